@@ -1,0 +1,197 @@
+package eventstore
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/go-json-experiment/json/jsontext"
+	"github.com/google/uuid"
+)
+
+// Limits that hold for every provider.
+const (
+	MaxIDBytes        = 255     // stream names, message ids, type names, topics, ordering keys
+	DefaultMaxPayload = 1 << 20 // bytes of one event's or message's payload, unless configured
+	MaxJSONDepth      = 1000    // nested arrays and objects: SQLite's JSON functions take no more
+	maxMetadataValue  = 1024
+	maxMetadataKeys   = 64
+)
+
+var nameRE = regexp.MustCompile(`^[a-z][a-z0-9_]{0,40}$`)
+
+// CheckName refuses a name that does not match ^[a-z][a-z0-9_]{0,40}$: categories, projectors, schemas.
+func CheckName(field, name string) error {
+	if !nameRE.MatchString(name) {
+		return invalidf(field, "want ^[a-z][a-z0-9_]{0,40}$")
+	}
+	return nil
+}
+
+// CheckText refuses text that is empty, over limit bytes, not UTF-8, or has control characters.
+func CheckText(field, s string, limit int) error {
+	switch {
+	case s == "":
+		return invalidf(field, "empty")
+	case len(s) > limit:
+		return invalidf(field, "%d bytes: at most %d", len(s), limit)
+	case !utf8.ValidString(s):
+		return invalidf(field, "not UTF-8")
+	case strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }):
+		return invalidf(field, "has a control character")
+	}
+	return nil
+}
+
+// CheckStream refuses a stream name that is not "category-id", or over MaxIDBytes.
+func CheckStream(stream string) error {
+	if err := CheckText("stream", stream, MaxIDBytes); err != nil {
+		return err
+	}
+	category, id, ok := strings.Cut(stream, "-")
+	if !ok || id == "" {
+		return invalidf("stream", `want "category-id"`)
+	}
+	return CheckName("stream category", category)
+}
+
+// CheckAppend is what every provider asks before any SQL. maxPayload ≤ 0 means DefaultMaxPayload.
+func CheckAppend(stream string, expected Expected, events []Draft, maxPayload int) error {
+	if err := CheckStream(stream); err != nil {
+		return err
+	}
+	if expected < Any {
+		return invalidf("expected", "%d: want Any, NoStream or a version", expected)
+	}
+	if len(events) == 0 {
+		return invalidf("events", "none")
+	}
+	seen := make(map[string]struct{}, len(events))
+	for i := range events {
+		d, at := &events[i], fmt.Sprintf("events[%d].", i)
+		if _, ok := seen[d.ID]; ok {
+			return invalidf(at+"id", "the same as an earlier one's")
+		}
+		seen[d.ID] = struct{}{}
+		if err := checkDraft(at, d, maxPayload); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkDraft(at string, d *Draft, maxPayload int) error {
+	if id, err := uuid.Parse(d.ID); err != nil || id.String() != d.ID {
+		return invalidf(at+"id", "want a UUID in lower-case canonical form")
+	}
+	if err := CheckText(at+"type", d.Type, MaxIDBytes); err != nil {
+		return err
+	}
+	if d.Schema < 1 || d.Schema > 1<<15 {
+		return invalidf(at+"schema", "%d: want 1 to 32768", d.Schema)
+	}
+	if err := CheckJSON(at+"data", d.Data, maxPayload); err != nil {
+		return err
+	}
+	return checkMetadata(at+"metadata.", &d.Metadata)
+}
+
+func checkMetadata(at string, m *Metadata) error {
+	for _, f := range []struct{ name, value string }{
+		{"correlation_id", m.CorrelationID}, {"causation_id", m.CausationID},
+		{"traceparent", m.Traceparent}, {"actor", m.Actor},
+	} {
+		if f.value == "" {
+			continue
+		}
+		if err := CheckText(at+f.name, f.value, maxMetadataValue); err != nil {
+			return err
+		}
+	}
+	return CheckHeaders(at+"extra", m.Extra)
+}
+
+// CheckHeaders refuses more than 64 keys, keys over 255 bytes, values over 1024 bytes, and what CheckText refuses.
+func CheckHeaders(field string, headers map[string]string) error {
+	if len(headers) > maxMetadataKeys {
+		return invalidf(field, "%d keys: at most %d", len(headers), maxMetadataKeys)
+	}
+	for k, v := range headers {
+		if err := CheckText(field+" key", k, MaxIDBytes); err != nil {
+			return err
+		}
+		if v == "" {
+			continue
+		}
+		if err := CheckText(field+" value", v, maxMetadataValue); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// CheckJSON refuses what is not one JSON value that every provider stores without loss: over maxPayload bytes
+// (≤ 0 means DefaultMaxPayload), not UTF-8, a NUL or a lone surrogate in a string, a key twice in an object,
+// nested deeper than MaxJSONDepth, or a number outside PostgreSQL's numeric (131072 digits before the point,
+// 16383 after: https://www.postgresql.org/docs/15/datatype-numeric.html).
+func CheckJSON(field string, data []byte, maxPayload int) error {
+	if maxPayload <= 0 {
+		maxPayload = DefaultMaxPayload
+	}
+	if len(data) > maxPayload {
+		return invalidf(field, "%d bytes: at most %d", len(data), maxPayload)
+	}
+	dec := jsontext.NewDecoder(bytes.NewBuffer(data)) // a *bytes.Buffer is read in place
+	for whole := false; ; whole = dec.StackDepth() == 0 {
+		tok, err := dec.ReadToken()
+		switch {
+		case errors.Is(err, io.EOF) && whole:
+			return nil
+		case err != nil:
+			return invalidf(field, "not JSON, or not storable: %s", jsonReason(err))
+		case whole:
+			return invalidf(field, "more than one JSON value")
+		case dec.StackDepth() > MaxJSONDepth:
+			return invalidf(field, "nested deeper than %d", MaxJSONDepth)
+		}
+		switch tok.Kind() {
+		case '"':
+			if strings.IndexByte(tok.String(), 0) >= 0 {
+				return invalidf(field, "has a NUL character")
+			}
+		case '0':
+			if !numericFits(tok.String()) {
+				return invalidf(field, "number out of range")
+			}
+		}
+	}
+}
+
+// jsonReason is what was wrong and where, without the value.
+func jsonReason(err error) string {
+	if errors.Is(err, jsontext.ErrDuplicateName) {
+		return "a key stands twice in one object"
+	}
+	if s, ok := errors.AsType[*jsontext.SyntacticError](err); ok {
+		return fmt.Sprintf("at byte %d", s.ByteOffset)
+	}
+	return "it ends too soon"
+}
+
+func numericFits(n string) bool {
+	mantissa, exponent, _ := strings.Cut(strings.ToLower(strings.TrimPrefix(n, "-")), "e")
+	whole, fraction, _ := strings.Cut(mantissa, ".")
+	exp := 0
+	if exponent != "" {
+		if len(exponent) > 8 {
+			return false
+		}
+		exp, _ = strconv.Atoi(exponent)
+	}
+	return len(whole)+exp <= 131072 && len(fraction)-exp <= 16383
+}

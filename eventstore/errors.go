@@ -1,0 +1,47 @@
+package eventstore
+
+import (
+	"errors"
+	"fmt"
+)
+
+var (
+	// ErrConflict is matched by *ConflictError.
+	ErrConflict = errors.New("stream is at another version")
+	// ErrEventIDReused: an event id is stored already, but not as the whole of this append at this place.
+	// It is permanent: the same call can never succeed.
+	ErrEventIDReused = errors.New("event id is already used by another append")
+	// ErrUnregistered: the type table does not know this event type, or not this schema version of it.
+	ErrUnregistered = errors.New("event type is not registered")
+	// ErrInvalid is matched by *InvalidError.
+	ErrInvalid = errors.New("invalid input")
+)
+
+// ConflictError is ErrConflict with its data.
+type ConflictError struct {
+	Stream   string
+	Expected Expected
+	Actual   int64 // the version that the stream is at; 0 where it is not there
+}
+
+func (e *ConflictError) Error() string {
+	return fmt.Sprintf("stream %q is at version %d, not %d", e.Stream, e.Actual, e.Expected)
+}
+
+// Is makes errors.Is(err, ErrConflict) true.
+func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
+
+// InvalidError is ErrInvalid with its data. Nothing reached the database. Neither field holds the value.
+type InvalidError struct {
+	Field  string // "stream", "events[2].data"
+	Reason string
+}
+
+func (e *InvalidError) Error() string { return e.Field + ": " + e.Reason }
+
+// Is makes errors.Is(err, ErrInvalid) true.
+func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
+
+func invalidf(field, reason string, args ...any) error {
+	return &InvalidError{Field: field, Reason: fmt.Sprintf(reason, args...)}
+}

@@ -1,0 +1,109 @@
+package eventstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// Aggregate is state folded from a stream. Apply gets each event's data as a registered value; it cannot
+// fail, and must not look at a clock or at anything else outside its receiver and its argument.
+type Aggregate interface{ Apply(event any) }
+
+// RepositoryConfig tells how a Repository works; the zero value is the default.
+type RepositoryConfig struct {
+	Retries int // how often Update decides again after a conflict; zero means 3, negative never
+}
+
+// Repository loads aggregates of one category and appends what they decide.
+type Repository[A Aggregate] struct {
+	store    Store
+	types    *Types
+	category string
+	fresh    func(id string) A
+	retries  int
+}
+
+// NewRepository makes a repository over the streams "category-id". fresh returns an aggregate without a past.
+func NewRepository[A Aggregate](store Store, types *Types, category string, fresh func(id string) A, cfg *RepositoryConfig) (*Repository[A], error) {
+	if store == nil || fresh == nil {
+		return nil, invalidf("repository", "wants a store and a function for fresh aggregates")
+	}
+	if err := types.Err(); err != nil {
+		return nil, fmt.Errorf("repository %s: %w", category, err)
+	}
+	if err := CheckName("category", category); err != nil {
+		return nil, err
+	}
+	r := &Repository[A]{store: store, types: types, category: category, fresh: fresh, retries: 3}
+	if cfg != nil && cfg.Retries != 0 {
+		r.retries = max(cfg.Retries, 0)
+	}
+	return r, nil
+}
+
+// Load folds the stream. A stream that is not there gives a fresh aggregate at version 0.
+// An event of an unregistered type is ErrUnregistered.
+func (r *Repository[A]) Load(ctx context.Context, id string) (A, int64, error) {
+	a, at, err := r.load(ctx, r.store, id)
+	return a, at.Version, err
+}
+
+func (r *Repository[A]) load(ctx context.Context, store Store, id string) (A, Appended, error) {
+	at := Appended{Stream: StreamName(r.category, id)}
+	var none A
+	if err := CheckStream(at.Stream); err != nil {
+		return none, at, err
+	}
+	a := r.fresh(id)
+	for raw, err := range store.ReadStream(ctx, at.Stream, 0) {
+		if err != nil {
+			return none, at, fmt.Errorf("load %s: %w", at.Stream, err)
+		}
+		e, err := Decode[any](r.types, raw)
+		if err != nil {
+			return none, at, fmt.Errorf("load %s at version %d: %w", at.Stream, raw.Version, err)
+		}
+		a.Apply(e.Data)
+		at.Version, at.Position = raw.Version, raw.Position
+	}
+	return a, at, nil
+}
+
+// Update loads the aggregate, asks decide for events, and appends them at the loaded version.
+//   - On a conflict it loads and decides again, RepositoryConfig.Retries times, then returns the
+//     *ConflictError. So decide must have no effect outside its return value.
+//   - No events: nothing is written; Appended says where the stream stands, with Count 0.
+//   - decide's error is returned as it is.
+func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([]any, error)) (Appended, error) {
+	for try := 0; ; try++ {
+		at, err := r.update(ctx, r.store, id, decide)
+		if err == nil || !errors.Is(err, ErrConflict) || try >= r.retries {
+			return at, err
+		}
+	}
+}
+
+// UpdateTx is Update inside the caller's transaction, once: a conflict is returned, the transaction still usable.
+func (r *Repository[A]) UpdateTx(ctx context.Context, tx TxStore, id string, decide func(A) ([]any, error)) (Appended, error) {
+	return r.update(ctx, tx, id, decide)
+}
+
+func (r *Repository[A]) update(ctx context.Context, store Store, id string, decide func(A) ([]any, error)) (Appended, error) {
+	a, at, err := r.load(ctx, store, id)
+	if err != nil {
+		return Appended{}, err
+	}
+	events, err := decide(a)
+	if err != nil {
+		return Appended{}, err
+	}
+	if len(events) == 0 {
+		return at, nil
+	}
+	drafts, err := r.types.Encode(ctx, events...)
+	if err != nil {
+		return Appended{}, fmt.Errorf("update %s: %w", at.Stream, err)
+	}
+	return store.Append(ctx, at.Stream, Expected(at.Version), drafts)
+}

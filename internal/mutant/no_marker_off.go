@@ -1,0 +1,6 @@
+//go:build !mutant_no_marker
+
+package mutant
+
+// NoMarker: units of work write no markers.
+const NoMarker = false

@@ -1,0 +1,161 @@
+package outbox
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+// lane is what keeps its order.
+type lane struct{ topic, key string }
+
+func (e *Entry) lane() lane { return lane{e.Topic, e.Key} }
+
+// batch is one claim on its way out.
+type batch struct {
+	*Relay
+	ctx, hard context.Context
+	leased    time.Time     // when the claim's lease ends, by this process's own clock: how long a mark is worth trying
+	stopped   map[lane]bool // keys whose run has met a failure
+}
+
+// publish sends what was claimed, each key's run in order, and stops a key at its first failure.
+// What it does not come to is released, with its attempt given back.
+func (r *Relay) publish(ctx, hard context.Context, entries []Entry) {
+	b := &batch{Relay: r, ctx: ctx, hard: hard, leased: time.Now().Add(r.cfg.Lease), stopped: map[lane]bool{}}
+	for len(entries) > 0 && ctx.Err() == nil {
+		var calls [][]Entry
+		var unsent []Entry
+		calls, entries, unsent = b.next(entries)
+		b.release(unsent)
+		for _, call := range calls {
+			b.mark(b.send(call))
+		}
+	}
+	b.release(entries)
+}
+
+// next takes from entries what can be published now: one Publish call a topic, and in a call at most one
+// entry a key, unless the publisher keeps order. Entries of stopped keys are unsent.
+func (b *batch) next(entries []Entry) (calls [][]Entry, later, unsent []Entry) {
+	busy := map[lane]bool{}
+	call := map[string]int{}
+	for _, e := range entries {
+		switch l := e.lane(); {
+		case b.stopped[l]:
+			unsent = append(unsent, e)
+		case busy[l] && !b.cfg.OrderedPublisher:
+			later = append(later, e)
+		default:
+			busy[l] = true
+			i, ok := call[e.Topic]
+			if !ok {
+				i = len(calls)
+				call[e.Topic] = i
+				calls = append(calls, nil)
+			}
+			calls[i] = append(calls[i], e)
+		}
+	}
+	return calls, later, unsent
+}
+
+// send publishes entries of one topic. A failed call of several may have published any prefix: they go
+// again with the same ids, one by one, to find the one that fails.
+func (b *batch) send(call []Entry) []Mark {
+	if b.ctx.Err() != nil {
+		return releases(call)
+	}
+	err := b.publishCall(call)
+	if err == nil {
+		marks := make([]Mark, len(call))
+		for i, e := range call {
+			marks[i] = Mark{Seq: e.Seq, Token: e.Token, To: Published}
+		}
+		return marks
+	}
+	if len(call) == 1 {
+		b.stopped[call[0].lane()] = true
+		return []Mark{b.failure(call[0], err)}
+	}
+	var marks []Mark
+	for _, e := range call {
+		if b.stopped[e.lane()] {
+			marks = append(marks, releases([]Entry{e})...)
+			continue
+		}
+		marks = append(marks, b.send([]Entry{e})...)
+	}
+	return marks
+}
+
+func (b *batch) publishCall(call []Entry) error {
+	messages := make([]*message.Message, len(call))
+	for i := range call {
+		messages[i] = call[i].Watermill()
+	}
+	return b.pub.Publish(call[0].Topic, messages...)
+}
+
+// failure says what becomes of an entry whose publication failed: a later attempt, or the end of them.
+func (b *batch) failure(e Entry, err error) Mark {
+	m := Mark{Seq: e.Seq, Token: e.Token, To: Failed, Error: errorClass(err)}
+	if b.cfg.Backoff.Spent(e.Attempts) {
+		m.To = Abandoned
+	} else {
+		m.After, _ = b.cfg.Backoff.Delay(e.Attempts) // never fails: the claim counted an attempt, NewRelay checked the schedule
+	}
+	attrs := []any{"to", string(m.To), "topic", e.Topic, "key", e.Key, "message_id", e.ID, "attempt", e.Attempts, "class", m.Error}
+	if m.To == Failed {
+		attrs = append(attrs, "again_in", m.After)
+	}
+	if b.cfg.LogErrors {
+		attrs = append(attrs, "err", err)
+	}
+	b.log.Warn("publish", attrs...)
+	return m
+}
+
+func releases(entries []Entry) []Mark {
+	marks := make([]Mark, len(entries))
+	for i, e := range entries {
+		marks[i] = Mark{Seq: e.Seq, Token: e.Token, To: Pending}
+	}
+	return marks
+}
+
+func (b *batch) release(entries []Entry) { b.mark(releases(entries)) }
+
+// mark records what happened. While the store has trouble it tries again, for as long as the lease may live:
+// afterwards another relay takes the entries over, and a mark would come late anyway.
+func (b *batch) mark(marks []Mark) {
+	if len(marks) == 0 {
+		return
+	}
+	for pause := troubleMin; ; pause = min(2*pause, troubleMax) {
+		late, err := b.markOnce(marks)
+		if err == nil {
+			if len(late) > 0 {
+				b.log.Warn("marked too late: the claim was taken over", "entries", len(late))
+			}
+			return
+		}
+		b.log.Warn("mark", "entries", len(marks), "class", errorClass(err), "again_in", pause)
+		if b.hard.Err() != nil || time.Now().Add(pause).After(b.leased) {
+			return
+		}
+		sleep(b.hard, pause, nil)
+	}
+}
+
+func (b *batch) markOnce(marks []Mark) ([]int64, error) {
+	ctx, cancel := context.WithTimeout(b.hard, storeLimit)
+	defer cancel()
+	late, err := b.store.MarkEntries(ctx, marks)
+	if err != nil {
+		return nil, fmt.Errorf("mark: %w", err)
+	}
+	return late, nil
+}

@@ -1,0 +1,186 @@
+package outbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/kinora-go/kinora/claim"
+)
+
+// RelayConfig tells how a Relay works; the zero value is the default.
+type RelayConfig struct {
+	Topics           []string      // only these; nil: all
+	Batch            int           // entries in one claim; zero means 50
+	Lease            time.Duration // how long a claim protects its entries: longer than a batch takes to publish; zero means 5m
+	Backoff          claim.Backoff // after a failed publication; zero means 30s doubling to 1h, 8 attempts
+	OrderedPublisher bool          // one Publish call keeps the order of its messages; else at most one message per key a call
+	Poll             time.Duration // the longest pause between two looks while idle; zero means 1s
+	Drain            time.Duration // how long Run may go on after its ctx ends; zero means 10s
+	Holder           string        // who claims, for people to read; empty: host and process
+	Logger           *slog.Logger  // nil: slog.Default()
+	LogErrors        bool          // also log the texts of publish errors, which may hold what users wrote
+}
+
+// ErrDrain: a service did not finish in its Drain. What it held goes on with others when its lease ends.
+var ErrDrain = errors.New("not drained in time")
+
+// Relay publishes entries: it claims, publishes outside of any transaction, marks. Run any number of them.
+type Relay struct {
+	store   Store
+	pub     message.Publisher
+	cfg     RelayConfig
+	query   Query
+	log     *slog.Logger
+	once    sync.Once
+	running chan struct{}
+}
+
+// NewRelay makes a relay from s to p. It checks cfg and does nothing else yet.
+func NewRelay(s Store, p message.Publisher, cfg *RelayConfig) (*Relay, error) {
+	if s == nil || p == nil {
+		return nil, errors.New("relay: wants a store and a publisher")
+	}
+	r := &Relay{store: s, pub: p, running: make(chan struct{})}
+	if cfg != nil {
+		r.cfg = *cfg
+	}
+	if err := r.cfg.validate(); err != nil {
+		return nil, fmt.Errorf("relay: %w", err)
+	}
+	r.log = r.cfg.Logger.With("relay", r.cfg.Holder)
+	r.query = Query{Topics: r.cfg.Topics, Attempts: r.cfg.Backoff.Attempts}
+	return r, nil
+}
+
+func (c *RelayConfig) validate() error {
+	terms, err := claim.Terms{Lease: c.Lease, Limit: c.Batch}.WithDefaults()
+	if err != nil {
+		return err
+	}
+	c.Lease, c.Batch = terms.Lease, terms.Limit
+	if c.Backoff, err = c.Backoff.WithDefaults(); err != nil {
+		return err
+	}
+	if c.Poll == 0 {
+		c.Poll = time.Second
+	}
+	if c.Drain == 0 {
+		c.Drain = 10 * time.Second
+	}
+	if c.Poll < 0 || c.Drain < 0 {
+		return fmt.Errorf("poll %s, drain %s: want no negative duration", c.Poll, c.Drain)
+	}
+	if c.Holder == "" {
+		host, _ := os.Hostname()
+		c.Holder = fmt.Sprintf("%s/%d", host, os.Getpid())
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return nil
+}
+
+// Running is closed once Run works.
+func (r *Relay) Running() <-chan struct{} { return r.running }
+
+// Run relays until ctx ends; then it claims no more, finishes the Publish call in flight, releases what it did
+// not start, and returns nil; or ErrDrain if that takes longer than Drain. It runs once.
+func (r *Relay) Run(ctx context.Context) error {
+	started := false
+	r.once.Do(func() { started = true })
+	if !started {
+		return errors.New("relay: it runs once")
+	}
+	// Claims and marks must not break off half-way when ctx ends: hard ends only when the drain is over.
+	hard, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		r.loop(ctx, hard)
+	}()
+	close(r.running)
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+	}
+	drain := time.NewTimer(r.cfg.Drain)
+	defer drain.Stop()
+	select {
+	case <-done:
+		return nil
+	case <-drain.C:
+		return fmt.Errorf("relay: %w: %s", ErrDrain, r.cfg.Drain)
+	}
+}
+
+const (
+	pauseMin   = 5 * time.Millisecond  // the first pause of an idle relay; it doubles up to Poll
+	troubleMin = 50 * time.Millisecond // the first pause after a store error; it doubles to troubleMax
+	troubleMax = 5 * time.Second
+	storeLimit = 30 * time.Second // for one statement of the store
+)
+
+func (r *Relay) loop(ctx, hard context.Context) {
+	pause, trouble := pauseMin, troubleMin
+	for ctx.Err() == nil {
+		var wake <-chan struct{}
+		if w, ok := r.store.(Waker); ok {
+			wake = w.Enqueued() // before the look, so that nothing falls between
+		}
+		entries, err := r.claim(hard)
+		if len(entries) > 0 {
+			r.publish(ctx, hard, entries)
+			pause = pauseMin
+		}
+		switch {
+		case err != nil:
+			r.log.Warn("claim", "class", errorClass(err), "again_in", trouble)
+			sleep(ctx, trouble, nil)
+			trouble = min(2*trouble, troubleMax)
+			continue
+		case len(entries) == 0:
+			sleep(ctx, min(pause, r.cfg.Poll), wake)
+			pause = min(2*pause, r.cfg.Poll)
+		}
+		trouble = troubleMin
+	}
+}
+
+func (r *Relay) claim(hard context.Context) ([]Entry, error) {
+	ctx, cancel := context.WithTimeout(hard, storeLimit)
+	defer cancel()
+	return Claim(ctx, r.store, r.query, claim.Terms{Holder: r.cfg.Holder, Lease: r.cfg.Lease, Limit: r.cfg.Batch})
+}
+
+// sleep waits for d, for wake, or for the end of ctx.
+func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-wake:
+	case <-ctx.Done():
+	}
+}
+
+// errorClass names an error by its innermost type, and never by its text, which may hold a secret.
+func errorClass(err error) string {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return "deadline exceeded"
+	}
+	for {
+		next := errors.Unwrap(err)
+		if next == nil {
+			return fmt.Sprintf("%T", err)
+		}
+		err = next
+	}
+}

@@ -1,0 +1,152 @@
+package outbox
+
+import (
+	"context"
+	"time"
+
+	"github.com/kinora-go/kinora/claim"
+)
+
+// Status is where an entry stands in its life.
+//
+//	pending ─claim─▶ claimed ─▶ published
+//	   ▲               │ ├────▶ failed ─(backoff over)─▶ claimed …
+//	   └──release──────┘ └────▶ abandoned ─requeue─▶ pending, or ─skip─▶ skipped
+//
+// Published and skipped are terminal. An abandoned entry changes only by Requeue or Skip, and until then the
+// later entries of its topic and key wait.
+type Status string
+
+const (
+	Pending   Status = "pending"   // waits to be claimed
+	Claimed   Status = "claimed"   // a relay has it; once its lease is over, another may take it
+	Published Status = "published" // the publisher took it, and said so
+	Failed    Status = "failed"    // publishing failed; claimable again when its backoff is over
+	Abandoned Status = "abandoned" // its attempts are spent
+	Skipped   Status = "skipped"   // given up on by a person
+)
+
+// Statuses lists every status.
+func Statuses() []Status { return []Status{Pending, Claimed, Published, Failed, Abandoned, Skipped} }
+
+// Entry is a stored message with its life so far. Times are on the store's clock, UTC.
+type Entry struct {
+	Message
+	Seq             int64 // the order of entries
+	Status          Status
+	Attempts        int         // claims so far in this budget, the live one included
+	Suspect         bool        // a claim of it vanished (its lease ended without a mark): it is claimed alone from then on
+	Token           claim.Token // of the last claim
+	ClaimedBy       string      // the holder of the last claim
+	LastError       string      // class only, never the error's text
+	NextAttemptAt   time.Time   // claimed: when the lease ends; else: not claimable before
+	CreatedAt       time.Time
+	LastAttemptedAt time.Time // zero: never
+	PublishedAt     time.Time // zero: not yet
+}
+
+// Query picks entries to claim.
+type Query struct {
+	Topics   []string // nil: all
+	Attempts int      // the limit of attempts: an entry whose claim vanished at it is abandoned; ≤ 0: no limit
+}
+
+// Mark is one fenced change of a claimed entry.
+type Mark struct {
+	Seq   int64
+	Token claim.Token
+	To    Status        // Published, Failed, Abandoned; Claimed renews the lease; Pending releases and gives the attempt back
+	After time.Duration // Failed: the backoff; Claimed: the new lease
+	Error string        // Failed, Abandoned: class only
+}
+
+// Store is what a relay needs of a provider.
+//
+// An entry is open while it is pending, failed, claimed or abandoned. It is eligible while it is open, not
+// abandoned, and its NextAttemptAt is not in the future on the store's clock, which is read once per statement.
+type Store interface {
+	// EntryCandidates reads at most limit eligible entries in order of Seq, without taking them: only those
+	// that have no earlier open entry of the same topic and key that is not eligible.
+	EntryCandidates(ctx context.Context, q Query, limit int) ([]Entry, error)
+
+	// TakeEntry takes e if it is still as it was read, still eligible, and every earlier open entry of its
+	// topic and key is held by t.Token: all of it checked in one atomic step.
+	//   - Taking counts an attempt, sets the token and holder of t, and leases the entry for t.Lease.
+	//   - If e was claimed and that claim vanished, it becomes suspect; at q.Attempts it is abandoned
+	//     instead (LastError "vanished") and not taken.
+	//   - Not taken is (e, false, nil).
+	TakeEntry(ctx context.Context, e Entry, q Query, t claim.Terms) (Entry, bool, error)
+
+	// MarkEntries changes claimed entries, all marks in one transaction, each fenced by its token.
+	//   - It returns the Seqs whose token is no longer the entry's claim: those are unchanged.
+	//   - A mark to another status than Mark.To allows is an *eventstore.InvalidError, nothing changed.
+	MarkEntries(ctx context.Context, marks []Mark) (late []int64, err error)
+}
+
+// BatchClaimer is a capability of a Store: Claim in one transaction.
+type BatchClaimer interface {
+	// ClaimEntries does what Claim does. Terms are complete (claim.Terms.WithDefaults).
+	ClaimEntries(ctx context.Context, q Query, t claim.Terms) ([]Entry, error)
+}
+
+// Waker is a capability of a Store: a hint that there is something to claim.
+type Waker interface {
+	// Enqueued returns a channel that is closed when entries are next added through this value, in this
+	// process. Entries that others add, or that a caller's own transaction adds, may give no hint.
+	Enqueued() <-chan struct{}
+}
+
+// Inspector is a capability of a Store: looking at entries, and a person's decisions about them.
+type Inspector interface {
+	// Entries lists what f picks, in order of Seq.
+	Entries(ctx context.Context, f Filter) ([]Entry, error)
+	// StatusCounts counts entries by status; every status is there, also with none.
+	StatusCounts(ctx context.Context) (map[Status]int64, error)
+	// Requeue makes the abandoned and failed entries that f picks pending, at once, with a fresh budget of
+	// attempts, no longer suspect. It returns how many; entries in another status stay as they are.
+	Requeue(ctx context.Context, f Filter) (int, error)
+	// Skip gives up for good on the pending, failed and abandoned entries that f picks; their keys go on
+	// without them. It returns how many; entries in another status stay as they are.
+	Skip(ctx context.Context, f Filter) (int, error)
+}
+
+// Filter picks entries. The zero Filter picks all, up to the default limit.
+type Filter struct {
+	Status []Status
+	Topic  string
+	Key    string
+	Seqs   []int64
+	After  int64 // only greater Seqs: the last one of the page before
+	Limit  int   // zero means 100 for Entries, and no limit for Requeue and Skip
+}
+
+// Claim claims what is eligible, in order of Seq: by the store's own ClaimEntries, or else portably.
+//   - No two live claims on one entry; a live lease is never stolen, an expired one is taken over.
+//   - Claimed together are only entries such that every earlier open one of the same topic and key is
+//     claimed with them: so no key runs past an entry that waits, fails, or is with another relay.
+//   - An entry whose claim vanished is claimed alone, so that it takes no bystander with it.
+//   - Entries are in post-claim state. With an error, those that were taken before it.
+func Claim(ctx context.Context, s Store, q Query, t claim.Terms) ([]Entry, error) {
+	t, err := t.WithDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if b, ok := s.(BatchClaimer); ok {
+		return b.ClaimEntries(ctx, q, t)
+	}
+	return ClaimPortably(ctx, s, q, t)
+}
+
+// ClaimPortably is Claim by one read and one guarded change an entry, whatever s can do besides.
+func ClaimPortably(ctx context.Context, s Store, q Query, t claim.Terms) ([]Entry, error) {
+	t, err := t.WithDefaults()
+	if err != nil {
+		return nil, err
+	}
+	return claim.Portable(ctx, t,
+		func(ctx context.Context, limit int) ([]Entry, error) { return s.EntryCandidates(ctx, q, limit) },
+		func(ctx context.Context, e Entry, t claim.Terms) (Entry, bool, error) {
+			return s.TakeEntry(ctx, e, q, t)
+		},
+		func(e Entry) bool { return e.Suspect || e.Status == Claimed })
+}

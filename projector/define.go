@@ -1,0 +1,169 @@
+package projector
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
+)
+
+// Options tell how a projector is run; the zero value is the default.
+type Options struct {
+	// Markers makes every handler's effect happen once for each message, by a marker in the effect's own
+	// transaction. Off, nothing is written or read for it, and a redelivered message takes effect again.
+	Markers bool
+	// Unknown says what a message of an unregistered type meets. Types that are registered and have no
+	// handler are skipped.
+	Unknown Unknown
+}
+
+// Unknown is what a message of an unregistered type meets.
+type Unknown int
+
+const (
+	ParkUnknown Unknown = iota // it is parked: a producer may have been deployed first
+	SkipUnknown                // it is acked and forgotten
+)
+
+// Projector is a definition: data, to be declared at package level. Making one cannot fail; NewRunner
+// reports what is wrong with it.
+type Projector[Tx any] struct {
+	name     string
+	types    *eventstore.Types
+	opts     Options
+	handlers []Handler[Tx]
+}
+
+// Define declares a projector: name stands for its read model and is part of every marker, for ever.
+func Define[Tx any](name string, types *eventstore.Types, opts Options, handlers ...Handler[Tx]) *Projector[Tx] {
+	return &Projector[Tx]{name: name, types: types, opts: opts, handlers: handlers}
+}
+
+// Name is the projector's name.
+func (p *Projector[Tx]) Name() string { return p.name }
+
+// Handler is one handler. Make it with On or OnEmit.
+type Handler[Tx any] struct {
+	name  string
+	was   []string
+	match func(*eventstore.Types) []string
+	run   func(ctx context.Context, tx Tx, t *eventstore.Types, r eventstore.Raw) ([]outbox.Message, error)
+	emits bool
+}
+
+// Was declares earlier names of the handler: markers under them still count. A name is one of the same
+// projector ("created"), or of another ("old-ratings/created").
+func (h Handler[Tx]) Was(names ...string) Handler[Tx] {
+	h.was = append(slices.Clip(h.was), names...)
+	return h
+}
+
+// On runs fn for each event of E; where E is an interface, for each registered type that implements it.
+// The string names the handler, not the event: with the projector's name ("product-ratings/posted") it is
+// the handler's part of every marker, for ever; see Was.
+//
+// fn writes through the transaction it is given, and only through it: everything else it does may happen
+// again. It may run again with its earlier writes undone. An error rolls back; see Class.
+func On[Tx, E any](name string, fn func(context.Context, Tx, eventstore.Event[E]) error) Handler[Tx] {
+	if fn == nil {
+		return Handler[Tx]{name: name} // NewRunner reports it
+	}
+	h := OnEmit(name, func(ctx context.Context, tx Tx, e eventstore.Event[E]) ([]outbox.Message, error) {
+		return nil, fn(ctx, tx, e)
+	})
+	h.emits = false
+	return h
+}
+
+// OnEmit is On with output: the messages that fn returns go into the outbox of the same transaction. Each gets
+// an id derived from the handler, the event and its place, unless it has one; the event's stream as its key,
+// unless it has one; and the event as its cause.
+func OnEmit[Tx, E any](name string, fn func(context.Context, Tx, eventstore.Event[E]) ([]outbox.Message, error)) Handler[Tx] {
+	if fn == nil {
+		return Handler[Tx]{name: name} // NewRunner reports it
+	}
+	return Handler[Tx]{
+		name: name, match: eventstore.Matching[E], emits: true,
+		run: func(ctx context.Context, tx Tx, t *eventstore.Types, r eventstore.Raw) ([]outbox.Message, error) {
+			e, err := eventstore.Decode[E](t, r)
+			if err != nil {
+				return nil, undecodable(err)
+			}
+			return fn(ctx, tx, e)
+		},
+	}
+}
+
+func undecodable(err error) error {
+	code := "undecodable"
+	if errors.Is(err, eventstore.ErrUnregistered) {
+		code = "unregistered"
+	}
+	return &Error{Class: PermanentClass, Code: code, Err: err}
+}
+
+var nameRE = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,40}$`)
+
+func checkName(what, name string) error {
+	if !nameRE.MatchString(name) {
+		return fmt.Errorf("%s %q: want %s", what, name, nameRE)
+	}
+	return nil
+}
+
+// full is the name under which a handler of this projector keeps its markers.
+func (p *Projector[Tx]) full(name string) string {
+	if strings.Contains(name, "/") {
+		return name
+	}
+	return p.name + "/" + name
+}
+
+// fulls is the handler's earlier names in full.
+func (p *Projector[Tx]) fulls(names []string) []string {
+	out := make([]string, len(names))
+	for i, n := range names {
+		out[i] = p.full(n)
+	}
+	return out
+}
+
+// check reports everything that is wrong with the definition.
+func (p *Projector[Tx]) check(records Records) error {
+	errs := []error{checkName("projector", p.name), p.types.Err()}
+	if len(p.handlers) == 0 {
+		errs = append(errs, errors.New("no handlers"))
+	}
+	seen := map[string]bool{}
+	for _, h := range p.handlers {
+		errs = append(errs, checkName("handler", h.name))
+		for i, n := range append([]string{h.name}, h.was...) {
+			if seen[p.full(n)] {
+				errs = append(errs, fmt.Errorf("handler name %q is used twice", n))
+			}
+			seen[p.full(n)] = true
+			if owner, short, ok := strings.Cut(n, "/"); ok && i > 0 {
+				errs = append(errs, checkName("earlier projector", owner), checkName("earlier handler", short))
+			} else if i > 0 {
+				errs = append(errs, checkName("earlier handler", n))
+			}
+		}
+		switch {
+		case h.run == nil:
+			errs = append(errs, fmt.Errorf("handler %q: make it with On or OnEmit, and a function", h.name))
+		case p.types.Err() == nil && len(h.match(p.types)) == 0:
+			errs = append(errs, fmt.Errorf("handler %q: no registered event type is one that it takes", h.name))
+		case h.emits && !records.Outbox:
+			errs = append(errs, fmt.Errorf("handler %q: OnEmit needs a provider with an outbox", h.name))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("projector %s: %w", p.name, err)
+	}
+	return nil
+}

@@ -1,0 +1,94 @@
+package projector
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// Class says what to do about an error of a unit of work.
+type Class int
+
+const (
+	// UnknownClass: counted, retried with backoff, then parked. What a handler returns, unless it says otherwise.
+	UnknownClass Class = iota
+	// Transient: the world's fault (a busy or absent database). Retried with backoff, without limit, never counted.
+	Transient
+	// PermanentClass: no retry can help. Parked at once.
+	PermanentClass
+	// Shutdown: the runner's drain is over. Never counted, never parked, not acked.
+	Shutdown
+	// Ambiguous: COMMIT was sent and its reply lost. Done again; the marker decides.
+	Ambiguous
+)
+
+func (c Class) String() string {
+	switch c {
+	case Transient:
+		return "transient"
+	case PermanentClass:
+		return "permanent"
+	case Shutdown:
+		return "shutdown"
+	case Ambiguous:
+		return "ambiguous"
+	default:
+		return "unknown"
+	}
+}
+
+// ParseClass is the inverse of Class.String.
+func ParseClass(s string) Class {
+	for c := UnknownClass; c <= Ambiguous; c++ {
+		if c.String() == s {
+			return c
+		}
+	}
+	return UnknownClass
+}
+
+var (
+	// ErrParked: the event is parked for this projector, so waiting for it is in vain until it is replayed.
+	ErrParked = errors.New("the event is parked")
+	// ErrNoMarkers: what was asked needs a projector with Options.Markers.
+	ErrNoMarkers = errors.New("the projector keeps no markers")
+)
+
+// Error is an error with its class, and its code where it has one.
+type Error struct {
+	Class Class
+	Code  string // SQLSTATE, a database's own code, or a word
+	Err   error
+}
+
+func (e *Error) Error() string {
+	if e.Code == "" {
+		return fmt.Sprintf("%s: %v", e.Class, e.Err)
+	}
+	return fmt.Sprintf("%s (%s): %v", e.Class, e.Code, e.Err)
+}
+
+// Unwrap is the error itself.
+func (e *Error) Unwrap() error { return e.Err }
+
+// Permanent marks err as not worth a retry: the message is parked at once.
+func Permanent(err error) error { return &Error{Class: PermanentClass, Err: err} }
+
+// ClassOf classes any error: that of the *Error in it, else UnknownClass.
+func ClassOf(err error) Class {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.Class
+	}
+	return UnknownClass
+}
+
+// codeOf is the code of the *Error in err, else a word for what is known about it.
+func codeOf(err error) string {
+	if e, ok := errors.AsType[*Error](err); ok && e.Code != "" {
+		return e.Code
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return "deadline"
+	}
+	return ""
+}
