@@ -20,7 +20,7 @@ type Service interface {
 // Group is a set of started services.
 type Group struct {
 	started []*started
-	first   chan error // the first end of a service that nobody asked for
+	ended   chan struct{} // holds an element once a service has ended that nobody stopped
 	once    sync.Once
 	err     error
 }
@@ -36,7 +36,7 @@ type started struct {
 // before it are stopped and the error is returned. The values of ctx live on in the services; its end does not
 // stop them: Stop does.
 func Start(ctx context.Context, services ...Service) (*Group, error) {
-	g := &Group{first: make(chan error, len(services))}
+	g := &Group{ended: make(chan struct{}, len(services))}
 	for _, s := range services {
 		if s == nil {
 			return nil, errors.Join(errors.New("start: a service is nil"), g.Stop())
@@ -48,7 +48,7 @@ func Start(ctx context.Context, services ...Service) (*Group, error) {
 			defer close(one.done)
 			one.err = s.Run(sctx)
 			if sctx.Err() == nil {
-				g.first <- one.err
+				g.ended <- struct{}{}
 			}
 		}()
 		select {
@@ -86,7 +86,7 @@ func Run(ctx context.Context, services ...Service) error {
 	}
 	select {
 	case <-ctx.Done():
-	case <-g.first: // Stop returns it
+	case <-g.ended: // Stop returns its error
 	}
 	return g.Stop()
 }

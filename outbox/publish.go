@@ -3,7 +3,6 @@ package outbox
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 )
@@ -16,15 +15,17 @@ func (e *Entry) lane() lane { return lane{e.Topic, e.Key} }
 // batch is one claim on its way out.
 type batch struct {
 	*Relay
-	ctx, hard context.Context
-	leased    time.Time     // when the claim's lease ends, by this process's own clock: how long a mark is worth trying
-	stopped   map[lane]bool // keys whose run has met a failure
+	ctx     context.Context // ends when the relay is told to stop: what is not begun is released
+	leased  context.Context // ends with the lease: afterwards a mark comes late anyway, as another relay takes over
+	stopped map[lane]bool   // keys whose run has met a failure
 }
 
 // publish sends what was claimed, each key's run in order, and stops a key at its first failure.
 // What it does not come to is released, with its attempt given back.
 func (r *Relay) publish(ctx, hard context.Context, entries []Entry) {
-	b := &batch{Relay: r, ctx: ctx, hard: hard, leased: time.Now().Add(r.cfg.Lease), stopped: map[lane]bool{}}
+	leased, cancel := context.WithTimeout(hard, r.cfg.Lease)
+	defer cancel()
+	b := &batch{Relay: r, ctx: ctx, leased: leased, stopped: map[lane]bool{}}
 	for len(entries) > 0 && ctx.Err() == nil {
 		var calls [][]Entry
 		var unsent []Entry
@@ -128,8 +129,7 @@ func releases(entries []Entry) []Mark {
 
 func (b *batch) release(entries []Entry) { b.mark(releases(entries)) }
 
-// mark records what happened. While the store has trouble it tries again, for as long as the lease may live:
-// afterwards another relay takes the entries over, and a mark would come late anyway.
+// mark records what happened. While the store has trouble it tries again, for as long as the lease lives.
 func (b *batch) mark(marks []Mark) {
 	if len(marks) == 0 {
 		return
@@ -143,15 +143,14 @@ func (b *batch) mark(marks []Mark) {
 			return
 		}
 		b.log.Warn("mark", "entries", len(marks), "class", errorClass(err), "again_in", pause)
-		if b.hard.Err() != nil || time.Now().Add(pause).After(b.leased) {
+		if sleep(b.leased, pause, nil); b.leased.Err() != nil {
 			return
 		}
-		sleep(b.hard, pause, nil)
 	}
 }
 
 func (b *batch) markOnce(marks []Mark) ([]int64, error) {
-	ctx, cancel := context.WithTimeout(b.hard, storeLimit)
+	ctx, cancel := context.WithTimeout(b.leased, storeLimit)
 	defer cancel()
 	late, err := b.store.MarkEntries(ctx, marks)
 	if err != nil {

@@ -1,0 +1,39 @@
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+GOLANGCI := v2.15.0
+BIN := $(CURDIR)/.bin
+
+help: ## what there is to make
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: ## watch a read model stay exact while deliveries are doubled and processes killed (SQLite, nothing to install)
+	@mkdir -p $(BIN)
+	go build -o $(BIN)/reviews ./examples/reviews
+	$(BIN)/reviews demo $(ARGS)
+
+test: race ## every test, the race detector on, mutants included; lists what was skipped
+
+race: gcc
+	@mkdir -p $(BIN)
+	@go test -race -v -timeout 10m ./... > $(BIN)/test.log 2>&1; status=$$?; \
+	if [ $$status -ne 0 ]; then grep -vE '^(=== |\s*--- PASS|\s*--- SKIP)' $(BIN)/test.log; \
+	else grep -E '^(ok|FAIL|\?)' $(BIN)/test.log; fi; \
+	echo "skipped: $$(grep -cE '^\s*--- SKIP' $(BIN)/test.log)"; \
+	grep -A2 -E '^\s*--- SKIP' $(BIN)/test.log; exit $$status
+
+gcc: # the race detector wants cgo
+	@command -v gcc > /dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && \
+	apt-get update -qq && apt-get install -y -qq gcc libc6-dev; } || \
+	{ echo "the race detector needs a C compiler: install gcc"; exit 1; }
+
+lint: $(BIN)/golangci-lint-$(GOLANGCI) ## formatting, vet, import arrows, and the short list in .golangci.yaml
+	$(BIN)/golangci-lint-$(GOLANGCI) run ./...
+	@long=$$(git ls-files '*.go' | xargs wc -l | awk '$$2 != "total" && $$1 > 700'); \
+	[ -z "$$long" ] || { echo "files past 700 lines:"; echo "$$long"; exit 1; }
+
+$(BIN)/golangci-lint-$(GOLANGCI):
+	GOBIN=$(BIN) GOFLAGS=-mod=mod go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
+	mv $(BIN)/golangci-lint $@
+
+.PHONY: help demo test race gcc lint

@@ -1,0 +1,142 @@
+package eventstore_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/stretchr/testify/require"
+)
+
+func draft() eventstore.Draft {
+	return eventstore.Draft{ID: "0198c1f0-0000-7000-8000-000000000001", Type: "t", Schema: 1, Data: []byte(`{}`)}
+}
+
+func TestCheckJSON(t *testing.T) {
+	t.Parallel()
+	for _, good := range []string{
+		`{}`, `null`, `0`, `-0`, `1E5`, `"a"`, ` [1, 2] `, `{"a":{"a":1}}`, `"\ud83d\ude00"`, "\"\u00e9\"", `1e131071`, `-1.5e-16000`,
+		strings.Repeat("[", 1000) + strings.Repeat("]", 1000),
+	} {
+		require.NoError(t, eventstore.CheckJSON("data", []byte(good), 0), "%.40s", good)
+	}
+	for name, bad := range map[string]string{
+		"empty":                ``,
+		"not JSON":             `{a:1}`,
+		"half":                 `{"a":`,
+		"two values":           `{} {}`,
+		"two scalars":          `1 2`,
+		"trailing":             `{}x`,
+		"NUL":                  `"a\u0000b"`,
+		"NUL in a key":         `{"a\u0000":1}`,
+		"raw NUL":              "\"a\x00\"",
+		"lone high surrogate":  `"\ud800"`,
+		"lone low surrogate":   `"\udc00"`,
+		"surrogates reversed":  `"\udc00\ud800"`,
+		"not UTF-8":            "\"\xff\"",
+		"key twice":            `{"a":1,"a":2}`,
+		"key twice, escaped":   `{"a":1,"\u0061":2}`,
+		"number too large":     `1e131072`,
+		"number too long":      `1` + strings.Repeat("0", 131072),
+		"number too small":     `1e-16384`,
+		"exponent overflows":   `1e99999999999999999999`,
+		"nested too deep":      strings.Repeat("[", 1001) + strings.Repeat("]", 1001),
+		"nested 10,000 deep":   strings.Repeat(`{"a":`, 10000) + "1" + strings.Repeat("}", 10000),
+		"over the size":        `"` + strings.Repeat("x", eventstore.DefaultMaxPayload) + `"`,
+		"a number like no one": `01`,
+	} {
+		err := eventstore.CheckJSON("data", []byte(bad), 0)
+		var invalid *eventstore.InvalidError
+		require.ErrorAs(t, err, &invalid, name)
+		require.ErrorIs(t, err, eventstore.ErrInvalid, name)
+		require.Equal(t, "data", invalid.Field, name)
+	}
+	require.Error(t, eventstore.CheckJSON("data", []byte(`"123456"`), 7))
+	require.NoError(t, eventstore.CheckJSON("data", []byte(`"123456"`), 8))
+}
+
+func TestCheckJSONNamesNoValue(t *testing.T) {
+	t.Parallel()
+	err := eventstore.CheckJSON("data", []byte(`{"secret":"hunter2","secret":"hunter2"}`), 0)
+	require.Error(t, err)
+	require.NotContains(t, err.Error(), "secret")
+	err = eventstore.CheckJSON("data", []byte(`{"hunter2 :"hunter2"`), 0)
+	require.Error(t, err)
+	require.NotContains(t, err.Error(), "hunter2")
+}
+
+func TestCheckAppend(t *testing.T) {
+	t.Parallel()
+	require.NoError(t, eventstore.CheckAppend("review-42-ann", eventstore.Any, []eventstore.Draft{draft()}, 0))
+	for name, change := range map[string]func(stream *string, x *eventstore.Expected, ds *[]eventstore.Draft){
+		"no stream":           func(s *string, _ *eventstore.Expected, _ *[]eventstore.Draft) { *s = "" },
+		"no id":               func(s *string, _ *eventstore.Expected, _ *[]eventstore.Draft) { *s = "review-" },
+		"no category":         func(s *string, _ *eventstore.Expected, _ *[]eventstore.Draft) { *s = "-42" },
+		"no dash":             func(s *string, _ *eventstore.Expected, _ *[]eventstore.Draft) { *s = "review" },
+		"upper-case category": func(s *string, _ *eventstore.Expected, _ *[]eventstore.Draft) { *s = "Review-42" },
+		"quoted category":     func(s *string, _ *eventstore.Expected, _ *[]eventstore.Draft) { *s = `a";drop--` },
+		"stream of 256 bytes": func(s *string, _ *eventstore.Expected, _ *[]eventstore.Draft) { *s = "a-" + strings.Repeat("x", 254) },
+		"stream with NUL":     func(s *string, _ *eventstore.Expected, _ *[]eventstore.Draft) { *s = "a-\x00" },
+		"stream not UTF-8":    func(s *string, _ *eventstore.Expected, _ *[]eventstore.Draft) { *s = "a-\xff" },
+		"expected below Any":  func(_ *string, x *eventstore.Expected, _ *[]eventstore.Draft) { *x = -2 },
+		"no events":           func(_ *string, _ *eventstore.Expected, ds *[]eventstore.Draft) { *ds = nil },
+		"id twice":            func(_ *string, _ *eventstore.Expected, ds *[]eventstore.Draft) { *ds = append(*ds, draft()) },
+		"id not a UUID":       func(_ *string, _ *eventstore.Expected, ds *[]eventstore.Draft) { (*ds)[0].ID = "7" },
+		"id in upper case": func(_ *string, _ *eventstore.Expected, ds *[]eventstore.Draft) {
+			(*ds)[0].ID = "0198C1F0-0000-7000-8000-000000000001"
+		},
+		"no type":           func(_ *string, _ *eventstore.Expected, ds *[]eventstore.Draft) { (*ds)[0].Type = "" },
+		"schema 0":          func(_ *string, _ *eventstore.Expected, ds *[]eventstore.Draft) { (*ds)[0].Schema = 0 },
+		"no data":           func(_ *string, _ *eventstore.Expected, ds *[]eventstore.Draft) { (*ds)[0].Data = nil },
+		"metadata with NUL": func(_ *string, _ *eventstore.Expected, ds *[]eventstore.Draft) { (*ds)[0].Metadata.Actor = "a\x00" },
+		"metadata too long": func(_ *string, _ *eventstore.Expected, ds *[]eventstore.Draft) {
+			(*ds)[0].Metadata.Actor = strings.Repeat("x", 1025)
+		},
+		"extra with bad UTF-8": func(_ *string, _ *eventstore.Expected, ds *[]eventstore.Draft) {
+			(*ds)[0].Metadata.Extra = map[string]string{"\xff": ""}
+		},
+	} {
+		stream, expected, drafts := "review-42", eventstore.NoStream, []eventstore.Draft{draft()}
+		change(&stream, &expected, &drafts)
+		require.ErrorIs(t, eventstore.CheckAppend(stream, expected, drafts, 0), eventstore.ErrInvalid, name)
+	}
+}
+
+func FuzzCheckJSON(f *testing.F) {
+	for _, s := range []string{`{"a":[1,2,{"b":null}]}`, `"\ud800"`, `1e131072`, `{"a":1,"a":2}`, "\xff", ``} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if eventstore.CheckJSON("data", data, 0) != nil {
+			return
+		}
+		d := draft()
+		d.Data = data
+		require.NoError(t, eventstore.CheckAppend("a-b", eventstore.Any, []eventstore.Draft{d}, 0))
+		require.NotContains(t, string(data), "\x00")
+	})
+}
+
+func FuzzJoinID(f *testing.F) {
+	f.Add("42-a", "b")
+	f.Add("42", "a-b")
+	f.Add("~", "-~")
+	f.Add("", "")
+	f.Fuzz(func(t *testing.T, a, b string) {
+		parts, err := eventstore.SplitID(eventstore.JoinID(a, b))
+		require.NoError(t, err)
+		require.Equal(t, []string{a, b}, parts)
+	})
+}
+
+func TestJoinID(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, "42-ann", eventstore.JoinID("42", "ann"))
+	require.NotEqual(t, eventstore.JoinID("42-a", "b"), eventstore.JoinID("42", "a-b"))
+	require.NotEqual(t, eventstore.JoinID("-~"), eventstore.JoinID("~-"))
+	for _, bad := range []string{"a~", "a~b"} {
+		_, err := eventstore.SplitID(bad)
+		require.Error(t, err, bad)
+	}
+	require.Equal(t, "review", eventstore.Category("review-42-ann"))
+}

@@ -1,0 +1,144 @@
+package eventstore_test
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/stretchr/testify/require"
+)
+
+type sealed interface{ sealed() }
+
+type posted struct {
+	Stars int
+	Text  string
+}
+type edited struct{ Stars int }
+type audited struct{ By string }
+type byPointer struct{}
+
+func (posted) sealed()     {}
+func (edited) sealed()     {}
+func (*byPointer) sealed() {}
+
+func rename(from, to string) eventstore.Upcast {
+	return func(old json.RawMessage) (json.RawMessage, error) {
+		return json.RawMessage(strings.ReplaceAll(string(old), from, to)), nil
+	}
+}
+
+var types = eventstore.NewTypes(
+	eventstore.Type[posted]("review.posted", rename("points", "rating"), rename("rating", "Stars")).Was("review.created"),
+	eventstore.Type[edited]("review.edited"),
+	eventstore.Type[audited]("audited"),
+	eventstore.Type[byPointer]("by_pointer"),
+)
+
+func TestTypesUpcastFromEverySchema(t *testing.T) {
+	t.Parallel()
+	require.NoError(t, types.Err())
+	for schema, data := range map[int]string{0: `{"points":4}`, 1: `{"points":4}`, 2: `{"rating":4}`, 3: `{"Stars":4}`} {
+		e, err := eventstore.Decode[posted](types, eventstore.Raw{Type: "review.created", Schema: schema, Data: []byte(data)})
+		require.NoError(t, err, "schema %d", schema)
+		require.Equal(t, posted{Stars: 4}, e.Data, "schema %d", schema)
+		require.Equal(t, "review.posted", e.Type)
+		require.Equal(t, 3, e.Schema)
+	}
+	_, err := eventstore.Decode[posted](types, eventstore.Raw{Type: "review.posted", Schema: 4, Data: []byte(`{}`)})
+	require.ErrorIs(t, err, eventstore.ErrUnregistered, "a newer producer's schema is not guessed at")
+}
+
+func TestTypesDecode(t *testing.T) {
+	t.Parallel()
+	e, err := eventstore.Decode[sealed](types, eventstore.Raw{ID: "1", Stream: "s-1", Version: 2, Position: 3, Type: "review.edited", Data: []byte(`{"Stars":1}`)})
+	require.NoError(t, err)
+	require.Equal(t, sealed(edited{1}), e.Data)
+	require.Equal(t, []any{"1", "s-1", int64(2), int64(3)}, []any{e.ID, e.Stream, e.Version, e.Position})
+	for name, raw := range map[string]eventstore.Raw{
+		"unknown name":     {Type: "nobody", Data: []byte(`{}`)},
+		"not of this type": {Type: "audited", Data: []byte(`{}`)},
+	} {
+		_, err := eventstore.Decode[sealed](types, raw)
+		require.ErrorIs(t, err, eventstore.ErrUnregistered, name)
+	}
+	_, err = eventstore.Decode[edited](types, eventstore.Raw{Type: "review.edited", Data: []byte(`{"Stars":"five"}`)})
+	require.Error(t, err)
+	require.NotErrorIs(t, err, eventstore.ErrUnregistered)
+}
+
+func TestTypesMatching(t *testing.T) {
+	t.Parallel()
+	require.Equal(t, []string{"review.created", "review.posted"}, eventstore.Matching[posted](types))
+	require.Equal(t, []string{"review.created", "review.edited", "review.posted"}, eventstore.Matching[sealed](types),
+		"a pointer receiver's implementation is not the value's")
+	require.Len(t, eventstore.Matching[any](types), 5)
+	require.Empty(t, eventstore.Matching[*posted](types))
+}
+
+func TestTypesEncode(t *testing.T) {
+	t.Parallel()
+	meta := eventstore.Metadata{CorrelationID: "c", Actor: "ann", Extra: map[string]string{"k": "v"}}
+	drafts, err := types.Encode(eventstore.WithMetadata(t.Context(), meta), posted{Stars: 5}, edited{4})
+	require.NoError(t, err)
+	require.Equal(t, []string{"review.posted", "review.edited"}, []string{drafts[0].Type, drafts[1].Type})
+	require.Equal(t, []int{3, 1}, []int{drafts[0].Schema, drafts[1].Schema})
+	require.JSONEq(t, `{"Stars":5,"Text":""}`, string(drafts[0].Data))
+	require.Equal(t, meta, drafts[1].Metadata)
+	for _, d := range drafts {
+		id, err := uuid.Parse(d.ID)
+		require.NoError(t, err)
+		require.EqualValues(t, 7, id.Version())
+	}
+	require.NotEqual(t, drafts[0].ID, drafts[1].ID)
+	for _, v := range []any{&posted{}, struct{}{}, nil} {
+		_, err := types.Encode(t.Context(), v)
+		require.ErrorIs(t, err, eventstore.ErrUnregistered, "%T", v)
+	}
+}
+
+func TestTypesErrReportsEveryFault(t *testing.T) {
+	t.Parallel()
+	bad := eventstore.NewTypes(
+		eventstore.Type[posted]("x"), eventstore.Type[posted]("y"), // one Go type, two names
+		eventstore.Type[*posted]("z"), eventstore.Type[any]("w"), // no value types
+		eventstore.Type[edited]("x"),               // one name, two Go types
+		eventstore.Type[audited]("a\x00b"),         // a name that no store takes
+		eventstore.Type[byPointer]("up", nil),      // no upcaster
+		eventstore.Type[sealedStruct]("q").Was(""), // no old name
+	)
+	require.Len(t, strings.Split(bad.Err().Error(), "\n"), 7, "%v", bad.Err())
+	require.Error(t, (*eventstore.Types)(nil).Err())
+}
+
+type sealedStruct struct{}
+
+func TestTypesCodec(t *testing.T) {
+	t.Parallel()
+	wrapped := eventstore.NewTypes(eventstore.Type[edited]("e").Codec(
+		func(v any) ([]byte, error) { return json.Marshal([]any{"v1", v}) },
+		func(b []byte) (any, error) {
+			var e edited
+			err := json.Unmarshal(b, &[]any{new(string), &e})
+			return e, err
+		}))
+	drafts, err := wrapped.Encode(t.Context(), edited{3})
+	require.NoError(t, err)
+	require.JSONEq(t, `["v1",{"Stars":3}]`, string(drafts[0].Data))
+	e, err := eventstore.Decode[edited](wrapped, eventstore.Raw{Type: "e", Data: drafts[0].Data})
+	require.NoError(t, err)
+	require.Equal(t, edited{3}, e.Data)
+}
+
+func TestWasDoesNotShareItsArray(t *testing.T) {
+	t.Parallel()
+	base := eventstore.Type[posted]("p").Was("a", "b", "c")
+	one, two := base.Was("one"), base.Was("two")
+	require.True(t, eventstore.NewTypes(one).Has("one"))
+	require.True(t, eventstore.NewTypes(two).Has("two"))
+	require.False(t, eventstore.NewTypes(one).Has("two"))
+	require.False(t, errors.Is(eventstore.NewTypes(two).Err(), eventstore.ErrInvalid))
+}
