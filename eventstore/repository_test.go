@@ -1,0 +1,194 @@
+package eventstore_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/providers/memory"
+	"github.com/stretchr/testify/require"
+)
+
+// tally is an aggregate that adds up stars.
+type tally struct {
+	id    string
+	stars int
+}
+
+func (a *tally) Apply(event any) {
+	switch e := event.(type) {
+	case posted:
+		a.stars += e.Stars
+	case edited:
+		a.stars = e.Stars
+	}
+}
+
+func newDB(t *testing.T) *memory.DB {
+	t.Helper()
+	db, err := memory.New(&memory.Config{Route: outbox.ByCategory})
+	require.NoError(t, err)
+	return db
+}
+
+func repository(t *testing.T, store eventstore.Store, cfg *eventstore.RepositoryConfig) *eventstore.Repository[*tally] {
+	t.Helper()
+	r, err := eventstore.NewRepository(store, types, "tally", func(id string) *tally { return &tally{id: id} }, cfg)
+	require.NoError(t, err)
+	return r
+}
+
+func post(stars int) func(*tally) ([]any, error) {
+	return func(*tally) ([]any, error) { return []any{posted{Stars: stars}}, nil }
+}
+
+func TestRepositoryUpdateAndLoad(t *testing.T) {
+	t.Parallel()
+	r := repository(t, newDB(t), nil)
+	a, version, err := r.Load(t.Context(), "1")
+	require.NoError(t, err)
+	require.Equal(t, &tally{id: "1"}, a)
+	require.Zero(t, version)
+
+	at, err := r.Update(t.Context(), "1", func(*tally) ([]any, error) { return []any{posted{Stars: 2}, posted{Stars: 3}}, nil })
+	require.NoError(t, err)
+	require.Equal(t, []any{"tally-1", int64(2), 2}, []any{at.Stream, at.Version, at.Count})
+
+	at, err = r.Update(t.Context(), "1", func(a *tally) ([]any, error) { return nil, nil })
+	require.NoError(t, err)
+	require.Equal(t, eventstore.Appended{Stream: "tally-1", Version: 2, Position: 2}, at, "no events: nothing is written")
+
+	a, version, err = r.Load(t.Context(), "1")
+	require.NoError(t, err)
+	require.Equal(t, &tally{id: "1", stars: 5}, a)
+	require.Equal(t, int64(2), version)
+}
+
+func TestRepositoryDecidesAgainOnConflict(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	r := repository(t, db, nil)
+	decided := 0
+	at, err := r.Update(t.Context(), "1", func(a *tally) ([]any, error) {
+		if decided++; decided <= 3 { // somebody is faster, three times
+			_, err := repository(t, db, nil).Update(t.Context(), "1", post(1))
+			require.NoError(t, err)
+		}
+		return []any{edited{Stars: a.stars * 10}}, nil
+	})
+	require.NoError(t, err)
+	require.Equal(t, 4, decided)
+	require.Equal(t, int64(4), at.Version)
+	a, _, err := r.Load(t.Context(), "1")
+	require.NoError(t, err)
+	require.Equal(t, 30, a.stars, "decided on what was there in the end")
+}
+
+func TestRepositoryGivesUpAfterItsRetries(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ retries, decided int }{{0, 4}, {1, 2}, {-1, 1}} {
+		db := newDB(t)
+		decided := 0
+		_, err := repository(t, db, &eventstore.RepositoryConfig{Retries: c.retries}).Update(t.Context(), "1", func(*tally) ([]any, error) {
+			decided++
+			_, err := repository(t, db, nil).Update(t.Context(), "1", post(1))
+			require.NoError(t, err)
+			return []any{posted{}}, nil
+		})
+		var conflict *eventstore.ConflictError
+		require.ErrorAs(t, err, &conflict)
+		require.Equal(t, int64(c.decided), conflict.Actual)
+		require.Equal(t, c.decided, decided)
+	}
+}
+
+func TestRepositoryConcurrentUpdatesLoseNothing(t *testing.T) {
+	t.Parallel()
+	r := repository(t, newDB(t), &eventstore.RepositoryConfig{Retries: 1 << 20})
+	var all sync.WaitGroup
+	for range 16 {
+		all.Go(func() {
+			for range 20 {
+				_, err := r.Update(t.Context(), "1", post(1))
+				require.NoError(t, err)
+			}
+		})
+	}
+	all.Wait()
+	a, version, err := r.Load(t.Context(), "1")
+	require.NoError(t, err)
+	require.Equal(t, 320, a.stars)
+	require.Equal(t, int64(320), version)
+}
+
+func TestRepositoryUpdateTxReturnsTheConflictAndLeavesTheTransactionUsable(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	r := repository(t, db, nil)
+	err := db.Tx(t.Context(), func(tx *memory.Model) error {
+		view := db.InTx(tx)
+		_, err := r.UpdateTx(t.Context(), view, "1", func(*tally) ([]any, error) {
+			_, err := r.UpdateTx(t.Context(), view, "1", post(1)) // in the same transaction, behind the first one's back
+			require.NoError(t, err)
+			return []any{posted{}}, nil
+		})
+		require.ErrorIs(t, err, eventstore.ErrConflict)
+		_, err = r.UpdateTx(t.Context(), view, "2", post(7))
+		require.NoError(t, err)
+		tx.Put("mine", "k", "v")
+		return nil
+	})
+	require.NoError(t, err)
+	a, _, err := r.Load(t.Context(), "2")
+	require.NoError(t, err)
+	require.Equal(t, 7, a.stars)
+	db.View(func(m *memory.Model) {
+		v, _ := m.Get("mine", "k")
+		require.Equal(t, "v", v)
+	})
+}
+
+func TestRepositoryErrors(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	r := repository(t, db, nil)
+	mine := errors.New("rejected")
+	_, err := r.Update(t.Context(), "1", func(*tally) ([]any, error) { return nil, mine })
+	require.Equal(t, mine, err, "decide's error comes back as it is")
+	_, err = r.Update(t.Context(), "1", func(*tally) ([]any, error) { return []any{&posted{}}, nil })
+	require.ErrorIs(t, err, eventstore.ErrUnregistered)
+	for _, id := range []string{"", "a\x00"} {
+		_, err = r.Update(t.Context(), id, post(1))
+		require.ErrorIs(t, err, eventstore.ErrInvalid)
+		_, _, err = r.Load(t.Context(), id)
+		require.ErrorIs(t, err, eventstore.ErrInvalid)
+	}
+
+	_, err = db.Append(t.Context(), "tally-9", eventstore.NoStream, []eventstore.Draft{draft()})
+	require.NoError(t, err)
+	_, _, err = r.Load(t.Context(), "9")
+	require.ErrorIs(t, err, eventstore.ErrUnregistered, "a stream with an event that nobody here knows")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = r.Update(ctx, "1", post(1))
+	require.ErrorIs(t, err, context.Canceled)
+}
+
+func TestNewRepositoryRefuses(t *testing.T) {
+	t.Parallel()
+	fresh := func(string) *tally { return &tally{} }
+	db := newDB(t)
+	_, err := eventstore.NewRepository(nil, types, "tally", fresh, nil)
+	require.ErrorIs(t, err, eventstore.ErrInvalid)
+	_, err = eventstore.NewRepository[*tally](db, types, "tally", nil, nil)
+	require.ErrorIs(t, err, eventstore.ErrInvalid)
+	_, err = eventstore.NewRepository(db, types, "Tally-1", fresh, nil)
+	require.ErrorIs(t, err, eventstore.ErrInvalid)
+	_, err = eventstore.NewRepository(db, nil, "tally", fresh, nil)
+	require.Error(t, err)
+	_, err = eventstore.NewRepository(db, eventstore.NewTypes(eventstore.Type[*posted]("p")), "tally", fresh, nil)
+	require.ErrorContains(t, err, "value type")
+}

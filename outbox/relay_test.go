@@ -1,0 +1,463 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/providers/memory"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// publication is one message of one Publish call.
+type publication struct {
+	call int
+	id   string
+	at   time.Duration // since the publisher was made
+}
+
+// publisher records what is published, unless verdict refuses it.
+type publisher struct {
+	mu      sync.Mutex
+	start   time.Time
+	calls   int
+	log     []publication
+	payload map[string]string
+	verdict func(call int, topic string, ms []*message.Message) error
+}
+
+func newPublisher(verdict func(call int, topic string, ms []*message.Message) error) *publisher {
+	return &publisher{start: time.Now(), payload: map[string]string{}, verdict: verdict}
+}
+
+func (p *publisher) Publish(topic string, ms ...*message.Message) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.calls++
+	if p.verdict != nil {
+		if err := p.verdict(p.calls, topic, ms); err != nil {
+			return err
+		}
+	}
+	for _, m := range ms {
+		p.log = append(p.log, publication{p.calls, m.UUID, time.Since(p.start)})
+		p.payload[m.UUID] = fmt.Sprintf("%s %v", m.Payload, m.Metadata)
+	}
+	return nil
+}
+
+func (*publisher) Close() error { return nil }
+
+func (p *publisher) ids() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var ids []string
+	for _, x := range p.log {
+		ids = append(ids, x.id)
+	}
+	return ids
+}
+
+func newDB(t *testing.T) *memory.DB {
+	t.Helper()
+	db, err := memory.New(nil)
+	require.NoError(t, err)
+	return db
+}
+
+// enqueue puts messages "key/n" into topic t, in order.
+func enqueue(t *testing.T, db *memory.DB, ids ...string) {
+	t.Helper()
+	require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error {
+		for _, id := range ids {
+			m := outbox.Message{ID: id, Topic: "t", Key: id[:1], Payload: []byte("payload of " + id)}
+			if err := db.InTx(tx).Enqueue(t.Context(), m); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+}
+
+// start runs a relay until the returned function stops it.
+func start(t *testing.T, s outbox.Store, p message.Publisher, cfg outbox.RelayConfig) (stop func() error) {
+	t.Helper()
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	r, err := outbox.NewRelay(s, p, &cfg)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	<-r.Running()
+	return func() error {
+		cancel()
+		return <-done
+	}
+}
+
+func entries(t *testing.T, db *memory.DB) map[string]outbox.Entry {
+	t.Helper()
+	list, err := db.Entries(t.Context(), outbox.Filter{Limit: 100_000})
+	require.NoError(t, err)
+	byID := map[string]outbox.Entry{}
+	for _, e := range list {
+		byID[e.ID] = e
+	}
+	return byID
+}
+
+func TestRelayPublishesInOrderAndMarks(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, pub := newDB(t), newPublisher(nil)
+		enqueue(t, db, "a1", "b1", "a2", "c1", "a3")
+		stop := start(t, db, pub, outbox.RelayConfig{})
+		synctest.Wait()
+		require.NoError(t, stop())
+		require.Equal(t, []string{"a1", "b1", "c1", "a2", "a3"}, pub.ids())
+		require.Equal(t, 3, pub.calls, "at most one message a key in a call")
+		for id, e := range entries(t, db) {
+			require.Equal(t, outbox.Published, e.Status, id)
+			require.Equal(t, 1, e.Attempts, id)
+			require.False(t, e.PublishedAt.IsZero(), id)
+		}
+	})
+}
+
+func TestRelayWithOrderedPublisherTakesOneCall(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, pub := newDB(t), newPublisher(nil)
+		enqueue(t, db, "a1", "b1", "a2", "c1", "a3")
+		stop := start(t, db, pub, outbox.RelayConfig{OrderedPublisher: true})
+		synctest.Wait()
+		require.NoError(t, stop())
+		require.Equal(t, []string{"a1", "b1", "a2", "c1", "a3"}, pub.ids())
+		require.Equal(t, 1, pub.calls)
+	})
+}
+
+// The schedule is the backoff policy's, and the limit is its limit: a failure at 0s is tried again 30s later,
+// then a minute later, and so on; after the eighth the entry is abandoned, its key waits, and no other does.
+func TestRelayBackoffScheduleThenAbandoned(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var tries []time.Duration
+		begin := time.Now()
+		pub := newPublisher(func(_ int, _ string, ms []*message.Message) error {
+			if slices.ContainsFunc(ms, func(m *message.Message) bool { return m.UUID == "a1" }) {
+				if len(ms) == 1 {
+					tries = append(tries, time.Since(begin).Round(time.Second))
+				}
+				return errors.New("refused: secret-of-a-user")
+			}
+			return nil
+		})
+		db := newDB(t)
+		enqueue(t, db, "a1", "a2", "b1")
+		stop := start(t, db, pub, outbox.RelayConfig{})
+		time.Sleep(24 * time.Hour)
+		synctest.Wait()
+		require.Equal(t, []string{"b1"}, pub.ids(), "the key behind the failure waits, the other does not")
+		all := entries(t, db)
+		a1, a2 := all["a1"], all["a2"]
+		require.Equal(t, outbox.Abandoned, a1.Status)
+		require.Equal(t, 8, a1.Attempts)
+		require.Equal(t, "*errors.errorString", a1.LastError, "the class, never the text")
+		require.Equal(t, outbox.Pending, a2.Status)
+		require.Zero(t, a2.Attempts, "an entry that was never tried has no attempt counted")
+		var want []time.Duration
+		at := time.Duration(0)
+		for _, d := range []time.Duration{0, 30, 60, 120, 240, 480, 960, 1920} {
+			at += d * time.Second
+			want = append(want, at)
+		}
+		require.Len(t, tries, 8)
+		for i := range want {
+			require.InDelta(t, want[i].Seconds(), tries[i].Seconds(), float64(2*(i+1)), "try %d: a poll late at most, each", i+1)
+		}
+
+		pub.verdict = nil
+		n, err := db.Requeue(t.Context(), outbox.Filter{Key: "a", Topic: "t"})
+		require.NoError(t, err)
+		require.Equal(t, 1, n)
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		require.Equal(t, []string{"b1", "a1", "a2"}, pub.ids(), "requeued, the key goes on in order")
+		require.NoError(t, stop())
+	})
+}
+
+func TestRelaySkippedEntryLetsItsKeyGoOn(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		pub := newPublisher(func(_ int, _ string, ms []*message.Message) error {
+			if slices.ContainsFunc(ms, func(m *message.Message) bool { return m.UUID == "a1" }) {
+				return errors.New("no")
+			}
+			return nil
+		})
+		db := newDB(t)
+		enqueue(t, db, "a1", "a2")
+		stop := start(t, db, pub, outbox.RelayConfig{Backoff: claim.Backoff{Attempts: 1}})
+		synctest.Wait()
+		require.Empty(t, pub.ids())
+		_, err := db.Skip(t.Context(), outbox.Filter{Status: []outbox.Status{outbox.Abandoned}})
+		require.NoError(t, err)
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		require.Equal(t, []string{"a2"}, pub.ids())
+		require.NoError(t, stop())
+	})
+}
+
+// A failed call of several may have published a prefix: all go again one by one, with the same ids and bytes.
+func TestRelayFindsThePoisonInABatch(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var first []string
+		pub := newPublisher(nil)
+		pub.verdict = func(call int, _ string, ms []*message.Message) error {
+			if call == 1 { // two of three went out before the broker broke off
+				for _, m := range ms[:2] {
+					first = append(first, fmt.Sprintf("%s %v", m.Payload, m.Metadata))
+				}
+				return errors.New("broken off")
+			}
+			if ms[0].UUID == "b1" {
+				return errors.New("poison")
+			}
+			return nil
+		}
+		db := newDB(t)
+		enqueue(t, db, "a1", "b1", "c1", "b2", "c2")
+		stop := start(t, db, pub, outbox.RelayConfig{})
+		synctest.Wait()
+		require.NoError(t, stop())
+		require.Equal(t, []string{"a1", "c1", "c2"}, pub.ids())
+		require.Equal(t, first[0], pub.payload["a1"], "the same bytes and headers every time")
+		all := entries(t, db)
+		require.Equal(t, outbox.Failed, all["b1"].Status)
+		require.Equal(t, outbox.Pending, all["b2"].Status)
+		require.Zero(t, all["b2"].Attempts)
+	})
+}
+
+// crash is a store that loses every mark, as a relay that dies after publishing would.
+type crash struct{ outbox.Store }
+
+func (crash) MarkEntries(context.Context, []outbox.Mark) ([]int64, error) {
+	return nil, errors.New("gone")
+}
+
+func TestRelayTakesOverWhatAnotherLeftUnmarked(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, pub := newDB(t), newPublisher(nil)
+		enqueue(t, db, "a1", "b1", "a2")
+		stopFirst := start(t, crash{db}, pub, outbox.RelayConfig{Lease: time.Minute})
+		synctest.Wait()
+		before := pub.payload["a1"]
+		stop := start(t, db, pub, outbox.RelayConfig{Lease: time.Minute})
+		time.Sleep(59 * time.Second)
+		synctest.Wait()
+		require.Equal(t, []string{"a1", "b1"}, pub.ids()[:2])
+		for _, e := range entries(t, db) {
+			require.NotEqual(t, outbox.Published, e.Status, "a live lease is not stolen")
+		}
+		require.NoError(t, stopFirst())
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		require.NoError(t, stop())
+		ids := pub.ids()
+		require.Equal(t, []string{"a1", "b1", "a2"}, ids[len(ids)-3:], "published again, in order, with the same ids")
+		require.Equal(t, before, pub.payload["a1"])
+		for id, e := range entries(t, db) {
+			require.Equal(t, outbox.Published, e.Status, id)
+		}
+	})
+}
+
+// flaky is a store that fails the first calls of each verb.
+type flaky struct {
+	outbox.Store
+	mu            sync.Mutex
+	claims, marks int
+}
+
+func (f *flaky) EntryCandidates(ctx context.Context, q outbox.Query, limit int) ([]outbox.Entry, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.claims++; f.claims < 4 {
+		return nil, errors.New("away")
+	}
+	return f.Store.EntryCandidates(ctx, q, limit)
+}
+
+func (f *flaky) MarkEntries(ctx context.Context, marks []outbox.Mark) ([]int64, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.marks++; f.marks < 4 {
+		return nil, errors.New("away")
+	}
+	return f.Store.MarkEntries(ctx, marks)
+}
+
+func TestRelayOutlastsTroubleOfTheStore(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, pub := newDB(t), newPublisher(nil)
+		enqueue(t, db, "a1")
+		stop := start(t, &flaky{Store: db}, pub, outbox.RelayConfig{})
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.NoError(t, stop())
+		require.Equal(t, []string{"a1"}, pub.ids(), "a mark that did not get through is written again, not published again")
+		require.Equal(t, outbox.Published, entries(t, db)["a1"].Status)
+	})
+}
+
+func TestRelayStopsCleanly(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		entered, let := make(chan struct{}), make(chan struct{})
+		pub := newPublisher(func(call int, _ string, _ []*message.Message) error {
+			if call == 1 {
+				close(entered)
+				<-let
+			}
+			return nil
+		})
+		db := newDB(t)
+		enqueue(t, db, "a1", "b1", "a2", "a3")
+		stop := start(t, db, pub, outbox.RelayConfig{})
+		<-entered
+		done := make(chan error)
+		go func() { done <- stop() }()
+		synctest.Wait()
+		close(let)
+		require.NoError(t, <-done)
+		require.Equal(t, []string{"a1", "b1"}, pub.ids(), "the call in flight ends, and no other begins")
+		all := entries(t, db)
+		require.Equal(t, outbox.Published, all["b1"].Status)
+		for _, id := range []string{"a2", "a3"} {
+			require.Equal(t, outbox.Pending, all[id].Status, id)
+			require.Zero(t, all[id].Attempts, "released with its attempt given back")
+		}
+	})
+}
+
+func TestRelayDrainHasADeadline(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		let := make(chan struct{})
+		pub := newPublisher(func(int, string, []*message.Message) error { <-let; return nil })
+		db := newDB(t)
+		enqueue(t, db, "a1")
+		stop := start(t, db, pub, outbox.RelayConfig{Drain: time.Second})
+		synctest.Wait()
+		begin := time.Now()
+		require.ErrorIs(t, stop(), outbox.ErrDrain)
+		require.Equal(t, time.Second, time.Since(begin))
+		require.Equal(t, outbox.Claimed, entries(t, db)["a1"].Status, "its lease heals it")
+		close(let)
+		synctest.Wait()
+	})
+}
+
+func TestRelayWakesAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, pub := newDB(t), newPublisher(nil)
+		stop := start(t, db, pub, outbox.RelayConfig{Poll: 2 * time.Hour})
+		time.Sleep(10 * time.Hour)
+		synctest.Wait()
+		begin := time.Since(pub.start)
+		enqueue(t, db, "a1")
+		synctest.Wait()
+		require.Equal(t, []string{"a1"}, pub.ids())
+		require.Equal(t, begin, pub.log[0].at)
+		require.NoError(t, stop())
+	})
+}
+
+// polled hides that the store can wake, and counts the looks.
+type polled struct {
+	outbox.Store
+	looks atomic.Int64
+}
+
+func (p *polled) EntryCandidates(ctx context.Context, q outbox.Query, limit int) ([]outbox.Entry, error) {
+	p.looks.Add(1)
+	return p.Store.EntryCandidates(ctx, q, limit)
+}
+
+func TestRelayPollsAdaptively(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, pub := newDB(t), newPublisher(nil)
+		s := &polled{Store: db}
+		stop := start(t, s, pub, outbox.RelayConfig{})
+		time.Sleep(100 * time.Second)
+		synctest.Wait()
+		require.InDelta(t, 100, s.looks.Load(), 12, "idle, about one look a second")
+		enqueue(t, db, "a1")
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.Equal(t, []string{"a1"}, pub.ids())
+		require.NoError(t, stop())
+	})
+}
+
+func TestRelayOnlyItsTopics(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, pub := newDB(t), newPublisher(nil)
+		enqueue(t, db, "a1")
+		require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error {
+			return db.InTx(tx).Enqueue(t.Context(), outbox.Message{ID: "x1", Topic: "other"})
+		}))
+		stop := start(t, db, pub, outbox.RelayConfig{Topics: []string{"other"}})
+		synctest.Wait()
+		require.NoError(t, stop())
+		require.Equal(t, []string{"x1"}, pub.ids())
+	})
+}
+
+func TestNewRelayRefuses(t *testing.T) {
+	t.Parallel()
+	db, pub := newDB(t), newPublisher(nil)
+	_, err := outbox.NewRelay(nil, pub, nil)
+	require.Error(t, err)
+	_, err = outbox.NewRelay(db, nil, nil)
+	require.Error(t, err)
+	for name, cfg := range map[string]outbox.RelayConfig{
+		"batch":   {Batch: -1},
+		"lease":   {Lease: -1},
+		"backoff": {Backoff: claim.Backoff{Jitter: 2}},
+		"poll":    {Poll: -1},
+		"drain":   {Drain: -1},
+	} {
+		_, err := outbox.NewRelay(db, pub, &cfg)
+		require.Error(t, err, name)
+	}
+	r, err := outbox.NewRelay(db, pub, nil)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.NoError(t, r.Run(ctx))
+	require.Error(t, r.Run(ctx), "it runs once")
+}

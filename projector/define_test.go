@@ -1,0 +1,237 @@
+package projector_test
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
+	"github.com/kinora-go/kinora"
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/stretchr/testify/require"
+)
+
+func TestARenamedHandlersOldMarkersCount(t *testing.T) {
+	t.Parallel()
+	db, f := newDB(t), make(feed)
+	stop := run(t, db, f, projector.RunnerConfig{}, projector.Define("old", types, marked, projector.On("created", add)))
+	f.deliver(t, msg("1", "posted", `{"Stars":5}`))
+	require.NoError(t, stop())
+	for _, h := range []projector.Handler[txn]{
+		projector.On("renamed", add).Was("old/created"),
+		projector.On("again", add).Was("renamed", "old/created"),
+	} {
+		f = make(feed)
+		stop = run(t, db, f, projector.RunnerConfig{}, projector.Define("p", types, marked, h))
+		f.deliver(t, msg("1", "posted", `{"Stars":5}`))
+		require.NoError(t, stop())
+		require.Equal(t, 5, total(db, "totals"))
+	}
+	f = make(feed)
+	stop = run(t, db, f, projector.RunnerConfig{}, projector.Define("p", types, marked, projector.On("forgetful", add)))
+	f.deliver(t, msg("1", "posted", `{"Stars":5}`))
+	require.NoError(t, stop())
+	require.Equal(t, 10, total(db, "totals"), "the control: a rename that is not declared counts twice")
+}
+
+// noMarks is a provider that cannot write markers with the read model, as Redis cannot.
+type noMarks struct{ unit }
+
+func (n noMarks) Records() projector.Records {
+	r := n.unit.Records()
+	r.Marks = false
+	return r
+}
+
+func TestMarkersElsewhereAreALoggedNoOp(t *testing.T) {
+	t.Parallel()
+	var log bytes.Buffer
+	db, f := newDB(t), make(feed)
+	cfg := projector.RunnerConfig{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
+	stop := run(t, noMarks{db}, f, cfg, define(marked, add))
+	for range 2 {
+		f.deliver(t, msg("1", "posted", `{"Stars":5}`))
+	}
+	require.NoError(t, stop())
+	require.Equal(t, 10, total(db, "totals"))
+	require.Contains(t, log.String(), "level=DEBUG")
+	require.Contains(t, log.String(), "no-op")
+}
+
+type noPark struct{ unit }
+
+func (noPark) Records() projector.Records { return projector.Records{Marks: true, Outbox: true} }
+
+type noOutbox struct{ unit }
+
+func (noOutbox) Records() projector.Records { return projector.Records{Marks: true, Park: true} }
+
+func emit(context.Context, txn, eventstore.Event[posted]) ([]outbox.Message, error) { return nil, nil }
+
+func TestNewRunnerRefuses(t *testing.T) {
+	t.Parallel()
+	db, good := newDB(t), projector.Subscribe(make(feed), "review")
+	ok := define(marked, add)
+	type args struct {
+		u   unit
+		src projector.Source
+		cfg projector.RunnerConfig
+		ps  []*projector.Projector[txn]
+	}
+	one := func(name string, ts *eventstore.Types, hs ...projector.Handler[txn]) args {
+		return args{u: db, src: good, ps: []*projector.Projector[txn]{projector.Define(name, ts, marked, hs...)}}
+	}
+	for name, a := range map[string]args{
+		"no unit of work":        {src: good, ps: []*projector.Projector[txn]{ok}},
+		"no source":              {u: db, ps: []*projector.Projector[txn]{ok}},
+		"no topics":              {u: db, src: projector.Subscribe(make(feed)), ps: []*projector.Projector[txn]{ok}},
+		"no projectors":          {u: db, src: good},
+		"a nil projector":        {u: db, src: good, ps: []*projector.Projector[txn]{nil}},
+		"a projector twice":      {u: db, src: good, ps: []*projector.Projector[txn]{ok, ok}},
+		"nowhere to park":        {u: noPark{db}, src: good, ps: []*projector.Projector[txn]{ok}},
+		"no outbox for OnEmit":   {u: noOutbox{db}, src: good, ps: []*projector.Projector[txn]{projector.Define("p", types, marked, projector.OnEmit("a", emit))}},
+		"negative timeout":       {u: db, src: good, cfg: projector.RunnerConfig{Timeout: -1}, ps: []*projector.Projector[txn]{ok}},
+		"negative drain":         {u: db, src: good, cfg: projector.RunnerConfig{Drain: -1}, ps: []*projector.Projector[txn]{ok}},
+		"bad retry":              {u: db, src: good, cfg: projector.RunnerConfig{Retry: claim.Backoff{Jitter: 3}}, ps: []*projector.Projector[txn]{ok}},
+		"bad name":               one("P", types, projector.On("a", add)),
+		"injected name":          one(`p";--`, types, projector.On("a", add)),
+		"bad handler name":       one("p", types, projector.On("a/b", add)),
+		"no handlers":            one("p", types),
+		"no types":               one("p", nil, projector.On("a", add)),
+		"faulty types":           one("p", eventstore.NewTypes(eventstore.Type[*posted]("x")), projector.On("a", add)),
+		"matches nothing":        one("p", types, projector.On("a", func(context.Context, txn, eventstore.Event[*posted]) error { return nil })),
+		"handler name twice":     one("p", types, projector.On("a", add), projector.On("a", add)),
+		"old name in use":        one("p", types, projector.On("a", add), projector.On("b", add).Was("a")),
+		"bad old name":           one("p", types, projector.On("a", add).Was("A b")),
+		"bad old projector name": one("p", types, projector.On("a", add).Was("P/a")),
+		"nil function":           one("p", types, projector.On[txn, posted]("a", nil)),
+		"nil emitting function":  one("p", types, projector.OnEmit[txn, posted]("a", nil)),
+		"zero handler":           one("p", types, projector.Handler[txn]{}),
+	} {
+		_, err := projector.NewRunner(a.u, a.src, &a.cfg, a.ps...)
+		require.Error(t, err, name)
+	}
+	_, err := projector.NewRunner(db, good, nil, ok, projector.Define("q", types, projector.Options{}, projector.OnEmit("a", emit)))
+	require.NoError(t, err)
+}
+
+func TestOutputCommitsWithItsEffectOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f := newDB(t), make(feed)
+		failures := 2
+		p := projector.Define("p", types, marked, projector.OnEmit("a",
+			func(ctx context.Context, tx txn, e eventstore.Event[posted]) ([]outbox.Message, error) {
+				out := []outbox.Message{
+					{Topic: "flags", Payload: []byte("one")},
+					{ID: "my-own", Topic: "flags", Key: "k", Payload: []byte("two"), Headers: map[string]string{outbox.HeaderCausation: "mine"}},
+				}
+				if failures--; failures >= 0 {
+					return out, context.DeadlineExceeded
+				}
+				return out, add(ctx, tx, e)
+			}))
+		stop := run(t, db, f, projector.RunnerConfig{}, p)
+		m := msg("1", "posted", `{"Stars":5}`)
+		m.Metadata[outbox.HeaderCorrelation] = "corr"
+		f.deliver(t, m)
+		f.deliver(t, m)
+		require.NoError(t, stop())
+		list, err := db.Entries(t.Context(), outbox.Filter{})
+		require.NoError(t, err)
+		require.Len(t, list, 2, "once, and not with the attempts that failed")
+		require.Len(t, list[0].ID, 36)
+		require.Equal(t, "review-1", list[0].Key, "the cause's stream")
+		require.Equal(t, "1", list[0].Headers[outbox.HeaderCausation])
+		require.Equal(t, "corr", list[0].Headers[outbox.HeaderCorrelation])
+		require.Equal(t, []string{"my-own", "k", "mine"}, []string{list[1].ID, list[1].Key, list[1].Headers[outbox.HeaderCausation]})
+		require.Equal(t, 5, total(db, "totals"))
+	})
+}
+
+func TestOutputsIDsAreStableWithoutMarkers(t *testing.T) {
+	t.Parallel()
+	db, f := newDB(t), make(feed)
+	p := projector.Define("p", types, projector.Options{}, projector.OnEmit("a",
+		func(context.Context, txn, eventstore.Event[posted]) ([]outbox.Message, error) {
+			return []outbox.Message{{Topic: "flags"}, {Topic: "flags"}}, nil
+		}))
+	stop := run(t, db, f, projector.RunnerConfig{}, p)
+	f.deliver(t, msg("1", "posted", `{}`))
+	f.deliver(t, msg("1", "posted", `{}`))
+	f.deliver(t, msg("2", "posted", `{}`))
+	require.NoError(t, stop())
+	list, err := db.Entries(t.Context(), outbox.Filter{})
+	require.NoError(t, err)
+	require.Len(t, list, 4, "what one event makes has the same ids each time")
+}
+
+func TestInvalidOutputIsParked(t *testing.T) {
+	t.Parallel()
+	db, f := newDB(t), make(feed)
+	p := projector.Define("p", types, marked, projector.OnEmit("a",
+		func(ctx context.Context, tx txn, e eventstore.Event[posted]) ([]outbox.Message, error) {
+			return []outbox.Message{{Topic: ""}}, add(ctx, tx, e)
+		}))
+	stop := run(t, db, f, projector.RunnerConfig{}, p)
+	f.deliver(t, msg("1", "posted", `{"Stars":5}`))
+	require.NoError(t, stop())
+	require.Len(t, parked(t, db), 1)
+	require.Zero(t, total(db, "totals"), "output never without its effect, nor the effect without it")
+}
+
+type review struct{}
+
+func (*review) Apply(any) {}
+
+func TestWaitFollowsAnAppendThroughRelayAndBroker(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	broker := gochannel.NewGoChannel(gochannel.Config{BlockPublishUntilSubscriberAck: true}, watermill.NopLogger{})
+	t.Cleanup(func() { require.NoError(t, broker.Close()) })
+	poison := func(_ context.Context, _ txn, e eventstore.Event[posted]) error {
+		if e.Data.Stars == 0 {
+			return projector.Permanent(context.Canceled)
+		}
+		return nil
+	}
+	p := define(marked, add, poison)
+	quiet := slog.New(slog.DiscardHandler)
+	runner, err := projector.NewRunner(db, projector.Subscribe(broker, "review"), &projector.RunnerConfig{Logger: quiet}, p)
+	require.NoError(t, err)
+	relay, err := outbox.NewRelay(db, broker, &outbox.RelayConfig{Logger: quiet})
+	require.NoError(t, err)
+	reviews, err := eventstore.NewRepository(db, types, "review", func(string) *review { return &review{} }, nil)
+	require.NoError(t, err)
+
+	at, err := reviews.Update(t.Context(), "1", func(*review) ([]any, error) { return []any{posted{5}, unhandled{}, posted{3}}, nil })
+	require.NoError(t, err)
+	soon, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, p.Wait(soon, db, at), context.DeadlineExceeded, "nothing runs yet")
+
+	g, err := kinora.Start(t.Context(), runner, relay)
+	require.NoError(t, err)
+	require.NoError(t, p.Wait(t.Context(), db, at))
+	require.Equal(t, 8, total(db, "totals"))
+
+	same, err := reviews.Update(t.Context(), "1", func(*review) ([]any, error) { return nil, nil })
+	require.NoError(t, err)
+	require.NoError(t, p.Wait(t.Context(), db, same), "nothing appended: the stream's last event")
+	none, err := reviews.Update(t.Context(), "2", func(*review) ([]any, error) { return nil, nil })
+	require.NoError(t, err)
+	require.NoError(t, p.Wait(t.Context(), db, none), "no stream at all")
+
+	bad, err := reviews.Update(t.Context(), "1", func(*review) ([]any, error) { return []any{posted{0}}, nil })
+	require.NoError(t, err)
+	require.ErrorIs(t, p.Wait(t.Context(), db, bad), projector.ErrParked)
+	require.ErrorIs(t, define(projector.Options{}, add).Wait(t.Context(), db, at), projector.ErrNoMarkers)
+	require.NoError(t, g.Stop())
+}

@@ -1,0 +1,370 @@
+package projector_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"runtime"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/providers/memory"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+type posted struct{ Stars int }
+type unhandled struct{}
+
+var types = eventstore.NewTypes(eventstore.Type[posted]("posted"), eventstore.Type[unhandled]("unhandled"))
+
+type (
+	txn     = *memory.Model
+	onEvent = func(context.Context, txn, eventstore.Event[posted]) error
+)
+
+// add counts e's stars in the read model.
+func add(_ context.Context, tx txn, e eventstore.Event[posted]) error {
+	n, _ := tx.Get("totals", "stars")
+	sum, _ := n.(int)
+	tx.Put("totals", "stars", sum+e.Data.Stars)
+	return nil
+}
+
+func total(db *memory.DB, table string) int {
+	n := 0
+	db.View(func(m *memory.Model) {
+		v, _ := m.Get(table, "stars")
+		n, _ = v.(int)
+	})
+	return n
+}
+
+func newDB(t *testing.T) *memory.DB {
+	t.Helper()
+	db, err := memory.New(&memory.Config{Route: outbox.ByCategory})
+	require.NoError(t, err)
+	return db
+}
+
+// feed is a subscriber whose messages the test sends by hand.
+type feed chan *message.Message
+
+func (f feed) Subscribe(context.Context, string) (<-chan *message.Message, error) { return f, nil }
+func (feed) Close() error                                                         { return nil }
+
+func msg(id, eventType, payload string) *message.Message {
+	m := message.NewMessage(id, []byte(payload))
+	m.Metadata[outbox.HeaderType] = eventType
+	m.Metadata[outbox.HeaderKey] = "review-1"
+	m.Metadata[outbox.HeaderStream] = "review-1"
+	return m
+}
+
+// deliver sends a copy of m and waits until it is acked; a message that was nacked fails the test.
+func (f feed) deliver(t *testing.T, m *message.Message) {
+	t.Helper()
+	c := m.Copy()
+	f <- c
+	select {
+	case <-c.Acked():
+	case <-c.Nacked():
+		t.Fatal("nacked")
+	}
+}
+
+type unit = projector.UnitOfWork[txn]
+
+// run starts a runner of ps over f until the returned function stops it.
+func run(t *testing.T, u unit, f feed, cfg projector.RunnerConfig, ps ...*projector.Projector[txn]) (stop func() error) {
+	t.Helper()
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	r, err := projector.NewRunner(u, projector.Subscribe(f, "review"), &cfg, ps...)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	<-r.Running()
+	return func() error {
+		cancel()
+		return <-done
+	}
+}
+
+func define(opts projector.Options, fns ...onEvent) *projector.Projector[txn] {
+	var hs []projector.Handler[txn]
+	for i, fn := range fns {
+		hs = append(hs, projector.On(string(rune('a'+i)), fn))
+	}
+	return projector.Define("p", types, opts, hs...)
+}
+
+var marked = projector.Options{Markers: true}
+
+func parked(t *testing.T, db *memory.DB) []projector.Parked {
+	t.Helper()
+	list, err := db.ParkedMessages(t.Context(), "p", 0, 0)
+	require.NoError(t, err)
+	return list
+}
+
+func TestRedeliveryTakesEffectOnce(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		opts projector.Options
+		want int
+	}{
+		"with markers":         {marked, 5 + 3},
+		"the control, without": {projector.Options{}, 3*5 + 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db, f := newDB(t), make(feed)
+			stop := run(t, db, f, projector.RunnerConfig{}, define(c.opts, add))
+			for range 3 {
+				f.deliver(t, msg("1", "posted", `{"Stars":5}`))
+			}
+			f.deliver(t, msg("2", "posted", `{"Stars":3}`))
+			require.NoError(t, stop())
+			require.Equal(t, c.want, total(db, "totals"))
+		})
+	}
+}
+
+// Many runners, as many processes of one consumer group would be, get the same message at the same moment.
+func TestConcurrentDuplicatesTakeEffectOnce(t *testing.T) {
+	t.Parallel()
+	const runners, messages = 16, 50
+	db := newDB(t)
+	var log bytes.Buffer
+	cfg := projector.RunnerConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))}
+	feeds := make([]feed, runners)
+	for i := range feeds {
+		feeds[i] = make(feed)
+		stop := run(t, db, feeds[i], cfg, define(marked, add))
+		defer func() { require.NoError(t, stop()) }()
+	}
+	for i := range messages {
+		m := msg(string(rune('A'+i)), "posted", `{"Stars":1}`)
+		var all sync.WaitGroup
+		for _, f := range feeds {
+			all.Go(func() {
+				c := m.Copy()
+				f <- c
+				<-c.Acked()
+			})
+		}
+		all.Wait()
+	}
+	require.Equal(t, messages, total(db, "totals"))
+	require.Empty(t, log.String(), "the loser of a race reports no error")
+}
+
+func TestHandlersDedupeIndependently(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f := newDB(t), make(feed)
+		failures := 2
+		flaky := func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
+			tx.Put("flaky", "stars", e.Data.Stars)
+			if failures--; failures >= 0 {
+				return errors.New("not yet")
+			}
+			return nil
+		}
+		stop := run(t, db, f, projector.RunnerConfig{}, define(marked, add, flaky))
+		f.deliver(t, msg("1", "posted", `{"Stars":5}`))
+		f.deliver(t, msg("1", "posted", `{"Stars":5}`))
+		require.NoError(t, stop())
+		require.Equal(t, 5, total(db, "totals"), "the handler before it did not run again")
+		require.Equal(t, 5, total(db, "flaky"))
+	})
+}
+
+func TestWhatCannotBeHandledIsParkedWithItsPayload(t *testing.T) {
+	t.Parallel()
+	noID, noType := msg("", "posted", `{"Stars":1}`), msg("2", "", `{"Stars":2}`)
+	newer := msg("5", "posted", `{}`)
+	newer.Metadata[outbox.HeaderSchema] = "9"
+	for name, c := range map[string]struct {
+		m             *message.Message
+		handler, code string
+	}{
+		"no id":             {noID, "", "malformed"},
+		"no type":           {noType, "", "malformed"},
+		"unregistered type": {msg("3", "who knows", `{"Stars":3}`), "", "unregistered"},
+		"undecodable":       {msg("4", "posted", `{"Stars":"four"}`), "p/a", "undecodable"},
+		"no JSON":           {msg("6", "posted", "\x00\xff"), "p/a", "undecodable"},
+		"newer schema":      {newer, "p/a", "unregistered"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db, f := newDB(t), make(feed)
+			stop := run(t, db, f, projector.RunnerConfig{}, define(marked, add))
+			f.deliver(t, c.m)
+			f.deliver(t, msg("next", "posted", `{"Stars":1}`))
+			require.NoError(t, stop())
+			require.Equal(t, 1, total(db, "totals"), "the neighbour goes on")
+			list := parked(t, db)
+			require.Len(t, list, 1)
+			got := list[0]
+			require.False(t, got.At.IsZero())
+			require.Equal(t, projector.Parked{
+				Seq: got.Seq, At: got.At, Projector: "p", Handler: c.handler, MessageID: c.m.UUID, Topic: "review", Key: "review-1",
+				Payload: c.m.Payload, Headers: c.m.Metadata, Class: projector.PermanentClass, Code: c.code, Attempts: 1,
+			}, got)
+		})
+	}
+}
+
+func TestUnhandledAndUnknownTypesAreSkipped(t *testing.T) {
+	t.Parallel()
+	db, f := newDB(t), make(feed)
+	stop := run(t, db, f, projector.RunnerConfig{}, define(projector.Options{Unknown: projector.SkipUnknown}, add))
+	f.deliver(t, msg("1", "unhandled", `{}`))
+	f.deliver(t, msg("2", "who knows", `{}`))
+	require.NoError(t, stop())
+	require.Empty(t, parked(t, db))
+}
+
+// tries runs one message through a handler that fails, and tells when it was tried.
+func tries(t *testing.T, fn func(n int) error) (at []time.Duration, db *memory.DB) {
+	t.Helper()
+	db, f := newDB(t), make(feed)
+	begin := time.Now()
+	stop := run(t, db, f, projector.RunnerConfig{}, define(marked, func(_ context.Context, tx txn, _ eventstore.Event[posted]) error {
+		at = append(at, time.Since(begin))
+		tx.Put("totals", "stars", len(at))
+		return fn(len(at))
+	}))
+	f.deliver(t, msg("1", "posted", `{}`))
+	require.NoError(t, stop())
+	return at, db
+}
+
+func TestUnknownErrorsAreCountedThenParked(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		at, db := tries(t, func(int) error { return errors.New("secret of a user") })
+		ms := time.Millisecond
+		require.Equal(t, []time.Duration{0, 100 * ms, 300 * ms, 700 * ms, 1500 * ms}, at)
+		got := parked(t, db)
+		require.Len(t, got, 1)
+		require.Equal(t, projector.UnknownClass, got[0].Class)
+		require.Equal(t, 5, got[0].Attempts)
+		require.Zero(t, total(db, "totals"), "nothing of a failed unit stays")
+	})
+}
+
+func TestPermanentErrorsAreParkedAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		at, db := tries(t, func(int) error { return projector.Permanent(errors.New("never")) })
+		require.Len(t, at, 1)
+		require.Len(t, parked(t, db), 1)
+		require.Equal(t, projector.PermanentClass, parked(t, db)[0].Class)
+	})
+}
+
+func TestTransientErrorsAreNeverCounted(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		at, db := tries(t, func(n int) error {
+			if n < 100 {
+				return &projector.Error{Class: projector.Transient, Code: "57P01", Err: errors.New("away")}
+			}
+			return nil
+		})
+		require.Len(t, at, 100)
+		require.Equal(t, 30*time.Second, at[99]-at[98], "the backoff has a ceiling")
+		require.Empty(t, parked(t, db))
+		require.Equal(t, 100, total(db, "totals"))
+	})
+}
+
+func TestAmbiguousCommitIsDecidedByTheMarker(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f := newDB(t), make(feed)
+		stop := run(t, &loseReply{unit: db}, f, projector.RunnerConfig{}, define(marked, add))
+		f.deliver(t, msg("1", "posted", `{"Stars":5}`))
+		require.NoError(t, stop())
+		require.Equal(t, 5, total(db, "totals"))
+		require.Empty(t, parked(t, db))
+	})
+}
+
+// loseReply commits its first unit and says that it does not know.
+type loseReply struct {
+	unit
+	done bool
+}
+
+func (l *loseReply) Do(ctx context.Context, w projector.Work, apply func(context.Context, txn, []int) ([]outbox.Message, error)) error {
+	err := l.unit.Do(ctx, w, apply)
+	if err == nil && !l.done {
+		l.done = true
+		return &projector.Error{Class: projector.Ambiguous, Err: errors.New("reply lost")}
+	}
+	return err
+}
+
+func TestPanicGoexitAndDeadlineAreIsolated(t *testing.T) {
+	t.Parallel()
+	for code, fn := range map[string]onEvent{
+		"panic":  func(context.Context, txn, eventstore.Event[posted]) error { panic("oh") },
+		"goexit": func(context.Context, txn, eventstore.Event[posted]) error { runtime.Goexit(); return nil },
+		"deadline": func(ctx context.Context, _ txn, _ eventstore.Event[posted]) error {
+			<-ctx.Done()
+			return ctx.Err()
+		},
+	} {
+		t.Run(code, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				db, f := newDB(t), make(feed)
+				stop := run(t, db, f, projector.RunnerConfig{Timeout: time.Second}, define(marked, fn, add))
+				f.deliver(t, msg("1", "posted", `{"Stars":5}`))
+				require.NoError(t, stop())
+				require.Equal(t, 5, total(db, "totals"), "the other handler of the projector goes on")
+				require.Len(t, parked(t, db), 1)
+				require.Equal(t, code, parked(t, db)[0].Code)
+				require.Equal(t, 5, parked(t, db)[0].Attempts)
+			})
+		})
+	}
+}
+
+func TestParkingIsTriedUntilItSucceeds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f := newDB(t), make(feed)
+		stop := run(t, &noParking{unit: db, left: 10}, f, projector.RunnerConfig{}, define(marked, add))
+		f.deliver(t, msg("1", "who knows", `{}`))
+		require.NoError(t, stop())
+		require.Len(t, parked(t, db), 1)
+	})
+}
+
+type noParking struct {
+	unit
+	left int
+}
+
+func (n *noParking) Do(ctx context.Context, w projector.Work, apply func(context.Context, txn, []int) ([]outbox.Message, error)) error {
+	if n.left--; len(w.Park) > 0 && n.left >= 0 {
+		return errors.New("no room")
+	}
+	return n.unit.Do(ctx, w, apply)
+}

@@ -1,0 +1,134 @@
+package projector_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/stretchr/testify/require"
+)
+
+func isAcked(m *message.Message) bool {
+	select {
+	case <-m.Acked():
+		return true
+	default:
+		return false
+	}
+}
+
+func isNacked(m *message.Message) bool {
+	select {
+	case <-m.Nacked():
+		return true
+	default:
+		return false
+	}
+}
+
+func TestStopFinishesAndAcksWhatIsInFlight(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f := newDB(t), make(feed)
+		let := make(chan struct{})
+		var inHandler error
+		stop := run(t, db, f, projector.RunnerConfig{}, define(marked, func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
+			<-let
+			inHandler = ctx.Err()
+			return add(ctx, tx, e)
+		}))
+		m := msg("1", "posted", `{"Stars":5}`)
+		ctx, cancel := context.WithCancel(t.Context())
+		m.SetContext(ctx)
+		f <- m
+		synctest.Wait()
+		cancel() // as Watermill's router does at once when it closes
+		done := make(chan error)
+		go func() { done <- stop() }()
+		synctest.Wait()
+		close(let)
+		require.NoError(t, <-done)
+		require.NoError(t, inHandler, "a handler's context does not end with the subscription's")
+		require.True(t, isAcked(m))
+		require.Equal(t, 5, total(db, "totals"))
+	})
+}
+
+func TestStopWhileAFailingMessageWaitsParksNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f := newDB(t), make(feed)
+		stop := run(t, db, f, projector.RunnerConfig{}, define(marked, func(context.Context, txn, eventstore.Event[posted]) error {
+			return errors.New("always")
+		}))
+		m := msg("1", "posted", `{}`)
+		f <- m
+		time.Sleep(time.Second) // four of five attempts are gone
+		require.NoError(t, stop())
+		require.False(t, isAcked(m))
+		require.False(t, isNacked(m), "a Nack would come back at once on most brokers")
+		require.Empty(t, parked(t, db))
+	})
+}
+
+func TestDrainHasADeadlineAndBreaksOffWithoutCounting(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f := newDB(t), make(feed)
+		left := make(chan struct{})
+		stop := run(t, db, f, projector.RunnerConfig{Drain: time.Second}, define(marked,
+			func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
+				defer close(left)
+				_ = add(ctx, tx, e)
+				<-ctx.Done()
+				return ctx.Err()
+			}))
+		m := msg("1", "posted", `{"Stars":5}`)
+		f <- m
+		synctest.Wait()
+		begin := time.Now()
+		require.ErrorIs(t, stop(), outbox.ErrDrain)
+		require.Equal(t, time.Second, time.Since(begin))
+		<-left
+		synctest.Wait()
+		require.False(t, isAcked(m))
+		require.Empty(t, parked(t, db))
+		require.Zero(t, total(db, "totals"))
+	})
+}
+
+func TestASubscriptionThatEndsIsAnError(t *testing.T) {
+	t.Parallel()
+	db, f := newDB(t), make(feed)
+	r, err := projector.NewRunner(db, projector.Subscribe(f, "review"), nil, define(marked, add))
+	require.NoError(t, err)
+	done := make(chan error, 1)
+	go func() { done <- r.Run(t.Context()) }()
+	<-r.Running()
+	close(f)
+	require.ErrorContains(t, <-done, "subscription to review ended")
+	require.Error(t, r.Run(t.Context()), "it runs once")
+}
+
+// refuser has one topic and no more.
+type refuser struct{ feed }
+
+func (r refuser) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
+	if topic == "review" {
+		return r.feed.Subscribe(ctx, topic)
+	}
+	return nil, errors.New("no such topic")
+}
+
+func TestARefusedSubscriptionEndsRun(t *testing.T) {
+	t.Parallel()
+	r, err := projector.NewRunner(newDB(t), projector.Subscribe(refuser{make(feed)}, "review", "other"), nil, define(marked, add))
+	require.NoError(t, err)
+	require.ErrorContains(t, r.Run(t.Context()), "subscribe to other: no such topic")
+}
