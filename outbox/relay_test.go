@@ -256,6 +256,25 @@ func TestRelayFindsThePoisonInABatch(t *testing.T) {
 	})
 }
 
+func TestRelayWithOrderedPublisherStopsAKeyAtItsFailure(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		pub := newPublisher(func(_ int, _ string, ms []*message.Message) error {
+			if slices.ContainsFunc(ms, func(m *message.Message) bool { return m.UUID == "a1" }) {
+				return errors.New("poison")
+			}
+			return nil
+		})
+		db := newDB(t)
+		enqueue(t, db, "a1", "a2", "b1", "b2", "a3")
+		stop := start(t, db, pub, outbox.RelayConfig{OrderedPublisher: true})
+		synctest.Wait()
+		require.NoError(t, stop())
+		require.Equal(t, []string{"b1", "b2"}, pub.ids())
+		require.Zero(t, entries(t, db)["a2"].Attempts)
+	})
+}
+
 // crash is a store that loses every mark, as a relay that dies after publishing would.
 type crash struct{ outbox.Store }
 
@@ -343,6 +362,9 @@ func TestRelayStopsCleanly(t *testing.T) {
 		})
 		db := newDB(t)
 		enqueue(t, db, "a1", "b1", "a2", "a3")
+		require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error {
+			return db.InTx(tx).Enqueue(t.Context(), outbox.Message{ID: "other", Topic: "another topic"})
+		}))
 		stop := start(t, db, pub, outbox.RelayConfig{})
 		<-entered
 		done := make(chan error)
@@ -353,7 +375,7 @@ func TestRelayStopsCleanly(t *testing.T) {
 		require.Equal(t, []string{"a1", "b1"}, pub.ids(), "the call in flight ends, and no other begins")
 		all := entries(t, db)
 		require.Equal(t, outbox.Published, all["b1"].Status)
-		for _, id := range []string{"a2", "a3"} {
+		for _, id := range []string{"a2", "a3", "other"} {
 			require.Equal(t, outbox.Pending, all[id].Status, id)
 			require.Zero(t, all[id].Attempts, "released with its attempt given back")
 		}

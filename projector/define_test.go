@@ -229,7 +229,7 @@ func TestWaitFollowsAnAppendThroughRelayAndBroker(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, p.Wait(t.Context(), db, none), "no stream at all")
 
-	bad, err := reviews.Update(t.Context(), "1", func(*review) ([]any, error) { return []any{posted{0}}, nil })
+	bad, err := reviews.Update(t.Context(), "1", func(*review) ([]any, error) { return []any{posted{0}, posted{1}}, nil })
 	require.NoError(t, err)
 	require.ErrorIs(t, p.Wait(t.Context(), db, bad), projector.ErrParked)
 	require.ErrorIs(t, define(projector.Options{}, add).Wait(t.Context(), db, at), projector.ErrNoMarkers)

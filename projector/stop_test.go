@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
@@ -82,7 +83,8 @@ func TestDrainHasADeadlineAndBreaksOffWithoutCounting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db, f := newDB(t), make(feed)
 		left := make(chan struct{})
-		stop := run(t, db, f, projector.RunnerConfig{Drain: time.Second}, define(marked,
+		cfg := projector.RunnerConfig{Drain: time.Second, Retry: claim.Backoff{Attempts: 1}} // one error that counts would park
+		stop := run(t, db, f, cfg, define(marked,
 			func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
 				defer close(left)
 				_ = add(ctx, tx, e)
@@ -96,6 +98,7 @@ func TestDrainHasADeadlineAndBreaksOffWithoutCounting(t *testing.T) {
 		require.ErrorIs(t, stop(), outbox.ErrDrain)
 		require.Equal(t, time.Second, time.Since(begin))
 		<-left
+		require.Equal(t, time.Second, time.Since(begin), "the handler is told at once")
 		synctest.Wait()
 		require.False(t, isAcked(m))
 		require.Empty(t, parked(t, db))
