@@ -1,0 +1,168 @@
+package memory
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/mutant"
+	"github.com/kinora-go/kinora/outbox"
+)
+
+// EntryCandidates implements outbox.Store.
+func (db *DB) EntryCandidates(ctx context.Context, q outbox.Query, limit int) ([]outbox.Entry, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("read candidates: %w", err)
+	}
+	return db.committed.Load().candidates(q, limit, db.now()), nil
+}
+
+// TakeEntry implements outbox.Store.
+func (db *DB) TakeEntry(ctx context.Context, e outbox.Entry, q outbox.Query, t claim.Terms) (taken outbox.Entry, ok bool, err error) {
+	err = db.Tx(ctx, func(tx *Model) error {
+		taken, ok = tx.staged.take(e, q, t, db.now())
+		return nil
+	})
+	if err != nil {
+		return e, false, fmt.Errorf("take entry %d: %w", e.Seq, err)
+	}
+	return taken, ok, nil
+}
+
+// ClaimEntries implements outbox.BatchClaimer: the portable claim, in one transaction.
+func (db *DB) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) (taken []outbox.Entry, err error) {
+	err = db.Tx(ctx, func(tx *Model) error {
+		now := db.now()
+		taken, err = claim.Portable(ctx, t,
+			func(_ context.Context, limit int) ([]outbox.Entry, error) {
+				return tx.staged.candidates(q, limit, now), nil
+			},
+			func(_ context.Context, e outbox.Entry, t claim.Terms) (outbox.Entry, bool, error) {
+				e, ok := tx.staged.take(e, q, t, now)
+				return e, ok, nil
+			},
+			func(e outbox.Entry) bool { return e.Suspect || e.Status == outbox.Claimed })
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("claim entries: %w", err)
+	}
+	return taken, nil
+}
+
+// lane is what keeps its order.
+type lane struct{ topic, key string }
+
+func laneOf(e outbox.Entry) lane { return lane{e.Topic, e.Key} }
+
+func eligible(e outbox.Entry, now time.Time) bool {
+	return open(e) && e.Status != outbox.Abandoned && !e.NextAttemptAt.After(now)
+}
+
+// candidates are the eligible entries that no earlier one of their topic and key holds back.
+func (s *state) candidates(q outbox.Query, limit int, now time.Time) []outbox.Entry {
+	var found []outbox.Entry
+	held := map[lane]bool{}
+	for seq := range s.open.from(0) {
+		if len(found) >= limit {
+			break
+		}
+		e, _ := s.entries.get(seq)
+		switch {
+		case len(q.Topics) > 0 && !slices.Contains(q.Topics, e.Topic):
+		case !eligible(e, now):
+			held[laneOf(e)] = true
+		case !held[laneOf(e)]:
+			found = append(found, ownEntry(e))
+		}
+	}
+	return found
+}
+
+// take takes e if nothing has happened to it since it was read, and if all that stands before it in its key
+// is in the same hands.
+func (s *state) take(e outbox.Entry, q outbox.Query, t claim.Terms, now time.Time) (outbox.Entry, bool) {
+	is, ok := s.entries.get(e.Seq)
+	asRead := ok && is.Status == e.Status && is.Attempts == e.Attempts && is.Suspect == e.Suspect &&
+		is.Token == e.Token && is.NextAttemptAt.Equal(e.NextAttemptAt)
+	if !asRead || !eligible(is, now) || !mutant.HalfGuard && s.passes(is, t.Token) {
+		return e, false
+	}
+	if is.Status == outbox.Claimed { // and eligible: that claim vanished
+		is.Suspect = true
+		if q.Attempts > 0 && is.Attempts >= q.Attempts {
+			is.Status, is.LastError = outbox.Abandoned, "vanished"
+			s.put(is)
+			return e, false
+		}
+	}
+	is.Status, is.Token, is.ClaimedBy = outbox.Claimed, t.Token, t.Holder
+	is.Attempts++
+	is.LastAttemptedAt, is.NextAttemptAt = now, now.Add(t.Lease)
+	s.put(is)
+	return ownEntry(is), true
+}
+
+// passes tells whether a claim that took e would pass an earlier entry of its key that it does not hold.
+func (s *state) passes(e outbox.Entry, mine claim.Token) bool {
+	for seq := range s.open.from(0) {
+		if seq >= e.Seq {
+			return false
+		}
+		before, _ := s.entries.get(seq)
+		if laneOf(before) == laneOf(e) && (before.Status != outbox.Claimed || before.Token != mine) {
+			return true
+		}
+	}
+	return false
+}
+
+// MarkEntries implements outbox.Store.
+func (db *DB) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int64, err error) {
+	for i, m := range marks {
+		switch m.To {
+		case outbox.Published, outbox.Failed, outbox.Abandoned, outbox.Claimed, outbox.Pending:
+		default:
+			return nil, fmt.Errorf("mark entry %d: %w", m.Seq, &eventstore.InvalidError{
+				Field: fmt.Sprintf("marks[%d].to", i), Reason: "want published, failed, abandoned, claimed or pending",
+			})
+		}
+	}
+	err = db.Tx(ctx, func(tx *Model) error {
+		now := db.now()
+		for _, m := range marks {
+			e, ok := tx.staged.entries.get(m.Seq)
+			if !ok || e.Status != outbox.Claimed || e.Token != m.Token && !mutant.NoFence {
+				late = append(late, m.Seq)
+				continue
+			}
+			tx.staged.put(changed(e, m, now))
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("mark entries: %w", err)
+	}
+	return late, nil
+}
+
+func changed(e outbox.Entry, m outbox.Mark, now time.Time) outbox.Entry {
+	e.Status = m.To
+	switch m.To {
+	case outbox.Published:
+		e.PublishedAt = now
+	case outbox.Failed:
+		e.NextAttemptAt, e.LastError = now.Add(m.After), m.Error
+	case outbox.Abandoned:
+		e.LastError = m.Error
+	case outbox.Claimed:
+		e.NextAttemptAt = now.Add(m.After)
+	case outbox.Pending:
+		e.Attempts--
+		e.NextAttemptAt = now
+	}
+	return e
+}

@@ -1,0 +1,150 @@
+package memory
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/kinora-go/kinora/outbox"
+)
+
+// Enqueue adds messages to the outbox: they are there when the transaction commits. A message whose id is in
+// the outbox for that topic already is ignored. An invalid one is an *eventstore.InvalidError, none added.
+func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
+	if err := t.usable(ctx); err != nil {
+		return fmt.Errorf("enqueue: %w", err)
+	}
+	ready := make([]outbox.Message, len(ms))
+	for i, m := range ms {
+		var err error
+		if ready[i], err = m.Normalize(t.db.cfg.MaxPayload); err != nil {
+			return fmt.Errorf("enqueue message %d: %w", i, err)
+		}
+	}
+	now := t.db.now()
+	for _, m := range ready {
+		t.tx.staged.enqueue(m, now)
+	}
+	return nil
+}
+
+func (s *state) enqueue(m outbox.Message, now time.Time) {
+	if s.messages.has(pair(m.Topic, m.ID)) {
+		return
+	}
+	m.Payload = bytes.Clone(m.Payload)
+	e := outbox.Entry{Message: m, Seq: s.entries.last() + 1, Status: outbox.Pending, NextAttemptAt: now, CreatedAt: now}
+	s.messages = s.messages.put(pair(m.Topic, m.ID), e.Seq)
+	s.put(e)
+}
+
+func (s *state) put(e outbox.Entry) {
+	s.entries = s.entries.put(e.Seq, e)
+	if open(e) {
+		s.open = s.open.put(e.Seq, struct{}{})
+	} else {
+		s.open = s.open.drop(e.Seq)
+	}
+}
+
+func open(e outbox.Entry) bool { return e.Status != outbox.Published && e.Status != outbox.Skipped }
+
+// pair makes one key of two texts, unambiguously.
+func pair(a, b string) string { return strconv.Itoa(len(a)) + ":" + a + b }
+
+// Enqueued implements outbox.Waker. Every commit that adds entries gives the hint.
+func (db *DB) Enqueued() <-chan struct{} { return db.committed.Load().added }
+
+// Entries implements outbox.Inspector.
+func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("list entries: %w", err)
+	}
+	if f.Limit == 0 {
+		f.Limit = 100
+	}
+	return db.committed.Load().pick(f), nil
+}
+
+// StatusCounts implements outbox.Inspector.
+func (db *DB) StatusCounts(ctx context.Context) (map[outbox.Status]int64, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("count entries: %w", err)
+	}
+	counts := map[outbox.Status]int64{}
+	for _, status := range outbox.Statuses() {
+		counts[status] = 0
+	}
+	for _, e := range db.committed.Load().entries.from(0) {
+		counts[e.Status]++
+	}
+	return counts, nil
+}
+
+// Requeue implements outbox.Inspector.
+func (db *DB) Requeue(ctx context.Context, f outbox.Filter) (n int, err error) {
+	return db.change(ctx, f, []outbox.Status{outbox.Failed, outbox.Abandoned}, func(e *outbox.Entry, now time.Time) {
+		e.Status, e.Attempts, e.Suspect, e.NextAttemptAt = outbox.Pending, 0, false, now
+	})
+}
+
+// Skip implements outbox.Inspector.
+func (db *DB) Skip(ctx context.Context, f outbox.Filter) (n int, err error) {
+	return db.change(ctx, f, []outbox.Status{outbox.Pending, outbox.Failed, outbox.Abandoned}, func(e *outbox.Entry, _ time.Time) {
+		e.Status = outbox.Skipped
+	})
+}
+
+// change changes those that f picks and that are in one of these statuses.
+func (db *DB) change(ctx context.Context, f outbox.Filter, in []outbox.Status, to func(*outbox.Entry, time.Time)) (n int, err error) {
+	if len(f.Status) > 0 {
+		in = slices.DeleteFunc(in, func(s outbox.Status) bool { return !slices.Contains(f.Status, s) })
+		if len(in) == 0 {
+			return 0, ctx.Err()
+		}
+	}
+	f.Status = in
+	err = db.Tx(ctx, func(tx *Model) error {
+		now := db.now()
+		for _, e := range tx.staged.pick(f) {
+			to(&e, now)
+			tx.staged.put(e)
+			n++
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("change entries: %w", err)
+	}
+	return n, nil
+}
+
+// pick is what f picks, in order of Seq; a Limit of 0 is none.
+func (s *state) pick(f outbox.Filter) []outbox.Entry {
+	var picked []outbox.Entry
+	for _, e := range s.entries.from(f.After + 1) {
+		switch {
+		case len(f.Status) > 0 && !slices.Contains(f.Status, e.Status),
+			f.Topic != "" && e.Topic != f.Topic,
+			f.Key != "" && e.Key != f.Key,
+			len(f.Seqs) > 0 && !slices.Contains(f.Seqs, e.Seq):
+			continue
+		}
+		picked = append(picked, ownEntry(e))
+		if len(picked) == f.Limit {
+			break
+		}
+	}
+	return picked
+}
+
+// ownEntry is own for entries.
+func ownEntry(e outbox.Entry) outbox.Entry {
+	e.Payload = bytes.Clone(e.Payload)
+	e.Headers = maps.Clone(e.Headers)
+	return e
+}

@@ -1,0 +1,169 @@
+package memory
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"iter"
+	"maps"
+	"time"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
+)
+
+// place is where an event is stored.
+type place struct {
+	stream            string
+	version, position int64
+}
+
+// Append implements eventstore.Store.
+func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (at eventstore.Appended, err error) {
+	err = db.Tx(ctx, func(tx *Model) error {
+		at, err = db.InTx(tx).Append(ctx, stream, expected, events)
+		return err
+	})
+	if err != nil {
+		return eventstore.Appended{}, err
+	}
+	return at, nil
+}
+
+// ReadStream implements eventstore.Store. It yields what was committed when the loop began.
+func (db *DB) ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[eventstore.Raw, error] {
+	return func(yield func(eventstore.Raw, error) bool) {
+		db.committed.Load().read(ctx, stream, afterVersion, yield)
+	}
+}
+
+// Tx is the event store and the outbox inside a transaction of the caller's. Nothing can be claimed through it.
+type Tx struct {
+	tx *Model
+	db *DB
+}
+
+// InTx is the view of a transaction that Tx or Do began.
+func (db *DB) InTx(tx *Model) *Tx { return &Tx{tx: tx, db: db} }
+
+// CallersTx implements eventstore.TxStore.
+func (*Tx) CallersTx() {}
+
+// Append implements eventstore.Store, inside the transaction.
+func (t *Tx) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {
+	at, err := t.append(ctx, stream, expected, events)
+	if err != nil {
+		return eventstore.Appended{}, fmt.Errorf("append %s: %w", stream, err)
+	}
+	return at, nil
+}
+
+func (t *Tx) append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {
+	if err := t.usable(ctx); err != nil {
+		return eventstore.Appended{}, err
+	}
+	if err := eventstore.CheckAppend(stream, expected, events, t.db.cfg.MaxPayload); err != nil {
+		return eventstore.Appended{}, err
+	}
+	topics, err := t.db.cfg.Route.Topics(stream, events)
+	if err != nil {
+		return eventstore.Appended{}, err
+	}
+	s := &t.tx.staged
+	if at, known, err := s.known(stream, expected, events); known || err != nil {
+		return at, err
+	}
+	version := s.version(stream)
+	if expected != eventstore.Any && int64(expected) != version {
+		return eventstore.Appended{}, &eventstore.ConflictError{Stream: stream, Expected: expected, Actual: version}
+	}
+	now := t.db.now()
+	for i, d := range events {
+		version++
+		s.add(stream, version, d, now)
+		for _, topic := range topics[i] {
+			s.enqueue(outbox.FromEvent(stream, version, d, topic), now)
+		}
+	}
+	return eventstore.Appended{Stream: stream, Version: version, Position: s.position, Count: len(events)}, nil
+}
+
+// ReadStream implements eventstore.Store, with what the transaction itself appended.
+func (t *Tx) ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[eventstore.Raw, error] {
+	return func(yield func(eventstore.Raw, error) bool) {
+		if err := t.usable(ctx); err != nil {
+			yield(eventstore.Raw{}, fmt.Errorf("read %s: %w", stream, err))
+			return
+		}
+		t.tx.staged.read(ctx, stream, afterVersion, yield)
+	}
+}
+
+func (t *Tx) usable(ctx context.Context) error {
+	switch {
+	case t.tx.db != t.db: // a view's Model has none
+		return errForeign
+	case t.tx.over:
+		return errOver
+	}
+	return ctx.Err()
+}
+
+// known tells whether this append is stored already: the same ids, in this stream, in order, where expected
+// puts them. An id that is stored in any other way is ErrEventIDReused.
+func (s *state) known(stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, bool, error) {
+	first, stored := s.places.get(events[0].ID)
+	last := first
+	for i, d := range events {
+		p, ok := s.places.get(d.ID)
+		if ok != stored || ok && (p.stream != stream || p.version != first.version+int64(i)) {
+			return eventstore.Appended{}, false, eventstore.ErrEventIDReused
+		}
+		last = p
+	}
+	if !stored {
+		return eventstore.Appended{}, false, nil
+	}
+	if expected != eventstore.Any && first.version != int64(expected)+1 {
+		return eventstore.Appended{}, false, eventstore.ErrEventIDReused
+	}
+	return eventstore.Appended{
+		Stream: stream, Version: last.version, Position: last.position, Count: len(events), Replayed: true,
+	}, true, nil
+}
+
+func (s *state) version(stream string) int64 {
+	events, _ := s.streams.get(stream)
+	return events.last()
+}
+
+func (s *state) add(stream string, version int64, d eventstore.Draft, now time.Time) {
+	s.position++
+	s.places = s.places.put(d.ID, place{stream, version, s.position})
+	events, _ := s.streams.get(stream)
+	s.streams = s.streams.put(stream, events.put(version, own(eventstore.Raw{
+		ID: d.ID, Stream: stream, Version: version, Position: s.position,
+		Type: d.Type, Schema: d.Schema, Data: d.Data, Metadata: d.Metadata, RecordedAt: now,
+	})))
+}
+
+func (s *state) read(ctx context.Context, stream string, afterVersion int64, yield func(eventstore.Raw, error) bool) {
+	events, _ := s.streams.get(stream)
+	for _, e := range events.from(afterVersion + 1) {
+		if err := ctx.Err(); err != nil {
+			yield(eventstore.Raw{}, fmt.Errorf("read %s: %w", stream, err))
+			return
+		}
+		if !yield(own(e), nil) {
+			return
+		}
+	}
+}
+
+// own is e with bytes and maps of its own, so that neither a caller's change reaches the store, nor the
+// other way round.
+func own(e eventstore.Raw) eventstore.Raw {
+	e.Data = bytes.Clone(e.Data)
+	e.Metadata.Extra = maps.Clone(e.Metadata.Extra)
+	return e
+}

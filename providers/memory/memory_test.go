@@ -1,0 +1,71 @@
+package memory_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/kinora-go/kinora/providers/memory"
+	"github.com/kinora-go/kinora/providers/providertest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestConformance(t *testing.T) {
+	providertest.All(t, open, providertest.Volatile)
+}
+
+// clock runs ahead of the world's by what it was advanced.
+type clock struct {
+	mu    sync.Mutex
+	ahead time.Duration
+}
+
+func (c *clock) now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return time.Now().Add(c.ahead)
+}
+
+func (c *clock) advance(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ahead += d
+}
+
+func open(t testing.TB, o providertest.Options) providertest.Fixture[*memory.Model] {
+	c := &clock{}
+	db, err := memory.New(&memory.Config{Route: o.Route, MaxPayload: o.MaxPayload, Clock: c.now})
+	require.NoError(t, err)
+	return providertest.Fixture[*memory.Model]{
+		Provider: db,
+		InTx: func(ctx context.Context, fn func(providertest.TxView, providertest.Add) error) error {
+			return db.Tx(ctx, func(tx *memory.Model) error {
+				return fn(db.InTx(tx), func(ctx context.Context, key string, n int) error { return add(ctx, tx, key, n) })
+			})
+		},
+		Advance: c.advance,
+		Add:     add,
+		Total: func(key string) (total int) {
+			db.View(func(m *memory.Model) { total = totalOf(m, key) })
+			return total
+		},
+	}
+}
+
+func add(_ context.Context, tx *memory.Model, key string, n int) error {
+	tx.Put("totals", key, totalOf(tx, key)+n)
+	return nil
+}
+
+func totalOf(m *memory.Model, key string) int {
+	v, ok := m.Get("totals", key)
+	if !ok {
+		return 0
+	}
+	return v.(int)
+}

@@ -1,0 +1,190 @@
+package memory_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/providers/memory"
+)
+
+func newDB(t *testing.T, cfg *memory.Config) *memory.DB {
+	t.Helper()
+	db, err := memory.New(cfg)
+	require.NoError(t, err)
+	return db
+}
+
+func drafted(t *testing.T) []eventstore.Draft {
+	t.Helper()
+	return []eventstore.Draft{{ID: "0198a6b4-7c52-7d11-9a2e-5f0c3b1d2e4f", Type: "thing.happened", Schema: 1, Data: []byte(`{}`)}}
+}
+
+func TestNewRefusesANegativeSize(t *testing.T) {
+	t.Parallel()
+	_, err := memory.New(&memory.Config{MaxPayload: -1})
+	require.ErrorContains(t, err, "max payload")
+}
+
+func TestModelSeesItsOwnWrites(t *testing.T) {
+	t.Parallel()
+	db := newDB(t, nil)
+	require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error {
+		for _, k := range []string{"b", "", "a", "c"} {
+			tx.Put("letters", k, k+"!")
+		}
+		tx.Put("others", "a", 1)
+		return nil
+	}))
+	require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error {
+		tx.Delete("letters", "b")
+		tx.Delete("letters", "not there")
+		tx.Put("letters", "a", "A!")
+		require.Equal(t, []string{"", "a", "c"}, keys(tx, "letters"), "in order of keys")
+		v, ok := tx.Get("letters", "a")
+		require.Equal(t, []any{"A!", true}, []any{v, ok})
+		_, ok = tx.Get("letters", "b")
+		require.False(t, ok)
+		db.View(func(m *memory.Model) {
+			require.Equal(t, []string{"", "a", "b", "c"}, keys(m, "letters"), "others see what was committed")
+		})
+		return nil
+	}))
+	db.View(func(m *memory.Model) {
+		require.Equal(t, map[string]any{"": "!", "a": "A!", "c": "c!"}, maps.Collect(m.All("letters")))
+		require.Equal(t, map[string]any{"a": 1}, maps.Collect(m.All("others")))
+		require.Empty(t, keys(m, "nothing"))
+	})
+}
+
+func keys(m *memory.Model, table string) (keys []string) {
+	for k := range m.All(table) {
+		keys = append(keys, k)
+	}
+	return keys
+}
+
+// A view is of one moment: what commits while it is open does not show in it.
+func TestViewIsOfOneMoment(t *testing.T) {
+	t.Parallel()
+	db := newDB(t, nil)
+	put := func(n int) {
+		require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error {
+			tx.Put("t", "a", n)
+			tx.Put("t", "b", n)
+			return nil
+		}))
+	}
+	put(1)
+	db.View(func(m *memory.Model) {
+		a, _ := m.Get("t", "a")
+		put(2)
+		b, _ := m.Get("t", "b")
+		require.Equal(t, a, b)
+	})
+}
+
+func TestModelIsForItsFunctionOnly(t *testing.T) {
+	t.Parallel()
+	db := newDB(t, nil)
+	var kept *memory.Model
+	require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error { kept = tx; return nil }))
+	require.Panics(t, func() { kept.Get("t", "k") })
+	require.Panics(t, func() { kept.Put("t", "k", 1) })
+	_, err := db.InTx(kept).Append(t.Context(), "thing-1", eventstore.Any, drafted(t))
+	require.ErrorContains(t, err, "append thing-1: the transaction is over")
+	require.ErrorContains(t, db.InTx(kept).Enqueue(t.Context(), outbox.Message{Topic: "t"}), "over")
+	for _, err := range db.InTx(kept).ReadStream(t.Context(), "thing-1", 0) {
+		require.ErrorContains(t, err, "over")
+	}
+	db.View(func(m *memory.Model) {
+		kept = m
+		require.Panics(t, func() { m.Put("t", "k", 1) })
+		require.Panics(t, func() { m.Delete("t", "k") })
+		_, err := db.InTx(m).Append(t.Context(), "thing-1", eventstore.Any, drafted(t))
+		require.ErrorContains(t, err, "not a transaction")
+	})
+	require.Panics(t, func() { kept.Get("t", "k") })
+	other := newDB(t, nil)
+	require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error {
+		require.ErrorContains(t, other.InTx(tx).Enqueue(t.Context(), outbox.Message{Topic: "t"}), "not a transaction of this store")
+		return nil
+	}))
+}
+
+// A handler that begins a transaction inside of its own waits for itself. It must not do so for ever.
+func TestAHandlerThatWaitsForItselfEnds(t *testing.T) {
+	t.Parallel()
+	db := newDB(t, &memory.Config{Route: outbox.ByCategory})
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	err := db.Do(ctx, projector.Work{Projector: "p"}, func(ctx context.Context, _ *memory.Model, _ []int) ([]outbox.Message, error) {
+		_, err := db.Append(ctx, "thing-1", eventstore.Any, drafted(t))
+		return nil, err
+	})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Equal(t, projector.UnknownClass, projector.ClassOf(err), "the handler's fault, so it is counted")
+
+	// Through the view it is one transaction.
+	err = db.Do(t.Context(), projector.Work{Projector: "p"}, func(ctx context.Context, tx *memory.Model, _ []int) ([]outbox.Message, error) {
+		_, err := db.InTx(tx).Append(ctx, "thing-1", eventstore.NoStream, drafted(t))
+		return nil, err
+	})
+	require.NoError(t, err)
+	counts, err := db.StatusCounts(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 1, counts[outbox.Pending])
+}
+
+// To wait for others is not the message's fault; to be too slow may be.
+func TestDeadlinesAreClassed(t *testing.T) {
+	t.Parallel()
+	db := newDB(t, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	require.NoError(t, db.Tx(t.Context(), func(*memory.Model) error {
+		err := db.Do(ctx, projector.Work{Projector: "p"}, nil)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, projector.Transient, projector.ClassOf(err))
+		return nil
+	}))
+	ctx, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	err := db.Do(ctx, projector.Work{Projector: "p"}, func(ctx context.Context, tx *memory.Model, _ []int) ([]outbox.Message, error) {
+		tx.Put("t", "k", 1)
+		<-ctx.Done()
+		return nil, nil
+	})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Equal(t, projector.UnknownClass, projector.ClassOf(err))
+	db.View(func(m *memory.Model) { require.Empty(t, keys(m, "t")) })
+}
+
+func TestTxLeavesNothing(t *testing.T) {
+	t.Parallel()
+	db := newDB(t, nil)
+	undo := errors.New("undo")
+	write := func(tx *memory.Model) {
+		tx.Put("t", "k", 1)
+		_, err := db.InTx(tx).Append(t.Context(), "thing-1", eventstore.Any, drafted(t))
+		require.NoError(t, err)
+	}
+	require.ErrorIs(t, db.Tx(t.Context(), func(tx *memory.Model) error { write(tx); return undo }), undo)
+	require.PanicsWithError(t, undo.Error(), func() {
+		_ = db.Tx(t.Context(), func(tx *memory.Model) error { write(tx); panic(undo) })
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	err := db.Tx(ctx, func(tx *memory.Model) error { write(tx); cancel(); return nil })
+	require.ErrorIs(t, err, context.Canceled)
+	db.View(func(m *memory.Model) { require.Empty(t, keys(m, "t")) })
+	at, err := db.Append(t.Context(), "thing-1", eventstore.NoStream, drafted(t))
+	require.NoError(t, err)
+	require.False(t, at.Replayed)
+}

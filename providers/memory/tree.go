@@ -1,0 +1,115 @@
+package memory
+
+import (
+	"cmp"
+	"iter"
+	"math/rand/v2"
+)
+
+// tree is an ordered map that never changes: put and drop make a new one, which shares with the old one all
+// that stayed the same. That makes a snapshot free, and a rollback too. The nil tree is empty.
+//
+// It is a treap: in order by key, and a heap by rank, which is drawn at random and so keeps it shallow.
+type tree[K cmp.Ordered, V any] struct {
+	key         K
+	value       V
+	rank        uint64
+	left, right *tree[K, V]
+}
+
+func (n *tree[K, V]) get(k K) (v V, ok bool) {
+	for n != nil {
+		switch c := cmp.Compare(k, n.key); {
+		case c < 0:
+			n = n.left
+		case c > 0:
+			n = n.right
+		default:
+			return n.value, true
+		}
+	}
+	return v, false
+}
+
+func (n *tree[K, V]) has(k K) bool { _, ok := n.get(k); return ok }
+
+func (n *tree[K, V]) put(k K, v V) *tree[K, V] {
+	if n == nil {
+		return &tree[K, V]{key: k, value: v, rank: rand.Uint64()}
+	}
+	up := *n
+	switch c := cmp.Compare(k, n.key); {
+	case c < 0:
+		up.left = n.left.put(k, v)
+		if l := up.left; l.rank > up.rank { // l is new, so it may be turned in place
+			up.left, l.right = l.right, &up
+			return l
+		}
+	case c > 0:
+		up.right = n.right.put(k, v)
+		if r := up.right; r.rank > up.rank {
+			up.right, r.left = r.left, &up
+			return r
+		}
+	default:
+		up.value = v
+	}
+	return &up
+}
+
+func (n *tree[K, V]) drop(k K) *tree[K, V] {
+	if !n.has(k) {
+		return n
+	}
+	up := *n
+	switch c := cmp.Compare(k, n.key); {
+	case c < 0:
+		up.left = n.left.drop(k)
+	case c > 0:
+		up.right = n.right.drop(k)
+	default:
+		return merge(n.left, n.right)
+	}
+	return &up
+}
+
+// merge joins two trees, every key of a being less than every key of b.
+func merge[K cmp.Ordered, V any](a, b *tree[K, V]) *tree[K, V] {
+	switch {
+	case a == nil:
+		return b
+	case b == nil:
+		return a
+	case a.rank > b.rank:
+		up := *a
+		up.right = merge(a.right, b)
+		return &up
+	default:
+		up := *b
+		up.left = merge(a, b.left)
+		return &up
+	}
+}
+
+// from yields the keys that are not less than k, in order.
+func (n *tree[K, V]) from(k K) iter.Seq2[K, V] {
+	return func(yield func(K, V) bool) { n.walk(k, yield) }
+}
+
+func (n *tree[K, V]) walk(from K, yield func(K, V) bool) bool {
+	if n == nil {
+		return true
+	}
+	if n.key < from {
+		return n.right.walk(from, yield)
+	}
+	return n.left.walk(from, yield) && yield(n.key, n.value) && n.right.walk(from, yield)
+}
+
+// last is the greatest key, or the zero value where there is none.
+func (n *tree[K, V]) last() (k K) {
+	for ; n != nil; n = n.right {
+		k = n.key
+	}
+	return k
+}

@@ -1,0 +1,239 @@
+package providertest
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/outbox"
+)
+
+// lease is long enough for no case to see its end, unless the case moves the clock.
+const lease = 10 * time.Hour
+
+var claimCases = []testCase{
+	{
+		name: "a claim returns what it made of the entries", play: claimPostState,
+		rule: "Claimed entries are in post-claim state and in order of Seq: claimed, the attempt counted, token and holder set, leased for t.Lease",
+	},
+	{
+		name: "defaults of a claim", play: claimDefaults,
+		rule: "Terms: a zero lease means 5m, a zero limit 50, a zero token a new one; terms that cannot be kept are claim.ErrTerms",
+	},
+	{
+		name: "a limit", play: claimLimit,
+		rule: "A claim takes at most t.Limit entries, the first ones in order of Seq",
+	},
+	{
+		name: "topics", play: claimTopics,
+		rule: "Query.Topics: only entries of these topics; nil: all",
+	},
+	{
+		name: "a live lease is never stolen", play: liveLease,
+		rule: "No two live claims on one entry; a live lease is never stolen, an expired one is taken over",
+	},
+	{
+		name: "a failed entry waits for its backoff", play: failedWaits,
+		rule: "An entry is eligible while its NextAttemptAt is not in the future on the store's clock",
+	},
+	{
+		name: "a key is claimed as a run", play: keyIsARun,
+		rule: "Claimed together are only entries such that every earlier open one of the same topic and key is claimed with them",
+	},
+	{
+		name: "candidates are read, not taken", play: candidatesNotTaken,
+		rule: "EntryCandidates reads at most limit eligible entries in order of Seq, without taking them: only those that have no earlier open entry of the same topic and key that is not eligible",
+	},
+	{
+		name: "a claim with an ended context", play: claimEndedContext,
+		rule: "A claim, a mark and a look whose context has ended return an error, and nothing changes",
+	},
+}
+
+// three is the query of most cases: three attempts.
+var three = outbox.Query{Attempts: 3}
+
+// claim claims at most limit entries, and ends the case on an error or where they are not in order.
+func (s *stage) claim(q outbox.Query, limit int) []outbox.Entry {
+	s.Helper()
+	return s.claimAs(q, claim.Terms{Holder: "a", Lease: lease, Limit: limit})
+}
+
+func (s *stage) claimAs(q outbox.Query, t claim.Terms) []outbox.Entry {
+	s.Helper()
+	taken, err := s.claims(s.ctx, s.db, q, t)
+	s.ok(err, "claim")
+	for i, e := range taken {
+		s.holds(i == 0 || taken[i-1].Seq < e.Seq, "entry %d comes in order", e.Seq)
+	}
+	return taken
+}
+
+// claimOne claims one entry, which must be this one.
+func (s *stage) claimOne(seq int64) outbox.Entry {
+	s.Helper()
+	taken := s.claim(three, 1)
+	same(s, "what a claim of one entry takes", seqsOf(taken), []int64{seq})
+	return taken[0]
+}
+
+// claimed ends the case if a claim of all that there is takes anything but these.
+func (s *stage) claimed(what string, want ...outbox.Entry) []outbox.Entry {
+	s.Helper()
+	taken := s.claim(three, 1000)
+	same(s, what, seqsOf(taken), seqsOf(want))
+	return taken
+}
+
+func claimPostState(s *stage) {
+	entries := s.enqueue(append(line(3, "mail", "ann"), line(2, "audit", "ben")...)...)
+	t := claim.Terms{Holder: "host'1/77", Token: claim.NewToken(), Lease: 90 * time.Second, Limit: 10}
+	taken := s.claimAs(three, t)
+	same(s, "claimed", seqsOf(taken), seqsOf(entries))
+	for i, e := range taken {
+		was := entries[i]
+		s.holds(!e.LastAttemptedAt.Before(was.CreatedAt), "an attempt at %v follows the making at %v", e.LastAttemptedAt, was.CreatedAt)
+		same(s, "length of the lease", e.NextAttemptAt.Sub(e.LastAttemptedAt), t.Lease)
+		want := was
+		want.Status, want.Attempts, want.Token, want.ClaimedBy = outbox.Claimed, 1, t.Token, t.Holder
+		want.LastAttemptedAt, want.NextAttemptAt = plain(e).LastAttemptedAt, plain(e).NextAttemptAt
+		same(s, "returned entry", plain(e), want)
+		same(s, "stored entry", s.entry(e.Seq), want)
+		same(s, "zone of NextAttemptAt", e.NextAttemptAt.Location(), time.UTC)
+		same(s, "zone of LastAttemptedAt", e.LastAttemptedAt.Location(), time.UTC)
+	}
+}
+
+func claimDefaults(s *stage) {
+	s.enqueue(line(60, "mail", "")...)
+	taken := s.claimAs(outbox.Query{}, claim.Terms{})
+	same(s, "entries of a claim without a limit", len(taken), claim.DefaultLimit)
+	for _, e := range taken {
+		same(s, "lease", e.NextAttemptAt.Sub(e.LastAttemptedAt), claim.DefaultLease)
+		s.holds(e.Token != claim.Token{} && e.Token == taken[0].Token, "the claim has a token of its own")
+	}
+	for _, t := range []claim.Terms{{Lease: -time.Second}, {Lease: time.Microsecond}, {Limit: -1}} {
+		_, err := s.claims(s.ctx, s.db, outbox.Query{}, t)
+		s.holds(errors.Is(err, claim.ErrTerms), "terms %+v give the error %v: ErrTerms", t, err)
+	}
+	same(s, "entries left", len(s.claimAs(outbox.Query{}, claim.Terms{})), 10)
+	same(s, "entries of an empty claim", len(s.claimAs(outbox.Query{}, claim.Terms{})), 0)
+}
+
+func claimLimit(s *stage) {
+	entries := s.enqueue(append(line(4, "mail", "ann"), line(4, "mail", "ben")...)...)
+	same(s, "a claim of three", seqsOf(s.claim(three, 3)), seqsOf(entries[:3]))
+	// What is left of ann's waits behind those three.
+	same(s, "the next claim of three", seqsOf(s.claim(three, 3)), seqsOf(entries[4:7]))
+	same(s, "a claim when all wait", len(s.claim(three, 3)), 0)
+}
+
+func claimTopics(s *stage) {
+	var entries []outbox.Entry
+	for _, topic := range []string{"mail", "audit", "mail", "o'dd %", "audit", "mail"} {
+		entries = append(entries, s.enqueue(line(1, topic, "")...)...)
+	}
+	pick := func(is ...int) (seqs []int64) {
+		for _, i := range is {
+			seqs = append(seqs, entries[i].Seq)
+		}
+		return seqs
+	}
+	query := func(topics ...string) outbox.Query { return outbox.Query{Topics: topics} }
+	same(s, "entries of a topic that is not there", len(s.claim(query("nothing"), 10)), 0)
+	same(s, "entries of audit", seqsOf(s.claim(query("audit"), 10)), pick(1, 4))
+	same(s, "entries of two topics, limited", seqsOf(s.claim(query("o'dd %", "mail"), 3)), pick(0, 2, 3))
+	same(s, "entries of any topic", seqsOf(s.claim(query(), 10)), pick(5))
+}
+
+func liveLease(s *stage) {
+	entries := s.enqueue(line(3, "mail", "")...)
+	first := s.claimed("the first claim", entries...)
+	s.claimed("a claim while the lease lives")
+	s.advance(lease - time.Hour)
+	s.claimed("a claim an hour before the lease's end")
+	s.advance(2 * time.Hour)
+	for range first { // each alone: its claim vanished
+		for _, e := range s.claim(three, 10) {
+			s.holds(e.Token != first[0].Token, "a claim that takes over has a token of its own")
+			same(s, "attempts after the take-over", e.Attempts, 2)
+		}
+	}
+	s.claimed("a claim after all were taken over")
+}
+
+func failedWaits(s *stage) {
+	entries := s.enqueue(line(2, "mail", "")...)
+	taken := s.claimed("the first claim", entries...)
+	s.mark(outbox.Mark{Seq: taken[0].Seq, Token: taken[0].Token, To: outbox.Failed, After: 2 * time.Hour})
+	s.mark(outbox.Mark{Seq: taken[1].Seq, Token: taken[1].Token, To: outbox.Failed})
+	again := s.claimed("a claim of what failed without a backoff", entries[1])
+	same(s, "attempts", again[0].Attempts, 2)
+	s.advance(time.Hour)
+	s.claimed("a claim during the backoff")
+	s.advance(2 * time.Hour)
+	again = s.claimed("a claim after the backoff", entries[0])
+	same(s, "attempts", again[0].Attempts, 2)
+	same(s, "suspect", again[0].Suspect, false)
+}
+
+func keyIsARun(s *stage) {
+	ann := s.enqueue(line(3, "mail", "ann")...)
+	ben := s.enqueue(line(2, "mail", "ben")...)
+	audit := s.enqueue(line(2, "audit", "ann")...)
+	first := s.claim(three, 1)
+	same(s, "a claim of one", seqsOf(first), seqsOf(ann[:1]))
+	rest := s.claimed("a claim of all that does not wait behind it", append(ben, audit...)...)
+	s.mark(outbox.Mark{Seq: first[0].Seq, Token: first[0].Token, To: outbox.Published})
+	s.claimed("the rest of the key, once its head is published", ann[1:]...)
+	for _, e := range rest[:2] {
+		s.mark(outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Pending})
+	}
+	s.claimed("the run of the other key, once it is released", ben...)
+}
+
+func candidatesNotTaken(s *stage) {
+	ann := s.enqueue(line(2, "mail", "ann")...)
+	ben := s.enqueue(line(2, "mail", "ben")...)
+	audit := s.enqueue(line(2, "audit", "ann")...)
+	look := func(q outbox.Query, limit int) []outbox.Entry {
+		found, err := s.db.EntryCandidates(s.ctx, q, limit)
+		s.ok(err, "read candidates")
+		return found
+	}
+	for range 2 {
+		found := look(three, 10)
+		same(s, "candidates", seqsOf(found), append(append(seqsOf(ann), seqsOf(ben)...), seqsOf(audit)...))
+		same(s, "a candidate's state", plain(found[0]), ann[0])
+	}
+	same(s, "three candidates", seqsOf(look(three, 3)), seqsOf(append(ann, ben[0])))
+	same(s, "candidates of a topic", seqsOf(look(outbox.Query{Topics: []string{"audit"}}, 10)), seqsOf(audit))
+	head := s.claimOne(ann[0].Seq)
+	same(s, "candidates while ann's head is claimed", seqsOf(look(three, 10)), seqsOf(append(ben, audit...)))
+	s.mark(outbox.Mark{Seq: head.Seq, Token: head.Token, To: outbox.Failed, After: time.Hour})
+	same(s, "candidates while ann's head waits", seqsOf(look(three, 10)), seqsOf(append(ben, audit...)))
+	s.advance(2 * time.Hour)
+	same(s, "candidates once it is due", len(look(three, 10)), 6)
+}
+
+func claimEndedContext(s *stage) {
+	entries := s.enqueue(line(2, "mail", "")...)
+	held := s.claimOne(entries[0].Seq)
+	before := s.dump()
+	ctx, cancel := context.WithCancel(s.ctx)
+	cancel()
+	_, claimErr := s.claims(ctx, s.db, three, claim.Terms{Lease: lease})
+	_, candidatesErr := s.db.EntryCandidates(ctx, three, 10)
+	_, took, takeErr := s.db.TakeEntry(ctx, entries[1], three, claim.Terms{Token: claim.NewToken(), Lease: lease, Limit: 1})
+	_, markErr := s.db.MarkEntries(ctx, []outbox.Mark{{Seq: held.Seq, Token: held.Token, To: outbox.Published}})
+	_, listErr := s.db.Entries(ctx, outbox.Filter{})
+	_, countErr := s.db.StatusCounts(ctx)
+	_, requeueErr := s.db.Requeue(ctx, outbox.Filter{})
+	_, skipErr := s.db.Skip(ctx, outbox.Filter{})
+	for i, err := range []error{claimErr, candidatesErr, takeErr, markErr, listErr, countErr, requeueErr, skipErr} {
+		s.holds(errors.Is(err, context.Canceled), "the error %v of call %d is context.Canceled", err, i)
+	}
+	same(s, "taken", took, false)
+	s.unchanged(before, "calls whose context had ended")
+}

@@ -1,0 +1,178 @@
+package providertest
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/outbox"
+)
+
+var crowdCases = []testCase{
+	{
+		name: "a crowd of relays", play: crowd,
+		rule: "With any number of relays no entry is in two live claims, the first publication of each key's entries is in order, through failures and releases, and in the end everything is published",
+	},
+}
+
+const (
+	crowdRelays  = 8
+	crowdKeys    = 50
+	crowdEntries = 2000
+)
+
+// crowded is what the relays of the crowd did, as seen from outside the store.
+type crowded struct {
+	mu     sync.Mutex
+	held   map[int64]int  // relay by Seq: from when its claim returned until just before its mark
+	last   map[string]int // the entry of the key that was published last, from 1
+	faults []string       // what must not have happened
+	out    int            // entries marked published, in time
+	done   chan struct{}  // closed when all are
+}
+
+func (c *crowded) fault(format string, args ...any) {
+	if len(c.faults) < 10 {
+		c.faults = append(c.faults, fmt.Sprintf(format, args...))
+	}
+}
+
+func crowd(s *stage) {
+	ms := make([]outbox.Message, crowdEntries)
+	for i := range ms {
+		ms[i] = outbox.Message{ID: newID(), Topic: "mail", Key: fmt.Sprintf("key %d", i%crowdKeys), Payload: fmt.Append(nil, i/crowdKeys+1)}
+	}
+	s.ok(s.inTx(s.ctx, func(view TxView, _ Add) error { return view.Enqueue(s.ctx, ms...) }), "enqueue")
+	ctx, stop := context.WithCancel(s.ctx)
+	defer stop()
+	c := &crowded{held: map[int64]int{}, last: map[string]int{}, done: make(chan struct{})}
+	seed := rand.Uint64()
+	together(crowdRelays, func(i int) {
+		s.relayInCrowd(ctx, c, i, rand.New(rand.NewPCG(seed, uint64(i))))
+		if c.broken() {
+			stop() // the others too
+		}
+	})
+	for _, fault := range c.faults {
+		s.Errorf("seed %d: %s", seed, fault)
+	}
+	same(s, "entries published", c.out, crowdEntries)
+	same(s, "counts", s.counts(), map[outbox.Status]int64{
+		outbox.Published: crowdEntries, outbox.Pending: 0, outbox.Claimed: 0, outbox.Failed: 0, outbox.Abandoned: 0, outbox.Skipped: 0,
+	})
+	for key, n := range c.last {
+		same(s, "entries of "+key+" published", n, crowdEntries/crowdKeys)
+	}
+}
+
+func (c *crowded) broken() (yes bool) {
+	c.note(func() { yes = len(c.faults) > 0 })
+	return yes
+}
+
+func (s *stage) relayInCrowd(ctx context.Context, c *crowded, me int, random *rand.Rand) {
+	for ctx.Err() == nil && !c.broken() {
+		taken, err := s.claims(ctx, s.db, outbox.Query{}, claim.Terms{Holder: fmt.Sprint(me), Lease: lease, Limit: 1 + random.IntN(60)})
+		if err != nil {
+			c.note(func() { c.fault("relay %d: claim: %v", me, err) })
+			return
+		}
+		c.note(func() { c.claimed(taken, me) })
+		marks := c.publish(taken, random)
+		for len(marks) > 0 { // in portions, as a relay marks what each Publish call did
+			n := 1 + random.IntN(len(marks))
+			c.note(func() { c.marked(marks[:n]) })
+			late, err := s.db.MarkEntries(ctx, marks[:n])
+			if err != nil || len(late) > 0 {
+				c.note(func() { c.fault("relay %d: mark: late %v, error %v", me, late, err) })
+				return
+			}
+			c.note(func() { c.count(marks[:n]) })
+			marks = marks[n:]
+		}
+		if len(taken) == 0 && pause(ctx, c.done) {
+			return
+		}
+	}
+}
+
+// pause waits for a moment before the next look. It returns true where there is nothing left to look for.
+func pause(ctx context.Context, done <-chan struct{}) bool {
+	t := time.NewTimer(time.Millisecond)
+	defer t.Stop()
+	select {
+	case <-done:
+		return true
+	case <-ctx.Done():
+		return true
+	case <-t.C:
+		return false
+	}
+}
+
+func (c *crowded) note(what func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	what()
+}
+
+func (c *crowded) claimed(taken []outbox.Entry, me int) {
+	for _, e := range taken {
+		if other, held := c.held[e.Seq]; held {
+			c.fault("entry %d is with relay %d and with relay %d", e.Seq, other, me)
+		}
+		c.held[e.Seq] = me
+	}
+}
+
+func (c *crowded) marked(marks []outbox.Mark) {
+	for _, m := range marks {
+		delete(c.held, m.Seq)
+	}
+}
+
+func (c *crowded) count(marks []outbox.Mark) {
+	for _, m := range marks {
+		if m.To != outbox.Published {
+			continue
+		}
+		if c.out++; c.out == crowdEntries {
+			close(c.done)
+		}
+	}
+}
+
+// publish is a publisher that fails now and then. A key's run ends at its first failure, and the rest of it
+// is released; some runs are released as a whole.
+func (c *crowded) publish(taken []outbox.Entry, random *rand.Rand) []outbox.Mark {
+	stopped := map[string]bool{}
+	marks := make([]outbox.Mark, len(taken))
+	for i, e := range taken {
+		m := outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Published}
+		switch dice := random.IntN(20); {
+		case stopped[e.Key]:
+			m.To = outbox.Pending
+		case dice == 0:
+			m.To, stopped[e.Key] = outbox.Pending, true
+		case dice <= 2:
+			m.To, m.After, stopped[e.Key] = outbox.Failed, time.Duration(random.IntN(3))*time.Millisecond, true
+		default:
+			c.note(func() { c.published(e) })
+		}
+		marks[i] = m
+	}
+	return marks
+}
+
+// published checks the order of a key's first publications; none is published twice here, as no claim vanishes.
+func (c *crowded) published(e outbox.Entry) {
+	n, _ := strconv.Atoi(string(e.Payload))
+	if n != c.last[e.Key]+1 {
+		c.fault("%s: entry %d is published after entry %d", e.Key, n, c.last[e.Key])
+	}
+	c.last[e.Key] = n
+}

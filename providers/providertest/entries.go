@@ -1,0 +1,247 @@
+package providertest
+
+import (
+	"errors"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
+)
+
+// toTopics routes an event to the topics that its type lists.
+func toTopics(_ string, d eventstore.Draft) []string {
+	return strings.Fields(strings.TrimPrefix(d.Type, "none"))
+}
+
+// badTopics are topics that no provider could store, by the type that toBadTopics sends there.
+var badTopics = map[string]string{
+	"empty": "", "long": strings.Repeat("x", 256), "control": "a\x01b", "not UTF-8": replacement,
+}
+
+func toBadTopics(_ string, d eventstore.Draft) []string {
+	if topic, ok := badTopics[d.Type]; ok {
+		return []string{"fine", topic}
+	}
+	return []string{"fine"}
+}
+
+var entryCases = []testCase{
+	{
+		name: "an entry for each topic", play: entryEachTopic, options: Options{Route: toTopics},
+		rule: "Append adds an entry for each topic that the route names: the event's id, its stream as the key, its data byte for byte, its place in headers; pending, in order",
+	},
+	{
+		name: "no route, no entries", play: noRouteNoEntries,
+		rule: "A nil Route makes no entries",
+	},
+	{
+		name: "a bad topic", play: badTopic, options: Options{Route: toBadTopics},
+		rule: "A topic that no provider could store is an *InvalidError, and nothing commits",
+	},
+	{
+		name: "enqueued at the commit", play: enqueuedAtCommit,
+		rule: "Enqueue adds messages to the outbox; they are there when the transaction commits, and never otherwise",
+	},
+	{
+		name: "a message is kept byte for byte", play: messageKept,
+		rule: "A message is published byte for byte, with its headers; an empty ID is drawn, an empty Key is the message's own id",
+	},
+	{
+		name: "a message is enqueued once", play: enqueuedOnce,
+		rule: "A message whose id is in the outbox for that topic already is ignored",
+	},
+	{
+		name: "bad messages", play: badMessages,
+		rule: "An invalid message is an *InvalidError, nothing of its call is added, and the transaction stays usable",
+	},
+	{
+		name: "a hint that there is something", play: wakes, options: Options{Route: outbox.ByCategory},
+		rule: "Enqueued returns a channel that is closed when entries are next added through this value (checked of an outbox.Waker)",
+	},
+}
+
+func entryEachTopic(s *stage) {
+	ds := drafts(5)
+	ds[0].Type, ds[1].Type, ds[2].Type, ds[3].Type, ds[4].Type = "mail", "mail audit", "none", "audit mail audit", "mail"
+	ds[1].Data = []byte(` { "b" : 1E5, "a":-0 , "s": "\u00e9é" } `)
+	ds[1].Metadata = eventstore.Metadata{
+		CorrelationID: "c-1", CausationID: "c-2", Traceparent: "00-1", Actor: "ann",
+		Extra: map[string]string{"tenant": "42", strings.Repeat("k", 255): "long"},
+	}
+	s.append("review-1", eventstore.NoStream, ds[:3]...)
+	s.append("review-1", 3, ds[3:]...)
+	for topic, of := range map[string][]int{"mail": {0, 1, 3, 4}, "audit": {1, 3}} {
+		entries := s.entries(outbox.Filter{Topic: topic})
+		same(s, "entries of topic "+topic, len(entries), len(of))
+		for i, n := range of {
+			e := entries[i]
+			want := outbox.FromEvent("review-1", int64(n+1), ds[n], topic)
+			same(s, "message", e.Message, want)
+			s.holds(!e.CreatedAt.IsZero(), "an entry knows when it was made")
+			s.holds(!e.NextAttemptAt.After(e.CreatedAt), "a new entry waits for nothing")
+			same(s, "a new entry's life", e, outbox.Entry{
+				Message: want, Seq: e.Seq, Status: outbox.Pending, NextAttemptAt: e.NextAttemptAt, CreatedAt: e.CreatedAt,
+			})
+		}
+	}
+	same(s, "entries", len(s.entries(outbox.Filter{})), 6)
+	page, err := s.db.Entries(s.ctx, outbox.Filter{Limit: 1})
+	s.ok(err, "list entries")
+	same(s, "zone of CreatedAt", page[0].CreatedAt.Location(), time.UTC)
+}
+
+// inKeyOrder ends the case if the entries of a key do not stand in the order of their events.
+func (s *stage) inKeyOrder(entries []outbox.Entry) {
+	s.Helper()
+	last := map[string]int{}
+	for _, e := range entries {
+		version, err := strconv.Atoi(e.Headers[outbox.HeaderVersion])
+		s.ok(err, "read the version in the headers")
+		s.holds(version > last[e.Key], "version %d of %s comes after %d", version, e.Key, last[e.Key])
+		last[e.Key] = version
+	}
+}
+
+func noRouteNoEntries(s *stage) {
+	s.append("review-1", eventstore.NoStream, drafts(3)...)
+	same(s, "entries", len(s.entries(outbox.Filter{})), 0)
+}
+
+func badTopic(s *stage) {
+	before := s.dump("review-1")
+	for name := range badTopics {
+		ds := drafts(3)
+		ds[1].Type = name
+		_, err := s.db.Append(s.ctx, "review-1", eventstore.Any, ds)
+		s.invalid(err, "append routed to a bad topic: "+name)
+		s.ok(s.inTx(s.ctx, func(view TxView, _ Add) error {
+			_, err := view.Append(s.ctx, "review-1", eventstore.Any, ds)
+			s.invalid(err, "append routed to a bad topic in a transaction: "+name)
+			return nil
+		}), "commit")
+	}
+	s.unchanged(before, "appends to bad topics")
+}
+
+func enqueuedAtCommit(s *stage) {
+	undo := errors.New("undo")
+	err := s.inTx(s.ctx, func(view TxView, _ Add) error {
+		s.ok(view.Enqueue(s.ctx, line(3, "mail", "ann")...), "enqueue")
+		return undo
+	})
+	s.holds(errors.Is(err, undo), "the error %v is that of the function", err)
+	same(s, "entries after a rollback", len(s.entries(outbox.Filter{})), 0)
+	ms := line(3, "mail", "ann")
+	s.ok(s.inTx(s.ctx, func(view TxView, _ Add) error {
+		s.ok(view.Enqueue(s.ctx, ms[0]), "enqueue")
+		s.ok(view.Enqueue(s.ctx, ms[1], ms[2]), "enqueue")
+		s.ok(view.Enqueue(s.ctx), "enqueue nothing")
+		same(s, "entries before the commit", len(s.entries(outbox.Filter{})), 0)
+		return nil
+	}), "commit")
+	for i, e := range s.entries(outbox.Filter{}) {
+		same(s, "message in its place", e.Message, ms[i])
+	}
+	same(s, "entries after the commit", len(s.entries(outbox.Filter{})), 3)
+}
+
+func messageKept(s *stage) {
+	binary := make([]byte, 256)
+	for i := range binary {
+		binary[i] = byte(i)
+	}
+	for _, payload := range []string{"", string(binary), `{"n": 1E5, "z":-0}`, "\x00", " \n", "not json", "\xff\xfe"} {
+		want := outbox.Message{
+			ID: "not a uuid: O'Hara's; -- " + newID(), Topic: `t'o"p;ic %`, Key: `k'e"y \ 日本`, Payload: []byte(payload),
+			Headers: map[string]string{"plain": "v", `o'dd "header" %s`: `v'al\ue 日本`, "empty": ""},
+		}
+		got := s.enqueue(want)[0]
+		s.holds(string(got.Payload) == payload, "payload %q is kept as %q", payload, got.Payload)
+		got.Payload, want.Payload = nil, nil
+		same(s, "message", got.Message, want)
+	}
+	bare := s.enqueue(outbox.Message{Topic: "mail"}, outbox.Message{Topic: "mail"})
+	same(s, "entries of messages without an id", len(bare), 2)
+	s.holds(bare[0].ID != "" && bare[0].ID != bare[1].ID, "an empty id is drawn anew: %q, %q", bare[0].ID, bare[1].ID)
+	same(s, "key of a message without one", []string{bare[0].Key, bare[1].Key}, []string{bare[0].ID, bare[1].ID})
+
+	m := outbox.Message{Topic: "mail", Headers: map[string]string{"k": "v"}, Payload: []byte("hello")}
+	kept := s.enqueue(m)[0]
+	for _, theirs := range []outbox.Message{m, kept.Message} { // what the caller gave, and what it got
+		theirs.Headers["k"] = "spoilt"
+		copy(theirs.Payload, "spoilt")
+		now := s.entry(kept.Seq)
+		same(s, "message after the caller spoilt its own", []string{now.Headers["k"], string(now.Payload)}, []string{"v", "hello"})
+	}
+}
+
+func enqueuedOnce(s *stage) {
+	m := outbox.Message{ID: newID(), Topic: "mail", Key: "ann", Payload: []byte("first")}
+	other, elsewhere := m, m
+	other.Payload, elsewhere.Topic = []byte("second"), "audit"
+	added := s.enqueue(m, other)
+	same(s, "entries of a message enqueued twice in a call", len(added), 1)
+	same(s, "payload that counts", string(added[0].Payload), "first")
+	s.ok(s.inTx(s.ctx, func(view TxView, add Add) error {
+		s.ok(view.Enqueue(s.ctx, other), "enqueue again")
+		s.ok(view.Enqueue(s.ctx, other, elsewhere), "enqueue again, and to another topic")
+		return add(s.ctx, "after", 1)
+	}), "commit after a repeat")
+	same(s, "total", s.total("after"), 1)
+	same(s, "entries", len(s.entries(outbox.Filter{})), 2)
+	same(s, "the first entry", s.entry(added[0].Seq), added[0])
+	s.mark(outbox.Mark{Seq: added[0].Seq, Token: s.claimOne(added[0].Seq).Token, To: outbox.Published})
+	same(s, "entries after a repeat of what was published", len(s.enqueue(other)), 0)
+}
+
+func badMessages(s *stage) {
+	long := strings.Repeat("x", 256)
+	many := map[string]string{}
+	for i := range 65 {
+		many[strconv.Itoa(i)] = "v"
+	}
+	for name, m := range map[string]outbox.Message{
+		"no topic": {}, "long topic": {Topic: long}, "topic with a NUL": {Topic: "a\x00"}, "topic not UTF-8": {Topic: replacement},
+		"long id": {Topic: "t", ID: long}, "id with a NUL": {Topic: "t", ID: "\x00"}, "long key": {Topic: "t", Key: long},
+		"key not UTF-8": {Topic: "t", Key: replacement}, "many headers": {Topic: "t", Headers: many},
+		"empty header": {Topic: "t", Headers: map[string]string{"": "v"}}, "long header": {Topic: "t", Headers: map[string]string{long: "v"}},
+		"header with a NUL": {Topic: "t", Headers: map[string]string{"k": "\x00"}},
+		"large payload":     {Topic: "t", Payload: make([]byte, eventstore.DefaultMaxPayload+1)},
+	} {
+		good := line(1, "good", name)[0]
+		s.ok(s.inTx(s.ctx, func(view TxView, _ Add) error {
+			s.invalid(view.Enqueue(s.ctx, m), name)
+			s.invalid(view.Enqueue(s.ctx, outbox.Message{Topic: "bad company"}, m), name+" beside a good one")
+			return view.Enqueue(s.ctx, good)
+		}), "commit after "+name)
+		same(s, "messages enqueued after "+name, len(s.entries(outbox.Filter{Key: name})), 1)
+	}
+	same(s, "messages enqueued beside bad ones", len(s.entries(outbox.Filter{Topic: "bad company"})), 0)
+}
+
+func wakes(s *stage) {
+	waker, ok := s.db.(outbox.Waker)
+	if !ok {
+		s.Log("this provider is no outbox.Waker")
+		return
+	}
+	for i, add := range []func(){
+		func() { s.append("review-1", eventstore.Any, draft()) },
+		func() { s.append("review-1", eventstore.Any, draft()) },
+	} {
+		hint := waker.Enqueued()
+		select {
+		case <-hint:
+			s.Fatalf("hint %d came before anything was added", i)
+		default:
+		}
+		add()
+		select {
+		case <-hint:
+		case <-s.ctx.Done():
+			s.Fatalf("hint %d did not come", i)
+		}
+	}
+}

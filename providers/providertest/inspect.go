@@ -1,0 +1,221 @@
+package providertest
+
+import (
+	"context"
+	"time"
+
+	"github.com/kinora-go/kinora/outbox"
+)
+
+var inspectCases = []testCase{
+	{
+		name: "counts by status", play: countsByStatus,
+		rule: "StatusCounts counts entries by status; every status is there, also with none",
+	},
+	{
+		name: "filters", play: filters,
+		rule: "Entries lists what f picks, in order of Seq; the zero Filter picks all, up to 100",
+	},
+	{
+		name: "many at once", play: manyChanged,
+		rule: "Filter.Limit: zero means 100 for Entries, and no limit for Requeue and Skip; otherwise the first ones in order of Seq",
+	},
+	{
+		name: "requeue", play: requeue,
+		rule: "Requeue makes the abandoned and failed entries that f picks pending, at once, with a fresh budget of attempts, no longer suspect; entries in another status stay as they are",
+	},
+	{
+		name: "skip", play: skip,
+		rule: "Skip gives up for good on the pending, failed and abandoned entries that f picks; their keys go on without them; entries in another status stay as they are",
+	},
+}
+
+// oneOfEach makes an entry in every status, in the order of outbox.Statuses, of topic "mail" and "audit" in
+// turn, and with a key of its own: "1 claimed" for series 1.
+func (s *stage) oneOfEach(series string) map[outbox.Status]outbox.Entry {
+	s.Helper()
+	each := map[outbox.Status]outbox.Entry{}
+	for i, status := range outbox.Statuses() {
+		e := s.enqueue(line(1, []string{"mail", "audit"}[i%2], series+" "+string(status))...)[0]
+		switch status {
+		case outbox.Pending:
+		case outbox.Skipped:
+			n, err := s.db.Skip(s.ctx, outbox.Filter{Seqs: []int64{e.Seq}})
+			s.ok(err, "skip")
+			same(s, "entries skipped", n, 1)
+		default:
+			r := s.relay("a")
+			r.take(e, true)
+			s.mark(outbox.Mark{Seq: e.Seq, Token: r.terms.Token, To: status, After: lease, Error: "*net.OpError"})
+		}
+		each[status] = s.entry(e.Seq)
+		same(s, "status", each[status].Status, status)
+	}
+	return each
+}
+
+func (s *stage) counts() map[outbox.Status]int64 {
+	s.Helper()
+	counts, err := s.db.StatusCounts(s.ctx)
+	s.ok(err, "count entries")
+	return counts
+}
+
+func countsByStatus(s *stage) {
+	want := map[outbox.Status]int64{}
+	for _, status := range outbox.Statuses() {
+		want[status] = 0
+	}
+	same(s, "counts of an empty outbox", s.counts(), want)
+	for _, status := range outbox.Statuses() {
+		want[status] = 2
+	}
+	s.oneOfEach("1")
+	s.oneOfEach("2")
+	same(s, "counts", s.counts(), want)
+}
+
+func filters(s *stage) {
+	first, second := s.oneOfEach("1"), s.oneOfEach("2")
+	var all []outbox.Entry
+	for _, each := range []map[outbox.Status]outbox.Entry{first, second} {
+		for _, status := range outbox.Statuses() {
+			all = append(all, each[status])
+		}
+	}
+	pick := func(is ...int) []int64 {
+		seqs := []int64{}
+		for _, i := range is {
+			seqs = append(seqs, all[i].Seq)
+		}
+		return seqs
+	}
+	for name, c := range map[string]struct {
+		f    outbox.Filter
+		want []int64
+	}{
+		"everything":      {outbox.Filter{}, seqsOf(all)},
+		"a status":        {outbox.Filter{Status: []outbox.Status{outbox.Claimed}}, pick(1, 7)},
+		"two statuses":    {outbox.Filter{Status: []outbox.Status{outbox.Skipped, outbox.Pending}}, pick(0, 5, 6, 11)},
+		"a topic":         {outbox.Filter{Topic: "audit"}, pick(1, 3, 5, 7, 9, 11)},
+		"a key":           {outbox.Filter{Key: "2 failed"}, pick(9)},
+		"a key elsewhere": {outbox.Filter{Key: "2 failed", Topic: "mail"}, pick()},
+		"some Seqs":       {outbox.Filter{Seqs: pick(8, 2, 5)}, pick(2, 5, 8)},
+		"a page":          {outbox.Filter{After: all[3].Seq, Limit: 3}, pick(4, 5, 6)},
+		"a topic's page":  {outbox.Filter{Topic: "mail", After: all[2].Seq, Limit: 2}, pick(4, 6)},
+		"beyond the end":  {outbox.Filter{After: all[11].Seq}, pick()},
+		"all at once":     {outbox.Filter{Status: []outbox.Status{outbox.Published}, Topic: "mail", Key: "2 published", Seqs: pick(2, 3, 8), After: all[2].Seq, Limit: 5}, pick(8)},
+	} {
+		got, err := s.db.Entries(s.ctx, c.f)
+		s.ok(err, "list "+name)
+		same(s, name, seqsOf(got), c.want)
+		for _, e := range got {
+			same(s, "an entry of "+name, plain(e), s.entry(e.Seq))
+		}
+	}
+	s.enqueue(line(100, "mail", "")...)
+	got, err := s.db.Entries(s.ctx, outbox.Filter{})
+	s.ok(err, "list without a limit")
+	same(s, "entries without a limit", len(got), 100)
+}
+
+func manyChanged(s *stage) {
+	const n = 130
+	entries := s.enqueue(line(n, "mail", "")...)
+	var marks []outbox.Mark
+	for _, e := range s.claim(three, n) {
+		marks = append(marks, outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Abandoned})
+	}
+	s.mark(marks...)
+	for _, c := range []struct {
+		name    string
+		change  func(context.Context, outbox.Filter) (int, error)
+		f       outbox.Filter
+		changed int
+		next    outbox.Status
+	}{
+		{"requeue seven", s.db.Requeue, outbox.Filter{Status: []outbox.Status{outbox.Abandoned}, Limit: 7}, 7, outbox.Pending},
+		{"requeue the next five", s.db.Requeue, outbox.Filter{After: entries[6].Seq, Limit: 5}, 5, outbox.Pending},
+		{"requeue the rest", s.db.Requeue, outbox.Filter{Status: []outbox.Status{outbox.Abandoned}}, n - 12, outbox.Pending},
+		{"skip all", s.db.Skip, outbox.Filter{Topic: "mail"}, n, outbox.Skipped},
+	} {
+		before := s.counts()
+		changed, err := c.change(s.ctx, c.f)
+		s.ok(err, c.name)
+		same(s, c.name, changed, c.changed)
+		same(s, "entries that are now "+string(c.next), s.counts()[c.next], before[c.next]+int64(changed))
+		for i, e := range s.entries(outbox.Filter{Status: []outbox.Status{c.next}}) {
+			same(s, "Seq of the changed ones, the first first", e.Seq, entries[i].Seq)
+		}
+	}
+}
+
+func requeue(s *stage) {
+	each := s.oneOfEach("1")
+	for range three.Attempts - 1 { // failed: at its last attempt, suspect
+		s.advance(lease + time.Hour)
+		same(s, "claimed", seqsOf(s.claim(outbox.Query{Topics: []string{"audit"}, Attempts: 9}, 1)), []int64{each[outbox.Claimed].Seq})
+		same(s, "claimed", seqsOf(s.claim(outbox.Query{Topics: []string{"audit"}, Attempts: 9}, 1)), []int64{each[outbox.Failed].Seq})
+	}
+	failed := s.entry(each[outbox.Failed].Seq)
+	same(s, "suspect", failed.Suspect, true)
+	s.mark(outbox.Mark{Seq: failed.Seq, Token: failed.Token, To: outbox.Failed, After: time.Hour})
+	before := s.entries(outbox.Filter{})
+	n, err := s.db.Requeue(s.ctx, outbox.Filter{Key: "nobody"})
+	s.ok(err, "requeue nothing")
+	same(s, "entries of nobody requeued", n, 0)
+	n, err = s.db.Requeue(s.ctx, outbox.Filter{Status: []outbox.Status{outbox.Failed, outbox.Pending, outbox.Claimed}, Limit: 9})
+	s.ok(err, "requeue the failed")
+	same(s, "failed entries requeued", n, 1)
+	n, err = s.db.Requeue(s.ctx, outbox.Filter{})
+	s.ok(err, "requeue")
+	same(s, "entries requeued", n, 1)
+	for i, e := range s.entries(outbox.Filter{}) {
+		was := before[i]
+		if was.Status != outbox.Failed && was.Status != outbox.Abandoned {
+			same(s, "entry in another status", e, was)
+			continue
+		}
+		same(s, "status, attempts, suspect", []any{e.Status, e.Attempts, e.Suspect}, []any{outbox.Pending, 0, false})
+	}
+	for _, status := range []outbox.Status{outbox.Failed, outbox.Abandoned} {
+		e := each[status]
+		taken := s.claim(outbox.Query{Topics: []string{e.Topic}, Attempts: 1}, 1)
+		if status == outbox.Abandoned { // the pending one of its topic stands before it
+			taken = s.claim(outbox.Query{Topics: []string{e.Topic}, Attempts: 1}, 1)
+		}
+		same(s, "claimed after the requeue", seqsOf(taken), []int64{e.Seq})
+		same(s, "attempts, suspect", []any{taken[0].Attempts, taken[0].Suspect}, []any{1, false})
+	}
+}
+
+func skip(s *stage) {
+	each := s.oneOfEach("1")
+	var followers []outbox.Entry
+	for _, status := range []outbox.Status{outbox.Failed, outbox.Abandoned} {
+		e := each[status]
+		followers = append(followers, s.enqueue(line(1, e.Topic, e.Key)...)...)
+	}
+	before := s.entries(outbox.Filter{})
+	s.claimed("a claim before", each[outbox.Pending])
+	s.mark(outbox.Mark{Seq: each[outbox.Pending].Seq, Token: s.entry(each[outbox.Pending].Seq).Token, To: outbox.Pending})
+	n, err := s.db.Skip(s.ctx, outbox.Filter{Key: "1 abandoned", Limit: 1})
+	s.ok(err, "skip one")
+	same(s, "entries of one key skipped", n, 1)
+	seqs := []int64{}
+	for _, e := range each {
+		seqs = append(seqs, e.Seq)
+	}
+	n, err = s.db.Skip(s.ctx, outbox.Filter{Seqs: seqs})
+	s.ok(err, "skip")
+	same(s, "entries skipped", n, 2)
+	for i, e := range s.entries(outbox.Filter{Seqs: seqs}) {
+		switch was := before[i]; was.Status {
+		case outbox.Claimed, outbox.Published, outbox.Skipped:
+			same(s, "entry in another status", e, was)
+		default:
+			same(s, "status", e.Status, outbox.Skipped)
+		}
+	}
+	s.claimed("a claim of those that stood behind", followers...)
+}

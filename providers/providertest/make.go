@@ -1,0 +1,218 @@
+package providertest
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/big"
+	"reflect"
+	"time"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+)
+
+// newID is a random UUID in lower-case canonical form.
+func newID() string {
+	var b [16]byte
+	_, _ = rand.Read(b[:]) // never fails
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// draft is a good draft with a new id.
+func draft() eventstore.Draft {
+	return eventstore.Draft{ID: newID(), Type: "thing.happened", Schema: 1, Data: []byte(`{"n":1}`)}
+}
+
+func drafts(n int) []eventstore.Draft {
+	ds := make([]eventstore.Draft, n)
+	for i := range ds {
+		ds[i] = draft()
+		ds[i].Data = fmt.Appendf(nil, `{"n":%d}`, i+1)
+	}
+	return ds
+}
+
+func idsOf(ds []eventstore.Draft) []string {
+	ids := make([]string, len(ds))
+	for i, d := range ds {
+		ids[i] = d.ID
+	}
+	return ids
+}
+
+// append appends, and ends the case on an error.
+func (s *stage) append(stream string, expected eventstore.Expected, ds ...eventstore.Draft) eventstore.Appended {
+	s.Helper()
+	at, err := s.db.Append(s.ctx, stream, expected, ds)
+	s.ok(err, "append "+stream)
+	return at
+}
+
+// read reads a stream to its end, and ends the case on an error.
+func (s *stage) read(from eventstore.Store, stream string, after int64) []eventstore.Raw {
+	s.Helper()
+	var events []eventstore.Raw
+	for e, err := range from.ReadStream(s.ctx, stream, after) {
+		s.ok(err, "read "+stream)
+		events = append(events, e)
+	}
+	return events
+}
+
+// readIDs is the ids of a stream in order. It ends the case if the versions are not 1, 2, 3 and so on.
+func (s *stage) readIDs(stream string) []string {
+	s.Helper()
+	ids := []string{}
+	for i, e := range s.read(s.db, stream, 0) {
+		same(s, "version in "+stream, e.Version, int64(i+1))
+		same(s, "stream of an event in "+stream, e.Stream, stream)
+		ids = append(ids, e.ID)
+	}
+	return ids
+}
+
+// dump is what a store shows.
+type dump struct {
+	events  map[string][]eventstore.Raw
+	entries []outbox.Entry
+	parked  []projector.Parked
+}
+
+// dump reads everything, of these streams.
+func (s *stage) dump(streams ...string) dump {
+	s.Helper()
+	d := dump{events: map[string][]eventstore.Raw{}, entries: s.entries(outbox.Filter{})}
+	for _, stream := range streams {
+		d.events[stream] = s.read(s.db, stream, 0)
+	}
+	var err error
+	d.parked, err = s.db.ParkedMessages(s.ctx, "", 0, 10_000)
+	s.ok(err, "list parked messages")
+	return d
+}
+
+// unchanged ends the case if anything was written since before was taken.
+func (s *stage) unchanged(before dump, since string) {
+	s.Helper()
+	streams := make([]string, 0, len(before.events))
+	for stream := range before.events {
+		streams = append(streams, stream)
+	}
+	if now := s.dump(streams...); !reflect.DeepEqual(before, now) {
+		s.Fatalf("something was written by %s:\nbefore %+v\nnow    %+v", since, before, now)
+	}
+}
+
+// entries reads all that f picks, page by page, with times and empty values in one form.
+func (s *stage) entries(f outbox.Filter) []outbox.Entry {
+	s.Helper()
+	all := []outbox.Entry{}
+	for {
+		page, err := s.db.Entries(s.ctx, f)
+		s.ok(err, "list entries")
+		if len(page) == 0 {
+			return all
+		}
+		for _, e := range page {
+			s.holds(e.Seq > f.After, "entry %d comes after %d", e.Seq, f.After)
+			f.After = e.Seq
+			all = append(all, plain(e))
+		}
+	}
+}
+
+// plain is e in the one form that reflect.DeepEqual compares well.
+func plain(e outbox.Entry) outbox.Entry {
+	for _, at := range []*time.Time{&e.NextAttemptAt, &e.CreatedAt, &e.LastAttemptedAt, &e.PublishedAt} {
+		*at = at.UTC().Round(0)
+	}
+	if len(e.Headers) == 0 {
+		e.Headers = nil
+	}
+	if len(e.Payload) == 0 {
+		e.Payload = nil
+	}
+	return e
+}
+
+// entry reads one entry.
+func (s *stage) entry(seq int64) outbox.Entry {
+	s.Helper()
+	found := s.entries(outbox.Filter{Seqs: []int64{seq}})
+	same(s, "entries of that Seq", len(found), 1)
+	return found[0]
+}
+
+// enqueue adds messages in a transaction of their own and returns their entries.
+func (s *stage) enqueue(ms ...outbox.Message) []outbox.Entry {
+	s.Helper()
+	var after int64
+	if all := s.entries(outbox.Filter{}); len(all) > 0 {
+		after = all[len(all)-1].Seq
+	}
+	s.ok(s.inTx(s.ctx, func(view TxView, _ Add) error { return view.Enqueue(s.ctx, ms...) }), "enqueue")
+	return s.entries(outbox.Filter{After: after})
+}
+
+// line is n messages of one topic and key.
+func line(n int, topic, key string) []outbox.Message {
+	ms := make([]outbox.Message, n)
+	for i := range ms {
+		ms[i] = outbox.Message{ID: newID(), Topic: topic, Key: key, Payload: fmt.Appendf(nil, "%s %d", key, i+1)}
+	}
+	return ms
+}
+
+func seqsOf(entries []outbox.Entry) []int64 {
+	seqs := make([]int64, len(entries))
+	for i, e := range entries {
+		seqs[i] = e.Seq
+	}
+	return seqs
+}
+
+// invalid ends the case if err is not an *eventstore.InvalidError.
+func (s *stage) invalid(err error, doing string) {
+	s.Helper()
+	if _, ok := errors.AsType[*eventstore.InvalidError](err); !ok || !errors.Is(err, eventstore.ErrInvalid) {
+		s.Fatalf("%s: got error %v, want an *eventstore.InvalidError", doing, err)
+	}
+}
+
+// sameJSON compares JSON as values: a database may keep its own spelling of an event's data, and no more
+// than that: every digit of a number counts.
+func sameJSON(a, b []byte) bool {
+	x, errX := jsonValue(a)
+	y, errY := jsonValue(b)
+	return errX == nil && errY == nil && reflect.DeepEqual(x, y)
+}
+
+func jsonValue(b []byte) (any, error) {
+	dec := json.NewDecoder(bytes.NewReader(b))
+	dec.UseNumber()
+	var v any
+	err := dec.Decode(&v)
+	return exact(v), err
+}
+
+func exact(v any) any {
+	switch v := v.(type) {
+	case json.Number:
+		r, _ := new(big.Rat).SetString(v.String())
+		return r.RatString()
+	case []any:
+		for i := range v {
+			v[i] = exact(v[i])
+		}
+	case map[string]any:
+		for k := range v {
+			v[k] = exact(v[k])
+		}
+	}
+	return v
+}

@@ -1,0 +1,242 @@
+package providertest
+
+import (
+	"slices"
+	"time"
+
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/outbox"
+)
+
+var markCases = []testCase{
+	{
+		name: "what each mark makes of an entry", play: eachMark,
+		rule: "Published, Failed (with its backoff and error class), Abandoned (with its error class), Claimed (renews the lease), Pending (releases, and gives the attempt back)",
+	},
+	{
+		name: "a renewed lease", play: renewedLease,
+		rule: "A mark to Claimed renews the lease: it ends After from now",
+	},
+	{
+		name: "a released entry", play: releasedEntry,
+		rule: "A mark to Pending releases and gives the attempt back: the entry is claimable at once",
+	},
+	{
+		name: "a late mark changes nothing", play: lateMark,
+		rule: "MarkEntries returns the Seqs whose token is no longer the entry's claim: those are unchanged",
+	},
+	{
+		name: "a mark counts once", play: markCountsOnce,
+		rule: "Each mark is fenced by its token: once an entry is no longer claimed, a mark with the token of that claim is late",
+	},
+	{
+		name: "late marks beside good ones", play: lateBesideGood,
+		rule: "MarkEntries changes what its tokens still hold, and returns the Seqs of the others",
+	},
+	{
+		name: "a mark after the lease's end", play: markAfterLease,
+		rule: "A claim ends with its take-over, not with its lease: until then its token counts",
+	},
+	{
+		name: "a mark to a wrong status", play: wrongMark,
+		rule: "A mark to another status than Mark.To allows is an *eventstore.InvalidError, nothing changed",
+	},
+	{
+		name: "published is the end", play: publishedIsTheEnd,
+		rule: "Published and skipped are terminal",
+	},
+}
+
+// mark marks, and ends the case if any of the marks is late.
+func (s *stage) mark(marks ...outbox.Mark) {
+	s.Helper()
+	late, err := s.db.MarkEntries(s.ctx, marks)
+	s.ok(err, "mark")
+	same(s, "late marks", len(late), 0)
+}
+
+// late ends the case if any of the marks is not late.
+func (s *stage) late(what string, marks ...outbox.Mark) {
+	s.Helper()
+	late, err := s.db.MarkEntries(s.ctx, marks)
+	s.ok(err, what)
+	want := make([]int64, len(marks))
+	for i, m := range marks {
+		want[i] = m.Seq
+	}
+	same(s, "late marks: "+what, late, want)
+}
+
+// everyMark is a mark of e to each status that a mark may name.
+func everyMark(e outbox.Entry) []outbox.Mark {
+	return []outbox.Mark{
+		{Seq: e.Seq, Token: e.Token, To: outbox.Published},
+		{Seq: e.Seq, Token: e.Token, To: outbox.Failed, After: 3 * time.Hour, Error: "*net.OpError"},
+		{Seq: e.Seq, Token: e.Token, To: outbox.Abandoned, Error: "*net.OpError"},
+		{Seq: e.Seq, Token: e.Token, To: outbox.Claimed, After: 3 * time.Hour},
+		{Seq: e.Seq, Token: e.Token, To: outbox.Pending},
+	}
+}
+
+func eachMark(s *stage) {
+	kinds := len(everyMark(outbox.Entry{}))
+	entries := s.enqueue(line(kinds, "mail", "")...)
+	var marks []outbox.Mark
+	for i, e := range s.claimed("the claim", entries...) {
+		marks = append(marks, everyMark(e)[i])
+	}
+	s.mark(marks...)
+	for i, m := range marks {
+		e := s.entry(m.Seq)
+		want := e // times are looked at one by one
+		want.Status, want.Attempts, want.Token, want.ClaimedBy, want.LastError = m.To, 1, m.Token, "a", m.Error
+		if m.To == outbox.Pending {
+			want.Attempts = 0
+		}
+		same(s, "entry marked "+string(m.To), e, want)
+		same(s, "message of the entry", e.Message, entries[i].Message)
+		same(s, "published at a time", !e.PublishedAt.IsZero(), m.To == outbox.Published)
+		s.holds(!e.PublishedAt.Before(e.LastAttemptedAt) || e.PublishedAt.IsZero(), "the publication follows the attempt")
+		wait := e.NextAttemptAt.Sub(e.LastAttemptedAt)
+		switch m.To {
+		case outbox.Failed, outbox.Claimed:
+			s.holds(wait >= m.After && wait < m.After+patience, "%s: the next attempt is %s after the last, not %s", m.To, m.After, wait)
+		case outbox.Pending:
+			s.holds(wait < patience, "a released entry does not wait: %s", wait)
+		}
+	}
+	s.mark() // none
+}
+
+func renewedLease(s *stage) {
+	entries := s.enqueue(line(1, "mail", "ann")...)
+	held := s.claimOne(entries[0].Seq)
+	s.advance(lease - time.Hour)
+	s.mark(outbox.Mark{Seq: held.Seq, Token: held.Token, To: outbox.Claimed, After: 4 * time.Hour})
+	s.advance(3 * time.Hour) // past the first lease's end
+	s.claimed("a claim during the renewed lease")
+	same(s, "attempts after the renewal", s.entry(held.Seq).Attempts, 1)
+	s.advance(2 * time.Hour)
+	again := s.claimed("a claim after the renewed lease", entries...)
+	same(s, "attempts after the take-over", again[0].Attempts, 2)
+	s.late("a renewal after the take-over", outbox.Mark{Seq: held.Seq, Token: held.Token, To: outbox.Claimed, After: lease})
+}
+
+func releasedEntry(s *stage) {
+	entries := s.enqueue(line(2, "mail", "ann")...)
+	for range 5 { // more often than it has attempts
+		taken := s.claimed("a claim of what was released", entries...)
+		for _, e := range taken {
+			same(s, "attempts", e.Attempts, 1)
+			s.mark(outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Pending})
+			same(s, "status after the release", s.entry(e.Seq).Status, outbox.Pending)
+		}
+	}
+}
+
+func lateMark(s *stage) {
+	entries := s.enqueue(line(1, "mail", "ann")...)
+	first := s.claimOne(entries[0].Seq)
+	s.advance(lease + time.Hour)
+	second := s.claimOne(entries[0].Seq)
+	for _, m := range everyMark(first) {
+		before := s.dump()
+		s.late("a mark to "+string(m.To)+" after the take-over", m)
+		s.unchanged(before, "a late mark to "+string(m.To))
+	}
+	s.mark(outbox.Mark{Seq: second.Seq, Token: second.Token, To: outbox.Pending})
+	for _, m := range append(everyMark(first), everyMark(second)...) {
+		before := s.dump()
+		s.late("a mark to "+string(m.To)+" after the release", m)
+		s.unchanged(before, "a late mark to "+string(m.To))
+	}
+}
+
+func markCountsOnce(s *stage) {
+	s.enqueue(line(5, "mail", "")...)
+	for i, e := range s.claim(three, 5) {
+		m := everyMark(e)[i]
+		s.mark(m)
+		if m.To == outbox.Claimed { // renewed, it is still held
+			s.mark(m)
+			continue
+		}
+		before := s.dump()
+		for _, again := range everyMark(e) {
+			s.late("a mark to "+string(again.To)+" after one to "+string(m.To), again)
+		}
+		s.unchanged(before, "marks after one to "+string(m.To))
+	}
+	twice := s.enqueue(line(1, "mail", "")...)
+	held := s.claim(outbox.Query{Topics: []string{"mail"}}, 10)
+	e := held[len(held)-1]
+	same(s, "claimed last", e.Seq, twice[0].Seq)
+	m := outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Published}
+	_, err := s.db.MarkEntries(s.ctx, []outbox.Mark{m, m})
+	s.ok(err, "mark twice in one call")
+	same(s, "status after two marks in one call", s.entry(e.Seq).Status, outbox.Published)
+}
+
+func lateBesideGood(s *stage) {
+	entries := s.enqueue(line(4, "mail", "")...)
+	taken := s.claim(three, 2)
+	before := s.dump()
+	marks := []outbox.Mark{
+		{Seq: entries[2].Seq, To: outbox.Published},                            // not claimed, no token
+		{Seq: taken[0].Seq, Token: taken[0].Token, To: outbox.Published},       // good
+		{Seq: taken[1].Seq, Token: claim.NewToken(), To: outbox.Published},     // another claim's token
+		{Seq: entries[3].Seq, Token: taken[0].Token, To: outbox.Published},     // not claimed, another's token
+		{Seq: entries[3].Seq + 999, Token: taken[0].Token, To: outbox.Pending}, // not there
+	}
+	late, err := s.db.MarkEntries(s.ctx, marks)
+	s.ok(err, "mark")
+	slices.Sort(late)
+	same(s, "late marks", late, []int64{taken[1].Seq, entries[2].Seq, entries[3].Seq, entries[3].Seq + 999})
+	same(s, "status of the good one", s.entry(taken[0].Seq).Status, outbox.Published)
+	after := s.dump()
+	same(s, "the other entries", after.entries[1:], before.entries[1:])
+}
+
+func markAfterLease(s *stage) {
+	s.enqueue(line(5, "mail", "")...)
+	taken := s.claim(three, 5)
+	s.advance(lease + time.Hour)
+	for i, e := range taken {
+		m := everyMark(e)[i]
+		s.mark(m)
+		same(s, "status", s.entry(e.Seq).Status, m.To)
+	}
+}
+
+func wrongMark(s *stage) {
+	s.enqueue(line(2, "mail", "")...)
+	taken := s.claim(three, 2)
+	before := s.dump()
+	for _, to := range []outbox.Status{outbox.Skipped, "", "held", "nonsense'; --"} {
+		_, err := s.db.MarkEntries(s.ctx, []outbox.Mark{
+			{Seq: taken[0].Seq, Token: taken[0].Token, To: outbox.Published},
+			{Seq: taken[1].Seq, Token: taken[1].Token, To: to},
+		})
+		s.invalid(err, "a mark to "+string(to))
+	}
+	s.unchanged(before, "marks to wrong statuses")
+}
+
+func publishedIsTheEnd(s *stage) {
+	entries := s.enqueue(line(1, "mail", "ann")...)
+	held := s.claimOne(entries[0].Seq)
+	s.mark(outbox.Mark{Seq: held.Seq, Token: held.Token, To: outbox.Published})
+	before := s.dump()
+	for name, change := range map[string]func() (int, error){
+		"requeue": func() (int, error) { return s.db.Requeue(s.ctx, outbox.Filter{}) },
+		"skip":    func() (int, error) { return s.db.Skip(s.ctx, outbox.Filter{Seqs: []int64{held.Seq}}) },
+	} {
+		n, err := change()
+		s.ok(err, name)
+		same(s, "entries that "+name+" changed", n, 0)
+	}
+	s.claimed("a claim of what is published")
+	s.unchanged(before, "requeue and skip of what is published")
+	s.advance(1000 * time.Hour)
+	s.claimed("a claim of what was published long ago")
+}
