@@ -1,0 +1,165 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// demoJSON runs the demo and returns what it wrote to --json, by key.
+func demoJSON(t *testing.T, args ...string) (outcome, map[string]any) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "result.json")
+	o := reviews(t, append([]string{"demo", "--json", path}, args...)...)
+	text, err := os.ReadFile(path)
+	require.NoError(t, err, "%s\n%s", o.stdout, o.stderr)
+	var result map[string]any
+	require.NoError(t, json.Unmarshal(text, &result))
+	return o, result
+}
+
+func number64(t *testing.T, result map[string]any, path string) int {
+	t.Helper()
+	var at any = result
+	for key := range strings.SplitSeq(path, ".") {
+		at = at.(map[string]any)[key]
+	}
+	n, ok := at.(float64)
+	require.True(t, ok, path)
+	return int(n)
+}
+
+// TestDemo: killed and doubled, the arm with markers is exact, and the control shows that this means something.
+func TestDemo(t *testing.T) {
+	t.Parallel()
+	o, result := demoJSON(t, "--commands", "400", "--products", "8", "--kills", "2", "--duplicates", "0.5")
+	require.Zero(t, o.code, "%s\n%s", o.stdout, o.stderr)
+	require.Empty(t, o.stderr)
+	n := func(path string) int { return number64(t, result, path) }
+	require.Equal(t, true, result["ok"])
+	require.Equal(t, 400, n("commands"))
+	require.Equal(t, 400, n("accepted")+n("rejected"))
+	require.Positive(t, n("rejected"))
+	require.Equal(t, 2, n("kills"))
+	require.Zero(t, n("exactly_once.wrong_products"))
+	require.Positive(t, n("control.wrong_products"))
+	for _, of := range []string{"reviews", "stars"} {
+		require.Equal(t, n("expected."+of), n("exactly_once."+of))
+		require.Positive(t, n("expected."+of))
+	}
+	require.Positive(t, n("concurrent_duplicates"))
+	require.GreaterOrEqual(t, n("duplicates"), n("concurrent_duplicates"))
+	require.Equal(t, n("deliveries"), n("events")+n("duplicates"), "every event was delivered")
+	require.Len(t, result, 12)
+	require.Equal(t, 2, strings.Count(o.stdout, "between a handler's start and its ack"))
+	require.Contains(t, o.stdout, "of 8 products, exactly once has 0 wrong, the control ")
+}
+
+// TestDemoKeepsItsFile: a database that is named stays, and what it holds is what was printed.
+func TestDemoKeepsItsFile(t *testing.T) {
+	t.Parallel()
+	db := filepath.Join(t.TempDir(), "demo.db")
+	args := []string{"--db", "sqlite:" + db, "--commands", "100", "--products", "4", "--kills", "0", "--duplicates", "0", "--seed", "3"}
+	o, result := demoJSON(t, args...)
+	require.Zero(t, o.code, "%s\n%s", o.stdout, o.stderr)
+	require.Contains(t, o.stdout, "seed 3,")
+	require.Equal(t, number64(t, result, "events"), number(t, db, countEvents))
+	require.Equal(t, number64(t, result, "expected.stars"), number(t, db, `select sum(stars) from demo_exactly_once_ratings`))
+	require.Zero(t, number64(t, result, "control.wrong_products"), "nothing was doubled")
+
+	o = reviews(t, append([]string{"demo"}, args...)...)
+	require.Equal(t, 1, o.code)
+	require.Contains(t, o.stderr, "is there already")
+}
+
+// TestDemoMemory: one process, no kills. It runs in this one, where the race detector sees it.
+func TestDemoMemory(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "result.json")
+	c := &demoCmd{DB: database{kind: "memory"}, Commands: 1000, Products: 10, Duplicates: 0.9, JSON: path}
+	require.NoError(t, c.Validate())
+	require.NoError(t, c.Run(t.Context()))
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	var result map[string]any
+	require.NoError(t, json.Unmarshal(text, &result))
+	require.Equal(t, true, result["ok"])
+	require.Zero(t, number64(t, result, "exactly_once.wrong_products"))
+	require.Positive(t, number64(t, result, "control.wrong_products"))
+	require.Equal(t, number64(t, result, "deliveries"), number64(t, result, "events")+number64(t, result, "duplicates"))
+}
+
+func TestDemoRefuses(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		want string
+		args []string
+	}{
+		{"--kills 0", []string{"--db", "memory"}},
+		{"want 0 to 1", []string{"--duplicates", "1.1"}},
+		{"want at least 0", []string{"--kills=-1"}},
+		{"want at least 1", []string{"--commands", "0"}},
+		{"want at least 1", []string{"--products", "0"}},
+		{`want "sqlite:PATH" or "memory"`, []string{"--db", "mysql://x"}},
+	} {
+		o := reviews(t, append([]string{"demo"}, c.args...)...)
+		require.NotZero(t, o.code, c.args)
+		require.Contains(t, o.stderr, c.want)
+	}
+}
+
+// TestDemoLeavesNothing: Ctrl-C, or the sudden end of the parent, leaves no worker; Ctrl-C leaves no file.
+func TestDemoLeavesNothing(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name   string
+		signal os.Signal
+	}{{"Ctrl-C", os.Interrupt}, {"SIGKILL", os.Kill}} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			tmp := t.TempDir()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			cmd := exec.CommandContext(ctx, reviewsBin, "demo", "--commands", "1000000", "--kills", "0")
+			cmd.Env = append(os.Environ(), "TMPDIR="+tmp)
+			// The worker inherits this pipe, so that its other end is read to the end only when both are gone.
+			held, err := cmd.StderrPipe()
+			require.NoError(t, err)
+			require.NoError(t, cmd.Start())
+			require.Eventually(t, func() bool {
+				dbs, _ := filepath.Glob(filepath.Join(tmp, "*", "demo.db"))
+				return len(dbs) == 1 && number(t, dbs[0], `select count(*) from sqlite_master where name = 'demo_control_ratings'`) == 1 &&
+					number(t, dbs[0], `select count(*) from demo_control_ratings`) > 0
+			}, 30*time.Second, 10*time.Millisecond)
+			require.NoError(t, cmd.Process.Signal(c.signal))
+			gone := make(chan struct{})
+			go func() {
+				defer close(gone)
+				buf := make([]byte, 1024)
+				for {
+					if _, err := held.Read(buf); err != nil {
+						return
+					}
+				}
+			}()
+			select {
+			case <-gone:
+			case <-time.After(20 * time.Second):
+				require.Fail(t, "somebody is left")
+			}
+			require.Error(t, cmd.Wait())
+			if c.signal == os.Interrupt {
+				left, err := filepath.Glob(filepath.Join(tmp, "*"))
+				require.NoError(t, err)
+				require.Empty(t, left)
+			}
+		})
+	}
+}

@@ -1,0 +1,33 @@
+// Command reviews is a small service on Kinora: product reviews as events, and read models that stay exact.
+//
+//	reviews import --db sqlite:reviews.db reviews.json.gz
+//	reviews report --db sqlite:reviews.db
+//	reviews demo
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+)
+
+type commandLine struct {
+	Import importCmd `cmd:"" help:"Import a file of reviews, and bring the read model up to date."`
+	Report reportCmd `cmd:"" help:"Print the read model: reviews, stars and average of each product."`
+	Demo   demoCmd   `cmd:"" help:"Show that the read model stays exact while messages are repeated and processes killed."`
+
+	DemoWorker demoWorkerCmd `cmd:"" hidden:""`
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop) // a second Ctrl-C does not wait
+	var line commandLine
+	k := kong.Parse(&line, kong.Name("reviews"), kong.UsageOnError(),
+		kong.Description("Product reviews on Kinora: an example of exact read models."),
+		kong.BindTo(ctx, (*context.Context)(nil)))
+	k.FatalIfErrorf(k.Run())
+}

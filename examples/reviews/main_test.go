@@ -1,0 +1,96 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	_ "modernc.org/sqlite"
+)
+
+// The programs, built once.
+var reviewsBin, generateBin string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "reviews-test-")
+	if err != nil {
+		panic(err)
+	}
+	code := 1
+	if err := build(dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	} else if code = m.Run(); code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	_ = os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+func build(dir string) error {
+	reviewsBin, generateBin = filepath.Join(dir, "reviews"), filepath.Join(dir, "generate")
+	out, err := exec.Command("go", "build", "-o", dir+string(filepath.Separator), ".", "./generate").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("build: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// outcome is what a process left behind.
+type outcome struct {
+	code           int
+	stdout, stderr string
+}
+
+// reviews runs the program to its end.
+func reviews(t *testing.T, args ...string) outcome {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	return finish(t, exec.CommandContext(ctx, reviewsBin, args...))
+}
+
+func finish(t *testing.T, cmd *exec.Cmd) outcome {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	if _, ok := errors.AsType[*exec.ExitError](err); !ok {
+		require.NoError(t, err)
+	}
+	return outcome{cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()}
+}
+
+// report is what the program reports as JSON.
+func report(t *testing.T, db string) []reportRow {
+	t.Helper()
+	o := reviews(t, "report", "--db", "sqlite:"+db, "--json")
+	require.Zero(t, o.code, o.stderr)
+	var rows []reportRow
+	require.NoError(t, json.Unmarshal([]byte(o.stdout), &rows))
+	return rows
+}
+
+// number asks the file itself, by SQL.
+func number(t *testing.T, db, query string) int {
+	t.Helper()
+	pool, err := sql.Open("sqlite", "file:"+(&url.URL{Path: db}).EscapedPath()+"?mode=ro&_pragma=busy_timeout(10000)")
+	require.NoError(t, err)
+	defer pool.Close()
+	var n int
+	require.NoError(t, pool.QueryRowContext(t.Context(), query).Scan(&n))
+	return n
+}

@@ -1,0 +1,107 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode"
+)
+
+type reportCmd struct {
+	DB      database `required:"" placeholder:"sqlite:PATH" help:"Where the data is."`
+	JSON    bool     `help:"Print JSON."`
+	Product string   `help:"Print the latest reviews of this product instead."`
+	Limit   int      `default:"10" help:"How many of them."`
+}
+
+// reportRow is a product in the report.
+type reportRow struct {
+	Product string  `json:"product"`
+	Reviews int     `json:"reviews"`
+	Stars   int     `json:"stars"`
+	Average float64 `json:"average"`
+}
+
+// Run prints the read model.
+func (c *reportCmd) Run(ctx context.Context) (err error) {
+	db, err := c.DB.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	if c.Product != "" {
+		reviews, err := db.latest(ctx, c.Product, max(c.Limit, 0))
+		if err != nil {
+			return err
+		}
+		return c.print(append([]standing{}, reviews...), latestTable(reviews))
+	}
+	ratings, err := db.ratings(ctx, "")
+	if err != nil {
+		return err
+	}
+	rows := reportRows(ratings)
+	return c.print(rows, reportTable(rows))
+}
+
+// reportRows leaves out the products that have no review left.
+func reportRows(ratings []rating) []reportRow {
+	rows := make([]reportRow, 0, len(ratings))
+	for _, r := range ratings {
+		if r.Reviews > 0 {
+			rows = append(rows, reportRow{r.Product, r.Reviews, r.Stars, float64(r.Stars) / float64(r.Reviews)})
+		}
+	}
+	return rows
+}
+
+func reportTable(rows []reportRow) []string {
+	table := []string{"product\treviews\tstars\taverage"}
+	for _, r := range rows {
+		table = append(table, fmt.Sprintf("%s\t%d\t%d\t%.2f", printable(r.Product), r.Reviews, r.Stars, r.Average))
+	}
+	return table
+}
+
+func latestTable(reviews []standing) []string {
+	table := []string{"date\tstars\tauthor\tsummary"}
+	for _, r := range reviews {
+		table = append(table, fmt.Sprintf("%s\t%d\t%s\t%s", r.ReviewedAt.Format(time.DateOnly), r.Stars, printable(r.Author), printable(r.Summary)))
+	}
+	return table
+}
+
+func (c *reportCmd) print(rows any, table []string) error {
+	if c.JSON {
+		out := json.NewEncoder(os.Stdout)
+		out.SetIndent("", "  ")
+		out.SetEscapeHTML(false)
+		return out.Encode(rows)
+	}
+	_, err := fmt.Print(columns(table))
+	return err
+}
+
+// columns lays out rows whose cells are separated by tabs.
+func columns(rows []string) string {
+	var b strings.Builder
+	t := tabwriter.NewWriter(&b, 0, 4, 3, ' ', 0)
+	_, _ = t.Write([]byte(strings.Join(rows, "\n") + "\n"))
+	_ = t.Flush() // neither fails: a Builder takes everything
+	return b.String()
+}
+
+// printable keeps what people wrote from ending a line, or from steering the terminal.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '·'
+	}, text)
+}

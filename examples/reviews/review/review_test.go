@@ -1,0 +1,163 @@
+package review_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/examples/reviews/review"
+	"github.com/kinora-go/kinora/providers/memory"
+)
+
+func day(n int) time.Time { return time.Date(2024, 1, n, 0, 0, 0, 0, time.UTC) }
+
+func content(stars int) review.Content { return review.Content{Stars: stars, Summary: "s", Text: "t"} }
+
+func posted(stars, at int) review.Posted {
+	return review.Posted{Product: "42", Author: "ann", Stars: stars, Summary: "s", Text: "t", ReviewedAt: day(at)}
+}
+
+func edited(stars, was, at int) review.Edited {
+	return review.Edited{Product: "42", Author: "ann", Stars: stars, WasStars: was, Summary: "s", Text: "t", ReviewedAt: day(at)}
+}
+
+func withdrawn(was, at int) review.Withdrawn {
+	return review.Withdrawn{Product: "42", Author: "ann", WasStars: was, WithdrawnAt: day(at)}
+}
+
+// TestDecisions: what a command makes of a past.
+func TestDecisions(t *testing.T) {
+	t.Parallel()
+	post := func(stars, at int) func(*review.Review) ([]any, error) {
+		return func(r *review.Review) ([]any, error) { return r.Post(content(stars), day(at)) }
+	}
+	asOf := func(stars, at int) func(*review.Review) ([]any, error) {
+		return func(r *review.Review) ([]any, error) { return r.PostAsOf(content(stars), day(at)) }
+	}
+	withdraw := func(at int) func(*review.Review) ([]any, error) {
+		return func(r *review.Review) ([]any, error) { return r.Withdraw(day(at)) }
+	}
+	past := func(events ...any) []any { return events }
+	for _, c := range []struct {
+		name   string
+		past   []any
+		decide func(*review.Review) ([]any, error)
+		want   []any
+	}{
+		{"the first time", nil, post(5, 1), past(posted(5, 1))},
+		{"again: an edit", past(posted(5, 1)), post(3, 2), past(edited(3, 5, 2))},
+		{"an edit knows what it replaces", past(posted(5, 1), edited(3, 5, 2)), post(4, 3), past(edited(4, 3, 3))},
+		{"the same content: nothing", past(posted(5, 1)), post(5, 2), nil},
+		{"back to earlier content: an edit", past(posted(5, 1), edited(3, 5, 2)), post(5, 3), past(edited(5, 3, 3))},
+		{"withdrawn", past(posted(5, 1), edited(3, 5, 2)), withdraw(3), past(withdrawn(3, 3))},
+		{"anew, with the content it had", past(posted(5, 1), withdrawn(5, 2)), post(5, 3), past(posted(5, 3))},
+		{"a record: the first", nil, asOf(5, 1), past(posted(5, 1))},
+		{"a record: the same again", past(posted(5, 2)), asOf(5, 2), nil},
+		{"a record: the same time, other content", past(posted(5, 2)), asOf(1, 2), nil},
+		{"a record: earlier", past(posted(5, 2)), asOf(1, 1), nil},
+		{"a record: later", past(posted(5, 2)), asOf(1, 3), past(edited(1, 5, 3))},
+		{"a record: later, the same content", past(posted(5, 2)), asOf(5, 3), past(edited(5, 5, 3))},
+		{"a record: older than the withdrawal", past(posted(5, 2), withdrawn(5, 4)), asOf(1, 3), nil},
+		{"a record: later than the withdrawal", past(posted(5, 2), withdrawn(5, 4)), asOf(1, 5), past(posted(1, 5))},
+		{"a record: older than an edit by hand", past(posted(5, 2), edited(1, 5, 9)), asOf(2, 5), nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r := review.New(eventstore.JoinID("42", "ann"))
+			for _, e := range c.past {
+				r.Apply(e)
+			}
+			// Twice, because a conflict decides again: a decision has no effect of its own.
+			for range 2 {
+				got, err := c.decide(r)
+				require.NoError(t, err)
+				require.Equal(t, c.want, got)
+			}
+		})
+	}
+}
+
+// TestRejections: what a caller did wrong is told apart from what went wrong, and nothing is written.
+func TestRejections(t *testing.T) {
+	t.Parallel()
+	db, err := memory.New(nil)
+	require.NoError(t, err)
+	commands, err := review.NewCommands(db)
+	require.NoError(t, err)
+	post := func(product, author string, c review.Content) error {
+		_, err := commands.Post(t.Context(), product, author, c, day(1))
+		return err
+	}
+	asOf := func(c review.Content) error {
+		_, err := commands.PostAsOf(t.Context(), "42", "ann", c, day(1))
+		return err
+	}
+	ok := content(5)
+	withdraw := func(author string) error {
+		_, err := commands.Withdraw(t.Context(), "42", author, day(2))
+		return err
+	}
+	require.NoError(t, post("42", "gone", ok))
+	require.NoError(t, withdraw("gone"))
+	for name, err := range map[string]error{
+		"no star":            post("42", "ann", content(0)),
+		"six stars":          post("42", "ann", content(6)),
+		"six stars, as of":   asOf(content(6)),
+		"no product":         post("", "ann", ok),
+		"no author":          post("42", "", ok),
+		"a long product":     post(strings.Repeat("p", 300), "ann", ok),
+		"long once escaped":  post(strings.Repeat("-", 150), "ann", ok),
+		"control character":  post("4\n2", "ann", ok),
+		"not UTF-8":          post("42", "\xff", ok),
+		"a text with NUL":    asOf(review.Content{Stars: 5, Text: "\x00"}),
+		"a text not UTF-8":   asOf(review.Content{Stars: 5, Text: "\xff"}),
+		"a long text":        asOf(review.Content{Stars: 5, Text: strings.Repeat("t", review.MaxText+1)}),
+		"a long summary":     asOf(review.Content{Stars: 5, Summary: strings.Repeat("t", review.MaxSummary+1)}),
+		"withdraw nothing":   withdraw("ann"),
+		"withdraw once more": withdraw("gone"),
+	} {
+		require.ErrorIs(t, err, review.ErrRejected, name)
+	}
+	for range db.ReadStream(t.Context(), "review-42-ann", 0) {
+		require.Fail(t, "a rejected command wrote something")
+	}
+}
+
+// TestLargestContent: what the domain allows fits into an event, however it is escaped.
+func TestLargestContent(t *testing.T) {
+	t.Parallel()
+	db, err := memory.New(nil)
+	require.NoError(t, err)
+	commands, err := review.NewCommands(db)
+	require.NoError(t, err)
+	c := review.Content{Stars: 5, Summary: strings.Repeat("<", review.MaxSummary), Text: strings.Repeat("\x01", review.MaxText)}
+	at, err := commands.Post(t.Context(), "42", "ann", c, day(1))
+	require.NoError(t, err)
+	require.Equal(t, 1, at.Count)
+}
+
+// TestStreams: reviews whose ids would run into each other are kept apart, and what is stored comes back.
+func TestStreams(t *testing.T) {
+	t.Parallel()
+	db, err := memory.New(nil)
+	require.NoError(t, err)
+	commands, err := review.NewCommands(db)
+	require.NoError(t, err)
+	for i, id := range [][2]string{{"42-a", "b"}, {"42", "a-b"}, {"42~", "a"}} {
+		at, err := commands.Post(t.Context(), id[0], id[1], content(1+i), day(1))
+		require.NoError(t, err)
+		require.Equal(t, int64(1), at.Version)
+		for raw, err := range db.ReadStream(t.Context(), at.Stream, 0) {
+			require.NoError(t, err)
+			e, err := eventstore.Decode[review.Posted](review.Types, raw)
+			require.NoError(t, err)
+			require.Equal(t, id, [2]string{e.Data.Product, e.Data.Author})
+		}
+		again, err := commands.Post(t.Context(), id[0], id[1], content(1+i), day(2))
+		require.NoError(t, err)
+		require.Zero(t, again.Count)
+	}
+}

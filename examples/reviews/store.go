@@ -1,0 +1,94 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+)
+
+// store is the database, whichever it is: Kinora's contracts, and the ratings. Nothing outside the store_ files
+// knows a provider.
+type store interface {
+	eventstore.Store
+	outbox.Store
+	outbox.Inspector
+	projector.ParkedInspector
+
+	// ratings lists the ratings in the table with this prefix, sorted by product.
+	ratings(ctx context.Context, prefix string) ([]rating, error)
+	Close() error
+}
+
+// serviceStore is a store with the read models of the service.
+type serviceStore interface {
+	store
+	// runner makes the runner of the read models.
+	runner(src projector.Source) (*projector.Runner, error)
+	// inTx runs fn in a transaction. fn may run again, with what it did undone.
+	inTx(ctx context.Context, fn func(tx eventstore.TxStore) error) error
+	// latest lists the newest reviews of a product that stand, at most limit.
+	latest(ctx context.Context, product string, limit int) ([]standing, error)
+}
+
+// demoStore is a store with the read models of the demo.
+type demoStore interface {
+	store
+	// demoRunner makes a runner of the demo's two projectors.
+	demoRunner(src projector.Source, t *trace) (*projector.Runner, error)
+}
+
+// database says where the data is: the value of --db.
+type database struct{ kind, path string }
+
+// UnmarshalText reads "sqlite:PATH" or "memory".
+func (d *database) UnmarshalText(text []byte) error {
+	kind, path, _ := strings.Cut(string(text), ":")
+	switch {
+	case kind == "memory" && path == "":
+	case kind == "sqlite" && path != "":
+	default:
+		return errors.New(`want "sqlite:PATH" or "memory"`)
+	}
+	d.kind, d.path = kind, path
+	return nil
+}
+
+func (d database) String() string {
+	if d.kind == "sqlite" {
+		return "sqlite:" + d.path
+	}
+	return d.kind
+}
+
+// create opens the database, and makes or updates its tables.
+func (d database) create(ctx context.Context) (serviceStore, error) {
+	if d.kind == "sqlite" {
+		return createSQLite(ctx, d.path, sqliteModel{})
+	}
+	return nil, d.unsuited()
+}
+
+// open opens a database that is there, for reading.
+func (d database) open(ctx context.Context) (serviceStore, error) {
+	if d.kind == "sqlite" {
+		return openSQLite(ctx, d.path)
+	}
+	return nil, d.unsuited()
+}
+
+func (d database) unsuited() error {
+	return fmt.Errorf("--db %s: it ends with this process, so that nobody could read what was imported: use sqlite:PATH", d)
+}
+
+// createDemo opens the database for the demo, and makes its tables.
+func (d database) createDemo(ctx context.Context) (demoStore, error) {
+	if d.kind == "sqlite" {
+		return createSQLite(ctx, d.path, sqliteModel{exactPrefix}, sqliteModel{controlPrefix})
+	}
+	return newMemory()
+}

@@ -1,0 +1,161 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/providers/sqlite"
+)
+
+// sqliteStore keeps events, outbox and read models in one file.
+type sqliteStore struct{ *sqlite.DB }
+
+var (
+	_ serviceStore = (*sqliteStore)(nil)
+	_ demoStore    = (*sqliteStore)(nil)
+)
+
+// createSQLite opens a file, makes it if need be, and makes what tables it lacks.
+func createSQLite(ctx context.Context, path string, models ...sqliteModel) (*sqliteStore, error) {
+	db, err := sqlite.Open(ctx, path, &sqlite.Config{Route: outbox.ByCategory})
+	if err != nil {
+		return nil, err
+	}
+	if err := db.Migrate(ctx); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	for _, m := range models {
+		for _, ddl := range m.ddl() {
+			if _, err := db.SQL().ExecContext(ctx, ddl); err != nil {
+				return nil, errors.Join(fmt.Errorf("create the read models: %w", err), db.Close())
+			}
+		}
+	}
+	return &sqliteStore{db}, nil
+}
+
+// openSQLite opens a file that createSQLite made, and makes nothing.
+func openSQLite(ctx context.Context, path string) (*sqliteStore, error) {
+	if info, err := os.Stat(path); err != nil {
+		return nil, err
+	} else if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("%s is not a file", path)
+	}
+	db, err := sqlite.Open(ctx, path, &sqlite.Config{Route: outbox.ByCategory})
+	if err != nil {
+		return nil, err
+	}
+	const find = `select count(*) from sqlite_master where type = 'table' and name in ('ratings', 'latest_reviews')`
+	var tables int
+	if err := db.SQL().QueryRowContext(ctx, find).Scan(&tables); err != nil {
+		return nil, errors.Join(fmt.Errorf("look for the read model in %s: %w", path, err), db.Close())
+	}
+	if tables != 2 {
+		return nil, errors.Join(fmt.Errorf("%s has no read model of reviews: import something first", path), db.Close())
+	}
+	return &sqliteStore{db}, nil
+}
+
+// inTx borrows Kinora's own unit of work, which takes its turn with those of the runner. A transaction begun on
+// SQL() would have to find a gap between them.
+func (s *sqliteStore) inTx(ctx context.Context, fn func(eventstore.TxStore) error) error {
+	return s.Do(ctx, projector.Work{}, func(_ context.Context, tx *sql.Tx, _ []int) ([]outbox.Message, error) {
+		return nil, fn(s.InTx(tx))
+	})
+}
+
+func (s *sqliteStore) runner(src projector.Source) (*projector.Runner, error) {
+	return projector.NewRunner(s.DB, src, nil,
+		productReviews("product-reviews", projector.Options{Markers: true}, sqliteModel{}))
+}
+
+func (s *sqliteStore) demoRunner(src projector.Source, t *trace) (*projector.Runner, error) {
+	return newDemoRunner(s.DB, src, t, sqliteModel{exactPrefix}, sqliteModel{controlPrefix})
+}
+
+// sqliteModel is the read models in tables with a prefix: the service's have none, the demo's have two.
+type sqliteModel struct{ prefix string }
+
+func (m sqliteModel) ddl() []string {
+	return []string{
+		`create table if not exists ` + m.prefix + `ratings (
+			product text primary key,
+			reviews integer not null,
+			stars integer not null
+		) strict, without rowid`,
+		`create table if not exists ` + m.prefix + `latest_reviews (
+			product text not null,
+			author text not null,
+			stars integer not null,
+			summary text not null,
+			excerpt text not null,
+			reviewed_at integer not null, -- milliseconds since 1970
+			primary key (product, author)
+		) strict, without rowid`,
+		`create index if not exists ` + m.prefix + `latest_reviews_newest
+			on ` + m.prefix + `latest_reviews (product, reviewed_at desc)`,
+	}
+}
+
+func (m sqliteModel) add(ctx context.Context, tx *sql.Tx, product string, reviews, stars int) error {
+	_, err := tx.ExecContext(ctx, `
+		insert into `+m.prefix+`ratings (product, reviews, stars) values (?1, ?2, ?3)
+		on conflict (product) do update set reviews = reviews + ?2, stars = stars + ?3`, product, reviews, stars)
+	return err
+}
+
+func (m sqliteModel) put(ctx context.Context, tx *sql.Tx, s standing) error {
+	_, err := tx.ExecContext(ctx, `
+		insert into `+m.prefix+`latest_reviews (product, author, stars, summary, excerpt, reviewed_at)
+		values (?1, ?2, ?3, ?4, ?5, ?6)
+		on conflict (product, author) do update set stars = ?3, summary = ?4, excerpt = ?5, reviewed_at = ?6`,
+		s.Product, s.Author, s.Stars, s.Summary, s.Excerpt, s.ReviewedAt.UnixMilli())
+	return err
+}
+
+func (m sqliteModel) remove(ctx context.Context, tx *sql.Tx, product, author string) error {
+	_, err := tx.ExecContext(ctx, `delete from `+m.prefix+`latest_reviews where product = ?1 and author = ?2`, product, author)
+	return err
+}
+
+func (s *sqliteStore) ratings(ctx context.Context, prefix string) ([]rating, error) {
+	return query(ctx, s.SQL(), func(rows *sql.Rows) (r rating, err error) {
+		err = rows.Scan(&r.Product, &r.Reviews, &r.Stars)
+		return r, err
+	}, `select product, reviews, stars from `+prefix+`ratings order by product`)
+}
+
+func (s *sqliteStore) latest(ctx context.Context, product string, limit int) ([]standing, error) {
+	return query(ctx, s.SQL(), func(rows *sql.Rows) (r standing, err error) {
+		var at int64
+		err = rows.Scan(&r.Product, &r.Author, &r.Stars, &r.Summary, &r.Excerpt, &at)
+		r.ReviewedAt = time.UnixMilli(at).UTC()
+		return r, err
+	}, `
+		select product, author, stars, summary, excerpt, reviewed_at from latest_reviews
+		where product = ?1 order by reviewed_at desc, author limit ?2`, product, limit)
+}
+
+// query scans all rows.
+func query[T any](ctx context.Context, db *sql.DB, scan func(*sql.Rows) (T, error), stmt string, args ...any) (all []T, err error) {
+	rows, err := db.QueryContext(ctx, stmt, args...)
+	if err != nil {
+		return nil, fmt.Errorf("read the read model: %w", err)
+	}
+	defer func() { err = errors.Join(err, rows.Close()) }()
+	for rows.Next() {
+		one, err := scan(rows)
+		if err != nil {
+			return nil, fmt.Errorf("read the read model: %w", err)
+		}
+		all = append(all, one)
+	}
+	return all, rows.Err()
+}

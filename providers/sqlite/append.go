@@ -1,0 +1,223 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/mutant"
+	"github.com/kinora-go/kinora/outbox"
+)
+
+// Append implements eventstore.Store: one transaction of four statements for one event with one entry, and two
+// more for each further pair.
+func (d *DB) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {
+	a, err := d.check(stream, expected, events)
+	if err != nil {
+		return eventstore.Appended{}, err
+	}
+	at, err := d.append(ctx, a)
+	if isAmbiguous(err) {
+		// The transaction may be there. Its ids tell, so the same append again does the right thing.
+		if at, err = d.append(ctx, a); at.Replayed {
+			at.Replayed = false // it was this call that wrote them
+			d.added.send()
+		}
+	}
+	return at, a.wrap(err)
+}
+
+func (d *DB) append(ctx context.Context, a *appending) (at eventstore.Appended, err error) {
+	run := a.run
+	if mutant.TwoTransactions {
+		run = a.runEvents
+	}
+	err = d.inTurn(ctx, func(u *unit) error {
+		at, err = run(ctx, u.session)
+		u.entries = a.entries > 0 && !at.Replayed
+		return err
+	})
+	if mutant.TwoTransactions && err == nil && !at.Replayed {
+		err = d.inTurn(ctx, func(u *unit) error { return a.writeEntries(ctx, u.session, at) })
+	}
+	if err != nil {
+		return eventstore.Appended{}, err
+	}
+	return at, nil
+}
+
+// appending is an append that passed its checks.
+type appending struct {
+	stream   string
+	expected eventstore.Expected
+	events   []eventstore.Draft
+	topics   [][]string
+	ids      string // of the events, as a JSON array
+	entries  int
+	at       int64 // when, on SQLite's clock
+}
+
+func (d *DB) check(stream string, expected eventstore.Expected, events []eventstore.Draft) (*appending, error) {
+	if err := eventstore.CheckAppend(stream, expected, events, d.cfg.MaxPayload); err != nil {
+		return nil, err
+	}
+	topics, err := d.cfg.Route.Topics(stream, events)
+	if err != nil {
+		return nil, err
+	}
+	a := &appending{stream: stream, expected: expected, events: events, topics: topics}
+	ids := make([]string, len(events))
+	for i := range events {
+		ids[i] = events[i].ID
+		a.entries += len(topics[i])
+	}
+	a.ids = jsonOf(ids)
+	return a, nil
+}
+
+// wrap leaves a conflict as it is: it names its stream.
+func (a *appending) wrap(err error) error {
+	if err == nil || errors.Is(err, eventstore.ErrConflict) {
+		return err
+	}
+	return fmt.Errorf("append %s: %w", a.stream, err)
+}
+
+// run appends in a transaction. With an error, some of it may be written.
+func (a *appending) run(ctx context.Context, s session) (eventstore.Appended, error) {
+	at, err := a.runEvents(ctx, s)
+	if err == nil && !at.Replayed {
+		err = a.writeEntries(ctx, s, at)
+	}
+	return at, err
+}
+
+func (a *appending) runEvents(ctx context.Context, s session) (eventstore.Appended, error) {
+	at, known, err := a.find(ctx, s)
+	if err != nil || known {
+		return at, err
+	}
+	return a.writeEvents(ctx, s)
+}
+
+const findEvents = `
+select e.id, e.stream, e.version, e.position
+from json_each(?1) j cross join kinora_events e on e.id = j.value`
+
+// find looks the ids up. The append is known if they are all in the stream already, in order, where expected
+// puts them. If some are not, or not there, it is ErrEventIDReused.
+func (a *appending) find(ctx context.Context, s session) (at eventstore.Appended, known bool, err error) {
+	type place struct {
+		stream            string
+		version, position int64
+	}
+	places := map[string]place{}
+	err = each(ctx, s, func(rows *sql.Rows) error {
+		var id string
+		var p place
+		err := rows.Scan(&id, &p.stream, &p.version, &p.position)
+		places[id] = p
+		return err
+	}, findEvents, a.ids)
+	if err != nil || len(places) == 0 {
+		return at, false, err
+	}
+	first := places[a.events[0].ID].version
+	if a.expected != eventstore.Any {
+		first = int64(a.expected) + 1
+	}
+	for i := range a.events {
+		p := places[a.events[i].ID]
+		if p.stream != a.stream || p.version != first+int64(i) {
+			return at, false, eventstore.ErrEventIDReused
+		}
+		at.Version, at.Position = p.version, p.position
+	}
+	at.Stream, at.Count, at.Replayed = a.stream, len(a.events), true
+	return at, true, nil
+}
+
+// raiseStream raises the stream's version by ?3 if it is at ?4, or at whatever where ?4 is -1. A stream that is
+// not there is made, unless a version above 0 is expected of it. No row: a conflict.
+const raiseStream = `
+insert into kinora_streams (stream, category, version)
+select ?1, ?2, ?3 where ?4 <= 0 or exists (select 1 from kinora_streams where stream = ?1)
+on conflict (stream) do update set version = version + ?3 where ?4 = -1 or version = ?4
+returning version, ` + clock
+
+const readVersion = `select version from kinora_streams where stream = ?1`
+
+const insertEvent = `
+insert into kinora_events (stream, version, id, type, schema_version, data, metadata, recorded_at)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)`
+
+func (a *appending) writeEvents(ctx context.Context, s session) (at eventstore.Appended, err error) {
+	n := int64(len(a.events))
+	err = one(ctx, s, []any{&at.Version, &a.at}, raiseStream, a.stream, eventstore.Category(a.stream), n, int64(a.expected))
+	if errors.Is(err, sql.ErrNoRows) {
+		return at, a.conflict(ctx, s)
+	}
+	if err != nil {
+		return at, err
+	}
+	at.Stream, at.Count = a.stream, len(a.events)
+	for i := range a.events {
+		e := &a.events[i]
+		r, err := s.exec(ctx, insertEvent, a.stream, at.Version-n+int64(i)+1, e.ID, e.Type, e.Schema,
+			string(e.Data), metadataOf(e.Metadata), a.at)
+		if err != nil {
+			return at, err
+		}
+		if at.Position, err = r.LastInsertId(); err != nil {
+			return at, err
+		}
+	}
+	return at, nil
+}
+
+func (a *appending) conflict(ctx context.Context, s session) error {
+	c := &eventstore.ConflictError{Stream: a.stream, Expected: a.expected}
+	err := one(ctx, s, []any{&c.Actual}, readVersion, a.stream)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return err
+	}
+	return c
+}
+
+func (a *appending) writeEntries(ctx context.Context, s session, at eventstore.Appended) error {
+	first := at.Version - int64(at.Count) + 1
+	for i := range a.events {
+		for _, topic := range a.topics[i] {
+			added, err := s.enqueue(ctx, outbox.FromEvent(a.stream, first+int64(i), a.events[i], topic), a.at)
+			if err != nil {
+				return err
+			}
+			if !added { // somebody enqueued a message of their own under the event's id
+				return eventstore.ErrEventIDReused
+			}
+		}
+	}
+	return nil
+}
+
+// noMetadata is what most events have.
+const noMetadata = `{}`
+
+func metadataOf(m eventstore.Metadata) string {
+	if len(m.Extra) == 0 && m.CorrelationID == "" && m.CausationID == "" && m.Traceparent == "" && m.Actor == "" {
+		return noMetadata
+	}
+	return jsonOf(m)
+}
+
+// jsonOf is for values that always have a JSON form: strings, and maps and structs of them.
+func jsonOf(v any) string {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return string(b)
+}

@@ -1,0 +1,197 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/mutant"
+	"github.com/kinora-go/kinora/outbox"
+)
+
+// candidates walks the open entries in order and leaves out those that are not eligible, or that have one
+// before them in their topic and key that is not. The clock is read once, or an entry could be judged leased and
+// its successor, a moment later, as waiting for nobody.
+const candidates = `
+with ck (t) as materialized (select ` + clock + `)
+select ` + entryColumns + `
+from kinora_outbox o indexed by kinora_outbox_open
+where o.open = 1 and o.status <> 'abandoned' and o.next_attempt_at <= (select t from ck)
+	and (?1 is null or o.topic in (select value from json_each(?1)))
+	and not exists (
+		select 1 from kinora_outbox b indexed by kinora_outbox_lane
+		where b.open = 1 and b.topic = o.topic and b.key = o.key and b.id < o.id
+			and (b.status = 'abandoned' or b.next_attempt_at > (select t from ck)))
+order by o.id limit ?2`
+
+// EntryCandidates implements outbox.Store.
+func (d *DB) EntryCandidates(ctx context.Context, q outbox.Query, limit int) ([]outbox.Entry, error) {
+	entries, err := entriesOf(ctx, d.reads, candidates, listOf(q.Topics), limit)
+	if err != nil {
+		return nil, fmt.Errorf("read candidates: %w", err)
+	}
+	return entries, nil
+}
+
+// takeEntry takes ?1 for the token ?6, if it still is as ?2 to ?5 say. An entry that is claimed and eligible has
+// lost its claim: at the limit ?9 it is abandoned.
+const (
+	takeEntry = takeAsRead + takeGuard + takeReturning
+
+	takeAsRead = `
+update kinora_outbox as o set
+	status = iif(` + spent + `, 'abandoned', 'claimed'),
+	attempts = iif(` + spent + `, attempts, attempts + 1),
+	suspect = max(suspect, status = 'claimed'),
+	token = iif(` + spent + `, token, ?6),
+	claimed_by = iif(` + spent + `, claimed_by, ?7),
+	next_attempt_at = iif(` + spent + `, next_attempt_at, ` + clock + ` + ?8),
+	last_attempt_at = iif(` + spent + `, last_attempt_at, ` + clock + `),
+	last_error = iif(` + spent + `, 'vanished', last_error)
+where id = ?1 and open = 1 and status = ?2 and attempts = ?3 and token is ?4 and next_attempt_at = ?5
+	and status <> 'abandoned' and next_attempt_at <= ` + clock
+
+	spent = `status = 'claimed' and ?9 > 0 and attempts >= ?9`
+
+	takeGuard = `
+	and not exists (
+		select 1 from kinora_outbox b indexed by kinora_outbox_lane
+		where b.open = 1 and b.topic = o.topic and b.key = o.key and b.id < o.id
+			and (b.status <> 'claimed' or b.token is not ?6))`
+
+	takeReturning = `
+returning status, attempts, suspect, next_attempt_at, last_attempt_at`
+)
+
+// TakeEntry implements outbox.Store.
+func (d *DB) TakeEntry(ctx context.Context, e outbox.Entry, q outbox.Query, t claim.Terms) (taken outbox.Entry, ok bool, err error) {
+	if t, err = t.WithDefaults(); err != nil {
+		return e, false, err
+	}
+	err = d.inTurn(ctx, func(u *unit) error {
+		taken, ok, err = u.take(ctx, e, q, t)
+		return err
+	})
+	if err != nil {
+		return e, false, fmt.Errorf("take entry %d: %w", e.Seq, err)
+	}
+	return taken, ok, nil
+}
+
+func (s session) take(ctx context.Context, e outbox.Entry, q outbox.Query, t claim.Terms) (outbox.Entry, bool, error) {
+	query := takeEntry
+	if mutant.HalfGuard {
+		query = takeAsRead + takeReturning
+	}
+	was := e
+	var next int64
+	var attempted sql.NullInt64
+	err := one(ctx, s, []any{&e.Status, &e.Attempts, &e.Suspect, &next, &attempted}, query,
+		e.Seq, e.Status, e.Attempts, tokenOf(e.Token), e.NextAttemptAt.UnixMilli(),
+		tokenOf(t.Token), t.Holder, millis(t.Lease), q.Attempts)
+	switch {
+	case errors.Is(err, sql.ErrNoRows), err == nil && e.Status != outbox.Claimed:
+		return was, false, nil
+	case err != nil:
+		return was, false, err
+	}
+	e.Token, e.ClaimedBy = t.Token, t.Holder
+	e.NextAttemptAt, e.LastAttemptedAt = timeOf(next), timeOrZero(attempted)
+	return e, true, nil
+}
+
+// ClaimEntries implements outbox.BatchClaimer: the portable claim in one transaction.
+func (d *DB) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) (taken []outbox.Entry, err error) {
+	if t, err = t.WithDefaults(); err != nil {
+		return nil, err
+	}
+	err = d.inTurn(ctx, func(u *unit) error {
+		taken, err = claim.Portable(ctx, t,
+			func(ctx context.Context, limit int) ([]outbox.Entry, error) {
+				return entriesOf(ctx, u, candidates, listOf(q.Topics), limit)
+			},
+			func(ctx context.Context, e outbox.Entry, t claim.Terms) (outbox.Entry, bool, error) {
+				return u.take(ctx, e, q, t)
+			},
+			func(e outbox.Entry) bool { return e.Suspect || e.Status == outbox.Claimed })
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("claim entries: %w", err)
+	}
+	return taken, nil
+}
+
+const (
+	markEntry = markAny + ` and token = ?2`
+
+	markAny = `
+update kinora_outbox set
+	status = ?3,
+	open = ?3 <> 'published',
+	attempts = attempts - (?3 = 'pending'),
+	next_attempt_at = iif(?3 in ('failed', 'claimed', 'pending'), ` + clock + ` + ?4, next_attempt_at),
+	last_error = iif(?3 in ('failed', 'abandoned'), ?5, last_error),
+	published_at = iif(?3 = 'published', ` + clock + `, null)
+where id = ?1 and status = 'claimed'`
+)
+
+// MarkEntries implements outbox.Store.
+func (d *DB) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int64, err error) {
+	if err := checkMarks(marks); err != nil {
+		return nil, err
+	}
+	if len(marks) == 0 {
+		return nil, nil
+	}
+	err = d.inTurn(ctx, func(u *unit) error {
+		for _, m := range marks {
+			ok, err := u.change(ctx, m)
+			if err != nil {
+				return err
+			}
+			if !ok {
+				late = append(late, m.Seq)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("mark entries: %w", err)
+	}
+	return late, nil
+}
+
+func (s session) change(ctx context.Context, m outbox.Mark) (ok bool, err error) {
+	query := markEntry
+	if mutant.NoFence {
+		query = markAny
+	}
+	after := int64(0)
+	if m.To == outbox.Failed || m.To == outbox.Claimed {
+		after = millis(m.After)
+	}
+	r, err := s.exec(ctx, query, m.Seq, tokenOf(m.Token), string(m.To), after, m.Error)
+	if err != nil {
+		return false, err
+	}
+	n, err := r.RowsAffected()
+	return n == 1, err
+}
+
+func checkMarks(marks []outbox.Mark) error {
+	for i, m := range marks {
+		switch m.To {
+		case outbox.Published, outbox.Failed, outbox.Abandoned, outbox.Claimed, outbox.Pending:
+		default:
+			return &eventstore.InvalidError{
+				Field:  fmt.Sprintf("marks[%d].to", i),
+				Reason: "want published, failed, abandoned, claimed or pending",
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,73 @@
+package sqlite_test
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/kinora-go/kinora/providers/providertest"
+	"github.com/kinora-go/kinora/providers/sqlite"
+)
+
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	providertest.All(t, func(t testing.TB, o providertest.Options) providertest.Fixture[*sql.Tx] {
+		path := migrated(t)
+		return fixture(t, path, o)
+	})
+}
+
+func fixture(t testing.TB, path string, o providertest.Options) providertest.Fixture[*sql.Tx] {
+	db := openAt(t, path, &sqlite.Config{Route: o.Route, MaxPayload: o.MaxPayload})
+	add := func(ctx context.Context, tx *sql.Tx, key string, n int) error {
+		_, err := tx.ExecContext(ctx, addToTotal, key, n)
+		return err
+	}
+	return providertest.Fixture[*sql.Tx]{
+		Provider: db,
+		InTx: func(ctx context.Context, fn func(view providertest.TxView, add providertest.Add) error) error {
+			tx, err := db.SQL().BeginTx(ctx, nil)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = tx.Rollback() }()
+			err = fn(db.InTx(tx), func(ctx context.Context, key string, n int) error { return add(ctx, tx, key, n) })
+			if err != nil {
+				return err
+			}
+			return tx.Commit()
+		},
+		Advance: func(d time.Duration) { require.NoError(t, shiftBack(db.SQL(), d)) },
+		Add:     add,
+		End: func(ctx context.Context, tx *sql.Tx) {
+			_, _ = tx.ExecContext(ctx, `commit`)
+			_, _ = tx.ExecContext(ctx, `rollback`)
+			_ = tx.Commit()
+			_ = tx.Rollback()
+		},
+		Total:  func(key string) int { return total(t, db.SQL(), key) },
+		Reopen: func() providertest.Fixture[*sql.Tx] { return fixture(t, path, o) },
+	}
+}
+
+// shiftBack makes everything that is stored older, which is as good as a later clock.
+func shiftBack(db *sql.DB, d time.Duration) error {
+	for table, columns := range map[string][]string{
+		"kinora_events":  {"recorded_at"},
+		"kinora_outbox":  {"next_attempt_at", "created_at", "last_attempt_at", "published_at"},
+		"kinora_markers": {"processed_at"},
+		"kinora_parked":  {"parked_at"},
+	} {
+		for _, column := range columns {
+			shift := fmt.Sprintf(`update %s set %s = %s - %d`, table, column, column, d.Milliseconds())
+			if _, err := db.Exec(shift); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,133 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/mutant"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+)
+
+// Records implements projector.UnitOfWork.
+func (d *DB) Records() projector.Records {
+	return projector.Records{Marks: true, Park: true, Outbox: true}
+}
+
+// Do implements projector.UnitOfWork. apply runs once. It may use SQL to read, but what it writes it must write
+// through tx. Where ctx ends, the transaction is rolled back at once, and others have their turn, though apply
+// may not have returned.
+func (d *DB) Do(ctx context.Context, w projector.Work, apply func(ctx context.Context, tx *sql.Tx, fresh []int) ([]outbox.Message, error)) error {
+	if err := checkWork(w); err != nil {
+		return unitError(ctx, err, true)
+	}
+	u, err := d.begin(ctx)
+	if err != nil {
+		return unitError(ctx, err, false)
+	}
+	defer u.end()
+	stay := context.AfterFunc(ctx, u.leave)
+	defer stay()
+	fresh, err := u.marks(ctx, w)
+	if err != nil {
+		return unitError(ctx, fmt.Errorf("mark: %w", err), true)
+	}
+	if apply != nil && (len(w.Marks) == 0 || len(fresh) > 0) {
+		if err := u.apply(ctx, fresh, apply); err != nil {
+			return unitError(ctx, err, true)
+		}
+	} else if len(fresh) == 0 && len(w.Park) == 0 {
+		return nil // there is nothing to commit
+	}
+	if err := u.park(ctx, w.Park); err != nil {
+		return unitError(ctx, fmt.Errorf("park: %w", err), true)
+	}
+	if !stay() {
+		return unitError(ctx, ctx.Err(), true)
+	}
+	return unitError(ctx, u.commit(), true)
+}
+
+func (u *unit) apply(ctx context.Context, fresh []int, apply func(ctx context.Context, tx *sql.Tx, fresh []int) ([]outbox.Message, error)) error {
+	out, err := apply(ctx, u.tx, fresh)
+	if err != nil {
+		return err
+	}
+	ready, err := u.db.normalize(out)
+	if err != nil {
+		return err
+	}
+	if err := u.enqueueAll(ctx, ready); err != nil {
+		return fmt.Errorf("enqueue: %w", err)
+	}
+	u.entries = u.entries || len(ready) > 0
+	return nil
+}
+
+// checkWork refuses marks that could not be told apart later. Parked messages are taken as they are: what is
+// wrong with a message must not keep it from being set aside.
+func checkWork(w projector.Work) error {
+	for i, m := range w.Marks {
+		if err := errors.Join(
+			eventstore.CheckText(fmt.Sprintf("marks[%d].handler", i), m.Handler, eventstore.MaxIDBytes),
+			eventstore.CheckText(fmt.Sprintf("marks[%d].message_id", i), m.MessageID, eventstore.MaxIDBytes),
+		); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// live is the generation of ?3.
+const live = `coalesce((select live from kinora_generations where projector = ?3), 1)`
+
+// insertMark marks ?2 for handler ?1, unless a marker of the live generation is there under that name, or under
+// one of ?4.
+const insertMark = `
+insert into kinora_markers (handler, generation, message_id, processed_at)
+select ?1, ` + live + `, ?2, ` + clock + `
+where ?4 is null or not exists (
+	select 1 from kinora_markers
+	where handler in (select value from json_each(?4)) and generation = ` + live + ` and message_id = ?2)
+on conflict do nothing`
+
+// marks records the marks that are new, and returns their indexes. The write lock is held already, so whoever
+// might hold the same mark has committed or rolled back.
+func (u *unit) marks(ctx context.Context, w projector.Work) (fresh []int, err error) {
+	for i, m := range w.Marks {
+		if mutant.NoMarker {
+			fresh = append(fresh, i)
+			continue
+		}
+		r, err := u.exec(ctx, insertMark, m.Handler, m.MessageID, w.Projector, listOf(m.Was))
+		if err != nil {
+			return nil, err
+		}
+		n, err := r.RowsAffected()
+		if err != nil {
+			return nil, err
+		}
+		if n == 1 {
+			fresh = append(fresh, i)
+		}
+	}
+	return fresh, nil
+}
+
+const insertParked = `
+insert into kinora_parked (projector, handler, message_id, topic, key, payload, headers, class, code, attempts, parked_at)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ` + clock + `)`
+
+func (u *unit) park(ctx context.Context, parked []projector.Parked) error {
+	for _, p := range parked {
+		_, err := u.exec(ctx, insertParked, p.Projector, p.Handler, p.MessageID, p.Topic, p.Key,
+			blobOf(p.Payload), headersOf(p.Headers), p.Class.String(), p.Code, p.Attempts)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,105 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"fmt"
+
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/outbox"
+)
+
+// insertEntry takes the instant from ?6, or else from the clock.
+const insertEntry = `
+insert into kinora_outbox (message_id, topic, key, payload, headers, created_at, next_attempt_at)
+values (?1, ?2, ?3, ?4, ?5, coalesce(?6, ` + clock + `), coalesce(?6, ` + clock + `))
+on conflict (topic, message_id) do nothing`
+
+// enqueue adds a message, created at an instant (int64), or now (nil). It tells whether the message is new.
+func (s session) enqueue(ctx context.Context, m outbox.Message, at any) (bool, error) {
+	r, err := s.exec(ctx, insertEntry, m.ID, m.Topic, m.Key, blobOf(m.Payload), headersOf(m.Headers), at)
+	if err != nil {
+		return false, err
+	}
+	n, err := r.RowsAffected()
+	return n == 1, err
+}
+
+func (s session) enqueueAll(ctx context.Context, ready []outbox.Message) error {
+	for _, m := range ready {
+		if _, err := s.enqueue(ctx, m, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// blobOf is never null: the columns are not.
+func blobOf(b []byte) []byte {
+	if b == nil {
+		return []byte{}
+	}
+	return b
+}
+
+func headersOf(h map[string]string) string {
+	if len(h) == 0 {
+		return `{}`
+	}
+	return jsonOf(h)
+}
+
+const entryColumns = `id, message_id, topic, key, payload, headers, status, attempts, suspect, token, claimed_by,
+	last_error, next_attempt_at, created_at, last_attempt_at, published_at`
+
+func scanEntry(rows *sql.Rows) (e outbox.Entry, err error) {
+	var headers, token []byte
+	var next, created int64
+	var attempted, published sql.NullInt64
+	err = rows.Scan(&e.Seq, &e.ID, &e.Topic, &e.Key, &e.Payload, &headers, &e.Status, &e.Attempts, &e.Suspect, &token,
+		&e.ClaimedBy, &e.LastError, &next, &created, &attempted, &published)
+	if err != nil {
+		return e, err
+	}
+	copy(e.Token[:], token)
+	e.NextAttemptAt, e.CreatedAt = timeOf(next), timeOf(created)
+	e.LastAttemptedAt, e.PublishedAt = timeOrZero(attempted), timeOrZero(published)
+	if err := json.Unmarshal(headers, &e.Headers); err != nil {
+		return e, fmt.Errorf("headers of entry %d: %w", e.Seq, err)
+	}
+	return e, nil
+}
+
+// entriesOf lists what a query that selects entryColumns finds.
+func entriesOf(ctx context.Context, q querier, query string, args ...any) ([]outbox.Entry, error) {
+	var entries []outbox.Entry
+	err := each(ctx, q, func(rows *sql.Rows) error {
+		e, err := scanEntry(rows)
+		entries = append(entries, e)
+		return err
+	}, query, args...)
+	if err != nil {
+		return nil, err
+	}
+	return entries, nil
+}
+
+// tokenOf is null for the zero Token, which stands for no claim.
+func tokenOf(t claim.Token) any {
+	if t == (claim.Token{}) {
+		return nil
+	}
+	return t[:]
+}
+
+// listOf is a JSON array for json_each, or null for an empty list, which means all.
+func listOf[T any](list []T) any {
+	if len(list) == 0 {
+		return nil
+	}
+	return jsonOf(list)
+}
+
+// Enqueued implements outbox.Waker.
+func (d *DB) Enqueued() <-chan struct{} { return d.added.wait() }

@@ -1,0 +1,146 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/projector"
+	"modernc.org/sqlite"
+	sqlite3 "modernc.org/sqlite/lib"
+)
+
+// ErrNotMigrated: the file lacks Kinora's tables, or the newest of them.
+var ErrNotMigrated = errors.New("the file has not Kinora's tables: call Migrate")
+
+// explain turns the error of a statement on Kinora's tables that are not there into ErrNotMigrated.
+func explain(err error) error {
+	if codeOf(err) == sqlite3.SQLITE_ERROR && strings.Contains(err.Error(), "no such table: kinora_") {
+		return fmt.Errorf("%w: %w", ErrNotMigrated, err)
+	}
+	return err
+}
+
+// codeOf is SQLite's extended result code, or 0.
+func codeOf(err error) int {
+	if e, ok := errors.AsType[*sqlite.Error](err); ok {
+		return e.Code()
+	}
+	return 0
+}
+
+func primary(code int) int { return code & 0xff }
+
+func isBusy(err error) bool { return primary(codeOf(err)) == sqlite3.SQLITE_BUSY }
+
+// commitError is an error of COMMIT.
+type commitError struct{ err error }
+
+func (e *commitError) Error() string { return "commit: " + e.err.Error() }
+
+func (e *commitError) Unwrap() error { return e.err }
+
+// isAmbiguous tells whether err leaves it open what became of the transaction: where the write-ahead log could
+// not be synced, this process sees the transaction rolled back, but a recovery after a crash may find it whole.
+func isAmbiguous(err error) bool {
+	c, ok := errors.AsType[*commitError](err)
+	return ok && primary(codeOf(c.err)) == sqlite3.SQLITE_IOERR
+}
+
+// unitError is err as Do returns it: with its class. begun tells whether the transaction had begun: what comes
+// before is nobody's fault. ctx is that of the unit.
+func unitError(ctx context.Context, err error, begun bool) error {
+	if _, ok := errors.AsType[*projector.Error](err); ok || err == nil {
+		return err
+	}
+	e := &projector.Error{Class: projector.UnknownClass, Code: codeName(codeOf(err)), Err: err}
+	switch {
+	case !begun:
+		e.Class = projector.Transient
+		if e.Code == "" || errors.Is(err, ErrNotMigrated) {
+			e.Code = beginCode(err)
+		}
+	case ctx.Err() != nil && (endedWith(err) || e.Code == "SQLITE_INTERRUPT" || errors.Is(err, ctx.Err())):
+		e.Code, e.Err = "", fmt.Errorf("%w: %w", ctx.Err(), err)
+		if errors.Is(ctx.Err(), context.Canceled) {
+			e.Class = projector.Shutdown
+		} else {
+			e.Code = "deadline"
+		}
+	case endedWith(err):
+		e.Class, e.Code = projector.PermanentClass, "tx_ended"
+	case errors.Is(err, eventstore.ErrInvalid):
+		e.Class, e.Code = projector.PermanentClass, "invalid"
+	case errors.Is(err, eventstore.ErrEventIDReused):
+		e.Class, e.Code = projector.PermanentClass, "event_id_reused"
+	case isAmbiguous(err):
+		e.Class = projector.Ambiguous
+	case transient[primary(codeOf(err))]:
+		e.Class = projector.Transient
+	}
+	return e
+}
+
+// beginCode is a word for why a transaction could not begin.
+func beginCode(err error) string {
+	switch {
+	case errors.Is(err, ErrNotMigrated):
+		return "not_migrated"
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return "SQLITE_BUSY"
+	default:
+		return "begin"
+	}
+}
+
+// endedWith tells whether the transaction was over before we ended it: its handler tried to.
+func endedWith(err error) bool {
+	return errors.Is(err, sql.ErrTxDone) || codeOf(err) == sqlite3.SQLITE_CONSTRAINT_COMMITHOOK ||
+		codeOf(err) == sqlite3.SQLITE_ERROR && strings.Contains(err.Error(), "no transaction is active")
+}
+
+// transient are the primary codes that are the world's fault.
+var transient = map[int]bool{
+	sqlite3.SQLITE_BUSY: true, sqlite3.SQLITE_LOCKED: true, sqlite3.SQLITE_IOERR: true, sqlite3.SQLITE_FULL: true,
+	sqlite3.SQLITE_CANTOPEN: true, sqlite3.SQLITE_NOMEM: true, sqlite3.SQLITE_PROTOCOL: true,
+}
+
+// codeName is the name of an extended code where it tells more than that of its family, else of its family.
+func codeName(code int) string {
+	if name, ok := codeNames[code]; ok {
+		return name
+	}
+	if name, ok := codeNames[primary(code)]; ok {
+		return name
+	}
+	if code == 0 {
+		return ""
+	}
+	return fmt.Sprintf("SQLITE_%d", code)
+}
+
+var codeNames = map[int]string{
+	sqlite3.SQLITE_ERROR: "SQLITE_ERROR", sqlite3.SQLITE_INTERNAL: "SQLITE_INTERNAL", sqlite3.SQLITE_PERM: "SQLITE_PERM",
+	sqlite3.SQLITE_ABORT: "SQLITE_ABORT", sqlite3.SQLITE_BUSY: "SQLITE_BUSY", sqlite3.SQLITE_LOCKED: "SQLITE_LOCKED",
+	sqlite3.SQLITE_NOMEM: "SQLITE_NOMEM", sqlite3.SQLITE_READONLY: "SQLITE_READONLY",
+	sqlite3.SQLITE_INTERRUPT: "SQLITE_INTERRUPT", sqlite3.SQLITE_IOERR: "SQLITE_IOERR",
+	sqlite3.SQLITE_CORRUPT: "SQLITE_CORRUPT", sqlite3.SQLITE_FULL: "SQLITE_FULL",
+	sqlite3.SQLITE_CANTOPEN: "SQLITE_CANTOPEN", sqlite3.SQLITE_PROTOCOL: "SQLITE_PROTOCOL",
+	sqlite3.SQLITE_SCHEMA: "SQLITE_SCHEMA", sqlite3.SQLITE_TOOBIG: "SQLITE_TOOBIG",
+	sqlite3.SQLITE_CONSTRAINT: "SQLITE_CONSTRAINT", sqlite3.SQLITE_MISMATCH: "SQLITE_MISMATCH",
+	sqlite3.SQLITE_MISUSE: "SQLITE_MISUSE", sqlite3.SQLITE_AUTH: "SQLITE_AUTH", sqlite3.SQLITE_RANGE: "SQLITE_RANGE",
+	sqlite3.SQLITE_NOTADB: "SQLITE_NOTADB",
+
+	sqlite3.SQLITE_CONSTRAINT_CHECK:      "SQLITE_CONSTRAINT_CHECK",
+	sqlite3.SQLITE_CONSTRAINT_COMMITHOOK: "SQLITE_CONSTRAINT_COMMITHOOK",
+	sqlite3.SQLITE_CONSTRAINT_DATATYPE:   "SQLITE_CONSTRAINT_DATATYPE",
+	sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY: "SQLITE_CONSTRAINT_FOREIGNKEY",
+	sqlite3.SQLITE_CONSTRAINT_NOTNULL:    "SQLITE_CONSTRAINT_NOTNULL",
+	sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY: "SQLITE_CONSTRAINT_PRIMARYKEY",
+	sqlite3.SQLITE_CONSTRAINT_ROWID:      "SQLITE_CONSTRAINT_ROWID",
+	sqlite3.SQLITE_CONSTRAINT_TRIGGER:    "SQLITE_CONSTRAINT_TRIGGER",
+	sqlite3.SQLITE_CONSTRAINT_UNIQUE:     "SQLITE_CONSTRAINT_UNIQUE",
+}

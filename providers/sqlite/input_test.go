@@ -1,0 +1,166 @@
+package sqlite_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/marker"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/providers/sqlite"
+)
+
+// badTexts are refused wherever a text is an id or a name.
+var badTexts = map[string]string{
+	"empty": "", "too long": "review-" + strings.Repeat("x", 249), "NUL": "review-\x00", "control": "review-\x1b[2J",
+	"not UTF-8": "review-\xff\xfe", "half of a rune": "review-\xc3",
+}
+
+// badData is no JSON that every provider could store.
+var badData = map[string]string{
+	"nothing": "", "no JSON": "{", "two values": "{} {}", "a NUL": `{"a":"\u0000"}`, "a NUL key": `{"a\u0000":1}`,
+	"a lone surrogate": `{"a":"\ud800"}`, "not UTF-8": "{\"a\":\"\xff\"}", "a key twice": `{"a":1,"a":2}`,
+	"a great number": `{"a":1e131072}`, "a small number": `{"a":1e-16384}`, "a raw NUL": "{\"a\":\"\x00\"}",
+	"too deep": strings.Repeat("[", 10000) + strings.Repeat("]", 10000), "too large": `"` + strings.Repeat("x", 1<<20) + `"`,
+}
+
+// Bad input is a typed error, and not one statement runs.
+func TestBadInputReachesNoStatement(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db, tr := traced(t, 1, routed())
+	refused := func(what string, fn func() error) {
+		t.Helper()
+		var err error
+		ran := tr.during(func() { err = fn() })
+		require.ErrorIs(t, err, eventstore.ErrInvalid, what)
+		require.Empty(t, ran, what)
+		var invalid *eventstore.InvalidError
+		require.ErrorAs(t, err, &invalid, what)
+	}
+	appends := func(what, stream string, change func(*eventstore.Draft)) {
+		t.Helper()
+		events := drafts(2)
+		change(&events[1])
+		refused("append: "+what, func() error {
+			_, err := db.Append(ctx, stream, eventstore.Any, events)
+			return err
+		})
+	}
+	for name, bad := range badTexts {
+		appends("stream "+name, bad, func(*eventstore.Draft) {})
+		appends("id "+name, "review-1", func(d *eventstore.Draft) { d.ID = bad })
+		appends("type "+name, "review-1", func(d *eventstore.Draft) { d.Type = bad })
+		refused("read: "+name, func() (err error) {
+			for _, err = range db.ReadStream(ctx, bad, 0) {
+			}
+			return err
+		})
+		if bad != "" {
+			appends("metadata "+name, "review-1", func(d *eventstore.Draft) { d.Metadata.Actor = strings.Repeat(bad, 5) })
+			appends("extra "+name, "review-1", func(d *eventstore.Draft) { d.Metadata.Extra = map[string]string{bad: "v"} })
+		}
+		for _, key := range []marker.Key{{Handler: bad, MessageID: "m"}, {Handler: handler, MessageID: bad}} {
+			refused("mark: "+name, func() error {
+				err := db.Do(ctx, projector.Work{Projector: "totals", Marks: []marker.Key{key}}, adds("p1"))
+				requireClass(t, err, "permanent", "invalid")
+				return err
+			})
+		}
+	}
+	for name, bad := range badData {
+		appends("data: "+name, "review-1", func(d *eventstore.Draft) { d.Data = []byte(bad) })
+	}
+	for _, stream := range []string{"review", "review-", "-1", "Review-1", "re view-1", "1-1", `re"view-1`, "';--"} {
+		appends("stream "+stream, stream, func(*eventstore.Draft) {})
+	}
+	appends("id not canonical", "review-1", func(d *eventstore.Draft) { d.ID = strings.ToUpper(d.ID) })
+	appends("schema", "review-1", func(d *eventstore.Draft) { d.Schema = 0 })
+	refused("no events", func() error { _, err := db.Append(ctx, "review-1", eventstore.Any, nil); return err })
+	refused("expected", func() error { _, err := db.Append(ctx, "review-1", -2, drafts(1)); return err })
+	refused("mark to skipped", func() error {
+		_, err := db.MarkEntries(ctx, []outbox.Mark{{Seq: 1, To: outbox.Published}, {Seq: 1, To: outbox.Skipped}})
+		return err
+	})
+	var err error
+	require.Empty(t, tr.during(func() { _, err = db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{Lease: 1}) }))
+	require.ErrorIs(t, err, claim.ErrTerms)
+}
+
+func TestBadTopicOfARoute(t *testing.T) {
+	t.Parallel()
+	for name, bad := range badTexts {
+		db, tr := traced(t, 1, &sqlite.Config{Route: func(string, eventstore.Draft) []string { return []string{"good", bad} }})
+		var err error
+		ran := tr.during(func() { _, err = db.Append(context.Background(), "review-1", eventstore.Any, drafts(1)) })
+		require.ErrorIs(t, err, eventstore.ErrInvalid, name)
+		require.Empty(t, ran, name)
+	}
+}
+
+func TestBadMessages(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db, tr := traced(t, 1, &sqlite.Config{MaxPayload: 100})
+	tx, err := db.SQL().Begin()
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback() }()
+	long := strings.Repeat("x", 256)
+	for _, m := range []outbox.Message{
+		{}, {Topic: long}, {Topic: "t", ID: long}, {Topic: "t", Key: long}, {Topic: "t", ID: "\xff"}, {Topic: "t", Key: "\x00"},
+		{Topic: "t", Payload: make([]byte, 101)}, {Topic: "t", Headers: map[string]string{"": "v"}},
+		{Topic: "t", Headers: map[string]string{"k": "\x00"}},
+	} {
+		var err error
+		ran := tr.during(func() { err = db.InTx(tx).Enqueue(ctx, outbox.Message{Topic: "good"}, m) })
+		require.ErrorIs(t, err, eventstore.ErrInvalid)
+		require.Empty(t, ran)
+	}
+}
+
+// What is allowed comes back letter by letter, however much it looks like SQL.
+func TestOddInputComesBack(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	odd := []string{
+		`'; drop table kinora_events; --`, `" or 1=1 --`, `%_?1:name@x$y`, "ünïcode ☂ 漢字 🎬", `\u0000`, `[x]`, "`x`",
+		" ", "e\u0301 and \u00e9", strings.Repeat("☂", 80),
+	}
+	db := open(t, &sqlite.Config{Route: func(string, eventstore.Draft) []string { return odd }})
+	for i, s := range odd {
+		stream := eventstore.StreamName("review", s)
+		events := drafts(1)
+		events[0].Type, events[0].Data = s, []byte(`{"e":1E5, "z":-0, "s":"`+"\u2028 é"+`\u00e9", "deep":`+strings.Repeat("[", 999)+strings.Repeat("]", 999)+`}`)
+		events[0].Metadata = eventstore.Metadata{Actor: s, Extra: map[string]string{s: s, "empty": ""}}
+		_, err := db.Append(ctx, stream, eventstore.NoStream, events)
+		require.NoError(t, err, s)
+		n := 0
+		for e, err := range db.ReadStream(ctx, stream, 0) {
+			require.NoError(t, err)
+			require.Equal(t, events[0].Data, e.Data)
+			require.Equal(t, events[0].Metadata, e.Metadata)
+			require.Equal(t, s, e.Type)
+			require.Equal(t, stream, e.Stream)
+			n++
+		}
+		require.Equal(t, 1, n)
+		entries, err := db.Entries(ctx, outbox.Filter{Topic: s, Key: stream})
+		require.NoError(t, err)
+		require.Len(t, entries, 1)
+		require.Equal(t, outbox.FromEvent(stream, 1, events[0], s), entries[0].Message, "byte for byte")
+
+		for range 2 {
+			work := projector.Work{Projector: "totals", Marks: []marker.Key{{Handler: handler, MessageID: s}}}
+			require.NoError(t, db.Do(ctx, work, adds(s)))
+		}
+		require.Equal(t, 1, total(t, db.SQL(), s))
+		claimed, err := db.ClaimEntries(ctx, outbox.Query{Topics: []string{s}}, claim.Terms{Holder: s})
+		require.NoError(t, err)
+		require.Equal(t, i+1, len(claimed), "one of each stream so far")
+	}
+}

@@ -1,0 +1,235 @@
+package sqlite_test
+
+import (
+	"bufio"
+	"context"
+	"database/sql"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/marker"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/providers/sqlite"
+)
+
+// childEnv makes the test binary play one of children instead of running tests.
+const childEnv = "KINORA_SQLITE_CHILD"
+
+func TestMain(m *testing.M) {
+	if name := os.Getenv(childEnv); name != "" {
+		if err := children[name](os.Args[1]); err != nil {
+			fmt.Println("child:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// children are what a second process does with the file at path. It talks with its parent by lines.
+var children = map[string]func(path string) error{
+	"hold-lock":       childHoldsLock,
+	"stall":           childStalls,
+	"deliver":         childDelivers,
+	"append-and-take": childAppendsAndTakes,
+	"hammer":          childHammers,
+	"migrate":         childMigrates,
+	"full-disk":       childFillsDisk,
+}
+
+// proc is a child process.
+type proc struct {
+	t   *testing.T
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+func start(t *testing.T, child, path string) *proc {
+	t.Helper()
+	p := &proc{t: t, cmd: exec.Command(os.Args[0], path)}
+	p.cmd.Env = append(os.Environ(), childEnv+"="+child)
+	p.cmd.Stderr = os.Stderr
+	var err error
+	p.in, err = p.cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := p.cmd.StdoutPipe()
+	require.NoError(t, err)
+	p.out = bufio.NewReader(out)
+	require.NoError(t, p.cmd.Start())
+	t.Cleanup(func() {
+		if p.cmd.ProcessState == nil {
+			_ = p.cmd.Process.Kill()
+			_ = p.cmd.Wait()
+		}
+	})
+	return p
+}
+
+// line is what the child says next.
+func (p *proc) line() string {
+	p.t.Helper()
+	s, err := p.out.ReadString('\n')
+	require.NoError(p.t, err, "the child said %q and no more", s)
+	return strings.TrimSuffix(s, "\n")
+}
+
+func (p *proc) tell(line string) {
+	p.t.Helper()
+	_, err := io.WriteString(p.in, line+"\n")
+	require.NoError(p.t, err)
+}
+
+func (p *proc) wait() {
+	p.t.Helper()
+	require.NoError(p.t, p.cmd.Wait())
+}
+
+// told waits, in a child, for a line of its parent's.
+func told() string {
+	s, _ := bufio.NewReader(os.Stdin).ReadString('\n')
+	return strings.TrimSuffix(s, "\n")
+}
+
+// template is a migrated file, as bytes.
+var template = sync.OnceValues(func() ([]byte, error) {
+	dir, err := os.MkdirTemp("", "kinora")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "template.db")
+	db, err := sqlite.Open(context.Background(), path, nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := db.Migrate(context.Background()); err != nil {
+		return nil, err
+	}
+	if _, err := db.SQL().Exec(totalsDDL); err != nil {
+		return nil, err
+	}
+	if err := db.Close(); err != nil {
+		return nil, err
+	}
+	return os.ReadFile(path)
+})
+
+// totalsDDL is the read model of the tests.
+const totalsDDL = `create table totals (key text primary key, total integer not null) strict`
+
+// migrated is the path of a migrated file of the test's own.
+func migrated(t testing.TB) string {
+	t.Helper()
+	bytes, err := template()
+	require.NoError(t, err)
+	path := filepath.Join(t.TempDir(), "kinora.db")
+	require.NoError(t, os.WriteFile(path, bytes, 0o600))
+	return path
+}
+
+// open opens a migrated file, and checks at the end that it is as any file at rest must be.
+func open(t testing.TB, cfg *sqlite.Config) *sqlite.DB {
+	t.Helper()
+	return openAt(t, migrated(t), cfg)
+}
+
+func openAt(t testing.TB, path string, cfg *sqlite.Config) *sqlite.DB {
+	t.Helper()
+	db, err := sqlite.Open(context.Background(), path, cfg)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		checkAtRest(t, db.SQL())
+		require.NoError(t, db.Close())
+	})
+	return db
+}
+
+// checkAtRest checks what must hold whatever happened.
+func checkAtRest(t testing.TB, db *sql.DB) {
+	t.Helper()
+	for what, query := range map[string]string{
+		"a stream's version is that of its last event, and its versions are contiguous": `
+			select stream, max(version), count(*) from kinora_events group by stream
+			except select stream, version, version from kinora_streams`,
+		"a stream has events": `
+			select stream from kinora_streams except select stream from kinora_events`,
+		"versions grow with positions": `
+			select id from (
+				select id, position < lag(position) over (partition by stream order by version) as back from kinora_events)
+			where back`,
+		"open says what the status says": `
+			select id from kinora_outbox where open <> (status not in ('published', 'skipped'))`,
+		"what is claimed has a token": `
+			select id from kinora_outbox where status = 'claimed' and (token is null or attempts < 1)`,
+		"sqlite itself": `select integrity_check from pragma_integrity_check where integrity_check <> 'ok'`,
+	} {
+		rows, err := db.Query(query)
+		require.NoError(t, err, what)
+		require.False(t, rows.Next(), what)
+		require.NoError(t, rows.Close())
+	}
+}
+
+// drafts makes n events.
+func drafts(n int) []eventstore.Draft {
+	ds := make([]eventstore.Draft, n)
+	for i := range ds {
+		ds[i] = eventstore.Draft{
+			ID: uuid.Must(uuid.NewV7()).String(), Type: "review.posted", Schema: 1,
+			Data: fmt.Appendf(nil, `{"product_id":"p1","stars":5,"n":%d}`, i),
+		}
+	}
+	return ds
+}
+
+// routed is a configuration in which every event makes an entry.
+func routed() *sqlite.Config { return &sqlite.Config{Route: outbox.ByCategory} }
+
+const handler = "totals/posted"
+
+// marks is the work of one message at one handler.
+func marks(id string) projector.Work {
+	return projector.Work{Projector: "totals", Marks: []marker.Key{{Handler: handler, MessageID: id}}}
+}
+
+const addToTotal = `insert into totals values (?1, ?2) on conflict (key) do update set total = total + ?2`
+
+// adds is a handler that adds 1 to the total of key.
+func adds(key string) func(context.Context, *sql.Tx, []int) ([]outbox.Message, error) {
+	return func(ctx context.Context, tx *sql.Tx, _ []int) ([]outbox.Message, error) {
+		_, err := tx.ExecContext(ctx, addToTotal, key, 1)
+		return nil, err
+	}
+}
+
+func total(t testing.TB, db *sql.DB, key string) (n int) {
+	t.Helper()
+	require.NoError(t, db.QueryRow(`select coalesce((select total from totals where key = ?), 0)`, key).Scan(&n))
+	return n
+}
+
+func count(t testing.TB, db *sql.DB, table string) (n int) {
+	t.Helper()
+	require.NoError(t, db.QueryRow(`select count(*) from `+table).Scan(&n))
+	return n
+}
+
+func within(t testing.TB, d time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	t.Cleanup(cancel)
+	return ctx
+}

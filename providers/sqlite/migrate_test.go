@@ -1,0 +1,141 @@
+package sqlite_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	moderncsqlite "modernc.org/sqlite"
+
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/marker"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/providers/sqlite"
+)
+
+func childMigrates(path string) error {
+	fmt.Println("ready")
+	told()
+	return migrateOnce(path)
+}
+
+func migrateOnce(path string) error {
+	db, err := sqlite.Open(context.Background(), path, nil)
+	if err != nil {
+		return err
+	}
+	return errors.Join(db.Migrate(context.Background()), db.Close())
+}
+
+// Several migrators at once, each with a handle of its own and two in other processes: on a file that is not
+// there yet, all succeed.
+func TestMigratorsAtOnce(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "new.db")
+	others := []*proc{start(t, "migrate", path), start(t, "migrate", path)}
+	for _, o := range others {
+		require.Equal(t, "ready", o.line())
+	}
+	errs := make(chan error)
+	for range 6 {
+		go func() { errs <- migrateOnce(path) }()
+	}
+	for _, o := range others {
+		o.tell("go")
+	}
+	for range 6 {
+		require.NoError(t, <-errs)
+	}
+	for _, o := range others {
+		o.wait()
+	}
+	db := openAt(t, path, routed())
+	require.Equal(t, 1, count(t, db.SQL(), "kinora_migrations where version_id = 1"))
+	_, err := db.Append(context.Background(), "review-1", eventstore.NoStream, drafts(2))
+	require.NoError(t, err)
+	require.NoError(t, db.Migrate(context.Background()), "migrating again does nothing")
+	require.Equal(t, 2, count(t, db.SQL(), "kinora_outbox"))
+}
+
+func TestMigrateLeavesTheUsersTablesAlone(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "app.db")
+	db, err := sqlite.Open(context.Background(), path, nil)
+	require.NoError(t, err)
+	_, err = db.SQL().Exec(`create table streams (id text); insert into streams values ('mine')`)
+	require.NoError(t, err)
+	require.NoError(t, db.Migrate(context.Background()))
+	require.Equal(t, 1, count(t, db.SQL(), "streams"))
+	const foreign = `sqlite_schema where name not like 'kinora_%' and name not like 'sqlite_%' and name <> 'streams'`
+	require.Equal(t, 0, count(t, db.SQL(), foreign), "every table of Kinora is prefixed")
+	require.NoError(t, db.Close())
+}
+
+// What MigrationSQL prints makes the same tables.
+func TestMigrationSQL(t *testing.T) {
+	t.Parallel()
+	schema := func(db *sql.DB) (all []string) {
+		rows, err := db.Query(`select sql from sqlite_schema where name like 'kinora_%' and tbl_name <> 'kinora_migrations' order by name`)
+		require.NoError(t, err)
+		defer rows.Close()
+		for rows.Next() {
+			var s string
+			require.NoError(t, rows.Scan(&s))
+			all = append(all, s)
+		}
+		return all
+	}
+	db, err := sql.Open("sqlite", filepath.Join(t.TempDir(), "by-hand.db"))
+	require.NoError(t, err)
+	defer db.Close()
+	_, err = db.Exec(sqlite.MigrationSQL())
+	require.NoError(t, err)
+	require.Equal(t, schema(open(t, nil).SQL()), schema(db))
+	require.NotEmpty(t, schema(db))
+}
+
+func TestNotMigrated(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db, err := sqlite.Open(ctx, filepath.Join(t.TempDir(), "empty.db"), routed())
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, db.Close()) })
+
+	tx, err := db.SQL().Begin()
+	require.NoError(t, err)
+	_, inTx := db.InTx(tx).Append(ctx, "review-1", eventstore.Any, drafts(1))
+	enqueue := db.InTx(tx).Enqueue(ctx, outbox.Message{Topic: "review"})
+	require.NoError(t, tx.Rollback())
+	_, append1 := db.Append(ctx, "review-1", eventstore.Any, drafts(1))
+	_, candidates := db.EntryCandidates(ctx, outbox.Query{}, 1)
+	_, claims := db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{})
+	_, entries := db.Entries(ctx, outbox.Filter{})
+	_, counts := db.StatusCounts(ctx)
+	_, skip := db.Skip(ctx, outbox.Filter{})
+	_, parked := db.ParkedMessages(ctx, "", 0, 0)
+	_, outcomes := db.Outcomes(ctx, []marker.Key{{Handler: handler, MessageID: "m"}})
+	do := db.Do(ctx, marks("m"), adds("p"))
+	requireClass(t, do, "transient", "not_migrated")
+	var read error
+	for _, err := range db.ReadStream(ctx, "review-1", 0) {
+		read = err
+	}
+	for what, err := range map[string]error{
+		"append in tx": inTx, "enqueue": enqueue, "append": append1, "candidates": candidates, "claim": claims,
+		"entries": entries, "counts": counts, "skip": skip, "parked": parked, "outcomes": outcomes, "do": do, "read": read,
+	} {
+		require.ErrorIs(t, err, sqlite.ErrNotMigrated, what)
+		require.ErrorContains(t, err, "Migrate", what)
+		var cause *moderncsqlite.Error
+		require.ErrorAs(t, err, &cause, what)
+	}
+
+	require.NoError(t, db.Migrate(ctx))
+	_, err = db.Append(ctx, "review-1", eventstore.Any, drafts(1))
+	require.NoError(t, err, "the same handle goes on")
+}

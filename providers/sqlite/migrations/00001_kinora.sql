@@ -1,0 +1,85 @@
+-- +goose Up
+
+-- Times are integers: milliseconds since 1970 on SQLite's own clock. Text compares byte by byte.
+
+-- One row a stream. The row is what an append checks and raises.
+create table kinora_streams (
+    stream   text primary key,
+    category text not null,
+    version  integer not null check (version > 0)
+) strict, without rowid;
+
+-- The log. Positions are drawn after the version check, by the one writer that SQLite admits, so they grow in
+-- the order of commits; autoincrement never gives a position twice, also after the last events were deleted.
+create table kinora_events (
+    position       integer primary key autoincrement,
+    stream         text not null,
+    version        integer not null,
+    id             text not null unique,
+    type           text not null,
+    schema_version integer not null,
+    data           text not null, -- json
+    metadata       text not null, -- json
+    recorded_at    integer not null,
+    unique (stream, version)
+) strict;
+
+-- Messages beside the events. The payload is published byte for byte.
+create table kinora_outbox (
+    id              integer primary key autoincrement,
+    message_id      text not null,
+    topic           text not null,
+    key             text not null,
+    payload         blob not null,
+    headers         text not null, -- json
+    open            integer not null default 1 check (open in (0, 1)),
+    status          text not null default 'pending'
+                    check (status in ('pending', 'claimed', 'published', 'failed', 'abandoned', 'skipped')),
+    attempts        integer not null default 0,
+    suspect         integer not null default 0 check (suspect in (0, 1)),
+    token           blob,
+    claimed_by      text not null default '',
+    next_attempt_at integer not null, -- while claimed, the end of the lease
+    last_error      text not null default '', -- the class of the error, never its text
+    created_at      integer not null,
+    last_attempt_at integer,
+    published_at    integer,
+    unique (topic, message_id)
+) strict;
+
+-- Both stay as small as the backlog, however many published entries are kept.
+create index kinora_outbox_open on kinora_outbox (id) where open = 1;
+create index kinora_outbox_lane on kinora_outbox (topic, key, id) where open = 1;
+
+-- A marker says that a handler applied a message. It commits with the handler's writes.
+create table kinora_markers (
+    handler      text not null,
+    generation   integer not null,
+    message_id   text not null,
+    processed_at integer not null,
+    primary key (handler, generation, message_id)
+) strict, without rowid;
+
+-- Which build of a projector's read model is live. No row: the first.
+create table kinora_generations (
+    projector text primary key,
+    live      integer not null
+) strict, without rowid;
+
+-- Messages set aside, in order, with all that came with them.
+create table kinora_parked (
+    id         integer primary key autoincrement,
+    projector  text not null,
+    handler    text not null, -- '' where the message did not get as far as a handler
+    message_id text not null,
+    topic      text not null,
+    key        text not null,
+    payload    blob not null,
+    headers    text not null, -- json
+    class      text not null,
+    code       text not null,
+    attempts   integer not null,
+    parked_at  integer not null
+) strict;
+
+create index kinora_parked_message on kinora_parked (message_id);

@@ -1,0 +1,160 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"net/url"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"modernc.org/sqlite"
+)
+
+// checkPath makes path absolute, and refuses what names no file.
+func checkPath(path string) (string, error) {
+	switch {
+	case path == "" || path == ":memory:":
+		return "", fmt.Errorf("sqlite: open %q: an in-memory database is gone with its connection: use package providers/memory", path)
+	case strings.HasPrefix(path, "file:"):
+		return "", fmt.Errorf("sqlite: open %q: want a path; open a URI yourself and give the pool to New", path)
+	case strings.ContainsRune(path, 0):
+		return "", fmt.Errorf("sqlite: open %q: a NUL in the path", path)
+	}
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return "", fmt.Errorf("open %s: %w", path, err)
+	}
+	return abs, nil
+}
+
+// These would end the path part of a URI, or begin an escape.
+var escapePath = strings.NewReplacer("%", "%25", "?", "%3F", "#", "%23")
+
+// dsn is a URI, since only there every path can be written. Its authority is empty, as a path may begin
+// with "//".
+func dsn(path string, busy time.Duration) string {
+	p := filepath.ToSlash(path)
+	if !strings.HasPrefix(p, "/") {
+		p = "/" + p // a drive letter
+	}
+	q := url.Values{"_txlock": {"immediate"}, "_pragma": {
+		"busy_timeout(" + strconv.FormatInt(busy.Milliseconds(), 10) + ")",
+		"foreign_keys(1)", "synchronous(full)",
+	}}
+	return "file://" + escapePath.Replace(p) + "?" + q.Encode()
+}
+
+// useWAL is not a part of the dsn: the mode stays with the file, and changing it may meet another process that
+// does the same.
+func useWAL(ctx context.Context, db *sql.DB) error {
+	return patiently(ctx, func() error {
+		var mode string
+		if err := db.QueryRowContext(ctx, `pragma journal_mode = wal`).Scan(&mode); err != nil {
+			return err
+		}
+		if mode != "wal" {
+			return fmt.Errorf("the journal mode is %s, and cannot be wal here", mode)
+		}
+		return nil
+	})
+}
+
+// guarded makes connections that commit only when may says so. Without it, a handler that ends its transaction
+// would commit its marker without its output; and after an error that rolls the whole transaction back, which
+// a handler may ignore, each of its further statements would commit by itself.
+type guarded struct {
+	driver.Connector
+	may func() bool
+}
+
+func (g guarded) Connect(ctx context.Context) (driver.Conn, error) {
+	c, err := g.Connector.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	hooks, ok := c.(sqlite.HookRegisterer)
+	if !ok {
+		return nil, errors.Join(errors.New("the driver has no commit hook"), c.Close())
+	}
+	hooks.RegisterCommitHook(func() int32 {
+		if g.may() {
+			return 0
+		}
+		return 1
+	})
+	return c, nil
+}
+
+// probe finds out whether a pool will do, and the path of its file. It uses one connection of the pool.
+func probe(ctx context.Context, db *sql.DB) (path string, err error) {
+	conn, err := db.Conn(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	// Another driver would bring another library, and closing a file in one library drops the locks that the
+	// other holds on it in this process: so this comes first.
+	_, err = conn.ExecContext(ctx, `select kinora_no_such_function()`)
+	if _, ok := errors.AsType[*sqlite.Error](err); !ok {
+		return "", fmt.Errorf("its driver %T is not that of modernc.org/sqlite: %w", db.Driver(), err)
+	}
+	const mainFile = `select file from pragma_database_list where name = 'main'`
+	var file sql.NullString
+	if err := conn.QueryRowContext(ctx, mainFile).Scan(&file); err != nil {
+		return "", err
+	}
+	if file.String == "" {
+		return "", errors.New("its database is in memory: use package providers/memory")
+	}
+	var mode string
+	if err := conn.QueryRowContext(ctx, `pragma journal_mode`).Scan(&mode); err != nil {
+		return "", err
+	}
+	if mode != "wal" {
+		return "", fmt.Errorf(`its journal mode is %s: open it with "_pragma=journal_mode(wal)"`, mode)
+	}
+	return file.String, probeImmediate(ctx, conn, file.String)
+}
+
+// probeImmediate holds the write lock through a connection of its own: meanwhile a transaction of the pool can
+// begin only if it does not ask for that lock.
+func probeImmediate(ctx context.Context, conn *sql.Conn, path string) (err error) {
+	connector, err := sqlite.NewConnector(dsn(path, 0))
+	if err != nil {
+		return err
+	}
+	other := sql.OpenDB(connector)
+	defer func() { err = errors.Join(err, other.Close()) }()
+	var timeout int
+	if err := conn.QueryRowContext(ctx, `pragma busy_timeout`).Scan(&timeout); err != nil {
+		return err
+	}
+	if _, err := conn.ExecContext(ctx, `pragma busy_timeout = 0`); err != nil {
+		return err
+	}
+	defer func() {
+		_, restored := conn.ExecContext(context.WithoutCancel(ctx), `pragma busy_timeout = `+strconv.Itoa(timeout))
+		err = errors.Join(err, restored)
+	}()
+	var held *sql.Tx
+	err = patiently(ctx, func() error {
+		var err error
+		held, err = other.BeginTx(ctx, nil)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("take the write lock: %w", err)
+	}
+	tx, begun := conn.BeginTx(ctx, nil)
+	if begun == nil {
+		begun = errors.Join(errors.New(`its transactions are not immediate: open it with "_txlock=immediate"`), tx.Rollback())
+	} else if isBusy(begun) {
+		begun = nil
+	}
+	return errors.Join(begun, held.Rollback())
+}

@@ -1,0 +1,170 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+)
+
+// pool is a pool of connections, with the statements that are prepared on it.
+type pool struct {
+	db    *sql.DB
+	stmts sync.Map // of *sql.Stmt, by their text
+	warm  atomic.Bool
+}
+
+// newPool keeps size connections open; 0 leaves the pool as it is.
+func newPool(db *sql.DB, size int) *pool {
+	if size > 0 {
+		db.SetMaxOpenConns(size)
+		db.SetMaxIdleConns(size)
+	}
+	return &pool{db: db}
+}
+
+// stmt prepares query, once. It needs a connection for that, so a caller must not hold one.
+func (p *pool) stmt(ctx context.Context, query string) (*sql.Stmt, error) {
+	if s, ok := p.stmts.Load(query); ok {
+		return s.(*sql.Stmt), nil
+	}
+	s, err := p.db.PrepareContext(ctx, query)
+	if err != nil {
+		return nil, explain(err)
+	}
+	if other, ok := p.stmts.LoadOrStore(query, s); ok {
+		return other.(*sql.Stmt), s.Close()
+	}
+	return s, nil
+}
+
+// warmUp prepares what transactions use, so that none of them needs a second connection for that.
+func (p *pool) warmUp(ctx context.Context) error {
+	if p.warm.Load() {
+		return nil
+	}
+	for _, query := range inTransactions {
+		if _, err := p.stmt(ctx, query); err != nil {
+			return err
+		}
+	}
+	p.warm.Store(true)
+	return nil
+}
+
+// warmUpIfMigrated is for whoever opens a file that may be new.
+func (p *pool) warmUpIfMigrated(ctx context.Context) error {
+	if err := p.warmUp(ctx); err != nil && !errors.Is(err, ErrNotMigrated) {
+		return err
+	}
+	return nil
+}
+
+// inTransactions are the statements of hot transactions.
+var inTransactions = []string{
+	findEvents, raiseStream, readVersion, insertEvent, insertEntry, insertMark, insertParked, candidates, takeEntry, markEntry,
+	savepoint, release, readStream,
+}
+
+func (p *pool) query(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
+	s, err := p.stmt(ctx, query)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := s.QueryContext(ctx, args...)
+	return rows, explain(err)
+}
+
+func (p *pool) close(owned bool) error {
+	var err error
+	for query, s := range p.stmts.Range {
+		p.stmts.Delete(query)
+		err = errors.Join(err, s.(*sql.Stmt).Close())
+	}
+	if owned {
+		err = errors.Join(err, p.db.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("close: %w", err)
+	}
+	return nil
+}
+
+// querier is a pool or a session.
+type querier interface {
+	query(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
+// session runs statements inside a transaction.
+type session struct {
+	tx   *sql.Tx
+	pool *pool // where tx comes from, as far as we know
+}
+
+// stmt is the statement as it is prepared on the transaction's connection; nil where it was not prepared.
+func (s session) stmt(ctx context.Context, query string) *sql.Stmt {
+	if stmt, ok := s.pool.stmts.Load(query); ok {
+		return s.tx.StmtContext(ctx, stmt.(*sql.Stmt))
+	}
+	return nil
+}
+
+// isForeign tells that tx comes from another pool: a caller's, on the same file. The statement has not run.
+func isForeign(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "statement from different database used")
+}
+
+func (s session) exec(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	if stmt := s.stmt(ctx, query); stmt != nil {
+		if r, err := stmt.ExecContext(ctx, args...); !isForeign(err) {
+			return r, explain(err)
+		}
+	}
+	r, err := s.tx.ExecContext(ctx, query, args...)
+	return r, explain(err)
+}
+
+func (s session) query(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
+	if stmt := s.stmt(ctx, query); stmt != nil {
+		if rows, err := stmt.QueryContext(ctx, args...); !isForeign(err) {
+			return rows, explain(err)
+		}
+	}
+	rows, err := s.tx.QueryContext(ctx, query, args...)
+	return rows, explain(err)
+}
+
+// one scans the one row of a query into dest; sql.ErrNoRows where there is none.
+func one(ctx context.Context, q querier, dest []any, query string, args ...any) error {
+	found := sql.ErrNoRows
+	err := each(ctx, q, func(rows *sql.Rows) error {
+		found = nil
+		return rows.Scan(dest...)
+	}, query, args...)
+	if err != nil {
+		return err
+	}
+	return found
+}
+
+// each calls fn for every row of a query.
+func each(ctx context.Context, q querier, fn func(*sql.Rows) error, query string, args ...any) (err error) {
+	rows, err := q.query(ctx, query, args...)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if closed := rows.Close(); err == nil {
+			err = explain(closed)
+		}
+	}()
+	for rows.Next() {
+		if err := fn(rows); err != nil {
+			return err
+		}
+	}
+	return explain(rows.Err())
+}

@@ -1,0 +1,299 @@
+package sqlite_test
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/providers/sqlite"
+)
+
+// childHoldsLock holds the file's write lock from "held" until its parent says so.
+func childHoldsLock(path string) error {
+	db, err := sqlite.Open(context.Background(), path, nil)
+	if err != nil {
+		return err
+	}
+	tx, err := db.SQL().Begin()
+	if err != nil {
+		return err
+	}
+	fmt.Println("held")
+	told()
+	return errors.Join(tx.Rollback(), db.Close())
+}
+
+// The lock is held until both callers have met it, and for longer than any pause between their tries.
+func TestBusyDatabaseIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	path := migrated(t)
+	db := openAt(t, path, routed())
+	other := start(t, "hold-lock", path)
+	require.Equal(t, "held", other.line())
+
+	ctx := within(t, time.Minute)
+	done := make(chan error, 4)
+	go func() {
+		_, err := db.Append(ctx, "review-1", eventstore.NoStream, drafts(1))
+		done <- err
+	}()
+	go func() { done <- db.Do(ctx, marks("m1"), adds("p1")) }()
+	go func() {
+		_, err := db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{})
+		done <- err
+	}()
+	go func() {
+		_, err := db.MarkEntries(ctx, []outbox.Mark{{Seq: 1, To: outbox.Published}})
+		done <- err
+	}()
+	// Readers wait for nobody.
+	require.Equal(t, 0, count(t, db.SQL(), "kinora_events"))
+	for range db.ReadStream(ctx, "review-1", 0) {
+		t.Fatal("there is no event yet")
+	}
+	select {
+	case err := <-done:
+		t.Fatalf("did not wait for the other process: %v", err)
+	case <-time.After(300 * time.Millisecond): // nothing can happen that would tell more
+	}
+	other.tell("let go")
+	for range cap(done) {
+		require.NoError(t, <-done)
+	}
+	other.wait()
+	require.Equal(t, 1, total(t, db.SQL(), "p1"))
+}
+
+func TestBusyDatabaseIsReportedWhenTheContextEnds(t *testing.T) {
+	t.Parallel()
+	path := migrated(t)
+	db := openAt(t, path, nil)
+	other := start(t, "hold-lock", path)
+	require.Equal(t, "held", other.line())
+
+	_, err := db.Append(within(t, 20*time.Millisecond), "review-1", eventstore.NoStream, drafts(1))
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	err = db.Do(within(t, 20*time.Millisecond), marks("m1"), adds("p1"))
+	requireClass(t, err, "transient", "SQLITE_BUSY")
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+
+	other.tell("let go")
+	other.wait()
+	require.NoError(t, db.Do(context.Background(), marks("m1"), adds("p1")))
+}
+
+// childStalls applies the message "m1" and does not come back from the handler.
+func childStalls(path string) error {
+	db, err := sqlite.Open(context.Background(), path, nil)
+	if err != nil {
+		return err
+	}
+	return db.Do(context.Background(), marks("m1"), func(ctx context.Context, tx *sql.Tx, _ []int) ([]outbox.Message, error) {
+		if _, err := adds("p1")(ctx, tx, nil); err != nil {
+			return nil, err
+		}
+		fmt.Println("applied")
+		select {}
+	})
+}
+
+func TestKilledBetweenHandlerAndCommit(t *testing.T) {
+	t.Parallel()
+	path := migrated(t)
+	db := openAt(t, path, nil)
+	other := start(t, "stall", path)
+	require.Equal(t, "applied", other.line())
+	require.NoError(t, other.cmd.Process.Kill()) // SIGKILL
+	_ = other.cmd.Wait()
+
+	require.Equal(t, 0, count(t, db.SQL(), "kinora_markers"))
+	require.Equal(t, 0, total(t, db.SQL(), "p1"))
+	for range 2 {
+		require.NoError(t, db.Do(context.Background(), marks("m1"), adds("p1")))
+	}
+	require.Equal(t, 1, total(t, db.SQL(), "p1"))
+}
+
+const deliveries = 50 // of each message, in each of two processes
+
+func deliver(db *sqlite.DB) error {
+	var wg sync.WaitGroup
+	errs := make(chan error, 2*deliveries)
+	for i := range 2 * deliveries {
+		message := fmt.Sprintf("m%d", i%2)
+		wg.Go(func() { errs <- db.Do(context.Background(), marks(message), adds(message)) })
+	}
+	wg.Wait()
+	close(errs)
+	var all error
+	for err := range errs {
+		all = errors.Join(all, err)
+	}
+	return all
+}
+
+func childDelivers(path string) error {
+	db, err := sqlite.Open(context.Background(), path, nil)
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	told()
+	return errors.Join(deliver(db), db.Close())
+}
+
+// Each message comes 100 times at once, half of them in another process. No loser reports an error.
+func TestMessageDeliveredManyTimesAtOnceAppliesOnce(t *testing.T) {
+	t.Parallel()
+	path := migrated(t)
+	db := openAt(t, path, nil)
+	other := start(t, "deliver", path)
+	require.Equal(t, "ready", other.line())
+	other.tell("go")
+	require.NoError(t, deliver(db))
+	other.wait()
+	require.Equal(t, 1, total(t, db.SQL(), "m0"))
+	require.Equal(t, 1, total(t, db.SQL(), "m1"))
+	require.Equal(t, 2, count(t, db.SQL(), "kinora_markers"))
+}
+
+// appendAndTake appends to streams that the other process appends to as well, and claims and publishes what
+// there is, until it is told to stop and nothing is left. It returns what it published.
+func appendAndTake(db *sqlite.DB, appends int, stopped func() bool) (seqs []int64, err error) {
+	ctx := context.Background()
+	for i := 0; ; i++ {
+		if i < appends {
+			if _, err := db.Append(ctx, fmt.Sprint("review-", i%7), eventstore.Any, drafts(1+i%3)); err != nil {
+				return nil, err
+			}
+		}
+		last := i >= appends && stopped()
+		entries, err := db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{Limit: 7})
+		if err != nil {
+			return nil, err
+		}
+		marks := make([]outbox.Mark, len(entries))
+		for j, e := range entries {
+			seqs = append(seqs, e.Seq)
+			marks[j] = outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Published}
+		}
+		late, err := db.MarkEntries(ctx, marks)
+		if err != nil || len(late) > 0 {
+			return nil, fmt.Errorf("late %v: %w", late, err)
+		}
+		if last && len(entries) == 0 {
+			return seqs, nil
+		}
+	}
+}
+
+const appendsEach = 100
+
+func childAppendsAndTakes(path string) error {
+	db, err := sqlite.Open(context.Background(), path, routed())
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	told()
+	seqs, err := appendAndTake(db, appendsEach, func() bool { return true })
+	if err != nil {
+		return err
+	}
+	return errors.Join(json.NewEncoder(os.Stdout).Encode(seqs), db.Close())
+}
+
+func TestTwoProcessesLoseAndDoubleNothing(t *testing.T) {
+	t.Parallel()
+	path := migrated(t)
+	db := openAt(t, path, routed())
+	other := start(t, "append-and-take", path)
+	require.Equal(t, "ready", other.line())
+	other.tell("go")
+	gone := make(chan struct{})
+	var theirs []int64
+	go func() {
+		defer close(gone)
+		line, err := other.out.ReadString('\n')
+		if err == nil || errors.Is(err, io.EOF) {
+			_ = json.Unmarshal([]byte(line), &theirs)
+		}
+	}()
+	ours, err := appendAndTake(db, appendsEach, func() bool {
+		select {
+		case <-gone:
+			return true
+		default:
+			return false
+		}
+	})
+	require.NoError(t, err)
+	other.wait()
+	t.Logf("published: %d here, %d there", len(ours), len(theirs))
+
+	published := map[int64]int{}
+	for _, seq := range append(ours, theirs...) {
+		published[seq]++
+	}
+	entries := count(t, db.SQL(), "kinora_outbox")
+	require.Len(t, published, entries, "every entry is published")
+	for seq, n := range published {
+		require.Equal(t, 1, n, "entry %d", seq)
+	}
+	require.Equal(t, entries, count(t, db.SQL(), "kinora_events"))
+	require.Equal(t, entries, count(t, db.SQL(), "kinora_outbox where status = 'published'"))
+}
+
+// hammer appends for as long as told.
+func hammer(db *sqlite.DB, stream string, d time.Duration) (n int, err error) {
+	for end := time.Now().Add(d); time.Now().Before(end); n++ {
+		if _, err := db.Append(context.Background(), stream, eventstore.Any, drafts(1)); err != nil {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+const hammering = time.Second
+
+func childHammers(path string) error {
+	db, err := sqlite.Open(context.Background(), path, routed())
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	told()
+	n, err := hammer(db, "review-theirs", hammering)
+	fmt.Println(n)
+	return errors.Join(err, db.Close())
+}
+
+func TestTwoProcessesBothProgress(t *testing.T) {
+	t.Parallel()
+	path := migrated(t)
+	db := openAt(t, path, routed())
+	other := start(t, "hammer", path)
+	require.Equal(t, "ready", other.line())
+	other.tell("go")
+	ours, err := hammer(db, "review-ours", hammering)
+	require.NoError(t, err)
+	var theirs int
+	_, err = fmt.Sscan(other.line(), &theirs)
+	require.NoError(t, err)
+	other.wait()
+	t.Logf("appends in %s: %d here, %d there", hammering, ours, theirs)
+	require.Greater(t, 20*ours, theirs)
+	require.Greater(t, 20*theirs, ours)
+}

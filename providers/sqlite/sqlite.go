@@ -1,0 +1,140 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+	"modernc.org/sqlite"
+)
+
+// Config tells how a DB works; the zero value is the default.
+type Config struct {
+	Route      outbox.Route // which events make entries, to which topics; nil: none
+	MaxPayload int          // bytes of one event's or message's payload; zero means 1 MiB
+}
+
+// DB is every contract of Kinora over one file. Its methods may be called concurrently.
+type DB struct {
+	cfg   Config
+	path  string // of the file, absolute
+	owned bool   // Open made the pools
+
+	reads *pool // for reading, and for the user's own statements
+	write *pool // for Kinora's transactions: one connection where Open made it, else the same as reads
+
+	turn    chan struct{}        // of size 1: whoever has put something in it writes
+	current atomic.Pointer[unit] // what has the turn
+	added   signal
+}
+
+const (
+	// A user's own statements wait as long for a lock, unless their context ends first.
+	busyTimeout = 10 * time.Second
+	// New has no context of its caller's.
+	probeTimeout = 30 * time.Second
+)
+
+// Open opens the file at path, or makes it: in WAL mode, synchronous=FULL, foreign keys on, every transaction
+// immediate. Migrate makes the tables.
+//
+// A path is taken letter by letter, "?", "#" and "%" included. In-memory databases are refused: that is what
+// package providers/memory is for.
+func Open(ctx context.Context, path string, cfg *Config) (*DB, error) {
+	d, err := newDB(cfg)
+	if err != nil {
+		return nil, err
+	}
+	d.owned = true
+	if d.path, err = checkPath(path); err != nil {
+		return nil, err
+	}
+	reads, err := sqlite.NewConnector(dsn(d.path, busyTimeout))
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", path, err)
+	}
+	// Our own transactions wait by taking turns (see begin), not inside of SQLite.
+	writes, err := sqlite.NewConnector(dsn(d.path, 0))
+	if err != nil {
+		return nil, fmt.Errorf("open %s: %w", path, err)
+	}
+	d.reads = newPool(sql.OpenDB(reads), max(8, 2*runtime.GOMAXPROCS(0)))
+	d.write = newPool(sql.OpenDB(guarded{writes, d.mayCommit}), 1)
+	if err = useWAL(ctx, d.reads.db); err == nil {
+		err = d.reads.warmUpIfMigrated(ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("open %s: %w", path, err), d.Close())
+	}
+	return d, nil
+}
+
+// New uses a pool of the caller's, whose connections must
+//   - be those of modernc.org/sqlite, to a file in WAL mode;
+//   - begin every transaction as immediate ("_txlock=immediate"), so that a transaction that reads first
+//     never fails to write later.
+//
+// It refuses any other. A pool of one connection will do. The pool's own busy_timeout decides how often
+// Kinora's transactions look whether it is their turn: shorter than a second serves other processes better.
+func New(db *sql.DB, cfg *Config) (*DB, error) {
+	if db == nil {
+		return nil, errors.New("sqlite: New wants a pool")
+	}
+	d, err := newDB(cfg)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
+	defer cancel()
+	if d.path, err = probe(ctx, db); err != nil {
+		return nil, fmt.Errorf("sqlite: this pool will not do: %w", err)
+	}
+	d.reads = newPool(db, 0)
+	d.write = d.reads
+	if err := d.reads.warmUpIfMigrated(ctx); err != nil {
+		return nil, fmt.Errorf("sqlite: prepare statements: %w", err)
+	}
+	return d, nil
+}
+
+func newDB(cfg *Config) (*DB, error) {
+	d := &DB{turn: make(chan struct{}, 1)}
+	if cfg != nil {
+		d.cfg = *cfg
+	}
+	if d.cfg.MaxPayload < 0 {
+		return nil, fmt.Errorf("sqlite: max payload %d: want no negative size", d.cfg.MaxPayload)
+	}
+	return d, nil
+}
+
+// SQL is the pool for the user's own tables: the one that Open made, or that New was given. Transactions on it
+// are immediate. See InTx for Kinora's part in them.
+func (d *DB) SQL() *sql.DB { return d.reads.db }
+
+// Close closes what Open opened. A pool that New was given stays open.
+func (d *DB) Close() error {
+	if d.write == d.reads {
+		return d.reads.close(d.owned)
+	}
+	return errors.Join(d.write.close(d.owned), d.reads.close(d.owned))
+}
+
+var (
+	_ eventstore.Store              = (*DB)(nil)
+	_ eventstore.TxStore            = (*Tx)(nil)
+	_ outbox.Store                  = (*DB)(nil)
+	_ outbox.BatchClaimer           = (*DB)(nil)
+	_ outbox.Inspector              = (*DB)(nil)
+	_ outbox.Waker                  = (*DB)(nil)
+	_ projector.UnitOfWork[*sql.Tx] = (*DB)(nil)
+	_ projector.ParkedInspector     = (*DB)(nil)
+	_ projector.State               = (*DB)(nil)
+)
