@@ -19,8 +19,10 @@ const (
 	MaxIDBytes        = 255     // stream names, message ids, type names, topics, ordering keys
 	DefaultMaxPayload = 1 << 20 // bytes of one event's or message's payload, unless configured
 	MaxJSONDepth      = 1000    // nested arrays and objects: SQLite's JSON functions take no more
-	maxMetadataValue  = 1024
-	maxMetadataKeys   = 64
+	maxHeaderValue    = 1024
+	maxHeaders        = 64
+	maxExtra          = 48  // so that an event's headers (outbox.FromEvent) are within the limits of headers
+	maxExtraKey       = 240 // likewise
 )
 
 var nameRE = regexp.MustCompile(`^[a-z][a-z0-9_]{0,40}$`)
@@ -92,8 +94,8 @@ func checkDraft(at string, d *Draft, maxPayload int) error {
 	if err := CheckText(at+"type", d.Type, MaxIDBytes); err != nil {
 		return err
 	}
-	if d.Schema < 1 || d.Schema > 1<<15 {
-		return invalidf(at+"schema", "%d: want 1 to 32768", d.Schema)
+	if d.Schema < 1 || d.Schema > 1<<15-1 {
+		return invalidf(at+"schema", "%d: want 1 to 32767", d.Schema)
 	}
 	if err := CheckJSON(at+"data", d.Data, maxPayload); err != nil {
 		return err
@@ -109,26 +111,30 @@ func checkMetadata(at string, m *Metadata) error {
 		if f.value == "" {
 			continue
 		}
-		if err := CheckText(at+f.name, f.value, maxMetadataValue); err != nil {
+		if err := CheckText(at+f.name, f.value, maxHeaderValue); err != nil {
 			return err
 		}
 	}
-	return CheckHeaders(at+"extra", m.Extra)
+	return checkPairs(at+"extra", m.Extra, maxExtra, maxExtraKey)
 }
 
 // CheckHeaders refuses more than 64 keys, keys over 255 bytes, values over 1024 bytes, and what CheckText refuses.
 func CheckHeaders(field string, headers map[string]string) error {
-	if len(headers) > maxMetadataKeys {
-		return invalidf(field, "%d keys: at most %d", len(headers), maxMetadataKeys)
+	return checkPairs(field, headers, maxHeaders, MaxIDBytes)
+}
+
+func checkPairs(field string, pairs map[string]string, most, mostKey int) error {
+	if len(pairs) > most {
+		return invalidf(field, "%d keys: at most %d", len(pairs), most)
 	}
-	for k, v := range headers {
-		if err := CheckText(field+" key", k, MaxIDBytes); err != nil {
+	for k, v := range pairs {
+		if err := CheckText(field+" key", k, mostKey); err != nil {
 			return err
 		}
 		if v == "" {
 			continue
 		}
-		if err := CheckText(field+" value", v, maxMetadataValue); err != nil {
+		if err := CheckText(field+" value", v, maxHeaderValue); err != nil {
 			return err
 		}
 	}

@@ -11,6 +11,9 @@ var (
 	// ErrEventIDReused: an event id is stored already, but not as the whole of this append at this place.
 	// It is permanent: the same call can never succeed.
 	ErrEventIDReused = errors.New("event id is already used by another append")
+	// ErrAmbiguous: the database's answer to an append was lost and could not be found out, so whether the
+	// events are there is not known. Append the same drafts again: it finds them, or writes them.
+	ErrAmbiguous = errors.New("it is not known whether the events were written")
 	// ErrUnregistered: the type table does not know this event type, or not this schema version of it.
 	ErrUnregistered = errors.New("event type is not registered")
 	// ErrInvalid is matched by *InvalidError.

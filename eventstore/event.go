@@ -13,7 +13,7 @@ type Event[T any] struct {
 	Position   int64  // in the log; 0 where the event came through a broker
 	Type       string // the stored name; the current one after Decode
 	Schema     int    // schema version of Data, 1-based; the current one after Decode
-	Data       T
+	Data       T      // of a Raw: JSON, the same value that was appended; a store may write it in other bytes
 	Metadata   Metadata
 	RecordedAt time.Time // on the store's clock, UTC
 }
@@ -25,7 +25,7 @@ type Raw = Event[[]byte]
 type Draft struct {
 	ID       string // a UUID in lower-case canonical form; Encode draws a version 7
 	Type     string // stored name, 1 to 255 bytes
-	Schema   int    // 1-based
+	Schema   int    // 1 to 32767
 	Data     []byte // JSON (see CheckJSON), at most the provider's MaxPayload
 	Metadata Metadata
 }
@@ -37,7 +37,7 @@ type Metadata struct {
 	CausationID   string            `json:"causation_id,omitempty"`   // of the message that caused this one
 	Traceparent   string            `json:"traceparent,omitempty"`    // W3C trace context
 	Actor         string            `json:"actor,omitempty"`          // who did it
-	Extra         map[string]string `json:"extra,omitempty"`          // at most 64 keys of at most 255 bytes
+	Extra         map[string]string `json:"extra,omitempty"`          // at most 48 keys of at most 240 bytes
 }
 
 type metadataKey struct{}

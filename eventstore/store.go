@@ -32,12 +32,13 @@ type Store interface {
 	//     anywhere, contiguous), nothing is written and the stored place is returned, Replayed set,
 	//     whatever was appended later. If only some are, or one is elsewhere, it is ErrEventIDReused.
 	//   - Input that no database could store is an *InvalidError (errors.Is ErrInvalid), before any SQL.
-	//   - A lost COMMIT reply is resolved inside, by id; never by a blind second try.
+	//   - A lost COMMIT reply is resolved inside, by id; never by a blind second try. Where that does not
+	//     succeed, it is ErrAmbiguous.
 	Append(ctx context.Context, stream string, expected Expected, events []Draft) (Appended, error)
 
 	// ReadStream yields the events of stream whose version is greater than afterVersion, in order.
 	//   - It reads page by page and holds no cursor, lock or connection while the caller's loop body runs.
-	//   - A stream that is not there yields nothing.
+	//   - A stream that is not there yields nothing; a name that none can have, an *InvalidError.
 	//   - An error is yielded last, with a zero Raw.
 	ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[Raw, error]
 }

@@ -2,9 +2,11 @@ package outbox
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/eventstore"
 )
 
 // Status is where an entry stands in its life.
@@ -69,18 +71,46 @@ type Store interface {
 	// that have no earlier open entry of the same topic and key that is not eligible.
 	EntryCandidates(ctx context.Context, q Query, limit int) ([]Entry, error)
 
-	// TakeEntry takes e if it is still as it was read, still eligible, and every earlier open entry of its
+	// TakeEntry takes e if it is still as it was read (status, attempts, token), still eligible, and every earlier open entry of its
 	// topic and key is held by t.Token: all of it checked in one atomic step.
 	//   - Taking counts an attempt, sets the token and holder of t, and leases the entry for t.Lease.
 	//   - If e was claimed and that claim vanished, it becomes suspect; at q.Attempts it is abandoned
 	//     instead (LastError "vanished") and not taken.
-	//   - Not taken is (e, false, nil).
+	//   - Not taken is (e, false, nil). Terms are complete (claim.Terms.WithDefaults).
 	TakeEntry(ctx context.Context, e Entry, q Query, t claim.Terms) (Entry, bool, error)
 
 	// MarkEntries changes claimed entries, all marks in one transaction, each fenced by its token.
-	//   - It returns the Seqs whose token is no longer the entry's claim: those are unchanged.
-	//   - A mark to another status than Mark.To allows is an *eventstore.InvalidError, nothing changed.
+	//   - It returns the Seqs whose token is no longer the entry's claim, in any order: those are unchanged.
+	//     Of two marks of one entry the first counts, and the second is late.
+	//   - What CheckMarks refuses is an *eventstore.InvalidError, nothing changed.
 	MarkEntries(ctx context.Context, marks []Mark) (late []int64, err error)
+}
+
+// Alone tells whether e, as it was read, must be claimed with no other: a claim of it vanished.
+func (e Entry) Alone() bool { return e.Suspect || e.Status == Claimed }
+
+// CheckMarks refuses a mark to a status that no claim ends in, and a negative time. Providers call it before
+// they change anything.
+func CheckMarks(marks []Mark) error {
+	for i, m := range marks {
+		switch m.To {
+		case Published, Failed, Abandoned, Claimed, Pending:
+		default:
+			return &eventstore.InvalidError{Field: fmt.Sprintf("marks[%d].to", i), Reason: "want published, failed, abandoned, claimed or pending"}
+		}
+		if m.After < 0 {
+			return &eventstore.InvalidError{Field: fmt.Sprintf("marks[%d].after", i), Reason: "negative"}
+		}
+	}
+	return nil
+}
+
+// Enqueuer is the outbox inside a transaction that its caller owns, such as sqlite.DB.InTx returns.
+type Enqueuer interface {
+	// Enqueue adds messages to the outbox. They are there when the transaction commits, and never otherwise.
+	//   - A message whose id is in the outbox for that topic already is ignored.
+	//   - What Message.Normalize refuses is an *eventstore.InvalidError, nothing added, the transaction usable.
+	Enqueue(ctx context.Context, ms ...Message) error
 }
 
 // BatchClaimer is a capability of a Store: Claim in one transaction.
@@ -148,5 +178,5 @@ func ClaimPortably(ctx context.Context, s Store, q Query, t claim.Terms) ([]Entr
 		func(ctx context.Context, e Entry, t claim.Terms) (Entry, bool, error) {
 			return s.TakeEntry(ctx, e, q, t)
 		},
-		func(e Entry) bool { return e.Suspect || e.Status == Claimed })
+		Entry.Alone)
 }

@@ -11,14 +11,15 @@ import (
 // UnitOfWork is a transaction that also records that it happened. Providers implement it.
 type UnitOfWork[Tx any] interface {
 	// Do records w, runs apply, and puts what apply returns into the outbox: all of it commits, or nothing.
-	//   - apply gets the indexes into w.Marks whose message is new to its handler, in order. It does not run
-	//     when w.Marks is not empty and none of them is new; Do then returns nil.
+	//   - apply gets the indexes into w.Marks whose message is new to its handler, in order. Where w.Marks is not
+	//     empty and none of them is new, it does not run, or has run with its effects undone; Do returns nil.
+	//   - w.Park is recorded with the marks that are new, and also where none is.
 	//   - With no marks, apply always runs, with a nil fresh. A nil apply only records w.
 	//   - A concurrent unit that holds the same mark is waited for: where it commits, the mark is not new.
 	//   - apply may run again within one Do, its earlier effects undone.
 	//   - apply must not end tx; a unit whose transaction it ended fails with a permanent *Error.
 	//   - If apply panics or calls runtime.Goexit, nothing is recorded.
-	//   - Errors are *Error: apply's own too, where it has no class yet.
+	//   - Errors are *Error: apply's own too, where it has no class yet. The end of ctx is never permanent.
 	Do(ctx context.Context, w Work, apply func(ctx context.Context, tx Tx, fresh []int) ([]outbox.Message, error)) error
 
 	// Records says what of Work this provider commits together with apply's writes. A wrapper passes it on.
@@ -29,7 +30,9 @@ type UnitOfWork[Tx any] interface {
 type Work struct {
 	Projector string       // whose read model this is
 	Marks     []marker.Key // distinct; none where the projector keeps no markers
-	Park      []Parked     // messages to set aside; Seq and At are the provider's to fill in
+	// Park is messages to set aside; Seq and At are for the provider to fill in. A message is set aside once for a
+	// projector and handler: where it has an id and is there already, the first stays.
+	Park []Parked
 }
 
 // Records declares which parts of a unit's work are atomic with its effects.

@@ -14,7 +14,8 @@ import (
 // State answers what became of messages. A provider that records marks in its units is one.
 type State interface {
 	ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[eventstore.Raw, error]
-	// Outcomes says for each key what became of its message at its handler, in the live generation.
+	// Outcomes says for each key what became of its message at its handler, in the live generation. A message
+	// that was parked before it got to any handler (Parked.Handler empty) is parked for each of its projector's.
 	Outcomes(ctx context.Context, keys []marker.Key) ([]Outcome, error)
 }
 

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
-	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/mutant"
 	"github.com/kinora-go/kinora/outbox"
 )
@@ -44,7 +43,7 @@ func (db *DB) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) (
 				e, ok := tx.staged.take(e, q, t, now)
 				return e, ok, nil
 			},
-			func(e outbox.Entry) bool { return e.Suspect || e.Status == outbox.Claimed })
+			outbox.Entry.Alone)
 		return err
 	})
 	if err != nil {
@@ -122,14 +121,8 @@ func (s *state) passes(e outbox.Entry, mine claim.Token) bool {
 
 // MarkEntries implements outbox.Store.
 func (db *DB) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int64, err error) {
-	for i, m := range marks {
-		switch m.To {
-		case outbox.Published, outbox.Failed, outbox.Abandoned, outbox.Claimed, outbox.Pending:
-		default:
-			return nil, fmt.Errorf("mark entry %d: %w", m.Seq, &eventstore.InvalidError{
-				Field: fmt.Sprintf("marks[%d].to", i), Reason: "want published, failed, abandoned, claimed or pending",
-			})
-		}
+	if err := outbox.CheckMarks(marks); err != nil {
+		return nil, fmt.Errorf("mark entries: %w", err)
 	}
 	err = db.Tx(ctx, func(tx *Model) error {
 		now := db.now()

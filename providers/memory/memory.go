@@ -9,8 +9,8 @@
 //	runner, err := projector.NewRunner(db, projector.Subscribe(subscriber, "review"), nil, ratings)
 //	db.View(func(m *memory.Model) { rating, ok = m.Get("ratings", "42") })
 //
-// The example shows a whole service. A transaction must not begin another: a handler that calls DB.Append waits for itself until its context
-// ends. Inside of one, use DB.InTx.
+// The example shows a whole service. A transaction must not begin another: a handler that calls DB.Append
+// waits for itself until its context ends. Inside of one, use DB.InTx.
 package memory
 
 import (

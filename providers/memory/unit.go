@@ -91,9 +91,22 @@ func (s *state) marked(k marker.Key) bool {
 
 func (s *state) park(parked []projector.Parked, now time.Time) {
 	for _, p := range parked {
+		if s.isSetAside(p) {
+			continue
+		}
 		p.Seq, p.At = s.parked.last()+1, now
 		s.parked = s.parked.put(p.Seq, ownParked(p))
 	}
+}
+
+// isSetAside tells whether the message, if it has an id, is parked already.
+func (s *state) isSetAside(p projector.Parked) bool {
+	for _, is := range s.parked.from(0) {
+		if p.MessageID != "" && is.MessageID == p.MessageID && is.Projector == p.Projector && is.Handler == p.Handler {
+			return true
+		}
+	}
+	return false
 }
 
 // ParkedMessages implements projector.ParkedInspector.

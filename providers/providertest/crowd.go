@@ -14,7 +14,7 @@ import (
 
 var crowdCases = []testCase{
 	{
-		name: "a crowd of relays", play: crowd,
+		name: "a crowd of relays", play: crowd, long: true,
 		rule: "With any number of relays no entry is in two live claims, the first publication of each key's entries is in order, through failures and releases, and in the end everything is published",
 	},
 }
@@ -23,6 +23,7 @@ const (
 	crowdRelays  = 8
 	crowdKeys    = 50
 	crowdEntries = 2000
+	crowdStall   = 30 * time.Second // without a publication: something is stuck
 )
 
 // crowded is what the relays of the crowd did, as seen from outside the store.
@@ -33,6 +34,7 @@ type crowded struct {
 	faults []string       // what must not have happened
 	out    int            // entries marked published, in time
 	done   chan struct{}  // closed when all are
+	stall  *time.Timer    // ends the crowd
 }
 
 func (c *crowded) fault(format string, args ...any) {
@@ -50,6 +52,8 @@ func crowd(s *stage) {
 	ctx, stop := context.WithCancel(s.ctx)
 	defer stop()
 	c := &crowded{held: map[int64]int{}, last: map[string]int{}, done: make(chan struct{})}
+	c.stall = time.AfterFunc(crowdStall, stop)
+	defer c.stall.Stop()
 	seed := rand.Uint64()
 	together(crowdRelays, func(i int) {
 		s.relayInCrowd(ctx, c, i, rand.New(rand.NewPCG(seed, uint64(i))))
@@ -140,6 +144,7 @@ func (c *crowded) count(marks []outbox.Mark) {
 		if m.To != outbox.Published {
 			continue
 		}
+		c.stall.Reset(crowdStall)
 		if c.out++; c.out == crowdEntries {
 			close(c.done)
 		}

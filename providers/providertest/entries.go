@@ -68,7 +68,7 @@ func entryEachTopic(s *stage) {
 	ds[1].Data = []byte(` { "b" : 1E5, "a":-0 , "s": "\u00e9é" } `)
 	ds[1].Metadata = eventstore.Metadata{
 		CorrelationID: "c-1", CausationID: "c-2", Traceparent: "00-1", Actor: "ann",
-		Extra: map[string]string{"tenant": "42", strings.Repeat("k", 255): "long"},
+		Extra: map[string]string{"tenant": "42", strings.Repeat("k", 240): "long"},
 	}
 	s.append("review-1", eventstore.NoStream, ds[:3]...)
 	s.append("review-1", 3, ds[3:]...)

@@ -63,18 +63,18 @@ var bads = []bad{
 	{"a long type", func(d *eventstore.Draft) { d.Type = strings.Repeat("x", 256) }},
 	{"schema 0", func(d *eventstore.Draft) { d.Schema = 0 }},
 	{"schema -1", func(d *eventstore.Draft) { d.Schema = -1 }},
-	{"schema 32769", func(d *eventstore.Draft) { d.Schema = 32769 }},
+	{"schema 32768", func(d *eventstore.Draft) { d.Schema = 32768 }},
 	{"a correlation id with a NUL", func(d *eventstore.Draft) { d.Metadata.CorrelationID = "\x00" }},
 	{"a long causation id", func(d *eventstore.Draft) { d.Metadata.CausationID = strings.Repeat("x", 1025) }},
 	{"a trace parent with a line break", func(d *eventstore.Draft) { d.Metadata.Traceparent = "a\r\nb" }},
 	{"an actor that is not UTF-8", func(d *eventstore.Draft) { d.Metadata.Actor = replacement }},
 	{"an empty extra key", func(d *eventstore.Draft) { d.Metadata.Extra = map[string]string{"": "v"} }},
-	{"a long extra key", func(d *eventstore.Draft) { d.Metadata.Extra = map[string]string{strings.Repeat("x", 256): "v"} }},
+	{"a long extra key", func(d *eventstore.Draft) { d.Metadata.Extra = map[string]string{strings.Repeat("x", 241): "v"} }},
 	{"an extra key with a NUL", func(d *eventstore.Draft) { d.Metadata.Extra = map[string]string{"\x00": "v"} }},
 	{"an extra value with a NUL", func(d *eventstore.Draft) { d.Metadata.Extra = map[string]string{"k": "\x00"} }},
 	{"many extra keys", func(d *eventstore.Draft) {
 		d.Metadata.Extra = map[string]string{}
-		for i := range 65 {
+		for i := range 49 {
 			d.Metadata.Extra[fmt.Sprint(i)] = "v"
 		}
 	}},

@@ -87,6 +87,19 @@ func redelivered(s *stage) {
 	s.holds(ran > 0, "apply ran")
 }
 
+// fresh runs a unit and returns the indexes that apply got when it took effect: its last run's.
+func (s *stage) fresh(w projector.Work, apply func(unit) error) (last []int) {
+	s.Helper()
+	s.ok(s.do(s.ctx, w, func(u unit) ([]outbox.Message, error) {
+		last = u.fresh
+		if apply == nil {
+			return nil, nil
+		}
+		return nil, apply(u)
+	}), "a unit")
+	return last
+}
+
 const storm = 50
 
 // deliver delivers messages at once, one a unit, and ends the case on an error of any of them.
@@ -175,26 +188,17 @@ func earlierNames(s *stage) {
 	}
 	same(s, "outcome under the earlier name", s.outcomes(key("m-2"))[0], projector.Unseen)
 	both := projector.Work{Projector: "stars", Marks: append(renamed("m-3").Marks, renamed("m-1").Marks...)}
-	s.ok(s.do(s.ctx, both, func(u unit) ([]outbox.Message, error) {
-		same(s, "fresh", u.fresh, []int{0})
-		return nil, nil
-	}), "deliver a new one beside an old one")
+	same(s, "fresh", s.fresh(both, nil), []int{0})
 }
 
 func severalMarks(s *stage) {
 	s.ok(s.do(s.ctx, work("m-2", "m-5"), adds("k", 2)), "the first unit")
 	w := work("m-6", "m-5", "m-1", "m-2", "m-4")
 	w.Marks = append(w.Marks, marker.Key{Handler: "ratings/withdrawn", MessageID: "m-2"})
-	s.ok(s.do(s.ctx, w, func(u unit) ([]outbox.Message, error) {
-		same(s, "fresh", u.fresh, []int{0, 2, 4, 5})
-		return nil, u.add("k", len(u.fresh))
-	}), "the second unit")
+	same(s, "fresh", s.fresh(w, func(u unit) error { return u.add("k", len(u.fresh)) }), []int{0, 2, 4, 5})
 	same(s, "total", s.total("k"), 6)
 	failing := errors.New("failing")
-	err := s.do(s.ctx, work("m-1", "m-7", "m-8"), func(u unit) ([]outbox.Message, error) {
-		same(s, "fresh", u.fresh, []int{1, 2})
-		return nil, failing
-	})
+	err := s.do(s.ctx, work("m-1", "m-7", "m-8"), func(unit) ([]outbox.Message, error) { return nil, failing })
 	s.holds(errors.Is(err, failing), "the error %v is apply's", err)
 	same(s, "outcomes", s.outcomes(key("m-1"), key("m-7"), key("m-8")), []projector.Outcome{projector.Applied, projector.Unseen, projector.Unseen})
 	s.ok(s.do(s.ctx, w, adds("k", 100)), "the second unit again")
@@ -213,10 +217,7 @@ func manyMarks(s *stage) {
 		}
 	}
 	s.ok(s.do(s.ctx, work(odd...), adds("k", len(odd))), "the first half")
-	s.ok(s.do(s.ctx, work(ids...), func(u unit) ([]outbox.Message, error) {
-		same(s, "fresh", u.fresh, want)
-		return nil, u.add("k", len(u.fresh))
-	}), "all of them")
+	same(s, "fresh", s.fresh(work(ids...), func(u unit) error { return u.add("k", len(u.fresh)) }), want)
 	same(s, "total", s.total("k"), n)
 	same(s, "not applied", slices.IndexFunc(s.outcomes(work(ids...).Marks...), func(o projector.Outcome) bool { return o != projector.Applied }), -1)
 }

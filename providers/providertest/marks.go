@@ -219,6 +219,8 @@ func wrongMark(s *stage) {
 		})
 		s.invalid(err, "a mark to "+string(to))
 	}
+	_, err := s.db.MarkEntries(s.ctx, []outbox.Mark{{Seq: 1, To: outbox.Failed, After: -1}})
+	s.invalid(err, "a mark with a negative time")
 	s.unchanged(before, "marks to wrong statuses")
 }
 

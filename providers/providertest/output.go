@@ -35,6 +35,10 @@ var parkCases = []testCase{
 		rule: "Do records the marks and the parked messages, and runs apply: all of it commits, or nothing",
 	},
 	{
+		name: "a message is parked once", play: parkedOnce,
+		rule: "A message is set aside once for a projector and handler: where it has an id and is there already, the first stays",
+	},
+	{
 		name: "whatever came can be parked", play: whateverCame,
 		rule: "What cannot be handled is parked with its payload, never dropped: also a message whose id, key or headers no text column takes",
 	},
@@ -156,6 +160,31 @@ func parkedWithMarks(s *stage) {
 	s.works("m-1")
 	same(s, "parked message", s.parked("ratings", 0, 0)[0].MessageID, "poison m-1")
 	same(s, "outcome of the parked message", s.outcomes(key("poison m-1"))[0], projector.Unseen) // it is parked at another handler
+}
+
+func parkedOnce(s *stage) {
+	park := func(handler, id, payload string) {
+		s.ok(s.do(s.ctx, projector.Work{Projector: "ratings", Park: []projector.Parked{
+			{Projector: "ratings", Handler: handler, MessageID: id, Payload: []byte(payload), Attempts: 5},
+		}}, nil), "park")
+	}
+	for _, payload := range []string{"first", "second"} {
+		park("ratings/posted", "m-1", payload)
+		park("ratings/other", "m-1", payload)
+		park("", "m-1", payload)
+		park("", "", payload)
+	}
+	var got []string
+	for _, p := range s.parked("", 0, 0) {
+		got = append(got, p.Handler+" "+p.MessageID+" "+string(p.Payload))
+	}
+	same(s, "parked", got, []string{"ratings/posted m-1 first", "ratings/other m-1 first", " m-1 first", "  first", "  second"})
+	s.ok(s.do(s.ctx, work("m-2"), nil), "mark")
+	w := work("m-2")
+	w.Park = []projector.Parked{{Projector: "ratings", Handler: "ratings/other", MessageID: "m-2"}}
+	s.ok(s.do(s.ctx, w, adds("k", 1)), "park beside a mark that is known")
+	same(s, "effects", s.total("k"), 0)
+	same(s, "parked beside a mark that is known", len(s.parked("", 0, 0)), 6)
 }
 
 func whateverCame(s *stage) {

@@ -62,7 +62,7 @@ func whatIsAppendedIsRead(s *stage) {
 		ds[i].Data = []byte(v)
 	}
 	full := &ds[len(values)]
-	full.Type, full.Schema = "thing.happened at O'Hara's; --", 32768
+	full.Type, full.Schema = "thing.happened at O'Hara's; --", 32767
 	full.Metadata = eventstore.Metadata{
 		CorrelationID: "c-1", CausationID: "c'2", Traceparent: "00-abc-def-01", Actor: `"ann" \ 日本`,
 		Extra: map[string]string{"tenant": "4'2", "日本": strings.Repeat("x", 1024), "empty": ""},

@@ -22,6 +22,7 @@ type testCase struct {
 	options Options    // of the provider that the case plays on
 	unless  Difference // the case is not for a provider that declares this,
 	only    Difference // or only for one that does
+	long    bool       // the case watches its own progress, and may take longer than patience
 	play    func(s *stage)
 }
 
@@ -73,7 +74,11 @@ func run[Tx any](t *testing.T, open Open[Tx], differences []Difference, claims c
 		}
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			limit := patience
+			if c.long {
+				limit *= 4
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), limit)
 			t.Cleanup(cancel)
 			f := open(t, c.options)
 			t.Cleanup(func() {
