@@ -73,7 +73,7 @@ func TestReportAbsent(t *testing.T) {
 	require.Equal(t, []reportRow{{"p2", 2, 5, 2.5}}, report(t, db))
 }
 
-// TestReportRefuses: no file, no read model, no database: it says which, and makes or changes nothing.
+// TestReportRefuses: no file, no read model, no database: it says which, and makes no file.
 func TestReportRefuses(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
