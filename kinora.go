@@ -20,7 +20,8 @@ type Service interface {
 // Group is a set of started services.
 type Group struct {
 	started []*started
-	ended   chan struct{} // holds an element once a service has ended that nobody stopped
+	ended   chan struct{} // closed once a service has ended that nobody stopped
+	first   sync.Once     // to close it
 	once    sync.Once
 	err     error
 }
@@ -36,7 +37,16 @@ type started struct {
 // before it are stopped and the error is returned. The values of ctx live on in the services; its end does not
 // stop them: Stop does.
 func Start(ctx context.Context, services ...Service) (*Group, error) {
-	g := &Group{ended: make(chan struct{}, len(services))}
+	g, err := start(ctx, services...)
+	if g == nil && err == nil {
+		return nil, ctx.Err()
+	}
+	return g, err
+}
+
+// start is Start, but for the end of ctx it returns neither a group nor an error, unless stopping made one.
+func start(ctx context.Context, services ...Service) (*Group, error) {
+	g := &Group{ended: make(chan struct{})}
 	for _, s := range services {
 		if s == nil {
 			return nil, errors.Join(errors.New("start: a service is nil"), g.Stop())
@@ -48,7 +58,7 @@ func Start(ctx context.Context, services ...Service) (*Group, error) {
 			defer close(one.done)
 			one.err = s.Run(sctx)
 			if sctx.Err() == nil {
-				g.ended <- struct{}{}
+				g.first.Do(func() { close(g.ended) })
 			}
 		}()
 		select {
@@ -58,11 +68,14 @@ func Start(ctx context.Context, services ...Service) (*Group, error) {
 				return nil, g.Stop()
 			}
 		case <-ctx.Done():
-			return nil, errors.Join(ctx.Err(), g.Stop())
+			return nil, g.Stop()
 		}
 	}
 	return g, nil
 }
+
+// Ended is closed once a service has ended by itself. Stop then returns why.
+func (g *Group) Ended() <-chan struct{} { return g.ended }
 
 // Stop stops in reverse order, each once the one after it has drained, so that nothing is published to a
 // subscriber that has gone. It returns the joined errors of all services; a second call returns the same.
@@ -78,15 +91,19 @@ func (g *Group) Stop() error {
 	return g.err
 }
 
-// Run is Start, waiting for the end of ctx or of any service, and Stop.
+// Run is Start, waiting for the end of ctx or of any service, and Stop. The end of ctx is a clean stop, also
+// while services start.
 func Run(ctx context.Context, services ...Service) error {
-	g, err := Start(ctx, services...)
+	g, err := start(ctx, services...)
 	if err != nil {
 		return err
 	}
+	if g == nil {
+		return nil
+	}
 	select {
 	case <-ctx.Done():
-	case <-g.ended: // Stop returns its error
+	case <-g.Ended():
 	}
 	return g.Stop()
 }

@@ -97,6 +97,24 @@ func TestStartGivesUpWithItsContext(t *testing.T) {
 	})
 }
 
+func TestRunIsACleanStopAlsoWhileServicesStart(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	require.NoError(t, kinora.Run(ctx, &hangs{}))
+}
+
+func TestEndedTellsOfAServiceThatEndsByItself(t *testing.T) {
+	t.Parallel()
+	j, broken := &journal{}, errors.New("broken")
+	a, b := newService(j, "runner"), newService(j, "relay")
+	g, err := kinora.Start(t.Context(), a, b)
+	require.NoError(t, err)
+	a.fail <- broken
+	<-g.Ended()
+	require.ErrorIs(t, g.Stop(), broken)
+}
+
 // hangs never gets up, but stops when told.
 type hangs struct{}
 
