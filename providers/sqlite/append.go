@@ -21,11 +21,7 @@ func (d *DB) Append(ctx context.Context, stream string, expected eventstore.Expe
 	}
 	at, err := d.append(ctx, a)
 	if isAmbiguous(err) {
-		// The transaction may be there. Its ids tell, so the same append again does the right thing.
-		if at, err = d.append(ctx, a); at.Replayed {
-			at.Replayed = false // it was this call that wrote them
-			d.added.send()
-		}
+		at, err = d.resolve(ctx, a, err)
 	}
 	return at, a.wrap(err)
 }
@@ -45,6 +41,21 @@ func (d *DB) append(ctx context.Context, a *appending) (at eventstore.Appended, 
 	}
 	if err != nil {
 		return eventstore.Appended{}, err
+	}
+	return at, nil
+}
+
+// resolve appends once more after a commit that may have succeeded: the ids tell whether it has.
+func (d *DB) resolve(ctx context.Context, a *appending, lost error) (eventstore.Appended, error) {
+	at, err := d.append(ctx, a)
+	switch {
+	case errors.Is(err, eventstore.ErrConflict), errors.Is(err, eventstore.ErrEventIDReused):
+		return at, err // it has not
+	case err != nil:
+		return at, fmt.Errorf("%w: %w; then %w", eventstore.ErrAmbiguous, lost, err)
+	case at.Replayed:
+		at.Replayed = false // it was this call that wrote them
+		d.added.send()
 	}
 	return at, nil
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 
 	"github.com/kinora-go/kinora/claim"
-	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/mutant"
 	"github.com/kinora-go/kinora/outbox"
 )
@@ -29,15 +28,15 @@ order by o.id limit ?2`
 
 // EntryCandidates implements outbox.Store.
 func (d *DB) EntryCandidates(ctx context.Context, q outbox.Query, limit int) ([]outbox.Entry, error) {
-	entries, err := entriesOf(ctx, d.reads, candidates, listOf(q.Topics), limit)
+	entries, err := entriesOf(ctx, d.reads, candidates, listOf(q.Topics), max(limit, 0))
 	if err != nil {
 		return nil, fmt.Errorf("read candidates: %w", err)
 	}
 	return entries, nil
 }
 
-// takeEntry takes ?1 for the token ?6, if it still is as ?2 to ?5 say. An entry that is claimed and eligible has
-// lost its claim: at the limit ?9 it is abandoned.
+// takeEntry takes ?1 for the token ?5, if it still is as ?2 to ?4 say. An entry that is claimed and eligible has
+// lost its claim: at the limit ?8 it is abandoned.
 const (
 	takeEntry = takeAsRead + takeGuard + takeReturning
 
@@ -46,21 +45,21 @@ update kinora_outbox as o set
 	status = iif(` + spent + `, 'abandoned', 'claimed'),
 	attempts = iif(` + spent + `, attempts, attempts + 1),
 	suspect = max(suspect, status = 'claimed'),
-	token = iif(` + spent + `, token, ?6),
-	claimed_by = iif(` + spent + `, claimed_by, ?7),
-	next_attempt_at = iif(` + spent + `, next_attempt_at, ` + clock + ` + ?8),
+	token = iif(` + spent + `, token, ?5),
+	claimed_by = iif(` + spent + `, claimed_by, ?6),
+	next_attempt_at = iif(` + spent + `, next_attempt_at, ` + clock + ` + ?7),
 	last_attempt_at = iif(` + spent + `, last_attempt_at, ` + clock + `),
 	last_error = iif(` + spent + `, 'vanished', last_error)
-where id = ?1 and open = 1 and status = ?2 and attempts = ?3 and token is ?4 and next_attempt_at = ?5
+where id = ?1 and open = 1 and status = ?2 and attempts = ?3 and token is ?4
 	and status <> 'abandoned' and next_attempt_at <= ` + clock
 
-	spent = `status = 'claimed' and ?9 > 0 and attempts >= ?9`
+	spent = `status = 'claimed' and ?8 > 0 and attempts >= ?8`
 
 	takeGuard = `
 	and not exists (
 		select 1 from kinora_outbox b indexed by kinora_outbox_lane
 		where b.open = 1 and b.topic = o.topic and b.key = o.key and b.id < o.id
-			and (b.status <> 'claimed' or b.token is not ?6))`
+			and (b.status <> 'claimed' or b.token is not ?5))`
 
 	takeReturning = `
 returning status, attempts, suspect, next_attempt_at, last_attempt_at`
@@ -90,8 +89,7 @@ func (s session) take(ctx context.Context, e outbox.Entry, q outbox.Query, t cla
 	var next int64
 	var attempted sql.NullInt64
 	err := one(ctx, s, []any{&e.Status, &e.Attempts, &e.Suspect, &next, &attempted}, query,
-		e.Seq, e.Status, e.Attempts, tokenOf(e.Token), e.NextAttemptAt.UnixMilli(),
-		tokenOf(t.Token), t.Holder, millis(t.Lease), q.Attempts)
+		e.Seq, e.Status, e.Attempts, tokenOf(e.Token), tokenOf(t.Token), t.Holder, millis(t.Lease), q.Attempts)
 	switch {
 	case errors.Is(err, sql.ErrNoRows), err == nil && e.Status != outbox.Claimed:
 		return was, false, nil
@@ -103,26 +101,40 @@ func (s session) take(ctx context.Context, e outbox.Entry, q outbox.Query, t cla
 	return e, true, nil
 }
 
-// ClaimEntries implements outbox.BatchClaimer: the portable claim in one transaction.
+// ClaimEntries implements outbox.BatchClaimer: the portable claim, all takes in one transaction. The candidates
+// are read before, as every take looks again at all that makes one: so writers do not wait for that, and an idle
+// relay holds up nobody.
 func (d *DB) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) (taken []outbox.Entry, err error) {
 	if t, err = t.WithDefaults(); err != nil {
 		return nil, err
 	}
+	read, err := d.EntryCandidates(ctx, q, t.Limit)
+	if err != nil || len(read) == 0 {
+		return nil, err
+	}
 	err = d.inTurn(ctx, func(u *unit) error {
-		taken, err = claim.Portable(ctx, t,
-			func(ctx context.Context, limit int) ([]outbox.Entry, error) {
-				return entriesOf(ctx, u, candidates, listOf(q.Topics), limit)
-			},
-			func(ctx context.Context, e outbox.Entry, t claim.Terms) (outbox.Entry, bool, error) {
-				return u.take(ctx, e, q, t)
-			},
-			func(e outbox.Entry) bool { return e.Suspect || e.Status == outbox.Claimed })
+		taken, err = u.claim(ctx, q, t, func(context.Context, int) ([]outbox.Entry, error) { return read, nil })
+		if err != nil || len(taken) > 0 {
+			return err
+		}
+		// Another relay was faster. Nobody is now.
+		taken, err = u.claim(ctx, q, t, func(ctx context.Context, limit int) ([]outbox.Entry, error) {
+			return entriesOf(ctx, u, candidates, listOf(q.Topics), limit)
+		})
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("claim entries: %w", err)
 	}
 	return taken, nil
+}
+
+func (s session) claim(ctx context.Context, q outbox.Query, t claim.Terms, read func(context.Context, int) ([]outbox.Entry, error)) ([]outbox.Entry, error) {
+	return claim.Portable(ctx, t, read,
+		func(ctx context.Context, e outbox.Entry, t claim.Terms) (outbox.Entry, bool, error) {
+			return s.take(ctx, e, q, t)
+		},
+		outbox.Entry.Alone)
 }
 
 const (
@@ -141,7 +153,7 @@ where id = ?1 and status = 'claimed'`
 
 // MarkEntries implements outbox.Store.
 func (d *DB) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int64, err error) {
-	if err := checkMarks(marks); err != nil {
+	if err := outbox.CheckMarks(marks); err != nil {
 		return nil, err
 	}
 	if len(marks) == 0 {
@@ -180,18 +192,4 @@ func (s session) change(ctx context.Context, m outbox.Mark) (ok bool, err error)
 	}
 	n, err := r.RowsAffected()
 	return n == 1, err
-}
-
-func checkMarks(marks []outbox.Mark) error {
-	for i, m := range marks {
-		switch m.To {
-		case outbox.Published, outbox.Failed, outbox.Abandoned, outbox.Claimed, outbox.Pending:
-		default:
-			return &eventstore.InvalidError{
-				Field:  fmt.Sprintf("marks[%d].to", i),
-				Reason: "want published, failed, abandoned, claimed or pending",
-			}
-		}
-	}
-	return nil
 }

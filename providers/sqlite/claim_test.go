@@ -72,6 +72,22 @@ func TestNoOtherClock(t *testing.T) {
 	}
 }
 
+// An idle relay holds up nobody: it does not even begin a transaction.
+func TestIdleClaim(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db, tr := traced(t, 1, routed())
+	statements := tr.during(func() {
+		entries, err := db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{})
+		require.NoError(t, err)
+		require.Empty(t, entries)
+		late, err := db.MarkEntries(ctx, nil)
+		require.NoError(t, err)
+		require.Empty(t, late)
+	})
+	require.Len(t, statements, 1)
+}
+
 // The candidates were read, then another relay took the first: the second must not be taken past it.
 func TestTakeDoesNotPassAnEarlierEntry(t *testing.T) {
 	t.Parallel()
@@ -125,6 +141,28 @@ func TestLateMarkChangesNothing(t *testing.T) {
 	}
 }
 
+// plan is how SQLite goes about a statement.
+func plan(t *testing.T, db *sql.DB, query string) (all []string) {
+	t.Helper()
+	args := []any{"[]", 2, 3, 4, []byte("5"), "6", 7, 8}
+	n := 0
+	for i := range args {
+		if regexp.MustCompile(fmt.Sprintf(`\?%d\b`, i+1)).MatchString(query) {
+			n = i + 1
+		}
+	}
+	rows, err := db.Query(`explain query plan `+query, args[:n]...)
+	require.NoError(t, err)
+	defer rows.Close()
+	for rows.Next() {
+		var id, parent, unused int
+		var detail string
+		require.NoError(t, rows.Scan(&id, &parent, &unused, &detail))
+		all = append(all, detail)
+	}
+	return all
+}
+
 // A claim costs as much as the backlog, never as much as all that was ever published: by its indexes.
 func TestClaimPlan(t *testing.T) {
 	t.Parallel()
@@ -136,34 +174,15 @@ func TestClaimPlan(t *testing.T) {
 		_, err := db.ClaimEntries(ctx, outbox.Query{Topics: []string{"review"}}, claim.Terms{})
 		require.NoError(t, err)
 	})
-	require.Len(t, statements, 4, "begin, candidates, one taken, commit")
-	plan := func(query string) (all []string) {
-		args := []any{"[]", 2, 3, 4, 5, []byte("6"), "7", 8, 9}
-		n := 0
-		for i := range args {
-			if regexp.MustCompile(fmt.Sprintf(`\?%d\b`, i+1)).MatchString(query) {
-				n = i + 1
-			}
-		}
-		rows, err := db.SQL().Query(`explain query plan `+query, args[:n]...)
-		require.NoError(t, err)
-		defer rows.Close()
-		for rows.Next() {
-			var id, parent, unused int
-			var detail string
-			require.NoError(t, rows.Scan(&id, &parent, &unused, &detail))
-			all = append(all, detail)
-		}
-		return all
-	}
-	candidates := plan(statements[1])
+	require.Len(t, statements, 4, "candidates, begin, one taken, commit")
+	candidates := plan(t, db.SQL(), statements[0])
 	require.Contains(t, candidates, "SCAN o USING INDEX kinora_outbox_open")
 	require.Contains(t, candidates, "SEARCH b USING INDEX kinora_outbox_lane (topic=? AND key=? AND id<?)")
 	require.Contains(t, candidates, "MATERIALIZE ck", "the clock is read once")
 	for _, line := range candidates {
 		require.NotContains(t, line, "TEMP B-TREE", "nothing is sorted")
 	}
-	take := plan(statements[2])
+	take := plan(t, db.SQL(), statements[2])
 	require.Contains(t, take, "SEARCH o USING INTEGER PRIMARY KEY (rowid=?)")
 	require.Contains(t, take, "SEARCH b USING INDEX kinora_outbox_lane (topic=? AND key=? AND id<?)")
 }

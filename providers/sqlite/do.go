@@ -119,7 +119,8 @@ func (u *unit) marks(ctx context.Context, w projector.Work) (fresh []int, err er
 
 const insertParked = `
 insert into kinora_parked (projector, handler, message_id, topic, key, payload, headers, class, code, attempts, parked_at)
-values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ` + clock + `)`
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ` + clock + `)
+on conflict do nothing`
 
 func (u *unit) park(ctx context.Context, parked []projector.Parked) error {
 	for _, p := range parked {

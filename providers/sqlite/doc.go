@@ -9,9 +9,9 @@
 //	reviews, err := eventstore.NewRepository(db, types, "review", newReview, nil)
 //	runner, err := projector.NewRunner(db, projector.Subscribe(subscriber, "review"), nil, ratings)
 //
-// SQLite admits one writer at a time. Kinora's own write transactions queue for their turn in this process,
-// first come first served, and take turns with other processes: a busy database is waited for until the
-// caller's context ends, and never raised. Readers wait for nobody. Durability is that of WAL mode with
+// SQLite admits one writer at a time. Kinora's own transactions, and those that the user begins through DB.SQL,
+// queue for their turn in this process, first come first served, and take turns with other processes: a busy
+// database is waited for until the caller's context ends, and never raised. Readers wait for nobody. Durability is that of WAL mode with
 // synchronous=FULL: what was acknowledged survives the loss of power. Leases and retries live on SQLite's
 // clock, which is that of the machine that holds the file.
 //

@@ -83,6 +83,10 @@ func TestBadInputReachesNoStatement(t *testing.T) {
 	appends("schema", "review-1", func(d *eventstore.Draft) { d.Schema = 0 })
 	refused("no events", func() error { _, err := db.Append(ctx, "review-1", eventstore.Any, nil); return err })
 	refused("expected", func() error { _, err := db.Append(ctx, "review-1", -2, drafts(1)); return err })
+	refused("mark with a negative time", func() error {
+		_, err := db.MarkEntries(ctx, []outbox.Mark{{Seq: 1, To: outbox.Failed, After: -1}})
+		return err
+	})
 	refused("mark to skipped", func() error {
 		_, err := db.MarkEntries(ctx, []outbox.Mark{{Seq: 1, To: outbox.Published}, {Seq: 1, To: outbox.Skipped}})
 		return err

@@ -49,6 +49,8 @@ func dsn(path string, busy time.Duration) string {
 	return "file://" + escapePath.Replace(p) + "?" + q.Encode()
 }
 
+func setBusyTimeout(ms int64) string { return "pragma busy_timeout = " + strconv.FormatInt(ms, 10) }
+
 // useWAL is not a part of the dsn: the mode stays with the file, and changing it may meet another process that
 // does the same.
 func useWAL(ctx context.Context, db *sql.DB) error {
@@ -130,15 +132,15 @@ func probeImmediate(ctx context.Context, conn *sql.Conn, path string) (err error
 	}
 	other := sql.OpenDB(connector)
 	defer func() { err = errors.Join(err, other.Close()) }()
-	var timeout int
+	var timeout int64
 	if err := conn.QueryRowContext(ctx, `pragma busy_timeout`).Scan(&timeout); err != nil {
 		return err
 	}
-	if _, err := conn.ExecContext(ctx, `pragma busy_timeout = 0`); err != nil {
+	if _, err := conn.ExecContext(ctx, setBusyTimeout(0)); err != nil {
 		return err
 	}
 	defer func() {
-		_, restored := conn.ExecContext(context.WithoutCancel(ctx), `pragma busy_timeout = `+strconv.Itoa(timeout))
+		_, restored := conn.ExecContext(context.WithoutCancel(ctx), setBusyTimeout(timeout))
 		err = errors.Join(err, restored)
 	}()
 	var held *sql.Tx

@@ -67,7 +67,7 @@ func TestOpenSetsUp(t *testing.T) {
 	t.Parallel()
 	db := open(t, nil)
 	for pragma, want := range map[string]string{
-		"journal_mode": "wal", "synchronous": "2", "foreign_keys": "1", "busy_timeout": "10000",
+		"journal_mode": "wal", "synchronous": "2", "foreign_keys": "1", "busy_timeout": "5000",
 	} {
 		var got string
 		require.NoError(t, db.SQL().QueryRow(`pragma `+pragma).Scan(&got))

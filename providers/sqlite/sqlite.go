@@ -31,13 +31,14 @@ type DB struct {
 	write *pool // for Kinora's transactions: one connection where Open made it, else the same as reads
 
 	turn    chan struct{}        // of size 1: whoever has put something in it writes
-	current atomic.Pointer[unit] // what has the turn
-	added   signal
+	current atomic.Pointer[unit] // the unit that has the turn, where it is one
+	added   signal               // entries
+	hinted  atomic.Bool          // the caller's transaction that has the turn added some
 }
 
 const (
 	// A user's own statements wait as long for a lock, unless their context ends first.
-	busyTimeout = 10 * time.Second
+	busyTimeout = 5 * time.Second
 	// New has no context of its caller's.
 	probeTimeout = 30 * time.Second
 )
@@ -65,7 +66,7 @@ func Open(ctx context.Context, path string, cfg *Config) (*DB, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
-	d.reads = newPool(sql.OpenDB(reads), max(8, 2*runtime.GOMAXPROCS(0)))
+	d.reads = newPool(sql.OpenDB(queued{reads, d}), max(8, 2*runtime.GOMAXPROCS(0)))
 	d.write = newPool(sql.OpenDB(guarded{writes, d.mayCommit}), 1)
 	if err = useWAL(ctx, d.reads.db); err == nil {
 		err = d.reads.warmUpIfMigrated(ctx)
@@ -81,8 +82,9 @@ func Open(ctx context.Context, path string, cfg *Config) (*DB, error) {
 //   - begin every transaction as immediate ("_txlock=immediate"), so that a transaction that reads first
 //     never fails to write later.
 //
-// It refuses any other. A pool of one connection will do. The pool's own busy_timeout decides how often
-// Kinora's transactions look whether it is their turn: shorter than a second serves other processes better.
+// It refuses any other. A pool of one connection will do. What else the connections are set to is the caller's:
+// how durable a commit is ("synchronous"), and, by "busy_timeout", how often Kinora's transactions look whether
+// another connection lets them write. With more than a few milliseconds, busy ones hold up the others for long.
 func New(db *sql.DB, cfg *Config) (*DB, error) {
 	if db == nil {
 		return nil, errors.New("sqlite: New wants a pool")
@@ -93,7 +95,11 @@ func New(db *sql.DB, cfg *Config) (*DB, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 	defer cancel()
-	if d.path, err = probe(ctx, db); err != nil {
+	err = patiently(ctx, func() error {
+		d.path, err = probe(ctx, db)
+		return err
+	})
+	if err != nil {
 		return nil, fmt.Errorf("sqlite: this pool will not do: %w", err)
 	}
 	d.reads = newPool(db, 0)
@@ -116,7 +122,8 @@ func newDB(cfg *Config) (*DB, error) {
 }
 
 // SQL is the pool for the user's own tables: the one that Open made, or that New was given. Transactions on it
-// are immediate. See InTx for Kinora's part in them.
+// are immediate. See InTx for Kinora's part in them. Those of a pool that Open made have their turn in the same
+// order as Kinora's own; a statement outside of a transaction does not queue, and waits for 5s at most.
 func (d *DB) SQL() *sql.DB { return d.reads.db }
 
 // Close closes what Open opened. A pool that New was given stays open.
@@ -130,6 +137,7 @@ func (d *DB) Close() error {
 var (
 	_ eventstore.Store              = (*DB)(nil)
 	_ eventstore.TxStore            = (*Tx)(nil)
+	_ outbox.Enqueuer               = (*Tx)(nil)
 	_ outbox.Store                  = (*DB)(nil)
 	_ outbox.BatchClaimer           = (*DB)(nil)
 	_ outbox.Inspector              = (*DB)(nil)

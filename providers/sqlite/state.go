@@ -18,7 +18,7 @@ select
 	exists (select 1 from kinora_markers
 		where handler in (select value from json_each(?1)) and generation = ` + live + ` and message_id = ?2),
 	exists (select 1 from kinora_parked
-		where message_id = ?2
+		where message_id = ?2 and message_id <> ''
 			and (handler in (select value from json_each(?1)) or handler = '' and projector = ?3))`
 
 // Outcomes implements projector.State.

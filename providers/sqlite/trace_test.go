@@ -72,8 +72,10 @@ type tracedConn struct {
 	tr *tracer
 }
 
-func (c tracedConn) IsValid() bool                          { return c.Conn.(driver.Validator).IsValid() }
-func (c tracedConn) ResetSession(ctx context.Context) error { return c.Conn.(driver.SessionResetter).ResetSession(ctx) }
+func (c tracedConn) IsValid() bool { return c.Conn.(driver.Validator).IsValid() }
+func (c tracedConn) ResetSession(ctx context.Context) error {
+	return c.Conn.(driver.SessionResetter).ResetSession(ctx)
+}
 
 func (c tracedConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
 	c.tr.note(query)

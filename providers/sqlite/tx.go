@@ -55,9 +55,7 @@ func (t *Tx) ReadStream(ctx context.Context, stream string, afterVersion int64) 
 	return streamOf(ctx, t.session, stream, afterVersion)
 }
 
-// Enqueue adds messages to the outbox: they are there when the transaction commits. A message whose id is in
-// the outbox for that topic already does nothing. If one is invalid, it is an *eventstore.InvalidError and none
-// is added.
+// Enqueue implements outbox.Enqueuer.
 func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
 	ready, err := t.db.normalize(ms)
 	if err != nil {
@@ -82,10 +80,13 @@ func (d *DB) normalize(ms []outbox.Message) ([]outbox.Message, error) {
 	return ready, nil
 }
 
-// hint makes the commit of Do tell that there are entries. The commit of others is not ours to see.
+// hint makes the commit tell that there are entries, where the transaction is one of a pool that Open made. The
+// commit of others is not ours to see.
 func (t *Tx) hint() {
 	if t.unit != nil {
 		t.unit.entries = true
+	} else {
+		t.db.hinted.Store(true)
 	}
 }
 

@@ -82,4 +82,5 @@ create table kinora_parked (
     parked_at  integer not null
 ) strict;
 
-create index kinora_parked_message on kinora_parked (message_id);
+-- A message is set aside once for a projector and handler. One without an id cannot be told from others.
+create unique index kinora_parked_message on kinora_parked (message_id, projector, handler) where message_id <> '';

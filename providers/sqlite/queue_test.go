@@ -1,0 +1,109 @@
+package sqlite_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	moderncsqlite "modernc.org/sqlite"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
+)
+
+// A user's transactions and Kinora's own have their turn in the order that they came: while one goroutine appends
+// all the time, a transaction begins after about one append.
+func TestUsersTransactionsQueueFairly(t *testing.T) {
+	t.Parallel()
+	db := open(t, routed())
+	ctx, stop := context.WithCancel(context.Background())
+	appended := make(chan int)
+	go func() {
+		n := 0
+		for ctx.Err() == nil {
+			if _, err := db.Append(context.Background(), fmt.Sprint("review-", n), eventstore.NoStream, drafts(1)); err != nil {
+				t.Error(err)
+				break
+			}
+			n++
+		}
+		appended <- n
+	}()
+	const begins = 50
+	seen := 0
+	for range begins {
+		before := count(t, db.SQL(), "kinora_events")
+		tx, err := db.SQL().Begin()
+		require.NoError(t, err)
+		var after int
+		require.NoError(t, tx.QueryRow(`select count(*) from kinora_events`).Scan(&after))
+		require.NoError(t, tx.Rollback())
+		seen += after - before
+	}
+	stop()
+	require.Positive(t, <-appended)
+	require.Less(t, seen, 5*begins, "appends that went ahead of %d transactions", begins)
+}
+
+// The hint of a caller's own transaction comes with its commit, and only then.
+func TestWakingByACallersTransaction(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := open(t, routed())
+	wake := db.Enqueued()
+	for _, end := range []func(*sql.Tx) error{(*sql.Tx).Rollback, (*sql.Tx).Commit} {
+		select {
+		case <-wake:
+			t.Fatal("nothing was committed yet")
+		default:
+		}
+		tx, err := db.SQL().Begin()
+		require.NoError(t, err)
+		require.NoError(t, db.InTx(tx).Enqueue(ctx, outbox.Message{Topic: "out"}))
+		require.NoError(t, end(tx))
+	}
+	<-wake
+}
+
+// A transaction that waits for its own goroutine's other transaction does not wait for ever.
+func TestUsersTransactionGivesUp(t *testing.T) {
+	t.Parallel()
+	db := open(t, nil)
+	tx, err := db.SQL().Begin()
+	require.NoError(t, err)
+	_, err = db.SQL().BeginTx(within(t, 20*time.Millisecond), nil)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	read, err := db.SQL().BeginTx(context.Background(), &sql.TxOptions{ReadOnly: true})
+	require.NoError(t, err, "a reader waits for nobody")
+	require.NoError(t, read.Rollback())
+	_, err = db.SQL().Begin()
+	var busy *moderncsqlite.Error
+	require.True(t, errors.As(err, &busy) && busy.Code() == 5, "%v", err)
+	require.NoError(t, tx.Rollback())
+	require.NoError(t, db.Do(context.Background(), marks("m1"), adds("p1")), "and leaves the turn to others")
+	var timeout int
+	for range 20 { // whichever connection it is
+		require.NoError(t, db.SQL().QueryRow(`pragma busy_timeout`).Scan(&timeout))
+		require.Equal(t, 5000, timeout)
+	}
+}
+
+// What the driver can do beyond database/sql is still there.
+func TestDriverIsReachable(t *testing.T) {
+	t.Parallel()
+	db := open(t, nil)
+	_, err := db.Append(context.Background(), "review-1", eventstore.NoStream, drafts(1))
+	require.NoError(t, err)
+	conn, err := db.SQL().Conn(context.Background())
+	require.NoError(t, err)
+	defer conn.Close()
+	require.NoError(t, conn.Raw(func(c any) error {
+		copied, err := c.(interface{ Serialize() ([]byte, error) }).Serialize()
+		require.NotEmpty(t, copied)
+		return err
+	}))
+}
