@@ -64,7 +64,7 @@ func New(cfg *Config) (*DB, error) {
 		return nil, fmt.Errorf("memory: max payload %d: want no negative size", db.cfg.MaxPayload)
 	}
 	if db.cfg.Clock == nil {
-		db.cfg.Clock = time.Now
+		db.cfg.Clock = time.Now //nolint:forbidigo // this is the store's clock
 	}
 	db.committed.Store(&state{added: make(chan struct{})})
 	return db, nil

@@ -35,7 +35,7 @@ type again struct {
 	version  int64 // where the events are stored; 0: ErrEventIDReused
 }
 
-var agains = []again{
+var repeats = []again{
 	{"a repeat after later appends", "review-1", eventstore.NoStream, []int{0, 1}, 2},
 	{"a repeat of one event", "review-1", 2, []int{2}, 3},
 	{"a repeat of the last append", "review-1", 3, []int{3, 4}, 5},
@@ -78,7 +78,7 @@ func (s *stage) againSetting() []eventstore.Draft {
 func appendingAgain(s *stage) {
 	ds := s.againSetting()
 	before := s.dump("review-1", "review-2", "review-3")
-	for _, c := range agains {
+	for _, c := range repeats {
 		s.again(s.db, c, ds)
 		s.unchanged(before, c.name)
 	}
@@ -111,7 +111,7 @@ func appendingAgainInTx(s *stage) {
 	ds := s.againSetting()
 	before := s.dump("review-1", "review-2", "review-3")
 	s.ok(s.inTx(s.ctx, func(view TxView, add Add) error {
-		for _, c := range agains {
+		for _, c := range repeats {
 			s.again(view, c, ds)
 		}
 		return add(s.ctx, "after them all", 1)
