@@ -14,7 +14,7 @@ demo: ## watch a read model stay exact while deliveries are doubled and processe
 
 test: race ## every test, the race detector on, mutants included; lists what was skipped
 
-race: gcc
+race: gcc postgres
 	@mkdir -p $(BIN)
 	@go test -race -v -timeout 10m ./... > $(BIN)/test.log 2>&1; status=$$?; \
 	if [ $$status -ne 0 ]; then grep -vE '^(=== |\s*--- PASS|\s*--- SKIP)' $(BIN)/test.log; \
@@ -27,8 +27,21 @@ gcc: # the race detector wants cgo
 	apt-get update -qq && apt-get install -y -qq gcc libc6-dev; } || \
 	{ echo "the race detector needs a C compiler: install gcc"; exit 1; }
 
+# Tests start private servers of their own from the installed binaries, unless KINORA_POSTGRES names one.
+postgres:
+	@[ -n "$$KINORA_POSTGRES" ] || ls /usr/lib/postgresql/*/bin/postgres > /dev/null 2>&1 || command -v postgres > /dev/null || \
+	case ",$$KINORA_SKIP," in *,postgres,*) true;; *) false;; esac || \
+	{ [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get update -qq && \
+	apt-get install -y -qq postgresql-common && mkdir -p /etc/postgresql-common && \
+	echo "create_main_cluster = false" >> /etc/postgresql-common/createcluster.conf && apt-get install -y -qq postgresql; } || \
+	{ echo "the tests need PostgreSQL: install the package postgresql, or name a server in KINORA_POSTGRES, or set KINORA_SKIP=postgres"; exit 1; }
+
+bench: postgres ## measure beside peers and hand-written limits (ONLY=append for a part); writes bench/results.json
+	cd bench && go run . -only "$(ONLY)"
+
 lint: $(BIN)/golangci-lint-$(GOLANGCI) ## formatting, vet, import arrows, and the short list in .golangci.yaml
 	$(BIN)/golangci-lint-$(GOLANGCI) run ./...
+	cd bench && go vet ./... && [ -z "$$(gofmt -l .)" ]
 	@long=$$(git ls-files '*.go' | xargs wc -l | awk '$$2 != "total" && $$1 > 700'); \
 	[ -z "$$long" ] || { echo "files past 700 lines:"; echo "$$long"; exit 1; }
 
@@ -36,4 +49,4 @@ $(BIN)/golangci-lint-$(GOLANGCI):
 	GOBIN=$(BIN) GOFLAGS=-mod=mod go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
 	mv $(BIN)/golangci-lint $@
 
-.PHONY: help demo test race gcc lint
+.PHONY: help demo test race gcc postgres bench lint

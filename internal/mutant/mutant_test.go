@@ -18,6 +18,12 @@ var mutants = []struct{ tag, pkg, test string }{
 	{"no_fence", "./providers/sqlite", "TestLateMarkChangesNothing"},
 	{"two_transactions", "./providers/sqlite", "TestEventsAndEntriesCommitTogether"},
 	{"half_guard", "./providers/sqlite", "TestTakeDoesNotPassAnEarlierEntry"},
+	{"half_guard", "./providers/postgres", "TestClaimStatementsThatOverlapDoNotSplitAKey"},
+	{"no_marker", "./providers/postgres", "TestOneMessageAHundredTimesThroughTwoProcesses"},
+	{"clock_per_row", "./providers/postgres", "TestAClaimReadsTheClockOnce"},
+	{"no_version_guard", "./providers/postgres", "TestAStaleVersionIsAConflict"},
+	{"no_generation_fence", "./providers/postgres", "TestUnitsAndASwitchOfGenerationsFenceOneAnother"},
+	{"batch_on_conflict", "./providers/postgres", "TestBatchedUnitsApplyOnce"},
 }
 
 func TestEveryMutantIsCaught(t *testing.T) {

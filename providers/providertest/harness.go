@@ -91,6 +91,10 @@ type Difference string
 // holds for the life of the process only.
 const Volatile Difference = "volatile"
 
+// Deferred: a unit of work sends what apply asked for after apply has returned. Until then it holds nothing, so
+// nobody waits for it; which marks are new shows only then, and apply may run again for those that are.
+const Deferred Difference = "deferred"
+
 // All runs every suite.
 func All[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	t.Run("EventStore", func(t *testing.T) { EventStore(t, open, differences...) })

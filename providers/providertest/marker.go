@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/kinora-go/kinora/marker"
@@ -56,8 +57,12 @@ var markerCases = []testCase{
 		rule: "A message id is text of any kind, not only a UUID, and no two ids are one",
 	},
 	{
-		name: "a wait that its context ends", play: waitEnds,
+		name: "a wait that its context ends", unless: Deferred, play: waitEnds,
 		rule: "A unit that waits for another ends with its context, says nothing against the message, and records nothing",
+	},
+	{
+		name: "units in apply at once", only: Deferred, play: inApplyAtOnce,
+		rule: "Of two units with the same mark that are both in apply, one takes effect",
 	},
 	{
 		name: "outcomes", play: outcomesTold,
@@ -289,6 +294,21 @@ func waitEnds(s *stage) {
 	same(s, "total", s.total("k"), 1)
 	s.ok(s.do(s.ctx, work("m-1"), adds("k", 10)), "a later try")
 	same(s, "total", s.total("k"), 1)
+}
+
+func inApplyAtOnce(s *stage) {
+	var inside sync.WaitGroup
+	inside.Add(2)
+	arrive := []func(){sync.OnceFunc(inside.Done), sync.OnceFunc(inside.Done)}
+	s.deliver([]projector.Work{work("m-1"), work("m-1")}, func(i int) func(unit) ([]outbox.Message, error) {
+		return func(u unit) ([]outbox.Message, error) {
+			arrive[i]()
+			inside.Wait()
+			return []outbox.Message{{ID: "one", Topic: "mail"}}, u.add("k", 1)
+		}
+	})
+	same(s, "total", s.total("k"), 1)
+	same(s, "entries", len(s.entries(outbox.Filter{})), 1)
 }
 
 func outcomesTold(s *stage) {

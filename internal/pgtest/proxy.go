@@ -1,0 +1,127 @@
+package pgtest
+
+import (
+	"encoding/binary"
+	"io"
+	"net"
+	"net/url"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// Proxy stands between a client and a server and loses replies.
+type Proxy struct {
+	DSN   string // the server's, through the proxy
+	lose  atomic.Pointer[func(kind byte, body []byte) bool]
+	lost  atomic.Int64
+	conns sync.WaitGroup
+}
+
+// LoseReply makes the proxy lose the whole reply to the next message that when picks, and the connection with
+// it: the server has carried it out, and the client will never hear. It happens once.
+func (p *Proxy) LoseReply(when func(kind byte, body []byte) bool) { p.lose.Store(&when) }
+
+// Lost is how many replies were lost.
+func (p *Proxy) Lost() int { return int(p.lost.Load()) }
+
+// NewProxy starts a proxy before the server of dsn, which must say sslmode=disable.
+func NewProxy(t testing.TB, dsn string) *Proxy {
+	t.Helper()
+	u, err := url.Parse(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := u.Host
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.Host = l.Addr().String()
+	p := &Proxy{DSN: u.String()}
+	p.conns.Go(func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			p.conns.Go(func() { p.serve(client, server) })
+		}
+	})
+	t.Cleanup(func() { _ = l.Close(); p.conns.Wait() })
+	return p
+}
+
+func (p *Proxy) serve(client net.Conn, address string) {
+	defer func() { _ = client.Close() }()
+	server, err := net.Dial("tcp", address)
+	if err != nil {
+		return
+	}
+	defer func() { _ = server.Close() }()
+	var deaf atomic.Bool // replies are lost from here on
+	var both sync.WaitGroup
+	both.Go(func() {
+		defer func() { _ = server.Close() }()
+		p.requests(client, server, &deaf)
+	})
+	both.Go(func() {
+		defer func() { _ = client.Close() }()
+		p.replies(server, client, &deaf)
+	})
+	both.Wait()
+}
+
+// requests passes on what the client says. The first message has no kind.
+func (p *Proxy) requests(client io.Reader, server io.Writer, deaf *atomic.Bool) {
+	for first := true; ; first = false {
+		kind, raw, err := message(client, first)
+		if err != nil {
+			return
+		}
+		if when := p.lose.Load(); when != nil && !first && (*when)(kind, raw[5:]) && p.lose.CompareAndSwap(when, nil) {
+			deaf.Store(true)
+		}
+		if _, err := server.Write(raw); err != nil {
+			return
+		}
+	}
+}
+
+// replies passes on what the server says, until it is to be lost: then it waits until the server is ready for
+// the next request, so that this one is done, and hangs up.
+func (p *Proxy) replies(server io.Reader, client io.Writer, deaf *atomic.Bool) {
+	for {
+		kind, raw, err := message(server, false)
+		if err != nil {
+			return
+		}
+		if deaf.Load() {
+			if kind == 'Z' {
+				p.lost.Add(1)
+				return
+			}
+			continue
+		}
+		if _, err := client.Write(raw); err != nil {
+			return
+		}
+	}
+}
+
+func message(r io.Reader, first bool) (kind byte, raw []byte, err error) {
+	head := make([]byte, 5)
+	if first {
+		head = head[:4]
+	}
+	if _, err := io.ReadFull(r, head); err != nil {
+		return 0, nil, err
+	}
+	size := int(binary.BigEndian.Uint32(head[len(head)-4:])) - 4
+	raw = append(head, make([]byte, size)...)
+	if !first {
+		kind = head[0]
+	}
+	_, err = io.ReadFull(r, raw[len(head):])
+	return kind, raw, err
+}

@@ -1,0 +1,213 @@
+// Package pgtest gives tests real PostgreSQL servers.
+//
+// The server is the one that KINORA_POSTGRES names (a superuser's connection string), or else a private one,
+// started from the installed binaries on a free port, once for each test process, and stopped with it, however
+// it ends. Without either a test fails and says what to do, unless KINORA_SKIP=postgres.
+package pgtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const remedy = "no PostgreSQL: install Debian's package postgresql (make test does), or name a server in KINORA_POSTGRES, or set KINORA_SKIP=postgres"
+
+// ErrNoServer: no server is named and no binaries are installed.
+var ErrNoServer = errors.New(remedy)
+
+var shared = sync.OnceValues(func() (string, error) {
+	if dsn := os.Getenv("KINORA_POSTGRES"); dsn != "" {
+		return dsn, nil
+	}
+	s, err := Start()
+	if err != nil {
+		return "", err
+	}
+	return s.DSN, nil
+})
+
+// Shared is a superuser's connection string to the server that all tests of this process share. Tests have a
+// database each (Create), and must not hold transactions open on purpose: see Private.
+func Shared(t testing.TB) string {
+	t.Helper()
+	skip(t)
+	dsn, err := shared()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dsn
+}
+
+// Private starts a server for one test: it may hold transactions open, and stop or kill the server.
+func Private(t testing.TB, settings ...string) *Server {
+	t.Helper()
+	skip(t)
+	s, err := Start(settings...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Stop)
+	return s
+}
+
+func skip(t testing.TB) {
+	t.Helper()
+	if slices.Contains(strings.Split(os.Getenv("KINORA_SKIP"), ","), "postgres") {
+		t.Skip("KINORA_SKIP=postgres")
+	}
+}
+
+// Server is a private server.
+type Server struct {
+	DSN  string // as superuser, to database postgres
+	Dir  string // its data
+	Port int
+	life *os.File // the server goes when this closes, as it does when this process ends
+	done chan struct{}
+}
+
+// keep starts the server and stops it when standard input ends: when whoever started it has gone.
+const keep = `
+set -e
+"$1/initdb" -D "$2" -U postgres -A trust -E UTF8 --locale=C --no-sync > "$2.log" 2>&1
+bin=$1; data=$2; shift 2
+"$bin/postgres" -D "$data" "$@" >> "$data.log" 2>&1 < /dev/null &
+pid=$!
+cat > /dev/null
+kill -QUIT $pid 2> /dev/null || true
+wait $pid 2> /dev/null || true
+rm -rf "$data" "$data.log"
+`
+
+// Start starts a private server with these settings ("max_connections=20") on top of its own. It gives up
+// durability (fsync) unless a setting says otherwise: killed processes lose nothing by it.
+func Start(settings ...string) (*Server, error) {
+	bin, err := binaries()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "kinora-pg-")
+	if err != nil {
+		return nil, err
+	}
+	port, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	read, write, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	data := filepath.Join(dir, "data")
+	args := []string{"-c", keep, "keep", bin, data, "-p", strconv.Itoa(port), "-k", dir}
+	for _, s := range append([]string{"listen_addresses=127.0.0.1", "fsync=off", "full_page_writes=off", "max_connections=300",
+		"max_prepared_transactions=10", "shared_buffers=64MB", "autovacuum_naptime=5s", "log_min_messages=fatal"}, settings...) {
+		args = append(args, "-c", s)
+	}
+	cmd := exec.Command("sh", args...)
+	cmd.Dir, cmd.Stdin = dir, read
+	if err := asOther(cmd, dir); err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start postgres: %w", err)
+	}
+	_ = read.Close()
+	s := &Server{
+		DSN: fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", port),
+		Dir: data, Port: port, life: write, done: make(chan struct{}),
+	}
+	go func() { _ = cmd.Wait(); _ = os.RemoveAll(dir); close(s.done) }()
+	if err := s.await(data + ".log"); err != nil {
+		s.Stop()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Stop stops the server, and removes its data.
+func (s *Server) Stop() {
+	_ = s.life.Close()
+	<-s.done
+}
+
+func (s *Server) await(log string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	defer cancel()
+	var err error
+	for ctx.Err() == nil {
+		var c *pgx.Conn
+		if c, err = pgx.Connect(ctx, s.DSN); err == nil {
+			return c.Close(ctx)
+		}
+		select {
+		case <-s.done:
+			said, _ := os.ReadFile(log)
+			return fmt.Errorf("postgres ended: %s", said)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	return fmt.Errorf("postgres does not answer: %w", err)
+}
+
+// binaries is the folder of the newest installed server.
+func binaries() (string, error) {
+	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/postgres") // Debian's place
+	slices.SortFunc(found, func(a, b string) int {
+		major := func(p string) int {
+			n, _ := strconv.Atoi(filepath.Base(filepath.Dir(filepath.Dir(p))))
+			return n
+		}
+		return major(a) - major(b)
+	})
+	if len(found) > 0 {
+		return filepath.Dir(found[len(found)-1]), nil
+	}
+	if p, err := exec.LookPath("postgres"); err == nil {
+		return filepath.Dir(p), nil
+	}
+	return "", ErrNoServer
+}
+
+// asOther makes root run the server as somebody else, since initdb refuses root.
+func asOther(cmd *exec.Cmd, dir string) error {
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C for the tests is not for the server: it goes after them
+	if os.Geteuid() != 0 {
+		return nil
+	}
+	for _, name := range []string{"postgres", "nobody"} {
+		u, err := user.Lookup(name)
+		if err != nil {
+			continue
+		}
+		uid, _ := strconv.ParseUint(u.Uid, 10, 32)
+		gid, _ := strconv.ParseUint(u.Gid, 10, 32)
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
+		return os.Chown(dir, int(uid), int(gid))
+	}
+	return errors.New("start postgres: root may not run it, and there is no user postgres or nobody")
+}
+
+func freePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}

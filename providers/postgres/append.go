@@ -1,0 +1,294 @@
+package postgres
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
+)
+
+// A plan that was made while a table was empty is kept while it grows, so no statement that is prepared leaves
+// the planner a choice between looking up and scanning: lookups stand in lateral subqueries with a limit, and
+// in cases, which are never turned into joins. Statements of a whole batch are planned each time instead.
+
+// An append is one statement. Its parts, in the order in which they depend on one another: the clock, read
+// once, and at least local durability; the stream's row, moved on from the expected version unless any of the
+// ids is stored already; the events; their entries; and where they are. No row: a conflict, or a repeat.
+const (
+	appendHead = `
+with ck as materialized (
+	select clock_timestamp() t, case when current_setting('synchronous_commit') = 'off'
+		then set_config('synchronous_commit', 'local', true) end),`
+
+	// The stream's row: $2 is the category, $3 the number of events, $9 the expected version.
+	appendExact = `
+s as (
+	update kinora.streams set version = version + $3::bigint
+	where stream = $1::text and version = $9::bigint and $2::text <> '' and not exists (select from known)
+	returning version),`
+	appendNoStream = `
+s as (
+	insert into kinora.streams (stream, category, version)
+	select $1::text, $2::text, $3::bigint where $9::bigint = 0 and not exists (select from known)
+	on conflict (stream) do nothing
+	returning version),`
+	appendAny = `
+s as (
+	insert into kinora.streams as s (stream, category, version)
+	select $1::text, $2::text, $3::bigint where $9::bigint = -1 and not exists (select from known)
+	on conflict (stream) do update set version = s.version + excluded.version
+	returning version),`
+
+	// One event, the usual case, travels as scalars: see docs/adr/0004.
+	appendOneKnown = `
+known as materialized (select from kinora.events where id = $4::uuid limit 1),`
+	appendOneEvent = `
+ev as (
+	insert into kinora.events (stream, version, id, type, schema_version, data, metadata, recorded_at)
+	select $1::text, s.version, $4::uuid, $5::text, $6::int, $7::jsonb, $8::jsonb, ck.t from s, ck
+	returning position)`
+	appendOneEntry = `,
+ob as (
+	insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at)
+	select $4::uuid::text, $10::text, $1::text, $11::bytea, $12::jsonb, ck.t, ck.t from s, ck)`
+	appendOneEntryAny = `,
+ob as (
+	insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at)
+	select $4::uuid::text, $10::text, $1::text, $11::bytea, $12::jsonb || ` + versionHeader + `s.version::text), ck.t, ck.t from s, ck)`
+	appendOneTail = `
+select s.version, ev.position from s, ev`
+
+	appendKnown = `
+i as (
+	select * from unnest($4::uuid[], $5::text[], $6::int[], $7::jsonb[], $8::jsonb[])
+		with ordinality u(id, type, schema_version, data, metadata, o)),
+known as materialized (
+	select from i, lateral (select from kinora.events where id = i.id limit 1) e limit 1),`
+	appendEvents = `
+ev as (
+	insert into kinora.events (stream, version, id, type, schema_version, data, metadata, recorded_at)
+	select $1::text, s.version - $3::bigint + i.o, i.id, i.type, i.schema_version, i.data, i.metadata, ck.t
+	from s, i, ck order by i.o
+	returning position)`
+	appendEntries = `,
+ob as (
+	insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at)
+	select n.id, n.topic, $1::text, n.payload, n.headers, ck.t, ck.t
+	from s, ck, unnest($10::text[], $11::text[], $12::bytea[], $13::jsonb[]) with ordinality n(id, topic, payload, headers, o)
+	order by n.o)`
+	appendEntriesAny = `,
+ob as (
+	insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at)
+	select n.id, n.topic, $1::text, n.payload, n.headers || ` + versionHeader + `(s.version - $3::bigint + n.at)::text), ck.t, ck.t
+	from s, ck, unnest($10::text[], $11::text[], $12::bytea[], $13::jsonb[], $14::int[]) with ordinality n(id, topic, payload, headers, at, o)
+	order by n.o)`
+	appendTail = `
+select s.version, (select max(position) from ev) from s`
+
+	versionHeader = `jsonb_build_object('` + outbox.HeaderVersion + `', `
+)
+
+// The statements, by what is expected, and whether there are entries: of one event with at most one, and of any.
+const (
+	appendOneExactSQL         = appendHead + appendOneKnown + appendExact + appendOneEvent + appendOneTail
+	appendOneNoStreamSQL      = appendHead + appendOneKnown + appendNoStream + appendOneEvent + appendOneTail
+	appendOneAnySQL           = appendHead + appendOneKnown + appendAny + appendOneEvent + appendOneTail
+	appendOneExactEntrySQL    = appendHead + appendOneKnown + appendExact + appendOneEvent + appendOneEntry + appendOneTail
+	appendOneNoStreamEntrySQL = appendHead + appendOneKnown + appendNoStream + appendOneEvent + appendOneEntry + appendOneTail
+	appendOneAnyEntrySQL      = appendHead + appendOneKnown + appendAny + appendOneEvent + appendOneEntryAny + appendOneTail
+
+	appendExactSQL           = appendHead + appendKnown + appendExact + appendEvents + appendTail
+	appendNoStreamSQL        = appendHead + appendKnown + appendNoStream + appendEvents + appendTail
+	appendAnySQL             = appendHead + appendKnown + appendAny + appendEvents + appendTail
+	appendExactEntriesSQL    = appendHead + appendKnown + appendExact + appendEvents + appendEntries + appendTail
+	appendNoStreamEntriesSQL = appendHead + appendKnown + appendNoStream + appendEvents + appendEntries + appendTail
+	appendAnyEntriesSQL      = appendHead + appendKnown + appendAny + appendEvents + appendEntriesAny + appendTail
+)
+
+// whereSQL asks, in a snapshot newer than what an append may have waited for, where its events are (how many of
+// them; at which version, in order, in this stream they begin; the highest position) and where the stream is.
+const whereSQL = `
+with known as materialized (
+	select e.stream, e.version, e.position, i.o from unnest($2::uuid[]) with ordinality i(id, o),
+		lateral (select stream, version, position from kinora.events where id = i.id limit 1) e)
+select (select count(*) from known),
+	(select case when bool_and(stream = $1::text) and min(version - o) = max(version - o) then min(version - o) end from known),
+	(select max(position) from known), coalesce((select version from kinora.streams where stream = $1::text), 0)`
+
+// appending is one append on its way.
+type appending struct {
+	db       *DB
+	stream   string
+	expected eventstore.Expected
+	ids      []uuid.UUID
+	sql      string
+	args     []any
+	entries  bool
+}
+
+func (db *DB) newAppend(stream string, expected eventstore.Expected, events []eventstore.Draft) (*appending, error) {
+	if err := eventstore.CheckAppend(stream, expected, events, db.cfg.MaxPayload); err != nil {
+		return nil, err
+	}
+	topics, err := db.cfg.Route.Topics(stream, events)
+	if err != nil {
+		return nil, err
+	}
+	n := len(events)
+	a := &appending{db: db, stream: stream, expected: expected, ids: make([]uuid.UUID, n)}
+	types, schemas, data, metadata := make([]string, n), make([]int32, n), make([]json.RawMessage, n), make([]json.RawMessage, n)
+	var at []int32
+	var ids, topic []string
+	var payloads [][]byte
+	var headers []json.RawMessage
+	for i, d := range events {
+		if a.ids[i], err = uuid.Parse(d.ID); err != nil {
+			return nil, err // never: CheckAppend has parsed it
+		}
+		types[i], schemas[i], data[i] = d.Type, int32(d.Schema), d.Data
+		if metadata[i], err = json.Marshal(d.Metadata); err != nil {
+			return nil, err
+		}
+		for _, t := range topics[i] {
+			m := outbox.FromEvent(stream, max(int64(expected), 0)+int64(i)+1, d, t) // Any: the statement puts the version in
+			h, err := json.Marshal(m.Headers)
+			if err != nil {
+				return nil, err
+			}
+			at, ids = append(at, int32(i+1)), append(ids, m.ID)
+			topic, payloads, headers = append(topic, t), append(payloads, m.Payload), append(headers, h)
+		}
+	}
+	a.entries = len(at) > 0
+	a.args = []any{stream, eventstore.Category(stream), int64(n)}
+	if n == 1 && len(at) <= 1 {
+		a.args = append(a.args, a.ids[0], types[0], schemas[0], data[0], metadata[0], int64(expected))
+		if a.entries {
+			a.args = append(a.args, topic[0], payloads[0], headers[0])
+		}
+		a.sql = db.q(pick(expected, a.entries, appendOneExactSQL, appendOneNoStreamSQL, appendOneAnySQL,
+			appendOneExactEntrySQL, appendOneNoStreamEntrySQL, appendOneAnyEntrySQL))
+		return a, nil
+	}
+	a.args = append(a.args, a.ids, types, schemas, data, metadata, int64(expected))
+	if a.entries {
+		a.args = append(a.args, ids, topic, payloads, headers)
+	}
+	if a.entries && expected == eventstore.Any {
+		a.args = append(a.args, at)
+	}
+	a.sql = db.q(pick(expected, a.entries, appendExactSQL, appendNoStreamSQL, appendAnySQL,
+		appendExactEntriesSQL, appendNoStreamEntriesSQL, appendAnyEntriesSQL))
+	return a, nil
+}
+
+// pick picks a statement: exact, no stream, any; and the same with entries.
+func pick(expected eventstore.Expected, entries bool, statements ...string) string {
+	i := 0
+	switch expected {
+	case eventstore.NoStream:
+		i = 1
+	case eventstore.Any:
+		i = 2
+	}
+	if entries {
+		i += 3
+	}
+	return statements[i]
+}
+
+// run sends the statement once.
+func (a *appending) run(ctx context.Context, q querier) (eventstore.Appended, error) {
+	at := eventstore.Appended{Stream: a.stream, Count: len(a.ids)}
+	err := q.QueryRow(ctx, a.sql, a.args...).Scan(&at.Version, &at.Position)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return a.refused(ctx, q)
+	}
+	if err != nil {
+		return eventstore.Appended{}, fmt.Errorf("append to %s: %w", a.stream, clear(err))
+	}
+	return at, nil
+}
+
+// refused finds out why nothing was written: the stream is at another version, or the ids are there already.
+func (a *appending) refused(ctx context.Context, q querier) (eventstore.Appended, error) {
+	var known int
+	var base, last *int64
+	var actual int64
+	if err := q.QueryRow(ctx, a.db.q(whereSQL), a.stream, a.ids).Scan(&known, &base, &last, &actual); err != nil {
+		return eventstore.Appended{}, fmt.Errorf("append to %s: %w", a.stream, clear(err))
+	}
+	switch {
+	case known == 0:
+		return eventstore.Appended{}, &eventstore.ConflictError{Stream: a.stream, Expected: a.expected, Actual: actual}
+	case known == len(a.ids) && base != nil && (a.expected == eventstore.Any || *base == int64(a.expected)):
+		n := len(a.ids)
+		return eventstore.Appended{Stream: a.stream, Version: *base + int64(n), Position: *last, Count: n, Replayed: true}, nil
+	}
+	return eventstore.Appended{}, fmt.Errorf("append to %s: %w", a.stream, eventstore.ErrEventIDReused)
+}
+
+const resolveTries = 20
+
+// Append implements eventstore.Store: one statement, one round trip.
+func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {
+	a, err := db.newAppend(stream, expected, events)
+	if err != nil {
+		return eventstore.Appended{}, err
+	}
+	doubt := false // whether an earlier try may have been carried out
+	for try := 1; ; try++ {
+		at, err := a.run(ctx, db.pool)
+		switch {
+		case err == nil:
+			if doubt {
+				at.Replayed = false // by this very call, whose reply was lost
+			}
+			if a.entries && !at.Replayed {
+				db.wake.signal()
+			}
+			return at, nil
+		case violates(err, "events_id_key") && try <= resolveTries:
+			continue // these ids were being appended at this moment: the next try finds them
+		case doubt && isNetwork(err) && try <= resolveTries, maybeDone(err) && isNetwork(err) && try <= resolveTries:
+			// The reply is lost, the server perhaps restarting. Asking again is no blind second try: the
+			// statement finds the ids if they were written.
+			doubt = true
+			if pause(ctx, try) == nil {
+				continue
+			}
+		}
+		if doubt && !errors.Is(err, eventstore.ErrConflict) && !errors.Is(err, eventstore.ErrEventIDReused) {
+			return eventstore.Appended{}, fmt.Errorf("%w: %w", eventstore.ErrAmbiguous, err)
+		}
+		return eventstore.Appended{}, err
+	}
+}
+
+// pause waits longer the more tries there were, 10ms to 1s, and returns ctx's error if that ends first.
+func pause(ctx context.Context, try int) error {
+	t := time.NewTimer(min(10*time.Millisecond<<min(try, 7), time.Second))
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Append implements eventstore.TxStore. If the same ids are being appended by another transaction at this
+// very moment and Any is expected, the database aborts the caller's transaction (23505); its retry finds them.
+func (t *Tx) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {
+	a, err := t.db.newAppend(stream, expected, events)
+	if err != nil {
+		return eventstore.Appended{}, err
+	}
+	return a.run(ctx, t.tx)
+}

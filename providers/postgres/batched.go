@@ -1,0 +1,142 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+)
+
+// Batched is the unit of work for handlers that only write: they queue statements, and the fence, the marker,
+// their statements, their output and the commit travel in one round trip.
+type Batched struct{ *DB }
+
+// Batched makes handlers of *pgx.Batch runnable. What they queue must not read, nor begin or end a transaction.
+func (db *DB) Batched() *Batched { return &Batched{db} }
+
+// The markers of a batch that nothing can gate: a mark that is there already must be an error, or what
+// follows would apply again. An earlier name's mark breaks the not-null of handler.
+const mustInsertMarkersSQL = `
+with g as (select coalesce((select live from kinora.generations where projector = $1::text), 1) live)
+insert into kinora.markers (handler, generation, message_id)
+select case when cardinality($5::text[]) = 0 or not exists (
+		select from unnest($4::int[], $5::text[]) w(o, was), lateral (
+			select from kinora.markers m
+			where m.handler = w.was and m.generation = g.live and m.message_id = n.message_id limit 1) m
+		where w.o = n.o)
+	then n.handler end, g.live, n.message_id
+from unnest($2::text[], $3::text[]) with ordinality n(handler, message_id, o), g order by n.handler, n.message_id`
+
+const notNullViolation = "23502"
+
+// isDuplicate tells whether err says that a mark is there already: a breach of the markers' own constraints.
+func isDuplicate(err error) bool {
+	e := pgError(err)
+	return e != nil && e.TableName == "markers" &&
+		(e.Code == uniqueViolation && e.ConstraintName == "markers_pkey" || e.Code == notNullViolation && e.ColumnName == "handler")
+}
+
+// Do implements projector.UnitOfWork. apply runs before anything is sent; where the server then answers that
+// one of several marks is there already, nothing of it has happened, and apply runs again for the others.
+func (b *Batched) Do(ctx context.Context, w projector.Work, apply func(ctx context.Context, tx *pgx.Batch, fresh []int) ([]outbox.Message, error)) error {
+	fresh := make([]int, len(w.Marks))
+	for i := range fresh {
+		fresh[i] = i
+	}
+	for {
+		err := b.try(ctx, w, fresh, apply)
+		if !isDuplicate(err) {
+			return class(err)
+		}
+		if fresh, err = b.unmarked(ctx, w, fresh); err != nil {
+			return class(err)
+		}
+		if len(fresh) == 0 { // only what is to be parked is left
+			return class(b.try(ctx, projector.Work{Projector: w.Projector, Park: w.Park}, nil, nil))
+		}
+	}
+}
+
+// try sends the unit once, with the marks at fresh.
+func (b *Batched) try(ctx context.Context, w projector.Work, fresh []int, apply func(context.Context, *pgx.Batch, []int) ([]outbox.Message, error)) error {
+	batch := &pgx.Batch{}
+	if len(fresh) > 0 {
+		some := projector.Work{Projector: w.Projector}
+		for _, i := range fresh {
+			some.Marks = append(some.Marks, w.Marks[i])
+		}
+		batch.Queue(lockTimeoutSQL, markerWait)
+		batch.Queue(b.q(fenceSQL), lockClassFence, b.fence(w.Projector))
+		batch.Queue(b.q(mustInsertMarkersSQL), markerArgs(some)...)
+		batch.Queue(lockTimeoutSQL, "0")
+	}
+	for _, p := range w.Park {
+		args, err := parkArgs(p)
+		if err != nil {
+			return err
+		}
+		batch.Queue(b.q(parkSQL), args...)
+	}
+	enqueued := false
+	if apply != nil {
+		if len(w.Marks) == 0 {
+			fresh = nil
+		}
+		out, err := apply(ctx, batch, slices.Clone(fresh))
+		if err != nil {
+			return err
+		}
+		args, err := b.enqueueArgs(out)
+		if err != nil {
+			return err
+		}
+		if enqueued = args != nil; enqueued {
+			batch.Queue(b.q(enqueueSQL), args...)
+		}
+	}
+	if batch.Len() == 0 {
+		return nil
+	}
+	if err := b.send(ctx, batch); err != nil {
+		return err
+	}
+	if enqueued {
+		b.wake.signal()
+	}
+	return nil
+}
+
+// send sends a batch in the implicit transaction of its one Sync.
+func (b *Batched) send(ctx context.Context, batch *pgx.Batch) error {
+	conn, err := b.pool.Acquire(ctx)
+	if err != nil {
+		return fmt.Errorf("acquire: %w", err)
+	}
+	defer conn.Release()
+	err = conn.SendBatch(ctx, batch).Close()
+	switch {
+	case err == nil:
+		return nil
+	case maybeDone(err) && conn.Conn().PgConn().IsClosed():
+		return &projector.Error{Class: projector.Ambiguous, Code: "commit", Err: fmt.Errorf("send: %w", err)}
+	}
+	return fmt.Errorf("send: %w", err)
+}
+
+// unmarked is what of fresh has no mark yet.
+func (b *Batched) unmarked(ctx context.Context, w projector.Work, fresh []int) ([]int, error) {
+	keys := slices.Clone(w.Marks)
+	outcomes, err := b.Outcomes(ctx, keys)
+	if err != nil {
+		return nil, err
+	}
+	left := slices.DeleteFunc(slices.Clone(fresh), func(i int) bool { return outcomes[i] == projector.Applied })
+	if len(left) == len(fresh) {
+		return nil, errors.New("a mark that was there is gone")
+	}
+	return left, nil
+}

@@ -1,0 +1,105 @@
+package postgres_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/providers/postgres"
+	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
+	"github.com/kinora-go/kinora/providers/providertest"
+	"github.com/stretchr/testify/require"
+)
+
+const totals = `create table totals (key text primary key, n bigint not null)`
+
+const addSQL = `insert into totals as t (key, n) values ($1, $2) on conflict (key) do update set n = t.n + excluded.n`
+
+func TestConformance(t *testing.T) {
+	providertest.All(t, func(t testing.TB, o providertest.Options) providertest.Fixture[pgx.Tx] {
+		return fixture(t, postgrestest.OpenBusy(t, &postgres.Config{Route: o.Route, MaxPayload: o.MaxPayload}, totals), o)
+	})
+}
+
+func add(ctx context.Context, tx pgx.Tx, key string, n int) error {
+	_, err := tx.Exec(ctx, addSQL, key, n)
+	return err
+}
+
+func fixture(t testing.TB, db *postgres.DB, o providertest.Options) providertest.Fixture[pgx.Tx] {
+	return providertest.Fixture[pgx.Tx]{
+		Provider: db,
+		InTx:     inTx(db),
+		Advance:  advance(t, db),
+		Add:      add,
+		End: func(ctx context.Context, tx pgx.Tx) {
+			_ = tx.Commit(ctx)
+			_ = tx.Rollback(ctx)
+			_, _ = tx.Exec(ctx, "rollback")
+		},
+		Total: total(t, db),
+		Reopen: func() providertest.Fixture[pgx.Tx] {
+			return fixture(t, reopen(t, db, o), o)
+		},
+	}
+}
+
+func reopen(t testing.TB, db *postgres.DB, o providertest.Options) *postgres.DB {
+	again, err := postgres.Open(context.Background(), db.Pool().Config().ConnString(), &postgres.Config{Route: o.Route, MaxPayload: o.MaxPayload})
+	require.NoError(t, err)
+	t.Cleanup(again.Close)
+	return again
+}
+
+func inTx(db *postgres.DB) func(context.Context, func(providertest.TxView, providertest.Add) error) error {
+	return func(ctx context.Context, fn func(providertest.TxView, providertest.Add) error) error {
+		return pgx.BeginFunc(ctx, db.Pool(), func(tx pgx.Tx) error {
+			return fn(db.InTx(tx), func(ctx context.Context, key string, n int) error { return add(ctx, tx, key, n) })
+		})
+	}
+}
+
+func total(t testing.TB, db *postgres.DB) func(string) int {
+	return func(key string) int {
+		var n int
+		err := db.Pool().QueryRow(context.Background(), `select n from totals where key = $1`, key).Scan(&n)
+		if !errors.Is(err, pgx.ErrNoRows) {
+			require.NoError(t, err)
+		}
+		return n
+	}
+}
+
+// advance moves the database's clock forward by moving all that it has written back.
+func advance(t testing.TB, db *postgres.DB) func(time.Duration) {
+	return func(d time.Duration) {
+		_, err := db.Pool().Exec(context.Background(), `update kinora.outbox set next_attempt_at = next_attempt_at - $1::interval,
+			created_at = created_at - $1::interval, last_attempt_at = last_attempt_at - $1::interval, published_at = published_at - $1::interval`, d)
+		require.NoError(t, err)
+	}
+}
+
+func TestBatchedConformance(t *testing.T) {
+	providertest.UnitOfWork(t, func(t testing.TB, o providertest.Options) providertest.Fixture[*pgx.Batch] {
+		db := postgrestest.OpenBusy(t, &postgres.Config{Route: o.Route, MaxPayload: o.MaxPayload}, totals)
+		return batchedFixture(t, db, o)
+	}, providertest.Deferred)
+}
+
+func batchedFixture(t testing.TB, db *postgres.DB, o providertest.Options) providertest.Fixture[*pgx.Batch] {
+	return providertest.Fixture[*pgx.Batch]{
+		Provider: db.Batched(),
+		InTx:     inTx(db),
+		Advance:  advance(t, db),
+		Add: func(_ context.Context, b *pgx.Batch, key string, n int) error {
+			b.Queue(addSQL, key, n)
+			return nil
+		},
+		Total: total(t, db),
+		Reopen: func() providertest.Fixture[*pgx.Batch] {
+			return batchedFixture(t, reopen(t, db, o), o)
+		},
+	}
+}

@@ -1,0 +1,370 @@
+package postgres_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/marker"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/providers/postgres"
+	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
+	"github.com/stretchr/testify/require"
+)
+
+// fill makes n entries over keys, by plain SQL.
+func fill(t *testing.T, db *postgres.DB, n, keys int) {
+	t.Helper()
+	_, err := db.Pool().Exec(t.Context(), `
+		insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at)
+		select g, 't', 'k' || g % $2, '', '{}', now(), now() from generate_series(1, $1) g`, n, keys)
+	require.NoError(t, err)
+}
+
+func TestEightWorkersClaimTenThousandEntriesOnceEach(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.OpenBusy(t, nil)
+	fill(t, db, 10_000, 500)
+	barrier := make(chan struct{})
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	claimed := map[int64]int{}
+	for range 8 {
+		all.Go(func() {
+			<-barrier
+			for {
+				entries, err := outbox.Claim(t.Context(), db, outbox.Query{}, claim.Terms{Limit: 100, Lease: time.Hour})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				for _, e := range entries {
+					claimed[e.Seq]++
+				}
+				left := 10_000 - len(claimed)
+				mu.Unlock()
+				if left == 0 {
+					return
+				}
+				if len(entries) == 0 { // the rest is behind what others hold: as they would, let it go on
+					_, err := db.Pool().Exec(t.Context(), `update kinora.outbox set status = 'published', open = false where status = 'claimed'`)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			}
+		})
+	}
+	close(barrier)
+	all.Wait()
+	require.Len(t, claimed, 10_000)
+	for seq, n := range claimed {
+		require.Equal(t, 1, n, "entry %d", seq)
+	}
+}
+
+func TestSixteenWritersOfOneStream(t *testing.T) {
+	t.Parallel()
+	for name, expected := range map[string]eventstore.Expected{"any": eventstore.Any, "exact": 0} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := postgrestest.Open(t, &postgres.Config{Route: outbox.ByCategory})
+			var all sync.WaitGroup
+			for range 16 {
+				all.Go(func() {
+					x := expected
+					for range 25 {
+						for {
+							_, err := db.Append(t.Context(), "a-1", x, drafts(t, 1, 2))
+							var conflict *eventstore.ConflictError
+							if errors.As(err, &conflict) {
+								if conflict.Actual == int64(x) {
+									t.Errorf("a conflict at the expected version %d", x)
+								}
+								x = eventstore.Expected(conflict.Actual)
+								continue
+							}
+							if err != nil {
+								t.Error(err)
+								return
+							}
+							if x != eventstore.Any {
+								x += 2
+							}
+							break
+						}
+					}
+				})
+			}
+			all.Wait()
+			require.Equal(t, 800, count(t, db, `select count(*) from kinora.events`))
+			require.Equal(t, 800, count(t, db, `select max(version) from kinora.events`))
+			require.Equal(t, 800, count(t, db, `select max(position) from kinora.events`), "a conflict draws no position")
+			require.Equal(t, 800, count(t, db, `select count(*) from kinora.outbox o join kinora.events e on e.id::text = o.message_id
+				where (o.headers ->> 'kinora_version')::bigint = e.version and o.created_at = e.recorded_at`))
+		})
+	}
+}
+
+// One message, a hundred times at once, through two processes.
+func TestOneMessageAHundredTimesThroughTwoProcesses(t *testing.T) {
+	t.Parallel()
+	dsn := postgrestest.DSN(t, nil, totals)
+	db, err := postgres.Open(t.Context(), dsn, nil)
+	require.NoError(t, err)
+	defer db.Close()
+	gate, err := db.Pool().Begin(t.Context()) // holds both processes back until they are ready
+	require.NoError(t, err)
+	defer func() { _ = gate.Rollback(context.Background()) }()
+	_, err = gate.Exec(t.Context(), `lock table totals in access exclusive mode`)
+	require.NoError(t, err)
+	var children []*exec.Cmd
+	for range 2 {
+		c := exec.Command(os.Args[0])
+		c.Env = append(os.Environ(), "KINORA_TEST_CHILD=deliver", "KINORA_TEST_DSN="+dsn, "KINORA_TEST_TIMES=50")
+		c.Stderr = os.Stderr
+		require.NoError(t, c.Start())
+		children = append(children, c)
+	}
+	require.Eventually(t, func() bool {
+		return count(t, db, `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`) >= 20
+	}, 30*time.Second, 20*time.Millisecond, "many units wait for one another")
+	require.NoError(t, gate.Commit(t.Context()))
+	for _, c := range children {
+		require.NoError(t, c.Wait(), "no delivery reports an error but a wait that took too long")
+	}
+	require.Equal(t, 1, count(t, db, `select n from totals where key = 'k'`))
+}
+
+func child(role string) int {
+	if role != "deliver" {
+		return 2
+	}
+	ctx := context.Background()
+	times, _ := strconv.Atoi(os.Getenv("KINORA_TEST_TIMES"))
+	db, err := postgres.Open(ctx, os.Getenv("KINORA_TEST_DSN")+"&pool_max_conns=50", nil)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer db.Close()
+	var all sync.WaitGroup
+	failed := make(chan error, times)
+	for range times {
+		all.Go(func() {
+			for {
+				err := deliver(ctx, db)
+				if err == nil || projector.ClassOf(err) != projector.Transient {
+					failed <- err
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	close(failed)
+	for err := range failed {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	return 0
+}
+
+func deliver(ctx context.Context, db *postgres.DB) error {
+	work := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "m"}}}
+	return db.Do(ctx, work, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+		return nil, add(ctx, tx, "k", 1)
+	})
+}
+
+// claimIn claims by the same statement in a transaction that the test holds open, as a relay whose statement
+// is on its way does.
+func claimIn(t *testing.T, tx pgx.Tx, limit int) []int64 {
+	t.Helper()
+	token := claim.NewToken()
+	rows, err := tx.Query(t.Context(), constants(t)["claimEntriesSQL"], token[:], time.Hour.Microseconds(), limit, nil, 8, "a")
+	require.NoError(t, err)
+	seqs, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (int64, error) {
+		values, err := row.Values()
+		return values[0].(int64), err
+	})
+	require.NoError(t, err)
+	return seqs
+}
+
+// Another relay's claim statement is in flight and holds the first entry of the key: what comes behind it is
+// not to be had, though its status says nothing yet.
+func TestClaimStatementsThatOverlapDoNotSplitAKey(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.OpenBusy(t, nil)
+	fill(t, db, 3, 1)
+	other, err := db.Pool().Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = other.Rollback(context.Background()) }()
+	require.Len(t, claimIn(t, other, 1), 1)
+	entries, err := db.ClaimEntries(t.Context(), outbox.Query{}, terms(t))
+	require.NoError(t, err)
+	require.Empty(t, entries)
+	require.NoError(t, other.Rollback(t.Context()))
+	entries, err = db.ClaimEntries(t.Context(), outbox.Query{}, terms(t))
+	require.NoError(t, err)
+	require.Len(t, entries, 3)
+}
+
+// A relay that was thought dead renews its lease while another claims.
+func TestARenewalInFlightKeepsItsKeyTogether(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.OpenBusy(t, nil)
+	fill(t, db, 3, 1)
+	_, err := db.Pool().Exec(t.Context(), `update kinora.outbox set status = 'claimed', token = gen_random_uuid(),
+		next_attempt_at = clock_timestamp() - interval '1 ms' where message_id = '1'`)
+	require.NoError(t, err)
+	zombie, err := db.Pool().Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = zombie.Rollback(context.Background()) }()
+	_, err = zombie.Exec(t.Context(), `update kinora.outbox set next_attempt_at = clock_timestamp() + interval '1 hour' where message_id = '1'`)
+	require.NoError(t, err)
+	entries, err := db.ClaimEntries(t.Context(), outbox.Query{}, terms(t))
+	require.NoError(t, err)
+	require.Empty(t, entries)
+	require.NoError(t, zombie.Commit(t.Context()))
+}
+
+func terms(t *testing.T) claim.Terms {
+	t.Helper()
+	terms, err := claim.Terms{Lease: time.Hour, Limit: 50}.WithDefaults()
+	require.NoError(t, err)
+	return terms
+}
+
+// The backoffs of many first entries end while the claim walks over them: read again for every row, the clock
+// would call the first entry of a key too early and, rows later, no longer in the way of the second.
+func TestAClaimReadsTheClockOnce(t *testing.T) {
+	t.Parallel()
+	// Keys are looked up one by one, as they are in a large backlog.
+	nested, err := pgxpool.New(t.Context(), postgrestest.DSN(t, nil)+"&enable_hashjoin=off&enable_mergejoin=off")
+	require.NoError(t, err)
+	defer nested.Close()
+	db, err := postgres.New(nested, nil)
+	require.NoError(t, err)
+	const keys = 3000
+	fill(t, db, 2*keys, keys) // entry n+keys comes behind entry n
+	for i := range 30 {
+		_, err := db.Pool().Exec(t.Context(), `update kinora.outbox set status = 'pending', token = null, attempts = 0, suspect = false,
+			next_attempt_at = clock_timestamp() + case when id <= $1 then interval '60 ms' else interval '0' end`, keys)
+		require.NoError(t, err)
+		if i == 0 {
+			_, err = db.Pool().Exec(t.Context(), "vacuum analyze kinora.outbox")
+			require.NoError(t, err)
+		}
+		// The claim begins a little before the backoffs end, earlier each time.
+		_, err = db.Pool().Exec(t.Context(), `select pg_sleep(greatest(0, extract(epoch from
+			(select min(next_attempt_at) from kinora.outbox where id <= $1) - clock_timestamp()) - $2))`, keys, 0.0005*float64(i))
+		require.NoError(t, err)
+		at := terms(t)
+		at.Limit = 100_000
+		entries, err := db.ClaimEntries(t.Context(), outbox.Query{}, at)
+		require.NoError(t, err)
+		got := map[int64]bool{}
+		for _, e := range entries {
+			got[e.Seq] = true
+			require.Equal(t, entries[0].LastAttemptedAt, e.LastAttemptedAt, "one claim, one instant")
+			require.Equal(t, e.LastAttemptedAt.Add(time.Hour), e.NextAttemptAt)
+		}
+		for _, e := range entries {
+			if e.Seq > keys {
+				require.True(t, got[e.Seq-keys], "the second entry of a key without its first")
+			}
+		}
+	}
+}
+
+func fenceKey(t *testing.T, db *postgres.DB) string {
+	t.Helper()
+	return fmt.Sprintf("%d, %d", 1802661488, postgres.LockKey("kinora/p"))
+}
+
+// A switch of generations takes the fence alone: it waits for units in flight, and units wait for it and then
+// mark in the new generation.
+func TestUnitsAndASwitchOfGenerationsFenceOneAnother(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.Open(t, nil, totals)
+	inside, leave := make(chan struct{}), make(chan struct{})
+	release := sync.OnceFunc(func() { close(leave) })
+	defer release()
+	done := make(chan error, 1)
+	work := func(id string) projector.Work {
+		return projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: id}}}
+	}
+	go func() {
+		done <- db.Do(t.Context(), work("old"), func(context.Context, pgx.Tx, []int) ([]outbox.Message, error) {
+			close(inside)
+			<-leave
+			return nil, nil
+		})
+	}()
+	<-inside
+	fence := `select pg_advisory_xact_lock(` + fenceKey(t, db) + `)`
+	_, err := db.Pool().Exec(t.Context(), `set lock_timeout = '50ms'; `+fence)
+	var pe *pgconn.PgError
+	require.ErrorAs(t, err, &pe, "a unit is in flight")
+	require.Equal(t, "55P03", pe.Code)
+	release()
+	require.NoError(t, <-done)
+
+	tx, err := db.Pool().Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), `reset lock_timeout; `+fence)
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), `insert into kinora.generations values ('p', 2)`)
+	require.NoError(t, err)
+	for _, u := range []func(id string) error{
+		func(id string) error {
+			return db.Do(t.Context(), work(id), func(context.Context, pgx.Tx, []int) ([]outbox.Message, error) { return nil, nil })
+		},
+		func(id string) error {
+			return db.Batched().Do(t.Context(), work(id), func(_ context.Context, b *pgx.Batch, _ []int) ([]outbox.Message, error) { return nil, nil })
+		},
+	} {
+		err := u("while switching")
+		require.Equal(t, projector.Transient, projector.ClassOf(err), "%v", err)
+	}
+	go func() {
+		for {
+			err := db.Do(t.Context(), work("new"), func(context.Context, pgx.Tx, []int) ([]outbox.Message, error) { return nil, nil })
+			if projector.ClassOf(err) != projector.Transient || err == nil {
+				done <- err
+				return
+			}
+		}
+	}()
+	require.NoError(t, tx.Commit(t.Context()))
+	require.NoError(t, <-done)
+	require.Equal(t, 1, count(t, db, `select generation from kinora.markers where message_id = 'old'`))
+	require.Equal(t, 2, count(t, db, `select generation from kinora.markers where message_id = 'new'`))
+	require.Zero(t, count(t, db, `select count(*) from kinora.markers where message_id = 'while switching'`))
+	require.NoError(t, deliverAgain(t, db, work("old")), "the old generation's marker does not count in the new one")
+	require.Equal(t, 2, count(t, db, `select count(*) from kinora.markers where message_id = 'old'`))
+}
+
+func deliverAgain(t *testing.T, db *postgres.DB, w projector.Work) error {
+	t.Helper()
+	return db.Do(t.Context(), w, func(context.Context, pgx.Tx, []int) ([]outbox.Message, error) { return nil, nil })
+}

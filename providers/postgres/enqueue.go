@@ -1,0 +1,64 @@
+package postgres
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/kinora-go/kinora/outbox"
+)
+
+const enqueueSQL = `
+insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at)
+select n.message_id, n.topic, n.key, n.payload, n.headers, ck.t, ck.t
+from (select clock_timestamp() t) ck,
+	unnest($1::text[], $2::text[], $3::text[], $4::bytea[], $5::jsonb[]) with ordinality n(message_id, topic, key, payload, headers, o)
+order by n.o
+on conflict (topic, message_id) do nothing`
+
+// Enqueue adds messages to the outbox of the transaction. A message whose id is in the outbox for that topic
+// already is ignored. Input that could not be stored is an *eventstore.InvalidError, nothing written.
+func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
+	args, err := t.db.enqueueArgs(ms)
+	if err != nil || args == nil {
+		return err
+	}
+	if _, err := t.tx.Exec(ctx, t.db.q(enqueueSQL), args...); err != nil {
+		return fmt.Errorf("enqueue: %w", clear(err))
+	}
+	return nil
+}
+
+// enqueueArgs is nil where there is nothing to enqueue.
+func (db *DB) enqueueArgs(ms []outbox.Message) ([]any, error) {
+	if len(ms) == 0 {
+		return nil, nil
+	}
+	var ids, topics, keys []string
+	var payloads [][]byte
+	var headers []json.RawMessage
+	for i, m := range ms {
+		m, err := m.Normalize(db.cfg.MaxPayload)
+		if err != nil {
+			return nil, fmt.Errorf("enqueue message %d: %w", i, err)
+		}
+		h, err := headersJSON(m.Headers)
+		if err != nil {
+			return nil, fmt.Errorf("enqueue message %d: %w", i, err)
+		}
+		payload := m.Payload
+		if payload == nil {
+			payload = []byte{}
+		}
+		ids, topics, keys = append(ids, m.ID), append(topics, m.Topic), append(keys, m.Key)
+		payloads, headers = append(payloads, payload), append(headers, h)
+	}
+	return []any{ids, topics, keys, payloads, headers}, nil
+}
+
+func headersJSON(h map[string]string) (json.RawMessage, error) {
+	if h == nil {
+		h = map[string]string{}
+	}
+	return json.Marshal(h)
+}

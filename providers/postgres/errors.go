@@ -1,0 +1,113 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"hash/fnv"
+	"io"
+	"net"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/projector"
+)
+
+// SQLSTATEs that are read one by one.
+const (
+	uniqueViolation     = "23505"
+	undefinedTable      = "42P01"
+	invalidSchemaName   = "3F000"
+	undefinedColumn     = "42703"
+	lockNotAvailable    = "55P03"
+	inFailedTransaction = "25P02"
+)
+
+// Advisory locks: a class for each use, and a key of a fixed hash (FNV-1a), never hashtext, which may change
+// from version to version. A collision only makes two names share a lock.
+const (
+	lockClassMigrate = 1802661486
+	lockClassFence   = 1802661488 // 1802661487 is the gap lock's, in migration 1
+)
+
+func lockKey(name string) int32 {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(name))
+	return int32(h.Sum32())
+}
+
+func pgError(err error) *pgconn.PgError {
+	e, _ := errors.AsType[*pgconn.PgError](err)
+	return e
+}
+
+// violates tells whether err is a breach of this unique constraint.
+func violates(err error, constraint string) bool {
+	e := pgError(err)
+	return e != nil && e.Code == uniqueViolation && e.ConstraintName == constraint
+}
+
+// clear makes what a missing schema says plain.
+func clear(err error) error {
+	if e := pgError(err); e != nil && (e.Code == undefinedTable || e.Code == invalidSchemaName) && strings.Contains(e.Message, ".") {
+		return errors.Join(ErrNotMigrated, err)
+	}
+	return err
+}
+
+// class says what to do about an error of a statement. Errors that are classed already keep their class.
+func class(err error) error {
+	if err == nil {
+		return nil
+	}
+	if _, ok := errors.AsType[*projector.Error](err); ok {
+		return err
+	}
+	c, code := projector.UnknownClass, ""
+	switch e := pgError(err); {
+	case e != nil:
+		c, code = classOfState(e.Code), e.Code
+	case errors.Is(err, eventstore.ErrInvalid):
+		c = projector.PermanentClass
+	case isNetwork(err):
+		c, code = projector.Transient, "network"
+	}
+	return &projector.Error{Class: c, Code: code, Err: clear(err)}
+}
+
+// classOfState follows docs/architecture.md: 40 (rollback), 55P03 (lock timeout), 53 (resources), 08
+// (connection) and 57 (operator) are the world's fault; 22 (data) never gets better.
+func classOfState(state string) projector.Class {
+	switch {
+	case state == lockNotAvailable:
+		return projector.Transient
+	case len(state) != 5:
+		return projector.UnknownClass
+	}
+	switch state[:2] {
+	case "40", "53", "08", "57":
+		return projector.Transient
+	case "22":
+		return projector.PermanentClass
+	}
+	return projector.UnknownClass
+}
+
+// isNetwork tells whether the connection failed, not the statement. A caller's own deadline is neither.
+func isNetwork(err error) bool {
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return false
+	}
+	_, connect := errors.AsType[*pgconn.ConnectError](err)
+	_, network := errors.AsType[net.Error](err)
+	return connect || network || pgconn.SafeToRetry(err) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, net.ErrClosed)
+}
+
+// maybeDone tells whether a statement may have been carried out although its reply is this error: it was sent,
+// and the server did not say that it failed. SafeToRetry is not believed of a closed connection: pgx 5.12 says
+// so of a statement whose reply broke off (the read of a simple query's reply closes the connection, and the
+// error is then that of using a closed one).
+func maybeDone(err error) bool {
+	return err != nil && pgError(err) == nil && (errors.Is(err, pgconn.ErrConnClosed) || !pgconn.SafeToRetry(err))
+}

@@ -1,0 +1,14 @@
+-- What each role may do in Kinora's schema. Run it as the owner, after Migrate; it may be run again.
+revoke all on all tables in schema kinora from kinora_appender, kinora_relay, kinora_projector, kinora_reader;
+
+grant select, insert, update on kinora.streams to kinora_appender;
+grant select, insert on kinora.events to kinora_appender;
+grant insert, select (topic, message_id) on kinora.outbox to kinora_appender;
+
+grant select, update on kinora.outbox to kinora_relay;
+
+grant select on kinora.events, kinora.generations to kinora_projector;
+grant select, insert on kinora.markers, kinora.parked to kinora_projector;
+grant insert, select (topic, message_id) on kinora.outbox to kinora_projector;
+
+grant select on all tables in schema kinora to kinora_reader;

@@ -1,0 +1,119 @@
+package postgres_test
+
+import (
+	"bytes"
+	"context"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/pgtest"
+	"github.com/kinora-go/kinora/marker"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/providers/postgres"
+	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
+	"github.com/stretchr/testify/require"
+)
+
+type counted struct{ N int }
+
+var table = eventstore.NewTypes(eventstore.Type[counted]("counted"))
+
+func drafts(t testing.TB, ns ...int) []eventstore.Draft {
+	t.Helper()
+	var values []any
+	for _, n := range ns {
+		values = append(values, counted{n})
+	}
+	ds, err := table.Encode(t.Context(), values...)
+	require.NoError(t, err)
+	return ds
+}
+
+// throughProxy is a database behind a proxy that can lose replies, and the same one without.
+func throughProxy(t *testing.T) (*pgtest.Proxy, *postgres.DB, *postgres.DB) {
+	t.Helper()
+	cfg := &postgres.Config{Route: outbox.ByCategory}
+	direct := postgrestest.Open(t, cfg, totals)
+	proxy := pgtest.NewProxy(t, direct.Pool().Config().ConnString())
+	db, err := postgres.Open(t.Context(), proxy.DSN, cfg)
+	require.NoError(t, err)
+	t.Cleanup(db.Close)
+	return proxy, db, direct
+}
+
+func count(t *testing.T, db *postgres.DB, query string) (n int) {
+	t.Helper()
+	require.NoError(t, db.Pool().QueryRow(t.Context(), query).Scan(&n))
+	return n
+}
+
+// The statement commits at its Sync, and the reply to that is lost.
+func TestAppendWhoseReplyIsLostIsNeitherLostNorDoubled(t *testing.T) {
+	t.Parallel()
+	for name, expected := range map[string]eventstore.Expected{"exact": 1, "no stream": eventstore.NoStream, "any": eventstore.Any} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			proxy, db, direct := throughProxy(t)
+			_, err := db.Append(t.Context(), "a-1", eventstore.NoStream, drafts(t, 1))
+			require.NoError(t, err)
+			stream, before := "a-1", int64(1)
+			if expected == eventstore.NoStream {
+				stream, before = "a-2", 0
+			}
+			if expected != eventstore.NoStream { // so that no Parse comes first
+				_, err = db.Append(t.Context(), "a-9", eventstore.Any, drafts(t, 1))
+				require.NoError(t, err)
+				_, err = db.Append(t.Context(), "a-9", 1, drafts(t, 1))
+				require.NoError(t, err)
+			}
+			entries := count(t, direct, `select count(*) from kinora.outbox`)
+			proxy.LoseReply(func(kind byte, _ []byte) bool { return kind == 'B' })
+			at, err := db.Append(t.Context(), stream, expected, drafts(t, 2, 3))
+			require.NoError(t, err)
+			require.Equal(t, 1, proxy.Lost())
+			require.Equal(t, eventstore.Appended{Stream: stream, Version: before + 2, Position: at.Position, Count: 2}, at)
+			require.Equal(t, entries+2, count(t, direct, `select count(*) from kinora.outbox`))
+			require.Equal(t, int(before)+2, count(t, direct, `select count(*) from kinora.events where stream = '`+stream+`'`))
+			require.Equal(t, int(at.Position), count(t, direct, `select max(position) from kinora.events`))
+		})
+	}
+}
+
+func isCommit(kind byte, body []byte) bool {
+	return kind == 'Q' && bytes.HasPrefix(bytes.ToLower(body), []byte("commit"))
+}
+
+func TestUnitWhoseCommitsReplyIsLostIsAmbiguousAndTakesEffectOnce(t *testing.T) {
+	t.Parallel()
+	proxy, db, direct := throughProxy(t)
+	work := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "m"}}}
+	apply := func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+		return nil, add(ctx, tx, "k", 1)
+	}
+	proxy.LoseReply(isCommit)
+	err := db.Do(t.Context(), work, apply)
+	require.Equal(t, projector.Ambiguous, projector.ClassOf(err), "%v", err)
+	require.Equal(t, 1, proxy.Lost())
+	require.NoError(t, db.Do(t.Context(), work, apply), "redelivered, the marker decides")
+	require.Equal(t, 1, count(t, direct, `select n from totals where key = 'k'`))
+}
+
+func TestBatchedUnitWhoseReplyIsLostIsAmbiguousAndTakesEffectOnce(t *testing.T) {
+	t.Parallel()
+	proxy, db, direct := throughProxy(t)
+	do := func(id string) error {
+		work := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: id}}}
+		return db.Batched().Do(t.Context(), work, func(_ context.Context, b *pgx.Batch, _ []int) ([]outbox.Message, error) {
+			b.Queue(addSQL, "k", 1)
+			return nil, nil
+		})
+	}
+	require.NoError(t, do("first")) // so that the statements are prepared
+	proxy.LoseReply(func(kind byte, _ []byte) bool { return kind == 'B' })
+	err := do("m")
+	require.Equal(t, projector.Ambiguous, projector.ClassOf(err), "%v", err)
+	require.NoError(t, do("m"))
+	require.Equal(t, 2, count(t, direct, `select n from totals where key = 'k'`))
+}

@@ -1,0 +1,148 @@
+-- Migration 1: everything that Kinora keeps. "kinora." is replaced by the configured schema.
+--
+-- Operators: creates tables, indexes, two functions and a trigger in one schema; touches nothing else.
+-- It runs in one transaction and takes no lock on any table that was there before.
+
+-- One row a stream: the version check is an update of this row, so that a conflict is zero rows and not an
+-- error, draws no position, and leaves the caller's transaction usable.
+create table kinora.streams (
+	stream   text collate "C" not null,
+	category text collate "C" not null,
+	version  bigint not null check (version > 0),
+	constraint streams_pkey primary key (stream)
+) with (fillfactor = 50);
+
+-- Not partitioned: unique (stream, version) and unique (id) forbid partitioning by position.
+create table kinora.events (
+	position       bigint generated always as identity (cache 1 increment 1 no cycle),
+	stream         text collate "C" not null,
+	version        bigint not null,
+	id             uuid not null,
+	type           text collate "C" not null,
+	schema_version int not null,
+	data           jsonb not null,
+	metadata       jsonb not null,
+	recorded_at    timestamptz not null,
+	constraint events_pkey primary key (position),
+	constraint events_stream_version_key unique (stream, version),
+	constraint events_id_key unique (id)
+);
+
+-- Every writer of events holds this lock in shared mode from before a position is drawn until its
+-- transaction ends, so that a reader of the log can wait for exactly those that may still fill a gap. A
+-- statement trigger takes it, so that no writer can forget it: psql, COPY and CTEs included.
+create function kinora.hold_gap() returns trigger language plpgsql as $$
+begin
+	perform pg_advisory_xact_lock_shared(1802661487, tg_relid::int);
+	return null;
+end
+$$;
+
+create trigger hold_gap before insert on kinora.events
+	for each statement execute function kinora.hold_gap();
+
+-- payload is bytea: the same bytes on every publication, which jsonb would rewrite. open tells what a claim
+-- may have to look at; the partial indexes are on it and not on status, so that a claim is a HOT update.
+-- next_attempt_at is the end of the lease of a claimed entry, and the end of the backoff of any other.
+create table kinora.outbox (
+	id              bigint generated always as identity (cache 1),
+	message_id      text collate "C" not null,
+	topic           text collate "C" not null,
+	key             text collate "C" not null,
+	payload         bytea not null,
+	headers         jsonb not null,
+	open            boolean not null default true,
+	status          text collate "C" not null default 'pending'
+		check (status in ('pending', 'claimed', 'published', 'failed', 'abandoned', 'held', 'skipped')),
+	attempts        int not null default 0,
+	suspect         boolean not null default false,
+	token           uuid,
+	claimed_by      text collate "C" not null default '',
+	next_attempt_at timestamptz not null,
+	last_error      text collate "C" not null default '',
+	created_at      timestamptz not null,
+	last_attempt_at timestamptz,
+	published_at    timestamptz,
+	constraint outbox_pkey primary key (id),
+	constraint outbox_topic_message_id_key unique (topic, message_id)
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+
+create index outbox_open_idx on kinora.outbox (id) where open;
+create index outbox_lane_idx on kinora.outbox (topic, key, id) where open;
+
+create table kinora.generations (
+	projector text collate "C" not null,
+	live      int not null,
+	constraint generations_pkey primary key (projector)
+);
+
+-- message_id is text: ids from elsewhere are not uuids.
+create table kinora.markers (
+	handler      text collate "C" not null,
+	generation   int not null,
+	message_id   text collate "C" not null,
+	processed_at timestamptz not null default clock_timestamp(),
+	constraint markers_pkey primary key (handler, generation, message_id)
+);
+
+create table kinora.parked (
+	id         bigint generated always as identity (cache 1),
+	projector  text collate "C" not null,
+	handler    text collate "C" not null,
+	message_id text collate "C" not null,
+	message_hash bytea not null, -- SHA-256 of the id as it came, which may be longer than an index takes, or no text; empty for no id
+	topic      text collate "C" not null,
+	key        text collate "C" not null,
+	payload    bytea not null,
+	headers    bytea not null, -- JSON as it came: what is parked may be what jsonb refuses
+	class      text collate "C" not null,
+	code       text collate "C" not null,
+	attempts   int not null,
+	parked_at  timestamptz not null default clock_timestamp(),
+	constraint parked_pkey primary key (id)
+);
+
+create index parked_projector_idx on kinora.parked (projector, id);
+create unique index parked_message_key on kinora.parked (message_hash, handler, projector) where message_hash <> '';
+
+-- Which history this is: it changes when a copy of the database starts a history of its own.
+create table kinora.incarnation (
+	only_row boolean not null default true check (only_row),
+	id       uuid not null default gen_random_uuid(),
+	constraint incarnation_pkey primary key (only_row)
+);
+insert into kinora.incarnation default values;
+
+-- How far a projector's segment of the log is; its token fences the one who held the segment before.
+create table kinora.checkpoints (
+	projector  text collate "C" not null,
+	generation int not null,
+	segment    int not null,
+	position   bigint not null,
+	token      uuid,
+	constraint checkpoints_pkey primary key (projector, generation, segment)
+) with (fillfactor = 50);
+
+-- Attempts that outlive a process, counted once a message has failed or taken its process along.
+create table kinora.attempts (
+	handler    text collate "C" not null,
+	message_id text collate "C" not null,
+	attempts   int not null,
+	last_at    timestamptz not null,
+	constraint attempts_pkey primary key (handler, message_id)
+);
+
+-- What each runner is about to do. Unlogged: after a crash of the server no process was killed by a message.
+create unlogged table kinora.inflight (
+	runner      text collate "C" not null,
+	message_ids text[] collate "C" not null,
+	constraint inflight_pkey primary key (runner)
+) with (fillfactor = 50);
+
+create table kinora.leases (
+	name       text collate "C" not null,
+	token      uuid not null,
+	holder     text collate "C" not null,
+	expires_at timestamptz not null,
+	constraint leases_pkey primary key (name)
+) with (fillfactor = 50);

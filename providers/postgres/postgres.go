@@ -1,0 +1,165 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+)
+
+// Config tells how a DB works; the zero value is the default.
+type Config struct {
+	Schema     string       // the PostgreSQL schema of Kinora's tables; empty means "kinora"
+	Route      outbox.Route // which events make entries, to which topics; nil: none
+	MaxPayload int          // bytes of one event's or message's payload; zero means 1 MiB
+}
+
+// ErrNotMigrated: the schema is not there, or older than this package needs. Call Migrate.
+var ErrNotMigrated = errors.New("the database is not migrated: call Migrate")
+
+// DB is every contract of Kinora over one pool. Its methods may be called concurrently.
+type DB struct {
+	pool   *pgxpool.Pool
+	owned  bool
+	cfg    Config
+	wake   waker
+	cached sync.Map // statement as written → with the schema's name
+}
+
+var (
+	_ eventstore.Store                 = (*DB)(nil)
+	_ eventstore.TxStore               = (*Tx)(nil)
+	_ outbox.Store                     = (*DB)(nil)
+	_ outbox.BatchClaimer              = (*DB)(nil)
+	_ outbox.Inspector                 = (*DB)(nil)
+	_ outbox.Waker                     = (*DB)(nil)
+	_ projector.State                  = (*DB)(nil)
+	_ projector.ParkedInspector        = (*DB)(nil)
+	_ projector.UnitOfWork[pgx.Tx]     = (*DB)(nil)
+	_ projector.UnitOfWork[*pgx.Batch] = (*Batched)(nil)
+)
+
+// Open connects to dsn with a pool of its own, which Close closes.
+func Open(ctx context.Context, dsn string, cfg *Config) (*DB, error) {
+	pool, err := pgxpool.New(ctx, dsn)
+	if err != nil {
+		return nil, fmt.Errorf("open postgres: %w", err)
+	}
+	db, err := New(pool, cfg)
+	if err == nil {
+		err = pool.Ping(ctx)
+	}
+	if err != nil {
+		pool.Close()
+		return nil, fmt.Errorf("open postgres: %w", err)
+	}
+	db.owned = true
+	return db, nil
+}
+
+// New borrows the caller's pool. It does nothing else yet.
+func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
+	if pool == nil {
+		return nil, errors.New("postgres: wants a pool")
+	}
+	db := &DB{pool: pool}
+	if cfg != nil {
+		db.cfg = *cfg
+	}
+	if db.cfg.Schema == "" {
+		db.cfg.Schema = defaultSchema
+	}
+	if db.cfg.MaxPayload < 0 {
+		return nil, fmt.Errorf("postgres: max payload %d: want no negative size", db.cfg.MaxPayload)
+	}
+	if err := eventstore.CheckName("schema", db.cfg.Schema); err != nil {
+		return nil, err
+	}
+	return db, nil
+}
+
+// Pool is the pool, for the service's own statements.
+func (db *DB) Pool() *pgxpool.Pool { return db.pool }
+
+// Close closes the pool if Open made it.
+func (db *DB) Close() {
+	if db.owned {
+		db.pool.Close()
+	}
+}
+
+const defaultSchema = "kinora"
+
+// q is a statement with the schema's name put in. Statements are written for the schema "kinora".
+func (db *DB) q(statement string) string {
+	statement = mutated(statement)
+	if db.cfg.Schema == defaultSchema {
+		return statement
+	}
+	if s, ok := db.cached.Load(statement); ok {
+		return s.(string)
+	}
+	s := in(db.cfg.Schema, statement)
+	db.cached.Store(statement, s)
+	return s
+}
+
+// in is a statement for this schema.
+func in(schema, statement string) string {
+	return strings.ReplaceAll(statement, defaultSchema+".", schema+".")
+}
+
+// querier is a pool, a transaction, or a connection.
+type querier interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// Tx is the event store and the outbox inside a transaction of the caller's. Nothing can be claimed through it.
+type Tx struct {
+	db *DB
+	tx pgx.Tx
+}
+
+// InTx is the view of tx, which must be at READ COMMITTED: at a higher level, PostgreSQL answers a stale
+// expected version with 40001 and an aborted transaction instead of a conflict.
+func (db *DB) InTx(tx pgx.Tx) *Tx { return &Tx{db: db, tx: tx} }
+
+// CallersTx marks a store inside a caller's transaction.
+func (*Tx) CallersTx() {}
+
+// waker tells whoever listens that entries were added.
+type waker struct {
+	mu sync.Mutex
+	ch chan struct{}
+}
+
+func (w *waker) listen() <-chan struct{} {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.ch == nil {
+		w.ch = make(chan struct{})
+	}
+	return w.ch
+}
+
+func (w *waker) signal() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.ch != nil {
+		close(w.ch)
+		w.ch = nil
+	}
+}
+
+// Enqueued implements outbox.Waker: appends and units of work through this DB give the hint.
+func (db *DB) Enqueued() <-chan struct{} { return db.wake.listen() }

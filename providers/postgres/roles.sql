@@ -1,0 +1,27 @@
+-- Roles for Kinora's schema, to be granted to a service's login roles. "kinora." is replaced by the configured
+-- schema; the roles keep their names, since they belong to the whole cluster. Run it as a superuser, or as a
+-- role with createrole that may create schemas here, before Migrate; it may be run again.
+--
+--   kinora_owner      owns schema and tables; nobody logs in as it
+--   kinora_migrator   becomes the owner to migrate:  alter role deploy in database shop set role kinora_owner
+--   kinora_appender   appends events with their entries, reads streams; changes no event, claims nothing
+--   kinora_relay      claims, marks, requeues and skips entries; sees no event
+--   kinora_projector  marks, parks, emits; reads streams; claims nothing. The read model's tables are yours to grant
+--   kinora_reader     reads everything, changes nothing
+do $$
+declare
+	name text;
+begin
+	foreach name in array array['owner', 'migrator', 'appender', 'relay', 'projector', 'reader'] loop
+		begin
+			execute format('create role kinora_%s nologin', name);
+		exception when duplicate_object or unique_violation then null;
+		end;
+	end loop;
+end
+$$;
+
+grant kinora_owner to kinora_migrator;
+create schema if not exists kinora authorization kinora_owner;
+alter schema kinora owner to kinora_owner;
+grant usage on schema kinora to kinora_appender, kinora_relay, kinora_projector, kinora_reader;

@@ -1,0 +1,193 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/internal/mutant"
+	"github.com/kinora-go/kinora/marker"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+)
+
+// A unit with marks begins with these. The fence, the projector's lock in shared mode, comes first, and the
+// generation is read by a later statement, whose snapshot is newer than the wait for the lock: whoever
+// switches generations holds the lock exclusively. A concurrent unit with the same mark is waited for, for
+// half a second at a time, so that a storm of one message does not occupy a connection for long; handlers
+// have no such limit.
+const (
+	lockTimeoutSQL   = `select set_config('lock_timeout', $1::text, true)`
+	fenceSQL         = `select pg_advisory_xact_lock_shared($1::int, $2::int)`
+	insertMarkersSQL = `
+with g as (select coalesce((select live from kinora.generations where projector = $1::text), 1) live),
+k as materialized (
+	select n.o, n.handler, n.message_id from unnest($2::text[], $3::text[]) with ordinality n(handler, message_id, o)
+	where case when cardinality($5::text[]) > 0 then not exists (
+		select from g, unnest($4::int[], $5::text[]) w(o, was), lateral (
+			select from kinora.markers m
+			where m.handler = w.was and m.generation = g.live and m.message_id = n.message_id limit 1) m
+		where w.o = n.o) else true end),
+ins as (
+	insert into kinora.markers (handler, generation, message_id)
+	select k.handler, g.live, k.message_id from k, g order by k.handler, k.message_id
+	on conflict on constraint markers_pkey do nothing
+	returning handler, message_id)
+select k.o::int from k join ins on ins.handler = k.handler and ins.message_id = k.message_id order by k.o`
+	markerWait = "500ms"
+)
+
+// Records implements projector.UnitOfWork.
+func (db *DB) Records() projector.Records {
+	return projector.Records{Marks: true, Park: true, Outbox: true}
+}
+
+// Do implements projector.UnitOfWork at READ COMMITTED. The tx that apply gets refuses Commit and Rollback;
+// Begin gives it savepoints. A wait for a concurrent unit's mark that takes longer than half a second is a
+// transient error (55P03).
+func (db *DB) Do(ctx context.Context, w projector.Work, apply func(ctx context.Context, tx pgx.Tx, fresh []int) ([]outbox.Message, error)) error {
+	tx, err := db.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	if err != nil {
+		return class(fmt.Errorf("begin: %w", err))
+	}
+	// Also after a panic or runtime.Goexit in apply; after a commit it does nothing.
+	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
+	fresh, err := db.record(ctx, tx, w)
+	if err != nil {
+		return class(err)
+	}
+	known := len(w.Marks) > 0 && len(fresh) == 0
+	if known && len(w.Park) == 0 {
+		return nil
+	}
+	enqueued := false
+	if apply != nil && !known {
+		out, err := apply(ctx, heldTx{tx}, fresh)
+		if err == nil {
+			enqueued, err = len(out) > 0, db.InTx(tx).Enqueue(ctx, out...)
+		}
+		if err != nil {
+			return class(err)
+		}
+	}
+	if err := commit(ctx, tx); err != nil {
+		return err
+	}
+	if enqueued {
+		db.wake.signal()
+	}
+	return nil
+}
+
+// record does the unit's own part, in one round trip, and returns the indexes of fresh marks.
+func (db *DB) record(ctx context.Context, tx pgx.Tx, w projector.Work) (fresh []int, err error) {
+	b := &pgx.Batch{}
+	if len(w.Marks) > 0 && !mutant.NoMarker {
+		b.Queue(lockTimeoutSQL, markerWait)
+		b.Queue(db.q(fenceSQL), lockClassFence, db.fence(w.Projector))
+		b.Queue(db.q(insertMarkersSQL), markerArgs(w)...).Query(func(rows pgx.Rows) error {
+			fresh, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (int, error) {
+				var o int
+				err := row.Scan(&o)
+				return o - 1, err
+			})
+			return err
+		})
+		b.Queue(lockTimeoutSQL, "0")
+	}
+	if mutant.NoMarker {
+		for i := range w.Marks {
+			fresh = append(fresh, i)
+		}
+	}
+	for _, p := range w.Park {
+		args, err := parkArgs(p)
+		if err != nil {
+			return nil, err
+		}
+		b.Queue(db.q(parkSQL), args...)
+	}
+	if b.Len() == 0 {
+		return fresh, nil
+	}
+	if err := tx.SendBatch(ctx, b).Close(); err != nil {
+		return nil, fmt.Errorf("record: %w", err)
+	}
+	return fresh, nil
+}
+
+func (db *DB) fence(projectorName string) int32 { return lockKey(db.cfg.Schema + "/" + projectorName) }
+
+// markerArgs are the arguments of insertMarkersSQL.
+func markerArgs(w projector.Work) []any {
+	handlers, ids := make([]string, len(w.Marks)), make([]string, len(w.Marks))
+	at, was := []int32{}, []string{}
+	for i, k := range w.Marks {
+		handlers[i], ids[i] = k.Handler, k.MessageID
+		for _, name := range k.Was {
+			at, was = append(at, int32(i+1)), append(was, name)
+		}
+	}
+	return []any{w.Projector, handlers, ids, at, was}
+}
+
+var errEnded = errors.New("the handler ended its transaction")
+
+// commit commits, and tells what is known where it does not succeed.
+func commit(ctx context.Context, tx pgx.Tx) error {
+	if status := tx.Conn().PgConn().TxStatus(); status == 'I' {
+		return &projector.Error{Class: projector.PermanentClass, Code: "tx_ended", Err: errEnded}
+	}
+	err := tx.Commit(ctx)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, pgx.ErrTxCommitRollback):
+		return &projector.Error{Class: projector.UnknownClass, Code: inFailedTransaction,
+			Err: fmt.Errorf("commit: the handler went on after an SQL error: %w", err)}
+	case maybeDone(err):
+		return &projector.Error{Class: projector.Ambiguous, Code: "commit", Err: fmt.Errorf("commit: %w", err)}
+	}
+	return class(fmt.Errorf("commit: %w", err))
+}
+
+// heldTx is a transaction that its unit of work ends, and nobody else.
+type heldTx struct{ pgx.Tx }
+
+// ErrHeld is what Commit and Rollback of a handler's transaction return: its unit of work ends it.
+var ErrHeld = errors.New("the unit of work ends this transaction")
+
+func (heldTx) Commit(context.Context) error   { return ErrHeld }
+func (heldTx) Rollback(context.Context) error { return ErrHeld }
+
+// outcomesSQL: a marker under the handler's name or an earlier one is 1; else a parked row under one,
+// or from before any handler, is 2; else 0.
+const outcomesSQL = `
+select case
+	when exists (select from kinora.markers m where m.message_id = n.message_id and m.handler = any(h.names)
+		and m.generation = coalesce((select live from kinora.generations where projector = n.projector), 1)) then 1
+	when exists (select from kinora.parked p where p.message_hash <> '' and p.message_hash = n.message_hash and p.projector = n.projector
+		and (p.handler = '' or p.handler = any(h.names))) then 2
+	else 0 end
+from unnest($1::text[], $2::text[], $3::text[], $6::bytea[]) with ordinality n(projector, handler, message_id, message_hash, o),
+	lateral (select array(select was from unnest($4::int[], $5::text[]) w(o, was) where w.o = n.o) || n.handler names) h
+order by n.o`
+
+// Outcomes implements projector.State.
+func (db *DB) Outcomes(ctx context.Context, keys []marker.Key) ([]projector.Outcome, error) {
+	projectors, hashes := make([]string, len(keys)), make([][]byte, len(keys))
+	for i, k := range keys {
+		projectors[i], hashes[i] = projectorOf(k.Handler), hashOf(k.MessageID)
+	}
+	args := append(markerArgs(projector.Work{Marks: keys}), hashes)
+	args[0] = projectors
+	rows, err := db.pool.Query(ctx, db.q(outcomesSQL), args...)
+	if err == nil {
+		var found []projector.Outcome
+		if found, err = pgx.CollectRows(rows, pgx.RowTo[projector.Outcome]); err == nil {
+			return found, nil
+		}
+	}
+	return nil, fmt.Errorf("read outcomes: %w", clear(err))
+}
