@@ -14,7 +14,7 @@ import (
 )
 
 type demoCmd struct {
-	DB         database `placeholder:"sqlite:PATH" help:"A new file, which is kept, or memory. Default: SQLite in a temporary folder."`
+	DB         database `placeholder:"sqlite:PATH" help:"A new file, which is kept, an empty database (postgres://…), or memory. Default: SQLite in a temporary folder."`
 	Commands   int      `default:"5000" help:"How many commands."`
 	Products   int      `default:"50" help:"Over how many products."`
 	Duplicates float64  `default:"0.3" help:"Share of the messages that are delivered twice, half of these at the same moment."`
@@ -55,6 +55,9 @@ func (c *demoCmd) Run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
+	if err := unused(ctx, db); err != nil {
+		return fmt.Errorf("%s: %w", c.DB, err)
+	}
 	d := &demo{demoCmd: c, db: db, ledger: newLedger(), start: time.Now()}
 	result, err := d.run(ctx)
 	switch {
@@ -75,7 +78,7 @@ func (c *demoCmd) Run(ctx context.Context) (err error) {
 // place finds a place for the database, and says how to tidy up.
 func (c *demoCmd) place() (tidy func() error, err error) {
 	switch c.DB.kind {
-	case "memory":
+	case "memory", "postgres":
 		return func() error { return nil }, nil
 	case "sqlite":
 		if _, err := os.Stat(c.DB.path); err == nil {
@@ -89,6 +92,17 @@ func (c *demoCmd) place() (tidy func() error, err error) {
 	}
 	c.DB = database{kind: "sqlite", path: filepath.Join(dir, "demo.db")}
 	return func() error { return os.RemoveAll(dir) }, nil
+}
+
+// unused refuses a database that something was published from.
+func unused(ctx context.Context, db demoStore) error {
+	counts, err := db.StatusCounts(ctx)
+	for _, n := range counts {
+		if n > 0 {
+			return errors.New("it has been used: the demo wants an empty database, or it would count what it did not do")
+		}
+	}
+	return err
 }
 
 // demo is one run of it.
@@ -157,9 +171,11 @@ func (d *demo) inTwoProcesses(ctx context.Context) (kills int, err error) {
 	s := &supervisor{
 		ledger: d.ledger, kills: d.Kills, due: d.due, say: d.say,
 		command: func(life int) *exec.Cmd {
-			return exec.Command(self, "demo-worker", "--db", d.DB.String(),
+			c := exec.Command(self, "demo-worker",
 				"--duplicates", strconv.FormatFloat(d.Duplicates, 'g', -1, 64),
 				"--seed", strconv.FormatUint(d.Seed+uint64(life), 10))
+			c.Env = append(os.Environ(), demoDBEnv+"="+d.DB.flag()) // it may have a password, and anybody can read arguments
+			return c
 		},
 	}
 	err = d.alongside(ctx, s.stop, s.run)

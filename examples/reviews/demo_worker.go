@@ -67,9 +67,11 @@ func (w *worker) run(ctx context.Context) error {
 	return errors.Join(err, broker.Close())
 }
 
+const demoDBEnv = "REVIEWS_DEMO_DB"
+
 // demoWorkerCmd is the process that the demo starts, kills, and starts again.
 type demoWorkerCmd struct {
-	DB         database `required:""`
+	DB         database `required:"" env:"REVIEWS_DEMO_DB"`
 	Duplicates float64
 	Seed       uint64
 }

@@ -13,7 +13,7 @@ import (
 )
 
 type importCmd struct {
-	DB     database `required:"" placeholder:"sqlite:PATH" help:"Where the data is; created if it is not there."`
+	DB     database `required:"" placeholder:"sqlite:PATH" help:"Where the data is: sqlite:PATH or postgres://…; created if it is not there."`
 	File   string   `arg:"" help:"JSON lines like those of the public Amazon review sets, plain or gzip."`
 	Strict bool     `help:"Exit with status 2 if any line was bad."`
 }

@@ -13,7 +13,7 @@ import (
 )
 
 type reportCmd struct {
-	DB      database `required:"" placeholder:"sqlite:PATH" help:"Where the data is."`
+	DB      database `required:"" placeholder:"sqlite:PATH" help:"Where the data is: sqlite:PATH or postgres://…."`
 	JSON    bool     `help:"Print JSON."`
 	Product string   `help:"Print the latest reviews of this product instead."`
 	Limit   int      `default:"10" help:"How many of them."`

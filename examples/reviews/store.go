@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/url"
 	"strings"
 
 	"github.com/kinora-go/kinora/eventstore"
@@ -45,50 +46,75 @@ type demoStore interface {
 // database says where the data is: the value of --db.
 type database struct{ kind, path string }
 
-// UnmarshalText reads "sqlite:PATH" or "memory".
+// UnmarshalText reads "sqlite:PATH", "postgres://…" or "memory".
 func (d *database) UnmarshalText(text []byte) error {
 	kind, path, _ := strings.Cut(string(text), ":")
 	switch {
 	case kind == "memory" && path == "":
 	case kind == "sqlite" && path != "":
+	case (kind == "postgres" || kind == "postgresql") && strings.HasPrefix(path, "//"):
+		kind, path = "postgres", string(text)
 	default:
-		return errors.New(`want "sqlite:PATH" or "memory"`)
+		return errors.New(`want "sqlite:PATH", "postgres://…" or "memory"`)
 	}
 	d.kind, d.path = kind, path
 	return nil
 }
 
+// String is for people: it has no password.
 func (d database) String() string {
-	if d.kind == "sqlite" {
+	switch d.kind {
+	case "sqlite":
 		return "sqlite:" + d.path
+	case "postgres":
+		if u, err := url.Parse(d.path); err == nil {
+			return u.Redacted()
+		}
 	}
 	return d.kind
 }
 
+// flag is the value of --db again.
+func (d database) flag() string {
+	if d.kind == "postgres" {
+		return d.path
+	}
+	return d.String()
+}
+
 // create opens the database, and makes or updates its tables.
 func (d database) create(ctx context.Context) (serviceStore, error) {
-	if d.kind == "sqlite" {
+	switch d.kind {
+	case "sqlite":
 		return createSQLite(ctx, d.path, sqliteModel{})
+	case "postgres":
+		return createPostgres(ctx, d.path, postgresModel{})
 	}
 	return nil, d.unsuited()
 }
 
 // open opens a database that is there, for reading.
 func (d database) open(ctx context.Context) (serviceStore, error) {
-	if d.kind == "sqlite" {
+	switch d.kind {
+	case "sqlite":
 		return openSQLite(ctx, d.path)
+	case "postgres":
+		return openPostgres(ctx, d.path)
 	}
 	return nil, d.unsuited()
 }
 
 func (d database) unsuited() error {
-	return fmt.Errorf("--db %s: it ends with this process, so that nobody could read what was imported: use sqlite:PATH", d)
+	return fmt.Errorf("--db %s: it ends with this process, so that nobody could read what was imported: use sqlite:PATH or postgres://…", d)
 }
 
 // createDemo opens the database for the demo, and makes its tables.
 func (d database) createDemo(ctx context.Context) (demoStore, error) {
-	if d.kind == "sqlite" {
+	switch d.kind {
+	case "sqlite":
 		return createSQLite(ctx, d.path, sqliteModel{exactPrefix}, sqliteModel{controlPrefix})
+	case "postgres":
+		return createPostgres(ctx, d.path, postgresModel{exactPrefix}, postgresModel{controlPrefix})
 	}
 	return newMemory()
 }

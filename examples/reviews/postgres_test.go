@@ -1,0 +1,76 @@
+package main
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/providers/postgres"
+	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
+)
+
+// database of its own; a schema of Kinora's is in it already, which create finds and leaves.
+func postgresDSN(t *testing.T) string {
+	t.Helper()
+	return postgrestest.DSN(t, &postgres.Config{Route: outbox.ByCategory})
+}
+
+func TestDemoPostgres(t *testing.T) {
+	t.Parallel()
+	dsn := postgresDSN(t)
+	o, result := demoJSON(t, "--db", dsn, "--commands", "400", "--products", "8", "--kills", "2", "--duplicates", "0.9")
+	require.Zero(t, o.code, "%s\n%s", o.stdout, o.stderr)
+	require.Equal(t, 2, number64(t, result, "kills"))
+	require.Zero(t, number64(t, result, "exactly_once.wrong_products"))
+	require.Positive(t, number64(t, result, "control.wrong_products"))
+	require.Positive(t, number64(t, result, "concurrent_duplicates"))
+	require.Equal(t, number64(t, result, "events"), postgresEvents(t, dsn), "it was this database")
+
+	o = reviews(t, "demo", "--db", dsn)
+	require.Equal(t, 1, o.code)
+	require.Contains(t, o.stderr, "has been used")
+}
+
+// The same file gives the same report as on SQLite, which is the one that is expected, also the second time.
+func TestImportPostgres(t *testing.T) {
+	t.Parallel()
+	path, bad := generated(t, 3000)
+	dsn := postgresDSN(t)
+	before := 0
+	for range 2 {
+		o := reviews(t, "import", "--db", dsn, path)
+		require.Zero(t, o.code, o.stderr)
+		o = reviews(t, "report", "--db", dsn, "--json")
+		require.Zero(t, o.code, o.stderr)
+		var rows []reportRow
+		require.NoError(t, json.Unmarshal([]byte(o.stdout), &rows))
+		require.Equal(t, expected(t, path, bad), rows)
+		if before > 0 {
+			require.Equal(t, before, postgresEvents(t, dsn), "imported again, a file appends nothing")
+		}
+		before = postgresEvents(t, dsn)
+	}
+}
+
+func TestReportPostgresRefuses(t *testing.T) {
+	t.Parallel()
+	o := reviews(t, "report", "--db", postgresDSN(t))
+	require.Equal(t, 1, o.code)
+	require.Contains(t, o.stderr, "import something first")
+	o = reviews(t, "report", "--db", "postgres://ann:hunter2@127.0.0.1:1/none?connect_timeout=2")
+	require.Equal(t, 1, o.code)
+	require.False(t, strings.Contains(o.stderr+o.stdout, "hunter2"), "no password is shown")
+}
+
+func postgresEvents(t *testing.T, dsn string) (n int) {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), dsn)
+	require.NoError(t, err)
+	defer func() { _ = conn.Close(t.Context()) }()
+	require.NoError(t, conn.QueryRow(t.Context(), `select count(*) from kinora.events`).Scan(&n))
+	return n
+}

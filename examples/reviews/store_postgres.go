@@ -1,0 +1,154 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/providers/postgres"
+)
+
+// postgresStore keeps events, outbox and read models in one database.
+type postgresStore struct{ *postgres.DB }
+
+var (
+	_ serviceStore = (*postgresStore)(nil)
+	_ demoStore    = (*postgresStore)(nil)
+)
+
+// createPostgres connects, and makes what tables the database lacks.
+func createPostgres(ctx context.Context, dsn string, models ...postgresModel) (*postgresStore, error) {
+	db, err := postgres.Open(ctx, dsn, &postgres.Config{Route: outbox.ByCategory})
+	if err != nil {
+		return nil, err
+	}
+	if err := db.Migrate(ctx); err != nil {
+		db.Close()
+		return nil, err
+	}
+	for _, m := range models {
+		if err := m.create(ctx, db); err != nil {
+			db.Close()
+			return nil, fmt.Errorf("create the read models: %w", err)
+		}
+	}
+	return &postgresStore{db}, nil
+}
+
+// openPostgres opens a database that createPostgres made, and makes nothing.
+func openPostgres(ctx context.Context, dsn string) (*postgresStore, error) {
+	db, err := postgres.Open(ctx, dsn, &postgres.Config{Route: outbox.ByCategory})
+	if err != nil {
+		return nil, err
+	}
+	var there bool
+	const find = `select to_regclass('ratings') is not null and to_regclass('latest_reviews') is not null`
+	if err := db.Pool().QueryRow(ctx, find).Scan(&there); err != nil || !there {
+		db.Close()
+		return nil, errors.Join(errors.New("the database has no read model of reviews: import something first"), err)
+	}
+	return &postgresStore{db}, nil
+}
+
+func (s *postgresStore) Close() error {
+	s.DB.Close()
+	return nil
+}
+
+func (s *postgresStore) inTx(ctx context.Context, fn func(eventstore.TxStore) error) error {
+	return pgx.BeginFunc(ctx, s.Pool(), func(tx pgx.Tx) error { return fn(s.InTx(tx)) })
+}
+
+func (s *postgresStore) runner(src projector.Source) (*projector.Runner, error) {
+	return projector.NewRunner(s.DB, src, nil,
+		productReviews("product-reviews", projector.Options{Markers: true}, postgresModel{}))
+}
+
+func (s *postgresStore) demoRunner(src projector.Source, t *trace) (*projector.Runner, error) {
+	return newDemoRunner(s.DB, src, t, postgresModel{exactPrefix}, postgresModel{controlPrefix})
+}
+
+// postgresModel is the read models in tables with a prefix.
+type postgresModel struct{ prefix string }
+
+// create runs under a lock: of several processes at once, "if not exists" alone would let one fail.
+func (m postgresModel) create(ctx context.Context, db *postgres.DB) error {
+	ddl := strings.ReplaceAll(`
+		select pg_advisory_xact_lock(20261120);
+		create table if not exists {}ratings (
+			product text collate "C" primary key,
+			reviews bigint not null,
+			stars bigint not null
+		) with (fillfactor = 50);
+		create table if not exists {}latest_reviews (
+			product text collate "C" not null,
+			author text collate "C" not null,
+			stars int not null,
+			summary text not null,
+			excerpt text not null,
+			reviewed_at timestamptz not null,
+			primary key (product, author)
+		);
+		create index if not exists {}latest_reviews_newest on {}latest_reviews (product, reviewed_at desc)`, "{}", m.prefix)
+	_, err := db.Pool().Exec(ctx, ddl) // several statements in one call are one transaction
+	return err
+}
+
+func (m postgresModel) add(ctx context.Context, tx pgx.Tx, product string, reviews, stars int) error {
+	_, err := tx.Exec(ctx, `
+		insert into `+m.prefix+`ratings as r (product, reviews, stars) values ($1, $2, $3)
+		on conflict (product) do update set reviews = r.reviews + excluded.reviews, stars = r.stars + excluded.stars`,
+		product, reviews, stars)
+	return err
+}
+
+func (m postgresModel) put(ctx context.Context, tx pgx.Tx, s standing) error {
+	_, err := tx.Exec(ctx, `
+		insert into `+m.prefix+`latest_reviews (product, author, stars, summary, excerpt, reviewed_at)
+		values ($1, $2, $3, $4, $5, $6)
+		on conflict (product, author) do update set stars = excluded.stars, summary = excluded.summary,
+			excerpt = excluded.excerpt, reviewed_at = excluded.reviewed_at`,
+		s.Product, s.Author, s.Stars, s.Summary, s.Excerpt, s.ReviewedAt)
+	return err
+}
+
+func (m postgresModel) remove(ctx context.Context, tx pgx.Tx, product, author string) error {
+	_, err := tx.Exec(ctx, `delete from `+m.prefix+`latest_reviews where product = $1 and author = $2`, product, author)
+	return err
+}
+
+func (s *postgresStore) ratings(ctx context.Context, prefix string) ([]rating, error) {
+	rows, err := s.Pool().Query(ctx, `select product, reviews, stars from `+prefix+`ratings order by product`)
+	if err == nil {
+		var all []rating
+		if all, err = pgx.CollectRows(rows, pgx.RowToStructByPos[rating]); err == nil {
+			return all, nil
+		}
+	}
+	return nil, fmt.Errorf("read the read model: %w", err)
+}
+
+func (s *postgresStore) latest(ctx context.Context, product string, limit int) ([]standing, error) {
+	rows, err := s.Pool().Query(ctx, `
+		select product, author, stars, summary, excerpt, reviewed_at from latest_reviews
+		where product = $1 order by reviewed_at desc, author limit $2`, product, limit)
+	if err == nil {
+		var all []standing
+		all, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (standing, error) {
+			one, err := pgx.RowToStructByPos[standing](row)
+			one.ReviewedAt = one.ReviewedAt.Truncate(time.Millisecond).UTC()
+			return one, err
+		})
+		if err == nil {
+			return all, nil
+		}
+	}
+	return nil, fmt.Errorf("read the read model: %w", err)
+}
