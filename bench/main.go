@@ -1,0 +1,190 @@
+// Command bench measures Kinora beside its peers and beside hand-written limits: programs that do the same
+// durable work on the same server with the fewest statements known. All run alternately, on one fresh
+// database of a private PostgreSQL with fsync and synchronous_commit on; medians count, and only ratios of one
+// run mean anything.
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/kinora-go/kinora/internal/pgtest"
+)
+
+// line is one row of results: what Kinora, a peer and the limit do in a second.
+type line struct {
+	name, unit, peerName string
+	ours, peer, limit    work // peer and limit may be nil
+}
+
+// work does its thing until ctx ends, with the given data source, and returns how much it did.
+type work func(ctx context.Context, b *bed) (done int64, err error)
+
+// bed is what the programs run on.
+type bed struct {
+	dsn  string
+	pool *pgxpool.Pool
+}
+
+// result is a row of bench/results.json.
+type result struct {
+	Name     string  `json:"name"`
+	Unit     string  `json:"unit"`
+	Ours     float64 `json:"ours"`
+	Peer     float64 `json:"peer,omitempty"`
+	PeerName string  `json:"peer_name,omitempty"`
+	Limit    float64 `json:"limit,omitempty"`
+	VsPeer   float64 `json:"vs_peer,omitempty"`
+	VsLimit  float64 `json:"vs_limit,omitempty"`
+	Rounds   int     `json:"rounds"`
+}
+
+type report struct {
+	Machine  map[string]string `json:"machine"`
+	Settings map[string]string `json:"settings"`
+	Results  []result          `json:"results"`
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	only := flag.String("only", "", "only lines whose name begins with this")
+	rounds := flag.Int("rounds", 7, "rounds of each program, after one to warm up")
+	length := flag.Duration("length", 2*time.Second, "length of a round")
+	out := flag.String("out", "results.json", "where the results go")
+	flag.Parse()
+	if err := run(ctx, *only, *rounds, *length, *out); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, only string, rounds int, length time.Duration, out string) error {
+	server, err := pgtest.Start("fsync=on", "full_page_writes=on", "synchronous_commit=on", "shared_buffers=512MB",
+		"max_wal_size=4GB", "checkpoint_timeout=30min", "autovacuum_naptime=1min")
+	if err != nil {
+		return err
+	}
+	defer server.Stop()
+	pool, err := pgxpool.New(ctx, server.DSN+"&pool_max_conns=16")
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	b := &bed{dsn: server.DSN, pool: pool}
+	r := report{Machine: machine(), Settings: map[string]string{"rounds": fmt.Sprint(rounds), "round": length.String()}}
+	for _, name := range []string{"server_version", "fsync", "synchronous_commit", "shared_buffers", "full_page_writes"} {
+		var v string
+		if err := pool.QueryRow(ctx, "select current_setting($1)", name).Scan(&v); err != nil {
+			return err
+		}
+		r.Settings[name] = v
+	}
+	lines, err := appendLines(ctx, b)
+	if err != nil {
+		return err
+	}
+	for _, l := range lines {
+		if !strings.HasPrefix(l.name, only) {
+			continue
+		}
+		res, err := measure(ctx, b, l, rounds, length)
+		if err != nil {
+			return fmt.Errorf("%s: %w", l.name, err)
+		}
+		r.Results = append(r.Results, res)
+	}
+	print(r.Results)
+	text, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(out, append(text, '\n'), 0o644)
+}
+
+// measure runs a line's programs by turns.
+func measure(ctx context.Context, b *bed, l line, rounds int, length time.Duration) (result, error) {
+	programs := []work{l.ours, l.peer, l.limit}
+	rates := make([][]float64, len(programs))
+	for round := range rounds + 1 {
+		for i, p := range programs {
+			if p == nil {
+				continue
+			}
+			rate, err := once(ctx, b, p, length)
+			if err != nil {
+				return result{}, err
+			}
+			if round > 0 {
+				rates[i] = append(rates[i], rate)
+			}
+		}
+	}
+	r := result{Name: l.name, Unit: l.unit, PeerName: l.peerName, Rounds: rounds,
+		Ours: median(rates[0]), Peer: median(rates[1]), Limit: median(rates[2])}
+	if r.Peer > 0 {
+		r.VsPeer = r.Ours / r.Peer
+	}
+	if r.Limit > 0 {
+		r.VsLimit = r.Ours / r.Limit
+	}
+	return r, nil
+}
+
+func once(ctx context.Context, b *bed, p work, length time.Duration) (float64, error) {
+	ctx, cancel := context.WithTimeout(ctx, length)
+	defer cancel()
+	begin := time.Now()
+	done, err := p(ctx, b)
+	if err != nil {
+		return 0, err
+	}
+	return float64(done) / time.Since(begin).Seconds(), nil
+}
+
+func median(xs []float64) float64 {
+	if len(xs) == 0 {
+		return 0
+	}
+	slices.SortFunc(xs, cmp.Compare[float64])
+	return xs[len(xs)/2]
+}
+
+func print(rs []result) {
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(w, "name\tours\tpeer\tlimit\tvs peer\tvs limit\tunit\t")
+	number := func(x float64, format string) string {
+		if x == 0 {
+			return "-"
+		}
+		return fmt.Sprintf(format, x)
+	}
+	for _, r := range rs {
+		fmt.Fprintf(w, "%s\t%.0f\t%s\t%s\t%s\t%s\t%s\t\n", r.Name, r.Ours, number(r.Peer, "%.0f"), number(r.Limit, "%.0f"),
+			number(r.VsPeer, "%.2f"), number(r.VsLimit, "%.2f"), r.Unit)
+	}
+	_ = w.Flush()
+}
+
+func machine() map[string]string {
+	m := map[string]string{"go": runtime.Version(), "os": runtime.GOOS + "/" + runtime.GOARCH, "cores": fmt.Sprint(runtime.NumCPU())}
+	cpu, _ := os.ReadFile("/proc/cpuinfo")
+	for l := range strings.Lines(string(cpu)) {
+		if k, v, ok := strings.Cut(l, ":"); ok && strings.TrimSpace(k) == "model name" {
+			m["cpu"] = strings.TrimSpace(v)
+			break
+		}
+	}
+	return m
+}
