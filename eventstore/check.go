@@ -27,7 +27,7 @@ const (
 
 var nameRE = regexp.MustCompile(`^[a-z][a-z0-9_]{0,40}$`)
 
-// CheckName refuses a name that does not match ^[a-z][a-z0-9_]{0,40}$: categories, projectors, schemas.
+// CheckName refuses a name that does not match ^[a-z][a-z0-9_]{0,40}$: categories, and names that become SQL.
 func CheckName(field, name string) error {
 	if !nameRE.MatchString(name) {
 		return invalidf(field, "want ^[a-z][a-z0-9_]{0,40}$")

@@ -77,8 +77,8 @@ func (r *Repository[A]) load(ctx context.Context, store Store, id string) (A, Ap
 //   - decide's error is returned as it is.
 func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([]any, error)) (Appended, error) {
 	for try := 0; ; try++ {
-		at, err := r.update(ctx, r.store, id, decide)
-		if err == nil || !errors.Is(err, ErrConflict) || try >= r.retries {
+		at, stale, err := r.update(ctx, r.store, id, decide)
+		if !stale || try >= r.retries {
 			return at, err
 		}
 	}
@@ -86,24 +86,27 @@ func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([
 
 // UpdateTx is Update inside the caller's transaction, once: a conflict is returned, the transaction still usable.
 func (r *Repository[A]) UpdateTx(ctx context.Context, tx TxStore, id string, decide func(A) ([]any, error)) (Appended, error) {
-	return r.update(ctx, tx, id, decide)
+	at, _, err := r.update(ctx, tx, id, decide)
+	return at, err
 }
 
-func (r *Repository[A]) update(ctx context.Context, store Store, id string, decide func(A) ([]any, error)) (Appended, error) {
+// update is one try. stale: the append met a conflict, so that another try may do.
+func (r *Repository[A]) update(ctx context.Context, store Store, id string, decide func(A) ([]any, error)) (at Appended, stale bool, err error) {
 	a, at, err := r.load(ctx, store, id)
 	if err != nil {
-		return Appended{}, err
+		return Appended{}, false, err
 	}
 	events, err := decide(a)
 	if err != nil {
-		return Appended{}, err
+		return Appended{}, false, err
 	}
 	if len(events) == 0 {
-		return at, nil
+		return at, false, nil
 	}
 	drafts, err := r.types.Encode(ctx, events...)
 	if err != nil {
-		return Appended{}, fmt.Errorf("update %s: %w", at.Stream, err)
+		return Appended{}, false, fmt.Errorf("update %s: %w", at.Stream, err)
 	}
-	return store.Append(ctx, at.Stream, Expected(at.Version), drafts)
+	at, err = store.Append(ctx, at.Stream, Expected(at.Version), drafts)
+	return at, errors.Is(err, ErrConflict), err
 }

@@ -3,6 +3,7 @@ package eventstore_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 
@@ -158,6 +159,11 @@ func TestRepositoryErrors(t *testing.T) {
 	mine := errors.New("rejected")
 	_, err := r.Update(t.Context(), "1", func(*tally) ([]any, error) { return nil, mine })
 	require.Equal(t, mine, err, "decide's error comes back as it is")
+	decided := 0
+	theirs := fmt.Errorf("of another aggregate: %w", &eventstore.ConflictError{Stream: "other-1"})
+	_, err = r.Update(t.Context(), "1", func(*tally) ([]any, error) { decided++; return nil, theirs })
+	require.Equal(t, theirs, err)
+	require.Equal(t, 1, decided, "a conflict that decide came back with is decide's own")
 	_, err = r.Update(t.Context(), "1", func(*tally) ([]any, error) { return []any{&posted{}}, nil })
 	require.ErrorIs(t, err, eventstore.ErrUnregistered)
 	for _, id := range []string{"", "a\x00"} {

@@ -67,6 +67,10 @@ func NewTypes(defs ...TypeDef) *Types {
 
 func (t *Types) add(d *TypeDef) {
 	fault := func(format string, args ...any) { t.err = errors.Join(t.err, fmt.Errorf(format, args...)) }
+	if d.goType == nil {
+		fault("an event type is empty: make it with Type")
+		return
+	}
 	if k := d.goType.Kind(); k == reflect.Pointer || k == reflect.Interface {
 		fault("event type %q: register a value type, not %s", d.name, d.goType)
 		return

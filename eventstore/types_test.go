@@ -112,6 +112,7 @@ func TestTypesErrReportsEveryFault(t *testing.T) {
 	)
 	require.Len(t, strings.Split(bad.Err().Error(), "\n"), 7, "%v", bad.Err())
 	require.Error(t, (*eventstore.Types)(nil).Err())
+	require.Error(t, eventstore.NewTypes(eventstore.TypeDef{}).Err())
 }
 
 type sealedStruct struct{}

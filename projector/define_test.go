@@ -92,6 +92,8 @@ func TestNewRunnerRefuses(t *testing.T) {
 		"no unit of work":        {src: good, ps: []*projector.Projector[txn]{ok}},
 		"no source":              {u: db, ps: []*projector.Projector[txn]{ok}},
 		"no topics":              {u: db, src: projector.Subscribe(make(feed)), ps: []*projector.Projector[txn]{ok}},
+		"an empty topic":         {u: db, src: projector.Subscribe(make(feed), "a", ""), ps: []*projector.Projector[txn]{ok}},
+		"a topic twice":          {u: db, src: projector.Subscribe(make(feed), "a", "b", "a"), ps: []*projector.Projector[txn]{ok}},
 		"no projectors":          {u: db, src: good},
 		"a nil projector":        {u: db, src: good, ps: []*projector.Projector[txn]{nil}},
 		"a projector twice":      {u: db, src: good, ps: []*projector.Projector[txn]{ok, ok}},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -17,12 +18,12 @@ import (
 // delivery is one message on its way through one projector.
 type delivery struct {
 	*Runner
-	ctx   context.Context // ends when the runner is told to stop: no new attempt begins
-	hard  context.Context // ends when the drain is over: what runs is broken off
-	lane  *lane
-	topic string
-	msg   *message.Message
-	raw   eventstore.Raw
+	ctx    context.Context // ends when the runner is told to stop: no new attempt begins
+	hard   context.Context // ends when the drain is over: what runs is broken off
+	member *member
+	topic  string
+	msg    *message.Message
+	raw    eventstore.Raw
 }
 
 // handle brings the message through one handler, by effect or by parking. It returns false where the runner
@@ -37,11 +38,11 @@ func (d *delivery) handle(h bound) bool {
 		tries++
 		class := ClassOf(err)
 		switch {
-		case d.hard.Err() != nil || class == Shutdown:
+		case d.hard.Err() != nil, class == Shutdown && d.ctx.Err() != nil:
 			return false
 		case class == PermanentClass:
 			return d.park(h.name, counted+1, err)
-		case class == UnknownClass:
+		case class == UnknownClass, class == Shutdown: // of something else than this runner
 			counted++
 			if d.cfg.Retry.Spent(counted) {
 				return d.park(h.name, counted, err)
@@ -57,9 +58,11 @@ func (d *delivery) handle(h bound) bool {
 // calls runtime.Goexit ends its own attempt and nothing else. Its context knows the message's values but not
 // the end of the message's context, which some subscribers cancel at once when they close.
 func (d *delivery) attempt(h bound) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.msg.Context()), d.cfg.Timeout)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(d.msg.Context()))
 	defer cancel()
 	defer context.AfterFunc(d.hard, cancel)()
+	limit := newDeadline(d.cfg.Timeout, cancel)
+	defer limit.stop()
 	err := error(&Error{Class: UnknownClass, Code: "goexit", Err: errors.New("the handler called runtime.Goexit")})
 	done := make(chan struct{})
 	go func() {
@@ -69,11 +72,41 @@ func (d *delivery) attempt(h bound) error {
 				err = &Error{Class: UnknownClass, Code: "panic", Err: fmt.Errorf("panic: %v", p)}
 			}
 		}()
-		err = h.unit(ctx, d.raw)
+		err = h.unit(ctx, d.raw, limit)
 	}()
 	<-done
+	if err != nil && ctx.Err() != nil && d.hard.Err() == nil && !limit.began() {
+		return &Error{Class: Transient, Code: "begin", Err: fmt.Errorf("no transaction in %s: %w", d.cfg.Timeout, err)}
+	}
 	return err
 }
+
+// deadline limits each part of a unit of work by itself: waiting for the transaction, the handler, the commit.
+// So a handler that had to wait for its turn has all of its own time, and a wait is never held against it.
+type deadline struct {
+	each  time.Duration
+	timer *time.Timer // to the end of the unit's context
+	begun atomic.Bool // the handler was reached
+}
+
+func newDeadline(each time.Duration, end func()) *deadline {
+	return &deadline{each: each, timer: time.AfterFunc(each, end)}
+}
+
+// handler is the handler's context. One that does not heed its end meets the end of the whole unit later.
+func (l *deadline) handler(ctx context.Context) (context.Context, func()) {
+	l.begun.Store(true)
+	l.timer.Reset(2 * l.each)
+	ctx, cancel := context.WithTimeout(ctx, l.each)
+	return ctx, func() {
+		cancel()
+		l.timer.Reset(l.each)
+	}
+}
+
+func (l *deadline) began() bool { return l.begun.Load() }
+
+func (l *deadline) stop() { l.timer.Stop() }
 
 // pause waits before the next try. It returns false where the runner stopped meanwhile.
 func (d *delivery) pause(handler string, tries int, err error) bool {
@@ -93,14 +126,14 @@ func (d *delivery) pause(handler string, tries int, err error) bool {
 // false where the runner stopped first.
 func (d *delivery) park(handler string, attempts int, cause error) bool {
 	m := Parked{
-		Projector: d.lane.name, Handler: handler, MessageID: d.msg.UUID, Topic: d.topic,
+		Projector: d.member.name, Handler: handler, MessageID: d.msg.UUID, Topic: d.topic,
 		Key: d.msg.Metadata[outbox.HeaderKey], Payload: d.msg.Payload, Headers: d.msg.Metadata,
 		Class: ClassOf(cause), Code: codeOf(cause), Attempts: attempts,
 	}
 	for tries := 1; ; tries++ {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(d.msg.Context()), d.cfg.Timeout)
 		unhook := context.AfterFunc(d.hard, cancel)
-		err := d.lane.park(ctx, m)
+		err := d.member.park(ctx, m)
 		unhook()
 		cancel()
 		if err == nil {
@@ -114,7 +147,7 @@ func (d *delivery) park(handler string, attempts int, cause error) bool {
 }
 
 func (d *delivery) report(what, handler string, err error, more ...any) {
-	attrs := []any{"projector", d.lane.name, "handler", handler, "topic", d.topic, "message_id", d.msg.UUID,
+	attrs := []any{"projector", d.member.name, "handler", handler, "topic", d.topic, "message_id", d.msg.UUID,
 		"type", d.raw.Type, "class", ClassOf(err).String(), "code", codeOf(err)}
 	attrs = append(attrs, more...)
 	if d.cfg.LogErrors {

@@ -18,7 +18,7 @@ import (
 
 // RunnerConfig tells how a Runner works; the zero value is the default.
 type RunnerConfig struct {
-	Timeout   time.Duration // a handler's deadline, its transaction included; zero means 30s
+	Timeout   time.Duration // a handler's deadline, from its start; and that of waiting for its transaction, and of its commit; zero means 30s
 	Retry     claim.Backoff // after an error; zero means 100ms doubling to 30s, parked after 5 attempts
 	Drain     time.Duration // how long Run may go on after its ctx ends; zero means 10s
 	Logger    *slog.Logger  // nil: slog.Default()
@@ -28,15 +28,15 @@ type RunnerConfig struct {
 // Runner runs projectors over a source. It has no type parameter: NewRunner has, and forgets it.
 type Runner struct {
 	src     Source
-	lanes   []lane
+	members []member
 	cfg     RunnerConfig
 	log     *slog.Logger
 	once    sync.Once
 	running chan struct{}
 }
 
-// lane is one projector, its transaction type forgotten.
-type lane struct {
+// member is one projector, its transaction type forgotten.
+type member struct {
 	name     string
 	unknown  Unknown
 	knows    func(eventType string) bool
@@ -44,11 +44,11 @@ type lane struct {
 	park     func(context.Context, Parked) error
 }
 
-// bound is one handler of a lane.
+// bound is one handler of a member.
 type bound struct {
 	name  string // in full
 	types []string
-	unit  func(context.Context, eventstore.Raw) error
+	unit  func(context.Context, eventstore.Raw, *deadline) error
 }
 
 // NewRunner makes a runner of ps, in units of work of u, over src. It validates everything that it is given
@@ -61,6 +61,11 @@ func NewRunner[Tx any](u UnitOfWork[Tx], src Source, cfg *RunnerConfig, ps ...*P
 	}
 	if u == nil || src.sub == nil || len(src.topics) == 0 || len(ps) == 0 {
 		return nil, errors.New("runner: wants a unit of work, a source with topics, and projectors")
+	}
+	for i, topic := range src.topics {
+		if topic == "" || slices.Contains(src.topics[:i], topic) {
+			return nil, fmt.Errorf("runner: topic %q is empty, or given twice", topic)
+		}
 	}
 	if !u.Records().Park {
 		return nil, errors.New("runner: this unit of work cannot keep parked messages")
@@ -81,7 +86,7 @@ func NewRunner[Tx any](u UnitOfWork[Tx], src Source, cfg *RunnerConfig, ps ...*P
 			return nil, fmt.Errorf("runner: projector %s is given twice", p.name)
 		}
 		names[p.name] = true
-		r.lanes = append(r.lanes, newLane(u, p, r.log))
+		r.members = append(r.members, newMember(u, p, r.log))
 	}
 	return r, nil
 }
@@ -113,13 +118,13 @@ func (c *RunnerConfig) validate() error {
 	return err
 }
 
-func newLane[Tx any](u UnitOfWork[Tx], p *Projector[Tx], log *slog.Logger) lane {
+func newMember[Tx any](u UnitOfWork[Tx], p *Projector[Tx], log *slog.Logger) member {
 	marks := p.opts.Markers
 	if marks && !u.Records().Marks {
 		marks = false
 		log.Debug("markers are a no-op: the provider cannot write them together with the read model", "projector", p.name)
 	}
-	l := lane{
+	one := member{
 		name: p.name, unknown: p.opts.Unknown, knows: p.types.Has,
 		park: func(ctx context.Context, m Parked) error {
 			return u.Do(ctx, Work{Projector: p.name, Park: []Parked{m}}, nil)
@@ -127,14 +132,16 @@ func newLane[Tx any](u UnitOfWork[Tx], p *Projector[Tx], log *slog.Logger) lane 
 	}
 	for _, h := range p.handlers {
 		name, was := p.full(h.name), p.fulls(h.was)
-		l.handlers = append(l.handlers, bound{
+		one.handlers = append(one.handlers, bound{
 			name: name, types: h.match(p.types),
-			unit: func(ctx context.Context, raw eventstore.Raw) error {
+			unit: func(ctx context.Context, raw eventstore.Raw, limit *deadline) error {
 				w := Work{Projector: p.name}
 				if marks {
 					w.Marks = []marker.Key{{Handler: name, Was: was, MessageID: raw.ID}}
 				}
 				return u.Do(ctx, w, func(ctx context.Context, tx Tx, _ []int) ([]outbox.Message, error) {
+					ctx, done := limit.handler(ctx)
+					defer done()
 					out, err := h.run(ctx, tx, p.types, raw)
 					if err != nil {
 						return nil, err
@@ -144,7 +151,7 @@ func newLane[Tx any](u UnitOfWork[Tx], p *Projector[Tx], log *slog.Logger) lane 
 			},
 		})
 	}
-	return l
+	return one
 }
 
 // Running is closed once Run has subscribed to every topic.
@@ -224,20 +231,20 @@ func (r *Runner) consume(ctx, hard context.Context, topic string, messages <-cha
 // because the runner stops.
 func (r *Runner) deliver(ctx, hard context.Context, topic string, m *message.Message) bool {
 	raw, malformed := outbox.ParseWatermill(m)
-	for i := range r.lanes {
-		l := &r.lanes[i]
-		d := delivery{Runner: r, ctx: ctx, hard: hard, lane: l, topic: topic, msg: m, raw: raw}
+	for i := range r.members {
+		one := &r.members[i]
+		d := delivery{Runner: r, ctx: ctx, hard: hard, member: one, topic: topic, msg: m, raw: raw}
 		switch {
 		case malformed != nil:
 			if !d.park("", 1, &Error{Class: PermanentClass, Code: "malformed", Err: malformed}) {
 				return false
 			}
-		case !l.knows(raw.Type):
-			if l.unknown == ParkUnknown && !d.park("", 1, undecodable(eventstore.ErrUnregistered)) {
+		case !one.knows(raw.Type):
+			if one.unknown == ParkUnknown && !d.park("", 1, undecodable(eventstore.ErrUnregistered)) {
 				return false
 			}
 		default:
-			for _, h := range l.handlers {
+			for _, h := range one.handlers {
 				if slices.Contains(h.types, raw.Type) && !d.handle(h) {
 					return false
 				}

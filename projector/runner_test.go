@@ -368,3 +368,43 @@ func (n *noParking) Do(ctx context.Context, w projector.Work, apply func(context
 	}
 	return n.unit.Do(ctx, w, apply)
 }
+
+// A handler has all of its time from its own start: having waited for its turn is not held against it.
+func TestWaitingForTheTransactionIsNotTheHandlersFault(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f := newDB(t), make(feed)
+		ctx, cancel := context.WithCancel(t.Context())
+		hog := make(chan struct{})
+		go func() { // another writer, which holds the turn nearly as long as a handler may take, again and again
+			defer close(hog)
+			for held := 10 * time.Second; ctx.Err() == nil; held = 900 * time.Millisecond {
+				_ = db.Tx(ctx, func(*memory.Model) error { time.Sleep(held); return nil })
+			}
+		}()
+		synctest.Wait()
+		stop := run(t, db, f, projector.RunnerConfig{Timeout: time.Second}, define(marked, func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
+			time.Sleep(200 * time.Millisecond)
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			return add(ctx, tx, e)
+		}))
+		f.deliver(t, msg("1", "posted", `{"Stars":5}`))
+		require.NoError(t, stop())
+		cancel()
+		<-hog
+		require.Equal(t, 5, total(db, "totals"))
+		require.Empty(t, parked(t, db))
+	})
+}
+
+// An error that says shutdown, from something that is not this runner's own, is the handler's like any other.
+func TestSomebodyElsesShutdownIsAnErrorLikeAnyOther(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		at, db := tries(t, func(int) error { return &projector.Error{Class: projector.Shutdown, Err: context.Canceled} })
+		require.Len(t, at, 5)
+		require.Len(t, parked(t, db), 1)
+	})
+}

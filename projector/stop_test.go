@@ -135,3 +135,78 @@ func TestARefusedSubscriptionEndsRun(t *testing.T) {
 	require.NoError(t, err)
 	require.ErrorContains(t, r.Run(t.Context()), "subscribe to other: no such topic")
 }
+
+// watched is a feed that knows its subscription's context.
+type watched struct {
+	feed
+	ctx context.Context
+}
+
+func (w *watched) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
+	w.ctx = ctx
+	return w.feed.Subscribe(ctx, topic)
+}
+
+func TestStopEndsSubscriptionsAfterWhatIsInFlight(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, w, let := newDB(t), &watched{feed: make(feed)}, make(chan struct{})
+		r, err := projector.NewRunner(db, projector.Subscribe(w, "review"), nil, define(marked, func(context.Context, txn, eventstore.Event[posted]) error {
+			<-let
+			return w.ctx.Err()
+		}))
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- r.Run(ctx) }()
+		m := msg("1", "posted", `{}`)
+		w.feed <- m
+		cancel()
+		synctest.Wait()
+		require.NoError(t, w.ctx.Err())
+		close(let)
+		require.NoError(t, <-done)
+		require.True(t, isAcked(m))
+		require.Error(t, w.ctx.Err())
+	})
+}
+
+func TestAStoppedRunnerTakesNoMore(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 50 { // both the end and a message are there to be chosen
+		f := make(feed, 1)
+		m := msg("1", "posted", `{}`)
+		f <- m
+		r, err := projector.NewRunner(newDB(t), projector.Subscribe(f, "review"), nil, define(marked, add))
+		require.NoError(t, err)
+		require.NoError(t, r.Run(ctx))
+		require.False(t, isAcked(m))
+	}
+}
+
+// stuckPark waits for ctx instead of parking.
+type stuckPark struct{ unit }
+
+func (s stuckPark) Do(ctx context.Context, w projector.Work, apply func(context.Context, txn, []int) ([]outbox.Message, error)) error {
+	if len(w.Park) == 0 {
+		return s.unit.Do(ctx, w, apply)
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func TestDrainBreaksOffParkingToo(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f := make(feed)
+		stop := run(t, stuckPark{newDB(t)}, f, projector.RunnerConfig{Drain: time.Second, Timeout: time.Hour}, define(marked, add))
+		m := msg("1", "who knows", `{}`)
+		f <- m
+		synctest.Wait()
+		require.ErrorIs(t, stop(), outbox.ErrDrain)
+		synctest.Wait() // a park that goes on would leave its goroutine behind, which synctest reports
+		require.False(t, isAcked(m))
+	})
+}
