@@ -31,6 +31,9 @@ func TestGuaranteesNameTestsThatExist(t *testing.T) {
 		parts := strings.Split(m[1], "/")
 		require.True(t, strings.Contains(sources.String(), "func "+parts[0]+"("), "%s is no test", m[1])
 		if len(parts) > 1 {
+			for _, suite := range parts[1 : len(parts)-1] {
+				require.True(t, strings.Contains(sources.String(), `t.Run("`+suite+`", `), "%s names no suite", m[1])
+			}
 			name := strings.ReplaceAll(parts[len(parts)-1], "_", " ")
 			require.True(t, strings.Contains(sources.String(), `name: "`+name+`"`), "%s is no case", m[1])
 		}

@@ -3,6 +3,7 @@ package outbox
 import (
 	"context"
 	"fmt"
+	"sync"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 )
@@ -15,28 +16,65 @@ func (e *Entry) lane() lane { return lane{e.Topic, e.Key} }
 // batch is one claim on its way out.
 type batch struct {
 	*Relay
-	ctx     context.Context // ends when the relay is told to stop: what is not begun is released
-	leased  context.Context // ends with the lease: afterwards a mark comes late anyway, as another relay takes over
+	ctx     context.Context // ends when the relay is told to stop: no call begins any more
+	hard    context.Context // ends when the drain is over
+	leased  context.Context // ends with the lease: another relay may take over
 	stopped map[lane]bool   // keys whose run has met a failure
+
+	mu      sync.Mutex
+	waiting map[int64]Entry // claimed, and not begun
 }
 
-// publish sends what was claimed, each key's run in order, and stops a key at its first failure.
-// What it does not come to is released, with its attempt given back.
+// publish sends what was claimed, each key's run in order, and stops a key at its first failure. What it does
+// not come to is released, with its attempt given back: when the relay is told to stop, at once, since the
+// call in flight may take long.
 func (r *Relay) publish(ctx, hard context.Context, entries []Entry) {
 	leased, cancel := context.WithTimeout(hard, r.cfg.Lease)
 	defer cancel()
-	b := &batch{Relay: r, ctx: ctx, leased: leased, stopped: map[lane]bool{}}
-	for len(entries) > 0 && ctx.Err() == nil {
+	b := &batch{Relay: r, ctx: ctx, hard: hard, leased: leased, stopped: map[lane]bool{}, waiting: map[int64]Entry{}}
+	for _, e := range entries {
+		b.waiting[e.Seq] = e
+	}
+	released := make(chan struct{})
+	unhook := context.AfterFunc(ctx, func() {
+		defer close(released)
+		b.release(b.take(entries))
+	})
+	for len(entries) > 0 && b.goesOn() {
 		var calls [][]Entry
 		var unsent []Entry
 		calls, entries, unsent = b.next(entries)
-		b.release(unsent)
+		b.release(b.take(unsent))
 		for _, call := range calls {
-			b.mark(b.send(call))
+			if call = b.take(call); len(call) > 0 && b.goesOn() {
+				b.mark(b.send(call))
+			} else {
+				b.release(call)
+			}
 		}
 	}
-	b.release(entries)
+	b.release(b.take(entries))
+	if !unhook() {
+		<-released
+	}
 }
+
+// take takes those of entries that nobody has begun or released yet.
+func (b *batch) take(entries []Entry) []Entry {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var mine []Entry
+	for _, e := range entries {
+		if _, ok := b.waiting[e.Seq]; ok {
+			delete(b.waiting, e.Seq)
+			mine = append(mine, e)
+		}
+	}
+	return mine
+}
+
+// goesOn tells whether another call may begin.
+func (b *batch) goesOn() bool { return b.ctx.Err() == nil && b.leased.Err() == nil }
 
 // next takes from entries what can be published now: one Publish call a topic, and in a call at most one
 // entry a key, unless the publisher keeps order. Entries of stopped keys are unsent.
@@ -66,7 +104,7 @@ func (b *batch) next(entries []Entry) (calls [][]Entry, later, unsent []Entry) {
 // send publishes entries of one topic. A failed call of several may have published any prefix: they go
 // again with the same ids, one by one, to find the one that fails.
 func (b *batch) send(call []Entry) []Mark {
-	if b.ctx.Err() != nil {
+	if !b.goesOn() {
 		return releases(call)
 	}
 	err := b.publishCall(call)
@@ -129,7 +167,8 @@ func releases(entries []Entry) []Mark {
 
 func (b *batch) release(entries []Entry) { b.mark(releases(entries)) }
 
-// mark records what happened. While the store has trouble it tries again, for as long as the lease lives.
+// mark records what happened. While the store has trouble it tries again, for as long as the lease lives. A
+// mark after that still counts where nobody has taken over.
 func (b *batch) mark(marks []Mark) {
 	if len(marks) == 0 {
 		return
@@ -150,7 +189,7 @@ func (b *batch) mark(marks []Mark) {
 }
 
 func (b *batch) markOnce(marks []Mark) ([]int64, error) {
-	ctx, cancel := context.WithTimeout(b.leased, storeLimit)
+	ctx, cancel := context.WithTimeout(b.hard, storeLimit)
 	defer cancel()
 	late, err := b.store.MarkEntries(ctx, marks)
 	if err != nil {

@@ -97,6 +97,11 @@ func (r *Relay) Run(ctx context.Context) error {
 	if !started {
 		return errors.New("relay: it runs once")
 	}
+	if c, ok := r.store.(ReadyChecker); ok {
+		if err := c.Ready(ctx); err != nil {
+			return fmt.Errorf("relay: %w", err)
+		}
+	}
 	// Claims and marks must not break off half-way when ctx ends: hard ends only when the drain is over.
 	hard, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
@@ -135,7 +140,7 @@ func (r *Relay) loop(ctx, hard context.Context) {
 		if w, ok := r.store.(Waker); ok {
 			wake = w.Enqueued() // before the look, so that nothing falls between
 		}
-		entries, err := r.claim(hard)
+		entries, err := r.claim(ctx, hard)
 		if len(entries) > 0 {
 			r.publish(ctx, hard, entries)
 			pause = pauseMin
@@ -154,10 +159,13 @@ func (r *Relay) loop(ctx, hard context.Context) {
 	}
 }
 
-func (r *Relay) claim(hard context.Context) ([]Entry, error) {
-	ctx, cancel := context.WithTimeout(hard, storeLimit)
+// claim claims. A claim that is on its way when ctx ends may finish, since nobody would know what it took; one
+// that takes longer than half of the drain, waiting for a lock perhaps, is broken off.
+func (r *Relay) claim(ctx, hard context.Context) ([]Entry, error) {
+	limit, cancel := context.WithTimeout(hard, storeLimit)
 	defer cancel()
-	return Claim(ctx, r.store, r.query, claim.Terms{Holder: r.cfg.Holder, Lease: r.cfg.Lease, Limit: r.cfg.Batch})
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(r.cfg.Drain/2, cancel) })()
+	return Claim(limit, r.store, r.query, claim.Terms{Holder: r.cfg.Holder, Lease: r.cfg.Lease, Limit: r.cfg.Batch})
 }
 
 // sleep waits for d, for wake, or for the end of ctx.
@@ -171,16 +179,35 @@ func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) {
 	}
 }
 
-// errorClass names an error by its innermost type, and never by its text, which may hold a secret.
+// errorClass names an error by its innermost type, and a database's code where it has one; never by its text,
+// which may hold a secret. Of several errors joined, the last one is the cause.
 func errorClass(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return "deadline exceeded"
 	}
+	if state, ok := errors.AsType[interface {
+		error
+		SQLState() string
+	}](err); ok {
+		return fmt.Sprintf("%T %s", state, state.SQLState())
+	}
 	for {
-		next := errors.Unwrap(err)
+		var next error
+		switch e := err.(type) { //nolint:errorlint // it is what walks the tree
+		case interface{ Unwrap() error }:
+			next = e.Unwrap()
+		case interface{ Unwrap() []error }:
+			if all := e.Unwrap(); len(all) > 0 {
+				next = all[len(all)-1]
+			}
+		}
 		if next == nil {
-			return fmt.Sprintf("%T", err)
+			break
 		}
 		err = next
 	}
+	if coded, ok := err.(interface{ Code() int }); ok { //nolint:errorlint // it is the innermost one
+		return fmt.Sprintf("%T %d", err, coded.Code())
+	}
+	return fmt.Sprintf("%T", err)
 }

@@ -119,6 +119,13 @@ type BatchClaimer interface {
 	ClaimEntries(ctx context.Context, q Query, t claim.Terms) ([]Entry, error)
 }
 
+// ReadyChecker is a capability of a provider: services ask it once, when they start.
+type ReadyChecker interface {
+	// Ready returns an error for what no retry can help, such as a schema that is not migrated; a database that
+	// is merely away is no such thing, and gives nil.
+	Ready(ctx context.Context) error
+}
+
 // Waker is a capability of a Store: a hint that there is something to claim.
 type Waker interface {
 	// Enqueued returns a channel that is closed when entries are next added through this value, in this

@@ -42,6 +42,7 @@ type member struct {
 	knows    func(eventType string) bool
 	handlers []bound
 	park     func(context.Context, Parked) error
+	ready    func(context.Context) error
 }
 
 // bound is one handler of a member.
@@ -126,6 +127,12 @@ func newMember[Tx any](u UnitOfWork[Tx], p *Projector[Tx], log *slog.Logger) mem
 	}
 	one := member{
 		name: p.name, unknown: p.opts.Unknown, knows: p.types.Has,
+		ready: func(ctx context.Context) error {
+			if c, ok := any(u).(outbox.ReadyChecker); ok {
+				return c.Ready(ctx)
+			}
+			return nil
+		},
 		park: func(ctx context.Context, m Parked) error {
 			return u.Do(ctx, Work{Projector: p.name, Park: []Parked{m}}, nil)
 		},
@@ -165,6 +172,11 @@ func (r *Runner) Run(ctx context.Context) error {
 	r.once.Do(func() { started = true })
 	if !started {
 		return errors.New("runner: it runs once")
+	}
+	for i := range r.members {
+		if err := r.members[i].ready(ctx); err != nil {
+			return fmt.Errorf("runner: %w", err)
+		}
 	}
 	// Subscriptions, and with them the contexts of messages, end after what is in flight has.
 	subscribed, unsubscribe := context.WithCancel(context.WithoutCancel(ctx))

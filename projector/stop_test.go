@@ -210,3 +210,15 @@ func TestDrainBreaksOffParkingToo(t *testing.T) {
 		require.False(t, isAcked(m))
 	})
 }
+
+// unready is a provider whose schema is not there.
+type unready struct{ unit }
+
+func (unready) Ready(context.Context) error { return errors.New("not migrated") }
+
+func TestARunnerSaysAtOnceWhatNoRetryCanHelp(t *testing.T) {
+	t.Parallel()
+	r, err := projector.NewRunner(unready{newDB(t)}, projector.Subscribe(make(feed), "review"), nil, define(marked, add))
+	require.NoError(t, err)
+	require.ErrorContains(t, r.Run(t.Context()), "not migrated")
+}

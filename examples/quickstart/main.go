@@ -102,7 +102,7 @@ func run(ctx context.Context, path string) (err error) {
 }
 
 func main() {
-	if err := run(context.Background(), "reviews.db"); err != nil {
+	if err := run(context.Background(), "quickstart.db"); err != nil {
 		log.Fatal(err)
 	}
 }

@@ -107,7 +107,7 @@ func TestDemoRefuses(t *testing.T) {
 		{"want at least 0", []string{"--kills=-1"}},
 		{"want at least 1", []string{"--commands", "0"}},
 		{"want at least 1", []string{"--products", "0"}},
-		{`want "sqlite:PATH" or "memory"`, []string{"--db", "mysql://x"}},
+		{`want "sqlite:PATH", "postgres://…" or "memory"`, []string{"--db", "mysql://x"}},
 	} {
 		o := reviews(t, append([]string{"demo"}, c.args...)...)
 		require.NotZero(t, o.code, c.args)

@@ -173,8 +173,8 @@ func TestImportRefuses(t *testing.T) {
 	}{
 		{"no such file", []string{"import", "--db", "sqlite:" + db, noFile}},
 		{"use sqlite:PATH", []string{"import", "--db", "memory", text}},
-		{`want "sqlite:PATH" or "memory"`, []string{"import", "--db", "sqlite:", text}},
-		{`want "sqlite:PATH" or "memory"`, []string{"import", "--db", db, text}},
+		{`want "sqlite:PATH", "postgres://…" or "memory"`, []string{"import", "--db", "sqlite:", text}},
+		{`want "sqlite:PATH", "postgres://…" or "memory"`, []string{"import", "--db", db, text}},
 		{"--db", []string{"import", text}},
 	} {
 		o := reviews(t, c.args...)

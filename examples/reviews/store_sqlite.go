@@ -63,12 +63,20 @@ func openSQLite(ctx context.Context, path string) (*sqliteStore, error) {
 	return &sqliteStore{db}, nil
 }
 
-// inTx borrows Kinora's own unit of work, which takes its turn with those of the runner. A transaction begun on
-// SQL() would have to find a gap between them.
-func (s *sqliteStore) inTx(ctx context.Context, fn func(eventstore.TxStore) error) error {
-	return s.Do(ctx, projector.Work{}, func(_ context.Context, tx *sql.Tx, _ []int) ([]outbox.Message, error) {
-		return nil, fn(s.InTx(tx))
-	})
+func (s *sqliteStore) inTx(ctx context.Context, fn func(eventstore.TxStore) error) (err error) {
+	tx, err := s.SQL().BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, tx.Rollback())
+		}
+	}()
+	if err := fn(s.InTx(tx)); err != nil {
+		return err
+	}
+	return tx.Commit()
 }
 
 func (s *sqliteStore) runner(src projector.Source) (*projector.Runner, error) {

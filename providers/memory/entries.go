@@ -32,14 +32,15 @@ func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
 	return nil
 }
 
-func (s *state) enqueue(m outbox.Message, now time.Time) {
+func (s *state) enqueue(m outbox.Message, now time.Time) (added bool) {
 	if s.messages.has(pair(m.Topic, m.ID)) {
-		return
+		return false
 	}
 	m.Payload = bytes.Clone(m.Payload)
 	e := outbox.Entry{Message: m, Seq: s.entries.last() + 1, Status: outbox.Pending, NextAttemptAt: now, CreatedAt: now}
 	s.messages = s.messages.put(pair(m.Topic, m.ID), e.Seq)
 	s.put(e)
+	return true
 }
 
 func (s *state) put(e outbox.Entry) {

@@ -69,7 +69,7 @@ func (t *Tx) append(ctx context.Context, stream string, expected eventstore.Expe
 	if err != nil {
 		return eventstore.Appended{}, err
 	}
-	s := &t.tx.staged
+	s := t.tx.staged // a value: nothing of it is kept unless all of it is
 	if at, known, err := s.known(stream, expected, events); known || err != nil {
 		return at, err
 	}
@@ -82,9 +82,12 @@ func (t *Tx) append(ctx context.Context, stream string, expected eventstore.Expe
 		version++
 		s.add(stream, version, d, now)
 		for _, topic := range topics[i] {
-			s.enqueue(outbox.FromEvent(stream, version, d, topic), now)
+			if !s.enqueue(outbox.FromEvent(stream, version, d, topic), now) {
+				return eventstore.Appended{}, eventstore.ErrEventIDReused // somebody enqueued a message of their own under it
+			}
 		}
 	}
+	t.tx.staged = s
 	return eventstore.Appended{Stream: stream, Version: version, Position: s.position, Count: len(events)}, nil
 }
 
@@ -148,6 +151,10 @@ func (s *state) add(stream string, version int64, d eventstore.Draft, now time.T
 }
 
 func (s *state) read(ctx context.Context, stream string, afterVersion int64, yield func(eventstore.Raw, error) bool) {
+	if err := eventstore.CheckStream(stream); err != nil {
+		yield(eventstore.Raw{}, fmt.Errorf("read stream: %w", err))
+		return
+	}
 	events, _ := s.streams.get(stream)
 	for _, e := range events.from(afterVersion + 1) {
 		if err := ctx.Err(); err != nil {

@@ -210,6 +210,9 @@ func (a *appending) run(ctx context.Context, q querier) (eventstore.Appended, er
 	if errors.Is(err, pgx.ErrNoRows) {
 		return a.refused(ctx, q)
 	}
+	if violates(err, "outbox_topic_message_id_key") { // somebody enqueued a message of their own under an event's id
+		err = fmt.Errorf("%w: %w", eventstore.ErrEventIDReused, err)
+	}
 	if err != nil {
 		return eventstore.Appended{}, fmt.Errorf("append to %s: %w", a.stream, clear(err))
 	}
@@ -284,7 +287,8 @@ func pause(ctx context.Context, try int) error {
 }
 
 // Append implements eventstore.TxStore. If the same ids are being appended by another transaction at this
-// very moment and Any is expected, the database aborts the caller's transaction (23505); its retry finds them.
+// very moment and Any is expected, or somebody has enqueued a message under an event's id, the database aborts
+// the caller's transaction (23505).
 func (t *Tx) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {
 	a, err := t.db.newAppend(stream, expected, events)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	_ "embed"
+	"errors"
 	"fmt"
 	"regexp"
 	"strings"
@@ -76,6 +77,18 @@ func (db *DB) Migrate(ctx context.Context) error {
 		return fmt.Errorf("migrate: %w", err)
 	}
 	return nil
+}
+
+const migratedSQL = `select exists (select from kinora.migrations where version_id = $1::bigint and is_applied)`
+
+// Ready implements outbox.ReadyChecker: ErrNotMigrated where the schema is older than this package needs.
+func (db *DB) Ready(ctx context.Context) error {
+	var migrated bool
+	err := clear(db.pool.QueryRow(ctx, db.q(migratedSQL), len(migrations)).Scan(&migrated))
+	if errors.Is(err, ErrNotMigrated) || err == nil && !migrated {
+		return fmt.Errorf("schema %s: %w", db.cfg.Schema, ErrNotMigrated)
+	}
+	return nil // it is there, or the database is away, which may pass
 }
 
 const lockMigrationSQL = `select pg_advisory_xact_lock($1::int, $2::int)`

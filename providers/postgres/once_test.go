@@ -196,9 +196,11 @@ func TestMigrationSQLByHand(t *testing.T) {
 	require.ErrorIs(t, db.Do(t.Context(), projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "1"}}}, nil), postgres.ErrNotMigrated)
 	_, err = db.StatusCounts(t.Context())
 	require.ErrorIs(t, err, postgres.ErrNotMigrated)
+	require.ErrorIs(t, db.Ready(t.Context()), postgres.ErrNotMigrated)
 	_, err = db.Pool().Exec(t.Context(), postgres.MigrationSQL("shop"))
 	require.NoError(t, err)
 	require.NoError(t, db.Migrate(t.Context()))
+	require.NoError(t, db.Ready(t.Context()))
 	_, err = db.Append(t.Context(), "a-1", eventstore.NoStream, drafts(t, 1))
 	require.NoError(t, err)
 }

@@ -53,6 +53,10 @@ var entryCases = []testCase{
 		rule: "A message whose id is in the outbox for that topic already is ignored",
 	},
 	{
+		name: "an event's id taken by a message", play: idTaken, options: Options{Route: outbox.ByCategory},
+		rule: "Events and their entries commit together or not at all: also where an entry cannot be added",
+	},
+	{
 		name: "bad messages", play: badMessages,
 		rule: "An invalid message is an *InvalidError, nothing of its call is added, and the transaction stays usable",
 	},
@@ -244,4 +248,13 @@ func wakes(s *stage) {
 			s.Fatalf("hint %d did not come", i)
 		}
 	}
+}
+
+func idTaken(s *stage) {
+	d := draft()
+	s.enqueue(outbox.Message{ID: d.ID, Topic: "review", Payload: []byte("somebody's own")})
+	_, err := s.db.Append(s.ctx, "review-1", eventstore.NoStream, []eventstore.Draft{d})
+	s.holds(errors.Is(err, eventstore.ErrEventIDReused), "the error %v is ErrEventIDReused", err)
+	same(s, "events", len(s.readIDs("review-1")), 0)
+	same(s, "entries", len(s.entries(outbox.Filter{})), 1)
 }

@@ -35,6 +35,10 @@ var readCases = []testCase{
 		rule: "A loop over ReadStream may be left at any event, and holds nothing afterwards",
 	},
 	{
+		name: "a name that no stream has", play: noStreamsName,
+		rule: "ReadStream of a name that none can have yields an *InvalidError",
+	},
+	{
 		name: "a stream that is not there", play: streamNotThere,
 		rule: "A stream that is not there yields nothing",
 	},
@@ -185,5 +189,17 @@ func errorIsYieldedLast(s *stage) {
 		cancel()
 		s.holds(failed != nil || seen == several, "a read that is broken off after %d of %d events says so", seen, several)
 		s.holds(failed != nil || cancelAt > 0, "a read whose context had ended is an error")
+	}
+}
+
+func noStreamsName(s *stage) {
+	for _, name := range []string{"", "nodash", "Bad-1", "a-\x00", "-1", "a-"} {
+		n := 0
+		for raw, err := range s.db.ReadStream(s.ctx, name, 0) {
+			n++
+			s.invalid(err, fmt.Sprintf("read %q", name))
+			same(s, "event beside the error", raw.ID, "")
+		}
+		same(s, fmt.Sprintf("what reading %q yields", name), n, 1)
 	}
 }

@@ -1,0 +1,124 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/stretchr/testify/require"
+)
+
+// A publisher that waits for acks may not return for long: what was not begun is released meanwhile.
+func TestRelayReleasesAtOnceWhenStopped(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		let := make(chan struct{})
+		db, pub := newDB(t), newPublisher(func(int, string, []*message.Message) error { <-let; return nil })
+		enqueue(t, db, "a1", "a2", "a3")
+		stop := start(t, db, pub, outbox.RelayConfig{Drain: time.Second})
+		synctest.Wait()
+		done := make(chan error)
+		go func() { done <- stop() }()
+		synctest.Wait()
+		all := entries(t, db)
+		require.Equal(t, outbox.Claimed, all["a1"].Status, "its call is in flight")
+		for _, id := range []string{"a2", "a3"} {
+			require.Equal(t, outbox.Pending, all[id].Status, id)
+			require.Zero(t, all[id].Attempts, id)
+		}
+		require.ErrorIs(t, <-done, outbox.ErrDrain)
+		close(let)
+		synctest.Wait()
+	})
+}
+
+// Once its lease is over a relay has lost its claim: it begins no further call.
+func TestRelayPublishesNoFurtherThanItsLease(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, pub := newDB(t), newPublisher(func(int, string, []*message.Message) error { time.Sleep(100 * time.Millisecond); return nil })
+		enqueue(t, db, "a0", "a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8", "a9")
+		stop := start(t, db, pub, outbox.RelayConfig{Lease: 250 * time.Millisecond})
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		require.NoError(t, stop())
+		require.Equal(t, []string{"a0", "a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8", "a9"}, pub.ids(),
+			"the mark of the call that was in flight still counts, and none is published twice")
+		for id, e := range entries(t, db) {
+			require.Equal(t, outbox.Published, e.Status, id)
+			require.False(t, e.Suspect, id)
+		}
+	})
+}
+
+// locked is a store whose claims wait for a lock.
+type locked struct {
+	outbox.Store
+	waited chan error
+}
+
+func (l *locked) EntryCandidates(ctx context.Context, _ outbox.Query, _ int) ([]outbox.Entry, error) {
+	<-ctx.Done()
+	l.waited <- ctx.Err()
+	return nil, ctx.Err()
+}
+
+func TestRelayBreaksOffAClaimThatWaits(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := &locked{newDB(t), make(chan error, 1)}
+		stop := start(t, l, newPublisher(nil), outbox.RelayConfig{Drain: 2 * time.Second})
+		synctest.Wait()
+		begin := time.Now()
+		require.NoError(t, stop())
+		require.Equal(t, time.Second, time.Since(begin))
+		require.Error(t, <-l.waited)
+	})
+}
+
+// unready is a store whose schema is not there.
+type unready struct{ outbox.Store }
+
+var errUnready = errors.New("not migrated")
+
+func (unready) Ready(context.Context) error { return errUnready }
+
+func TestRelaySaysAtOnceWhatNoRetryCanHelp(t *testing.T) {
+	t.Parallel()
+	r, err := outbox.NewRelay(unready{newDB(t)}, newPublisher(nil), nil)
+	require.NoError(t, err)
+	require.ErrorIs(t, r.Run(t.Context()), errUnready)
+}
+
+type sqlError struct{}
+
+func (sqlError) Error() string    { return "a secret" }
+func (sqlError) SQLState() string { return "57P03" }
+
+// What is kept and logged of an error is its class and its code, however it was wrapped.
+func TestRelayKeepsClassAndCode(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{fmt.Errorf("publish: %w", fmt.Errorf("%w: %w", errors.New("secret"), sqlError{})), "outbox_test.sqlError 57P03"},
+		{errors.Join(errors.New("secret"), context.Canceled), "*errors.errorString"},
+		{context.DeadlineExceeded, "deadline exceeded"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			db, pub := newDB(t), newPublisher(func(int, string, []*message.Message) error { return c.err })
+			enqueue(t, db, "a1")
+			stop := start(t, db, pub, outbox.RelayConfig{Logger: slog.New(slog.DiscardHandler)})
+			synctest.Wait()
+			require.NoError(t, stop())
+			require.Equal(t, c.want, entries(t, db)["a1"].LastError)
+		})
+	}
+}
