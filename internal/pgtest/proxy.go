@@ -10,11 +10,12 @@ import (
 	"testing"
 )
 
-// Proxy stands between a client and a server and loses replies.
+// Proxy stands between a client and a server. It counts round trips, and loses replies.
 type Proxy struct {
 	DSN   string // the server's, through the proxy
 	lose  atomic.Pointer[func(kind byte, body []byte) bool]
 	lost  atomic.Int64
+	trips atomic.Int64
 	conns sync.WaitGroup
 }
 
@@ -24,6 +25,9 @@ func (p *Proxy) LoseReply(when func(kind byte, body []byte) bool) { p.lose.Store
 
 // Lost is how many replies were lost.
 func (p *Proxy) Lost() int { return int(p.lost.Load()) }
+
+// RoundTrips is how often clients have waited for the server so far: their Sync and Query messages.
+func (p *Proxy) RoundTrips() int { return int(p.trips.Load()) }
 
 // NewProxy starts a proxy before the server of dsn, which must say sslmode=disable.
 func NewProxy(t testing.TB, dsn string) *Proxy {
@@ -78,6 +82,9 @@ func (p *Proxy) requests(client io.Reader, server io.Writer, deaf *atomic.Bool) 
 		kind, raw, err := message(client, first)
 		if err != nil {
 			return
+		}
+		if kind == 'S' || kind == 'Q' {
+			p.trips.Add(1)
 		}
 		if when := p.lose.Load(); when != nil && !first && (*when)(kind, raw[5:]) && p.lose.CompareAndSwap(when, nil) {
 			deaf.Store(true)

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/pgtest"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
@@ -23,6 +24,19 @@ import (
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
 	"github.com/stretchr/testify/require"
 )
+
+// private is a database on a server of its own, for a test that holds transactions open.
+func private(t *testing.T) (*postgres.DB, string) {
+	t.Helper()
+	dsn := pgtest.Private(t).DSN
+	db, err := postgres.Open(t.Context(), dsn, nil)
+	require.NoError(t, err)
+	t.Cleanup(db.Close)
+	require.NoError(t, db.Migrate(t.Context()))
+	_, err = db.Pool().Exec(t.Context(), totals)
+	require.NoError(t, err)
+	return db, dsn
+}
 
 // fill makes n entries over keys, by plain SQL.
 func fill(t *testing.T, db *postgres.DB, n, keys int) {
@@ -123,10 +137,7 @@ func TestSixteenWritersOfOneStream(t *testing.T) {
 // One message, a hundred times at once, through two processes.
 func TestOneMessageAHundredTimesThroughTwoProcesses(t *testing.T) {
 	t.Parallel()
-	dsn := postgrestest.DSN(t, nil, totals)
-	db, err := postgres.Open(t.Context(), dsn, nil)
-	require.NoError(t, err)
-	defer db.Close()
+	db, dsn := private(t)
 	gate, err := db.Pool().Begin(t.Context()) // holds both processes back until they are ready
 	require.NoError(t, err)
 	defer func() { _ = gate.Rollback(context.Background()) }()
@@ -212,7 +223,7 @@ func claimIn(t *testing.T, tx pgx.Tx, limit int) []int64 {
 // not to be had, though its status says nothing yet.
 func TestClaimStatementsThatOverlapDoNotSplitAKey(t *testing.T) {
 	t.Parallel()
-	db := postgrestest.OpenBusy(t, nil)
+	db, _ := private(t)
 	fill(t, db, 3, 1)
 	other, err := db.Pool().Begin(t.Context())
 	require.NoError(t, err)
@@ -230,7 +241,7 @@ func TestClaimStatementsThatOverlapDoNotSplitAKey(t *testing.T) {
 // A relay that was thought dead renews its lease while another claims.
 func TestARenewalInFlightKeepsItsKeyTogether(t *testing.T) {
 	t.Parallel()
-	db := postgrestest.OpenBusy(t, nil)
+	db, _ := private(t)
 	fill(t, db, 3, 1)
 	_, err := db.Pool().Exec(t.Context(), `update kinora.outbox set status = 'claimed', token = gen_random_uuid(),
 		next_attempt_at = clock_timestamp() - interval '1 ms' where message_id = '1'`)
@@ -304,7 +315,7 @@ func fenceKey(t *testing.T, db *postgres.DB) string {
 // mark in the new generation.
 func TestUnitsAndASwitchOfGenerationsFenceOneAnother(t *testing.T) {
 	t.Parallel()
-	db := postgrestest.Open(t, nil, totals)
+	db, _ := private(t)
 	inside, leave := make(chan struct{}), make(chan struct{})
 	release := sync.OnceFunc(func() { close(leave) })
 	defer release()

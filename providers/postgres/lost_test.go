@@ -3,6 +3,7 @@ package postgres_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -78,6 +79,56 @@ func TestAppendWhoseReplyIsLostIsNeitherLostNorDoubled(t *testing.T) {
 			require.Equal(t, int(before)+2, count(t, direct, `select count(*) from kinora.events where stream = '`+stream+`'`))
 			require.Equal(t, int(at.Position), count(t, direct, `select max(position) from kinora.events`))
 		})
+	}
+}
+
+// What each call costs in round trips, once its statements are prepared.
+func TestRoundTrips(t *testing.T) {
+	t.Parallel()
+	proxy, db, _ := throughProxy(t)
+	n := 0
+	stream := func() string { n++; return fmt.Sprintf("a-%d", n) }
+	unit := func() projector.Work {
+		n++
+		return projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: fmt.Sprint(n)}}}
+	}
+	for name, c := range map[string]struct {
+		trips int
+		call  func() error
+	}{
+		"append one event": {1, func() error {
+			_, err := db.Append(t.Context(), stream(), eventstore.NoStream, drafts(t, 1))
+			return err
+		}},
+		"append ten events": {1, func() error {
+			_, err := db.Append(t.Context(), stream(), eventstore.Any, drafts(t, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10))
+			return err
+		}},
+		"claim": {1, func() error {
+			_, err := db.ClaimEntries(t.Context(), outbox.Query{}, terms(t))
+			return err
+		}},
+		"a unit with a marker and one statement: begin, markers, statement, commit": {4, func() error {
+			return db.Do(t.Context(), unit(), func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+				return nil, add(ctx, tx, "k", 1)
+			})
+		}},
+		"a unit without markers": {3, func() error {
+			return db.Do(t.Context(), projector.Work{Projector: "p"}, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+				return nil, add(ctx, tx, "k", 1)
+			})
+		}},
+		"a unit that only writes, markers, output and commit included": {1, func() error {
+			return db.Batched().Do(t.Context(), unit(), func(_ context.Context, b *pgx.Batch, _ []int) ([]outbox.Message, error) {
+				b.Queue(addSQL, "k", 1)
+				return []outbox.Message{{Topic: "t"}}, nil
+			})
+		}},
+	} {
+		require.NoError(t, c.call(), name) // prepares
+		before := proxy.RoundTrips()
+		require.NoError(t, c.call(), name)
+		require.Equal(t, c.trips, proxy.RoundTrips()-before, name)
 	}
 }
 
