@@ -50,9 +50,13 @@ func TestRelayPublishesNoFurtherThanItsLease(t *testing.T) {
 		require.NoError(t, stop())
 		require.Equal(t, []string{"a0", "a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8", "a9"}, pub.ids(),
 			"the mark of the call that was in flight still counts, and none is published twice")
-		for id, e := range entries(t, db) {
-			require.Equal(t, outbox.Published, e.Status, id)
-			require.False(t, e.Suspect, id)
+		all := entries(t, db)
+		for _, x := range pub.log {
+			e := all[x.id]
+			require.Equal(t, outbox.Published, e.Status, x.id)
+			require.False(t, e.Suspect, x.id)
+			begun := pub.start.Add(x.at - 100*time.Millisecond)
+			require.LessOrEqual(t, begun.Sub(e.LastAttemptedAt), 250*time.Millisecond, "%s: from its claim to its call", x.id)
 		}
 	})
 }
