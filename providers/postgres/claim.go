@@ -44,6 +44,13 @@ func scanEntry(row pgx.CollectableRow) (outbox.Entry, error) {
 	return e, json.Unmarshal(headers, &e.Headers)
 }
 
+// claimable is the first half of the guard: an eligible entry that no ineligible one of its key precedes.
+const claimable = `o.open and o.status in ('pending', 'failed', 'claimed') and o.next_attempt_at <= ck.t
+		and not exists (
+			select from kinora.outbox e
+			where e.open and e.topic = o.topic and e.key = o.key and e.id < o.id
+				and not (e.status in ('pending', 'failed', 'claimed') and e.next_attempt_at <= ck.t))`
+
 // A claim in one statement. The clock is read once: read per row, the first entry of a key can be judged
 // leased and, rows later, no longer in the way. picked are the eligible entries that no ineligible one of
 // their key precedes, locked, skipping those that others hold. Of these, spent ones (their claim vanished, at
@@ -56,12 +63,7 @@ picked as materialized (
 	select o.id, o.topic, o.key, o.status = 'claimed' or o.suspect as suspect,
 		o.status = 'claimed' and $5::int > 0 and o.attempts >= $5::int as spent
 	from kinora.outbox o, ck
-	where o.open and o.status in ('pending', 'failed', 'claimed') and o.next_attempt_at <= ck.t
-		and ($4::text[] is null or o.topic = any($4::text[]))
-		and not exists (
-			select from kinora.outbox e
-			where e.open and e.topic = o.topic and e.key = o.key and e.id < o.id
-				and not (e.status in ('pending', 'failed', 'claimed') and e.next_attempt_at <= ck.t))
+	where ` + claimable + ` and ($4::text[] is null or o.topic = any($4::text[]))
 	order by o.id limit $3::int
 	for update of o skip locked),
 abandoned as (
@@ -108,12 +110,7 @@ const entryCandidatesSQL = `
 with ck as materialized (select clock_timestamp() t)
 select ` + entryColumns + `
 from kinora.outbox o, ck
-where o.open and o.status in ('pending', 'failed', 'claimed') and o.next_attempt_at <= ck.t
-	and ($2::text[] is null or o.topic = any($2::text[]))
-	and not exists (
-		select from kinora.outbox e
-		where e.open and e.topic = o.topic and e.key = o.key and e.id < o.id
-			and not (e.status in ('pending', 'failed', 'claimed') and e.next_attempt_at <= ck.t))
+where ` + claimable + ` and ($2::text[] is null or o.topic = any($2::text[]))
 order by o.id limit $1::int`
 
 // EntryCandidates implements outbox.Store.
