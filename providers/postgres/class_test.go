@@ -1,0 +1,72 @@
+package postgres_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/pgtest"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/providers/postgres"
+	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
+	"github.com/stretchr/testify/require"
+)
+
+// An error's class is read from its SQLSTATE: what the world did is transient, what the data is is permanent,
+// and a breach of a constraint may be either.
+func TestErrorsAreClassedBySQLSTATE(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.Open(t, nil, totals)
+	for state, want := range map[string]projector.Class{
+		"40001": projector.Transient, "40P01": projector.Transient, "55P03": projector.Transient, "53300": projector.Transient,
+		"08006": projector.Transient, "57014": projector.Transient, "57P03": projector.Transient,
+		"22012": projector.PermanentClass, "22P02": projector.PermanentClass, "22021": projector.PermanentClass,
+		"23503": projector.UnknownClass, "23505": projector.UnknownClass, "42601": projector.UnknownClass, "P0001": projector.UnknownClass,
+	} {
+		raise := `do $$ begin raise exception 'no' using errcode = '` + state + `'; end $$`
+		for name, err := range map[string]error{
+			"tx": db.Do(t.Context(), projector.Work{Projector: "p"}, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+				_, err := tx.Exec(ctx, raise)
+				return nil, err
+			}),
+			"batch": db.Batched().Do(t.Context(), projector.Work{Projector: "p"}, func(_ context.Context, b *pgx.Batch, _ []int) ([]outbox.Message, error) {
+				b.Queue(raise)
+				return nil, nil
+			}),
+		} {
+			var e *projector.Error
+			require.ErrorAs(t, err, &e, "%s %s", name, state)
+			require.Equal(t, []any{want, state}, []any{e.Class, e.Code}, name)
+		}
+	}
+}
+
+func TestALostServerIsTransient(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Private(t)
+	db, err := postgres.Open(t.Context(), server.DSN, nil)
+	require.NoError(t, err)
+	defer db.Close()
+	require.NoError(t, db.Migrate(t.Context()))
+	err = db.Do(t.Context(), projector.Work{Projector: "p"}, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+		_, err := tx.Exec(ctx, `select pg_terminate_backend(pg_backend_pid())`)
+		return nil, err
+	})
+	require.Equal(t, projector.Transient, projector.ClassOf(err), "a terminated backend: %v", err)
+	server.Stop()
+	for range 20 { // first the pool's connections that broke, then none to be had
+		err = db.Do(t.Context(), projector.Work{Projector: "p"}, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+			_, err := tx.Exec(ctx, `select 1`)
+			return nil, err
+		})
+		require.Equal(t, projector.Transient, projector.ClassOf(err), "a stopped server: %v", err)
+	}
+	require.NoError(t, db.Ready(t.Context()), "away is not unmigrated")
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	_, err = db.Append(ctx, "a-1", eventstore.Any, drafts(t, 1))
+	require.Error(t, err)
+}
