@@ -150,6 +150,9 @@ func newMember[Tx any](u UnitOfWork[Tx], p *Projector[Tx], log *slog.Logger) mem
 					ctx, done := limit.handler(ctx)
 					defer done()
 					out, err := h.run(ctx, tx, p.types, raw)
+					if err == nil {
+						err = ctx.Err() // a handler that was interrupted may not have noticed what it could not write
+					}
 					if err != nil {
 						return nil, err
 					}

@@ -63,16 +63,12 @@ func openSQLite(ctx context.Context, path string) (*sqliteStore, error) {
 	return &sqliteStore{db}, nil
 }
 
-func (s *sqliteStore) inTx(ctx context.Context, fn func(eventstore.TxStore) error) (err error) {
+func (s *sqliteStore) inTx(ctx context.Context, fn func(eventstore.TxStore) error) error {
 	tx, err := s.SQL().BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, tx.Rollback())
-		}
-	}()
+	defer func() { _ = tx.Rollback() }() // after a commit there is nothing to undo
 	if err := fn(s.InTx(tx)); err != nil {
 		return err
 	}

@@ -3,18 +3,23 @@ package sqlite_test
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"regexp"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	moderncsqlite "modernc.org/sqlite"
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
 // clock is what SQLite's clock says now.
@@ -25,36 +30,117 @@ func clock(t testing.TB, db *sql.DB) time.Time {
 	return time.UnixMilli(ms).UTC()
 }
 
-// Leases and backoffs end on SQLite's clock.
+// clocked is a connector whose SQLite has the clock that a test sets.
+type clocked struct {
+	driver *moderncsqlite.Driver
+	dsn    string
+}
+
+func (c clocked) Connect(context.Context) (driver.Conn, error) { return c.driver.Open(c.dsn) }
+func (c clocked) Driver() driver.Driver                        { return c.driver }
+
+// Leases and backoffs begin and end on SQLite's clock and no other: here it says 2001, and moves when told to.
 func TestLeaseEndsOnSQLiteClock(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
-	db := open(t, routed())
-	_, err := db.Append(ctx, "review-1", eventstore.NoStream, drafts(1))
+	var now atomic.Int64 // in milliseconds
+	now.Store(time.Date(2001, 2, 3, 4, 5, 6, 0, time.UTC).UnixMilli())
+	d := &moderncsqlite.Driver{}
+	require.NoError(t, d.RegisterScalarFunction("unixepoch", 1,
+		func(*moderncsqlite.FunctionContext, []driver.Value) (driver.Value, error) {
+			return float64(now.Load()) / 1000, nil
+		}))
+	pool := sql.OpenDB(clocked{d, "file:" + migrated(t) + "?" + immediate.Encode()})
+	t.Cleanup(func() { require.NoError(t, pool.Close()) })
+	db, err := sqlite.New(pool, routed())
 	require.NoError(t, err)
-	lease := 90*time.Second + time.Microsecond
+	t.Cleanup(func() { require.NoError(t, db.Close()) })
+	_, err = db.Append(ctx, "review-1", eventstore.NoStream, drafts(1))
+	require.NoError(t, err)
 
-	requireIn := func(what string, at, from, to time.Time) {
+	// Neither is ever shorter than asked for. The entry comes free exactly at its end.
+	const lease, rounded = 90*time.Second + time.Microsecond, 90_001
+	takeAtEnd := func() outbox.Entry {
 		t.Helper()
-		require.False(t, at.Before(from) || at.After(to), "%s %s is not in %s to %s", what, at, from, to)
+		now.Add(rounded - 1)
+		early, err := db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{Lease: lease})
+		require.NoError(t, err)
+		require.Empty(t, early)
+		now.Add(1)
+		taken, err := db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{Lease: lease})
+		require.NoError(t, err)
+		require.Len(t, taken, 1)
+		require.Equal(t, now.Load(), taken[0].LastAttemptedAt.UnixMilli())
+		require.Equal(t, now.Load()+rounded, taken[0].NextAttemptAt.UnixMilli())
+		return taken[0]
 	}
-	before := clock(t, db.SQL())
-	entries, err := db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{Holder: "here", Lease: lease})
+	_, err = db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{Lease: lease})
 	require.NoError(t, err)
-	after := clock(t, db.SQL())
-	require.Len(t, entries, 1)
-	e := entries[0]
-	requireIn("attempt", e.LastAttemptedAt, before, after)
-	require.Equal(t, 90*time.Second+time.Millisecond, e.NextAttemptAt.Sub(e.LastAttemptedAt), "never shorter than asked for")
-
-	before = clock(t, db.SQL())
+	e := takeAtEnd()
 	late, err := db.MarkEntries(ctx, []outbox.Mark{{Seq: e.Seq, Token: e.Token, To: outbox.Failed, After: lease, Error: "boom"}})
 	require.NoError(t, err)
 	require.Empty(t, late)
-	after = clock(t, db.SQL())
-	stored, err := db.Entries(ctx, outbox.Filter{})
+	takeAtEnd()
+}
+
+// However its context ends, a claim is made as a whole and returned, or is not made.
+func TestCancelledClaimIsWholeOrNothing(t *testing.T) {
+	t.Parallel()
+	db := open(t, routed())
+	for i := range 3 {
+		_, err := db.Append(context.Background(), fmt.Sprint("review-", i), eventstore.NoStream, drafts(3))
+		require.NoError(t, err)
+	}
+	began := time.Now()
+	all, err := db.ClaimEntries(context.Background(), outbox.Query{}, claim.Terms{})
 	require.NoError(t, err)
-	requireIn("backoff", stored[0].NextAttemptAt, before.Add(lease), after.Add(lease+time.Millisecond))
+	require.Len(t, all, 9)
+	usual := time.Since(began)
+	made := 0
+	for i := range 400 {
+		_, err := db.SQL().Exec(`update kinora_outbox set status = 'pending', token = null, next_attempt_at = 0`)
+		require.NoError(t, err)
+		terms := claim.Terms{Token: claim.NewToken()}
+		ctx, cancel := context.WithTimeout(context.Background(), rand.N(2*usual))
+		var taken []outbox.Entry
+		if i%2 == 0 {
+			taken, err = db.ClaimEntries(ctx, outbox.Query{}, terms)
+		} else if e, ok, failed := db.TakeEntry(ctx, all[0], outbox.Query{}, terms); ok {
+			taken, err = []outbox.Entry{e}, failed
+		}
+		cancel()
+		if err != nil {
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.Empty(t, taken)
+		}
+		stored, err := db.Entries(context.Background(), outbox.Filter{Status: []outbox.Status{outbox.Claimed}})
+		require.NoError(t, err)
+		require.Equal(t, len(taken), len(stored))
+		made += min(len(stored), 1)
+	}
+	t.Log(made, "of 400 were made")
+}
+
+// A claim that waits for its turn ends with its context, and changes nothing.
+func TestWaitingClaimEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	db := open(t, routed())
+	_, err := db.Append(context.Background(), "review-1", eventstore.NoStream, drafts(1))
+	require.NoError(t, err)
+	read, err := db.EntryCandidates(context.Background(), outbox.Query{}, 1)
+	require.NoError(t, err)
+	tx, err := db.SQL().Begin()
+	require.NoError(t, err)
+	ctx := within(t, 20*time.Millisecond)
+	_, err = db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	_, ok, err := db.TakeEntry(ctx, read[0], outbox.Query{}, claim.Terms{Token: claim.NewToken()})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.False(t, ok)
+	require.NoError(t, tx.Rollback())
+	after, err := db.EntryCandidates(context.Background(), outbox.Query{}, 1)
+	require.NoError(t, err)
+	require.Equal(t, read, after)
 }
 
 // No code of the package asks for this process's time.

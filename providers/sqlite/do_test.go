@@ -75,6 +75,11 @@ func TestHandlerCannotEndItsTransaction(t *testing.T) {
 			_, _ = tx.ExecContext(ctx, `rollback`)
 			_, _ = adds("p2")(ctx, tx, nil)
 		},
+		"sql rollback, and a transaction of its own": func(ctx context.Context, tx *sql.Tx) {
+			for _, query := range []string{`rollback`, `begin immediate`, `insert into totals values ('p2', 1)`} {
+				_, _ = tx.ExecContext(ctx, query)
+			}
+		},
 		"an ignored error that rolls back, and on": func(ctx context.Context, tx *sql.Tx) {
 			_, _ = tx.ExecContext(ctx, `insert or rollback into totals values ('p1', 1)`)
 			_, _ = adds("p2")(ctx, tx, nil)
@@ -162,6 +167,28 @@ func TestHandlerPastItsDeadline(t *testing.T) {
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		requireNothing(t, db)
 	}
+}
+
+// A handler's deadline may be one of its own, nearer than that of the unit.
+func TestHandlerPastADeadlineOfItsOwn(t *testing.T) {
+	t.Parallel()
+	db := open(t, nil)
+	const forever = `with recursive n (i) as (select 1 union all select i + 1 from n) insert into totals select i, i from n`
+	for _, wait := range []func(context.Context, *sql.Tx) error{
+		func(ctx context.Context, _ *sql.Tx) error { <-ctx.Done(); return ctx.Err() },
+		func(ctx context.Context, tx *sql.Tx) error { _, err := tx.ExecContext(ctx, forever); return err },
+	} {
+		err := db.Do(context.Background(), marks("m1"), func(ctx context.Context, tx *sql.Tx, _ []int) ([]message, error) {
+			ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+			defer cancel()
+			_, err := adds("p1")(ctx, tx, nil)
+			return nil, errors.Join(err, wait(ctx, tx))
+		})
+		requireClass(t, err, "unknown", "deadline")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		requireNothing(t, db)
+	}
+	require.NoError(t, db.Do(within(t, time.Minute), marks("m1"), adds("p1")), "the turn is free")
 }
 
 // A pool of one connection, and more callers than connections: nobody waits for himself.

@@ -11,13 +11,14 @@
 //
 // SQLite admits one writer at a time. Kinora's own transactions, and those that the user begins through DB.SQL,
 // queue for their turn in this process, first come first served, and take turns with other processes: a busy
-// database is waited for until the caller's context ends, and never raised. Readers wait for nobody. Durability is that of WAL mode with
-// synchronous=FULL: what was acknowledged survives the loss of power. Leases and retries live on SQLite's
-// clock, which is that of the machine that holds the file.
+// database is waited for until the caller's context ends, and never raised. What the user runs through DB.SQL waits
+// for 5s at most. Readers wait for nobody. Durability is that of WAL mode with synchronous=FULL: what was
+// acknowledged survives the loss of power. Leases and retries live on SQLite's clock, which is that of the machine
+// that holds the file.
 //
 // A handler gets a *sql.Tx. It must not end it, and does not get far if it tries: on a DB that Open made,
 // SQLite refuses a commit that is not Kinora's own and undoes the unit, also where the handler sent the word
-// as SQL or went on after an error that had rolled everything back. On a pool given to New, nothing guards
+// as SQL, began another transaction, or went on after an error that had rolled everything back. On a pool given to New, nothing guards
 // against that. A handler that calls DB.Append waits for itself until its context ends; it uses DB.InTx.
 //
 // The driver is modernc.org/sqlite.

@@ -70,6 +70,8 @@ func unitError(ctx context.Context, err error, begun bool) error {
 		} else {
 			e.Code = "deadline"
 		}
+	case errors.Is(err, context.DeadlineExceeded): // a nearer one, of the handler's
+		e.Code = "deadline"
 	case endedWith(err):
 		e.Class, e.Code = projector.PermanentClass, "tx_ended"
 	case errors.Is(err, eventstore.ErrInvalid):

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pressly/goose/v3"
 	"modernc.org/sqlite"
+	sqlite3 "modernc.org/sqlite/lib"
 )
 
 //go:embed migrations/*.sql
@@ -26,10 +27,23 @@ const migrationsTable = "kinora_migrations"
 func (d *DB) Migrate(ctx context.Context) error {
 	err := d.migrate(ctx)
 	if err == nil {
-		err = d.reads.warmUp(ctx)
+		err = d.users.warmUp(ctx)
 	}
 	if err != nil {
 		return fmt.Errorf("migrate: %w", err)
+	}
+	return nil
+}
+
+// Ready returns ErrNotMigrated where the file's tables are not those of this version. It looks at the tables, and
+// not at what Migrate has noted, as they may come from MigrationSQL.
+func (d *DB) Ready(ctx context.Context) error {
+	err := d.users.warmUp(ctx)
+	if codeOf(err) == sqlite3.SQLITE_ERROR && !errors.Is(err, ErrNotMigrated) { // a column, or an index
+		err = fmt.Errorf("%w: %w", ErrNotMigrated, err)
+	}
+	if err != nil {
+		return fmt.Errorf("ready: %w", err)
 	}
 	return nil
 }

@@ -90,13 +90,19 @@ func TestMigrationSQL(t *testing.T) {
 		}
 		return all
 	}
-	db, err := sql.Open("sqlite", filepath.Join(t.TempDir(), "by-hand.db"))
+	path := filepath.Join(t.TempDir(), "by-hand.db")
+	db, err := sql.Open("sqlite", path)
 	require.NoError(t, err)
 	defer db.Close()
 	_, err = db.Exec(sqlite.MigrationSQL())
 	require.NoError(t, err)
 	require.Equal(t, schema(open(t, nil).SQL()), schema(db))
 	require.NotEmpty(t, schema(db))
+
+	byHand, err := sqlite.Open(context.Background(), path, nil)
+	require.NoError(t, err)
+	require.NoError(t, byHand.Ready(context.Background()))
+	require.NoError(t, byHand.Close())
 }
 
 func TestNotMigrated(t *testing.T) {
@@ -127,7 +133,7 @@ func TestNotMigrated(t *testing.T) {
 	}
 	for what, err := range map[string]error{
 		"append in tx": inTx, "enqueue": enqueue, "append": append1, "candidates": candidates, "claim": claims,
-		"entries": entries, "counts": counts, "skip": skip, "parked": parked, "outcomes": outcomes, "do": do, "read": read,
+		"ready": db.Ready(ctx), "entries": entries, "counts": counts, "skip": skip, "parked": parked, "outcomes": outcomes, "do": do, "read": read,
 	} {
 		require.ErrorIs(t, err, sqlite.ErrNotMigrated, what)
 		require.ErrorContains(t, err, "Migrate", what)
@@ -135,7 +141,14 @@ func TestNotMigrated(t *testing.T) {
 		require.ErrorAs(t, err, &cause, what)
 	}
 
+	_, err = db.SQL().Exec(`create table kinora_streams (stream text)`)
+	require.NoError(t, err)
+	require.ErrorIs(t, db.Ready(ctx), sqlite.ErrNotMigrated, "tables of another version")
+	_, err = db.SQL().Exec(`drop table kinora_streams`)
+	require.NoError(t, err)
+
 	require.NoError(t, db.Migrate(ctx))
+	require.NoError(t, db.Ready(ctx))
 	_, err = db.Append(ctx, "review-1", eventstore.Any, drafts(1))
 	require.NoError(t, err, "the same handle goes on")
 }

@@ -66,12 +66,13 @@ func useWAL(ctx context.Context, db *sql.DB) error {
 	})
 }
 
-// guarded makes connections that commit only when may says so. Without it, a handler that ends its transaction
-// would commit its marker without its output; and after an error that rolls the whole transaction back, which
-// a handler may ignore, each of its further statements would commit by itself.
+// guarded makes connections that commit only Kinora's own transactions, from their begin. Without it, a handler that
+// ends its transaction would commit its marker without its output; and after an error that rolls the whole
+// transaction back, which a handler may ignore, each of its further statements would commit by itself, or Kinora
+// would commit a transaction that the handler has begun.
 type guarded struct {
 	driver.Connector
-	may func() bool
+	db *DB
 }
 
 func (g guarded) Connect(ctx context.Context) (driver.Conn, error) {
@@ -81,14 +82,15 @@ func (g guarded) Connect(ctx context.Context) (driver.Conn, error) {
 	}
 	hooks, ok := c.(sqlite.HookRegisterer)
 	if !ok {
-		return nil, errors.Join(errors.New("the driver has no commit hook"), c.Close())
+		return nil, errors.Join(errors.New("the driver has no hooks"), c.Close())
 	}
 	hooks.RegisterCommitHook(func() int32 {
-		if g.may() {
+		if g.db.mayCommit() {
 			return 0
 		}
 		return 1
 	})
+	hooks.RegisterRollbackHook(g.db.rolledBack)
 	return c, nil
 }
 

@@ -17,12 +17,10 @@ type pool struct {
 	warm  atomic.Bool
 }
 
-// newPool keeps size connections open; 0 leaves the pool as it is.
-func newPool(db *sql.DB, size int) *pool {
-	if size > 0 {
-		db.SetMaxOpenConns(size)
-		db.SetMaxIdleConns(size)
-	}
+// newPool keeps up to idle connections open, and has at most limit at once; 0 for no limit.
+func newPool(db *sql.DB, idle, limit int) *pool {
+	db.SetMaxOpenConns(limit)
+	db.SetMaxIdleConns(idle)
 	return &pool{db: db}
 }
 

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"runtime"
 	"testing"
 	"time"
 
@@ -47,6 +48,41 @@ func TestUsersTransactionsQueueFairly(t *testing.T) {
 	stop()
 	require.Positive(t, <-appended)
 	require.Less(t, seen, 5*begins, "appends that went ahead of %d transactions", begins)
+}
+
+// Users' transactions that wait for their turn take no connection from anybody: not from readers, and not from
+// the handler that they wait for.
+func TestReadersDoNotWaitForUsersTransactions(t *testing.T) {
+	t.Parallel()
+	ctx := within(t, 30*time.Second)
+	db := open(t, routed())
+	waiting := 4 * max(8, 2*runtime.GOMAXPROCS(0))
+	begun := make(chan error)
+	require.NoError(t, db.Do(ctx, marks("m1"), func(ctx context.Context, _ *sql.Tx, _ []int) ([]message, error) {
+		for range waiting {
+			go func() {
+				tx, err := db.SQL().BeginTx(ctx, nil)
+				if err == nil {
+					err = tx.Rollback()
+				}
+				begun <- err
+			}()
+		}
+		for db.SQL().Stats().InUse < min(waiting, max(8, 2*runtime.GOMAXPROCS(0))) {
+			runtime.Gosched()
+		}
+		read, cancel := context.WithTimeout(ctx, time.Second)
+		defer cancel()
+		for _, err := range db.ReadStream(read, "review-1", 0) {
+			require.NoError(t, err)
+		}
+		_, err := db.EntryCandidates(read, outbox.Query{}, 1)
+		require.NoError(t, err)
+		return nil, db.SQL().QueryRowContext(read, `select 1`).Err()
+	}))
+	for range waiting {
+		require.NoError(t, <-begun)
+	}
 }
 
 // The hint of a caller's own transaction comes with its commit, and only then.

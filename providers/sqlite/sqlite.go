@@ -25,10 +25,11 @@ type Config struct {
 type DB struct {
 	cfg   Config
 	path  string // of the file, absolute
-	owned bool   // Open made the pools
+	owned bool   // Open made the pools, else they are one and the same
 
-	reads *pool // for reading, and for the user's own statements
-	write *pool // for Kinora's transactions: one connection where Open made it, else the same as reads
+	users *pool // for the user's own statements
+	reads *pool // for Kinora's reading: no transaction that waits for its turn holds a connection of it
+	write *pool // for Kinora's transactions: one connection
 
 	turn    chan struct{}        // of size 1: whoever has put something in it writes
 	current atomic.Pointer[unit] // the unit that has the turn, where it is one
@@ -57,7 +58,7 @@ func Open(ctx context.Context, path string, cfg *Config) (*DB, error) {
 	if d.path, err = checkPath(path); err != nil {
 		return nil, err
 	}
-	reads, err := sqlite.NewConnector(dsn(d.path, busyTimeout))
+	shared, err := sqlite.NewConnector(dsn(d.path, busyTimeout))
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
@@ -66,10 +67,13 @@ func Open(ctx context.Context, path string, cfg *Config) (*DB, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
-	d.reads = newPool(sql.OpenDB(queued{reads, d}), max(8, 2*runtime.GOMAXPROCS(0)))
-	d.write = newPool(sql.OpenDB(guarded{writes, d.mayCommit}), 1)
+	size := max(8, 2*runtime.GOMAXPROCS(0))
+	// Without a limit: a handler's own reads must not wait for transactions that wait for the handler.
+	d.users = newPool(sql.OpenDB(queued{shared, d}), size, 0)
+	d.reads = newPool(sql.OpenDB(shared), size, size)
+	d.write = newPool(sql.OpenDB(guarded{writes, d}), 1, 1)
 	if err = useWAL(ctx, d.reads.db); err == nil {
-		err = d.reads.warmUpIfMigrated(ctx)
+		err = d.users.warmUpIfMigrated(ctx)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("open %s: %w", path, err), d.Close())
@@ -102,9 +106,9 @@ func New(db *sql.DB, cfg *Config) (*DB, error) {
 	if err != nil {
 		return nil, fmt.Errorf("sqlite: this pool will not do: %w", err)
 	}
-	d.reads = newPool(db, 0)
-	d.write = d.reads
-	if err := d.reads.warmUpIfMigrated(ctx); err != nil {
+	d.users = &pool{db: db}
+	d.reads, d.write = d.users, d.users
+	if err := d.users.warmUpIfMigrated(ctx); err != nil {
 		return nil, fmt.Errorf("sqlite: prepare statements: %w", err)
 	}
 	return d, nil
@@ -123,15 +127,17 @@ func newDB(cfg *Config) (*DB, error) {
 
 // SQL is the pool for the user's own tables: the one that Open made, or that New was given. Transactions on it
 // are immediate. See InTx for Kinora's part in them. Those of a pool that Open made have their turn in the same
-// order as Kinora's own; a statement outside of a transaction does not queue, and waits for 5s at most.
-func (d *DB) SQL() *sql.DB { return d.reads.db }
+// order as Kinora's own; a statement outside of a transaction does not queue, and waits for 5s at most. Such a pool
+// opens as many connections as are used at once: with a limit on them, handlers that read through it may wait for
+// transactions that wait for them.
+func (d *DB) SQL() *sql.DB { return d.users.db }
 
 // Close closes what Open opened. A pool that New was given stays open.
 func (d *DB) Close() error {
-	if d.write == d.reads {
-		return d.reads.close(d.owned)
+	if !d.owned {
+		return d.users.close(false)
 	}
-	return errors.Join(d.write.close(d.owned), d.reads.close(d.owned))
+	return errors.Join(d.write.close(true), d.reads.close(true), d.users.close(true))
 }
 
 var (

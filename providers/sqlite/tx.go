@@ -21,7 +21,7 @@ type Tx struct {
 // InTx is the view of tx: one that the caller began, through SQL or any other pool on the same file, or the
 // one that Do handed out. Begin it as immediate, or a conflict with another writer may end it.
 func (d *DB) InTx(tx *sql.Tx) *Tx {
-	t := &Tx{session: session{tx: tx, pool: d.reads}, db: d}
+	t := &Tx{session: session{tx: tx, pool: d.users}, db: d}
 	if u := d.current.Load(); u != nil && u.tx == tx {
 		t.unit, t.pool = u, d.write
 	}

@@ -3,6 +3,7 @@ package sqlite
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -16,6 +17,7 @@ type unit struct {
 	db         *DB
 	entries    bool // it added some
 	committing atomic.Bool
+	undone     atomic.Bool // whatever is open on its connection now is not its transaction
 	once       sync.Once
 }
 
@@ -70,7 +72,14 @@ func patiently(ctx context.Context, fn func() error) error {
 // mayCommit tells whether the commit under way on the writing connection is ours.
 func (d *DB) mayCommit() bool {
 	u := d.current.Load()
-	return u != nil && u.committing.Load()
+	return u != nil && u.committing.Load() && !u.undone.Load()
+}
+
+// rolledBack notes that the transaction on the writing connection is over.
+func (d *DB) rolledBack() {
+	if u := d.current.Load(); u != nil {
+		u.undone.Store(true)
+	}
 }
 
 func (u *unit) commit() error {
@@ -106,10 +115,13 @@ func (d *DB) inTurn(ctx context.Context, fn func(u *unit) error) error {
 		return err
 	}
 	defer u.end()
-	if err := fn(u); err != nil {
-		return err
+	if err = fn(u); err == nil {
+		err = u.commit()
 	}
-	return u.commit()
+	if errors.Is(err, sql.ErrTxDone) && ctx.Err() != nil { // which ended it
+		return fmt.Errorf("%w: %w", ctx.Err(), err)
+	}
+	return err
 }
 
 // clock is SQLite's, in milliseconds. It stands still for as long as a statement runs.
