@@ -206,7 +206,7 @@ func errorClass(err error) string {
 		}
 		err = next
 	}
-	if coded, ok := err.(interface{ Code() int }); ok { //nolint:errorlint // it is the innermost one
+	if coded, ok := err.(interface{ Code() int }); ok {
 		return fmt.Sprintf("%T %d", err, coded.Code())
 	}
 	return fmt.Sprintf("%T", err)
