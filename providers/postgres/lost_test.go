@@ -36,7 +36,7 @@ func drafts(t testing.TB, ns ...int) []eventstore.Draft {
 func throughProxy(t *testing.T) (*pgtest.Proxy, *postgres.DB, *postgres.DB) {
 	t.Helper()
 	cfg := &postgres.Config{Route: outbox.ByCategory}
-	direct := postgrestest.Open(t, cfg, totals)
+	direct := postgrestest.OpenBusy(t, cfg, totals)
 	proxy := pgtest.NewProxy(t, direct.Pool().Config().ConnString())
 	db, err := postgres.Open(t.Context(), proxy.DSN, cfg)
 	require.NoError(t, err)
