@@ -9,6 +9,6 @@ package marker
 // Key is what a marker is unique on, within the live generation of its projector.
 type Key struct {
 	Handler   string   // "product-ratings/posted"
-	Was       []string // earlier names of the handler: a marker under one of them counts
+	Was       []string // earlier names of the handler: a marker under one of them counts, and a new one is left under each, so that old and new code may run at once
 	MessageID string
 }

@@ -35,10 +35,10 @@ func (r *Relay) publish(ctx, hard context.Context, entries []Entry) {
 	for _, e := range entries {
 		b.waiting[e.Seq] = e
 	}
-	released := make(chan struct{})
+	released, all := make(chan struct{}), entries
 	unhook := context.AfterFunc(ctx, func() {
 		defer close(released)
-		b.release(b.take(entries))
+		b.release(b.take(all))
 	})
 	for len(entries) > 0 && b.goesOn() {
 		var calls [][]Entry

@@ -56,7 +56,8 @@ type Handler[Tx any] struct {
 	emits bool
 }
 
-// Was declares earlier names of the handler: markers under them still count. A name is one of the same
+// Was declares earlier names of the handler: markers under them still count, and new ones are left under them
+// too, so that instances of the old code and of the new one may run side by side while they are replaced. A name is one of the same
 // projector ("created"), or of another ("old-ratings/created").
 func (h Handler[Tx]) Was(names ...string) Handler[Tx] {
 	h.was = append(slices.Clip(h.was), names...)

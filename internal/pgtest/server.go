@@ -89,9 +89,9 @@ bin=$1; data=$2; shift 2
 "$bin/postgres" -D "$data" "$@" >> "$data.log" 2>&1 < /dev/null &
 pid=$!
 cat > /dev/null
-kill -QUIT $pid 2> /dev/null || true
-wait $pid 2> /dev/null || true
-rm -rf "$data" "$data.log"
+# again and again: a server that has just begun does not heed it yet
+while kill -QUIT $pid 2> /dev/null; do sleep 0.1; done
+rm -rf "$data" "$data.log" "${data%/data}"
 `
 
 // Start starts a private server with these settings ("max_connections=20") on top of its own. It gives up
@@ -153,7 +153,15 @@ func (s *Server) await(log string) error {
 	for ctx.Err() == nil {
 		var c *pgx.Conn
 		if c, err = pgx.Connect(ctx, s.DSN); err == nil {
-			return c.Close(ctx)
+			var dir string // another server may have taken the port meanwhile
+			err = c.QueryRow(ctx, "show data_directory").Scan(&dir)
+			_ = c.Close(ctx)
+			if err == nil && dir != s.Dir {
+				return fmt.Errorf("port %d is another server's", s.Port)
+			}
+			if err == nil {
+				return nil
+			}
 		}
 		select {
 		case <-s.done:

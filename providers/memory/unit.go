@@ -77,7 +77,9 @@ func (s *state) mark(keys []marker.Key) (fresh []int) {
 		}
 		if !s.marked(k) {
 			fresh = append(fresh, i)
-			s.markers = s.markers.put(pair(k.Handler, k.MessageID), struct{}{})
+			for _, name := range append([]string{k.Handler}, k.Was...) { // an instance of the old code looks under that
+				s.markers = s.markers.put(pair(name, k.MessageID), struct{}{})
+			}
 		}
 	}
 	return fresh

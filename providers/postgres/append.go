@@ -245,6 +245,9 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 	if err != nil {
 		return eventstore.Appended{}, err
 	}
+	if err := ctx.Err(); err != nil {
+		return eventstore.Appended{}, fmt.Errorf("append to %s: %w", stream, err)
+	}
 	doubt := false // whether an earlier try may have been carried out
 	for try := 1; ; try++ {
 		at, err := a.run(ctx, db.pool)
@@ -257,9 +260,11 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 				db.wake.signal()
 			}
 			return at, nil
+		case errors.Is(err, eventstore.ErrConflict), errors.Is(err, eventstore.ErrEventIDReused):
+			return eventstore.Appended{}, err // the server has said so
 		case violates(err, "events_id_key") && try <= resolveTries:
 			continue // these ids were being appended at this moment: the next try finds them
-		case doubt && isNetwork(err) && try <= resolveTries, maybeDone(err) && isNetwork(err) && try <= resolveTries:
+		case try <= resolveTries && ctx.Err() == nil && (maybeDone(err) || doubt && isNetwork(err)):
 			// The reply is lost, the server perhaps restarting. Asking again is no blind second try: the
 			// statement finds the ids if they were written.
 			doubt = true
@@ -267,7 +272,7 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 				continue
 			}
 		}
-		if doubt && !errors.Is(err, eventstore.ErrConflict) && !errors.Is(err, eventstore.ErrEventIDReused) {
+		if doubt || maybeDone(err) {
 			return eventstore.Appended{}, fmt.Errorf("%w: %w", eventstore.ErrAmbiguous, err)
 		}
 		return eventstore.Appended{}, err
@@ -286,13 +291,17 @@ func pause(ctx context.Context, try int) error {
 	}
 }
 
-// Append implements eventstore.TxStore. If the same ids are being appended by another transaction at this
-// very moment and Any is expected, or somebody has enqueued a message under an event's id, the database aborts
-// the caller's transaction (23505).
+// Append implements eventstore.TxStore. The one exception to "usable": if one of the ids is being appended by
+// another transaction at this very moment, or somebody has enqueued a message under it, the database itself
+// aborts the caller's transaction; the error is ErrEventIDReused then too, and a new transaction finds the ids.
 func (t *Tx) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {
 	a, err := t.db.newAppend(stream, expected, events)
 	if err != nil {
 		return eventstore.Appended{}, err
 	}
-	return a.run(ctx, t.tx)
+	at, err := a.run(ctx, t.tx)
+	if violates(err, "events_id_key") {
+		err = fmt.Errorf("%w: %w", eventstore.ErrEventIDReused, err)
+	}
+	return at, err
 }

@@ -12,32 +12,24 @@ import (
 )
 
 // Batched is the unit of work for handlers that only write: they queue statements, and the fence, the marker,
-// their statements, their output and the commit travel in one round trip.
+// their statements, their output and the commit travel in one round trip. A queued statement must have no
+// callback: it would run when all is committed.
 type Batched struct{ *DB }
 
 // Batched makes handlers of *pgx.Batch runnable. What they queue must not read, nor begin or end a transaction.
 func (db *DB) Batched() *Batched { return &Batched{db} }
 
-// The markers of a batch that nothing can gate: a mark that is there already must be an error, or what
-// follows would apply again. An earlier name's mark breaks the not-null of handler.
+// The markers of a batch that nothing can gate: a mark that is there already, under whichever of its names,
+// must be an error, or what follows would apply again.
 const mustInsertMarkersSQL = `
-with g as (select coalesce((select live from kinora.generations where projector = $1::text), 1) live)
+with g as (select coalesce((select live from kinora.generations where projector = $1::text), 1) live),
+k as (` + markerNames + `)
 insert into kinora.markers (handler, generation, message_id)
-select case when cardinality($5::text[]) = 0 or not exists (
-		select from unnest($4::int[], $5::text[]) w(o, was), lateral (
-			select from kinora.markers m
-			where m.handler = w.was and m.generation = g.live and m.message_id = n.message_id limit 1) m
-		where w.o = n.o)
-	then n.handler end, g.live, n.message_id
-from unnest($2::text[], $3::text[]) with ordinality n(handler, message_id, o), g order by n.handler, n.message_id`
+select k.handler, g.live, k.message_id from k, g order by k.handler, k.message_id`
 
-const notNullViolation = "23502"
-
-// isDuplicate tells whether err says that a mark is there already: a breach of the markers' own constraints.
-func isDuplicate(err error) bool {
-	e := pgError(err)
-	return e != nil && e.TableName == "markers" &&
-		(e.Code == uniqueViolation && e.ConstraintName == "markers_pkey" || e.Code == notNullViolation && e.ColumnName == "handler")
+// isDuplicate tells whether err says that a mark is there already.
+func (b *Batched) isDuplicate(err error) bool {
+	return violates(err, "markers_pkey") && pgError(err).SchemaName == b.cfg.Schema
 }
 
 // Do implements projector.UnitOfWork. apply runs before anything is sent; where the server then answers that
@@ -49,7 +41,7 @@ func (b *Batched) Do(ctx context.Context, w projector.Work, apply func(ctx conte
 	}
 	for {
 		err := b.try(ctx, w, fresh, apply)
-		if !isDuplicate(err) {
+		if !b.isDuplicate(err) {
 			return class(err)
 		}
 		if fresh, err = b.unmarked(ctx, w, fresh); err != nil {
@@ -69,10 +61,10 @@ func (b *Batched) try(ctx context.Context, w projector.Work, fresh []int, apply 
 		for _, i := range fresh {
 			some.Marks = append(some.Marks, w.Marks[i])
 		}
-		batch.Queue(lockTimeoutSQL, markerWait)
+		batch.Queue(limitWaitSQL, markerWait)
 		batch.Queue(b.q(fenceSQL), lockClassFence, b.fence(w.Projector))
 		batch.Queue(b.q(mustInsertMarkersSQL), markerArgs(some)...)
-		batch.Queue(lockTimeoutSQL, "0")
+		batch.Queue(resetWaitSQL)
 	}
 	for _, p := range w.Park {
 		args, err := parkArgs(p)
@@ -136,7 +128,8 @@ func (b *Batched) unmarked(ctx context.Context, w projector.Work, fresh []int) (
 	}
 	left := slices.DeleteFunc(slices.Clone(fresh), func(i int) bool { return outcomes[i] == projector.Applied })
 	if len(left) == len(fresh) {
-		return nil, errors.New("a mark that was there is gone")
+		// The generation was switched meanwhile, or the marker pruned: begin again.
+		return nil, &projector.Error{Class: projector.Transient, Code: "marker", Err: errors.New("a mark that was there is gone")}
 	}
 	return left, nil
 }

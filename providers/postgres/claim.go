@@ -184,8 +184,10 @@ func (db *DB) TakeEntry(ctx context.Context, e outbox.Entry, q outbox.Query, t c
 	return taken, true, nil
 }
 
+// Rows are locked in order: marks that cross would deadlock otherwise.
 const markEntriesSQL = `
-with ck as materialized (select clock_timestamp() t)
+with ck as materialized (select clock_timestamp() t),
+held as materialized (select id from kinora.outbox where id = any($1::bigint[]) order by id for update)
 update kinora.outbox o set
 	status          = m.status,
 	open            = m.status <> 'published',
@@ -193,8 +195,8 @@ update kinora.outbox o set
 	last_error      = case when m.status in ('failed', 'abandoned') then m.error else o.last_error end,
 	published_at    = case when m.status = 'published' then ck.t end,
 	next_attempt_at = case when m.status in ('failed', 'claimed') then ck.t + m.after * interval '1 microsecond' else ck.t end
-from unnest($1::bigint[], $2::uuid[], $3::text[], $4::bigint[], $5::text[]) m(id, token, status, after, error), ck
-where o.id = m.id and o.token = m.token and o.status = 'claimed'
+from unnest($1::bigint[], $2::uuid[], $3::text[], $4::bigint[], $5::text[]) m(id, token, status, after, error), ck, held
+where o.id = held.id and o.id = m.id and o.token = m.token and o.status = 'claimed'
 returning o.id`
 
 // MarkEntries implements outbox.Store: one statement.

@@ -2,10 +2,12 @@ package postgres_test
 
 import (
 	"context"
+	"net"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/pgtest"
 	"github.com/kinora-go/kinora/outbox"
@@ -69,4 +71,39 @@ func TestALostServerIsTransient(t *testing.T) {
 	defer cancel()
 	_, err = db.Append(ctx, "a-1", eventstore.Any, drafts(t, 1))
 	require.Error(t, err)
+}
+
+// Connecting has a deadline of its own, which is not the caller's.
+func TestAServerThatDoesNotAnswerIsTransient(t *testing.T) {
+	t.Parallel()
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer func() { _ = silent.Close() }()
+	pool, err := pgxpool.New(t.Context(), "postgres://x@"+silent.Addr().String()+"/x?sslmode=disable&connect_timeout=1")
+	require.NoError(t, err)
+	defer pool.Close()
+	db, err := postgres.New(pool, nil)
+	require.NoError(t, err)
+	err = db.Do(t.Context(), projector.Work{Projector: "p"}, nil)
+	require.Equal(t, projector.Transient, projector.ClassOf(err), "%v", err)
+}
+
+// The caller's own deadline may come when the statement is under way: nobody knows what became of it.
+func TestAppendsCutOffAreAmbiguous(t *testing.T) {
+	t.Parallel()
+	db, _ := private(t)
+	_, err := db.Append(t.Context(), "a-1", eventstore.NoStream, drafts(t, 1))
+	require.NoError(t, err)
+	tx, err := db.Pool().Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), `select from kinora.streams for update`)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	_, err = db.Append(ctx, "a-1", 1, drafts(t, 2))
+	require.ErrorIs(t, err, eventstore.ErrAmbiguous)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	_, err = db.Append(ctx, "a-1", 1, drafts(t, 2))
+	require.NotErrorIs(t, err, eventstore.ErrAmbiguous, "nothing was sent")
 }

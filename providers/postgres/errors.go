@@ -6,6 +6,7 @@ import (
 	"hash/fnv"
 	"io"
 	"net"
+	"regexp"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -47,9 +48,12 @@ func violates(err error, constraint string) bool {
 	return e != nil && e.Code == uniqueViolation && e.ConstraintName == constraint
 }
 
+// ours is how the server names one of Kinora's tables that is not there, or its schema.
+var ours = regexp.MustCompile(`\.(streams|events|outbox|markers|generations|parked|migrations)"`)
+
 // clear makes what a missing schema says plain.
 func clear(err error) error {
-	if e := pgError(err); e != nil && (e.Code == undefinedTable || e.Code == invalidSchemaName) && strings.Contains(e.Message, ".") {
+	if e := pgError(err); e != nil && (e.Code == undefinedTable || e.Code == invalidSchemaName) && ours.MatchString(e.Message) {
 		return errors.Join(ErrNotMigrated, err)
 	}
 	return err
@@ -93,21 +97,34 @@ func classOfState(state string) projector.Class {
 	return projector.UnknownClass
 }
 
-// isNetwork tells whether the connection failed, not the statement. A caller's own deadline is neither.
+// isNetwork tells whether the connection failed, not the statement. A caller's own deadline is neither, but
+// connecting has one of its own.
 func isNetwork(err error) bool {
+	if isConnect(err) {
+		return true
+	}
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return false
 	}
-	_, connect := errors.AsType[*pgconn.ConnectError](err)
 	_, network := errors.AsType[net.Error](err)
-	return connect || network || pgconn.SafeToRetry(err) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+	return network || pgconn.SafeToRetry(err) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.Is(err, net.ErrClosed)
 }
 
+func isConnect(err error) bool {
+	_, ok := errors.AsType[*pgconn.ConnectError](err)
+	return ok && !errors.Is(err, context.Canceled)
+}
+
 // maybeDone tells whether a statement may have been carried out although its reply is this error: it was sent,
-// and the server did not say that it failed. SafeToRetry is not believed of a closed connection: pgx 5.12 says
-// so of a statement whose reply broke off (the read of a simple query's reply closes the connection, and the
-// error is then that of using a closed one).
+// and nobody who knows said that it failed. A FATAL error, or one of class 08, may be a pooler's, whose
+// connection to the server broke. SafeToRetry is not believed of a closed connection: see docs/adr/0005.
 func maybeDone(err error) bool {
-	return err != nil && pgError(err) == nil && (errors.Is(err, pgconn.ErrConnClosed) || !pgconn.SafeToRetry(err))
+	if err == nil || isConnect(err) {
+		return false
+	}
+	if e := pgError(err); e != nil {
+		return e.Severity == "FATAL" || e.Severity == "PANIC" || strings.HasPrefix(e.Code, "08")
+	}
+	return errors.Is(err, pgconn.ErrConnClosed) || !pgconn.SafeToRetry(err)
 }

@@ -11,4 +11,5 @@ grant select on kinora.events, kinora.generations to kinora_projector;
 grant select, insert on kinora.markers, kinora.parked to kinora_projector;
 grant insert, select (topic, message_id) on kinora.outbox to kinora_projector;
 
+grant select on kinora.migrations to kinora_appender, kinora_relay, kinora_projector;
 grant select on all tables in schema kinora to kinora_reader;

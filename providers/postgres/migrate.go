@@ -67,7 +67,7 @@ func (db *DB) Migrate(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("migrate: %w", err)
 	}
-	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
+	defer rollback(ctx, tx)
 	if _, err := tx.Exec(ctx, lockMigrationSQL, lockClassMigrate, lockKey(db.cfg.Schema)); err != nil {
 		return fmt.Errorf("migrate: lock: %w", err)
 	}
@@ -79,12 +79,22 @@ func (db *DB) Migrate(ctx context.Context) error {
 	return nil
 }
 
-const migratedSQL = `select exists (select from kinora.migrations where version_id = $1::bigint and is_applied)`
+// ErrIsolation: the sessions' default_transaction_isolation is not read committed. A statement that waits for a
+// lock must then see what it waited for, and at a higher level it does not.
+var ErrIsolation = errors.New("default_transaction_isolation must be read committed")
 
-// Ready implements outbox.ReadyChecker: ErrNotMigrated where the schema is older than this package needs.
+const migratedSQL = `select exists (select from kinora.migrations where version_id = $1::bigint and is_applied),
+	current_setting('default_transaction_isolation')`
+
+// Ready implements outbox.ReadyChecker: ErrNotMigrated where the schema is older than this package needs, and
+// ErrIsolation.
 func (db *DB) Ready(ctx context.Context) error {
 	var migrated bool
-	err := clear(db.pool.QueryRow(ctx, db.q(migratedSQL), len(migrations)).Scan(&migrated))
+	var isolation string
+	err := clear(db.pool.QueryRow(ctx, db.q(migratedSQL), len(migrations)).Scan(&migrated, &isolation))
+	if err == nil && isolation != "read committed" {
+		return ErrIsolation
+	}
 	if errors.Is(err, ErrNotMigrated) || err == nil && !migrated {
 		return fmt.Errorf("schema %s: %w", db.cfg.Schema, ErrNotMigrated)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 
@@ -91,6 +92,14 @@ func TestAHandlersCommitAndRollbackAreRefused(t *testing.T) {
 	err := db.Do(t.Context(), projector.Work{Projector: "p"}, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
 		require.ErrorIs(t, tx.Commit(ctx), postgres.ErrHeld)
 		require.ErrorIs(t, tx.Rollback(ctx), postgres.ErrHeld)
+		for _, sql := range []string{"commit", " ROLLBACK and chain", "end", "abort", "prepare transaction 'x'"} {
+			_, err := tx.Exec(ctx, sql)
+			require.ErrorIs(t, err, postgres.ErrHeld, sql)
+		}
+		for _, sql := range []string{"savepoint s", "rollback to savepoint s", "select 'commit'"} {
+			_, err := tx.Exec(ctx, sql)
+			require.NoError(t, err, sql)
+		}
 		inner, err := tx.Begin(ctx)
 		require.NoError(t, err, "savepoints are the handler's own")
 		require.NoError(t, add(ctx, inner, "undone", 1))
@@ -108,6 +117,7 @@ func TestUnitsRunAtReadCommittedWhateverTheDefault(t *testing.T) {
 	defer pool.Close()
 	db, err := postgres.New(pool, nil)
 	require.NoError(t, err)
+	require.ErrorIs(t, db.Ready(t.Context()), postgres.ErrIsolation, "what runs outside of a unit cannot set it")
 	require.NoError(t, db.Do(t.Context(), projector.Work{Projector: "p"}, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
 		var level string
 		err := tx.QueryRow(ctx, "show transaction_isolation").Scan(&level)
@@ -250,4 +260,48 @@ func TestNewRefuses(t *testing.T) {
 	_, err = postgres.Open(t.Context(), "postgres://ann:hunter2@127.0.0.1:1/x?connect_timeout=1", nil)
 	require.Error(t, err)
 	require.NotContains(t, err.Error(), "hunter2")
+}
+
+func TestHandlersKeepTheOperatorsLockTimeout(t *testing.T) {
+	t.Parallel()
+	pool, err := pgxpool.New(t.Context(), postgrestest.DSN(t, nil)+"&lock_timeout=3s")
+	require.NoError(t, err)
+	defer pool.Close()
+	db, err := postgres.New(pool, nil)
+	require.NoError(t, err)
+	work := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "1"}}}
+	require.NoError(t, db.Do(t.Context(), work, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+		var limit string
+		err := tx.QueryRow(ctx, "show lock_timeout").Scan(&limit)
+		require.Equal(t, "3s", limit)
+		return nil, err
+	}))
+}
+
+// Marks of the same entries, in crossing order, wait for one another and do not deadlock.
+func TestCrossingMarksDoNotDeadlock(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.OpenBusy(t, nil)
+	fill(t, db, 400, 400)
+	at := terms(t)
+	at.Limit = 400
+	entries, err := db.ClaimEntries(t.Context(), outbox.Query{}, at)
+	require.NoError(t, err)
+	forth := make([]outbox.Mark, len(entries))
+	for i, e := range entries {
+		forth[i] = outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Claimed, After: 1}
+	}
+	back := slices.Clone(forth)
+	slices.Reverse(back)
+	var all sync.WaitGroup
+	for i := range 4 {
+		all.Go(func() {
+			for range 10 {
+				if _, err := db.MarkEntries(t.Context(), [][]outbox.Mark{forth, back}[i%2]); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
 }

@@ -9,6 +9,7 @@ import (
 	"go/token"
 	"go/types"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -58,19 +59,22 @@ func (i importer) Import(path string) (*types.Package, error) {
 	return nil, fmt.Errorf("not followed: %s", path)
 }
 
+var statement = regexp.MustCompile(`^\s*(select|insert|update|delete|with)\s`)
+
 func TestEveryStatementPreparesAgainstTheMigratedSchema(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil)
 	conn, err := db.Pool().Acquire(t.Context())
 	require.NoError(t, err)
 	defer conn.Release()
-	n := 0
-	for name, sql := range constants(t) {
-		if strings.HasPrefix(name, "append") && !strings.HasSuffix(name, "SQL") {
-			continue // a part of statements
-		}
+	n, all := 0, constants(t)
+	for name, sql := range all {
 		if !strings.HasSuffix(name, "SQL") {
-			require.NotRegexp(t, `^\s*(select|insert|update|delete)\s`, sql, "a statement's name ends in SQL, so that it is prepared here: %s", name)
+			part := false
+			for whole, text := range all {
+				part = part || strings.HasSuffix(whole, "SQL") && strings.Contains(text, sql)
+			}
+			require.True(t, part || !statement.MatchString(sql), "a statement's name ends in SQL, so that it is prepared here: %s", name)
 			continue
 		}
 		n++

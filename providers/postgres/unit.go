@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/kinora-go/kinora/internal/mutant"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
@@ -18,23 +21,26 @@ import (
 // half a second at a time, so that a storm of one message does not occupy a connection for long; handlers
 // have no such limit.
 const (
-	lockTimeoutSQL   = `select set_config('lock_timeout', $1::text, true)`
-	fenceSQL         = `select pg_advisory_xact_lock_shared($1::int, $2::int)`
+	limitWaitSQL = `select set_config('kinora.lock_timeout', current_setting('lock_timeout'), true), set_config('lock_timeout', $1::text, true)`
+	resetWaitSQL = `select set_config('lock_timeout', current_setting('kinora.lock_timeout'), true)`
+	fenceSQL     = `select pg_advisory_xact_lock_shared($1::int, $2::int)`
+	// A mark counts under the handler's name and, so that instances of the old code and of the new one may run
+	// at once, under each of its earlier names.
 	insertMarkersSQL = `
 with g as (select coalesce((select live from kinora.generations where projector = $1::text), 1) live),
-k as materialized (
-	select n.o, n.handler, n.message_id from unnest($2::text[], $3::text[]) with ordinality n(handler, message_id, o)
-	where case when cardinality($5::text[]) > 0 then not exists (
-		select from g, unnest($4::int[], $5::text[]) w(o, was), lateral (
-			select from kinora.markers m
-			where m.handler = w.was and m.generation = g.live and m.message_id = n.message_id limit 1) m
-		where w.o = n.o) else true end),
+k as (` + markerNames + `),
 ins as (
 	insert into kinora.markers (handler, generation, message_id)
 	select k.handler, g.live, k.message_id from k, g order by k.handler, k.message_id
 	on conflict on constraint markers_pkey do nothing
 	returning handler, message_id)
-select k.o::int from k join ins on ins.handler = k.handler and ins.message_id = k.message_id order by k.o`
+select k.o::int from k left join ins on ins.handler = k.handler and ins.message_id = k.message_id
+group by k.o having count(*) = count(ins.handler) order by k.o`
+
+	markerNames = `
+	select o, handler, message_id from unnest($2::text[], $3::text[]) with ordinality n(handler, message_id, o)
+	union all
+	select o, was, ($3::text[])[o] from unnest($4::int[], $5::text[]) w(o, was)`
 	markerWait = "500ms"
 )
 
@@ -52,7 +58,7 @@ func (db *DB) Do(ctx context.Context, w projector.Work, apply func(ctx context.C
 		return class(fmt.Errorf("begin: %w", err))
 	}
 	// Also after a panic or runtime.Goexit in apply; after a commit it does nothing.
-	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
+	defer rollback(ctx, tx)
 	fresh, err := db.record(ctx, tx, w)
 	if err != nil {
 		return class(err)
@@ -84,7 +90,7 @@ func (db *DB) Do(ctx context.Context, w projector.Work, apply func(ctx context.C
 func (db *DB) record(ctx context.Context, tx pgx.Tx, w projector.Work) (fresh []int, err error) {
 	b := &pgx.Batch{}
 	if len(w.Marks) > 0 && !mutant.NoMarker {
-		b.Queue(lockTimeoutSQL, markerWait)
+		b.Queue(limitWaitSQL, markerWait)
 		b.Queue(db.q(fenceSQL), lockClassFence, db.fence(w.Projector))
 		b.Queue(db.q(insertMarkersSQL), markerArgs(w)...).Query(func(rows pgx.Rows) error {
 			fresh, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (int, error) {
@@ -94,7 +100,7 @@ func (db *DB) record(ctx context.Context, tx pgx.Tx, w projector.Work) (fresh []
 			})
 			return err
 		})
-		b.Queue(lockTimeoutSQL, "0")
+		b.Queue(resetWaitSQL)
 	}
 	if mutant.NoMarker {
 		for i := range w.Marks {
@@ -132,6 +138,14 @@ func markerArgs(w projector.Work) []any {
 	return []any{w.Projector, handlers, ids, at, was}
 }
 
+// rollback gives up after five seconds, and the driver closes the connection: a server that does not answer
+// must not keep a runner from stopping.
+func rollback(ctx context.Context, tx pgx.Tx) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	_ = tx.Rollback(ctx)
+}
+
 var errEnded = errors.New("the handler ended its transaction")
 
 // commit commits, and tells what is known where it does not succeed.
@@ -157,6 +171,18 @@ type heldTx struct{ pgx.Tx }
 
 // ErrHeld is what Commit and Rollback of a handler's transaction return: its unit of work ends it.
 var ErrHeld = errors.New("the unit of work ends this transaction")
+
+var endsTx = regexp.MustCompile(`(?i)^\s*(commit|end|abort|rollback|prepare\s+transaction)\b`)
+var toSavepoint = regexp.MustCompile(`(?i)^\s*rollback\s+(work\s+|transaction\s+)?to\b`)
+
+// Exec refuses statements that end the transaction. Through Conn, or behind a comment, they get past it: then
+// the unit notices that its transaction is gone, but not one that was begun in its place.
+func (t heldTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if endsTx.MatchString(sql) && !toSavepoint.MatchString(sql) {
+		return pgconn.CommandTag{}, ErrHeld
+	}
+	return t.Tx.Exec(ctx, sql, args...)
+}
 
 func (heldTx) Commit(context.Context) error   { return ErrHeld }
 func (heldTx) Rollback(context.Context) error { return ErrHeld }

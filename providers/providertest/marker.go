@@ -191,7 +191,17 @@ func earlierNames(s *stage) {
 		s.ok(s.do(s.ctx, renamed("m-2"), adds("k", 1)), "deliver a new message")
 		same(s, "total after a new message", s.total("k"), 2)
 	}
-	same(s, "outcome under the earlier name", s.outcomes(key("m-2"))[0], projector.Unseen)
+	same(s, "outcome under the earlier name", s.outcomes(key("m-2"))[0], projector.Applied)
+	s.ok(s.do(s.ctx, work("m-2"), adds("k", 1)), "redeliver to an instance of the old code")
+	same(s, "total after a redelivery to the old code", s.total("k"), 2)
+	storm := make([]projector.Work, 20)
+	for i := range storm {
+		if storm[i] = work("m-9"); i%2 == 0 {
+			storm[i] = renamed("m-9")
+		}
+	}
+	s.deliver(storm, func(int) func(unit) ([]outbox.Message, error) { return adds("rename", 1) })
+	same(s, "total of a message delivered to old and new code at once", s.total("rename"), 1)
 	both := projector.Work{Projector: "stars", Marks: append(renamed("m-3").Marks, renamed("m-1").Marks...)}
 	same(s, "fresh", s.fresh(both, nil), []int{0})
 }

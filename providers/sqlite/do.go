@@ -110,8 +110,14 @@ func (u *unit) marks(ctx context.Context, w projector.Work) (fresh []int, err er
 		if err != nil {
 			return nil, err
 		}
-		if n == 1 {
-			fresh = append(fresh, i)
+		if n == 0 {
+			continue
+		}
+		fresh = append(fresh, i)
+		for _, was := range m.Was { // for an instance of the old code, which looks under that name
+			if _, err := u.exec(ctx, insertMark, was, m.MessageID, w.Projector, nil); err != nil {
+				return nil, err
+			}
 		}
 	}
 	return fresh, nil
