@@ -38,6 +38,7 @@ func fixture(t testing.TB, db *postgres.DB, o providertest.Options) providertest
 			_ = tx.Commit(ctx)
 			_ = tx.Rollback(ctx)
 			_, _ = tx.Exec(ctx, "rollback")
+			_, _ = tx.Conn().Exec(ctx, "rollback") // which nothing can refuse
 		},
 		Total: total(t, db),
 		Reopen: func() providertest.Fixture[pgx.Tx] {
