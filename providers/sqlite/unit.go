@@ -118,7 +118,9 @@ func (d *DB) inTurn(ctx context.Context, fn func(u *unit) error) error {
 	if err = fn(u); err == nil {
 		err = u.commit()
 	}
-	if errors.Is(err, sql.ErrTxDone) && ctx.Err() != nil { // which ended it
+	// The end of ctx ends the transaction under our hands, and database/sql then says whatever it meets first:
+	// that the transaction is done, or that a statement is closed.
+	if err != nil && ctx.Err() != nil && !errors.Is(err, ctx.Err()) {
 		return fmt.Errorf("%w: %w", ctx.Err(), err)
 	}
 	return err
