@@ -16,12 +16,17 @@ type Proxy struct {
 	lose  atomic.Pointer[func(kind byte, body []byte) bool]
 	lost  atomic.Int64
 	trips atomic.Int64
+	fatal atomic.Bool
 	conns sync.WaitGroup
 }
 
 // LoseReply makes the proxy lose the whole reply to the next message that when picks, and the connection with
 // it: the server has carried it out, and the client will never hear. It happens once.
 func (p *Proxy) LoseReply(when func(kind byte, body []byte) bool) { p.lose.Store(&when) }
+
+// AnswerFatal makes the proxy answer for the replies that it loses, as a pooler does whose connection to the
+// server broke: FATAL, 08P01.
+func (p *Proxy) AnswerFatal() { p.fatal.Store(true) }
 
 // Lost is how many replies were lost.
 func (p *Proxy) Lost() int { return int(p.lost.Load()) }
@@ -106,6 +111,11 @@ func (p *Proxy) replies(server io.Reader, client io.Writer, deaf *atomic.Bool) {
 		if deaf.Load() {
 			if kind == 'Z' {
 				p.lost.Add(1)
+				if p.fatal.Load() {
+					fields := []byte("SFATAL\x00VFATAL\x00C08P01\x00Mserver conn crashed?\x00\x00")
+					answer := binary.BigEndian.AppendUint32([]byte{'E'}, uint32(len(fields)+4))
+					_, _ = client.Write(append(answer, fields...))
+				}
 				return
 			}
 			continue

@@ -3,6 +3,7 @@ package postgres_test
 import (
 	"context"
 	"net"
+	"syscall"
 	"testing"
 	"time"
 
@@ -106,4 +107,30 @@ func TestAppendsCutOffAreAmbiguous(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	_, err = db.Append(ctx, "a-1", 1, drafts(t, 2))
 	require.NotErrorIs(t, err, eventstore.ErrAmbiguous, "nothing was sent")
+}
+
+// A server that stops answering must not keep a runner from stopping: the rollback has a deadline of its own.
+func TestARollbackThatNobodyAnswersGivesUp(t *testing.T) {
+	t.Parallel()
+	db, _ := private(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	begin := time.Now()
+	var frozen int
+	defer func() {
+		if frozen > 0 {
+			_ = syscall.Kill(frozen, syscall.SIGCONT)
+		}
+	}()
+	err := db.Do(ctx, projector.Work{Projector: "p"}, func(_ context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+		if err := tx.QueryRow(t.Context(), `select pg_backend_pid()`).Scan(&frozen); err != nil {
+			return nil, err
+		}
+		if err := syscall.Kill(frozen, syscall.SIGSTOP); err != nil { // a process of this test's own server
+			return nil, err
+		}
+		cancel()
+		return nil, ctx.Err()
+	})
+	require.ErrorIs(t, err, context.Canceled)
+	require.Less(t, time.Since(begin), 15*time.Second)
 }

@@ -82,6 +82,28 @@ func TestAppendWhoseReplyIsLostIsNeitherLostNorDoubled(t *testing.T) {
 	}
 }
 
+// A pooler that lost its server answers in the server's place, and does not know what became of the request.
+func TestAPoolersFatalAnswerIsNotTheServersWord(t *testing.T) {
+	t.Parallel()
+	proxy, db, direct := throughProxy(t)
+	proxy.AnswerFatal()
+	_, err := db.Append(t.Context(), "a-1", eventstore.NoStream, drafts(t, 1))
+	require.NoError(t, err)
+	proxy.LoseReply(func(kind byte, _ []byte) bool { return kind == 'B' })
+	at, err := db.Append(t.Context(), "a-2", eventstore.NoStream, drafts(t, 1))
+	require.NoError(t, err)
+	require.Equal(t, int64(1), at.Version)
+	require.Equal(t, 2, count(t, direct, `select count(*) from kinora.events`))
+
+	proxy.LoseReply(isCommit)
+	work := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "m"}}}
+	err = db.Do(t.Context(), work, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+		return nil, add(ctx, tx, "k", 1)
+	})
+	require.Equal(t, projector.Ambiguous, projector.ClassOf(err), "%v", err)
+	require.Equal(t, 2, proxy.Lost())
+}
+
 // What each call costs in round trips, once its statements are prepared.
 func TestRoundTrips(t *testing.T) {
 	t.Parallel()
