@@ -31,6 +31,21 @@ const (
 // Statuses lists every status.
 func Statuses() []Status { return []Status{Pending, Claimed, Published, Failed, Abandoned, Skipped} }
 
+// Open tells whether a claim may have to look at an entry in this status.
+func (s Status) Open() bool { return s == Pending || s == Claimed || s == Failed || s == Abandoned }
+
+// ZeroCounts is a count of no entry, of the statuses given, or of all where none is.
+func ZeroCounts(of []Status) map[Status]int64 {
+	if len(of) == 0 {
+		of = Statuses()
+	}
+	counts := make(map[Status]int64, len(of))
+	for _, s := range of {
+		counts[s] = 0
+	}
+	return counts
+}
+
 // Entry is a stored message with its life so far. Times are on the store's clock, UTC.
 type Entry struct {
 	Message
@@ -137,8 +152,9 @@ type Waker interface {
 type Inspector interface {
 	// Entries lists what f picks, in order of Seq.
 	Entries(ctx context.Context, f Filter) ([]Entry, error)
-	// StatusCounts counts entries by status; every status is there, also with none.
-	StatusCounts(ctx context.Context) (map[Status]int64, error)
+	// StatusCounts counts entries by status: those of the statuses given, or of all; each of them is there, also
+	// with none. What it costs grows with the open entries, and only where others are asked for with those.
+	StatusCounts(ctx context.Context, of ...Status) (map[Status]int64, error)
 	// Requeue makes the abandoned and failed entries that f picks pending, at once, with a fresh budget of
 	// attempts, no longer suspect. It returns how many; entries in another status stay as they are.
 	Requeue(ctx context.Context, f Filter) (int, error)
@@ -155,6 +171,16 @@ type Filter struct {
 	Seqs   []int64
 	After  int64 // only greater Seqs: the last one of the page before
 	Limit  int   // zero means 100 for Entries, and no limit for Requeue and Skip
+}
+
+// OnlyOpen tells whether f picks open entries alone, which providers find without looking at what is done with.
+func (f Filter) OnlyOpen() bool {
+	for _, s := range f.Status {
+		if !s.Open() {
+			return false
+		}
+	}
+	return len(f.Status) > 0
 }
 
 // Claim claims what is eligible, in order of Seq: by the store's own ClaimEntries, or else portably.

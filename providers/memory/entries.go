@@ -72,16 +72,15 @@ func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, err
 }
 
 // StatusCounts implements outbox.Inspector.
-func (db *DB) StatusCounts(ctx context.Context) (map[outbox.Status]int64, error) {
+func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.Status]int64, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("count entries: %w", err)
 	}
-	counts := map[outbox.Status]int64{}
-	for _, status := range outbox.Statuses() {
-		counts[status] = 0
-	}
+	counts := outbox.ZeroCounts(of)
 	for _, e := range db.committed.Load().entries.from(0) {
-		counts[e.Status]++
+		if _, asked := counts[e.Status]; asked {
+			counts[e.Status]++
+		}
 	}
 	return counts, nil
 }

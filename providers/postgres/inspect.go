@@ -16,7 +16,11 @@ const filtered = `
 const (
 	entriesSQL = `select ` + entryColumns + ` from kinora.outbox o where` + filtered + ` order by o.id limit $6::bigint`
 
-	countsSQL = `select status, count(*) from kinora.outbox group by status`
+	openEntriesSQL = `select ` + entryColumns + ` from kinora.outbox o where o.open and` + filtered + ` order by o.id limit $6::bigint`
+
+	countsSQL = `select status, count(*) from kinora.outbox where $1::text[] is null or status = any($1::text[]) group by status`
+
+	openCountsSQL = `select status, count(*) from kinora.outbox where open and status = any($1::text[]) group by status`
 
 	requeueSQL = `
 with ck as materialized (select clock_timestamp() t),
@@ -33,11 +37,16 @@ with picked as materialized (
 update kinora.outbox o set status = 'skipped', open = false from picked where o.id = picked.id`
 )
 
-func filterArgs(f outbox.Filter, limit int64) []any {
-	var status []string
-	for _, s := range f.Status {
-		status = append(status, string(s))
+// texts is nil where there is none.
+func texts(statuses []outbox.Status) []string {
+	var all []string
+	for _, s := range statuses {
+		all = append(all, string(s))
 	}
+	return all
+}
+
+func filterArgs(f outbox.Filter, limit int64) []any {
 	seqs := f.Seqs
 	if len(seqs) == 0 {
 		seqs = nil
@@ -45,14 +54,18 @@ func filterArgs(f outbox.Filter, limit int64) []any {
 	if f.Limit > 0 {
 		limit = int64(f.Limit)
 	}
-	return []any{status, f.Topic, f.Key, seqs, f.After, limit}
+	return []any{texts(f.Status), f.Topic, f.Key, seqs, f.After, limit}
 }
 
 const noLimit = 1 << 62
 
 // Entries implements outbox.Inspector.
 func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, error) {
-	rows, err := db.pool.Query(ctx, db.q(entriesSQL), filterArgs(f, 100)...)
+	query := entriesSQL
+	if f.OnlyOpen() {
+		query = openEntriesSQL
+	}
+	rows, err := db.pool.Query(ctx, db.q(query), filterArgs(f, 100)...)
 	if err == nil {
 		var entries []outbox.Entry
 		if entries, err = pgx.CollectRows(rows, scanEntry); err == nil {
@@ -63,12 +76,12 @@ func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, err
 }
 
 // StatusCounts implements outbox.Inspector.
-func (db *DB) StatusCounts(ctx context.Context) (map[outbox.Status]int64, error) {
-	counts := map[outbox.Status]int64{}
-	for _, s := range outbox.Statuses() {
-		counts[s] = 0
+func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.Status]int64, error) {
+	counts, query := outbox.ZeroCounts(of), countsSQL
+	if (outbox.Filter{Status: of}).OnlyOpen() {
+		query = openCountsSQL
 	}
-	rows, err := db.pool.Query(ctx, db.q(countsSQL))
+	rows, err := db.pool.Query(ctx, db.q(query), texts(of))
 	if err != nil {
 		return nil, fmt.Errorf("count entries: %w", clear(err))
 	}

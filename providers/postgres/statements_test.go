@@ -116,4 +116,9 @@ func TestTheClaimsPlanIsPinnedToItsIndexes(t *testing.T) {
 	require.Contains(t, p, "Index Scan using outbox_open_idx on outbox o")
 	require.Contains(t, p, "using outbox_lane_idx on outbox e")
 	require.NotContains(t, p, "Seq Scan on outbox")
+	// Looking at open entries costs as much as there are of them, however many published ones are kept.
+	p = plan(t, db, constants(t)["openEntriesSQL"], []string{"failed"}, "", "", nil, 0, 10)
+	require.Contains(t, p, "outbox_open_idx")
+	p = plan(t, db, constants(t)["openCountsSQL"], []string{"failed"})
+	require.Contains(t, p, "outbox_open_idx")
 }

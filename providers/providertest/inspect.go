@@ -2,6 +2,7 @@ package providertest
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/kinora-go/kinora/outbox"
@@ -10,7 +11,7 @@ import (
 var inspectCases = []testCase{
 	{
 		name: "counts by status", play: countsByStatus,
-		rule: "StatusCounts counts entries by status; every status is there, also with none",
+		rule: "StatusCounts counts entries by status: those given, or all; each of them is there, also with none",
 	},
 	{
 		name: "filters", play: filters,
@@ -73,6 +74,15 @@ func countsByStatus(s *stage) {
 	s.oneOfEach("1")
 	s.oneOfEach("2")
 	same(s, "counts", s.counts(), want)
+	for _, of := range [][]outbox.Status{{outbox.Pending, outbox.Abandoned}, {outbox.Skipped, outbox.Failed}, outbox.Statuses()} {
+		some := map[outbox.Status]int64{}
+		for _, status := range of {
+			some[status] = 2
+		}
+		counts, err := s.db.StatusCounts(s.ctx, of...)
+		s.ok(err, "count some")
+		same(s, fmt.Sprint("counts of ", of), counts, some)
+	}
 }
 
 func filters(s *stage) {
@@ -97,6 +107,7 @@ func filters(s *stage) {
 		"everything":      {outbox.Filter{}, seqsOf(all)},
 		"a status":        {outbox.Filter{Status: []outbox.Status{outbox.Claimed}}, pick(1, 7)},
 		"two statuses":    {outbox.Filter{Status: []outbox.Status{outbox.Skipped, outbox.Pending}}, pick(0, 5, 6, 11)},
+		"two open ones":   {outbox.Filter{Status: []outbox.Status{outbox.Failed, outbox.Claimed}}, pick(1, 3, 7, 9)},
 		"a topic":         {outbox.Filter{Topic: "audit"}, pick(1, 3, 5, 7, 9, 11)},
 		"a key":           {outbox.Filter{Key: "2 failed"}, pick(9)},
 		"a key elsewhere": {outbox.Filter{Key: "2 failed", Topic: "mail"}, pick()},

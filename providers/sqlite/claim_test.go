@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -267,6 +268,16 @@ func TestClaimPlan(t *testing.T) {
 	require.Contains(t, candidates, "MATERIALIZE ck", "the clock is read once")
 	for _, line := range candidates {
 		require.NotContains(t, line, "TEMP B-TREE", "nothing is sorted")
+	}
+	looks := tr.during(func() {
+		open := outbox.Filter{Status: []outbox.Status{outbox.Failed}}
+		_, err := db.Entries(ctx, open)
+		require.NoError(t, err)
+		_, err = db.StatusCounts(ctx, open.Status...)
+		require.NoError(t, err)
+	})
+	for _, look := range looks {
+		require.Contains(t, strings.Join(plan(t, db.SQL(), look), "\n"), "USING INDEX kinora_outbox_open")
 	}
 	take := plan(t, db.SQL(), statements[2])
 	require.Contains(t, take, "SEARCH o USING INTEGER PRIMARY KEY (rowid=?)")

@@ -22,7 +22,10 @@ func filterArgs(f outbox.Filter, limit int) []any {
 	return []any{f.After, listOf(f.Status), f.Topic, f.Key, listOf(f.Seqs), limit}
 }
 
-const listEntries = `select ` + entryColumns + ` from kinora_outbox where` + filtered + ` order by id limit ?6`
+const (
+	listEntries     = `select ` + entryColumns + ` from kinora_outbox where` + filtered + ` order by id limit ?6`
+	listOpenEntries = `select ` + entryColumns + ` from kinora_outbox where open = 1 and` + filtered + ` order by id limit ?6`
+)
 
 // Entries implements outbox.Inspector.
 func (d *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, error) {
@@ -30,20 +33,29 @@ func (d *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, erro
 	if limit <= 0 {
 		limit = defaultPage
 	}
-	entries, err := entriesOf(ctx, d.reads, listEntries, filterArgs(f, limit)...)
+	query := listEntries
+	if f.OnlyOpen() {
+		query = listOpenEntries
+	}
+	entries, err := entriesOf(ctx, d.reads, query, filterArgs(f, limit)...)
 	if err != nil {
 		return nil, fmt.Errorf("list entries: %w", err)
 	}
 	return entries, nil
 }
 
-const countEntries = `select status, count(*) from kinora_outbox group by status`
+const (
+	countEntries = `select status, count(*) from kinora_outbox
+		where ?1 is null or status in (select value from json_each(?1)) group by status`
+	countOpenEntries = `select status, count(*) from kinora_outbox
+		where open = 1 and status in (select value from json_each(?1)) group by status`
+)
 
 // StatusCounts implements outbox.Inspector.
-func (d *DB) StatusCounts(ctx context.Context) (map[outbox.Status]int64, error) {
-	counts := map[outbox.Status]int64{}
-	for _, s := range outbox.Statuses() {
-		counts[s] = 0
+func (d *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.Status]int64, error) {
+	counts, query := outbox.ZeroCounts(of), countEntries
+	if (outbox.Filter{Status: of}).OnlyOpen() {
+		query = countOpenEntries
 	}
 	err := each(ctx, d.reads, func(rows *sql.Rows) error {
 		var s outbox.Status
@@ -51,7 +63,7 @@ func (d *DB) StatusCounts(ctx context.Context) (map[outbox.Status]int64, error) 
 		err := rows.Scan(&s, &n)
 		counts[s] = n
 		return err
-	}, countEntries)
+	}, query, listOf(of))
 	if err != nil {
 		return nil, fmt.Errorf("count entries: %w", err)
 	}
