@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
@@ -9,8 +10,7 @@ import (
 	"github.com/kinora-go/kinora/projector"
 )
 
-// rating is what the reviews of one product come to. The average is computed when it is shown: a stored one
-// could not be taken back exactly.
+// rating is what the reviews of one product come to.
 type rating struct {
 	Product string
 	Reviews int
@@ -25,6 +25,19 @@ type standing struct {
 	Summary    string    `json:"summary"`
 	Excerpt    string    `json:"excerpt"`
 	ReviewedAt time.Time `json:"reviewed_at"`
+}
+
+// standingOnly leaves out the row that stands for no review.
+func standingOnly(rows []standing) []standing {
+	return slices.DeleteFunc(rows, func(s standing) bool { return s.Author == "" })
+}
+
+// average is what is shown: never stored, since it could not be taken back exactly.
+func (r rating) average() float64 {
+	if r.Reviews == 0 {
+		return 0
+	}
+	return float64(r.Stars) / float64(r.Reviews)
 }
 
 // readModel writes the ratings and the latest reviews in a transaction of its database. What an event means to

@@ -35,7 +35,7 @@ func (c *reportCmd) Run(ctx context.Context) (err error) {
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
 	if c.Product != "" {
-		reviews, err := db.latest(ctx, c.Product, max(c.Limit, 0))
+		_, reviews, err := db.product(ctx, c.Product, max(c.Limit, 0))
 		if err != nil {
 			return err
 		}
@@ -54,7 +54,7 @@ func reportRows(ratings []rating) []reportRow {
 	rows := make([]reportRow, 0, len(ratings))
 	for _, r := range ratings {
 		if r.Reviews > 0 {
-			rows = append(rows, reportRow{r.Product, r.Reviews, r.Stars, float64(r.Stars) / float64(r.Reviews)})
+			rows = append(rows, reportRow{r.Product, r.Reviews, r.Stars, r.average()})
 		}
 	}
 	return rows

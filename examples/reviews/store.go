@@ -32,8 +32,16 @@ type serviceStore interface {
 	runner(src projector.Source) (*projector.Runner, error)
 	// inTx runs fn in a transaction. fn may run again, with what it did undone.
 	inTx(ctx context.Context, fn func(tx eventstore.TxStore) error) error
-	// latest lists the newest reviews of a product that stand, at most limit.
-	latest(ctx context.Context, product string, limit int) ([]standing, error)
+	// wait returns when the read models show what was appended.
+	wait(ctx context.Context, at eventstore.Appended) error
+
+	// products lists the ratings of products with reviews after this one, sorted by product, at most limit.
+	products(ctx context.Context, after string, limit int) ([]rating, error)
+	// product is one product's rating and its newest reviews, at most limit, both of the same moment. A product
+	// without reviews has a zero rating.
+	product(ctx context.Context, product string, limit int) (rating, []standing, error)
+	// newest lists the newest reviews of all products, at most limit.
+	newest(ctx context.Context, limit int) ([]standing, error)
 }
 
 // demoStore is a store with the read models of the demo.

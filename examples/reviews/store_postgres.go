@@ -66,9 +66,14 @@ func (s *postgresStore) inTx(ctx context.Context, fn func(eventstore.TxStore) er
 	return pgx.BeginFunc(ctx, s.Pool(), func(tx pgx.Tx) error { return fn(s.InTx(tx)) })
 }
 
+var postgresReviews = productReviews[pgx.Tx]("product-reviews", projector.Options{Markers: true}, postgresModel{})
+
 func (s *postgresStore) runner(src projector.Source) (*projector.Runner, error) {
-	return projector.NewRunner(s.DB, src, nil,
-		productReviews("product-reviews", projector.Options{Markers: true}, postgresModel{}))
+	return projector.NewRunner(s.DB, src, nil, postgresReviews)
+}
+
+func (s *postgresStore) wait(ctx context.Context, at eventstore.Appended) error {
+	return postgresReviews.Wait(ctx, s.DB, at)
 }
 
 func (s *postgresStore) demoRunner(src projector.Source, t *trace) (*projector.Runner, error) {
@@ -96,7 +101,8 @@ func (m postgresModel) create(ctx context.Context, db *postgres.DB) error {
 			reviewed_at timestamptz not null,
 			primary key (product, author)
 		);
-		create index if not exists {}latest_reviews_newest on {}latest_reviews (product, reviewed_at desc)`, "{}", m.prefix)
+		create index if not exists {}latest_reviews_newest on {}latest_reviews (product, reviewed_at desc);
+		create index if not exists {}latest_reviews_newest_of_all on {}latest_reviews (reviewed_at desc, product, author)`, "{}", m.prefix)
 	_, err := db.Pool().Exec(ctx, ddl) // several statements in one call are one transaction
 	return err
 }
@@ -125,28 +131,45 @@ func (m postgresModel) remove(ctx context.Context, tx pgx.Tx, product, author st
 }
 
 func (s *postgresStore) ratings(ctx context.Context, prefix string) ([]rating, error) {
-	rows, err := s.Pool().Query(ctx, `select product, reviews, stars from `+prefix+`ratings order by product`)
-	if err == nil {
-		var all []rating
-		if all, err = pgx.CollectRows(rows, pgx.RowToStructByPos[rating]); err == nil {
-			return all, nil
-		}
-	}
-	return nil, fmt.Errorf("read the read model: %w", err)
+	return queryPostgres(ctx, s, pgx.RowToStructByPos[rating], `select product, reviews, stars from `+prefix+`ratings order by product`)
 }
 
-func (s *postgresStore) latest(ctx context.Context, product string, limit int) ([]standing, error) {
-	rows, err := s.Pool().Query(ctx, `
+func (s *postgresStore) products(ctx context.Context, after string, limit int) ([]rating, error) {
+	return queryPostgres(ctx, s, pgx.RowToStructByPos[rating], `
+		select product, reviews, stars from ratings where product > $1 and reviews > 0 order by product limit $2`, after, limit)
+}
+
+// product is one statement, so that both come from one moment.
+func (s *postgresStore) product(ctx context.Context, product string, limit int) (r rating, latest []standing, err error) {
+	r.Product = product
+	rows, err := queryPostgres(ctx, s, func(row pgx.CollectableRow) (one standing, err error) {
+		err = row.Scan(&r.Reviews, &r.Stars, &one.Author, &one.Stars, &one.Summary, &one.Excerpt, &one.ReviewedAt)
+		one.Product, one.ReviewedAt = product, one.ReviewedAt.Truncate(time.Millisecond).UTC()
+		return one, err
+	}, `
+		select r.reviews, r.stars, coalesce(l.author, ''), coalesce(l.stars, 0), coalesce(l.summary, ''), coalesce(l.excerpt, ''), coalesce(l.reviewed_at, 'epoch')
+		from ratings r left join (
+			select author, stars, summary, excerpt, reviewed_at from latest_reviews
+			where product = $1 order by reviewed_at desc, author limit $2) l on true
+		where r.product = $1 order by l.reviewed_at desc, l.author`, product, limit)
+	return r, standingOnly(rows), err
+}
+
+func (s *postgresStore) newest(ctx context.Context, limit int) ([]standing, error) {
+	return queryPostgres(ctx, s, func(row pgx.CollectableRow) (standing, error) {
+		one, err := pgx.RowToStructByPos[standing](row)
+		one.ReviewedAt = one.ReviewedAt.Truncate(time.Millisecond).UTC()
+		return one, err
+	}, `
 		select product, author, stars, summary, excerpt, reviewed_at from latest_reviews
-		where product = $1 order by reviewed_at desc, author limit $2`, product, limit)
+		order by reviewed_at desc, product, author limit $1`, limit)
+}
+
+func queryPostgres[T any](ctx context.Context, s *postgresStore, scan pgx.RowToFunc[T], stmt string, args ...any) ([]T, error) {
+	rows, err := s.Pool().Query(ctx, stmt, args...)
 	if err == nil {
-		var all []standing
-		all, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (standing, error) {
-			one, err := pgx.RowToStructByPos[standing](row)
-			one.ReviewedAt = one.ReviewedAt.Truncate(time.Millisecond).UTC()
-			return one, err
-		})
-		if err == nil {
+		var all []T
+		if all, err = pgx.CollectRows(rows, scan); err == nil {
 			return all, nil
 		}
 	}

@@ -75,9 +75,14 @@ func (s *sqliteStore) inTx(ctx context.Context, fn func(eventstore.TxStore) erro
 	return tx.Commit()
 }
 
+var sqliteReviews = productReviews[*sql.Tx]("product-reviews", projector.Options{Markers: true}, sqliteModel{})
+
 func (s *sqliteStore) runner(src projector.Source) (*projector.Runner, error) {
-	return projector.NewRunner(s.DB, src, nil,
-		productReviews("product-reviews", projector.Options{Markers: true}, sqliteModel{}))
+	return projector.NewRunner(s.DB, src, nil, sqliteReviews)
+}
+
+func (s *sqliteStore) wait(ctx context.Context, at eventstore.Appended) error {
+	return sqliteReviews.Wait(ctx, s.DB, at)
 }
 
 func (s *sqliteStore) demoRunner(src projector.Source, t *trace) (*projector.Runner, error) {
@@ -105,6 +110,8 @@ func (m sqliteModel) ddl() []string {
 		) strict, without rowid`,
 		`create index if not exists ` + m.prefix + `latest_reviews_newest
 			on ` + m.prefix + `latest_reviews (product, reviewed_at desc)`,
+		`create index if not exists ` + m.prefix + `latest_reviews_newest_of_all
+			on ` + m.prefix + `latest_reviews (reviewed_at desc, product, author)`,
 	}
 }
 
@@ -130,13 +137,37 @@ func (m sqliteModel) remove(ctx context.Context, tx *sql.Tx, product, author str
 }
 
 func (s *sqliteStore) ratings(ctx context.Context, prefix string) ([]rating, error) {
-	return query(ctx, s.SQL(), func(rows *sql.Rows) (r rating, err error) {
-		err = rows.Scan(&r.Product, &r.Reviews, &r.Stars)
-		return r, err
-	}, `select product, reviews, stars from `+prefix+`ratings order by product`)
+	return query(ctx, s.SQL(), scanRating, `select product, reviews, stars from `+prefix+`ratings order by product`)
 }
 
-func (s *sqliteStore) latest(ctx context.Context, product string, limit int) ([]standing, error) {
+func scanRating(rows *sql.Rows) (r rating, err error) {
+	err = rows.Scan(&r.Product, &r.Reviews, &r.Stars)
+	return r, err
+}
+
+func (s *sqliteStore) products(ctx context.Context, after string, limit int) ([]rating, error) {
+	return query(ctx, s.SQL(), scanRating, `
+		select product, reviews, stars from ratings where product > ?1 and reviews > 0 order by product limit ?2`, after, limit)
+}
+
+// product is one statement, so that both come from one moment.
+func (s *sqliteStore) product(ctx context.Context, product string, limit int) (r rating, latest []standing, err error) {
+	r.Product = product
+	rows, err := query(ctx, s.SQL(), func(rows *sql.Rows) (one standing, err error) {
+		var at int64
+		err = rows.Scan(&r.Reviews, &r.Stars, &one.Author, &one.Stars, &one.Summary, &one.Excerpt, &at)
+		one.Product, one.ReviewedAt = product, time.UnixMilli(at).UTC()
+		return one, err
+	}, `
+		select r.reviews, r.stars, coalesce(l.author, ''), coalesce(l.stars, 0), coalesce(l.summary, ''), coalesce(l.excerpt, ''), coalesce(l.reviewed_at, 0)
+		from ratings r left join (
+			select author, stars, summary, excerpt, reviewed_at from latest_reviews
+			where product = ?1 order by reviewed_at desc, author limit ?2) l
+		where r.product = ?1 order by l.reviewed_at desc, l.author`, product, limit)
+	return r, standingOnly(rows), err
+}
+
+func (s *sqliteStore) newest(ctx context.Context, limit int) ([]standing, error) {
 	return query(ctx, s.SQL(), func(rows *sql.Rows) (r standing, err error) {
 		var at int64
 		err = rows.Scan(&r.Product, &r.Author, &r.Stars, &r.Summary, &r.Excerpt, &at)
@@ -144,7 +175,7 @@ func (s *sqliteStore) latest(ctx context.Context, product string, limit int) ([]
 		return r, err
 	}, `
 		select product, author, stars, summary, excerpt, reviewed_at from latest_reviews
-		where product = ?1 order by reviewed_at desc, author limit ?2`, product, limit)
+		order by reviewed_at desc, product, author limit ?1`, limit)
 }
 
 // query scans all rows.

@@ -12,9 +12,13 @@ type Commands struct {
 	reviews *eventstore.Repository[*Review]
 }
 
+// retries is how often a command decides again when another one on the same review was faster: more often than
+// people meet on one review, since none of them would know what to make of a conflict.
+const retries = 50
+
 // NewCommands makes commands on the reviews in store.
 func NewCommands(store eventstore.Store) (*Commands, error) {
-	reviews, err := eventstore.NewRepository(store, Types, Category, New, nil)
+	reviews, err := eventstore.NewRepository(store, Types, Category, New, &eventstore.RepositoryConfig{Retries: retries})
 	if err != nil {
 		return nil, err
 	}

@@ -29,6 +29,9 @@ const (
 // ErrRejected is matched by every *RejectedError.
 var ErrRejected = errors.New("command rejected")
 
+// ErrNoReview is the rejection of a command on a review that does not stand.
+var ErrNoReview error = &RejectedError{Reason: "there is no such review"}
+
 // RejectedError is why a command was refused. The caller is at fault, and nothing was written. The reason
 // never holds what the author wrote.
 type RejectedError struct{ Reason string }
@@ -152,7 +155,7 @@ func (r *Review) put(c Content, at time.Time) []any {
 // Withdraw takes the review back. A review that does not stand is rejected.
 func (r *Review) Withdraw(at time.Time) ([]any, error) {
 	if !r.posted {
-		return nil, rejected("there is no review to withdraw")
+		return nil, ErrNoReview
 	}
 	return []any{Withdrawn{r.product, r.author, r.content.Stars, at.UTC()}}, nil
 }

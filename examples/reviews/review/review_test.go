@@ -121,6 +121,8 @@ func TestRejections(t *testing.T) {
 	} {
 		require.ErrorIs(t, err, review.ErrRejected, name)
 	}
+	require.ErrorIs(t, withdraw("ann"), review.ErrNoReview)
+	require.NotErrorIs(t, post("42", "ann", content(0)), review.ErrNoReview)
 	for range db.ReadStream(t.Context(), "review-42-ann", 0) {
 		require.Fail(t, "a rejected command wrote something")
 	}
