@@ -14,7 +14,7 @@ demo: ## watch a read model stay exact while deliveries are doubled and processe
 
 test: race ## every test, the race detector on, mutants included; lists what was skipped
 
-race: gcc postgres
+race: gcc postgres browser
 	@mkdir -p $(BIN)
 	@go test -race -v -timeout 10m ./... > $(BIN)/test.log 2>&1; status=$$?; \
 	if [ $$status -ne 0 ]; then grep -vE '^(=== |\s*--- PASS|\s*--- SKIP)' $(BIN)/test.log; \
@@ -36,6 +36,13 @@ postgres:
 	echo "create_main_cluster = false" >> /etc/postgresql-common/createcluster.conf && apt-get install -y -qq postgresql; } || \
 	{ echo "the tests need PostgreSQL: install the package postgresql, or name a server in KINORA_POSTGRES, or set KINORA_SKIP=postgres"; exit 1; }
 
+# One test drives the page of the example in a headless browser.
+browser:
+	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || command -v google-chrome > /dev/null || \
+	case ",$$KINORA_SKIP," in *,browser,*) true;; *) false;; esac || \
+	{ [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get update -qq && apt-get install -y -qq chromium; } || \
+	{ echo "the tests need a browser: install the package chromium, or set KINORA_SKIP=browser"; exit 1; }
+
 bench: postgres ## measure beside peers and hand-written limits (ONLY=append for a part); writes bench/results.json
 	cd bench && go run . -only "$(ONLY)"
 
@@ -49,4 +56,4 @@ $(BIN)/golangci-lint-$(GOLANGCI):
 	GOBIN=$(BIN) GOFLAGS=-mod=mod go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
 	mv $(BIN)/golangci-lint $@
 
-.PHONY: help demo test race gcc postgres bench lint
+.PHONY: help demo test race gcc postgres browser bench lint

@@ -17,6 +17,7 @@ import (
 type commandLine struct {
 	Import importCmd `cmd:"" help:"Import a file of reviews, and bring the read model up to date."`
 	Report reportCmd `cmd:"" help:"Print the read model: reviews, stars and average of each product."`
+	Serve  serveCmd  `cmd:"" help:"Serve reviews and ratings over HTTP, with a page."`
 	Demo   demoCmd   `cmd:"" help:"Show that the read model stays exact while messages are repeated and processes killed."`
 
 	DemoWorker demoWorkerCmd `cmd:"" hidden:""`

@@ -1,0 +1,210 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+const formType = "Content-Type: application/x-www-form-urlencoded"
+
+func reviewForm(product, author, stars, text string) string {
+	return url.Values{"product": {product}, "author": {author}, "stars": {stars}, "text": {text}}.Encode()
+}
+
+// TestPageWithoutJavaScript: what a form posts is on the page that it leads to.
+func TestPageWithoutJavaScript(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, db database) {
+		s := serveHere(t, db, here, 10*time.Second)
+		require.Contains(t, call(t, "GET", s.url+"/", "").text, "No reviews yet")
+		a := call(t, "POST", s.url+"/?product=p%26q", reviewForm("p&q", "<ann>", "4", "one\r\n<script>two"), formType, "Sec-Fetch-Site: same-origin")
+		require.Equal(t, http.StatusSeeOther, a.status, a.text)
+		require.Equal(t, "/?posted=1&product=p%26q", a.header.Get("Location"))
+		page := call(t, "GET", s.url+a.header.Get("Location"), "")
+		require.Equal(t, http.StatusOK, page.status)
+		require.Equal(t, "text/html; charset=utf-8", page.header.Get("Content-Type"))
+		for _, want := range []string{
+			"Posted.", "4.00", "★★★★☆", "Latest reviews of p&amp;q", `href="/?product=p%26q"`, "&lt;ann&gt;", "&lt;script&gt;two",
+			`<dd id="pending">0</dd>`, `value="p&amp;q"`,
+		} {
+			require.Contains(t, page.text, want)
+		}
+		require.NotContains(t, page.text, "<script>two")
+		require.NotContains(t, call(t, "GET", s.url+"/?product=other", "").text, "&lt;ann&gt;")
+
+		a = call(t, "POST", s.url+"/", reviewForm("p", "ann", "", "a <text>"), formType)
+		require.Equal(t, http.StatusUnprocessableEntity, a.status)
+		require.Contains(t, a.text, "0 stars: want 1 to 5")
+		require.Contains(t, a.text, "a &lt;text&gt;</textarea>", "what was typed is still there")
+
+		a = call(t, "POST", s.url+"/", reviewForm("p", "ann", "4", ""), formType, "Sec-Fetch-Site: cross-site")
+		require.Equal(t, http.StatusForbidden, a.status)
+		require.Equal(t, http.StatusBadRequest, call(t, "POST", s.url+"/", "{}").status)
+		require.Equal(t, http.StatusBadRequest, call(t, "POST", s.url+"/", strings.Repeat("x", bodyMax+1), formType).status)
+		require.Equal(t, http.StatusBadRequest, call(t, "GET", s.url+"/?after=%ff", "").status)
+		require.Equal(t, http.StatusBadRequest, call(t, "GET", s.url+"/?product=%00", "").status)
+	})
+}
+
+// TestPageLoadsNothingFromElsewhere: no other host, no script or style inside of the page, and the policy that says so.
+func TestPageLoadsNothingFromElsewhere(t *testing.T) {
+	t.Parallel()
+	s := serveHere(t, databases["sqlite"](t), here, time.Second)
+	page := call(t, "GET", s.url+"/", "")
+	require.Contains(t, page.header.Get("Content-Security-Policy"), "default-src 'none'")
+	require.NotRegexp(t, regexp.MustCompile(`(?i)https?://|<style|style=|\son[a-z]+=|<script>`), page.text)
+	links := regexp.MustCompile(`(?:src|href)="(/web/[^"]+)"`).FindAllStringSubmatch(page.text, -1)
+	require.Len(t, links, 3)
+	for _, link := range links {
+		require.Equal(t, http.StatusOK, call(t, "GET", s.url+link[1], "").status, link[1])
+	}
+}
+
+// TestPagesOfProducts: links lead through all products, and back.
+func TestPagesOfProducts(t *testing.T) {
+	t.Parallel()
+	s := serveHere(t, databases["sqlite"](t), here, 10*time.Second)
+	for i := range pageSize + 1 {
+		require.Equal(t, http.StatusCreated, call(t, "POST", s.url+fmt.Sprintf("/products/p%02d/reviews", i), reviewJSON("ann", 5, ""), strong).status)
+	}
+	first := call(t, "GET", s.url+"/", "").text
+	require.Contains(t, first, `href="/?after=p19">Next page`)
+	require.NotContains(t, first, "First page")
+	require.NotContains(t, first, `<td><a href="/?product=p20">`)
+	second := call(t, "GET", s.url+"/?after=p19", "").text
+	require.Contains(t, second, `<td><a href="/?product=p20">`)
+	require.NotContains(t, second, `<td><a href="/?product=p19">`)
+	require.Contains(t, second, `href="/">First page`)
+	require.NotContains(t, second, "Next page")
+}
+
+// stream is a page that listens.
+type stream struct {
+	*testing.T
+	events chan [2]string // name and data
+	stop   context.CancelFunc
+}
+
+func listen(t *testing.T, url string) *stream {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	r, err := http.NewRequestWithContext(ctx, "GET", url, nil)
+	require.NoError(t, err)
+	res, err := http.DefaultClient.Do(r)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, res.StatusCode)
+	require.Equal(t, "text/event-stream", res.Header.Get("Content-Type"))
+	s := &stream{t, make(chan [2]string, 1000), stop}
+	go func() {
+		defer close(s.events)
+		defer res.Body.Close()
+		var name string
+		var data []string
+		for in := bufio.NewScanner(res.Body); in.Scan(); {
+			field, value, _ := strings.Cut(in.Text(), ": ")
+			switch {
+			case field == "event":
+				name = value
+			case field == "data":
+				data = append(data, value)
+			case field == "" && value == "" && name != "":
+				s.events <- [2]string{name, strings.Join(data, "\n")}
+				name, data = "", nil
+			}
+		}
+	}()
+	t.Cleanup(stop)
+	return s
+}
+
+// until waits for an event that has all of these in it.
+func (s *stream) until(name string, parts ...string) {
+	s.Helper()
+	late := time.After(20 * time.Second)
+	for {
+		select {
+		case e, ok := <-s.events:
+			require.True(s, ok, "the stream ended")
+			all := e[0] == name
+			for _, part := range parts {
+				all = all && strings.Contains(e[1], part)
+			}
+			if all {
+				return
+			}
+		case <-late:
+			require.Fail(s, "no such event", "%s %q", name, parts)
+		}
+	}
+}
+
+// TestLive: the first event is the whole page, each change brings another, and what others wrote is seen too.
+func TestLive(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, db database) {
+		s := serveHere(t, db, here, 10*time.Second)
+		all, one := listen(t, s.url+"/live"), listen(t, s.url+"/live?product=p1")
+		all.until("page", "No reviews yet", `id="pending">0<`)
+		one.until("page", "Latest reviews of p1", "None.")
+		post := func(product, author string, stars int) {
+			require.Equal(t, http.StatusCreated, call(t, "POST", s.url+"/products/"+product+"/reviews", reviewJSON(author, stars, "line 1\nline 2 <i>")).status)
+		}
+		post("p2", "bob", 2)
+		all.until("page", "<strong>bob</strong> on p2", "2.00", "line 1\nline 2 &lt;i&gt;", `id="pending">0<`)
+		post("p1", "ann", 5)
+		one.until("page", "<strong>ann</strong>", "5.00", `id="pending">0<`)
+		all.until("page", "<strong>ann</strong> on p1", "<strong>bob</strong> on p2")
+		call(t, "DELETE", s.url+"/products/p1/reviews/ann", "")
+		one.until("page", "None.")
+
+		late := listen(t, s.url+"/live") // as after a break
+		late.until("page", "<strong>bob</strong> on p2")
+		s.stopping()
+		for _, page := range []*stream{all, one, late} {
+			for range page.events { //nolint:revive // to its end
+			}
+		}
+	})
+}
+
+// TestLiveTrouble: a page is told that the database does not answer, and is right again afterwards.
+func TestLiveTrouble(t *testing.T) {
+	t.Parallel()
+	fail := make(chan error, 100)
+	l := newLive(t.Context().Done(), func(context.Context, place) ([]byte, error) {
+		select {
+		case err := <-fail:
+			return nil, err
+		default:
+			return []byte("fine"), nil
+		}
+	})
+	mux := http.NewServeMux()
+	mux.Handle("GET /live", l)
+	server := newTestServer(t, mux)
+	page := listen(t, server+"/live")
+	page.until("page", "fine")
+	fail <- context.DeadlineExceeded
+	page.until("trouble")
+	page.until("page", "fine")
+	page.stop()
+	require.Eventually(t, func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return len(l.feeds) == 0 && l.listeners == 0
+	}, 10*time.Second, time.Millisecond, "nobody renders for nobody")
+
+	l.mu.Lock()
+	l.listeners = listeners
+	l.mu.Unlock()
+	require.Equal(t, http.StatusServiceUnavailable, call(t, "GET", server+"/live", "").status)
+}

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/kinora-go/kinora/examples/reviews/review"
+)
+
+type serveCmd struct {
+	DB         database      `required:"" env:"REVIEWS_DB" placeholder:"sqlite:PATH" help:"Where the data is: sqlite:PATH or postgres://…; created if it is not there."`
+	Addr       string        `default:"127.0.0.1:8080" help:"Where to listen."`
+	StrongWait time.Duration `default:"5s" help:"How long a write with strong consistency waits for the read model."`
+
+	pipelineFlags `embed:""`
+}
+
+// Validate is called by kong.
+func (c *serveCmd) Validate() error {
+	if c.StrongWait <= 0 || c.StrongWait >= requestLimit {
+		return fmt.Errorf("--strong-wait: want more than 0 and less than %s", requestLimit)
+	}
+	return nil
+}
+
+// drain is how long requests in flight may take once the service is told to stop.
+const drain = 10 * time.Second
+
+// Run serves until it is told to stop: then it takes no more requests, finishes those in flight, drains the
+// pipeline, and closes the database, in this order.
+func (c *serveCmd) Run(ctx context.Context) (err error) {
+	db, err := c.DB.create(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	pipe, err := c.start(ctx, c.DB, db)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, pipe.Stop()) }()
+	stopping, stop := context.WithCancel(ctx)
+	defer stop()
+	handler, err := newService(db, pipe, stopping.Done(), c.StrongWait)
+	if err != nil {
+		return err
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", c.Addr)
+	if err != nil {
+		return err
+	}
+	server := &http.Server{
+		Handler: handler, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: requestLimit,
+		WriteTimeout: requestLimit + drain, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug), // what clients do wrong
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	fmt.Fprintf(os.Stderr, "reviews: http://%s on %s\n", listener.Addr(), c.DB)
+	select {
+	case <-ctx.Done():
+	case <-pipe.done: // Stop says why
+		slog.Error("the pipeline ended by itself")
+	case err := <-served:
+		return err
+	}
+	stop()
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), drain)
+	defer cancel()
+	if err := server.Shutdown(last); err != nil {
+		return errors.Join(fmt.Errorf("requests did not end in %s: %w", drain, err), server.Close())
+	}
+	return nil
+}
+
+// newService is the whole service as a handler. It says that it is not ready once stopping is closed.
+func newService(db serviceStore, pipe *pipeline, stopping <-chan struct{}, strongWait time.Duration) (http.Handler, error) {
+	commands, err := review.NewCommands(db)
+	if err != nil {
+		return nil, err
+	}
+	a := &api{db: db, commands: commands, clock: time.Now, strongWait: strongWait}
+	p := &page{api: a, unconsumed: pipe.unconsumed}
+	p.live = newLive(stopping, p.fragment)
+	mux := http.NewServeMux()
+	a.routes(mux)
+	p.routes(mux)
+	mux.Handle("GET /healthz", jsonHandler(func(w http.ResponseWriter, _ *http.Request) error {
+		return writeJSON(w, http.StatusOK, map[string]string{"status": "alive"})
+	}))
+	mux.Handle("GET /readyz", jsonHandler(func(w http.ResponseWriter, r *http.Request) error {
+		return ready(w, r, db, pipe, stopping)
+	}))
+	return front(mux), nil
+}
+
+const readyLimit = 2 * time.Second // for the database to answer
+
+// ready tells whether requests should come here: not while stopping, without a pipeline, or without a database.
+func ready(w http.ResponseWriter, r *http.Request, db serviceStore, pipe *pipeline, stopping <-chan struct{}) error {
+	not := func(why string) error {
+		return &httpError{Status: http.StatusServiceUnavailable, Code: "not_ready", Message: why}
+	}
+	select {
+	case <-stopping:
+		return not("the service is stopping")
+	case <-pipe.done:
+		return not("the pipeline has ended")
+	default:
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), readyLimit)
+	defer cancel()
+	if _, err := db.products(ctx, "", 1); err != nil {
+		return not("the database does not answer")
+	}
+	return writeJSON(w, http.StatusOK, map[string]string{"status": "ready"})
+}

@@ -1,0 +1,280 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// databases are those that the service runs on.
+var databases = map[string]func(t *testing.T) database{
+	"sqlite": func(t *testing.T) database {
+		return database{kind: "sqlite", path: filepath.Join(t.TempDir(), "reviews.db")}
+	},
+	"postgres": func(t *testing.T) database { return database{kind: "postgres", path: postgresDSN(t)} },
+}
+
+// onEach plays a test on each of them.
+func onEach(t *testing.T, play func(t *testing.T, db database)) {
+	t.Helper()
+	for name, make := range databases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			play(t, make(t))
+		})
+	}
+}
+
+// site is a service in this process, where the race detector sees it.
+type site struct {
+	*testing.T
+	url      string
+	db       serviceStore
+	pipe     *pipeline
+	stopping context.CancelFunc
+}
+
+// serveHere starts it. With --no-pipeline nothing brings events to the read model.
+func serveHere(t *testing.T, d database, flags pipelineFlags, strongWait time.Duration) *site {
+	t.Helper()
+	db, err := d.create(t.Context())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = db.Close() })
+	pipe, err := flags.start(t.Context(), d, db)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = pipe.Stop() })
+	stopping, stop := context.WithCancel(context.Background())
+	handler, err := newService(db, pipe, stopping.Done(), strongWait)
+	require.NoError(t, err)
+	url := newTestServer(t, handler)
+	t.Cleanup(stop) // live pages end before the server waits for them
+	return &site{t, url, db, pipe, stop}
+}
+
+func newTestServer(t *testing.T, h http.Handler) (url string) {
+	t.Helper()
+	server := httptest.NewServer(h)
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
+var (
+	here      = pipelineFlags{Broker: "memory", Pipeline: true}
+	elsewhere = pipelineFlags{Broker: "sql"}
+)
+
+// answer is what came back.
+type answer struct {
+	status int
+	header http.Header
+	text   string
+}
+
+// decode reads JSON by key.
+func (a answer) decode(t *testing.T) map[string]any {
+	t.Helper()
+	var v map[string]any
+	require.NoError(t, json.Unmarshal([]byte(a.text), &v), a.text)
+	return v
+}
+
+// browser follows nothing, so that a redirect is seen.
+var browser = &http.Client{
+	Timeout:       time.Minute,
+	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+	Transport:     &http.Transport{MaxIdleConnsPerHost: 500, DisableCompression: true},
+}
+
+// call sends a request; headers are "Name: value".
+func call(t *testing.T, method, url, body string, headers ...string) answer {
+	t.Helper()
+	a, err := try(t.Context(), method, url, body, headers...)
+	require.NoError(t, err)
+	return a
+}
+
+func try(ctx context.Context, method, url, body string, headers ...string) (answer, error) {
+	r, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
+	if err != nil {
+		return answer{}, err
+	}
+	if body != "" {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	for _, h := range headers {
+		name, value, _ := strings.Cut(h, ": ")
+		r.Header.Set(name, value)
+	}
+	res, err := browser.Do(r)
+	if err != nil {
+		return answer{}, err
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	return answer{res.StatusCode, res.Header, string(text)}, err
+}
+
+const strong = "Consistency: strong"
+
+func reviewJSON(author string, stars int, text string) string {
+	body, _ := json.Marshal(map[string]any{"author": author, "stars": stars, "text": text})
+	return string(body)
+}
+
+// served is the service as a process.
+type served struct {
+	*exec.Cmd
+	url    string
+	stderr *bytes.Buffer
+	ended  chan struct{}
+}
+
+var listening = regexp.MustCompile(`http://\S+`)
+
+// serveProcess starts one, and waits until it listens.
+func serveProcess(t *testing.T, args ...string) *served {
+	t.Helper()
+	p := &served{Cmd: exec.Command(reviewsBin, append([]string{"serve"}, args...)...), stderr: &bytes.Buffer{}, ended: make(chan struct{})}
+	p.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	out, err := p.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, p.Start())
+	t.Cleanup(func() {
+		_ = p.Process.Kill()
+		<-p.ended
+	})
+	up := make(chan string, 1)
+	go func() {
+		defer close(p.ended)
+		for in := bufio.NewScanner(out); in.Scan(); {
+			if url := listening.FindString(in.Text()); url != "" && strings.HasPrefix(in.Text(), "reviews:") {
+				up <- url
+			}
+			p.stderr.WriteString(in.Text() + "\n")
+		}
+		_ = p.Wait()
+	}()
+	select {
+	case p.url = <-up:
+	case <-p.ended:
+		require.Fail(t, "it did not start", p.stderr.String())
+	case <-time.After(time.Minute):
+		require.Fail(t, "it does not listen")
+	}
+	return p
+}
+
+// stop asks it to end, and tells how it did.
+func (p *served) stop(t *testing.T, by os.Signal) (code int) {
+	t.Helper()
+	require.NoError(t, p.Process.Signal(by))
+	select {
+	case <-p.ended:
+	case <-time.After(30 * time.Second):
+		require.Fail(t, "it does not stop")
+	}
+	return p.ProcessState.ExitCode()
+}
+
+// TestServeStops: a request in flight is answered, a live page ends, nothing is left on its way, and what was
+// written is there after a restart.
+func TestServeStops(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, db database) {
+		p := serveProcess(t, "--db", db.flag(), "--addr", "127.0.0.1:0")
+		page, err := http.Get(p.url + "/live")
+		require.NoError(t, err)
+		defer page.Body.Close()
+		const writers = 20
+		answers := make(chan answer, writers)
+		for i := range writers {
+			go func() {
+				a, _ := try(context.Background(), "POST", p.url+"/products/p/reviews", reviewJSON(fmt.Sprint("a", i), 5, ""), strong)
+				answers <- a
+			}()
+		}
+		accepted := 0
+		if a := <-answers; a.status == http.StatusCreated { // so the others are on their way
+			accepted++
+		}
+		require.Zero(t, p.stop(t, syscall.SIGTERM), p.stderr.String())
+		_, err = io.ReadAll(page.Body)
+		require.NoError(t, err, "the live page ended in good order")
+		for range writers - 1 {
+			if a := <-answers; a.status == http.StatusCreated {
+				accepted++
+			} else {
+				require.Zero(t, a.status, "either it is answered, or it never got in: %s", a.text)
+			}
+		}
+		require.Positive(t, accepted)
+
+		p = serveProcess(t, "--db", db.flag(), "--addr", "127.0.0.1:0")
+		product := call(t, "GET", p.url+"/products/p", "").decode(t)
+		require.EqualValues(t, accepted, product["reviews"])
+		require.EqualValues(t, 5*accepted, product["stars"])
+		require.Zero(t, p.stop(t, os.Interrupt), p.stderr.String())
+	})
+}
+
+func TestServeRefuses(t *testing.T) {
+	t.Parallel()
+	db := "sqlite:" + filepath.Join(t.TempDir(), "reviews.db")
+	taken := serveProcess(t, "--db", db, "--addr", "127.0.0.1:0")
+	for _, c := range []struct {
+		want string
+		args []string
+	}{
+		{"missing flags: --db", nil},
+		{"nobody could read", []string{"--db", "memory"}},
+		{"address already in use", []string{"--db", db, "--addr", strings.TrimPrefix(taken.url, "http://")}},
+		{"--strong-wait", []string{"--db", db, "--strong-wait", "0s"}},
+		{"--strong-wait", []string{"--db", db, "--strong-wait", "1h"}},
+	} {
+		o := reviews(t, append([]string{"serve"}, c.args...)...)
+		require.NotZero(t, o.code, c.args)
+		require.Contains(t, o.stderr, c.want)
+	}
+}
+
+func TestReady(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, db database) {
+		s := serveHere(t, db, here, time.Second)
+		is := func(path string, status int) {
+			t.Helper()
+			require.Equal(t, status, call(t, "GET", s.url+path, "").status)
+		}
+		is("/readyz", http.StatusOK)
+		is("/healthz", http.StatusOK)
+		s.stopping()
+		is("/readyz", http.StatusServiceUnavailable)
+		is("/healthz", http.StatusOK)
+
+		s = serveHere(t, db, here, time.Second)
+		require.NoError(t, s.pipe.Stop())
+		is("/readyz", http.StatusServiceUnavailable)
+
+		s = serveHere(t, db, here, time.Second)
+		require.NoError(t, s.pipe.Stop())
+		is("/readyz", http.StatusServiceUnavailable)
+		require.NoError(t, s.db.Close())
+		is("/readyz", http.StatusServiceUnavailable)
+		is("/healthz", http.StatusOK)
+	})
+}
