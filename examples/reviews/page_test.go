@@ -170,7 +170,7 @@ func TestLive(t *testing.T) {
 		late.until("page", "<strong>bob</strong> on p2")
 		s.stopping()
 		for _, page := range []*stream{all, one, late} {
-			for range page.events { //nolint:revive // to its end
+			for range page.events {
 			}
 		}
 	})

@@ -74,8 +74,7 @@ func newTestServer(t *testing.T, h http.Handler) (url string) {
 }
 
 var (
-	here      = pipelineFlags{Broker: "memory", Pipeline: true}
-	elsewhere = pipelineFlags{Broker: "sql"}
+	here = pipelineFlags{Broker: "memory", Pipeline: true}
 )
 
 // answer is what came back.
