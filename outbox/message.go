@@ -16,6 +16,10 @@ type Message struct {
 	Key     string            // the ordering key; empty: the message's own id, so that it waits for no other
 	Payload []byte            // published byte for byte; at most the provider's MaxPayload
 	Headers map[string]string // see eventstore.CheckHeaders
+	// OrderedKey makes others that enqueue a message of this topic and key with it wait until this transaction
+	// ends, so that entries of a key that spans streams are published in the order of commits. Without it that
+	// order holds only where one transaction committed before the other enqueued, as it always is in a stream.
+	OrderedKey bool
 }
 
 // Normalize fills in an empty ID and Key, copies Headers, and refuses with *eventstore.InvalidError what no

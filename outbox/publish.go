@@ -6,35 +6,46 @@ import (
 	"sync"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/kinora-go/kinora/claim"
 )
 
 // lane is what keeps its order.
 type lane struct{ topic, key string }
 
-func (e *Entry) lane() lane { return lane{e.Topic, e.Key} }
+// lane is what e keeps its order in: its key, or nothing but itself.
+func (b *batch) lane(e Entry) lane {
+	if b.cfg.Unordered {
+		return lane{e.Topic, e.ID}
+	}
+	return lane{e.Topic, e.Key}
+}
 
 // batch is one claim on its way out.
 type batch struct {
 	*Relay
 	ctx     context.Context // ends when the relay is told to stop: no call begins any more
 	hard    context.Context // ends when the drain is over
-	leased  context.Context // ends with the lease: another relay may take over
-	stopped map[lane]bool   // keys whose run has met a failure
+	lease   *lease
+	stopped map[lane]bool // keys whose run has met a failure
+	trials  map[string]*trial
 
 	mu      sync.Mutex
-	waiting map[int64]Entry // claimed, and not begun
+	waiting map[int64]Entry       // claimed, and not begun
+	claimed map[int64]claim.Token // not marked yet
 }
 
 // publish sends what was claimed, each key's run in order, and stops a key at its first failure. What it does
 // not come to is released, with its attempt given back: when the relay is told to stop, at once, since the
 // call in flight may take long.
-func (r *Relay) publish(ctx, hard context.Context, entries []Entry) {
-	leased, cancel := context.WithTimeout(hard, r.cfg.Lease)
-	defer cancel()
-	b := &batch{Relay: r, ctx: ctx, hard: hard, leased: leased, stopped: map[lane]bool{}, waiting: map[int64]Entry{}}
-	for _, e := range entries {
-		b.waiting[e.Seq] = e
+func (r *Relay) publish(ctx, hard context.Context, l *lease, entries []Entry) {
+	b := &batch{
+		Relay: r, ctx: ctx, hard: hard, lease: l, stopped: map[lane]bool{}, trials: map[string]*trial{},
+		waiting: map[int64]Entry{}, claimed: map[int64]claim.Token{},
 	}
+	for _, e := range entries {
+		b.waiting[e.Seq], b.claimed[e.Seq] = e, e.Token
+	}
+	defer b.heartbeat()()
 	released, all := make(chan struct{}), entries
 	unhook := context.AfterFunc(ctx, func() {
 		defer close(released)
@@ -54,6 +65,7 @@ func (r *Relay) publish(ctx, hard context.Context, entries []Entry) {
 		}
 	}
 	b.release(b.take(entries))
+	b.mark(b.judge())
 	if !unhook() {
 		<-released
 	}
@@ -74,7 +86,7 @@ func (b *batch) take(entries []Entry) []Entry {
 }
 
 // goesOn tells whether another call may begin.
-func (b *batch) goesOn() bool { return b.ctx.Err() == nil && b.leased.Err() == nil }
+func (b *batch) goesOn() bool { return b.ctx.Err() == nil && b.lease.Err() == nil }
 
 // next takes from entries what can be published now: one Publish call a topic, and in a call at most one
 // entry a key, unless the publisher keeps order. Entries of stopped keys are unsent.
@@ -82,8 +94,8 @@ func (b *batch) next(entries []Entry) (calls [][]Entry, later, unsent []Entry) {
 	busy := map[lane]bool{}
 	call := map[string]int{}
 	for _, e := range entries {
-		switch l := e.lane(); {
-		case b.stopped[l]:
+		switch l := b.lane(e); {
+		case b.stopped[l] || b.trial(e.Topic).hopeless():
 			unsent = append(unsent, e)
 		case busy[l] && !b.cfg.OrderedPublisher:
 			later = append(later, e)
@@ -101,31 +113,36 @@ func (b *batch) next(entries []Entry) (calls [][]Entry, later, unsent []Entry) {
 	return calls, later, unsent
 }
 
-// send publishes entries of one topic. A failed call of several may have published any prefix: they go
-// again with the same ids, one by one, to find the one that fails.
-func (b *batch) send(call []Entry) []Mark {
-	if !b.goesOn() {
-		return releases(call)
+// send publishes entries of one topic, and returns the marks of what passed and of what it did not try. A failed
+// call of several may have published any prefix: they go again with the same ids, one by one, to find the one
+// that fails. So they go from the start where the topic was down.
+func (b *batch) send(call []Entry) (marks []Mark) {
+	t := b.trial(call[0].Topic)
+	if len(call) > 1 && t.pauses == 0 && b.publishCall(call) == nil {
+		t.pass()
+		return published(call, b.cfg.Keep)
 	}
-	err := b.publishCall(call)
-	if err == nil {
-		marks := make([]Mark, len(call))
-		for i, e := range call {
-			marks[i] = Mark{Seq: e.Seq, Token: e.Token, To: Published}
-		}
-		return marks
-	}
-	if len(call) == 1 {
-		b.stopped[call[0].lane()] = true
-		return []Mark{b.failure(call[0], err)}
-	}
-	var marks []Mark
-	for _, e := range call {
-		if b.stopped[e.lane()] {
-			marks = append(marks, releases([]Entry{e})...)
+	for i, e := range call {
+		one := call[i : i+1]
+		if b.stopped[b.lane(e)] || !b.goesOn() || t.hopeless() {
+			marks = append(marks, releases(one)...)
 			continue
 		}
-		marks = append(marks, b.send([]Entry{e})...)
+		if err := b.publishCall(one); err != nil {
+			b.stopped[b.lane(e)] = true
+			t.fail(e, err)
+			continue
+		}
+		t.pass()
+		marks = append(marks, published(one, b.cfg.Keep)...)
+	}
+	return marks
+}
+
+func published(call []Entry, keep Retention) []Mark {
+	marks := make([]Mark, len(call))
+	for i, e := range call {
+		marks[i] = Mark{Seq: e.Seq, Token: e.Token, To: Published, Drop: keep.Published < 0}
 	}
 	return marks
 }
@@ -138,20 +155,27 @@ func (b *batch) publishCall(call []Entry) error {
 	return b.pub.Publish(call[0].Topic, messages...)
 }
 
-// failure says what becomes of an entry whose publication failed: a later attempt, or the end of them.
-func (b *batch) failure(e Entry, err error) Mark {
-	m := Mark{Seq: e.Seq, Token: e.Token, To: Failed, Error: errorClass(err)}
-	if b.cfg.Backoff.Spent(e.Attempts) {
+// failure says what becomes of an entry whose publication failed by its own fault: a later attempt, or the end
+// of them.
+func (b *batch) failure(f failure) Mark {
+	m := Mark{Seq: f.Seq, Token: f.Token, To: Failed, Error: errorClass(f.err)}
+	if b.cfg.Backoff.Spent(f.Attempts) {
 		m.To = Abandoned
 	} else {
-		m.After, _ = b.cfg.Backoff.Delay(e.Attempts) // never fails: the claim counted an attempt, NewRelay checked the schedule
+		m.After, _ = b.cfg.Backoff.Delay(f.Attempts) // never fails: the claim counted an attempt, NewRelay checked the schedule
 	}
-	attrs := []any{"to", string(m.To), "topic", e.Topic, "key", e.Key, "message_id", e.ID, "attempt", e.Attempts, "class", m.Error}
+	if m.To == Abandoned || m.After >= holdLong {
+		select {
+		case b.upkeep <- struct{}{}:
+		default: // somebody has asked already
+		}
+	}
+	attrs := []any{"to", string(m.To), "topic", f.Topic, "key", f.Key, "message_id", f.ID, "attempt", f.Attempts, "class", m.Error}
 	if m.To == Failed {
 		attrs = append(attrs, "again_in", m.After)
 	}
 	if b.cfg.LogErrors {
-		attrs = append(attrs, "err", err)
+		attrs = append(attrs, "err", f.err)
 	}
 	b.log.Warn("publish", attrs...)
 	return m
@@ -176,15 +200,25 @@ func (b *batch) mark(marks []Mark) {
 	for pause := troubleMin; ; pause = min(2*pause, troubleMax) {
 		late, err := b.markOnce(marks)
 		if err == nil {
+			b.forget(marks)
 			if len(late) > 0 {
 				b.log.Warn("marked too late: the claim was taken over", "entries", len(late))
 			}
 			return
 		}
 		b.log.Warn("mark", "entries", len(marks), "class", errorClass(err), "again_in", pause)
-		if sleep(b.leased, pause, nil); b.leased.Err() != nil {
+		if sleep(b.lease, pause, nil); b.lease.Err() != nil {
 			return
 		}
+	}
+}
+
+// forget ends the renewal of what is marked.
+func (b *batch) forget(marks []Mark) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, m := range marks {
+		delete(b.claimed, m.Seq)
 	}
 }
 

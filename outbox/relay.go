@@ -17,9 +17,11 @@ import (
 type RelayConfig struct {
 	Topics           []string      // only these; nil: all
 	Batch            int           // entries in one claim; zero means 50
-	Lease            time.Duration // how long a claim protects its entries: longer than a batch takes to publish; zero means 5m
+	Lease            time.Duration // how long a claim protects its entries, and how late those of a relay that died go on; renewed while a batch takes longer; zero means 5m
 	Backoff          claim.Backoff // after a failed publication; zero means 30s doubling to 1h, 8 attempts
 	OrderedPublisher bool          // one Publish call keeps the order of its messages; else at most one message per key a call
+	Unordered        bool          // no message waits for another: for consumers that need no order; not beside a relay that keeps it
+	Keep             Retention     // how long entries are kept that are done with
 	Poll             time.Duration // the longest pause between two looks while idle; zero means 1s
 	Drain            time.Duration // how long Run may go on after its ctx ends; zero means 10s
 	Holder           string        // who claims, for people to read; empty: host and process
@@ -39,6 +41,8 @@ type Relay struct {
 	log     *slog.Logger
 	once    sync.Once
 	running chan struct{}
+	topics  map[string]*topic // of the one goroutine that publishes
+	upkeep  chan struct{}     // asks for a look at what should be held
 }
 
 // NewRelay makes a relay from s to p. It checks cfg and does nothing else yet.
@@ -46,7 +50,7 @@ func NewRelay(s Store, p message.Publisher, cfg *RelayConfig) (*Relay, error) {
 	if s == nil || p == nil {
 		return nil, errors.New("relay: wants a store and a publisher")
 	}
-	r := &Relay{store: s, pub: p, running: make(chan struct{})}
+	r := &Relay{store: s, pub: p, running: make(chan struct{}), topics: map[string]*topic{}, upkeep: make(chan struct{}, 1)}
 	if cfg != nil {
 		r.cfg = *cfg
 	}
@@ -54,7 +58,7 @@ func NewRelay(s Store, p message.Publisher, cfg *RelayConfig) (*Relay, error) {
 		return nil, fmt.Errorf("relay: %w", err)
 	}
 	r.log = r.cfg.Logger.With("relay", r.cfg.Holder)
-	r.query = Query{Topics: r.cfg.Topics, Attempts: r.cfg.Backoff.Attempts}
+	r.query = Query{Topics: r.cfg.Topics, Attempts: r.cfg.Backoff.Attempts, Unordered: r.cfg.Unordered}
 	return r, nil
 }
 
@@ -65,6 +69,9 @@ func (c *RelayConfig) validate() error {
 	}
 	c.Lease, c.Batch = terms.Lease, terms.Limit
 	if c.Backoff, err = c.Backoff.WithDefaults(); err != nil {
+		return err
+	}
+	if c.Keep, err = c.Keep.WithDefaults(); err != nil {
 		return err
 	}
 	if c.Poll == 0 {
@@ -91,6 +98,10 @@ func (r *Relay) Running() <-chan struct{} { return r.running }
 
 // Run relays until ctx ends; then it claims no more, finishes the Publish call in flight, releases what it did
 // not start, and returns nil; or ErrDrain if that takes longer than Drain. It runs once.
+//
+// A message that fails counts an attempt and waits for its backoff, and its key with it. Where all that is tried
+// of a topic fails, and nothing of it has got through since, that is no fault of the messages: the topic pauses
+// (1s doubling to 1m), and attempts are given back, so that an outage abandons nothing.
 func (r *Relay) Run(ctx context.Context) error {
 	started := false
 	r.once.Do(func() { started = true })
@@ -108,7 +119,10 @@ func (r *Relay) Run(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
+		var upkeep sync.WaitGroup
+		upkeep.Go(func() { r.keep(ctx) })
 		r.loop(ctx, hard)
+		upkeep.Wait()
 	}()
 	close(r.running)
 	select {
@@ -140,11 +154,13 @@ func (r *Relay) loop(ctx, hard context.Context) {
 		if w, ok := r.store.(Waker); ok {
 			wake = w.Enqueued() // before the look, so that nothing falls between
 		}
+		lease := newLease(hard, r.cfg.Lease) // before the claim, so that it ends before the store's does
 		entries, err := r.claim(ctx, hard)
 		if len(entries) > 0 {
-			r.publish(ctx, hard, entries)
+			r.publish(ctx, hard, lease, entries)
 			pause = pauseMin
 		}
+		lease.end()
 		switch {
 		case err != nil:
 			r.log.Warn("claim", "class", errorClass(err), "again_in", trouble)
@@ -165,7 +181,9 @@ func (r *Relay) claim(ctx, hard context.Context) ([]Entry, error) {
 	limit, cancel := context.WithTimeout(hard, storeLimit)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(r.cfg.Drain/2, cancel) })()
-	return Claim(limit, r.store, r.query, claim.Terms{Holder: r.cfg.Holder, Lease: r.cfg.Lease, Limit: r.cfg.Batch})
+	q := r.query
+	q.Except = r.pausing()
+	return Claim(limit, r.store, q, claim.Terms{Holder: r.cfg.Holder, Lease: r.cfg.Lease, Limit: r.cfg.Batch})
 }
 
 // sleep waits for d, for wake, or for the end of ctx.

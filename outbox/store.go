@@ -12,8 +12,10 @@ import (
 // Status is where an entry stands in its life.
 //
 //	pending ─claim─▶ claimed ─▶ published
-//	   ▲               │ ├────▶ failed ─(backoff over)─▶ claimed …
-//	   └──release──────┘ └────▶ abandoned ─requeue─▶ pending, or ─skip─▶ skipped
+//	 │ ▲ ▲             │ ├────▶ failed ─(backoff over)─▶ claimed …
+//	 │ │ └──release────┘ └────▶ abandoned ─requeue─▶ pending, or ─skip─▶ skipped
+//	 ▼ │
+//	held (behind one of its topic and key that waits for long, out of the way of claims; back in its turn)
 //
 // Published and skipped are terminal. An abandoned entry changes only by Requeue or Skip, and until then the
 // later entries of its topic and key wait.
@@ -24,15 +26,19 @@ const (
 	Claimed   Status = "claimed"   // a relay has it; once its lease is over, another may take it
 	Published Status = "published" // the publisher took it, and said so
 	Failed    Status = "failed"    // publishing failed; claimable again when its backoff is over
+	Held      Status = "held"      // waits behind an entry of its topic and key that is abandoned, or failed with a long backoff
 	Abandoned Status = "abandoned" // its attempts are spent
 	Skipped   Status = "skipped"   // given up on by a person
 )
 
 // Statuses lists every status.
-func Statuses() []Status { return []Status{Pending, Claimed, Published, Failed, Abandoned, Skipped} }
+func Statuses() []Status {
+	return []Status{Pending, Claimed, Published, Failed, Held, Abandoned, Skipped}
+}
 
-// Open tells whether a claim may have to look at an entry in this status.
-func (s Status) Open() bool { return s == Pending || s == Claimed || s == Failed || s == Abandoned }
+// Open tells whether an entry in this status stands before the later ones of its topic and key: all but
+// published and skipped ones do.
+func (s Status) Open() bool { return s != Published && s != Skipped }
 
 // ZeroCounts is a count of no entry, of the statuses given, or of all where none is.
 func ZeroCounts(of []Status) map[Status]int64 {
@@ -56,7 +62,7 @@ type Entry struct {
 	Token           claim.Token // of the last claim
 	ClaimedBy       string      // the holder of the last claim
 	LastError       string      // class only, never the error's text
-	NextAttemptAt   time.Time   // claimed: when the lease ends; else: not claimable before
+	NextAttemptAt   time.Time   // claimed: when the lease ends; skipped: when that was; else: not claimable before
 	CreatedAt       time.Time
 	LastAttemptedAt time.Time // zero: never
 	PublishedAt     time.Time // zero: not yet
@@ -64,8 +70,10 @@ type Entry struct {
 
 // Query picks entries to claim.
 type Query struct {
-	Topics   []string // nil: all
-	Attempts int      // the limit of attempts: an entry whose claim vanished at it is abandoned; ≤ 0: no limit
+	Topics    []string // only these; empty: all
+	Except    []string // not these
+	Attempts  int      // the limit of attempts: an entry whose claim vanished at it is abandoned; ≤ 0: no limit
+	Unordered bool     // no entry waits for another of its key: what is eligible is claimed, whatever stands before it
 }
 
 // Mark is one fenced change of a claimed entry.
@@ -73,14 +81,36 @@ type Mark struct {
 	Seq   int64
 	Token claim.Token
 	To    Status        // Published, Failed, Abandoned; Claimed renews the lease; Pending releases and gives the attempt back
-	After time.Duration // Failed: the backoff; Claimed: the new lease
-	Error string        // Failed, Abandoned: class only
+	After time.Duration // Failed: the backoff; Claimed: the new lease; Pending: not claimable before
+	Error string        // Failed, Abandoned, and where it is not empty Pending: class only
+	Drop  bool          // Published: delete the entry instead of keeping it
+}
+
+// Retention is how long entries are kept that are done with. Abandoned ones are kept until a person decides.
+type Retention struct {
+	Published time.Duration // zero means 7 days; negative: not at all, they are deleted where they would be marked
+	Skipped   time.Duration // zero means 30 days
+}
+
+// WithDefaults fills in what is zero, and refuses a negative time for skipped entries.
+func (r Retention) WithDefaults() (Retention, error) {
+	if r.Published == 0 {
+		r.Published = 7 * 24 * time.Hour
+	}
+	if r.Skipped == 0 {
+		r.Skipped = 30 * 24 * time.Hour
+	}
+	if r.Skipped < 0 {
+		return r, fmt.Errorf("%w: skipped entries kept for %s: want no negative duration", claim.ErrTerms, r.Skipped)
+	}
+	return r, nil
 }
 
 // Store is what a relay needs of a provider.
 //
-// An entry is open while it is pending, failed, claimed or abandoned. It is eligible while it is open, not
-// abandoned, and its NextAttemptAt is not in the future on the store's clock, which is read once per statement.
+// An entry is open until it is published or skipped (Status.Open). It is eligible while it is pending, failed or
+// claimed and its NextAttemptAt is not in the future on the store's clock, which is read once per statement.
+// Query.Unordered takes the conditions on earlier entries away.
 type Store interface {
 	// EntryCandidates reads at most limit eligible entries in order of Seq, without taking them: only those
 	// that have no earlier open entry of the same topic and key that is not eligible.
@@ -97,6 +127,8 @@ type Store interface {
 	// MarkEntries changes claimed entries, all marks in one transaction, each fenced by its token.
 	//   - It returns the Seqs whose token is no longer the entry's claim, in any order: those are unchanged.
 	//     Of two marks of one entry the first counts, and the second is late.
+	//   - Where an entry is published, held ones of its topic and key are pending again in the same transaction:
+	//     the first of them, and at least the next one.
 	//   - What CheckMarks refuses is an *eventstore.InvalidError, nothing changed.
 	MarkEntries(ctx context.Context, marks []Mark) (late []int64, err error)
 }
@@ -112,6 +144,9 @@ func CheckMarks(marks []Mark) error {
 		case Published, Failed, Abandoned, Claimed, Pending:
 		default:
 			return &eventstore.InvalidError{Field: fmt.Sprintf("marks[%d].to", i), Reason: "want published, failed, abandoned, claimed or pending"}
+		}
+		if m.Drop && m.To != Published {
+			return &eventstore.InvalidError{Field: fmt.Sprintf("marks[%d].drop", i), Reason: "only a published entry is deleted"}
 		}
 		if m.After < 0 {
 			return &eventstore.InvalidError{Field: fmt.Sprintf("marks[%d].after", i), Reason: "negative"}
@@ -132,6 +167,22 @@ type Enqueuer interface {
 type BatchClaimer interface {
 	// ClaimEntries does what Claim does. Terms are complete (claim.Terms.WithDefaults).
 	ClaimEntries(ctx context.Context, q Query, t claim.Terms) ([]Entry, error)
+}
+
+// Keeper is a capability of a Store: what relays do for the outbox itself, now and then.
+type Keeper interface {
+	// HoldEntries holds at most limit pending entries that wait for long: those behind one of their topic and key
+	// that is abandoned, or failed with at least long of its backoff to go.
+	//   - A held entry keeps its place: no later one of its key is claimed before it. It is pending again, its
+	//     attempts as they were, once what it waits for is published, requeued or skipped.
+	//   - Held entries that nothing precedes any more, as where somebody deleted that by hand, are pending again too.
+	//   - It returns how many it held. Claims meanwhile may pass over entries of the keys that it looks at.
+	HoldEntries(ctx context.Context, long time.Duration, limit int) (int, error)
+
+	// DeleteEntries looks at entries after Seq after, at most some thousand of them in order, and deletes those
+	// that have been published or skipped for longer than keep says. keep is complete (Retention.WithDefaults);
+	// a negative time is none. It returns how many it deleted, and the Seq to go on after; 0 at the end.
+	DeleteEntries(ctx context.Context, keep Retention, after int64) (n int, next int64, err error)
 }
 
 // ReadyChecker is a capability of a provider: services ask it once, when they start.
@@ -156,10 +207,12 @@ type Inspector interface {
 	// with none. What it costs grows with the open entries, and only where others are asked for with those.
 	StatusCounts(ctx context.Context, of ...Status) (map[Status]int64, error)
 	// Requeue makes the abandoned and failed entries that f picks pending, at once, with a fresh budget of
-	// attempts, no longer suspect. It returns how many; entries in another status stay as they are.
+	// attempts, no longer suspect. It returns how many; entries in another status stay as they are. Held entries
+	// behind them are pending again in the same transaction, in their places: the first of them, at least the next.
 	Requeue(ctx context.Context, f Filter) (int, error)
-	// Skip gives up for good on the pending, failed and abandoned entries that f picks; their keys go on
-	// without them. It returns how many; entries in another status stay as they are.
+	// Skip gives up for good on the pending, failed, held and abandoned entries that f picks; their keys go on
+	// without them, held entries behind them as with Requeue. It returns how many it skipped; entries in another
+	// status stay as they are.
 	Skip(ctx context.Context, f Filter) (int, error)
 }
 
@@ -168,9 +221,11 @@ type Filter struct {
 	Status []Status
 	Topic  string
 	Key    string
+	Stream string // of the event
 	Seqs   []int64
-	After  int64 // only greater Seqs: the last one of the page before
-	Limit  int   // zero means 100 for Entries, and no limit for Requeue and Skip
+	Older  time.Duration // created longer than this ago, on the store's clock
+	After  int64         // only greater Seqs: the last one of the page before
+	Limit  int           // zero means 100 for Entries, and no limit for Requeue and Skip
 }
 
 // OnlyOpen tells whether f picks open entries alone, which providers find without looking at what is done with.

@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -58,7 +59,8 @@ type lane struct{ topic, key string }
 func laneOf(e outbox.Entry) lane { return lane{e.Topic, e.Key} }
 
 func eligible(e outbox.Entry, now time.Time) bool {
-	return open(e) && e.Status != outbox.Abandoned && !e.NextAttemptAt.After(now)
+	claimable := e.Status == outbox.Pending || e.Status == outbox.Failed || e.Status == outbox.Claimed
+	return claimable && !e.NextAttemptAt.After(now)
 }
 
 // candidates are the eligible entries that no earlier one of their topic and key holds back.
@@ -71,9 +73,9 @@ func (s *state) candidates(q outbox.Query, limit int, now time.Time) []outbox.En
 		}
 		e, _ := s.entries.get(seq)
 		switch {
-		case len(q.Topics) > 0 && !slices.Contains(q.Topics, e.Topic):
+		case len(q.Topics) > 0 && !slices.Contains(q.Topics, e.Topic), slices.Contains(q.Except, e.Topic):
 		case !eligible(e, now):
-			held[laneOf(e)] = true
+			held[laneOf(e)] = !q.Unordered
 		case !held[laneOf(e)]:
 			found = append(found, ownEntry(e))
 		}
@@ -87,7 +89,7 @@ func (s *state) take(e outbox.Entry, q outbox.Query, t claim.Terms, now time.Tim
 	is, ok := s.entries.get(e.Seq)
 	asRead := ok && is.Status == e.Status && is.Attempts == e.Attempts && is.Suspect == e.Suspect &&
 		is.Token == e.Token && is.NextAttemptAt.Equal(e.NextAttemptAt)
-	if !asRead || !eligible(is, now) || !mutant.HalfGuard && s.passes(is, t.Token) {
+	if !asRead || !eligible(is, now) || !mutant.HalfGuard && !q.Unordered && s.passes(is, t.Token) {
 		return e, false
 	}
 	if is.Status == outbox.Claimed { // and eligible: that claim vanished
@@ -132,7 +134,14 @@ func (db *DB) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int6
 				late = append(late, m.Seq)
 				continue
 			}
-			tx.staged.put(changed(e, m, now))
+			if m.Drop {
+				tx.staged.drop(e)
+			} else {
+				tx.staged.put(changed(e, m, now))
+			}
+			if m.To == outbox.Published {
+				tx.staged.bringBack(laneOf(e))
+			}
 		}
 		return nil
 	})
@@ -155,7 +164,8 @@ func changed(e outbox.Entry, m outbox.Mark, now time.Time) outbox.Entry {
 		e.NextAttemptAt = now.Add(m.After)
 	case outbox.Pending:
 		e.Attempts--
-		e.NextAttemptAt = now
+		e.NextAttemptAt = now.Add(m.After)
+		e.LastError = cmp.Or(m.Error, e.LastError)
 	}
 	return e
 }

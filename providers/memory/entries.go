@@ -37,7 +37,8 @@ func (s *state) enqueue(m outbox.Message, now time.Time) (added bool) {
 		return false
 	}
 	m.Payload = bytes.Clone(m.Payload)
-	e := outbox.Entry{Message: m, Seq: s.entries.last() + 1, Status: outbox.Pending, NextAttemptAt: now, CreatedAt: now}
+	s.seq++
+	e := outbox.Entry{Message: m, Seq: s.seq, Status: outbox.Pending, NextAttemptAt: now, CreatedAt: now}
 	s.messages = s.messages.put(pair(m.Topic, m.ID), e.Seq)
 	s.put(e)
 	return true
@@ -50,9 +51,14 @@ func (s *state) put(e outbox.Entry) {
 	} else {
 		s.open = s.open.drop(e.Seq)
 	}
+	if e.Status == outbox.Held {
+		s.held = s.held.put(e.Seq, struct{}{})
+	} else {
+		s.held = s.held.drop(e.Seq)
+	}
 }
 
-func open(e outbox.Entry) bool { return e.Status != outbox.Published && e.Status != outbox.Skipped }
+func open(e outbox.Entry) bool { return e.Status.Open() }
 
 // pair makes one key of two texts, unambiguously.
 func pair(a, b string) string { return strconv.Itoa(len(a)) + ":" + a + b }
@@ -68,7 +74,7 @@ func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, err
 	if f.Limit == 0 {
 		f.Limit = 100
 	}
-	return db.committed.Load().pick(f), nil
+	return db.committed.Load().pick(f, db.now()), nil
 }
 
 // StatusCounts implements outbox.Inspector.
@@ -94,8 +100,8 @@ func (db *DB) Requeue(ctx context.Context, f outbox.Filter) (n int, err error) {
 
 // Skip implements outbox.Inspector.
 func (db *DB) Skip(ctx context.Context, f outbox.Filter) (n int, err error) {
-	return db.change(ctx, f, []outbox.Status{outbox.Pending, outbox.Failed, outbox.Abandoned}, func(e *outbox.Entry, _ time.Time) {
-		e.Status = outbox.Skipped
+	return db.change(ctx, f, []outbox.Status{outbox.Pending, outbox.Failed, outbox.Held, outbox.Abandoned}, func(e *outbox.Entry, now time.Time) {
+		e.Status, e.NextAttemptAt = outbox.Skipped, now
 	})
 }
 
@@ -110,9 +116,10 @@ func (db *DB) change(ctx context.Context, f outbox.Filter, in []outbox.Status, t
 	f.Status = in
 	err = db.Tx(ctx, func(tx *Model) error {
 		now := db.now()
-		for _, e := range tx.staged.pick(f) {
+		for _, e := range tx.staged.pick(f, now) {
 			to(&e, now)
 			tx.staged.put(e)
+			tx.staged.bringBack(laneOf(e))
 			n++
 		}
 		return nil
@@ -124,13 +131,15 @@ func (db *DB) change(ctx context.Context, f outbox.Filter, in []outbox.Status, t
 }
 
 // pick is what f picks, in order of Seq; a Limit of 0 is none.
-func (s *state) pick(f outbox.Filter) []outbox.Entry {
+func (s *state) pick(f outbox.Filter, now time.Time) []outbox.Entry {
 	var picked []outbox.Entry
 	for _, e := range s.entries.from(f.After + 1) {
 		switch {
 		case len(f.Status) > 0 && !slices.Contains(f.Status, e.Status),
 			f.Topic != "" && e.Topic != f.Topic,
 			f.Key != "" && e.Key != f.Key,
+			f.Stream != "" && e.Headers[outbox.HeaderStream] != f.Stream,
+			f.Older > 0 && !e.CreatedAt.Before(now.Add(-f.Older)),
 			len(f.Seqs) > 0 && !slices.Contains(f.Seqs, e.Seq):
 			continue
 		}

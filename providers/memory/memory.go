@@ -46,7 +46,9 @@ type state struct {
 	streams  *tree[string, *tree[int64, eventstore.Raw]] // events by stream and version
 	places   *tree[string, place]                        // of every event, by its id
 	entries  *tree[int64, outbox.Entry]                  // by Seq
+	seq      int64                                       // of the last entry
 	open     *tree[int64, struct{}]                      // the Seqs of those that are open
+	held     *tree[int64, struct{}]                      // the Seqs of those that are held
 	messages *tree[string, int64]                        // Seqs by topic and message id
 	markers  *tree[string, struct{}]                     // by handler and message id
 	parked   *tree[int64, projector.Parked]              // by Seq
@@ -119,7 +121,7 @@ func (m *Model) commit(ctx context.Context) error {
 	}
 	next := m.staged
 	before := m.db.committed.Load()
-	grown := next.entries.last() > before.entries.last()
+	grown := next.seq > before.seq
 	if grown {
 		next.added = make(chan struct{})
 	}

@@ -1,0 +1,127 @@
+package outbox
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/kinora-go/kinora/claim"
+)
+
+// An outage is told from poison by what gets through. A message that fails while others of its topic pass is
+// poison, or nearly so. Where nothing passes there is no telling: then no attempt is counted, and the topic
+// pauses.
+const (
+	hopelessSoon = 3  // keys that fail in a row, of a topic of which nothing has passed lately: no further tries in this batch
+	hopelessLate = 10 // the same where something has
+)
+
+var pauses = claim.Backoff{Base: time.Second, Max: time.Minute, Attempts: -1}
+
+// topic is what a relay knows of a topic's fortunes, in this process.
+type topic struct {
+	alive  bool            // the last try passed
+	pauses int             // in a row; 0: it is up, as far as we know
+	paused context.Context // until its end nothing of the topic is claimed; nil: never yet
+	resume context.CancelFunc
+}
+
+// pausing lists the topics that pause.
+func (r *Relay) pausing() []string {
+	var names []string
+	for name, t := range r.topics {
+		if t.paused != nil && t.paused.Err() == nil {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// trial is a topic in one batch.
+type trial struct {
+	*topic
+	passed bool // something got through in this batch
+	inRow  int  // keys that failed since
+	failed []failure
+}
+
+// failure is one try that failed. What becomes of it is judged when the batch is over.
+type failure struct {
+	Entry
+	err error
+}
+
+func (b *batch) trial(name string) *trial {
+	t := b.trials[name]
+	if t == nil {
+		if b.topics[name] == nil {
+			b.topics[name] = &topic{}
+		}
+		t = &trial{topic: b.topics[name]}
+		b.trials[name] = t
+	}
+	return t
+}
+
+func (t *trial) pass() { t.passed, t.alive, t.inRow, t.pauses = true, true, 0, 0 }
+
+func (t *trial) fail(e Entry, err error) {
+	t.failed = append(t.failed, failure{e, err})
+	t.inRow++
+}
+
+// hopeless tells whether to leave the rest of the topic alone.
+func (t *trial) hopeless() bool {
+	if t.alive {
+		return t.inRow >= hopelessLate
+	}
+	return t.inRow >= hopelessSoon
+}
+
+// counts tells whether what failed is the messages' own fault: others passed, or did so just before; or it is
+// one alone that has failed before while others passed.
+func (t *trial) counts() bool {
+	const before = 2 // attempts: this one, and one that counted
+	return t.passed || t.alive || t.pauses == 0 && len(t.failed) == 1 && t.failed[0].Attempts >= before
+}
+
+// judge says what becomes of everything that failed in this batch.
+func (b *batch) judge() []Mark {
+	var marks []Mark
+	for name, t := range b.trials {
+		switch {
+		case len(t.failed) == 0:
+		case t.counts():
+			for _, f := range t.failed {
+				marks = append(marks, b.failure(f))
+			}
+		default:
+			marks = append(marks, b.pause(name, t)...)
+		}
+		t.alive = t.inRow == 0 && t.alive
+	}
+	return marks
+}
+
+// pause gives the attempts back, and lets nothing of the topic be claimed for a while. What was tried waits twice
+// as long, so that the next try is of other keys.
+func (b *batch) pause(name string, t *trial) []Mark {
+	t.pauses++
+	delay, _ := pauses.Delay(t.pauses) // never fails: it is a schedule, and pauses ≥ 1
+	if t.resume != nil {
+		t.resume()
+	}
+	t.paused, t.resume = context.WithTimeout(b.hard, delay)
+	last := t.failed[len(t.failed)-1]
+	attrs := []any{"topic", name, "tried", len(t.failed), "class", errorClass(last.err), "for", delay}
+	if b.cfg.LogErrors {
+		attrs = append(attrs, "err", last.err)
+	}
+	b.log.Warn("nothing of a topic can be published: it pauses", attrs...)
+	marks := make([]Mark, len(t.failed))
+	for i, f := range t.failed {
+		marks[i] = Mark{Seq: f.Seq, Token: f.Token, To: Pending, After: 2 * delay, Error: errorClass(f.err)}
+	}
+	return marks
+}

@@ -1,0 +1,89 @@
+package memory
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/kinora-go/kinora/outbox"
+)
+
+var _ outbox.Keeper = (*DB)(nil)
+
+// HoldEntries implements outbox.Keeper.
+func (db *DB) HoldEntries(ctx context.Context, long time.Duration, limit int) (n int, err error) {
+	err = db.Tx(ctx, func(tx *Model) error {
+		n = tx.staged.hold(db.now().Add(long), limit)
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("hold entries: %w", err)
+	}
+	return n, nil
+}
+
+// hold walks the open entries in order. What stands before a later one of its key either waits until at least
+// until, or what is held behind it is not held for a reason.
+func (s *state) hold(until time.Time, limit int) (n int) {
+	waits, open := map[lane]bool{}, map[lane]bool{}
+	for seq := range s.open.from(0) {
+		e, _ := s.entries.get(seq)
+		l := laneOf(e)
+		switch {
+		case e.Status == outbox.Abandoned, e.Status == outbox.Failed && !e.NextAttemptAt.Before(until):
+			waits[l] = true
+		case e.Status == outbox.Pending && waits[l] && n < limit:
+			e.Status = outbox.Held
+			s.put(e)
+			n++
+		case e.Status == outbox.Held && !open[l]:
+			e.Status = outbox.Pending
+			s.put(e)
+		}
+		open[l] = true
+	}
+	return n
+}
+
+// bringBack makes the held entries of a topic and key pending.
+func (s *state) bringBack(l lane) {
+	for seq := range s.held.from(0) {
+		if e, _ := s.entries.get(seq); laneOf(e) == l {
+			e.Status = outbox.Pending
+			s.put(e)
+		}
+	}
+}
+
+const deleteLook = 1000 // entries that one call looks at
+
+// DeleteEntries implements outbox.Keeper.
+func (db *DB) DeleteEntries(ctx context.Context, keep outbox.Retention, after int64) (n int, next int64, err error) {
+	err = db.Tx(ctx, func(tx *Model) error {
+		now, looked := db.now(), 0
+		for _, e := range tx.staged.entries.from(after + 1) {
+			if looked++; looked > deleteLook {
+				return nil
+			}
+			next = e.Seq
+			if e.Status == outbox.Published && e.PublishedAt.Before(now.Add(-max(keep.Published, 0))) ||
+				e.Status == outbox.Skipped && e.NextAttemptAt.Before(now.Add(-keep.Skipped)) {
+				tx.staged.drop(e)
+				n++
+			}
+		}
+		next = 0
+		return nil
+	})
+	if err != nil {
+		return 0, after, fmt.Errorf("delete entries: %w", err)
+	}
+	return n, next, nil
+}
+
+func (s *state) drop(e outbox.Entry) {
+	s.entries = s.entries.drop(e.Seq)
+	s.open = s.open.drop(e.Seq)
+	s.held = s.held.drop(e.Seq)
+	s.messages = s.messages.drop(pair(e.Topic, e.ID))
+}
