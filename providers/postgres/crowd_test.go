@@ -162,7 +162,11 @@ func TestOneMessageAHundredTimesThroughTwoProcesses(t *testing.T) {
 }
 
 func child(role string) int {
-	if role != "deliver" {
+	switch role {
+	case "relay":
+		return relayChild()
+	case "deliver":
+	default:
 		return 2
 	}
 	ctx := context.Background()
