@@ -1,0 +1,71 @@
+package outbox_test
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/providers/memory"
+)
+
+// A person decides about abandoned entries: one may go out after all, another never.
+func ExampleInspector() {
+	ctx := context.Background()
+	db, err := memory.New(nil) // or sqlite.Open, postgres.Open
+	if err != nil {
+		panic(err)
+	}
+	abandon(ctx, db, "invoice-1", "invoice-2")
+
+	abandoned := outbox.Filter{Status: []outbox.Status{outbox.Abandoned}}
+	entries, err := db.Entries(ctx, abandoned) // oldest first, 100 at most; the next page is After the last Seq
+	if err != nil {
+		panic(err)
+	}
+	for _, e := range entries {
+		fmt.Println(e.Topic, e.ID, e.Status, e.Attempts, e.LastError)
+	}
+	requeued, err := db.Requeue(ctx, outbox.Filter{Seqs: []int64{entries[0].Seq}})
+	if err != nil {
+		panic(err)
+	}
+	skipped, err := db.Skip(ctx, abandoned) // whatever is still abandoned
+	if err != nil {
+		panic(err)
+	}
+	counts, err := db.StatusCounts(ctx, outbox.Pending, outbox.Abandoned)
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(requeued, "requeued,", skipped, "skipped:", counts)
+
+	// Output:
+	// billing invoice-1 abandoned 1 *net.OpError
+	// billing invoice-2 abandoned 1 *net.OpError
+	// 1 requeued, 1 skipped: map[abandoned:0 pending:1]
+}
+
+// abandon makes entries whose attempts are spent.
+func abandon(ctx context.Context, db *memory.DB, ids ...string) {
+	err := db.Tx(ctx, func(tx *memory.Model) error {
+		for _, id := range ids {
+			if err := db.InTx(tx).Enqueue(ctx, outbox.Message{ID: id, Topic: "billing"}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		panic(err)
+	}
+	entries, err := outbox.Claim(ctx, db, outbox.Query{}, claim.Terms{})
+	if err != nil {
+		panic(err)
+	}
+	for _, e := range entries {
+		if _, err := db.MarkEntries(ctx, []outbox.Mark{{Seq: e.Seq, Token: e.Token, To: outbox.Abandoned, Error: "*net.OpError"}}); err != nil {
+			panic(err)
+		}
+	}
+}
