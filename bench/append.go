@@ -34,7 +34,7 @@ create function lim.hold() returns trigger language plpgsql as $$ begin perform 
 create trigger hold before insert on lim.events for each statement execute function lim.hold();
 create table lim.outbox (id bigint generated always as identity primary key, message_id text collate "C" not null, topic text collate "C" not null,
 	key text collate "C" not null, payload bytea not null, headers jsonb not null, open boolean not null default true,
-	status text not null default 'pending', attempts int not null default 0, next_attempt_at timestamptz not null, created_at timestamptz not null,
+	status text not null default 'pending', attempts int not null default 0, token uuid, published_at timestamptz, next_attempt_at timestamptz not null, created_at timestamptz not null,
 	unique (topic, message_id)) with (fillfactor = 70);
 create index on lim.outbox (id) where open;
 create index on lim.outbox (topic, key, id) where open;`
@@ -73,9 +73,9 @@ func appendLines(ctx context.Context, b *bed) ([]line, error) {
 	}
 	const name = "Watermill forwarder, publishing in a transaction"
 	return []line{
-		{"append/1", "appends/s", name, ours(db, 1, 1), peer(1), limit(1, 1)},
-		{"append/1x8", "appends/s", name, ours(db, 8, 1), peer(8), limit(8, 1)},
-		{"append/10", "events/s", "", ours(db, 4, 10), nil, limit(4, 10)},
+		{"append/1", "appends/s", name, program{work: ours(db, 1, 1)}, program{work: peer(1)}, program{work: limit(1, 1)}},
+		{"append/1x8", "appends/s", name, program{work: ours(db, 8, 1)}, program{work: peer(8)}, program{work: limit(8, 1)}},
+		{"append/10", "events/s", "", program{work: ours(db, 4, 10)}, program{}, program{work: limit(4, 10)}},
 	}, nil
 }
 

@@ -25,10 +25,17 @@ import (
 // line is one row of results: what Kinora, a peer and the limit do in a second.
 type line struct {
 	name, unit, peerName string
-	ours, peer, limit    work // peer and limit may be nil
+	ours, peer, limit    program // peer and limit may be none
 }
 
-// work does its thing until ctx ends, with the given data source, and returns how much it did.
+// program is work, and what must be there before its time begins.
+type program struct {
+	prepare func(ctx context.Context) error // nil: nothing
+	work    work
+}
+
+// work does its thing until ctx ends, with the given data source, or until there is nothing left to do, and
+// returns how much it did.
 type work func(ctx context.Context, b *bed) (done int64, err error)
 
 // bed is what the programs run on.
@@ -95,6 +102,11 @@ func run(ctx context.Context, only string, rounds int, length time.Duration, out
 	if err != nil {
 		return err
 	}
+	relays, err := relayLines(ctx, b)
+	if err != nil {
+		return err
+	}
+	lines = append(lines, relays...)
 	for _, l := range lines {
 		if !strings.HasPrefix(l.name, only) {
 			continue
@@ -115,11 +127,11 @@ func run(ctx context.Context, only string, rounds int, length time.Duration, out
 
 // measure runs a line's programs by turns.
 func measure(ctx context.Context, b *bed, l line, rounds int, length time.Duration) (result, error) {
-	programs := []work{l.ours, l.peer, l.limit}
+	programs := []program{l.ours, l.peer, l.limit}
 	rates := make([][]float64, len(programs))
 	for round := range rounds + 1 {
 		for i, p := range programs {
-			if p == nil {
+			if p.work == nil {
 				continue
 			}
 			rate, err := once(ctx, b, p, length)
@@ -142,11 +154,16 @@ func measure(ctx context.Context, b *bed, l line, rounds int, length time.Durati
 	return r, nil
 }
 
-func once(ctx context.Context, b *bed, p work, length time.Duration) (float64, error) {
+func once(ctx context.Context, b *bed, p program, length time.Duration) (float64, error) {
+	if p.prepare != nil {
+		if err := p.prepare(ctx); err != nil {
+			return 0, fmt.Errorf("prepare: %w", err)
+		}
+	}
 	ctx, cancel := context.WithTimeout(ctx, length)
 	defer cancel()
 	begin := time.Now()
-	done, err := p(ctx, b)
+	done, err := p.work(ctx, b)
 	if err != nil {
 		return 0, err
 	}
