@@ -217,7 +217,7 @@ func (d *demo) drive(ctx context.Context) error {
 	}
 	d.say("all commands are issued: %d accepted, %d rejected, %d events", d.commander.tally.accepted,
 		d.commander.tally.rejected, d.commander.events.Load())
-	if err := caughtUp(ctx, d.db, nil, func(int64) {}); err != nil { // ctx ends with the worker
+	if err := caughtUp(ctx, d.db, newBroker(), nil, func(int64) {}); err != nil { // ctx ends with the worker
 		return err
 	}
 	d.say("every event is published and acked; the worker delivers its last copies and stops")
