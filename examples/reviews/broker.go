@@ -70,6 +70,15 @@ type discreet struct{ watermill.LoggerAdapter }
 
 func (discreet) Trace(string, watermill.LogFields) {}
 
+// Error leaves what was broken off on purpose to those who debug.
+func (l discreet) Error(msg string, err error, fields watermill.LogFields) {
+	if errors.Is(err, context.Canceled) {
+		l.Debug(msg, fields.Add(watermill.LogFields{"error": err}))
+		return
+	}
+	l.LoggerAdapter.Error(msg, err, fields)
+}
+
 func (l discreet) With(fields watermill.LogFields) watermill.LoggerAdapter {
 	return discreet{l.LoggerAdapter.With(fields)}
 }

@@ -53,9 +53,10 @@ type sqlBroker struct {
 	schema sqlSchema
 	every  time.Duration // between two prunings
 	wait   time.Duration // sqlAckDeadline, but in tests
+	idle   time.Duration // sqlIdle, but in tests
 
 	life    context.Context // ends with Close
-	close   func() error
+	end     func()
 	work    sync.WaitGroup // subscriptions, and what prunes
 	pruning sync.Once
 }
@@ -73,7 +74,7 @@ func newSQLBroker(ctx context.Context, dsn string, subscriptions int, topics ...
 	conn := config.ConnConfig
 	// The server plans each time, for the tables as they are: they are empty now and may be long soon.
 	conn.DefaultQueryExecMode, conn.DescriptionCacheCapacity = pgx.QueryExecModeCacheDescribe, 128
-	b := &sqlBroker{db: stdlib.OpenDB(*conn), topics: topics, every: sqlPruneEvery, wait: sqlAckDeadline}
+	b := &sqlBroker{db: stdlib.OpenDB(*conn), topics: topics, every: sqlPruneEvery, wait: sqlAckDeadline, idle: sqlIdle}
 	const others = 2 // connections for publishing, looking, and pruning
 	b.db.SetMaxOpenConns(subscriptions + others)
 	b.db.SetMaxIdleConns(subscriptions + others)
@@ -82,21 +83,18 @@ func newSQLBroker(ctx context.Context, dsn string, subscriptions int, topics ...
 		GeneratePayloadType: func(string) string { return "bytea" },
 		SubscribeBatchSize:  sqlBatch,
 	}
-	life, end := context.WithCancel(context.WithoutCancel(ctx))
-	b.life = life
-	b.close = sync.OnceValue(func() error {
-		end()
-		b.work.Wait()
-		return b.db.Close() // Watermill's Publisher has nothing to close
-	})
+	b.life, b.end = context.WithCancel(context.WithoutCancel(ctx))
 	if err = b.checkConnections(ctx, int(config.MaxConns), subscriptions+others); err == nil {
 		err = b.createTables(ctx)
+	}
+	if err == nil {
+		err = b.checkCluster(ctx)
 	}
 	if err == nil {
 		b.pub, err = wsql.NewPublisher(limited{b.db}, wsql.PublisherConfig{SchemaAdapter: b.schema}, brokerLog())
 	}
 	if err != nil {
-		_ = b.close()
+		_ = b.Close()
 		return nil, fmt.Errorf("open the broker: %w", err)
 	}
 	return b, nil
@@ -151,6 +149,26 @@ func (b *sqlBroker) tablesExist(ctx context.Context) (there bool, err error) {
 	return true, nil
 }
 
+const foreignSQL = `
+select exists (select from {offsets} where last_processed_transaction_id >= pg_snapshot_xmax(pg_current_snapshot()))
+	or exists (select from {messages} where transaction_id >= pg_snapshot_xmax(pg_current_snapshot()))`
+
+// checkCluster refuses topics that were restored into another cluster: their transaction ids mean nothing there,
+// and new messages, with lower ones, would be passed over.
+func (b *sqlBroker) checkCluster(ctx context.Context) error {
+	for _, topic := range b.topics {
+		var foreign bool
+		if err := b.db.QueryRowContext(ctx, b.on(topic, foreignSQL)).Scan(&foreign); err != nil {
+			return err
+		}
+		if foreign {
+			return fmt.Errorf("topic %s comes from another cluster: where no process is at work, set %s.transaction_id to 1 and %s.last_processed_transaction_id to 0, "+
+				"so that all that is kept is delivered once more", topic, b.schema.MessagesTable(topic), b.schema.offsets.MessagesOffsetsTable(topic))
+		}
+	}
+	return nil
+}
+
 // limited limits Watermill's publications, which heed no context: a relay must be able to drain. One that is
 // broken off may have been committed all the same; the relay sends it again, and that is a duplicate.
 type limited struct{ *sql.DB }
@@ -168,7 +186,11 @@ func (b *sqlBroker) Publish(topic string, messages ...*message.Message) error {
 }
 
 // Close ends subscriptions in good order, so that what was acked does not come again. It waits for that.
-func (b *sqlBroker) Close() error { return b.close() }
+func (b *sqlBroker) Close() error {
+	b.end()
+	b.work.Wait()
+	return b.db.Close() // Watermill's Publisher has nothing to close
+}
 
 // on puts the tables of a topic into a statement.
 func (b *sqlBroker) on(topic, statement string) string { return b.schema.offsets.on(topic, statement) }

@@ -41,7 +41,10 @@ func (s sqlSchema) SelectQuery(topic, group string, _ wsql.OffsetsAdapter) wsql.
 }
 
 // guarded begins transactions that the server ends where nobody does.
-type guarded struct{ *sql.DB }
+type guarded struct {
+	*sql.DB
+	idle time.Duration // for so long it may stand without a statement
+}
 
 func (g guarded) BeginTx(ctx context.Context, opts *sql.TxOptions) (*sql.Tx, error) {
 	tx, err := g.DB.BeginTx(ctx, opts)
@@ -49,7 +52,7 @@ func (g guarded) BeginTx(ctx context.Context, opts *sql.TxOptions) (*sql.Tx, err
 		return nil, err
 	}
 	// Not in the connection's parameters, which a pooler may refuse.
-	if _, err := tx.ExecContext(ctx, fmt.Sprintf(`set local idle_in_transaction_session_timeout = %d`, sqlIdle.Milliseconds())); err != nil {
+	if _, err := tx.ExecContext(ctx, fmt.Sprintf(`set local idle_in_transaction_session_timeout = %d`, g.idle.Milliseconds())); err != nil {
 		return nil, errors.Join(err, tx.Rollback())
 	}
 	return tx, nil
@@ -74,7 +77,7 @@ type sqlSubscription struct {
 func (b *sqlBroker) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
 	s := &sqlSubscription{out: make(chan *message.Message), ended: make(chan struct{}), done: make(chan struct{})}
 	var err error
-	s.inner, err = wsql.NewSubscriber(guarded{b.db}, wsql.SubscriberConfig{
+	s.inner, err = wsql.NewSubscriber(guarded{b.db, b.idle}, wsql.SubscriberConfig{
 		ConsumerGroup: consumerGroup, AckDeadline: &b.wait, PollInterval: sqlPoll, ResendInterval: sqlPoll, RetryInterval: sqlRetry,
 		BackoffManager: s, SchemaAdapter: b.schema, OffsetsAdapter: b.schema.offsets,
 	}, brokerLog())
@@ -170,11 +173,21 @@ func (s *sqlSubscription) HandleError(log watermill.LoggerAdapter, nothing bool,
 	const serializationFailure = "40001" // another consumer has acked a batch meanwhile
 	pg, _ := errors.AsType[*pgconn.PgError](err)
 	switch {
-	case err == nil && !nothing:
-		return 0
-	case err == nil, pg != nil && pg.Code == serializationFailure:
+	case err == nil && nothing:
 		return sqlPoll
+	case err == nil:
+	case pg != nil && pg.Code == serializationFailure:
+		s.pause(sqlPoll)
+	default:
+		log.Error("read the topic", err, watermill.LogFields{"again_in": sqlRetry})
+		s.pause(sqlRetry)
 	}
-	log.Error("read the topic", err, watermill.LogFields{"again_in": sqlRetry})
-	return sqlRetry
+	return 0 // for a pause after an error, Watermill would keep the error for its later logs, each further one, for ever
+}
+
+func (s *sqlSubscription) pause(d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-s.done:
+	}
 }

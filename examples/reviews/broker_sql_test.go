@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -135,9 +134,11 @@ func TestBrokerStopsBehindAnother(t *testing.T) {
 		return topicNumber(t, b, `select count(*) from pg_stat_activity
 			where datname = current_database() and wait_event_type = 'Lock' and query like '%watermill_offsets_review%'`) == 1
 	}, 10*time.Second, 10*time.Millisecond)
+	start := time.Now()
 	cancel()
 	_, open := <-second
 	require.False(t, open)
+	require.Less(t, time.Since(start), sqlLimit/2)
 	held.Ack()
 	next(t, first).Ack()
 }
@@ -270,7 +271,7 @@ func TestBrokerIdle(t *testing.T) {
 	messages, err := b.Subscribe(t.Context(), review.Category)
 	require.NoError(t, err)
 	looks := func() (drew bool) {
-		tx, err := guarded{b.db}.BeginTx(t.Context(), nil)
+		tx, err := guarded{b.db, b.idle}.BeginTx(t.Context(), nil)
 		require.NoError(t, err)
 		defer func() { require.NoError(t, tx.Rollback()) }()
 		q := b.schema.SelectQuery(review.Category, consumerGroup, nil)
@@ -298,18 +299,63 @@ func TestBrokerWantsConnections(t *testing.T) {
 	dsn := postgresDSN(t)
 	b := testBroker(t, dsn, 0)
 	gives := topicNumber(t, b, `select current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int`)
-	sep := "?"
-	if strings.Contains(dsn, "?") {
-		sep = "&"
-	}
-	with := func(pool int) string { return fmt.Sprintf("%s%spool_max_conns=%d", dsn, sep, pool) }
-	_, err := newSQLBroker(t.Context(), with(gives-1), 1, review.Category)
+	pool := func(n int) string { return with(dsn, fmt.Sprintf("pool_max_conns=%d", n)) }
+	_, err := newSQLBroker(t.Context(), pool(gives-1), 1, review.Category)
 	require.ErrorContains(t, err, fmt.Sprintf("may open %d connections (pool_max_conns %d, the broker 3) and the server gives %d to all", gives+2, gives-1, gives))
-	exact, err := newSQLBroker(t.Context(), with(gives-3), 1, review.Category)
+	exact, err := newSQLBroker(t.Context(), pool(gives-3), 1, review.Category)
 	require.NoError(t, err)
 	require.NoError(t, exact.Close())
 
 	_, err = newSQLBroker(t.Context(), "postgres://ann:hunter2@127.0.0.1:1/none?connect_timeout=2", 1, review.Category)
 	require.Error(t, err)
 	require.NotContains(t, err.Error(), "hunter2")
+}
+
+// TestBrokerStoppedProcess: a consumer that neither works nor ends, as in a process that is stopped, loses its
+// batch to another one.
+func TestBrokerStoppedProcess(t *testing.T) {
+	t.Parallel()
+	b := testBroker(t, postgresDSN(t), 2)
+	b.wait, b.idle = time.Hour, 300*time.Millisecond
+	publish(t, b, review.Category, 0, 1)
+	first, err := b.Subscribe(t.Context(), review.Category)
+	require.NoError(t, err)
+	held := next(t, first)
+	second, err := b.Subscribe(t.Context(), review.Category)
+	require.NoError(t, err)
+	m := next(t, second)
+	require.Equal(t, held.UUID, m.UUID)
+	m.Ack()
+	held.Ack()
+	require.NoError(t, settle(t.Context(), b))
+}
+
+// TestBrokerAnotherCluster: transaction ids that this cluster has not come to yet are refused.
+func TestBrokerAnotherCluster(t *testing.T) {
+	t.Parallel()
+	dsn := postgresDSN(t)
+	b := testBroker(t, dsn, 1)
+	for _, there := range []string{
+		`insert into watermill_review (uuid, transaction_id) values ('x', '123456789012')`,
+		`delete from watermill_review; insert into watermill_offsets_review values ('reviews', 7, '123456789012')`,
+	} {
+		_, err := b.db.ExecContext(t.Context(), there)
+		require.NoError(t, err)
+		_, err = newSQLBroker(t.Context(), dsn, 0, review.Category)
+		require.ErrorContains(t, err, "comes from another cluster")
+	}
+	// What the message says helps.
+	_, err := b.db.ExecContext(t.Context(), `insert into watermill_review (uuid, transaction_id, metadata) values ('x', '123456789012', '{}');
+		update watermill_review set transaction_id = '1'; update watermill_offsets_review set last_processed_transaction_id = '0'`)
+	require.NoError(t, err)
+	again := testBroker(t, dsn, 1)
+	messages, err := again.Subscribe(t.Context(), review.Category)
+	require.NoError(t, err)
+	publish(t, again, review.Category, 1, 1)
+	m := next(t, messages)
+	require.Equal(t, "x", m.UUID)
+	m.Ack()
+	m = next(t, messages)
+	require.Equal(t, 1, payload(t, m))
+	m.Ack()
 }

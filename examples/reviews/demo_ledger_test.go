@@ -81,3 +81,35 @@ func TestLedger(t *testing.T) {
 	require.Equal(t, counts{Deliveries: 5, Duplicates: 2, Injected: 2, Concurrent: 1}, l.total())
 	require.Equal(t, 1, l.ackedMessages())
 }
+
+// TestLedgerOfSeveral: each worker has its own account, and only its own end closes it.
+func TestLedgerOfSeveral(t *testing.T) {
+	t.Parallel()
+	l := newLedger()
+	for _, w := range []string{"project 0", "project 1"} {
+		l.enter(w, step{kind: received, delivery: 1, what: "m1"})
+		l.enter(w, step{kind: begun, delivery: 1, what: "p"})
+	}
+	require.Zero(t, l.total().Concurrent, "two pipes have no common order")
+	l.enter("project 0", step{kind: running, delivery: 1, what: "p"})
+	require.True(t, l.underway("project 0"))
+	require.False(t, l.underway("project 1"))
+	l.enter("project 1", step{kind: running, delivery: 1, what: "p"})
+	l.died("project 0")
+	require.False(t, l.underway("project 0"))
+	require.True(t, l.underway("project 1"))
+	l.enter("project 1", step{kind: acking, delivery: 1})
+	require.False(t, l.underway("project 1"))
+
+	l.enter("relay 0", step{kind: claimed, delivery: 1})
+	l.enter("relay 0", step{kind: claimed, delivery: 2})
+	l.enter("relay 1", step{kind: claimed, delivery: 3})
+	l.enter("relay 0", step{kind: marking, delivery: 1})
+	require.True(t, l.relaying("relay 0"))
+	l.enter("relay 0", step{kind: marking, delivery: 2})
+	require.False(t, l.relaying("relay 0"))
+	require.True(t, l.relaying("relay 1"))
+	l.died("relay 1")
+	require.False(t, l.relaying("relay 1"))
+	require.Equal(t, 2, l.publishedEntries())
+}

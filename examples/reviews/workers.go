@@ -35,12 +35,12 @@ func (f *workerFlags) run(ctx context.Context, name string, subscriptions int,
 	}
 	db, err := f.DB.create(ctx)
 	if err != nil {
-		return err
+		return unlessEnded(ctx, err)
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
 	b, err := openBroker(ctx, sqlKind, f.DB, subscriptions, review.Category)
 	if err != nil {
-		return err
+		return unlessEnded(ctx, err)
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
 	s, err := service(db, b)
@@ -57,7 +57,18 @@ func (f *workerFlags) run(ctx context.Context, name string, subscriptions int,
 		case <-done:
 		}
 	}()
-	return kinora.Run(ctx, s)
+	if err = kinora.Run(ctx, s); errors.Is(err, context.Canceled) {
+		return unlessEnded(ctx, err)
+	}
+	return err
+}
+
+// unlessEnded: to be told to stop while starting is no error.
+func unlessEnded(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
 }
 
 // relayCmd publishes what is in the outbox.
