@@ -260,7 +260,8 @@ func TestDemoSQLBroker(t *testing.T) {
 	}{{"one worker", nil}, {"processes", []string{"--processes", "2"}}} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			o, result := demoJSON(t, append(c.args, "--db", postgresDSN(t), "--broker", "sql",
+			dsn := postgresDSN(t)
+			o, result := demoJSON(t, append(c.args, "--db", dsn, "--broker", "sql",
 				"--commands", "400", "--products", "8", "--kills", "2", "--duplicates", "0.9")...)
 			require.Zero(t, o.code, "%s\n%s", o.stdout, o.stderr)
 			require.Empty(t, o.stderr)
@@ -274,6 +275,9 @@ func TestDemoSQLBroker(t *testing.T) {
 			if c.args != nil {
 				require.Contains(t, o.stdout, "a relay between its claim and its mark")
 			}
+			left, err := testBroker(t, dsn, 0).unconsumed(t.Context())
+			require.NoError(t, err)
+			require.Zero(t, left, "the last copies were delivered, too")
 		})
 	}
 }
