@@ -70,9 +70,10 @@ type discreet struct{ watermill.LoggerAdapter }
 
 func (discreet) Trace(string, watermill.LogFields) {}
 
-// Error leaves what was broken off on purpose to those who debug.
+// Error leaves to those who debug what was broken off on purpose, and a rollback that failed after an error that
+// is reported by itself: its connection is gone.
 func (l discreet) Error(msg string, err error, fields watermill.LogFields) {
-	if errors.Is(err, context.Canceled) {
+	if _, rollback := fields["query_err"]; rollback || errors.Is(err, context.Canceled) {
 		l.Debug(msg, fields.Add(watermill.LogFields{"error": err}))
 		return
 	}
