@@ -18,18 +18,18 @@ const (
 )
 
 // live tells pages when they have changed, as server-sent events: each event is the whole live part, so that a
-// page is right again with the first one, whatever it missed. Pages that show the same place share one look at
+// page is right again with the first one, whatever it missed. Pages that show the same spot share one look at
 // the database, which sees what any process has written.
 type live struct {
-	render func(context.Context, place) ([]byte, error)
+	render func(context.Context, spot) ([]byte, error)
 	done   <-chan struct{} // closed when the service stops
 
 	mu        sync.Mutex
 	listeners int
-	feeds     map[place]*feed
+	feeds     map[spot]*feed
 }
 
-// feed is one place for those who look at it.
+// feed is one spot for those who look at it.
 type feed struct {
 	stop      context.CancelFunc
 	listeners int
@@ -37,12 +37,12 @@ type feed struct {
 	changed   chan struct{} // closed when event is replaced
 }
 
-func newLive(done <-chan struct{}, render func(context.Context, place) ([]byte, error)) *live {
-	return &live{render: render, done: done, feeds: map[place]*feed{}}
+func newLive(done <-chan struct{}, render func(context.Context, spot) ([]byte, error)) *live {
+	return &live{render: render, done: done, feeds: map[spot]*feed{}}
 }
 
 func (l *live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	at := placeOf(r.URL.Query())
+	at := spotOf(r.URL.Query())
 	f := l.join(at)
 	if f == nil {
 		answerError(w, r, &httpError{Status: http.StatusServiceUnavailable, Code: "too_many", Message: "too many pages are open"})
@@ -88,8 +88,8 @@ func (l *live) last(f *feed) (event []byte, changed chan struct{}) {
 	return f.event, f.changed
 }
 
-// join returns the feed of a place, nil where there are too many listeners.
-func (l *live) join(at place) *feed {
+// join returns the feed of a spot, nil where there are too many listeners.
+func (l *live) join(at spot) *feed {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.listeners >= listeners {
@@ -107,7 +107,7 @@ func (l *live) join(at place) *feed {
 	return f
 }
 
-func (l *live) leave(at place, f *feed) {
+func (l *live) leave(at spot, f *feed) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.listeners--
@@ -117,8 +117,8 @@ func (l *live) leave(at place, f *feed) {
 	}
 }
 
-// watch renders a place again and again, and tells when it has changed.
-func (l *live) watch(ctx context.Context, at place, f *feed) {
+// watch renders a spot again and again, and tells when it has changed.
+func (l *live) watch(ctx context.Context, at spot, f *feed) {
 	tick := time.NewTicker(liveEvery)
 	defer tick.Stop()
 	for ctx.Err() == nil {

@@ -42,13 +42,13 @@ func (p *page) routes(mux *http.ServeMux) {
 	}
 }
 
-// place is which part of everything a page shows: products after one, and the latest reviews of all or of one.
-type place struct{ after, product string }
+// spot is which part of everything a page shows: products after one, and the latest reviews of all or of one.
+type spot struct{ after, product string }
 
-func placeOf(q url.Values) place { return place{q.Get("after"), q.Get("product")} }
+func spotOf(q url.Values) spot { return spot{q.Get("after"), q.Get("product")} }
 
-// URL is the place's page.
-func (at place) URL() string {
+// URL is the spot's page.
+func (at spot) URL() string {
 	q := url.Values{}
 	if at.after != "" {
 		q.Set("after", at.after)
@@ -78,16 +78,16 @@ type form struct {
 	Error                 string
 }
 
-func (p *page) view(ctx context.Context, at place) (v view, err error) {
+func (p *page) view(ctx context.Context, at spot) (v view, err error) {
 	var next string
 	if v.Products, next, err = p.page(ctx, at.after, pageSize); err != nil {
 		return v, err
 	}
 	if at.after != "" {
-		v.First = place{product: at.product}.URL()
+		v.First = spot{product: at.product}.URL()
 	}
 	if next != "" {
-		v.Next = place{next, at.product}.URL()
+		v.Next = spot{next, at.product}.URL()
 	}
 	v.Product = at.product
 	if at.product == "" {
@@ -127,11 +127,11 @@ func (p *page) pipeline(ctx context.Context, v *view) error {
 }
 
 func (p *page) show(w http.ResponseWriter, r *http.Request) {
-	at := placeOf(r.URL.Query())
+	at := spotOf(r.URL.Query())
 	p.answer(w, r, http.StatusOK, at, form{Product: at.product, Posted: r.URL.Query().Has("posted")})
 }
 
-func (p *page) answer(w http.ResponseWriter, r *http.Request, status int, at place, f form) {
+func (p *page) answer(w http.ResponseWriter, r *http.Request, status int, at spot, f form) {
 	ctx, cancel := context.WithTimeout(r.Context(), requestLimit)
 	defer cancel()
 	v, err := p.view(ctx, at)
@@ -153,7 +153,7 @@ func (p *page) answer(w http.ResponseWriter, r *http.Request, status int, at pla
 
 // postForm is the form without JavaScript: it goes back to the page once that shows the review.
 func (p *page) postForm(w http.ResponseWriter, r *http.Request) {
-	at := placeOf(r.URL.Query())
+	at := spotOf(r.URL.Query())
 	r.Body = http.MaxBytesReader(w, r.Body, bodyMax)
 	if mediaType(r) != "application/x-www-form-urlencoded" || r.ParseForm() != nil {
 		answerError(w, r, badRequest("want a form, at most 1 MiB of it"))
@@ -180,7 +180,7 @@ func (p *page) postForm(w http.ResponseWriter, r *http.Request) {
 }
 
 // fragment is the live part of a page.
-func (p *page) fragment(ctx context.Context, at place) ([]byte, error) {
+func (p *page) fragment(ctx context.Context, at spot) ([]byte, error) {
 	v, err := p.view(ctx, at)
 	if err != nil {
 		return nil, err

@@ -180,7 +180,7 @@ func TestLive(t *testing.T) {
 func TestLiveTrouble(t *testing.T) {
 	t.Parallel()
 	fail := make(chan error, 100)
-	l := newLive(t.Context().Done(), func(context.Context, place) ([]byte, error) {
+	l := newLive(t.Context().Done(), func(context.Context, spot) ([]byte, error) {
 		select {
 		case err := <-fail:
 			return nil, err

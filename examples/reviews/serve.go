@@ -35,6 +35,9 @@ const drain = 10 * time.Second
 // Run serves until it is told to stop: then it takes no more requests, finishes those in flight, drains the
 // pipeline, and closes the database, in this order.
 func (c *serveCmd) Run(ctx context.Context) (err error) {
+	if err := c.check(c.DB); err != nil {
+		return err
+	}
 	db, err := c.DB.create(ctx)
 	if err != nil {
 		return err

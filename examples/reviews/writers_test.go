@@ -40,7 +40,7 @@ func TestWriters(t *testing.T) {
 		start := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), writerPatience)
 		defer cancel()
-		require.NoError(t, caughtUp(ctx, s.db, s.pipe.done, func(int64) {}))
+		require.NoError(t, caughtUp(ctx, s.db, s.pipe, s.pipe.done, func(int64) {}))
 		t.Logf("%d commands were accepted in %s; the read model had them %s later", accepted.Load(), *writersFor, time.Since(start).Round(time.Millisecond))
 
 		want := map[string]rating{}
