@@ -15,6 +15,7 @@ const (
 	liveLimit  = 10 * time.Second       // for one event to get through
 	listeners  = 500                    // connections; browsers come again where there are too many
 	liveRender = 5 * time.Second
+	renderers  = 2 // at the same moment, however many spots are looked at: requests come first
 )
 
 // live tells pages when they have changed, as server-sent events: each event is the whole live part, so that a
@@ -23,6 +24,7 @@ const (
 type live struct {
 	render func(context.Context, spot) ([]byte, error)
 	done   <-chan struct{} // closed when the service stops
+	turns  chan struct{}
 
 	mu        sync.Mutex
 	listeners int
@@ -38,10 +40,14 @@ type feed struct {
 }
 
 func newLive(done <-chan struct{}, render func(context.Context, spot) ([]byte, error)) *live {
-	return &live{render: render, done: done, feeds: map[spot]*feed{}}
+	return &live{render: render, done: done, turns: make(chan struct{}, renderers), feeds: map[spot]*feed{}}
 }
 
 func (l *live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method == http.MethodHead {
+		w.Header().Set("Content-Type", "text/event-stream")
+		return
+	}
 	at := spotOf(r.URL.Query())
 	f := l.join(at)
 	if f == nil {
@@ -122,9 +128,11 @@ func (l *live) watch(ctx context.Context, at spot, f *feed) {
 	tick := time.NewTicker(liveEvery)
 	defer tick.Stop()
 	for ctx.Err() == nil {
+		l.turns <- struct{}{}
 		limited, cancel := context.WithTimeout(ctx, liveRender)
 		html, err := l.render(limited, at)
 		cancel()
+		<-l.turns
 		event := sse("page", html)
 		if err != nil {
 			event = sse("trouble", nil)

@@ -2,6 +2,7 @@
 //
 //	reviews import --db sqlite:reviews.db reviews.json.gz
 //	reviews report --db sqlite:reviews.db
+//	reviews serve --db sqlite:reviews.db
 //	reviews relay --db postgres://…
 //	reviews project --db postgres://…
 //	reviews demo

@@ -140,20 +140,13 @@ func caughtUp(ctx context.Context, s store, u unconsumer, ended <-chan struct{},
 
 // troubled tells what did not get through: abandoned entries and parked messages.
 func troubled(ctx context.Context, s store) error {
-	counts, err := s.StatusCounts(ctx)
+	counts, err := s.StatusCounts(ctx, outbox.Abandoned)
 	if err != nil {
 		return err
 	}
-	parked := 0
-	for after := int64(0); ; {
-		page, err := s.ParkedMessages(ctx, "", after, 1000)
-		if err != nil {
-			return err
-		}
-		if len(page) == 0 {
-			break
-		}
-		parked, after = parked+len(page), page[len(page)-1].Seq
+	parked, err := s.ParkedCount(ctx, "")
+	if err != nil {
+		return err
 	}
 	if counts[outbox.Abandoned] > 0 || parked > 0 {
 		return fmt.Errorf("the read model lacks events: %d outbox entries are abandoned, %d messages are parked",
