@@ -74,7 +74,8 @@ func start(ctx context.Context, services ...Service) (*Group, error) {
 	return g, nil
 }
 
-// Ended is closed once a service has ended by itself. Stop then returns why.
+// Ended is closed once a service has ended by itself. Stop then returns its error, which is nil where the service
+// thought that it was done.
 func (g *Group) Ended() <-chan struct{} { return g.ended }
 
 // Stop stops in reverse order, each once the one after it has drained, so that nothing is published to a

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"time"
 )
 
 // Aggregate is state folded from a stream. Apply gets each event's data as a registered value; it cannot
@@ -71,14 +73,22 @@ func (r *Repository[A]) load(ctx context.Context, store Store, id string) (A, Ap
 }
 
 // Update loads the aggregate, asks decide for events, and appends them at the loaded version.
-//   - On a conflict it loads and decides again, RepositoryConfig.Retries times, then returns the
-//     *ConflictError. So decide must have no effect outside its return value.
+//   - On a conflict it loads and decides again, RepositoryConfig.Retries times, each after a short random pause
+//     (up to 1ms, doubling to 200ms) so that many on one stream do not keep one another from getting anywhere;
+//     then it returns the *ConflictError. So decide must have no effect outside its return value.
 //   - No events: nothing is written; Appended says where the stream stands, with Count 0.
 //   - decide's error is returned as it is.
 func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([]any, error)) (Appended, error) {
 	for try := 0; ; try++ {
 		at, stale, err := r.update(ctx, r.store, id, decide)
 		if !stale || try >= r.retries {
+			return at, err
+		}
+		pause := time.NewTimer(rand.N(min(time.Millisecond<<min(try, 10), 200*time.Millisecond)))
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			pause.Stop()
 			return at, err
 		}
 	}

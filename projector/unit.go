@@ -59,4 +59,6 @@ type ParkedInspector interface {
 	// ParkedMessages lists at most limit (zero means 100) parked messages of projector, of all projectors
 	// where it is empty, whose Seq is greater than after, in order.
 	ParkedMessages(ctx context.Context, projector string, after int64, limit int) ([]Parked, error)
+	// ParkedCount counts the parked messages of projector, of all projectors where it is empty.
+	ParkedCount(ctx context.Context, projector string) (int64, error)
 }

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/go-json-experiment/json"
@@ -28,7 +30,8 @@ type api struct {
 	db         serviceStore
 	commands   *review.Commands
 	clock      func() time.Time
-	strongWait time.Duration // how long a write with strong consistency waits for the read model
+	strongWait time.Duration   // how long a write with strong consistency waits for the read model
+	stopping   context.Context // ends when the service is told to stop
 }
 
 func (a *api) routes(mux *http.ServeMux) {
@@ -100,11 +103,12 @@ func (a *api) do(ctx context.Context, product, author string, strong bool,
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.strongWait)
 	defer cancel()
+	defer context.AfterFunc(a.stopping, func() { time.AfterFunc(drain/2, cancel) })() // so that it is answered all the same
 	switch err := a.db.wait(ctx, at); {
 	case errors.Is(err, projector.ErrParked):
 		return done, &httpError{http.StatusInternalServerError, "parked", "written, but what shows it has failed and waits for a person", &done}
-	case errors.Is(err, context.DeadlineExceeded):
-		return done, &httpError{http.StatusGatewayTimeout, "not_visible_yet", fmt.Sprintf("written, but not visible within %s", a.strongWait), &done}
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		return done, &httpError{http.StatusGatewayTimeout, "not_visible_yet", "written, but not visible in time", &done}
 	default:
 		return done, err
 	}
@@ -116,7 +120,7 @@ func wantsStrong(r *http.Request) (bool, error) {
 	if r.URL.Query().Has("consistency") {
 		v = r.URL.Query().Get("consistency")
 	}
-	switch v {
+	switch strings.ToLower(v) {
 	case "strong":
 		return true, nil
 	case "", "eventual":
@@ -199,11 +203,22 @@ func readJSON(w http.ResponseWriter, r *http.Request, into any) error {
 		return &httpError{Status: http.StatusUnsupportedMediaType, Code: "unsupported_media_type", Message: "want Content-Type: application/json"}
 	}
 	err := json.UnmarshalRead(http.MaxBytesReader(w, r.Body, bodyMax), into, json.RejectUnknownMembers(true))
-	if _, tooLarge := errors.AsType[*http.MaxBytesError](err); tooLarge {
-		return &httpError{Status: http.StatusRequestEntityTooLarge, Code: "too_large", Message: fmt.Sprintf("the request is longer than %d bytes", bodyMax)}
+	if err == nil {
+		return nil
 	}
-	if err != nil {
-		return badRequest("body: " + jsonReason(err).Error())
+	if e := unread(err); e != nil {
+		return e
+	}
+	return badRequest("body: " + jsonReason(err).Error())
+}
+
+// unread tells a body that did not arrive, or not all of it, from one that is wrong: nil for that.
+func unread(err error) error {
+	switch _, tooLarge := errors.AsType[*http.MaxBytesError](err); {
+	case tooLarge:
+		return &httpError{Status: http.StatusRequestEntityTooLarge, Code: "too_large", Message: fmt.Sprintf("the request is longer than %d bytes", bodyMax)}
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return &httpError{Status: http.StatusRequestTimeout, Code: "timeout", Message: fmt.Sprintf("the request did not arrive in %s", requestLimit)}
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
 	"github.com/kinora-go/kinora/eventstore"
@@ -53,6 +54,9 @@ func TestAPI(t *testing.T) {
 		require.JSONEq(t, `{"product":"p1","author":"ann","version":3,"changed":true}`, a.text)
 		require.EqualValues(t, 1, call(t, "GET", s.url+"/products/p1", "").decode(t)["reviews"])
 		a = call(t, "DELETE", s.url+"/products/p1/reviews/ann", "", strong)
+		require.Equal(t, http.StatusOK, a.status, "to send it again is safe")
+		require.JSONEq(t, `{"product":"p1","author":"ann","version":3,"changed":false}`, a.text)
+		a = call(t, "DELETE", s.url+"/products/p1/reviews/nobody", "", strong)
 		require.Equal(t, http.StatusNotFound, a.status)
 		require.Equal(t, "no_review", code(t, a))
 
@@ -152,6 +156,8 @@ func TestBadInput(t *testing.T) {
 		"after: NUL":          {"GET", "/products?after=%00", "", nil, 400, "bad_request", "after"},
 		"product: NUL":        {"GET", "/products/%00", "", nil, 400, "bad_request", "product"},
 		"product: none":       {"GET", "/products/none", "", nil, 404, "no_reviews", "no reviews"},
+		"two dots":            {"POST", "/products/%2e%2e/reviews", good, nil, 422, "rejected", "dot"},
+		"a blank product":     {"POST", "/products/%20/reviews", good, nil, 422, "rejected", "empty"},
 		"no such place":       {"GET", "/product", "", nil, 404, "not_found", ""},
 		"no such method":      {"PUT", "/products/p/reviews", good, nil, 405, "method_not_allowed", "POST"},
 		"no such method here": {"DELETE", "/products", "", nil, 405, "method_not_allowed", "GET"},
@@ -200,6 +206,29 @@ func TestStrongTooLate(t *testing.T) {
 	require.Equal(t, "not_visible_yet", code(t, a))
 	require.Equal(t, map[string]any{"product": "p", "author": "ann", "version": 1., "changed": true}, a.decode(t)["written"])
 	require.Equal(t, http.StatusOK, call(t, "POST", s.url+"/products/p/reviews", reviewJSON("ann", 5, "")).status, "it was written")
+}
+
+// A write that waits is answered when the service stops, and not broken off.
+func TestStrongWhileStopping(t *testing.T) {
+	t.Parallel()
+	s := serveHere(t, databases["sqlite"](t), here, requestLimit-time.Second)
+	require.NoError(t, s.pipe.Stop())
+	begin := time.Now()
+	time.AfterFunc(50*time.Millisecond, s.stopping)
+	a := call(t, "POST", s.url+"/products/p/reviews", reviewJSON("ann", 5, ""), strong)
+	require.Equal(t, "not_visible_yet", code(t, a))
+	require.Less(t, time.Since(begin), drain)
+}
+
+// A database that is away is no bug of the service's: clients are told to come again.
+func TestDatabaseAway(t *testing.T) {
+	t.Parallel()
+	_, err := database{kind: "postgres", path: "postgres://127.0.0.1:1/none?connect_timeout=2"}.open(t.Context())
+	require.Error(t, err)
+	require.Equal(t, http.StatusServiceUnavailable, asHTTP(err).Status)
+	for code, status := range map[string]int{"57P01": 503, "53300": 503, "08006": 503, "42601": 500} {
+		require.Equal(t, status, asHTTP(fmt.Errorf("read: %w", &pgconn.PgError{Code: code})).Status, code)
+	}
 }
 
 func TestStrongParked(t *testing.T) {

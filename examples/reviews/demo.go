@@ -7,10 +7,10 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
 	"time"
+
+	"github.com/kinora-go/kinora/examples/reviews/review"
 )
 
 type demoCmd struct {
@@ -18,7 +18,9 @@ type demoCmd struct {
 	Commands   int      `default:"5000" help:"How many commands."`
 	Products   int      `default:"50" help:"Over how many products."`
 	Duplicates float64  `default:"0.3" help:"Share of the messages that are delivered twice, half of these at the same moment."`
-	Kills      int      `default:"5" help:"How often the worker is killed between a handler's start and its ack."`
+	Kills      int      `default:"5" help:"How often a worker is killed between a handler's start and its ack; with --processes, every other time a relay between its claim and its mark."`
+	Broker     string   `enum:"memory,sql" default:"memory" help:"What carries messages: memory, in the worker, or sql, topics in the database (postgres://… only)."`
+	Processes  int      `default:"0" help:"With --broker sql: so many relays and so many projectors, each in a process of its own, in place of the one worker."`
 	Seed       uint64   `help:"Of commands and duplicates; 0 draws one."`
 	JSON       string   `placeholder:"FILE" help:"Write the result here as well."`
 }
@@ -34,8 +36,10 @@ func (c *demoCmd) Validate() error {
 		return errors.New("--kills: want at least 0")
 	case c.DB.kind == "memory" && c.Kills > 0:
 		return errors.New("--db memory keeps everything in one process, which cannot kill itself and go on: use --kills 0")
+	case c.Processes < 0 || c.Processes > 0 && c.Broker != sqlKind:
+		return errors.New("--processes: want at least 0, and --broker sql, which processes share")
 	}
-	return nil
+	return checkBroker(c.Broker, c.DB)
 }
 
 // Run shows that a read model stays exact while messages are delivered again and processes are killed, and
@@ -58,7 +62,12 @@ func (c *demoCmd) Run(ctx context.Context) (err error) {
 	if err := unused(ctx, db); err != nil {
 		return fmt.Errorf("%s: %w", c.DB, err)
 	}
-	d := &demo{demoCmd: c, db: db, ledger: newLedger(), start: time.Now()}
+	look, err := openBroker(ctx, c.Broker, c.DB, 0, review.Category, againTopic)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, look.Close()) }()
+	d := &demo{demoCmd: c, db: db, broker: look, ledger: newLedger(), start: time.Now()}
 	result, err := d.run(ctx)
 	switch {
 	case err != nil && ctx.Err() != nil:
@@ -109,6 +118,7 @@ func unused(ctx context.Context, db demoStore) error {
 type demo struct {
 	*demoCmd
 	db        demoStore
+	broker    broker // of this process: in memory, the one that carries messages only where the worker is here
 	commander *commander
 	ledger    *ledger
 	start     time.Time
@@ -129,7 +139,7 @@ func (d *demo) run(ctx context.Context) (*demoResult, error) {
 	if d.DB.kind == "memory" {
 		err = d.inOneProcess(ctx)
 	} else {
-		kills, err = d.inTwoProcesses(ctx)
+		kills, err = d.inProcesses(ctx)
 	}
 	if err != nil {
 		return nil, err
@@ -155,34 +165,11 @@ func (d *demo) run(ctx context.Context) (*demoResult, error) {
 
 // inOneProcess runs the worker beside the commands.
 func (d *demo) inOneProcess(ctx context.Context) error {
-	w := &worker{db: d.db, duplicates: d.Duplicates, seed: d.Seed, trace: &trace{
-		write: func(s step) error { d.ledger.enter(s); return nil },
+	w := &worker{role: wholeWork, db: d.db, broker: d.broker, duplicates: d.Duplicates, seed: d.Seed, trace: &trace{
+		write: func(s step) error { d.ledger.enter("", s); return nil },
 	}}
 	working, stop := context.WithCancel(context.WithoutCancel(ctx))
 	return d.alongside(ctx, stop, func(context.Context) error { return w.run(working) })
-}
-
-// inTwoProcesses issues the commands here, and runs the worker in a process of its own, to be killed.
-func (d *demo) inTwoProcesses(ctx context.Context) (kills int, err error) {
-	self, err := os.Executable()
-	if err != nil {
-		return 0, err
-	}
-	s := &supervisor{
-		ledger: d.ledger, kills: d.Kills, due: d.due, say: d.say,
-		command: func(life int) *exec.Cmd {
-			c := exec.Command(self, "demo-worker",
-				"--duplicates", strconv.FormatFloat(d.Duplicates, 'g', -1, 64),
-				"--seed", strconv.FormatUint(d.Seed+uint64(life), 10))
-			c.Env = append(os.Environ(), demoDBEnv+"="+d.DB.flag()) // it may have a password, and anybody can read arguments
-			return c
-		},
-	}
-	err = d.alongside(ctx, s.stop, s.run)
-	if s.missed > 0 {
-		d.say("%d more kills met no handler between its start and its ack: they do not count", s.missed)
-	}
-	return s.counted, err
 }
 
 // alongside runs the worker while it issues the commands, waits until nothing is on its way, and stops it.
@@ -217,14 +204,9 @@ func (d *demo) drive(ctx context.Context) error {
 	}
 	d.say("all commands are issued: %d accepted, %d rejected, %d events", d.commander.tally.accepted,
 		d.commander.tally.rejected, d.commander.events.Load())
-	if err := caughtUp(ctx, d.db, nil, func(int64) {}); err != nil { // ctx ends with the worker
+	if err := caughtUp(ctx, d.db, d.broker, nil, func(int64) {}); err != nil { // ctx ends with the worker
 		return err
 	}
-	d.say("every event is published and acked; the worker delivers its last copies and stops")
+	d.say("every event is published and acked; the last copies are delivered")
 	return nil
-}
-
-// due spreads the kills over the run.
-func (d *demo) due(kill int) bool {
-	return d.ledger.ackedMessages()*(d.Kills+1) >= kill*d.commander.estimate()
 }

@@ -1,6 +1,9 @@
 package main
 
-import "sync"
+import (
+	"maps"
+	"sync"
+)
 
 // ledger is the account of all deliveries, kept outside of the processes that make them. It knows nothing of
 // markers, tables or events: only of message ids, and of what was written down about them.
@@ -8,7 +11,15 @@ type ledger struct {
 	mu sync.Mutex
 	counts
 	seen, acked map[string]bool
-	open        map[int64]*delivery // of the worker that lives
+	open        map[place]*delivery // of the workers that live
+	claims      map[place]bool      // entries that a relay has claimed and not begun to mark
+	published   int                 // entries that one has
+}
+
+// place is a delivery, or an entry, and the worker that has it.
+type place struct {
+	worker string
+	n      int64
 }
 
 // counts are what the ledger comes to.
@@ -20,6 +31,7 @@ type counts struct {
 }
 
 type delivery struct {
+	worker     string
 	message    string
 	units      map[string]bool // the projectors whose unit of work is open
 	handled    bool            // some handler has started
@@ -27,18 +39,29 @@ type delivery struct {
 }
 
 func newLedger() *ledger {
-	return &ledger{seen: map[string]bool{}, acked: map[string]bool{}, open: map[int64]*delivery{}}
+	return &ledger{seen: map[string]bool{}, acked: map[string]bool{}, open: map[place]*delivery{}, claims: map[place]bool{}}
 }
 
-// enter writes a step down.
-func (l *ledger) enter(s step) {
+// enter writes down a step of a worker.
+func (l *ledger) enter(worker string, s step) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if s.kind == received {
-		l.receive(s)
+	at := place{worker, s.delivery}
+	switch s.kind {
+	case received:
+		l.receive(at, s)
+		return
+	case claimed:
+		l.claims[at] = true
+		return
+	case marking:
+		if l.claims[at] {
+			delete(l.claims, at)
+			l.published++
+		}
 		return
 	}
-	d := l.open[s.delivery]
+	d := l.open[at]
 	if d == nil {
 		return // a worker that lies about its deliveries proves nothing: nothing is counted
 	}
@@ -52,12 +75,12 @@ func (l *ledger) enter(s step) {
 		delete(d.units, s.what)
 	case acking:
 		l.acked[d.message] = true
-		delete(l.open, s.delivery)
+		delete(l.open, at)
 	}
 }
 
-func (l *ledger) receive(s step) {
-	l.open[s.delivery] = &delivery{message: s.what, units: map[string]bool{}}
+func (l *ledger) receive(at place, s step) {
+	l.open[at] = &delivery{worker: at.worker, message: s.what, units: map[string]bool{}}
 	l.Deliveries++
 	if l.seen[s.what] {
 		l.Duplicates++
@@ -68,13 +91,14 @@ func (l *ledger) receive(s step) {
 	}
 }
 
-// overlap counts d if another delivery of the same message has a unit open at the same projector.
+// overlap counts d if another delivery of the same message has a unit open at the same projector. It must be
+// of the same worker: what two of them write down comes in no common order.
 func (l *ledger) overlap(d *delivery, projector string) {
 	if d.concurrent {
 		return
 	}
 	for _, other := range l.open {
-		if other != d && other.message == d.message && other.units[projector] {
+		if other != d && other.worker == d.worker && other.message == d.message && other.units[projector] {
 			d.concurrent = true
 			l.Concurrent++
 			return
@@ -82,23 +106,43 @@ func (l *ledger) overlap(d *delivery, projector string) {
 	}
 }
 
-// underway tells whether the worker is between some handler's start and the ack of its message.
-func (l *ledger) underway() bool {
+// underway tells whether a worker is between some handler's start and the ack of its message.
+func (l *ledger) underway(worker string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, d := range l.open {
-		if d.handled {
+	for at, d := range l.open {
+		if at.worker == worker && d.handled {
 			return true
 		}
 	}
 	return false
 }
 
-// died closes the account of a worker: its deliveries will not be acked.
-func (l *ledger) died() {
+// relaying tells whether a worker is between the claim of some entry and its mark.
+func (l *ledger) relaying(worker string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	clear(l.open)
+	for at := range l.claims {
+		if at.worker == worker {
+			return true
+		}
+	}
+	return false
+}
+
+// died closes the account of a worker: its deliveries will not be acked, nor its entries marked.
+func (l *ledger) died(worker string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	maps.DeleteFunc(l.open, func(at place, _ *delivery) bool { return at.worker == worker })
+	maps.DeleteFunc(l.claims, func(at place, _ bool) bool { return at.worker == worker })
+}
+
+// publishedEntries is how many entries have been published at least once.
+func (l *ledger) publishedEntries() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.published
 }
 
 // ackedMessages is how many messages have been acked at least once.

@@ -12,15 +12,112 @@ import (
 	"time"
 )
 
-// supervisor keeps a worker process running, and kills it with SIGKILL as often as it should.
+// crew is the workers, each in a process of its own.
+type crew struct {
+	relays     []*supervisor
+	projectors []*supervisor // or those that do everything
+	settle     func(context.Context) error
+	stopping   chan struct{}
+	stop       func() // lets all workers drain
+}
+
+func newCrew(settle func(context.Context) error) *crew {
+	c := &crew{settle: settle, stopping: make(chan struct{})}
+	c.stop = sync.OnceFunc(func() { close(c.stopping) })
+	return c
+}
+
+// run keeps the workers running until stop is called and all have drained: the relays, and when nothing is on
+// its way any more, the others. If ctx ends it kills.
+func (c *crew) run(ctx context.Context) error {
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	start := func(all []*supervisor) (stop func()) {
+		var running sync.WaitGroup
+		for _, s := range all {
+			running.Go(func() {
+				if err := s.run(ctx); err != nil {
+					fail(err)
+				}
+			})
+		}
+		return func() {
+			for _, s := range all {
+				s.stop()
+			}
+			running.Wait()
+		}
+	}
+	stopProjectors := start(c.projectors)
+	stopRelays := start(c.relays)
+	select {
+	case <-c.stopping:
+	case <-ctx.Done():
+	}
+	stopRelays()
+	if ctx.Err() == nil {
+		if err := c.settle(ctx); err != nil {
+			fail(err)
+		}
+	}
+	stopProjectors()
+	return context.Cause(ctx)
+}
+
+// killer decides when a worker is killed. A role's kills are spread over its work, and only one is under way.
+type killer struct {
+	wanted map[role]int
+	due    func(r role, kill, of int) bool // whether it is time for this one, counted from 1
+
+	mu      sync.Mutex
+	counted map[role]int // kills that met what they should
+	missed  int          // those that did not
+	busy    map[role]bool
+}
+
+func newKiller(wanted map[role]int, due func(r role, kill, of int) bool) *killer {
+	return &killer{wanted: wanted, due: due, counted: map[role]int{}, busy: map[role]bool{}}
+}
+
+// wants tells whether to kill a worker of this role now. If so, tell settled what came of it.
+func (k *killer) wants(r role) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.busy[r] || k.counted[r] >= k.wanted[r] || !k.due(r, k.counted[r]+1, k.wanted[r]) {
+		return false
+	}
+	k.busy[r] = true
+	return true
+}
+
+// settled tells whether a kill counts, and returns how many do.
+func (k *killer) settled(r role, counts bool) int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.busy[r] = false
+	if counts {
+		k.counted[r]++
+	} else {
+		k.missed++
+	}
+	return k.total()
+}
+
+func (k *killer) total() (n int) {
+	for _, c := range k.counted {
+		n += c
+	}
+	return n
+}
+
+// supervisor keeps a worker process running, and kills it with SIGKILL when the killer wants that.
 type supervisor struct {
+	name    string
+	role    role
 	command func(life int) *exec.Cmd
 	ledger  *ledger
-	kills   int                 // how many shall count
-	due     func(kill int) bool // whether it is time for this one, counted from 1
-	say     func(format string, args ...any)
-
-	counted, missed int // kills that met a handler between its start and its ack, and those that did not
+	killer  *killer
+	killed  func(kills int, r role) // is told about each that counts
 
 	mu       sync.Mutex
 	stdin    io.Closer // of the worker that lives
@@ -31,16 +128,17 @@ type supervisor struct {
 func (s *supervisor) run(ctx context.Context) error {
 	for life := 1; ; life++ {
 		killed, err := s.live(ctx, life)
-		underway := s.ledger.underway()
-		s.ledger.died()
+		struck := s.struck()
+		s.ledger.died(s.name)
+		if killed {
+			if kills := s.killer.settled(s.role, struck); struck {
+				s.killed(kills, s.role)
+			}
+		}
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case killed && underway:
-			s.counted++
-			s.say("kill %d of %d: after %d deliveries, between a handler's start and its ack", s.counted, s.kills, s.ledger.total().Deliveries)
 		case killed:
-			s.missed++
 		case err != nil:
 			return fmt.Errorf("the worker ended by itself: %w", err)
 		case s.isStopping():
@@ -49,6 +147,14 @@ func (s *supervisor) run(ctx context.Context) error {
 			return errors.New("the worker ended by itself")
 		}
 	}
+}
+
+// struck tells whether the worker was in the middle of something when its account ended.
+func (s *supervisor) struck() bool {
+	if s.role == relayWork {
+		return s.ledger.relaying(s.name)
+	}
+	return s.ledger.underway(s.name)
 }
 
 // live runs one worker to its end, and tells whether it was killed in the name of the demo. When it returns,
@@ -69,9 +175,11 @@ func (s *supervisor) live(ctx context.Context, life int) (killed bool, err error
 	}
 	defer context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })()
 	s.watch(stdin)
+	victim := false
 	err = readSteps(stdout, func(step step) {
-		s.ledger.enter(step)
-		if !killed && step.kind == running && s.counted < s.kills && s.due(s.counted+1) && !s.isStopping() {
+		s.ledger.enter(s.name, step)
+		if !victim && (step.kind == running || step.kind == claimed) && !s.isStopping() && s.killer.wants(s.role) {
+			victim = true
 			time.Sleep(rand.N(time.Millisecond)) // so that it does not always die at the same point
 			killed = cmd.Process.Kill() == nil
 		}
@@ -81,7 +189,10 @@ func (s *supervisor) live(ctx context.Context, life int) (killed bool, err error
 	}
 	err = errors.Join(err, cmd.Wait())
 	const bySignal = -1
-	return killed && cmd.ProcessState.ExitCode() == bySignal, err
+	if killed = killed && cmd.ProcessState.ExitCode() == bySignal; victim && !killed {
+		s.killer.settled(s.role, false)
+	}
+	return killed, err
 }
 
 func (s *supervisor) watch(stdin io.Closer) {

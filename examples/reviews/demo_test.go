@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -162,4 +163,17 @@ func TestDemoLeavesNothing(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestCrewSettles: told to stop, the workers settle what is on its way before the last of them go.
+func TestCrewSettles(t *testing.T) {
+	t.Parallel()
+	c := newCrew(func(context.Context) error { return errors.New("something is on its way") })
+	c.stop()
+	require.ErrorContains(t, c.run(t.Context()), "something is on its way")
+	settled := false
+	c = newCrew(func(context.Context) error { settled = true; return nil })
+	c.stop()
+	require.NoError(t, c.run(t.Context()))
+	require.True(t, settled)
 }

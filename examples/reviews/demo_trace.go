@@ -9,6 +9,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 )
@@ -24,12 +25,14 @@ const (
 	running  stepKind = "running"  // a handler starts, inside of the unit's transaction
 	ended    stepKind = "ended"    // the unit is over, committed or not
 	acking   stepKind = "acking"   // the runner is done with the message; the broker does not know yet
+	claimed  stepKind = "claimed"  // a relay has claimed an entry
+	marking  stepKind = "marking"  // and is about to mark it
 )
 
-// step is one thing that happened to a delivery.
+// step is one thing that happened to a delivery, or to an entry of the outbox.
 type step struct {
 	kind     stepKind
-	delivery int64  // counted from 1 in the life of a worker
+	delivery int64  // counted from 1 in the life of a worker; claimed, marking: the entry
 	what     string // received: the message id; begun, running, ended: the projector
 	copy     string // received: how the message was repeated, firstCopy for the message itself
 }
@@ -123,12 +126,18 @@ func (s tracedSubscriber) deliver(ctx context.Context, m *message.Message, out c
 	}
 	select {
 	case <-handed.Acked():
-		s.trace.step(step{kind: acking, delivery: n})
-		m.Ack()
 	case <-handed.Nacked():
 		m.Nack()
-	case <-ctx.Done():
+		return
+	case <-ctx.Done(): // a runner acks before it ends its subscription
+		select {
+		case <-handed.Acked():
+		default:
+			return
+		}
 	}
+	s.trace.step(step{kind: acking, delivery: n})
+	m.Ack()
 }
 
 // tracedUnit tells when units of work begin and end. It adds nothing to them and passes on what they promise.
@@ -150,4 +159,27 @@ func (u tracedUnit[Tx]) Do(ctx context.Context, w projector.Work,
 		u.trace.step(step{kind: running, delivery: n, what: w.Projector})
 		return apply(ctx, tx, fresh)
 	})
+}
+
+// tracedOutbox tells when entries are claimed, and when they are about to be marked.
+type tracedOutbox struct {
+	outbox.Store
+	trace *trace
+}
+
+var _ outbox.BatchClaimer = tracedOutbox{}
+
+func (o tracedOutbox) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) ([]outbox.Entry, error) {
+	entries, err := outbox.Claim(ctx, o.Store, q, t)
+	for _, e := range entries {
+		o.trace.step(step{kind: claimed, delivery: e.Seq})
+	}
+	return entries, err
+}
+
+func (o tracedOutbox) MarkEntries(ctx context.Context, marks []outbox.Mark) ([]int64, error) {
+	for _, m := range marks {
+		o.trace.step(step{kind: marking, delivery: m.Seq})
+	}
+	return o.Store.MarkEntries(ctx, marks)
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -30,9 +31,21 @@ func newDemoRunner[Tx any](unit projector.UnitOfWork[Tx], src projector.Source, 
 		productReviews("demo-exactly-once", projector.Options{Markers: true}, exact))
 }
 
-// worker is what gets killed: relay, broker and runners over a database that others append to.
+// role is what a worker does.
+type role string
+
+const (
+	wholeWork   role = "all"
+	relayWork   role = "relay"
+	projectWork role = "project"
+)
+
+// worker is what gets killed: relay and runners over a broker, or one of them, and a database that others
+// append to.
 type worker struct {
+	role       role
 	db         demoStore
+	broker     broker
 	duplicates float64
 	seed       uint64
 	trace      *trace
@@ -40,31 +53,80 @@ type worker struct {
 
 // run works until ctx ends and everything has drained.
 func (w *worker) run(ctx context.Context) error {
-	broker := newBroker()
-	from := tracedSubscriber{broker, w.trace}
-	first, err := w.db.demoRunner(projector.Subscribe(from, review.Category), w.trace)
-	if err != nil {
-		return err
+	var services []kinora.Service
+	if w.role != relayWork {
+		from := tracedSubscriber{w.broker, w.trace}
+		for _, topic := range []string{review.Category, againTopic} {
+			runner, err := w.db.demoRunner(projector.Subscribe(from, topic), w.trace)
+			if err != nil {
+				return err
+			}
+			services = append(services, runner)
+		}
 	}
-	second, err := w.db.demoRunner(projector.Subscribe(from, againTopic), w.trace)
-	if err != nil {
-		return err
+	if w.role == wholeWork {
+		services = append(services, settler{w.broker, make(chan struct{})})
 	}
-	repeat := newRepeater(broker, w.duplicates, w.seed)
-	relay, err := outbox.NewRelay(w.db, repeat, &outbox.RelayConfig{
-		Batch: 20, Lease: time.Second, // so that what a killed worker held is taken over within a second
-		Backoff:          claim.Backoff{Attempts: -1}, // being killed counts as an attempt, and we do it on purpose
-		Poll:             20 * time.Millisecond,       // the appends of another process give no hint
-		OrderedPublisher: true,
-	})
-	if err != nil {
-		return err
+	if w.role != projectWork {
+		repeat := newRepeater(w.broker, w.duplicates, w.seed)
+		relay, err := outbox.NewRelay(w.outbox(), repeat, &outbox.RelayConfig{
+			Batch: 20, Lease: time.Second, // so that what a killed worker held is taken over within a second
+			Backoff:          claim.Backoff{Attempts: -1}, // being killed counts as an attempt, and we do it on purpose
+			Poll:             20 * time.Millisecond,       // the appends of another process give no hint
+			OrderedPublisher: true,
+		})
+		if err != nil {
+			return err
+		}
+		services = append(services, repeat, relay)
 	}
-	err = kinora.Run(ctx, first, second, repeat, relay)
+	err := kinora.Run(ctx, services...)
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = nil // told to stop before all had started
 	}
-	return errors.Join(err, broker.Close())
+	return err
+}
+
+// outbox is the relay's view of the database. Where the handlers are in the same process, it is their starts
+// and acks that count.
+func (w *worker) outbox() outbox.Store {
+	if w.role == relayWork {
+		return tracedOutbox{w.db, w.trace}
+	}
+	return w.db
+}
+
+// settler is stopped after the repeater and before the runners: it lets them finish what is on its way.
+type settler struct {
+	unconsumer
+	running chan struct{}
+}
+
+// Running implements kinora.Service.
+func (s settler) Running() <-chan struct{} { return s.running }
+
+// Run waits for the end of ctx, and then until everything is acked.
+func (s settler) Run(ctx context.Context) error {
+	close(s.running)
+	<-ctx.Done()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleLimit)
+	defer cancel()
+	return settle(ctx, s)
+}
+
+const settleLimit = time.Minute
+
+// settle waits until everything that is published is acked.
+func settle(ctx context.Context, u unconsumer) error {
+	for {
+		n, err := u.unconsumed(ctx)
+		if err != nil || n == 0 {
+			return err
+		}
+		if err := sleep(ctx, 20*time.Millisecond); err != nil {
+			return fmt.Errorf("%d messages are not acked: %w", n, err)
+		}
+	}
 }
 
 const demoDBEnv = "REVIEWS_DEMO_DB"
@@ -72,6 +134,8 @@ const demoDBEnv = "REVIEWS_DEMO_DB"
 // demoWorkerCmd is the process that the demo starts, kills, and starts again.
 type demoWorkerCmd struct {
 	DB         database `required:"" env:"REVIEWS_DEMO_DB"`
+	Broker     string
+	Role       role
 	Duplicates float64
 	Seed       uint64
 }
@@ -91,7 +155,16 @@ func (c *demoWorkerCmd) Run(ctx context.Context) (err error) {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		cancel()
 	}()
-	w := worker{db: db, duplicates: c.Duplicates, seed: c.Seed, trace: &trace{
+	subscriptions := 2
+	if c.Role == relayWork {
+		subscriptions = 0
+	}
+	b, err := openBroker(ctx, c.Broker, c.DB, subscriptions, review.Category, againTopic)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.Close()) }()
+	w := worker{role: c.Role, db: db, broker: b, duplicates: c.Duplicates, seed: c.Seed, trace: &trace{
 		write: writeSteps(os.Stdout),
 		// Without a witness nothing that happens here counts, and the parent is gone anyway.
 		broken: func(error) { os.Exit(1) },

@@ -43,8 +43,8 @@ func asHTTP(err error) *httpError {
 		return &httpError{Status: http.StatusConflict, Code: "conflict", Message: "others changed this review again and again: nothing was written, send it again"}
 	case errors.Is(err, eventstore.ErrAmbiguous):
 		return &httpError{Status: http.StatusServiceUnavailable, Code: "unknown_outcome", Message: "the database did not say whether it was written: look, or send it again"}
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		return &httpError{Status: http.StatusServiceUnavailable, Code: "unavailable", Message: "this took too long: it may have been written or not"}
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), postgresAway(err):
+		return &httpError{Status: http.StatusServiceUnavailable, Code: "unavailable", Message: "the database does not answer now"}
 	}
 	return &httpError{Status: http.StatusInternalServerError, Code: "internal", Message: "something went wrong here"}
 }
@@ -63,7 +63,8 @@ func jsonHandler(handle func(http.ResponseWriter, *http.Request) error) http.Han
 	})
 }
 
-func answerError(w http.ResponseWriter, r *http.Request, err error) {
+// explain makes of err what the client is told, and logs what is our fault.
+func explain(w http.ResponseWriter, r *http.Request, err error) *httpError {
 	e := asHTTP(err)
 	_, told := errors.AsType[*httpError](err)
 	if !told && e.Status >= http.StatusInternalServerError && r.Context().Err() == nil {
@@ -72,6 +73,11 @@ func answerError(w http.ResponseWriter, r *http.Request, err error) {
 	if e.Status == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", "1")
 	}
+	return e
+}
+
+func answerError(w http.ResponseWriter, r *http.Request, err error) {
+	e := explain(w, r, err)
 	_ = writeJSON(w, e.Status, struct {
 		Error   *httpError `json:"error"`
 		Written *written   `json:"written,omitempty"`
@@ -112,8 +118,10 @@ func front(mux *http.ServeMux) http.Handler {
 		if _, pattern := mux.Handler(r); pattern == "" {
 			refusal := &refusal{header: h, status: http.StatusNotFound}
 			mux.ServeHTTP(refusal, r)
-			answerError(w, r, refusal.reason())
-			return
+			if refusal.status == http.StatusNotFound || refusal.status == http.StatusMethodNotAllowed {
+				answerError(w, r, refusal.reason())
+				return
+			}
 		}
 		guarded.ServeHTTP(w, r)
 	})

@@ -13,10 +13,15 @@ import (
 )
 
 type importCmd struct {
-	DB     database `required:"" placeholder:"sqlite:PATH" help:"Where the data is: sqlite:PATH or postgres://…; created if it is not there."`
+	DB     database `required:"" env:"REVIEWS_DB" placeholder:"sqlite:PATH" help:"Where the data is: sqlite:PATH or postgres://…; created if it is not there."`
 	File   string   `arg:"" help:"JSON lines like those of the public Amazon review sets, plain or gzip."`
 	Strict bool     `help:"Exit with status 2 if any line was bad."`
+
+	pipelineFlags `embed:""`
 }
+
+// Validate is called by kong.
+func (c *importCmd) Validate() error { return c.check(c.DB) }
 
 // badLinesError makes the exit status 2.
 type badLinesError struct{ n int64 }
@@ -44,7 +49,7 @@ func (c *importCmd) Run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
-	if err := im.importAll(ctx, db); err != nil {
+	if err := im.importAll(ctx, c.DB, c.pipelineFlags, db); err != nil {
 		return err
 	}
 	fmt.Println(im)
@@ -71,15 +76,15 @@ func (im *importer) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (im *importer) importAll(ctx context.Context, db serviceStore) (err error) {
-	pipe, err := startPipeline(ctx, db)
+func (im *importer) importAll(ctx context.Context, d database, how pipelineFlags, db serviceStore) (err error) {
+	pipe, err := how.start(ctx, d, db)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, pipe.Stop()) }()
 	defer im.show()()
 	if err = im.commandAll(ctx, db); err == nil {
-		err = caughtUp(ctx, db, pipe.done, im.open.Store)
+		err = caughtUp(ctx, db, pipe, pipe.done, im.open.Store)
 	}
 	switch {
 	case err == nil:

@@ -128,7 +128,7 @@ func TestImportGzip(t *testing.T) {
 	require.Empty(t, bad)
 	db := filepath.Join(t.TempDir(), "reviews.db")
 	// In this process, where the race detector sees it.
-	c := &importCmd{DB: database{kind: "sqlite", path: db}, File: zipped, Strict: true}
+	c := &importCmd{DB: database{kind: "sqlite", path: db}, File: zipped, Strict: true, pipelineFlags: pipelineFlags{memoryKind, true}}
 	require.NoError(t, c.Run(t.Context()))
 	require.Equal(t, expected(t, plain, nil), report(t, db))
 }

@@ -15,21 +15,23 @@ const (
 	liveLimit  = 10 * time.Second       // for one event to get through
 	listeners  = 500                    // connections; browsers come again where there are too many
 	liveRender = 5 * time.Second
+	renderers  = 2 // at the same moment, however many spots are looked at: requests come first
 )
 
 // live tells pages when they have changed, as server-sent events: each event is the whole live part, so that a
-// page is right again with the first one, whatever it missed. Pages that show the same place share one look at
+// page is right again with the first one, whatever it missed. Pages that show the same spot share one look at
 // the database, which sees what any process has written.
 type live struct {
-	render func(context.Context, place) ([]byte, error)
+	render func(context.Context, spot) ([]byte, error)
 	done   <-chan struct{} // closed when the service stops
+	turns  chan struct{}
 
 	mu        sync.Mutex
 	listeners int
-	feeds     map[place]*feed
+	feeds     map[spot]*feed
 }
 
-// feed is one place for those who look at it.
+// feed is one spot for those who look at it.
 type feed struct {
 	stop      context.CancelFunc
 	listeners int
@@ -37,12 +39,16 @@ type feed struct {
 	changed   chan struct{} // closed when event is replaced
 }
 
-func newLive(done <-chan struct{}, render func(context.Context, place) ([]byte, error)) *live {
-	return &live{render: render, done: done, feeds: map[place]*feed{}}
+func newLive(done <-chan struct{}, render func(context.Context, spot) ([]byte, error)) *live {
+	return &live{render: render, done: done, turns: make(chan struct{}, renderers), feeds: map[spot]*feed{}}
 }
 
 func (l *live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	at := placeOf(r.URL.Query())
+	if r.Method == http.MethodHead {
+		w.Header().Set("Content-Type", "text/event-stream")
+		return
+	}
+	at := spotOf(r.URL.Query())
 	f := l.join(at)
 	if f == nil {
 		answerError(w, r, &httpError{Status: http.StatusServiceUnavailable, Code: "too_many", Message: "too many pages are open"})
@@ -88,8 +94,8 @@ func (l *live) last(f *feed) (event []byte, changed chan struct{}) {
 	return f.event, f.changed
 }
 
-// join returns the feed of a place, nil where there are too many listeners.
-func (l *live) join(at place) *feed {
+// join returns the feed of a spot, nil where there are too many listeners.
+func (l *live) join(at spot) *feed {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.listeners >= listeners {
@@ -107,7 +113,7 @@ func (l *live) join(at place) *feed {
 	return f
 }
 
-func (l *live) leave(at place, f *feed) {
+func (l *live) leave(at spot, f *feed) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.listeners--
@@ -117,14 +123,16 @@ func (l *live) leave(at place, f *feed) {
 	}
 }
 
-// watch renders a place again and again, and tells when it has changed.
-func (l *live) watch(ctx context.Context, at place, f *feed) {
+// watch renders a spot again and again, and tells when it has changed.
+func (l *live) watch(ctx context.Context, at spot, f *feed) {
 	tick := time.NewTicker(liveEvery)
 	defer tick.Stop()
 	for ctx.Err() == nil {
+		l.turns <- struct{}{}
 		limited, cancel := context.WithTimeout(ctx, liveRender)
 		html, err := l.render(limited, at)
 		cancel()
+		<-l.turns
 		event := sse("page", html)
 		if err != nil {
 			event = sse("trouble", nil)

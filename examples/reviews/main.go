@@ -2,6 +2,9 @@
 //
 //	reviews import --db sqlite:reviews.db reviews.json.gz
 //	reviews report --db sqlite:reviews.db
+//	reviews serve --db sqlite:reviews.db
+//	reviews relay --db postgres://…
+//	reviews project --db postgres://…
 //	reviews demo
 package main
 
@@ -15,10 +18,12 @@ import (
 )
 
 type commandLine struct {
-	Import importCmd `cmd:"" help:"Import a file of reviews, and bring the read model up to date."`
-	Report reportCmd `cmd:"" help:"Print the read model: reviews, stars and average of each product."`
-	Serve  serveCmd  `cmd:"" help:"Serve reviews and ratings over HTTP, with a page."`
-	Demo   demoCmd   `cmd:"" help:"Show that the read model stays exact while messages are repeated and processes killed."`
+	Import  importCmd  `cmd:"" help:"Import a file of reviews, and bring the read model up to date."`
+	Report  reportCmd  `cmd:"" help:"Print the read model: reviews, stars and average of each product."`
+	Serve   serveCmd   `cmd:"" help:"Serve reviews and ratings over HTTP, with a page."`
+	Relay   relayCmd   `cmd:"" help:"Publish events to topics in the database until told to stop; run any number of these."`
+	Project projectCmd `cmd:"" help:"Apply events from these topics to the read model until told to stop; run any number of these."`
+	Demo    demoCmd    `cmd:"" help:"Show that the read model stays exact while messages are repeated and processes killed."`
 
 	DemoWorker demoWorkerCmd `cmd:"" hidden:""`
 }

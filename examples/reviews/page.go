@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"embed"
 	"html/template"
@@ -42,13 +43,13 @@ func (p *page) routes(mux *http.ServeMux) {
 	}
 }
 
-// place is which part of everything a page shows: products after one, and the latest reviews of all or of one.
-type place struct{ after, product string }
+// spot is which part of everything a page shows: products after one, and the latest reviews of all or of one.
+type spot struct{ after, product string }
 
-func placeOf(q url.Values) place { return place{q.Get("after"), q.Get("product")} }
+func spotOf(q url.Values) spot { return spot{q.Get("after"), q.Get("product")} }
 
-// URL is the place's page.
-func (at place) URL() string {
+// URL is the spot's page.
+func (at spot) URL() string {
 	q := url.Values{}
 	if at.after != "" {
 		q.Set("after", at.after)
@@ -66,7 +67,8 @@ type view struct {
 	Product           string // whose reviews are shown; empty: everybody's
 	Latest            []standing
 	Pending           int64 // events on their way to the read model
-	Abandoned, Parked string
+	Abandoned, Parked int64
+	Trouble           bool // the database does not answer: nothing above is known
 	Form              form
 }
 
@@ -78,16 +80,16 @@ type form struct {
 	Error                 string
 }
 
-func (p *page) view(ctx context.Context, at place) (v view, err error) {
+func (p *page) view(ctx context.Context, at spot) (v view, err error) {
 	var next string
 	if v.Products, next, err = p.page(ctx, at.after, pageSize); err != nil {
 		return v, err
 	}
 	if at.after != "" {
-		v.First = place{product: at.product}.URL()
+		v.First = spot{product: at.product}.URL()
 	}
 	if next != "" {
-		v.Next = place{next, at.product}.URL()
+		v.Next = spot{next, at.product}.URL()
 	}
 	v.Product = at.product
 	if at.product == "" {
@@ -101,8 +103,6 @@ func (p *page) view(ctx context.Context, at place) (v view, err error) {
 	return v, p.pipeline(ctx, &v)
 }
 
-const parkedShown = 100
-
 // pipeline says what is on its way, and what did not get through.
 func (p *page) pipeline(ctx context.Context, v *view) error {
 	counts, err := p.db.StatusCounts(ctx, outbox.Pending, outbox.Claimed, outbox.Failed, outbox.Abandoned)
@@ -114,30 +114,26 @@ func (p *page) pipeline(ctx context.Context, v *view) error {
 		return err
 	}
 	v.Pending += counts[outbox.Pending] + counts[outbox.Claimed] + counts[outbox.Failed]
-	v.Abandoned = strconv.FormatInt(counts[outbox.Abandoned], 10)
-	parked, err := p.db.ParkedMessages(ctx, "", 0, parkedShown)
-	if err != nil {
-		return err
-	}
-	v.Parked = strconv.Itoa(len(parked))
-	if len(parked) == parkedShown {
-		v.Parked += " or more"
-	}
-	return nil
+	v.Abandoned = counts[outbox.Abandoned]
+	v.Parked, err = p.db.ParkedCount(ctx, "")
+	return err
 }
 
 func (p *page) show(w http.ResponseWriter, r *http.Request) {
-	at := placeOf(r.URL.Query())
+	at := spotOf(r.URL.Query())
 	p.answer(w, r, http.StatusOK, at, form{Product: at.product, Posted: r.URL.Query().Has("posted")})
 }
 
-func (p *page) answer(w http.ResponseWriter, r *http.Request, status int, at place, f form) {
+func (p *page) answer(w http.ResponseWriter, r *http.Request, status int, at spot, f form) {
 	ctx, cancel := context.WithTimeout(r.Context(), requestLimit)
 	defer cancel()
 	v, err := p.view(ctx, at)
-	if err != nil {
+	switch {
+	case err != nil && f.Error == "":
 		answerError(w, r, err)
 		return
+	case err != nil: // what was typed is not lost
+		v = view{Trouble: true}
 	}
 	v.Form = f
 	var text bytes.Buffer
@@ -151,12 +147,18 @@ func (p *page) answer(w http.ResponseWriter, r *http.Request, status int, at pla
 	_, _ = w.Write(text.Bytes())
 }
 
+const formMedia = "application/x-www-form-urlencoded"
+
 // postForm is the form without JavaScript: it goes back to the page once that shows the review.
 func (p *page) postForm(w http.ResponseWriter, r *http.Request) {
-	at := placeOf(r.URL.Query())
+	at := spotOf(r.URL.Query())
+	if mediaType(r) != formMedia {
+		answerError(w, r, &httpError{Status: http.StatusUnsupportedMediaType, Code: "unsupported_media_type", Message: "want Content-Type: " + formMedia})
+		return
+	}
 	r.Body = http.MaxBytesReader(w, r.Body, bodyMax)
-	if mediaType(r) != "application/x-www-form-urlencoded" || r.ParseForm() != nil {
-		answerError(w, r, badRequest("want a form, at most 1 MiB of it"))
+	if err := r.ParseForm(); err != nil {
+		answerError(w, r, cmp.Or(unread(err), badRequest("body: not a form")))
 		return
 	}
 	f := form{Product: r.PostForm.Get("product"), Author: r.PostForm.Get("author"), Text: r.PostForm.Get("text")}
@@ -167,7 +169,7 @@ func (p *page) postForm(w http.ResponseWriter, r *http.Request) {
 		return p.commands.Post(ctx, product, author, review.Content{Stars: f.Stars, Text: f.Text}, p.clock())
 	})
 	if err != nil {
-		e := asHTTP(err)
+		e := explain(w, r, err)
 		f.Error = e.Message
 		p.answer(w, r, e.Status, at, f)
 		return
@@ -180,7 +182,7 @@ func (p *page) postForm(w http.ResponseWriter, r *http.Request) {
 }
 
 // fragment is the live part of a page.
-func (p *page) fragment(ctx context.Context, at place) ([]byte, error) {
+func (p *page) fragment(ctx context.Context, at spot) ([]byte, error) {
 	v, err := p.view(ctx, at)
 	if err != nil {
 		return nil, err

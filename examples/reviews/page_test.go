@@ -33,7 +33,7 @@ func TestPageWithoutJavaScript(t *testing.T) {
 		require.Equal(t, http.StatusOK, page.status)
 		require.Equal(t, "text/html; charset=utf-8", page.header.Get("Content-Type"))
 		for _, want := range []string{
-			"Posted.", "4.00", "★★★★☆", "Latest reviews of p&amp;q", `href="/?product=p%26q"`, "&lt;ann&gt;", "&lt;script&gt;two",
+			"Posted.", "4.00", "★★★★☆", "Latest reviews of <bdi>p&amp;q</bdi>", `href="/?product=p%26q"`, "&lt;ann&gt;", "&lt;script&gt;two",
 			`<dd id="pending">0</dd>`, `value="p&amp;q"`,
 		} {
 			require.Contains(t, page.text, want)
@@ -48,8 +48,10 @@ func TestPageWithoutJavaScript(t *testing.T) {
 
 		a = call(t, "POST", s.url+"/", reviewForm("p", "ann", "4", ""), formType, "Sec-Fetch-Site: cross-site")
 		require.Equal(t, http.StatusForbidden, a.status)
-		require.Equal(t, http.StatusBadRequest, call(t, "POST", s.url+"/", "{}").status)
-		require.Equal(t, http.StatusBadRequest, call(t, "POST", s.url+"/", strings.Repeat("x", bodyMax+1), formType).status)
+		require.Equal(t, http.StatusUnsupportedMediaType, call(t, "POST", s.url+"/", "{}").status)
+		require.Equal(t, http.StatusRequestEntityTooLarge, call(t, "POST", s.url+"/", strings.Repeat("x", bodyMax+1), formType).status)
+		require.Equal(t, http.StatusBadRequest, call(t, "POST", s.url+"/", "%zz", formType).status)
+		require.Equal(t, http.StatusOK, call(t, "HEAD", s.url+"/live", "").status, "it ends")
 		require.Equal(t, http.StatusBadRequest, call(t, "GET", s.url+"/?after=%ff", "").status)
 		require.Equal(t, http.StatusBadRequest, call(t, "GET", s.url+"/?product=%00", "").status)
 	})
@@ -154,20 +156,20 @@ func TestLive(t *testing.T) {
 		s := serveHere(t, db, here, 10*time.Second)
 		all, one := listen(t, s.url+"/live"), listen(t, s.url+"/live?product=p1")
 		all.until("page", "No reviews yet", `id="pending">0<`)
-		one.until("page", "Latest reviews of p1", "None.")
+		one.until("page", "Latest reviews of <bdi>p1</bdi>", "None.")
 		post := func(product, author string, stars int) {
 			require.Equal(t, http.StatusCreated, call(t, "POST", s.url+"/products/"+product+"/reviews", reviewJSON(author, stars, "line 1\nline 2 <i>")).status)
 		}
 		post("p2", "bob", 2)
-		all.until("page", "<strong>bob</strong> on p2", "2.00", "line 1\nline 2 &lt;i&gt;", `id="pending">0<`)
+		all.until("page", "<bdi>bob</bdi></strong> on <bdi>p2</bdi>", "2.00", "line 1\nline 2 &lt;i&gt;", `id="pending">0<`)
 		post("p1", "ann", 5)
-		one.until("page", "<strong>ann</strong>", "5.00", `id="pending">0<`)
-		all.until("page", "<strong>ann</strong> on p1", "<strong>bob</strong> on p2")
+		one.until("page", "<bdi>ann</bdi>", "5.00", `id="pending">0<`)
+		all.until("page", "<bdi>ann</bdi></strong> on <bdi>p1</bdi>", "<bdi>bob</bdi></strong> on <bdi>p2</bdi>")
 		call(t, "DELETE", s.url+"/products/p1/reviews/ann", "")
 		one.until("page", "None.")
 
 		late := listen(t, s.url+"/live") // as after a break
-		late.until("page", "<strong>bob</strong> on p2")
+		late.until("page", "<bdi>bob</bdi></strong> on <bdi>p2</bdi>")
 		s.stopping()
 		for _, page := range []*stream{all, one, late} {
 			for range page.events {
@@ -180,7 +182,7 @@ func TestLive(t *testing.T) {
 func TestLiveTrouble(t *testing.T) {
 	t.Parallel()
 	fail := make(chan error, 100)
-	l := newLive(t.Context().Done(), func(context.Context, place) ([]byte, error) {
+	l := newLive(t.Context().Done(), func(context.Context, spot) ([]byte, error) {
 		select {
 		case err := <-fail:
 			return nil, err

@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill"
-	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
+	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/examples/reviews/review"
@@ -20,46 +18,75 @@ import (
 // in-process, and short enough that what a killed process held is soon taken over.
 const lease = 5 * time.Second
 
-// newBroker is an in-process broker that waits for acks. One that does not would take a message, let the
-// relay mark it published, and lose it in a crash: such a broker keeps nothing.
-func newBroker() *gochannel.GoChannel {
-	quiet := map[slog.Level]slog.Level{slog.LevelInfo: slog.LevelDebug}
-	return gochannel.NewGoChannel(
-		gochannel.Config{BlockPublishUntilSubscriberAck: true},
-		watermill.NewSlogLoggerWithLevelMapping(slog.Default(), quiet))
+// pipelineFlags say how events get from the outbox to the read models.
+type pipelineFlags struct {
+	Broker   string `enum:"memory,sql" default:"memory" help:"What carries messages: memory, in this process, or sql, topics in the same PostgreSQL database."`
+	Pipeline bool   `default:"true" negatable:"" help:"Relay and project in this process; with --no-pipeline and --broker sql, 'reviews relay' and 'reviews project' do it elsewhere."`
 }
 
-// pipeline carries events from the outbox to the read models, all in this process.
+// check refuses what cannot work before anything is opened.
+func (f pipelineFlags) check(d database) error {
+	if !f.Pipeline && f.Broker != sqlKind {
+		return errors.New("--no-pipeline leaves the work to other processes, which a broker in memory does not reach: use --broker sql")
+	}
+	return checkBroker(f.Broker, d)
+}
+
+// pipeline carries events from the outbox to the read models.
 type pipeline struct {
+	unconsumer
 	stop   context.CancelFunc
-	broker *gochannel.GoChannel
+	broker broker
 	done   chan struct{} // closed when it ended
 	err    error         // why it ended; nil where it was stopped
 }
 
-// startPipeline starts relay, broker and runner. Stop it before the store is closed.
-func startPipeline(ctx context.Context, s serviceStore) (*pipeline, error) {
-	p := &pipeline{broker: newBroker(), done: make(chan struct{})}
-	runner, err := s.runner(projector.Subscribe(p.broker, review.Category))
+// start starts relay, broker and runner, or with --no-pipeline the broker alone. Stop it before the store is
+// closed.
+func (f pipelineFlags) start(ctx context.Context, d database, s serviceStore) (*pipeline, error) {
+	if err := f.check(d); err != nil {
+		return nil, err
+	}
+	subscriptions := 0
+	if f.Pipeline {
+		subscriptions = 1
+	}
+	b, err := openBroker(ctx, f.Broker, d, subscriptions, review.Category)
 	if err != nil {
 		return nil, err
 	}
-	// The broker takes one message after another, so a batch keeps its order.
-	relay, err := outbox.NewRelay(s, p.broker, &outbox.RelayConfig{Lease: lease, OrderedPublisher: true})
-	if err != nil {
-		return nil, err
+	var services []kinora.Service
+	if f.Pipeline {
+		runner, err1 := s.runner(projector.Subscribe(b, review.Category))
+		relay, err2 := newRelay(s, b)
+		if err := errors.Join(err1, err2); err != nil {
+			return nil, errors.Join(err, b.Close())
+		}
+		services = []kinora.Service{runner, relay} // the relay last: it must not publish before somebody listens
 	}
+	p := &pipeline{unconsumer: b, broker: b, done: make(chan struct{})}
 	ctx, p.stop = context.WithCancel(context.WithoutCancel(ctx)) // it drains what there is, then stops by Stop
 	go func() {
 		defer close(p.done)
-		p.err = kinora.Run(ctx, runner, relay) // the relay last: it must not publish before somebody listens
+		p.err = kinora.Run(ctx, services...)
 	}()
-	select {
-	case <-relay.Running():
-		return p, nil
-	case <-p.done:
-		return nil, p.Stop()
+	for _, one := range services {
+		select {
+		case <-one.Running():
+		case <-p.done:
+			return nil, p.Stop()
+		}
 	}
+	return p, nil
+}
+
+// newRelay makes a relay to a broker that keeps the order of a batch: one takes it in one statement, and the
+// other takes one message after another.
+func newRelay(s outbox.Store, to message.Publisher) (*outbox.Relay, error) {
+	return outbox.NewRelay(s, to, &outbox.RelayConfig{
+		Lease: lease, OrderedPublisher: true,
+		Poll: 50 * time.Millisecond, // the appends of another process give no hint
+	})
 }
 
 // Stop drains and stops everything, and returns what went wrong.
@@ -69,9 +96,10 @@ func (p *pipeline) Stop() error {
 	return errors.Join(p.err, p.broker.Close())
 }
 
-// caughtUp returns when nothing is on its way any more: the broker waits for acks, so what is published has
-// been applied, or parked. It fails when ended is closed before. report is told about how much is left.
-func caughtUp(ctx context.Context, s store, ended <-chan struct{}, report func(left int64)) error {
+// caughtUp returns when nothing is on its way any more: every entry is published, and every message acked, so
+// that it has been applied, or parked. It fails when ended is closed before. report is told about how much is
+// left.
+func caughtUp(ctx context.Context, s store, u unconsumer, ended <-chan struct{}, report func(left int64)) error {
 	counts, err := s.StatusCounts(ctx)
 	if err != nil {
 		return err
@@ -87,12 +115,19 @@ func caughtUp(ctx context.Context, s store, ended <-chan struct{}, report func(l
 		if err != nil {
 			return err
 		}
-		if len(open) == 0 {
+		left, err := u.unconsumed(ctx) // after the entries: what is published in between is in one of the two
+		if err != nil {
+			return err
+		}
+		if len(open) == 0 && left == 0 {
 			report(0)
 			return nil
 		}
-		next.After = open[0].Seq - 1
-		report(max(1, total-next.After))
+		if len(open) > 0 {
+			next.After = open[0].Seq - 1
+			left += total - next.After
+		}
+		report(max(1, left))
 		select {
 		case <-time.After(pause):
 		case <-ended:
@@ -105,20 +140,13 @@ func caughtUp(ctx context.Context, s store, ended <-chan struct{}, report func(l
 
 // troubled tells what did not get through: abandoned entries and parked messages.
 func troubled(ctx context.Context, s store) error {
-	counts, err := s.StatusCounts(ctx)
+	counts, err := s.StatusCounts(ctx, outbox.Abandoned)
 	if err != nil {
 		return err
 	}
-	parked := 0
-	for after := int64(0); ; {
-		page, err := s.ParkedMessages(ctx, "", after, 1000)
-		if err != nil {
-			return err
-		}
-		if len(page) == 0 {
-			break
-		}
-		parked, after = parked+len(page), page[len(page)-1].Seq
+	parked, err := s.ParkedCount(ctx, "")
+	if err != nil {
+		return err
 	}
 	if counts[outbox.Abandoned] > 0 || parked > 0 {
 		return fmt.Errorf("the read model lacks events: %d outbox entries are abandoned, %d messages are parked",

@@ -61,9 +61,16 @@ func TestReportPostgresRefuses(t *testing.T) {
 	o := reviews(t, "report", "--db", postgresDSN(t))
 	require.Equal(t, 1, o.code)
 	require.Contains(t, o.stderr, "import something first")
-	o = reviews(t, "report", "--db", "postgres://ann:hunter2@127.0.0.1:1/none?connect_timeout=2")
-	require.Equal(t, 1, o.code)
-	require.False(t, strings.Contains(o.stderr+o.stdout, "hunter2"), "no password is shown")
+	for _, dsn := range []string{"postgres://ann:hunter2@127.0.0.1:1/none?connect_timeout=2", "postgres://ann@127.0.0.1:1/none?connect_timeout=2&password=hunter2"} {
+		for _, args := range [][]string{{"report", "--db", dsn}, {"serve", "--db", dsn}, {"relay", "--db", dsn}, {"demo", "--db", dsn}} {
+			o = reviews(t, args...)
+			require.Equal(t, 1, o.code)
+			require.False(t, strings.Contains(o.stderr+o.stdout, "hunter2"), "no password is shown")
+			var d database
+			require.NoError(t, d.UnmarshalText([]byte(dsn)))
+			require.Equal(t, "postgres://127.0.0.1:1/none", d.String())
+		}
+	}
 }
 
 func postgresEvents(t *testing.T, dsn string) (n int) {

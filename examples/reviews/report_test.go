@@ -109,15 +109,16 @@ func TestReportRefuses(t *testing.T) {
 // withdraw withdraws a review, and waits for the read model.
 func withdraw(t *testing.T, path, product, author string) {
 	t.Helper()
-	db, err := database{kind: "sqlite", path: path}.create(t.Context())
+	d := database{kind: "sqlite", path: path}
+	db, err := d.create(t.Context())
 	require.NoError(t, err)
 	defer func() { require.NoError(t, db.Close()) }()
 	commands, err := review.NewCommands(db)
 	require.NoError(t, err)
-	pipe, err := startPipeline(t.Context(), db)
+	pipe, err := pipelineFlags{memoryKind, true}.start(t.Context(), d, db)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, pipe.Stop()) }()
 	_, err = commands.Withdraw(t.Context(), product, author, time.Now())
 	require.NoError(t, err)
-	require.NoError(t, caughtUp(t.Context(), db, pipe.done, func(int64) {}))
+	require.NoError(t, caughtUp(t.Context(), db, pipe, pipe.done, func(int64) {}))
 }

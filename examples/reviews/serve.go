@@ -35,6 +35,9 @@ const drain = 10 * time.Second
 // Run serves until it is told to stop: then it takes no more requests, finishes those in flight, drains the
 // pipeline, and closes the database, in this order.
 func (c *serveCmd) Run(ctx context.Context) (err error) {
+	if err := c.check(c.DB); err != nil {
+		return err
+	}
 	db, err := c.DB.create(ctx)
 	if err != nil {
 		return err
@@ -47,7 +50,7 @@ func (c *serveCmd) Run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, pipe.Stop()) }()
 	stopping, stop := context.WithCancel(ctx)
 	defer stop()
-	handler, err := newService(db, pipe, stopping.Done(), c.StrongWait)
+	handler, err := newService(stopping, db, pipe, c.StrongWait)
 	if err != nil {
 		return err
 	}
@@ -58,7 +61,7 @@ func (c *serveCmd) Run(ctx context.Context) (err error) {
 	server := &http.Server{
 		Handler: handler, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: requestLimit,
 		WriteTimeout: requestLimit + drain, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
-		ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelDebug), // what clients do wrong
+		ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelWarn),
 	}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
@@ -73,21 +76,22 @@ func (c *serveCmd) Run(ctx context.Context) (err error) {
 	stop()
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), drain)
 	defer cancel()
-	if err := server.Shutdown(last); err != nil {
-		return errors.Join(fmt.Errorf("requests did not end in %s: %w", drain, err), server.Close())
+	if server.Shutdown(last) != nil {
+		slog.Warn("clients took too long: their requests are broken off", "limit", drain)
+		return server.Close()
 	}
 	return nil
 }
 
-// newService is the whole service as a handler. It says that it is not ready once stopping is closed.
-func newService(db serviceStore, pipe *pipeline, stopping <-chan struct{}, strongWait time.Duration) (http.Handler, error) {
+// newService is the whole service as a handler. It says that it is not ready once stopping has ended.
+func newService(stopping context.Context, db serviceStore, pipe *pipeline, strongWait time.Duration) (http.Handler, error) {
 	commands, err := review.NewCommands(db)
 	if err != nil {
 		return nil, err
 	}
-	a := &api{db: db, commands: commands, clock: time.Now, strongWait: strongWait}
+	a := &api{db: db, commands: commands, clock: time.Now, strongWait: strongWait, stopping: stopping}
 	p := &page{api: a, unconsumed: pipe.unconsumed}
-	p.live = newLive(stopping, p.fragment)
+	p.live = newLive(stopping.Done(), p.fragment)
 	mux := http.NewServeMux()
 	a.routes(mux)
 	p.routes(mux)
@@ -95,7 +99,7 @@ func newService(db serviceStore, pipe *pipeline, stopping <-chan struct{}, stron
 		return writeJSON(w, http.StatusOK, map[string]string{"status": "alive"})
 	}))
 	mux.Handle("GET /readyz", jsonHandler(func(w http.ResponseWriter, r *http.Request) error {
-		return ready(w, r, db, pipe, stopping)
+		return ready(w, r, db, pipe, stopping.Done())
 	}))
 	return front(mux), nil
 }

@@ -75,8 +75,8 @@ func (d database) String() string {
 	case "sqlite":
 		return "sqlite:" + d.path
 	case "postgres":
-		if u, err := url.Parse(d.path); err == nil {
-			return u.Redacted()
+		if u, err := url.Parse(d.path); err == nil { // a password may stand before the host, or among the parameters
+			return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
 		}
 	}
 	return d.kind

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
@@ -163,6 +165,18 @@ func (s *postgresStore) newest(ctx context.Context, limit int) ([]standing, erro
 	}, `
 		select product, author, stars, summary, excerpt, reviewed_at from latest_reviews
 		order by reviewed_at desc, product, author limit $1`, limit)
+}
+
+// postgresAway tells whether the database is out of reach, is starting or stopping, or has no connection to give.
+func postgresAway(err error) bool {
+	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
+		return true
+	}
+	if _, ok := errors.AsType[net.Error](err); ok {
+		return true
+	}
+	pg, ok := errors.AsType[*pgconn.PgError](err)
+	return ok && (strings.HasPrefix(pg.Code, "08") || strings.HasPrefix(pg.Code, "53") || strings.HasPrefix(pg.Code, "57"))
 }
 
 func queryPostgres[T any](ctx context.Context, s *postgresStore, scan pgx.RowToFunc[T], stmt string, args ...any) ([]T, error) {

@@ -40,7 +40,7 @@ func TestWriters(t *testing.T) {
 		start := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), writerPatience)
 		defer cancel()
-		require.NoError(t, caughtUp(ctx, s.db, s.pipe.done, func(int64) {}))
+		require.NoError(t, caughtUp(ctx, s.db, s.pipe, s.pipe.done, func(int64) {}))
 		t.Logf("%d commands were accepted in %s; the read model had them %s later", accepted.Load(), *writersFor, time.Since(start).Round(time.Millisecond))
 
 		want := map[string]rating{}
@@ -51,6 +51,7 @@ func TestWriters(t *testing.T) {
 			}
 		}
 		require.NotEmpty(t, want)
+		require.EqualValues(t, 1, call(t, "GET", s.url+"/products/hot", "").decode(t)["reviews"])
 		for i := range writtenAbout {
 			product := fmt.Sprintf("product-%d", i)
 			got := call(t, "GET", s.url+"/products/"+product, "")
@@ -68,6 +69,13 @@ func TestWriters(t *testing.T) {
 func write(t *testing.T, url, author string, until time.Time, accepted *atomic.Int64) map[string]int {
 	stands := map[string]int{}
 	for time.Now().Before(until) && !t.Failed() {
+		if rand.IntN(20) == 0 { // all of them write to this one
+			a, err := try(t.Context(), "POST", url+"/products/hot/reviews", reviewJSON("everybody", 1+rand.IntN(5), author))
+			if err != nil || a.status != http.StatusCreated && a.status != http.StatusOK {
+				t.Errorf("on the hot one: %d %s %v", a.status, a.text, err)
+				return nil
+			}
+		}
 		product := fmt.Sprintf("product-%d", rand.IntN(writtenAbout))
 		path, stars := url+"/products/"+product+"/reviews", 1+rand.IntN(5)
 		var a answer

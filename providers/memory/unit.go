@@ -131,6 +131,19 @@ func (db *DB) ParkedMessages(ctx context.Context, name string, after int64, limi
 	return page, nil
 }
 
+// ParkedCount implements projector.ParkedInspector.
+func (db *DB) ParkedCount(ctx context.Context, name string) (n int64, err error) {
+	if err := ctx.Err(); err != nil {
+		return 0, fmt.Errorf("count parked messages: %w", err)
+	}
+	for _, p := range db.committed.Load().parked.from(0) {
+		if name == "" || p.Projector == name {
+			n++
+		}
+	}
+	return n, nil
+}
+
 // Outcomes implements projector.State.
 func (db *DB) Outcomes(ctx context.Context, keys []marker.Key) ([]projector.Outcome, error) {
 	if err := ctx.Err(); err != nil {

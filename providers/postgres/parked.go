@@ -63,6 +63,16 @@ func (db *DB) ParkedMessages(ctx context.Context, name string, after int64, limi
 	return nil, fmt.Errorf("list parked messages: %w", clear(err))
 }
 
+const parkedCountSQL = `select count(*) from kinora.parked where $1::text = '' or projector = $1::text`
+
+// ParkedCount implements projector.ParkedInspector.
+func (db *DB) ParkedCount(ctx context.Context, name string) (n int64, err error) {
+	if err := db.pool.QueryRow(ctx, db.q(parkedCountSQL), name).Scan(&n); err != nil {
+		return 0, fmt.Errorf("count parked messages: %w", clear(err))
+	}
+	return n, nil
+}
+
 func scanParked(row pgx.CollectableRow) (projector.Parked, error) {
 	var p projector.Parked
 	var headers []byte

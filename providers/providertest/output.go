@@ -90,6 +90,11 @@ func (s *stage) parked(of string, after int64, limit int) []projector.Parked {
 	s.Helper()
 	got, err := s.db.ParkedMessages(s.ctx, of, after, limit)
 	s.ok(err, "list parked messages")
+	if after == 0 && limit == 0 && len(got) < 100 { // the page is all there is
+		n, err := s.db.ParkedCount(s.ctx, of)
+		s.ok(err, "count parked messages")
+		same(s, "count of parked messages", n, int64(len(got)))
+	}
 	return got
 }
 

@@ -62,6 +62,17 @@ func (d *DB) ParkedMessages(ctx context.Context, name string, after int64, limit
 	return parked, nil
 }
 
+const countParked = `select count(*) from kinora_parked where ?1 = '' or projector = ?1`
+
+// ParkedCount implements projector.ParkedInspector.
+func (d *DB) ParkedCount(ctx context.Context, name string) (n int64, err error) {
+	err = each(ctx, d.reads, func(rows *sql.Rows) error { return rows.Scan(&n) }, countParked, name)
+	if err != nil {
+		return 0, fmt.Errorf("count parked messages: %w", err)
+	}
+	return n, nil
+}
+
 func scanParked(rows *sql.Rows) (p projector.Parked, err error) {
 	var headers []byte
 	var class string

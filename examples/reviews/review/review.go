@@ -29,7 +29,7 @@ const (
 // ErrRejected is matched by every *RejectedError.
 var ErrRejected = errors.New("command rejected")
 
-// ErrNoReview is the rejection of a command on a review that does not stand.
+// ErrNoReview is the rejection of a command on a review that there never was.
 var ErrNoReview error = &RejectedError{Reason: "there is no such review"}
 
 // RejectedError is why a command was refused. The caller is at fault, and nothing was written. The reason
@@ -79,8 +79,13 @@ type Review struct {
 
 // ID is the aggregate id of the review of product by author. Ids that make no storable stream are rejected.
 func ID(product, author string) (string, error) {
-	if product == "" || author == "" {
-		return "", rejected("product or author is empty")
+	for _, part := range []string{product, author} {
+		switch strings.TrimSpace(part) {
+		case "":
+			return "", rejected("product or author is empty")
+		case ".", "..": // no URL leads there: clients take them for steps in a path
+			return "", rejected("product or author is a dot, or two")
+		}
 	}
 	id := eventstore.JoinID(product, author)
 	err := eventstore.CheckStream(eventstore.StreamName(Category, id))
@@ -152,10 +157,13 @@ func (r *Review) put(c Content, at time.Time) []any {
 	return []any{Edited{r.product, r.author, c.Stars, r.content.Stars, c.Summary, c.Text, at}}
 }
 
-// Withdraw takes the review back. A review that does not stand is rejected.
+// Withdraw takes the review back. One that was withdrawn already stays so; one that there never was is rejected.
 func (r *Review) Withdraw(at time.Time) ([]any, error) {
-	if !r.posted {
+	switch {
+	case !r.posted && r.seen.IsZero():
 		return nil, ErrNoReview
+	case !r.posted:
+		return nil, nil
 	}
 	return []any{Withdrawn{r.product, r.author, r.content.Stars, at.UTC()}}, nil
 }

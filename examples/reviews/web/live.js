@@ -9,8 +9,11 @@ function say(text) {
   connection.hidden = false;
 }
 
+let source = null;
+
 function listen() {
-  const source = new EventSource("/live" + location.search);
+  if (source || document.hidden) return;
+  const mine = (source = new EventSource("/live" + location.search));
   source.addEventListener("page", (e) => {
     live.innerHTML = e.data;
     say("live");
@@ -19,9 +22,21 @@ function listen() {
   source.onerror = () => {
     say("reconnecting…");
     // The browser reconnects by itself, except after an answer that was no stream.
-    if (source.readyState === EventSource.CLOSED) setTimeout(listen, 1000);
+    if (mine.readyState === EventSource.CLOSED && source === mine) {
+      source = null;
+      setTimeout(listen, 1000);
+    }
   };
 }
+
+// Browsers allow few connections to one host, so a tab that nobody sees gives its own back.
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden && source) {
+    source.close();
+    source = null;
+  }
+  listen();
+});
 
 listen();
 

@@ -1,0 +1,361 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/uuid"
+	"github.com/stretchr/testify/require"
+
+	"github.com/kinora-go/kinora/examples/reviews/review"
+)
+
+// topics of a database of its own.
+func testBroker(t *testing.T, dsn string, subscriptions int) *sqlBroker {
+	t.Helper()
+	b, err := newSQLBroker(t.Context(), dsn, subscriptions, review.Category, againTopic)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, b.Close()) })
+	return b
+}
+
+// publish publishes messages whose payloads count on from the first number.
+func publish(t *testing.T, b *sqlBroker, topic string, first, count int) {
+	t.Helper()
+	for count > 0 {
+		var batch []*message.Message
+		for range min(count, 50) {
+			batch = append(batch, message.NewMessage(uuid.NewString(), fmt.Append(nil, first)))
+			first, count = first+1, count-1
+		}
+		require.NoError(t, b.Publish(topic, batch...))
+	}
+}
+
+func payload(t *testing.T, m *message.Message) (n int) {
+	t.Helper()
+	_, err := fmt.Sscan(string(m.Payload), &n)
+	require.NoError(t, err)
+	return n
+}
+
+// next is the next message, or the end of the test.
+func next(t *testing.T, messages <-chan *message.Message) *message.Message {
+	t.Helper()
+	select {
+	case m, ok := <-messages:
+		require.True(t, ok, "the subscription ended")
+		return m
+	case <-time.After(20 * time.Second):
+		require.FailNow(t, "no message")
+		return nil
+	}
+}
+
+func topicNumber(t *testing.T, b *sqlBroker, query string, args ...any) (n int) {
+	t.Helper()
+	require.NoError(t, b.db.QueryRowContext(t.Context(), query, args...).Scan(&n))
+	return n
+}
+
+// TestBrokerStopsCleanly: whenever a consumer stops, what it acked does not come again, and the next one goes
+// on with the message after it.
+func TestBrokerStopsCleanly(t *testing.T) {
+	t.Parallel()
+	const all = 1200
+	b := testBroker(t, postgresDSN(t), 1)
+	publish(t, b, review.Category, 0, all)
+	wanted, stops := 0, 0
+	for ; wanted < all; stops++ {
+		ctx, cancel := context.WithCancel(t.Context())
+		messages, err := b.Subscribe(ctx, review.Category)
+		require.NoError(t, err)
+		for range min(1+rand.IntN(60), all-wanted) {
+			m := next(t, messages)
+			require.Equal(t, wanted, payload(t, m), "after %d stops", stops)
+			wanted++
+			m.Ack()
+		}
+		cancel() // at once, as a runner does
+		for m := range messages {
+			require.NotNil(t, m) // handed over, and not acked: it comes again
+		}
+	}
+	require.Greater(t, stops, 20)
+	left, err := b.unconsumed(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, left)
+}
+
+// TestBrokerClose: Close may be called by several at once; it commits what was acked.
+func TestBrokerClose(t *testing.T) {
+	t.Parallel()
+	dsn := postgresDSN(t)
+	b := testBroker(t, dsn, 1)
+	publish(t, b, review.Category, 0, 10)
+	messages, err := b.Subscribe(t.Context(), review.Category)
+	require.NoError(t, err)
+	for range 4 {
+		next(t, messages).Ack()
+	}
+	var closed sync.WaitGroup
+	for range 4 {
+		closed.Go(func() {
+			if err := b.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	closed.Wait()
+	_, open := <-messages
+	require.False(t, open)
+	left, err := testBroker(t, dsn, 0).unconsumed(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 6, left)
+}
+
+// TestBrokerStopsBehindAnother: a consumer that waits for another one's batch stops at once all the same.
+func TestBrokerStopsBehindAnother(t *testing.T) {
+	t.Parallel()
+	b := testBroker(t, postgresDSN(t), 2)
+	publish(t, b, review.Category, 0, 2)
+	first, err := b.Subscribe(t.Context(), review.Category)
+	require.NoError(t, err)
+	held := next(t, first)
+	ctx, cancel := context.WithCancel(t.Context())
+	second, err := b.Subscribe(ctx, review.Category)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		return topicNumber(t, b, `select count(*) from pg_stat_activity
+			where datname = current_database() and wait_event_type = 'Lock' and query like '%watermill_offsets_review%'`) == 1
+	}, 10*time.Second, 10*time.Millisecond)
+	start := time.Now()
+	cancel()
+	_, open := <-second
+	require.False(t, open)
+	require.Less(t, time.Since(start), sqlLimit/2)
+	held.Ack()
+	next(t, first).Ack()
+}
+
+// TestBrokerKeepsBytes: payload and headers arrive as they were sent, whatever JSON would make of them.
+func TestBrokerKeepsBytes(t *testing.T) {
+	t.Parallel()
+	b := testBroker(t, postgresDSN(t), 1)
+	sent := message.NewMessage(uuid.NewString(), []byte("{ \"n\": 1E5,\t\"z\": -0, \"z\": \"\\u0000\" }\x00\xff"))
+	sent.Metadata.Set("a", "ü \" \\")
+	require.NoError(t, b.Publish(review.Category, sent))
+	messages, err := b.Subscribe(t.Context(), review.Category)
+	require.NoError(t, err)
+	m := next(t, messages)
+	require.True(t, sent.Equals(m))
+	m.Ack()
+}
+
+// TestBrokerDeadline: a message that takes too long keeps nothing from other consumers, and is not lost.
+func TestBrokerDeadline(t *testing.T) {
+	t.Parallel()
+	b := testBroker(t, postgresDSN(t), 2)
+	b.wait = 300 * time.Millisecond
+	publish(t, b, review.Category, 0, 3)
+	messages, err := b.Subscribe(t.Context(), review.Category)
+	require.NoError(t, err)
+	next(t, messages).Ack()
+	slow := next(t, messages)
+
+	publish(t, b, againTopic, 100, 1) // younger than the transaction that holds the slow message
+	others, err := b.Subscribe(t.Context(), againTopic)
+	require.NoError(t, err)
+	other := next(t, others)
+	require.Equal(t, 100, payload(t, other))
+	other.Ack()
+	require.Eventually(t, func() bool {
+		n, err := b.unconsumed(t.Context())
+		return err == nil && n == 2
+	}, 10*time.Second, 10*time.Millisecond, "what was acked before it is")
+	var locked int
+	require.NoError(t, b.db.QueryRowContext(t.Context(),
+		`select count(*) from (select from watermill_offsets_review for update nowait) free`).Scan(&locked))
+	require.Equal(t, 1, locked, "another process may take over")
+
+	slow.Ack() // too late to count
+	for n := 1; n <= 2; n++ {
+		m := next(t, messages)
+		require.Equal(t, n, payload(t, m))
+		m.Ack()
+	}
+}
+
+// TestBrokerPrunes: consumed messages are deleted, and no other.
+func TestBrokerPrunes(t *testing.T) {
+	t.Parallel()
+	const all, consumed = 2600, 2300 // more than two batches
+	dsn := postgresDSN(t)
+	b := testBroker(t, dsn, 1)
+	publish(t, b, review.Category, 0, all)
+	require.NoError(t, b.prune(t.Context()))
+	require.Equal(t, all, topicNumber(t, b, `select count(*) from watermill_review`), "nobody has consumed any")
+	ctx, cancel := context.WithCancel(t.Context())
+	messages, err := b.Subscribe(ctx, review.Category)
+	require.NoError(t, err)
+	for range consumed {
+		next(t, messages).Ack()
+	}
+	cancel()
+	for range messages {
+	}
+	require.NoError(t, b.prune(t.Context()))
+	require.Equal(t, all-consumed, topicNumber(t, b, `select count(*) from watermill_review`))
+
+	often := testBroker(t, dsn, 1)
+	often.every = 10 * time.Millisecond
+	messages, err = often.Subscribe(t.Context(), review.Category)
+	require.NoError(t, err)
+	for n := consumed; n < all; n++ {
+		m := next(t, messages)
+		require.Equal(t, n, payload(t, m))
+		m.Ack()
+	}
+	require.Eventually(t, func() bool { return topicNumber(t, b, `select count(*) from watermill_review`) == 0 },
+		10*time.Second, 10*time.Millisecond)
+}
+
+// TestBrokerAnotherGroup: what another group has not acked is not deleted.
+func TestBrokerAnotherGroup(t *testing.T) {
+	t.Parallel()
+	b := testBroker(t, postgresDSN(t), 1)
+	publish(t, b, review.Category, 0, 10)
+	_, err := b.db.ExecContext(t.Context(), `insert into watermill_offsets_review values ('another', 0, '0')`)
+	require.NoError(t, err)
+	messages, err := b.Subscribe(t.Context(), review.Category)
+	require.NoError(t, err)
+	for range 10 {
+		next(t, messages).Ack()
+	}
+	require.NoError(t, settle(t.Context(), b))
+	require.NoError(t, b.prune(t.Context()))
+	require.Equal(t, 10, topicNumber(t, b, `select count(*) from watermill_review`))
+}
+
+// TestBrokerTables: processes that start at once all find the tables, once.
+func TestBrokerTables(t *testing.T) {
+	t.Parallel()
+	dsn := postgresDSN(t)
+	var started sync.WaitGroup
+	errs := make([]error, 8)
+	for i := range errs {
+		started.Go(func() {
+			b, err := newSQLBroker(t.Context(), dsn, 0, review.Category, againTopic)
+			if errs[i] = err; err == nil {
+				errs[i] = b.Close()
+			}
+		})
+	}
+	started.Wait()
+	for _, err := range errs {
+		require.NoError(t, err)
+	}
+}
+
+// TestBrokerIdle: a look at a topic where nothing is new writes nothing, not even a transaction id.
+func TestBrokerIdle(t *testing.T) {
+	t.Parallel()
+	dsn := postgresDSN(t)
+	b := testBroker(t, dsn, 1)
+	publish(t, b, review.Category, 0, 1)
+	messages, err := b.Subscribe(t.Context(), review.Category)
+	require.NoError(t, err)
+	looks := func() (drew bool) {
+		tx, err := guarded{b.db, b.idle}.BeginTx(t.Context(), nil)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, tx.Rollback()) }()
+		q := b.schema.SelectQuery(review.Category, consumerGroup, nil)
+		rows, err := tx.QueryContext(t.Context(), q.Query, q.Args...)
+		require.NoError(t, err)
+		for rows.Next() {
+		}
+		require.NoError(t, rows.Err())
+		require.NoError(t, tx.QueryRowContext(t.Context(), `select pg_current_xact_id_if_assigned() is not null`).Scan(&drew))
+		return drew
+	}
+	next(t, messages).Ack()
+	require.NoError(t, settle(t.Context(), b))
+	require.False(t, looks())
+	require.NoError(t, b.Close())
+
+	b = testBroker(t, dsn, 0)
+	publish(t, b, review.Category, 1, 1)
+	require.Eventually(t, looks, 10*time.Second, 10*time.Millisecond, "where something is new it locks")
+}
+
+// TestBrokerWantsConnections: a server that cannot give what the process may open is refused, with the numbers.
+func TestBrokerWantsConnections(t *testing.T) {
+	t.Parallel()
+	dsn := postgresDSN(t)
+	b := testBroker(t, dsn, 0)
+	gives := topicNumber(t, b, `select current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int`)
+	pool := func(n int) string { return with(dsn, fmt.Sprintf("pool_max_conns=%d", n)) }
+	_, err := newSQLBroker(t.Context(), pool(gives-1), 1, review.Category)
+	require.ErrorContains(t, err, fmt.Sprintf("may open %d connections (pool_max_conns %d, the broker 3) and the server gives %d to all", gives+2, gives-1, gives))
+	exact, err := newSQLBroker(t.Context(), pool(gives-3), 1, review.Category)
+	require.NoError(t, err)
+	require.NoError(t, exact.Close())
+
+	_, err = newSQLBroker(t.Context(), "postgres://ann:hunter2@127.0.0.1:1/none?connect_timeout=2", 1, review.Category)
+	require.Error(t, err)
+	require.NotContains(t, err.Error(), "hunter2")
+}
+
+// TestBrokerStoppedProcess: a consumer that neither works nor ends, as in a process that is stopped, loses its
+// batch to another one.
+func TestBrokerStoppedProcess(t *testing.T) {
+	t.Parallel()
+	b := testBroker(t, postgresDSN(t), 2)
+	b.wait, b.idle = time.Hour, 300*time.Millisecond
+	publish(t, b, review.Category, 0, 1)
+	first, err := b.Subscribe(t.Context(), review.Category)
+	require.NoError(t, err)
+	held := next(t, first)
+	second, err := b.Subscribe(t.Context(), review.Category)
+	require.NoError(t, err)
+	m := next(t, second)
+	require.Equal(t, held.UUID, m.UUID)
+	m.Ack()
+	held.Ack()
+	require.NoError(t, settle(t.Context(), b))
+}
+
+// TestBrokerAnotherCluster: transaction ids that this cluster has not come to yet are refused.
+func TestBrokerAnotherCluster(t *testing.T) {
+	t.Parallel()
+	dsn := postgresDSN(t)
+	b := testBroker(t, dsn, 1)
+	for _, there := range []string{
+		`insert into watermill_review (uuid, transaction_id) values ('x', '123456789012')`,
+		`delete from watermill_review; insert into watermill_offsets_review values ('reviews', 7, '123456789012')`,
+	} {
+		_, err := b.db.ExecContext(t.Context(), there)
+		require.NoError(t, err)
+		_, err = newSQLBroker(t.Context(), dsn, 0, review.Category)
+		require.ErrorContains(t, err, "comes from another cluster")
+	}
+	// What the message says helps.
+	_, err := b.db.ExecContext(t.Context(), `insert into watermill_review (uuid, transaction_id, metadata) values ('x', '123456789012', '{}');
+		update watermill_review set transaction_id = '1'; update watermill_offsets_review set last_processed_transaction_id = '0'`)
+	require.NoError(t, err)
+	again := testBroker(t, dsn, 1)
+	messages, err := again.Subscribe(t.Context(), review.Category)
+	require.NoError(t, err)
+	publish(t, again, review.Category, 1, 1)
+	m := next(t, messages)
+	require.Equal(t, "x", m.UUID)
+	m.Ack()
+	m = next(t, messages)
+	require.Equal(t, 1, payload(t, m))
+	m.Ack()
+}

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestServeOverTopics: the service over topics in the database, relay and runner in this process or elsewhere.
+// Clients may ask for strong consistency either way.
+func TestServeOverTopics(t *testing.T) {
+	t.Parallel()
+	t.Run("here", func(t *testing.T) {
+		t.Parallel()
+		s := serveHere(t, database{kind: "postgres", path: postgresDSN(t)}, pipelineFlags{Broker: sqlKind, Pipeline: true}, 20*time.Second)
+		for i := range 5 {
+			require.Equal(t, http.StatusCreated, call(t, "POST", s.url+"/products/p/reviews", reviewJSON(fmt.Sprint("a", i), 5, ""), strong).status)
+			require.EqualValues(t, i+1, call(t, "GET", s.url+"/products/p", "").decode(t)["reviews"])
+		}
+		page := listen(t, s.url+"/live")
+		page.until("page", "a4", `id="pending">0<`)
+	})
+	t.Run("elsewhere", func(t *testing.T) {
+		t.Parallel()
+		dsn := postgresDSN(t)
+		p := serveProcess(t, "--db", dsn, "--addr", "127.0.0.1:0", "--broker", "sql", "--no-pipeline", "--strong-wait", "20s")
+		a := call(t, "POST", p.url+"/products/p/reviews", reviewJSON("ann", 5, ""))
+		require.Equal(t, http.StatusCreated, a.status, "it is written, and waits for somebody to relay it")
+		require.Contains(t, call(t, "GET", p.url+"/", "").text, `<dd id="pending">1</dd>`)
+		background(t, dsn, "relay")
+		background(t, dsn, "project")
+		require.Equal(t, http.StatusOK, call(t, "POST", p.url+"/products/p/reviews", reviewJSON("ann", 5, ""), strong).status)
+		require.EqualValues(t, 1, call(t, "GET", p.url+"/products/p", "").decode(t)["reviews"])
+
+		var all sync.WaitGroup
+		var accepted atomic.Int64
+		stop, writing := context.WithTimeout(t.Context(), 2*time.Second)
+		defer writing()
+		for i := range 20 {
+			all.Go(func() {
+				for n := 0; stop.Err() == nil; n++ {
+					a, err := try(t.Context(), "POST", p.url+"/products/q/reviews", reviewJSON(fmt.Sprintf("%d-%d", i, n), 3, ""))
+					if err != nil || a.status != http.StatusCreated {
+						t.Error(a.status, a.text, err)
+						return
+					}
+					accepted.Add(1)
+				}
+			})
+		}
+		all.Wait()
+		require.Equal(t, http.StatusCreated, call(t, "POST", p.url+"/products/q/reviews", reviewJSON("last", 3, "")).status)
+		require.Eventually(t, func() bool {
+			a := call(t, "GET", p.url+"/products/q", "")
+			return a.status == http.StatusOK && a.decode(t)["reviews"].(float64) == float64(accepted.Load()+1)
+		}, time.Minute, 50*time.Millisecond)
+		require.Zero(t, p.stop(t, syscall.SIGTERM), p.stderr.String())
+	})
+}

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/kinora-go/kinora"
+	"github.com/kinora-go/kinora/examples/reviews/review"
+	"github.com/kinora-go/kinora/projector"
+)
+
+// workerFlags are those of one part of the pipeline in a process of its own.
+type workerFlags struct {
+	DB database `required:"" env:"REVIEWS_DB" placeholder:"postgres://…" help:"Where the data is, and the topics; its tables are created if they are not there."`
+}
+
+// Validate is called by kong.
+func (f *workerFlags) Validate() error { return f.check() }
+
+func (f *workerFlags) check() error {
+	if f.DB.kind != "postgres" {
+		return fmt.Errorf("--db %s: a process of its own wants a broker that others reach, and that is in PostgreSQL: use postgres://…", f.DB.kind)
+	}
+	return nil
+}
+
+// run runs a service until ctx ends and it has drained.
+func (f *workerFlags) run(ctx context.Context, name string, subscriptions int,
+	service func(serviceStore, broker) (kinora.Service, error),
+) (err error) {
+	if err := f.check(); err != nil {
+		return err
+	}
+	db, err := f.DB.create(ctx)
+	if err != nil {
+		return unlessEnded(ctx, err)
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	b, err := openBroker(ctx, sqlKind, f.DB, subscriptions, review.Category)
+	if err != nil {
+		return unlessEnded(ctx, err)
+	}
+	defer func() { err = errors.Join(err, b.Close()) }()
+	s, err := service(db, b)
+	if err != nil {
+		return err
+	}
+	up, done := make(chan struct{}), make(chan struct{})
+	defer func() { close(done); <-up }()
+	go func() {
+		defer close(up)
+		select {
+		case <-s.Running():
+			slog.Info(name+" is running", "topic", review.Category)
+		case <-done:
+		}
+	}()
+	if err = kinora.Run(ctx, s); errors.Is(err, context.Canceled) {
+		return unlessEnded(ctx, err)
+	}
+	return err
+}
+
+// unlessEnded: to be told to stop while starting is no error.
+func unlessEnded(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// relayCmd publishes what is in the outbox.
+type relayCmd struct {
+	workerFlags `embed:""`
+}
+
+// Run relays until ctx ends.
+func (c *relayCmd) Run(ctx context.Context) error {
+	return c.run(ctx, "relay", 0, func(s serviceStore, b broker) (kinora.Service, error) { return newRelay(s, b) })
+}
+
+// projectCmd applies what is published.
+type projectCmd struct {
+	workerFlags `embed:""`
+}
+
+// Run projects until ctx ends. Of several processes one has a batch of messages at a time, and any other takes
+// over when that one ends.
+func (c *projectCmd) Run(ctx context.Context) error {
+	return c.run(ctx, "project", 1, func(s serviceStore, b broker) (kinora.Service, error) {
+		return s.runner(projector.Subscribe(b, review.Category))
+	})
+}
