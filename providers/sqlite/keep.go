@@ -28,10 +28,13 @@ const (
 			select id from kinora_outbox indexed by kinora_outbox_held
 			where status = 'held' order by topic, key, id limit 1)
 		union all
-		select (
+		select coalesce((
 			select n.id from kinora_outbox n indexed by kinora_outbox_held
-			where n.status = 'held' and (n.topic, n.key) > (h.topic, h.key)
-			order by n.topic, n.key, n.id limit 1)
+			where n.status = 'held' and n.topic = h.topic and n.key > h.key order by n.key, n.id limit 1
+		), (
+			select n.id from kinora_outbox n indexed by kinora_outbox_held
+			where n.status = 'held' and n.topic > h.topic order by n.topic, n.key, n.id limit 1
+		))
 		from first f cross join kinora_outbox h on h.id = f.id)
 	select h.id from first f cross join kinora_outbox h on h.id = f.id
 	where not exists (
