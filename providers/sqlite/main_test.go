@@ -48,6 +48,7 @@ var children = map[string]func(path string) error{
 	"hammer":          childHammers,
 	"migrate":         childMigrates,
 	"full-disk":       childFillsDisk,
+	"keep":            childKeeps,
 }
 
 // proc is a child process.

@@ -79,17 +79,6 @@ func TestKeepPlans(t *testing.T) {
 	ctx := context.Background()
 	db, tr := traced(t, 1, routed())
 	enqueue(t, db, "a", "a", "a", "b")
-	one := func(key string) {
-		t.Helper()
-		for _, e := range claimAll(t, db, outbox.Query{}) {
-			m := outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Pending}
-			if e.Key == key {
-				m.To = outbox.Abandoned
-				key = ""
-			}
-			markAll(t, db, m)
-		}
-	}
 	ok := func(_ any, err error) {
 		t.Helper()
 		require.NoError(t, err)
@@ -106,7 +95,7 @@ func TestKeepPlans(t *testing.T) {
 		held     = "SEARCH kinora_outbox USING COVERING INDEX kinora_outbox_held (topic=? AND key=?)"
 		stuck    = "SCAN kinora_outbox USING INDEX kinora_outbox_stuck"
 	)
-	one("a")
+	stick(t, db, outbox.Abandoned, "a")
 	for _, c := range []struct {
 		name  string
 		run   func()
@@ -142,6 +131,13 @@ func TestKeepPlans(t *testing.T) {
 		{"publish", func() {
 			markAll(t, db, published(claimAll(t, db, outbox.Query{}), false)...)
 		}, [][]string{nil, nil, nil, nil, nil, nil, {byID}, {byID}, {anyHeld}, nil}},
+		{"delete", func() {
+			_, _, err := db.DeleteEntries(ctx, outbox.Retention{Published: -1, Skipped: time.Hour}, 0)
+			require.NoError(t, err)
+		}, [][]string{
+			{"SEARCH kinora_outbox USING INTEGER PRIMARY KEY (rowid>?)"}, nil,
+			{"SEARCH kinora_outbox USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)"}, nil,
+		}},
 	} {
 		statements := tr.during(c.run)
 		require.Len(t, statements, len(c.plans), "%s: %q", c.name, statements)
@@ -161,4 +157,10 @@ func TestKeepPlans(t *testing.T) {
 			}
 		}
 	}
+	enqueue(t, db, "c")
+	entries := claimAll(t, db, outbox.Query{})
+	statements := tr.during(func() { markAll(t, db, published(entries, true)...) })
+	require.Len(t, statements, 4, "begin, one dropped, a look for held ones, commit")
+	require.Contains(t, plan(t, db.SQL(), statements[1]), byID)
+	require.Contains(t, plan(t, db.SQL(), statements[2]), anyHeld)
 }
