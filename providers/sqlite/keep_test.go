@@ -266,6 +266,28 @@ func TestOnlyLongWaitsHold(t *testing.T) {
 	require.Equal(t, []int64{1, 2, 3}, drain(t, db, false))
 }
 
+// Held is what is pending behind the stuck one: not what is before it, and not what somebody has.
+func TestOnlyPendingFollowersAreHeld(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := open(t, nil)
+	enqueue(t, db, "a", "a", "a", "a", "a")
+	for _, e := range mustList(t, db, outbox.Filter{Seqs: []int64{2, 3, 4}}) {
+		terms := claim.Terms{Token: claim.NewToken()}
+		_, ok, err := db.TakeEntry(ctx, e, outbox.Query{Unordered: true}, terms)
+		require.NoError(t, err)
+		require.True(t, ok)
+		switch e.Seq {
+		case 2:
+			markAll(t, db, outbox.Mark{Seq: 2, Token: terms.Token, To: outbox.Abandoned})
+		case 3:
+			markAll(t, db, outbox.Mark{Seq: 3, Token: terms.Token, To: outbox.Failed, After: time.Hour})
+		}
+	}
+	hold(t, db, 100, 1)
+	require.Equal(t, []int64{5}, in(t, db, outbox.Held))
+}
+
 // In many keys, of several topics, the first held one is found where nothing precedes it any more.
 func TestOrphansOfManyKeys(t *testing.T) {
 	t.Parallel()

@@ -63,6 +63,8 @@ func TestDeleteEntriesInWindows(t *testing.T) {
 	backlog(t, db, "a", 2500) // made in 1970
 	_, err := db.SQL().Exec(`update kinora_outbox set status = 'published', open = 0, published_at = 0 where id % 2 = 0`)
 	require.NoError(t, err)
+	_, err = db.SQL().Exec(`update kinora_outbox set created_at = unixepoch('subsec') * 1000 where id = 999`)
+	require.NoError(t, err)
 	keep := outbox.Retention{Published: day, Skipped: day}
 	look := func(after int64, n int, next int64) {
 		t.Helper()
@@ -81,4 +83,7 @@ func TestDeleteEntriesInWindows(t *testing.T) {
 	look(0, 0, 0)
 	keep.Published = -1 // of these, any may have to go
 	look(0, 0, 1999)
+	_, err = db.SQL().Exec(`update kinora_outbox set status = 'published', open = 0, published_at = 1 << 50 where id = 2499`)
+	require.NoError(t, err)
+	look(1999, 1, 0) // though the clock was set back since
 }
