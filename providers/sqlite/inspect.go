@@ -102,7 +102,8 @@ update kinora_outbox set status = 'pending', attempts = 0, suspect = 0, next_att
 where id in (
 	select id from kinora_outbox indexed by kinora_outbox_stuck
 	where status in ('failed', 'abandoned') and` + filtered + `
-	order by id limit ?9)` + itsLane
+	order by id limit ?9)
+returning topic, key`
 
 // Requeue implements outbox.Inspector.
 func (d *DB) Requeue(ctx context.Context, f outbox.Filter) (int, error) {
@@ -121,7 +122,8 @@ where id in (
 	union all
 	select id from kinora_outbox indexed by kinora_outbox_held_id
 	where status = 'held' and` + filtered + `
-	order by id limit ?9)` + itsLane
+	order by id limit ?9)
+returning topic, key`
 
 // Skip implements outbox.Inspector.
 func (d *DB) Skip(ctx context.Context, f outbox.Filter) (int, error) {
@@ -150,6 +152,10 @@ func (d *DB) decide(ctx context.Context, query string, f outbox.Filter) (n int, 
 			return err
 		}
 		u.entries = n > 0 // either way there may be something to claim now
+		var held bool
+		if err := one(ctx, u, []any{&held}, lookForHeld); err != nil || !held {
+			return err
+		}
 		return u.bringBack(ctx, lanes)
 	})
 	if err != nil {

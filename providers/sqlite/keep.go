@@ -105,15 +105,8 @@ type lane struct{ topic, key string }
 // it was stuck once, and where it is stuck again there is little to hold again.
 const window = 500
 
-// bringBack makes the first held entries of each lane pending. Where nothing at all is held, it costs one look.
+// bringBack makes the first held entries of each lane pending.
 func (u *unit) bringBack(ctx context.Context, lanes map[lane]bool) error {
-	if len(lanes) == 0 {
-		return nil
-	}
-	var some bool
-	if err := one(ctx, u, []any{&some}, lookForHeld); err != nil || !some {
-		return err
-	}
 	for l := range lanes {
 		n, err := u.changed(ctx, bringEntries, l.topic, l.key, window)
 		if err != nil {

@@ -3,7 +3,6 @@ package sqlite
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 
 	"github.com/kinora-go/kinora/internal/mutant"
@@ -12,8 +11,8 @@ import (
 
 // markEntry changes ?1, which the claim of token ?2 has taken.
 const (
-	markEntry = markAny + fenced + itsLane
-	dropEntry = dropAny + fenced + itsLane
+	markEntry = markAny + fenced
+	dropEntry = dropAny + fenced
 
 	markAny = `
 update kinora_outbox set
@@ -28,11 +27,15 @@ where id = ?1 and status = 'claimed'`
 	dropAny = `
 delete from kinora_outbox where id = ?1 and status = 'claimed'`
 
-	fenced  = ` and token = ?2`
-	itsLane = ` returning topic, key`
+	fenced = ` and token = ?2`
 
-	markUnfenced = markAny + ` and ?2 is not null` + itsLane
-	dropUnfenced = dropAny + ` and ?2 is not null` + itsLane
+	markUnfenced = markAny + ` and ?2 is not null`
+	dropUnfenced = dropAny + ` and ?2 is not null`
+
+	// lanesOf is no row at all where nothing is held.
+	lanesOf = `
+select id, topic, key from kinora_outbox
+where (` + lookForHeld + `) and id in (select value from json_each(?1))`
 )
 
 // MarkEntries implements outbox.Store.
@@ -44,15 +47,19 @@ func (d *DB) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int64
 		return nil, nil
 	}
 	err = d.inTurn(ctx, func(u *unit) error {
+		lanes, err := u.lanesToFree(ctx, marks)
+		if err != nil {
+			return err
+		}
 		done := map[lane]bool{}
 		for _, m := range marks {
-			l, ok, err := u.change(ctx, m)
-			switch {
-			case err != nil:
+			ok, err := u.change(ctx, m)
+			if err != nil {
 				return err
-			case !ok:
+			}
+			if !ok {
 				late = append(late, m.Seq)
-			case m.To == outbox.Published:
+			} else if l, ok := lanes[m.Seq]; ok {
 				done[l] = true
 			}
 		}
@@ -64,7 +71,29 @@ func (d *DB) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int64
 	return late, nil
 }
 
-func (s session) change(ctx context.Context, m outbox.Mark) (l lane, ok bool, err error) {
+// lanesToFree are those of what is to be published, by Seq, where anything is held.
+func (s session) lanesToFree(ctx context.Context, marks []outbox.Mark) (map[int64]lane, error) {
+	var seqs []int64
+	for _, m := range marks {
+		if m.To == outbox.Published {
+			seqs = append(seqs, m.Seq)
+		}
+	}
+	if len(seqs) == 0 {
+		return nil, nil
+	}
+	lanes := map[int64]lane{}
+	err := each(ctx, s, func(rows *sql.Rows) error {
+		var seq int64
+		var l lane
+		err := rows.Scan(&seq, &l.topic, &l.key)
+		lanes[seq] = l
+		return err
+	}, lanesOf, jsonOf(seqs))
+	return lanes, err
+}
+
+func (s session) change(ctx context.Context, m outbox.Mark) (ok bool, err error) {
 	query, drop := markEntry, dropEntry
 	if mutant.NoFence {
 		query, drop = markUnfenced, dropUnfenced
@@ -73,9 +102,6 @@ func (s session) change(ctx context.Context, m outbox.Mark) (l lane, ok bool, er
 	if m.Drop {
 		query, args = drop, args[:2]
 	}
-	err = one(ctx, s, []any{&l.topic, &l.key}, query, args...)
-	if errors.Is(err, sql.ErrNoRows) {
-		return l, false, nil
-	}
-	return l, err == nil, err
+	n, err := s.changed(ctx, query, args...)
+	return n == 1, err
 }
