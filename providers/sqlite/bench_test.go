@@ -114,3 +114,22 @@ func BenchmarkClaimAndMark50(b *testing.B) {
 		})
 	}
 }
+
+// A claim that finds nothing, beside 100,000 entries that wait behind one that is abandoned.
+func BenchmarkClaimBesideHeld(b *testing.B) {
+	for _, held := range []bool{false, true} {
+		b.Run(fmt.Sprint("held=", held), func(b *testing.B) {
+			db := open(b, nil)
+			backlog(b, db, "a", 100_000)
+			stick(b, db, outbox.Abandoned, "a")
+			for n := 1; held && n > 0; {
+				var err error
+				n, err = db.HoldEntries(context.Background(), long, 10_000)
+				require.NoError(b, err)
+			}
+			for b.Loop() {
+				require.Empty(b, claimAll(b, db, outbox.Query{}))
+			}
+		})
+	}
+}

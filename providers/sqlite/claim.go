@@ -12,33 +12,58 @@ import (
 )
 
 // candidates walks the open entries in order and leaves out those that are not eligible, or that have one
-// before them in their topic and key that is not. The clock is read once, or an entry could be judged leased and
-// its successor, a moment later, as waiting for nobody.
-const candidates = `
+// before them in their topic and key that is held, or not eligible. The clock is read once, or an entry could be
+// judged leased and its successor, a moment later, as waiting for nobody. What is held is looked at first: there
+// may be many eligible ones to walk over otherwise.
+const (
+	candidates          = eligible + candidateGuard + inOrder
+	candidatesUnordered = eligible + inOrder
+
+	eligible = `
 with ck (t) as materialized (select ` + clock + `)
 select ` + entryColumns + `
 from kinora_outbox o indexed by kinora_outbox_open
 where o.open = 1 and o.status <> 'abandoned' and o.next_attempt_at <= (select t from ck)
 	and (?1 is null or o.topic in (select value from json_each(?1)))
+	and (?2 is null or o.topic not in (select value from json_each(?2)))`
+
+	candidateGuard = heldGuard + `
 	and not exists (
 		select 1 from kinora_outbox b indexed by kinora_outbox_lane
 		where b.open = 1 and b.topic = o.topic and b.key = o.key and b.id < o.id
-			and (b.status = 'abandoned' or b.next_attempt_at > (select t from ck)))
-order by o.id limit ?2`
+			and (b.status = 'abandoned' or b.next_attempt_at > (select t from ck)))`
+
+	heldGuard = `
+	and not exists (
+		select 1 from kinora_outbox h indexed by kinora_outbox_held
+		where h.status = 'held' and h.topic = o.topic and h.key = o.key and h.id < o.id)`
+
+	inOrder = `
+order by o.id limit ?3`
+)
 
 // EntryCandidates implements outbox.Store.
 func (d *DB) EntryCandidates(ctx context.Context, q outbox.Query, limit int) ([]outbox.Entry, error) {
-	entries, err := entriesOf(ctx, d.reads, candidates, listOf(q.Topics), max(limit, 0))
+	entries, err := candidatesOf(ctx, d.reads, q, limit)
 	if err != nil {
 		return nil, fmt.Errorf("read candidates: %w", err)
 	}
 	return entries, nil
 }
 
+func candidatesOf(ctx context.Context, from querier, q outbox.Query, limit int) ([]outbox.Entry, error) {
+	query := candidates
+	if q.Unordered {
+		query = candidatesUnordered
+	}
+	return entriesOf(ctx, from, query, listOf(q.Topics), listOf(q.Except), max(limit, 0))
+}
+
 // takeEntry takes ?1 for the token ?5, if it still is as ?2 to ?4 say. An entry that is claimed and eligible has
 // lost its claim: at the limit ?8 it is abandoned.
 const (
-	takeEntry = takeAsRead + takeGuard + takeReturning
+	takeEntry     = takeAsRead + takeGuard + takeReturning
+	takeUnordered = takeAsRead + takeReturning
 
 	takeAsRead = `
 update kinora_outbox as o set
@@ -55,7 +80,7 @@ where id = ?1 and open = 1 and status = ?2 and attempts = ?3 and token is ?4
 
 	spent = `status = 'claimed' and ?8 > 0 and attempts >= ?8`
 
-	takeGuard = `
+	takeGuard = heldGuard + `
 	and not exists (
 		select 1 from kinora_outbox b indexed by kinora_outbox_lane
 		where b.open = 1 and b.topic = o.topic and b.key = o.key and b.id < o.id
@@ -82,8 +107,8 @@ func (d *DB) TakeEntry(ctx context.Context, e outbox.Entry, q outbox.Query, t cl
 
 func (s session) take(ctx context.Context, e outbox.Entry, q outbox.Query, t claim.Terms) (outbox.Entry, bool, error) {
 	query := takeEntry
-	if mutant.HalfGuard {
-		query = takeAsRead + takeReturning
+	if q.Unordered || mutant.HalfGuard {
+		query = takeUnordered
 	}
 	was := e
 	var next int64
@@ -119,7 +144,7 @@ func (d *DB) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) (t
 		}
 		// Another relay was faster. Nobody is now.
 		taken, err = u.claim(ctx, q, t, func(ctx context.Context, limit int) ([]outbox.Entry, error) {
-			return entriesOf(ctx, u, candidates, listOf(q.Topics), limit)
+			return candidatesOf(ctx, u, q, limit)
 		})
 		return err
 	})
@@ -135,61 +160,4 @@ func (s session) claim(ctx context.Context, q outbox.Query, t claim.Terms, read 
 			return s.take(ctx, e, q, t)
 		},
 		outbox.Entry.Alone)
-}
-
-const (
-	markEntry = markAny + ` and token = ?2`
-
-	markAny = `
-update kinora_outbox set
-	status = ?3,
-	open = ?3 <> 'published',
-	attempts = attempts - (?3 = 'pending'),
-	next_attempt_at = iif(?3 in ('failed', 'claimed', 'pending'), ` + clock + ` + ?4, next_attempt_at),
-	last_error = iif(?3 in ('failed', 'abandoned'), ?5, last_error),
-	published_at = iif(?3 = 'published', ` + clock + `, null)
-where id = ?1 and status = 'claimed'`
-)
-
-// MarkEntries implements outbox.Store.
-func (d *DB) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int64, err error) {
-	if err := outbox.CheckMarks(marks); err != nil {
-		return nil, err
-	}
-	if len(marks) == 0 {
-		return nil, nil
-	}
-	err = d.inTurn(ctx, func(u *unit) error {
-		for _, m := range marks {
-			ok, err := u.change(ctx, m)
-			if err != nil {
-				return err
-			}
-			if !ok {
-				late = append(late, m.Seq)
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("mark entries: %w", err)
-	}
-	return late, nil
-}
-
-func (s session) change(ctx context.Context, m outbox.Mark) (ok bool, err error) {
-	query := markEntry
-	if mutant.NoFence {
-		query = markAny
-	}
-	after := int64(0)
-	if m.To == outbox.Failed || m.To == outbox.Claimed {
-		after = millis(m.After)
-	}
-	r, err := s.exec(ctx, query, m.Seq, tokenOf(m.Token), string(m.To), after, m.Error)
-	if err != nil {
-		return false, err
-	}
-	n, err := r.RowsAffected()
-	return n == 1, err
 }

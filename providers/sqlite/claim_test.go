@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -226,62 +225,6 @@ func TestLateMarkChangesNothing(t *testing.T) {
 			require.Equal(t, owner, stored)
 		})
 	}
-}
-
-// plan is how SQLite goes about a statement.
-func plan(t *testing.T, db *sql.DB, query string) (all []string) {
-	t.Helper()
-	args := []any{"[]", 2, 3, 4, []byte("5"), "6", 7, 8}
-	n := 0
-	for i := range args {
-		if regexp.MustCompile(fmt.Sprintf(`\?%d\b`, i+1)).MatchString(query) {
-			n = i + 1
-		}
-	}
-	rows, err := db.Query(`explain query plan `+query, args[:n]...)
-	require.NoError(t, err)
-	defer rows.Close()
-	for rows.Next() {
-		var id, parent, unused int
-		var detail string
-		require.NoError(t, rows.Scan(&id, &parent, &unused, &detail))
-		all = append(all, detail)
-	}
-	return all
-}
-
-// A claim costs as much as the backlog, never as much as all that was ever published: by its indexes.
-func TestClaimPlan(t *testing.T) {
-	t.Parallel()
-	ctx := context.Background()
-	db, tr := traced(t, 1, routed())
-	_, err := db.Append(ctx, "review-1", eventstore.NoStream, drafts(1))
-	require.NoError(t, err)
-	statements := tr.during(func() {
-		_, err := db.ClaimEntries(ctx, outbox.Query{Topics: []string{"review"}}, claim.Terms{})
-		require.NoError(t, err)
-	})
-	require.Len(t, statements, 4, "candidates, begin, one taken, commit")
-	candidates := plan(t, db.SQL(), statements[0])
-	require.Contains(t, candidates, "SCAN o USING INDEX kinora_outbox_open")
-	require.Contains(t, candidates, "SEARCH b USING INDEX kinora_outbox_lane (topic=? AND key=? AND id<?)")
-	require.Contains(t, candidates, "MATERIALIZE ck", "the clock is read once")
-	for _, line := range candidates {
-		require.NotContains(t, line, "TEMP B-TREE", "nothing is sorted")
-	}
-	looks := tr.during(func() {
-		open := outbox.Filter{Status: []outbox.Status{outbox.Failed}}
-		_, err := db.Entries(ctx, open)
-		require.NoError(t, err)
-		_, err = db.StatusCounts(ctx, open.Status...)
-		require.NoError(t, err)
-	})
-	for _, look := range looks {
-		require.Contains(t, strings.Join(plan(t, db.SQL(), look), "\n"), "USING INDEX kinora_outbox_open")
-	}
-	take := plan(t, db.SQL(), statements[2])
-	require.Contains(t, take, "SEARCH o USING INTEGER PRIMARY KEY (rowid=?)")
-	require.Contains(t, take, "SEARCH b USING INDEX kinora_outbox_lane (topic=? AND key=? AND id<?)")
 }
 
 // The hint comes after the commit that adds entries, whoever adds them.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"math"
+	"slices"
 
 	"github.com/kinora-go/kinora/outbox"
 )
@@ -11,21 +13,40 @@ import (
 // defaultPage is how much a listing shows, unless told otherwise.
 const defaultPage = 100
 
-// filtered is the condition of a Filter: ?1 to ?5, and ?6 its limit (-1 for none).
-const filtered = ` id > ?1
-	and (?2 is null or status in (select value from json_each(?2)))
-	and (?3 = '' or topic = ?3)
-	and (?4 = '' or key = ?4)
-	and (?5 is null or id in (select value from json_each(?5)))`
+// filtered is the condition of a Filter: ?1 to ?8. ?9 is its limit (-1 for none).
+const filtered = ` id > ?1 and id <= ?2
+	and (?3 is null or status in (select value from json_each(?3)))
+	and (?4 = '' or topic = ?4)
+	and (?5 = '' or key = ?5)
+	and (?6 = '' or headers ->> 'kinora_stream' = ?6)
+	and (?7 = 0 or created_at < ` + clock + ` - ?7)
+	and (?8 is null or id in (select value from json_each(?8)))`
 
 func filterArgs(f outbox.Filter, limit int) []any {
-	return []any{f.After, listOf(f.Status), f.Topic, f.Key, listOf(f.Seqs), limit}
+	after, upto := f.After, int64(math.MaxInt64)
+	if len(f.Seqs) > 0 {
+		after, upto = max(after, slices.Min(f.Seqs)-1), slices.Max(f.Seqs)
+	}
+	return []any{after, upto, listOf(f.Status), f.Topic, f.Key, f.Stream, millis(max(f.Older, 0)), listOf(f.Seqs), limit}
 }
 
+// listOpenEntries is of open statuses: entries that claims look at if ?10, held ones if ?11. It merges what both
+// indexes have in order, and sorts nothing.
 const (
-	listEntries     = `select ` + entryColumns + ` from kinora_outbox where` + filtered + ` order by id limit ?6`
-	listOpenEntries = `select ` + entryColumns + ` from kinora_outbox where open = 1 and` + filtered + ` order by id limit ?6`
+	listEntries     = `select ` + entryColumns + ` from kinora_outbox where` + filtered + ` order by id limit ?9`
+	listOpenEntries = `
+select ` + entryColumns + ` from kinora_outbox indexed by kinora_outbox_open
+where ?10 and open = 1 and` + filtered + `
+union all
+select ` + entryColumns + ` from kinora_outbox indexed by kinora_outbox_held_id
+where ?11 and status = 'held' and` + filtered + `
+order by id limit ?9`
 )
+
+// openAndHeld tells which of both the open statuses in of are about.
+func openAndHeld(of []outbox.Status) (open, held bool) {
+	return slices.ContainsFunc(of, func(s outbox.Status) bool { return s != outbox.Held }), slices.Contains(of, outbox.Held)
+}
 
 // Entries implements outbox.Inspector.
 func (d *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, error) {
@@ -33,11 +54,12 @@ func (d *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, erro
 	if limit <= 0 {
 		limit = defaultPage
 	}
-	query := listEntries
+	query, args := listEntries, filterArgs(f, limit)
 	if f.OnlyOpen() {
-		query = listOpenEntries
+		open, held := openAndHeld(f.Status)
+		query, args = listOpenEntries, append(args, open, held)
 	}
-	entries, err := entriesOf(ctx, d.reads, query, filterArgs(f, limit)...)
+	entries, err := entriesOf(ctx, d.reads, query, args...)
 	if err != nil {
 		return nil, fmt.Errorf("list entries: %w", err)
 	}
@@ -47,15 +69,20 @@ func (d *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, erro
 const (
 	countEntries = `select status, count(*) from kinora_outbox
 		where ?1 is null or status in (select value from json_each(?1)) group by status`
-	countOpenEntries = `select status, count(*) from kinora_outbox
-		where open = 1 and status in (select value from json_each(?1)) group by status`
+	countOpenEntries = `
+select status, count(*) from kinora_outbox indexed by kinora_outbox_open
+where ?2 and open = 1 and status in (select value from json_each(?1)) group by status
+union all
+select status, count(*) from kinora_outbox indexed by kinora_outbox_held_id
+where ?3 and status = 'held' group by status`
 )
 
 // StatusCounts implements outbox.Inspector.
 func (d *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.Status]int64, error) {
-	counts, query := outbox.ZeroCounts(of), countEntries
+	counts, query, args := outbox.ZeroCounts(of), countEntries, []any{listOf(of)}
 	if (outbox.Filter{Status: of}).OnlyOpen() {
-		query = countOpenEntries
+		open, held := openAndHeld(of)
+		query, args = countOpenEntries, append(args, open, held)
 	}
 	err := each(ctx, d.reads, func(rows *sql.Rows) error {
 		var s outbox.Status
@@ -63,7 +90,7 @@ func (d *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.
 		err := rows.Scan(&s, &n)
 		counts[s] = n
 		return err
-	}, query, listOf(of))
+	}, query, args...)
 	if err != nil {
 		return nil, fmt.Errorf("count entries: %w", err)
 	}
@@ -72,8 +99,11 @@ func (d *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.
 
 const requeueEntries = `
 update kinora_outbox set status = 'pending', attempts = 0, suspect = 0, next_attempt_at = ` + clock + `
-where id in (select id from kinora_outbox
-	where` + filtered + ` and status in ('abandoned', 'failed') order by id limit ?6)`
+where id in (
+	select id from kinora_outbox indexed by kinora_outbox_stuck
+	where status in ('failed', 'abandoned') and` + filtered + `
+	order by id limit ?9)
+returning topic, key`
 
 // Requeue implements outbox.Inspector.
 func (d *DB) Requeue(ctx context.Context, f outbox.Filter) (int, error) {
@@ -85,9 +115,15 @@ func (d *DB) Requeue(ctx context.Context, f outbox.Filter) (int, error) {
 }
 
 const skipEntries = `
-update kinora_outbox set status = 'skipped', open = 0
-where id in (select id from kinora_outbox
-	where` + filtered + ` and status in ('pending', 'failed', 'abandoned') order by id limit ?6)`
+update kinora_outbox set status = 'skipped', open = 0, next_attempt_at = ` + clock + `
+where id in (
+	select id from kinora_outbox indexed by kinora_outbox_open
+	where open = 1 and status <> 'claimed' and` + filtered + `
+	union all
+	select id from kinora_outbox indexed by kinora_outbox_held_id
+	where status = 'held' and` + filtered + `
+	order by id limit ?9)
+returning topic, key`
 
 // Skip implements outbox.Inspector.
 func (d *DB) Skip(ctx context.Context, f outbox.Filter) (int, error) {
@@ -104,14 +140,26 @@ func (d *DB) decide(ctx context.Context, query string, f outbox.Filter) (n int, 
 		limit = -1
 	}
 	err = d.inTurn(ctx, func(u *unit) error {
-		r, err := u.exec(ctx, query, filterArgs(f, limit)...)
+		lanes := map[lane]bool{}
+		err := each(ctx, u, func(rows *sql.Rows) error {
+			var l lane
+			err := rows.Scan(&l.topic, &l.key)
+			lanes[l] = true
+			n++
+			return err
+		}, query, filterArgs(f, limit)...)
 		if err != nil {
 			return err
 		}
-		changed, err := r.RowsAffected()
-		n = int(changed)
 		u.entries = n > 0 // either way there may be something to claim now
-		return err
+		var held bool
+		if err := one(ctx, u, []any{&held}, lookForHeld); err != nil || !held {
+			return err
+		}
+		return u.bringBack(ctx, lanes)
 	})
-	return n, err
+	if err != nil {
+		return 0, err
+	}
+	return n, nil
 }

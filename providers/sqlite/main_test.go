@@ -48,6 +48,7 @@ var children = map[string]func(path string) error{
 	"hammer":          childHammers,
 	"migrate":         childMigrates,
 	"full-disk":       childFillsDisk,
+	"keep":            childKeeps,
 }
 
 // proc is a child process.
@@ -172,7 +173,7 @@ func checkAtRest(t testing.TB, db *sql.DB) {
 				select id, position < lag(position) over (partition by stream order by version) as back from kinora_events)
 			where back`,
 		"open says what the status says": `
-			select id from kinora_outbox where open <> (status not in ('published', 'skipped'))`,
+			select id from kinora_outbox where open <> (status not in ('published', 'held', 'skipped'))`,
 		"what is claimed has a token": `
 			select id from kinora_outbox where status = 'claimed' and (token is null or attempts < 1)`,
 		"sqlite itself": `select integrity_check from pragma_integrity_check where integrity_check <> 'ok'`,

@@ -63,7 +63,8 @@ func (p *pool) warmUpIfMigrated(ctx context.Context) error {
 
 // inTransactions are the statements of hot transactions.
 var inTransactions = []string{
-	findEvents, raiseStream, readVersion, insertEvent, insertEntry, insertMark, insertParked, candidates, takeEntry, markEntry,
+	findEvents, raiseStream, readVersion, insertEvent, insertEntry, insertMark, insertParked,
+	candidates, candidatesUnordered, takeEntry, takeUnordered, markEntry, dropEntry, lanesOf, bringEntries,
 	savepoint, release, readStream,
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -22,7 +23,8 @@ func TestUsersTransactionsQueueFairly(t *testing.T) {
 	t.Parallel()
 	db := open(t, routed())
 	ctx, stop := context.WithCancel(context.Background())
-	appended := make(chan int)
+	appended, begun := make(chan int), make(chan struct{})
+	begin := sync.OnceFunc(func() { close(begun) })
 	go func() {
 		n := 0
 		for ctx.Err() == nil {
@@ -31,9 +33,12 @@ func TestUsersTransactionsQueueFairly(t *testing.T) {
 				break
 			}
 			n++
+			begin()
 		}
+		begin()
 		appended <- n
 	}()
+	<-begun
 	const begins = 50
 	seen := 0
 	for range begins {

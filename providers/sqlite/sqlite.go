@@ -146,6 +146,7 @@ var (
 	_ outbox.Enqueuer               = (*Tx)(nil)
 	_ outbox.Store                  = (*DB)(nil)
 	_ outbox.BatchClaimer           = (*DB)(nil)
+	_ outbox.Keeper                 = (*DB)(nil)
 	_ outbox.Inspector              = (*DB)(nil)
 	_ outbox.Waker                  = (*DB)(nil)
 	_ projector.UnitOfWork[*sql.Tx] = (*DB)(nil)

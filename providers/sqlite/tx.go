@@ -55,7 +55,8 @@ func (t *Tx) ReadStream(ctx context.Context, stream string, afterVersion int64) 
 	return streamOf(ctx, t.session, stream, afterVersion)
 }
 
-// Enqueue implements outbox.Enqueuer.
+// Enqueue implements outbox.Enqueuer. Message.OrderedKey needs nothing here: SQLite has one writer, so every key
+// is in the order of commits.
 func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
 	ready, err := t.db.normalize(ms)
 	if err != nil {

@@ -24,32 +24,39 @@ create table kinora_events (
     unique (stream, version)
 ) strict;
 
--- Messages beside the events. The payload is published byte for byte.
+-- Messages beside the events. The payload is published byte for byte; it and the headers come last, as what
+-- claims look at would else be read through them.
 create table kinora_outbox (
     id              integer primary key autoincrement,
     message_id      text not null,
     topic           text not null,
     key             text not null,
-    payload         blob not null,
-    headers         text not null, -- json
-    open            integer not null default 1 check (open in (0, 1)),
+    open            integer not null default 1 check (open in (0, 1)), -- claims look at it: neither done with nor held
     status          text not null default 'pending'
-                    check (status in ('pending', 'claimed', 'published', 'failed', 'abandoned', 'skipped')),
+                    check (status in ('pending', 'claimed', 'published', 'failed', 'held', 'abandoned', 'skipped')),
     attempts        integer not null default 0,
     suspect         integer not null default 0 check (suspect in (0, 1)),
     token           blob,
     claimed_by      text not null default '',
-    next_attempt_at integer not null, -- while claimed, the end of the lease
+    next_attempt_at integer not null, -- while claimed, the end of the lease; skipped, when that was
     last_error      text not null default '', -- the class of the error, never its text
     created_at      integer not null,
     last_attempt_at integer,
     published_at    integer,
+    headers         text not null, -- json
+    payload         blob not null,
     unique (topic, message_id)
 ) strict;
 
--- Both stay as small as the backlog, however many published entries are kept.
+-- Both stay as small as the backlog that is not held, however many published entries are kept. A claim changes
+-- neither.
 create index kinora_outbox_open on kinora_outbox (id) where open = 1;
 create index kinora_outbox_lane on kinora_outbox (topic, key, id) where open = 1;
+
+-- These are empty while all goes well. What is stuck may hold others back for long; those may be held.
+create index kinora_outbox_stuck on kinora_outbox (topic, key, id) where status in ('failed', 'abandoned');
+create index kinora_outbox_held on kinora_outbox (topic, key, id) where status = 'held';
+create index kinora_outbox_held_id on kinora_outbox (id) where status = 'held';
 
 -- A marker says that a handler applied a message. It commits with the handler's writes.
 create table kinora_markers (

@@ -1,0 +1,137 @@
+package sqlite_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/providers/sqlite"
+)
+
+// childKeeps holds what waits for long, and has what is stuck go on, until it is told to stop.
+func childKeeps(path string) error {
+	ctx := context.Background()
+	db, err := sqlite.Open(ctx, path, nil)
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	stop := make(chan struct{})
+	go func() {
+		defer close(stop)
+		told()
+	}()
+	held := 0
+	for {
+		select {
+		case <-stop:
+			fmt.Println(held)
+			return db.Close()
+		default:
+		}
+		n, holds := db.HoldEntries(ctx, long, 1+rand.N(5))
+		held += n
+		_, requeues := db.Requeue(ctx, outbox.Filter{Limit: rand.N(3)})
+		if err := errors.Join(holds, requeues); err != nil {
+			return err
+		}
+	}
+}
+
+// One process publishes and fails now and then, the other holds what waits and requeues: every key is published in
+// order, each of its entries once, while more of them come in.
+func TestOrderThroughHoldsOfAnotherProcess(t *testing.T) {
+	t.Parallel()
+	ctx := within(t, time.Minute)
+	path := migrated(t)
+	db := openAt(t, path, nil)
+	other := start(t, "keep", path)
+	require.Equal(t, "ready", other.line())
+	const keys, each = 5, 30
+	order := map[string][]int64{}
+	for added, done := 0, 0; done < keys*each; {
+		if added < each {
+			enqueue(t, db, "a", "b", "c", "d", "e")
+			added++
+		}
+		entries, err := db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{Limit: 7})
+		require.NoError(t, err)
+		stopped := map[string]bool{}
+		marks := published(entries, added%2 == 0)
+		for i, e := range entries {
+			m := outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Pending}
+			switch {
+			case stopped[e.Key]:
+				marks[i] = m
+			case rand.N(4) == 0:
+				stopped[e.Key] = true
+				m.To, m.After = []outbox.Status{outbox.Failed, outbox.Abandoned}[rand.N(2)], time.Hour
+				marks[i] = m
+			default:
+				order[e.Key] = append(order[e.Key], e.Seq)
+				done++
+			}
+		}
+		late, err := db.MarkEntries(ctx, marks)
+		require.NoError(t, err)
+		require.Empty(t, late)
+	}
+	other.tell("stop")
+	t.Log("held:", other.line())
+	other.wait()
+	for key, seqs := range order {
+		require.Len(t, seqs, each, key)
+		require.True(t, slices.IsSorted(seqs), "%s: %v", key, seqs)
+		require.Len(t, slices.Compact(seqs), each, key)
+	}
+	require.Empty(t, in(t, db, outbox.Pending, outbox.Held, outbox.Failed, outbox.Abandoned, outbox.Claimed))
+}
+
+// A claim beside a large backlog that waits behind one stuck entry costs next to nothing, once that is held. It is
+// compared with what it cost before, on the same machine at about the same time.
+func TestClaimBesideWhatIsHeld(t *testing.T) {
+	t.Parallel()
+	const n, tries = 4000, 3 // with 100,000, see BenchmarkClaimBesideHeld
+	db := open(t, nil)
+	median := func() time.Duration {
+		var took []time.Duration
+		for range tries {
+			began := time.Now()
+			require.Empty(t, claimAll(t, db, outbox.Query{}))
+			took = append(took, time.Since(began))
+		}
+		slices.Sort(took)
+		return took[tries/2]
+	}
+	empty := median()
+	backlog(t, db, "a", n)
+	stick(t, db, outbox.Abandoned, "a")
+	before := median()
+	began := time.Now()
+	for {
+		held, err := db.HoldEntries(context.Background(), long, 10_000)
+		require.NoError(t, err)
+		if held == 0 {
+			break
+		}
+	}
+	holding := time.Since(began)
+	after := median()
+	began = time.Now()
+	hold(t, db, 10_000, 0)
+	t.Logf("a claim: %s beside an empty outbox, %s beside %d that wait, %s once they are held, which took %s; a look for more %s",
+		empty, before, n, after, holding, time.Since(began))
+	require.Less(t, 10*after, before)
+
+	// And what comes later waits without a walk over those before it.
+	enqueue(t, db, slices.Repeat([]string{"a"}, 50)...)
+	require.Less(t, 5*median(), before)
+}

@@ -1,0 +1,107 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+
+	"github.com/kinora-go/kinora/internal/mutant"
+	"github.com/kinora-go/kinora/outbox"
+)
+
+// markEntry changes ?1, which the claim of token ?2 has taken.
+const (
+	markEntry = markAny + fenced
+	dropEntry = dropAny + fenced
+
+	markAny = `
+update kinora_outbox set
+	status = ?3,
+	open = ?3 <> 'published',
+	attempts = attempts - (?3 = 'pending'),
+	next_attempt_at = iif(?3 in ('failed', 'claimed', 'pending'), ` + clock + ` + ?4, next_attempt_at),
+	last_error = iif(?3 in ('failed', 'abandoned') or ?3 = 'pending' and ?5 <> '', ?5, last_error),
+	published_at = iif(?3 = 'published', ` + clock + `, null)
+where id = ?1 and status = 'claimed'`
+
+	dropAny = `
+delete from kinora_outbox where id = ?1 and status = 'claimed'`
+
+	fenced = ` and token = ?2`
+
+	markUnfenced = markAny + ` and ?2 is not null`
+	dropUnfenced = dropAny + ` and ?2 is not null`
+
+	// lanesOf is no row at all where nothing is held.
+	lanesOf = `
+select id, topic, key from kinora_outbox
+where (` + lookForHeld + `) and id in (select value from json_each(?1))`
+)
+
+// MarkEntries implements outbox.Store.
+func (d *DB) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int64, err error) {
+	if err := outbox.CheckMarks(marks); err != nil {
+		return nil, err
+	}
+	if len(marks) == 0 {
+		return nil, nil
+	}
+	err = d.inTurn(ctx, func(u *unit) error {
+		lanes, err := u.lanesToFree(ctx, marks)
+		if err != nil {
+			return err
+		}
+		done := map[lane]bool{}
+		for _, m := range marks {
+			ok, err := u.change(ctx, m)
+			if err != nil {
+				return err
+			}
+			if !ok {
+				late = append(late, m.Seq)
+			} else if l, ok := lanes[m.Seq]; ok {
+				done[l] = true
+			}
+		}
+		return u.bringBack(ctx, done)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("mark entries: %w", err)
+	}
+	return late, nil
+}
+
+// lanesToFree are those of what is to be published, by Seq, where anything is held.
+func (s session) lanesToFree(ctx context.Context, marks []outbox.Mark) (map[int64]lane, error) {
+	var seqs []int64
+	for _, m := range marks {
+		if m.To == outbox.Published {
+			seqs = append(seqs, m.Seq)
+		}
+	}
+	if len(seqs) == 0 {
+		return nil, nil
+	}
+	lanes := map[int64]lane{}
+	err := each(ctx, s, func(rows *sql.Rows) error {
+		var seq int64
+		var l lane
+		err := rows.Scan(&seq, &l.topic, &l.key)
+		lanes[seq] = l
+		return err
+	}, lanesOf, jsonOf(seqs))
+	return lanes, err
+}
+
+func (s session) change(ctx context.Context, m outbox.Mark) (ok bool, err error) {
+	query, drop := markEntry, dropEntry
+	if mutant.NoFence {
+		query, drop = markUnfenced, dropUnfenced
+	}
+	args := []any{m.Seq, tokenOf(m.Token), string(m.To), millis(m.After), m.Error}
+	if m.Drop {
+		query, args = drop, args[:2]
+	}
+	n, err := s.changed(ctx, query, args...)
+	return n == 1, err
+}

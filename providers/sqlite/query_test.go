@@ -1,0 +1,124 @@
+package sqlite_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
+)
+
+// Topics that pause are left out, also where the candidates are read again.
+func TestClaimLeavesTopicsOut(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := open(t, nil)
+	enqueue(t, db, "a", "b", "c")
+	_, err := db.SQL().Exec(`update kinora_outbox set topic = key`)
+	require.NoError(t, err)
+	for _, c := range []struct {
+		q    outbox.Query
+		want []int64
+	}{
+		{outbox.Query{Except: []string{"b"}}, []int64{1, 3}},
+		{outbox.Query{Except: []string{"b", "c", "none"}}, []int64{1}},
+		{outbox.Query{Topics: []string{"a", "b"}, Except: []string{"b"}}, []int64{1}},
+		{outbox.Query{Except: []string{"a"}, Unordered: true}, []int64{2, 3}},
+		{outbox.Query{Except: []string{"a", "b", "c"}}, []int64{}},
+	} {
+		read, err := db.EntryCandidates(ctx, c.q, 10)
+		require.NoError(t, err)
+		require.Equal(t, c.want, seqs(read))
+	}
+	require.Equal(t, []int64{1, 3}, seqs(claimAll(t, db, outbox.Query{Except: []string{"b"}})))
+	require.Empty(t, claimAll(t, db, outbox.Query{Except: []string{"b"}}))
+}
+
+// Without order nothing waits for another; with it everything does.
+func TestUnorderedClaimPassesWhatWaits(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := open(t, nil)
+	enqueue(t, db, "a", "a", "a", "a")
+	stick(t, db, outbox.Failed, "a")
+	require.Empty(t, claimAll(t, db, outbox.Query{}))
+	q := outbox.Query{Unordered: true}
+	read, err := db.EntryCandidates(ctx, q, 10)
+	require.NoError(t, err)
+	require.Equal(t, []int64{2, 3, 4}, seqs(read))
+	_, ok, err := db.TakeEntry(ctx, read[2], outbox.Query{}, claim.Terms{Token: claim.NewToken()})
+	require.NoError(t, err)
+	require.False(t, ok)
+	_, ok, err = db.TakeEntry(ctx, read[2], q, claim.Terms{Token: claim.NewToken()})
+	require.NoError(t, err)
+	require.True(t, ok)
+	require.Equal(t, []int64{2, 3}, seqs(claimAll(t, db, q)), "a live lease is never stolen")
+}
+
+// A dropped entry is gone; nobody else's claim can be ended that way.
+func TestDrop(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := open(t, nil)
+	enqueue(t, db, "a", "a")
+	entries := claimAll(t, db, outbox.Query{})
+	drop := published(entries, true)
+	drop[1].Token = claim.NewToken()
+	late, err := db.MarkEntries(ctx, append(drop, published(entries[:1], false)...))
+	require.NoError(t, err)
+	require.Equal(t, []int64{2, 1}, late)
+	require.Equal(t, entries[1:], mustList(t, db, outbox.Filter{}))
+}
+
+// What is given back can wait, and says why where there is a reason.
+func TestReleaseWithAPause(t *testing.T) {
+	t.Parallel()
+	db := open(t, nil)
+	enqueue(t, db, "a")
+	for _, c := range []struct{ why, want string }{{"*net.OpError", "*net.OpError"}, {"", "*net.OpError"}, {"other", "other"}} {
+		e := claimAll(t, db, outbox.Query{})[0]
+		markAll(t, db, outbox.Mark{Seq: 1, Token: e.Token, To: outbox.Pending, After: time.Hour, Error: c.why})
+		e = mustList(t, db, outbox.Filter{})[0]
+		require.Equal(t, outbox.Pending, e.Status)
+		require.Equal(t, c.want, e.LastError)
+		require.Zero(t, e.Attempts)
+		require.WithinDuration(t, clock(t, db.SQL()).Add(time.Hour), e.NextAttemptAt, time.Minute)
+		require.Empty(t, claimAll(t, db, outbox.Query{}))
+		require.NoError(t, shiftBack(db.SQL(), time.Hour+time.Second))
+	}
+}
+
+// Entries are found by the stream of their event, and by age.
+func TestFilterByStreamAndAge(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := open(t, routed())
+	for _, stream := range []string{"review-1", "review-2", "review-1"} {
+		_, err := db.Append(ctx, stream, eventstore.Any, drafts(1))
+		require.NoError(t, err)
+	}
+	enqueue(t, db, "review-1")
+	require.NoError(t, shiftBack(db.SQL(), time.Hour))
+	_, err := db.Append(ctx, "review-1", eventstore.Any, drafts(1))
+	require.NoError(t, err)
+	for _, open := range [][]outbox.Status{nil, {outbox.Pending, outbox.Held}} {
+		pick := func(f outbox.Filter) []int64 {
+			f.Status = open
+			return seqs(mustList(t, db, f))
+		}
+		require.Equal(t, []int64{1, 3, 5}, pick(outbox.Filter{Stream: "review-1"}))
+		require.Equal(t, []int64{1, 3}, pick(outbox.Filter{Stream: "review-1", Older: time.Minute}))
+		require.Equal(t, []int64{1, 2, 3, 4}, pick(outbox.Filter{Older: time.Minute}))
+		require.Equal(t, []int64{}, pick(outbox.Filter{Older: 2 * time.Hour}))
+		require.Equal(t, []int64{}, pick(outbox.Filter{Stream: "review"}))
+		require.Equal(t, []int64{3}, pick(outbox.Filter{Stream: "review-1", Seqs: []int64{4, 3, 2}}))
+	}
+	n, err := db.Skip(ctx, outbox.Filter{Stream: "review-1", Older: time.Minute})
+	require.NoError(t, err)
+	require.Equal(t, 2, n)
+	require.Equal(t, []int64{1, 3}, in(t, db, outbox.Skipped))
+}
