@@ -231,7 +231,9 @@ func claimEndedContext(s *stage) {
 	_, countErr := s.db.StatusCounts(ctx)
 	_, requeueErr := s.db.Requeue(ctx, outbox.Filter{})
 	_, skipErr := s.db.Skip(ctx, outbox.Filter{})
-	for i, err := range []error{claimErr, candidatesErr, takeErr, markErr, listErr, countErr, requeueErr, skipErr} {
+	_, holdErr := s.db.HoldEntries(ctx, time.Hour, 10)
+	_, _, deleteErr := s.db.DeleteEntries(ctx, outbox.Retention{Published: time.Hour, Skipped: time.Hour}, 0)
+	for i, err := range []error{claimErr, candidatesErr, takeErr, markErr, listErr, countErr, requeueErr, skipErr, holdErr, deleteErr} {
 		s.holds(errors.Is(err, context.Canceled), "the error %v of call %d is context.Canceled", err, i)
 	}
 	same(s, "taken", took, false)

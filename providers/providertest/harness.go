@@ -27,6 +27,7 @@ type Provider[Tx any] interface {
 	eventstore.Store
 	outbox.Store
 	outbox.Inspector
+	outbox.Keeper
 	projector.UnitOfWork[Tx]
 	projector.ParkedInspector
 	projector.State
@@ -107,7 +108,7 @@ func EventStore[Tx any](t *testing.T, open Open[Tx], differences ...Difference) 
 	run(t, open, differences, nil, slices.Concat(appendCases, againCases, readCases, inputCases, txCases))
 }
 
-// Outbox checks outbox.Store, outbox.Inspector, outbox.Waker and Enqueue: once through outbox.Claim and once
+// Outbox checks outbox.Store, outbox.Keeper, outbox.Inspector, outbox.Waker and Enqueue: once through outbox.Claim and once
 // through outbox.ClaimPortably.
 func Outbox[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	claiming := slices.Concat(claimCases, markCases, guardCases, vanishCases, inspectCases, crowdCases)
