@@ -111,8 +111,8 @@ func EventStore[Tx any](t *testing.T, open Open[Tx], differences ...Difference) 
 // Outbox checks outbox.Store, outbox.Keeper, outbox.Inspector, outbox.Waker and Enqueue: once through outbox.Claim and once
 // through outbox.ClaimPortably.
 func Outbox[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
-	claiming := slices.Concat(claimCases, markCases, guardCases, vanishCases, inspectCases, crowdCases)
-	t.Run("Entries", func(t *testing.T) { run(t, open, differences, outbox.Claim, entryCases) })
+	claiming := slices.Concat(claimCases, markCases, guardCases, vanishCases, heldCases, inspectCases, crowdCases)
+	t.Run("Entries", func(t *testing.T) { run(t, open, differences, outbox.Claim, slices.Concat(entryCases, keepCases)) })
 	t.Run("Claim", func(t *testing.T) { run(t, open, differences, outbox.Claim, claiming) })
 	t.Run("ClaimPortably", func(t *testing.T) { run(t, open, differences, outbox.ClaimPortably, claiming) })
 }

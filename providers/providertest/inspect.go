@@ -6,6 +6,7 @@ import (
 	"maps"
 	"time"
 
+	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
 )
 
@@ -17,6 +18,10 @@ var inspectCases = []testCase{
 	{
 		name: "filters", play: filters,
 		rule: "Entries lists what f picks, in order of Seq; the zero Filter picks all, up to 100",
+	},
+	{
+		name: "filters by stream and age", play: streamAndAge, options: Options{Route: outbox.ByCategory},
+		rule: "Filter.Stream: of the event; Filter.Older: created longer than this ago, on the store's clock",
 	},
 	{
 		name: "many at once", play: manyChanged,
@@ -145,6 +150,40 @@ func filters(s *stage) {
 	got, err := s.db.Entries(s.ctx, outbox.Filter{})
 	s.ok(err, "list without a limit")
 	same(s, "entries without a limit", len(got), 100)
+}
+
+func streamAndAge(s *stage) {
+	s.append("review-1", eventstore.NoStream, drafts(2)...)
+	s.append("review-2", eventstore.NoStream, draft())
+	s.enqueue(line(1, "review", "review-1")...) // its key is no stream
+	s.advance(2 * time.Hour)
+	s.append("review-1", 2, draft())
+	s.enqueue(line(1, "mail", "")...)
+	all := s.entries(outbox.Filter{})
+	young := []int64{all[4].Seq, all[5].Seq}
+	for name, c := range map[string]struct {
+		f    outbox.Filter
+		want []int64
+	}{
+		"a stream":            {outbox.Filter{Stream: "review-1"}, []int64{all[0].Seq, all[1].Seq, all[4].Seq}},
+		"another stream":      {outbox.Filter{Stream: "review-2", Topic: "review"}, []int64{all[2].Seq}},
+		"no stream":           {outbox.Filter{Stream: "review-"}, []int64{}},
+		"the old":             {outbox.Filter{Older: time.Hour}, seqsOf(all[:4])},
+		"the older":           {outbox.Filter{Older: 3 * time.Hour}, []int64{}},
+		"the old of a stream": {outbox.Filter{Older: time.Hour, Stream: "review-1", Status: []outbox.Status{outbox.Pending}}, seqsOf(all[:2])},
+	} {
+		same(s, name, seqsOf(s.entries(c.f)), c.want)
+	}
+	s.settle(s.db.Skip, outbox.Filter{Stream: "review-1", Older: time.Hour}, 2)
+	s.inStatus(outbox.Skipped, all[:2]...)
+	s.settle(s.db.Skip, outbox.Filter{Older: time.Hour}, 2)
+	same(s, "what is pending", seqsOf(s.entries(outbox.Filter{Status: []outbox.Status{outbox.Pending}})), young)
+	for _, e := range s.claim(three, 10) {
+		s.mark(outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Abandoned})
+	}
+	s.settle(s.db.Requeue, outbox.Filter{Older: time.Hour}, 0)
+	s.settle(s.db.Requeue, outbox.Filter{Stream: "review-1"}, 1)
+	s.inStatus(outbox.Pending, all[4])
 }
 
 func manyChanged(s *stage) {
