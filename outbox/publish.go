@@ -119,7 +119,7 @@ func (b *batch) next(entries []Entry) (calls [][]Entry, later, unsent []Entry) {
 func (b *batch) send(call []Entry) (marks []Mark) {
 	t := b.trial(call[0].Topic)
 	if len(call) > 1 && t.pauses == 0 && b.publishCall(call) == nil {
-		t.pass()
+		t.pass(call)
 		return published(call, b.cfg.Keep)
 	}
 	for i, e := range call {
@@ -133,7 +133,7 @@ func (b *batch) send(call []Entry) (marks []Mark) {
 			t.fail(e, err)
 			continue
 		}
-		t.pass()
+		t.pass(one)
 		marks = append(marks, published(one, b.cfg.Keep)...)
 	}
 	return marks
