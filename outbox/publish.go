@@ -3,6 +3,7 @@ package outbox
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -119,9 +120,10 @@ func (b *batch) next(entries []Entry) (calls [][]Entry, later, unsent []Entry) {
 func (b *batch) send(call []Entry) (marks []Mark) {
 	t := b.trial(call[0].Topic)
 	if len(call) > 1 && t.pauses == 0 && b.publishCall(call) == nil {
-		t.pass()
+		t.pass(call)
 		return published(call, b.cfg.Keep)
 	}
+	call = b.freshFirst(call)
 	for i, e := range call {
 		one := call[i : i+1]
 		if b.stopped[b.lane(e)] || !b.goesOn() || t.hopeless() {
@@ -133,10 +135,28 @@ func (b *batch) send(call []Entry) (marks []Mark) {
 			t.fail(e, err)
 			continue
 		}
-		t.pass()
+		t.pass(one)
 		marks = append(marks, published(one, b.cfg.Keep)...)
 	}
 	return marks
+}
+
+// freshFirst puts the keys of which a message has failed before behind the others, so that where nothing passes
+// each try is of something new, and much poison does not hide what is good behind it. A key keeps its order.
+func (b *batch) freshFirst(call []Entry) []Entry {
+	tried := map[lane]bool{}
+	for _, e := range call {
+		tried[b.lane(e)] = tried[b.lane(e)] || e.LastError != ""
+	}
+	rank := func(e Entry) int {
+		if tried[b.lane(e)] {
+			return 1
+		}
+		return 0
+	}
+	call = slices.Clone(call)
+	slices.SortStableFunc(call, func(x, y Entry) int { return rank(x) - rank(y) })
+	return call
 }
 
 func published(call []Entry, keep Retention) []Mark {

@@ -101,7 +101,8 @@ func (r *Relay) Running() <-chan struct{} { return r.running }
 //
 // A message that fails counts an attempt and waits for its backoff, and its key with it. Where all that is tried
 // of a topic fails, and nothing of it has got through since, that is no fault of the messages: the topic pauses
-// (1s doubling to 1m), and attempts are given back, so that an outage abandons nothing.
+// (1s doubling to 1m), and attempts are given back, so that an outage abandons nothing. So it is with a message that
+// is alone, until others of its topic have got through since it failed.
 func (r *Relay) Run(ctx context.Context) error {
 	started := false
 	r.once.Do(func() { started = true })

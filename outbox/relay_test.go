@@ -177,7 +177,7 @@ func TestRelayBackoffScheduleThenAbandoned(t *testing.T) {
 		require.Equal(t, outbox.Abandoned, a1.Status)
 		require.Equal(t, 8, a1.Attempts)
 		require.Equal(t, "*errors.errorString", a1.LastError, "the class, never the text")
-		require.Equal(t, outbox.Pending, a2.Status)
+		require.Equal(t, outbox.Held, a2.Status)
 		require.Zero(t, a2.Attempts, "an entry that was never tried has no attempt counted")
 		var want []time.Duration
 		at := time.Duration(0)
@@ -211,15 +211,16 @@ func TestRelaySkippedEntryLetsItsKeyGoOn(t *testing.T) {
 			return nil
 		})
 		db := newDB(t)
-		enqueue(t, db, "a1", "a2")
+		enqueue(t, db, "a1", "a2", "b1")
 		stop := start(t, db, pub, outbox.RelayConfig{Backoff: claim.Backoff{Attempts: 1}})
 		synctest.Wait()
-		require.Empty(t, pub.ids())
+		require.Equal(t, []string{"b1"}, pub.ids())
+		require.Equal(t, outbox.Abandoned, entries(t, db)["a1"].Status)
 		_, err := db.Skip(t.Context(), outbox.Filter{Status: []outbox.Status{outbox.Abandoned}})
 		require.NoError(t, err)
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		require.Equal(t, []string{"a2"}, pub.ids())
+		require.Equal(t, []string{"b1", "a2"}, pub.ids())
 		require.NoError(t, stop())
 	})
 }
@@ -251,7 +252,7 @@ func TestRelayFindsThePoisonInABatch(t *testing.T) {
 		require.Equal(t, first[0], pub.payload["a1"], "the same bytes and headers every time")
 		all := entries(t, db)
 		require.Equal(t, outbox.Failed, all["b1"].Status)
-		require.Equal(t, outbox.Pending, all["b2"].Status)
+		require.Equal(t, outbox.Held, all["b2"].Status)
 		require.Zero(t, all["b2"].Attempts)
 	})
 }
@@ -472,6 +473,7 @@ func TestNewRelayRefuses(t *testing.T) {
 		"backoff": {Backoff: claim.Backoff{Jitter: 2}},
 		"poll":    {Poll: -1},
 		"drain":   {Drain: -1},
+		"keep":    {Keep: outbox.Retention{Skipped: -1}},
 	} {
 		_, err := outbox.NewRelay(db, pub, &cfg)
 		require.Error(t, err, name)

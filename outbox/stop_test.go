@@ -38,29 +38,6 @@ func TestRelayReleasesAtOnceWhenStopped(t *testing.T) {
 	})
 }
 
-// Once its lease is over a relay has lost its claim: it begins no further call.
-func TestRelayPublishesNoFurtherThanItsLease(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		db, pub := newDB(t), newPublisher(func(int, string, []*message.Message) error { time.Sleep(100 * time.Millisecond); return nil })
-		enqueue(t, db, "a0", "a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8", "a9")
-		stop := start(t, db, pub, outbox.RelayConfig{Lease: 250 * time.Millisecond})
-		time.Sleep(10 * time.Second)
-		synctest.Wait()
-		require.NoError(t, stop())
-		require.Equal(t, []string{"a0", "a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8", "a9"}, pub.ids(),
-			"the mark of the call that was in flight still counts, and none is published twice")
-		all := entries(t, db)
-		for _, x := range pub.log {
-			e := all[x.id]
-			require.Equal(t, outbox.Published, e.Status, x.id)
-			require.False(t, e.Suspect, x.id)
-			begun := pub.start.Add(x.at - 100*time.Millisecond)
-			require.LessOrEqual(t, begun.Sub(e.LastAttemptedAt), 250*time.Millisecond, "%s: from its claim to its call", x.id)
-		}
-	})
-}
-
 // locked is a store whose claims wait for a lock.
 type locked struct {
 	outbox.Store

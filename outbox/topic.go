@@ -9,21 +9,24 @@ import (
 )
 
 // An outage is told from poison by what gets through. A message that fails while others of its topic pass is
-// poison, or nearly so. Where nothing passes there is no telling: then no attempt is counted, and the topic
-// pauses.
+// poison, or nearly so. Where nothing passes there is no telling: then no attempt is counted, and what failed
+// waits, or the whole topic where that were several keys.
 const (
 	hopelessSoon = 3  // keys that fail in a row, of a topic of which nothing has passed lately: no further tries in this batch
 	hopelessLate = 10 // the same where something has
+	refusedMax   = 10_000
 )
 
 var pauses = claim.Backoff{Base: time.Second, Max: time.Minute, Attempts: -1}
 
 // topic is what a relay knows of a topic's fortunes, in this process.
 type topic struct {
-	alive  bool            // the last try passed
-	pauses int             // in a row; 0: it is up, as far as we know
-	paused context.Context // until its end nothing of the topic is claimed; nil: never yet
-	resume context.CancelFunc
+	alive   bool            // the last try passed
+	passes  int             // messages that got through
+	pauses  int             // in a row; 0: it is up, as far as we know
+	refused map[int64]int   // by Seq, of what failed and has not passed: how many had got through when it failed first
+	paused  context.Context // until its end nothing of the topic is claimed; nil: never yet
+	resume  context.CancelFunc
 }
 
 // pausing lists the topics that pause.
@@ -56,7 +59,7 @@ func (b *batch) trial(name string) *trial {
 	t := b.trials[name]
 	if t == nil {
 		if b.topics[name] == nil {
-			b.topics[name] = &topic{}
+			b.topics[name] = &topic{refused: map[int64]int{}}
 		}
 		t = &trial{topic: b.topics[name]}
 		b.trials[name] = t
@@ -64,11 +67,23 @@ func (b *batch) trial(name string) *trial {
 	return t
 }
 
-func (t *trial) pass() { t.passed, t.alive, t.inRow, t.pauses = true, true, 0, 0 }
+func (t *trial) pass(call []Entry) {
+	t.passed, t.alive, t.inRow, t.pauses = true, true, 0, 0
+	t.passes += len(call)
+	for _, e := range call {
+		delete(t.refused, e.Seq)
+	}
+}
 
 func (t *trial) fail(e Entry, err error) {
 	t.failed = append(t.failed, failure{e, err})
 	t.inRow++
+	if _, again := t.refused[e.Seq]; !again {
+		if len(t.refused) >= refusedMax { // other relays may have published them
+			clear(t.refused)
+		}
+		t.refused[e.Seq] = t.passes
+	}
 }
 
 // hopeless tells whether to leave the rest of the topic alone.
@@ -79,11 +94,10 @@ func (t *trial) hopeless() bool {
 	return t.inRow >= hopelessSoon
 }
 
-// counts tells whether what failed is the messages' own fault: others passed, or did so just before; or it is
-// one alone that has failed before while others passed.
+// counts tells whether what failed is the messages' own fault: others passed, or did so just before; or it is one
+// alone, and others have passed since it failed first.
 func (t *trial) counts() bool {
-	const before = 2 // attempts: this one, and one that counted
-	return t.passed || t.alive || t.pauses == 0 && len(t.failed) == 1 && t.failed[0].Attempts >= before
+	return t.passed || t.alive || t.pauses == 0 && len(t.failed) == 1 && t.passes > t.refused[t.failed[0].Seq]
 }
 
 // judge says what becomes of everything that failed in this batch.
@@ -105,20 +119,23 @@ func (b *batch) judge() []Mark {
 }
 
 // pause gives the attempts back, and lets nothing of the topic be claimed for a while. What was tried waits twice
-// as long, so that the next try is of other keys.
+// as long, so that the next try is of other keys. Where that was little it waits alone: the next message of
+// another key may get through, and then there is telling.
 func (b *batch) pause(name string, t *trial) []Mark {
 	t.pauses++
 	delay, _ := pauses.Delay(t.pauses) // never fails: it is a schedule, and pauses ≥ 1
-	if t.resume != nil {
-		t.resume()
+	if t.hopeless() {
+		if t.resume != nil {
+			t.resume()
+		}
+		t.paused, t.resume = context.WithTimeout(b.hard, delay)
 	}
-	t.paused, t.resume = context.WithTimeout(b.hard, delay)
 	last := t.failed[len(t.failed)-1]
 	attrs := []any{"topic", name, "tried", len(t.failed), "class", errorClass(last.err), "for", delay}
 	if b.cfg.LogErrors {
 		attrs = append(attrs, "err", last.err)
 	}
-	b.log.Warn("nothing of a topic can be published: it pauses", attrs...)
+	b.log.Warn("nothing of a topic can be published: it is tried less often", attrs...)
 	marks := make([]Mark, len(t.failed))
 	for i, f := range t.failed {
 		marks[i] = Mark{Seq: f.Seq, Token: f.Token, To: Pending, After: 2 * delay, Error: errorClass(f.err)}

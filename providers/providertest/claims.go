@@ -30,6 +30,14 @@ var claimCases = []testCase{
 		rule: "Query.Topics: only entries of these topics; nil: all",
 	},
 	{
+		name: "all topics but some", play: claimExcept,
+		rule: "Query.Except: not entries of these topics",
+	},
+	{
+		name: "without order", play: claimUnordered,
+		rule: "Query.Unordered: no entry waits for another of its key: what is eligible is claimed, whatever stands before it",
+	},
+	{
 		name: "a live lease is never stolen", play: liveLease,
 		rule: "No two live claims on one entry; a live lease is never stolen, an expired one is taken over",
 	},
@@ -147,6 +155,53 @@ func claimTopics(s *stage) {
 	same(s, "entries of any topic", seqsOf(s.claim(query(), 10)), pick(5))
 }
 
+func claimExcept(s *stage) {
+	var entries []outbox.Entry
+	for _, topic := range []string{"mail", "audit", "o'dd %", "mail"} {
+		entries = append(entries, s.enqueue(line(1, topic, "ann")...)...)
+	}
+	for _, c := range []struct {
+		q    outbox.Query
+		want []outbox.Entry
+	}{
+		{outbox.Query{Topics: []string{"mail"}, Except: []string{"mail"}}, nil},
+		{outbox.Query{Except: []string{"mail", "o'dd %", "nothing"}}, entries[1:2]},
+		{outbox.Query{Topics: []string{"mail", "audit"}, Except: []string{"audit"}}, []outbox.Entry{entries[0], entries[3]}},
+		{outbox.Query{Except: []string{"mail"}}, entries[2:3]},
+	} {
+		found, err := s.db.EntryCandidates(s.ctx, c.q, 10)
+		s.ok(err, "read candidates")
+		same(s, "candidates", seqsOf(found), seqsOf(c.want))
+		same(s, "what a claim takes", seqsOf(s.claim(c.q, 10)), seqsOf(c.want))
+	}
+}
+
+func claimUnordered(s *stage) {
+	free := outbox.Query{Attempts: 3, Unordered: true}
+	ann := s.enqueue(line(5, "mail", "ann")...)
+	taken := s.claim(free, 3)
+	same(s, "the first claim", seqsOf(taken), seqsOf(ann[:3]))
+	s.mark(
+		outbox.Mark{Seq: taken[0].Seq, Token: taken[0].Token, To: outbox.Failed, After: time.Hour},
+		outbox.Mark{Seq: taken[1].Seq, Token: taken[1].Token, To: outbox.Abandoned},
+	)
+	s.claimed("an ordered claim behind one that failed, one abandoned and one claimed")
+	found, err := s.db.EntryCandidates(s.ctx, free, 10)
+	s.ok(err, "read candidates")
+	same(s, "candidates", seqsOf(found), seqsOf(ann[3:]))
+	_, ok, err := s.db.TakeEntry(s.ctx, found[1], free, s.relay("b").terms)
+	s.ok(err, "take an entry")
+	same(s, "taken, before the one that precedes it", ok, true)
+	same(s, "a claim of the rest", seqsOf(s.claim(free, 10)), seqsOf(ann[3:4]))
+	same(s, "a claim while all wait or are claimed", len(s.claim(free, 10)), 0)
+	s.advance(lease + time.Hour) // all but the first vanished: each comes alone, and whatever stands before it
+	for _, e := range []outbox.Entry{ann[0], ann[2], ann[3], ann[4]} {
+		again := s.claim(free, 10)
+		same(s, "a claim of what comes alone", seqsOf(again), []int64{e.Seq})
+		s.mark(outbox.Mark{Seq: e.Seq, Token: again[0].Token, To: outbox.Published})
+	}
+}
+
 func liveLease(s *stage) {
 	entries := s.enqueue(line(3, "mail", "")...)
 	first := s.claimed("the first claim", entries...)
@@ -231,7 +286,9 @@ func claimEndedContext(s *stage) {
 	_, countErr := s.db.StatusCounts(ctx)
 	_, requeueErr := s.db.Requeue(ctx, outbox.Filter{})
 	_, skipErr := s.db.Skip(ctx, outbox.Filter{})
-	for i, err := range []error{claimErr, candidatesErr, takeErr, markErr, listErr, countErr, requeueErr, skipErr} {
+	_, holdErr := s.db.HoldEntries(ctx, time.Hour, 10)
+	_, _, deleteErr := s.db.DeleteEntries(ctx, outbox.Retention{Published: time.Hour, Skipped: time.Hour}, 0)
+	for i, err := range []error{claimErr, candidatesErr, takeErr, markErr, listErr, countErr, requeueErr, skipErr, holdErr, deleteErr} {
 		s.holds(errors.Is(err, context.Canceled), "the error %v of call %d is context.Canceled", err, i)
 	}
 	same(s, "taken", took, false)

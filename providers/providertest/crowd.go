@@ -17,6 +17,10 @@ var crowdCases = []testCase{
 		name: "a crowd of relays", play: crowd, long: true,
 		rule: "With any number of relays no entry is in two live claims, the first publication of each key's entries is in order, through failures and releases, and in the end everything is published",
 	},
+	{
+		name: "a crowd of relays and keepers", play: crowdHeld, long: true,
+		rule: "A held entry keeps its place: no later one of its key is claimed before it; it is pending again once what it waits for is published, requeued or skipped. So in the end everything is published or skipped",
+	},
 }
 
 const (
@@ -33,8 +37,11 @@ type crowded struct {
 	last   map[string]int // the entry of the key that was published last, from 1
 	faults []string       // what must not have happened
 	out    int            // entries marked published, in time
-	done   chan struct{}  // closed when all are
+	done   chan struct{}  // closed when all are, or skipped
 	stall  *time.Timer    // ends the crowd
+
+	poison                      bool // some are abandoned, some dropped
+	abandoned, dropped, skipped int
 }
 
 func (c *crowded) fault(format string, args ...any) {
@@ -44,6 +51,27 @@ func (c *crowded) fault(format string, args ...any) {
 }
 
 func crowd(s *stage) {
+	c := &crowded{}
+	s.crowd(c, 0)
+	same(s, "entries published", c.out, crowdEntries)
+	s.counted(map[outbox.Status]int64{outbox.Published: crowdEntries})
+	for key, n := range c.last {
+		same(s, "entries of "+key+" published", n, crowdEntries/crowdKeys)
+	}
+}
+
+// crowdHeld is the crowd again, where some entries are abandoned, and keepers hold what is behind them and decide.
+func crowdHeld(s *stage) {
+	c := &crowded{poison: true}
+	s.crowd(c, 3)
+	same(s, "entries published or skipped", c.out+c.skipped, crowdEntries)
+	s.counted(map[outbox.Status]int64{outbox.Published: int64(c.out - c.dropped), outbox.Skipped: int64(c.skipped)})
+	s.holds(c.abandoned > 0 && c.dropped > 0 && c.skipped > 0, "%d are abandoned, %d dropped, %d skipped", c.abandoned, c.dropped, c.skipped)
+}
+
+// crowd lets relays, and these keepers, work until nothing is left to do.
+func (s *stage) crowd(c *crowded, keepers int) {
+	s.Helper()
 	ms := make([]outbox.Message, crowdEntries)
 	for i := range ms {
 		ms[i] = outbox.Message{ID: newID(), Topic: "mail", Key: fmt.Sprintf("key %d", i%crowdKeys), Payload: fmt.Append(nil, i/crowdKeys+1)}
@@ -51,25 +79,22 @@ func crowd(s *stage) {
 	s.ok(s.inTx(s.ctx, func(view TxView, _ Add) error { return view.Enqueue(s.ctx, ms...) }), "enqueue")
 	ctx, stop := context.WithCancel(s.ctx)
 	defer stop()
-	c := &crowded{held: map[int64]int{}, last: map[string]int{}, done: make(chan struct{})}
+	c.held, c.last, c.done = map[int64]int{}, map[string]int{}, make(chan struct{})
 	c.stall = time.AfterFunc(crowdStall, stop)
 	defer c.stall.Stop()
 	seed := rand.Uint64()
-	together(crowdRelays, func(i int) {
-		s.relayInCrowd(ctx, c, i, rand.New(rand.NewPCG(seed, uint64(i))))
+	together(crowdRelays+keepers, func(i int) {
+		work := s.relayInCrowd
+		if i >= crowdRelays {
+			work = s.keepInCrowd
+		}
+		work(ctx, c, i, rand.New(rand.NewPCG(seed, uint64(i))))
 		if c.broken() {
 			stop() // the others too
 		}
 	})
 	for _, fault := range c.faults {
 		s.Errorf("seed %d: %s", seed, fault)
-	}
-	same(s, "entries published", c.out, crowdEntries)
-	same(s, "counts", s.counts(), map[outbox.Status]int64{
-		outbox.Published: crowdEntries, outbox.Pending: 0, outbox.Claimed: 0, outbox.Failed: 0, outbox.Abandoned: 0, outbox.Skipped: 0,
-	})
-	for key, n := range c.last {
-		same(s, "entries of "+key+" published", n, crowdEntries/crowdKeys)
 	}
 }
 
@@ -101,6 +126,27 @@ func (s *stage) relayInCrowd(ctx context.Context, c *crowded, me int, random *ra
 		if len(taken) == 0 && pause(ctx, c.done) {
 			return
 		}
+	}
+}
+
+// keepInCrowd holds what waits, and requeues and skips what is abandoned.
+func (s *stage) keepInCrowd(ctx context.Context, c *crowded, me int, random *rand.Rand) {
+	abandoned := outbox.Filter{Status: []outbox.Status{outbox.Abandoned}, Limit: 1 + random.IntN(3)}
+	for done := false; !done && ctx.Err() == nil && !c.broken(); done = pause(ctx, c.done) {
+		var skipped int
+		_, err := s.db.HoldEntries(ctx, time.Millisecond, 1+random.IntN(300))
+		if dice := random.IntN(4); err == nil && dice == 0 {
+			skipped, err = s.db.Skip(ctx, abandoned)
+		} else if err == nil && dice <= 2 {
+			_, err = s.db.Requeue(ctx, abandoned)
+		}
+		c.note(func() {
+			c.skipped += skipped
+			c.settled(skipped)
+			if err != nil {
+				c.fault("keeper %d: %v", me, err)
+			}
+		})
 	}
 }
 
@@ -141,13 +187,27 @@ func (c *crowded) marked(marks []outbox.Mark) {
 
 func (c *crowded) count(marks []outbox.Mark) {
 	for _, m := range marks {
-		if m.To != outbox.Published {
-			continue
+		switch m.To {
+		case outbox.Published:
+			c.out++
+			if m.Drop {
+				c.dropped++
+			}
+			c.settled(1)
+		case outbox.Abandoned:
+			c.abandoned++
 		}
-		c.stall.Reset(crowdStall)
-		if c.out++; c.out == crowdEntries {
-			close(c.done)
-		}
+	}
+}
+
+// settled notes that n more entries are published or skipped.
+func (c *crowded) settled(n int) {
+	if n == 0 {
+		return
+	}
+	c.stall.Reset(crowdStall)
+	if c.out+c.skipped == crowdEntries {
+		close(c.done)
 	}
 }
 
@@ -163,10 +223,13 @@ func (c *crowded) publish(taken []outbox.Entry, random *rand.Rand) []outbox.Mark
 			m.To = outbox.Pending
 		case dice == 0:
 			m.To, stopped[e.Key] = outbox.Pending, true
+		case dice == 1 && c.poison:
+			m.To, stopped[e.Key] = outbox.Abandoned, true
 		case dice <= 2:
 			m.To, m.After, stopped[e.Key] = outbox.Failed, time.Duration(random.IntN(3))*time.Millisecond, true
 		default:
 			c.note(func() { c.published(e) })
+			m.Drop = c.poison && dice < 8
 		}
 		marks[i] = m
 	}
@@ -174,9 +237,10 @@ func (c *crowded) publish(taken []outbox.Entry, random *rand.Rand) []outbox.Mark
 }
 
 // published checks the order of a key's first publications; none is published twice here, as no claim vanishes.
+// Where some are skipped there are gaps.
 func (c *crowded) published(e outbox.Entry) {
 	n, _ := strconv.Atoi(string(e.Payload))
-	if n != c.last[e.Key]+1 {
+	if n != c.last[e.Key]+1 && !c.poison || n <= c.last[e.Key] {
 		c.fault("%s: entry %d is published after entry %d", e.Key, n, c.last[e.Key])
 	}
 	c.last[e.Key] = n

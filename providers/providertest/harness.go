@@ -27,6 +27,7 @@ type Provider[Tx any] interface {
 	eventstore.Store
 	outbox.Store
 	outbox.Inspector
+	outbox.Keeper
 	projector.UnitOfWork[Tx]
 	projector.ParkedInspector
 	projector.State
@@ -107,11 +108,11 @@ func EventStore[Tx any](t *testing.T, open Open[Tx], differences ...Difference) 
 	run(t, open, differences, nil, slices.Concat(appendCases, againCases, readCases, inputCases, txCases))
 }
 
-// Outbox checks outbox.Store, outbox.Inspector, outbox.Waker and Enqueue: once through outbox.Claim and once
+// Outbox checks outbox.Store, outbox.Keeper, outbox.Inspector, outbox.Waker and Enqueue: once through outbox.Claim and once
 // through outbox.ClaimPortably.
 func Outbox[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
-	claiming := slices.Concat(claimCases, markCases, guardCases, vanishCases, inspectCases, crowdCases)
-	t.Run("Entries", func(t *testing.T) { run(t, open, differences, outbox.Claim, entryCases) })
+	claiming := slices.Concat(claimCases, markCases, guardCases, vanishCases, heldCases, inspectCases, crowdCases)
+	t.Run("Entries", func(t *testing.T) { run(t, open, differences, outbox.Claim, slices.Concat(entryCases, keepCases)) })
 	t.Run("Claim", func(t *testing.T) { run(t, open, differences, outbox.Claim, claiming) })
 	t.Run("ClaimPortably", func(t *testing.T) { run(t, open, differences, outbox.ClaimPortably, claiming) })
 }

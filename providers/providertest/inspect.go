@@ -3,8 +3,10 @@ package providertest
 import (
 	"context"
 	"fmt"
+	"maps"
 	"time"
 
+	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
 )
 
@@ -18,28 +20,39 @@ var inspectCases = []testCase{
 		rule: "Entries lists what f picks, in order of Seq; the zero Filter picks all, up to 100",
 	},
 	{
+		name: "filters by stream and age", play: streamAndAge, options: Options{Route: outbox.ByCategory},
+		rule: "Filter.Stream: of the event; Filter.Older: created longer than this ago, on the store's clock",
+	},
+	{
 		name: "many at once", play: manyChanged,
 		rule: "Filter.Limit: zero means 100 for Entries, and no limit for Requeue and Skip; otherwise the first ones in order of Seq",
 	},
 	{
 		name: "requeue", play: requeue,
-		rule: "Requeue makes the abandoned and failed entries that f picks pending, at once, with a fresh budget of attempts, no longer suspect; entries in another status stay as they are",
+		rule: "Requeue makes the abandoned and failed entries that f picks pending, at once, with a fresh budget of attempts, no longer suspect; held entries behind them are pending again, and entries in another status stay as they are",
 	},
 	{
 		name: "skip", play: skip,
-		rule: "Skip gives up for good on the pending, failed and abandoned entries that f picks; their keys go on without them; entries in another status stay as they are",
+		rule: "Skip gives up for good on the pending, failed, held and abandoned entries that f picks; their keys go on without them; entries in another status stay as they are",
 	},
 }
 
 // oneOfEach makes an entry in every status, in the order of outbox.Statuses, of topic "mail" and "audit" in
-// turn, and with a key of its own: "1 claimed" for series 1.
+// turn, and with a key of its own: "1 claimed" for series 1. Only the held one has the topic and key of the
+// failed one, which it waits for.
 func (s *stage) oneOfEach(series string) map[outbox.Status]outbox.Entry {
 	s.Helper()
 	each := map[outbox.Status]outbox.Entry{}
 	for i, status := range outbox.Statuses() {
-		e := s.enqueue(line(1, []string{"mail", "audit"}[i%2], series+" "+string(status))...)[0]
+		topic, key := []string{"mail", "audit"}[i%2], series+" "+string(status)
+		if status == outbox.Held {
+			topic, key = each[outbox.Failed].Topic, each[outbox.Failed].Key
+		}
+		e := s.enqueue(line(1, topic, key)...)[0]
 		switch status {
 		case outbox.Pending:
+		case outbox.Held:
+			s.hold(1)
 		case outbox.Skipped:
 			n, err := s.db.Skip(s.ctx, outbox.Filter{Seqs: []int64{e.Seq}})
 			s.ok(err, "skip")
@@ -60,6 +73,14 @@ func (s *stage) counts() map[outbox.Status]int64 {
 	counts, err := s.db.StatusCounts(s.ctx)
 	s.ok(err, "count entries")
 	return counts
+}
+
+// counted ends the case if there are other entries than these.
+func (s *stage) counted(want map[outbox.Status]int64) {
+	s.Helper()
+	all := outbox.ZeroCounts(nil)
+	maps.Copy(all, want)
+	same(s, "counts", s.counts(), all)
 }
 
 func countsByStatus(s *stage) {
@@ -105,17 +126,18 @@ func filters(s *stage) {
 		want []int64
 	}{
 		"everything":      {outbox.Filter{}, seqsOf(all)},
-		"a status":        {outbox.Filter{Status: []outbox.Status{outbox.Claimed}}, pick(1, 7)},
-		"two statuses":    {outbox.Filter{Status: []outbox.Status{outbox.Skipped, outbox.Pending}}, pick(0, 5, 6, 11)},
-		"two open ones":   {outbox.Filter{Status: []outbox.Status{outbox.Failed, outbox.Claimed}}, pick(1, 3, 7, 9)},
-		"a topic":         {outbox.Filter{Topic: "audit"}, pick(1, 3, 5, 7, 9, 11)},
-		"a key":           {outbox.Filter{Key: "2 failed"}, pick(9)},
+		"a status":        {outbox.Filter{Status: []outbox.Status{outbox.Claimed}}, pick(1, 8)},
+		"two statuses":    {outbox.Filter{Status: []outbox.Status{outbox.Skipped, outbox.Pending}}, pick(0, 6, 7, 13)},
+		"two open ones":   {outbox.Filter{Status: []outbox.Status{outbox.Failed, outbox.Claimed}}, pick(1, 3, 8, 10)},
+		"the held":        {outbox.Filter{Status: []outbox.Status{outbox.Held}}, pick(4, 11)},
+		"a topic":         {outbox.Filter{Topic: "audit"}, pick(1, 3, 4, 5, 8, 10, 11, 12)},
+		"a key":           {outbox.Filter{Key: "2 failed"}, pick(10, 11)},
 		"a key elsewhere": {outbox.Filter{Key: "2 failed", Topic: "mail"}, pick()},
 		"some Seqs":       {outbox.Filter{Seqs: pick(8, 2, 5)}, pick(2, 5, 8)},
 		"a page":          {outbox.Filter{After: all[3].Seq, Limit: 3}, pick(4, 5, 6)},
-		"a topic's page":  {outbox.Filter{Topic: "mail", After: all[2].Seq, Limit: 2}, pick(4, 6)},
-		"beyond the end":  {outbox.Filter{After: all[11].Seq}, pick()},
-		"all at once":     {outbox.Filter{Status: []outbox.Status{outbox.Published}, Topic: "mail", Key: "2 published", Seqs: pick(2, 3, 8), After: all[2].Seq, Limit: 5}, pick(8)},
+		"a topic's page":  {outbox.Filter{Topic: "mail", After: all[2].Seq, Limit: 2}, pick(6, 7)},
+		"beyond the end":  {outbox.Filter{After: all[13].Seq}, pick()},
+		"all at once":     {outbox.Filter{Status: []outbox.Status{outbox.Published}, Topic: "mail", Key: "2 published", Seqs: pick(2, 3, 9), After: all[2].Seq, Limit: 5}, pick(9)},
 	} {
 		got, err := s.db.Entries(s.ctx, c.f)
 		s.ok(err, "list "+name)
@@ -128,6 +150,40 @@ func filters(s *stage) {
 	got, err := s.db.Entries(s.ctx, outbox.Filter{})
 	s.ok(err, "list without a limit")
 	same(s, "entries without a limit", len(got), 100)
+}
+
+func streamAndAge(s *stage) {
+	s.append("review-1", eventstore.NoStream, drafts(2)...)
+	s.append("review-2", eventstore.NoStream, draft())
+	s.enqueue(line(1, "review", "review-1")...) // its key is no stream
+	s.advance(2 * time.Hour)
+	s.append("review-1", 2, draft())
+	s.enqueue(line(1, "mail", "")...)
+	all := s.entries(outbox.Filter{})
+	young := []int64{all[4].Seq, all[5].Seq}
+	for name, c := range map[string]struct {
+		f    outbox.Filter
+		want []int64
+	}{
+		"a stream":            {outbox.Filter{Stream: "review-1"}, []int64{all[0].Seq, all[1].Seq, all[4].Seq}},
+		"another stream":      {outbox.Filter{Stream: "review-2", Topic: "review"}, []int64{all[2].Seq}},
+		"no stream":           {outbox.Filter{Stream: "review-"}, []int64{}},
+		"the old":             {outbox.Filter{Older: time.Hour}, seqsOf(all[:4])},
+		"the older":           {outbox.Filter{Older: 3 * time.Hour}, []int64{}},
+		"the old of a stream": {outbox.Filter{Older: time.Hour, Stream: "review-1", Status: []outbox.Status{outbox.Pending}}, seqsOf(all[:2])},
+	} {
+		same(s, name, seqsOf(s.entries(c.f)), c.want)
+	}
+	s.settle(s.db.Skip, outbox.Filter{Stream: "review-1", Older: time.Hour}, 2)
+	s.inStatus(outbox.Skipped, all[:2]...)
+	s.settle(s.db.Skip, outbox.Filter{Older: time.Hour}, 2)
+	same(s, "what is pending", seqsOf(s.entries(outbox.Filter{Status: []outbox.Status{outbox.Pending}})), young)
+	for _, e := range s.claim(three, 10) {
+		s.mark(outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Abandoned})
+	}
+	s.settle(s.db.Requeue, outbox.Filter{Older: time.Hour}, 0)
+	s.settle(s.db.Requeue, outbox.Filter{Stream: "review-1"}, 1)
+	s.inStatus(outbox.Pending, all[4])
 }
 
 func manyChanged(s *stage) {
@@ -183,6 +239,9 @@ func requeue(s *stage) {
 	same(s, "entries requeued", n, 1)
 	for i, e := range s.entries(outbox.Filter{}) {
 		was := before[i]
+		if was.Status == outbox.Held { // behind the failed one
+			was.Status = outbox.Pending
+		}
 		if was.Status != outbox.Failed && was.Status != outbox.Abandoned {
 			same(s, "entry in another status", e, was)
 			continue
@@ -192,9 +251,6 @@ func requeue(s *stage) {
 	for _, status := range []outbox.Status{outbox.Failed, outbox.Abandoned} {
 		e := each[status]
 		taken := s.claim(outbox.Query{Topics: []string{e.Topic}, Attempts: 1}, 1)
-		if status == outbox.Abandoned { // the pending one of its topic stands before it
-			taken = s.claim(outbox.Query{Topics: []string{e.Topic}, Attempts: 1}, 1)
-		}
 		same(s, "claimed after the requeue", seqsOf(taken), []int64{e.Seq})
 		same(s, "attempts, suspect", []any{taken[0].Attempts, taken[0].Suspect}, []any{1, false})
 	}
@@ -219,7 +275,7 @@ func skip(s *stage) {
 	}
 	n, err = s.db.Skip(s.ctx, outbox.Filter{Seqs: seqs})
 	s.ok(err, "skip")
-	same(s, "entries skipped", n, 2)
+	same(s, "entries skipped", n, 3)
 	for i, e := range s.entries(outbox.Filter{Seqs: seqs}) {
 		switch was := before[i]; was.Status {
 		case outbox.Claimed, outbox.Published, outbox.Skipped:

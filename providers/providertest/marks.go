@@ -1,6 +1,7 @@
 package providertest
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -20,6 +21,14 @@ var markCases = []testCase{
 	{
 		name: "a released entry", play: releasedEntry,
 		rule: "A mark to Pending releases and gives the attempt back: the entry is claimable at once",
+	},
+	{
+		name: "a released entry that waits", play: releasedWaits,
+		rule: "A mark to Pending: the entry is not claimable before After; and where Error is not empty, it is the last error",
+	},
+	{
+		name: "a published entry that is not kept", play: dropped,
+		rule: "Mark.Drop: Published: delete the entry instead of keeping it; fenced as any mark; with another status an *eventstore.InvalidError",
 	},
 	{
 		name: "a late mark changes nothing", play: lateMark,
@@ -132,6 +141,50 @@ func releasedEntry(s *stage) {
 			same(s, "status after the release", s.entry(e.Seq).Status, outbox.Pending)
 		}
 	}
+}
+
+func releasedWaits(s *stage) {
+	entries := s.enqueue(line(2, "mail", "ann")...)
+	for _, class := range []string{"*net.OpError", ""} {
+		for _, e := range s.claimed("a claim", entries...) {
+			s.mark(outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Pending, After: 2 * time.Hour, Error: class})
+			got := s.entry(e.Seq)
+			same(s, "status, attempts, error", []any{got.Status, got.Attempts, got.LastError}, []any{outbox.Pending, 0, cmp.Or(class, e.LastError)})
+			wait := got.NextAttemptAt.Sub(got.LastAttemptedAt)
+			s.holds(wait >= 2*time.Hour && wait < 2*time.Hour+patience, "the next attempt is %s after the last, not two hours", wait)
+		}
+		entries = append(entries, s.enqueue(line(1, "mail", "ann")...)...)
+		s.advance(time.Hour)
+		s.claimed("a claim while they wait")
+		s.advance(2 * time.Hour)
+	}
+	s.claimed("a claim once they are due", entries...)
+}
+
+func dropped(s *stage) {
+	entries := s.enqueue(line(3, "mail", "ann")...)
+	taken := s.claim(three, 2)
+	for _, to := range []outbox.Status{outbox.Failed, outbox.Abandoned, outbox.Claimed, outbox.Pending} {
+		before := s.dump()
+		_, err := s.db.MarkEntries(s.ctx, []outbox.Mark{
+			{Seq: taken[0].Seq, Token: taken[0].Token, To: outbox.Published},
+			{Seq: taken[1].Seq, Token: taken[1].Token, To: to, Drop: true},
+		})
+		s.invalid(err, "a drop of what is marked "+string(to))
+		s.unchanged(before, "a refused drop")
+	}
+	before := s.dump()
+	s.late("a drop with another claim's token", outbox.Mark{Seq: taken[0].Seq, Token: claim.NewToken(), To: outbox.Published, Drop: true})
+	s.late("a drop of what is not claimed", outbox.Mark{Seq: entries[2].Seq, Token: taken[0].Token, To: outbox.Published, Drop: true})
+	s.unchanged(before, "late drops")
+	m := outbox.Mark{Seq: taken[0].Seq, Token: taken[0].Token, To: outbox.Published, Drop: true}
+	s.mark(m, outbox.Mark{Seq: taken[1].Seq, Token: taken[1].Token, To: outbox.Published})
+	same(s, "entries left", seqsOf(s.entries(outbox.Filter{})), seqsOf(entries[1:]))
+	s.late("a second drop", m)
+	again := s.enqueue(entries[0].Message, entries[1].Message) // the second is there
+	same(s, "entries enqueued again", len(again), 1)
+	same(s, "its message", again[0].Message, entries[0].Message)
+	s.claimed("a claim of what stood behind it, and of the new one", entries[2], again[0])
 }
 
 func lateMark(s *stage) {

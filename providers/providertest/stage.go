@@ -31,6 +31,7 @@ type contracts interface {
 	eventstore.Store
 	outbox.Store
 	outbox.Inspector
+	outbox.Keeper
 	projector.ParkedInspector
 	projector.State
 	Records() projector.Records

@@ -1,0 +1,151 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/providers/memory"
+	"github.com/stretchr/testify/require"
+)
+
+// slow is a publisher that takes its time for each call, and waits for no other meanwhile.
+type slow struct {
+	each  time.Duration
+	mu    sync.Mutex
+	begun map[string]time.Time
+	ids   []string
+}
+
+func newSlow(each time.Duration) *slow { return &slow{each: each, begun: map[string]time.Time{}} }
+
+func (p *slow) Publish(_ string, ms ...*message.Message) error {
+	p.mu.Lock()
+	for _, m := range ms {
+		p.begun[m.UUID] = time.Now()
+	}
+	p.mu.Unlock()
+	time.Sleep(p.each)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, m := range ms {
+		p.ids = append(p.ids, m.UUID)
+	}
+	return nil
+}
+
+func (*slow) Close() error { return nil }
+
+var ten = []string{"a0", "a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8", "a9"}
+
+// A batch may take many leases: what is claimed stays claimed, and no other relay takes anything.
+func TestRelayKeepsItsClaims(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, first, second := newDB(t), newSlow(time.Minute), newSlow(0)
+		enqueue(t, db, ten...)
+		stop := start(t, db, first, outbox.RelayConfig{Lease: 15 * time.Second})
+		synctest.Wait()
+		stopSecond := start(t, db, second, outbox.RelayConfig{Lease: 15 * time.Second})
+		time.Sleep(time.Hour)
+		require.NoError(t, stop())
+		require.NoError(t, stopSecond())
+		require.Equal(t, ten, first.ids)
+		require.Empty(t, second.ids)
+		for id, e := range entries(t, db) {
+			require.Equal(t, outbox.Published, e.Status, id)
+			require.Equal(t, 1, e.Attempts, id)
+			require.False(t, e.Suspect, id)
+		}
+	})
+}
+
+// unrenewed is a store that renews nothing.
+type unrenewed struct{ outbox.Store }
+
+func (u unrenewed) MarkEntries(ctx context.Context, marks []outbox.Mark) ([]int64, error) {
+	if marks[0].To == outbox.Claimed {
+		return nil, errors.New("away")
+	}
+	return u.Store.MarkEntries(ctx, marks)
+}
+
+// Once its lease is over a relay has lost its claim: it begins no further call.
+func TestRelayPublishesNoFurtherThanItsLease(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, pub := newDB(t), newSlow(100*time.Millisecond)
+		enqueue(t, db, ten...)
+		stop := start(t, unrenewed{db}, pub, outbox.RelayConfig{Lease: 250 * time.Millisecond})
+		time.Sleep(10 * time.Second)
+		require.NoError(t, stop())
+		require.Equal(t, ten, pub.ids, "the mark of the call that was in flight still counts, and none is published twice")
+		for id, e := range entries(t, db) {
+			require.Equal(t, outbox.Published, e.Status, id)
+			require.False(t, e.Suspect, id)
+			require.LessOrEqual(t, pub.begun[id].Sub(e.LastAttemptedAt), 250*time.Millisecond, "%s: from its claim to its call", id)
+		}
+	})
+}
+
+// A relay whose lease ended on the store's clock, and whose entries another took over, hears of it from its
+// next renewal, and goes on with none of them.
+func TestRelayLeavesWhatWasTakenOver(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var ahead time.Duration
+		db, err := memory.New(&memory.Config{Clock: func() time.Time {
+			mu.Lock()
+			defer mu.Unlock()
+			return time.Now().Add(ahead)
+		}})
+		require.NoError(t, err)
+		first, second := newSlow(time.Minute), newSlow(time.Second)
+		enqueue(t, db, "a1", "a2", "a3", "b1", "b2")
+		stop := start(t, db, first, outbox.RelayConfig{Lease: time.Minute})
+		synctest.Wait()
+		mu.Lock()
+		ahead = 2 * time.Minute
+		mu.Unlock()
+		stopSecond := start(t, db, second, outbox.RelayConfig{Lease: time.Minute})
+		time.Sleep(10 * time.Minute)
+		require.NoError(t, stop())
+		require.NoError(t, stopSecond())
+		require.ElementsMatch(t, []string{"a1", "b1"}, first.ids, "its call was in flight")
+		for _, key := range []string{"a", "b"} {
+			of := slices.DeleteFunc(slices.Clone(second.ids), func(id string) bool { return id[:1] != key })
+			require.True(t, slices.IsSorted(of), "%v", of)
+		}
+		require.Len(t, second.ids, 5)
+		for id, e := range entries(t, db) {
+			require.Equal(t, outbox.Published, e.Status, id)
+		}
+	})
+}
+
+// A stop releases what has not begun at once, and the call in flight is marked, however many leases it takes.
+func TestRelayKeepsTheClaimOfACallWhileItStops(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, first, second := newDB(t), newSlow(10*time.Minute), newSlow(0)
+		enqueue(t, db, "a1", "a2", "b1")
+		stop := start(t, db, first, outbox.RelayConfig{Lease: time.Minute, Drain: time.Hour})
+		synctest.Wait()
+		stopSecond := start(t, db, second, outbox.RelayConfig{Lease: time.Minute})
+		require.NoError(t, stop())
+		require.Equal(t, []string{"a1", "b1"}, first.ids)
+		time.Sleep(time.Minute)
+		require.NoError(t, stopSecond())
+		require.Equal(t, []string{"a2"}, second.ids, "released, and behind its head")
+		for id, e := range entries(t, db) {
+			require.Equal(t, 1, e.Attempts, id)
+		}
+	})
+}

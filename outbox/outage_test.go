@@ -1,0 +1,170 @@
+package outbox_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/stretchr/testify/require"
+)
+
+const (
+	down    = 10 * time.Hour
+	catchUp = 2*time.Minute + 10*time.Second
+)
+
+// A broker that is down for ten hours costs at most one attempt of a message, and abandons nothing. Once it is
+// back all goes out, in order, within about two minutes.
+func TestOutageAbandonsNothing(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		before, meanwhile []string
+		every             time.Duration // one more message, while the broker is down
+		cfg               outbox.RelayConfig
+	}{
+		"a key":                          {meanwhile: run("a", 1, 5)},
+		"a key that worked":              {before: []string{"a0-0"}, meanwhile: run("a", 1, 5)},
+		"a message of a key that worked": {before: run("b", 1, 1), meanwhile: run("a", 1, 1)},
+		"two keys that worked":           {before: run("b", 1, 1), meanwhile: run("a", 2, 2)},
+		"keys":                           {meanwhile: run("a", 40, 3)},
+		"keys that worked":               {before: run("b", 30, 2), meanwhile: run("a", 40, 3)},
+		"an ordered publisher":           {before: run("b", 30, 2), meanwhile: run("a", 40, 3), cfg: outbox.RelayConfig{OrderedPublisher: true}},
+		"no order":                       {before: run("b", 3, 2), meanwhile: run("a", 3, 1), cfg: outbox.RelayConfig{Unordered: true}},
+		"a backlog":                      {before: run("b", 1, 1), meanwhile: run("a", 120, 2)},
+		"a trickle":                      {before: run("b", 1, 1), every: 3 * time.Minute},
+		"a thin trickle":                 {before: run("b", 1, 1), every: 47 * time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				b := newTraffic(t, func(_, _ string, at time.Duration) bool { return at >= time.Minute && at < time.Minute+down })
+				b.add("t", c.before...)
+				c.cfg.Poll = 5 * time.Second
+				stop := start(t, b.db, b, c.cfg)
+				time.Sleep(time.Minute)
+				synctest.Wait()
+				require.Len(t, b.sent, len(c.before))
+				b.add("t", c.meanwhile...)
+				for n := 1; c.every > 0 && time.Since(b.start)+c.every < down; n++ {
+					time.Sleep(c.every)
+					b.add("t", fmt.Sprintf("%c-%d", 'c'+n%7, n))
+				}
+				time.Sleep(time.Minute + down + catchUp - time.Since(b.start))
+				require.NoError(t, stop())
+				b.allOut(2)
+			})
+		})
+	}
+}
+
+// Each of a crowd of relays finds out for itself, and costs an attempt.
+func TestOutageAndManyRelays(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newTraffic(t, func(_, _ string, at time.Duration) bool { return at >= time.Minute && at < time.Minute+down })
+		var stops []func() error
+		for range 3 {
+			stops = append(stops, start(t, b.db, b, outbox.RelayConfig{Poll: 5 * time.Second}))
+		}
+		b.add("t", run("b", 100, 1)...)
+		time.Sleep(time.Minute)
+		b.add("t", run("a", 40, 2)...)
+		time.Sleep(down + catchUp)
+		for _, stop := range stops {
+			require.NoError(t, stop())
+		}
+		b.allOut(1 + len(stops))
+	})
+}
+
+// What died in mid-batch is an outage for the rest of the batch, but for a few that count an attempt.
+func TestOutageInMidBatch(t *testing.T) {
+	t.Parallel()
+	for name, keys := range map[string]int{"a key": 1, "keys": 50} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				var b *traffic
+				b = newTraffic(t, func(_, _ string, at time.Duration) bool { return at < down && len(b.sent) >= keys })
+				b.add("t", run("a", keys, 4)...)
+				stop := start(t, b.db, b, outbox.RelayConfig{Batch: 4 * keys, Poll: 5 * time.Second})
+				synctest.Wait()
+				counted := 0
+				for _, e := range entries(t, b.db) {
+					if e.Status == outbox.Failed {
+						counted++
+					}
+				}
+				require.LessOrEqual(t, counted, 10)
+				time.Sleep(down + catchUp)
+				require.NoError(t, stop())
+				b.allOut(2)
+			})
+		})
+	}
+}
+
+// A broker that comes and goes abandons nothing.
+func TestOutageThatFlaps(t *testing.T) {
+	t.Parallel()
+	for _, half := range []time.Duration{30 * time.Second, 3 * time.Minute, 11 * time.Minute} {
+		for _, every := range []time.Duration{5 * time.Second, 19 * time.Second, 7 * time.Minute} {
+			t.Run(fmt.Sprint(half, " ", every), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					b := newTraffic(t, func(_, _ string, at time.Duration) bool { return at < 10*half*2 && (at/half)%2 == 1 })
+					stop := start(t, b.db, b, outbox.RelayConfig{})
+					for n := 1; time.Since(b.start) < 10*half*2; n++ {
+						b.add("t", fmt.Sprintf("%c-%d", 'a'+n%5, n))
+						time.Sleep(every)
+					}
+					time.Sleep(20 * time.Minute) // what counted an attempt or two waits for its backoff
+					require.NoError(t, stop())
+					b.allOut(5)
+				})
+			})
+		}
+	}
+}
+
+// A topic that is down slows no other one down.
+func TestOutageOfOneTopic(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newTraffic(t, func(topic, _ string, at time.Duration) bool { return topic == "down" && at < down })
+		b.add("down", run("a", 40, 2)...)
+		stop := start(t, b.db, b, outbox.RelayConfig{Poll: 5 * time.Second})
+		for n := 1; time.Since(b.start) < down; n++ {
+			b.add("up", fmt.Sprintf("u-%d", n))
+			b.add("down", fmt.Sprintf("d-%d", n))
+			time.Sleep(5 * time.Minute)
+		}
+		time.Sleep(catchUp)
+		require.NoError(t, stop())
+		b.in("u", 50*time.Millisecond)
+		b.allOut(2)
+	})
+}
+
+// While a topic pauses a stop is at once, and its messages say why they wait.
+func TestStopInAPause(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newTraffic(t, func(string, string, time.Duration) bool { return true })
+		b.add("t", run("a", 20, 1)...)
+		stop := start(t, b.db, b, outbox.RelayConfig{})
+		time.Sleep(10 * time.Minute)
+		for id, e := range entries(t, b.db) {
+			require.Equal(t, outbox.Pending, e.Status, id)
+			require.Zero(t, e.Attempts, id)
+			tried := slices.Contains([]string{"a0-1", "a1-1", "a2-1"}, id)
+			require.True(t, e.LastError == "*errors.errorString" || !tried && e.LastError == "", "%s %q", id, e.LastError)
+		}
+		begin := time.Now()
+		require.NoError(t, stop())
+		require.Zero(t, time.Since(begin))
+	})
+}

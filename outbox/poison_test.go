@@ -1,0 +1,72 @@
+package outbox_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/stretchr/testify/require"
+)
+
+// Poison among good traffic, however thin, is abandoned after exactly its attempts, and only its key waits.
+func TestPoisonAmongGoodTraffic(t *testing.T) {
+	t.Parallel()
+	for _, every := range []time.Duration{3 * time.Second, 17 * time.Second, 3 * time.Minute} {
+		t.Run(every.String(), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				b := newTraffic(t, func(_, id string, _ time.Duration) bool { return id == "p-1" })
+				stop := start(t, b.db, b, outbox.RelayConfig{})
+				b.add("t", "g-0", "p-1", "p-2")
+				n := 1
+				for ; time.Since(b.start) < 2*time.Hour; n++ {
+					b.add("t", fmt.Sprintf("g%d-%d", n%9, n))
+					time.Sleep(every)
+				}
+				require.NoError(t, stop())
+				p := entries(t, b.db)["p-1"]
+				require.Equal(t, outbox.Abandoned, p.Status)
+				require.Equal(t, 8, p.Attempts)
+				require.Len(t, b.sent, n)
+				b.in("g", time.Second)
+			})
+		})
+	}
+}
+
+// Poison at the front of a topic does not keep the others waiting for long, also where a relay has just begun
+// and knows of nothing that got through.
+func TestPoisonAtTheFront(t *testing.T) {
+	t.Parallel()
+	for _, cfg := range []outbox.RelayConfig{{}, {OrderedPublisher: true}, {Unordered: true}} {
+		for _, keys := range []int{1, 3, 6, 12, 40} {
+			t.Run(fmt.Sprintf("%d keys, ordered publisher %t, no order %t", keys, cfg.OrderedPublisher, cfg.Unordered), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					b := newTraffic(t, func(_, id string, _ time.Duration) bool { return strings.HasPrefix(id, "p") })
+					b.add("t", run("p", keys, 1)...)
+					b.add("t", run("g", 20, 2)...)
+					stop := start(t, b.db, b, cfg)
+					time.Sleep(time.Hour)
+					b.in("g", map[bool]time.Duration{true: time.Minute, false: 10 * time.Minute}[keys < 20])
+					more := 0
+					for ; more < 30; more++ {
+						b.add("t", fmt.Sprintf("h%d-1", more))
+						time.Sleep(10 * time.Minute)
+					}
+					require.NoError(t, stop())
+					b.in("h", 65*time.Second) // a pause, at most
+					for id, e := range entries(t, b.db) {
+						if strings.HasPrefix(id, "p") && keys < 20 { // with more, it takes longer
+							require.Equal(t, outbox.Abandoned, e.Status, id)
+							require.Equal(t, 8, e.Attempts, id)
+						}
+					}
+				})
+			})
+		}
+	}
+}

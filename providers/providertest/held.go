@@ -1,0 +1,276 @@
+package providertest
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/kinora-go/kinora/outbox"
+)
+
+const keepsPlace = "A held entry keeps its place: no later one of its key is claimed before it. It is pending again, its attempts as they were, " +
+	"once what it waits for is published, requeued or skipped"
+
+var heldCases = []testCase{
+	{
+		name: "what waits for long is held", play: longIsHeld,
+		rule: "HoldEntries holds pending entries that wait for long: those behind one of their topic and key that is abandoned, or failed with at least long of its backoff to go",
+	},
+	{
+		name: "a limit of what is held", play: holdLimit,
+		rule: "HoldEntries holds at most limit entries, and returns how many it held",
+	},
+	{name: "held until the head is published", rule: keepsPlace, play: heldUntilPublished},
+	{name: "held until the head is requeued", rule: keepsPlace, play: heldUntilRequeued},
+	{name: "held until the head is skipped", rule: keepsPlace, play: heldUntilSkipped},
+	{name: "what is held keeps its attempts", rule: keepsPlace, play: heldKeepsAttempts},
+	{name: "held while others read it", rule: guardRule + ". A held entry is not eligible", play: heldMeanwhile},
+	{
+		name: "two abandoned ones in a key", play: twoAbandoned,
+		rule: "An abandoned entry changes only by Requeue or Skip, and until then the later entries of its topic and key wait",
+	},
+	{
+		name: "skip what is held", play: skipHeld,
+		rule: "Skip gives up for good on the held entries that f picks; their keys go on without them",
+	},
+	{
+		name: "many held", play: manyHeld,
+		rule: "Where an entry is published, held ones of its topic and key are pending again: the first of them, and at least the next one",
+	},
+}
+
+// hold holds what waits for an hour or longer, and ends the case where that is not so many.
+func (s *stage) hold(want int) {
+	s.Helper()
+	n, err := s.db.HoldEntries(s.ctx, time.Hour, 10_000)
+	s.ok(err, "hold entries")
+	same(s, "entries held", n, want)
+}
+
+// heldRun is a key's run of n whose head failed for two hours, or is abandoned; what stands behind it is held.
+func (s *stage) heldRun(n int, key string, head outbox.Status) []outbox.Entry {
+	s.Helper()
+	run := s.enqueue(line(n, "mail", key)...)
+	e := s.claimOne(run[0].Seq)
+	s.mark(outbox.Mark{Seq: e.Seq, Token: e.Token, To: head, After: 2 * time.Hour, Error: "*net.OpError"})
+	s.hold(n - 1)
+	s.inStatus(outbox.Held, run[1:]...)
+	return run
+}
+
+func (s *stage) inStatus(want outbox.Status, entries ...outbox.Entry) {
+	s.Helper()
+	for _, e := range entries {
+		same(s, "status", s.entry(e.Seq).Status, want)
+	}
+}
+
+// settle requeues or skips, and ends the case where that does not change n entries.
+func (s *stage) settle(change func(context.Context, outbox.Filter) (int, error), f outbox.Filter, n int) {
+	s.Helper()
+	changed, err := change(s.ctx, f)
+	s.ok(err, "requeue or skip")
+	same(s, "entries requeued or skipped", changed, n)
+}
+
+func longIsHeld(s *stage) {
+	s.hold(0)
+	elsewhere := s.enqueue(line(2, "audit", "abandoned")...)
+	var waiting, others []outbox.Entry
+	for _, c := range []struct {
+		key   string
+		to    outbox.Status // of the head; empty: as it is
+		after time.Duration
+		long  bool
+	}{
+		{"pending", "", 0, false},
+		{"claimed", outbox.Claimed, 2 * time.Hour, false},
+		{"released", outbox.Pending, 2 * time.Hour, false}, // a pause, not a backoff
+		{"published", outbox.Published, 0, false},
+		{"short", outbox.Failed, 30 * time.Minute, false},
+		{"long", outbox.Failed, 90 * time.Minute, true},
+		{"abandoned", outbox.Abandoned, 0, true},
+	} {
+		run := s.enqueue(line(3, "mail", c.key)...)
+		if c.to != "" {
+			r := s.relay("a")
+			r.take(run[0], true)
+			s.mark(outbox.Mark{Seq: run[0].Seq, Token: r.terms.Token, To: c.to, After: c.after})
+		}
+		if c.long {
+			waiting = append(waiting, run[1:]...)
+		} else {
+			others = append(others, run[1:]...)
+		}
+		others = append(others, s.entry(run[0].Seq))
+	}
+	s.hold(len(waiting))
+	for _, e := range waiting {
+		e.Status = outbox.Held
+		same(s, "what is held", s.entry(e.Seq), e)
+	}
+	for _, e := range append(others, elsewhere...) {
+		same(s, "what is not held", s.entry(e.Seq), e)
+	}
+	before := s.dump()
+	s.hold(0)
+	s.unchanged(before, "holding again")
+	late := s.enqueue(append(line(1, "mail", "long"), line(1, "mail", "abandoned")...)...)
+	s.advance(time.Hour) // of the long backoff, half an hour is left
+	s.hold(1)
+	s.inStatus(outbox.Pending, late[0])
+	s.inStatus(outbox.Held, late[1])
+}
+
+func holdLimit(s *stage) {
+	run := s.enqueue(line(6, "mail", "ann")...)
+	head := s.claimOne(run[0].Seq)
+	s.mark(outbox.Mark{Seq: head.Seq, Token: head.Token, To: outbox.Abandoned})
+	for _, want := range []int{2, 2, 1, 0} {
+		n, err := s.db.HoldEntries(s.ctx, time.Hour, 2)
+		s.ok(err, "hold entries")
+		same(s, "entries held, at most two", n, want)
+		s.claimed("a claim while some are held")
+	}
+	s.inStatus(outbox.Held, run[1:]...)
+	s.settle(s.db.Skip, outbox.Filter{Seqs: []int64{head.Seq}}, 1)
+	s.claimed("a claim once the head is skipped", run[1:]...)
+}
+
+func heldUntilPublished(s *stage) {
+	for _, drop := range []bool{false, true} {
+		run := s.heldRun(3, "ann", outbox.Failed)
+		run = append(run, s.enqueue(line(2, "mail", "ann")...)...)
+		s.claimed("a claim before the head's backoff is over")
+		s.advance(3 * time.Hour)
+		s.hold(0)
+		head := s.claimed("a claim once it is over", run[0])[0]
+		s.claimed("a claim behind the head")
+		s.mark(outbox.Mark{Seq: head.Seq, Token: head.Token, To: outbox.Failed})
+		head = s.claimed("a claim of the head again", run[0])[0]
+		s.mark(outbox.Mark{Seq: head.Seq, Token: head.Token, To: outbox.Published, Drop: drop})
+		s.inStatus(outbox.Pending, run[1])
+		s.publishAll(run[1:])
+	}
+}
+
+// publishAll claims and publishes until nothing is left, and ends the case where that is not these, in order.
+func (s *stage) publishAll(want []outbox.Entry) {
+	s.Helper()
+	seqs := []int64{}
+	for taken := s.claim(three, 300); len(taken) > 0; taken = s.claim(three, 300) {
+		marks := make([]outbox.Mark, len(taken))
+		for i, e := range taken {
+			seqs = append(seqs, e.Seq)
+			marks[i] = outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Published}
+		}
+		s.mark(marks...)
+	}
+	same(s, "what is published, in order", seqs, seqsOf(want))
+}
+
+func heldUntilRequeued(s *stage) {
+	for i, status := range []outbox.Status{outbox.Failed, outbox.Abandoned} {
+		run := s.heldRun(3, "ann", status)
+		run = append(run, s.enqueue(line(2, "mail", "ann")...)...)
+		only := []outbox.Filter{{Seqs: []int64{run[0].Seq}}, {Status: []outbox.Status{status}, Limit: 1}}[i]
+		s.settle(s.db.Requeue, only, 1)
+		s.inStatus(outbox.Pending, run[1])
+		s.publishAll(run)
+	}
+}
+
+func heldUntilSkipped(s *stage) {
+	ben := s.heldRun(2, "ben", outbox.Abandoned)
+	for i, status := range []outbox.Status{outbox.Failed, outbox.Abandoned} {
+		run := s.heldRun(3, "ann", status)
+		run = append(run, s.enqueue(line(2, "mail", "ann")...)...)
+		only := []outbox.Filter{{Key: "ann", Limit: 1}, {Seqs: []int64{run[0].Seq}}}[i]
+		s.settle(s.db.Skip, only, 1)
+		s.inStatus(outbox.Pending, run[1])
+		s.publishAll(run[1:])
+		s.inStatus(outbox.Held, ben[1])
+	}
+}
+
+func heldKeepsAttempts(s *stage) {
+	run := s.enqueue(line(2, "mail", "ann")...)
+	s.claimed("the first claim", run...)
+	s.advance(lease + time.Hour)
+	free := outbox.Query{Attempts: 3, Unordered: true}
+	taken := append(s.claim(free, 1), s.claim(free, 1)...) // both vanished, so each alone
+	same(s, "taken over", seqsOf(taken), seqsOf(run))
+	s.mark(
+		outbox.Mark{Seq: taken[0].Seq, Token: taken[0].Token, To: outbox.Abandoned},
+		outbox.Mark{Seq: taken[1].Seq, Token: taken[1].Token, To: outbox.Pending},
+	)
+	second := s.entry(run[1].Seq)
+	same(s, "attempts, suspect", []any{second.Attempts, second.Suspect}, []any{1, true})
+	s.hold(1)
+	s.settle(s.db.Requeue, outbox.Filter{Seqs: []int64{run[0].Seq}}, 1)
+	same(s, "what was held", s.entry(second.Seq), second)
+}
+
+// heldMeanwhile: a read the run before its head failed and what is behind it was held.
+func heldMeanwhile(s *stage) {
+	run := s.enqueue(line(2, "mail", "ann")...)
+	a, b := s.relay("a"), s.relay("b")
+	found := a.candidates()
+	same(s, "candidates", seqsOf(found), seqsOf(run))
+	b.take(found[0], true)
+	s.mark(outbox.Mark{Seq: run[0].Seq, Token: b.terms.Token, To: outbox.Failed, After: time.Hour + time.Minute})
+	s.hold(1)
+	s.advance(2 * time.Hour)
+	a.take(s.entry(run[0].Seq), true)
+	before := s.dump()
+	a.take(found[1], false)
+	a.take(s.entry(run[1].Seq), false)
+	_, took, err := s.db.TakeEntry(s.ctx, s.entry(run[1].Seq), outbox.Query{Unordered: true}, a.terms)
+	s.ok(err, "take an entry")
+	same(s, "taken without order", took, false)
+	s.unchanged(before, "refused takes of what is held")
+}
+
+func twoAbandoned(s *stage) {
+	for _, c := range []struct {
+		first int // whose case is decided first
+		free  int // how many that lets go
+	}{{0, 2}, {2, 0}} {
+		run := s.enqueue(line(5, "mail", "ann")...)
+		taken := s.claim(three, 3)
+		for i, to := range []outbox.Status{outbox.Abandoned, outbox.Pending, outbox.Abandoned} {
+			s.mark(outbox.Mark{Seq: taken[i].Seq, Token: taken[i].Token, To: to})
+		}
+		s.hold(3)
+		s.settle(s.db.Requeue, outbox.Filter{Seqs: []int64{run[c.first].Seq}}, 1)
+		s.publishAll(run[:c.free])
+		s.settle(s.db.Requeue, outbox.Filter{Topic: "mail", Key: "ann"}, 1)
+		s.publishAll(run[c.free:])
+	}
+}
+
+func skipHeld(s *stage) {
+	run := s.heldRun(5, "ann", outbox.Abandoned)
+	s.settle(s.db.Skip, outbox.Filter{Seqs: []int64{run[2].Seq}}, 1)
+	s.claimed("a claim behind the head, once a held one is skipped")
+	_, err := s.db.HoldEntries(s.ctx, time.Hour, 10)
+	s.ok(err, "hold entries")
+	s.settle(s.db.Skip, outbox.Filter{Status: []outbox.Status{outbox.Held}, Limit: 1}, 1)
+	s.claimed("a claim behind the head, once another is skipped")
+	s.inStatus(outbox.Skipped, run[1], run[2])
+	s.settle(s.db.Requeue, outbox.Filter{}, 1)
+	s.publishAll(slices.Concat(run[:1], run[3:]))
+}
+
+func manyHeld(s *stage) {
+	const n = 2001 // more than a provider brings back at once
+	run := s.enqueue(line(n, "mail", "ann")...)
+	head := s.claimOne(run[0].Seq)
+	s.mark(outbox.Mark{Seq: head.Seq, Token: head.Token, To: outbox.Abandoned})
+	s.hold(n - 1)
+	s.counted(map[outbox.Status]int64{outbox.Abandoned: 1, outbox.Held: n - 1})
+	run = append(run, s.enqueue(line(3, "mail", "ann")...)...)
+	s.settle(s.db.Requeue, outbox.Filter{Seqs: []int64{head.Seq}}, 1)
+	s.publishAll(run)
+	s.counted(map[outbox.Status]int64{outbox.Published: n + 3})
+}

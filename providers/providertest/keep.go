@@ -1,0 +1,115 @@
+package providertest
+
+import (
+	"time"
+
+	"github.com/kinora-go/kinora/outbox"
+)
+
+var keepCases = []testCase{
+	{
+		name: "what is done with is deleted", play: deletedByAge,
+		rule: "DeleteEntries deletes entries that have been published or skipped for longer than keep says, and never others",
+	},
+	{
+		name: "published ones are not kept", play: keepsNoPublished,
+		rule: "Retention.Published: negative: not at all",
+	},
+	{
+		name: "a deleted entry is forgotten", play: deletedIsForgotten,
+		rule: "A message whose id is in the outbox for that topic already is ignored: not where its entry was deleted",
+	},
+	{
+		name: "deleting page by page", play: deletedInPages,
+		rule: "DeleteEntries looks at entries after Seq after, some thousand at most; it returns how many it deleted, and the Seq to go on after; 0 at the end",
+	},
+}
+
+// prune ends the case if Prune does not delete so many.
+func (s *stage) prune(published, skipped time.Duration, want int) {
+	s.Helper()
+	n, err := outbox.Prune(s.ctx, s.db, outbox.Retention{Published: published, Skipped: skipped})
+	s.ok(err, "prune")
+	same(s, "entries deleted", n, want)
+}
+
+func deletedByAge(s *stage) {
+	s.prune(time.Hour, time.Hour, 0)
+	each := s.oneOfEach("1")
+	before := s.dump()
+	s.prune(time.Hour, time.Hour, 0)
+	s.unchanged(before, "a prune of what is young")
+	s.advance(2 * time.Hour)
+	young := s.oneOfEach("2")
+	s.prune(time.Hour, 3*time.Hour, 1)
+	same(s, "entries of what is deleted", len(s.entries(outbox.Filter{Seqs: []int64{each[outbox.Published].Seq}})), 0)
+	s.prune(3*time.Hour, time.Hour, 1)
+	same(s, "entries of what is deleted", len(s.entries(outbox.Filter{Seqs: []int64{each[outbox.Skipped].Seq}})), 0)
+	s.advance(10_000 * time.Hour)
+	s.prune(0, 0, 2) // the default: 7 and 30 days
+	for _, es := range []map[outbox.Status]outbox.Entry{each, young} {
+		for status, e := range es {
+			if status != outbox.Published && status != outbox.Skipped {
+				s.inStatus(status, e)
+			}
+		}
+	}
+}
+
+func keepsNoPublished(s *stage) {
+	each := s.oneOfEach("1")
+	s.advance(time.Second)
+	s.prune(-1, time.Hour, 1)
+	delete(each, outbox.Published)
+	for status, e := range each {
+		s.inStatus(status, e)
+	}
+	same(s, "entries left", len(s.entries(outbox.Filter{})), len(each))
+}
+
+func deletedIsForgotten(s *stage) {
+	each := s.oneOfEach("1")
+	s.advance(2 * time.Hour)
+	s.prune(time.Hour, time.Hour, 2)
+	for status, e := range each {
+		want := 0
+		if status == outbox.Published || status == outbox.Skipped {
+			want = 1
+		}
+		same(s, "entries of a message that was "+string(status), len(s.enqueue(e.Message)), want)
+	}
+}
+
+func deletedInPages(s *stage) {
+	const n = 6000
+	ms := line(n, "mail", "")
+	for _, i := range []int{0, 1, n / 2, n - 1} {
+		ms[i].Topic = "audit" // stays
+	}
+	entries := s.enqueue(ms...)
+	s.settle(s.db.Skip, outbox.Filter{Topic: "mail"}, n-4)
+	s.advance(2 * time.Hour)
+	remove := func(after int64) (int, int64) {
+		deleted, next, err := s.db.DeleteEntries(s.ctx, outbox.Retention{Published: time.Hour, Skipped: time.Hour}, after)
+		s.ok(err, "delete entries")
+		s.holds(next == 0 || next > after, "%d, to go on after, comes after %d", next, after)
+		return deleted, next
+	}
+	for _, after := range []int64{entries[n-1].Seq, entries[n-1].Seq + 1000} {
+		deleted, next := remove(after)
+		same(s, "deleted after the last, next", []any{deleted, next}, []any{0, int64(0)})
+	}
+	total := 0
+	for after := entries[n/2].Seq; ; {
+		deleted, next := remove(after)
+		total += deleted
+		if after = next; next == 0 {
+			break
+		}
+	}
+	same(s, "entries deleted behind the middle", total, n/2-2)
+	s.counted(map[outbox.Status]int64{outbox.Pending: 4, outbox.Skipped: n/2 - 2})
+	s.prune(time.Hour, time.Hour, n/2-2)
+	s.counted(map[outbox.Status]int64{outbox.Pending: 4})
+	s.prune(time.Hour, time.Hour, 0)
+}
