@@ -24,6 +24,7 @@ type Repository[A Aggregate] struct {
 	category string
 	fresh    func(id string) A
 	retries  int
+	queue    queue
 }
 
 // NewRepository makes a repository over the streams "category-id". fresh returns an aggregate without a past.
@@ -73,18 +74,29 @@ func (r *Repository[A]) load(ctx context.Context, store Store, id string) (A, Ap
 }
 
 // Update loads the aggregate, asks decide for events, and appends them at the loaded version.
-//   - On a conflict it loads and decides again, RepositoryConfig.Retries times, each after a short random pause
-//     (up to 1ms, doubling to 200ms) so that many on one stream do not keep one another from getting anywhere;
-//     then it returns the *ConflictError. So decide must have no effect outside its return value.
+//   - On a conflict it loads and decides again, RepositoryConfig.Retries times, then returns the
+//     *ConflictError. So decide must have no effect outside its return value.
+//   - Those that met a conflict on a stream go on one after another, in this process, and with a short random pause
+//     from the second time on (up to 1ms, doubling to 200ms): many on one stream would keep one another from
+//     getting anywhere.
 //   - No events: nothing is written; Appended says where the stream stands, with Count 0.
 //   - decide's error is returned as it is.
 func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([]any, error)) (Appended, error) {
-	for try := 0; ; try++ {
-		at, stale, err := r.update(ctx, r.store, id, decide)
+	at, stale, err := r.update(ctx, r.store, id, decide)
+	if !stale || r.retries == 0 {
+		return at, err
+	}
+	leave, ok := r.queue.enter(ctx, id)
+	if !ok {
+		return at, err
+	}
+	defer leave()
+	for try := 1; ; try++ {
+		at, stale, err = r.update(ctx, r.store, id, decide)
 		if !stale || try >= r.retries {
 			return at, err
 		}
-		pause := time.NewTimer(rand.N(min(time.Millisecond<<min(try, 10), 200*time.Millisecond)))
+		pause := time.NewTimer(rand.N(min(time.Millisecond<<min(try-1, 10), 200*time.Millisecond)))
 		select {
 		case <-pause.C:
 		case <-ctx.Done():

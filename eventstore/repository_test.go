@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/kinora-go/kinora/eventstore"
@@ -123,6 +124,78 @@ func TestRepositoryConcurrentUpdatesLoseNothing(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 320, a.stars)
 	require.Equal(t, int64(320), version)
+}
+
+// Many on one stream: each gets its turn, in few tries, and nobody is left waiting.
+func TestRepositoryManyOnOneStream(t *testing.T) {
+	t.Parallel()
+	const users, each = 30, 10
+	r := repository(t, newDB(t), &eventstore.RepositoryConfig{Retries: 50})
+	var tries atomic.Int64
+	var all sync.WaitGroup
+	for range users {
+		all.Go(func() {
+			for range each {
+				_, err := r.Update(t.Context(), "1", func(*tally) ([]any, error) {
+					tries.Add(1)
+					return []any{posted{Stars: 1}}, nil
+				})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	a, _, err := r.Load(t.Context(), "1")
+	require.NoError(t, err)
+	require.Equal(t, users*each, a.stars)
+	require.Less(t, tries.Load(), int64(6*users*each), "they queue, and do not try all at once")
+}
+
+// A queue for a stream is left when the context ends.
+func TestRepositoryWaitEndsWithTheContext(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	r := repository(t, db, &eventstore.RepositoryConfig{Retries: 1})
+	conflict := func(wait func()) func(*tally) ([]any, error) {
+		tries := 0
+		return func(*tally) ([]any, error) {
+			if tries++; tries == 1 { // somebody else is faster
+				other := repository(t, db, nil)
+				if _, err := other.Update(t.Context(), "1", post(1)); err != nil {
+					return nil, err
+				}
+			} else {
+				wait()
+			}
+			return []any{posted{Stars: 1}}, nil
+		}
+	}
+	first, leave := make(chan struct{}), make(chan struct{})
+	done := make(chan error)
+	go func() {
+		_, err := r.Update(t.Context(), "1", conflict(func() { close(first); <-leave }))
+		done <- err
+	}()
+	<-first
+	ctx, cancel := context.WithCancel(t.Context())
+	tried, decide := make(chan struct{}), conflict(func() { t.Error("it is not its turn") })
+	go func() {
+		_, err := r.Update(ctx, "1", func(a *tally) ([]any, error) {
+			defer close(tried)
+			return decide(a)
+		})
+		done <- err
+	}()
+	<-tried
+	cancel()
+	require.Error(t, <-done, "the conflict, or the end of its context")
+	close(leave)
+	require.ErrorIs(t, <-done, eventstore.ErrConflict, "others went on meanwhile")
+	_, err := r.Update(t.Context(), "1", conflict(func() {}))
+	require.NoError(t, err, "the queue is free")
 }
 
 func TestRepositoryUpdateTxReturnsTheConflictAndLeavesTheTransactionUsable(t *testing.T) {
