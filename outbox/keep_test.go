@@ -36,6 +36,30 @@ func TestRelayWithoutOrder(t *testing.T) {
 	})
 }
 
+// It sends what it claimed in one call, whatever the keys, and holds nothing.
+func TestRelayWithoutOrderTakesOneCall(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, pub := newDB(t), newPublisher(nil)
+		enqueue(t, db, "a1", "a2", "b1")
+		taken, err := outbox.Claim(t.Context(), db, outbox.Query{}, claim.Terms{Limit: 1})
+		require.NoError(t, err)
+		late, err := db.MarkEntries(t.Context(), []outbox.Mark{{Seq: taken[0].Seq, Token: taken[0].Token, To: outbox.Abandoned}})
+		require.NoError(t, err)
+		require.Empty(t, late)
+		stop := start(t, db, pub, outbox.RelayConfig{Unordered: true, Topics: []string{"other"}})
+		time.Sleep(time.Minute)
+		require.NoError(t, stop())
+		require.Equal(t, outbox.Pending, entries(t, db)["a2"].Status)
+		enqueue(t, db, "b2", "a3")
+		stop = start(t, db, pub, outbox.RelayConfig{Unordered: true})
+		synctest.Wait()
+		require.NoError(t, stop())
+		require.Equal(t, []string{"a2", "b1", "b2", "a3"}, pub.ids())
+		require.Equal(t, 1, pub.calls)
+	})
+}
+
 func TestRelayKeepsNothingThatIsPublished(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -130,6 +130,24 @@ func TestOutageThatFlaps(t *testing.T) {
 	}
 }
 
+// What was learnt from a long outage is forgotten once it is over: a short one costs little.
+func TestOutageThenAShortOne(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newTraffic(t, func(_, _ string, at time.Duration) bool {
+			return at < time.Hour || at > 2*time.Hour && at < 2*time.Hour+3*time.Second
+		})
+		b.add("t", run("a", 20, 1)...)
+		stop := start(t, b.db, b, outbox.RelayConfig{})
+		time.Sleep(2*time.Hour + time.Second)
+		b.add("t", run("b", 13, 1)...)
+		time.Sleep(time.Minute)
+		require.NoError(t, stop())
+		b.in("b", 35*time.Second) // what counted an attempt waits for its backoff
+		b.allOut(2)
+	})
+}
+
 // A topic that is down slows no other one down.
 func TestOutageOfOneTopic(t *testing.T) {
 	t.Parallel()

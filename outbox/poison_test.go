@@ -70,3 +70,26 @@ func TestPoisonAtTheFront(t *testing.T) {
 		}
 	}
 }
+
+// Poison that is alone may be an outage: nobody can tell, so no attempt counts, and its topic does not wait for it.
+// Once others pass it is abandoned.
+func TestPoisonAlone(t *testing.T) {
+	t.Parallel()
+	for _, alone := range []time.Duration{time.Hour, time.Hour + 30*time.Second, time.Hour + time.Minute, time.Hour + 90*time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			b := newTraffic(t, func(_, id string, _ time.Duration) bool { return id == "p-1" })
+			b.add("t", "p-1")
+			stop := start(t, b.db, b, outbox.RelayConfig{})
+			time.Sleep(alone)
+			synctest.Wait()
+			require.Zero(t, entries(t, b.db)["p-1"].Attempts)
+			b.add("t", "g-1")
+			time.Sleep(2 * time.Hour)
+			require.NoError(t, stop())
+			b.in("g", 50*time.Millisecond)
+			p := entries(t, b.db)["p-1"]
+			require.Equal(t, outbox.Abandoned, p.Status)
+			require.Equal(t, 8, p.Attempts)
+		})
+	}
+}
