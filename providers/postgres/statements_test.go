@@ -35,9 +35,10 @@ func constants(t *testing.T) map[string]string {
 		require.NoError(t, err)
 		files = append(files, f)
 	}
-	// Imports are not followed but for the one constant that statements take from elsewhere.
+	// Imports are not followed but for the constants that statements take from elsewhere.
 	headers := types.NewPackage("github.com/kinora-go/kinora/outbox", "outbox")
 	headers.Scope().Insert(types.NewConst(0, headers, "HeaderVersion", types.Typ[types.UntypedString], constant.MakeString(outbox.HeaderVersion)))
+	headers.Scope().Insert(types.NewConst(0, headers, "HeaderStream", types.Typ[types.UntypedString], constant.MakeString(outbox.HeaderStream)))
 	headers.MarkComplete()
 	conf := types.Config{Error: func(error) {}, Importer: importer{headers}}
 	pkg, _ := conf.Check("postgres", set, files, nil)
@@ -112,12 +113,12 @@ func TestTheClaimsPlanIsPinnedToItsIndexes(t *testing.T) {
 	_, err = db.Pool().Exec(t.Context(), "vacuum analyze kinora.outbox")
 	require.NoError(t, err)
 	sql := constants(t)["claimEntriesSQL"]
-	p := plan(t, db, sql, "00000000-0000-0000-0000-000000000001", int64(60_000_000), 50, nil, 8, "me")
+	p := plan(t, db, sql, "00000000-0000-0000-0000-000000000001", int64(60_000_000), 50, nil, 8, "me", nil)
 	require.Contains(t, p, "Index Scan using outbox_open_idx on outbox o")
 	require.Contains(t, p, "using outbox_lane_idx on outbox e")
 	require.NotContains(t, p, "Seq Scan on outbox")
 	// Looking at open entries costs as much as there are of them, however many published ones are kept.
-	p = plan(t, db, constants(t)["openEntriesSQL"], []string{"failed"}, "", "", nil, 0, 10)
+	p = plan(t, db, constants(t)["openEntriesSQL"], []string{"failed"}, "", "", nil, 0, "", 0, 10)
 	require.Contains(t, p, "outbox_open_idx")
 	p = plan(t, db, constants(t)["openCountsSQL"], []string{"failed"})
 	require.Contains(t, p, "outbox_open_idx")
