@@ -45,19 +45,22 @@ func scanEntry(row pgx.CollectableRow) (outbox.Entry, error) {
 }
 
 // eligible is what may be claimed by itself; claimable, the first half of the guard, that no ineligible entry of
-// its key precedes: neither one that waits or is taken, nor one that is set aside. The order is that of a key,
-// which is set aside in a snapshot that also tells what was open in it.
+// its key precedes: neither one that waits or is taken, nor one that is set aside. Lookups stand in cases, which are
+// never turned into joins: with statistics from when little was open, that was a walk over all of it for each (20
+// seconds for a claim of 50 of 100,000). They give null, so that the planner takes nearly all rows to pass. Here and
+// elsewhere, "id > 0" and "topic <> ''" say which of the partial indexes is meant: see migration 1.
 const (
-	eligible = `o.open and o.status in ('pending', 'failed', 'claimed') and o.next_attempt_at <= ck.t`
+	eligible = `o.open and o.id > 0 and o.status in ('pending', 'failed', 'claimed') and o.next_attempt_at <= ck.t`
 
 	claimable = eligible + `
-		and not exists (
+		and case when exists (
 			select from kinora.outbox e
-			where e.open and e.topic = o.topic and e.key = o.key and e.id < o.id
-				and not (e.status in ('pending', 'failed', 'claimed') and e.next_attempt_at <= ck.t))
-		and not exists (
+			where e.open and e.topic <> '' and e.topic = o.topic and e.key = o.key and e.id < o.id
+				and not (e.status in ('pending', 'failed', 'claimed') and e.next_attempt_at <= ck.t)) then null else true end is not null
+		and ` + nothingHeld
+	nothingHeld = `case when exists (
 			select from kinora.outbox e
-			where e.held and e.topic = o.topic and e.key = o.key and e.id < o.id)`
+			where e.held and e.topic <> '' and e.topic = o.topic and e.key = o.key and e.id < o.id) then null else true end is not null`
 )
 
 // A claim in one statement. The clock is read once: read per row, the first entry of a key can be judged
@@ -86,15 +89,15 @@ abandoned as (
 batch as materialized (
 	select p.id, p.topic, p.key from picked p
 	where not p.spent and (
-		p.id < all (select id from picked where suspect and not spent)
+		p.id < coalesce((select min(id) from picked where suspect and not spent), p.id + 1)
 		or p.suspect and p.id = (select min(id) from picked where not spent))),
 safe as materialized (
 	select b.id from batch b`
 	claimSafe = `
-	where not exists (
+	where case when exists (
 		select from kinora.outbox e
-		where e.open and e.topic = b.topic and e.key = b.key and e.id < b.id
-			and not exists (select from batch q where q.id = e.id))`
+		where e.open and e.topic <> '' and e.topic = b.topic and e.key = b.key and e.id < b.id
+			and e.id not in (select id from batch)) then null else true end is not null`
 	claimTail = `)
 update kinora.outbox o set status = 'claimed', token = $1::uuid, claimed_by = $6::text, attempts = o.attempts + 1,
 	suspect = o.suspect or o.status = 'claimed', last_attempt_at = ck.t, next_attempt_at = ck.t + $2::bigint * interval '1 microsecond'
@@ -184,13 +187,11 @@ from ck, lateral (select o2.status = 'claimed' and $5::int > 0 and o2.attempts >
 where o.id = $1::bigint and o.open and o.status = $6::text and o.attempts = $7::int and o.token is not distinct from $8::uuid
 	and o.next_attempt_at <= ck.t and o.status in ('pending', 'failed', 'claimed')`
 	takeGuard = `
-	and not exists (
+	and case when exists (
 		select from kinora.outbox e
-		where e.open and e.topic = o.topic and e.key = o.key and e.id < o.id
-			and not (e.status = 'claimed' and e.token = $2::uuid))
-	and not exists (
-		select from kinora.outbox e
-		where e.held and e.topic = o.topic and e.key = o.key and e.id < o.id)`
+		where e.open and e.topic <> '' and e.topic = o.topic and e.key = o.key and e.id < o.id
+			and not (e.status = 'claimed' and e.token = $2::uuid)) then null else true end is not null
+	and ` + nothingHeld
 	takeReturning = `
 returning ` + entryColumns
 )

@@ -20,8 +20,8 @@ const filtered = `
 // what is open or set aside is the first of a page of each, so that no backlog is sorted for it.
 const (
 	entriesSQL      = listEntries + filtered + listLimit
-	openEntriesSQL  = listEntries + `o.open and` + filtered + listLimit
-	heldEntriesSQL  = listEntries + `o.held and` + filtered + listLimit
+	openEntriesSQL  = listEntries + `o.open and o.id > 0 and` + filtered + listLimit
+	heldEntriesSQL  = listEntries + `o.held and o.id > 0 and` + filtered + listLimit
 	stuckEntriesSQL = listEntries + `o.stuck and` + filtered + listLimit
 	bothEntriesSQL  = `select ` + entryColumns + ` from (` + both + `) o` + listLimit
 
@@ -29,14 +29,14 @@ const (
 	listLimit   = ` order by o.id limit $8::bigint`
 
 	both = `
-	(select o.* from kinora.outbox o where o.open and` + filtered + listLimit + `)
+	(select o.* from kinora.outbox o where o.open and o.id > 0 and` + filtered + listLimit + `)
 	union all
-	(select o.* from kinora.outbox o where o.held and` + filtered + listLimit + `)`
+	(select o.* from kinora.outbox o where o.held and o.id > 0 and` + filtered + listLimit + `)`
 
 	countsSQL = `select status, count(*) from kinora.outbox where $1::text[] is null or status = any($1::text[]) group by status`
 
 	openCountsSQL = `
-select status, count(*) from (select status from kinora.outbox where open union all select status from kinora.outbox where held) o
+select status, count(*) from (select status from kinora.outbox where open and id > 0 union all select status from kinora.outbox where held and id > 0) o
 where status = any($1::text[]) group by status`
 
 	stuckCountsSQL = `select status, count(*) from kinora.outbox where stuck and status = any($1::text[]) group by status`
@@ -68,9 +68,9 @@ changed as (
 	returning o.topic, o.key)` + changedLanes
 
 	skippable = `
-	(select o.id from kinora.outbox o where o.open and o.status in ('pending', 'failed') and` + filtered + listLimit + `)
+	(select o.id from kinora.outbox o where o.open and o.id > 0 and o.status in ('pending', 'failed') and` + filtered + listLimit + `)
 	union all
-	(select o.id from kinora.outbox o where o.held and` + filtered + listLimit + `)`
+	(select o.id from kinora.outbox o where o.held and o.id > 0 and` + filtered + listLimit + `)`
 
 	changedLanes = `
 select topic, key, count(*) from changed group by topic, key`

@@ -24,9 +24,9 @@ heads as materialized (
 	order by o.topic, o.key, o.id)
 select o.id, o.topic, o.key from kinora.outbox o, ck
 where o.id = any(array(select id from heads)) and ` + waitsLong + `
-	and exists (
+	and case when exists (
 		select from kinora.outbox f
-		where f.open and f.topic = o.topic and f.key = o.key and f.id > o.id and f.status = 'pending')
+		where f.open and f.topic <> '' and f.topic = o.topic and f.key = o.key and f.id > o.id and f.status = 'pending') then true else false end
 order by o.id limit $2::bigint
 for update of o skip locked`
 
@@ -37,7 +37,7 @@ update kinora.outbox o set status = 'held', open = false, held = true
 where o.id = any(array(
 	select f.id from unnest($1::bigint[], $2::text[], $3::text[]) with ordinality h(id, topic, key, o), lateral (
 		select f.id from kinora.outbox f
-		where f.open and f.topic = h.topic and f.key = h.key and f.id > h.id and f.status = 'pending'
+		where f.open and f.topic <> '' and f.topic = h.topic and f.key = h.key and f.id > h.id and f.status = 'pending'
 		order by f.id limit $4::bigint
 		for update skip locked) f
 	limit $4::bigint))`
@@ -46,17 +46,18 @@ where o.id = any(array(
 	// is held, waits for nothing if nothing open precedes it.
 	restoreOrphansSQL = `
 with recursive walked as (
-	(select topic, key, id, status, 1 as n from kinora.outbox where held and (topic, key) > ($1::text, $2::text)
+	(select topic, key, id, status, 1 as n from kinora.outbox where held and topic <> '' and (topic, key) > ($1::text, $2::text)
 	order by topic, key, id limit 1)
 	union all
 	select f.topic, f.key, f.id, f.status, w.n + 1 from walked w, lateral (
-		select topic, key, id, status from kinora.outbox where held and (topic, key) > (w.topic, w.key)
+		select topic, key, id, status from kinora.outbox where held and topic <> '' and (topic, key) > (w.topic, w.key)
 		order by topic, key, id limit 1) f
 	where w.n < $3::int),
 lanes as (
 	select w.topic, w.key from walked w
-	where w.status = 'held' and not exists (
-		select from kinora.outbox e where e.open and e.topic = w.topic and e.key = w.key and e.id < w.id)),` + restored + `
+	where w.status = 'held' and case when exists (
+		select from kinora.outbox e
+		where e.open and e.topic <> '' and e.topic = w.topic and e.key = w.key and e.id < w.id) then false else true end),` + restored + `
 select (select count(*) from restored), coalesce(max(topic) filter (where n = $3::int), ''), coalesce(max(key) filter (where n = $3::int), '')
 from walked`
 	orphanLanes = 1000 // that one call looks at; the next call goes on

@@ -19,7 +19,7 @@ restored as (
 	where o.id = any(array(
 		select h.id from lanes l, lateral (
 			select h.id from kinora.outbox h
-			where h.held and h.topic = l.topic and h.key = l.key and h.status = 'held'
+			where h.held and h.topic <> '' and h.topic = l.topic and h.key = l.key and h.status = 'held'
 			order by h.id limit 500
 			for update skip locked) h))
 	returning o.id)`
@@ -34,8 +34,8 @@ m as (
 	select * from unnest($1::bigint[], $2::uuid[], $3::text[], $4::bigint[], $5::text[], $6::boolean[]) m(id, token, status, after, error, gone)),
 locked as materialized (select id from kinora.outbox where id = any($1::bigint[]) order by id for update),
 deleted as (
-	delete from kinora.outbox o using m, locked
-	where m.gone and o.id = locked.id and o.id = m.id and o.token = m.token and o.status = 'claimed'
+	delete from kinora.outbox o using m
+	where m.gone and (select count(*) from locked) > 0 and o.id = m.id and o.token = m.token and o.status = 'claimed'
 	returning o.id, o.topic, o.key, 'published' as status),
 changed as (
 	update kinora.outbox o set
@@ -47,8 +47,8 @@ changed as (
 		last_error      = case when m.status in ('failed', 'abandoned') or m.status = 'pending' and m.error <> '' then m.error else o.last_error end,
 		published_at    = case when m.status = 'published' then ck.t end,
 		next_attempt_at = case when m.status in ('failed', 'claimed', 'pending') then ck.t + m.after * interval '1 microsecond' else ck.t end
-	from m, ck, locked
-	where not m.gone and o.id = locked.id and o.id = m.id and o.token = m.token and o.status = 'claimed'
+	from m, ck
+	where not m.gone and (select count(*) from locked) > 0 and o.id = m.id and o.token = m.token and o.status = 'claimed'
 	returning o.id, o.topic, o.key, o.status),
 done as (select * from deleted union all select * from changed),
 lanes as (select distinct topic, key from done where status = 'published'),` + restored + `
