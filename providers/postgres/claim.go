@@ -48,7 +48,7 @@ func scanEntry(row pgx.CollectableRow) (outbox.Entry, error) {
 // its key precedes: neither one that waits or is taken, nor one that is set aside. Lookups stand in cases, which are
 // never turned into joins: with statistics from when little was open, that was a walk over all of it for each (20
 // seconds for a claim of 50 of 100,000). They give null, so that the planner takes nearly all rows to pass. Here and
-// elsewhere, "id > 0" and "topic <> ''" say which of the partial indexes is meant: see migration 1.
+// elsewhere, "id > 0" and "topic <> ”" say which of the partial indexes is meant: see migration 1.
 const (
 	eligible = `o.open and o.id > 0 and o.status in ('pending', 'failed', 'claimed') and o.next_attempt_at <= ck.t`
 
