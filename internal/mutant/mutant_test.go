@@ -19,6 +19,7 @@ var mutants = []struct{ tag, pkg, test string }{
 	{"two_transactions", "./providers/sqlite", "TestEventsAndEntriesCommitTogether"},
 	{"half_guard", "./providers/sqlite", "TestTakeDoesNotPassAnEarlierEntry"},
 	{"half_guard", "./providers/postgres", "TestClaimStatementsThatOverlapDoNotSplitAKey"},
+	{"held_no_barrier", "./providers/postgres", "TestHeldEntriesKeepTheirPlace"},
 	{"no_marker", "./providers/postgres", "TestOneMessageAHundredTimesThroughTwoProcesses"},
 	{"clock_per_row", "./providers/postgres", "TestAClaimReadsTheClockOnce"},
 	{"no_version_guard", "./providers/postgres", "TestAStaleVersionIsAConflict"},

@@ -82,13 +82,10 @@ func (b *Batched) try(ctx context.Context, w projector.Work, fresh []int, apply 
 		if err != nil {
 			return err
 		}
-		args, err := b.enqueueArgs(out)
-		if err != nil {
+		if err := b.queueEnqueue(batch, out); err != nil {
 			return err
 		}
-		if enqueued = args != nil; enqueued {
-			batch.Queue(b.q(enqueueSQL), args...)
-		}
+		enqueued = len(out) > 0
 	}
 	if batch.Len() == 0 {
 		return nil

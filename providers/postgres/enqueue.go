@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/outbox"
 )
 
@@ -16,14 +18,44 @@ from (select clock_timestamp() t) ck,
 order by n.o
 on conflict (topic, message_id) do nothing`
 
-// Enqueue adds messages to the outbox of the transaction. A message whose id is in the outbox for that topic
-// already is ignored. Input that could not be stored is an *eventstore.InvalidError, nothing written.
-func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
-	args, err := t.db.enqueueArgs(ms)
+// orderedKeysSQL waits for the other transactions that enqueue under these keys, in this order. It comes before
+// the entries draw their ids: then these ids follow those of whoever was waited for.
+const orderedKeysSQL = `select pg_advisory_xact_lock(k) from unnest($1::bigint[]) with ordinality u(k, o) order by o`
+
+// orderedKeys are the locks of what wants an ordered key, in an order of their own: two calls never wait for one
+// another.
+func (db *DB) orderedKeys(ms []outbox.Message) []int64 {
+	var locks []int64
+	for _, m := range ms {
+		if m.OrderedKey && m.Key != "" { // else the key is the message's own id, new to everybody
+			locks = append(locks, orderedKey(db.cfg.Schema, m.Topic, m.Key))
+		}
+	}
+	slices.Sort(locks)
+	return slices.Compact(locks)
+}
+
+// queueEnqueue queues what adds messages to the outbox.
+func (db *DB) queueEnqueue(b *pgx.Batch, ms []outbox.Message) error {
+	args, err := db.enqueueArgs(ms)
 	if err != nil || args == nil {
 		return err
 	}
-	if _, err := t.tx.Exec(ctx, t.db.q(enqueueSQL), args...); err != nil {
+	if locks := db.orderedKeys(ms); len(locks) > 0 {
+		b.Queue(orderedKeysSQL, locks)
+	}
+	b.Queue(db.q(enqueueSQL), args...)
+	return nil
+}
+
+// Enqueue adds messages to the outbox of the transaction. A message whose id is in the outbox for that topic
+// already is ignored. Input that could not be stored is an *eventstore.InvalidError, nothing written.
+func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
+	b := &pgx.Batch{}
+	if err := t.db.queueEnqueue(b, ms); err != nil || b.Len() == 0 {
+		return err
+	}
+	if err := t.tx.SendBatch(ctx, b).Close(); err != nil {
 		return fmt.Errorf("enqueue: %w", clear(err))
 	}
 	return nil

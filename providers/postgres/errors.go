@@ -37,6 +37,16 @@ func lockKey(name string) int32 {
 	return int32(h.Sum32())
 }
 
+// orderedKey is the lock of a key that wants the order of commits: one of 64 bits, which is none of the above.
+func orderedKey(schema, topic, key string) int64 {
+	h := fnv.New64a()
+	for _, part := range []string{schema, topic, key} {
+		_, _ = h.Write([]byte(part))
+		_, _ = h.Write([]byte{0}) // no part holds one
+	}
+	return int64(h.Sum64())
+}
+
 func pgError(err error) *pgconn.PgError {
 	e, _ := errors.AsType[*pgconn.PgError](err)
 	return e

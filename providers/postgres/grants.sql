@@ -5,7 +5,7 @@ grant select, insert, update on kinora.streams to kinora_appender;
 grant select, insert on kinora.events to kinora_appender;
 grant insert, select (topic, message_id) on kinora.outbox to kinora_appender;
 
-grant select, update on kinora.outbox to kinora_relay;
+grant select, update, delete on kinora.outbox to kinora_relay;
 
 grant select on kinora.events, kinora.generations to kinora_projector;
 grant select, insert on kinora.markers, kinora.parked to kinora_projector;

@@ -3,38 +3,81 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/outbox"
 )
 
-// What a filter picks; $1 to $5 are its arguments everywhere.
+// What a filter picks; $1 to $7 are its arguments everywhere, and $8 is the limit.
 const filtered = `
 	($1::text[] is null or o.status = any($1::text[])) and ($2::text = '' or o.topic = $2::text)
-	and ($3::text = '' or o.key = $3::text) and ($4::bigint[] is null or o.id = any($4::bigint[])) and o.id > $5::bigint`
+	and ($3::text = '' or o.key = $3::text) and ($4::bigint[] is null or o.id = any($4::bigint[])) and o.id > $5::bigint
+	and ($6::text = '' or o.headers ->> '` + outbox.HeaderStream + `' = $6::text)
+	and ($7::bigint <= 0 or o.created_at < (select clock_timestamp()) - $7::bigint * interval '1 microsecond')`
 
+// A listing looks where the entries of the statuses asked for are, and at nothing that is done with. A page of
+// what is open or set aside is the first of a page of each, so that no backlog is sorted for it.
 const (
-	entriesSQL = `select ` + entryColumns + ` from kinora.outbox o where` + filtered + ` order by o.id limit $6::bigint`
+	entriesSQL      = listEntries + filtered + listLimit
+	openEntriesSQL  = listEntries + `o.open and o.id > 0 and` + filtered + listLimit
+	heldEntriesSQL  = listEntries + `o.held and o.id > 0 and` + filtered + listLimit
+	stuckEntriesSQL = listEntries + `o.stuck and` + filtered + listLimit
+	bothEntriesSQL  = `select ` + entryColumns + ` from (` + both + `) o` + listLimit
 
-	openEntriesSQL = `select ` + entryColumns + ` from kinora.outbox o where o.open and` + filtered + ` order by o.id limit $6::bigint`
+	listEntries = `select ` + entryColumns + ` from kinora.outbox o where `
+	listLimit   = ` order by o.id limit $8::bigint`
+
+	both = `
+	(select o.* from kinora.outbox o where o.open and o.id > 0 and` + filtered + listLimit + `)
+	union all
+	(select o.* from kinora.outbox o where o.held and o.id > 0 and` + filtered + listLimit + `)`
 
 	countsSQL = `select status, count(*) from kinora.outbox where $1::text[] is null or status = any($1::text[]) group by status`
 
-	openCountsSQL = `select status, count(*) from kinora.outbox where open and status = any($1::text[]) group by status`
+	openCountsSQL = `
+select status, count(*) from (select status from kinora.outbox where open and id > 0 union all select status from kinora.outbox where held and id > 0) o
+where status = any($1::text[]) group by status`
 
+	stuckCountsSQL = `select status, count(*) from kinora.outbox where stuck and status = any($1::text[]) group by status`
+)
+
+// Entries that a person changes are locked and changed by one statement, and what is held behind them is brought
+// back by another: its snapshot is newer than any wait for a lock, in which somebody may have held more.
+const (
 	requeueSQL = `
 with ck as materialized (select clock_timestamp() t),
 picked as materialized (
-	select o.id from kinora.outbox o where o.open and o.status in ('failed', 'abandoned') and` + filtered + `
-	order by o.id limit $6::bigint for update)
-update kinora.outbox o set status = 'pending', attempts = 0, suspect = false, next_attempt_at = ck.t
-from picked, ck where o.id = picked.id`
+	select o.id from kinora.outbox o where o.stuck and o.status in ('failed', 'abandoned') and` + filtered + `
+	order by o.id limit $8::bigint for update),
+changed as (
+	update kinora.outbox o set status = 'pending', open = true, held = false, stuck = false, attempts = 0, suspect = false, next_attempt_at = ck.t
+	from picked, ck where o.id = picked.id
+	returning o.topic, o.key)` + changedLanes
 
 	skipSQL = `
-with picked as materialized (
-	select o.id from kinora.outbox o where o.open and o.status in ('pending', 'failed', 'abandoned') and` + filtered + `
-	order by o.id limit $6::bigint for update)
-update kinora.outbox o set status = 'skipped', open = false from picked where o.id = picked.id`
+with ck as materialized (select clock_timestamp() t),
+found as materialized (
+	select o.id from (` + skippable + `) o order by o.id limit $8::bigint),
+picked as materialized (
+	select o.id from kinora.outbox o where o.id = any(array(select id from found)) and o.status in ('pending', 'failed', 'held', 'abandoned')
+	order by o.id for update),
+changed as (
+	update kinora.outbox o set status = 'skipped', open = false, held = false, stuck = false, next_attempt_at = ck.t
+	from picked, ck where o.id = picked.id
+	returning o.topic, o.key)` + changedLanes
+
+	skippable = `
+	(select o.id from kinora.outbox o where o.open and o.id > 0 and o.status in ('pending', 'failed') and` + filtered + listLimit + `)
+	union all
+	(select o.id from kinora.outbox o where o.held and o.id > 0 and` + filtered + listLimit + `)`
+
+	changedLanes = `
+select topic, key, count(*) from changed group by topic, key`
+
+	restoreSQL = `
+with lanes as (select * from unnest($1::text[], $2::text[]) l(topic, key)),` + restored + `
+select count(*) from restored`
 )
 
 // texts is nil where there is none.
@@ -47,14 +90,20 @@ func texts(statuses []outbox.Status) []string {
 }
 
 func filterArgs(f outbox.Filter, limit int64) []any {
-	seqs := f.Seqs
-	if len(seqs) == 0 {
-		seqs = nil
-	}
 	if f.Limit > 0 {
 		limit = int64(f.Limit)
 	}
-	return []any{texts(f.Status), f.Topic, f.Key, seqs, f.After, limit}
+	return []any{texts(f.Status), f.Topic, f.Key, some(f.Seqs), f.After, f.Stream, f.Older.Microseconds(), limit}
+}
+
+// only tells whether f asks for some of these statuses and for no other.
+func only(f outbox.Filter, these ...outbox.Status) bool {
+	for _, s := range f.Status {
+		if !slices.Contains(these, s) {
+			return false
+		}
+	}
+	return len(f.Status) > 0
 }
 
 const noLimit = 1 << 62
@@ -62,10 +111,17 @@ const noLimit = 1 << 62
 // Entries implements outbox.Inspector.
 func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, error) {
 	query := entriesSQL
-	if f.OnlyOpen() {
+	switch {
+	case only(f, outbox.Failed, outbox.Abandoned):
+		query = stuckEntriesSQL
+	case only(f, outbox.Pending, outbox.Claimed, outbox.Failed):
 		query = openEntriesSQL
+	case only(f, outbox.Held, outbox.Abandoned):
+		query = heldEntriesSQL
+	case f.OnlyOpen():
+		query = bothEntriesSQL
 	}
-	rows, err := db.pool.Query(ctx, db.q(query), filterArgs(f, 100)...)
+	rows, err := db.pool.Query(ctx, db.q(query), append([]any{planned}, filterArgs(f, 100)...)...)
 	if err == nil {
 		var entries []outbox.Entry
 		if entries, err = pgx.CollectRows(rows, scanEntry); err == nil {
@@ -78,7 +134,10 @@ func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, err
 // StatusCounts implements outbox.Inspector.
 func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.Status]int64, error) {
 	counts, query := outbox.ZeroCounts(of), countsSQL
-	if (outbox.Filter{Status: of}).OnlyOpen() {
+	switch f := (outbox.Filter{Status: of}); {
+	case only(f, outbox.Failed, outbox.Abandoned):
+		query = stuckCountsSQL
+	case f.OnlyOpen():
 		query = openCountsSQL
 	}
 	rows, err := db.pool.Query(ctx, db.q(query), texts(of))
@@ -118,10 +177,37 @@ func (db *DB) Skip(ctx context.Context, f outbox.Filter) (int, error) {
 	return n, nil
 }
 
-func (db *DB) change(ctx context.Context, statement string, f outbox.Filter) (int, error) {
-	tag, err := db.pool.Exec(ctx, db.q(statement), filterArgs(f, noLimit)...)
+// lane is what keeps its order.
+type lane struct{ topic, key string }
+
+const restoreLanes = 10_000 // lanes in one statement
+
+func (db *DB) change(ctx context.Context, statement string, f outbox.Filter) (n int, err error) {
+	var topics, keys []string
+	err = db.inTx(ctx, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, db.q(statement), append([]any{planned}, filterArgs(f, noLimit)...)...)
+		if err != nil {
+			return err
+		}
+		var l lane
+		var some int
+		if _, err := pgx.ForEachRow(rows, []any{&l.topic, &l.key, &some}, func() error {
+			topics, keys, n = append(topics, l.topic), append(keys, l.key), n+some
+			return nil
+		}); err != nil {
+			return err
+		}
+		for len(topics) > 0 {
+			few := min(len(topics), restoreLanes)
+			if _, err := tx.Exec(ctx, db.q(restoreSQL), planned, topics[:few], keys[:few]); err != nil {
+				return err
+			}
+			topics, keys = topics[few:], keys[few:]
+		}
+		return nil
+	})
 	if err != nil {
 		return 0, clear(err)
 	}
-	return int(tag.RowsAffected()), nil
+	return n, nil
 }

@@ -14,6 +14,9 @@ func mutated(statement string) string {
 	if mutant.ClockPerRow {
 		statement = strings.ReplaceAll(statement, "ck.t", "clock_timestamp()")
 	}
+	if mutant.HeldNoBarrier {
+		statement = strings.ReplaceAll(statement, "e.held and e.topic <> ''", "false")
+	}
 	if mutant.NoVersionGuard {
 		statement = strings.ReplaceAll(statement, "and version = $9::bigint", "and $9::bigint is not null")
 	}

@@ -27,11 +27,12 @@ var ErrNotMigrated = errors.New("the database is not migrated: call Migrate")
 
 // DB is every contract of Kinora over one pool. Its methods may be called concurrently.
 type DB struct {
-	pool   *pgxpool.Pool
-	owned  bool
-	cfg    Config
-	wake   waker
-	cached sync.Map // statement as written → with the schema's name
+	pool    *pgxpool.Pool
+	owned   bool
+	cfg     Config
+	wake    waker
+	orphans walk
+	cached  sync.Map // statement as written → with the schema's name
 }
 
 var (
@@ -40,6 +41,7 @@ var (
 	_ outbox.Store                     = (*DB)(nil)
 	_ outbox.BatchClaimer              = (*DB)(nil)
 	_ outbox.Inspector                 = (*DB)(nil)
+	_ outbox.Keeper                    = (*DB)(nil)
 	_ outbox.Waker                     = (*DB)(nil)
 	_ outbox.ReadyChecker              = (*DB)(nil)
 	_ outbox.ReadyChecker              = (*Batched)(nil)

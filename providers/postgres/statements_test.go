@@ -35,9 +35,10 @@ func constants(t *testing.T) map[string]string {
 		require.NoError(t, err)
 		files = append(files, f)
 	}
-	// Imports are not followed but for the one constant that statements take from elsewhere.
+	// Imports are not followed but for the constants that statements take from elsewhere.
 	headers := types.NewPackage("github.com/kinora-go/kinora/outbox", "outbox")
 	headers.Scope().Insert(types.NewConst(0, headers, "HeaderVersion", types.Typ[types.UntypedString], constant.MakeString(outbox.HeaderVersion)))
+	headers.Scope().Insert(types.NewConst(0, headers, "HeaderStream", types.Typ[types.UntypedString], constant.MakeString(outbox.HeaderStream)))
 	headers.MarkComplete()
 	conf := types.Config{Error: func(error) {}, Importer: importer{headers}}
 	pkg, _ := conf.Check("postgres", set, files, nil)
@@ -84,41 +85,78 @@ func TestEveryStatementPreparesAgainstTheMigratedSchema(t *testing.T) {
 	require.Greater(t, n, 20)
 }
 
-// plan is what the planner makes of a statement, with these arguments in their place.
-func plan(t *testing.T, db *postgres.DB, sql string, args ...any) string {
+// plan is what the planner makes of a statement: with these arguments in their place, or for any.
+func plan(t *testing.T, db *postgres.DB, mode, sql string, args ...any) string {
 	t.Helper()
 	tx, err := db.Pool().BeginTx(t.Context(), pgx.TxOptions{})
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(context.Background()) }()
-	_, err = tx.Exec(t.Context(), "set local plan_cache_mode = force_generic_plan")
+	_, err = tx.Exec(t.Context(), "set local plan_cache_mode = "+mode)
 	require.NoError(t, err)
-	rows, err := tx.Query(t.Context(), "explain (costs off) "+sql, args...)
+	rows, err := tx.Query(t.Context(), "explain (costs off) "+sql, append([]any{pgx.QueryExecModeCacheDescribe}, args...)...)
 	require.NoError(t, err)
 	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	require.NoError(t, err)
 	return strings.Join(lines, "\n")
 }
 
-// The claim walks the open entries by their partial index, and looks a key's earlier entries up in the other.
-// Neither a sort of the backlog nor a scan of the table may come back.
-func TestTheClaimsPlanIsPinnedToItsIndexes(t *testing.T) {
+// The claim walks the open entries by their partial index, and looks a key's earlier entries up in the others; what
+// else is done with entries looks up as well. Neither a sort of the backlog nor a scan of the table may come back,
+// whatever the statistics say: that nothing is open or held, or that much is.
+func TestThePlansArePinnedToTheirIndexes(t *testing.T) {
 	t.Parallel()
-	db := postgrestest.Open(t, nil)
-	_, err := db.Pool().Exec(t.Context(), `
-		insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at, open, status)
-		select g, 't', 'k' || g % 1000, '', '{}', now(), now(), g > 50000, case when g > 50000 then 'pending' else 'published' end
-		from generate_series(1, 100000) g`)
-	require.NoError(t, err)
-	_, err = db.Pool().Exec(t.Context(), "vacuum analyze kinora.outbox")
-	require.NoError(t, err)
-	sql := constants(t)["claimEntriesSQL"]
-	p := plan(t, db, sql, "00000000-0000-0000-0000-000000000001", int64(60_000_000), 50, nil, 8, "me")
-	require.Contains(t, p, "Index Scan using outbox_open_idx on outbox o")
-	require.Contains(t, p, "using outbox_lane_idx on outbox e")
-	require.NotContains(t, p, "Seq Scan on outbox")
-	// Looking at open entries costs as much as there are of them, however many published ones are kept.
-	p = plan(t, db, constants(t)["openEntriesSQL"], []string{"failed"}, "", "", nil, 0, 10)
-	require.Contains(t, p, "outbox_open_idx")
-	p = plan(t, db, constants(t)["openCountsSQL"], []string{"failed"})
-	require.Contains(t, p, "outbox_open_idx")
+	const fill = `insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at, status, open, held, stuck)
+		select $1 || g, 't', 'k' || g % 1000, '', '{}', now(), now(), $1, $1 = 'pending', $1 in ('held', 'abandoned'), $1 = 'abandoned'
+		from generate_series(1, $2::int) g`
+	for name, when := range map[string]string{"fresh": "after", "stale": "before"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := postgrestest.Open(t, nil)
+			exec := func(sql string, args ...any) {
+				_, err := db.Pool().Exec(t.Context(), sql, args...)
+				require.NoError(t, err)
+			}
+			exec("alter table kinora.outbox set (autovacuum_enabled = false)")
+			exec(fill, "published", 50_000)
+			if when == "before" {
+				exec("vacuum analyze kinora.outbox")
+			}
+			for _, status := range []string{"pending", "held", "abandoned"} {
+				exec(fill, status, 20_000)
+			}
+			if when == "after" {
+				exec("vacuum analyze kinora.outbox")
+			}
+			token, all := "00000000-0000-0000-0000-000000000001", constants(t)
+			for name, c := range map[string]struct {
+				args []any
+				want []string
+			}{
+				"claimEntriesSQL": {[]any{token, 60_000_000, 50, nil, 8, "me", nil},
+					[]string{"Index Scan using outbox_open_idx on outbox o", "using outbox_lane_idx on outbox e", "using outbox_held_lane_idx on outbox e"}},
+				"claimUnorderedSQL":  {[]any{token, 60_000_000, 50, nil, 8, "me", nil}, []string{"Index Scan using outbox_open_idx on outbox o"}},
+				"entryCandidatesSQL": {[]any{50, nil, nil}, []string{"Index Scan using outbox_open_idx on outbox o", "using outbox_lane_idx on outbox e"}},
+				"takeEntrySQL":       {[]any{1, token, "me", 1, 8, "pending", 0, nil}, []string{"using outbox_lane_idx on outbox e", "using outbox_held_lane_idx on outbox e"}},
+				"markEntriesSQL": {[]any{[]int64{1}, []string{token}, []string{"published"}, []int64{0}, []string{""}, []bool{false}},
+					[]string{"using outbox_held_lane_idx on outbox h", "using outbox_pkey on outbox o"}},
+				"lockHeadsSQL":      {[]any{1, 1000}, []string{"using outbox_lane_idx on outbox f"}},
+				"holdEntriesSQL":    {[]any{[]int64{1}, []string{"t"}, []string{"k"}, 1000}, []string{"using outbox_lane_idx on outbox f"}},
+				"restoreOrphansSQL": {[]any{"", "", 1000}, []string{"using outbox_held_lane_idx", "using outbox_lane_idx on outbox e"}},
+				"restoreSQL":        {[]any{[]string{"t"}, []string{"k"}}, []string{"using outbox_held_lane_idx on outbox h"}},
+				"deleteEntriesSQL":  {[]any{0, 1000, 1, 1}, []string{"using outbox_pkey on outbox"}},
+				// Looking at open entries costs as much as there are of them, however many published ones are kept.
+				"openEntriesSQL": {[]any{[]string{"pending"}, "", "", nil, 0, "", 0, 10}, []string{"outbox_open_idx"}},
+				"bothEntriesSQL": {[]any{[]string{"pending", "held"}, "", "", nil, 0, "", 0, 10}, []string{"outbox_open_idx", "outbox_held_idx"}},
+				"heldEntriesSQL": {[]any{[]string{"held"}, "", "", nil, 0, "", 0, 10}, []string{"outbox_held_idx"}},
+			} {
+				for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
+					p := plan(t, db, mode, all[name], c.args...)
+					for _, want := range c.want {
+						require.Contains(t, p, want, "%s, %s", name, mode)
+					}
+					require.NotContains(t, p, "Seq Scan on outbox", "%s, %s", name, mode)
+				}
+			}
+		})
+	}
 }

@@ -41,9 +41,12 @@ $$;
 create trigger hold_gap before insert on kinora.events
 	for each statement execute function kinora.hold_gap();
 
--- payload is bytea: the same bytes on every publication, which jsonb would rewrite. open tells what a claim
--- may have to look at; the partial indexes are on it and not on status, so that a claim is a HOT update.
--- next_attempt_at is the end of the lease of a claimed entry, and the end of the backoff of any other.
+-- payload is bytea: the same bytes on every publication, which jsonb would rewrite. next_attempt_at is the end of
+-- the lease of a claimed entry, when a skipped one was skipped, and the end of the backoff of any other.
+-- The partial indexes are on booleans that a claim does not change, never on status, so that it is a HOT update:
+--   open   what a claim has to look at: pending, claimed, failed
+--   held   what is set aside, and yet stands before the later ones of its topic and key: held, abandoned
+--   stuck  what has failed or been abandoned, until it is published, skipped or requeued: behind these others wait
 create table kinora.outbox (
 	id              bigint generated always as identity (cache 1),
 	message_id      text collate "C" not null,
@@ -52,6 +55,8 @@ create table kinora.outbox (
 	payload         bytea not null,
 	headers         jsonb not null,
 	open            boolean not null default true,
+	held            boolean not null default false,
+	stuck           boolean not null default false,
 	status          text collate "C" not null default 'pending'
 		check (status in ('pending', 'claimed', 'published', 'failed', 'abandoned', 'held', 'skipped')),
 	attempts        int not null default 0,
@@ -67,8 +72,14 @@ create table kinora.outbox (
 	constraint outbox_topic_message_id_key unique (topic, message_id)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
-create index outbox_open_idx on kinora.outbox (id) where open;
-create index outbox_lane_idx on kinora.outbox (topic, key, id) where open;
+-- Ids are above 0, and topics not empty. A statement that says so, as the index does, can be planned with this index
+-- and not with its neighbour: a walk in order of id never with a sort, the lookup of a key never with a walk. The
+-- planner cannot tell them apart by costs, since its statistics are from when little was open, or held.
+create index outbox_open_idx on kinora.outbox (id) where open and id > 0;
+create index outbox_lane_idx on kinora.outbox (topic, key, id) where open and topic <> '';
+create index outbox_held_idx on kinora.outbox (id) where held and id > 0;
+create index outbox_held_lane_idx on kinora.outbox (topic, key, id) where held and topic <> '';
+create index outbox_stuck_idx on kinora.outbox (topic, key, id) where stuck;
 
 create table kinora.generations (
 	projector text collate "C" not null,

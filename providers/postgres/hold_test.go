@@ -1,0 +1,342 @@
+package postgres_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/providers/postgres"
+	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
+	"github.com/stretchr/testify/require"
+)
+
+const long = 5 * time.Second
+
+// enqueue adds entries of topic t under this key, and nothing else is in flight: their ids follow one another.
+func enqueue(t *testing.T, db *postgres.DB, key string, n int) {
+	t.Helper()
+	require.NoError(t, pgx.BeginFunc(t.Context(), db.Pool(), func(tx pgx.Tx) error {
+		ms := make([]outbox.Message, n)
+		for i := range ms {
+			ms[i] = outbox.Message{Topic: "t", Key: key}
+		}
+		return db.InTx(tx).Enqueue(t.Context(), ms...)
+	}))
+}
+
+func claimAll(t *testing.T, db *postgres.DB) []outbox.Entry {
+	t.Helper()
+	entries, err := outbox.Claim(t.Context(), db, outbox.Query{}, claim.Terms{Lease: time.Hour, Limit: 1000})
+	require.NoError(t, err)
+	return entries
+}
+
+func seqs(entries []outbox.Entry) []int64 {
+	got := []int64{}
+	for _, e := range entries {
+		got = append(got, e.Seq)
+	}
+	return got
+}
+
+func markAll(t *testing.T, db *postgres.DB, entries []outbox.Entry, m outbox.Mark) {
+	t.Helper()
+	var marks []outbox.Mark
+	for _, e := range entries {
+		m.Seq, m.Token = e.Seq, e.Token
+		marks = append(marks, m)
+	}
+	late, err := db.MarkEntries(t.Context(), marks)
+	require.NoError(t, err)
+	require.Empty(t, late)
+}
+
+func hold(t *testing.T, db *postgres.DB) int {
+	t.Helper()
+	n, err := db.HoldEntries(t.Context(), long, 10_000)
+	require.NoError(t, err)
+	return n
+}
+
+// statuses are the statuses of all entries, in order; and what the partial indexes are on agrees with them.
+func statuses(t *testing.T, db *postgres.DB) string {
+	t.Helper()
+	require.Zero(t, count(t, db, `select count(*) from kinora.outbox where open <> (status in ('pending', 'claimed', 'failed'))
+		or held <> (status in ('held', 'abandoned')) or not stuck and status in ('failed', 'abandoned')
+		or stuck and status in ('published', 'skipped')`))
+	var all string
+	require.NoError(t, db.Pool().QueryRow(t.Context(), `select coalesce(string_agg(status, ' ' order by id), '') from kinora.outbox`).Scan(&all))
+	return all
+}
+
+// poisoned has entries of one key, the first of which has failed or is abandoned.
+func poisoned(t *testing.T, db *postgres.DB, n int, to outbox.Mark) {
+	t.Helper()
+	enqueue(t, db, "k", 1)
+	markAll(t, db, claimAll(t, db), to)
+	enqueue(t, db, "k", n-1)
+}
+
+var (
+	failed    = outbox.Mark{To: outbox.Failed, After: time.Hour, Error: "x"}
+	abandoned = outbox.Mark{To: outbox.Abandoned, Error: "x"}
+	published = outbox.Mark{To: outbox.Published}
+)
+
+func begin(t *testing.T, db *postgres.DB) pgx.Tx {
+	t.Helper()
+	tx, err := db.Pool().Begin(t.Context())
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	return tx
+}
+
+// lockHeads is the first statement of a hold, in a transaction that the test keeps open.
+func lockHeads(t *testing.T, tx pgx.Tx) []int64 {
+	t.Helper()
+	rows, err := tx.Query(t.Context(), constants(t)["lockHeadsSQL"], long.Microseconds(), 100)
+	require.NoError(t, err)
+	var id int64
+	ids := []int64{}
+	_, err = pgx.ForEachRow(rows, []any{&id, nil, nil}, func() error { ids = append(ids, id); return nil })
+	require.NoError(t, err)
+	return ids
+}
+
+// holdBehind is its second statement.
+func holdBehind(t *testing.T, tx pgx.Tx, ids ...int64) int {
+	t.Helper()
+	topics, keys := make([]string, len(ids)), make([]string, len(ids))
+	for i := range ids {
+		topics[i], keys[i] = "t", "k"
+	}
+	tag, err := tx.Exec(t.Context(), constants(t)["holdEntriesSQL"], ids, topics, keys, 100)
+	require.NoError(t, err)
+	return int(tag.RowsAffected())
+}
+
+// waiting returns when n statements wait for a lock.
+func waiting(t *testing.T, db *postgres.DB, n int) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		return count(t, db, `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`) == n
+	}, 30*time.Second, 5*time.Millisecond)
+}
+
+// What is enqueued later passes nothing that is held: neither before the first one's backoff ends, nor after, nor
+// when it is published.
+func TestHeldEntriesKeepTheirPlace(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.OpenBusy(t, nil)
+	poisoned(t, db, 3, failed)
+	require.Equal(t, 2, hold(t, db))
+	require.Zero(t, hold(t, db))
+	enqueue(t, db, "k", 1)
+	require.Equal(t, "failed held held pending", statuses(t, db))
+	require.Empty(t, claimAll(t, db))
+	advance(t, db)(2 * time.Hour)
+	portably, err := outbox.ClaimPortably(t.Context(), db, outbox.Query{}, claim.Terms{Lease: time.Hour})
+	require.NoError(t, err)
+	require.Equal(t, []int64{1}, seqs(portably))
+	require.Empty(t, claimAll(t, db))
+	markAll(t, db, portably, published)
+	require.Equal(t, "published pending pending pending", statuses(t, db))
+	rest := claimAll(t, db)
+	require.Equal(t, []int64{2, 3, 4}, seqs(rest))
+	markAll(t, db, rest, published)
+}
+
+// A head that somebody requeues, skips, or has claimed at this moment holds nothing back, and a hold waits for
+// nobody.
+func TestAHoldPassesHeadsThatOthersChange(t *testing.T) {
+	t.Parallel()
+	db, _ := private(t)
+	poisoned(t, db, 2, abandoned)
+	requeue := begin(t, db)
+	_, err := requeue.Exec(t.Context(), constants(t)["requeueSQL"], nil, "", "", nil, 0, "", 0, 10)
+	require.NoError(t, err)
+	require.Zero(t, hold(t, db), "in flight: nothing is waited for")
+	require.NoError(t, requeue.Commit(t.Context()))
+	require.Zero(t, hold(t, db))
+	require.Equal(t, "pending pending", statuses(t, db))
+}
+
+// The lock is what keeps a head as it was seen: the requeue waits, and then brings back what was held meanwhile,
+// which its first statement could not see.
+func TestAHoldInFlightIsUndoneByWhoeverWaitedForIt(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change func(ctx context.Context, db *postgres.DB) (int, error)
+		want   string
+	}{
+		"requeue": {func(ctx context.Context, db *postgres.DB) (int, error) {
+			return db.Requeue(ctx, outbox.Filter{})
+		}, "pending pending pending"},
+		"skip": {func(ctx context.Context, db *postgres.DB) (int, error) {
+			return db.Skip(ctx, outbox.Filter{Status: []outbox.Status{outbox.Abandoned}})
+		}, "skipped pending pending"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db, _ := private(t)
+			poisoned(t, db, 3, abandoned)
+			tx := begin(t, db)
+			require.Equal(t, []int64{1}, lockHeads(t, tx))
+			done := make(chan error, 1)
+			go func() {
+				n, err := c.change(t.Context(), db)
+				if err == nil && n != 1 {
+					err = fmt.Errorf("%d changed", n)
+				}
+				done <- err
+			}()
+			waiting(t, db, 1)
+			require.Equal(t, 2, holdBehind(t, tx, 1))
+			require.NoError(t, tx.Commit(t.Context()))
+			require.NoError(t, <-done)
+			require.Equal(t, c.want, statuses(t, db))
+			require.Zero(t, hold(t, db))
+		})
+	}
+}
+
+// A hold stalls for longer than the backoff that it looked at. The entry is not claimed before the hold has ended,
+// so that its publication finds what was held.
+func TestAClaimPassesAHeadThatAHoldLooksAt(t *testing.T) {
+	t.Parallel()
+	db, _ := private(t)
+	poisoned(t, db, 3, failed)
+	tx := begin(t, db)
+	require.Equal(t, []int64{1}, lockHeads(t, tx))
+	_, err := tx.Exec(t.Context(), `update kinora.outbox set next_attempt_at = next_attempt_at - interval '2 hours'`)
+	require.NoError(t, err) // what the clock would do
+	require.Empty(t, claimAll(t, db))
+	require.Equal(t, 2, holdBehind(t, tx, 1))
+	require.NoError(t, tx.Commit(t.Context()))
+	first := claimAll(t, db)
+	require.Equal(t, []int64{1}, seqs(first))
+	markAll(t, db, first, published)
+	require.Equal(t, "published pending pending", statuses(t, db))
+	require.Equal(t, []int64{2, 3}, seqs(claimAll(t, db)))
+}
+
+// A claim has seen entries as pending that are held before it comes to lock them: it takes neither them nor what is
+// behind them.
+func TestAClaimWhoseEntriesAreHeldMeanwhile(t *testing.T) {
+	t.Parallel()
+	db, _ := private(t)
+	poisoned(t, db, 3, abandoned)
+	require.Equal(t, 2, hold(t, db))
+	enqueue(t, db, "k", 1)
+	skip := begin(t, db)
+	_, err := skip.Exec(t.Context(), constants(t)["skipSQL"], nil, "", "", []int64{1}, 0, "", 0, 10)
+	require.NoError(t, err)
+	require.Empty(t, claimAll(t, db), "as before, while the skip is on its way")
+	require.NoError(t, skip.Rollback(t.Context()))
+	_, err = db.Skip(t.Context(), outbox.Filter{Seqs: []int64{1}})
+	require.NoError(t, err)
+	other := begin(t, db) // holds 2 as a hold does, and not 3
+	_, err = other.Exec(t.Context(), `update kinora.outbox set status = 'held', open = false, held = true where id = 2`)
+	require.NoError(t, err)
+	require.Empty(t, claimAll(t, db), "what another has locked stands before the rest")
+	require.NoError(t, other.Commit(t.Context()))
+	require.Empty(t, claimAll(t, db))
+	require.Zero(t, hold(t, db)) // it finds an orphan
+	require.Equal(t, []int64{2, 3, 4}, seqs(claimAll(t, db)))
+}
+
+// Two abandoned entries of one key: what is behind the second waits for it also once the first is out of the way.
+func TestTwoHeadsInOneKey(t *testing.T) {
+	t.Parallel()
+	db, _ := private(t)
+	enqueue(t, db, "k", 4)
+	some := claimAll(t, db)
+	markAll(t, db, []outbox.Entry{some[0], some[2]}, abandoned)
+	markAll(t, db, []outbox.Entry{some[1], some[3]}, outbox.Mark{To: outbox.Pending})
+	require.Equal(t, 2, hold(t, db))
+	require.Equal(t, "abandoned held abandoned held", statuses(t, db))
+
+	// A requeue of the second, and a hold behind the first, at once: either way nothing is lost.
+	tx := begin(t, db)
+	enqueue(t, db, "k", 1)
+	require.Equal(t, []int64{1}, lockHeads(t, tx))
+	n, err := db.Requeue(t.Context(), outbox.Filter{Seqs: []int64{3}})
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	require.Equal(t, 4, holdBehind(t, tx, 1))
+	require.NoError(t, tx.Commit(t.Context()))
+	require.Equal(t, "abandoned held held held held", statuses(t, db))
+
+	_, err = db.Skip(t.Context(), outbox.Filter{Seqs: []int64{1}})
+	require.NoError(t, err)
+	require.Equal(t, "skipped pending pending pending pending", statuses(t, db))
+	require.Equal(t, []int64{2, 3, 4, 5}, seqs(claimAll(t, db)))
+}
+
+// Several thousand are held a statement at a time, and come back some hundred at a time, in order.
+func TestALongQueueIsHeldAndComesBackInParts(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.OpenBusy(t, nil)
+	poisoned(t, db, 1201, abandoned)
+	n, err := db.HoldEntries(t.Context(), long, 1000)
+	require.NoError(t, err)
+	require.Equal(t, 1000, n)
+	n, err = db.HoldEntries(t.Context(), long, 1000)
+	require.NoError(t, err)
+	require.Equal(t, 200, n)
+	_, err = db.Requeue(t.Context(), outbox.Filter{})
+	require.NoError(t, err)
+	require.Equal(t, 500+1, count(t, db, `select count(*) from kinora.outbox where status = 'pending' and id <= 501`))
+	var all []int64
+	for len(all) < 1201 {
+		some := claimAll(t, db)
+		require.NotEmpty(t, some)
+		all = append(all, seqs(some)...)
+		markAll(t, db, some, outbox.Mark{To: outbox.Published, Drop: true})
+	}
+	require.IsIncreasing(t, all)
+	require.Zero(t, count(t, db, `select count(*) from kinora.outbox`))
+}
+
+// Somebody deleted, by hand, what others waited for. Many keys wait for other things.
+func TestOrphansComeBack(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.OpenBusy(t, nil)
+	_, err := db.Pool().Exec(t.Context(), `
+		insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at, status, open, held, stuck)
+		select g, 't', 'k' || lpad((g % 2500)::text, 4, '0'), '', '{}', now(), now(), case when g <= 2500 then 'abandoned' else 'held' end, false, true, g <= 2500
+		from generate_series(1, 5000) g`)
+	require.NoError(t, err)
+	_, err = db.Pool().Exec(t.Context(), `delete from kinora.outbox where status = 'abandoned' and key in ('k0001', 'k2400')`)
+	require.NoError(t, err)
+	for range 3 {
+		require.Zero(t, hold(t, db))
+	}
+	back := claimAll(t, db)
+	require.Equal(t, []int64{2501, 4900}, seqs(back))
+	markAll(t, db, back, published)
+}
+
+// A claim changes nothing that an index is on, also of an entry that has failed before.
+func TestClaimsAreHotUpdates(t *testing.T) {
+	t.Parallel()
+	db, _ := private(t)
+	enqueue(t, db, "a", 5)
+	enqueue(t, db, "b", 1)
+	some := claimAll(t, db)
+	markAll(t, db, some[:5], outbox.Mark{To: outbox.Pending})
+	markAll(t, db, some[5:], outbox.Mark{To: outbox.Failed})
+	tx := begin(t, db)
+	updates := func() (all, hot int) { // by this connection, so far
+		require.NoError(t, tx.QueryRow(t.Context(), `select n_tup_upd, n_tup_hot_upd from pg_stat_xact_user_tables where relname = 'outbox'`).Scan(&all, &hot))
+		return all, hot
+	}
+	all, hot := updates()
+	require.Len(t, claimIn(t, tx, 10), 6)
+	allAfter, hotAfter := updates()
+	require.Equal(t, []int{6, 6}, []int{allAfter - all, hotAfter - hot})
+}

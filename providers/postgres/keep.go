@@ -1,0 +1,160 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/outbox"
+)
+
+// What waits for long is held in two statements of one transaction. The first locks the entries that others wait
+// for, of each key the first; the second, whose snapshot is newer, holds those behind them. Whoever changes an
+// entry that others wait for must have its lock, and brings held ones back by a statement whose snapshot is newer
+// still: so either it comes first, and the entry is locked here no more, or it finds what was held. Nothing here
+// waits for a lock.
+const (
+	lockHeadsSQL = `
+with ck as materialized (select clock_timestamp() t),
+heads as materialized (
+	select distinct on (o.topic, o.key) o.id from kinora.outbox o, ck
+	where o.stuck and ` + waitsLong + `
+	order by o.topic, o.key, o.id)
+select o.id, o.topic, o.key from kinora.outbox o, ck
+where o.id = any(array(select id from heads)) and ` + waitsLong + `
+	and case when exists (
+		select from kinora.outbox f
+		where f.open and f.topic <> '' and f.topic = o.topic and f.key = o.key and f.id > o.id and f.status = 'pending') then true else false end
+order by o.id limit $2::bigint
+for update of o skip locked`
+
+	waitsLong = `(o.status = 'abandoned' or o.status = 'failed' and o.next_attempt_at >= ck.t + $1::bigint * interval '1 microsecond')`
+
+	holdEntriesSQL = `
+update kinora.outbox o set status = 'held', open = false, held = true
+where o.id = any(array(
+	select f.id from unnest($1::bigint[], $2::text[], $3::text[]) with ordinality h(id, topic, key, o), lateral (
+		select f.id from kinora.outbox f
+		where f.open and f.topic <> '' and f.topic = h.topic and f.key = h.key and f.id > h.id and f.status = 'pending'
+		order by f.id limit $4::bigint
+		for update skip locked) f
+	limit $4::bigint))`
+
+	// Lanes that have something set aside, walked by the index from one to the next: what comes first in one, and
+	// is held, waits for nothing if nothing open precedes it.
+	restoreOrphansSQL = `
+with recursive walked as (
+	(select topic, key, id, status, 1 as n from kinora.outbox where held and topic <> '' and (topic, key) > ($1::text, $2::text)
+	order by topic, key, id limit 1)
+	union all
+	select f.topic, f.key, f.id, f.status, w.n + 1 from walked w, lateral (
+		select topic, key, id, status from kinora.outbox where held and topic <> '' and (topic, key) > (w.topic, w.key)
+		order by topic, key, id limit 1) f
+	where w.n < $3::int),
+lanes as (
+	select w.topic, w.key from walked w
+	where w.status = 'held' and case when exists (
+		select from kinora.outbox e
+		where e.open and e.topic <> '' and e.topic = w.topic and e.key = w.key and e.id < w.id) then false else true end),` + restored + `
+select (select count(*) from restored), coalesce(max(topic) filter (where n = $3::int), ''), coalesce(max(key) filter (where n = $3::int), '')
+from walked`
+	orphanLanes = 1000 // that one call looks at; the next call goes on
+)
+
+// walk is where the next look for orphans begins.
+type walk struct {
+	mu         sync.Mutex
+	topic, key string
+}
+
+// HoldEntries implements outbox.Keeper.
+func (db *DB) HoldEntries(ctx context.Context, long time.Duration, limit int) (int, error) {
+	n, restored, err := db.hold(ctx, long, max(limit, 0))
+	if err != nil {
+		return 0, fmt.Errorf("hold entries: %w", clear(err))
+	}
+	if restored > 0 {
+		db.wake.signal()
+	}
+	return n, nil
+}
+
+func (db *DB) hold(ctx context.Context, long time.Duration, limit int) (n, restored int, err error) {
+	db.orphans.mu.Lock()
+	topic, key := db.orphans.topic, db.orphans.key
+	db.orphans.mu.Unlock()
+	var ids []int64
+	var topics, keys []string
+	err = db.inTx(ctx, func(tx pgx.Tx) error {
+		b := &pgx.Batch{}
+		b.Queue(db.q(restoreOrphansSQL), topic, key, orphanLanes).QueryRow(func(row pgx.Row) error {
+			return row.Scan(&restored, &topic, &key)
+		})
+		b.Queue(db.q(lockHeadsSQL), long.Microseconds(), limit).Query(func(rows pgx.Rows) error {
+			var id int64
+			var l lane
+			_, err := pgx.ForEachRow(rows, []any{&id, &l.topic, &l.key}, func() error {
+				ids, topics, keys = append(ids, id), append(topics, l.topic), append(keys, l.key)
+				return nil
+			})
+			return err
+		})
+		if err := tx.SendBatch(ctx, b).Close(); err != nil || len(ids) == 0 {
+			return err
+		}
+		tag, err := tx.Exec(ctx, db.q(holdEntriesSQL), planned, ids, topics, keys, limit)
+		n = int(tag.RowsAffected())
+		return err
+	})
+	if err != nil {
+		return 0, 0, err
+	}
+	db.orphans.mu.Lock()
+	db.orphans.topic, db.orphans.key = topic, key
+	db.orphans.mu.Unlock()
+	return n, restored, nil
+}
+
+// inTx runs fn in a transaction of its own.
+func (db *DB) inTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
+	return pgx.BeginTxFunc(ctx, db.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, fn)
+}
+
+const deleteLook = 2000 // entries that one call looks at
+
+// A published or skipped entry changes no more: what was looked at may be deleted, but for what another relay is
+// deleting at this moment. Where all were created later than the shorter time, nothing after them is old enough.
+const deleteEntriesSQL = `
+with ck as materialized (select clock_timestamp() t),
+keep as materialized (
+	select t - $3::bigint * interval '1 microsecond' as published, t - $4::bigint * interval '1 microsecond' as skipped from ck),
+looked as materialized (
+	select o.id, o.created_at,
+		o.status = 'published' and ($3::bigint < 0 or o.published_at < keep.published)
+			or o.status = 'skipped' and o.next_attempt_at < keep.skipped as over
+	from (select * from kinora.outbox where id > $1::bigint order by id limit $2::bigint) o, keep),
+deleted as (
+	delete from kinora.outbox where id = any(array(
+		select o.id from kinora.outbox o
+		where o.id = any(array(select id from looked where over)) and o.status in ('published', 'skipped')
+		order by o.id for update skip locked))
+	returning id)
+select (select count(*) from deleted), case
+	when count(*) = $2::bigint and ($3::bigint < 0 or min(created_at) <= (select greatest(published, skipped) from keep)) then max(id)
+	else 0 end
+from looked`
+
+// DeleteEntries implements outbox.Keeper.
+func (db *DB) DeleteEntries(ctx context.Context, keep outbox.Retention, after int64) (n int, next int64, err error) {
+	published := keep.Published.Microseconds()
+	if keep.Published < 0 {
+		published = -1
+	}
+	err = db.pool.QueryRow(ctx, db.q(deleteEntriesSQL), planned, after, deleteLook, published, keep.Skipped.Microseconds()).Scan(&n, &next)
+	if err != nil {
+		return 0, after, fmt.Errorf("delete entries: %w", clear(err))
+	}
+	return n, next, nil
+}
