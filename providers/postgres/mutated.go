@@ -14,6 +14,9 @@ func mutated(statement string) string {
 	if mutant.ClockPerRow {
 		statement = strings.ReplaceAll(statement, "ck.t", "clock_timestamp()")
 	}
+	if mutant.NoFence {
+		statement = strings.ReplaceAll(statement, "o.token = m.token", "m.token is not null")
+	}
 	if mutant.HeldNoBarrier {
 		statement = strings.ReplaceAll(statement, "e.held and e.topic <> ''", "false")
 	}
