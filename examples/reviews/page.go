@@ -105,7 +105,7 @@ func (p *page) view(ctx context.Context, at spot) (v view, err error) {
 
 // pipeline says what is on its way, and what did not get through.
 func (p *page) pipeline(ctx context.Context, v *view) error {
-	counts, err := p.db.StatusCounts(ctx, outbox.Pending, outbox.Claimed, outbox.Failed, outbox.Abandoned)
+	counts, err := p.db.StatusCounts(ctx, outbox.Pending, outbox.Claimed, outbox.Failed, outbox.Held, outbox.Abandoned)
 	if err != nil {
 		return err
 	}
@@ -113,7 +113,7 @@ func (p *page) pipeline(ctx context.Context, v *view) error {
 	if err != nil {
 		return err
 	}
-	v.Pending += counts[outbox.Pending] + counts[outbox.Claimed] + counts[outbox.Failed]
+	v.Pending += counts[outbox.Pending] + counts[outbox.Claimed] + counts[outbox.Failed] + counts[outbox.Held]
 	v.Abandoned = counts[outbox.Abandoned]
 	v.Parked, err = p.db.ParkedCount(ctx, "")
 	return err
