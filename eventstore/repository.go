@@ -15,6 +15,12 @@ type Aggregate interface{ Apply(event any) }
 // RepositoryConfig tells how a Repository works; the zero value is the default.
 type RepositoryConfig struct {
 	Retries int // how often Update decides again after a conflict; zero means 3, negative never
+
+	// Observer is told of each Update and UpdateTx that has ended: where it stands (Count 0: nothing was appended),
+	// how many conflicts it met, and how long all of it took. It is called by whoever called Update: it must be
+	// quick. Nil: nobody is told, at no cost.
+	Observer func(at Appended, conflicts int, took time.Duration, err error)
+	Clock    func() time.Time // measures that, and nothing else; nil: time.Now
 }
 
 // Repository loads aggregates of one category and appends what they decide.
@@ -25,6 +31,8 @@ type Repository[A Aggregate] struct {
 	fresh    func(id string) A
 	retries  int
 	queue    queue
+	observe  func(at Appended, conflicts int, took time.Duration, err error)
+	clock    func() time.Time
 }
 
 // NewRepository makes a repository over the streams "category-id". fresh returns an aggregate without a past.
@@ -41,6 +49,12 @@ func NewRepository[A Aggregate](store Store, types *Types, category string, fres
 	r := &Repository[A]{store: store, types: types, category: category, fresh: fresh, retries: 3}
 	if cfg != nil && cfg.Retries != 0 {
 		r.retries = max(cfg.Retries, 0)
+	}
+	if cfg != nil && cfg.Observer != nil {
+		r.observe, r.clock = cfg.Observer, cfg.Clock
+		if r.clock == nil {
+			r.clock = time.Now //nolint:forbidigo // a duration, as this process sees it
+		}
 	}
 	return r, nil
 }
@@ -81,9 +95,15 @@ func (r *Repository[A]) load(ctx context.Context, store Store, id string) (A, Ap
 //     getting anywhere.
 //   - No events: nothing is written; Appended says where the stream stands, with Count 0.
 //   - decide's error is returned as it is.
-func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([]any, error)) (Appended, error) {
+func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([]any, error)) (at Appended, err error) {
+	conflicts := 0
+	defer r.tell(&at, &conflicts, &err)()
 	at, stale, err := r.update(ctx, r.store, id, decide)
-	if !stale || r.retries == 0 {
+	if !stale {
+		return at, err
+	}
+	conflicts++
+	if r.retries == 0 {
 		return at, err
 	}
 	leave, ok := r.queue.enter(ctx, id)
@@ -93,7 +113,11 @@ func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([
 	defer leave()
 	for try := 1; ; try++ {
 		at, stale, err = r.update(ctx, r.store, id, decide)
-		if !stale || try >= r.retries {
+		if !stale {
+			return at, err
+		}
+		conflicts++
+		if try >= r.retries {
 			return at, err
 		}
 		pause := time.NewTimer(rand.N(min(time.Millisecond<<min(try-1, 10), 200*time.Millisecond)))
@@ -107,9 +131,23 @@ func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([
 }
 
 // UpdateTx is Update inside the caller's transaction, once: a conflict is returned, the transaction still usable.
-func (r *Repository[A]) UpdateTx(ctx context.Context, tx TxStore, id string, decide func(A) ([]any, error)) (Appended, error) {
-	at, _, err := r.update(ctx, tx, id, decide)
+func (r *Repository[A]) UpdateTx(ctx context.Context, tx TxStore, id string, decide func(A) ([]any, error)) (at Appended, err error) {
+	conflicts := 0
+	defer r.tell(&at, &conflicts, &err)()
+	at, stale, err := r.update(ctx, tx, id, decide)
+	if stale {
+		conflicts++
+	}
 	return at, err
+}
+
+// tell tells the observer, if there is one, when the function that it returns is called.
+func (r *Repository[A]) tell(at *Appended, conflicts *int, err *error) func() {
+	if r.observe == nil {
+		return func() {}
+	}
+	begin := r.clock()
+	return func() { r.observe(*at, *conflicts, r.clock().Sub(begin), *err) }
 }
 
 // update is one try. stale: the append met a conflict, so that another try may do.

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
@@ -152,6 +153,45 @@ func TestRepositoryManyOnOneStream(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, users*each, a.stars)
 	require.Less(t, tries.Load(), int64(6*users*each), "they queue, and do not try all at once")
+}
+
+// The observer hears of every end, with its conflicts.
+func TestRepositoryTellsItsObserver(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	type told struct {
+		version   int64
+		count     int
+		conflicts int
+		took      time.Duration
+		failed    bool
+	}
+	var all []told
+	now := time.Unix(0, 0)
+	r := repository(t, db, &eventstore.RepositoryConfig{
+		Observer: func(at eventstore.Appended, conflicts int, took time.Duration, err error) {
+			all = append(all, told{at.Version, at.Count, conflicts, took, err != nil})
+		},
+		Clock: func() time.Time { now = now.Add(time.Second); return now },
+	})
+	other := repository(t, db, nil)
+	_, err := r.Update(t.Context(), "1", post(1))
+	require.NoError(t, err)
+	_, err = r.Update(t.Context(), "1", func(*tally) ([]any, error) { return nil, nil })
+	require.NoError(t, err)
+	slower := 2
+	_, err = r.Update(t.Context(), "1", func(*tally) ([]any, error) {
+		if slower--; slower >= 0 {
+			if _, err := other.Update(t.Context(), "1", post(1)); err != nil {
+				return nil, err
+			}
+		}
+		return []any{posted{Stars: 1}}, nil
+	})
+	require.NoError(t, err)
+	_, err = r.Update(t.Context(), "1", func(*tally) ([]any, error) { return nil, errors.New("refused") })
+	require.Error(t, err)
+	require.Equal(t, []told{{1, 1, 0, time.Second, false}, {1, 0, 0, time.Second, false}, {4, 1, 2, time.Second, false}, {0, 0, 0, time.Second, true}}, all)
 }
 
 // A queue for a stream is left when the context ends.

@@ -33,7 +33,10 @@ func (r *Relay) keep(ctx context.Context) {
 			what, err = "hold", r.hold(ctx, k)
 		case <-prune.C:
 			what = "delete"
-			_, err = Prune(ctx, k, r.cfg.Keep)
+			var n int
+			if n, err = Prune(ctx, k, r.cfg.Keep); n > 0 && r.cfg.Observer.Deleted != nil {
+				r.cfg.Observer.Deleted(n)
+			}
 		}
 		if err != nil && ctx.Err() == nil {
 			r.log.Warn(what, "class", errorClass(err))
@@ -49,6 +52,9 @@ func (r *Relay) hold(ctx context.Context, k Keeper) error {
 		limited, cancel := context.WithTimeout(ctx, storeLimit)
 		n, err := k.HoldEntries(limited, holdLong, holdLimit)
 		cancel()
+		if n > 0 && r.cfg.Observer.Held != nil {
+			r.cfg.Observer.Held(n)
+		}
 		if err != nil || n < holdLimit {
 			return err
 		}

@@ -172,7 +172,13 @@ func (b *batch) publishCall(call []Entry) error {
 	for i := range call {
 		messages[i] = call[i].Watermill()
 	}
-	return b.pub.Publish(call[0].Topic, messages...)
+	told := b.cfg.Observer.Published
+	begin := b.begin(told != nil)
+	err := b.pub.Publish(call[0].Topic, messages...)
+	if told != nil {
+		told(call[0].Topic, len(call), b.since(begin), err)
+	}
+	return err
 }
 
 // failure says what becomes of an entry whose publication failed by its own fault: a later attempt, or the end
@@ -245,7 +251,12 @@ func (b *batch) forget(marks []Mark) {
 func (b *batch) markOnce(marks []Mark) ([]int64, error) {
 	ctx, cancel := context.WithTimeout(b.hard, storeLimit)
 	defer cancel()
+	told := b.cfg.Observer.Marked
+	begin := b.begin(told != nil)
 	late, err := b.store.MarkEntries(ctx, marks)
+	if told != nil {
+		told(marks, len(late), b.since(begin), err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("mark: %w", err)
 	}

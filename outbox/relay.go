@@ -15,18 +15,20 @@ import (
 
 // RelayConfig tells how a Relay works; the zero value is the default.
 type RelayConfig struct {
-	Topics           []string      // only these; nil: all
-	Batch            int           // entries in one claim; zero means 50
-	Lease            time.Duration // how long a claim protects its entries, and how late those of a relay that died go on; renewed while a batch takes longer; zero means 5m
-	Backoff          claim.Backoff // after a failed publication; zero means 30s doubling to 1h, 8 attempts
-	OrderedPublisher bool          // one Publish call keeps the order of its messages; else at most one message per key a call
-	Unordered        bool          // no message waits for another: for consumers that need no order; not beside a relay that keeps it
-	Keep             Retention     // how long entries are kept that are done with
-	Poll             time.Duration // the longest pause between two looks while idle; zero means 1s
-	Drain            time.Duration // how long Run may go on after its ctx ends; zero means 10s
-	Holder           string        // who claims, for people to read; empty: host and process
-	Logger           *slog.Logger  // nil: slog.Default()
-	LogErrors        bool          // also log the texts of publish errors, which may hold what users wrote
+	Topics           []string         // only these; nil: all
+	Batch            int              // entries in one claim; zero means 50
+	Lease            time.Duration    // how long a claim protects its entries, and how late those of a relay that died go on; renewed while a batch takes longer; zero means 5m
+	Backoff          claim.Backoff    // after a failed publication; zero means 30s doubling to 1h, 8 attempts
+	OrderedPublisher bool             // one Publish call keeps the order of its messages; else at most one message per key a call
+	Unordered        bool             // no message waits for another: for consumers that need no order; not beside a relay that keeps it
+	Keep             Retention        // how long entries are kept that are done with
+	Poll             time.Duration    // the longest pause between two looks while idle; zero means 1s
+	Drain            time.Duration    // how long Run may go on after its ctx ends; zero means 10s
+	Holder           string           // who claims, for people to read; empty: host and process
+	Logger           *slog.Logger     // nil: slog.Default()
+	LogErrors        bool             // also log the texts of publish errors, which may hold what users wrote
+	Observer         Observer         // is told what the relay does
+	Clock            func() time.Time // measures durations for Observer, and nothing else; nil: time.Now
 }
 
 // ErrDrain: a service did not finish in its Drain. What it held goes on with others when its lease ends.
@@ -89,6 +91,9 @@ func (c *RelayConfig) validate() error {
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()
+	}
+	if c.Clock == nil {
+		c.Clock = time.Now //nolint:forbidigo // durations of calls, as this process sees them
 	}
 	return nil
 }
@@ -184,7 +189,13 @@ func (r *Relay) claim(ctx, hard context.Context) ([]Entry, error) {
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(r.cfg.Drain/2, cancel) })()
 	q := r.query
 	q.Except = r.pausing()
-	return Claim(limit, r.store, q, claim.Terms{Holder: r.cfg.Holder, Lease: r.cfg.Lease, Limit: r.cfg.Batch})
+	told := r.cfg.Observer.Claimed
+	begin := r.begin(told != nil)
+	entries, err := Claim(limit, r.store, q, claim.Terms{Holder: r.cfg.Holder, Lease: r.cfg.Lease, Limit: r.cfg.Batch})
+	if told != nil {
+		told(entries, r.since(begin), err)
+	}
+	return entries, err
 }
 
 // sleep waits for d, for wake, or for the end of ctx.

@@ -129,6 +129,9 @@ func (b *batch) pause(name string, t *trial) []Mark {
 			t.resume()
 		}
 		t.paused, t.resume = context.WithTimeout(b.hard, delay)
+		if b.cfg.Observer.Paused != nil {
+			b.cfg.Observer.Paused(name, delay)
+		}
 	}
 	last := t.failed[len(t.failed)-1]
 	attrs := []any{"topic", name, "tried", len(t.failed), "class", errorClass(last.err), "for", delay}
