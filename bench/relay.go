@@ -32,6 +32,7 @@ type relayBed struct {
 	db    *postgres.DB
 	sql   *sql.DB // the peer's, with connections of the same pool
 	topic message.Publisher
+	batch int // entries in one claim
 }
 
 func relayLines(ctx context.Context, b *bed) ([]line, error) {
@@ -39,7 +40,7 @@ func relayLines(ctx context.Context, b *bed) ([]line, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &relayBed{bed: b, db: db, sql: stdlib.OpenDBFromPool(b.pool)}
+	r := &relayBed{bed: b, db: db, sql: stdlib.OpenDBFromPool(b.pool), batch: relayBatch}
 	schema := wsql.PublisherConfig{SchemaAdapter: wsql.DefaultPostgreSQLSchema{}, AutoInitializeSchema: true}
 	if r.topic, err = wsql.NewPublisher(r.sql, schema, watermill.NopLogger{}); err != nil {
 		return nil, err
@@ -51,7 +52,7 @@ func relayLines(ctx context.Context, b *bed) ([]line, error) {
 	}
 	const name = "Watermill forwarder"
 	count, topic := r.count, r.toTopic
-	return []line{
+	lines := []line{
 		{"relay/count", "messages/s", name,
 			program{r.filled("kinora.outbox", backlog), r.relays(1, count)},
 			program{r.filledForward, r.forward(count)},
@@ -65,7 +66,20 @@ func relayLines(ctx context.Context, b *bed) ([]line, error) {
 		{"relay/four-relays", "messages/s", "",
 			program{r.filled("kinora.outbox", 4*backlog), r.relays(4, count)}, program{},
 			program{r.filled("kinora.outbox", 4*backlog), r.relays(1, count)}},
-	}, nil
+	}
+	for _, n := range []int{10, 50, 200, 500, 1000, 2000} {
+		one := *r
+		one.batch = n
+		lines = append(lines, line{fmt.Sprintf("relay/batch size=%d", n), "messages/s", "",
+			program{r.filled("kinora.outbox", backlog), one.relays(1, count)}, program{},
+			program{r.filled("lim.outbox", backlog), one.limit}})
+	}
+	for _, n := range []int{1000, 10_000, 100_000, 1_000_000} {
+		lines = append(lines, line{fmt.Sprintf("relay/backlog=%d", n), "messages/s", "",
+			program{r.filled("kinora.outbox", n), r.relays(1, count)}, program{},
+			program{r.filled("lim.outbox", n), r.limit}})
+	}
+	return lines, nil
 }
 
 // sink counts what is published, and tells when it is all there is.
@@ -128,7 +142,7 @@ func (r *relayBed) relays(n int, to func(all int64) *sink) work {
 		defer stop()
 		ended := make(chan error, n)
 		for range n {
-			relay, err := outbox.NewRelay(r.db, s, &outbox.RelayConfig{Batch: relayBatch, OrderedPublisher: true, Logger: slog.New(slog.DiscardHandler)})
+			relay, err := outbox.NewRelay(r.db, s, &outbox.RelayConfig{Batch: r.batch, OrderedPublisher: true, Logger: slog.New(slog.DiscardHandler)})
 			if err != nil {
 				return 0, err
 			}
@@ -176,7 +190,7 @@ func (r *relayBed) limit(ctx context.Context, _ *bed) (done int64, err error) {
 	defer conn.Release()
 	for ctx.Err() == nil {
 		token := uuid.New()
-		rows, err := conn.Query(context.WithoutCancel(ctx), limitClaim, token, relayBatch)
+		rows, err := conn.Query(context.WithoutCancel(ctx), limitClaim, token, r.batch)
 		if err != nil {
 			return done, err
 		}
