@@ -61,7 +61,8 @@ func (b *batch) heartbeat() (stop func()) {
 	}
 }
 
-// renewClaims renews them in the store. What another relay has taken over meanwhile is not published any more.
+// renewClaims renews them in the store. What another relay has taken over meanwhile is not published any more, and
+// nothing behind it either: the other one may be at it still, and would be overtaken. That goes back.
 func (b *batch) renewClaims() bool {
 	b.mu.Lock()
 	marks := make([]Mark, 0, len(b.claimed))
@@ -77,11 +78,35 @@ func (b *batch) renewClaims() bool {
 		b.log.Warn("renew", "entries", len(marks), "class", errorClass(err))
 		return false
 	}
+	if behind := b.leave(late); len(behind) > 0 {
+		if _, err := b.markOnce(releases(behind)); err != nil { // then they go on when their lease ends
+			b.log.Warn("release", "entries", len(behind), "class", errorClass(err))
+		}
+	}
+	return true
+}
+
+// leave forgets entries that are another relay's by now, and returns what waits behind those of them that nobody
+// here has begun to publish.
+func (b *batch) leave(taken []int64) (behind []Entry) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, seq := range late {
+	from := map[lane]int64{}
+	for _, seq := range taken {
+		if e, ok := b.waiting[seq]; ok {
+			if first, ok := from[b.lane(e)]; !ok || seq < first {
+				from[b.lane(e)] = seq
+			}
+		}
 		delete(b.waiting, seq)
 		delete(b.claimed, seq)
 	}
-	return true
+	for seq, e := range b.waiting {
+		if first, ok := from[b.lane(e)]; ok && seq > first {
+			behind = append(behind, e)
+			delete(b.waiting, seq)
+			delete(b.claimed, seq)
+		}
+	}
+	return behind
 }

@@ -1,8 +1,10 @@
 package outbox
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync"
 
@@ -94,11 +96,15 @@ func (b *batch) goesOn() bool { return b.ctx.Err() == nil && b.lease.Err() == ni
 func (b *batch) next(entries []Entry) (calls [][]Entry, later, unsent []Entry) {
 	busy := map[lane]bool{}
 	call := map[string]int{}
+	full := func(topic string) bool {
+		i, ok := call[topic]
+		return ok && len(calls[i]) >= b.cfg.Batch
+	}
 	for _, e := range entries {
 		switch l := b.lane(e); {
 		case b.stopped[l] || b.trial(e.Topic).hopeless():
 			unsent = append(unsent, e)
-		case busy[l] && !b.cfg.OrderedPublisher:
+		case busy[l] && !b.cfg.OrderedPublisher, full(e.Topic) && b.trial(e.Topic).pauses == 0:
 			later = append(later, e)
 		default:
 			busy[l] = true
@@ -123,7 +129,7 @@ func (b *batch) send(call []Entry) (marks []Mark) {
 		t.pass(call)
 		return published(call, b.cfg.Keep)
 	}
-	call = b.freshFirst(call)
+	call = b.freshFirst(call, t.pauses > 0)
 	for i, e := range call {
 		one := call[i : i+1]
 		if b.stopped[b.lane(e)] || !b.goesOn() || t.hopeless() {
@@ -132,7 +138,7 @@ func (b *batch) send(call []Entry) (marks []Mark) {
 		}
 		if err := b.publishCall(one); err != nil {
 			b.stopped[b.lane(e)] = true
-			t.fail(e, err)
+			t.fail(e, b.lane(e), err)
 			continue
 		}
 		t.pass(one)
@@ -141,21 +147,22 @@ func (b *batch) send(call []Entry) (marks []Mark) {
 	return marks
 }
 
-// freshFirst puts the keys of which a message has failed before behind the others, so that where nothing passes
-// each try is of something new, and much poison does not hide what is good behind it. A key keeps its order.
-func (b *batch) freshFirst(call []Entry) []Entry {
-	tried := map[lane]bool{}
+// freshFirst puts the keys of which a message has failed before behind the others, and where nothing passes mixes
+// these: so each try is of something new, and much poison does not hide what is good behind it. A key keeps its
+// order.
+func (b *batch) freshFirst(call []Entry, mixed bool) []Entry {
+	rank := map[lane]float64{}
 	for _, e := range call {
-		tried[b.lane(e)] = tried[b.lane(e)] || e.LastError != ""
-	}
-	rank := func(e Entry) int {
-		if tried[b.lane(e)] {
-			return 1
+		l := b.lane(e)
+		if _, ok := rank[l]; !ok && mixed {
+			rank[l] = rand.Float64()
 		}
-		return 0
+		if e.LastError != "" && rank[l] < 1 {
+			rank[l]++
+		}
 	}
 	call = slices.Clone(call)
-	slices.SortStableFunc(call, func(x, y Entry) int { return rank(x) - rank(y) })
+	slices.SortStableFunc(call, func(x, y Entry) int { return cmp.Compare(rank[b.lane(x)], rank[b.lane(y)]) })
 	return call
 }
 

@@ -191,7 +191,7 @@ func (r *Relay) claim(ctx, hard context.Context) ([]Entry, error) {
 	q.Except = r.pausing()
 	told := r.cfg.Observer.Claimed
 	begin := r.begin(told != nil)
-	entries, err := Claim(limit, r.store, q, claim.Terms{Holder: r.cfg.Holder, Lease: r.cfg.Lease, Limit: r.cfg.Batch})
+	entries, err := Claim(limit, r.store, q, claim.Terms{Holder: r.cfg.Holder, Lease: r.cfg.Lease, Limit: r.depth()})
 	if told != nil {
 		told(entries, r.since(begin), err)
 	}

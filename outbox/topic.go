@@ -23,10 +23,23 @@ var pauses = claim.Backoff{Base: time.Second, Max: time.Minute, Attempts: -1}
 type topic struct {
 	alive   bool            // the last try passed
 	passes  int             // messages that got through
+	dry     map[lane]bool   // keys that have failed since
 	pauses  int             // in a row; 0: it is up, as far as we know
 	refused map[int64]int   // by Seq, of what failed and has not passed: how many had got through when it failed first
 	paused  context.Context // until its end nothing of the topic is claimed; nil: never yet
 	resume  context.CancelFunc
+}
+
+const deepest = 5 // doublings of a claim while nothing of a topic passes
+
+// depth is how many entries a claim may take. Where nothing passes it takes more, to find what may: messages that
+// are refused would hide what is good behind them. No call of the publisher is larger for it.
+func (r *Relay) depth() int {
+	pauses := 0
+	for _, t := range r.topics {
+		pauses = max(pauses, t.pauses)
+	}
+	return r.cfg.Batch << min(pauses, deepest)
 }
 
 // pausing lists the topics that pause.
@@ -59,7 +72,7 @@ func (b *batch) trial(name string) *trial {
 	t := b.trials[name]
 	if t == nil {
 		if b.topics[name] == nil {
-			b.topics[name] = &topic{refused: map[int64]int{}}
+			b.topics[name] = &topic{refused: map[int64]int{}, dry: map[lane]bool{}}
 		}
 		t = &trial{topic: b.topics[name]}
 		b.trials[name] = t
@@ -70,14 +83,18 @@ func (b *batch) trial(name string) *trial {
 func (t *trial) pass(call []Entry) {
 	t.passed, t.alive, t.inRow, t.pauses = true, true, 0, 0
 	t.passes += len(call)
+	clear(t.dry)
 	for _, e := range call {
 		delete(t.refused, e.Seq)
 	}
 }
 
-func (t *trial) fail(e Entry, err error) {
+func (t *trial) fail(e Entry, l lane, err error) {
 	t.failed = append(t.failed, failure{e, err})
 	t.inRow++
+	if len(t.dry) < hopelessSoon {
+		t.dry[l] = true
+	}
 	if _, again := t.refused[e.Seq]; !again {
 		if len(t.refused) >= refusedMax { // other relays may have published them
 			clear(t.refused)
@@ -123,8 +140,8 @@ func (b *batch) judge() []Mark {
 // another key may get through, and then there is telling.
 func (b *batch) pause(name string, t *trial) []Mark {
 	t.pauses++
-	delay, _ := pauses.Delay(t.pauses) // never fails: it is a schedule, and pauses ≥ 1
-	if t.hopeless() {
+	delay, _ := pauses.Delay(t.pauses)              // never fails: it is a schedule, and pauses ≥ 1
+	if t.hopeless() || len(t.dry) >= hopelessSoon { // entries whose claim vanished come one by one
 		if t.resume != nil {
 			t.resume()
 		}

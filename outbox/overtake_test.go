@@ -1,0 +1,130 @@
+package outbox_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/providers/memory"
+	"github.com/stretchr/testify/require"
+)
+
+// The store's clock steps forward while a relay's call is slow, as in a failover to a host whose clock is ahead.
+// Another relay takes the first entry of a key over, alone. The first relay's renewal learns of that, and leaves
+// what waits behind: it would overtake.
+func TestRelayOvertakesNobody(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		var ahead time.Duration
+		db, err := memory.New(&memory.Config{Clock: func() time.Time {
+			mu.Lock()
+			defer mu.Unlock()
+			return time.Now().Add(ahead)
+		}})
+		require.NoError(t, err)
+		require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error {
+			return db.InTx(tx).Enqueue(t.Context(), outbox.Message{ID: "x1", Topic: "other", Key: "x"},
+				outbox.Message{ID: "v1", Topic: "t", Key: "k"}, outbox.Message{ID: "v2", Topic: "t", Key: "k"}, outbox.Message{ID: "v3", Topic: "t", Key: "k"})
+		}))
+		var order []string
+		relay := func(slow string, d time.Duration) func() error {
+			return start(t, db, newPublisher(func(_ int, _ string, ms []*message.Message) error {
+				if ms[0].UUID == slow {
+					time.Sleep(d)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				for _, m := range ms {
+					if m.UUID[0] == 'v' {
+						order = append(order, m.UUID)
+					}
+				}
+				return nil
+			}), outbox.RelayConfig{Lease: time.Minute})
+		}
+		first := relay("x1", 50*time.Second)
+		synctest.Wait()
+		mu.Lock()
+		ahead = 61 * time.Second
+		mu.Unlock()
+		second := relay("v1", 100*time.Second)
+		time.Sleep(10 * time.Minute)
+		require.NoError(t, first())
+		require.NoError(t, second())
+		require.Equal(t, []string{"v1", "v2", "v3"}, order)
+		for id, e := range entries(t, db) {
+			require.Equal(t, outbox.Published, e.Status, id)
+		}
+	})
+}
+
+// More poison at the front than a claim takes, on a relay that knows nothing of the topic yet, and on one that has
+// published there: what is good behind it gets through, and the poison is abandoned in the traffic after it.
+func TestMuchPoisonAtTheFront(t *testing.T) {
+	t.Parallel()
+	for _, keys := range []int{60, 200} {
+		for _, warm := range []bool{false, true} {
+			t.Run(fmt.Sprint(keys, " ", warm), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					b := newTraffic(t, func(_, id string, _ time.Duration) bool { return strings.HasPrefix(id, "p") })
+					stop := start(t, b.db, b, outbox.RelayConfig{Poll: 5 * time.Second})
+					if warm {
+						b.add("t", run("w", 20, 1)...)
+						time.Sleep(time.Minute)
+					}
+					b.add("t", run("p", keys, 1)...)
+					b.add("t", run("g", 20, 2)...)
+					time.Sleep(2 * time.Hour)
+					require.NoError(t, stop())
+					for id, e := range entries(t, b.db) {
+						if id[0] != 'p' {
+							require.Equal(t, outbox.Published, e.Status, id)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+// A relay was killed while a topic was down, and what it had is claimed one by one: the topic pauses all the same,
+// and the others go on.
+func TestVanishedClaimsOfATopicThatIsDownKeepNobodyWaiting(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, n := newDB(t), 50
+		require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error {
+			for i := range n {
+				if err := db.InTx(tx).Enqueue(t.Context(), outbox.Message{Topic: "down", Key: fmt.Sprint(i)}); err != nil {
+					return err
+				}
+			}
+			return db.InTx(tx).Enqueue(t.Context(), outbox.Message{ID: "good", Topic: "up"})
+		}))
+		_, err := outbox.Claim(t.Context(), db, outbox.Query{}, claim.Terms{Lease: time.Second, Limit: n})
+		require.NoError(t, err)
+		time.Sleep(2 * time.Second)
+		begin, took := time.Now(), time.Duration(0)
+		stop := start(t, db, newPublisher(func(_ int, topic string, _ []*message.Message) error {
+			if topic == "down" {
+				time.Sleep(5 * time.Second)
+				return errors.New("down")
+			}
+			took = time.Since(begin)
+			return nil
+		}), outbox.RelayConfig{})
+		time.Sleep(time.Hour)
+		require.NoError(t, stop())
+		require.Equal(t, outbox.Published, entries(t, db)["good"].Status)
+		require.Less(t, took, time.Minute)
+	})
+}
