@@ -26,6 +26,7 @@ func (b *batch) lane(e Entry) lane {
 // batch is one claim on its way out.
 type batch struct {
 	*Relay
+	entries []Entry
 	ctx     context.Context // ends when the relay is told to stop: no call begins any more
 	hard    context.Context // ends when the drain is over
 	lease   *lease
@@ -35,25 +36,45 @@ type batch struct {
 	mu      sync.Mutex
 	waiting map[int64]Entry       // claimed, and not begun
 	claimed map[int64]claim.Token // not marked yet
+
+	rest     func()        // ends the renewal
+	unhook   func() bool   // from the end of ctx
+	released chan struct{} // closed when what was waiting at the end of ctx is released
 }
 
-// publish sends what was claimed, each key's run in order, and stops a key at its first failure. What it does
-// not come to is released, with its attempt given back: when the relay is told to stop, at once, since the
-// call in flight may take long.
-func (r *Relay) publish(ctx, hard context.Context, l *lease, entries []Entry) {
+// newBatch renews what was claimed until it is published. When the relay is told to stop it releases at once what
+// is waiting, since the call in flight may take long.
+func (r *Relay) newBatch(ctx, hard context.Context, l *lease, entries []Entry) *batch {
 	b := &batch{
-		Relay: r, ctx: ctx, hard: hard, lease: l, stopped: map[lane]bool{}, trials: map[string]*trial{},
-		waiting: map[int64]Entry{}, claimed: map[int64]claim.Token{},
+		Relay: r, entries: entries, ctx: ctx, hard: hard, lease: l, stopped: map[lane]bool{}, trials: map[string]*trial{},
+		waiting: make(map[int64]Entry, len(entries)), claimed: make(map[int64]claim.Token, len(entries)), released: make(chan struct{}),
 	}
 	for _, e := range entries {
 		b.waiting[e.Seq], b.claimed[e.Seq] = e, e.Token
 	}
-	defer b.heartbeat()()
-	released, all := make(chan struct{}), entries
-	unhook := context.AfterFunc(ctx, func() {
-		defer close(released)
-		b.release(b.take(all))
+	b.rest = b.heartbeat()
+	b.unhook = context.AfterFunc(ctx, func() {
+		defer close(b.released)
+		b.release(b.take(entries))
 	})
+	return b
+}
+
+// lanes is how many keys the batch has entries of.
+func (b *batch) lanes() int {
+	all := make(map[lane]bool, len(b.entries))
+	for _, e := range b.entries {
+		all[b.lane(e)] = true
+	}
+	return len(all)
+}
+
+// publish sends what was claimed, each key's run in order, and stops a key at its first failure. What it does
+// not come to is released, with its attempt given back.
+func (b *batch) publish() {
+	defer b.lease.end()
+	defer b.rest()
+	entries := b.leaveOutPaused()
 	for len(entries) > 0 && b.goesOn() {
 		var calls [][]Entry
 		var unsent []Entry
@@ -69,9 +90,27 @@ func (r *Relay) publish(ctx, hard context.Context, l *lease, entries []Entry) {
 	}
 	b.release(b.take(entries))
 	b.mark(b.judge())
-	if !unhook() {
-		<-released
+	if !b.unhook() {
+		<-b.released
 	}
+}
+
+// leaveOutPaused releases entries of topics that have begun to pause since the claim.
+func (b *batch) leaveOutPaused() (entries []Entry) {
+	paused := b.pausing()
+	if len(paused) == 0 {
+		return b.entries
+	}
+	var not []Entry
+	for _, e := range b.entries {
+		if slices.Contains(paused, e.Topic) {
+			not = append(not, e)
+		} else {
+			entries = append(entries, e)
+		}
+	}
+	b.release(b.take(not))
+	return entries
 }
 
 // take takes those of entries that nobody has begun or released yet.

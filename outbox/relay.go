@@ -160,20 +160,22 @@ func (r *Relay) loop(ctx, hard context.Context) {
 		if w, ok := r.store.(Waker); ok {
 			wake = w.Enqueued() // before the look, so that nothing falls between
 		}
-		lease := newLease(hard, r.cfg.Lease) // before the claim, so that it ends before the store's does
-		entries, err := r.claim(ctx, hard)
-		if len(entries) > 0 {
-			r.publish(ctx, hard, lease, entries)
+		q, limit := r.next()
+		b, err := r.fetch(ctx, hard, q, limit)
+		idle := b == nil
+		for b != nil {
+			ahead := r.fetchAhead(ctx, hard, b)
+			b.publish()
+			b, err = ahead()
 			pause = pauseMin
 		}
-		lease.end()
 		switch {
 		case err != nil:
 			r.log.Warn("claim", "class", errorClass(err), "again_in", trouble)
 			sleep(ctx, trouble, nil)
 			trouble = min(2*trouble, troubleMax)
 			continue
-		case len(entries) == 0:
+		case idle:
 			sleep(ctx, min(pause, r.cfg.Poll), wake)
 			pause = min(2*pause, r.cfg.Poll)
 		}
@@ -181,17 +183,54 @@ func (r *Relay) loop(ctx, hard context.Context) {
 	}
 }
 
+// next is what to claim next.
+func (r *Relay) next() (q Query, limit int) {
+	q = r.query
+	q.Except = r.pausing()
+	return q, r.depth()
+}
+
+// fetch claims a batch, nil where there is nothing to claim. With an error there may be a batch: of what was taken
+// before it.
+func (r *Relay) fetch(ctx, hard context.Context, q Query, limit int) (*batch, error) {
+	lease := newLease(hard, r.cfg.Lease) // before the claim, so that it ends before the store's does
+	entries, err := r.claim(ctx, hard, q, limit)
+	if len(entries) == 0 {
+		lease.end()
+		return nil, err
+	}
+	return r.newBatch(ctx, hard, lease, entries), err
+}
+
+// fetchAhead claims the next batch while b is published, where there is likely one: b is as large as may be, and of
+// so many keys that the next entries are not all behind it. The function that it returns waits for that.
+func (r *Relay) fetchAhead(ctx, hard context.Context, b *batch) func() (*batch, error) {
+	q, limit := r.next()
+	if ctx.Err() != nil || len(q.Except) > 0 || limit > r.cfg.Batch || len(b.entries) < limit || 2*b.lanes() < len(b.entries) {
+		return func() (*batch, error) { return nil, nil }
+	}
+	var next *batch
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		next, err = r.fetch(ctx, hard, q, limit)
+	}()
+	return func() (*batch, error) {
+		<-done
+		return next, err
+	}
+}
+
 // claim claims. A claim that is on its way when ctx ends may finish, since nobody would know what it took; one
 // that takes longer than half of the drain, waiting for a lock perhaps, is broken off.
-func (r *Relay) claim(ctx, hard context.Context) ([]Entry, error) {
+func (r *Relay) claim(ctx, hard context.Context, q Query, most int) ([]Entry, error) {
 	limit, cancel := context.WithTimeout(hard, storeLimit)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(r.cfg.Drain/2, cancel) })()
-	q := r.query
-	q.Except = r.pausing()
 	told := r.cfg.Observer.Claimed
 	begin := r.begin(told != nil)
-	entries, err := Claim(limit, r.store, q, claim.Terms{Holder: r.cfg.Holder, Lease: r.cfg.Lease, Limit: r.depth()})
+	entries, err := Claim(limit, r.store, q, claim.Terms{Holder: r.cfg.Holder, Lease: r.cfg.Lease, Limit: most})
 	if told != nil {
 		told(entries, r.since(begin), err)
 	}
