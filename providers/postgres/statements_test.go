@@ -132,11 +132,16 @@ func TestThePlansArePinnedToTheirIndexes(t *testing.T) {
 				args []any
 				want []string
 			}{
-				"claimEntriesSQL": {[]any{token, 60_000_000, 50, nil, 8, "me", nil},
+				"claimEntriesSQL": {[]any{token, 60_000_000, 50, 8, "me"},
 					[]string{"Index Scan using outbox_open_idx on outbox o", "using outbox_lane_idx on outbox e", "using outbox_held_lane_idx on outbox e"}},
-				"claimUnorderedSQL":  {[]any{token, 60_000_000, 50, nil, 8, "me", nil}, []string{"Index Scan using outbox_open_idx on outbox o"}},
-				"entryCandidatesSQL": {[]any{50, nil, nil}, []string{"Index Scan using outbox_open_idx on outbox o", "using outbox_lane_idx on outbox e"}},
-				"takeEntrySQL":       {[]any{1, token, "me", 1, 8, "pending", 0, nil}, []string{"using outbox_lane_idx on outbox e", "using outbox_held_lane_idx on outbox e"}},
+				"claimUnorderedSQL":  {[]any{token, 60_000_000, 50, 8, "me"}, []string{"Index Scan using outbox_open_idx on outbox o"}},
+				"entryCandidatesSQL": {[]any{50}, []string{"Index Scan using outbox_open_idx on outbox o", "using outbox_lane_idx on outbox e"}},
+				"claimTopicsSQL": {[]any{token, 60_000_000, 50, 8, "me", nil, []string{"t"}},
+					[]string{"using outbox_topic_idx on outbox o", "using outbox_lane_idx on outbox e", "using outbox_held_lane_idx on outbox e"}},
+				"claimTopicsNoOrderSQL": {[]any{token, 60_000_000, 50, 8, "me", []string{"t"}, nil}, []string{"using outbox_topic_idx on outbox o"}},
+				"topicCandidatesSQL":    {[]any{50, nil, []string{"t"}}, []string{"using outbox_topic_idx on outbox o", "using outbox_lane_idx on outbox e"}},
+				"topicNoOrderSQL":       {[]any{50, []string{"t"}, nil}, []string{"using outbox_topic_idx on outbox o"}},
+				"takeEntrySQL":          {[]any{1, token, "me", 1, 8, "pending", 0, nil}, []string{"using outbox_lane_idx on outbox e", "using outbox_held_lane_idx on outbox e"}},
 				"markEntriesSQL": {[]any{[]int64{1}, []string{token}, []string{"published"}, []int64{0}, []string{""}, []bool{false}},
 					[]string{"using outbox_held_lane_idx on outbox h", "using outbox_lane_idx on outbox e", "using outbox_pkey on outbox o"}},
 				"stuckHeadsSQL":     {[]any{1, "t", "k", 1, 1000}, []string{"using outbox_stuck_idx on outbox o", "using outbox_lane_idx on outbox f"}},
