@@ -50,9 +50,15 @@ func scanEntry(row pgx.CollectableRow) (outbox.Entry, error) {
 // seconds for a claim of 50 of 100,000). They give null, so that the planner takes nearly all rows to pass. Here and
 // elsewhere, "id > 0" and "topic <> ”" say which of the partial indexes is meant: see migration 1.
 const (
-	eligible = `o.open and o.id > 0 and o.status in ('pending', 'failed', 'claimed') and o.next_attempt_at <= ck.t`
+	eligible  = `o.open and o.id > 0 and ` + due
+	claimable = eligible + unpreceded
 
-	claimable = eligible + `
+	// The same of one topic's, as a range: an order by topic and id would else be one by id, which other indexes have.
+	eligibleOfTopic  = `o.open and o.topic >= '' and o.topic >= n.topic and o.topic <= n.topic and ` + due
+	claimableOfTopic = eligibleOfTopic + unpreceded
+
+	due        = `o.status in ('pending', 'failed', 'claimed') and o.next_attempt_at <= ck.t`
+	unpreceded = `
 		and case when exists (
 			select from kinora.outbox e
 			where e.open and e.topic <> '' and e.topic = o.topic and e.key = o.key and e.id < o.id
@@ -68,21 +74,40 @@ const (
 // their key precedes, locked, skipping those that others hold. Of these, spent ones (their claim vanished, at
 // the limit) are abandoned; a suspect (its claim vanished) goes alone if it is the first, and else ends the
 // batch before it. safe are those whose key has no earlier open entry outside of the batch: what others had
-// locked is one. Without order every eligible entry is claimable, and the batch is safe.
+// locked is one. Without order every eligible entry is claimable, and the batch is safe.//
+// A claim of some topics walks each topic that has anything open by itself, so that it costs nothing how much the
+// others have: as many as it wants of each, and the first of all those. It locks them in the walks, and
+// so some that it does not pick: were they locked once they are picked, relays that claim at once would pick the
+// same ones, and all but one get nothing. Nobody waits for a lock, in whatever order they are taken.
 const (
-	claimEntriesSQL   = claimHead + claimable + claimPicked + claimSafe + claimTail
-	claimUnorderedSQL = claimHead + eligible + claimPicked + claimTail
+	claimEntriesSQL       = claimHead + claimAny + claimable + claimPicked + claimRest + claimSafe + claimTail
+	claimUnorderedSQL     = claimHead + claimAny + eligible + claimPicked + claimRest + claimTail
+	claimTopicsSQL        = claimTopicsHead + claimableOfTopic + claimPickedOfTopic + claimMerged + claimRest + claimSafe + claimTail
+	claimTopicsNoOrderSQL = claimTopicsHead + eligibleOfTopic + claimPickedOfTopic + claimMerged + claimRest + claimTail
 
 	claimHead = `
-with ck as materialized (select clock_timestamp() t),
+with ck as materialized (select clock_timestamp() t),`
+	claimTopicsHead = `
+with recursive ck as materialized (select clock_timestamp() t),
+asked as materialized (select $6::text[] as topics, $7::text[] as others),` + openTopics + `,
 picked as materialized (
+	select p.* from names n, lateral (` + claimCandidate
+	claimAny = `
+picked as materialized (` + claimCandidate
+	claimCandidate = `
 	select o.id, o.topic, o.key, o.status = 'claimed' or o.suspect as suspect,
-		o.status = 'claimed' and $5::int > 0 and o.attempts >= $5::int as spent
+		o.status = 'claimed' and $4::int > 0 and o.attempts >= $4::int as spent
 	from kinora.outbox o, ck
 	where `
-	claimPicked = ` and ($4::text[] is null or o.topic = any($4::text[])) and ($7::text[] is null or o.topic <> all($7::text[]))
+	claimPicked = `
 	order by o.id limit $3::int
-	for update of o skip locked),
+	for update of o skip locked`
+	claimPickedOfTopic = `
+	order by o.topic, o.id limit $3::int
+	for update of o skip locked`
+	claimMerged = `) p
+	order by p.id limit $3::int`
+	claimRest = `),
 abandoned as (
 	update kinora.outbox o set status = 'abandoned', open = false, held = true, stuck = true, suspect = true, last_error = 'vanished'
 	from picked p where p.spent and o.id = p.id),
@@ -99,20 +124,30 @@ safe as materialized (
 		where e.open and e.topic <> '' and e.topic = b.topic and e.key = b.key and e.id < b.id
 			and e.id not in (select id from batch)) then null else true end is not null`
 	claimTail = `)
-update kinora.outbox o set status = 'claimed', token = $1::uuid, claimed_by = $6::text, attempts = o.attempts + 1,
+update kinora.outbox o set status = 'claimed', token = $1::uuid, claimed_by = $5::text, attempts = o.attempts + 1,
 	suspect = o.suspect or o.status = 'claimed', last_attempt_at = ck.t, next_attempt_at = ck.t + $2::bigint * interval '1 microsecond'
 from safe, ck where o.id = safe.id
 returning ` + entryColumns
+
+	// openTopics are those asked for or, where none are, all that have anything open, which it leaps through by the
+	// index; without the others. The last condition always holds: for it the planner takes them to be few, as they are.
+	// It would take them for a hundred, and compile the statement, which takes longer than the claim (100 ms).
+	openTopics = `
+walked as (
+	(select o.topic from kinora.outbox o where (select topics from asked) is null and o.open and o.topic >= '' order by o.topic limit 1)
+	union all
+	select f.topic from walked w, lateral (
+		select o.topic from kinora.outbox o where o.open and o.topic >= '' and o.topic > w.topic order by o.topic limit 1) f),
+names as materialized (
+	select n.topic from asked a, (select topic from walked union select unnest(topics) from asked) n
+	where (a.others is null or n.topic <> all(a.others)) and n.topic = coalesce(n.topic, ''))`
 )
 
 // ClaimEntries implements outbox.BatchClaimer.
 func (db *DB) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) ([]outbox.Entry, error) {
-	sql := claimEntriesSQL
-	if q.Unordered {
-		sql = claimUnorderedSQL
-	}
-	rows, err := db.pool.Query(ctx, db.q(sql), planned,
-		uuid.UUID(t.Token), t.Lease.Microseconds(), t.Limit, some(q.Topics), q.Attempts, t.Holder, some(q.Except))
+	sql := statementFor(q, claimEntriesSQL, claimUnorderedSQL, claimTopicsSQL, claimTopicsNoOrderSQL)
+	args := []any{planned, uuid.UUID(t.Token), t.Lease.Microseconds(), t.Limit, q.Attempts, t.Holder}
+	rows, err := db.pool.Query(ctx, db.q(sql), append(args, topicArgs(q)...)...)
 	if err != nil {
 		return nil, fmt.Errorf("claim entries: %w", clear(err))
 	}
@@ -132,26 +167,54 @@ func some[T any](all []T) []T {
 	return all
 }
 
+// statementFor is the one of four that q wants.
+func statementFor(q outbox.Query, all, allUnordered, topics, topicsUnordered string) string {
+	switch some := len(topicArgs(q)) > 0; {
+	case some && q.Unordered:
+		return topicsUnordered
+	case some:
+		return topics
+	case q.Unordered:
+		return allUnordered
+	}
+	return all
+}
+
+// topicArgs is nothing where q picks all topics.
+func topicArgs(q outbox.Query) []any {
+	if len(q.Topics) == 0 && len(q.Except) == 0 {
+		return nil
+	}
+	return []any{some(q.Topics), some(q.Except)}
+}
+
 const (
 	entryCandidatesSQL     = candidatesHead + claimable + candidatesTail
 	unorderedCandidatesSQL = candidatesHead + eligible + candidatesTail
+	topicCandidatesSQL     = topicCandidatesHead + claimableOfTopic + topicCandidatesTail
+	topicNoOrderSQL        = topicCandidatesHead + eligibleOfTopic + topicCandidatesTail
 
 	candidatesHead = `
-with ck as materialized (select clock_timestamp() t)
+with ck as materialized (select clock_timestamp() t)` + candidatesOf
+	topicCandidatesHead = `
+with recursive ck as materialized (select clock_timestamp() t),
+asked as materialized (select $2::text[] as topics, $3::text[] as others),` + openTopics + `
+select p.* from names n, lateral (` + candidatesOf
+	candidatesOf = `
 select ` + entryColumns + `
 from kinora.outbox o, ck
 where `
-	candidatesTail = ` and ($2::text[] is null or o.topic = any($2::text[])) and ($3::text[] is null or o.topic <> all($3::text[]))
+	candidatesTail = `
 order by o.id limit $1::int`
+	topicCandidatesTail = `
+order by o.topic, o.id limit $1::int) p
+order by p.id limit $1::int`
 )
 
 // EntryCandidates implements outbox.Store.
 func (db *DB) EntryCandidates(ctx context.Context, q outbox.Query, limit int) ([]outbox.Entry, error) {
-	sql := entryCandidatesSQL
-	if q.Unordered {
-		sql = unorderedCandidatesSQL
-	}
-	rows, err := db.pool.Query(ctx, db.q(sql), planned, limit, some(q.Topics), some(q.Except))
+	sql := statementFor(q, entryCandidatesSQL, unorderedCandidatesSQL, topicCandidatesSQL, topicNoOrderSQL)
+	rows, err := db.pool.Query(ctx, db.q(sql), append([]any{planned, limit}, topicArgs(q)...)...)
 	if err == nil {
 		var entries []outbox.Entry
 		if entries, err = pgx.CollectRows(rows, scanEntry); err == nil {

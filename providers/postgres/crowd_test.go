@@ -213,7 +213,7 @@ func deliver(ctx context.Context, db *postgres.DB) error {
 func claimIn(t *testing.T, tx pgx.Tx, limit int) []int64 {
 	t.Helper()
 	token := claim.NewToken()
-	rows, err := tx.Query(t.Context(), constants(t)["claimEntriesSQL"], token[:], time.Hour.Microseconds(), limit, nil, 8, "a", nil)
+	rows, err := tx.Query(t.Context(), constants(t)["claimEntriesSQL"], token[:], time.Hour.Microseconds(), limit, 8, "a")
 	require.NoError(t, err)
 	seqs, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (int64, error) {
 		values, err := row.Values()

@@ -29,6 +29,7 @@ const (
 const (
 	lockClassMigrate = 1802661486
 	lockClassFence   = 1802661488 // 1802661487 is the gap lock's, in migration 1
+	lockClassHold    = 1802661489
 )
 
 func lockKey(name string) int32 {

@@ -95,10 +95,18 @@ func begin(t *testing.T, db *postgres.DB) pgx.Tx {
 	return tx
 }
 
+// stuckHeads are the entries behind which a hold finds something.
+func stuckHeads(t *testing.T, tx pgx.Tx, long time.Duration) (heads []int64) {
+	t.Helper()
+	row := tx.QueryRow(t.Context(), constants(t)["stuckHeadsSQL"], long.Microseconds(), "", "", 0, 100)
+	require.NoError(t, row.Scan(&heads, nil, nil, nil))
+	return heads
+}
+
 // lockHeads is the first statement of a hold, in a transaction that the test keeps open.
 func lockHeads(t *testing.T, tx pgx.Tx, long time.Duration) []int64 {
 	t.Helper()
-	rows, err := tx.Query(t.Context(), constants(t)["lockHeadsSQL"], long.Microseconds(), 100)
+	rows, err := tx.Query(t.Context(), constants(t)["lockHeadsSQL"], long.Microseconds(), 100, stuckHeads(t, tx, long))
 	require.NoError(t, err)
 	var id int64
 	ids := []int64{}
@@ -288,7 +296,8 @@ func TestALongQueueIsHeldAndComesBackInParts(t *testing.T) {
 	require.Equal(t, 200, n)
 	_, err = db.Requeue(t.Context(), outbox.Filter{})
 	require.NoError(t, err)
-	require.Equal(t, 500+1, count(t, db, `select count(*) from kinora.outbox where status = 'pending' and id <= 501`))
+	require.Equal(t, 500, count(t, db, `select count(*) from kinora.outbox where status = 'pending' and id <= 500`))
+	require.Equal(t, 500, count(t, db, `select count(*) from kinora.outbox where status = 'pending'`))
 	var all []int64
 	for len(all) < 1201 {
 		some := claimAll(t, db)
@@ -337,4 +346,92 @@ func TestClaimsAreHotUpdates(t *testing.T) {
 	require.Len(t, claimIn(t, tx, 10), 6)
 	allAfter, hotAfter := updates()
 	require.Equal(t, []int{6, 6}, []int{allAfter - all, hotAfter - hot})
+}
+
+// stuckLanes makes abandoned entries, one in each of n keys, and behind each of these that every picks a pending one.
+func stuckLanes(t *testing.T, db *postgres.DB, n, every int) {
+	t.Helper()
+	_, err := db.Pool().Exec(t.Context(), `
+		insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at, status, open, held, stuck)
+		select 's' || g, 't', 'k' || lpad(g::text, 6, '0'), '', '{}', now(), now(), 'abandoned', false, true, true from generate_series(1, $1) g`, n)
+	require.NoError(t, err)
+	_, err = db.Pool().Exec(t.Context(), `
+		insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at)
+		select 'p' || g, 't', 'k' || lpad(g::text, 6, '0'), '', '{}', now(), now() from generate_series($2::int, $1, $2) g`, n, every)
+	require.NoError(t, err)
+}
+
+// However much is stuck, one call looks at some of it, and the next ones go on until all have had their turn.
+func TestAHoldLooksAtSomeOfWhatIsStuck(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.OpenBusy(t, nil)
+	stuckLanes(t, db, 5000, 1)
+	require.Equal(t, 2000, hold(t, db))
+	n, err := db.HoldEntries(t.Context(), long, 1500)
+	require.NoError(t, err)
+	require.Equal(t, 1500, n)
+	n, err = db.HoldEntries(t.Context(), long, 1500)
+	require.NoError(t, err)
+	require.Equal(t, 500, n, "the rest of what was looked at: it said that there may be more")
+	require.Equal(t, 1000, hold(t, db), "and once around")
+	require.Zero(t, hold(t, db))
+
+	// What comes behind any of them meanwhile is held within a round.
+	_, err = db.Pool().Exec(t.Context(), `
+		insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at)
+		select 'q' || k, 't', k, '', '{}', now(), now() from unnest(array['k000001', 'k002500', 'k005000']) k`)
+	require.NoError(t, err)
+	require.Equal(t, 3, hold(t, db)+hold(t, db)+hold(t, db))
+
+	// Once little is stuck, every call looks at all of it.
+	_, err = db.Pool().Exec(t.Context(), `delete from kinora.outbox where key > 'k000010'`)
+	require.NoError(t, err)
+	for range 3 {
+		for _, key := range []string{"k000001", "k000010"} {
+			enqueue(t, db, key, 1)
+		}
+		require.Equal(t, 2, hold(t, db))
+	}
+}
+
+// Relays that share a database do this one at a time, and none waits for another.
+func TestOneRelayHoldsAtATime(t *testing.T) {
+	t.Parallel()
+	db, dsn := private(t)
+	poisoned(t, db, 2, abandoned)
+	tx := begin(t, db)
+	var mine bool
+	require.NoError(t, tx.QueryRow(t.Context(), constants(t)["tryHoldSQL"], postgres.LockClassHold, postgres.LockKey("kinora")).Scan(&mine))
+	require.True(t, mine)
+	other, err := postgres.Open(t.Context(), dsn, nil)
+	require.NoError(t, err)
+	t.Cleanup(other.Close)
+	require.Zero(t, hold(t, db))
+	require.Zero(t, hold(t, other))
+	require.NoError(t, tx.Rollback(t.Context()))
+	require.Equal(t, 1, hold(t, other))
+	require.Equal(t, "abandoned held", statuses(t, db))
+}
+
+// What was held for long does not come back at once, in the way of every claim: a window of it does, and the rest as
+// that is published.
+func TestAWindowOfWhatWasHeldComesBack(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.OpenBusy(t, nil)
+	poisoned(t, db, 3000, abandoned)
+	require.Equal(t, 2999, hold(t, db))
+	enqueue(t, db, "k", 700) // behind all that: no part of the window
+	_, err := db.Requeue(t.Context(), outbox.Filter{})
+	require.NoError(t, err)
+	first := int64(1)
+	for _, n := range []int{1, 1, 2, 50, 300, 500} {
+		some, err := outbox.Claim(t.Context(), db, outbox.Query{}, claim.Terms{Lease: time.Hour, Limit: n})
+		require.NoError(t, err)
+		require.Len(t, some, n)
+		require.Equal(t, first, some[0].Seq)
+		first += int64(n)
+		markAll(t, db, some, outbox.Mark{To: outbox.Published, Drop: n%2 == 0})
+		require.Equal(t, 500, count(t, db, `select count(*) from kinora.outbox where open and id <= 3000`))
+		require.Zero(t, count(t, db, fmt.Sprintf(`select count(*) from kinora.outbox where open and id between %d and 3000`, first+500)))
+	}
 }

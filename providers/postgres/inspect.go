@@ -76,7 +76,7 @@ changed as (
 select topic, key, count(*) from changed group by topic, key`
 
 	restoreSQL = `
-with lanes as (select * from unnest($1::text[], $2::text[]) l(topic, key)),` + restored + `
+with lanes as (select * from unnest($1::text[], $2::text[]) l(topic, key)),` + noneGone + restored + `
 select count(*) from restored`
 )
 

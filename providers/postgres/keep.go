@@ -10,23 +10,46 @@ import (
 	"github.com/kinora-go/kinora/outbox"
 )
 
-// What waits for long is held in two statements of one transaction. The first locks the entries that others wait
-// for, of each key the first; the second, whose snapshot is newer, holds those behind them. Whoever changes an
+// What waits for long is held in two statements of one transaction. The first locks entries that others wait for, of
+// each key the first; the second, whose snapshot is newer, holds those behind them. Whoever changes an
 // entry that others wait for must have its lock, and brings held ones back by a statement whose snapshot is newer
 // still: so either it comes first, and the entry is locked here no more, or it finds what was held. Nothing here
-// waits for a lock.
+// waits for a lock. Before it, another finds those entries: it looks at some of what is stuck, from where the last
+// look ended, and once around at most. One relay at a time does all this: what it can do for the claims of
+// others, it does for all.
 const (
-	lockHeadsSQL = `
+	tryHoldSQL = `select pg_try_advisory_xact_lock($1::int, $2::int)`
+
+	stuckHeadsSQL = `
 with ck as materialized (select clock_timestamp() t),
+rest as materialized (
+	select o.topic, o.key, o.id, ` + waitsLong + ` as waits from kinora.outbox o, ck
+	where o.stuck and (o.topic, o.key, o.id) > ($2::text, $3::text, $4::bigint)
+	order by o.topic, o.key, o.id limit $5::int),
+again as materialized (
+	select o.topic, o.key, o.id, ` + waitsLong + ` as waits from kinora.outbox o, ck
+	where o.stuck and (o.topic, o.key, o.id) <= ($2::text, $3::text, $4::bigint)
+	order by o.topic, o.key, o.id limit $5::int - (select count(*) from rest)),
 heads as materialized (
-	select distinct on (o.topic, o.key) o.id from kinora.outbox o, ck
-	where o.stuck and ` + waitsLong + `
-	order by o.topic, o.key, o.id)
-select o.id, o.topic, o.key from kinora.outbox o, ck
-where o.id = any(array(select id from heads)) and ` + waitsLong + `
-	and case when exists (
+	select distinct on (topic, key) topic, key, id from (select * from rest union all select * from again) looked
+	where waits order by topic, key, id),
+last as materialized (
+	(select 2 as part, topic, key, id from again order by topic desc, key desc, id desc limit 1)
+	union all
+	(select 1 as part, topic, key, id from rest order by topic desc, key desc, id desc limit 1)
+	order by part desc limit 1)
+select array(
+	select h.id from heads h
+	where case when exists (
 		select from kinora.outbox f
-		where f.open and f.topic <> '' and f.topic = o.topic and f.key = o.key and f.id > o.id and f.status = 'pending') then true else false end
+		where f.open and f.topic <> '' and f.topic = h.topic and f.key = h.key and f.id > h.id and f.status = 'pending') then true else false end),
+	coalesce((select topic from last), ''), coalesce((select key from last), ''), coalesce((select id from last), 0)`
+	stuckLook = 2000 // stuck entries that one call looks at; the next call goes on
+
+	lockHeadsSQL = `
+with ck as materialized (select clock_timestamp() t)
+select o.id, o.topic, o.key from kinora.outbox o, ck
+where o.id = any($3::bigint[]) and ` + waitsLong + `
 order by o.id limit $2::bigint
 for update of o skip locked`
 
@@ -57,16 +80,23 @@ lanes as (
 	select w.topic, w.key from walked w
 	where w.status = 'held' and case when exists (
 		select from kinora.outbox e
-		where e.open and e.topic <> '' and e.topic = w.topic and e.key = w.key and e.id < w.id) then false else true end),` + restored + `
+		where e.open and e.topic <> '' and e.topic = w.topic and e.key = w.key and e.id < w.id) then false else true end),` + noneGone + restored + `
 select (select count(*) from restored), coalesce(max(topic) filter (where n = $3::int), ''), coalesce(max(key) filter (where n = $3::int), '')
 from walked`
 	orphanLanes = 1000 // that one call looks at; the next call goes on
 )
 
-// walk is where the next look for orphans begins.
+// walk is where the next look for orphans, and for what is stuck, begins.
 type walk struct {
-	mu         sync.Mutex
-	topic, key string
+	mu   sync.Mutex
+	from places
+}
+
+type places struct{ orphans, stuck place }
+
+type place struct {
+	lane
+	id int64
 }
 
 // HoldEntries implements outbox.Keeper.
@@ -83,38 +113,58 @@ func (db *DB) HoldEntries(ctx context.Context, long time.Duration, limit int) (i
 
 func (db *DB) hold(ctx context.Context, long time.Duration, limit int) (n, restored int, err error) {
 	db.orphans.mu.Lock()
-	topic, key := db.orphans.topic, db.orphans.key
+	from := db.orphans.from
 	db.orphans.mu.Unlock()
-	var ids []int64
-	var topics, keys []string
+	to := from
 	err = db.inTx(ctx, func(tx pgx.Tx) error {
-		b := &pgx.Batch{}
-		b.Queue(db.q(restoreOrphansSQL), topic, key, orphanLanes).QueryRow(func(row pgx.Row) error {
-			return row.Scan(&restored, &topic, &key)
-		})
-		b.Queue(db.q(lockHeadsSQL), long.Microseconds(), limit).Query(func(rows pgx.Rows) error {
-			var id int64
-			var l lane
-			_, err := pgx.ForEachRow(rows, []any{&id, &l.topic, &l.key}, func() error {
-				ids, topics, keys = append(ids, id), append(topics, l.topic), append(keys, l.key)
-				return nil
-			})
-			return err
-		})
-		if err := tx.SendBatch(ctx, b).Close(); err != nil || len(ids) == 0 {
+		var mine bool
+		if err := tx.QueryRow(ctx, tryHoldSQL, lockClassHold, lockKey(db.cfg.Schema)).Scan(&mine); err != nil || !mine {
 			return err
 		}
-		tag, err := tx.Exec(ctx, db.q(holdEntriesSQL), planned, ids, topics, keys, limit)
-		n = int(tag.RowsAffected())
+		var heads []int64
+		b := &pgx.Batch{}
+		b.Queue(db.q(restoreOrphansSQL), from.orphans.topic, from.orphans.key, orphanLanes).QueryRow(func(row pgx.Row) error {
+			return row.Scan(&restored, &to.orphans.topic, &to.orphans.key)
+		})
+		b.Queue(db.q(stuckHeadsSQL), long.Microseconds(), from.stuck.topic, from.stuck.key, from.stuck.id, stuckLook).QueryRow(func(row pgx.Row) error {
+			return row.Scan(&heads, &to.stuck.topic, &to.stuck.key, &to.stuck.id)
+		})
+		if err := tx.SendBatch(ctx, b).Close(); err != nil || len(heads) == 0 {
+			return err
+		}
+		n, err = db.holdBehind(ctx, tx, long, limit, heads)
 		return err
 	})
 	if err != nil {
 		return 0, 0, err
 	}
+	if n == limit {
+		to.stuck = from.stuck // there may be more behind these
+	}
 	db.orphans.mu.Lock()
-	db.orphans.topic, db.orphans.key = topic, key
+	db.orphans.from = to
 	db.orphans.mu.Unlock()
 	return n, restored, nil
+}
+
+// holdBehind holds what is behind these, if they are still what others wait for.
+func (db *DB) holdBehind(ctx context.Context, tx pgx.Tx, long time.Duration, limit int, heads []int64) (int, error) {
+	rows, err := tx.Query(ctx, db.q(lockHeadsSQL), planned, long.Microseconds(), limit, heads)
+	if err != nil {
+		return 0, err
+	}
+	var ids []int64
+	var topics, keys []string
+	var id int64
+	var l lane
+	if _, err := pgx.ForEachRow(rows, []any{&id, &l.topic, &l.key}, func() error {
+		ids, topics, keys = append(ids, id), append(topics, l.topic), append(keys, l.key)
+		return nil
+	}); err != nil || len(ids) == 0 {
+		return 0, err
+	}
+	tag, err := tx.Exec(ctx, db.q(holdEntriesSQL), planned, ids, topics, keys, limit)
+	return int(tag.RowsAffected()), err
 }
 
 // inTx runs fn in a transaction of its own.

@@ -9,7 +9,13 @@ import (
 	"github.com/kinora-go/kinora/outbox"
 )
 
-// restored brings the first held entries of every lane back. A lane's earlier ones come first, so that those
+// window is how many entries of a lane, at most, are brought back to be before the first that is still held. The
+// others follow as these are published: so claims never have a large backlog of one key to walk over only because it
+// was stuck once, and where it is stuck again there is little to hold again.
+const window = "500"
+
+// restored brings the first held entries of every lane back: one at least, and as many as make a window with the open
+// ones before them, of which those that are gone count no more. A lane's earlier ones come first, so that those
 // that stay held stand before nothing that came back. What somebody else has locked is his to bring back, or to
 // skip, so that nobody waits here and no order of locks can cross. The ids travel as an array, which leaves the
 // planner no choice but the primary key; nothing is held in most lanes, which costs each a look into an index.
@@ -18,11 +24,22 @@ restored as (
 	update kinora.outbox o set status = 'pending', open = true, held = false
 	where o.id = any(array(
 		select h.id from lanes l, lateral (
+			select f.id from kinora.outbox f
+			where f.held and f.topic <> '' and f.topic = l.topic and f.key = l.key and f.status = 'held'
+			order by f.id limit 1) f, lateral (
 			select h.id from kinora.outbox h
 			where h.held and h.topic <> '' and h.topic = l.topic and h.key = l.key and h.status = 'held'
-			order by h.id limit 500
+			order by h.id limit greatest(1, ` + window + ` - (
+				select count(*) from (
+					select from kinora.outbox e
+					where e.open and e.topic <> '' and e.topic = l.topic and e.key = l.key and e.id < f.id
+						and e.id not in (select id from gone)
+					limit ` + window + `) e))
 			for update skip locked) h))
 	returning o.id)`
+
+const noneGone = `
+gone as (select null::bigint as id where false),`
 
 // A mark is one statement. Rows are locked in order: marks that cross would deadlock otherwise. Where an entry is
 // published, what is held behind it is pending again. For that the statement's snapshot is new enough: an entry
@@ -51,6 +68,7 @@ changed as (
 	where not m.gone and (select count(*) from locked) > 0 and o.id = m.id and o.token = m.token and o.status = 'claimed'
 	returning o.id, o.topic, o.key, o.status),
 done as (select * from deleted union all select * from changed),
+gone as (select id from done where status = 'published'),
 lanes as (select distinct topic, key from done where status = 'published'),` + restored + `
 select id from done`
 

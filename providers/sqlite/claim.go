@@ -15,17 +15,41 @@ import (
 // before them in their topic and key that is held, or not eligible. The clock is read once, or an entry could be
 // judged leased and its successor, a moment later, as waiting for nobody. What is held is looked at first: there
 // may be many eligible ones to walk over otherwise.
+//
+// Where only some topics are asked for, each topic that has anything open is walked by itself, so that it costs
+// nothing how much the others have: as many as are wanted of each, and the first of all those.
 const (
-	candidates          = eligible + candidateGuard + inOrder
-	candidatesUnordered = eligible + inOrder
+	candidates          = `with recursive` + ckOnce + allTopics + due + candidateGuard + inOrder
+	candidatesUnordered = `with recursive` + ckOnce + allTopics + due + inOrder
 
-	eligible = `
-with ck (t) as materialized (select ` + clock + `)
+	candidatesOfTopics          = `with recursive` + ckOnce + someTopics + due + candidateGuard + inOrderOfTopic
+	candidatesOfTopicsUnordered = `with recursive` + ckOnce + someTopics + due + inOrderOfTopic
+
+	ckOnce = ` ck (t) as materialized (select ` + clock + `)`
+
+	allTopics = `
 select ` + entryColumns + `
 from kinora_outbox o indexed by kinora_outbox_open
-where o.open = 1 and o.status <> 'abandoned' and o.next_attempt_at <= (select t from ck)
-	and (?1 is null or o.topic in (select value from json_each(?1)))
-	and (?2 is null or o.topic not in (select value from json_each(?2)))`
+where o.open = 1`
+
+	// From topic to topic it leaps by the index; null is the end.
+	someTopics = `,
+walked (topic) as (
+	select min(topic) from kinora_outbox indexed by kinora_outbox_topic where open = 1 and ?2 is null
+	union all
+	select (select min(topic) from kinora_outbox indexed by kinora_outbox_topic where open = 1 and topic > w.topic)
+	from walked w where w.topic is not null),
+names (topic) as materialized (
+	select topic from (select topic from walked union select value from json_each(?2))
+	where topic is not null and (?3 is null or topic not in (select value from json_each(?3))))
+select ` + entryColumns + `
+from kinora_outbox e
+where e.id in (
+	select p.id from names cross join kinora_outbox p on p.id in (
+		select o.id from kinora_outbox o indexed by kinora_outbox_topic
+		where o.open = 1 and o.topic = names.topic`
+
+	due = ` and o.status <> 'abandoned' and o.next_attempt_at <= (select t from ck)`
 
 	candidateGuard = heldGuard + `
 	and not exists (
@@ -39,7 +63,11 @@ where o.open = 1 and o.status <> 'abandoned' and o.next_attempt_at <= (select t 
 		where h.status = 'held' and h.topic = o.topic and h.key = o.key and h.id < o.id)`
 
 	inOrder = `
-order by o.id limit ?3`
+order by o.id limit ?1`
+
+	inOrderOfTopic = inOrder + `)
+	order by p.id limit ?1)
+order by e.id`
 )
 
 // EntryCandidates implements outbox.Store.
@@ -52,11 +80,17 @@ func (d *DB) EntryCandidates(ctx context.Context, q outbox.Query, limit int) ([]
 }
 
 func candidatesOf(ctx context.Context, from querier, q outbox.Query, limit int) ([]outbox.Entry, error) {
-	query := candidates
+	query, args := candidates, []any{max(limit, 0)}
 	if q.Unordered {
 		query = candidatesUnordered
 	}
-	return entriesOf(ctx, from, query, listOf(q.Topics), listOf(q.Except), max(limit, 0))
+	if len(q.Topics) > 0 || len(q.Except) > 0 {
+		query, args = candidatesOfTopics, append(args, listOf(q.Topics), listOf(q.Except))
+		if q.Unordered {
+			query = candidatesOfTopicsUnordered
+		}
+	}
+	return entriesOf(ctx, from, query, args...)
 }
 
 // takeEntry takes ?1 for the token ?5, if it still is as ?2 to ?4 say. An entry that is claimed and eligible has

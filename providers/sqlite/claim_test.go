@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -263,4 +264,43 @@ func TestWaking(t *testing.T) {
 	})
 	require.NoError(t, err)
 	require.True(t, woken(wake), "a handler's append")
+}
+
+// Whatever some topics' claim looks at, it picks what a claim of all would have picked of these.
+func TestSomeTopicsAreClaimedLikeAll(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := open(t, nil)
+	_, err := db.SQL().Exec(`with recursive n (i) as (select 1 union all select i + 1 from n where i < 300)
+		insert into kinora_outbox (message_id, topic, key, payload, headers, created_at, next_attempt_at, status)
+		select i, 't' || (i * 7 % 6), 'k' || (i % 11), x'7b7d', '{}', 0, 0, iif(i % 41 = 0, 'abandoned', iif(i % 37 = 0, 'held', 'pending')) from n`)
+	require.NoError(t, err)
+	_, err = db.SQL().Exec(`update kinora_outbox set open = status <> 'held'`)
+	require.NoError(t, err)
+	for _, q := range []outbox.Query{
+		{Topics: []string{"t3"}},
+		{Topics: []string{"t5", "t1", "t5", "none"}},
+		{Topics: []string{"t5", "t1", "t2"}, Except: []string{"t1"}},
+		{Except: []string{"t0"}},
+		{Except: []string{"t4", "none", "t1"}},
+		{Except: []string{"t0", "t1", "t2", "t3", "t4", "t5"}},
+		{Topics: []string{"none"}},
+	} {
+		for _, unordered := range []bool{false, true} {
+			q.Unordered = unordered
+			all, err := db.EntryCandidates(ctx, outbox.Query{Unordered: unordered}, 10_000)
+			require.NoError(t, err)
+			want := []int64{}
+			for _, e := range all {
+				if (len(q.Topics) == 0 || slices.Contains(q.Topics, e.Topic)) && !slices.Contains(q.Except, e.Topic) {
+					want = append(want, e.Seq)
+				}
+			}
+			for _, limit := range []int{1, 7, 50, 10_000} {
+				got, err := db.EntryCandidates(ctx, q, limit)
+				require.NoError(t, err)
+				require.Equal(t, want[:min(limit, len(want))], seqs(got), "%+v, %d", q, limit)
+			}
+		}
+	}
 }

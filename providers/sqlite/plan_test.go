@@ -46,7 +46,7 @@ func TestClaimPlan(t *testing.T) {
 	_, err := db.Append(ctx, "review-1", eventstore.NoStream, drafts(1))
 	require.NoError(t, err)
 	statements := tr.during(func() {
-		_, err := db.ClaimEntries(ctx, outbox.Query{Topics: []string{"review"}}, claim.Terms{})
+		_, err := db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{})
 		require.NoError(t, err)
 	})
 	require.Len(t, statements, 4, "candidates, begin, one taken, commit")
@@ -111,6 +111,13 @@ func TestKeepPlans(t *testing.T) {
 		{"claim in no order", func() { ok(db.EntryCandidates(ctx, outbox.Query{Unordered: true}, 10)) }, [][]string{
 			{"SCAN o USING INDEX kinora_outbox_open"},
 		}},
+		{"claim some topics", func() {
+			ok(db.EntryCandidates(ctx, outbox.Query{Topics: []string{"a"}}, 10))
+			ok(db.EntryCandidates(ctx, outbox.Query{Except: []string{"a"}, Unordered: true}, 10))
+		}, [][]string{
+			{"SEARCH o USING INDEX kinora_outbox_topic (topic=?)", "SEARCH b USING INDEX kinora_outbox_lane (topic=? AND key=? AND id<?)"},
+			{"SEARCH kinora_outbox USING COVERING INDEX kinora_outbox_topic (topic>?)", "SEARCH o USING INDEX kinora_outbox_topic (topic=?)"},
+		}},
 		{"take", func() {
 			e := outbox.Entry{Seq: 4, Status: outbox.Pending}
 			_, _, err := db.TakeEntry(ctx, e, outbox.Query{}, claim.Terms{Token: claim.NewToken()})
@@ -151,8 +158,10 @@ func TestKeepPlans(t *testing.T) {
 			}
 			for _, line := range got {
 				require.NotRegexp(t, `^SCAN (kinora_outbox|[bhno])$`, line, c.name)
-				if c.name != "requeue" && c.name != "count" { // what is stuck is little; a count groups
-					require.NotContains(t, line, "TEMP B-TREE", c.name)
+				if c.name != "requeue" && c.name != "count" && c.name != "claim some topics" { // what is stuck is little; a count groups; a batch of each
+					if c.name != "claim some topics" { // which sorts a batch of each
+						require.NotContains(t, line, "TEMP B-TREE", c.name)
+					}
 				}
 			}
 		}

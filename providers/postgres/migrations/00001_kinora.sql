@@ -77,6 +77,7 @@ create table kinora.outbox (
 -- planner cannot tell them apart by costs, since its statistics are from when little was open, or held.
 create index outbox_open_idx on kinora.outbox (id) where open and id > 0;
 create index outbox_lane_idx on kinora.outbox (topic, key, id) where open and topic <> '';
+create index outbox_topic_idx on kinora.outbox (topic, id) where open and topic >= ''; -- claims of some topics
 create index outbox_held_idx on kinora.outbox (id) where held and id > 0;
 create index outbox_held_lane_idx on kinora.outbox (topic, key, id) where held and topic <> '';
 create index outbox_stuck_idx on kinora.outbox (topic, key, id) where stuck;

@@ -48,9 +48,10 @@ create table kinora_outbox (
     unique (topic, message_id)
 ) strict;
 
--- Both stay as small as the backlog that is not held, however many published entries are kept. A claim changes
--- neither.
+-- All three stay as small as the backlog that is not held, however many published entries are kept. A claim changes
+-- none of them.
 create index kinora_outbox_open on kinora_outbox (id) where open = 1;
+create index kinora_outbox_topic on kinora_outbox (topic, id) where open = 1; -- claims of some topics
 create index kinora_outbox_lane on kinora_outbox (topic, key, id) where open = 1;
 
 -- These are empty while all goes well. What is stuck may hold others back for long; those may be held.
