@@ -1,4 +1,12 @@
 package postgres
 
+import "context"
+
 // LockKey is the key of an advisory lock, for tests that take one from outside.
 var LockKey = lockKey
+
+// NewNotifier is what coalesces notifications, for tests of its timing.
+func NewNotifier(send func(context.Context)) *notifier { return &notifier{send: send} }
+
+func (n *notifier) Ask()   { n.ask() }
+func (n *notifier) Close() { n.close() }
