@@ -52,6 +52,9 @@ func listen(t testing.TB, db *postgres.DB, cfg *postgres.ListenerConfig, hears b
 	}
 }
 
+// soon is patience: Enqueued polls nothing, so what wakes it at all is a notification.
+const soon = 5 * time.Second
+
 func awake(t testing.TB, woken <-chan struct{}, within time.Duration, why string) {
 	t.Helper()
 	select {
@@ -79,7 +82,9 @@ func (l *logs) count(what string) int {
 	return strings.Count(l.text.String(), what)
 }
 
-func (l *logs) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug})) }
+func (l *logs) logger() *slog.Logger {
+	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
 
 // ear is a connection that listens to the notifications of a database.
 func ear(t testing.TB, dsn string) *pgx.Conn {
@@ -110,7 +115,7 @@ func TestAnAppendElsewhereWakes(t *testing.T) {
 	for i := range 20 {
 		woken := here.Enqueued()
 		appendOne(t, there, fmt.Sprintf("review-%d", i))
-		awake(t, woken, time.Second, "another process appends")
+		awake(t, woken, soon, "another process appends")
 	}
 }
 
@@ -226,7 +231,7 @@ func TestAListenerWhoseBackendEndsListensAgainAndWakes(t *testing.T) {
 		awake(t, woken, 10*time.Second, "it may have missed something")
 		woken = here.Enqueued()
 		appendOne(t, there, "review-1")
-		awake(t, woken, time.Second, "it listens again")
+		awake(t, woken, soon, "it listens again")
 	}
 	require.Equal(t, 3, said.count("level=WARN"), said.text.String())
 }
@@ -242,7 +247,7 @@ func TestAHalfOpenListenerIsNoticed(t *testing.T) {
 	awake(t, woken, 20*time.Second, "the connection is made anew")
 	woken = here.Enqueued()
 	appendOne(t, there, "review-1")
-	awake(t, woken, time.Second, "it listens again")
+	awake(t, woken, soon, "it listens again")
 }
 
 func TestAListenerOutlivesABusyPool(t *testing.T) {
@@ -257,7 +262,7 @@ func TestAListenerOutlivesABusyPool(t *testing.T) {
 	require.Eventually(t, func() bool { return said.count("level=DEBUG") >= 3 }, 20*time.Second, 10*time.Millisecond)
 	woken := here.Enqueued()
 	appendOne(t, there, "review-1")
-	awake(t, woken, time.Second, "it listens as before")
+	awake(t, woken, soon, "it listens as before")
 	require.Zero(t, said.count("level=WARN"), said.text.String())
 }
 

@@ -74,7 +74,7 @@ func TestAListenerBehindAPoolerSaysThatItIsDeaf(t *testing.T) {
 	go func() { done <- relay.Run(ctx) }()
 	for range 10 {
 		appendOne(t, there, "review-1")
-		awake(t, published, 5*time.Second, "a relay looks by itself")
+		awake(t, published, soon, "a relay looks by itself")
 	}
 	stop()
 	require.NoError(t, <-done)
@@ -96,7 +96,7 @@ func TestAListenerPastAPoolerHearsWhatIsSentThroughIt(t *testing.T) {
 			for range 5 {
 				woken := here.Enqueued()
 				appendOne(t, there, "review-1")
-				awake(t, woken, time.Second, "another process appends")
+				awake(t, woken, soon, "another process appends")
 			}
 		})
 	}
