@@ -103,10 +103,8 @@ func (l *Listener) Run(ctx context.Context) error {
 			l.log.Warn("listen", "error", err, "again_in", wait)
 		case errors.Is(err, errDeaf):
 			wait = l.cfg.Probe
-			if !l.deaf {
-				l.log.Warn("notifications do not arrive, polling goes on: is there a pooler in transaction mode? name the server in ListenerConfig.DSN",
-					"again_in", wait)
-			}
+			l.log.Log(ctx, l.aloud(), "notifications do not arrive, polling goes on: is there a pooler in transaction mode? name the server in ListenerConfig.DSN",
+				"again_in", wait)
 			l.deaf = true
 		default:
 			l.log.Warn("listen", "error", err, "again_in", wait)
@@ -115,6 +113,14 @@ func (l *Listener) Run(ctx context.Context) error {
 		sleep(ctx, wait)
 	}
 	return nil
+}
+
+// aloud is a warning the first time.
+func (l *Listener) aloud() slog.Level {
+	if l.deaf {
+		return slog.LevelDebug
+	}
+	return slog.LevelWarn
 }
 
 // session listens on one connection, until it fails; heard tells whether it did listen. What a probe has not shown
