@@ -14,7 +14,7 @@ demo: ## watch a read model stay exact while deliveries are doubled and processe
 
 test: race ## every test, the race detector on, mutants included; lists what was skipped
 
-race: gcc postgres browser
+race: gcc postgres pgbouncer browser
 	@mkdir -p $(BIN)
 	@go test -race -v -timeout 10m ./... > $(BIN)/test.log 2>&1; status=$$?; \
 	if [ $$status -ne 0 ]; then grep -vE '^(=== |\s*--- PASS|\s*--- SKIP)' $(BIN)/test.log; \
@@ -36,6 +36,14 @@ postgres:
 	echo "create_main_cluster = false" >> /etc/postgresql-common/createcluster.conf && apt-get install -y -qq postgresql; } || \
 	{ echo "the tests need PostgreSQL: install the package postgresql, or name a server in KINORA_POSTGRES, or set KINORA_SKIP=postgres"; exit 1; }
 
+# Some tests go through a pooler in transaction mode, private ones as well. The package would start a service of its own.
+pgbouncer:
+	@command -v pgbouncer > /dev/null || [ -x /usr/sbin/pgbouncer ] || \
+	case ",$$KINORA_SKIP," in *,pgbouncer,*|*,postgres,*) true;; *) false;; esac || \
+	{ [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get update -qq && apt-get install -y -qq pgbouncer && \
+	{ [ ! -d /run/systemd/system ] || systemctl disable --now pgbouncer > /dev/null 2>&1 || true; }; } || \
+	{ echo "the tests need pgbouncer: install the package pgbouncer, or set KINORA_SKIP=pgbouncer"; exit 1; }
+
 # One test drives the page of the example in a headless browser.
 browser:
 	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || command -v google-chrome > /dev/null || \
@@ -56,4 +64,4 @@ $(BIN)/golangci-lint-$(GOLANGCI):
 	GOBIN=$(BIN) GOFLAGS=-mod=mod go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
 	mv $(BIN)/golangci-lint $@
 
-.PHONY: help demo test race gcc postgres browser bench lint
+.PHONY: help demo test race gcc postgres pgbouncer browser bench lint

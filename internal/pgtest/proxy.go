@@ -17,6 +17,7 @@ type Proxy struct {
 	lost  atomic.Int64
 	trips atomic.Int64
 	fatal atomic.Bool
+	mutes atomic.Int64
 	conns sync.WaitGroup
 }
 
@@ -27,6 +28,9 @@ func (p *Proxy) LoseReply(when func(kind byte, body []byte) bool) { p.lose.Store
 // AnswerFatal makes the proxy answer for the replies that it loses, as a pooler does whose connection to the
 // server broke: FATAL, 08P01.
 func (p *Proxy) AnswerFatal() { p.fatal.Store(true) }
+
+// Mute makes the connections that there are half-open: what the server says is lost from now on, and nobody hangs up.
+func (p *Proxy) Mute() { p.mutes.Add(1) }
 
 // Lost is how many replies were lost.
 func (p *Proxy) Lost() int { return int(p.lost.Load()) }
@@ -103,10 +107,13 @@ func (p *Proxy) requests(client io.Reader, server io.Writer, deaf *atomic.Bool) 
 // replies passes on what the server says, until it is to be lost: then it waits until the server is ready for
 // the next request, so that this one is done, and hangs up.
 func (p *Proxy) replies(server io.Reader, client io.Writer, deaf *atomic.Bool) {
-	for {
+	for mutes := p.mutes.Load(); ; {
 		kind, raw, err := message(server, false)
 		if err != nil {
 			return
+		}
+		if p.mutes.Load() != mutes {
+			continue
 		}
 		if deaf.Load() {
 			if kind == 'Z' {

@@ -2,7 +2,8 @@
 //
 // The server is the one that KINORA_POSTGRES names (a superuser's connection string), or else a private one,
 // started from the installed binaries on a free port, once for each test process, and stopped with it, however
-// it ends. Without either a test fails and says what to do, unless KINORA_SKIP=postgres.
+// it ends. Without either a test fails and says what to do, unless KINORA_SKIP=postgres. So it is with pgbouncer, which
+// is always a private one, and KINORA_SKIP=pgbouncer.
 package pgtest
 
 import (

@@ -66,7 +66,7 @@ select s.version, ev.position from s, ev`
 
 	appendKnown = `
 i as (
-	select * from unnest($4::uuid[], $5::text[], $6::int[], $7::jsonb[], $8::jsonb[])
+	select * from unnest($4::text[]::uuid[], $5::text[], $6::int[], $7::jsonb[], $8::jsonb[])
 		with ordinality u(id, type, schema_version, data, metadata, o)),
 known as materialized (
 	select from i, lateral (select from kinora.events where id = i.id limit 1) e limit 1),`
@@ -115,7 +115,7 @@ const (
 // them; at which version, in order, in this stream they begin; the highest position) and where the stream is.
 const whereSQL = `
 with known as materialized (
-	select e.stream, e.version, e.position, i.o from unnest($2::uuid[]) with ordinality i(id, o),
+	select e.stream, e.version, e.position, i.o from unnest($2::text[]::uuid[]) with ordinality i(id, o),
 		lateral (select stream, version, position from kinora.events where id = i.id limit 1) e)
 select (select count(*) from known),
 	(select case when bool_and(stream = $1::text) and min(version - o) = max(version - o) then min(version - o) end from known),
@@ -126,7 +126,7 @@ type appending struct {
 	db       *DB
 	stream   string
 	expected eventstore.Expected
-	ids      []uuid.UUID
+	ids      []string // as text: pgx encodes slices of uuids only where it knows the parameter's type
 	sql      string
 	args     []any
 	entries  bool
@@ -141,16 +141,18 @@ func (db *DB) newAppend(stream string, expected eventstore.Expected, events []ev
 		return nil, err
 	}
 	n := len(events)
-	a := &appending{db: db, stream: stream, expected: expected, ids: make([]uuid.UUID, n)}
+	a := &appending{db: db, stream: stream, expected: expected, ids: make([]string, n)}
 	types, schemas, data, metadata := make([]string, n), make([]int32, n), make([]json.RawMessage, n), make([]json.RawMessage, n)
 	var at []int32
 	var ids, topic []string
 	var payloads [][]byte
 	var headers []json.RawMessage
 	for i, d := range events {
-		if a.ids[i], err = uuid.Parse(d.ID); err != nil {
+		id, err := uuid.Parse(d.ID)
+		if err != nil {
 			return nil, err // never: CheckAppend has parsed it
 		}
+		a.ids[i] = id.String()
 		types[i], schemas[i], data[i] = d.Type, int32(d.Schema), d.Data
 		if metadata[i], err = json.Marshal(d.Metadata); err != nil {
 			return nil, err
@@ -257,7 +259,7 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 				at.Replayed = false // by this very call, whose reply was lost
 			}
 			if a.entries && !at.Replayed {
-				db.wake.signal()
+				db.added()
 			}
 			return at, nil
 		case errors.Is(err, eventstore.ErrConflict), errors.Is(err, eventstore.ErrEventIDReused):

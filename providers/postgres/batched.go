@@ -94,7 +94,7 @@ func (b *Batched) try(ctx context.Context, w projector.Work, fresh []int, apply 
 		return err
 	}
 	if enqueued {
-		b.wake.signal()
+		b.added()
 	}
 	return nil
 }

@@ -8,6 +8,12 @@
 //	db, err := postgres.Open(ctx, dsn, &postgres.Config{Route: outbox.ByCategory})
 //	err = db.Migrate(ctx)
 //
+// Relays look for entries now and then (outbox.RelayConfig.Poll), and at once for those that their own process adds.
+// With Config.Notify, and a Listener beside the relays, those of other processes wake them as well.
+//
+// Behind a pooler in transaction mode that knows no prepared statements (pgbouncer before 1.21), the connection string
+// says default_query_exec_mode=cache_describe: see docs/operations.md.
+//
 // *DB is a projector.UnitOfWork[pgx.Tx]; db.Batched() is one over *pgx.Batch, for handlers that only write:
 // all their statements, the marker and the commit travel in one round trip.
 package postgres

@@ -160,7 +160,7 @@ func (db *DB) Requeue(ctx context.Context, f outbox.Filter) (int, error) {
 		return 0, fmt.Errorf("requeue entries: %w", err)
 	}
 	if n > 0 {
-		db.wake.signal()
+		db.added()
 	}
 	return n, nil
 }
@@ -172,7 +172,7 @@ func (db *DB) Skip(ctx context.Context, f outbox.Filter) (int, error) {
 		return 0, fmt.Errorf("skip entries: %w", err)
 	}
 	if n > 0 {
-		db.wake.signal()
+		db.added()
 	}
 	return n, nil
 }

@@ -106,7 +106,7 @@ func (db *DB) HoldEntries(ctx context.Context, long time.Duration, limit int) (i
 		return 0, fmt.Errorf("hold entries: %w", clear(err))
 	}
 	if restored > 0 {
-		db.wake.signal()
+		db.added()
 	}
 	return n, nil
 }

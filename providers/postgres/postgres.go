@@ -20,6 +20,11 @@ type Config struct {
 	Schema     string       // the PostgreSQL schema of Kinora's tables; empty means "kinora"
 	Route      outbox.Route // which events make entries, to which topics; nil: none
 	MaxPayload int          // bytes of one event's or message's payload; zero means 1 MiB
+
+	// Notify: whatever adds entries through this DB also notifies the Listeners of other processes, after its commit
+	// and apart from it, at most once in about 10ms for all of it. What a caller's own transaction adds (InTx)
+	// notifies nobody, since NOTIFY would make its commit wait for those of others that notify. Close sends the last one.
+	Notify bool
 }
 
 // ErrNotMigrated: the schema is not there, or older than this package needs. Call Migrate.
@@ -31,6 +36,7 @@ type DB struct {
 	owned   bool
 	cfg     Config
 	wake    waker
+	notes   notifier
 	orphans walk
 	cached  sync.Map // statement as written → with the schema's name
 }
@@ -88,14 +94,17 @@ func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 	if err := eventstore.CheckName("schema", db.cfg.Schema); err != nil {
 		return nil, err
 	}
+	db.notes.send = func(ctx context.Context) { _ = db.notify(ctx, db.channel(), "") }
 	return db, nil
 }
 
 // Pool is the pool, for the service's own statements.
 func (db *DB) Pool() *pgxpool.Pool { return db.pool }
 
-// Close closes the pool if Open made it.
+// Close sends the last notification (Config.Notify), for which it waits at most a second, and closes the pool if
+// Open made it. A borrowed pool is closed after it.
 func (db *DB) Close() {
+	db.notes.close()
 	if db.owned {
 		db.pool.Close()
 	}
@@ -166,5 +175,6 @@ func (w *waker) signal() {
 	}
 }
 
-// Enqueued implements outbox.Waker: appends and units of work through this DB give the hint.
+// Enqueued implements outbox.Waker: appends and units of work through this DB give the hint, and a Listener gives it
+// for what other processes add.
 func (db *DB) Enqueued() <-chan struct{} { return db.wake.listen() }

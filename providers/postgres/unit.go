@@ -81,7 +81,7 @@ func (db *DB) Do(ctx context.Context, w projector.Work, apply func(ctx context.C
 		return err
 	}
 	if enqueued {
-		db.wake.signal()
+		db.added()
 	}
 	return nil
 }

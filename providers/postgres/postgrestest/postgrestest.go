@@ -53,6 +53,7 @@ func OpenBusy(t testing.TB, cfg *postgres.Config, setup ...string) *postgres.DB 
 	}
 	t.Cleanup(func() {
 		defer pool.Close()
+		db.Close()
 		var broken int
 		err := pool.QueryRow(context.Background(), strings.ReplaceAll(versions, "kinora.", schema(cfg)+".")).Scan(&broken)
 		if err != nil {

@@ -1,0 +1,218 @@
+package postgres_test
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/pgtest"
+	"github.com/kinora-go/kinora/marker"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/providers/postgres"
+	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
+	"github.com/kinora-go/kinora/providers/providertest"
+	"github.com/stretchr/testify/require"
+)
+
+// poolerModes are the modes of pgx that work through a pooler in transaction mode which knows no prepared statements.
+var poolerModes = []string{"cache_describe", "exec", "simple_protocol"}
+
+// pooled opens a database of the test's own through the pooler, in this mode of pgx's.
+func pooled(t testing.TB, p *pgtest.Pooler, mode string, cfg *postgres.Config) *postgres.DB {
+	t.Helper()
+	db, err := postgres.Open(context.Background(), p.DSN(t, postgrestest.DSN(t, cfg, totals), "default_query_exec_mode="+mode, "pool_max_conns=16"), cfg)
+	require.NoError(t, err)
+	t.Cleanup(db.Close)
+	return db
+}
+
+// behindPooler is a database of the test's own, and a pooler before its server.
+func behindPooler(t *testing.T, settings ...string) (*pgtest.Pooler, string) {
+	t.Helper()
+	return pgtest.NewPooler(t, pgtest.Shared(t), settings...), postgrestest.DSN(t, nil, totals)
+}
+
+var everyMode = flag.Bool("pooler.every-mode", false, "run all conformance suites through a pooler in every mode of pgx that works there, not just the first")
+
+// In the first mode all suites run. In the others those of entries do not, whose statements are nearly all sent in the
+// first one whatever the mode is; TestAppendsClaimsAndUnitsShareAPoolersConnections claims in each.
+func TestConformanceThroughAPooler(t *testing.T) {
+	t.Parallel()
+	p := pgtest.NewPooler(t, pgtest.Shared(t))
+	for i, mode := range poolerModes {
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			open := func(t testing.TB, o providertest.Options) providertest.Fixture[pgx.Tx] {
+				return fixture(t, pooled(t, p, mode, &postgres.Config{Route: o.Route, MaxPayload: o.MaxPayload}), o)
+			}
+			if i == 0 || *everyMode {
+				providertest.All(t, open)
+				return
+			}
+			t.Run("EventStore", func(t *testing.T) { providertest.EventStore(t, open) })
+			t.Run("UnitOfWork", func(t *testing.T) { providertest.UnitOfWork(t, open) })
+		})
+		t.Run(mode+", batched", func(t *testing.T) {
+			t.Parallel()
+			providertest.UnitOfWork(t, func(t testing.TB, o providertest.Options) providertest.Fixture[*pgx.Batch] {
+				return batchedFixture(t, pooled(t, p, mode, &postgres.Config{Route: o.Route, MaxPayload: o.MaxPayload}), o)
+			}, providertest.Deferred)
+		})
+	}
+}
+
+// Through a pooler LISTEN does nothing, and says nothing: the listener says so, once; relays look by themselves, and
+// nothing stays behind on the pooler's connections that others would be sent to.
+func TestAListenerBehindAPoolerSaysThatItIsDeaf(t *testing.T) {
+	t.Parallel()
+	p, dsn := behindPooler(t, "default_pool_size=2")
+	here, there := notifying(t, p.DSN(t, dsn, "default_query_exec_mode=exec"), false), notifying(t, p.DSN(t, dsn, "default_query_exec_mode=exec"), true)
+	said := &logs{}
+	listen(t, here, &postgres.ListenerConfig{Probe: 300 * time.Millisecond, Logger: said.logger()}, false)
+	require.Eventually(t, func() bool { return said.count("notifications do not arrive") > 2 }, 20*time.Second, 10*time.Millisecond)
+
+	published := make(chan struct{}, 10)
+	relay, err := outbox.NewRelay(here, publish(func() { published <- struct{}{} }), &outbox.RelayConfig{Poll: 50 * time.Millisecond})
+	require.NoError(t, err)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- relay.Run(ctx) }()
+	for range 10 {
+		appendOne(t, there, "review-1")
+		awake(t, published, soon, "a relay looks by itself")
+	}
+	stop()
+	require.NoError(t, <-done)
+	require.Equal(t, 1, said.count("level=WARN"), said.text.String())
+
+	for range 10 { // whichever connection of the pooler's it is
+		require.Zero(t, count(t, here, `select count(*) from pg_listening_channels() c where c like 'kinora_outbox%'`))
+	}
+}
+
+func TestAListenerPastAPoolerHearsWhatIsSentThroughIt(t *testing.T) {
+	t.Parallel()
+	p, dsn := behindPooler(t)
+	for _, mode := range poolerModes {
+		t.Run(mode, func(t *testing.T) {
+			through := p.DSN(t, dsn, "default_query_exec_mode="+mode)
+			here, there := notifying(t, through, false), notifying(t, through, true)
+			listen(t, here, &postgres.ListenerConfig{DSN: dsn}, true)
+			for range 5 {
+				woken := here.Enqueued()
+				appendOne(t, there, "review-1")
+				awake(t, woken, soon, "another process appends")
+			}
+		})
+	}
+}
+
+// publish is a publisher that calls a function.
+type publish func()
+
+func (p publish) Publish(string, ...*message.Message) error { p(); return nil }
+func (publish) Close() error                                { return nil }
+
+// Migrate locks in a transaction, so it works through the pooler as well, any number at once.
+func TestMigratorsThroughAPooler(t *testing.T) {
+	t.Parallel()
+	p := pgtest.NewPooler(t, pgtest.Shared(t))
+	for _, mode := range poolerModes {
+		t.Run(mode, func(t *testing.T) {
+			empty := pgtest.Create(t, pgtest.Shared(t), "empty", func(context.Context, string) error { return nil })
+			db, err := postgres.Open(t.Context(), p.DSN(t, empty, "default_query_exec_mode="+mode), nil)
+			require.NoError(t, err)
+			t.Cleanup(db.Close)
+			var all sync.WaitGroup
+			for range 4 {
+				all.Go(func() {
+					if err := db.Migrate(t.Context()); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			all.Wait()
+			require.NoError(t, db.Ready(t.Context()))
+			appendOne(t, db, "review-1")
+		})
+	}
+}
+
+// Sixteen clients share two connections to the server: what each has set, locked or begun is none of the others'.
+func TestAppendsClaimsAndUnitsShareAPoolersConnections(t *testing.T) {
+	t.Parallel()
+	p, dsn := behindPooler(t, "default_pool_size=2")
+	for _, mode := range poolerModes {
+		t.Run(mode, func(t *testing.T) {
+			db, err := postgres.Open(t.Context(), p.DSN(t, dsn, "default_query_exec_mode="+mode, "pool_max_conns=16"), &postgres.Config{Route: outbox.ByCategory})
+			require.NoError(t, err)
+			t.Cleanup(db.Close)
+			direct := notifying(t, dsn, false)
+			var all sync.WaitGroup
+			for w := range 16 {
+				all.Go(func() { share(t, db, mode, w) })
+			}
+			all.Wait()
+			require.Equal(t, 16*10*3, count(t, direct, `select n from totals where key = '`+mode+`'`))
+			for {
+				entries, err := outbox.Claim(t.Context(), db, outbox.Query{}, claim.Terms{Limit: 50})
+				require.NoError(t, err)
+				if len(entries) == 0 {
+					break
+				}
+				var marks []outbox.Mark
+				for _, e := range entries {
+					marks = append(marks, outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Published})
+				}
+				late, err := db.MarkEntries(t.Context(), marks)
+				require.NoError(t, err)
+				require.Empty(t, late)
+				_, err = db.HoldEntries(t.Context(), time.Minute, 100)
+				require.NoError(t, err)
+			}
+			require.Zero(t, count(t, direct, `select count(*) from kinora.outbox where open or held`))
+			require.Equal(t, 16*10, count(t, direct, `select count(*) from kinora.events where stream like 'review-`+mode+`%'`))
+			require.Zero(t, count(t, direct, `select count(*) from pg_locks where locktype = 'advisory'
+				and database = (select oid from pg_database where datname = current_database())`))
+			for range 10 { // units have set it in their transactions
+				require.Zero(t, count(t, db, `select count(*) where current_setting('lock_timeout') <> '0'`))
+			}
+		})
+	}
+}
+
+// share does what services do: each message is handled twice, and counts once. The total is 3 a round: one by a unit
+// over pgx.Tx, two by one over *pgx.Batch.
+func share(t *testing.T, db *postgres.DB, mode string, w int) {
+	ctx := t.Context()
+	for i := range 10 {
+		if _, err := db.Append(ctx, fmt.Sprintf("review-%s-%d", mode, w), eventstore.Expected(i), drafts(t, i)); err != nil {
+			t.Error(err)
+		}
+		work := func(handler string) projector.Work {
+			return projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/" + handler, MessageID: fmt.Sprintf("%s-%d-%d", mode, w, i)}}}
+		}
+		out := []outbox.Message{{Topic: "out", Key: "shared", OrderedKey: true, Payload: []byte("{}")}}
+		for range 2 {
+			if err := db.Do(ctx, work("tx"), func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+				return out, add(ctx, tx, mode, 1)
+			}); err != nil {
+				t.Error(err)
+			}
+			if err := db.Batched().Do(ctx, work("batch"), func(_ context.Context, b *pgx.Batch, _ []int) ([]outbox.Message, error) {
+				b.Queue(addSQL, mode, 2)
+				return out, nil
+			}); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
