@@ -7,6 +7,7 @@ var LockKey = lockKey
 
 // LockClassHold is the class of the lock under which entries are held.
 const LockClassHold = lockClassHold
+
 // NewNotifier is what coalesces notifications, for tests of its timing.
 func NewNotifier(send func(context.Context)) *notifier { return &notifier{send: send} }
 
