@@ -29,11 +29,11 @@ func TestOutageAbandonsNothing(t *testing.T) {
 		"a key that worked":              {before: []string{"a0-0"}, meanwhile: run("a", 1, 5)},
 		"a message of a key that worked": {before: run("b", 1, 1), meanwhile: run("a", 1, 1)},
 		"two keys that worked":           {before: run("b", 1, 1), meanwhile: run("a", 2, 2)},
-		"keys":                           {meanwhile: run("a", 40, 3)},
-		"keys that worked":               {before: run("b", 30, 2), meanwhile: run("a", 40, 3)},
-		"an ordered publisher":           {before: run("b", 30, 2), meanwhile: run("a", 40, 3), cfg: outbox.RelayConfig{OrderedPublisher: true}},
+		"keys":                           {meanwhile: run("a", 15, 3)},
+		"keys that worked":               {before: run("b", 8, 2), meanwhile: run("a", 15, 3)},
+		"an ordered publisher":           {before: run("b", 8, 2), meanwhile: run("a", 15, 3), cfg: outbox.RelayConfig{OrderedPublisher: true}},
 		"no order":                       {before: run("b", 3, 2), meanwhile: run("a", 3, 1), cfg: outbox.RelayConfig{Unordered: true}},
-		"a backlog":                      {before: run("b", 1, 1), meanwhile: run("a", 120, 2)},
+		"a backlog":                      {before: run("b", 1, 1), meanwhile: run("a", 70, 2)},
 		"a trickle":                      {before: run("b", 1, 1), every: 3 * time.Minute},
 		"a thin trickle":                 {before: run("b", 1, 1), every: 47 * time.Minute},
 	} {
@@ -69,9 +69,9 @@ func TestOutageAndManyRelays(t *testing.T) {
 		for range 3 {
 			stops = append(stops, start(t, b.db, b, outbox.RelayConfig{Poll: 5 * time.Second}))
 		}
-		b.add("t", run("b", 100, 1)...)
+		b.add("t", run("b", 20, 1)...)
 		time.Sleep(time.Minute)
-		b.add("t", run("a", 40, 2)...)
+		b.add("t", run("a", 15, 2)...)
 		time.Sleep(down + catchUp)
 		for _, stop := range stops {
 			require.NoError(t, stop())
@@ -83,7 +83,7 @@ func TestOutageAndManyRelays(t *testing.T) {
 // What died in mid-batch is an outage for the rest of the batch, but for a few that count an attempt.
 func TestOutageInMidBatch(t *testing.T) {
 	t.Parallel()
-	for name, keys := range map[string]int{"a key": 1, "keys": 50} {
+	for name, keys := range map[string]int{"a key": 1, "keys": 20} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
@@ -153,7 +153,7 @@ func TestOutageOfOneTopic(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(topic, _ string, at time.Duration) bool { return topic == "down" && at < down })
-		b.add("down", run("a", 40, 2)...)
+		b.add("down", run("a", 15, 2)...)
 		stop := start(t, b.db, b, outbox.RelayConfig{Poll: 5 * time.Second})
 		for n := 1; time.Since(b.start) < down; n++ {
 			b.add("up", fmt.Sprintf("u-%d", n))

@@ -26,7 +26,7 @@ var crowdCases = []testCase{
 const (
 	crowdRelays  = 8
 	crowdKeys    = 50
-	crowdEntries = 1000
+	crowdEntries = 600
 	crowdStall   = 30 * time.Second // without a publication: something is stuck
 )
 

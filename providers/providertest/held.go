@@ -263,7 +263,7 @@ func skipHeld(s *stage) {
 }
 
 func manyHeld(s *stage) {
-	const n = 1201 // more than a provider brings back at once
+	const n = 801 // more than a provider brings back at once
 	run := s.enqueue(line(n, "mail", "ann")...)
 	head := s.claimOne(run[0].Seq)
 	s.mark(outbox.Mark{Seq: head.Seq, Token: head.Token, To: outbox.Abandoned})

@@ -81,7 +81,7 @@ func deletedIsForgotten(s *stage) {
 }
 
 func deletedInPages(s *stage) {
-	const n = 6000
+	const n = 4400
 	ms := line(n, "mail", "")
 	for _, i := range []int{0, 1, n / 2, n - 1} {
 		ms[i].Topic = "audit" // stays

@@ -99,7 +99,7 @@ func TestOrderThroughHoldsOfAnotherProcess(t *testing.T) {
 // compared with what it cost before, on the same machine at about the same time.
 func TestClaimBesideWhatIsHeld(t *testing.T) {
 	t.Parallel()
-	const n, tries = 4000, 3 // with 100,000, see BenchmarkClaimBesideHeld
+	const n, tries = 2000, 3 // with 100,000, see BenchmarkClaimBesideHeld
 	db := open(t, nil)
 	median := func() time.Duration {
 		var took []time.Duration
