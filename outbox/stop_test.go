@@ -103,3 +103,48 @@ func TestRelayKeepsClassAndCode(t *testing.T) {
 		})
 	}
 }
+
+// While a full batch of many keys is being published, the next one is claimed; when the relay is told to stop that is
+// released at once, though the call in flight takes long.
+func TestRelayClaimsAheadAndReleasesThat(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		let := make(chan struct{})
+		db, pub := newDB(t), newPublisher(func(int, string, []*message.Message) error { <-let; return nil })
+		enqueue(t, db, "a1", "b1", "c1", "d1", "e1")
+		stop := start(t, db, pub, outbox.RelayConfig{Batch: 2, Drain: time.Minute})
+		synctest.Wait()
+		all := entries(t, db)
+		for id, status := range map[string]outbox.Status{"a1": outbox.Claimed, "b1": outbox.Claimed, "c1": outbox.Claimed, "d1": outbox.Claimed, "e1": outbox.Pending} {
+			require.Equal(t, status, all[id].Status, id)
+		}
+		done := make(chan error)
+		go func() { done <- stop() }()
+		synctest.Wait()
+		all = entries(t, db)
+		for _, id := range []string{"c1", "d1", "e1"} {
+			require.Equal(t, outbox.Pending, all[id].Status, id)
+			require.Zero(t, all[id].Attempts, id)
+		}
+		close(let)
+		require.NoError(t, <-done)
+		require.Equal(t, []string{"a1", "b1"}, pub.ids())
+	})
+}
+
+// What waits behind what is being published is not looked for: few keys, nothing ahead.
+func TestRelayOfFewKeysClaimsNothingAhead(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		let := make(chan struct{})
+		db, pub := newDB(t), newPublisher(func(int, string, []*message.Message) error { <-let; return nil })
+		enqueue(t, db, "a1", "a2", "a3", "a4", "b1")
+		stop := start(t, db, pub, outbox.RelayConfig{Batch: 4})
+		synctest.Wait()
+		require.Equal(t, outbox.Pending, entries(t, db)["b1"].Status)
+		close(let)
+		synctest.Wait()
+		require.Equal(t, outbox.Published, entries(t, db)["b1"].Status)
+		require.NoError(t, stop())
+	})
+}
