@@ -148,3 +148,20 @@ func TestRelayOfFewKeysClaimsNothingAhead(t *testing.T) {
 		require.NoError(t, stop())
 	})
 }
+
+// What was claimed ahead of a topic that has begun to pause meanwhile is not tried: it goes back.
+func TestRelayLeavesAPausedTopicThatItClaimedAhead(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, pub := newDB(t), newPublisher(func(int, string, []*message.Message) error { return errors.New("down") })
+		enqueue(t, db, "a1", "b1", "c1", "d1", "e1", "f1", "g1", "h1")
+		stop := start(t, db, pub, outbox.RelayConfig{Batch: 4})
+		synctest.Wait()
+		require.Equal(t, 1+3, pub.calls, "the batch, and three keys one by one")
+		for id, e := range entries(t, db) {
+			require.Equal(t, outbox.Pending, e.Status, id)
+			require.Zero(t, e.Attempts, id)
+		}
+		require.NoError(t, stop())
+	})
+}
