@@ -5,7 +5,8 @@
 // A message is published at least once, with the same id every time; per (topic, ordering key) the first
 // publication of each entry is in order, with any number of relays. A failing key holds back only itself.
 // Nothing is dropped silently: an entry whose attempts are spent is abandoned, which is visible, and its key
-// waits behind it until it is requeued or skipped.
+// waits behind it until it is requeued or skipped. Where nothing of a topic gets through, that is taken for an
+// outage: the topic pauses, and no attempt is counted. docs/operations.md says what each status means to a person.
 //
 //	relay, err := outbox.NewRelay(db, publisher, nil)
 //	err = kinora.Run(ctx, runner, relay)

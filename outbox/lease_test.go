@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -94,26 +95,26 @@ func TestRelayPublishesNoFurtherThanItsLease(t *testing.T) {
 	})
 }
 
+// newSteppingDB is a store whose clock can be set forward, past that of the relays.
+func newSteppingDB(t *testing.T) (db *memory.DB, step func(time.Duration)) {
+	t.Helper()
+	var ahead atomic.Int64
+	db, err := memory.New(&memory.Config{Clock: func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }})
+	require.NoError(t, err)
+	return db, func(d time.Duration) { ahead.Add(int64(d)) }
+}
+
 // A relay whose lease ended on the store's clock, and whose entries another took over, hears of it from its
 // next renewal, and goes on with none of them.
 func TestRelayLeavesWhatWasTakenOver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var mu sync.Mutex
-		var ahead time.Duration
-		db, err := memory.New(&memory.Config{Clock: func() time.Time {
-			mu.Lock()
-			defer mu.Unlock()
-			return time.Now().Add(ahead)
-		}})
-		require.NoError(t, err)
+		db, step := newSteppingDB(t)
 		first, second := newSlow(time.Minute), newSlow(time.Second)
 		enqueue(t, db, "a1", "a2", "a3", "b1", "b2")
 		stop := start(t, db, first, outbox.RelayConfig{Lease: time.Minute})
 		synctest.Wait()
-		mu.Lock()
-		ahead = 2 * time.Minute
-		mu.Unlock()
+		step(2 * time.Minute)
 		stopSecond := start(t, db, second, outbox.RelayConfig{Lease: time.Minute})
 		time.Sleep(10 * time.Minute)
 		require.NoError(t, stop())

@@ -22,18 +22,12 @@ import (
 func TestRelayOvertakesNobody(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var mu sync.Mutex
-		var ahead time.Duration
-		db, err := memory.New(&memory.Config{Clock: func() time.Time {
-			mu.Lock()
-			defer mu.Unlock()
-			return time.Now().Add(ahead)
-		}})
-		require.NoError(t, err)
+		db, step := newSteppingDB(t)
 		require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error {
 			return db.InTx(tx).Enqueue(t.Context(), outbox.Message{ID: "x1", Topic: "other", Key: "x"},
 				outbox.Message{ID: "v1", Topic: "t", Key: "k"}, outbox.Message{ID: "v2", Topic: "t", Key: "k"}, outbox.Message{ID: "v3", Topic: "t", Key: "k"})
 		}))
+		var mu sync.Mutex
 		var order []string
 		relay := func(slow string, d time.Duration) func() error {
 			return start(t, db, newPublisher(func(_ int, _ string, ms []*message.Message) error {
@@ -52,9 +46,7 @@ func TestRelayOvertakesNobody(t *testing.T) {
 		}
 		first := relay("x1", 50*time.Second)
 		synctest.Wait()
-		mu.Lock()
-		ahead = 61 * time.Second
-		mu.Unlock()
+		step(61 * time.Second)
 		second := relay("v1", 100*time.Second)
 		time.Sleep(10 * time.Minute)
 		require.NoError(t, first())
