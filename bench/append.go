@@ -35,7 +35,7 @@ create trigger hold before insert on lim.events for each statement execute funct
 create table lim.outbox (id bigint generated always as identity primary key, message_id text collate "C" not null, topic text collate "C" not null,
 	key text collate "C" not null, payload bytea not null, headers jsonb not null, open boolean not null default true,
 	status text not null default 'pending', attempts int not null default 0, token uuid, published_at timestamptz, next_attempt_at timestamptz not null, created_at timestamptz not null,
-	unique (topic, message_id)) with (fillfactor = 70);
+	unique (topic, message_id)) with (fillfactor = 50);
 create index on lim.outbox (id) where open;
 create index on lim.outbox (topic, key, id) where open;`
 
@@ -112,18 +112,19 @@ func ours(db *postgres.DB, workers, n int) work {
 	return func(ctx context.Context, _ *bed) (int64, error) {
 		return many(ctx, workers, n, func(ctx context.Context, worker string, i int64) error {
 			stream := fmt.Sprintf("review-%s-%d", worker, i/perStream)
-			drafts := make([]eventstore.Draft, n)
-			for k := range drafts {
-				id, err := uuid.NewV7()
-				if err != nil {
-					return err
-				}
-				drafts[k] = eventstore.Draft{ID: id.String(), Type: "review.posted", Schema: 1, Data: []byte(payload)}
-			}
-			_, err := db.Append(ctx, stream, eventstore.Expected(i%perStream*int64(n)), drafts)
+			_, err := db.Append(ctx, stream, eventstore.Expected(i%perStream*int64(n)), posted(n))
 			return err
 		})
 	}
+}
+
+// posted is n events of the usual kind.
+func posted(n int) []eventstore.Draft {
+	drafts := make([]eventstore.Draft, n)
+	for k := range drafts {
+		drafts[k] = eventstore.Draft{ID: uuid.Must(uuid.NewV7()).String(), Type: "review.posted", Schema: 1, Data: []byte(payload)}
+	}
+	return drafts
 }
 
 const headers = `{"kinora_type":"review.posted","kinora_schema":"1","kinora_stream":"review-1","kinora_version":"1"}`

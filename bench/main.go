@@ -42,6 +42,7 @@ type work func(ctx context.Context, b *bed) (done int64, err error)
 type bed struct {
 	dsn  string
 	pool *pgxpool.Pool
+	open time.Duration // how long a transaction is open beside a relay
 }
 
 // result is a row of bench/results.json.
@@ -67,17 +68,18 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	only := flag.String("only", "", "only lines whose name begins with this")
-	rounds := flag.Int("rounds", 7, "rounds of each program, after one to warm up")
+	rounds := flag.Int("rounds", 5, "rounds of each program, after one to warm up")
 	length := flag.Duration("length", 2*time.Second, "length of a round")
+	open := flag.Duration("open", 10*time.Minute, "how long a transaction is open before relay/beside-open-transaction")
 	out := flag.String("out", "results.json", "where the results go")
 	flag.Parse()
-	if err := run(ctx, *only, *rounds, *length, *out); err != nil {
+	if err := run(ctx, *only, *rounds, *length, *open, *out); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, only string, rounds int, length time.Duration, out string) error {
+func run(ctx context.Context, only string, rounds int, length, open time.Duration, out string) error {
 	server, err := pgtest.Start("fsync=on", "full_page_writes=on", "synchronous_commit=on", "shared_buffers=512MB",
 		"max_wal_size=4GB", "checkpoint_timeout=30min", "autovacuum_naptime=1min")
 	if err != nil {
@@ -89,7 +91,7 @@ func run(ctx context.Context, only string, rounds int, length time.Duration, out
 		return err
 	}
 	defer pool.Close()
-	b := &bed{dsn: server.DSN, pool: pool}
+	b := &bed{server.DSN, pool, open}
 	r := report{Machine: machine(), Settings: map[string]string{"rounds": fmt.Sprint(rounds), "round": length.String()}}
 	for _, name := range []string{"server_version", "fsync", "synchronous_commit", "shared_buffers", "full_page_writes"} {
 		var v string
@@ -116,6 +118,13 @@ func run(ctx context.Context, only string, rounds int, length time.Duration, out
 			return fmt.Errorf("%s: %w", l.name, err)
 		}
 		r.Results = append(r.Results, res)
+	}
+	if strings.HasPrefix("latency", only) {
+		times, err := latencies(ctx, b)
+		if err != nil {
+			return err
+		}
+		r.Results = append(r.Results, times...)
 	}
 	print(r.Results)
 	text, err := json.MarshalIndent(r, "", "  ")
@@ -188,7 +197,11 @@ func print(rs []result) {
 		return fmt.Sprintf(format, x)
 	}
 	for _, r := range rs {
-		fmt.Fprintf(w, "%s\t%.0f\t%s\t%s\t%s\t%s\t%s\t\n", r.Name, r.Ours, number(r.Peer, "%.0f"), number(r.Limit, "%.0f"),
+		ours := fmt.Sprintf("%.0f", r.Ours)
+		if r.Ours < 100 {
+			ours = fmt.Sprintf("%.1f", r.Ours)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", r.Name, ours, number(r.Peer, "%.0f"), number(r.Limit, "%.0f"),
 			number(r.VsPeer, "%.2f"), number(r.VsLimit, "%.2f"), r.Unit)
 	}
 	_ = w.Flush()

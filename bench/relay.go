@@ -21,7 +21,8 @@ import (
 )
 
 const (
-	backlog    = 20_000 // entries that a round begins with, unless its name says otherwise
+	backlog    = 60_000 // entries that a round begins with, unless its name says otherwise
+	forwards   = 20_000 // the same for the peer, whose rate falls with its backlog: with more it is slower
 	relayKeys  = 1000
 	relayBatch = 500
 )
@@ -29,10 +30,12 @@ const (
 // relayBed is what the relays run on.
 type relayBed struct {
 	*bed
-	db    *postgres.DB
-	sql   *sql.DB // the peer's, with connections of the same pool
-	topic message.Publisher
-	batch int // entries in one claim
+	db     *postgres.DB
+	sql    *sql.DB // the peer's, with connections of the same pool
+	topic  message.Publisher
+	schema string // of db
+	batch  int    // entries in one claim
+	keep   bool   // what is published
 }
 
 func relayLines(ctx context.Context, b *bed) ([]line, error) {
@@ -40,7 +43,7 @@ func relayLines(ctx context.Context, b *bed) ([]line, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &relayBed{bed: b, db: db, sql: stdlib.OpenDBFromPool(b.pool), batch: relayBatch}
+	r := &relayBed{bed: b, db: db, sql: stdlib.OpenDBFromPool(b.pool), schema: "kinora", batch: relayBatch}
 	schema := wsql.PublisherConfig{SchemaAdapter: wsql.DefaultPostgreSQLSchema{}, AutoInitializeSchema: true}
 	if r.topic, err = wsql.NewPublisher(r.sql, schema, watermill.NopLogger{}); err != nil {
 		return nil, err
@@ -52,34 +55,45 @@ func relayLines(ctx context.Context, b *bed) ([]line, error) {
 	}
 	const name = "Watermill forwarder"
 	count, topic := r.count, r.toTopic
+	kept := *r
+	kept.keep = true
 	lines := []line{
 		{"relay/count", "messages/s", name,
-			program{r.filled("kinora.outbox", backlog), r.relays(1, count)},
+			program{r.filled("kinora", backlog), r.relays(1, count)},
 			program{r.filledForward, r.forward(count)},
-			program{r.filled("lim.outbox", backlog), r.limit}},
+			program{r.filled("lim", backlog), r.limit}},
+		{"relay/count-kept", "messages/s", name,
+			program{r.filled("kinora", backlog), kept.relays(1, count)},
+			program{r.filledForward, r.forward(count)},
+			program{r.filled("lim", backlog), kept.limit}},
 		{"relay/count-1M-backlog", "messages/s", "",
-			program{r.filled("kinora.outbox", 1_000_000), r.relays(1, count)}, program{},
-			program{r.filled("kinora.outbox", 10_000), r.relays(1, count)}},
+			program{r.filled("kinora", 1_000_000), r.relays(1, count)}, program{},
+			program{r.filled("kinora", 10_000), r.relays(1, count)}},
 		{"relay/sql-topic", "messages/s", name,
-			program{r.filled("kinora.outbox", backlog), r.relays(1, topic)},
+			program{r.filled("kinora", backlog), r.relays(1, topic)},
 			program{r.filledForward, r.forward(topic)}, program{}},
 		{"relay/four-relays", "messages/s", "",
-			program{r.filled("kinora.outbox", 4*backlog), r.relays(4, count)}, program{},
-			program{r.filled("kinora.outbox", 4*backlog), r.relays(1, count)}},
+			program{r.filled("kinora", 2*backlog), r.relays(4, count)}, program{},
+			program{r.filled("kinora", 2*backlog), r.relays(1, count)}},
 	}
 	for _, n := range []int{10, 50, 200, 500, 1000, 2000} {
 		one := *r
 		one.batch = n
 		lines = append(lines, line{fmt.Sprintf("relay/batch size=%d", n), "messages/s", "",
-			program{r.filled("kinora.outbox", backlog), one.relays(1, count)}, program{},
-			program{r.filled("lim.outbox", backlog), one.limit}})
+			program{r.filled("kinora", backlog), one.relays(1, count)}, program{},
+			program{r.filled("lim", backlog), one.limit}})
 	}
 	for _, n := range []int{1000, 10_000, 100_000, 1_000_000} {
 		lines = append(lines, line{fmt.Sprintf("relay/backlog=%d", n), "messages/s", "",
-			program{r.filled("kinora.outbox", n), r.relays(1, count)}, program{},
-			program{r.filled("lim.outbox", n), r.limit}})
+			program{r.filled("kinora", n), r.relays(1, count)}, program{},
+			program{r.filled("lim", n), r.limit}})
 	}
-	return lines, nil
+	flat, err := r.flatLines(ctx)
+	if err != nil {
+		return nil, err
+	}
+	choices, err := r.choiceLines(ctx)
+	return append(append(lines, flat...), choices...), err
 }
 
 // sink counts what is published, and tells when it is all there is.
@@ -111,17 +125,30 @@ func (s *sink) Publish(topic string, ms ...*message.Message) error {
 
 func (s *sink) Close() error { return nil }
 
-// filled empties an outbox and fills it with n entries.
-func (r *relayBed) filled(table string, n int) func(context.Context) error {
+// filled empties an outbox and fills it with n entries. A large one it fills up again.
+func (r *relayBed) filled(schema string, n int) func(context.Context) error {
 	return func(ctx context.Context) error {
-		for _, stmt := range []string{
-			"truncate " + table + ", watermill_relayed",
-			fmt.Sprintf(`insert into %s (message_id, topic, key, payload, headers, next_attempt_at, created_at)
-				select gen_random_uuid()::text, 'relayed', 'review-' || g %% %d, '%s', '%s', now(), now() from generate_series(1, %d) g`,
-				table, relayKeys, payload, headers, n),
-			"vacuum analyze " + table,
-			"checkpoint",
-		} {
+		if n <= 100_000 {
+			if _, err := r.pool.Exec(ctx, "truncate "+schema+".outbox"); err != nil {
+				return err
+			}
+		}
+		return r.filledUp(schema, n)(ctx)
+	}
+}
+
+// filledUp sees that n entries can be claimed, whatever else is there.
+func (r *relayBed) filledUp(schema string, n int) func(context.Context) error {
+	table := schema + ".outbox"
+	return func(ctx context.Context) error {
+		var missing int
+		if err := r.pool.QueryRow(ctx, "select greatest(0, $1 - count(*)) from "+table+" where open and topic = 'relayed'", n).Scan(&missing); err != nil {
+			return err
+		}
+		if err := r.add(ctx, table, missing); err != nil {
+			return err
+		}
+		for _, stmt := range []string{"truncate watermill_relayed", "vacuum analyze " + table, "checkpoint"} {
 			if _, err := r.pool.Exec(ctx, stmt); err != nil {
 				return err
 			}
@@ -130,11 +157,19 @@ func (r *relayBed) filled(table string, n int) func(context.Context) error {
 	}
 }
 
+func (r *relayBed) add(ctx context.Context, table string, n int) error {
+	_, err := r.pool.Exec(ctx, fmt.Sprintf(`
+		insert into %s (message_id, topic, key, payload, headers, next_attempt_at, created_at)
+		select gen_random_uuid()::text, 'relayed', 'review-' || g %% %d, '%s', '%s', now(), now() from generate_series(1, $1::int) g`,
+		table, relayKeys, payload, headers), n)
+	return err
+}
+
 // relays is Kinora's: so many relays until all is published.
 func (r *relayBed) relays(n int, to func(all int64) *sink) work {
 	return func(ctx context.Context, _ *bed) (int64, error) {
 		var all int64
-		if err := r.pool.QueryRow(ctx, "select count(*) from kinora.outbox").Scan(&all); err != nil {
+		if err := r.pool.QueryRow(ctx, "select count(*) from "+r.schema+".outbox where open and topic = 'relayed'").Scan(&all); err != nil {
 			return 0, err
 		}
 		s := to(all)
@@ -142,7 +177,11 @@ func (r *relayBed) relays(n int, to func(all int64) *sink) work {
 		defer stop()
 		ended := make(chan error, n)
 		for range n {
-			relay, err := outbox.NewRelay(r.db, s, &outbox.RelayConfig{Batch: r.batch, OrderedPublisher: true, Logger: slog.New(slog.DiscardHandler)})
+			cfg := &outbox.RelayConfig{Batch: r.batch, OrderedPublisher: true, Logger: slog.New(slog.DiscardHandler)}
+			if r.keep {
+				cfg.Keep.Published = time.Hour
+			}
+			relay, err := outbox.NewRelay(r.db, s, cfg)
 			if err != nil {
 				return 0, err
 			}
@@ -163,14 +202,13 @@ func (r *relayBed) relays(n int, to func(all int64) *sink) work {
 	}
 }
 
-// The limit keeps the same order: it claims with both halves of the guard, and fences its marks.
+// The limit keeps the same order, and fences its marks.
 const (
 	limitClaim = `
 with ck as materialized (select clock_timestamp() t),
 picked as materialized (
 	select o.id, o.topic, o.key from lim.outbox o, ck
-	where o.open and o.next_attempt_at <= ck.t and not exists (
-		select from lim.outbox e where e.open and e.topic = o.topic and e.key = o.key and e.id < o.id and e.next_attempt_at > ck.t)
+	where o.open and o.next_attempt_at <= ck.t
 	order by o.id limit $2 for update of o skip locked),
 safe as materialized (
 	select p.id from picked p where not exists (
@@ -179,10 +217,18 @@ safe as materialized (
 update lim.outbox o set status = 'claimed', token = $1, attempts = attempts + 1, next_attempt_at = ck.t + interval '5 min'
 from safe, ck where o.id = safe.id returning o.id, o.message_id, o.topic, o.key, o.payload, o.headers`
 
-	limitMark = `update lim.outbox set status = 'published', open = false, published_at = now() where id = any($1) and token = $2`
+	limitMark   = `update lim.outbox set status = 'published', open = false, published_at = now() where id = any($1) and token = $2`
+	limitDelete = `delete from lim.outbox where id = any($1) and token = $2`
 )
 
-func (r *relayBed) limit(ctx context.Context, _ *bed) (done int64, err error) {
+func (r *relayBed) limit(ctx context.Context, _ *bed) (int64, error) {
+	if r.keep {
+		return r.claimAndMark(ctx, limitClaim, limitMark)
+	}
+	return r.claimAndMark(ctx, limitClaim, limitDelete)
+}
+
+func (r *relayBed) claimAndMark(ctx context.Context, claim, mark string) (done int64, err error) {
 	conn, err := r.pool.Acquire(context.WithoutCancel(ctx))
 	if err != nil {
 		return 0, err
@@ -190,7 +236,7 @@ func (r *relayBed) limit(ctx context.Context, _ *bed) (done int64, err error) {
 	defer conn.Release()
 	for ctx.Err() == nil {
 		token := uuid.New()
-		rows, err := conn.Query(context.WithoutCancel(ctx), limitClaim, token, r.batch)
+		rows, err := conn.Query(context.WithoutCancel(ctx), claim, token, r.batch)
 		if err != nil {
 			return done, err
 		}
@@ -210,7 +256,7 @@ func (r *relayBed) limit(ctx context.Context, _ *bed) (done int64, err error) {
 		if len(ids) == 0 {
 			return done, nil
 		}
-		if _, err := conn.Exec(context.WithoutCancel(ctx), limitMark, ids, token); err != nil {
+		if _, err := conn.Exec(context.WithoutCancel(ctx), mark, ids, token); err != nil {
 			return done, err
 		}
 		done += int64(len(ids))
@@ -230,7 +276,7 @@ func (r *relayBed) filledForward(ctx context.Context) error {
 		"drop table if exists watermill_offsets_forward",
 		"truncate watermill_forward, watermill_relayed",
 		fmt.Sprintf(`insert into watermill_forward (uuid, payload, metadata, transaction_id)
-			select gen_random_uuid()::text, '%s', '{}', pg_current_xact_id() from generate_series(1, %d) g`, envelope, backlog),
+			select gen_random_uuid()::text, '%s', '{}', pg_current_xact_id() from generate_series(1, %d) g`, envelope, forwards),
 		"vacuum analyze watermill_forward",
 		"checkpoint",
 	} {
@@ -252,7 +298,7 @@ func (r *relayBed) forward(to func(all int64) *sink) work {
 		if err != nil {
 			return 0, err
 		}
-		s := to(backlog)
+		s := to(forwards)
 		f, err := forwarder.NewForwarder(sub, s, log, forwarder.Config{ForwarderTopic: "forward", CloseTimeout: time.Second})
 		if err != nil {
 			return 0, err

@@ -65,7 +65,7 @@ func TestRelayKeepsNothingThatIsPublished(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(_, id string, _ time.Duration) bool { return id == "a-1" })
 		b.add("t", "a-1", "a-2", "b-1", "c-1", "b-2")
-		stop := start(t, b.db, b, outbox.RelayConfig{Keep: outbox.Retention{Published: -1}})
+		stop := start(t, b.db, b, outbox.RelayConfig{Keep: outbox.Retention{Published: none}})
 		synctest.Wait()
 		require.NoError(t, stop())
 		left := entries(t, b.db)

@@ -208,7 +208,7 @@ func (b *batch) freshFirst(call []Entry, mixed bool) []Entry {
 func published(call []Entry, keep Retention) []Mark {
 	marks := make([]Mark, len(call))
 	for i, e := range call {
-		marks[i] = Mark{Seq: e.Seq, Token: e.Token, To: Published, Drop: keep.Published < 0}
+		marks[i] = Mark{Seq: e.Seq, Token: e.Token, To: Published, Drop: keep.Published == 0}
 	}
 	return marks
 }

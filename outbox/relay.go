@@ -17,6 +17,7 @@ import (
 type RelayConfig struct {
 	Topics           []string         // only these; nil: all
 	Batch            int              // entries in one claim; zero means 50
+	Bytes            int              // of payload in one claim, unless one entry has more; zero means 8 MiB
 	Lease            time.Duration    // how long a claim protects its entries, and how late those of a relay that died go on; renewed while a batch takes longer; zero means 5m
 	Backoff          claim.Backoff    // after a failed publication; zero means 30s doubling to 1h, 8 attempts
 	OrderedPublisher bool             // one Publish call keeps the order of its messages; else at most one message per key a call
@@ -28,7 +29,7 @@ type RelayConfig struct {
 	Logger           *slog.Logger     // nil: slog.Default()
 	LogErrors        bool             // also log the texts of publish errors, which may hold what users wrote
 	Observer         Observer         // is told what the relay does
-	Clock            func() time.Time // measures durations for Observer, and nothing else; nil: time.Now
+	Clock            func() time.Time // measures how long calls take; nil: time.Now
 }
 
 // ErrDrain: a service did not finish in its Drain. What it held goes on with others when its lease ends.
@@ -60,7 +61,7 @@ func NewRelay(s Store, p message.Publisher, cfg *RelayConfig) (*Relay, error) {
 		return nil, fmt.Errorf("relay: %w", err)
 	}
 	r.log = r.cfg.Logger.With("relay", r.cfg.Holder)
-	r.query = Query{Topics: r.cfg.Topics, Attempts: r.cfg.Backoff.Attempts, Unordered: r.cfg.Unordered}
+	r.query = Query{Topics: r.cfg.Topics, Attempts: r.cfg.Backoff.Attempts, Unordered: r.cfg.Unordered, Bytes: r.cfg.Bytes}
 	return r, nil
 }
 
@@ -76,14 +77,17 @@ func (c *RelayConfig) validate() error {
 	if c.Keep, err = c.Keep.WithDefaults(); err != nil {
 		return err
 	}
+	if c.Bytes == 0 {
+		c.Bytes = 8 << 20
+	}
 	if c.Poll == 0 {
 		c.Poll = time.Second
 	}
 	if c.Drain == 0 {
 		c.Drain = 10 * time.Second
 	}
-	if c.Poll < 0 || c.Drain < 0 {
-		return fmt.Errorf("poll %s, drain %s: want no negative duration", c.Poll, c.Drain)
+	if c.Poll < 0 || c.Drain < 0 || c.Bytes < 0 {
+		return fmt.Errorf("poll %s, drain %s, %d bytes: want nothing negative", c.Poll, c.Drain, c.Bytes)
 	}
 	if c.Holder == "" {
 		host, _ := os.Hostname()
@@ -150,38 +154,72 @@ const (
 	pauseMin   = 5 * time.Millisecond  // the first pause of an idle relay; it doubles up to Poll
 	troubleMin = 50 * time.Millisecond // the first pause after a store error; it doubles to troubleMax
 	troubleMax = 5 * time.Second
-	storeLimit = 30 * time.Second // for one statement of the store
+
+	lookEvery    = 100 * time.Millisecond // looks everywhere while there is something nearby
+	restTimes    = 10                     // the rest after a look everywhere, in times of what it took
+	restMax      = 10 * time.Second
+	nearbyBefore = 1000             // Seqs
+	storeLimit   = 30 * time.Second // for one statement of the store
 )
 
+// loop looks for what it can claim: nearby, behind what it claimed last, for as long as there is something; and
+// everywhere where there is nothing, and now and then. A look everywhere can be long where much waits for others, or is
+// dead and not vacuumed yet. It rests the longer after it, as it only keeps others from their work.
 func (r *Relay) loop(ctx, hard context.Context) {
 	pause, trouble := pauseMin, troubleMin
+	var after int64            // where nearby begins; 0: not known yet
+	var rest, nearby time.Time // until then: no look everywhere by all means; and none where there is something nearby
 	for ctx.Err() == nil {
 		var wake <-chan struct{}
 		if w, ok := r.store.(Waker); ok {
 			wake = w.Enqueued() // before the look, so that nothing falls between
 		}
+		begin := r.cfg.Clock()
 		q, limit := r.next()
+		if begin.Before(nearby) {
+			q.After = after
+		}
 		b, err := r.fetch(ctx, hard, q, limit)
-		idle := b == nil
+		everywhere, found := q.After == 0, b != nil
+		if now := r.cfg.Clock(); everywhere {
+			rest = now.Add(min(restTimes*now.Sub(begin), restMax))
+			nearby = rest
+		}
 		for b != nil {
+			after = b.behind()
 			ahead := r.fetchAhead(ctx, hard, b)
 			b.publish()
 			b, err = ahead()
-			pause = pauseMin
 		}
-		switch {
+		switch now := r.cfg.Clock(); {
 		case err != nil:
 			r.log.Warn("claim", "class", errorClass(err), "again_in", trouble)
 			sleep(ctx, trouble, nil)
 			trouble = min(2*trouble, troubleMax)
 			continue
-		case idle:
+		case found:
+			pause = pauseMin
+			if everywhere && nearby.Before(now.Add(lookEvery)) {
+				nearby = now.Add(lookEvery)
+			}
+		case everywhere:
+			if after == 0 {
+				sleep(ctx, rest.Sub(now), nil)
+			}
 			sleep(ctx, min(pause, r.cfg.Poll), wake)
 			pause = min(2*pause, r.cfg.Poll)
+		case now.Before(rest):
+			sleep(ctx, rest.Sub(now), wake)
+		default:
+			nearby = now
 		}
 		trouble = troubleMin
 	}
 }
+
+// behind is where to look nearby after b. It is a little before its end, as what was added before may be committed
+// after it.
+func (b *batch) behind() int64 { return max(1, b.entries[len(b.entries)-1].Seq-nearbyBefore) }
 
 // next is what to claim next.
 func (r *Relay) next() (q Query, limit int) {
@@ -202,10 +240,11 @@ func (r *Relay) fetch(ctx, hard context.Context, q Query, limit int) (*batch, er
 	return r.newBatch(ctx, hard, lease, entries), err
 }
 
-// fetchAhead claims the next batch while b is published, where there is likely one: b is as large as may be, and of
-// so many keys that the next entries are not all behind it. The function that it returns waits for that.
+// fetchAhead claims the next batch nearby while b is published, where there is likely one: b is as large as may be,
+// and of so many keys that the next entries are not all behind it. The function that it returns waits for that.
 func (r *Relay) fetchAhead(ctx, hard context.Context, b *batch) func() (*batch, error) {
 	q, limit := r.next()
+	q.After = b.behind()
 	if ctx.Err() != nil || len(q.Except) > 0 || limit > r.cfg.Batch || len(b.entries) < limit || 2*b.lanes() < len(b.entries) {
 		return func() (*batch, error) { return nil, nil }
 	}

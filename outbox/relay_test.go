@@ -92,10 +92,18 @@ func enqueue(t *testing.T, db *memory.DB, ids ...string) {
 	}))
 }
 
+const none = -1 // kept, of what is published
+
 // start runs a relay until the returned function stops it.
 func start(t *testing.T, s outbox.Store, p message.Publisher, cfg outbox.RelayConfig) (stop func() error) {
 	t.Helper()
 	cfg.Logger = slog.New(slog.DiscardHandler)
+	switch cfg.Keep.Published {
+	case 0:
+		cfg.Keep.Published = 24 * time.Hour // for what tests look at
+	case none:
+		cfg.Keep.Published = 0
+	}
 	r, err := outbox.NewRelay(s, p, &cfg)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())

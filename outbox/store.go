@@ -74,6 +74,8 @@ type Query struct {
 	Except    []string // not these
 	Attempts  int      // the limit of attempts: an entry whose claim vanished at it is abandoned; ≤ 0: no limit
 	Unordered bool     // no entry waits for another of its key: what is eligible is claimed, whatever stands before it
+	After     int64    // above 0: look nearby, only at the eligible entries behind this Seq, the first of them, as many as may be claimed: cheap whatever waits elsewhere, and no proof that there is nothing
+	Bytes     int      // no more payload than this, but for one entry; ≤ 0: no limit
 }
 
 // Mark is one fenced change of a claimed entry.
@@ -83,25 +85,22 @@ type Mark struct {
 	To    Status        // Published, Failed, Abandoned; Claimed renews the lease; Pending releases and gives the attempt back
 	After time.Duration // Failed: the backoff; Claimed: the new lease; Pending: not claimable before
 	Error string        // Failed, Abandoned, and where it is not empty Pending: class only
-	Drop  bool          // Published: delete the entry instead of keeping it
+	Drop  bool          // Published: delete the entry instead
 }
 
 // Retention is how long entries are kept that are done with. Abandoned ones are kept until a person decides.
 type Retention struct {
-	Published time.Duration // zero means 7 days; negative: not at all, they are deleted where they would be marked
+	Published time.Duration // zero: not at all, relays delete them instead of marking them, and leave alone what others keep
 	Skipped   time.Duration // zero means 30 days
 }
 
-// WithDefaults fills in what is zero, and refuses a negative time for skipped entries.
+// WithDefaults fills in what is zero, and refuses a negative time with claim.ErrTerms.
 func (r Retention) WithDefaults() (Retention, error) {
-	if r.Published == 0 {
-		r.Published = 7 * 24 * time.Hour
-	}
 	if r.Skipped == 0 {
 		r.Skipped = 30 * 24 * time.Hour
 	}
-	if r.Skipped < 0 {
-		return r, fmt.Errorf("%w: skipped entries kept for %s: want no negative duration", claim.ErrTerms, r.Skipped)
+	if r.Published < 0 || r.Skipped < 0 {
+		return r, fmt.Errorf("%w: published entries kept for %s, skipped ones for %s: want no negative duration", claim.ErrTerms, r.Published, r.Skipped)
 	}
 	return r, nil
 }
@@ -113,7 +112,8 @@ func (r Retention) WithDefaults() (Retention, error) {
 // Query.Unordered takes the conditions on earlier entries away.
 type Store interface {
 	// EntryCandidates reads at most limit eligible entries in order of Seq, without taking them: only those
-	// that have no earlier open entry of the same topic and key that is not eligible.
+	// that have no earlier open entry of the same topic and key that is not eligible. With q.After it looks at no
+	// more than limit eligible ones; with q.Bytes it stops before the one that would be too much, unless it is the first.
 	EntryCandidates(ctx context.Context, q Query, limit int) ([]Entry, error)
 
 	// TakeEntry takes e if it is still as it was read (status, attempts, token), still eligible, and every earlier open entry of its
@@ -180,8 +180,8 @@ type Keeper interface {
 	HoldEntries(ctx context.Context, long time.Duration, limit int) (int, error)
 
 	// DeleteEntries looks at entries after Seq after, at most some thousand of them in order, and deletes those
-	// that have been published or skipped for longer than keep says. keep is complete (Retention.WithDefaults);
-	// a negative time is none. It returns how many it deleted, and the Seq to go on after; 0 at the end.
+	// that have been published or skipped for longer than keep says; no published ones where it says zero. keep is
+	// complete (Retention.WithDefaults). It returns how many it deleted, and the Seq to go on after; 0 at the end.
 	DeleteEntries(ctx context.Context, keep Retention, after int64) (n int, next int64, err error)
 }
 

@@ -67,8 +67,9 @@ func eligible(e outbox.Entry, now time.Time) bool {
 func (s *state) candidates(q outbox.Query, limit int, now time.Time) []outbox.Entry {
 	var found []outbox.Entry
 	held := map[lane]bool{}
+	looked, bytes := 0, 0
 	for seq := range s.open.from(0) {
-		if len(found) >= limit {
+		if len(found) >= limit || q.After > 0 && looked >= limit {
 			break
 		}
 		e, _ := s.entries.get(seq)
@@ -76,7 +77,15 @@ func (s *state) candidates(q outbox.Query, limit int, now time.Time) []outbox.En
 		case len(q.Topics) > 0 && !slices.Contains(q.Topics, e.Topic), slices.Contains(q.Except, e.Topic):
 		case !eligible(e, now):
 			held[laneOf(e)] = !q.Unordered
-		case !held[laneOf(e)]:
+		case seq <= q.After:
+		default:
+			looked++
+			if held[laneOf(e)] {
+				continue
+			}
+			if bytes += len(e.Payload); q.Bytes > 0 && bytes > q.Bytes && len(found) > 0 {
+				return found
+			}
 			found = append(found, ownEntry(e))
 		}
 	}

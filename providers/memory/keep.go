@@ -66,7 +66,7 @@ func (db *DB) DeleteEntries(ctx context.Context, keep outbox.Retention, after in
 				return nil
 			}
 			next = e.Seq
-			if e.Status == outbox.Published && e.PublishedAt.Before(now.Add(-max(keep.Published, 0))) ||
+			if e.Status == outbox.Published && keep.Published > 0 && e.PublishedAt.Before(now.Add(-keep.Published)) ||
 				e.Status == outbox.Skipped && e.NextAttemptAt.Before(now.Add(-keep.Skipped)) {
 				tx.staged.drop(e)
 				n++

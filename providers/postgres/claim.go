@@ -44,6 +44,24 @@ func scanEntry(row pgx.CollectableRow) (outbox.Entry, error) {
 	return e, json.Unmarshal(headers, &e.Headers)
 }
 
+// claimedColumns are the columns of a claim that its caller does not know already.
+const claimedColumns = `o.id, o.message_id, o.topic, o.key, o.payload, o.headers, o.attempts, o.suspect, o.last_error,
+	o.next_attempt_at, o.created_at, o.last_attempt_at`
+
+func scanClaimed(t claim.Terms) pgx.RowToFunc[outbox.Entry] {
+	return func(row pgx.CollectableRow) (outbox.Entry, error) {
+		e := outbox.Entry{Status: outbox.Claimed, Token: t.Token, ClaimedBy: t.Holder}
+		var headers []byte
+		err := row.Scan(&e.Seq, &e.ID, &e.Topic, &e.Key, &e.Payload, &headers, &e.Attempts, &e.Suspect, &e.LastError,
+			&e.NextAttemptAt, &e.CreatedAt, &e.LastAttemptedAt)
+		if err != nil {
+			return e, err
+		}
+		e.NextAttemptAt, e.CreatedAt, e.LastAttemptedAt = e.NextAttemptAt.UTC(), e.CreatedAt.UTC(), e.LastAttemptedAt.UTC()
+		return e, json.Unmarshal(headers, &e.Headers)
+	}
+}
+
 // eligible is what may be claimed by itself; claimable, the first half of the guard, that no ineligible entry of
 // its key precedes: neither one that waits or is taken, nor one that is set aside. Lookups stand in cases, which are
 // never turned into joins: with statistics from when little was open, that was a walk over all of it for each (20
@@ -64,7 +82,7 @@ const (
 			where e.open and e.topic <> '' and e.topic = o.topic and e.key = o.key and e.id < o.id
 				and not (e.status in ('pending', 'failed', 'claimed') and e.next_attempt_at <= ck.t)) then null else true end is not null
 		and ` + nothingHeld
-	nothingHeld = `case when exists (
+	nothingHeld = `case when ` + anyHeld + ` and exists (
 			select from kinora.outbox e
 			where e.held and e.topic <> '' and e.topic = o.topic and e.key = o.key and e.id < o.id) then null else true end is not null`
 )
@@ -74,31 +92,37 @@ const (
 // their key precedes, locked, skipping those that others hold. Of these, spent ones (their claim vanished, at
 // the limit) are abandoned; a suspect (its claim vanished) goes alone if it is the first, and else ends the
 // batch before it. safe are those whose key has no earlier open entry outside of the batch: what others had
-// locked is one. Without order every eligible entry is claimable, and the batch is safe.//
+// locked is one. Without order every eligible entry is claimable, and the batch is safe.
+//
+// A claim that looks nearby picks what is eligible without looking before it, and leaves it to the second half of the
+// guard whether it is safe: half the lookups, where little is in the way.
+//
 // A claim of some topics walks each topic that has anything open by itself, so that it costs nothing how much the
 // others have: as many as it wants of each, and the first of all those. It locks them in the walks, and
 // so some that it does not pick: were they locked once they are picked, relays that claim at once would pick the
 // same ones, and all but one get nothing. Nobody waits for a lock, in whatever order they are taken.
 const (
 	claimEntriesSQL       = claimHead + claimAny + claimable + claimPicked + claimRest + claimSafe + claimTail
+	claimNearSQL          = claimHead + claimAny + eligible + claimPicked + claimRest + claimSafe + claimNotHeld + claimTail
 	claimUnorderedSQL     = claimHead + claimAny + eligible + claimPicked + claimRest + claimTail
 	claimTopicsSQL        = claimTopicsHead + claimableOfTopic + claimPickedOfTopic + claimMerged + claimRest + claimSafe + claimTail
+	claimTopicsNearSQL    = claimTopicsHead + eligibleOfTopic + claimPickedOfTopic + claimMerged + claimRest + claimSafe + claimNotHeld + claimTail
 	claimTopicsNoOrderSQL = claimTopicsHead + eligibleOfTopic + claimPickedOfTopic + claimMerged + claimRest + claimTail
 
 	claimHead = `
 with ck as materialized (select clock_timestamp() t),`
 	claimTopicsHead = `
 with recursive ck as materialized (select clock_timestamp() t),
-asked as materialized (select $6::text[] as topics, $7::text[] as others),` + openTopics + `,
+asked as materialized (select $8::text[] as topics, $9::text[] as others),` + openTopics + `,
 picked as materialized (
 	select p.* from names n, lateral (` + claimCandidate
 	claimAny = `
 picked as materialized (` + claimCandidate
 	claimCandidate = `
-	select o.id, o.topic, o.key, o.status = 'claimed' or o.suspect as suspect,
+	select o.id, o.topic, o.key, octet_length(o.payload) as bytes, o.status = 'claimed' or o.suspect as suspect,
 		o.status = 'claimed' and $4::int > 0 and o.attempts >= $4::int as spent
 	from kinora.outbox o, ck
-	where `
+	where o.id > $7::bigint and `
 	claimPicked = `
 	order by o.id limit $3::int
 	for update of o skip locked`
@@ -112,22 +136,24 @@ abandoned as (
 	update kinora.outbox o set status = 'abandoned', open = false, held = true, stuck = true, suspect = true, last_error = 'vanished'
 	from picked p where p.spent and o.id = p.id),
 batch as materialized (
-	select p.id, p.topic, p.key from picked p
-	where not p.spent and (
+	select p.id, p.topic, p.key from (select *, sum(bytes) over (order by id) - bytes as before from picked where not spent) p
+	where (p.before = 0 or $6::bigint <= 0 or p.before + p.bytes <= $6::bigint) and (
 		p.id < coalesce((select min(id) from picked where suspect and not spent), p.id + 1)
 		or p.suspect and p.id = (select min(id) from picked where not spent))),
 safe as materialized (
-	select b.id from batch b`
+	select o.id from batch o`
 	claimSafe = `
 	where case when exists (
 		select from kinora.outbox e
-		where e.open and e.topic <> '' and e.topic = b.topic and e.key = b.key and e.id < b.id
+		where e.open and e.topic <> '' and e.topic = o.topic and e.key = o.key and e.id < o.id
 			and e.id not in (select id from batch)) then null else true end is not null`
+	claimNotHeld = `
+	and ` + nothingHeld
 	claimTail = `)
 update kinora.outbox o set status = 'claimed', token = $1::uuid, claimed_by = $5::text, attempts = o.attempts + 1,
 	suspect = o.suspect or o.status = 'claimed', last_attempt_at = ck.t, next_attempt_at = ck.t + $2::bigint * interval '1 microsecond'
 from safe, ck where o.id = safe.id
-returning ` + entryColumns
+returning ` + claimedColumns
 
 	// openTopics are those asked for or, where none are, all that have anything open, which it leaps through by the
 	// index; without the others. The last condition always holds: for it the planner takes them to be few, as they are.
@@ -145,13 +171,13 @@ names as materialized (
 
 // ClaimEntries implements outbox.BatchClaimer.
 func (db *DB) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) ([]outbox.Entry, error) {
-	sql := statementFor(q, claimEntriesSQL, claimUnorderedSQL, claimTopicsSQL, claimTopicsNoOrderSQL)
-	args := []any{planned, uuid.UUID(t.Token), t.Lease.Microseconds(), t.Limit, q.Attempts, t.Holder}
+	sql := statementFor(q, claimStatements)
+	args := []any{planned, uuid.UUID(t.Token), t.Lease.Microseconds(), t.Limit, q.Attempts, t.Holder, q.Bytes, max(q.After, 0)}
 	rows, err := db.pool.Query(ctx, db.q(sql), append(args, topicArgs(q)...)...)
 	if err != nil {
 		return nil, fmt.Errorf("claim entries: %w", clear(err))
 	}
-	entries, err := pgx.CollectRows(rows, scanEntry)
+	entries, err := pgx.CollectRows(rows, scanClaimed(t))
 	if err != nil {
 		return nil, fmt.Errorf("claim entries: %w", clear(err))
 	}
@@ -167,17 +193,35 @@ func some[T any](all []T) []T {
 	return all
 }
 
-// statementFor is the one of four that q wants.
-func statementFor(q outbox.Query, all, allUnordered, topics, topicsUnordered string) string {
-	switch some := len(topicArgs(q)) > 0; {
-	case some && q.Unordered:
-		return topicsUnordered
-	case some:
-		return topics
-	case q.Unordered:
-		return allUnordered
+// statements of one kind, for all topics and for some of them.
+type statements struct{ all, some byOrder }
+
+type byOrder struct{ ordered, near, unordered string }
+
+var (
+	claimStatements = statements{
+		all:  byOrder{claimEntriesSQL, claimNearSQL, claimUnorderedSQL},
+		some: byOrder{claimTopicsSQL, claimTopicsNearSQL, claimTopicsNoOrderSQL},
 	}
-	return all
+	candidateStatements = statements{
+		all:  byOrder{entryCandidatesSQL, nearCandidatesSQL, unorderedCandidatesSQL},
+		some: byOrder{topicCandidatesSQL, topicNearSQL, topicNoOrderSQL},
+	}
+)
+
+// statementFor is the one that q wants.
+func statementFor(q outbox.Query, of statements) string {
+	by := of.all
+	if len(topicArgs(q)) > 0 {
+		by = of.some
+	}
+	switch {
+	case q.Unordered: // and nearby: it looks at nothing before them anyway
+		return by.unordered
+	case q.After > 0:
+		return by.near
+	}
+	return by.ordered
 }
 
 // topicArgs is nothing where q picks all topics.
@@ -188,33 +232,45 @@ func topicArgs(q outbox.Query) []any {
 	return []any{some(q.Topics), some(q.Except)}
 }
 
+// Candidates: the first so many that may be claimed or, nearby, those of the first so many eligible ones.
 const (
-	entryCandidatesSQL     = candidatesHead + claimable + candidatesTail
-	unorderedCandidatesSQL = candidatesHead + eligible + candidatesTail
-	topicCandidatesSQL     = topicCandidatesHead + claimableOfTopic + topicCandidatesTail
-	topicNoOrderSQL        = topicCandidatesHead + eligibleOfTopic + topicCandidatesTail
+	entryCandidatesSQL     = candidatesHead + candidatesOf + claimable + candidatesTail + candidatesAll + candidatesEnd
+	nearCandidatesSQL      = candidatesHead + candidatesOf + eligible + candidatesTail + candidatesNear + candidatesEnd
+	unorderedCandidatesSQL = candidatesHead + candidatesOf + eligible + candidatesTail + candidatesAll + candidatesEnd
+	topicCandidatesSQL     = topicCandidatesHead + candidatesOf + claimableOfTopic + topicCandidatesTail + candidatesAll + candidatesEnd
+	topicNearSQL           = topicCandidatesHead + candidatesOf + eligibleOfTopic + topicCandidatesTail + candidatesNear + candidatesEnd
+	topicNoOrderSQL        = topicCandidatesHead + candidatesOf + eligibleOfTopic + topicCandidatesTail + candidatesAll + candidatesEnd
 
 	candidatesHead = `
-with ck as materialized (select clock_timestamp() t)` + candidatesOf
+with ck as materialized (select clock_timestamp() t),
+first as materialized (`
 	topicCandidatesHead = `
 with recursive ck as materialized (select clock_timestamp() t),
-asked as materialized (select $2::text[] as topics, $3::text[] as others),` + openTopics + `
-select p.* from names n, lateral (` + candidatesOf
+asked as materialized (select $4::text[] as topics, $5::text[] as others),` + openTopics + `,
+first as materialized (
+select p.* from names n, lateral (`
 	candidatesOf = `
-select ` + entryColumns + `
+select o.id, o.topic, o.key, octet_length(o.payload) as bytes
 from kinora.outbox o, ck
-where `
+where o.id > $3::bigint and `
 	candidatesTail = `
-order by o.id limit $1::int`
+order by o.id limit $1::int)`
 	topicCandidatesTail = `
 order by o.topic, o.id limit $1::int) p
-order by p.id limit $1::int`
+order by p.id limit $1::int)`
+	candidatesAll = `,
+picked as materialized (select o.id, o.bytes from first o`
+	candidatesNear = candidatesAll + `, ck where true` + unpreceded
+	candidatesEnd  = `)
+select ` + entryColumns + `
+from (select id, bytes, sum(bytes) over (order by id) - bytes as before from picked) p join kinora.outbox o on o.id = p.id
+where p.before = 0 or $2::bigint <= 0 or p.before + p.bytes <= $2::bigint
+order by o.id`
 )
 
 // EntryCandidates implements outbox.Store.
 func (db *DB) EntryCandidates(ctx context.Context, q outbox.Query, limit int) ([]outbox.Entry, error) {
-	sql := statementFor(q, entryCandidatesSQL, unorderedCandidatesSQL, topicCandidatesSQL, topicNoOrderSQL)
-	rows, err := db.pool.Query(ctx, db.q(sql), append([]any{planned, limit}, topicArgs(q)...)...)
+	rows, err := db.pool.Query(ctx, db.q(statementFor(q, candidateStatements)), append([]any{planned, limit, q.Bytes, max(q.After, 0)}, topicArgs(q)...)...)
 	if err == nil {
 		var entries []outbox.Entry
 		if entries, err = pgx.CollectRows(rows, scanEntry); err == nil {

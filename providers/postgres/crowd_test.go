@@ -213,7 +213,7 @@ func deliver(ctx context.Context, db *postgres.DB) error {
 func claimIn(t *testing.T, tx pgx.Tx, limit int) []int64 {
 	t.Helper()
 	token := claim.NewToken()
-	rows, err := tx.Query(t.Context(), constants(t)["claimEntriesSQL"], token[:], time.Hour.Microseconds(), limit, 8, "a")
+	rows, err := tx.Query(t.Context(), constants(t)["claimEntriesSQL"], token[:], time.Hour.Microseconds(), limit, 8, "a", 0, 0)
 	require.NoError(t, err)
 	seqs, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (int64, error) {
 		values, err := row.Values()
@@ -233,11 +233,13 @@ func TestClaimStatementsThatOverlapDoNotSplitAKey(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = other.Rollback(context.Background()) }()
 	require.Len(t, claimIn(t, other, 1), 1)
-	entries, err := db.ClaimEntries(t.Context(), outbox.Query{}, terms(t))
-	require.NoError(t, err)
-	require.Empty(t, entries)
+	for _, after := range []int64{0, 1} {
+		entries, err := db.ClaimEntries(t.Context(), outbox.Query{After: after}, terms(t))
+		require.NoError(t, err)
+		require.Empty(t, entries)
+	}
 	require.NoError(t, other.Rollback(t.Context()))
-	entries, err = db.ClaimEntries(t.Context(), outbox.Query{}, terms(t))
+	entries, err := db.ClaimEntries(t.Context(), outbox.Query{}, terms(t))
 	require.NoError(t, err)
 	require.Len(t, entries, 3)
 }

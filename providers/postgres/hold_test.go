@@ -346,6 +346,17 @@ func TestClaimsAreHotUpdates(t *testing.T) {
 	require.Len(t, claimIn(t, tx, 10), 6)
 	allAfter, hotAfter := updates()
 	require.Equal(t, []int{6, 6}, []int{allAfter - all, hotAfter - hot})
+
+	// So they are where whole pages are claimed at once.
+	_, err := db.Pool().Exec(t.Context(), `
+		insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at)
+		select gen_random_uuid(), 'review', 'review-' || g, convert_to(repeat('x', 50 + 7 * g), 'UTF8'), '{"kinora_version": "1"}', now(), now() from generate_series(1, 150) g`)
+	require.NoError(t, err)
+	all, hot = updates()
+	require.Len(t, claimIn(t, tx, 1000), 150)
+	allAfter, hotAfter = updates()
+	require.Equal(t, 150, allAfter-all)
+	require.Greater(t, hotAfter-hot, 140, "one or so on each page's edge")
 }
 
 // stuckLanes makes abandoned entries, one in each of n keys, and behind each of these that every picks a pending one.

@@ -182,7 +182,7 @@ keep as materialized (
 	select t - $3::bigint * interval '1 microsecond' as published, t - $4::bigint * interval '1 microsecond' as skipped from ck),
 looked as materialized (
 	select o.id, o.created_at,
-		o.status = 'published' and ($3::bigint < 0 or o.published_at < keep.published)
+		o.status = 'published' and $3::bigint > 0 and o.published_at < keep.published
 			or o.status = 'skipped' and o.next_attempt_at < keep.skipped as over
 	from (select * from kinora.outbox where id > $1::bigint order by id limit $2::bigint) o, keep),
 deleted as (
@@ -192,16 +192,13 @@ deleted as (
 		order by o.id for update skip locked))
 	returning id)
 select (select count(*) from deleted), case
-	when count(*) = $2::bigint and ($3::bigint < 0 or min(created_at) <= (select greatest(published, skipped) from keep)) then max(id)
+	when count(*) = $2::bigint and min(created_at) <= (select case when $3::bigint > 0 then greatest(published, skipped) else skipped end from keep) then max(id)
 	else 0 end
 from looked`
 
 // DeleteEntries implements outbox.Keeper.
 func (db *DB) DeleteEntries(ctx context.Context, keep outbox.Retention, after int64) (n int, next int64, err error) {
-	published := keep.Published.Microseconds()
-	if keep.Published < 0 {
-		published = -1
-	}
+	published := (keep.Published + time.Microsecond - 1).Microseconds() // none is zero but zero itself
 	err = db.pool.QueryRow(ctx, db.q(deleteEntriesSQL), planned, after, deleteLook, published, keep.Skipped.Microseconds()).Scan(&n, &next)
 	if err != nil {
 		return 0, after, fmt.Errorf("delete entries: %w", clear(err))

@@ -107,7 +107,7 @@ func TestNoTwoRelaysHoldAClaim(t *testing.T) {
 func playClaim(t *testing.T, db *postgres.DB, lease time.Duration, record func(in asked, ok bool, call, back time.Time)) bool {
 	terms := claim.Terms{Lease: lease, Limit: 1 + rand.IntN(8), Token: claim.NewToken()}
 	call := time.Now()
-	got, err := outbox.Claim(t.Context(), db, outbox.Query{}, terms)
+	got, err := outbox.Claim(t.Context(), db, outbox.Query{After: rand.Int64N(3)}, terms)
 	back := time.Now()
 	if err != nil {
 		t.Error(err)
@@ -119,6 +119,7 @@ func playClaim(t *testing.T, db *postgres.DB, lease time.Duration, record func(i
 	for range 3 { // the last marks are of what others may have by now
 		time.Sleep(time.Duration(rand.Int64N(int64(lease))))
 		marks := make([]outbox.Mark, 0, len(got))
+		drop := rand.IntN(12) == 0
 		for _, e := range got {
 			to := []outbox.Status{outbox.Published, outbox.Failed, outbox.Pending, outbox.Claimed, outbox.Claimed, outbox.Claimed}[rand.IntN(6)]
 			m := outbox.Mark{Seq: e.Seq, Token: e.Token, To: to}
@@ -127,6 +128,9 @@ func playClaim(t *testing.T, db *postgres.DB, lease time.Duration, record func(i
 			}
 			if to == outbox.Published && rand.IntN(4) > 0 { // or all is over soon
 				m.To = outbox.Failed
+			}
+			if drop {
+				m = outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Published, Drop: true}
 			}
 			marks = append(marks, m)
 		}

@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -69,42 +70,90 @@ changed as (
 	returning o.id, o.topic, o.key, o.status),
 done as (select * from deleted union all select * from changed),
 gone as (select id from done where status = 'published'),
-lanes as (select distinct topic, key from done where status = 'published'),` + restored + `
+lanes as (select distinct topic, key from done where status = 'published' and ` + anyHeld + `),` + restored + `
 select id from done`
 
-// MarkEntries implements outbox.Store: one statement.
+// The usual mark, that all entries of a claim are published and not kept, is a shorter one where nothing is held. It
+// deletes them in the array's order, by the primary key.
+const dropEntriesSQL = `
+delete from kinora.outbox o
+where o.id = any($1::bigint[]) and o.token = $2::uuid and o.status = 'claimed' and not (` + anyHeld + `)
+returning o.id`
+
+// anyHeld is looked up once, and saves each lane its own look where nothing is held.
+const anyHeld = `(select h.id from kinora.outbox h where h.held and h.id > 0 order by h.id limit 1) is not null`
+
+// MarkEntries implements outbox.Store: one statement, or two where something is held, or late.
 func (db *DB) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int64, err error) {
 	if err := outbox.CheckMarks(marks); err != nil {
 		return nil, err
 	}
-	n := len(marks)
-	ids, tokens, statuses, afters, errs, drops := make([]int64, 0, n), make([]uuid.UUID, 0, n), make([]string, 0, n),
-		make([]int64, 0, n), make([]string, 0, n), make([]bool, 0, n)
-	open := make(map[int64]bool, n)
+	undone := make(map[int64]bool, len(marks))
+	var first []outbox.Mark
 	for _, m := range marks {
-		if _, twice := open[m.Seq]; twice {
+		if undone[m.Seq] {
 			late = append(late, m.Seq) // the first mark ends the claim that the second one names
 			continue
 		}
-		open[m.Seq] = true
-		ids, tokens, statuses = append(ids, m.Seq), append(tokens, uuid.UUID(m.Token)), append(statuses, string(m.To))
-		afters, errs, drops = append(afters, m.After.Microseconds()), append(errs, m.Error), append(drops, m.Drop)
+		undone[m.Seq] = true
+		first = append(first, m)
 	}
-	rows, err := db.pool.Query(ctx, db.q(markEntriesSQL), planned, ids, tokens, statuses, afters, errs, drops)
-	if err != nil {
-		return nil, fmt.Errorf("mark entries: %w", clear(err))
+	if dropped(first) {
+		if err := db.mark(ctx, undone, dropEntriesSQL, column(first, func(m outbox.Mark) int64 { return m.Seq }), uuid.UUID(first[0].Token)); err != nil {
+			return nil, err
+		}
+		first = slices.DeleteFunc(first, func(m outbox.Mark) bool { return !undone[m.Seq] })
 	}
-	done, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	if err != nil {
-		return nil, fmt.Errorf("mark entries: %w", clear(err))
+	if len(first) > 0 {
+		err := db.mark(ctx, undone, markEntriesSQL,
+			column(first, func(m outbox.Mark) int64 { return m.Seq }),
+			column(first, func(m outbox.Mark) uuid.UUID { return uuid.UUID(m.Token) }),
+			column(first, func(m outbox.Mark) string { return string(m.To) }),
+			column(first, func(m outbox.Mark) int64 { return m.After.Microseconds() }),
+			column(first, func(m outbox.Mark) string { return m.Error }),
+			column(first, func(m outbox.Mark) bool { return m.Drop }))
+		if err != nil {
+			return nil, err
+		}
 	}
-	for _, id := range done {
-		open[id] = false
-	}
-	for _, id := range ids {
-		if open[id] {
-			late = append(late, id)
+	for _, m := range first {
+		if undone[m.Seq] {
+			late = append(late, m.Seq)
 		}
 	}
 	return late, nil
+}
+
+// dropped tells whether marks are those of entries of one claim, all published and not kept.
+func dropped(marks []outbox.Mark) bool {
+	for _, m := range marks {
+		if !m.Drop || m.Token != marks[0].Token {
+			return false
+		}
+	}
+	return len(marks) > 0
+}
+
+func column[T any](marks []outbox.Mark, of func(outbox.Mark) T) []T {
+	all := make([]T, len(marks))
+	for i, m := range marks {
+		all[i] = of(m)
+	}
+	return all
+}
+
+// mark runs a statement that returns the ids that it changed.
+func (db *DB) mark(ctx context.Context, undone map[int64]bool, sql string, args ...any) error {
+	rows, err := db.pool.Query(ctx, db.q(sql), append([]any{planned}, args...)...)
+	if err != nil {
+		return fmt.Errorf("mark entries: %w", clear(err))
+	}
+	var id int64
+	if _, err := pgx.ForEachRow(rows, []any{&id}, func() error {
+		undone[id] = false
+		return nil
+	}); err != nil {
+		return fmt.Errorf("mark entries: %w", clear(err))
+	}
+	return nil
 }

@@ -82,7 +82,7 @@ func roleOps(t *testing.T) map[string]func(ctx context.Context, db *postgres.DB)
 			if _, err := db.HoldEntries(ctx, time.Second, 10); err != nil {
 				return err
 			}
-			_, _, err := db.DeleteEntries(ctx, outbox.Retention{Published: -1}, 0)
+			_, _, err := db.DeleteEntries(ctx, outbox.Retention{Published: 1}, 0)
 			return err
 		},
 		"project": func(ctx context.Context, db *postgres.DB) error {

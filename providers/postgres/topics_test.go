@@ -73,7 +73,7 @@ func TestClaimsOfSomeTopicsDoNotStandInEachOthersWay(t *testing.T) {
 	topicsOf(t, db, 300, "'t' || g % 3", "'k' || g")
 	tx := begin(t, db)
 	token := claim.NewToken()
-	tag, err := tx.Exec(t.Context(), constants(t)["claimTopicsSQL"], token[:], time.Hour.Microseconds(), 10, 8, "a", nil, []string{"t0"})
+	tag, err := tx.Exec(t.Context(), constants(t)["claimTopicsSQL"], token[:], time.Hour.Microseconds(), 10, 8, "a", 0, 0, nil, []string{"t0"})
 	require.NoError(t, err)
 	require.Equal(t, int64(10), tag.RowsAffected())
 	taken, err := outbox.Claim(t.Context(), db, outbox.Query{Except: []string{"t0"}}, claim.Terms{Lease: time.Hour, Limit: 10})
@@ -112,11 +112,11 @@ func TestABacklogOfOtherTopicsCostsNothing(t *testing.T) {
 	ups, idle := []string{"up0", "up1", "up2"}, []string{"up0", "up1", "up2", "down"}
 	look := func() (cost []int) {
 		for _, topics := range [][]any{{ups, nil}, {nil, []string{"down"}}, {nil, idle}, {[]string{"none"}, nil}} {
-			for _, name := range []string{"claimTopicsSQL", "claimTopicsNoOrderSQL"} {
-				cost = append(cost, blocks(t, db, all[name], append([]any{token, 60_000_000, 50, 8, "me"}, topics...)...))
+			for _, name := range []string{"claimTopicsSQL", "claimTopicsNearSQL", "claimTopicsNoOrderSQL"} {
+				cost = append(cost, blocks(t, db, all[name], append([]any{token, 60_000_000, 50, 8, "me", 0, 0}, topics...)...))
 			}
-			for _, name := range []string{"topicCandidatesSQL", "topicNoOrderSQL"} {
-				cost = append(cost, blocks(t, db, all[name], append([]any{50}, topics...)...))
+			for _, name := range []string{"topicCandidatesSQL", "topicNearSQL", "topicNoOrderSQL"} {
+				cost = append(cost, blocks(t, db, all[name], append([]any{50, 0, 0}, topics...)...))
 			}
 		}
 		return cost

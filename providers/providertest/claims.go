@@ -1,6 +1,7 @@
 package providertest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"time"
@@ -36,6 +37,14 @@ var claimCases = []testCase{
 	{
 		name: "without order", play: claimUnordered,
 		rule: "Query.Unordered: no entry waits for another of its key: what is eligible is claimed, whatever stands before it",
+	},
+	{
+		name: "a look nearby", play: claimNear,
+		rule: "Query.After: only at the eligible entries behind this Seq, the first of them, as many as may be claimed",
+	},
+	{
+		name: "no more payload", play: claimBytes,
+		rule: "Query.Bytes: no more payload than this, but for one entry; ≤ 0: no limit",
 	},
 	{
 		name: "a live lease is never stolen", play: liveLease,
@@ -200,6 +209,75 @@ func claimUnordered(s *stage) {
 		same(s, "a claim of what comes alone", seqsOf(again), []int64{e.Seq})
 		s.mark(outbox.Mark{Seq: e.Seq, Token: again[0].Token, To: outbox.Published})
 	}
+}
+
+// claimNear looks in all topics, and where some are asked for; and nothing nearby passes what it must not.
+func claimNear(s *stage) {
+	for _, q := range []outbox.Query{{}, {Topics: []string{"mail"}}, {Except: []string{"other"}}} {
+		behind := func(e outbox.Entry) outbox.Query {
+			q := q
+			q.After = e.Seq
+			return q
+		}
+		look := func(e outbox.Entry, limit int) []int64 {
+			found, err := s.db.EntryCandidates(s.ctx, behind(e), limit)
+			s.ok(err, "read candidates")
+			return seqsOf(found)
+		}
+		zoe := s.enqueue(line(1, "mail", "zoe")...)[0]
+		ann, ben := s.enqueue(line(4, "mail", "ann")...), s.enqueue(line(2, "mail", "ben")...)
+		same(s, "candidates nearby", look(zoe, 5), seqsOf(append(ann[:4:4], ben[0])))
+		same(s, "claimed behind the first of a key, which waits", len(s.claim(behind(ann[0]), 3)), 0)
+		first := s.claim(behind(zoe), 1)
+		same(s, "claimed nearby", seqsOf(first), seqsOf(ann[:1]))
+		same(s, "candidates among the next three", look(zoe, 3), seqsOf(nil))
+		same(s, "claimed among the next three", len(s.claim(behind(zoe), 3)), 0)
+		same(s, "candidates among the next four", look(zoe, 4), seqsOf(ben[:1]))
+		same(s, "candidates behind ann's", look(ann[3], 1), seqsOf(ben[:1]))
+		same(s, "claimed among the next four", seqsOf(s.claim(behind(zoe), 4)), seqsOf(ben[:1]))
+		same(s, "claimed of all, behind two claims", seqsOf(s.claim(q, 10)), []int64{zoe.Seq})
+		s.mark(outbox.Mark{Seq: first[0].Seq, Token: first[0].Token, To: outbox.Abandoned})
+		same(s, "claimed nearby behind one that is abandoned", len(s.claim(behind(zoe), 10)), 0)
+		s.hold(3)
+		late := s.enqueue(line(1, "mail", "ann")...)
+		same(s, "candidates behind what is held", look(zoe, 10), seqsOf(nil))
+		same(s, "claimed nearby behind what is held", len(s.claim(behind(ben[1]), 10)), 0)
+		s.settle(s.db.Skip, outbox.Filter{Seqs: []int64{ann[0].Seq}}, 1)
+		same(s, "claimed nearby once it is skipped", seqsOf(s.claim(behind(zoe), 10)), seqsOf(append(ann[1:], late...)))
+		s.advance(2 * lease) // each comes alone, and in its turn
+		for range 6 {
+			again := s.claim(behind(outbox.Entry{Seq: zoe.Seq - 1}), 10)
+			same(s, "entries that come alone", len(again), 1)
+			s.mark(outbox.Mark{Seq: again[0].Seq, Token: again[0].Token, To: outbox.Published})
+		}
+		for _, e := range s.claim(q, 10) {
+			s.mark(outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Published})
+		}
+		same(s, "entries left", len(s.claim(q, 10)), 0)
+	}
+}
+
+func claimBytes(s *stage) {
+	ms := line(6, "mail", "")
+	for i, n := range []int{100, 0, 50, 0, 300, 1} {
+		ms[i].Payload = bytes.Repeat([]byte("x"), n)
+	}
+	entries := s.enqueue(ms...)
+	for _, q := range []outbox.Query{{Bytes: 149}, {Bytes: 149, Topics: []string{"mail"}}, {Bytes: 149, Unordered: true}} {
+		at := 0
+		for _, n := range []int{2, 2, 1, 1, 0} { // 100 + 0, 50 + 0, 300 though it is too much, 1
+			found, err := s.db.EntryCandidates(s.ctx, q, 10)
+			s.ok(err, "read candidates")
+			same(s, "candidates", seqsOf(found), seqsOf(entries[at:at+n]))
+			taken := s.claim(q, 10)
+			same(s, "claimed", seqsOf(taken), seqsOf(entries[at:at+n]))
+			at += n
+		}
+		for _, e := range s.entries(outbox.Filter{}) {
+			s.mark(outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Pending})
+		}
+	}
+	same(s, "claimed without a limit", len(s.claim(outbox.Query{}, 10)), 6)
 }
 
 func liveLease(s *stage) {

@@ -12,8 +12,8 @@ var keepCases = []testCase{
 		rule: "DeleteEntries deletes entries that have been published or skipped for longer than keep says, and never others",
 	},
 	{
-		name: "published ones are not kept", play: keepsNoPublished,
-		rule: "Retention.Published: negative: not at all",
+		name: "published ones that others keep", play: keepsWhatOthersKeep,
+		rule: "Retention.Published: zero: leave alone what others keep",
 	},
 	{
 		name: "a deleted entry is forgotten", play: deletedIsForgotten,
@@ -46,7 +46,8 @@ func deletedByAge(s *stage) {
 	s.prune(3*time.Hour, time.Hour, 1)
 	same(s, "entries of what is deleted", len(s.entries(outbox.Filter{Seqs: []int64{each[outbox.Skipped].Seq}})), 0)
 	s.advance(10_000 * time.Hour)
-	s.prune(0, 0, 2) // the default: 7 and 30 days
+	s.prune(0, 0, 1) // the default: 30 days, and nothing of what is published
+	s.prune(time.Nanosecond, 0, 1)
 	for _, es := range []map[outbox.Status]outbox.Entry{each, young} {
 		for status, e := range es {
 			if status != outbox.Published && status != outbox.Skipped {
@@ -56,11 +57,11 @@ func deletedByAge(s *stage) {
 	}
 }
 
-func keepsNoPublished(s *stage) {
+func keepsWhatOthersKeep(s *stage) {
 	each := s.oneOfEach("1")
-	s.advance(time.Second)
-	s.prune(-1, time.Hour, 1)
-	delete(each, outbox.Published)
+	s.advance(2 * time.Hour)
+	s.prune(0, time.Hour, 1)
+	delete(each, outbox.Skipped)
 	for status, e := range each {
 		s.inStatus(status, e)
 	}

@@ -16,13 +16,17 @@ import (
 // judged leased and its successor, a moment later, as waiting for nobody. What is held is looked at first: there
 // may be many eligible ones to walk over otherwise.
 //
+// Nearby, behind ?4, the first eligible ones are found first, and then what stands before them.
+//
 // Where only some topics are asked for, each topic that has anything open is walked by itself, so that it costs
 // nothing how much the others have: as many as are wanted of each, and the first of all those.
 const (
 	candidates          = `with recursive` + ckOnce + allTopics + due + candidateGuard + inOrder
+	candidatesNear      = `with recursive` + ckOnce + nearOnes + due + inOrder + nearGuarded
 	candidatesUnordered = `with recursive` + ckOnce + allTopics + due + inOrder
 
 	candidatesOfTopics          = `with recursive` + ckOnce + someTopics + due + candidateGuard + inOrderOfTopic
+	candidatesOfTopicsNear      = `with recursive` + ckOnce + someTopics + ` and o.id > ?4` + due + inOrderOfTopics + candidateGuard + ` order by o.id`
 	candidatesOfTopicsUnordered = `with recursive` + ckOnce + someTopics + due + inOrderOfTopic
 
 	ckOnce = ` ck (t) as materialized (select ` + clock + `)`
@@ -31,6 +35,17 @@ const (
 select ` + entryColumns + `
 from kinora_outbox o indexed by kinora_outbox_open
 where o.open = 1`
+
+	nearOnes = `
+, near as (
+	select * from kinora_outbox o indexed by kinora_outbox_open
+	where o.open = 1 and o.id > ?4`
+
+	nearGuarded = `)
+select ` + entryColumns + `
+from near o
+where true` + candidateGuard + `
+order by o.id`
 
 	// From topic to topic it leaps by the index; null is the end.
 	someTopics = `,
@@ -43,8 +58,8 @@ names (topic) as materialized (
 	select topic from (select topic from walked union select value from json_each(?2))
 	where topic is not null and (?3 is null or topic not in (select value from json_each(?3))))
 select ` + entryColumns + `
-from kinora_outbox e
-where e.id in (
+from kinora_outbox o
+where o.id in (
 	select p.id from names cross join kinora_outbox p on p.id in (
 		select o.id from kinora_outbox o indexed by kinora_outbox_topic
 		where o.open = 1 and o.topic = names.topic`
@@ -65,9 +80,11 @@ where e.id in (
 	inOrder = `
 order by o.id limit ?1`
 
-	inOrderOfTopic = inOrder + `)
-	order by p.id limit ?1)
-order by e.id`
+	inOrderOfTopics = inOrder + `)
+	order by p.id limit ?1)`
+
+	inOrderOfTopic = inOrderOfTopics + `
+order by o.id`
 )
 
 // EntryCandidates implements outbox.Store.
@@ -80,18 +97,38 @@ func (d *DB) EntryCandidates(ctx context.Context, q outbox.Query, limit int) ([]
 }
 
 func candidatesOf(ctx context.Context, from querier, q outbox.Query, limit int) ([]outbox.Entry, error) {
-	query, args := candidates, []any{max(limit, 0)}
-	if q.Unordered {
-		query = candidatesUnordered
-	}
+	ordered, near, unordered := candidates, candidatesNear, candidatesUnordered
 	if len(q.Topics) > 0 || len(q.Except) > 0 {
-		query, args = candidatesOfTopics, append(args, listOf(q.Topics), listOf(q.Except))
-		if q.Unordered {
-			query = candidatesOfTopicsUnordered
-		}
+		ordered, near, unordered = candidatesOfTopics, candidatesOfTopicsNear, candidatesOfTopicsUnordered
 	}
-	return entriesOf(ctx, from, query, args...)
+	args := []any{max(limit, 0), listOf(q.Topics), listOf(q.Except), q.After}
+	query := ordered
+	switch {
+	case q.Unordered: // and everywhere: it looks at nothing before them anyway
+		query = unordered
+	case q.After > 0:
+		query = near
+	}
+	var entries []outbox.Entry
+	bytes := 0
+	err := each(ctx, from, func(rows *sql.Rows) error {
+		e, err := scanEntry(rows)
+		if err != nil {
+			return err
+		}
+		if bytes += len(e.Payload); q.Bytes > 0 && bytes > q.Bytes && len(entries) > 0 {
+			return errEnough
+		}
+		entries = append(entries, e)
+		return nil
+	}, query, args...)
+	if err != nil && !errors.Is(err, errEnough) {
+		return nil, err
+	}
+	return entries, nil
 }
+
+var errEnough = errors.New("enough payload")
 
 // takeEntry takes ?1 for the token ?5, if it still is as ?2 to ?4 say. An entry that is claimed and eligible has
 // lost its claim: at the limit ?8 it is abandoned.

@@ -118,14 +118,14 @@ func (u *unit) bringBack(ctx context.Context, lanes map[lane]bool) error {
 }
 
 const (
-	// What was published, or skipped, for longer than ?3 and ?4; -1 for whatever was.
-	expired = `(status = 'published' and (?3 < 0 or published_at < ` + clock + ` - ?3)
-		or status = 'skipped' and (?4 < 0 or next_attempt_at < ` + clock + ` - ?4))`
+	// What was published, or skipped, for longer than ?3 and ?4; none that was published where ?3 is 0.
+	expired = `(status = 'published' and ?3 > 0 and published_at < ` + clock + ` - ?3
+		or status = 'skipped' and next_attempt_at < ` + clock + ` - ?4)`
 
 	// No entry is done with before it is made: if all of these were made less than the shorter time ago, those
 	// after them were, too.
 	lookToDelete = `
-select count(*), coalesce(max(id), 0), coalesce(sum(` + expired + `), 0), coalesce(min(created_at) >= ` + clock + ` - max(min(?3, ?4), 0), 0)
+select count(*), coalesce(max(id), 0), coalesce(sum(` + expired + `), 0), coalesce(min(created_at) >= ` + clock + ` - iif(?3 > 0, min(?3, ?4), ?4), 0)
 from (select id, status, created_at, published_at, next_attempt_at
 	from kinora_outbox where id > ?1 order by id limit ?2)`
 
@@ -136,7 +136,7 @@ from (select id, status, created_at, published_at, next_attempt_at
 
 // DeleteEntries implements outbox.Keeper. It writes only where there is something to delete.
 func (d *DB) DeleteEntries(ctx context.Context, keep outbox.Retention, after int64) (n int, next int64, err error) {
-	published, skipped := keptFor(keep.Published), keptFor(keep.Skipped)
+	published, skipped := millis(keep.Published), millis(keep.Skipped)
 	var looked, found int
 	var fresh bool
 	err = one(ctx, d.reads, []any{&looked, &next, &found, &fresh}, lookToDelete, after, deleteLook, published, skipped)
@@ -153,12 +153,4 @@ func (d *DB) DeleteEntries(ctx context.Context, keep outbox.Retention, after int
 		next = 0
 	}
 	return n, next, nil
-}
-
-// keptFor is in milliseconds, -1 for not at all.
-func keptFor(d time.Duration) int64 {
-	if d < 0 {
-		return -1
-	}
-	return millis(d)
 }

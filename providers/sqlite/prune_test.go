@@ -51,7 +51,8 @@ func TestDeleteEntries(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, drain(t, db, false), 3)
 	prune(keep, 0, all[2:]...)
-	prune(outbox.Retention{Published: -1, Skipped: 30 * day}, 3, 3, 6, 7)
+	require.NoError(t, shiftBack(db.SQL(), time.Second))
+	prune(outbox.Retention{Published: 1, Skipped: 30 * day}, 3, 3, 6, 7)
 	require.Equal(t, []int64{7}, in(t, db, outbox.Held))
 }
 
@@ -81,9 +82,12 @@ func TestDeleteEntriesInWindows(t *testing.T) {
 	_, err = db.SQL().Exec(`update kinora_outbox set created_at = unixepoch('subsec') * 1000 where id <= 1999`)
 	require.NoError(t, err)
 	look(0, 0, 0)
-	keep.Published = -1 // of these, any may have to go
-	look(0, 0, 1999)
-	_, err = db.SQL().Exec(`update kinora_outbox set status = 'published', open = 0, published_at = 1 << 50 where id = 2499`)
+	keep.Published = 0 // of these, none has to go
+	_, err = db.SQL().Exec(`update kinora_outbox set created_at = 0`)
 	require.NoError(t, err)
-	look(1999, 1, 0) // though the clock was set back since
+	_, err = db.SQL().Exec(`update kinora_outbox set status = 'published', open = 0, published_at = 0 where id = 2499`)
+	require.NoError(t, err)
+	look(1999, 0, 0)
+	keep.Published = 1
+	look(1999, 1, 0)
 }

@@ -70,7 +70,7 @@ create table kinora.outbox (
 	published_at    timestamptz,
 	constraint outbox_pkey primary key (id),
 	constraint outbox_topic_message_id_key unique (topic, message_id)
-) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
 -- Ids are above 0, and topics not empty. A statement that says so, as the index does, can be planned with this index
 -- and not with its neighbour: a walk in order of id never with a sort, the lookup of a key never with a walk. The
