@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -67,7 +68,7 @@ type report struct {
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	only := flag.String("only", "", "only lines whose name begins with this")
+	only := flag.String("only", "", "only lines whose name begins with this; the others of an earlier run stay")
 	rounds := flag.Int("rounds", 5, "rounds of each program, after one to warm up")
 	length := flag.Duration("length", 2*time.Second, "length of a round")
 	open := flag.Duration("open", 10*time.Minute, "how long a transaction is open before relay/beside-open-transaction")
@@ -127,11 +128,35 @@ func run(ctx context.Context, only string, rounds int, length, open time.Duratio
 		r.Results = append(r.Results, times...)
 	}
 	print(r.Results)
+	if err := r.keepOthers(out); err != nil {
+		return err
+	}
 	text, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err
 	}
 	return os.WriteFile(out, append(text, '\n'), 0o644)
+}
+
+// keepOthers adds the lines that an earlier run has left and this one did not measure: each line is a run by itself.
+func (r *report) keepOthers(out string) error {
+	text, err := os.ReadFile(out)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	var before report
+	if err == nil {
+		err = json.Unmarshal(text, &before)
+	}
+	if err != nil {
+		return fmt.Errorf("read the results so far: %w", err)
+	}
+	for _, old := range before.Results {
+		if !slices.ContainsFunc(r.Results, func(now result) bool { return now.Name == old.Name }) {
+			r.Results = append(r.Results, old)
+		}
+	}
+	return nil
 }
 
 // measure runs a line's programs by turns.

@@ -23,7 +23,7 @@ import (
 const (
 	backlog    = 60_000 // entries that a round begins with, unless its name says otherwise
 	forwards   = 20_000 // the same for the peer, whose rate falls with its backlog: with more it is slower
-	relayKeys  = 1000
+	relayKeys  = 10_000
 	relayBatch = 500
 )
 
@@ -36,6 +36,7 @@ type relayBed struct {
 	schema string // of db
 	batch  int    // entries in one claim
 	keep   bool   // what is published
+	keys   int
 }
 
 func relayLines(ctx context.Context, b *bed) ([]line, error) {
@@ -43,7 +44,7 @@ func relayLines(ctx context.Context, b *bed) ([]line, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &relayBed{bed: b, db: db, sql: stdlib.OpenDBFromPool(b.pool), schema: "kinora", batch: relayBatch}
+	r := &relayBed{bed: b, db: db, sql: stdlib.OpenDBFromPool(b.pool), schema: "kinora", batch: relayBatch, keys: relayKeys}
 	schema := wsql.PublisherConfig{SchemaAdapter: wsql.DefaultPostgreSQLSchema{}, AutoInitializeSchema: true}
 	if r.topic, err = wsql.NewPublisher(r.sql, schema, watermill.NopLogger{}); err != nil {
 		return nil, err
@@ -55,8 +56,8 @@ func relayLines(ctx context.Context, b *bed) ([]line, error) {
 	}
 	const name = "Watermill forwarder"
 	count, topic := r.count, r.toTopic
-	kept := *r
-	kept.keep = true
+	kept, few := *r, *r
+	kept.keep, few.keys = true, 1000
 	lines := []line{
 		{"relay/count", "messages/s", name,
 			program{r.filled("kinora", backlog), r.relays(1, count)},
@@ -75,6 +76,9 @@ func relayLines(ctx context.Context, b *bed) ([]line, error) {
 		{"relay/four-relays", "messages/s", "",
 			program{r.filled("kinora", 2*backlog), r.relays(4, count)}, program{},
 			program{r.filled("kinora", 2*backlog), r.relays(1, count)}},
+		{"relay/four-relays-few-keys", "messages/s", "", // as many as the entries of two batches
+			program{few.filled("kinora", 2*backlog), r.relays(4, count)}, program{},
+			program{few.filled("kinora", 2*backlog), r.relays(1, count)}},
 	}
 	for _, n := range []int{10, 50, 200, 500, 1000, 2000} {
 		one := *r
@@ -161,7 +165,7 @@ func (r *relayBed) add(ctx context.Context, table string, n int) error {
 	_, err := r.pool.Exec(ctx, fmt.Sprintf(`
 		insert into %s (message_id, topic, key, payload, headers, next_attempt_at, created_at)
 		select gen_random_uuid()::text, 'relayed', 'review-' || g %% %d, '%s', '%s', now(), now() from generate_series(1, $1::int) g`,
-		table, relayKeys, payload, headers), n)
+		table, r.keys, payload, headers), n)
 	return err
 }
 

@@ -155,43 +155,52 @@ const (
 	troubleMin = 50 * time.Millisecond // the first pause after a store error; it doubles to troubleMax
 	troubleMax = 5 * time.Second
 
-	lookEvery    = 100 * time.Millisecond // looks everywhere while there is something nearby
-	restTimes    = 10                     // the rest after a look everywhere, in times of what it took
+	lookEvery    = 100 * time.Millisecond // looks at the front while there is something nearby
+	restTimes    = 10                     // the rest after a look at all there is, in times of what it took
 	restMax      = 10 * time.Second
 	nearbyBefore = 1000             // Seqs
 	storeLimit   = 30 * time.Second // for one statement of the store
 )
 
-// loop looks for what it can claim: nearby, behind what it claimed last, for as long as there is something; and
-// everywhere where there is nothing, and now and then. A look everywhere can be long where much waits for others, or is
-// dead and not vacuumed yet. It rests the longer after it, as it only keeps others from their work.
+// loop looks for what it can claim: nearby, behind what it claimed last; where there is nothing, and now and then
+// anyway, at the front; and more rarely at all there is. That look can be long where much waits for others, or is dead
+// and not vacuumed, and only keeps others from their work: it is the rarer the longer it takes.
 func (r *Relay) loop(ctx, hard context.Context) {
 	pause, trouble := pauseMin, troubleMin
-	var after int64            // where nearby begins; 0: not known yet
-	var rest, nearby time.Time // until then: no look everywhere by all means; and none where there is something nearby
-	for ctx.Err() == nil {
+	var after int64 // where nearby begins; 0: at the front
+	now := r.cfg.Clock()
+	front, all := now, now.Add(r.cfg.Poll) // when to look there next
+	for woken := false; ctx.Err() == nil; {
 		var wake <-chan struct{}
 		if w, ok := r.store.(Waker); ok {
 			wake = w.Enqueued() // before the look, so that nothing falls between
 		}
-		begin := r.cfg.Clock()
 		q, limit := r.next()
-		if begin.Before(nearby) {
-			q.After = after
+		begin := r.cfg.Clock()
+		switch {
+		case !begin.Before(all):
+		case woken && after > 0, begin.Before(front):
+			q.Near, q.After = true, after
+		default:
+			q.Near = true
 		}
 		b, err := r.fetch(ctx, hard, q, limit)
-		everywhere, found := q.After == 0, b != nil
-		if now := r.cfg.Clock(); everywhere {
-			rest = now.Add(min(restTimes*now.Sub(begin), restMax))
-			nearby = rest
+		now = r.cfg.Clock()
+		if !q.Near {
+			all = now.Add(max(r.cfg.Poll, min(restTimes*now.Sub(begin), restMax)))
 		}
+		if b != nil && q.After == 0 {
+			front = now.Add(lookEvery)
+		}
+		found := b != nil
 		for b != nil {
 			after = b.behind()
 			ahead := r.fetchAhead(ctx, hard, b)
 			b.publish()
 			b, err = ahead()
 		}
-		switch now := r.cfg.Clock(); {
+		woken = false
+		switch {
 		case err != nil:
 			r.log.Warn("claim", "class", errorClass(err), "again_in", trouble)
 			sleep(ctx, trouble, nil)
@@ -199,19 +208,11 @@ func (r *Relay) loop(ctx, hard context.Context) {
 			continue
 		case found:
 			pause = pauseMin
-			if everywhere && nearby.Before(now.Add(lookEvery)) {
-				nearby = now.Add(lookEvery)
-			}
-		case everywhere:
-			if after == 0 {
-				sleep(ctx, rest.Sub(now), nil)
-			}
-			sleep(ctx, min(pause, r.cfg.Poll), wake)
-			pause = min(2*pause, r.cfg.Poll)
-		case now.Before(rest):
-			sleep(ctx, rest.Sub(now), wake)
+		case q.After > 0:
+			front = now
 		default:
-			nearby = now
+			woken = sleep(ctx, min(pause, r.cfg.Poll), wake)
+			pause = min(2*pause, r.cfg.Poll)
 		}
 		trouble = troubleMin
 	}
@@ -219,7 +220,7 @@ func (r *Relay) loop(ctx, hard context.Context) {
 
 // behind is where to look nearby after b. It is a little before its end, as what was added before may be committed
 // after it.
-func (b *batch) behind() int64 { return max(1, b.entries[len(b.entries)-1].Seq-nearbyBefore) }
+func (b *batch) behind() int64 { return max(0, b.entries[len(b.entries)-1].Seq-nearbyBefore) }
 
 // next is what to claim next.
 func (r *Relay) next() (q Query, limit int) {
@@ -244,7 +245,7 @@ func (r *Relay) fetch(ctx, hard context.Context, q Query, limit int) (*batch, er
 // and of so many keys that the next entries are not all behind it. The function that it returns waits for that.
 func (r *Relay) fetchAhead(ctx, hard context.Context, b *batch) func() (*batch, error) {
 	q, limit := r.next()
-	q.After = b.behind()
+	q.Near, q.After = true, b.behind()
 	if ctx.Err() != nil || len(q.Except) > 0 || limit > r.cfg.Batch || len(b.entries) < limit || 2*b.lanes() < len(b.entries) {
 		return func() (*batch, error) { return nil, nil }
 	}
@@ -276,15 +277,17 @@ func (r *Relay) claim(ctx, hard context.Context, q Query, most int) ([]Entry, er
 	return entries, err
 }
 
-// sleep waits for d, for wake, or for the end of ctx.
-func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) {
+// sleep waits for d, for wake, or for the end of ctx. It tells whether it was woken.
+func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
-	case <-t.C:
 	case <-wake:
+		return true
+	case <-t.C:
 	case <-ctx.Done():
 	}
+	return false
 }
 
 // errorClass names an error by its innermost type, and a database's code where it has one; never by its text,

@@ -74,7 +74,8 @@ type Query struct {
 	Except    []string // not these
 	Attempts  int      // the limit of attempts: an entry whose claim vanished at it is abandoned; ≤ 0: no limit
 	Unordered bool     // no entry waits for another of its key: what is eligible is claimed, whatever stands before it
-	After     int64    // above 0: look nearby, only at the eligible entries behind this Seq, the first of them, as many as may be claimed: cheap whatever waits elsewhere, and no proof that there is nothing
+	After     int64    // only entries with a greater Seq
+	Near      bool     // look only at the first eligible entries, as many as may be claimed: cheap, whatever waits for others, and no proof that there is nothing
 	Bytes     int      // no more payload than this, but for one entry; ≤ 0: no limit
 }
 
@@ -112,7 +113,7 @@ func (r Retention) WithDefaults() (Retention, error) {
 // Query.Unordered takes the conditions on earlier entries away.
 type Store interface {
 	// EntryCandidates reads at most limit eligible entries in order of Seq, without taking them: only those
-	// that have no earlier open entry of the same topic and key that is not eligible. With q.After it looks at no
+	// that have no earlier open entry of the same topic and key that is not eligible. With q.Near it looks at no
 	// more than limit eligible ones; with q.Bytes it stops before the one that would be too much, unless it is the first.
 	EntryCandidates(ctx context.Context, q Query, limit int) ([]Entry, error)
 

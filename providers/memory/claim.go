@@ -69,7 +69,7 @@ func (s *state) candidates(q outbox.Query, limit int, now time.Time) []outbox.En
 	held := map[lane]bool{}
 	looked, bytes := 0, 0
 	for seq := range s.open.from(0) {
-		if len(found) >= limit || q.After > 0 && looked >= limit {
+		if len(found) >= limit || q.Near && looked >= limit {
 			break
 		}
 		e, _ := s.entries.get(seq)

@@ -218,7 +218,7 @@ func statementFor(q outbox.Query, of statements) string {
 	switch {
 	case q.Unordered: // and nearby: it looks at nothing before them anyway
 		return by.unordered
-	case q.After > 0:
+	case q.Near:
 		return by.near
 	}
 	return by.ordered

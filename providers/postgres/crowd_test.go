@@ -233,8 +233,8 @@ func TestClaimStatementsThatOverlapDoNotSplitAKey(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = other.Rollback(context.Background()) }()
 	require.Len(t, claimIn(t, other, 1), 1)
-	for _, after := range []int64{0, 1} {
-		entries, err := db.ClaimEntries(t.Context(), outbox.Query{After: after}, terms(t))
+	for _, near := range []bool{false, true} {
+		entries, err := db.ClaimEntries(t.Context(), outbox.Query{Near: near}, terms(t))
 		require.NoError(t, err)
 		require.Empty(t, entries)
 	}

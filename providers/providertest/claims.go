@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
@@ -40,7 +41,11 @@ var claimCases = []testCase{
 	},
 	{
 		name: "a look nearby", play: claimNear,
-		rule: "Query.After: only at the eligible entries behind this Seq, the first of them, as many as may be claimed",
+		rule: "Query.Near: look only at the first eligible entries, as many as may be claimed; Query.After: only entries with a greater Seq",
+	},
+	{
+		name: "a look behind", play: claimAfter,
+		rule: "Query.After: only entries with a greater Seq",
 	},
 	{
 		name: "no more payload", play: claimBytes,
@@ -216,7 +221,7 @@ func claimNear(s *stage) {
 	for _, q := range []outbox.Query{{}, {Topics: []string{"mail"}}, {Except: []string{"other"}}} {
 		behind := func(e outbox.Entry) outbox.Query {
 			q := q
-			q.After = e.Seq
+			q.Near, q.After = true, e.Seq
 			return q
 		}
 		look := func(e outbox.Entry, limit int) []int64 {
@@ -254,6 +259,24 @@ func claimNear(s *stage) {
 			s.mark(outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Published})
 		}
 		same(s, "entries left", len(s.claim(q, 10)), 0)
+	}
+}
+
+func claimAfter(s *stage) {
+	for i, q := range []outbox.Query{{}, {Topics: []string{"mail"}}, {Except: []string{"other"}}, {Unordered: true}} {
+		ann := s.enqueue(line(3, "mail", fmt.Sprint("ann", i))...)
+		ben := s.enqueue(line(3, "mail", fmt.Sprint("ben", i))...)
+		q.After = ann[1].Seq
+		found, err := s.db.EntryCandidates(s.ctx, q, 10)
+		s.ok(err, "read candidates")
+		same(s, "candidates", seqsOf(found), seqsOf(append(ann[2:3:3], ben...)))
+		want := ben // ann's waits for those that are left out
+		if q.Unordered {
+			want = append(ann[2:3:3], ben...)
+		}
+		same(s, "claimed", seqsOf(s.claim(q, 10)), seqsOf(want))
+		q.After = 0
+		s.claim(q, 10)
 	}
 }
 

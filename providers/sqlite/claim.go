@@ -16,7 +16,7 @@ import (
 // judged leased and its successor, a moment later, as waiting for nobody. What is held is looked at first: there
 // may be many eligible ones to walk over otherwise.
 //
-// Nearby, behind ?4, the first eligible ones are found first, and then what stands before them.
+// Nearby, the first eligible ones are found first, and then what stands before them.
 //
 // Where only some topics are asked for, each topic that has anything open is walked by itself, so that it costs
 // nothing how much the others have: as many as are wanted of each, and the first of all those.
@@ -26,7 +26,7 @@ const (
 	candidatesUnordered = `with recursive` + ckOnce + allTopics + due + inOrder
 
 	candidatesOfTopics          = `with recursive` + ckOnce + someTopics + due + candidateGuard + inOrderOfTopic
-	candidatesOfTopicsNear      = `with recursive` + ckOnce + someTopics + ` and o.id > ?4` + due + inOrderOfTopics + candidateGuard + ` order by o.id`
+	candidatesOfTopicsNear      = `with recursive` + ckOnce + someTopics + due + inOrderOfTopics + candidateGuard + ` order by o.id`
 	candidatesOfTopicsUnordered = `with recursive` + ckOnce + someTopics + due + inOrderOfTopic
 
 	ckOnce = ` ck (t) as materialized (select ` + clock + `)`
@@ -34,7 +34,7 @@ const (
 	allTopics = `
 select ` + entryColumns + `
 from kinora_outbox o indexed by kinora_outbox_open
-where o.open = 1`
+where o.open = 1 and o.id > ?4`
 
 	nearOnes = `
 , near as (
@@ -62,7 +62,7 @@ from kinora_outbox o
 where o.id in (
 	select p.id from names cross join kinora_outbox p on p.id in (
 		select o.id from kinora_outbox o indexed by kinora_outbox_topic
-		where o.open = 1 and o.topic = names.topic`
+		where o.open = 1 and o.topic = names.topic and o.id > ?4`
 
 	due = ` and o.status <> 'abandoned' and o.next_attempt_at <= (select t from ck)`
 
@@ -106,7 +106,7 @@ func candidatesOf(ctx context.Context, from querier, q outbox.Query, limit int) 
 	switch {
 	case q.Unordered: // and everywhere: it looks at nothing before them anyway
 		query = unordered
-	case q.After > 0:
+	case q.Near:
 		query = near
 	}
 	var entries []outbox.Entry
