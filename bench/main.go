@@ -109,7 +109,11 @@ func run(ctx context.Context, only string, rounds int, length, open time.Duratio
 	if err != nil {
 		return err
 	}
-	lines = append(lines, relays...)
+	projectors, err := projectorLines(ctx, b)
+	if err != nil {
+		return err
+	}
+	lines = append(append(lines, relays...), projectors...)
 	for _, l := range lines {
 		if !strings.HasPrefix(l.name, only) {
 			continue

@@ -23,13 +23,13 @@ type RelayConfig struct {
 	OrderedPublisher bool             // one Publish call keeps the order of its messages; else at most one message per key a call
 	Unordered        bool             // no message waits for another: for consumers that need no order; not beside a relay that keeps it
 	Keep             Retention        // how long entries are kept that are done with
-	Poll             time.Duration    // the longest pause between two looks while idle; zero means 1s
+	Poll             time.Duration    // the longest pause between two looks while idle, and between two everywhere, unless these take long; zero means 1s
 	Drain            time.Duration    // how long Run may go on after its ctx ends; zero means 10s
 	Holder           string           // who claims, for people to read; empty: host and process
 	Logger           *slog.Logger     // nil: slog.Default()
 	LogErrors        bool             // also log the texts of publish errors, which may hold what users wrote
 	Observer         Observer         // is told what the relay does
-	Clock            func() time.Time // measures how long calls take; nil: time.Now
+	Clock            func() time.Time // paces the looks, and measures how long calls take; nil: time.Now
 }
 
 // ErrDrain: a service did not finish in its Drain. What it held goes on with others when its lease ends.
@@ -156,63 +156,99 @@ const (
 	troubleMax = 5 * time.Second
 
 	lookEvery    = 100 * time.Millisecond // looks at the front while there is something nearby
-	restTimes    = 10                     // the rest after a look at all there is, in times of what it took
+	restTimes    = 10                     // the rest after a look past what waits, in times of what it took, where it found nothing
 	restMax      = 10 * time.Second
 	nearbyBefore = 1000             // Seqs
 	storeLimit   = 30 * time.Second // for one statement of the store
 )
 
-// loop looks for what it can claim: nearby, behind what it claimed last; where there is nothing, and now and then
-// anyway, at the front; and more rarely at all there is. That look can be long where much waits for others, or is dead
-// and not vacuumed, and only keeps others from their work: it is the rarer the longer it takes.
+// look is where a relay looks for something to claim, from what costs least.
+type look int
+
+const (
+	lookNearby look = iota // behind what it claimed last, at the first eligible entries
+	lookFront              // at the first eligible entries of all
+	lookBehind             // behind what it claimed last, past whatever waits
+	lookAll                // everywhere, past whatever waits
+	lookNowhere
+)
+
+// loop looks for what it can claim: nearby; where there is nothing, further; and now and then everywhere anyway. A look
+// past what waits can be long, where that is much, or dead and not vacuumed. One that finds little only keeps others from
+// their work: the longer it took, the longer there is none.
 func (r *Relay) loop(ctx, hard context.Context) {
 	pause, trouble := pauseMin, troubleMin
-	var after int64 // where nearby begins; 0: at the front
+	var after int64                     // where nearby begins; 0: not known yet
+	var rest [lookNowhere + 1]time.Time // no such look before
 	now := r.cfg.Clock()
-	front, all := now, now.Add(r.cfg.Poll) // when to look there next
-	for woken := false; ctx.Err() == nil; {
+	front, all := now, now.Add(r.cfg.Poll) // when to look there by all means
+	at := lookFront
+	for ctx.Err() == nil {
 		var wake <-chan struct{}
 		if w, ok := r.store.(Waker); ok {
 			wake = w.Enqueued() // before the look, so that nothing falls between
 		}
-		q, limit := r.next()
-		begin := r.cfg.Clock()
+		now = r.cfg.Clock()
 		switch {
-		case !begin.Before(all):
-		case woken && after > 0, begin.Before(front):
-			q.Near, q.After = true, after
-		default:
-			q.Near = true
+		case !now.Before(all) && !now.Before(rest[lookAll]):
+			at = lookAll
+		case at < lookFront && (after == 0 || !now.Before(front)):
+			at = lookFront
+		case at == lookBehind && after == 0:
+			at = lookAll
+		}
+		if resting := now.Before(rest[at]); at == lookNowhere || resting {
+			next, d := lookAll, min(pause, r.cfg.Poll)
+			switch left := rest[at].Sub(now); {
+			case resting && left <= d:
+				next, d = at, left
+			case resting:
+				next = lookNearby
+			}
+			if pause = min(2*pause, r.cfg.Poll); sleep(ctx, d, wake) {
+				next = lookNearby
+			}
+			at = next
+			continue
+		}
+		q, limit := r.next()
+		q.Near = at <= lookFront
+		if at == lookNearby || at == lookBehind {
+			q.After = after
 		}
 		b, err := r.fetch(ctx, hard, q, limit)
-		now = r.cfg.Clock()
+		found, end := 0, r.cfg.Clock()
+		if b != nil {
+			found = len(b.entries)
+		}
 		if !q.Near {
-			all = now.Add(max(r.cfg.Poll, min(restTimes*now.Sub(begin), restMax)))
+			rest[at] = end.Add(min(restTimes*end.Sub(now), restMax) * time.Duration(max(0, limit-found)) / time.Duration(limit))
 		}
-		if b != nil && q.After == 0 {
-			front = now.Add(lookEvery)
+		if q.After == 0 {
+			front = end.Add(lookEvery)
 		}
-		found := b != nil
+		if at == lookAll {
+			all = end.Add(r.cfg.Poll)
+		}
 		for b != nil {
-			after = b.behind()
-			ahead := r.fetchAhead(ctx, hard, b)
+			after = max(after, b.behind())
+			ahead := func() (*batch, error) { return nil, nil }
+			if now = r.cfg.Clock(); now.Before(front) && (now.Before(all) || now.Before(rest[lookAll])) {
+				ahead = r.fetchAhead(ctx, hard, b)
+			}
 			b.publish()
 			b, err = ahead()
 		}
-		woken = false
 		switch {
 		case err != nil:
 			r.log.Warn("claim", "class", errorClass(err), "again_in", trouble)
 			sleep(ctx, trouble, nil)
 			trouble = min(2*trouble, troubleMax)
 			continue
-		case found:
-			pause = pauseMin
-		case q.After > 0:
-			front = now
+		case found > 0:
+			at, pause = lookNearby, pauseMin
 		default:
-			woken = sleep(ctx, min(pause, r.cfg.Poll), wake)
-			pause = min(2*pause, r.cfg.Poll)
+			at++
 		}
 		trouble = troubleMin
 	}
@@ -220,7 +256,7 @@ func (r *Relay) loop(ctx, hard context.Context) {
 
 // behind is where to look nearby after b. It is a little before its end, as what was added before may be committed
 // after it.
-func (b *batch) behind() int64 { return max(0, b.entries[len(b.entries)-1].Seq-nearbyBefore) }
+func (b *batch) behind() int64 { return max(1, b.entries[len(b.entries)-1].Seq-nearbyBefore) }
 
 // next is what to claim next.
 func (r *Relay) next() (q Query, limit int) {

@@ -47,6 +47,15 @@ func Define[Tx any](name string, types *eventstore.Types, opts Options, handlers
 // Name is the projector's name.
 func (p *Projector[Tx]) Name() string { return p.name }
 
+// Handlers are the full names of its handlers, and those that they had before: all under which it leaves markers.
+func (p *Projector[Tx]) Handlers() []string {
+	var names []string
+	for _, h := range p.handlers {
+		names = append(append(names, p.full(h.name)), p.fulls(h.was)...)
+	}
+	return names
+}
+
 // Handler is one handler. Make it with On or OnEmit.
 type Handler[Tx any] struct {
 	name  string

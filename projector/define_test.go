@@ -54,13 +54,18 @@ func TestMarkersElsewhereAreALoggedNoOp(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer
 	db, f := newDB(t), make(feed)
-	cfg := projector.RunnerConfig{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))}
+	unmarked := 0
+	cfg := projector.RunnerConfig{
+		Logger:   slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Observer: projector.Observer{Unmarked: func(string) { unmarked++ }},
+	}
 	stop := run(t, noMarks{db}, f, cfg, define(marked, add))
 	for range 2 {
 		f.deliver(t, msg("1", "posted", `{"Stars":5}`))
 	}
 	require.NoError(t, stop())
 	require.Equal(t, 10, total(db, "totals"))
+	require.Equal(t, 2, unmarked)
 	require.Contains(t, log.String(), "level=DEBUG")
 	require.Contains(t, log.String(), "no-op")
 }

@@ -48,7 +48,7 @@ func (d *delivery) handle(h bound) bool {
 				return d.park(h.name, counted, err)
 			}
 		}
-		if !d.pause(h.name, tries, err) {
+		if !d.pause(h.name, counted, tries, err) {
 			return false
 		}
 	}
@@ -63,7 +63,12 @@ func (d *delivery) attempt(h bound) error {
 	defer context.AfterFunc(d.hard, cancel)()
 	limit := newDeadline(d.cfg.Timeout, cancel)
 	defer limit.stop()
-	err := error(&Error{Class: UnknownClass, Code: "goexit", Err: errors.New("the handler called runtime.Goexit")})
+	told := d.cfg.Observer.Handled
+	var begin time.Time
+	if told != nil {
+		begin = d.cfg.Clock()
+	}
+	skipped, err := false, error(&Error{Class: UnknownClass, Code: "goexit", Err: errors.New("the handler called runtime.Goexit")})
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -72,11 +77,25 @@ func (d *delivery) attempt(h bound) error {
 				err = &Error{Class: UnknownClass, Code: "panic", Err: fmt.Errorf("panic: %v", p)}
 			}
 		}()
-		err = h.unit(ctx, d.raw, limit)
+		skipped, err = h.unit(ctx, d.raw, limit)
+		if err != nil && d.cfg.Classify != nil && ClassOf(err) == UnknownClass {
+			err = &Error{Class: d.cfg.Classify(err), Code: codeOf(err), Err: err}
+		}
 	}()
 	<-done
 	if err != nil && ctx.Err() != nil && d.hard.Err() == nil && !limit.began() {
-		return &Error{Class: Transient, Code: "begin", Err: fmt.Errorf("no transaction in %s: %w", d.cfg.Timeout, err)}
+		err = &Error{Class: Transient, Code: "begin", Err: fmt.Errorf("no transaction in %s: %w", d.cfg.Timeout, err)}
+	}
+	if told != nil {
+		now := d.cfg.Clock()
+		var waited time.Duration
+		if !d.raw.RecordedAt.IsZero() {
+			waited = now.Sub(d.raw.RecordedAt)
+		}
+		told(h.name, skipped, waited, now.Sub(begin), err)
+	}
+	if h.noop && err == nil && d.cfg.Observer.Unmarked != nil {
+		d.cfg.Observer.Unmarked(h.name)
 	}
 	return err
 }
@@ -109,8 +128,11 @@ func (l *deadline) began() bool { return l.begun.Load() }
 func (l *deadline) stop() { l.timer.Stop() }
 
 // pause waits before the next try. It returns false where the runner stopped meanwhile.
-func (d *delivery) pause(handler string, tries int, err error) bool {
+func (d *delivery) pause(handler string, counted, tries int, err error) bool {
 	delay, _ := d.cfg.Retry.Delay(tries) // never fails: tries ≥ 1, and NewRunner checked the schedule
+	if d.cfg.Observer.Retried != nil {
+		d.cfg.Observer.Retried(handler, ClassOf(err), counted, delay)
+	}
 	d.report("again", handler, err, "tries", tries, "again_in", delay)
 	t := time.NewTimer(delay)
 	defer t.Stop()
@@ -138,9 +160,12 @@ func (d *delivery) park(handler string, attempts int, cause error) bool {
 		cancel()
 		if err == nil {
 			d.report("parked", handler, cause, "attempts", attempts)
+			if d.cfg.Observer.Parked != nil {
+				d.cfg.Observer.Parked(d.member.name, handler, m.Class, m.Code)
+			}
 			return true
 		}
-		if d.hard.Err() != nil || !d.pause(handler, tries, err) {
+		if d.hard.Err() != nil || !d.pause(handler, attempts, tries, err) {
 			return false
 		}
 	}

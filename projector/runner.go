@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -18,11 +19,15 @@ import (
 
 // RunnerConfig tells how a Runner works; the zero value is the default.
 type RunnerConfig struct {
-	Timeout   time.Duration // a handler's deadline, from its start; and that of waiting for its transaction, and of its commit; zero means 30s
-	Retry     claim.Backoff // after an error; zero means 100ms doubling to 30s, parked after 5 attempts
-	Drain     time.Duration // how long Run may go on after its ctx ends; zero means 10s
-	Logger    *slog.Logger  // nil: slog.Default()
-	LogErrors bool          // also log the texts of handlers' errors, which may hold what users wrote
+	Concurrency int               // messages in flight at a time, for each subscriber, wherever it leaves several; those of one key one after another; zero means GOMAXPROCS
+	Timeout     time.Duration     // a handler's deadline, from its start; and that of waiting for its transaction, and of its commit; zero means 30s
+	Retry       claim.Backoff     // after an error; zero means 100ms doubling to 30s, parked after 5 attempts
+	Drain       time.Duration     // how long Run may go on after its ctx ends; zero means 10s
+	Classify    func(error) Class // may say more about errors of UnknownClass, which wrap what a handler returned; nil: they stay that
+	Observer    Observer          // is told what the runner does
+	Clock       func() time.Time  // measures durations for Observer, and nothing else; nil: time.Now
+	Logger      *slog.Logger      // nil: slog.Default()
+	LogErrors   bool              // also log the texts of handlers' errors, which may hold what users wrote
 }
 
 // Runner runs projectors over a source. It has no type parameter: NewRunner has, and forgets it.
@@ -49,7 +54,8 @@ type member struct {
 type bound struct {
 	name  string // in full
 	types []string
-	unit  func(context.Context, eventstore.Raw, *deadline) error
+	noop  bool // its markers cannot be written
+	unit  func(context.Context, eventstore.Raw, *deadline) (skipped bool, err error)
 }
 
 // NewRunner makes a runner of ps, in units of work of u, over src. It validates everything that it is given
@@ -60,13 +66,11 @@ func NewRunner[Tx any](u UnitOfWork[Tx], src Source, cfg *RunnerConfig, ps ...*P
 	if cfg != nil {
 		r.cfg = *cfg
 	}
-	if u == nil || src.sub == nil || len(src.topics) == 0 || len(ps) == 0 {
-		return nil, errors.New("runner: wants a unit of work, a source with topics, and projectors")
+	if u == nil || len(ps) == 0 {
+		return nil, errors.New("runner: wants a unit of work and projectors")
 	}
-	for i, topic := range src.topics {
-		if topic == "" || slices.Contains(src.topics[:i], topic) {
-			return nil, fmt.Errorf("runner: topic %q is empty, or given twice", topic)
-		}
+	if err := src.check(); err != nil {
+		return nil, fmt.Errorf("runner: %w", err)
 	}
 	if !u.Records().Park {
 		return nil, errors.New("runner: this unit of work cannot keep parked messages")
@@ -99,8 +103,14 @@ func (c *RunnerConfig) validate() error {
 	if c.Drain == 0 {
 		c.Drain = 10 * time.Second
 	}
-	if c.Timeout < 0 || c.Drain < 0 {
-		return fmt.Errorf("timeout %s, drain %s: want no negative duration", c.Timeout, c.Drain)
+	if c.Concurrency == 0 {
+		c.Concurrency = runtime.GOMAXPROCS(0)
+	}
+	if c.Timeout < 0 || c.Drain < 0 || c.Concurrency < 0 {
+		return fmt.Errorf("timeout %s, drain %s, concurrency %d: want nothing negative", c.Timeout, c.Drain, c.Concurrency)
+	}
+	if c.Clock == nil {
+		c.Clock = time.Now //nolint:forbidigo // durations of units, as this process sees them
 	}
 	if c.Retry.Base == 0 {
 		c.Retry.Base = 100 * time.Millisecond
@@ -141,12 +151,14 @@ func newMember[Tx any](u UnitOfWork[Tx], p *Projector[Tx], log *slog.Logger) mem
 		name, was := p.full(h.name), p.fulls(h.was)
 		one.handlers = append(one.handlers, bound{
 			name: name, types: h.match(p.types),
-			unit: func(ctx context.Context, raw eventstore.Raw, limit *deadline) error {
+			noop: p.opts.Markers && !marks,
+			unit: func(ctx context.Context, raw eventstore.Raw, limit *deadline) (skipped bool, err error) {
 				w := Work{Projector: p.name}
 				if marks {
 					w.Marks = []marker.Key{{Handler: name, Was: was, MessageID: raw.ID}}
+					w.Fresh = func(n int) { skipped = n == 0 }
 				}
-				return u.Do(ctx, w, func(ctx context.Context, tx Tx, _ []int) ([]outbox.Message, error) {
+				err = u.Do(ctx, w, func(ctx context.Context, tx Tx, _ []int) ([]outbox.Message, error) {
 					ctx, done := limit.handler(ctx)
 					defer done()
 					out, err := h.run(ctx, tx, p.types, raw)
@@ -158,6 +170,7 @@ func newMember[Tx any](u UnitOfWork[Tx], p *Projector[Tx], log *slog.Logger) mem
 					}
 					return caused(out, name, raw), nil
 				})
+				return skipped, err
 			},
 		})
 	}
@@ -188,66 +201,75 @@ func (r *Runner) Run(ctx context.Context) error {
 	defer stop()
 	work, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	var topics sync.WaitGroup
-	for _, topic := range r.src.topics {
-		messages, err := r.src.sub.Subscribe(subscribed, topic)
-		if err != nil {
-			cancel(nil)
-			topics.Wait()
-			return fmt.Errorf("runner: subscribe to %s: %w", topic, err)
-		}
-		topics.Go(func() {
-			if !r.consume(work, hard, topic, messages) {
-				cancel(fmt.Errorf("runner: the subscription to %s ended", topic))
-			}
-		})
+	feeds, err := r.src.feeds(r.members)
+	for i := 0; err == nil && i < len(feeds); i++ {
+		err = feeds[i].subscribe(subscribed, r.src.topics)
 	}
-	close(r.running)
+	var consumers sync.WaitGroup
+	if err != nil {
+		cancel(fmt.Errorf("runner: %w", err))
+	} else {
+		for i := range feeds {
+			consumers.Go(func() { r.consume(work, hard, &feeds[i], cancel) })
+		}
+		close(r.running)
+	}
 	<-work.Done()
-	return r.drain(ctx, work, &topics, stop)
+	return r.drain(ctx, work, stop, func() error {
+		consumers.Wait()
+		return closeOwned(feeds)
+	})
 }
 
-func (r *Runner) drain(ctx, work context.Context, topics *sync.WaitGroup, stop func()) error {
-	done := make(chan struct{})
-	go func() { topics.Wait(); close(done) }()
+// drain waits for finish, and no longer than it may.
+func (r *Runner) drain(ctx, work context.Context, stop func(), finish func() error) error {
+	done := make(chan error, 1)
+	go func() { done <- finish() }()
 	t := time.NewTimer(r.cfg.Drain)
 	defer t.Stop()
+	var err error
 	select {
-	case <-done:
+	case err = <-done:
 	case <-t.C:
 		stop()
 		return fmt.Errorf("runner: %w: %s", outbox.ErrDrain, r.cfg.Drain)
 	}
-	if ctx.Err() != nil {
-		return nil
+	if ctx.Err() == nil {
+		err = errors.Join(context.Cause(work), err)
 	}
-	return context.Cause(work)
+	return err
 }
 
-// consume handles a topic's messages one after another. It returns false if the subscription ended by itself.
-func (r *Runner) consume(ctx, hard context.Context, topic string, messages <-chan *message.Message) bool {
-	for {
-		select {
-		case <-ctx.Done():
-			return true
-		case m, ok := <-messages:
-			if !ok {
-				return ctx.Err() != nil
-			}
-			if ctx.Err() != nil || !r.deliver(ctx, hard, topic, m) {
-				return true // the drain is on: not acked, so it comes again
-			}
-			m.Ack()
+// consume reads a feed and lets its messages run in their lanes, until ctx ends or a subscription does, which it tells
+// fail. It returns when all that runs is done. A message that is not done with when the runner stops is not acked, so
+// it comes again, and so do those behind it in its lane.
+func (r *Runner) consume(ctx, hard context.Context, f *feed, fail context.CancelCauseFunc) {
+	l := newLanes(r.cfg.Concurrency)
+	defer l.all.Wait()
+	for l.enter(ctx) {
+		topic, m, ok := f.next(ctx)
+		if ctx.Err() != nil || !ok {
+			l.leave()
+			fail(fmt.Errorf("runner: the subscription to %s ended", topic)) // which counts for nothing where ctx has
+			return
 		}
+		if r.cfg.Observer.Queued != nil {
+			r.cfg.Observer.Queued(topic, len(l.free), cap(l.free))
+		}
+		l.run(m, func() {
+			if ctx.Err() == nil && r.deliver(ctx, hard, f.members, topic, m) {
+				m.Ack()
+			}
+		})
 	}
 }
 
-// deliver brings one message to every handler that takes it. It returns false where it had to leave off
+// deliver brings one message to every handler of members that takes it. It returns false where it had to leave off
 // because the runner stops.
-func (r *Runner) deliver(ctx, hard context.Context, topic string, m *message.Message) bool {
+func (r *Runner) deliver(ctx, hard context.Context, members []member, topic string, m *message.Message) bool {
 	raw, malformed := outbox.ParseWatermill(m)
-	for i := range r.members {
-		one := &r.members[i]
+	for i := range members {
+		one := &members[i]
 		d := delivery{Runner: r, ctx: ctx, hard: hard, member: one, topic: topic, msg: m, raw: raw}
 		switch {
 		case malformed != nil:

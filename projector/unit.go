@@ -33,6 +33,15 @@ type Work struct {
 	// Park is messages to set aside; Seq and At are for the provider to fill in. A message is set aside once for a
 	// projector and handler: where it has an id and is there already, the first stays.
 	Park []Parked
+	// Fresh, where it is not nil, is told once all is committed, or where nothing was new, how many marks were new.
+	Fresh func(marks int)
+}
+
+// Told tells Fresh.
+func (w Work) Told(marks int) {
+	if w.Fresh != nil {
+		w.Fresh(marks)
+	}
 }
 
 // Records declares which parts of a unit's work are atomic with its effects.

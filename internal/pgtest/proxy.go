@@ -18,7 +18,10 @@ type Proxy struct {
 	trips atomic.Int64
 	fatal atomic.Bool
 	mutes atomic.Int64
+	away  atomic.Bool
 	conns sync.WaitGroup
+	mu    sync.Mutex
+	open  map[net.Conn]bool
 }
 
 // LoseReply makes the proxy lose the whole reply to the next message that when picks, and the connection with
@@ -31,6 +34,30 @@ func (p *Proxy) AnswerFatal() { p.fatal.Store(true) }
 
 // Mute makes the connections that there are half-open: what the server says is lost from now on, and nobody hangs up.
 func (p *Proxy) Mute() { p.mutes.Add(1) }
+
+// Away makes the server unreachable, or reachable again: connections break, and new ones are hung up on.
+func (p *Proxy) Away(away bool) {
+	p.away.Store(away)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.open {
+		if away {
+			_ = c.Close()
+		}
+	}
+}
+
+// keep remembers a client's connection until the function that it returns is called.
+func (p *Proxy) keep(c net.Conn) func() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.open[c] = true
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.open, c)
+	}
+}
 
 // Lost is how many replies were lost.
 func (p *Proxy) Lost() int { return int(p.lost.Load()) }
@@ -51,7 +78,7 @@ func NewProxy(t testing.TB, dsn string) *Proxy {
 		t.Fatal(err)
 	}
 	u.Host = l.Addr().String()
-	p := &Proxy{DSN: u.String()}
+	p := &Proxy{DSN: u.String(), open: map[net.Conn]bool{}}
 	p.conns.Go(func() {
 		for {
 			client, err := l.Accept()
@@ -67,6 +94,10 @@ func NewProxy(t testing.TB, dsn string) *Proxy {
 
 func (p *Proxy) serve(client net.Conn, address string) {
 	defer func() { _ = client.Close() }()
+	defer p.keep(client)()
+	if p.away.Load() {
+		return
+	}
 	server, err := net.Dial("tcp", address)
 	if err != nil {
 		return

@@ -38,6 +38,7 @@ func (db *DB) Do(ctx context.Context, w projector.Work, apply func(ctx context.C
 	if err := tx.commit(ctx); err != nil {
 		return classed(err, projector.UnknownClass)
 	}
+	w.Told(len(fresh))
 	return nil
 }
 

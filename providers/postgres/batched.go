@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 )
@@ -41,6 +42,9 @@ func (b *Batched) Do(ctx context.Context, w projector.Work, apply func(ctx conte
 	}
 	for {
 		err := b.try(ctx, w, fresh, apply)
+		if err == nil {
+			w.Told(len(fresh))
+		}
 		if !b.isDuplicate(err) {
 			return class(err)
 		}
@@ -48,7 +52,10 @@ func (b *Batched) Do(ctx context.Context, w projector.Work, apply func(ctx conte
 			return class(err)
 		}
 		if len(fresh) == 0 { // only what is to be parked is left
-			return class(b.try(ctx, projector.Work{Projector: w.Projector, Park: w.Park}, nil, nil))
+			if err = b.try(ctx, projector.Work{Projector: w.Projector, Park: w.Park}, nil, nil); err == nil {
+				w.Told(0)
+			}
+			return class(err)
 		}
 	}
 }
@@ -56,11 +63,12 @@ func (b *Batched) Do(ctx context.Context, w projector.Work, apply func(ctx conte
 // try sends the unit once, with the marks at fresh.
 func (b *Batched) try(ctx context.Context, w projector.Work, fresh []int, apply func(context.Context, *pgx.Batch, []int) ([]outbox.Message, error)) error {
 	batch := &pgx.Batch{}
-	if len(fresh) > 0 {
-		some := projector.Work{Projector: w.Projector}
-		for _, i := range fresh {
-			some.Marks = append(some.Marks, w.Marks[i])
-		}
+	var marks []marker.Key
+	for _, i := range fresh {
+		marks = append(marks, w.Marks[i])
+	}
+	if len(marks) > 0 {
+		some := projector.Work{Projector: w.Projector, Marks: marks}
 		batch.Queue(limitWaitSQL, markerWait)
 		batch.Queue(b.q(fenceSQL), lockClassFence, b.fence(w.Projector))
 		batch.Queue(b.q(mustInsertMarkersSQL), markerArgs(some)...)
@@ -90,6 +98,11 @@ func (b *Batched) try(ctx context.Context, w projector.Work, fresh []int, apply 
 	if batch.Len() == 0 {
 		return nil
 	}
+	leave, err := b.turns.take(ctx, marks)
+	if err != nil {
+		return err
+	}
+	defer leave()
 	if err := b.send(ctx, batch); err != nil {
 		return err
 	}

@@ -90,24 +90,26 @@ const (
 // A claim in one statement. The clock is read once: read per row, the first entry of a key can be judged
 // leased and, rows later, no longer in the way. picked are the eligible entries that no ineligible one of
 // their key precedes, locked, skipping those that others hold. Of these, spent ones (their claim vanished, at
-// the limit) are abandoned; a suspect (its claim vanished) goes alone if it is the first, and else ends the
-// batch before it. safe are those whose key has no earlier open entry outside of the batch: what others had
-// locked is one. Without order every eligible entry is claimable, and the batch is safe.
+// the limit) are abandoned. safe are those of the others whose key has no earlier open entry outside of them: what
+// somebody else had locked is one. Of these, in order, the batch takes as much payload as it may; a suspect (its claim
+// vanished) goes alone if it is the first, and else ends the batch before it. What comes before a safe entry in its key
+// is safe as well, so a batch never passes anything. Without order every eligible entry is safe.
 //
 // A claim that looks nearby picks what is eligible without looking before it, and leaves it to the second half of the
-// guard whether it is safe: half the lookups, where little is in the way.
+// guard whether it is safe: half the lookups, where little is in the way. A spent entry stops its key until a look that
+// knows what precedes it.
 //
 // A claim of some topics walks each topic that has anything open by itself, so that it costs nothing how much the
 // others have: as many as it wants of each, and the first of all those. It locks them in the walks, and
 // so some that it does not pick: were they locked once they are picked, relays that claim at once would pick the
 // same ones, and all but one get nothing. Nobody waits for a lock, in whatever order they are taken.
 const (
-	claimEntriesSQL       = claimHead + claimAny + claimable + claimPicked + claimRest + claimSafe + claimTail
-	claimNearSQL          = claimHead + claimAny + eligible + claimPicked + claimRest + claimSafe + claimNotHeld + claimTail
-	claimUnorderedSQL     = claimHead + claimAny + eligible + claimPicked + claimRest + claimTail
-	claimTopicsSQL        = claimTopicsHead + claimableOfTopic + claimPickedOfTopic + claimMerged + claimRest + claimSafe + claimTail
-	claimTopicsNearSQL    = claimTopicsHead + eligibleOfTopic + claimPickedOfTopic + claimMerged + claimRest + claimSafe + claimNotHeld + claimTail
-	claimTopicsNoOrderSQL = claimTopicsHead + eligibleOfTopic + claimPickedOfTopic + claimMerged + claimRest + claimTail
+	claimEntriesSQL       = claimHead + claimAny + claimable + claimPicked + claimSpent + claimNotSpent + claimSafe + claimTail
+	claimNearSQL          = claimHead + claimAny + eligible + claimPicked + claimNotSpent + claimSafe + claimNotHeld + claimTail
+	claimUnorderedSQL     = claimHead + claimAny + eligible + claimPicked + claimSpent + claimNotSpent + claimTail
+	claimTopicsSQL        = claimTopicsHead + claimableOfTopic + claimPickedOfTopic + claimMerged + claimSpent + claimNotSpent + claimSafe + claimTail
+	claimTopicsNearSQL    = claimTopicsHead + eligibleOfTopic + claimPickedOfTopic + claimMerged + claimNotSpent + claimSafe + claimNotHeld + claimTail
+	claimTopicsNoOrderSQL = claimTopicsHead + eligibleOfTopic + claimPickedOfTopic + claimMerged + claimSpent + claimNotSpent + claimTail
 
 	claimHead = `
 with ck as materialized (select clock_timestamp() t),`
@@ -131,28 +133,29 @@ picked as materialized (` + claimCandidate
 	for update of o skip locked`
 	claimMerged = `) p
 	order by p.id limit $3::int`
-	claimRest = `),
+	claimSpent = `),
 abandoned as (
 	update kinora.outbox o set status = 'abandoned', open = false, held = true, stuck = true, suspect = true, last_error = 'vanished'
-	from picked p where p.spent and o.id = p.id),
-batch as materialized (
-	select p.id, p.topic, p.key from (select *, sum(bytes) over (order by id) - bytes as before from picked where not spent) p
-	where (p.before = 0 or $6::bigint <= 0 or p.before + p.bytes <= $6::bigint) and (
-		p.id < coalesce((select min(id) from picked where suspect and not spent), p.id + 1)
-		or p.suspect and p.id = (select min(id) from picked where not spent))),
+	from picked p where p.spent and o.id = p.id`
+	claimNotSpent = `),
 safe as materialized (
-	select o.id from batch o`
+	select o.id, o.bytes, o.suspect from picked o where not o.spent`
 	claimSafe = `
-	where case when exists (
+	and case when exists (
 		select from kinora.outbox e
 		where e.open and e.topic <> '' and e.topic = o.topic and e.key = o.key and e.id < o.id
-			and e.id not in (select id from batch)) then null else true end is not null`
+			and e.id not in (select id from picked where not spent)) then null else true end is not null`
 	claimNotHeld = `
 	and ` + nothingHeld
-	claimTail = `)
+	claimTail = `),
+batch as materialized (
+	select s.id from (select *, sum(bytes) over (order by id) as total from safe) s
+	where ($6::bigint <= 0 or s.total <= $6::bigint or s.id = (select min(id) from safe)) and (
+		s.id < coalesce((select min(id) from safe where suspect), s.id + 1)
+		or s.suspect and s.id = (select min(id) from safe)))
 update kinora.outbox o set status = 'claimed', token = $1::uuid, claimed_by = $5::text, attempts = o.attempts + 1,
 	suspect = o.suspect or o.status = 'claimed', last_attempt_at = ck.t, next_attempt_at = ck.t + $2::bigint * interval '1 microsecond'
-from safe, ck where o.id = safe.id
+from batch, ck where o.id = batch.id
 returning ` + claimedColumns
 
 	// openTopics are those asked for or, where none are, all that have anything open, which it leaps through by the
@@ -263,8 +266,8 @@ picked as materialized (select o.id, o.bytes from first o`
 	candidatesNear = candidatesAll + `, ck where true` + unpreceded
 	candidatesEnd  = `)
 select ` + entryColumns + `
-from (select id, bytes, sum(bytes) over (order by id) - bytes as before from picked) p join kinora.outbox o on o.id = p.id
-where p.before = 0 or $2::bigint <= 0 or p.before + p.bytes <= $2::bigint
+from (select id, sum(bytes) over (order by id) as total from picked) p join kinora.outbox o on o.id = p.id
+where $2::bigint <= 0 or p.total <= $2::bigint or p.id = (select min(id) from picked)
 order by o.id`
 )
 

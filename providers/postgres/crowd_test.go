@@ -165,6 +165,8 @@ func child(role string) int {
 	switch role {
 	case "relay":
 		return relayChild()
+	case "project":
+		return projectChild()
 	case "deliver":
 	default:
 		return 2
@@ -181,8 +183,9 @@ func child(role string) int {
 	failed := make(chan error, times)
 	for range times {
 		all.Go(func() {
-			for {
-				err := deliver(ctx, db)
+			own, err := postgres.New(db.Pool(), nil) // or they would wait for one another in this process
+			for err == nil {
+				err := deliver(ctx, own)
 				if err == nil || projector.ClassOf(err) != projector.Transient {
 					failed <- err
 					return

@@ -130,7 +130,7 @@ func TestRoundTrips(t *testing.T) {
 			_, err := db.ClaimEntries(t.Context(), outbox.Query{}, terms(t))
 			return err
 		}},
-		"a unit with a marker and one statement: begin, markers, statement, commit": {4, func() error {
+		"a unit with a marker and one statement: begin with the marker, statement, commit": {3, func() error {
 			return db.Do(t.Context(), unit(), func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
 				return nil, add(ctx, tx, "k", 1)
 			})

@@ -73,8 +73,8 @@ gone as (select id from done where status = 'published'),
 lanes as (select distinct topic, key from done where status = 'published' and ` + anyHeld + `),` + restored + `
 select id from done`
 
-// The usual mark, that all entries of a claim are published and not kept, is a shorter one where nothing is held. It
-// deletes them in the array's order, by the primary key.
+// The usual mark, that all entries of a claim are published and not kept, is a shorter one where nothing is held, nor
+// abandoned.
 const dropEntriesSQL = `
 delete from kinora.outbox o
 where o.id = any($1::bigint[]) and o.token = $2::uuid and o.status = 'claimed' and not (` + anyHeld + `)
@@ -83,7 +83,7 @@ returning o.id`
 // anyHeld is looked up once, and saves each lane its own look where nothing is held.
 const anyHeld = `(select h.id from kinora.outbox h where h.held and h.id > 0 order by h.id limit 1) is not null`
 
-// MarkEntries implements outbox.Store: one statement, or two where something is held, or late.
+// MarkEntries implements outbox.Store: one statement, or where that finds that something is held, another one.
 func (db *DB) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int64, err error) {
 	if err := outbox.CheckMarks(marks); err != nil {
 		return nil, err
@@ -102,7 +102,11 @@ func (db *DB) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int6
 		if err := db.mark(ctx, undone, dropEntriesSQL, column(first, func(m outbox.Mark) int64 { return m.Seq }), uuid.UUID(first[0].Token)); err != nil {
 			return nil, err
 		}
-		first = slices.DeleteFunc(first, func(m outbox.Mark) bool { return !undone[m.Seq] })
+		left := slices.DeleteFunc(slices.Clone(first), func(m outbox.Mark) bool { return !undone[m.Seq] })
+		none := len(left) == len(first) // something is held, or all are late; else what is left is late
+		if first = left; !none {
+			return append(late, column(left, func(m outbox.Mark) int64 { return m.Seq })...), nil
+		}
 	}
 	if len(first) > 0 {
 		err := db.mark(ctx, undone, markEntriesSQL,

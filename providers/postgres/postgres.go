@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 )
@@ -38,6 +39,7 @@ type DB struct {
 	wake    waker
 	notes   notifier
 	orphans walk
+	turns   turns
 	cached  sync.Map // statement as written → with the schema's name
 }
 
@@ -48,6 +50,7 @@ var (
 	_ outbox.BatchClaimer              = (*DB)(nil)
 	_ outbox.Inspector                 = (*DB)(nil)
 	_ outbox.Keeper                    = (*DB)(nil)
+	_ marker.Keeper                    = (*DB)(nil)
 	_ outbox.Waker                     = (*DB)(nil)
 	_ outbox.ReadyChecker              = (*DB)(nil)
 	_ outbox.ReadyChecker              = (*Batched)(nil)

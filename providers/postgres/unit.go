@@ -49,22 +49,32 @@ func (db *DB) Records() projector.Records {
 	return projector.Records{Marks: true, Park: true, Outbox: true}
 }
 
-// Do implements projector.UnitOfWork at READ COMMITTED. The tx that apply gets refuses Commit and Rollback;
-// Begin gives it savepoints. A wait for a concurrent unit's mark that takes longer than half a second is a
-// transient error (55P03).
+// Do implements projector.UnitOfWork at READ COMMITTED. One round trip begins, fences and marks. The tx that apply
+// gets refuses Commit and Rollback; Begin gives it savepoints. Units of this process with the same mark follow one
+// another, and those that wait have no connection. A wait for another process's unit that takes longer than half a
+// second is a transient error (55P03).
 func (db *DB) Do(ctx context.Context, w projector.Work, apply func(ctx context.Context, tx pgx.Tx, fresh []int) ([]outbox.Message, error)) error {
-	tx, err := db.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	leave, err := db.turns.take(ctx, w.Marks)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	conn, err := db.pool.Acquire(ctx)
 	if err != nil {
 		return class(fmt.Errorf("begin: %w", err))
 	}
-	// Also after a panic or runtime.Goexit in apply; after a commit it does nothing.
-	defer rollback(ctx, tx)
-	fresh, err := db.record(ctx, tx, w)
+	defer conn.Release()
+	tx, fresh, err := db.begin(ctx, conn.Conn(), w)
+	if tx != nil {
+		// Also after a panic or runtime.Goexit in apply; after a commit it does nothing.
+		defer rollback(ctx, tx)
+	}
 	if err != nil {
-		return class(err)
+		return class(fmt.Errorf("begin: %w", err))
 	}
 	known := len(w.Marks) > 0 && len(fresh) == 0
 	if known && len(w.Park) == 0 {
+		w.Told(0)
 		return nil
 	}
 	enqueued := false
@@ -83,12 +93,14 @@ func (db *DB) Do(ctx context.Context, w projector.Work, apply func(ctx context.C
 	if enqueued {
 		db.added()
 	}
+	w.Told(len(fresh))
 	return nil
 }
 
-// record does the unit's own part, in one round trip, and returns the indexes of fresh marks.
-func (db *DB) record(ctx context.Context, tx pgx.Tx, w projector.Work) (fresh []int, err error) {
+// begin begins the transaction and does the unit's own part, in one round trip. It returns the indexes of fresh marks.
+func (db *DB) begin(ctx context.Context, conn *pgx.Conn, w projector.Work) (tx pgx.Tx, fresh []int, err error) {
 	b := &pgx.Batch{}
+	b.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	if len(w.Marks) > 0 && !mutant.NoMarker {
 		b.Queue(limitWaitSQL, markerWait)
 		b.Queue(db.q(fenceSQL), lockClassFence, db.fence(w.Projector))
@@ -110,17 +122,13 @@ func (db *DB) record(ctx context.Context, tx pgx.Tx, w projector.Work) (fresh []
 	for _, p := range w.Park {
 		args, err := parkArgs(p)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		b.Queue(db.q(parkSQL), args...)
 	}
-	if b.Len() == 0 {
-		return fresh, nil
-	}
-	if err := tx.SendBatch(ctx, b).Close(); err != nil {
-		return nil, fmt.Errorf("record: %w", err)
-	}
-	return fresh, nil
+	results := conn.SendBatch(ctx, b)
+	err = results.Close() // this runs what is to be done with the results
+	return results.Tx(), fresh, err
 }
 
 func (db *DB) fence(projectorName string) int32 { return lockKey(db.cfg.Schema + "/" + projectorName) }

@@ -44,6 +44,10 @@ var claimCases = []testCase{
 		rule: "Query.Near: look only at the first eligible entries, as many as may be claimed; Query.After: only entries with a greater Seq",
 	},
 	{
+		name: "a look nearby past what waits", play: claimNearPast,
+		rule: "Query.Near: look only at the first eligible entries: those that may be claimed are, whatever waits among them",
+	},
+	{
 		name: "a look behind", play: claimAfter,
 		rule: "Query.After: only entries with a greater Seq",
 	},
@@ -260,6 +264,27 @@ func claimNear(s *stage) {
 		}
 		same(s, "entries left", len(s.claim(q, 10)), 0)
 	}
+}
+
+// claimNearPast: what waits takes a place among the first eligible entries, and no more: it neither ends the batch, as a
+// suspect in its turn does, nor counts as payload.
+func claimNearPast(s *stage) {
+	near := outbox.Query{Attempts: 3, Near: true, Bytes: 100}
+	ann := s.enqueue(line(2, "mail", "ann")...)
+	first := s.claim(three, 10)
+	same(s, "claimed", len(first), 2)
+	s.advance(2 * lease) // vanished: each comes alone
+	head := s.claimOne(ann[0].Seq)
+	s.mark(outbox.Mark{Seq: head.Seq, Token: head.Token, To: outbox.Abandoned})
+	ben := line(2, "mail", "ben")
+	ben[1].Payload = bytes.Repeat([]byte("x"), 1000)
+	large := s.enqueue(ben...)
+	same(s, "ben's first", seqsOf(s.claim(three, 1)), []int64{large[0].Seq})
+	zoe := s.enqueue(line(3, "mail", "zoe")...)
+	found, err := s.db.EntryCandidates(s.ctx, near, 10)
+	s.ok(err, "read candidates")
+	same(s, "candidates past a suspect and much payload that wait", seqsOf(found), seqsOf(zoe))
+	same(s, "claimed past a suspect and much payload that wait", seqsOf(s.claim(near, 10)), seqsOf(zoe))
 }
 
 func claimAfter(s *stage) {

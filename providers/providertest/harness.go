@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 )
@@ -28,6 +29,7 @@ type Provider[Tx any] interface {
 	outbox.Store
 	outbox.Inspector
 	outbox.Keeper
+	marker.Keeper
 	projector.UnitOfWork[Tx]
 	projector.ParkedInspector
 	projector.State

@@ -69,6 +69,14 @@ var markerCases = []testCase{
 		rule: "Outcomes says for each key what became of its message at its handler: Unseen, Applied, or IsParked where it is parked and its marker is not there",
 	},
 	{
+		name: "markers of handlers that are gone", play: orphans,
+		rule: "MarkedHandlers lists the handlers that have markers, in order; DropMarkers deletes at most limit markers of handler, and returns how many",
+	},
+	{
+		name: "what is new is told", play: freshTold,
+		rule: "Work.Fresh is told once all is committed, or where nothing was new, how many marks were new",
+	},
+	{
 		name: "a new handle knows the markers", unless: Volatile, play: newHandleKnows,
 		rule: "A marker commits with the handler's writes and outlives the process: a redelivery after a crash finds it",
 	},
@@ -90,6 +98,62 @@ func redelivered(s *stage) {
 	}
 	same(s, "outcome", s.outcomes(key("m-1"))[0], projector.Applied)
 	s.holds(ran > 0, "apply ran")
+}
+
+func orphans(s *stage) {
+	list := func(want ...string) {
+		names, err := s.db.MarkedHandlers(s.ctx)
+		s.ok(err, "list handlers")
+		s.holds(slices.Equal(names, want), "handlers with markers: got %q, want %q", names, want)
+	}
+	list()
+	mark := func(handler string, n int) {
+		w := projector.Work{Projector: "p"}
+		for i := range n {
+			w.Marks = append(w.Marks, marker.Key{Handler: handler, MessageID: fmt.Sprint("m", i)})
+		}
+		s.ok(s.do(s.ctx, w, func(unit) ([]outbox.Message, error) { return nil, nil }), "mark")
+	}
+	mark("p/b", 3)
+	mark("p/a", 2)
+	mark("p/ab", 1)
+	mark("q/a", 5)
+	list("p/a", "p/ab", "p/b", "q/a")
+	orphaned, err := marker.Orphans(s.ctx, s.db, "p/a", "p/b", "r/c")
+	s.ok(err, "orphans")
+	s.holds(slices.Equal(orphaned, []string{"p/ab", "q/a"}), "orphans: %q", orphaned)
+	for _, want := range []int{2, 2, 1, 0} {
+		n, err := s.db.DropMarkers(s.ctx, "q/a", 2)
+		s.ok(err, "drop markers")
+		same(s, "markers dropped", n, want)
+	}
+	n, err := marker.Drop(s.ctx, s.db, "p/a")
+	s.ok(err, "drop")
+	same(s, "markers dropped", n, 2)
+	list("p/ab", "p/b")
+	ab, b := marker.Key{Handler: "p/ab", MessageID: "m0"}, marker.Key{Handler: "p/b", MessageID: "m2"}
+	same(s, "outcomes of what is left, and what is not", s.outcomes(ab, b, marker.Key{Handler: "p/a", MessageID: "m0"}),
+		[]projector.Outcome{projector.Applied, projector.Applied, projector.Unseen})
+}
+
+func freshTold(s *stage) {
+	told := []int{}
+	deliver := func(fail bool, ids ...string) error {
+		w := work(ids...)
+		w.Fresh = func(n int) { told = append(told, n) }
+		return s.do(s.ctx, w, func(u unit) ([]outbox.Message, error) {
+			if fail {
+				return nil, errors.New("no")
+			}
+			return nil, u.add("k", 1)
+		})
+	}
+	s.holds(deliver(true, "m-1") != nil, "a handler's error is returned")
+	s.ok(deliver(false, "m-1"), "first delivery")
+	s.ok(deliver(false, "m-1"), "second delivery")
+	s.ok(deliver(false, "m-1", "m-2", "m-3"), "one of three again")
+	s.ok(deliver(false), "a unit without marks")
+	same(s, "told", told, []int{1, 0, 2, 0})
 }
 
 // fresh runs a unit and returns the indexes that apply got when it took effect: its last run's.

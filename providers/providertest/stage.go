@@ -8,6 +8,7 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 )
@@ -32,6 +33,7 @@ type contracts interface {
 	outbox.Store
 	outbox.Inspector
 	outbox.Keeper
+	marker.Keeper
 	projector.ParkedInspector
 	projector.State
 	Records() projector.Records

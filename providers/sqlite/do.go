@@ -40,6 +40,7 @@ func (d *DB) Do(ctx context.Context, w projector.Work, apply func(ctx context.Co
 			return unitError(ctx, err, true)
 		}
 	} else if len(fresh) == 0 && len(w.Park) == 0 {
+		w.Told(0)
 		return nil // there is nothing to commit
 	}
 	if err := u.park(ctx, w.Park); err != nil {
@@ -48,7 +49,11 @@ func (d *DB) Do(ctx context.Context, w projector.Work, apply func(ctx context.Co
 	if !stay() {
 		return unitError(ctx, ctx.Err(), true)
 	}
-	return unitError(ctx, u.commit(), true)
+	if err := u.commit(); err != nil {
+		return unitError(ctx, err, true)
+	}
+	w.Told(len(fresh))
+	return nil
 }
 
 func (u *unit) apply(ctx context.Context, fresh []int, apply func(ctx context.Context, tx *sql.Tx, fresh []int) ([]outbox.Message, error)) error {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"modernc.org/sqlite"
@@ -147,6 +148,7 @@ var (
 	_ outbox.Store                  = (*DB)(nil)
 	_ outbox.BatchClaimer           = (*DB)(nil)
 	_ outbox.Keeper                 = (*DB)(nil)
+	_ marker.Keeper                 = (*DB)(nil)
 	_ outbox.Inspector              = (*DB)(nil)
 	_ outbox.Waker                  = (*DB)(nil)
 	_ projector.UnitOfWork[*sql.Tx] = (*DB)(nil)

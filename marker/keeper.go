@@ -1,0 +1,43 @@
+package marker
+
+import (
+	"context"
+	"fmt"
+	"slices"
+)
+
+// Keeper is a capability of a provider: looking after markers whose handlers are gone.
+type Keeper interface {
+	// MarkedHandlers lists the handlers that have markers, of whatever generation, in order.
+	MarkedHandlers(ctx context.Context) ([]string, error)
+	// DropMarkers deletes at most limit markers of handler, of whatever generation, and returns how many.
+	DropMarkers(ctx context.Context, handler string, limit int) (int, error)
+}
+
+// Orphans lists the handlers that have markers and are none of known, which is what all projectors of the service
+// call their handlers, and called them before (projector.Projector.Handlers). Somebody else's handlers in the same
+// database are orphans to who does not know them.
+func Orphans(ctx context.Context, k Keeper, known ...string) ([]string, error) {
+	handlers, err := k.MarkedHandlers(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("orphaned markers: %w", err)
+	}
+	return slices.DeleteFunc(handlers, func(h string) bool { return slices.Contains(known, h) }), nil
+}
+
+const dropAtOnce = 1000
+
+// Drop deletes all markers of a handler, a thousand in a transaction, and returns how many, also with an error. Where
+// the handler is not gone for good, every message that comes again takes effect again.
+func Drop(ctx context.Context, k Keeper, handler string) (dropped int, err error) {
+	for {
+		n, err := k.DropMarkers(ctx, handler, dropAtOnce)
+		dropped += n
+		if err != nil {
+			return dropped, fmt.Errorf("drop markers: %w", err)
+		}
+		if n < dropAtOnce {
+			return dropped, nil
+		}
+	}
+}

@@ -1,0 +1,532 @@
+package postgres_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/marker"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/providers/postgres"
+	"github.com/stretchr/testify/require"
+)
+
+// The read models of runners in tests, and the broker's table: what is to be delivered to whom, and what is acked.
+const noteTables = `
+create table broker (seq bigint generated always as identity primary key, consumer int not null, id text not null, key text not null,
+	n int not null, acked boolean not null default false);
+create index on broker (consumer, seq) where not acked;
+create table sums (key text primary key, n bigint not null);
+create table lists (key text primary key, items int[] not null)`
+
+// noted is the event of these tests.
+type noted struct {
+	Key string
+	N   int
+}
+
+var notes = eventstore.NewTypes(eventstore.Type[noted]("noted"))
+
+// tableBroker is a broker that leaves all it has in flight at once, in order, and delivers what is not acked again to
+// whoever subscribes next. With keys, the messages of one are in a lane.
+type tableBroker struct {
+	pool     *pgxpool.Pool
+	consumer int
+	keys     bool
+}
+
+func (b *tableBroker) Subscribe(ctx context.Context, _ string) (<-chan *message.Message, error) {
+	rows, err := b.pool.Query(ctx, `select seq, id, key, n from broker where consumer = $1 and not acked order by seq`, b.consumer)
+	if err != nil {
+		return nil, err
+	}
+	type row struct {
+		Seq     int64
+		ID, Key string
+		N       int
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[row])
+	if err != nil {
+		return nil, err
+	}
+	to := make(chan *message.Message)
+	go func() {
+		for _, r := range all {
+			payload, _ := json.Marshal(noted{r.Key, r.N})
+			m := message.NewMessage(r.ID, payload)
+			m.Metadata[outbox.HeaderType] = "noted"
+			if b.keys {
+				m.Metadata[outbox.HeaderKey] = r.Key
+			}
+			go func() {
+				select {
+				case <-m.Acked():
+					_, _ = b.pool.Exec(context.WithoutCancel(ctx), `update broker set acked = true where seq = $1`, r.Seq)
+				case <-ctx.Done():
+				}
+			}()
+			select {
+			case to <- m:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return to, nil
+}
+
+func (*tableBroker) Close() error { return nil }
+
+// sum adds to a sum, and takes a little time for it.
+func sum(ctx context.Context, tx pgx.Tx, e eventstore.Event[noted]) error {
+	_, err := tx.Exec(ctx, `insert into sums as s (key, n) select $1, $2 from pg_sleep(0.002) on conflict (key) do update set n = s.n + $2`, e.Data.Key, e.Data.N)
+	return err
+}
+
+// list appends to a list, so that order shows.
+func list(ctx context.Context, tx pgx.Tx, e eventstore.Event[noted]) error {
+	_, err := tx.Exec(ctx, `insert into lists as l (key, items) values ($1, array[$2::int]) on conflict (key) do update set items = l.items || $2::int`, e.Data.Key, e.Data.N)
+	return err
+}
+
+// watched is a unit of work that writes down when each unit began and ended, and may kill its process between its
+// commit and its ack.
+type watched struct {
+	*postgres.DB
+	spans *os.File
+	kill  bool
+}
+
+func (w *watched) Do(ctx context.Context, work projector.Work, apply func(context.Context, pgx.Tx, []int) ([]outbox.Message, error)) error {
+	begin := time.Now()
+	err := w.DB.Do(ctx, work, apply)
+	if len(work.Park) == 0 && len(work.Marks) > 0 {
+		_, _ = fmt.Fprintf(w.spans, "%s %d %d\n", work.Marks[0].MessageID, begin.UnixNano(), time.Now().UnixNano())
+	}
+	if err == nil && w.kill {
+		die()
+	}
+	return err
+}
+
+func die() {
+	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	select {}
+}
+
+// projectChild is a runner until SIGTERM. What it is to do is in its environment.
+func projectChild() int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	if err := project(ctx); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+func project(ctx context.Context) error {
+	dir, kill := os.Getenv("KINORA_TEST_DIR"), os.Getenv("KINORA_TEST_KILL")
+	consumer, _ := strconv.Atoi(os.Getenv("KINORA_TEST_CONSUMER"))
+	lanes, _ := strconv.Atoi(os.Getenv("KINORA_TEST_LANES"))
+	db, err := postgres.Open(ctx, os.Getenv("KINORA_TEST_DSN")+"&pool_max_conns=8", nil)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	broker, err := pgxpool.New(ctx, os.Getenv("KINORA_TEST_DSN")+"&pool_max_conns=4")
+	if err != nil {
+		return err
+	}
+	defer broker.Close()
+	errs, err := os.Create(filepath.Join(dir, fmt.Sprint("errors-", consumer)))
+	if err != nil {
+		return err
+	}
+	spans, err := os.Create(filepath.Join(dir, fmt.Sprint("spans-", consumer)))
+	if err != nil {
+		return err
+	}
+	fn := sum
+	if os.Getenv("KINORA_TEST_LIST") != "" {
+		fn = list
+	}
+	p := projector.Define("noted", notes, projector.Options{Markers: os.Getenv("KINORA_TEST_UNMARKED") == ""},
+		projector.On("noted", func(ctx context.Context, tx pgx.Tx, e eventstore.Event[noted]) error {
+			if err := fn(ctx, tx, e); err != nil {
+				return err
+			}
+			if kill == "handler" {
+				die()
+			}
+			return nil
+		}))
+	cfg := &projector.RunnerConfig{Concurrency: lanes, Logger: slog.New(slog.NewTextHandler(errs, nil)), LogErrors: true}
+	from := &tableBroker{broker, consumer, os.Getenv("KINORA_TEST_KEYS") != ""}
+	runner, err := projector.NewRunner(&watched{db, spans, kill == "commit"}, projector.Subscribe(from, "notes"), cfg, p)
+	if err != nil {
+		return err
+	}
+	return runner.Run(ctx)
+}
+
+// projectors are runners in processes of their own.
+type projectors struct {
+	*testing.T
+	db  *postgres.DB
+	dsn string
+	dir string
+}
+
+func newProjectors(t *testing.T) *projectors {
+	t.Helper()
+	db, dsn := private(t)
+	_, err := db.Pool().Exec(t.Context(), noteTables)
+	require.NoError(t, err)
+	return &projectors{t, db, dsn, t.TempDir()}
+}
+
+// start starts one, and returns it; env says more about it.
+func (p *projectors) start(consumer int, env ...string) *exec.Cmd {
+	p.Helper()
+	c := exec.Command(os.Args[0])
+	c.Env = append(append(os.Environ(), "KINORA_TEST_CHILD=project", "KINORA_TEST_DSN="+p.dsn, "KINORA_TEST_DIR="+p.dir,
+		fmt.Sprint("KINORA_TEST_CONSUMER=", consumer)), env...)
+	c.Stderr = os.Stderr
+	require.NoError(p, c.Start())
+	p.Cleanup(func() { _ = c.Process.Kill() })
+	return c
+}
+
+// stop ends one, which must drain.
+func (p *projectors) stop(c *exec.Cmd) {
+	p.Helper()
+	require.NoError(p, c.Process.Signal(syscall.SIGTERM))
+	require.NoError(p, c.Wait())
+}
+
+// kill ends one at once.
+func (p *projectors) kill(c *exec.Cmd) {
+	_ = c.Process.Kill()
+	_ = c.Wait()
+}
+
+// settled waits until everything is acked.
+func (p *projectors) settled(within time.Duration) {
+	p.Helper()
+	require.Eventually(p, func() bool { return count(p.T, p.db, `select count(*) from broker where not acked`) == 0 }, within, 20*time.Millisecond)
+}
+
+// spansOf are the times in which a process had each message in a unit of work.
+func (p *projectors) spansOf(consumer int) map[string][][2]int64 {
+	p.Helper()
+	text, err := os.ReadFile(filepath.Join(p.dir, fmt.Sprint("spans-", consumer)))
+	require.NoError(p, err)
+	spans := map[string][][2]int64{}
+	for line := range bytes.Lines(text) {
+		var id string
+		var begin, end int64
+		_, err := fmt.Sscanf(string(line), "%s %d %d", &id, &begin, &end)
+		require.NoError(p, err)
+		spans[id] = append(spans[id], [2]int64{begin, end})
+	}
+	return spans
+}
+
+// The proof: two processes are delivered each message fifty times, at the same moments, in no lane. What is expected
+// is computed from what was sent. Without markers the same deliveries give a sum that is wrong.
+func TestDeliveredAHundredTimesThroughTwoProcesses(t *testing.T) {
+	t.Parallel()
+	const ids, copies = 40, 50
+	for name, control := range map[string]bool{"markers": false, "control arm": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newProjectors(t)
+			expected, env := 0, []string{"KINORA_TEST_LANES=16"}
+			if control {
+				env = append(env, "KINORA_TEST_UNMARKED=1")
+			}
+			for i := range ids {
+				expected += i + 1
+				_, err := p.db.Pool().Exec(t.Context(), `
+					insert into broker (consumer, id, key, n) select c, $1, 'k', $2 from generate_series(1, 2) c, generate_series(1, $3) copy`, fmt.Sprint("m", i), i+1, copies)
+				require.NoError(t, err)
+			}
+			gate, err := p.db.Pool().Begin(t.Context()) // holds both back until they are ready
+			require.NoError(t, err)
+			defer func() { _ = gate.Rollback(context.Background()) }()
+			_, err = gate.Exec(t.Context(), `lock table sums in access exclusive mode`)
+			require.NoError(t, err)
+			one, other := p.start(1, env...), p.start(2, env...)
+			require.Eventually(t, func() bool {
+				return count(t, p.db, `select count(*) from pg_stat_activity where wait_event_type = 'Lock'`) >= 2
+			}, 30*time.Second, 20*time.Millisecond)
+			require.NoError(t, gate.Commit(t.Context()))
+			p.settled(time.Minute)
+			p.stop(one)
+			p.stop(other)
+			total := count(t, p.db, `select n from sums where key = 'k'`)
+			if control {
+				require.Equal(t, 2*copies*expected, total, "without markers each delivery counts")
+				return
+			}
+			require.Equal(t, expected, total)
+			require.Zero(t, count(t, p.db, `select count(*) from kinora.parked`))
+			mine, theirs := p.spansOf(1), p.spansOf(2)
+			held := 0
+			for id, spans := range mine {
+				held += overlapping(spans, theirs[id])
+			}
+			t.Logf("%d messages, %d deliveries: %d ids were held by units of both processes at once", ids, 2*copies*ids, held)
+			require.Greater(t, held, ids/4)
+			for _, consumer := range []string{"1", "2"} {
+				text, err := os.ReadFile(filepath.Join(p.dir, "errors-"+consumer))
+				require.NoError(t, err)
+				require.Empty(t, string(text), "nobody reports an error")
+			}
+		})
+	}
+}
+
+// overlapping is 1 where any of a and any of b do.
+func overlapping(a, b [][2]int64) int {
+	for _, x := range a {
+		for _, y := range b {
+			if x[0] < y[1] && y[0] < x[1] {
+				return 1
+			}
+		}
+	}
+	return 0
+}
+
+// A storm of one message waits without connections: whoever else wants one of the pool gets it at once.
+func TestAStormOfOneMessageLeavesThePoolFree(t *testing.T) {
+	t.Parallel()
+	_, dsn := private(t)
+	db, err := postgres.Open(t.Context(), dsn+"&pool_max_conns=4", nil)
+	require.NoError(t, err)
+	defer db.Close()
+	inside, release := make(chan struct{}, 100), make(chan struct{})
+	work := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "m"}}}
+	var all sync.WaitGroup
+	for range 30 {
+		all.Go(func() {
+			err := db.Do(context.Background(), work, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+				inside <- struct{}{}
+				<-release
+				return nil, add(ctx, tx, "k", 1)
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	<-inside
+	time.Sleep(50 * time.Millisecond) // the others are on their way
+	var most time.Duration
+	for range 20 {
+		begin := time.Now()
+		_, err := db.Pool().Exec(t.Context(), `select 1`)
+		require.NoError(t, err)
+		most = max(most, time.Since(begin))
+	}
+	require.Less(t, most, 200*time.Millisecond, "waiting for a connection")
+	require.LessOrEqual(t, db.Pool().Stat().TotalConns(), int32(2))
+	close(release)
+	all.Wait()
+	require.Empty(t, inside, "the handler ran once")
+	require.Equal(t, 1, count(t, db, `select n from totals where key = 'k'`))
+
+	waiting, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond) // one that gives up leaves nothing behind
+	defer cancel()
+	first, held := make(chan struct{}), make(chan struct{})
+	work.Marks[0].MessageID = "m2"
+	all.Go(func() {
+		_ = db.Do(context.Background(), work, func(context.Context, pgx.Tx, []int) ([]outbox.Message, error) {
+			close(first)
+			<-held
+			return nil, nil
+		})
+	})
+	<-first
+	err = db.Do(waiting, work, nil)
+	require.Equal(t, projector.Transient, projector.ClassOf(err), "%v", err)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	close(held)
+	all.Wait()
+	require.NoError(t, db.Do(t.Context(), work, nil))
+}
+
+// A process that is killed between its handler and the commit leaves no trace of the handler; one that is killed
+// between the commit and the ack leaves a marker, and the redelivery is skipped.
+func TestKilledAroundTheCommit(t *testing.T) {
+	t.Parallel()
+	for at, left := range map[string]int{"handler": 0, "commit": 7} {
+		t.Run(at, func(t *testing.T) {
+			t.Parallel()
+			p := newProjectors(t)
+			_, err := p.db.Pool().Exec(t.Context(), `insert into broker (consumer, id, key, n) values (1, 'm', 'k', 7)`)
+			require.NoError(t, err)
+			for range 3 {
+				killed := p.start(1, "KINORA_TEST_KILL="+at)
+				require.Error(t, killed.Wait())
+				require.True(t, killed.ProcessState.Sys().(syscall.WaitStatus).Signaled())
+				require.Equal(t, left, count(t, p.db, `select coalesce(sum(n), 0) from sums`))
+				require.Equal(t, 1, count(t, p.db, `select count(*) from broker where not acked`))
+			}
+			last := p.start(1)
+			p.settled(20 * time.Second)
+			p.stop(last)
+			require.Equal(t, 7, count(t, p.db, `select sum(n) from sums`))
+		})
+	}
+}
+
+// Per-key order through lanes: a list to which each message appends is 1 to n, with 32 lanes and kills.
+func TestLanesKeepOrderUnderKills(t *testing.T) {
+	t.Parallel()
+	const keys, each, kills = 60, 60, 6
+	p := newProjectors(t)
+	_, err := p.db.Pool().Exec(t.Context(), `insert into broker (consumer, id, key, n)
+		select 1, 'm' || k || '-' || n, 'k' || k, n from generate_series(1, $2) n, generate_series(1, $1) k order by n, random()`, keys, each)
+	require.NoError(t, err)
+	env := []string{"KINORA_TEST_LANES=32", "KINORA_TEST_KEYS=1", "KINORA_TEST_LIST=1"}
+	for i := range kills {
+		c := p.start(1, env...)
+		goal := (i + 1) * keys * each / (kills + 2)
+		require.Eventually(t, func() bool { return count(t, p.db, `select count(*) from kinora.markers`) > goal }, 30*time.Second, 5*time.Millisecond)
+		time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond)
+		p.kill(c)
+	}
+	left := count(t, p.db, `select count(*) from broker where not acked`)
+	applied := count(t, p.db, `select count(*) from kinora.markers`)
+	t.Logf("after %d kills %d of %d messages are applied, and %d of those will come again", kills, applied, keys*each, applied-(keys*each-left))
+	require.Positive(t, left)
+	last := p.start(1, env...)
+	p.settled(time.Minute)
+	p.stop(last)
+	require.Equal(t, keys, count(t, p.db, `select count(*) from lists`))
+	require.Zero(t, count(t, p.db, fmt.Sprintf(`select count(*) from lists where items <> array(select generate_series(1, %d))`, each)))
+}
+
+var outage = flag.Duration("outage", 8*time.Second, "how long the database is away in TestAnOutageParksNothing")
+
+// The database is away, while messages come in: nothing is parked, and nothing lost, since none of that counts.
+func TestAnOutageParksNothing(t *testing.T) {
+	t.Parallel()
+	proxy, db, direct := throughProxy(t)
+	_, err := direct.Pool().Exec(t.Context(), noteTables)
+	require.NoError(t, err)
+	_, err = direct.Pool().Exec(t.Context(), `insert into broker (consumer, id, key, n) select 1, 'm' || n, 'k' || n % 7, n from generate_series(1, 300) n`)
+	require.NoError(t, err)
+	var logged bytes.Buffer
+	var mu sync.Mutex
+	p := projector.Define("noted", notes, projector.Options{Markers: true}, projector.On("noted", sum))
+	counted := 0
+	cfg := &projector.RunnerConfig{
+		Concurrency: 4, Logger: slog.New(slog.NewTextHandler(&logged, nil)), Timeout: 2 * time.Second,
+		Observer: projector.Observer{Retried: func(_ string, class projector.Class, attempts int, _ time.Duration) {
+			mu.Lock()
+			defer mu.Unlock()
+			counted = max(counted, attempts)
+			if class != projector.Transient && class != projector.Ambiguous {
+				t.Errorf("an outage is classed %s", class)
+			}
+		}},
+	}
+	runner, err := projector.NewRunner(db, projector.Subscribe(&tableBroker{direct.Pool(), 1, true}, "notes"), cfg, p)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- runner.Run(ctx) }()
+	require.Eventually(t, func() bool { return count(t, direct, `select count(*) from broker where acked`) > 50 }, 20*time.Second, 5*time.Millisecond)
+	proxy.Away(true)
+	time.Sleep(*outage)
+	require.Positive(t, count(t, direct, `select count(*) from broker where not acked`))
+	proxy.Away(false)
+	require.Eventually(t, func() bool { return count(t, direct, `select count(*) from broker where not acked`) == 0 }, time.Minute, 20*time.Millisecond)
+	cancel()
+	require.NoError(t, <-done)
+	require.Zero(t, counted, "attempts")
+	require.Zero(t, count(t, direct, `select count(*) from kinora.parked`))
+	require.Equal(t, 300*301/2, count(t, direct, `select sum(n) from sums`))
+	require.Contains(t, logged.String(), "class=transient")
+}
+
+// A serialization failure is the world's fault, however often: it burns no attempt.
+func TestSerializationFailuresBurnNoAttempt(t *testing.T) {
+	t.Parallel()
+	_, db, direct := throughProxy(t)
+	_, err := direct.Pool().Exec(t.Context(), noteTables+`; insert into broker (consumer, id, key, n) values (1, 'm', 'k', 7)`)
+	require.NoError(t, err)
+	tries := 0
+	p := projector.Define("noted", notes, projector.Options{Markers: true},
+		projector.On("noted", func(ctx context.Context, tx pgx.Tx, e eventstore.Event[noted]) error {
+			if err := sum(ctx, tx, e); err != nil {
+				return err
+			}
+			if tries++; tries <= 12 {
+				_, err := tx.Exec(ctx, `do $$ begin raise exception 'conflict' using errcode = 'serialization_failure'; end $$`)
+				return err
+			}
+			return nil
+		}))
+	cfg := &projector.RunnerConfig{Logger: slog.New(slog.DiscardHandler)}
+	cfg.Retry.Base, cfg.Retry.Max = time.Millisecond, 5*time.Millisecond
+	runner, err := projector.NewRunner(db, projector.Subscribe(&tableBroker{direct.Pool(), 1, false}, "notes"), cfg, p)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- runner.Run(ctx) }()
+	require.Eventually(t, func() bool { return count(t, direct, `select count(*) from broker where not acked`) == 0 }, 20*time.Second, 5*time.Millisecond)
+	cancel()
+	require.NoError(t, <-done)
+	require.Equal(t, 13, tries)
+	require.Zero(t, count(t, direct, `select count(*) from kinora.parked`))
+	require.Equal(t, 7, count(t, direct, `select sum(n) from sums`))
+}
+
+// Without markers nothing is paid for them: a unit is begin, the handler's own, commit, and no table of theirs is there.
+func TestWithoutMarkersNothingIsPaid(t *testing.T) {
+	t.Parallel()
+	proxy, db, direct := throughProxy(t)
+	_, err := direct.Pool().Exec(t.Context(), `drop table kinora.markers, kinora.generations`)
+	require.NoError(t, err)
+	unit := func() {
+		require.NoError(t, db.Do(t.Context(), projector.Work{Projector: "p"}, func(ctx context.Context, tx pgx.Tx, fresh []int) ([]outbox.Message, error) {
+			require.Nil(t, fresh)
+			return nil, add(ctx, tx, "k", 1)
+		}))
+	}
+	unit()
+	before := proxy.RoundTrips()
+	unit()
+	require.Equal(t, 3, proxy.RoundTrips()-before)
+	require.Equal(t, 2, count(t, direct, `select n from totals where key = 'k'`))
+	for _, conn := range db.Pool().AcquireAllIdle(t.Context()) {
+		var named int
+		err := conn.QueryRow(t.Context(), `select count(*) from pg_prepared_statements where statement ~ 'markers|generations|lock' and statement !~ 'pg_prepared'`).Scan(&named)
+		conn.Release()
+		require.NoError(t, err)
+		require.Zero(t, named, "statements for markers")
+	}
+}

@@ -1,0 +1,80 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/kinora-go/kinora/marker"
+	"github.com/kinora-go/kinora/projector"
+)
+
+// turns lets the units of one mark follow one another within this process. Without it, each of many deliveries of one
+// message would wait for the first one's marker with a connection of its own, until the pool has none left.
+type turns struct {
+	mu    sync.Mutex
+	marks map[string]*turn
+}
+
+// turn is one mark's.
+type turn struct {
+	free chan struct{} // holds something while nobody has it
+	want int           // who has it, or waits
+}
+
+// take waits for the turns of all marks. The function that it returns gives them back. The end of ctx is transient: it
+// is not the message's fault that others are at it.
+func (t *turns) take(ctx context.Context, marks []marker.Key) (leave func(), err error) {
+	names := make([]string, len(marks))
+	for i, m := range marks {
+		names[i] = m.Handler + "\x00" + m.MessageID
+	}
+	slices.Sort(names) // or two units could wait for one another
+	names = slices.Compact(names)
+	var mine []string
+	leave = func() {
+		for _, name := range mine {
+			t.release(name, true)
+		}
+	}
+	for _, name := range names {
+		select {
+		case <-t.want(name).free:
+			mine = append(mine, name)
+		case <-ctx.Done():
+			t.release(name, false)
+			leave()
+			return nil, &projector.Error{Class: projector.Transient, Code: "waiting", Err: fmt.Errorf("wait for another delivery: %w", ctx.Err())}
+		}
+	}
+	return leave, nil
+}
+
+func (t *turns) want(name string) *turn {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	one := t.marks[name]
+	if one == nil {
+		one = &turn{free: make(chan struct{}, 1)}
+		one.free <- struct{}{}
+		if t.marks == nil {
+			t.marks = map[string]*turn{}
+		}
+		t.marks[name] = one
+	}
+	one.want++
+	return one
+}
+
+func (t *turns) release(name string, had bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	one := t.marks[name]
+	if had {
+		one.free <- struct{}{}
+	}
+	if one.want--; one.want == 0 {
+		delete(t.marks, name)
+	}
+}
