@@ -123,6 +123,9 @@ func run(ctx context.Context, only string, rounds int, length, open time.Duratio
 			return fmt.Errorf("%s: %w", l.name, err)
 		}
 		r.Results = append(r.Results, res)
+		if err := r.write(out); err != nil { // what is measured is there, also where the rest is broken off
+			return err
+		}
 	}
 	if strings.HasPrefix("latency", only) {
 		times, err := latencies(ctx, b)
@@ -132,6 +135,11 @@ func run(ctx context.Context, only string, rounds int, length, open time.Duratio
 		r.Results = append(r.Results, times...)
 	}
 	print(r.Results)
+	return r.write(out)
+}
+
+// write writes the report, beside what an earlier run has left and this one did not measure.
+func (r report) write(out string) error {
 	if err := r.keepOthers(out); err != nil {
 		return err
 	}

@@ -84,14 +84,12 @@ func (f *feed) subscribe(ctx context.Context, topics []string) error {
 // next reads a message of whichever topic has one. It returns false where a subscription has ended, or ctx.
 func (f *feed) next(ctx context.Context) (topic string, m *message.Message, ok bool) {
 	end := reflect.SelectCase{Dir: reflect.SelectRecv, Chan: reflect.ValueOf(ctx.Done())}
-	i, read, ok := reflect.Select(append(f.from[:len(f.from):len(f.from)], end))
+	i, read, _ := reflect.Select(append(f.from[:len(f.from):len(f.from)], end))
 	if i == len(f.topics) {
 		return "", nil, false
 	}
-	if m, ok = read.Interface().(*message.Message); m == nil {
-		return f.topics[i], nil, false
-	}
-	return f.topics[i], m, ok
+	m, _ = read.Interface().(*message.Message) // a channel that is closed gives nil
+	return f.topics[i], m, m != nil
 }
 
 // closeOwned closes the subscribers that the runner has asked for.

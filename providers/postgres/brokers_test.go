@@ -31,6 +31,7 @@ func inProcess(*testing.T, *postgres.DB) (message.Publisher, message.Subscriber)
 // sqlTopics are Watermill's topics in the same database.
 func sqlTopics(t *testing.T, db *postgres.DB) (message.Publisher, message.Subscriber) {
 	pool := stdlib.OpenDBFromPool(db.Pool())
+	t.Cleanup(func() { _ = pool.Close() })
 	schema := wsql.DefaultPostgreSQLSchema{}
 	pub, err := wsql.NewPublisher(pool, wsql.PublisherConfig{SchemaAdapter: schema, AutoInitializeSchema: true}, watermill.NopLogger{})
 	require.NoError(t, err)

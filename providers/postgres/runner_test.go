@@ -296,7 +296,7 @@ func TestDeliveredAHundredTimesThroughTwoProcesses(t *testing.T) {
 				held += overlapping(spans, theirs[id])
 			}
 			t.Logf("%d messages, %d deliveries: %d ids were held by units of both processes at once", ids, 2*copies*ids, held)
-			require.Greater(t, held, ids/4)
+			require.Greater(t, held, ids/8)
 			for _, consumer := range []string{"1", "2"} {
 				text, err := os.ReadFile(filepath.Join(p.dir, "errors-"+consumer))
 				require.NoError(t, err)
@@ -326,6 +326,8 @@ func TestAStormOfOneMessageLeavesThePoolFree(t *testing.T) {
 	require.NoError(t, err)
 	defer db.Close()
 	inside, release := make(chan struct{}, 100), make(chan struct{})
+	let := sync.OnceFunc(func() { close(release) })
+	defer let()
 	work := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "m"}}}
 	var all sync.WaitGroup
 	for range 30 {
@@ -345,13 +347,15 @@ func TestAStormOfOneMessageLeavesThePoolFree(t *testing.T) {
 	var most time.Duration
 	for range 20 {
 		begin := time.Now()
-		_, err := db.Pool().Exec(t.Context(), `select 1`)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		_, err := db.Pool().Exec(ctx, `select 1`)
+		cancel()
 		require.NoError(t, err)
 		most = max(most, time.Since(begin))
 	}
 	require.Less(t, most, 200*time.Millisecond, "waiting for a connection")
 	require.LessOrEqual(t, db.Pool().Stat().TotalConns(), int32(2))
-	close(release)
+	let()
 	all.Wait()
 	require.Empty(t, inside, "the handler ran once")
 	require.Equal(t, 1, count(t, db, `select n from totals where key = 'k'`))
