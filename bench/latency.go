@@ -20,8 +20,8 @@ import (
 )
 
 const (
-	latencyRelays = 8  // idle ones at a time, each with an outbox of its own, so that a hundred samples take no hour
-	latencyBursts = 14 // of each
+	latencyRelays = 8  // idle ones at a time, each with an outbox of its own, so that many samples take no hour
+	latencyBursts = 9  // of each
 	burst         = 20 // events in one append
 	idleFor       = 2500 * time.Millisecond
 )

@@ -80,7 +80,7 @@ func relayLines(ctx context.Context, b *bed) ([]line, error) {
 			program{few.filled("kinora", 2*backlog), r.relays(4, count)}, program{},
 			program{few.filled("kinora", 2*backlog), r.relays(1, count)}},
 	}
-	for _, n := range []int{10, 50, 200, 500, 1000, 2000} {
+	for _, n := range []int{10, 50, 200, 500, 2000} {
 		one := *r
 		one.batch = n
 		lines = append(lines, line{fmt.Sprintf("relay/batch size=%d", n), "messages/s", "",
