@@ -161,6 +161,7 @@ func TestStopEndsSubscriptionsAfterWhatIsInFlight(t *testing.T) {
 		go func() { done <- r.Run(ctx) }()
 		m := msg("1", "posted", `{}`)
 		w.feed <- m
+		synctest.Wait() // it is in flight
 		cancel()
 		synctest.Wait()
 		require.NoError(t, w.ctx.Err())

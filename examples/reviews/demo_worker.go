@@ -74,6 +74,7 @@ func (w *worker) run(ctx context.Context) error {
 			Backoff:          claim.Backoff{Attempts: -1}, // being killed counts as an attempt, and we do it on purpose
 			Poll:             20 * time.Millisecond,       // the appends of another process give no hint
 			OrderedPublisher: true,
+			Keep:             kept,
 		})
 		if err != nil {
 			return err

@@ -80,11 +80,15 @@ func (f pipelineFlags) start(ctx context.Context, d database, s serviceStore) (*
 	return p, nil
 }
 
+// kept is for people, and for progress and checks, which look at what went out.
+var kept = outbox.Retention{Published: 24 * time.Hour}
+
 // newRelay makes a relay to a broker that keeps the order of a batch: one takes it in one statement, and the
 // other takes one message after another.
 func newRelay(s outbox.Store, to message.Publisher) (*outbox.Relay, error) {
 	return outbox.NewRelay(s, to, &outbox.RelayConfig{
 		Lease: lease, OrderedPublisher: true,
+		Keep: kept,
 		Poll: 50 * time.Millisecond, // the appends of another process give no hint
 	})
 }
