@@ -54,7 +54,7 @@ browser:
 	{ echo "the tests need a browser: install the package chromium, or set KINORA_SKIP=browser"; exit 1; }
 
 bench: postgres ## measure beside peers and hand-written limits (ONLY=append for a part); writes bench/results.json
-	cd bench && go run . -only "$(ONLY)"
+	cd bench && go run . -only "$(ONLY)" && go run ./plot
 
 lint: $(BIN)/golangci-lint-$(GOLANGCI) ## formatting, vet, import arrows, and the short list in .golangci.yaml
 	$(BIN)/golangci-lint-$(GOLANGCI) run ./...
