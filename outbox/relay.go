@@ -221,8 +221,11 @@ func (r *Relay) loop(ctx, hard context.Context) {
 		if b != nil {
 			found = len(b.entries)
 		}
-		if !q.Near {
-			rest[at] = end.Add(min(restTimes*end.Sub(now), restMax) * time.Duration(max(0, limit-found)) / time.Duration(limit))
+		switch pay := min(restTimes*end.Sub(now), restMax); at {
+		case lookBehind: // where there is much it goes on
+			rest[at] = end.Add(pay * time.Duration(max(0, limit-found)) / time.Duration(limit))
+		case lookAll: // what it finds is nearby from then on
+			rest[at] = end.Add(pay)
 		}
 		if q.After == 0 {
 			front = end.Add(lookEvery)
