@@ -71,7 +71,7 @@ func run(in, out string) error {
 		if err != nil {
 			return err
 		}
-		file := filepath.Join(out, strings.ReplaceAll(name, "/", "-")+".svg")
+		file := filepath.Join(out, strings.NewReplacer("/", "-", " ", "-").Replace(name)+".svg")
 		if err := os.WriteFile(file, []byte(svg), 0o644); err != nil {
 			return err
 		}
