@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -210,6 +211,8 @@ type Inspector interface {
 	// Requeue makes the abandoned and failed entries that f picks pending, at once, with a fresh budget of
 	// attempts, no longer suspect. It returns how many; entries in another status stay as they are. Held entries
 	// behind them are pending again in the same transaction, in their places: the first of them, at least the next.
+	//   - Where one of those was last attempted longer ago than RequeueWindow, and not f.Force, it is ErrStale, and nothing is changed:
+	//     that attempt may have published it, and the markers that would tell consumers so may be gone.
 	Requeue(ctx context.Context, f Filter) (int, error)
 	// Skip gives up for good on the pending, failed, held and abandoned entries that f picks; their keys go on
 	// without them, held entries behind them as with Requeue. It returns how many it skipped; entries in another
@@ -227,7 +230,14 @@ type Filter struct {
 	Older  time.Duration // created longer than this ago, on the store's clock
 	After  int64         // only greater Seqs: the last one of the page before
 	Limit  int           // zero means 100 for Entries, and no limit for Requeue and Skip
+	Force  bool          // Requeue: also what was last attempted too long ago
 }
+
+// RequeueWindow is how long consumers keep markers, unless they are configured otherwise (marker.Retention).
+const RequeueWindow = 8 * 24 * time.Hour
+
+// ErrStale: an entry was last attempted so long ago that its message, if it was published then, would take effect again.
+var ErrStale = errors.New("last attempted before the marker window: its message may take effect a second time")
 
 // OnlyOpen tells whether f picks open entries alone, which providers find without looking at what is done with.
 func (f Filter) OnlyOpen() bool {

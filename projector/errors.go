@@ -20,6 +20,8 @@ const (
 	Shutdown
 	// Ambiguous: COMMIT was sent and its reply lost. Done again; the marker decides.
 	Ambiguous
+	// HeldClass: no error, but why a message is parked: it waits behind an earlier one of its key.
+	HeldClass
 )
 
 func (c Class) String() string {
@@ -32,6 +34,8 @@ func (c Class) String() string {
 		return "shutdown"
 	case Ambiguous:
 		return "ambiguous"
+	case HeldClass:
+		return "held"
 	default:
 		return "unknown"
 	}
@@ -39,7 +43,7 @@ func (c Class) String() string {
 
 // ParseClass is the inverse of Class.String.
 func ParseClass(s string) Class {
-	for c := UnknownClass; c <= Ambiguous; c++ {
+	for c := UnknownClass; c <= HeldClass; c++ {
 		if c.String() == s {
 			return c
 		}
@@ -47,12 +51,8 @@ func ParseClass(s string) Class {
 	return UnknownClass
 }
 
-var (
-	// ErrParked: the event is parked for this projector, so waiting for it is in vain until it is replayed.
-	ErrParked = errors.New("the event is parked")
-	// ErrNoMarkers: what was asked needs a projector with Options.Markers.
-	ErrNoMarkers = errors.New("the projector keeps no markers")
-)
+// ErrNoMarkers: what was asked needs a projector with Options.Markers.
+var ErrNoMarkers = errors.New("the projector keeps no markers")
 
 // Error is an error with its class, and its code where it has one.
 type Error struct {

@@ -15,7 +15,7 @@ import (
 type State interface {
 	ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[eventstore.Raw, error]
 	// Outcomes says for each key what became of its message at its handler, in the live generation. A message
-	// that was parked before it got to any handler (Parked.Handler empty) is parked for each of its projector's.
+	// that was parked before it got to any handler (Parked.Handler empty) is parked, and skipped, for each of its projector's.
 	Outcomes(ctx context.Context, keys []marker.Key) ([]Outcome, error)
 }
 
@@ -23,9 +23,10 @@ type State interface {
 type Outcome int
 
 const (
-	Unseen   Outcome = iota // no trace of it
-	Applied                 // its marker is there
-	IsParked                // it is parked, and its marker is not there
+	Unseen    Outcome = iota // no trace of it
+	Applied                  // its marker is there
+	IsParked                 // it is parked, and its marker is not there
+	IsSkipped                // it was parked, and skipped
 )
 
 const (
@@ -36,7 +37,7 @@ const (
 // Wait returns when p has applied all the events of an append: when each of its handlers that takes one has
 // left its marker. It asks s, so it works in any process. Where nothing was appended (Count 0), it waits for
 // the stream's last event.
-//   - An event that is parked: ErrParked. A projector without markers leaves no trace: ErrNoMarkers.
+//   - An event that is parked: ErrParked; one that was skipped: ErrSkipped. A projector without markers leaves no trace: ErrNoMarkers.
 //   - ctx's end: ctx's error.
 func (p *Projector[Tx]) Wait(ctx context.Context, s State, a eventstore.Appended) error {
 	if err := p.types.Err(); err != nil {
@@ -56,6 +57,9 @@ func (p *Projector[Tx]) Wait(ctx context.Context, s State, a eventstore.Appended
 		}
 		if slices.Contains(outcomes, IsParked) {
 			return fmt.Errorf("wait for %s: %w", p.name, ErrParked)
+		}
+		if slices.Contains(outcomes, IsSkipped) {
+			return fmt.Errorf("wait for %s: %w", p.name, ErrSkipped)
 		}
 		var open []marker.Key
 		for i, o := range outcomes {

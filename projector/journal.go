@@ -1,0 +1,72 @@
+package projector
+
+import (
+	"context"
+	"time"
+)
+
+// Attempt is one message at one handler: what is tried, counted, parked and held by itself.
+type Attempt struct {
+	Projector string
+	Handler   string   // in full
+	Was       []string // the handler's earlier names: what is parked under one of them is parked under its name
+	MessageID string
+	Key       string // ordering key; empty: it waits for nobody
+	// Takes are the event types that the handler takes. A parked message that holds (Parked.Holds), of the same projector and
+	// key, is in the way of the attempt where it is parked for the same handler, or for none, or is of a type that the handler
+	// does not take. One that the handler takes and that is parked for another handler, this handler has applied itself.
+	Takes []string
+	// Seq is that of the parked message which is replayed, else zero: its own parking does not settle it, and only messages with a
+	// smaller Seq are in its way.
+	Seq int64
+}
+
+// Verdict says what is to be done with an attempt.
+type Verdict int
+
+const (
+	// Clear: it may run, and is named as under way.
+	Clear Verdict = iota
+	// Settled: its message is parked for this handler or for none, or was skipped. It is not to run.
+	Settled
+	// Held: an earlier message of its key is parked, and in its way.
+	Held
+	// Suspect: another runner had named it and has not said that it is done. It may have ended that runner's process,
+	// so it is to run with nothing beside it: see BeginAlone.
+	Suspect
+)
+
+// Journal is what outlives a process about the attempts of runners. Every method is a transaction of its own, committed when it
+// returns. What a Journal knows about who is under way may be lost in a crash of the database, and never in one of a runner.
+type Journal interface {
+	// Begin gives the verdict of each attempt, and names those that are clear as under way with runner; and takes back the
+	// names of done. An attempt that runner itself has named already is clear.
+	Begin(ctx context.Context, runner string, attempts, done []Attempt) ([]Verdict, error)
+
+	// BeginAlone is for a suspect that is about to run alone.
+	//   - For each other runner that has named a and is dead, one attempt is counted, and the name taken back.
+	//   - attempts is the count after that; alive is how many other runners have named a and may live.
+	//   - a is named as under way with runner only where attempts+alive < limit; a negative limit is none.
+	BeginAlone(ctx context.Context, runner string, a Attempt, limit int) (attempts, alive int, err error)
+
+	// CountAttempt counts one of a, and returns the count.
+	CountAttempt(ctx context.Context, a Attempt) (int, error)
+
+	// Alive says that runner lives until lease from now, on the store's clock; one that never said so is dead. A lease of zero: it
+	// has ended, and nothing is under way with it.
+	Alive(ctx context.Context, runner string, lease time.Duration) error
+
+	// DueParked lists at most limit of the messages of projector that are still parked, in order of Seq, after Seq after, that may go
+	// on by themselves: messages that wait (HeldClass) and are due, since what was before them was replayed or skipped; and
+	// those parked with the code "unregistered" whose type is one of types. It looks at no others.
+	DueParked(ctx context.Context, projector string, types []string, after int64, limit int) ([]Parked, error)
+
+	// FailParked says that a replay of p at a failed: its Class, Code, Attempts and Version are p's from now on, and it is not
+	// due. Where p's Class is HeldClass, it says only that it is not due, and that only while something is in a's way.
+	// One that is not parked any more stays as it is.
+	FailParked(ctx context.Context, p Parked, a Attempt) error
+
+	// PruneJournal forgets at most limit each of: messages replayed or skipped, attempts last counted, and names by runners
+	// dead, for longer than keep. It returns how many it forgot.
+	PruneJournal(ctx context.Context, keep time.Duration, limit int) (int, error)
+}
