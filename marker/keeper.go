@@ -9,10 +9,10 @@ import (
 
 // Keeper is a capability of a provider: looking after markers that are old, or whose handlers are gone.
 type Keeper interface {
-	// PruneMarkers deletes at most limit markers, of whatever generation, that are older than window on the store's clock, the oldest
-	// first, and returns how many; zero means that there are no more. In the same transaction it raises the floor of each of their handlers:
-	// the time of which, and before which, markers may be missing. It does not look at younger ones.
-	PruneMarkers(ctx context.Context, window time.Duration, limit int) (int, error)
+	// PruneMarkers deletes at most limit markers of handler, of whatever generation, that are older than window on the store's clock,
+	// the oldest first, and returns how many; fewer than limit means that there are no more. In the same transaction it raises
+	// the handler's floor: the time at which, and before which, its markers may be missing. It does not look at younger ones.
+	PruneMarkers(ctx context.Context, handler string, window time.Duration, limit int) (int, error)
 	// Floor is the floor of a handler; the zero time where none of its markers were pruned.
 	Floor(ctx context.Context, handler string) (time.Time, error)
 	// MarkedHandlers lists the handlers that have markers, of whatever generation, in order.

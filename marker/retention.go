@@ -39,20 +39,23 @@ func (r Retention) WithDefaults() (Retention, error) {
 
 const pruneAtOnce = 1000
 
-// Prune deletes the markers that are older than r's window, a thousand in a transaction, until there are none, and returns how
-// many, also with an error. A Runner does that by itself.
-func Prune(ctx context.Context, k Keeper, r Retention) (pruned int, err error) {
+// Prune deletes the markers of handlers (projector.Projector.Handlers) that are older than r's window, a thousand in a transaction,
+// until there are none, and returns how many, also with an error. A Runner does that by itself, for its own.
+func Prune(ctx context.Context, k Keeper, r Retention, handlers ...string) (pruned int, err error) {
 	if r, err = r.WithDefaults(); err != nil {
 		return 0, err
 	}
-	for {
-		n, err := k.PruneMarkers(ctx, r.Window, pruneAtOnce)
-		pruned += n
-		if err != nil {
-			return pruned, fmt.Errorf("prune markers: %w", err)
-		}
-		if n < pruneAtOnce {
-			return pruned, nil
+	for _, handler := range handlers {
+		for {
+			n, err := k.PruneMarkers(ctx, handler, r.Window, pruneAtOnce)
+			pruned += n
+			if err != nil {
+				return pruned, fmt.Errorf("prune markers of %s: %w", handler, err)
+			}
+			if n < pruneAtOnce {
+				break
+			}
 		}
 	}
+	return pruned, nil
 }
