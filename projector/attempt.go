@@ -30,10 +30,11 @@ func (t *tries) count() error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.msg.Context()), t.cfg.Timeout)
 	defer cancel()
 	n, err := t.journal.CountAttempt(ctx, t.attempt)
-	if err == nil {
-		t.attempts = n
+	if err != nil {
+		return away(err)
 	}
-	return err
+	t.attempts = n
+	return nil
 }
 
 // once brings the message through the handler a single time, if it may: Clear says that it was tried, with what error; Suspect
@@ -80,7 +81,7 @@ func (t *tries) alone(replay *Replay) (Verdict, error) {
 	limit := t.cfg.Retry.Attempts
 	for {
 		process.Lock()
-		attempts, alive, named, err := t.names.beginAlone(t.hard, t.attempt, limit)
+		attempts, _, named, err := t.names.beginAlone(t.hard, t.attempt, limit)
 		if named {
 			t.attempts = max(attempts, 1) // there may be some to forget
 			err := t.run(replay)
@@ -95,7 +96,6 @@ func (t *tries) alone(replay *Replay) (Verdict, error) {
 			t.attempts = attempts
 			return Suspect, &Error{Class: UnknownClass, Code: "vanished", Err: fmt.Errorf("it has ended its process, or its process ended, %d times", attempts)}
 		}
-		_ = alive
 		wait := time.NewTimer(t.cfg.Lease / 20)
 		select {
 		case <-wait.C:

@@ -29,7 +29,7 @@ type nameKey struct{ handler, message string }
 type naming struct {
 	attempts []Attempt
 	verdicts []Verdict
-	err      error
+	errs     []error
 	ran      chan struct{}
 }
 
@@ -42,7 +42,7 @@ func (n *names) begin(ctx context.Context, a Attempt) (Verdict, error) {
 		n.waiting = &naming{ran: make(chan struct{})}
 	}
 	c, i := n.waiting, len(n.waiting.attempts)
-	c.attempts = append(c.attempts, a)
+	c.attempts, c.verdicts, c.errs = append(c.attempts, a), append(c.verdicts, Held), append(c.errs, nil)
 	n.under[a.name()]++
 	n.mu.Unlock()
 	select {
@@ -51,9 +51,9 @@ func (n *names) begin(ctx context.Context, a Attempt) (Verdict, error) {
 		<-n.turn
 	case <-c.ran:
 	}
-	if c.err != nil {
+	if c.errs[i] != nil {
 		n.leave(a, true) // it may be named
-		return Held, c.err
+		return Held, c.errs[i]
 	}
 	if c.verdicts[i] != Clear {
 		n.leave(a, false)
@@ -86,7 +86,18 @@ func (n *names) run(ctx context.Context, c *naming) {
 	n.waiting = nil
 	n.mu.Unlock()
 	defer close(c.ran)
-	c.verdicts, c.err = n.tell(ctx, c.attempts)
+	verdicts, err := n.tell(ctx, c.attempts)
+	if err == nil {
+		copy(c.verdicts, verdicts)
+		return
+	}
+	for i := range c.attempts {
+		if c.errs[i] = err; len(c.attempts) > 1 && ClassOf(err) == PermanentClass { // it is the fault of one of them
+			if verdicts, c.errs[i] = n.tell(ctx, c.attempts[i:i+1]); c.errs[i] == nil {
+				c.verdicts[i] = verdicts[0]
+			}
+		}
+	}
 }
 
 // tell names attempts, and takes back what is done. Whoever calls it has the turn.
@@ -99,11 +110,20 @@ func (n *names) tell(ctx context.Context, attempts []Attempt) ([]Verdict, error)
 	done := n.takeDone()
 	verdicts, err := n.journal.Begin(ctx, n.runner, attempts, done)
 	if err != nil {
+		err = away(err)
 		n.mu.Lock()
 		n.done = append(n.done, done...)
 		n.mu.Unlock()
 	}
 	return verdicts, err
+}
+
+// away makes what is not known to be anybody's fault the world's: a journal's errors say nothing against a message.
+func away(err error) error {
+	if ClassOf(err) == UnknownClass {
+		return &Error{Class: Transient, Code: codeOf(err), Err: err}
+	}
+	return err
 }
 
 // takeDone is what may be taken back: nobody here is at it again.
@@ -126,7 +146,7 @@ func (n *names) live(ctx context.Context, left time.Duration) error {
 		return nil
 	}
 	if err := n.journal.Alive(ctx, n.runner, n.lease); err != nil {
-		return err
+		return away(err)
 	}
 	n.alive = now.Add(n.lease)
 	return nil
@@ -146,6 +166,9 @@ func (n *names) beginAlone(ctx context.Context, a Attempt, limit int) (attempts,
 		if named = err == nil && (limit < 0 || attempts+alive < limit); !named {
 			n.leave(a, err != nil)
 		}
+	}
+	if err != nil {
+		err = away(err)
 	}
 	return attempts, alive, named, err
 }

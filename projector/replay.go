@@ -13,12 +13,11 @@ import (
 // returned is the decision of the runner itself.
 var returned = Decision{By: "runner", Reason: "what it waited for is done"}
 
-// bringBack replays what waited and is due, and what was of an unregistered type and is known by now. What fails stays due
-// until its attempts are spent.
+// bringBack replays what waited and is due. What fails stays due until its attempts are spent.
 func (r *Runner) bringBack(ctx, hard context.Context, m *member) (back int) {
 	failed, progress := map[int64]bool{}, false
 	for after := int64(0); ctx.Err() == nil; {
-		due, err := r.duePage(ctx, m, after)
+		due, err := r.duePage(ctx, m, nil, after)
 		if err != nil || len(due) == 0 && !progress {
 			return back
 		}
@@ -30,11 +29,10 @@ func (r *Runner) bringBack(ctx, hard context.Context, m *member) (back int) {
 			if failed[p.Seq] {
 				continue
 			}
-			err := r.again(ctx, hard, m, p).replay(p, ReplayConfig{Decision: returned}, r.cfg.Retry.Spent)
-			switch class := ClassOf(err); {
+			switch err := r.again(ctx, hard, m, p).replay(p, ReplayConfig{Decision: returned}, r.cfg.Retry.Spent); {
 			case err == nil:
 				back, progress = back+1, true
-			case class == Transient, class == Shutdown, class == Ambiguous:
+			case isAway(err):
 				return back
 			default:
 				failed[p.Seq] = true
@@ -44,10 +42,44 @@ func (r *Runner) bringBack(ctx, hard context.Context, m *member) (back int) {
 	return back
 }
 
-func (r *Runner) duePage(ctx context.Context, m *member, after int64) ([]Parked, error) {
+// bringKnown replays what was parked as unregistered and is of a type that is known by now, once in the runner's life.
+func (r *Runner) bringKnown(ctx, hard context.Context, m *member) {
+	held := int64(0) // the first that must be looked at again
+	for after := m.brought; ctx.Err() == nil; {
+		due, err := r.duePage(ctx, m, m.types, after)
+		if err != nil || len(due) == 0 {
+			if held > 0 {
+				after = held - 1
+			}
+			m.brought = max(m.brought, after)
+			return
+		}
+		for _, p := range due {
+			after = p.Seq
+			if p.Class == HeldClass {
+				continue // see bringBack
+			}
+			err := r.again(ctx, hard, m, p).replay(p, ReplayConfig{Decision: returned}, nil)
+			if isAway(err) {
+				return
+			}
+			if errors.Is(err, ErrHeld) && held == 0 {
+				held = p.Seq
+			}
+		}
+	}
+}
+
+// isAway tells whether err is the world's fault, and says nothing about a message.
+func isAway(err error) bool {
+	class := ClassOf(err)
+	return err != nil && (class == Transient || class == Shutdown || class == Ambiguous)
+}
+
+func (r *Runner) duePage(ctx context.Context, m *member, types []string, after int64) ([]Parked, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
-	due, err := r.journal.DueParked(ctx, m.name, m.types, after, 100)
+	due, err := r.journal.DueParked(ctx, m.name, types, after, 100)
 	if err != nil && ctx.Err() == nil {
 		r.log.Warn("what waits is not looked at", "projector", m.name, "class", ClassOf(err).String(), "code", codeOf(err), "err", err)
 	}
@@ -228,14 +260,13 @@ func (r *Runner) Replay(ctx context.Context, f ParkedFilter, cfg ReplayConfig) (
 
 // count counts what came of one, and returns the errors that are not its own.
 func (n *Replays) count(err error) error {
-	class := ClassOf(err)
 	switch {
 	case err == nil:
 		n.Replayed++
 	case errors.Is(err, ErrNotParked):
 	case errors.Is(err, ErrHeld):
 		n.Waiting++
-	case class == Transient, class == Shutdown, class == Ambiguous:
+	case isAway(err):
 		return err
 	default:
 		n.Failed++

@@ -64,6 +64,7 @@ type member struct {
 	inspector   ParkedInspector // nil where the provider is none
 	parkedCount func(ctx context.Context, projector string) (int64, error)
 	keeper      marker.Keeper // nil where there are no markers
+	brought     int64         // Seq up to which unregistered messages have been tried
 }
 
 func (m *member) knows(eventType string) bool { return slices.Contains(m.types, eventType) }

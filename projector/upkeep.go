@@ -9,6 +9,7 @@ import (
 
 const (
 	lookEvery  = time.Second // for what may go on by itself, at one projector at a time
+	lookKnown  = 10          // times less often for what other runners, that do not know its type, have parked
 	pruneEvery = time.Minute
 	pruneLimit = 500 // rows a statement
 )
@@ -16,11 +17,15 @@ const (
 // upkeep is what a runner does beside deliveries until ctx ends.
 func (r *Runner) upkeep(ctx, hard context.Context, all *sync.WaitGroup) {
 	all.Go(func() { every(ctx, r.cfg.Lease/3, func() { r.names.beat(ctx) }) })
-	next := 0
+	looks := 0
 	all.Go(func() {
 		every(ctx, lookEvery, func() {
-			r.bringBack(ctx, hard, &r.members[next%len(r.members)])
-			next++
+			m := &r.members[looks%len(r.members)]
+			r.bringBack(ctx, hard, m)
+			if looks/len(r.members)%lookKnown == 0 {
+				r.bringKnown(ctx, hard, m)
+			}
+			looks++
 		})
 	})
 	all.Go(func() { every(ctx, pruneEvery, func() { r.prune(ctx) }) })
