@@ -4,14 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
 )
-
-// process keeps what may end this process apart from everything else in it: every attempt holds it shared, and a
-// suspect's alone, of whichever runner they are. It is one a process because that is what ends.
-var process sync.RWMutex
 
 // grace is what a handler has to return after its context has ended, before it is left to itself.
 const grace = 2 * time.Second
@@ -45,15 +40,15 @@ func (t *tries) once(replay *Replay) (Verdict, error) {
 			return Clear, err
 		}
 	}
-	process.RLock()
+	t.apart.RLock()
 	v, err := t.names.begin(t.hard, t.attempt)
 	if err == nil && v == Clear {
-		defer process.RUnlock()
+		defer t.apart.RUnlock()
 		return Clear, t.run(replay)
 	}
-	process.RUnlock()
+	t.apart.RUnlock()
 	if err == nil && v == Suspect {
-		return t.alone(replay)
+		return t.suspect(replay)
 	}
 	return v, err
 }
@@ -76,34 +71,56 @@ func (t *tries) await() error {
 
 var errStuck = &Error{Class: UnknownClass, Code: "stuck", Err: errors.New("the handler has not returned after its deadline")}
 
-// alone is once for a suspect. While it cannot be told how many processes it has ended, because they may live, it waits.
-func (t *tries) alone(replay *Replay) (Verdict, error) {
+// suspect is once for a message that other runners have named. One that lives may well have it too, delivered twice: then it
+// runs like any other. Else it runs alone; and while it cannot be told how many processes it has ended, because they may
+// live, it waits.
+func (t *tries) suspect(replay *Replay) (Verdict, error) {
 	limit := t.cfg.Retry.Attempts
-	for {
-		process.Lock()
-		attempts, _, named, err := t.names.beginAlone(t.hard, t.attempt, limit)
+	if limit < 0 || limit > 1 {
+		t.apart.RLock()
+		attempts, _, named, err := t.names.beginAlone(t.hard, t.attempt, 2)
+		if named && attempts == 0 {
+			defer t.apart.RUnlock()
+			return Clear, t.run(replay)
+		}
 		if named {
-			t.attempts = max(attempts, 1) // there may be some to forget
-			err := t.run(replay)
-			process.Unlock()
+			t.names.end(t.attempt, true)
+		}
+		t.apart.RUnlock()
+		if err != nil {
 			return Clear, err
 		}
-		process.Unlock()
-		switch {
-		case err != nil:
-			return Clear, err
-		case attempts >= limit:
-			t.attempts = attempts
-			return Suspect, &Error{Class: UnknownClass, Code: "vanished", Err: fmt.Errorf("it has ended its process, or its process ended, %d times", attempts)}
+	}
+	for wait := 5 * time.Millisecond; ; wait = min(2*wait, t.cfg.Lease/20) {
+		v, err := t.alone(replay, limit)
+		if v != Held {
+			return v, err
 		}
-		wait := time.NewTimer(t.cfg.Lease / 20)
+		pause := time.NewTimer(wait)
 		select {
-		case <-wait.C:
+		case <-pause.C:
 		case <-t.ctx.Done():
-			wait.Stop()
+			pause.Stop()
 			return Clear, &Error{Class: Shutdown, Err: t.ctx.Err()}
 		}
 	}
+}
+
+// alone runs it with nothing beside it. Held: not now.
+func (t *tries) alone(replay *Replay, limit int) (Verdict, error) {
+	t.apart.Lock()
+	defer t.apart.Unlock()
+	attempts, _, named, err := t.names.beginAlone(t.hard, t.attempt, limit)
+	t.attempts = max(attempts, 1) // there may be some to forget
+	switch {
+	case named:
+		return Clear, t.run(replay)
+	case err != nil:
+		return Clear, err
+	case attempts >= limit:
+		return Suspect, &Error{Class: UnknownClass, Code: "vanished", Err: fmt.Errorf("it has ended its process, or its process ended, %d times", attempts)}
+	}
+	return Held, nil
 }
 
 // run runs the handler's unit of work once, in a goroutine of its own, so that a handler that panics or
@@ -114,7 +131,7 @@ func (t *tries) run(replay *Replay) error {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.msg.Context()))
 	defer context.AfterFunc(t.hard, cancel)()
 	limit := newDeadline(t.cfg.Timeout, cancel)
-	w := Work{Projector: t.member.name}
+	w := Work{Projector: t.member.name, Done: []Attempt{t.attempt}, Runner: t.names.runner}
 	if t.attempts > 0 {
 		w.Forget = []Attempt{t.attempt}
 	}
@@ -130,7 +147,7 @@ func (t *tries) run(replay *Replay) error {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		defer t.names.end(t.attempt)
+		defer func() { t.names.end(t.attempt, err != nil || skipped) }()
 		defer limit.stop()
 		defer cancel()
 		defer func() {

@@ -32,6 +32,8 @@ func (free) Do(ctx context.Context, _ projector.Work, apply func(context.Context
 
 func (free) Records() projector.Records { return projector.Records{Park: true} }
 
+func (free) Apart() *sync.RWMutex { return &sync.RWMutex{} }
+
 func (free) Begin(_ context.Context, _ string, attempts, _ []projector.Attempt) ([]projector.Verdict, error) {
 	return make([]projector.Verdict, len(attempts)), nil
 }

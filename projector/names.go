@@ -61,8 +61,8 @@ func (n *names) begin(ctx context.Context, a Attempt) (Verdict, error) {
 	return c.verdicts[i], nil
 }
 
-// end tells that a, which was clear, is no longer under way.
-func (n *names) end(a Attempt) { n.leave(a, true) }
+// end tells that a, which was clear, is no longer under way; named tells whether the journal has yet to know.
+func (n *names) end(a Attempt, named bool) { n.leave(a, named) }
 
 func (n *names) leave(a Attempt, named bool) {
 	n.mu.Lock()

@@ -43,6 +43,7 @@ type Runner struct {
 	cfg     RunnerConfig
 	log     *slog.Logger
 	journal Journal
+	apart   *sync.RWMutex // see Journal.Apart
 	names   *names
 	once    sync.Once
 	running chan struct{}
@@ -118,7 +119,7 @@ func NewRunner[Tx any](u UnitOfWork[Tx], src Source, cfg *RunnerConfig, ps ...*P
 	if !ok || !u.Records().Park {
 		return nil, errors.New("runner: this unit of work cannot keep parked messages, or hides that it is a Journal")
 	}
-	r.log, r.journal = r.cfg.Logger, journal
+	r.log, r.journal, r.apart = r.cfg.Logger, journal, journal.Apart()
 	r.names = &names{
 		journal: journal, runner: uuid.NewString(), lease: r.cfg.Lease, timeout: r.cfg.Timeout, clock: r.cfg.Clock,
 		turn: make(chan struct{}, 1), under: map[nameKey]int{},
