@@ -126,10 +126,13 @@ func OnEmit[Tx, E any](name string, fn func(context.Context, Tx, eventstore.Even
 	}
 }
 
+// unregistered is the code of a message whose type, or whose version of it, is not known yet.
+const unregistered = "unregistered"
+
 func undecodable(err error) error {
 	code := "undecodable"
 	if errors.Is(err, eventstore.ErrUnregistered) {
-		code = "unregistered"
+		code = unregistered
 	}
 	return &Error{Class: PermanentClass, Code: code, Err: err}
 }

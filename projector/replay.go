@@ -144,7 +144,9 @@ func (d *delivery) replay(p Parked, cfg ReplayConfig, spent func(attempts int) b
 			}
 			p.Attempts += run.attempts
 		case PermanentClass:
-			p.Attempts++
+			if p.Attempts++; codeOf(err) == p.Code && p.Code == unregistered {
+				return err // as before
+			}
 		default:
 			return err
 		}
@@ -168,7 +170,7 @@ func (d *delivery) handlersOf(p Parked) ([]*bound, error) {
 		}
 		return nil, &Error{Class: PermanentClass, Code: "no_handler", Err: fmt.Errorf("no handler %s takes %s", p.Handler, d.raw.Type)}
 	case !d.member.knows(d.raw.Type):
-		return nil, &Error{Class: PermanentClass, Code: "unregistered", Err: fmt.Errorf("type %s", d.raw.Type)}
+		return nil, &Error{Class: PermanentClass, Code: unregistered, Err: fmt.Errorf("type %s", d.raw.Type)}
 	case len(takes) == 0:
 		return []*bound{d.member.nobody()}, nil
 	}
