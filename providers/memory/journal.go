@@ -170,7 +170,6 @@ func (db *DB) FailParked(ctx context.Context, p projector.Parked, a projector.At
 	err := db.Tx(ctx, func(tx *Model) error {
 		s := &tx.staged
 		is, ok := s.parked.get(p.Seq)
-		a.Seq = p.Seq
 		if !ok || is.State != projector.StillParked || p.Class == projector.HeldClass && !s.isHeld(a) {
 			return nil
 		}

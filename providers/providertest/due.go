@@ -84,6 +84,9 @@ func waitingIsDue(s *stage) {
 	s.isDue("behind all but one", nil, "m-3'")
 	s.skipParked(projector.ParkedFilter{Key: "ann", Projector: "ratings"}, 1)
 	s.isDue("behind all", nil)
+	due, err := s.db.DueParked(s.ctx, "stars", nil, 0, 10)
+	s.ok(err, "list due messages")
+	same(s, "due of another projector", len(due), 0)
 }
 
 func knownIsDue(s *stage) {

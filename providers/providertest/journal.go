@@ -138,7 +138,7 @@ func heldAttempts(s *stage) {
 	ben.Handler, ben.Type = "", "review.liked"
 	cid.Handler, cid.Type = "ratings/other", "review.liked"
 	dan.Holds = false
-	eve.Projector, eve.Handler = "stars", "stars/posted"
+	eve.Projector, eve.Handler = "stars", ""
 	rows := s.setAside(ann, ben, cid, dan, eve, none)
 	at := func(handler, key string, takes ...string) projector.Attempt {
 		a := posted("m-9", key)

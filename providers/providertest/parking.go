@@ -119,7 +119,7 @@ func parkBehind(s *stage) {
 	ben, cid, dan, eve := unregistered("m-2", "ben"), poison("m-3", "cid"), poison("m-4", "dan"), poison("m-5", "eve")
 	cid.Handler, cid.Type = "ratings/other", "review.liked"
 	dan.Holds = false
-	eve.Projector, eve.Handler = "stars", "stars/posted"
+	eve.Projector, eve.Handler = "stars", ""
 	rows := s.setAside(poison("m-1", "ann"), ben, cid, dan, eve, poison("m-6", ""))
 	renamed, takesBoth := posted("m-9", "ann"), posted("m-9", "cid")
 	renamed.Handler, renamed.Was = "ratings/given", []string{"ratings/rated", "ratings/posted"}
@@ -266,8 +266,9 @@ func badDecisions(s *stage) {
 func skippedIsTold(s *stage) {
 	other := poison("at another", "")
 	other.Handler = "ratings/other"
-	rows := s.setAside(poison("skipped", ""), poison("parked", ""), unregistered("nowhere", ""), other, poison("replayed", ""), poison("both", ""), unregistered("both", ""), poison("applied", ""))
-	for _, i := range []int{0, 2, 3, 5, 7} {
+	rows := s.setAside(poison("skipped", ""), poison("parked", ""), unregistered("nowhere", ""), other, poison("replayed", ""),
+		poison("both", ""), unregistered("both", ""), poison("applied", ""), poison("both too", ""), unregistered("both too", ""))
+	for _, i := range []int{0, 2, 3, 5, 7, 9} {
 		s.skipParked(projector.ParkedFilter{Seqs: []int64{rows[i].Seq}}, 1)
 	}
 	unmarked := projector.Work{Projector: "ratings", Replay: []projector.Replay{replayOf(rows[4])}}
@@ -278,7 +279,7 @@ func skippedIsTold(s *stage) {
 	}
 	for id, want := range map[string]projector.Outcome{
 		"skipped": projector.IsSkipped, "parked": projector.IsParked, "nowhere": projector.IsSkipped, "at another": projector.Unseen,
-		"replayed": projector.Unseen, "both": projector.IsParked, "applied": projector.Applied, "unseen": projector.Unseen,
+		"replayed": projector.Unseen, "both": projector.IsParked, "both too": projector.IsParked, "applied": projector.Applied, "unseen": projector.Unseen,
 	} {
 		same(s, "outcomes of "+id, s.outcomes(key(id), was(id)), []projector.Outcome{want, want})
 	}
