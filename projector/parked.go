@@ -18,6 +18,8 @@ var (
 	ErrHeld = errors.New("an earlier message of its key is parked")
 	// ErrNotHeld: none is.
 	ErrNotHeld = errors.New("no earlier message of its key is parked")
+	// ErrHalted: a message of a projector with Halt is parked; the runner runs again once it is replayed or skipped.
+	ErrHalted = errors.New("the projector is halted: a message is parked")
 	// ErrPruned: markers of that time are gone, so nobody knows whether the message has taken effect since.
 	ErrPruned = errors.New("markers from when the message was parked are pruned: it may have taken effect; rebuild, or force it")
 )
@@ -107,7 +109,7 @@ type ParkedInspector interface {
 // Replay is a parked message (Attempt.Seq) that a unit handles.
 //   - One that is not parked any more fails the unit with ErrNotParked; one that another is in the way of, with ErrHeld; one
 //     parked at a time of which markers of the handler, by any of its names, are pruned, unless Force, with ErrPruned. All of these are
-//     permanent *Errors, and nothing is recorded.
+//     permanent *Errors that wrap a *ReplayError, and nothing is recorded.
 //   - With the unit's commit it is replayed, also where its mark was not new, and what waits behind it is due. Units with one
 //     parked message follow one another.
 type Replay struct {
@@ -116,3 +118,14 @@ type Replay struct {
 	Force bool
 	Decision
 }
+
+// ReplayError says which parked message made a unit fail.
+type ReplayError struct {
+	Seq int64
+	Err error // ErrNotParked, ErrHeld, ErrPruned
+}
+
+func (e *ReplayError) Error() string { return fmt.Sprintf("parked message %d: %v", e.Seq, e.Err) }
+
+// Unwrap is the error itself.
+func (e *ReplayError) Unwrap() error { return e.Err }
