@@ -81,13 +81,15 @@ func (u *unit) verdict(ctx context.Context, runner string, a projector.Attempt) 
 	}
 }
 
-// ?1 are the names of the handler, ?2 is the message. A runner that lived ?4 ms ago may have wanted to say that it lives,
-// and waited for the file since.
+// ?1 are the names of the handler, ?2 is the message. A runner that lived at ?4 may have wanted to say that it lives, and
+// waited for the file since.
 const (
+	now = `select ` + clock
+
 	takeFromDead = `
 delete from kinora_inflight
 where handler in (select value from json_each(?1)) and message_id = ?2 and runner <> ?3 and not exists (
-	select 1 from kinora_runners r where r.runner = kinora_inflight.runner and r.expires_at > ` + clock + ` - ?4)`
+	select 1 from kinora_runners r where r.runner = kinora_inflight.runner and r.expires_at > ?4)`
 
 	countOthers = `
 select count(distinct runner) from kinora_inflight
@@ -110,10 +112,13 @@ on conflict do nothing`
 
 // BeginAlone implements projector.Journal. It is synced, since it counts.
 func (d *DB) BeginAlone(ctx context.Context, runner string, a projector.Attempt, limit int) (attempts, alive int, err error) {
-	began := time.Now()
 	names := namesOf(a)
+	var began int64
+	if err := one(ctx, d.reads, []any{&began}, now); err != nil {
+		return 0, 0, fmt.Errorf("begin an attempt alone: %w", err)
+	}
 	err = d.inTurn(ctx, func(u *unit) error {
-		dead, err := u.changed(ctx, takeFromDead, names, a.MessageID, runner, millis(time.Since(began)))
+		dead, err := u.changed(ctx, takeFromDead, names, a.MessageID, runner, began)
 		if err != nil {
 			return err
 		}

@@ -15,6 +15,7 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
