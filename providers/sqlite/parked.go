@@ -99,7 +99,7 @@ func (u *unit) mustWait(ctx context.Context, a *projector.Attempt) error {
 }
 
 const (
-	readParked = `select projector, key, state, parked_at from kinora_parked where id = ?1`
+	readParked = `select projector, key, parked_at from kinora_parked where id = ?1 and projector = ?2 and state = 'parked'`
 	readFloor  = `select coalesce(max(pruned_before), 0) from kinora_floors where handler in (select value from json_each(?1))`
 )
 
@@ -115,10 +115,9 @@ func (u *unit) mayReplay(ctx context.Context, replays []projector.Replay) ([]par
 	earlier := make([]int64, 0, len(replays))
 	for i, r := range replays {
 		lanes[i].id = r.Seq
-		var state string
 		var at int64
-		err := one(ctx, u, []any{&lanes[i].projector, &lanes[i].key, &state, &at}, readParked, r.Seq)
-		if errors.Is(err, sql.ErrNoRows) || err == nil && state != projector.StillParked.String() {
+		err := one(ctx, u, []any{&lanes[i].projector, &lanes[i].key, &at}, readParked, r.Seq, r.Projector)
+		if errors.Is(err, sql.ErrNoRows) {
 			return nil, refused("not_parked", r.Seq, projector.ErrNotParked)
 		}
 		var held bool

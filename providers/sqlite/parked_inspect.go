@@ -82,6 +82,9 @@ func (d *DB) SkipParked(ctx context.Context, f projector.ParkedFilter, by projec
 	if err := by.Validate(); err != nil {
 		return 0, fmt.Errorf("skip parked messages: %w", err)
 	}
+	if f.State != projector.StillParked {
+		return 0, nil
+	}
 	limit := f.Limit
 	if limit <= 0 {
 		limit = -1
