@@ -8,13 +8,20 @@ import (
 	"github.com/kinora-go/kinora/projector"
 )
 
-// ?1 to ?6 are those of inTheWay; ?7 is the handler, ?8 the message, ?9 the runner.
+// ?1 to ?6 are those of inTheWay; ?7 is the handler, ?8 the message, ?9 the runner. Where nothing of a projector is parked,
+// which is usual, nothing is in the way.
 const (
-	nameClear = `
+	nameClear  = nameWhere + ` and not ` + inTheWay + onceOnly
+	nameUnheld = nameWhere + onceOnly
+
+	nameWhere = `
 insert into kinora_inflight (handler, message_id, runner, named_at)
 select ?7, ?8, ?9, ` + clock + `
-where not ` + settled + ` and not ` + inTheWay + ` and not ` + suspect + `
+where not ` + settled + ` and not ` + suspect
+	onceOnly = `
 on conflict do nothing`
+
+	anyParked = `select exists (select 1 from kinora_parked indexed by kinora_parked_live where state = 'parked' and projector = ?1)`
 
 	verdictOf = `select ` + settled + `, ` + inTheWay + `, ` + suspect
 
@@ -33,7 +40,7 @@ on conflict do nothing`
 	takeBack = `delete from kinora_inflight where handler = ?1 and message_id = ?2 and runner = ?3`
 )
 
-// Begin implements projector.Journal: one statement for each attempt that is clear. Its commit is not synced; on a
+// Begin implements projector.Journal: a statement for each attempt that is clear, and one for their projector. Its commit is not synced; on a
 // pool given to New, it is whatever commits are there.
 func (d *DB) Begin(ctx context.Context, runner string, attempts, done []projector.Attempt) ([]projector.Verdict, error) {
 	if len(attempts)+len(done) == 0 {
@@ -46,9 +53,17 @@ func (d *DB) Begin(ctx context.Context, runner string, attempts, done []projecto
 				return err
 			}
 		}
+		name := map[string]string{} // by projector, what names an attempt
 		for i, a := range attempts {
+			if name[a.Projector] == "" {
+				var parked bool
+				if err := one(ctx, u, []any{&parked}, anyParked, a.Projector); err != nil {
+					return err
+				}
+				name[a.Projector] = map[bool]string{false: nameUnheld, true: nameClear}[parked]
+			}
 			var err error
-			if verdicts[i], err = u.verdict(ctx, runner, a); err != nil {
+			if verdicts[i], err = u.verdict(ctx, runner, a, name[a.Projector]); err != nil {
 				return err
 			}
 		}
@@ -60,9 +75,9 @@ func (d *DB) Begin(ctx context.Context, runner string, attempts, done []projecto
 	return verdicts, nil
 }
 
-func (u *unit) verdict(ctx context.Context, runner string, a projector.Attempt) (projector.Verdict, error) {
+func (u *unit) verdict(ctx context.Context, runner string, a projector.Attempt, name string) (projector.Verdict, error) {
 	args := append(wayArgs(a, nil), a.Handler, a.MessageID, runner)
-	if n, err := u.changed(ctx, nameClear, args...); err != nil || n == 1 {
+	if n, err := u.changed(ctx, name, args...); err != nil || n == 1 {
 		return projector.Clear, err
 	}
 	var isSettled, isHeld, isSuspect bool

@@ -88,13 +88,14 @@ func TestJournalPlans(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, []projector.Verdict{projector.Clear}, v)
 		}, [][]string{
-			nil, {"SEARCH kinora_inflight USING PRIMARY KEY (handler=? AND message_id=? AND runner=?)"}, {message, byName, byType, leap, named}, nil,
+			nil, {"SEARCH kinora_inflight USING PRIMARY KEY (handler=? AND message_id=? AND runner=?)"},
+			{"SEARCH kinora_parked USING COVERING INDEX kinora_parked_live (projector=?)"}, {message, byName, byType, leap, named}, nil,
 		}},
 		{"begin what is held", func() {
 			v, err := db.Begin(ctx, "r1", []projector.Attempt{attempt("m3", "a")}, nil)
 			require.NoError(t, err)
 			require.Equal(t, []projector.Verdict{projector.Held}, v)
-		}, [][]string{nil, nil, {message, byName, byType, leap, named}, nil}},
+		}, [][]string{nil, nil, nil, {message, byName, byType, leap, named}, nil}},
 		{"park behind", func() {
 			a := attempt("m3", "a")
 			w := projector.Work{Projector: "totals", Park: []projector.Parked{behind("m3", "a")}, Behind: &a}
