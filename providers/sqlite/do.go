@@ -24,39 +24,26 @@ func (d *DB) Do(ctx context.Context, w projector.Work, apply func(ctx context.Co
 	if err := d.checkWork(w); err != nil {
 		return unitError(ctx, err, true)
 	}
-	begins, seen := ctx, (*touched)(nil)
 	if w.Rehearse != nil {
-		begins, seen = rehearsing(ctx)
+		return unitError(ctx, d.rehearse(ctx, w, apply), true)
 	}
-	u, err := d.begin(begins)
+	u, err := d.begin(ctx)
 	if err != nil {
 		return unitError(ctx, err, false)
 	}
 	defer u.end()
 	stay := context.AfterFunc(ctx, u.leave)
 	defer stay()
-	var changes []projector.Change
-	var fresh []int
-	if seen == nil {
-		fresh, err = u.work(ctx, w, apply)
-	} else {
-		changes, err = u.rehearse(ctx, seen, func() error {
-			_, err := u.work(ctx, w, apply)
-			return err
-		})
-	}
-	switch {
-	case err != nil:
+	fresh, err := u.work(ctx, w, apply)
+	if err != nil {
 		return unitError(ctx, err, true)
-	case !stay():
-		return unitError(ctx, ctx.Err(), true)
-	case seen != nil:
-		u.end()
-		w.Rehearse(changes)
-		return nil
-	case u.idle:
+	}
+	if u.idle {
 		w.Told(0)
 		return nil // there is nothing to commit
+	}
+	if !stay() {
+		return unitError(ctx, ctx.Err(), true)
 	}
 	if err := u.commit(); err != nil {
 		return unitError(ctx, err, true)

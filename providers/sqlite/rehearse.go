@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"modernc.org/sqlite"
 	sqlite3 "modernc.org/sqlite/lib"
@@ -36,7 +37,7 @@ func quoted(name string) string { return `"` + strings.ReplaceAll(name, `"`, `""
 type touched struct {
 	mu     sync.Mutex
 	rowids map[table]map[int64]bool
-	rows   map[table][][]any // whole ones, as far as they have no rowid, or may have none
+	rows   map[table][][]any // whole ones, where they have no rowid, or may have none. The driver cuts texts at a NUL here
 	known  map[table]bool    // they have rowids
 	failed error
 }
@@ -89,6 +90,31 @@ const (
 	rehearsal = `savepoint kinora_rehearsal`
 	asItWas   = `rollback to kinora_rehearsal`
 )
+
+// rehearse is Do of a rehearsal.
+func (d *DB) rehearse(ctx context.Context, w projector.Work, apply func(ctx context.Context, tx *sql.Tx, fresh []int) ([]outbox.Message, error)) error {
+	watched, seen := rehearsing(ctx)
+	u, err := d.begin(watched)
+	if err != nil {
+		return unitError(ctx, err, false)
+	}
+	defer u.end()
+	stay := context.AfterFunc(ctx, u.leave)
+	defer stay()
+	changes, err := u.rehearse(ctx, seen, func() error {
+		_, err := u.work(ctx, w, apply)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if !stay() {
+		return ctx.Err()
+	}
+	u.end()
+	w.Rehearse(changes)
+	return nil
+}
 
 // rehearse runs work, and returns what it changed. The rows are read as they are after it, and, once all is undone, as they
 // were before it; meanwhile nobody else writes. Constraints that are deferred to the commit are not checked.
