@@ -1,10 +1,13 @@
 package sqlite_test
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -255,9 +258,9 @@ func childReplays(path string) error {
 	if err != nil {
 		return err
 	}
+	all, err := db.ParkedMessages(context.Background(), projector.ParkedFilter{Projector: "totals", Limit: 1000})
 	fmt.Println("ready")
 	told()
-	all, err := db.ParkedMessages(context.Background(), projector.ParkedFilter{Projector: "totals", Limit: 1000})
 	for _, p := range all {
 		if err == nil {
 			err = db.Do(context.Background(), replays(p), adds(p.Key))
@@ -399,5 +402,44 @@ func TestUnsyncedCommitsLeaveTheOthersSynced(t *testing.T) {
 		go cancel()
 		_, _ = db.Begin(ctx, "r1", []projector.Attempt{attempt("m2", "a")}, []projector.Attempt{attempt("m2", "a")})
 		require.Equal(t, full, synced())
+	}
+}
+
+// What a loss of power may leave of the log after a commit that was not synced: any part of it, or rubbish in its place. What was
+// committed before is there.
+func TestTornLogAfterAnUnsyncedCommit(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	path := migrated(t)
+	db := openAt(t, path, nil)
+	log := func() []byte {
+		b, err := os.ReadFile(path + "-wal")
+		require.NoError(t, err)
+		return b
+	}
+	require.NoError(t, db.Do(ctx, marks("m1"), adds("a")))
+	synced := len(log())
+	_, err := db.Begin(ctx, "r1", []projector.Attempt{attempt("m2", "a"), attempt("m3", "b")}, nil)
+	require.NoError(t, err)
+	whole := log()
+	require.Greater(t, len(whole), synced)
+	file, err := os.ReadFile(path)
+	require.NoError(t, err)
+	for i := range 20 {
+		torn := bytes.Clone(whole)
+		at := synced + i*(len(whole)-synced)/19
+		if i%2 == 0 {
+			torn = torn[:at]
+		} else {
+			clear(torn[at:min(at+1000, len(torn))])
+		}
+		copied := filepath.Join(t.TempDir(), "kinora.db")
+		require.NoError(t, os.WriteFile(copied, file, 0o600))
+		require.NoError(t, os.WriteFile(copied+"-wal", torn, 0o600))
+		left := openAt(t, copied, nil)
+		require.Equal(t, 1, total(t, left.SQL(), "a"))
+		require.Equal(t, 1, count(t, left.SQL(), "kinora_markers"))
+		require.Contains(t, []int{0, 2}, count(t, left.SQL(), "kinora_inflight"))
+		require.NoError(t, left.Do(ctx, marks("m2"), adds("a")))
 	}
 }
