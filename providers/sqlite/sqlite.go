@@ -154,4 +154,5 @@ var (
 	_ projector.UnitOfWork[*sql.Tx] = (*DB)(nil)
 	_ projector.ParkedInspector     = (*DB)(nil)
 	_ projector.State               = (*DB)(nil)
+	_ projector.Journal             = (*DB)(nil)
 )
