@@ -80,6 +80,11 @@ func (u *unit) work(ctx context.Context, w projector.Work, apply func(ctx contex
 	if err := u.replayed(ctx, w.Replay, lanes); err != nil {
 		return nil, fmt.Errorf("resolve: %w", err)
 	}
+	for _, a := range w.Done {
+		if _, err := u.exec(ctx, takeBack, a.Handler, a.MessageID, w.Runner); err != nil {
+			return nil, fmt.Errorf("take a name back: %w", err)
+		}
+	}
 	for _, a := range w.Forget {
 		if _, err := u.exec(ctx, forgetAttempts, namesOf(a), a.MessageID); err != nil {
 			return nil, fmt.Errorf("forget attempts: %w", err)

@@ -3,6 +3,7 @@ package sqlite
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/kinora-go/kinora/projector"
@@ -39,6 +40,9 @@ on conflict do nothing`
 
 	takeBack = `delete from kinora_inflight where handler = ?1 and message_id = ?2 and runner = ?3`
 )
+
+// Apart implements projector.Journal.
+func (d *DB) Apart() *sync.RWMutex { return &d.apart }
 
 // Begin implements projector.Journal: a statement for each attempt that is clear, and one for their projector. Its commit is not synced; on a
 // pool given to New, it is whatever commits are there.
