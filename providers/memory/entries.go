@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora/outbox"
@@ -63,6 +64,16 @@ func open(e outbox.Entry) bool { return e.Status.Open() }
 // pair makes one key of two texts, unambiguously.
 func pair(a, b string) string { return strconv.Itoa(len(a)) + ":" + a + b }
 
+// first and second take a pair apart.
+func first(pair string) string  { a, _ := apart(pair); return a }
+func second(pair string) string { _, b := apart(pair); return b }
+
+func apart(pair string) (a, b string) {
+	size, both, _ := strings.Cut(pair, ":")
+	n, _ := strconv.Atoi(size)
+	return both[:n], both[n:]
+}
+
 // Enqueued implements outbox.Waker. Every commit that adds entries gives the hint.
 func (db *DB) Enqueued() <-chan struct{} { return db.committed.Load().added }
 
@@ -93,20 +104,25 @@ func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox
 
 // Requeue implements outbox.Inspector.
 func (db *DB) Requeue(ctx context.Context, f outbox.Filter) (n int, err error) {
-	return db.change(ctx, f, []outbox.Status{outbox.Failed, outbox.Abandoned}, func(e *outbox.Entry, now time.Time) {
+	return db.change(ctx, f, []outbox.Status{outbox.Failed, outbox.Abandoned}, func(e *outbox.Entry, now time.Time) error {
+		if !f.Force && e.LastAttemptedAt.Before(now.Add(-outbox.RequeueWindow)) {
+			return fmt.Errorf("entry %d: %w", e.Seq, outbox.ErrStale)
+		}
 		e.Status, e.Attempts, e.Suspect, e.NextAttemptAt = outbox.Pending, 0, false, now
+		return nil
 	})
 }
 
 // Skip implements outbox.Inspector.
 func (db *DB) Skip(ctx context.Context, f outbox.Filter) (n int, err error) {
-	return db.change(ctx, f, []outbox.Status{outbox.Pending, outbox.Failed, outbox.Held, outbox.Abandoned}, func(e *outbox.Entry, now time.Time) {
+	return db.change(ctx, f, []outbox.Status{outbox.Pending, outbox.Failed, outbox.Held, outbox.Abandoned}, func(e *outbox.Entry, now time.Time) error {
 		e.Status, e.NextAttemptAt = outbox.Skipped, now
+		return nil
 	})
 }
 
 // change changes those that f picks and that are in one of these statuses.
-func (db *DB) change(ctx context.Context, f outbox.Filter, in []outbox.Status, to func(*outbox.Entry, time.Time)) (n int, err error) {
+func (db *DB) change(ctx context.Context, f outbox.Filter, in []outbox.Status, to func(*outbox.Entry, time.Time) error) (n int, err error) {
 	if len(f.Status) > 0 {
 		in = slices.DeleteFunc(in, func(s outbox.Status) bool { return !slices.Contains(f.Status, s) })
 		if len(in) == 0 {
@@ -117,7 +133,9 @@ func (db *DB) change(ctx context.Context, f outbox.Filter, in []outbox.Status, t
 	err = db.Tx(ctx, func(tx *Model) error {
 		now := db.now()
 		for _, e := range tx.staged.pick(f, now) {
-			to(&e, now)
+			if err := to(&e, now); err != nil {
+				return err
+			}
 			tx.staged.put(e)
 			tx.staged.bringBack(laneOf(e))
 			n++

@@ -50,8 +50,14 @@ type state struct {
 	open     *tree[int64, struct{}]                      // the Seqs of those that are open
 	held     *tree[int64, struct{}]                      // the Seqs of those that are held
 	messages *tree[string, int64]                        // Seqs by topic and message id
-	markers  *tree[string, struct{}]                     // by handler and message id
+	markers  *tree[string, time.Time]                    // when they were left, by handler and message id
+	floors   *tree[string, time.Time]                    // of handlers of which markers were pruned
 	parked   *tree[int64, projector.Parked]              // by Seq
+	parkings int64                                       // the last Seq of a parked message
+	due      *tree[int64, struct{}]                      // the Seqs of those that wait, and need not
+	attempts *tree[string, tally]                        // by handler and message id
+	names    *tree[string, time.Time]                    // of attempts under way, by handler and message id, and runner: since when
+	runners  *tree[string, time.Time]                    // until when they live
 	tables   *tree[string, *tree[string, any]]           // the read model
 	added    chan struct{}                               // closed when a later state has more entries
 }
@@ -119,6 +125,11 @@ func (m *Model) commit(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("commit: %w", err)
 	}
+	if !m.last() {
+		return fmt.Errorf("commit: %w", errOver)
+	}
+	defer func() { <-m.db.turn }()
+	m.over = true
 	next := m.staged
 	before := m.db.committed.Load()
 	grown := next.seq > before.seq
@@ -129,19 +140,32 @@ func (m *Model) commit(ctx context.Context) error {
 	if grown {
 		close(before.added)
 	}
-	m.end()
 	return nil
 }
 
 // end gives the turn to the next. What was not committed is forgotten.
 func (m *Model) end() {
-	if m.over {
-		return
-	}
 	m.over = true
-	if !m.readOnly {
+	if !m.readOnly && m.last() {
 		<-m.db.turn
 	}
+}
+
+// last is true once: for what ends the transaction.
+func (m *Model) last() bool { return m.ended.CompareAndSwap(false, true) }
+
+const grace = time.Second // for a handler to return once its context has ended
+
+// breakOff gives the turn to the next where ctx ends and grace is over, whatever this goroutine does. From then on it works on a
+// copy that is never committed.
+func (m *Model) breakOff(ctx context.Context) (stop func() bool) {
+	return context.AfterFunc(ctx, func() {
+		time.AfterFunc(grace, func() {
+			if m.last() {
+				<-m.db.turn
+			}
+		})
+	})
 }
 
 var (
@@ -153,5 +177,6 @@ var (
 	_ outbox.Waker                 = (*DB)(nil)
 	_ projector.UnitOfWork[*Model] = (*DB)(nil)
 	_ projector.ParkedInspector    = (*DB)(nil)
+	_ projector.Journal            = (*DB)(nil)
 	_ projector.State              = (*DB)(nil)
 )

@@ -1,6 +1,17 @@
 package memory
 
-import "iter"
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+	"sync/atomic"
+
+	"github.com/kinora-go/kinora/projector"
+)
 
 // Model is the read model as a transaction sees it, its own writes included: tables of values under string
 // keys. Others see the writes when the transaction commits. It is for one goroutine, and for as long as the
@@ -12,7 +23,11 @@ type Model struct {
 	staged   state
 	readOnly bool
 	over     bool
+	ended    atomic.Bool       // the turn is somebody else's
+	wrote    map[cell]struct{} // of a rehearsal: where it has written
 }
+
+type cell struct{ table, key string }
 
 // Get is the value of key in table.
 func (m *Model) Get(table, key string) (any, bool) {
@@ -26,13 +41,13 @@ func (m *Model) All(table string) iter.Seq2[string, any] {
 
 // Put sets the value of key in table.
 func (m *Model) Put(table, key string, v any) {
-	m.mustWrite()
+	m.write(cell{table, key})
 	m.staged.tables = m.staged.tables.put(table, m.table(table).put(key, v))
 }
 
 // Delete removes key from table. A key that is not there is no error.
 func (m *Model) Delete(table, key string) {
-	m.mustWrite()
+	m.write(cell{table, key})
 	m.staged.tables = m.staged.tables.put(table, m.table(table).drop(key))
 }
 
@@ -44,8 +59,42 @@ func (m *Model) table(name string) *tree[string, any] {
 	return t
 }
 
-func (m *Model) mustWrite() {
+func (m *Model) write(at cell) {
 	if m.readOnly {
 		panic("memory: a view is for reading: write in Tx, or in a handler")
 	}
+	if m.wrote != nil {
+		m.wrote[at] = struct{}{}
+	}
+}
+
+// changes are the rows that are not what they were, in order.
+func (m *Model) changes() ([]projector.Change, error) {
+	var changes []projector.Change
+	was := m.db.committed.Load()
+	inOrder := func(a, b cell) int { return cmp.Or(cmp.Compare(a.table, b.table), cmp.Compare(a.key, b.key)) }
+	for _, at := range slices.SortedFunc(maps.Keys(m.wrote), inOrder) {
+		before, errBefore := was.row(at)
+		after, errAfter := m.staged.row(at)
+		if err := cmp.Or(errBefore, errAfter); err != nil {
+			return nil, fmt.Errorf("rehearse: table %s, key %q: %w", at.table, at.key, err)
+		}
+		if !bytes.Equal(before, after) {
+			changes = append(changes, projector.Change{Table: at.table, Before: before, After: after})
+		}
+	}
+	return changes, nil
+}
+
+// row is a row as JSON; nil where there is none.
+func (s *state) row(at cell) (json.RawMessage, error) {
+	table, _ := s.tables.get(at.table)
+	v, ok := table.get(at.key)
+	if !ok {
+		return nil, nil
+	}
+	return json.Marshal(struct {
+		Key   string `json:"key"`
+		Value any    `json:"value"`
+	}{at.key, v})
 }

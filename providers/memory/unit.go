@@ -1,13 +1,10 @@
 package memory
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
@@ -24,8 +21,14 @@ func (db *DB) Do(ctx context.Context, w projector.Work, apply func(ctx context.C
 		return classed(err, projector.Transient) // it waited for others: not this message's fault
 	}
 	defer tx.end()
-	fresh := tx.staged.mark(w.Marks)
-	tx.staged.park(w.Park, db.now())
+	defer tx.breakOff(ctx)()
+	fresh, err := tx.staged.record(w, db.now())
+	if err != nil {
+		return projector.Permanent(err)
+	}
+	if w.Rehearse != nil {
+		tx.wrote = map[cell]struct{}{}
+	}
 	if apply != nil && (len(w.Marks) == 0 || len(fresh) > 0) {
 		out, err := apply(ctx, tx, fresh)
 		if err != nil {
@@ -35,6 +38,9 @@ func (db *DB) Do(ctx context.Context, w projector.Work, apply func(ctx context.C
 			return classed(err, projector.UnknownClass)
 		}
 	}
+	if w.Rehearse != nil {
+		return tx.rehearsed(ctx, w.Rehearse)
+	}
 	if err := tx.commit(ctx); err != nil {
 		return classed(err, projector.UnknownClass)
 	}
@@ -42,9 +48,40 @@ func (db *DB) Do(ctx context.Context, w projector.Work, apply func(ctx context.C
 	return nil
 }
 
+// record does all of w but the handlers' writes. Nobody sees it before the commit.
+func (s *state) record(w projector.Work, now time.Time) (fresh []int, err error) {
+	fresh = s.mark(w.Marks, now)
+	if err := s.replayable(w.Replay); err != nil {
+		return nil, err
+	}
+	if w.Behind != nil && !s.isHeld(*w.Behind) {
+		return nil, projector.ErrNotHeld
+	}
+	s.park(w.Park, now)
+	s.replay(w.Replay, now)
+	for _, a := range w.Forget {
+		s.attempts = s.attempts.drop(nameOf(a))
+	}
+	return fresh, nil
+}
+
+// rehearsed tells the rows that were changed, and ends the transaction without a commit.
+func (m *Model) rehearsed(ctx context.Context, tell func([]projector.Change)) error {
+	changes, err := m.changes()
+	if err != nil {
+		return projector.Permanent(err)
+	}
+	if err := ctx.Err(); err != nil {
+		return classed(fmt.Errorf("rehearse: %w", err), projector.UnknownClass)
+	}
+	m.end()
+	tell(changes)
+	return nil
+}
+
 // Records implements projector.UnitOfWork.
 func (db *DB) Records() projector.Records {
-	return projector.Records{Marks: true, Park: true, Outbox: true}
+	return projector.Records{Marks: true, Park: true, Outbox: true, Rehearse: true}
 }
 
 // applyError is apply's error with the class that it has, or else unknown.
@@ -70,7 +107,7 @@ func classed(err error, deadline projector.Class) error {
 }
 
 // mark records the marks that are new, and returns their indexes.
-func (s *state) mark(keys []marker.Key) (fresh []int) {
+func (s *state) mark(keys []marker.Key, now time.Time) (fresh []int) {
 	for i, k := range keys {
 		if mutant.NoMarker {
 			fresh = append(fresh, i)
@@ -79,7 +116,7 @@ func (s *state) mark(keys []marker.Key) (fresh []int) {
 		if !s.marked(k) {
 			fresh = append(fresh, i)
 			for _, name := range append([]string{k.Handler}, k.Was...) { // an instance of the old code looks under that
-				s.markers = s.markers.put(pair(name, k.MessageID), struct{}{})
+				s.markers = s.markers.put(pair(name, k.MessageID), now)
 			}
 		}
 	}
@@ -90,96 +127,4 @@ func (s *state) mark(keys []marker.Key) (fresh []int) {
 func (s *state) marked(k marker.Key) bool {
 	return s.markers.has(pair(k.Handler, k.MessageID)) ||
 		slices.ContainsFunc(k.Was, func(was string) bool { return s.markers.has(pair(was, k.MessageID)) })
-}
-
-func (s *state) park(parked []projector.Parked, now time.Time) {
-	for _, p := range parked {
-		if s.isSetAside(p) {
-			continue
-		}
-		p.Seq, p.At = s.parked.last()+1, now
-		s.parked = s.parked.put(p.Seq, ownParked(p))
-	}
-}
-
-// isSetAside tells whether the message, if it has an id, is parked already.
-func (s *state) isSetAside(p projector.Parked) bool {
-	for _, is := range s.parked.from(0) {
-		if p.MessageID != "" && is.MessageID == p.MessageID && is.Projector == p.Projector && is.Handler == p.Handler {
-			return true
-		}
-	}
-	return false
-}
-
-// ParkedMessages implements projector.ParkedInspector.
-func (db *DB) ParkedMessages(ctx context.Context, name string, after int64, limit int) ([]projector.Parked, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("list parked messages: %w", err)
-	}
-	if limit == 0 {
-		limit = 100
-	}
-	var page []projector.Parked
-	for _, p := range db.committed.Load().parked.from(after + 1) {
-		if len(page) == limit {
-			break
-		}
-		if name == "" || p.Projector == name {
-			page = append(page, ownParked(p))
-		}
-	}
-	return page, nil
-}
-
-// ParkedCount implements projector.ParkedInspector.
-func (db *DB) ParkedCount(ctx context.Context, name string) (n int64, err error) {
-	if err := ctx.Err(); err != nil {
-		return 0, fmt.Errorf("count parked messages: %w", err)
-	}
-	for _, p := range db.committed.Load().parked.from(0) {
-		if name == "" || p.Projector == name {
-			n++
-		}
-	}
-	return n, nil
-}
-
-// Outcomes implements projector.State.
-func (db *DB) Outcomes(ctx context.Context, keys []marker.Key) ([]projector.Outcome, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("look up outcomes: %w", err)
-	}
-	s := db.committed.Load()
-	outcomes := make([]projector.Outcome, len(keys))
-	for i, k := range keys {
-		switch {
-		case s.marked(k):
-			outcomes[i] = projector.Applied
-		case s.isParked(k):
-			outcomes[i] = projector.IsParked
-		}
-	}
-	return outcomes, nil
-}
-
-// isParked tells whether the message is parked at the handler, or at its projector before any handler.
-func (s *state) isParked(k marker.Key) bool {
-	for _, p := range s.parked.from(0) {
-		if p.MessageID != k.MessageID {
-			continue
-		}
-		if p.Handler == k.Handler || slices.Contains(k.Was, p.Handler) ||
-			p.Handler == "" && strings.HasPrefix(k.Handler, p.Projector+"/") {
-			return true
-		}
-	}
-	return false
-}
-
-// ownParked is own for parked messages.
-func ownParked(p projector.Parked) projector.Parked {
-	p.Payload = bytes.Clone(p.Payload)
-	p.Headers = maps.Clone(p.Headers)
-	return p
 }

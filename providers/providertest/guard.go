@@ -56,7 +56,7 @@ func abandonedHead(s *stage) {
 	}
 	abandon(ann[0].Seq)
 	s.claimed("a claim behind an abandoned head", ben...)
-	s.advance(1000 * time.Hour)
+	s.advance(100 * time.Hour)
 	same(s, "a claim of the other key, long after", seqsOf(s.claim(three, 10)), seqsOf(ben))
 	n, err := s.db.Requeue(s.ctx, outbox.Filter{Seqs: seqsOf(ann[:1])})
 	s.ok(err, "requeue")

@@ -32,6 +32,7 @@ type Provider[Tx any] interface {
 	marker.Keeper
 	projector.UnitOfWork[Tx]
 	projector.ParkedInspector
+	projector.Journal
 	projector.State
 }
 
@@ -119,7 +120,7 @@ func Outbox[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	t.Run("ClaimPortably", func(t *testing.T) { run(t, open, differences, outbox.ClaimPortably, claiming) })
 }
 
-// UnitOfWork checks projector.UnitOfWork, projector.ParkedInspector and projector.State.
+// UnitOfWork checks projector.UnitOfWork, projector.ParkedInspector, projector.Journal, projector.State and what prunes markers.
 func UnitOfWork[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	run(t, open, differences, outbox.Claim, slices.Concat(unitCases, markerCases, outputCases, parkCases))
 }

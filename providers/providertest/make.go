@@ -90,9 +90,9 @@ func (s *stage) dump(streams ...string) dump {
 	for _, stream := range streams {
 		d.events[stream] = s.read(s.db, stream, 0)
 	}
-	var err error
-	d.parked, err = s.db.ParkedMessages(s.ctx, "", 0, 10_000)
-	s.ok(err, "list parked messages")
+	for state := projector.StillParked; state <= projector.Skipped; state++ {
+		d.parked = append(d.parked, s.listParked(projector.ParkedFilter{State: state, Limit: 10_000})...)
+	}
 	return d
 }
 

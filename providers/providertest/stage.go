@@ -35,6 +35,7 @@ type contracts interface {
 	outbox.Keeper
 	marker.Keeper
 	projector.ParkedInspector
+	projector.Journal
 	projector.State
 	Records() projector.Records
 }
