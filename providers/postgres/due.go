@@ -46,7 +46,8 @@ where id = $1::bigint and state = 'parked'`
 // FailParked implements projector.Journal.
 func (db *DB) FailParked(ctx context.Context, p projector.Parked, a projector.Attempt) (err error) {
 	if p.Class == projector.HeldClass {
-		err = db.notDue(ctx, p.Seq, a)
+		a.Seq = p.Seq
+		err = db.notDue(ctx, a)
 	} else {
 		_, err = db.pool.Exec(ctx, db.q(failParkedSQL), p.Seq, p.Class.String(), storable(p.Code), p.Attempts, storable(p.Version))
 	}
@@ -57,12 +58,12 @@ func (db *DB) FailParked(ctx context.Context, p projector.Parked, a projector.At
 }
 
 // notDue says so only while something that nobody can resolve meanwhile is in the way.
-func (db *DB) notDue(ctx context.Context, seq int64, a projector.Attempt) error {
+func (db *DB) notDue(ctx context.Context, a projector.Attempt) error {
 	return db.inTx(ctx, func(tx pgx.Tx) error {
 		for {
 			switch err := behind(tx.QueryRow(ctx, db.q(behindSQL), append([]any{planned}, attemptArgs(a, nil)...)...)); {
 			case err == nil:
-				_, err = tx.Exec(ctx, db.q(notDueSQL), seq)
+				_, err = tx.Exec(ctx, db.q(notDueSQL), a.Seq)
 				return err
 			case errors.Is(err, projector.ErrNotHeld):
 				return nil // what held it is gone, and it is due as it was

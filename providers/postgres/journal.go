@@ -57,16 +57,14 @@ verdict as materialized (
 			where p.state <> 'replayed' and p.message_hash <> '' and p.message_hash = $7::bytea and p.projector = $1::text
 				and p.id <> $5::bigint and (p.handler = '' or p.handler = any($3::text[]))) then 1
 		when exists (select from lane l where ` + inTheWay + `) then 2
-		when exists (select from ` + namings + ` and i.runner <> $9::text)
-			and not exists (select from ` + namings + ` and i.runner = $9::text) then 3
+		when exists (
+			select from kinora.inflight i where i.handler = $8::text and i.message_hash = $7::bytea and i.runner <> $9::text) then 3
 		else 0 end as v),
 put as (
 	insert into kinora.inflight (handler, message_hash, runner)
 	select $8::text, $7::bytea, $9::text from verdict where v = 0 and $7::bytea <> ''
 	on conflict on constraint inflight_pkey do nothing)
 select v from verdict`
-
-	namings = `kinora.inflight i where i.handler = $8::text and i.message_hash = $7::bytea`
 )
 
 // Begin implements projector.Journal: one round trip, and nothing that waits for a disk.
@@ -184,7 +182,7 @@ counted as (
 names as (
 	delete from kinora.inflight where ctid = any(array(
 		select i.ctid from ck, kinora.inflight i left join kinora.runners r on r.runner = i.runner
-		where coalesce(r.expires_at, i.named_at) < ck.t limit $2::int))
+		where greatest(r.expires_at, i.named_at) < ck.t limit $2::int))
 	returning 1),
 runners as (delete from kinora.runners where expires_at < (select t from ck))
 select (select count(*) from resolved) + (select count(*) from counted) + (select count(*) from names)`
