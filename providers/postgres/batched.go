@@ -34,8 +34,12 @@ func (b *Batched) isDuplicate(err error) bool {
 }
 
 // Do implements projector.UnitOfWork. apply runs before anything is sent; where the server then answers that
-// one of several marks is there already, nothing of it has happened, and apply runs again for the others.
+// one of several marks is there already, nothing of it has happened, and apply runs again for the others. What needs an
+// answer before the commit (Replay, Behind, Rehearse) is an ordinary transaction, in which apply's batch is sent.
 func (b *Batched) Do(ctx context.Context, w projector.Work, apply func(ctx context.Context, tx *pgx.Batch, fresh []int) ([]outbox.Message, error)) error {
+	if len(w.Replay) > 0 || w.Behind != nil || w.Rehearse != nil {
+		return b.DB.Do(ctx, w, inTx(apply))
+	}
 	fresh := make([]int, len(w.Marks))
 	for i := range fresh {
 		fresh[i] = i
@@ -51,12 +55,30 @@ func (b *Batched) Do(ctx context.Context, w projector.Work, apply func(ctx conte
 		if fresh, err = b.unmarked(ctx, w, fresh); err != nil {
 			return class(err)
 		}
-		if len(fresh) == 0 { // only what is to be parked is left
-			if err = b.try(ctx, projector.Work{Projector: w.Projector, Park: w.Park}, nil, nil); err == nil {
+		if len(fresh) == 0 { // only what is to be parked, and forgotten, is left
+			if err = b.try(ctx, projector.Work{Projector: w.Projector, Park: w.Park, Forget: w.Forget}, nil, nil); err == nil {
 				w.Told(0)
 			}
 			return class(err)
 		}
+	}
+}
+
+// inTx is apply in a transaction.
+func inTx(apply func(context.Context, *pgx.Batch, []int) ([]outbox.Message, error)) func(context.Context, pgx.Tx, []int) ([]outbox.Message, error) {
+	if apply == nil {
+		return nil
+	}
+	return func(ctx context.Context, tx pgx.Tx, fresh []int) ([]outbox.Message, error) {
+		batch := &pgx.Batch{}
+		out, err := apply(ctx, batch, fresh)
+		if err != nil || batch.Len() == 0 {
+			return out, err
+		}
+		if err := tx.SendBatch(ctx, batch).Close(); err != nil {
+			return nil, fmt.Errorf("send: %w", err)
+		}
+		return out, nil
 	}
 }
 
@@ -74,12 +96,8 @@ func (b *Batched) try(ctx context.Context, w projector.Work, fresh []int, apply 
 		batch.Queue(b.q(mustInsertMarkersSQL), markerArgs(some)...)
 		batch.Queue(resetWaitSQL)
 	}
-	for _, p := range w.Park {
-		args, err := parkArgs(p)
-		if err != nil {
-			return err
-		}
-		batch.Queue(b.q(parkSQL), args...)
+	if err := b.queueRest(batch, w); err != nil {
+		return err
 	}
 	enqueued := false
 	if apply != nil {
@@ -98,7 +116,7 @@ func (b *Batched) try(ctx context.Context, w projector.Work, fresh []int, apply 
 	if batch.Len() == 0 {
 		return nil
 	}
-	leave, err := b.turns.take(ctx, marks)
+	leave, err := b.turns.take(ctx, turnsOf(marks, nil))
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package postgres_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -76,9 +77,22 @@ func total(t testing.TB, db *postgres.DB) func(string) int {
 // advance moves the database's clock forward by moving all that it has written back.
 func advance(t testing.TB, db *postgres.DB) func(time.Duration) {
 	return func(d time.Duration) {
-		_, err := db.Pool().Exec(context.Background(), `update kinora.outbox set next_attempt_at = next_attempt_at - $1::interval,
-			created_at = created_at - $1::interval, last_attempt_at = last_attempt_at - $1::interval, published_at = published_at - $1::interval`, d)
-		require.NoError(t, err)
+		for table, columns := range map[string][]string{
+			"outbox":   {"next_attempt_at", "created_at", "last_attempt_at", "published_at"},
+			"markers":  {"processed_at"},
+			"floors":   {"pruned_before"},
+			"parked":   {"parked_at", "resolved_at"},
+			"attempts": {"last_at"},
+			"inflight": {"named_at"},
+			"runners":  {"expires_at"},
+		} {
+			var back []string
+			for _, c := range columns {
+				back = append(back, c+" = "+c+" - $1::interval")
+			}
+			_, err := db.Pool().Exec(context.Background(), "update kinora."+table+" set "+strings.Join(back, ", "), d)
+			require.NoError(t, err)
+		}
 	}
 }
 

@@ -22,6 +22,7 @@ const (
 	undefinedColumn     = "42703"
 	lockNotAvailable    = "55P03"
 	inFailedTransaction = "25P02"
+	deadlockDetected    = "40P01"
 )
 
 // Advisory locks: a class for each use, and a key of a fixed hash (FNV-1a), never hashtext, which may change
@@ -30,6 +31,7 @@ const (
 	lockClassMigrate = 1802661486
 	lockClassFence   = 1802661488 // 1802661487 is the gap lock's, in migration 1
 	lockClassHold    = 1802661489
+	lockClassAttempt = 1802661490
 )
 
 func lockKey(name string) int32 {
@@ -60,7 +62,7 @@ func violates(err error, constraint string) bool {
 }
 
 // ours is how the server names one of Kinora's tables that is not there, or its schema.
-var ours = regexp.MustCompile(`\.(streams|events|outbox|markers|generations|parked|migrations)"`)
+var ours = regexp.MustCompile(`\.(streams|events|outbox|markers|floors|generations|parked|attempts|inflight|runners|migrations)"`)
 
 // clear makes what a missing schema says plain.
 func clear(err error) error {

@@ -50,10 +50,15 @@ with ck as materialized (select clock_timestamp() t),
 picked as materialized (
 	select o.id from kinora.outbox o where o.stuck and o.status in ('failed', 'abandoned') and` + filtered + `
 	order by o.id limit $8::bigint for update),
+stale as materialized (
+	select count(*) as n from kinora.outbox o, ck
+	where o.id = any(array(select id from picked)) and $9::bigint > 0 and o.last_attempt_at < ck.t - $9::bigint * interval '1 microsecond'),
 changed as (
 	update kinora.outbox o set status = 'pending', open = true, held = false, stuck = false, attempts = 0, suspect = false, next_attempt_at = ck.t
-	from picked, ck where o.id = picked.id
-	returning o.topic, o.key)` + changedLanes
+	from picked, ck where o.id = picked.id and (select n from stale) = 0
+	returning o.topic, o.key)` + changedLanes + `
+union all
+select '', '', -n from stale where n > 0`
 
 	skipSQL = `
 with ck as materialized (select clock_timestamp() t),
@@ -155,7 +160,11 @@ func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox
 
 // Requeue implements outbox.Inspector.
 func (db *DB) Requeue(ctx context.Context, f outbox.Filter) (int, error) {
-	n, err := db.change(ctx, requeueSQL, f)
+	window := outbox.RequeueWindow.Microseconds()
+	if f.Force {
+		window = 0
+	}
+	n, err := db.change(ctx, requeueSQL, append(filterArgs(f, noLimit), window))
 	if err != nil {
 		return 0, fmt.Errorf("requeue entries: %w", err)
 	}
@@ -167,7 +176,7 @@ func (db *DB) Requeue(ctx context.Context, f outbox.Filter) (int, error) {
 
 // Skip implements outbox.Inspector.
 func (db *DB) Skip(ctx context.Context, f outbox.Filter) (int, error) {
-	n, err := db.change(ctx, skipSQL, f)
+	n, err := db.change(ctx, skipSQL, filterArgs(f, noLimit))
 	if err != nil {
 		return 0, fmt.Errorf("skip entries: %w", err)
 	}
@@ -182,16 +191,20 @@ type lane struct{ topic, key string }
 
 const restoreLanes = 10_000 // lanes in one statement
 
-func (db *DB) change(ctx context.Context, statement string, f outbox.Filter) (n int, err error) {
+// change runs a statement that returns the lanes that it changed entries of, and how many; fewer than none are stale.
+func (db *DB) change(ctx context.Context, statement string, args []any) (n int, err error) {
 	var topics, keys []string
 	err = db.inTx(ctx, func(tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, db.q(statement), append([]any{planned}, filterArgs(f, noLimit)...)...)
+		rows, err := tx.Query(ctx, db.q(statement), append([]any{planned}, args...)...)
 		if err != nil {
 			return err
 		}
 		var l lane
 		var some int
 		if _, err := pgx.ForEachRow(rows, []any{&l.topic, &l.key, &some}, func() error {
+			if some < 0 {
+				return fmt.Errorf("%d of them: %w", -some, outbox.ErrStale)
+			}
 			topics, keys, n = append(topics, l.topic), append(keys, l.key), n+some
 			return nil
 		}); err != nil {

@@ -6,15 +6,18 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/projector"
 )
 
 const parkSQL = `
-insert into kinora.parked (projector, handler, message_id, topic, key, payload, headers, class, code, attempts, message_hash)
-values ($1::text, $2::text, $3::text, $4::text, $5::text, $6::bytea, $7::bytea, $8::text, $9::text, $10::int, $11::bytea)
-on conflict (message_hash, handler, projector) where message_hash <> '' do nothing`
+insert into kinora.parked (projector, handler, message_id, topic, key, payload, headers, class, code, attempts, message_hash,
+	key_hash, type, holds, version)
+values ($1::text, $2::text, $3::text, $4::text, $5::text, $6::bytea, $7::bytea, $8::text, $9::text, $10::int, $11::bytea,
+	$12::bytea, $13::text, $14::boolean, $15::text)
+on conflict (message_hash, handler, projector) where state <> 'replayed' and message_hash <> '' do nothing`
 
 func parkArgs(p projector.Parked) ([]any, error) {
 	h, err := headersJSON(p.Headers)
@@ -28,10 +31,10 @@ func parkArgs(p projector.Parked) ([]any, error) {
 	// What is parked may be anything: text that PostgreSQL refuses must not keep it from being set aside. The
 	// headers, as bytes, keep the original.
 	return []any{p.Projector, p.Handler, storable(p.MessageID), storable(p.Topic), storable(p.Key), payload, []byte(h),
-		p.Class.String(), storable(p.Code), p.Attempts, hashOf(p.MessageID)}, nil
+		p.Class.String(), storable(p.Code), p.Attempts, hashOf(p.MessageID), hashOf(p.Key), storable(p.Type), p.Holds, storable(p.Version)}, nil
 }
 
-// hashOf tells ids apart that are the same once they are storable. It is empty for no id.
+// hashOf tells ids apart, and keys, that are the same once they are storable. It is empty for none.
 func hashOf(id string) []byte {
 	if id == "" {
 		return []byte{}
@@ -44,16 +47,36 @@ func storable(s string) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 }
 
-const parkedSQL = `
-select id, projector, handler, message_id, topic, key, payload, headers, class, code, attempts, parked_at
-from kinora.parked where ($1::text = '' or projector = $1::text) and id > $2::bigint order by id limit $3::bigint`
+const (
+	parkedColumns = `p.id, p.projector, p.handler, p.message_id, p.topic, p.key, p.type, p.holds, p.payload, p.headers, p.class, p.code,
+	p.attempts, p.version, p.parked_at, p.state, p.resolved_at, p.resolved_by, p.reason`
+
+	// What a filter picks; $1 to $7 are its arguments everywhere, and $8 is the limit.
+	parkedFilter = `
+	p.id > 0 and ($1::text = '' or p.projector = $1::text) and ($2::text = '' or p.handler = $2::text)
+	and ($3::bytea = '' or p.key_hash = $3::bytea) and ($4::text is null or p.class = $4::text) and ($5::text = '' or p.code = $5::text)
+	and ($6::bigint[] is null or p.id = any($6::bigint[])) and p.id > $7::bigint`
+
+	parkedSQL = `select ` + parkedColumns + ` from kinora.parked p where p.state = $9::text and ` + parkedFilter + `
+	order by p.id limit $8::bigint`
+)
+
+func parkedArgs(f projector.ParkedFilter, limit int64) []any {
+	if f.Limit > 0 {
+		limit = int64(f.Limit)
+	}
+	var class *string
+	if f.Class != nil {
+		name := f.Class.String()
+		class = &name
+	}
+	return []any{f.Projector, f.Handler, hashOf(f.Key), class, storable(f.Code), some(f.Seqs), f.After, limit}
+}
 
 // ParkedMessages implements projector.ParkedInspector.
-func (db *DB) ParkedMessages(ctx context.Context, name string, after int64, limit int) ([]projector.Parked, error) {
-	if limit <= 0 {
-		limit = 100
-	}
-	rows, err := db.pool.Query(ctx, db.q(parkedSQL), name, after, limit)
+func (db *DB) ParkedMessages(ctx context.Context, f projector.ParkedFilter) ([]projector.Parked, error) {
+	args := append([]any{planned}, parkedArgs(f, 100)...)
+	rows, err := db.pool.Query(ctx, db.q(parkedSQL), append(args, f.State.String())...)
 	if err == nil {
 		var list []projector.Parked
 		if list, err = pgx.CollectRows(rows, scanParked); err == nil {
@@ -63,7 +86,7 @@ func (db *DB) ParkedMessages(ctx context.Context, name string, after int64, limi
 	return nil, fmt.Errorf("list parked messages: %w", clear(err))
 }
 
-const parkedCountSQL = `select count(*) from kinora.parked where $1::text = '' or projector = $1::text`
+const parkedCountSQL = `select count(*) from kinora.parked where state = 'parked' and id > 0 and ($1::text = '' or projector = $1::text)`
 
 // ParkedCount implements projector.ParkedInspector.
 func (db *DB) ParkedCount(ctx context.Context, name string) (n int64, err error) {
@@ -76,12 +99,22 @@ func (db *DB) ParkedCount(ctx context.Context, name string) (n int64, err error)
 func scanParked(row pgx.CollectableRow) (projector.Parked, error) {
 	var p projector.Parked
 	var headers []byte
-	var c string
-	err := row.Scan(&p.Seq, &p.Projector, &p.Handler, &p.MessageID, &p.Topic, &p.Key, &p.Payload, &headers, &c, &p.Code, &p.Attempts, &p.At)
+	var c, state string
+	var resolved *time.Time
+	err := row.Scan(&p.Seq, &p.Projector, &p.Handler, &p.MessageID, &p.Topic, &p.Key, &p.Type, &p.Holds, &p.Payload, &headers, &c, &p.Code,
+		&p.Attempts, &p.Version, &p.At, &state, &resolved, &p.By, &p.Reason)
 	if err != nil {
 		return p, err
 	}
 	p.Class, p.At = projector.ParseClass(c), p.At.UTC()
+	for s := projector.StillParked; s <= projector.Skipped; s++ {
+		if s.String() == state {
+			p.State = s
+		}
+	}
+	if resolved != nil {
+		p.ResolvedAt = resolved.UTC()
+	}
 	return p, json.Unmarshal(headers, &p.Headers)
 }
 

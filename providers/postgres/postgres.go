@@ -57,6 +57,8 @@ var (
 	_ outbox.Enqueuer                  = (*Tx)(nil)
 	_ projector.State                  = (*DB)(nil)
 	_ projector.ParkedInspector        = (*DB)(nil)
+	_ projector.Journal                = (*DB)(nil)
+	_ projector.Journal                = (*Batched)(nil)
 	_ projector.UnitOfWork[pgx.Tx]     = (*DB)(nil)
 	_ projector.UnitOfWork[*pgx.Batch] = (*Batched)(nil)
 )

@@ -2,6 +2,7 @@ package postgres_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -95,11 +96,54 @@ func roleOps(t *testing.T) map[string]func(ctx context.Context, db *postgres.DB)
 			_, err = db.Outcomes(ctx, work.Marks)
 			return err
 		},
+		"journal": func(ctx context.Context, db *postgres.DB) error {
+			a := projector.Attempt{Projector: "p", Handler: "p/a", MessageID: "j", Key: "k"}
+			_, err := db.Begin(ctx, "me", []projector.Attempt{a}, []projector.Attempt{a})
+			if err == nil {
+				_, _, err = db.BeginAlone(ctx, "you", a, -1)
+			}
+			if err == nil {
+				_, err = db.CountAttempt(ctx, a)
+			}
+			if err == nil {
+				_, err = db.DueParked(ctx, "p", nil, 0, 1)
+			}
+			if err == nil {
+				err = db.FailParked(ctx, projector.Parked{Seq: 1, Class: projector.HeldClass}, a)
+			}
+			if err == nil {
+				_, err = db.PruneJournal(ctx, time.Hour, 1)
+			}
+			return errors.Join(err, db.Alive(ctx, "me", time.Second), db.Alive(ctx, "me", 0))
+		},
+		"replay and skip": func(ctx context.Context, db *postgres.DB) error {
+			err := db.Do(ctx, projector.Work{Projector: "p", Park: []projector.Parked{{Projector: "p", Code: "mine"}}}, nil)
+			if err != nil {
+				return err
+			}
+			list, err := db.ParkedMessages(ctx, projector.ParkedFilter{Code: "mine", Limit: 1})
+			if err != nil {
+				return err
+			}
+			a := projector.Attempt{Projector: "p", Handler: "p/a", Seq: list[0].Seq}
+			if err := db.Do(ctx, projector.Work{Projector: "p", Replay: []projector.Replay{{Attempt: a}}, Forget: []projector.Attempt{a}}, nil); err != nil {
+				return err
+			}
+			_, err = db.SkipParked(ctx, projector.ParkedFilter{}, projector.Decision{By: "ann", Reason: "test"})
+			return err
+		},
+		"prune markers": func(ctx context.Context, db *postgres.DB) error {
+			_, err := db.PruneMarkers(ctx, "p/none", time.Hour, 10)
+			if err == nil {
+				_, err = db.Floor(ctx, "p/none")
+			}
+			return err
+		},
 		"inspect": func(ctx context.Context, db *postgres.DB) error {
 			if _, err := db.Entries(ctx, outbox.Filter{}); err != nil {
 				return err
 			}
-			_, err := db.ParkedMessages(ctx, "", 0, 0)
+			_, err := db.ParkedMessages(ctx, projector.ParkedFilter{})
 			return err
 		},
 		"change events":   exec(`update kinora.events set data = '{}'`),
@@ -117,7 +161,7 @@ func TestRolesMayDoTheirWorkAndNothingElse(t *testing.T) {
 	may := map[string][]string{
 		"kinora_appender":  {"append", "read streams"},
 		"kinora_relay":     {"relay", "delete entries"},
-		"kinora_projector": {"project", "read streams"},
+		"kinora_projector": {"project", "journal", "replay and skip", "prune markers", "delete markers", "read streams"},
 		"kinora_reader":    {"read streams", "inspect"},
 	}
 	for role, can := range may {

@@ -4,32 +4,41 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
 
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/projector"
 )
 
-// turns lets the units of one mark follow one another within this process. Without it, each of many deliveries of one
+// turns lets the units of one mark, or of one parked message, follow one another within this process. Without it, each of many deliveries of one
 // message would wait for the first one's marker with a connection of its own, until the pool has none left.
 type turns struct {
 	mu    sync.Mutex
 	marks map[string]*turn
 }
 
-// turn is one mark's.
+// turn is one name's.
 type turn struct {
 	free chan struct{} // holds something while nobody has it
 	want int           // who has it, or waits
 }
 
-// take waits for the turns of all marks. The function that it returns gives them back. The end of ctx is transient: it
-// is not the message's fault that others are at it.
-func (t *turns) take(ctx context.Context, marks []marker.Key) (leave func(), err error) {
-	names := make([]string, len(marks))
-	for i, m := range marks {
-		names[i] = m.Handler + "\x00" + m.MessageID
+// turnsOf are the turns that a unit takes: those of its marks, and of the parked messages that it replays.
+func turnsOf(marks []marker.Key, replay []projector.Replay) []string {
+	names := make([]string, 0, len(marks)+len(replay))
+	for _, m := range marks {
+		names = append(names, m.Handler+"\x00"+m.MessageID)
 	}
+	for _, r := range replay {
+		names = append(names, "\x00"+strconv.FormatInt(r.Seq, 10))
+	}
+	return names
+}
+
+// take waits for the turns of all names. The function that it returns gives them back. The end of ctx is transient: it
+// is not the message's fault that others are at it.
+func (t *turns) take(ctx context.Context, names []string) (leave func(), err error) {
 	slices.Sort(names) // or two units could wait for one another
 	names = slices.Compact(names)
 	var mine []string

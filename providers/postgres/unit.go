@@ -46,25 +46,34 @@ group by k.o having count(*) = count(ins.handler) order by k.o`
 
 // Records implements projector.UnitOfWork.
 func (db *DB) Records() projector.Records {
-	return projector.Records{Marks: true, Park: true, Outbox: true}
+	return projector.Records{Marks: true, Park: true, Outbox: true, Rehearse: true}
 }
 
-// Do implements projector.UnitOfWork at READ COMMITTED. One round trip begins, fences and marks. The tx that apply
-// gets refuses Commit and Rollback; Begin gives it savepoints. Units of this process with the same mark follow one
-// another, and those that wait have no connection. A wait for another process's unit that takes longer than half a
-// second is a transient error (55P03).
+// Do implements projector.UnitOfWork at READ COMMITTED. One round trip begins, fences, marks and parks, and locks what
+// is replayed. The tx that apply gets refuses Commit and Rollback; Begin gives it savepoints. Units of this process with the
+// same mark follow one another, and those that wait have no connection. A wait for another process's unit that takes longer
+// than half a second is a transient error (55P03).
 func (db *DB) Do(ctx context.Context, w projector.Work, apply func(ctx context.Context, tx pgx.Tx, fresh []int) ([]outbox.Message, error)) error {
-	leave, err := db.turns.take(ctx, w.Marks)
+	for {
+		if err := db.once(ctx, w, apply); !errors.Is(err, errAgain) {
+			return err
+		}
+	}
+}
+
+func (db *DB) once(ctx context.Context, w projector.Work, apply func(context.Context, pgx.Tx, []int) ([]outbox.Message, error)) error {
+	leave, err := db.turns.take(ctx, turnsOf(w.Marks, w.Replay))
 	if err != nil {
 		return err
 	}
-	defer leave()
 	conn, err := db.pool.Acquire(ctx)
 	if err != nil {
+		leave()
 		return class(fmt.Errorf("begin: %w", err))
 	}
-	defer conn.Release()
-	tx, fresh, err := db.begin(ctx, conn.Conn(), w)
+	s := newSeat(conn, leave)
+	defer s.end()
+	tx, fresh, err := db.begin(ctx, s.conn, w)
 	if tx != nil {
 		// Also after a panic or runtime.Goexit in apply; after a commit it does nothing.
 		defer rollback(ctx, tx)
@@ -73,19 +82,19 @@ func (db *DB) Do(ctx context.Context, w projector.Work, apply func(ctx context.C
 		return class(fmt.Errorf("begin: %w", err))
 	}
 	known := len(w.Marks) > 0 && len(fresh) == 0
-	if known && len(w.Park) == 0 {
+	if known && len(w.Park)+len(w.Replay)+len(w.Forget) == 0 && w.Rehearse == nil {
 		w.Told(0)
 		return nil
 	}
-	enqueued := false
-	if apply != nil && !known {
-		out, err := apply(ctx, heldTx{tx}, fresh)
-		if err == nil {
-			enqueued, err = len(out) > 0, db.InTx(tx).Enqueue(ctx, out...)
-		}
-		if err != nil {
-			return class(err)
-		}
+	if known {
+		apply = nil
+	}
+	if w.Rehearse != nil {
+		return db.rehearse(ctx, s, tx, w, fresh, apply)
+	}
+	enqueued, err := db.apply(ctx, s, tx, w, fresh, apply)
+	if err != nil {
+		return class(err)
 	}
 	if err := commit(ctx, tx); err != nil {
 		return err
@@ -97,12 +106,43 @@ func (db *DB) Do(ctx context.Context, w projector.Work, apply func(ctx context.C
 	return nil
 }
 
+// apply runs the handlers and does all that comes after them, but for the commit.
+func (db *DB) apply(ctx context.Context, s *seat, tx pgx.Tx, w projector.Work, fresh []int, apply func(context.Context, pgx.Tx, []int) ([]outbox.Message, error)) (enqueued bool, err error) {
+	if apply != nil {
+		var out []outbox.Message
+		err := s.run(ctx, func() (err error) {
+			out, err = apply(ctx, heldTx{tx}, fresh)
+			return err
+		})
+		if err == nil {
+			enqueued, err = len(out) > 0, db.InTx(tx).Enqueue(ctx, out...)
+		}
+		if err != nil {
+			return false, err
+		}
+	}
+	if len(w.Replay) > 0 {
+		if err := unended(tx); err != nil {
+			return false, err
+		}
+	}
+	return enqueued, db.resolve(ctx, tx, w.Replay)
+}
+
 // begin begins the transaction and does the unit's own part, in one round trip. It returns the indexes of fresh marks.
 func (db *DB) begin(ctx context.Context, conn *pgx.Conn, w projector.Work) (tx pgx.Tx, fresh []int, err error) {
 	b := &pgx.Batch{}
 	b.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
-	if len(w.Marks) > 0 && !mutant.NoMarker {
+	marks := len(w.Marks) > 0 && !mutant.NoMarker
+	waits := marks || len(w.Replay) > 0 || w.Behind != nil
+	replayed := replays{of: w.Replay}
+	if waits {
 		b.Queue(limitWaitSQL, markerWait)
+	}
+	if len(w.Replay) > 0 {
+		replayed.lock(db, b, w.Projector)
+	}
+	if marks {
 		b.Queue(db.q(fenceSQL), lockClassFence, db.fence(w.Projector))
 		b.Queue(db.q(insertMarkersSQL), markerArgs(w)...).Query(func(rows pgx.Rows) error {
 			fresh, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (int, error) {
@@ -112,6 +152,12 @@ func (db *DB) begin(ctx context.Context, conn *pgx.Conn, w projector.Work) (tx p
 			})
 			return err
 		})
+	}
+	if w.Behind != nil {
+		b.Queue(db.q(behindSQL), attemptArgs(*w.Behind, nil)...).QueryRow(behind)
+	}
+	replayed.check(db, b)
+	if waits {
 		b.Queue(resetWaitSQL)
 	}
 	if mutant.NoMarker {
@@ -119,16 +165,30 @@ func (db *DB) begin(ctx context.Context, conn *pgx.Conn, w projector.Work) (tx p
 			fresh = append(fresh, i)
 		}
 	}
-	for _, p := range w.Park {
-		args, err := parkArgs(p)
-		if err != nil {
-			return nil, nil, err
-		}
-		b.Queue(db.q(parkSQL), args...)
+	if err := db.queueRest(b, w); err != nil {
+		return nil, nil, err
 	}
 	results := conn.SendBatch(ctx, b)
 	err = results.Close() // this runs what is to be done with the results
+	if err == nil {
+		err = replayed.err()
+	}
 	return results.Tx(), fresh, err
+}
+
+// queueRest queues what is parked, and what is forgotten.
+func (db *DB) queueRest(b *pgx.Batch, w projector.Work) error {
+	for _, p := range w.Park {
+		args, err := parkArgs(p)
+		if err != nil {
+			return err
+		}
+		b.Queue(db.q(parkSQL), args...)
+	}
+	for _, a := range w.Forget {
+		b.Queue(db.q(forgetSQL), named(a), hashOf(a.MessageID))
+	}
+	return nil
 }
 
 func (db *DB) fence(projectorName string) int32 { return lockKey(db.cfg.Schema + "/" + projectorName) }
@@ -156,10 +216,18 @@ func rollback(ctx context.Context, tx pgx.Tx) {
 
 var errEnded = errors.New("the handler ended its transaction")
 
+// unended is an error where the handler ended the transaction.
+func unended(tx pgx.Tx) error {
+	if tx.Conn().PgConn().TxStatus() == 'I' {
+		return &projector.Error{Class: projector.PermanentClass, Code: "tx_ended", Err: errEnded}
+	}
+	return nil
+}
+
 // commit commits, and tells what is known where it does not succeed.
 func commit(ctx context.Context, tx pgx.Tx) error {
-	if status := tx.Conn().PgConn().TxStatus(); status == 'I' {
-		return &projector.Error{Class: projector.PermanentClass, Code: "tx_ended", Err: errEnded}
+	if err := unended(tx); err != nil {
+		return err
 	}
 	err := tx.Commit(ctx)
 	switch {
@@ -196,17 +264,20 @@ func (heldTx) Commit(context.Context) error   { return ErrHeld }
 func (heldTx) Rollback(context.Context) error { return ErrHeld }
 
 // outcomesSQL: a marker under the handler's name or an earlier one is 1; else a parked row under one,
-// or from before any handler, is 2; else 0.
+// or from before any handler, is 2, and a skipped one 3; else 0.
 const outcomesSQL = `
 select case
 	when exists (select from kinora.markers m where m.message_id = n.message_id and m.handler = any(h.names)
 		and m.generation = coalesce((select live from kinora.generations where projector = n.projector), 1)) then 1
-	when exists (select from kinora.parked p where p.message_hash <> '' and p.message_hash = n.message_hash and p.projector = n.projector
-		and (p.handler = '' or p.handler = any(h.names))) then 2
+	when exists (select from kinora.parked p where ` + settled + ` and p.state = 'parked') then 2
+	when exists (select from kinora.parked p where ` + settled + ` and p.state = 'skipped') then 3
 	else 0 end
 from unnest($1::text[], $2::text[], $3::text[], $6::bytea[]) with ordinality n(projector, handler, message_id, message_hash, o),
 	lateral (select array(select was from unnest($4::int[], $5::text[]) w(o, was) where w.o = n.o) || n.handler names) h
 order by n.o`
+
+const settled = `p.state <> 'replayed' and p.message_hash <> '' and p.message_hash = n.message_hash and p.projector = n.projector
+		and (p.handler = '' or p.handler = any(h.names))`
 
 // Outcomes implements projector.State.
 func (db *DB) Outcomes(ctx context.Context, keys []marker.Key) ([]projector.Outcome, error) {

@@ -97,25 +97,54 @@ create table kinora.markers (
 	constraint markers_pkey primary key (handler, generation, message_id)
 );
 
-create table kinora.parked (
-	id         bigint generated always as identity (cache 1),
-	projector  text collate "C" not null,
-	handler    text collate "C" not null,
-	message_id text collate "C" not null,
-	message_hash bytea not null, -- SHA-256 of the id as it came, which may be longer than an index takes, or no text; empty for no id
-	topic      text collate "C" not null,
-	key        text collate "C" not null,
-	payload    bytea not null,
-	headers    bytea not null, -- JSON as it came: what is parked may be what jsonb refuses
-	class      text collate "C" not null,
-	code       text collate "C" not null,
-	attempts   int not null,
-	parked_at  timestamptz not null default clock_timestamp(),
-	constraint parked_pkey primary key (id)
+create index markers_age_idx on kinora.markers (handler, processed_at); -- pruning takes a handler's oldest first
+
+-- The time of which, and before which, markers of a handler may be pruned.
+create table kinora.floors (
+	handler       text collate "C" not null,
+	pruned_before timestamptz not null,
+	constraint floors_pkey primary key (handler)
 );
 
-create index parked_projector_idx on kinora.parked (projector, id);
-create unique index parked_message_key on kinora.parked (message_hash, handler, projector) where message_hash <> '';
+-- What is parked may be anything: ids, keys and types that are longer than an index takes, or no text. The hashes are
+-- SHA-256 of id and key as they came, empty for none.
+create table kinora.parked (
+	id           bigint generated always as identity (cache 1),
+	projector    text collate "C" not null,
+	handler      text collate "C" not null,
+	message_id   text collate "C" not null,
+	message_hash bytea not null,
+	topic        text collate "C" not null,
+	key          text collate "C" not null,
+	key_hash     bytea not null,
+	type         text collate "C" not null,
+	holds        boolean not null,
+	payload      bytea not null,
+	headers      bytea not null, -- JSON as it came: what is parked may be what jsonb refuses
+	class        text collate "C" not null,
+	code         text collate "C" not null,
+	attempts     int not null,
+	version      text collate "C" not null,
+	due          boolean not null default false, -- it waits, and what was before it was replayed or skipped
+	state        text collate "C" not null default 'parked' check (state in ('parked', 'replayed', 'skipped')),
+	parked_at    timestamptz not null default clock_timestamp(),
+	resolved_at  timestamptz,
+	resolved_by  text collate "C" not null default '',
+	reason       text collate "C" not null default '',
+	constraint parked_pkey primary key (id),
+	constraint parked_due_check check (state = 'parked' or not due)
+);
+
+-- A lane is what holds of one projector and key. It is walked from handler to handler and type to type, so that a look costs
+-- the same however long it is. Conditions that are always true (id > 0, key_hash <> '') are as the outbox's indexes have them.
+create index parked_live_idx on kinora.parked (projector, id) where state = 'parked' and id > 0;
+create index parked_lane_idx on kinora.parked (projector, key_hash, handler, left(type, 256), id)
+	where state = 'parked' and holds and key_hash <> '';
+create index parked_waits_idx on kinora.parked (projector, key_hash, handler, id) where state = 'parked' and class = 'held' and key_hash <> '';
+create index parked_due_idx on kinora.parked (projector, id) where due;
+create index parked_unregistered_idx on kinora.parked (projector, left(type, 256), id) where state = 'parked' and code = 'unregistered';
+create index parked_resolved_idx on kinora.parked (resolved_at) where state <> 'parked';
+create unique index parked_message_key on kinora.parked (message_hash, handler, projector) where state <> 'replayed' and message_hash <> '';
 
 -- Which history this is: it changes when a copy of the database starts a history of its own.
 create table kinora.incarnation (
@@ -137,18 +166,30 @@ create table kinora.checkpoints (
 
 -- Attempts that outlive a process, counted once a message has failed or taken its process along.
 create table kinora.attempts (
-	handler    text collate "C" not null,
-	message_id text collate "C" not null,
-	attempts   int not null,
-	last_at    timestamptz not null,
-	constraint attempts_pkey primary key (handler, message_id)
-);
+	handler      text collate "C" not null,
+	message_hash bytea not null,
+	attempts     int not null,
+	last_at      timestamptz not null,
+	constraint attempts_pkey primary key (handler, message_hash)
+) with (fillfactor = 50);
 
--- What each runner is about to do. Unlogged: after a crash of the server no process was killed by a message.
+create index attempts_age_idx on kinora.attempts (last_at);
+
+-- What each runner is about to do, and until when it is alive. Unlogged: after a crash of the server no process was
+-- killed by a message. One row an attempt, which nothing updates: a look costs the same beside dead rows that somebody's open
+-- transaction keeps.
 create unlogged table kinora.inflight (
-	runner      text collate "C" not null,
-	message_ids text[] collate "C" not null,
-	constraint inflight_pkey primary key (runner)
+	handler      text collate "C" not null,
+	message_hash bytea not null,
+	runner       text collate "C" not null,
+	named_at     timestamptz not null default clock_timestamp(),
+	constraint inflight_pkey primary key (handler, message_hash, runner)
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+
+create unlogged table kinora.runners (
+	runner     text collate "C" not null,
+	expires_at timestamptz not null,
+	constraint runners_pkey primary key (runner)
 ) with (fillfactor = 50);
 
 create table kinora.leases (

@@ -1,0 +1,196 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/projector"
+)
+
+// What is in an attempt's way is found by the first message of each handler and type in its lane, from one to the
+// next by the index, so that a lane of any length costs as much as it has handlers and types. $1 to $6 are attemptArgs.
+const (
+	laneCTE = `
+lane as (
+	(select p.handler, left(p.type, 256) as type, p.id from ` + holding + `
+	order by p.handler, left(p.type, 256), p.id limit 1)
+	union all
+	select n.handler, n.type, n.id from lane l, lateral (
+		select p.handler, left(p.type, 256) as type, p.id from ` + holding + ` and (p.handler, left(p.type, 256)) > (l.handler, l.type)
+		order by p.handler, left(p.type, 256), p.id limit 1) n)`
+
+	holding = `kinora.parked p
+	where p.state = 'parked' and p.holds and p.key_hash <> '' and p.projector = $1::text and p.key_hash = $2::bytea and p.id <> all($6::bigint[])`
+
+	inTheWay = `(l.handler = '' or l.handler = any($3::text[]) or l.type <> all($4::text[])) and ($5::bigint = 0 or l.id < $5::bigint)`
+)
+
+// attemptArgs are the first arguments of statements with laneCTE: the messages except are in no way.
+func attemptArgs(a projector.Attempt, except []int64) []any {
+	names := append([]string{a.Handler}, a.Was...)
+	return []any{a.Projector, hashOf(a.Key), names, append([]string{}, a.Takes...), a.Seq, append([]int64{}, except...)}
+}
+
+// named is whose attempts are counted and named together.
+func named(a projector.Attempt) string {
+	if a.Handler == "" {
+		return a.Projector + "/"
+	}
+	return a.Handler
+}
+
+// An attempt begins by looking up, whatever the server thinks of the tables: they are empty most of the time, and a
+// scan of an empty table is a plan that ages. An attempt at a message without an id is never named.
+const (
+	lookUpSQL = `select set_config('enable_seqscan', 'off', true)`
+
+	doneSQL = `delete from kinora.inflight where handler = $1::text and message_hash = $2::bytea and runner = $3::text`
+
+	beginSQL = `
+with recursive ` + laneCTE + `,
+verdict as materialized (
+	select case
+		when exists (
+			select from kinora.parked p
+			where p.state <> 'replayed' and p.message_hash <> '' and p.message_hash = $7::bytea and p.projector = $1::text
+				and p.id <> $5::bigint and (p.handler = '' or p.handler = any($3::text[]))) then 1
+		when exists (select from lane l where ` + inTheWay + `) then 2
+		when exists (
+			select from kinora.inflight i where i.handler = $8::text and i.message_hash = $7::bytea and i.runner <> $9::text) then 3
+		else 0 end as v),
+put as (
+	insert into kinora.inflight (handler, message_hash, runner)
+	select $8::text, $7::bytea, $9::text from verdict where v = 0 and $7::bytea <> ''
+	on conflict on constraint inflight_pkey do nothing)
+select v from verdict`
+)
+
+// Begin implements projector.Journal: one round trip, and nothing that waits for a disk.
+func (db *DB) Begin(ctx context.Context, runner string, attempts, done []projector.Attempt) ([]projector.Verdict, error) {
+	verdicts := make([]projector.Verdict, len(attempts))
+	if len(attempts)+len(done) == 0 {
+		return verdicts, nil
+	}
+	b := &pgx.Batch{}
+	b.Queue(lookUpSQL)
+	for _, a := range done {
+		b.Queue(db.q(doneSQL), named(a), hashOf(a.MessageID), runner)
+	}
+	for i, a := range attempts {
+		b.Queue(db.q(beginSQL), append(attemptArgs(a, nil), hashOf(a.MessageID), named(a), runner)...).QueryRow(func(row pgx.Row) error {
+			return row.Scan(&verdicts[i])
+		})
+	}
+	if err := db.pool.SendBatch(ctx, b).Close(); err != nil {
+		return nil, class(fmt.Errorf("begin attempts: %w", err))
+	}
+	return verdicts, nil
+}
+
+// Runners that are at one suspect follow one another, and each one's statement sees what the one before it did.
+const (
+	oneAtATimeSQL = `select pg_advisory_xact_lock($1::int, $2::int)`
+
+	beginAloneSQL = `
+with ck as materialized (select clock_timestamp() as t),
+others as materialized (
+	select i.runner, coalesce(r.expires_at > ck.t, false) as alive
+	from ck, kinora.inflight i left join kinora.runners r on r.runner = i.runner
+	where i.handler = $1::text and i.message_hash = $2::bytea and i.runner <> $3::text),
+gone as (
+	delete from kinora.inflight
+	where handler = $1::text and message_hash = $2::bytea and runner in (select runner from others where not alive)
+	returning runner),
+counted as (
+	insert into kinora.attempts as a (handler, message_hash, attempts, last_at)
+	select $1::text, $2::bytea, count(*), max(ck.t) from gone, ck having count(*) > 0
+	on conflict on constraint attempts_pkey do update set attempts = a.attempts + excluded.attempts, last_at = excluded.last_at
+	returning attempts),
+now as materialized (
+	select coalesce((select attempts from counted), (select attempts from kinora.attempts where handler = $1::text and message_hash = $2::bytea), 0) as attempts,
+		(select count(*) from others where alive)::int as alive),
+put as (
+	insert into kinora.inflight (handler, message_hash, runner)
+	select $1::text, $2::bytea, $3::text from now where ($4::int < 0 or attempts + alive < $4::int) and $2::bytea <> ''
+	on conflict on constraint inflight_pkey do nothing)
+select attempts, alive from now`
+)
+
+// BeginAlone implements projector.Journal.
+func (db *DB) BeginAlone(ctx context.Context, runner string, a projector.Attempt, limit int) (attempts, alive int, err error) {
+	hash := hashOf(a.MessageID)
+	b := &pgx.Batch{}
+	b.Queue(lookUpSQL)
+	b.Queue(oneAtATimeSQL, lockClassAttempt, lockKey(db.cfg.Schema+"/"+named(a)+"\x00"+string(hash)))
+	b.Queue(db.q(beginAloneSQL), named(a), hash, runner, limit).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&attempts, &alive)
+	})
+	if err := db.pool.SendBatch(ctx, b).Close(); err != nil {
+		return 0, 0, class(fmt.Errorf("begin an attempt alone: %w", err))
+	}
+	return attempts, alive, nil
+}
+
+const countAttemptSQL = `
+insert into kinora.attempts as a (handler, message_hash, attempts, last_at) values ($1::text, $2::bytea, 1, clock_timestamp())
+on conflict on constraint attempts_pkey do update set attempts = a.attempts + 1, last_at = excluded.last_at
+returning attempts`
+
+// CountAttempt implements projector.Journal.
+func (db *DB) CountAttempt(ctx context.Context, a projector.Attempt) (n int, err error) {
+	if err := db.pool.QueryRow(ctx, db.q(countAttemptSQL), named(a), hashOf(a.MessageID)).Scan(&n); err != nil {
+		return 0, class(fmt.Errorf("count an attempt: %w", err))
+	}
+	return n, nil
+}
+
+const (
+	aliveSQL = `
+insert into kinora.runners (runner, expires_at) values ($1::text, clock_timestamp() + $2::bigint * interval '1 microsecond')
+on conflict on constraint runners_pkey do update set expires_at = excluded.expires_at`
+
+	endedSQL = `
+with names as (delete from kinora.inflight where runner = $1::text)
+delete from kinora.runners where runner = $1::text`
+)
+
+// Alive implements projector.Journal.
+func (db *DB) Alive(ctx context.Context, runner string, lease time.Duration) error {
+	sql, args := aliveSQL, []any{runner, lease.Microseconds()}
+	if lease <= 0 {
+		sql, args = endedSQL, args[:1]
+	}
+	if _, err := db.pool.Exec(ctx, db.q(sql), args...); err != nil {
+		return class(fmt.Errorf("say that a runner is alive: %w", err))
+	}
+	return nil
+}
+
+// Whether a runner that never said that it is alive is dead for long is known from its names.
+const pruneJournalSQL = `
+with ck as materialized (select clock_timestamp() - $1::bigint * interval '1 microsecond' as t),
+resolved as (
+	delete from kinora.parked where state <> 'parked' and id = any(array(
+		select id from kinora.parked where state <> 'parked' and resolved_at < (select t from ck) order by resolved_at limit $2::int))
+	returning 1),
+counted as (
+	delete from kinora.attempts where last_at < (select t from ck) and ctid = any(array(
+		select ctid from kinora.attempts where last_at < (select t from ck) order by last_at limit $2::int))
+	returning 1),
+names as (
+	delete from kinora.inflight where ctid = any(array(
+		select i.ctid from ck, kinora.inflight i left join kinora.runners r on r.runner = i.runner
+		where greatest(r.expires_at, i.named_at) < ck.t limit $2::int))
+	returning 1),
+runners as (delete from kinora.runners where expires_at < (select t from ck))
+select (select count(*) from resolved) + (select count(*) from counted) + (select count(*) from names)`
+
+// PruneJournal implements projector.Journal.
+func (db *DB) PruneJournal(ctx context.Context, keep time.Duration, limit int) (n int, err error) {
+	if err := db.pool.QueryRow(ctx, db.q(pruneJournalSQL), planned, keep.Microseconds(), max(limit, 0)).Scan(&n); err != nil {
+		return 0, class(fmt.Errorf("prune the journal: %w", err))
+	}
+	return n, nil
+}

@@ -1,0 +1,140 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+)
+
+// A rehearsal sees what changed from two sides: new versions of rows from inside its transaction, old ones from a
+// connection of its own. Which tables to look at, the server's own counts say; they may hold more of earlier
+// transactions, so that the difference counts.
+const (
+	countChangesSQL = `
+select relid::bigint, n_tup_ins, n_tup_upd, n_tup_del, format('%I.%I', schemaname, relname),
+	case when pg_table_is_visible(relid) then relname::text else schemaname || '.' || relname end
+from pg_stat_xact_user_tables where schemaname <> $1::text and schemaname !~ '^pg_temp_' and n_tup_ins + n_tup_upd + n_tup_del > 0`
+
+	rehearsalSQL = `select current_setting('track_counts') = 'on', pg_current_xact_id()::text`
+
+	checkNowSQL = `set constraints all immediate`
+)
+
+// changed is a table that a rehearsed unit changed, and how many rows of it were inserted, updated and deleted, those counted
+// that were undone.
+type changed struct {
+	relid         int64
+	ins, upd, del int64
+	name          string // as SQL has it
+	told          string // as Change has it
+}
+
+var errNoCounts = errors.New("a rehearsal needs track_counts, which is off on this server")
+
+// rehearse does all that the unit does, tells what changed, and leaves it to its caller to undo it.
+func (db *DB) rehearse(ctx context.Context, s *seat, tx pgx.Tx, w projector.Work, fresh []int, apply func(context.Context, pgx.Tx, []int) ([]outbox.Message, error)) error {
+	r := rehearsal{tx: tx}
+	var counts bool
+	if err := tx.QueryRow(ctx, rehearsalSQL).Scan(&counts, &r.xid); err != nil {
+		return class(fmt.Errorf("rehearse: %w", err))
+	}
+	if !counts {
+		return refused("track_counts", errNoCounts)
+	}
+	before, err := db.countChanges(ctx, tx)
+	if err != nil {
+		return class(err)
+	}
+	if _, err := db.apply(ctx, s, tx, w, fresh, apply); err != nil {
+		return class(err)
+	}
+	if err := unended(tx); err != nil {
+		return err
+	}
+	if tx.Conn().PgConn().TxStatus() == 'E' {
+		return commit(ctx, tx) // which says so
+	}
+	changes, err := db.changes(ctx, &r, before)
+	if err != nil {
+		return class(err)
+	}
+	w.Rehearse(changes)
+	return nil
+}
+
+func (db *DB) countChanges(ctx context.Context, tx pgx.Tx) (map[int64]changed, error) {
+	rows, err := tx.Query(ctx, countChangesSQL, db.cfg.Schema)
+	if err != nil {
+		return nil, fmt.Errorf("count changes: %w", err)
+	}
+	counts := map[int64]changed{}
+	var c changed
+	if _, err := pgx.ForEachRow(rows, []any{&c.relid, &c.ins, &c.upd, &c.del, &c.name, &c.told}, func() error {
+		counts[c.relid] = c
+		return nil
+	}); err != nil {
+		return nil, fmt.Errorf("count changes: %w", err)
+	}
+	return counts, nil
+}
+
+// changes are all of the transaction's, those of deferred triggers included.
+func (db *DB) changes(ctx context.Context, r *rehearsal, before map[int64]changed) ([]projector.Change, error) {
+	if _, err := r.tx.Exec(ctx, checkNowSQL); err != nil {
+		return nil, fmt.Errorf("check what is deferred: %w", err)
+	}
+	after, err := db.countChanges(ctx, r.tx)
+	if err != nil {
+		return nil, err
+	}
+	r.open = func() (*pgx.Conn, error) { return db.aside(ctx) }
+	defer r.close()
+	if err := r.unlocked(ctx); err != nil {
+		return nil, err
+	}
+	var all []projector.Change
+	for _, c := range inOrder(after) {
+		was := before[c.relid]
+		c.ins, c.upd, c.del = c.ins-was.ins, c.upd-was.upd, c.del-was.del
+		if c.ins+c.upd+c.del == 0 {
+			continue
+		}
+		some, err := r.table(ctx, c)
+		if err != nil {
+			return nil, fmt.Errorf("look at what changed in %s: %w", c.told, err)
+		}
+		all = append(all, some...)
+	}
+	return all, nil
+}
+
+// aside is a connection beside the pool, which may have one only. It gives up soon on a table that the handler has locked
+// as a whole.
+func (db *DB) aside(ctx context.Context) (*pgx.Conn, error) {
+	config := db.pool.Config()
+	connect := config.ConnConfig.Copy()
+	if config.BeforeConnect != nil {
+		if err := config.BeforeConnect(ctx, connect); err != nil {
+			return nil, err
+		}
+	}
+	conn, err := pgx.ConnectConfig(ctx, connect)
+	if err != nil {
+		return nil, err
+	}
+	if config.AfterConnect != nil {
+		err = config.AfterConnect(ctx, conn)
+	}
+	if err == nil {
+		_, err = conn.Exec(ctx, `select set_config('lock_timeout', '1s', false)`)
+	}
+	if err != nil {
+		_ = conn.Close(context.WithoutCancel(ctx))
+		return nil, err
+	}
+	return conn, nil
+}

@@ -1,0 +1,88 @@
+package postgres_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/kinora-go/kinora/marker"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/providers/postgres"
+	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
+	"github.com/stretchr/testify/require"
+)
+
+// A handler that does not return has its transaction broken off, also in the midst of a statement: its marker is free, and so
+// is the only connection of the pool.
+func TestAStuckHandlerIsBrokenOff(t *testing.T) {
+	t.Parallel()
+	for name, stuck := range map[string]func(tx pgx.Tx, release chan struct{}){
+		"waiting":        func(_ pgx.Tx, release chan struct{}) { <-release },
+		"in a statement": func(tx pgx.Tx, _ chan struct{}) { _, _ = tx.Exec(context.Background(), `select pg_sleep(600)`) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			pool, err := pgxpool.New(t.Context(), postgrestest.DSN(t, nil, totals)+"&pool_max_conns=1")
+			require.NoError(t, err)
+			defer pool.Close()
+			db, err := postgres.New(pool, nil)
+			require.NoError(t, err)
+			w := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "m"}}}
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			began, release, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+			go func() {
+				done <- db.Do(ctx, w, func(_ context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+					if err := add(context.Background(), tx, "k", 100); err != nil {
+						return nil, err
+					}
+					close(began)
+					stuck(tx, release)
+					if err := add(context.Background(), tx, "k", 100); err == nil {
+						t.Error("the handler may still write")
+					}
+					return nil, nil
+				})
+			}()
+			<-began
+			at := time.Now()
+			require.NoError(t, db.Do(t.Context(), w, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+				return nil, add(ctx, tx, "k", 1)
+			}))
+			require.Less(t, time.Since(at), 3*time.Second)
+			close(release)
+			err = <-done
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.NotEqual(t, projector.PermanentClass, projector.ClassOf(err))
+			require.Equal(t, 1, count(t, db, `select n from totals where key = 'k'`))
+		})
+	}
+}
+
+// A handler that panics, or returns in time, keeps nothing from the pool.
+func TestALateHandlerThatReturnsInTimeIsNotBrokenOff(t *testing.T) {
+	t.Parallel()
+	pool, err := pgxpool.New(t.Context(), postgrestest.DSN(t, nil, totals)+"&pool_max_conns=1")
+	require.NoError(t, err)
+	defer pool.Close()
+	db, err := postgres.New(pool, nil)
+	require.NoError(t, err)
+	for _, end := range []func(){func() {}, func() { panic("late") }} {
+		ctx, cancel := context.WithCancel(t.Context())
+		func() {
+			defer func() { _ = recover() }()
+			err = db.Do(ctx, projector.Work{Projector: "p"}, func(context.Context, pgx.Tx, []int) ([]outbox.Message, error) {
+				cancel()
+				end()
+				return nil, nil
+			})
+		}()
+		require.ErrorIs(t, err, context.Canceled)
+	}
+	require.NoError(t, db.Do(t.Context(), projector.Work{Projector: "p"}, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+		return nil, add(ctx, tx, "k", 1)
+	}))
+}
