@@ -79,16 +79,31 @@ func projectorLines(ctx context.Context, b *bed) ([]line, error) {
 			return err
 		}))
 	written := projects(p, p.db.Batched(), writes)
+	unnamed := projects(p, unjournaled{p.db.Batched()}, writes) // what the journal costs
 	run := projects(p, p.db, runs)
 	return []line{
 		{"projector/message", "messages/s", name, program{p.empty, written(1)}, program{p.filledTopic, p.peer}, program{p.empty, p.limit}},
 		{"projector/message-pgx.Tx", "messages/s", name, program{p.empty, run(1)}, program{p.filledTopic, p.peer}, program{p.empty, p.limitTx}},
+		{"projector/message-journal", "messages/s", "", program{p.empty, written(1)}, program{}, program{p.empty, unnamed(1)}},
+		{"projector/message-8-lanes-journal", "messages/s", "", program{p.empty, written(8)}, program{}, program{p.empty, unnamed(8)}},
 		{"projector/message-8-lanes", "messages/s", "", program{p.empty, written(8)}, program{}, program{p.empty, written(1)}},
 	}, nil
 }
 
+// unjournaled says nothing of what is under way.
+type unjournaled struct{ *postgres.Batched }
+
+func (unjournaled) Begin(_ context.Context, _ string, attempts, _ []projector.Attempt) ([]projector.Verdict, error) {
+	return make([]projector.Verdict, len(attempts)), nil
+}
+
+func (u unjournaled) Do(ctx context.Context, w projector.Work, apply func(context.Context, *pgx.Batch, []int) ([]outbox.Message, error)) error {
+	w.Done = nil
+	return u.Batched.Do(ctx, w, apply)
+}
+
 func (p *projectorBed) empty(ctx context.Context) error {
-	for _, stmt := range []string{"truncate model.totals, model.markers, kinora.markers", "vacuum analyze", "checkpoint"} {
+	for _, stmt := range []string{"truncate model.totals, model.markers, kinora.markers, kinora.inflight, kinora.runners", "vacuum analyze", "checkpoint"} {
 		if _, err := p.pool.Exec(ctx, stmt); err != nil {
 			return err
 		}

@@ -227,7 +227,6 @@ func journalOutlives(s *stage) {
 	s.countAttempt(a, 1)
 	s.alive("one", time.Hour)
 	s.begin("one", a, b)
-	s.begin("dead", b)
 	s.setAside(poison("m-0", "ben"))
 	again := s.reopen()
 	again.countAttempt(a, 2)
@@ -235,5 +234,5 @@ func journalOutlives(s *stage) {
 		[]projector.Verdict{projector.Suspect, projector.Suspect, projector.Held, projector.Settled})
 	again.alone("two", a, 9, 2, 1)
 	again.advance(2 * time.Hour)
-	again.alone("three", b, 9, 2, 0)
+	again.alone("three", b, 9, 1, 0)
 }
