@@ -147,7 +147,7 @@ func (t *tries) run(replay *Replay) error {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		defer func() { t.names.end(t.attempt, err != nil || skipped) }()
+		defer func() { t.names.end(t.attempt, err != nil) }()
 		defer limit.stop()
 		defer cancel()
 		defer func() {
@@ -161,7 +161,7 @@ func (t *tries) run(replay *Replay) error {
 			err = &Error{Class: t.cfg.Classify(err), Code: codeOf(err), Err: err}
 		}
 	}()
-	if !returns(done, ctx) {
+	if !returns(ctx, done) {
 		t.stuck = done
 		t.tell(told, false, begin, errStuck)
 		return errStuck
@@ -177,7 +177,7 @@ func (t *tries) run(replay *Replay) error {
 }
 
 // returns waits until done is closed, and after the end of ctx no longer than its grace.
-func returns(done <-chan struct{}, ctx context.Context) bool {
+func returns(ctx context.Context, done <-chan struct{}) bool {
 	select {
 	case <-done:
 		return true

@@ -319,6 +319,7 @@ func TestRunnerTellsItsObserver(t *testing.T) {
 		m := msg("1", "posted", `{"Stars":1}`)
 		m.Metadata[outbox.HeaderRecordedAt] = time.Now().Add(-time.Minute).UTC().Format(time.RFC3339Nano)
 		f.deliver(t, m)
+		synctest.Wait() // its place is given back
 		f.deliver(t, msg("1", "posted", `{"Stars":1}`))
 		f.deliver(t, msg("2", "posted", `{"Stars":2}`))
 		require.NoError(t, stop())

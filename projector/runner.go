@@ -229,7 +229,7 @@ func newMember[Tx any](u UnitOfWork[Tx], p *Projector[Tx], log *slog.Logger) (me
 	if in, ok := any(u).(ParkedInspector); ok {
 		one.inspector, one.parkedCount = in, in.ParkedCount
 	} else if p.opts.Parking == Halt {
-		return one, errors.New("Halt wants a provider that is a ParkedInspector")
+		return one, errors.New("to halt wants a provider that is a ParkedInspector")
 	}
 	if marks {
 		var ok bool

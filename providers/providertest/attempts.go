@@ -12,6 +12,14 @@ import (
 
 var attemptCases = []testCase{
 	{
+		name: "a unit says what is done", play: doneWithUnit,
+		rule: "Work.Done is attempts of Runner's that are no longer under way with this unit's commit; where nothing is committed, they stay",
+	},
+	{
+		name: "a suspect is apart", play: apart,
+		rule: "Apart keeps what may end this process apart from what else it does with the database: it is one lock for a database that was opened once",
+	},
+	{
 		name: "a suspect alone", play: aloneCountsTheDead,
 		rule: "BeginAlone: for each other runner that has named a and is dead, one attempt is counted, and the name taken back; attempts is the count after that",
 	},
@@ -64,6 +72,54 @@ func (s *stage) countAttempt(a projector.Attempt, want int) {
 func (s *stage) alive(runner string, lease time.Duration) {
 	s.Helper()
 	s.ok(s.db.Alive(s.ctx, runner, lease), "say that a runner lives")
+}
+
+func doneWithUnit(s *stage) {
+	a, b, c := posted("m-1", ""), posted("m-2", ""), posted("m-3", "")
+	same(s, "verdicts", s.begin("one", a, b, c), slices.Repeat([]projector.Verdict{projector.Clear}, 3))
+	w := work("m-1")
+	w.Done, w.Runner = []projector.Attempt{a, b, posted("never", "")}, "one"
+	failing := errors.New("failing")
+	err := s.do(s.ctx, w, func(unit) ([]outbox.Message, error) { return nil, failing })
+	s.holds(errors.Is(err, failing), "the error %v is apply's", err)
+	s.rehearse(w, adds("k", 1))
+	other := w
+	other.Marks, other.Runner = work("m-9").Marks, "two"
+	s.ok(s.do(s.ctx, other, nil), "a unit of another runner")
+	for _, one := range []projector.Attempt{a, b, c} {
+		s.verdict(one.MessageID+", which is under way", one, projector.Suspect)
+	}
+	s.ok(s.do(s.ctx, w, adds("k", 1)), "the unit")
+	for _, one := range []projector.Attempt{a, b} {
+		s.verdict(one.MessageID+", which is done", one, projector.Clear)
+	}
+	s.verdict("m-3, which is under way", c, projector.Suspect)
+	same(s, "verdict when it comes again", s.begin("one", a)[0], projector.Clear)
+	s.ok(s.do(s.ctx, w, adds("k", 1)), "the unit again, with nothing new")
+	s.verdict("m-1, which is done again", a, projector.Clear)
+	same(s, "total", s.total("k"), 1)
+	park := projector.Work{Projector: "ratings", Park: []projector.Parked{poison("m-4", "ann")}, Done: []projector.Attempt{c}, Runner: "one"}
+	s.ok(s.do(s.ctx, park, nil), "park")
+	s.verdict("m-3, which is done where another is parked", c, projector.Clear)
+	row := s.parked("", 0, 0)[0]
+	r := replayOf(row)
+	same(s, "verdict of a replay", s.begin("one", r.Attempt)[0], projector.Clear)
+	replay := replays(row)
+	replay.Done, replay.Runner = []projector.Attempt{r.Attempt}, "one"
+	s.ok(s.do(s.ctx, replay, nil), "replay")
+	s.verdict("m-4, which is replayed", posted("m-4", "ann"), projector.Clear)
+}
+
+func apart(s *stage) {
+	one, again := s.db.Apart(), s.db.Apart()
+	s.holds(one != nil && one == again, "it is one lock, whoever asks")
+	s.holds(s.another().db.Apart() != one, "another database has another")
+	one.RLock() // whoever attempts
+	defer one.RUnlock()
+	s.holds(one.TryRLock(), "attempts share it")
+	one.RUnlock()
+	s.ok(s.do(s.ctx, work("m-1"), adds("k", 1)), "a unit beside it")
+	s.verdict("a message beside it", posted("m-2", ""), projector.Clear)
 }
 
 func aloneCountsTheDead(s *stage) {
@@ -227,6 +283,7 @@ func journalOutlives(s *stage) {
 	s.countAttempt(a, 1)
 	s.alive("one", time.Hour)
 	s.begin("one", a, b)
+	same(s, "verdict of what another has named", s.begin("dead", b)[0], projector.Suspect) // and does not name it
 	s.setAside(poison("m-0", "ben"))
 	again := s.reopen()
 	again.countAttempt(a, 2)

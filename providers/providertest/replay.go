@@ -22,15 +22,15 @@ var replayCases = []testCase{
 	},
 	{
 		name: "a replay of what is not parked", play: replayOfGone,
-		rule: "A message that is not parked any more fails the unit with ErrNotParked, permanent, and nothing is recorded",
+		rule: "A message that is not parked any more fails the unit with ErrNotParked, permanent, in a *ReplayError that says which; nothing is recorded",
 	},
 	{
 		name: "a replay of what waits", play: replayOfHeld,
-		rule: "A message that another is in the way of fails the unit with ErrHeld, permanent, and nothing is recorded",
+		rule: "A message that another is in the way of fails the unit with ErrHeld, permanent, in a *ReplayError that says which; nothing is recorded",
 	},
 	{
 		name: "a replay after markers were pruned", play: replayAfterPrune,
-		rule: "A message parked at a time of which markers of the handler, by any of its names, are pruned, fails the unit with ErrPruned, permanent, unless Force",
+		rule: "A message parked at a time of which markers of the handler, by any of its names, are pruned, fails the unit with ErrPruned, permanent, in a *ReplayError that says which, unless Force",
 	},
 	{
 		name: "replays while markers are pruned", play: replaysBesidePrune,
@@ -89,8 +89,9 @@ func (s *stage) replay(p projector.Parked) error {
 	return s.do(s.ctx, replays(p), adds(p.MessageID, 1))
 }
 
-// refused ends the case if a unit does not fail with this error, permanent, and leaves nothing.
-func (s *stage) refused(what string, w projector.Work, want error) {
+// refused ends the case if a unit does not fail with this error, permanent, and leaves nothing. It returns the Seq that is
+// to blame.
+func (s *stage) refused(what string, w projector.Work, want error) int64 {
 	s.Helper()
 	before := s.dump()
 	w.Fresh = func(int) { s.Errorf("Fresh is told of %s", what) }
@@ -101,6 +102,9 @@ func (s *stage) refused(what string, w projector.Work, want error) {
 	s.holds(errors.Is(err, want), "%s fails with %v: %v", what, want, err)
 	s.unchanged(before, what)
 	same(s, "total after "+what, s.total("refused"), 0)
+	e, ok := errors.AsType[*projector.ReplayError](err)
+	s.holds(ok && slices.ContainsFunc(w.Replay, func(r projector.Replay) bool { return r.Seq == e.Seq }), "the error %v says which replay failed", err)
+	return e.Seq
 }
 
 func (s *stage) inState(p projector.Parked, want projector.ParkedState) projector.Parked {
@@ -163,7 +167,8 @@ func replayOfGone(s *stage) {
 	s.refused("a replay of what was skipped", replays(rows[1]), projector.ErrNotParked)
 	s.refused("a replay of what never was", replays(never), projector.ErrNotParked)
 	s.refused("a replay of what is another projector's", replays(elsewhere), projector.ErrNotParked)
-	s.refused("a replay together with one that cannot be", replays(rows[2], rows[1]), projector.ErrNotParked)
+	blamed := s.refused("a replay together with one that cannot be", replays(rows[2], rows[1]), projector.ErrNotParked)
+	same(s, "what is to blame", blamed, rows[1].Seq)
 	same(s, "outcomes", s.outcomes(key("m-1"), key("m-2"), key("m-3")), []projector.Outcome{projector.Applied, projector.IsSkipped, projector.IsParked})
 }
 
@@ -214,7 +219,8 @@ func replayAfterPrune(s *stage) {
 	s.pruneMarkers("ratings/posted", window, 10, 2)
 	s.refused("a replay of what has taken effect", replays(rows[2]), projector.ErrPruned)
 	s.refused("a replay of what may have taken effect", replays(rows[3]), projector.ErrPruned)
-	s.refused("a replay together with one that may have", replays(young, rows[3]), projector.ErrPruned)
+	blamed := s.refused("a replay together with one that may have", replays(young, rows[3]), projector.ErrPruned)
+	same(s, "what is to blame", blamed, rows[3].Seq)
 	unmarked := projector.Work{Projector: "ratings", Replay: []projector.Replay{replayOf(rows[3])}}
 	s.refused("a replay without marks of what may have taken effect", unmarked, projector.ErrPruned)
 	renamed := replays(rows[3])
@@ -311,7 +317,8 @@ func severalReplays(s *stage) {
 	s.ok(s.do(s.ctx, work("m-2"), adds("m-2", 1)), "apply one meanwhile")
 	s.refused("replays behind another", replays(rows[1:4]...), projector.ErrHeld)
 	s.refused("replays in another order", replays(rows[1], rows[0]), projector.ErrHeld)
-	s.refused("replays with one left out", replays(rows[0], rows[2]), projector.ErrHeld)
+	blamed := s.refused("replays with one left out", replays(rows[0], rows[2], rows[3]), projector.ErrHeld)
+	same(s, "what is to blame", blamed, rows[2].Seq)
 	w, ran := replays(rows[:4]...), []int{}
 	s.ok(s.do(s.ctx, w, func(u unit) ([]outbox.Message, error) {
 		ran = u.fresh

@@ -70,7 +70,7 @@ func (u *unit) work(ctx context.Context, w projector.Work, apply func(ctx contex
 		if err := u.apply(ctx, fresh, apply); err != nil {
 			return nil, err
 		}
-	} else if len(fresh) == 0 && len(w.Park)+len(w.Replay)+len(w.Forget) == 0 {
+	} else if len(fresh) == 0 && len(w.Park)+len(w.Replay)+len(w.Forget)+len(w.Done) == 0 {
 		u.idle = true
 		return nil, nil
 	}
