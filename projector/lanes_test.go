@@ -321,6 +321,7 @@ func TestRunnerTellsItsObserver(t *testing.T) {
 		f.deliver(t, m)
 		synctest.Wait() // its place is given back
 		f.deliver(t, msg("1", "posted", `{"Stars":1}`))
+		synctest.Wait()
 		f.deliver(t, msg("2", "posted", `{"Stars":2}`))
 		require.NoError(t, stop())
 		require.Equal(t, []string{
