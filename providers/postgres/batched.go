@@ -96,6 +96,9 @@ func (b *Batched) try(ctx context.Context, w projector.Work, fresh []int, apply 
 		batch.Queue(b.q(mustInsertMarkersSQL), markerArgs(some)...)
 		batch.Queue(resetWaitSQL)
 	}
+	if looksUp(w) {
+		batch.Queue(lookUpSQL)
+	}
 	if err := b.queueRest(batch, w); err != nil {
 		return err
 	}

@@ -49,7 +49,7 @@ func (db *DB) FailParked(ctx context.Context, p projector.Parked, a projector.At
 		a.Seq = p.Seq
 		err = db.notDue(ctx, a)
 	} else {
-		_, err = db.pool.Exec(ctx, db.q(failParkedSQL), p.Seq, p.Class.String(), storable(p.Code), p.Attempts, storable(p.Version))
+		_, err = db.pool.Exec(ctx, db.q(failParkedSQL), planned, p.Seq, p.Class.String(), storable(p.Code), p.Attempts, storable(p.Version))
 	}
 	if err != nil {
 		return class(fmt.Errorf("say that a replay failed: %w", err))
@@ -63,7 +63,7 @@ func (db *DB) notDue(ctx context.Context, a projector.Attempt) error {
 		for {
 			switch err := behind(tx.QueryRow(ctx, db.q(behindSQL), append([]any{planned}, attemptArgs(a, nil)...)...)); {
 			case err == nil:
-				_, err = tx.Exec(ctx, db.q(notDueSQL), a.Seq)
+				_, err = tx.Exec(ctx, db.q(notDueSQL), planned, a.Seq)
 				return err
 			case errors.Is(err, projector.ErrNotHeld):
 				return nil // what held it is gone, and it is due as it was

@@ -136,6 +136,9 @@ func (db *DB) begin(ctx context.Context, conn *pgx.Conn, w projector.Work) (tx p
 	marks := len(w.Marks) > 0 && !mutant.NoMarker
 	waits := marks || len(w.Replay) > 0 || w.Behind != nil
 	replayed := replays{of: w.Replay}
+	if looksUp(w) {
+		b.Queue(lookUpSQL)
+	}
 	if waits {
 		b.Queue(limitWaitSQL, markerWait)
 	}
@@ -176,7 +179,10 @@ func (db *DB) begin(ctx context.Context, conn *pgx.Conn, w projector.Work) (tx p
 	return results.Tx(), fresh, err
 }
 
-// queueRest queues what is parked, and what is forgotten.
+// looksUp tells whether a unit looks into what is parked, or counted.
+func looksUp(w projector.Work) bool { return len(w.Replay)+len(w.Forget) > 0 || w.Behind != nil }
+
+// queueRest queues what is parked, and what is forgotten, and ends the looking up.
 func (db *DB) queueRest(b *pgx.Batch, w projector.Work) error {
 	for _, p := range w.Park {
 		args, err := parkArgs(p)
@@ -187,6 +193,9 @@ func (db *DB) queueRest(b *pgx.Batch, w projector.Work) error {
 	}
 	for _, a := range w.Forget {
 		b.Queue(db.q(forgetSQL), named(a), hashOf(a.MessageID))
+	}
+	if looksUp(w) {
+		b.Queue(lookFreelySQL)
 	}
 	return nil
 }
