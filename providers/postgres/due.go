@@ -9,6 +9,7 @@ import (
 	"github.com/kinora-go/kinora/projector"
 )
 
+// Of a type, it says that it is no less and no more: were it the same, the planner could walk all that is parked by id.
 const dueParkedSQL = `
 select ` + parkedColumns + ` from kinora.parked p
 where p.id = any(array(
@@ -18,8 +19,8 @@ where p.id = any(array(
 		select f.id from (select distinct type from unnest($2::text[]) t(type)) t, lateral (
 			select p.id from kinora.parked p
 			where p.state = 'parked' and p.code = 'unregistered' and not p.due and p.projector = $1::text
-				and left(p.type, 256) = left(t.type, 256) and p.type = t.type and p.id > $3::bigint
-			order by p.id limit $4::int) f) d
+				and left(p.type, 256) <= left(t.type, 256) and p.type = t.type and (left(p.type, 256), p.id) > (left(t.type, 256), $3::bigint)
+			order by left(p.type, 256), p.id limit $4::int) f) d
 	order by id limit $4::int))
 order by p.id`
 

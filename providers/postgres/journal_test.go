@@ -42,7 +42,7 @@ func one(t *testing.T) *postgres.DB {
 func TestTheJournalsCostIsFlat(t *testing.T) {
 	t.Parallel()
 	db := one(t)
-	crowd, err := postgres.Open(t.Context(), db.Pool().Config().ConnString(), nil)
+	crowd, err := postgres.Open(t.Context(), strings.ReplaceAll(db.Pool().Config().ConnString(), "pool_max_conns=1", "pool_max_conns=4"), nil)
 	require.NoError(t, err)
 	t.Cleanup(crowd.Close)
 	_, err = crowd.Pool().Exec(t.Context(), `vacuum analyze kinora.inflight, kinora.parked, kinora.attempts, kinora.runners`)
