@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 
@@ -107,6 +108,9 @@ func (t *Types) Err() error {
 
 // Has tells whether the table knows this stored name.
 func (t *Types) Has(name string) bool { _, ok := t.byName[name]; return ok }
+
+// Names are the stored names that the table knows, earlier ones included, in order.
+func (t *Types) Names() []string { return slices.Sorted(maps.Keys(t.byName)) }
 
 // Encode makes drafts of registered values: with new ids (UUIDv7), and the metadata of ctx (WithMetadata).
 // A value of an unregistered type, or a pointer to one, is ErrUnregistered.

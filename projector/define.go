@@ -17,16 +17,33 @@ type Options struct {
 	// Markers makes every handler's effect happen once for each message, by a marker in the effect's own
 	// transaction. Off, nothing is written or read for it, and a redelivered message takes effect again.
 	Markers bool
+	// Parking says what becomes of the messages behind one that is parked.
+	Parking Parking
 	// Unknown says what a message of an unregistered type meets. Types that are registered and have no
 	// handler are skipped.
 	Unknown Unknown
 }
 
+// Parking is what becomes of the messages behind one that cannot be handled.
+type Parking int
+
+const (
+	// ParkKey: later messages of its key are parked behind it, in order, and come back in order by themselves once it is
+	// replayed or skipped. A handler that has applied the message itself goes on with its key; so, where several handlers take
+	// the same type, one that is poisoned does not stop the others. A message without a key holds up nothing.
+	ParkKey Parking = iota
+	// ParkMessage: it is parked alone. No order is promised then for its key.
+	ParkMessage
+	// Halt: it is parked, not acked, and the runner ends with ErrHalted; it does not start again before the message is replayed or
+	// skipped. That stops all projectors of the runner: give one that halts a runner of its own.
+	Halt
+)
+
 // Unknown is what a message of an unregistered type meets.
 type Unknown int
 
 const (
-	ParkUnknown Unknown = iota // it is parked: a producer may have been deployed first
+	ParkUnknown Unknown = iota // it is parked: a producer may have been deployed first. It comes back by itself once a runner knows the type
 	SkipUnknown                // it is acked and forgotten
 )
 
@@ -109,10 +126,13 @@ func OnEmit[Tx, E any](name string, fn func(context.Context, Tx, eventstore.Even
 	}
 }
 
+// unregistered is the code of a message whose type, or whose version of it, is not known yet.
+const unregistered = "unregistered"
+
 func undecodable(err error) error {
 	code := "undecodable"
 	if errors.Is(err, eventstore.ErrUnregistered) {
-		code = "unregistered"
+		code = unregistered
 	}
 	return &Error{Class: PermanentClass, Code: code, Err: err}
 }
@@ -146,6 +166,9 @@ func (p *Projector[Tx]) fulls(names []string) []string {
 // check reports everything that is wrong with the definition.
 func (p *Projector[Tx]) check(records Records) error {
 	errs := []error{checkName("projector", p.name), p.types.Err()}
+	if p.opts.Parking < ParkKey || p.opts.Parking > Halt || p.opts.Unknown < ParkUnknown || p.opts.Unknown > SkipUnknown {
+		errs = append(errs, fmt.Errorf("parking %d, unknown %d: no such option", p.opts.Parking, p.opts.Unknown))
+	}
 	if len(p.handlers) == 0 {
 		errs = append(errs, errors.New("no handlers"))
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"strconv"
-	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -18,114 +17,87 @@ import (
 // delivery is one message on its way through one projector.
 type delivery struct {
 	*Runner
-	ctx    context.Context // ends when the runner is told to stop: no new attempt begins
-	hard   context.Context // ends when the drain is over: what runs is broken off
-	member *member
-	topic  string
-	msg    *message.Message
-	raw    eventstore.Raw
+	ctx       context.Context // ends when the runner is told to stop: no new attempt begins
+	hard      context.Context // ends when the drain is over: what runs is broken off
+	member    *member
+	topic     string
+	msg       *message.Message
+	raw       eventstore.Raw
+	malformed error       // why there is no raw
+	halt      func(error) // ends the runner
+}
+
+// at is the delivery's attempt at a handler.
+func (d *delivery) at(h *bound) Attempt {
+	a := Attempt{Projector: d.member.name, MessageID: d.msg.UUID}
+	if h != nil {
+		a.Handler, a.Was, a.Takes = h.name, h.was, h.types
+	}
+	if d.member.parking == ParkKey {
+		a.Key = laneOf(d.msg)
+	}
+	return a
 }
 
 // handle brings the message through one handler, by effect or by parking. It returns false where the runner
 // stopped first: the message must not be acked.
-func (d *delivery) handle(h bound) bool {
-	tries := 0 // of any outcome: how long to wait
-	for counted := 0; ; {
-		err := d.attempt(h)
-		if err == nil {
-			return true
-		}
-		tries++
+func (d *delivery) handle(h *bound) bool {
+	a := d.at(h)
+	run := tries{delivery: d, handler: h, attempt: a}
+	for n := 1; ; n++ { // of any outcome: how long to wait
+		v, err := run.once(nil)
 		class := ClassOf(err)
 		switch {
+		case err == nil && v == Clear:
+			return true
+		case err == nil && v == Settled:
+			return d.settled(h)
+		case err == nil: // held
+			if err = d.parkBehind(a); err == nil {
+				return true
+			} else if errors.Is(err, ErrNotHeld) { // not any more
+				n--
+				continue
+			}
 		case d.hard.Err() != nil, class == Shutdown && d.ctx.Err() != nil:
 			return false
+		case v == Suspect: // it has ended as many processes as it may
+			return d.park(h, run.attempts, err)
 		case class == PermanentClass:
-			return d.park(h.name, counted+1, err)
+			return d.park(h, run.attempts+1, err)
 		case class == UnknownClass, class == Shutdown: // of something else than this runner
-			counted++
-			if d.cfg.Retry.Spent(counted) {
-				return d.park(h.name, counted, err)
+			if counted := run.count(); counted != nil {
+				err = counted // away just now: it counts the next time
+			} else if d.cfg.Retry.Spent(run.attempts) {
+				return d.park(h, run.attempts, err)
 			}
 		}
-		if !d.pause(h.name, counted, tries, err) {
+		if !d.pause(h.name, run.attempts, n, err) {
 			return false
 		}
 	}
 }
 
-// attempt runs the handler's unit of work once, in a goroutine of its own, so that a handler that panics or
-// calls runtime.Goexit ends its own attempt and nothing else. Its context knows the message's values but not
-// the end of the message's context, which some subscribers cancel at once when they close.
-func (d *delivery) attempt(h bound) error {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(d.msg.Context()))
-	defer cancel()
-	defer context.AfterFunc(d.hard, cancel)()
-	limit := newDeadline(d.cfg.Timeout, cancel)
-	defer limit.stop()
-	told := d.cfg.Observer.Handled
-	var begin time.Time
-	if told != nil {
-		begin = d.cfg.Clock()
+// settled is for a message that has been set aside before.
+func (d *delivery) settled(h *bound) bool {
+	if d.member.parking != Halt {
+		return true
 	}
-	skipped, err := false, error(&Error{Class: UnknownClass, Code: "goexit", Err: errors.New("the handler called runtime.Goexit")})
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		defer func() {
-			if p := recover(); p != nil {
-				err = &Error{Class: UnknownClass, Code: "panic", Err: fmt.Errorf("panic: %v", p)}
-			}
-		}()
-		skipped, err = h.unit(ctx, d.raw, limit)
-		if err != nil && d.cfg.Classify != nil && ClassOf(err) == UnknownClass {
-			err = &Error{Class: d.cfg.Classify(err), Code: codeOf(err), Err: err}
-		}
-	}()
-	<-done
-	if err != nil && ctx.Err() != nil && d.hard.Err() == nil && !limit.began() {
-		err = &Error{Class: Transient, Code: "begin", Err: fmt.Errorf("no transaction in %s: %w", d.cfg.Timeout, err)}
-	}
-	if told != nil {
-		now := d.cfg.Clock()
-		var waited time.Duration
-		if !d.raw.RecordedAt.IsZero() {
-			waited = now.Sub(d.raw.RecordedAt)
-		}
-		told(h.name, skipped, waited, now.Sub(begin), err)
-	}
-	if h.noop && err == nil && d.cfg.Observer.Unmarked != nil {
-		d.cfg.Observer.Unmarked(h.name)
-	}
-	return err
-}
-
-// deadline limits each part of a unit of work by itself: waiting for the transaction, the handler, the commit.
-// So a handler that had to wait for its turn has all of its own time, and a wait is never held against it.
-type deadline struct {
-	each  time.Duration
-	timer *time.Timer // to the end of the unit's context
-	begun atomic.Bool // the handler was reached
-}
-
-func newDeadline(each time.Duration, end func()) *deadline {
-	return &deadline{each: each, timer: time.AfterFunc(each, end)}
-}
-
-// handler is the handler's context. One that does not heed its end meets the end of the whole unit later.
-func (l *deadline) handler(ctx context.Context) (context.Context, func()) {
-	l.begun.Store(true)
-	l.timer.Reset(2 * l.each)
-	ctx, cancel := context.WithTimeout(ctx, l.each)
-	return ctx, func() {
+	for n := 1; ; n++ {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(d.msg.Context()), d.cfg.Timeout)
+		parked, err := d.member.parkedCount(ctx, d.member.name)
 		cancel()
-		l.timer.Reset(l.each)
+		switch {
+		case err == nil && parked > 0:
+			d.halt(fmt.Errorf("runner: %w: %s", ErrHalted, d.member.name))
+			return false
+		case err == nil:
+			return true
+		case !d.pause(h.name, 0, n, err):
+			return false
+		}
 	}
 }
-
-func (l *deadline) began() bool { return l.begun.Load() }
-
-func (l *deadline) stop() { l.timer.Stop() }
 
 // pause waits before the next try. It returns false where the runner stopped meanwhile.
 func (d *delivery) pause(handler string, counted, tries int, err error) bool {
@@ -144,31 +116,60 @@ func (d *delivery) pause(handler string, counted, tries int, err error) bool {
 	}
 }
 
-// park sets the message aside, with all that came with it, and tries that until it succeeds. It returns
-// false where the runner stopped first.
-func (d *delivery) park(handler string, attempts int, cause error) bool {
-	m := Parked{
-		Projector: d.member.name, Handler: handler, MessageID: d.msg.UUID, Topic: d.topic,
-		Key: d.msg.Metadata[outbox.HeaderKey], Payload: d.msg.Payload, Headers: d.msg.Metadata,
-		Class: ClassOf(cause), Code: codeOf(cause), Attempts: attempts,
+// parked is the message as it is set aside.
+func (d *delivery) parked(h *bound, attempts int, class Class, code string) Parked {
+	p := Parked{
+		Projector: d.member.name, MessageID: d.msg.UUID, Topic: d.topic, Key: laneOf(d.msg), Type: d.msg.Metadata[outbox.HeaderType],
+		Holds: d.member.parking == ParkKey, Payload: d.msg.Payload, Headers: d.msg.Metadata,
+		Class: class, Code: code, Attempts: attempts, Version: d.cfg.Version,
 	}
+	if h != nil {
+		p.Handler = h.name
+	}
+	return p
+}
+
+// park sets the message aside, with all that came with it, and tries that until it succeeds; h is nil where it did
+// not get as far as a handler. It returns false where the runner stopped first, or stops for it.
+func (d *delivery) park(h *bound, attempts int, cause error) bool {
+	p := d.parked(h, attempts, ClassOf(cause), codeOf(cause))
 	for tries := 1; ; tries++ {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(d.msg.Context()), d.cfg.Timeout)
-		unhook := context.AfterFunc(d.hard, cancel)
-		err := d.member.park(ctx, m)
-		unhook()
-		cancel()
+		err := d.unit(Work{Projector: p.Projector, Park: []Parked{p}, Forget: []Attempt{d.at(h)}})
 		if err == nil {
-			d.report("parked", handler, cause, "attempts", attempts)
-			if d.cfg.Observer.Parked != nil {
-				d.cfg.Observer.Parked(d.member.name, handler, m.Class, m.Code)
-			}
-			return true
+			break
 		}
-		if d.hard.Err() != nil || !d.pause(handler, attempts, tries, err) {
+		if d.hard.Err() != nil || !d.pause(p.Handler, attempts, tries, err) {
 			return false
 		}
 	}
+	d.report("parked", p.Handler, cause, "attempts", attempts)
+	if d.cfg.Observer.Parked != nil {
+		d.cfg.Observer.Parked(p.Projector, p.Handler, p.Class, p.Code)
+	}
+	if d.member.parking == Halt {
+		d.halt(fmt.Errorf("runner: %w: %s: %w", ErrHalted, p.Projector, cause))
+		return false
+	}
+	return true
+}
+
+// parkBehind sets the message aside behind an earlier one of its key.
+func (d *delivery) parkBehind(a Attempt) error {
+	p := d.parked(nil, 0, HeldClass, "")
+	p.Handler = a.Handler
+	err := d.unit(Work{Projector: p.Projector, Park: []Parked{p}, Behind: &a})
+	if err == nil && d.cfg.Observer.Parked != nil {
+		d.cfg.Observer.Parked(p.Projector, p.Handler, p.Class, p.Code)
+	}
+	return err
+}
+
+// unit records w, and no handler's effect.
+func (d *delivery) unit(w Work) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.msg.Context()), d.cfg.Timeout)
+	defer cancel()
+	defer context.AfterFunc(d.hard, cancel)()
+	return d.member.record(ctx, w)
 }
 
 func (d *delivery) report(what, handler string, err error, more ...any) {

@@ -2,6 +2,7 @@ package projector
 
 import (
 	"context"
+	"sync"
 	"time"
 )
 
@@ -36,9 +37,13 @@ const (
 	Suspect
 )
 
-// Journal is what outlives a process about the attempts of runners. Every method is a transaction of its own, committed when it
-// returns. What a Journal knows about who is under way may be lost in a crash of the database, and never in one of a runner.
+// Journal is what outlives a process about the attempts of runners. Every other method is a transaction of its own, committed
+// when it returns. What a Journal knows about who is under way may be lost in a crash of the database, and never in one of a runner.
 type Journal interface {
+	// Apart keeps what may end this process apart from what else it does with the database: every attempt holds it shared, and one that
+	// is suspected exclusively, of whichever runner. All views of a database that was opened once share it.
+	Apart() *sync.RWMutex
+
 	// Begin gives the verdict of each attempt, and names those that are clear as under way with runner; and takes back the
 	// names of done. An attempt that runner itself has named already is clear.
 	Begin(ctx context.Context, runner string, attempts, done []Attempt) ([]Verdict, error)

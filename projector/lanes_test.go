@@ -32,6 +32,23 @@ func (free) Do(ctx context.Context, _ projector.Work, apply func(context.Context
 
 func (free) Records() projector.Records { return projector.Records{Park: true} }
 
+func (free) Apart() *sync.RWMutex { return &sync.RWMutex{} }
+
+func (free) Begin(_ context.Context, _ string, attempts, _ []projector.Attempt) ([]projector.Verdict, error) {
+	return make([]projector.Verdict, len(attempts)), nil
+}
+
+func (free) BeginAlone(context.Context, string, projector.Attempt, int) (int, int, error) {
+	return 0, 0, nil
+}
+func (free) CountAttempt(context.Context, projector.Attempt) (int, error)          { return 1, nil }
+func (free) Alive(context.Context, string, time.Duration) error                    { return nil }
+func (free) FailParked(context.Context, projector.Parked, projector.Attempt) error { return nil }
+func (free) PruneJournal(context.Context, time.Duration, int) (int, error)         { return 0, nil }
+func (free) DueParked(context.Context, string, []string, int64, int) ([]projector.Parked, error) {
+	return nil, nil
+}
+
 // running is what a runner under test has been doing.
 type running struct {
 	mu    sync.Mutex

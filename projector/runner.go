@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/uuid"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/marker"
@@ -23,9 +25,13 @@ type RunnerConfig struct {
 	Timeout     time.Duration     // a handler's deadline, from its start; and that of waiting for its transaction, and of its commit; zero means 30s
 	Retry       claim.Backoff     // after an error; zero means 100ms doubling to 30s, parked after 5 attempts
 	Drain       time.Duration     // how long Run may go on after its ctx ends; zero means 10s
+	Lease       time.Duration     // how long a runner counts as alive after its process was killed; at least 1s; zero means 15s
+	Markers     marker.Retention  // how long its projectors' markers are kept; the runner deletes older ones
+	Keep        time.Duration     // how long replayed and skipped messages, and attempts, are kept; at least Markers.Window, which zero means
+	Version     string            // of the program, kept with what is parked; empty: what its build info says
 	Classify    func(error) Class // may say more about errors of UnknownClass, which wrap what a handler returned; nil: they stay that
 	Observer    Observer          // is told what the runner does
-	Clock       func() time.Time  // measures durations for Observer, and nothing else; nil: time.Now
+	Clock       func() time.Time  // measures durations for Observer, and when to say again that the runner lives; nil: time.Now
 	Logger      *slog.Logger      // nil: slog.Default()
 	LogErrors   bool              // also log the texts of handlers' errors, which may hold what users wrote
 }
@@ -36,6 +42,9 @@ type Runner struct {
 	members []member
 	cfg     RunnerConfig
 	log     *slog.Logger
+	journal Journal
+	apart   *sync.RWMutex // see Journal.Apart
+	names   *names
 	once    sync.Once
 	running chan struct{}
 }
@@ -44,19 +53,50 @@ type Runner struct {
 type member struct {
 	name     string
 	unknown  Unknown
-	knows    func(eventType string) bool
+	parking  Parking
+	types    []string
+	marks    bool
+	names    []string // of all markers that it leaves
 	handlers []bound
-	park     func(context.Context, Parked) error
+	record   func(context.Context, Work) error                                      // without a handler's effect
+	rehearse func(context.Context, *Runner, []rehearsed) (*Rehearsal, int64, error) // nil where the provider has none
 	ready    func(context.Context) error
+
+	inspector   ParkedInspector // nil where the provider is none
+	parkedCount func(ctx context.Context, projector string) (int64, error)
+	keeper      marker.Keeper // nil where there are no markers
+	brought     int64         // Seq up to which unregistered messages have been tried
+}
+
+func (m *member) knows(eventType string) bool { return slices.Contains(m.types, eventType) }
+
+// takes are the handlers of a type.
+func (m *member) takes(eventType string) (hs []*bound) {
+	for i := range m.handlers {
+		if slices.Contains(m.handlers[i].types, eventType) {
+			hs = append(hs, &m.handlers[i])
+		}
+	}
+	return hs
+}
+
+// nobody stands for the handlers of a type that is known and that none takes.
+func (m *member) nobody() *bound {
+	return &bound{unit: func(ctx context.Context, _ eventstore.Raw, w Work, _ *deadline) (bool, error) {
+		return false, m.record(ctx, w)
+	}}
 }
 
 // bound is one handler of a member.
 type bound struct {
 	name  string // in full
+	was   []string
 	types []string
 	noop  bool // its markers cannot be written
-	unit  func(context.Context, eventstore.Raw, *deadline) (skipped bool, err error)
+	unit  func(context.Context, eventstore.Raw, Work, *deadline) (skipped bool, err error)
 }
+
+func (h *bound) isNamed(name string) bool { return h.name == name || slices.Contains(h.was, name) }
 
 // NewRunner makes a runner of ps, in units of work of u, over src. It validates everything that it is given
 // and does nothing else yet. Where u cannot keep markers atomically with the read model, Options.Markers
@@ -72,14 +112,19 @@ func NewRunner[Tx any](u UnitOfWork[Tx], src Source, cfg *RunnerConfig, ps ...*P
 	if err := src.check(); err != nil {
 		return nil, fmt.Errorf("runner: %w", err)
 	}
-	if !u.Records().Park {
-		return nil, errors.New("runner: this unit of work cannot keep parked messages")
-	}
 	if err := r.cfg.validate(); err != nil {
 		return nil, fmt.Errorf("runner: %w", err)
 	}
-	r.log = r.cfg.Logger
-	names := map[string]bool{}
+	journal, ok := any(u).(Journal)
+	if !ok || !u.Records().Park {
+		return nil, errors.New("runner: this unit of work cannot keep parked messages, or hides that it is a Journal")
+	}
+	r.log, r.journal, r.apart = r.cfg.Logger, journal, journal.Apart()
+	r.names = &names{
+		journal: journal, runner: uuid.NewString(), lease: r.cfg.Lease, timeout: r.cfg.Timeout, clock: r.cfg.Clock,
+		turn: make(chan struct{}, 1), under: map[nameKey]int{},
+	}
+	seen := map[string]bool{}
 	for _, p := range ps {
 		if p == nil {
 			return nil, errors.New("runner: a projector is nil")
@@ -87,11 +132,15 @@ func NewRunner[Tx any](u UnitOfWork[Tx], src Source, cfg *RunnerConfig, ps ...*P
 		if err := p.check(u.Records()); err != nil {
 			return nil, fmt.Errorf("runner: %w", err)
 		}
-		if names[p.name] {
+		if seen[p.name] {
 			return nil, fmt.Errorf("runner: projector %s is given twice", p.name)
 		}
-		names[p.name] = true
-		r.members = append(r.members, newMember(u, p, r.log))
+		seen[p.name] = true
+		one, err := newMember(u, p, r.log)
+		if err != nil {
+			return nil, fmt.Errorf("runner: projector %s: %w", p.name, err)
+		}
+		r.members = append(r.members, one)
 	}
 	return r, nil
 }
@@ -109,6 +158,25 @@ func (c *RunnerConfig) validate() error {
 	if c.Timeout < 0 || c.Drain < 0 || c.Concurrency < 0 {
 		return fmt.Errorf("timeout %s, drain %s, concurrency %d: want nothing negative", c.Timeout, c.Drain, c.Concurrency)
 	}
+	if c.Lease == 0 {
+		c.Lease = 15 * time.Second
+	}
+	if c.Lease < time.Second {
+		return fmt.Errorf("lease %s: want at least 1s", c.Lease)
+	}
+	var err error
+	if c.Markers, err = c.Markers.WithDefaults(); err != nil {
+		return err
+	}
+	if c.Keep == 0 {
+		c.Keep = c.Markers.Window
+	}
+	if c.Keep < c.Markers.Window {
+		return fmt.Errorf("%w: replayed and skipped messages kept for %s: want at least the window of markers, %s", marker.ErrUnsafe, c.Keep, c.Markers.Window)
+	}
+	if c.Version == "" {
+		c.Version = buildVersion()
+	}
 	if c.Clock == nil {
 		c.Clock = time.Now //nolint:forbidigo // durations of units, as this process sees them
 	}
@@ -124,36 +192,68 @@ func (c *RunnerConfig) validate() error {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
-	var err error
 	c.Retry, err = c.Retry.WithDefaults()
 	return err
 }
 
-func newMember[Tx any](u UnitOfWork[Tx], p *Projector[Tx], log *slog.Logger) member {
+// buildVersion is the revision that the program was built from, or the version of its module.
+func buildVersion() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return ""
+	}
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" {
+			return s.Value
+		}
+	}
+	return info.Main.Version
+}
+
+func newMember[Tx any](u UnitOfWork[Tx], p *Projector[Tx], log *slog.Logger) (member, error) {
 	marks := p.opts.Markers
 	if marks && !u.Records().Marks {
 		marks = false
 		log.Debug("markers are a no-op: the provider cannot write them together with the read model", "projector", p.name)
 	}
 	one := member{
-		name: p.name, unknown: p.opts.Unknown, knows: p.types.Has,
+		name: p.name, unknown: p.opts.Unknown, parking: p.opts.Parking, types: p.types.Names(), marks: marks, names: p.Handlers(),
 		ready: func(ctx context.Context) error {
 			if c, ok := any(u).(outbox.ReadyChecker); ok {
 				return c.Ready(ctx)
 			}
 			return nil
 		},
-		park: func(ctx context.Context, m Parked) error {
-			return u.Do(ctx, Work{Projector: p.name, Park: []Parked{m}}, nil)
-		},
+		record: func(ctx context.Context, w Work) error { return u.Do(ctx, w, nil) },
 	}
+	if in, ok := any(u).(ParkedInspector); ok {
+		one.inspector, one.parkedCount = in, in.ParkedCount
+	} else if p.opts.Parking == Halt {
+		return one, errors.New("Halt wants a provider that is a ParkedInspector")
+	}
+	if marks {
+		var ok bool
+		if one.keeper, ok = any(u).(marker.Keeper); !ok {
+			return one, errors.New("this unit of work keeps markers, and hides that it is a marker.Keeper")
+		}
+	}
+	runs := map[string]runFunc[Tx]{}
 	for _, h := range p.handlers {
 		name, was := p.full(h.name), p.fulls(h.was)
+		runs[name] = func(ctx context.Context, tx Tx, raw eventstore.Raw) ([]outbox.Message, error) {
+			out, err := h.run(ctx, tx, p.types, raw)
+			if err == nil {
+				err = ctx.Err() // a handler that was interrupted may not have noticed what it could not write
+			}
+			if err != nil {
+				return nil, err
+			}
+			return caused(out, name, raw), nil
+		}
 		one.handlers = append(one.handlers, bound{
-			name: name, types: h.match(p.types),
+			name: name, was: was, types: h.match(p.types),
 			noop: p.opts.Markers && !marks,
-			unit: func(ctx context.Context, raw eventstore.Raw, limit *deadline) (skipped bool, err error) {
-				w := Work{Projector: p.name}
+			unit: func(ctx context.Context, raw eventstore.Raw, w Work, limit *deadline) (skipped bool, err error) {
 				if marks {
 					w.Marks = []marker.Key{{Handler: name, Was: was, MessageID: raw.ID}}
 					w.Fresh = func(n int) { skipped = n == 0 }
@@ -161,21 +261,18 @@ func newMember[Tx any](u UnitOfWork[Tx], p *Projector[Tx], log *slog.Logger) mem
 				err = u.Do(ctx, w, func(ctx context.Context, tx Tx, _ []int) ([]outbox.Message, error) {
 					ctx, done := limit.handler(ctx)
 					defer done()
-					out, err := h.run(ctx, tx, p.types, raw)
-					if err == nil {
-						err = ctx.Err() // a handler that was interrupted may not have noticed what it could not write
-					}
-					if err != nil {
-						return nil, err
-					}
-					return caused(out, name, raw), nil
+					return runs[name](ctx, tx, raw)
 				})
 				return skipped, err
 			},
 		})
 	}
-	return one
+	one.rehearse = rehearsal(u, p.name, marks, runs)
+	return one, nil
 }
+
+// runFunc runs a handler in a transaction.
+type runFunc[Tx any] func(ctx context.Context, tx Tx, raw eventstore.Raw) ([]outbox.Message, error)
 
 // Running is closed once Run has subscribed to every topic.
 func (r *Runner) Running() <-chan struct{} { return r.running }
@@ -190,7 +287,7 @@ func (r *Runner) Run(ctx context.Context) error {
 		return errors.New("runner: it runs once")
 	}
 	for i := range r.members {
-		if err := r.members[i].ready(ctx); err != nil {
+		if err := r.members[i].mayRun(ctx); err != nil {
 			return fmt.Errorf("runner: %w", err)
 		}
 	}
@@ -212,13 +309,30 @@ func (r *Runner) Run(ctx context.Context) error {
 		for i := range feeds {
 			consumers.Go(func() { r.consume(work, hard, &feeds[i], cancel) })
 		}
+		r.upkeep(work, hard, &consumers)
 		close(r.running)
 	}
 	<-work.Done()
 	return r.drain(ctx, work, stop, func() error {
 		consumers.Wait()
+		r.names.stop(hard)
 		return closeOwned(feeds)
 	})
+}
+
+// mayRun tells what no retry can help.
+func (m *member) mayRun(ctx context.Context) error {
+	if err := m.ready(ctx); err != nil {
+		return err
+	}
+	if m.parking != Halt {
+		return nil
+	}
+	n, err := m.parkedCount(ctx, m.name)
+	if err == nil && n > 0 {
+		err = fmt.Errorf("%w: %s: %d parked", ErrHalted, m.name, n)
+	}
+	return err
 }
 
 // drain waits for finish, and no longer than it may.
@@ -257,7 +371,7 @@ func (r *Runner) consume(ctx, hard context.Context, f *feed, fail context.Cancel
 			r.cfg.Observer.Queued(topic, len(l.free), cap(l.free))
 		}
 		l.run(m, func() {
-			if ctx.Err() == nil && r.deliver(ctx, hard, f.members, topic, m) {
+			if ctx.Err() == nil && r.deliver(ctx, hard, fail, f.members, topic, m) {
 				m.Ack()
 			}
 		})
@@ -265,24 +379,24 @@ func (r *Runner) consume(ctx, hard context.Context, f *feed, fail context.Cancel
 }
 
 // deliver brings one message to every handler of members that takes it. It returns false where it had to leave off
-// because the runner stops.
-func (r *Runner) deliver(ctx, hard context.Context, members []member, topic string, m *message.Message) bool {
+// because the runner stops, or stops for it.
+func (r *Runner) deliver(ctx, hard context.Context, halt func(error), members []member, topic string, m *message.Message) bool {
 	raw, malformed := outbox.ParseWatermill(m)
 	for i := range members {
 		one := &members[i]
-		d := delivery{Runner: r, ctx: ctx, hard: hard, member: one, topic: topic, msg: m, raw: raw}
+		d := delivery{Runner: r, ctx: ctx, hard: hard, member: one, topic: topic, msg: m, raw: raw, malformed: malformed, halt: halt}
 		switch {
 		case malformed != nil:
-			if !d.park("", 1, &Error{Class: PermanentClass, Code: "malformed", Err: malformed}) {
+			if !d.park(nil, 1, &Error{Class: PermanentClass, Code: "malformed", Err: malformed}) {
 				return false
 			}
 		case !one.knows(raw.Type):
-			if one.unknown == ParkUnknown && !d.park("", 1, undecodable(eventstore.ErrUnregistered)) {
+			if one.unknown == ParkUnknown && !d.park(nil, 1, undecodable(eventstore.ErrUnregistered)) {
 				return false
 			}
 		default:
-			for _, h := range one.handlers {
-				if slices.Contains(h.types, raw.Type) && !d.handle(h) {
+			for _, h := range one.takes(raw.Type) {
+				if !d.handle(h) {
 					return false
 				}
 			}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/providers/memory"
@@ -83,7 +84,13 @@ func (f feed) deliver(t *testing.T, m *message.Message) {
 	}
 }
 
-type unit = projector.UnitOfWork[txn]
+// unit is all that a runner uses of a provider.
+type unit interface {
+	projector.UnitOfWork[txn]
+	projector.Journal
+	projector.ParkedInspector
+	marker.Keeper
+}
 
 // run starts a runner of ps over f until the returned function stops it.
 func run(t *testing.T, u unit, f feed, cfg projector.RunnerConfig, ps ...*projector.Projector[txn]) (stop func() error) {
@@ -115,7 +122,7 @@ var marked = projector.Options{Markers: true}
 
 func parked(t *testing.T, db *memory.DB) []projector.Parked {
 	t.Helper()
-	list, err := db.ParkedMessages(t.Context(), "p", 0, 0)
+	list, err := db.ParkedMessages(t.Context(), projector.ParkedFilter{Projector: "p"})
 	require.NoError(t, err)
 	return list
 }
@@ -212,9 +219,9 @@ func TestWhatCannotBeHandledIsParkedWithItsPayload(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db, f := newDB(t), make(feed)
-			stop := run(t, db, f, projector.RunnerConfig{}, define(marked, add))
+			stop := run(t, db, f, projector.RunnerConfig{Version: "v7"}, define(marked, add))
 			f.deliver(t, c.m)
-			f.deliver(t, msg("next", "posted", `{"Stars":1}`))
+			f.deliver(t, keyed("next", 1))
 			require.NoError(t, stop())
 			require.Equal(t, 1, total(db, "totals"), "the neighbour goes on")
 			list := parked(t, db)
@@ -223,6 +230,7 @@ func TestWhatCannotBeHandledIsParkedWithItsPayload(t *testing.T) {
 			require.False(t, got.At.IsZero())
 			require.Equal(t, projector.Parked{
 				Seq: got.Seq, At: got.At, Projector: "p", Handler: c.handler, MessageID: c.m.UUID, Topic: "review", Key: "review-1",
+				Type: c.m.Metadata[outbox.HeaderType], Holds: true, Version: "v7",
 				Payload: c.m.Payload, Headers: c.m.Metadata, Class: projector.PermanentClass, Code: c.code, Attempts: 1,
 			}, got)
 		})

@@ -44,6 +44,9 @@ type Work struct {
 	Replay []Replay
 	// Forget is attempts of which the count begins anew with this unit.
 	Forget []Attempt
+	// Done is attempts of Runner's that are no longer under way (Journal) with this unit's commit; where nothing is committed, they stay.
+	Done   []Attempt
+	Runner string
 	// Fresh, where it is not nil, is told once all is committed, or where nothing was new, how many marks were new.
 	Fresh func(marks int)
 	// Rehearse, where it is not nil, makes the unit a rehearsal: everything is done, and undone instead of committed.

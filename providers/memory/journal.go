@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/kinora-go/kinora/projector"
@@ -18,6 +19,9 @@ type tally struct {
 
 // nameOf is what an attempt is counted under.
 func nameOf(a projector.Attempt) string { return pair(a.Handler, a.MessageID) }
+
+// Apart implements projector.Journal.
+func (db *DB) Apart() *sync.RWMutex { return &db.apart }
 
 // Begin implements projector.Journal. What is done is taken back first: an attempt may be among both.
 func (db *DB) Begin(ctx context.Context, runner string, attempts, done []projector.Attempt) (verdicts []projector.Verdict, err error) {
@@ -166,7 +170,6 @@ func (db *DB) FailParked(ctx context.Context, p projector.Parked, a projector.At
 	err := db.Tx(ctx, func(tx *Model) error {
 		s := &tx.staged
 		is, ok := s.parked.get(p.Seq)
-		a.Seq = p.Seq
 		if !ok || is.State != projector.StillParked || p.Class == projector.HeldClass && !s.isHeld(a) {
 			return nil
 		}

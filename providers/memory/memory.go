@@ -17,6 +17,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -37,6 +38,7 @@ type DB struct {
 	cfg       Config
 	committed atomic.Pointer[state]
 	turn      chan struct{} // of size 1: whoever has put something in it is the one writer
+	apart     sync.RWMutex
 }
 
 // state is everything that is stored. A committed state never changes: a transaction changes its own copy, and

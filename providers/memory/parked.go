@@ -63,11 +63,11 @@ func (s *state) replayable(replays []projector.Replay) error {
 		p, _ := s.parked.get(r.Seq)
 		switch {
 		case p.Seq == 0 || p.Projector != r.Projector || p.State != projector.StillParked:
-			return fmt.Errorf("replay %d: %w", r.Seq, projector.ErrNotParked)
+			return &projector.ReplayError{Seq: r.Seq, Err: projector.ErrNotParked}
 		case s.isHeld(r.Attempt, before...):
-			return fmt.Errorf("replay %d: %w", r.Seq, projector.ErrHeld)
+			return &projector.ReplayError{Seq: r.Seq, Err: projector.ErrHeld}
 		case !r.Force && s.pruned(r, p.At):
-			return fmt.Errorf("replay %d: %w", r.Seq, projector.ErrPruned)
+			return &projector.ReplayError{Seq: r.Seq, Err: projector.ErrPruned}
 		}
 		before = append(before, r.Seq)
 	}

@@ -59,6 +59,9 @@ func (s *state) record(w projector.Work, now time.Time) (fresh []int, err error)
 	}
 	s.park(w.Park, now)
 	s.replay(w.Replay, now)
+	for _, a := range w.Done {
+		s.names = s.names.drop(pair(nameOf(a), w.Runner))
+	}
 	for _, a := range w.Forget {
 		s.attempts = s.attempts.drop(nameOf(a))
 	}

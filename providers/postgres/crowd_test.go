@@ -167,6 +167,8 @@ func child(role string) int {
 		return relayChild()
 	case "project":
 		return projectChild()
+	case "poison":
+		return poisonChild()
 	case "deliver":
 	default:
 		return 2

@@ -122,7 +122,9 @@ func Outbox[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 
 // UnitOfWork checks projector.UnitOfWork, projector.ParkedInspector, projector.Journal, projector.State and what prunes markers.
 func UnitOfWork[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
-	run(t, open, differences, outbox.Claim, slices.Concat(unitCases, markerCases, outputCases, parkCases))
+	units := slices.Concat(unitCases, markerCases, outputCases, parkCases, parkingCases, dueCases, replayCases, rehearseCases, pruneCases, stuckCases, parkCrowdCases)
+	t.Run("Journal", func(t *testing.T) { run(t, open, differences, nil, slices.Concat(journalCases, attemptCases)) })
+	run(t, open, differences, outbox.Claim, units)
 }
 
 func knows(differences []Difference, d Difference) bool { return slices.Contains(differences, d) }

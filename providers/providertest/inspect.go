@@ -2,6 +2,7 @@ package providertest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"time"
@@ -30,6 +31,10 @@ var inspectCases = []testCase{
 	{
 		name: "requeue", play: requeue,
 		rule: "Requeue makes the abandoned and failed entries that f picks pending, at once, with a fresh budget of attempts, no longer suspect; held entries behind them are pending again, and entries in another status stay as they are",
+	},
+	{
+		name: "requeue what was attempted long ago", play: requeueStale,
+		rule: "Where one of those that Requeue would make pending was last attempted longer ago than RequeueWindow, and not f.Force, it is ErrStale, and nothing is changed",
 	},
 	{
 		name: "skip", play: skip,
@@ -254,6 +259,42 @@ func requeue(s *stage) {
 		same(s, "claimed after the requeue", seqsOf(taken), []int64{e.Seq})
 		same(s, "attempts, suspect", []any{taken[0].Attempts, taken[0].Suspect}, []any{1, false})
 	}
+}
+
+func requeueStale(s *stage) {
+	fail := func(to outbox.Status) outbox.Entry {
+		e := s.claimOne(s.enqueue(line(1, "mail", "")...)[0].Seq)
+		s.mark(outbox.Mark{Seq: e.Seq, Token: e.Token, To: to, After: 10_000 * time.Hour})
+		return e
+	}
+	old := s.enqueue(line(1, "mail", "pending")...)[0]
+	s.settle(s.db.Skip, outbox.Filter{Seqs: []int64{old.Seq}}, 1) // never attempted, and not to be requeued
+	abandoned, failed := fail(outbox.Abandoned), fail(outbox.Failed)
+	behind := s.enqueue(outbox.Message{Topic: "mail", Key: abandoned.Key})[0]
+	s.hold(1)
+	s.advance(outbox.RequeueWindow - time.Hour)
+	inTime := fail(outbox.Abandoned)
+	s.settle(s.db.Requeue, outbox.Filter{Seqs: []int64{failed.Seq}}, 1)
+	taken := s.claimOne(failed.Seq) // just now
+	s.mark(outbox.Mark{Seq: taken.Seq, Token: taken.Token, To: outbox.Abandoned})
+	s.advance(2 * time.Hour)
+	late := fail(outbox.Failed)
+	before := s.dump()
+	for name, f := range map[string]outbox.Filter{
+		"all": {}, "one": {Seqs: []int64{abandoned.Seq}}, "those of its status": {Status: []outbox.Status{outbox.Abandoned}},
+		"it and one more": {Seqs: []int64{abandoned.Seq, late.Seq}}, "the first": {Limit: 1},
+	} {
+		n, err := s.db.Requeue(s.ctx, f)
+		s.holds(errors.Is(err, outbox.ErrStale), "the error %v of requeueing %s is ErrStale", err, name)
+		same(s, "entries requeued", n, 0)
+		s.unchanged(before, "a requeue of what is stale")
+	}
+	s.settle(s.db.Requeue, outbox.Filter{Seqs: []int64{inTime.Seq}}, 1)
+	s.settle(s.db.Requeue, outbox.Filter{After: inTime.Seq}, 1) // late
+	s.settle(s.db.Requeue, outbox.Filter{Force: true, Seqs: []int64{abandoned.Seq, late.Seq}}, 1)
+	s.inStatus(outbox.Pending, abandoned, behind, inTime, late)
+	s.settle(s.db.Requeue, outbox.Filter{}, 1) // which was attempted again meanwhile
+	s.inStatus(outbox.Skipped, old)
 }
 
 func skip(s *stage) {

@@ -3,6 +3,7 @@ package providertest
 import (
 	"bytes"
 	"crypto/rand"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -215,4 +216,11 @@ func exact(v any) any {
 		}
 	}
 	return v
+}
+
+// randomText is n bytes of text that nothing makes shorter.
+func randomText(n int) string {
+	b := make([]byte, n)
+	_, _ = rand.Read(b) // never fails
+	return base64.StdEncoding.EncodeToString(b)[:n]
 }

@@ -133,3 +133,49 @@ func BenchmarkClaimBesideHeld(b *testing.B) {
 		})
 	}
 }
+
+// A message's attempt, before its unit of work: both, and each by itself.
+func BenchmarkBegin(b *testing.B) {
+	for _, bench := range []struct{ begins, does bool }{{false, true}, {true, true}, {true, false}} {
+		b.Run(fmt.Sprintf("begin=%t,do=%t", bench.begins, bench.does), func(b *testing.B) {
+			ctx := context.Background()
+			db := open(b, nil)
+			var done []projector.Attempt
+			for i := 0; b.Loop(); i++ {
+				a := projector.Attempt{
+					Projector: "totals", Handler: handler, Key: fmt.Sprint("p", i%1000), Takes: []string{"review.posted"},
+					MessageID: fmt.Sprintf("01a1f84d-1bb0-703b-aedd-%012d", i),
+				}
+				if bench.begins {
+					verdicts, err := db.Begin(ctx, "runner", []projector.Attempt{a}, done)
+					require.NoError(b, err)
+					require.Equal(b, []projector.Verdict{projector.Clear}, verdicts)
+					done = []projector.Attempt{a}
+				}
+				if bench.does {
+					require.NoError(b, db.Do(ctx, marks(a.MessageID), adds(a.Key)))
+				}
+			}
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "messages/s")
+		})
+	}
+}
+
+// 500 attempts at once, and those before them taken back.
+func BenchmarkBegin500(b *testing.B) {
+	db := open(b, nil)
+	var done []projector.Attempt
+	for i := 0; b.Loop(); i++ {
+		attempts := make([]projector.Attempt, 500)
+		for j := range attempts {
+			attempts[j] = projector.Attempt{
+				Projector: "totals", Handler: handler, Key: fmt.Sprint("p", j), Takes: []string{"review.posted"},
+				MessageID: fmt.Sprintf("01a1f84d-1bb0-703b-aedd-%012d", i*500+j),
+			}
+		}
+		_, err := db.Begin(context.Background(), "runner", attempts, done)
+		require.NoError(b, err)
+		done = attempts
+	}
+	b.ReportMetric(500*float64(b.N)/b.Elapsed().Seconds(), "messages/s")
+}

@@ -57,10 +57,14 @@ func fixture(t testing.TB, path string, o providertest.Options) providertest.Fix
 // shiftBack makes everything that is stored older, which is as good as a later clock.
 func shiftBack(db *sql.DB, d time.Duration) error {
 	for table, columns := range map[string][]string{
-		"kinora_events":  {"recorded_at"},
-		"kinora_outbox":  {"next_attempt_at", "created_at", "last_attempt_at", "published_at"},
-		"kinora_markers": {"processed_at"},
-		"kinora_parked":  {"parked_at"},
+		"kinora_events":   {"recorded_at"},
+		"kinora_outbox":   {"next_attempt_at", "created_at", "last_attempt_at", "published_at"},
+		"kinora_markers":  {"processed_at"},
+		"kinora_floors":   {"pruned_before"},
+		"kinora_parked":   {"parked_at", "resolved_at"},
+		"kinora_attempts": {"last_at"},
+		"kinora_inflight": {"named_at"},
+		"kinora_runners":  {"expires_at"},
 	} {
 		for _, column := range columns {
 			shift := fmt.Sprintf(`update %s set %s = %s - %d`, table, column, column, d.Milliseconds())

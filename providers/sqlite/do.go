@@ -12,17 +12,20 @@ import (
 	"github.com/kinora-go/kinora/projector"
 )
 
-// Records implements projector.UnitOfWork.
+// Records implements projector.UnitOfWork. Only connections of Open's can be watched, so only there can be rehearsed.
 func (d *DB) Records() projector.Records {
-	return projector.Records{Marks: true, Park: true, Outbox: true}
+	return projector.Records{Marks: true, Park: true, Outbox: true, Rehearse: d.owned}
 }
 
 // Do implements projector.UnitOfWork. apply runs once. It may use SQL to read, but what it writes it must write
 // through tx. Where ctx ends, the transaction is rolled back at once, and others have their turn, though apply
 // may not have returned.
 func (d *DB) Do(ctx context.Context, w projector.Work, apply func(ctx context.Context, tx *sql.Tx, fresh []int) ([]outbox.Message, error)) error {
-	if err := checkWork(w); err != nil {
+	if err := d.checkWork(w); err != nil {
 		return unitError(ctx, err, true)
+	}
+	if w.Rehearse != nil {
+		return unitError(ctx, d.rehearse(ctx, w, apply), true)
 	}
 	u, err := d.begin(ctx)
 	if err != nil {
@@ -31,20 +34,13 @@ func (d *DB) Do(ctx context.Context, w projector.Work, apply func(ctx context.Co
 	defer u.end()
 	stay := context.AfterFunc(ctx, u.leave)
 	defer stay()
-	fresh, err := u.marks(ctx, w)
+	fresh, err := u.work(ctx, w, apply)
 	if err != nil {
-		return unitError(ctx, fmt.Errorf("mark: %w", err), true)
+		return unitError(ctx, err, true)
 	}
-	if apply != nil && (len(w.Marks) == 0 || len(fresh) > 0) {
-		if err := u.apply(ctx, fresh, apply); err != nil {
-			return unitError(ctx, err, true)
-		}
-	} else if len(fresh) == 0 && len(w.Park) == 0 {
+	if u.idle {
 		w.Told(0)
 		return nil // there is nothing to commit
-	}
-	if err := u.park(ctx, w.Park); err != nil {
-		return unitError(ctx, fmt.Errorf("park: %w", err), true)
 	}
 	if !stay() {
 		return unitError(ctx, ctx.Err(), true)
@@ -54,6 +50,47 @@ func (d *DB) Do(ctx context.Context, w projector.Work, apply func(ctx context.Co
 	}
 	w.Told(len(fresh))
 	return nil
+}
+
+// work does all of w but its end. It returns which marks are new.
+func (u *unit) work(ctx context.Context, w projector.Work, apply func(ctx context.Context, tx *sql.Tx, fresh []int) ([]outbox.Message, error)) ([]int, error) {
+	fresh, err := u.marks(ctx, w)
+	if err != nil {
+		return nil, fmt.Errorf("mark: %w", err)
+	}
+	// The markers are there already, and nobody else writes meanwhile: so the floors are those of the commit.
+	lanes, err := u.mayReplay(ctx, w.Replay)
+	if err != nil {
+		return nil, err
+	}
+	if err := u.mustWait(ctx, w.Behind); err != nil {
+		return nil, err
+	}
+	if apply != nil && (len(w.Marks) == 0 || len(fresh) > 0) {
+		if err := u.apply(ctx, fresh, apply); err != nil {
+			return nil, err
+		}
+	} else if len(fresh) == 0 && len(w.Park)+len(w.Replay)+len(w.Forget) == 0 {
+		u.idle = true
+		return nil, nil
+	}
+	if err := u.park(ctx, w.Park); err != nil {
+		return nil, fmt.Errorf("park: %w", err)
+	}
+	if err := u.replayed(ctx, w.Replay, lanes); err != nil {
+		return nil, fmt.Errorf("resolve: %w", err)
+	}
+	for _, a := range w.Done {
+		if _, err := u.exec(ctx, takeBack, a.Handler, a.MessageID, w.Runner); err != nil {
+			return nil, fmt.Errorf("take a name back: %w", err)
+		}
+	}
+	for _, a := range w.Forget {
+		if _, err := u.exec(ctx, forgetAttempts, namesOf(a), a.MessageID); err != nil {
+			return nil, fmt.Errorf("forget attempts: %w", err)
+		}
+	}
+	return fresh, nil
 }
 
 func (u *unit) apply(ctx context.Context, fresh []int, apply func(ctx context.Context, tx *sql.Tx, fresh []int) ([]outbox.Message, error)) error {
@@ -74,7 +111,10 @@ func (u *unit) apply(ctx context.Context, fresh []int, apply func(ctx context.Co
 
 // checkWork refuses marks that could not be told apart later. Parked messages are taken as they are: what is
 // wrong with a message must not keep it from being set aside.
-func checkWork(w projector.Work) error {
+func (d *DB) checkWork(w projector.Work) error {
+	if w.Rehearse != nil && !d.owned {
+		return projector.Permanent(errors.New("rehearse: a pool given to New does not tell what its statements change"))
+	}
 	for i, m := range w.Marks {
 		if err := errors.Join(
 			eventstore.CheckText(fmt.Sprintf("marks[%d].handler", i), m.Handler, eventstore.MaxIDBytes),
@@ -126,20 +166,4 @@ func (u *unit) marks(ctx context.Context, w projector.Work) (fresh []int, err er
 		}
 	}
 	return fresh, nil
-}
-
-const insertParked = `
-insert into kinora_parked (projector, handler, message_id, topic, key, payload, headers, class, code, attempts, parked_at)
-values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ` + clock + `)
-on conflict do nothing`
-
-func (u *unit) park(ctx context.Context, parked []projector.Parked) error {
-	for _, p := range parked {
-		_, err := u.exec(ctx, insertParked, p.Projector, p.Handler, p.MessageID, p.Topic, p.Key,
-			blobOf(p.Payload), headersOf(p.Headers), p.Class.String(), p.Code, p.Attempts)
-		if err != nil {
-			return err
-		}
-	}
-	return nil
 }

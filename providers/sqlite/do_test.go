@@ -151,6 +151,56 @@ func TestHandlerThatHangs(t *testing.T) {
 	require.NoError(t, db.Do(context.Background(), marks("m1"), adds("p1")))
 }
 
+// Nor does one that is in a statement which never ends and which its context does not end, or one that is rehearsed.
+func TestHandlerThatIgnoresItsContext(t *testing.T) {
+	t.Parallel()
+	const forever = `with recursive n (i) as (select 1 union all select i + 1 from n) select count(*) from n`
+	for name, hang := range map[string]func(tx *sql.Tx, release chan struct{}){
+		"waits":     func(_ *sql.Tx, release chan struct{}) { <-release },
+		"statement": func(tx *sql.Tx, release chan struct{}) { _, _ = tx.Exec(forever); <-release },
+		"query":     func(tx *sql.Tx, release chan struct{}) { _ = tx.QueryRow(forever).Err(); <-release },
+		"prepared": func(tx *sql.Tx, release chan struct{}) {
+			s, err := tx.Prepare(forever)
+			if err == nil {
+				_, _ = s.Exec()
+			}
+			<-release
+		},
+	} {
+		for _, rehearse := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, rehearsed %t", name, rehearse), func(t *testing.T) {
+				t.Parallel()
+				db := open(t, nil)
+				release, result, inside := make(chan struct{}), make(chan error, 1), make(chan struct{})
+				ctx, cancel := context.WithCancel(context.Background())
+				defer cancel()
+				w := marks("m1")
+				if rehearse {
+					w.Rehearse = func([]projector.Change) { t.Error("it was broken off") }
+				}
+				go func() {
+					result <- db.Do(ctx, w, func(_ context.Context, tx *sql.Tx, _ []int) ([]message, error) {
+						_, _ = adds("p1")(context.Background(), tx, nil)
+						close(inside)
+						hang(tx, release)
+						_, err := adds("p1")(context.Background(), tx, nil)
+						return nil, err
+					})
+				}()
+				<-inside
+				cancel()
+				require.NoError(t, db.Do(within(t, 5*time.Second), marks("m2"), adds("p2")))
+				_, err := db.Append(within(t, 5*time.Second), "review-1", eventstore.NoStream, drafts(1))
+				require.NoError(t, err)
+				close(release)
+				requireClass(t, <-result, "shutdown", "")
+				require.Equal(t, 0, total(t, db.SQL(), "p1"))
+				require.Equal(t, 1, count(t, db.SQL(), "kinora_markers"))
+			})
+		}
+	}
+}
+
 func TestHandlerPastItsDeadline(t *testing.T) {
 	t.Parallel()
 	db := open(t, nil)

@@ -21,5 +21,12 @@
 // as SQL, began another transaction, or went on after an error that had rolled everything back. On a pool given to New, nothing guards
 // against that. A handler that calls DB.Append waits for itself until its context ends; it uses DB.InTx.
 //
+// Which attempts are under way, and which runners live, is committed without waiting for the disk: a process that is
+// killed loses none of it, a loss of power that alone. As all writers take turns, a runner cannot say that it lives
+// while a handler runs, in whatever process: its lease must be longer than handlers take.
+//
+// A rehearsal tells the rows of all tables that are left in the file, by their primary keys, or their rowids. It needs a DB
+// that Open made.
+//
 // The driver is modernc.org/sqlite.
 package sqlite

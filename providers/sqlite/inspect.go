@@ -103,11 +103,15 @@ where id in (
 	select id from kinora_outbox indexed by kinora_outbox_stuck
 	where status in ('failed', 'abandoned') and` + filtered + `
 	order by id limit ?9)
-returning topic, key`
+returning topic, key, ?10 > 0 and coalesce(last_attempt_at < ` + clock + ` - ?10, 0)`
 
 // Requeue implements outbox.Inspector.
 func (d *DB) Requeue(ctx context.Context, f outbox.Filter) (int, error) {
-	n, err := d.decide(ctx, requeueEntries, f)
+	window := millis(outbox.RequeueWindow)
+	if f.Force {
+		window = 0
+	}
+	n, err := d.decide(ctx, requeueEntries, f, window)
 	if err != nil {
 		return 0, fmt.Errorf("requeue: %w", err)
 	}
@@ -123,7 +127,7 @@ where id in (
 	select id from kinora_outbox indexed by kinora_outbox_held_id
 	where status = 'held' and` + filtered + `
 	order by id limit ?9)
-returning topic, key`
+returning topic, key, 0`
 
 // Skip implements outbox.Inspector.
 func (d *DB) Skip(ctx context.Context, f outbox.Filter) (int, error) {
@@ -134,7 +138,7 @@ func (d *DB) Skip(ctx context.Context, f outbox.Filter) (int, error) {
 	return n, nil
 }
 
-func (d *DB) decide(ctx context.Context, query string, f outbox.Filter) (n int, err error) {
+func (d *DB) decide(ctx context.Context, query string, f outbox.Filter, more ...any) (n int, err error) {
 	limit := f.Limit
 	if limit <= 0 {
 		limit = -1
@@ -143,11 +147,15 @@ func (d *DB) decide(ctx context.Context, query string, f outbox.Filter) (n int, 
 		lanes := map[lane]bool{}
 		err := each(ctx, u, func(rows *sql.Rows) error {
 			var l lane
-			err := rows.Scan(&l.topic, &l.key)
+			var stale bool
+			err := rows.Scan(&l.topic, &l.key, &stale)
+			if err == nil && stale {
+				err = outbox.ErrStale
+			}
 			lanes[l] = true
 			n++
 			return err
-		}, query, filterArgs(f, limit)...)
+		}, query, append(filterArgs(f, limit), more...)...)
 		if err != nil {
 			return err
 		}

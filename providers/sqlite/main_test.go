@@ -49,6 +49,8 @@ var children = map[string]func(path string) error{
 	"migrate":         childMigrates,
 	"full-disk":       childFillsDisk,
 	"keep":            childKeeps,
+	"run":             childRuns,
+	"replay":          childReplays,
 }
 
 // proc is a child process.
@@ -176,6 +178,10 @@ func checkAtRest(t testing.TB, db *sql.DB) {
 			select id from kinora_outbox where open <> (status not in ('published', 'held', 'skipped'))`,
 		"what is claimed has a token": `
 			select id from kinora_outbox where status = 'claimed' and (token is null or attempts < 1)`,
+		"what is due waits": `
+			select id from kinora_parked where due = 1 and not (state = 'parked' and class = 'held')`,
+		"what is done with says when": `
+			select id from kinora_parked where (state = 'parked') <> (resolved_at is null)`,
 		"sqlite itself": `select integrity_check from pragma_integrity_check where integrity_check <> 'ok'`,
 	} {
 		rows, err := db.Query(query)

@@ -15,6 +15,7 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
@@ -123,7 +124,7 @@ func TestNotMigrated(t *testing.T) {
 	_, entries := db.Entries(ctx, outbox.Filter{})
 	_, counts := db.StatusCounts(ctx)
 	_, skip := db.Skip(ctx, outbox.Filter{})
-	_, parked := db.ParkedMessages(ctx, "", 0, 0)
+	_, parked := db.ParkedMessages(ctx, projector.ParkedFilter{})
 	_, outcomes := db.Outcomes(ctx, []marker.Key{{Handler: handler, MessageID: "m"}})
 	do := db.Do(ctx, marks("m"), adds("p"))
 	requireClass(t, do, "transient", "not_migrated")

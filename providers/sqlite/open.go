@@ -3,7 +3,6 @@ package sqlite
 import (
 	"context"
 	"database/sql"
-	"database/sql/driver"
 	"errors"
 	"fmt"
 	"net/url"
@@ -64,34 +63,6 @@ func useWAL(ctx context.Context, db *sql.DB) error {
 		}
 		return nil
 	})
-}
-
-// guarded makes connections that commit only Kinora's own transactions, from their begin. Without it, a handler that
-// ends its transaction would commit its marker without its output; and after an error that rolls the whole
-// transaction back, which a handler may ignore, each of its further statements would commit by itself, or Kinora
-// would commit a transaction that the handler has begun.
-type guarded struct {
-	driver.Connector
-	db *DB
-}
-
-func (g guarded) Connect(ctx context.Context) (driver.Conn, error) {
-	c, err := g.Connector.Connect(ctx)
-	if err != nil {
-		return nil, err
-	}
-	hooks, ok := c.(sqlite.HookRegisterer)
-	if !ok {
-		return nil, errors.Join(errors.New("the driver has no hooks"), c.Close())
-	}
-	hooks.RegisterCommitHook(func() int32 {
-		if g.db.mayCommit() {
-			return 0
-		}
-		return 1
-	})
-	hooks.RegisterRollbackHook(g.db.rolledBack)
-	return c, nil
 }
 
 // probe finds out whether a pool will do, and the path of its file. It uses one connection of the pool.

@@ -138,7 +138,7 @@ func TestKeepPlans(t *testing.T) {
 		{"publish", func() {
 			markAll(t, db, published(claimAll(t, db, outbox.Query{}), false)...)
 		}, [][]string{nil, nil, nil, nil, nil, nil, {anyHeld, byID}, {byID}, {byID}, nil}},
-		{"a second later", func() { require.NoError(t, shiftBack(db.SQL(), time.Second)) }, make([][]string, 7)},
+		{"a second later", func() { require.NoError(t, shiftBack(db.SQL(), time.Second)) }, make([][]string, 12)},
 		{"delete", func() {
 			_, _, err := db.DeleteEntries(ctx, outbox.Retention{Published: 1, Skipped: time.Hour}, 0)
 			require.NoError(t, err)

@@ -66,6 +66,7 @@ var inTransactions = []string{
 	findEvents, raiseStream, readVersion, insertEvent, insertEntry, insertMark, insertParked,
 	candidates, candidatesUnordered, takeEntry, takeUnordered, markEntry, dropEntry, lanesOf, bringEntries,
 	savepoint, release, readStream,
+	nameClear, nameUnheld, anyParked, verdictOf, takeBack, isHeld, readParked, readFloor, resolveParked, markDue, forgetAttempts,
 }
 
 func (p *pool) query(ctx context.Context, query string, args ...any) (*sql.Rows, error) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -35,6 +36,7 @@ type DB struct {
 	turn    chan struct{}        // of size 1: whoever has put something in it writes
 	current atomic.Pointer[unit] // the unit that has the turn, where it is one
 	added   signal               // entries
+	apart   sync.RWMutex         // see Apart
 	hinted  atomic.Bool          // the caller's transaction that has the turn added some
 }
 
@@ -154,4 +156,5 @@ var (
 	_ projector.UnitOfWork[*sql.Tx] = (*DB)(nil)
 	_ projector.ParkedInspector     = (*DB)(nil)
 	_ projector.State               = (*DB)(nil)
+	_ projector.Journal             = (*DB)(nil)
 )

@@ -16,6 +16,7 @@ type unit struct {
 	session
 	db         *DB
 	entries    bool // it added some
+	idle       bool // it has nothing to commit
 	committing atomic.Bool
 	undone     atomic.Bool // whatever is open on its connection now is not its transaction
 	once       sync.Once

@@ -68,27 +68,83 @@ create table kinora_markers (
     primary key (handler, generation, message_id)
 ) strict, without rowid;
 
+-- Markers are pruned by their age, a handler's oldest first.
+create index kinora_markers_age on kinora_markers (handler, processed_at);
+
+-- Until when markers of a handler may be missing, since they were pruned.
+create table kinora_floors (
+    handler       text primary key,
+    pruned_before integer not null -- that very time included
+) strict, without rowid;
+
 -- Which build of a projector's read model is live. No row: the first.
 create table kinora_generations (
     projector text primary key,
     live      integer not null
 ) strict, without rowid;
 
--- Messages set aside, in order, with all that came with them.
+-- Messages set aside, in order, with all that came with them. The payload comes last, as what looks for what is in the
+-- way would else be read through it.
 create table kinora_parked (
-    id         integer primary key autoincrement,
-    projector  text not null,
-    handler    text not null, -- '' where the message did not get as far as a handler
-    message_id text not null,
-    topic      text not null,
-    key        text not null,
-    payload    blob not null,
-    headers    text not null, -- json
-    class      text not null,
-    code       text not null,
-    attempts   integer not null,
-    parked_at  integer not null
+    id          integer primary key autoincrement,
+    projector   text not null,
+    handler     text not null, -- '' where the message did not get as far as a handler
+    message_id  text not null,
+    topic       text not null,
+    key         text not null,
+    type        text not null,
+    holds       integer not null check (holds in (0, 1)), -- in the way of later ones of its key, while it is parked
+    state       text not null default 'parked' check (state in ('parked', 'replayed', 'skipped')),
+    due         integer not null default 0 check (due in (0, 1)), -- it waited for one that was replayed or skipped
+    class       text not null,
+    code        text not null,
+    attempts    integer not null,
+    version     text not null,
+    parked_at   integer not null,
+    resolved_at integer, -- replayed or skipped
+    resolved_by text not null default '',
+    reason      text not null default '',
+    headers     text not null, -- json
+    payload     blob not null
 ) strict;
 
--- A message is set aside once for a projector and handler. One without an id cannot be told from others.
-create unique index kinora_parked_message on kinora_parked (message_id, projector, handler) where message_id <> '';
+-- A message is set aside once for a projector and handler, and anew once it was replayed. One without an id cannot
+-- be told from others.
+create unique index kinora_parked_message on kinora_parked (message_id, projector, handler)
+    where state <> 'replayed' and message_id <> '';
+
+-- All of these are empty while all goes well. What is in the way is found by handler or by type, however many of one
+-- key wait.
+create index kinora_parked_live on kinora_parked (projector) where state = 'parked';
+create index kinora_parked_handler on kinora_parked (projector, key, handler) where state = 'parked' and holds = 1;
+create index kinora_parked_type on kinora_parked (projector, key, type) where state = 'parked' and holds = 1;
+create index kinora_parked_waiting on kinora_parked (projector, key, handler) where state = 'parked' and class = 'held';
+create index kinora_parked_due on kinora_parked (projector) where due = 1;
+create index kinora_parked_unregistered on kinora_parked (projector, type) where state = 'parked' and code = 'unregistered';
+create index kinora_parked_resolved on kinora_parked (resolved_at) where state <> 'parked';
+
+-- How often a message was tried at a handler, in whatever process. A row only where it failed.
+create table kinora_attempts (
+    handler    text not null,
+    message_id text not null,
+    attempts   integer not null,
+    last_at    integer not null,
+    primary key (handler, message_id)
+) strict, without rowid;
+
+create index kinora_attempts_age on kinora_attempts (last_at);
+
+-- What is under way, with whom: few rows. Its commits may be lost with the power, as the power ends runners, too.
+create table kinora_inflight (
+    handler    text not null,
+    message_id text not null,
+    runner     text not null,
+    named_at   integer not null,
+    primary key (handler, message_id, runner)
+) strict, without rowid;
+
+-- Until when each runner lives.
+create table kinora_runners (
+    runner     text primary key,
+    expires_at integer not null
+) strict, without rowid;

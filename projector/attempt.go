@@ -1,0 +1,234 @@
+package projector
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+)
+
+// grace is what a handler has to return after its context has ended, before it is left to itself.
+const grace = 2 * time.Second
+
+// tries are the attempts of one delivery at one handler.
+type tries struct {
+	*delivery
+	handler  *bound
+	attempt  Attempt
+	attempts int             // counted ones, by any process, as far as is known
+	stuck    <-chan struct{} // an attempt that has not returned: closed when it does
+}
+
+// count counts one.
+func (t *tries) count() error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.msg.Context()), t.cfg.Timeout)
+	defer cancel()
+	n, err := t.journal.CountAttempt(ctx, t.attempt)
+	if err != nil {
+		return away(err)
+	}
+	t.attempts = n
+	return nil
+}
+
+// once brings the message through the handler a single time, if it may: Clear says that it was tried, with what error; Suspect
+// that it has ended too many processes to be tried again, as an error. replay is the parked message, if it is one.
+func (t *tries) once(replay *Replay) (Verdict, error) {
+	if t.stuck != nil {
+		if err := t.await(); err != nil {
+			return Clear, err
+		}
+	}
+	t.apart.RLock()
+	v, err := t.names.begin(t.hard, t.attempt)
+	if err == nil && v == Clear {
+		defer t.apart.RUnlock()
+		return Clear, t.run(replay)
+	}
+	t.apart.RUnlock()
+	if err == nil && v == Suspect {
+		return t.suspect(replay)
+	}
+	return v, err
+}
+
+// await gives an attempt that went on after its end the time of another, which counts like one: to run a second beside it
+// would only take a further goroutine.
+func (t *tries) await() error {
+	limit := time.NewTimer(t.cfg.Timeout)
+	defer limit.Stop()
+	select {
+	case <-t.stuck:
+		t.stuck = nil
+		return nil
+	case <-t.ctx.Done():
+		return &Error{Class: Shutdown, Err: t.ctx.Err()}
+	case <-limit.C:
+		return errStuck
+	}
+}
+
+var errStuck = &Error{Class: UnknownClass, Code: "stuck", Err: errors.New("the handler has not returned after its deadline")}
+
+// suspect is once for a message that other runners have named. One that lives may well have it too, delivered twice: then it
+// runs like any other. Else it runs alone; and while it cannot be told how many processes it has ended, because they may
+// live, it waits.
+func (t *tries) suspect(replay *Replay) (Verdict, error) {
+	limit := t.cfg.Retry.Attempts
+	if limit < 0 || limit > 1 {
+		t.apart.RLock()
+		attempts, _, named, err := t.names.beginAlone(t.hard, t.attempt, 2)
+		if named && attempts == 0 {
+			defer t.apart.RUnlock()
+			return Clear, t.run(replay)
+		}
+		if named {
+			t.names.end(t.attempt, true)
+		}
+		t.apart.RUnlock()
+		if err != nil {
+			return Clear, err
+		}
+	}
+	for wait := 5 * time.Millisecond; ; wait = min(2*wait, t.cfg.Lease/20) {
+		v, err := t.alone(replay, limit)
+		if v != Held {
+			return v, err
+		}
+		pause := time.NewTimer(wait)
+		select {
+		case <-pause.C:
+		case <-t.ctx.Done():
+			pause.Stop()
+			return Clear, &Error{Class: Shutdown, Err: t.ctx.Err()}
+		}
+	}
+}
+
+// alone runs it with nothing beside it. Held: not now.
+func (t *tries) alone(replay *Replay, limit int) (Verdict, error) {
+	t.apart.Lock()
+	defer t.apart.Unlock()
+	attempts, _, named, err := t.names.beginAlone(t.hard, t.attempt, limit)
+	t.attempts = max(attempts, 1) // there may be some to forget
+	switch {
+	case named:
+		return Clear, t.run(replay)
+	case err != nil:
+		return Clear, err
+	case attempts >= limit:
+		return Suspect, &Error{Class: UnknownClass, Code: "vanished", Err: fmt.Errorf("it has ended its process, or its process ended, %d times", attempts)}
+	}
+	return Held, nil
+}
+
+// run runs the handler's unit of work once, in a goroutine of its own, so that a handler that panics or
+// calls runtime.Goexit ends its own attempt and nothing else, and one that never returns is left behind. Its context
+// knows the message's values but not the end of the message's context, which some subscribers cancel at once when
+// they close.
+func (t *tries) run(replay *Replay) error {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.msg.Context()))
+	defer context.AfterFunc(t.hard, cancel)()
+	limit := newDeadline(t.cfg.Timeout, cancel)
+	w := Work{Projector: t.member.name, Done: []Attempt{t.attempt}, Runner: t.names.runner}
+	if t.attempts > 0 {
+		w.Forget = []Attempt{t.attempt}
+	}
+	if replay != nil {
+		w.Replay = []Replay{*replay}
+	}
+	told := t.cfg.Observer.Handled
+	var begin time.Time
+	if told != nil {
+		begin = t.cfg.Clock()
+	}
+	skipped, ended, err := false, false, error(&Error{Class: UnknownClass, Code: "goexit", Err: errors.New("the handler called runtime.Goexit")})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer func() { t.names.end(t.attempt, err != nil || skipped) }()
+		defer limit.stop()
+		defer cancel()
+		defer func() {
+			if p := recover(); p != nil {
+				err = &Error{Class: UnknownClass, Code: "panic", Err: fmt.Errorf("panic: %v", p)}
+			}
+		}()
+		skipped, err = t.handler.unit(ctx, t.raw, w, limit)
+		ended = ctx.Err() != nil
+		if err != nil && t.cfg.Classify != nil && ClassOf(err) == UnknownClass {
+			err = &Error{Class: t.cfg.Classify(err), Code: codeOf(err), Err: err}
+		}
+	}()
+	if !returns(done, ctx) {
+		t.stuck = done
+		t.tell(told, false, begin, errStuck)
+		return errStuck
+	}
+	if err != nil && ended && t.hard.Err() == nil && !limit.began() {
+		err = &Error{Class: Transient, Code: "begin", Err: fmt.Errorf("no transaction in %s: %w", t.cfg.Timeout, err)}
+	}
+	t.tell(told, skipped, begin, err)
+	if t.handler.noop && err == nil && t.cfg.Observer.Unmarked != nil {
+		t.cfg.Observer.Unmarked(t.handler.name)
+	}
+	return err
+}
+
+// returns waits until done is closed, and after the end of ctx no longer than its grace.
+func returns(done <-chan struct{}, ctx context.Context) bool {
+	select {
+	case <-done:
+		return true
+	case <-ctx.Done():
+	}
+	last := time.NewTimer(grace)
+	defer last.Stop()
+	select {
+	case <-done:
+		return true
+	case <-last.C:
+		return false
+	}
+}
+
+// tell tells the observer of a unit.
+func (t *tries) tell(told func(string, bool, time.Duration, time.Duration, error), skipped bool, begin time.Time, err error) {
+	if told == nil {
+		return
+	}
+	now := t.cfg.Clock()
+	var waited time.Duration
+	if !t.raw.RecordedAt.IsZero() {
+		waited = now.Sub(t.raw.RecordedAt)
+	}
+	told(t.handler.name, skipped, waited, now.Sub(begin), err)
+}
+
+// deadline limits each part of a unit of work by itself: waiting for the transaction, the handler, the commit.
+// So a handler that had to wait for its turn has all of its own time, and a wait is never held against it.
+type deadline struct {
+	each  time.Duration
+	timer *time.Timer // to the end of the unit's context
+	begun atomic.Bool // the handler was reached
+}
+
+func newDeadline(each time.Duration, end func()) *deadline {
+	return &deadline{each: each, timer: time.AfterFunc(each, end)}
+}
+
+// handler is the handler's context. One that does not heed its end meets the end of the whole unit later.
+func (l *deadline) handler(ctx context.Context) (context.Context, func()) {
+	l.begun.Store(true)
+	l.timer.Reset(2 * l.each)
+	ctx, cancel := context.WithTimeout(ctx, l.each)
+	return ctx, func() {
+		cancel()
+		l.timer.Reset(l.each)
+	}
+}
+
+func (l *deadline) began() bool { return l.begun.Load() }
+
+func (l *deadline) stop() { l.timer.Stop() }

@@ -1,0 +1,179 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+
+	"modernc.org/sqlite"
+)
+
+// guarded makes connections that commit only Kinora's own transactions, from their begin. Without it, a handler that
+// ends its transaction would commit its marker without its output; and after an error that rolls the whole
+// transaction back, which a handler may ignore, each of its further statements would commit by itself, or Kinora
+// would commit a transaction that the handler has begun.
+type guarded struct {
+	driver.Connector
+	db *DB
+}
+
+func (g guarded) Connect(ctx context.Context) (driver.Conn, error) {
+	c, err := g.Connector.Connect(ctx)
+	if err != nil {
+		return nil, err
+	}
+	full, ok := c.(driverConn)
+	if !ok {
+		return nil, errors.Join(errors.New("the driver's connection lacks methods"), c.Close())
+	}
+	full.RegisterCommitHook(func() int32 {
+		if g.db.mayCommit() {
+			return 0
+		}
+		return 1
+	})
+	full.RegisterRollbackHook(g.db.rolledBack)
+	return &guardedConn{driverConn: full}, nil
+}
+
+// manner is how a transaction differs from others. It is in the context that it begins with.
+type manner struct {
+	unsynced bool
+	watch    sqlite.PreUpdateHookFn
+}
+
+type mannerKey struct{}
+
+// unsynced makes the next transaction's commit one that is not synced: half a dozen times as fast.
+//
+// It is in the log as any other, after what was committed before and before what is committed next. A process that
+// is killed loses nothing, as the log's pages are the operating system's by then. A loss of power may tear the log
+// at any place after its last sync, and recovery ends at the first frame whose checksum, which goes on from frame to
+// frame, does not fit: so it loses this commit, or this one and those after it that are no more synced, and never
+// one that was synced, as that syncs all before it. Nothing is damaged either way: the log is synced before a checkpoint
+// copies it into the database, the database before the log is begun anew, and the log's new header before its first
+// frames. SQLite does all three at synchronous=NORMAL; only the sync at commit is left out.
+func unsynced(ctx context.Context) context.Context {
+	return context.WithValue(ctx, mannerKey{}, manner{unsynced: true})
+}
+
+// guardedConn begins transactions in their manner, and ends their statements with their units.
+type guardedConn struct {
+	driverConn
+	unit   context.Context // that of the transaction that is open
+	broken bool            // it could not be put back as it was
+}
+
+const (
+	syncLess = `pragma synchronous = normal`
+	syncFull = `pragma synchronous = full`
+)
+
+// BeginTx implements driver.ConnBeginTx. SQLite changes the setting between transactions only.
+func (c *guardedConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
+	m, _ := ctx.Value(mannerKey{}).(manner)
+	if m.unsynced {
+		if _, err := c.driverConn.ExecContext(context.Background(), syncLess, nil); err != nil {
+			return nil, err
+		}
+	}
+	if m.watch != nil {
+		c.RegisterPreUpdateHook(m.watch)
+	}
+	tx, err := c.driverConn.BeginTx(ctx, opts)
+	if err != nil {
+		c.restore(m)
+		return nil, err
+	}
+	c.unit = ctx
+	return guardedTx{tx, c, m}, nil
+}
+
+func (c *guardedConn) restore(m manner) {
+	c.unit = nil
+	if m.watch != nil {
+		c.RegisterPreUpdateHook(nil)
+	}
+	if m.unsynced {
+		_, err := c.driverConn.ExecContext(context.Background(), syncFull, nil)
+		c.broken = c.broken || err != nil
+	}
+}
+
+// IsValid implements driver.Validator: a connection that may not sync is not used again.
+func (c *guardedConn) IsValid() bool { return !c.broken && c.driverConn.IsValid() }
+
+type guardedTx struct {
+	driver.Tx
+	conn *guardedConn
+	m    manner
+}
+
+func (tx guardedTx) Commit() error {
+	defer tx.conn.restore(tx.m)
+	return tx.Tx.Commit()
+}
+
+func (tx guardedTx) Rollback() error {
+	defer tx.conn.restore(tx.m)
+	return tx.Tx.Rollback()
+}
+
+// withUnit ends ctx with the unit, too: a handler may run a statement with a context that does not, and the
+// connection is not free before that statement is over. Nothing ends the search for a further row, once there was a
+// first.
+func (c *guardedConn) withUnit(ctx context.Context) (context.Context, func()) {
+	if c.unit == nil || c.unit.Done() == nil || ctx.Done() == c.unit.Done() {
+		return ctx, func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(c.unit, cancel)
+	return ctx, func() { stop(); cancel() }
+}
+
+func (c *guardedConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
+	ctx, done := c.withUnit(ctx)
+	defer done()
+	return c.driverConn.ExecContext(ctx, query, args)
+}
+
+func (c *guardedConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
+	ctx, done := c.withUnit(ctx)
+	defer done()
+	return c.driverConn.QueryContext(ctx, query, args)
+}
+
+func (c *guardedConn) PrepareContext(ctx context.Context, query string) (driver.Stmt, error) {
+	s, err := c.driverConn.PrepareContext(ctx, query)
+	if err != nil {
+		return nil, err
+	}
+	full, ok := s.(driverStmt)
+	if !ok {
+		return nil, errors.Join(errors.New("the driver's statement lacks methods"), s.Close())
+	}
+	return guardedStmt{full, c}, nil
+}
+
+type driverStmt interface {
+	driver.Stmt
+	driver.StmtExecContext
+	driver.StmtQueryContext
+}
+
+type guardedStmt struct {
+	driverStmt
+	conn *guardedConn
+}
+
+func (s guardedStmt) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
+	ctx, done := s.conn.withUnit(ctx)
+	defer done()
+	return s.driverStmt.ExecContext(ctx, args)
+}
+
+func (s guardedStmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
+	ctx, done := s.conn.withUnit(ctx)
+	defer done()
+	return s.driverStmt.QueryContext(ctx, args)
+}
