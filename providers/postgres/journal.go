@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -42,12 +43,8 @@ func named(a projector.Attempt) string {
 }
 
 // Statements that look a few rows up do so whatever the server thinks of the tables: these are empty most of the time, and a
-// scan of an empty table is a plan that ages.
-const (
-	lookUpSQL = `select set_config('kinora.enable_seqscan', current_setting('enable_seqscan'), true), set_config('enable_seqscan', 'off', true)`
-
-	lookFreelySQL = `select set_config('enable_seqscan', current_setting('kinora.enable_seqscan'), true)`
-)
+// scan of an empty table is a plan that ages. Units have it in settingsSQL.
+const lookUpSQL = `select set_config('enable_seqscan', 'off', true)`
 
 // An attempt is judged by a short statement, which says -1 where something of its lane is parked, and then by one that walks the
 // lane. One at a message without an id is never named.
@@ -88,6 +85,9 @@ put as (
 	on conflict on constraint inflight_pkey do nothing)
 select v from verdict`
 )
+
+// Apart implements projector.Journal.
+func (db *DB) Apart() *sync.RWMutex { return &db.apart }
 
 // Begin implements projector.Journal: one round trip, and another one where something is parked in an attempt's lane.
 // Nothing of it waits for a disk.

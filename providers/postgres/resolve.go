@@ -144,7 +144,7 @@ func (db *DB) resolve(ctx context.Context, tx pgx.Tx, of []projector.Replay) err
 	b.Queue(lookUpSQL)
 	b.Queue(db.q(resolveSQL), seqs, by, reasons)
 	b.Queue(db.q(dueSQL), seqs)
-	b.Queue(lookFreelySQL)
+	b.Queue(resetSQL)
 	if err := tx.SendBatch(ctx, b).Close(); err != nil {
 		return fmt.Errorf("resolve parked messages: %w", err)
 	}
