@@ -55,8 +55,9 @@ func (b *Batched) Do(ctx context.Context, w projector.Work, apply func(ctx conte
 		if fresh, err = b.unmarked(ctx, w, fresh); err != nil {
 			return class(err)
 		}
-		if len(fresh) == 0 { // only what is to be parked, and forgotten, is left
-			if err = b.try(ctx, projector.Work{Projector: w.Projector, Park: w.Park, Forget: w.Forget}, nil, nil); err == nil {
+		if len(fresh) == 0 { // only the rest is left
+			w.Marks = nil
+			if err = b.try(ctx, w, nil, nil); err == nil {
 				w.Told(0)
 			}
 			return class(err)
@@ -89,14 +90,7 @@ func (b *Batched) try(ctx context.Context, w projector.Work, fresh []int, apply 
 	for _, i := range fresh {
 		marks = append(marks, w.Marks[i])
 	}
-	if len(marks) > 0 {
-		some := projector.Work{Projector: w.Projector, Marks: marks}
-		batch.Queue(limitWaitSQL, markerWait)
-		batch.Queue(b.q(fenceSQL), lockClassFence, b.fence(w.Projector))
-		batch.Queue(b.q(mustInsertMarkersSQL), markerArgs(some)...)
-		batch.Queue(resetWaitSQL)
-	}
-	if err := b.queueRest(batch, w); err != nil {
+	if err := b.queueOwn(batch, w, marks); err != nil {
 		return err
 	}
 	enqueued := false
@@ -128,6 +122,24 @@ func (b *Batched) try(ctx context.Context, w projector.Work, fresh []int, apply 
 		b.added()
 	}
 	return nil
+}
+
+// queueOwn queues what the unit does itself.
+func (b *Batched) queueOwn(batch *pgx.Batch, w projector.Work, marks []marker.Key) error {
+	own := len(marks) > 0 || looksUp(w)
+	if own {
+		batch.Queue(settingsSQL, markerWait)
+	}
+	if len(marks) > 0 {
+		some := projector.Work{Projector: w.Projector, Marks: marks}
+		batch.Queue(b.q(fenceSQL), lockClassFence, b.fence(w.Projector))
+		batch.Queue(b.q(mustInsertMarkersSQL), markerArgs(some)...)
+	}
+	b.queueCounted(batch, w)
+	if own {
+		batch.Queue(resetSQL)
+	}
+	return b.queueParked(batch, w)
 }
 
 // send sends a batch in the implicit transaction of its one Sync.

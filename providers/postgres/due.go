@@ -9,6 +9,7 @@ import (
 	"github.com/kinora-go/kinora/projector"
 )
 
+// Of a type, it says that it is no less and no more: were it the same, the planner could walk all that is parked by id.
 const dueParkedSQL = `
 select ` + parkedColumns + ` from kinora.parked p
 where p.id = any(array(
@@ -18,8 +19,8 @@ where p.id = any(array(
 		select f.id from (select distinct type from unnest($2::text[]) t(type)) t, lateral (
 			select p.id from kinora.parked p
 			where p.state = 'parked' and p.code = 'unregistered' and not p.due and p.projector = $1::text
-				and left(p.type, 256) = left(t.type, 256) and p.type = t.type and p.id > $3::bigint
-			order by p.id limit $4::int) f) d
+				and left(p.type, 256) <= left(t.type, 256) and p.type = t.type and (left(p.type, 256), p.id) > (left(t.type, 256), $3::bigint)
+			order by left(p.type, 256), p.id limit $4::int) f) d
 	order by id limit $4::int))
 order by p.id`
 
@@ -49,7 +50,7 @@ func (db *DB) FailParked(ctx context.Context, p projector.Parked, a projector.At
 		a.Seq = p.Seq
 		err = db.notDue(ctx, a)
 	} else {
-		_, err = db.pool.Exec(ctx, db.q(failParkedSQL), p.Seq, p.Class.String(), storable(p.Code), p.Attempts, storable(p.Version))
+		_, err = db.pool.Exec(ctx, db.q(failParkedSQL), planned, p.Seq, p.Class.String(), storable(p.Code), p.Attempts, storable(p.Version))
 	}
 	if err != nil {
 		return class(fmt.Errorf("say that a replay failed: %w", err))
@@ -63,7 +64,7 @@ func (db *DB) notDue(ctx context.Context, a projector.Attempt) error {
 		for {
 			switch err := behind(tx.QueryRow(ctx, db.q(behindSQL), append([]any{planned}, attemptArgs(a, nil)...)...)); {
 			case err == nil:
-				_, err = tx.Exec(ctx, db.q(notDueSQL), a.Seq)
+				_, err = tx.Exec(ctx, db.q(notDueSQL), planned, a.Seq)
 				return err
 			case errors.Is(err, projector.ErrNotHeld):
 				return nil // what held it is gone, and it is due as it was

@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -41,21 +42,39 @@ func named(a projector.Attempt) string {
 	return a.Handler
 }
 
-// An attempt begins by looking up, whatever the server thinks of the tables: they are empty most of the time, and a
-// scan of an empty table is a plan that ages. An attempt at a message without an id is never named.
-const (
-	lookUpSQL = `select set_config('enable_seqscan', 'off', true)`
+// Statements that look a few rows up do so whatever the server thinks of the tables: these are empty most of the time, and a
+// scan of an empty table is a plan that ages. Units have it in settingsSQL.
+const lookUpSQL = `select set_config('enable_seqscan', 'off', true)`
 
+// An attempt is judged by a short statement, which says -1 where something of its lane is parked, and then by one that walks the
+// lane. One at a message without an id is never named.
+const (
 	doneSQL = `delete from kinora.inflight where handler = $1::text and message_hash = $2::bytea and runner = $3::text`
 
 	beginSQL = `
+with verdict as materialized (
+	select case
+		when exists (select from ` + mine + ` and p.id <> $4::bigint) then 1
+		when exists (
+			select from kinora.parked p
+			where p.state = 'parked' and p.holds and p.key_hash <> '' and p.projector = $1::text and p.key_hash = $2::bytea) then -1
+		when exists (
+			select from kinora.inflight i where i.handler = $6::text and i.message_hash = $5::bytea and i.runner <> $7::text) then 3
+		else 0 end as v),
+put as (
+	insert into kinora.inflight (handler, message_hash, runner)
+	select $6::text, $5::bytea, $7::text from verdict where v = 0 and $5::bytea <> ''
+	on conflict on constraint inflight_pkey do nothing)
+select v from verdict`
+
+	mine = `kinora.parked p
+			where p.state <> 'replayed' and p.message_hash <> '' and p.message_hash = $5::bytea and p.projector = $1::text
+				and (p.handler = '' or p.handler = any($3::text[]))`
+
+	beginInLaneSQL = `
 with recursive ` + laneCTE + `,
 verdict as materialized (
 	select case
-		when exists (
-			select from kinora.parked p
-			where p.state <> 'replayed' and p.message_hash <> '' and p.message_hash = $7::bytea and p.projector = $1::text
-				and p.id <> $5::bigint and (p.handler = '' or p.handler = any($3::text[]))) then 1
 		when exists (select from lane l where ` + inTheWay + `) then 2
 		when exists (
 			select from kinora.inflight i where i.handler = $8::text and i.message_hash = $7::bytea and i.runner <> $9::text) then 3
@@ -67,26 +86,53 @@ put as (
 select v from verdict`
 )
 
-// Begin implements projector.Journal: one round trip, and nothing that waits for a disk.
+// Apart implements projector.Journal.
+func (db *DB) Apart() *sync.RWMutex { return &db.apart }
+
+// Begin implements projector.Journal: one round trip, and another one where something is parked in an attempt's lane.
+// Nothing of it waits for a disk.
 func (db *DB) Begin(ctx context.Context, runner string, attempts, done []projector.Attempt) ([]projector.Verdict, error) {
 	verdicts := make([]projector.Verdict, len(attempts))
-	if len(attempts)+len(done) == 0 {
-		return verdicts, nil
-	}
 	b := &pgx.Batch{}
 	b.Queue(lookUpSQL)
 	for _, a := range done {
 		b.Queue(db.q(doneSQL), named(a), hashOf(a.MessageID), runner)
 	}
-	for i, a := range attempts {
-		b.Queue(db.q(beginSQL), append(attemptArgs(a, nil), hashOf(a.MessageID), named(a), runner)...).QueryRow(func(row pgx.Row) error {
+	judge := func(i int, sql string, args ...any) {
+		a := attempts[i]
+		b.Queue(db.q(sql), append(args, hashOf(a.MessageID), named(a), runner)...).QueryRow(func(row pgx.Row) error {
 			return row.Scan(&verdicts[i])
 		})
 	}
-	if err := db.pool.SendBatch(ctx, b).Close(); err != nil {
-		return nil, class(fmt.Errorf("begin attempts: %w", err))
+	for i, a := range attempts {
+		args := attemptArgs(a, nil)
+		judge(i, beginSQL, args[0], args[1], args[2], a.Seq)
+	}
+	if err := db.sendLookUps(ctx, b); err != nil {
+		return nil, err
+	}
+	b = &pgx.Batch{}
+	b.Queue(lookUpSQL)
+	for i, v := range verdicts {
+		if v < projector.Clear {
+			judge(i, beginInLaneSQL, attemptArgs(attempts[i], nil)...)
+		}
+	}
+	if err := db.sendLookUps(ctx, b); err != nil {
+		return nil, err
 	}
 	return verdicts, nil
+}
+
+// sendLookUps sends what there is beside lookUpSQL, in the implicit transaction of its one Sync.
+func (db *DB) sendLookUps(ctx context.Context, b *pgx.Batch) error {
+	if b.Len() == 1 {
+		return nil
+	}
+	if err := db.pool.SendBatch(ctx, b).Close(); err != nil {
+		return class(fmt.Errorf("begin attempts: %w", err))
+	}
+	return nil
 }
 
 // Runners that are at one suspect follow one another, and each one's statement sees what the one before it did.
@@ -127,8 +173,8 @@ func (db *DB) BeginAlone(ctx context.Context, runner string, a projector.Attempt
 	b.Queue(db.q(beginAloneSQL), named(a), hash, runner, limit).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&attempts, &alive)
 	})
-	if err := db.pool.SendBatch(ctx, b).Close(); err != nil {
-		return 0, 0, class(fmt.Errorf("begin an attempt alone: %w", err))
+	if err := db.sendLookUps(ctx, b); err != nil {
+		return 0, 0, err
 	}
 	return attempts, alive, nil
 }

@@ -53,7 +53,7 @@ const (
 
 	// What a filter picks; $1 to $7 are its arguments everywhere, and $8 is the limit.
 	parkedFilter = `
-	p.id > 0 and ($1::text = '' or p.projector = $1::text) and ($2::text = '' or p.handler = $2::text)
+	p.handler >= '' and ($1::text = '' or p.projector = $1::text) and ($2::text = '' or p.handler = $2::text)
 	and ($3::bytea = '' or p.key_hash = $3::bytea) and ($4::text is null or p.class = $4::text) and ($5::text = '' or p.code = $5::text)
 	and ($6::bigint[] is null or p.id = any($6::bigint[])) and p.id > $7::bigint`
 
@@ -86,7 +86,7 @@ func (db *DB) ParkedMessages(ctx context.Context, f projector.ParkedFilter) ([]p
 	return nil, fmt.Errorf("list parked messages: %w", clear(err))
 }
 
-const parkedCountSQL = `select count(*) from kinora.parked where state = 'parked' and id > 0 and ($1::text = '' or projector = $1::text)`
+const parkedCountSQL = `select count(*) from kinora.parked where state = 'parked' and handler >= '' and ($1::text = '' or projector = $1::text)`
 
 // ParkedCount implements projector.ParkedInspector.
 func (db *DB) ParkedCount(ctx context.Context, name string) (n int64, err error) {

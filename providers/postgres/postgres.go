@@ -40,7 +40,8 @@ type DB struct {
 	notes   notifier
 	orphans walk
 	turns   turns
-	cached  sync.Map // statement as written → with the schema's name
+	apart   sync.RWMutex // see Apart
+	cached  sync.Map     // statement as written → with the schema's name
 }
 
 var (

@@ -14,9 +14,10 @@ import (
 // of what waits that it is not due) locks that one too, shared. So either he comes first, and what waits is there to become
 // due; or he waits, and looks again. Locks are taken in order of ids where that can be: a cycle is left to the server.
 const (
+	// In a case, so that no other index than that of ids will do.
 	lockParkedSQL = `
 select id from kinora.parked
-where id = any($1::bigint[]) and projector = $2::text and state = 'parked'
+where id = any($1::bigint[]) and case when projector = $2::text and state = 'parked' then true else false end
 order by id for no key update`
 
 	// The floor is read by a statement whose snapshot is newer than the marker: a pruning that took an earlier one away was waited for.
@@ -37,7 +38,7 @@ select exists (select from found), exists (select from locked)`
 	resolveSQL = `
 update kinora.parked p set state = 'replayed', due = false, resolved_at = clock_timestamp(), resolved_by = r.by, reason = r.reason
 from unnest($1::bigint[], $2::text[], $3::text[]) r(id, by, reason)
-where p.id = r.id and p.state = 'parked'`
+where p.id = r.id and case when p.state = 'parked' then true else false end`
 
 	// Of each of these, what waits first behind it, of each handler.
 	dueSQL = `
@@ -140,8 +141,10 @@ func (db *DB) resolve(ctx context.Context, tx pgx.Tx, of []projector.Replay) err
 		return nil
 	}
 	b := &pgx.Batch{}
+	b.Queue(lookUpSQL)
 	b.Queue(db.q(resolveSQL), seqs, by, reasons)
 	b.Queue(db.q(dueSQL), seqs)
+	b.Queue(resetSQL)
 	if err := tx.SendBatch(ctx, b).Close(); err != nil {
 		return fmt.Errorf("resolve parked messages: %w", err)
 	}

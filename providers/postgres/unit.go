@@ -18,12 +18,16 @@ import (
 // A unit with marks begins with these. The fence, the projector's lock in shared mode, comes first, and the
 // generation is read by a later statement, whose snapshot is newer than the wait for the lock: whoever
 // switches generations holds the lock exclusively. A concurrent unit with the same mark is waited for, for
-// half a second at a time, so that a storm of one message does not occupy a connection for long; handlers
-// have no such limit.
+// half a second at a time, so that a storm of one message does not occupy a connection for long; and nothing is
+// scanned (lookUpSQL). Handlers have the settings that were there before.
 const (
-	limitWaitSQL = `select set_config('kinora.lock_timeout', current_setting('lock_timeout'), true), set_config('lock_timeout', $1::text, true)`
-	resetWaitSQL = `select set_config('lock_timeout', current_setting('kinora.lock_timeout'), true)`
-	fenceSQL     = `select pg_advisory_xact_lock_shared($1::int, $2::int)`
+	settingsSQL = `
+select set_config('kinora.lock_timeout', current_setting('lock_timeout'), true), set_config('lock_timeout', $1::text, true),
+	set_config('kinora.enable_seqscan', current_setting('enable_seqscan'), true), set_config('enable_seqscan', 'off', true)`
+	resetSQL = `
+select set_config('lock_timeout', current_setting('kinora.lock_timeout'), true),
+	set_config('enable_seqscan', current_setting('kinora.enable_seqscan'), true)`
+	fenceSQL = `select pg_advisory_xact_lock_shared($1::int, $2::int)`
 	// A mark counts under the handler's name and, so that instances of the old code and of the new one may run
 	// at once, under each of its earlier names.
 	insertMarkersSQL = `
@@ -82,7 +86,7 @@ func (db *DB) once(ctx context.Context, w projector.Work, apply func(context.Con
 		return class(fmt.Errorf("begin: %w", err))
 	}
 	known := len(w.Marks) > 0 && len(fresh) == 0
-	if known && len(w.Park)+len(w.Replay)+len(w.Forget) == 0 && w.Rehearse == nil {
+	if known && len(w.Park) == 0 && !looksUp(w) && w.Rehearse == nil {
 		w.Told(0)
 		return nil
 	}
@@ -134,10 +138,10 @@ func (db *DB) begin(ctx context.Context, conn *pgx.Conn, w projector.Work) (tx p
 	b := &pgx.Batch{}
 	b.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	marks := len(w.Marks) > 0 && !mutant.NoMarker
-	waits := marks || len(w.Replay) > 0 || w.Behind != nil
 	replayed := replays{of: w.Replay}
-	if waits {
-		b.Queue(limitWaitSQL, markerWait)
+	own := marks || looksUp(w)
+	if own {
+		b.Queue(settingsSQL, markerWait)
 	}
 	if len(w.Replay) > 0 {
 		replayed.lock(db, b, w.Projector)
@@ -157,15 +161,16 @@ func (db *DB) begin(ctx context.Context, conn *pgx.Conn, w projector.Work) (tx p
 		b.Queue(db.q(behindSQL), attemptArgs(*w.Behind, nil)...).QueryRow(behind)
 	}
 	replayed.check(db, b)
-	if waits {
-		b.Queue(resetWaitSQL)
+	db.queueCounted(b, w)
+	if own {
+		b.Queue(resetSQL)
 	}
 	if mutant.NoMarker {
 		for i := range w.Marks {
 			fresh = append(fresh, i)
 		}
 	}
-	if err := db.queueRest(b, w); err != nil {
+	if err := db.queueParked(b, w); err != nil {
 		return nil, nil, err
 	}
 	results := conn.SendBatch(ctx, b)
@@ -176,17 +181,28 @@ func (db *DB) begin(ctx context.Context, conn *pgx.Conn, w projector.Work) (tx p
 	return results.Tx(), fresh, err
 }
 
-// queueRest queues what is parked, and what is forgotten.
-func (db *DB) queueRest(b *pgx.Batch, w projector.Work) error {
+// looksUp tells whether a unit looks into what is parked, counted or under way.
+func looksUp(w projector.Work) bool {
+	return len(w.Replay)+len(w.Forget)+len(w.Done) > 0 || w.Behind != nil
+}
+
+// queueCounted queues what is forgotten, and what is no longer under way.
+func (db *DB) queueCounted(b *pgx.Batch, w projector.Work) {
+	for _, a := range w.Forget {
+		b.Queue(db.q(forgetSQL), named(a), hashOf(a.MessageID))
+	}
+	for _, a := range w.Done {
+		b.Queue(db.q(doneSQL), named(a), hashOf(a.MessageID), w.Runner)
+	}
+}
+
+func (db *DB) queueParked(b *pgx.Batch, w projector.Work) error {
 	for _, p := range w.Park {
 		args, err := parkArgs(p)
 		if err != nil {
 			return err
 		}
 		b.Queue(db.q(parkSQL), args...)
-	}
-	for _, a := range w.Forget {
-		b.Queue(db.q(forgetSQL), named(a), hashOf(a.MessageID))
 	}
 	return nil
 }

@@ -136,8 +136,8 @@ create table kinora.parked (
 );
 
 -- A lane is what holds of one projector and key. It is walked from handler to handler and type to type, so that a look costs
--- the same however long it is. Conditions that are always true (id > 0, key_hash <> '') are as the outbox's indexes have them.
-create index parked_live_idx on kinora.parked (projector, id) where state = 'parked' and id > 0;
+-- the same however long it is. Conditions that are always true (handler >= '') are what the outbox's indexes have them for.
+create index parked_live_idx on kinora.parked (projector, id) where state = 'parked' and handler >= '';
 create index parked_lane_idx on kinora.parked (projector, key_hash, handler, left(type, 256), id)
 	where state = 'parked' and holds and key_hash <> '';
 create index parked_waits_idx on kinora.parked (projector, key_hash, handler, id) where state = 'parked' and class = 'held' and key_hash <> '';
