@@ -28,14 +28,14 @@ import (
 
 // The events of the poison tests: a handler for each, so that the messages of one key go through all of them.
 type (
-	exited   noted
-	looped   noted
-	panicked noted
-	failed   noted
+	exitedNote   noted
+	loopedNote   noted
+	panickedNote noted
+	failedNote   noted
 )
 
-var poisons = eventstore.NewTypes(eventstore.Type[exited]("exited"), eventstore.Type[looped]("looped"),
-	eventstore.Type[panicked]("panicked"), eventstore.Type[failed]("failed"))
+var poisons = eventstore.NewTypes(eventstore.Type[exitedNote]("exited"), eventstore.Type[loopedNote]("looped"),
+	eventstore.Type[panickedNote]("panicked"), eventstore.Type[failedNote]("failed"))
 
 var poisonTypes = []string{"exited", "looped", "panicked", "failed"}
 
@@ -88,10 +88,18 @@ func poisonous(mended bool, entered func(handler string, e noted)) *projector.Pr
 	panics := on("panics", func() { panic("poison") })
 	fails := on("fails", func() {})
 	return projector.Define("poisonous", poisons, projector.Options{Markers: true},
-		projector.On("exits", func(ctx context.Context, tx pgx.Tx, e eventstore.Event[exited]) error { return exits(ctx, tx, noted(e.Data)) }),
-		projector.On("loops", func(ctx context.Context, tx pgx.Tx, e eventstore.Event[looped]) error { return loops(ctx, tx, noted(e.Data)) }),
-		projector.On("panics", func(ctx context.Context, tx pgx.Tx, e eventstore.Event[panicked]) error { return panics(ctx, tx, noted(e.Data)) }),
-		projector.On("fails", func(ctx context.Context, tx pgx.Tx, e eventstore.Event[failed]) error { return fails(ctx, tx, noted(e.Data)) }),
+		projector.On("exits", func(ctx context.Context, tx pgx.Tx, e eventstore.Event[exitedNote]) error {
+			return exits(ctx, tx, noted(e.Data))
+		}),
+		projector.On("loops", func(ctx context.Context, tx pgx.Tx, e eventstore.Event[loopedNote]) error {
+			return loops(ctx, tx, noted(e.Data))
+		}),
+		projector.On("panics", func(ctx context.Context, tx pgx.Tx, e eventstore.Event[panickedNote]) error {
+			return panics(ctx, tx, noted(e.Data))
+		}),
+		projector.On("fails", func(ctx context.Context, tx pgx.Tx, e eventstore.Event[failedNote]) error {
+			return fails(ctx, tx, noted(e.Data))
+		}),
 	)
 }
 
@@ -293,5 +301,3 @@ func TestBystandersOfKillers(t *testing.T) {
 	require.Zero(t, count(t, o.db, `select count(*) from kinora.attempts`), "who was suspected in vain is cleared")
 	t.Logf("%d lives", o.lives)
 }
-
-
