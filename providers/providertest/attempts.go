@@ -283,7 +283,7 @@ func journalOutlives(s *stage) {
 	s.countAttempt(a, 1)
 	s.alive("one", time.Hour)
 	s.begin("one", a, b)
-	s.begin("dead", b)
+	same(s, "verdict of what another has named", s.begin("dead", b)[0], projector.Suspect) // and does not name it
 	s.setAside(poison("m-0", "ben"))
 	again := s.reopen()
 	again.countAttempt(a, 2)
@@ -291,5 +291,5 @@ func journalOutlives(s *stage) {
 		[]projector.Verdict{projector.Suspect, projector.Suspect, projector.Held, projector.Settled})
 	again.alone("two", a, 9, 2, 1)
 	again.advance(2 * time.Hour)
-	again.alone("three", b, 9, 2, 0)
+	again.alone("three", b, 9, 1, 0)
 }
