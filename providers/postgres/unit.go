@@ -201,7 +201,7 @@ func (db *DB) queueCounted(b *pgx.Batch, w projector.Work) {
 		b.Queue(db.q(forgetSQL), named(a), hashOf(a.MessageID))
 	}
 	for _, a := range w.Done {
-		b.Queue(db.q(doneSQL), named(a), hashOf(a.MessageID), w.Runner)
+		b.Queue(db.q(doneSQL), named(a), hashOf(a.MessageID), w.Runner, db.calls.Add(1))
 	}
 }
 
