@@ -127,6 +127,13 @@ func run(ctx context.Context, only string, rounds int, length, open time.Duratio
 			return err
 		}
 	}
+	if strings.HasPrefix("prune", only) {
+		pruned, err := pruning(ctx, b)
+		if err != nil {
+			return err
+		}
+		r.Results = append(r.Results, pruned)
+	}
 	if strings.HasPrefix("latency", only) {
 		times, err := latencies(ctx, b)
 		if err != nil {
