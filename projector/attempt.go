@@ -1,6 +1,7 @@
 package projector
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -168,6 +169,9 @@ func (t *tries) run(replay *Replay) error {
 	}
 	if err != nil && ended && t.hard.Err() == nil && !limit.began() {
 		err = &Error{Class: Transient, Code: "begin", Err: fmt.Errorf("no transaction in %s: %w", t.cfg.Timeout, err)}
+	}
+	if ClassOf(err) == Shutdown && t.hard.Err() == nil { // the unit ended by its own deadline, not by this runner's drain
+		err = &Error{Class: UnknownClass, Code: cmp.Or(codeOf(err), "deadline"), Err: err}
 	}
 	t.tell(told, skipped, begin, err)
 	if t.handler.noop && err == nil && t.cfg.Observer.Unmarked != nil {

@@ -101,6 +101,19 @@ func TestWhatFailsAgainStaysParked(t *testing.T) {
 	require.Empty(t, noted(db, "a", "x"))
 }
 
+// A unit that ended by its own deadline, and says shutdown, is no shutdown of this runner: it fails alone.
+func TestReplayGoesOnPastWhatSaysShutdown(t *testing.T) {
+	t.Parallel()
+	says := &projector.Error{Class: projector.Shutdown, Err: context.Canceled}
+	db, faults := newDB(t), bad{"x": says, "y": says}
+	p := standing(t, db, faults.first, "x", "y")
+	require.Equal(t, "x-1 p/a unknown deadline", of(parked(t, db))[0])
+	delete(faults, "y")
+	done, err := operator(t, db, p).Replay(t.Context(), projector.ParkedFilter{}, projector.ReplayConfig{Decision: person, Rate: -1})
+	require.NoError(t, err)
+	require.Equal(t, projector.Replays{Replayed: 3, Failed: 1, Waiting: 2}, done)
+}
+
 func TestReplayIsNoFlood(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
