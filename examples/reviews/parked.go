@@ -48,7 +48,7 @@ func userName() string {
 type parkedCmd struct {
 	operatorFlags `embed:""`
 	Key           string `help:"Only those of this ordering key: a review's stream, review-PRODUCT-AUTHOR."`
-	Class         string `enum:",permanent,unknown,shutdown,held" default:"" placeholder:"CLASS" help:"Only those of this class: permanent, unknown, shutdown or held."`
+	Class         string `enum:",permanent,unknown,held" default:"" placeholder:"CLASS" help:"Only those of this class: permanent, unknown or held."`
 	State         string `enum:"parked,replayed,skipped" default:"parked" help:"What became of them: parked, replayed or skipped."`
 	Limit         int    `default:"100" help:"How many."`
 	After         int64  `placeholder:"N" help:"The next page: those after this number."`

@@ -16,7 +16,7 @@ type replayCmd struct {
 	decisionFlags `embed:""`
 	Seq           []int64 `placeholder:"N" help:"Which: their numbers in the list."`
 	Key           string  `help:"Those of this ordering key."`
-	Class         string  `enum:",permanent,unknown,shutdown,held" default:"" placeholder:"CLASS" help:"Those of this class: permanent, unknown, shutdown or held."`
+	Class         string  `enum:",permanent,unknown,held" default:"" placeholder:"CLASS" help:"Those of this class: permanent, unknown or held."`
 	All           bool    `help:"All that are parked."`
 	Rehearse      bool    `help:"Show the rows that would change, for the first 100 messages, and change nothing."`
 	Rate          float64 `default:"100" help:"Messages a second at most; 0 for no limit."`
