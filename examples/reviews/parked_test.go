@@ -5,11 +5,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/alecthomas/kong"
 	"github.com/stretchr/testify/require"
 
 	"github.com/kinora-go/kinora/eventstore"
@@ -155,6 +158,32 @@ func TestParkedRefuses(t *testing.T) {
 	o := reviews(t, "parked", "--db", db)
 	require.Zero(t, o.code, o.stderr)
 	require.Equal(t, "seq   parked (UTC)   handler   key   message   class   code   attempts   version\n", o.stdout)
+}
+
+// TestOperatorsCommandsAsDocumented: the documents show commands that there are, and a rehearsal as it is.
+func TestOperatorsCommandsAsDocumented(t *testing.T) {
+	t.Parallel()
+	command := regexp.MustCompile(`(?m)^reviews ((?:parked|replay|skip) [^#\n]*)`)
+	word := regexp.MustCompile(`"([^"]*)"|([^\s"]+)`)
+	for path, most := range map[string]int{"README.md": 4, "../../docs/operations.md": 6} {
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		lines := command.FindAllStringSubmatch(string(text), -1)
+		require.Len(t, lines, most, path)
+		for _, line := range lines {
+			var args []string
+			for _, m := range word.FindAllStringSubmatch(line[1], -1) {
+				args = append(args, m[1]+m[2])
+			}
+			k, err := kong.New(&commandLine{}, kong.Vars{"user": "ann"})
+			require.NoError(t, err)
+			_, err = k.Parse(args)
+			require.NoError(t, err, line[0])
+		}
+	}
+	page, err := os.ReadFile("../../docs/operations.md")
+	require.NoError(t, err)
+	require.Contains(t, string(page), rehearsals["sqlite"])
 }
 
 // operate runs an operator's command beside the service.
