@@ -70,7 +70,10 @@ func (t *tries) await() error {
 	}
 }
 
-var errStuck = &Error{Class: UnknownClass, Code: "stuck", Err: errors.New("the handler has not returned after its deadline")}
+var (
+	errStuck  = &Error{Class: UnknownClass, Code: "stuck", Err: errors.New("the handler has not returned after its deadline")}
+	errGoexit = &Error{Class: UnknownClass, Code: "goexit", Err: errors.New("the handler called runtime.Goexit")}
+)
 
 // suspect is once for a message that other runners have named. One that lives may well have it too, delivered twice: then it
 // runs like any other. Else it runs alone; and while it cannot be told how many processes it has ended, because they may
@@ -144,7 +147,7 @@ func (t *tries) run(replay *Replay) error {
 	if told != nil {
 		begin = t.cfg.Clock()
 	}
-	skipped, ended, err := false, false, error(&Error{Class: UnknownClass, Code: "goexit", Err: errors.New("the handler called runtime.Goexit")})
+	skipped, ended, err := false, false, error(errGoexit)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -170,12 +173,18 @@ func (t *tries) run(replay *Replay) error {
 	if err != nil && ended && t.hard.Err() == nil && !limit.began() {
 		err = &Error{Class: Transient, Code: "begin", Err: fmt.Errorf("no transaction in %s: %w", t.cfg.Timeout, err)}
 	}
-	if ClassOf(err) == Shutdown && t.hard.Err() == nil { // the unit ended by its own deadline, not by this runner's drain
-		err = &Error{Class: UnknownClass, Code: cmp.Or(codeOf(err), "deadline"), Err: err}
-	}
+	err = late(err, t.hard)
 	t.tell(told, skipped, begin, err)
 	if t.handler.noop && err == nil && t.cfg.Observer.Unmarked != nil {
 		t.cfg.Observer.Unmarked(t.handler.name)
+	}
+	return err
+}
+
+// late makes shutdown an error like any other where what it should come from has not ended: the unit met its own deadline.
+func late(err error, stops context.Context) error {
+	if ClassOf(err) == Shutdown && stops.Err() == nil {
+		return &Error{Class: UnknownClass, Code: cmp.Or(codeOf(err), "deadline"), Err: err}
 	}
 	return err
 }
