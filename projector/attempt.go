@@ -41,17 +41,63 @@ func (t *tries) once(replay *Replay) (Verdict, error) {
 			return Clear, err
 		}
 	}
-	t.apart.RLock()
-	v, err := t.names.begin(t.hard, t.attempt)
-	if err == nil && v == Clear {
+	for wait := 5 * time.Millisecond; ; wait = min(2*wait, t.cfg.Lease/20) {
+		t.apart.RLock()
+		v, err := t.names.begin(t.hard, t.attempt)
+		if err == nil && v == Clear {
+			defer t.apart.RUnlock()
+			return Clear, t.run(replay)
+		}
+		t.apart.RUnlock()
+		if err != nil || v != Suspect {
+			return v, err
+		}
+		if v, tried, err := t.suspect(replay); tried {
+			return v, err
+		}
+		if rest(t.ctx, wait); t.ctx.Err() != nil {
+			return Clear, &Error{Class: Shutdown, Err: t.ctx.Err()}
+		}
+	}
+}
+
+// suspect is once for a message that another runner has named, if it can be now. One that lives may well have it too,
+// delivered twice: then it runs like any other. Else it runs alone; and while it cannot be told how many processes it has
+// ended, because they may live, it has to wait.
+func (t *tries) suspect(replay *Replay) (v Verdict, tried bool, err error) {
+	limit := t.cfg.Retry.Attempts
+	if limit == 1 {
+		limit = 2 // one end of a process may be its neighbour's doing
+	}
+	attempts, alive, _, err := t.names.beginAlone(t.hard, t.attempt, 0) // to ask
+	switch {
+	case err != nil:
+		return Clear, true, err
+	case limit >= 0 && attempts >= limit:
+		t.attempts = attempts
+		return Suspect, true, &Error{Class: UnknownClass, Code: "vanished", Err: fmt.Errorf("its process has ended %d times while it ran", attempts)}
+	case limit >= 0 && attempts+alive >= limit:
+		return Clear, false, nil
+	case attempts == 0 && alive == 1:
+		t.apart.RLock()
 		defer t.apart.RUnlock()
-		return Clear, t.run(replay)
+	default:
+		t.apart.Lock()
+		defer t.apart.Unlock()
+		// It may have been parked, or skipped, while this waited.
+		if v, err := t.names.begin(t.hard, t.attempt); err != nil || v != Suspect {
+			if err == nil && v == Clear {
+				err = t.run(replay)
+			}
+			return v, true, err
+		}
 	}
-	t.apart.RUnlock()
-	if err == nil && v == Suspect {
-		return t.suspect(replay)
+	attempts, _, named, err := t.names.beginAlone(t.hard, t.attempt, limit)
+	if err != nil || !named {
+		return Clear, err != nil, err
 	}
-	return v, err
+	t.attempts = max(attempts, 1) // there may be some to forget
+	return Clear, true, t.run(replay)
 }
 
 // await gives an attempt that went on after its end the time of another, which counts like one: to run a second beside it
@@ -74,58 +120,6 @@ var (
 	errStuck  = &Error{Class: UnknownClass, Code: "stuck", Err: errors.New("the handler has not returned after its deadline")}
 	errGoexit = &Error{Class: UnknownClass, Code: "goexit", Err: errors.New("the handler called runtime.Goexit")}
 )
-
-// suspect is once for a message that other runners have named. One that lives may well have it too, delivered twice: then it
-// runs like any other. Else it runs alone; and while it cannot be told how many processes it has ended, because they may
-// live, it waits.
-func (t *tries) suspect(replay *Replay) (Verdict, error) {
-	limit := t.cfg.Retry.Attempts
-	if limit < 0 || limit > 1 {
-		t.apart.RLock()
-		attempts, _, named, err := t.names.beginAlone(t.hard, t.attempt, 2)
-		if named && attempts == 0 {
-			defer t.apart.RUnlock()
-			return Clear, t.run(replay)
-		}
-		if named {
-			t.names.end(t.attempt, true)
-		}
-		t.apart.RUnlock()
-		if err != nil {
-			return Clear, err
-		}
-	}
-	for wait := 5 * time.Millisecond; ; wait = min(2*wait, t.cfg.Lease/20) {
-		v, err := t.alone(replay, limit)
-		if v != Held {
-			return v, err
-		}
-		pause := time.NewTimer(wait)
-		select {
-		case <-pause.C:
-		case <-t.ctx.Done():
-			pause.Stop()
-			return Clear, &Error{Class: Shutdown, Err: t.ctx.Err()}
-		}
-	}
-}
-
-// alone runs it with nothing beside it. Held: not now.
-func (t *tries) alone(replay *Replay, limit int) (Verdict, error) {
-	t.apart.Lock()
-	defer t.apart.Unlock()
-	attempts, _, named, err := t.names.beginAlone(t.hard, t.attempt, limit)
-	t.attempts = max(attempts, 1) // there may be some to forget
-	switch {
-	case named:
-		return Clear, t.run(replay)
-	case err != nil:
-		return Clear, err
-	case attempts >= limit:
-		return Suspect, &Error{Class: UnknownClass, Code: "vanished", Err: fmt.Errorf("it has ended its process, or its process ended, %d times", attempts)}
-	}
-	return Held, nil
-}
 
 // run runs the handler's unit of work once, in a goroutine of its own, so that a handler that panics or
 // calls runtime.Goexit ends its own attempt and nothing else, and one that never returns is left behind. Its context
@@ -224,7 +218,7 @@ func (t *tries) tell(told func(string, bool, time.Duration, time.Duration, error
 type deadline struct {
 	each  time.Duration
 	timer *time.Timer // to the end of the unit's context
-	begun atomic.Bool // the handler was reached
+	begun atomic.Bool // the handler runs, or took too long
 }
 
 func newDeadline(each time.Duration, end func()) *deadline {
@@ -235,8 +229,9 @@ func newDeadline(each time.Duration, end func()) *deadline {
 func (l *deadline) handler(ctx context.Context) (context.Context, func()) {
 	l.begun.Store(true)
 	l.timer.Reset(2 * l.each)
-	ctx, cancel := context.WithTimeout(ctx, l.each)
-	return ctx, func() {
+	inner, cancel := context.WithTimeout(ctx, l.each)
+	return inner, func() {
+		l.begun.Store(inner.Err() != nil) // what comes after a handler that returned in time is not its fault
 		cancel()
 		l.timer.Reset(l.each)
 	}

@@ -35,7 +35,8 @@ const (
 	// ParkMessage: it is parked alone. No order is promised then for its key.
 	ParkMessage
 	// Halt: it is parked, not acked, and the runner ends with ErrHalted; it does not start again before the message is replayed or
-	// skipped. That stops all projectors of the runner: give one that halts a runner of its own.
+	// skipped; then it comes again. That stops all projectors of the runner: give one that halts a runner of its own. It wants
+	// Options.Markers.
 	Halt
 )
 

@@ -134,7 +134,7 @@ func (d *delivery) parked(h *bound, attempts int, class Class, code string) Park
 func (d *delivery) park(h *bound, attempts int, cause error) bool {
 	p := d.parked(h, attempts, ClassOf(cause), codeOf(cause))
 	for tries := 1; ; tries++ {
-		err := d.unit(Work{Projector: p.Projector, Park: []Parked{p}, Forget: []Attempt{d.at(h)}})
+		err := d.unit(Work{Projector: p.Projector, Park: []Parked{p}, Forget: []Attempt{d.at(h)}, Done: []Attempt{d.at(h)}, Runner: d.names.runner})
 		if err == nil {
 			break
 		}

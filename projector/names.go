@@ -18,9 +18,12 @@ type names struct {
 	turn    chan struct{} // of size 1: held by whoever talks to the journal
 	mu      sync.Mutex
 	waiting *naming
-	under   map[nameKey]int // how many here are at it
-	done    []Attempt       // named once, and no longer under way: not told yet
-	alive   time.Time       // until when the journal takes the runner for alive
+	under   map[nameKey]int // how many here are at it, or ask whether they may be
+	named   map[nameKey]int // how many of these are at it
+	done    []Attempt       // that may be named, and are no longer under way: not told yet
+
+	lives sync.Mutex
+	alive time.Time // until when the journal takes the runner for alive
 }
 
 type nameKey struct{ handler, message string }
@@ -29,7 +32,7 @@ type nameKey struct{ handler, message string }
 type naming struct {
 	attempts []Attempt
 	verdicts []Verdict
-	errs     []error
+	err      error
 	ran      chan struct{}
 }
 
@@ -38,11 +41,17 @@ func (a Attempt) name() nameKey { return nameKey{a.Handler, a.MessageID} }
 // begin gives the verdict on a, which is named and under way if it is clear: then end must follow.
 func (n *names) begin(ctx context.Context, a Attempt) (Verdict, error) {
 	n.mu.Lock()
+	if n.named[a.name()] > 0 { // delivered twice to this runner
+		n.under[a.name()]++
+		n.named[a.name()]++
+		n.mu.Unlock()
+		return Clear, nil
+	}
 	if n.waiting == nil {
 		n.waiting = &naming{ran: make(chan struct{})}
 	}
 	c, i := n.waiting, len(n.waiting.attempts)
-	c.attempts, c.verdicts, c.errs = append(c.attempts, a), append(c.verdicts, Held), append(c.errs, nil)
+	c.attempts, c.verdicts = append(c.attempts, a), append(c.verdicts, Held)
 	n.under[a.name()]++
 	n.mu.Unlock()
 	select {
@@ -51,27 +60,36 @@ func (n *names) begin(ctx context.Context, a Attempt) (Verdict, error) {
 		<-n.turn
 	case <-c.ran:
 	}
-	if c.errs[i] != nil {
-		n.leave(a, true) // it may be named
-		return Held, c.errs[i]
+	v, err := c.verdicts[i], c.err
+	n.judged(a, err == nil && v == Clear)
+	return v, err
+}
+
+// judged tells whether a is under way now.
+func (n *names) judged(a Attempt, clear bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.named[a.name()]++; !clear {
+		n.leave(a, true) // it may be named: after an error, or since an earlier attempt
 	}
-	if c.verdicts[i] != Clear {
-		n.leave(a, false)
-	}
-	return c.verdicts[i], nil
 }
 
 // end tells that a, which was clear, is no longer under way; named tells whether the journal has yet to know.
-func (n *names) end(a Attempt, named bool) { n.leave(a, named) }
-
-func (n *names) leave(a Attempt, named bool) {
+func (n *names) end(a Attempt, named bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.under[a.name()]--; n.under[a.name()] > 0 {
-		return
+	n.leave(a, named)
+}
+
+func (n *names) leave(a Attempt, named bool) {
+	k := a.name()
+	if n.named[k]--; n.named[k] == 0 {
+		delete(n.named, k)
 	}
-	delete(n.under, a.name())
-	if named {
+	if n.under[k]--; n.under[k] == 0 {
+		delete(n.under, k)
+	}
+	if named && n.named[k] == 0 {
 		n.done = append(n.done, a)
 	}
 }
@@ -86,17 +104,10 @@ func (n *names) run(ctx context.Context, c *naming) {
 	n.waiting = nil
 	n.mu.Unlock()
 	defer close(c.ran)
-	verdicts, err := n.tell(ctx, c.attempts)
-	if err == nil {
-		copy(c.verdicts, verdicts)
-		return
-	}
-	for i := range c.attempts {
-		if c.errs[i] = err; len(c.attempts) > 1 && ClassOf(err) == PermanentClass { // it is the fault of one of them
-			if verdicts, c.errs[i] = n.tell(ctx, c.attempts[i:i+1]); c.errs[i] == nil {
-				c.verdicts[i] = verdicts[0]
-			}
-		}
+	if verdicts, err := n.tell(ctx, c.attempts); err != nil {
+		c.err = err
+	} else {
+		c.verdicts = verdicts
 	}
 }
 
@@ -107,7 +118,7 @@ func (n *names) tell(ctx context.Context, attempts []Attempt) ([]Verdict, error)
 	if err := n.live(ctx, n.lease/2); err != nil {
 		return nil, err
 	}
-	done := n.takeDone()
+	done := n.takeDone(attempts)
 	verdicts, err := n.journal.Begin(ctx, n.runner, attempts, done)
 	if err != nil {
 		err = away(err)
@@ -118,20 +129,33 @@ func (n *names) tell(ctx context.Context, attempts []Attempt) ([]Verdict, error)
 	return verdicts, err
 }
 
-// away makes what is not known to be anybody's fault the world's: a journal's errors say nothing against a message.
+// lost is an error of the journal's: it says nothing against a message.
+type lost struct{ err error }
+
+func (l *lost) Error() string { return l.err.Error() }
+func (l *lost) Unwrap() error { return l.err }
+
+// away is a journal's error as that of a unit: the world's fault, whatever it is.
 func away(err error) error {
-	if ClassOf(err) == UnknownClass {
-		return &Error{Class: Transient, Code: codeOf(err), Err: err}
+	if class := ClassOf(err); class == Transient || class == Shutdown {
+		return &lost{err}
 	}
-	return err
+	return &lost{&Error{Class: Transient, Code: codeOf(err), Err: err}}
 }
 
-// takeDone is what may be taken back: nobody here is at it again.
-func (n *names) takeDone() (done []Attempt) {
+// takeDone is what may be taken back: nobody here is at it, but for those who ask for it with the same statement.
+func (n *names) takeDone(asked []Attempt) (done []Attempt) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if len(n.done) == 0 {
+		return nil
+	}
+	asking := map[nameKey]int{}
+	for _, a := range asked {
+		asking[a.name()]++
+	}
 	for _, a := range n.done {
-		if n.under[a.name()] == 0 {
+		if n.under[a.name()] == asking[a.name()] {
 			done = append(done, a)
 		}
 	}
@@ -139,8 +163,10 @@ func (n *names) takeDone() (done []Attempt) {
 	return done
 }
 
-// live sees to it that the journal takes the runner for alive for at least this long. Whoever calls it has the turn.
+// live sees to it that the journal takes the runner for alive for at least this long.
 func (n *names) live(ctx context.Context, left time.Duration) error {
+	n.lives.Lock()
+	defer n.lives.Unlock()
 	now := n.clock()
 	if n.alive.Sub(now) >= left {
 		return nil
@@ -158,52 +184,73 @@ func (n *names) beginAlone(ctx context.Context, a Attempt, limit int) (attempts,
 	defer func() { <-n.turn }()
 	ctx, cancel := context.WithTimeout(ctx, n.timeout)
 	defer cancel()
-	if err = n.live(ctx, n.lease/2); err == nil {
-		n.mu.Lock()
-		n.under[a.name()]++
-		n.mu.Unlock()
-		attempts, alive, err = n.journal.BeginAlone(ctx, n.runner, a, limit)
-		if named = err == nil && (limit < 0 || attempts+alive < limit); !named {
-			n.leave(a, err != nil)
-		}
+	if err := n.live(ctx, n.lease/2); err != nil {
+		return 0, 0, false, err
 	}
+	n.mu.Lock()
+	n.under[a.name()]++
+	n.mu.Unlock()
+	attempts, alive, err = n.journal.BeginAlone(ctx, n.runner, a, limit)
+	named = err == nil && (limit < 0 || attempts+alive < limit)
+	n.judged(a, named)
 	if err != nil {
 		err = away(err)
 	}
 	return attempts, alive, named, err
 }
 
-// beat keeps the runner alive while something is under way, and takes back the last names once nothing is.
+// beat keeps the runner alive while something is under way, and takes names back where no attempt does.
 func (n *names) beat(ctx context.Context) {
 	n.mu.Lock()
 	under, done := len(n.under), len(n.done)
 	n.mu.Unlock()
-	select {
-	case n.turn <- struct{}{}:
-		defer func() { <-n.turn }()
-	case <-ctx.Done():
-		return
-	}
 	ctx, cancel := context.WithTimeout(ctx, n.timeout)
 	defer cancel()
-	switch { // an error is met again, and reported, by who begins next
-	case under > 0:
+	if under > 0 { // an error is met again, and reported, by who begins next
 		_ = n.live(ctx, n.lease*2/3)
-	case done > 0:
-		_, _ = n.tell(ctx, nil)
+	}
+	if done > 0 {
+		select {
+		case n.turn <- struct{}{}:
+			_, _ = n.tell(ctx, nil)
+			<-n.turn
+		case <-ctx.Done():
+		}
 	}
 }
 
-// stop tells that the runner has ended, if anything may be named.
+// keepAlive beats until stop is called, which returns when it has ended.
+func (n *names) keepAlive() (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var beats sync.WaitGroup
+	beats.Go(func() { every(ctx, min(n.lease/3, time.Second), func() { n.beat(ctx) }) })
+	return func() {
+		cancel()
+		beats.Wait()
+	}
+}
+
+// isUnder tells whether a is under way here.
+func (n *names) isUnder(a Attempt) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.under[a.name()] > 0
+}
+
+// stop tells that the runner has ended, unless something is under way still: then it lives on for as long as its lease.
 func (n *names) stop(ctx context.Context) {
 	n.turn <- struct{}{}
 	defer func() { <-n.turn }()
+	n.lives.Lock()
+	defer n.lives.Unlock()
 	n.mu.Lock()
-	said := !n.alive.IsZero() && len(n.under) == 0 // else it lives on for as long as its lease
+	under := len(n.under)
 	n.mu.Unlock()
-	if said {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), n.timeout)
-		defer cancel()
-		_ = n.journal.Alive(ctx, n.runner, 0) // unsaid, its lease ends by itself
+	if n.alive.IsZero() || under > 0 {
+		return
 	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), n.timeout)
+	defer cancel()
+	n.alive = time.Time{}
+	_ = n.journal.Alive(ctx, n.runner, 0) // unsaid, its lease ends by itself
 }

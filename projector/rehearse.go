@@ -37,7 +37,8 @@ type rehearsed struct {
 }
 
 // Rehearse is Replay in one transaction, which is rolled back, of at most f.Limit messages (zero means 100): it shows the rows that would change, and leaves no
-// trace. Handlers run, so what they do beside their transaction is done. Messages that f does not pick do not come along.
+// trace. Handlers run, in this goroutine and one after another: what they do beside their transaction is done, and a message that ended its
+// process may do so again. Messages that f does not pick do not come along.
 //   - ErrNoRehearsal; f.State must be StillParked, f.Projector one of the runner's. Errors are as those of Replay.
 func (r *Runner) Rehearse(ctx context.Context, f ParkedFilter, force bool) (*Rehearsal, error) {
 	m := r.member(f.Projector)
@@ -77,7 +78,7 @@ func (r *Runner) Rehearse(ctx context.Context, f ParkedFilter, force bool) (*Reh
 			result.Changes, result.Output = once.Changes, once.Output
 			break
 		}
-		if bad == 0 || ctx.Err() != nil {
+		if bad == 0 || isAway(err) || ctx.Err() != nil {
 			break
 		}
 		// Without it, and so without what waits behind it, another time.

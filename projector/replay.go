@@ -13,67 +13,96 @@ import (
 // returned is the decision of the runner itself.
 var returned = Decision{By: "runner", Reason: "what it waited for is done"}
 
-// bringBack replays what waited and is due. What fails stays due until its attempts are spent.
-func (r *Runner) bringBack(ctx, hard context.Context, m *member) (back int) {
-	failed, progress := map[int64]bool{}, false
+// again is when a message that was brought back in vain is tried the next time.
+type again struct {
+	tries int
+	at    time.Time
+}
+
+// bringBack replays what waited and is due. What fails stays due until its attempts are spent, and is left alone for as long as
+// Retry says; what no handler here takes is left to newer runners.
+func (r *Runner) bringBack(ctx, hard context.Context, m *member) (back int, err error) {
+	progress, inARow := false, 0
 	for after := int64(0); ctx.Err() == nil; {
 		due, err := r.duePage(ctx, m, nil, after)
 		if err != nil || len(due) == 0 && !progress {
-			return back
+			return back, err
 		}
 		if len(due) == 0 {
 			after, progress = 0, false // what was behind those that went on is due now
 		}
 		for _, p := range due {
-			after = p.Seq
-			if failed[p.Seq] {
+			if after = p.Seq; ctx.Err() != nil || r.cfg.Clock().Before(m.due[p.Seq].at) {
 				continue
 			}
 			switch err := r.again(ctx, hard, m, p).replay(p, ReplayConfig{Decision: returned}, r.cfg.Retry.Spent); {
 			case err == nil:
-				back, progress = back+1, true
-			case isAway(err):
-				return back
+				back, progress, inARow = back+1, true, 0
+				delete(m.due, p.Seq)
+				continue
+			case isLost(err):
+				return back, err
 			default:
-				failed[p.Seq] = true
+				if m.putOff(p.Seq, r.cfg); isAway(err) {
+					inARow++
+				}
+				if inARow == 3 { // everybody's trouble
+					return back, err
+				}
 			}
 		}
 	}
-	return back
+	return back, ctx.Err()
 }
 
-// bringKnown replays what was parked as unregistered and is of a type that is known by now, once in the runner's life.
+// putOff leaves a message alone for a while.
+func (m *member) putOff(seq int64, cfg RunnerConfig) {
+	if len(m.due) > 10_000 || m.due == nil {
+		m.due = map[int64]again{} // it costs a try
+	}
+	n := m.due[seq].tries + 1
+	delay, _ := cfg.Retry.Delay(n)
+	m.due[seq] = again{n, cfg.Clock().Add(delay)}
+}
+
+// bringKnown replays what was parked as unregistered and is of a type that is known by now.
 func (r *Runner) bringKnown(ctx, hard context.Context, m *member) {
-	held := int64(0) // the first that must be looked at again
-	for after := m.brought; ctx.Err() == nil; {
+	still := map[int64]bool{}
+	for after := int64(0); ctx.Err() == nil; {
 		due, err := r.duePage(ctx, m, m.types, after)
-		if err != nil || len(due) == 0 {
-			if held > 0 {
-				after = held - 1
-			}
-			m.brought = max(m.brought, after)
+		if err != nil {
+			return
+		}
+		if len(due) == 0 {
+			m.unknown = still
 			return
 		}
 		for _, p := range due {
-			after = p.Seq
-			if p.Class == HeldClass {
+			if after = p.Seq; p.Code != unregistered || ctx.Err() != nil {
 				continue // see bringBack
 			}
-			err := r.again(ctx, hard, m, p).replay(p, ReplayConfig{Decision: returned}, nil)
-			if isAway(err) {
+			if m.unknown[p.Seq] {
+				still[p.Seq] = true
+				continue
+			}
+			err := r.again(ctx, hard, m, p).replay(p, ReplayConfig{Decision: returned}, r.cfg.Retry.Spent)
+			if isLost(err) {
 				return
 			}
-			if errors.Is(err, ErrHeld) && held == 0 {
-				held = p.Seq
-			}
+			still[p.Seq] = ClassOf(err) == PermanentClass && codeOf(err) == unregistered
 		}
 	}
 }
 
-// isAway tells whether err is the world's fault, and says nothing about a message.
+// isAway tells whether err is the world's fault, and says nothing about a message; isLost, that it is the store's.
 func isAway(err error) bool {
 	class := ClassOf(err)
 	return err != nil && (class == Transient || class == Shutdown || class == Ambiguous)
+}
+
+func isLost(err error) bool {
+	_, ok := errors.AsType[*lost](err)
+	return ok
 }
 
 func (r *Runner) duePage(ctx context.Context, m *member, types []string, after int64) ([]Parked, error) {
@@ -82,6 +111,9 @@ func (r *Runner) duePage(ctx context.Context, m *member, types []string, after i
 	due, err := r.journal.DueParked(ctx, m.name, types, after, 100)
 	if err != nil && ctx.Err() == nil {
 		r.log.Warn("what waits is not looked at", "projector", m.name, "class", ClassOf(err).String(), "code", codeOf(err), "err", err)
+	}
+	if err != nil {
+		err = away(err)
 	}
 	return due, err
 }
@@ -108,6 +140,9 @@ func (d *delivery) againAt(h *bound, p Parked) Attempt {
 // failed: then the message stays parked, and due if it was where spent, if there is one, says that it has attempts left.
 func (d *delivery) replay(p Parked, cfg ReplayConfig, spent func(attempts int) bool) error {
 	hs, err := d.handlersOf(p)
+	if codeOf(err) == noHandler && spent != nil {
+		return err // another version of the program may have it
+	}
 	if err != nil {
 		return d.failed(p, Attempt{Projector: p.Projector, Handler: p.Handler, MessageID: p.MessageID, Key: p.Key, Seq: p.Seq}, err)
 	}
@@ -121,7 +156,9 @@ func (d *delivery) replay(p Parked, cfg ReplayConfig, spent func(attempts int) b
 		case err == nil && v == Held, errors.Is(err, ErrHeld):
 			p.Class, p.Code = HeldClass, ""
 			return errors.Join(ErrHeld, d.journalFail(p, run.attempt))
-		case err == nil, errors.Is(err, ErrNotParked): // settled: it is parked a second time
+		case err == nil: // settled: it is parked a second time, and that comes first
+			return ErrHeld
+		case errors.Is(err, ErrNotParked):
 			return ErrNotParked
 		}
 		d.tellReplayed(p, h.name, err)
@@ -155,6 +192,9 @@ func (d *delivery) replay(p Parked, cfg ReplayConfig, spent func(attempts int) b
 	return nil
 }
 
+// noHandler is the code of a message whose handler is gone.
+const noHandler = "no_handler"
+
 // handlersOf are the handlers that a parked message waits for.
 func (d *delivery) handlersOf(p Parked) ([]*bound, error) {
 	if d.malformed != nil {
@@ -168,8 +208,8 @@ func (d *delivery) handlersOf(p Parked) ([]*bound, error) {
 				return []*bound{h}, nil
 			}
 		}
-		return nil, &Error{Class: PermanentClass, Code: "no_handler", Err: fmt.Errorf("no handler %s takes %s", p.Handler, d.raw.Type)}
-	case !d.member.knows(d.raw.Type):
+		return nil, &Error{Class: PermanentClass, Code: noHandler, Err: fmt.Errorf("no handler %s takes %s", p.Handler, d.raw.Type)}
+	case !d.member.knows(d.raw.Type): // not even by its type
 		return nil, &Error{Class: PermanentClass, Code: unregistered, Err: fmt.Errorf("type %s", d.raw.Type)}
 	case len(takes) == 0:
 		return []*bound{d.member.nobody()}, nil
@@ -186,7 +226,9 @@ func (d *delivery) failed(p Parked, a Attempt, err error) error {
 	d.report("parked still", p.Handler, err, "attempts", p.Attempts)
 	told := d.journalFail(p, a)
 	if told == nil {
-		told = d.unit(Work{Projector: p.Projector, Forget: []Attempt{a}}) // they are in p now
+		if told = d.unit(Work{Projector: p.Projector, Forget: []Attempt{a}}); told != nil { // they are in p now
+			told = away(told)
+		}
 	}
 	if told != nil {
 		return told
@@ -197,7 +239,10 @@ func (d *delivery) failed(p Parked, a Attempt, err error) error {
 func (d *delivery) journalFail(p Parked, a Attempt) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.msg.Context()), d.cfg.Timeout)
 	defer cancel()
-	return d.journal.FailParked(ctx, p, a)
+	if err := d.journal.FailParked(ctx, p, a); err != nil {
+		return away(err)
+	}
+	return nil
 }
 
 func (d *delivery) tellReplayed(p Parked, handler string, err error) {
@@ -226,7 +271,8 @@ var ErrNoHandler = errors.New("no projector of this runner")
 // Replay handles parked messages again, in order, through the same units of work as deliveries: marked, counted, and each
 // resolved with its effect. What fails stays parked, and the later ones of its key behind it. What waits behind one that
 // is replayed comes along, whether f picks it or not. The runner need not run, and others may.
-//   - It goes on past messages that fail. An error is the database's, the end of ctx, or ErrInput, with what was done until then.
+//   - It goes on past messages that fail. An error is the database's, the end of ctx, ErrInput or ErrNoHandler, with what was done until then.
+//   - What comes along is neither picked nor limited by cfg; what fails of it stays as it is.
 //   - Where markers of the time are pruned, a message fails with the code "pruned" (ErrPruned), unless cfg.Force.
 //   - f.State must be StillParked.
 func (r *Runner) Replay(ctx context.Context, f ParkedFilter, cfg ReplayConfig) (done Replays, err error) {
@@ -236,44 +282,47 @@ func (r *Runner) Replay(ctx context.Context, f ParkedFilter, cfg ReplayConfig) (
 	if cfg.Rate == 0 {
 		cfg.Rate = 100
 	}
+	defer r.names.stop(context.WithoutCancel(ctx))
+	defer r.names.keepAlive()()
 	touched := map[*member]bool{}
 	err = r.eachParked(ctx, f, func(m *member, p Parked) error {
 		began := r.cfg.Clock()
-		if err := done.count(r.again(ctx, ctx, m, p).replay(p, cfg, nil)); err != nil {
-			return err
+		err := r.again(ctx, ctx, m, p).replay(p, cfg, nil)
+		if ctx.Err() != nil || isLost(err) {
+			return errors.Join(err, ctx.Err())
 		}
+		done.count(err)
 		touched[m] = true
 		if cfg.Rate > 0 {
 			rest(ctx, time.Duration(float64(time.Second)/cfg.Rate)-r.cfg.Clock().Sub(began))
 		}
 		return ctx.Err()
 	})
-	for m := range touched {
-		if err == nil {
-			done.Replayed += r.bringBack(ctx, ctx, m)
+	for i := 0; err == nil && i < len(r.members); i++ {
+		if m := r.members[i]; touched[&r.members[i]] { // a copy: its due is the running runner's
+			m.due = nil
+			n := 0
+			n, err = r.bringBack(ctx, ctx, &m)
+			done.Replayed += n
 		}
 	}
-	r.names.stop(context.WithoutCancel(ctx))
 	if err != nil {
 		err = fmt.Errorf("replay: %w", err)
 	}
 	return done, err
 }
 
-// count counts what came of one, and returns the errors that are not its own.
-func (n *Replays) count(err error) error {
+// count counts what came of one.
+func (n *Replays) count(err error) {
 	switch {
 	case err == nil:
 		n.Replayed++
 	case errors.Is(err, ErrNotParked):
 	case errors.Is(err, ErrHeld):
 		n.Waiting++
-	case isAway(err):
-		return err
 	default:
 		n.Failed++
 	}
-	return nil
 }
 
 // rest waits for d, or until ctx ends.

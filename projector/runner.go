@@ -52,7 +52,7 @@ type Runner struct {
 // member is one projector, its transaction type forgotten.
 type member struct {
 	name     string
-	unknown  Unknown
+	strange  Unknown
 	parking  Parking
 	types    []string
 	marks    bool
@@ -64,8 +64,9 @@ type member struct {
 
 	inspector   ParkedInspector // nil where the provider is none
 	parkedCount func(ctx context.Context, projector string) (int64, error)
-	keeper      marker.Keeper // nil where there are no markers
-	brought     int64         // Seq up to which unregistered messages have been tried
+	keeper      marker.Keeper   // nil where there are no markers
+	due         map[int64]again // by Seq: what was brought back in vain
+	unknown     map[int64]bool  // by Seq: what is as unregistered here as it was when it was parked
 }
 
 func (m *member) knows(eventType string) bool { return slices.Contains(m.types, eventType) }
@@ -122,7 +123,7 @@ func NewRunner[Tx any](u UnitOfWork[Tx], src Source, cfg *RunnerConfig, ps ...*P
 	r.log, r.journal, r.apart = r.cfg.Logger, journal, journal.Apart()
 	r.names = &names{
 		journal: journal, runner: uuid.NewString(), lease: r.cfg.Lease, timeout: r.cfg.Timeout, clock: r.cfg.Clock,
-		turn: make(chan struct{}, 1), under: map[nameKey]int{},
+		turn: make(chan struct{}, 1), under: map[nameKey]int{}, named: map[nameKey]int{},
 	}
 	seen := map[string]bool{}
 	for _, p := range ps {
@@ -217,7 +218,7 @@ func newMember[Tx any](u UnitOfWork[Tx], p *Projector[Tx], log *slog.Logger) (me
 		log.Debug("markers are a no-op: the provider cannot write them together with the read model", "projector", p.name)
 	}
 	one := member{
-		name: p.name, unknown: p.opts.Unknown, parking: p.opts.Parking, types: p.types.Names(), marks: marks, names: p.Handlers(),
+		name: p.name, strange: p.opts.Unknown, parking: p.opts.Parking, types: p.types.Names(), marks: marks, names: p.Handlers(),
 		ready: func(ctx context.Context) error {
 			if c, ok := any(u).(outbox.ReadyChecker); ok {
 				return c.Ready(ctx)
@@ -228,8 +229,10 @@ func newMember[Tx any](u UnitOfWork[Tx], p *Projector[Tx], log *slog.Logger) (me
 	}
 	if in, ok := any(u).(ParkedInspector); ok {
 		one.inspector, one.parkedCount = in, in.ParkedCount
-	} else if p.opts.Parking == Halt {
-		return one, errors.New("to halt wants a provider that is a ParkedInspector")
+	}
+	if p.opts.Parking == Halt && (one.inspector == nil || !marks) {
+		// A halted message comes again after its replay, and only its marker says so.
+		return one, errors.New("to halt wants markers, and a provider that is a ParkedInspector")
 	}
 	if marks {
 		var ok bool
@@ -312,9 +315,11 @@ func (r *Runner) Run(ctx context.Context) error {
 		r.upkeep(work, hard, &consumers)
 		close(r.running)
 	}
+	quiet := r.names.keepAlive()
 	<-work.Done()
 	return r.drain(ctx, work, stop, func() error {
 		consumers.Wait()
+		quiet()
 		r.names.stop(hard)
 		return closeOwned(feeds)
 	})
@@ -346,7 +351,7 @@ func (r *Runner) drain(ctx, work context.Context, stop func(), finish func() err
 	case err = <-done:
 	case <-t.C:
 		stop()
-		return fmt.Errorf("runner: %w: %s", outbox.ErrDrain, r.cfg.Drain)
+		err = fmt.Errorf("runner: %w: %s", outbox.ErrDrain, r.cfg.Drain)
 	}
 	if ctx.Err() == nil {
 		err = errors.Join(context.Cause(work), err)
@@ -391,7 +396,7 @@ func (r *Runner) deliver(ctx, hard context.Context, halt func(error), members []
 				return false
 			}
 		case !one.knows(raw.Type):
-			if one.unknown == ParkUnknown && !d.park(nil, 1, undecodable(eventstore.ErrUnregistered)) {
+			if one.strange == ParkUnknown && !d.park(nil, 1, undecodable(eventstore.ErrUnregistered)) {
 				return false
 			}
 		default:

@@ -16,7 +16,6 @@ const (
 
 // upkeep is what a runner does beside deliveries until ctx ends.
 func (r *Runner) upkeep(ctx, hard context.Context, all *sync.WaitGroup) {
-	all.Go(func() { every(ctx, min(r.cfg.Lease/3, lookEvery), func() { r.names.beat(ctx) }) })
 	looks := 0
 	all.Go(func() {
 		every(ctx, lookEvery, func() {

@@ -110,7 +110,7 @@ func (b *Batched) try(ctx context.Context, w projector.Work, fresh []int, apply 
 	if batch.Len() == 0 {
 		return nil
 	}
-	leave, err := b.turns.take(ctx, turnsOf(marks, nil))
+	leave, err := b.turns.take(ctx, turnsOf(projector.Work{Marks: marks}))
 	if err != nil {
 		return err
 	}

@@ -29,18 +29,10 @@ select c.oid::bigint, c.oid::regclass::text from pg_locks l join pg_class c on c
 where l.pid = pg_backend_pid() and l.locktype = 'relation' and l.mode = 'AccessExclusiveLock' and c.relkind in ('r', 'p') and c.relpersistence <> 't'`
 )
 
-// rehearsal looks at a transaction from inside, and from outside once there is something to see.
+// rehearsal looks at a transaction from inside and from outside.
 type rehearsal struct {
-	tx      pgx.Tx
-	xid     string
-	outside *pgx.Conn
-	open    func() (*pgx.Conn, error)
-}
-
-func (r *rehearsal) close() {
-	if r.outside != nil {
-		_ = r.outside.Close(context.Background())
-	}
+	tx, outside pgx.Tx
+	xid         string
 }
 
 // version is a version of a row. Its key is a JSON array, empty where the table has none.
@@ -123,13 +115,8 @@ func (r *rehearsal) table(ctx context.Context, c changed) ([]projector.Change, e
 	return told(t, was, now), nil
 }
 
-// look goes outside, and tells whether the table is there.
+// look tells whether others see the table.
 func (r *rehearsal) look(ctx context.Context, relid int64) (there bool, err error) {
-	if r.outside == nil {
-		if r.outside, err = r.open(); err != nil {
-			return false, fmt.Errorf("connect: %w", err)
-		}
-	}
 	err = r.outside.QueryRow(ctx, isThereSQL, relid).Scan(&there)
 	return there, err
 }

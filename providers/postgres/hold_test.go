@@ -165,7 +165,7 @@ func TestAHoldPassesHeadsThatOthersChange(t *testing.T) {
 	db, _ := private(t)
 	poisoned(t, db, 2, abandoned)
 	requeue := begin(t, db)
-	_, err := requeue.Exec(t.Context(), constants(t)["requeueSQL"], nil, "", "", nil, 0, "", 0, 10)
+	_, err := requeue.Exec(t.Context(), constants(t)["requeueSQL"], nil, "", "", nil, 0, "", 0, 10, 0)
 	require.NoError(t, err)
 	require.Zero(t, hold(t, db), "in flight: nothing is waited for")
 	require.NoError(t, requeue.Commit(t.Context()))

@@ -49,7 +49,9 @@ const lookUpSQL = `select set_config('enable_seqscan', 'off', true)`
 // An attempt is judged by a short statement, which says -1 where something of its lane is parked, and then by one that walks the
 // lane. One at a message without an id is never named.
 const (
-	doneSQL = `delete from kinora.inflight where handler = $1::text and message_hash = $2::bytea and runner = $3::text`
+	// A name is taken back only by a later call of the process that gave it: a statement that was given up, and that the server runs
+	// late, must not take back what its runner has named again since.
+	doneSQL = `delete from kinora.inflight where handler = $1::text and message_hash = $2::bytea and runner = $3::text and call < $4::bigint`
 
 	beginSQL = `
 with verdict as materialized (
@@ -62,9 +64,9 @@ with verdict as materialized (
 			select from kinora.inflight i where i.handler = $6::text and i.message_hash = $5::bytea and i.runner <> $7::text) then 3
 		else 0 end as v),
 put as (
-	insert into kinora.inflight (handler, message_hash, runner)
-	select $6::text, $5::bytea, $7::text from verdict where v = 0 and $5::bytea <> ''
-	on conflict on constraint inflight_pkey do nothing)
+	insert into kinora.inflight as i (handler, message_hash, runner, call)
+	select $6::text, $5::bytea, $7::text, $8::bigint from verdict where v = 0 and $5::bytea <> ''
+	on conflict on constraint inflight_pkey do update set call = greatest(i.call, excluded.call))
 select v from verdict`
 
 	mine = `kinora.parked p
@@ -80,9 +82,9 @@ verdict as materialized (
 			select from kinora.inflight i where i.handler = $8::text and i.message_hash = $7::bytea and i.runner <> $9::text) then 3
 		else 0 end as v),
 put as (
-	insert into kinora.inflight (handler, message_hash, runner)
-	select $8::text, $7::bytea, $9::text from verdict where v = 0 and $7::bytea <> ''
-	on conflict on constraint inflight_pkey do nothing)
+	insert into kinora.inflight as i (handler, message_hash, runner, call)
+	select $8::text, $7::bytea, $9::text, $10::bigint from verdict where v = 0 and $7::bytea <> ''
+	on conflict on constraint inflight_pkey do update set call = greatest(i.call, excluded.call))
 select v from verdict`
 )
 
@@ -92,15 +94,15 @@ func (db *DB) Apart() *sync.RWMutex { return &db.apart }
 // Begin implements projector.Journal: one round trip, and another one where something is parked in an attempt's lane.
 // Nothing of it waits for a disk.
 func (db *DB) Begin(ctx context.Context, runner string, attempts, done []projector.Attempt) ([]projector.Verdict, error) {
-	verdicts := make([]projector.Verdict, len(attempts))
+	verdicts, call := make([]projector.Verdict, len(attempts)), db.calls.Add(1)
 	b := &pgx.Batch{}
 	b.Queue(lookUpSQL)
 	for _, a := range done {
-		b.Queue(db.q(doneSQL), named(a), hashOf(a.MessageID), runner)
+		b.Queue(db.q(doneSQL), named(a), hashOf(a.MessageID), runner, call)
 	}
 	judge := func(i int, sql string, args ...any) {
 		a := attempts[i]
-		b.Queue(db.q(sql), append(args, hashOf(a.MessageID), named(a), runner)...).QueryRow(func(row pgx.Row) error {
+		b.Queue(db.q(sql), append(args, hashOf(a.MessageID), named(a), runner, call)...).QueryRow(func(row pgx.Row) error {
 			return row.Scan(&verdicts[i])
 		})
 	}
@@ -158,9 +160,9 @@ now as materialized (
 	select coalesce((select attempts from counted), (select attempts from kinora.attempts where handler = $1::text and message_hash = $2::bytea), 0) as attempts,
 		(select count(*) from others where alive)::int as alive),
 put as (
-	insert into kinora.inflight (handler, message_hash, runner)
-	select $1::text, $2::bytea, $3::text from now where ($4::int < 0 or attempts + alive < $4::int) and $2::bytea <> ''
-	on conflict on constraint inflight_pkey do nothing)
+	insert into kinora.inflight as i (handler, message_hash, runner, call)
+	select $1::text, $2::bytea, $3::text, $5::bigint from now where ($4::int < 0 or attempts + alive < $4::int) and $2::bytea <> ''
+	on conflict on constraint inflight_pkey do update set call = greatest(i.call, excluded.call))
 select attempts, alive from now`
 )
 
@@ -170,7 +172,7 @@ func (db *DB) BeginAlone(ctx context.Context, runner string, a projector.Attempt
 	b := &pgx.Batch{}
 	b.Queue(lookUpSQL)
 	b.Queue(oneAtATimeSQL, lockClassAttempt, lockKey(db.cfg.Schema+"/"+named(a)+"\x00"+string(hash)))
-	b.Queue(db.q(beginAloneSQL), named(a), hash, runner, limit).QueryRow(func(row pgx.Row) error {
+	b.Queue(db.q(beginAloneSQL), named(a), hash, runner, limit, db.calls.Add(1)).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&attempts, &alive)
 	})
 	if err := db.sendLookUps(ctx, b); err != nil {

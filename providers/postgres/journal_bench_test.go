@@ -72,7 +72,7 @@ func deadNames(t testing.TB, db *postgres.DB, n int) {
 	t.Cleanup(func() { _ = old.Rollback(context.Background()) })
 	_, err = old.Exec(t.Context(), `select pg_current_xact_id()`)
 	require.NoError(t, err)
-	_, err = db.Pool().Exec(t.Context(), `insert into kinora.inflight select 'p/a', sha256(('d-' || g)::bytea), 'other' from generate_series(1, $1::int) g`, n)
+	_, err = db.Pool().Exec(t.Context(), `insert into kinora.inflight (handler, message_hash, runner, call) select 'p/a', sha256(('d-' || g)::bytea), 'other', 1 from generate_series(1, $1::int) g`, n)
 	require.NoError(t, err)
 	_, err = db.Pool().Exec(t.Context(), `delete from kinora.inflight where runner = 'other'`)
 	require.NoError(t, err)

@@ -2,6 +2,7 @@ package postgres_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"strings"
 	"testing"
 
@@ -115,10 +116,10 @@ func TestTheJournalsPlans(t *testing.T) {
 			args []any
 			want []string
 		}{
-			"doneSQL":         {[]any{"p/a", []byte("m"), "r"}, []string{"inflight_pkey"}},
-			"beginSQL":        {[]any{"p", []byte("k"), []string{"p/a"}, 0, []byte("m"), "p/a", "r"}, []string{"parked_message_key", "parked_lane_idx", "inflight_pkey"}},
-			"beginInLaneSQL":  {append(lane[:6:6], []byte("m"), "p/a", "r"), []string{"parked_lane_idx", "inflight_pkey"}},
-			"beginAloneSQL":   {[]any{"p/a", []byte("m"), "r", 1}, []string{"inflight_pkey", "attempts_pkey", "runners_pkey"}},
+			"doneSQL":         {[]any{"p/a", []byte("m"), "r", 1}, []string{"inflight_pkey"}},
+			"beginSQL":        {[]any{"p", []byte("k"), []string{"p/a"}, 0, []byte("m"), "p/a", "r", 1}, []string{"parked_message_key", "parked_lane_idx", "inflight_pkey"}},
+			"beginInLaneSQL":  {append(lane[:6:6], []byte("m"), "p/a", "r", 1), []string{"parked_lane_idx", "inflight_pkey"}},
+			"beginAloneSQL":   {[]any{"p/a", []byte("m"), "r", 1, 1}, []string{"inflight_pkey", "attempts_pkey", "runners_pkey"}},
 			"behindSQL":       {lane, []string{"parked_lane_idx", "parked_pkey"}},
 			"checkReplaySQL":  {lane, []string{"parked_lane_idx", "parked_pkey", "floors_pkey"}},
 			"lockParkedSQL":   {[]any{[]int64{1}, "p"}, []string{"parked_pkey"}},
@@ -160,4 +161,22 @@ func lookUpPlan(t *testing.T, db *postgres.DB, mode, sql string, args ...any) st
 	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	require.NoError(t, err)
 	return strings.Join(lines, "\n")
+}
+
+// A statement that its caller gave up on, and that the server runs late, takes back nothing that was named since.
+func TestALateStatementTakesNoNewNameBack(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.Open(t, nil)
+	a := projector.Attempt{Projector: "p", Handler: "p/a", MessageID: "m"}
+	hash := sha256.Sum256([]byte("m"))
+	_, err := db.Begin(t.Context(), "r", []projector.Attempt{a}, nil)
+	require.NoError(t, err)
+	for _, call := range []int{0, 1} {
+		_, err = db.Pool().Exec(t.Context(), constants(t)["doneSQL"], "p/a", hash[:], "r", call)
+		require.NoError(t, err)
+		require.Equal(t, 1, count(t, db, `select count(*) from kinora.inflight`))
+	}
+	_, err = db.Begin(t.Context(), "r", nil, []projector.Attempt{a})
+	require.NoError(t, err)
+	require.Zero(t, count(t, db, `select count(*) from kinora.inflight`))
 }

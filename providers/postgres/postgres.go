@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -41,6 +42,7 @@ type DB struct {
 	orphans walk
 	turns   turns
 	apart   sync.RWMutex // see Apart
+	calls   atomic.Int64 // of the journal
 	cached  sync.Map     // statement as written → with the schema's name
 }
 

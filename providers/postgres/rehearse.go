@@ -10,8 +10,8 @@ import (
 	"github.com/kinora-go/kinora/projector"
 )
 
-// A rehearsal sees what changed from two sides: new versions of rows from inside its transaction, old ones from a
-// connection of its own. Which tables to look at, the server's own counts say; they may hold more of earlier
+// A rehearsal sees what changed from two sides: new versions of rows from inside its transaction, old ones from
+// another, on a connection of its own. Which tables to look at, the server's own counts say; they may hold more of earlier
 // transactions, so that the difference counts.
 const (
 	countChangesSQL = `
@@ -36,8 +36,8 @@ type changed struct {
 var errNoCounts = errors.New("a rehearsal needs track_counts, which is off on this server")
 
 // rehearse does all that the unit does, tells what changed, and leaves it to its caller to undo it.
-func (db *DB) rehearse(ctx context.Context, s *seat, tx pgx.Tx, w projector.Work, fresh []int, apply func(context.Context, pgx.Tx, []int) ([]outbox.Message, error)) error {
-	r := rehearsal{tx: tx}
+func (db *DB) rehearse(ctx context.Context, s *seat, tx, outside pgx.Tx, w projector.Work, fresh []int, apply func(context.Context, pgx.Tx, []int) ([]outbox.Message, error)) error {
+	r := rehearsal{tx: tx, outside: outside}
 	var counts bool
 	if err := tx.QueryRow(ctx, rehearsalSQL).Scan(&counts, &r.xid); err != nil {
 		return class(fmt.Errorf("rehearse: %w", err))
@@ -91,8 +91,6 @@ func (db *DB) changes(ctx context.Context, r *rehearsal, before map[int64]change
 	if err != nil {
 		return nil, err
 	}
-	r.open = func() (*pgx.Conn, error) { return db.aside(ctx) }
-	defer r.close()
 	if err := r.unlocked(ctx); err != nil {
 		return nil, err
 	}
@@ -112,29 +110,33 @@ func (db *DB) changes(ctx context.Context, r *rehearsal, before map[int64]change
 	return all, nil
 }
 
-// aside is a connection beside the pool, which may have one only. It gives up soon on a table that the handler has locked
-// as a whole.
-func (db *DB) aside(ctx context.Context) (*pgx.Conn, error) {
+// aside begins a transaction beside the pool, which may have one connection only, and before the unit's: behind a pooler, others that
+// wait for what the unit has locked may have all of the server's connections.
+func (db *DB) aside(ctx context.Context) (tx pgx.Tx, end func(), err error) {
 	config := db.pool.Config()
 	connect := config.ConnConfig.Copy()
 	if config.BeforeConnect != nil {
 		if err := config.BeforeConnect(ctx, connect); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	conn, err := pgx.ConnectConfig(ctx, connect)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
+	end = func() { _ = conn.Close(context.WithoutCancel(ctx)) }
 	if config.AfterConnect != nil {
 		err = config.AfterConnect(ctx, conn)
 	}
 	if err == nil {
-		_, err = conn.Exec(ctx, `select set_config('lock_timeout', '1s', false)`)
+		tx, err = conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly})
+	}
+	if err == nil {
+		_, err = tx.Exec(ctx, `select 1`) // where begin itself is not sent on
 	}
 	if err != nil {
-		_ = conn.Close(context.WithoutCancel(ctx))
-		return nil, err
+		end()
+		return nil, nil, err
 	}
-	return conn, nil
+	return tx, end, nil
 }

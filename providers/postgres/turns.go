@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"sync"
 
-	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/projector"
 )
 
@@ -24,14 +23,18 @@ type turn struct {
 	want int           // who has it, or waits
 }
 
-// turnsOf are the turns that a unit takes: those of its marks, and of the parked messages that it replays.
-func turnsOf(marks []marker.Key, replay []projector.Replay) []string {
-	names := make([]string, 0, len(marks)+len(replay))
-	for _, m := range marks {
+// turnsOf are the turns that a unit takes: those of its marks, of the parked messages that it replays, and of rehearsals, which
+// have two connections each.
+func turnsOf(w projector.Work) []string {
+	names := make([]string, 0, len(w.Marks)+len(w.Replay)+1)
+	for _, m := range w.Marks {
 		names = append(names, m.Handler+"\x00"+m.MessageID)
 	}
-	for _, r := range replay {
+	for _, r := range w.Replay {
 		names = append(names, "\x00"+strconv.FormatInt(r.Seq, 10))
+	}
+	if w.Rehearse != nil {
+		names = append(names, "\x00rehearsal")
 	}
 	return names
 }

@@ -66,9 +66,18 @@ func (db *DB) Do(ctx context.Context, w projector.Work, apply func(ctx context.C
 }
 
 func (db *DB) once(ctx context.Context, w projector.Work, apply func(context.Context, pgx.Tx, []int) ([]outbox.Message, error)) error {
-	leave, err := db.turns.take(ctx, turnsOf(w.Marks, w.Replay))
+	leave, err := db.turns.take(ctx, turnsOf(w))
 	if err != nil {
 		return err
+	}
+	var outside pgx.Tx
+	if w.Rehearse != nil {
+		var end func()
+		if outside, end, err = db.aside(ctx); err != nil {
+			leave()
+			return class(fmt.Errorf("rehearse: connect: %w", err))
+		}
+		defer end()
 	}
 	conn, err := db.pool.Acquire(ctx)
 	if err != nil {
@@ -94,7 +103,7 @@ func (db *DB) once(ctx context.Context, w projector.Work, apply func(context.Con
 		apply = nil
 	}
 	if w.Rehearse != nil {
-		return db.rehearse(ctx, s, tx, w, fresh, apply)
+		return db.rehearse(ctx, s, tx, outside, w, fresh, apply)
 	}
 	enqueued, err := db.apply(ctx, s, tx, w, fresh, apply)
 	if err != nil {
@@ -192,7 +201,7 @@ func (db *DB) queueCounted(b *pgx.Batch, w projector.Work) {
 		b.Queue(db.q(forgetSQL), named(a), hashOf(a.MessageID))
 	}
 	for _, a := range w.Done {
-		b.Queue(db.q(doneSQL), named(a), hashOf(a.MessageID), w.Runner)
+		b.Queue(db.q(doneSQL), named(a), hashOf(a.MessageID), w.Runner, db.calls.Add(1))
 	}
 }
 

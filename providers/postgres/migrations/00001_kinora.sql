@@ -182,6 +182,7 @@ create unlogged table kinora.inflight (
 	handler      text collate "C" not null,
 	message_hash bytea not null,
 	runner       text collate "C" not null,
+	call         bigint not null,
 	named_at     timestamptz not null default clock_timestamp(),
 	constraint inflight_pkey primary key (handler, message_hash, runner)
 ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
