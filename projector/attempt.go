@@ -167,7 +167,7 @@ func (t *tries) run(replay *Replay) error {
 	if err != nil && ended && t.hard.Err() == nil && !limit.began() {
 		err = &Error{Class: Transient, Code: "begin", Err: fmt.Errorf("no transaction in %s: %w", t.cfg.Timeout, err)}
 	}
-	err = late(err, t.hard)
+	err = late(t.hard, err)
 	t.tell(told, skipped, begin, err)
 	if t.handler.noop && err == nil && t.cfg.Observer.Unmarked != nil {
 		t.cfg.Observer.Unmarked(t.handler.name)
@@ -176,7 +176,7 @@ func (t *tries) run(replay *Replay) error {
 }
 
 // late makes shutdown an error like any other where what it should come from has not ended: the unit met its own deadline.
-func late(err error, stops context.Context) error {
+func late(stops context.Context, err error) error {
 	if ClassOf(err) == Shutdown && stops.Err() == nil {
 		return &Error{Class: UnknownClass, Code: cmp.Or(codeOf(err), "deadline"), Err: err}
 	}

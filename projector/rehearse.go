@@ -37,7 +37,7 @@ type rehearsed struct {
 }
 
 // Rehearse is Replay in one transaction, which is rolled back, of at most f.Limit messages (zero means 100): it shows the rows that would change, and leaves no
-// trace. Handlers run, in this goroutine and one after another: what they do beside their transaction is done, and a message that ended its
+// trace. Handlers run, one after another: what they do beside their transaction is done, and a message that ended its
 // process may do so again. Messages that f does not pick do not come along.
 //   - ErrNoRehearsal; f.State must be StillParked, f.Projector one of the runner's. Errors are as those of Replay.
 func (r *Runner) Rehearse(ctx context.Context, f ParkedFilter, force bool) (*Rehearsal, error) {
@@ -149,7 +149,7 @@ func rehearsal[Tx any](u UnitOfWork[Tx], name string, marks bool, runs map[strin
 		if stays, ok := errors.AsType[*ReplayError](err); ok {
 			at.Store(stays.Seq)
 		}
-		return result, at.Load(), late(err, stops)
+		return result, at.Load(), late(stops, err)
 	}
 }
 
