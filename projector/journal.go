@@ -17,8 +17,7 @@ type Attempt struct {
 	// key, is in the way of the attempt where it is parked for the same handler, or for none, or is of a type that the handler
 	// does not take. One that the handler takes and that is parked for another handler, this handler has applied itself.
 	Takes []string
-	// Seq is that of the parked message which is replayed, else zero: its own parking does not settle it, and only messages with a
-	// smaller Seq are in its way.
+	// Seq is that of the parked message which is replayed, else zero: only messages with a smaller Seq settle it, or are in its way.
 	Seq int64
 }
 
@@ -28,12 +27,12 @@ type Verdict int
 const (
 	// Clear: it may run, and is named as under way.
 	Clear Verdict = iota
-	// Settled: its message is parked for this handler or for none, or was skipped. It is not to run.
+	// Settled: its message is parked for this handler or for none, or was skipped; for a replay, with a smaller Seq. It is not to run.
 	Settled
 	// Held: an earlier message of its key is parked, and in its way.
 	Held
-	// Suspect: another runner had named it and has not said that it is done. It may have ended that runner's process,
-	// so it is to run with nothing beside it: see BeginAlone.
+	// Suspect: another runner had named it and has not said that it is done; or it was counted for a dead one (BeginAlone), and its count
+	// has not begun anew since. It may have ended that runner's process, so it is to run with nothing beside it: see BeginAlone.
 	Suspect
 )
 
@@ -44,8 +43,8 @@ type Journal interface {
 	// is suspected exclusively, of whichever runner. All views of a database that was opened once share it.
 	Apart() *sync.RWMutex
 
-	// Begin gives the verdict of each attempt, and names those that are clear as under way with runner; and takes back the
-	// names of done. An attempt that runner itself has named already is clear.
+	// Begin takes back runner's names of done, gives the verdict of each attempt, and names those that are clear as under way with
+	// runner. What runner itself has named is no reason to suspect.
 	Begin(ctx context.Context, runner string, attempts, done []Attempt) ([]Verdict, error)
 
 	// BeginAlone is for a suspect that is about to run alone.

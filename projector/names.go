@@ -22,8 +22,8 @@ type names struct {
 	named   map[nameKey]int // how many of these are at it
 	done    []Attempt       // that may be named, and are no longer under way: not told yet
 
-	lives sync.Mutex
-	alive time.Time // until when the journal takes the runner for alive
+	lives chan struct{} // of size 1: held by whoever looks at alive
+	alive time.Time     // until when the journal takes the runner for alive
 }
 
 type nameKey struct{ handler, message string }
@@ -154,19 +154,22 @@ func (n *names) takeDone(asked []Attempt) (done []Attempt) {
 	for _, a := range asked {
 		asking[a.name()]++
 	}
+	var later []Attempt
 	for _, a := range n.done {
 		if n.under[a.name()] == asking[a.name()] {
 			done = append(done, a)
+		} else {
+			later = append(later, a)
 		}
 	}
-	n.done = nil
+	n.done = later
 	return done
 }
 
 // live sees to it that the journal takes the runner for alive for at least this long.
 func (n *names) live(ctx context.Context, left time.Duration) error {
-	n.lives.Lock()
-	defer n.lives.Unlock()
+	n.lives <- struct{}{}
+	defer func() { <-n.lives }()
 	now := n.clock()
 	if n.alive.Sub(now) >= left {
 		return nil
@@ -241,8 +244,8 @@ func (n *names) isUnder(a Attempt) bool {
 func (n *names) stop(ctx context.Context) {
 	n.turn <- struct{}{}
 	defer func() { <-n.turn }()
-	n.lives.Lock()
-	defer n.lives.Unlock()
+	n.lives <- struct{}{}
+	defer func() { <-n.lives }()
 	n.mu.Lock()
 	under := len(n.under)
 	n.mu.Unlock()

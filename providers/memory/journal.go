@@ -13,8 +13,9 @@ import (
 
 // tally counts an attempt.
 type tally struct {
-	n  int
-	at time.Time // of the last one
+	n        int
+	at       time.Time // of the last one
+	vanished bool      // one of them was a runner's that died
 }
 
 // nameOf is what an attempt is counted under.
@@ -49,7 +50,7 @@ func (s *state) verdict(runner string, a projector.Attempt) projector.Verdict {
 		return projector.Settled
 	case s.isHeld(a):
 		return projector.Held
-	case len(s.others(runner, a)) > 0:
+	case len(s.others(runner, a)) > 0 || s.hasVanished(a):
 		return projector.Suspect
 	default:
 		return projector.Clear
@@ -59,7 +60,7 @@ func (s *state) verdict(runner string, a projector.Attempt) projector.Verdict {
 // settled tells whether the message is parked, or was skipped, by more than what is replayed.
 func (s *state) settled(a projector.Attempt) bool {
 	for _, p := range s.parked.from(0) {
-		if p.Seq != a.Seq && p.State != projector.Replayed && p.Projector == a.Projector &&
+		if (a.Seq == 0 || p.Seq < a.Seq) && p.State != projector.Replayed && p.Projector == a.Projector &&
 			p.MessageID != "" && p.MessageID == a.MessageID && isOf(p, a.Handler, a.Was) {
 			return true
 		}
@@ -91,7 +92,7 @@ func (db *DB) BeginAlone(ctx context.Context, runner string, a projector.Attempt
 				alive++
 				continue
 			}
-			tx.staged.count(a, now)
+			tx.staged.count(a, now, true)
 			tx.staged.names = tx.staged.names.drop(pair(nameOf(a), other))
 		}
 		counted, _ := tx.staged.attempts.get(nameOf(a))
@@ -109,7 +110,7 @@ func (db *DB) BeginAlone(ctx context.Context, runner string, a projector.Attempt
 // CountAttempt implements projector.Journal.
 func (db *DB) CountAttempt(ctx context.Context, a projector.Attempt) (n int, err error) {
 	err = db.Tx(ctx, func(tx *Model) error {
-		n = tx.staged.count(a, db.now())
+		n = tx.staged.count(a, db.now(), false)
 		return nil
 	})
 	if err != nil {
@@ -118,10 +119,15 @@ func (db *DB) CountAttempt(ctx context.Context, a projector.Attempt) (n int, err
 	return n, nil
 }
 
-func (s *state) count(a projector.Attempt, now time.Time) int {
+func (s *state) count(a projector.Attempt, now time.Time, vanished bool) int {
 	counted, _ := s.attempts.get(nameOf(a))
-	s.attempts = s.attempts.put(nameOf(a), tally{counted.n + 1, now})
+	s.attempts = s.attempts.put(nameOf(a), tally{counted.n + 1, now, counted.vanished || vanished})
 	return counted.n + 1
+}
+
+func (s *state) hasVanished(a projector.Attempt) bool {
+	counted, _ := s.attempts.get(nameOf(a))
+	return counted.vanished
 }
 
 // Alive implements projector.Journal.

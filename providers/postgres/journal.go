@@ -56,12 +56,14 @@ const (
 	beginSQL = `
 with verdict as materialized (
 	select case
-		when exists (select from ` + mine + ` and p.id <> $4::bigint) then 1
+		when exists (select from ` + mine + ` and ($4::bigint = 0 or p.id < $4::bigint)) then 1
 		when exists (
 			select from kinora.parked p
 			where p.state = 'parked' and p.holds and p.key_hash <> '' and p.projector = $1::text and p.key_hash = $2::bytea) then -1
 		when exists (
 			select from kinora.inflight i where i.handler = $6::text and i.message_hash = $5::bytea and i.runner <> $7::text) then 3
+		when exists (
+			select from kinora.attempts a where a.handler = $6::text and a.message_hash = $5::bytea and a.vanished) then 3
 		else 0 end as v),
 put as (
 	insert into kinora.inflight as i (handler, message_hash, runner, call)
@@ -80,6 +82,8 @@ verdict as materialized (
 		when exists (select from lane l where ` + inTheWay + `) then 2
 		when exists (
 			select from kinora.inflight i where i.handler = $8::text and i.message_hash = $7::bytea and i.runner <> $9::text) then 3
+		when exists (
+			select from kinora.attempts a where a.handler = $8::text and a.message_hash = $7::bytea and a.vanished) then 3
 		else 0 end as v),
 put as (
 	insert into kinora.inflight as i (handler, message_hash, runner, call)
@@ -152,9 +156,9 @@ gone as (
 	where handler = $1::text and message_hash = $2::bytea and runner in (select runner from others where not alive)
 	returning runner),
 counted as (
-	insert into kinora.attempts as a (handler, message_hash, attempts, last_at)
-	select $1::text, $2::bytea, count(*), max(ck.t) from gone, ck having count(*) > 0
-	on conflict on constraint attempts_pkey do update set attempts = a.attempts + excluded.attempts, last_at = excluded.last_at
+	insert into kinora.attempts as a (handler, message_hash, attempts, last_at, vanished)
+	select $1::text, $2::bytea, count(*), max(ck.t), true from gone, ck having count(*) > 0
+	on conflict on constraint attempts_pkey do update set attempts = a.attempts + excluded.attempts, last_at = excluded.last_at, vanished = true
 	returning attempts),
 now as materialized (
 	select coalesce((select attempts from counted), (select attempts from kinora.attempts where handler = $1::text and message_hash = $2::bytea), 0) as attempts,

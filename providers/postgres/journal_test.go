@@ -117,8 +117,8 @@ func TestTheJournalsPlans(t *testing.T) {
 			want []string
 		}{
 			"doneSQL":         {[]any{"p/a", []byte("m"), "r", 1}, []string{"inflight_pkey"}},
-			"beginSQL":        {[]any{"p", []byte("k"), []string{"p/a"}, 0, []byte("m"), "p/a", "r", 1}, []string{"parked_message_key", "parked_lane_idx", "inflight_pkey"}},
-			"beginInLaneSQL":  {append(lane[:6:6], []byte("m"), "p/a", "r", 1), []string{"parked_lane_idx", "inflight_pkey"}},
+			"beginSQL":        {[]any{"p", []byte("k"), []string{"p/a"}, 0, []byte("m"), "p/a", "r", 1}, []string{"parked_message_key", "parked_lane_idx", "inflight_pkey", "attempts_pkey"}},
+			"beginInLaneSQL":  {append(lane[:6:6], []byte("m"), "p/a", "r", 1), []string{"parked_lane_idx", "inflight_pkey", "attempts_pkey"}},
 			"beginAloneSQL":   {[]any{"p/a", []byte("m"), "r", 1, 1}, []string{"inflight_pkey", "attempts_pkey", "runners_pkey"}},
 			"behindSQL":       {lane, []string{"parked_lane_idx", "parked_pkey"}},
 			"checkReplaySQL":  {lane, []string{"parked_lane_idx", "parked_pkey", "floors_pkey"}},

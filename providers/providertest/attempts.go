@@ -128,7 +128,7 @@ func aloneCountsTheDead(s *stage) {
 	same(s, "verdict", s.begin("two", a)[0], projector.Suspect)
 	s.alone("two", a, 5, 1, 0)
 	s.alone("two", a, 5, 1, 0) // its own name is not another's
-	same(s, "verdict of one's own", s.begin("two", a)[0], projector.Clear)
+	same(s, "verdict of what was counted for a dead one", s.begin("two", a)[0], projector.Suspect)
 	same(s, "verdict", s.begin("three", a)[0], projector.Suspect)
 	s.alone("three", a, 5, 2, 0) // the second one died as well
 	same(s, "verdict for who is dead", s.begin("two", a)[0], projector.Suspect)
@@ -171,11 +171,13 @@ func aloneAtLimit(s *stage) {
 	same(s, "verdict while the last one is at it", s.begin("one", a)[0], projector.Suspect)
 	s.alone("one", a, 3, 3, 0) // not named: none is
 	s.alone("one", a, 3, 3, 0)
-	s.verdict("what nobody is at", a, projector.Clear)
+	s.verdict("what nobody is at, and was counted for dead ones", a, projector.Suspect)
 	s.alone("one", a, -1, 3, 0)
 	s.verdict("what one is at, without a limit", a, projector.Suspect)
 	s.alone("two", a, 4, 4, 0)
-	s.verdict("what nobody is at, at a limit of four", a, projector.Clear)
+	s.verdict("what nobody is at, at a limit of four", a, projector.Suspect)
+	s.ok(s.do(s.ctx, projector.Work{Projector: "ratings", Forget: []projector.Attempt{a}}, nil), "forget")
+	s.verdict("what was forgotten", a, projector.Clear)
 
 	b := posted("m-2", "ann")
 	for i := range 2 {

@@ -29,10 +29,10 @@ on conflict do nothing`
 	settled = `exists (
 	select 1 from kinora_parked
 	where message_id = ?8 and message_id <> '' and state <> 'replayed' and projector = ?1
-		and (handler = '' or handler in (select value from json_each(?3))) and id <> ?5)`
+		and (handler = '' or handler in (select value from json_each(?3))) and (?5 = 0 or id < ?5))`
 
-	suspect = `(` + namedByOther + ` and not exists (
-	select 1 from kinora_inflight where handler = ?7 and message_id = ?8 and runner = ?9))`
+	suspect = `(` + namedByOther + ` or exists (
+	select 1 from kinora_attempts where handler in (select value from json_each(?3)) and message_id = ?8 and vanished = 1))`
 
 	namedByOther = `exists (
 	select 1 from kinora_inflight
@@ -121,8 +121,8 @@ where handler in (select value from json_each(?1)) and message_id = ?2`
 	forgetAttempts = `delete from kinora_attempts where handler in (select value from json_each(?1)) and message_id = ?2`
 
 	addAttempts = `
-insert into kinora_attempts (handler, message_id, attempts, last_at) values (?1, ?2, ?3, ` + clock + `)
-on conflict (handler, message_id) do update set attempts = attempts + ?3, last_at = ` + clock
+insert into kinora_attempts (handler, message_id, attempts, last_at, vanished) values (?1, ?2, ?3, ` + clock + `, ?4)
+on conflict (handler, message_id) do update set attempts = attempts + ?3, last_at = ` + clock + `, vanished = max(vanished, ?4)`
 
 	nameAnyway = `
 insert into kinora_inflight (handler, message_id, runner, named_at) values (?1, ?2, ?3, ` + clock + `)
@@ -141,7 +141,7 @@ func (d *DB) BeginAlone(ctx context.Context, runner string, a projector.Attempt,
 		if err != nil {
 			return err
 		}
-		if attempts, err = u.count(ctx, a, dead); err != nil {
+		if attempts, err = u.count(ctx, a, dead, true); err != nil {
 			return err
 		}
 		if err := one(ctx, u, []any{&alive}, countOthers, names, a.MessageID, runner); err != nil {
@@ -162,7 +162,7 @@ func (d *DB) BeginAlone(ctx context.Context, runner string, a projector.Attempt,
 // CountAttempt implements projector.Journal.
 func (d *DB) CountAttempt(ctx context.Context, a projector.Attempt) (n int, err error) {
 	err = d.inTurn(ctx, func(u *unit) error {
-		n, err = u.count(ctx, a, 1)
+		n, err = u.count(ctx, a, 1, false)
 		return err
 	})
 	if err != nil {
@@ -171,10 +171,10 @@ func (d *DB) CountAttempt(ctx context.Context, a projector.Attempt) (n int, err 
 	return n, nil
 }
 
-// count adds more to the attempts of a, and returns how many there are under all names.
-func (u *unit) count(ctx context.Context, a projector.Attempt, more int) (n int, err error) {
+// count adds more to the attempts of a, those of runners that have died or not, and returns how many there are under all names.
+func (u *unit) count(ctx context.Context, a projector.Attempt, more int, vanished bool) (n int, err error) {
 	if more > 0 {
-		if _, err := u.exec(ctx, addAttempts, a.Handler, a.MessageID, more); err != nil {
+		if _, err := u.exec(ctx, addAttempts, a.Handler, a.MessageID, more, vanished); err != nil {
 			return 0, err
 		}
 	}

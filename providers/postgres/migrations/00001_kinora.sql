@@ -169,6 +169,7 @@ create table kinora.attempts (
 	handler      text collate "C" not null,
 	message_hash bytea not null,
 	attempts     int not null,
+	vanished     boolean not null default false, -- one of them at least was a runner's that died
 	last_at      timestamptz not null,
 	constraint attempts_pkey primary key (handler, message_hash)
 ) with (fillfactor = 50);

@@ -129,6 +129,7 @@ create table kinora_attempts (
     message_id text not null,
     attempts   integer not null,
     last_at    integer not null,
+    vanished   integer not null, -- 1: one of them at least was a runner's that died
     primary key (handler, message_id)
 ) strict, without rowid;
 
