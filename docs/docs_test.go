@@ -2,6 +2,7 @@
 package docs_test
 
 import (
+	"cmp"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -39,3 +40,49 @@ func TestGuaranteesNameTestsThatExist(t *testing.T) {
 		}
 	}
 }
+
+// The code that operations.md shows is that of examples that are run.
+func TestOperationsShowsCodeThatRuns(t *testing.T) {
+	page, err := os.ReadFile("operations.md")
+	require.NoError(t, err)
+	examples, err := os.ReadFile("../projector/example_test.go")
+	require.NoError(t, err)
+	shown := 0
+	for _, m := range fenceForm.FindAllStringSubmatch(string(page), -1) {
+		if m[1] == "go" {
+			require.Contains(t, string(examples), regexp.MustCompile(`(?m)^(.)`).ReplaceAllString(m[2], "\t$1"))
+			shown++
+		}
+	}
+	require.Equal(t, 4, shown)
+}
+
+// fenceForm is a block of code with its language.
+var fenceForm = regexp.MustCompile("(?ms)^```(\\w*)\n(.*?)^```$")
+
+// checkLinks tells that the links of a page within the repository lead somewhere, to headings that are there.
+func checkLinks(t *testing.T, name string) {
+	t.Helper()
+	page, err := os.ReadFile(name)
+	require.NoError(t, err)
+	links := regexp.MustCompile(`\]\(([^):#]*)(?:#([^)]*))?\)`).FindAllStringSubmatch(fenceForm.ReplaceAllString(string(page), ""), -1)
+	require.GreaterOrEqual(t, len(links), 10)
+	for _, m := range links {
+		to := cmp.Or(m[1], name)
+		_, err := os.Stat(to)
+		require.NoError(t, err)
+		if m[2] == "" {
+			continue
+		}
+		text, err := os.ReadFile(to)
+		require.NoError(t, err)
+		var anchors []string
+		for _, heading := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(string(text), -1) {
+			plain := regexp.MustCompile(`[^a-z0-9 -]`).ReplaceAllString(strings.ToLower(heading[1]), "")
+			anchors = append(anchors, strings.ReplaceAll(plain, " ", "-"))
+		}
+		require.Contains(t, anchors, m[2])
+	}
+}
+
+func TestOperationsLinks(t *testing.T) { checkLinks(t, "operations.md") }

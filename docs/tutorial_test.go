@@ -45,25 +45,7 @@ func TestTutorial(t *testing.T) {
 // Its links within the repository lead somewhere, and its headings are those that it names.
 func TestTutorialLinks(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("tutorial.md")
-	require.NoError(t, err)
-	links := regexp.MustCompile(`\]\(([^):#]*)(?:#([^)]*))?\)`).FindAllStringSubmatch(fenceForm.ReplaceAllString(string(page), ""), -1)
-	require.GreaterOrEqual(t, len(links), 10)
-	for _, m := range links {
-		_, err := os.Stat(m[1])
-		require.NoError(t, err)
-		if m[2] == "" {
-			continue
-		}
-		text, err := os.ReadFile(m[1])
-		require.NoError(t, err)
-		var anchors []string
-		for _, heading := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(string(text), -1) {
-			plain := regexp.MustCompile(`[^a-z0-9 -]`).ReplaceAllString(strings.ToLower(heading[1]), "")
-			anchors = append(anchors, strings.ReplaceAll(plain, " ", "-"))
-		}
-		require.Contains(t, anchors, m[2])
-	}
+	checkLinks(t, "tutorial.md")
 }
 
 // step is a section of the page: its files and consoles, in order.
@@ -83,7 +65,6 @@ type console struct {
 
 // The forms that the page has its blocks in. Blocks of "sh" without a file are for readers alone.
 var (
-	fenceForm   = regexp.MustCompile("(?ms)^```(\\w*)\n(.*?)^```$")
 	fileForm    = regexp.MustCompile("\\*\\*File `([^`]+)`\\*\\*[^\n]*\n\n$")
 	staysForm   = regexp.MustCompile(`<!-- stays -->\n$`)
 	variesForm  = regexp.MustCompile(`<!-- varies: (.*) -->\n$`)

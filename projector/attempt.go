@@ -1,6 +1,7 @@
 package projector
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -115,7 +116,10 @@ func (t *tries) await() error {
 	}
 }
 
-var errStuck = &Error{Class: UnknownClass, Code: "stuck", Err: errors.New("the handler has not returned after its deadline")}
+var (
+	errStuck  = &Error{Class: UnknownClass, Code: "stuck", Err: errors.New("the handler has not returned after its deadline")}
+	errGoexit = &Error{Class: UnknownClass, Code: "goexit", Err: errors.New("the handler called runtime.Goexit")}
+)
 
 // run runs the handler's unit of work once, in a goroutine of its own, so that a handler that panics or
 // calls runtime.Goexit ends its own attempt and nothing else, and one that never returns is left behind. Its context
@@ -137,7 +141,7 @@ func (t *tries) run(replay *Replay) error {
 	if told != nil {
 		begin = t.cfg.Clock()
 	}
-	skipped, ended, err := false, false, error(&Error{Class: UnknownClass, Code: "goexit", Err: errors.New("the handler called runtime.Goexit")})
+	skipped, ended, err := false, false, error(errGoexit)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -163,9 +167,18 @@ func (t *tries) run(replay *Replay) error {
 	if err != nil && ended && t.hard.Err() == nil && !limit.began() {
 		err = &Error{Class: Transient, Code: "begin", Err: fmt.Errorf("no transaction in %s: %w", t.cfg.Timeout, err)}
 	}
+	err = late(t.hard, err)
 	t.tell(told, skipped, begin, err)
 	if t.handler.noop && err == nil && t.cfg.Observer.Unmarked != nil {
 		t.cfg.Observer.Unmarked(t.handler.name)
+	}
+	return err
+}
+
+// late makes shutdown an error like any other where what it should come from has not ended: the unit met its own deadline.
+func late(stops context.Context, err error) error {
+	if ClassOf(err) == Shutdown && stops.Err() == nil {
+		return &Error{Class: UnknownClass, Code: cmp.Or(codeOf(err), "deadline"), Err: err}
 	}
 	return err
 }

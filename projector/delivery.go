@@ -59,13 +59,13 @@ func (d *delivery) handle(h *bound) bool {
 				n--
 				continue
 			}
-		case d.hard.Err() != nil, class == Shutdown && d.ctx.Err() != nil:
+		case d.hard.Err() != nil, class == Shutdown:
 			return false
 		case v == Suspect: // it has ended as many processes as it may
 			return d.park(h, run.attempts, err)
 		case class == PermanentClass:
 			return d.park(h, run.attempts+1, err)
-		case class == UnknownClass, class == Shutdown: // of something else than this runner
+		case class == UnknownClass:
 			if counted := run.count(); counted != nil {
 				err = counted // away just now: it counts the next time
 			} else if d.cfg.Retry.Spent(run.attempts) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/marker"
@@ -36,7 +37,7 @@ type rehearsed struct {
 }
 
 // Rehearse is Replay in one transaction, which is rolled back, of at most f.Limit messages (zero means 100): it shows the rows that would change, and leaves no
-// trace. Handlers run, in this goroutine and one after another: what they do beside their transaction is done, and a message that ended its
+// trace. Handlers run, one after another: what they do beside their transaction is done, and a message that ended its
 // process may do so again. Messages that f does not pick do not come along.
 //   - ErrNoRehearsal; f.State must be StillParked, f.Projector one of the runner's. Errors are as those of Replay.
 func (r *Runner) Rehearse(ctx context.Context, f ParkedFilter, force bool) (*Rehearsal, error) {
@@ -98,15 +99,16 @@ func (r *Runner) Rehearse(ctx context.Context, f ParkedFilter, force bool) (*Reh
 
 var rolledBack = Decision{By: "rehearsal", Reason: "rolled back"}
 
-// rehearsal runs units in one that is undone. Where one of them fails, it returns the Seq of its message; else zero.
+// rehearsal runs units in one that is undone, in a goroutine of its own, as tries.run does. Where one of them fails, it returns
+// the Seq of its message; else zero.
 func rehearsal[Tx any](u UnitOfWork[Tx], name string, marks bool, runs map[string]runFunc[Tx]) func(context.Context, *Runner, []rehearsed) (*Rehearsal, int64, error) {
 	if !u.Records().Rehearse {
 		return nil
 	}
-	return func(ctx context.Context, r *Runner, units []rehearsed) (result *Rehearsal, bad int64, err error) {
-		ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+	return func(stops context.Context, r *Runner, units []rehearsed) (*Rehearsal, int64, error) {
+		ctx, cancel := context.WithCancel(stops)
 		defer cancel()
-		result = &Rehearsal{}
+		limit, result := newDeadline(r.cfg.Timeout, cancel), &Rehearsal{}
 		w := Work{Projector: name, Rehearse: func(c []Change) { result.Changes = c }}
 		for _, one := range units {
 			w.Replay = append(w.Replay, one.replay)
@@ -114,26 +116,40 @@ func rehearsal[Tx any](u UnitOfWork[Tx], name string, marks bool, runs map[strin
 				w.Marks = append(w.Marks, marker.Key{Handler: one.replay.Handler, Was: one.replay.Was, MessageID: one.raw.ID})
 			}
 		}
-		err = u.Do(ctx, w, func(ctx context.Context, tx Tx, fresh []int) (sent []outbox.Message, err error) {
-			for i, one := range units {
-				run := runs[one.replay.Handler]
-				if run == nil || marks && !slices.Contains(fresh, i) {
-					continue
+		var at atomic.Int64 // whose handler runs
+		err, over := error(errGoexit), make(chan struct{})
+		go func() {
+			defer close(over)
+			defer limit.stop()
+			err = u.Do(ctx, w, func(ctx context.Context, tx Tx, fresh []int) (sent []outbox.Message, err error) {
+				for i, one := range units {
+					run := runs[one.replay.Handler]
+					if run == nil || marks && !slices.Contains(fresh, i) {
+						continue
+					}
+					at.Store(one.replay.Seq)
+					ms, err := guarded(func() ([]outbox.Message, error) {
+						ctx, done := limit.handler(ctx)
+						defer done()
+						return run(ctx, tx, one.raw)
+					})
+					if err != nil {
+						return nil, err
+					}
+					sent = append(sent, ms...)
 				}
-				bad = one.replay.Seq
-				ms, err := guarded(func() ([]outbox.Message, error) { return run(ctx, tx, one.raw) })
-				if err != nil {
-					return nil, err
-				}
-				sent = append(sent, ms...)
-			}
-			bad, result.Output = 0, sent
-			return sent, nil
-		})
-		if stays, ok := errors.AsType[*ReplayError](err); ok {
-			bad = stays.Seq
+				at.Store(0)
+				result.Output = sent
+				return sent, nil
+			})
+		}()
+		if !returns(ctx, over) {
+			return nil, at.Load(), errStuck
 		}
-		return result, bad, err
+		if stays, ok := errors.AsType[*ReplayError](err); ok {
+			at.Store(stays.Seq)
+		}
+		return result, at.Load(), late(stops, err)
 	}
 }
 

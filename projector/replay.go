@@ -165,8 +165,8 @@ func (d *delivery) replay(p Parked, cfg ReplayConfig, spent func(attempts int) b
 		}
 		d.tellReplayed(p, h.name, err)
 		switch ClassOf(err) {
-		case UnknownClass, Shutdown:
-			if d.hard.Err() != nil || d.ctx.Err() != nil && ClassOf(err) == Shutdown {
+		case UnknownClass:
+			if d.hard.Err() != nil {
 				return err
 			}
 			if spent == nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"runtime"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -99,6 +100,19 @@ func TestWhatFailsAgainStaysParked(t *testing.T) {
 	require.Equal(t, 2, parked(t, db)[0].Attempts)
 	require.Equal(t, []int{1, 2, 3}, noted(db, "a", "y"))
 	require.Empty(t, noted(db, "a", "x"))
+}
+
+// A unit that ended by its own deadline, and says shutdown, is no shutdown of this runner: it fails alone.
+func TestReplayGoesOnPastWhatSaysShutdown(t *testing.T) {
+	t.Parallel()
+	says := &projector.Error{Class: projector.Shutdown, Err: context.Canceled}
+	db, faults := newDB(t), bad{"x": says, "y": says}
+	p := standing(t, db, faults.first, "x", "y")
+	require.Equal(t, "x-1 p/a unknown deadline", of(parked(t, db))[0])
+	delete(faults, "y")
+	done, err := operator(t, db, p).Replay(t.Context(), projector.ParkedFilter{}, projector.ReplayConfig{Decision: person, Rate: -1})
+	require.NoError(t, err)
+	require.Equal(t, projector.Replays{Replayed: 3, Failed: 1, Waiting: 2}, done)
 }
 
 func TestReplayIsNoFlood(t *testing.T) {
@@ -202,3 +216,37 @@ func TestWaitTellsOfSkippedEvents(t *testing.T) {
 }
 
 var once = claim.Backoff{Attempts: 1}
+
+// Of many messages each has its time; one whose handler never returns, or ends its goroutine, fails alone.
+func TestARehearsalOutlivesItsHandlers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		no := projector.Permanent(errors.New("no"))
+		db, faults := newDB(t), bad{"x": no, "y": no, "z": no}
+		standing(t, db, faults.first, "x", "y", "z")
+		release := make(chan struct{})
+		mended := define(marked, unless("a", func(e eventstore.Event[posted]) error {
+			switch e.Stream {
+			case "x":
+				runtime.Goexit()
+			case "y":
+				<-release
+			default:
+				time.Sleep(12 * time.Second) // three of them take longer than one may
+			}
+			return nil
+		}))
+		got, err := operator(t, db, mended).Rehearse(t.Context(), projector.ParkedFilter{Projector: "p"}, false)
+		require.NoError(t, err)
+		require.Equal(t, 3, got.Messages)
+		require.Equal(t, 4, got.Waiting)
+		var failed []string
+		for _, f := range got.Failures {
+			failed = append(failed, f.Parked.MessageID+": "+f.Err.Error())
+		}
+		require.Equal(t, []string{"x-1: unknown (goexit): the handler called runtime.Goexit",
+			"y-1: unknown (stuck): the handler has not returned after its deadline"}, failed)
+		require.Equal(t, []projector.Change{{Table: "a", After: json.RawMessage(`{"key":"z","value":[1,2,3]}`)}}, got.Changes)
+		close(release)
+	})
+}

@@ -107,6 +107,8 @@ func (a *api) do(ctx context.Context, product, author string, strong bool,
 	switch err := a.db.wait(ctx, at); {
 	case errors.Is(err, projector.ErrParked):
 		return done, &httpError{http.StatusInternalServerError, "parked", "written, but what shows it has failed and waits for a person", &done}
+	case errors.Is(err, projector.ErrSkipped):
+		return done, &httpError{http.StatusInternalServerError, "skipped", "written, but what shows it has failed, and a person gave up on it", &done}
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return done, &httpError{http.StatusGatewayTimeout, "not_visible_yet", "written, but not visible in time", &done}
 	default:

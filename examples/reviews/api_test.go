@@ -14,6 +14,7 @@ import (
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/examples/reviews/review"
+	"github.com/kinora-go/kinora/projector"
 )
 
 // TestAPI: each endpoint, as a client sees it.
@@ -241,6 +242,11 @@ func TestStrongParked(t *testing.T) {
 	require.Equal(t, "parked", code(t, a))
 	page := call(t, "GET", s.url+"/", "")
 	require.Contains(t, page.text, `<dd class="error">1</dd>`, "the page says that one is parked")
+	_, err = s.db.SkipParked(t.Context(), projector.ParkedFilter{}, projector.Decision{By: "ann", Reason: "test"})
+	require.NoError(t, err)
+	a = call(t, "POST", s.url+"/products/p/reviews", reviewJSON("ann", 5, ""), strong)
+	require.Equal(t, http.StatusInternalServerError, a.status, "sent again, it is written already, and never shown")
+	require.Equal(t, "skipped", code(t, a))
 }
 
 // TestConflictsAreRetriedInside: people who write to one review at the same moment are all served, one after the other.

@@ -50,6 +50,9 @@ type readModel[Tx any] interface {
 	remove(ctx context.Context, tx Tx, product, author string) error
 }
 
+// reviewsProjector is the name of the service's own, for ever: it is in every marker.
+const reviewsProjector = "product-reviews"
+
 // productReviews is the projector of both. They share a unit of work, so that nobody sees a review that is not
 // in the average yet.
 func productReviews[Tx any](name string, opts projector.Options, m readModel[Tx]) *projector.Projector[Tx] {

@@ -39,14 +39,14 @@ func (c *reportCmd) Run(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		return c.print(append([]standing{}, reviews...), latestTable(reviews))
+		return show(c.JSON, append([]standing{}, reviews...), latestTable(reviews))
 	}
 	ratings, err := db.ratings(ctx, "")
 	if err != nil {
 		return err
 	}
 	rows := reportRows(ratings)
-	return c.print(rows, reportTable(rows))
+	return show(c.JSON, rows, reportTable(rows))
 }
 
 // reportRows leaves out the products that have no review left.
@@ -76,8 +76,9 @@ func latestTable(reviews []standing) []string {
 	return table
 }
 
-func (c *reportCmd) print(rows any, table []string) error {
-	if c.JSON {
+// show prints rows as JSON, or as a table.
+func show(asJSON bool, rows any, table []string) error {
+	if asJSON {
 		out := json.NewEncoder(os.Stdout)
 		out.SetIndent("", "  ")
 		out.SetEscapeHTML(false)

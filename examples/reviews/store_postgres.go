@@ -68,7 +68,7 @@ func (s *postgresStore) inTx(ctx context.Context, fn func(eventstore.TxStore) er
 	return pgx.BeginFunc(ctx, s.Pool(), func(tx pgx.Tx) error { return fn(s.InTx(tx)) })
 }
 
-var postgresReviews = productReviews[pgx.Tx]("product-reviews", projector.Options{Markers: true}, postgresModel{})
+var postgresReviews = productReviews[pgx.Tx](reviewsProjector, projector.Options{Markers: true}, postgresModel{})
 
 func (s *postgresStore) runner(src projector.Source) (*projector.Runner, error) {
 	return projector.NewRunner(s.DB, src, nil, postgresReviews)

@@ -75,7 +75,7 @@ func (s *sqliteStore) inTx(ctx context.Context, fn func(eventstore.TxStore) erro
 	return tx.Commit()
 }
 
-var sqliteReviews = productReviews[*sql.Tx]("product-reviews", projector.Options{Markers: true}, sqliteModel{})
+var sqliteReviews = productReviews[*sql.Tx](reviewsProjector, projector.Options{Markers: true}, sqliteModel{})
 
 func (s *sqliteStore) runner(src projector.Source) (*projector.Runner, error) {
 	return projector.NewRunner(s.DB, src, nil, sqliteReviews)

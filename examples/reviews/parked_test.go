@@ -1,0 +1,278 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alecthomas/kong"
+	"github.com/stretchr/testify/require"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/examples/reviews/review"
+	"github.com/kinora-go/kinora/outbox"
+)
+
+// TestPoisonSkipped: a message that nobody can read is set aside, with what comes behind it on its key; everything else
+// goes on. It fails a rehearsal and a replay, and once it is skipped, what waited comes back by itself.
+func TestPoisonSkipped(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, d database) {
+		s := serveHere(t, d, here, 20*time.Second)
+		s.poison("review-tea-ann")
+		s.eventuallyParked(1)
+		a := s.post("tea", "ann", 5)
+		require.Equal(t, http.StatusInternalServerError, a.status, "it waits behind the poison")
+		require.Equal(t, "parked", code(t, a))
+		require.Equal(t, http.StatusCreated, s.post("tea", "ben", 3).status)
+		require.Equal(t, http.StatusCreated, s.post("cup", "ann", 4).status)
+		require.EqualValues(t, 1, call(t, "GET", s.url+"/products/tea", "").decode(t)["reviews"])
+		require.Contains(t, call(t, "GET", s.url+"/", "").text, `<dd class="error">2</dd>`)
+
+		rows := parkedList(t, d)
+		require.Len(t, rows, 2)
+		require.Equal(t, []string{
+			"1 product-reviews/posted review-tea-ann permanent undecodable 1",
+			"2 product-reviews/posted review-tea-ann held  0",
+		}, brief(rows))
+		require.Equal(t, "poison", rows[0].MessageID)
+		require.Equal(t, `{"stars":"five"}`, rows[0].Payload)
+		require.Equal(t, "review.posted", rows[0].Headers[outbox.HeaderType])
+
+		o := operate(t, d, "replay", "--key", "review-tea-ann", "--rehearse")
+		require.Equal(t, 1, o.code)
+		require.Contains(t, o.stdout, "1 would fail: permanent (undecodable)")
+		require.Contains(t, o.stdout, "0 would be replayed, 1 would fail, 1 would wait; 0 rows would change")
+		require.Equal(t, rows, parkedList(t, d), "no trace")
+		o = operate(t, d, "replay", "--seq", "2", "--reason", "the wrong one")
+		require.Equal(t, 1, o.code)
+		require.Equal(t, "0 replayed, 0 failed, 1 waiting\n", o.stdout)
+		require.Contains(t, o.stderr, "waits behind")
+		o = operate(t, d, "replay", "--key", "review-tea-ann", "--class", "permanent", "--reason", "let us see")
+		require.Equal(t, 1, o.code)
+		require.Equal(t, "0 replayed, 1 failed, 0 waiting\n", o.stdout)
+		require.Contains(t, o.stderr, "code=undecodable")
+		require.Equal(t, 2, parkedList(t, d)[0].Attempts)
+
+		o = operate(t, d, "skip", "--seq", "1,77", "--reason", "nobody wrote it", "--by", "ann")
+		require.Zero(t, o.code, o.stderr)
+		require.Equal(t, "1 skipped\n", o.stdout)
+		s.eventuallyParked(0)
+		require.EqualValues(t, 8, call(t, "GET", s.url+"/products/tea", "").decode(t)["stars"])
+		skipped := parkedList(t, d, "--state", "skipped")
+		require.Len(t, skipped, 1)
+		require.Equal(t, "ann: nobody wrote it", skipped[0].By+": "+skipped[0].Reason)
+		require.Equal(t, "runner", parkedList(t, d, "--state", "replayed")[0].By, "what waited")
+		require.Equal(t, 1, operate(t, d, "skip", "--seq", "1", "--reason", "again").code)
+		require.Equal(t, http.StatusCreated, s.post("tea", "ann", 1).status, "the key goes on")
+	})
+}
+
+// TestPoisonReplayed: the read model refuses an author. Once that is mended, a rehearsal shows the rows to the letter and
+// leaves no trace, and a replay brings it all back, in order.
+func TestPoisonReplayed(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, d database) {
+		s := serveHere(t, d, here, 20*time.Second)
+		require.Equal(t, http.StatusCreated, s.post("cup", "ben", 3).status)
+		s.refuse("ann")
+		commands, err := review.NewCommands(s.db)
+		require.NoError(t, err)
+		for day, stars := range []int{2, 4} {
+			_, err = commands.Post(t.Context(), "cup", "ann", review.Content{Stars: stars, Summary: "s"}, time.Date(2026, 5, day+1, 0, 0, 0, 0, time.UTC))
+			require.NoError(t, err)
+		}
+		require.Equal(t, http.StatusCreated, s.post("tea", "ben", 5).status)
+		s.eventuallyParked(2)
+		rows := parkedList(t, d, "--key", "review-cup-ann")
+		require.Equal(t, []string{
+			"1 product-reviews/posted review-cup-ann unknown " + refusals[d.kind] + " 5",
+			"2 product-reviews/edited review-cup-ann held  0",
+		}, brief(rows))
+		o := operate(t, d, "parked")
+		require.Regexp(t, `(?m)^1 +20\d\d-\d\d-\d\d \d\d:\d\d:\d\d +product-reviews/posted +review-cup-ann +\S{36} +unknown +`+refusals[d.kind]+` +5`, o.stdout)
+
+		o = operate(t, d, "replay", "--all", "--rehearse")
+		require.Equal(t, 1, o.code)
+		require.Contains(t, o.stdout, "1 would fail: unknown ("+refusals[d.kind]+")")
+		s.allow()
+		before := s.report()
+		o = operate(t, d, "replay", "--all", "--rehearse")
+		require.Zero(t, o.code, o.stderr)
+		require.Equal(t, rehearsals[d.kind]+"2 would be replayed, 0 would fail, 0 would wait; 2 rows would change; nothing is changed\n", o.stdout)
+		require.Equal(t, rows, parkedList(t, d), "no trace")
+		require.Equal(t, before, s.report(), "no trace")
+
+		o = operate(t, d, "replay", "--seq", "1", "--reason", "ann may write again", "--rate", "0")
+		require.Zero(t, o.code, o.stderr)
+		require.Regexp(t, `^[12] replayed, 0 failed, 0 waiting\n$`, o.stdout, "or the service was quicker with the one behind it")
+		s.eventuallyParked(0)
+		require.Equal(t, []rating{{"cup", 2, 7}, {"tea", 1, 5}}, s.report())
+		require.Equal(t, "ann may write again", parkedList(t, d, "--state", "replayed")[0].Reason)
+		require.EqualValues(t, 7, call(t, "GET", s.url+"/products/cup", "").decode(t)["stars"])
+
+	})
+}
+
+// TestParkedRefuses: what cannot be done says why, and does nothing.
+func TestParkedRefuses(t *testing.T) {
+	t.Parallel()
+	db := "sqlite:" + imported(t, fourReviews)
+	missing := "sqlite:" + filepath.Join(t.TempDir(), "missing.db")
+	for _, c := range []struct {
+		want string
+		args []string
+	}{
+		{"missing flags: --db", []string{"parked"}},
+		{"use sqlite:PATH", []string{"parked", "--db", "memory"}},
+		{"no such file", []string{"parked", "--db", missing}},
+		{"--class", []string{"parked", "--db", db, "--class", "odd"}},
+		{"--state", []string{"parked", "--db", db, "--state", "odd"}},
+		{"--limit", []string{"parked", "--db", db, "--limit", "0"}},
+		{"say which messages", []string{"replay", "--db", db, "--reason", "r"}},
+		{"say which messages", []string{"replay", "--db", db, "--reason", "r", "--all", "--seq", "1"}},
+		{"--reason", []string{"replay", "--db", db, "--all"}},
+		{"--rate", []string{"replay", "--db", db, "--all", "--reason", "r", "--rate=-1"}},
+		{"want who", []string{"replay", "--db", db, "--all", "--by", "", "--reason", "r"}},
+		{"want who", []string{"replay", "--db", db, "--all", "--reason", strings.Repeat("r", 1001)}},
+		{"nothing that is still parked was picked", []string{"replay", "--db", db, "--all", "--reason", "r"}},
+		{"nothing that is still parked was picked", []string{"replay", "--db", db, "--all", "--rehearse"}},
+		{"missing flags: --seq", []string{"skip", "--db", db, "--reason", "r"}},
+		{"--reason", []string{"skip", "--db", db, "--seq", "1"}},
+		{"--seq", []string{"skip", "--db", db, "--seq", "one", "--reason", "r"}},
+		{"nothing that is still parked was picked", []string{"skip", "--db", db, "--seq", "", "--reason", "r"}},
+		{"want who", []string{"skip", "--db", db, "--seq", "1", "--by", "", "--reason", "r"}},
+		{"nothing that is still parked was picked", []string{"skip", "--db", db, "--seq", "1", "--reason", "r"}},
+	} {
+		o := reviews(t, c.args...)
+		require.NotZero(t, o.code, c.args)
+		require.Contains(t, o.stderr, c.want, c.args)
+	}
+	o := reviews(t, "parked", "--db", db)
+	require.Zero(t, o.code, o.stderr)
+	require.Equal(t, "seq   parked (UTC)   handler   key   message   class   code   attempts   version\n", o.stdout)
+}
+
+// TestOperatorsCommandsAsDocumented: the documents show commands that there are, and a rehearsal as it is.
+func TestOperatorsCommandsAsDocumented(t *testing.T) {
+	t.Parallel()
+	command := regexp.MustCompile(`(?m)^reviews ((?:parked|replay|skip) [^#\n]*)`)
+	word := regexp.MustCompile(`"([^"]*)"|([^\s"]+)`)
+	for path, most := range map[string]int{"README.md": 4, "../../docs/operations.md": 6} {
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		lines := command.FindAllStringSubmatch(string(text), -1)
+		require.Len(t, lines, most, path)
+		for _, line := range lines {
+			var args []string
+			for _, m := range word.FindAllStringSubmatch(line[1], -1) {
+				args = append(args, m[1]+m[2])
+			}
+			k, err := kong.New(&commandLine{}, kong.Vars{"user": "ann"})
+			require.NoError(t, err)
+			_, err = k.Parse(args)
+			require.NoError(t, err, line[0])
+		}
+	}
+	page, err := os.ReadFile("../../docs/operations.md")
+	require.NoError(t, err)
+	require.Contains(t, string(page), rehearsals["sqlite"])
+}
+
+// operate runs an operator's command beside the service.
+func operate(t *testing.T, d database, command string, args ...string) outcome {
+	t.Helper()
+	return reviews(t, append([]string{command, "--db", d.flag()}, args...)...)
+}
+
+func parkedList(t *testing.T, d database, args ...string) (rows []parkedRow) {
+	t.Helper()
+	o := operate(t, d, "parked", append(args, "--json")...)
+	require.Zero(t, o.code, o.stderr)
+	require.NoError(t, json.Unmarshal([]byte(o.stdout), &rows))
+	return rows
+}
+
+func brief(rows []parkedRow) (lines []string) {
+	for _, r := range rows {
+		lines = append(lines, fmt.Sprint(r.Seq, " ", r.Handler, " ", r.Key, " ", r.Class, " ", r.Code, " ", r.Attempts))
+	}
+	return lines
+}
+
+// post is strongly consistent, so that what comes back tells what became of it.
+func (s *site) post(product, author string, stars int) answer {
+	s.Helper()
+	return call(s.T, "POST", s.url+"/products/"+product+"/reviews", reviewJSON(author, stars, ""), strong)
+}
+
+// poison enqueues by hand what the handler cannot read.
+func (s *site) poison(key string) {
+	s.Helper()
+	require.NoError(s, s.db.inTx(s.Context(), func(tx eventstore.TxStore) error {
+		return tx.(outbox.Enqueuer).Enqueue(s.Context(), outbox.Message{
+			ID: "poison", Topic: review.Category, Key: key, Payload: []byte(`{"stars":"five"}`),
+			Headers: map[string]string{outbox.HeaderType: "review.posted", outbox.HeaderStream: key},
+		})
+	}))
+}
+
+func (s *site) eventuallyParked(want int64) {
+	s.Helper()
+	require.Eventually(s, func() bool {
+		n, err := s.db.ParkedCount(context.Background(), "")
+		return err == nil && n == want
+	}, 20*time.Second, 10*time.Millisecond)
+}
+
+func (s *site) report() []rating {
+	s.Helper()
+	ratings, err := s.db.ratings(s.Context(), "")
+	require.NoError(s, err)
+	return ratings
+}
+
+// What each database makes of a row that it refuses, and how it shows rows.
+var (
+	refusals   = map[string]string{"sqlite": "SQLITE_CONSTRAINT_TRIGGER", "postgres": "23514"}
+	rehearsals = map[string]string{"sqlite": `latest_reviews
+  + {"product":"cup","author":"ann","stars":4,"summary":"s","excerpt":"","reviewed_at":1777680000000}
+ratings
+  - {"product":"cup","reviews":1,"stars":3}
+  + {"product":"cup","reviews":2,"stars":7}
+`, "postgres": `latest_reviews
+  + {"stars": 4, "author": "ann", "excerpt": "", "product": "cup", "summary": "s", "reviewed_at": "2026-05-02T00:00:00+00:00"}
+ratings
+  - {"stars": 3, "product": "cup", "reviews": 1}
+  + {"stars": 7, "product": "cup", "reviews": 2}
+`}
+)
+
+// refuse makes the read model refuse an author.
+func (s *site) refuse(author string) {
+	s.exec(`create trigger refuse before insert on latest_reviews when new.author = '`+author+`' begin select raise(abort, 'no'); end`,
+		`alter table latest_reviews add constraint refuse check (author <> '`+author+`')`)
+}
+
+func (s *site) allow() {
+	s.exec(`drop trigger refuse`, `alter table latest_reviews drop constraint refuse`)
+}
+
+func (s *site) exec(sqlite, postgres string) {
+	s.Helper()
+	var err error
+	switch db := s.db.(type) {
+	case *sqliteStore:
+		_, err = db.SQL().Exec(sqlite)
+	case *postgresStore:
+		_, err = db.Pool().Exec(s.Context(), postgres)
+	}
+	require.NoError(s, err)
+}
