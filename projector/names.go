@@ -233,11 +233,11 @@ func (n *names) keepAlive() (stop func()) {
 	}
 }
 
-// isUnder tells whether a is under way here.
-func (n *names) isUnder(a Attempt) bool {
+// isUnder tells whether p is under way here, as one that its handler never returned from is.
+func (n *names) isUnder(p Parked) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.under[a.name()] > 0
+	return n.under[nameKey{p.Projector, p.Handler, p.MessageID}] > 0
 }
 
 // stop tells that the runner has ended, unless something is under way still: then it lives on for as long as its lease.

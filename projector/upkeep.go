@@ -20,7 +20,7 @@ func (r *Runner) upkeep(ctx, hard context.Context, all *sync.WaitGroup) {
 	all.Go(func() {
 		every(ctx, lookEvery, func() {
 			m := &r.members[looks%len(r.members)]
-			r.bringBack(ctx, hard, m)
+			_, _ = r.bringBack(ctx, hard, m) // said in the log; looked at again
 			if looks/len(r.members)%lookKnown == 0 {
 				r.bringKnown(ctx, hard, m)
 			}
