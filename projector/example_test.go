@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
@@ -101,7 +102,10 @@ func ExampleParkedInspector() {
 
 	p := prices(false)
 	service := serve(ctx, db, broker, source, p)
-	check(p.Wait(ctx, db, last))
+	for err = projector.ErrParked; errors.Is(err, projector.ErrParked); time.Sleep(time.Millisecond) { // until it is its turn
+		err = p.Wait(ctx, db, last)
+	}
+	check(err)
 	check(service.Stop())
 	db.View(func(m *memory.Model) {
 		cents, _ := m.Get("prices", "product-tea")
