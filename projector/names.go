@@ -26,7 +26,7 @@ type names struct {
 	alive time.Time     // until when the journal takes the runner for alive
 }
 
-type nameKey struct{ handler, message string }
+type nameKey struct{ projector, handler, message string }
 
 // naming is one statement's work.
 type naming struct {
@@ -36,7 +36,7 @@ type naming struct {
 	ran      chan struct{}
 }
 
-func (a Attempt) name() nameKey { return nameKey{a.Handler, a.MessageID} }
+func (a Attempt) name() nameKey { return nameKey{a.Projector, a.Handler, a.MessageID} }
 
 // begin gives the verdict on a, which is named and under way if it is clear: then end must follow.
 func (n *names) begin(ctx context.Context, a Attempt) (Verdict, error) {
@@ -217,7 +217,7 @@ func (n *names) beat(ctx context.Context) {
 		case n.turn <- struct{}{}:
 			_, _ = n.tell(ctx, nil)
 			<-n.turn
-		case <-ctx.Done():
+		default: // whoever has the turn tells it
 		}
 	}
 }

@@ -67,7 +67,7 @@ func (m *member) putOff(seq int64, cfg RunnerConfig) {
 
 // bringKnown replays what was parked as unregistered and is of a type that is known by now.
 func (r *Runner) bringKnown(ctx, hard context.Context, m *member) {
-	still := map[int64]bool{}
+	still, waits := map[int64]bool{}, map[string]bool{} // waits are keys of which one is still to be waited for
 	for after := int64(0); ctx.Err() == nil; {
 		due, err := r.duePage(ctx, m, m.types, after)
 		if err != nil {
@@ -81,8 +81,9 @@ func (r *Runner) bringKnown(ctx, hard context.Context, m *member) {
 			if after = p.Seq; p.Code != unregistered || ctx.Err() != nil {
 				continue // see bringBack
 			}
-			if m.unknown[p.Seq] {
-				still[p.Seq] = true
+			if m.unknown[p.Seq] || waits[p.Key] {
+				still[p.Seq] = m.unknown[p.Seq]
+				waits[p.Key] = waits[p.Key] || p.Holds && p.Key != ""
 				continue
 			}
 			err := r.again(ctx, hard, m, p).replay(p, ReplayConfig{Decision: returned}, r.cfg.Retry.Spent)
@@ -90,6 +91,7 @@ func (r *Runner) bringKnown(ctx, hard context.Context, m *member) {
 				return
 			}
 			still[p.Seq] = ClassOf(err) == PermanentClass && codeOf(err) == unregistered
+			waits[p.Key] = waits[p.Key] || err != nil && p.Holds && p.Key != ""
 		}
 	}
 }

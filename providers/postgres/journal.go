@@ -50,8 +50,12 @@ const lookUpSQL = `select set_config('enable_seqscan', 'off', true)`
 // lane. One at a message without an id is never named.
 const (
 	// A name is taken back only by a later call of the process that gave it: a statement that was given up, and that the server runs
-	// late, must not take back what its runner has named again since.
-	doneSQL = `delete from kinora.inflight where handler = $1::text and message_hash = $2::bytea and runner = $3::text and call < $4::bigint`
+	// late, must not take back what its runner has named again since. Nobody waits for a name: each naming is a row of its own, and
+	// one that another transaction has locked stays. That may be a backend whose client is gone, and live for hours.
+	doneSQL = `
+delete from kinora.inflight where ctid = any(array(
+	select ctid from kinora.inflight
+	where handler = $1::text and message_hash = $2::bytea and runner = $3::text and call < $4::bigint for update skip locked))`
 
 	beginSQL = `
 with verdict as materialized (
@@ -66,9 +70,9 @@ with verdict as materialized (
 			select from kinora.attempts a where a.handler = $6::text and a.message_hash = $5::bytea and a.vanished) then 3
 		else 0 end as v),
 put as (
-	insert into kinora.inflight as i (handler, message_hash, runner, call)
+	insert into kinora.inflight (handler, message_hash, runner, call)
 	select $6::text, $5::bytea, $7::text, $8::bigint from verdict where v = 0 and $5::bytea <> ''
-	on conflict on constraint inflight_pkey do update set call = greatest(i.call, excluded.call))
+	on conflict on constraint inflight_pkey do nothing) -- it is there twice
 select v from verdict`
 
 	mine = `kinora.parked p
@@ -86,9 +90,9 @@ verdict as materialized (
 			select from kinora.attempts a where a.handler = $8::text and a.message_hash = $7::bytea and a.vanished) then 3
 		else 0 end as v),
 put as (
-	insert into kinora.inflight as i (handler, message_hash, runner, call)
+	insert into kinora.inflight (handler, message_hash, runner, call)
 	select $8::text, $7::bytea, $9::text, $10::bigint from verdict where v = 0 and $7::bytea <> ''
-	on conflict on constraint inflight_pkey do update set call = greatest(i.call, excluded.call))
+	on conflict on constraint inflight_pkey do nothing) -- it is there twice
 select v from verdict`
 )
 
@@ -148,25 +152,25 @@ const (
 	beginAloneSQL = `
 with ck as materialized (select clock_timestamp() as t),
 others as materialized (
-	select i.runner, coalesce(r.expires_at > ck.t, false) as alive
+	select distinct i.runner, coalesce(r.expires_at > ck.t, false) as alive
 	from ck, kinora.inflight i left join kinora.runners r on r.runner = i.runner
 	where i.handler = $1::text and i.message_hash = $2::bytea and i.runner <> $3::text),
 gone as (
-	delete from kinora.inflight
-	where handler = $1::text and message_hash = $2::bytea and runner in (select runner from others where not alive)
+	delete from kinora.inflight where ctid = any(array(
+		select ctid from kinora.inflight
+		where handler = $1::text and message_hash = $2::bytea and runner in (select runner from others where not alive) for update skip locked))
 	returning runner),
 counted as (
 	insert into kinora.attempts as a (handler, message_hash, attempts, last_at, vanished)
-	select $1::text, $2::bytea, count(*), max(ck.t), true from gone, ck having count(*) > 0
+	select $1::text, $2::bytea, count(distinct runner), max(ck.t), true from gone, ck having count(*) > 0
 	on conflict on constraint attempts_pkey do update set attempts = a.attempts + excluded.attempts, last_at = excluded.last_at, vanished = true
 	returning attempts),
 now as materialized (
 	select coalesce((select attempts from counted), (select attempts from kinora.attempts where handler = $1::text and message_hash = $2::bytea), 0) as attempts,
-		(select count(*) from others where alive)::int as alive),
+		(select count(*) from others where runner not in (select runner from gone))::int as alive), -- those that are locked may be
 put as (
-	insert into kinora.inflight as i (handler, message_hash, runner, call)
-	select $1::text, $2::bytea, $3::text, $5::bigint from now where ($4::int < 0 or attempts + alive < $4::int) and $2::bytea <> ''
-	on conflict on constraint inflight_pkey do update set call = greatest(i.call, excluded.call))
+	insert into kinora.inflight (handler, message_hash, runner, call)
+	select $1::text, $2::bytea, $3::text, $5::bigint from now where ($4::int < 0 or attempts + alive < $4::int) and $2::bytea <> '')
 select attempts, alive from now`
 )
 

@@ -88,7 +88,7 @@ func TestTheJournalsCostIsFlat(t *testing.T) {
 	}
 	crowdedLanes(t, crowd)
 	deadNames(t, crowd, 100_000)
-	_, err = crowd.Pool().Exec(t.Context(), `insert into kinora.attempts select 'p/a', sha256(('d-' || g)::bytea), 1, now() from generate_series(1, 100000) g`)
+	_, err = crowd.Pool().Exec(t.Context(), `insert into kinora.attempts (handler, message_hash, attempts, last_at) select 'p/a', sha256(('d-' || g)::bytea), 1, now() from generate_series(1, 100000) g`)
 	require.NoError(t, err)
 	for name, call := range calls {
 		call("crowded")

@@ -183,9 +183,9 @@ create unlogged table kinora.inflight (
 	handler      text collate "C" not null,
 	message_hash bytea not null,
 	runner       text collate "C" not null,
-	call         bigint not null,
+	call         bigint not null, -- of the runner's process
 	named_at     timestamptz not null default clock_timestamp(),
-	constraint inflight_pkey primary key (handler, message_hash, runner)
+	constraint inflight_pkey primary key (handler, message_hash, runner, call)
 ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
 create unlogged table kinora.runners (

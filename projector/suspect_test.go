@@ -1,0 +1,115 @@
+package projector_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/stretchr/testify/require"
+)
+
+// Two runners that live and are delivered the same failing message wait for each other no longer than its budget takes.
+func TestTwoRunnersWithOneFailingMessage(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := newDB(t)
+		var tries atomic.Int32
+		p := define(marked, func(context.Context, txn, eventstore.Event[posted]) error {
+			tries.Add(1)
+			return errors.New("no")
+		})
+		one, other := make(feed), make(feed)
+		stopOne, stopOther := run(t, db, one, projector.RunnerConfig{}, p), run(t, db, other, projector.RunnerConfig{}, p)
+		a, b := keyed("k", 1), keyed("k", 1)
+		one <- a
+		other <- b
+		begin := time.Now()
+		<-a.Acked()
+		<-b.Acked()
+		require.Less(t, time.Since(begin), 10*time.Second)
+		require.LessOrEqual(t, tries.Load(), int32(6), "both may be at the last one")
+		require.Len(t, parked(t, db), 1)
+		require.NoError(t, stopOne())
+		require.NoError(t, stopOther())
+	})
+}
+
+// A suspect that had to wait is not run where it was parked or skipped meanwhile.
+func TestASuspectIsJudgedAgainAfterItWaited(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f := newDB(t), make(feed)
+		p := define(marked, note("a"))
+		a := projector.Attempt{Projector: "p", Handler: "p/a", MessageID: "k-1", Key: "k", Takes: []string{"posted"}}
+		for _, runner := range []string{"1", "2", "3", "4", "5"} {
+			require.NoError(t, db.Alive(t.Context(), runner, time.Minute))
+			_, _, err := db.BeginAlone(t.Context(), runner, a, -1)
+			require.NoError(t, err)
+		}
+		stop := run(t, db, f, projector.RunnerConfig{}, p)
+		m := keyed("k", 1)
+		f <- m
+		time.Sleep(10 * time.Second)
+		require.Empty(t, noted(db, "a", "k"), "it waits")
+		require.NoError(t, db.Do(t.Context(), projector.Work{Projector: "p", Park: []projector.Parked{
+			{Projector: "p", Handler: "p/a", MessageID: "k-1", Key: "k", Type: "posted", Holds: true},
+		}}, nil))
+		<-m.Acked()
+		require.NoError(t, stop())
+		require.Empty(t, noted(db, "a", "k"))
+	})
+}
+
+// A runner of another version leaves alone what only newer ones have a handler for.
+func TestWhatAnotherVersionsHandlerWaitsForIsLeftToIt(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, faults := newDB(t), bad{"x": projector.Permanent(errors.New("x"))}
+		newer := standing(t, db, faults.first, "x")
+		clear(faults)
+		older := projector.Define("p", types, marked, projector.On("other", note("other")))
+		stop := run(t, db, make(feed), projector.RunnerConfig{}, older)
+		_, err := db.SkipParked(t.Context(), projector.ParkedFilter{Seqs: []int64{1}}, person)
+		require.NoError(t, err)
+		time.Sleep(time.Minute)
+		require.Equal(t, []string{"x-2 p/a held", "x-3 p/a held"}, of(parked(t, db)))
+		require.NoError(t, stop())
+		stop = run(t, db, make(feed), projector.RunnerConfig{}, newer)
+		time.Sleep(5 * time.Second)
+		require.NoError(t, stop())
+		require.Equal(t, []int{2, 3}, noted(db, "a", "x"))
+	})
+}
+
+// What comes back and cannot just now holds up nothing else.
+func TestATransientErrorStopsNothingElseThatComesBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, faults := newDB(t), bad{"x": projector.Permanent(errors.New("x")), "y": projector.Permanent(errors.New("y"))}
+		standing(t, db, faults.first, "x", "y")
+		busy := func(e eventstore.Event[posted]) error {
+			if e.Stream == "x" {
+				return &projector.Error{Class: projector.Transient, Err: errors.New("busy")}
+			}
+			return nil
+		}
+		stop := run(t, db, make(feed), projector.RunnerConfig{}, define(marked, unless("a", busy)))
+		_, err := db.SkipParked(t.Context(), projector.ParkedFilter{Class: new(projector.PermanentClass)}, person)
+		require.NoError(t, err)
+		time.Sleep(30 * time.Second)
+		require.Equal(t, []int{2, 3}, noted(db, "a", "y"))
+		require.Equal(t, []string{"x-2 p/a held", "x-3 p/a held"}, of(parked(t, db)), "it is nobody's fault")
+		require.NoError(t, stop())
+	})
+}
+
+func TestHaltWantsMarkers(t *testing.T) {
+	t.Parallel()
+	_, err := projector.NewRunner(newDB(t), projector.Subscribe(make(feed), "review"), nil, define(projector.Options{Parking: projector.Halt}, add))
+	require.ErrorContains(t, err, "markers")
+}
