@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
@@ -88,7 +87,7 @@ func ExampleParkedInspector() {
 	broker := gochannel.NewGoChannel(gochannel.Config{BlockPublishUntilSubscriberAck: true}, watermill.NopLogger{})
 	defer func() { check(broker.Close()) }()
 	source := projector.Subscribe(broker, "product")
-	last := priceAll(ctx, db, broker, source)
+	priceAll(ctx, db, broker, source)
 
 	skipped, err := db.SkipParked(ctx, projector.ParkedFilter{Seqs: []int64{1}},
 		projector.Decision{By: "ann", Reason: "a typing error, corrected since"})
@@ -100,12 +99,11 @@ func ExampleParkedInspector() {
 		fmt.Printf("%d: %s by %s: %s\n", p.Seq, p.State, p.By, p.Reason)
 	}
 
-	p := prices(false)
-	service := serve(ctx, db, broker, source, p)
-	for err = projector.ErrParked; errors.Is(err, projector.ErrParked); time.Sleep(time.Millisecond) { // until it is its turn
-		err = p.Wait(ctx, db, last)
-	}
-	check(err)
+	back := make(chan string, 1)
+	service := serve(ctx, db, broker, source, prices(false), projector.Observer{
+		Replayed: func(_, handler string, err error) { back <- fmt.Sprint(handler, " error: ", err) },
+	})
+	fmt.Println(<-back)
 	check(service.Stop())
 	db.View(func(m *memory.Model) {
 		cents, _ := m.Get("prices", "product-tea")
@@ -115,30 +113,32 @@ func ExampleParkedInspector() {
 	// Output:
 	// 1 skipped
 	// 1: skipped by ann: a typing error, corrected since
+	// prices/priced error: <nil>
 	// tea is 250
 }
 
-// priceAll runs the program with the fault until all prices are set aside, and returns where the last one is.
-func priceAll(ctx context.Context, db *memory.DB, broker *gochannel.GoChannel, source projector.Source) (at eventstore.Appended) {
+// priceAll runs the program with the fault until all prices are set aside.
+func priceAll(ctx context.Context, db *memory.DB, broker *gochannel.GoChannel, source projector.Source) {
 	p := prices(false)
-	service := serve(ctx, db, broker, source, p)
+	service := serve(ctx, db, broker, source, p, projector.Observer{})
 	defer func() { check(service.Stop()) }()
 	for i, cents := range []int{0, 250} {
 		drafts, err := priceTypes.Encode(ctx, Priced{cents})
 		check(err)
-		at, err = db.Append(ctx, "product-tea", eventstore.Expected(i), drafts)
+		at, err := db.Append(ctx, "product-tea", eventstore.Expected(i), drafts)
 		check(err)
 		if err := p.Wait(ctx, db, at); !errors.Is(err, projector.ErrParked) {
 			panic(err)
 		}
 	}
-	return at
 }
 
 // serve starts a runner and a relay.
-func serve(ctx context.Context, db *memory.DB, broker *gochannel.GoChannel, source projector.Source, p *projector.Projector[*memory.Model]) *kinora.Group {
+func serve(ctx context.Context, db *memory.DB, broker *gochannel.GoChannel, source projector.Source,
+	p *projector.Projector[*memory.Model], told projector.Observer,
+) *kinora.Group {
 	quiet := slog.New(slog.DiscardHandler)
-	runner, err := projector.NewRunner(db, source, &projector.RunnerConfig{Logger: quiet}, p)
+	runner, err := projector.NewRunner(db, source, &projector.RunnerConfig{Logger: quiet, Observer: told}, p)
 	check(err)
 	relay, err := outbox.NewRelay(db, broker, &outbox.RelayConfig{Logger: quiet})
 	check(err)
