@@ -133,7 +133,7 @@ create table kinora.parked (
 	reason       text collate "C" not null default '',
 	constraint parked_pkey primary key (id),
 	constraint parked_due_check check (state = 'parked' or not due)
-);
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
 -- A lane is what holds of one projector and key. It is walked from handler to handler and type to type, so that a look costs
 -- the same however long it is. Conditions that are always true (handler >= '') are what the outbox's indexes have them for.
