@@ -48,6 +48,10 @@ func (r *Runner) prune(ctx context.Context) {
 	pruned := 0
 	for i := range r.members {
 		m := &r.members[i]
+		_, err := r.inBatches(ctx, func() (int, error) { return r.journal.PruneJournal(ctx, m.name, r.cfg.Keep, pruneLimit) })
+		if err != nil && ctx.Err() == nil {
+			r.log.Warn("what is resolved is not pruned", "projector", m.name, "class", ClassOf(err).String(), "code", codeOf(err), "err", err)
+		}
 		if m.keeper == nil {
 			continue
 		}
@@ -66,10 +70,6 @@ func (r *Runner) prune(ctx context.Context) {
 		if r.cfg.Observer.Pruned != nil {
 			r.cfg.Observer.Pruned(pruned)
 		}
-	}
-	_, err := r.inBatches(ctx, func() (int, error) { return r.journal.PruneJournal(ctx, r.cfg.Keep, pruneLimit) })
-	if err != nil && ctx.Err() == nil {
-		r.log.Warn("what is resolved is not pruned", "class", ClassOf(err).String(), "code", codeOf(err), "err", err)
 	}
 }
 

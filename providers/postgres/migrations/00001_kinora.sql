@@ -143,7 +143,7 @@ create index parked_lane_idx on kinora.parked (projector, key_hash, handler, lef
 create index parked_waits_idx on kinora.parked (projector, key_hash, handler, id) where state = 'parked' and class = 'held' and key_hash <> '';
 create index parked_due_idx on kinora.parked (projector, id) where due;
 create index parked_unregistered_idx on kinora.parked (projector, left(type, 256), id) where state = 'parked' and code = 'unregistered';
-create index parked_resolved_idx on kinora.parked (resolved_at) where state <> 'parked';
+create index parked_resolved_idx on kinora.parked (projector, resolved_at) where state <> 'parked';
 create unique index parked_message_key on kinora.parked (message_hash, handler, projector) where state <> 'replayed' and message_hash <> '';
 
 -- Which history this is: it changes when a copy of the database starts a history of its own.
@@ -174,7 +174,8 @@ create table kinora.attempts (
 	constraint attempts_pkey primary key (handler, message_hash)
 ) with (fillfactor = 50);
 
-create index attempts_age_idx on kinora.attempts (last_at);
+-- By projector, which is what a handler's name begins with.
+create index attempts_age_idx on kinora.attempts (split_part(handler, '/', 1), last_at);
 
 -- What each runner is about to do, and until when it is alive. Unlogged: after a crash of the server no process was
 -- killed by a message. One row an attempt, which nothing updates: a look costs the same beside dead rows that somebody's open
