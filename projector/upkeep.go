@@ -73,7 +73,7 @@ func (r *Runner) prune(ctx context.Context) {
 	}
 }
 
-// inBatches does work until it finds less than a batch, and rests four times as long as each took.
+// inBatches does work until it finds nothing, since others may have taken a part of a batch, and rests four times as long as each took.
 func (r *Runner) inBatches(ctx context.Context, work func() (int, error)) (all int, err error) {
 	for {
 		began := r.cfg.Clock()
@@ -82,7 +82,7 @@ func (r *Runner) inBatches(ctx context.Context, work func() (int, error)) (all i
 		if err != nil {
 			return all, fmt.Errorf("prune: %w", err)
 		}
-		if n < pruneLimit {
+		if n == 0 {
 			return all, nil
 		}
 		rest(ctx, 4*r.cfg.Clock().Sub(began))
