@@ -107,15 +107,17 @@ create table kinora.floors (
 );
 
 -- What is parked may be anything: ids, keys and types that are longer than an index takes, or no text. The hashes are
--- SHA-256 of id and key as they came, empty for none.
+-- SHA-256 of id and key as they came, empty for none; those that are no text stand beside what can be shown of them.
 create table kinora.parked (
 	id           bigint generated always as identity (cache 1),
 	projector    text collate "C" not null,
 	handler      text collate "C" not null,
 	message_id   text collate "C" not null,
+	message_raw  bytea,
 	message_hash bytea not null,
 	topic        text collate "C" not null,
 	key          text collate "C" not null,
+	key_raw      bytea,
 	key_hash     bytea not null,
 	type         text collate "C" not null,
 	holds        boolean not null,
