@@ -10,14 +10,15 @@ import (
 // Keeper is a capability of a provider: looking after markers that are old, or whose handlers are gone.
 type Keeper interface {
 	// PruneMarkers deletes at most limit markers of handler, of whatever generation, that are older than window on the store's clock,
-	// the oldest first, and returns how many; fewer than limit means that there are no more. In the same transaction it raises
-	// the handler's floor: the time at which, and before which, its markers may be missing. It does not look at younger ones.
+	// the oldest first, and returns how many; zero means that there are no more, but for those that somebody else deletes at this
+	// moment. In the same transaction it raises the handler's floor: the time at which, and before which, its markers may be
+	// missing. It does not look at younger ones.
 	PruneMarkers(ctx context.Context, handler string, window time.Duration, limit int) (int, error)
 	// Floor is the floor of a handler; the zero time where none of its markers were pruned.
 	Floor(ctx context.Context, handler string) (time.Time, error)
 	// MarkedHandlers lists the handlers that have markers, of whatever generation, in order.
 	MarkedHandlers(ctx context.Context) ([]string, error)
-	// DropMarkers deletes at most limit markers of handler, of whatever generation, and returns how many.
+	// DropMarkers deletes at most limit markers of handler, of whatever generation, and returns how many; zero as of PruneMarkers.
 	DropMarkers(ctx context.Context, handler string, limit int) (int, error)
 }
 
@@ -43,7 +44,7 @@ func Drop(ctx context.Context, k Keeper, handler string) (dropped int, err error
 		if err != nil {
 			return dropped, fmt.Errorf("drop markers: %w", err)
 		}
-		if n < dropAtOnce {
+		if n == 0 {
 			return dropped, nil
 		}
 	}

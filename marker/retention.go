@@ -52,7 +52,7 @@ func Prune(ctx context.Context, k Keeper, r Retention, handlers ...string) (prun
 			if err != nil {
 				return pruned, fmt.Errorf("prune markers of %s: %w", handler, err)
 			}
-			if n < pruneAtOnce {
+			if n == 0 { // fewer than asked for: others took some of them
 				break
 			}
 		}

@@ -70,7 +70,8 @@ type Journal interface {
 	// One that is not parked any more stays as it is.
 	FailParked(ctx context.Context, p Parked, a Attempt) error
 
-	// PruneJournal forgets at most limit each of: messages replayed or skipped, attempts last counted, and names by runners
-	// dead, for longer than keep. It returns how many it forgot.
-	PruneJournal(ctx context.Context, keep time.Duration, limit int) (int, error)
+	// PruneJournal forgets at most limit each of: messages of projector replayed or skipped, attempts of its handlers (those called
+	// projector + "/" and more) last counted, and names by runners dead, of whatever projector, for longer than keep. It returns how
+	// many it forgot. What other projectors keep, others that share the store may need for longer.
+	PruneJournal(ctx context.Context, projector string, keep time.Duration, limit int) (int, error)
 }

@@ -48,6 +48,10 @@ func (r *Runner) prune(ctx context.Context) {
 	pruned := 0
 	for i := range r.members {
 		m := &r.members[i]
+		_, err := r.inBatches(ctx, func() (int, error) { return r.journal.PruneJournal(ctx, m.name, r.cfg.Keep, pruneLimit) })
+		if err != nil && ctx.Err() == nil {
+			r.log.Warn("what is resolved is not pruned", "projector", m.name, "class", ClassOf(err).String(), "code", codeOf(err), "err", err)
+		}
 		if m.keeper == nil {
 			continue
 		}
@@ -67,13 +71,9 @@ func (r *Runner) prune(ctx context.Context) {
 			r.cfg.Observer.Pruned(pruned)
 		}
 	}
-	_, err := r.inBatches(ctx, func() (int, error) { return r.journal.PruneJournal(ctx, r.cfg.Keep, pruneLimit) })
-	if err != nil && ctx.Err() == nil {
-		r.log.Warn("what is resolved is not pruned", "class", ClassOf(err).String(), "code", codeOf(err), "err", err)
-	}
 }
 
-// inBatches does work until it finds less than a batch, and rests four times as long as each took.
+// inBatches does work until it finds nothing, since others may have taken a part of a batch, and rests four times as long as each took.
 func (r *Runner) inBatches(ctx context.Context, work func() (int, error)) (all int, err error) {
 	for {
 		began := r.cfg.Clock()
@@ -82,7 +82,7 @@ func (r *Runner) inBatches(ctx context.Context, work func() (int, error)) (all i
 		if err != nil {
 			return all, fmt.Errorf("prune: %w", err)
 		}
-		if n < pruneLimit {
+		if n == 0 {
 			return all, nil
 		}
 		rest(ctx, 4*r.cfg.Clock().Sub(began))

@@ -18,8 +18,13 @@ type tally struct {
 	vanished bool      // one of them was a runner's that died
 }
 
-// nameOf is what an attempt is counted under.
-func nameOf(a projector.Attempt) string { return pair(a.Handler, a.MessageID) }
+// nameOf is what an attempt is counted under, and named.
+func nameOf(a projector.Attempt) string {
+	if a.Handler == "" {
+		a.Handler = a.Projector + "/"
+	}
+	return pair(a.Handler, a.MessageID)
+}
 
 // Apart implements projector.Journal.
 func (db *DB) Apart() *sync.RWMutex { return &db.apart }
@@ -193,10 +198,10 @@ func (db *DB) FailParked(ctx context.Context, p projector.Parked, a projector.At
 }
 
 // PruneJournal implements projector.Journal.
-func (db *DB) PruneJournal(ctx context.Context, keep time.Duration, limit int) (n int, err error) {
+func (db *DB) PruneJournal(ctx context.Context, name string, keep time.Duration, limit int) (n int, err error) {
 	err = db.Tx(ctx, func(tx *Model) error {
 		s, before := &tx.staged, db.now().Add(-keep)
-		n = s.forgetParked(before, limit) + s.forgetAttempts(before, limit) + s.forgetNames(before, limit)
+		n = s.forgetParked(name, before, limit) + s.forgetAttempts(name, before, limit) + s.forgetNames(before, limit)
 		return nil
 	})
 	if err != nil {
@@ -205,9 +210,9 @@ func (db *DB) PruneJournal(ctx context.Context, keep time.Duration, limit int) (
 	return n, nil
 }
 
-func (s *state) forgetParked(before time.Time, limit int) (n int) {
+func (s *state) forgetParked(of string, before time.Time, limit int) (n int) {
 	for seq, p := range s.parked.from(0) {
-		if n < limit && p.State != projector.StillParked && p.ResolvedAt.Before(before) {
+		if n < limit && p.Projector == of && p.State != projector.StillParked && p.ResolvedAt.Before(before) {
 			s.parked = s.parked.drop(seq)
 			n++
 		}
@@ -215,9 +220,9 @@ func (s *state) forgetParked(before time.Time, limit int) (n int) {
 	return n
 }
 
-func (s *state) forgetAttempts(before time.Time, limit int) (n int) {
+func (s *state) forgetAttempts(of string, before time.Time, limit int) (n int) {
 	for at, counted := range s.attempts.from("") {
-		if n < limit && counted.at.Before(before) {
+		if n < limit && strings.HasPrefix(first(at), of+"/") && counted.at.Before(before) {
 			s.attempts = s.attempts.drop(at)
 			n++
 		}

@@ -229,11 +229,13 @@ const pruneJournalSQL = `
 with ck as materialized (select clock_timestamp() - $1::bigint * interval '1 microsecond' as t),
 resolved as (
 	delete from kinora.parked where state <> 'parked' and id = any(array(
-		select id from kinora.parked where state <> 'parked' and resolved_at < (select t from ck) order by resolved_at limit $2::int))
+		select id from kinora.parked where state <> 'parked' and projector = $3::text and resolved_at < (select t from ck)
+		order by resolved_at limit $2::int))
 	returning 1),
 counted as (
 	delete from kinora.attempts where last_at < (select t from ck) and ctid = any(array(
-		select ctid from kinora.attempts where last_at < (select t from ck) order by last_at limit $2::int))
+		select ctid from kinora.attempts where split_part(handler, '/', 1) = $3::text and last_at < (select t from ck)
+		order by last_at limit $2::int))
 	returning 1),
 names as (
 	delete from kinora.inflight where ctid = any(array(
@@ -244,8 +246,8 @@ runners as (delete from kinora.runners where expires_at < (select t from ck))
 select (select count(*) from resolved) + (select count(*) from counted) + (select count(*) from names)`
 
 // PruneJournal implements projector.Journal.
-func (db *DB) PruneJournal(ctx context.Context, keep time.Duration, limit int) (n int, err error) {
-	if err := db.pool.QueryRow(ctx, db.q(pruneJournalSQL), planned, keep.Microseconds(), max(limit, 0)).Scan(&n); err != nil {
+func (db *DB) PruneJournal(ctx context.Context, name string, keep time.Duration, limit int) (n int, err error) {
+	if err := db.pool.QueryRow(ctx, db.q(pruneJournalSQL), planned, keep.Microseconds(), max(limit, 0), name).Scan(&n); err != nil {
 		return 0, class(fmt.Errorf("prune the journal: %w", err))
 	}
 	return n, nil

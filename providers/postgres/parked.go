@@ -14,9 +14,9 @@ import (
 
 const parkSQL = `
 insert into kinora.parked (projector, handler, message_id, topic, key, payload, headers, class, code, attempts, message_hash,
-	key_hash, type, holds, version)
+	key_hash, type, holds, version, message_raw, key_raw)
 values ($1::text, $2::text, $3::text, $4::text, $5::text, $6::bytea, $7::bytea, $8::text, $9::text, $10::int, $11::bytea,
-	$12::bytea, $13::text, $14::boolean, $15::text)
+	$12::bytea, $13::text, $14::boolean, $15::text, $16::bytea, $17::bytea)
 on conflict (message_hash, handler, projector) where state <> 'replayed' and message_hash <> '' do nothing`
 
 func parkArgs(p projector.Parked) ([]any, error) {
@@ -28,10 +28,11 @@ func parkArgs(p projector.Parked) ([]any, error) {
 	if payload == nil {
 		payload = []byte{}
 	}
-	// What is parked may be anything: text that PostgreSQL refuses must not keep it from being set aside. The
-	// headers, as bytes, keep the original.
+	// What is parked may be anything: text that PostgreSQL refuses must not keep it from being set aside. Id and key are kept as
+	// they came, which a replay goes by. Of the headers, NUL is kept, and what is no UTF-8 is replaced.
 	return []any{p.Projector, p.Handler, storable(p.MessageID), storable(p.Topic), storable(p.Key), payload, []byte(h),
-		p.Class.String(), storable(p.Code), p.Attempts, hashOf(p.MessageID), hashOf(p.Key), storable(p.Type), p.Holds, storable(p.Version)}, nil
+		p.Class.String(), storable(p.Code), p.Attempts, hashOf(p.MessageID), hashOf(p.Key), storable(p.Type), p.Holds, storable(p.Version),
+		rawOf(p.MessageID), rawOf(p.Key)}, nil
 }
 
 // hashOf tells ids apart, and keys, that are the same once they are storable. It is empty for none.
@@ -47,8 +48,16 @@ func storable(s string) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
 }
 
+// rawOf is what storable would change, else nil.
+func rawOf(s string) []byte {
+	if storable(s) == s {
+		return nil
+	}
+	return []byte(s)
+}
+
 const (
-	parkedColumns = `p.id, p.projector, p.handler, p.message_id, p.topic, p.key, p.type, p.holds, p.payload, p.headers, p.class, p.code,
+	parkedColumns = `p.id, p.projector, p.handler, p.message_id, p.message_raw, p.topic, p.key, p.key_raw, p.type, p.holds, p.payload, p.headers, p.class, p.code,
 	p.attempts, p.version, p.parked_at, p.state, p.resolved_at, p.resolved_by, p.reason`
 
 	// What a filter picks; $1 to $7 are its arguments everywhere, and $8 is the limit.
@@ -98,13 +107,19 @@ func (db *DB) ParkedCount(ctx context.Context, name string) (n int64, err error)
 
 func scanParked(row pgx.CollectableRow) (projector.Parked, error) {
 	var p projector.Parked
-	var headers []byte
+	var headers, rawID, rawKey []byte
 	var c, state string
 	var resolved *time.Time
-	err := row.Scan(&p.Seq, &p.Projector, &p.Handler, &p.MessageID, &p.Topic, &p.Key, &p.Type, &p.Holds, &p.Payload, &headers, &c, &p.Code,
+	err := row.Scan(&p.Seq, &p.Projector, &p.Handler, &p.MessageID, &rawID, &p.Topic, &p.Key, &rawKey, &p.Type, &p.Holds, &p.Payload, &headers, &c, &p.Code,
 		&p.Attempts, &p.Version, &p.At, &state, &resolved, &p.By, &p.Reason)
 	if err != nil {
 		return p, err
+	}
+	if rawID != nil {
+		p.MessageID = string(rawID)
+	}
+	if rawKey != nil {
+		p.Key = string(rawKey)
 	}
 	p.Class, p.At = projector.ParseClass(c), p.At.UTC()
 	for s := projector.StillParked; s <= projector.Skipped; s++ {

@@ -40,11 +40,16 @@ update kinora.parked p set state = 'replayed', due = false, resolved_at = clock_
 from unnest($1::bigint[], $2::text[], $3::text[]) r(id, by, reason)
 where p.id = r.id and case when p.state = 'parked' then true else false end`
 
-	// Of each of these, what waits first behind it, of each handler.
+	// Of each lane of these, what waits first behind the first of them, of each handler: what comes later waits for that one. A lane
+	// is walked once, however many of it are resolved.
 	dueSQL = `
+with r as materialized (
+	select p.projector, p.key_hash, min(p.id) as id
+	from unnest($1::bigint[]) u(id), lateral (select * from kinora.parked where id = u.id limit 1) p
+	where p.key_hash <> '' group by p.projector, p.key_hash)
 update kinora.parked set due = true
 where state = 'parked' and class = 'held' and not due and id = any(array(
-	select f.id from unnest($1::bigint[]) u(id), lateral (select * from kinora.parked where id = u.id limit 1) r, lateral (
+	select f.id from r, lateral (
 		with recursive h as (
 			(select p.handler from ` + waiting + ` order by p.handler limit 1)
 			union all

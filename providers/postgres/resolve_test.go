@@ -258,3 +258,21 @@ func TestACrowdInOneLane(t *testing.T) {
 	}
 	require.Equal(t, 1, first, "the first of the lane waits for nobody")
 }
+
+func TestSkippingALongLaneTakesNoLongerThanItIsLong(t *testing.T) {
+	t.Parallel()
+	const n = 20_000
+	db := postgrestest.Open(t, nil)
+	first := parks(t, db, "first", projector.UnknownClass)
+	_, err := db.Pool().Exec(t.Context(), `
+		insert into kinora.parked (projector, handler, message_id, message_hash, topic, key, key_hash, type, holds, payload, headers, class, code, attempts, version)
+		select projector, handler, 'm' || g, sha256(('m' || g)::bytea), topic, key, key_hash, type, holds, payload, headers, 'held', '', 0, ''
+		from kinora.parked, generate_series(1, $1::int) g where id = $2`, n, first.Seq)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second) // a walk from each takes minutes
+	defer cancel()
+	skipped, err := db.SkipParked(ctx, projector.ParkedFilter{Key: "k", Limit: n}, decided)
+	require.NoError(t, err)
+	require.Equal(t, n, skipped)
+	require.Equal(t, []string{"m20000"}, dueOf(t, db), "the one that is left")
+}

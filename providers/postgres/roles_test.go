@@ -112,7 +112,7 @@ func roleOps(t *testing.T) map[string]func(ctx context.Context, db *postgres.DB)
 				err = db.FailParked(ctx, projector.Parked{Seq: 1, Class: projector.HeldClass}, a)
 			}
 			if err == nil {
-				_, err = db.PruneJournal(ctx, time.Hour, 1)
+				_, err = db.PruneJournal(ctx, "p", time.Hour, 1)
 			}
 			return errors.Join(err, db.Alive(ctx, "me", time.Second), db.Alive(ctx, "me", 0))
 		},

@@ -41,7 +41,7 @@ var attemptCases = []testCase{
 	},
 	{
 		name: "attempts are counted", play: attemptsCounted,
-		rule: "CountAttempt counts one of a, and returns the count: of one message at one handler, also at the same moment",
+		rule: "CountAttempt counts one of a, and returns the count: of one message at one handler, or at none of one projector, also at the same moment",
 	},
 	{
 		name: "counts begin anew", play: countsForgotten,
@@ -243,6 +243,12 @@ func attemptsCounted(s *stage) {
 	}
 	s.countAttempt(b, 1)
 	s.countAttempt(other, 1)
+	for _, name := range []string{"ratings", "stars"} {
+		none := projector.Attempt{Projector: name, MessageID: "m-1"}
+		s.countAttempt(none, 1)
+		s.verdict("one at no handler, of "+name, none, projector.Clear)
+		same(s, "verdict for the one that names it", s.begin("of "+name, none), []projector.Verdict{projector.Clear})
+	}
 	s.alone("one", a, 9, 3, 0)
 	counts, errs := make([]int, storm), make([]error, storm)
 	together(storm, func(i int) { counts[i], errs[i] = s.db.CountAttempt(s.ctx, a) })

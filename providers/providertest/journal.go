@@ -286,7 +286,7 @@ func journalEndedContext(s *stage) {
 	_, _, aloneErr := s.db.BeginAlone(ctx, "one", a, 3)
 	_, countErr := s.db.CountAttempt(ctx, a)
 	_, dueErr := s.db.DueParked(ctx, "ratings", nil, 0, 10)
-	_, pruneErr := s.db.PruneJournal(ctx, time.Hour, 10)
+	_, pruneErr := s.db.PruneJournal(ctx, "ratings", time.Hour, 10)
 	_, skipErr := s.db.SkipParked(ctx, projector.ParkedFilter{}, projector.Decision{By: "ann", Reason: "why not"})
 	_, markersErr := s.db.PruneMarkers(ctx, "ratings/posted", time.Hour, 10)
 	_, floorErr := s.db.Floor(ctx, "ratings/posted")

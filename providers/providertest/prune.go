@@ -29,7 +29,11 @@ var pruneCases = []testCase{
 	},
 	{
 		name: "the journal forgets", play: journalForgets,
-		rule: "PruneJournal forgets at most limit each of: messages replayed or skipped, attempts last counted, and names by runners dead, for longer than keep. It returns how many it forgot",
+		rule: "PruneJournal forgets at most limit each of: messages of projector replayed or skipped, attempts of its handlers last counted, and names by runners dead, of whatever projector, for longer than keep. It returns how many it forgot",
+	},
+	{
+		name: "the journal of others", play: journalOfOthers,
+		rule: "PruneJournal forgets messages of projector, and attempts of its handlers (those called projector + \"/\" and more): what other projectors keep, others may need for longer",
 	},
 	{
 		name: "the journal does not forget", play: journalRemembers,
@@ -184,7 +188,7 @@ func manyOldMarkers(s *stage) {
 // pruneJournal ends the case if PruneJournal does not forget so many.
 func (s *stage) pruneJournal(keep time.Duration, limit, want int) {
 	s.Helper()
-	n, err := s.db.PruneJournal(s.ctx, keep, limit)
+	n, err := s.db.PruneJournal(s.ctx, "ratings", keep, limit)
 	s.ok(err, "prune the journal")
 	same(s, "forgotten", n, want)
 }
@@ -216,6 +220,28 @@ func journalForgets(s *stage) {
 	s.ok(s.do(s.ctx, work("m-1"), adds("m-1", 1)), "redeliver what was replayed")
 	same(s, "total of what was replayed", s.total("m-1"), 1)
 	same(s, "Seq of the next", s.setAside(poison("m-5", "eve"))[0].Seq > rows[3].Seq, true)
+}
+
+func journalOfOthers(s *stage) {
+	for _, name := range []string{"ratings2", "rating", "stars"} {
+		a, p := posted("m-1", "ann"), poison("m-2", "ben")
+		a.Projector, a.Handler, p.Projector, p.Handler = name, name+"/posted", name, name+"/posted"
+		s.setAside(p)
+		s.countAttempt(a, 1)
+		a.Handler = "" // before any handler
+		s.countAttempt(a, 1)
+	}
+	s.countAttempt(projector.Attempt{Projector: "ratings", MessageID: "m-1"}, 1)
+	s.skipParked(projector.ParkedFilter{}, 3)
+	dead := posted("m-3", "")
+	dead.Projector, dead.Handler = "stars", "stars/posted"
+	s.begin("one", dead)
+	s.advance(2 * time.Hour)
+	s.pruneJournal(time.Hour, 100, 2) // what was counted of ratings, and the dead one's name
+	same(s, "what others have skipped", len(s.listParked(projector.ParkedFilter{State: projector.Skipped})), 3)
+	n, err := s.db.PruneJournal(s.ctx, "stars", time.Hour, 100)
+	s.ok(err, "prune another's journal")
+	same(s, "forgotten", n, 3)
 }
 
 func journalRemembers(s *stage) {

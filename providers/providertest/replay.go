@@ -29,6 +29,10 @@ var replayCases = []testCase{
 		rule: "A message that another is in the way of fails the unit with ErrHeld, permanent, in a *ReplayError that says which; nothing is recorded",
 	},
 	{
+		name: "a replay of what has an odd key", play: replayOfOdd,
+		rule: "Parked.Key and Parked.MessageID are as they came, also where no text column takes them: a replay is held by an earlier message of that key",
+	},
+	{
 		name: "a replay after markers were pruned", play: replayAfterPrune,
 		rule: "A message parked at a time of which markers of the handler, by any of its names, are pruned, fails the unit with ErrPruned, permanent, in a *ReplayError that says which, unless Force",
 	},
@@ -194,6 +198,21 @@ func replayOfHeld(s *stage) {
 		s.ok(s.replay(rows[i]), "replay of "+rows[i].MessageID)
 	}
 	same(s, "parked", len(s.parked("", 0, 0)), 0)
+}
+
+func replayOfOdd(s *stage) {
+	for _, key := range []string{"\xff", "\xfe", "a\x00b", "a" + replacement + "b", replacement} {
+		rows := s.setAside(poison("m-1"+key, key), waiting("m-2"+key, key))
+		for i, want := range []string{"m-1", "m-2"} {
+			same(s, "id, key", []string{rows[i].MessageID, rows[i].Key}, []string{want + key, key})
+		}
+		unmarked := projector.Work{Projector: "ratings", Replay: []projector.Replay{replayOf(rows[1])}}
+		s.refused(fmt.Sprintf("a replay behind another of %q", key), unmarked, projector.ErrHeld)
+		s.ok(s.do(s.ctx, projector.Work{Projector: "ratings", Replay: []projector.Replay{replayOf(rows[0])}}, nil), "replay the first")
+		due := s.due(nil)
+		same(s, "what is due", due, []projector.Parked{rows[1]})
+		s.ok(s.do(s.ctx, unmarked, nil), "replay the second")
+	}
 }
 
 // pruneMarkers ends the case if PruneMarkers does not delete so many.

@@ -81,7 +81,7 @@ func (u *unit) work(ctx context.Context, w projector.Work, apply func(ctx contex
 		return nil, fmt.Errorf("resolve: %w", err)
 	}
 	for _, a := range w.Done {
-		if _, err := u.exec(ctx, takeBack, a.Handler, a.MessageID, w.Runner); err != nil {
+		if _, err := u.exec(ctx, takeBack, named(a), a.MessageID, w.Runner); err != nil {
 			return nil, fmt.Errorf("take a name back: %w", err)
 		}
 	}

@@ -41,6 +41,14 @@ on conflict do nothing`
 	takeBack = `delete from kinora_inflight where handler = ?1 and message_id = ?2 and runner = ?3`
 )
 
+// named is whose attempts are counted and named together.
+func named(a projector.Attempt) string {
+	if a.Handler == "" {
+		return a.Projector + "/"
+	}
+	return a.Handler
+}
+
 // Apart implements projector.Journal.
 func (d *DB) Apart() *sync.RWMutex { return &d.apart }
 
@@ -53,7 +61,7 @@ func (d *DB) Begin(ctx context.Context, runner string, attempts, done []projecto
 	verdicts := make([]projector.Verdict, len(attempts))
 	err := d.inTurn(unsynced(ctx), func(u *unit) error {
 		for _, a := range done {
-			if _, err := u.exec(ctx, takeBack, a.Handler, a.MessageID, runner); err != nil {
+			if _, err := u.exec(ctx, takeBack, named(a), a.MessageID, runner); err != nil {
 				return err
 			}
 		}
@@ -80,7 +88,7 @@ func (d *DB) Begin(ctx context.Context, runner string, attempts, done []projecto
 }
 
 func (u *unit) verdict(ctx context.Context, runner string, a projector.Attempt, name string) (projector.Verdict, error) {
-	args := append(wayArgs(a, nil), a.Handler, a.MessageID, runner)
+	args := append(wayArgs(a, nil), named(a), a.MessageID, runner)
 	if n, err := u.changed(ctx, name, args...); err != nil || n == 1 {
 		return projector.Clear, err
 	}
@@ -150,7 +158,7 @@ func (d *DB) BeginAlone(ctx context.Context, runner string, a projector.Attempt,
 		if limit >= 0 && attempts+alive >= limit {
 			return nil
 		}
-		_, err = u.exec(ctx, nameAnyway, a.Handler, a.MessageID, runner)
+		_, err = u.exec(ctx, nameAnyway, named(a), a.MessageID, runner)
 		return err
 	})
 	if err != nil {
@@ -174,7 +182,7 @@ func (d *DB) CountAttempt(ctx context.Context, a projector.Attempt) (n int, err 
 // count adds more to the attempts of a, those of runners that have died or not, and returns how many there are under all names.
 func (u *unit) count(ctx context.Context, a projector.Attempt, more int, vanished bool) (n int, err error) {
 	if more > 0 {
-		if _, err := u.exec(ctx, addAttempts, a.Handler, a.MessageID, more, vanished); err != nil {
+		if _, err := u.exec(ctx, addAttempts, named(a), a.MessageID, more, vanished); err != nil {
 			return 0, err
 		}
 	}
@@ -260,17 +268,17 @@ func (d *DB) FailParked(ctx context.Context, p projector.Parked, a projector.Att
 	return nil
 }
 
-// Each forgets at most ?2 of what is older than ?1 ms.
+// Each forgets at most ?2 of what is older than ?1 ms; the first two, of projector ?3.
 const (
 	pruneResolved = `
 delete from kinora_parked where id in (
 	select id from kinora_parked indexed by kinora_parked_resolved
-	where state <> 'parked' and resolved_at < ` + clock + ` - ?1 order by resolved_at limit ?2)`
+	where state <> 'parked' and projector = ?3 and resolved_at < ` + clock + ` - ?1 order by resolved_at limit ?2)`
 
 	pruneAttempts = `
 delete from kinora_attempts where (handler, message_id) in (
 	select handler, message_id from kinora_attempts indexed by kinora_attempts_age
-	where last_at < ` + clock + ` - ?1 order by last_at limit ?2)`
+	where substr(handler, 1, instr(handler, '/') - 1) = ?3 and last_at < ` + clock + ` - ?1 order by last_at limit ?2)`
 
 	// One that never said that it lives is dead since it named something.
 	pruneNames = `
@@ -286,16 +294,21 @@ delete from kinora_runners where runner in (
 )
 
 // PruneJournal implements projector.Journal.
-func (d *DB) PruneJournal(ctx context.Context, keep time.Duration, limit int) (pruned int, err error) {
+func (d *DB) PruneJournal(ctx context.Context, name string, keep time.Duration, limit int) (pruned int, err error) {
 	err = d.inTurn(ctx, func(u *unit) error {
-		for _, query := range []string{pruneResolved, pruneAttempts, pruneNames} {
-			n, err := u.changed(ctx, query, millis(keep), max(limit, 0))
+		for _, query := range []string{pruneResolved, pruneAttempts} {
+			n, err := u.changed(ctx, query, millis(keep), max(limit, 0), name)
 			if err != nil {
 				return err
 			}
 			pruned += n
 		}
-		_, err := u.exec(ctx, pruneRunners, millis(keep), max(limit, 0))
+		n, err := u.changed(ctx, pruneNames, millis(keep), max(limit, 0))
+		if err != nil {
+			return err
+		}
+		pruned += n
+		_, err = u.exec(ctx, pruneRunners, millis(keep), max(limit, 0))
 		return err
 	})
 	if err != nil {

@@ -138,12 +138,12 @@ func TestJournalPlans(t *testing.T) {
 			{"SEARCH kinora_markers USING COVERING INDEX kinora_markers_age (handler=? AND processed_at<?)"}, nil, nil,
 		}...)},
 		{"prune the journal", func() {
-			n, err := db.PruneJournal(ctx, time.Minute, 10)
+			n, err := db.PruneJournal(ctx, "totals", time.Minute, 10)
 			require.NoError(t, err)
 			require.Equal(t, 2, n, "what was replayed, and what a runner has named that never said it lives")
 		}, [][]string{
-			nil, {"SEARCH kinora_parked USING INDEX kinora_parked_resolved (resolved_at<?)"},
-			{"SEARCH kinora_attempts USING COVERING INDEX kinora_attempts_age (last_at<?)"}, nil, nil, nil,
+			nil, {"SEARCH kinora_parked USING INDEX kinora_parked_resolved (projector=? AND resolved_at<?)"},
+			{"SEARCH kinora_attempts USING COVERING INDEX kinora_attempts_age (<expr>=? AND last_at<?)"}, nil, nil, nil,
 		}},
 	} {
 		statements := tr.during(c.run)

@@ -58,7 +58,7 @@ func wayArgs(a projector.Attempt, but []int64) []any {
 }
 
 // namesOf is a JSON array of all the names of an attempt's handler.
-func namesOf(a projector.Attempt) string { return jsonOf(append([]string{a.Handler}, a.Was...)) }
+func namesOf(a projector.Attempt) string { return jsonOf(append([]string{named(a)}, a.Was...)) }
 
 // arrayOf is a JSON array for json_each, also of nothing.
 func arrayOf[T any](list []T) string {

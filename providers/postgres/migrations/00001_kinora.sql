@@ -107,15 +107,17 @@ create table kinora.floors (
 );
 
 -- What is parked may be anything: ids, keys and types that are longer than an index takes, or no text. The hashes are
--- SHA-256 of id and key as they came, empty for none.
+-- SHA-256 of id and key as they came, empty for none; those that are no text stand beside what can be shown of them.
 create table kinora.parked (
 	id           bigint generated always as identity (cache 1),
 	projector    text collate "C" not null,
 	handler      text collate "C" not null,
 	message_id   text collate "C" not null,
+	message_raw  bytea,
 	message_hash bytea not null,
 	topic        text collate "C" not null,
 	key          text collate "C" not null,
+	key_raw      bytea,
 	key_hash     bytea not null,
 	type         text collate "C" not null,
 	holds        boolean not null,
@@ -133,7 +135,7 @@ create table kinora.parked (
 	reason       text collate "C" not null default '',
 	constraint parked_pkey primary key (id),
 	constraint parked_due_check check (state = 'parked' or not due)
-);
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
 -- A lane is what holds of one projector and key. It is walked from handler to handler and type to type, so that a look costs
 -- the same however long it is. Conditions that are always true (handler >= '') are what the outbox's indexes have them for.
@@ -143,7 +145,7 @@ create index parked_lane_idx on kinora.parked (projector, key_hash, handler, lef
 create index parked_waits_idx on kinora.parked (projector, key_hash, handler, id) where state = 'parked' and class = 'held' and key_hash <> '';
 create index parked_due_idx on kinora.parked (projector, id) where due;
 create index parked_unregistered_idx on kinora.parked (projector, left(type, 256), id) where state = 'parked' and code = 'unregistered';
-create index parked_resolved_idx on kinora.parked (resolved_at) where state <> 'parked';
+create index parked_resolved_idx on kinora.parked (projector, resolved_at) where state <> 'parked';
 create unique index parked_message_key on kinora.parked (message_hash, handler, projector) where state <> 'replayed' and message_hash <> '';
 
 -- Which history this is: it changes when a copy of the database starts a history of its own.
@@ -174,7 +176,8 @@ create table kinora.attempts (
 	constraint attempts_pkey primary key (handler, message_hash)
 ) with (fillfactor = 50);
 
-create index attempts_age_idx on kinora.attempts (last_at);
+-- By projector, which is what a handler's name begins with.
+create index attempts_age_idx on kinora.attempts (split_part(handler, '/', 1), last_at);
 
 -- What each runner is about to do, and until when it is alive. Unlogged: after a crash of the server no process was
 -- killed by a message. One row an attempt, which nothing updates: a look costs the same beside dead rows that somebody's open

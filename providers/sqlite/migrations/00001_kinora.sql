@@ -121,7 +121,7 @@ create index kinora_parked_type on kinora_parked (projector, key, type) where st
 create index kinora_parked_waiting on kinora_parked (projector, key, handler) where state = 'parked' and class = 'held';
 create index kinora_parked_due on kinora_parked (projector) where due = 1;
 create index kinora_parked_unregistered on kinora_parked (projector, type) where state = 'parked' and code = 'unregistered';
-create index kinora_parked_resolved on kinora_parked (resolved_at) where state <> 'parked';
+create index kinora_parked_resolved on kinora_parked (projector, resolved_at) where state <> 'parked';
 
 -- How often a message was tried at a handler, in whatever process. A row only where it failed.
 create table kinora_attempts (
@@ -133,7 +133,8 @@ create table kinora_attempts (
     primary key (handler, message_id)
 ) strict, without rowid;
 
-create index kinora_attempts_age on kinora_attempts (last_at);
+-- By projector, which is what a handler's name begins with.
+create index kinora_attempts_age on kinora_attempts (substr(handler, 1, instr(handler, '/') - 1), last_at);
 
 -- What is under way, with whom: few rows. Its commits may be lost with the power, as the power ends runners, too.
 create table kinora_inflight (
