@@ -3,6 +3,7 @@ package projector_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -112,4 +113,33 @@ func TestHaltWantsMarkers(t *testing.T) {
 	t.Parallel()
 	_, err := projector.NewRunner(newDB(t), projector.Subscribe(make(feed), "review"), nil, define(projector.Options{Parking: projector.Halt}, add))
 	require.ErrorContains(t, err, "markers")
+}
+
+// One that two others have named has nothing beside it while it runs.
+func TestNothingRunsBesideASuspect(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f := newDB(t), make(feed)
+		stop := run(t, db, f, projector.RunnerConfig{Concurrency: 8}, define(marked, note("a")))
+		a := projector.Attempt{Projector: "p", Handler: "p/a", MessageID: "k-1"}
+		for _, runner := range []string{"1", "2"} {
+			require.NoError(t, db.Alive(t.Context(), runner, time.Minute))
+			_, _, err := db.BeginAlone(t.Context(), runner, a, -1)
+			require.NoError(t, err)
+		}
+		db.Apart().RLock() // some attempt is under way
+		suspect := keyed("k", 1)
+		f <- suspect
+		for range 1000 { // a lock that is waited for keeps the bubble's clock still
+			runtime.Gosched()
+		}
+		select {
+		case <-suspect.Acked():
+			t.Error("it did not wait for what is under way")
+		default:
+		}
+		db.Apart().RUnlock()
+		<-suspect.Acked()
+		require.NoError(t, stop())
+	})
 }
