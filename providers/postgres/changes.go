@@ -21,6 +21,8 @@ select coalesce(array_agg(quote_ident(a.attname) order by k.o), '{}')
 from pg_index i, unnest(i.indkey::smallint[]) with ordinality k(attnum, o), pg_attribute a
 where i.indrelid = $1::bigint::oid and i.indisprimary and a.attrelid = i.indrelid and a.attnum = k.attnum and k.o <= i.indnkeyatts`
 
+	rowSecuritySQL = `select row_security_active($1::bigint::oid)`
+
 	isThereSQL = `select exists (select from pg_class where oid = $1::bigint::oid)`
 
 	// Tables that nobody else can look into. One of the handler's own making is among them.
@@ -53,17 +55,17 @@ type views struct {
 
 func (v views) columns(of string) string { return of + "." + strings.Join(v.key, ", "+of+".") }
 
-// rows reads versions.
+// rows reads versions. Those of tables that inherit are their own.
 func (v views) rows() string {
 	key := "''"
 	if len(v.key) > 0 {
 		key = "jsonb_build_array(" + v.columns("t") + ")"
 	}
-	return "select t.ctid::text, " + key + "::text, to_jsonb(t)::text from " + v.name + " t"
+	return "select t.ctid::text, " + key + "::text, to_jsonb(t)::text from only " + v.name + " t"
 }
 
 // places reads where versions are.
-func (v views) places() string { return "select t.ctid::text from " + v.name + " t" }
+func (v views) places() string { return "select t.ctid::text from only " + v.name + " t" }
 
 // with are those that have the keys of these rows.
 func (v views) with() string {
@@ -85,6 +87,15 @@ const (
 
 // table is what changed in one.
 func (r *rehearsal) table(ctx context.Context, c changed) ([]projector.Change, error) {
+	for _, q := range []querier{r.tx, r.outside} {
+		var active bool
+		if err := q.QueryRow(ctx, rowSecuritySQL, c.relid).Scan(&active); err != nil {
+			return nil, err
+		}
+		if active {
+			return nil, refused("row_security", fmt.Errorf("row security is active on %s: what changed may be hidden", c.told))
+		}
+	}
 	t := views{changed: c}
 	if err := r.tx.QueryRow(ctx, keyColumnsSQL, c.relid).Scan(&t.key); err != nil {
 		return nil, err

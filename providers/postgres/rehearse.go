@@ -21,6 +21,17 @@ from pg_stat_xact_user_tables where schemaname <> $1::text and schemaname !~ '^p
 
 	rehearsalSQL = `select current_setting('track_counts') = 'on', pg_current_xact_id()::text`
 
+	// How the texts of values look is set in a session, or by the handler.
+	formatsSQL = `
+select current_setting('TimeZone'), current_setting('DateStyle'), current_setting('IntervalStyle'), current_setting('bytea_output'),
+	current_setting('extra_float_digits'), current_setting('lc_monetary')`
+	setFormatsSQL = `
+select set_config('TimeZone', $1::text, true), set_config('DateStyle', $2::text, true), set_config('IntervalStyle', $3::text, true),
+	set_config('bytea_output', $4::text, true), set_config('extra_float_digits', $5::text, true), set_config('lc_monetary', $6::text, true)`
+
+	// What waits for the unit's locks may be before the look from outside, and would wait for it: that is no deadlock to the server.
+	asideSQL = `select set_config('lock_timeout', '1s', true)`
+
 	checkNowSQL = `set constraints all immediate`
 )
 
@@ -94,6 +105,17 @@ func (db *DB) changes(ctx context.Context, r *rehearsal, before map[int64]change
 	if err := r.unlocked(ctx); err != nil {
 		return nil, err
 	}
+	var formats [6]any
+	var texts [6]string
+	for i := range texts {
+		formats[i] = &texts[i]
+	}
+	if err := r.tx.QueryRow(ctx, formatsSQL).Scan(formats[:]...); err != nil {
+		return nil, fmt.Errorf("look at formats: %w", err)
+	}
+	if _, err := r.outside.Exec(ctx, setFormatsSQL, formats[:]...); err != nil {
+		return nil, fmt.Errorf("set formats: %w", err)
+	}
 	var all []projector.Change
 	for _, c := range inOrder(after) {
 		was := before[c.relid]
@@ -132,7 +154,7 @@ func (db *DB) aside(ctx context.Context) (tx pgx.Tx, end func(), err error) {
 		tx, err = conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly})
 	}
 	if err == nil {
-		_, err = tx.Exec(ctx, `select 1`) // where begin itself is not sent on
+		_, err = tx.Exec(ctx, asideSQL) // also where begin itself is not sent on
 	}
 	if err != nil {
 		end()

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -65,6 +66,12 @@ const rehearsalTables = `
 create table nums (id int primary key, n int, twice int generated always as (n * 2) stored);
 insert into nums select g, g from generate_series(1, 12) g;
 create table bare (x text);
+create table parents (id int primary key, n int);
+create table heirs () inherits (parents);
+insert into parents values (1, 1);
+insert into heirs values (1, 2), (2, 2), (3, 2);
+create table times (id int primary key, at timestamptz, n int);
+insert into times values (1, '2000-01-01 00:00Z', 1);
 insert into bare values ('a'), ('a'), ('b');
 create schema other;
 create table other.pairs (a text, b int, n int, primary key (b, a));
@@ -113,6 +120,15 @@ func TestARehearsalTellsExactlyTheRowsThatChange(t *testing.T) {
 			[]string{`delete from nums where id = 12`, `update other.pairs set n = 0 where b = 1`},
 			[]string{"children [id:1 parent:12] -", "log - [id:1 what:UPDATE]", "log - [id:2 what:UPDATE]", "nums [id:12 n:12 twice:24] -",
 				"other.pairs [a:x b:1 n:1] [a:x b:1 n:0]", "other.pairs [a:y b:1 n:2] [a:y b:1 n:0]"}},
+		"heirs are told as such": {
+			[]string{`delete from only parents`, `update heirs set n = 3 where id = 1`},
+			[]string{"heirs [id:1 n:2] -", "heirs - [id:1 n:3]", "parents [id:1 n:1] -"}},
+		"heirs, through what they inherit": {
+			[]string{`update parents set n = n + 1 where id = 1`},
+			[]string{"heirs [id:1 n:2] -", "heirs - [id:1 n:3]", "parents [id:1 n:1] [id:1 n:2]"}},
+		"times are as the handler has them": {
+			[]string{`set local timezone = 'Asia/Tokyo'`, `update times set at = at`, `insert into times values (2, '2000-01-01 00:00Z', 2)`},
+			[]string{"times - [at:2000-01-01T09:00:00+09:00 id:2 n:2]"}},
 		"a table of its own": {
 			[]string{`create table made (x int)`, `insert into made values (1), (2)`, `delete from made where x = 1`, `create temp table short (x int) on commit drop`, `insert into short values (1)`},
 			[]string{"made - [x:2]"}},
@@ -181,6 +197,41 @@ func TestARehearsalOfWhatCannotBeSeenIsRefused(t *testing.T) {
 	_, err = tryRehearsal(t, off)
 	require.ErrorContains(t, err, "track_counts")
 	require.Equal(t, projector.PermanentClass, projector.ClassOf(err))
+}
+
+func TestARehearsalRefusesRowsThatItMayNotSee(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.Open(t, nil, rehearsalTables, postgres.RolesSQL("kinora"), `
+alter table parents enable row level security; create policy most on parents using (id > 1);
+grant all on all tables in schema public to kinora_projector`, postgres.GrantsSQL("kinora"))
+	_, err := tryRehearsal(t, db, `delete from only parents`)
+	require.NoError(t, err, "nothing is hidden from a superuser")
+	_, err = tryRehearsal(t, db, `set local role kinora_projector`, `insert into parents values (9, 9)`)
+	var e *projector.Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, []any{projector.PermanentClass, "row_security"}, []any{e.Class, e.Code}, "%v", err)
+}
+
+// Somebody who waits for the handler's lock is before the look from outside.
+func TestARehearsalDoesNotWaitForWhatWaitsForIt(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.Open(t, nil, rehearsalTables)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	altered := make(chan error, 1)
+	w := projector.Work{Projector: "p", Rehearse: func([]projector.Change) {}}
+	err := db.Do(ctx, w, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+		_, err := tx.Exec(ctx, `update nums set n = 0`)
+		go func() {
+			_, err := db.Pool().Exec(t.Context(), `alter table nums add column more int`)
+			altered <- err
+		}()
+		blocked(t, db)
+		return nil, err
+	})
+	require.Equal(t, projector.Transient, projector.ClassOf(err), "%v", err)
+	require.ErrorContains(t, err, "55P03")
+	require.NoError(t, <-altered)
 }
 
 // The look from outside has a connection of its own.
