@@ -211,7 +211,7 @@ type Inspector interface {
 	// Requeue makes the abandoned and failed entries that f picks pending, at once, with a fresh budget of
 	// attempts, no longer suspect. It returns how many; entries in another status stay as they are. Held entries
 	// behind them are pending again in the same transaction, in their places: the first of them, at least the next.
-	//   - Where one of those was last attempted longer ago than RequeueWindow, and not f.Force, it is ErrStale, and nothing is changed:
+	//   - Where one of those was last attempted longer ago than the provider's RequeueWindow, and not f.Force, it is ErrStale, and nothing is changed:
 	//     that attempt may have published it, and the markers that would tell consumers so may be gone.
 	Requeue(ctx context.Context, f Filter) (int, error)
 	// Skip gives up for good on the pending, failed, held and abandoned entries that f picks; their keys go on
@@ -233,7 +233,8 @@ type Filter struct {
 	Force  bool          // Requeue: also what was last attempted too long ago
 }
 
-// RequeueWindow is how long consumers keep markers, unless they are configured otherwise (marker.Retention).
+// RequeueWindow is how long consumers keep markers, unless they are configured otherwise (marker.Retention). Where they are, the
+// provider's Config has to say so.
 const RequeueWindow = 8 * 24 * time.Hour
 
 // ErrStale: an entry was last attempted so long ago that its message, if it was published then, would take effect again.

@@ -105,7 +105,7 @@ func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox
 // Requeue implements outbox.Inspector.
 func (db *DB) Requeue(ctx context.Context, f outbox.Filter) (n int, err error) {
 	return db.change(ctx, f, []outbox.Status{outbox.Failed, outbox.Abandoned}, func(e *outbox.Entry, now time.Time) error {
-		if !f.Force && e.LastAttemptedAt.Before(now.Add(-outbox.RequeueWindow)) {
+		if !f.Force && e.LastAttemptedAt.Before(now.Add(-db.cfg.RequeueWindow)) {
 			return fmt.Errorf("entry %d: %w", e.Seq, outbox.ErrStale)
 		}
 		e.Status, e.Attempts, e.Suspect, e.NextAttemptAt = outbox.Pending, 0, false, now

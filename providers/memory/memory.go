@@ -31,6 +31,10 @@ type Config struct {
 	Route      outbox.Route     // which events make entries, to which topics; nil: none
 	MaxPayload int              // bytes of one event's or message's payload; zero means 1 MiB
 	Clock      func() time.Time // the store's clock; nil: time.Now
+
+	// RequeueWindow is for how long after its last attempt an entry is requeued without Force: the shortest time for which any of its
+	// consumers keeps markers (marker.Retention.Window). Zero means outbox.RequeueWindow.
+	RequeueWindow time.Duration
 }
 
 // DB is every contract of Kinora in one process. Its methods may be called concurrently.
@@ -72,6 +76,12 @@ func New(cfg *Config) (*DB, error) {
 	}
 	if db.cfg.MaxPayload < 0 {
 		return nil, fmt.Errorf("memory: max payload %d: want no negative size", db.cfg.MaxPayload)
+	}
+	if db.cfg.RequeueWindow < 0 {
+		return nil, fmt.Errorf("memory: requeue window %s: want no negative time", db.cfg.RequeueWindow)
+	}
+	if db.cfg.RequeueWindow == 0 {
+		db.cfg.RequeueWindow = outbox.RequeueWindow
 	}
 	if db.cfg.Clock == nil {
 		db.cfg.Clock = time.Now //nolint:forbidigo // this is the store's clock

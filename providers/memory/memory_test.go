@@ -39,7 +39,7 @@ func (c *clock) advance(d time.Duration) {
 
 func open(t testing.TB, o providertest.Options) providertest.Fixture[*memory.Model] {
 	c := &clock{}
-	db, err := memory.New(&memory.Config{Route: o.Route, MaxPayload: o.MaxPayload, Clock: c.now})
+	db, err := memory.New(&memory.Config{Route: o.Route, MaxPayload: o.MaxPayload, RequeueWindow: o.RequeueWindow, Clock: c.now})
 	require.NoError(t, err)
 	return providertest.Fixture[*memory.Model]{
 		Provider: db,

@@ -29,7 +29,9 @@ func drafted(t *testing.T) []eventstore.Draft {
 
 func TestNewRefusesANegativeSize(t *testing.T) {
 	t.Parallel()
-	_, err := memory.New(&memory.Config{MaxPayload: -1})
+	_, err := memory.New(&memory.Config{RequeueWindow: -1})
+	require.ErrorContains(t, err, "requeue window")
+	_, err = memory.New(&memory.Config{MaxPayload: -1})
 	require.ErrorContains(t, err, "max payload")
 }
 

@@ -20,7 +20,7 @@ const addSQL = `insert into totals as t (key, n) values ($1, $2) on conflict (ke
 
 func TestConformance(t *testing.T) {
 	providertest.All(t, func(t testing.TB, o providertest.Options) providertest.Fixture[pgx.Tx] {
-		return fixture(t, postgrestest.OpenBusy(t, &postgres.Config{Route: o.Route, MaxPayload: o.MaxPayload}, totals), o)
+		return fixture(t, postgrestest.OpenBusy(t, &postgres.Config{Route: o.Route, MaxPayload: o.MaxPayload, RequeueWindow: o.RequeueWindow}, totals), o)
 	})
 }
 
@@ -49,7 +49,7 @@ func fixture(t testing.TB, db *postgres.DB, o providertest.Options) providertest
 }
 
 func reopen(t testing.TB, db *postgres.DB, o providertest.Options) *postgres.DB {
-	again, err := postgres.Open(context.Background(), db.Pool().Config().ConnString(), &postgres.Config{Route: o.Route, MaxPayload: o.MaxPayload})
+	again, err := postgres.Open(context.Background(), db.Pool().Config().ConnString(), &postgres.Config{Route: o.Route, MaxPayload: o.MaxPayload, RequeueWindow: o.RequeueWindow})
 	require.NoError(t, err)
 	t.Cleanup(again.Close)
 	return again
@@ -98,7 +98,7 @@ func advance(t testing.TB, db *postgres.DB) func(time.Duration) {
 
 func TestBatchedConformance(t *testing.T) {
 	providertest.UnitOfWork(t, func(t testing.TB, o providertest.Options) providertest.Fixture[*pgx.Batch] {
-		db := postgrestest.OpenBusy(t, &postgres.Config{Route: o.Route, MaxPayload: o.MaxPayload}, totals)
+		db := postgrestest.OpenBusy(t, &postgres.Config{Route: o.Route, MaxPayload: o.MaxPayload, RequeueWindow: o.RequeueWindow}, totals)
 		return batchedFixture(t, db, o)
 	}, providertest.Deferred)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/outbox"
@@ -160,7 +161,7 @@ func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox
 
 // Requeue implements outbox.Inspector.
 func (db *DB) Requeue(ctx context.Context, f outbox.Filter) (int, error) {
-	window := outbox.RequeueWindow.Microseconds()
+	window := (db.cfg.RequeueWindow + time.Microsecond - 1).Microseconds() // none is zero, which is by force
 	if f.Force {
 		window = 0
 	}

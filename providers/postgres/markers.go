@@ -19,8 +19,8 @@ with recursive h as (
 select name from h where name is not null`
 
 	dropMarkersSQL = `
-delete from kinora.markers where (handler, generation, message_id) in (
-	select handler, generation, message_id from kinora.markers where handler = $1::text limit $2::int)`
+delete from kinora.markers where ctid = any(array(
+	select ctid from kinora.markers where handler = $1::text order by handler, processed_at limit $2::int))`
 
 	// A floor is raised in the statement that deletes, so that nobody sees a marker gone and the floor as it was.
 	pruneMarkersSQL = `
@@ -41,7 +41,7 @@ select count(*) from gone`
 
 // MarkedHandlers implements marker.Keeper.
 func (db *DB) MarkedHandlers(ctx context.Context) ([]string, error) {
-	rows, err := db.pool.Query(ctx, db.q(markedHandlersSQL))
+	rows, err := db.pool.Query(ctx, db.q(markedHandlersSQL), planned)
 	if err == nil {
 		var names []string
 		if names, err = pgx.CollectRows(rows, pgx.RowTo[string]); err == nil {
@@ -73,7 +73,7 @@ func (db *DB) Floor(ctx context.Context, handler string) (floor time.Time, err e
 
 // DropMarkers implements marker.Keeper.
 func (db *DB) DropMarkers(ctx context.Context, handler string, limit int) (int, error) {
-	tag, err := db.pool.Exec(ctx, db.q(dropMarkersSQL), handler, limit)
+	tag, err := db.pool.Exec(ctx, db.q(dropMarkersSQL), planned, handler, limit)
 	if err != nil {
 		return 0, fmt.Errorf("drop markers: %w", clear(err))
 	}

@@ -255,6 +255,8 @@ func TestNewRefuses(t *testing.T) {
 		_, err = postgres.New(pool, &postgres.Config{Schema: schema})
 		require.ErrorIs(t, err, eventstore.ErrInvalid, schema)
 	}
+	_, err = postgres.New(pool, &postgres.Config{RequeueWindow: -1})
+	require.ErrorContains(t, err, "requeue window")
 	_, err = postgres.New(pool, &postgres.Config{MaxPayload: -1})
 	require.Error(t, err)
 	_, err = postgres.Open(t.Context(), "postgres://ann:hunter2@127.0.0.1:1/x?connect_timeout=1", nil)

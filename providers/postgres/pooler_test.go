@@ -51,7 +51,7 @@ func TestConformanceThroughAPooler(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			open := func(t testing.TB, o providertest.Options) providertest.Fixture[pgx.Tx] {
-				return fixture(t, pooled(t, p, mode, &postgres.Config{Route: o.Route, MaxPayload: o.MaxPayload}), o)
+				return fixture(t, pooled(t, p, mode, &postgres.Config{Route: o.Route, MaxPayload: o.MaxPayload, RequeueWindow: o.RequeueWindow}), o)
 			}
 			if i == 0 || *everyMode {
 				providertest.All(t, open)
@@ -65,7 +65,7 @@ func TestConformanceThroughAPooler(t *testing.T) {
 		t.Run(mode+", batched", func(t *testing.T) {
 			t.Parallel()
 			providertest.UnitOfWork(t, func(t testing.TB, o providertest.Options) providertest.Fixture[*pgx.Batch] {
-				return batchedFixture(t, pooled(t, p, mode, &postgres.Config{Route: o.Route, MaxPayload: o.MaxPayload}), o)
+				return batchedFixture(t, pooled(t, p, mode, &postgres.Config{Route: o.Route, MaxPayload: o.MaxPayload, RequeueWindow: o.RequeueWindow}), o)
 			}, providertest.Deferred)
 		})
 	}

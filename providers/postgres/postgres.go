@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -22,6 +23,10 @@ type Config struct {
 	Schema     string       // the PostgreSQL schema of Kinora's tables; empty means "kinora"
 	Route      outbox.Route // which events make entries, to which topics; nil: none
 	MaxPayload int          // bytes of one event's or message's payload; zero means 1 MiB
+
+	// RequeueWindow is for how long after its last attempt an entry is requeued without Force: the shortest time for which any of its
+	// consumers keeps markers (marker.Retention.Window). Zero means outbox.RequeueWindow.
+	RequeueWindow time.Duration
 
 	// Notify: whatever adds entries through this DB also notifies the Listeners of other processes, after its commit
 	// and apart from it, at most once in about 10ms for all of it. What a caller's own transaction adds (InTx)
@@ -98,6 +103,12 @@ func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 	}
 	if db.cfg.MaxPayload < 0 {
 		return nil, fmt.Errorf("postgres: max payload %d: want no negative size", db.cfg.MaxPayload)
+	}
+	if db.cfg.RequeueWindow < 0 {
+		return nil, fmt.Errorf("postgres: requeue window %s: want no negative time", db.cfg.RequeueWindow)
+	}
+	if db.cfg.RequeueWindow == 0 {
+		db.cfg.RequeueWindow = outbox.RequeueWindow
 	}
 	if err := eventstore.CheckName("schema", db.cfg.Schema); err != nil {
 		return nil, err

@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
@@ -98,6 +100,65 @@ func plan(t *testing.T, db *postgres.DB, mode, sql string, args ...any) string {
 	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	require.NoError(t, err)
 	return strings.Join(lines, "\n")
+}
+
+// Markers are looked up, however many there are: also where they were few when a connection looked first.
+func TestThePlansOfMarkersDoNotAge(t *testing.T) {
+	t.Parallel()
+	const n = 20_000
+	db := postgrestest.Open(t, nil)
+	exec := func(sql string, args ...any) {
+		_, err := db.Pool().Exec(t.Context(), sql, args...)
+		require.NoError(t, err)
+	}
+	exec("alter table kinora.markers set (autovacuum_enabled = false)")
+	exec("alter table kinora.parked set (autovacuum_enabled = false)")
+	exec("vacuum analyze kinora.markers, kinora.parked") // they are known to be empty
+	pool, err := pgxpool.New(t.Context(), db.Pool().Config().ConnString()+"&pool_max_conns=1")
+	require.NoError(t, err)
+	aged, err := postgres.New(pool, nil)
+	require.NoError(t, err)
+	look := func() {
+		_, err := aged.Outcomes(t.Context(), []marker.Key{{Handler: "p/a", MessageID: "m1"}})
+		require.NoError(t, err)
+		_, err = aged.MarkedHandlers(t.Context())
+		require.NoError(t, err)
+		_, err = aged.DropMarkers(t.Context(), "p/none", 10)
+		require.NoError(t, err)
+	}
+	for range 10 {
+		look()
+	}
+	exec(`insert into kinora.markers (handler, generation, message_id) select 'p/a', 1, 'm' || g from generate_series(1, $1::int) g`, n)
+	exec(`insert into kinora.parked (projector, handler, message_id, message_hash, topic, key, key_hash, type, holds, payload, headers, class, code, attempts, version)
+		select 'p', 'p/a', 'm' || g, sha256(('m' || g)::bytea), '', '', '', '', true, '', '{}', 'unknown', '', 0, '' from generate_series(1, $1::int) g`, n)
+	var before, after int64
+	const scanned = `select coalesce(sum(seq_tup_read), 0)::bigint from pg_stat_user_tables where relname in ('markers', 'parked')`
+	require.NoError(t, pool.QueryRow(t.Context(), scanned).Scan(&before))
+	look()
+	pool.Close() // which tells the server's statistics
+	require.NoError(t, db.Pool().QueryRow(t.Context(), `select pg_sleep(0.2)`).Scan(nil))
+	require.NoError(t, db.Pool().QueryRow(t.Context(), scanned).Scan(&after))
+	require.Less(t, after, before+n, "no table was scanned")
+
+	all := constants(t)
+	for name, c := range map[string]struct {
+		args []any
+		want []string
+	}{
+		"outcomesSQL": {[]any{[]string{"p"}, []string{"p/a"}, []string{"m1"}, []int32{}, []string{}, [][]byte{{1}}},
+			[]string{"using markers_pkey on markers m", "using parked_message_key on parked p"}},
+		"markedHandlersSQL": {nil, []string{"using markers_"}},
+		"dropMarkersSQL":    {[]any{"p/a", 1000}, []string{"markers_age_idx", "Tid Scan on markers"}},
+	} {
+		for _, mode := range []string{"force_custom_plan", "force_generic_plan"} {
+			p := plan(t, db, mode, all[name], c.args...)
+			for _, want := range c.want {
+				require.Contains(t, p, want, "%s, %s", name, mode)
+			}
+			require.NotContains(t, p, "Seq Scan on", "%s, %s", name, mode)
+		}
+	}
 }
 
 // The claim walks the open entries by their partial index, and looks a key's earlier entries up in the others; what

@@ -312,7 +312,7 @@ func (db *DB) Outcomes(ctx context.Context, keys []marker.Key) ([]projector.Outc
 	}
 	args := append(markerArgs(projector.Work{Marks: keys}), hashes)
 	args[0] = projectors
-	rows, err := db.pool.Query(ctx, db.q(outcomesSQL), args...)
+	rows, err := db.pool.Query(ctx, db.q(outcomesSQL), append([]any{planned}, args...)...)
 	if err == nil {
 		var found []projector.Outcome
 		if found, err = pgx.CollectRows(rows, pgx.RowTo[projector.Outcome]); err == nil {

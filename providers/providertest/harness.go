@@ -50,6 +50,8 @@ type TxView interface {
 type Options struct {
 	Route      outbox.Route // nil: no entries
 	MaxPayload int          // bytes; zero means the provider's default
+
+	RequeueWindow time.Duration // zero means the provider's default
 }
 
 // Open opens a provider for one case: fresh, migrated, and closed by t.Cleanup. It is called from many

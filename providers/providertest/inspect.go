@@ -37,6 +37,10 @@ var inspectCases = []testCase{
 		rule: "Where one of those that Requeue would make pending was last attempted longer ago than RequeueWindow, and not f.Force, it is ErrStale, and nothing is changed",
 	},
 	{
+		name: "a requeue after a shorter window", play: requeueWindow, options: Options{RequeueWindow: time.Hour},
+		rule: "Config.RequeueWindow is for how long after its last attempt an entry is requeued without Force",
+	},
+	{
 		name: "skip", play: skip,
 		rule: "Skip gives up for good on the pending, failed, held and abandoned entries that f picks; their keys go on without them; entries in another status stay as they are",
 	},
@@ -295,6 +299,15 @@ func requeueStale(s *stage) {
 	s.inStatus(outbox.Pending, abandoned, behind, inTime, late)
 	s.settle(s.db.Requeue, outbox.Filter{}, 1) // which was attempted again meanwhile
 	s.inStatus(outbox.Skipped, old)
+}
+
+func requeueWindow(s *stage) {
+	e := s.claimOne(s.enqueue(line(1, "mail", "")...)[0].Seq)
+	s.mark(outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Abandoned})
+	s.advance(2 * time.Hour)
+	_, err := s.db.Requeue(s.ctx, outbox.Filter{})
+	s.holds(errors.Is(err, outbox.ErrStale), "the error %v of requeueing after the window is ErrStale", err)
+	s.settle(s.db.Requeue, outbox.Filter{Force: true}, 1)
 }
 
 func skip(s *stage) {

@@ -22,7 +22,7 @@ func TestConformance(t *testing.T) {
 }
 
 func fixture(t testing.TB, path string, o providertest.Options) providertest.Fixture[*sql.Tx] {
-	db := openAt(t, path, &sqlite.Config{Route: o.Route, MaxPayload: o.MaxPayload})
+	db := openAt(t, path, &sqlite.Config{Route: o.Route, MaxPayload: o.MaxPayload, RequeueWindow: o.RequeueWindow})
 	add := func(ctx context.Context, tx *sql.Tx, key string, n int) error {
 		_, err := tx.ExecContext(ctx, addToTotal, key, n)
 		return err

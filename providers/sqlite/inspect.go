@@ -107,7 +107,7 @@ returning topic, key, ?10 > 0 and coalesce(last_attempt_at < ` + clock + ` - ?10
 
 // Requeue implements outbox.Inspector.
 func (d *DB) Requeue(ctx context.Context, f outbox.Filter) (int, error) {
-	window := millis(outbox.RequeueWindow)
+	window := millis(d.cfg.RequeueWindow)
 	if f.Force {
 		window = 0
 	}

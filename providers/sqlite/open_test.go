@@ -29,6 +29,8 @@ func TestOpenRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "NUL")
 	_, err = sqlite.Open(context.Background(), filepath.Join(t.TempDir(), "no", "such", "dir.db"), nil)
 	require.ErrorContains(t, err, "unable to open database file")
+	_, err = sqlite.Open(context.Background(), filepath.Join(t.TempDir(), "x.db"), &sqlite.Config{RequeueWindow: -1})
+	require.ErrorContains(t, err, "requeue window")
 	_, err = sqlite.Open(context.Background(), filepath.Join(t.TempDir(), "x.db"), &sqlite.Config{MaxPayload: -1})
 	require.ErrorContains(t, err, "max payload")
 	text := filepath.Join(t.TempDir(), "text")

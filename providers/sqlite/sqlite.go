@@ -21,6 +21,10 @@ import (
 type Config struct {
 	Route      outbox.Route // which events make entries, to which topics; nil: none
 	MaxPayload int          // bytes of one event's or message's payload; zero means 1 MiB
+
+	// RequeueWindow is for how long after its last attempt an entry is requeued without Force: the shortest time for which any of its
+	// consumers keeps markers (marker.Retention.Window). Zero means outbox.RequeueWindow.
+	RequeueWindow time.Duration
 }
 
 // DB is every contract of Kinora over one file. Its methods may be called concurrently.
@@ -124,6 +128,12 @@ func newDB(cfg *Config) (*DB, error) {
 	}
 	if d.cfg.MaxPayload < 0 {
 		return nil, fmt.Errorf("sqlite: max payload %d: want no negative size", d.cfg.MaxPayload)
+	}
+	if d.cfg.RequeueWindow < 0 {
+		return nil, fmt.Errorf("sqlite: requeue window %s: want no negative time", d.cfg.RequeueWindow)
+	}
+	if d.cfg.RequeueWindow == 0 {
+		d.cfg.RequeueWindow = outbox.RequeueWindow
 	}
 	return d, nil
 }
