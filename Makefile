@@ -18,7 +18,7 @@ test: race ## every test, the race detector on, mutants included; lists what was
 race: gcc postgres
 	@mkdir -p $(BIN)
 	@for tool in pgbouncer browser; do $(MAKE) -s $$tool || KINORA_SKIP="$$KINORA_SKIP,$$tool"; done; export KINORA_SKIP; \
-	go test -race -v -timeout 10m ./... > $(BIN)/test.log 2>&1; status=$$?; \
+	go test -race -v -timeout 14m ./... > $(BIN)/test.log 2>&1; status=$$?; \
 	if [ $$status -ne 0 ]; then grep -vE '^(=== |\s*--- PASS|\s*--- SKIP)' $(BIN)/test.log; \
 	else grep -E '^(ok|FAIL|\?)' $(BIN)/test.log; fi; \
 	echo "skipped: $$(grep -cE '^\s*--- SKIP' $(BIN)/test.log)"; \
