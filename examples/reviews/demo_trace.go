@@ -10,6 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 )
@@ -140,9 +141,17 @@ func (s tracedSubscriber) deliver(ctx context.Context, m *message.Message, out c
 	m.Ack()
 }
 
+// demoUnit is a unit of work with all that a runner asks of it: a wrapper must not hide any of these.
+type demoUnit[Tx any] interface {
+	projector.UnitOfWork[Tx]
+	projector.Journal
+	projector.ParkedInspector
+	marker.Keeper
+}
+
 // tracedUnit tells when units of work begin and end. It adds nothing to them and passes on what they promise.
 type tracedUnit[Tx any] struct {
-	projector.UnitOfWork[Tx]
+	demoUnit[Tx]
 	trace *trace
 }
 
@@ -153,9 +162,9 @@ func (u tracedUnit[Tx]) Do(ctx context.Context, w projector.Work,
 	u.trace.step(step{kind: begun, delivery: n, what: w.Projector})
 	defer u.trace.step(step{kind: ended, delivery: n, what: w.Projector})
 	if apply == nil {
-		return u.UnitOfWork.Do(ctx, w, nil)
+		return u.demoUnit.Do(ctx, w, nil)
 	}
-	return u.UnitOfWork.Do(ctx, w, func(ctx context.Context, tx Tx, fresh []int) ([]outbox.Message, error) {
+	return u.demoUnit.Do(ctx, w, func(ctx context.Context, tx Tx, fresh []int) ([]outbox.Message, error) {
 		u.trace.step(step{kind: running, delivery: n, what: w.Projector})
 		return apply(ctx, tx, fresh)
 	})

@@ -25,7 +25,7 @@ const (
 // newDemoRunner makes a runner of the service's projector, twice: over the same deliveries, with the same
 // handlers, into tables of their own. One keeps markers. The other, the control, does not, and shows what
 // happens then.
-func newDemoRunner[Tx any](unit projector.UnitOfWork[Tx], src projector.Source, t *trace, exact, control readModel[Tx]) (*projector.Runner, error) {
+func newDemoRunner[Tx any](unit demoUnit[Tx], src projector.Source, t *trace, exact, control readModel[Tx]) (*projector.Runner, error) {
 	return projector.NewRunner(tracedUnit[Tx]{unit, t}, src, nil,
 		productReviews("demo-control", projector.Options{}, control),
 		productReviews("demo-exactly-once", projector.Options{Markers: true}, exact))
