@@ -1,0 +1,28 @@
+package main
+
+import "time"
+
+var killCell = &cell{
+	name: "kill", number: 2, what: "random kill -9 of producer, relays and runners under load",
+	full: 10 * time.Minute, short: 15 * time.Second, redelivers: true, run: runKill,
+}
+
+func runKill(r *run) {
+	r.server(brokerConfig{Duplicate: 0.02, Slow: 4 * time.Millisecond, LoseReply: 0.005})
+	producer, relays, runners := r.crew(2, 2, nil)
+	stop := r.flow()
+	for end := time.Now().Add(r.length); time.Now().Before(end); {
+		r.sleep(r.between(300*time.Millisecond, 1200*time.Millisecond))
+		switch n := r.intn(20); {
+		case n == 0:
+			producer.restart()
+		case n < 9:
+			relays[r.intn(2)].restart()
+		default:
+			runners[r.intn(2)].restart()
+		}
+	}
+	stop()
+	r.settle(2 * lease)
+	r.judge()
+}
