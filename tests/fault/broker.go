@@ -230,13 +230,6 @@ func (b *broker) areAcked(ids []string) bool {
 	return !slices.ContainsFunc(ids, func(id string) bool { f := b.letters[id]; return f == nil || !f.acked })
 }
 
-// arePublished tells whether all of these are.
-func (b *broker) arePublished(ids []string) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return !slices.ContainsFunc(ids, func(id string) bool { return b.letters[id] == nil })
-}
-
 // idle tells how many messages there have been, and whether all of them, and their copies, are acked.
 func (b *broker) idle() (messages int, idle bool) {
 	b.mu.Lock()

@@ -10,8 +10,7 @@ var killCell = &cell{
 func runKill(r *run) {
 	r.server(brokerConfig{Duplicate: 0.02, Slow: 4 * time.Millisecond, LoseReply: 0.005})
 	producer, relays, runners := r.crew(2, 2, nil)
-	stop := r.flow()
-	for end := time.Now().Add(r.length); time.Now().Before(end); {
+	r.during(func() {
 		r.sleep(r.between(300*time.Millisecond, 1200*time.Millisecond))
 		switch n := r.intn(20); {
 		case n == 0:
@@ -21,8 +20,7 @@ func runKill(r *run) {
 		default:
 			runners[r.intn(2)].restart()
 		}
-	}
-	stop()
+	})
 	r.settle(2 * lease)
 	r.judge()
 }

@@ -46,7 +46,11 @@ func readSpans(lines *bufio.Scanner, spans map[string][]span) {
 	for lines.Scan() {
 		line := lines.Bytes()
 		f := bytes.Fields(line)
-		if len(f) < 3 || !(bytes.Equal(f[1], []byte("begin")) || bytes.Equal(f[1], []byte("end"))) {
+		if len(f) < 3 {
+			continue
+		}
+		what := string(f[1])
+		if what != "begin" && what != "end" {
 			continue
 		}
 		at, err := strconv.ParseInt(string(f[0]), 10, 64)
@@ -54,7 +58,7 @@ func readSpans(lines *bufio.Scanner, spans map[string][]span) {
 			continue
 		}
 		id := string(f[2])
-		if f[1][0] == 'b' {
+		if what == "begin" {
 			begun[id] = append(begun[id], at)
 		} else if of := begun[id]; len(of) > 0 {
 			spans[id] = append(spans[id], span{of[0], at})

@@ -22,9 +22,6 @@ import (
 	"time"
 )
 
-// cells are all there are, in the order in which they run.
-var cells = []*cell{killCell}
-
 // suite is one call of the program.
 type suite struct {
 	ctx    context.Context
@@ -152,7 +149,7 @@ func (s *suite) run(c *cell) result {
 		return result{Cell: c.name, Seed: s.seed, Failures: []string{err.Error()}}
 	}
 	r.say("%d: %s, for %s", c.number, c.what, r.length)
-	r.guarded()
+	r.guard(func() { c.run(r) })
 	res := &r.result
 	res.Cell, res.Seed, res.Duration, res.Note = c.name, s.seed, time.Since(r.start).Seconds(), r.note
 	res.Injected, res.Failures = r.kinds(), r.failures
@@ -167,8 +164,8 @@ func (s *suite) run(c *cell) result {
 	return r.result
 }
 
-// guarded runs the cell, which gives up by a panic.
-func (r *run) guarded() {
+// guard runs work in a goroutine of the cell's, which may give up there: then it goes no further, and the cell is lost.
+func (r *run) guard(work func()) {
 	defer func() {
 		switch p := recover().(type) {
 		case nil:
@@ -178,5 +175,5 @@ func (r *run) guarded() {
 			panic(p)
 		}
 	}()
-	r.cell.run(r)
+	work()
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -99,6 +100,16 @@ func (p *process) kill() (counts bool) {
 		p.r.inject("kill_idle", 1)
 	}
 	return counts
+}
+
+// awaitStopped waits until the kernel has stopped all of its threads.
+func (p *process) awaitStopped() {
+	path := fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid)
+	p.r.await(p.Name+" is stopped", 5*time.Second, func() bool {
+		text, err := os.ReadFile(path)
+		_, after, _ := strings.Cut(string(text), ") ")
+		return err != nil || strings.HasPrefix(after, "T")
+	})
 }
 
 // restart is kill, and the next life.

@@ -89,6 +89,16 @@ func (r *run) fail(format string, args ...any) {
 	r.failures = append(r.failures, text)
 }
 
+// measure keeps the worst. Any goroutine may call it.
+func (r *run) measure(what string, took time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.result.Measured == nil {
+		r.result.Measured = map[string]int{}
+	}
+	r.result.Measured[what] = max(r.result.Measured[what], int(took.Milliseconds()))
+}
+
 // say tells whoever looks on.
 func (r *run) say(format string, args ...any) {
 	fmt.Printf("%6.1fs  %-10s %s\n", time.Since(r.start).Seconds(), r.cell.name, fmt.Sprintf(format, args...))
@@ -103,16 +113,22 @@ func (r *run) must(err error) {
 	}
 }
 
-// await polls until done says so. It returns how long that took; more than limit gives up.
-func (r *run) await(what string, limit time.Duration, done func() bool) time.Duration {
-	begin := time.Now()
-	for !done() {
+// await polls until done says so. More than limit gives up.
+func (r *run) await(what string, limit time.Duration, done func() bool) {
+	if !r.awaitOr(limit, done) {
+		r.must(fmt.Errorf("not in %s: %s", limit, what))
+	}
+}
+
+// awaitOr is await that tells whether it was so within limit.
+func (r *run) awaitOr(limit time.Duration, done func() bool) bool {
+	for begin := time.Now(); !done(); {
 		if time.Since(begin) > limit {
-			r.must(fmt.Errorf("not in %s: %s", limit, what))
+			return false
 		}
 		r.sleep(5 * time.Millisecond)
 	}
-	return time.Since(begin)
+	return true
 }
 
 // sleep lets time pass, unless the suite is interrupted.
@@ -238,11 +254,13 @@ func (r *run) flow() (stop func()) {
 	return stop
 }
 
-// produce lets commands flow for d.
-func (r *run) produce(d time.Duration) {
+// during lets commands flow for as long as the cell injects, and calls work again and again meanwhile.
+func (r *run) during(work func()) {
 	stop := r.flow()
 	defer stop()
-	r.sleep(d)
+	for end := time.Now().Add(r.length); time.Now().Before(end); {
+		work()
+	}
 }
 
 // settleLimit is how long a cell waits for its backlog at all, to see what came of it.
@@ -264,6 +282,7 @@ func (r *run) settle(within time.Duration) (took time.Duration) {
 		r.sleep(10 * time.Millisecond)
 	}
 	took = time.Since(begin)
+	r.measure("settled_ms", took)
 	if took > within {
 		r.fail("settled in %s, and not within %s", took.Round(time.Millisecond), within)
 	}

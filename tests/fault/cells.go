@@ -1,0 +1,9 @@
+package main
+
+// cells are all there are, in the order in which they run.
+var cells = []*cell{
+	killCell,
+	zombieCell,
+	backendsCell,
+	restartCell,
+}
