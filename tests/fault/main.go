@@ -51,7 +51,7 @@ func main() {
 func runSuite(ctx context.Context) (ok bool, err error) {
 	s := &suite{ctx: ctx}
 	names := flag.String("cell", "", "only these cells, by name, comma between")
-	report := flag.String("report", "", "write the report to this file")
+	report := flag.String("report", "tests/fault/report.json", "write the report to this file; empty: nowhere")
 	tags := flag.String("tags", "", "build children with these tags as well: a mutant's")
 	race := flag.Bool("race", false, "build children with the race detector")
 	flag.Uint64Var(&s.seed, "seed", 0, "of every decision; 0 draws one")
