@@ -70,6 +70,15 @@ func (r *run) count(ledger map[string]*command, v *verdict, controlWrong, parked
 	if n := r.sum(relaying, wordLate); n > 0 {
 		r.inject("late_mark", int(n))
 	}
+	broken, met, err := judgeClaims(r.dir, lease)
+	r.must(err)
+	if met > 0 {
+		r.inject("late_mark_met_a_claim", met)
+	}
+	res.ClaimsBroken = len(broken)
+	if len(broken) > 0 {
+		r.fail("%d claims are broken: %s", len(broken), broken[0])
+	}
 	concurrent, err := concurrently(r.dir)
 	r.must(err)
 	r.inject("concurrent", concurrent)

@@ -78,7 +78,7 @@ func (p *producer) issue(ctx context.Context, worker int) {
 			s = slots[0]
 		}
 		if !p.locate(ctx, s) {
-			pause(ctx, 20*time.Millisecond)
+			pause(ctx, time.Millisecond)
 			continue
 		}
 		p.command(ctx, s, rnd)
@@ -96,15 +96,16 @@ func (p *producer) locate(ctx context.Context, s *slot) bool {
 		err := p.db.Pool().QueryRow(ctx, `select coalesce(max((data->>'n')::int), 0) from kinora.events where stream = $1`,
 			eventstore.StreamName(category, p.stream(s))).Scan(&n)
 		if err != nil {
+			pause(ctx, 20*time.Millisecond)
 			return false
 		}
 		s.known, s.next = true, n+1
 	}
-	if s.next > p.Length {
+	if s.next > p.Length { // another producer may be there already
 		p.status.add(wordStreams+s.number, 1)
-		s.next = 1
+		s.next, s.known = 1, p.Alone
 	}
-	return true
+	return s.known
 }
 
 // command issues the slot's next one. It is finished also when ctx ends meanwhile.

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -36,12 +37,13 @@ func (o *watchedOutbox) hold(until time.Time, more, less []int64) {
 
 // ClaimEntries implements outbox.BatchClaimer.
 func (o *watchedOutbox) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) ([]outbox.Entry, error) {
-	until := time.Now().Add(t.Lease)
+	asked := time.Now()
+	until := asked.Add(t.Lease)
 	entries, err := o.DB.ClaimEntries(ctx, q, t)
 	var seqs []int64
 	for _, e := range entries {
 		seqs = append(seqs, e.Seq)
-		o.w.trace.printf("claimed %s %d %s", e.ID, e.Seq, e.Token)
+		o.w.trace.printf("claimed %d %s %d %s", e.Seq, e.Token, asked.UnixNano(), e.ID)
 	}
 	o.hold(until, seqs, nil)
 	return entries, err
@@ -51,25 +53,31 @@ func (o *watchedOutbox) ClaimEntries(ctx context.Context, q outbox.Query, t clai
 // not count.
 func (o *watchedOutbox) MarkEntries(ctx context.Context, marks []outbox.Mark) ([]int64, error) {
 	var renewed, final []int64
-	until := time.Now().Add(o.w.Lease)
+	asked := time.Now()
+	until := asked.Add(o.w.Lease)
 	for _, m := range marks {
 		if m.To == outbox.Claimed {
 			renewed = append(renewed, m.Seq)
 			continue
 		}
 		final = append(final, m.Seq)
-		o.w.trace.printf("marking %d %s %s", m.Seq, m.Token, m.To)
+		o.w.trace.printf("marking %d %s %d %s", m.Seq, m.Token, asked.UnixNano(), m.To)
 	}
 	o.hold(until, renewed, final)
 	late, err := o.DB.MarkEntries(ctx, marks)
-	if err == nil {
-		o.w.status.add(wordDone, int64(len(final)))
+	if err != nil {
+		return late, err
 	}
-	for _, seq := range late {
-		o.w.status.add(wordLate, 1)
-		o.w.trace.printf("late %d", seq)
+	o.w.status.add(wordDone, int64(len(final)))
+	o.w.status.add(wordLate, int64(len(late)))
+	for _, m := range marks {
+		what := "marked"
+		if slices.Contains(late, m.Seq) {
+			what = "late"
+		}
+		o.w.trace.printf("%s %d %s %d %s", what, m.Seq, m.Token, asked.UnixNano(), m.To)
 	}
-	return late, err
+	return late, nil
 }
 
 func (w *work) relay(ctx context.Context) error {

@@ -27,12 +27,13 @@ type result struct {
 	ControlWrong int            `json:"control_wrong"`
 	OK           bool           `json:"ok"`
 
-	Deliveries int            `json:"deliveries"`
-	Parked     int            `json:"parked"`
-	Judged     bool           `json:"judged"`             // the oracle was asked
-	Measured   map[string]int `json:"measured,omitempty"` // milliseconds, the worst
-	Failures   []string       `json:"failures,omitempty"`
-	Note       string         `json:"note,omitempty"`
+	Deliveries   int            `json:"deliveries"`
+	ClaimsBroken int            `json:"claims_broken"`
+	Parked       int            `json:"parked"`
+	Judged       bool           `json:"judged"`             // the oracle was asked
+	Measured     map[string]int `json:"measured,omitempty"` // the worst
+	Failures     []string       `json:"failures,omitempty"`
+	Note         string         `json:"note,omitempty"`
 }
 
 func writeReport(path string, results []result) error {

@@ -43,10 +43,11 @@ type settings struct {
 	Skew     time.Duration // how wrong its clock is
 	Point    string        // where it kills itself, if it was built to (see the build tag kinora_fault)
 
-	Streams int // producer: how many have commands at a time
-	Hot     int // producer: how many of them have most
-	Workers int // producer: how many commands are under way at a time
-	Length  int // producer: commands of one stream
+	Streams int  // producer: how many have commands at a time
+	Hot     int  // producer: how many of them have most
+	Workers int  // producer: how many commands are under way at a time
+	Length  int  // producer: commands of one stream
+	Alone   bool // producer: no other one has commands for its streams
 
 	Batch   int  // relay: entries of a claim
 	Ordered bool // relay: one Publish call keeps the order of its messages

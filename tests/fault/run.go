@@ -174,7 +174,7 @@ func (r *run) child(as role, change func(*settings)) *process {
 	p := &process{r: r, settings: settings{
 		Role: as, Name: fmt.Sprintf("%s-%d", as, n), DSN: r.dsn, Socket: r.broker.socket, Dir: r.dir, Seed: r.seed + uint64(len(r.all)),
 		Conns: 12, Lease: lease, Attempts: -1, Timeout: 10 * time.Second,
-		Streams: 300, Hot: 4, Workers: 16, Length: 200,
+		Streams: 300, Hot: 4, Workers: 16, Length: 200, Alone: true,
 		Batch: 50, Ordered: n%2 == 1,
 		Lanes: 16, Group: r.broker.cfg.Groups[0], Control: true, Batched: as == running && n%2 == 0,
 	}}
