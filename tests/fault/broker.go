@@ -141,6 +141,9 @@ func (b *broker) publish(l *link, p packet) bool {
 	var refused error
 	if b.cfg.Slow > 0 {
 		slow = time.Duration(b.rnd.Int64N(int64(b.cfg.Slow)))
+		if slow > lease {
+			b.counts["outlived"]++
+		}
 	}
 	if b.cfg.Refuse != nil {
 		refused = b.cfg.Refuse(b.rnd, p.Topic)

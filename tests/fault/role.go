@@ -56,6 +56,7 @@ type settings struct {
 	Group   string        // runner: whose messages
 	Batched bool          // runner: units of work in one round trip
 	Slow    time.Duration // runner: each handler takes up to this long
+	Least   time.Duration // runner: and at least this long
 	Control bool          // runner: beside the projector with markers, one without
 	Timeout time.Duration // runner: a handler's
 

@@ -113,7 +113,7 @@ func newRunner[Tx any](w *work, s *started, sub *subscriber, u projector.UnitOfW
 					w.trace.printf("start %s %s %d", e.ID, e.Data.Stream, e.Data.N)
 				}
 				if w.Slow > 0 {
-					pause(ctx, rand.N(w.Slow))
+					pause(ctx, w.Least+rand.N(w.Slow-w.Least))
 				}
 				return exec(ctx, tx, sql, e.Data.Stream, e.Data.N, e.Data.Amount)
 			}))
