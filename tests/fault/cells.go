@@ -6,6 +6,8 @@ var cells = []*cell{
 	zombieCell,
 	backendsCell,
 	restartCell,
+	networkCell,
+	replyCell,
 	poolCell,
 	slowCell,
 	sigtermCell,

@@ -60,8 +60,11 @@ func (l *ledger) intend(c command) { <-l.add("i %s %s %d %d\n", c.ID, c.Stream, 
 
 func (l *ledger) outcome(c command, o outcome) { l.add("o %s %c\n", c.ID, o) }
 
-// sync returns when all that was added is on disk.
-func (l *ledger) sync() { <-l.add("") }
+// close returns when all that was added is on disk.
+func (l *ledger) close() {
+	<-l.add("")
+	close(l.kick)
+}
 
 func (l *ledger) add(format string, args ...any) (synced <-chan struct{}) {
 	l.mu.Lock()

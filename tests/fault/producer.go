@@ -49,7 +49,7 @@ func (w *work) produce(ctx context.Context) error {
 	}
 	w.status.set(wordReady, 1)
 	all.Wait()
-	l.sync()
+	l.close()
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"time"
 
@@ -87,8 +88,28 @@ func child(text string) int {
 	return 0
 }
 
-func (w *work) run(ctx context.Context) (err error) {
+func (w *work) run(ctx context.Context) error {
 	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	before := runtime.NumGoroutine()
+	if err := w.life(ctx); err != nil {
+		return err
+	}
+	return leaked(before)
+}
+
+// leaked tells whether goroutines are left behind a role that has ended well.
+func leaked(before int) error {
+	for limit := time.Now().Add(3 * time.Second); runtime.NumGoroutine() > before; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(limit) {
+			stacks := make([]byte, 1<<20)
+			return fmt.Errorf("%d goroutines before, %d after:\n%s", before, runtime.NumGoroutine(), stacks[:runtime.Stack(stacks, true)])
+		}
+	}
+	return nil
+}
+
+// life is the role, from its start to its end.
+func (w *work) life(ctx context.Context) (err error) {
 	if w.status, err = openStatus(filepath.Join(w.Dir, "status-"+w.Name)); err != nil {
 		return err
 	}
