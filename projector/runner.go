@@ -15,6 +15,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 )
@@ -261,7 +262,10 @@ func newMember[Tx any](u UnitOfWork[Tx], p *Projector[Tx], log *slog.Logger) (me
 				err = u.Do(ctx, w, func(ctx context.Context, tx Tx, _ []int) ([]outbox.Message, error) {
 					ctx, done := limit.handler(ctx)
 					defer done()
-					return runs[name](ctx, tx, raw)
+					crash.Point("handler: before")
+					out, err := runs[name](ctx, tx, raw)
+					crash.Point("handler: after")
+					return out, err
 				})
 				return skipped, err
 			},
@@ -372,7 +376,9 @@ func (r *Runner) consume(ctx, hard context.Context, f *feed, fail context.Cancel
 		}
 		l.run(m, func() {
 			if ctx.Err() == nil && r.deliver(ctx, hard, fail, f.members, topic, m) {
+				crash.Point("ack: before")
 				m.Ack()
+				crash.Point("ack: after")
 			}
 		})
 	}

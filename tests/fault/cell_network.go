@@ -4,7 +4,8 @@ import "time"
 
 var networkCell = &cell{
 	name: "network", number: 6, what: "every way to the database through latency, resets, half-open connections and slicing",
-	full: 4 * time.Minute, short: 10 * time.Second, redelivers: true, run: runNetwork,
+	full: 4 * time.Minute, short: 10 * time.Second, redelivers: true,
+	wants: []string{"reset_runner", "reset_relay", "reset_producer", "half_open_runner"}, run: runNetwork,
 }
 
 // userTimeout is after what time the kernel gives a half-open connection up, where it was told to.

@@ -8,7 +8,8 @@ import (
 
 var replyCell = &cell{
 	name: "reply", number: 5, what: "the reply to a commit lost: of appends, units of work, one-trip units, and marks of relays",
-	full: 3 * time.Minute, short: 8 * time.Second, redelivers: true, run: runReply,
+	full: 3 * time.Minute, short: 8 * time.Second, redelivers: true,
+	wants: []string{"lost_append", "lost_mark", "lost_unit", "lost_one_trip"}, run: runReply,
 }
 
 // has tells whether one of the statements has all of these in it.

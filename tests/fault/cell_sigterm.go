@@ -9,7 +9,8 @@ import (
 
 var sigtermCell = &cell{
 	name: "sigterm", number: 18, what: "SIGTERM to relays and runners in the middle of their work, again and again",
-	full: 4 * time.Minute, short: 10 * time.Second, redelivers: true, run: runSigterm,
+	full: 4 * time.Minute, short: 10 * time.Second, redelivers: true,
+	wants: []string{"sigterm_relay", "sigterm_runner", "released"}, run: runSigterm,
 }
 
 // endLimit is how long a child may take to end: the drain of runners, and some time for the process itself.

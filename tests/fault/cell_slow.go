@@ -4,7 +4,8 @@ import "time"
 
 var slowCell = &cell{
 	name: "slow", number: 17, what: "handlers and publications that take far longer than the leases of runners and relays, and duplicates meanwhile",
-	full: 3 * time.Minute, short: 4 * time.Second, redelivers: true, run: runSlow,
+	full: 3 * time.Minute, short: 4 * time.Second, redelivers: true,
+	wants: []string{"slow_handler", "slow_publish", "twin"}, run: runSlow,
 }
 
 // runSlow gives runners attempts to lose: one that is taken for dead costs an attempt, and the last one parks.

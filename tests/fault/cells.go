@@ -8,6 +8,7 @@ var cells = []*cell{
 	restartCell,
 	networkCell,
 	replyCell,
+	pointsCell,
 	poolCell,
 	slowCell,
 	sigtermCell,

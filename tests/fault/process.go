@@ -42,7 +42,7 @@ func (p *process) begin() error {
 	p.status.set(wordOpen, 0)
 	p.status.set(wordReady, 0)
 	cmd := exec.Command(p.r.suite.binary)
-	cmd.Env = append(os.Environ(), roleEnv+"="+string(text))
+	cmd.Env = append(os.Environ(), roleEnv+"="+string(text), "KINORA_CRASH_POINT="+p.Point)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true} // a Ctrl-C is for the suite
 	if err := cmd.Start(); err != nil {
@@ -61,10 +61,15 @@ func (p *process) wait(cmd *exec.Cmd, ended chan struct{}) {
 	defer p.mu.Unlock()
 	p.state = cmd.ProcessState
 	p.r.trace.printf("end %s %v", p.Name, err)
-	if !p.ending {
+	if !p.ending && (p.Point == "" || !killed(p.state)) {
 		p.r.fail("%s ended by itself: %v", p.Name, err)
 	}
 	close(ended)
+}
+
+func killed(s *os.ProcessState) bool {
+	status, ok := s.Sys().(syscall.WaitStatus)
+	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
 }
 
 // awaitReady waits until the role works.

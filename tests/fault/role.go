@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/providers/postgres"
 )
@@ -116,10 +117,14 @@ func (w *work) life(ctx context.Context) (err error) {
 	if w.trace, err = openTrace(filepath.Join(w.Dir, "trace-"+w.Name)); err != nil {
 		return err
 	}
+	if w.More["steps"] != "" {
+		w.trace.printf("life")
+		crash.Watch(w.passed)
+	}
 	if w.db = w.open(ctx); w.db == nil {
 		return nil
 	}
-	defer w.db.Close()
+	defer w.shut()
 	switch w.Role {
 	case producing:
 		return w.produce(ctx)
@@ -135,7 +140,7 @@ func (w *work) life(ctx context.Context) (err error) {
 func (w *work) open(ctx context.Context) *postgres.DB {
 	cfg := &postgres.Config{Route: outbox.ByCategory, Notify: true}
 	for {
-		db, err := postgres.Open(ctx, fmt.Sprintf("%s&pool_max_conns=%d&application_name=%s", w.DSN, w.Conns, w.Name), cfg)
+		db, err := w.connect(ctx, fmt.Sprintf("%s&pool_max_conns=%d&application_name=%s", w.DSN, w.Conns, w.Name), cfg)
 		if err == nil {
 			return db
 		}

@@ -98,6 +98,7 @@ func (w *work) project(ctx context.Context) error {
 		return err
 	}
 	w.ready(runner.Running())
+	defer w.replay(ctx)()
 	return kinora.Run(ctx, runner)
 }
 
@@ -105,8 +106,8 @@ func (w *work) project(ctx context.Context) error {
 func newRunner[Tx any](w *work, s *started, sub *subscriber, u projector.UnitOfWork[Tx], exec func(context.Context, Tx, string, ...any) error) (*projector.Runner, error) {
 	arm := func(name, prefix string, marked bool) *projector.Projector[Tx] {
 		sql := fmt.Sprintf(applySQL, prefix)
-		return projector.Define(name, types, projector.Options{Markers: marked}, projector.On(movedAs,
-			func(ctx context.Context, tx Tx, e eventstore.Event[moved]) error {
+		return projector.Define(name, types, projector.Options{Markers: marked}, projector.OnEmit(movedAs,
+			func(ctx context.Context, tx Tx, e eventstore.Event[moved]) ([]outbox.Message, error) {
 				if marked {
 					s.start(e.ID)
 					w.status.add(wordDone, 1)
@@ -115,7 +116,12 @@ func newRunner[Tx any](w *work, s *started, sub *subscriber, u projector.UnitOfW
 				if w.Slow > 0 {
 					pause(ctx, w.Least+rand.N(w.Slow-w.Least))
 				}
-				return exec(ctx, tx, sql, e.Data.Stream, e.Data.N, e.Data.Amount)
+				if marked {
+					if err := w.fails(e.Data); err != nil {
+						return nil, err
+					}
+				}
+				return w.output(marked, e), exec(ctx, tx, sql, e.Data.Stream, e.Data.N, e.Data.Amount)
 			}))
 	}
 	arms := []*projector.Projector[Tx]{arm(exactName, "", true)}
