@@ -28,7 +28,7 @@ func runPoints(r *run) {
 	r.ahead, r.parked = 60, 1<<30
 	r.server(brokerConfig{Duplicate: 0.05})
 	r.crew(2, 3, func(s *settings) {
-		s.Streams, s.More = 60, map[string]string{"steps": "1"}
+		s.Streams, s.Hot, s.Workers, s.More = 60, 0, 4, map[string]string{"steps": "1"}
 		if s.Role != running {
 			return
 		}

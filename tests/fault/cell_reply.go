@@ -30,6 +30,7 @@ var commits = map[string]func(said []string) bool{
 }
 
 func runReply(r *run) {
+	r.ahead = 200
 	r.server(brokerConfig{Duplicate: 0.02})
 	losers := map[string]*loser{}
 	for name, is := range commits {
@@ -43,13 +44,9 @@ func runReply(r *run) {
 		s.DSN = r.through(losers[name].serve).dsn
 	})
 	r.during(func() { r.sleep(50 * time.Millisecond) })
-	r.settle(2 * lease)
-	r.judge()
+	r.settle(3 * lease)
 	for name, l := range losers {
-		n := int(l.lost.Load())
-		r.inject("lost_"+name, n)
-		if n == 0 {
-			r.fail("no reply to a commit of %s was lost", name)
-		}
+		r.inject("lost_"+name, int(l.lost.Load()))
 	}
+	r.judge()
 }

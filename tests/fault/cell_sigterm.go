@@ -17,7 +17,7 @@ var sigtermCell = &cell{
 const endLimit = 6 * time.Second
 
 func runSigterm(r *run) {
-	r.ahead = 200
+	r.ahead = 100
 	r.server(brokerConfig{Duplicate: 0.02, Slow: 120 * time.Millisecond})
 	producer, relays, runners := r.crew(2, 2, func(s *settings) { s.Slow = 40 * time.Millisecond })
 	r.during(func() {
@@ -31,7 +31,7 @@ func runSigterm(r *run) {
 		all.Wait()
 		r.sleep(r.between(0, 100*time.Millisecond))
 	})
-	r.settle(2 * lease)
+	r.settle(3 * lease)
 	r.judge()
 }
 

@@ -15,7 +15,7 @@ func runSlow(r *run) {
 		slow, short = 4*time.Second, time.Second
 	}
 	r.ahead = 100
-	r.server(brokerConfig{Duplicate: 0.5, Slow: 2 * lease})
+	r.server(brokerConfig{Duplicate: 0.5, Slow: 3 * lease})
 	r.crew(2, 2, func(s *settings) {
 		s.Hot, s.Timeout, s.Attempts = 0, 3*slow, 5
 		s.Conns, s.Lanes, s.Slow, s.Least = 80, 64, slow, slow*3/4
