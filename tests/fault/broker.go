@@ -16,6 +16,7 @@ type brokerConfig struct {
 	Duplicate float64                                  // share of deliveries that are repeated: half of these at once and elsewhere, half some time after the ack
 	LoseReply float64                                  // share of publications that succeed and of which the publisher hears nothing
 	Slow      time.Duration                            // each publication takes up to this long
+	Least     time.Duration                            // and at least this long, which is less
 	Reorder   bool                                     // what is delivered again comes in any order: then none is promised to handlers
 	Tap       func(rnd *rand.Rand, l letter) []letter  // what is delivered in place of a letter; more than one: beside it, never again
 	Refuse    func(rnd *rand.Rand, topic string) error // why a publication fails, nothing published
@@ -140,7 +141,7 @@ func (b *broker) publish(l *link, p packet) bool {
 	name, lose, slow := b.links[l], b.rnd.Float64() < b.cfg.LoseReply, time.Duration(0)
 	var refused error
 	if b.cfg.Slow > 0 {
-		slow = time.Duration(b.rnd.Int64N(int64(b.cfg.Slow)))
+		slow = b.cfg.Least + time.Duration(b.rnd.Int64N(int64(b.cfg.Slow-b.cfg.Least)))
 		if slow > lease {
 			b.counts["outlived"]++
 		}

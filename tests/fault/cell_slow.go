@@ -14,10 +14,10 @@ func runSlow(r *run) {
 	if r.suite.short {
 		slow, short = 4*time.Second, time.Second
 	}
-	r.ahead = 100
-	r.server(brokerConfig{Duplicate: 0.5, Slow: 3 * lease})
+	r.ahead = 60
+	r.server(brokerConfig{Duplicate: 0.5, Slow: 2 * lease, Least: lease})
 	r.crew(2, 2, func(s *settings) {
-		s.Hot, s.Timeout, s.Attempts = 0, 3*slow, 5
+		s.Streams, s.Hot, s.Timeout, s.Attempts = 900, 0, 3*slow, 5
 		s.Conns, s.Lanes, s.Slow, s.Least = 80, 64, slow, slow*3/4
 		if s.Role == running {
 			s.Lease = short
