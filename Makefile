@@ -5,7 +5,7 @@ GOLANGCI := v2.15.0
 BIN := $(CURDIR)/.bin
 
 help: ## what there is to make
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## watch a read model stay exact while deliveries are doubled and processes killed (SQLite, nothing to install)
 	@mkdir -p $(BIN)
@@ -53,6 +53,13 @@ browser:
 	{ [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get update -qq && apt-get install -y -qq chromium; } || \
 	{ echo "the tests need a browser: install the package chromium, or set KINORA_SKIP=browser"; exit 1; }
 
+fault: postgres ## every fault on real processes, judged from outside, in 45 minutes (CELL=kill,zombie for some, SEED=7 again); writes tests/fault/report.json
+	go run ./tests/fault -cell "$(CELL)" -seed "$(or $(SEED),0)" $(ARGS)
+
+fault-short: postgres ## each fault for some seconds (CELL=, SEED=)
+	@mkdir -p $(BIN)
+	go run ./tests/fault -short -report $(BIN)/fault-short.json -cell "$(CELL)" -seed "$(or $(SEED),0)" $(ARGS)
+
 bench: postgres ## measure beside peers and hand-written limits (ONLY=append for a part); writes bench/results.json
 	cd bench && go run . -only "$(ONLY)" && go run ./plot
 
@@ -66,4 +73,4 @@ $(BIN)/golangci-lint-$(GOLANGCI):
 	GOBIN=$(BIN) GOFLAGS=-mod=mod go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
 	mv $(BIN)/golangci-lint $@
 
-.PHONY: help demo test race gcc postgres pgbouncer browser bench lint
+.PHONY: help demo test race gcc postgres pgbouncer browser fault fault-short bench lint

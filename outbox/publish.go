@@ -10,6 +10,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/internal/crash"
 )
 
 // lane is what keeps its order.
@@ -220,7 +221,9 @@ func (b *batch) publishCall(call []Entry) error {
 	}
 	told := b.cfg.Observer.Published
 	begin := b.begin(told != nil)
+	crash.Point("publish: before")
 	err := b.pub.Publish(call[0].Topic, messages...)
+	crash.Point("publish: after")
 	if told != nil {
 		told(call[0].Topic, len(call), b.since(begin), err)
 	}

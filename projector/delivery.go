@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/google/uuid"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/outbox"
 )
 
@@ -169,7 +170,10 @@ func (d *delivery) unit(w Work) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.msg.Context()), d.cfg.Timeout)
 	defer cancel()
 	defer context.AfterFunc(d.hard, cancel)()
-	return d.member.record(ctx, w)
+	crash.Point("park: before")
+	err := d.member.record(ctx, w)
+	crash.Point("park: after")
+	return err
 }
 
 func (d *delivery) report(what, handler string, err error, more ...any) {

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 )
@@ -115,7 +116,10 @@ func newMember[Tx any](u UnitOfWork[Tx], p *Projector[Tx], log *slog.Logger) (me
 				err = u.Do(ctx, w, func(ctx context.Context, tx Tx, _ []int) ([]outbox.Message, error) {
 					ctx, done := limit.handler(ctx)
 					defer done()
-					return runs[name](ctx, tx, raw)
+					crash.Point("handler: before")
+					out, err := runs[name](ctx, tx, raw)
+					crash.Point("handler: after")
+					return out, err
 				})
 				return skipped, err
 			},

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/outbox"
 )
 
@@ -40,7 +41,9 @@ func (d *delivery) replay(p Parked, cfg ReplayConfig, spent func(attempts int) b
 	}
 	for i, h := range hs {
 		run := tries{delivery: d, handler: h, attempt: d.againAt(h, p)}
+		crash.Point("replay: before")
 		v, err := run.once(&Replay{Attempt: run.attempt, Stays: i < len(hs)-1, Force: cfg.Force, Decision: cfg.Decision})
+		crash.Point("replay: after")
 		switch {
 		case err == nil && v == Clear:
 			d.tellReplayed(p, h.name, nil)

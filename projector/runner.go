@@ -14,6 +14,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 )
@@ -245,7 +246,9 @@ func (r *Runner) consume(ctx, hard context.Context, f *feed, fail context.Cancel
 		}
 		l.run(m, func() {
 			if ctx.Err() == nil && r.deliver(ctx, hard, fail, f.members, topic, m) {
+				crash.Point("ack: before")
 				m.Ack()
+				crash.Point("ack: after")
 			}
 		})
 	}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/kinora-go/kinora/internal/crash"
 )
 
 const (
@@ -77,7 +79,9 @@ func (r *Runner) prune(ctx context.Context) {
 func (r *Runner) inBatches(ctx context.Context, work func() (int, error)) (all int, err error) {
 	for {
 		began := r.cfg.Clock()
+		crash.Point("prune: before")
 		n, err := work()
+		crash.Point("prune: after")
 		all += n
 		if err != nil {
 			return all, fmt.Errorf("prune: %w", err)

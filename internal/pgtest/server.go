@@ -82,14 +82,23 @@ type Server struct {
 	done chan struct{}
 }
 
-// keep starts the server and stops it when standard input ends: when whoever started it has gone.
+// keep starts the server and stops it when standard input ends: when whoever started it has gone. A line there is a
+// signal that ends the server, which is then started again.
 const keep = `
 set -e
 "$1/initdb" -D "$2" -U postgres -A trust -E UTF8 --locale=C --no-sync > "$2.log" 2>&1
 bin=$1; data=$2; shift 2
-"$bin/postgres" -D "$data" "$@" >> "$data.log" 2>&1 < /dev/null &
-pid=$!
-cat > /dev/null
+start() {
+	"$bin/postgres" -D "$data" "$@" >> "$data.log" 2>&1 < /dev/null &
+	pid=$!
+}
+start "$@"
+set +e
+while read -r signal; do
+	kill -"$signal" $pid
+	wait $pid
+	start "$@"
+done
 # again and again: a server that has just begun does not heed it yet
 while kill -QUIT $pid 2> /dev/null; do sleep 0.1; done
 rm -rf "$data" "$data.log" "${data%/data}"
@@ -140,6 +149,43 @@ func Start(settings ...string) (*Server, error) {
 	}
 	return s, nil
 }
+
+// Restart ends the server by a signal ("QUIT" is pg_ctl's -m immediate, "INT" its -m fast, "KILL" a crash of its
+// parent alone), starts it again, and returns when it takes connections.
+func (s *Server) Restart(signal string) error {
+	var before time.Time
+	if err := s.scan("select pg_postmaster_start_time()", &before); err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintln(s.life, signal); err != nil {
+		return err
+	}
+	limit := time.Now().Add(60 * time.Second)
+	for time.Now().Before(limit) {
+		var since time.Time
+		if err := s.scan("select pg_postmaster_start_time()", &since); err == nil && since.After(before) {
+			return nil
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	said, _ := os.ReadFile(s.Log())
+	return fmt.Errorf("postgres does not come back after %s: %s", signal, said)
+}
+
+// scan asks for one value on a connection of its own.
+func (s *Server) scan(query string, value any) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	c, err := pgx.Connect(ctx, s.DSN)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close(ctx) }()
+	return c.QueryRow(ctx, query).Scan(value)
+}
+
+// Log is the file that the server writes to.
+func (s *Server) Log() string { return s.Dir + ".log" }
 
 // Stop stops the server, and removes its data.
 func (s *Server) Stop() {

@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/outbox"
 )
 
@@ -208,7 +209,9 @@ func pick(expected eventstore.Expected, entries bool, statements ...string) stri
 // run sends the statement once.
 func (a *appending) run(ctx context.Context, q querier) (eventstore.Appended, error) {
 	at := eventstore.Appended{Stream: a.stream, Count: len(a.ids)}
+	crash.Point("append: before")
 	err := q.QueryRow(ctx, a.sql, a.args...).Scan(&at.Version, &at.Position)
+	crash.Point("append: after")
 	if errors.Is(err, pgx.ErrNoRows) {
 		return a.refused(ctx, q)
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
@@ -149,7 +150,9 @@ func (b *Batched) send(ctx context.Context, batch *pgx.Batch) error {
 		return fmt.Errorf("acquire: %w", err)
 	}
 	defer conn.Release()
+	crash.Point("one trip: before")
 	err = conn.SendBatch(ctx, batch).Close()
+	crash.Point("one trip: after")
 	switch {
 	case err == nil:
 		return nil

@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/outbox"
 )
 
@@ -176,11 +177,13 @@ names as materialized (
 func (db *DB) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) ([]outbox.Entry, error) {
 	sql := statementFor(q, claimStatements)
 	args := []any{planned, uuid.UUID(t.Token), t.Lease.Microseconds(), t.Limit, q.Attempts, t.Holder, q.Bytes, max(q.After, 0)}
+	crash.Point("claim: before")
 	rows, err := db.pool.Query(ctx, db.q(sql), append(args, topicArgs(q)...)...)
 	if err != nil {
 		return nil, fmt.Errorf("claim entries: %w", clear(err))
 	}
 	entries, err := pgx.CollectRows(rows, scanClaimed(t))
+	crash.Point("claim: after")
 	if err != nil {
 		return nil, fmt.Errorf("claim entries: %w", clear(err))
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/projector"
 )
 
@@ -46,12 +47,14 @@ where id = $1::bigint and state = 'parked'`
 
 // FailParked implements projector.Journal.
 func (db *DB) FailParked(ctx context.Context, p projector.Parked, a projector.Attempt) (err error) {
+	crash.Point("fail parked: before")
 	if p.Class == projector.HeldClass {
 		a.Seq = p.Seq
 		err = db.notDue(ctx, a)
 	} else {
 		_, err = db.pool.Exec(ctx, db.q(failParkedSQL), planned, p.Seq, p.Class.String(), storable(p.Code), p.Attempts, storable(p.Version))
 	}
+	crash.Point("fail parked: after")
 	if err != nil {
 		return class(fmt.Errorf("say that a replay failed: %w", err))
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/outbox"
 )
 
@@ -55,7 +56,10 @@ func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
 	if err := t.db.queueEnqueue(b, ms); err != nil || b.Len() == 0 {
 		return err
 	}
-	if err := t.tx.SendBatch(ctx, b).Close(); err != nil {
+	crash.Point("enqueue: before")
+	err := t.tx.SendBatch(ctx, b).Close()
+	crash.Point("enqueue: after")
+	if err != nil {
 		return fmt.Errorf("enqueue: %w", clear(err))
 	}
 	return nil

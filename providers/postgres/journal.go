@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/projector"
 )
 
@@ -118,9 +119,11 @@ func (db *DB) Begin(ctx context.Context, runner string, attempts, done []project
 		args := attemptArgs(a, nil)
 		judge(i, beginSQL, args[0], args[1], args[2], a.Seq)
 	}
+	crash.Point("begin attempts: before")
 	if err := db.sendLookUps(ctx, b); err != nil {
 		return nil, err
 	}
+	crash.Point("begin attempts: judged")
 	b = &pgx.Batch{}
 	b.Queue(lookUpSQL)
 	for i, v := range verdicts {
@@ -131,6 +134,7 @@ func (db *DB) Begin(ctx context.Context, runner string, attempts, done []project
 	if err := db.sendLookUps(ctx, b); err != nil {
 		return nil, err
 	}
+	crash.Point("begin attempts: after")
 	return verdicts, nil
 }
 
@@ -183,7 +187,10 @@ func (db *DB) BeginAlone(ctx context.Context, runner string, a projector.Attempt
 	b.Queue(db.q(beginAloneSQL), named(a), hash, runner, limit, db.calls.Add(1)).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&attempts, &alive)
 	})
-	if err := db.sendLookUps(ctx, b); err != nil {
+	crash.Point("begin alone: before")
+	err = db.sendLookUps(ctx, b)
+	crash.Point("begin alone: after")
+	if err != nil {
 		return 0, 0, err
 	}
 	return attempts, alive, nil
@@ -196,7 +203,10 @@ returning attempts`
 
 // CountAttempt implements projector.Journal.
 func (db *DB) CountAttempt(ctx context.Context, a projector.Attempt) (n int, err error) {
-	if err := db.pool.QueryRow(ctx, db.q(countAttemptSQL), named(a), hashOf(a.MessageID)).Scan(&n); err != nil {
+	crash.Point("count attempt: before")
+	err = db.pool.QueryRow(ctx, db.q(countAttemptSQL), named(a), hashOf(a.MessageID)).Scan(&n)
+	crash.Point("count attempt: after")
+	if err != nil {
 		return 0, class(fmt.Errorf("count an attempt: %w", err))
 	}
 	return n, nil
@@ -218,7 +228,10 @@ func (db *DB) Alive(ctx context.Context, runner string, lease time.Duration) err
 	if lease <= 0 {
 		sql, args = endedSQL, args[:1]
 	}
-	if _, err := db.pool.Exec(ctx, db.q(sql), args...); err != nil {
+	crash.Point("alive: before")
+	_, err := db.pool.Exec(ctx, db.q(sql), args...)
+	crash.Point("alive: after")
+	if err != nil {
 		return class(fmt.Errorf("say that a runner is alive: %w", err))
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/outbox"
 )
 
@@ -169,7 +170,14 @@ func (db *DB) holdBehind(ctx context.Context, tx pgx.Tx, long time.Duration, lim
 
 // inTx runs fn in a transaction of its own.
 func (db *DB) inTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, db.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, fn)
+	crash.Point("transaction: before")
+	err := pgx.BeginTxFunc(ctx, db.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		err := fn(tx)
+		crash.Point("transaction: before its commit")
+		return err
+	})
+	crash.Point("transaction: after")
+	return err
 }
 
 const deleteLook = 2000 // entries that one call looks at

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/outbox"
 )
 
@@ -148,15 +149,18 @@ func column[T any](marks []outbox.Mark, of func(outbox.Mark) T) []T {
 
 // mark runs a statement that returns the ids that it changed.
 func (db *DB) mark(ctx context.Context, undone map[int64]bool, sql string, args ...any) error {
+	crash.Point("mark: before")
 	rows, err := db.pool.Query(ctx, db.q(sql), append([]any{planned}, args...)...)
 	if err != nil {
 		return fmt.Errorf("mark entries: %w", clear(err))
 	}
 	var id int64
-	if _, err := pgx.ForEachRow(rows, []any{&id}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&id}, func() error {
 		undone[id] = false
 		return nil
-	}); err != nil {
+	})
+	crash.Point("mark: after")
+	if err != nil {
 		return fmt.Errorf("mark entries: %w", clear(err))
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/projector"
 )
 
@@ -150,7 +151,10 @@ func (db *DB) resolve(ctx context.Context, tx pgx.Tx, of []projector.Replay) err
 	b.Queue(db.q(resolveSQL), seqs, by, reasons)
 	b.Queue(db.q(dueSQL), seqs)
 	b.Queue(resetSQL)
-	if err := tx.SendBatch(ctx, b).Close(); err != nil {
+	crash.Point("resolve: before")
+	err := tx.SendBatch(ctx, b).Close()
+	crash.Point("resolve: after")
+	if err != nil {
 		return fmt.Errorf("resolve parked messages: %w", err)
 	}
 	return nil

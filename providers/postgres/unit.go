@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/internal/mutant"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
@@ -86,7 +87,9 @@ func (db *DB) once(ctx context.Context, w projector.Work, apply func(context.Con
 	}
 	s := newSeat(conn, leave)
 	defer s.end()
+	crash.Point("marker: before")
 	tx, fresh, err := db.begin(ctx, s.conn, w)
+	crash.Point("marker: after")
 	if tx != nil {
 		// Also after a panic or runtime.Goexit in apply; after a commit it does nothing.
 		defer rollback(ctx, tx)
@@ -254,7 +257,9 @@ func commit(ctx context.Context, tx pgx.Tx) error {
 	if err := unended(tx); err != nil {
 		return err
 	}
+	crash.Point("commit: before")
 	err := tx.Commit(ctx)
+	crash.Point("commit: after")
 	switch {
 	case err == nil:
 		return nil

@@ -1,0 +1,43 @@
+//go:build kinora_fault
+
+package crash
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+)
+
+// Env names the point at which the process kills itself, and when: "commit: after#3" is the third time.
+const Env = "KINORA_CRASH_POINT"
+
+var (
+	armed, last = split(os.Getenv(Env))
+	passed      atomic.Int64
+	watch       atomic.Pointer[func(string)]
+)
+
+func split(text string) (name string, n int64) {
+	name, count, _ := strings.Cut(text, "#")
+	n, err := strconv.ParseInt(count, 10, 64)
+	if err != nil {
+		n = 1
+	}
+	return name, n
+}
+
+// Point kills the process with SIGKILL if it is the one that Env names, at its time.
+func Point(name string) {
+	if f := watch.Load(); f != nil {
+		(*f)(name)
+	}
+	if name == armed && passed.Add(1) == last {
+		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+		select {}
+	}
+}
+
+// Watch has f told of every point that is reached, before the process dies there.
+func Watch(f func(name string)) { watch.Store(&f) }

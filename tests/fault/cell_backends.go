@@ -1,0 +1,47 @@
+package main
+
+import (
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+var backendsCell = &cell{
+	name: "backends", number: 4, what: "pg_terminate_backend of connections at random",
+	full: 3 * time.Minute, short: 12 * time.Second, redelivers: true, wants: []string{"terminated"}, run: runBackends,
+}
+
+func runBackends(r *run) {
+	r.server(brokerConfig{Duplicate: 0.02})
+	r.crew(2, 2, nil)
+	r.during(func() {
+		r.sleep(r.between(50*time.Millisecond, 400*time.Millisecond))
+		terminate(r)
+	})
+	r.settle(2 * lease)
+	r.judge()
+}
+
+// terminate ends a backend of a child: half of the time one that is in a transaction, if there is one.
+func terminate(r *run) {
+	rows, err := r.pool.Query(r.suite.ctx, `
+		select pid from pg_stat_activity
+		where backend_type = 'client backend' and application_name <> 'suite' order by state is distinct from 'idle' desc, pid`)
+	r.must(err)
+	pids, err := pgx.CollectRows(rows, pgx.RowTo[int])
+	r.must(err)
+	if len(pids) == 0 {
+		return
+	}
+	pid := pids[0]
+	if r.intn(2) == 0 {
+		pid = pids[r.intn(len(pids))]
+	}
+	var done bool
+	var application string
+	err = r.pool.QueryRow(r.suite.ctx, `select pg_terminate_backend(pid), application_name from pg_stat_activity where pid = $1`, pid).Scan(&done, &application)
+	if err == nil && done {
+		r.trace.printf("terminated %d %s", pid, application)
+		r.inject("terminated", 1)
+	}
+}

@@ -1,0 +1,31 @@
+package main
+
+import "time"
+
+var killCell = &cell{
+	name: "kill", number: 2, what: "random kill -9 of producer, relays and runners under load",
+	full: 8 * time.Minute, short: 15 * time.Second, redelivers: true,
+	wants: []string{"kill_relay", "kill_runner"}, run: runKill,
+}
+
+func runKill(r *run) {
+	r.server(brokerConfig{Duplicate: 0.02, Slow: 4 * time.Millisecond, LoseReply: 0.005})
+	producer, relays, runners := r.crew(2, 2, func(s *settings) { s.Alone = false })
+	rival := r.child(producing, func(s *settings) { s.Workers, s.Alone = 2, false }) // of the same streams
+	rival.awaitReady(30 * time.Second)
+	r.during(func() {
+		r.sleep(r.between(200*time.Millisecond, 900*time.Millisecond))
+		switch n := r.intn(40); {
+		case n == 0:
+			producer.restart()
+		case n == 1:
+			rival.restart()
+		case n < 18:
+			relays[r.intn(2)].restart()
+		default:
+			runners[r.intn(2)].restart()
+		}
+	})
+	r.settle(2 * lease)
+	r.judge()
+}

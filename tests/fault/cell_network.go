@@ -1,0 +1,66 @@
+package main
+
+import "time"
+
+var networkCell = &cell{
+	name: "network", number: 6, what: "every way to the database through latency, resets, half-open connections and slicing",
+	full: 4 * time.Minute, short: 10 * time.Second, redelivers: true,
+	wants: []string{"reset_runner", "reset_relay", "reset_producer", "half_open_runner"}, run: runNetwork,
+}
+
+// userTimeout is after what time the kernel gives a half-open connection up, where it was told to.
+const userTimeout = 2 * time.Second
+
+func runNetwork(r *run) {
+	r.server(brokerConfig{Duplicate: 0.02}, idleLimit)
+	ways := map[role]*proxy{}
+	for _, as := range []role{producing, relaying, running} {
+		ways[as] = r.through(nil)
+	}
+	r.crew(2, 2, func(s *settings) {
+		s.DSN, s.Timeout = ways[s.Role].dsn, 4*time.Second
+	})
+	heals := 4*lease + userTimeout
+	r.during(func() {
+		as := []role{producing, relaying, running}[r.intn(3)]
+		if disturb(r, as, ways[as]) {
+			heals = 4*lease + 35*time.Second // statements of relays and producers have half a minute
+		}
+		r.sleep(r.between(50*time.Millisecond, 300*time.Millisecond))
+	})
+	for _, p := range ways {
+		p.delay.Store(0)
+		p.slices.Store(false)
+	}
+	r.settle(heals)
+	r.judge()
+}
+
+// disturb does one thing to the way of a role. It tells whether that is one which only the role's own limits end.
+func disturb(r *run, as role, way *proxy) (endless bool) {
+	kind, c := "", way.some(r.intn(1<<20))
+	switch n := r.intn(10); {
+	case n < 2:
+		kind = "latency"
+		way.delay.Store(int64(r.between(0, 10*time.Millisecond)))
+	case n < 4:
+		kind = "slicing"
+		way.slices.Store(!way.slices.Load())
+	case c == nil:
+		return false
+	case n < 7:
+		kind = "reset"
+		c.reset()
+	default:
+		kind = "half_open"
+		if endless = !r.suite.short && r.intn(10) == 0; endless {
+			kind = "half_open_for_good"
+			c.halfOpen(0)
+		} else {
+			c.halfOpen(userTimeout)
+		}
+	}
+	r.inject(kind+"_"+string(as), 1)
+	r.trace.printf("disturb %s %s", as, kind)
+	return endless
+}

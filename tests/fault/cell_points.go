@@ -1,0 +1,156 @@
+package main
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+var pointsCell = &cell{
+	name: "points", number: 1, what: "SIGKILL at each named point of the library, before and after each step; and no statement without points",
+	full: 6 * time.Minute, short: 5 * time.Second, redelivers: true,
+	wants: []string{"died_at_a_point", "parked_and_replayed"}, run: runPoints,
+}
+
+// pointRole is who comes to a point, by the first word of its name; runners to all others.
+var pointRole = map[string]string{
+	"append": "producer", "claim": "relay", "publish": "relay", "mark": "relay", "transaction": "relay", "one": "batched",
+}
+
+// runPoints lets processes die at one point after another. Handlers fail, so that messages are parked, wait behind others,
+// and are replayed, and what they put out is an event once more.
+func runPoints(r *run) {
+	points, err := findPoints()
+	r.must(err)
+	r.ahead, r.parked = 60, 1<<30
+	r.server(brokerConfig{Duplicate: 0.05})
+	r.crew(2, 3, func(s *settings) {
+		s.Streams, s.Hot, s.Workers, s.More = 60, 0, 4, map[string]string{"steps": "1"}
+		if s.Role != running {
+			return
+		}
+		s.Lease, s.Attempts, s.More["fails"] = time.Second, 2, "1"
+		if !s.Batched {
+			s.More["emits"], s.More["replays"] = "1", "1"
+		}
+	})
+	todo := map[string]chan string{}
+	for _, name := range []string{"producer", "relay", "runner", "batched"} {
+		todo[name] = make(chan string, 10*len(points))
+	}
+	deal := func() {
+		for _, point := range points {
+			first, _, _ := strings.Cut(strings.ReplaceAll(point, ":", " "), " ")
+			who, ok := pointRole[first]
+			if !ok {
+				who = "runner"
+			}
+			todo[who] <- point
+		}
+	}
+	stop := r.flow()
+	round := 0
+	for end := time.Now().Add(r.length); round == 0 || time.Now().Before(end); round++ {
+		deal()
+		var all sync.WaitGroup
+		for _, p := range r.all {
+			who := string(p.Role)
+			if p.Batched {
+				who = "batched"
+			}
+			all.Go(func() { r.guard(func() { dieAtEach(r, p, todo[who], round) }) })
+		}
+		all.Wait()
+	}
+	stop()
+	awaitReplayed(r)
+	r.settle(8 * lease)
+	r.judge()
+	r.inject("points", len(points))
+	judgeSteps(r)
+}
+
+// dieAtEach lets p die at one point after another, until none is left.
+func dieAtEach(r *run, p *process, todo chan string, round int) {
+	for {
+		select {
+		case point := <-todo:
+			p.signal(9)
+			<-p.life()
+			r.dieAt(p, point, 1+r.intn(1+4*min(round, 1)))
+		default:
+			if p.Point != "" {
+				p.Point = ""
+				r.begin(p)
+			}
+			return
+		}
+	}
+}
+
+// dieAt begins lives of p until one ends at the point. Some are only come to after a SIGKILL in the middle of work.
+func (r *run) dieAt(p *process, point string, nth int) {
+	patience := 3 * time.Second
+	if p.Role == relaying {
+		patience = 8 * time.Second // what relays do every five seconds
+	}
+	for range 6 {
+		p.Point = fmt.Sprintf("%s#%d", point, nth)
+		r.must(p.begin())
+		ended := p.life()
+		if r.awaitOr(patience, func() bool { return isClosed(ended) }) {
+			r.inject("died_at_a_point", 1)
+			if p.open() {
+				r.inject("kill_"+string(p.Role), 1)
+			}
+			return
+		}
+		p.kill()
+		nth = 1
+	}
+	p.r.fail("nobody comes to the point %q", point)
+	r.must(p.begin())
+}
+
+// life is closed when the life that it has now has ended.
+func (p *process) life() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ended
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// awaitReplayed waits until nothing is parked any more. What the control arm parks, nobody replays.
+func awaitReplayed(r *run) {
+	var left int
+	if !r.awaitOr(60*time.Second, func() bool {
+		rest, failed := r.backlog()
+		err := r.pool.QueryRow(r.suite.ctx, `select count(*) filter (where state = 'parked'), count(*) from kinora.parked where projector = $1`, exactName).Scan(&left, &r.parked)
+		return err == nil && failed == nil && left == 0 && rest == ""
+	}) {
+		r.fail("%d messages are still parked", left)
+	}
+	r.inject("parked_and_replayed", r.parked)
+	r.parked = 1 << 30
+}
+
+// judgeSteps fails where a statement has no point right before it or right after it.
+func judgeSteps(r *run) {
+	bare, passed, err := bareSteps(r.dir)
+	r.must(err)
+	for _, sql := range slices.Sorted(maps.Keys(bare)) {
+		r.fail("%d times %s: %s", bare[sql].n, bare[sql].where, sql)
+	}
+	r.inject("points_passed", passed)
+}

@@ -1,0 +1,59 @@
+package main
+
+import "time"
+
+var poolCell = &cell{
+	name: "pool", number: 15, what: "one connection for each process, and more workers than connections: nobody waits for himself",
+	full: 2 * time.Minute, short: 8 * time.Second, redelivers: true,
+	wants: []string{"pool_of_one", "twin"}, run: runPool,
+}
+
+// stallLimit is how long a process that has something in hand may go without finishing anything.
+const stallLimit = 5 * time.Second
+
+func runPool(r *run) {
+	r.ahead = 200
+	r.server(brokerConfig{Duplicate: 0.1, Slow: 4 * time.Millisecond})
+	one := func(s *settings) { s.Conns, s.Slow, s.Workers, s.Lanes = 1, 5*time.Millisecond, 32, 32 }
+	r.crew(2, 2, one)
+	for range 2 { // of which one is batched
+		some := r.child(running, func(s *settings) { one(s); s.Conns, s.Lanes = 3, 64 })
+		some.awaitReady(30 * time.Second)
+	}
+	r.inject("pool_of_one", 5)
+	r.inject("pool_of_three", 2)
+	r.during(watchProgress(r))
+	r.settle(4 * lease)
+	r.judge()
+}
+
+// watchProgress is to be called again and again: it measures, and limits, how long each process that has something in
+// hand finishes nothing.
+func watchProgress(r *run) func() {
+	type seen struct {
+		done int64
+		at   time.Time
+	}
+	last := map[*process]seen{}
+	return func() {
+		r.sleep(20 * time.Millisecond)
+		for _, p := range r.all {
+			word := wordDone
+			if p.Role == producing {
+				word = wordAcked
+			}
+			now := seen{p.status.get(word), time.Now()}
+			was, known := last[p]
+			if !known || was.done != now.done || !p.open() {
+				last[p] = now
+				continue
+			}
+			stalled := now.at.Sub(was.at)
+			r.measure("stalled_ms", stalled)
+			if stalled > stallLimit {
+				r.fail("%s has something in hand, and finished nothing in %s", p.Name, stalled)
+				last[p] = now
+			}
+		}
+	}
+}

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"maps"
+	"slices"
+	"time"
+)
+
+var restartCell = &cell{
+	name: "restart", number: 4, what: "the server stopped at once (-m immediate) and started again, under load",
+	full: 3 * time.Minute, short: 12 * time.Second, redelivers: true, wants: []string{"restart"}, run: runRestart,
+}
+
+// healLimit is how long after the server is back everybody must be at work again.
+const healLimit = 5 * time.Second
+
+func runRestart(r *run) {
+	r.server(brokerConfig{Duplicate: 0.02})
+	r.crew(2, 2, nil)
+	r.during(func() {
+		r.sleep(r.between(time.Second, 4*time.Second))
+		r.trace.printf("restart")
+		r.must(r.pg.Restart("QUIT"))
+		r.inject("restart", 1)
+		healed(r)
+	})
+	r.settle(2 * lease)
+	r.judge()
+}
+
+// healed waits until commands, publications and acks go on, and measures that.
+func healed(r *run) {
+	r.trace.printf("back")
+	back := time.Now()
+	waiting := map[string]func() int{
+		"heal_append_ms":  func() int { return int(r.sum(producing, wordAcked)) },
+		"heal_publish_ms": func() int { return r.broker.count("published") },
+		"heal_apply_ms":   func() int { return r.broker.count("acked") },
+	}
+	before := map[string]int{}
+	for what, n := range waiting {
+		before[what] = n()
+	}
+	for len(waiting) > 0 {
+		for what, n := range waiting {
+			if n() > before[what] {
+				r.measure(what, time.Since(back))
+				delete(waiting, what)
+			}
+		}
+		if len(waiting) > 0 && time.Since(back) > healLimit {
+			r.fail("%s after the server is back, nothing goes on: %v", healLimit, slices.Sorted(maps.Keys(waiting)))
+			return
+		}
+		r.sleep(5 * time.Millisecond)
+	}
+}

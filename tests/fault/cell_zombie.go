@@ -1,0 +1,102 @@
+package main
+
+import (
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+var zombieCell = &cell{
+	name: "zombie", number: 3, what: "relays and runners stopped past their leases, while peers finish what they had, and woken up",
+	full: 4 * time.Minute, short: 12 * time.Second, redelivers: true,
+	wants: []string{"zombie_relay", "zombie_runner", "late_mark"}, run: runZombie,
+}
+
+// idleLimit is after what time the server ends the transaction of a process that is stopped in it, as operators are
+// told to have it: without that, peers wait for it.
+const idleLimit = "idle_in_transaction_session_timeout=1500"
+
+func runZombie(r *run) {
+	r.server(brokerConfig{Duplicate: 0.02, Slow: 60 * time.Millisecond}, idleLimit)
+	_, relays, runners := r.crew(2, 2, nil)
+	r.during(func() {
+		relay, runner := relays[r.intn(2)], runners[r.intn(2)]
+		var both sync.WaitGroup
+		both.Go(func() { r.guard(func() { stopRelay(r, relay) }) })
+		both.Go(func() { r.guard(func() { stopRunner(r, runner) }) })
+		both.Wait()
+		r.sleep(r.between(100*time.Millisecond, 500*time.Millisecond))
+	})
+	r.settle(2 * lease)
+	r.judge()
+}
+
+// stopRelay stops a relay with entries in its hand until its lease is over and another has published all of them; now
+// and then only until another has claimed some, so that the late marks meet a claim that lives.
+func stopRelay(r *run, p *process) {
+	if !p.stopBusy() {
+		return
+	}
+	rows, err := r.pool.Query(r.suite.ctx, `select id from kinora.outbox where claimed_by = $1 and status = 'claimed'`, p.Name)
+	r.must(err)
+	had, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	r.must(err)
+	early := r.intn(2) == 0
+	finished := r.awaitOr(5*lease, func() bool {
+		var left, here int
+		err := r.pool.QueryRow(r.suite.ctx, `select count(*), count(*) filter (where claimed_by = $2) from kinora.outbox where id = any($1)`, had, p.Name).Scan(&left, &here)
+		return err == nil && (left == 0 || early && here < len(had))
+	})
+	if early && finished {
+		p.signal(syscall.SIGCONT)
+		r.inject("woken_early", 1)
+		return
+	}
+	r.wake(p, len(had), finished)
+}
+
+// stopRunner stops a runner with handlers under way. After a while the broker gives it up, and another handles all
+// that it had.
+func stopRunner(r *run, p *process) {
+	if !p.stopBusy() {
+		return
+	}
+	had := r.broker.holding(p.Name)
+	r.sleep(lease)
+	r.broker.expel(p.Name)
+	finished := r.awaitOr(4*lease, func() bool { return r.broker.areAcked(had) })
+	r.wake(p, len(had), finished)
+}
+
+// stopBusy stops it with SIGSTOP at a moment when it has something in hand. It tells whether there was one soon.
+func (p *process) stopBusy() bool {
+	for limit := time.Now().Add(time.Second); !p.open(); {
+		if time.Now().After(limit) {
+			p.r.inject("stopped_idle", 1)
+			return false
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
+	time.Sleep(time.Duration(p.r.intn(2000)) * time.Microsecond)
+	p.signal(syscall.SIGSTOP)
+	p.awaitStopped()
+	p.r.trace.printf("stopped %s open %d", p.Name, p.status.get(wordOpen))
+	return true
+}
+
+// wake lets it go on. It was a zombie if it had something in hand, and others finished all of it.
+func (r *run) wake(p *process, had int, finished bool) {
+	open := p.open()
+	r.trace.printf("wakes %s open %d had %d finished %t", p.Name, p.status.get(wordOpen), had, finished)
+	p.signal(syscall.SIGCONT)
+	switch {
+	case !finished:
+		r.fail("nobody finished what %s had when it was stopped", p.Name)
+	case open && had > 0:
+		r.inject("zombie_"+string(p.Role), 1)
+	default:
+		r.inject("stopped_idle", 1)
+	}
+}

@@ -1,0 +1,15 @@
+package main
+
+// cells are all there are, in the order in which they run.
+var cells = []*cell{
+	killCell,
+	zombieCell,
+	backendsCell,
+	restartCell,
+	networkCell,
+	replyCell,
+	pointsCell,
+	poolCell,
+	slowCell,
+	sigtermCell,
+}

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+)
+
+// span is when a unit of work had a message in hand.
+type span struct{ begin, end int64 }
+
+// concurrently counts the messages that two units of work, of whichever processes, had in hand at once.
+func concurrently(dir string) (n int, err error) {
+	files, err := filepath.Glob(filepath.Join(dir, "trace-runner*"))
+	if err != nil {
+		return 0, err
+	}
+	spans := map[string][]span{}
+	for _, name := range files {
+		f, err := os.Open(name)
+		if err != nil {
+			return 0, err
+		}
+		readSpans(bufio.NewScanner(f), spans)
+		_ = f.Close()
+	}
+	for of := range maps.Values(spans) {
+		slices.SortFunc(of, func(a, b span) int { return int(a.begin - b.begin) })
+		for i := 1; i < len(of); i++ {
+			if of[i].begin < of[i-1].end {
+				n++
+				break
+			}
+		}
+	}
+	return n, nil
+}
+
+// readSpans reads the spans of one process. A unit that did not end, since its process was killed, is none.
+func readSpans(lines *bufio.Scanner, spans map[string][]span) {
+	begun := map[string][]int64{}
+	for lines.Scan() {
+		line := lines.Bytes()
+		f := bytes.Fields(line)
+		if len(f) < 3 {
+			continue
+		}
+		what := string(f[1])
+		if what != "begin" && what != "end" {
+			continue
+		}
+		at, err := strconv.ParseInt(string(f[0]), 10, 64)
+		if err != nil {
+			continue
+		}
+		id := string(f[2])
+		if what == "begin" {
+			begun[id] = append(begun[id], at)
+		} else if of := begun[id]; len(of) > 0 {
+			spans[id] = append(spans[id], span{of[0], at})
+			begun[id] = of[1:]
+		}
+	}
+}

@@ -1,0 +1,157 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// drainLimit is how long a child may take to end after SIGTERM.
+const drainLimit = 15 * time.Second
+
+// judge lets all children drain, and holds what they did against what was asked of them.
+func (r *run) judge() {
+	for _, as := range []role{producing, relaying, running} {
+		for _, p := range r.of(as) {
+			p.stop(drainLimit)
+		}
+	}
+	ctx := r.suite.ctx
+	ledger, err := readLedgers(r.dir)
+	r.must(err)
+	events, err := readEvents(ctx, r.pool)
+	r.must(err)
+	exact, err := readModel(ctx, r.pool, "")
+	r.must(err)
+	control, err := readModel(ctx, r.pool, "control_")
+	r.must(err)
+
+	var v, without verdict
+	h := judgeLog(ledger, events, &v)
+	judgeModel(h, exact, &v)
+	judgeModel(h, control, &without)
+	for _, stream := range r.broker.wrong {
+		v.find(&v.Misordered, stream, "a first publication is out of order")
+	}
+	for _, why := range v.why {
+		r.trace.printf("verdict %s", why)
+	}
+	var parked int
+	r.must(r.pool.QueryRow(ctx, `select count(*) from kinora.parked`).Scan(&parked))
+	r.count(ledger, &v, len(without.streams), parked)
+}
+
+// count fills in the report.
+func (r *run) count(ledger map[string]*command, v *verdict, controlWrong, parked int) {
+	res := &r.result
+	for _, c := range ledger {
+		res.Commands++
+		switch c.outcome {
+		case acked:
+			res.Acked++
+		case ambiguous:
+			res.Ambiguous++
+		}
+	}
+	res.Lost, res.Doubled, res.Phantom, res.Misordered = v.Lost, v.Doubled, v.Phantom, v.Misordered
+	res.ControlWrong, res.Parked = controlWrong, parked
+	res.Deliveries = r.broker.count("delivered")
+	res.Judged = true
+	for _, kind := range []string{"twin", "again", "lost_reply", "republished", "redelivered", "late_ack"} {
+		if n := r.broker.count(kind); n > 0 {
+			r.inject(kind, n)
+		}
+	}
+	if n := r.sum(relaying, wordLate); n > 0 {
+		r.inject("late_mark", int(n))
+	}
+	broken, met, err := judgeClaims(r.dir, lease)
+	r.must(err)
+	if met > 0 {
+		r.inject("late_mark_met_a_claim", met)
+	}
+	res.ClaimsBroken = len(broken)
+	if len(broken) > 0 {
+		r.fail("%d claims are broken: %s", len(broken), broken[0])
+	}
+	concurrent, err := concurrently(r.dir)
+	r.must(err)
+	r.inject("concurrent", concurrent)
+	if !v.ok() {
+		r.fail("lost %d, doubled %d, phantom %d, misordered %d: %s", v.Lost, v.Doubled, v.Phantom, v.Misordered, v.why[0])
+	}
+	if parked > r.parked {
+		r.fail("%d messages are parked", parked)
+	}
+	for _, kind := range r.cell.wants {
+		if r.kinds()[kind] == 0 {
+			r.fail("no %s was injected: nothing was shown", kind)
+		}
+	}
+	if r.cell.redelivers && controlWrong == 0 {
+		r.fail("the control arm is right: nothing was shown")
+	}
+}
+
+// keepHistory writes what is left of the database into the cell's directory, as text, and the server's log.
+func (r *run) keepHistory() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	if r.pg == nil {
+		return
+	}
+	if err := r.dump(ctx); err != nil {
+		r.say("the tables are not all kept: %v", err)
+	}
+	if err := copyFile(filepath.Join(r.dir, "postgres.log"), r.pg.Log()); err != nil {
+		r.say("the server's log is not kept: %v", err)
+	}
+}
+
+func (r *run) dump(ctx context.Context) error {
+	conn, err := pgx.Connect(ctx, r.dsn)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close(ctx) }()
+	rows, err := conn.Query(ctx, `select format('%I.%I', schemaname, tablename) from pg_tables where schemaname in ('kinora', 'public')`)
+	if err != nil {
+		return err
+	}
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return err
+	}
+	for _, name := range append(names, "pg_stat_activity", "pg_locks") {
+		f, err := os.Create(filepath.Join(r.dir, "table-"+name))
+		if err != nil {
+			return err
+		}
+		_, err = conn.PgConn().CopyTo(ctx, f, "copy (select * from "+name+") to stdout (format csv, header)")
+		_ = f.Close()
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+func copyFile(to, from string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = in.Close() }()
+	out, err := os.Create(to)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	_ = out.Close()
+	return err
+}

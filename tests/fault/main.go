@@ -1,0 +1,179 @@
+// The fault suite: processes that use Kinora are killed, stopped and cut off while they work, and an oracle that knows
+// nothing of Kinora says whether anything was lost, doubled, made up, or out of order.
+//
+//	go run ./tests/fault [-cell name,…] [-seed N] [-short] [-for D] [-report FILE] [-keep DIR]
+//
+// It wants Linux and PostgreSQL's binaries.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// suite is one call of the program.
+type suite struct {
+	ctx    context.Context
+	seed   uint64
+	short  bool
+	length time.Duration // of each cell, where it is not zero
+	dir    string
+	kept   bool   // dir stays, whatever happens
+	binary string // of children
+}
+
+func main() {
+	if text := os.Getenv(roleEnv); text != "" {
+		os.Exit(child(text))
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	ok, err := runSuite(ctx)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "fault:", err)
+	}
+	if err != nil || !ok {
+		os.Exit(1)
+	}
+}
+
+func runSuite(ctx context.Context) (ok bool, err error) {
+	s := &suite{ctx: ctx}
+	names := flag.String("cell", "", "only these cells, by name, comma between")
+	report := flag.String("report", "tests/fault/report.json", "write the report to this file; empty: nowhere")
+	tags := flag.String("tags", "", "build children with these tags as well: a mutant's")
+	race := flag.Bool("race", false, "build children with the race detector")
+	flag.Uint64Var(&s.seed, "seed", 0, "of every decision; 0 draws one")
+	flag.BoolVar(&s.short, "short", false, "each cell for some seconds")
+	flag.DurationVar(&s.length, "for", 0, "inject for so long in each cell")
+	flag.StringVar(&s.dir, "keep", "", "keep the history here, also where all is well")
+	flag.Usage = usage
+	flag.Parse()
+	chosen, err := choose(*names)
+	if err != nil {
+		return false, err
+	}
+	if s.seed == 0 {
+		s.seed = rand.Uint64N(1<<32-1) + 1
+	}
+	if err := s.place(*tags, *race); err != nil {
+		return false, err
+	}
+	fmt.Printf("seed %d\n", s.seed)
+	var results []result
+	ok = true
+	for _, c := range chosen {
+		if ctx.Err() != nil {
+			break
+		}
+		r := s.run(c)
+		results = append(results, r)
+		ok = ok && r.OK
+	}
+	table(os.Stdout, results)
+	if *report != "" {
+		err = writeReport(*report, results)
+	}
+	switch {
+	case !ok || s.kept:
+		fmt.Printf("the history is in %s; again: -cell %s -seed %d\n", s.dir, *names, s.seed)
+	default:
+		err = errors.Join(err, os.RemoveAll(s.dir))
+	}
+	if ctx.Err() != nil {
+		err = errors.Join(err, errors.New("interrupted"))
+	}
+	return ok, err
+}
+
+func usage() {
+	flag.PrintDefaults()
+	for _, c := range cells {
+		fmt.Fprintf(os.Stderr, "%4d  %-12s %s\n", c.number, c.name, c.what)
+	}
+}
+
+func choose(names string) (chosen []*cell, err error) {
+	if names == "" {
+		return cells, nil
+	}
+	for name := range strings.SplitSeq(names, ",") {
+		i := slices.IndexFunc(cells, func(c *cell) bool { return c.name == name })
+		if i < 0 {
+			return nil, fmt.Errorf("there is no cell %q", name)
+		}
+		chosen = append(chosen, cells[i])
+	}
+	return chosen, nil
+}
+
+// place finds a place for the history, and builds the children there.
+func (s *suite) place(tags string, race bool) (err error) {
+	if s.kept = s.dir != ""; s.kept {
+		if s.dir, err = filepath.Abs(s.dir); err == nil {
+			err = os.MkdirAll(s.dir, 0o700)
+		}
+	} else {
+		s.dir, err = os.MkdirTemp("", "kinora-fault-")
+	}
+	if err != nil {
+		return err
+	}
+	s.binary = filepath.Join(s.dir, "child")
+	args := []string{"build", "-o", s.binary, "-tags", strings.Trim("kinora_fault,"+tags, ",")}
+	if race {
+		args = append(args, "-race")
+	}
+	out, err := exec.CommandContext(s.ctx, "go", append(args, "github.com/kinora-go/kinora/tests/fault")...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("build the children: %w\n%s", err, out)
+	}
+	return nil
+}
+
+// run runs one cell. Where it is not ok its history stays.
+func (s *suite) run(c *cell) result {
+	r, err := newRun(s, c)
+	if err != nil {
+		return result{Cell: c.name, Seed: s.seed, Failures: []string{err.Error()}}
+	}
+	r.say("%d: %s, for %s", c.number, c.what, r.length)
+	r.guard(func() { c.run(r) })
+	res := &r.result
+	res.Cell, res.Seed, res.Duration, res.Note = c.name, s.seed, time.Since(r.start).Seconds(), r.note
+	res.Injected, res.Failures = r.kinds(), r.failures
+	res.OK = res.Judged && len(res.Failures) == 0
+	if !res.OK || s.kept {
+		r.keepHistory()
+	}
+	r.end()
+	if res.OK && !s.kept {
+		_ = os.RemoveAll(r.dir)
+	}
+	return r.result
+}
+
+// guard runs work in a goroutine of the cell's, which may give up there: then it goes no further, and the cell is lost.
+func (r *run) guard(work func()) {
+	defer func() {
+		switch p := recover().(type) {
+		case nil:
+		case giveUp:
+			r.fail("gave up: %v", p.error)
+		default:
+			panic(p)
+		}
+	}()
+	work()
+}

@@ -1,0 +1,36 @@
+package main
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+func readEvents(ctx context.Context, pool *pgxpool.Pool) ([]stored, error) {
+	rows, err := pool.Query(ctx, `select data->>'command', stream, (data->>'n')::int, (data->>'amount')::bigint, version from kinora.events`)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[stored])
+}
+
+// readModel reads the read model whose tables begin with prefix.
+func readModel(ctx context.Context, pool *pgxpool.Pool, prefix string) (model, error) {
+	m := model{map[string]int64{}, map[string][]int{}}
+	rows, err := pool.Query(ctx, `select stream, total from `+prefix+`sums`)
+	if err != nil {
+		return m, err
+	}
+	var stream string
+	var total int64
+	if _, err = pgx.ForEachRow(rows, []any{&stream, &total}, func() error { m.Totals[stream] = total; return nil }); err != nil {
+		return m, err
+	}
+	if rows, err = pool.Query(ctx, `select stream, items from `+prefix+`lists`); err != nil {
+		return m, err
+	}
+	var items []int
+	_, err = pgx.ForEachRow(rows, []any{&stream, &items}, func() error { m.Lists[stream] = append([]int(nil), items...); return nil })
+	return m, err
+}

@@ -1,0 +1,46 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestAStatementWithoutPointsIsNoticed(t *testing.T) {
+	t.Parallel()
+	const update = "says 7 update kinora.outbox set"
+	for name, c := range map[string]struct {
+		lines string
+		where string
+	}{
+		"points on both sides":              {"point 7 a: before|" + update + "|said 7|point 7 a: after|shut", ""},
+		"none before":                       {update + "|said 7|point 7 a: after|shut", "no point right before"},
+		"none after":                        {"point 7 a: before|" + update + "|said 7|says 7 commit|point 7 b|shut", "no point right after"},
+		"none after the last":               {"point 7 a: before|" + update + "|said 7|shut", "no point right after"},
+		"killed":                            {"point 7 a: before|" + update + "|life|shut", ""},
+		"points of another goroutine":       {"point 8 a: before|" + update + "|said 7|point 7 a: after|shut", "no point right before"},
+		"a read":                            {"says 7 select 1|said 7|shut", ""},
+		"a part of a transaction":           {"point 7 transaction: before|says 7 begin|said 7|" + update + "|said 7|point 7 x|says 7 commit|said 7|point 7 y|shut", ""},
+		"a batch that begins a transaction": {"says 7 begin; insert into kinora.markers|said 7|point 7 x|shut", "no point right before"},
+	} {
+		bare := map[string]*bareStep{}
+		readSteps(strings.NewReader("1 "+strings.ReplaceAll(c.lines, "|", "\n1 ")+"\n"), bare)
+		var where []string
+		for _, b := range bare {
+			where = append(where, b.where)
+		}
+		if c.where == "" {
+			require.Empty(t, where, name)
+		} else {
+			require.Contains(t, where, c.where, name)
+		}
+	}
+}
+
+func TestPointsAreFound(t *testing.T) {
+	t.Parallel()
+	points, err := findPoints()
+	require.NoError(t, err)
+	require.Subset(t, points, []string{"append: before", "commit: after", "publish: before", "ack: after"})
+}

@@ -1,0 +1,169 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// process is a child of the suite, in one life after another.
+type process struct {
+	settings
+	r      *run
+	status *status // of all lives
+
+	mu     sync.Mutex
+	cmd    *exec.Cmd
+	ending bool          // the suite wants its end
+	ended  chan struct{} // closed when the life has
+	state  *os.ProcessState
+}
+
+// begin starts the next life.
+func (p *process) begin() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.Life++
+	text, err := json.Marshal(p.settings)
+	if err != nil {
+		return err
+	}
+	log, err := os.OpenFile(filepath.Join(p.Dir, "log-"+p.Name), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = log.Close() }()
+	p.status.set(wordOpen, 0)
+	p.status.set(wordReady, 0)
+	cmd := exec.Command(p.r.suite.binary)
+	cmd.Env = append(os.Environ(), roleEnv+"="+string(text), "KINORA_CRASH_POINT="+p.Point)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true} // a Ctrl-C is for the suite
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	ended := make(chan struct{})
+	p.cmd, p.ended, p.ending = cmd, ended, false
+	p.r.trace.printf("begin %s life %d pid %d", p.Name, p.Life, cmd.Process.Pid)
+	go p.wait(cmd, ended)
+	return nil
+}
+
+func (p *process) wait(cmd *exec.Cmd, ended chan struct{}) {
+	err := cmd.Wait()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.state = cmd.ProcessState
+	p.r.trace.printf("end %s %v", p.Name, err)
+	if !p.ending && (p.Point == "" || !killed(p.state)) {
+		p.r.fail("%s ended by itself: %v", p.Name, err)
+	}
+	close(ended)
+}
+
+func killed(s *os.ProcessState) bool {
+	status, ok := s.Sys().(syscall.WaitStatus)
+	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
+}
+
+// awaitReady waits until the role works.
+func (p *process) awaitReady(limit time.Duration) {
+	p.r.await(p.Name+" works", limit, func() bool { return p.status.get(wordReady) == 1 })
+}
+
+// open tells whether it has something in hand: what makes a kill count.
+func (p *process) open() bool { return p.status.get(wordOpen) > 0 }
+
+func (p *process) signal(s syscall.Signal) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ending = p.ending || s == syscall.SIGKILL || s == syscall.SIGTERM
+	_ = p.cmd.Process.Signal(s)
+}
+
+// kill ends it with SIGKILL, at a moment when it has something in hand if there is one soon. It tells whether it had,
+// by what it left behind.
+func (p *process) kill() (counts bool) {
+	limit := time.Now().Add(200 * time.Millisecond)
+	for !p.open() && time.Now().Before(limit) {
+		time.Sleep(100 * time.Microsecond)
+	}
+	time.Sleep(time.Duration(p.r.intn(2000)) * time.Microsecond) // so that it does not always die at the same point
+	p.signal(syscall.SIGKILL)
+	<-p.ended
+	counts = p.open()
+	p.r.trace.printf("killed %s open %d", p.Name, p.status.get(wordOpen))
+	if counts {
+		p.r.inject("kill_"+string(p.Role), 1)
+	} else {
+		p.r.inject("kill_idle", 1)
+	}
+	return counts
+}
+
+// awaitStopped waits until the kernel has stopped all of its threads.
+func (p *process) awaitStopped() {
+	path := fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid)
+	p.r.await(p.Name+" is stopped", 5*time.Second, func() bool {
+		text, err := os.ReadFile(path)
+		_, after, _ := strings.Cut(string(text), ") ")
+		return err != nil || strings.HasPrefix(after, "T")
+	})
+}
+
+// restart is kill, and the next life.
+func (p *process) restart() (counts bool) {
+	counts = p.kill()
+	if err := p.begin(); err != nil {
+		p.r.fail("start %s: %v", p.Name, err)
+	}
+	return counts
+}
+
+// stop ends it with SIGTERM: it has to drain within limit, and to end well.
+func (p *process) stop(limit time.Duration) {
+	p.mu.Lock()
+	ended, cmd := p.ended, p.cmd
+	p.mu.Unlock()
+	select {
+	case <-ended:
+		return
+	default:
+	}
+	_ = cmd.Process.Signal(syscall.SIGCONT)
+	p.signal(syscall.SIGTERM)
+	select {
+	case <-ended:
+		if code := p.state.ExitCode(); code != 0 {
+			p.r.fail("%s, told to end: %s", p.Name, p.state)
+		}
+	case <-time.After(limit):
+		p.r.fail("%s has not ended %s after SIGTERM", p.Name, limit)
+		_ = cmd.Process.Signal(syscall.SIGQUIT) // its goroutines are worth reading
+		select {
+		case <-ended:
+		case <-time.After(2 * time.Second):
+			p.signal(syscall.SIGKILL)
+			<-ended
+		}
+	}
+}
+
+// destroy ends it whatever it does.
+func (p *process) destroy() {
+	p.mu.Lock()
+	ended := p.ended
+	p.mu.Unlock()
+	if ended != nil {
+		p.signal(syscall.SIGKILL)
+		<-ended
+	}
+}
+
+func (p *process) String() string { return fmt.Sprintf("%s (life %d)", p.Name, p.Life) }

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"encoding/binary"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+)
+
+// loser makes a proxy lose replies to what commits: the server has carried it out, and the client does not hear.
+type loser struct {
+	pick func(said []string) bool // whether the reply to this round trip is lost, once its statements are known
+	lost atomic.Int64             // of what the server says that it has committed
+}
+
+// requests is what a client has said since it last waited for the server.
+type requests struct {
+	prepared map[string]string // by name
+	said     []string
+}
+
+// hear takes note of a message, and tells whether the client waits for the server now.
+func (q *requests) hear(kind byte, body []byte) (waits bool) {
+	switch kind {
+	case 'P':
+		name, rest := cString(body)
+		q.prepared[name], _ = cString(rest)
+	case 'B':
+		_, rest := cString(body)
+		name, _ := cString(rest)
+		q.said = append(q.said, q.prepared[name])
+	case 'Q':
+		sql, _ := cString(body)
+		q.said = append(q.said, sql)
+		return true
+	case 'S':
+		return true
+	}
+	return false
+}
+
+func cString(b []byte) (text string, rest []byte) {
+	text, more, _ := strings.Cut(string(b), "\x00")
+	return text, []byte(more)
+}
+
+// serve is copy, by message.
+func (l *loser) serve(c *crossing) {
+	var deaf atomic.Bool
+	var both sync.WaitGroup
+	both.Go(func() {
+		defer func() { _ = c.server.Close() }()
+		q := requests{prepared: map[string]string{}}
+		for first := true; ; first = false {
+			kind, raw, err := spoken(c.client, first)
+			if err != nil {
+				return
+			}
+			if !first && q.hear(kind, raw[5:]) {
+				if len(q.said) > 0 && l.pick(q.said) {
+					deaf.Store(true)
+				}
+				q.said = nil
+			}
+			if _, err := c.server.Write(raw); err != nil {
+				return
+			}
+		}
+	})
+	both.Go(func() {
+		defer func() { _ = c.client.Close() }()
+		l.replies(c.server, c.client, &deaf)
+	})
+	both.Wait()
+}
+
+// replies passes on what the server says, until that is to be lost: then it waits until the server has done what it was
+// asked for, and hangs up.
+func (l *loser) replies(server, client net.Conn, deaf *atomic.Bool) {
+	for well := true; ; {
+		kind, raw, err := spoken(server, false)
+		if err != nil {
+			return
+		}
+		if !deaf.Load() {
+			if _, err := client.Write(raw); err != nil {
+				return
+			}
+			continue
+		}
+		well = well && kind != 'E'
+		if kind != 'Z' {
+			continue
+		}
+		if well && raw[5] == 'I' {
+			l.lost.Add(1)
+		}
+		return
+	}
+}
+
+// spoken reads a message. The first one of a client has no kind.
+func spoken(r io.Reader, first bool) (kind byte, raw []byte, err error) {
+	head := make([]byte, 5)
+	if first {
+		head = head[:4]
+	}
+	if _, err := io.ReadFull(r, head); err != nil {
+		return 0, nil, err
+	}
+	size := int(binary.BigEndian.Uint32(head[len(head)-4:])) - 4
+	raw = append(head, make([]byte, size)...)
+	if !first {
+		kind = head[0]
+	}
+	_, err = io.ReadFull(r, raw[len(head):])
+	return kind, raw, err
+}

@@ -1,0 +1,73 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"text/tabwriter"
+)
+
+// result is a cell's line in the report.
+type result struct {
+	Cell         string         `json:"cell"`
+	Seed         uint64         `json:"seed"`
+	Duration     float64        `json:"duration_s"`
+	Injected     map[string]int `json:"injected"`
+	Commands     int            `json:"commands"`
+	Acked        int            `json:"acked"`
+	Ambiguous    int            `json:"ambiguous"`
+	Lost         int            `json:"lost"`
+	Doubled      int            `json:"doubled"`
+	Phantom      int            `json:"phantom"`
+	Misordered   int            `json:"misordered"`
+	ControlWrong int            `json:"control_wrong"`
+	OK           bool           `json:"ok"`
+
+	Deliveries   int            `json:"deliveries"`
+	ClaimsBroken int            `json:"claims_broken"`
+	Parked       int            `json:"parked"`
+	Judged       bool           `json:"judged"`             // the oracle was asked
+	Measured     map[string]int `json:"measured,omitempty"` // the worst
+	Failures     []string       `json:"failures,omitempty"`
+	Note         string         `json:"note,omitempty"`
+}
+
+func writeReport(path string, results []result) error {
+	text, err := json.MarshalIndent(results, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(text, '\n'), 0o644)
+}
+
+// table writes the results for people.
+func table(to io.Writer, results []result) {
+	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(w, "cell\tseconds\tcommands\tambiguous\tdeliveries\tlost\tdoubled\tphantom\tmisordered\tcontrol wrong\t\tinjected")
+	for _, r := range results {
+		word := "ok"
+		if !r.OK {
+			word = "FAILED"
+		}
+		_, _ = fmt.Fprintf(w, "%s\t%.0f\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\n", r.Cell, r.Duration, r.Commands, r.Ambiguous, r.Deliveries,
+			r.Lost, r.Doubled, r.Phantom, r.Misordered, r.ControlWrong, word, list(r.Injected))
+	}
+	_ = w.Flush()
+	for _, r := range results {
+		for _, f := range r.Failures {
+			_, _ = fmt.Fprintf(to, "%s: %s\n", r.Cell, f)
+		}
+	}
+}
+
+func list(counts map[string]int) string {
+	var all []string
+	for _, kind := range slices.Sorted(maps.Keys(counts)) {
+		all = append(all, fmt.Sprintf("%s %d", kind, counts[kind]))
+	}
+	return strings.Join(all, ", ")
+}

@@ -1,0 +1,364 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/kinora-go/kinora/internal/pgtest"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/providers/postgres"
+)
+
+// cell is one kind of fault, tried for a while.
+type cell struct {
+	name       string
+	number     int // in the list of cells
+	what       string
+	full       time.Duration // of injecting, in a full run
+	short      time.Duration // and in a short one
+	redelivers bool          // so its control arm must be wrong
+	wants      []string      // kinds that must have been injected, or the cell has shown nothing
+	run        func(*run)
+}
+
+// lease is the lease of relays and runners, unless a cell says otherwise.
+const lease = 2 * time.Second
+
+// run is one cell at work. Its methods are for the cell's own goroutine, unless they say otherwise. What goes wrong it
+// notes, and goes on where that is worth it.
+type run struct {
+	suite  *suite
+	cell   *cell
+	length time.Duration // of injecting
+	seed   uint64
+	dir    string
+	start  time.Time
+	trace  *trace
+	ahead  int // how many commands producers may be ahead of the acks; a backlog of so many is the load
+
+	pg      *pgtest.Server
+	dsn     string // of the cell's database
+	pool    *pgxpool.Pool
+	broker  *broker
+	all     []*process
+	cleanup []func()
+	flowing sync.WaitGroup
+
+	mu       sync.Mutex
+	rnd      *rand.Rand
+	injected map[string]int
+	failures []string
+	note     string
+	parked   int // messages that may be parked
+	result   result
+}
+
+// intn draws from the cell's seed. Any goroutine may call it.
+func (r *run) intn(n int) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.rnd.IntN(n)
+}
+
+// between draws a duration.
+func (r *run) between(least, most time.Duration) time.Duration {
+	return least + time.Duration(r.intn(int(most-least)+1))
+}
+
+// inject counts what was done. Any goroutine may call it.
+func (r *run) inject(kind string, n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.injected[kind] += n
+}
+
+// fail notes what must not be: the cell is lost, but goes on. Any goroutine may call it.
+func (r *run) fail(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	r.trace.printf("fail %s", text)
+	r.say("FAILED: %s", text)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failures = append(r.failures, text)
+}
+
+// measure keeps the worst. Any goroutine may call it.
+func (r *run) measure(what string, took time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.result.Measured == nil {
+		r.result.Measured = map[string]int{}
+	}
+	r.result.Measured[what] = max(r.result.Measured[what], int(took.Milliseconds()))
+}
+
+// say tells whoever looks on.
+func (r *run) say(format string, args ...any) {
+	fmt.Printf("%6.1fs  %-10s %s\n", time.Since(r.start).Seconds(), r.cell.name, fmt.Sprintf(format, args...))
+}
+
+// giveUp is panicked with where nothing can go on.
+type giveUp struct{ error }
+
+func (r *run) must(err error) {
+	if err != nil {
+		panic(giveUp{err})
+	}
+}
+
+// await polls until done says so. More than limit gives up.
+func (r *run) await(what string, limit time.Duration, done func() bool) {
+	if !r.awaitOr(limit, done) {
+		r.must(fmt.Errorf("not in %s: %s", limit, what))
+	}
+}
+
+// awaitOr is await that tells whether it was so within limit.
+func (r *run) awaitOr(limit time.Duration, done func() bool) bool {
+	for begin := time.Now(); !done(); {
+		if time.Since(begin) > limit {
+			return false
+		}
+		r.sleep(5 * time.Millisecond)
+	}
+	return true
+}
+
+// sleep lets time pass, unless the suite is interrupted.
+func (r *run) sleep(d time.Duration) {
+	pause(r.suite.ctx, d)
+	r.must(r.suite.ctx.Err())
+}
+
+// server starts the cell's own server, with its database and read models, and the broker.
+func (r *run) server(b brokerConfig, more ...string) {
+	var err error
+	r.pg, err = pgtest.Start(more...)
+	r.must(err)
+	ctx := r.suite.ctx
+	r.dsn = r.pg.DSN
+	config, err := pgxpool.ParseConfig(r.dsn + "&pool_max_conns=4&application_name=suite")
+	r.must(err)
+	r.pool, err = pgxpool.NewWithConfig(ctx, config)
+	r.must(err)
+	db, err := postgres.New(r.pool, &postgres.Config{Route: outbox.ByCategory})
+	r.must(err)
+	r.must(db.Migrate(ctx))
+	db.Close()
+	_, err = r.pool.Exec(ctx, tables)
+	r.must(err)
+	if b.Groups == nil {
+		b.Groups = []string{"readers"}
+	}
+	t, err := openTrace(filepath.Join(r.dir, "trace-broker"))
+	r.must(err)
+	r.broker, err = newBroker(filepath.Join(r.dir, "broker"), r.seed, t, b)
+	r.must(err)
+}
+
+// child starts a process of a role. change, if it is not nil, says how it differs from others.
+func (r *run) child(as role, change func(*settings)) *process {
+	n := 1
+	for _, p := range r.all {
+		if p.Role == as {
+			n++
+		}
+	}
+	p := &process{r: r, settings: settings{
+		Role: as, Name: fmt.Sprintf("%s-%d", as, n), DSN: r.dsn, Socket: r.broker.socket, Dir: r.dir, Seed: r.seed + uint64(len(r.all)),
+		Conns: 12, Lease: lease, Attempts: -1, Timeout: 10 * time.Second,
+		Streams: 300, Hot: 4, Workers: 16, Length: 200, Alone: true,
+		Batch: 50, Ordered: n%2 == 1,
+		Lanes: 16, Group: r.broker.cfg.Groups[0], Control: true, Batched: as == running && n%2 == 0,
+	}}
+	if change != nil {
+		change(&p.settings)
+	}
+	var err error
+	p.status, err = openStatus(filepath.Join(r.dir, "status-"+p.Name))
+	r.must(err)
+	r.all = append(r.all, p)
+	r.must(p.begin())
+	return p
+}
+
+// crew starts a producer, relays and runners, and waits until all work.
+func (r *run) crew(relays, runners int, change func(*settings)) (producer *process, rs, ps []*process) {
+	producer = r.child(producing, change)
+	for range relays {
+		rs = append(rs, r.child(relaying, change))
+	}
+	for range runners {
+		ps = append(ps, r.child(running, change))
+	}
+	for _, p := range r.all {
+		p.awaitReady(30 * time.Second)
+	}
+	return producer, rs, ps
+}
+
+// of are the processes of a role.
+func (r *run) of(as role) (ps []*process) {
+	for _, p := range r.all {
+		if p.Role == as {
+			ps = append(ps, p)
+		}
+	}
+	return ps
+}
+
+// sum adds up a word of all processes of a role.
+func (r *run) sum(as role, word int) (n int64) {
+	for _, p := range r.of(as) {
+		n += p.status.get(word)
+	}
+	return n
+}
+
+func (r *run) gate(open int64) {
+	for _, p := range r.of(producing) {
+		p.status.set(wordGate, open)
+	}
+}
+
+// flow lets commands flow, as fast as they are handled, until stop is called.
+func (r *run) flow() (stop func()) {
+	done := make(chan struct{})
+	r.flowing.Go(func() {
+		tick := time.NewTicker(5 * time.Millisecond)
+		defer tick.Stop()
+		defer r.gate(0)
+		for {
+			var open int64
+			if r.sum(producing, wordAcked)-int64(r.broker.count("acked")) < int64(r.ahead) {
+				open = 1
+			}
+			r.gate(open)
+			select {
+			case <-tick.C:
+			case <-done:
+				return
+			}
+		}
+	})
+	var once sync.Once
+	stop = func() { once.Do(func() { close(done) }); r.flowing.Wait() }
+	r.cleanup = append(r.cleanup, stop)
+	return stop
+}
+
+// during lets commands flow for as long as the cell injects, and calls work again and again meanwhile.
+func (r *run) during(work func()) {
+	stop := r.flow()
+	defer stop()
+	for end := time.Now().Add(r.length); time.Now().Before(end); {
+		work()
+	}
+}
+
+// settleLimit is how long a cell waits for its backlog at all, to see what came of it.
+const settleLimit = 90 * time.Second
+
+// settle waits until all that was appended is published and acked, and no copy is on its way. More than within is a
+// failure.
+func (r *run) settle(within time.Duration) (took time.Duration) {
+	begin := time.Now()
+	for {
+		rest, err := r.backlog()
+		if err == nil && rest == "" {
+			break
+		}
+		if time.Since(begin) > settleLimit {
+			r.fail("not settled in %s: %s %v", settleLimit, rest, err)
+			return time.Since(begin)
+		}
+		r.sleep(10 * time.Millisecond)
+	}
+	took = time.Since(begin)
+	r.measure("settled_ms", took)
+	if took > within {
+		r.fail("settled in %s, and not within %s", took.Round(time.Millisecond), within)
+	}
+	r.say("settled in %s", took.Round(time.Millisecond))
+	return took
+}
+
+// backlog says what is not done yet.
+func (r *run) backlog() (rest string, err error) {
+	for _, p := range r.of(producing) {
+		if p.open() && p.status.get(wordReady) == 1 {
+			return "commands are under way", nil
+		}
+	}
+	var events, entries int
+	ctx, cancel := context.WithTimeout(r.suite.ctx, 10*time.Second)
+	defer cancel()
+	err = r.pool.QueryRow(ctx, `select (select count(*) from kinora.events),
+		(select count(*) from kinora.outbox where status not in ('published', 'skipped'))`).Scan(&events, &entries)
+	if err != nil {
+		return "", err
+	}
+	messages, idle := r.broker.idle()
+	if entries == 0 && idle && messages == events {
+		return "", nil
+	}
+	return fmt.Sprintf("%d events, %d messages, %d open entries, idle: %t", events, messages, entries, idle), nil
+}
+
+// end is the end of all processes, and of what they used.
+func (r *run) end() {
+	for _, stop := range slices.Backward(r.cleanup) {
+		stop()
+	}
+	for _, p := range r.all {
+		p.destroy()
+	}
+	if r.broker != nil {
+		r.broker.close()
+	}
+	if r.pool != nil {
+		r.pool.Close()
+	}
+	if r.pg != nil {
+		r.pg.Stop()
+	}
+	_ = r.trace.close()
+}
+
+// kinds are what was injected.
+func (r *run) kinds() map[string]int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.injected)
+}
+
+func newRun(s *suite, c *cell) (*run, error) {
+	dir := filepath.Join(s.dir, c.name)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	t, err := openTrace(filepath.Join(dir, "trace-suite"))
+	if err != nil {
+		return nil, err
+	}
+	seed := s.seed ^ uint64(c.number)<<32
+	r := &run{
+		suite: s, cell: c, length: c.full, seed: seed, dir: dir, start: time.Now(), trace: t, ahead: 500,
+		rnd: rand.New(rand.NewPCG(seed, 0)), injected: map[string]int{},
+	}
+	switch {
+	case s.length > 0:
+		r.length = s.length
+	case s.short:
+		r.length = c.short
+	}
+	return r, nil
+}

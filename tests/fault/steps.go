@@ -1,0 +1,152 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/providers/postgres"
+)
+
+// goroutine is the number of the one that runs. The runtime tells it to people only.
+func goroutine() string {
+	text := make([]byte, 64)
+	f := bytes.Fields(text[:runtime.Stack(text, false)])
+	return string(f[1])
+}
+
+// passed writes down that a point was reached.
+func (w *work) passed(point string) { w.trace.printf("point %s %s", goroutine(), point) }
+
+// steps writes down when statements begin and end.
+type steps struct{ *work }
+
+func (s steps) begin(sql string) {
+	s.trace.printf("says %s %.200s", goroutine(), strings.Join(strings.Fields(sql), " "))
+}
+
+func (s steps) end() { s.trace.printf("said %s", goroutine()) }
+
+// TraceQueryStart implements pgx.QueryTracer.
+func (s steps) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	s.begin(q.SQL)
+	return ctx
+}
+
+// TraceQueryEnd implements pgx.QueryTracer.
+func (s steps) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) { s.end() }
+
+// TraceBatchStart implements pgx.BatchTracer.
+func (s steps) TraceBatchStart(ctx context.Context, _ *pgx.Conn, b pgx.TraceBatchStartData) context.Context {
+	var all []string
+	for _, q := range b.Batch.QueuedQueries {
+		all = append(all, q.SQL)
+	}
+	s.begin(strings.Join(all, "; "))
+	return ctx
+}
+
+// TraceBatchQuery implements pgx.BatchTracer.
+func (steps) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+
+// TraceBatchEnd implements pgx.BatchTracer.
+func (s steps) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) { s.end() }
+
+// connect opens the database, with its statements written down where the cell wants that.
+func (w *work) connect(ctx context.Context, dsn string, cfg *postgres.Config) (*postgres.DB, error) {
+	if w.More["steps"] == "" {
+		return postgres.Open(ctx, dsn, cfg)
+	}
+	config, err := pgxpool.ParseConfig(dsn)
+	if err != nil {
+		return nil, err
+	}
+	config.ConnConfig.Tracer = steps{w}
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, err
+	}
+	if err := pool.Ping(ctx); err != nil {
+		pool.Close()
+		return nil, err
+	}
+	return postgres.New(pool, cfg)
+}
+
+// shut closes what connect opened.
+func (w *work) shut() {
+	w.db.Close()
+	if w.More["steps"] != "" {
+		w.db.Pool().Close()
+		w.trace.printf("shut")
+	}
+}
+
+// fails is how a handler fails where a cell wants parked messages, of some streams, so that others are not held up: some
+// at once, some again and again; those that are replayed now and then.
+func (w *work) fails(m moved) error {
+	switch {
+	case w.More["fails"] == "", m.Stream[len(category)+1]%3 != 0:
+	case w.More["replaying"] != "":
+		if rand.IntN(8) == 0 {
+			return errors.New("it fails again")
+		}
+	case m.N%13 == 3:
+		return &projector.Error{Class: projector.PermanentClass, Code: "fault", Err: errors.New("it never works")}
+	case m.N%13 == 7:
+		return errors.New("it does not work")
+	}
+	return nil
+}
+
+// output is the handler's: its own event once more, which the marker keeps from being more than another delivery.
+func (w *work) output(marked bool, e eventstore.Event[moved]) []outbox.Message {
+	if !marked || w.More["emits"] == "" {
+		return nil
+	}
+	data, err := json.Marshal(e.Data)
+	if err != nil {
+		return nil // never
+	}
+	d := eventstore.Draft{ID: e.ID, Type: movedAs, Schema: 1, Data: data}
+	return []outbox.Message{outbox.FromEvent(e.Stream, e.Version, d, category)}
+}
+
+// replay replays what is parked, again and again, where a cell wants that, until the function that it returns is called.
+func (w *work) replay(ctx context.Context) (stop func()) {
+	if w.More["replays"] == "" {
+		return func() {}
+	}
+	other := *w
+	other.More = map[string]string{"fails": "1", "replaying": "1"}
+	s := &started{status: &status{new([statusWords]atomic.Int64)}, ids: map[string]bool{}}
+	runner, err := newRunner(&other, s, &subscriber{}, w.db, func(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
+		_, err := tx.Exec(ctx, sql, args...)
+		return err
+	})
+	ctx, cancel := context.WithCancel(ctx)
+	var all sync.WaitGroup
+	all.Go(func() {
+		for err == nil && ctx.Err() == nil {
+			_, failed := runner.Replay(ctx, projector.ParkedFilter{Projector: exactName},
+				projector.ReplayConfig{Rate: -1, Decision: projector.Decision{By: "suite", Reason: "again"}})
+			if failed != nil {
+				w.trace.printf("replay %v", failed)
+			}
+			pause(ctx, 50*time.Millisecond)
+		}
+	})
+	return func() { cancel(); all.Wait() }
+}
