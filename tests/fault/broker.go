@@ -18,6 +18,8 @@ type brokerConfig struct {
 	Slow      time.Duration                            // each publication takes up to this long
 	Reorder   bool                                     // what is delivered again comes in any order: then none is promised to handlers
 	Tap       func(rnd *rand.Rand, l letter) []letter  // what is delivered in place of a letter; more than one: beside it, never again
+	Storm     int                                      // each message is delivered so often, at once
+	Serial    bool                                     // the next of a key waits for the ack of the one before
 	Refuse    func(rnd *rand.Rand, topic string) error // why a publication fails, nothing published
 }
 

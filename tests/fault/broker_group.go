@@ -76,7 +76,7 @@ func (g *group) enqueue(l letter) {
 
 // line lines a queue up at its owner, finding it one if it has none.
 func (g *group) line(q *queue) {
-	if q.lined || len(q.waiting) == 0 {
+	if q.lined || len(q.waiting) == 0 || q.isBusy(&g.cfg) {
 		return
 	}
 	q.lined = true
@@ -102,11 +102,14 @@ func (c *consumer) pump() {
 		head := len(q.out) == 0 // nothing before it is unacked: a copy cannot overtake
 		q.out = append(q.out, d)
 		c.deliver(d)
-		if q.lined = len(q.waiting) > 0; q.lined {
+		if q.lined = len(q.waiting) > 0 && !q.isBusy(&c.group.cfg); q.lined {
 			c.lined = append(c.lined, q)
 		}
 		if head && c.group.rnd.Float64() < c.group.cfg.Duplicate/2 {
 			c.group.copy(l, "twin", c)
+		}
+		if c.group.cfg.Storm > 0 {
+			c.group.storm(l, c)
 		}
 	}
 }
@@ -173,6 +176,7 @@ func (c *consumer) ack(number int64) {
 		q.owner = nil
 		delete(g.queues, q.key)
 	}
+	g.line(q)
 	if f := g.letters[d.letter.ID]; g.first && f != nil && !f.acked {
 		f.acked = true
 		g.counts["acked"]++

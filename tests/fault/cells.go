@@ -6,4 +6,7 @@ var cells = []*cell{
 	zombieCell,
 	backendsCell,
 	restartCell,
+	clockCell,
+	conflictsCell,
+	stormCell,
 }

@@ -98,6 +98,9 @@ func (w *work) run(ctx context.Context) (err error) {
 		return nil
 	}
 	defer w.db.Close()
+	if w.More["probe"] != "" {
+		go w.probe(ctx)
+	}
 	switch w.Role {
 	case producing:
 		return w.produce(ctx)

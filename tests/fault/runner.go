@@ -115,10 +115,18 @@ func newRunner[Tx any](w *work, s *started, sub *subscriber, u projector.UnitOfW
 				if w.Slow > 0 {
 					pause(ctx, rand.N(w.Slow))
 				}
+				if marked {
+					if err := w.harm(ctx, e.Data, func(sql string, args ...any) error { return exec(ctx, tx, sql, args...) }); err != nil {
+						return err
+					}
+				}
 				return exec(ctx, tx, sql, e.Data.Stream, e.Data.N, e.Data.Amount)
 			}))
 	}
-	arms := []*projector.Projector[Tx]{arm(exactName, "", true)}
+	var arms []*projector.Projector[Tx]
+	if w.More["arm"] != controlName {
+		arms = append(arms, arm(exactName, "", true))
+	}
 	if w.Control {
 		arms = append(arms, arm(controlName, "control_", false))
 	}
