@@ -20,6 +20,8 @@ type brokerConfig struct {
 	Tap       func(rnd *rand.Rand, l letter) []letter  // what is delivered in place of a letter; more than one: beside it, never again
 	Storm     int                                      // each message is delivered so often, at once
 	Serial    bool                                     // the next of a key waits for the ack of the one before
+	Shuffle   bool                                     // keys are not served in turn
+	Delay     float64                                  // share of what comes next of a key that is late; wants Serial
 	Refuse    func(rnd *rand.Rand, topic string) error // why a publication fails, nothing published
 }
 

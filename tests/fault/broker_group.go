@@ -80,6 +80,14 @@ func (g *group) line(q *queue) {
 		return
 	}
 	q.lined = true
+	if g.cfg.Delay > 0 && g.rnd.Float64() < g.cfg.Delay {
+		g.delay(q)
+		return
+	}
+	g.lineNow(q)
+}
+
+func (g *group) lineNow(q *queue) {
 	if q.owner == nil {
 		if len(g.consumers) == 0 {
 			g.orphans = append(g.orphans, q)
@@ -94,8 +102,12 @@ func (g *group) line(q *queue) {
 // pump delivers as much as may be out.
 func (c *consumer) pump() {
 	for len(c.has) < c.group.cfg.Window && len(c.lined) > 0 {
-		q := c.lined[0]
-		c.lined = c.lined[1:]
+		i := 0
+		if c.group.cfg.Shuffle {
+			i = c.group.rnd.IntN(len(c.lined))
+		}
+		q := c.lined[i]
+		c.lined = slices.Delete(c.lined, i, i+1)
 		l := q.waiting[0]
 		q.waiting = q.waiting[1:]
 		d := &delivery{l, q}

@@ -1,6 +1,9 @@
 package main
 
-import "maps"
+import (
+	"maps"
+	"time"
+)
 
 // storm delivers l, nothing before which is unacked, as often as the broker is told to, to all consumers in turn. Half of
 // the copies have no key: so that those of one process do not wait for one another. Other groups get it twice.
@@ -45,4 +48,17 @@ func (b *broker) leastDelivered() int {
 		}
 	}
 	return least
+}
+
+// delay lines a queue up after a while.
+func (g *group) delay(q *queue) {
+	g.counts["delayed"]++
+	time.AfterFunc(time.Duration(g.rnd.Int64N(int64(300*time.Millisecond))), func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if q.owner != nil && q.owner.left {
+			q.owner = nil
+		}
+		g.lineNow(q)
+	})
 }

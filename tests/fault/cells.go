@@ -9,4 +9,6 @@ var cells = []*cell{
 	clockCell,
 	conflictsCell,
 	stormCell,
+	corruptCell,
+	poisonCell,
 }

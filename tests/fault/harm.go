@@ -7,11 +7,14 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/kinora-go/kinora/projector"
 )
 
 // harms are what cells have handlers do, in their own transactions, before they apply. More["harm"] names one.
 var harms = map[string]func(ctx context.Context, w *work, e moved, exec func(sql string, args ...any) error) error{
 	"conflicting": conflicting,
+	"poisonous":   poisonous,
 }
 
 // harm does it, if there is one.
@@ -20,6 +23,14 @@ func (w *work) harm(ctx context.Context, e moved, exec func(sql string, args ...
 		return do(ctx, w, e, exec)
 	}
 	return nil
+}
+
+// replay replays all that is parked for a projector, beside what the runner does.
+func (w *work) replay(ctx context.Context, r *projector.Runner, name string) {
+	<-r.Running()
+	done, err := r.Replay(ctx, projector.ParkedFilter{Projector: name},
+		projector.ReplayConfig{Rate: -1, Decision: projector.Decision{By: "suite", Reason: "mended"}})
+	w.trace.printf("replayed %d failed %d waiting %d err %v", done.Replayed, done.Failed, done.Waiting, err)
 }
 
 // wordWait is the longest that a statement waited for the pool, and for its answer, in microseconds.

@@ -23,6 +23,7 @@ type process struct {
 	ending bool          // the suite wants its end
 	ended  chan struct{} // closed when the life has
 	state  *os.ProcessState
+	may    func(code int) bool // end by itself like this; what it does must not wait for the process
 }
 
 // begin starts the next life.
@@ -61,10 +62,17 @@ func (p *process) wait(cmd *exec.Cmd, ended chan struct{}) {
 	defer p.mu.Unlock()
 	p.state = cmd.ProcessState
 	p.r.trace.printf("end %s %v", p.Name, err)
-	if !p.ending {
+	if !p.ending && (p.may == nil || !p.may(cmd.ProcessState.ExitCode())) {
 		p.r.fail("%s ended by itself: %v", p.Name, err)
 	}
 	close(ended)
+}
+
+// onEnd says which ends are no failure.
+func (p *process) onEnd(may func(code int) bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.may = may
 }
 
 // awaitReady waits until the role works.

@@ -98,6 +98,9 @@ func (w *work) project(ctx context.Context) error {
 		return err
 	}
 	w.ready(runner.Running())
+	if name := w.More["replay"]; name != "" {
+		go w.replay(ctx, runner, name)
+	}
 	return kinora.Run(ctx, runner)
 }
 
