@@ -8,7 +8,7 @@ import (
 
 var backendsCell = &cell{
 	name: "backends", number: 4, what: "pg_terminate_backend of connections at random",
-	full: 3 * time.Minute, short: 12 * time.Second, redelivers: true, run: runBackends,
+	full: 3 * time.Minute, short: 12 * time.Second, redelivers: true, wants: []string{"terminated"}, run: runBackends,
 }
 
 func runBackends(r *run) {

@@ -4,7 +4,8 @@ import "time"
 
 var killCell = &cell{
 	name: "kill", number: 2, what: "random kill -9 of producer, relays and runners under load",
-	full: 8 * time.Minute, short: 15 * time.Second, redelivers: true, run: runKill,
+	full: 8 * time.Minute, short: 15 * time.Second, redelivers: true,
+	wants: []string{"kill_relay", "kill_runner"}, run: runKill,
 }
 
 func runKill(r *run) {
@@ -13,7 +14,7 @@ func runKill(r *run) {
 	rival := r.child(producing, func(s *settings) { s.Workers, s.Alone = 2, false }) // of the same streams
 	rival.awaitReady(30 * time.Second)
 	r.during(func() {
-		r.sleep(r.between(300*time.Millisecond, 1200*time.Millisecond))
+		r.sleep(r.between(200*time.Millisecond, 900*time.Millisecond))
 		switch n := r.intn(40); {
 		case n == 0:
 			producer.restart()

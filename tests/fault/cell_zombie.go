@@ -10,7 +10,8 @@ import (
 
 var zombieCell = &cell{
 	name: "zombie", number: 3, what: "relays and runners stopped past their leases, while peers finish what they had, and woken up",
-	full: 4 * time.Minute, short: 12 * time.Second, redelivers: true, run: runZombie,
+	full: 4 * time.Minute, short: 12 * time.Second, redelivers: true,
+	wants: []string{"zombie_relay", "zombie_runner", "late_mark"}, run: runZombie,
 }
 
 // idleLimit is after what time the server ends the transaction of a process that is stopped in it, as operators are

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -85,15 +84,20 @@ func readClaims(from io.Reader, by string, entries map[string]*entryLife) {
 	}
 }
 
+// before tells whether c was certainly made before o: a process that is stopped in a call may hear of it late.
+func (c claimed) before(o claimed) bool { return c.at < o.asked }
+
 func (e *entryLife) broken(lease time.Duration) (all []string) {
-	slices.SortFunc(e.claims, func(a, b claimed) int { return cmp.Compare(a.at, b.at) })
-	for i, c := range e.claims {
-		for _, later := range e.claims[i+1:] {
+	for _, c := range e.claims {
+		for _, later := range e.claims {
+			if !c.before(later) {
+				continue
+			}
 			if later.at < c.asked+int64(lease) && (c.over == 0 || later.at < c.over) {
 				all = append(all, fmt.Sprintf("claimed by %s, and by %s while that lived", c.by, later.by))
 			}
 			for _, m := range e.marks {
-				if !m.late && m.token == c.token && later.asked > c.at && m.asked > later.at {
+				if !m.late && m.token == c.token && m.asked > later.at {
 					all = append(all, fmt.Sprintf("a mark of %s was accepted (%s) after %s had taken it over", m.by, m.to, later.by))
 				}
 			}
@@ -105,11 +109,10 @@ func (e *entryLife) broken(lease time.Duration) (all []string) {
 // met counts the late marks of a claim that came while a later one lived.
 func (e *entryLife) met() (n int) {
 	for _, m := range e.marks {
-		if !m.late {
-			continue
-		}
 		mine := slices.IndexFunc(e.claims, func(c claimed) bool { return c.token == m.token })
-		if slices.ContainsFunc(e.claims[mine+1:], func(c claimed) bool { return c.at < m.asked && (c.over == 0 || c.over > m.asked) }) {
+		if m.late && mine >= 0 && slices.ContainsFunc(e.claims, func(c claimed) bool {
+			return e.claims[mine].before(c) && c.at < m.asked && (c.over == 0 || c.over > m.asked)
+		}) {
 			n++
 		}
 	}

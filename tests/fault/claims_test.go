@@ -24,6 +24,7 @@ func TestTheHistoryOfClaimsIsJudged(t *testing.T) {
 		"a late mark is accepted":              {a1 + "\nb: 120 claimed 1 B 110 id\n" + late + "a: 140 marked 1 A 130 published", 1, 0},
 		"a late renewal is accepted":           {a1 + "\nb: 120 claimed 1 B 110 id\na: 140 marked 1 A 130 claimed", 1, 0},
 		"a mark that was asked for in time is": {a1 + "\na: 106 marking 1 A 105 published\nb: 120 claimed 1 B 110 id\na: 140 marked 1 A 105 published", 0, 0},
+		"heard of late":                        {"a: 180 claimed 1 A 10 id\nb: 125 claimed 1 B 120 id\na: 190 marking 1 A 185 pending\na: 195 late 1 A 185 pending", 0, 0},
 		"another entry":                        {a1 + "\nb: 100 claimed 2 B 30 id", 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -88,6 +88,11 @@ func (r *run) count(ledger map[string]*command, v *verdict, controlWrong, parked
 	if parked > r.parked {
 		r.fail("%d messages are parked", parked)
 	}
+	for _, kind := range r.cell.wants {
+		if r.kinds()[kind] == 0 {
+			r.fail("no %s was injected: nothing was shown", kind)
+		}
+	}
 	if r.cell.redelivers && controlWrong == 0 {
 		r.fail("the control arm is right: nothing was shown")
 	}

@@ -25,6 +25,7 @@ type cell struct {
 	full       time.Duration // of injecting, in a full run
 	short      time.Duration // and in a short one
 	redelivers bool          // so its control arm must be wrong
+	wants      []string      // kinds that must have been injected, or the cell has shown nothing
 	run        func(*run)
 }
 
