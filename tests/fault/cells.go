@@ -11,4 +11,5 @@ var cells = []*cell{
 	stormCell,
 	corruptCell,
 	poisonCell,
+	inputCell,
 }
