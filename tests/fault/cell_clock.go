@@ -4,19 +4,28 @@ import (
 	"errors"
 	"math/rand/v2"
 	"path/filepath"
-	"strings"
 	"time"
 )
 
 var clockCell = &cell{
 	name: "clock", number: 7, what: "relays and runners whose clocks are an hour off either way, under kills",
-	full: 2 * time.Minute, short: 12 * time.Second, redelivers: true, run: runClock,
+	full: 2 * time.Minute, short: 12 * time.Second, redelivers: true,
+	wants: []string{"kill_relay", "kill_runner", "backoff"}, run: runClock,
 }
 
 var errRefused = errors.New("refused")
 
 // firstBackoff is what a failed entry waits at least before it is tried again: see relay.
 const firstBackoff = 50 * time.Millisecond
+
+// skew is an hour, either way, and some leases more, so that no two are wrong alike.
+func skew(r *run) time.Duration {
+	by := time.Hour + r.between(0, 20*time.Second)
+	if r.intn(2) == 0 {
+		return -by
+	}
+	return by
+}
 
 func runClock(r *run) {
 	r.server(brokerConfig{Duplicate: 0.02, Slow: 4 * time.Millisecond, LoseReply: 0.005, Refuse: func(rnd *rand.Rand, _ string) error {
@@ -26,15 +35,14 @@ func runClock(r *run) {
 		return nil
 	}})
 	_, relays, runners := r.crew(2, 2, func(s *settings) {
-		s.Skew = time.Hour
-		if strings.HasSuffix(s.Name, "-2") {
-			s.Skew = -time.Hour
+		if s.Role != producing {
+			s.Skew = skew(r)
 		}
 	})
 	r.during(func() {
 		r.sleep(r.between(300*time.Millisecond, 1200*time.Millisecond))
 		p := append(relays, runners...)[r.intn(4)]
-		p.Skew = -p.Skew // each life has it wrong the other way
+		p.Skew = skew(r)
 		p.restart()
 		r.inject("clock_off", 1)
 	})

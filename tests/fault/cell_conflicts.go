@@ -7,7 +7,8 @@ import (
 
 var conflictsCell = &cell{
 	name: "conflicts", number: 10, what: "40001 and 40P01 in the transactions of handlers and in appends",
-	full: 90 * time.Second, short: 12 * time.Second, redelivers: true, run: runConflicts,
+	full: 90 * time.Second, short: 12 * time.Second, redelivers: true,
+	wants: []string{"deadlocks", "raised_in_handlers", "raised_in_appends"}, run: runConflicts,
 }
 
 // triesLimit is how often one message may be tried, at worst: one try in ten fails.
@@ -43,7 +44,8 @@ begin
 	end if;
 	return new;
 end $$;
-create trigger refuse_some before insert on kinora.events for each row execute function refuse_some()`
+create trigger refuse_some before insert on kinora.events for each row execute function refuse_some();
+create trigger refuse_some before insert on kinora.outbox for each row execute function refuse_some()`
 
 // conflicting provokes conflicts in the handler's own transaction: two lock two rows in opposite order.
 func conflicting(_ context.Context, _ *work, e moved, exec func(sql string, args ...any) error) error {

@@ -7,15 +7,19 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
+	"sync/atomic"
 	"time"
 
+	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/providers/postgres"
 )
 
 var poisonCell = &cell{
 	name: "poison", number: 13, what: "handlers that panic, call runtime.Goexit, exit, or do not end, on one key each; then mended and replayed",
-	full: 45 * time.Second, short: 8 * time.Second, redelivers: true, run: runPoison,
+	full: 45 * time.Second, short: 8 * time.Second, redelivers: true,
+	wants: []string{"exit", "held", "neighbours", "requeued", "behind_abandoned"}, run: runPoison,
 }
 
 const (
@@ -24,6 +28,9 @@ const (
 	poisonLimit  = 1500 * time.Millisecond // a handler's deadline
 	poisonStatus = 3                       // of a process that a handler ends
 )
+
+// refusedStream is a stream of which the broker refuses one message.
+const refusedStream = "account-16.0"
 
 var errPoison = errors.New("poison")
 
@@ -50,7 +57,10 @@ func poisonous(_ context.Context, w *work, e moved, _ func(string, ...any) error
 }
 
 func runPoison(r *run) {
-	r.server(brokerConfig{Duplicate: 0.02})
+	var taken atomic.Bool // what the broker refuses until then
+	r.server(brokerConfig{Duplicate: 0.02, RefuseOne: func(l letter) bool {
+		return !taken.Load() && l.Meta[keyHeader] == refusedStream && l.Meta["kinora_version"] == strconv.Itoa(poisonN)
+	}})
 	_, _, runners := r.crew(1, 2, func(s *settings) {
 		s.Streams, s.Hot, s.Attempts, s.Timeout, s.More = 40, 0, poisonTries, poisonLimit, map[string]string{"harm": "poisonous"}
 	})
@@ -64,6 +74,7 @@ func runPoison(r *run) {
 		})
 	}
 	r.during(func() { r.sleep(100 * time.Millisecond) })
+	r.requeue(&taken)
 	r.settle(20 * lease)
 	r.isolated()
 	for _, p := range runners {
@@ -77,6 +88,20 @@ func runPoison(r *run) {
 	r.settle(2 * lease)
 	r.parked = r.parkedAre(`select count(*) from kinora.parked`)
 	r.judge()
+}
+
+// requeue has what is abandoned published after all, once the broker takes it; all that is behind it is held until then.
+func (r *run) requeue(taken *atomic.Bool) {
+	db, err := postgres.New(r.pool, nil)
+	r.must(err)
+	r.await("the refused message is abandoned", 30*time.Second, func() bool {
+		return r.parkedAre(`select count(*) from kinora.outbox where status = 'abandoned'`) > 0
+	})
+	r.inject("behind_abandoned", r.parkedAre(`select count(*) from kinora.outbox where status <> 'abandoned' and key = '`+refusedStream+`'`))
+	taken.Store(true)
+	n, err := db.Requeue(r.suite.ctx, outbox.Filter{Status: []outbox.Status{outbox.Abandoned}})
+	r.must(err)
+	r.inject("requeued", n)
 }
 
 func (r *run) parkedAre(sql string) (n int) {

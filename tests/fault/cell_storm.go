@@ -7,7 +7,8 @@ import (
 
 var stormCell = &cell{
 	name: "storm", number: 11, what: "every message delivered 100 times, through two runners at once",
-	full: 6 * time.Minute, short: 12 * time.Second, redelivers: true, run: runStorm,
+	full: 6 * time.Minute, short: 12 * time.Second, redelivers: true,
+	wants: []string{"copies", "concurrent"}, run: runStorm,
 }
 
 // waitLimit is how long a statement may wait in a pool beside the storm.

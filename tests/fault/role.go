@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -114,6 +115,7 @@ func (w *work) run(ctx context.Context) (err error) {
 
 // open connects, however long the server is away. It returns nil where ctx ends first.
 func (w *work) open(ctx context.Context) *postgres.DB {
+	_ = os.Setenv("KINORA_MUTANT_SKEW", strconv.FormatInt(w.Skew.Microseconds(), 10)) // only a mutant reads it
 	cfg := &postgres.Config{Route: outbox.ByCategory, Notify: true}
 	for {
 		db, err := postgres.Open(ctx, fmt.Sprintf("%s&pool_max_conns=%d&application_name=%s", w.DSN, w.Conns, w.Name), cfg)
