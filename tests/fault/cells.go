@@ -12,4 +12,5 @@ var cells = []*cell{
 	corruptCell,
 	poisonCell,
 	inputCell,
+	fuzzCell,
 }
