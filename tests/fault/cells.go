@@ -12,5 +12,6 @@ var cells = []*cell{
 	corruptCell,
 	poisonCell,
 	inputCell,
+	diskCell,
 	fuzzCell,
 }
