@@ -60,6 +60,9 @@ fault-short: postgres ## each fault for some seconds (CELL=, SEED=)
 	@mkdir -p $(BIN)
 	go run ./tests/fault -short -report $(BIN)/fault-short.json -cell "$(CELL)" -seed "$(or $(SEED),0)" $(ARGS)
 
+mutants: postgres ## the fault suite against each mechanism taken out: which cell notices, and how soon; writes tests/fault/mutants.json
+	go run ./tests/fault -mutants -report tests/fault/mutants.json -seed "$(or $(SEED),0)" $(ARGS)
+
 bench: postgres ## measure beside peers and hand-written limits (ONLY=append for a part); writes bench/results.json
 	cd bench && go run . -only "$(ONLY)" && go run ./plot
 
@@ -73,4 +76,4 @@ $(BIN)/golangci-lint-$(GOLANGCI):
 	GOBIN=$(BIN) GOFLAGS=-mod=mod go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
 	mv $(BIN)/golangci-lint $@
 
-.PHONY: help demo test race gcc postgres pgbouncer browser fault fault-short bench lint
+.PHONY: help demo test race gcc postgres pgbouncer browser fault fault-short mutants bench lint

@@ -126,3 +126,40 @@ func TestPortable(t *testing.T) {
 		require.Equal(t, c.want, got, name)
 	}
 }
+
+func FuzzBackoff(f *testing.F) {
+	f.Add(int64(0), int64(0), 0, 0.0, 1)
+	f.Add(int64(time.Second), int64(time.Hour), 8, 0.5, 70)
+	f.Add(int64(1)<<62, int64(1)<<62, -1, 1.0, 1<<40)
+	f.Fuzz(func(t *testing.T, base, most int64, attempts int, jitter float64, n int) {
+		b := claim.Backoff{Base: time.Duration(base), Max: time.Duration(most), Attempts: attempts, Jitter: jitter}
+		whole, err := b.WithDefaults()
+		if err != nil {
+			require.ErrorIs(t, err, claim.ErrTerms)
+			return
+		}
+		d, err := b.Delay(n)
+		if n < 1 {
+			require.ErrorIs(t, err, claim.ErrTerms)
+			return
+		}
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, d, time.Duration(0))
+		require.LessOrEqual(t, d, whole.Max)
+	})
+}
+
+func FuzzTerms(f *testing.F) {
+	f.Add(int64(0), 0)
+	f.Add(int64(-1), 1)
+	f.Fuzz(func(t *testing.T, lease int64, limit int) {
+		terms, err := claim.Terms{Lease: time.Duration(lease), Limit: limit}.WithDefaults()
+		if err != nil {
+			require.ErrorIs(t, err, claim.ErrTerms)
+			return
+		}
+		require.GreaterOrEqual(t, terms.Lease, time.Millisecond)
+		require.Positive(t, terms.Limit)
+		require.NotZero(t, terms.Token)
+	})
+}

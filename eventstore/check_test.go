@@ -140,3 +140,18 @@ func TestJoinID(t *testing.T) {
 	}
 	require.Equal(t, "review", eventstore.Category("review-42-ann"))
 }
+
+func FuzzCheckStream(f *testing.F) {
+	for _, s := range []string{"a-b", `a"-b`, "a;---", "größe-1", "-", "a-\x00", strings.Repeat("a", 64) + "-1"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		if err := eventstore.CheckStream(s); err != nil {
+			require.ErrorIs(t, err, eventstore.ErrInvalid)
+			return
+		}
+		require.Regexp(t, `^[a-z][a-z0-9_]{0,40}$`, eventstore.Category(s))
+		require.LessOrEqual(t, len(s), eventstore.MaxIDBytes)
+		require.NotContains(t, s, "\x00")
+	})
+}

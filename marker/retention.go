@@ -31,7 +31,7 @@ func (r Retention) WithDefaults() (Retention, error) {
 	if r.Window == 0 {
 		r.Window = r.Horizon + margin
 	}
-	if r.Horizon < 0 || r.Window < r.Horizon+margin {
+	if r.Horizon < 0 || r.Window < margin || r.Window-margin < r.Horizon { // not added: it may be too long for a Duration
 		return r, fmt.Errorf("%w: window %s: want at least the redelivery horizon, %s, and a day", ErrUnsafe, r.Window, r.Horizon)
 	}
 	return r, nil

@@ -113,3 +113,19 @@ func TestPruneRefusesAWindowThatIsNotSafe(t *testing.T) {
 	require.Zero(t, n)
 	require.Empty(t, k.asked, "nothing was asked of the store")
 }
+
+func FuzzRetention(f *testing.F) {
+	f.Add(int64(0), int64(0))
+	f.Add(int64(day), int64(2*day))
+	f.Add(int64(1<<63-1), int64(0)) // a horizon and a day that are too long together
+	f.Fuzz(func(t *testing.T, horizon, window int64) {
+		r, err := marker.Retention{Horizon: time.Duration(horizon), Window: time.Duration(window)}.WithDefaults()
+		if err != nil {
+			require.ErrorIs(t, err, marker.ErrUnsafe)
+			return
+		}
+		require.GreaterOrEqual(t, r.Horizon, time.Duration(0))
+		require.GreaterOrEqual(t, r.Window, r.Horizon)
+		require.GreaterOrEqual(t, r.Window-r.Horizon, day)
+	})
+}

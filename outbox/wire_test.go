@@ -123,3 +123,24 @@ func TestRouteTopics(t *testing.T) {
 	_, err = outbox.Route(func(string, eventstore.Draft) []string { return []string{""} }).Topics("review-1", ds)
 	require.ErrorIs(t, err, eventstore.ErrInvalid)
 }
+
+// What an event store takes comes out of a broker as it was.
+func FuzzWireRoundTrip(f *testing.F) {
+	f.Add("a-1", int64(1), "posted", 1, []byte(`{}`), "c", "x", "y")
+	f.Add(`a-"';--`, int64(1)<<62, "größe", 32767, []byte(`"\ud83d\ude00"`), "", "\u202e", "")
+	f.Fuzz(func(t *testing.T, stream string, version int64, typ string, schema int, data []byte, actor, key, value string) {
+		d := eventstore.Draft{ID: "0190a0b0-c0d0-7000-8000-000000000001", Type: typ, Schema: schema, Data: data,
+			Metadata: eventstore.Metadata{Actor: actor, CorrelationID: value, Extra: map[string]string{key: value}}}
+		if version < 1 || eventstore.CheckAppend(stream, eventstore.Any, []eventstore.Draft{d}, 0) != nil {
+			return
+		}
+		m := outbox.FromEvent(stream, version, d, "t")
+		_, err := m.Normalize(0)
+		require.NoError(t, err)
+		e := outbox.Entry{Message: m, CreatedAt: time.Unix(1, 1)}
+		raw, err := outbox.ParseWatermill(e.Watermill())
+		require.NoError(t, err)
+		require.Equal(t, eventstore.Raw{ID: d.ID, Stream: stream, Version: version, Type: typ, Schema: schema, Data: data,
+			Metadata: d.Metadata, RecordedAt: time.Unix(1, 1).UTC()}, raw)
+	})
+}

@@ -142,7 +142,7 @@ var nameRE = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,40}$`)
 
 func checkName(what, name string) error {
 	if !nameRE.MatchString(name) {
-		return fmt.Errorf("%s %q: want %s", what, name, nameRE)
+		return &eventstore.InvalidError{Field: fmt.Sprintf("%s %q", what, name), Reason: "want " + nameRE.String()}
 	}
 	return nil
 }

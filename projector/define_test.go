@@ -80,6 +80,15 @@ func (noOutbox) Records() projector.Records { return projector.Records{Marks: tr
 
 func emit(context.Context, txn, eventstore.Event[posted]) ([]outbox.Message, error) { return nil, nil }
 
+func TestABadNameIsInvalidInput(t *testing.T) {
+	db := newDB(t)
+	for projectorName, handler := range map[string]string{"p'": "h", "p": `h";--`} {
+		_, err := projector.NewRunner(db, projector.Subscribe(make(feed), "t"), nil, projector.Define(projectorName, types, marked, projector.On(handler, add)))
+		var invalid *eventstore.InvalidError
+		require.ErrorAs(t, err, &invalid)
+	}
+}
+
 func TestNewRunnerRefuses(t *testing.T) {
 	t.Parallel()
 	db, good := newDB(t), projector.Subscribe(make(feed), "review")

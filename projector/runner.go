@@ -15,6 +15,7 @@ import (
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/internal/mutant"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 )
@@ -245,6 +246,9 @@ func (r *Runner) consume(ctx, hard context.Context, f *feed, fail context.Cancel
 			r.cfg.Observer.Queued(topic, len(l.free), cap(l.free))
 		}
 		l.run(m, func() {
+			if mutant.AckEarly {
+				m.Ack()
+			}
 			if ctx.Err() == nil && r.deliver(ctx, hard, fail, f.members, topic, m) {
 				crash.Point("ack: before")
 				m.Ack()

@@ -42,13 +42,16 @@ func TestEveryMutantIsCaught(t *testing.T) {
 	}
 }
 
-// The list and the build tags are the same.
+// inSuite are the mutants that no test of a package shows: the fault suite does (make mutants).
+var inSuite = []string{"marker_apart", "ack_early", "worker_clock"}
+
+// The lists and the build tags are the same.
 func TestEveryMutantIsListed(t *testing.T) {
 	files, err := filepath.Glob("*_on.go")
 	require.NoError(t, err)
 	require.NotEmpty(t, files)
 	for _, f := range files {
 		tag := strings.TrimSuffix(f, "_on.go")
-		require.True(t, slices.ContainsFunc(mutants, func(m struct{ tag, pkg, test string }) bool { return m.tag == tag }), tag)
+		require.True(t, slices.Contains(inSuite, tag) || slices.ContainsFunc(mutants, func(m struct{ tag, pkg, test string }) bool { return m.tag == tag }), tag)
 	}
 }

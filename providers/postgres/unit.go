@@ -158,6 +158,12 @@ func (db *DB) begin(ctx context.Context, conn *pgx.Conn, w projector.Work) (tx p
 	if len(w.Replay) > 0 {
 		replayed.lock(db, b, w.Projector)
 	}
+	if marks && mutant.MarkerApart {
+		if fresh, err = db.markApart(ctx, conn, w); err != nil {
+			return nil, nil, err
+		}
+		marks = false
+	}
 	if marks {
 		b.Queue(db.q(fenceSQL), lockClassFence, db.fence(w.Projector))
 		b.Queue(db.q(insertMarkersSQL), markerArgs(w)...).Query(func(rows pgx.Rows) error {

@@ -19,6 +19,11 @@ type brokerConfig struct {
 	Least     time.Duration                            // and at least this long, which is less
 	Reorder   bool                                     // what is delivered again comes in any order: then none is promised to handlers
 	Tap       func(rnd *rand.Rand, l letter) []letter  // what is delivered in place of a letter; more than one: beside it, never again
+	Storm     int                                      // each message is delivered so often, at once
+	Serial    bool                                     // the next of a key waits for the ack of the one before
+	Shuffle   bool                                     // keys are not served in turn
+	Delay     float64                                  // share of what comes next of a key that is late; wants Serial
+	RefuseOne func(l letter) bool                      // why a publication with this one fails
 	Refuse    func(rnd *rand.Rand, topic string) error // why a publication fails, nothing published
 }
 
@@ -148,6 +153,10 @@ func (b *broker) publish(l *link, p packet) bool {
 	}
 	if b.cfg.Refuse != nil {
 		refused = b.cfg.Refuse(b.rnd, p.Topic)
+	}
+	if b.cfg.RefuseOne != nil && slices.ContainsFunc(p.Letters, b.cfg.RefuseOne) {
+		refused = errRefused
+		b.counts["refused"]++
 	}
 	b.mu.Unlock()
 	time.Sleep(slow / 2)

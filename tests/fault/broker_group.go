@@ -76,10 +76,18 @@ func (g *group) enqueue(l letter) {
 
 // line lines a queue up at its owner, finding it one if it has none.
 func (g *group) line(q *queue) {
-	if q.lined || len(q.waiting) == 0 {
+	if q.lined || len(q.waiting) == 0 || q.isBusy(&g.cfg) {
 		return
 	}
 	q.lined = true
+	if g.cfg.Delay > 0 && g.rnd.Float64() < g.cfg.Delay {
+		g.delay(q)
+		return
+	}
+	g.lineNow(q)
+}
+
+func (g *group) lineNow(q *queue) {
 	if q.owner == nil {
 		if len(g.consumers) == 0 {
 			g.orphans = append(g.orphans, q)
@@ -94,19 +102,26 @@ func (g *group) line(q *queue) {
 // pump delivers as much as may be out.
 func (c *consumer) pump() {
 	for len(c.has) < c.group.cfg.Window && len(c.lined) > 0 {
-		q := c.lined[0]
-		c.lined = c.lined[1:]
+		i := 0
+		if c.group.cfg.Shuffle {
+			i = c.group.rnd.IntN(len(c.lined))
+		}
+		q := c.lined[i]
+		c.lined = slices.Delete(c.lined, i, i+1)
 		l := q.waiting[0]
 		q.waiting = q.waiting[1:]
 		d := &delivery{l, q}
 		head := len(q.out) == 0 // nothing before it is unacked: a copy cannot overtake
 		q.out = append(q.out, d)
 		c.deliver(d)
-		if q.lined = len(q.waiting) > 0; q.lined {
+		if q.lined = len(q.waiting) > 0 && !q.isBusy(&c.group.cfg); q.lined {
 			c.lined = append(c.lined, q)
 		}
 		if head && c.group.rnd.Float64() < c.group.cfg.Duplicate/2 {
 			c.group.copy(l, "twin", c)
+		}
+		if c.group.cfg.Storm > 0 {
+			c.group.storm(l, c)
 		}
 	}
 }
@@ -173,6 +188,7 @@ func (c *consumer) ack(number int64) {
 		q.owner = nil
 		delete(g.queues, q.key)
 	}
+	g.line(q)
 	if f := g.letters[d.letter.ID]; g.first && f != nil && !f.acked {
 		f.acked = true
 		g.counts["acked"]++

@@ -12,4 +12,12 @@ var cells = []*cell{
 	poolCell,
 	slowCell,
 	sigtermCell,
+	clockCell,
+	conflictsCell,
+	stormCell,
+	corruptCell,
+	poisonCell,
+	inputCell,
+	diskCell,
+	fuzzCell,
 }

@@ -53,6 +53,7 @@ func runSuite(ctx context.Context) (ok bool, err error) {
 	names := flag.String("cell", "", "only these cells, by name, comma between")
 	report := flag.String("report", "tests/fault/report.json", "write the report to this file; empty: nowhere")
 	tags := flag.String("tags", "", "build children with these tags as well: a mutant's")
+	mutants := flag.Bool("mutants", false, "show that every mutant is caught, and by which cell; -tags for one of them")
 	race := flag.Bool("race", false, "build children with the race detector")
 	flag.Uint64Var(&s.seed, "seed", 0, "of every decision; 0 draws one")
 	flag.BoolVar(&s.short, "short", false, "each cell for some seconds")
@@ -66,6 +67,9 @@ func runSuite(ctx context.Context) (ok bool, err error) {
 	}
 	if s.seed == 0 {
 		s.seed = rand.Uint64N(1<<32-1) + 1
+	}
+	if *mutants {
+		return s.catchAll(*tags, *report)
 	}
 	if err := s.place(*tags, *race); err != nil {
 		return false, err

@@ -23,6 +23,7 @@ type process struct {
 	ending bool          // the suite wants its end
 	ended  chan struct{} // closed when the life has
 	state  *os.ProcessState
+	may    func(code int) bool // end by itself like this; what it does must not wait for the process
 }
 
 // begin starts the next life.
@@ -61,7 +62,7 @@ func (p *process) wait(cmd *exec.Cmd, ended chan struct{}) {
 	defer p.mu.Unlock()
 	p.state = cmd.ProcessState
 	p.r.trace.printf("end %s %v", p.Name, err)
-	if !p.ending && (p.Point == "" || !killed(p.state)) {
+	if !p.ending && (p.Point == "" || !killed(p.state)) && (p.may == nil || !p.may(p.state.ExitCode())) {
 		p.r.fail("%s ended by itself: %v", p.Name, err)
 	}
 	close(ended)
@@ -70,6 +71,13 @@ func (p *process) wait(cmd *exec.Cmd, ended chan struct{}) {
 func killed(s *os.ProcessState) bool {
 	status, ok := s.Sys().(syscall.WaitStatus)
 	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
+}
+
+// onEnd says which ends are no failure.
+func (p *process) onEnd(may func(code int) bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.may = may
 }
 
 // awaitReady waits until the role works.

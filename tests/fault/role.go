@@ -9,6 +9,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -125,6 +126,9 @@ func (w *work) life(ctx context.Context) (err error) {
 		return nil
 	}
 	defer w.shut()
+	if w.More["probe"] != "" {
+		go w.probe(ctx)
+	}
 	switch w.Role {
 	case producing:
 		return w.produce(ctx)
@@ -138,6 +142,7 @@ func (w *work) life(ctx context.Context) (err error) {
 
 // open connects, however long the server is away. It returns nil where ctx ends first.
 func (w *work) open(ctx context.Context) *postgres.DB {
+	_ = os.Setenv("KINORA_MUTANT_SKEW", strconv.FormatInt(w.Skew.Microseconds(), 10)) // only a mutant reads it
 	cfg := &postgres.Config{Route: outbox.ByCategory, Notify: true}
 	for {
 		db, err := w.connect(ctx, fmt.Sprintf("%s&pool_max_conns=%d&application_name=%s", w.DSN, w.Conns, w.Name), cfg)

@@ -50,6 +50,7 @@ type run struct {
 	broker  *broker
 	all     []*process
 	cleanup []func()
+	last    []func() // after the server's end
 	flowing sync.WaitGroup
 
 	mu       sync.Mutex
@@ -329,6 +330,9 @@ func (r *run) end() {
 	}
 	if r.pg != nil {
 		r.pg.Stop()
+	}
+	for _, do := range r.last {
+		do()
 	}
 	_ = r.trace.close()
 }

@@ -99,6 +99,9 @@ func (w *work) project(ctx context.Context) error {
 	}
 	w.ready(runner.Running())
 	defer w.replay(ctx)()
+	if name := w.More["replay"]; name != "" {
+		go w.mend(ctx, runner, name)
+	}
 	return kinora.Run(ctx, runner)
 }
 
@@ -120,11 +123,17 @@ func newRunner[Tx any](w *work, s *started, sub *subscriber, u projector.UnitOfW
 					if err := w.fails(e.Data); err != nil {
 						return nil, err
 					}
+					if err := w.harm(ctx, e.Data, func(sql string, args ...any) error { return exec(ctx, tx, sql, args...) }); err != nil {
+						return nil, err
+					}
 				}
 				return w.output(marked, e), exec(ctx, tx, sql, e.Data.Stream, e.Data.N, e.Data.Amount)
 			}))
 	}
-	arms := []*projector.Projector[Tx]{arm(exactName, "", true)}
+	var arms []*projector.Projector[Tx]
+	if w.More["arm"] != controlName {
+		arms = append(arms, arm(exactName, "", true))
+	}
 	if w.Control {
 		arms = append(arms, arm(controlName, "control_", false))
 	}

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"maps"
+	"time"
+)
+
+// storm delivers l, nothing before which is unacked, as often as the broker is told to, to all consumers in turn. Half of
+// the copies have no key: so that those of one process do not wait for one another. Other groups get it twice.
+func (g *group) storm(l letter, first *consumer) {
+	times := g.cfg.Storm
+	if !g.first {
+		times = min(times, 2)
+	}
+	bare := letter{l.ID, l.Payload, maps.Clone(l.Meta)}
+	delete(bare.Meta, keyHeader)
+	delete(bare.Meta, "kinora_stream")
+	to := 0
+	for i, c := range g.consumers {
+		if c == first {
+			to = i
+		}
+	}
+	for i := 1; i < times; i++ {
+		one := l
+		if i%4 >= 2 {
+			one = bare
+		}
+		g.open++
+		g.counts["storm"]++
+		g.consumers[(to+i)%len(g.consumers)].deliver(&delivery{letter: one})
+	}
+}
+
+// isBusy tells that nothing more of a key may go out.
+func (q *queue) isBusy(cfg *brokerConfig) bool {
+	return (cfg.Storm > 0 || cfg.Serial) && len(q.out) > 0
+}
+
+// leastDelivered is how often the message was delivered, to the first group, that was least so.
+func (b *broker) leastDelivered() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	least := -1
+	for _, f := range b.letters {
+		if least < 0 || f.delivered < least {
+			least = f.delivered
+		}
+	}
+	return least
+}
+
+// delay lines a queue up after a while.
+func (g *group) delay(q *queue) {
+	g.counts["delayed"]++
+	time.AfterFunc(time.Duration(g.rnd.Int64N(int64(300*time.Millisecond))), func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		if q.owner != nil && q.owner.left {
+			q.owner = nil
+		}
+		g.lineNow(q)
+	})
+}

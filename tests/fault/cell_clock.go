@@ -1,0 +1,95 @@
+package main
+
+import (
+	"errors"
+	"math/rand/v2"
+	"path/filepath"
+	"time"
+)
+
+var clockCell = &cell{
+	name: "clock", number: 7, what: "relays and runners whose clocks are an hour off either way, under kills",
+	full: 2 * time.Minute, short: 12 * time.Second, redelivers: true,
+	wants: []string{"kill_relay", "kill_runner", "backoff"}, run: runClock,
+}
+
+var errRefused = errors.New("refused")
+
+// firstBackoff is what a failed entry waits at least before it is tried again: see relay.
+const firstBackoff = 50 * time.Millisecond
+
+// skew is an hour, either way, and some leases more, so that no two are wrong alike.
+func skew(r *run) time.Duration {
+	by := time.Hour + r.between(0, 20*time.Second)
+	if r.intn(2) == 0 {
+		return -by
+	}
+	return by
+}
+
+func runClock(r *run) {
+	r.server(brokerConfig{Duplicate: 0.02, Slow: 4 * time.Millisecond, LoseReply: 0.005, Refuse: func(rnd *rand.Rand, _ string) error {
+		if rnd.IntN(30) == 0 {
+			return errRefused
+		}
+		return nil
+	}})
+	_, relays, runners := r.crew(2, 2, func(s *settings) {
+		if s.Role != producing {
+			s.Skew = skew(r)
+		}
+	})
+	r.during(func() {
+		r.sleep(r.between(300*time.Millisecond, 1200*time.Millisecond))
+		p := append(relays, runners...)[r.intn(4)]
+		p.Skew = skew(r)
+		p.restart()
+		r.inject("clock_off", 1)
+	})
+	r.settle(2 * lease)
+	early, waited, err := judgeBackoffs(r.dir, firstBackoff)
+	r.must(err)
+	r.inject("backoff", waited)
+	if early > 0 {
+		r.fail("%d entries were tried again before their backoff was over", early)
+	}
+	if waited == 0 {
+		r.fail("no entry had to wait: nothing was shown")
+	}
+	r.judge()
+}
+
+// judgeBackoffs counts the failed entries that were claimed again, and those of them that were too early.
+func judgeBackoffs(dir string, least time.Duration) (early, waited int, err error) {
+	files, err := filepath.Glob(filepath.Join(dir, "trace-relay*"))
+	if err != nil {
+		return 0, 0, err
+	}
+	entries := map[string]*entryLife{}
+	for _, name := range files {
+		if err := readClaimsOf(name, entries); err != nil {
+			return 0, 0, err
+		}
+	}
+	for _, e := range entries {
+		for _, m := range e.marks {
+			if m.late || m.to != "failed" {
+				continue
+			}
+			next := int64(0)
+			for _, c := range e.claims {
+				if c.at > m.asked && c.token != m.token && (next == 0 || c.at < next) {
+					next = c.at
+				}
+			}
+			if next == 0 {
+				continue
+			}
+			waited++
+			if next < m.asked+int64(least) {
+				early++
+			}
+		}
+	}
+	return early, waited, nil
+}

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"context"
+	"time"
+)
+
+var conflictsCell = &cell{
+	name: "conflicts", number: 10, what: "40001 and 40P01 in the transactions of handlers and in appends",
+	full: 90 * time.Second, short: 12 * time.Second, redelivers: true,
+	wants: []string{"deadlocks", "raised_in_handlers", "raised_in_appends"}, run: runConflicts,
+}
+
+// triesLimit is how often one message may be tried, at worst: one try in ten fails.
+const triesLimit = 25
+
+// A sequence counts also in transactions that fail.
+const conflictTables = `
+create table contended (id int primary key, n int not null);
+insert into contended select g, 0 from generate_series(1, 2) g;
+create sequence raised_in_handlers;
+create sequence raised_in_appends;
+create function provoke(share float) returns void language plpgsql as $$
+begin
+	if random() < share then
+		perform nextval('raised_in_handlers');
+		raise serialization_failure;
+	end if;
+end $$;
+create function cross_over(a int, b int) returns void language plpgsql as $$
+begin
+	update contended set n = n + 1 where id = a;
+	perform pg_sleep(0.003);
+	update contended set n = n + 1 where id = b;
+end $$;
+create function refuse_some() returns trigger language plpgsql as $$
+begin
+	if random() < 0.03 then
+		perform nextval('raised_in_appends');
+		if random() < 0.5 then
+			raise deadlock_detected;
+		end if;
+		raise serialization_failure;
+	end if;
+	return new;
+end $$;
+create trigger refuse_some before insert on kinora.events for each row execute function refuse_some();
+create trigger refuse_some before insert on kinora.outbox for each row execute function refuse_some()`
+
+// conflicting provokes conflicts in the handler's own transaction: two lock two rows in opposite order.
+func conflicting(_ context.Context, _ *work, e moved, exec func(sql string, args ...any) error) error {
+	if err := exec(`select provoke(0.08)`); err != nil {
+		return err
+	}
+	switch e.N % 10 {
+	case 0:
+		return exec(`select cross_over(1, 2)`)
+	case 5:
+		return exec(`select cross_over(2, 1)`)
+	}
+	return nil
+}
+
+func runConflicts(r *run) {
+	r.server(brokerConfig{Duplicate: 0.02}, "deadlock_timeout=20ms")
+	_, err := r.pool.Exec(r.suite.ctx, conflictTables)
+	r.must(err)
+	r.crew(2, 2, func(s *settings) {
+		s.Attempts, s.Slow, s.More = 2, 0, map[string]string{"harm": "conflicting"} // a few that are burnt would park
+	})
+	r.during(func() { r.sleep(100 * time.Millisecond) })
+	r.settle(2 * lease)
+	r.countConflicts()
+	r.judge()
+}
+
+func (r *run) countConflicts() {
+	var handlers, appends, deadlocks, attempts int
+	_, err := r.pool.Exec(r.suite.ctx, `select pg_stat_clear_snapshot()`)
+	r.must(err)
+	r.must(r.pool.QueryRow(r.suite.ctx, `select (select last_value from raised_in_handlers), (select last_value from raised_in_appends),
+		(select deadlocks from pg_stat_database where datname = current_database()), (select count(*) from kinora.attempts)`).Scan(
+		&handlers, &appends, &deadlocks, &attempts))
+	r.inject("raised_in_handlers", handlers)
+	r.inject("raised_in_appends", appends)
+	r.inject("deadlocks", deadlocks)
+	if handlers < 2 || appends < 2 || deadlocks == 0 {
+		r.fail("too few conflicts: %d, %d, %d", handlers, appends, deadlocks)
+	}
+	if attempts > 0 {
+		r.fail("%d messages have attempts counted", attempts)
+	}
+	starts, err := countStarts(r.dir)
+	r.must(err)
+	most := 0
+	for _, n := range starts {
+		most = max(most, n)
+	}
+	r.atMost("tries", most, triesLimit)
+}

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/providers/postgres"
+)
+
+var corruptCell = &cell{
+	name: "corrupt", number: 12, what: "deliveries delayed, reordered between keys, and before some of them a corrupted one",
+	full: 90 * time.Second, short: 10 * time.Second, redelivers: true,
+	wants: []string{"flip", "truncated", "other_type", "empty_id", "delayed"}, run: runCorrupt,
+}
+
+// corruptions are what comes before an intact message, under an id of its own, unless that is what is wrong with it.
+var corruptions = map[string]func(rnd *rand.Rand, l *letter){
+	"flip": func(rnd *rand.Rand, l *letter) {
+		for json.Unmarshal(l.Payload, &moved{}) == nil { // what can still be read nobody can tell from what was meant
+			l.Payload[rnd.IntN(len(l.Payload))] ^= 1 << rnd.IntN(8)
+		}
+	},
+	"truncated":   func(rnd *rand.Rand, l *letter) { l.Payload = l.Payload[:rnd.IntN(len(l.Payload))] },
+	"other_json":  func(_ *rand.Rand, l *letter) { l.Payload = []byte(`["moved", {"n": null}]`) },
+	"other_field": func(_ *rand.Rand, l *letter) { l.Payload = []byte(`{"n": "many"}`) },
+	"other_type":  func(_ *rand.Rand, l *letter) { l.Meta["kinora_type"] = "stood" },
+	"no_type":     func(_ *rand.Rand, l *letter) { delete(l.Meta, "kinora_type") },
+	"type_case":   func(_ *rand.Rand, l *letter) { l.Meta["kinora_type"] = "MOVED" },
+	"schema":      func(_ *rand.Rand, l *letter) { l.Meta["kinora_schema"] = "one" },
+	"new_schema":  func(_ *rand.Rand, l *letter) { l.Meta["kinora_schema"] = "7" },
+	"version":     func(_ *rand.Rand, l *letter) { l.Meta["kinora_version"] = "-1" },
+	"time":        func(_ *rand.Rand, l *letter) { l.Meta["kinora_recorded_at"] = "yesterday" },
+	"empty_id":    func(_ *rand.Rand, l *letter) { l.ID = "" },
+	"nul_in_id":   func(_ *rand.Rand, l *letter) { l.ID += "\x00" },
+	"id_not_utf8": func(_ *rand.Rand, l *letter) { l.ID += "\xff" },
+	"long_id":     func(_ *rand.Rand, l *letter) { l.ID += strings.Repeat("x", 300) },
+	"not_utf8":    func(_ *rand.Rand, l *letter) { l.Meta["actor"] = "\xff\x00"; l.Meta["kinora_type"] = "\x00" },
+	"bare":        func(_ *rand.Rand, l *letter) { l.Meta = nil },
+}
+
+// corrupter puts a corrupted one before some letters.
+type corrupter struct {
+	mu    sync.Mutex
+	kinds []string
+	done  map[string]int
+	n     int
+	oneIn int
+}
+
+func (c *corrupter) tap(rnd *rand.Rand, l letter) []letter {
+	if rnd.IntN(c.oneIn) > 0 {
+		return []letter{l}
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	kind := c.kinds[c.n%len(c.kinds)]
+	c.n++
+	c.done[kind]++
+	bad := letter{fmt.Sprintf("corrupt-%d-%s", c.n, kind), []byte(string(l.Payload)), maps.Clone(l.Meta)}
+	corruptions[kind](rnd, &bad)
+	return []letter{bad, l}
+}
+
+func runCorrupt(r *run) {
+	c := &corrupter{done: map[string]int{}, oneIn: 150} // what is held meanwhile is brought back one after another
+	if r.suite.short {
+		c.oneIn = 40
+	}
+	for kind := range corruptions {
+		c.kinds = append(c.kinds, kind)
+	}
+	r.server(brokerConfig{Duplicate: 0.02, Serial: true, Shuffle: true, Delay: 0.05, Tap: c.tap})
+	r.crew(1, 2, func(s *settings) { s.Attempts = 3 })
+	db, err := postgres.New(r.pool, nil)
+	r.must(err)
+	r.during(func() { r.sleep(500 * time.Millisecond); r.skipCorrupt(db) })
+	r.settle(2 * lease)
+	r.await("what was held is back", time.Minute, func() bool {
+		r.skipCorrupt(db)
+		return r.parkedAre(`select count(*) from kinora.parked where state = 'parked'`) == 0
+	})
+	r.allParked(c)
+	r.inject("delayed", r.broker.count("delayed"))
+	r.parked = r.parkedAre(`select count(*) from kinora.parked`)
+	r.judge()
+}
+
+// skipCorrupt gives up on all that is parked for a reason of its own.
+func (r *run) skipCorrupt(db *postgres.DB) {
+	list, err := db.ParkedMessages(r.suite.ctx, projector.ParkedFilter{Limit: 10_000})
+	r.must(err)
+	var seqs []int64
+	for _, p := range list {
+		if p.Class == projector.HeldClass {
+			continue
+		}
+		if p.MessageID != "" && !strings.HasPrefix(p.MessageID, "corrupt-") {
+			r.fail("%s is parked: %s %s", p.MessageID, p.Class, p.Code)
+		}
+		if p.Class != projector.PermanentClass || p.Code == "" {
+			r.fail("%q is parked as %s %q", p.MessageID, p.Class, p.Code)
+		}
+		seqs = append(seqs, p.Seq)
+	}
+	if len(seqs) > 0 {
+		_, err = db.SkipParked(r.suite.ctx, projector.ParkedFilter{Seqs: seqs}, projector.Decision{By: "suite", Reason: "corrupted"})
+		r.must(err)
+	}
+}
+
+// allParked checks that of each kind as many are parked, for each projector, as were delivered.
+func (r *run) allParked(c *corrupter) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for kind, n := range c.done {
+		r.inject(kind, n)
+		for _, name := range []string{exactName, controlName} {
+			var got int
+			r.must(r.pool.QueryRow(r.suite.ctx, `select count(*) from kinora.parked where projector = $1 and state = 'skipped'
+				and case when $2 = 'empty_id' then message_id = '' else message_id ~ ('^corrupt-\d+-' || $2) end`, name, kind).Scan(&got))
+			if got != n {
+				r.fail("%s: %d were delivered, and %d are parked for %s", kind, n, got, name)
+			}
+		}
+	}
+}

@@ -1,0 +1,79 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+var diskCell = &cell{
+	name: "disk", number: 20, what: "the disk of all tables (a small tmpfs) is full, again and again",
+	full: 90 * time.Second, short: 12 * time.Second, wants: []string{"full", "disk_full"}, run: runDisk,
+}
+
+// toSmall moves all tables and indexes. The log of the server stays where it is: without room for that it ends.
+const toSmall = `
+alter table all in tablespace pg_default set tablespace small;
+alter index all in tablespace pg_default set tablespace small`
+
+func runDisk(r *run) {
+	r.server(brokerConfig{Duplicate: 0.02})
+	dir, err := r.tmpfs()
+	if err != nil {
+		r.note, r.result.Judged = fmt.Sprintf("not tried: no tmpfs can be mounted here: %v", err), true
+		return
+	}
+	for _, sql := range []string{"create tablespace small location '" + dir + "/tables'", toSmall} {
+		_, err := r.pool.Exec(r.suite.ctx, sql)
+		r.must(err)
+	}
+	r.crew(1, 2, func(s *settings) { s.Attempts = 3 })
+	r.during(func() {
+		r.sleep(r.between(500*time.Millisecond, 1500*time.Millisecond))
+		filler := filepath.Join(dir, "filler")
+		if err := os.WriteFile(filler, make([]byte, 128<<20), 0o600); err == nil {
+			r.fail("the disk is not full")
+		}
+		r.inject("full", 1)
+		r.sleep(r.between(time.Second, 3*time.Second))
+		r.must(os.Remove(filler))
+	})
+	r.settle(2 * lease)
+	refused := 0
+	for _, p := range r.all {
+		for _, of := range []string{"trace-", "log-"} {
+			text, err := os.ReadFile(filepath.Join(r.dir, of+p.Name))
+			r.must(err)
+			refused += bytes.Count(text, []byte("53100"))
+		}
+	}
+	r.inject("disk_full", refused)
+	if refused == 0 {
+		r.fail("nobody met a full disk: nothing was shown")
+	}
+	r.judge()
+}
+
+// tmpfs mounts a small one for the server's user, until the cell's end.
+func (r *run) tmpfs() (dir string, err error) {
+	if dir, err = os.MkdirTemp("", "kinora-disk-"); err != nil {
+		return "", err
+	}
+	if err = syscall.Mount("kinora", dir, "tmpfs", 0, "size=64m,mode=755"); err != nil {
+		return "", fmt.Errorf("mount: %w", err)
+	}
+	r.last = append(r.last, func() { _ = syscall.Unmount(dir, syscall.MNT_DETACH); _ = os.Remove(dir) })
+	owner, err := os.Stat(r.pg.Dir)
+	if err != nil {
+		return "", err
+	}
+	of := owner.Sys().(*syscall.Stat_t)
+	tables := filepath.Join(dir, "tables")
+	if err = os.Mkdir(tables, 0o700); err == nil {
+		err = os.Chown(tables, int(of.Uid), int(of.Gid))
+	}
+	return dir, err
+}

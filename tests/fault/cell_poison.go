@@ -1,0 +1,169 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/providers/postgres"
+)
+
+var poisonCell = &cell{
+	name: "poison", number: 13, what: "handlers that panic, call runtime.Goexit, exit, or do not end, on one key each; then mended and replayed",
+	full: 45 * time.Second, short: 8 * time.Second, redelivers: true,
+	wants: []string{"exit", "held", "neighbours", "requeued"}, run: runPoison,
+}
+
+const (
+	poisonN      = 5                       // this command of its stream is poison
+	poisonTries  = 3                       // its budget
+	poisonLimit  = 1500 * time.Millisecond // a handler's deadline
+	poisonStatus = 3                       // of a process that a handler ends
+)
+
+// refusedStream is a stream of which the broker refuses one message.
+const refusedStream = "account-16.0"
+
+var errPoison = errors.New("poison")
+
+// poisons are what a handler does to one message of one stream, and with which codes that may be parked: another poison may
+// end the process meanwhile, which counts as well.
+var poisons = map[string]struct {
+	do    func() error
+	codes []string
+}{
+	"account-10.0": {func() error { panic(errPoison) }, []string{"panic", "vanished"}},
+	"account-11.0": {func() error { runtime.Goexit(); return nil }, []string{"goexit", "vanished"}},
+	"account-12.0": {func() error { os.Exit(poisonStatus); return nil }, []string{"vanished"}},
+	"account-13.0": {func() error { time.Sleep(poisonLimit + 500*time.Millisecond); return nil }, []string{"deadline", "vanished"}},
+	"account-14.0": {func() error { time.Sleep(9 * time.Second); return nil }, []string{"stuck", "vanished"}}, // past its deadline and all grace
+	"account-15.0": {func() error { return errPoison }, []string{"", "vanished"}},
+}
+
+func poisonous(_ context.Context, w *work, e moved, _ func(string, ...any) error) error {
+	p, ok := poisons[e.Stream]
+	if !ok || e.N != poisonN || w.More["mended"] != "" {
+		return nil
+	}
+	return p.do()
+}
+
+func runPoison(r *run) {
+	var taken atomic.Bool // what the broker refuses until then
+	r.server(brokerConfig{Duplicate: 0.02, RefuseOne: func(l letter) bool {
+		return !taken.Load() && l.Meta[keyHeader] == refusedStream && l.Meta["kinora_version"] == strconv.Itoa(poisonN)
+	}})
+	_, _, runners := r.crew(1, 2, func(s *settings) {
+		s.Streams, s.Hot, s.Attempts, s.Timeout, s.More = 40, 0, poisonTries, poisonLimit, map[string]string{"harm": "poisonous"}
+	})
+	for _, p := range runners {
+		p.onEnd(func(code int) bool {
+			if code == poisonStatus {
+				r.inject("exit", 1)
+				go func() { _ = p.begin() }()
+			}
+			return code == poisonStatus
+		})
+	}
+	r.during(func() { r.sleep(100 * time.Millisecond) })
+	r.requeue(&taken)
+	r.settle(20 * lease)
+	r.isolated()
+	for _, p := range runners {
+		p.stop(drainLimit)
+	}
+	mended := r.child(running, func(s *settings) { s.More = map[string]string{"mended": "yes", "replay": exactName} })
+	mended.awaitReady(30 * time.Second)
+	r.await("all is replayed", 30*time.Second, func() bool {
+		return r.parkedAre(`select count(*) from kinora.parked where state = 'parked'`) == 0
+	})
+	r.settle(2 * lease)
+	r.parked = r.parkedAre(`select count(*) from kinora.parked`)
+	r.judge()
+}
+
+// requeue has what is abandoned published after all, once the broker takes it; all that is behind it is held until then.
+func (r *run) requeue(taken *atomic.Bool) {
+	db, err := postgres.New(r.pool, nil)
+	r.must(err)
+	r.await("the refused message is abandoned", 30*time.Second, func() bool {
+		return r.parkedAre(`select count(*) from kinora.outbox where status = 'abandoned'`) > 0
+	})
+	r.inject("behind_abandoned", r.parkedAre(`select count(*) from kinora.outbox where status <> 'abandoned' and key = '`+refusedStream+`'`))
+	taken.Store(true)
+	n, err := db.Requeue(r.suite.ctx, outbox.Filter{Status: []outbox.Status{outbox.Abandoned}})
+	r.must(err)
+	r.inject("requeued", n)
+}
+
+func (r *run) parkedAre(sql string) (n int) {
+	r.must(r.pool.QueryRow(r.suite.ctx, sql).Scan(&n))
+	return n
+}
+
+// isolated checks that each poison is parked after its budget, with all that is behind it and nothing else, and that all
+// other streams are exact.
+func (r *run) isolated() {
+	db, err := postgres.New(r.pool, nil)
+	r.must(err)
+	list, err := db.ParkedMessages(r.suite.ctx, projector.ParkedFilter{Limit: 1_000_000})
+	r.must(err)
+	starts, err := countStarts(r.dir)
+	r.must(err)
+	found := map[string]int{}
+	for _, p := range list {
+		kind, ok := poisons[p.Key]
+		switch {
+		case !ok || p.Projector != exactName:
+			r.fail("%s of %s is parked as well: %s %s", p.MessageID, p.Key, p.Class, p.Code)
+		case p.Class == projector.HeldClass:
+			r.inject("held", 1)
+		case !slices.Contains(kind.codes, p.Code) || p.Attempts != poisonTries || starts[p.MessageID] > poisonTries:
+			r.fail("%s is parked as %s %q after %d attempts, %d starts", p.Key, p.Class, p.Code, p.Attempts, starts[p.MessageID])
+		default:
+			r.inject("parked_as_"+p.Code, 1)
+		}
+		if p.Class != projector.HeldClass {
+			found[p.Key]++
+		}
+	}
+	for key := range poisons {
+		if found[key] != 1 {
+			r.fail("%s has %d poisons that are parked", key, found[key])
+		}
+	}
+	r.neighbours()
+}
+
+// neighbours judges the streams without poison.
+func (r *run) neighbours() {
+	ledger, err := readLedgers(r.dir)
+	r.must(err)
+	events, err := readEvents(r.suite.ctx, r.pool)
+	r.must(err)
+	m, err := readModel(r.suite.ctx, r.pool, "")
+	r.must(err)
+	var v verdict
+	h := judgeLog(ledger, events, &v)
+	for key := range poisons {
+		if got := fmt.Sprint(m.Lists[key]); got != "[1 2 3 4]" {
+			r.fail("%s: %s, and not all before its poison", key, got)
+		}
+		delete(h, key)
+		delete(m.Lists, key)
+		delete(m.Totals, key)
+	}
+	judgeModel(h, m, &v)
+	if !v.ok() {
+		r.fail("neighbours: lost %d, doubled %d, phantom %d, misordered %d: %s", v.Lost, v.Doubled, v.Phantom, v.Misordered, v.why[0])
+	}
+	r.inject("neighbours", len(h))
+}

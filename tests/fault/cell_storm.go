@@ -1,0 +1,45 @@
+package main
+
+import (
+	"strings"
+	"time"
+)
+
+var stormCell = &cell{
+	name: "storm", number: 11, what: "every message delivered 100 times, through two runners at once",
+	full: 6 * time.Minute, short: 12 * time.Second, redelivers: true,
+	wants: []string{"copies", "concurrent"}, run: runStorm,
+}
+
+// waitLimit is how long a statement may wait in a pool beside the storm.
+const waitLimit = 2 * time.Second
+
+func runStorm(r *run) {
+	times := 100
+	if r.suite.short {
+		times = 20
+	}
+	r.ahead = 2000 / times // what is under way is soon over
+	r.server(brokerConfig{Groups: []string{"readers", "control"}, Storm: times})
+	r.crew(1, 2, func(s *settings) {
+		s.Streams, s.Hot, s.Length, s.Lanes, s.Control = 60, 0, 20, 48, false
+		if strings.HasPrefix(s.Name, string(running)) {
+			s.More = map[string]string{"probe": "yes"}
+		}
+	})
+	control := r.child(running, func(s *settings) { s.Group, s.More = "control", map[string]string{"arm": controlName} })
+	control.awaitReady(30 * time.Second)
+	begin := time.Now()
+	r.during(func() { r.sleep(100 * time.Millisecond) })
+	r.settle(3 * lease)
+	n := r.broker.count("delivered")
+	r.say("%d deliveries, %d a second", n, int(float64(n)/time.Since(begin).Seconds()))
+	for _, p := range r.of(running) {
+		r.atMost("pool_wait_ms", int(p.status.get(wordWait)/1000), int(waitLimit.Milliseconds()))
+	}
+	r.inject("copies", r.broker.count("storm"))
+	if least := r.broker.leastDelivered(); least < times {
+		r.fail("a message was delivered only %d times", least)
+	}
+	r.judge()
+}

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/kinora-go/kinora/projector"
+)
+
+// harms are what cells have handlers do, in their own transactions, before they apply. More["harm"] names one.
+var harms = map[string]func(ctx context.Context, w *work, e moved, exec func(sql string, args ...any) error) error{
+	"conflicting": conflicting,
+	"poisonous":   poisonous,
+}
+
+// harm does it, if there is one.
+func (w *work) harm(ctx context.Context, e moved, exec func(sql string, args ...any) error) error {
+	if do := harms[w.More["harm"]]; do != nil {
+		return do(ctx, w, e, exec)
+	}
+	return nil
+}
+
+// mend replays all that is parked for a projector, beside what the runner does.
+func (w *work) mend(ctx context.Context, r *projector.Runner, name string) {
+	<-r.Running()
+	done, err := r.Replay(ctx, projector.ParkedFilter{Projector: name},
+		projector.ReplayConfig{Rate: -1, Decision: projector.Decision{By: "suite", Reason: "mended"}})
+	w.trace.printf("replayed %d failed %d waiting %d err %v", done.Replayed, done.Failed, done.Waiting, err)
+}
+
+// wordWait is the longest that a statement waited for the pool, and for its answer, in microseconds.
+const wordWait = 32
+
+// probe measures that, until ctx ends.
+func (w *work) probe(ctx context.Context) {
+	for ctx.Err() == nil {
+		begin := time.Now()
+		if _, err := w.db.Pool().Exec(ctx, `select 1`); err != nil {
+			return
+		}
+		w.status.set(wordWait, max(w.status.get(wordWait), time.Since(begin).Microseconds()))
+		pause(ctx, 20*time.Millisecond)
+	}
+}
+
+// countStarts is how often the handler of each message has started, in whatever process.
+func countStarts(dir string) (map[string]int, error) {
+	files, err := filepath.Glob(filepath.Join(dir, "trace-runner*"))
+	if err != nil {
+		return nil, err
+	}
+	n := map[string]int{}
+	for _, name := range files {
+		f, err := os.Open(name)
+		if err != nil {
+			return nil, err
+		}
+		for lines := bufio.NewScanner(f); lines.Scan(); {
+			if of := strings.Fields(lines.Text()); len(of) > 2 && of[1] == "start" {
+				n[of[2]]++
+			}
+		}
+		_ = f.Close()
+	}
+	return n, nil
+}
+
+func readClaimsOf(path string, entries map[string]*entryLife) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }()
+	readClaims(f, filepath.Base(path), entries)
+	return nil
+}
+
+// atMost keeps a number, which must not be over limit.
+func (r *run) atMost(what string, n, limit int) {
+	r.measure(what, time.Duration(n)*time.Millisecond)
+	if n > limit {
+		r.fail("%s: %d, and not at most %d", what, n, limit)
+	}
+}
