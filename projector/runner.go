@@ -32,7 +32,7 @@ type RunnerConfig struct {
 	Version     string            // of the program, kept with what is parked; empty: what its build info says
 	Classify    func(error) Class // may say more about errors of UnknownClass, which wrap what a handler returned; nil: they stay that
 	Observer    Observer          // is told what the runner does
-	Clock       func() time.Time  // measures durations for Observer, and when to say again that the runner lives; nil: time.Now
+	Clock       func() time.Time  // measures durations for Observer, and when to say again that the runner lives, so it must not be set back; nil: time.Now
 	Logger      *slog.Logger      // nil: slog.Default()
 	LogErrors   bool              // also log the texts of handlers' errors, which may hold what users wrote
 }
