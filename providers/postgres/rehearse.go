@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/outbox"
@@ -146,7 +147,14 @@ func (db *DB) aside(ctx context.Context) (tx pgx.Tx, end func(), err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	end = func() { _ = conn.Close(context.WithoutCancel(ctx)) }
+	end = func() {
+		if tx != nil {
+			rollback(ctx, tx) // the server notices a connection that is gone a moment later
+		}
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		_ = conn.Close(ctx)
+	}
 	if config.AfterConnect != nil {
 		err = config.AfterConnect(ctx, conn)
 	}
