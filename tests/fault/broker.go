@@ -18,7 +18,7 @@ type brokerConfig struct {
 	Slow      time.Duration                            // each publication takes up to this long
 	Least     time.Duration                            // and at least this long, which is less
 	Reorder   bool                                     // what is delivered again comes in any order: then none is promised to handlers
-	Tap       func(rnd *rand.Rand, l letter) []letter  // what is delivered in place of a letter; more than one: beside it, never again
+	Tap       func(rnd *rand.Rand, l letter) []letter  // what is delivered in place of a letter: the last one; others before it, never again
 	Storm     int                                      // each message is delivered so often, at once
 	Serial    bool                                     // the next of a key waits for the ack of the one before
 	Shuffle   bool                                     // keys are not served in turn

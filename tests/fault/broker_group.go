@@ -134,7 +134,7 @@ func (c *consumer) deliver(d *delivery) {
 	}
 	for i, l := range letters {
 		g.number++
-		if i == 0 {
+		if i == len(letters)-1 { // the letter itself, which its key waits for
 			c.has[g.number] = d
 		} else {
 			g.open++
