@@ -64,28 +64,7 @@ func roleOps(t *testing.T) map[string]func(ctx context.Context, db *postgres.DB)
 			}
 			return nil
 		},
-		"relay": func(ctx context.Context, db *postgres.DB) error {
-			if _, err := outbox.Claim(ctx, db, outbox.Query{}, claim.Terms{Lease: time.Millisecond}); err != nil {
-				return err
-			}
-			if _, err := outbox.ClaimPortably(ctx, db, outbox.Query{}, claim.Terms{Lease: time.Millisecond}); err != nil {
-				return err
-			}
-			if _, err := db.MarkEntries(ctx, []outbox.Mark{{Seq: 1, To: outbox.Published}}); err != nil {
-				return err
-			}
-			if _, err := db.Requeue(ctx, outbox.Filter{}); err != nil {
-				return err
-			}
-			if _, err := db.Skip(ctx, outbox.Filter{Key: "nobody's"}); err != nil {
-				return err
-			}
-			if _, err := db.HoldEntries(ctx, time.Second, 10); err != nil {
-				return err
-			}
-			_, _, err := db.DeleteEntries(ctx, outbox.Retention{Published: 1}, 0)
-			return err
-		},
+		"relay": relays,
 		"project": func(ctx context.Context, db *postgres.DB) error {
 			err := db.Do(ctx, work, func(context.Context, pgx.Tx, []int) ([]outbox.Message, error) {
 				return []outbox.Message{{Topic: "t"}}, nil
@@ -96,42 +75,8 @@ func roleOps(t *testing.T) map[string]func(ctx context.Context, db *postgres.DB)
 			_, err = db.Outcomes(ctx, work.Marks)
 			return err
 		},
-		"journal": func(ctx context.Context, db *postgres.DB) error {
-			a := projector.Attempt{Projector: "p", Handler: "p/a", MessageID: "j", Key: "k"}
-			_, err := db.Begin(ctx, "me", []projector.Attempt{a}, []projector.Attempt{a})
-			if err == nil {
-				_, _, err = db.BeginAlone(ctx, "you", a, -1)
-			}
-			if err == nil {
-				_, err = db.CountAttempt(ctx, a)
-			}
-			if err == nil {
-				_, err = db.DueParked(ctx, "p", nil, 0, 1)
-			}
-			if err == nil {
-				err = db.FailParked(ctx, projector.Parked{Seq: 1, Class: projector.HeldClass}, a)
-			}
-			if err == nil {
-				_, err = db.PruneJournal(ctx, "p", time.Hour, 1)
-			}
-			return errors.Join(err, db.Alive(ctx, "me", time.Second), db.Alive(ctx, "me", 0))
-		},
-		"replay and skip": func(ctx context.Context, db *postgres.DB) error {
-			err := db.Do(ctx, projector.Work{Projector: "p", Park: []projector.Parked{{Projector: "p", Code: "mine"}}}, nil)
-			if err != nil {
-				return err
-			}
-			list, err := db.ParkedMessages(ctx, projector.ParkedFilter{Code: "mine", Limit: 1})
-			if err != nil {
-				return err
-			}
-			a := projector.Attempt{Projector: "p", Handler: "p/a", Seq: list[0].Seq}
-			if err := db.Do(ctx, projector.Work{Projector: "p", Replay: []projector.Replay{{Attempt: a}}, Forget: []projector.Attempt{a}}, nil); err != nil {
-				return err
-			}
-			_, err = db.SkipParked(ctx, projector.ParkedFilter{}, projector.Decision{By: "ann", Reason: "test"})
-			return err
-		},
+		"journal":         keepsTheJournal,
+		"replay and skip": resolves,
 		"prune markers": func(ctx context.Context, db *postgres.DB) error {
 			_, err := db.PruneMarkers(ctx, "p/none", time.Hour, 10)
 			if err == nil {
@@ -216,4 +161,68 @@ func TestAMigratorMigratesAsTheOwner(t *testing.T) {
 	require.NoError(t, err)
 	_, err = shop.Append(t.Context(), "a-1", eventstore.NoStream, drafts(t, 1))
 	require.NoError(t, err)
+}
+
+// relays is all that a relay does.
+func relays(ctx context.Context, db *postgres.DB) error {
+	if _, err := outbox.Claim(ctx, db, outbox.Query{}, claim.Terms{Lease: time.Millisecond}); err != nil {
+		return err
+	}
+	if _, err := outbox.ClaimPortably(ctx, db, outbox.Query{}, claim.Terms{Lease: time.Millisecond}); err != nil {
+		return err
+	}
+	if _, err := db.MarkEntries(ctx, []outbox.Mark{{Seq: 1, To: outbox.Published}}); err != nil {
+		return err
+	}
+	if _, err := db.Requeue(ctx, outbox.Filter{}); err != nil {
+		return err
+	}
+	if _, err := db.Skip(ctx, outbox.Filter{Key: "nobody's"}); err != nil {
+		return err
+	}
+	if _, err := db.HoldEntries(ctx, time.Second, 10); err != nil {
+		return err
+	}
+	_, _, err := db.DeleteEntries(ctx, outbox.Retention{Published: 1}, 0)
+	return err
+}
+
+// keepsTheJournal is what a runner does beside units.
+func keepsTheJournal(ctx context.Context, db *postgres.DB) error {
+	a := projector.Attempt{Projector: "p", Handler: "p/a", MessageID: "j", Key: "k"}
+	_, err := db.Begin(ctx, "me", []projector.Attempt{a}, []projector.Attempt{a})
+	if err == nil {
+		_, _, err = db.BeginAlone(ctx, "you", a, -1)
+	}
+	if err == nil {
+		_, err = db.CountAttempt(ctx, a)
+	}
+	if err == nil {
+		_, err = db.DueParked(ctx, "p", nil, 0, 1)
+	}
+	if err == nil {
+		err = db.FailParked(ctx, projector.Parked{Seq: 1, Class: projector.HeldClass}, a)
+	}
+	if err == nil {
+		_, err = db.PruneJournal(ctx, "p", time.Hour, 1)
+	}
+	return errors.Join(err, db.Alive(ctx, "me", time.Second), db.Alive(ctx, "me", 0))
+}
+
+// resolves is what a person does with what is parked.
+func resolves(ctx context.Context, db *postgres.DB) error {
+	err := db.Do(ctx, projector.Work{Projector: "p", Park: []projector.Parked{{Projector: "p", Code: "mine"}}}, nil)
+	if err != nil {
+		return err
+	}
+	list, err := db.ParkedMessages(ctx, projector.ParkedFilter{Code: "mine", Limit: 1})
+	if err != nil {
+		return err
+	}
+	a := projector.Attempt{Projector: "p", Handler: "p/a", Seq: list[0].Seq}
+	if err := db.Do(ctx, projector.Work{Projector: "p", Replay: []projector.Replay{{Attempt: a}}, Forget: []projector.Attempt{a}}, nil); err != nil {
+		return err
+	}
+	_, err = db.SkipParked(ctx, projector.ParkedFilter{}, projector.Decision{By: "ann", Reason: "test"})
+	return err
 }
