@@ -119,7 +119,7 @@ func (p *Proxy) serve(client net.Conn, address string) {
 // requests passes on what the client says. The first message has no kind.
 func (p *Proxy) requests(client io.Reader, server io.Writer, deaf *atomic.Bool) {
 	for first := true; ; first = false {
-		kind, raw, err := message(client, first)
+		kind, raw, err := Message(client, first)
 		if err != nil {
 			return
 		}
@@ -139,7 +139,7 @@ func (p *Proxy) requests(client io.Reader, server io.Writer, deaf *atomic.Bool) 
 // the next request, so that this one is done, and hangs up.
 func (p *Proxy) replies(server io.Reader, client io.Writer, deaf *atomic.Bool) {
 	for mutes := p.mutes.Load(); ; {
-		kind, raw, err := message(server, false)
+		kind, raw, err := Message(server, false)
 		if err != nil {
 			return
 		}
@@ -164,7 +164,8 @@ func (p *Proxy) replies(server io.Reader, client io.Writer, deaf *atomic.Bool) {
 	}
 }
 
-func message(r io.Reader, first bool) (kind byte, raw []byte, err error) {
+// Message reads a message of the protocol. The first one of a client has no kind.
+func Message(r io.Reader, first bool) (kind byte, raw []byte, err error) {
 	head := make([]byte, 5)
 	if first {
 		head = head[:4]

@@ -1,12 +1,12 @@
 package main
 
 import (
-	"encoding/binary"
-	"io"
 	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
+
+	"github.com/kinora-go/kinora/internal/pgtest"
 )
 
 // loser makes a proxy lose replies to what commits: the server has carried it out, and the client does not hear.
@@ -54,7 +54,7 @@ func (l *loser) serve(c *crossing) {
 		defer func() { _ = c.server.Close() }()
 		q := requests{prepared: map[string]string{}}
 		for first := true; ; first = false {
-			kind, raw, err := spoken(c.client, first)
+			kind, raw, err := pgtest.Message(c.client, first)
 			if err != nil {
 				return
 			}
@@ -80,7 +80,7 @@ func (l *loser) serve(c *crossing) {
 // asked for, and hangs up.
 func (l *loser) replies(server, client net.Conn, deaf *atomic.Bool) {
 	for well := true; ; {
-		kind, raw, err := spoken(server, false)
+		kind, raw, err := pgtest.Message(server, false)
 		if err != nil {
 			return
 		}
@@ -99,22 +99,4 @@ func (l *loser) replies(server, client net.Conn, deaf *atomic.Bool) {
 		}
 		return
 	}
-}
-
-// spoken reads a message. The first one of a client has no kind.
-func spoken(r io.Reader, first bool) (kind byte, raw []byte, err error) {
-	head := make([]byte, 5)
-	if first {
-		head = head[:4]
-	}
-	if _, err := io.ReadFull(r, head); err != nil {
-		return 0, nil, err
-	}
-	size := int(binary.BigEndian.Uint32(head[len(head)-4:])) - 4
-	raw = append(head, make([]byte, size)...)
-	if !first {
-		kind = head[0]
-	}
-	_, err = io.ReadFull(r, raw[len(head):])
-	return kind, raw, err
 }
