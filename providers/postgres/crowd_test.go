@@ -166,9 +166,9 @@ func child(role string) int {
 	case "relay":
 		return relayChild()
 	case "project":
-		return projectChild()
+		return untilStopped(project)
 	case "poison":
-		return poisonChild()
+		return untilStopped(poison)
 	case "deliver":
 	default:
 		return 2

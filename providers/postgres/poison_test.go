@@ -8,11 +8,9 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -105,17 +103,7 @@ func poisonous(mended bool, entered func(handler string, e noted)) *projector.Pr
 
 var stopLooping atomic.Bool
 
-// poisonChild is a runner of it, until SIGTERM.
-func poisonChild() int {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer stop()
-	if err := poison(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return 0
-}
-
+// poison is a runner of it.
 func poison(ctx context.Context) error {
 	db, err := postgres.Open(ctx, os.Getenv("KINORA_TEST_DSN")+"&pool_max_conns=10", nil)
 	if err != nil {

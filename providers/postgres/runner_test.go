@@ -132,11 +132,11 @@ func die() {
 	select {}
 }
 
-// projectChild is a runner until SIGTERM. What it is to do is in its environment.
-func projectChild() int {
+// untilStopped is a child that runs until SIGTERM. What it is to do is in its environment.
+func untilStopped(run func(context.Context) error) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	if err := project(ctx); err != nil {
+	if err := run(ctx); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
