@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -129,4 +130,30 @@ func TestTheBrokerExpels(t *testing.T) {
 	again.Ack()
 	require.Eventually(t, func() bool { return b.count("acked") == 1 }, 5*time.Second, time.Millisecond)
 	require.Equal(t, 2, b.count("delivered"))
+}
+
+// A key waits for its message, whatever is delivered before that and acked.
+func TestAKeyWaitsForItsMessageBehindACorruptedOne(t *testing.T) {
+	t.Parallel()
+	b := testBroker(t, brokerConfig{Serial: true, Tap: func(_ *rand.Rand, l letter) []letter {
+		return []letter{{ID: "corrupt", Payload: l.Payload, Meta: l.Meta}, l}
+	}})
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	s := &subscriber{socket: b.socket, name: "c", group: "g", acking: func(string) {}}
+	in, err := s.Subscribe(ctx, "t")
+	require.NoError(t, err)
+	pub := &publisher{socket: b.socket, name: "p"}
+	require.NoError(t, pub.Publish("t", numbered("a", 1), numbered("a", 2)))
+	bad, first := <-in, <-in
+	require.Equal(t, []string{"corrupt", "a/1"}, []string{bad.UUID, first.UUID})
+	bad.Ack()
+	select {
+	case m := <-in:
+		t.Errorf("%s came before a/1 was acked", m.UUID)
+	case <-time.After(100 * time.Millisecond):
+	}
+	first.Ack()
+	require.Equal(t, "corrupt", (<-in).UUID)
+	require.Equal(t, "a/2", (<-in).UUID)
 }
