@@ -19,7 +19,6 @@ var mutants = []struct{ tag, pkg, test string }{
 	{"two_transactions", "./providers/sqlite", "TestEventsAndEntriesCommitTogether"},
 	{"half_guard", "./providers/sqlite", "TestTakeDoesNotPassAnEarlierEntry"},
 	{"half_guard", "./providers/postgres", "TestClaimStatementsThatOverlapDoNotSplitAKey"},
-	{"half_guard", "./providers/postgres", "TestFourRelaysKeepOrder"},
 	{"no_fence", "./providers/postgres", "TestNoTwoRelaysHoldAClaim"},
 	{"held_no_barrier", "./providers/postgres", "TestHeldEntriesKeepTheirPlace"},
 	{"no_marker", "./providers/postgres", "TestOneMessageAHundredTimesThroughTwoProcesses"},

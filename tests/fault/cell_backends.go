@@ -8,7 +8,7 @@ import (
 
 var backendsCell = &cell{
 	name: "backends", number: 4, what: "pg_terminate_backend of connections at random",
-	full: 3 * time.Minute, short: 12 * time.Second, redelivers: true, wants: []string{"terminated"}, run: runBackends,
+	full: 150 * time.Second, short: 5 * time.Second, redelivers: true, wants: []string{"terminated"}, run: runBackends,
 }
 
 func runBackends(r *run) {
@@ -17,7 +17,7 @@ func runBackends(r *run) {
 	r.during(func() {
 		r.sleep(r.between(50*time.Millisecond, 400*time.Millisecond))
 		terminate(r)
-	})
+	}, "terminated")
 	r.settle(2 * lease)
 	r.judge()
 }

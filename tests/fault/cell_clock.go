@@ -3,13 +3,12 @@ package main
 import (
 	"errors"
 	"math/rand/v2"
-	"path/filepath"
 	"time"
 )
 
 var clockCell = &cell{
 	name: "clock", number: 7, what: "relays and runners whose clocks are an hour off either way, under kills",
-	full: 2 * time.Minute, short: 12 * time.Second, redelivers: true,
+	full: 90 * time.Second, short: 6 * time.Second, redelivers: true,
 	wants: []string{"kill_relay", "kill_runner", "backoff"}, run: runClock,
 }
 
@@ -45,7 +44,7 @@ func runClock(r *run) {
 		p.Skew = skew(r)
 		p.restart()
 		r.inject("clock_off", 1)
-	})
+	}, "kill_relay", "kill_runner")
 	r.settle(2 * lease)
 	early, waited, err := judgeBackoffs(r.dir, firstBackoff)
 	r.must(err)
@@ -61,19 +60,13 @@ func runClock(r *run) {
 
 // judgeBackoffs counts the failed entries that were claimed again, and those of them that were too early.
 func judgeBackoffs(dir string, least time.Duration) (early, waited int, err error) {
-	files, err := filepath.Glob(filepath.Join(dir, "trace-relay*"))
+	entries, err := claimsIn(dir)
 	if err != nil {
 		return 0, 0, err
 	}
-	entries := map[string]*entryLife{}
-	for _, name := range files {
-		if err := readClaimsOf(name, entries); err != nil {
-			return 0, 0, err
-		}
-	}
 	for _, e := range entries {
 		for _, m := range e.marks {
-			if m.late || m.to != "failed" {
+			if m.outcome != "marked" || m.to != "failed" {
 				continue
 			}
 			next := int64(0)

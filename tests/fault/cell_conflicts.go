@@ -7,7 +7,7 @@ import (
 
 var conflictsCell = &cell{
 	name: "conflicts", number: 10, what: "40001 and 40P01 in the transactions of handlers and in appends",
-	full: 90 * time.Second, short: 12 * time.Second, redelivers: true,
+	full: time.Minute, short: 5 * time.Second, redelivers: true,
 	wants: []string{"deadlocks", "raised_in_handlers", "raised_in_appends"}, run: runConflicts,
 }
 

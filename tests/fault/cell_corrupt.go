@@ -15,7 +15,7 @@ import (
 
 var corruptCell = &cell{
 	name: "corrupt", number: 12, what: "deliveries delayed, reordered between keys, and before some of them a corrupted one",
-	full: 90 * time.Second, short: 10 * time.Second, redelivers: true,
+	full: time.Minute, short: 5 * time.Second, redelivers: true,
 	wants: []string{"flip", "truncated", "other_type", "empty_id", "delayed"}, run: runCorrupt,
 }
 

@@ -11,7 +11,7 @@ import (
 
 var fuzzCell = &cell{
 	name: "fuzz", number: 22, what: "native fuzzing of decoders, names and configuration",
-	full: 2 * time.Minute, short: 9 * time.Second, run: runFuzz,
+	full: time.Minute, short: time.Second, run: runFuzz,
 }
 
 // fuzzers are all there are, by package; the order is that of running.

@@ -21,7 +21,7 @@ import (
 
 var inputCell = &cell{
 	name: "input", number: 14, what: "payloads and names that no database could store, or should run",
-	full: 30 * time.Second, short: 5 * time.Second, wants: []string{"refused", "stored"}, run: runInput,
+	full: 30 * time.Second, short: 3 * time.Second, wants: []string{"refused", "stored"}, run: runInput,
 }
 
 // statements counts what a pool sends.

@@ -4,7 +4,7 @@ import "time"
 
 var killCell = &cell{
 	name: "kill", number: 2, what: "random kill -9 of producer, relays and runners under load",
-	full: 8 * time.Minute, short: 15 * time.Second, redelivers: true,
+	full: 5 * time.Minute, short: 8 * time.Second, redelivers: true,
 	wants: []string{"kill_relay", "kill_runner"}, run: runKill,
 }
 
@@ -25,7 +25,7 @@ func runKill(r *run) {
 		default:
 			runners[r.intn(2)].restart()
 		}
-	})
+	}, "kill_relay", "kill_runner")
 	r.settle(2 * lease)
 	r.judge()
 }

@@ -4,7 +4,7 @@ import "time"
 
 var networkCell = &cell{
 	name: "network", number: 6, what: "every way to the database through latency, resets, half-open connections and slicing",
-	full: 4 * time.Minute, short: 10 * time.Second, redelivers: true,
+	full: 150 * time.Second, short: 6 * time.Second, redelivers: true,
 	wants: []string{"reset_runner", "reset_relay", "reset_producer", "half_open_runner"}, run: runNetwork,
 }
 
@@ -27,7 +27,7 @@ func runNetwork(r *run) {
 			heals = 4*lease + 35*time.Second // statements of relays and producers have half a minute
 		}
 		r.sleep(r.between(50*time.Millisecond, 300*time.Millisecond))
-	})
+	}, "reset_runner", "reset_relay", "reset_producer", "half_open_runner")
 	for _, p := range ways {
 		p.delay.Store(0)
 		p.slices.Store(false)

@@ -18,7 +18,7 @@ import (
 
 var poisonCell = &cell{
 	name: "poison", number: 13, what: "handlers that panic, call runtime.Goexit, exit, or do not end, on one key each; then mended and replayed",
-	full: 45 * time.Second, short: 8 * time.Second, redelivers: true,
+	full: 45 * time.Second, short: 5 * time.Second, redelivers: true,
 	wants: []string{"exit", "held", "neighbours", "requeued"}, run: runPoison,
 }
 

@@ -8,7 +8,7 @@ import (
 
 var replyCell = &cell{
 	name: "reply", number: 5, what: "the reply to a commit lost: of appends, units of work, one-trip units, and marks of relays",
-	full: 3 * time.Minute, short: 8 * time.Second, redelivers: true,
+	full: 90 * time.Second, short: 5 * time.Second, redelivers: true,
 	wants: []string{"lost_append", "lost_mark", "lost_unit", "lost_one_trip"}, run: runReply,
 }
 
@@ -43,10 +43,16 @@ func runReply(r *run) {
 		}
 		s.DSN = r.through(losers[name].serve).dsn
 	})
-	r.during(func() { r.sleep(50 * time.Millisecond) })
-	r.settle(3 * lease)
-	for name, l := range losers {
-		r.inject("lost_"+name, int(l.lost.Load()))
+	counted := map[string]int{}
+	count := func() {
+		for name, l := range losers {
+			n := int(l.lost.Load())
+			r.inject("lost_"+name, n-counted[name])
+			counted[name] = n
+		}
 	}
+	r.during(func() { r.sleep(50 * time.Millisecond); count() }, r.cell.wants...)
+	r.settle(3 * lease)
+	count()
 	r.judge()
 }

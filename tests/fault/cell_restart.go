@@ -8,7 +8,7 @@ import (
 
 var restartCell = &cell{
 	name: "restart", number: 4, what: "the server stopped at once (-m immediate) and started again, under load",
-	full: 3 * time.Minute, short: 12 * time.Second, redelivers: true, wants: []string{"restart"}, run: runRestart,
+	full: 140 * time.Second, short: 5 * time.Second, redelivers: true, wants: []string{"restart"}, run: runRestart,
 }
 
 // healLimit is how long after the server is back everybody must be at work again.
@@ -23,7 +23,7 @@ func runRestart(r *run) {
 		r.must(r.pg.Restart("QUIT"))
 		r.inject("restart", 1)
 		healed(r)
-	})
+	}, "restart")
 	r.settle(2 * lease)
 	r.judge()
 }

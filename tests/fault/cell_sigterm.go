@@ -9,7 +9,7 @@ import (
 
 var sigtermCell = &cell{
 	name: "sigterm", number: 18, what: "SIGTERM to relays and runners in the middle of their work, again and again",
-	full: 4 * time.Minute, short: 10 * time.Second, redelivers: true,
+	full: 2 * time.Minute, short: 5 * time.Second, redelivers: true,
 	wants: []string{"sigterm_relay", "sigterm_runner", "released"}, run: runSigterm,
 }
 
@@ -30,7 +30,7 @@ func runSigterm(r *run) {
 		}
 		all.Wait()
 		r.sleep(r.between(0, 100*time.Millisecond))
-	})
+	}, "sigterm_relay", "sigterm_runner", "released")
 	r.settle(3 * lease)
 	r.judge()
 }

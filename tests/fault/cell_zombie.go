@@ -10,7 +10,7 @@ import (
 
 var zombieCell = &cell{
 	name: "zombie", number: 3, what: "relays and runners stopped past their leases, while peers finish what they had, and woken up",
-	full: 4 * time.Minute, short: 12 * time.Second, redelivers: true,
+	full: 160 * time.Second, short: 8 * time.Second, redelivers: true,
 	wants: []string{"zombie_relay", "zombie_runner", "late_mark"}, run: runZombie,
 }
 
@@ -28,7 +28,7 @@ func runZombie(r *run) {
 		both.Go(func() { r.guard(func() { stopRunner(r, runner) }) })
 		both.Wait()
 		r.sleep(r.between(100*time.Millisecond, 500*time.Millisecond))
-	})
+	}, "zombie_relay", "zombie_runner")
 	r.settle(2 * lease)
 	r.judge()
 }

@@ -70,16 +70,6 @@ func countStarts(dir string) (map[string]int, error) {
 	return n, nil
 }
 
-func readClaimsOf(path string, entries map[string]*entryLife) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = f.Close() }()
-	readClaims(f, filepath.Base(path), entries)
-	return nil
-}
-
 // atMost keeps a number, which must not be over limit.
 func (r *run) atMost(what string, n, limit int) {
 	r.measure(what, time.Duration(n)*time.Millisecond)

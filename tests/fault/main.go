@@ -29,6 +29,7 @@ type suite struct {
 	short  bool
 	length time.Duration // of each cell, where it is not zero
 	dir    string
+	mutant bool   // of which something is wrong
 	kept   bool   // dir stays, whatever happens
 	binary string // of children
 }

@@ -43,7 +43,7 @@ func (o *watchedOutbox) ClaimEntries(ctx context.Context, q outbox.Query, t clai
 	var seqs []int64
 	for _, e := range entries {
 		seqs = append(seqs, e.Seq)
-		o.w.trace.printf("claimed %d %s %d %s", e.Seq, e.Token, asked.UnixNano(), e.ID)
+		o.w.trace.printf("claimed %d %s %d %d %s", e.Seq, e.Token, asked.UnixNano(), e.LastAttemptedAt.UnixMicro(), e.ID)
 	}
 	o.hold(until, seqs, nil)
 	return entries, err

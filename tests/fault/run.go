@@ -256,17 +256,28 @@ func (r *run) flow() (stop func()) {
 	return stop
 }
 
-// during lets commands flow for as long as the cell injects, and calls work again and again meanwhile.
-func (r *run) during(work func()) {
+// during lets commands flow for as long as the cell injects, and calls work again and again meanwhile; somewhat longer
+// where not all of kinds have been injected yet.
+func (r *run) during(work func(), kinds ...string) {
 	stop := r.flow()
 	defer stop()
-	for end := time.Now().Add(r.length); time.Now().Before(end); {
+	lacks := func(kind string) bool { return r.kinds()[kind] == 0 }
+	for begin := time.Now(); time.Since(begin) < r.length || time.Since(begin) < r.length+patience && slices.ContainsFunc(kinds, lacks); {
 		work()
 	}
 }
 
-// settleLimit is how long a cell waits for its backlog at all, to see what came of it.
-const settleLimit = 90 * time.Second
+// patience is how much longer a cell may take to inject all that it has to.
+const patience = 30 * time.Second
+
+// settleLimit is how long a cell waits for its backlog at all, to see what came of it. Of a mutant nobody expects that it
+// settles.
+func (s *suite) settleLimit() time.Duration {
+	if s.mutant {
+		return 10 * time.Second
+	}
+	return 90 * time.Second
+}
 
 // settle waits until all that was appended is published and acked, and no copy is on its way. More than within is a
 // failure.
@@ -277,8 +288,8 @@ func (r *run) settle(within time.Duration) (took time.Duration) {
 		if err == nil && rest == "" {
 			break
 		}
-		if time.Since(begin) > settleLimit {
-			r.fail("not settled in %s: %s %v", settleLimit, rest, err)
+		if limit := r.suite.settleLimit(); time.Since(begin) > limit {
+			r.fail("not settled in %s: %s %v", limit, rest, err)
 			return time.Since(begin)
 		}
 		r.sleep(10 * time.Millisecond)
