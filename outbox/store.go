@@ -225,8 +225,8 @@ type Filter struct {
 	Status []Status
 	Topic  string
 	Key    string
-	Stream string // of the event
-	Seqs   []int64
+	Stream string        // of the event
+	Seqs   []int64       // these; nil: any; empty: none
 	Older  time.Duration // created longer than this ago, on the store's clock
 	After  int64         // only greater Seqs: the last one of the page before
 	Limit  int           // zero means 100 for Entries, and no limit for Requeue and Skip

@@ -89,9 +89,9 @@ type ParkedFilter struct {
 	Class     *Class
 	Code      string
 	State     ParkedState
-	Seqs      []int64
-	After     int64 // only greater Seqs: the last one of the page before
-	Limit     int   // zero means 100 for ParkedMessages, and no limit for SkipParked
+	Seqs      []int64 // these; nil: any; empty: none
+	After     int64   // only greater Seqs: the last one of the page before
+	Limit     int     // zero means 100 for ParkedMessages, and no limit for SkipParked
 }
 
 // ParkedInspector is a capability of a provider: looking at what is parked, and giving up on it.

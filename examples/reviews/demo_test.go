@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -134,22 +136,25 @@ func TestDemoLeavesNothing(t *testing.T) {
 			held, err := cmd.StderrPipe()
 			require.NoError(t, err)
 			require.NoError(t, cmd.Start())
+			var said bytes.Buffer
+			gone := make(chan struct{})
+			go func() {
+				defer close(gone)
+				_, _ = io.Copy(&said, held)
+			}()
+			defer func() {
+				if t.Failed() {
+					_, _ = cmd.Process.Kill(), held.Close()
+					<-gone
+					t.Logf("the demo said:\n%s", &said)
+				}
+			}()
 			require.Eventually(t, func() bool {
 				dbs, _ := filepath.Glob(filepath.Join(tmp, "*", "demo.db"))
 				return len(dbs) == 1 && number(t, dbs[0], `select count(*) from sqlite_master where name = 'demo_control_ratings'`) == 1 &&
 					number(t, dbs[0], `select count(*) from demo_control_ratings`) > 0
 			}, 30*time.Second, 10*time.Millisecond)
 			require.NoError(t, cmd.Process.Signal(c.signal))
-			gone := make(chan struct{})
-			go func() {
-				defer close(gone)
-				buf := make([]byte, 1024)
-				for {
-					if _, err := held.Read(buf); err != nil {
-						return
-					}
-				}
-			}()
 			select {
 			case <-gone:
 			case <-time.After(20 * time.Second):

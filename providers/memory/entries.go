@@ -158,7 +158,7 @@ func (s *state) pick(f outbox.Filter, now time.Time) []outbox.Entry {
 			f.Key != "" && e.Key != f.Key,
 			f.Stream != "" && e.Headers[outbox.HeaderStream] != f.Stream,
 			f.Older > 0 && !e.CreatedAt.Before(now.Add(-f.Older)),
-			len(f.Seqs) > 0 && !slices.Contains(f.Seqs, e.Seq):
+			f.Seqs != nil && !slices.Contains(f.Seqs, e.Seq):
 			continue
 		}
 		picked = append(picked, ownEntry(e))

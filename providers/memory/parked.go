@@ -158,7 +158,7 @@ func (s *state) pickParked(f projector.ParkedFilter) []projector.Parked {
 			f.Key != "" && p.Key != f.Key,
 			f.Class != nil && p.Class != *f.Class,
 			f.Code != "" && p.Code != f.Code,
-			len(f.Seqs) > 0 && !slices.Contains(f.Seqs, p.Seq):
+			f.Seqs != nil && !slices.Contains(f.Seqs, p.Seq):
 			continue
 		}
 		picked = append(picked, ownParked(p))

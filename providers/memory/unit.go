@@ -105,6 +105,8 @@ func classed(err error, deadline projector.Class) error {
 		e.Class, e.Code = deadline, "deadline"
 	case errors.Is(err, eventstore.ErrInvalid):
 		e.Class, e.Code = projector.PermanentClass, "invalid"
+	case errors.Is(err, eventstore.ErrEventIDReused):
+		e.Class, e.Code = projector.PermanentClass, "event_id_reused"
 	}
 	return e
 }

@@ -85,7 +85,9 @@ func class(err error) error {
 	case e != nil:
 		c, code = classOfState(e.Code), e.Code
 	case errors.Is(err, eventstore.ErrInvalid):
-		c = projector.PermanentClass
+		c, code = projector.PermanentClass, "invalid"
+	case errors.Is(err, eventstore.ErrEventIDReused):
+		c, code = projector.PermanentClass, "event_id_reused"
 	case isNetwork(err):
 		c, code = projector.Transient, "network"
 	}

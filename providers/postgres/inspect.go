@@ -99,7 +99,7 @@ func filterArgs(f outbox.Filter, limit int64) []any {
 	if f.Limit > 0 {
 		limit = int64(f.Limit)
 	}
-	return []any{texts(f.Status), f.Topic, f.Key, some(f.Seqs), f.After, f.Stream, f.Older.Microseconds(), limit}
+	return []any{texts(f.Status), f.Topic, f.Key, f.Seqs, f.After, f.Stream, f.Older.Microseconds(), limit}
 }
 
 // only tells whether f asks for some of these statuses and for no other.

@@ -79,7 +79,7 @@ func parkedArgs(f projector.ParkedFilter, limit int64) []any {
 		name := f.Class.String()
 		class = &name
 	}
-	return []any{f.Projector, f.Handler, hashOf(f.Key), class, storable(f.Code), some(f.Seqs), f.After, limit}
+	return []any{f.Projector, f.Handler, hashOf(f.Key), class, storable(f.Code), f.Seqs, f.After, limit}
 }
 
 // ParkedMessages implements projector.ParkedInspector.

@@ -143,6 +143,7 @@ func filters(s *stage) {
 		"a key":           {outbox.Filter{Key: "2 failed"}, pick(10, 11)},
 		"a key elsewhere": {outbox.Filter{Key: "2 failed", Topic: "mail"}, pick()},
 		"some Seqs":       {outbox.Filter{Seqs: pick(8, 2, 5)}, pick(2, 5, 8)},
+		"no Seqs":         {outbox.Filter{Seqs: []int64{}}, pick()},
 		"a page":          {outbox.Filter{After: all[3].Seq, Limit: 3}, pick(4, 5, 6)},
 		"a topic's page":  {outbox.Filter{Topic: "mail", After: all[2].Seq, Limit: 2}, pick(6, 7)},
 		"beyond the end":  {outbox.Filter{After: all[13].Seq}, pick()},
@@ -293,6 +294,8 @@ func requeueStale(s *stage) {
 		same(s, "entries requeued", n, 0)
 		s.unchanged(before, "a requeue of what is stale")
 	}
+	s.settle(s.db.Requeue, outbox.Filter{Seqs: []int64{}}, 0)
+	s.settle(s.db.Skip, outbox.Filter{Seqs: []int64{}}, 0)
 	s.settle(s.db.Requeue, outbox.Filter{Seqs: []int64{inTime.Seq}}, 1)
 	s.settle(s.db.Requeue, outbox.Filter{After: inTime.Seq}, 1) // late
 	s.settle(s.db.Requeue, outbox.Filter{Force: true, Seqs: []int64{abandoned.Seq, late.Seq}}, 1)

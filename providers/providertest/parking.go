@@ -72,6 +72,7 @@ func parkedFilters(s *stage) {
 		"the zero class": {projector.ParkedFilter{Class: &unknown}, []string{"m-4"}},
 		"a code":         {projector.ParkedFilter{Code: "unregistered"}, []string{"m-5"}},
 		"some Seqs":      {projector.ParkedFilter{Seqs: []int64{rows[5].Seq, rows[0].Seq, rows[6].Seq}}, []string{"m-1", "m-6"}},
+		"no Seqs":        {projector.ParkedFilter{Seqs: []int64{}}, []string{}},
 		"a page":         {projector.ParkedFilter{After: rows[1].Seq, Limit: 2}, []string{"m-3", "m-4"}},
 		"a key's page":   {projector.ParkedFilter{Key: "ann", After: rows[0].Seq, Limit: 2}, []string{"m-2", "m-4"}},
 		"the skipped":    {projector.ParkedFilter{State: projector.Skipped}, []string{"m-7"}},
@@ -218,7 +219,7 @@ func givingUp(s *stage) {
 	same(s, "skipped message", got[0], want)
 	same(s, "what is left", s.listParked(projector.ParkedFilter{}), before[1:])
 	for _, f := range []projector.ParkedFilter{
-		{Seqs: []int64{rows[0].Seq}}, {State: projector.Skipped}, {State: projector.Replayed}, {Key: "nobody"},
+		{Seqs: []int64{rows[0].Seq}}, {State: projector.Skipped}, {State: projector.Replayed}, {Key: "nobody"}, {Seqs: []int64{}},
 	} {
 		s.skipParked(f, 0)
 	}

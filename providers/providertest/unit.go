@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"time"
 
+	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
@@ -206,6 +207,8 @@ func errorClasses(s *stage) {
 		{fmt.Errorf("wrapped: %w", projector.Permanent(cause)), projector.PermanentClass, ""},
 		{&projector.Error{Class: projector.Transient, Code: "busy", Err: cause}, projector.Transient, "busy"},
 		{&projector.Error{Class: projector.PermanentClass, Code: "undecodable", Err: cause}, projector.PermanentClass, "undecodable"},
+		{fmt.Errorf("%w: %w", &eventstore.InvalidError{}, cause), projector.PermanentClass, "invalid"},
+		{fmt.Errorf("%w: %w", eventstore.ErrEventIDReused, cause), projector.PermanentClass, "event_id_reused"},
 	} {
 		id := fmt.Sprint("m-", i)
 		for _, w := range []projector.Work{work(id), {Projector: "ratings"}} {

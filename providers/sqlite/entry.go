@@ -101,5 +101,13 @@ func listOf[T any](list []T) any {
 	return jsonOf(list)
 }
 
+// anyOf is a JSON array for json_each, or null for nil, which means all.
+func anyOf(seqs []int64) any {
+	if seqs == nil {
+		return nil
+	}
+	return jsonOf(seqs)
+}
+
 // Enqueued implements outbox.Waker.
 func (d *DB) Enqueued() <-chan struct{} { return d.added.wait() }

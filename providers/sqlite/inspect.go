@@ -27,7 +27,7 @@ func filterArgs(f outbox.Filter, limit int) []any {
 	if len(f.Seqs) > 0 {
 		after, upto = max(after, slices.Min(f.Seqs)-1), slices.Max(f.Seqs)
 	}
-	return []any{after, upto, listOf(f.Status), f.Topic, f.Key, f.Stream, millis(max(f.Older, 0)), listOf(f.Seqs), limit}
+	return []any{after, upto, listOf(f.Status), f.Topic, f.Key, f.Stream, millis(max(f.Older, 0)), anyOf(f.Seqs), limit}
 }
 
 // listOpenEntries is of open statuses: entries that claims look at if ?10, held ones if ?11. It merges what both

@@ -36,7 +36,7 @@ func parkedArgs(f projector.ParkedFilter, state projector.ParkedState, limit int
 	if f.Class != nil {
 		class = f.Class.String()
 	}
-	return []any{state.String(), after, upto, f.Handler, f.Key, class, f.Code, listOf(f.Seqs), limit}
+	return []any{state.String(), after, upto, f.Handler, f.Key, class, f.Code, anyOf(f.Seqs), limit}
 }
 
 // ParkedMessages implements projector.ParkedInspector.
