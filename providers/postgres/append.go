@@ -245,7 +245,14 @@ func (a *appending) refused(ctx context.Context, q querier) (eventstore.Appended
 
 const resolveTries = 20
 
-// Append implements eventstore.Store: one statement, one round trip.
+// isRolledBack tells whether the server has rolled a transaction back which it might carry out another time.
+func isRolledBack(err error) bool {
+	e := pgError(err)
+	return e != nil && (e.Code == deadlockDetected || e.Code == serializationFailed)
+}
+
+// Append implements eventstore.Store: one statement, one round trip. After a deadlock or a serialization failure it
+// tries again, for up to 15 seconds.
 func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {
 	a, err := db.newAppend(stream, expected, events)
 	if err != nil {
@@ -273,6 +280,10 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 			return eventstore.Appended{}, err // the server has said so
 		case violates(err, "events_id_key") && try <= resolveTries:
 			continue // these ids were being appended at this moment: the next try finds them
+		case try <= resolveTries && isRolledBack(err):
+			if pause(ctx, try) == nil {
+				continue
+			}
 		case try <= resolveTries && ctx.Err() == nil && (maybeDone(err) || doubt && isNetwork(err)):
 			// The reply is lost, the server perhaps restarting. Asking again is no blind second try: the
 			// statement finds the ids if they were written.

@@ -23,6 +23,7 @@ const (
 	lockNotAvailable    = "55P03"
 	inFailedTransaction = "25P02"
 	deadlockDetected    = "40P01"
+	serializationFailed = "40001"
 )
 
 // Advisory locks: a class for each use, and a key of a fixed hash (FNV-1a), never hashtext, which may change

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/eventstore"
@@ -189,4 +190,40 @@ func TestBatchedUnitWhoseReplyIsLostIsAmbiguousAndTakesEffectOnce(t *testing.T) 
 	require.Equal(t, projector.Ambiguous, projector.ClassOf(err), "%v", err)
 	require.NoError(t, do("m"))
 	require.Equal(t, 2, count(t, direct, `select n from totals where key = 'k'`))
+}
+
+// The server rolled it back and would take it now: nobody needs to hear of that.
+func TestAppendIsTriedAgainAfterADeadlock(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		state string
+		tries int // that fail
+	}{{"40P01", 3}, {"40001", 3}, {"40001", 1000}} {
+		t.Run(fmt.Sprint(c.state, " ", c.tries), func(t *testing.T) {
+			t.Parallel()
+			db := postgrestest.Open(t, &postgres.Config{Route: outbox.ByCategory})
+			_, err := db.Pool().Exec(t.Context(), fmt.Sprintf(`
+				create sequence tries; -- which counts also in what is rolled back
+				create function refuse() returns trigger language plpgsql as $$ begin
+					if nextval('tries') <= %d then raise exception 'not now' using errcode = '%s'; end if;
+					return new;
+				end $$;
+				create trigger refuse before insert on kinora.outbox for each row execute function refuse()`, c.tries, c.state))
+			require.NoError(t, err)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			at, err := db.Append(ctx, "a-1", eventstore.NoStream, drafts(t, 1))
+			if c.tries == 1000 {
+				require.ErrorContains(t, err, c.state)
+				require.NotErrorIs(t, err, eventstore.ErrAmbiguous)
+				require.Zero(t, count(t, db, `select count(*) from kinora.events`))
+				return
+			}
+			require.NoError(t, err)
+			require.Equal(t, eventstore.Appended{Stream: "a-1", Version: 1, Position: at.Position, Count: 1}, at)
+			require.Equal(t, 1, count(t, db, `select count(*) from kinora.events`))
+			require.Equal(t, 1, count(t, db, `select count(*) from kinora.outbox`))
+			require.Equal(t, c.tries+1, count(t, db, `select last_value from tries`))
+		})
+	}
 }

@@ -72,6 +72,9 @@ func runConflicts(r *run) {
 	r.settle(2 * lease)
 	r.countConflicts()
 	r.judge()
+	if n := r.result.Ambiguous; n > 0 {
+		r.fail("%d commands were not carried out: somebody was told of a conflict that was not theirs", n)
+	}
 }
 
 func (r *run) countConflicts() {
