@@ -104,7 +104,7 @@ func TestNewRunnerRefuses(t *testing.T) {
 	}
 	for name, a := range map[string]args{
 		"no unit of work":        {src: good, ps: []*projector.Projector[txn]{ok}},
-		"no source":              {u: db, ps: []*projector.Projector[txn]{ok}},
+		"no subscriber":          {u: db, src: projector.Subscribe(nil, "a"), ps: []*projector.Projector[txn]{ok}},
 		"no topics":              {u: db, src: projector.Subscribe(make(feed)), ps: []*projector.Projector[txn]{ok}},
 		"an empty topic":         {u: db, src: projector.Subscribe(make(feed), "a", ""), ps: []*projector.Projector[txn]{ok}},
 		"a topic twice":          {u: db, src: projector.Subscribe(make(feed), "a", "b", "a"), ps: []*projector.Projector[txn]{ok}},

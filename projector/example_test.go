@@ -40,8 +40,7 @@ func ExampleRunner_Replay() {
 	check(err)
 	broker := gochannel.NewGoChannel(gochannel.Config{BlockPublishUntilSubscriberAck: true}, watermill.NopLogger{})
 	defer func() { check(broker.Close()) }()
-	source := projector.Subscribe(broker, "product")
-	priceAll(ctx, db, broker, source)
+	priceAll(ctx, db, broker, projector.Subscribe(broker, "product"))
 
 	list, err := db.ParkedMessages(ctx, projector.ParkedFilter{Projector: "prices"})
 	check(err)
@@ -49,7 +48,7 @@ func ExampleRunner_Replay() {
 		fmt.Printf("%d: %s of %s, %s after %d attempts: %s\n", p.Seq, p.Handler, p.Key, p.Class, p.Attempts, p.Payload)
 	}
 
-	runner, err := projector.NewRunner(db, source, nil, prices(true)) // it need not run
+	runner, err := projector.NewRunner(db, projector.Source{}, nil, prices(true)) // to replay, and not to run
 	check(err)
 	tea := projector.ParkedFilter{Projector: "prices", Key: "product-tea"}
 	would, err := runner.Rehearse(ctx, tea, false)

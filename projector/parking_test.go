@@ -62,7 +62,7 @@ var person = projector.Decision{By: "ann", Reason: "mended"}
 
 func operator(t *testing.T, db unit, ps ...*projector.Projector[txn]) *projector.Runner {
 	t.Helper()
-	r, err := projector.NewRunner(db, projector.Subscribe(make(feed), "review"), nil, ps...)
+	r, err := projector.NewRunner(db, projector.Source{}, nil, ps...)
 	require.NoError(t, err)
 	return r
 }

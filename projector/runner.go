@@ -167,8 +167,11 @@ func (r *Runner) Running() <-chan struct{} { return r.running }
 
 // Run handles messages until ctx ends; then it takes no more, finishes and acks what is in flight, and returns
 // nil; or outbox.ErrDrain if that takes longer than Drain: then what is in flight is broken off, rolled back,
-// and not acked. A subscription that ends by itself is an error. It runs once.
+// and not acked. A subscription that ends by itself is an error, and so is the zero Source. It runs once.
 func (r *Runner) Run(ctx context.Context) error {
+	if r.src.isZero() {
+		return errors.New("runner: it has no source")
+	}
 	started := false
 	r.once.Do(func() { started = true })
 	if !started {

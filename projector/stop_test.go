@@ -136,6 +136,13 @@ func TestARefusedSubscriptionEndsRun(t *testing.T) {
 	require.ErrorContains(t, r.Run(t.Context()), "subscribe to other: no such topic")
 }
 
+func TestARunnerWithoutASourceDoesNotRun(t *testing.T) {
+	t.Parallel()
+	r, err := projector.NewRunner(newDB(t), projector.Source{}, nil, define(marked, add))
+	require.NoError(t, err)
+	require.ErrorContains(t, r.Run(t.Context()), "no source")
+}
+
 // watched is a feed that knows its subscription's context.
 type watched struct {
 	feed

@@ -39,7 +39,7 @@ func (c *replayCmd) Validate() error {
 // Run replays them, or shows what that would do. The service may run meanwhile.
 func (c *replayCmd) Run(ctx context.Context) error {
 	return c.with(ctx, func(db serviceStore) error {
-		runner, err := db.runner(projector.Subscribe(newBroker(), review.Category)) // to replay, and never to run
+		runner, err := db.runner(projector.Source{}) // to replay, and never to run
 		if err != nil {
 			return err
 		}

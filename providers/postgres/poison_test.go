@@ -231,7 +231,7 @@ func TestPoison(t *testing.T) {
 	require.Equal(t, parked, count(t, o.db, `select count(*) from kinora.parked`), "no bystander")
 	t.Logf("%d messages, %d lives of which %d were killed; entered: %v", keys*each, o.lives, o.kills, entries)
 
-	mended, err := projector.NewRunner(o.db, projector.Subscribe(&poisonBroker{}, "notes"), nil, poisonous(true, nil))
+	mended, err := projector.NewRunner(o.db, projector.Source{}, nil, poisonous(true, nil))
 	require.NoError(t, err)
 	before := o.readModel()
 	rehearsal, err := mended.Rehearse(t.Context(), projector.ParkedFilter{Projector: "poisonous", Limit: 1000}, false)
