@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/kinora-go/kinora/examples/reviews/review"
 	"github.com/kinora-go/kinora/projector"
 )
 
