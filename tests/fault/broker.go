@@ -53,6 +53,7 @@ type broker struct {
 type fate struct {
 	published, delivered int
 	acked                bool // by the first group
+	copied               bool // by the broker itself
 }
 
 func newBroker(socket string, seed uint64, t *trace, cfg brokerConfig) (*broker, error) {

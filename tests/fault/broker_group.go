@@ -164,6 +164,9 @@ func (g *group) copy(l letter, kind string, except *consumer) {
 	l.Meta = maps.Clone(l.Meta)
 	g.open++
 	g.counts[kind]++
+	if f := g.letters[l.ID]; f != nil {
+		f.copied = true
+	}
 	others[g.rnd.IntN(len(others))].deliver(&delivery{letter: l})
 }
 

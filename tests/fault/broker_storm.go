@@ -9,6 +9,7 @@ import (
 // the copies have no key: so that those of one process do not wait for one another. Other groups get it twice.
 func (g *group) storm(l letter, first *consumer) {
 	times := g.cfg.Storm
+	g.letters[l.ID].copied = true
 	if !g.first {
 		times = min(times, 2)
 	}
@@ -35,6 +36,19 @@ func (g *group) storm(l letter, first *consumer) {
 // isBusy tells that nothing more of a key may go out.
 func (q *queue) isBusy(cfg *brokerConfig) bool {
 	return (cfg.Storm > 0 || cfg.Serial) && len(q.out) > 0
+}
+
+// copies are the ids of what the broker itself has delivered more than once.
+func (b *broker) copies() map[string]bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	ids := map[string]bool{}
+	for id, f := range b.letters {
+		if f.copied {
+			ids[id] = true
+		}
+	}
+	return ids
 }
 
 // leastDelivered is how often the message was delivered, to the first group, that was least so.

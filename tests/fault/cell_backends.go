@@ -8,7 +8,7 @@ import (
 
 var backendsCell = &cell{
 	name: "backends", number: 4, what: "pg_terminate_backend of connections at random",
-	full: 150 * time.Second, short: 5 * time.Second, redelivers: true, wants: []string{"terminated"}, run: runBackends,
+	full: 150 * time.Second, short: 5 * time.Second, redelivers: true, wants: []string{"terminated_at_work"}, run: runBackends,
 }
 
 func runBackends(r *run) {
@@ -17,7 +17,7 @@ func runBackends(r *run) {
 	r.during(func() {
 		r.sleep(r.between(50*time.Millisecond, 400*time.Millisecond))
 		terminate(r)
-	}, "terminated")
+	}, "terminated_at_work")
 	r.settle(2 * lease)
 	r.judge()
 }
@@ -38,10 +38,14 @@ func terminate(r *run) {
 		pid = pids[r.intn(len(pids))]
 	}
 	var done bool
-	var application string
-	err = r.pool.QueryRow(r.suite.ctx, `select pg_terminate_backend(pid), application_name from pg_stat_activity where pid = $1`, pid).Scan(&done, &application)
+	var application, state string
+	err = r.pool.QueryRow(r.suite.ctx, `select pg_terminate_backend(pid), application_name, coalesce(state, '')
+		from pg_stat_activity where pid = $1`, pid).Scan(&done, &application, &state)
 	if err == nil && done {
-		r.trace.printf("terminated %d %s", pid, application)
+		r.trace.printf("terminated %d %s %s", pid, application, state)
 		r.inject("terminated", 1)
+		if state != "idle" {
+			r.inject("terminated_at_work", 1)
+		}
 	}
 }

@@ -19,7 +19,7 @@ const firstBackoff = 50 * time.Millisecond
 
 // skew is an hour, either way, and some leases more, so that no two are wrong alike.
 func skew(r *run) time.Duration {
-	by := time.Hour + r.between(0, 20*time.Second)
+	by := time.Hour + time.Duration(r.intn(20))*time.Second
 	if r.intn(2) == 0 {
 		return -by
 	}
@@ -27,6 +27,7 @@ func skew(r *run) time.Duration {
 }
 
 func runClock(r *run) {
+	r.must(r.suite.buildSkewed())
 	r.server(brokerConfig{Duplicate: 0.02, Slow: 4 * time.Millisecond, LoseReply: 0.005, Refuse: func(rnd *rand.Rand, _ string) error {
 		if rnd.IntN(30) == 0 {
 			return errRefused
@@ -43,6 +44,10 @@ func runClock(r *run) {
 		p := append(relays, runners...)[r.intn(4)]
 		p.Skew = skew(r)
 		p.restart()
+		p.awaitReady(30 * time.Second)
+		if !isSkewed(p) {
+			r.fail("the clock of %s is off by %d half seconds, and not by %s", p.Name, p.status.get(wordSkew), p.Skew)
+		}
 		r.inject("clock_off", 1)
 	}, "kill_relay", "kill_runner")
 	r.settle(2 * lease)

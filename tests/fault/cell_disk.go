@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -34,8 +35,8 @@ func runDisk(r *run) {
 	r.during(func() {
 		r.sleep(r.between(500*time.Millisecond, 1500*time.Millisecond))
 		filler := filepath.Join(dir, "filler")
-		if err := os.WriteFile(filler, make([]byte, 128<<20), 0o600); err == nil {
-			r.fail("the disk is not full")
+		if err := os.WriteFile(filler, make([]byte, 128<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
+			r.fail("the disk is not full: %v", err)
 		}
 		r.inject("full", 1)
 		r.sleep(r.between(time.Second, 3*time.Second))
@@ -47,7 +48,7 @@ func runDisk(r *run) {
 		for _, of := range []string{"trace-", "log-"} {
 			text, err := os.ReadFile(filepath.Join(r.dir, of+p.Name))
 			r.must(err)
-			refused += bytes.Count(text, []byte("53100"))
+			refused += bytes.Count(text, []byte("SQLSTATE 53100"))
 		}
 	}
 	r.inject("disk_full", refused)

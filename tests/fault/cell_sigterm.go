@@ -14,7 +14,7 @@ var sigtermCell = &cell{
 }
 
 // endLimit is how long a child may take to end: the drain of runners, and some time for the process itself.
-const endLimit = 6 * time.Second
+const endLimit = 8 * time.Second
 
 func runSigterm(r *run) {
 	r.ahead = 100
@@ -72,7 +72,8 @@ func claimedBy(r *run, p *process) []int64 {
 	return ids
 }
 
-// endRunner ends a runner with handlers under way: it leaves no name behind that others would have to wait for.
+// endRunner ends a runner with handlers under way: it leaves no name behind that others would have to wait for, and nobody
+// takes it for alive.
 func endRunner(r *run, p *process) {
 	p.awaitOpen()
 	r.terminate(p)
@@ -81,6 +82,11 @@ func endRunner(r *run, p *process) {
 		select count(*) from kinora.inflight i left join kinora.runners n using (runner) where n.runner is null`).Scan(&names))
 	if names > 0 {
 		r.fail("%s has ended, and %d messages are still said to be under way with it", p.Name, names)
+	}
+	var alive int
+	r.must(r.pool.QueryRow(r.suite.ctx, `select count(*) from kinora.runners`).Scan(&alive))
+	if others := len(r.of(running)) - 1; alive > others {
+		r.fail("%s has ended, and %d runners are still said to live: there are %d", p.Name, alive, others)
 	}
 	r.begin(p)
 }

@@ -10,28 +10,25 @@ var slowCell = &cell{
 
 // runSlow gives runners attempts to lose: one that is taken for dead costs an attempt, and the last one parks.
 func runSlow(r *run) {
-	slow, short := 10*time.Second, lease
+	slow := 10 * time.Second
 	if r.suite.short {
-		slow, short = 4*time.Second, time.Second
+		slow = 4 * time.Second
 	}
 	r.ahead = 60
 	r.server(brokerConfig{Duplicate: 0.5, Slow: 2 * lease, Least: lease})
+	_, err := r.pool.Exec(r.suite.ctx, countAttempts)
+	r.must(err)
 	r.crew(2, 2, func(s *settings) {
 		s.Streams, s.Hot, s.Timeout, s.Attempts = 900, 0, 3*slow, 5
 		s.Conns, s.Lanes, s.Slow, s.Least = 80, 64, slow, slow*3/4
-		if s.Role == running {
-			s.Lease = short
-		}
 	})
 	r.during(func() {
-		r.sleep(short / 10)
+		r.sleep(lease / 10)
 		watchLeases(r)
 	})
 	r.settle(10 * slow)
 	watchLeases(r)
-	var counted int
-	r.must(r.pool.QueryRow(r.suite.ctx, `select count(*) from kinora.attempts`).Scan(&counted))
-	if counted > 0 {
+	if counted := r.attemptsCounted(); counted > 0 {
 		r.fail("%d messages have attempts against them: a runner that lived was taken for dead", counted)
 	}
 	r.inject("slow_handler", int(r.sum(running, wordDone)))

@@ -11,7 +11,7 @@ import (
 var zombieCell = &cell{
 	name: "zombie", number: 3, what: "relays and runners stopped past their leases, while peers finish what they had, and woken up",
 	full: 160 * time.Second, short: 8 * time.Second, redelivers: true,
-	wants: []string{"zombie_relay", "zombie_runner", "late_mark"}, run: runZombie,
+	wants: []string{"zombie_relay", "zombie_runner", "late_mark"}, wantsLong: []string{"late_mark_met_a_claim"}, run: runZombie,
 }
 
 // idleLimit is after what time the server ends the transaction of a process that is stopped in it, as operators are

@@ -46,6 +46,9 @@ func readSpans(lines *bufio.Scanner, spans map[string][]span) {
 	for lines.Scan() {
 		line := lines.Bytes()
 		f := bytes.Fields(line)
+		if len(f) == 2 && string(f[1]) == "life" {
+			clear(begun)
+		}
 		if len(f) < 3 {
 			continue
 		}

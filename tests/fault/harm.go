@@ -70,6 +70,19 @@ func countStarts(dir string) (map[string]int, error) {
 	return n, nil
 }
 
+// countAttempts makes the database count the attempts that are ever counted, also those that are forgotten again.
+const countAttempts = `
+create sequence attempts_counted;
+create function count_attempt() returns trigger language plpgsql as $$ begin perform nextval('attempts_counted'); return new; end $$;
+create trigger count_attempt after insert or update on kinora.attempts for each row execute function count_attempt();
+grant all on sequence attempts_counted to public`
+
+// attemptsCounted is how many there were, with countAttempts.
+func (r *run) attemptsCounted() (n int) {
+	r.must(r.pool.QueryRow(r.suite.ctx, `select case when is_called then last_value else 0 end from attempts_counted`).Scan(&n))
+	return n
+}
+
 // atMost keeps a number, which must not be over limit.
 func (r *run) atMost(what string, n, limit int) {
 	r.measure(what, time.Duration(n)*time.Millisecond)

@@ -43,6 +43,7 @@ func (r *run) judge() {
 	}
 	var parked int
 	r.must(r.pool.QueryRow(ctx, `select count(*) from kinora.parked`).Scan(&parked))
+	r.result.ControlByFault = doubledBy(events, r.broker.copies(), control)
 	r.count(ledger, &v, len(without.streams), parked)
 }
 
@@ -56,6 +57,8 @@ func (r *run) count(ledger map[string]*command, v *verdict, controlWrong, parked
 			res.Acked++
 		case ambiguous:
 			res.Ambiguous++
+		case rejected:
+			res.Rejected++
 		}
 	}
 	res.Lost, res.Doubled, res.Phantom, res.Misordered = v.Lost, v.Doubled, v.Phantom, v.Misordered
@@ -88,13 +91,20 @@ func (r *run) count(ledger map[string]*command, v *verdict, controlWrong, parked
 	if parked > r.parked {
 		r.fail("%d messages are parked", parked)
 	}
-	for _, kind := range r.cell.wants {
+	wants := r.cell.wants
+	if r.length >= time.Minute {
+		wants = append(wants, r.cell.wantsLong...)
+	}
+	for _, kind := range wants {
 		if r.kinds()[kind] == 0 {
 			r.fail("no %s was injected: nothing was shown", kind)
 		}
 	}
 	if r.cell.redelivers && controlWrong == 0 {
 		r.fail("the control arm is right: nothing was shown")
+	}
+	if r.cell.byFault && res.ControlByFault == 0 {
+		r.fail("the control arm has doubled nothing but what was copied: nothing was shown")
 	}
 }
 

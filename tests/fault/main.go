@@ -29,9 +29,11 @@ type suite struct {
 	short  bool
 	length time.Duration // of each cell, where it is not zero
 	dir    string
-	mutant bool   // of which something is wrong
-	kept   bool   // dir stays, whatever happens
-	binary string // of children
+	mutant bool     // of which something is wrong
+	kept   bool     // dir stays, whatever happens
+	binary string   // of children
+	skewed string   // of those whose clock is wrong, once it is built
+	flags  []string // of builds
 }
 
 func main() {
@@ -136,11 +138,16 @@ func (s *suite) place(tags string, race bool) (err error) {
 		return err
 	}
 	s.binary = filepath.Join(s.dir, "child")
-	args := []string{"build", "-o", s.binary, "-tags", strings.Trim("kinora_fault,"+tags, ",")}
+	s.flags = []string{"-tags", strings.Trim("kinora_fault,"+tags, ",")}
 	if race {
-		args = append(args, "-race")
+		s.flags = append(s.flags, "-race")
 	}
-	out, err := exec.CommandContext(s.ctx, "go", append(args, "github.com/kinora-go/kinora/tests/fault")...).CombinedOutput()
+	return s.build(s.binary)
+}
+
+func (s *suite) build(binary string, more ...string) error {
+	args := slices.Concat([]string{"build", "-o", binary}, s.flags, more, []string{"github.com/kinora-go/kinora/tests/fault"})
+	out, err := exec.CommandContext(s.ctx, "go", args...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("build the children: %w\n%s", err, out)
 	}

@@ -15,6 +15,7 @@ type stored struct {
 	N       int
 	Amount  int64
 	Version int64
+	ID      string // of the event, and of its message
 }
 
 // model is a read model as plain SQL finds it.
@@ -109,6 +110,23 @@ func judgeModel(h history, m model, v *verdict) {
 			v.find(&v.Phantom, stream, "a sum of a stream that is none")
 		}
 	}
+}
+
+// doubledBy counts the items of a read model that are there more than once, although their message is not one of those that were
+// copied on purpose: so that it is the fault's doing.
+func doubledBy(events []stored, copied map[string]bool, m model) (n int) {
+	for _, e := range events {
+		times := 0
+		for _, item := range m.Lists[e.Stream] {
+			if item == e.N {
+				times++
+			}
+		}
+		if times > 1 && !copied[e.ID] {
+			n++
+		}
+	}
+	return n
 }
 
 // judgeStream counts what is wrong with a list, and where that is right, with its sum.

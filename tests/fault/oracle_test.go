@@ -28,7 +28,9 @@ func told5(t *testing.T) map[string]*command {
 	return ledger
 }
 
-func event(id string, n int) stored { return stored{id, "account-1", n, int64(10 * n), int64(n)} }
+func event(id string, n int) stored {
+	return stored{id, "account-1", n, int64(10 * n), int64(n), "m-" + id}
+}
 
 func events(ids string) (all []stored) {
 	for i, id := range strings.Split(ids, "") {
@@ -72,7 +74,7 @@ func TestTheOracleTellsEachFault(t *testing.T) {
 		"an ambiguous one, applied and not in the log": {events("abcd"), read(150, 1, 2, 3, 4, 5), verdict{Phantom: 1}},
 
 		"acknowledged, not in the log, and not applied": {events("abc"), read(60, 1, 2, 3), verdict{Lost: 2}},
-		"rejected, and in the log":                      {append(events("abcde"), stored{"x", "account-1", 4, 99, 6}), read(150, 1, 2, 3, 4, 5), verdict{Phantom: 1}},
+		"rejected, and in the log":                      {append(events("abcde"), stored{"x", "account-1", 4, 99, 6, "m-x"}), read(150, 1, 2, 3, 4, 5), verdict{Phantom: 1}},
 		"nobody's, in the log":                          {append(events("abcde"), event("z", 6)), read(150, 1, 2, 3, 4, 5), verdict{Phantom: 1}},
 		"twice in the log":                              {append(events("abcde"), event("b", 2)), read(150, 1, 2, 3, 4, 5), verdict{Doubled: 1}},
 		"at another version":                            {moved, read(150, 1, 2, 3, 4, 5), verdict{Misordered: 1}},
@@ -101,4 +103,13 @@ func TestALedgerIsReadWholly(t *testing.T) {
 	require.Len(t, ledger, 6)
 	require.Equal(t, ambiguous, ledger["e"].outcome)
 	require.Equal(t, rejected, ledger["x"].outcome)
+}
+
+// What the broker has copied says nothing about the fault.
+func TestDoublesThatNobodyAskedFor(t *testing.T) {
+	t.Parallel()
+	m := read(0, 1, 2, 2, 3, 3, 3, 4)
+	require.Equal(t, 2, doubledBy(events("abcd"), nil, m))
+	require.Equal(t, 1, doubledBy(events("abcd"), map[string]bool{"m-b": true}, m))
+	require.Zero(t, doubledBy(events("abcd"), map[string]bool{"m-b": true, "m-c": true}, m))
 }

@@ -42,8 +42,12 @@ func (p *process) begin() error {
 	defer func() { _ = log.Close() }()
 	p.status.set(wordOpen, 0)
 	p.status.set(wordReady, 0)
-	cmd := exec.Command(p.r.suite.binary)
-	cmd.Env = append(os.Environ(), roleEnv+"="+string(text), "KINORA_CRASH_POINT="+p.Point)
+	binary := p.r.suite.binary
+	if p.Skew != 0 {
+		binary = p.r.suite.skewed
+	}
+	cmd := exec.Command(binary)
+	cmd.Env = append(os.Environ(), roleEnv+"="+string(text), "KINORA_CRASH_POINT="+p.Point, fmt.Sprintf("%s=%d", skewEnv, int(p.Skew/time.Second)))
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true} // a Ctrl-C is for the suite
 	if err := cmd.Start(); err != nil {

@@ -110,10 +110,13 @@ func (p *producer) locate(ctx context.Context, s *slot) bool {
 
 // command issues the slot's next one. It is finished also when ctx ends meanwhile.
 func (p *producer) command(ctx context.Context, s *slot, rnd *rand.Rand) {
-	id := p.stream(s)
-	c := command{ID: uuid.NewString(), Stream: eventstore.StreamName(category, id), N: s.next, Amount: 1 + rnd.Int64N(1000)}
 	p.status.add(wordOpen, 1)
 	defer p.status.add(wordOpen, -1)
+	if p.status.get(wordGate) == 0 { // closed while this was looking for its place
+		return
+	}
+	id := p.stream(s)
+	c := command{ID: uuid.NewString(), Stream: eventstore.StreamName(category, id), N: s.next, Amount: 1 + rnd.Int64N(1000)}
 	p.ledger.intend(c)
 	p.status.add(wordIssued, 1)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)

@@ -37,13 +37,12 @@ func (o *watchedOutbox) hold(until time.Time, more, less []int64) {
 
 // ClaimEntries implements outbox.BatchClaimer.
 func (o *watchedOutbox) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) ([]outbox.Entry, error) {
-	asked := time.Now()
-	until := asked.Add(t.Lease)
+	asked, until := machineTime(), time.Now().Add(t.Lease)
 	entries, err := o.DB.ClaimEntries(ctx, q, t)
 	var seqs []int64
 	for _, e := range entries {
 		seqs = append(seqs, e.Seq)
-		o.w.trace.printf("claimed %d %s %d %d %s", e.Seq, e.Token, asked.UnixNano(), e.LastAttemptedAt.UnixMicro(), e.ID)
+		o.w.trace.printf("claimed %d %s %d %d %s", e.Seq, e.Token, asked, e.LastAttemptedAt.UnixMicro(), e.ID)
 	}
 	o.hold(until, seqs, nil)
 	return entries, err
@@ -53,15 +52,14 @@ func (o *watchedOutbox) ClaimEntries(ctx context.Context, q outbox.Query, t clai
 // not count.
 func (o *watchedOutbox) MarkEntries(ctx context.Context, marks []outbox.Mark) ([]int64, error) {
 	var renewed, final []int64
-	asked := time.Now()
-	until := asked.Add(o.w.Lease)
+	asked, until := machineTime(), time.Now().Add(o.w.Lease)
 	for _, m := range marks {
 		if m.To == outbox.Claimed {
 			renewed = append(renewed, m.Seq)
 			continue
 		}
 		final = append(final, m.Seq)
-		o.w.trace.printf("marking %d %s %d %s", m.Seq, m.Token, asked.UnixNano(), m.To)
+		o.w.trace.printf("marking %d %s %d %s", m.Seq, m.Token, asked, m.To)
 	}
 	o.hold(until, renewed, final)
 	late, err := o.DB.MarkEntries(ctx, marks)
@@ -75,7 +73,7 @@ func (o *watchedOutbox) MarkEntries(ctx context.Context, marks []outbox.Mark) ([
 		if slices.Contains(late, m.Seq) {
 			what = "late"
 		}
-		o.w.trace.printf("%s %d %s %d %s", what, m.Seq, m.Token, asked.UnixNano(), m.To)
+		o.w.trace.printf("%s %d %s %d %s", what, m.Seq, m.Token, asked, m.To)
 	}
 	return late, nil
 }
@@ -88,7 +86,7 @@ func (w *work) relay(ctx context.Context) error {
 	pub := &publisher{socket: w.Socket, name: w.Name}
 	defer func() { _ = pub.Close() }()
 	relay, err := outbox.NewRelay(&watchedOutbox{DB: w.db, w: w, held: map[int64]time.Time{}}, pub, &outbox.RelayConfig{
-		Batch: w.Batch, Lease: w.Lease, Poll: 100 * time.Millisecond, Holder: w.Name, OrderedPublisher: w.Ordered, Clock: w.clock, LogErrors: true,
+		Batch: w.Batch, Lease: w.Lease, Poll: 100 * time.Millisecond, Holder: w.Name, OrderedPublisher: w.Ordered, LogErrors: true,
 		Backoff: claim.Backoff{Base: 50 * time.Millisecond, Max: time.Second, Attempts: w.Attempts},
 	})
 	if err != nil {

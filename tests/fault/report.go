@@ -27,13 +27,15 @@ type result struct {
 	ControlWrong int            `json:"control_wrong"`
 	OK           bool           `json:"ok"`
 
-	Deliveries   int            `json:"deliveries"`
-	ClaimsBroken int            `json:"claims_broken"`
-	Parked       int            `json:"parked"`
-	Judged       bool           `json:"judged"`             // the oracle was asked
-	Measured     map[string]int `json:"measured,omitempty"` // the worst
-	Failures     []string       `json:"failures,omitempty"`
-	Note         string         `json:"note,omitempty"`
+	Rejected       int            `json:"rejected"`
+	ControlByFault int            `json:"control_doubled_by_fault"` // items, and not those that the broker had copied
+	Deliveries     int            `json:"deliveries"`
+	ClaimsBroken   int            `json:"claims_broken"`
+	Parked         int            `json:"parked"`
+	Judged         bool           `json:"judged"`             // the oracle was asked
+	Measured       map[string]int `json:"measured,omitempty"` // the worst
+	Failures       []string       `json:"failures,omitempty"`
+	Note           string         `json:"note,omitempty"`
 }
 
 func writeReport(path string, results []result) error {
@@ -50,8 +52,11 @@ func table(to io.Writer, results []result) {
 	_, _ = fmt.Fprintln(w, "cell\tseconds\tcommands\tambiguous\tdeliveries\tlost\tdoubled\tphantom\tmisordered\tcontrol wrong\t\tinjected")
 	for _, r := range results {
 		word := "ok"
-		if !r.OK {
+		switch {
+		case !r.OK:
 			word = "FAILED"
+		case r.Note != "":
+			word = r.Note
 		}
 		_, _ = fmt.Fprintf(w, "%s\t%.0f\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\n", r.Cell, r.Duration, r.Commands, r.Ambiguous, r.Deliveries,
 			r.Lost, r.Doubled, r.Phantom, r.Misordered, r.ControlWrong, word, list(r.Injected))

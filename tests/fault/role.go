@@ -43,7 +43,7 @@ type settings struct {
 	Conns    int           // of its pool
 	Lease    time.Duration // of claims, and of runners
 	Attempts int           // until an entry is abandoned or a message parked; negative: without end
-	Skew     time.Duration // how wrong its clock is
+	Skew     time.Duration // how wrong its clock is, in whole seconds (see skewed.go)
 	Point    string        // where it kills itself, if it was built to (see the build tag kinora_fault)
 
 	Streams int  // producer: how many have commands at a time
@@ -118,8 +118,9 @@ func (w *work) life(ctx context.Context) (err error) {
 	if w.trace, err = openTrace(filepath.Join(w.Dir, "trace-"+w.Name)); err != nil {
 		return err
 	}
+	w.trace.printf("life")
+	w.status.set(wordSkew, (time.Now().UnixNano()-machineTime())/int64(time.Second/2))
 	if w.More["steps"] != "" {
-		w.trace.printf("life")
 		crash.Watch(w.passed)
 	}
 	if w.db = w.open(ctx); w.db == nil {
@@ -157,9 +158,6 @@ func (w *work) open(ctx context.Context) *postgres.DB {
 		}
 	}
 }
-
-// clock is the child's idea of the time.
-func (w *work) clock() time.Time { return time.Now().Add(w.Skew) }
 
 // ready tells the suite that the role works.
 func (w *work) ready(running <-chan struct{}) {

@@ -25,7 +25,9 @@ type cell struct {
 	full       time.Duration // of injecting, in a full run
 	short      time.Duration // and in a short one
 	redelivers bool          // so its control arm must be wrong
+	byFault    bool          // also where the broker has copied nothing
 	wants      []string      // kinds that must have been injected, or the cell has shown nothing
+	wantsLong  []string      // and those that a run of a minute and more must have as well
 	run        func(*run)
 }
 

@@ -46,11 +46,12 @@ func (s *started) acking(id string) {
 type tracedUnit struct {
 	*postgres.DB
 	w *work
+	s *started
 }
 
 // Do implements projector.UnitOfWork.
 func (u tracedUnit) Do(ctx context.Context, work projector.Work, apply func(context.Context, pgx.Tx, []int) ([]outbox.Message, error)) error {
-	defer u.w.unit(work)()
+	defer u.w.unit(u.s, work)()
 	return u.DB.Do(ctx, work, apply)
 }
 
@@ -58,16 +59,17 @@ func (u tracedUnit) Do(ctx context.Context, work projector.Work, apply func(cont
 type tracedBatch struct {
 	*postgres.Batched
 	w *work
+	s *started
 }
 
 // Do implements projector.UnitOfWork.
 func (u tracedBatch) Do(ctx context.Context, work projector.Work, apply func(context.Context, *pgx.Batch, []int) ([]outbox.Message, error)) error {
-	defer u.w.unit(work)()
+	defer u.w.unit(u.s, work)()
 	return u.Batched.Do(ctx, work, apply)
 }
 
 // unit writes down that one has begun, and that it has ended.
-func (w *work) unit(of projector.Work) (end func()) {
+func (w *work) unit(s *started, of projector.Work) (end func()) {
 	for _, p := range of.Park {
 		w.trace.printf("park %s %s %s %s", p.MessageID, p.Handler, p.Class, p.Code)
 	}
@@ -75,7 +77,12 @@ func (w *work) unit(of projector.Work) (end func()) {
 		return func() {}
 	}
 	w.trace.printf("begin %s", of.Marks[0].MessageID)
-	return func() { w.trace.printf("end %s", of.Marks[0].MessageID) }
+	return func() {
+		w.trace.printf("end %s", of.Marks[0].MessageID)
+		if len(of.Replay) > 0 { // nobody acks it
+			s.acking(of.Marks[0].MessageID)
+		}
+	}
 }
 
 func (w *work) project(ctx context.Context) error {
@@ -84,12 +91,12 @@ func (w *work) project(ctx context.Context) error {
 	var runner *projector.Runner
 	var err error
 	if w.Batched {
-		runner, err = newRunner(w, s, sub, tracedBatch{w.db.Batched(), w}, func(_ context.Context, b *pgx.Batch, sql string, args ...any) error {
+		runner, err = newRunner(w, s, sub, tracedBatch{w.db.Batched(), w, s}, func(_ context.Context, b *pgx.Batch, sql string, args ...any) error {
 			b.Queue(sql, args...)
 			return nil
 		})
 	} else {
-		runner, err = newRunner(w, s, sub, tracedUnit{w.db, w}, func(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
+		runner, err = newRunner(w, s, sub, tracedUnit{w.db, w, s}, func(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
 			_, err := tx.Exec(ctx, sql, args...)
 			return err
 		})
@@ -138,7 +145,7 @@ func newRunner[Tx any](w *work, s *started, sub *subscriber, u projector.UnitOfW
 		arms = append(arms, arm(controlName, "control_", false))
 	}
 	return projector.NewRunner(u, projector.Subscribe(sub, category), &projector.RunnerConfig{
-		Concurrency: w.Lanes, Lease: w.Lease, Timeout: w.Timeout, Drain: 5 * time.Second, Clock: w.clock, LogErrors: true,
+		Concurrency: w.Lanes, Lease: w.Lease, Timeout: w.Timeout, Drain: 5 * time.Second, LogErrors: true,
 		Retry: claim.Backoff{Base: 50 * time.Millisecond, Max: time.Second, Attempts: w.Attempts},
 	}, arms...)
 }
