@@ -19,18 +19,26 @@ type tries struct {
 	attempt  Attempt
 	attempts int             // counted ones, by any process, as far as is known
 	stuck    <-chan struct{} // an attempt that has not returned: closed when it does
+	named    bool            // the last one has failed, and is still named: count or release follows
 }
 
-// count counts one.
+// count counts the last one.
 func (t *tries) count() error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.msg.Context()), t.cfg.Timeout)
-	defer cancel()
-	n, err := t.journal.CountAttempt(ctx, t.attempt)
-	if err != nil {
-		return away(err)
+	named := t.named
+	t.named = false
+	n, err := t.names.count(context.WithoutCancel(t.msg.Context()), t.attempt, named)
+	if err == nil {
+		t.attempts = n
 	}
-	t.attempts = n
-	return nil
+	return err
+}
+
+// release is for the last one where it does not count.
+func (t *tries) release() {
+	if t.named {
+		t.named = false
+		t.names.end(t.attempt, true)
+	}
 }
 
 // once brings the message through the handler a single time, if it may: Clear says that it was tried, with what error; Suspect
@@ -142,10 +150,15 @@ func (t *tries) run(replay *Replay) error {
 		begin = t.cfg.Clock()
 	}
 	skipped, ended, err := false, false, error(errGoexit)
+	var over atomic.Bool // it has ended in time, or was left to itself
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		defer func() { t.names.end(t.attempt, err != nil) }()
+		defer func() {
+			if !over.CompareAndSwap(false, true) {
+				t.names.end(t.attempt, err != nil)
+			}
+		}()
 		defer limit.stop()
 		defer cancel()
 		defer func() {
@@ -159,10 +172,14 @@ func (t *tries) run(replay *Replay) error {
 			err = &Error{Class: t.cfg.Classify(err), Code: codeOf(err), Err: err}
 		}
 	}()
-	if !returns(ctx, done) {
+	if !returns(ctx, done) && over.CompareAndSwap(false, true) {
 		t.stuck = done
 		t.tell(told, false, begin, errStuck)
 		return errStuck
+	}
+	<-done
+	if t.named = err != nil; !t.named {
+		t.names.end(t.attempt, false)
 	}
 	if err != nil && ended && t.hard.Err() == nil && !limit.began() {
 		err = &Error{Class: Transient, Code: "begin", Err: fmt.Errorf("no transaction in %s: %w", t.cfg.Timeout, err)}

@@ -45,6 +45,7 @@ func (d *delivery) at(h *bound) Attempt {
 func (d *delivery) handle(h *bound) bool {
 	a := d.at(h)
 	run := tries{delivery: d, handler: h, attempt: a}
+	defer run.release()
 	for n := 1; ; n++ { // of any outcome: how long to wait
 		v, err := run.once(nil)
 		class := ClassOf(err)
@@ -73,6 +74,7 @@ func (d *delivery) handle(h *bound) bool {
 				return d.park(h, run.attempts, err)
 			}
 		}
+		run.release()
 		if !d.pause(h.name, run.attempts, n, err) {
 			return false
 		}

@@ -53,8 +53,9 @@ type Journal interface {
 	//   - a is named as under way with runner only where attempts+alive < limit; a negative limit is none.
 	BeginAlone(ctx context.Context, runner string, a Attempt, limit int) (attempts, alive int, err error)
 
-	// CountAttempt counts one of a, and returns the count.
-	CountAttempt(ctx context.Context, a Attempt) (int, error)
+	// CountAttempt counts one of a, and returns the count. Where runner is not empty, its name of a is taken back with that: an attempt
+	// that has ended is counted either so or, where the process ends before that, as a name of a dead runner.
+	CountAttempt(ctx context.Context, runner string, a Attempt) (int, error)
 
 	// Alive says that runner lives until lease from now, on the store's clock; one that never said so is dead. A lease of zero: it
 	// has ended, and nothing is under way with it.

@@ -81,6 +81,31 @@ func (n *names) end(a Attempt, named bool) {
 	n.leave(a, named)
 }
 
+// count counts an attempt at a. Where named, it is the one that began here and has ended: what end does is done with it.
+func (n *names) count(ctx context.Context, a Attempt, named bool) (attempts int, err error) {
+	n.turn <- struct{}{}
+	defer func() { <-n.turn }()
+	ctx, cancel := context.WithTimeout(ctx, n.timeout)
+	defer cancel()
+	runner := ""
+	if named {
+		n.mu.Lock()
+		if n.leave(a, false); n.named[a.name()] == 0 {
+			runner = n.runner
+		}
+		n.mu.Unlock()
+	}
+	if attempts, err = n.journal.CountAttempt(ctx, runner, a); err != nil {
+		err = away(err)
+		n.mu.Lock()
+		if runner != "" && n.named[a.name()] == 0 {
+			n.done = append(n.done, a)
+		}
+		n.mu.Unlock()
+	}
+	return attempts, err
+}
+
 func (n *names) leave(a Attempt, named bool) {
 	k := a.name()
 	if n.named[k]--; n.named[k] == 0 {

@@ -213,7 +213,7 @@ func TestAttemptsOutliveARunner(t *testing.T) {
 		require.Len(t, list, 1)
 		require.EqualValues(t, 5, tries.Load())
 		require.Equal(t, 5, list[0].Attempts)
-		n, err := db.CountAttempt(t.Context(), projector.Attempt{Projector: "p", Handler: "p/a", MessageID: "k-1"})
+		n, err := db.CountAttempt(t.Context(), "", projector.Attempt{Projector: "p", Handler: "p/a", MessageID: "k-1"})
 		require.NoError(t, err)
 		require.Equal(t, 1, n, "they are forgotten with its parking")
 	})

@@ -41,6 +41,7 @@ func (d *delivery) replay(p Parked, cfg ReplayConfig, spent func(attempts int) b
 	}
 	for i, h := range hs {
 		run := tries{delivery: d, handler: h, attempt: d.againAt(h, p)}
+		defer run.release()
 		crash.Point("replay: before")
 		v, err := run.once(&Replay{Attempt: run.attempt, Stays: i < len(hs)-1, Force: cfg.Force, Decision: cfg.Decision})
 		crash.Point("replay: after")

@@ -109,6 +109,62 @@ func TestATransientErrorStopsNothingElseThatComesBack(t *testing.T) {
 	})
 }
 
+// slowJournal begins attempts once it may, and counts once it may.
+type slowJournal struct {
+	unit
+	slow       *atomic.Bool
+	begin, end chan struct{}
+}
+
+func (l slowJournal) Begin(ctx context.Context, runner string, attempts, done []projector.Attempt) ([]projector.Verdict, error) {
+	if l.slow.Load() {
+		<-l.begin
+	}
+	return l.unit.Begin(ctx, runner, attempts, done)
+}
+
+func (l slowJournal) CountAttempt(ctx context.Context, runner string, a projector.Attempt) (int, error) {
+	<-l.end
+	return l.unit.CountAttempt(ctx, runner, a)
+}
+
+// An attempt that has failed is named until it is counted: if the process ends in between, it counts as one of a dead runner.
+func TestAFailedAttemptIsNamedUntilItIsCounted(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f, fail := newDB(t), make(feed), make(chan struct{})
+		j := slowJournal{db, &atomic.Bool{}, make(chan struct{}), make(chan struct{})}
+		p := define(marked, func(_ context.Context, _ txn, e eventstore.Event[posted]) error {
+			if e.Stream != "k" {
+				return nil
+			}
+			<-fail
+			return errors.New("no")
+		})
+		stop := run(t, j, f, projector.RunnerConfig{Concurrency: 3}, p)
+		bad, one, other := keyed("k", 1), keyed("l", 1), keyed("m", 1)
+		f <- bad
+		synctest.Wait() // its handler runs
+		j.slow.Store(true)
+		f <- one
+		synctest.Wait() // it begins, and takes its time
+		f <- other
+		synctest.Wait() // it is to begin next, and what is done is to be taken back with that
+		close(fail)
+		synctest.Wait()
+		close(j.begin)
+		<-one.Acked()
+		<-other.Acked()
+		attempts, alive, err := db.BeginAlone(t.Context(), "another", projector.Attempt{Projector: "p", Handler: "p/a", MessageID: "k-1", Key: "k"}, 0)
+		require.NoError(t, err)
+		require.Equal(t, []int{0, 1}, []int{attempts, alive}, "counted, and under way")
+		close(j.end)
+		<-bad.Acked()
+		require.Equal(t, 5, parked(t, db)[0].Attempts)
+		require.NoError(t, stop())
+	})
+}
+
 func TestHaltWantsMarkers(t *testing.T) {
 	t.Parallel()
 	_, err := projector.NewRunner(newDB(t), projector.Subscribe(make(feed), "review"), nil, define(projector.Options{Parking: projector.Halt}, add))

@@ -21,7 +21,8 @@ type UnitOfWork[Tx any] interface {
 	//   - If apply panics or calls runtime.Goexit, nothing is recorded.
 	//   - Where ctx ends and apply does not return within a second, its transaction is broken off: nothing is recorded,
 	//     and others can have what it held. Do returns when apply does.
-	//   - Errors are *Error: apply's own too, where it has no class yet. The end of ctx is never permanent.
+	//   - Errors are *Error: apply's own too. Where it has no class yet, it is permanent for what eventstore refuses (ErrInvalid,
+	//     ErrEventIDReused), else unknown. The end of ctx is never permanent.
 	Do(ctx context.Context, w Work, apply func(ctx context.Context, tx Tx, fresh []int) ([]outbox.Message, error)) error
 
 	// Records says what of Work this provider commits together with apply's writes. A wrapper passes it on.

@@ -87,28 +87,34 @@ func (db *DB) Records() projector.Records {
 	return projector.Records{Marks: true, Park: true, Outbox: true, Rehearse: true}
 }
 
-// applyError is apply's error with the class that it has, or else unknown.
+// applyError is apply's error with the class that it has, or else that of what is refused, or unknown.
 func applyError(err error) error {
 	if _, ok := errors.AsType[*projector.Error](err); ok {
 		return err
+	}
+	return refused(err)
+}
+
+// refused classes what no retry mends.
+func refused(err error) *projector.Error {
+	switch {
+	case errors.Is(err, eventstore.ErrInvalid):
+		return &projector.Error{Class: projector.PermanentClass, Code: "invalid", Err: err}
+	case errors.Is(err, eventstore.ErrEventIDReused):
+		return &projector.Error{Class: projector.PermanentClass, Code: "event_id_reused", Err: err}
 	}
 	return &projector.Error{Class: projector.UnknownClass, Err: err}
 }
 
 // classed classes what went wrong around apply.
 func classed(err error, deadline projector.Class) error {
-	e := &projector.Error{Class: projector.UnknownClass, Err: err}
 	switch {
 	case errors.Is(err, context.Canceled):
-		e.Class = projector.Shutdown
+		return &projector.Error{Class: projector.Shutdown, Err: err}
 	case errors.Is(err, context.DeadlineExceeded):
-		e.Class, e.Code = deadline, "deadline"
-	case errors.Is(err, eventstore.ErrInvalid):
-		e.Class, e.Code = projector.PermanentClass, "invalid"
-	case errors.Is(err, eventstore.ErrEventIDReused):
-		e.Class, e.Code = projector.PermanentClass, "event_id_reused"
+		return &projector.Error{Class: deadline, Code: "deadline", Err: err}
 	}
-	return e
+	return refused(err)
 }
 
 // mark records the marks that are new, and returns their indexes.

@@ -144,7 +144,7 @@ func (db *DB) sendLookUps(ctx context.Context, b *pgx.Batch) error {
 		return nil
 	}
 	if err := db.pool.SendBatch(ctx, b).Close(); err != nil {
-		return class(fmt.Errorf("begin attempts: %w", err))
+		return class(fmt.Errorf("keep the journal: %w", err))
 	}
 	return nil
 }
@@ -196,18 +196,26 @@ func (db *DB) BeginAlone(ctx context.Context, runner string, a projector.Attempt
 	return attempts, alive, nil
 }
 
+// The count and the end of the name are one: see doneSQL.
 const countAttemptSQL = `
+with back as (
+	delete from kinora.inflight where ctid = any(array(
+		select ctid from kinora.inflight
+		where handler = $1::text and message_hash = $2::bytea and runner = $3::text and call < $4::bigint for update skip locked)))
 insert into kinora.attempts as a (handler, message_hash, attempts, last_at) values ($1::text, $2::bytea, 1, clock_timestamp())
 on conflict on constraint attempts_pkey do update set attempts = a.attempts + 1, last_at = excluded.last_at
 returning attempts`
 
 // CountAttempt implements projector.Journal.
-func (db *DB) CountAttempt(ctx context.Context, a projector.Attempt) (n int, err error) {
+func (db *DB) CountAttempt(ctx context.Context, runner string, a projector.Attempt) (n int, err error) {
+	b := &pgx.Batch{}
+	b.Queue(lookUpSQL)
+	b.Queue(db.q(countAttemptSQL), named(a), hashOf(a.MessageID), runner, db.calls.Add(1)).QueryRow(func(row pgx.Row) error { return row.Scan(&n) })
 	crash.Point("count attempt: before")
-	err = db.pool.QueryRow(ctx, db.q(countAttemptSQL), named(a), hashOf(a.MessageID)).Scan(&n)
+	err = db.sendLookUps(ctx, b)
 	crash.Point("count attempt: after")
 	if err != nil {
-		return 0, class(fmt.Errorf("count an attempt: %w", err))
+		return 0, err
 	}
 	return n, nil
 }

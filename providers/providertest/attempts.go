@@ -44,6 +44,10 @@ var attemptCases = []testCase{
 		rule: "CountAttempt counts one of a, and returns the count: of one message at one handler, or at none of one projector, also at the same moment",
 	},
 	{
+		name: "an attempt that is counted has ended", play: countedEnds,
+		rule: "CountAttempt, where runner is not empty, takes its name of a back: with its count, or never",
+	},
+	{
 		name: "counts begin anew", play: countsForgotten,
 		rule: "Work.Forget is attempts of which the count begins anew with this unit: with its commit, and never otherwise",
 	},
@@ -61,10 +65,24 @@ func (s *stage) alone(runner string, a projector.Attempt, limit, wantAttempts, w
 	same(s, "attempts, alive", []int{attempts, alive}, []int{wantAttempts, wantAlive})
 }
 
+// The name of the runner that counts is gone, those of others and of other messages stay.
+func countedEnds(s *stage) {
+	a, b := posted("m-1", "ann"), posted("m-2", "ann")
+	s.alive("one", time.Hour)
+	s.alive("two", time.Hour)
+	same(s, "verdicts", s.begin("one", a, b), []projector.Verdict{projector.Clear, projector.Clear})
+	s.alone("two", a, 9, 0, 1) // names it as well
+	n, err := s.db.CountAttempt(s.ctx, "one", a)
+	s.ok(err, "count an attempt")
+	same(s, "count", n, 1)
+	s.alone("three", a, 0, 1, 1) // that of two
+	s.verdict("the other message", b, projector.Suspect)
+}
+
 // countAttempt counts one of a, and ends the case if that is another count.
 func (s *stage) countAttempt(a projector.Attempt, want int) {
 	s.Helper()
-	n, err := s.db.CountAttempt(s.ctx, a)
+	n, err := s.db.CountAttempt(s.ctx, "", a)
 	s.ok(err, "count an attempt")
 	same(s, "count of "+a.Handler+" "+a.MessageID, n, want)
 }
@@ -251,7 +269,7 @@ func attemptsCounted(s *stage) {
 	}
 	s.alone("one", a, 9, 3, 0)
 	counts, errs := make([]int, storm), make([]error, storm)
-	together(storm, func(i int) { counts[i], errs[i] = s.db.CountAttempt(s.ctx, a) })
+	together(storm, func(i int) { counts[i], errs[i] = s.db.CountAttempt(s.ctx, "", a) })
 	s.ok(errors.Join(errs...), "count at once")
 	slices.Sort(counts)
 	for i, n := range counts {

@@ -74,7 +74,10 @@ func stuckHandler(s *stage) {
 		s.within(func(ctx context.Context) error { return s.do(ctx, work("m-4"), adds("stuck", 0)) }, "a unit of the same total")
 		s.within(func(ctx context.Context) error { return s.do(ctx, work("m-1"), adds("k", 1)) }, "a unit of the same message")
 		same(s, "total while it is stuck", s.total("k"), 1)
-		s.within(func(ctx context.Context) error { _, err := s.db.CountAttempt(ctx, posted("m-1", "")); return err }, "count an attempt")
+		s.within(func(ctx context.Context) error {
+			_, err := s.db.CountAttempt(ctx, "one", posted("m-1", ""))
+			return err
+		}, "count an attempt")
 	})
 	same(s, "outcomes", s.outcomes(key("m-1"), key("m-2")), []projector.Outcome{projector.Applied, projector.Unseen})
 	same(s, "total", s.total("k"), 1)

@@ -40,7 +40,7 @@ var unitCases = []testCase{
 	},
 	{
 		name: "the class of an error", play: errorClasses,
-		rule: "Errors are *Error: apply's own too, as unknown where it has no class yet; what it wraps is still found",
+		rule: "Errors are *Error: apply's own too: where it has no class yet, permanent for what eventstore refuses (ErrInvalid, ErrEventIDReused), else unknown; what it wraps is still found",
 	},
 	{
 		name: "an ended context", play: unitEndedContext,

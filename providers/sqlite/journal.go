@@ -168,8 +168,11 @@ func (d *DB) BeginAlone(ctx context.Context, runner string, a projector.Attempt,
 }
 
 // CountAttempt implements projector.Journal.
-func (d *DB) CountAttempt(ctx context.Context, a projector.Attempt) (n int, err error) {
+func (d *DB) CountAttempt(ctx context.Context, runner string, a projector.Attempt) (n int, err error) {
 	err = d.inTurn(ctx, func(u *unit) error {
+		if _, err := u.exec(ctx, takeBack, named(a), a.MessageID, runner); err != nil {
+			return err
+		}
 		n, err = u.count(ctx, a, 1, false)
 		return err
 	})
