@@ -8,7 +8,7 @@ import (
 
 var clockCell = &cell{
 	name: "clock", number: 7, what: "relays and runners whose clocks are an hour off either way, under kills",
-	full: 90 * time.Second, short: 6 * time.Second, redelivers: true,
+	full: 90 * time.Second, short: 6 * time.Second, redelivers: true, byFault: true,
 	wants: []string{"kill_relay", "kill_runner", "backoff"}, run: runClock,
 }
 

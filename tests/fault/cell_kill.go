@@ -4,7 +4,7 @@ import "time"
 
 var killCell = &cell{
 	name: "kill", number: 2, what: "random kill -9 of producer, relays and runners under load",
-	full: 5 * time.Minute, short: 8 * time.Second, redelivers: true,
+	full: 5 * time.Minute, short: 8 * time.Second, redelivers: true, byFault: true,
 	wants: []string{"kill_relay", "kill_runner"}, wantsLong: []string{"kill_producer"}, run: runKill,
 }
 

@@ -10,7 +10,7 @@ import (
 
 var zombieCell = &cell{
 	name: "zombie", number: 3, what: "relays and runners stopped past their leases, while peers finish what they had, and woken up",
-	full: 160 * time.Second, short: 8 * time.Second, redelivers: true,
+	full: 160 * time.Second, short: 8 * time.Second, redelivers: true, byFault: true,
 	wants: []string{"zombie_relay", "zombie_runner", "late_mark"}, wantsLong: []string{"late_mark_met_a_claim"}, run: runZombie,
 }
 
