@@ -4,7 +4,7 @@ import "time"
 
 var networkCell = &cell{
 	name: "network", number: 6, what: "every way to the database through latency, resets, half-open connections and slicing",
-	full: 150 * time.Second, short: 6 * time.Second, redelivers: true,
+	full: 2 * time.Minute, short: 6 * time.Second, redelivers: true,
 	wants: []string{"reset_runner", "reset_relay", "reset_producer", "half_open_runner"}, run: runNetwork,
 }
 

@@ -11,7 +11,7 @@ import (
 
 var pointsCell = &cell{
 	name: "points", number: 1, what: "SIGKILL at each named point of the library, before and after each step; and no statement without points",
-	full: 150 * time.Second, short: time.Second, redelivers: true, byFault: true,
+	full: 100 * time.Second, short: time.Second, redelivers: true, byFault: true,
 	wants: []string{"died_at_a_point", "parked_and_replayed"}, run: runPoints,
 }
 

@@ -4,7 +4,7 @@ import "time"
 
 var poolCell = &cell{
 	name: "pool", number: 15, what: "one connection for each process, and more workers than connections: nobody waits for himself",
-	full: time.Minute, short: 4 * time.Second, redelivers: true,
+	full: 45 * time.Second, short: 4 * time.Second, redelivers: true,
 	wants: []string{"pool_of_one", "twin"}, run: runPool,
 }
 

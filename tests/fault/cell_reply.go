@@ -8,7 +8,7 @@ import (
 
 var replyCell = &cell{
 	name: "reply", number: 5, what: "the reply to a commit lost: of appends, units of work, one-trip units, and marks of relays",
-	full: 90 * time.Second, short: 5 * time.Second, redelivers: true, byFault: true,
+	full: 75 * time.Second, short: 5 * time.Second, redelivers: true, byFault: true,
 	wants: []string{"lost_append", "lost_mark", "lost_unit", "lost_one_trip"}, run: runReply,
 }
 

@@ -9,7 +9,7 @@ import (
 
 var sigtermCell = &cell{
 	name: "sigterm", number: 18, what: "SIGTERM to relays and runners in the middle of their work, again and again",
-	full: 2 * time.Minute, short: 5 * time.Second, redelivers: true,
+	full: 100 * time.Second, short: 5 * time.Second, redelivers: true,
 	wants: []string{"sigterm_relay", "sigterm_runner", "released"}, run: runSigterm,
 }
 

@@ -4,7 +4,7 @@ import "time"
 
 var slowCell = &cell{
 	name: "slow", number: 17, what: "handlers and publications that take far longer than the leases of runners and relays, and duplicates meanwhile",
-	full: 90 * time.Second, short: time.Second, redelivers: true,
+	full: time.Minute, short: time.Second, redelivers: true,
 	wants: []string{"slow_handler", "slow_publish", "twin"}, run: runSlow,
 }
 
