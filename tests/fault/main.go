@@ -18,6 +18,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -78,16 +79,8 @@ func runSuite(ctx context.Context) (ok bool, err error) {
 		return false, err
 	}
 	fmt.Printf("seed %d\n", s.seed)
-	var results []result
-	ok = true
-	for _, c := range chosen {
-		if ctx.Err() != nil {
-			break
-		}
-		r := s.run(c)
-		results = append(results, r)
-		ok = ok && r.OK
-	}
+	results := s.runAll(chosen)
+	ok = !slices.ContainsFunc(results, func(r result) bool { return !r.OK })
 	table(os.Stdout, results)
 	if *report != "" {
 		err = writeReport(*report, results)
@@ -102,6 +95,27 @@ func runSuite(ctx context.Context) (ok bool, err error) {
 		err = errors.Join(err, errors.New("interrupted"))
 	}
 	return ok, err
+}
+
+// runAll runs cells one after another, short ones two at a time: much of what they do is to wait.
+func (s *suite) runAll(chosen []*cell) []result {
+	results := make([]result, len(chosen))
+	places := make(chan struct{}, 1)
+	if s.short {
+		places = make(chan struct{}, 2)
+	}
+	var all sync.WaitGroup
+	for i, c := range chosen {
+		places <- struct{}{}
+		all.Go(func() {
+			defer func() { <-places }()
+			if results[i] = (result{Cell: c.name, Seed: s.seed, Failures: []string{"interrupted"}}); s.ctx.Err() == nil {
+				results[i] = s.run(c)
+			}
+		})
+	}
+	all.Wait()
+	return results
 }
 
 func usage() {
