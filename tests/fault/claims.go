@@ -74,14 +74,18 @@ func claimsIn(dir string) (map[string]*entryLife, error) {
 		if err != nil {
 			return nil, err
 		}
-		readClaims(f, filepath.Base(name), entries)
+		err = readClaims(f, filepath.Base(name), entries)
 		_ = f.Close()
+		if err != nil {
+			return nil, err
+		}
 	}
 	return entries, nil
 }
 
-func readClaims(from io.Reader, by string, entries map[string]*entryLife) {
-	for lines := bufio.NewScanner(from); lines.Scan(); {
+func readClaims(from io.Reader, by string, entries map[string]*entryLife) error {
+	lines := bufio.NewScanner(from)
+	for lines.Scan() {
 		var at, asked int64
 		var what, seq, token, more string
 		if n, _ := fmt.Sscan(lines.Text(), &at, &what, &seq, &token, &asked, &more); n < 6 {
@@ -110,6 +114,7 @@ func readClaims(from io.Reader, by string, entries map[string]*entryLife) {
 			}
 		}
 	}
+	return lines.Err()
 }
 
 // leaseStep is one thing that happened to an entry.

@@ -43,7 +43,7 @@ func TestTheHistoryOfClaimsIsJudged(t *testing.T) {
 						lines = append(lines, strings.TrimSpace(mine))
 					}
 				}
-				readClaims(strings.NewReader(strings.Join(lines, "\n")), by, entries)
+				require.NoError(t, readClaims(strings.NewReader(strings.Join(lines, "\n")), by, entries))
 			}
 			broken, met := 0, 0
 			for _, e := range entries {

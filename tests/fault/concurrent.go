@@ -25,8 +25,11 @@ func concurrently(dir string) (n int, err error) {
 		if err != nil {
 			return 0, err
 		}
-		readSpans(bufio.NewScanner(f), spans)
+		err = readSpans(bufio.NewScanner(f), spans)
 		_ = f.Close()
+		if err != nil {
+			return 0, err
+		}
 	}
 	for of := range maps.Values(spans) {
 		slices.SortFunc(of, func(a, b span) int { return int(a.begin - b.begin) })
@@ -41,7 +44,7 @@ func concurrently(dir string) (n int, err error) {
 }
 
 // readSpans reads the spans of one process. A unit that did not end, since its process was killed, is none.
-func readSpans(lines *bufio.Scanner, spans map[string][]span) {
+func readSpans(lines *bufio.Scanner, spans map[string][]span) error {
 	begun := map[string][]int64{}
 	for lines.Scan() {
 		line := lines.Bytes()
@@ -68,4 +71,5 @@ func readSpans(lines *bufio.Scanner, spans map[string][]span) {
 			begun[id] = of[1:]
 		}
 	}
+	return lines.Err()
 }

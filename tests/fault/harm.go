@@ -60,12 +60,16 @@ func countStarts(dir string) (map[string]int, error) {
 		if err != nil {
 			return nil, err
 		}
-		for lines := bufio.NewScanner(f); lines.Scan(); {
+		lines := bufio.NewScanner(f)
+		for lines.Scan() {
 			if of := strings.Fields(lines.Text()); len(of) > 2 && of[1] == "start" {
 				n[of[2]]++
 			}
 		}
 		_ = f.Close()
+		if err := lines.Err(); err != nil {
+			return nil, err
+		}
 	}
 	return n, nil
 }

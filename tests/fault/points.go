@@ -109,15 +109,19 @@ func bareSteps(dir string) (bare map[string]*bareStep, passed int, err error) {
 		if err != nil {
 			return nil, 0, err
 		}
-		passed += readSteps(f, bare)
+		n, err := readSteps(f, bare)
 		_ = f.Close()
+		if err != nil {
+			return nil, 0, err
+		}
+		passed += n
 	}
 	return bare, passed, nil
 }
 
 // readSteps reads those of one process, in all its lives. A number of a goroutine may be another one's in the next life:
 // then it begins at no point, and a statement that its process died after is not counted.
-func readSteps(from io.Reader, bare map[string]*bareStep) (passed int) {
+func readSteps(from io.Reader, bare map[string]*bareStep) (passed int, err error) {
 	note := func(sql, where string) {
 		if bare[sql] == nil {
 			bare[sql] = &bareStep{where: where}
@@ -125,7 +129,8 @@ func readSteps(from io.Reader, bare map[string]*bareStep) (passed int) {
 		bare[sql].n++
 	}
 	all := map[string]*walk{}
-	for lines := bufio.NewScanner(from); lines.Scan(); {
+	lines := bufio.NewScanner(from)
+	for lines.Scan() {
 		_, line, _ := strings.Cut(lines.Text(), " ")
 		what, line, _ := strings.Cut(line, " ")
 		number, rest, _ := strings.Cut(line, " ")
@@ -163,5 +168,5 @@ func readSteps(from io.Reader, bare map[string]*bareStep) (passed int) {
 			w.point, w.said = "", rest
 		}
 	}
-	return passed
+	return passed, lines.Err()
 }

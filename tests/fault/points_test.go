@@ -25,7 +25,8 @@ func TestAStatementWithoutPointsIsNoticed(t *testing.T) {
 		"a batch that begins a transaction": {"says 7 begin; insert into kinora.markers|said 7|point 7 x|shut", "no point right before"},
 	} {
 		bare := map[string]*bareStep{}
-		readSteps(strings.NewReader("1 "+strings.ReplaceAll(c.lines, "|", "\n1 ")+"\n"), bare)
+		_, err := readSteps(strings.NewReader("1 "+strings.ReplaceAll(c.lines, "|", "\n1 ")+"\n"), bare)
+		require.NoError(t, err, name)
 		var where []string
 		for _, b := range bare {
 			where = append(where, b.where)
