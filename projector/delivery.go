@@ -66,6 +66,7 @@ func (d *delivery) handle(h *bound) bool {
 		case v == Suspect: // it has ended as many processes as it may
 			return d.park(h, run.attempts, err)
 		case class == PermanentClass:
+			run.release()
 			return d.park(h, run.attempts+1, err)
 		case class == UnknownClass:
 			if counted := run.count(); counted != nil {

@@ -81,7 +81,8 @@ func (n *names) end(a Attempt, named bool) {
 	n.leave(a, named)
 }
 
-// count counts an attempt at a. Where named, it is the one that began here and has ended: what end does is done with it.
+// count counts an attempt at a. Where named, it is the one that began here and has ended: the name goes with the count, unless
+// somebody else has its row just now, so that it is told once more like others that are done.
 func (n *names) count(ctx context.Context, a Attempt, named bool) (attempts int, err error) {
 	n.turn <- struct{}{}
 	defer func() { <-n.turn }()
@@ -90,18 +91,13 @@ func (n *names) count(ctx context.Context, a Attempt, named bool) (attempts int,
 	runner := ""
 	if named {
 		n.mu.Lock()
-		if n.leave(a, false); n.named[a.name()] == 0 {
+		if n.leave(a, true); n.under[a.name()] == 0 { // else another delivery may be named already
 			runner = n.runner
 		}
 		n.mu.Unlock()
 	}
 	if attempts, err = n.journal.CountAttempt(ctx, runner, a); err != nil {
 		err = away(err)
-		n.mu.Lock()
-		if runner != "" && n.named[a.name()] == 0 {
-			n.done = append(n.done, a)
-		}
-		n.mu.Unlock()
 	}
 	return attempts, err
 }

@@ -162,7 +162,7 @@ func (c *skipCmd) Validate() error {
 // Run skips them for good. A running service brings back what waits behind them.
 func (c *skipCmd) Run(ctx context.Context) error {
 	if len(c.Seq) == 0 {
-		return errNothingPicked // such a filter would pick all
+		return errNothingPicked // nil would pick all
 	}
 	return c.with(ctx, func(db serviceStore) error {
 		n, err := db.SkipParked(ctx, projector.ParkedFilter{Projector: reviewsProjector, Seqs: c.Seq}, c.decision())

@@ -252,7 +252,7 @@ func isRolledBack(err error) bool {
 }
 
 // Append implements eventstore.Store: one statement, one round trip. After a deadlock or a serialization failure it
-// tries again, for up to 15 seconds.
+// tries again, 20 times, with pauses that add up to 15 seconds.
 func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {
 	a, err := db.newAppend(stream, expected, events)
 	if err != nil {

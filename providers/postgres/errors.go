@@ -83,12 +83,12 @@ func class(err error) error {
 	}
 	c, code := projector.UnknownClass, ""
 	switch e := pgError(err); {
+	case errors.Is(err, eventstore.ErrEventIDReused) && !violates(err, "events_id_key"): // which is of this moment alone
+		c, code = projector.PermanentClass, "event_id_reused"
 	case e != nil:
 		c, code = classOfState(e.Code), e.Code
 	case errors.Is(err, eventstore.ErrInvalid):
 		c, code = projector.PermanentClass, "invalid"
-	case errors.Is(err, eventstore.ErrEventIDReused):
-		c, code = projector.PermanentClass, "event_id_reused"
 	case isNetwork(err):
 		c, code = projector.Transient, "network"
 	}

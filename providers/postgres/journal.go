@@ -196,6 +196,11 @@ func (db *DB) BeginAlone(ctx context.Context, runner string, a projector.Attempt
 	return attempts, alive, nil
 }
 
+// A unit that forgets the count has its row for as long as its handler runs: whoever counts does not wait for that.
+const countSettingsSQL = `select set_config('enable_seqscan', 'off', true), set_config('lock_timeout', $1::text, true)`
+
+const countWait = "100ms"
+
 // The count and the end of the name are one: see doneSQL.
 const countAttemptSQL = `
 with back as (
@@ -206,10 +211,10 @@ insert into kinora.attempts as a (handler, message_hash, attempts, last_at) valu
 on conflict on constraint attempts_pkey do update set attempts = a.attempts + 1, last_at = excluded.last_at
 returning attempts`
 
-// CountAttempt implements projector.Journal.
+// CountAttempt implements projector.Journal. A wait of more than 100 ms for a unit that forgets the count is a transient error (55P03).
 func (db *DB) CountAttempt(ctx context.Context, runner string, a projector.Attempt) (n int, err error) {
 	b := &pgx.Batch{}
-	b.Queue(lookUpSQL)
+	b.Queue(countSettingsSQL, countWait)
 	b.Queue(db.q(countAttemptSQL), named(a), hashOf(a.MessageID), runner, db.calls.Add(1)).QueryRow(func(row pgx.Row) error { return row.Scan(&n) })
 	crash.Point("count attempt: before")
 	err = db.sendLookUps(ctx, b)

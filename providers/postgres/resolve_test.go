@@ -276,3 +276,26 @@ func TestSkippingALongLaneTakesNoLongerThanItIsLong(t *testing.T) {
 	require.Equal(t, n, skipped)
 	require.Equal(t, []string{"m20000"}, dueOf(t, db), "the one that is left")
 }
+
+// A unit that forgets a message's attempts has their row for as long as its handler runs: whoever counts another attempt at the
+// message meanwhile, with the turn of its runner, is told to come again.
+func TestACountDoesNotWaitForAHandler(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.Open(t, nil)
+	a := projector.Attempt{Projector: "p", Handler: "p/a", MessageID: "m"}
+	n, err := db.CountAttempt(t.Context(), "", a)
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	finish := paused(t, db, projector.Work{Projector: "p", Forget: []projector.Attempt{a}})
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	_, err = db.CountAttempt(ctx, "", a)
+	var e *projector.Error
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, projector.Transient, e.Class)
+	require.Equal(t, "55P03", e.Code)
+	require.NoError(t, finish())
+	n, err = db.CountAttempt(t.Context(), "", a)
+	require.NoError(t, err)
+	require.Equal(t, 1, n, "they were forgotten")
+}

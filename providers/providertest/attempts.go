@@ -67,16 +67,18 @@ func (s *stage) alone(runner string, a projector.Attempt, limit, wantAttempts, w
 
 // The name of the runner that counts is gone, those of others and of other messages stay.
 func countedEnds(s *stage) {
-	a, b := posted("m-1", "ann"), posted("m-2", "ann")
+	a, b, other := posted("m-1", "ann"), posted("m-2", "ann"), posted("m-1", "ann")
+	other.Handler = "ratings/other"
 	s.alive("one", time.Hour)
 	s.alive("two", time.Hour)
-	same(s, "verdicts", s.begin("one", a, b), []projector.Verdict{projector.Clear, projector.Clear})
+	same(s, "verdicts", s.begin("one", a, b, other), []projector.Verdict{projector.Clear, projector.Clear, projector.Clear})
 	s.alone("two", a, 9, 0, 1) // names it as well
 	n, err := s.db.CountAttempt(s.ctx, "one", a)
 	s.ok(err, "count an attempt")
 	same(s, "count", n, 1)
 	s.alone("three", a, 0, 1, 1) // that of two
 	s.verdict("the other message", b, projector.Suspect)
+	s.verdict("the other handler", other, projector.Suspect)
 }
 
 // countAttempt counts one of a, and ends the case if that is another count.
