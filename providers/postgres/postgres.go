@@ -121,7 +121,8 @@ func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 func (db *DB) Pool() *pgxpool.Pool { return db.pool }
 
 // Close sends the last notification (Config.Notify), for which it waits at most a second, and closes the pool if
-// Open made it. A borrowed pool is closed after it.
+// Open made it: where the network is silent, pgx waits 15 seconds for a connection that it has given up on. A borrowed pool
+// is closed after it.
 func (db *DB) Close() {
 	db.notes.close()
 	if db.owned {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"os/exec"
 	"regexp"
 	"slices"
@@ -23,6 +24,12 @@ var fuzzers = [][2]string{
 
 var execs = regexp.MustCompile(`execs: (\d+)`)
 
+// isOver tells that Go took the end of the time for a failure (golang/go#75804, until Go 1.27): what fails has an input, which Go
+// writes down.
+func isOver(out []byte) bool {
+	return bytes.Contains(out, []byte("\n    context deadline exceeded\n")) && !bytes.Contains(out, []byte("Failing input"))
+}
+
 // runFuzz runs each for its share. What one of them finds, Go leaves in its package's testdata.
 func runFuzz(r *run) {
 	chosen, all := fuzzers, 0
@@ -35,7 +42,7 @@ func runFuzz(r *run) {
 		out, err := exec.CommandContext(r.suite.ctx, "go", "test", "-run", "^$", "-fuzz", "^"+f[1]+"$", "-fuzztime", each.String(),
 			"github.com/kinora-go/kinora/"+f[0]).CombinedOutput()
 		r.trace.printf("%s %s", f[1], strings.ReplaceAll(string(out), "\n", " | "))
-		if err != nil {
+		if err != nil && !isOver(out) {
 			r.fail("%s: %v: %s", f[1], err, out)
 		}
 		if said := execs.FindAllSubmatch(out, -1); len(said) > 0 { // else its corpus took all of its time

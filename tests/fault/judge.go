@@ -18,7 +18,7 @@ const drainLimit = 15 * time.Second
 func (r *run) judge() {
 	for _, as := range []role{producing, relaying, running} {
 		for _, p := range r.of(as) {
-			p.stop(drainLimit)
+			p.stop(r.drain)
 		}
 	}
 	ctx := r.suite.ctx

@@ -44,7 +44,8 @@ type run struct {
 	dir    string
 	start  time.Time
 	trace  *trace
-	ahead  int // how many commands producers may be ahead of the acks; a backlog of so many is the load
+	ahead  int           // how many commands producers may be ahead of the acks; a backlog of so many is the load
+	drain  time.Duration // how long a child may take to end
 
 	pg      *pgtest.Server
 	dsn     string // of the cell's database
@@ -368,7 +369,7 @@ func newRun(s *suite, c *cell) (*run, error) {
 	}
 	seed := s.seed ^ uint64(c.number)<<32
 	r := &run{
-		suite: s, cell: c, length: c.full, seed: seed, dir: dir, start: time.Now(), trace: t, ahead: 500,
+		suite: s, cell: c, length: c.full, seed: seed, dir: dir, start: time.Now(), trace: t, ahead: 500, drain: drainLimit,
 		rnd: rand.New(rand.NewPCG(seed, 0)), injected: map[string]int{},
 	}
 	switch {
