@@ -192,6 +192,19 @@ func TestBatchedUnitWhoseReplyIsLostIsAmbiguousAndTakesEffectOnce(t *testing.T) 
 	require.Equal(t, 2, count(t, direct, `select n from totals where key = 'k'`))
 }
 
+// Whoever ends a service waits for nobody's connection, be it in use or on a network that has gone.
+func TestCloseHasALimit(t *testing.T) {
+	t.Parallel()
+	db, err := postgres.Open(t.Context(), postgrestest.DSN(t, nil), nil)
+	require.NoError(t, err)
+	conn, err := db.Pool().Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	begin := time.Now()
+	db.Close()
+	require.Less(t, time.Since(begin), 10*time.Second)
+}
+
 // The server rolled it back and would take it now: nobody needs to hear of that.
 func TestAppendIsTriedAgainAfterADeadlock(t *testing.T) {
 	t.Parallel()

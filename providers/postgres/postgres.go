@@ -121,14 +121,27 @@ func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 func (db *DB) Pool() *pgxpool.Pool { return db.pool }
 
 // Close sends the last notification (Config.Notify), for which it waits at most a second, and closes the pool if
-// Open made it: where the network is silent, pgx waits 15 seconds for a connection that it has given up on. A borrowed pool
-// is closed after it.
+// Open made it: for that it waits at most five seconds. What is in use by then, or on a network that does not answer, is
+// closed when it can be. A borrowed pool is closed after it.
 func (db *DB) Close() {
 	db.notes.close()
-	if db.owned {
+	if !db.owned {
+		return
+	}
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
 		db.pool.Close()
+	}()
+	limit := time.NewTimer(closeLimit)
+	defer limit.Stop()
+	select {
+	case <-closed:
+	case <-limit.C:
 	}
 }
+
+const closeLimit = 5 * time.Second
 
 const defaultSchema = "kinora"
 

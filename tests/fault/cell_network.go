@@ -21,7 +21,7 @@ func runNetwork(r *run) {
 		s.DSN, s.Timeout = ways[s.Role].dsn, 4*time.Second
 	})
 	heals := 4*lease + userTimeout
-	r.drain += 15 * time.Second // what pgx gives a connection on which nobody answers, when it closes
+	r.drain += 10 * time.Second // the drain itself, a listener's end and the pool's may each meet a connection on which nobody answers
 	r.during(func() {
 		as := []role{producing, relaying, running}[r.intn(3)]
 		if disturb(r, as, ways[as]) {
