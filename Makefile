@@ -39,7 +39,7 @@ postgres:
 	{ [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get update -qq && \
 	apt-get install -y -qq postgresql-common && mkdir -p /etc/postgresql-common && \
 	echo "create_main_cluster = false" >> /etc/postgresql-common/createcluster.conf && apt-get install -y -qq postgresql; } || \
-	{ echo "the tests need PostgreSQL: install the package postgresql, or name a server in KINORA_POSTGRES, or set KINORA_SKIP=postgres"; exit 1; }
+	{ echo "the tests need PostgreSQL: install the package postgresql, or name a server in KINORA_POSTGRES (the fault suite needs the package), or set KINORA_SKIP=postgres"; exit 1; }
 
 # Some tests go through a pooler in transaction mode, private ones as well. The package would start a service of its own.
 pgbouncer:

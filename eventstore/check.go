@@ -27,7 +27,8 @@ const (
 
 var nameRE = regexp.MustCompile(`^[a-z][a-z0-9_]{0,40}$`)
 
-// CheckName refuses a name that does not match ^[a-z][a-z0-9_]{0,40}$: categories, and names that become SQL.
+// CheckName refuses a name that does not match ^[a-z][a-z0-9_]{0,40}$: categories, and names that become SQL. Like all
+// checks here it refuses with an *InvalidError.
 func CheckName(field, name string) error {
 	if !nameRE.MatchString(name) {
 		return invalidf(field, "want ^[a-z][a-z0-9_]{0,40}$")

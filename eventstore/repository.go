@@ -93,6 +93,7 @@ func (r *Repository[A]) load(ctx context.Context, store Store, id string) (A, Ap
 //   - Those that met a conflict on a stream go on one after another, in this process, and with a short random pause
 //     from the second time on (up to 1ms, doubling to 200ms): many on one stream would keep one another from
 //     getting anywhere.
+//   - Where ctx ends while it waits for another try, it returns the *ConflictError, not ctx's error.
 //   - No events: nothing is written; Appended says where the stream stands, with Count 0.
 //   - decide's error is returned as it is.
 func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([]any, error)) (at Appended, err error) {

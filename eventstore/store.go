@@ -45,7 +45,8 @@ type Store interface {
 
 // TxStore is a Store inside a transaction that its caller owns (such as sqlite.DB.InTx returns).
 //   - It never commits, rolls back or retries.
-//   - Every error that Append documents leaves the transaction usable, with nothing of that append in it.
+//   - Every error that Append documents leaves the transaction usable, with nothing of that append in it, but where a provider names
+//     an exception (postgres.Tx.Append has one).
 type TxStore interface {
 	Store
 	CallersTx()

@@ -43,6 +43,41 @@ func (l *looked) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms
 	return l.DB.ClaimEntries(ctx, q, t)
 }
 
+// added is a store to which an entry is added while a relay looks everywhere, after the look.
+type added struct {
+	*memory.DB
+	add func()
+}
+
+func (a *added) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) ([]outbox.Entry, error) {
+	found, err := a.DB.ClaimEntries(ctx, q, t)
+	if add := a.add; add != nil && len(found) == 0 && !q.Near && q.After == 0 {
+		a.add = nil
+		add()
+	}
+	return found, err
+}
+
+// What is added during the last look before a pause ends the pause.
+func TestRelayHearsWhatIsAddedWhileItLooks(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, pub := newDB(t), newPublisher(nil)
+		store := &added{DB: db}
+		begin := time.Now()
+		var at time.Duration
+		store.add = func() {
+			at = time.Since(begin)
+			enqueue(t, db, "a1")
+		}
+		stop := start(t, store, pub, outbox.RelayConfig{Poll: time.Hour})
+		time.Sleep(24 * time.Hour)
+		require.NoError(t, stop())
+		require.Equal(t, []string{"a1"}, pub.ids())
+		require.InDelta(t, at.Seconds(), pub.log[0].at.Seconds(), 1e-6)
+	})
+}
+
 func (l *looked) count() (everywhere, nearby int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 type Message struct {
 	ID      string            // the same on every publication; empty: a new UUIDv7 (in a handler's output: derived from the cause)
 	Topic   string            // 1 to 255 bytes
-	Key     string            // the ordering key; empty: the message's own id, so that it waits for no other
+	Key     string            // the ordering key; empty: the message's own id, so that it waits for no other (in a handler's output: the cause's stream)
 	Payload []byte            // published byte for byte; at most the provider's MaxPayload
 	Headers map[string]string // see eventstore.CheckHeaders
 	// OrderedKey makes others that enqueue a message of this topic and key with it wait until this transaction

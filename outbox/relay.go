@@ -183,10 +183,10 @@ func (r *Relay) loop(ctx, hard context.Context) {
 	now := r.cfg.Clock()
 	front, all := now, now.Add(r.cfg.Poll) // when to look there by all means
 	at := lookFront
+	var wake <-chan struct{} // since before the first look that found nothing, so that nothing falls between
 	for ctx.Err() == nil {
-		var wake <-chan struct{}
-		if w, ok := r.store.(Waker); ok {
-			wake = w.Enqueued() // before the look, so that nothing falls between
+		if w, ok := r.store.(Waker); ok && wake == nil {
+			wake = w.Enqueued()
 		}
 		now = r.cfg.Clock()
 		switch {
@@ -208,7 +208,7 @@ func (r *Relay) loop(ctx, hard context.Context) {
 			if pause = min(2*pause, r.cfg.Poll); sleep(ctx, d, wake) {
 				next = lookNearby
 			}
-			at = next
+			at, wake = next, nil
 			continue
 		}
 		q, limit := r.next()
@@ -249,7 +249,7 @@ func (r *Relay) loop(ctx, hard context.Context) {
 			trouble = min(2*trouble, troubleMax)
 			continue
 		case found > 0:
-			at, pause = lookNearby, pauseMin
+			at, pause, wake = lookNearby, pauseMin, nil
 		default:
 			at++
 		}

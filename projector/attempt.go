@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync/atomic"
 	"time"
 )
@@ -245,7 +246,7 @@ func newDeadline(each time.Duration, end func()) *deadline {
 // handler is the handler's context. One that does not heed its end meets the end of the whole unit later.
 func (l *deadline) handler(ctx context.Context) (context.Context, func()) {
 	l.begun.Store(true)
-	l.timer.Reset(2 * l.each)
+	l.timer.Reset(l.each + min(l.each, math.MaxInt64-l.each))
 	inner, cancel := context.WithTimeout(ctx, l.each)
 	return inner, func() {
 		l.begun.Store(inner.Err() != nil) // what comes after a handler that returned in time is not its fault

@@ -21,7 +21,7 @@ var (
 	// ErrHalted: a message of a projector with Halt is parked; the runner runs again once it is replayed or skipped.
 	ErrHalted = errors.New("the projector is halted: a message is parked")
 	// ErrPruned: markers of that time are gone, so nobody knows whether the message has taken effect since.
-	ErrPruned = errors.New("markers from when the message was parked are pruned: it may have taken effect; rebuild, or force it")
+	ErrPruned = errors.New("markers from when the message was parked are pruned: it may have taken effect: look, then force or skip it")
 )
 
 // Parked is a message set aside, with all that is needed to look into it and to handle it later.
@@ -91,7 +91,7 @@ type ParkedFilter struct {
 	State     ParkedState
 	Seqs      []int64 // these; nil: any; empty: none
 	After     int64   // only greater Seqs: the last one of the page before
-	Limit     int     // zero means 100 for ParkedMessages, and no limit for SkipParked
+	Limit     int     // zero means 100 for ParkedMessages and Rehearse, and no limit for SkipParked and Replay
 }
 
 // ParkedInspector is a capability of a provider: looking at what is parked, and giving up on it.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math"
 	"runtime"
 	"strings"
 	"sync"
@@ -358,6 +359,20 @@ func TestPanicGoexitAndDeadlineAreIsolated(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestATimeoutMayBeAsLongAsADurationCanBe(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f := newDB(t), make(feed)
+		stop := run(t, db, f, projector.RunnerConfig{Timeout: math.MaxInt64, Lease: math.MaxInt64}, define(marked, func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
+			time.Sleep(time.Hour)
+			return errors.Join(ctx.Err(), add(ctx, tx, e))
+		}))
+		f.deliver(t, msg("1", "posted", `{"Stars":5}`))
+		require.NoError(t, stop())
+		require.Equal(t, 5, total(db, "totals"))
+	})
 }
 
 func TestParkingIsTriedUntilItSucceeds(t *testing.T) {

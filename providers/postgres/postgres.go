@@ -20,7 +20,7 @@ import (
 
 // Config tells how a DB works; the zero value is the default.
 type Config struct {
-	Schema     string       // the PostgreSQL schema of Kinora's tables; empty means "kinora"
+	Schema     string       // the PostgreSQL schema of Kinora's tables, as eventstore.CheckName has it; empty means "kinora"
 	Route      outbox.Route // which events make entries, to which topics; nil: none
 	MaxPayload int          // bytes of one event's or message's payload; zero means 1 MiB
 

@@ -1,6 +1,6 @@
 -- Roles for Kinora's schema, to be granted to a service's login roles. "kinora." is replaced by the configured
--- schema; the roles keep their names, since they belong to the whole cluster. Run it as a superuser, or as a
--- role with createrole that may create schemas here, before Migrate; it may be run again.
+-- schema; the roles keep their names, since they belong to the whole cluster. Run it as a superuser,
+-- before Migrate; it may be run again.
 --
 --   kinora_owner      owns schema and tables; nobody logs in as it
 --   kinora_migrator   becomes the owner to migrate:  alter role deploy in database shop set role kinora_owner

@@ -3,6 +3,7 @@ package providertest
 import (
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/kinora-go/kinora/marker"
@@ -87,6 +88,8 @@ func oldMarkers(s *stage) {
 	s.pruneMarkers("ratings/posted", time.Hour, 10, 0)
 	keys := s.markedHourly(8)
 	s.pruneMarkers("ratings/posted", 24*time.Hour, 10, 0)
+	s.pruneMarkers("ratings/posted", math.MaxInt64, 10, 0)
+	s.holds(s.floor("ratings/posted").IsZero(), "the floor is the zero time where markers are kept for ever")
 	s.pruneMarkers("ratings/poste", time.Hour, 10, 0)
 	s.pruneMarkers("ratings/posted%", time.Hour, 10, 0)
 	s.pruneMarkers("ratings", time.Hour, 10, 0)
@@ -207,6 +210,7 @@ func journalForgets(s *stage) {
 	s.verdict("what another runner has named", a, projector.Suspect)
 	s.advance(2 * time.Hour)
 	s.pruneJournal(3*time.Hour, 100, 0)
+	s.pruneJournal(math.MaxInt64, 100, 0)
 	s.pruneJournal(time.Hour, 100, 4) // one replayed, one skipped, one counted, one named
 	s.pruneJournal(time.Hour, 100, 0)
 	for state, want := range map[projector.ParkedState][]string{

@@ -166,6 +166,10 @@ func TestHandlerThatIgnoresItsContext(t *testing.T) {
 			}
 			<-release
 		},
+		"further row": func(tx *sql.Tx, release chan struct{}) {
+			_ = furtherRow(context.Background(), tx)
+			<-release
+		},
 	} {
 		for _, rehearse := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, rehearsed %t", name, rehearse), func(t *testing.T) {
@@ -201,6 +205,17 @@ func TestHandlerThatIgnoresItsContext(t *testing.T) {
 	}
 }
 
+// furtherRow finds a row at once, and then looks for another one for ever.
+func furtherRow(ctx context.Context, tx *sql.Tx) error {
+	rows, err := tx.QueryContext(ctx, `with recursive n (i) as (select 1 union all select i + 1 from n) select i from n where i = 1 or i < 0`)
+	if err != nil {
+		return err
+	}
+	for rows.Next() {
+	}
+	return errors.Join(rows.Err(), rows.Close())
+}
+
 func TestHandlerPastItsDeadline(t *testing.T) {
 	t.Parallel()
 	db := open(t, nil)
@@ -227,6 +242,7 @@ func TestHandlerPastADeadlineOfItsOwn(t *testing.T) {
 	for _, wait := range []func(context.Context, *sql.Tx) error{
 		func(ctx context.Context, _ *sql.Tx) error { <-ctx.Done(); return ctx.Err() },
 		func(ctx context.Context, tx *sql.Tx) error { _, err := tx.ExecContext(ctx, forever); return err },
+		furtherRow,
 	} {
 		err := db.Do(context.Background(), marks("m1"), func(ctx context.Context, tx *sql.Tx, _ []int) ([]message, error) {
 			ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)

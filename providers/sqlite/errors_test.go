@@ -11,6 +11,7 @@ import (
 	"reflect"
 	"syscall"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
@@ -65,6 +66,43 @@ func TestErrorsOfUnitsAreClassed(t *testing.T) {
 			requireClass(t, db.Do(context.Background(), marks("m1"), c.apply), c.class, c.code)
 			require.Equal(t, 0, count(t, db.SQL(), "kinora_markers"))
 			require.Equal(t, 0, count(t, db.SQL(), "kinora_outbox"))
+		})
+	}
+}
+
+// An error that comes with a further row is that error, though the query has returned long before.
+func TestErrorsOfFurtherRows(t *testing.T) {
+	t.Parallel()
+	const second = `select json_extract(column1, '$') from (values ('{}'), ('{'))`
+	for name, query := range map[string]func(ctx context.Context, tx *sql.Tx) (*sql.Rows, error){
+		"query": func(ctx context.Context, tx *sql.Tx) (*sql.Rows, error) { return tx.QueryContext(ctx, second) },
+		"prepared": func(ctx context.Context, tx *sql.Tx) (*sql.Rows, error) {
+			s, err := tx.PrepareContext(ctx, second)
+			if err != nil {
+				return nil, err
+			}
+			return s.QueryContext(ctx)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := open(t, nil)
+			unit, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			err := db.Do(unit, marks("m1"), func(ctx context.Context, tx *sql.Tx, _ []int) ([]message, error) {
+				ctx, cancel := context.WithTimeout(ctx, time.Minute)
+				defer cancel()
+				rows, err := query(ctx, tx)
+				require.NoError(t, err)
+				n := 0
+				for rows.Next() {
+					n++
+				}
+				require.Equal(t, 1, n)
+				return nil, errors.Join(rows.Err(), rows.Close())
+			})
+			requireClass(t, err, "unknown", "SQLITE_ERROR")
+			require.NotErrorIs(t, err, context.Canceled)
 		})
 	}
 }

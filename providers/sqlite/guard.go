@@ -4,8 +4,12 @@ import (
 	"context"
 	"database/sql/driver"
 	"errors"
+	"reflect"
+	"sync"
 
+	"modernc.org/libc"
 	"modernc.org/sqlite"
+	sqlite3 "modernc.org/sqlite/lib"
 )
 
 // guarded makes connections that commit only Kinora's own transactions, from their begin. Without it, a handler that
@@ -33,7 +37,7 @@ func (g guarded) Connect(ctx context.Context) (driver.Conn, error) {
 		return 1
 	})
 	full.RegisterRollbackHook(g.db.rolledBack)
-	return &guardedConn{driverConn: full}, nil
+	return &guardedConn{driverConn: full, handle: handleOf(c)}, nil
 }
 
 // manner is how a transaction differs from others. It is in the context that it begins with.
@@ -60,8 +64,29 @@ func unsynced(ctx context.Context) context.Context {
 // guardedConn begins transactions in their manner, and ends their statements with their units.
 type guardedConn struct {
 	driverConn
+	handle uintptr         // of SQLite's connection; 0 where the driver does not tell
 	unit   context.Context // that of the transaction that is open
 	broken bool            // it could not be put back as it was
+}
+
+// handleOf looks into the driver, which interrupts a statement while it searches for its first row, and none that searches for a
+// further one.
+func handleOf(c driver.Conn) uintptr {
+	if v := reflect.Indirect(reflect.ValueOf(c)); v.Kind() == reflect.Struct {
+		if db := v.FieldByName("db"); db.IsValid() && db.Kind() == reflect.Uintptr {
+			return uintptr(db.Uint())
+		}
+	}
+	return 0
+}
+
+// interrupt ends the statement that runs.
+func (c *guardedConn) interrupt() {
+	if c.handle != 0 {
+		tls := libc.NewTLS()
+		defer tls.Close()
+		sqlite3.Xsqlite3_interrupt(tls, c.handle)
+	}
 }
 
 const (
@@ -120,8 +145,7 @@ func (tx guardedTx) Rollback() error {
 }
 
 // withUnit ends ctx with the unit, too: a handler may run a statement with a context that does not, and the
-// connection is not free before that statement is over. Nothing ends the search for a further row, once there was a
-// first.
+// connection is not free before that statement is over.
 func (c *guardedConn) withUnit(ctx context.Context) (context.Context, func()) {
 	if c.unit == nil || c.unit.Done() == nil || ctx.Done() == c.unit.Done() {
 		return ctx, func() {}
@@ -139,8 +163,8 @@ func (c *guardedConn) ExecContext(ctx context.Context, query string, args []driv
 
 func (c *guardedConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
 	ctx, done := c.withUnit(ctx)
-	defer done()
-	return c.driverConn.QueryContext(ctx, query, args)
+	rows, err := c.driverConn.QueryContext(ctx, query, args)
+	return c.guardRows(ctx, rows, err, done)
 }
 
 func (c *guardedConn) PrepareContext(ctx context.Context, query string) (driver.Stmt, error) {
@@ -174,6 +198,70 @@ func (s guardedStmt) ExecContext(ctx context.Context, args []driver.NamedValue) 
 
 func (s guardedStmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
 	ctx, done := s.conn.withUnit(ctx)
-	defer done()
-	return s.driverStmt.QueryContext(ctx, args)
+	rows, err := s.driverStmt.QueryContext(ctx, args)
+	return s.conn.guardRows(ctx, rows, err, done)
+}
+
+// guardedRows have a context until they are closed, as the driver takes any error of a row for that of a context that has ended; and
+// its end ends the search for a further row, which else would keep the connection, and with it everybody who writes.
+type guardedRows struct {
+	driverRows
+	ctx  context.Context
+	done func()
+
+	mu        sync.Mutex
+	searching bool
+}
+
+type driverRows interface {
+	driver.Rows
+	driver.RowsColumnTypeDatabaseTypeName
+	driver.RowsColumnTypeLength
+	driver.RowsColumnTypeNullable
+	driver.RowsColumnTypePrecisionScale
+	driver.RowsColumnTypeScanType
+}
+
+func (c *guardedConn) guardRows(ctx context.Context, rows driver.Rows, err error, done func()) (driver.Rows, error) {
+	if err != nil {
+		done()
+		return nil, err
+	}
+	full, ok := rows.(driverRows)
+	if !ok {
+		done()
+		return nil, errors.Join(errors.New("the driver's rows lack methods"), rows.Close())
+	}
+	r := &guardedRows{driverRows: full, ctx: ctx}
+	stop := context.AfterFunc(ctx, func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.searching {
+			c.interrupt()
+		}
+	})
+	r.done = func() { stop(); done() }
+	return r, nil
+}
+
+// Next implements driver.Rows.
+func (r *guardedRows) Next(dest []driver.Value) error {
+	r.search(true)
+	defer r.search(false)
+	if err := r.ctx.Err(); err != nil {
+		return err
+	}
+	return r.driverRows.Next(dest)
+}
+
+func (r *guardedRows) search(begins bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.searching = begins
+}
+
+// Close implements driver.Rows.
+func (r *guardedRows) Close() error {
+	defer r.done()
+	return r.driverRows.Close()
 }

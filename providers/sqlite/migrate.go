@@ -13,7 +13,6 @@ import (
 
 	"github.com/pressly/goose/v3"
 	"modernc.org/sqlite"
-	sqlite3 "modernc.org/sqlite/lib"
 )
 
 //go:embed migrations/*.sql
@@ -38,11 +37,7 @@ func (d *DB) Migrate(ctx context.Context) error {
 // Ready returns ErrNotMigrated where the file's tables are not those of this version. It looks at the tables, and
 // not at what Migrate has noted, as they may come from MigrationSQL.
 func (d *DB) Ready(ctx context.Context) error {
-	err := d.users.warmUp(ctx)
-	if codeOf(err) == sqlite3.SQLITE_ERROR && !errors.Is(err, ErrNotMigrated) { // a column, or an index
-		err = fmt.Errorf("%w: %w", ErrNotMigrated, err)
-	}
-	if err != nil {
+	if err := d.users.warmUp(ctx); err != nil {
 		return fmt.Errorf("ready: %w", err)
 	}
 	return nil

@@ -106,6 +106,25 @@ func TestMigrationSQL(t *testing.T) {
 	require.NoError(t, byHand.Close())
 }
 
+// A file of an older version lacks a table, a column, or an index: it is opened, so that it can be migrated.
+func TestAFileOfAnOlderVersionIsOpened(t *testing.T) {
+	t.Parallel()
+	for _, older := range []string{
+		`drop table kinora_parked`, `alter table kinora_outbox rename column last_error to error`, `drop index kinora_outbox_held`,
+	} {
+		path := migrated(t)
+		raw, err := sql.Open("sqlite", path)
+		require.NoError(t, err)
+		_, err = raw.Exec(older)
+		require.NoError(t, err, older)
+		require.NoError(t, raw.Close())
+		db, err := sqlite.Open(t.Context(), path, nil)
+		require.NoError(t, err, older)
+		require.ErrorIs(t, db.Ready(t.Context()), sqlite.ErrNotMigrated, older)
+		require.NoError(t, db.Close())
+	}
+}
+
 func TestNotMigrated(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+
+	sqlite3 "modernc.org/sqlite/lib"
 )
 
 // pool is a pool of connections, with the statements that are prepared on it.
@@ -39,13 +41,18 @@ func (p *pool) stmt(ctx context.Context, query string) (*sql.Stmt, error) {
 	return s, nil
 }
 
-// warmUp prepares what transactions use, so that none of them needs a second connection for that.
+// warmUp prepares what transactions use, so that none of them needs a second connection for that. A file that lacks a column or an
+// index, too, is ErrNotMigrated.
 func (p *pool) warmUp(ctx context.Context) error {
 	if p.warm.Load() {
 		return nil
 	}
 	for _, query := range inTransactions {
-		if _, err := p.stmt(ctx, query); err != nil {
+		_, err := p.stmt(ctx, query)
+		if codeOf(err) == sqlite3.SQLITE_ERROR && !errors.Is(err, ErrNotMigrated) {
+			err = fmt.Errorf("%w: %w", ErrNotMigrated, err)
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -139,8 +139,14 @@ func timeOrZero(ms sql.NullInt64) time.Time {
 	return timeOf(ms.Int64)
 }
 
-// millis rounds up, so that a lease is never shorter than was asked for.
-func millis(d time.Duration) int64 { return int64((d + time.Millisecond - 1) / time.Millisecond) }
+// millis rounds up, so that a lease is never shorter than was asked for. There is room for what is longer than anybody lives.
+func millis(d time.Duration) int64 {
+	ms := int64(d / time.Millisecond)
+	if d%time.Millisecond > 0 {
+		ms++
+	}
+	return ms
+}
 
 // signal is closed and replaced each time that it is sent.
 type signal struct {
