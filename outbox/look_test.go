@@ -4,7 +4,9 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"math"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -75,6 +77,69 @@ func TestRelayHearsWhatIsAddedWhileItLooks(t *testing.T) {
 		require.NoError(t, stop())
 		require.Equal(t, []string{"a1"}, pub.ids())
 		require.InDelta(t, at.Seconds(), pub.log[0].at.Seconds(), 1e-6)
+	})
+}
+
+// hinted is a store that hints again and again at what this relay does not want, and counts its looks.
+type hinted struct {
+	*memory.DB
+	hints, looks int
+}
+
+func (h *hinted) Enqueued() <-chan struct{} {
+	if h.hints--; h.hints < 0 {
+		return nil
+	}
+	hint := make(chan struct{})
+	time.AfterFunc(time.Millisecond, func() { close(hint) })
+	return hint
+}
+
+func (h *hinted) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) ([]outbox.Entry, error) {
+	h.looks++
+	return h.DB.ClaimEntries(ctx, q, t)
+}
+
+// A poll as long as a Duration can be is a relay that only listens: it does not look again and again.
+func TestRelayThatNeverPolls(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := &hinted{DB: newDB(t), hints: 100}
+		stop := start(t, db, newPublisher(nil), outbox.RelayConfig{Poll: math.MaxInt64})
+		time.Sleep(time.Hour)
+		require.NoError(t, stop())
+		require.InDelta(t, 300, db.looks, 150)
+	})
+}
+
+// limits is a store that tells how much is claimed at once.
+type limits struct {
+	*memory.DB
+	last atomic.Int64
+}
+
+func (l *limits) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) ([]outbox.Entry, error) {
+	l.last.Store(int64(t.Limit))
+	return l.DB.ClaimEntries(ctx, q, t)
+}
+
+// A topic of which nothing passed has claims look deeper while it is tried, and not for ever.
+func TestRelayForgetsHowDeepItHadToLook(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newTraffic(t, func(topic, _ string, _ time.Duration) bool { return topic == "away" })
+		db := &limits{DB: b.db}
+		stop := start(t, db, b, outbox.RelayConfig{})
+		b.add("away", "a-1")
+		time.Sleep(10 * time.Minute)
+		require.EqualValues(t, 50<<5, db.last.Load())
+		_, err := b.db.Skip(t.Context(), outbox.Filter{Topic: "away"}) // or another relay has published it
+		require.NoError(t, err)
+		time.Sleep(10 * time.Minute)
+		b.add("t", "b-1")
+		time.Sleep(time.Second)
+		require.EqualValues(t, 50, db.last.Load())
+		require.NoError(t, stop())
 	})
 }
 

@@ -11,12 +11,13 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/eventstore"
 )
 
 // RelayConfig tells how a Relay works; the zero value is the default.
 type RelayConfig struct {
-	Topics           []string         // only these; nil: all
-	Batch            int              // entries in one claim; zero means 50
+	Topics           []string         // only these; nil: all; an empty list is refused
+	Batch            int              // entries in one claim, at most 1,000,000; zero means 50
 	Bytes            int              // of payload in one claim, unless one entry has more; zero means 8 MiB
 	Lease            time.Duration    // how long a claim protects its entries, and how late those of a relay that died go on; renewed while a batch takes longer; zero means 5m
 	Backoff          claim.Backoff    // after a failed publication; zero means 30s doubling to 1h, 8 attempts
@@ -71,6 +72,17 @@ func (c *RelayConfig) validate() error {
 		return err
 	}
 	c.Lease, c.Batch = terms.Lease, terms.Limit
+	if c.Batch > batchMax {
+		return fmt.Errorf("%w: a batch of %d: want at most %d", claim.ErrTerms, c.Batch, batchMax)
+	}
+	if c.Topics != nil && len(c.Topics) == 0 {
+		return errors.New("an empty list of topics: want nil for all, or some")
+	}
+	for i, topic := range c.Topics {
+		if err := eventstore.CheckText(fmt.Sprintf("topics[%d]", i), topic, eventstore.MaxIDBytes); err != nil {
+			return err
+		}
+	}
 	if c.Backoff, err = c.Backoff.WithDefaults(); err != nil {
 		return err
 	}
@@ -159,6 +171,7 @@ const (
 	restTimes    = 10                     // the rest after a look past what waits, in times of what it took, where it found nothing
 	restMax      = 10 * time.Second
 	nearbyBefore = 1000             // Seqs
+	batchMax     = 1_000_000        // so that one that is deepest is a number for every store
 	storeLimit   = 30 * time.Second // for one statement of the store
 )
 
@@ -205,7 +218,12 @@ func (r *Relay) loop(ctx, hard context.Context) {
 			case resting:
 				next = lookNearby
 			}
-			if pause = min(2*pause, r.cfg.Poll); sleep(ctx, d, wake) {
+			if pause > r.cfg.Poll/2 { // not doubled first: it may be as long as a Duration can be
+				pause = r.cfg.Poll
+			} else {
+				pause *= 2
+			}
+			if sleep(ctx, d, wake) {
 				next = lookNearby
 			}
 			at, wake = next, nil

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -477,6 +478,9 @@ func TestNewRelayRefuses(t *testing.T) {
 	require.Error(t, err)
 	for name, cfg := range map[string]outbox.RelayConfig{
 		"batch":   {Batch: -1},
+		"large":   {Batch: math.MaxInt},
+		"topics":  {Topics: []string{}},
+		"topic":   {Topics: []string{"t", ""}},
 		"lease":   {Lease: -1},
 		"backoff": {Backoff: claim.Backoff{Jitter: 2}},
 		"poll":    {Poll: -1},

@@ -25,6 +25,7 @@ type topic struct {
 	passes  int             // messages that got through
 	dry     map[lane]bool   // keys that have failed since
 	pauses  int             // in a row; 0: it is up, as far as we know
+	forget  time.Time       // when these tell nothing more of how deep to look
 	refused map[int64]int   // by Seq, of what failed and has not passed: how many had got through when it failed first
 	paused  context.Context // until its end nothing of the topic is claimed; nil: never yet
 	resume  context.CancelFunc
@@ -35,11 +36,13 @@ const deepest = 5 // doublings of a claim while nothing of a topic passes
 // depth is how many entries a claim may take. Where nothing passes it takes more, to find what may: messages that
 // are refused would hide what is good behind them. No call of the publisher is larger for it.
 func (r *Relay) depth() int {
-	pauses := 0
+	deep, now := 0, r.cfg.Clock()
 	for _, t := range r.topics {
-		pauses = max(pauses, t.pauses)
+		if now.Before(t.forget) {
+			deep = max(deep, min(t.pauses, deepest))
+		}
 	}
-	return r.cfg.Batch << min(pauses, deepest)
+	return r.cfg.Batch << deep
 }
 
 // pausing lists the topics that pause.
@@ -141,6 +144,7 @@ func (b *batch) judge() []Mark {
 func (b *batch) pause(name string, t *trial) []Mark {
 	t.pauses++
 	delay, _ := pauses.Delay(t.pauses)              // never fails: it is a schedule, and pauses ≥ 1
+	t.forget = b.cfg.Clock().Add(4 * delay)         // what was tried is tried again before, unless others have done that
 	if t.hopeless() || len(t.dry) >= hopelessSoon { // entries whose claim vanished come one by one
 		if t.resume != nil {
 			t.resume()

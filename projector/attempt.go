@@ -20,18 +20,29 @@ type tries struct {
 	attempt  Attempt
 	attempts int             // counted ones, by any process, as far as is known
 	stuck    <-chan struct{} // an attempt that has not returned: closed when it does
-	named    bool            // the last one has failed, and is still named: count or release follows
+	named    bool            // the last one has failed, and is still named: count, park or release follows
 }
 
 // count counts the last one.
 func (t *tries) count() error {
 	named := t.named
 	t.named = false
-	n, err := t.names.count(context.WithoutCancel(t.msg.Context()), t.attempt, named)
+	n, spent, err := t.names.count(context.WithoutCancel(t.msg.Context()), t.attempt, named, t.cfg.Retry.Attempts)
 	if err == nil {
-		t.attempts = n
+		t.attempts, t.named = n, spent
 	}
 	return err
+}
+
+// park parks the message, after so many attempts, and with it the last one's name goes. Where it cannot be, since the runner stops,
+// the name stays: it is counted as that of a dead runner.
+func (t *tries) park(attempts int, cause error) bool {
+	parked, acked := t.delivery.park(t.handler, attempts, cause)
+	if !parked {
+		t.named = false
+	}
+	t.release()
+	return acked
 }
 
 // release is for the last one where it does not count.

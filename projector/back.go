@@ -9,6 +9,12 @@ import (
 // returned is the decision of the runner itself.
 var returned = Decision{By: "runner", Reason: "what it waited for is done"}
 
+// tried is what one who brings back messages of a projector knows of those that came in vain.
+type tried struct {
+	due     map[int64]again // by Seq
+	unknown map[int64]bool  // by Seq: what is as unregistered here as it was when it was parked
+}
+
 // again is when a message that was brought back in vain is tried the next time.
 type again struct {
 	tries int
@@ -17,7 +23,7 @@ type again struct {
 
 // bringBack replays what waited and is due. What fails stays due until its attempts are spent, and is left alone for as long as
 // Retry says; what no handler here takes is left to newer runners.
-func (r *Runner) bringBack(ctx, hard context.Context, m *member) (back int, err error) {
+func (r *Runner) bringBack(ctx, hard context.Context, m *member, known *tried) (back int, err error) {
 	progress, inARow := false, 0
 	for after := int64(0); ctx.Err() == nil; {
 		due, err := r.duePage(ctx, m, nil, after)
@@ -29,18 +35,18 @@ func (r *Runner) bringBack(ctx, hard context.Context, m *member) (back int, err 
 		}
 		for _, p := range due {
 			after = p.Seq
-			if ctx.Err() != nil || r.cfg.Clock().Before(m.due[p.Seq].at) || r.names.isUnder(p) {
+			if ctx.Err() != nil || r.cfg.Clock().Before(known.due[p.Seq].at) || r.names.isUnder(p) {
 				continue
 			}
 			switch err := r.again(ctx, hard, m, p).replay(p, ReplayConfig{Decision: returned}, r.cfg.Retry.Spent); {
 			case err == nil:
 				back, progress, inARow = back+1, true, 0
-				delete(m.due, p.Seq)
+				delete(known.due, p.Seq)
 				continue
 			case isLost(err):
 				return back, err
 			default:
-				if m.putOff(p.Seq, r.cfg); isAway(err) {
+				if known.putOff(p.Seq, r.cfg); isAway(err) {
 					inARow++
 				}
 				if inARow == 3 { // everybody's trouble
@@ -53,17 +59,17 @@ func (r *Runner) bringBack(ctx, hard context.Context, m *member) (back int, err 
 }
 
 // putOff leaves a message alone for a while.
-func (m *member) putOff(seq int64, cfg RunnerConfig) {
-	if len(m.due) > 10_000 || m.due == nil {
-		m.due = map[int64]again{} // it costs a try
+func (k *tried) putOff(seq int64, cfg RunnerConfig) {
+	if len(k.due) > 10_000 || k.due == nil {
+		k.due = map[int64]again{} // it costs a try
 	}
-	n := m.due[seq].tries + 1
+	n := k.due[seq].tries + 1
 	delay, _ := cfg.Retry.Delay(n)
-	m.due[seq] = again{n, cfg.Clock().Add(delay)}
+	k.due[seq] = again{n, cfg.Clock().Add(delay)}
 }
 
 // bringKnown replays what was parked as unregistered and is of a type that is known by now.
-func (r *Runner) bringKnown(ctx, hard context.Context, m *member) {
+func (r *Runner) bringKnown(ctx, hard context.Context, m *member, known *tried) {
 	still, waits := map[int64]bool{}, map[string]bool{} // waits are keys of which one is still to be waited for
 	for after := int64(0); ctx.Err() == nil; {
 		due, err := r.duePage(ctx, m, m.types, after)
@@ -71,15 +77,15 @@ func (r *Runner) bringKnown(ctx, hard context.Context, m *member) {
 			return
 		}
 		if len(due) == 0 {
-			m.unknown = still
+			known.unknown = still
 			return
 		}
 		for _, p := range due {
 			if after = p.Seq; p.Code != unregistered || ctx.Err() != nil {
 				continue // see bringBack
 			}
-			if m.unknown[p.Seq] || waits[p.Key] {
-				still[p.Seq] = m.unknown[p.Seq]
+			if known.unknown[p.Seq] || waits[p.Key] {
+				still[p.Seq] = known.unknown[p.Seq]
 				waits[p.Key] = waits[p.Key] || p.Holds && p.Key != ""
 				continue
 			}

@@ -3,7 +3,9 @@ package projector_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -170,6 +172,37 @@ func TestOutputCommitsWithItsEffectOnce(t *testing.T) {
 		require.Equal(t, []string{"my-own", "k", "mine"}, []string{list[1].ID, list[1].Key, list[1].Headers[outbox.HeaderCausation]})
 		require.Equal(t, 5, total(db, "totals"))
 	})
+}
+
+// What a handler returns may be its own, and what its message came with anybody's.
+func TestOutputIsCompletedAsFarAsItCanBe(t *testing.T) {
+	t.Parallel()
+	db, f := newDB(t), make(feed)
+	mine := []outbox.Message{{Topic: "flags", Headers: map[string]string{}}}
+	for i := range 63 {
+		mine[0].Headers[fmt.Sprint("h", i)] = "v"
+	}
+	p := projector.Define("p", types, marked, projector.OnEmit("a",
+		func(context.Context, txn, eventstore.Event[posted]) ([]outbox.Message, error) { return mine, nil }))
+	stop := run(t, db, f, projector.RunnerConfig{}, p)
+	for _, id := range []string{"1", "2"} {
+		m := msg(id, "posted", `{}`)
+		m.Metadata[outbox.HeaderCorrelation] = strings.Repeat("c", 2000)
+		m.Metadata[outbox.HeaderStream] = strings.Repeat("s", 2000)
+		f.deliver(t, m)
+	}
+	require.NoError(t, stop())
+	require.Empty(t, parked(t, db))
+	list, err := db.Entries(t.Context(), outbox.Filter{})
+	require.NoError(t, err)
+	require.Len(t, list, 2, "each has an id of its own")
+	for i, e := range list {
+		require.Equal(t, fmt.Sprint(i+1), e.Headers[outbox.HeaderCausation])
+		require.Equal(t, e.ID, e.Key)
+		require.Len(t, e.Headers, 64)
+	}
+	require.Empty(t, mine[0].ID)
+	require.Len(t, mine[0].Headers, 63)
 }
 
 func TestOutputsIDsAreStableWithoutMarkers(t *testing.T) {

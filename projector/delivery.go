@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strconv"
 	"time"
 
@@ -64,15 +65,14 @@ func (d *delivery) handle(h *bound) bool {
 		case d.hard.Err() != nil, class == Shutdown:
 			return false
 		case v == Suspect: // it has ended as many processes as it may
-			return d.park(h, run.attempts, err)
+			return run.park(run.attempts, err)
 		case class == PermanentClass:
-			run.release()
-			return d.park(h, run.attempts+1, err)
+			return run.park(run.attempts+1, err)
 		case class == UnknownClass:
 			if counted := run.count(); counted != nil {
 				err = counted // away just now: it counts the next time
 			} else if d.cfg.Retry.Spent(run.attempts) {
-				return d.park(h, run.attempts, err)
+				return run.park(run.attempts, err)
 			}
 		}
 		run.release()
@@ -82,8 +82,35 @@ func (d *delivery) handle(h *bound) bool {
 	}
 }
 
-// settled is for a message that has been set aside before.
+// setAside parks a message that did not get as far as a handler. Where that halts the runner, one that was skipped meanwhile is
+// settled.
+func (d *delivery) setAside(cause error) bool {
+	for n := 1; d.member.parking == Halt && d.msg.UUID != ""; n++ {
+		a := d.at(nil)
+		v, err := d.names.begin(d.hard, a)
+		if err == nil && v == Settled {
+			return d.settled(nil)
+		}
+		if err == nil {
+			if v == Clear {
+				d.names.end(a, true)
+			}
+			break
+		}
+		if d.hard.Err() != nil || !d.pause("", 0, n, err) {
+			return false
+		}
+	}
+	_, acked := d.park(nil, 1, cause)
+	return acked
+}
+
+// settled is for a message that has been set aside before; h is nil where it did not get as far as a handler.
 func (d *delivery) settled(h *bound) bool {
+	name := ""
+	if h != nil {
+		name = h.name
+	}
 	if d.member.parking != Halt {
 		return true
 	}
@@ -97,7 +124,7 @@ func (d *delivery) settled(h *bound) bool {
 			return false
 		case err == nil:
 			return true
-		case !d.pause(h.name, 0, n, err):
+		case !d.pause(name, 0, n, err):
 			return false
 		}
 	}
@@ -134,8 +161,9 @@ func (d *delivery) parked(h *bound, attempts int, class Class, code string) Park
 }
 
 // park sets the message aside, with all that came with it, and tries that until it succeeds; h is nil where it did
-// not get as far as a handler. It returns false where the runner stopped first, or stops for it.
-func (d *delivery) park(h *bound, attempts int, cause error) bool {
+// not get as far as a handler. It is not parked where the runner stopped first. It is not acked then, nor where the runner stops for
+// it: it comes again after somebody has resolved it, which only its id can tell, so that one without is acked.
+func (d *delivery) park(h *bound, attempts int, cause error) (parked, acked bool) {
 	p := d.parked(h, attempts, ClassOf(cause), codeOf(cause))
 	for tries := 1; ; tries++ {
 		err := d.unit(Work{Projector: p.Projector, Park: []Parked{p}, Forget: []Attempt{d.at(h)}, Done: []Attempt{d.at(h)}, Runner: d.names.runner})
@@ -143,7 +171,7 @@ func (d *delivery) park(h *bound, attempts int, cause error) bool {
 			break
 		}
 		if d.hard.Err() != nil || !d.pause(p.Handler, attempts, tries, err) {
-			return false
+			return false, false
 		}
 	}
 	d.report("parked", p.Handler, cause, "attempts", attempts)
@@ -152,9 +180,9 @@ func (d *delivery) park(h *bound, attempts int, cause error) bool {
 	}
 	if d.member.parking == Halt {
 		d.halt(fmt.Errorf("runner: %w: %s: %w", ErrHalted, p.Projector, cause))
-		return false
+		return true, p.MessageID == ""
 	}
-	return true
+	return true, true
 }
 
 // parkBehind sets the message aside behind an earlier one of its key.
@@ -192,14 +220,16 @@ func (d *delivery) report(what, handler string, err error, more ...any) {
 // outputs is the name space of the ids of handlers' output.
 var outputs = uuid.MustParse("8f0e0f6c-0f57-5a5e-9c53-2d7e0a4b9a11")
 
-// caused completes a handler's output: stable ids, the cause's key, the cause itself.
+// caused completes a handler's output: stable ids, the cause's key, the cause itself, as far as these can be told: a message of
+// anybody's may have come with what is no key and no header. What the handler returned stays as it is, as that may be its own.
 func caused(out []outbox.Message, handler string, cause eventstore.Raw) []outbox.Message {
+	out = slices.Clone(out)
 	for i := range out {
 		m := &out[i]
 		if m.ID == "" {
 			m.ID = uuid.NewSHA1(outputs, []byte(handler+"\x00"+cause.ID+"\x00"+strconv.Itoa(i))).String()
 		}
-		if m.Key == "" {
+		if m.Key == "" && eventstore.CheckText("key", cause.Stream, eventstore.MaxIDBytes) == nil {
 			m.Key = cause.Stream
 		}
 		h := maps.Clone(m.Headers)
@@ -211,8 +241,11 @@ func caused(out []outbox.Message, handler string, cause eventstore.Raw) []outbox
 			outbox.HeaderCorrelation: cause.Metadata.CorrelationID,
 			outbox.HeaderTraceparent: cause.Metadata.Traceparent,
 		} {
-			if _, ok := h[name]; !ok && value != "" {
-				h[name] = value
+			if _, ok := h[name]; ok || value == "" {
+				continue
+			}
+			if h[name] = value; eventstore.CheckHeaders("headers", h) != nil {
+				delete(h, name)
 			}
 		}
 		m.Headers = h

@@ -62,6 +62,9 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
+	if e == nil { // a handler may return it by mistake, as an error that is not nil
+		return "unknown: a nil *projector.Error"
+	}
 	if e.Code == "" {
 		return fmt.Sprintf("%s: %v", e.Class, e.Err)
 	}
@@ -69,14 +72,24 @@ func (e *Error) Error() string {
 }
 
 // Unwrap is the error itself.
-func (e *Error) Unwrap() error { return e.Err }
+func (e *Error) Unwrap() error {
+	if e == nil {
+		return nil
+	}
+	return e.Err
+}
 
-// Permanent marks err as not worth a retry: the message is parked at once.
-func Permanent(err error) error { return &Error{Class: PermanentClass, Err: err} }
+// Permanent marks err as not worth a retry: the message is parked at once. It is nil where err is.
+func Permanent(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &Error{Class: PermanentClass, Err: err}
+}
 
 // ClassOf classes any error: that of the *Error in it, else UnknownClass.
 func ClassOf(err error) Class {
-	if e, ok := errors.AsType[*Error](err); ok {
+	if e, ok := errors.AsType[*Error](err); ok && e != nil {
 		return e.Class
 	}
 	return UnknownClass
@@ -84,7 +97,7 @@ func ClassOf(err error) Class {
 
 // codeOf is the code of the *Error in err, else a word for what is known about it.
 func codeOf(err error) string {
-	if e, ok := errors.AsType[*Error](err); ok && e.Code != "" {
+	if e, ok := errors.AsType[*Error](err); ok && e != nil && e.Code != "" {
 		return e.Code
 	}
 	if errors.Is(err, context.DeadlineExceeded) {

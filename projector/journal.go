@@ -54,8 +54,10 @@ type Journal interface {
 	BeginAlone(ctx context.Context, runner string, a Attempt, limit int) (attempts, alive int, err error)
 
 	// CountAttempt counts one of a, and returns the count. Where runner is not empty, its name of a is taken back with that: an attempt
-	// that has ended is counted either so or, where the process ends before that, as a name of a dead runner.
-	CountAttempt(ctx context.Context, runner string, a Attempt) (int, error)
+	// that has ended is counted either so or, where the process ends before that, as a name of a dead runner. And there, where the
+	// count would reach limit (negative: none), nothing changes, and it returns what the count would be: the name is taken back when
+	// the message is parked (Work.Done), so that one whose attempts are spent never begins again.
+	CountAttempt(ctx context.Context, runner string, a Attempt, limit int) (int, error)
 
 	// Alive says that runner lives until lease from now, on the store's clock; one that never said so is dead. A lease of zero: it
 	// has ended, and nothing is under way with it.

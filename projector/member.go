@@ -28,9 +28,7 @@ type member struct {
 
 	inspector   ParkedInspector // nil where the provider is none
 	parkedCount func(ctx context.Context, projector string) (int64, error)
-	keeper      marker.Keeper   // nil where there are no markers
-	due         map[int64]again // by Seq: what was brought back in vain
-	unknown     map[int64]bool  // by Seq: what is as unregistered here as it was when it was parked
+	keeper      marker.Keeper // nil where there are no markers
 }
 
 func (m *member) knows(eventType string) bool { return slices.Contains(m.types, eventType) }

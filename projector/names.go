@@ -2,6 +2,7 @@ package projector
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 )
@@ -82,8 +83,9 @@ func (n *names) end(a Attempt, named bool) {
 }
 
 // count counts an attempt at a. Where named, it is the one that began here and has ended: the name goes with the count, unless
-// somebody else has its row just now, so that it is told once more like others that are done.
-func (n *names) count(ctx context.Context, a Attempt, named bool) (attempts int, err error) {
+// somebody else has its row just now, so that it is told once more like others that are done. Where the count is spent, it is still
+// named, and under way: end must follow.
+func (n *names) count(ctx context.Context, a Attempt, named bool, limit int) (attempts int, spent bool, err error) {
 	n.turn <- struct{}{}
 	defer func() { <-n.turn }()
 	ctx, cancel := context.WithTimeout(ctx, n.timeout)
@@ -96,10 +98,17 @@ func (n *names) count(ctx context.Context, a Attempt, named bool) (attempts int,
 		}
 		n.mu.Unlock()
 	}
-	if attempts, err = n.journal.CountAttempt(ctx, runner, a); err != nil {
-		err = away(err)
+	if attempts, err = n.journal.CountAttempt(ctx, runner, a, limit); err != nil {
+		return 0, false, away(err)
 	}
-	return attempts, err
+	if spent = runner != "" && limit >= 0 && attempts >= limit; spent {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.under[a.name()]++
+		n.named[a.name()]++
+		n.done = slices.DeleteFunc(n.done, func(d Attempt) bool { return d.name() == a.name() })
+	}
+	return attempts, spent, nil
 }
 
 func (n *names) leave(a Attempt, named bool) {

@@ -14,7 +14,7 @@ type counting struct {
 	back []string
 }
 
-func (c *counting) CountAttempt(_ context.Context, runner string, _ Attempt) (int, error) {
+func (c *counting) CountAttempt(_ context.Context, runner string, _ Attempt, _ int) (int, error) {
 	c.back = append(c.back, runner)
 	return 1, nil
 }
@@ -30,7 +30,7 @@ func TestACountLeavesTheNameOfAnotherDelivery(t *testing.T) {
 			journal: j, runner: "me", timeout: time.Second, turn: make(chan struct{}, 1),
 			under: map[nameKey]int{a.name(): 1 + asking}, named: map[nameKey]int{a.name(): 1},
 		}
-		_, err := n.count(t.Context(), a, true)
+		_, _, err := n.count(t.Context(), a, true, 5)
 		require.NoError(t, err)
 		require.Equal(t, []string{want}, j.back)
 		require.Equal(t, []Attempt{a}, n.done)

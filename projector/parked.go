@@ -21,7 +21,7 @@ var (
 	// ErrHalted: a message of a projector with Halt is parked; the runner runs again once it is replayed or skipped.
 	ErrHalted = errors.New("the projector is halted: a message is parked")
 	// ErrPruned: markers of that time are gone, so nobody knows whether the message has taken effect since.
-	ErrPruned = errors.New("markers from when the message was parked are pruned: it may have taken effect: look, then force or skip it")
+	ErrPruned = errors.New("markers of that time are pruned: it may have taken effect")
 )
 
 // Parked is a message set aside, with all that is needed to look into it and to handle it later.

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
@@ -191,6 +192,43 @@ func TestHaltEndsTheRunnerUntilTheMessageIsResolved(t *testing.T) {
 	require.Equal(t, []int{1, 2}, noted(db, "a", "k"))
 }
 
+// What did not get as far as a handler halts the runner once, and not again when it was skipped; without an id nobody could tell.
+func TestHaltEndsWithWhatIsSkipped(t *testing.T) {
+	t.Parallel()
+	for name, m := range map[string]*message.Message{
+		"unregistered": msg("1", "who knows", "{}"), "malformed": msg("1", "", "{}"), "without an id": msg("", "posted", "{}"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db, f := newDB(t), make(feed, 1)
+			p := define(projector.Options{Markers: true, Parking: projector.Halt}, note("a"))
+			for range 2 { // halted, and still so
+				r, err := projector.NewRunner(db, projector.Subscribe(f, "review"), nil, p)
+				require.NoError(t, err)
+				if len(f) == 0 {
+					f <- m.Copy()
+				}
+				require.ErrorIs(t, r.Run(t.Context()), projector.ErrHalted)
+			}
+			require.Len(t, parked(t, db), 1)
+			n, err := db.SkipParked(t.Context(), projector.ParkedFilter{}, person)
+			require.NoError(t, err)
+			require.Equal(t, 1, n)
+			for len(f) > 0 {
+				<-f
+			}
+			stop := run(t, db, f, projector.RunnerConfig{}, p)
+			if m.UUID != "" { // else it was acked, as it is kept
+				f.deliver(t, m)
+			}
+			f.deliver(t, keyed("k", 2))
+			require.NoError(t, stop())
+			require.Equal(t, []int{2}, noted(db, "a", "k"))
+			require.Empty(t, parked(t, db))
+		})
+	}
+}
+
 func TestAttemptsOutliveARunner(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -213,7 +251,7 @@ func TestAttemptsOutliveARunner(t *testing.T) {
 		require.Len(t, list, 1)
 		require.EqualValues(t, 5, tries.Load())
 		require.Equal(t, 5, list[0].Attempts)
-		n, err := db.CountAttempt(t.Context(), "", projector.Attempt{Projector: "p", Handler: "p/a", MessageID: "k-1"})
+		n, err := db.CountAttempt(t.Context(), "", projector.Attempt{Projector: "p", Handler: "p/a", MessageID: "k-1"}, -1)
 		require.NoError(t, err)
 		require.Equal(t, 1, n, "they are forgotten with its parking")
 	})

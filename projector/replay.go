@@ -195,10 +195,9 @@ func (r *Runner) Replay(ctx context.Context, f ParkedFilter, cfg ReplayConfig) (
 		return ctx.Err()
 	})
 	for i := 0; err == nil && i < len(r.members); i++ {
-		if m := r.members[i]; touched[&r.members[i]] { // a copy: its due is the running runner's
-			m.due = nil
+		if touched[&r.members[i]] {
 			n := 0
-			n, err = r.bringBack(ctx, ctx, &m)
+			n, err = r.bringBack(ctx, ctx, &r.members[i], &tried{})
 			done.Replayed += n
 		}
 	}

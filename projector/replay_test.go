@@ -10,8 +10,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/providers/memory"
 	"github.com/stretchr/testify/require"
@@ -113,6 +115,53 @@ func TestReplayGoesOnPastWhatSaysShutdown(t *testing.T) {
 	done, err := operator(t, db, p).Replay(t.Context(), projector.ParkedFilter{}, projector.ReplayConfig{Decision: person, Rate: -1})
 	require.NoError(t, err)
 	require.Equal(t, projector.Replays{Replayed: 3, Failed: 1, Waiting: 2}, done)
+}
+
+// A runner that runs may be the one that replays (the race detector says whether it may).
+func TestARunnerThatRunsReplays(t *testing.T) {
+	t.Parallel()
+	db, f, fault := newDB(t), make(feed), &broken{}
+	r, err := projector.NewRunner(db, projector.Subscribe(f, "review"), nil, define(marked, unless("a", fault.first)))
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	<-r.Running()
+	for i := 1; i <= 3; i++ {
+		f.deliver(t, keyed("k", i))
+	}
+	for range 20 { // while it looks for what it may bring back
+		_, err = r.Replay(t.Context(), projector.ParkedFilter{Limit: 1}, projector.ReplayConfig{Decision: person, Rate: -1})
+		require.NoError(t, err)
+	}
+	fault.mended.Store(true)
+	_, err = r.Replay(t.Context(), projector.ParkedFilter{}, projector.ReplayConfig{Decision: person, Rate: -1})
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return len(parked(t, db)) == 0 }, 10*time.Second, 10*time.Millisecond)
+	cancel()
+	require.NoError(t, <-done)
+	require.Equal(t, []int{1, 2, 3}, noted(db, "a", "k"))
+}
+
+// Nobody can tell of an event from a time of which the markers are pruned.
+func TestWaitTellsWhereMarkersArePruned(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f := newDB(t), make(feed)
+		p := define(marked, add)
+		at, err := db.Append(t.Context(), "review-1", eventstore.NoStream, []eventstore.Draft{{ID: uuid.NewString(), Type: "posted", Schema: 1, Data: []byte(`{"Stars":5}`)}})
+		require.NoError(t, err)
+		entries, err := db.Entries(t.Context(), outbox.Filter{})
+		require.NoError(t, err)
+		stop := run(t, db, f, projector.RunnerConfig{}, p)
+		f.deliver(t, msg(entries[0].ID, "posted", `{"Stars":5}`))
+		require.NoError(t, p.Wait(t.Context(), db, at))
+		time.Sleep(9 * 24 * time.Hour) // the runner prunes
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		require.ErrorIs(t, p.Wait(ctx, db, at), projector.ErrPruned)
+		require.NoError(t, stop())
+	})
 }
 
 func TestReplayIsNoFlood(t *testing.T) {

@@ -190,9 +190,11 @@ func (r *Runner) Run(ctx context.Context) error {
 	work, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	feeds, err := r.src.feeds(r.members)
+	stays := context.AfterFunc(ctx, unsubscribe) // nothing is in flight yet, and a broker that is away must not keep Run from its end
 	for i := 0; err == nil && i < len(feeds); i++ {
 		err = feeds[i].subscribe(subscribed, r.src.topics)
 	}
+	stays()
 	var consumers sync.WaitGroup
 	if err != nil {
 		cancel(fmt.Errorf("runner: %w", err))
@@ -270,11 +272,11 @@ func (r *Runner) deliver(ctx, hard context.Context, halt func(error), members []
 		d := delivery{Runner: r, ctx: ctx, hard: hard, member: one, topic: topic, msg: m, raw: raw, malformed: malformed, halt: halt}
 		switch {
 		case malformed != nil:
-			if !d.park(nil, 1, &Error{Class: PermanentClass, Code: "malformed", Err: malformed}) {
+			if !d.setAside(&Error{Class: PermanentClass, Code: "malformed", Err: malformed}) {
 				return false
 			}
 		case !one.knows(raw.Type):
-			if one.strange == ParkUnknown && !d.park(nil, 1, undecodable(eventstore.ErrUnregistered)) {
+			if one.strange == ParkUnknown && !d.setAside(undecodable(eventstore.ErrUnregistered)) {
 				return false
 			}
 		default:

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math"
 	"runtime"
@@ -359,6 +360,29 @@ func TestPanicGoexitAndDeadlineAreIsolated(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An error that is a nil pointer is an error, whatever was meant, and ends nothing but its attempt; a fault that is none is none.
+func TestErrorsThatAreNil(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f := newDB(t), make(feed)
+		typed := func(context.Context, txn, eventstore.Event[posted]) error {
+			var none *projector.Error
+			return none
+		}
+		wrapped := func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
+			return fmt.Errorf("x: %w", typed(ctx, tx, e))
+		}
+		permanent := func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
+			return projector.Permanent(add(ctx, tx, e))
+		}
+		stop := run(t, db, f, projector.RunnerConfig{LogErrors: true}, define(marked, typed, wrapped, permanent))
+		f.deliver(t, msg("1", "posted", `{"Stars":5}`))
+		require.NoError(t, stop())
+		require.Equal(t, []string{"1 p/a unknown", "1 p/b unknown"}, of(parked(t, db)))
+		require.Equal(t, 5, total(db, "totals"))
+	})
 }
 
 func TestATimeoutMayBeAsLongAsADurationCanBe(t *testing.T) {

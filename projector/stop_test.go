@@ -136,6 +136,27 @@ func TestARefusedSubscriptionEndsRun(t *testing.T) {
 	require.ErrorContains(t, r.Run(t.Context()), "subscribe to other: no such topic")
 }
 
+// slow is a broker that is away, and heeds the end of its context.
+type slow struct{ feed }
+
+func (slow) Subscribe(ctx context.Context, _ string) (<-chan *message.Message, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+func TestStopEndsASubscriptionThatIsUnderWay(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r, err := projector.NewRunner(newDB(t), projector.Subscribe(slow{}, "review"), nil, define(marked, add))
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		begin := time.Now()
+		require.NoError(t, r.Run(ctx))
+		require.Equal(t, time.Second, time.Since(begin))
+	})
+}
+
 func TestARunnerWithoutASourceDoesNotRun(t *testing.T) {
 	t.Parallel()
 	r, err := projector.NewRunner(newDB(t), projector.Source{}, nil, define(marked, add))

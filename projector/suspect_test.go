@@ -9,7 +9,9 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/stretchr/testify/require"
 )
@@ -123,9 +125,9 @@ func (l slowJournal) Begin(ctx context.Context, runner string, attempts, done []
 	return l.unit.Begin(ctx, runner, attempts, done)
 }
 
-func (l slowJournal) CountAttempt(ctx context.Context, runner string, a projector.Attempt) (int, error) {
+func (l slowJournal) CountAttempt(ctx context.Context, runner string, a projector.Attempt, limit int) (int, error) {
 	<-l.end
-	return l.unit.CountAttempt(ctx, runner, a)
+	return l.unit.CountAttempt(ctx, runner, a, limit)
 }
 
 // An attempt that has failed is named until it is counted: if the process ends in between, it counts as one of a dead runner.
@@ -163,6 +165,77 @@ func TestAFailedAttemptIsNamedUntilItIsCounted(t *testing.T) {
 		require.Equal(t, 5, parked(t, db)[0].Attempts)
 		require.NoError(t, stop())
 	})
+}
+
+// dying is a process that ends, as far as others can see, when it is about to park.
+type dying struct {
+	unit
+	dead chan struct{}
+}
+
+func (d dying) isDead() bool {
+	select {
+	case <-d.dead:
+		return true
+	default:
+		return false
+	}
+}
+
+func (d dying) Do(ctx context.Context, w projector.Work, apply func(context.Context, txn, []int) ([]outbox.Message, error)) error {
+	if len(w.Park) > 0 && !d.isDead() {
+		close(d.dead)
+	}
+	if d.isDead() {
+		return &projector.Error{Class: projector.Transient, Err: errors.New("dead")}
+	}
+	return d.unit.Do(ctx, w, apply)
+}
+
+func (d dying) Alive(ctx context.Context, runner string, lease time.Duration) error {
+	if d.isDead() {
+		return nil
+	}
+	return d.unit.Alive(ctx, runner, lease)
+}
+
+// An attempt that spends the budget stays named until the message is parked: if the process ends in between, nobody tries once more.
+func TestWhatIsSpentNeverBeginsAgain(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		fault    error
+		code     string
+		attempts int
+	}{
+		"counted":   {errors.New("no"), "vanished", 3},
+		"permanent": {projector.Permanent(errors.New("no")), "", 2}, // one may be its neighbour's doing
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				db, starts := newDB(t), 0
+				p := define(marked, func(context.Context, txn, eventstore.Event[posted]) error {
+					starts++
+					return c.fault
+				})
+				budget := claim.Backoff{Attempts: 3}
+				f, g := make(feed), make(feed)
+				first := run(t, dying{db, make(chan struct{})}, f, projector.RunnerConfig{Retry: budget, Drain: time.Second}, p)
+				f <- keyed("k", 1)
+				time.Sleep(time.Minute)
+				before := starts
+				second := run(t, db, g, projector.RunnerConfig{Retry: budget}, p)
+				g.deliver(t, keyed("k", 1))
+				require.NoError(t, second())
+				_ = first()
+				list := parked(t, db)
+				require.Len(t, list, 1)
+				require.Equal(t, []any{c.code, c.attempts}, []any{list[0].Code, list[0].Attempts})
+				require.Equal(t, c.attempts, starts)
+				require.Equal(t, map[string]int{"counted": 3, "permanent": 1}[name], before)
+			})
+		})
+	}
 }
 
 func TestHaltWantsMarkers(t *testing.T) {

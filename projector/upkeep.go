@@ -18,13 +18,13 @@ const (
 
 // upkeep is what a runner does beside deliveries until ctx ends.
 func (r *Runner) upkeep(ctx, hard context.Context, all *sync.WaitGroup) {
-	looks := 0
+	looks, known := 0, make([]tried, len(r.members))
 	all.Go(func() {
 		every(ctx, lookEvery, func() {
-			m := &r.members[looks%len(r.members)]
-			_, _ = r.bringBack(ctx, hard, m) // said in the log; looked at again
+			i := looks % len(r.members)
+			_, _ = r.bringBack(ctx, hard, &r.members[i], &known[i]) // said in the log; looked at again
 			if looks/len(r.members)%lookKnown == 0 {
-				r.bringKnown(ctx, hard, m)
+				r.bringKnown(ctx, hard, &r.members[i], &known[i])
 			}
 			looks++
 		})

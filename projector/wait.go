@@ -38,6 +38,7 @@ const (
 // left its marker. It asks s, so it works in any process. Where nothing was appended (Count 0), it waits for
 // the stream's last event.
 //   - An event that is parked: ErrParked; one that was skipped: ErrSkipped. A projector without markers leaves no trace: ErrNoMarkers.
+//   - One without a marker, from a time of which s, a marker.Keeper, has pruned markers: ErrPruned, within a tenth of a second.
 //   - ctx's end: ctx's error.
 func (p *Projector[Tx]) Wait(ctx context.Context, s State, a eventstore.Appended) error {
 	if err := p.types.Err(); err != nil {
@@ -46,10 +47,11 @@ func (p *Projector[Tx]) Wait(ctx context.Context, s State, a eventstore.Appended
 	if !p.opts.Markers {
 		return fmt.Errorf("wait for %s: %w", p.name, ErrNoMarkers)
 	}
-	keys, err := p.keysOf(ctx, s, a)
+	keys, recorded, err := p.keysOf(ctx, s, a)
 	if err != nil {
 		return fmt.Errorf("wait for %s: %w", p.name, err)
 	}
+	asked := false
 	for pause := waitMin; len(keys) > 0; pause = min(2*pause, waitMax) {
 		outcomes, err := s.Outcomes(ctx, keys)
 		if err != nil {
@@ -70,6 +72,12 @@ func (p *Projector[Tx]) Wait(ctx context.Context, s State, a eventstore.Appended
 		if keys = open; len(keys) == 0 {
 			break
 		}
+		if pause == waitMax && !asked { // not sooner: most waits are over by then
+			asked = true
+			if err := arePruned(ctx, s, keys, recorded); err != nil {
+				return fmt.Errorf("wait for %s: %w", p.name, err)
+			}
+		}
 		t := time.NewTimer(pause)
 		select {
 		case <-t.C:
@@ -81,17 +89,43 @@ func (p *Projector[Tx]) Wait(ctx context.Context, s State, a eventstore.Appended
 	return nil
 }
 
-// keysOf lists the markers that the append's events leave with p.
-func (p *Projector[Tx]) keysOf(ctx context.Context, s State, a eventstore.Appended) ([]marker.Key, error) {
-	var keys []marker.Key
+// arePruned is ErrPruned where the marker of one of keys may have been pruned.
+func arePruned(ctx context.Context, s State, keys []marker.Key, recorded map[string]time.Time) error {
+	keeper, ok := s.(marker.Keeper)
+	if !ok {
+		return nil
+	}
+	floors := map[string]time.Time{}
+	for _, k := range keys {
+		for _, name := range append([]string{k.Handler}, k.Was...) {
+			floor, known := floors[name]
+			if !known {
+				var err error
+				if floor, err = keeper.Floor(ctx, name); err != nil {
+					return err
+				}
+				floors[name] = floor
+			}
+			if !recorded[k.MessageID].After(floor) {
+				return fmt.Errorf("%w: %s at %s", ErrPruned, k.MessageID, name)
+			}
+		}
+	}
+	return nil
+}
+
+// keysOf lists the markers that the append's events leave with p, and when the events were recorded, by their ids.
+func (p *Projector[Tx]) keysOf(ctx context.Context, s State, a eventstore.Appended) (keys []marker.Key, recorded map[string]time.Time, err error) {
 	from := a.Version - int64(max(a.Count, 1))
 	if a.Version == 0 {
-		return nil, nil
+		return nil, nil, nil
 	}
+	recorded = map[string]time.Time{}
 	for raw, err := range s.ReadStream(ctx, a.Stream, from) {
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
+		recorded[raw.ID] = raw.RecordedAt
 		if raw.Version > a.Version {
 			break
 		}
@@ -101,5 +135,5 @@ func (p *Projector[Tx]) keysOf(ctx context.Context, s State, a eventstore.Append
 			}
 		}
 	}
-	return keys, nil
+	return keys, recorded, nil
 }

@@ -109,6 +109,8 @@ func (a *api) do(ctx context.Context, product, author string, strong bool,
 		return done, &httpError{http.StatusInternalServerError, "parked", "written, but what shows it has failed and waits for a person", &done}
 	case errors.Is(err, projector.ErrSkipped):
 		return done, &httpError{http.StatusInternalServerError, "skipped", "written, but what shows it has failed, and a person gave up on it", &done}
+	case errors.Is(err, projector.ErrPruned):
+		return done, nil // nothing was written now, and what was is older than markers are kept
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
 		return done, &httpError{http.StatusGatewayTimeout, "not_visible_yet", "written, but not visible in time", &done}
 	default:

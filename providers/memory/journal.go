@@ -113,8 +113,12 @@ func (db *DB) BeginAlone(ctx context.Context, runner string, a projector.Attempt
 }
 
 // CountAttempt implements projector.Journal.
-func (db *DB) CountAttempt(ctx context.Context, runner string, a projector.Attempt) (n int, err error) {
+func (db *DB) CountAttempt(ctx context.Context, runner string, a projector.Attempt, limit int) (n int, err error) {
 	err = db.Tx(ctx, func(tx *Model) error {
+		counted, _ := tx.staged.attempts.get(nameOf(a))
+		if n = counted.n + 1; runner != "" && limit >= 0 && n >= limit {
+			return nil
+		}
 		tx.staged.names = tx.staged.names.drop(pair(nameOf(a), runner))
 		n = tx.staged.count(a, db.now(), false)
 		return nil

@@ -132,6 +132,7 @@ type appending struct {
 	sql      string
 	args     []any
 	entries  bool
+	refusal  bool // the server has answered that nothing was written; why is asked next
 }
 
 func (db *DB) newAppend(stream string, expected eventstore.Expected, events []eventstore.Draft) (*appending, error) {
@@ -210,10 +211,11 @@ func pick(expected eventstore.Expected, entries bool, statements ...string) stri
 // run sends the statement once.
 func (a *appending) run(ctx context.Context, q querier) (eventstore.Appended, error) {
 	at := eventstore.Appended{Stream: a.stream, Count: len(a.ids)}
+	a.refusal = false
 	crash.Point("append: before")
 	err := q.QueryRow(ctx, a.sql, a.args...).Scan(&at.Version, &at.Position)
 	crash.Point("append: after")
-	if errors.Is(err, pgx.ErrNoRows) {
+	if a.refusal = errors.Is(err, pgx.ErrNoRows); a.refusal {
 		return a.refused(ctx, q)
 	}
 	if violates(err, "outbox_topic_message_id_key") { // somebody enqueued a message of their own under an event's id
@@ -251,6 +253,17 @@ func isRolledBack(err error) bool {
 	return e != nil && (e.Code == deadlockDetected || e.Code == serializationFailed)
 }
 
+// once is run on a connection of the pool's. sent tells whether there was one.
+func (a *appending) once(ctx context.Context) (at eventstore.Appended, sent bool, err error) {
+	conn, err := a.db.pool.Acquire(ctx)
+	if err != nil {
+		return at, false, fmt.Errorf("append to %s: %w", a.stream, err)
+	}
+	defer conn.Release()
+	at, err = a.run(ctx, conn)
+	return at, true, err
+}
+
 // Append implements eventstore.Store: one statement, one round trip. After a deadlock or a serialization failure it
 // tries again, 20 times, with pauses that add up to 15 seconds.
 func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {
@@ -266,7 +279,8 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 	}
 	doubt := false // whether an earlier try may have been carried out
 	for try := 1; ; try++ {
-		at, err := a.run(ctx, db.pool)
+		at, sent, err := a.once(ctx)
+		lost := sent && maybeDone(err)
 		switch {
 		case err == nil:
 			if doubt {
@@ -284,15 +298,15 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 			if pause(ctx, try) == nil {
 				continue
 			}
-		case try <= resolveTries && ctx.Err() == nil && (maybeDone(err) || doubt && isNetwork(err)):
+		case try <= resolveTries && ctx.Err() == nil && (lost || doubt && isNetwork(err)):
 			// The reply is lost, the server perhaps restarting. Asking again is no blind second try: the
-			// statement finds the ids if they were written.
-			doubt = true
+			// statement finds the ids if they were written. The reply to the question why not says nothing of that.
+			doubt = doubt || !a.refusal
 			if pause(ctx, try) == nil {
 				continue
 			}
 		}
-		if doubt || maybeDone(err) {
+		if doubt || lost && !a.refusal {
 			return eventstore.Appended{}, fmt.Errorf("%w: %w", eventstore.ErrAmbiguous, err)
 		}
 		return eventstore.Appended{}, err

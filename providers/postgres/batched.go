@@ -101,7 +101,7 @@ func (b *Batched) try(ctx context.Context, w projector.Work, fresh []int, apply 
 		}
 		out, err := apply(ctx, batch, slices.Clone(fresh))
 		if err != nil {
-			return err
+			return ofHandler(err)
 		}
 		if err := b.queueEnqueue(batch, out); err != nil {
 			return err
@@ -147,16 +147,17 @@ func (b *Batched) queueOwn(batch *pgx.Batch, w projector.Work, marks []marker.Ke
 func (b *Batched) send(ctx context.Context, batch *pgx.Batch) error {
 	conn, err := b.pool.Acquire(ctx)
 	if err != nil {
-		return fmt.Errorf("acquire: %w", err)
+		return unbegun(ctx, fmt.Errorf("acquire: %w", err))
 	}
 	defer conn.Release()
 	crash.Point("one trip: before")
 	err = conn.SendBatch(ctx, batch).Close()
 	crash.Point("one trip: after")
+	_, unsent := errors.AsType[pgx.ErrPreprocessingBatch](err) // which ends the connection, too
 	switch {
 	case err == nil:
 		return nil
-	case maybeDone(err) && conn.Conn().PgConn().IsClosed():
+	case !unsent && maybeDone(err) && conn.Conn().PgConn().IsClosed():
 		return &projector.Error{Class: projector.Ambiguous, Code: "commit", Err: fmt.Errorf("send: %w", err)}
 	}
 	return fmt.Errorf("send: %w", err)

@@ -2,6 +2,7 @@ package postgres_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"syscall"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/pgtest"
+	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/providers/postgres"
@@ -133,4 +135,118 @@ func TestARollbackThatNobodyAnswersGivesUp(t *testing.T) {
 	})
 	require.ErrorIs(t, err, context.Canceled)
 	require.Less(t, time.Since(begin), 15*time.Second)
+}
+
+// What a handler does wrong is the same each time: it must not be taken for a network or a reply that was lost, and be tried for ever.
+func TestAHandlersOwnFaultIsCounted(t *testing.T) {
+	t.Parallel()
+	pool, err := pgxpool.New(t.Context(), postgrestest.DSN(t, nil, totals)+"&idle_in_transaction_session_timeout=300")
+	require.NoError(t, err)
+	defer pool.Close()
+	db, err := postgres.New(pool, nil)
+	require.NoError(t, err)
+	do := func(handler func(ctx context.Context, tx pgx.Tx) error) error {
+		return db.Do(t.Context(), projector.Work{Projector: "p"}, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+			return nil, handler(ctx, tx)
+		})
+	}
+	tooLarge := func() error {
+		w := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "m"}}}
+		return db.Batched().Do(t.Context(), w, func(_ context.Context, b *pgx.Batch, _ []int) ([]outbox.Message, error) {
+			b.Queue(`insert into totals values ('k', $1::int4)`, int64(1)<<40)
+			return nil, nil
+		})
+	}
+	for what, err := range map[string]error{
+		"rows that stay open": do(func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Query(ctx, `select generate_series(1, 10)`)
+			return err
+		}),
+		"idle for too long": do(func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `insert into totals values ('k', 1)`)
+			time.Sleep(time.Second)
+			return err
+		}),
+		"what cannot be encoded":                         tooLarge(),
+		"what cannot be encoded, once more, so prepared": tooLarge(),
+	} {
+		require.Equal(t, projector.UnknownClass, projector.ClassOf(err), "%s: %v", what, err)
+	}
+	require.Zero(t, count(t, db, `select count(*) from totals`))
+}
+
+// Where there is no connection to be had, whatever the reason, no message is to blame, and nothing was sent.
+func TestNoConnectionIsNobodysFault(t *testing.T) {
+	t.Parallel()
+	config, err := pgxpool.ParseConfig(postgrestest.DSN(t, nil, totals) + "&pool_max_conns=2")
+	require.NoError(t, err)
+	refused := errors.New("the token service is away")
+	made := 0
+	config.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
+		if made++; made > 1 {
+			return refused
+		}
+		return nil
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer pool.Close()
+	db, err := postgres.New(pool, nil)
+	require.NoError(t, err)
+	conn, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	w := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "m"}}}
+	err = db.Do(t.Context(), w, nil)
+	require.ErrorIs(t, err, refused)
+	require.Equal(t, projector.Transient, projector.ClassOf(err), "%v", err)
+	err = db.Batched().Do(t.Context(), w, nil)
+	require.ErrorIs(t, err, refused)
+	require.Equal(t, projector.Transient, projector.ClassOf(err), "%v", err)
+	_, err = db.Append(t.Context(), "a-1", eventstore.NoStream, drafts(t, 1))
+	require.ErrorIs(t, err, refused)
+	require.NotErrorIs(t, err, eventstore.ErrAmbiguous)
+	conn.Release()
+	_, err = pool.Exec(t.Context(), `alter table kinora.markers rename to elsewhere`)
+	require.NoError(t, err)
+	require.Equal(t, projector.Transient, projector.ClassOf(db.Do(t.Context(), w, nil)), "Kinora's own table is not there")
+}
+
+// An append that got no connection is not in doubt.
+func TestAnAppendThatIsNotSentIsNotAmbiguous(t *testing.T) {
+	t.Parallel()
+	db, err := postgres.Open(t.Context(), postgrestest.DSN(t, nil)+"&pool_max_conns=1", nil)
+	require.NoError(t, err)
+	conn, err := db.Pool().Acquire(t.Context())
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	_, err = db.Append(ctx, "a-1", eventstore.NoStream, drafts(t, 1))
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.NotErrorIs(t, err, eventstore.ErrAmbiguous)
+	conn.Release()
+	db.Close()
+	begin := time.Now()
+	_, err = db.Append(t.Context(), "a-1", eventstore.NoStream, drafts(t, 1))
+	require.Error(t, err)
+	require.NotErrorIs(t, err, eventstore.ErrAmbiguous)
+	require.Less(t, time.Since(begin), time.Second)
+}
+
+// A pool may learn its password, or its host, as it connects.
+func TestMigrateConnectsAsThePoolDoes(t *testing.T) {
+	t.Parallel()
+	config, err := pgxpool.ParseConfig(postgrestest.DSN(t, nil))
+	require.NoError(t, err)
+	right := config.ConnConfig.Database
+	config.ConnConfig.Database = "nowhere"
+	config.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
+		c.Database = right
+		return nil
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	defer pool.Close()
+	db, err := postgres.New(pool, nil)
+	require.NoError(t, err)
+	require.NoError(t, db.Migrate(t.Context()))
 }

@@ -24,6 +24,11 @@ const (
 	inFailedTransaction = "25P02"
 	deadlockDetected    = "40P01"
 	serializationFailed = "40001"
+
+	insufficientPrivilege = "42501"
+	readOnly              = "25006"
+	idleInTransaction     = "25P03" // the session was ended for that, or for its transaction's length: nothing was committed
+	transactionTooLong    = "25P04"
 )
 
 // Advisory locks: a class for each use, and a key of a fixed hash (FNV-1a), never hashtext, which may change
@@ -123,8 +128,39 @@ func isNetwork(err error) bool {
 		return false
 	}
 	_, network := errors.AsType[net.Error](err)
-	return network || pgconn.SafeToRetry(err) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+	return network || errors.Is(err, pgconn.ErrConnClosed) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
 		errors.Is(err, net.ErrClosed)
+}
+
+// ofHandler is an error of a handler's, whose unit's connection is in order: what looks like that of a network is of something else.
+func ofHandler(err error) error {
+	if _, ok := errors.AsType[*projector.Error](err); ok || err == nil || pgError(err) != nil || !isNetwork(err) {
+		return err
+	}
+	return &projector.Error{Class: projector.UnknownClass, Err: err}
+}
+
+// unbegun is the class of an error from before a unit had its connection: no message's fault.
+func unbegun(ctx context.Context, err error) error {
+	err = class(err)
+	if e, ok := errors.AsType[*projector.Error](err); ok && ctx.Err() == nil && e.Class != projector.Transient {
+		return &projector.Error{Class: projector.Transient, Code: e.Code, Err: e.Err}
+	}
+	return err
+}
+
+// notOurs tells whether Kinora's own statements were refused whatever the message: the role may not, the tables are not there, or
+// the server is a standby.
+func notOurs(err error) bool {
+	e := pgError(err)
+	if e == nil {
+		return false
+	}
+	switch e.Code {
+	case insufficientPrivilege, readOnly, undefinedTable, undefinedColumn, invalidSchemaName:
+		return true
+	}
+	return strings.HasPrefix(e.Code, "28")
 }
 
 func isConnect(err error) bool {

@@ -201,21 +201,26 @@ const countSettingsSQL = `select set_config('enable_seqscan', 'off', true), set_
 
 const countWait = "100ms"
 
-// The count and the end of the name are one: see doneSQL.
+// The count and the end of the name are one: see doneSQL. What reaches the limit is judged by the row as it is when it is locked.
 const countAttemptSQL = `
-with back as (
-	delete from kinora.inflight where ctid = any(array(
+with counted as (
+	insert into kinora.attempts as a (handler, message_hash, attempts, last_at)
+	select $1::text, $2::bytea, 1, clock_timestamp() where $3::text = '' or $5::int < 0 or 1 < $5::int
+	on conflict on constraint attempts_pkey do update set attempts = a.attempts + 1, last_at = excluded.last_at
+	where $3::text = '' or $5::int < 0 or a.attempts + 1 < $5::int
+	returning attempts),
+back as (
+	delete from kinora.inflight where exists (select from counted) and ctid = any(array(
 		select ctid from kinora.inflight
 		where handler = $1::text and message_hash = $2::bytea and runner = $3::text and call < $4::bigint for update skip locked)))
-insert into kinora.attempts as a (handler, message_hash, attempts, last_at) values ($1::text, $2::bytea, 1, clock_timestamp())
-on conflict on constraint attempts_pkey do update set attempts = a.attempts + 1, last_at = excluded.last_at
-returning attempts`
+select coalesce((select attempts from counted), greatest($5::int,
+	1 + (select attempts from kinora.attempts where handler = $1::text and message_hash = $2::bytea)))`
 
 // CountAttempt implements projector.Journal. A wait of more than 100 ms for a unit that forgets the count is a transient error (55P03).
-func (db *DB) CountAttempt(ctx context.Context, runner string, a projector.Attempt) (n int, err error) {
+func (db *DB) CountAttempt(ctx context.Context, runner string, a projector.Attempt, limit int) (n int, err error) {
 	b := &pgx.Batch{}
 	b.Queue(countSettingsSQL, countWait)
-	b.Queue(db.q(countAttemptSQL), named(a), hashOf(a.MessageID), runner, db.calls.Add(1)).QueryRow(func(row pgx.Row) error { return row.Scan(&n) })
+	b.Queue(db.q(countAttemptSQL), named(a), hashOf(a.MessageID), runner, db.calls.Add(1), limit).QueryRow(func(row pgx.Row) error { return row.Scan(&n) })
 	crash.Point("count attempt: before")
 	err = db.sendLookUps(ctx, b)
 	crash.Point("count attempt: after")

@@ -83,6 +83,28 @@ func TestAppendWhoseReplyIsLostIsNeitherLostNorDoubled(t *testing.T) {
 	}
 }
 
+// Where the server has said that nothing was written, the reply to the question why may be lost, too: the append is a repeat all the same.
+func TestARepeatIsOneWhateverIsLostAfterwards(t *testing.T) {
+	t.Parallel()
+	proxy, db, direct := throughProxy(t)
+	same := drafts(t, 1)
+	first, err := db.Append(t.Context(), "a-1", eventstore.NoStream, same)
+	require.NoError(t, err)
+	binds := 0
+	proxy.LoseReply(func(kind byte, _ []byte) bool {
+		if kind == 'B' {
+			binds++
+		}
+		return binds == 2
+	})
+	again, err := db.Append(t.Context(), "a-1", eventstore.NoStream, same)
+	require.NoError(t, err)
+	require.Equal(t, 1, proxy.Lost())
+	first.Replayed = true
+	require.Equal(t, first, again)
+	require.Equal(t, 1, count(t, direct, `select count(*) from kinora.events`))
+}
+
 // A pooler that lost its server answers in the server's place, and does not know what became of the request.
 func TestAPoolersFatalAnswerIsNotTheServersWord(t *testing.T) {
 	t.Parallel()

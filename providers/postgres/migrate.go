@@ -57,7 +57,10 @@ func MigrationSQL(schema string) string {
 func (db *DB) Migrate(ctx context.Context) error {
 	// One connection holds an advisory lock in a transaction while goose works on another. Both are made for
 	// this, so that a borrowed pool of one connection cannot wait for itself.
-	config := db.pool.Config().ConnConfig
+	config, err := connConfig(ctx, db.pool.Config())
+	if err != nil {
+		return fmt.Errorf("migrate: %w", err)
+	}
 	conn, err := pgx.ConnectConfig(ctx, config.Copy())
 	if err != nil {
 		return fmt.Errorf("migrate: %w", err)

@@ -71,9 +71,17 @@ var (
 	_ projector.UnitOfWork[*pgx.Batch] = (*Batched)(nil)
 )
 
-// Open connects to dsn with a pool of its own, which Close closes.
+// Open connects to dsn with a pool of its own, which Close closes. An idle connection that does not answer within five seconds is
+// given up, unless dsn has a pool_ping_timeout.
 func Open(ctx context.Context, dsn string, cfg *Config) (*DB, error) {
-	pool, err := pgxpool.New(ctx, dsn)
+	config, err := pgxpool.ParseConfig(dsn)
+	if err != nil {
+		return nil, fmt.Errorf("open postgres: %w", err)
+	}
+	if config.PingTimeout == 0 { // pgx: none
+		config.PingTimeout = pingLimit
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return nil, fmt.Errorf("open postgres: %w", err)
 	}
@@ -141,7 +149,10 @@ func (db *DB) Close() {
 	}
 }
 
-const closeLimit = 5 * time.Second
+const (
+	closeLimit = 5 * time.Second
+	pingLimit  = 5 * time.Second
+)
 
 const defaultSchema = "kinora"
 

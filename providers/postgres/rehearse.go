@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 )
@@ -133,15 +134,24 @@ func (db *DB) changes(ctx context.Context, r *rehearsal, before map[int64]change
 	return all, nil
 }
 
+// connConfig is what a connection beside the pool is made with, as its own are.
+func connConfig(ctx context.Context, pool *pgxpool.Config) (*pgx.ConnConfig, error) {
+	c := pool.ConnConfig.Copy()
+	if pool.BeforeConnect != nil {
+		if err := pool.BeforeConnect(ctx, c); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
 // aside begins a transaction beside the pool, which may have one connection only, and before the unit's: behind a pooler, others that
 // wait for what the unit has locked may have all of the server's connections.
 func (db *DB) aside(ctx context.Context) (tx pgx.Tx, end func(), err error) {
 	config := db.pool.Config()
-	connect := config.ConnConfig.Copy()
-	if config.BeforeConnect != nil {
-		if err := config.BeforeConnect(ctx, connect); err != nil {
-			return nil, nil, err
-		}
+	connect, err := connConfig(ctx, config)
+	if err != nil {
+		return nil, nil, err
 	}
 	conn, err := pgx.ConnectConfig(ctx, connect)
 	if err != nil {

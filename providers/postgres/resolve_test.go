@@ -283,19 +283,19 @@ func TestACountDoesNotWaitForAHandler(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil)
 	a := projector.Attempt{Projector: "p", Handler: "p/a", MessageID: "m"}
-	n, err := db.CountAttempt(t.Context(), "", a)
+	n, err := db.CountAttempt(t.Context(), "", a, -1)
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
 	finish := paused(t, db, projector.Work{Projector: "p", Forget: []projector.Attempt{a}})
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
-	_, err = db.CountAttempt(ctx, "", a)
+	_, err = db.CountAttempt(ctx, "", a, -1)
 	var e *projector.Error
 	require.ErrorAs(t, err, &e)
 	require.Equal(t, projector.Transient, e.Class)
 	require.Equal(t, "55P03", e.Code)
 	require.NoError(t, finish())
-	n, err = db.CountAttempt(t.Context(), "", a)
+	n, err = db.CountAttempt(t.Context(), "", a, -1)
 	require.NoError(t, err)
 	require.Equal(t, 1, n, "they were forgotten")
 }

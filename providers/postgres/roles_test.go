@@ -195,7 +195,7 @@ func keepsTheJournal(ctx context.Context, db *postgres.DB) error {
 		_, _, err = db.BeginAlone(ctx, "you", a, -1)
 	}
 	if err == nil {
-		_, err = db.CountAttempt(ctx, "you", a)
+		_, err = db.CountAttempt(ctx, "you", a, -1)
 	}
 	if err == nil {
 		_, err = db.DueParked(ctx, "p", nil, 0, 1)

@@ -76,14 +76,14 @@ func (db *DB) once(ctx context.Context, w projector.Work, apply func(context.Con
 		var end func()
 		if outside, end, err = db.aside(ctx); err != nil {
 			leave()
-			return class(fmt.Errorf("rehearse: connect: %w", err))
+			return unbegun(ctx, fmt.Errorf("rehearse: connect: %w", err))
 		}
 		defer end()
 	}
 	conn, err := db.pool.Acquire(ctx)
 	if err != nil {
 		leave()
-		return class(fmt.Errorf("begin: %w", err))
+		return unbegun(ctx, fmt.Errorf("begin: %w", err))
 	}
 	s := newSeat(conn, leave)
 	defer s.end()
@@ -93,6 +93,9 @@ func (db *DB) once(ctx context.Context, w projector.Work, apply func(context.Con
 	if tx != nil {
 		// Also after a panic or runtime.Goexit in apply; after a commit it does nothing.
 		defer rollback(ctx, tx)
+	}
+	if notOurs(err) {
+		return unbegun(ctx, fmt.Errorf("begin: %w", err))
 	}
 	if err != nil {
 		return class(fmt.Errorf("begin: %w", err))
@@ -132,6 +135,8 @@ func (db *DB) apply(ctx context.Context, s *seat, tx pgx.Tx, w projector.Work, f
 		})
 		if err == nil {
 			enqueued, err = len(out) > 0, db.InTx(tx).Enqueue(ctx, out...)
+		} else if !tx.Conn().IsClosed() {
+			err = ofHandler(err)
 		}
 		if err != nil {
 			return false, err
@@ -272,10 +277,16 @@ func commit(ctx context.Context, tx pgx.Tx) error {
 	case errors.Is(err, pgx.ErrTxCommitRollback):
 		return &projector.Error{Class: projector.UnknownClass, Code: inFailedTransaction,
 			Err: fmt.Errorf("commit: the handler went on after an SQL error: %w", err)}
+	case endedIdle(err): // before it got there
 	case maybeDone(err):
 		return &projector.Error{Class: projector.Ambiguous, Code: "commit", Err: fmt.Errorf("commit: %w", err)}
 	}
 	return class(fmt.Errorf("commit: %w", err))
+}
+
+func endedIdle(err error) bool {
+	e := pgError(err)
+	return e != nil && (e.Code == idleInTransaction || e.Code == transactionTooLong)
 }
 
 // heldTx is a transaction that its unit of work ends, and nobody else.

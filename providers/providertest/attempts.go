@@ -73,18 +73,49 @@ func countedEnds(s *stage) {
 	s.alive("two", time.Hour)
 	same(s, "verdicts", s.begin("one", a, b, other), []projector.Verdict{projector.Clear, projector.Clear, projector.Clear})
 	s.alone("two", a, 9, 0, 1) // names it as well
-	n, err := s.db.CountAttempt(s.ctx, "one", a)
+	n, err := s.db.CountAttempt(s.ctx, "one", a, -1)
 	s.ok(err, "count an attempt")
 	same(s, "count", n, 1)
 	s.alone("three", a, 0, 1, 1) // that of two
+	s.countToLimit()
 	s.verdict("the other message", b, projector.Suspect)
 	s.verdict("the other handler", other, projector.Suspect)
+}
+
+// countToLimit counts up to a limit: the attempt that would reach it keeps its name, and is counted as that of a dead runner.
+func (s *stage) countToLimit() {
+	s.Helper()
+	a := posted("m-9", "dan")
+	count := func(runner string, limit, want int) {
+		s.Helper()
+		s.alive("one", time.Hour)
+		s.begin("one", a)
+		n, err := s.db.CountAttempt(s.ctx, runner, a, limit)
+		s.ok(err, "count an attempt")
+		same(s, "count", n, want)
+	}
+	for range 2 {
+		count("one", 1, 1)
+		s.alone("four", a, 0, 0, 1)
+	}
+	count("one", 3, 1)
+	s.alone("four", a, 0, 1, 0)
+	count("one", 3, 2)
+	for range 2 {
+		count("one", 3, 3)
+		s.alone("four", a, 0, 2, 1)
+	}
+	count("", 3, 3) // whoever has no name to keep
+	s.alone("four", a, 0, 3, 1)
+	count("one", 2, 4)
+	count("one", -1, 4)
+	s.alone("four", a, 0, 4, 0)
 }
 
 // countAttempt counts one of a, and ends the case if that is another count.
 func (s *stage) countAttempt(a projector.Attempt, want int) {
 	s.Helper()
-	n, err := s.db.CountAttempt(s.ctx, "", a)
+	n, err := s.db.CountAttempt(s.ctx, "", a, -1)
 	s.ok(err, "count an attempt")
 	same(s, "count of "+a.Handler+" "+a.MessageID, n, want)
 }
@@ -271,7 +302,7 @@ func attemptsCounted(s *stage) {
 	}
 	s.alone("one", a, 9, 3, 0)
 	counts, errs := make([]int, storm), make([]error, storm)
-	together(storm, func(i int) { counts[i], errs[i] = s.db.CountAttempt(s.ctx, "", a) })
+	together(storm, func(i int) { counts[i], errs[i] = s.db.CountAttempt(s.ctx, "", a, -1) })
 	s.ok(errors.Join(errs...), "count at once")
 	slices.Sort(counts)
 	for i, n := range counts {

@@ -284,7 +284,7 @@ func journalEndedContext(s *stage) {
 	failed.Code = "deadline"
 	_, beginErr := s.db.Begin(ctx, "one", []projector.Attempt{posted("m-1", "ben")}, nil)
 	_, _, aloneErr := s.db.BeginAlone(ctx, "one", a, 3)
-	_, countErr := s.db.CountAttempt(ctx, "one", a)
+	_, countErr := s.db.CountAttempt(ctx, "one", a, -1)
 	_, dueErr := s.db.DueParked(ctx, "ratings", nil, 0, 10)
 	_, pruneErr := s.db.PruneJournal(ctx, "ratings", time.Hour, 10)
 	_, skipErr := s.db.SkipParked(ctx, projector.ParkedFilter{}, projector.Decision{By: "ann", Reason: "why not"})

@@ -75,7 +75,7 @@ func stuckHandler(s *stage) {
 		s.within(func(ctx context.Context) error { return s.do(ctx, work("m-1"), adds("k", 1)) }, "a unit of the same message")
 		same(s, "total while it is stuck", s.total("k"), 1)
 		s.within(func(ctx context.Context) error {
-			_, err := s.db.CountAttempt(ctx, "one", posted("m-1", ""))
+			_, err := s.db.CountAttempt(ctx, "one", posted("m-1", ""), -1)
 			return err
 		}, "count an attempt")
 	})

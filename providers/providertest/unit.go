@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"runtime"
 	"time"
 
@@ -203,6 +205,8 @@ func errorClasses(s *stage) {
 	}{
 		{cause, projector.UnknownClass, ""},
 		{fmt.Errorf("wrapped: %w", cause), projector.UnknownClass, ""},
+		{fmt.Errorf("decode: %w: %w", io.ErrUnexpectedEOF, cause), projector.UnknownClass, ""},
+		{fmt.Errorf("ask another service: %w: %w", &net.DNSError{Err: "no such host"}, cause), projector.UnknownClass, ""},
 		{projector.Permanent(cause), projector.PermanentClass, ""},
 		{fmt.Errorf("wrapped: %w", projector.Permanent(cause)), projector.PermanentClass, ""},
 		{&projector.Error{Class: projector.Transient, Code: "busy", Err: cause}, projector.Transient, "busy"},

@@ -168,8 +168,14 @@ func (d *DB) BeginAlone(ctx context.Context, runner string, a projector.Attempt,
 }
 
 // CountAttempt implements projector.Journal.
-func (d *DB) CountAttempt(ctx context.Context, runner string, a projector.Attempt) (n int, err error) {
+func (d *DB) CountAttempt(ctx context.Context, runner string, a projector.Attempt, limit int) (n int, err error) {
 	err = d.inTurn(ctx, func(u *unit) error {
+		if n, err = u.count(ctx, a, 0, false); err != nil {
+			return err
+		}
+		if n++; runner != "" && limit >= 0 && n >= limit {
+			return nil
+		}
 		if _, err := u.exec(ctx, takeBack, named(a), a.MessageID, runner); err != nil {
 			return err
 		}

@@ -246,7 +246,7 @@ func TestNamesOfAKilledProcess(t *testing.T) {
 	require.Equal(t, [2]int{1, 0}, alone(5))
 	require.Equal(t, [2]int{1, 0}, alone(5), "once")
 	require.Equal(t, 1, count(t, db.SQL(), "kinora_inflight where message_id = 'm1' and runner = 'here'"))
-	n, err := db.CountAttempt(ctx, "", m1)
+	n, err := db.CountAttempt(ctx, "", m1, -1)
 	require.NoError(t, err)
 	require.Equal(t, 2, n)
 }

@@ -80,7 +80,7 @@ func runCorrupt(r *run) {
 	db, err := postgres.New(r.pool, nil)
 	r.must(err)
 	r.during(func() { r.sleep(500 * time.Millisecond); r.skipCorrupt(db) })
-	r.settle(2 * lease)
+	r.settle(4 * lease) // beside what was held and comes back
 	r.await("what was held is back", time.Minute, func() bool {
 		r.skipCorrupt(db)
 		return r.parkedAre(`select count(*) from kinora.parked where state = 'parked'`) == 0
