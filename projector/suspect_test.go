@@ -193,7 +193,7 @@ func (d dying) Do(ctx context.Context, w projector.Work, apply func(context.Cont
 }
 
 func (d dying) Alive(ctx context.Context, runner string, lease time.Duration) error {
-	if d.isDead() {
+	if lease > 0 && d.isDead() {
 		return nil
 	}
 	return d.unit.Alive(ctx, runner, lease)
@@ -206,9 +206,11 @@ func TestWhatIsSpentNeverBeginsAgain(t *testing.T) {
 		fault    error
 		code     string
 		attempts int
+		stopped  bool // by somebody who waits for no parking
 	}{
-		"counted":   {errors.New("no"), "vanished", 3},
-		"permanent": {projector.Permanent(errors.New("no")), "", 2}, // one may be its neighbour's doing
+		"counted":   {errors.New("no"), "vanished", 3, false},
+		"stopped":   {errors.New("no"), "vanished", 3, true},
+		"permanent": {projector.Permanent(errors.New("no")), "", 2, false}, // one may be its neighbour's doing
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -223,16 +225,22 @@ func TestWhatIsSpentNeverBeginsAgain(t *testing.T) {
 				first := run(t, dying{db, make(chan struct{})}, f, projector.RunnerConfig{Retry: budget, Drain: time.Second}, p)
 				f <- keyed("k", 1)
 				time.Sleep(time.Minute)
+				if c.stopped {
+					require.NoError(t, first())
+					time.Sleep(time.Minute)
+				}
 				before := starts
 				second := run(t, db, g, projector.RunnerConfig{Retry: budget}, p)
 				g.deliver(t, keyed("k", 1))
 				require.NoError(t, second())
-				_ = first()
+				if !c.stopped {
+					_ = first()
+				}
 				list := parked(t, db)
 				require.Len(t, list, 1)
 				require.Equal(t, []any{c.code, c.attempts}, []any{list[0].Code, list[0].Attempts})
 				require.Equal(t, c.attempts, starts)
-				require.Equal(t, map[string]int{"counted": 3, "permanent": 1}[name], before)
+				require.Equal(t, map[string]int{"counted": 3, "stopped": 3, "permanent": 1}[name], before)
 			})
 		})
 	}
