@@ -274,16 +274,19 @@ func (n *names) isUnder(p Parked) bool {
 func (n *names) stop(ctx context.Context) {
 	n.turn <- struct{}{}
 	defer func() { <-n.turn }()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), n.timeout)
+	defer cancel()
+	n.mu.Lock()
+	under, done := len(n.under), len(n.done)
+	n.mu.Unlock()
+	if under > 0 && done > 0 { // what is not under way is nobody's suspect
+		_, _ = n.tell(ctx, nil)
+	}
 	n.lives <- struct{}{}
 	defer func() { <-n.lives }()
-	n.mu.Lock()
-	under := len(n.under)
-	n.mu.Unlock()
 	if n.alive.IsZero() || under > 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), n.timeout)
-	defer cancel()
 	n.alive = time.Time{}
 	_ = n.journal.Alive(ctx, n.runner, 0) // unsaid, its lease ends by itself
 }

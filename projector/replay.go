@@ -122,7 +122,7 @@ func (d *delivery) failed(p Parked, a Attempt, err error) error {
 	d.report("parked still", p.Handler, err, "attempts", p.Attempts)
 	told := d.journalFail(p, a)
 	if told == nil {
-		if told = d.unit(Work{Projector: p.Projector, Forget: []Attempt{a}}); told != nil { // they are in p now
+		if told = d.unit(Work{Projector: p.Projector, Forget: []Attempt{a}, Done: []Attempt{a}, Runner: d.names.runner}); told != nil { // they are in p now
 			told = away(told)
 		}
 	}

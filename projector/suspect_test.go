@@ -226,7 +226,12 @@ func TestWhatIsSpentNeverBeginsAgain(t *testing.T) {
 				f <- keyed("k", 1)
 				time.Sleep(time.Minute)
 				if c.stopped {
+					f <- keyed("other", 1)
+					synctest.Wait() // it cannot be done either
 					require.NoError(t, first())
+					attempts, alive, err := db.BeginAlone(t.Context(), "another", projector.Attempt{Projector: "p", Handler: "p/a", MessageID: "other-1", Key: "other"}, 0)
+					require.NoError(t, err)
+					require.Equal(t, []int{0, 0}, []int{attempts, alive}, "it is nobody's suspect")
 					time.Sleep(time.Minute)
 				}
 				before := starts

@@ -298,7 +298,7 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 			if pause(ctx, try) == nil {
 				continue
 			}
-		case try <= resolveTries && ctx.Err() == nil && (lost || doubt && isNetwork(err)):
+		case try <= resolveTries && ctx.Err() == nil && (lost || doubt && (!sent || isNetwork(err))):
 			// The reply is lost, the server perhaps restarting. Asking again is no blind second try: the
 			// statement finds the ids if they were written. The reply to the question why not says nothing of that.
 			doubt = doubt || !a.refusal

@@ -132,9 +132,11 @@ func isNetwork(err error) bool {
 		errors.Is(err, net.ErrClosed)
 }
 
-// ofHandler is an error of a handler's, whose unit's connection is in order: what looks like that of a network is of something else.
+// ofHandler is an error of a handler's, whose unit's connection is in order: what looks like that of a network is of something else,
+// unless only PostgreSQL has it, as where the handler reads through a pool.
 func ofHandler(err error) error {
-	if _, ok := errors.AsType[*projector.Error](err); ok || err == nil || pgError(err) != nil || !isNetwork(err) {
+	if _, ok := errors.AsType[*projector.Error](err); ok || err == nil || pgError(err) != nil || !isNetwork(err) ||
+		isConnect(err) || errors.Is(err, pgconn.ErrConnClosed) {
 		return err
 	}
 	return &projector.Error{Class: projector.UnknownClass, Err: err}

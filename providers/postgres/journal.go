@@ -214,7 +214,7 @@ back as (
 		select ctid from kinora.inflight
 		where handler = $1::text and message_hash = $2::bytea and runner = $3::text and call < $4::bigint for update skip locked)))
 select coalesce((select attempts from counted), greatest($5::int,
-	1 + (select attempts from kinora.attempts where handler = $1::text and message_hash = $2::bytea)))`
+	1 + coalesce((select attempts from kinora.attempts where handler = $1::text and message_hash = $2::bytea), 0)))`
 
 // CountAttempt implements projector.Journal. A wait of more than 100 ms for a unit that forgets the count is a transient error (55P03).
 func (db *DB) CountAttempt(ctx context.Context, runner string, a projector.Attempt, limit int) (n int, err error) {
