@@ -44,7 +44,8 @@ func stopRelay(r *run, p *process) {
 	had, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	r.must(err)
 	early := r.intn(2) == 0
-	finished := r.awaitOr(5*lease, func() bool {
+	limit := 3*lease + time.Duration(len(had))*lease/4 // what was in a dead claim is claimed one by one, between the other's batches
+	finished := r.awaitOr(limit, func() bool {
 		var left, here int
 		err := r.pool.QueryRow(r.suite.ctx, `select count(*), count(*) filter (where claimed_by = $2) from kinora.outbox where id = any($1)`, had, p.Name).Scan(&left, &here)
 		return err == nil && (left == 0 || early && here < len(had))
