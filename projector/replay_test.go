@@ -13,6 +13,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/providers/memory"
@@ -156,11 +157,14 @@ func TestWaitTellsWhereMarkersArePruned(t *testing.T) {
 		stop := run(t, db, f, projector.RunnerConfig{}, p)
 		f.deliver(t, msg(entries[0].ID, "posted", `{"Stars":5}`))
 		require.NoError(t, p.Wait(t.Context(), db, at))
-		time.Sleep(9 * 24 * time.Hour) // the runner prunes
+		require.NoError(t, stop())
+		time.Sleep(9 * 24 * time.Hour)
+		pruned, err := marker.Prune(t.Context(), db, marker.Retention{}, p.Handlers()...)
+		require.NoError(t, err)
+		require.Equal(t, 1, pruned)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		require.ErrorIs(t, p.Wait(ctx, db, at), projector.ErrPruned)
-		require.NoError(t, stop())
 	})
 }
 

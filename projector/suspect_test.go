@@ -215,9 +215,9 @@ func TestWhatIsSpentNeverBeginsAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				db, starts := newDB(t), 0
+				db, starts := newDB(t), &atomic.Int32{}
 				p := define(marked, func(context.Context, txn, eventstore.Event[posted]) error {
-					starts++
+					starts.Add(1)
 					return c.fault
 				})
 				budget := claim.Backoff{Attempts: 3}
@@ -234,7 +234,7 @@ func TestWhatIsSpentNeverBeginsAgain(t *testing.T) {
 					require.Equal(t, []int{0, 0}, []int{attempts, alive}, "it is nobody's suspect")
 					time.Sleep(time.Minute)
 				}
-				before := starts
+				before := starts.Load()
 				second := run(t, db, g, projector.RunnerConfig{Retry: budget}, p)
 				g.deliver(t, keyed("k", 1))
 				require.NoError(t, second())
@@ -244,8 +244,8 @@ func TestWhatIsSpentNeverBeginsAgain(t *testing.T) {
 				list := parked(t, db)
 				require.Len(t, list, 1)
 				require.Equal(t, []any{c.code, c.attempts}, []any{list[0].Code, list[0].Attempts})
-				require.Equal(t, c.attempts, starts)
-				require.Equal(t, map[string]int{"counted": 3, "stopped": 3, "permanent": 1}[name], before)
+				require.EqualValues(t, c.attempts, starts.Load())
+				require.EqualValues(t, map[string]int{"counted": 3, "stopped": 3, "permanent": 1}[name], before)
 			})
 		})
 	}
