@@ -125,10 +125,10 @@ func (p *Projector[Tx]) keysOf(ctx context.Context, s State, a eventstore.Append
 		if err != nil {
 			return nil, nil, err
 		}
-		recorded[raw.ID] = raw.RecordedAt
 		if raw.Version > a.Version {
 			break
 		}
+		recorded[raw.ID] = raw.RecordedAt
 		for _, h := range p.handlers {
 			if slices.Contains(h.match(p.types), raw.Type) {
 				keys = append(keys, marker.Key{Handler: p.full(h.name), Was: p.fulls(h.was), MessageID: raw.ID})

@@ -142,7 +142,7 @@ func ofHandler(err error) error {
 	return &projector.Error{Class: projector.UnknownClass, Err: err}
 }
 
-// unbegun is the class of an error from before a unit had its connection: no message's fault.
+// unbegun is the class of an error from before a unit was under way: no message's fault.
 func unbegun(ctx context.Context, err error) error {
 	err = class(err)
 	if e, ok := errors.AsType[*projector.Error](err); ok && ctx.Err() == nil && e.Class != projector.Transient {
