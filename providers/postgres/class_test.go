@@ -3,6 +3,7 @@ package postgres_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"syscall"
 	"testing"
@@ -82,11 +83,7 @@ func TestAServerThatDoesNotAnswerIsTransient(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer func() { _ = silent.Close() }()
-	pool, err := pgxpool.New(t.Context(), "postgres://x@"+silent.Addr().String()+"/x?sslmode=disable&connect_timeout=1")
-	require.NoError(t, err)
-	defer pool.Close()
-	db, err := postgres.New(pool, nil)
-	require.NoError(t, err)
+	db := borrowed(t, nil, "postgres://x@"+silent.Addr().String()+"/x?sslmode=disable&connect_timeout=1")
 	err = db.Do(t.Context(), projector.Work{Projector: "p"}, nil)
 	require.Equal(t, projector.Transient, projector.ClassOf(err), "%v", err)
 }
@@ -140,11 +137,7 @@ func TestARollbackThatNobodyAnswersGivesUp(t *testing.T) {
 // What a handler does wrong is the same each time: it must not be taken for a network or a reply that was lost, and be tried for ever.
 func TestAHandlersOwnFaultIsCounted(t *testing.T) {
 	t.Parallel()
-	pool, err := pgxpool.New(t.Context(), postgrestest.DSN(t, nil, totals)+"&idle_in_transaction_session_timeout=300")
-	require.NoError(t, err)
-	defer pool.Close()
-	db, err := postgres.New(pool, nil)
-	require.NoError(t, err)
+	db := borrowed(t, nil, postgrestest.DSN(t, nil, totals)+"&idle_in_transaction_session_timeout=300")
 	do := func(handler func(ctx context.Context, tx pgx.Tx) error) error {
 		return db.Do(t.Context(), projector.Work{Projector: "p"}, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
 			return nil, handler(ctx, tx)
@@ -164,7 +157,8 @@ func TestAHandlersOwnFaultIsCounted(t *testing.T) {
 		}),
 		"idle for too long": do(func(ctx context.Context, tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `insert into totals values ('k', 1)`)
-			time.Sleep(time.Second)
+			gone := fmt.Sprintf(`select count(*) from pg_stat_activity where pid = %d`, tx.Conn().PgConn().PID())
+			require.Eventually(t, func() bool { return count(t, db, gone) == 0 }, 10*time.Second, 10*time.Millisecond)
 			return err
 		}),
 		"what cannot be encoded":                         tooLarge(),
@@ -178,22 +172,17 @@ func TestAHandlersOwnFaultIsCounted(t *testing.T) {
 // Where there is no connection to be had, whatever the reason, no message is to blame, and nothing was sent.
 func TestNoConnectionIsNobodysFault(t *testing.T) {
 	t.Parallel()
-	config, err := pgxpool.ParseConfig(postgrestest.DSN(t, nil, totals) + "&pool_max_conns=2")
-	require.NoError(t, err)
 	refused := errors.New("the token service is away")
 	made := 0
-	config.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
-		if made++; made > 1 {
-			return refused
+	db := borrowed(t, nil, postgrestest.DSN(t, nil, totals)+"&pool_max_conns=2", func(c *pgxpool.Config) {
+		c.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
+			if made++; made > 1 {
+				return refused
+			}
+			return nil
 		}
-		return nil
-	}
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	defer pool.Close()
-	db, err := postgres.New(pool, nil)
-	require.NoError(t, err)
-	conn, err := pool.Acquire(t.Context())
+	})
+	conn, err := db.Pool().Acquire(t.Context())
 	require.NoError(t, err)
 	w := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "m"}}}
 	err = db.Do(t.Context(), w, nil)
@@ -206,7 +195,7 @@ func TestNoConnectionIsNobodysFault(t *testing.T) {
 	require.ErrorIs(t, err, refused)
 	require.NotErrorIs(t, err, eventstore.ErrAmbiguous)
 	conn.Release()
-	_, err = pool.Exec(t.Context(), `alter table kinora.markers rename to elsewhere`)
+	_, err = db.Pool().Exec(t.Context(), `alter table kinora.markers rename to elsewhere`)
 	require.NoError(t, err)
 	require.Equal(t, projector.Transient, projector.ClassOf(db.Do(t.Context(), w, nil)), "Kinora's own table is not there")
 }
@@ -235,18 +224,13 @@ func TestAnAppendThatIsNotSentIsNotAmbiguous(t *testing.T) {
 // A pool may learn its password, or its host, as it connects.
 func TestMigrateConnectsAsThePoolDoes(t *testing.T) {
 	t.Parallel()
-	config, err := pgxpool.ParseConfig(postgrestest.DSN(t, nil))
-	require.NoError(t, err)
-	right := config.ConnConfig.Database
-	config.ConnConfig.Database = "nowhere"
-	config.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
-		c.Database = right
-		return nil
-	}
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	defer pool.Close()
-	db, err := postgres.New(pool, nil)
-	require.NoError(t, err)
+	db := borrowed(t, nil, postgrestest.DSN(t, nil), func(c *pgxpool.Config) {
+		right := c.ConnConfig.Database
+		c.ConnConfig.Database = "nowhere"
+		c.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error {
+			c.Database = right
+			return nil
+		}
+	})
 	require.NoError(t, db.Migrate(t.Context()))
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/pgtest"
 	"github.com/kinora-go/kinora/marker"
@@ -43,6 +44,22 @@ func throughProxy(t *testing.T) (*pgtest.Proxy, *postgres.DB, *postgres.DB) {
 	require.NoError(t, err)
 	t.Cleanup(db.Close)
 	return proxy, db, direct
+}
+
+// borrowed is a DB over a pool of its user's, with whatever change makes of its configuration.
+func borrowed(t *testing.T, cfg *postgres.Config, dsn string, change ...func(*pgxpool.Config)) *postgres.DB {
+	t.Helper()
+	config, err := pgxpool.ParseConfig(dsn)
+	require.NoError(t, err)
+	for _, f := range change {
+		f(config)
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	require.NoError(t, err)
+	t.Cleanup(pool.Close)
+	db, err := postgres.New(pool, cfg)
+	require.NoError(t, err)
+	return db
 }
 
 func count(t *testing.T, db *postgres.DB, query string) (n int) {
@@ -212,6 +229,20 @@ func TestBatchedUnitWhoseReplyIsLostIsAmbiguousAndTakesEffectOnce(t *testing.T) 
 	require.Equal(t, projector.Ambiguous, projector.ClassOf(err), "%v", err)
 	require.NoError(t, do("m"))
 	require.Equal(t, 2, count(t, direct, `select n from totals where key = 'k'`))
+}
+
+// A connection that died while it was idle is given up after five seconds, and another one does the work.
+func TestAnIdleConnectionThatDoesNotAnswerIsGivenUp(t *testing.T) {
+	t.Parallel()
+	proxy, db, _ := throughProxy(t)
+	_, err := db.Append(t.Context(), "a-1", eventstore.NoStream, drafts(t, 1))
+	require.NoError(t, err)
+	time.Sleep(1100 * time.Millisecond) // pgx tries those only that were idle for a second
+	proxy.Mute()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	_, err = db.Append(ctx, "a-1", 1, drafts(t, 2))
+	require.NoError(t, err)
 }
 
 // Whoever ends a service waits for nobody's connection, be it in use or on a network that has gone.

@@ -112,11 +112,7 @@ func TestAHandlersCommitAndRollbackAreRefused(t *testing.T) {
 
 func TestUnitsRunAtReadCommittedWhateverTheDefault(t *testing.T) {
 	t.Parallel()
-	pool, err := pgxpool.New(t.Context(), postgrestest.DSN(t, nil, totals)+"&default_transaction_isolation=serializable")
-	require.NoError(t, err)
-	defer pool.Close()
-	db, err := postgres.New(pool, nil)
-	require.NoError(t, err)
+	db := borrowed(t, nil, postgrestest.DSN(t, nil, totals)+"&default_transaction_isolation=serializable")
 	require.ErrorIs(t, db.Ready(t.Context()), postgres.ErrIsolation, "what runs outside of a unit cannot set it")
 	require.NoError(t, db.Do(t.Context(), projector.Work{Projector: "p"}, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
 		var level string
@@ -130,13 +126,9 @@ func TestUnitsRunAtReadCommittedWhateverTheDefault(t *testing.T) {
 func TestPoolOfOneConnection(t *testing.T) {
 	t.Parallel()
 	cfg := &postgres.Config{Route: outbox.ByCategory}
-	pool, err := pgxpool.New(t.Context(), postgrestest.DSN(t, cfg, totals)+"&pool_max_conns=1")
-	require.NoError(t, err)
-	defer pool.Close()
-	db, err := postgres.New(pool, cfg)
-	require.NoError(t, err)
+	db := borrowed(t, cfg, postgrestest.DSN(t, cfg, totals)+"&pool_max_conns=1")
 	require.NoError(t, db.Migrate(t.Context()))
-	_, err = db.Append(t.Context(), "a-1", eventstore.Any, drafts(t, 1))
+	_, err := db.Append(t.Context(), "a-1", eventstore.Any, drafts(t, 1))
 	require.NoError(t, err)
 	for range db.ReadStream(t.Context(), "a-1", 0) {
 		_, err = db.Append(t.Context(), "a-1", eventstore.Any, drafts(t, 1))
@@ -266,11 +258,7 @@ func TestNewRefuses(t *testing.T) {
 
 func TestHandlersKeepTheOperatorsLockTimeout(t *testing.T) {
 	t.Parallel()
-	pool, err := pgxpool.New(t.Context(), postgrestest.DSN(t, nil)+"&lock_timeout=3s")
-	require.NoError(t, err)
-	defer pool.Close()
-	db, err := postgres.New(pool, nil)
-	require.NoError(t, err)
+	db := borrowed(t, nil, postgrestest.DSN(t, nil)+"&lock_timeout=3s")
 	work := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "1"}}}
 	require.NoError(t, db.Do(t.Context(), work, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
 		var limit string
