@@ -120,10 +120,11 @@ func (db *DB) Begin(ctx context.Context, runner string, attempts, done []project
 		judge(i, beginSQL, args[0], args[1], args[2], a.Seq)
 	}
 	crash.Point("begin attempts: before")
-	if err := db.sendLookUps(ctx, b); err != nil {
+	err := db.sendLookUps(ctx, b)
+	crash.Point("begin attempts: judged")
+	if err != nil {
 		return nil, err
 	}
-	crash.Point("begin attempts: judged")
 	b = &pgx.Batch{}
 	b.Queue(lookUpSQL)
 	for i, v := range verdicts {
@@ -131,10 +132,11 @@ func (db *DB) Begin(ctx context.Context, runner string, attempts, done []project
 			judge(i, beginInLaneSQL, attemptArgs(attempts[i], nil)...)
 		}
 	}
-	if err := db.sendLookUps(ctx, b); err != nil {
+	err = db.sendLookUps(ctx, b)
+	crash.Point("begin attempts: after")
+	if err != nil {
 		return nil, err
 	}
-	crash.Point("begin attempts: after")
 	return verdicts, nil
 }
 

@@ -17,11 +17,25 @@ import (
 
 // findPoints finds the crash points in the module's source.
 func findPoints() (points []string, err error) {
+	err = eachFile(func(_ string, file *ast.File) {
+		ast.Inspect(file, func(n ast.Node) bool {
+			if point, ok := pointOf(n); ok {
+				points = append(points, point)
+			}
+			return true
+		})
+	})
+	slices.Sort(points)
+	return slices.Compact(points), err
+}
+
+// eachFile has f see each file of the module's source that may have points.
+func eachFile(f func(path string, file *ast.File)) error {
 	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/kinora-go/kinora").Output()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	err = filepath.WalkDir(strings.TrimSpace(string(root)), func(path string, d fs.DirEntry, err error) error {
+	return filepath.WalkDir(strings.TrimSpace(string(root)), func(path string, d fs.DirEntry, err error) error {
 		switch name := d.Name(); {
 		case err != nil:
 			return err
@@ -32,17 +46,10 @@ func findPoints() (points []string, err error) {
 			if err != nil {
 				return err
 			}
-			ast.Inspect(file, func(n ast.Node) bool {
-				if point, ok := pointOf(n); ok {
-					points = append(points, point)
-				}
-				return true
-			})
+			f(path, file)
 		}
 		return nil
 	})
-	slices.Sort(points)
-	return slices.Compact(points), err
 }
 
 // pointOf is the name of the point, if n is one.

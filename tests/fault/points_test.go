@@ -1,6 +1,7 @@
 package main
 
 import (
+	"go/ast"
 	"strings"
 	"testing"
 
@@ -44,4 +45,28 @@ func TestPointsAreFound(t *testing.T) {
 	points, err := findPoints()
 	require.NoError(t, err)
 	require.Subset(t, points, []string{"append: before", "commit: after", "publish: before", "ack: after"})
+}
+
+// A statement that fails has happened as well, as far as its process knows.
+func TestAPointIsPassedWhateverComesOfItsStep(t *testing.T) {
+	t.Parallel()
+	require.NoError(t, eachFile(func(path string, file *ast.File) {
+		step := ""
+		ast.Inspect(file, func(n ast.Node) bool {
+			switch n.(type) {
+			case *ast.ReturnStmt:
+				require.Empty(t, step, "%s: it may return without a point after", path)
+			case *ast.FuncLit:
+				return step == "" // what it returns to is within the step
+			}
+			switch name, is := pointOf(n); {
+			case strings.HasSuffix(name, ": before"):
+				step = name
+			case is:
+				step = ""
+			}
+			return true
+		})
+		require.Empty(t, step, "%s: it has no point after", path)
+	}))
 }
