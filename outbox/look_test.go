@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -221,6 +222,37 @@ func TestRelayLooksAtTheFrontOfABacklog(t *testing.T) {
 		b.allOut(2)
 		require.Less(t, b.sentAt["late-2"], 3200*time.Millisecond, "the first batch takes 2 s, as one of it is refused; the backoff another")
 		require.Greater(t, b.sentAt["new11999-1"], 4*time.Second, "it was a backlog all the while")
+	})
+}
+
+// What a relay that died had is claimed one by one. Beside a backlog that takes half of the time, and no more of it.
+func TestRelayGivesSuspectsTheirTurn(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const n, call = 50, 10 * time.Millisecond
+		b := newTraffic(t, func(string, string, time.Duration) bool { return false })
+		b.add("t", run("dead", n, 1)...)
+		_, err := b.db.ClaimEntries(t.Context(), outbox.Query{}, claim.Terms{Lease: time.Second, Limit: n})
+		require.NoError(t, err)
+		for i := range 20_000 {
+			b.add("t", fmt.Sprintf("new%d-1", i))
+		}
+		stop := start(t, b.db, unhurried{b, call}, outbox.RelayConfig{Batch: 50})
+		time.Sleep(10 * time.Second)
+		require.NoError(t, stop())
+		b.allOut(2)
+		var last time.Duration
+		beside := 0
+		for i := range n {
+			last = max(last, b.sentAt[fmt.Sprintf("dead%d-1", i)])
+		}
+		for id, at := range b.sentAt {
+			if strings.HasPrefix(id, "new") && at > time.Second && at < last {
+				beside++
+			}
+		}
+		require.Less(t, last, time.Second+2*n*call+300*time.Millisecond)
+		require.Greater(t, beside, 50*n-1000, "as many batches of others")
 	})
 }
 

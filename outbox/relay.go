@@ -188,15 +188,16 @@ const (
 
 // loop looks for what it can claim: nearby; where there is nothing, further; and now and then everywhere anyway. A look
 // past what waits can be long, where that is much, or dead and not vacuumed. One that finds little only keeps others from
-// their work: the longer it took, the longer there is none.
+// their work: the longer it took, the longer there is none. Entries whose claim vanished come one by one: those at the
+// front have as much time in a row as others had before them.
 func (r *Relay) loop(ctx, hard context.Context) {
 	pause, trouble := pauseMin, troubleMin
 	var after int64                     // where nearby begins; 0: not known yet
 	var rest [lookNowhere + 1]time.Time // no such look before
 	now := r.cfg.Clock()
 	front, all := now, now.Add(r.cfg.Poll) // when to look there by all means
-	at := lookFront
-	var wake <-chan struct{} // since before the first look that found nothing, so that nothing falls between
+	at, turn := lookFront, now             // until when suspects come in a row
+	var wake <-chan struct{}               // since before the first look that found nothing, so that nothing falls between
 	for ctx.Err() == nil {
 		if w, ok := r.store.(Waker); ok && wake == nil {
 			wake = w.Enqueued()
@@ -206,7 +207,7 @@ func (r *Relay) loop(ctx, hard context.Context) {
 		case !now.Before(all) && !now.Before(rest[lookAll]):
 			at = lookAll
 		case at < lookFront && (after == 0 || !now.Before(front)):
-			at = lookFront
+			at, turn = lookFront, now.Add(now.Sub(front)+lookEvery)
 		case at == lookBehind && after == 0:
 			at = lookAll
 		}
@@ -235,9 +236,9 @@ func (r *Relay) loop(ctx, hard context.Context) {
 			q.After = after
 		}
 		b, err := r.fetch(ctx, hard, q, limit)
-		found, end := 0, r.cfg.Clock()
+		found, alone, end := 0, false, r.cfg.Clock()
 		if b != nil {
-			found = len(b.entries)
+			found, alone = len(b.entries), b.entries[0].Suspect
 		}
 		switch pay := min(restTimes*end.Sub(now), restMax); at {
 		case lookBehind: // where there is much it goes on
@@ -267,7 +268,9 @@ func (r *Relay) loop(ctx, hard context.Context) {
 			trouble = min(2*trouble, troubleMax)
 			continue
 		case found > 0:
-			at, pause, wake = lookNearby, pauseMin, nil
+			if pause, wake = pauseMin, nil; !alone || at != lookFront || !r.cfg.Clock().Before(turn) {
+				at = lookNearby
+			}
 		default:
 			at++
 		}
