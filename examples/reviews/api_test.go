@@ -14,6 +14,7 @@ import (
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/examples/reviews/review"
+	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/projector"
 )
 
@@ -247,6 +248,24 @@ func TestStrongParked(t *testing.T) {
 	a = call(t, "POST", s.url+"/products/p/reviews", reviewJSON("ann", 5, ""), strong)
 	require.Equal(t, http.StatusInternalServerError, a.status, "sent again, it is written already, and never shown")
 	require.Equal(t, "skipped", code(t, a))
+}
+
+// A command sent again, of which the markers are pruned, was shown long ago: it is answered like any that changes nothing.
+func TestStrongAfterPruning(t *testing.T) {
+	t.Parallel()
+	s := serveHere(t, databases["sqlite"](t), here, 20*time.Second)
+	db := s.db.(*sqliteStore)
+	for i, status := range []int{http.StatusCreated, http.StatusOK} {
+		begin := time.Now()
+		a := call(t, "POST", s.url+"/products/p/reviews", reviewJSON("ann", 5, ""), strong)
+		require.Equal(t, status, a.status, a.text)
+		require.Equal(t, map[string]any{"product": "p", "author": "ann", "version": 1., "changed": i == 0}, a.decode(t))
+		require.Less(t, time.Since(begin), 10*time.Second)
+		_, err := db.SQL().Exec(`update kinora_events set recorded_at = recorded_at - ?1; update kinora_markers set processed_at = processed_at - ?1`, (9 * 24 * time.Hour).Milliseconds())
+		require.NoError(t, err)
+		_, err = marker.Prune(t.Context(), db, marker.Retention{}, sqliteReviews.Handlers()...)
+		require.NoError(t, err)
+	}
 }
 
 // TestConflictsAreRetriedInside: people who write to one review at the same moment are all served, one after the other.
