@@ -168,6 +168,7 @@ const (
 	troubleMax = 5 * time.Second
 
 	lookEvery    = 100 * time.Millisecond // looks at the front while there is something nearby
+	turnMax      = time.Second            // of suspects in a row
 	restTimes    = 10                     // the rest after a look past what waits, in times of what it took, where it found nothing
 	restMax      = 10 * time.Second
 	nearbyBefore = 1000             // Seqs
@@ -189,7 +190,7 @@ const (
 // loop looks for what it can claim: nearby; where there is nothing, further; and now and then everywhere anyway. A look
 // past what waits can be long, where that is much, or dead and not vacuumed. One that finds little only keeps others from
 // their work: the longer it took, the longer there is none. Entries whose claim vanished come one by one: those at the
-// front have as much time in a row as others had before them.
+// front have about as much time in a row as others had before them, and these then have theirs.
 func (r *Relay) loop(ctx, hard context.Context) {
 	pause, trouble := pauseMin, troubleMin
 	var after int64                     // where nearby begins; 0: not known yet
@@ -207,7 +208,7 @@ func (r *Relay) loop(ctx, hard context.Context) {
 		case !now.Before(all) && !now.Before(rest[lookAll]):
 			at = lookAll
 		case at < lookFront && (after == 0 || !now.Before(front)):
-			at, turn = lookFront, now.Add(now.Sub(front)+lookEvery)
+			at, turn = lookFront, now.Add(min(now.Sub(front)+lookEvery, turnMax))
 		case at == lookBehind && after == 0:
 			at = lookAll
 		}
@@ -225,9 +226,9 @@ func (r *Relay) loop(ctx, hard context.Context) {
 				pause *= 2
 			}
 			if sleep(ctx, d, wake) {
-				next = lookNearby
+				next, wake = lookNearby, nil
 			}
-			at, wake = next, nil
+			at = next
 			continue
 		}
 		q, limit := r.next()
@@ -268,9 +269,14 @@ func (r *Relay) loop(ctx, hard context.Context) {
 			trouble = min(2*trouble, troubleMax)
 			continue
 		case found > 0:
-			if pause, wake = pauseMin, nil; !alone || at != lookFront || !r.cfg.Clock().Before(turn) {
-				at = lookNearby
+			pause, wake = pauseMin, nil
+			if now = r.cfg.Clock(); alone && at == lookFront {
+				if now.Before(turn) {
+					break
+				}
+				front = now.Add(lookEvery)
 			}
+			at = lookNearby
 		default:
 			at++
 		}
