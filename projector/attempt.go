@@ -37,6 +37,9 @@ func (t *tries) count() error {
 // park parks the message, after so many attempts, and with it the last one's name goes. Where it cannot be, since the runner stops,
 // the name stays: it is counted as that of a dead runner.
 func (t *tries) park(attempts int, cause error) bool {
+	if t.named {
+		t.names.park(t.attempt)
+	}
 	parked, acked := t.delivery.park(t.handler, attempts, cause)
 	if !parked {
 		t.named = false
@@ -95,7 +98,7 @@ func (t *tries) suspect(replay *Replay) (v Verdict, tried bool, err error) {
 		return Clear, true, err
 	case limit >= 0 && attempts >= limit:
 		t.attempts = attempts
-		return Suspect, true, &Error{Class: UnknownClass, Code: "vanished", Err: fmt.Errorf("its process has ended %d times while it ran", attempts)}
+		return Suspect, true, &Error{Class: UnknownClass, Code: "vanished", Err: fmt.Errorf("of %d attempts, one at least ended with its process", attempts)}
 	case limit >= 0 && attempts+alive >= limit:
 		return Clear, false, nil
 	case attempts == 0 && alive == 1:

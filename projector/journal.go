@@ -56,7 +56,7 @@ type Journal interface {
 	// CountAttempt counts one of a, and returns the count. Where runner is not empty, its name of a is taken back with that: an attempt
 	// that has ended is counted either so or, where the process ends before that, as a name of a dead runner. And there, where the
 	// count would reach limit (negative: none), nothing changes, and it returns what the count would be: the name is taken back when
-	// the message is parked (Work.Done), so that one whose attempts are spent never begins again.
+	// the message is parked (Work.Done), so that one whose attempts are spent never begins again (but where a process ends with the only one of a budget of 1).
 	CountAttempt(ctx context.Context, runner string, a Attempt, limit int) (int, error)
 
 	// Alive says that runner lives until lease from now, on the store's clock; one that never said so is dead. A lease of zero: it
@@ -69,9 +69,9 @@ type Journal interface {
 	DueParked(ctx context.Context, projector string, types []string, after int64, limit int) ([]Parked, error)
 
 	// FailParked says that a replay of p at a failed: its Class, Code, Attempts and Version are p's from now on, and it is not
-	// due. Where p's Class is HeldClass, it says only that it is not due, and that only while something is in a's way.
-	// One that is not parked any more stays as it is.
-	FailParked(ctx context.Context, p Parked, a Attempt) error
+	// due; the count of a begins anew, and runner's name of it is taken back. Where p's Class is HeldClass, it says only that it is
+	// not due, and that only while something is in a's way. One that is not parked any more stays as it is.
+	FailParked(ctx context.Context, runner string, p Parked, a Attempt) error
 
 	// PruneJournal forgets at most limit each of: messages of projector replayed or skipped, attempts of its handlers (those called
 	// projector + "/" and more) last counted, and names by runners dead, of whatever projector, for longer than keep. It returns how

@@ -43,8 +43,10 @@ func (free) BeginAlone(context.Context, string, projector.Attempt, int) (int, in
 }
 func (free) CountAttempt(context.Context, string, projector.Attempt, int) (int, error) { return 1, nil }
 func (free) Alive(context.Context, string, time.Duration) error                        { return nil }
-func (free) FailParked(context.Context, projector.Parked, projector.Attempt) error     { return nil }
-func (free) PruneJournal(context.Context, string, time.Duration, int) (int, error)     { return 0, nil }
+func (free) FailParked(context.Context, string, projector.Parked, projector.Attempt) error {
+	return nil
+}
+func (free) PruneJournal(context.Context, string, time.Duration, int) (int, error) { return 0, nil }
 func (free) DueParked(context.Context, string, []string, int64, int) ([]projector.Parked, error) {
 	return nil, nil
 }

@@ -2,6 +2,7 @@ package projector
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -19,9 +20,10 @@ type names struct {
 	turn    chan struct{} // of size 1: held by whoever talks to the journal
 	mu      sync.Mutex
 	waiting *naming
-	under   map[nameKey]int // how many here are at it, or ask whether they may be
-	named   map[nameKey]int // how many of these are at it
-	done    []Attempt       // that may be named, and are no longer under way: not told yet
+	under   map[nameKey]int  // how many here are at it, or ask whether they may be
+	named   map[nameKey]int  // how many of these are at it
+	parking map[nameKey]bool // of these, what is about to be parked
+	done    []Attempt        // that may be named, and are no longer under way: not told yet
 
 	lives chan struct{} // of size 1: held by whoever looks at alive
 	alive time.Time     // until when the journal takes the runner for alive
@@ -42,6 +44,10 @@ func (a Attempt) name() nameKey { return nameKey{a.Projector, a.Handler, a.Messa
 // begin gives the verdict on a, which is named and under way if it is clear: then end must follow.
 func (n *names) begin(ctx context.Context, a Attempt) (Verdict, error) {
 	n.mu.Lock()
+	if n.parking[a.name()] {
+		n.mu.Unlock()
+		return Clear, errParking
+	}
 	if n.named[a.name()] > 0 { // delivered twice to this runner
 		n.under[a.name()]++
 		n.named[a.name()]++
@@ -64,6 +70,17 @@ func (n *names) begin(ctx context.Context, a Attempt) (Verdict, error) {
 	v, err := c.verdicts[i], c.err
 	n.judged(a, err == nil && v == Clear)
 	return v, err
+}
+
+var errParking = &lost{&Error{Class: Transient, Code: "parking", Err: errors.New("another delivery of it is about to be parked")}}
+
+// park has other deliveries of a, which is under way, wait for what becomes of it.
+func (n *names) park(a Attempt) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.named[a.name()] > 0 {
+		n.parking[a.name()] = true
+	}
 }
 
 // judged tells whether a is under way now.
@@ -115,6 +132,7 @@ func (n *names) leave(a Attempt, named bool) {
 	k := a.name()
 	if n.named[k]--; n.named[k] == 0 {
 		delete(n.named, k)
+		delete(n.parking, k)
 	}
 	if n.under[k]--; n.under[k] == 0 {
 		delete(n.under, k)

@@ -37,7 +37,7 @@ type Parked struct {
 	Payload   []byte
 	Headers   map[string]string
 	Class     Class  // HeldClass: nothing is wrong with it, it waits behind an earlier one
-	Code      string // SQLSTATE, or a word: "malformed", "unregistered", "undecodable", "panic", "deadline", "vanished" (it ended its process), …
+	Code      string // SQLSTATE, or a word: "malformed", "unregistered", "undecodable", "panic", "deadline", "vanished" (a process ended with its last attempt), …
 	Attempts  int    // of the handler, in whatever process
 	Version   string // of the program whose handler it was (RunnerConfig.Version)
 	At        time.Time

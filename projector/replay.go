@@ -37,7 +37,7 @@ func (d *delivery) replay(p Parked, cfg ReplayConfig, spent func(attempts int) b
 		return err // another version of the program may have it
 	}
 	if err != nil {
-		return d.failed(p, Attempt{Projector: p.Projector, Handler: p.Handler, MessageID: p.MessageID, Key: p.Key, Seq: p.Seq}, err)
+		return d.failed(p, Attempt{Projector: p.Projector, Handler: p.Handler, MessageID: p.MessageID, Key: p.Key, Seq: p.Seq}, err, false)
 	}
 	for i, h := range hs {
 		run := tries{delivery: d, handler: h, attempt: d.againAt(h, p)}
@@ -83,7 +83,10 @@ func (d *delivery) replay(p Parked, cfg ReplayConfig, spent func(attempts int) b
 		default:
 			return err
 		}
-		return d.failed(p, run.attempt, err)
+		if err = d.failed(p, run.attempt, err, spent != nil); spent != nil && isLost(err) {
+			run.named = false // and stays named, since it is spent
+		}
+		return err
 	}
 	return nil
 }
@@ -113,29 +116,29 @@ func (d *delivery) handlersOf(p Parked) ([]*bound, error) {
 	return takes, nil
 }
 
-// failed says in the journal why a replay failed, and returns the reason.
-func (d *delivery) failed(p Parked, a Attempt, err error) error {
+// failed says in the journal why a replay failed, and returns the reason. Where it has to be said, that is tried until it succeeds, or
+// the runner stops.
+func (d *delivery) failed(p Parked, a Attempt, err error, must bool) error {
 	p.Class, p.Code, p.Version = ClassOf(err), codeOf(err), d.cfg.Version
 	if errors.Is(err, ErrPruned) {
 		p.Code = "pruned"
 	}
 	d.report("parked still", p.Handler, err, "attempts", p.Attempts)
-	told := d.journalFail(p, a)
-	if told == nil {
-		if told = d.unit(Work{Projector: p.Projector, Forget: []Attempt{a}, Done: []Attempt{a}, Runner: d.names.runner}); told != nil { // they are in p now
-			told = away(told)
+	for tries := 1; ; tries++ {
+		told := d.journalFail(p, a)
+		if told == nil {
+			return err
+		}
+		if !must || d.hard.Err() != nil || !d.pause(p.Handler, p.Attempts, tries, told) {
+			return told
 		}
 	}
-	if told != nil {
-		return told
-	}
-	return err
 }
 
 func (d *delivery) journalFail(p Parked, a Attempt) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(d.msg.Context()), d.cfg.Timeout)
 	defer cancel()
-	if err := d.journal.FailParked(ctx, p, a); err != nil {
+	if err := d.journal.FailParked(ctx, d.names.runner, p, a); err != nil {
 		return away(err)
 	}
 	return nil

@@ -74,7 +74,7 @@ func NewRunner[Tx any](u UnitOfWork[Tx], src Source, cfg *RunnerConfig, ps ...*P
 	r.log, r.journal, r.apart = r.cfg.Logger, journal, journal.Apart()
 	r.names = &names{
 		journal: journal, runner: uuid.NewString(), lease: r.cfg.Lease, timeout: r.cfg.Timeout, clock: r.cfg.Clock,
-		turn: make(chan struct{}, 1), lives: make(chan struct{}, 1), under: map[nameKey]int{}, named: map[nameKey]int{},
+		turn: make(chan struct{}, 1), lives: make(chan struct{}, 1), under: map[nameKey]int{}, named: map[nameKey]int{}, parking: map[nameKey]bool{},
 	}
 	seen := map[string]bool{}
 	for _, p := range ps {

@@ -3,6 +3,7 @@ package projector_test
 import (
 	"context"
 	"errors"
+	"math"
 	"runtime"
 	"sync/atomic"
 	"testing"
@@ -246,6 +247,135 @@ func TestWhatIsSpentNeverBeginsAgain(t *testing.T) {
 				require.Equal(t, []any{c.code, c.attempts}, []any{list[0].Code, list[0].Attempts})
 				require.EqualValues(t, c.attempts, starts.Load())
 				require.EqualValues(t, map[string]int{"counted": 3, "stopped": 3, "permanent": 1}[name], before)
+			})
+		})
+	}
+}
+
+// failing is a journal that is away for the first replays that fail, or whose process ends, as far as others can see, right after one.
+type failing struct {
+	unit
+	away  int32
+	dies  bool
+	code  string // how the replay failed, to people
+	calls *atomic.Int32
+	dying
+}
+
+func (f failing) Do(ctx context.Context, w projector.Work, apply func(context.Context, txn, []int) ([]outbox.Message, error)) error {
+	return f.dying.Do(ctx, w, apply)
+}
+
+func (f failing) Alive(ctx context.Context, runner string, lease time.Duration) error {
+	if f.isDead() {
+		return nil
+	}
+	return f.unit.Alive(ctx, runner, lease)
+}
+
+func (f failing) Begin(ctx context.Context, runner string, attempts, done []projector.Attempt) ([]projector.Verdict, error) {
+	if f.isDead() {
+		return nil, errors.New("dead")
+	}
+	return f.unit.Begin(ctx, runner, attempts, done)
+}
+
+func (f failing) FailParked(ctx context.Context, runner string, p projector.Parked, a projector.Attempt) error {
+	if f.calls.Add(1) <= f.away {
+		return errors.New("away")
+	}
+	if f.dies {
+		defer close(f.dead)
+	}
+	return f.unit.FailParked(ctx, runner, p, a)
+}
+
+// What comes back and fails is tried as often as it may be, whatever becomes of the journal; and a person's replay tries it again.
+func TestWhatComesBackInVainIsSpentOnce(t *testing.T) {
+	t.Parallel()
+	for name, f := range map[string]failing{
+		"away":    {away: 5},
+		"dies":    {dies: true},
+		"stopped": {away: math.MaxInt32, code: "vanished"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				db, starts, mended, budget := newDB(t), &atomic.Int32{}, &atomic.Bool{}, claim.Backoff{Attempts: 3}
+				standing(t, db, bad{"x": projector.Permanent(errors.New("x"))}.first, "x")
+				p := define(marked, func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
+					if starts.Add(1); !mended.Load() {
+						return errors.New("no")
+					}
+					return note("a")(ctx, tx, e)
+				})
+				_, err := db.SkipParked(t.Context(), projector.ParkedFilter{Seqs: []int64{1}}, person)
+				require.NoError(t, err)
+				f.unit, f.calls, f.dying = db, &atomic.Int32{}, dying{db, make(chan struct{})}
+				stop := run(t, f, make(feed), projector.RunnerConfig{Retry: budget, Drain: time.Second}, p)
+				time.Sleep(time.Minute)
+				_ = stop()
+				stop = run(t, db, make(feed), projector.RunnerConfig{Retry: budget}, p)
+				time.Sleep(time.Minute)
+				require.NoError(t, stop())
+				require.EqualValues(t, 3, starts.Load())
+				list := parked(t, db)
+				require.Equal(t, []any{projector.UnknownClass, f.code, 3}, []any{list[0].Class, list[0].Code, list[0].Attempts})
+				mended.Store(true)
+				r, err := projector.NewRunner(db, projector.Source{}, &projector.RunnerConfig{Retry: budget}, p)
+				require.NoError(t, err)
+				done, err := r.Replay(t.Context(), projector.ParkedFilter{}, projector.ReplayConfig{Decision: person})
+				require.NoError(t, err)
+				require.Equal(t, projector.Replays{Replayed: 2}, done)
+				require.Equal(t, []int{2, 3}, noted(db, "a", "x"))
+			})
+		})
+	}
+}
+
+// slowPark is a unit that cannot park for a while.
+type slowPark struct {
+	unit
+	until time.Time
+}
+
+func (s slowPark) Do(ctx context.Context, w projector.Work, apply func(context.Context, txn, []int) ([]outbox.Message, error)) error {
+	if len(w.Park) > 0 && time.Now().Before(s.until) {
+		return &projector.Error{Class: projector.Transient, Err: errors.New("away")}
+	}
+	return s.unit.Do(ctx, w, apply)
+}
+
+// Delivered once more to the same runner while it is about to be parked, a message waits for that.
+func TestWhatIsAboutToBeParkedWaits(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		fault  error
+		starts int32
+	}{
+		"spent":     {errors.New("no"), 3},
+		"permanent": {projector.Permanent(errors.New("no")), 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				db, f, starts := newDB(t), make(feed), &atomic.Int32{}
+				p := define(marked, func(context.Context, txn, eventstore.Event[posted]) error {
+					starts.Add(1)
+					return c.fault
+				})
+				store := slowPark{db, time.Now().Add(time.Minute)}
+				stop := run(t, store, f, projector.RunnerConfig{Retry: claim.Backoff{Attempts: 3}, Concurrency: 4}, p)
+				for range 3 {
+					m := keyed("k", 1)
+					m.Metadata[outbox.HeaderKey], m.Metadata[outbox.HeaderStream] = "", "" // it waits for nobody
+					f <- m
+					time.Sleep(15 * time.Second)
+				}
+				time.Sleep(time.Minute)
+				require.NoError(t, stop())
+				require.Equal(t, c.starts, starts.Load())
+				require.Len(t, parked(t, db), 1)
 			})
 		})
 	}

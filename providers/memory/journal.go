@@ -182,9 +182,12 @@ func (db *DB) DueParked(ctx context.Context, name string, types []string, after 
 }
 
 // FailParked implements projector.Journal.
-func (db *DB) FailParked(ctx context.Context, p projector.Parked, a projector.Attempt) error {
+func (db *DB) FailParked(ctx context.Context, runner string, p projector.Parked, a projector.Attempt) error {
 	err := db.Tx(ctx, func(tx *Model) error {
 		s := &tx.staged
+		if p.Class != projector.HeldClass {
+			s.attempts, s.names = s.attempts.drop(nameOf(a)), s.names.drop(pair(nameOf(a), runner))
+		}
 		is, ok := s.parked.get(p.Seq)
 		if !ok || is.State != projector.StillParked || p.Class == projector.HeldClass && !s.isHeld(a) {
 			return nil

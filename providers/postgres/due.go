@@ -46,13 +46,17 @@ where id = $1::bigint and state = 'parked'`
 )
 
 // FailParked implements projector.Journal.
-func (db *DB) FailParked(ctx context.Context, p projector.Parked, a projector.Attempt) (err error) {
+func (db *DB) FailParked(ctx context.Context, runner string, p projector.Parked, a projector.Attempt) (err error) {
 	crash.Point("fail parked: before")
 	if p.Class == projector.HeldClass {
 		a.Seq = p.Seq
 		err = db.notDue(ctx, a)
 	} else {
-		_, err = db.pool.Exec(ctx, db.q(failParkedSQL), planned, p.Seq, p.Class.String(), storable(p.Code), p.Attempts, storable(p.Version))
+		b := &pgx.Batch{}
+		b.Queue(lookUpSQL)
+		db.queueCounted(b, projector.Work{Forget: []projector.Attempt{a}, Done: []projector.Attempt{a}, Runner: runner})
+		b.Queue(db.q(failParkedSQL), p.Seq, p.Class.String(), storable(p.Code), p.Attempts, storable(p.Version))
+		err = db.pool.SendBatch(ctx, b).Close()
 	}
 	crash.Point("fail parked: after")
 	if err != nil {

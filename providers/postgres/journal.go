@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -140,6 +141,9 @@ func (db *DB) Begin(ctx context.Context, runner string, attempts, done []project
 	return verdicts, nil
 }
 
+// bounded is a limit that the server has a number for.
+func bounded(limit int) int { return min(limit, math.MaxInt32) }
+
 // sendLookUps sends what there is beside lookUpSQL, in the implicit transaction of its one Sync.
 func (db *DB) sendLookUps(ctx context.Context, b *pgx.Batch) error {
 	if b.Len() == 1 {
@@ -186,7 +190,7 @@ func (db *DB) BeginAlone(ctx context.Context, runner string, a projector.Attempt
 	b := &pgx.Batch{}
 	b.Queue(lookUpSQL)
 	b.Queue(oneAtATimeSQL, lockClassAttempt, lockKey(db.cfg.Schema+"/"+named(a)+"\x00"+string(hash)))
-	b.Queue(db.q(beginAloneSQL), named(a), hash, runner, limit, db.calls.Add(1)).QueryRow(func(row pgx.Row) error {
+	b.Queue(db.q(beginAloneSQL), named(a), hash, runner, bounded(limit), db.calls.Add(1)).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&attempts, &alive)
 	})
 	crash.Point("begin alone: before")
@@ -222,7 +226,7 @@ select coalesce((select attempts from counted), greatest($5::int,
 func (db *DB) CountAttempt(ctx context.Context, runner string, a projector.Attempt, limit int) (n int, err error) {
 	b := &pgx.Batch{}
 	b.Queue(countSettingsSQL, countWait)
-	b.Queue(db.q(countAttemptSQL), named(a), hashOf(a.MessageID), runner, db.calls.Add(1), limit).QueryRow(func(row pgx.Row) error { return row.Scan(&n) })
+	b.Queue(db.q(countAttemptSQL), named(a), hashOf(a.MessageID), runner, db.calls.Add(1), bounded(limit)).QueryRow(func(row pgx.Row) error { return row.Scan(&n) })
 	crash.Point("count attempt: before")
 	err = db.sendLookUps(ctx, b)
 	crash.Point("count attempt: after")

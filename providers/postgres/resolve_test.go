@@ -157,7 +157,7 @@ func TestNobodyIsParkedBehindNothing(t *testing.T) {
 		_, err = tx.Exec(t.Context(), `update kinora.parked set state = 'skipped' where message_id = '1'`)
 		require.NoError(t, err)
 		failed := make(chan error, 1)
-		go func() { failed <- db.FailParked(t.Context(), second, at("2", second.Seq)) }()
+		go func() { failed <- db.FailParked(t.Context(), "", second, at("2", second.Seq)) }()
 		blocked(t, db)
 		require.NoError(t, tx.Commit(t.Context()))
 		require.NoError(t, <-failed)

@@ -201,7 +201,7 @@ func keepsTheJournal(ctx context.Context, db *postgres.DB) error {
 		_, err = db.DueParked(ctx, "p", nil, 0, 1)
 	}
 	if err == nil {
-		err = db.FailParked(ctx, projector.Parked{Seq: 1, Class: projector.HeldClass}, a)
+		err = db.FailParked(ctx, "", projector.Parked{Seq: 1, Class: projector.HeldClass}, a)
 	}
 	if err == nil {
 		_, err = db.PruneJournal(ctx, "p", time.Hour, 1)

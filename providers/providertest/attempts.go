@@ -3,6 +3,7 @@ package providertest
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -72,8 +73,8 @@ func countedEnds(s *stage) {
 	s.alive("one", time.Hour)
 	s.alive("two", time.Hour)
 	same(s, "verdicts", s.begin("one", a, b, other), []projector.Verdict{projector.Clear, projector.Clear, projector.Clear})
-	s.alone("two", a, 9, 0, 1) // names it as well
-	n, err := s.db.CountAttempt(s.ctx, "one", a, -1)
+	s.alone("two", a, math.MaxInt, 0, 1) // names it as well
+	n, err := s.db.CountAttempt(s.ctx, "one", a, math.MaxInt)
 	s.ok(err, "count an attempt")
 	same(s, "count", n, 1)
 	s.alone("three", a, 0, 1, 1) // that of two

@@ -19,7 +19,7 @@ var dueCases = []testCase{
 	},
 	{
 		name: "a replay that failed", play: failedReplay,
-		rule: "FailParked: its Class, Code, Attempts and Version are p's from now on, and it is not due; one that is not parked any more stays as it is",
+		rule: "FailParked: its Class, Code, Attempts and Version are p's from now on, and it is not due; the count of a begins anew, and runner's name of it is taken back; one that is not parked any more stays as it is",
 	},
 	{
 		name: "a replay that is held", play: heldReplay,
@@ -128,7 +128,7 @@ func failedReplay(s *stage) {
 	rows := s.setAside(poison("m-1", "ann"), waiting("m-2", "ann"), waiting("m-3", "ann"), unregistered("m-4", "ben"), poison("m-5", "cid"))
 	fail := func(p projector.Parked) {
 		s.Helper()
-		s.ok(s.db.FailParked(s.ctx, p, replayOf(p).Attempt), "fail a replay")
+		s.ok(s.db.FailParked(s.ctx, "one", p, replayOf(p).Attempt), "fail a replay")
 	}
 	s.skipParked(projector.ParkedFilter{Seqs: []int64{rows[0].Seq}}, 1)
 	s.isDue("behind the first", nil, "m-2")
@@ -137,7 +137,7 @@ func failedReplay(s *stage) {
 	spoilt := failed
 	spoilt.Payload, spoilt.Headers, spoilt.Topic, spoilt.Holds, spoilt.Type, spoilt.MessageID = []byte("x"), nil, "t", false, "x", "x"
 	spoilt.State, spoilt.Decision, spoilt.At = projector.Skipped, projector.Decision{By: "x", Reason: "x"}, time.Time{}
-	s.ok(s.db.FailParked(s.ctx, spoilt, replayOf(rows[1]).Attempt), "fail a replay")
+	s.ok(s.db.FailParked(s.ctx, "one", spoilt, replayOf(rows[1]).Attempt), "fail a replay")
 	same(s, "what failed", s.listParked(projector.ParkedFilter{Seqs: []int64{failed.Seq}}), []projector.Parked{failed})
 	s.isDue("behind one that failed", nil)
 	s.verdict("an attempt behind one that failed", posted("m-9", "ann"), projector.Held)
@@ -146,7 +146,16 @@ func failedReplay(s *stage) {
 
 	undecodable := rows[3]
 	undecodable.Code, undecodable.Attempts = "undecodable", 2
+	a := replayOf(undecodable).Attempt
+	s.alive("one", time.Hour)
+	s.alive("two", time.Hour)
+	s.countAttempt(a, 1)
+	s.alone("one", a, 9, 1, 0)
+	s.alone("two", a, 9, 1, 1)
 	fail(undecodable)
+	s.alone("three", a, 0, 0, 1) // that of two
+	s.alive("one", 0)
+	s.alive("two", 0)
 	s.isDue("of what failed otherwise", []string{"review.liked"}, "m-3")
 
 	s.ok(s.replay(rows[4]), "replay")
@@ -169,7 +178,7 @@ func heldReplay(s *stage) {
 	held := func(p projector.Parked) {
 		s.Helper()
 		p.Class, p.Code, p.Attempts, p.Version = projector.HeldClass, "x", 9, "x" // of which it says nothing
-		s.ok(s.db.FailParked(s.ctx, p, replayOf(p).Attempt), "say that a replay is held")
+		s.ok(s.db.FailParked(s.ctx, "one", p, replayOf(p).Attempt), "say that a replay is held")
 		p.Class, p.Code, p.Attempts, p.Version = rows[2].Class, rows[2].Code, rows[2].Attempts, rows[2].Version
 		same(s, "what is held", s.listParked(projector.ParkedFilter{Seqs: []int64{p.Seq}}), []projector.Parked{p})
 	}
@@ -177,7 +186,9 @@ func heldReplay(s *stage) {
 	s.isDue("at first", nil)
 	s.skipParked(projector.ParkedFilter{Seqs: []int64{rows[0].Seq}}, 1)
 	s.isDue("behind the first", nil, "m-3")
+	s.countAttempt(replayOf(rows[2]).Attempt, 1)
 	held(rows[2])
+	s.countAttempt(replayOf(rows[2]).Attempt, 2)
 	s.isDue("while the second is in its way", nil)
 	s.skipParked(projector.ParkedFilter{Seqs: []int64{rows[1].Seq}}, 1)
 	s.isDue("behind both", nil, "m-3")
@@ -187,6 +198,6 @@ func heldReplay(s *stage) {
 	other := s.setAside(poison("m-5", "ben"), poison("m-6", "ben"))[1] // which never waited
 	before := s.dump()
 	other.Class = projector.HeldClass
-	s.ok(s.db.FailParked(s.ctx, other, replayOf(other).Attempt), "say that a replay is held")
+	s.ok(s.db.FailParked(s.ctx, "one", other, replayOf(other).Attempt), "say that a replay is held")
 	s.unchanged(before, "a replay that is held")
 }

@@ -292,7 +292,7 @@ func journalEndedContext(s *stage) {
 	_, floorErr := s.db.Floor(ctx, "ratings/posted")
 	for i, err := range []error{
 		beginErr, aloneErr, countErr, dueErr, pruneErr, skipErr, markersErr, floorErr,
-		s.db.Alive(ctx, "one", time.Hour), s.db.FailParked(ctx, failed, replayOf(row).Attempt),
+		s.db.Alive(ctx, "one", time.Hour), s.db.FailParked(ctx, "one", failed, replayOf(row).Attempt),
 	} {
 		s.holds(errors.Is(err, context.Canceled), "the error %v of call %d is context.Canceled", err, i)
 	}

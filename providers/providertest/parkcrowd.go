@@ -153,7 +153,7 @@ func (s *stage) bringBack(due bool) (replayed int, err error) {
 			replayed++
 		case errors.Is(err, projector.ErrHeld) && due:
 			p.Class = projector.HeldClass
-			err = s.db.FailParked(s.ctx, p, replayOf(p).Attempt)
+			err = s.db.FailParked(s.ctx, "", p, replayOf(p).Attempt)
 		case errors.Is(err, projector.ErrHeld), errors.Is(err, projector.ErrNotParked):
 			err = nil
 		}

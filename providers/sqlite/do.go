@@ -80,17 +80,22 @@ func (u *unit) work(ctx context.Context, w projector.Work, apply func(ctx contex
 	if err := u.replayed(ctx, w.Replay, lanes); err != nil {
 		return nil, fmt.Errorf("resolve: %w", err)
 	}
-	for _, a := range w.Done {
-		if _, err := u.exec(ctx, takeBack, named(a), a.MessageID, w.Runner); err != nil {
-			return nil, fmt.Errorf("take a name back: %w", err)
+	return fresh, u.counted(ctx, w.Forget, w.Done, w.Runner)
+}
+
+// counted forgets counts, and takes back runner's names of what is done.
+func (u *unit) counted(ctx context.Context, forget, done []projector.Attempt, runner string) error {
+	for _, a := range done {
+		if _, err := u.exec(ctx, takeBack, named(a), a.MessageID, runner); err != nil {
+			return fmt.Errorf("take a name back: %w", err)
 		}
 	}
-	for _, a := range w.Forget {
+	for _, a := range forget {
 		if _, err := u.exec(ctx, forgetAttempts, namesOf(a), a.MessageID); err != nil {
-			return nil, fmt.Errorf("forget attempts: %w", err)
+			return fmt.Errorf("forget attempts: %w", err)
 		}
 	}
-	return fresh, nil
+	return nil
 }
 
 func (u *unit) apply(ctx context.Context, fresh []int, apply func(ctx context.Context, tx *sql.Tx, fresh []int) ([]outbox.Message, error)) error {

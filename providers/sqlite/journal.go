@@ -261,11 +261,14 @@ where id = ?1 and state = 'parked'`
 )
 
 // FailParked implements projector.Journal.
-func (d *DB) FailParked(ctx context.Context, p projector.Parked, a projector.Attempt) error {
+func (d *DB) FailParked(ctx context.Context, runner string, p projector.Parked, a projector.Attempt) error {
 	err := d.inTurn(ctx, func(u *unit) error {
 		if p.Class == projector.HeldClass {
 			a.Seq = p.Seq
 			_, err := u.exec(ctx, notDue, append(wayArgs(a, nil), p.Seq)...)
+			return err
+		}
+		if err := u.counted(ctx, []projector.Attempt{a}, []projector.Attempt{a}, runner); err != nil {
 			return err
 		}
 		_, err := u.exec(ctx, failParked, p.Seq, p.Class.String(), p.Code, p.Attempts, p.Version)
