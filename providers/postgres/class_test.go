@@ -161,6 +161,15 @@ func TestAHandlersOwnFaultIsCounted(t *testing.T) {
 			require.Eventually(t, func() bool { return count(t, db, gone) == 0 }, 10*time.Second, 10*time.Millisecond)
 			return err
 		}),
+		"rows to copy that cannot be encoded": do(func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.CopyFrom(ctx, pgx.Identifier{"totals"}, []string{"key", "n"}, pgx.CopyFromRows([][]any{{"k", "no number"}}))
+			return err
+		}),
+		"rows to copy that cannot be read": do(func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.CopyFrom(ctx, pgx.Identifier{"totals"}, []string{"key", "n"},
+				pgx.CopyFromFunc(func() ([]any, error) { return nil, errors.New("the file is broken") }))
+			return err
+		}),
 		"what cannot be encoded":                         tooLarge(),
 		"what cannot be encoded, once more, so prepared": tooLarge(),
 	} {
@@ -195,9 +204,29 @@ func TestNoConnectionIsNobodysFault(t *testing.T) {
 	require.ErrorIs(t, err, refused)
 	require.NotErrorIs(t, err, eventstore.ErrAmbiguous)
 	conn.Release()
-	_, err = db.Pool().Exec(t.Context(), `alter table kinora.markers rename to elsewhere`)
-	require.NoError(t, err)
-	require.Equal(t, projector.Transient, projector.ClassOf(db.Do(t.Context(), w, nil)), "Kinora's own table is not there")
+}
+
+// What the server refuses of Kinora's own statements, it refuses whatever the message.
+func TestKinorasOwnTroubleIsNobodysFault(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ trouble, state string }{
+		"no table":      {`alter table kinora.markers rename to elsewhere`, "42P01"},
+		"no constraint": {`alter table kinora.markers rename constraint markers_pkey to elsewhere`, "42704"},
+		"a broken index": {`
+			create function refuse() returns trigger language plpgsql as $$ begin raise exception 'no' using errcode = 'XX002'; end $$;
+			create trigger refuse before insert on kinora.markers for each row execute function refuse()`, "XX002"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := postgrestest.Open(t, nil)
+			_, err := db.Pool().Exec(t.Context(), c.trouble)
+			require.NoError(t, err)
+			w := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "m"}}}
+			var e *projector.Error
+			require.ErrorAs(t, db.Do(t.Context(), w, nil), &e)
+			require.Equal(t, []any{projector.Transient, c.state}, []any{e.Class, e.Code})
+		})
+	}
 }
 
 // An append that got no connection is not in doubt.

@@ -94,7 +94,7 @@ func (db *DB) once(ctx context.Context, w projector.Work, apply func(context.Con
 		// Also after a panic or runtime.Goexit in apply; after a commit it does nothing.
 		defer rollback(ctx, tx)
 	}
-	if notOurs(err) {
+	if isOwnTrouble(err) {
 		return unbegun(ctx, fmt.Errorf("begin: %w", err))
 	}
 	if err != nil {
