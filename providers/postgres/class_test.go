@@ -263,3 +263,36 @@ func TestMigrateConnectsAsThePoolDoes(t *testing.T) {
 	})
 	require.NoError(t, db.Migrate(t.Context()))
 }
+
+// What a pool does with new connections, such as to take a role, is done with those of Migrate, which else made the tables somebody else's.
+func TestMigrateSettlesConnectionsAsThePoolDoes(t *testing.T) {
+	t.Parallel()
+	server := pgtest.Private(t)
+	settled := 0
+	db := borrowed(t, nil, server.DSN, func(c *pgxpool.Config) {
+		c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			settled++
+			_, err := conn.Exec(ctx, `set role keeper`)
+			return err
+		}
+	})
+	plain := borrowed(t, nil, server.DSN)
+	_, err := plain.Pool().Exec(t.Context(), `create role keeper; do $$ begin execute format('grant create on database %I to keeper', current_database()); end $$`)
+	require.NoError(t, err)
+	require.NoError(t, db.Migrate(t.Context()))
+	require.GreaterOrEqual(t, settled, 2, "that of the lock, and that of the tables")
+	require.Zero(t, count(t, plain, `select count(*) from pg_tables where schemaname = 'kinora' and tableowner <> 'keeper'`))
+	require.Positive(t, count(t, plain, `select count(*) from pg_tables where schemaname = 'kinora'`))
+}
+
+// Connecting has a limit also where nobody has set one, as the pool's own connections have.
+func TestConnectionsBesideThePoolHaveALimit(t *testing.T) {
+	t.Parallel()
+	for dsn, want := range map[string]time.Duration{"postgres://x/x": 2 * time.Minute, "postgres://x/x?connect_timeout=7": 7 * time.Second} {
+		config, err := pgxpool.ParseConfig(dsn)
+		require.NoError(t, err)
+		c, err := postgres.ConnConfig(t.Context(), config)
+		require.NoError(t, err)
+		require.Equal(t, want, c.ConnectTimeout, dsn)
+	}
+}

@@ -8,6 +8,9 @@ var LockKey = lockKey
 // LockClassHold is the class of the lock under which entries are held.
 const LockClassHold = lockClassHold
 
+// ConnConfig is what connections beside the pool are made with.
+var ConnConfig = connConfig
+
 // NewNotifier is what coalesces notifications, for tests of its timing.
 func NewNotifier(send func(context.Context)) *notifier { return &notifier{send: send} }
 
