@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/pgtest"
@@ -215,18 +218,129 @@ func TestKinorasOwnTroubleIsNobodysFault(t *testing.T) {
 		"a broken index": {`
 			create function refuse() returns trigger language plpgsql as $$ begin raise exception 'no' using errcode = 'XX002'; end $$;
 			create trigger refuse before insert on kinora.markers for each row execute function refuse()`, "XX002"},
+		"no right": {`set role pg_monitor`, "42501"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db := postgrestest.Open(t, nil)
-			_, err := db.Pool().Exec(t.Context(), c.trouble)
-			require.NoError(t, err)
-			w := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "m"}}}
-			var e *projector.Error
-			require.ErrorAs(t, db.Do(t.Context(), w, nil), &e)
-			require.Equal(t, []any{projector.Transient, c.state}, []any{e.Class, e.Code})
+			dsn := postgrestest.DSN(t, nil, totals)
+			for _, mode := range []string{"", "&default_query_exec_mode=exec", "&default_query_exec_mode=simple_protocol"} {
+				db := borrowed(t, nil, dsn+"&pool_max_conns=1"+mode)
+				if mode == "" || c.state == "42501" {
+					_, err := db.Pool().Exec(t.Context(), c.trouble)
+					require.NoError(t, err)
+				}
+				w := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "m"}}}
+				all := map[string]error{"tx": db.Do(t.Context(), w, nil)}
+				if c.state != "42704" { // which a batch meets at a duplicate alone
+					all["batch"] = db.Batched().Do(t.Context(), w, func(_ context.Context, b *pgx.Batch, _ []int) ([]outbox.Message, error) {
+						b.Queue(addSQL, "k", 1)
+						return nil, nil
+					})
+				}
+				for name, err := range all {
+					var e *projector.Error
+					require.ErrorAs(t, err, &e)
+					require.Equal(t, []any{projector.Transient, c.state}, []any{e.Class, e.Code}, "%s%s: %v", name, mode, err)
+				}
+			}
 		})
 	}
+}
+
+// What the server refuses of a handler's statements in a batch is its own, at whichever place.
+func TestABatchsTroubleIsItsHandlers(t *testing.T) {
+	t.Parallel()
+	dsn := postgrestest.DSN(t, nil, totals)
+	for _, mode := range []string{"", "&default_query_exec_mode=exec", "&default_query_exec_mode=simple_protocol"} {
+		db := borrowed(t, nil, dsn+mode)
+		for statement, state := range map[string]string{
+			"insert into nowhere values (1)":         "42P01",
+			"insrt":                                  "42601",
+			"insert into totals (key) values (null)": "23502",
+		} {
+			w := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "m"}}}
+			err := db.Batched().Do(t.Context(), w, func(_ context.Context, b *pgx.Batch, _ []int) ([]outbox.Message, error) {
+				b.Queue(addSQL, "k", 1)
+				b.Queue(statement)
+				return nil, nil
+			})
+			var e *projector.Error
+			require.ErrorAs(t, err, &e)
+			require.Equal(t, []any{projector.UnknownClass, state}, []any{e.Class, e.Code}, "%s%s: %v", statement, mode, err)
+		}
+	}
+}
+
+// A session that the server ended for its transaction's length has committed nothing, where the reply of a commit that was lost says nothing.
+func TestWhatIsInDoubt(t *testing.T) {
+	t.Parallel()
+	for state, want := range map[string]bool{"25P03": false, "25P04": false, "57P01": true, "08006": true} {
+		require.Equal(t, want, postgres.InDoubt(fmt.Errorf("send: %w", &pgconn.PgError{Severity: "FATAL", Code: state})), state)
+	}
+}
+
+// A mark that is there already wants a second look, for which there may be no connection.
+func TestNoConnectionForTheSecondLookIsNobodysFault(t *testing.T) {
+	t.Parallel()
+	refused := errors.New("the token service is away")
+	dsn := postgrestest.DSN(t, nil) + "&pool_max_conns=1"
+	var made atomic.Int32
+	db := borrowed(t, nil, dsn, func(c *pgxpool.Config) {
+		c.AfterRelease = func(*pgx.Conn) bool { return false }
+		c.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
+			if made.Add(1) > 1 {
+				return refused
+			}
+			return nil
+		}
+	})
+	w := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "m"}}}
+	require.NoError(t, borrowed(t, nil, dsn).Batched().Do(t.Context(), w, nil))
+	err := db.Batched().Do(t.Context(), w, nil)
+	require.ErrorContains(t, err, "read outcomes")
+	require.ErrorIs(t, err, refused)
+	require.Equal(t, projector.Transient, projector.ClassOf(err), "%v", err)
+}
+
+// What a handler has queued has the handler's time, and counts where it takes longer. What takes long of others is nobody's fault.
+func TestABatchThatTakesTooLongIsParked(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.Open(t, nil, noteTables)
+	_, err := db.Pool().Exec(t.Context(), `insert into broker (consumer, id, key, n) values (1, 'm', 'k', 7), (1, 'next', 'l', 1)`)
+	require.NoError(t, err)
+	p := projector.Define("noted", notes, projector.Options{Markers: true},
+		projector.On("noted", func(_ context.Context, b *pgx.Batch, e eventstore.Event[noted]) error {
+			b.Queue(`insert into sums values ($1, $2)`, e.Data.Key, e.Data.N)
+			if e.Data.N == 7 {
+				b.Queue(`select pg_sleep(30)`)
+			}
+			return nil
+		}))
+	cfg := &projector.RunnerConfig{Logger: slog.New(slog.DiscardHandler), Timeout: 200 * time.Millisecond}
+	cfg.Retry.Base, cfg.Retry.Max, cfg.Retry.Attempts = time.Millisecond, 5*time.Millisecond, 3
+	var last atomic.Pointer[error]
+	cfg.Observer.Handled = func(_ string, _ bool, _, _ time.Duration, err error) { last.Store(&err) }
+	runner, err := projector.NewRunner(db.Batched(), projector.Subscribe(&tableBroker{db.Pool(), 1, true}, "notes"), cfg, p)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- runner.Run(ctx) }()
+	require.Eventually(t, func() bool { return count(t, db, `select count(*) from broker where not acked`) == 0 }, 20*time.Second, 5*time.Millisecond)
+	cancel()
+	require.NoError(t, <-done)
+	parked, err := db.ParkedMessages(t.Context(), projector.ParkedFilter{})
+	require.NoError(t, err)
+	require.Len(t, parked, 1)
+	require.Equal(t, []any{"m", projector.UnknownClass, projector.DeadlineCode, 3},
+		[]any{parked[0].MessageID, parked[0].Class, parked[0].Code, parked[0].Attempts})
+	require.Equal(t, 1, count(t, db, `select count(*) from kinora.markers`))
+	require.Equal(t, 1, count(t, db, `select sum(n) from sums`))
+	replayed, err := runner.Replay(t.Context(), projector.ParkedFilter{}, projector.ReplayConfig{Decision: projector.Decision{By: "test", Reason: "again"}})
+	require.NoError(t, err)
+	require.Equal(t, projector.Replays{Failed: 1}, replayed)
+	e, ok := errors.AsType[*projector.Error](*last.Load())
+	require.True(t, ok, "brought back, it is sent inside a transaction: %v", *last.Load())
+	require.Equal(t, []any{projector.UnknownClass, projector.DeadlineCode}, []any{e.Class, e.Code}, "%v", e)
 }
 
 // An append that got no connection is not in doubt.

@@ -24,6 +24,7 @@ const (
 	deadlockDetected    = "40P01"
 	serializationFailed = "40001"
 	queryCanceled       = "57014"
+	syntaxError         = "42601"
 
 	// The session was ended for that, or for its transaction's length: nothing was committed, but that the latter may come in the
 	// microseconds in which a commit ends. Then the marker decides, when the message is tried again.
@@ -181,4 +182,13 @@ func maybeDone(err error) bool {
 		return e.Severity == "FATAL" || e.Severity == "PANIC" || strings.HasPrefix(e.Code, "08")
 	}
 	return errors.Is(err, pgconn.ErrConnClosed) || !pgconn.SafeToRetry(err)
+}
+
+// inDoubt tells whether a unit may have been committed although err is what its commit met.
+func inDoubt(err error) bool { return !endedIdle(err) && maybeDone(err) }
+
+// endedIdle tells whether the server ended the session before the commit.
+func endedIdle(err error) bool {
+	e := pgError(err)
+	return e != nil && (e.Code == idleInTransaction || e.Code == transactionTooLong)
 }

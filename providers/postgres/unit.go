@@ -277,16 +277,10 @@ func commit(ctx context.Context, tx pgx.Tx) error {
 	case errors.Is(err, pgx.ErrTxCommitRollback):
 		return &projector.Error{Class: projector.UnknownClass, Code: inFailedTransaction,
 			Err: fmt.Errorf("commit: the handler went on after an SQL error: %w", err)}
-	case endedIdle(err): // before it got there
-	case maybeDone(err):
+	case inDoubt(err):
 		return &projector.Error{Class: projector.Ambiguous, Code: "commit", Err: fmt.Errorf("commit: %w", err)}
 	}
 	return class(fmt.Errorf("commit: %w", err))
-}
-
-func endedIdle(err error) bool {
-	e := pgError(err)
-	return e != nil && (e.Code == idleInTransaction || e.Code == transactionTooLong)
 }
 
 // heldTx is a transaction that its unit of work ends, and nobody else.
