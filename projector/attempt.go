@@ -196,8 +196,8 @@ func (t *tries) run(replay *Replay) error {
 	if t.named = err != nil; !t.named {
 		t.names.end(t.attempt, false)
 	}
-	if err != nil && ended && t.hard.Err() == nil && !limit.began() {
-		err = &Error{Class: Transient, Code: "begin", Err: fmt.Errorf("no transaction in %s: %w", t.cfg.Timeout, err)}
+	if err != nil && ended && t.hard.Err() == nil && !limit.began() && !tookTooLong(err) {
+		err = &Error{Class: Transient, Code: "begin", Err: fmt.Errorf("not begun, or not committed, in %s: %w", t.cfg.Timeout, err)}
 	}
 	err = late(t.hard, err)
 	t.tell(told, skipped, begin, err)
@@ -210,7 +210,7 @@ func (t *tries) run(replay *Replay) error {
 // late makes shutdown an error like any other where what it should come from has not ended: the unit met its own deadline.
 func late(stops context.Context, err error) error {
 	if ClassOf(err) == Shutdown && stops.Err() == nil {
-		return &Error{Class: UnknownClass, Code: cmp.Or(codeOf(err), "deadline"), Err: err}
+		return &Error{Class: UnknownClass, Code: cmp.Or(codeOf(err), DeadlineCode), Err: err}
 	}
 	return err
 }

@@ -79,6 +79,15 @@ func (e *Error) Unwrap() error {
 	return e.Err
 }
 
+// DeadlineCode is the code of an unknown *Error with which a unit says that the handler took too long.
+const DeadlineCode = "deadline"
+
+// tookTooLong tells whether err says so.
+func tookTooLong(err error) bool {
+	e, ok := errors.AsType[*Error](err)
+	return ok && e != nil && e.Class == UnknownClass && e.Code == DeadlineCode
+}
+
 // Permanent marks err as not worth a retry: the message is parked at once. It is nil where err is.
 func Permanent(err error) error {
 	if err == nil {
@@ -101,7 +110,7 @@ func codeOf(err error) string {
 		return e.Code
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
-		return "deadline"
+		return DeadlineCode
 	}
 	return ""
 }

@@ -21,6 +21,8 @@ type UnitOfWork[Tx any] interface {
 	//   - If apply panics or calls runtime.Goexit, nothing is recorded.
 	//   - Where ctx ends and apply does not return within a second, its transaction is broken off: nothing is recorded,
 	//     and others can have what it held. Do returns when apply does.
+	//   - Where apply only queues, and what it queued takes until ctx ends and is undone, the error is an unknown *Error with DeadlineCode.
+	//     It counts like a handler's own time; where it may have been done, the error is Ambiguous.
 	//   - Errors are *Error: apply's own too. Where it has no class yet, it is permanent for what eventstore refuses (ErrInvalid,
 	//     ErrEventIDReused), else unknown. The end of ctx is never permanent.
 	Do(ctx context.Context, w Work, apply func(ctx context.Context, tx Tx, fresh []int) ([]outbox.Message, error)) error

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/internal/crash"
@@ -77,7 +78,9 @@ func inTx(apply func(context.Context, *pgx.Batch, []int) ([]outbox.Message, erro
 		if err != nil || batch.Len() == 0 {
 			return out, err
 		}
-		if err := tx.SendBatch(ctx, batch).Close(); err != nil {
+		if err := tx.SendBatch(ctx, batch).Close(); err != nil && ctx.Err() != nil {
+			return nil, tooLong(ctx, err)
+		} else if err != nil {
 			return nil, fmt.Errorf("send: %w", err)
 		}
 		return out, nil
@@ -94,7 +97,8 @@ func (b *Batched) try(ctx context.Context, w projector.Work, fresh []int, apply 
 	if err := b.queueOwn(batch, w, marks); err != nil {
 		return err
 	}
-	enqueued := false
+	from := batch.Len()
+	to, enqueued := from, false
 	if apply != nil {
 		if len(w.Marks) == 0 {
 			fresh = nil
@@ -103,6 +107,7 @@ func (b *Batched) try(ctx context.Context, w projector.Work, fresh []int, apply 
 		if err != nil {
 			return ofHandler(err)
 		}
+		to = batch.Len()
 		if err := b.queueEnqueue(batch, out); err != nil {
 			return err
 		}
@@ -111,12 +116,13 @@ func (b *Batched) try(ctx context.Context, w projector.Work, fresh []int, apply 
 	if batch.Len() == 0 {
 		return nil
 	}
+	begin := now()
 	leave, err := b.turns.take(ctx, turnsOf(projector.Work{Marks: marks}))
 	if err != nil {
 		return err
 	}
 	defer leave()
-	if err := b.send(ctx, batch); err != nil {
+	if err := b.send(ctx, batch, from, to, begin); err != nil {
 		return err
 	}
 	if enqueued {
@@ -143,24 +149,86 @@ func (b *Batched) queueOwn(batch *pgx.Batch, w projector.Work, marks []marker.Ke
 	return b.queueParked(batch, w)
 }
 
-// send sends a batch in the implicit transaction of its one Sync.
-func (b *Batched) send(ctx context.Context, batch *pgx.Batch) error {
+// send sends a batch in the implicit transaction of its one Sync. Its statements from and up to are the handler's, the others the
+// unit's; begin is when the handler had returned.
+//
+// Where ctx ends before the answer, the server is asked to break off and to say what became of it. If it undid the handler's statements,
+// that counts like a handler that takes too long, unless most of the time went in waiting for others' units and for a connection. If
+// it does not say, the unit is in doubt, which does not count.
+func (b *Batched) send(ctx context.Context, batch *pgx.Batch, from, to int, begin time.Time) error {
 	conn, err := b.pool.Acquire(ctx)
 	if err != nil {
 		return unbegun(ctx, fmt.Errorf("acquire: %w", err))
 	}
 	defer conn.Release()
 	crash.Point("one trip: before")
-	err = conn.SendBatch(ctx, batch).Close()
+	sent := now()
+	inner, answered := patient(ctx, conn.Conn())
+	defer answered()
+	failed, err := results(conn.SendBatch(inner, batch), batch)
 	crash.Point("one trip: after")
 	_, unsent := errors.AsType[pgx.ErrPreprocessingBatch](err) // which ends the connection, too
-	switch {
+	switch e := pgError(err); {
 	case err == nil:
 		return nil
-	case !unsent && maybeDone(err) && conn.Conn().PgConn().IsClosed():
+	case !unsent && inDoubt(err) && conn.Conn().PgConn().IsClosed():
 		return &projector.Error{Class: projector.Ambiguous, Code: "commit", Err: fmt.Errorf("send: %w", err)}
+	case failed < from && isOwnTrouble(err) && e.Code != syntaxError: // the simple protocol reads all before it begins
+		return unbegun(ctx, fmt.Errorf("send: %w", err))
+	case ctx.Err() != nil && from <= failed && failed < to && e != nil && e.Code == queryCanceled && now().Sub(sent) > sent.Sub(begin):
+		return tooLong(ctx, err)
 	}
 	return fmt.Errorf("send: %w", err)
+}
+
+// now measures how long something takes.
+func now() time.Time { return time.Now() } //nolint:forbidigo // no time of the store's is meant
+
+// tooLong is the error of a handler's batch that its deadline ended, with nothing done.
+func tooLong(ctx context.Context, err error) error {
+	return &projector.Error{Class: projector.UnknownClass, Code: projector.DeadlineCode, Err: fmt.Errorf("send: %w: %w", ctx.Err(), err)}
+}
+
+// results reads all results, and tells which statement's is the error: one after the last, where it is none's.
+func results(r pgx.BatchResults, batch *pgx.Batch) (failed int, err error) {
+	for failed = 0; failed < batch.Len() && batch.QueuedQueries[failed].Fn == nil; failed++ {
+		if _, err := r.Exec(); err != nil {
+			break
+		}
+	}
+	err = r.Close()
+	if e, ok := errors.AsType[pgx.ErrPreprocessingBatch](err); ok {
+		failed = slices.IndexFunc(batch.QueuedQueries, func(q *pgx.QueuedQuery) bool { return q.SQL == e.SQL() })
+	}
+	return failed, err
+}
+
+// patient is a context for what is sent in one trip. At the end of ctx the server is asked to break off, again and again, since a
+// request that comes too early is lost; and it ends a grace later. The function that it returns is called when all is answered: a
+// connection for which it was asked is closed, as a late request may meet what comes next.
+func patient(ctx context.Context, conn *pgx.Conn) (inner context.Context, answered func()) {
+	inner, end := context.WithCancel(context.WithoutCancel(ctx))
+	asked := make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(asked)
+		defer end()
+		limit, cancel := context.WithTimeout(inner, grace)
+		defer cancel()
+		for limit.Err() == nil {
+			_ = conn.PgConn().CancelRequest(limit)
+			select {
+			case <-limit.Done():
+			case <-time.After(grace / 10):
+			}
+		}
+	})
+	return inner, func() {
+		end()
+		if !stop() {
+			<-asked
+			shut(ctx, conn)
+		}
+	}
 }
 
 // unmarked is what of fresh has no mark yet.
@@ -168,7 +236,7 @@ func (b *Batched) unmarked(ctx context.Context, w projector.Work, fresh []int) (
 	keys := slices.Clone(w.Marks)
 	outcomes, err := b.Outcomes(ctx, keys)
 	if err != nil {
-		return nil, err
+		return nil, unbegun(ctx, err)
 	}
 	left := slices.DeleteFunc(slices.Clone(fresh), func(i int) bool { return outcomes[i] == projector.Applied })
 	if len(left) == len(fresh) {

@@ -19,17 +19,21 @@ const (
 	uniqueViolation     = "23505"
 	undefinedTable      = "42P01"
 	invalidSchemaName   = "3F000"
-	undefinedColumn     = "42703"
 	lockNotAvailable    = "55P03"
 	inFailedTransaction = "25P02"
 	deadlockDetected    = "40P01"
 	serializationFailed = "40001"
+	queryCanceled       = "57014"
+	syntaxError         = "42601"
 
-	insufficientPrivilege = "42501"
-	readOnly              = "25006"
-	idleInTransaction     = "25P03" // the session was ended for that, or for its transaction's length: nothing was committed
-	transactionTooLong    = "25P04"
+	// The session was ended for that, or for its transaction's length: nothing was committed, but that the latter may come in the
+	// microseconds in which a commit ends. Then the marker decides, when the message is tried again.
+	idleInTransaction  = "25P03"
+	transactionTooLong = "25P04"
 )
+
+// copyFailed is the server's routine that says 57014 where the client broke off a COPY: its rows could not be read, or encoded.
+const copyFailed = "CopyGetData"
 
 // Advisory locks: a class for each use, and a key of a fixed hash (FNV-1a), never hashtext, which may change
 // from version to version. A collision only makes two names share a lock.
@@ -92,6 +96,9 @@ func class(err error) error {
 		c, code = projector.PermanentClass, "event_id_reused"
 	case e != nil:
 		c, code = classOfState(e.Code), e.Code
+		if e.Code == queryCanceled && e.Routine == copyFailed {
+			c = projector.UnknownClass
+		}
 	case errors.Is(err, eventstore.ErrInvalid):
 		c, code = projector.PermanentClass, "invalid"
 	case isNetwork(err):
@@ -133,7 +140,8 @@ func isNetwork(err error) bool {
 }
 
 // ofHandler is an error of a handler's, whose unit's connection is in order: what looks like that of a network is of something else,
-// unless only PostgreSQL has it, as where the handler reads through a pool.
+// unless only PostgreSQL has it, as where the handler reads through a pool. A break that such a pool meets as it is (an unexpected EOF, a
+// reset), and that the unit's connection has not, is not told from that, and counts once.
 func ofHandler(err error) error {
 	if _, ok := errors.AsType[*projector.Error](err); ok || err == nil || pgError(err) != nil || !isNetwork(err) ||
 		isConnect(err) || errors.Is(err, pgconn.ErrConnClosed) {
@@ -151,18 +159,11 @@ func unbegun(ctx context.Context, err error) error {
 	return err
 }
 
-// notOurs tells whether Kinora's own statements were refused whatever the message: the role may not, the tables are not there, or
-// the server is a standby.
-func notOurs(err error) bool {
+// isOwnTrouble tells whether the server refused statements of Kinora's own whatever the message, as err is that of one: only what
+// class 22 (data) says, and 54 (limits), may be the message's.
+func isOwnTrouble(err error) bool {
 	e := pgError(err)
-	if e == nil {
-		return false
-	}
-	switch e.Code {
-	case insufficientPrivilege, readOnly, undefinedTable, undefinedColumn, invalidSchemaName:
-		return true
-	}
-	return strings.HasPrefix(e.Code, "28")
+	return e != nil && !strings.HasPrefix(e.Code, "22") && !strings.HasPrefix(e.Code, "54")
 }
 
 func isConnect(err error) bool {
@@ -181,4 +182,13 @@ func maybeDone(err error) bool {
 		return e.Severity == "FATAL" || e.Severity == "PANIC" || strings.HasPrefix(e.Code, "08")
 	}
 	return errors.Is(err, pgconn.ErrConnClosed) || !pgconn.SafeToRetry(err)
+}
+
+// inDoubt tells whether a unit may have been committed although err is what its commit met.
+func inDoubt(err error) bool { return !endedIdle(err) && maybeDone(err) }
+
+// endedIdle tells whether the server ended the session before the commit.
+func endedIdle(err error) bool {
+	e := pgError(err)
+	return e != nil && (e.Code == idleInTransaction || e.Code == transactionTooLong)
 }

@@ -57,7 +57,8 @@ func MigrationSQL(schema string) string {
 func (db *DB) Migrate(ctx context.Context) error {
 	// One connection holds an advisory lock in a transaction while goose works on another. Both are made for
 	// this, so that a borrowed pool of one connection cannot wait for itself.
-	config, err := connConfig(ctx, db.pool.Config())
+	of := db.pool.Config()
+	config, err := connConfig(ctx, of)
 	if err != nil {
 		return fmt.Errorf("migrate: %w", err)
 	}
@@ -65,7 +66,10 @@ func (db *DB) Migrate(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("migrate: %w", err)
 	}
-	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	defer shut(ctx, conn)
+	if err := settle(ctx, of, conn); err != nil {
+		return fmt.Errorf("migrate: %w", err)
+	}
 	tx, err := conn.Begin(ctx)
 	if err != nil {
 		return fmt.Errorf("migrate: %w", err)
@@ -74,7 +78,9 @@ func (db *DB) Migrate(ctx context.Context) error {
 	if _, err := tx.Exec(ctx, lockMigrationSQL, lockClassMigrate, lockKey(db.cfg.Schema)); err != nil {
 		return fmt.Errorf("migrate: lock: %w", err)
 	}
-	pool := stdlib.OpenDB(*config.Copy())
+	pool := stdlib.OpenDB(*config.Copy(), stdlib.OptionAfterConnect(func(ctx context.Context, conn *pgx.Conn) error {
+		return settle(ctx, of, conn)
+	}))
 	defer func() { _ = pool.Close() }()
 	if err := db.up(ctx, pool); err != nil {
 		return fmt.Errorf("migrate: %w", err)

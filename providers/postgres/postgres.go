@@ -72,7 +72,7 @@ var (
 )
 
 // Open connects to dsn with a pool of its own, which Close closes. An idle connection that does not answer within five seconds is
-// given up, unless dsn has a pool_ping_timeout.
+// given up, unless dsn has another pool_ping_timeout; zero is none of its own.
 func Open(ctx context.Context, dsn string, cfg *Config) (*DB, error) {
 	config, err := pgxpool.ParseConfig(dsn)
 	if err != nil {

@@ -137,12 +137,34 @@ func (db *DB) changes(ctx context.Context, r *rehearsal, before map[int64]change
 // connConfig is what a connection beside the pool is made with, as its own are.
 func connConfig(ctx context.Context, pool *pgxpool.Config) (*pgx.ConnConfig, error) {
 	c := pool.ConnConfig.Copy()
+	if c.ConnectTimeout <= 0 {
+		c.ConnectTimeout = 2 * time.Minute // the pool's
+	}
 	if pool.BeforeConnect != nil {
 		if err := pool.BeforeConnect(ctx, c); err != nil {
 			return nil, err
 		}
 	}
 	return c, nil
+}
+
+// settle does with a new connection beside the pool what is done with the pool's own. Where that fails, the connection is closed.
+func settle(ctx context.Context, pool *pgxpool.Config, conn *pgx.Conn) error {
+	if pool.AfterConnect == nil {
+		return nil
+	}
+	err := pool.AfterConnect(ctx, conn)
+	if err != nil {
+		shut(ctx, conn)
+	}
+	return err
+}
+
+// shut closes a connection, and waits for nobody who does not answer.
+func shut(ctx context.Context, conn *pgx.Conn) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	_ = conn.Close(ctx)
 }
 
 // aside begins a transaction beside the pool, which may have one connection only, and before the unit's: behind a pooler, others that
@@ -161,14 +183,9 @@ func (db *DB) aside(ctx context.Context) (tx pgx.Tx, end func(), err error) {
 		if tx != nil {
 			rollback(ctx, tx) // the server notices a connection that is gone a moment later
 		}
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-		defer cancel()
-		_ = conn.Close(ctx)
+		shut(ctx, conn)
 	}
-	if config.AfterConnect != nil {
-		err = config.AfterConnect(ctx, conn)
-	}
-	if err == nil {
+	if err = settle(ctx, config, conn); err == nil {
 		tx, err = conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly})
 	}
 	if err == nil {

@@ -94,7 +94,7 @@ func (db *DB) once(ctx context.Context, w projector.Work, apply func(context.Con
 		// Also after a panic or runtime.Goexit in apply; after a commit it does nothing.
 		defer rollback(ctx, tx)
 	}
-	if notOurs(err) {
+	if isOwnTrouble(err) {
 		return unbegun(ctx, fmt.Errorf("begin: %w", err))
 	}
 	if err != nil {
@@ -277,16 +277,10 @@ func commit(ctx context.Context, tx pgx.Tx) error {
 	case errors.Is(err, pgx.ErrTxCommitRollback):
 		return &projector.Error{Class: projector.UnknownClass, Code: inFailedTransaction,
 			Err: fmt.Errorf("commit: the handler went on after an SQL error: %w", err)}
-	case endedIdle(err): // before it got there
-	case maybeDone(err):
+	case inDoubt(err):
 		return &projector.Error{Class: projector.Ambiguous, Code: "commit", Err: fmt.Errorf("commit: %w", err)}
 	}
 	return class(fmt.Errorf("commit: %w", err))
-}
-
-func endedIdle(err error) bool {
-	e := pgError(err)
-	return e != nil && (e.Code == idleInTransaction || e.Code == transactionTooLong)
 }
 
 // heldTx is a transaction that its unit of work ends, and nobody else.

@@ -20,7 +20,8 @@
 // SQLite refuses a commit that is not Kinora's own and undoes the unit, also where the handler sent the word
 // as SQL, began another transaction, or went on after an error that had rolled everything back. On a pool given to New, nothing guards
 // against that, and nothing ends a query that searches for a further row. A handler that calls DB.Append waits for
-// itself until its context ends; it uses DB.InTx.
+// itself until its context ends; it uses DB.InTx. Where a query is interrupted while others of the transaction are open, SQLite ends
+// all of them and undoes the unit: a handler that takes the timeout of a query inside the rows of another for "skip" loses it.
 //
 // Which attempts are under way, and which runners live, is committed without waiting for the disk: the kill of a process
 // loses none of it; a loss of power may lose it, and nothing else. As all writers take turns, a runner cannot say that it lives
