@@ -81,6 +81,44 @@ func TestRelayHearsWhatIsAddedWhileItLooks(t *testing.T) {
 	})
 }
 
+// asked is a store to which an entry is added each second, as soon as its hint is asked for, and whose looks everywhere take long.
+type asked struct {
+	looked
+	add  func()
+	last time.Time
+}
+
+func (a *asked) Enqueued() <-chan struct{} {
+	if now := time.Now(); now.Sub(a.last) > time.Second {
+		a.last = now
+		a.add()
+	}
+	return a.DB.Enqueued()
+}
+
+// What was added before a hint was asked for is looked at before the relay sleeps.
+func TestRelayLooksOnceItHasAskedForAHint(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		b := newTraffic(t, func(string, string, time.Duration) bool { return false })
+		n := 0
+		store := &asked{looked: looked{DB: b.db, everywhere: 300 * time.Millisecond}, last: time.Now()}
+		store.add = func() {
+			n++
+			b.add("t", fmt.Sprintf("new-%d", n))
+		}
+		stop := start(t, store, b, outbox.RelayConfig{Poll: time.Hour})
+		for i := range 20 {
+			time.Sleep(20 * time.Second)
+			b.add("t", fmt.Sprintf("a-%d", i+1))
+		}
+		time.Sleep(time.Minute)
+		require.NoError(t, stop())
+		require.Positive(t, n)
+		b.in("new", 301*time.Millisecond)
+	})
+}
+
 // hinted is a store that hints again and again at what this relay does not want, and counts its looks.
 type hinted struct {
 	*memory.DB
