@@ -56,7 +56,8 @@ type Journal interface {
 	// CountAttempt counts one of a, and returns the count. Where runner is not empty, its name of a is taken back with that: an attempt
 	// that has ended is counted either so or, where the process ends before that, as a name of a dead runner. And there, where the
 	// count would reach limit (negative: none), nothing changes, and it returns what the count would be: the name is taken back when
-	// the message is parked (Work.Done), so that one whose attempts are spent never begins again (but where a process ends with the only one of a budget of 1).
+	// the message is parked (Work.Done), so that one whose attempts are spent never begins again (but where a process ends with the
+	// only one of a budget of 1).
 	CountAttempt(ctx context.Context, runner string, a Attempt, limit int) (int, error)
 
 	// Alive says that runner lives until lease from now, on the store's clock; one that never said so is dead. A lease of zero: it

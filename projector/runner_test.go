@@ -403,23 +403,11 @@ func TestParkingIsTriedUntilItSucceeds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, f := newDB(t), make(feed)
-		stop := run(t, &noParking{unit: db, left: 10}, f, projector.RunnerConfig{}, define(marked, add))
+		stop := run(t, slowPark{db, time.Now().Add(10 * time.Second)}, f, projector.RunnerConfig{}, define(marked, add))
 		f.deliver(t, msg("1", "who knows", `{}`))
 		require.NoError(t, stop())
 		require.Len(t, parked(t, db), 1)
 	})
-}
-
-type noParking struct {
-	unit
-	left int
-}
-
-func (n *noParking) Do(ctx context.Context, w projector.Work, apply func(context.Context, txn, []int) ([]outbox.Message, error)) error {
-	if n.left--; len(w.Park) > 0 && n.left >= 0 {
-		return errors.New("no room")
-	}
-	return n.unit.Do(ctx, w, apply)
 }
 
 // A handler has all of its time from its own start: having waited for its turn is not held against it.

@@ -254,16 +254,11 @@ func TestWhatIsSpentNeverBeginsAgain(t *testing.T) {
 
 // failing is a journal that is away for the first replays that fail, or whose process ends, as far as others can see, right after one.
 type failing struct {
-	unit
+	dying
 	away  int32
 	dies  bool
 	code  string // how the replay failed, to people
 	calls *atomic.Int32
-	dying
-}
-
-func (f failing) Do(ctx context.Context, w projector.Work, apply func(context.Context, txn, []int) ([]outbox.Message, error)) error {
-	return f.dying.Do(ctx, w, apply)
 }
 
 func (f failing) Alive(ctx context.Context, runner string, lease time.Duration) error {
@@ -311,7 +306,7 @@ func TestWhatComesBackInVainIsSpentOnce(t *testing.T) {
 				})
 				_, err := db.SkipParked(t.Context(), projector.ParkedFilter{Seqs: []int64{1}}, person)
 				require.NoError(t, err)
-				f.unit, f.calls, f.dying = db, &atomic.Int32{}, dying{db, make(chan struct{})}
+				f.calls, f.dying = &atomic.Int32{}, dying{db, make(chan struct{})}
 				stop := run(t, f, make(feed), projector.RunnerConfig{Retry: budget, Drain: time.Second}, p)
 				time.Sleep(time.Minute)
 				_ = stop()
@@ -341,7 +336,7 @@ type slowPark struct {
 
 func (s slowPark) Do(ctx context.Context, w projector.Work, apply func(context.Context, txn, []int) ([]outbox.Message, error)) error {
 	if len(w.Park) > 0 && time.Now().Before(s.until) {
-		return &projector.Error{Class: projector.Transient, Err: errors.New("away")}
+		return errors.New("no room")
 	}
 	return s.unit.Do(ctx, w, apply)
 }
