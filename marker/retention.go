@@ -39,23 +39,26 @@ func (r Retention) WithDefaults() (Retention, error) {
 
 const pruneAtOnce = 1000
 
-// Prune deletes the markers of handlers (projector.Projector.Handlers) that are older than r's window, a thousand in a transaction,
-// until there are none, and returns how many, also with an error. A Runner does that by itself, for its own.
-func Prune(ctx context.Context, k Keeper, r Retention, handlers ...string) (pruned int, err error) {
+// Pruner deletes what is old enough (provider.Records).
+type Pruner interface {
+	Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (int, error)
+}
+
+// Prune deletes the markers of a projector's handlers (projector.Projector.Handlers), and its replayed and skipped
+// messages, that are older than r's window, at most a thousand of each in a transaction, and returns how many, also
+// with an error. A Runner does that by itself.
+func Prune(ctx context.Context, p Pruner, r Retention, projector string, handlers ...string) (pruned int, err error) {
 	if r, err = r.WithDefaults(); err != nil {
 		return 0, err
 	}
-	for _, handler := range handlers {
-		for {
-			n, err := k.PruneMarkers(ctx, handler, r.Window, pruneAtOnce)
-			pruned += n
-			if err != nil {
-				return pruned, fmt.Errorf("prune markers of %s: %w", handler, err)
-			}
-			if n == 0 { // fewer than asked for: others took some of them
-				break
-			}
+	for {
+		n, err := p.Prune(ctx, projector, handlers, r.Window, pruneAtOnce)
+		pruned += n
+		if err != nil {
+			return pruned, fmt.Errorf("prune markers of %s: %w", projector, err)
+		}
+		if n == 0 { // not fewer than asked for: others may have deleted some of them
+			return pruned, nil
 		}
 	}
-	return pruned, nil
 }

@@ -46,72 +46,65 @@ func TestRetention(t *testing.T) {
 	}
 }
 
-// keeper has so many old markers of each handler, and fails when they are down to failAt.
-type keeper struct {
-	marker.Keeper
-	old     map[string]int
-	failAt  int
-	others  bool // delete some, too
-	windows []time.Duration
-	asked   []string
+// store has so many old rows of a projector, and fails when they are down to failAt.
+type store struct {
+	old    int
+	failAt int
+	others bool // delete some, too
+	calls  int
+	window time.Duration
+	names  []string
 }
 
-var errKeeper = errors.New("keeper")
+var errStore = errors.New("store")
 
-func (k *keeper) PruneMarkers(_ context.Context, handler string, window time.Duration, limit int) (int, error) {
-	k.windows, k.asked = append(k.windows, window), append(k.asked, handler)
-	if k.failAt > 0 && k.old[handler] <= k.failAt {
-		return 0, errKeeper
+func (s *store) Prune(_ context.Context, projector string, handlers []string, window time.Duration, limit int) (int, error) {
+	s.calls++
+	s.window, s.names = window, append([]string{projector}, handlers...)
+	if s.failAt > 0 && s.old <= s.failAt {
+		return 0, errStore
 	}
-	n := min(limit, k.old[handler])
-	if k.others {
-		n = (n + 1) / 2 // the rest of them somebody else has just deleted
+	n := min(limit, s.old)
+	if s.others {
+		n = (n + 1) / 2 // others have just deleted the rest
 	}
-	k.old[handler] -= n
+	s.old -= n
 	return n, nil
 }
 
-func TestPruneTakesHandlerByHandler(t *testing.T) {
+func TestPruneDeletesAThousandAtATimeUntilNothingIsLeft(t *testing.T) {
 	t.Parallel()
-	k := &keeper{old: map[string]int{"p/a": 2500, "p/b": 1000, "p/c": 0, "q/a": 7}}
-	n, err := marker.Prune(t.Context(), k, marker.Retention{Horizon: 2 * day}, "p/a", "p/b", "p/c")
+	s := &store{old: 2500}
+	n, err := marker.Prune(t.Context(), s, marker.Retention{Horizon: 2 * day}, "p", "p/a", "p/b")
 	require.NoError(t, err)
-	require.Equal(t, 3500, n)
-	require.Equal(t, map[string]int{"p/a": 0, "p/b": 0, "p/c": 0, "q/a": 7}, k.old, "nobody asked for another's")
-	require.Equal(t, []string{"p/a", "p/a", "p/a", "p/a", "p/b", "p/b", "p/c"}, k.asked, "until there are none, a thousand at a time")
-	for _, window := range k.windows {
-		require.Equal(t, 3*day, window)
-	}
-	n, err = marker.Prune(t.Context(), k, marker.Retention{})
-	require.NoError(t, err)
-	require.Zero(t, n, "of no handlers")
+	require.Equal(t, 2500, n)
+	require.Equal(t, 4, s.calls, "the last one finds nothing")
+	require.Equal(t, 3*day, s.window)
+	require.Equal(t, []string{"p", "p/a", "p/b"}, s.names)
 }
 
-func TestPruneGoesOnWhereOthersTakeSome(t *testing.T) {
+func TestPruneGoesOnIfOthersDeleteSome(t *testing.T) {
 	t.Parallel()
-	k := &keeper{old: map[string]int{"p/a": 2500}, others: true}
-	n, err := marker.Prune(t.Context(), k, marker.Retention{}, "p/a")
+	n, err := marker.Prune(t.Context(), &store{old: 2500, others: true}, marker.Retention{}, "p", "p/a")
 	require.NoError(t, err)
 	require.Equal(t, 2500, n)
 }
 
-func TestPruneTellsWhatItDidBeforeAnError(t *testing.T) {
+func TestPruneReturnsWhatItDeletedBeforeAnError(t *testing.T) {
 	t.Parallel()
-	k := &keeper{old: map[string]int{"p/a": 2500, "p/b": 1}, failAt: 500}
-	n, err := marker.Prune(t.Context(), k, marker.Retention{}, "p/a", "p/b")
-	require.ErrorIs(t, err, errKeeper)
-	require.ErrorContains(t, err, "p/a")
+	n, err := marker.Prune(t.Context(), &store{old: 2500, failAt: 500}, marker.Retention{}, "p", "p/a")
+	require.ErrorIs(t, err, errStore)
+	require.ErrorContains(t, err, "prune markers of p")
 	require.Equal(t, 2000, n)
-	require.NotContains(t, k.asked, "p/b")
 }
 
 func TestPruneRefusesAWindowThatIsNotSafe(t *testing.T) {
 	t.Parallel()
-	k := &keeper{old: map[string]int{"p/a": 1}}
-	n, err := marker.Prune(t.Context(), k, marker.Retention{Window: day}, "p/a")
+	s := &store{old: 1}
+	n, err := marker.Prune(t.Context(), s, marker.Retention{Window: day}, "p", "p/a")
 	require.ErrorIs(t, err, marker.ErrUnsafe)
 	require.Zero(t, n)
-	require.Empty(t, k.asked, "nothing was asked of the store")
+	require.Zero(t, s.calls, "the store was not asked")
 }
 
 func FuzzRetention(f *testing.F) {

@@ -1,0 +1,76 @@
+package provider
+
+import (
+	"context"
+	"errors"
+
+	"github.com/kinora-go/kinora/outbox"
+)
+
+// Beside combines units of a store that keeps nothing else, such as Redis, with the parked messages and records of
+// another store, such as PostgreSQL.
+//
+//   - A unit of the second store is open while the handlers run, so holds and parked messages are as exact as in one store.
+//     It commits after the first store has. If its commit fails, or the process ends between the two, the messages
+//     of the unit take effect again. So Keeps is zero, and runners make units of one message.
+//   - There are no markers, no output and no dry runs.
+//   - Generations are those of the second store.
+func Beside[Tx, Outer any](units Units[Tx], store Provider[Outer]) Provider[Tx] {
+	return &beside[Tx, Outer]{Parking: store, Liveness: store, Records: store, units: units, store: store}
+}
+
+type beside[Tx, Outer any] struct {
+	Parking
+	Liveness
+	Records
+	units Units[Tx]
+	store Provider[Outer]
+}
+
+var errNotBeside = &Error{Class: ClassPermanent, Code: "not_kept", Err: errors.New("units of two stores have no output and no dry runs")}
+
+func (b *beside[Tx, Outer]) Do(ctx context.Context, u Unit, run func(context.Context, Tx, Found) (Closing, error)) error {
+	if u.DryRun != nil {
+		return errNotBeside
+	}
+	inner := Unit{Projector: u.Projector, Messages: u.Messages, Once: true}
+	outer := Unit{Projector: u.Projector, Messages: make([]Message, len(u.Messages)), Careful: u.Careful, Serial: u.Serial, Once: true}
+	for i, m := range u.Messages {
+		m.Mark = false // a marker in one store does not say what happened in the other
+		outer.Messages[i] = m
+	}
+	return b.store.Do(ctx, outer, func(ctx context.Context, _ Outer, found Found) (c Closing, err error) {
+		err = b.units.Do(ctx, inner, func(ctx context.Context, tx Tx, own Found) (Closing, error) {
+			found.Begin = own.Begin // the statements that can fail are those of the handlers
+			if c, err = run(ctx, tx, found); err == nil && len(c.Output) > 0 {
+				err = errNotBeside
+			}
+			return Closing{}, err
+		})
+		return c, err
+	})
+}
+
+func (b *beside[Tx, Outer]) Keeps() Keeps { return Keeps{} }
+
+func (b *beside[Tx, Outer]) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx Tx, live int) (int, error)) error {
+	return b.store.Switch(ctx, projector, func(ctx context.Context, _ Outer, live int) (next int, err error) {
+		err = b.units.Switch(ctx, projector, func(ctx context.Context, tx Tx, _ int) (int, error) {
+			next, err = fn(ctx, tx, live)
+			return next, err
+		})
+		return next, err
+	})
+}
+
+// Ready implements outbox.ReadyChecker for both stores.
+func (b *beside[Tx, Outer]) Ready(ctx context.Context) error {
+	for _, s := range []any{b.store, b.units} {
+		if c, ok := s.(outbox.ReadyChecker); ok {
+			if err := c.Ready(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
