@@ -17,7 +17,7 @@ import (
 // Limits that hold for every provider.
 const (
 	MaxIDBytes        = 255     // stream names, message ids, type names, topics, ordering keys
-	DefaultMaxPayload = 1 << 20 // bytes of one event's or message's payload, unless configured
+	DefaultMaxPayload = 1 << 20 // bytes of one event's or message's payload, unless configured: see CheckJSON
 	MaxJSONDepth      = 1000    // nested arrays and objects: SQLite's JSON functions take no more
 	maxHeaderValue    = 1024
 	maxHeaders        = 64
@@ -142,10 +142,14 @@ func checkPairs(field string, pairs map[string]string, most, mostKey int) error 
 	return nil
 }
 
-// CheckJSON refuses what is not one JSON value that every provider stores without loss: over maxPayload bytes
-// (≤ 0 means DefaultMaxPayload), not UTF-8, a NUL or a lone surrogate in a string, a key twice in an object,
-// nested deeper than MaxJSONDepth, or a number outside PostgreSQL's numeric (131072 digits before the point,
-// 16383 after: https://www.postgresql.org/docs/15/datatype-numeric.html).
+// CheckJSON refuses data unless it is one JSON value that every provider stores without loss. It refuses:
+//   - more than maxPayload bytes (≤ 0 means DefaultMaxPayload), counting numbers in full: 1e6 is seven bytes, as
+//     1000000 is, because PostgreSQL returns it that way, and 1e131071 would be 131,072 bytes to read;
+//   - text that is not UTF-8, and a NUL or a lone surrogate in a string;
+//   - a key that stands twice in one object;
+//   - arrays and objects nested deeper than MaxJSONDepth;
+//   - a number outside PostgreSQL's numeric: 131072 digits before the point, 16383 after
+//     (https://www.postgresql.org/docs/15/datatype-numeric.html).
 func CheckJSON(field string, data []byte, maxPayload int) error {
 	if maxPayload <= 0 {
 		maxPayload = DefaultMaxPayload
@@ -153,6 +157,7 @@ func CheckJSON(field string, data []byte, maxPayload int) error {
 	if len(data) > maxPayload {
 		return invalidf(field, "%d bytes: at most %d", len(data), maxPayload)
 	}
+	size := len(data)
 	dec := jsontext.NewDecoder(bytes.NewBuffer(data)) // a *bytes.Buffer is read in place
 	for whole := false; ; whole = dec.StackDepth() == 0 {
 		tok, err := dec.ReadToken()
@@ -172,14 +177,18 @@ func CheckJSON(field string, data []byte, maxPayload int) error {
 				return invalidf(field, "has a NUL character")
 			}
 		case '0':
-			if !numericFits(tok.String()) {
+			more, ok := numberGrowth(tok.String())
+			if !ok {
 				return invalidf(field, "number out of range")
+			}
+			if size += more; size > maxPayload {
+				return invalidf(field, "more than %d bytes once its numbers are written without exponents", maxPayload)
 			}
 		}
 	}
 }
 
-// jsonReason is what was wrong and where, without the value.
+// jsonReason describes err and its place, without the value.
 func jsonReason(err error) string {
 	if errors.Is(err, jsontext.ErrDuplicateName) {
 		return "a key stands twice in one object"
@@ -190,15 +199,32 @@ func jsonReason(err error) string {
 	return "it ends too soon"
 }
 
-func numericFits(n string) bool {
-	mantissa, exponent, _ := strings.Cut(strings.ToLower(strings.TrimPrefix(n, "-")), "e")
-	whole, fraction, _ := strings.Cut(mantissa, ".")
-	exp := 0
-	if exponent != "" {
-		if len(exponent) > 8 {
-			return false
-		}
-		exp, _ = strconv.Atoi(exponent)
+// numberGrowth returns how many bytes longer n is without its exponent, and whether PostgreSQL's numeric can hold it.
+func numberGrowth(n string) (more int, ok bool) {
+	n = strings.TrimPrefix(n, "-")
+	e := max(strings.IndexByte(n, 'e'), strings.IndexByte(n, 'E'))
+	if e < 0 && len(n) <= 16383 {
+		return 0, true
 	}
-	return len(whole)+exp <= 131072 && len(fraction)-exp <= 16383
+	mantissa, exp := n, 0
+	if e >= 0 {
+		if len(n)-e > 9 {
+			return 0, false
+		}
+		mantissa = n[:e]
+		exp, _ = strconv.Atoi(n[e+1:])
+	}
+	whole, fraction := len(mantissa), 0
+	if point := strings.IndexByte(mantissa, '.'); point >= 0 {
+		whole, fraction = point, len(mantissa)-point-1
+	}
+	whole, fraction = whole+exp, fraction-exp
+	if whole > 131072 || fraction > 16383 {
+		return 0, false
+	}
+	size := max(whole, 1)
+	if fraction > 0 {
+		size += 1 + fraction
+	}
+	return max(size-len(n), 0), true
 }

@@ -1,6 +1,11 @@
 package eventstore_test
 
 import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"math/big"
 	"strings"
 	"testing"
 
@@ -55,6 +60,29 @@ func TestCheckJSON(t *testing.T) {
 	require.NoError(t, eventstore.CheckJSON("data", []byte(`"123456"`), 8))
 }
 
+// A limit of n accepts what PostgreSQL returns in n bytes, and a limit below that refuses it.
+func TestCheckJSONCountsNumbersInFull(t *testing.T) {
+	t.Parallel()
+	for number, full := range map[string]int{
+		`1e6`: 7, `1E+6`: 7, `-1e6`: 8, `1.5e6`: 7, `-12.345e1`: 7, `12e0`: 4, `1e-6`: 8, `-1e-6`: 9, `12.5e-3`: 7, `1.5e-16000`: 16003,
+		`0.5`: 3, `-273.15`: 7, `1e131071`: 131072, `0e20`: 21,
+	} {
+		for _, data := range []string{number, ` [` + number + `]`, `{"a":` + number + `}`, `["1e9",` + number + `]`} {
+			limit := len(data) - len(number) + max(full, len(number))
+			require.NoError(t, eventstore.CheckJSON("data", []byte(data), limit), data)
+			require.ErrorIs(t, eventstore.CheckJSON("data", []byte(data), limit-1), eventstore.ErrInvalid, data)
+		}
+	}
+	many := func(n int) []byte { return []byte("[1e131071" + strings.Repeat(",1e131071", n-1) + "]") }
+	require.NoError(t, eventstore.CheckJSON("data", many(7), 0))
+	for _, n := range []int{8, 1000, 20_000} {
+		var invalid *eventstore.InvalidError
+		require.ErrorAs(t, eventstore.CheckJSON("data", many(n), 0), &invalid, "%d", n)
+		require.Equal(t, "data", invalid.Field)
+		require.NotContains(t, invalid.Reason, "1e131071")
+	}
+}
+
 func TestCheckJSONNamesNoValue(t *testing.T) {
 	t.Parallel()
 	err := eventstore.CheckJSON("data", []byte(`{"secret":"hunter2","secret":"hunter2"}`), 0)
@@ -102,18 +130,41 @@ func TestCheckAppend(t *testing.T) {
 	}
 }
 
+// Accepted data is within the limit, also with its numbers written in full.
 func FuzzCheckJSON(f *testing.F) {
-	for _, s := range []string{`{"a":[1,2,{"b":null}]}`, `"\ud800"`, `1e131072`, `{"a":1,"a":2}`, "\xff", ``} {
+	for _, s := range []string{
+		`{"a":[1,2,{"b":null}]}`, `"\ud800"`, `1e131072`, `{"a":1,"a":2}`, "\xff", ``,
+		`1e4096`, `[1e2000,-1.5E+2000]`, `[1e-4000,0.25e-90]`, `{"a":12.5e-3}`,
+	} {
 		f.Add([]byte(s))
 	}
+	const limit = 4096
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if eventstore.CheckJSON("data", data, 0) != nil {
+		if eventstore.CheckJSON("data", data, limit) != nil {
 			return
 		}
 		d := draft()
 		d.Data = data
 		require.NoError(t, eventstore.CheckAppend("a-b", eventstore.Any, []eventstore.Draft{d}, 0))
 		require.NotContains(t, string(data), "\x00")
+		dec := json.NewDecoder(bytes.NewReader(data))
+		dec.UseNumber()
+		size := 0
+		for {
+			token, err := dec.Token()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			require.NoError(t, err)
+			if n, ok := token.(json.Number); ok {
+				r, ok := new(big.Rat).SetString(n.String())
+				require.True(t, ok)
+				digits, exact := r.FloatPrec()
+				require.True(t, exact)
+				size += len(r.FloatString(digits))
+			}
+		}
+		require.LessOrEqual(t, size, limit)
 	})
 }
 

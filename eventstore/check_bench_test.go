@@ -1,0 +1,27 @@
+package eventstore_test
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/kinora-go/kinora/eventstore"
+)
+
+// BenchmarkCheckJSON is the check of a payload of 1 KB: of text, as most are, and of numbers.
+func BenchmarkCheckJSON(b *testing.B) {
+	for name, line := range map[string]string{
+		"text":    `{"id":"0198c1f0-0000-7000-8000-000000000001","stars":5,"text":"` + strings.Repeat("x", 180) + `"}`,
+		"numbers": `{"a":1,"b":-273.15,"c":[1000000,2.5,3],"d":1e6,"e":0.000001}`,
+	} {
+		data := []byte("[" + strings.TrimSuffix(strings.Repeat(line+",", 1024/len(line)), ",") + "]")
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			b.SetBytes(int64(len(data)))
+			for b.Loop() {
+				if err := eventstore.CheckJSON("data", data, 0); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
