@@ -7,65 +7,70 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
-// Options tell how a projector is run; the zero value is the default.
+// Options configure a projector; the zero value is the default.
 type Options struct {
-	// Markers makes every handler's effect happen once for each message, by a marker in the effect's own
-	// transaction. Off, nothing is written or read for it, and a redelivered message takes effect again.
+	// Markers makes each handler's effect happen once for each message (an idempotent projector), by a marker in the
+	// transaction of the effect. Without it nothing is written or read for that, and a redelivered message takes
+	// effect again.
 	Markers bool
-	// Parking says what becomes of the messages behind one that is parked.
+	// Parking says what happens to the messages behind one that is parked.
 	Parking Parking
-	// Unknown says what a message of an unregistered type meets. Types that are registered and have no
-	// handler are skipped.
+	// Unknown says what happens to a message of an unregistered type. Messages of a registered type that no handler
+	// takes are skipped.
 	Unknown Unknown
 }
 
-// Parking is what becomes of the messages behind one that cannot be handled.
+// Parking says what happens to the messages behind one that cannot be applied.
 type Parking int
 
 const (
-	// ParkKey: later messages of its key are parked behind it, in order, and come back in order by themselves once it is
-	// replayed or skipped. A handler that has applied the message itself goes on with its key; so, where several handlers take
-	// the same type, one that is poisoned does not stop the others. A message without a key holds up nothing.
+	// ParkKey: later messages of its key are parked behind it, and applied in order once it is applied or skipped.
+	// It holds for all handlers of the projector. A message without a key holds back nothing.
 	ParkKey Parking = iota
-	// ParkMessage: it is parked alone. No order is promised then for its key.
+	// ParkMessage: it is parked alone. Then no order is promised for its key.
 	ParkMessage
-	// Halt: it is parked, not acked, and the runner ends with ErrHalted; it does not start again before the message is replayed or
-	// skipped; then it comes again. That stops all projectors of the runner: give one that halts a runner of its own. It wants
-	// Options.Markers.
+	// Halt: as ParkKey; and once a message is stuck, the runner ends with ErrHalted, and does not start until the
+	// message is replayed or skipped. That stops all projectors of the runner: give this one a runner of its own.
 	Halt
 )
 
-// Unknown is what a message of an unregistered type meets.
+// Unknown says what happens to a message of an unregistered type.
 type Unknown int
 
 const (
-	ParkUnknown Unknown = iota // it is parked: a producer may have been deployed first. It comes back by itself once a runner knows the type
+	ParkUnknown Unknown = iota // it is parked, as a producer may be deployed first, and applied once a runner knows the type
 	SkipUnknown                // it is acked and forgotten
 )
 
-// Projector is a definition: data, to be declared at package level. Making one cannot fail; NewRunner
-// reports what is wrong with it.
+// Projector is a definition: data, declared at package level. Making one cannot fail; NewRunner reports what is
+// wrong with it.
 type Projector[Tx any] struct {
 	name     string
 	types    *eventstore.Types
 	opts     Options
 	handlers []Handler[Tx]
+	unmarked atomic.Bool // a runner of this process cannot keep its markers
 }
 
-// Define declares a projector: name stands for its read model and is part of every marker, for ever.
+// Define declares a projector. The name identifies its read model, and is part of every marker, for ever.
+//
+// The handlers that take a message run in one transaction, in the order given: all of them apply it, or it is parked
+// for all of them. A handler that must not hold up its neighbours belongs into a projector of its own.
 func Define[Tx any](name string, types *eventstore.Types, opts Options, handlers ...Handler[Tx]) *Projector[Tx] {
 	return &Projector[Tx]{name: name, types: types, opts: opts, handlers: handlers}
 }
 
-// Name is the projector's name.
+// Name returns the projector's name.
 func (p *Projector[Tx]) Name() string { return p.name }
 
-// Handlers are the full names of its handlers, and those that they had before: all under which it leaves markers.
+// Handlers returns the full names of its handlers, earlier names included: all names in its markers.
 func (p *Projector[Tx]) Handlers() []string {
 	var names []string
 	for _, h := range p.handlers {
@@ -83,20 +88,20 @@ type Handler[Tx any] struct {
 	emits bool
 }
 
-// Was declares earlier names of the handler: markers under them still count, and new ones are left under them
-// too, so that instances of the old code and of the new one may run side by side while they are replaced. A name is one of the same
-// projector ("created"), or of another ("old-ratings/created").
+// Was declares earlier names of the handler. Markers under them count, and new ones are left under them too, so that
+// old and new code may run side by side during a deployment. A name is one of the same projector ("created"), or of
+// another ("old-ratings/created").
 func (h Handler[Tx]) Was(names ...string) Handler[Tx] {
 	h.was = append(slices.Clip(h.was), names...)
 	return h
 }
 
-// On runs fn for each event of E; where E is an interface, for each registered type that implements it.
-// The string names the handler, not the event: with the projector's name ("product-ratings/posted") it is
-// the handler's part of every marker, for ever; see Was.
+// On runs fn for each event of E; if E is an interface, for each registered type that implements it. The string names
+// the handler, not the event: together with the projector's name ("product-ratings/posted") it is the handler's part
+// of every marker, for ever; see Was.
 //
-// fn writes through the transaction it is given, and only through it: everything else it does may happen
-// again. It may run again with its earlier writes undone. An error rolls back; see Class.
+// fn writes through the transaction that it is given, and only through it: everything else that it does may happen
+// again. It may run again with its earlier writes undone. An error rolls the transaction back; see Class.
 func On[Tx, E any](name string, fn func(context.Context, Tx, eventstore.Event[E]) error) Handler[Tx] {
 	if fn == nil {
 		return Handler[Tx]{name: name} // NewRunner reports it
@@ -108,9 +113,9 @@ func On[Tx, E any](name string, fn func(context.Context, Tx, eventstore.Event[E]
 	return h
 }
 
-// OnEmit is On with output: the messages that fn returns go into the outbox of the same transaction. Each gets
-// an id derived from the handler, the event and its place, unless it has one; the event's stream as its key,
-// unless it has one; and the event as its cause.
+// OnEmit is On with output: the messages that fn returns go into the outbox of the same transaction. A message
+// without an id gets one that is derived from the handler, the event and the message's index; one without a key gets
+// the event's stream; and each names the event as its cause.
 func OnEmit[Tx, E any](name string, fn func(context.Context, Tx, eventstore.Event[E]) ([]outbox.Message, error)) Handler[Tx] {
 	if fn == nil {
 		return Handler[Tx]{name: name} // NewRunner reports it
@@ -127,15 +132,12 @@ func OnEmit[Tx, E any](name string, fn func(context.Context, Tx, eventstore.Even
 	}
 }
 
-// unregistered is the code of a message whose type, or whose version of it, is not known yet.
-const unregistered = "unregistered"
-
 func undecodable(err error) error {
-	code := "undecodable"
+	code := codeUndecodable
 	if errors.Is(err, eventstore.ErrUnregistered) {
-		code = unregistered
+		code = codeUnregistered
 	}
-	return &Error{Class: PermanentClass, Code: code, Err: err}
+	return &Error{Class: ClassPermanent, Code: code, Err: err}
 }
 
 var nameRE = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,40}$`)
@@ -147,7 +149,7 @@ func checkName(what, name string) error {
 	return nil
 }
 
-// full is the name under which a handler of this projector keeps its markers.
+// full returns the name that a handler of this projector has in markers.
 func (p *Projector[Tx]) full(name string) string {
 	if strings.Contains(name, "/") {
 		return name
@@ -155,7 +157,7 @@ func (p *Projector[Tx]) full(name string) string {
 	return p.name + "/" + name
 }
 
-// fulls is the handler's earlier names in full.
+// fulls returns names in full.
 func (p *Projector[Tx]) fulls(names []string) []string {
 	out := make([]string, len(names))
 	for i, n := range names {
@@ -164,8 +166,8 @@ func (p *Projector[Tx]) fulls(names []string) []string {
 	return out
 }
 
-// check reports everything that is wrong with the definition.
-func (p *Projector[Tx]) check(records Records) error {
+// check returns everything that is wrong with the definition.
+func (p *Projector[Tx]) check(keeps provider.Keeps) error {
 	errs := []error{checkName("projector", p.name), p.types.Err()}
 	if p.opts.Parking < ParkKey || p.opts.Parking > Halt || p.opts.Unknown < ParkUnknown || p.opts.Unknown > SkipUnknown {
 		errs = append(errs, fmt.Errorf("parking %d, unknown %d: no such option", p.opts.Parking, p.opts.Unknown))
@@ -191,8 +193,8 @@ func (p *Projector[Tx]) check(records Records) error {
 		case h.run == nil:
 			errs = append(errs, fmt.Errorf("handler %q: make it with On or OnEmit, and a function", h.name))
 		case p.types.Err() == nil && len(h.match(p.types)) == 0:
-			errs = append(errs, fmt.Errorf("handler %q: no registered event type is one that it takes", h.name))
-		case h.emits && !records.Outbox:
+			errs = append(errs, fmt.Errorf("handler %q: it takes none of the registered event types", h.name))
+		case h.emits && !keeps.Output:
 			errs = append(errs, fmt.Errorf("handler %q: OnEmit needs a provider with an outbox", h.name))
 		}
 	}

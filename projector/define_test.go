@@ -17,6 +17,7 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/stretchr/testify/require"
 )
 
@@ -46,10 +47,10 @@ func TestARenamedHandlersOldMarkersCount(t *testing.T) {
 // noMarks is a provider that cannot write markers with the read model, as Redis cannot.
 type noMarks struct{ unit }
 
-func (n noMarks) Records() projector.Records {
-	r := n.unit.Records()
-	r.Marks = false
-	return r
+func (n noMarks) Keeps() provider.Keeps {
+	k := n.unit.Keeps()
+	k.Markers = false
+	return k
 }
 
 func TestMarkersElsewhereAreALoggedNoOp(t *testing.T) {
@@ -72,13 +73,12 @@ func TestMarkersElsewhereAreALoggedNoOp(t *testing.T) {
 	require.Contains(t, log.String(), "no-op")
 }
 
-type noPark struct{ unit }
-
-func (noPark) Records() projector.Records { return projector.Records{Marks: true, Outbox: true} }
+// unitsAlone hides all of a provider but its units.
+type unitsAlone struct{ provider.Units[txn] }
 
 type noOutbox struct{ unit }
 
-func (noOutbox) Records() projector.Records { return projector.Records{Marks: true, Park: true} }
+func (noOutbox) Keeps() provider.Keeps { return provider.Keeps{Markers: true} }
 
 func emit(context.Context, txn, eventstore.Event[posted]) ([]outbox.Message, error) { return nil, nil }
 
@@ -96,7 +96,7 @@ func TestNewRunnerRefuses(t *testing.T) {
 	db, good := newDB(t), projector.Subscribe(make(feed), "review")
 	ok := define(marked, add)
 	type args struct {
-		u   unit
+		u   provider.Units[txn]
 		src projector.Source
 		cfg projector.RunnerConfig
 		ps  []*projector.Projector[txn]
@@ -113,7 +113,7 @@ func TestNewRunnerRefuses(t *testing.T) {
 		"no projectors":          {u: db, src: good},
 		"a nil projector":        {u: db, src: good, ps: []*projector.Projector[txn]{nil}},
 		"a projector twice":      {u: db, src: good, ps: []*projector.Projector[txn]{ok, ok}},
-		"nowhere to park":        {u: noPark{db}, src: good, ps: []*projector.Projector[txn]{ok}},
+		"nowhere to park":        {u: unitsAlone{db}, src: good, ps: []*projector.Projector[txn]{ok}},
 		"no outbox for OnEmit":   {u: noOutbox{db}, src: good, ps: []*projector.Projector[txn]{projector.Define("p", types, marked, projector.OnEmit("a", emit))}},
 		"negative timeout":       {u: db, src: good, cfg: projector.RunnerConfig{Timeout: -1}, ps: []*projector.Projector[txn]{ok}},
 		"negative drain":         {u: db, src: good, cfg: projector.RunnerConfig{Drain: -1}, ps: []*projector.Projector[txn]{ok}},
@@ -160,6 +160,7 @@ func TestOutputCommitsWithItsEffectOnce(t *testing.T) {
 		m := msg("1", "posted", `{"Stars":5}`)
 		m.Metadata[outbox.HeaderCorrelation] = "corr"
 		f.deliver(t, m)
+		time.Sleep(5 * time.Second) // its retries are over
 		f.deliver(t, m)
 		require.NoError(t, stop())
 		list, err := db.Entries(t.Context(), outbox.Filter{})

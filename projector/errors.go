@@ -1,116 +1,68 @@
 package projector
 
 import (
-	"context"
 	"errors"
-	"fmt"
+
+	"github.com/kinora-go/kinora/provider"
 )
 
-// Class says what to do about an error of a unit of work.
-type Class int
+// Class says how a runner treats an error. Package provider defines each.
+type Class = provider.Class
 
+// The classes of errors.
 const (
-	// UnknownClass: counted, retried with backoff, then parked. What a handler returns, unless it says otherwise.
-	UnknownClass Class = iota
-	// Transient: the world's fault (a busy or absent database). Retried with backoff, without limit, never counted.
-	Transient
-	// PermanentClass: no retry can help. Parked at once.
-	PermanentClass
-	// Shutdown: the runner's drain is over. Never counted, never parked, not acked.
-	Shutdown
-	// Ambiguous: COMMIT was sent and its reply lost. Done again; the marker decides.
-	Ambiguous
-	// HeldClass: no error, but why a message is parked: it waits behind an earlier one of its key.
-	HeldClass
+	ClassUnknown   = provider.ClassUnknown
+	ClassTransient = provider.ClassTransient
+	ClassPermanent = provider.ClassPermanent
+	ClassShutdown  = provider.ClassShutdown
+	ClassAmbiguous = provider.ClassAmbiguous
+	ClassHeld      = provider.ClassHeld
 )
 
-func (c Class) String() string {
-	switch c {
-	case Transient:
-		return "transient"
-	case PermanentClass:
-		return "permanent"
-	case Shutdown:
-		return "shutdown"
-	case Ambiguous:
-		return "ambiguous"
-	case HeldClass:
-		return "held"
-	default:
-		return "unknown"
-	}
-}
+// Error is an error with its class, and its code if it has one. A handler may return one to choose the class.
+type Error = provider.Error
 
-// ParseClass is the inverse of Class.String.
-func ParseClass(s string) Class {
-	for c := UnknownClass; c <= HeldClass; c++ {
-		if c.String() == s {
-			return c
-		}
-	}
-	return UnknownClass
-}
+// ClassOf returns the class of the *Error in err, or ClassUnknown.
+func ClassOf(err error) Class { return provider.ClassOf(err) }
 
-// ErrNoMarkers: what was asked needs a projector with Options.Markers.
-var ErrNoMarkers = errors.New("the projector keeps no markers")
-
-// Error is an error with its class, and its code where it has one.
-type Error struct {
-	Class Class
-	Code  string // SQLSTATE, a database's own code, or a word
-	Err   error
-}
-
-func (e *Error) Error() string {
-	if e == nil { // a handler may return it by mistake, as an error that is not nil
-		return "unknown: a nil *projector.Error"
-	}
-	if e.Code == "" {
-		return fmt.Sprintf("%s: %v", e.Class, e.Err)
-	}
-	return fmt.Sprintf("%s (%s): %v", e.Class, e.Code, e.Err)
-}
-
-// Unwrap is the error itself.
-func (e *Error) Unwrap() error {
-	if e == nil {
-		return nil
-	}
-	return e.Err
-}
-
-// DeadlineCode is the code of an unknown *Error with which a unit says that the handler took too long.
-const DeadlineCode = "deadline"
-
-// tookTooLong tells whether err says so.
-func tookTooLong(err error) bool {
-	e, ok := errors.AsType[*Error](err)
-	return ok && e != nil && e.Class == UnknownClass && e.Code == DeadlineCode
-}
-
-// Permanent marks err as not worth a retry: the message is parked at once. It is nil where err is.
+// Permanent marks err as not worth a retry: the message is stuck at once. It is nil if err is.
 func Permanent(err error) error {
 	if err == nil {
 		return nil
 	}
-	return &Error{Class: PermanentClass, Err: err}
+	return &Error{Class: ClassPermanent, Err: err}
 }
 
-// ClassOf classes any error: that of the *Error in it, else UnknownClass.
-func ClassOf(err error) Class {
-	if e, ok := errors.AsType[*Error](err); ok && e != nil {
-		return e.Class
-	}
-	return UnknownClass
-}
+// Codes of parked messages, besides SQLSTATEs and the codes of providers.
+const (
+	codeMalformed    = "malformed"    // it is not in the wire form
+	codeUnregistered = "unregistered" // its type, or that version of it, is not registered; due again once it is
+	codeUndecodable  = "undecodable"  // its data is not what its type says
+	codeNoHandler    = "no_handler"   // it was parked for a handler that this program does not have
+	codePanic        = "panic"
+	codeGoexit       = "goexit"  // the handler called runtime.Goexit
+	codeStuck        = "stuck"   // the handler did not return after its timeout
+	codeCrashed      = "crashed" // a process ended while it had the message in hand
+)
 
-// codeOf is the code of the *Error in err, else a word for what is known about it.
-func codeOf(err error) string {
-	if e, ok := errors.AsType[*Error](err); ok && e != nil && e.Code != "" {
-		return e.Code
-	}
-	if errors.Is(err, context.DeadlineExceeded) {
-		return DeadlineCode
-	}
-	return ""
-}
+var (
+	// ErrParked: the event is parked for this projector, and waits for a person.
+	ErrParked = errors.New("the event is parked")
+	// ErrSkipped: the event was parked, and a person gave it up.
+	ErrSkipped = errors.New("the event was skipped")
+	// ErrPruned: the marker of the event may have been deleted, as it is older than the window of markers.
+	ErrPruned = errors.New("markers of that time are pruned: the event may have been applied")
+	// ErrNoMarkers: the projector has no markers, so there is no record of what it applied.
+	ErrNoMarkers = errors.New("the projector keeps no markers")
+	// ErrHalted: a message of a projector with Halt is stuck. The runner starts again once it is replayed or skipped.
+	ErrHalted = errors.New("the projector is halted: a message is stuck")
+	// ErrInput: what was asked for is not possible; nothing was done.
+	ErrInput = provider.ErrInput
+	// ErrNoDryRun: the provider cannot show what a unit changes.
+	ErrNoDryRun = errors.New("this provider has no dry runs")
+)
+
+var (
+	errGoexit = &Error{Class: ClassUnknown, Code: codeGoexit, Err: errors.New("the handler called runtime.Goexit")}
+	errStuck  = &Error{Class: ClassPermanent, Code: codeStuck, Err: errors.New("the handler did not return after its timeout")}
+)

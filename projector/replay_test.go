@@ -2,304 +2,375 @@ package projector_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"runtime"
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/google/uuid"
-	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
-	"github.com/kinora-go/kinora/marker"
-	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/memory"
 	"github.com/stretchr/testify/require"
 )
 
-// standing parks the first messages of keys, each with two behind it, for a projector whose fault can be mended.
-func standing(t *testing.T, db *memory.DB, bad func(e eventstore.Event[posted]) error, keys ...string) *projector.Projector[txn] {
+// setAside makes a projector "p" set the first message of each key aside, which is stuck then, and two behind it.
+func setAside(t *testing.T, db *memory.DB, bad *faults, keys ...string) {
 	t.Helper()
-	p, f := define(marked, unless("a", bad)), make(feed)
-	stop := run(t, db, f, projector.RunnerConfig{Retry: once, Version: "v1"}, p)
-	for i := 1; i <= 3; i++ {
+	f := make(feed)
+	stop := run(t, db, f, projector.RunnerConfig{Version: "v1"}, define(marked, bad.run))
+	for n := 1; n <= 3; n++ {
 		for _, key := range keys {
-			f.deliver(t, keyed(key, i))
+			f.deliver(t, keyed(key, n))
 		}
 	}
 	require.NoError(t, stop())
-	return p
-}
-
-// bad fails the first of each key with an error of its own, and keys for which it is not mended yet.
-type bad map[string]error
-
-func (b bad) first(e eventstore.Event[posted]) error {
-	if e.Data.Stars == 1 {
-		return b[e.Stream]
-	}
-	return nil
 }
 
 func TestReplayByWhatItIsAskedFor(t *testing.T) {
 	t.Parallel()
-	permanent := projector.PermanentClass
+	permanent := projector.ClassPermanent
 	for name, c := range map[string]struct {
 		filter projector.ParkedFilter
 		done   []string // keys
 	}{
-		"one":         {projector.ParkedFilter{Seqs: []int64{1}}, []string{"x"}},
-		"a key":       {projector.ParkedFilter{Key: "y"}, []string{"y"}},
-		"a projector": {projector.ParkedFilter{Projector: "p"}, []string{"x", "y", "z"}},
-		"a class":     {projector.ParkedFilter{Class: &permanent}, []string{"x", "y"}},
-		"a code":      {projector.ParkedFilter{Code: "no"}, []string{"z"}},
-		"a handler":   {projector.ParkedFilter{Handler: "p/a", Limit: 2}, []string{"x", "y"}},
-		"one behind":  {projector.ParkedFilter{Seqs: []int64{4}}, nil},
+		"one":              {projector.ParkedFilter{Seqs: []int64{1}}, []string{"x"}},
+		"a key":            {projector.ParkedFilter{Key: "y"}, []string{"y"}},
+		"a projector":      {projector.ParkedFilter{Projector: "p"}, []string{"x", "y", "z"}},
+		"another one":      {projector.ParkedFilter{Projector: "q"}, nil},
+		"a class":          {projector.ParkedFilter{Class: &permanent}, []string{"x", "y", "z"}},
+		"a code":           {projector.ParkedFilter{Code: "no"}, []string{"z"}},
+		"a handler":        {projector.ParkedFilter{Handler: "p/a", Limit: 2}, []string{"x", "y"}},
+		"a type":           {projector.ParkedFilter{Types: []string{"posted"}}, []string{"x", "y", "z"}},
+		"another type":     {projector.ParkedFilter{Types: []string{"unhandled"}}, nil},
+		"only one behind":  {projector.ParkedFilter{Seqs: []int64{4}}, nil},
+		"what is resolved": {projector.ParkedFilter{States: []projector.ParkedState{projector.StateSkipped, projector.StateReplayed}}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db := newDB(t)
-			faults := bad{"x": projector.Permanent(errors.New("x")), "y": projector.Permanent(errors.New("y")),
-				"z": &projector.Error{Class: projector.UnknownClass, Code: "no", Err: errors.New("z")}}
-			p := standing(t, db, faults.first, "x", "y", "z")
-			require.Len(t, parked(t, db), 9)
-			clear(faults)
-			done, err := operator(t, db, p).Replay(t.Context(), c.filter, projector.ReplayConfig{Decision: person, Rate: -1})
-			require.NoError(t, err)
-			require.Equal(t, 3*len(c.done), done.Replayed)
-			for _, key := range []string{"x", "y", "z"} {
-				if slices.Contains(c.done, key) {
-					require.Equal(t, []int{1, 2, 3}, noted(db, "a", key))
-				} else {
-					require.Empty(t, noted(db, "a", key))
+			synctest.Test(t, func(t *testing.T) {
+				db := newDB(t)
+				bad := newFaults(map[string]error{"x-1": errNever, "y-1": errNever,
+					"z-1": &projector.Error{Class: projector.ClassPermanent, Code: "no", Err: errNo}})
+				setAside(t, db, bad, "x", "y", "z")
+				require.Len(t, parked(t, db), 9)
+				bad.mend()
+				replayAll(t, db, c.filter)
+				drain(t, db, projector.RunnerConfig{}, define(marked, bad.run))
+				for _, key := range []string{"x", "y", "z"} {
+					if slices.Contains(c.done, key) {
+						require.Equal(t, upTo(3), noted(db, "a", key))
+					} else {
+						require.Empty(t, noted(db, "a", key))
+					}
 				}
-			}
-			list, err := db.ParkedMessages(t.Context(), projector.ParkedFilter{State: projector.Replayed})
-			require.NoError(t, err)
-			for _, one := range list {
-				require.False(t, one.ResolvedAt.IsZero())
-				if one.MessageID == c.done[0]+"-1" {
-					require.Equal(t, person, one.Decision)
+				require.Len(t, parked(t, db), 9-3*len(c.done))
+				for _, one := range resolved(t, db, projector.StateReplayed) {
+					require.Equal(t, person, one.Decision, "what a person decided is kept")
+					require.False(t, one.ResolvedAt.IsZero())
 				}
-			}
+			})
+		})
+	}
+}
+
+func resolved(t *testing.T, db provider.Parking, state projector.ParkedState) []projector.Parked {
+	t.Helper()
+	list, err := db.Parked(t.Context(), projector.ParkedFilter{States: []projector.ParkedState{state}})
+	require.NoError(t, err)
+	return list
+}
+
+func TestADecisionNeedsANameAndAReason(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		d  projector.Decision
+		ok bool
+	}{
+		"who and why":       {projector.Decision{By: "ann", Reason: "fixed in v2"}, true},
+		"both at the limit": {projector.Decision{By: strings.Repeat("x", 255), Reason: strings.Repeat("x", 1000)}, true},
+		"neither":           {projector.Decision{}, false},
+		"no name":           {projector.Decision{Reason: "fixed in v2"}, false},
+		"no reason":         {projector.Decision{By: "ann"}, false},
+		"a long name":       {projector.Decision{By: strings.Repeat("x", 256), Reason: "why"}, false},
+		"a long reason":     {projector.Decision{By: "ann", Reason: strings.Repeat("x", 1001)}, false},
+		"bytes, not runes":  {projector.Decision{By: strings.Repeat("é", 128), Reason: "why"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				db := newDB(t)
+				setAside(t, db, newFaults(map[string]error{"x-1": errNever}), "x")
+				before := parked(t, db)
+				n, replayErr := projector.Replay(t.Context(), db, all, c.d)
+				if c.ok {
+					require.NoError(t, replayErr)
+					require.Equal(t, 3, n)
+					return
+				}
+				_, skipErr := projector.Skip(t.Context(), db, all, c.d)
+				for _, err := range []error{c.d.Validate(), replayErr, skipErr} {
+					require.ErrorIs(t, err, projector.ErrInput)
+					if len(c.d.Reason) > 100 {
+						require.NotContains(t, err.Error(), c.d.Reason, "what a person wrote is not in the error")
+					}
+				}
+				require.Equal(t, before, parked(t, db), "nothing is done")
+			})
+		})
+	}
+}
+
+// The runners of the projector do it, also what waits behind: in order, and in units of many.
+func TestWhatWasHeldComesBackInBatchesInOrder(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const n = 100
+		db, f := newDB(t), make(feed)
+		bad := newFaults(map[string]error{"k-1": errNever})
+		store := record(db, nil)
+		stop := run(t, store, f, projector.RunnerConfig{Batch: 32}, define(marked, bad.run))
+		f.deliver(t, series("k", 1, n)...)
+		time.Sleep(time.Minute)
+		store.list()
+		bad.mend()
+		replayAll(t, db, projector.ParkedFilter{Seqs: []int64{1}})
+		time.Sleep(2 * time.Second)
+		f.deliver(t, keyed("k", n+1))
+		require.NoError(t, stop())
+		require.Equal(t, upTo(n+1), noted(db, "a", "k"))
+		var sizes []int
+		for _, ids := range store.list() {
+			sizes = append(sizes, len(strings.Fields(ids)))
+		}
+		require.Equal(t, []int{1, 32, 32, 32, 3, 1}, sizes)
+	})
+}
+
+// One of those that waited fails: those before it are applied, and those behind it go on waiting.
+func TestAHeldMessageThatFailsHoldsTheRest(t *testing.T) {
+	t.Parallel()
+	for name, fault := range map[string]error{"for good": errNever, "for a while": errNo} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				db, f := newDB(t), make(feed)
+				bad := newFaults(map[string]error{"k-1": errNever, "k-5": fault})
+				stop := run(t, db, f, projector.RunnerConfig{}, define(marked, bad.run))
+				for n := 1; n <= 8; n++ {
+					f.deliver(t, keyed("k", n), keyed("other", n))
+				}
+				bad.set("k-1", nil)
+				began := time.Now()
+				replayAll(t, db, all)
+				for len(noted(db, "a", "k")) < 4 && time.Since(began) < time.Minute {
+					time.Sleep(time.Millisecond)
+				}
+				synctest.Wait()
+				require.Equal(t, upTo(4), noted(db, "a", "k"))
+				list := rows(parked(t, db))
+				require.Equal(t, fmt.Sprint("k-5 ", map[bool]string{true: "stuck permanent", false: "waiting unknown"}[errors.Is(fault, errNever)], " 1"), list[0])
+				require.Equal(t, []string{"k-6 waiting held 0", "k-7 waiting held 0", "k-8 waiting held 0"}, list[1:])
+				bad.mend()
+				replayAll(t, db, all)
+				time.Sleep(5 * time.Second)
+				require.NoError(t, stop())
+				require.Equal(t, upTo(8), noted(db, "a", "k"))
+				require.Equal(t, upTo(8), noted(db, "a", "other"))
+			})
 		})
 	}
 }
 
 func TestWhatFailsAgainStaysParked(t *testing.T) {
 	t.Parallel()
-	db := newDB(t)
-	faults := bad{"x": projector.Permanent(errors.New("x")), "y": projector.Permanent(errors.New("y"))}
-	p := standing(t, db, faults.first, "x", "y")
-	faults["x"] = &projector.Error{Code: "other", Err: errors.New("another fault")}
-	delete(faults, "y")
-	done, err := operator(t, db, p).Replay(t.Context(), projector.ParkedFilter{}, projector.ReplayConfig{Decision: person, Rate: -1})
-	require.NoError(t, err)
-	require.Equal(t, projector.Replays{Replayed: 3, Failed: 1, Waiting: 2}, done)
-	require.Equal(t, []string{"x-1 p/a unknown other", "x-2 p/a held", "x-3 p/a held"}, of(parked(t, db)))
-	require.Equal(t, 2, parked(t, db)[0].Attempts)
-	require.Equal(t, []int{1, 2, 3}, noted(db, "a", "y"))
-	require.Empty(t, noted(db, "a", "x"))
+	synctest.Test(t, func(t *testing.T) {
+		db := newDB(t)
+		bad := newFaults(map[string]error{"x-1": errNever, "y-1": errNever})
+		setAside(t, db, bad, "x", "y")
+		bad.set("x-1", projector.Permanent(&projector.Error{Code: "other", Err: errNo}))
+		bad.set("y-1", nil)
+		replayAll(t, db, all)
+		drain(t, db, projector.RunnerConfig{Version: "v2"}, define(marked, bad.run))
+		require.Equal(t, []string{"x-1 stuck permanent 1", "x-2 waiting held 0", "x-3 waiting held 0"}, rows(parked(t, db)))
+		first := parked(t, db)[0]
+		require.Equal(t, "v2", first.Version)
+		require.Equal(t, person, first.Decision)
+		require.Equal(t, upTo(3), noted(db, "a", "y"))
+		require.Empty(t, noted(db, "a", "x"))
+	})
 }
 
-// A unit that ended by its own deadline, and says shutdown, is no shutdown of this runner: it fails alone.
+// An error that says shutdown, of a runner that has not stopped, fails its message alone.
 func TestReplayGoesOnPastWhatSaysShutdown(t *testing.T) {
 	t.Parallel()
-	says := &projector.Error{Class: projector.Shutdown, Err: context.Canceled}
-	db, faults := newDB(t), bad{"x": says, "y": says}
-	p := standing(t, db, faults.first, "x", "y")
-	require.Equal(t, "x-1 p/a unknown deadline", of(parked(t, db))[0])
-	delete(faults, "y")
-	done, err := operator(t, db, p).Replay(t.Context(), projector.ParkedFilter{}, projector.ReplayConfig{Decision: person, Rate: -1})
-	require.NoError(t, err)
-	require.Equal(t, projector.Replays{Replayed: 3, Failed: 1, Waiting: 2}, done)
+	synctest.Test(t, func(t *testing.T) {
+		says := &projector.Error{Class: projector.ClassShutdown, Err: context.Canceled}
+		db := newDB(t)
+		bad := newFaults(map[string]error{"x-1": says, "y-1": says})
+		setAside(t, db, bad, "x", "y")
+		require.Equal(t, "x-1 waiting unknown deadline 1", rows(parked(t, db))[0])
+		bad.set("y-1", nil)
+		replayAll(t, db, all)
+		drain(t, db, projector.RunnerConfig{}, define(marked, bad.run))
+		require.Equal(t, upTo(3), noted(db, "a", "y"))
+		require.Equal(t, []string{"x-1 waiting unknown deadline 1", "x-2 waiting held 0", "x-3 waiting held 0"}, rows(parked(t, db)))
+	})
 }
 
-// A runner that runs may be the one that replays (the race detector says whether it may).
-func TestARunnerThatRunsReplays(t *testing.T) {
-	t.Parallel()
-	db, f, fault := newDB(t), make(feed), &broken{}
-	r, err := projector.NewRunner(db, projector.Subscribe(f, "review"), nil, define(marked, unless("a", fault.first)))
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- r.Run(ctx) }()
-	<-r.Running()
-	for i := 1; i <= 3; i++ {
-		f.deliver(t, keyed("k", i))
-	}
-	for range 20 { // while it looks for what it may bring back
-		_, err = r.Replay(t.Context(), projector.ParkedFilter{Limit: 1}, projector.ReplayConfig{Decision: person, Rate: -1})
-		require.NoError(t, err)
-	}
-	fault.mended.Store(true)
-	_, err = r.Replay(t.Context(), projector.ParkedFilter{}, projector.ReplayConfig{Decision: person, Rate: -1})
-	require.NoError(t, err)
-	require.Eventually(t, func() bool { return len(parked(t, db)) == 0 }, 10*time.Second, 10*time.Millisecond)
-	cancel()
-	require.NoError(t, <-done)
-	require.Equal(t, []int{1, 2, 3}, noted(db, "a", "k"))
-}
-
-// Nobody can tell of an event from a time of which the markers are pruned.
-func TestWaitTellsWhereMarkersArePruned(t *testing.T) {
+// A runner of the zero Source applies all messages that are due, also those that become due with them, and ends. It does
+// not wait for messages that are due later.
+func TestARunnerOfTheZeroSourceAppliesWhatIsDueAndEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, f := newDB(t), make(feed)
-		p := define(marked, add)
-		at, err := db.Append(t.Context(), "review-1", eventstore.NoStream, []eventstore.Draft{{ID: uuid.NewString(), Type: "posted", Schema: 1, Data: []byte(`{"Stars":5}`)}})
-		require.NoError(t, err)
-		entries, err := db.Entries(t.Context(), outbox.Filter{})
-		require.NoError(t, err)
+		bad := newFaults(map[string]error{"k-1": errNo, "l-1": errNever, "m-1": errNever, "x-1": errNever})
+		p := define(marked, bad.run)
+		began := time.Now()
+		drain(t, db, projector.RunnerConfig{}, p)
+		require.Less(t, time.Since(began), 100*time.Millisecond, "nothing is parked")
 		stop := run(t, db, f, projector.RunnerConfig{}, p)
-		f.deliver(t, msg(entries[0].ID, "posted", `{"Stars":5}`))
-		require.NoError(t, p.Wait(t.Context(), db, at))
-		require.NoError(t, stop())
-		time.Sleep(9 * 24 * time.Hour)
-		pruned, err := marker.Prune(t.Context(), db, marker.Retention{}, p.Handlers()...)
-		require.NoError(t, err)
-		require.Equal(t, 1, pruned)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		require.ErrorIs(t, p.Wait(ctx, db, at), projector.ErrPruned)
-	})
-}
-
-func TestReplayIsNoFlood(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		db, faults := newDB(t), bad{"x": projector.Permanent(errors.New("x"))}
-		p := standing(t, db, faults.first, "x")
-		clear(faults)
-		begin := time.Now()
-		done, err := operator(t, db, p).Replay(t.Context(), projector.ParkedFilter{}, projector.ReplayConfig{Decision: person, Rate: 0.5})
-		require.NoError(t, err)
-		require.Equal(t, 3, done.Replayed)
-		require.Equal(t, 6*time.Second, time.Since(begin))
-	})
-}
-
-func TestReplayRefuses(t *testing.T) {
-	t.Parallel()
-	db, faults := newDB(t), bad{"x": projector.Permanent(errors.New("x"))}
-	r := operator(t, db, standing(t, db, faults.first, "x"))
-	for name, ask := range map[string]func() error{
-		"nobody's decision": func() error {
-			_, err := r.Replay(t.Context(), projector.ParkedFilter{}, projector.ReplayConfig{})
-			return err
-		},
-		"what is resolved": func() error {
-			_, err := r.Replay(t.Context(), projector.ParkedFilter{State: projector.Skipped}, projector.ReplayConfig{Decision: person})
-			return err
-		},
-		"a negative number": func() error {
-			_, err := r.Rehearse(t.Context(), projector.ParkedFilter{Projector: "p", Limit: -1}, false)
-			return err
-		},
-	} {
-		require.ErrorIs(t, ask(), projector.ErrInput, name)
-	}
-	_, err := r.Replay(t.Context(), projector.ParkedFilter{Projector: "q"}, projector.ReplayConfig{Decision: person})
-	require.NoError(t, err, "it has nothing parked")
-	_, err = r.Rehearse(t.Context(), projector.ParkedFilter{Projector: "q"}, false)
-	require.ErrorIs(t, err, projector.ErrNoHandler)
-	require.Len(t, parked(t, db), 3)
-}
-
-func TestRehearsalShowsAndLeavesNothing(t *testing.T) {
-	t.Parallel()
-	db, faults := newDB(t), bad{"x": projector.Permanent(errors.New("x")), "y": projector.Permanent(errors.New("y"))}
-	p := standing(t, db, faults.first, "x", "y")
-	delete(faults, "x")
-	before := parked(t, db)
-	r := operator(t, db, p)
-	got, err := r.Rehearse(t.Context(), projector.ParkedFilter{Projector: "p"}, false)
-	require.NoError(t, err)
-	require.Equal(t, 3, got.Messages)
-	require.Equal(t, 2, got.Waiting)
-	require.Len(t, got.Failures, 1)
-	require.Equal(t, "y-1", got.Failures[0].Parked.MessageID)
-	require.ErrorContains(t, got.Failures[0].Err, "y")
-	require.Equal(t, []projector.Change{{Table: "a", After: json.RawMessage(`{"key":"x","value":[1,2,3]}`)}}, got.Changes)
-	require.Equal(t, before, parked(t, db))
-	require.Empty(t, noted(db, "a", "x"))
-	done, err := r.Replay(t.Context(), projector.ParkedFilter{}, projector.ReplayConfig{Decision: person, Rate: -1})
-	require.NoError(t, err)
-	require.Equal(t, projector.Replays{Replayed: 3, Failed: 1, Waiting: 2}, done, "it told the truth")
-}
-
-// A replay whose handler ends the process counts, as a delivery does; one that panics is an error like any.
-func TestReplaysArePartOfTheJournal(t *testing.T) {
-	t.Parallel()
-	db, faults := newDB(t), bad{"x": projector.Permanent(errors.New("x"))}
-	p := standing(t, db, faults.first, "x")
-	clear(faults)
-	a := projector.Attempt{Projector: "p", Handler: "p/a", MessageID: "x-1"}
-	for range 5 { // earlier lives of an operator's process, dead
-		_, _, err := db.BeginAlone(t.Context(), time.Now().String(), a, -1)
-		require.NoError(t, err)
-	}
-	done, err := operator(t, db, p).Replay(t.Context(), projector.ParkedFilter{}, projector.ReplayConfig{Decision: person, Rate: -1})
-	require.NoError(t, err)
-	require.Equal(t, projector.Replays{Failed: 1, Waiting: 2}, done)
-	require.Equal(t, "x-1 p/a unknown vanished", of(parked(t, db))[0])
-}
-
-func TestWaitTellsOfSkippedEvents(t *testing.T) {
-	t.Parallel()
-	db, err := memory.New(nil)
-	require.NoError(t, err)
-	drafts, err := types.Encode(t.Context(), posted{1})
-	require.NoError(t, err)
-	at, err := db.Append(t.Context(), "review-1", eventstore.NoStream, drafts)
-	require.NoError(t, err)
-	p, f := define(marked, func(context.Context, txn, eventstore.Event[posted]) error {
-		return projector.Permanent(errors.New("no"))
-	}), make(feed)
-	stop := run(t, db, f, projector.RunnerConfig{}, p)
-	f.deliver(t, msg(drafts[0].ID, "posted", `{"Stars":1}`))
-	require.ErrorIs(t, p.Wait(t.Context(), db, at), projector.ErrParked)
-	_, err = db.SkipParked(t.Context(), projector.ParkedFilter{}, person)
-	require.NoError(t, err)
-	require.ErrorIs(t, p.Wait(t.Context(), db, at), projector.ErrSkipped)
-	require.NoError(t, stop())
-}
-
-var once = claim.Backoff{Attempts: 1}
-
-// Of many messages each has its time; one whose handler never returns, or ends its goroutine, fails alone.
-func TestARehearsalOutlivesItsHandlers(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		no := projector.Permanent(errors.New("no"))
-		db, faults := newDB(t), bad{"x": no, "y": no, "z": no}
-		standing(t, db, faults.first, "x", "y", "z")
-		release := make(chan struct{})
-		mended := define(marked, unless("a", func(e eventstore.Event[posted]) error {
-			switch e.Stream {
-			case "x":
-				runtime.Goexit()
-			case "y":
-				<-release
-			default:
-				time.Sleep(12 * time.Second) // three of them take longer than one may
+		for n := 1; n <= 50; n++ {
+			for _, key := range []string{"k", "l", "m", "x"} {
+				f.deliver(t, keyed(key, n), keyed("ok-"+key, n)) // something passes, so no worker rests
 			}
-			return nil
-		}))
-		got, err := operator(t, db, mended).Rehearse(t.Context(), projector.ParkedFilter{Projector: "p"}, false)
-		require.NoError(t, err)
-		require.Equal(t, 3, got.Messages)
-		require.Equal(t, 4, got.Waiting)
-		var failed []string
-		for _, f := range got.Failures {
-			failed = append(failed, f.Parked.MessageID+": "+f.Err.Error())
 		}
-		require.Equal(t, []string{"x-1: unknown (goexit): the handler called runtime.Goexit",
-			"y-1: unknown (stuck): the handler has not returned after its deadline"}, failed)
-		require.Equal(t, []projector.Change{{Table: "a", After: json.RawMessage(`{"key":"z","value":[1,2,3]}`)}}, got.Changes)
-		close(release)
+		require.NoError(t, stop())
+		bad.mend()
+		bad.set("m-1", errNo)
+		time.Sleep(time.Second)
+		replayAll(t, db, projector.ParkedFilter{Seqs: []int64{2}})
+		replayAll(t, db, projector.ParkedFilter{Key: "m"})
+		began = time.Now()
+		drain(t, db, projector.RunnerConfig{}, p)
+		require.Less(t, time.Since(began), time.Second)
+		require.Equal(t, upTo(50), noted(db, "a", "k"), "it was due")
+		require.Equal(t, upTo(50), noted(db, "a", "l"), "it was replayed")
+		require.Equal(t, "m-1 waiting unknown 1", rows(parked(t, db))[0], "it fails again, and is due later")
+		require.Equal(t, "x-1 stuck permanent 1", rows(parked(t, db))[1], "it waits for a person")
+		require.Len(t, parked(t, db), 100)
+
+		failing := &faulty{unit: db, due: func(context.Context, provider.DueFilter) ([]provider.Parked, error) {
+			return nil, errors.New("no database")
+		}}
+		err := newRunner(t, failing, projector.Source{}, projector.RunnerConfig{}, p).Run(t.Context())
+		require.ErrorContains(t, err, "no database")
+	})
+}
+
+// A service that runs applies what a person replays, as often as that is.
+func TestAPersonMayReplayWhileRunnersRun(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f, g := newDB(t), make(feed), make(feed)
+		bad := newFaults(map[string]error{"k-1": errNever})
+		p := define(marked, bad.run)
+		stop, stopOther := run(t, db, f, projector.RunnerConfig{}, p), run(t, db, g, projector.RunnerConfig{}, p)
+		f.deliver(t, series("k", 1, 3)...)
+		for range 20 {
+			replayAll(t, db, all)
+			time.Sleep(300 * time.Millisecond)
+		}
+		bad.mend()
+		replayAll(t, db, all)
+		time.Sleep(2 * time.Second)
+		require.NoError(t, stop())
+		require.NoError(t, stopOther())
+		require.Empty(t, parked(t, db))
+		require.Equal(t, upTo(3), noted(db, "a", "k"))
+	})
+}
+
+// Draining a key is slower than parking behind it, so a worker drains a key that is due before it parks more.
+func TestAHeldKeyDrainsUnderConstantLoad(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f := newDB(t), make(feed)
+		bad := newFaults(map[string]error{"k-1": errNever})
+		bad.handle = func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
+			time.Sleep(9 * time.Millisecond)
+			return note("a")(ctx, tx, e)
+		}
+		store := &faulty{unit: db}
+		store.do = func(ctx context.Context, u provider.Unit, run handle) error {
+			time.Sleep(time.Duration(len(u.Messages)) * time.Millisecond)
+			return db.Do(ctx, u, run)
+		}
+		stop := run(t, store, f, projector.RunnerConfig{}, define(marked, bad.run))
+		ctx, cancel := context.WithCancel(t.Context())
+		var sent int
+		ended := make(chan struct{})
+		go func() { // as much as the worker takes
+			defer close(ended)
+			for sent = 1; ctx.Err() == nil; sent++ {
+				select {
+				case f <- keyed("k", sent):
+				case <-ctx.Done():
+					return
+				}
+			}
+		}()
+		time.Sleep(300 * time.Millisecond)
+		require.Greater(t, len(parked(t, db)), 100)
+		bad.mend()
+		replayAll(t, db, all)
+		began := time.Now()
+		for len(parked(t, db)) > 0 {
+			require.Less(t, time.Since(began), 30*time.Second, "%d are still held", len(parked(t, db)))
+			time.Sleep(time.Second)
+		}
+		time.Sleep(time.Second)
+		require.Empty(t, parked(t, db), "the key is free")
+		cancel()
+		<-ended
+		time.Sleep(5 * time.Second)
+		require.NoError(t, stop())
+		require.Equal(t, upTo(sent-1), noted(db, "a", "k"))
+	})
+}
+
+func TestWhatWasHeldComesBackForManyProjectorsWithinTwoSeconds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const projectors, keys = 60, 3
+		db, f := newDB(t), make(feed)
+		bad := newFaults(map[string]error{})
+		var ps []*projector.Projector[txn]
+		for i := range projectors {
+			name := fmt.Sprint("p", i)
+			ps = append(ps, projector.Define(name, types, marked, projector.On("a", func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
+				bad.mu.Lock()
+				err := bad.errs[e.ID]
+				bad.mu.Unlock()
+				if err != nil {
+					return err
+				}
+				return note(name)(ctx, tx, e)
+			})))
+		}
+		for k := range keys {
+			bad.set(fmt.Sprint("k", k, "-1"), errNever)
+		}
+		stop := run(t, db, f, projector.RunnerConfig{}, ps...)
+		for n := 1; n <= 5; n++ {
+			for k := range keys {
+				f.deliver(t, keyed(fmt.Sprint("k", k), n), keyed(fmt.Sprint("ok", k), n)) // something passes, so no worker rests
+			}
+		}
+		count, err := db.ParkedCount(t.Context(), "")
+		require.NoError(t, err)
+		require.EqualValues(t, projectors*keys*5, count)
+		bad.mend()
+		replayAll(t, db, all)
+		time.Sleep(2 * time.Second)
+		require.NoError(t, stop())
+		for i := range projectors {
+			for k := range keys {
+				require.Equal(t, upTo(5), noted(db, fmt.Sprint("p", i), fmt.Sprint("k", k)))
+			}
+		}
 	})
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"runtime"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -13,118 +12,108 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/google/uuid"
 	"github.com/kinora-go/kinora/claim"
-	"github.com/kinora-go/kinora/eventstore"
-	"github.com/kinora-go/kinora/internal/crash"
-	"github.com/kinora-go/kinora/internal/mutant"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
-// RunnerConfig tells how a Runner works; the zero value is the default.
+// RunnerConfig configures a Runner; the zero value is the default.
 type RunnerConfig struct {
-	Concurrency int               // messages in flight at a time, for each subscriber, wherever it leaves several; those of one key one after another; zero means GOMAXPROCS
-	Timeout     time.Duration     // a handler's deadline, from its start; and that of waiting for its transaction, and of its commit; zero means 30s
-	Retry       claim.Backoff     // after an error; zero means 100ms doubling to 30s, parked after 5 attempts
-	Drain       time.Duration     // how long Run may go on after its ctx ends; zero means 10s
-	Lease       time.Duration     // how long a runner counts as alive after its process was killed; at least 1s; zero means 15s
-	Markers     marker.Retention  // how long its projectors' markers are kept; the runner deletes older ones
-	Keep        time.Duration     // how long replayed and skipped messages, and attempts, are kept; at least Markers.Window, which zero means
-	Version     string            // of the program, kept with what is parked; empty: what its build info says
-	Classify    func(error) Class // may say more about errors of UnknownClass, which wrap what a handler returned; nil: they stay that
-	Observer    Observer          // is told what the runner does
-	Clock       func() time.Time  // measures durations for Observer, and when to say again that the runner lives, so it must not be set back; nil: time.Now
-	Logger      *slog.Logger      // nil: slog.Default()
-	LogErrors   bool              // also log the texts of handlers' errors, which may hold what users wrote
+	Concurrency int              // workers of each projector, so its transactions at once; messages of one key stay in order; zero means 1
+	Batch       int              // most messages of a transaction; zero means 32
+	Timeout     time.Duration    // of a handler for one message, from its start; also of opening and committing a unit, each; zero means 30s
+	Retry       claim.Backoff    // of a message that failed alone; zero means 100ms doubling to 30s, stuck after 5 attempts
+	Drain       time.Duration    // how long Run may go on after its ctx ends; zero means 10s
+	Lease       time.Duration    // how long a runner counts as alive after its process was killed; at least 1s; zero means 15s
+	Record      time.Duration    // how long after a process was killed a broker may redeliver its messages; zero means 1h
+	Careful     bool             // name every message before it runs, not only those that a killed process may have had
+	Markers     marker.Retention // how long markers, and replayed and skipped messages, are kept; the runner deletes older ones
+	Version     string           // of the program, kept with what is parked; empty: what its build info says
+
+	Classify  func(error) Class // may choose the class of an error of ClassUnknown; nil: it stays that
+	Observer  Observer          // receives what the runner does
+	Clock     func() time.Time  // measures durations; must not be set back; nil: time.Now
+	Logger    *slog.Logger      // nil: slog.Default()
+	LogErrors bool              // also log the texts of errors, which may hold what users wrote
 }
 
-// Runner runs projectors over a source. It has no type parameter: NewRunner has, and forgets it.
+// Runner runs projectors over a source.
 type Runner struct {
-	src     Source
-	members []member
-	cfg     RunnerConfig
-	log     *slog.Logger
-	journal Journal
-	apart   *sync.RWMutex // see Journal.Apart
-	names   *names
-	once    sync.Once
-	running chan struct{}
+	src         Source
+	projections []*projection
+	store       storage
+	cfg         RunnerConfig
+	id          string
+	process     *sync.RWMutex // see careful.go; all runners of this process share it
+	watch       watch
+	pollEvery   time.Duration
+	looks       chan struct{}
+	started     sync.Once
+	running     chan struct{}
+	failed      chan error // what ends Run, other than its ctx
 }
 
-// NewRunner makes a runner of ps, in units of work of u, over src. It validates everything that it is given
-// and does nothing else yet. Where u cannot keep markers atomically with the read model, Options.Markers
-// resolves to a no-op, logged at debug.
-func NewRunner[Tx any](u UnitOfWork[Tx], src Source, cfg *RunnerConfig, ps ...*Projector[Tx]) (*Runner, error) {
-	r := &Runner{src: src, running: make(chan struct{})}
+// NewRunner makes a runner of ps in units of u over src. It validates all that it is given, and does nothing else yet.
+//   - u must be a whole provider (provider.Provider). Units alone, such as those of Redis, are combined with a store
+//     for what is parked: provider.Beside(units, db).
+//   - If u cannot commit markers with the read model, Options.Markers is a no-op, logged at debug.
+func NewRunner[Tx any](u provider.Units[Tx], src Source, cfg *RunnerConfig, ps ...*Projector[Tx]) (*Runner, error) {
+	r := &Runner{src: src, id: uuid.NewString(), process: &process, pollEvery: time.Second, looks: make(chan struct{}, 1), running: make(chan struct{}), failed: make(chan error, 1)}
 	if cfg != nil {
 		r.cfg = *cfg
 	}
 	if u == nil || len(ps) == 0 {
-		return nil, errors.New("runner: wants a unit of work and projectors")
+		return nil, errors.New("runner: give it units and at least one projector")
 	}
-	if err := src.check(); err != nil {
+	if err := errors.Join(src.check(), r.cfg.validate()); err != nil {
 		return nil, fmt.Errorf("runner: %w", err)
 	}
-	if err := r.cfg.validate(); err != nil {
-		return nil, fmt.Errorf("runner: %w", err)
+	whole, ok := any(u).(provider.Provider[Tx])
+	if !ok {
+		return nil, errors.New("runner: these units keep no parked messages: combine them with a store that does, provider.Beside(units, db)")
 	}
-	journal, ok := any(u).(Journal)
-	if !ok || !u.Records().Park {
-		return nil, errors.New("runner: this unit of work cannot keep parked messages, or hides that it is a Journal")
-	}
-	r.log, r.journal, r.apart = r.cfg.Logger, journal, journal.Apart()
-	r.names = &names{
-		journal: journal, runner: uuid.NewString(), lease: r.cfg.Lease, timeout: r.cfg.Timeout, clock: r.cfg.Clock,
-		turn: make(chan struct{}, 1), lives: make(chan struct{}, 1), under: map[nameKey]int{}, named: map[nameKey]int{}, parking: map[nameKey]bool{},
-	}
-	seen := map[string]bool{}
+	r.store = whole
+	r.watch = watch{always: r.cfg.Careful, lease: r.cfg.Lease, clock: r.cfg.Clock}
 	for _, p := range ps {
 		if p == nil {
 			return nil, errors.New("runner: a projector is nil")
 		}
-		if err := p.check(u.Records()); err != nil {
+		if err := p.check(u.Keeps()); err != nil {
 			return nil, fmt.Errorf("runner: %w", err)
 		}
-		if seen[p.name] {
+		if r.projection(p.name) != nil {
 			return nil, fmt.Errorf("runner: projector %s is given twice", p.name)
 		}
-		seen[p.name] = true
-		one, err := newMember(u, p, r.log)
-		if err != nil {
-			return nil, fmt.Errorf("runner: projector %s: %w", p.name, err)
-		}
-		r.members = append(r.members, one)
+		r.projections = append(r.projections, newProjection(r, whole, p, len(r.projections)*r.cfg.Concurrency))
 	}
 	return r, nil
 }
 
 func (c *RunnerConfig) validate() error {
-	if c.Timeout == 0 {
-		c.Timeout = 30 * time.Second
-	}
-	if c.Drain == 0 {
-		c.Drain = 10 * time.Second
+	for _, d := range []struct {
+		value *time.Duration
+		or    time.Duration
+	}{{&c.Timeout, 30 * time.Second}, {&c.Drain, 10 * time.Second}, {&c.Lease, 15 * time.Second}, {&c.Record, time.Hour}} {
+		if *d.value == 0 {
+			*d.value = d.or
+		}
 	}
 	if c.Concurrency == 0 {
-		c.Concurrency = runtime.GOMAXPROCS(0)
+		c.Concurrency = 1
 	}
-	if c.Timeout < 0 || c.Drain < 0 || c.Concurrency < 0 {
-		return fmt.Errorf("timeout %s, drain %s, concurrency %d: want nothing negative", c.Timeout, c.Drain, c.Concurrency)
+	if c.Batch == 0 {
+		c.Batch = 32
 	}
-	if c.Lease == 0 {
-		c.Lease = 15 * time.Second
+	if c.Timeout < 0 || c.Drain < 0 || c.Record < 0 || c.Concurrency < 0 || c.Batch < 0 || c.Batch > maxBatch {
+		return fmt.Errorf("timeout %s, drain %s, record %s, concurrency %d, batch %d: give no negative value, and a batch of at most %d",
+			c.Timeout, c.Drain, c.Record, c.Concurrency, c.Batch, maxBatch)
 	}
 	if c.Lease < time.Second {
-		return fmt.Errorf("lease %s: want at least 1s", c.Lease)
+		return fmt.Errorf("lease %s: give at least 1s", c.Lease)
 	}
 	var err error
 	if c.Markers, err = c.Markers.WithDefaults(); err != nil {
 		return err
-	}
-	if c.Keep == 0 {
-		c.Keep = c.Markers.Window
-	}
-	if c.Keep < c.Markers.Window {
-		return fmt.Errorf("%w: replayed and skipped messages kept for %s: want at least the window of markers, %s", marker.ErrUnsafe, c.Keep, c.Markers.Window)
 	}
 	if c.Version == "" {
 		c.Version = buildVersion()
@@ -148,6 +137,8 @@ func (c *RunnerConfig) validate() error {
 	return err
 }
 
+const maxBatch = 10_000
+
 // buildVersion is the revision that the program was built from, or the version of its module.
 func buildVersion() string {
 	info, ok := debug.ReadBuildInfo()
@@ -165,54 +156,83 @@ func buildVersion() string {
 // Running is closed once Run has subscribed to every topic.
 func (r *Runner) Running() <-chan struct{} { return r.running }
 
-// Run handles messages until ctx ends; then it takes no more, finishes and acks what is in flight, and returns
-// nil; or outbox.ErrDrain if that takes longer than Drain: then what is in flight is broken off, rolled back,
-// and not acked. A subscription that ends by itself is an error, and so is the zero Source. It runs once.
+// Run applies messages until ctx ends; then it takes no more, finishes and acks what is in flight, and returns nil; or
+// outbox.ErrDrain if that takes longer than Drain: then what is in flight is broken off, rolled back, and not acked.
+//   - A subscription that ends by itself is an error.
+//   - A projector with Halt that has a stuck message is ErrHalted, at the start and later.
+//   - With the zero Source it applies what is parked and due, and what becomes due with that, and returns nil.
+//   - Run may be called once.
 func (r *Runner) Run(ctx context.Context) error {
-	if r.src.isZero() {
-		return errors.New("runner: it has no source")
+	first := false
+	r.started.Do(func() { first = true })
+	if !first {
+		return errors.New("runner: Run called twice")
 	}
-	started := false
-	r.once.Do(func() { started = true })
-	if !started {
-		return errors.New("runner: it runs once")
-	}
-	for i := range r.members {
-		if err := r.members[i].mayRun(ctx); err != nil {
+	for _, p := range r.projections {
+		err := p.mayRun(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
 			return fmt.Errorf("runner: %w", err)
 		}
 	}
-	// Subscriptions, and with them the contexts of messages, end after what is in flight has.
+	// Subscriptions, and with them the contexts of messages, end after what is in flight.
 	subscribed, unsubscribe := context.WithCancel(context.WithoutCancel(ctx))
 	defer unsubscribe()
 	hard, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	work, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	feeds, err := r.src.feeds(r.members)
 	stays := context.AfterFunc(ctx, unsubscribe) // nothing is in flight yet, and a broker that is away must not keep Run from its end
-	for i := 0; err == nil && i < len(feeds); i++ {
-		err = feeds[i].subscribe(subscribed, r.src.topics)
+	var subs []subscription
+	var owned []message.Subscriber
+	var err error
+	if !r.src.isZero() {
+		subs, owned, err = r.src.open(subscribed, r.projections)
 	}
 	stays()
-	var consumers sync.WaitGroup
+	var all sync.WaitGroup
+	alive := func(bool) {}
 	if err != nil {
 		cancel(fmt.Errorf("runner: %w", err))
 	} else {
-		for i := range feeds {
-			consumers.Go(func() { r.consume(work, hard, &feeds[i], cancel) })
-		}
-		r.upkeep(work, hard, &consumers)
+		alive = r.stayAlive(work)
+		r.start(work, hard, cancel, subs, &all)
 		close(r.running)
 	}
-	quiet := r.names.keepAlive()
-	<-work.Done()
+	select {
+	case <-work.Done():
+	case err := <-r.failed:
+		cancel(err)
+	}
 	return r.drain(ctx, work, stop, func() error {
-		consumers.Wait()
-		quiet()
-		r.names.stop(hard)
-		return closeOwned(feeds)
+		all.Wait()
+		alive(hard.Err() == nil)
+		return closeAll(owned)
 	})
+}
+
+// start starts all that a runner does.
+func (r *Runner) start(work, hard context.Context, end context.CancelCauseFunc, subs []subscription, all *sync.WaitGroup) {
+	for _, p := range r.projections {
+		for _, w := range p.workers {
+			all.Go(func() { w.run(work, hard) })
+		}
+	}
+	for _, s := range subs {
+		all.Go(func() {
+			if err := s.read(work); err != nil {
+				end(fmt.Errorf("runner: %w", err))
+			}
+		})
+	}
+	if r.src.isZero() {
+		all.Go(func() { end(r.finish(work)) })
+		return
+	}
+	all.Go(func() { r.poll(work) })
+	all.Go(func() { r.maintain(work) })
 }
 
 // drain waits for finish, and no longer than it may.
@@ -228,64 +248,29 @@ func (r *Runner) drain(ctx, work context.Context, stop func(), finish func() err
 		stop()
 		err = fmt.Errorf("runner: %w: %s", outbox.ErrDrain, r.cfg.Drain)
 	}
-	if ctx.Err() == nil {
-		err = errors.Join(context.Cause(work), err)
+	if cause := context.Cause(work); ctx.Err() == nil && !errors.Is(cause, errFinished) {
+		err = errors.Join(cause, err)
 	}
 	return err
 }
 
-// consume reads a feed and lets its messages run in their lanes, until ctx ends or a subscription does, which it tells
-// fail. It returns when all that runs is done. A message that is not done with when the runner stops is not acked, so
-// it comes again, and so do those behind it in its lane.
-func (r *Runner) consume(ctx, hard context.Context, f *feed, fail context.CancelCauseFunc) {
-	l := newLanes(r.cfg.Concurrency)
-	defer l.all.Wait()
-	for l.enter(ctx) {
-		topic, m, ok := f.next(ctx)
-		if ctx.Err() != nil || !ok {
-			l.leave()
-			fail(fmt.Errorf("runner: the subscription to %s ended", topic)) // which counts for nothing where ctx has
-			return
-		}
-		if r.cfg.Observer.Queued != nil {
-			r.cfg.Observer.Queued(topic, len(l.free), cap(l.free))
-		}
-		l.run(m, func() {
-			if mutant.AckEarly {
-				m.Ack()
-			}
-			if ctx.Err() == nil && r.deliver(ctx, hard, fail, f.members, topic, m) {
-				crash.Point("ack: before")
-				m.Ack()
-				crash.Point("ack: after")
-			}
-		})
+// fail ends Run with err, unless err is nil.
+func (r *Runner) fail(err error) {
+	if err == nil {
+		return
+	}
+	select {
+	case r.failed <- fmt.Errorf("runner: %w", err):
+	default:
 	}
 }
 
-// deliver brings one message to every handler of members that takes it. It returns false where it had to leave off
-// because the runner stops, or stops for it.
-func (r *Runner) deliver(ctx, hard context.Context, halt func(error), members []member, topic string, m *message.Message) bool {
-	raw, malformed := outbox.ParseWatermill(m)
-	for i := range members {
-		one := &members[i]
-		d := delivery{Runner: r, ctx: ctx, hard: hard, member: one, topic: topic, msg: m, raw: raw, malformed: malformed, halt: halt}
-		switch {
-		case malformed != nil:
-			if !d.setAside(&Error{Class: PermanentClass, Code: "malformed", Err: malformed}) {
-				return false
-			}
-		case !one.knows(raw.Type):
-			if one.strange == ParkUnknown && !d.setAside(undecodable(eventstore.ErrUnregistered)) {
-				return false
-			}
-		default:
-			for _, h := range one.takes(raw.Type) {
-				if !d.handle(h) {
-					return false
-				}
-			}
+// projection returns that of a projector, or nil.
+func (r *Runner) projection(name string) *projection {
+	for _, p := range r.projections {
+		if p.name == name {
+			return p
 		}
 	}
-	return true
+	return nil
 }

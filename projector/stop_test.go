@@ -3,6 +3,7 @@ package projector_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,35 +13,18 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/stretchr/testify/require"
 )
 
-func isAcked(m *message.Message) bool {
-	select {
-	case <-m.Acked():
-		return true
-	default:
-		return false
-	}
-}
-
-func isNacked(m *message.Message) bool {
-	select {
-	case <-m.Nacked():
-		return true
-	default:
-		return false
-	}
-}
-
-func TestStopFinishesAndAcksWhatIsInFlight(t *testing.T) {
+func TestStopFinishesAndAcksTheUnitInFlight(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, f := newDB(t), make(feed)
-		let := make(chan struct{})
+		open := make(chan struct{})
 		var inHandler error
 		stop := run(t, db, f, projector.RunnerConfig{}, define(marked, func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
-			<-let
+			<-open
 			inHandler = ctx.Err()
 			return add(ctx, tx, e)
 		}))
@@ -49,11 +33,11 @@ func TestStopFinishesAndAcksWhatIsInFlight(t *testing.T) {
 		m.SetContext(ctx)
 		f <- m
 		synctest.Wait()
-		cancel() // as Watermill's router does at once when it closes
+		cancel() // Watermill's router does this as soon as it closes
 		done := make(chan error)
 		go func() { done <- stop() }()
 		synctest.Wait()
-		close(let)
+		close(open)
 		require.NoError(t, <-done)
 		require.NoError(t, inHandler, "a handler's context does not end with the subscription's")
 		require.True(t, isAcked(m))
@@ -61,21 +45,56 @@ func TestStopFinishesAndAcksWhatIsInFlight(t *testing.T) {
 	})
 }
 
-func TestStopWhileAFailingMessageWaitsParksNothing(t *testing.T) {
+// What waits for the next unit when the runner stops does not run, and is neither acked nor nacked.
+func TestStopLeavesWhatWaitsForTheNextUnit(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
-		stop := run(t, db, f, projector.RunnerConfig{}, define(marked, func(context.Context, txn, eventstore.Event[posted]) error {
-			return errors.New("always")
-		}))
-		m := msg("1", "posted", `{}`)
-		f <- m
-		time.Sleep(time.Second) // four of five attempts are gone
-		require.NoError(t, stop())
-		require.False(t, isAcked(m))
-		require.False(t, isNacked(m), "a Nack would come back at once on most brokers")
-		require.Empty(t, parked(t, db))
+		db, f, g := newDB(t), make(feed), newGate(note("a"))
+		stop := run(t, db, f, projector.RunnerConfig{}, define(marked, g.run))
+		sent := f.send(series("k", 1, 1)...)
+		synctest.Wait()
+		sent = append(sent, f.send(series("k", 2, 5)...)...)
+		synctest.Wait()
+		done := make(chan error)
+		go func() { done <- stop() }()
+		synctest.Wait()
+		close(g.open)
+		require.NoError(t, <-done)
+		require.True(t, isAcked(sent[0]))
+		for _, m := range sent[1:] {
+			require.False(t, isAcked(m) || isNacked(m), "most brokers redeliver a nacked message at once")
+		}
+		require.Equal(t, upTo(1), noted(db, "a", "k"))
 	})
+}
+
+// The same for a unit that has failed: its parts do not run any more.
+func TestStopWhileAUnitIsTriedAgainParksNothing(t *testing.T) {
+	t.Parallel()
+	for name, fault := range map[string]error{"a transient error": errBusy, "another error": errNo} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				db, f, g := newDB(t), make(feed), newGate(func(context.Context, txn, eventstore.Event[posted]) error { return fault })
+				stop := run(t, db, f, projector.RunnerConfig{}, define(marked, g.run))
+				sent := f.send(keyed("k", 1))
+				synctest.Wait()
+				if errors.Is(fault, errBusy) {
+					close(g.open)
+					time.Sleep(5 * time.Second)
+					require.NoError(t, stop())
+				} else {
+					done := make(chan error)
+					go func() { done <- stop() }()
+					synctest.Wait()
+					close(g.open) // it fails when the runner has been stopped
+					require.NoError(t, <-done)
+				}
+				require.False(t, isAcked(sent[0]) || isNacked(sent[0]))
+				require.Empty(t, parked(t, db))
+			})
+		})
+	}
 }
 
 func TestDrainHasADeadlineAndBreaksOffWithoutCounting(t *testing.T) {
@@ -83,22 +102,20 @@ func TestDrainHasADeadlineAndBreaksOffWithoutCounting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db, f := newDB(t), make(feed)
 		left := make(chan struct{})
-		cfg := projector.RunnerConfig{Drain: time.Second, Retry: claim.Backoff{Attempts: 1}} // one error that counts would park
-		stop := run(t, db, f, cfg, define(marked,
-			func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
-				defer close(left)
-				_ = add(ctx, tx, e)
-				<-ctx.Done()
-				return ctx.Err()
-			}))
-		m := msg("1", "posted", `{"Stars":5}`)
-		f <- m
+		cfg := projector.RunnerConfig{Drain: time.Second, Retry: claim.Backoff{Attempts: 1}} // one failure that counts would be the last
+		stop := run(t, db, f, cfg, define(marked, func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
+			defer close(left)
+			_ = add(ctx, tx, e)
+			<-ctx.Done()
+			return ctx.Err()
+		}))
+		m := f.send(msg("1", "posted", `{"Stars":5}`))[0]
 		synctest.Wait()
-		begin := time.Now()
+		began := time.Now()
 		require.ErrorIs(t, stop(), outbox.ErrDrain)
-		require.Equal(t, time.Second, time.Since(begin))
+		require.Equal(t, time.Second, time.Since(began))
 		<-left
-		require.Equal(t, time.Second, time.Since(begin), "the handler is told at once")
+		require.Equal(t, time.Second, time.Since(began), "the handler's context ends at once")
 		synctest.Wait()
 		require.False(t, isAcked(m))
 		require.Empty(t, parked(t, db))
@@ -106,20 +123,93 @@ func TestDrainHasADeadlineAndBreaksOffWithoutCounting(t *testing.T) {
 	})
 }
 
-func TestASubscriptionThatEndsIsAnError(t *testing.T) {
+// An attempt at a parked message that is broken off keeps its count, and its message stays as it was.
+func TestDrainBreaksOffAnAttempt(t *testing.T) {
 	t.Parallel()
-	db, f := newDB(t), make(feed)
-	r, err := projector.NewRunner(db, projector.Subscribe(f, "review"), nil, define(marked, add))
-	require.NoError(t, err)
-	done := make(chan error, 1)
-	go func() { done <- r.Run(t.Context()) }()
-	<-r.Running()
-	close(f)
-	require.ErrorContains(t, <-done, "subscription to review ended")
-	require.Error(t, r.Run(t.Context()), "it runs once")
+	synctest.Test(t, func(t *testing.T) {
+		db, f, slow := newDB(t), make(feed), &atomic.Bool{}
+		stop := run(t, db, f, projector.RunnerConfig{Drain: time.Second}, define(marked, func(ctx context.Context, _ txn, _ eventstore.Event[posted]) error {
+			if slow.Load() {
+				<-ctx.Done()
+			}
+			return errNo
+		}))
+		f.deliver(t, keyed("k", 1))
+		slow.Store(true)
+		time.Sleep(2 * time.Second)
+		require.ErrorIs(t, stop(), outbox.ErrDrain)
+		synctest.Wait()
+		require.Equal(t, []string{"k-1 waiting unknown 2"}, rows(parked(t, db)))
+	})
 }
 
-// refuser has one topic and no more.
+func TestDrainBreaksOffParkingToo(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		f, store := make(feed), &faulty{unit: newDB(t)}
+		store.do = func(ctx context.Context, _ provider.Unit, _ handle) error {
+			<-ctx.Done() // the database does not answer
+			return ctx.Err()
+		}
+		stop := run(t, store, f, projector.RunnerConfig{Drain: time.Second, Timeout: time.Hour}, define(marked, add))
+		m := f.send(msg("1", "who knows", `{}`))[0]
+		synctest.Wait()
+		require.ErrorIs(t, stop(), outbox.ErrDrain)
+		synctest.Wait() // a goroutine that goes on is reported by synctest
+		require.False(t, isAcked(m))
+	})
+}
+
+// A worker that rests, or waits before it tries a unit again, stops at once.
+func TestStopDoesNotWaitForPauses(t *testing.T) {
+	t.Parallel()
+	for name, fault := range map[string]error{"rest": errNever, "backoff": errBusy} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				f := make(feed, 100)
+				bad := newFaults(nil)
+				bad.errs = map[string]error{}
+				for n := range 30 {
+					bad.set(keyed("k", n).UUID, fault)
+					m := keyed("k", n)
+					m.Metadata[outbox.HeaderKey] = m.UUID
+					f <- m
+				}
+				stop := run(t, newDB(t), f, projector.RunnerConfig{}, define(marked, bad.run))
+				time.Sleep(10*time.Minute + time.Second)
+				began := time.Now()
+				require.NoError(t, stop())
+				require.Zero(t, time.Since(began))
+			})
+		})
+	}
+}
+
+func TestASubscriptionThatEndsIsAnError(t *testing.T) {
+	t.Parallel()
+	for name, fault := range map[string]error{"while nothing comes": nil, "while a message is tried again": errBusy} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				f := make(feed)
+				bad := newFaults(map[string]error{"k-1": fault})
+				r := newRunner(t, newDB(t), projector.Subscribe(f, "review"), projector.RunnerConfig{}, define(marked, bad.run))
+				done := make(chan error, 1)
+				go func() { done <- r.Run(t.Context()) }()
+				f.send(keyed("k", 1))
+				time.Sleep(time.Minute)
+				close(f)
+				err := <-done
+				require.ErrorContains(t, err, "subscription to review ended")
+				require.NotErrorIs(t, err, outbox.ErrDrain)
+				require.ErrorContains(t, r.Run(t.Context()), "called twice")
+			})
+		})
+	}
+}
+
+// refuser has one topic.
 type refuser struct{ feed }
 
 func (r refuser) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
@@ -131,40 +221,50 @@ func (r refuser) Subscribe(ctx context.Context, topic string) (<-chan *message.M
 
 func TestARefusedSubscriptionEndsRun(t *testing.T) {
 	t.Parallel()
-	r, err := projector.NewRunner(newDB(t), projector.Subscribe(refuser{make(feed)}, "review", "other"), nil, define(marked, add))
-	require.NoError(t, err)
+	r := newRunner(t, newDB(t), projector.Subscribe(refuser{make(feed)}, "review", "other"), projector.RunnerConfig{}, define(marked, add))
 	require.ErrorContains(t, r.Run(t.Context()), "subscribe to other: no such topic")
 }
 
-// slow is a broker that is away, and heeds the end of its context.
-type slow struct{ feed }
+// away is a broker that does not answer.
+type away struct{ feed }
 
-func (slow) Subscribe(ctx context.Context, _ string) (<-chan *message.Message, error) {
+func (away) Subscribe(ctx context.Context, _ string) (<-chan *message.Message, error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
 }
 
-func TestStopEndsASubscriptionThatIsUnderWay(t *testing.T) {
+func TestStopEndsASubscriptionThatIsNotAnswered(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		r, err := projector.NewRunner(newDB(t), projector.Subscribe(slow{}, "review"), nil, define(marked, add))
-		require.NoError(t, err)
+		r := newRunner(t, newDB(t), projector.Subscribe(away{}, "review"), projector.RunnerConfig{}, define(marked, add))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		begin := time.Now()
+		began := time.Now()
 		require.NoError(t, r.Run(ctx))
-		require.Equal(t, time.Second, time.Since(begin))
+		require.Equal(t, time.Second, time.Since(began))
 	})
 }
 
-func TestARunnerWithoutASourceDoesNotRun(t *testing.T) {
+// The same for a store that does not answer the runner's first beat.
+func TestStopEndsABeatThatIsNotAnswered(t *testing.T) {
 	t.Parallel()
-	r, err := projector.NewRunner(newDB(t), projector.Source{}, nil, define(marked, add))
-	require.NoError(t, err)
-	require.ErrorContains(t, r.Run(t.Context()), "no source")
+	synctest.Test(t, func(t *testing.T) {
+		store := &faulty{unit: newDB(t), beat: func(ctx context.Context, _ string, lease, _ time.Duration) (provider.Health, error) {
+			if lease > 0 {
+				<-ctx.Done()
+			}
+			return provider.Health{}, ctx.Err()
+		}}
+		r := newRunner(t, store, projector.Subscribe(make(feed), "review"), projector.RunnerConfig{}, define(marked, add))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		began := time.Now()
+		require.NoError(t, r.Run(ctx))
+		require.Equal(t, time.Second, time.Since(began))
+	})
 }
 
-// watched is a feed that knows its subscription's context.
+// watched is a feed that keeps the context of its subscription.
 type watched struct {
 	feed
 	ctx context.Context
@@ -175,25 +275,23 @@ func (w *watched) Subscribe(ctx context.Context, topic string) (<-chan *message.
 	return w.feed.Subscribe(ctx, topic)
 }
 
-func TestStopEndsSubscriptionsAfterWhatIsInFlight(t *testing.T) {
+func TestStopEndsSubscriptionsAfterTheUnitInFlight(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, w, let := newDB(t), &watched{feed: make(feed)}, make(chan struct{})
-		r, err := projector.NewRunner(db, projector.Subscribe(w, "review"), nil, define(marked, func(context.Context, txn, eventstore.Event[posted]) error {
-			<-let
+		db, w, open := newDB(t), &watched{feed: make(feed)}, make(chan struct{})
+		r := newRunner(t, db, projector.Subscribe(w, "review"), projector.RunnerConfig{}, define(marked, func(context.Context, txn, eventstore.Event[posted]) error {
+			<-open
 			return w.ctx.Err()
 		}))
-		require.NoError(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- r.Run(ctx) }()
-		m := msg("1", "posted", `{}`)
-		w.feed <- m
-		synctest.Wait() // it is in flight
+		m := w.send(keyed("k", 1))[0]
+		synctest.Wait()
 		cancel()
 		synctest.Wait()
 		require.NoError(t, w.ctx.Err())
-		close(let)
+		close(open)
 		require.NoError(t, <-done)
 		require.True(t, isAcked(m))
 		require.Error(t, w.ctx.Err())
@@ -205,39 +303,14 @@ func TestAStoppedRunnerTakesNoMore(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	for range 50 { // both the end and a message are there to be chosen
-		f := make(feed, 1)
-		m := msg("1", "posted", `{}`)
-		f <- m
-		r, err := projector.NewRunner(newDB(t), projector.Subscribe(f, "review"), nil, define(marked, add))
-		require.NoError(t, err)
-		require.NoError(t, r.Run(ctx))
-		require.False(t, isAcked(m))
+		for _, opts := range []projector.Options{marked, {Parking: projector.Halt}} {
+			f := make(feed, 1)
+			m := f.send(keyed("k", 1))[0]
+			r := newRunner(t, newDB(t), projector.Subscribe(f, "review"), projector.RunnerConfig{}, define(opts, add))
+			require.NoError(t, r.Run(ctx))
+			require.False(t, isAcked(m))
+		}
 	}
-}
-
-// stuckPark waits for ctx instead of parking.
-type stuckPark struct{ unit }
-
-func (s stuckPark) Do(ctx context.Context, w projector.Work, apply func(context.Context, txn, []int) ([]outbox.Message, error)) error {
-	if len(w.Park) == 0 {
-		return s.unit.Do(ctx, w, apply)
-	}
-	<-ctx.Done()
-	return ctx.Err()
-}
-
-func TestDrainBreaksOffParkingToo(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		f := make(feed)
-		stop := run(t, stuckPark{newDB(t)}, f, projector.RunnerConfig{Drain: time.Second, Timeout: time.Hour}, define(marked, add))
-		m := msg("1", "who knows", `{}`)
-		f <- m
-		synctest.Wait()
-		require.ErrorIs(t, stop(), outbox.ErrDrain)
-		synctest.Wait() // a park that goes on would leave its goroutine behind, which synctest reports
-		require.False(t, isAcked(m))
-	})
 }
 
 // unready is a provider whose schema is not there.
@@ -245,9 +318,8 @@ type unready struct{ unit }
 
 func (unready) Ready(context.Context) error { return errors.New("not migrated") }
 
-func TestARunnerSaysAtOnceWhatNoRetryCanHelp(t *testing.T) {
+func TestARunnerReportsAtOnceWhatNoRetryCanHelp(t *testing.T) {
 	t.Parallel()
-	r, err := projector.NewRunner(unready{newDB(t)}, projector.Subscribe(make(feed), "review"), nil, define(marked, add))
-	require.NoError(t, err)
+	r := newRunner(t, unready{newDB(t)}, projector.Subscribe(make(feed), "review"), projector.RunnerConfig{}, define(marked, add))
 	require.ErrorContains(t, r.Run(t.Context()), "not migrated")
 }

@@ -2,76 +2,304 @@ package projector
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"sync/atomic"
+	"time"
 
-	"github.com/kinora-go/kinora/marker"
+	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
-// UnitOfWork is a transaction that also records that it happened. Providers implement it.
-type UnitOfWork[Tx any] interface {
-	// Do records w, runs apply, and puts what apply returns into the outbox: all of it commits, or nothing.
-	//   - apply gets the indexes into w.Marks whose message is new to its handler, in order. Where w.Marks is not
-	//     empty and none of them is new, it does not run, or has run with its effects undone; Do returns nil.
-	//   - The rest of w is recorded with the marks that are new, and also where none is.
-	//   - With no marks, apply always runs, with a nil fresh. A nil apply only records w.
-	//   - A concurrent unit that holds the same mark is waited for: where it commits, the mark is not new.
-	//   - apply may run again within one Do, its earlier effects undone.
-	//   - apply must not end tx; a unit whose transaction it ended fails with a permanent *Error.
-	//   - If apply panics or calls runtime.Goexit, nothing is recorded.
-	//   - Where ctx ends and apply does not return within a second, its transaction is broken off: nothing is recorded,
-	//     and others can have what it held. Do returns when apply does.
-	//   - Where apply only queues, and what it queued takes until ctx ends and is undone, the error is an unknown *Error with DeadlineCode.
-	//     It counts like a handler's own time; where it may have been done, the error is Ambiguous.
-	//   - Errors are *Error: apply's own too. Where it has no class yet, it is permanent for what eventstore refuses (ErrInvalid,
-	//     ErrEventIDReused), else unknown. The end of ctx is never permanent.
-	Do(ctx context.Context, w Work, apply func(ctx context.Context, tx Tx, fresh []int) ([]outbox.Message, error)) error
+// unit is one transaction over messages of a worker.
+type unit struct {
+	*worker
+	msgs    []*inbound
+	intent  provider.Unit
+	output  func([]outbox.Message) // gets what the handlers send; nil except in a dry run
+	limit   *deadline
+	at      atomic.Int64 // the message whose handler runs; -1: none
+	handler atomic.Int64 // the handler that runs; -1: none
+	failed  error        // what the unit failed with
 
-	// Records says what of Work this provider commits together with apply's writes. A wrapper passes it on.
-	Records() Records
+	// What the last run of the handlers did.
+	ran     bool              // a handler ran
+	live    []bool            // parked messages that are still there
+	parked  []*provider.Aside // by message; nil: not set aside
+	behind  []provider.Lane   // lanes of deliveries that were parked behind others
+	applied []applied         // for the observer
 }
 
-// Work is what one unit records beside the handlers' writes.
-type Work struct {
-	Projector string       // whose read model this is
-	Marks     []marker.Key // distinct; none where the projector keeps no markers
-	// Park is messages to set aside; Seq, State and At are for the provider to fill in. A message is set aside once for
-	// a projector and handler: where it has an id and is parked, or was skipped, the first stays; one that was replayed
-	// is set aside again.
-	Park []Parked
-	// Behind, where it is not nil, is why the messages of Park are set aside: a parked one is in the way of this attempt. The unit
-	// fails with ErrNotHeld unless that is so; and until the unit is over, what is in the way stays there.
-	Behind *Attempt
-	// Replay are parked messages that this unit handles, and that are no longer parked with it. With Marks, there is one for each, in
-	// their order.
-	Replay []Replay
-	// Forget is attempts of which the count begins anew with this unit.
-	Forget []Attempt
-	// Done is attempts of Runner's that are no longer under way (Journal) with this unit's commit; where nothing is committed, they stay.
-	Done   []Attempt
-	Runner string
-	// Fresh, where it is not nil, is told once all is committed, or where nothing was new, how many marks were new.
-	Fresh func(marks int)
-	// Rehearse, where it is not nil, makes the unit a rehearsal: everything is done, and undone instead of committed.
-	// It is told the rows that the handlers changed, those of the provider's own tables left out, by table and place.
-	// It is never called where Do returns an error; Fresh is not called.
-	Rehearse func([]Change)
+// applied is a message that a handler has applied, now or before.
+type applied struct {
+	*inbound
+	handler string
+	skipped bool
+	took    time.Duration
 }
 
-// Told tells Fresh.
-func (w Work) Told(marks int) {
-	if w.Fresh != nil {
-		w.Fresh(marks)
+func (a applied) waited(now time.Time) time.Duration { return waited(a.inbound, now) }
+
+func (w *worker) newUnit(msgs []*inbound) *unit {
+	u := &unit{worker: w, msgs: msgs, intent: provider.Unit{Projector: w.name, Messages: make([]provider.Message, len(msgs))}}
+	u.at.Store(-1)
+	u.handler.Store(-1)
+	for i, m := range msgs {
+		u.intent.Messages[i] = provider.Message{ID: m.msg.UUID, Lane: m.lane, Handlers: m.names, Mark: m.mark, Parked: m.parked}
+	}
+	return u
+}
+
+// unit runs one transaction over msgs. alone: the caller holds the process.
+func (w *worker) unit(hard context.Context, msgs []*inbound, alone bool) (*unit, error) {
+	u := w.newUnit(msgs)
+	if len(msgs) > 1 {
+		until := w.serial.Load()
+		u.intent.Serial = until > 0 && w.runner.cfg.Clock().UnixNano() < until
+	}
+	if !alone {
+		w.runner.process.RLock()
+		defer w.runner.process.RUnlock()
+		if w.runner.watch.suspicious(msgs) {
+			u.intent.Careful = &provider.Worker{Runner: w.runner.id, Number: w.number}
+			u.failed = w.nameThem(hard, *u.intent.Careful, msgs)
+		}
+	}
+	if u.failed == nil {
+		u.failed = u.transact(hard)
+	}
+	return u, u.failed
+}
+
+// transact runs the unit in a goroutine of its own, so that a handler that panics or calls runtime.Goexit ends its
+// unit and nothing else, and one that does not return is left behind.
+func (u *unit) transact(hard context.Context) error {
+	ctx, cancel := context.WithCancel(hard)
+	u.limit = newDeadline(u.runner.cfg.Timeout, cancel)
+	ended, err := false, error(errGoexit)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer cancel()
+		defer u.limit.stop()
+		defer func() {
+			if p := recover(); p != nil {
+				err = &Error{Class: ClassUnknown, Code: codePanic, Err: fmt.Errorf("panic: %v", p)}
+			}
+		}()
+		err = u.do(ctx, u.intent, u.handle)
+		ended = ctx.Err() != nil
+	}()
+	if !returns(ctx, done) {
+		if u.handler.Load() < 0 { // it is the store that does not answer
+			return &Error{Class: ClassTransient, Code: "begin", Err: errors.New("the store did not answer")}
+		}
+		return errStuck
+	}
+	switch {
+	case err == nil:
+		return nil
+	case ended && hard.Err() == nil && !u.limit.overrun() && !tookTooLong(err):
+		return &Error{Class: ClassTransient, Code: "begin", Err: fmt.Errorf("the unit did not begin or commit within %s: %w", u.runner.cfg.Timeout, err)}
+	}
+	return u.classified(err)
+}
+
+// classified returns err with a class that says something about its message: a handler, or RunnerConfig.Classify, may
+// have chosen another one.
+func (u *unit) classified(err error) error {
+	was, code := provider.ClassOf(err), provider.CodeOf(err)
+	class := was
+	if class == ClassUnknown && u.runner.cfg.Classify != nil {
+		class = u.runner.cfg.Classify(err)
+	}
+	switch class {
+	case ClassUnknown, ClassTransient, ClassPermanent, ClassAmbiguous:
+	case ClassShutdown: // the runner has not stopped: the unit met its own deadline
+		class, code = ClassUnknown, provider.CodeDeadline
+	default:
+		class = ClassUnknown
+	}
+	if class == was {
+		return err
+	}
+	return &Error{Class: class, Code: code, Err: err}
+}
+
+// handle runs the handlers, and says what is set aside. It may run again: then it begins from nothing.
+func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c provider.Closing, err error) {
+	u.ran, u.live, u.behind, u.applied, u.parked = false, found.Live, nil, nil, make([]*provider.Aside, len(u.msgs))
+	var stopped map[provider.Lane]bool // lanes in which this unit has set a message aside
+	for i, m := range u.msgs {
+		var row *provider.Aside
+		switch {
+		case m.parked != nil && !found.Live[i]: // it is not as it was listed: somebody else has it
+		case m.parked == nil && len(m.names) > 0 && !slices.Contains(found.Fresh[i], true):
+			u.duplicate(m)
+		case m.parked == nil && found.Held[i] || stopped[m.lane]:
+			row = &provider.Aside{Message: i, Parked: u.unparked(m, found.Fresh[i])}
+			row.Parked.Class, row.Parked.Code = ClassHeld, ""
+			if m.parked == nil && !stopped[m.lane] {
+				u.behind = append(u.behind, m.lane)
+			}
+		case found.Suspect != nil && found.Suspect[i]:
+			row = &provider.Aside{Message: i, Parked: u.unparked(m, found.Fresh[i])}
+			row.Parked.Class, row.Parked.Code = ClassUnknown, codeCrashed
+			if m.parked != nil && m.parked.Class != ClassHeld {
+				row.Parked.Attempts-- // it was counted, and has not run
+			}
+			row.Parked.Attempts = max(row.Parked.Attempts, 1)
+		case m.aside != nil:
+			row = u.failure(i, m, found.Fresh[i])
+		default:
+			found.Begin(i)
+			out, err := u.run(ctx, call, i, m, found.Fresh[i])
+			if err != nil {
+				return c, err
+			}
+			c.Output = append(c.Output, out...)
+		}
+		if row != nil {
+			if stopped == nil {
+				stopped = map[provider.Lane]bool{}
+			}
+			stopped[m.lane] = true
+			u.parked[i] = row
+			c.Park = append(c.Park, *row)
+		}
+	}
+	if u.output != nil {
+		u.output(c.Output)
+	}
+	return c, nil
+}
+
+// run runs the handlers of a message that have not applied it yet.
+func (u *unit) run(ctx context.Context, call caller, i int, m *inbound, fresh []bool) (out []outbox.Message, err error) {
+	u.at.Store(int64(i))
+	observed := u.runner.cfg.Observer.Handled != nil
+	var began time.Time
+	for j, handler := range m.handlers {
+		if !fresh[j] {
+			if observed {
+				u.applied = append(u.applied, applied{m, m.names[j].Name, true, 0})
+			}
+			continue
+		}
+		u.ran = true
+		u.handler.Store(int64(handler))
+		if observed {
+			began = u.runner.cfg.Clock()
+		}
+		crash.Point("handler: before")
+		inner, done := u.limit.handler(contextOf(ctx, m.msg))
+		some, err := call(inner, handler, m.raw)
+		done()
+		crash.Point("handler: after")
+		if err != nil {
+			return nil, err
+		}
+		if observed {
+			u.applied = append(u.applied, applied{m, m.names[j].Name, false, u.runner.cfg.Clock().Sub(began)})
+		}
+		out = append(out, some...)
+	}
+	u.at.Store(-1)
+	u.handler.Store(-1)
+	return out, nil
+}
+
+// duplicate notes a delivery that was applied or parked before.
+func (u *unit) duplicate(m *inbound) {
+	if u.runner.cfg.Observer.Handled == nil {
+		return
+	}
+	for _, name := range m.names {
+		u.applied = append(u.applied, applied{m, name.Name, true, 0})
 	}
 }
 
-// Records declares which parts of a unit's work are atomic with its effects. Park says so of Park, Behind, Replay and
-// Forget; a provider that declares it is a Journal.
-type Records struct{ Marks, Park, Outbox, Rehearse bool }
-
-// Change is a row that a rehearsed unit has inserted (no Before), changed, or deleted (no After).
-type Change struct {
-	Table  string          // with its schema, where that is not the usual one
-	Before json.RawMessage // an object of its columns
-	After  json.RawMessage
+// failure describes a message that has failed alone.
+func (u *unit) failure(i int, m *inbound, fresh []bool) *provider.Aside {
+	row := u.unparked(m, fresh)
+	row.Class, row.Code, row.Attempts, row.Handler = provider.ClassOf(m.aside.cause), provider.CodeOf(m.aside.cause), m.aside.attempts, m.aside.handler
+	if row.Class == ClassTransient && m.parked != nil && m.parked.Code == codeCrashed {
+		row.Code = codeCrashed // the next attempt runs alone too
+	}
+	retry := u.runner.cfg.Retry
+	after := time.Duration(-1)
+	switch {
+	case row.Class == ClassTransient: // not counted, so it waits as long again as it has been parked
+		after = min(max(u.runner.cfg.Clock().Sub(row.At), retry.Base), retry.Max)
+	case row.Class == ClassUnknown && !retry.Spent(row.Attempts):
+		after, _ = retry.Delay(max(row.Attempts, 1))
+	}
+	return &provider.Aside{Message: i, Parked: row, After: after}
 }
+
+// culprit is the index of the message that made the unit fail, or -1.
+func (u *unit) culprit() int {
+	if e, ok := errors.AsType[*provider.MessageError](u.failed); ok {
+		return e.Message
+	}
+	return int(u.at.Load())
+}
+
+// grace is how long a handler may take to return after its context has ended, before it is left to itself.
+const grace = 2 * time.Second
+
+// returns waits until done is closed, and after the end of ctx no longer than the grace.
+func returns(ctx context.Context, done <-chan struct{}) bool {
+	select {
+	case <-done:
+		return true
+	case <-ctx.Done():
+	}
+	last := time.NewTimer(grace)
+	defer last.Stop()
+	select {
+	case <-done:
+		return true
+	case <-last.C:
+		return false
+	}
+}
+
+// tookTooLong says whether the provider reports that what the handlers queued took too long.
+func tookTooLong(err error) bool {
+	return provider.ClassOf(err) == ClassUnknown && provider.CodeOf(err) == provider.CodeDeadline
+}
+
+// deadline limits each part of a unit by itself: the opening, each handler, and the commit. So a handler that had to
+// wait for its turn has all of its own time, and a wait is never held against it.
+type deadline struct {
+	each  time.Duration
+	timer *time.Timer // ends the unit's context
+	over  atomic.Bool // a handler runs, or took too long
+}
+
+func newDeadline(each time.Duration, end func()) *deadline {
+	return &deadline{each: each, timer: time.AfterFunc(each, end)}
+}
+
+// handler returns the context of a handler. The whole unit ends later, if the handler does not heed it.
+func (l *deadline) handler(ctx context.Context) (context.Context, func()) {
+	began := l.timer.Reset(sum(l.each, l.each)) // else the opening took too long
+	l.over.Store(began)
+	inner, cancel := context.WithTimeout(ctx, l.each)
+	return inner, func() {
+		l.over.Store(began && inner.Err() != nil) // a handler that returned in time is not to blame for the rest
+		cancel()
+		l.timer.Reset(l.each)
+	}
+}
+
+func (l *deadline) overrun() bool { return l.over.Load() }
+
+func (l *deadline) stop() { l.timer.Stop() }
+
+// sum is a + b, or as long as a duration can be.
+func sum(a, b time.Duration) time.Duration { return a + min(b, math.MaxInt64-a) }

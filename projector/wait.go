@@ -9,131 +9,116 @@ import (
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/marker"
+	"github.com/kinora-go/kinora/provider"
 )
 
-// State answers what became of messages. A provider that records marks in its units is one.
+// State answers what became of the events of a stream. Every provider with an event store is one.
 type State interface {
 	ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[eventstore.Raw, error]
-	// Outcomes says for each key what became of its message at its handler, in the live generation. A message
-	// that was parked before it got to any handler (Parked.Handler empty) is parked, and skipped, for each of its projector's.
-	Outcomes(ctx context.Context, keys []marker.Key) ([]Outcome, error)
+	Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error)
 }
 
-// Outcome is what became of a message at a handler.
-type Outcome int
-
 const (
-	Unseen    Outcome = iota // no trace of it
-	Applied                  // its marker is there
-	IsParked                 // it is parked, and its marker is not there
-	IsSkipped                // it was parked, and skipped
+	waitMin  = time.Millisecond
+	waitMax  = 50 * time.Millisecond
+	waitPage = 500 // questions at a time
 )
 
-const (
-	waitMin = time.Millisecond
-	waitMax = 50 * time.Millisecond
-)
-
-// Wait returns when p has applied all the events of an append: when each of its handlers that takes one has
-// left its marker. It asks s, so it works in any process. Where nothing was appended (Count 0), it waits for
-// the stream's last event.
-//   - An event that is parked: ErrParked; one that was skipped: ErrSkipped. A projector without markers leaves no trace: ErrNoMarkers.
-//   - One without a marker, from a time of which s, a marker.Keeper, has pruned markers: ErrPruned, within a tenth of a second.
-//   - ctx's end: ctx's error.
+// Wait returns when p has applied all the events of an append: when each of its handlers that takes one has left its
+// marker. It asks s, so it works in any process. If nothing was appended (Count 0), it waits for the last event of the
+// stream.
+//   - ErrParked: an event is parked and waits for a person, or behind one that does. While it is parked and tried
+//     again by itself, Wait goes on waiting.
+//   - ErrSkipped: an event was skipped.
+//   - ErrPruned: an event has no marker, and markers of its time are deleted.
+//   - ErrNoMarkers: p has no Options.Markers, or a runner of this process cannot keep its markers. In a process without
+//     such a runner, Wait returns when ctx ends.
+//   - The error of ctx when it ends.
 func (p *Projector[Tx]) Wait(ctx context.Context, s State, a eventstore.Appended) error {
+	if err := p.wait(ctx, s, a); err != nil {
+		return fmt.Errorf("wait for %s: %w", p.name, err)
+	}
+	return nil
+}
+
+func (p *Projector[Tx]) wait(ctx context.Context, s State, a eventstore.Appended) error {
 	if err := p.types.Err(); err != nil {
-		return fmt.Errorf("wait for %s: %w", p.name, err)
+		return err
 	}
-	if !p.opts.Markers {
-		return fmt.Errorf("wait for %s: %w", p.name, ErrNoMarkers)
+	if !p.opts.Markers || p.unmarked.Load() {
+		return ErrNoMarkers
 	}
-	keys, recorded, err := p.keysOf(ctx, s, a)
+	open, err := p.questions(ctx, s, a)
 	if err != nil {
-		return fmt.Errorf("wait for %s: %w", p.name, err)
+		return err
 	}
-	asked := false
-	for pause := waitMin; len(keys) > 0; pause = min(2*pause, waitMax) {
-		outcomes, err := s.Outcomes(ctx, keys)
+	for pause := waitMin; len(open) > 0; {
+		page := open[:min(len(open), waitPage)]
+		unseen, err := ask(ctx, s, page)
 		if err != nil {
-			return fmt.Errorf("wait for %s: %w", p.name, err)
+			return err
 		}
-		if slices.Contains(outcomes, IsParked) {
-			return fmt.Errorf("wait for %s: %w", p.name, ErrParked)
+		open = append(unseen, open[len(page):]...)
+		if len(unseen) == 0 {
+			pause = waitMin
+			continue // those after them in the stream were probably applied with them
 		}
-		if slices.Contains(outcomes, IsSkipped) {
-			return fmt.Errorf("wait for %s: %w", p.name, ErrSkipped)
+		if wait(ctx, pause); ctx.Err() != nil {
+			return ctx.Err()
 		}
-		var open []marker.Key
-		for i, o := range outcomes {
-			if o == Unseen {
-				open = append(open, keys[i])
-			}
-		}
-		if keys = open; len(keys) == 0 {
-			break
-		}
-		if pause == waitMax && !asked { // not sooner: most waits are over by then
-			asked = true
-			if err := arePruned(ctx, s, keys, recorded); err != nil {
-				return fmt.Errorf("wait for %s: %w", p.name, err)
-			}
-		}
-		t := time.NewTimer(pause)
-		select {
-		case <-t.C:
-		case <-ctx.Done():
-			t.Stop()
-			return fmt.Errorf("wait for %s: %w", p.name, ctx.Err())
-		}
+		pause = min(2*pause, waitMax)
 	}
 	return nil
 }
 
-// arePruned is ErrPruned where the marker of one of keys may have been pruned.
-func arePruned(ctx context.Context, s State, keys []marker.Key, recorded map[string]time.Time) error {
-	keeper, ok := s.(marker.Keeper)
-	if !ok {
-		return nil
+// ask returns the questions that are still open.
+func ask(ctx context.Context, s State, page []provider.Question) (open []provider.Question, err error) {
+	outcomes, err := s.Outcomes(ctx, page)
+	if err != nil {
+		return nil, err
 	}
-	floors := map[string]time.Time{}
-	for _, k := range keys {
-		for _, name := range append([]string{k.Handler}, k.Was...) {
-			floor, known := floors[name]
-			if !known {
-				var err error
-				if floor, err = keeper.Floor(ctx, name); err != nil {
-					return err
-				}
-				floors[name] = floor
-			}
-			if !recorded[k.MessageID].After(floor) {
-				return fmt.Errorf("%w: %s at %s", ErrPruned, k.MessageID, name)
-			}
+	for i, o := range outcomes {
+		switch o {
+		case provider.OutcomeUnseen, provider.OutcomeWaiting:
+			open = append(open, page[i])
+		case provider.OutcomeStuck:
+			return nil, ErrParked
+		case provider.OutcomeSkipped:
+			return nil, ErrSkipped
+		case provider.OutcomePruned:
+			return nil, fmt.Errorf("%w: %s at %s", ErrPruned, page[i].MessageID, page[i].Handler)
 		}
 	}
-	return nil
+	return open, nil
 }
 
-// keysOf lists the markers that the append's events leave with p, and when the events were recorded, by their ids.
-func (p *Projector[Tx]) keysOf(ctx context.Context, s State, a eventstore.Appended) (keys []marker.Key, recorded map[string]time.Time, err error) {
-	from := a.Version - int64(max(a.Count, 1))
+// questions returns one for each marker that the events of an append leave with p, in the order of the stream.
+func (p *Projector[Tx]) questions(ctx context.Context, s State, a eventstore.Appended) (open []provider.Question, err error) {
 	if a.Version == 0 {
-		return nil, nil, nil
+		return nil, nil
 	}
-	recorded = map[string]time.Time{}
-	for raw, err := range s.ReadStream(ctx, a.Stream, from) {
+	type taker struct {
+		key   marker.Key
+		types []string
+	}
+	var takers []taker
+	for _, h := range p.handlers {
+		takers = append(takers, taker{marker.Key{Handler: p.full(h.name), Was: p.fulls(h.was)}, h.match(p.types)})
+	}
+	for raw, err := range s.ReadStream(ctx, a.Stream, a.Version-int64(max(a.Count, 1))) {
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		if raw.Version > a.Version {
 			break
 		}
-		recorded[raw.ID] = raw.RecordedAt
-		for _, h := range p.handlers {
-			if slices.Contains(h.match(p.types), raw.Type) {
-				keys = append(keys, marker.Key{Handler: p.full(h.name), Was: p.fulls(h.was), MessageID: raw.ID})
+		for _, t := range takers {
+			if slices.Contains(t.types, raw.Type) {
+				q := provider.Question{Key: t.key, RecordedAt: raw.RecordedAt}
+				q.MessageID = raw.ID
+				open = append(open, q)
 			}
 		}
 	}
-	return keys, recorded, nil
+	return open, nil
 }

@@ -1,0 +1,108 @@
+package projector_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
+	"github.com/stretchr/testify/require"
+)
+
+// A handler has all of its time from its own start: time that its unit waited for others is not held against it.
+func TestWaitingForTheTransactionIsNotTheHandlersFault(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f := newDB(t), make(feed)
+		ctx, cancel := context.WithCancel(t.Context())
+		hog := make(chan struct{})
+		go func() { // another writer, which has the database nearly as long as a handler may take, again and again
+			defer close(hog)
+			for held := 10 * time.Second; ctx.Err() == nil; held = 900 * time.Millisecond {
+				_ = db.Tx(ctx, func(txn) error { time.Sleep(held); return nil })
+			}
+		}()
+		synctest.Wait()
+		stop := run(t, db, f, projector.RunnerConfig{Timeout: time.Second}, define(marked, func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
+			time.Sleep(200 * time.Millisecond)
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			return add(ctx, tx, e)
+		}))
+		f.deliver(t, msg("1", "posted", `{"Stars":5}`))
+		require.NoError(t, stop())
+		cancel()
+		<-hog
+		require.Equal(t, 5, total(db, "totals"))
+		require.Empty(t, parked(t, db))
+	})
+}
+
+// The same for a store that opens the transaction after the time for that is over, and then runs the handlers.
+func TestALateOpeningIsNotTheHandlersFault(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f, late := newDB(t), make(feed), 0
+		store := &faulty{unit: db}
+		store.do = func(ctx context.Context, u provider.Unit, run handle) error {
+			if late++; late > 3 {
+				return db.Do(ctx, u, run)
+			}
+			time.Sleep(1100 * time.Millisecond)
+			return db.Do(context.WithoutCancel(ctx), u, func(_ context.Context, tx txn, found provider.Found) (provider.Closing, error) {
+				return run(ctx, tx, found)
+			})
+		}
+		stop := run(t, store, f, projector.RunnerConfig{Timeout: time.Second}, define(marked, add))
+		f.deliver(t, msg("1", "posted", `{"Stars":5}`))
+		require.NoError(t, stop())
+		require.Equal(t, 5, total(db, "totals"))
+		require.Empty(t, parked(t, db))
+	})
+}
+
+// The handlers of a unit do not share their time.
+func TestEachHandlerOfAUnitHasItsOwnTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := newDB(t)
+		ran := together(t, record(db, nil), projector.RunnerConfig{Timeout: time.Second}, marked, func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
+			time.Sleep(900 * time.Millisecond)
+			return errors.Join(ctx.Err(), note("a")(ctx, tx, e))
+		}, series("k", 1, 4)...)
+		require.Equal(t, []string{"k-1 k-2 k-3 k-4"}, ran)
+		require.Equal(t, upTo(4), noted(db, "a", "k"))
+	})
+}
+
+func TestATimeoutMayBeAsLongAsADurationCanBe(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f, tries := newDB(t), make(feed), 0
+		var again []time.Duration
+		store := &faulty{unit: db}
+		store.try = func(ctx context.Context, p provider.Parked, limit int, d time.Duration) (bool, error) {
+			again = append(again, d)
+			return db.Try(ctx, p, limit, d)
+		}
+		stop := run(t, store, f, projector.RunnerConfig{Timeout: math.MaxInt64, Lease: math.MaxInt64}, define(marked, func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
+			time.Sleep(time.Hour)
+			if tries++; tries == 1 {
+				return errNo
+			}
+			return errors.Join(ctx.Err(), add(ctx, tx, e))
+		}))
+		f.deliver(t, msg("1", "posted", `{"Stars":5}`))
+		time.Sleep(2 * time.Hour)
+		require.NoError(t, stop())
+		require.Equal(t, 5, total(db, "totals"))
+		require.Len(t, again, 1)
+		require.Greater(t, again[0], 100*365*24*time.Hour, "no other runner tries it meanwhile")
+	})
+}

@@ -1,0 +1,105 @@
+package projector
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// Change is a row that a dry run inserted (no Before), changed, or deleted (no After).
+type Change = provider.Change
+
+// DryRun is what a replay would do.
+type DryRun struct {
+	Messages int              // that would be applied
+	Changes  []Change         // of the read model, by table and key
+	Output   []outbox.Message // that handlers would send
+	Failures []DryRunFailure
+	Waiting  int // messages that would wait behind one that fails, or that was not selected
+}
+
+// DryRunFailure is a message that would fail.
+type DryRunFailure struct {
+	Parked Parked
+	Err    error
+}
+
+// DryRun replays the parked messages that f selects in one transaction that is rolled back, at most f.Limit (zero means
+// 100), and returns the rows that would change. It leaves no trace: it counts no attempt, and decides nothing.
+// Handlers run, one after another: what they do outside their transaction is done, and a message that ends its process
+// may do so again.
+//   - ErrNoDryRun: the provider cannot show what a unit changes.
+//   - ErrInput: f.Projector is none of the runner's, or f.States has other states than waiting and stuck.
+func (r *Runner) DryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {
+	result, err := r.dryRun(ctx, f)
+	if err != nil {
+		return nil, fmt.Errorf("dry run: %w", err)
+	}
+	return result, nil
+}
+
+func (r *Runner) dryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {
+	p := r.projection(f.Projector)
+	resolved := func(s ParkedState) bool { return s != StateWaiting && s != StateStuck }
+	switch {
+	case p == nil:
+		return nil, fmt.Errorf("%w: projector %q is not one of this runner's", ErrInput, f.Projector)
+	case !p.dryRuns:
+		return nil, ErrNoDryRun
+	case f.Limit < 0 || slices.ContainsFunc(f.States, resolved):
+		return nil, fmt.Errorf("%w: a dry run is of messages that are waiting or stuck", ErrInput)
+	}
+	rows, err := r.store.Parked(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	result := &DryRun{}
+	var msgs []*inbound
+	for _, row := range rows {
+		if m := p.acceptParked(row); m.aside != nil {
+			result.Failures = append(result.Failures, DryRunFailure{row, m.aside.cause})
+		} else {
+			msgs = append(msgs, m)
+		}
+	}
+	w := &worker{projection: p, number: -1}
+	for len(msgs) > 0 {
+		u, err := w.dryUnit(ctx, msgs, result)
+		if err == nil {
+			for _, live := range u.live {
+				if live {
+					result.Messages++
+				}
+			}
+			result.Waiting += len(msgs) - result.Messages
+			return result, nil
+		}
+		at := u.culprit()
+		if at < 0 || provider.ClassOf(err) == ClassTransient || ctx.Err() != nil {
+			return nil, err
+		}
+		// Again without it, and so without what waits behind it.
+		result.Failures = append(result.Failures, DryRunFailure{*msgs[at].parked, err})
+		msgs = slices.Delete(msgs, at, at+1)
+	}
+	return result, nil
+}
+
+// dryUnit runs msgs in one transaction that is rolled back.
+func (w *worker) dryUnit(ctx context.Context, msgs []*inbound, result *DryRun) (*unit, error) {
+	u := w.newUnit(msgs)
+	result.Changes, result.Output = nil, nil
+	u.intent.DryRun = func(changes []Change) { result.Changes = changes }
+	u.output = func(out []outbox.Message) { result.Output = out }
+	w.runner.process.RLock()
+	defer w.runner.process.RUnlock()
+	u.failed = u.transact(ctx)
+	if errors.Is(u.failed, errStuck) {
+		return u, fmt.Errorf("a handler left behind may still run: %w", u.failed)
+	}
+	return u, u.failed
+}

@@ -1,0 +1,241 @@
+package projector_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
+	"github.com/kinora-go/kinora/providers/memory"
+	"github.com/stretchr/testify/require"
+)
+
+// tool is a runner that an operator's program makes.
+func tool(t *testing.T, u unit, cfg projector.RunnerConfig, ps ...*projector.Projector[txn]) *projector.Runner {
+	t.Helper()
+	return newRunner(t, u, projector.Source{}, cfg, ps...)
+}
+
+// failures describes what would fail.
+func failures(d *projector.DryRun) (text []string) {
+	for _, f := range d.Failures {
+		text = append(text, f.Parked.MessageID+": "+f.Err.Error())
+	}
+	return text
+}
+
+// change is a row of table "a" that a dry run inserted.
+func change(row string) projector.Change {
+	return projector.Change{Table: "a", After: json.RawMessage(row)}
+}
+
+func TestADryRunShowsWhatAReplayWouldDoAndLeavesNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := newDB(t)
+		bad := newFaults(map[string]error{"x-1": errNever, "y-1": errNever})
+		setAside(t, db, bad, "x", "y")
+		bad.set("x-1", nil)
+		before := parked(t, db)
+		p := define(marked, bad.run)
+		got, err := tool(t, db, projector.RunnerConfig{}, p).DryRun(t.Context(), projector.ParkedFilter{Projector: "p"})
+		require.NoError(t, err)
+		require.Equal(t, 3, got.Messages)
+		require.Equal(t, 2, got.Waiting)
+		require.Equal(t, []string{"y-1: permanent: never"}, failures(got))
+		require.Equal(t, []projector.Change{change(`{"key":"x","value":[1,2,3]}`)}, got.Changes)
+		require.Equal(t, before, parked(t, db), "it counts nothing, and decides nothing")
+		require.Empty(t, noted(db, "a", "x"))
+
+		replayAll(t, db, all)
+		drain(t, db, projector.RunnerConfig{}, p)
+		require.Equal(t, upTo(3), noted(db, "a", "x"), "the replay does what the dry run has shown")
+		require.Equal(t, []string{"y-1 stuck permanent 1", "y-2 waiting held 0", "y-3 waiting held 0"}, rows(parked(t, db)))
+	})
+}
+
+// A message that was not selected holds back those behind it.
+func TestADryRunIsOfWhatWasSelected(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		filter                   projector.ParkedFilter
+		messages, waiting, fails int
+	}{
+		"the first":       {projector.ParkedFilter{Seqs: []int64{1}}, 1, 0, 0},
+		"those behind it": {projector.ParkedFilter{Seqs: []int64{2, 3}}, 0, 2, 0},
+		"at most two":     {projector.ParkedFilter{Limit: 2}, 2, 0, 0},
+		"none":            {projector.ParkedFilter{Key: "other"}, 0, 0, 0},
+		"stuck ones":      {projector.ParkedFilter{States: []projector.ParkedState{projector.StateStuck}}, 1, 0, 0},
+		"waiting ones":    {projector.ParkedFilter{States: []projector.ParkedState{projector.StateWaiting}}, 0, 2, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				db := newDB(t)
+				bad := newFaults(map[string]error{"x-1": errNever})
+				setAside(t, db, bad, "x")
+				bad.mend()
+				c.filter.Projector = "p"
+				got, err := tool(t, db, projector.RunnerConfig{}, define(marked, bad.run)).DryRun(t.Context(), c.filter)
+				require.NoError(t, err)
+				require.Equal(t, []int{c.messages, c.waiting, c.fails}, []int{got.Messages, got.Waiting, len(got.Failures)})
+			})
+		})
+	}
+}
+
+// Each message has its own time. One whose handler never returns, ends its goroutine or panics fails alone.
+func TestADryRunOutlivesItsHandlers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := newDB(t)
+		setAside(t, db, newFaults(map[string]error{"w-1": errNever, "x-1": errNever, "y-1": errNever, "z-1": errNever}), "w", "x", "y", "z")
+		release := make(chan struct{})
+		defer close(release)
+		p := define(marked, func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
+			switch e.Stream {
+			case "w":
+				panic("oh")
+			case "x":
+				runtime.Goexit()
+			case "y":
+				<-release
+			default:
+				time.Sleep(12 * time.Second) // three of them take longer than one may
+			}
+			return note("a")(ctx, tx, e)
+		})
+		got, err := tool(t, db, projector.RunnerConfig{}, p).DryRun(t.Context(), projector.ParkedFilter{Projector: "p"})
+		require.NoError(t, err)
+		require.Equal(t, 3, got.Messages)
+		require.Equal(t, 6, got.Waiting)
+		require.Equal(t, []string{
+			"w-1: unknown (panic): panic: oh",
+			"x-1: unknown (goexit): the handler called runtime.Goexit",
+			"y-1: a handler left behind may still run: permanent (stuck): the handler did not return after its timeout",
+		}, failures(got))
+		require.Equal(t, []projector.Change{change(`{"key":"z","value":[1,2,3]}`)}, got.Changes)
+	})
+}
+
+func TestADryRunShowsOutputAndSendsNone(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := newDB(t)
+		setAside(t, db, newFaults(map[string]error{"x-1": errNever}), "x")
+		p := projector.Define("p", types, marked, projector.OnEmit("a",
+			func(_ context.Context, _ txn, e eventstore.Event[posted]) ([]outbox.Message, error) {
+				return []outbox.Message{{Topic: "flags", Payload: []byte(e.ID)}}, nil
+			}))
+		got, err := tool(t, db, projector.RunnerConfig{}, p).DryRun(t.Context(), projector.ParkedFilter{Projector: "p"})
+		require.NoError(t, err)
+		var sent []string
+		for _, m := range got.Output {
+			sent = append(sent, string(m.Payload))
+		}
+		require.Equal(t, []string{"x-1", "x-2", "x-3"}, sent)
+		entries, err := db.Entries(t.Context(), outbox.Filter{})
+		require.NoError(t, err)
+		require.Empty(t, entries)
+	})
+}
+
+// What this program cannot apply would fail, and hold back what waits behind it.
+func TestADryRunReportsWhatThisProgramCannotApply(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := newDB(t)
+		setAside(t, db, newFaults(map[string]error{"x-1": errNever}), "x")
+		for reason, p := range map[string]*projector.Projector[txn]{
+			"no_handler":   projector.Define("p", types, marked, projector.On("other", note("a"))),
+			"unregistered": older(),
+		} {
+			got, err := tool(t, db, projector.RunnerConfig{}, p).DryRun(t.Context(), projector.ParkedFilter{Projector: "p"})
+			require.NoError(t, err)
+			require.Zero(t, got.Messages)
+			require.Len(t, got.Failures, 3)
+			require.ErrorContains(t, got.Failures[0].Err, reason)
+		}
+	})
+}
+
+// noDryRuns is a provider that cannot show what a unit changes.
+type noDryRuns struct{ unit }
+
+func (n noDryRuns) Keeps() provider.Keeps {
+	k := n.unit.Keeps()
+	k.DryRun = false
+	return k
+}
+
+func TestADryRunRefuses(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := newDB(t)
+		bad := newFaults(map[string]error{"x-1": errNever})
+		setAside(t, db, bad, "x")
+		p := define(marked, bad.run)
+		for name, f := range map[string]projector.ParkedFilter{
+			"no projector":               {},
+			"another runner's projector": {Projector: "q"},
+			"a negative number":          {Projector: "p", Limit: -1},
+			"messages that are resolved": {Projector: "p", States: []projector.ParkedState{projector.StateSkipped}},
+			"resolved ones and others":   {Projector: "p", States: []projector.ParkedState{projector.StateStuck, projector.StateReplayed}},
+		} {
+			_, err := tool(t, db, projector.RunnerConfig{}, p).DryRun(t.Context(), f)
+			require.ErrorIs(t, err, projector.ErrInput, name)
+		}
+		_, err := tool(t, noDryRuns{db}, projector.RunnerConfig{}, p).DryRun(t.Context(), projector.ParkedFilter{Projector: "p"})
+		require.ErrorIs(t, err, projector.ErrNoDryRun)
+	})
+}
+
+// An error that is no message's fault ends the dry run.
+func TestADryRunEndsWithAnErrorOfTheStore(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := newDB(t)
+		bad := newFaults(map[string]error{"x-1": errNever})
+		setAside(t, db, bad, "x")
+		p := define(marked, bad.run)
+		for _, fault := range []error{errBusy, errors.New("the commit failed")} {
+			store := &faulty{unit: db, do: func(context.Context, provider.Unit, handle) error { return fault }}
+			_, err := tool(t, store, projector.RunnerConfig{}, p).DryRun(t.Context(), projector.ParkedFilter{Projector: "p"})
+			require.ErrorIs(t, err, fault)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err := tool(t, db, projector.RunnerConfig{}, p).DryRun(ctx, projector.ParkedFilter{Projector: "p"})
+		require.ErrorIs(t, err, context.Canceled)
+	})
+}
+
+// A runner that runs may be asked for a dry run.
+func TestADryRunOfARunnerThatRuns(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f := newDB(t), make(feed)
+		bad := newFaults(map[string]error{"k-1": errNever})
+		r := newRunner(t, db, projector.Subscribe(f, "review"), projector.RunnerConfig{}, define(marked, bad.run))
+		stop := start(t, r)
+		f.deliver(t, series("k", 1, 3)...)
+		bad.mend()
+		got, err := r.DryRun(t.Context(), projector.ParkedFilter{Projector: "p"})
+		require.NoError(t, err)
+		require.Equal(t, 3, got.Messages)
+		f.deliver(t, keyed("other", 1))
+		require.NoError(t, stop())
+		require.Equal(t, upTo(1), noted(db, "a", "other"))
+		db.View(func(m *memory.Model) {
+			_, there := m.Get("a", "k")
+			require.False(t, there)
+		})
+	})
+}

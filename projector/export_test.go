@@ -1,0 +1,14 @@
+package projector
+
+import "sync"
+
+// OwnProcess makes r behave as the only runner of its process.
+func OwnProcess(r *Runner) { ShareProcess(r) }
+
+// ShareProcess makes runners behave as those of one process, apart from all others.
+func ShareProcess(runners ...*Runner) {
+	one := new(sync.RWMutex)
+	for _, r := range runners {
+		r.process = one
+	}
+}

@@ -1,0 +1,409 @@
+package projector_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
+	"github.com/kinora-go/kinora/providers/memory"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+type posted struct{ Stars int }
+type unhandled struct{}
+
+var types = eventstore.NewTypes(eventstore.Type[posted]("posted"), eventstore.Type[unhandled]("unhandled"))
+
+type (
+	txn     = *memory.Model
+	onEvent = func(context.Context, txn, eventstore.Event[posted]) error
+	unit    = provider.Provider[txn]
+)
+
+var (
+	marked = projector.Options{Markers: true}
+	person = projector.Decision{By: "ann", Reason: "mended"}
+	all    = projector.ParkedFilter{}
+)
+
+func newDB(t *testing.T) *memory.DB {
+	t.Helper()
+	db, err := memory.New(&memory.Config{Route: outbox.ByCategory})
+	require.NoError(t, err)
+	return db
+}
+
+// define makes a projector "p" whose handlers are "a", "b" and so on.
+func define(opts projector.Options, fns ...onEvent) *projector.Projector[txn] {
+	var hs []projector.Handler[txn]
+	for i, fn := range fns {
+		hs = append(hs, projector.On(string(rune('a'+i)), fn))
+	}
+	return projector.Define("p", types, opts, hs...)
+}
+
+// add counts e's stars in the read model.
+func add(_ context.Context, tx txn, e eventstore.Event[posted]) error {
+	n, _ := tx.Get("totals", "stars")
+	sum, _ := n.(int)
+	tx.Put("totals", "stars", sum+e.Data.Stars)
+	return nil
+}
+
+func total(db *memory.DB, table string) int {
+	n := 0
+	db.View(func(m *memory.Model) {
+		v, _ := m.Get(table, "stars")
+		n, _ = v.(int)
+	})
+	return n
+}
+
+// note appends e's stars to the list of its stream, so that a double, a loss and a wrong order show.
+func note(table string) onEvent {
+	return func(_ context.Context, tx txn, e eventstore.Event[posted]) error {
+		v, _ := tx.Get(table, e.Stream)
+		list, _ := v.([]int)
+		tx.Put(table, e.Stream, append(slices.Clone(list), e.Data.Stars))
+		return nil
+	}
+}
+
+func noted(db *memory.DB, table, key string) (list []int) {
+	db.View(func(m *memory.Model) {
+		v, _ := m.Get(table, key)
+		list, _ = v.([]int)
+	})
+	return list
+}
+
+// upTo is 1, 2, …, n.
+func upTo(n int) (list []int) {
+	for i := range n {
+		list = append(list, i+1)
+	}
+	return list
+}
+
+// faults are the errors of messages by their id. A message whose error is taken away is mended.
+type faults struct {
+	mu     sync.Mutex
+	errs   map[string]error
+	tries  map[string]int             // of every message
+	at     map[string][]time.Duration // of the tries, since began
+	began  time.Time
+	handle onEvent // what a message without a fault gets; nil: note("a")
+}
+
+func newFaults(errs map[string]error) *faults {
+	return &faults{errs: errs, tries: map[string]int{}, at: map[string][]time.Duration{}, began: time.Now(), handle: note("a")}
+}
+
+func (f *faults) run(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
+	f.mu.Lock()
+	f.tries[e.ID]++
+	f.at[e.ID] = append(f.at[e.ID], time.Since(f.began))
+	err := f.errs[e.ID]
+	f.mu.Unlock()
+	if err != nil {
+		_ = f.handle(ctx, tx, e) // it must have no effect
+		return err
+	}
+	return f.handle(ctx, tx, e)
+}
+
+func (f *faults) set(id string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.errs[id] = err
+}
+
+func (f *faults) mend() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	clear(f.errs)
+}
+
+func (f *faults) tried(id string) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.tries[id]
+}
+
+var (
+	errNo    = errors.New("no")
+	errNever = projector.Permanent(errors.New("never"))
+	errBusy  = &projector.Error{Class: projector.ClassTransient, Code: "57P01", Err: errors.New("busy")}
+)
+
+// feed is a subscriber whose messages the test sends by hand.
+type feed chan *message.Message
+
+func (f feed) Subscribe(context.Context, string) (<-chan *message.Message, error) { return f, nil }
+func (feed) Close() error                                                         { return nil }
+
+// send sends copies of messages without waiting for their acks, and returns the copies.
+func (f feed) send(msgs ...*message.Message) (sent []*message.Message) {
+	for _, m := range msgs {
+		c := m.Copy()
+		f <- c
+		sent = append(sent, c)
+	}
+	return sent
+}
+
+// deliver sends copies of messages one by one, and waits for the ack of each; a nack fails the test.
+func (f feed) deliver(t *testing.T, msgs ...*message.Message) {
+	t.Helper()
+	for _, m := range msgs {
+		acked(t, f.send(m)...)
+	}
+}
+
+// acked waits until messages are acked.
+func acked(t *testing.T, msgs ...*message.Message) {
+	t.Helper()
+	for _, m := range msgs {
+		select {
+		case <-m.Acked():
+		case <-m.Nacked():
+			t.Fatal("nacked")
+		}
+	}
+}
+
+func isAcked(m *message.Message) bool {
+	select {
+	case <-m.Acked():
+		return true
+	default:
+		return false
+	}
+}
+
+func isNacked(m *message.Message) bool {
+	select {
+	case <-m.Nacked():
+		return true
+	default:
+		return false
+	}
+}
+
+func msg(id, eventType, payload string) *message.Message {
+	m := message.NewMessage(id, []byte(payload))
+	m.Metadata[outbox.HeaderType] = eventType
+	m.Metadata[outbox.HeaderKey] = "review-1"
+	m.Metadata[outbox.HeaderStream] = "review-1"
+	return m
+}
+
+// keyed is message number n of a key.
+func keyed(key string, n int) *message.Message {
+	m := msg(fmt.Sprint(key, "-", n), "posted", fmt.Sprintf(`{"Stars":%d}`, n))
+	m.Metadata[outbox.HeaderKey], m.Metadata[outbox.HeaderStream] = key, key
+	return m
+}
+
+// series is the messages from one number to another of a key.
+func series(key string, from, to int) (msgs []*message.Message) {
+	for n := from; n <= to; n++ {
+		msgs = append(msgs, keyed(key, n))
+	}
+	return msgs
+}
+
+// recorded is m as an event that was recorded at a time.
+func recorded(m *message.Message, at time.Time) *message.Message {
+	m.Metadata[outbox.HeaderRecordedAt] = at.UTC().Format(time.RFC3339Nano)
+	return m
+}
+
+// newRunner makes a runner over src that shares its process with no other.
+func newRunner(t *testing.T, u unit, src projector.Source, cfg projector.RunnerConfig, ps ...*projector.Projector[txn]) *projector.Runner {
+	t.Helper()
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	r, err := projector.NewRunner(u, src, &cfg, ps...)
+	require.NoError(t, err)
+	projector.OwnProcess(r)
+	return r
+}
+
+// start runs r until the returned function stops it.
+func start(t *testing.T, r *projector.Runner) (stop func() error) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	<-r.Running()
+	return func() error {
+		cancel()
+		return <-done
+	}
+}
+
+// run starts a runner of ps over f until the returned function stops it.
+func run(t *testing.T, u unit, f feed, cfg projector.RunnerConfig, ps ...*projector.Projector[txn]) (stop func() error) {
+	t.Helper()
+	return start(t, newRunner(t, u, projector.Subscribe(f, "review"), cfg, ps...))
+}
+
+// drain runs a runner of the zero Source until nothing is due.
+func drain(t *testing.T, u unit, cfg projector.RunnerConfig, ps ...*projector.Projector[txn]) {
+	t.Helper()
+	require.NoError(t, newRunner(t, u, projector.Source{}, cfg, ps...).Run(t.Context()))
+}
+
+func parked(t *testing.T, db provider.Parking) []projector.Parked {
+	t.Helper()
+	list, err := db.Parked(t.Context(), projector.ParkedFilter{Projector: "p", Limit: 10_000})
+	require.NoError(t, err)
+	return list
+}
+
+// rows describes parked messages: id, state, class, code, attempts.
+func rows(list []projector.Parked) (text []string) {
+	for _, p := range list {
+		text = append(text, strings.Join(strings.Fields(fmt.Sprint(p.MessageID, " ", p.State, " ", p.Class, " ", p.Code, " ", p.Attempts)), " "))
+	}
+	return text
+}
+
+func replayAll(t *testing.T, db provider.Parking, f projector.ParkedFilter) int {
+	t.Helper()
+	n, err := projector.Replay(t.Context(), db, f, person)
+	require.NoError(t, err)
+	return n
+}
+
+func skip(t *testing.T, db provider.Parking, f projector.ParkedFilter) int {
+	t.Helper()
+	n, err := projector.Skip(t.Context(), db, f, person)
+	require.NoError(t, err)
+	return n
+}
+
+type (
+	handle = func(context.Context, txn, provider.Found) (provider.Closing, error)
+	do     = func(context.Context, provider.Unit, handle) error
+)
+
+// faulty is a provider with methods that a test has replaced; those that are nil are the provider's own.
+type faulty struct {
+	unit
+	do       do
+	due      func(context.Context, provider.DueFilter) ([]provider.Parked, error)
+	try      func(context.Context, provider.Parked, int, time.Duration) (bool, error)
+	name     func(context.Context, string, provider.Worker, []string) error
+	beat     func(ctx context.Context, runner string, lease, record time.Duration) (provider.Health, error)
+	outcomes func(context.Context, []provider.Question) ([]provider.Outcome, error)
+}
+
+func (f *faulty) Do(ctx context.Context, u provider.Unit, run handle) error {
+	if f.do == nil {
+		return f.unit.Do(ctx, u, run)
+	}
+	return f.do(ctx, u, run)
+}
+
+func (f *faulty) Due(ctx context.Context, d provider.DueFilter) ([]provider.Parked, error) {
+	if f.due == nil {
+		return f.unit.Due(ctx, d)
+	}
+	return f.due(ctx, d)
+}
+
+func (f *faulty) Try(ctx context.Context, p provider.Parked, limit int, again time.Duration) (bool, error) {
+	if f.try == nil {
+		return f.unit.Try(ctx, p, limit, again)
+	}
+	return f.try(ctx, p, limit, again)
+}
+
+func (f *faulty) Name(ctx context.Context, p string, w provider.Worker, ids []string) error {
+	if f.name == nil {
+		return f.unit.Name(ctx, p, w, ids)
+	}
+	return f.name(ctx, p, w, ids)
+}
+
+func (f *faulty) Beat(ctx context.Context, runner string, lease, record time.Duration) (provider.Health, error) {
+	if f.beat == nil {
+		return f.unit.Beat(ctx, runner, lease, record)
+	}
+	return f.beat(ctx, runner, lease, record)
+}
+
+func (f *faulty) Outcomes(ctx context.Context, q []provider.Question) ([]provider.Outcome, error) {
+	if f.outcomes == nil {
+		return f.unit.Outcomes(ctx, q)
+	}
+	return f.outcomes(ctx, q)
+}
+
+// units records the units that run on a provider.
+type units struct {
+	faulty
+	mu  sync.Mutex
+	ran []string // ids of their messages, "!" if they failed, "*" if they are serial, and how many were set aside
+}
+
+// record passes units on to inner (nil: db's own Do), and records them.
+func record(db unit, inner do) *units {
+	if inner == nil {
+		inner = db.Do
+	}
+	u := &units{faulty: faulty{unit: db}}
+	u.do = func(ctx context.Context, w provider.Unit, run handle) error {
+		aside := 0
+		err := inner(ctx, w, func(ctx context.Context, tx txn, found provider.Found) (provider.Closing, error) {
+			c, err := run(ctx, tx, found)
+			aside = len(c.Park)
+			return c, err
+		})
+		var ids []string
+		for _, m := range w.Messages {
+			ids = append(ids, m.ID)
+		}
+		text := strings.Join(ids, " ")
+		switch {
+		case err != nil:
+			text += " !"
+		case aside > 0:
+			text += fmt.Sprint(" aside ", aside)
+		}
+		if w.Serial {
+			text += " *"
+		}
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		u.ran = append(u.ran, text)
+		return err
+	}
+	return u
+}
+
+// list returns the units so far, and forgets them.
+func (u *units) list() []string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	ran := u.ran
+	u.ran = nil
+	return ran
+}

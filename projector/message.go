@@ -1,0 +1,209 @@
+package projector
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strconv"
+	"sync/atomic"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/google/uuid"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// received is a message as a subscription delivered it. The projectors of the subscription share it: it is acked when
+// all of them are done with it.
+type received struct {
+	topic     string
+	msg       *message.Message
+	raw       eventstore.Raw
+	malformed error // why raw is not whole
+	key       string
+	lane      provider.Lane // of its key; zero without one
+	open      atomic.Int32  // projectors that are not done with it
+}
+
+func receive(topic string, m *message.Message, projectors int) *received {
+	raw, err := outbox.ParseWatermill(m)
+	d := &received{topic: topic, msg: m, raw: raw, malformed: err, key: orderingKey(m)}
+	if d.key != "" {
+		d.lane = provider.LaneOfKey(d.key)
+	}
+	d.open.Store(int32(projectors))
+	return d
+}
+
+// done is called by each projector once it has applied or parked the message, and committed that.
+func (d *received) done() {
+	if d.open.Add(-1) == 0 {
+		crash.Point("ack: before")
+		d.msg.Ack()
+		crash.Point("ack: after")
+	}
+}
+
+// orderingKey returns a message's key, or its stream if it has none, or "".
+func orderingKey(m *message.Message) string {
+	if key := m.Metadata[outbox.HeaderKey]; key != "" {
+		return key
+	}
+	return m.Metadata[outbox.HeaderStream]
+}
+
+// inbound is a message on its way through one projector: a delivery, or a parked one.
+type inbound struct {
+	*received
+	lane     provider.Lane
+	handlers []int              // of the projection, in order
+	names    []provider.Handler // of handlers
+	mark     bool
+	parked   *Parked     // nil for a delivery
+	twins    []*received // deliveries of the same message in the same unit
+	aside    *aside      // not nil: it is set aside instead of handled
+	resolved bool        // applied or set aside, and committed
+}
+
+// aside says why a message is set aside.
+type aside struct {
+	cause    error
+	handler  string // that failed
+	attempts int
+}
+
+// accept returns the delivery for this projector, or nil if the projector has nothing to do for it.
+func (p *projection) accept(d *received) *inbound {
+	m := &inbound{received: d, lane: d.lane, mark: p.marks}
+	if d.key == "" || p.opts.Parking == ParkMessage {
+		m.lane = ownLane(d.msg)
+	}
+	switch known := p.types.Has(d.raw.Type); {
+	case d.malformed != nil:
+		m.aside = &aside{cause: &Error{Class: ClassPermanent, Code: codeMalformed, Err: d.malformed}, attempts: 1}
+	case known:
+		m.handlers, m.names = p.takes(d.raw.Type)
+		if len(m.handlers) == 0 {
+			return nil
+		}
+	case p.opts.Unknown == SkipUnknown:
+		return nil
+	default:
+		m.aside = &aside{cause: undecodable(eventstore.ErrUnregistered), attempts: 1}
+	}
+	return m
+}
+
+// ownLane is the lane of a message that waits for no other.
+func ownLane(m *message.Message) provider.Lane {
+	if m.UUID == "" {
+		return provider.LaneOfMessage("\x00" + string(m.Payload))
+	}
+	return provider.LaneOfMessage(m.UUID)
+}
+
+// acceptParked returns a parked message on its way through its projector.
+func (p *projection) acceptParked(row Parked) *inbound {
+	msg := message.NewMessage(row.MessageID, row.Payload)
+	msg.Metadata = row.Headers
+	m := &inbound{received: receive(row.Topic, msg, 1), lane: row.Lane, parked: &row}
+	failed := func(code string, err error) *aside {
+		return &aside{cause: &Error{Class: ClassPermanent, Code: code, Err: err}, attempts: max(row.Attempts, 1)}
+	}
+	switch {
+	case m.malformed != nil:
+		m.aside = failed(codeMalformed, m.malformed)
+	case !p.types.Has(m.raw.Type):
+		m.aside = failed(codeUnregistered, eventstore.ErrUnregistered)
+	case len(row.Handlers) == 0:
+		m.mark = p.marks
+		m.handlers, m.names = p.takes(m.raw.Type)
+	default:
+		var ok bool
+		if m.handlers, m.names, ok = p.named(m.raw.Type, row.Handlers); !ok {
+			m.aside = failed(codeNoHandler, errNoHandler)
+		}
+	}
+	return m
+}
+
+// unparked describes m as it is set aside.
+func (p *projection) unparked(m *inbound, fresh []bool) Parked {
+	row := Parked{
+		Projector: p.name, MessageID: m.msg.UUID, Topic: m.topic, Key: m.key, Lane: m.lane, Type: m.msg.Metadata[outbox.HeaderType],
+		Payload: m.msg.Payload, Headers: m.msg.Metadata, Version: p.runner.cfg.Version,
+	}
+	if m.parked != nil {
+		row = *m.parked
+		row.Version = p.runner.cfg.Version
+	}
+	if len(row.Handlers) > 0 {
+		return row
+	}
+	for i, name := range m.names {
+		if fresh[i] { // the unit leaves its marker, so nothing but this says that it is to run
+			row.Handlers = append(row.Handlers, name.Name)
+		}
+	}
+	return row
+}
+
+// handlerContext ends with the unit, and has the values of the message.
+type handlerContext struct {
+	context.Context
+	values context.Context
+}
+
+func (c handlerContext) Value(key any) any {
+	if v := c.values.Value(key); v != nil {
+		return v
+	}
+	return c.Context.Value(key)
+}
+
+// contextOf returns unit with the values of the message. The message's own end does not count: some subscribers end
+// the contexts of all messages at once when they close.
+func contextOf(unit context.Context, m *message.Message) context.Context {
+	if ctx := m.Context(); ctx != context.Background() {
+		return handlerContext{unit, context.WithoutCancel(ctx)}
+	}
+	return unit
+}
+
+// outputs is the name space of the ids of handlers' output.
+var outputs = uuid.MustParse("8f0e0f6c-0f57-5a5e-9c53-2d7e0a4b9a11")
+
+// caused completes a handler's output with stable ids, the key of the event, and the event as the cause. Values of the
+// event that are no valid key or header are left out. out itself is not changed, as it may be the handler's.
+func caused(out []outbox.Message, handler string, cause eventstore.Raw) []outbox.Message {
+	out = slices.Clone(out)
+	for i := range out {
+		m := &out[i]
+		if m.ID == "" {
+			m.ID = uuid.NewSHA1(outputs, []byte(handler+"\x00"+cause.ID+"\x00"+strconv.Itoa(i))).String()
+		}
+		if m.Key == "" && eventstore.CheckText("key", cause.Stream, eventstore.MaxIDBytes) == nil {
+			m.Key = cause.Stream
+		}
+		h := maps.Clone(m.Headers)
+		if h == nil {
+			h = map[string]string{}
+		}
+		for name, value := range map[string]string{
+			outbox.HeaderCausation:   cause.ID,
+			outbox.HeaderCorrelation: cause.Metadata.CorrelationID,
+			outbox.HeaderTraceparent: cause.Metadata.Traceparent,
+		} {
+			if _, ok := h[name]; ok || value == "" {
+				continue
+			}
+			if h[name] = value; eventstore.CheckHeaders("headers", h) != nil {
+				delete(h, name)
+			}
+		}
+		m.Headers = h
+	}
+	return out
+}

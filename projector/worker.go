@@ -1,0 +1,246 @@
+package projector
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/kinora-go/kinora/provider"
+)
+
+// worker runs one unit at a time for the lanes of a projector that are its own.
+type worker struct {
+	*projection
+	number int
+	in     chan *inbound   // deliveries: no more than the next unit
+	due    chan []*inbound // parked messages whose time has come
+	busy   atomic.Bool     // it has some of these
+	size   int             // of the next unit, at most
+	failed int             // messages set aside since one was applied
+	seen   map[string]int  // used by collect
+}
+
+// run applies what comes until ctx ends. What it has not applied then is not acked, so it is delivered again.
+func (w *worker) run(ctx, hard context.Context) {
+	for ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case rows := <-w.due:
+			if w.replay(ctx, hard, rows) {
+				w.runner.look() // for what was behind them
+			}
+			w.busy.Store(false)
+		case m := <-w.in:
+			w.rest(ctx)
+			w.apply(ctx, hard, w.collect(m))
+		}
+	}
+}
+
+// collect returns m and what else has arrived since: so a unit has one message when little comes, and many share a
+// commit when much does. A message that was delivered twice is there once.
+func (w *worker) collect(m *inbound) []*inbound {
+	clear(w.seen)
+	msgs := make([]*inbound, 0, min(w.batch, 1+len(w.in)))
+	for {
+		if i, twice := w.seen[m.msg.UUID]; twice && m.msg.UUID != "" {
+			msgs[i].twins = append(msgs[i].twins, m.received)
+		} else {
+			w.seen[m.msg.UUID] = len(msgs)
+			msgs = append(msgs, m)
+		}
+		if len(msgs) == w.batch {
+			return msgs
+		}
+		select {
+		case m = <-w.in:
+		default:
+			return msgs
+		}
+	}
+}
+
+// apply brings messages through units until each is applied or set aside. A unit that fails is undone as a whole and
+// its parts run in new ones: what was before the message that failed, that message alone, then the rest, beginning
+// with one message and doubling. Only what fails alone is set aside.
+func (w *worker) apply(ctx, hard context.Context, msgs []*inbound) {
+	var culprit *inbound
+	for tries := 0; len(msgs) > 0 && ctx.Err() == nil; {
+		part, alone := w.next(msgs, culprit)
+		began := w.runner.cfg.Clock()
+		u, err := w.unit(hard, part, false)
+		if observe := w.runner.cfg.Observer.Unit; observe != nil {
+			observe(w.name, len(part), w.runner.cfg.Clock().Sub(began), err)
+		}
+		switch at := u.culprit(); {
+		case err == nil:
+			w.settle(u)
+			w.grow(w.runner.cfg.Clock().Sub(began), alone)
+			w.catchUp(ctx, hard, u.behind)
+			if msgs, tries = msgs[len(part):], 0; len(msgs) > 0 && msgs[0].parked == nil {
+				w.rest(ctx)
+			}
+		case hard.Err() != nil:
+			return
+		case provider.ClassOf(err) == ClassTransient || provider.ClassOf(err) == ClassAmbiguous || part[0].aside != nil && len(part) == 1:
+			tries++
+			w.troubled(ctx, len(part), tries, err)
+		case at >= 0 && (len(part) == 1 || errors.Is(err, errStuck)):
+			part[at].setAside(u, err, 1)
+		case at >= 0:
+			culprit, w.size = part[at], max(at, 1)
+		case len(part) == 1:
+			part[0].setAside(u, err, 1)
+		default:
+			w.size = len(part) / 2
+		}
+	}
+}
+
+// next returns the messages of the next unit: up to the one that made the last unit fail, or that one alone.
+func (w *worker) next(msgs []*inbound, culprit *inbound) (part []*inbound, alone bool) {
+	n := min(len(msgs), w.size)
+	if culprit != nil {
+		switch i := slices.Index(msgs[:n], culprit); {
+		case i == 0:
+			return msgs[:1], true
+		case i > 0:
+			n = i
+		}
+	}
+	return msgs[:n], false
+}
+
+// grow sets the size of the next unit after one that took so long.
+func (w *worker) grow(took time.Duration, alone bool) {
+	switch {
+	case alone:
+		w.size = 1
+	case took > time.Second:
+		w.size = max(w.size/2, 1)
+	case took < time.Second/2:
+		w.size = min(2*w.size, w.batch)
+	}
+}
+
+// turnTime is how long units of several messages run one at a time after a deadlock.
+const turnTime = time.Minute
+
+// troubled waits before a unit of n messages that failed through no fault of theirs is tried again, in halves.
+func (w *worker) troubled(ctx context.Context, n, tries int, err error) {
+	if provider.ClassOf(err) == ClassTransient {
+		w.size = max(n/2, 1)
+	}
+	if provider.CodeOf(err) == provider.CodeDeadlock {
+		w.serial.Store(w.runner.cfg.Clock().Add(turnTime).UnixNano())
+	}
+	cfg := &w.runner.cfg
+	delay, _ := cfg.Retry.Delay(tries) // it never fails: tries ≥ 1, and NewRunner checked the schedule
+	if cfg.Observer.Retried != nil {
+		cfg.Observer.Retried(w.name, provider.ClassOf(err), delay)
+	}
+	attrs := []any{"projector", w.name, "messages", n, "class", provider.ClassOf(err).String(), "code", provider.CodeOf(err), "tries", tries, "again_in", delay}
+	if cfg.LogErrors {
+		attrs = append(attrs, "err", err)
+	}
+	cfg.Logger.Warn("unit failed, it is tried again", attrs...)
+	wait(ctx, delay)
+}
+
+// setAside makes the next unit of m set it aside, after so many attempts.
+func (m *inbound) setAside(u *unit, cause error, attempts int) {
+	m.aside = &aside{cause: cause, attempts: attempts}
+	if i := u.handler.Load(); i >= 0 {
+		m.aside.handler = u.handlers[i].Name
+	} else if len(m.names) == 1 {
+		m.aside.handler = m.names[0].Name
+	}
+}
+
+// settle acks and reports the messages of a unit that is committed.
+func (w *worker) settle(u *unit) {
+	cfg := &w.runner.cfg
+	for _, one := range u.applied {
+		cfg.Observer.Handled(one.handler, one.skipped, one.waited(cfg.Clock()), one.took, nil)
+	}
+	if u.ran {
+		w.failed = 0
+	}
+	for i, m := range u.msgs {
+		switch row := u.parked[i]; {
+		case row != nil:
+			w.settleParked(m, row)
+		case m.parked != nil && u.live[i] && cfg.Observer.Replayed != nil:
+			cfg.Observer.Replayed(w.name)
+		}
+		m.resolved = m.parked == nil || u.live[i]
+		if m.parked == nil {
+			m.done()
+			for _, twin := range m.twins {
+				twin.done()
+			}
+		}
+	}
+	if w.noop && u.ran && cfg.Observer.Unmarked != nil {
+		for _, m := range u.msgs {
+			for _, h := range m.names {
+				cfg.Observer.Unmarked(h.Name)
+			}
+		}
+	}
+}
+
+// settleParked reports a message that was set aside.
+func (w *worker) settleParked(m *inbound, row *provider.Aside) {
+	cfg := &w.runner.cfg
+	if cfg.Observer.Parked != nil {
+		cfg.Observer.Parked(w.name, row.Parked.Handler, row.Parked.Class, row.Parked.Code)
+	}
+	if row.After >= 0 && row.Parked.Class != ClassHeld {
+		time.AfterFunc(row.After, w.runner.look)
+	}
+	if m.aside == nil { // it waits behind another one, or is suspected
+		w.report(slog.LevelDebug, "parked", m, &Error{Class: row.Parked.Class, Code: row.Parked.Code})
+		return
+	}
+	if cfg.Observer.Handled != nil && m.aside.handler != "" {
+		cfg.Observer.Handled(m.aside.handler, false, waited(m, cfg.Clock()), 0, m.aside.cause)
+	}
+	w.report(slog.LevelWarn, cmp.Or(map[bool]string{true: "stuck"}[row.After < 0], "parked"), m, m.aside.cause, "attempts", row.Parked.Attempts)
+	if m.parked == nil {
+		w.failed++
+	}
+	if row.After < 0 && w.opts.Parking == Halt {
+		w.runner.fail(w.halted(context.WithoutCancel(m.msg.Context())))
+	}
+}
+
+// waited is the time since the event was recorded.
+func waited(m *inbound, now time.Time) time.Duration {
+	if m.raw.RecordedAt.IsZero() {
+		return 0
+	}
+	return now.Sub(m.raw.RecordedAt)
+}
+
+// rest waits if nothing succeeds: three messages or more were set aside, and none was applied between. What the handlers
+// need may be away without saying so, and then the backlog belongs in the broker.
+func (w *worker) rest(ctx context.Context) {
+	if w.failed >= 3 {
+		wait(ctx, min(100*time.Millisecond<<min(w.failed-3, 10), 30*time.Second))
+	}
+}
+
+// wait waits for d, or until ctx ends.
+func wait(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
