@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
-	"github.com/kinora-go/kinora/internal/mutant"
 	"github.com/kinora-go/kinora/outbox"
 )
 
@@ -98,7 +97,7 @@ func (s *state) take(e outbox.Entry, q outbox.Query, t claim.Terms, now time.Tim
 	is, ok := s.entries.get(e.Seq)
 	asRead := ok && is.Status == e.Status && is.Attempts == e.Attempts && is.Suspect == e.Suspect &&
 		is.Token == e.Token && is.NextAttemptAt.Equal(e.NextAttemptAt)
-	if !asRead || !eligible(is, now) || !mutant.HalfGuard && !q.Unordered && s.passes(is, t.Token) {
+	if !asRead || !eligible(is, now) || !q.Unordered && s.passes(is, t.Token) {
 		return e, false
 	}
 	if is.Status == outbox.Claimed { // and eligible: that claim vanished
@@ -116,7 +115,7 @@ func (s *state) take(e outbox.Entry, q outbox.Query, t claim.Terms, now time.Tim
 	return ownEntry(is), true
 }
 
-// passes tells whether a claim that took e would pass an earlier entry of its key that it does not hold.
+// passes says whether a claim that took e would pass an earlier entry of its key that it does not hold.
 func (s *state) passes(e outbox.Entry, mine claim.Token) bool {
 	for seq := range s.open.from(0) {
 		if seq >= e.Seq {
@@ -139,7 +138,7 @@ func (db *DB) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int6
 		now := db.now()
 		for _, m := range marks {
 			e, ok := tx.staged.entries.get(m.Seq)
-			if !ok || e.Status != outbox.Claimed || e.Token != m.Token && !mutant.NoFence {
+			if !ok || e.Status != outbox.Claimed || e.Token != m.Token {
 				late = append(late, m.Seq)
 				continue
 			}

@@ -64,14 +64,11 @@ func open(e outbox.Entry) bool { return e.Status.Open() }
 // pair makes one key of two texts, unambiguously.
 func pair(a, b string) string { return strconv.Itoa(len(a)) + ":" + a + b }
 
-// first and second take a pair apart.
-func first(pair string) string  { a, _ := apart(pair); return a }
-func second(pair string) string { _, b := apart(pair); return b }
-
-func apart(pair string) (a, b string) {
+// first is the first text of a pair.
+func first(pair string) string {
 	size, both, _ := strings.Cut(pair, ":")
 	n, _ := strconv.Atoi(size)
-	return both[:n], both[n:]
+	return both[:n]
 }
 
 // Enqueued implements outbox.Waker. Every commit that adds entries gives the hint.

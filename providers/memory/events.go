@@ -30,7 +30,7 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 	return at, nil
 }
 
-// ReadStream implements eventstore.Store. It yields what was committed when the loop began.
+// ReadStream implements eventstore.Store. It yields the events that were committed when the loop began.
 func (db *DB) ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[eventstore.Raw, error] {
 	return func(yield func(eventstore.Raw, error) bool) {
 		db.committed.Load().read(ctx, stream, afterVersion, yield)
@@ -112,7 +112,7 @@ func (t *Tx) usable(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// known tells whether this append is stored already: the same ids, in this stream, in order, where expected
+// known says whether this append is stored already: the same ids, in this stream, in order, where expected
 // puts them. An id that is stored in any other way is ErrEventIDReused.
 func (s *state) known(stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, bool, error) {
 	first, stored := s.places.get(events[0].ID)

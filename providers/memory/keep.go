@@ -22,8 +22,8 @@ func (db *DB) HoldEntries(ctx context.Context, long time.Duration, limit int) (n
 	return n, nil
 }
 
-// hold walks the open entries in order. What stands before a later one of its key either waits until at least
-// until, or what is held behind it is not held for a reason.
+// hold walks the open entries in order. It holds the pending entries behind one that waits until at least until, and
+// releases held entries that are the first of their key.
 func (s *state) hold(until time.Time, limit int) (n int) {
 	waits, open := map[lane]bool{}, map[lane]bool{}
 	for seq := range s.open.from(0) {

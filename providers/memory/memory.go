@@ -1,39 +1,42 @@
 // Package memory is a provider that keeps everything in this process, and reads like the specification.
 //
 // It makes every promise of the contracts for as long as the process lives, and none beyond: there is no file,
-// and a second process has a store of its own. Transactions run one after another, so that of two deliveries
-// of one message the second finds the first one's marker and is skipped. Readers never wait and see what was
-// committed last.
+// and a second process has a store of its own. Transactions run one after another: if a message is delivered
+// twice, the second delivery finds the marker of the first and is skipped. Readers never wait, and see the last
+// commit.
 //
 //	db, err := memory.New(&memory.Config{Route: outbox.ByCategory})
 //	runner, err := projector.NewRunner(db, projector.Subscribe(subscriber, "review"), nil, ratings)
 //	db.View(func(m *memory.Model) { rating, ok = m.Get("ratings", "42") })
 //
 // The example shows a whole service. A transaction must not begin another: a handler that calls DB.Append
-// waits for itself until its context ends. Inside of one, use DB.InTx.
+// waits for itself until its context ends. Inside a transaction, use DB.InTx.
+//
+// Authors of a provider may read it in this order: state, in this file, lists what a store keeps; unit.go has
+// provider.Units, parked.go the queues of parked messages, parking.go provider.Parking, liveness.go
+// provider.Liveness, and records.go the markers and provider.Records.
 package memory
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 )
 
-// Config tells how a DB works; the zero value is the default.
+// Config configures a DB; the zero value is the default.
 type Config struct {
 	Route      outbox.Route     // which events make entries, to which topics; nil: none
 	MaxPayload int              // bytes of one event's or message's payload; zero means 1 MiB
 	Clock      func() time.Time // the store's clock; nil: time.Now
 
-	// RequeueWindow is for how long after its last attempt an entry is requeued without Force: the shortest time for which any of its
-	// consumers keeps markers (marker.Retention.Window). Zero means outbox.RequeueWindow.
+	// RequeueWindow is how long after its last attempt an entry can be requeued without Force: the shortest time for
+	// which any of its consumers keeps markers (marker.Retention.Window). Zero means outbox.RequeueWindow.
 	RequeueWindow time.Duration
 }
 
@@ -41,31 +44,31 @@ type Config struct {
 type DB struct {
 	cfg       Config
 	committed atomic.Pointer[state]
-	turn      chan struct{} // of size 1: whoever has put something in it is the one writer
-	apart     sync.RWMutex
+	turn      chan struct{} // of size 1: a transaction puts something in it, and takes it out when it ends
 }
 
-// state is everything that is stored. A committed state never changes: a transaction changes its own copy, and
-// commits by putting that in the place of the one before.
+// state is everything that is stored. A committed state never changes: a transaction changes a copy of its own, and
+// its commit replaces the committed state with the copy.
 type state struct {
-	position int64                                       // of the last event
-	streams  *tree[string, *tree[int64, eventstore.Raw]] // events by stream and version
-	places   *tree[string, place]                        // of every event, by its id
-	entries  *tree[int64, outbox.Entry]                  // by Seq
-	seq      int64                                       // of the last entry
-	open     *tree[int64, struct{}]                      // the Seqs of those that are open
-	held     *tree[int64, struct{}]                      // the Seqs of those that are held
-	messages *tree[string, int64]                        // Seqs by topic and message id
-	markers  *tree[string, time.Time]                    // when they were left, by handler and message id
-	floors   *tree[string, time.Time]                    // of handlers of which markers were pruned
-	parked   *tree[int64, projector.Parked]              // by Seq
-	parkings int64                                       // the last Seq of a parked message
-	due      *tree[int64, struct{}]                      // the Seqs of those that wait, and need not
-	attempts *tree[string, tally]                        // by handler and message id
-	names    *tree[string, time.Time]                    // of attempts under way, by handler and message id, and runner: since when
-	runners  *tree[string, time.Time]                    // until when they live
-	tables   *tree[string, *tree[string, any]]           // the read model
-	added    chan struct{}                               // closed when a later state has more entries
+	position  int64                                       // of the last event
+	streams   *tree[string, *tree[int64, eventstore.Raw]] // events by stream and version
+	places    *tree[string, place]                        // of every event, by its id
+	entries   *tree[int64, outbox.Entry]                  // by Seq
+	seq       int64                                       // of the last entry
+	open      *tree[int64, struct{}]                      // the Seqs of those that are open
+	held      *tree[int64, struct{}]                      // the Seqs of those that are held
+	messages  *tree[string, int64]                        // Seqs by topic and message id
+	live      *tree[string, int]                          // the live generation of a projector; 1 if it is not there
+	markers   *tree[string, time.Time]                    // when they were left, by handler, generation and message id
+	floors    *tree[string, time.Time]                    // of handlers: up to then their markers may be missing
+	parked    *tree[int64, provider.Parked]               // by Seq
+	parkedIDs *tree[string, int64]                        // Seqs of those not replayed, by projector and message id
+	parkings  int64                                       // the last Seq of a parked message
+	holds     *tree[string, hold]                         // by projector and lane
+	runners   *tree[string, time.Time]                    // when their leases end
+	names     *tree[string, naming]                       // what careful workers are about to run
+	tables    *tree[string, *tree[string, any]]           // the read model
+	added     chan struct{}                               // closed when a later state has more entries
 }
 
 // New makes an empty store.
@@ -90,7 +93,7 @@ func New(cfg *Config) (*DB, error) {
 	return db, nil
 }
 
-// now is read once a statement.
+// now is the store's time. Each method reads it once.
 func (db *DB) now() time.Time { return db.cfg.Clock().UTC().Round(0) }
 
 // Tx runs fn in a transaction: what fn writes through tx, and through InTx(tx), commits when fn returns nil.
@@ -119,7 +122,7 @@ var (
 	errForeign = errors.New("not a transaction of this store")
 )
 
-// begin waits for its turn.
+// begin waits until no other transaction is open.
 func (db *DB) begin(ctx context.Context) (*Model, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("begin: %w", err)
@@ -132,7 +135,7 @@ func (db *DB) begin(ctx context.Context) (*Model, error) {
 	}
 }
 
-// commit puts what is staged in the place of what was there, unless ctx has ended.
+// commit replaces the committed state with the staged one, unless ctx has ended.
 func (m *Model) commit(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("commit: %w", err)
@@ -155,7 +158,7 @@ func (m *Model) commit(ctx context.Context) error {
 	return nil
 }
 
-// end gives the turn to the next. What was not committed is forgotten.
+// end lets the next transaction begin. Staged changes that were not committed are dropped.
 func (m *Model) end() {
 	m.over = true
 	if !m.readOnly && m.last() {
@@ -163,13 +166,13 @@ func (m *Model) end() {
 	}
 }
 
-// last is true once: for what ends the transaction.
+// last is true once: for the call that ends the transaction.
 func (m *Model) last() bool { return m.ended.CompareAndSwap(false, true) }
 
 const grace = time.Second // for a handler to return once its context has ended
 
-// breakOff gives the turn to the next where ctx ends and grace is over, whatever this goroutine does. From then on it works on a
-// copy that is never committed.
+// breakOff lets the next transaction begin when ctx has ended and grace has passed, even if the function of this one
+// has not returned. From then on it works on a copy that is never committed.
 func (m *Model) breakOff(ctx context.Context) (stop func() bool) {
 	return context.AfterFunc(ctx, func() {
 		time.AfterFunc(grace, func() {
@@ -181,14 +184,11 @@ func (m *Model) breakOff(ctx context.Context) (stop func() bool) {
 }
 
 var (
-	_ eventstore.Store             = (*DB)(nil)
-	_ eventstore.TxStore           = (*Tx)(nil)
-	_ outbox.Store                 = (*DB)(nil)
-	_ outbox.BatchClaimer          = (*DB)(nil)
-	_ outbox.Inspector             = (*DB)(nil)
-	_ outbox.Waker                 = (*DB)(nil)
-	_ projector.UnitOfWork[*Model] = (*DB)(nil)
-	_ projector.ParkedInspector    = (*DB)(nil)
-	_ projector.Journal            = (*DB)(nil)
-	_ projector.State              = (*DB)(nil)
+	_ eventstore.Store          = (*DB)(nil)
+	_ eventstore.TxStore        = (*Tx)(nil)
+	_ outbox.Store              = (*DB)(nil)
+	_ outbox.BatchClaimer       = (*DB)(nil)
+	_ outbox.Inspector          = (*DB)(nil)
+	_ outbox.Waker              = (*DB)(nil)
+	_ provider.Provider[*Model] = (*DB)(nil)
 )

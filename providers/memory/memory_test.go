@@ -19,7 +19,7 @@ func TestConformance(t *testing.T) {
 	providertest.All(t, open, providertest.Volatile)
 }
 
-// clock runs ahead of the world's by what it was advanced.
+// clock is ahead of the real time.
 type clock struct {
 	mu    sync.Mutex
 	ahead time.Duration

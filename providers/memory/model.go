@@ -10,7 +10,7 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // Model is the read model as a transaction sees it, its own writes included: tables of values under string
@@ -23,8 +23,8 @@ type Model struct {
 	staged   state
 	readOnly bool
 	over     bool
-	ended    atomic.Bool       // the turn is somebody else's
-	wrote    map[cell]struct{} // of a rehearsal: where it has written
+	ended    atomic.Bool       // another transaction may be open
+	wrote    map[cell]struct{} // the rows that a dry run has written; nil: no dry run
 }
 
 type cell struct{ table, key string }
@@ -68,25 +68,25 @@ func (m *Model) write(at cell) {
 	}
 }
 
-// changes are the rows that are not what they were, in order.
-func (m *Model) changes() ([]projector.Change, error) {
-	var changes []projector.Change
+// changes lists the rows that a dry run has changed, by table and key.
+func (m *Model) changes() ([]provider.Change, error) {
+	var changes []provider.Change
 	was := m.db.committed.Load()
 	inOrder := func(a, b cell) int { return cmp.Or(cmp.Compare(a.table, b.table), cmp.Compare(a.key, b.key)) }
 	for _, at := range slices.SortedFunc(maps.Keys(m.wrote), inOrder) {
 		before, errBefore := was.row(at)
 		after, errAfter := m.staged.row(at)
 		if err := cmp.Or(errBefore, errAfter); err != nil {
-			return nil, fmt.Errorf("rehearse: table %s, key %q: %w", at.table, at.key, err)
+			return nil, &provider.Error{Class: provider.ClassPermanent, Err: fmt.Errorf("dry run: table %s, key %q: %w", at.table, at.key, err)}
 		}
 		if !bytes.Equal(before, after) {
-			changes = append(changes, projector.Change{Table: at.table, Before: before, After: after})
+			changes = append(changes, provider.Change{Table: at.table, Before: before, After: after})
 		}
 	}
 	return changes, nil
 }
 
-// row is a row as JSON; nil where there is none.
+// row returns a row as JSON, or nil if it is not there.
 func (s *state) row(at cell) (json.RawMessage, error) {
 	table, _ := s.tables.get(at.table)
 	v, ok := table.get(at.key)

@@ -11,9 +11,10 @@ import (
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/providers/memory"
 )
+
+const soon = 20 * time.Millisecond // a deadline that a test waits for
 
 func newDB(t *testing.T, cfg *memory.Config) *memory.DB {
 	t.Helper()
@@ -119,54 +120,6 @@ func TestModelIsForItsFunctionOnly(t *testing.T) {
 		require.ErrorContains(t, other.InTx(tx).Enqueue(t.Context(), outbox.Message{Topic: "t"}), "not a transaction of this store")
 		return nil
 	}))
-}
-
-// A handler that begins a transaction inside of its own waits for itself. It must not do so for ever.
-func TestAHandlerThatWaitsForItselfEnds(t *testing.T) {
-	t.Parallel()
-	db := newDB(t, &memory.Config{Route: outbox.ByCategory})
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer cancel()
-	err := db.Do(ctx, projector.Work{Projector: "p"}, func(ctx context.Context, _ *memory.Model, _ []int) ([]outbox.Message, error) {
-		_, err := db.Append(ctx, "thing-1", eventstore.Any, drafted(t))
-		return nil, err
-	})
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.Equal(t, projector.UnknownClass, projector.ClassOf(err), "the handler's fault, so it is counted")
-
-	// Through the view it is one transaction.
-	err = db.Do(t.Context(), projector.Work{Projector: "p"}, func(ctx context.Context, tx *memory.Model, _ []int) ([]outbox.Message, error) {
-		_, err := db.InTx(tx).Append(ctx, "thing-1", eventstore.NoStream, drafted(t))
-		return nil, err
-	})
-	require.NoError(t, err)
-	counts, err := db.StatusCounts(t.Context())
-	require.NoError(t, err)
-	require.EqualValues(t, 1, counts[outbox.Pending])
-}
-
-// To wait for others is not the message's fault; to be too slow may be.
-func TestDeadlinesAreClassed(t *testing.T) {
-	t.Parallel()
-	db := newDB(t, nil)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer cancel()
-	require.NoError(t, db.Tx(t.Context(), func(*memory.Model) error {
-		err := db.Do(ctx, projector.Work{Projector: "p"}, nil)
-		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.Equal(t, projector.Transient, projector.ClassOf(err))
-		return nil
-	}))
-	ctx, cancel = context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer cancel()
-	err := db.Do(ctx, projector.Work{Projector: "p"}, func(ctx context.Context, tx *memory.Model, _ []int) ([]outbox.Message, error) {
-		tx.Put("t", "k", 1)
-		<-ctx.Done()
-		return nil, nil
-	})
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.Equal(t, projector.UnknownClass, projector.ClassOf(err))
-	db.View(func(m *memory.Model) { require.Empty(t, keys(m, "t")) })
 }
 
 func TestTxLeavesNothing(t *testing.T) {

@@ -2,208 +2,140 @@ package memory
 
 import (
 	"bytes"
-	"context"
-	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
-	"github.com/kinora-go/kinora/marker"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 )
 
-// inWay tells whether p is in the way of a.
-func inWay(p projector.Parked, a projector.Attempt) bool {
-	return p.State == projector.StillParked && p.Holds && p.Projector == a.Projector && p.Key != "" && p.Key == a.Key &&
-		(isOf(p, a.Handler, a.Was) || !slices.Contains(a.Takes, p.Type)) && (a.Seq == 0 || p.Seq < a.Seq)
+// hold is the queue of a lane: it is there as long as a message in it is waiting or stuck.
+type hold struct {
+	dueAt time.Time              // when the first message is tried; zero: it is stuck
+	queue *tree[int64, struct{}] // the Seqs of the messages
 }
 
-// isOf tells whether p is parked for this handler, by any of its names, or for none.
-func isOf(p projector.Parked, handler string, was []string) bool {
-	return p.Handler == "" || p.Handler == handler || slices.Contains(was, p.Handler)
-}
+func (h hold) isDue(now time.Time) bool { return !h.dueAt.IsZero() && !h.dueAt.After(now) }
 
-// isHeld tells whether anything is in the way of a, these aside.
-func (s *state) isHeld(a projector.Attempt, but ...int64) bool {
-	for seq, p := range s.parked.from(0) {
-		if inWay(p, a) && !slices.Contains(but, seq) {
-			return true
-		}
+func laneKey(projector string, lane provider.Lane) string { return pair(projector, string(lane[:])) }
+
+// after is the first message of a lane with a greater Seq; the zero Parked if there is none.
+func (s *state) after(h hold, seq int64) provider.Parked {
+	for next := range h.queue.from(seq + 1) {
+		p, _ := s.parked.get(next)
+		return p
 	}
-	return false
+	return provider.Parked{}
 }
 
-func (s *state) park(parked []projector.Parked, now time.Time) {
-	for _, p := range parked {
-		if s.isSetAside(p) {
-			continue
-		}
-		s.parkings++
-		p.Seq, p.State, p.At = s.parkings, projector.StillParked, now
-		p.ResolvedAt, p.Decision = time.Time{}, projector.Decision{}
-		s.parked = s.parked.put(p.Seq, ownParked(p))
+// isAsListed says whether a message is as it was when p was read.
+func isAsListed(is, p provider.Parked) bool {
+	return is.Attempts == p.Attempts && slices.Equal(is.Handlers, p.Handlers)
+}
+
+func isOpen(p provider.Parked) bool {
+	return p.State == provider.StateWaiting || p.State == provider.StateStuck
+}
+
+// park sets a delivery aside, at the end of its lane.
+func (s *state) park(a provider.Aside, now time.Time) {
+	p := ownParked(a.Parked)
+	if seq, ok := s.parkedIDs.get(pair(p.Projector, p.MessageID)); ok {
+		s.addHandlers(seq, p.Handlers)
+		return
 	}
-}
-
-// isSetAside tells whether the message, if it has an id, is parked or was skipped already.
-func (s *state) isSetAside(p projector.Parked) bool {
-	for _, is := range s.parked.from(0) {
-		if p.MessageID != "" && is.MessageID == p.MessageID && is.Projector == p.Projector && is.Handler == p.Handler && is.State != projector.Replayed {
-			return true
-		}
+	s.parkings++
+	p.Seq, p.At, p.State = s.parkings, now, provider.StateWaiting
+	p.ResolvedAt, p.Decision = time.Time{}, provider.Decision{}
+	if a.After < 0 {
+		p.State = provider.StateStuck
 	}
-	return false
-}
-
-// replayable refuses what cannot be replayed. What the same unit replays before is in nobody's way.
-func (s *state) replayable(replays []projector.Replay) error {
-	var before []int64
-	for _, r := range replays {
-		p, _ := s.parked.get(r.Seq)
-		switch {
-		case p.Seq == 0 || p.Projector != r.Projector || p.State != projector.StillParked:
-			return &projector.ReplayError{Seq: r.Seq, Err: projector.ErrNotParked}
-		case s.isHeld(r.Attempt, before...):
-			return &projector.ReplayError{Seq: r.Seq, Err: projector.ErrHeld}
-		case !r.Force && s.pruned(r, p.At):
-			return &projector.ReplayError{Seq: r.Seq, Err: projector.ErrPruned}
-		}
-		before = append(before, r.Seq)
-	}
-	return nil
-}
-
-// pruned tells whether markers of the handler, by any of its names, may be missing from that time or later.
-func (s *state) pruned(r projector.Replay, at time.Time) bool {
-	for _, name := range append([]string{r.Handler}, r.Was...) {
-		if floor, ok := s.floors.get(name); ok && !floor.Before(at) {
-			return true
-		}
-	}
-	return false
-}
-
-func (s *state) replay(replays []projector.Replay, now time.Time) {
-	for _, r := range replays {
-		if !r.Stays {
-			s.resolve(r.Seq, projector.Replayed, r.Decision, now)
-		}
+	held := s.holds.has(laneKey(p.Projector, p.Lane))
+	s.keep(p)
+	if !held {
+		s.schedule(p.Projector, p.Lane, now.Add(a.After))
 	}
 }
 
-// resolve ends the parking of a message. The first that waits of each handler of its key is due.
-func (s *state) resolve(seq int64, to projector.ParkedState, d projector.Decision, now time.Time) {
+// addHandlers adds handlers to a message that is parked already, unless it was skipped. One without handlers was parked
+// before its type was known: only the handlers that are added have left their markers.
+func (s *state) addHandlers(seq int64, handlers []string) {
 	p, _ := s.parked.get(seq)
-	p.State, p.Decision, p.ResolvedAt = to, d, now
-	s.parked, s.due = s.parked.put(seq, p), s.due.drop(seq)
-	first := map[string]bool{}
-	for later, q := range s.parked.from(seq + 1) {
-		waits := q.State == projector.StillParked && q.Class == projector.HeldClass && q.Projector == p.Projector && q.Key == p.Key
-		if waits && !first[q.Handler] {
-			first[q.Handler] = true
-			s.due = s.due.put(later, struct{}{})
+	if !isOpen(p) {
+		return
+	}
+	p.Handlers = slices.Clone(p.Handlers)
+	for _, h := range handlers {
+		if !slices.Contains(p.Handlers, h) {
+			p.Handlers = append(p.Handlers, h)
 		}
+	}
+	s.keep(p)
+}
+
+// keep stores p. As long as it is waiting or stuck it is in the queue of its lane, and until it is replayed no message
+// with its id is parked again.
+func (s *state) keep(p provider.Parked) {
+	p.DueAt = time.Time{} // it is that of the lane
+	s.parked = s.parked.put(p.Seq, p)
+	lane, id := laneKey(p.Projector, p.Lane), pair(p.Projector, p.MessageID)
+	h, _ := s.holds.get(lane)
+	if isOpen(p) {
+		h.queue = h.queue.put(p.Seq, struct{}{})
+	} else {
+		h.queue = h.queue.drop(p.Seq)
+	}
+	if h.queue == nil {
+		s.holds = s.holds.drop(lane)
+	} else {
+		s.holds = s.holds.put(lane, h)
+	}
+	if p.State != provider.StateReplayed && p.MessageID != "" {
+		s.parkedIDs = s.parkedIDs.put(id, p.Seq)
+	} else if seq, _ := s.parkedIDs.get(id); seq == p.Seq {
+		s.parkedIDs = s.parkedIDs.drop(id)
 	}
 }
 
-// ParkedMessages implements projector.ParkedInspector.
-func (db *DB) ParkedMessages(ctx context.Context, f projector.ParkedFilter) ([]projector.Parked, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("list parked messages: %w", err)
-	}
-	if f.Limit == 0 {
-		f.Limit = 100
-	}
-	return db.committed.Load().pickParked(f), nil
+// forget deletes p.
+func (s *state) forget(p provider.Parked) {
+	p.State = provider.StateReplayed
+	s.keep(p)
+	s.parked = s.parked.drop(p.Seq)
 }
 
-// ParkedCount implements projector.ParkedInspector.
-func (db *DB) ParkedCount(ctx context.Context, name string) (int64, error) {
-	if err := ctx.Err(); err != nil {
-		return 0, fmt.Errorf("count parked messages: %w", err)
+// fail writes into p why it failed, as from says.
+func (s *state) fail(p, from provider.Parked, stuck bool) {
+	p.Class, p.Code, p.Attempts, p.Handler, p.Version = from.Class, from.Code, from.Attempts, from.Handler, from.Version
+	if stuck {
+		p.State = provider.StateStuck
 	}
-	return int64(len(db.committed.Load().pickParked(projector.ParkedFilter{Projector: name}))), nil
+	s.keep(p)
 }
 
-// SkipParked implements projector.ParkedInspector.
-func (db *DB) SkipParked(ctx context.Context, f projector.ParkedFilter, d projector.Decision) (n int, err error) {
-	if err := d.Validate(); err != nil {
-		return 0, fmt.Errorf("skip parked messages: %w", err)
+// schedule says when a lane is tried next: at the given time, or never if its first message is stuck.
+func (s *state) schedule(projector string, lane provider.Lane, at time.Time) {
+	h, ok := s.holds.get(laneKey(projector, lane))
+	if !ok {
+		return
 	}
-	err = db.Tx(ctx, func(tx *Model) error {
-		now := db.now()
-		for _, p := range tx.staged.pickParked(f) {
-			if p.State == projector.StillParked {
-				tx.staged.resolve(p.Seq, projector.Skipped, d, now)
-				n++
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return 0, fmt.Errorf("skip parked messages: %w", err)
+	if h.dueAt = at; s.after(h, 0).State == provider.StateStuck {
+		h.dueAt = time.Time{}
 	}
-	return n, nil
+	s.holds = s.holds.put(laneKey(projector, lane), h)
 }
 
-// pickParked is what f picks, in order of Seq; a Limit of 0 is none.
-func (s *state) pickParked(f projector.ParkedFilter) []projector.Parked {
-	var picked []projector.Parked
-	for _, p := range s.parked.from(f.After + 1) {
-		switch {
-		case p.State != f.State,
-			f.Projector != "" && p.Projector != f.Projector,
-			f.Handler != "" && p.Handler != f.Handler,
-			f.Key != "" && p.Key != f.Key,
-			f.Class != nil && p.Class != *f.Class,
-			f.Code != "" && p.Code != f.Code,
-			f.Seqs != nil && !slices.Contains(f.Seqs, p.Seq):
-			continue
-		}
-		picked = append(picked, ownParked(p))
-		if len(picked) == f.Limit {
-			break
-		}
+// shown is p as a caller gets it: with the time of its lane, and with bytes and maps of its own.
+func (s *state) shown(p provider.Parked) provider.Parked {
+	p = ownParked(p)
+	if h, ok := s.holds.get(laneKey(p.Projector, p.Lane)); ok && isOpen(p) {
+		p.DueAt = h.dueAt
 	}
-	return picked
-}
-
-// Outcomes implements projector.State.
-func (db *DB) Outcomes(ctx context.Context, keys []marker.Key) ([]projector.Outcome, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("look up outcomes: %w", err)
-	}
-	s := db.committed.Load()
-	outcomes := make([]projector.Outcome, len(keys))
-	for i, k := range keys {
-		outcomes[i] = s.outcome(k)
-	}
-	return outcomes, nil
-}
-
-func (s *state) outcome(k marker.Key) projector.Outcome {
-	if s.marked(k) {
-		return projector.Applied
-	}
-	is := projector.Unseen
-	for _, p := range s.parked.from(0) {
-		if p.MessageID != k.MessageID || !isOf(p, k.Handler, k.Was) || p.Handler == "" && !strings.HasPrefix(k.Handler, p.Projector+"/") {
-			continue
-		}
-		switch p.State {
-		case projector.StillParked:
-			return projector.IsParked
-		case projector.Skipped:
-			is = projector.IsSkipped
-		}
-	}
-	return is
+	return p
 }
 
 // ownParked is own for parked messages.
-func ownParked(p projector.Parked) projector.Parked {
-	p.Payload = bytes.Clone(p.Payload)
-	p.Headers = maps.Clone(p.Headers)
+func ownParked(p provider.Parked) provider.Parked {
+	p.Payload, p.Headers, p.Handlers = bytes.Clone(p.Payload), maps.Clone(p.Headers), slices.Clone(p.Handlers)
 	return p
 }

@@ -6,8 +6,8 @@ import (
 	"math/rand/v2"
 )
 
-// tree is an ordered map that never changes: put and drop make a new one, which shares with the old one all
-// that stayed the same. That makes a snapshot free, and a rollback too. The nil tree is empty.
+// tree is an ordered map that never changes: put and drop return a new one, which shares its unchanged nodes with
+// the old one. So a snapshot costs nothing, nor does a rollback. The nil tree is empty.
 //
 // It is a treap: in order by key, and a heap by rank, which is drawn at random and so keeps it shallow.
 type tree[K cmp.Ordered, V any] struct {
@@ -106,7 +106,7 @@ func (n *tree[K, V]) walk(from K, yield func(K, V) bool) bool {
 	return n.left.walk(from, yield) && yield(n.key, n.value) && n.right.walk(from, yield)
 }
 
-// last is the greatest key, or the zero value where there is none.
+// last is the greatest key, or the zero value if the tree is empty.
 func (n *tree[K, V]) last() (k K) {
 	for ; n != nil; n = n.right {
 		k = n.key

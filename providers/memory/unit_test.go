@@ -7,46 +7,55 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/memory"
 )
 
-// rehearse is what a rehearsal of fn is told, as "table: before -> after".
-func rehearse(t *testing.T, db *memory.DB, fn func(tx *memory.Model)) (told []string, err error) {
-	t.Helper()
-	err = db.Do(t.Context(), projector.Work{Projector: "p", Rehearse: func(changes []projector.Change) {
-		for _, c := range changes {
-			told = append(told, c.Table+": "+string(c.Before)+" -> "+string(c.After))
-		}
-	}}, func(_ context.Context, tx *memory.Model, _ []int) ([]outbox.Message, error) {
-		fn(tx)
-		return nil, nil
+// unit runs a unit without messages.
+func unit(ctx context.Context, db *memory.DB, run func(ctx context.Context, tx *memory.Model) error) error {
+	return db.Do(ctx, provider.Unit{Projector: "p"}, func(ctx context.Context, tx *memory.Model, _ provider.Found) (provider.Closing, error) {
+		return provider.Closing{}, run(ctx, tx)
 	})
-	return told, err
 }
 
-func TestARehearsalTellsRows(t *testing.T) {
+// dryRun returns the changes that a dry run of fn reports, as "table: before -> after".
+func dryRun(t *testing.T, db *memory.DB, fn func(tx *memory.Model)) (reported []string, err error) {
+	t.Helper()
+	u := provider.Unit{Projector: "p", DryRun: func(changes []provider.Change) {
+		for _, c := range changes {
+			reported = append(reported, c.Table+": "+string(c.Before)+" -> "+string(c.After))
+		}
+	}}
+	err = db.Do(t.Context(), u, func(_ context.Context, tx *memory.Model, _ provider.Found) (provider.Closing, error) {
+		fn(tx)
+		return provider.Closing{}, nil
+	})
+	return reported, err
+}
+
+func TestDryRunReportsRows(t *testing.T) {
 	t.Parallel()
 	db := newDB(t, nil)
-	never := make(chan int) // which JSON cannot take
+	unknown := make(chan int) // JSON has no channels
 	require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error {
 		tx.Put("letters", "a", 1)
 		tx.Put("letters", "b", 2)
 		tx.Put("letters", "c", map[string]int{"n": 3})
-		tx.Put("letters", "never", never)
+		tx.Put("letters", "unknown", unknown)
 		return nil
 	}))
-	told, err := rehearse(t, db, func(tx *memory.Model) {
+	reported, err := dryRun(t, db, func(tx *memory.Model) {
 		tx.Put("others", "z", "Z")
 		tx.Put("letters", "e", 5)
 		tx.Delete("letters", "b")
 		tx.Put("letters", "a", 7)
 		tx.Put("letters", "a", 8)
-		tx.Put("letters", "d", 4) // and deleted again
-		tx.Delete("letters", "d")
-		tx.Delete("letters", "c") // and put back
-		tx.Put("letters", "c", map[string]int{"n": 3})
+		tx.Put("letters", "d", 4)
+		tx.Delete("letters", "d") // it was not there before
+		tx.Delete("letters", "c")
+		tx.Put("letters", "c", map[string]int{"n": 3}) // as before
 		tx.Delete("letters", "nothing")
 	})
 	require.NoError(t, err)
@@ -55,31 +64,31 @@ func TestARehearsalTellsRows(t *testing.T) {
 		`letters: {"key":"b","value":2} -> `,
 		`letters:  -> {"key":"e","value":5}`,
 		`others:  -> {"key":"z","value":"Z"}`,
-	}, told)
+	}, reported)
 	db.View(func(m *memory.Model) {
-		require.Equal(t, []string{"a", "b", "c", "never"}, keys(m, "letters"))
+		require.Equal(t, []string{"a", "b", "c", "unknown"}, keys(m, "letters"))
 		require.Empty(t, keys(m, "others"))
 	})
 	for name, fn := range map[string]func(*memory.Model){
-		"after":  func(tx *memory.Model) { tx.Put("letters", "a", never) },
-		"before": func(tx *memory.Model) { tx.Delete("letters", "never") },
+		"after":  func(tx *memory.Model) { tx.Put("letters", "a", unknown) },
+		"before": func(tx *memory.Model) { tx.Delete("letters", "unknown") },
 	} {
-		told, err := rehearse(t, db, fn)
-		require.Equal(t, projector.PermanentClass, projector.ClassOf(err), name)
+		reported, err := dryRun(t, db, fn)
+		require.Equal(t, provider.ClassPermanent, provider.ClassOf(err), name)
 		require.ErrorAs(t, err, new(*json.UnsupportedTypeError), name)
-		require.Nil(t, told, name)
+		require.Nil(t, reported, name)
 	}
 }
 
-// A handler that does not return goes on with a model of its own: it reads what it wrote, and nobody else does.
-func TestAStuckHandlersModelIsItsOwn(t *testing.T) {
+// A handler that goes on after its context has ended keeps a model of its own: it reads its writes, and others do not.
+func TestAHandlerThatGoesOnHasItsOwnModel(t *testing.T) {
 	t.Parallel()
 	db := newDB(t, &memory.Config{Route: outbox.ByCategory})
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	others, done := make(chan struct{}), make(chan error, 1)
 	go func() {
-		done <- db.Do(ctx, projector.Work{Projector: "p"}, func(_ context.Context, tx *memory.Model, _ []int) ([]outbox.Message, error) {
+		done <- unit(ctx, db, func(ctx context.Context, tx *memory.Model) error {
 			tx.Put("t", "k", "before")
 			cancel()
 			<-others
@@ -89,23 +98,71 @@ func TestAStuckHandlersModelIsItsOwn(t *testing.T) {
 				t.Errorf("the handler's own model has %v, %v", v, keys(tx, "t"))
 			}
 			_, err := db.InTx(tx).Append(context.WithoutCancel(ctx), "thing-1", 0, drafted(t))
-			return nil, err
+			return err
 		})
 	}()
 	<-ctx.Done()
-	require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error { // waits for its turn, and no longer than the grace
+	require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error { // begins when the second is over
 		tx.Put("t", "k", "others")
 		tx.Put("t", "l", "others")
 		return nil
 	}))
 	close(others)
 	require.ErrorIs(t, <-done, context.Canceled)
-	require.NoError(t, db.Tx(t.Context(), func(*memory.Model) error { return nil }), "there is one turn, and not two")
+	require.NoError(t, db.Tx(t.Context(), func(*memory.Model) error { return nil }), "the turn was given once, not twice")
 	db.View(func(m *memory.Model) {
 		v, _ := m.Get("t", "k")
 		require.Equal(t, "others", v)
 	})
 	for range db.ReadStream(t.Context(), "thing-1", 0) {
-		t.Error("what it appended late is stored")
+		t.Error("an event that it appended late is stored")
 	}
+}
+
+// The error of a wait for other units is transient: the message is not to blame, as it may be if its handler is slow.
+func TestDeadlinesHaveAClass(t *testing.T) {
+	t.Parallel()
+	db := newDB(t, nil)
+	require.NoError(t, db.Tx(t.Context(), func(*memory.Model) error {
+		ctx, cancel := context.WithTimeout(t.Context(), soon)
+		defer cancel()
+		err := unit(ctx, db, func(context.Context, *memory.Model) error { return nil })
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, provider.ClassTransient, provider.ClassOf(err))
+		return nil
+	}))
+	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	defer cancel()
+	err := unit(ctx, db, func(ctx context.Context, tx *memory.Model) error {
+		tx.Put("t", "k", 1)
+		<-ctx.Done()
+		return nil
+	})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Equal(t, provider.ClassUnknown, provider.ClassOf(err))
+	require.Equal(t, provider.CodeDeadline, provider.CodeOf(err))
+	db.View(func(m *memory.Model) { require.Empty(t, keys(m, "t")) })
+}
+
+// A handler that begins a transaction inside its own waits for itself, until its context ends.
+func TestAHandlerThatWaitsForItselfEnds(t *testing.T) {
+	t.Parallel()
+	db := newDB(t, &memory.Config{Route: outbox.ByCategory})
+	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	defer cancel()
+	err := unit(ctx, db, func(ctx context.Context, _ *memory.Model) error {
+		_, err := db.Append(ctx, "thing-1", eventstore.Any, drafted(t))
+		return err
+	})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Equal(t, provider.ClassUnknown, provider.ClassOf(err), "the handler is to blame, so it is counted")
+
+	// Through the view it is one transaction.
+	require.NoError(t, unit(t.Context(), db, func(ctx context.Context, tx *memory.Model) error {
+		_, err := db.InTx(tx).Append(ctx, "thing-1", eventstore.NoStream, drafted(t))
+		return err
+	}))
+	counts, err := db.StatusCounts(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 1, counts[outbox.Pending])
 }

@@ -1,203 +1,314 @@
 package providertest
 
 import (
+	"cmp"
 	"errors"
+	"fmt"
+	"slices"
 	"time"
 
-	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 )
 
 var dueCases = []testCase{
 	{
-		name: "what waits is due", play: waitingIsDue,
-		rule: "DueParked lists messages that wait (HeldClass) and are due, since what was before them was replayed or skipped: the first of each handler",
+		name: "lanes in order of their time", play: dueInOrder,
+		rule: "Due lists, for at most keys lanes whose time has come, the first messages, in order of the lanes' time",
 	},
 	{
-		name: "what has become known is due", play: knownIsDue,
-		rule: "DueParked lists those parked with the code \"unregistered\" whose type is one of types, in order of Seq, after Seq after, at most limit, and looks at no others",
+		name: "the first of a lane", play: dueFirst,
+		rule: "Due lists of a lane a single message, or up to each that are ClassHeld, in order of Seq",
 	},
 	{
-		name: "a replay that failed", play: failedReplay,
-		rule: "FailParked: its Class, Code, Attempts and Version are p's from now on, and it is not due; the count of a begins anew, and runner's name of it is taken back; one that is not parked any more stays as it is",
+		name: "some lanes", play: dueLanes,
+		rule: "lanes, if not nil, restricts Due to these",
 	},
 	{
-		name: "a replay that is held", play: heldReplay,
-		rule: "FailParked where p's Class is HeldClass says only that it is not due, and that only while something is in a's way",
+		name: "a lane that is stuck", play: dueStuck,
+		rule: "A lane with a stuck message at its front is never due",
+	},
+	{
+		name: "several projectors", play: dueOfSeveral,
+		rule: "Due lists messages by projector, at most f.Keys lanes of each",
+	},
+	{
+		name: "as they are stored", play: dueAsStored,
+		rule: "Due lists messages as Parked lists them",
 	},
 }
 
-// due lists what may go on by itself.
-func (s *stage) due(types []string) []projector.Parked {
-	s.Helper()
-	due, err := s.db.DueParked(s.ctx, "ratings", types, 0, 100)
-	s.ok(err, "list due messages")
-	return due
-}
-
-// isDue ends the case if other messages are due, in another order.
-func (s *stage) isDue(when string, types []string, want ...string) {
-	s.Helper()
-	same(s, "due "+when, idsOfParked(s.due(types)), append([]string{}, want...))
-}
-
-func idsOfParked(ps []projector.Parked) []string {
-	ids := []string{}
-	for _, p := range ps {
-		ids = append(ids, p.MessageID)
+func dueInOrder(s *stage) {
+	for i, hours := range []int{3, 1, 4, 0, 2} {
+		s.park(time.Duration(hours)*time.Hour, s.failed(fmt.Sprint("m-", hours), fmt.Sprint("key ", i)))
 	}
-	return ids
-}
-
-// atOther is p at another handler of the projector.
-func atOther(p projector.Parked) projector.Parked {
-	p.Handler = "ratings/other"
-	return p
-}
-
-func waitingIsDue(s *stage) {
-	elsewhere := waiting("m-4", "ann")
-	elsewhere.Projector, elsewhere.Handler = "stars", "stars/posted"
-	rows := s.setAside(
-		waiting("m-0", "ann"), poison("m-1", "ann"), waiting("m-2", "ann"), atOther(waiting("m-2'", "ann")), waiting("m-3", "ann"),
-		atOther(waiting("m-3'", "ann")), elsewhere, waiting("m-5", "ben"), poison("m-6", "ann"), waiting("m-7", ""),
-	)
-	s.isDue("at first", nil)
-	stays := replayOf(rows[0])
-	stays.Stays = true
-	s.ok(s.do(s.ctx, projector.Work{Projector: "ratings", Replay: []projector.Replay{stays}}, nil), "replay what stays")
-	s.isDue("after the replay of one that stays", nil)
-	s.skipParked(projector.ParkedFilter{Seqs: []int64{rows[0].Seq}}, 1)
-	s.isDue("behind the very first", nil, "m-2", "m-2'") // and not what was replayed or skipped
-	s.skipParked(projector.ParkedFilter{Seqs: []int64{rows[1].Seq}}, 1)
-	s.isDue("behind the first", nil, "m-2", "m-2'")
-	failing := errors.New("failing")
-	err := s.do(s.ctx, replays(rows[2]), func(unit) ([]outbox.Message, error) { return nil, failing })
-	s.holds(errors.Is(err, failing), "the error %v is apply's", err)
-	s.isDue("after a replay that failed", nil, "m-2", "m-2'")
-	s.ok(s.replay(rows[2]), "replay")
-	s.isDue("behind the second", nil, "m-2'", "m-3")
-	s.skipParked(projector.ParkedFilter{Seqs: []int64{rows[8].Seq}}, 1)
-	s.isDue("behind the last", nil, "m-2'", "m-3")
-	s.ok(s.replay(rows[4]), "replay")
-	s.ok(s.replay(rows[3]), "replay")
-	s.isDue("behind all but one", nil, "m-3'")
-	s.skipParked(projector.ParkedFilter{Key: "ann", Projector: "ratings"}, 1)
-	s.isDue("behind all", nil)
-	due, err := s.db.DueParked(s.ctx, "stars", nil, 0, 10)
-	s.ok(err, "list due messages")
-	same(s, "due of another projector", len(due), 0)
-}
-
-func knownIsDue(s *stage) {
-	liked := func(id, eventType string) projector.Parked {
-		p := unregistered(id, "key of "+id)
-		p.Type = eventType
-		return p
+	s.isDueInOrder("at first", "m-0")
+	s.advance(150 * time.Minute)
+	s.isDueInOrder("after 150 minutes", "m-0", "m-1", "m-2")
+	s.advance(3 * time.Hour)
+	s.isDueInOrder("in the end", "m-0", "m-1", "m-2", "m-3", "m-4")
+	for keys, want := range [][]string{{}, {"m-0"}, {"m-0", "m-1"}} {
+		due, err := s.db.Due(s.ctx, provider.DueFilter{Projectors: []string{s.name}, Keys: keys, Each: 10})
+		s.ok(err, "list due messages")
+		same(s, fmt.Sprintf("due, %d lanes", keys), idsOfParked(due), want)
 	}
-	elsewhere, undecodable, gone := liked("m-4", "review.liked"), liked("m-5", "review.liked"), liked("m-9", "review.liked")
-	elsewhere.Projector, undecodable.Code = "stars", "undecodable"
-	rows := s.setAside(
-		liked("m-1", "review.liked"), liked("m-2", "review.disliked"), poison("m-3", "ann"), elsewhere, undecodable, waiting("m-6", "ann"),
-		liked("m-7", "review.liked"), liked("m-8", "REVIEW.LIKED"), gone, liked("m-10", ""), liked("m-11", "review.liked"),
-	)
-	s.skipParked(projector.ParkedFilter{Key: "key of m-9"}, 1)
-	s.isDue("of no types", nil)
-	s.isDue("of one type", []string{"review.liked"}, "m-1", "m-7", "m-11")
-	s.isDue("of several types", []string{"review.posted", "review.disliked", "review.liked"}, "m-1", "m-2", "m-7", "m-11")
-	s.skipParked(projector.ParkedFilter{Key: "ann", Limit: 1}, 1)
-	s.isDue("together with what waits", []string{"review.liked"}, "m-1", "m-6", "m-7", "m-11")
+}
+
+func dueFirst(s *stage) {
+	s.park(0, s.failed("a1", "a"), s.behind("a2", "a"), s.behind("a3", "a"))
+	s.park(0, s.behind("b1", "b"), s.behind("b2", "b"), s.behind("b3", "b"), s.behind("b4", "b"))
+	s.park(0, s.behind("c1", "c"), s.behind("c2", "c"), s.failed("c3", "c"), s.behind("c4", "c"))
+	s.park(0, s.behind("d1", "d"))
+	s.park(-1, s.behind("d2", "d"))
+	s.park(0, s.behind("e1", ""), s.behind("e2", ""))
+	s.advance(time.Minute)
+	for each, want := range map[int][]string{
+		1:  {"a1", "b1", "c1", "d1", "e1", "e2"},
+		2:  {"a1", "b1", "b2", "c1", "c2", "d1", "e1", "e2"},
+		10: {"a1", "b1", "b2", "b3", "b4", "c1", "c2", "d1", "e1", "e2"},
+	} {
+		due, err := s.db.Due(s.ctx, provider.DueFilter{Projectors: []string{s.name}, Keys: 100, Each: each})
+		s.ok(err, "list due messages")
+		lanes := []provider.Lane{} // which may be in any order, as their times may be the same
+		for i, p := range due {
+			if i == 0 || due[i-1].Lane != p.Lane {
+				s.holds(!slices.Contains(lanes, p.Lane), "the messages of lane %s are listed together", p.Key)
+				lanes = append(lanes, p.Lane)
+			} else {
+				s.holds(due[i-1].Seq < p.Seq, "%d comes after %d", p.Seq, due[i-1].Seq)
+			}
+		}
+		ids := idsOfParked(due)
+		slices.Sort(ids)
+		same(s, fmt.Sprint("due, each ", each), ids, want)
+	}
+}
+
+func dueLanes(s *stage) {
+	s.park(0, s.failed("m-1", "ann"), s.failed("m-2", "ben"), s.failed("m-3", ""))
+	s.park(time.Hour, s.failed("m-4", "cid"))
+	s.park(0, s.failed("m-5", "dan"))
 	for _, c := range []struct {
-		after int64
-		limit int
+		lanes []provider.Lane
 		want  []string
 	}{
-		{0, 2, []string{"m-1", "m-6"}}, {rows[5].Seq, 1, []string{"m-7"}}, {rows[5].Seq, 5, []string{"m-7", "m-11"}},
-		{rows[4].Seq, 1, []string{"m-6"}}, {rows[10].Seq, 5, []string{}},
+		{[]provider.Lane{}, []string{}},
+		{[]provider.Lane{provider.LaneOfKey("ben")}, []string{"m-2"}},
+		{[]provider.Lane{provider.LaneOfKey("m-3"), provider.LaneOfMessage("ann"), provider.LaneOfKey("nobody")}, []string{}},
+		{[]provider.Lane{provider.LaneOfMessage("m-3"), provider.LaneOfKey("cid"), provider.LaneOfKey("dan")}, []string{"m-3", "m-5"}},
 	} {
-		page, err := s.db.DueParked(s.ctx, "ratings", []string{"review.liked"}, c.after, c.limit)
+		due, err := s.db.Due(s.ctx, provider.DueFilter{Projectors: []string{s.name}, Lanes: c.lanes, Keys: 10, Each: 10})
 		s.ok(err, "list due messages")
-		same(s, "page of due messages", idsOfParked(page), c.want)
-	}
-	for _, p := range s.due([]string{"review.liked"}) {
-		same(s, "a due message", []projector.Parked{plainParked(p)}, s.listParked(projector.ParkedFilter{Seqs: []int64{p.Seq}}))
+		same(s, "due", idsOfParked(due), c.want)
 	}
 }
 
-func failedReplay(s *stage) {
-	rows := s.setAside(poison("m-1", "ann"), waiting("m-2", "ann"), waiting("m-3", "ann"), unregistered("m-4", "ben"), poison("m-5", "cid"))
-	fail := func(p projector.Parked) {
-		s.Helper()
-		s.ok(s.db.FailParked(s.ctx, "one", p, replayOf(p).Attempt), "fail a replay")
+func dueStuck(s *stage) {
+	s.park(-1, s.failed("m-1", "ann"))
+	s.park(0, s.behind("m-2", "ann"), s.failed("m-3", "ben"), s.behind("m-4", "ben"))
+	s.advance(100_000 * time.Hour)
+	s.isDue("long after", "m-3")
+	s.fails(s.due()[0], -1)
+	s.advance(100_000 * time.Hour)
+	s.isDue("after it is stuck")
+	s.park(0, s.behind("m-5", "ann"), s.behind("m-6", "ben"))
+	s.isDue("after more was parked behind")
+	for _, p := range s.rows() {
+		s.holds(p.DueAt.IsZero(), "%s waits for a person, not for %v", p.MessageID, p.DueAt)
 	}
-	s.skipParked(projector.ParkedFilter{Seqs: []int64{rows[0].Seq}}, 1)
-	s.isDue("behind the first", nil, "m-2")
-	failed := rows[1]
-	failed.Class, failed.Code, failed.Attempts, failed.Version = projector.UnknownClass, "22'012", 4, "v2"
-	spoilt := failed
-	spoilt.Payload, spoilt.Headers, spoilt.Topic, spoilt.Holds, spoilt.Type, spoilt.MessageID = []byte("x"), nil, "t", false, "x", "x"
-	spoilt.State, spoilt.Decision, spoilt.At = projector.Skipped, projector.Decision{By: "x", Reason: "x"}, time.Time{}
-	s.ok(s.db.FailParked(s.ctx, "one", spoilt, replayOf(rows[1]).Attempt), "fail a replay")
-	same(s, "what failed", s.listParked(projector.ParkedFilter{Seqs: []int64{failed.Seq}}), []projector.Parked{failed})
-	s.isDue("behind one that failed", nil)
-	s.verdict("an attempt behind one that failed", posted("m-9", "ann"), projector.Held)
-	s.skipParked(projector.ParkedFilter{Seqs: []int64{failed.Seq}}, 1)
-	s.isDue("behind one that failed, and was skipped", nil, "m-3")
+}
 
-	undecodable := rows[3]
-	undecodable.Code, undecodable.Attempts = "undecodable", 2
-	a := replayOf(undecodable).Attempt
-	s.alive("one", time.Hour)
-	s.alive("two", time.Hour)
-	s.countAttempt(a, 1)
-	s.alone("one", a, 9, 1, 0)
-	s.alone("two", a, 9, 1, 1)
-	fail(undecodable)
-	s.alone("three", a, 0, 0, 1) // that of two
-	s.alive("one", 0)
-	s.alive("two", 0)
-	s.isDue("of what failed otherwise", []string{"review.liked"}, "m-3")
-
-	s.ok(s.replay(rows[4]), "replay")
-	for _, i := range []int{0, 4} { // skipped, replayed
-		before := s.dump()
-		gone := rows[i]
-		gone.Class, gone.Code, gone.Attempts = projector.UnknownClass, "late", 9
-		fail(gone)
-		gone.Class = projector.HeldClass
-		fail(gone)
-		s.unchanged(before, "a failed replay of what is not parked any more")
+func dueOfSeveral(s *stage) {
+	names := []string{s.name, s.name + "x", s.name + "y"}
+	for i := range 9 {
+		p := s.failed(fmt.Sprint("m-", i), fmt.Sprint("key ", i/3))
+		p.Projector = names[i%3]
+		u, run := s.parking(0, p)
+		u.Projector = p.Projector
+		s.open(u, run)
 	}
+	for _, c := range []struct {
+		projectors []string
+		lanes      []provider.Lane
+		keys, want int // of each projector
+	}{
+		{names, nil, 10, 3}, {names, nil, 2, 2}, {names[1:2], nil, 10, 3}, {names, []provider.Lane{laneOf("", "key 1")}, 2, 1}, {nil, nil, 10, 0},
+		{names[:2], []provider.Lane{}, 10, 0}, {[]string{s.name + "z"}, nil, 10, 0},
+	} {
+		due, err := s.db.Due(s.ctx, provider.DueFilter{Projectors: c.projectors, Lanes: c.lanes, Keys: c.keys, Each: 10})
+		s.ok(err, "list due messages")
+		of, last := map[string]int{}, ""
+		for _, p := range due {
+			s.holds(p.Projector == last || of[p.Projector] == 0, "the messages of %s are listed together", p.Projector)
+			last = p.Projector
+			of[last]++
+		}
+		same(s, fmt.Sprintf("due messages, %+v", c), len(due), c.want*len(c.projectors))
+		for _, name := range c.projectors {
+			same(s, "due messages of "+name, of[name], c.want)
+		}
+	}
+}
+
+func dueAsStored(s *stage) {
+	p := s.failed("m-2", "")
+	p.Handlers = append(p.Handlers, s.name+"/rated")
+	s.park(0, p, s.untyped("m-3", ""))
+	s.decide(provider.ParkedFilter{Types: []string{"review.posted"}}, provider.StateWaiting, 1)
+	due := s.due()
+	slices.SortFunc(due, func(a, b provider.Parked) int { return cmp.Compare(a.Seq, b.Seq) })
+	same(s, "due", due, s.rows())
+}
+
+var tryCases = []testCase{
+	{
+		name: "a try is counted and puts its lane off", play: tryCounts,
+		rule: "Try counts an attempt at p and puts its lane off: nobody else tries it for again, and the attempt counts even if its process ends",
+	},
+	{
+		name: "a try of what has changed", play: tryOfChanged,
+		rule: "Try is false if p is not as it was listed, or its lane is not due; then it changes nothing",
+	},
+	{
+		name: "the last try", play: tryLimit,
+		rule: "Try is false, and p is stuck, if p has limit attempts already; a negative limit is none",
+	},
+	{
+		name: "many tries at once", play: triesAtOnce,
+		rule: "Of many that try a message at once, one counts its attempt, and the others do not try it",
+	},
+	{
+		name: "a try that fails", play: failedTry,
+		rule: "A try that fails is closed with its message in Closing.Park: its attempt stays counted, and its lane is due after After",
+	},
+	{
+		name: "a person's decision and tries", play: triesAfterDecision,
+		rule: "A message that a person made due has no attempts, and can be tried as often as a new one",
+	},
+}
+
+func (s *stage) tries(p provider.Parked, limit int, again time.Duration) bool {
+	s.Helper()
+	tried, err := s.db.Try(s.ctx, p, limit, again)
+	s.ok(err, "try")
+	return tried
+}
+
+func tryCounts(s *stage) {
+	row := s.park(0, s.failed("m-1", "ann"), s.behind("m-2", "ann"))[0]
+	same(s, "tried", s.tries(row, 5, time.Hour), true)
+	got := s.row(row.Seq)
+	s.holds(got.DueAt.Sub(row.DueAt) > 50*time.Minute && got.DueAt.Sub(row.DueAt) < 70*time.Minute, "its lane is due at %v, an hour after %v", got.DueAt, row.DueAt)
+	row.Attempts++
+	row.DueAt = got.DueAt
+	same(s, "a message that was tried", got, row)
+	s.isDue("after the try")
+	same(s, "tried again", s.tries(row, 5, time.Hour), false)
+	s.advance(2 * time.Hour)
+	s.isDue("later", "m-1")
+	row = s.due()[0]
+	same(s, "tried", s.tries(row, 5, time.Hour), true)
+	row.Attempts++
+	s.runs("a message that was tried", []provider.Parked{row}, true)
+	s.isDue("after it was applied", "m-2")
+	same(s, "total", s.total("m-1"), 1)
+}
+
+func tryOfChanged(s *stage) {
+	rows := s.park(0, s.failed("m-1", "ann"), s.failed("m-2", "ben"), s.failed("m-3", "cid"), s.failed("m-4", "dan"))
+	late := s.park(time.Hour, s.failed("m-5", "eve"))[0]
+	more := s.failed("m-2", "ben")
+	more.Handlers = []string{s.name + "/late"}
+	s.open(s.parking(0, more))
+	s.skip(rows[2])
+	s.runs("one", rows[3:4], true)
+	fewer := rows[0]
+	fewer.Attempts--
 	never := rows[0]
-	never.Seq = 1 << 40
-	fail(never)
+	never.Seq += 1000
+	before := s.dump()
+	for what, p := range map[string]provider.Parked{
+		"other attempts": fewer, "other handlers": rows[1], "skipped": rows[2], "applied": rows[3], "not due": late, "never parked": never,
+	} {
+		same(s, "tried, "+what, s.tries(p, -1, time.Hour), false)
+		same(s, "tried at its limit, "+what, s.tries(p, 0, time.Hour), false)
+		s.unchanged(before, "a try of "+what)
+	}
+	s.fails(rows[0], -1)
+	before = s.dump()
+	same(s, "tried, stuck", s.tries(rows[0], -1, time.Hour), false)
+	s.unchanged(before, "a try of a stuck message")
 }
 
-func heldReplay(s *stage) {
-	rows := s.setAside(poison("m-1", "ann"), unregistered("m-2", "ann"), waiting("m-3", "ann"), poison("m-4", "ann"))
-	held := func(p projector.Parked) {
-		s.Helper()
-		p.Class, p.Code, p.Attempts, p.Version = projector.HeldClass, "x", 9, "x" // of which it says nothing
-		s.ok(s.db.FailParked(s.ctx, "one", p, replayOf(p).Attempt), "say that a replay is held")
-		p.Class, p.Code, p.Attempts, p.Version = rows[2].Class, rows[2].Code, rows[2].Attempts, rows[2].Version
-		same(s, "what is held", s.listParked(projector.ParkedFilter{Seqs: []int64{p.Seq}}), []projector.Parked{p})
+func tryLimit(s *stage) {
+	for attempts := 1; attempts <= 3; attempts++ {
+		p := s.failed(fmt.Sprint("m-", attempts), fmt.Sprint("key ", attempts))
+		p.Attempts = attempts
+		row := s.park(0, p)[0]
+		if tried := attempts < 2; s.tries(row, 2, time.Hour) != tried {
+			s.Fatalf("after %d attempts of 2, tried is not %v", attempts, tried)
+		}
 	}
-	held(rows[2])
-	s.isDue("at first", nil)
-	s.skipParked(projector.ParkedFilter{Seqs: []int64{rows[0].Seq}}, 1)
-	s.isDue("behind the first", nil, "m-3")
-	s.countAttempt(replayOf(rows[2]).Attempt, 1)
-	held(rows[2])
-	s.countAttempt(replayOf(rows[2]).Attempt, 2)
-	s.isDue("while the second is in its way", nil)
-	s.skipParked(projector.ParkedFilter{Seqs: []int64{rows[1].Seq}}, 1)
-	s.isDue("behind both", nil, "m-3")
-	held(rows[2]) // who said so had looked before the second was skipped
-	s.isDue("while nothing is in its way but what came later", nil, "m-3")
+	rows := s.rows()
+	s.states("after their tries", rows, provider.StateWaiting, provider.StateStuck, provider.StateStuck)
+	same(s, "attempts", []int{rows[0].Attempts, rows[1].Attempts, rows[2].Attempts}, []int{2, 2, 3})
+	s.advance(1000 * time.Hour)
+	s.isDue("long after", "m-1")
+	row := s.due()[0]
+	for n := range 20 {
+		same(s, "tried without a limit", s.tries(row, -1, 0), true)
+		row = s.row(row.Seq)
+		same(s, "attempts", row.Attempts, 3+n)
+	}
+	s.outcomes("afterwards", []string{"m-1", "m-2", "m-3"}, provider.OutcomeWaiting, provider.OutcomeStuck, provider.OutcomeStuck)
+}
 
-	other := s.setAside(poison("m-5", "ben"), poison("m-6", "ben"))[1] // which never waited
-	before := s.dump()
-	other.Class = projector.HeldClass
-	s.ok(s.db.FailParked(s.ctx, "one", other, replayOf(other).Attempt), "say that a replay is held")
-	s.unchanged(before, "a replay that is held")
+func triesAtOnce(s *stage) {
+	const n = 20
+	for _, again := range []time.Duration{time.Hour, 0} {
+		row := s.park(0, s.failed(newID(), newID()))[0]
+		tried, errs := make([]bool, n), make([]error, n)
+		together(n, func(i int) { tried[i], errs[i] = s.db.Try(s.ctx, row, 5, again) })
+		s.ok(errors.Join(errs...), "try at once")
+		count := 0
+		for _, t := range tried {
+			if t {
+				count++
+			}
+		}
+		same(s, "tried, attempts", []int{count, s.row(row.Seq).Attempts}, []int{1, row.Attempts + 1})
+	}
+}
+
+func failedTry(s *stage) {
+	row := s.park(0, s.failed("m-1", "ann"), s.behind("m-2", "ann"))[0]
+	for attempts := 2; attempts <= 4; attempts++ {
+		same(s, "tried", s.tries(row, 5, 10*time.Hour), true)
+		row.Attempts++
+		row.Code = fmt.Sprint("code ", attempts)
+		s.fails(row, time.Hour)
+		s.isDue("after it failed")
+		s.advance(2 * time.Hour)
+		s.isDue("later", "m-1")
+		row = s.due()[0]
+		same(s, "attempts, code", []any{row.Attempts, row.Code}, []any{attempts, fmt.Sprint("code ", attempts)})
+	}
+	s.fails(row, 0)
+	s.isDue("at once", "m-1")
+	s.fails(row, -1)
+	s.states("after it is stuck", s.rows(), provider.StateStuck, provider.StateWaiting)
+	s.advance(10_000 * time.Hour)
+	s.isDue("after it is stuck")
+}
+
+func triesAfterDecision(s *stage) {
+	row := s.park(-1, s.failed("m-1", "ann"))[0]
+	s.decide(provider.ParkedFilter{}, provider.StateWaiting, 1)
+	for n := range 3 {
+		row = s.due()[0]
+		same(s, "attempts", row.Attempts, n)
+		same(s, "tried", s.tries(row, 3, 0), true)
+	}
+	same(s, "tried after the last attempt", s.tries(s.row(row.Seq), 3, 0), false)
+	s.states("afterwards", []provider.Parked{row}, provider.StateStuck)
+	same(s, "decision", s.row(row.Seq).Decision, ann)
 }

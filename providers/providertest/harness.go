@@ -1,13 +1,23 @@
-// Package providertest holds the conformance suites: what every provider of Kinora promises, as cases.
+// Package providertest is the conformance suite of Kinora's providers.
 //
-// A provider runs All in its own tests. Every case names the rule that it checks, in the words of the
-// contract, and prints the rule where it fails. Each case opens a provider of its own, runs in parallel with
-// the others, and never sleeps. Where a provider differs it says so (Difference), and the suite then checks
-// what it promises instead: no case is skipped.
+// A provider runs All in its own tests. Each case names the rule that it checks, in the words of the contract, and
+// prints the rule if it fails. Cases do not sleep, and cases with a database of their own run in parallel. A provider
+// that differs declares it (Difference), and the suite checks its promise instead: no case is skipped.
 //
 //	func TestConformance(t *testing.T) { providertest.All(t, open, providertest.Volatile) }
 //
-// The tests of providers/memory show a whole fixture, as their function open makes it.
+// The function open makes a Fixture. It needs five things of a provider:
+//
+//   - A fresh database, migrated, with a table of totals: one number a key. A test that takes long to create a
+//     database may clone a template.
+//   - Add, which adds to a total through the transaction that Units.Do hands to handlers, and Total, which reads a
+//     committed total by any other way. These two are how the suites see effects from outside.
+//   - InTx, a transaction as a user of the provider begins it.
+//   - Advance, which makes everything that is stored older. If the provider has an injected clock, move it forward. If
+//     it uses the database's clock, subtract from every stored time. A time that stands for "never" must stay so.
+//   - Reopen, a second handle on the same data, unless the provider is Volatile.
+//
+// The function open in the tests of providers/memory shows a whole fixture.
 package providertest
 
 import (
@@ -19,21 +29,21 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 )
 
-// Provider is everything that the suites ask of a provider. Capabilities (outbox.BatchClaimer, outbox.Waker)
-// are found by assertion.
+// Provider is what the suites test. They find the capabilities outbox.BatchClaimer and outbox.Waker by assertion.
 type Provider[Tx any] interface {
 	eventstore.Store
 	outbox.Store
 	outbox.Inspector
 	outbox.Keeper
 	marker.Keeper
-	projector.UnitOfWork[Tx]
-	projector.ParkedInspector
-	projector.Journal
-	projector.State
+	provider.Provider[Tx]
+
+	// ParkedCount returns how many messages of a projector are waiting or stuck; of all projectors if its name is
+	// empty.
+	ParkedCount(ctx context.Context, projector string) (int64, error)
 }
 
 // TxView is the event store and the outbox inside a transaction that the caller owns.
@@ -46,7 +56,7 @@ type TxView interface {
 	Enqueue(ctx context.Context, ms ...outbox.Message) error
 }
 
-// Options are what a case asks of the provider that it opens.
+// Options configure the provider that a case opens.
 type Options struct {
 	Route      outbox.Route // nil: no entries
 	MaxPayload int          // bytes; zero means the provider's default
@@ -54,58 +64,65 @@ type Options struct {
 	RequeueWindow time.Duration // zero means the provider's default
 }
 
-// Open opens a provider for one case: fresh, migrated, and closed by t.Cleanup. It is called from many
-// goroutines. Cleanup may check what must hold of any database at rest.
+// Open opens a provider for one case, or for several that run one after another: fresh, migrated, and closed by
+// t.Cleanup. It is called from many goroutines. Cleanup may check what must hold of any database at rest.
 type Open[Tx any] func(t testing.TB, o Options) Fixture[Tx]
 
 // Add adds n to the total of key.
 type Add func(ctx context.Context, key string, n int) error
 
-// Fixture is a provider, and the suite's hands on it. The read model is a table of totals, one a key.
+// Fixture is a provider, with what the suites need to test it. The read model is a table of totals, one for each key.
 type Fixture[Tx any] struct {
 	Provider Provider[Tx]
 
 	// InTx begins a transaction as a user of the provider would, and runs fn in it: with the view of it, and
-	// with writes to the read model through it. It commits where fn returns nil and returns commit's error;
-	// otherwise it rolls back and returns fn's error; also where fn ends its goroutine, as a failing case does.
-	// It begins as a writer, where the provider tells readers and writers apart. Cases read through Provider and
-	// Total while it is open, so that takes a second connection.
+	// with writes to the read model through it.
+	//   - It commits if fn returns nil, and returns commit's error. Otherwise it rolls back and returns fn's error,
+	//     also if fn ends its goroutine, as a failing case does.
+	//   - It begins as a writer, if the provider distinguishes readers and writers.
+	//   - Cases read through Provider and Total while it is open, so that takes a second connection.
 	InTx func(ctx context.Context, fn func(view TxView, add Add) error) error
 
-	// Advance moves the store's clock forward: by an injected clock, or by shifting back every stored time.
+	// Advance makes everything that is stored older by d: with an injected clock, or by shifting back each stored
+	// time.
 	Advance func(d time.Duration)
 
-	// Add adds n to the total of key, through the transaction that a unit of work hands to apply.
+	// Add adds n to the total of key, through the transaction that Units.Do hands to its function.
 	Add func(ctx context.Context, tx Tx, key string, n int) error
 
-	// End tries to commit or to roll back the transaction that a unit of work hands to apply, by every means
-	// that the type gives, so that the unit must notice. Nil where the type gives none.
+	// Break runs a statement through tx that the database refuses, or queues it. Nil if the type has no statements.
+	Break func(ctx context.Context, tx Tx) error
+
+	// End tries to commit or to roll back the transaction that Units.Do hands to its function, by every means that
+	// the type gives. Nil if the type gives none.
 	End func(ctx context.Context, tx Tx)
 
-	// Total reads the committed total of key; 0 where there is none.
+	// Total reads the committed total of key; 0 if there is none.
 	Total func(key string) int
 
-	// Reopen gives the same data through a new handle, as a new process would see it. Nil where nothing
-	// outlives the process (Volatile).
+	// Reopen gives the same data through a new handle, as a new process would see it. Nil if the provider is Volatile.
 	Reopen func() Fixture[Tx]
 }
 
 // Difference is a promise that a provider does not make. The list is fixed: a provider cannot invent one.
 type Difference string
 
-// Volatile: nothing outlives the process. A new handle is an empty store, so what marks and markers prove
-// holds for the life of the process only.
+// Volatile: nothing outlives the process. A new handle is an empty store, so what markers and marks prove holds for
+// the life of the process only.
 const Volatile Difference = "volatile"
 
-// Deferred: a unit of work sends what apply asked for after apply has returned. Until then it holds nothing, so
-// nobody waits for it; which marks are new shows only then, and apply may run again for those that are.
+// Deferred: Units.Do sends statements after its function has returned. Until then the unit has no locks, so other
+// units do not wait for it, and the function may be called again with what the opening found.
 const Deferred Difference = "deferred"
 
 // All runs every suite.
 func All[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	t.Run("EventStore", func(t *testing.T) { EventStore(t, open, differences...) })
 	t.Run("Outbox", func(t *testing.T) { Outbox(t, open, differences...) })
-	t.Run("UnitOfWork", func(t *testing.T) { UnitOfWork(t, open, differences...) })
+	t.Run("Units", func(t *testing.T) { Units(t, open, differences...) })
+	t.Run("Parking", func(t *testing.T) { Parking(t, open, differences...) })
+	t.Run("Liveness", func(t *testing.T) { Liveness(t, open, differences...) })
+	t.Run("Records", func(t *testing.T) { Records(t, open, differences...) })
 }
 
 // EventStore checks eventstore.Store and eventstore.TxStore.
@@ -122,11 +139,33 @@ func Outbox[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	t.Run("ClaimPortably", func(t *testing.T) { run(t, open, differences, outbox.ClaimPortably, claiming) })
 }
 
-// UnitOfWork checks projector.UnitOfWork, projector.ParkedInspector, projector.Journal, projector.State and what prunes markers.
-func UnitOfWork[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
-	units := slices.Concat(unitCases, markerCases, outputCases, parkCases, parkingCases, dueCases, replayCases, rehearseCases, pruneCases, stuckCases, parkCrowdCases)
-	t.Run("Journal", func(t *testing.T) { run(t, open, differences, nil, slices.Concat(journalCases, attemptCases)) })
-	run(t, open, differences, outbox.Claim, units)
+// Units checks provider.Units, with what a unit parks.
+func Units[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
+	runGroups(t, open, differences, []group{
+		{name: "Transaction", cases: transactionCases}, {name: "Markers", cases: markerCases},
+		{name: "Concurrent", cases: concurrentCases}, {name: "GoesOn", cases: goesOnCases},
+		{name: "Parks", cases: parksCases}, {name: "Runs", cases: parkedUnitCases},
+		{name: "Holds", cases: holdCases}, {name: "Careful", cases: carefulCases},
+		{name: "DryRun", cases: dryRunCases, needs: func(k provider.Keeps) bool { return k.DryRun }},
+		{name: "Crowd", cases: parkCrowdCases},
+	})
+}
+
+// Parking checks provider.Parking.
+func Parking[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
+	runGroups(t, open, differences, []group{
+		{name: "Due", cases: dueCases}, {name: "Try", cases: tryCases}, {name: "List", cases: listCases}, {name: "Decide", cases: decideCases},
+	})
+}
+
+// Liveness checks provider.Liveness.
+func Liveness[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
+	runGroups(t, open, differences, []group{{name: "Runners", cases: livenessCases}})
+}
+
+// Records checks provider.Records, and marker.Keeper.
+func Records[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
+	runGroups(t, open, differences, []group{{name: "Outcomes", cases: outcomeCases}, {name: "Prune", cases: pruneCases}})
 }
 
 func knows(differences []Difference, d Difference) bool { return slices.Contains(differences, d) }

@@ -23,6 +23,10 @@ var inputCases = []testCase{
 		name: "the payload limit", play: payloadLimit, options: Options{MaxPayload: 1000},
 		rule: "Data is at most the provider's MaxPayload bytes: so much is stored, and one more is an *InvalidError",
 	},
+	{
+		name: "numbers count in full", play: numbersInFull, options: Options{Route: outbox.ByCategory},
+		rule: "A number counts towards MaxPayload as it is without an exponent, because a database may return it that way",
+	},
 }
 
 const replacement = "\xff" // not UTF-8
@@ -174,4 +178,26 @@ func payloadLimit(s *stage) {
 	}), "enqueue 1000 bytes")
 	same(s, "entries", len(s.entries(outbox.Filter{})), 1)
 	same(s, "events", len(s.readIDs("review-1")), 1)
+}
+
+func numbersInFull(s *stage) {
+	numbers := func(n int, number string) []byte {
+		return []byte("[" + strings.TrimSuffix(strings.Repeat(number+",", n), ",") + "]")
+	}
+	var cases []bad
+	for name, data := range map[string][]byte{
+		"9 KB that are 131 MB":   numbers(1000, "1e131071"),
+		"180 KB that are 2.6 GB": numbers(20_000, "1e131071"),
+		"small numbers":          numbers(65, "1e-16383"),
+		"in an object":           fmt.Appendf(nil, `{"a":{"b":%s}}`, numbers(8, "-9.5E+131071")),
+	} {
+		cases = append(cases, bad{name, func(d *eventstore.Draft) { d.Data = data }})
+	}
+	s.refuses(cases)
+	large := draft()
+	large.Data = numbers(7, "1e131071")
+	s.append("review-1", 1, large)
+	events := s.read(s.db, "review-1", 0)
+	same(s, "events", len(events), 2)
+	s.holds(sameJSON(events[1].Data, large.Data), "the numbers are read as they were appended")
 }

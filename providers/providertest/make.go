@@ -3,7 +3,6 @@ package providertest
 import (
 	"bytes"
 	"crypto/rand"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,7 +12,7 @@ import (
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // newID is a random UUID in lower-case canonical form.
@@ -77,11 +76,11 @@ func (s *stage) readIDs(stream string) []string {
 	return ids
 }
 
-// dump is what a store shows.
+// dump is all that can be read from a store.
 type dump struct {
 	events  map[string][]eventstore.Raw
 	entries []outbox.Entry
-	parked  []projector.Parked
+	parked  []provider.Parked
 }
 
 // dump reads everything, of these streams.
@@ -91,9 +90,7 @@ func (s *stage) dump(streams ...string) dump {
 	for _, stream := range streams {
 		d.events[stream] = s.read(s.db, stream, 0)
 	}
-	for state := projector.StillParked; state <= projector.Skipped; state++ {
-		d.parked = append(d.parked, s.listParked(projector.ParkedFilter{State: state, Limit: 10_000})...)
-	}
+	d.parked = s.list(provider.ParkedFilter{States: allStates, Limit: 10_000})
 	return d
 }
 
@@ -216,11 +213,4 @@ func exact(v any) any {
 		}
 	}
 	return v
-}
-
-// randomText is n bytes of text that nothing makes shorter.
-func randomText(n int) string {
-	b := make([]byte, n)
-	_, _ = rand.Read(b) // never fails
-	return base64.StdEncoding.EncodeToString(b)[:n]
 }

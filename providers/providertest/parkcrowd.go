@@ -1,165 +1,200 @@
 package providertest
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 )
 
 var parkCrowdCases = []testCase{
 	{
-		name: "a crowd around parked messages", play: parkCrowd, long: true,
-		rule: "Messages of a key wait behind a parked one, are due when it is replayed, and come back in order: nobody stays behind nothing, nobody comes twice, and none before an earlier one of its key",
+		name: "a crowd around parked messages", play: parkCrowd,
+		rule: "Whatever is delivered twice, fails, is parked, tried, replayed and drained at the same moment: each message takes effect once, in the order of its lane, and nothing stays parked",
 	},
 }
 
 const (
-	parkKeys     = 6
-	parkMessages = 24 // of each key; of them one in three fails at first
-	parkLanes    = 2  // deliveries of each message, by runners of their own
+	crowdLanes    = 6
+	crowdMessages = 30 // of each lane; of them one in three fails at first
+	crowdCopies   = 2  // deliveries of each message, by runners of their own
+	crowdDrainers = 4
 )
 
-// crowdID is the nth message of a key.
-func crowdID(key string, n int) string { return fmt.Sprintf("%s %02d", key, n) }
-
-// parkCrowd has the messages of several keys delivered in order, by two runners at once, while others replay what was parked
-// and bring back what is due. The handler's output is the list of what took effect.
+// parkCrowd delivers the messages of several lanes in order, by two runners at once, while others run due messages and
+// decide about stuck ones. The output of the units is the list of effects.
 func parkCrowd(s *stage) {
+	ctx, cancel := context.WithTimeout(s.ctx, time.Minute) // it takes seconds, unless messages stay parked
+	defer cancel()
+	s.ctx = ctx
 	var delivering atomic.Int32
-	delivering.Store(parkKeys * parkLanes)
-	errs := make([]error, parkKeys*parkLanes+4)
+	delivering.Store(crowdLanes * crowdCopies)
+	errs := make([]error, crowdLanes*crowdCopies+crowdDrainers)
+	seed := rand.Uint64()
 	together(len(errs), func(i int) {
-		switch {
-		case i < parkKeys*parkLanes:
-			errs[i] = s.deliverInCrowd(fmt.Sprint("runner ", i%parkLanes), fmt.Sprint("key ", i/parkLanes))
+		random := rand.New(rand.NewPCG(seed, uint64(i)))
+		if i < crowdLanes*crowdCopies {
+			errs[i] = s.deliverLane(fmt.Sprint("lane ", i/crowdCopies), random)
 			delivering.Add(-1)
-		default:
-			for delivering.Load() > 0 && errs[i] == nil {
-				if _, errs[i] = s.bringBack(i%2 == 0); pause(s.ctx, nil) {
-					return
-				}
+			return
+		}
+		for idle := 0; errs[i] == nil && idle < 3; {
+			var left []provider.Parked
+			busy := delivering.Load() > 0
+			errs[i] = s.drain(random)
+			if left, _ = s.db.Parked(s.ctx, provider.ParkedFilter{Projector: s.name, Limit: 1}); !busy && len(left) == 0 {
+				idle++
+			}
+			if pause(s.ctx, nil) && errs[i] == nil {
+				errs[i] = fmt.Errorf("messages stay parked, such as %+v", left)
 			}
 		}
 	})
-	s.ok(errors.Join(errs...), "deliver, replay and bring back")
-	s.settleCrowd()
-	for i := range parkKeys {
-		key, got := fmt.Sprint("key ", i), []string{}
-		for _, e := range s.entries(outbox.Filter{Key: key}) {
+	s.ok(errors.Join(errs...), fmt.Sprintf("deliver and drain (seed %d)", seed))
+	for lane := range crowdLanes {
+		key, got, want := fmt.Sprint("lane ", lane), []string{}, []string{}
+		for _, e := range s.entries(outbox.Filter{Topic: s.name, Key: key}) {
 			got = append(got, e.ID)
 		}
-		want := []string{}
-		for n := range parkMessages {
+		for n := range crowdMessages {
 			want = append(want, crowdID(key, n))
+			same(s, "effects of "+crowdID(key, n), s.total(crowdID(key, n)), 1)
 		}
-		s.holds(slices.Equal(got, want), "what took effect of %s is in order: %q", key, got)
-		same(s, "total of "+key, s.total(key), parkMessages)
+		s.holds(slices.Equal(got, want), "the effects of %s are in order: %q (seed %d)", key, got, seed)
+		s.isHeld("in the end", key, false)
 	}
 }
 
-// settleCrowd replays what is left, alone: of what is parked, something must always be able to go on.
-func (s *stage) settleCrowd() {
-	s.Helper()
-	for left := s.parked("", 0, 1); len(left) > 0; left = s.parked("", 0, 1) {
-		due, err := s.bringBack(true)
-		s.ok(err, "bring back what is due")
-		poisoned, err := s.bringBack(false)
-		s.ok(err, "replay what failed")
-		if due+poisoned == 0 {
-			s.Fatalf("nobody brings these back: %+v", s.parked("", 0, 0))
-		}
-	}
-}
+func crowdID(key string, n int) string { return fmt.Sprintf("%s %02d", key, n) }
 
-// deliverInCrowd delivers the messages of a key in order: each takes effect, is parked behind another, or fails and is parked.
-func (s *stage) deliverInCrowd(runner, key string) error {
-	for n := range parkMessages {
-		p := poison(crowdID(key, n), key)
-		for done := false; !done; {
-			var err error
-			if done, err = s.deliverOnce(runner, p, n); err != nil {
-				return fmt.Errorf("%s at message %s: %w", runner, p.MessageID, err)
+// failsAt says whether the nth message of a lane fails at its first runs, and is stuck then.
+func failsAt(n int) (fails, stuck bool) { return n%3 == 1, n%6 == 1 }
+
+// deliverLane delivers the messages of a lane in order, some in a unit.
+func (s *stage) deliverLane(key string, random *rand.Rand) error {
+	for n := 0; n < crowdMessages; {
+		u := s.unit()
+		first := n
+		for n < crowdMessages && len(u.Messages) <= random.IntN(4) {
+			u.Messages = append(u.Messages, s.message(crowdID(key, n), key))
+			n++
+		}
+		for {
+			err := s.do(s.ctx, u, func(o opened) (provider.Closing, error) { return s.deliverSome(o, key, first) })
+			if err == nil {
+				break
+			}
+			if provider.ClassOf(err) != provider.ClassTransient && provider.ClassOf(err) != provider.ClassAmbiguous || s.ctx.Err() != nil {
+				return fmt.Errorf("deliver %s: %w", crowdID(key, first), err)
 			}
 		}
 	}
 	return nil
 }
 
-// deliverOnce delivers the nth message. Now and then what it found in the way is replayed before it can park behind it, or while
-// it does.
-func (s *stage) deliverOnce(runner string, p projector.Parked, n int) (done bool, err error) {
-	a := posted(p.MessageID, p.Key)
-	verdicts, err := s.db.Begin(s.ctx, runner, []projector.Attempt{a}, nil)
-	if err != nil {
-		return false, err
-	}
-	switch {
-	case verdicts[0] == projector.Settled:
-		return true, nil
-	case verdicts[0] == projector.Held:
-		if n%4 == 0 {
-			_, err = s.bringBack(false)
-		}
-		p.Class = projector.HeldClass
-		err = cmp.Or(err, s.do(s.ctx, projector.Work{Projector: "ratings", Park: []projector.Parked{p}, Behind: &a}, func(unit) ([]outbox.Message, error) {
-			if n%4 == 1 {
-				pause(s.ctx, nil)
-			}
-			return nil, nil
-		}))
-		if errors.Is(err, projector.ErrNotHeld) { // not any more
-			return false, nil
-		}
-	case n%3 == 1:
-		err = s.do(s.ctx, projector.Work{Projector: "ratings", Park: []projector.Parked{p}}, nil)
-	default:
-		err = s.do(s.ctx, work(p.MessageID), tookEffect(p))
-	}
-	if err == nil {
-		_, err = s.db.Begin(s.ctx, runner, nil, []projector.Attempt{a})
-	}
-	return err == nil, err
-}
-
-func tookEffect(p projector.Parked) func(unit) ([]outbox.Message, error) {
-	return func(u unit) ([]outbox.Message, error) {
-		return []outbox.Message{{ID: p.MessageID, Topic: "list", Key: p.Key}}, u.add(p.Key, 1)
-	}
-}
-
-// bringBack replays what is due, or what failed, and returns how many it could.
-func (s *stage) bringBack(due bool) (replayed int, err error) {
-	failed := projector.PermanentClass
-	list := func() ([]projector.Parked, error) {
-		if due {
-			return s.db.DueParked(s.ctx, "ratings", nil, 0, 10)
-		}
-		return s.db.ParkedMessages(s.ctx, projector.ParkedFilter{Class: &failed, Limit: 10})
-	}
-	ps, err := list()
-	for _, p := range ps {
-		if err != nil {
-			break
-		}
-		err = s.do(s.ctx, replays(p), tookEffect(p))
+// deliverSome applies fresh messages until one fails. That one is parked, and later ones are parked behind it.
+func (s *stage) deliverSome(o opened, key string, first int) (c provider.Closing, err error) {
+	held := false
+	for i, m := range o.unit.Messages {
+		fails, stuck := failsAt(first + i)
 		switch {
-		case err == nil:
-			replayed++
-		case errors.Is(err, projector.ErrHeld) && due:
-			p.Class = projector.HeldClass
-			err = s.db.FailParked(s.ctx, "", p, replayOf(p).Attempt)
-		case errors.Is(err, projector.ErrHeld), errors.Is(err, projector.ErrNotParked):
-			err = nil
+		case !o.Fresh[i][0]:
+		case held || o.Held[i]:
+			c.Park = append(c.Park, provider.Aside{Message: i, Parked: s.behind(m.ID, key)})
+		case fails:
+			a := provider.Aside{Message: i, Parked: s.failed(m.ID, key)}
+			if held = true; stuck {
+				a.After = -1
+			}
+			c.Park = append(c.Park, a)
+		default:
+			c, err = takeEffect(o, c, i, key)
+		}
+		if err != nil {
+			return c, err
 		}
 	}
-	if errors.Is(err, context.Canceled) {
-		return replayed, fmt.Errorf("no end in sight: %w", err)
+	return c, nil
+}
+
+// takeEffect applies message i of a unit.
+func takeEffect(o opened, c provider.Closing, i int, key string) (provider.Closing, error) {
+	m := o.unit.Messages[i]
+	o.Begin(i)
+	topic, _, _ := strings.Cut(m.Handlers[0].Name, "/")
+	c.Output = append(c.Output, outbox.Message{ID: m.ID, Topic: topic, Key: key})
+	return c, o.add(m.ID, 1)
+}
+
+// drain runs the messages that are due: a failed one as a try, and the others of several lanes in one unit. Now and then
+// it decides about stuck ones.
+func (s *stage) drain(random *rand.Rand) error {
+	if random.IntN(3) == 0 {
+		f := provider.ParkedFilter{Projector: s.name, States: []provider.ParkedState{provider.StateStuck}}
+		if _, err := s.db.Decide(s.ctx, f, provider.StateWaiting, ann); err != nil {
+			return fmt.Errorf("decide: %w", err)
+		}
 	}
-	return replayed, err
+	due, err := s.db.Due(s.ctx, provider.DueFilter{Projectors: []string{s.name}, Keys: 1 + random.IntN(4), Each: 1 + random.IntN(5)})
+	if err != nil {
+		return fmt.Errorf("list due messages: %w", err)
+	}
+	var waiting []provider.Parked
+	for _, p := range due {
+		if p.Class == provider.ClassHeld {
+			waiting = append(waiting, p)
+			continue
+		}
+		tried, err := s.db.Try(s.ctx, p, -1, time.Millisecond)
+		if err != nil {
+			return fmt.Errorf("try: %w", err)
+		}
+		if p.Attempts++; tried {
+			if err := s.drainUnit(random, p); err != nil {
+				return err
+			}
+		}
+	}
+	if len(waiting) == 0 {
+		return nil
+	}
+	return s.drainUnit(random, waiting...)
+}
+
+// drainUnit runs parked messages in one unit. Some units fail.
+func (s *stage) drainUnit(random *rand.Rand, rows ...provider.Parked) error {
+	fails := random.IntN(4) == 0
+	err := s.do(s.ctx, s.parkedUnit(rows...), func(o opened) (c provider.Closing, err error) {
+		for i := range o.unit.Messages {
+			if o.Live[i] && err == nil {
+				c, err = takeEffect(o, c, i, rows[i].Key)
+			}
+		}
+		if fails {
+			err = errors.Join(err, errRefused)
+		}
+		return c, err
+	})
+	if errors.Is(err, errRefused) { // the first message has failed
+		p := rows[0]
+		p.Class, p.Code, p.Attempts = provider.ClassUnknown, "refused", max(1, p.Attempts)
+		after := time.Duration(random.IntN(3)-1) * time.Millisecond
+		err = s.do(s.ctx, s.parkedUnit(rows[0]), func(opened) (provider.Closing, error) {
+			return provider.Closing{Park: []provider.Aside{{Parked: p, After: after}}}, nil
+		})
+	}
+	if provider.ClassOf(err) == provider.ClassTransient || provider.ClassOf(err) == provider.ClassAmbiguous {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("run parked messages: %w", err)
+	}
+	return nil
 }

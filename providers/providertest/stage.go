@@ -2,6 +2,7 @@ package providertest
 
 import (
 	"context"
+	"fmt"
 	"reflect"
 	"testing"
 	"time"
@@ -10,117 +11,207 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 )
 
-// patience is how long a case may take: what hangs fails with the rule that it breaks, not with the program.
+// patience is how long a case may take. A case that hangs fails with its rule, instead of ending the program.
 const patience = 2 * time.Minute
 
 // testCase is a row of a suite.
 type testCase struct {
 	name    string
-	rule    string     // in the contract's words; printed where the case fails
-	options Options    // of the provider that the case plays on
+	rule    string     // in the contract's words; printed if the case fails
+	options Options    // of the provider that the case opens
 	unless  Difference // the case is not for a provider that declares this,
 	only    Difference // or only for one that does
 	long    bool       // the case watches its own progress, and may take longer than patience
 	play    func(s *stage)
 }
 
-// contracts are all of Provider but the unit of work, so that cases need no type parameter.
+func (c *testCase) isFor(differences []Difference) bool {
+	return (c.unless == "" || !knows(differences, c.unless)) && (c.only == "" || knows(differences, c.only))
+}
+
+// group is cases that share a database, since creating one takes time. They run one after another, each with a
+// projector and totals of its own.
+type group struct {
+	name  string
+	cases []testCase
+	needs func(provider.Keeps) bool // nil: nothing
+}
+
+// contracts are all of Provider but provider.Units, so that cases need no type parameter.
 type contracts interface {
 	eventstore.Store
 	outbox.Store
 	outbox.Inspector
 	outbox.Keeper
 	marker.Keeper
-	projector.ParkedInspector
-	projector.Journal
-	projector.State
-	Records() projector.Records
+	provider.Parking
+	provider.Liveness
+	provider.Records
+	Keeps() provider.Keeps
+	ParkedCount(ctx context.Context, projector string) (int64, error)
 }
 
-// stage is what a case plays on: a fixture whose transaction type is forgotten.
+// stage is what a case runs with: a fixture without its type parameter.
 type stage struct {
 	*testing.T
-	ctx     context.Context // ends when the case does, or when patience is over
-	db      contracts
-	claims  claimFunc
-	inTx    func(ctx context.Context, fn func(view TxView, add Add) error) error
-	do      func(ctx context.Context, w projector.Work, apply func(u unit) ([]outbox.Message, error)) error
-	advance func(time.Duration)
-	total   func(key string) int
-	canEnd  bool
-	reopen  func() *stage
-	another func() *stage // a second provider, opened like this one
+	ctx      context.Context // ends when the case does, or when patience is over
+	name     string          // of the case's projector
+	deferred bool            // the provider is Deferred
+	db       contracts
+	claims   claimFunc
+	inTx     func(ctx context.Context, fn func(view TxView, add Add) error) error
+	do       func(ctx context.Context, u provider.Unit, run func(o opened) (provider.Closing, error)) error
+	switches func(ctx context.Context, projector string, fn func(o opened, live int) (int, error)) error
+	advance  func(time.Duration)
+	total    func(key string) int
+	canEnd   bool
+	reopen   func() *stage
+	another  func() *stage // a second provider, opened like this one
 }
 
-// unit is what apply is given.
-type unit struct {
-	ctx   context.Context
-	fresh []int
-	add   func(key string, n int) error
-	end   func()
+// opened is what the function of a unit is given.
+type opened struct {
+	provider.Found
+	ctx  context.Context
+	unit provider.Unit
+	add  func(key string, n int) error
+	fail func() error // with a statement of the transaction, if its type has them
+	end  func()
 }
 
 type claimFunc func(context.Context, outbox.Store, outbox.Query, claim.Terms) ([]outbox.Entry, error)
 
-// run plays the cases, each on a provider of its own.
+// run runs the cases in parallel, each on a provider of its own.
 func run[Tx any](t *testing.T, open Open[Tx], differences []Difference, claims claimFunc, cases []testCase) {
-	for _, d := range differences {
-		if d != Volatile && d != Deferred {
-			t.Fatalf("difference %q is not in the list", d)
-		}
-	}
+	checkDifferences(t, differences)
 	for _, c := range cases {
-		if c.unless != "" && knows(differences, c.unless) || c.only != "" && !knows(differences, c.only) {
+		if !c.isFor(differences) {
 			continue
 		}
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			limit := patience
-			if c.long {
-				limit *= 4
-			}
-			ctx, cancel := context.WithTimeout(t.Context(), limit)
-			t.Cleanup(cancel)
-			f := open(t, c.options)
-			t.Cleanup(func() {
-				if t.Failed() {
-					t.Logf("the rule: %s", c.rule)
-				}
-			})
-			if (f.Reopen == nil) != knows(differences, Volatile) {
-				t.Fatal("a provider has Fixture.Reopen, or declares Volatile")
-			}
-			s := newStage(ctx, t, f, claims)
-			s.another = func() *stage { return newStage(ctx, t, open(t, c.options), claims) }
+			f := openFixture(t, open, c.options, differences)
+			s := newStage(t, &c, f, differences, claims)
+			s.another = func() *stage { return newStage(t, &c, open(t, c.options), differences, claims) }
 			c.play(s)
 		})
 	}
 }
 
-func newStage[Tx any](ctx context.Context, t *testing.T, f Fixture[Tx], claims claimFunc) *stage {
+// runGroups runs groups in parallel, and the cases of a group in order.
+func runGroups[Tx any](t *testing.T, open Open[Tx], differences []Difference, groups []group) {
+	checkDifferences(t, differences)
+	for _, g := range groups {
+		t.Run(g.name, func(t *testing.T) {
+			t.Parallel()
+			f := openFixture(t, open, Options{}, differences)
+			if g.needs != nil && !g.needs(f.Provider.Keeps()) {
+				t.Logf("not for a provider that keeps %+v", f.Provider.Keeps())
+				return
+			}
+			for i, c := range g.cases {
+				if c.isFor(differences) {
+					t.Run(c.name, func(t *testing.T) {
+						s := newStage(t, &c, f, differences, outbox.Claim)
+						s.use(fmt.Sprint("p", i))
+						c.play(s)
+					})
+				}
+			}
+		})
+	}
+}
+
+func checkDifferences(t *testing.T, differences []Difference) {
+	for _, d := range differences {
+		if d != Volatile && d != Deferred {
+			t.Fatalf("difference %q is not in the list", d)
+		}
+	}
+}
+
+func openFixture[Tx any](t *testing.T, open Open[Tx], o Options, differences []Difference) Fixture[Tx] {
+	f := open(t, o)
+	if (f.Reopen == nil) != knows(differences, Volatile) {
+		t.Fatal("a provider has Fixture.Reopen, or declares Volatile")
+	}
+	return f
+}
+
+func newStage[Tx any](t *testing.T, c *testCase, f Fixture[Tx], differences []Difference, claims claimFunc) *stage {
+	limit := patience
+	if c.long {
+		limit *= 4
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	t.Cleanup(cancel)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the rule: %s", c.rule)
+		}
+	})
 	s := &stage{
-		T: t, ctx: ctx, db: f.Provider, claims: claims,
+		T: t, ctx: ctx, name: "ratings", db: f.Provider, claims: claims, deferred: knows(differences, Deferred),
 		inTx: f.InTx, advance: f.Advance, total: f.Total, canEnd: f.End != nil,
 	}
-	s.do = func(ctx context.Context, w projector.Work, apply func(unit) ([]outbox.Message, error)) error {
-		if apply == nil {
-			return f.Provider.Do(ctx, w, nil)
+	prepare := func(ctx context.Context, tx Tx) opened {
+		o := opened{
+			ctx: ctx,
+			add: func(key string, n int) error { return f.Add(ctx, tx, key, n) },
+			end: func() { f.End(ctx, tx) },
 		}
-		return f.Provider.Do(ctx, w, func(ctx context.Context, tx Tx, fresh []int) ([]outbox.Message, error) {
-			return apply(unit{
-				ctx: ctx, fresh: fresh,
-				add: func(key string, n int) error { return f.Add(ctx, tx, key, n) },
-				end: func() { f.End(ctx, tx) },
-			})
+		if o.fail = func() error { return errRefused }; f.Break != nil {
+			o.fail = func() error { return f.Break(ctx, tx) }
+		}
+		return o
+	}
+	s.do = func(ctx context.Context, u provider.Unit, run func(opened) (provider.Closing, error)) error {
+		return f.Provider.Do(ctx, u, func(ctx context.Context, tx Tx, found provider.Found) (provider.Closing, error) {
+			o := prepare(ctx, tx)
+			o.Found, o.unit = found, u
+			return run(o)
+		})
+	}
+	s.switches = func(ctx context.Context, projector string, fn func(opened, int) (int, error)) error {
+		return f.Provider.Switch(ctx, projector, func(ctx context.Context, tx Tx, live int) (int, error) {
+			return fn(prepare(ctx, tx), live)
 		})
 	}
 	if f.Reopen != nil {
-		s.reopen = func() *stage { return newStage(ctx, t, f.Reopen(), claims) }
+		s.reopen = func() *stage {
+			again := newStage(t, c, f.Reopen(), differences, claims)
+			again.use(s.name)
+			return again
+		}
 	}
 	return s
+}
+
+// use gives the case a projector and totals of its own.
+func (s *stage) use(name string) {
+	total, do := s.total, s.do
+	s.name = name
+	s.total = func(key string) int { return total(name + " " + key) }
+	own := func(o *opened) {
+		add := o.add
+		o.add = func(key string, n int) error { return add(name+" "+key, n) }
+	}
+	s.do = func(ctx context.Context, u provider.Unit, run func(opened) (provider.Closing, error)) error {
+		return do(ctx, u, func(o opened) (provider.Closing, error) {
+			own(&o)
+			return run(o)
+		})
+	}
+	switches := s.switches
+	s.switches = func(ctx context.Context, projector string, fn func(opened, int) (int, error)) error {
+		return switches(ctx, projector, func(o opened, live int) (int, error) {
+			own(&o)
+			return fn(o, live)
+		})
+	}
 }
 
 // ok ends the case if err is not nil.

@@ -1,0 +1,281 @@
+package providertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
+)
+
+var concurrentCases = []testCase{
+	{
+		name: "many deliveries at once", play: deliveriesAtOnce,
+		rule: "Each marker waits for a concurrent unit that writes the same one: if that commits, the message is not fresh; there is one effect and no error",
+	},
+	{
+		name: "many deliveries at once, the first ones failing", play: firstOnesFail,
+		rule: "Each marker waits for a concurrent unit that writes the same one: if that rolls back, the message is fresh",
+	},
+	{
+		name: "distinct messages at once", play: distinctAtOnce,
+		rule: "A marker is of one message: every other message takes effect, also at the same moment and on the same total",
+	},
+	{
+		name: "crossing units", play: crossingUnits,
+		rule: "The markers are written in sorted order: concurrent units that share messages, in any order, wait for each other; none fails, and each message takes effect once",
+	},
+	{
+		name: "a wait that its context ends", unless: Deferred, play: waitEnds,
+		rule: "A unit that waits for another ends with its context, says nothing against the message, and commits nothing",
+	},
+	{
+		name: "two units in run at once", only: Deferred, play: inRunAtOnce,
+		rule: "Of two units with the same message that are both in run, one takes effect",
+	},
+	{
+		name: "units and Switch", unless: Deferred, play: switchWaits,
+		rule: "Switch calls fn while no unit of the projector is open",
+	},
+	{
+		name: "a unit that waits for Switch", play: unitWaitsForSwitch,
+		rule: "A unit waits for Switch, and runs in the new generation",
+	},
+	{
+		name: "units and switches at once", play: switchesAtOnce,
+		rule: "A unit is of one generation: its markers are of the generation in which it commits",
+	},
+	{
+		name: "units that deadlock, and serial units", play: serialUnits,
+		rule: "A deadlock is transient with CodeDeadlock. Unit.Serial: the unit waits until no other serial unit of the projector is open",
+	},
+}
+
+const storm = 50
+
+func deliveriesAtOnce(s *stage) {
+	for round := range 3 {
+		id, errs := fmt.Sprint("m-", round), make([]error, storm)
+		together(storm, func(i int) {
+			errs[i] = s.do(s.ctx, s.of(id), func(o opened) (provider.Closing, error) {
+				_, err := effects(o)
+				return provider.Closing{Output: []outbox.Message{{ID: s.name + id, Topic: s.name}}}, err
+			})
+		})
+		s.ok(errors.Join(errs...), "deliver at once")
+		same(s, "total", s.total(id), 1)
+		same(s, "entries", len(s.entries(outbox.Filter{Topic: s.name})), round+1)
+	}
+}
+
+func firstOnesFail(s *stage) {
+	refusals, errs := make(chan error, 10), make([]error, storm)
+	for range cap(refusals) {
+		refusals <- errRefused
+	}
+	together(storm, func(i int) {
+		errs[i] = s.do(s.ctx, s.of("m-1"), func(o opened) (provider.Closing, error) {
+			c, err := effects(o)
+			select {
+			case refusal := <-refusals:
+				return c, errors.Join(err, refusal)
+			default:
+				return c, err
+			}
+		})
+	})
+	for _, err := range errs {
+		s.holds(err == nil || errors.Is(err, errRefused), "the error %v is nil, or run's own", err)
+	}
+	same(s, "refusals left", len(refusals), 0)
+	same(s, "total", s.total("m-1"), 1)
+}
+
+func distinctAtOnce(s *stage) {
+	for range 2 {
+		errs := make([]error, storm)
+		together(storm, func(i int) {
+			errs[i] = s.do(s.ctx, s.of(fmt.Sprint("m-", i)), func(o opened) (provider.Closing, error) {
+				if !o.Fresh[0][0] {
+					return provider.Closing{}, nil
+				}
+				return provider.Closing{}, o.add("k", i+1)
+			})
+		})
+		s.ok(errors.Join(errs...), "deliver at once")
+		same(s, "total of distinct messages", s.total("k"), storm*(storm+1)/2)
+	}
+}
+
+func crossingUnits(s *stage) {
+	const rounds, messages, units = 3, 300, 16
+	for range rounds {
+		ids := make([]string, messages)
+		for i := range ids {
+			ids[i] = newID()
+		}
+		us, errs := make([]provider.Unit, units), make([]error, units)
+		for i := range us {
+			rand.Shuffle(messages, func(a, b int) { ids[a], ids[b] = ids[b], ids[a] })
+			us[i] = s.of(ids[:messages-i*10]...)
+		}
+		together(units, func(i int) {
+			errs[i] = s.do(s.ctx, us[i], func(o opened) (provider.Closing, error) {
+				n := 0
+				for _, fresh := range o.Fresh {
+					if fresh[0] {
+						n++
+					}
+				}
+				return provider.Closing{}, o.add("k", n)
+			})
+		})
+		s.ok(errors.Join(errs...), "crossing units")
+	}
+	same(s, "effects", s.total("k"), rounds*messages)
+}
+
+// inside runs a unit that stays open until leave is called, which returns the unit's error.
+func (s *stage) inside(u provider.Unit, run func(o opened) (provider.Closing, error)) (leave func() error) {
+	s.Helper()
+	entered, left, done := make(chan struct{}, 8), make(chan struct{}), make(chan error, 1)
+	go func() {
+		done <- s.do(s.ctx, u, func(o opened) (provider.Closing, error) {
+			entered <- struct{}{}
+			select {
+			case <-left:
+			case <-s.ctx.Done():
+			}
+			return run(o)
+		})
+	}()
+	select {
+	case <-entered:
+	case err := <-done:
+		s.Fatalf("the unit ended too soon: %v", err)
+	}
+	return func() error {
+		close(left)
+		return <-done
+	}
+}
+
+func waitEnds(s *stage) {
+	leave := s.inside(s.of("m-1"), effects)
+	ctx, cancel := context.WithTimeout(s.ctx, 50*time.Millisecond)
+	defer cancel()
+	err := s.do(ctx, s.of("m-1"), effects)
+	left := leave()
+	s.classed(err, "a unit that waits", notPermanent...)
+	s.ok(left, "the unit that it waited for")
+	same(s, "total", s.total("m-1"), 1)
+	same(s, "fresh later", s.open(s.of("m-1"), effects).Fresh, [][]bool{{false}})
+}
+
+func inRunAtOnce(s *stage) {
+	var inside sync.WaitGroup
+	inside.Add(2)
+	arrive, errs := []func(){sync.OnceFunc(inside.Done), sync.OnceFunc(inside.Done)}, make([]error, 2)
+	together(2, func(i int) {
+		errs[i] = s.do(s.ctx, s.of("m-1"), func(o opened) (provider.Closing, error) {
+			arrive[i]()
+			inside.Wait()
+			return effects(o)
+		})
+	})
+	s.ok(errors.Join(errs...), "two units at once")
+	same(s, "total", s.total("m-1"), 1)
+}
+
+func switchWaits(s *stage) {
+	leave := s.inside(s.of("m-1"), effects)
+	var open, early atomic.Bool
+	open.Store(true)
+	wait := begin(func() error {
+		return s.switches(s.ctx, s.name, func(opened, int) (int, error) {
+			early.Store(open.Load())
+			return 2, nil
+		})
+	})
+	open.Store(false)
+	s.ok(leave(), "the open unit")
+	s.ok(wait(), "switch")
+	s.holds(!early.Load(), "Switch calls fn only after the unit")
+	s.outcomes("in the next generation", []string{"m-1"}, provider.OutcomeUnseen)
+	s.switchTo(1, 2)
+	s.outcomes("in the unit's generation", []string{"m-1"}, provider.OutcomeApplied)
+}
+
+func unitWaitsForSwitch(s *stage) {
+	s.open(s.of("m-1"), effects)
+	var wait func() error
+	var fresh [][]bool
+	s.ok(s.switches(s.ctx, s.name, func(opened, int) (int, error) {
+		wait = begin(func() error {
+			return s.do(s.ctx, s.of("m-1"), func(o opened) (provider.Closing, error) {
+				fresh = o.Fresh
+				return effects(o)
+			})
+		})
+		return 2, nil
+	}), "switch")
+	s.ok(wait(), "a unit that waits for Switch")
+	same(s, "fresh", fresh, [][]bool{{true}})
+	same(s, "total", s.total("m-1"), 2)
+	s.outcomes("in the new generation", []string{"m-1"}, provider.OutcomeApplied)
+}
+
+// switchesAtOnce delivers each message until it has taken effect in both generations, while these are switched.
+func switchesAtOnce(s *stage) {
+	const workers, messages, switches = 4, 25, 12
+	errs := make([]error, workers+1)
+	together(len(errs), func(i int) {
+		for n := 0; n < switches && i == workers && errs[i] == nil; n++ {
+			errs[i] = s.switches(s.ctx, s.name, func(_ opened, live int) (int, error) { return 3 - live, nil })
+		}
+		for n := 0; n < 2*messages && i < workers && errs[i] == nil; n++ {
+			errs[i] = s.do(s.ctx, s.of(fmt.Sprint("m-", n%messages)), effects)
+		}
+	})
+	s.ok(errors.Join(errs...), "deliver and switch at once")
+	for generation := 1; generation <= 2; generation++ {
+		for n := range messages {
+			s.open(s.of(fmt.Sprint("m-", n)), effects)
+		}
+		s.switchTo(3-generation, generation)
+	}
+	for n := range messages {
+		same(s, "effects, one in each generation", s.total(fmt.Sprint("m-", n)), 2)
+	}
+}
+
+// serialUnits has units write the same totals in opposite orders, so that they deadlock if they can.
+func serialUnits(s *stage) {
+	const units = 8
+	for _, serial := range []bool{false, true} {
+		errs := make([]error, units)
+		together(units, func(i int) {
+			for first := true; first || provider.CodeOf(errs[i]) == provider.CodeDeadlock && !serial; first = false {
+				u := s.of(fmt.Sprint("m-", i, serial))
+				u.Serial = serial
+				errs[i] = s.do(s.ctx, u, func(o opened) (provider.Closing, error) {
+					one, other := "a", "b"
+					if i%2 == 0 {
+						one, other = other, one
+					}
+					return provider.Closing{}, errors.Join(o.add(one, 1), o.add(other, 1))
+				})
+				if errs[i] != nil && provider.ClassOf(errs[i]) != provider.ClassTransient {
+					return
+				}
+			}
+		})
+		s.ok(errors.Join(errs...), "units that write in opposite orders")
+	}
+	same(s, "totals", []int{s.total("a"), s.total("b")}, []int{2 * units, 2 * units})
+}
