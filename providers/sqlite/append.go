@@ -8,7 +8,6 @@ import (
 	"fmt"
 
 	"github.com/kinora-go/kinora/eventstore"
-	"github.com/kinora-go/kinora/internal/mutant"
 	"github.com/kinora-go/kinora/outbox"
 )
 
@@ -27,18 +26,11 @@ func (d *DB) Append(ctx context.Context, stream string, expected eventstore.Expe
 }
 
 func (d *DB) append(ctx context.Context, a *appending) (at eventstore.Appended, err error) {
-	run := a.run
-	if mutant.TwoTransactions {
-		run = a.runEvents
-	}
 	err = d.inTurn(ctx, func(u *unit) error {
-		at, err = run(ctx, u.session)
+		at, err = a.run(ctx, u.session)
 		u.entries = a.entries > 0 && !at.Replayed
 		return err
 	})
-	if mutant.TwoTransactions && err == nil && !at.Replayed {
-		err = d.inTurn(ctx, func(u *unit) error { return a.writeEntries(ctx, u.session, at) })
-	}
 	if err != nil {
 		return eventstore.Appended{}, err
 	}
@@ -99,19 +91,14 @@ func (a *appending) wrap(err error) error {
 
 // run appends in a transaction. With an error, some of it may be written.
 func (a *appending) run(ctx context.Context, s session) (eventstore.Appended, error) {
-	at, err := a.runEvents(ctx, s)
-	if err == nil && !at.Replayed {
-		err = a.writeEntries(ctx, s, at)
-	}
-	return at, err
-}
-
-func (a *appending) runEvents(ctx context.Context, s session) (eventstore.Appended, error) {
 	at, known, err := a.find(ctx, s)
 	if err != nil || known {
 		return at, err
 	}
-	return a.writeEvents(ctx, s)
+	if at, err = a.writeEvents(ctx, s); err != nil {
+		return at, err
+	}
+	return at, a.writeEntries(ctx, s, at)
 }
 
 const findEvents = `

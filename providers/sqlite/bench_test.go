@@ -11,7 +11,7 @@ import (
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // One writer, a stream and an entry for each event.
@@ -50,32 +50,57 @@ func BenchmarkAppendInTx(b *testing.B) {
 func BenchmarkDo(b *testing.B) {
 	db := open(b, nil)
 	for i := 0; b.Loop(); i++ {
-		err := db.Do(context.Background(), marks(fmt.Sprintf("01a1f84d-1bb0-703b-aedd-%012d", i)), adds(fmt.Sprint("p", i%1000)))
+		err := db.Do(context.Background(), delivery(fmt.Sprintf("01a1f84d-1bb0-703b-aedd-%012d", i)), adds(fmt.Sprint("p", i%1000)))
 		require.NoError(b, err)
 	}
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "units/s")
 }
 
-// 500 messages in one unit of work.
+// 500 messages in one unit, and the same by hand: each message's marker and effect in two statements.
 func BenchmarkDo500(b *testing.B) {
-	db := open(b, nil)
-	for i := 0; b.Loop(); i++ {
-		w := projector.Work{Projector: "totals"}
-		for j := range 500 {
-			w.Marks = append(w.Marks, marks(fmt.Sprintf("01a1f84d-1bb0-703b-aedd-%012d", i*500+j)).Marks...)
+	ids := func(i int) []string {
+		all := make([]string, 500)
+		for j := range all {
+			all[j] = fmt.Sprintf("01a1f84d-1bb0-703b-aedd-%012d", i*500+j)
 		}
-		err := db.Do(context.Background(), w, func(ctx context.Context, tx *sql.Tx, fresh []int) ([]message, error) {
-			add, err := tx.PrepareContext(ctx, addToTotal)
-			for _, i := range fresh {
-				if err == nil {
-					_, err = add.ExecContext(ctx, fmt.Sprint("p", i), 1)
-				}
-			}
-			return nil, err
-		})
-		require.NoError(b, err)
+		return all
 	}
-	b.ReportMetric(500*float64(b.N)/b.Elapsed().Seconds(), "messages/s")
+	addAll := func(ctx context.Context, tx *sql.Tx) error {
+		stmt, err := tx.PrepareContext(ctx, addToTotal)
+		for i := range 500 {
+			if err == nil {
+				_, err = stmt.ExecContext(ctx, fmt.Sprint("p", i), 1)
+			}
+		}
+		return err
+	}
+	b.Run("kinora", func(b *testing.B) {
+		db := open(b, nil)
+		for i := 0; b.Loop(); i++ {
+			err := db.Do(context.Background(), delivery(ids(i)...), func(ctx context.Context, tx *sql.Tx, _ provider.Found) (provider.Closing, error) {
+				return provider.Closing{}, addAll(ctx, tx)
+			})
+			require.NoError(b, err)
+		}
+		b.ReportMetric(500*float64(b.N)/b.Elapsed().Seconds(), "messages/s")
+	})
+	b.Run("by hand", func(b *testing.B) {
+		db := open(b, nil)
+		ctx := context.Background()
+		for i := 0; b.Loop(); i++ {
+			tx, err := db.SQL().BeginTx(ctx, nil)
+			require.NoError(b, err)
+			mark, err := tx.PrepareContext(ctx, `insert into kinora_markers values ('h', 1, ?, 0) on conflict do nothing`)
+			require.NoError(b, err)
+			for _, id := range ids(i) {
+				_, err := mark.ExecContext(ctx, id)
+				require.NoError(b, err)
+			}
+			require.NoError(b, addAll(ctx, tx))
+			require.NoError(b, tx.Commit())
+		}
+		b.ReportMetric(500*float64(b.N)/b.Elapsed().Seconds(), "messages/s")
+	})
 }
 
 // Claim 50 and mark them published, over a backlog.
@@ -132,50 +157,4 @@ func BenchmarkClaimBesideHeld(b *testing.B) {
 			}
 		})
 	}
-}
-
-// A message's attempt, before its unit of work: both, and each by itself.
-func BenchmarkBegin(b *testing.B) {
-	for _, bench := range []struct{ begins, does bool }{{false, true}, {true, true}, {true, false}} {
-		b.Run(fmt.Sprintf("begin=%t,do=%t", bench.begins, bench.does), func(b *testing.B) {
-			ctx := context.Background()
-			db := open(b, nil)
-			var done []projector.Attempt
-			for i := 0; b.Loop(); i++ {
-				a := projector.Attempt{
-					Projector: "totals", Handler: handler, Key: fmt.Sprint("p", i%1000), Takes: []string{"review.posted"},
-					MessageID: fmt.Sprintf("01a1f84d-1bb0-703b-aedd-%012d", i),
-				}
-				if bench.begins {
-					verdicts, err := db.Begin(ctx, "runner", []projector.Attempt{a}, done)
-					require.NoError(b, err)
-					require.Equal(b, []projector.Verdict{projector.Clear}, verdicts)
-					done = []projector.Attempt{a}
-				}
-				if bench.does {
-					require.NoError(b, db.Do(ctx, marks(a.MessageID), adds(a.Key)))
-				}
-			}
-			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "messages/s")
-		})
-	}
-}
-
-// 500 attempts at once, and those before them taken back.
-func BenchmarkBegin500(b *testing.B) {
-	db := open(b, nil)
-	var done []projector.Attempt
-	for i := 0; b.Loop(); i++ {
-		attempts := make([]projector.Attempt, 500)
-		for j := range attempts {
-			attempts[j] = projector.Attempt{
-				Projector: "totals", Handler: handler, Key: fmt.Sprint("p", j), Takes: []string{"review.posted"},
-				MessageID: fmt.Sprintf("01a1f84d-1bb0-703b-aedd-%012d", i*500+j),
-			}
-		}
-		_, err := db.Begin(context.Background(), "runner", attempts, done)
-		require.NoError(b, err)
-		done = attempts
-	}
-	b.ReportMetric(500*float64(b.N)/b.Elapsed().Seconds(), "messages/s")
 }

@@ -7,7 +7,6 @@ import (
 	"fmt"
 
 	"github.com/kinora-go/kinora/claim"
-	"github.com/kinora-go/kinora/internal/mutant"
 	"github.com/kinora-go/kinora/outbox"
 )
 
@@ -178,7 +177,7 @@ func (d *DB) TakeEntry(ctx context.Context, e outbox.Entry, q outbox.Query, t cl
 
 func (s session) take(ctx context.Context, e outbox.Entry, q outbox.Query, t claim.Terms) (outbox.Entry, bool, error) {
 	query := takeEntry
-	if q.Unordered || mutant.HalfGuard {
+	if q.Unordered {
 		query = takeUnordered
 	}
 	was := e
@@ -194,6 +193,7 @@ func (s session) take(ctx context.Context, e outbox.Entry, q outbox.Query, t cla
 	}
 	e.Token, e.ClaimedBy = t.Token, t.Holder
 	e.NextAttemptAt, e.LastAttemptedAt = timeOf(next), timeOrZero(attempted)
+	e.Malformed = e.Headers == nil || e.CreatedAt.IsZero() // the claim has set the other times
 	return e, true, nil
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
@@ -252,15 +253,17 @@ func TestWaking(t *testing.T) {
 	_, err = db.Append(ctx, "review-1", eventstore.NoStream, events)
 	require.NoError(t, err)
 	require.False(t, woken(wake), "not the same append again")
-	err = db.Do(ctx, marks("m1"), func(context.Context, *sql.Tx, []int) ([]message, error) { return []message{{Topic: "out"}}, nil })
+	err = db.Do(ctx, delivery("m1"), func(context.Context, *sql.Tx, provider.Found) (provider.Closing, error) {
+		return provider.Closing{Output: []outbox.Message{{Topic: "out"}}}, nil
+	})
 	require.NoError(t, err)
 	require.True(t, woken(wake), "a handler's output")
 
 	wake = db.Enqueued()
-	err = db.Do(ctx, marks("m2"), func(ctx context.Context, tx *sql.Tx, _ []int) ([]message, error) {
+	err = db.Do(ctx, delivery("m2"), func(ctx context.Context, tx *sql.Tx, _ provider.Found) (provider.Closing, error) {
 		_, err := db.InTx(tx).Append(ctx, "review-2", eventstore.NoStream, drafts(1))
 		require.False(t, woken(wake), "not before the commit")
-		return nil, err
+		return provider.Closing{}, err
 	})
 	require.NoError(t, err)
 	require.True(t, woken(wake), "a handler's append")

@@ -3,7 +3,6 @@ package sqlite_test
 import (
 	"context"
 	"database/sql"
-	"fmt"
 	"testing"
 	"time"
 
@@ -43,6 +42,10 @@ func fixture(t testing.TB, path string, o providertest.Options) providertest.Fix
 		},
 		Advance: func(d time.Duration) { require.NoError(t, shiftBack(db.SQL(), d)) },
 		Add:     add,
+		Break: func(ctx context.Context, tx *sql.Tx) error {
+			_, err := tx.ExecContext(ctx, `insert into totals values ('broken', null)`)
+			return err
+		},
 		End: func(ctx context.Context, tx *sql.Tx) {
 			_, _ = tx.ExecContext(ctx, `commit`)
 			_, _ = tx.ExecContext(ctx, `rollback`)
@@ -52,26 +55,4 @@ func fixture(t testing.TB, path string, o providertest.Options) providertest.Fix
 		Total:  func(key string) int { return total(t, db.SQL(), key) },
 		Reopen: func() providertest.Fixture[*sql.Tx] { return fixture(t, path, o) },
 	}
-}
-
-// shiftBack makes everything that is stored older, which is as good as a later clock.
-func shiftBack(db *sql.DB, d time.Duration) error {
-	for table, columns := range map[string][]string{
-		"kinora_events":   {"recorded_at"},
-		"kinora_outbox":   {"next_attempt_at", "created_at", "last_attempt_at", "published_at"},
-		"kinora_markers":  {"processed_at"},
-		"kinora_floors":   {"pruned_before"},
-		"kinora_parked":   {"parked_at", "resolved_at"},
-		"kinora_attempts": {"last_at"},
-		"kinora_inflight": {"named_at"},
-		"kinora_runners":  {"expires_at"},
-	} {
-		for _, column := range columns {
-			shift := fmt.Sprintf(`update %s set %s = %s - %d`, table, column, column, d.Milliseconds())
-			if _, err := db.Exec(shift); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }

@@ -13,67 +13,79 @@ import (
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/sqlite"
-)
-
-type (
-	message     = outbox.Message
-	handlerFunc = func(context.Context, *sql.Tx, []int) ([]message, error)
 )
 
 func requireClass(t *testing.T, err error, class, code string) {
 	t.Helper()
-	var e *projector.Error
+	var e *provider.Error
 	require.ErrorAs(t, err, &e)
 	require.Equal(t, class, e.Class.String(), "class of %v", err)
 	require.Equal(t, code, e.Code, "code of %v", err)
 }
 
+// requireMessage requires that err is known to belong to a message.
+func requireMessage(t *testing.T, err error, message int) {
+	t.Helper()
+	var e *provider.MessageError
+	require.ErrorAs(t, err, &e)
+	require.Equal(t, message, e.Message)
+}
+
 // requireNothing requires that no unit of work left anything.
 func requireNothing(t *testing.T, db *sqlite.DB) {
 	t.Helper()
-	for _, table := range []string{"kinora_markers", "kinora_outbox", "kinora_parked", "totals"} {
+	for _, table := range []string{"kinora_markers", "kinora_outbox", "kinora_parked", "kinora_holds", "totals"} {
 		require.Equal(t, 0, count(t, db.SQL(), table), table)
 	}
 }
 
+// A unit is as few statements for many messages as it is for one.
 func TestUnitStatements(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	db, tr := traced(t, 1, routed())
-	require.NoError(t, db.Do(ctx, projector.Work{Projector: "totals"}, adds("warm")))
-
-	statements := tr.during(func() { require.NoError(t, db.Do(ctx, projector.Work{Projector: "totals"}, adds("p1"))) })
-	require.Equal(t, []string{"begin", addToTotal, "commit"}, statements, "without markers: not one statement more")
+	unit := func(u provider.Unit) []string {
+		return tr.during(func() { require.NoError(t, db.Do(ctx, u, adds("p1"))) })
+	}
+	plain := provider.Unit{Projector: "totals", Messages: []provider.Message{{ID: "m0", Handlers: []provider.Handler{{Name: handler}}}}}
+	require.Len(t, unit(plain), 4, "without a marker: begin, holds, the handler's, commit")
 	require.Equal(t, 0, count(t, db.SQL(), "kinora_markers"))
 
-	statements = tr.during(func() { require.NoError(t, db.Do(ctx, marks("m1"), adds("p1"))) })
-	require.Len(t, statements, 4)
-	require.Contains(t, statements[1], "insert into kinora_markers")
-	require.Equal(t, addToTotal, statements[2])
+	many := make([]string, 500)
+	for i := range many {
+		many[i] = fmt.Sprint("many-", i)
+	}
+	for _, ids := range [][]string{{"m1"}, many} {
+		statements := unit(delivery(ids...))
+		require.Len(t, statements, 5+len(ids), "begin, markers twice, holds, the handler's, commit")
+		require.Contains(t, statements[1], "from kinora_markers")
+		require.Contains(t, statements[2], "insert into kinora_markers")
+		require.Contains(t, statements[3], "from kinora_holds")
+		require.Equal(t, addToTotal, statements[4])
+		require.Len(t, unit(delivery(ids...)), 4, "duplicates: begin, markers, holds, commit")
+	}
+	require.Equal(t, 502, total(t, db.SQL(), "p1"))
 
-	statements = tr.during(func() { require.NoError(t, db.Do(ctx, marks("m1"), adds("p1"))) })
-	require.Len(t, statements, 3, "a duplicate: begin, look, roll back")
-
-	statements = tr.during(func() {
+	statements := tr.during(func() {
 		_, err := db.Append(ctx, "review-1", eventstore.NoStream, drafts(1))
 		require.NoError(t, err)
 	})
 	require.Len(t, statements, 6, "an append with one entry: begin, ids, version, event, entry, commit")
 }
 
-// What a handler does to its transaction is undone, by whatever means it tries.
+// A handler that tries to end its transaction, by any means, is undone.
 func TestHandlerCannotEndItsTransaction(t *testing.T) {
 	t.Parallel()
-	output := []message{{Topic: "review", Payload: []byte("{}")}}
+	output := []outbox.Message{{Topic: "review", Payload: []byte("{}")}}
 	for name, end := range map[string]func(ctx context.Context, tx *sql.Tx){
 		"commit":     func(_ context.Context, tx *sql.Tx) { _ = tx.Commit() },
 		"rollback":   func(_ context.Context, tx *sql.Tx) { _ = tx.Rollback() },
 		"sql commit": func(ctx context.Context, tx *sql.Tx) { _, _ = tx.ExecContext(ctx, `commit`) },
 		"sql rollback, and on": func(ctx context.Context, tx *sql.Tx) {
 			_, _ = tx.ExecContext(ctx, `rollback`)
-			_, _ = adds("p2")(ctx, tx, nil)
+			_ = add(ctx, tx, "p2")
 		},
 		"sql rollback, and a transaction of its own": func(ctx context.Context, tx *sql.Tx) {
 			for _, query := range []string{`rollback`, `begin immediate`, `insert into totals values ('p2', 1)`} {
@@ -82,22 +94,22 @@ func TestHandlerCannotEndItsTransaction(t *testing.T) {
 		},
 		"an ignored error that rolls back, and on": func(ctx context.Context, tx *sql.Tx) {
 			_, _ = tx.ExecContext(ctx, `insert or rollback into totals values ('p1', 1)`)
-			_, _ = adds("p2")(ctx, tx, nil)
+			_ = add(ctx, tx, "p2")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := open(t, nil)
-			for _, out := range [][]message{nil, output} {
-				err := db.Do(context.Background(), marks("m1"), func(ctx context.Context, tx *sql.Tx, _ []int) ([]message, error) {
-					_, err := adds("p1")(ctx, tx, nil)
+			for _, out := range [][]outbox.Message{nil, output} {
+				err := db.Do(context.Background(), delivery("m1"), func(ctx context.Context, tx *sql.Tx, _ provider.Found) (provider.Closing, error) {
+					err := add(ctx, tx, "p1")
 					end(ctx, tx)
-					return out, err
+					return provider.Closing{Output: out}, err
 				})
 				requireClass(t, err, "permanent", "tx_ended")
 				requireNothing(t, db)
 			}
-			require.NoError(t, db.Do(context.Background(), marks("m1"), adds("p1")), "the next one is not harmed")
+			require.NoError(t, db.Do(context.Background(), delivery("m1"), adds("p1")), "the next one is not harmed")
 			require.Equal(t, 1, total(t, db.SQL(), "p1"))
 		})
 	}
@@ -111,19 +123,19 @@ func TestHandlerThatPanicsOrExits(t *testing.T) {
 		go func() {
 			defer close(done)
 			defer func() { _ = recover() }()
-			_ = db.Do(context.Background(), marks("m1"), func(ctx context.Context, tx *sql.Tx, _ []int) ([]message, error) {
-				_, err := adds("p1")(ctx, tx, nil)
+			_ = db.Do(context.Background(), delivery("m1"), func(ctx context.Context, tx *sql.Tx, _ provider.Found) (provider.Closing, error) {
+				err := add(ctx, tx, "p1")
 				leave()
-				return nil, err
+				return provider.Closing{}, err
 			})
 		}()
 		<-done
 		requireNothing(t, db)
 	}
-	require.NoError(t, db.Do(context.Background(), marks("m1"), adds("p1")))
+	require.NoError(t, db.Do(context.Background(), delivery("m1"), adds("p1")))
 }
 
-// A handler that does not come back holds nobody up once its context has ended.
+// A handler that does not return delays no other writer after its context has ended.
 func TestHandlerThatHangs(t *testing.T) {
 	t.Parallel()
 	db := open(t, nil)
@@ -131,15 +143,15 @@ func TestHandlerThatHangs(t *testing.T) {
 	defer cancel()
 	release, result := make(chan struct{}), make(chan error, 1)
 	go func() {
-		result <- db.Do(ctx, marks("m1"), func(ctx context.Context, tx *sql.Tx, _ []int) ([]message, error) {
-			_, err := adds("p1")(ctx, tx, nil)
+		result <- db.Do(ctx, delivery("m1"), func(ctx context.Context, tx *sql.Tx, _ provider.Found) (provider.Closing, error) {
+			err := add(ctx, tx, "p1")
 			cancel()
 			<-release
-			return nil, err
+			return provider.Closing{}, err
 		})
 	}()
 	<-ctx.Done()
-	require.NoError(t, db.Do(context.Background(), marks("m2"), adds("p2")))
+	require.NoError(t, db.Do(context.Background(), delivery("m2"), adds("p2")))
 	_, err := db.Append(context.Background(), "review-1", eventstore.NoStream, drafts(1))
 	require.NoError(t, err)
 	close(release)
@@ -148,10 +160,10 @@ func TestHandlerThatHangs(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 	require.Equal(t, 0, total(t, db.SQL(), "p1"))
 	require.Equal(t, 1, count(t, db.SQL(), "kinora_markers"))
-	require.NoError(t, db.Do(context.Background(), marks("m1"), adds("p1")))
+	require.NoError(t, db.Do(context.Background(), delivery("m1"), adds("p1")))
 }
 
-// Nor does one that is in a statement which never ends and which its context does not end, or one that is rehearsed.
+// The same if it ignores its context, also in a statement that never ends.
 func TestHandlerThatIgnoresItsContext(t *testing.T) {
 	t.Parallel()
 	const forever = `with recursive n (i) as (select 1 union all select i + 1 from n) select count(*) from n`
@@ -171,37 +183,30 @@ func TestHandlerThatIgnoresItsContext(t *testing.T) {
 			<-release
 		},
 	} {
-		for _, rehearse := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, rehearsed %t", name, rehearse), func(t *testing.T) {
-				t.Parallel()
-				db := open(t, nil)
-				release, result, inside := make(chan struct{}), make(chan error, 1), make(chan struct{})
-				ctx, cancel := context.WithCancel(context.Background())
-				defer cancel()
-				w := marks("m1")
-				if rehearse {
-					w.Rehearse = func([]projector.Change) { t.Error("it was broken off") }
-				}
-				go func() {
-					result <- db.Do(ctx, w, func(_ context.Context, tx *sql.Tx, _ []int) ([]message, error) {
-						_, _ = adds("p1")(context.Background(), tx, nil)
-						close(inside)
-						hang(tx, release)
-						_, err := adds("p1")(context.Background(), tx, nil)
-						return nil, err
-					})
-				}()
-				<-inside
-				cancel()
-				require.NoError(t, db.Do(within(t, 5*time.Second), marks("m2"), adds("p2")))
-				_, err := db.Append(within(t, 5*time.Second), "review-1", eventstore.NoStream, drafts(1))
-				require.NoError(t, err)
-				close(release)
-				requireClass(t, <-result, "shutdown", "")
-				require.Equal(t, 0, total(t, db.SQL(), "p1"))
-				require.Equal(t, 1, count(t, db.SQL(), "kinora_markers"))
-			})
-		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := open(t, nil)
+			release, result, inside := make(chan struct{}), make(chan error, 1), make(chan struct{})
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			go func() {
+				result <- db.Do(ctx, delivery("m1"), func(_ context.Context, tx *sql.Tx, _ provider.Found) (provider.Closing, error) {
+					_ = add(context.Background(), tx, "p1")
+					close(inside)
+					hang(tx, release)
+					return provider.Closing{}, add(context.Background(), tx, "p1")
+				})
+			}()
+			<-inside
+			cancel()
+			require.NoError(t, db.Do(within(t, 5*time.Second), delivery("m2"), adds("p2")))
+			_, err := db.Append(within(t, 5*time.Second), "review-1", eventstore.NoStream, drafts(1))
+			require.NoError(t, err)
+			close(release)
+			requireClass(t, <-result, "shutdown", "")
+			require.Equal(t, 0, total(t, db.SQL(), "p1"))
+			require.Equal(t, 1, count(t, db.SQL(), "kinora_markers"))
+		})
 	}
 }
 
@@ -220,13 +225,13 @@ func TestHandlerPastItsDeadline(t *testing.T) {
 	t.Parallel()
 	db := open(t, nil)
 	for _, fails := range []bool{true, false} {
-		err := db.Do(within(t, time.Second), marks("m1"), func(ctx context.Context, tx *sql.Tx, _ []int) ([]message, error) {
-			_, err := adds("p1")(ctx, tx, nil)
+		err := db.Do(within(t, time.Second), delivery("m1"), func(ctx context.Context, tx *sql.Tx, _ provider.Found) (provider.Closing, error) {
+			err := add(ctx, tx, "p1")
 			<-ctx.Done()
 			if fails {
-				_, err = adds("p1")(ctx, tx, nil)
+				err = add(ctx, tx, "p1")
 			}
-			return nil, err
+			return provider.Closing{}, err
 		})
 		requireClass(t, err, "unknown", "deadline")
 		require.ErrorIs(t, err, context.DeadlineExceeded)
@@ -244,20 +249,20 @@ func TestHandlerPastADeadlineOfItsOwn(t *testing.T) {
 		func(ctx context.Context, tx *sql.Tx) error { _, err := tx.ExecContext(ctx, forever); return err },
 		furtherRow,
 	} {
-		err := db.Do(context.Background(), marks("m1"), func(ctx context.Context, tx *sql.Tx, _ []int) ([]message, error) {
+		err := db.Do(context.Background(), delivery("m1"), func(ctx context.Context, tx *sql.Tx, _ provider.Found) (provider.Closing, error) {
 			ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 			defer cancel()
-			_, err := adds("p1")(ctx, tx, nil)
-			return nil, errors.Join(err, wait(ctx, tx))
+			err := add(ctx, tx, "p1")
+			return provider.Closing{}, errors.Join(err, wait(ctx, tx))
 		})
 		requireClass(t, err, "unknown", "deadline")
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		requireNothing(t, db)
 	}
-	require.NoError(t, db.Do(within(t, time.Minute), marks("m1"), adds("p1")), "the turn is free")
+	require.NoError(t, db.Do(within(t, time.Minute), delivery("m1"), adds("p1")), "the turn is free")
 }
 
-// A pool of one connection, and more callers than connections: nobody waits for himself.
+// With a pool of one connection, and more callers than connections, no caller waits for itself.
 func TestPoolOfOneConnection(t *testing.T) {
 	t.Parallel()
 	ctx := within(t, time.Minute)
@@ -266,9 +271,12 @@ func TestPoolOfOneConnection(t *testing.T) {
 	const n = 8
 	for i := range n {
 		go func() {
-			errs <- db.Do(ctx, marks(fmt.Sprint("m", i%4)), func(ctx context.Context, tx *sql.Tx, _ []int) ([]message, error) {
+			errs <- db.Do(ctx, delivery(fmt.Sprint("m", i%4)), func(ctx context.Context, tx *sql.Tx, found provider.Found) (provider.Closing, error) {
+				if !found.Fresh[0][0] {
+					return provider.Closing{}, nil
+				}
 				_, err := db.InTx(tx).Append(ctx, "review-out", eventstore.Any, drafts(1))
-				return []message{{Topic: "out"}}, err
+				return provider.Closing{Output: []outbox.Message{{Topic: "out"}}}, err
 			})
 		}()
 		go func() {

@@ -3,8 +3,7 @@ package sqlite
 import (
 	"context"
 	"database/sql"
-	"encoding/json"
-	"fmt"
+	"time"
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
@@ -54,7 +53,8 @@ const entryColumns = `id, message_id, topic, key, payload, headers, status, atte
 	last_error, next_attempt_at, created_at, last_attempt_at, published_at`
 
 func scanEntry(rows *sql.Rows) (e outbox.Entry, err error) {
-	var headers, token []byte
+	var headers string
+	var token []byte
 	var next, created int64
 	var attempted, published sql.NullInt64
 	err = rows.Scan(&e.Seq, &e.ID, &e.Topic, &e.Key, &e.Payload, &headers, &e.Status, &e.Attempts, &e.Suspect, &token,
@@ -63,12 +63,24 @@ func scanEntry(rows *sql.Rows) (e outbox.Entry, err error) {
 		return e, err
 	}
 	copy(e.Token[:], token)
-	e.NextAttemptAt, e.CreatedAt = timeOf(next), timeOf(created)
-	e.LastAttemptedAt, e.PublishedAt = timeOrZero(attempted), timeOrZero(published)
-	if err := json.Unmarshal(headers, &e.Headers); err != nil {
-		return e, fmt.Errorf("headers of entry %d: %w", e.Seq, err)
-	}
+	e.Headers, err = outbox.ParseHeaders(headers)
+	e.Malformed = err != nil
+	setTime(&e, &e.NextAttemptAt, sql.NullInt64{Int64: next, Valid: true})
+	setTime(&e, &e.CreatedAt, sql.NullInt64{Int64: created, Valid: true})
+	setTime(&e, &e.LastAttemptedAt, attempted)
+	setTime(&e, &e.PublishedAt, published)
 	return e, nil
+}
+
+// setTime sets a time of e, which is malformed if ms is none. Null is the zero time.
+func setTime(e *outbox.Entry, to *time.Time, ms sql.NullInt64) {
+	if !ms.Valid {
+		return
+	}
+	var ok bool
+	if *to, ok = outbox.StoredTime(timeOf(ms.Int64)); !ok {
+		e.Malformed = true
+	}
 }
 
 // entriesOf lists what a query that selects entryColumns finds.

@@ -8,15 +8,15 @@ import (
 	"strings"
 
 	"github.com/kinora-go/kinora/eventstore"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"modernc.org/sqlite"
 	sqlite3 "modernc.org/sqlite/lib"
 )
 
-// ErrNotMigrated: the file lacks Kinora's tables, or the newest of them.
-var ErrNotMigrated = errors.New("the file has not Kinora's tables: call Migrate")
+// ErrNotMigrated: the file does not have all of Kinora's tables.
+var ErrNotMigrated = errors.New("the file does not have Kinora's tables: call Migrate")
 
-// explain turns the error of a statement on Kinora's tables that are not there into ErrNotMigrated.
+// explain returns ErrNotMigrated if a statement failed because one of Kinora's tables is missing.
 func explain(err error) error {
 	if codeOf(err) == sqlite3.SQLITE_ERROR && strings.Contains(err.Error(), "no such table: kinora_") {
 		return fmt.Errorf("%w: %w", ErrNotMigrated, err)
@@ -43,45 +43,58 @@ func (e *commitError) Error() string { return "commit: " + e.err.Error() }
 
 func (e *commitError) Unwrap() error { return e.err }
 
-// isAmbiguous tells whether err leaves it open what became of the transaction: where the write-ahead log could
-// not be synced, this process sees the transaction rolled back, but a recovery after a crash may find it whole.
+// isAmbiguous reports whether the transaction may be committed although its commit failed with err. If the write-ahead
+// log could not be synced, this process sees the transaction rolled back, but a recovery after a crash may find it.
 func isAmbiguous(err error) bool {
 	c, ok := errors.AsType[*commitError](err)
 	return ok && primary(codeOf(c.err)) == sqlite3.SQLITE_IOERR
 }
 
-// unitError is err as Do returns it: with its class. begun tells whether the transaction had begun: what comes
-// before is nobody's fault. ctx is that of the unit.
+// ownError is an error of a statement of Kinora's own, in the opening or the closing of a unit.
+type ownError struct{ err error }
+
+func (e *ownError) Error() string { return e.err.Error() }
+
+func (e *ownError) Unwrap() error { return e.err }
+
+// isOwn reports whether no message is to blame for err. A value that is too big is the message's fault.
+func isOwn(err error) bool {
+	_, own := errors.AsType[*ownError](err)
+	return own && primary(codeOf(err)) != sqlite3.SQLITE_TOOBIG
+}
+
+// unitError is err as Do returns it: with its class. ctx is that of the unit. begun is false if the transaction could
+// not begin: then no message is to blame.
 func unitError(ctx context.Context, err error, begun bool) error {
-	if _, ok := errors.AsType[*projector.Error](err); ok || err == nil {
+	if _, ok := errors.AsType[*provider.Error](err); ok || err == nil {
 		return err
 	}
-	e := &projector.Error{Class: projector.UnknownClass, Code: codeName(codeOf(err)), Err: err}
+	e := &provider.Error{Class: provider.ClassUnknown, Code: codeName(codeOf(err)), Err: err}
 	switch {
 	case !begun:
-		e.Class = projector.Transient
+		e.Class = provider.ClassTransient
 		if e.Code == "" || errors.Is(err, ErrNotMigrated) {
 			e.Code = beginCode(err)
 		}
 	case ctx.Err() != nil && (endedWith(err) || e.Code == "SQLITE_INTERRUPT" || errors.Is(err, ctx.Err())):
 		e.Code, e.Err = "", fmt.Errorf("%w: %w", ctx.Err(), err)
 		if errors.Is(ctx.Err(), context.Canceled) {
-			e.Class = projector.Shutdown
+			e.Class = provider.ClassShutdown
 		} else {
-			e.Code = "deadline"
+			e.Code = provider.CodeDeadline
 		}
 	case errors.Is(err, context.DeadlineExceeded): // a nearer one, of the handler's
-		e.Code = "deadline"
+		e.Code = provider.CodeDeadline
 	case endedWith(err):
-		e.Class, e.Code = projector.PermanentClass, "tx_ended"
+		e.Class, e.Code = provider.ClassPermanent, "tx_ended"
 	case errors.Is(err, eventstore.ErrInvalid):
-		e.Class, e.Code = projector.PermanentClass, "invalid"
+		e.Class, e.Code = provider.ClassPermanent, "invalid"
 	case errors.Is(err, eventstore.ErrEventIDReused):
-		e.Class, e.Code = projector.PermanentClass, "event_id_reused"
+		e.Class, e.Code = provider.ClassPermanent, "event_id_reused"
 	case isAmbiguous(err):
-		e.Class = projector.Ambiguous
-	case transient[primary(codeOf(err))]:
-		e.Class = projector.Transient
+		e.Class = provider.ClassAmbiguous
+	case transient[primary(codeOf(err))] || isOwn(err):
+		e.Class = provider.ClassTransient
 	}
 	return e
 }
@@ -98,19 +111,19 @@ func beginCode(err error) string {
 	}
 }
 
-// endedWith tells whether the transaction was over before we ended it: its handler tried to.
+// endedWith reports whether err says that the handler tried to end the transaction.
 func endedWith(err error) bool {
 	return errors.Is(err, sql.ErrTxDone) || codeOf(err) == sqlite3.SQLITE_CONSTRAINT_COMMITHOOK ||
 		codeOf(err) == sqlite3.SQLITE_ERROR && strings.Contains(err.Error(), "no transaction is active")
 }
 
-// transient are the primary codes that are the world's fault.
+// transient are the primary codes that are not the fault of a message.
 var transient = map[int]bool{
 	sqlite3.SQLITE_BUSY: true, sqlite3.SQLITE_LOCKED: true, sqlite3.SQLITE_IOERR: true, sqlite3.SQLITE_FULL: true,
 	sqlite3.SQLITE_CANTOPEN: true, sqlite3.SQLITE_NOMEM: true, sqlite3.SQLITE_PROTOCOL: true,
 }
 
-// codeName is the name of an extended code where it tells more than that of its family, else of its family.
+// codeName is the name of an extended code if it says more than that of its family, else the family's.
 func codeName(code int) string {
 	if name, ok := codeNames[code]; ok {
 		return name

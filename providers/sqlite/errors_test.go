@@ -19,20 +19,23 @@ import (
 	sqlite3 "modernc.org/sqlite/lib"
 
 	"github.com/kinora-go/kinora/eventstore"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
 func TestErrorsOfUnitsAreClassed(t *testing.T) {
 	t.Parallel()
 	fails := func(query string) handlerFunc {
-		return func(ctx context.Context, tx *sql.Tx, _ []int) ([]message, error) {
+		return func(ctx context.Context, tx *sql.Tx, _ provider.Found) (provider.Closing, error) {
 			_, err := tx.ExecContext(ctx, query)
-			return nil, err
+			return provider.Closing{}, err
 		}
 	}
 	returns := func(err error) handlerFunc {
-		return func(context.Context, *sql.Tx, []int) ([]message, error) { return nil, err }
+		return func(context.Context, *sql.Tx, provider.Found) (provider.Closing, error) {
+			return provider.Closing{}, err
+		}
 	}
 	boom := errors.New("boom")
 	for _, c := range []struct {
@@ -41,7 +44,7 @@ func TestErrorsOfUnitsAreClassed(t *testing.T) {
 		class, code string
 	}{
 		{"its own error", returns(boom), "unknown", ""},
-		{"a permanent one", returns(fmt.Errorf("handler: %w", projector.Permanent(boom))), "permanent", ""},
+		{"a permanent one", returns(fmt.Errorf("handler: %w", &provider.Error{Class: provider.ClassPermanent, Err: boom})), "permanent", ""},
 		{"unique", fails(`insert into totals values ('there', 1)`), "unknown", "SQLITE_CONSTRAINT_PRIMARYKEY"},
 		{"not null", fails(`insert into totals values ('x', null)`), "unknown", "SQLITE_CONSTRAINT_NOTNULL"},
 		{"datatype", fails(`insert into totals values ('x', 'y')`), "unknown", "SQLITE_CONSTRAINT_DATATYPE"},
@@ -54,8 +57,8 @@ func TestErrorsOfUnitsAreClassed(t *testing.T) {
 		{"no memory", returns(errorOf(sqlite3.SQLITE_NOMEM)), "transient", "SQLITE_NOMEM"},
 		{"lock protocol", returns(errorOf(sqlite3.SQLITE_PROTOCOL)), "transient", "SQLITE_PROTOCOL"},
 		{"corruption", returns(errorOf(sqlite3.SQLITE_CORRUPT)), "unknown", "SQLITE_CORRUPT"},
-		{"a bad message", func(context.Context, *sql.Tx, []int) ([]message, error) {
-			return []message{{Topic: "review"}, {Topic: "\x00"}}, nil
+		{"a bad message", func(context.Context, *sql.Tx, provider.Found) (provider.Closing, error) {
+			return provider.Closing{Output: []outbox.Message{{Topic: "review"}, {Topic: "\x00"}}}, nil
 		}, "permanent", "invalid"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -63,10 +66,85 @@ func TestErrorsOfUnitsAreClassed(t *testing.T) {
 			db := open(t, nil)
 			_, err := db.SQL().Exec(`insert into totals values ('there', 1)`)
 			require.NoError(t, err)
-			requireClass(t, db.Do(context.Background(), marks("m1"), c.apply), c.class, c.code)
+			requireClass(t, db.Do(context.Background(), delivery("m1"), c.apply), c.class, c.code)
 			require.Equal(t, 0, count(t, db.SQL(), "kinora_markers"))
 			require.Equal(t, 0, count(t, db.SQL(), "kinora_outbox"))
 		})
+	}
+}
+
+// An error names the message whose statement failed, or ended the transaction, if that is known.
+func TestErrorsNameTheirMessage(t *testing.T) {
+	t.Parallel()
+	const fails, endsIt = `insert into totals values ('x', null)`, `insert or rollback into totals values ('there', 1)`
+	for name, c := range map[string]struct {
+		statements  [3]string // of each message
+		swallows    bool
+		message     int
+		class, code string
+	}{
+		"the second one fails":                       {[3]string{"", fails, ""}, false, 1, "unknown", "SQLITE_CONSTRAINT_NOTNULL"},
+		"the first ends the transaction":             {[3]string{endsIt, "", ""}, true, 0, "permanent", "tx_ended"},
+		"the second ends it, and the third fails":    {[3]string{"", endsIt, `insert into nowhere values (1)`}, true, 1, "permanent", "tx_ended"},
+		"a failure that is ignored":                  {[3]string{"", fails, ""}, true, -1, "", ""},
+		"a constraint that is checked at the commit": {[3]string{"", `insert into children values (1, 1)`, ""}, false, -1, "unknown", "SQLITE_CONSTRAINT_FOREIGNKEY"},
+		"an error of its own":                        {[3]string{"", "", "boom"}, false, -1, "unknown", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := open(t, nil)
+			_, err := db.SQL().Exec(`
+				insert into totals values ('there', 1);
+				create table children (id integer primary key, parent integer references children2 deferrable initially deferred);
+				create table children2 (id integer primary key)`)
+			require.NoError(t, err)
+			err = db.Do(t.Context(), delivery("m1", "m2", "m3"), func(ctx context.Context, tx *sql.Tx, found provider.Found) (provider.Closing, error) {
+				for i, statement := range c.statements {
+					found.Begin(i)
+					if statement == "boom" {
+						return provider.Closing{}, errors.New(statement)
+					}
+					if _, err := tx.ExecContext(ctx, statement); err != nil && !c.swallows {
+						return provider.Closing{}, err
+					}
+				}
+				return provider.Closing{}, nil
+			})
+			if c.class == "" {
+				require.NoError(t, err)
+				return
+			}
+			requireClass(t, err, c.class, c.code)
+			if c.message >= 0 {
+				requireMessage(t, err, c.message)
+			} else {
+				_, named := errors.AsType[*provider.MessageError](err)
+				require.False(t, named)
+			}
+			require.Equal(t, 0, count(t, db.SQL(), "kinora_markers"))
+		})
+	}
+}
+
+// If one of Kinora's own statements fails, no message is to blame.
+func TestOwnErrorsAreTransient(t *testing.T) {
+	t.Parallel()
+	for _, table := range []string{"kinora_holds", "kinora_doing", "kinora_markers"} {
+		db := open(t, nil)
+		u := delivery("m1", "m2")
+		u.Careful = &provider.Worker{Runner: "r1"}
+		require.NoError(t, db.Do(t.Context(), u, adds("p1")))
+		u = delivery("m3")
+		u.Careful = &provider.Worker{Runner: "r1"}
+		_, err := db.SQL().Exec(`alter table ` + table + ` rename to away`)
+		require.NoError(t, err)
+		err = db.Do(t.Context(), u, adds("p1"))
+		require.ErrorIs(t, err, sqlite.ErrNotMigrated)
+		require.Equal(t, provider.ClassTransient, provider.ClassOf(err), table)
+		_, err = db.SQL().Exec(`alter table away rename to ` + table)
+		require.NoError(t, err)
+		require.NoError(t, db.Do(t.Context(), u, adds("p1")))
+		require.Equal(t, 3, total(t, db.SQL(), "p1"))
 	}
 }
 
@@ -89,7 +167,7 @@ func TestErrorsOfFurtherRows(t *testing.T) {
 			db := open(t, nil)
 			unit, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			err := db.Do(unit, marks("m1"), func(ctx context.Context, tx *sql.Tx, _ []int) ([]message, error) {
+			err := db.Do(unit, delivery("m1"), func(ctx context.Context, tx *sql.Tx, _ provider.Found) (provider.Closing, error) {
 				ctx, cancel := context.WithTimeout(ctx, time.Minute)
 				defer cancel()
 				rows, err := query(ctx, tx)
@@ -99,7 +177,7 @@ func TestErrorsOfFurtherRows(t *testing.T) {
 					n++
 				}
 				require.Equal(t, 1, n)
-				return nil, errors.Join(rows.Err(), rows.Close())
+				return provider.Closing{}, errors.Join(rows.Err(), rows.Close())
 			})
 			requireClass(t, err, "unknown", "SQLITE_ERROR")
 			require.NotErrorIs(t, err, context.Canceled)
@@ -154,8 +232,8 @@ func TestAmbiguousCommit(t *testing.T) {
 			require.Equal(t, 5, count(t, db.SQL(), "kinora_outbox"))
 
 			broken(1)
-			requireClass(t, db.Do(ctx, marks("m1"), adds("p1")), "ambiguous", "SQLITE_IOERR")
-			require.NoError(t, db.Do(ctx, marks("m1"), adds("p1")), "the marker decides")
+			requireClass(t, db.Do(ctx, delivery("m1"), adds("p1")), "ambiguous", "SQLITE_IOERR")
+			require.NoError(t, db.Do(ctx, delivery("m1"), adds("p1")), "the marker decides")
 			require.Equal(t, 1, total(t, db.SQL(), "p1"))
 		})
 	}
@@ -169,7 +247,7 @@ func childFillsDisk(path string) error {
 	if err != nil {
 		return err
 	}
-	if err := db.Do(ctx, marks("m0"), adds("p0")); err != nil {
+	if err := db.Do(ctx, delivery("m0"), adds("p0")); err != nil {
 		return err
 	}
 	var was syscall.Rlimit
@@ -185,16 +263,16 @@ func childFillsDisk(path string) error {
 		return err
 	}
 	_, appendErr := db.Append(ctx, "review-1", eventstore.Any, drafts(3))
-	doErr := db.Do(ctx, marks("m1"), adds("p1"))
+	doErr := db.Do(ctx, delivery("m1"), adds("p1"))
 	if err := syscall.Setrlimit(syscall.RLIMIT_FSIZE, &was); err != nil {
 		return err
 	}
 	if !errors.Is(appendErr, eventstore.ErrAmbiguous) {
 		return fmt.Errorf("the append: %w", appendErr)
 	}
-	fmt.Println(projector.ClassOf(doErr))
+	fmt.Println(provider.ClassOf(doErr))
 	for range 2 {
-		if err := db.Do(ctx, marks("m1"), adds("p1")); err != nil {
+		if err := db.Do(ctx, delivery("m1"), adds("p1")); err != nil {
 			return err
 		}
 	}

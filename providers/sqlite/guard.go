@@ -61,6 +61,11 @@ func unsynced(ctx context.Context) context.Context {
 	return context.WithValue(ctx, mannerKey{}, manner{unsynced: true})
 }
 
+// watched makes fn see each row that the next transaction changes, before it does.
+func watched(ctx context.Context, fn sqlite.PreUpdateHookFn) context.Context {
+	return context.WithValue(ctx, mannerKey{}, manner{watch: fn})
+}
+
 // guardedConn begins transactions in their manner, and ends their statements with their units.
 type guardedConn struct {
 	driverConn

@@ -9,9 +9,8 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
-	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
@@ -25,7 +24,8 @@ var badTexts = map[string]string{
 var badData = map[string]string{
 	"nothing": "", "no JSON": "{", "two values": "{} {}", "a NUL": `{"a":"\u0000"}`, "a NUL key": `{"a\u0000":1}`,
 	"a lone surrogate": `{"a":"\ud800"}`, "not UTF-8": "{\"a\":\"\xff\"}", "a key twice": `{"a":1,"a":2}`,
-	"a great number": `{"a":1e131072}`, "a small number": `{"a":1e-16384}`, "a raw NUL": "{\"a\":\"\x00\"}",
+	"numbers that expand": `[` + strings.Repeat(`1e131071,`, 7) + `1e131071]`,
+	"a great number":      `{"a":1e131072}`, "a small number": `{"a":1e-16384}`, "a raw NUL": "{\"a\":\"\x00\"}",
 	"too deep": strings.Repeat("[", 10000) + strings.Repeat("]", 10000), "too large": `"` + strings.Repeat("x", 1<<20) + `"`,
 }
 
@@ -65,10 +65,16 @@ func TestBadInputReachesNoStatement(t *testing.T) {
 			appends("metadata "+name, "review-1", func(d *eventstore.Draft) { d.Metadata.Actor = strings.Repeat(bad, 5) })
 			appends("extra "+name, "review-1", func(d *eventstore.Draft) { d.Metadata.Extra = map[string]string{bad: "v"} })
 		}
-		for _, key := range []marker.Key{{Handler: bad, MessageID: "m"}, {Handler: handler, MessageID: bad}} {
+		for _, m := range []provider.Message{
+			{ID: "m", Handlers: []provider.Handler{{Name: bad}}, Mark: true},
+			{ID: bad, Handlers: []provider.Handler{{Name: handler}}, Mark: true},
+		} {
 			refused("mark: "+name, func() error {
-				err := db.Do(ctx, projector.Work{Projector: "totals", Marks: []marker.Key{key}}, adds("p1"))
+				u := delivery("m1")
+				u.Messages = append(u.Messages, m)
+				err := db.Do(ctx, u, adds("p1"))
 				requireClass(t, err, "permanent", "invalid")
+				requireMessage(t, err, 1)
 				return err
 			})
 		}
@@ -159,8 +165,7 @@ func TestOddInputComesBack(t *testing.T) {
 		require.Equal(t, outbox.FromEvent(stream, 1, events[0], s), entries[0].Message, "byte for byte")
 
 		for range 2 {
-			work := projector.Work{Projector: "totals", Marks: []marker.Key{{Handler: handler, MessageID: s}}}
-			require.NoError(t, db.Do(ctx, work, adds(s)))
+			require.NoError(t, db.Do(ctx, delivery(s), adds(s)))
 		}
 		require.Equal(t, 1, total(t, db.SQL(), s))
 		claimed, err := db.ClaimEntries(ctx, outbox.Query{Topics: []string{s}}, claim.Terms{Holder: s})

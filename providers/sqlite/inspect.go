@@ -18,7 +18,7 @@ const filtered = ` id > ?1 and id <= ?2
 	and (?3 is null or status in (select value from json_each(?3)))
 	and (?4 = '' or topic = ?4)
 	and (?5 = '' or key = ?5)
-	and (?6 = '' or headers ->> 'kinora_stream' = ?6)
+	and (?6 = '' or iif(json_valid(headers), headers ->> 'kinora_stream', null) = ?6)
 	and (?7 = 0 or created_at < ` + clock + ` - ?7)
 	and (?8 is null or id in (select value from json_each(?8)))`
 
@@ -97,11 +97,18 @@ func (d *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.
 	return counts, nil
 }
 
+// The first and the last instant that can be read: see outbox.Entry.Malformed.
+const (
+	yearOne  = `-62135596800000`
+	year9999 = `253402300799999`
+)
+
 const requeueEntries = `
 update kinora_outbox set status = 'pending', attempts = 0, suspect = 0, next_attempt_at = ` + clock + `
 where id in (
 	select id from kinora_outbox indexed by kinora_outbox_stuck
-	where status in ('failed', 'abandoned') and` + filtered + `
+	where status in ('failed', 'abandoned')
+		and (?10 = 0 or last_attempt_at is null or last_attempt_at between ` + yearOne + ` and ` + year9999 + `) and` + filtered + `
 	order by id limit ?9)
 returning topic, key, ?10 > 0 and coalesce(last_attempt_at < ` + clock + ` - ?10, 0)`
 
@@ -122,7 +129,7 @@ const skipEntries = `
 update kinora_outbox set status = 'skipped', open = 0, next_attempt_at = ` + clock + `
 where id in (
 	select id from kinora_outbox indexed by kinora_outbox_open
-	where open = 1 and status <> 'claimed' and` + filtered + `
+	where open = 1 and (status <> 'claimed' or next_attempt_at > ` + year9999 + `) and` + filtered + `
 	union all
 	select id from kinora_outbox indexed by kinora_outbox_held_id
 	where status = 'held' and` + filtered + `

@@ -122,10 +122,10 @@ const (
 	expired = `(status = 'published' and ?3 > 0 and published_at < ` + clock + ` - ?3
 		or status = 'skipped' and next_attempt_at < ` + clock + ` - ?4)`
 
-	// No entry is done with before it is made: if all of these were made less than the shorter time ago, those
-	// after them were, too.
+	// An entry is published or skipped after it is created. If all of these were created less than the shorter time
+	// ago, so were those after them. Rows with a creation time in the future, which other writers left, do not count.
 	lookToDelete = `
-select count(*), coalesce(max(id), 0), coalesce(sum(` + expired + `), 0), coalesce(min(created_at) >= ` + clock + ` - iif(?3 > 0, min(?3, ?4), ?4), 0)
+select count(*), coalesce(max(id), 0), coalesce(sum(` + expired + `), 0), coalesce(min(iif(created_at <= ` + clock + `, created_at, null)) >= ` + clock + ` - iif(?3 > 0, min(?3, ?4), ?4), 0)
 from (select id, status, created_at, published_at, next_attempt_at
 	from kinora_outbox where id > ?1 order by id limit ?2)`
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -19,9 +20,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kinora-go/kinora/eventstore"
-	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
@@ -49,8 +49,9 @@ var children = map[string]func(path string) error{
 	"migrate":         childMigrates,
 	"full-disk":       childFillsDisk,
 	"keep":            childKeeps,
-	"run":             childRuns,
-	"replay":          childReplays,
+	"drain":           childDrains,
+	"try":             childTries,
+	"die":             childDies,
 }
 
 // proc is a child process.
@@ -178,10 +179,17 @@ func checkAtRest(t testing.TB, db *sql.DB) {
 			select id from kinora_outbox where open <> (status not in ('published', 'held', 'skipped'))`,
 		"what is claimed has a token": `
 			select id from kinora_outbox where status = 'claimed' and (token is null or attempts < 1)`,
-		"what is due waits": `
-			select id from kinora_parked where due = 1 and not (state = 'parked' and class = 'held')`,
-		"what is done with says when": `
-			select id from kinora_parked where (state = 'parked') <> (resolved_at is null)`,
+		"a resolved message has the time of that": `
+			select id from kinora_parked where open <> (resolved_at is null)`,
+		"a lane is held as long as something is parked in it": `
+			select projector, lane from (
+				select projector, lane from kinora_holds union all
+				select distinct projector, lane from kinora_parked where open = 1)
+			group by projector, lane having count(*) <> 2`,
+		"a lane is never due if its first message is stuck, and only then": `
+			select lane from kinora_holds h where (due_at = 9223372036854775807) <> (
+				select state = 'stuck' from kinora_parked p
+				where p.projector = h.projector and p.lane = h.lane and open = 1 order by id limit 1)`,
 		"sqlite itself": `select integrity_check from pragma_integrity_check where integrity_check <> 'ok'`,
 	} {
 		rows, err := db.Query(query)
@@ -208,19 +216,61 @@ func routed() *sqlite.Config { return &sqlite.Config{Route: outbox.ByCategory} }
 
 const handler = "totals/posted"
 
-// marks is the work of one message at one handler.
-func marks(id string) projector.Work {
-	return projector.Work{Projector: "totals", Marks: []marker.Key{{Handler: handler, MessageID: id}}}
+type handlerFunc = func(context.Context, *sql.Tx, provider.Found) (provider.Closing, error)
+
+// delivery is the unit of deliveries, each with a lane of its own, at one handler.
+func delivery(ids ...string) provider.Unit {
+	u := provider.Unit{Projector: "totals"}
+	for _, id := range ids {
+		u.Messages = append(u.Messages, provider.Message{
+			ID: id, Lane: provider.LaneOfMessage(id), Handlers: []provider.Handler{{Name: handler}}, Mark: true,
+		})
+	}
+	return u
 }
 
 const addToTotal = `insert into totals values (?1, ?2) on conflict (key) do update set total = total + ?2`
 
-// adds is a handler that adds 1 to the total of key.
-func adds(key string) func(context.Context, *sql.Tx, []int) ([]outbox.Message, error) {
-	return func(ctx context.Context, tx *sql.Tx, _ []int) ([]outbox.Message, error) {
-		_, err := tx.ExecContext(ctx, addToTotal, key, 1)
-		return nil, err
+// adds is a handler that adds 1 to the total of key for each message that is fresh.
+func adds(key string) handlerFunc {
+	return func(ctx context.Context, tx *sql.Tx, found provider.Found) (provider.Closing, error) {
+		for i, fresh := range found.Fresh {
+			found.Begin(i)
+			if !slices.Contains(fresh, true) {
+				continue
+			}
+			if err := add(ctx, tx, key); err != nil {
+				return provider.Closing{}, err
+			}
+		}
+		return provider.Closing{}, nil
 	}
+}
+
+func add(ctx context.Context, tx *sql.Tx, key string) error {
+	_, err := tx.ExecContext(ctx, addToTotal, key, 1)
+	return err
+}
+
+// shiftBack makes everything that is stored older, which is as good as a later clock.
+func shiftBack(db *sql.DB, d time.Duration) error {
+	for table, columns := range map[string][]string{
+		"kinora_events":  {"recorded_at"},
+		"kinora_outbox":  {"next_attempt_at", "created_at", "last_attempt_at", "published_at"},
+		"kinora_markers": {"processed_at"},
+		"kinora_floors":  {"pruned_before"},
+		"kinora_holds":   {"due_at"},
+		"kinora_parked":  {"parked_at", "resolved_at"},
+		"kinora_runners": {"expires_at"},
+	} {
+		for _, column := range columns {
+			shift := fmt.Sprintf(`update %s set %[2]s = %[2]s - %d where %[2]s < 9223372036854775807`, table, column, d.Milliseconds())
+			if _, err := db.Exec(shift); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func total(t testing.TB, db *sql.DB, key string) (n int) {

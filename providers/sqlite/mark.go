@@ -5,16 +5,12 @@ import (
 	"database/sql"
 	"fmt"
 
-	"github.com/kinora-go/kinora/internal/mutant"
 	"github.com/kinora-go/kinora/outbox"
 )
 
 // markEntry changes ?1, which the claim of token ?2 has taken.
 const (
-	markEntry = markAny + fenced
-	dropEntry = dropAny + fenced
-
-	markAny = `
+	markEntry = `
 update kinora_outbox set
 	status = ?3,
 	open = ?3 <> 'published',
@@ -22,15 +18,10 @@ update kinora_outbox set
 	next_attempt_at = iif(?3 in ('failed', 'claimed', 'pending'), ` + clock + ` + ?4, next_attempt_at),
 	last_error = iif(?3 in ('failed', 'abandoned') or ?3 = 'pending' and ?5 <> '', ?5, last_error),
 	published_at = iif(?3 = 'published', ` + clock + `, null)
-where id = ?1 and status = 'claimed'`
+where id = ?1 and status = 'claimed' and token = ?2`
 
-	dropAny = `
-delete from kinora_outbox where id = ?1 and status = 'claimed'`
-
-	fenced = ` and token = ?2`
-
-	markUnfenced = markAny + ` and ?2 is not null`
-	dropUnfenced = dropAny + ` and ?2 is not null`
+	dropEntry = `
+delete from kinora_outbox where id = ?1 and status = 'claimed' and token = ?2`
 
 	// lanesOf is no row at all where nothing is held.
 	lanesOf = `
@@ -94,13 +85,9 @@ func (s session) lanesToFree(ctx context.Context, marks []outbox.Mark) (map[int6
 }
 
 func (s session) change(ctx context.Context, m outbox.Mark) (ok bool, err error) {
-	query, drop := markEntry, dropEntry
-	if mutant.NoFence {
-		query, drop = markUnfenced, dropUnfenced
-	}
-	args := []any{m.Seq, tokenOf(m.Token), string(m.To), millis(m.After), m.Error}
+	query, args := markEntry, []any{m.Seq, tokenOf(m.Token), string(m.To), millis(m.After), m.Error}
 	if m.Drop {
-		query, args = drop, args[:2]
+		query, args = dropEntry, args[:2]
 	}
 	n, err := s.changed(ctx, query, args...)
 	return n == 1, err

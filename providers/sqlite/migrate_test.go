@@ -15,7 +15,7 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
@@ -143,9 +143,9 @@ func TestNotMigrated(t *testing.T) {
 	_, entries := db.Entries(ctx, outbox.Filter{})
 	_, counts := db.StatusCounts(ctx)
 	_, skip := db.Skip(ctx, outbox.Filter{})
-	_, parked := db.ParkedMessages(ctx, projector.ParkedFilter{})
-	_, outcomes := db.Outcomes(ctx, []marker.Key{{Handler: handler, MessageID: "m"}})
-	do := db.Do(ctx, marks("m"), adds("p"))
+	_, parked := db.Parked(ctx, provider.ParkedFilter{})
+	_, outcomes := db.Outcomes(ctx, []provider.Question{{Key: marker.Key{Handler: handler, MessageID: "m"}}})
+	do := db.Do(ctx, delivery("m"), adds("p"))
 	requireClass(t, do, "transient", "not_migrated")
 	var read error
 	for _, err := range db.ReadStream(ctx, "review-1", 0) {

@@ -14,6 +14,7 @@ import (
 	_ "modernc.org/sqlite"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
@@ -74,7 +75,7 @@ func TestOpenSetsUp(t *testing.T) {
 		var got string
 		require.NoError(t, db.SQL().QueryRow(`pragma `+pragma).Scan(&got))
 		require.Equal(t, want, got, pragma)
-		require.NoError(t, db.Do(context.Background(), marks(pragma), pragmaInUnit(t, pragma, want)))
+		require.NoError(t, db.Do(context.Background(), delivery(pragma), pragmaInUnit(t, pragma, want)))
 	}
 }
 
@@ -82,11 +83,11 @@ func pragmaInUnit(t *testing.T, pragma, want string) handlerFunc {
 	if pragma == "busy_timeout" {
 		want = "0" // a unit holds the write lock, and waits for nobody
 	}
-	return func(ctx context.Context, tx *sql.Tx, _ []int) (_ []message, err error) {
+	return func(ctx context.Context, tx *sql.Tx, _ provider.Found) (provider.Closing, error) {
 		var got string
 		require.NoError(t, tx.QueryRowContext(ctx, `pragma `+pragma).Scan(&got))
 		require.Equal(t, want, got, "%s in a unit", pragma)
-		return nil, nil
+		return provider.Closing{}, nil
 	}
 }
 

@@ -1,219 +1,218 @@
 package sqlite
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"database/sql"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
+	"slices"
+	"time"
 
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 )
 
-const insertParked = `
-insert into kinora_parked (
-	projector, handler, message_id, topic, key, type, holds, payload, headers, class, code, attempts, version, parked_at)
-values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ` + clock + `)
-on conflict do nothing`
+const (
+	// dueParked lists the first messages of each lane in due: one, or up to ?3 if the first is held.
+	dueParked        = `with due (lane, due_at) as materialized (` + dueLanes + firstOfDue
+	dueParkedOfLanes = `with due (lane, due_at) as materialized (` + dueOfLanes + firstOfDue
 
-func (u *unit) park(ctx context.Context, parked []projector.Parked) error {
-	for _, p := range parked {
-		_, err := u.exec(ctx, insertParked, p.Projector, p.Handler, p.MessageID, p.Topic, p.Key, p.Type, p.Holds,
-			blobOf(p.Payload), headersOf(p.Headers), p.Class.String(), p.Code, p.Attempts, p.Version)
+	dueLanes = `
+	select lane, due_at from kinora_holds indexed by kinora_holds_due
+	where projector = ?1 and due_at <= ` + clock + ` order by due_at limit ?2`
+
+	dueOfLanes = `
+	select h.lane, h.due_at from json_each(?4) j cross join kinora_holds h
+	where h.projector = ?1 and h.lane = unhex(j.value) and h.due_at <= ` + clock + ` order by h.due_at limit ?2`
+
+	firstOfDue = `)
+select ` + parkedColumns + `
+from due
+cross join kinora_parked f on f.id = (
+	select id from kinora_parked indexed by kinora_parked_lane
+	where open = 1 and projector = ?1 and lane = due.lane order by id limit 1)
+cross join kinora_parked p on p.id in (
+	select id from kinora_parked indexed by kinora_parked_lane
+	where open = 1 and projector = ?1 and lane = due.lane and id <= iif(f.class = 'held', ` + never + `, f.id)
+	order by id limit ?3)`
+)
+
+// Due implements provider.Parking.
+func (d *DB) Due(ctx context.Context, f provider.DueFilter) (due []provider.Parked, err error) {
+	if f.Keys <= 0 || f.Each <= 0 || f.Lanes != nil && len(f.Lanes) == 0 {
+		return nil, nil
+	}
+	query, args := dueParked, []any{"", f.Keys, f.Each}
+	if f.Lanes != nil {
+		lanes := make([]string, len(f.Lanes))
+		for i, l := range f.Lanes {
+			lanes[i] = hexOf(l)
+		}
+		slices.Sort(lanes)
+		query, args = dueParkedOfLanes, append(args, jsonOf(slices.Compact(lanes)))
+	}
+	for _, args[0] = range f.Projectors {
+		listed, err := parkedOf(ctx, d.reads, query, args...)
 		if err != nil {
+			return nil, fmt.Errorf("list due messages: %w", err)
+		}
+		slices.SortFunc(listed, func(a, b provider.Parked) int {
+			return cmp.Or(a.DueAt.Compare(b.DueAt), bytes.Compare(a.Lane[:], b.Lane[:]), cmp.Compare(a.Seq, b.Seq))
+		})
+		due = append(due, leading(listed)...)
+	}
+	return due, nil
+}
+
+// leading keeps, of each lane, the first message, or those up to the first one that is not held.
+func leading(listed []provider.Parked) (due []provider.Parked) {
+	var lane provider.Lane
+	ended := false
+	for i, p := range listed {
+		first := i == 0 || p.Lane != lane
+		lane, ended = p.Lane, ended && !first
+		held := p.Class == provider.ClassHeld
+		if p.State != provider.StateWaiting || !first && !held {
+			ended = true
+		}
+		if !ended {
+			due = append(due, p)
+		}
+		ended = ended || !held
+	}
+	return due
+}
+
+const (
+	// tryParked counts an attempt at message ?1, or makes it stuck if ?2.
+	tryParked = `update kinora_parked set attempts = attempts + iif(?2, 0, 1), state = iif(?2, 'stuck', state) where id = ?1`
+	putOff    = `update kinora_holds set due_at = coalesce(` + clock + ` + ?3, ` + never + `) where projector = ?1 and lane = ?2`
+)
+
+// Try implements provider.Parking.
+func (d *DB) Try(ctx context.Context, p provider.Parked, limit int, again time.Duration) (tried bool, err error) {
+	err = d.inTurn(ctx, func(u *unit) error {
+		live, err := u.live(ctx, p.Projector, []provider.Message{{Lane: p.Lane, Parked: &p}}, func(is provider.Parked, due bool) bool {
+			return is.State == provider.StateWaiting && due
+		})
+		if err != nil || !live[0] {
 			return err
 		}
-	}
-	return nil
-}
-
-// inTheWay tells whether anything is in the way of an attempt: of projector ?1 and key ?2, under the names ?3, which takes
-// the types ?4. Only what has a smaller id than ?5 is, and is not among ?6. It leaps from type to type, and looks at
-// one message of each: thousands of one key may wait.
-const (
-	inTheWay = `(?2 <> '' and (exists (
-	select 1 from kinora_parked indexed by kinora_parked_handler
-	where ` + holding + ` and handler in (select '' union all select value from json_each(?3)) and ` + before + `
-) or exists (
-	with recursive held (type) as (
-		select min(type) from kinora_parked indexed by kinora_parked_type where ` + holding + `
-		union all
-		select (select min(type) from kinora_parked indexed by kinora_parked_type where ` + holding + ` and type > held.type)
-		from held where held.type is not null)
-	select 1 from held
-	where held.type is not null and held.type not in (select value from json_each(?4)) and exists (
-		select 1 from kinora_parked indexed by kinora_parked_type
-		where ` + holding + ` and type = held.type and ` + before + `))))`
-
-	holding = `state = 'parked' and holds = 1 and projector = ?1 and key = ?2`
-	before  = `id < ?5 and id not in (select value from json_each(?6))`
-
-	isHeld = `select ` + inTheWay
-)
-
-// wayArgs are what inTheWay asks of an attempt, with the ids that do not count.
-func wayArgs(a projector.Attempt, but []int64) []any {
-	return []any{a.Projector, a.Key, namesOf(a), arrayOf(a.Takes), beforeOf(a), arrayOf(but)}
-}
-
-// namesOf is a JSON array of all the names of an attempt's handler.
-func namesOf(a projector.Attempt) string { return jsonOf(append([]string{named(a)}, a.Was...)) }
-
-// arrayOf is a JSON array for json_each, also of nothing.
-func arrayOf[T any](list []T) string {
-	if len(list) == 0 {
-		return `[]`
-	}
-	return jsonOf(list)
-}
-
-func beforeOf(a projector.Attempt) int64 {
-	if a.Seq == 0 {
-		return math.MaxInt64
-	}
-	return a.Seq
-}
-
-func (s session) held(ctx context.Context, a projector.Attempt, but []int64) (held bool, err error) {
-	if a.Key == "" {
-		return false, nil
-	}
-	err = one(ctx, s, []any{&held}, isHeld, wayArgs(a, but)...)
-	return held, err
-}
-
-// mustWait fails where nothing is in the way of a. What is, stays there until the unit is over, as nobody else writes.
-func (u *unit) mustWait(ctx context.Context, a *projector.Attempt) error {
-	if a == nil {
-		return nil
-	}
-	held, err := u.held(ctx, *a, nil)
+		if tried = limit < 0 || p.Attempts < limit; !tried {
+			again = -1
+		}
+		if _, err := u.exec(ctx, tryParked, p.Seq, !tried); err != nil {
+			return err
+		}
+		_, err = u.exec(ctx, putOff, p.Projector, p.Lane[:], millisOrNever(again))
+		return err
+	})
 	if err != nil {
-		return fmt.Errorf("look what is in the way: %w", err)
+		return false, fmt.Errorf("try parked message %d: %w", p.Seq, err)
 	}
-	if !held {
-		return &projector.Error{Class: projector.PermanentClass, Code: "not_held", Err: projector.ErrNotHeld}
+	return tried, nil
+}
+
+// selected is the condition of a ParkedFilter: ?1 to ?9. ?10 is its limit (-1 for none), ?11 its projector.
+const (
+	selected = ` state in (select value from json_each(?1)) and id > ?2 and id <= ?3
+	and (?4 = '' or handler = ?4)
+	and (?5 = '' or key = ?5)
+	and (?6 is null or class = ?6)
+	and (?7 = '' or code = ?7)
+	and (?8 is null or id in (select value from json_each(?8)))
+	and (?9 is null or type in (select cast(unhex(value) as text) from json_each(?9)))
+	and (?11 = '' or projector = ?11)`
+
+	listParked     = `select ` + parkedColumns + ` from kinora_parked p where` + selected + ` order by id limit ?10`
+	listUnresolved = `
+select ` + parkedColumns + ` from kinora_parked p indexed by kinora_parked_open
+where open = 1 and projector = ?11 and` + selected + ` order by id limit ?10`
+)
+
+// filterOf are the arguments of selected. They select nothing if none is true.
+func filterOf(f provider.ParkedFilter, states []provider.ParkedState, limit int) (args []any, none bool) {
+	after, upto := f.After, int64(math.MaxInt64)
+	if len(f.Seqs) > 0 {
+		after, upto = max(after, slices.Min(f.Seqs)-1), slices.Max(f.Seqs)
 	}
-	return nil
+	names := make([]string, len(states))
+	for i, s := range states {
+		names[i] = s.String()
+	}
+	var class, types any
+	if f.Class != nil {
+		class = f.Class.String()
+	}
+	if f.Types != nil {
+		all := make([]string, len(f.Types)) // in hex, since a type may be no UTF-8
+		for i, t := range f.Types {
+			all[i] = hex.EncodeToString([]byte(t))
+		}
+		types = jsonOf(all)
+	}
+	none = len(states) == 0 || f.Seqs != nil && len(f.Seqs) == 0 || f.Types != nil && len(f.Types) == 0
+	return []any{arrayOf(names), after, upto, f.Handler, f.Key, class, f.Code, anyOf(f.Seqs), types, limit, f.Projector}, none
+}
+
+// unresolvedStates are the states of rows that are open.
+var unresolvedStates = []provider.ParkedState{provider.StateWaiting, provider.StateStuck}
+
+func isResolved(s provider.ParkedState) bool { return !slices.Contains(unresolvedStates, s) }
+
+// Parked implements provider.Parking.
+func (d *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.Parked, error) {
+	limit, states := f.Limit, f.States
+	if limit <= 0 {
+		limit = defaultPage
+	}
+	if states == nil {
+		states = unresolvedStates
+	}
+	args, none := filterOf(f, states, limit)
+	if none {
+		return nil, nil
+	}
+	query := listParked
+	if f.Projector != "" && !slices.ContainsFunc(states, isResolved) {
+		query = listUnresolved
+	}
+	parked, err := parkedOf(ctx, d.reads, query, args...)
+	if err != nil {
+		return nil, fmt.Errorf("list parked messages: %w", err)
+	}
+	return parked, nil
 }
 
 const (
-	readParked = `select projector, key, parked_at from kinora_parked where id = ?1 and projector = ?2 and state = 'parked'`
-	readFloor  = `select coalesce(max(pruned_before), 0) from kinora_floors where handler in (select value from json_each(?1))`
+	countParked   = `select count(*) from kinora_parked indexed by kinora_parked_open where open = 1`
+	countParkedOf = countParked + ` and projector = ?1`
 )
 
-// parkedLane is where a parked message stands in the order of its key.
-type parkedLane struct {
-	projector, key string
-	id             int64
+// ParkedCount is how many messages of a projector, or of all if it is empty, are waiting or stuck.
+func (d *DB) ParkedCount(ctx context.Context, projector string) (n int64, err error) {
+	query, args := countParked, []any(nil)
+	if projector != "" {
+		query, args = countParkedOf, []any{projector}
+	}
+	if err = one(ctx, d.reads, []any{&n}, query, args...); err != nil {
+		return 0, fmt.Errorf("count parked messages: %w", err)
+	}
+	return n, nil
 }
 
-// mayReplay checks that what is to be replayed may be.
-func (u *unit) mayReplay(ctx context.Context, replays []projector.Replay) ([]parkedLane, error) {
-	lanes := make([]parkedLane, len(replays))
-	earlier := make([]int64, 0, len(replays))
-	for i, r := range replays {
-		lanes[i].id = r.Seq
-		var at int64
-		err := one(ctx, u, []any{&lanes[i].projector, &lanes[i].key, &at}, readParked, r.Seq, r.Projector)
-		if errors.Is(err, sql.ErrNoRows) {
-			return nil, refused("not_parked", r.Seq, projector.ErrNotParked)
-		}
-		var held bool
-		if err == nil {
-			held, err = u.held(ctx, r.Attempt, earlier)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("replay %d: %w", r.Seq, err)
-		}
-		if held {
-			return nil, refused("held", r.Seq, projector.ErrHeld)
-		}
-		if err := u.mayForget(ctx, r, at); err != nil {
-			return nil, err
-		}
-		earlier = append(earlier, r.Seq)
-	}
-	return lanes, nil
-}
-
-// refused is why a message is not replayed, which no retry of the unit can help.
-func refused(code string, seq int64, err error) error {
-	return &projector.Error{Class: projector.PermanentClass, Code: code, Err: &projector.ReplayError{Seq: seq, Err: err}}
-}
-
-// mayForget fails where the marker of a message that was parked at that time may have been there, and pruned.
-func (u *unit) mayForget(ctx context.Context, r projector.Replay, at int64) error {
-	if r.Force {
-		return nil
-	}
-	var floor int64
-	if err := one(ctx, u, []any{&floor}, readFloor, namesOf(r.Attempt)); err != nil {
-		return fmt.Errorf("replay %d: %w", r.Seq, err)
-	}
-	if at <= floor {
-		return refused("pruned", r.Seq, projector.ErrPruned)
-	}
-	return nil
-}
-
-// resolveParked ends the parking of ?1 as ?2; markDue makes the first that waits at each handler, after ?3 of projector
-// ?1 and key ?2, go on.
-const (
-	resolveParked = `
-update kinora_parked set state = ?2, due = 0, resolved_at = ` + clock + `, resolved_by = ?3, reason = ?4
-where id = ?1 and state = 'parked'`
-
-	markDue = `
-with recursive h (handler) as (
-	select min(handler) from kinora_parked indexed by kinora_parked_waiting where ` + waiting + `
-	union all
-	select (select min(handler) from kinora_parked indexed by kinora_parked_waiting where ` + waiting + ` and handler > h.handler)
-	from h where h.handler is not null)
-update kinora_parked set due = 1
-where id in (
-	select (select min(id) from kinora_parked indexed by kinora_parked_waiting
-		where ` + waiting + ` and handler = h.handler and id > ?3)
-	from h where h.handler is not null)`
-
-	waiting = `state = 'parked' and class = 'held' and projector = ?1 and key = ?2`
-)
-
-// replayed resolves what does not stay, and then has what waits behind it go on.
-func (u *unit) replayed(ctx context.Context, replays []projector.Replay, lanes []parkedLane) error {
-	var resolved []parkedLane
-	for i, r := range replays {
-		if r.Stays {
-			continue
-		}
-		if _, err := u.exec(ctx, resolveParked, r.Seq, projector.Replayed.String(), r.By, r.Reason); err != nil {
-			return err
-		}
-		resolved = append(resolved, lanes[i])
-	}
-	return u.goOn(ctx, resolved)
-}
-
-func (u *unit) goOn(ctx context.Context, resolved []parkedLane) error {
-	for _, l := range resolved {
-		if l.key == "" {
-			continue
-		}
-		if _, err := u.exec(ctx, markDue, l.projector, l.key, l.id); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-const parkedColumns = `id, projector, handler, message_id, topic, key, type, holds, payload, headers, class, code, attempts,
-	version, parked_at, state, resolved_at, resolved_by, reason`
+const parkedColumns = `p.id, p.projector, p.handler, p.handlers, p.message_id, p.topic, p.key, p.lane, p.type, p.payload, p.headers,
+	p.class, p.code, p.attempts, p.version, p.parked_at, p.state, p.resolved_at, p.resolved_by, p.reason,
+	(select nullif(h.due_at, ` + never + `) from kinora_holds h
+		where h.projector = p.projector and h.lane = p.lane and p.open = 1)`
 
 // parkedOf lists what a query that selects parkedColumns finds.
-func parkedOf(ctx context.Context, q querier, query string, args ...any) ([]projector.Parked, error) {
-	var parked []projector.Parked
-	err := each(ctx, q, func(rows *sql.Rows) error {
+func parkedOf(ctx context.Context, q querier, query string, args ...any) (parked []provider.Parked, err error) {
+	err = each(ctx, q, func(rows *sql.Rows) error {
 		p, err := scanParked(rows)
 		parked = append(parked, p)
 		return err
@@ -224,24 +223,27 @@ func parkedOf(ctx context.Context, q querier, query string, args ...any) ([]proj
 	return parked, nil
 }
 
-func scanParked(rows *sql.Rows) (p projector.Parked, err error) {
-	var headers []byte
+func scanParked(rows *sql.Rows) (p provider.Parked, err error) {
+	var handlers, lane, headers []byte
 	var class, state string
 	var at int64
-	var resolved sql.NullInt64
-	err = rows.Scan(&p.Seq, &p.Projector, &p.Handler, &p.MessageID, &p.Topic, &p.Key, &p.Type, &p.Holds, &p.Payload, &headers,
-		&class, &p.Code, &p.Attempts, &p.Version, &at, &state, &resolved, &p.By, &p.Reason)
+	var resolved, due sql.NullInt64
+	err = rows.Scan(&p.Seq, &p.Projector, &p.Handler, &handlers, &p.MessageID, &p.Topic, &p.Key, &lane, &p.Type, &p.Payload, &headers,
+		&class, &p.Code, &p.Attempts, &p.Version, &at, &state, &resolved, &p.By, &p.Reason, &due)
 	if err != nil {
 		return p, err
 	}
-	p.Class, p.At, p.ResolvedAt = projector.ParseClass(class), timeOf(at), timeOrZero(resolved)
-	for _, s := range []projector.ParkedState{projector.Replayed, projector.Skipped} {
-		if state == s.String() {
-			p.State = s
-		}
+	copy(p.Lane[:], lane)
+	p.Class, p.State = provider.ParseClass(class), provider.ParseParkedState(state)
+	p.At, p.ResolvedAt, p.DueAt = timeOf(at), timeOrZero(resolved), timeOrZero(due)
+	if string(headers) != `{}` {
+		p.Headers, err = parseHeaders(headers)
 	}
-	if err := json.Unmarshal(headers, &p.Headers); err != nil {
-		return p, fmt.Errorf("headers of parked message %d: %w", p.Seq, err)
+	if string(handlers) != `[]` {
+		err = errors.Join(err, json.Unmarshal(handlers, &p.Handlers))
+	}
+	if err != nil {
+		return p, fmt.Errorf("parked message %d: %w", p.Seq, err)
 	}
 	return p, nil
 }

@@ -60,7 +60,7 @@ func (p *pool) warmUp(ctx context.Context) error {
 	return nil
 }
 
-// warmUpIfMigrated is for whoever opens a file that may be new.
+// warmUpIfMigrated is warmUp for a file that may be new.
 func (p *pool) warmUpIfMigrated(ctx context.Context) error {
 	if err := p.warmUp(ctx); err != nil && !errors.Is(err, ErrNotMigrated) {
 		return err
@@ -70,10 +70,12 @@ func (p *pool) warmUpIfMigrated(ctx context.Context) error {
 
 // inTransactions are the statements of hot transactions.
 var inTransactions = []string{
-	findEvents, raiseStream, readVersion, insertEvent, insertEntry, insertMark, insertParked,
+	findEvents, raiseStream, readVersion, insertEvent, insertEntry,
 	candidates, candidatesUnordered, takeEntry, takeUnordered, markEntry, dropEntry, lanesOf, bringEntries,
 	savepoint, release, readStream,
-	nameClear, nameUnheld, anyParked, verdictOf, takeBack, isHeld, readParked, readFloor, resolveParked, markDue, forgetAttempts,
+	findMarked, insertMarkers, anyHold, findHeld, findSuspects, forgetNames, firstOfLanes, insertParked, addHandlers, insertHold,
+	failParked, keepReplayed, dropReplayed, dropHolds, dueHolds, tryParked, putOff, insertNames, extendLease, endNames, endRunner,
+	lastCrash, readLive, setLive,
 }
 
 func (p *pool) query(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
@@ -111,7 +113,7 @@ type session struct {
 	pool *pool // where tx comes from, as far as we know
 }
 
-// stmt is the statement as it is prepared on the transaction's connection; nil where it was not prepared.
+// stmt is the prepared statement on the transaction's connection, or nil if it was not prepared.
 func (s session) stmt(ctx context.Context, query string) *sql.Stmt {
 	if stmt, ok := s.pool.stmts.Load(query); ok {
 		return s.tx.StmtContext(ctx, stmt.(*sql.Stmt))
@@ -119,7 +121,7 @@ func (s session) stmt(ctx context.Context, query string) *sql.Stmt {
 	return nil
 }
 
-// isForeign tells that tx comes from another pool: a caller's, on the same file. The statement has not run.
+// isForeign reports that tx comes from another pool on the same file, one of the caller's. The statement has not run.
 func isForeign(err error) bool {
 	return err != nil && strings.Contains(err.Error(), "statement from different database used")
 }
@@ -144,7 +146,7 @@ func (s session) query(ctx context.Context, query string, args ...any) (*sql.Row
 	return rows, explain(err)
 }
 
-// one scans the one row of a query into dest; sql.ErrNoRows where there is none.
+// one scans the one row of a query into dest. It returns sql.ErrNoRows if there is none.
 func one(ctx context.Context, q querier, dest []any, query string, args ...any) error {
 	found := sql.ErrNoRows
 	err := each(ctx, q, func(rows *sql.Rows) error {

@@ -17,6 +17,7 @@ import (
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
@@ -51,7 +52,7 @@ func TestBusyDatabaseIsWaitedFor(t *testing.T) {
 		_, err := db.Append(ctx, "review-1", eventstore.NoStream, drafts(1))
 		done <- err
 	}()
-	go func() { done <- db.Do(ctx, marks("m1"), adds("p1")) }()
+	go func() { done <- db.Do(ctx, delivery("m1"), adds("p1")) }()
 	go func() {
 		_, err := db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{})
 		done <- err
@@ -87,13 +88,13 @@ func TestBusyDatabaseIsReportedWhenTheContextEnds(t *testing.T) {
 
 	_, err := db.Append(within(t, 20*time.Millisecond), "review-1", eventstore.NoStream, drafts(1))
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	err = db.Do(within(t, 20*time.Millisecond), marks("m1"), adds("p1"))
+	err = db.Do(within(t, 20*time.Millisecond), delivery("m1"), adds("p1"))
 	requireClass(t, err, "transient", "SQLITE_BUSY")
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 
 	other.tell("let go")
 	other.wait()
-	require.NoError(t, db.Do(context.Background(), marks("m1"), adds("p1")))
+	require.NoError(t, db.Do(context.Background(), delivery("m1"), adds("p1")))
 }
 
 // childStalls applies the message "m1" and does not come back from the handler.
@@ -102,9 +103,9 @@ func childStalls(path string) error {
 	if err != nil {
 		return err
 	}
-	return db.Do(context.Background(), marks("m1"), func(ctx context.Context, tx *sql.Tx, _ []int) ([]outbox.Message, error) {
-		if _, err := adds("p1")(ctx, tx, nil); err != nil {
-			return nil, err
+	return db.Do(context.Background(), delivery("m1"), func(ctx context.Context, tx *sql.Tx, _ provider.Found) (provider.Closing, error) {
+		if err := add(ctx, tx, "p1"); err != nil {
+			return provider.Closing{}, err
 		}
 		fmt.Println("applied")
 		select {}
@@ -123,7 +124,7 @@ func TestKilledBetweenHandlerAndCommit(t *testing.T) {
 	require.Equal(t, 0, count(t, db.SQL(), "kinora_markers"))
 	require.Equal(t, 0, total(t, db.SQL(), "p1"))
 	for range 2 {
-		require.NoError(t, db.Do(context.Background(), marks("m1"), adds("p1")))
+		require.NoError(t, db.Do(context.Background(), delivery("m1"), adds("p1")))
 	}
 	require.Equal(t, 1, total(t, db.SQL(), "p1"))
 }
@@ -135,7 +136,7 @@ func deliver(db *sqlite.DB) error {
 	errs := make(chan error, 2*deliveries)
 	for i := range 2 * deliveries {
 		message := fmt.Sprintf("m%d", i%2)
-		wg.Go(func() { errs <- db.Do(context.Background(), marks(message), adds(message)) })
+		wg.Go(func() { errs <- db.Do(context.Background(), delivery(message), adds(message)) })
 	}
 	wg.Wait()
 	close(errs)

@@ -68,7 +68,7 @@ func (c queuedConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.
 	select {
 	case c.db.turn <- struct{}{}:
 		leave = sync.OnceFunc(func() { <-c.db.turn })
-	case <-wait.Done(): // on without it, so that SQLite says what is wrong
+	case <-wait.Done(): // without a turn SQLite reports the error
 	}
 	tx, err := c.begin(ctx, wait, opts)
 	if err != nil {

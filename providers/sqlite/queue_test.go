@@ -15,6 +15,7 @@ import (
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // A user's transactions and Kinora's own have their turn in the order that they came: while one goroutine appends
@@ -63,7 +64,7 @@ func TestReadersDoNotWaitForUsersTransactions(t *testing.T) {
 	db := open(t, routed())
 	waiting := 4 * max(8, 2*runtime.GOMAXPROCS(0))
 	begun := make(chan error)
-	require.NoError(t, db.Do(ctx, marks("m1"), func(ctx context.Context, _ *sql.Tx, _ []int) ([]message, error) {
+	require.NoError(t, db.Do(ctx, delivery("m1"), func(ctx context.Context, _ *sql.Tx, _ provider.Found) (provider.Closing, error) {
 		for range waiting {
 			go func() {
 				tx, err := db.SQL().BeginTx(ctx, nil)
@@ -83,7 +84,7 @@ func TestReadersDoNotWaitForUsersTransactions(t *testing.T) {
 		}
 		_, err := db.EntryCandidates(read, outbox.Query{}, 1)
 		require.NoError(t, err)
-		return nil, db.SQL().QueryRowContext(read, `select 1`).Err()
+		return provider.Closing{}, db.SQL().QueryRowContext(read, `select 1`).Err()
 	}))
 	for range waiting {
 		require.NoError(t, <-begun)
@@ -125,7 +126,7 @@ func TestUsersTransactionGivesUp(t *testing.T) {
 	var busy *moderncsqlite.Error
 	require.True(t, errors.As(err, &busy) && busy.Code() == 5, "%v", err)
 	require.NoError(t, tx.Rollback())
-	require.NoError(t, db.Do(context.Background(), marks("m1"), adds("p1")), "and leaves the turn to others")
+	require.NoError(t, db.Do(context.Background(), delivery("m1"), adds("p1")), "and leaves the turn to others")
 	var timeout int
 	for range 20 { // whichever connection it is
 		require.NoError(t, db.SQL().QueryRow(`pragma busy_timeout`).Scan(&timeout))

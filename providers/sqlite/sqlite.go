@@ -6,18 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"modernc.org/sqlite"
 )
 
-// Config tells how a DB works; the zero value is the default.
+// Config is the configuration of a DB. The zero value is the default.
 type Config struct {
 	Route      outbox.Route // which events make entries, to which topics; nil: none
 	MaxPayload int          // bytes of one event's or message's payload; zero means 1 MiB
@@ -37,10 +36,9 @@ type DB struct {
 	reads *pool // for Kinora's reading: no transaction that waits for its turn holds a connection of it
 	write *pool // for Kinora's transactions: one connection
 
-	turn    chan struct{}        // of size 1: whoever has put something in it writes
-	current atomic.Pointer[unit] // the unit that has the turn, where it is one
+	turn    chan struct{}        // of size 1: a writer puts something in it
+	current atomic.Pointer[unit] // the unit that has the turn, if it is one
 	added   signal               // entries
-	apart   sync.RWMutex         // see Apart
 	hinted  atomic.Bool          // the caller's transaction that has the turn added some
 }
 
@@ -154,17 +152,15 @@ func (d *DB) Close() error {
 }
 
 var (
-	_ eventstore.Store              = (*DB)(nil)
-	_ eventstore.TxStore            = (*Tx)(nil)
-	_ outbox.Enqueuer               = (*Tx)(nil)
-	_ outbox.Store                  = (*DB)(nil)
-	_ outbox.BatchClaimer           = (*DB)(nil)
-	_ outbox.Keeper                 = (*DB)(nil)
-	_ marker.Keeper                 = (*DB)(nil)
-	_ outbox.Inspector              = (*DB)(nil)
-	_ outbox.Waker                  = (*DB)(nil)
-	_ projector.UnitOfWork[*sql.Tx] = (*DB)(nil)
-	_ projector.ParkedInspector     = (*DB)(nil)
-	_ projector.State               = (*DB)(nil)
-	_ projector.Journal             = (*DB)(nil)
+	_ eventstore.Store           = (*DB)(nil)
+	_ eventstore.TxStore         = (*Tx)(nil)
+	_ outbox.Enqueuer            = (*Tx)(nil)
+	_ outbox.Store               = (*DB)(nil)
+	_ outbox.BatchClaimer        = (*DB)(nil)
+	_ outbox.Keeper              = (*DB)(nil)
+	_ outbox.Inspector           = (*DB)(nil)
+	_ outbox.Waker               = (*DB)(nil)
+	_ marker.Keeper              = (*DB)(nil)
+	_ outbox.ReadyChecker        = (*DB)(nil)
+	_ provider.Provider[*sql.Tx] = (*DB)(nil)
 )

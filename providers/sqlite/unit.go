@@ -11,26 +11,27 @@ import (
 	"time"
 )
 
-// unit is a write transaction in its turn.
+// unit is a write transaction that has its turn.
 type unit struct {
 	session
 	db         *DB
-	entries    bool // it added some
-	idle       bool // it has nothing to commit
+	entries    bool // it added outbox entries
 	committing atomic.Bool
-	undone     atomic.Bool // whatever is open on its connection now is not its transaction
+	undone     atomic.Bool  // its transaction is over: another one may be open on its connection
+	message    atomic.Int64 // the message whose handlers run, or -1
+	undoneBy   atomic.Int64 // the message whose handlers ran when it was undone, or -1
 	once       sync.Once
 }
 
-// Pauses between two tries to take the write lock: another process gives it back after a commit, which takes
-// about as long as the shortest, or after a handler, which may take any time.
+// Pauses between two tries to take the write lock. Another process releases it after a commit, which takes about as
+// long as the shortest pause, or after a handler, which may take any time.
 const (
 	pauseMin = 100 * time.Microsecond
 	pauseMax = 4 * time.Millisecond
 )
 
-// begin waits for the turn in this process, in which others are served in the order that they came, and then
-// for the file's write lock, until ctx ends.
+// begin waits for its turn in this process, first come first served, and then for the file's write lock, until ctx
+// ends. It has no connection while it waits for its turn.
 func (d *DB) begin(ctx context.Context) (*unit, error) {
 	select {
 	case d.turn <- struct{}{}:
@@ -38,6 +39,8 @@ func (d *DB) begin(ctx context.Context) (*unit, error) {
 		return nil, fmt.Errorf("begin: wait for the turn: %w", ctx.Err())
 	}
 	u := &unit{db: d, session: session{pool: d.write}}
+	u.message.Store(-1)
+	u.undoneBy.Store(-1)
 	err := patiently(ctx, func() error {
 		err := d.write.warmUp(ctx)
 		if err == nil {
@@ -53,7 +56,7 @@ func (d *DB) begin(ctx context.Context) (*unit, error) {
 	return u, nil
 }
 
-// patiently runs fn again for as long as another connection is in its way, until ctx ends.
+// patiently runs fn again as long as the database is busy, until ctx ends.
 func patiently(ctx context.Context, fn func() error) error {
 	for pause := pauseMin; ; pause = min(2*pause, pauseMax) {
 		err := fn()
@@ -70,7 +73,7 @@ func patiently(ctx context.Context, fn func() error) error {
 	}
 }
 
-// mayCommit tells whether the commit under way on the writing connection is ours.
+// mayCommit reports whether the current commit on the writing connection is one of Kinora.
 func (d *DB) mayCommit() bool {
 	u := d.current.Load()
 	return u != nil && u.committing.Load() && !u.undone.Load()
@@ -79,6 +82,7 @@ func (d *DB) mayCommit() bool {
 // rolledBack notes that the transaction on the writing connection is over.
 func (d *DB) rolledBack() {
 	if u := d.current.Load(); u != nil {
+		u.undoneBy.CompareAndSwap(-1, u.message.Load())
 		u.undone.Store(true)
 	}
 }
@@ -95,8 +99,8 @@ func (u *unit) commit() error {
 	return nil
 }
 
-// end undoes what was not committed and lets the next one have its turn. It is deferred, so that it runs also
-// when a handler panics or calls runtime.Goexit.
+// end rolls back, unless the unit is committed, and gives the turn to the next writer. It is deferred, so it also runs
+// if a handler panics or calls runtime.Goexit.
 func (u *unit) end() {
 	_ = u.tx.Rollback() // after a commit there is nothing to undo, and it says so
 	u.leave()
@@ -119,15 +123,15 @@ func (d *DB) inTurn(ctx context.Context, fn func(u *unit) error) error {
 	if err = fn(u); err == nil {
 		err = u.commit()
 	}
-	// The end of ctx ends the transaction under our hands, and database/sql then says whatever it meets first:
-	// that the transaction is done, or that a statement is closed.
+	// If ctx ends, database/sql rolls back, and its error may say that the transaction is done or a statement is
+	// closed.
 	if err != nil && ctx.Err() != nil && !errors.Is(err, ctx.Err()) {
 		return fmt.Errorf("%w: %w", ctx.Err(), err)
 	}
 	return err
 }
 
-// clock is SQLite's, in milliseconds. It stands still for as long as a statement runs.
+// clock is SQLite's, in milliseconds. It does not change while a statement runs.
 const clock = `cast(round(unixepoch('subsec') * 1000) as integer)`
 
 func timeOf(ms int64) time.Time { return time.UnixMilli(ms).UTC() }
@@ -139,7 +143,7 @@ func timeOrZero(ms sql.NullInt64) time.Time {
 	return timeOf(ms.Int64)
 }
 
-// millis rounds up, so that a lease is never shorter than was asked for. There is room for what is longer than anybody lives.
+// millis rounds up, so that a lease is never too short.
 func millis(d time.Duration) int64 {
 	ms := int64(d / time.Millisecond)
 	if d%time.Millisecond > 0 {

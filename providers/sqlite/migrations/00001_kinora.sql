@@ -68,13 +68,13 @@ create table kinora_markers (
     primary key (handler, generation, message_id)
 ) strict, without rowid;
 
--- Markers are pruned by their age, a handler's oldest first.
+-- Markers are pruned by age, the oldest of a handler first.
 create index kinora_markers_age on kinora_markers (handler, processed_at);
 
--- Until when markers of a handler may be missing, since they were pruned.
+-- The time up to which markers of a handler may be missing, because they were pruned.
 create table kinora_floors (
     handler       text primary key,
-    pruned_before integer not null -- that very time included
+    pruned_before integer not null -- inclusive
 ) strict, without rowid;
 
 -- Which build of a projector's read model is live. No row: the first.
@@ -83,70 +83,64 @@ create table kinora_generations (
     live      integer not null
 ) strict, without rowid;
 
--- Messages set aside, in order, with all that came with them. The payload comes last, as what looks for what is in the
--- way would else be read through it.
+-- A lane is a queue of parked messages. A row here holds it: later messages of the lane are parked behind.
+create table kinora_holds (
+    projector text not null,
+    lane      blob not null,
+    due_at    integer not null, -- when its first message is tried again; 9223372036854775807: a person decides
+    primary key (projector, lane)
+) strict, without rowid;
+
+create index kinora_holds_due on kinora_holds (projector, due_at);
+
+-- Messages set aside, in the order of their ids. The payload comes last, so that the other columns are read without it.
 create table kinora_parked (
     id          integer primary key autoincrement,
     projector   text not null,
-    handler     text not null, -- '' where the message did not get as far as a handler
+    lane        blob not null,
+    open        integer not null default 1 check (open = (state in ('waiting', 'stuck'))), -- not resolved
+    state       text not null check (state in ('waiting', 'stuck', 'replayed', 'skipped')),
+    class       text not null,
+    code        text not null,
+    attempts    integer not null,
+    handler     text not null, -- the one that failed; '' if none did
+    handlers    text not null, -- those that are to run it: a JSON array
     message_id  text not null,
     topic       text not null,
     key         text not null,
     type        text not null,
-    holds       integer not null check (holds in (0, 1)), -- in the way of later ones of its key, while it is parked
-    state       text not null default 'parked' check (state in ('parked', 'replayed', 'skipped')),
-    due         integer not null default 0 check (due in (0, 1)), -- it waited for one that was replayed or skipped
-    class       text not null,
-    code        text not null,
-    attempts    integer not null,
     version     text not null,
     parked_at   integer not null,
     resolved_at integer, -- replayed or skipped
     resolved_by text not null default '',
     reason      text not null default '',
-    headers     text not null, -- json
+    headers     text not null, -- a JSON object, or an array if they are no UTF-8
     payload     blob not null
 ) strict;
 
--- A message is set aside once for a projector and handler, and anew once it was replayed. One without an id cannot
--- be told from others.
-create unique index kinora_parked_message on kinora_parked (message_id, projector, handler)
+-- A message is parked once for a projector, and again after it was replayed. Messages without an id are all different.
+create unique index kinora_parked_message on kinora_parked (projector, message_id)
     where state <> 'replayed' and message_id <> '';
 
--- All of these are empty while all goes well. What is in the way is found by handler or by type, however many of one
--- key wait.
-create index kinora_parked_live on kinora_parked (projector) where state = 'parked';
-create index kinora_parked_handler on kinora_parked (projector, key, handler) where state = 'parked' and holds = 1;
-create index kinora_parked_type on kinora_parked (projector, key, type) where state = 'parked' and holds = 1;
-create index kinora_parked_waiting on kinora_parked (projector, key, handler) where state = 'parked' and class = 'held';
-create index kinora_parked_due on kinora_parked (projector) where due = 1;
-create index kinora_parked_unregistered on kinora_parked (projector, type) where state = 'parked' and code = 'unregistered';
-create index kinora_parked_resolved on kinora_parked (projector, resolved_at) where state <> 'parked';
+-- The first two are empty while all goes well.
+create index kinora_parked_lane on kinora_parked (projector, lane) where open = 1;
+create index kinora_parked_open on kinora_parked (projector) where open = 1;
+create index kinora_parked_resolved on kinora_parked (projector, resolved_at) where open = 0;
 
--- How often a message was tried at a handler, in whatever process. A row only where it failed.
-create table kinora_attempts (
-    handler    text not null,
-    message_id text not null,
-    attempts   integer not null,
-    last_at    integer not null,
-    vanished   integer not null, -- 1: one of them at least was a runner's that died
-    primary key (handler, message_id)
-) strict, without rowid;
-
--- By projector, which is what a handler's name begins with.
-create index kinora_attempts_age on kinora_attempts (substr(handler, 1, instr(handler, '/') - 1), last_at);
-
--- What is under way, with whom: few rows. Its commits may be lost with the power, as the power ends runners, too.
-create table kinora_inflight (
-    handler    text not null,
-    message_id text not null,
-    runner     text not null,
-    named_at   integer not null,
-    primary key (handler, message_id, runner)
-) strict, without rowid;
-
--- Until when each runner lives.
+-- Until when each runner is alive. Commits to this table and the next may be lost in a loss of power, which ends the
+-- runners too.
 create table kinora_runners (
     runner     text primary key,
     expires_at integer not null
 ) strict, without rowid;
+
+-- The messages that careful workers are about to run: few rows.
+create table kinora_doing (
+    message_id text not null,
+    projector  text not null,
+    runner     text not null,
+    worker     integer not null,
+    primary key (message_id, projector, runner, worker)
+) strict, without rowid;
+
+create index kinora_doing_worker on kinora_doing (runner, worker);

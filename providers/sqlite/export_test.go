@@ -1,0 +1,41 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+
+	"github.com/kinora-go/kinora/provider"
+	"modernc.org/sqlite"
+)
+
+// DryRun is a dry run of tx, a transaction of conn, for tests of what it shows.
+type DryRun struct {
+	*dryRun
+	conn *sql.Conn
+}
+
+// StartDryRun watches tx from here on, until Stop.
+func StartDryRun(ctx context.Context, conn *sql.Conn, tx *sql.Tx) (*DryRun, error) {
+	d := &DryRun{newDryRun(), conn}
+	d.tx = tx
+	if _, err := tx.ExecContext(ctx, beginDryRun); err != nil {
+		return nil, err
+	}
+	return d, d.hook(d.note)
+}
+
+func (d *DryRun) hook(fn sqlite.PreUpdateHookFn) error {
+	return d.conn.Raw(func(c any) error {
+		h, ok := c.(sqlite.HookRegisterer)
+		if !ok {
+			return fmt.Errorf("connections of type %T do not report changes", c)
+		}
+		h.RegisterPreUpdateHook(fn)
+		return nil
+	})
+}
+
+func (d *DryRun) Changes(ctx context.Context) ([]provider.Change, error) { return d.changes(ctx) }
+func (d *DryRun) Limit(rows int)                                         { d.limit = rows }
+func (d *DryRun) Stop()                                                  { _ = d.hook(nil) }

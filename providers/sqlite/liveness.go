@@ -1,0 +1,73 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"time"
+
+	"github.com/kinora-go/kinora/provider"
+)
+
+const (
+	extendLease = `
+insert into kinora_runners (runner, expires_at) values (?1, ` + clock + ` + ?2)
+on conflict (runner) do update set expires_at = ` + clock + ` + ?2`
+
+	// The names and leases of runners whose leases ended more than ?2 ms ago, and of runner ?1 if ?3.
+	endNames  = `delete from kinora_doing where runner in (` + ended + `)`
+	endRunner = `delete from kinora_runners where runner in (` + ended + `)`
+
+	ended = `
+	select ?1 where ?3
+	union all
+	select runner from kinora_runners where runner <> ?1 and expires_at < ` + clock + ` - ?2`
+
+	lastCrash = `
+select ` + clock + `, (select max(expires_at) from kinora_runners where runner <> ?1 and expires_at < ` + clock + `)`
+)
+
+// Beat implements provider.Liveness. Its commit is not synced; on a pool given to New, it is as all commits are there.
+// Like all writers it waits for a handler that runs, in any process: leases should be longer than handlers take.
+func (d *DB) Beat(ctx context.Context, runner string, lease, record time.Duration) (h provider.Health, err error) {
+	err = d.inTurn(unsynced(ctx), func(u *unit) error {
+		if _, err := u.exec(ctx, extendLease, runner, millis(lease)); err != nil {
+			return err
+		}
+		for _, query := range []string{endNames, endRunner} {
+			if _, err := u.exec(ctx, query, runner, millis(record), lease == 0); err != nil {
+				return err
+			}
+		}
+		var now int64
+		var crashed sql.NullInt64
+		err := one(ctx, u, []any{&now, &crashed}, lastCrash, runner)
+		h = provider.Health{Now: timeOf(now), Crashed: timeOrZero(crashed)}
+		return err
+	})
+	if err != nil {
+		return provider.Health{}, fmt.Errorf("beat of %s: %w", runner, err)
+	}
+	return h, nil
+}
+
+const insertNames = `
+insert into kinora_doing (message_id, projector, runner, worker)
+select value, ?1, ?2, ?3 from json_each(?4)
+where true
+on conflict do nothing`
+
+// Name implements provider.Liveness. Its commit is not synced; on a pool given to New, it is as all commits are there.
+func (d *DB) Name(ctx context.Context, projector string, w provider.Worker, messages []string) error {
+	err := d.inTurn(unsynced(ctx), func(u *unit) error {
+		if _, err := u.exec(ctx, forgetNames, w.Runner, w.Number); err != nil {
+			return err
+		}
+		_, err := u.exec(ctx, insertNames, projector, w.Runner, w.Number, arrayOf(messages))
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("name messages of %s: %w", w.Runner, err)
+	}
+	return nil
+}

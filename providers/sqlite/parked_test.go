@@ -1,0 +1,355 @@
+package sqlite_test
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/kinora-go/kinora/marker"
+	"github.com/kinora-go/kinora/provider"
+	"github.com/kinora-go/kinora/providers/sqlite"
+)
+
+var decided = provider.Decision{By: "ann", Reason: "fixed"}
+
+// keyed is the unit of deliveries of one ordering key.
+func keyed(key string, ids ...string) provider.Unit {
+	u := delivery(ids...)
+	for i := range u.Messages {
+		u.Messages[i].Lane = provider.LaneOfKey(key)
+	}
+	return u
+}
+
+// asides are the messages of u, set aside with this class.
+func asides(u provider.Unit, class provider.Class, after time.Duration) (all []provider.Aside) {
+	for i, m := range u.Messages {
+		all = append(all, provider.Aside{Message: i, After: after, Parked: provider.Parked{
+			Projector: u.Projector, Handlers: []string{handler}, MessageID: m.ID, Topic: "review", Key: "k", Lane: m.Lane,
+			Type: "review.posted", Payload: []byte(`{"n":1}`), Class: class, Code: "c", Attempts: 1, Version: "v1",
+		}})
+		if class == provider.ClassHeld {
+			all[i].Parked.Code, all[i].Parked.Attempts = "", 0
+		}
+	}
+	return all
+}
+
+// parks is a handler that sets all messages of u aside.
+func parks(u provider.Unit, class provider.Class, after time.Duration) handlerFunc {
+	return func(context.Context, *sql.Tx, provider.Found) (provider.Closing, error) {
+		return provider.Closing{Park: asides(u, class, after)}, nil
+	}
+}
+
+// park parks the messages of u: the first one failed, those after it wait behind it.
+func park(t testing.TB, db *sqlite.DB, u provider.Unit, after time.Duration) {
+	t.Helper()
+	require.NoError(t, db.Do(context.Background(), u, func(context.Context, *sql.Tx, provider.Found) (provider.Closing, error) {
+		return provider.Closing{Park: append(asides(u, provider.ClassUnknown, after)[:1], asides(u, provider.ClassHeld, 0)[1:]...)}, nil
+	}))
+}
+
+// rows are all parked messages, in order.
+func rows(t testing.TB, db *sqlite.DB) []provider.Parked {
+	t.Helper()
+	all, err := db.Parked(context.Background(), provider.ParkedFilter{Limit: 100_000, States: []provider.ParkedState{
+		provider.StateWaiting, provider.StateStuck, provider.StateReplayed, provider.StateSkipped,
+	}})
+	require.NoError(t, err)
+	return all
+}
+
+// due lists the ids of the messages that are due.
+func due(t testing.TB, db *sqlite.DB, lanes ...provider.Lane) (ids []string) {
+	t.Helper()
+	listed, err := db.Due(context.Background(), provider.DueFilter{Projectors: []string{"totals"}, Lanes: lanes, Keys: 100, Each: 100})
+	require.NoError(t, err)
+	for _, p := range listed {
+		ids = append(ids, p.MessageID)
+	}
+	return ids
+}
+
+// ofParked is the unit of parked messages.
+func ofParked(parked ...provider.Parked) provider.Unit {
+	u := provider.Unit{Projector: "totals"}
+	for _, p := range parked {
+		m := provider.Message{ID: p.MessageID, Lane: p.Lane, Parked: &p}
+		for _, h := range p.Handlers {
+			m.Handlers = append(m.Handlers, provider.Handler{Name: h})
+		}
+		u.Messages = append(u.Messages, m)
+	}
+	return u
+}
+
+// Units, and searches for something to do, use the indexes, and are as few statements for many messages as for one.
+func TestParkedPlans(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db, tr := traced(t, 1, nil)
+	park(t, db, keyed("a", "a1", "a2", "a3"), 0)
+	park(t, db, keyed("b", "b1"), 0)
+	const (
+		marked   = "SEARCH m EXISTS USING PRIMARY KEY (handler=? AND generation=? AND message_id=?)"
+		holds    = "SEARCH h USING PRIMARY KEY (projector=? AND lane=?)"
+		named    = "SEARCH d EXISTS USING PRIMARY KEY (message_id=? AND projector=?)"
+		worker   = "SEARCH kinora_doing USING COVERING INDEX kinora_doing_worker (runner=? AND worker=?)"
+		byID     = "SEARCH kinora_parked USING INTEGER PRIMARY KEY (rowid=?)"
+		inLane   = "SEARCH kinora_parked USING COVERING INDEX kinora_parked_lane (projector=? AND lane=?)"
+		upto     = "SEARCH kinora_parked USING COVERING INDEX kinora_parked_lane (projector=? AND lane=? AND rowid<?)"
+		theHolds = "SEARCH kinora_holds USING PRIMARY KEY (projector=? AND lane=?)"
+		open     = "SEARCH kinora_parked USING INDEX kinora_parked_open (projector=? AND rowid>? AND rowid<?)"
+	)
+	ok := func(_ any, err error) {
+		t.Helper()
+		require.NoError(t, err)
+	}
+	settle := [][]string{{theHolds, inLane}, {theHolds, inLane}}
+	steps := func(first [][]string, more ...[][]string) [][]string {
+		return slices.Concat(append([][][]string{first}, more...)...)
+	}
+	for _, c := range []struct {
+		name  string
+		run   func()
+		plans [][]string // of the statements, in order; nil: of no interest
+	}{
+		{"a careful unit", func() {
+			u := keyed("b", "b2", "b3")
+			u.Messages[1].Lane = provider.LaneOfKey("c")
+			u.Careful = &provider.Worker{Runner: "r1", Number: 1}
+			ok(nil, db.Do(ctx, u, adds("a")))
+		}, [][]string{nil, {marked}, nil, {"SEARCH kinora_holds USING COVERING INDEX kinora_holds_due (projector=?)"}, {holds}, {named}, nil, nil, {worker}, nil}},
+		{"a redelivery", func() {
+			u := keyed("a", "a1")
+			ok(nil, db.Do(ctx, u, parks(u, provider.ClassUnknown, 0)))
+		}, [][]string{nil, {marked}, nil, nil, nil, {"SEARCH kinora_parked USING INDEX kinora_parked_message (projector=? AND message_id=?)"}, nil}},
+		{"due", func() { require.Equal(t, []string{"a1", "b1"}, due(t, db)) }, [][]string{{
+			"SEARCH kinora_holds USING COVERING INDEX kinora_holds_due (projector=? AND due_at<?)",
+			"SEARCH f USING INTEGER PRIMARY KEY (rowid=?)", inLane, "SEARCH p USING INTEGER PRIMARY KEY (rowid=?)", upto,
+		}}},
+		{"due in lanes", func() { require.Equal(t, []string{"b1"}, due(t, db, provider.LaneOfKey("b"))) }, [][]string{{holds, inLane, upto}}},
+		{"try", func() {
+			tried, err := db.Try(ctx, rows(t, db)[0], 5, 0)
+			ok(nil, err)
+			require.True(t, tried)
+		}, [][]string{nil, nil, {holds, upto}, {byID}, {theHolds}, nil}},
+		{"parked messages", func() {
+			parked := rows(t, db)
+			ok(nil, db.Do(ctx, ofParked(parked...), func(_ context.Context, _ *sql.Tx, found provider.Found) (provider.Closing, error) {
+				require.Equal(t, []bool{true, true, true, true}, found.Live)
+				return provider.Closing{Park: []provider.Aside{{Message: 3, Parked: parked[3]}}}, nil
+			}))
+		}, steps([][]string{nil, nil, {holds, upto}, {byID}, {byID}, {byID}}, settle, [][]string{nil})},
+		{"park more", func() { park(t, db, keyed("a", "a4", "a5"), -1) }, make([][]string, 9)},
+		{"decide", func() {
+			n, err := db.Decide(ctx, provider.ParkedFilter{Projector: "totals", Key: "k"}, provider.StateSkipped, decided)
+			ok(nil, err)
+			require.Equal(t, 3, n)
+		}, steps([][]string{nil, {open}, {byID}}, settle, [][]string{nil})},
+		{"list", func() { ok(db.Parked(ctx, provider.ParkedFilter{Projector: "totals"})) }, [][]string{
+			{"SEARCH p USING INDEX kinora_parked_open (projector=? AND rowid>? AND rowid<?)", holds},
+		}},
+		{"count", func() { ok(db.ParkedCount(ctx, "totals")) }, [][]string{{"SEARCH kinora_parked USING COVERING INDEX kinora_parked_open (projector=?)"}}},
+		{"outcomes", func() {
+			ok(db.Outcomes(ctx, slices.Repeat([]provider.Question{{Key: marker.Key{Handler: handler, MessageID: "a1"}}}, 500)))
+		}, [][]string{{
+			"SEARCH p USING INDEX kinora_parked_message (projector=? AND message_id=?)",
+			"SEARCH m USING PRIMARY KEY (handler=? AND generation=? AND message_id=?)", "SEARCH f USING PRIMARY KEY (handler=?)",
+		}}},
+		{"name", func() { ok(nil, db.Name(ctx, "totals", provider.Worker{Runner: "r2", Number: 1}, []string{"a1"})) }, [][]string{nil, {worker}, nil, nil}},
+		{"beat", func() { ok(db.Beat(ctx, "r1", time.Minute, time.Hour)) }, [][]string{
+			nil, nil, {"SEARCH kinora_doing USING COVERING INDEX kinora_doing_worker (runner=?)"}, nil, nil, nil,
+		}},
+		{"an hour later", func() { require.NoError(t, shiftBack(db.SQL(), time.Hour)) }, make([][]string, 11)},
+		{"prune", func() {
+			n, err := db.Prune(ctx, "totals", []string{handler}, time.Minute, 100)
+			ok(nil, err)
+			require.Equal(t, 8+3, n, "markers and skipped messages")
+		}, [][]string{
+			{"SEARCH kinora_markers USING COVERING INDEX kinora_markers_age (handler=? AND processed_at<?)"}, nil,
+			{"SEARCH kinora_markers USING COVERING INDEX kinora_markers_age (handler=? AND processed_at<?)"}, nil, nil,
+			{"SEARCH kinora_parked USING COVERING INDEX kinora_parked_resolved (projector=? AND resolved_at<?)"}, nil,
+			{"SEARCH kinora_parked USING COVERING INDEX kinora_parked_resolved (projector=? AND resolved_at<?)", byID}, nil,
+		}},
+	} {
+		statements := tr.during(c.run)
+		require.Len(t, statements, len(c.plans), "%s: %s", c.name, strings.Join(statements, "\n"))
+		for i, want := range c.plans {
+			if len(want) == 0 {
+				continue
+			}
+			got := plan(t, db.SQL(), statements[i])
+			for _, line := range want {
+				require.Contains(t, got, line, "%s: %s", c.name, strings.Join(got, "\n"))
+			}
+			for _, line := range got {
+				require.NotRegexp(t, `^SCAN (kinora_(parked|holds|markers|doing)|[pfhmd])\b`, line, c.name)
+			}
+		}
+	}
+}
+
+// A search for due messages, and a unit, cost the same with thousands of other lanes, projectors and held messages.
+func TestBesideWhatIsParked(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := open(t, nil)
+	park(t, db, keyed("a", "a1"), 0)
+	const n, tries = 1000, 20
+	unit := 0
+	look := func() time.Duration {
+		best := time.Hour
+		for range tries {
+			unit++
+			began := time.Now()
+			require.Equal(t, []string{"a1"}, due(t, db))
+			require.NoError(t, db.Do(ctx, keyed("free", fmt.Sprint("free-", unit)), adds("a")))
+			best = min(best, time.Since(began))
+		}
+		return best
+	}
+	before := look()
+	for _, lane := range []string{"cast(i as blob)", "x'01'", "zeroblob(i)"} {
+		projector := map[string]string{"zeroblob(i)": "others"}[lane]
+		_, err := db.SQL().Exec(`
+with recursive n (i) as (select 1 union all select i + 1 from n where i < ?1)
+insert into kinora_parked (projector, lane, state, class, code, attempts, handler, handlers, message_id, topic, key, type, version, parked_at, headers, payload)
+select iif(?2 = '', 'totals', ?2), `+lane+`, 'waiting', 'held', '', 0, '', '[]', '', '', '', '', '', 0, '{}', zeroblob(100) from n`, n, projector)
+		require.NoError(t, err)
+	}
+	_, err := db.SQL().Exec(`
+insert into kinora_holds select projector, lane, iif(projector = 'totals', 4102444800000, 0) from kinora_parked
+where true group by projector, lane on conflict do nothing`)
+	require.NoError(t, err)
+	after := look()
+	t.Logf("a look for what is due and a unit: %s beside one parked message, %s beside %d", before, after, 3*n+1)
+	require.Less(t, after, 5*before+time.Millisecond)
+}
+
+// Whatever is wrong with a message, it can be set aside, and comes back byte for byte.
+func TestAnythingCanBeParked(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := open(t, nil)
+	bad := "\x00\xff'; drop table kinora_parked; --" + strings.Repeat("long", 100)
+	u := provider.Unit{Projector: "totals", Messages: []provider.Message{{ID: bad, Lane: provider.LaneOfMessage(bad)}}}
+	p := provider.Parked{
+		Projector: "totals", MessageID: bad, Topic: bad, Key: bad, Lane: u.Messages[0].Lane, Type: bad, Version: bad, Payload: []byte(bad),
+		Headers: map[string]string{"valid": "\x00 é ' ☂"}, Class: provider.ClassPermanent, Code: "malformed", Attempts: 1,
+	}
+	aside := provider.Aside{Parked: p, After: time.Hour}
+	for range 2 { // once, since its id is known
+		require.NoError(t, db.Do(ctx, u, func(context.Context, *sql.Tx, provider.Found) (provider.Closing, error) {
+			return provider.Closing{Park: []provider.Aside{aside}}, nil
+		}))
+	}
+	got := rows(t, db)
+	require.Len(t, got, 1)
+	require.WithinDuration(t, got[0].At.Add(time.Hour), got[0].DueAt, time.Second)
+	p.Seq, p.At, p.DueAt = 1, got[0].At, got[0].DueAt
+	require.Equal(t, p, got[0])
+	require.NoError(t, shiftBack(db.SQL(), time.Hour))
+	require.Equal(t, []string{bad}, due(t, db))
+	p = rows(t, db)[0]
+	require.NoError(t, db.Do(ctx, ofParked(p), func(_ context.Context, _ *sql.Tx, found provider.Found) (provider.Closing, error) {
+		require.Equal(t, []bool{true}, found.Live)
+		return provider.Closing{}, nil
+	}))
+	require.Empty(t, rows(t, db))
+}
+
+// Markers go oldest first, and messages of their time are not taken for new ones.
+func TestPruneMarkers(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := open(t, nil)
+	prune := func(window time.Duration, limit int) int {
+		n, err := db.Prune(ctx, "totals", []string{handler, "totals/other"}, window, limit)
+		require.NoError(t, err)
+		return n
+	}
+	outcome := func(id string, recorded time.Time) provider.Outcome {
+		key := marker.Key{Handler: "totals/renamed", Was: []string{handler}, MessageID: id}
+		o, err := db.Outcomes(ctx, []provider.Question{{Key: key, RecordedAt: recorded}})
+		require.NoError(t, err)
+		return o[0]
+	}
+	for _, id := range []string{"m1", "m2", "m3"} {
+		require.NoError(t, db.Do(ctx, delivery(id), adds("a")))
+		require.NoError(t, shiftBack(db.SQL(), time.Hour))
+	}
+	now := clock(t, db.SQL())
+	require.Equal(t, 0, prune(4*time.Hour, 10))
+	require.Equal(t, 0, prune(0, 0))
+	require.Equal(t, provider.OutcomeUnseen, outcome("other", now.Add(-3*time.Hour)))
+	require.Equal(t, 1, prune(90*time.Minute, 1))
+	require.Equal(t, provider.OutcomePruned, outcome("m1", now.Add(-3*time.Hour-time.Minute)))
+	require.Equal(t, provider.OutcomeUnseen, outcome("m1", now.Add(-3*time.Hour+time.Minute)))
+	require.Equal(t, provider.OutcomeUnseen, outcome("m1", time.Time{}))
+	require.Equal(t, provider.OutcomeApplied, outcome("m2", now.Add(-3*time.Hour-time.Minute)))
+	require.Equal(t, 1, prune(90*time.Minute, 10))
+	require.Equal(t, provider.OutcomePruned, outcome("m2", now.Add(-2*time.Hour-time.Minute)))
+	require.Equal(t, provider.OutcomeApplied, outcome("m3", now))
+}
+
+// Parked messages are live only as they were listed, in their time, and from the first of their lane on.
+func TestParkedMessagesAreLiveAsListed(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := open(t, nil)
+	park(t, db, keyed("a", "a1", "a2", "a3"), 0)
+	park(t, db, keyed("b", "b1", "b2"), 0)
+	live := func(u provider.Unit) (live []bool) {
+		t.Helper()
+		require.NoError(t, db.Do(ctx, u, func(_ context.Context, _ *sql.Tx, found provider.Found) (c provider.Closing, err error) {
+			for i, m := range u.Messages {
+				require.Equal(t, slices.Repeat([]bool{found.Live[i]}, len(m.Handlers)), found.Fresh[i])
+				if found.Live[i] { // it stays as it was
+					c.Park = append(c.Park, provider.Aside{Message: i, Parked: *m.Parked})
+				}
+			}
+			live = found.Live
+			return c, nil
+		}))
+		return live
+	}
+	all := rows(t, db)
+	a, b := all[:3], all[3:]
+	require.Equal(t, []bool{true, true, true, true, true}, live(ofParked(all...)))
+	require.Equal(t, []bool{true, true, true, true, true}, live(ofParked(a[0], b[0], a[1], b[1], a[2])))
+	require.Equal(t, []bool{false, false, true}, live(ofParked(a[1], a[2], b[0])), "not the first of their lane")
+	require.Equal(t, []bool{true, false}, live(ofParked(a[0], a[2])), "one is missing between")
+	require.Equal(t, []bool{false, true}, live(ofParked(a[1], a[0])), "in another order")
+
+	redelivered := keyed("a", "a2")
+	redelivered.Messages[0].Handlers[0].Name = "totals/added"
+	again := asides(redelivered, provider.ClassHeld, 0)
+	again[0].Parked.Handlers = []string{"totals/added"}
+	require.NoError(t, db.Do(ctx, redelivered, func(context.Context, *sql.Tx, provider.Found) (provider.Closing, error) {
+		return provider.Closing{Park: again}, nil
+	}))
+	require.Equal(t, []string{handler, "totals/added"}, rows(t, db)[1].Handlers)
+	require.Equal(t, []bool{true, false, false}, live(ofParked(a...)), "the second has another handler since")
+
+	for range 2 {
+		tried, err := db.Try(ctx, b[0], 5, time.Minute)
+		require.NoError(t, err)
+		require.Equal(t, b[0].Attempts == 1, tried, "once in its time")
+		b[0].Attempts++
+		if tried {
+			require.Equal(t, []bool{true}, live(ofParked(b[0])), "its try is counted")
+			_, err := db.SQL().Exec(`update kinora_holds set due_at = due_at + 60000 where lane = ?`, b[0].Lane[:])
+			require.NoError(t, err)
+		}
+	}
+	require.Equal(t, []bool{false}, live(ofParked(b[0])), "its attempts are not those that were listed")
+	require.Equal(t, []bool{false}, live(ofParked(b[1])))
+}
