@@ -11,7 +11,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/crash"
-	"github.com/kinora-go/kinora/internal/mutant"
 	"github.com/kinora-go/kinora/outbox"
 )
 
@@ -273,9 +272,6 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 	}
 	if err := ctx.Err(); err != nil {
 		return eventstore.Appended{}, fmt.Errorf("append to %s: %w", stream, err)
-	}
-	if mutant.TwoTransactions && a.entries {
-		return db.appendApart(ctx, stream, expected, events)
 	}
 	doubt := false // whether an earlier try may have been carried out
 	for try := 1; ; try++ {

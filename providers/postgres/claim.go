@@ -1,8 +1,8 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/outbox"
@@ -24,44 +25,81 @@ const entryColumns = `o.id, o.message_id, o.topic, o.key, o.payload, o.headers, 
 
 func scanEntry(row pgx.CollectableRow) (outbox.Entry, error) {
 	var e outbox.Entry
-	var headers []byte
+	var headers string
 	var token *uuid.UUID
-	var last, published *time.Time
+	var next, created, last, published pgtype.Timestamptz
 	err := row.Scan(&e.Seq, &e.ID, &e.Topic, &e.Key, &e.Payload, &headers, &e.Status, &e.Attempts, &e.Suspect, &token,
-		&e.ClaimedBy, &e.LastError, &e.NextAttemptAt, &e.CreatedAt, &last, &published)
+		&e.ClaimedBy, &e.LastError, &next, &created, &last, &published)
 	if err != nil {
 		return e, err
 	}
 	if token != nil {
 		e.Token = claim.Token(*token)
 	}
-	e.NextAttemptAt, e.CreatedAt = e.NextAttemptAt.UTC(), e.CreatedAt.UTC()
-	if last != nil {
-		e.LastAttemptedAt = last.UTC()
+	setHeaders(&e, headers)
+	setTime(&e, &e.NextAttemptAt, next)
+	setTime(&e, &e.CreatedAt, created)
+	setTime(&e, &e.LastAttemptedAt, last)
+	setTime(&e, &e.PublishedAt, published)
+	return e, nil
+}
+
+// setHeaders parses the headers of e, which is malformed if that fails.
+func setHeaders(e *outbox.Entry, headers string) {
+	var err error
+	e.Headers, err = outbox.ParseHeaders(headers)
+	e.Malformed = e.Malformed || err != nil
+}
+
+// setTime sets a time of e, which is malformed if t is none. Null is the zero time.
+func setTime(e *outbox.Entry, to *time.Time, t pgtype.Timestamptz) {
+	var ok bool
+	if *to, ok = outbox.StoredTime(t.Time); t.Valid && (!ok || t.InfinityModifier != pgtype.Finite) {
+		*to, e.Malformed = time.Time{}, true
 	}
-	if published != nil {
-		e.PublishedAt = published.UTC()
-	}
-	return e, json.Unmarshal(headers, &e.Headers)
 }
 
 // claimedColumns are the columns of a claim that its caller does not know already.
 const claimedColumns = `o.id, o.message_id, o.topic, o.key, o.payload, o.headers, o.attempts, o.suspect, o.last_error,
 	o.next_attempt_at, o.created_at, o.last_attempt_at`
 
-func scanClaimed(t claim.Terms) pgx.RowToFunc[outbox.Entry] {
-	return func(row pgx.CollectableRow) (outbox.Entry, error) {
-		e := outbox.Entry{Status: outbox.Claimed, Token: t.Token, ClaimedBy: t.Holder}
-		var headers []byte
-		err := row.Scan(&e.Seq, &e.ID, &e.Topic, &e.Key, &e.Payload, &headers, &e.Attempts, &e.Suspect, &e.LastError,
-			&e.NextAttemptAt, &e.CreatedAt, &e.LastAttemptedAt)
-		if err != nil {
-			return e, err
+// collectClaimed reads what a claim of at most t.Limit entries returns. The texts of an entry share one copy of what the
+// driver read, as a relay reads many entries and keeps none for long.
+func collectClaimed(rows pgx.Rows, t claim.Terms) ([]outbox.Entry, error) {
+	defer rows.Close()
+	var entries []outbox.Entry
+	var e outbox.Entry
+	var id, topic, key, payload, headers, lastError pgtype.DriverBytes
+	var next, created, last pgtype.Timestamptz
+	var texts []byte
+	columns := []any{&e.Seq, &id, &topic, &key, &payload, &headers, &e.Attempts, &e.Suspect, &lastError, &next, &created, &last}
+	for rows.Next() {
+		if err := rows.Scan(columns...); err != nil {
+			return nil, err
 		}
-		e.NextAttemptAt, e.CreatedAt, e.LastAttemptedAt = e.NextAttemptAt.UTC(), e.CreatedAt.UTC(), e.LastAttemptedAt.UTC()
-		return e, json.Unmarshal(headers, &e.Headers)
+		texts = append(append(append(append(append(texts[:0], id...), topic...), key...), lastError...), headers...)
+		all := string(texts)
+		cut := func(length int) (text string) {
+			text, all = all[:length], all[length:]
+			return text
+		}
+		e.Status, e.Token, e.ClaimedBy = outbox.Claimed, t.Token, t.Holder
+		e.ID, e.Topic, e.Key, e.LastError = cut(len(id)), cut(len(topic)), cut(len(key)), cut(len(lastError))
+		e.Payload = append([]byte{}, payload...)
+		e.Malformed = false
+		setHeaders(&e, cut(len(headers)))
+		setTime(&e, &e.NextAttemptAt, next)
+		setTime(&e, &e.CreatedAt, created)
+		setTime(&e, &e.LastAttemptedAt, last)
+		if entries == nil {
+			entries = make([]outbox.Entry, 0, min(t.Limit, claimedAtOnce))
+		}
+		entries = append(entries, e)
 	}
+	return entries, rows.Err()
 }
+
+const claimedAtOnce = 64 // entries to make room for at first
 
 // eligible is what may be claimed by itself; claimable, the first half of the guard, that no ineligible entry of
 // its key precedes: neither one that waits or is taken, nor one that is set aside. Lookups stand in cases, which are
@@ -88,22 +126,22 @@ const (
 			where e.held and e.topic <> '' and e.topic = o.topic and e.key = o.key and e.id < o.id) then null else true end is not null`
 )
 
-// A claim in one statement. The clock is read once: read per row, the first entry of a key can be judged
-// leased and, rows later, no longer in the way. picked are the eligible entries that no ineligible one of
-// their key precedes, locked, skipping those that others hold. Of these, spent ones (their claim vanished, at
-// the limit) are abandoned. safe are those of the others whose key has no earlier open entry outside of them: what
-// somebody else had locked is one. Of these, in order, the batch takes as much payload as it may; a suspect (its claim
-// vanished) goes alone if it is the first, and else ends the batch before it. What comes before a safe entry in its key
-// is safe as well, so a batch never passes anything. Without order every eligible entry is safe.
+// A claim in one statement. The clock is read once. If it were read per row, the first entry of a key could be judged
+// leased and, rows later, no longer in the way. picked are the eligible entries that no ineligible one of their key
+// precedes. They are locked, and rows that others hold are skipped. Those that are spent (their claim vanished at the
+// limit) are abandoned. The others are safe if no earlier open entry of their key is outside of picked; one that another
+// transaction has locked is outside. Of the safe ones, in order, the batch takes as much payload as it may. A suspect
+// (its claim vanished) is claimed alone if it is the first. Otherwise it ends the batch before it. Each entry before a
+// safe one in its key is safe as well, so a batch never passes an entry. Without order every eligible entry is safe.
 //
-// A claim that looks nearby picks what is eligible without looking before it, and leaves it to the second half of the
-// guard whether it is safe: half the lookups, where little is in the way. A spent entry stops its key until a look that
-// knows what precedes it.
+// The claim of a near scan picks what is eligible without a lookup of what precedes it, and leaves it to the second half
+// of the guard whether it is safe. That is half the lookups if little is in the way. A spent entry stops its key until a
+// full scan.
 //
-// A claim of some topics walks each topic that has anything open by itself, so that it costs nothing how much the
-// others have: as many as it wants of each, and the first of all those. It locks them in the walks, and
-// so some that it does not pick: were they locked once they are picked, relays that claim at once would pick the
-// same ones, and all but one get nothing. Nobody waits for a lock, in whatever order they are taken.
+// A claim of some topics walks the open entries of each topic by itself, so that the entries of other topics cost
+// nothing. It takes up to the limit from each topic, and picks the first of all those. It locks them in the walks, and so
+// locks some that it does not pick. If they were locked after that, relays that claim at once would pick the
+// same ones, and all but one would get nothing. No claim waits for a lock, so the order of locks does not matter.
 const (
 	claimEntriesSQL       = claimHead + claimAny + claimable + claimPicked + claimSpent + claimNotSpent + claimSafe + claimTail
 	claimNearSQL          = claimHead + claimAny + eligible + claimPicked + claimNotSpent + claimSafe + claimNotHeld + claimTail
@@ -112,10 +150,11 @@ const (
 	claimTopicsNearSQL    = claimTopicsHead + eligibleOfTopic + claimPickedOfTopic + claimMerged + claimNotSpent + claimSafe + claimNotHeld + claimTail
 	claimTopicsNoOrderSQL = claimTopicsHead + eligibleOfTopic + claimPickedOfTopic + claimMerged + claimSpent + claimNotSpent + claimTail
 
-	claimHead = `
-with ck as materialized (select clock_timestamp() t),`
+	claimClock = `ck as materialized (select t, t + $2::bigint * interval '1 microsecond' as until from (select clock_timestamp() t) c),`
+	claimHead  = `
+with ` + claimClock
 	claimTopicsHead = `
-with recursive ck as materialized (select clock_timestamp() t),
+with recursive ` + claimClock + `
 asked as materialized (select $8::text[] as topics, $9::text[] as others),` + openTopics + `,
 picked as materialized (
 	select p.* from names n, lateral (` + claimCandidate
@@ -139,8 +178,10 @@ abandoned as (
 	update kinora.outbox o set status = 'abandoned', open = false, held = true, stuck = true, suspect = true, last_error = 'vanished'
 	from picked p where p.spent and o.id = p.id`
 	claimNotSpent = `),
-safe as materialized (
-	select o.id, o.bytes, o.suspect from picked o where not o.spent`
+batch as materialized (
+	select s.id from (
+		select o.id, row_number() over w as n, sum(o.bytes) over w as total, count(*) filter (where o.suspect) over w as suspects
+		from picked o where not o.spent`
 	claimSafe = `
 	and case when exists (
 		select from kinora.outbox e
@@ -148,14 +189,11 @@ safe as materialized (
 			and e.id not in (select id from picked where not spent)) then null else true end is not null`
 	claimNotHeld = `
 	and ` + nothingHeld
-	claimTail = `),
-batch as materialized (
-	select s.id from (select *, sum(bytes) over (order by id) as total from safe) s
-	where ($6::bigint <= 0 or s.total <= $6::bigint or s.id = (select min(id) from safe)) and (
-		s.id < coalesce((select min(id) from safe where suspect), s.id + 1)
-		or s.suspect and s.id = (select min(id) from safe)))
+	claimTail = `
+		window w as (order by o.id rows unbounded preceding)) s
+	where s.n = 1 or s.suspects = 0 and ($6::bigint <= 0 or s.total <= $6::bigint))
 update kinora.outbox o set status = 'claimed', token = $1::uuid, claimed_by = $5::text, attempts = o.attempts + 1,
-	suspect = o.suspect or o.status = 'claimed', last_attempt_at = ck.t, next_attempt_at = ck.t + $2::bigint * interval '1 microsecond'
+	suspect = o.suspect or o.status = 'claimed', last_attempt_at = ck.t, next_attempt_at = ck.until
 from batch, ck where o.id = batch.id
 returning ` + claimedColumns
 
@@ -178,13 +216,13 @@ func (db *DB) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) (
 	sql := statementFor(q, claimStatements)
 	args := []any{planned, uuid.UUID(t.Token), t.Lease.Microseconds(), t.Limit, q.Attempts, t.Holder, q.Bytes, max(q.After, 0)}
 	crash.Point("claim: before")
-	rows, _ := db.pool.Query(ctx, db.q(sql), append(args, topicArgs(q)...)...) // whose error the rows have as well
-	entries, err := pgx.CollectRows(rows, scanClaimed(t))
+	rows, _ := db.pool.Query(ctx, db.q(sql), append(args, topicArgs(q)...)...) // the rows have its error as well
+	entries, err := collectClaimed(rows, t)
 	crash.Point("claim: after")
 	if err != nil {
 		return nil, fmt.Errorf("claim entries: %w", clear(err))
 	}
-	slices.SortFunc(entries, func(a, b outbox.Entry) int { return int(a.Seq - b.Seq) }) // returning keeps no order
+	slices.SortFunc(entries, func(a, b outbox.Entry) int { return cmp.Compare(a.Seq, b.Seq) }) // returning keeps no order
 	return entries, nil
 }
 
@@ -352,5 +390,6 @@ func (db *DB) TakeEntry(ctx context.Context, e outbox.Entry, q outbox.Query, t c
 	case taken.Status != outbox.Claimed:
 		return e, false, nil
 	}
+	taken.Malformed = taken.Headers == nil || taken.CreatedAt.IsZero() // the claim has set the other times
 	return taken, true, nil
 }

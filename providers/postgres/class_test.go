@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"sync/atomic"
 	"syscall"
@@ -16,9 +15,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/pgtest"
-	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
 	"github.com/stretchr/testify/require"
@@ -29,26 +27,30 @@ import (
 func TestErrorsAreClassedBySQLSTATE(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil, totals)
-	for state, want := range map[string]projector.Class{
-		"40001": projector.Transient, "40P01": projector.Transient, "55P03": projector.Transient, "53300": projector.Transient,
-		"08006": projector.Transient, "57014": projector.Transient, "57P03": projector.Transient,
-		"22012": projector.PermanentClass, "22P02": projector.PermanentClass, "22021": projector.PermanentClass,
-		"23503": projector.UnknownClass, "23505": projector.UnknownClass, "42601": projector.UnknownClass, "P0001": projector.UnknownClass,
+	for state, want := range map[string]provider.Class{
+		"40001": provider.ClassTransient, "40P01": provider.ClassTransient, "55P03": provider.ClassTransient, "53300": provider.ClassTransient,
+		"08006": provider.ClassTransient, "57014": provider.ClassTransient, "57P03": provider.ClassTransient,
+		"22012": provider.ClassPermanent, "22P02": provider.ClassPermanent, "22021": provider.ClassPermanent,
+		"23503": provider.ClassUnknown, "23505": provider.ClassUnknown, "42601": provider.ClassUnknown, "P0001": provider.ClassUnknown,
 	} {
 		raise := `do $$ begin raise exception 'no' using errcode = '` + state + `'; end $$`
 		for name, err := range map[string]error{
-			"tx": db.Do(t.Context(), projector.Work{Projector: "p"}, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+			"tx": do(t.Context(), db, provider.Unit{Projector: "p"}, func(ctx context.Context, tx pgx.Tx) ([]outbox.Message, error) {
 				_, err := tx.Exec(ctx, raise)
 				return nil, err
 			}),
-			"batch": db.Batched().Do(t.Context(), projector.Work{Projector: "p"}, func(_ context.Context, b *pgx.Batch, _ []int) ([]outbox.Message, error) {
+			"batch": queue(t.Context(), db, provider.Unit{Projector: "p"}, func(_ context.Context, b *pgx.Batch) ([]outbox.Message, error) {
 				b.Queue(raise)
 				return nil, nil
 			}),
 		} {
-			var e *projector.Error
+			var e *provider.Error
 			require.ErrorAs(t, err, &e, "%s %s", name, state)
-			require.Equal(t, []any{want, state}, []any{e.Class, e.Code}, name)
+			code := state
+			if state == "40P01" {
+				code = provider.CodeDeadlock
+			}
+			require.Equal(t, []any{want, code}, []any{e.Class, e.Code}, name)
 		}
 	}
 }
@@ -60,18 +62,18 @@ func TestALostServerIsTransient(t *testing.T) {
 	require.NoError(t, err)
 	defer db.Close()
 	require.NoError(t, db.Migrate(t.Context()))
-	err = db.Do(t.Context(), projector.Work{Projector: "p"}, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+	err = do(t.Context(), db, provider.Unit{Projector: "p"}, func(ctx context.Context, tx pgx.Tx) ([]outbox.Message, error) {
 		_, err := tx.Exec(ctx, `select pg_terminate_backend(pg_backend_pid())`)
 		return nil, err
 	})
-	require.Equal(t, projector.Transient, projector.ClassOf(err), "a terminated backend: %v", err)
+	require.Equal(t, provider.ClassTransient, provider.ClassOf(err), "a terminated backend: %v", err)
 	server.Stop()
-	for range 20 { // first the pool's connections that broke, then none to be had
-		err = db.Do(t.Context(), projector.Work{Projector: "p"}, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+	for range 20 { // first the pool's connections that broke, then none
+		err = do(t.Context(), db, provider.Unit{Projector: "p"}, func(ctx context.Context, tx pgx.Tx) ([]outbox.Message, error) {
 			_, err := tx.Exec(ctx, `select 1`)
 			return nil, err
 		})
-		require.Equal(t, projector.Transient, projector.ClassOf(err), "a stopped server: %v", err)
+		require.Equal(t, provider.ClassTransient, provider.ClassOf(err), "a stopped server: %v", err)
 	}
 	require.NoError(t, db.Ready(t.Context()), "away is not unmigrated")
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
@@ -87,11 +89,11 @@ func TestAServerThatDoesNotAnswerIsTransient(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = silent.Close() }()
 	db := borrowed(t, nil, "postgres://x@"+silent.Addr().String()+"/x?sslmode=disable&connect_timeout=1")
-	err = db.Do(t.Context(), projector.Work{Projector: "p"}, nil)
-	require.Equal(t, projector.Transient, projector.ClassOf(err), "%v", err)
+	err = do(t.Context(), db, provider.Unit{Projector: "p"}, nil)
+	require.Equal(t, provider.ClassTransient, provider.ClassOf(err), "%v", err)
 }
 
-// The caller's own deadline may come when the statement is under way: nobody knows what became of it.
+// The caller's own deadline may come while the statement runs. Then its outcome is unknown.
 func TestAppendsCutOffAreAmbiguous(t *testing.T) {
 	t.Parallel()
 	db, _ := private(t)
@@ -123,7 +125,7 @@ func TestARollbackThatNobodyAnswersGivesUp(t *testing.T) {
 			_ = syscall.Kill(frozen, syscall.SIGCONT)
 		}
 	}()
-	err := db.Do(ctx, projector.Work{Projector: "p"}, func(_ context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+	err := do(ctx, db, provider.Unit{Projector: "p"}, func(_ context.Context, tx pgx.Tx) ([]outbox.Message, error) {
 		if err := tx.QueryRow(t.Context(), `select pg_backend_pid()`).Scan(&frozen); err != nil {
 			return nil, err
 		}
@@ -142,13 +144,13 @@ func TestAHandlersOwnFaultIsCounted(t *testing.T) {
 	t.Parallel()
 	db := borrowed(t, nil, postgrestest.DSN(t, nil, totals)+"&idle_in_transaction_session_timeout=300")
 	do := func(handler func(ctx context.Context, tx pgx.Tx) error) error {
-		return db.Do(t.Context(), projector.Work{Projector: "p"}, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+		return do(t.Context(), db, provider.Unit{Projector: "p"}, func(ctx context.Context, tx pgx.Tx) ([]outbox.Message, error) {
 			return nil, handler(ctx, tx)
 		})
 	}
 	tooLarge := func() error {
-		w := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "m"}}}
-		return db.Batched().Do(t.Context(), w, func(_ context.Context, b *pgx.Batch, _ []int) ([]outbox.Message, error) {
+		w := marked("m")
+		return queue(t.Context(), db, w, func(_ context.Context, b *pgx.Batch) ([]outbox.Message, error) {
 			b.Queue(`insert into totals values ('k', $1::int4)`, int64(1)<<40)
 			return nil, nil
 		})
@@ -176,12 +178,12 @@ func TestAHandlersOwnFaultIsCounted(t *testing.T) {
 		"what cannot be encoded":                         tooLarge(),
 		"what cannot be encoded, once more, so prepared": tooLarge(),
 	} {
-		require.Equal(t, projector.UnknownClass, projector.ClassOf(err), "%s: %v", what, err)
+		require.Equal(t, provider.ClassUnknown, provider.ClassOf(err), "%s: %v", what, err)
 	}
 	require.Zero(t, count(t, db, `select count(*) from totals`))
 }
 
-// Where there is no connection to be had, whatever the reason, no message is to blame, and nothing was sent.
+// If no connection can be made, no message is to blame, and nothing was sent.
 func TestNoConnectionIsNobodysFault(t *testing.T) {
 	t.Parallel()
 	refused := errors.New("the token service is away")
@@ -196,13 +198,13 @@ func TestNoConnectionIsNobodysFault(t *testing.T) {
 	})
 	conn, err := db.Pool().Acquire(t.Context())
 	require.NoError(t, err)
-	w := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "m"}}}
-	err = db.Do(t.Context(), w, nil)
+	w := marked("m")
+	err = do(t.Context(), db, w, nil)
 	require.ErrorIs(t, err, refused)
-	require.Equal(t, projector.Transient, projector.ClassOf(err), "%v", err)
-	err = db.Batched().Do(t.Context(), w, nil)
+	require.Equal(t, provider.ClassTransient, provider.ClassOf(err), "%v", err)
+	err = queue(t.Context(), db, w, nil)
 	require.ErrorIs(t, err, refused)
-	require.Equal(t, projector.Transient, projector.ClassOf(err), "%v", err)
+	require.Equal(t, provider.ClassTransient, provider.ClassOf(err), "%v", err)
 	_, err = db.Append(t.Context(), "a-1", eventstore.NoStream, drafts(t, 1))
 	require.ErrorIs(t, err, refused)
 	require.NotErrorIs(t, err, eventstore.ErrAmbiguous)
@@ -229,18 +231,18 @@ func TestKinorasOwnTroubleIsNobodysFault(t *testing.T) {
 					_, err := db.Pool().Exec(t.Context(), c.trouble)
 					require.NoError(t, err)
 				}
-				w := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "m"}}}
-				all := map[string]error{"tx": db.Do(t.Context(), w, nil)}
+				w := marked("m")
+				all := map[string]error{"tx": do(t.Context(), db, w, nil)}
 				if c.state != "42704" { // which a batch meets at a duplicate alone
-					all["batch"] = db.Batched().Do(t.Context(), w, func(_ context.Context, b *pgx.Batch, _ []int) ([]outbox.Message, error) {
+					all["batch"] = queue(t.Context(), db, w, func(_ context.Context, b *pgx.Batch) ([]outbox.Message, error) {
 						b.Queue(addSQL, "k", 1)
 						return nil, nil
 					})
 				}
 				for name, err := range all {
-					var e *projector.Error
+					var e *provider.Error
 					require.ErrorAs(t, err, &e)
-					require.Equal(t, []any{projector.Transient, c.state}, []any{e.Class, e.Code}, "%s%s: %v", name, mode, err)
+					require.Equal(t, []any{provider.ClassTransient, c.state}, []any{e.Class, e.Code}, "%s%s: %v", name, mode, err)
 				}
 			}
 		})
@@ -258,15 +260,15 @@ func TestABatchsTroubleIsItsHandlers(t *testing.T) {
 			"insrt":                                  "42601",
 			"insert into totals (key) values (null)": "23502",
 		} {
-			w := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "m"}}}
-			err := db.Batched().Do(t.Context(), w, func(_ context.Context, b *pgx.Batch, _ []int) ([]outbox.Message, error) {
+			w := marked("m")
+			err := queue(t.Context(), db, w, func(_ context.Context, b *pgx.Batch) ([]outbox.Message, error) {
 				b.Queue(addSQL, "k", 1)
 				b.Queue(statement)
 				return nil, nil
 			})
-			var e *projector.Error
+			var e *provider.Error
 			require.ErrorAs(t, err, &e)
-			require.Equal(t, []any{projector.UnknownClass, state}, []any{e.Class, e.Code}, "%s%s: %v", statement, mode, err)
+			require.Equal(t, []any{provider.ClassUnknown, state}, []any{e.Class, e.Code}, "%s%s: %v", statement, mode, err)
 		}
 	}
 }
@@ -279,8 +281,8 @@ func TestWhatIsInDoubt(t *testing.T) {
 	}
 }
 
-// A mark that is there already wants a second look, for which there may be no connection.
-func TestNoConnectionForTheSecondLookIsNobodysFault(t *testing.T) {
+// A unit whose marker is there already needs a second round trip, for which there may be no connection.
+func TestNoConnectionForTheSecondTripIsNobodysFault(t *testing.T) {
 	t.Parallel()
 	refused := errors.New("the token service is away")
 	dsn := postgrestest.DSN(t, nil) + "&pool_max_conns=1"
@@ -294,53 +296,36 @@ func TestNoConnectionForTheSecondLookIsNobodysFault(t *testing.T) {
 			return nil
 		}
 	})
-	w := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "m"}}}
-	require.NoError(t, borrowed(t, nil, dsn).Batched().Do(t.Context(), w, nil))
-	err := db.Batched().Do(t.Context(), w, nil)
-	require.ErrorContains(t, err, "read outcomes")
+	require.NoError(t, queue(t.Context(), borrowed(t, nil, dsn), marked("m"), nil))
+	err := queue(t.Context(), db, marked("m"), nil)
 	require.ErrorIs(t, err, refused)
-	require.Equal(t, projector.Transient, projector.ClassOf(err), "%v", err)
+	require.Equal(t, provider.ClassTransient, provider.ClassOf(err), "%v", err)
 }
 
-// What a handler has queued has the handler's time, and counts where it takes longer. What takes long of others is nobody's fault.
-func TestABatchThatTakesTooLongIsParked(t *testing.T) {
+// The handlers have the time of the statements that they queue: a unit that takes too long counts, and the error says which message
+// it is. In two round trips it is the same.
+func TestABatchThatTakesTooLongCounts(t *testing.T) {
 	t.Parallel()
-	db := postgrestest.Open(t, nil, noteTables)
-	_, err := db.Pool().Exec(t.Context(), `insert into broker (consumer, id, key, n) values (1, 'm', 'k', 7), (1, 'next', 'l', 1)`)
-	require.NoError(t, err)
-	p := projector.Define("noted", notes, projector.Options{Markers: true},
-		projector.On("noted", func(_ context.Context, b *pgx.Batch, e eventstore.Event[noted]) error {
-			b.Queue(`insert into sums values ($1, $2)`, e.Data.Key, e.Data.N)
-			if e.Data.N == 7 {
-				b.Queue(`select pg_sleep(30)`)
-			}
-			return nil
-		}))
-	cfg := &projector.RunnerConfig{Logger: slog.New(slog.DiscardHandler), Timeout: 200 * time.Millisecond}
-	cfg.Retry.Base, cfg.Retry.Max, cfg.Retry.Attempts = time.Millisecond, 5*time.Millisecond, 3
-	var last atomic.Pointer[error]
-	cfg.Observer.Handled = func(_ string, _ bool, _, _ time.Duration, err error) { last.Store(&err) }
-	runner, err := projector.NewRunner(db.Batched(), projector.Subscribe(&tableBroker{db.Pool(), 1, true}, "notes"), cfg, p)
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- runner.Run(ctx) }()
-	require.Eventually(t, func() bool { return count(t, db, `select count(*) from broker where not acked`) == 0 }, 20*time.Second, 5*time.Millisecond)
-	cancel()
-	require.NoError(t, <-done)
-	parked, err := db.ParkedMessages(t.Context(), projector.ParkedFilter{})
-	require.NoError(t, err)
-	require.Len(t, parked, 1)
-	require.Equal(t, []any{"m", projector.UnknownClass, projector.DeadlineCode, 3},
-		[]any{parked[0].MessageID, parked[0].Class, parked[0].Code, parked[0].Attempts})
-	require.Equal(t, 1, count(t, db, `select count(*) from kinora.markers`))
-	require.Equal(t, 1, count(t, db, `select sum(n) from sums`))
-	replayed, err := runner.Replay(t.Context(), projector.ParkedFilter{}, projector.ReplayConfig{Decision: projector.Decision{By: "test", Reason: "again"}})
-	require.NoError(t, err)
-	require.Equal(t, projector.Replays{Failed: 1}, replayed)
-	e, ok := errors.AsType[*projector.Error](*last.Load())
-	require.True(t, ok, "brought back, it is sent inside a transaction: %v", *last.Load())
-	require.Equal(t, []any{projector.UnknownClass, projector.DeadlineCode}, []any{e.Class, e.Code}, "%v", e)
+	db := postgrestest.Open(t, nil, totals)
+	for name, once := range map[string]bool{"one trip": false, "two trips": true} {
+		u := marked(name+" before", name)
+		u.Once = once
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		err := db.Batched().Do(ctx, u, func(_ context.Context, b *pgx.Batch, found provider.Found) (provider.Closing, error) {
+			found.Begin(0)
+			b.Queue(addSQL, "k", 1)
+			found.Begin(1)
+			b.Queue(`select pg_sleep(30)`)
+			return provider.Closing{}, nil
+		})
+		require.Equal(t, []any{provider.ClassUnknown, provider.CodeDeadline}, []any{provider.ClassOf(err), provider.CodeOf(err)}, "%s: %v", name, err)
+		var of *provider.MessageError
+		require.ErrorAs(t, err, &of, name)
+		require.Equal(t, 1, of.Message, name)
+	}
+	require.Zero(t, count(t, db, `select count(*) from totals`))
+	require.Zero(t, count(t, db, `select count(*) from kinora.markers`))
 }
 
 // An append that got no connection is not in doubt.

@@ -35,6 +35,10 @@ func fixture(t testing.TB, db *postgres.DB, o providertest.Options) providertest
 		InTx:     inTx(db),
 		Advance:  advance(t, db),
 		Add:      add,
+		Break: func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "select 1 / 0")
+			return err
+		},
 		End: func(ctx context.Context, tx pgx.Tx) {
 			_ = tx.Commit(ctx)
 			_ = tx.Rollback(ctx)
@@ -74,17 +78,16 @@ func total(t testing.TB, db *postgres.DB) func(string) int {
 	}
 }
 
-// advance moves the database's clock forward by moving all that it has written back.
+// advance makes everything that is stored older.
 func advance(t testing.TB, db *postgres.DB) func(time.Duration) {
 	return func(d time.Duration) {
 		for table, columns := range map[string][]string{
-			"outbox":   {"next_attempt_at", "created_at", "last_attempt_at", "published_at"},
-			"markers":  {"processed_at"},
-			"floors":   {"pruned_before"},
-			"parked":   {"parked_at", "resolved_at"},
-			"attempts": {"last_at"},
-			"inflight": {"named_at"},
-			"runners":  {"expires_at"},
+			"outbox":  {"next_attempt_at", "created_at", "last_attempt_at", "published_at"},
+			"markers": {"processed_at"},
+			"floors":  {"pruned_before"},
+			"parked":  {"parked_at", "resolved_at"},
+			"holds":   {"due_at"}, // an infinite one stays so
+			"runners": {"expires_at"},
 		} {
 			var back []string
 			for _, c := range columns {
@@ -97,7 +100,7 @@ func advance(t testing.TB, db *postgres.DB) func(time.Duration) {
 }
 
 func TestBatchedConformance(t *testing.T) {
-	providertest.UnitOfWork(t, func(t testing.TB, o providertest.Options) providertest.Fixture[*pgx.Batch] {
+	providertest.Units(t, func(t testing.TB, o providertest.Options) providertest.Fixture[*pgx.Batch] {
 		db := postgrestest.OpenBusy(t, &postgres.Config{Route: o.Route, MaxPayload: o.MaxPayload, RequeueWindow: o.RequeueWindow}, totals)
 		return batchedFixture(t, db, o)
 	}, providertest.Deferred)
@@ -110,6 +113,10 @@ func batchedFixture(t testing.TB, db *postgres.DB, o providertest.Options) provi
 		Advance:  advance(t, db),
 		Add: func(_ context.Context, b *pgx.Batch, key string, n int) error {
 			b.Queue(addSQL, key, n)
+			return nil
+		},
+		Break: func(_ context.Context, b *pgx.Batch) error {
+			b.Queue("select 1 / 0")
 			return nil
 		},
 		Total: total(t, db),

@@ -12,14 +12,12 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/pgtest"
-	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
 	"github.com/stretchr/testify/require"
@@ -167,8 +165,6 @@ func child(role string) int {
 		return relayChild()
 	case "project":
 		return untilStopped(project)
-	case "poison":
-		return untilStopped(poison)
 	case "deliver":
 	default:
 		return 2
@@ -188,7 +184,7 @@ func child(role string) int {
 			own, err := postgres.New(db.Pool(), nil) // or they would wait for one another in this process
 			for err == nil {
 				err := deliver(ctx, own)
-				if err == nil || projector.ClassOf(err) != projector.Transient {
+				if err == nil || provider.ClassOf(err) != provider.ClassTransient {
 					failed <- err
 					return
 				}
@@ -207,8 +203,8 @@ func child(role string) int {
 }
 
 func deliver(ctx context.Context, db *postgres.DB) error {
-	work := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "m"}}}
-	return db.Do(ctx, work, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+	work := marked("m")
+	return do(ctx, db, work, func(ctx context.Context, tx pgx.Tx) ([]outbox.Message, error) {
 		return nil, add(ctx, tx, "k", 1)
 	})
 }
@@ -317,76 +313,60 @@ func TestAClaimReadsTheClockOnce(t *testing.T) {
 	}
 }
 
-func fenceKey(t *testing.T, db *postgres.DB) string {
-	t.Helper()
-	return fmt.Sprintf("%d, %d", 1802661488, postgres.LockKey("kinora/p"))
-}
-
-// A switch of generations takes the fence alone: it waits for units in flight, and units wait for it and then
-// mark in the new generation.
+// A switch of generations waits for units that are open; units wait for it, and then mark in the new generation.
 func TestUnitsAndASwitchOfGenerationsFenceOneAnother(t *testing.T) {
 	t.Parallel()
 	db, _ := private(t)
-	inside, leave := make(chan struct{}), make(chan struct{})
-	release := sync.OnceFunc(func() { close(leave) })
-	defer release()
-	done := make(chan error, 1)
-	work := func(id string) projector.Work {
-		return projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: id}}}
-	}
+	require.NoError(t, do(t.Context(), db, marked("old"), nil))
+	inside, leave, done := make(chan struct{}), make(chan struct{}), make(chan error, 3)
 	go func() {
-		done <- db.Do(t.Context(), work("old"), func(context.Context, pgx.Tx, []int) ([]outbox.Message, error) {
+		done <- do(t.Context(), db, marked("open"), func(context.Context, pgx.Tx) ([]outbox.Message, error) {
 			close(inside)
 			<-leave
 			return nil, nil
 		})
 	}()
 	<-inside
-	fence := `select pg_advisory_xact_lock(` + fenceKey(t, db) + `)`
-	_, err := db.Pool().Exec(t.Context(), `set lock_timeout = '50ms'; `+fence)
-	var pe *pgconn.PgError
-	require.ErrorAs(t, err, &pe, "a unit is in flight")
-	require.Equal(t, "55P03", pe.Code)
-	release()
-	require.NoError(t, <-done)
-
-	tx, err := db.Pool().Begin(t.Context())
-	require.NoError(t, err)
-	defer func() { _ = tx.Rollback(context.Background()) }()
-	_, err = tx.Exec(t.Context(), `reset lock_timeout; `+fence)
-	require.NoError(t, err)
-	_, err = tx.Exec(t.Context(), `insert into kinora.generations values ('p', 2)`)
-	require.NoError(t, err)
-	for _, u := range []func(id string) error{
-		func(id string) error {
-			return db.Do(t.Context(), work(id), func(context.Context, pgx.Tx, []int) ([]outbox.Message, error) { return nil, nil })
-		},
-		func(id string) error {
-			return db.Batched().Do(t.Context(), work(id), func(_ context.Context, b *pgx.Batch, _ []int) ([]outbox.Message, error) { return nil, nil })
-		},
-	} {
-		err := u("while switching")
-		require.Equal(t, projector.Transient, projector.ClassOf(err), "%v", err)
-	}
+	switching, switched := make(chan struct{}), make(chan struct{})
 	go func() {
-		for {
-			err := db.Do(t.Context(), work("new"), func(context.Context, pgx.Tx, []int) ([]outbox.Message, error) { return nil, nil })
-			if projector.ClassOf(err) != projector.Transient || err == nil {
-				done <- err
-				return
+		done <- db.Switch(t.Context(), "p", func(ctx context.Context, tx pgx.Tx, live int) (int, error) {
+			if live != 1 || count(t, db, `select count(*) from kinora.markers where message_id = 'open'`) != 1 {
+				t.Error("the unit that was open has not committed")
 			}
-		}
+			close(switching)
+			<-switched
+			return 2, add(ctx, tx, "switched", 1)
+		})
 	}()
-	require.NoError(t, tx.Commit(t.Context()))
+	waiting(t, db, 1)
+	close(leave)
+	<-switching
 	require.NoError(t, <-done)
-	require.Equal(t, 1, count(t, db, `select generation from kinora.markers where message_id = 'old'`))
-	require.Equal(t, 2, count(t, db, `select generation from kinora.markers where message_id = 'new'`))
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	require.Equal(t, provider.ClassTransient, provider.ClassOf(do(ctx, db, marked("while switching"), nil)))
+	require.Equal(t, provider.ClassTransient, provider.ClassOf(queue(ctx, db, marked("while switching"), nil)))
+	go func() { done <- do(t.Context(), db, marked("new"), nil) }()
+	go func() { done <- queue(t.Context(), db, marked("new, queued"), nil) }()
+	waiting(t, db, 2)
+	close(switched)
+	for range 3 {
+		require.NoError(t, <-done)
+	}
+	require.Equal(t, 1, count(t, db, `select count(*) from totals where key = 'switched'`))
+	require.Equal(t, 2, count(t, db, `select count(*) from kinora.markers where message_id in ('old', 'open') and generation = 1`))
+	require.Equal(t, 2, count(t, db, `select count(*) from kinora.markers where message_id like 'new%' and generation = 2`))
 	require.Zero(t, count(t, db, `select count(*) from kinora.markers where message_id = 'while switching'`))
-	require.NoError(t, deliverAgain(t, db, work("old")), "the old generation's marker does not count in the new one")
+	require.NoError(t, do(t.Context(), db, marked("old"), nil), "the marker of the old generation does not count in the new one")
 	require.Equal(t, 2, count(t, db, `select count(*) from kinora.markers where message_id = 'old'`))
+	require.NoError(t, db.Batched().Switch(t.Context(), "p", func(_ context.Context, b *pgx.Batch, live int) (int, error) {
+		b.Queue(addSQL, "switched", live)
+		return 1, nil
+	}))
+	require.Equal(t, 3, count(t, db, `select n from totals where key = 'switched'`))
+	require.Equal(t, 1, count(t, db, `select live from kinora.generations where projector = 'p'`))
+	require.ErrorIs(t, db.Switch(t.Context(), "p", func(context.Context, pgx.Tx, int) (int, error) { return 7, errBroken }), errBroken)
+	require.Equal(t, 1, count(t, db, `select live from kinora.generations where projector = 'p'`))
 }
 
-func deliverAgain(t *testing.T, db *postgres.DB, w projector.Work) error {
-	t.Helper()
-	return db.Do(t.Context(), w, func(context.Context, pgx.Tx, []int) ([]outbox.Message, error) { return nil, nil })
-}
+var errBroken = errors.New("broken")

@@ -14,6 +14,6 @@
 // Behind a pooler in transaction mode that knows no prepared statements (pgbouncer before 1.21), the connection string
 // says default_query_exec_mode=cache_describe: see docs/operations.md.
 //
-// *DB is a projector.UnitOfWork[pgx.Tx]; db.Batched() is one over *pgx.Batch, for handlers that only write:
-// all their statements, the marker and the commit travel in one round trip.
+// *DB is a provider.Provider[pgx.Tx]; db.Batched() is a provider.Provider[*pgx.Batch], for handlers that only write:
+// all their statements, the markers and the commit travel in one round trip.
 package postgres

@@ -11,13 +11,15 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/kinora-go/kinora/eventstore"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // SQLSTATEs that are read one by one.
 const (
 	uniqueViolation     = "23505"
+	laneHeld            = "KN001" // kinora.unheld
 	undefinedTable      = "42P01"
+	undefinedFunction   = "42883"
 	invalidSchemaName   = "3F000"
 	lockNotAvailable    = "55P03"
 	inFailedTransaction = "25P02"
@@ -26,22 +28,22 @@ const (
 	queryCanceled       = "57014"
 	syntaxError         = "42601"
 
-	// The session was ended for that, or for its transaction's length: nothing was committed, but that the latter may come in the
-	// microseconds in which a commit ends. Then the marker decides, when the message is tried again.
+	// The server ended the session for that, or for its transaction's length: nothing was committed. The latter may also come in the
+	// microseconds in which a commit ends; then the marker decides when the message is tried again.
 	idleInTransaction  = "25P03"
 	transactionTooLong = "25P04"
 )
 
-// copyFailed is the server's routine that says 57014 where the client broke off a COPY: its rows could not be read, or encoded.
+// copyFailed is the server's routine that reports 57014 if the client broke off a COPY: its rows could not be read or encoded.
 const copyFailed = "CopyGetData"
 
 // Advisory locks: a class for each use, and a key of a fixed hash (FNV-1a), never hashtext, which may change
-// from version to version. A collision only makes two names share a lock.
+// between versions. A collision only makes two names share a lock.
 const (
 	lockClassMigrate = 1802661486
 	lockClassFence   = 1802661488 // 1802661487 is the gap lock's, in migration 1
 	lockClassHold    = 1802661489
-	lockClassAttempt = 1802661490
+	lockClassSerial  = 1802661490
 )
 
 func lockKey(name string) int32 {
@@ -50,7 +52,7 @@ func lockKey(name string) int32 {
 	return int32(h.Sum32())
 }
 
-// orderedKey is the lock of a key that wants the order of commits: one of 64 bits, which is none of the above.
+// orderedKey is the lock of a key that requires the order of commits. It has 64 bits, so it is none of the above.
 func orderedKey(schema, topic, key string) int64 {
 	h := fnv.New64a()
 	for _, part := range []string{schema, topic, key} {
@@ -65,68 +67,78 @@ func pgError(err error) *pgconn.PgError {
 	return e
 }
 
-// violates tells whether err is a breach of this unique constraint.
+// violates reports whether err is a breach of this unique constraint.
 func violates(err error, constraint string) bool {
 	e := pgError(err)
 	return e != nil && e.Code == uniqueViolation && e.ConstraintName == constraint
 }
 
-// ours is how the server names one of Kinora's tables that is not there, or its schema.
-var ours = regexp.MustCompile(`\.(streams|events|outbox|markers|floors|generations|parked|attempts|inflight|runners|migrations)"`)
+// ours is how the server names one of Kinora's tables or functions, if it is not there.
+var ours = regexp.MustCompile(`\.(streams|events|outbox|markers|floors|generations|parked|holds|runners|doing|migrations)"|\.(un)?held\(`)
 
-// clear makes what a missing schema says plain.
+// clear adds ErrNotMigrated to the error of a missing schema, table or function.
 func clear(err error) error {
-	if e := pgError(err); e != nil && (e.Code == undefinedTable || e.Code == invalidSchemaName) && ours.MatchString(e.Message) {
-		return errors.Join(ErrNotMigrated, err)
+	e := pgError(err)
+	if e == nil {
+		return err
+	}
+	switch e.Code {
+	case undefinedTable, invalidSchemaName, undefinedFunction:
+		if ours.MatchString(e.Message) {
+			return errors.Join(ErrNotMigrated, err)
+		}
 	}
 	return err
 }
 
-// class says what to do about an error of a statement. Errors that are classed already keep their class.
+// class gives an error of a statement a class, unless it has one.
 func class(err error) error {
 	if err == nil {
 		return nil
 	}
-	if _, ok := errors.AsType[*projector.Error](err); ok {
+	if _, ok := errors.AsType[*provider.Error](err); ok {
 		return err
 	}
-	c, code := projector.UnknownClass, ""
+	c, code := provider.ClassUnknown, ""
 	switch e := pgError(err); {
-	case errors.Is(err, eventstore.ErrEventIDReused) && !violates(err, "events_id_key"): // which is of this moment alone
-		c, code = projector.PermanentClass, "event_id_reused"
+	case errors.Is(err, eventstore.ErrEventIDReused) && !violates(err, "events_id_key"): // that one may pass
+		c, code = provider.ClassPermanent, "event_id_reused"
 	case e != nil:
 		c, code = classOfState(e.Code), e.Code
-		if e.Code == queryCanceled && e.Routine == copyFailed {
-			c = projector.UnknownClass
+		switch {
+		case e.Code == queryCanceled && e.Routine == copyFailed:
+			c = provider.ClassUnknown
+		case e.Code == deadlockDetected:
+			code = provider.CodeDeadlock
 		}
 	case errors.Is(err, eventstore.ErrInvalid):
-		c, code = projector.PermanentClass, "invalid"
+		c, code = provider.ClassPermanent, "invalid"
 	case isNetwork(err):
-		c, code = projector.Transient, "network"
+		c, code = provider.ClassTransient, "network"
 	}
-	return &projector.Error{Class: c, Code: code, Err: clear(err)}
+	return &provider.Error{Class: c, Code: code, Err: clear(err)}
 }
 
-// classOfState follows docs/architecture.md: 40 (rollback), 55P03 (lock timeout), 53 (resources), 08
-// (connection) and 57 (operator) are the world's fault; 22 (data) never gets better.
-func classOfState(state string) projector.Class {
+// classOfState follows docs/architecture.md. 40 (rollback), 55P03 (lock timeout), 53 (resources), 08 (connection) and
+// 57 (operator) are not the message's fault; 22 (data) never gets better.
+func classOfState(state string) provider.Class {
 	switch {
 	case state == lockNotAvailable:
-		return projector.Transient
+		return provider.ClassTransient
 	case len(state) != 5:
-		return projector.UnknownClass
+		return provider.ClassUnknown
 	}
 	switch state[:2] {
 	case "40", "53", "08", "57":
-		return projector.Transient
+		return provider.ClassTransient
 	case "22":
-		return projector.PermanentClass
+		return provider.ClassPermanent
 	}
-	return projector.UnknownClass
+	return provider.ClassUnknown
 }
 
-// isNetwork tells whether the connection failed, not the statement. A caller's own deadline is neither, but
-// connecting has one of its own.
+// isNetwork reports whether the connection failed, and not the statement. A caller's own deadline is neither, but
+// connecting has a deadline of its own.
 func isNetwork(err error) bool {
 	if isConnect(err) {
 		return true
@@ -139,31 +151,30 @@ func isNetwork(err error) bool {
 		errors.Is(err, net.ErrClosed)
 }
 
-// ofHandler is an error of a handler's, whose unit's connection is in order: what looks like that of a network is of something else,
-// unless only PostgreSQL has it, as where the handler reads through a pool. A break that such a pool meets as it is (an unexpected EOF, a
-// reset), and that the unit's connection has not, is not told from that, and counts once.
+// ofHandler classes an error of a handler whose unit's connection is in order. An error that looks like that of a network is then
+// the handler's own, unless only PostgreSQL has it, such as when the handler reads through a pool. If such a pool breaks with
+// an unexpected EOF or a reset, that cannot be told apart, and counts once.
 func ofHandler(err error) error {
-	if _, ok := errors.AsType[*projector.Error](err); ok || err == nil || pgError(err) != nil || !isNetwork(err) ||
+	if _, ok := errors.AsType[*provider.Error](err); ok || err == nil || pgError(err) != nil || !isNetwork(err) ||
 		isConnect(err) || errors.Is(err, pgconn.ErrConnClosed) {
 		return err
 	}
-	return &projector.Error{Class: projector.UnknownClass, Err: err}
+	return &provider.Error{Class: provider.ClassUnknown, Err: err}
 }
 
-// unbegun is the class of an error from before a unit was under way: no message's fault.
-func unbegun(ctx context.Context, err error) error {
-	err = class(err)
-	if e, ok := errors.AsType[*projector.Error](err); ok && ctx.Err() == nil && e.Class != projector.Transient {
-		return &projector.Error{Class: projector.Transient, Code: e.Code, Err: e.Err}
+// ofOwn classes an error of a statement that is Kinora's own, or of getting a connection: it is not the message's fault. Only
+// what the server says about data (22) and limits (54) may be.
+func ofOwn(ctx context.Context, err error) error {
+	switch e := pgError(err); {
+	case e != nil && (strings.HasPrefix(e.Code, "22") || strings.HasPrefix(e.Code, "54")):
+		return class(err)
+	case e == nil && errors.Is(ctx.Err(), context.Canceled):
+		return &provider.Error{Class: provider.ClassShutdown, Err: err}
+	case e == nil && ctx.Err() != nil:
+		return &provider.Error{Class: provider.ClassTransient, Code: provider.CodeDeadline, Err: err}
 	}
-	return err
-}
-
-// isOwnTrouble tells whether the server refused statements of Kinora's own whatever the message, as err is that of one: only what
-// class 22 (data) says, and 54 (limits), may be the message's.
-func isOwnTrouble(err error) bool {
-	e := pgError(err)
-	return e != nil && !strings.HasPrefix(e.Code, "22") && !strings.HasPrefix(e.Code, "54")
+	of, _ := errors.AsType[*provider.Error](class(err))
+	return &provider.Error{Class: provider.ClassTransient, Code: of.Code, Err: of.Err}
 }
 
 func isConnect(err error) bool {
@@ -171,8 +182,8 @@ func isConnect(err error) bool {
 	return ok && !errors.Is(err, context.Canceled)
 }
 
-// maybeDone tells whether a statement may have been carried out although its reply is this error: it was sent,
-// and nobody who knows said that it failed. A FATAL error, or one of class 08, may be a pooler's, whose
+// maybeDone reports whether a statement may have been carried out although its reply is this error: it was sent,
+// and the server has not said that it failed. A FATAL error, or one of class 08, may be a pooler's whose
 // connection to the server broke. SafeToRetry is not believed of a closed connection: see docs/adr/0005.
 func maybeDone(err error) bool {
 	if err == nil || isConnect(err) {
@@ -184,10 +195,10 @@ func maybeDone(err error) bool {
 	return errors.Is(err, pgconn.ErrConnClosed) || !pgconn.SafeToRetry(err)
 }
 
-// inDoubt tells whether a unit may have been committed although err is what its commit met.
+// inDoubt reports whether a unit may have been committed although its commit failed with err.
 func inDoubt(err error) bool { return !endedIdle(err) && maybeDone(err) }
 
-// endedIdle tells whether the server ended the session before the commit.
+// endedIdle reports whether the server ended the session before the commit.
 func endedIdle(err error) bool {
 	e := pgError(err)
 	return e != nil && (e.Code == idleInTransaction || e.Code == transactionTooLong)

@@ -1,6 +1,11 @@
 package postgres
 
-import "context"
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/provider"
+)
 
 // LockKey is the key of an advisory lock, for tests that take one from outside.
 var LockKey = lockKey
@@ -19,3 +24,11 @@ func NewNotifier(send func(context.Context)) *notifier { return &notifier{send: 
 
 func (n *notifier) Ask()   { n.ask() }
 func (n *notifier) Close() { n.close() }
+
+// BeginDryRun, Changes and End are a dry run, for tests of what it shows.
+func (db *DB) BeginDryRun(ctx context.Context) (*dryRun, error) { return db.beginDryRun(ctx) }
+
+func (d *dryRun) Changes(ctx context.Context, tx pgx.Tx) ([]provider.Change, error) {
+	return d.changes(ctx, tx)
+}
+func (d *dryRun) End(ctx context.Context) { d.end(ctx) }

@@ -49,7 +49,8 @@ const (
 	requeueSQL = `
 with ck as materialized (select clock_timestamp() t),
 picked as materialized (
-	select o.id from kinora.outbox o where o.stuck and o.status in ('failed', 'abandoned') and` + filtered + `
+	select o.id from kinora.outbox o where o.stuck and o.status in ('failed', 'abandoned')
+		and ($9::bigint <= 0 or o.last_attempt_at is null or ` + readable + `) and` + filtered + `
 	order by o.id limit $8::bigint for update),
 stale as materialized (
 	select count(*) as n from kinora.outbox o, ck
@@ -66,7 +67,7 @@ with ck as materialized (select clock_timestamp() t),
 found as materialized (
 	select o.id from (` + skippable + `) o order by o.id limit $8::bigint),
 picked as materialized (
-	select o.id from kinora.outbox o where o.id = any(array(select id from found)) and o.status in ('pending', 'failed', 'held', 'abandoned')
+	select o.id from kinora.outbox o where o.id = any(array(select id from found)) and (o.status in ('pending', 'failed', 'held', 'abandoned') or ` + endless + `)
 	order by o.id for update),
 changed as (
 	update kinora.outbox o set status = 'skipped', open = false, held = false, stuck = false, next_attempt_at = ck.t
@@ -74,9 +75,13 @@ changed as (
 	returning o.topic, o.key)` + changedLanes
 
 	skippable = `
-	(select o.id from kinora.outbox o where o.open and o.id > 0 and o.status in ('pending', 'failed') and` + filtered + listLimit + `)
+	(select o.id from kinora.outbox o where o.open and o.id > 0 and (o.status in ('pending', 'failed') or ` + endless + `) and` + filtered + listLimit + `)
 	union all
 	(select o.id from kinora.outbox o where o.held and o.id > 0 and` + filtered + listLimit + `)`
+
+	// Times that other writers left: see outbox.Entry.Malformed.
+	readable = `o.last_attempt_at >= '0001-01-01 00:00:00+00' and o.last_attempt_at < '10000-01-01 00:00:00+00'`
+	endless  = `o.status = 'claimed' and o.next_attempt_at >= '10000-01-01 00:00:00+00'`
 
 	changedLanes = `
 select topic, key, count(*) from changed group by topic, key`

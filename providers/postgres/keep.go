@@ -183,7 +183,8 @@ func (db *DB) inTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 const deleteLook = 2000 // entries that one call looks at
 
 // A published or skipped entry changes no more: what was looked at may be deleted, but for what another relay is
-// deleting at this moment. Where all were created later than the shorter time, nothing after them is old enough.
+// deleting at this moment. If all were created later than the shorter time, nothing after them is old enough. Rows with a
+// creation time in the future, which other writers left, do not count for that.
 const deleteEntriesSQL = `
 with ck as materialized (select clock_timestamp() t),
 keep as materialized (
@@ -200,7 +201,7 @@ deleted as (
 		order by o.id for update skip locked))
 	returning id)
 select (select count(*) from deleted), case
-	when count(*) = $2::bigint and min(created_at) <= (select case when $3::bigint > 0 then greatest(published, skipped) else skipped end from keep) then max(id)
+	when count(*) = $2::bigint and coalesce(min(created_at) filter (where created_at <= (select t from ck)), '-infinity') <= (select case when $3::bigint > 0 then greatest(published, skipped) else skipped end from keep) then max(id)
 	else 0 end
 from looked`
 

@@ -11,9 +11,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/pgtest"
-	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
 	"github.com/stretchr/testify/require"
@@ -136,11 +135,11 @@ func TestAPoolersFatalAnswerIsNotTheServersWord(t *testing.T) {
 	require.Equal(t, 2, count(t, direct, `select count(*) from kinora.events`))
 
 	proxy.LoseReply(isCommit)
-	work := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "m"}}}
-	err = db.Do(t.Context(), work, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+	work := marked("m")
+	err = do(t.Context(), db, work, func(ctx context.Context, tx pgx.Tx) ([]outbox.Message, error) {
 		return nil, add(ctx, tx, "k", 1)
 	})
-	require.Equal(t, projector.Ambiguous, projector.ClassOf(err), "%v", err)
+	require.Equal(t, provider.ClassAmbiguous, provider.ClassOf(err), "%v", err)
 	require.Equal(t, 2, proxy.Lost())
 }
 
@@ -150,9 +149,9 @@ func TestRoundTrips(t *testing.T) {
 	proxy, db, _ := throughProxy(t)
 	n := 0
 	stream := func() string { n++; return fmt.Sprintf("a-%d", n) }
-	unit := func() projector.Work {
+	unit := func() provider.Unit {
 		n++
-		return projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: fmt.Sprint(n)}}}
+		return marked(fmt.Sprint(n))
 	}
 	for name, c := range map[string]struct {
 		trips int
@@ -171,17 +170,17 @@ func TestRoundTrips(t *testing.T) {
 			return err
 		}},
 		"a unit with a marker and one statement: begin with the marker, statement, commit": {3, func() error {
-			return db.Do(t.Context(), unit(), func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+			return do(t.Context(), db, unit(), func(ctx context.Context, tx pgx.Tx) ([]outbox.Message, error) {
 				return nil, add(ctx, tx, "k", 1)
 			})
 		}},
 		"a unit without markers": {3, func() error {
-			return db.Do(t.Context(), projector.Work{Projector: "p"}, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+			return do(t.Context(), db, provider.Unit{Projector: "p"}, func(ctx context.Context, tx pgx.Tx) ([]outbox.Message, error) {
 				return nil, add(ctx, tx, "k", 1)
 			})
 		}},
 		"a unit that only writes, markers, output and commit included": {1, func() error {
-			return db.Batched().Do(t.Context(), unit(), func(_ context.Context, b *pgx.Batch, _ []int) ([]outbox.Message, error) {
+			return queue(t.Context(), db, unit(), func(_ context.Context, b *pgx.Batch) ([]outbox.Message, error) {
 				b.Queue(addSQL, "k", 1)
 				return []outbox.Message{{Topic: "t"}}, nil
 			})
@@ -201,15 +200,15 @@ func isCommit(kind byte, body []byte) bool {
 func TestUnitWhoseCommitsReplyIsLostIsAmbiguousAndTakesEffectOnce(t *testing.T) {
 	t.Parallel()
 	proxy, db, direct := throughProxy(t)
-	work := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "m"}}}
-	apply := func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+	work := marked("m")
+	apply := func(ctx context.Context, tx pgx.Tx) ([]outbox.Message, error) {
 		return nil, add(ctx, tx, "k", 1)
 	}
 	proxy.LoseReply(isCommit)
-	err := db.Do(t.Context(), work, apply)
-	require.Equal(t, projector.Ambiguous, projector.ClassOf(err), "%v", err)
+	err := do(t.Context(), db, work, apply)
+	require.Equal(t, provider.ClassAmbiguous, provider.ClassOf(err), "%v", err)
 	require.Equal(t, 1, proxy.Lost())
-	require.NoError(t, db.Do(t.Context(), work, apply), "redelivered, the marker decides")
+	require.NoError(t, do(t.Context(), db, work, apply), "redelivered, the marker decides")
 	require.Equal(t, 1, count(t, direct, `select n from totals where key = 'k'`))
 }
 
@@ -217,8 +216,8 @@ func TestBatchedUnitWhoseReplyIsLostIsAmbiguousAndTakesEffectOnce(t *testing.T) 
 	t.Parallel()
 	proxy, db, direct := throughProxy(t)
 	do := func(id string) error {
-		work := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: id}}}
-		return db.Batched().Do(t.Context(), work, func(_ context.Context, b *pgx.Batch, _ []int) ([]outbox.Message, error) {
+		work := marked(id)
+		return queue(t.Context(), db, work, func(_ context.Context, b *pgx.Batch) ([]outbox.Message, error) {
 			b.Queue(addSQL, "k", 1)
 			return nil, nil
 		})
@@ -226,7 +225,7 @@ func TestBatchedUnitWhoseReplyIsLostIsAmbiguousAndTakesEffectOnce(t *testing.T) 
 	require.NoError(t, do("first")) // so that the statements are prepared
 	proxy.LoseReply(func(kind byte, _ []byte) bool { return kind == 'B' })
 	err := do("m")
-	require.Equal(t, projector.Ambiguous, projector.ClassOf(err), "%v", err)
+	require.Equal(t, provider.ClassAmbiguous, provider.ClassOf(err), "%v", err)
 	require.NoError(t, do("m"))
 	require.Equal(t, 2, count(t, direct, `select n from totals where key = 'k'`))
 }

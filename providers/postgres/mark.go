@@ -84,59 +84,79 @@ returning o.id`
 // anyHeld is looked up once, and saves each lane its own look where nothing is held.
 const anyHeld = `(select h.id from kinora.outbox h where h.held and h.id > 0 order by h.id limit 1) is not null`
 
-// MarkEntries implements outbox.Store: one statement, or where that finds that something is held, another one.
+// MarkEntries implements outbox.Store: one statement, or two if entries are published and something is held.
 func (db *DB) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int64, err error) {
 	if err := outbox.CheckMarks(marks); err != nil {
 		return nil, err
 	}
-	undone := make(map[int64]bool, len(marks))
-	var first []outbox.Mark
-	for _, m := range marks {
-		if undone[m.Seq] {
-			late = append(late, m.Seq) // the first mark ends the claim that the second one names
-			continue
-		}
-		undone[m.Seq] = true
-		first = append(first, m)
-	}
-	if dropped(first) {
-		if err := db.mark(ctx, undone, dropEntriesSQL, column(first, func(m outbox.Mark) int64 { return m.Seq }), uuid.UUID(first[0].Token)); err != nil {
+	if seqs := dropped(marks); len(seqs) > 0 {
+		done, err := db.mark(ctx, dropEntriesSQL, seqs, uuid.UUID(marks[0].Token))
+		switch {
+		case err != nil:
 			return nil, err
-		}
-		left := slices.DeleteFunc(slices.Clone(first), func(m outbox.Mark) bool { return !undone[m.Seq] })
-		none := len(left) == len(first) // something is held, or all are late; else what is left is late
-		if first = left; !none {
-			return append(late, column(left, func(m outbox.Mark) int64 { return m.Seq })...), nil
-		}
+		case len(done) == len(seqs):
+			return nil, nil
+		case len(done) > 0:
+			return without(seqs, done), nil
+		} // else something is held, or all are late
 	}
-	if len(first) > 0 {
-		err := db.mark(ctx, undone, markEntriesSQL,
-			column(first, func(m outbox.Mark) int64 { return m.Seq }),
-			column(first, func(m outbox.Mark) uuid.UUID { return uuid.UUID(m.Token) }),
-			column(first, func(m outbox.Mark) string { return string(m.To) }),
-			column(first, func(m outbox.Mark) int64 { return m.After.Microseconds() }),
-			column(first, func(m outbox.Mark) string { return m.Error }),
-			column(first, func(m outbox.Mark) bool { return m.Drop }))
-		if err != nil {
-			return nil, err
-		}
+	first, late := distinct(marks)
+	if len(first) == 0 {
+		return late, nil
 	}
-	for _, m := range first {
-		if undone[m.Seq] {
-			late = append(late, m.Seq)
-		}
+	seqs := column(first, func(m outbox.Mark) int64 { return m.Seq })
+	done, err := db.mark(ctx, markEntriesSQL, seqs,
+		column(first, func(m outbox.Mark) uuid.UUID { return uuid.UUID(m.Token) }),
+		column(first, func(m outbox.Mark) string { return string(m.To) }),
+		column(first, func(m outbox.Mark) int64 { return m.After.Microseconds() }),
+		column(first, func(m outbox.Mark) string { return m.Error }),
+		column(first, func(m outbox.Mark) bool { return m.Drop }))
+	if err != nil {
+		return nil, err
+	}
+	if len(done) < len(seqs) {
+		late = append(late, without(seqs, done)...)
 	}
 	return late, nil
 }
 
-// dropped tells whether marks are those of entries of one claim, all published and not kept.
-func dropped(marks []outbox.Mark) bool {
+// dropped returns the Seqs of marks if all of them delete published entries of one claim, in order of Seq. Otherwise it
+// returns nil.
+func dropped(marks []outbox.Mark) []int64 {
+	seqs := make([]int64, len(marks))
+	for i, m := range marks {
+		if !m.Drop || m.Token != marks[0].Token || i > 0 && m.Seq <= seqs[i-1] {
+			return nil
+		}
+		seqs[i] = m.Seq
+	}
+	return seqs
+}
+
+// distinct returns the first mark of each entry, and the Seqs of the others: they are late, since the first mark ends
+// the claim.
+func distinct(marks []outbox.Mark) (first []outbox.Mark, late []int64) {
+	seen := make(map[int64]bool, len(marks))
 	for _, m := range marks {
-		if !m.Drop || m.Token != marks[0].Token {
-			return false
+		if seen[m.Seq] {
+			late = append(late, m.Seq)
+			continue
+		}
+		seen[m.Seq] = true
+		first = append(first, m)
+	}
+	return first, late
+}
+
+// without returns the seqs that are not in done.
+func without(seqs, done []int64) (rest []int64) {
+	slices.Sort(done)
+	for _, seq := range seqs {
+		if _, ok := slices.BinarySearch(done, seq); !ok {
+			rest = append(rest, seq)
 		}
 	}
-	return len(marks) > 0
+	return rest
 }
 
 func column[T any](marks []outbox.Mark, of func(outbox.Mark) T) []T {
@@ -147,18 +167,19 @@ func column[T any](marks []outbox.Mark, of func(outbox.Mark) T) []T {
 	return all
 }
 
-// mark runs a statement that returns the ids that it changed.
-func (db *DB) mark(ctx context.Context, undone map[int64]bool, sql string, args ...any) error {
+// mark runs a statement that returns the ids that it changed. The first argument has the ids that it may change.
+func (db *DB) mark(ctx context.Context, sql string, seqs []int64, args ...any) (done []int64, err error) {
 	crash.Point("mark: before")
-	rows, _ := db.pool.Query(ctx, db.q(sql), append([]any{planned}, args...)...) // whose error the rows have as well
+	rows, _ := db.pool.Query(ctx, db.q(sql), append([]any{planned, seqs}, args...)...) // the rows have its error as well
+	done = make([]int64, 0, len(seqs))
 	var id int64
-	_, err := pgx.ForEachRow(rows, []any{&id}, func() error {
-		undone[id] = false
+	_, err = pgx.ForEachRow(rows, []any{&id}, func() error {
+		done = append(done, id)
 		return nil
 	})
 	crash.Point("mark: after")
 	if err != nil {
-		return fmt.Errorf("mark entries: %w", clear(err))
+		return nil, fmt.Errorf("mark entries: %w", clear(err))
 	}
-	return nil
+	return done, nil
 }

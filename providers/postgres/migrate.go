@@ -58,18 +58,11 @@ func (db *DB) Migrate(ctx context.Context) error {
 	// One connection holds an advisory lock in a transaction while goose works on another. Both are made for
 	// this, so that a borrowed pool of one connection cannot wait for itself.
 	of := db.pool.Config()
-	config, err := connConfig(ctx, of)
-	if err != nil {
-		return fmt.Errorf("migrate: %w", err)
-	}
-	conn, err := pgx.ConnectConfig(ctx, config.Copy())
+	conn, err := connect(ctx, of)
 	if err != nil {
 		return fmt.Errorf("migrate: %w", err)
 	}
 	defer shut(ctx, conn)
-	if err := settle(ctx, of, conn); err != nil {
-		return fmt.Errorf("migrate: %w", err)
-	}
 	tx, err := conn.Begin(ctx)
 	if err != nil {
 		return fmt.Errorf("migrate: %w", err)
@@ -78,7 +71,7 @@ func (db *DB) Migrate(ctx context.Context) error {
 	if _, err := tx.Exec(ctx, lockMigrationSQL, lockClassMigrate, lockKey(db.cfg.Schema)); err != nil {
 		return fmt.Errorf("migrate: lock: %w", err)
 	}
-	pool := stdlib.OpenDB(*config.Copy(), stdlib.OptionAfterConnect(func(ctx context.Context, conn *pgx.Conn) error {
+	pool := stdlib.OpenDB(*conn.Config(), stdlib.OptionAfterConnect(func(ctx context.Context, conn *pgx.Conn) error {
 		return settle(ctx, of, conn)
 	}))
 	defer func() { _ = pool.Close() }()

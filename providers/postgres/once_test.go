@@ -12,9 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/pgtest"
-	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
 	"github.com/stretchr/testify/require"
@@ -49,47 +48,26 @@ func TestAStaleVersionIsAConflict(t *testing.T) {
 	require.Equal(t, 1, count(t, db, `select count(*) from kinora.streams`))
 }
 
-// In one round trip nothing gates the handler's statements but an error of the marker's.
-func TestBatchedUnitsApplyOnce(t *testing.T) {
-	t.Parallel()
-	db := postgrestest.Open(t, nil, totals)
-	var all sync.WaitGroup
-	for range 50 {
-		all.Go(func() {
-			work := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "m"}}}
-			err := db.Batched().Do(t.Context(), work, func(_ context.Context, b *pgx.Batch, _ []int) ([]outbox.Message, error) {
-				b.Queue(addSQL, "k", 1)
-				return nil, nil
-			})
-			if err != nil && projector.ClassOf(err) != projector.Transient {
-				t.Error(err)
-			}
-		})
-	}
-	all.Wait()
-	require.Equal(t, 1, count(t, db, `select n from totals where key = 'k'`))
-}
-
 // A handler that goes on after an SQL error would see COMMIT answer ROLLBACK, and no error.
 func TestASwallowedSQLErrorIsAnError(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil, totals)
-	err := db.Do(t.Context(), projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "m"}}},
-		func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+	err := do(t.Context(), db, marked("m"),
+		func(ctx context.Context, tx pgx.Tx) ([]outbox.Message, error) {
 			require.NoError(t, add(ctx, tx, "k", 1))
 			_, _ = tx.Exec(ctx, "select 1/0")
 			return nil, nil
 		})
-	var e *projector.Error
+	var e *provider.Error
 	require.ErrorAs(t, err, &e)
-	require.Equal(t, []any{projector.UnknownClass, "25P02"}, []any{e.Class, e.Code})
+	require.Equal(t, []any{provider.ClassUnknown, "25P02"}, []any{e.Class, e.Code})
 	require.Zero(t, count(t, db, `select count(*) from kinora.markers`))
 }
 
 func TestAHandlersCommitAndRollbackAreRefused(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil, totals)
-	err := db.Do(t.Context(), projector.Work{Projector: "p"}, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+	err := do(t.Context(), db, provider.Unit{Projector: "p"}, func(ctx context.Context, tx pgx.Tx) ([]outbox.Message, error) {
 		require.ErrorIs(t, tx.Commit(ctx), postgres.ErrHeld)
 		require.ErrorIs(t, tx.Rollback(ctx), postgres.ErrHeld)
 		for _, sql := range []string{"commit", " ROLLBACK and chain", "end", "abort", "prepare transaction 'x'"} {
@@ -114,7 +92,7 @@ func TestUnitsRunAtReadCommittedWhateverTheDefault(t *testing.T) {
 	t.Parallel()
 	db := borrowed(t, nil, postgrestest.DSN(t, nil, totals)+"&default_transaction_isolation=serializable")
 	require.ErrorIs(t, db.Ready(t.Context()), postgres.ErrIsolation, "what runs outside of a unit cannot set it")
-	require.NoError(t, db.Do(t.Context(), projector.Work{Projector: "p"}, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+	require.NoError(t, do(t.Context(), db, provider.Unit{Projector: "p"}, func(ctx context.Context, tx pgx.Tx) ([]outbox.Message, error) {
 		var level string
 		err := tx.QueryRow(ctx, "show transaction_isolation").Scan(&level)
 		require.Equal(t, "read committed", level)
@@ -137,8 +115,8 @@ func TestPoolOfOneConnection(t *testing.T) {
 	var all sync.WaitGroup
 	for i := range 20 {
 		all.Go(func() {
-			work := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: fmt.Sprint(i % 5)}}}
-			if err := db.Do(t.Context(), work, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+			work := marked(fmt.Sprint(i % 5))
+			if err := do(t.Context(), db, work, func(ctx context.Context, tx pgx.Tx) ([]outbox.Message, error) {
 				return []outbox.Message{{Topic: "t"}}, add(ctx, tx, "k", 1)
 			}); err != nil {
 				t.Error(err)
@@ -195,7 +173,7 @@ func TestMigrationSQLByHand(t *testing.T) {
 	defer db.Close()
 	_, err = db.Append(t.Context(), "a-1", eventstore.NoStream, drafts(t, 1))
 	require.ErrorIs(t, err, postgres.ErrNotMigrated)
-	require.ErrorIs(t, db.Do(t.Context(), projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "1"}}}, nil), postgres.ErrNotMigrated)
+	require.ErrorIs(t, do(t.Context(), db, marked("1"), nil), postgres.ErrNotMigrated)
 	_, err = db.StatusCounts(t.Context())
 	require.ErrorIs(t, err, postgres.ErrNotMigrated)
 	require.ErrorIs(t, db.Ready(t.Context()), postgres.ErrNotMigrated)
@@ -259,8 +237,8 @@ func TestNewRefuses(t *testing.T) {
 func TestHandlersKeepTheOperatorsLockTimeout(t *testing.T) {
 	t.Parallel()
 	db := borrowed(t, nil, postgrestest.DSN(t, nil)+"&lock_timeout=3s")
-	work := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "1"}}}
-	require.NoError(t, db.Do(t.Context(), work, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+	work := marked("1")
+	require.NoError(t, do(t.Context(), db, work, func(ctx context.Context, tx pgx.Tx) ([]outbox.Message, error) {
 		var limit string
 		err := tx.QueryRow(ctx, "show lock_timeout").Scan(&limit)
 		require.Equal(t, "3s", limit)

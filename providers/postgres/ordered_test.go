@@ -6,9 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
 	"github.com/stretchr/testify/require"
@@ -18,16 +16,16 @@ import (
 // come first.
 func TestAnOrderedKeyFollowsTheOrderOfCommits(t *testing.T) {
 	t.Parallel()
-	work := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "m"}}}
+	work := marked("m")
 	second := map[string]func(ctx context.Context, db *postgres.DB, m outbox.Message) error{
 		"enqueue": func(ctx context.Context, db *postgres.DB, m outbox.Message) error {
 			return pgx.BeginFunc(ctx, db.Pool(), func(tx pgx.Tx) error { return db.InTx(tx).Enqueue(ctx, m) })
 		},
 		"a handler's output": func(ctx context.Context, db *postgres.DB, m outbox.Message) error {
-			return db.Do(ctx, work, func(context.Context, pgx.Tx, []int) ([]outbox.Message, error) { return []outbox.Message{m}, nil })
+			return do(ctx, db, work, func(context.Context, pgx.Tx) ([]outbox.Message, error) { return []outbox.Message{m}, nil })
 		},
 		"in one round trip": func(ctx context.Context, db *postgres.DB, m outbox.Message) error {
-			return db.Batched().Do(ctx, work, func(context.Context, *pgx.Batch, []int) ([]outbox.Message, error) { return []outbox.Message{m}, nil })
+			return queue(ctx, db, work, func(context.Context, *pgx.Batch) ([]outbox.Message, error) { return []outbox.Message{m}, nil })
 		},
 	}
 	for name, enqueue := range second {

@@ -3,39 +3,22 @@ package postgres
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/provider"
 )
 
-const parkSQL = `
-insert into kinora.parked (projector, handler, message_id, topic, key, payload, headers, class, code, attempts, message_hash,
-	key_hash, type, holds, version, message_raw, key_raw)
-values ($1::text, $2::text, $3::text, $4::text, $5::text, $6::bytea, $7::bytea, $8::text, $9::text, $10::int, $11::bytea,
-	$12::bytea, $13::text, $14::boolean, $15::text, $16::bytea, $17::bytea)
-on conflict (message_hash, handler, projector) where state <> 'replayed' and message_hash <> '' do nothing`
-
-func parkArgs(p projector.Parked) ([]any, error) {
-	h, err := headersJSON(p.Headers)
-	if err != nil {
-		return nil, fmt.Errorf("park: %w", err)
-	}
-	payload := p.Payload
-	if payload == nil {
-		payload = []byte{}
-	}
-	// What is parked may be anything: text that PostgreSQL refuses must not keep it from being set aside. Id and key are kept as
-	// they came, which a replay goes by. Of the headers, NUL is kept, and what is no UTF-8 is replaced.
-	return []any{p.Projector, p.Handler, storable(p.MessageID), storable(p.Topic), storable(p.Key), payload, []byte(h),
-		p.Class.String(), storable(p.Code), p.Attempts, hashOf(p.MessageID), hashOf(p.Key), storable(p.Type), p.Holds, storable(p.Version),
-		rawOf(p.MessageID), rawOf(p.Key)}, nil
-}
-
-// hashOf tells ids apart, and keys, that are the same once they are storable. It is empty for none.
+// hashOf is what an index has for an id, which may be long. It is empty for no id.
 func hashOf(id string) []byte {
 	if id == "" {
 		return []byte{}
@@ -44,33 +27,142 @@ func hashOf(id string) []byte {
 	return h[:]
 }
 
+// encoded begins a text that holds bytes in base64.
+const encoded = "\uFFFD"
+
+// storable is a text for s that PostgreSQL stores: s itself, or its bytes in base64 if they are no UTF-8 or have a NUL.
 func storable(s string) string {
-	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
+	if utf8.ValidString(s) && !strings.Contains(s, "\x00") && !strings.HasPrefix(s, encoded) {
+		return s
+	}
+	return encoded + base64.StdEncoding.EncodeToString([]byte(s))
 }
 
-// rawOf is what storable would change, else nil.
-func rawOf(s string) []byte {
-	if storable(s) == s {
-		return nil
+// original is the inverse of storable.
+func original(s string) string {
+	if text, ok := strings.CutPrefix(s, encoded); ok {
+		if b, err := base64.StdEncoding.DecodeString(text); err == nil {
+			return string(b)
+		}
 	}
-	return []byte(s)
+	return s
+}
+
+// inHeaders changes each name and each value.
+func inHeaders(h map[string]string, to func(string) string) map[string]string {
+	changed := make(map[string]string, len(h))
+	for k, v := range h {
+		changed[to(k)] = to(v)
+	}
+	return changed
 }
 
 const (
-	parkedColumns = `p.id, p.projector, p.handler, p.message_id, p.message_raw, p.topic, p.key, p.key_raw, p.type, p.holds, p.payload, p.headers, p.class, p.code,
-	p.attempts, p.version, p.parked_at, p.state, p.resolved_at, p.resolved_by, p.reason`
+	parkedColumns = `p.id, p.projector, p.handler, p.handlers, p.message_id, p.topic, p.key, p.lane, p.type, p.payload, p.headers,
+	p.class, p.code, p.attempts, p.version, p.parked_at, p.state, p.resolved_at, p.resolved_by, p.reason`
 
-	// What a filter picks; $1 to $7 are its arguments everywhere, and $8 is the limit.
-	parkedFilter = `
-	p.handler >= '' and ($1::text = '' or p.projector = $1::text) and ($2::text = '' or p.handler = $2::text)
-	and ($3::bytea = '' or p.key_hash = $3::bytea) and ($4::text is null or p.class = $4::text) and ($5::text = '' or p.code = $5::text)
-	and ($6::bigint[] is null or p.id = any($6::bigint[])) and p.id > $7::bigint`
+	// Of each lane whose time has come: its first message, or all up to the limit while they are held. Each lane costs the same,
+	// however many others there are and however long it is.
+	dueSQL = `
+with ck as materialized (select clock_timestamp() t),
+h as materialized (
+	select n.projector, n.o, h.lane, h.due_at from ck, unnest($1::text[]) with ordinality n(projector, o), lateral (
+		select lane, due_at from kinora.holds
+		where holds.projector = n.projector and due_at > '-infinity' and due_at <= ck.t order by due_at limit $2::bigint) h)` + dueOfLanes
 
-	parkedSQL = `select ` + parkedColumns + ` from kinora.parked p where p.state = $9::text and ` + parkedFilter + `
-	order by p.id limit $8::bigint`
+	dueInLanesSQL = `
+with ck as materialized (select clock_timestamp() t),
+h as materialized (
+	select n.projector, n.o, h.lane, h.due_at from ck, unnest($1::text[]) with ordinality n(projector, o), lateral (
+		select h.lane, h.due_at from unnest($4::bytea[]) l(lane), lateral (
+			select lane, due_at from kinora.holds
+			where holds.projector = n.projector and holds.lane = l.lane and due_at <= ck.t limit 1) h
+		order by h.due_at limit $2::bigint) h)` + dueOfLanes
+
+	dueOfLanes = `
+select ` + parkedColumns + `, h.due_at from h, lateral (
+	select id from (
+		select id, state, row_number() over o as n, count(*) filter (where class <> 'held' or state <> 'waiting') over o as counted
+		from (
+			select id, class, state from kinora.parked
+			where parked.projector = h.projector and parked.lane = h.lane and parked.lane <> '' and state in ('waiting', 'stuck')
+			order by id limit $3::bigint) f
+		window o as (order by id)) f
+	where f.counted = 0 or f.n = 1 and f.state = 'waiting') f, lateral (select * from kinora.parked where id = f.id limit 1) p
+order by h.o, h.due_at, h.lane, p.id`
 )
 
-func parkedArgs(f projector.ParkedFilter, limit int64) []any {
+// Due implements provider.Parking.
+func (db *DB) Due(ctx context.Context, f provider.DueFilter) ([]provider.Parked, error) {
+	sql, args := dueSQL, []any{planned, orEmpty(f.Projectors), max(f.Keys, 0), max(f.Each, 1)}
+	if f.Lanes != nil {
+		sql, args = dueInLanesSQL, append(args, each(f.Lanes, func(l *provider.Lane) []byte { return l[:] }))
+	}
+	rows, err := db.pool.Query(ctx, db.q(sql), args...)
+	if err == nil {
+		var list []provider.Parked
+		if list, err = pgx.CollectRows(rows, scanParked); err == nil {
+			return list, nil
+		}
+	}
+	return nil, ofOwn(ctx, fmt.Errorf("list what is due: %w", err))
+}
+
+const trySQL = `
+with ck as materialized (select clock_timestamp() t),
+h as materialized (
+	select 1 from ck, lateral (
+		select from kinora.holds where projector = $1::text and lane = $2::bytea and due_at <= ck.t limit 1 for update skip locked) h),
+p as (
+	update kinora.parked set attempts = attempts + case when $6::int < 0 or attempts < $6::int then 1 else 0 end,
+		state = case when $6::int < 0 or attempts < $6::int then 'waiting' else 'stuck' end
+	where id = $3::bigint and attempts = $4::int and handlers = $5::text[] and state = 'waiting' and exists (select from h) and id = (
+		select id from kinora.parked
+		where projector = $1::text and lane = $2::bytea and lane <> '' and state in ('waiting', 'stuck') order by id limit 1)
+	returning state),
+put as (
+	update kinora.holds set due_at = case when p.state = 'stuck' then 'infinity' else ck.t + $7::bigint * interval '1 microsecond' end
+	from ck, p where projector = $1::text and lane = $2::bytea)
+select state from p`
+
+// Try implements provider.Parking.
+func (db *DB) Try(ctx context.Context, p provider.Parked, limit int, again time.Duration) (bool, error) {
+	var state string
+	crash.Point("try parked: before")
+	err := db.pool.QueryRow(ctx, db.q(trySQL), planned, p.Projector, p.Lane[:], p.Seq, p.Attempts, orEmpty(p.Handlers), bounded(limit), again.Microseconds()).Scan(&state)
+	crash.Point("try parked: after")
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return false, ofOwn(ctx, fmt.Errorf("count a try of a parked message: %w", err))
+	}
+	return state == provider.StateWaiting.String(), nil
+}
+
+// bounded is a limit that the server has a number for.
+func bounded(limit int) int { return min(limit, math.MaxInt32) }
+
+// orEmpty is a list that is not null to the server.
+func orEmpty[T any](list []T) []T {
+	if list == nil {
+		return []T{}
+	}
+	return list
+}
+
+const (
+	// What a filter selects; $1 to $9 are its arguments everywhere, and $10 is the limit.
+	parkedFilter = `
+	p.id > 0 and ($1::text = '' or p.projector = $1::text) and ($2::text = '' or p.handler = $2::text)
+	and ($3::text = '' or p.key = $3::text) and ($4::text is null or p.class = $4::text) and ($5::text = '' or p.code = $5::text)
+	and ($6::text[] is null or p.type = any($6::text[])) and p.state = any($7::text[])
+	and ($8::bigint[] is null or p.id = any($8::bigint[])) and p.id > $9::bigint`
+
+	parkedSQL = `
+select ` + parkedColumns + `, case when p.state in ('waiting', 'stuck') then (
+	select due_at from kinora.holds h where h.projector = p.projector and h.lane = p.lane limit 1) end
+from kinora.parked p where ` + parkedFilter + ` order by p.id limit $10::bigint`
+)
+
+func parkedArgs(f provider.ParkedFilter, limit int64) []any {
 	if f.Limit > 0 {
 		limit = int64(f.Limit)
 	}
@@ -79,15 +171,26 @@ func parkedArgs(f projector.ParkedFilter, limit int64) []any {
 		name := f.Class.String()
 		class = &name
 	}
-	return []any{f.Projector, f.Handler, hashOf(f.Key), class, storable(f.Code), f.Seqs, f.After, limit}
+	states := f.States
+	if states == nil {
+		states = open
+	}
+	types := f.Types
+	if types != nil {
+		types = each(f.Types, func(s *string) string { return storable(*s) })
+	}
+	return []any{planned, f.Projector, f.Handler, storable(f.Key), class, storable(f.Code), types,
+		each(states, func(s *provider.ParkedState) string { return s.String() }), f.Seqs, f.After, limit}
 }
 
-// ParkedMessages implements projector.ParkedInspector.
-func (db *DB) ParkedMessages(ctx context.Context, f projector.ParkedFilter) ([]projector.Parked, error) {
-	args := append([]any{planned}, parkedArgs(f, 100)...)
-	rows, err := db.pool.Query(ctx, db.q(parkedSQL), append(args, f.State.String())...)
+// open are the states of messages that are not resolved.
+var open = []provider.ParkedState{provider.StateWaiting, provider.StateStuck}
+
+// Parked implements provider.Parking.
+func (db *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.Parked, error) {
+	rows, err := db.pool.Query(ctx, db.q(parkedSQL), parkedArgs(f, 100)...)
 	if err == nil {
-		var list []projector.Parked
+		var list []provider.Parked
 		if list, err = pgx.CollectRows(rows, scanParked); err == nil {
 			return list, nil
 		}
@@ -95,45 +198,45 @@ func (db *DB) ParkedMessages(ctx context.Context, f projector.ParkedFilter) ([]p
 	return nil, fmt.Errorf("list parked messages: %w", clear(err))
 }
 
-const parkedCountSQL = `select count(*) from kinora.parked where state = 'parked' and handler >= '' and ($1::text = '' or projector = $1::text)`
+const parkedCountSQL = `
+select count(*) from kinora.parked where state in ('waiting', 'stuck') and id > 0 and ($1::text = '' or projector = $1::text)`
 
-// ParkedCount implements projector.ParkedInspector.
-func (db *DB) ParkedCount(ctx context.Context, name string) (n int64, err error) {
-	if err := db.pool.QueryRow(ctx, db.q(parkedCountSQL), name).Scan(&n); err != nil {
+// ParkedCount is the number of messages of a projector that are waiting or stuck; of all projectors if its name is empty.
+func (db *DB) ParkedCount(ctx context.Context, projector string) (n int64, err error) {
+	if err := db.pool.QueryRow(ctx, db.q(parkedCountSQL), planned, projector).Scan(&n); err != nil {
 		return 0, fmt.Errorf("count parked messages: %w", clear(err))
 	}
 	return n, nil
 }
 
-func scanParked(row pgx.CollectableRow) (projector.Parked, error) {
-	var p projector.Parked
-	var headers, rawID, rawKey []byte
+func scanParked(row pgx.CollectableRow) (provider.Parked, error) {
+	var p provider.Parked
+	var lane, headers []byte
 	var c, state string
 	var resolved *time.Time
-	err := row.Scan(&p.Seq, &p.Projector, &p.Handler, &p.MessageID, &rawID, &p.Topic, &p.Key, &rawKey, &p.Type, &p.Holds, &p.Payload, &headers, &c, &p.Code,
-		&p.Attempts, &p.Version, &p.At, &state, &resolved, &p.By, &p.Reason)
+	var due pgtype.Timestamptz
+	err := row.Scan(&p.Seq, &p.Projector, &p.Handler, &p.Handlers, &p.MessageID, &p.Topic, &p.Key, &lane, &p.Type, &p.Payload, &headers,
+		&c, &p.Code, &p.Attempts, &p.Version, &p.At, &state, &resolved, &p.By, &p.Reason, &due)
 	if err != nil {
 		return p, err
 	}
-	if rawID != nil {
-		p.MessageID = string(rawID)
+	for _, text := range []*string{&p.Handler, &p.MessageID, &p.Topic, &p.Key, &p.Type, &p.Code, &p.Version, &p.By, &p.Reason} {
+		*text = original(*text)
 	}
-	if rawKey != nil {
-		p.Key = string(rawKey)
-	}
-	p.Class, p.At = projector.ParseClass(c), p.At.UTC()
-	for s := projector.StillParked; s <= projector.Skipped; s++ {
-		if s.String() == state {
-			p.State = s
-		}
-	}
+	copy(p.Lane[:], lane)
+	p.Class, p.State, p.At = provider.ParseClass(c), provider.ParseParkedState(state), p.At.UTC()
 	if resolved != nil {
 		p.ResolvedAt = resolved.UTC()
 	}
-	return p, json.Unmarshal(headers, &p.Headers)
+	if due.Valid && due.InfinityModifier == pgtype.Finite {
+		p.DueAt = due.Time.UTC()
+	}
+	err = json.Unmarshal(headers, &p.Headers)
+	p.Headers = inHeaders(p.Headers, original)
+	return p, err
 }
 
-// projectorOf is the projector whose handler this is.
+// projectorOf is the projector of a handler.
 func projectorOf(handler string) string {
 	name, _, _ := strings.Cut(handler, "/")
 	return name

@@ -13,9 +13,8 @@ import (
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/pgtest"
-	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
 	"github.com/kinora-go/kinora/providers/providertest"
@@ -42,30 +41,30 @@ func behindPooler(t *testing.T, settings ...string) (*pgtest.Pooler, string) {
 
 var everyMode = flag.Bool("pooler.every-mode", false, "run all conformance suites through a pooler in every mode of pgx that works there, not just the first")
 
-// In the first mode all suites run. In the others only that of events does: those of entries send nearly all their
-// statements in the first mode whatever is asked for; TestAppendsClaimsAndUnitsShareAPoolersConnections claims in each.
+// In the first mode all suites run. In the others those run whose statements are sent in that mode and have arguments of the most
+// types: events, and units that queue statements. Nearly all statements of entries are sent in the first mode always.
 func TestConformanceThroughAPooler(t *testing.T) {
 	t.Parallel()
 	p := pgtest.NewPooler(t, pgtest.Shared(t))
 	for i, mode := range poolerModes {
+		config := func(o providertest.Options) *postgres.Config {
+			return &postgres.Config{Route: o.Route, MaxPayload: o.MaxPayload, RequeueWindow: o.RequeueWindow}
+		}
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			open := func(t testing.TB, o providertest.Options) providertest.Fixture[pgx.Tx] {
-				return fixture(t, pooled(t, p, mode, &postgres.Config{Route: o.Route, MaxPayload: o.MaxPayload, RequeueWindow: o.RequeueWindow}), o)
+				return fixture(t, pooled(t, p, mode, config(o)), o)
 			}
 			if i == 0 || *everyMode {
 				providertest.All(t, open)
 				return
 			}
-			t.Run("EventStore", func(t *testing.T) { providertest.EventStore(t, open) }) // whose arguments are of the most types
+			t.Run("EventStore", func(t *testing.T) { providertest.EventStore(t, open) })
 		})
-		if i > 0 && !*everyMode {
-			continue
-		}
 		t.Run(mode+", batched", func(t *testing.T) {
 			t.Parallel()
-			providertest.UnitOfWork(t, func(t testing.TB, o providertest.Options) providertest.Fixture[*pgx.Batch] {
-				return batchedFixture(t, pooled(t, p, mode, &postgres.Config{Route: o.Route, MaxPayload: o.MaxPayload, RequeueWindow: o.RequeueWindow}), o)
+			providertest.Units(t, func(t testing.TB, o providertest.Options) providertest.Fixture[*pgx.Batch] {
+				return batchedFixture(t, pooled(t, p, mode, config(o)), o)
 			}, providertest.Deferred)
 		})
 	}
@@ -199,17 +198,15 @@ func share(t *testing.T, db *postgres.DB, mode string, w int) {
 		if _, err := db.Append(ctx, fmt.Sprintf("review-%s-%d", mode, w), eventstore.Expected(i), drafts(t, i)); err != nil {
 			t.Error(err)
 		}
-		work := func(handler string) projector.Work {
-			return projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/" + handler, MessageID: fmt.Sprintf("%s-%d-%d", mode, w, i)}}}
-		}
+		work := func(handler string) provider.Unit { return marked(fmt.Sprintf("%s-%s-%d-%d", handler, mode, w, i)) }
 		out := []outbox.Message{{Topic: "out", Key: "shared", OrderedKey: true, Payload: []byte("{}")}}
 		for range 2 {
-			if err := db.Do(ctx, work("tx"), func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+			if err := do(ctx, db, work("tx"), func(ctx context.Context, tx pgx.Tx) ([]outbox.Message, error) {
 				return out, add(ctx, tx, mode, 1)
 			}); err != nil {
 				t.Error(err)
 			}
-			if err := db.Batched().Do(ctx, work("batch"), func(_ context.Context, b *pgx.Batch, _ []int) ([]outbox.Message, error) {
+			if err := queue(ctx, db, work("batch"), func(_ context.Context, b *pgx.Batch) ([]outbox.Message, error) {
 				b.Queue(addSQL, mode, 2)
 				return out, nil
 			}); err != nil {

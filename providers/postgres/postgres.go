@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -15,7 +14,7 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // Config tells how a DB works; the zero value is the default.
@@ -37,7 +36,7 @@ type Config struct {
 // ErrNotMigrated: the schema is not there, or older than this package needs. Call Migrate.
 var ErrNotMigrated = errors.New("the database is not migrated: call Migrate")
 
-// DB is every contract of Kinora over one pool. Its methods may be called concurrently.
+// DB implements every contract of Kinora over one pool. Its methods may be called concurrently.
 type DB struct {
 	pool    *pgxpool.Pool
 	owned   bool
@@ -45,30 +44,24 @@ type DB struct {
 	wake    waker
 	notes   notifier
 	orphans walk
-	turns   turns
-	apart   sync.RWMutex // see Apart
-	calls   atomic.Int64 // of the journal
-	cached  sync.Map     // statement as written → with the schema's name
+	dryRuns chan struct{} // of size 1: held by a dry run
+	cached  sync.Map      // statement as written → with the schema's name
 }
 
 var (
-	_ eventstore.Store                 = (*DB)(nil)
-	_ eventstore.TxStore               = (*Tx)(nil)
-	_ outbox.Store                     = (*DB)(nil)
-	_ outbox.BatchClaimer              = (*DB)(nil)
-	_ outbox.Inspector                 = (*DB)(nil)
-	_ outbox.Keeper                    = (*DB)(nil)
-	_ marker.Keeper                    = (*DB)(nil)
-	_ outbox.Waker                     = (*DB)(nil)
-	_ outbox.ReadyChecker              = (*DB)(nil)
-	_ outbox.ReadyChecker              = (*Batched)(nil)
-	_ outbox.Enqueuer                  = (*Tx)(nil)
-	_ projector.State                  = (*DB)(nil)
-	_ projector.ParkedInspector        = (*DB)(nil)
-	_ projector.Journal                = (*DB)(nil)
-	_ projector.Journal                = (*Batched)(nil)
-	_ projector.UnitOfWork[pgx.Tx]     = (*DB)(nil)
-	_ projector.UnitOfWork[*pgx.Batch] = (*Batched)(nil)
+	_ eventstore.Store              = (*DB)(nil)
+	_ eventstore.TxStore            = (*Tx)(nil)
+	_ outbox.Store                  = (*DB)(nil)
+	_ outbox.BatchClaimer           = (*DB)(nil)
+	_ outbox.Inspector              = (*DB)(nil)
+	_ outbox.Keeper                 = (*DB)(nil)
+	_ marker.Keeper                 = (*DB)(nil)
+	_ outbox.Waker                  = (*DB)(nil)
+	_ outbox.ReadyChecker           = (*DB)(nil)
+	_ outbox.ReadyChecker           = (*Batched)(nil)
+	_ outbox.Enqueuer               = (*Tx)(nil)
+	_ provider.Provider[pgx.Tx]     = (*DB)(nil)
+	_ provider.Provider[*pgx.Batch] = (*Batched)(nil)
 )
 
 // Open connects to dsn with a pool of its own, which Close closes. An idle connection that does not answer within five seconds is
@@ -102,7 +95,7 @@ func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 	if pool == nil {
 		return nil, errors.New("postgres: wants a pool")
 	}
-	db := &DB{pool: pool}
+	db := &DB{pool: pool, dryRuns: make(chan struct{}, 1)}
 	if cfg != nil {
 		db.cfg = *cfg
 	}
@@ -158,7 +151,6 @@ const defaultSchema = "kinora"
 
 // q is a statement with the schema's name put in. Statements are written for the schema "kinora".
 func (db *DB) q(statement string) string {
-	statement = mutated(statement)
 	if db.cfg.Schema == defaultSchema {
 		return statement
 	}

@@ -6,7 +6,7 @@
 --   kinora_migrator   becomes the owner to migrate:  alter role deploy in database shop set role kinora_owner
 --   kinora_appender   appends events with their entries, reads streams; changes no event, claims nothing
 --   kinora_relay      claims, marks, holds, requeues, skips and deletes entries; sees no event
---   kinora_projector  marks, parks, replays, skips, prunes markers, emits; reads streams; claims nothing. The read model's tables are yours to grant
+--   kinora_projector  marks, parks, replays, skips, prunes markers, switches generations, emits; reads streams; claims nothing. The read model's tables are yours to grant
 --   kinora_reader     reads everything, changes nothing
 do $$
 declare

@@ -3,6 +3,7 @@ package postgres_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -14,7 +15,7 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
 	"github.com/stretchr/testify/require"
@@ -42,7 +43,6 @@ func roleOps(t *testing.T) map[string]func(ctx context.Context, db *postgres.DB)
 	exec := func(sql string) func(context.Context, *postgres.DB) error {
 		return func(ctx context.Context, db *postgres.DB) error { _, err := db.Pool().Exec(ctx, sql); return err }
 	}
-	work := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", Was: []string{"p/b"}, MessageID: "m"}}, Park: []projector.Parked{{Projector: "p"}}}
 	return map[string]func(context.Context, *postgres.DB) error{
 		"append": func(ctx context.Context, db *postgres.DB) error {
 			for _, x := range []eventstore.Expected{eventstore.Any, eventstore.NoStream, 1} {
@@ -64,31 +64,27 @@ func roleOps(t *testing.T) map[string]func(ctx context.Context, db *postgres.DB)
 			}
 			return nil
 		},
-		"relay": relays,
-		"project": func(ctx context.Context, db *postgres.DB) error {
-			err := db.Do(ctx, work, func(context.Context, pgx.Tx, []int) ([]outbox.Message, error) {
-				return []outbox.Message{{Topic: "t"}}, nil
-			})
-			if err != nil {
+		"relay":   relays,
+		"project": projects,
+		"decide": func(ctx context.Context, db *postgres.DB) error {
+			if _, err := db.Pool().Exec(ctx, `update kinora.parked set reason = ''`); err != nil { // which none may who must not decide
 				return err
 			}
-			_, err = db.Outcomes(ctx, work.Marks)
+			if _, err := db.Decide(ctx, provider.ParkedFilter{}, provider.StateWaiting, provider.Decision{}); err != nil {
+				return err
+			}
+			_, err := db.Decide(ctx, provider.ParkedFilter{}, provider.StateSkipped, provider.Decision{By: "ann", Reason: "test"})
 			return err
 		},
-		"journal":         keepsTheJournal,
-		"replay and skip": resolves,
-		"prune markers": func(ctx context.Context, db *postgres.DB) error {
-			_, err := db.PruneMarkers(ctx, "p/none", time.Hour, 10)
-			if err == nil {
-				_, err = db.Floor(ctx, "p/none")
-			}
+		"prune": func(ctx context.Context, db *postgres.DB) error {
+			_, err := db.Prune(ctx, "p", []string{"p/none"}, time.Hour, 10)
 			return err
 		},
 		"inspect": func(ctx context.Context, db *postgres.DB) error {
 			if _, err := db.Entries(ctx, outbox.Filter{}); err != nil {
 				return err
 			}
-			_, err := db.ParkedMessages(ctx, projector.ParkedFilter{})
+			_, err := db.Parked(ctx, provider.ParkedFilter{})
 			return err
 		},
 		"change events":   exec(`update kinora.events set data = '{}'`),
@@ -106,7 +102,7 @@ func TestRolesMayDoTheirWorkAndNothingElse(t *testing.T) {
 	may := map[string][]string{
 		"kinora_appender":  {"append", "read streams"},
 		"kinora_relay":     {"relay", "delete entries"},
-		"kinora_projector": {"project", "journal", "replay and skip", "prune markers", "delete markers", "read streams"},
+		"kinora_projector": {"project", "decide", "prune", "delete markers", "read streams"},
 		"kinora_reader":    {"read streams", "inspect"},
 	}
 	for role, can := range may {
@@ -187,42 +183,46 @@ func relays(ctx context.Context, db *postgres.DB) error {
 	return err
 }
 
-// keepsTheJournal is what a runner does beside units.
-func keepsTheJournal(ctx context.Context, db *postgres.DB) error {
-	a := projector.Attempt{Projector: "p", Handler: "p/a", MessageID: "j", Key: "k"}
-	_, err := db.Begin(ctx, "me", []projector.Attempt{a}, []projector.Attempt{a})
-	if err == nil {
-		_, _, err = db.BeginAlone(ctx, "you", a, -1)
+// projects is all that a runner does.
+func projects(ctx context.Context, db *postgres.DB) error {
+	me := provider.Worker{Runner: "me"}
+	if _, err := db.Beat(ctx, "me", time.Second, time.Hour); err != nil {
+		return err
 	}
-	if err == nil {
-		_, err = db.CountAttempt(ctx, "you", a, -1)
+	if err := db.Name(ctx, "p", me, []string{"m"}); err != nil {
+		return err
 	}
-	if err == nil {
-		_, err = db.DueParked(ctx, "p", nil, 0, 1)
-	}
-	if err == nil {
-		err = db.FailParked(ctx, "", projector.Parked{Seq: 1, Class: projector.HeldClass}, a)
-	}
-	if err == nil {
-		_, err = db.PruneJournal(ctx, "p", time.Hour, 1)
-	}
-	return errors.Join(err, db.Alive(ctx, "me", time.Second), db.Alive(ctx, "me", 0))
-}
-
-// resolves is what a person does with what is parked.
-func resolves(ctx context.Context, db *postgres.DB) error {
-	err := db.Do(ctx, projector.Work{Projector: "p", Park: []projector.Parked{{Projector: "p", Code: "mine"}}}, nil)
+	u := marked("m", "poison")
+	u.Messages[0].Handlers[0].Was = []string{"p/b"}
+	u.Careful = &me
+	park := provider.Aside{Message: 1, Parked: provider.Parked{MessageID: "poison", Lane: u.Messages[1].Lane, Handlers: []string{"p/a"}, Attempts: 1}}
+	err := db.Do(ctx, u, func(context.Context, pgx.Tx, provider.Found) (provider.Closing, error) {
+		return provider.Closing{Output: []outbox.Message{{Topic: "t"}}, Park: []provider.Aside{park}}, nil
+	})
 	if err != nil {
 		return err
 	}
-	list, err := db.ParkedMessages(ctx, projector.ParkedFilter{Code: "mine", Limit: 1})
-	if err != nil {
+	if err := queue(ctx, db, marked("another"), nil); err != nil {
 		return err
 	}
-	a := projector.Attempt{Projector: "p", Handler: "p/a", Seq: list[0].Seq}
-	if err := db.Do(ctx, projector.Work{Projector: "p", Replay: []projector.Replay{{Attempt: a}}, Forget: []projector.Attempt{a}}, nil); err != nil {
+	due, err := db.Due(ctx, provider.DueFilter{Projectors: []string{"p"}, Keys: 1, Each: 1})
+	if err != nil || len(due) != 1 {
+		return errors.Join(err, fmt.Errorf("%d messages are due", len(due)))
+	}
+	if _, err := db.Try(ctx, due[0], -1, time.Second); err != nil {
 		return err
 	}
-	_, err = db.SkipParked(ctx, projector.ParkedFilter{}, projector.Decision{By: "ann", Reason: "test"})
+	due[0].Attempts++
+	again := provider.Unit{Projector: "p", Messages: []provider.Message{{ID: "poison", Lane: due[0].Lane, Parked: &due[0]}}}
+	if err := do(ctx, db, again, nil); err != nil {
+		return err
+	}
+	_, err = db.Outcomes(ctx, []provider.Question{{Key: marker.Key{Handler: "p/a", MessageID: "m"}}})
+	if err == nil {
+		_, err = db.Beat(ctx, "me", 0, time.Hour)
+	}
+	if err == nil {
+		err = db.Switch(ctx, "p", func(_ context.Context, _ pgx.Tx, live int) (int, error) { return live + 1, nil })
+	}
 	return err
 }

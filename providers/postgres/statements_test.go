@@ -12,11 +12,13 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
 	"github.com/stretchr/testify/require"
@@ -119,7 +121,7 @@ func TestThePlansOfMarkersDoNotAge(t *testing.T) {
 	aged, err := postgres.New(pool, nil)
 	require.NoError(t, err)
 	look := func() {
-		_, err := aged.Outcomes(t.Context(), []marker.Key{{Handler: "p/a", MessageID: "m1"}})
+		_, err := aged.Outcomes(t.Context(), []provider.Question{{Key: marker.Key{Handler: "p/a", MessageID: "m1"}, RecordedAt: time.Now()}})
 		require.NoError(t, err)
 		_, err = aged.MarkedHandlers(t.Context())
 		require.NoError(t, err)
@@ -130,8 +132,7 @@ func TestThePlansOfMarkersDoNotAge(t *testing.T) {
 		look()
 	}
 	exec(`insert into kinora.markers (handler, generation, message_id) select 'p/a', 1, 'm' || g from generate_series(1, $1::int) g`, n)
-	exec(`insert into kinora.parked (projector, handler, message_id, message_hash, topic, key, key_hash, type, holds, payload, headers, class, code, attempts, version)
-		select 'p', 'p/a', 'm' || g, sha256(('m' || g)::bytea), '', '', '', '', true, '', '{}', 'unknown', '', 0, '' from generate_series(1, $1::int) g`, n)
+	fillParked(t, db, "p", n, 1)
 	var before, after int64
 	const scanned = `select coalesce(sum(seq_tup_read), 0)::bigint from pg_stat_user_tables where relname in ('markers', 'parked')`
 	require.NoError(t, pool.QueryRow(t.Context(), scanned).Scan(&before))
@@ -146,7 +147,7 @@ func TestThePlansOfMarkersDoNotAge(t *testing.T) {
 		args []any
 		want []string
 	}{
-		"outcomesSQL": {[]any{[]string{"p"}, []string{"p/a"}, []string{"m1"}, []int32{}, []string{}, [][]byte{{1}}},
+		"outcomesSQL": {[]any{[]string{"p"}, []string{"m1"}, [][]byte{{1}}, []time.Time{time.Now()}, []int64{1}, []string{"p/a"}},
 			[]string{"using markers_pkey on markers m", "using parked_message_key on parked p"}},
 		"markedHandlersSQL": {nil, []string{"using markers_"}},
 		"dropMarkersSQL":    {[]any{"p/a", 1000}, []string{"markers_age_idx", "Tid Scan on markers"}},

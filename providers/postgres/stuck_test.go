@@ -7,9 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
 	"github.com/stretchr/testify/require"
@@ -30,12 +29,12 @@ func TestAStuckHandlerIsBrokenOff(t *testing.T) {
 			defer pool.Close()
 			db, err := postgres.New(pool, nil)
 			require.NoError(t, err)
-			w := projector.Work{Projector: "p", Marks: []marker.Key{{Handler: "p/a", MessageID: "m"}}}
+			w := marked("m")
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 			defer cancel()
 			began, release, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 			go func() {
-				done <- db.Do(ctx, w, func(_ context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+				done <- do(ctx, db, w, func(_ context.Context, tx pgx.Tx) ([]outbox.Message, error) {
 					if err := add(context.Background(), tx, "k", 100); err != nil {
 						return nil, err
 					}
@@ -49,14 +48,14 @@ func TestAStuckHandlerIsBrokenOff(t *testing.T) {
 			}()
 			<-began
 			at := time.Now()
-			require.NoError(t, db.Do(t.Context(), w, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+			require.NoError(t, do(t.Context(), db, w, func(ctx context.Context, tx pgx.Tx) ([]outbox.Message, error) {
 				return nil, add(ctx, tx, "k", 1)
 			}))
 			require.Less(t, time.Since(at), 3*time.Second)
 			close(release)
 			err = <-done
 			require.ErrorIs(t, err, context.DeadlineExceeded)
-			require.NotEqual(t, projector.PermanentClass, projector.ClassOf(err))
+			require.NotEqual(t, provider.ClassPermanent, provider.ClassOf(err))
 			require.Equal(t, 1, count(t, db, `select n from totals where key = 'k'`))
 		})
 	}
@@ -74,7 +73,7 @@ func TestALateHandlerThatReturnsInTimeIsNotBrokenOff(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		func() {
 			defer func() { _ = recover() }()
-			err = db.Do(ctx, projector.Work{Projector: "p"}, func(context.Context, pgx.Tx, []int) ([]outbox.Message, error) {
+			err = do(ctx, db, provider.Unit{Projector: "p"}, func(context.Context, pgx.Tx) ([]outbox.Message, error) {
 				cancel()
 				end()
 				return nil, nil
@@ -82,7 +81,7 @@ func TestALateHandlerThatReturnsInTimeIsNotBrokenOff(t *testing.T) {
 		}()
 		require.ErrorIs(t, err, context.Canceled)
 	}
-	require.NoError(t, db.Do(t.Context(), projector.Work{Projector: "p"}, func(ctx context.Context, tx pgx.Tx, _ []int) ([]outbox.Message, error) {
+	require.NoError(t, do(t.Context(), db, provider.Unit{Projector: "p"}, func(ctx context.Context, tx pgx.Tx) ([]outbox.Message, error) {
 		return nil, add(ctx, tx, "k", 1)
 	}))
 }

@@ -1,6 +1,6 @@
 -- Migration 1: everything that Kinora keeps. "kinora." is replaced by the configured schema.
 --
--- Operators: creates tables, indexes, two functions and a trigger in one schema; touches nothing else.
+-- Operators: creates tables, indexes, three functions and a trigger in one schema; touches nothing else.
 -- It runs in one transaction and takes no lock on any table that was there before.
 
 -- One row a stream: the version check is an update of this row, so that a conflict is zero rows and not an
@@ -88,7 +88,8 @@ create table kinora.generations (
 	constraint generations_pkey primary key (projector)
 );
 
--- message_id is text: ids from elsewhere are not uuids.
+-- message_id is text: ids from elsewhere are not uuids. One that PostgreSQL cannot store, or that is too long for an index, is
+-- "sha256:" and its hash.
 create table kinora.markers (
 	handler      text collate "C" not null,
 	generation   int not null,
@@ -99,54 +100,78 @@ create table kinora.markers (
 
 create index markers_age_idx on kinora.markers (handler, processed_at); -- pruning takes a handler's oldest first
 
--- The time of which, and before which, markers of a handler may be pruned.
+-- Markers of a handler up to this time may be pruned.
 create table kinora.floors (
 	handler       text collate "C" not null,
 	pruned_before timestamptz not null,
 	constraint floors_pkey primary key (handler)
 );
 
--- What is parked may be anything: ids, keys and types that are longer than an index takes, or no text. The hashes are
--- SHA-256 of id and key as they came, empty for none; those that are no text stand beside what can be shown of them.
+-- Parked messages. Ids, keys and types may be longer than an index takes: message_hash is the SHA-256 of the id, empty if it has none.
+-- A text that is no UTF-8 or has a NUL is kept as U+FFFD and base64. The messages of a lane are in order of id.
 create table kinora.parked (
 	id           bigint generated always as identity (cache 1),
 	projector    text collate "C" not null,
-	handler      text collate "C" not null,
+	handler      text collate "C" not null,           -- that failed
+	handlers     text[] collate "C" not null,         -- that are to run it; none: all that take it
 	message_id   text collate "C" not null,
-	message_raw  bytea,
 	message_hash bytea not null,
 	topic        text collate "C" not null,
 	key          text collate "C" not null,
-	key_raw      bytea,
-	key_hash     bytea not null,
+	lane         bytea not null,
 	type         text collate "C" not null,
-	holds        boolean not null,
 	payload      bytea not null,
-	headers      bytea not null, -- JSON as it came: what is parked may be what jsonb refuses
+	headers      bytea not null, -- JSON as it came: jsonb refuses some of it
 	class        text collate "C" not null,
 	code         text collate "C" not null,
 	attempts     int not null,
 	version      text collate "C" not null,
-	due          boolean not null default false, -- it waits, and what was before it was replayed or skipped
-	state        text collate "C" not null default 'parked' check (state in ('parked', 'replayed', 'skipped')),
+	state        text collate "C" not null default 'waiting' check (state in ('waiting', 'stuck', 'replayed', 'skipped')),
 	parked_at    timestamptz not null default clock_timestamp(),
 	resolved_at  timestamptz,
 	resolved_by  text collate "C" not null default '',
 	reason       text collate "C" not null default '',
-	constraint parked_pkey primary key (id),
-	constraint parked_due_check check (state = 'parked' or not due)
+	constraint parked_pkey primary key (id)
 ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
--- A lane is what holds of one projector and key. It is walked from handler to handler and type to type, so that a look costs
--- the same however long it is. Conditions that are always true (handler >= '') are what the outbox's indexes have them for.
-create index parked_live_idx on kinora.parked (projector, id) where state = 'parked' and handler >= '';
-create index parked_lane_idx on kinora.parked (projector, key_hash, handler, left(type, 256), id)
-	where state = 'parked' and holds and key_hash <> '';
-create index parked_waits_idx on kinora.parked (projector, key_hash, handler, id) where state = 'parked' and class = 'held' and key_hash <> '';
-create index parked_due_idx on kinora.parked (projector, id) where due;
-create index parked_unregistered_idx on kinora.parked (projector, left(type, 256), id) where state = 'parked' and code = 'unregistered';
-create index parked_resolved_idx on kinora.parked (projector, resolved_at) where state <> 'parked';
-create unique index parked_message_key on kinora.parked (message_hash, handler, projector) where state <> 'replayed' and message_hash <> '';
+-- Conditions that are always true (lane <> '', id > 0) are there for the same reason as those of the outbox's indexes.
+create index parked_lane_idx on kinora.parked (projector, lane, id) where state in ('waiting', 'stuck') and lane <> '';
+create index parked_open_idx on kinora.parked (projector, id) where state in ('waiting', 'stuck') and id > 0;
+create index parked_resolved_idx on kinora.parked (projector, resolved_at) where state in ('replayed', 'skipped');
+create unique index parked_message_key on kinora.parked (message_hash, projector) where state <> 'replayed' and message_hash <> '';
+
+-- A lane with waiting or stuck messages is held. due_at is when its first message is tried; infinity if that one is stuck.
+create table kinora.holds (
+	projector text collate "C" not null,
+	lane      bytea not null,
+	due_at    timestamptz not null,
+	constraint holds_pkey primary key (projector, lane)
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+
+create index holds_due_idx on kinora.holds (projector, due_at) where due_at > '-infinity';
+
+-- An error, KN001, if any of these lanes is held. The table is empty most of the time, and a plan that scans it would be kept while it
+-- grows.
+create function kinora.unheld(of_projector text, lanes bytea[]) returns void language plpgsql set enable_seqscan = off as $$
+begin
+	if exists (select from unnest(lanes) l(lane), lateral (
+		select from kinora.holds where holds.projector = of_projector and holds.lane = l.lane limit 1) h) then
+		raise exception 'a lane is held' using errcode = 'KN001';
+	end if;
+end
+$$;
+
+-- Which of these lanes are held. They stay held until the transaction ends. It looks first whether any is: to prepare the locks
+-- costs three times as much.
+create function kinora.held(of_projector text, lanes bytea[]) returns setof bytea language plpgsql set enable_seqscan = off as $$
+begin
+	if exists (select from unnest(lanes) l(lane), lateral (
+		select from kinora.holds where holds.projector = of_projector and holds.lane = l.lane limit 1) h) then
+		return query select h.lane from unnest(lanes) l(lane), lateral (
+			select holds.lane from kinora.holds where holds.projector = of_projector and holds.lane = l.lane limit 1 for share) h;
+	end if;
+end
+$$;
 
 -- Which history this is: it changes when a copy of the database starts a history of its own.
 create table kinora.incarnation (
@@ -166,36 +191,23 @@ create table kinora.checkpoints (
 	constraint checkpoints_pkey primary key (projector, generation, segment)
 ) with (fillfactor = 50);
 
--- Attempts that outlive a process, counted once a message has failed or taken its process along.
-create table kinora.attempts (
-	handler      text collate "C" not null,
-	message_hash bytea not null,
-	attempts     int not null,
-	vanished     boolean not null default false, -- one of them at least was a runner's that died
-	last_at      timestamptz not null,
-	constraint attempts_pkey primary key (handler, message_hash)
-) with (fillfactor = 50);
-
--- By projector, which is what a handler's name begins with.
-create index attempts_age_idx on kinora.attempts (split_part(handler, '/', 1), last_at);
-
--- What each runner is about to do, and until when it is alive. Unlogged: after a crash of the server no process was
--- killed by a message. One row an attempt, which nothing updates: a look costs the same beside dead rows that somebody's open
--- transaction keeps.
-create unlogged table kinora.inflight (
-	handler      text collate "C" not null,
-	message_hash bytea not null,
-	runner       text collate "C" not null,
-	call         bigint not null, -- of the runner's process
-	named_at     timestamptz not null default clock_timestamp(),
-	constraint inflight_pkey primary key (handler, message_hash, runner, call)
-) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
-
+-- Which runners are alive, and what careful workers are about to run. Unlogged: after a crash of the server no process was ended
+-- by a message.
 create unlogged table kinora.runners (
 	runner     text collate "C" not null,
 	expires_at timestamptz not null,
 	constraint runners_pkey primary key (runner)
 ) with (fillfactor = 50);
+
+create unlogged table kinora.doing (
+	message_id text collate "C" not null, -- as in kinora.markers
+	projector  text collate "C" not null,
+	runner     text collate "C" not null,
+	worker     int not null,
+	constraint doing_pkey primary key (message_id, projector, runner, worker)
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+
+create index doing_worker_idx on kinora.doing (runner, worker);
 
 create table kinora.leases (
 	name       text collate "C" not null,

@@ -1,0 +1,217 @@
+package postgres_test
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/kinora-go/kinora/provider"
+	"github.com/kinora-go/kinora/providers/postgres"
+	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
+	"github.com/stretchr/testify/require"
+)
+
+// fillParked parks n messages of a projector by plain SQL, each with a hold of its own, and each n more that wait in the lane.
+func fillParked(t *testing.T, db *postgres.DB, projector string, n, inLane int) {
+	t.Helper()
+	_, err := db.Pool().Exec(t.Context(), `
+		insert into kinora.parked (projector, handler, handlers, message_id, message_hash, topic, key, lane, type, payload, headers, class, code, attempts, version)
+		select $1::text, 'p/a', '{p/a}', 'm' || g || '-' || i, sha256(('m' || g || '-' || i)::bytea), '', '', sha256(g::text::bytea), '', '', '{}',
+			case when i = 1 then 'unknown' else 'held' end, '', 0, '' from generate_series(1, $2::int) g, generate_series(1, $3::int) i`, projector, n, inLane)
+	require.NoError(t, err)
+	_, err = db.Pool().Exec(t.Context(), `
+		insert into kinora.holds (projector, lane, due_at) select $1::text, sha256(g::text::bytea), clock_timestamp() from generate_series(1, $2::int) g`, projector, n)
+	require.NoError(t, err)
+}
+
+// pages is how many pages a call reads on the pool's only connection, as the server counts them.
+func pages(t *testing.T, pool *pgxpool.Pool, call func()) int {
+	t.Helper()
+	read := func() (n int) {
+		_, err := pool.Exec(t.Context(), `select pg_stat_force_next_flush()`)
+		require.NoError(t, err)
+		require.NoError(t, pool.QueryRow(t.Context(), `
+			select sum(heap_blks_hit + heap_blks_read + coalesce(idx_blks_hit + idx_blks_read, 0)) from pg_statio_user_tables where schemaname = 'kinora'`).Scan(&n))
+		return n
+	}
+	before := read()
+	call()
+	return read() - before
+}
+
+// The statements of every unit read a few pages, and no more if 100,000 lanes of another projector are held and as many dead rows
+// are left; also if their plans were made while the tables were empty.
+func TestTheCostOfUnitsIsFlat(t *testing.T) {
+	t.Parallel()
+	const many = 100_000
+	db := postgrestest.OpenBusy(t, nil, totals)
+	exec := func(sql string, args ...any) {
+		_, err := db.Pool().Exec(t.Context(), sql, args...)
+		require.NoError(t, err)
+	}
+	for _, table := range []string{"holds", "parked", "doing", "runners"} {
+		exec("alter table kinora." + table + " set (autovacuum_enabled = false)")
+		exec("vacuum analyze kinora." + table) // they are known to be empty
+	}
+	pool, err := pgxpool.New(t.Context(), db.Pool().Config().ConnString()+"&pool_max_conns=1")
+	require.NoError(t, err)
+	defer pool.Close()
+	one, err := postgres.New(pool, nil)
+	require.NoError(t, err)
+	n := 0
+	unit := func(messages int) provider.Unit {
+		u := provider.Unit{Projector: "p"}
+		for range messages {
+			n++
+			u.Messages = append(u.Messages, delivery(fmt.Sprint("new-", n)))
+		}
+		return u
+	}
+	careful := &provider.Worker{Runner: "me"}
+	calls := map[string]func() error{
+		"tx":        func() error { return do(t.Context(), one, unit(1), nil) },
+		"tx, many":  func() error { return do(t.Context(), one, unit(10), nil) },
+		"batch":     func() error { return queue(t.Context(), one, unit(1), nil) },
+		"batch, 10": func() error { return queue(t.Context(), one, unit(10), nil) },
+		"name":      func() error { return one.Name(t.Context(), "p", *careful, []string{"a", "b"}) },
+		"beat":      func() error { _, err := one.Beat(t.Context(), "me", 1e9, 1e9); return err },
+		"careful":   func() error { u := unit(10); u.Careful = careful; return do(t.Context(), one, u, nil) },
+		"due": func() error {
+			_, err := one.Due(t.Context(), provider.DueFilter{Projectors: []string{"p"}, Keys: 32, Each: 32})
+			return err
+		},
+		"due, lanes": func() error {
+			_, err := one.Due(t.Context(), provider.DueFilter{Projectors: []string{"p"}, Lanes: []provider.Lane{{1}, {2}}, Keys: 32, Each: 32})
+			return err
+		},
+		"parked": func() error {
+			u := unit(1)
+			u.Messages[0].Parked = &provider.Parked{Projector: "p", Lane: u.Messages[0].Lane, Seq: 1}
+			return do(t.Context(), one, u, nil)
+		},
+	}
+	before := map[string]int{}
+	for name, call := range calls {
+		for range 10 { // so that a plan may be kept
+			require.NoError(t, call(), name)
+		}
+		before[name] = pages(t, pool, func() { require.NoError(t, call(), name) })
+	}
+	fillParked(t, db, "other", many, 1)
+	exec(`insert into kinora.doing select 'm' || g, 'other', 'another', 1 from generate_series(1, $1::int) g`, many)
+	open, err := db.Pool().Begin(t.Context()) // it may see rows that are deleted now, so that the server keeps them
+	require.NoError(t, err)
+	defer func() { _ = open.Rollback(context.Background()) }()
+	_, err = open.Exec(t.Context(), `set transaction isolation level repeatable read; select 1 from kinora.generations`)
+	require.NoError(t, err)
+	fillParked(t, db, "p", many, 1)
+	exec(`insert into kinora.doing select 'd' || g, 'p', 'another', 1 from generate_series(1, $1::int) g`, many)
+	exec(`delete from kinora.holds where projector = 'p'`)
+	exec(`delete from kinora.parked where projector = 'p'`)
+	exec(`delete from kinora.doing where projector = 'p'`)
+	for name, call := range calls {
+		if strings.HasPrefix(name, "due") && name == "due" {
+			continue // it walks lanes that were due, until the dead rows go
+		}
+		require.NoError(t, call(), name)
+		now := pages(t, pool, func() { require.NoError(t, call(), name) })
+		t.Logf("%s: %d pages, beside much %d", name, before[name], now)
+		require.Less(t, now, before[name]+100, name)
+	}
+}
+
+// Of each lane a listing looks at its first messages only, however long it is and however many others there are.
+func TestTheCostOfDueIsFlat(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.Open(t, nil)
+	exec := func(sql string) {
+		_, err := db.Pool().Exec(t.Context(), sql)
+		require.NoError(t, err)
+	}
+	exec("alter table kinora.holds set (autovacuum_enabled = false); alter table kinora.parked set (autovacuum_enabled = false)")
+	exec("analyze kinora.holds, kinora.parked")
+	fillParked(t, db, "other", 50_000, 1)
+	fillParked(t, db, "p", 20, 2_000)
+	exec(`update kinora.parked set class = 'held' where projector = 'p'`)
+	exec(`update kinora.parked set state = 'skipped', resolved_at = now() where projector = 'other' and id % 2 = 0`)
+	pool, err := pgxpool.New(t.Context(), db.Pool().Config().ConnString()+"&pool_max_conns=1")
+	require.NoError(t, err)
+	defer pool.Close()
+	one, err := postgres.New(pool, nil)
+	require.NoError(t, err)
+	for _, f := range []provider.DueFilter{
+		{Projectors: []string{"p"}, Keys: 10, Each: 5},
+		{Projectors: []string{"none", "p"}, Keys: 10, Each: 5},
+	} {
+		var list []provider.Parked
+		n := pages(t, pool, func() {
+			list, err = one.Due(t.Context(), f)
+			require.NoError(t, err)
+		})
+		require.Len(t, list, 50)
+		require.Less(t, n, 1000, "pages")
+	}
+}
+
+// Statements that look up do so by the index meant for it, whatever the statistics; those in batches behind lookUpSQL.
+func TestThePlansOfParkedMessages(t *testing.T) {
+	t.Parallel()
+	lane := [][]byte{make([]byte, 32)}
+	for name, when := range map[string]string{"fresh": "after", "stale": "before"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := postgrestest.Open(t, nil)
+			exec := func(sql string) {
+				_, err := db.Pool().Exec(t.Context(), sql)
+				require.NoError(t, err)
+			}
+			exec("alter table kinora.holds set (autovacuum_enabled = false); alter table kinora.parked set (autovacuum_enabled = false)")
+			if when == "before" {
+				exec("vacuum analyze kinora.holds, kinora.parked")
+			}
+			fillParked(t, db, "p", 20_000, 1)
+			fillParked(t, db, "other", 20_000, 1)
+			if when == "after" {
+				exec("vacuum analyze kinora.holds, kinora.parked")
+			}
+			all := constants(t)
+			for name, c := range map[string]struct {
+				args []any
+				want []string
+			}{
+				"dueSQL":          {[]any{[]string{"p"}, 10, 10}, []string{"using holds_due_idx on holds", "using parked_lane_idx on parked", "using parked_pkey on parked"}},
+				"dueInLanesSQL":   {[]any{[]string{"p"}, 10, 10, lane}, []string{"using holds_pkey on holds", "using parked_lane_idx on parked", "using parked_pkey on parked"}},
+				"trySQL":          {[]any{"p", lane[0], 1, 0, []string{}, 5, 1}, []string{"using holds_pkey on holds", "using parked_lane_idx on parked"}},
+				"lockLanesSQL":    {[]any{"p", lane}, []string{"using holds_pkey on holds"}},
+				"awaitLanesSQL":   {[]any{"p", lane}, []string{"using holds_pkey on holds"}},
+				"firstInLanesSQL": {[]any{"p", lane, []int{1}}, []string{"using parked_lane_idx on parked"}},
+				"releaseSQL": {[]any{[]string{"p"}, lane, []int64{1}, []int64{}, []int64{}},
+					[]string{"using holds_pkey on holds", "using parked_lane_idx on parked", "Tid Scan on holds"}},
+			} {
+				p := plan(t, db, "auto", all[name], c.args...)
+				for _, want := range c.want {
+					require.Contains(t, p, want, name)
+				}
+				require.NotContains(t, p, "Seq Scan on holds", name)
+				require.NotContains(t, p, "Seq Scan on parked", name)
+			}
+		})
+	}
+}
+
+// The plans of held and unheld are made in the server, by a function that cannot scan.
+func TestTheFunctionsOfLanesNeverScan(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.Open(t, nil)
+	rows, err := db.Pool().Query(t.Context(), `select proname::text, coalesce(proconfig::text, '') from pg_proc p join pg_namespace n on n.oid = pronamespace where nspname = 'kinora' and proname like '%held'`)
+	require.NoError(t, err)
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[struct{ Name, Config string }])
+	require.NoError(t, err)
+	require.Len(t, all, 2)
+	for _, f := range all {
+		require.Contains(t, f.Config, "enable_seqscan=off", f.Name)
+	}
+}

@@ -1,0 +1,129 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// The numbers are those of provider.Outcome. A parked or skipped message counts for the handlers that are to run it, or for all if
+// it has none.
+const outcomesSQL = `
+with q as materialized (
+	select n.*, k.names, coalesce((select live from kinora.generations where generations.projector = n.projector), 1) as live
+	from unnest($1::text[], $2::text[], $3::bytea[], $4::timestamptz[]) with ordinality n(projector, message_id, message_hash, recorded_at, o)
+	join (select o, array_agg(name) as names from unnest($5::bigint[], $6::text[]) k(o, name) group by o) k on k.o = n.o)
+select coalesce(
+	(select case
+		when p.state = 'skipped' then 4
+		when p.state = 'stuck' then 3
+		when (select due_at from kinora.holds h where h.projector = p.projector and h.lane = p.lane limit 1) = 'infinity' then 3
+		else 2 end
+	from kinora.parked p
+	where p.state <> 'replayed' and p.message_hash <> '' and p.message_hash = q.message_hash and p.projector = q.projector
+		and (p.handlers = '{}' or p.handlers && q.names) limit 1),
+	case
+		when exists (
+			select from kinora.markers m where m.message_id = q.message_id and m.handler = any(q.names) and m.generation = q.live) then 1
+		when q.recorded_at <= (select max(f.pruned_before) from kinora.floors f where f.handler = any(q.names)) then 5
+		else 0 end)
+from q order by q.o`
+
+// Outcomes implements provider.Records.
+func (db *DB) Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error) {
+	at, names := make([]int64, 0, len(questions)), make([]string, 0, len(questions))
+	for i, q := range questions {
+		for _, name := range append([]string{q.Handler}, q.Was...) {
+			at, names = append(at, int64(i+1)), append(names, name)
+		}
+	}
+	rows, err := db.pool.Query(ctx, db.q(outcomesSQL), planned,
+		each(questions, func(q *provider.Question) string { return projectorOf(q.Handler) }),
+		each(questions, func(q *provider.Question) string { return markerID(q.MessageID) }),
+		each(questions, func(q *provider.Question) []byte { return hashOf(q.MessageID) }),
+		each(questions, func(q *provider.Question) *time.Time {
+			if q.RecordedAt.IsZero() {
+				return nil
+			}
+			return &q.RecordedAt
+		}), at, names)
+	if err == nil {
+		var found []provider.Outcome
+		if found, err = pgx.CollectRows(rows, pgx.RowTo[provider.Outcome]); err == nil {
+			return found, nil
+		}
+	}
+	return nil, fmt.Errorf("read outcomes: %w", clear(err))
+}
+
+const (
+	// The floor of a handler is raised by the statement that deletes, so that no other transaction sees one without the other.
+	pruneSQL = `
+with ck as materialized (select clock_timestamp() - $3::bigint * interval '1 microsecond' as t),
+gone as (
+	delete from kinora.markers where ctid = any(array(
+		select m.at from unnest($2::text[]) h(name), lateral (
+			select ctid as at from kinora.markers where handler = h.name and processed_at < (select t from ck)
+			order by handler, processed_at limit $4::bigint) m))
+	returning handler, processed_at),
+raised as (
+	insert into kinora.floors as f (handler, pruned_before)
+	select handler, max(processed_at) from gone group by handler order by handler
+	on conflict on constraint floors_pkey do update set pruned_before = greatest(f.pruned_before, excluded.pruned_before)),
+resolved as (
+	delete from kinora.parked where state in ('replayed', 'skipped') and id = any(array(
+		select id from kinora.parked where state in ('replayed', 'skipped') and projector = $1::text and resolved_at < (select t from ck)
+		order by resolved_at limit $4::bigint))
+	returning 1)
+select (select count(*) from gone) + (select count(*) from resolved)`
+
+	// It leaps from handler to handler by the key; null is the end.
+	markedHandlersSQL = `
+with recursive h as (
+	select min(handler) as name from kinora.markers
+	union all
+	select (select min(handler) from kinora.markers where handler > h.name) from h where h.name is not null)
+select name from h where name is not null`
+
+	dropMarkersSQL = `
+delete from kinora.markers where ctid = any(array(
+	select ctid from kinora.markers where handler = $1::text order by handler, processed_at limit $2::int))`
+)
+
+// Prune implements provider.Records.
+func (db *DB) Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (n int, err error) {
+	crash.Point("prune: before")
+	err = db.pool.QueryRow(ctx, db.q(pruneSQL), planned, projector, orEmpty(handlers), window.Microseconds(), max(limit, 0)).Scan(&n)
+	crash.Point("prune: after")
+	if err != nil {
+		return 0, ofOwn(ctx, fmt.Errorf("prune: %w", err))
+	}
+	return n, nil
+}
+
+// MarkedHandlers implements marker.Keeper.
+func (db *DB) MarkedHandlers(ctx context.Context) ([]string, error) {
+	rows, err := db.pool.Query(ctx, db.q(markedHandlersSQL), planned)
+	if err == nil {
+		var names []string
+		if names, err = pgx.CollectRows(rows, pgx.RowTo[string]); err == nil {
+			return names, nil
+		}
+	}
+	return nil, fmt.Errorf("list handlers with markers: %w", clear(err))
+}
+
+// DropMarkers implements marker.Keeper.
+func (db *DB) DropMarkers(ctx context.Context, handler string, limit int) (int, error) {
+	crash.Point("drop markers: before")
+	tag, err := db.pool.Exec(ctx, db.q(dropMarkersSQL), planned, handler, limit)
+	crash.Point("drop markers: after")
+	if err != nil {
+		return 0, fmt.Errorf("drop markers: %w", clear(err))
+	}
+	return int(tag.RowsAffected()), nil
+}
