@@ -1,0 +1,73 @@
+package redis
+
+import (
+	"context"
+	"errors"
+
+	"github.com/kinora-go/kinora/provider"
+	goredis "github.com/redis/go-redis/v9"
+)
+
+// Units is provider.Units over a Pipeliner. Its methods may be called concurrently.
+type Units struct {
+	client goredis.UniversalClient
+}
+
+var _ provider.Units[goredis.Pipeliner] = (*Units)(nil)
+
+// New makes units of client: a Client, a ClusterClient or a failover client. It sends nothing. The caller closes client.
+//   - A nil client and a Ring are errors.
+func New(client goredis.UniversalClient) (*Units, error) {
+	if client == nil {
+		return nil, errors.New("redis: no client")
+	}
+	if _, ring := client.(*goredis.Ring); ring {
+		return nil, errors.New("redis: a Ring has no transaction over its servers: use a client of one server or of a cluster")
+	}
+	return &Units{client}, nil
+}
+
+// Keeps implements provider.Units: it keeps nothing, not even that a unit that fails has no effect.
+func (u *Units) Keeps() provider.Keeps { return provider.Keeps{} }
+
+// Do implements provider.Units. It calls run once, and then sends what run has queued in one MULTI/EXEC.
+//   - Found says that each message is fresh, since Redis knows no markers and no parked messages.
+//   - The error of a lost connection or server is transient if EXEC was not sent, and ambiguous if it may have been.
+//   - A command that Redis refuses, before or inside EXEC, is ClassUnknown with the word that its reply begins with as
+//     code ("WRONGTYPE"), or transient if that says that the server is not ready (LOADING, OOM, READONLY and others).
+//   - Keys of several hash slots are permanent, with the code CROSSSLOT.
+//   - Output, parked messages and dry runs are permanent errors: provider.Beside adds a store that keeps them.
+func (u *Units) Do(ctx context.Context, unit provider.Unit, run func(context.Context, goredis.Pipeliner, provider.Found) (provider.Closing, error)) error {
+	if unit.DryRun != nil {
+		return permanent("dry_run", errors.New("redis has no dry runs"))
+	}
+	t := u.begin()
+	found := provider.Found{Fresh: make([][]bool, len(unit.Messages)), Held: make([]bool, len(unit.Messages)), Begin: t.begin}
+	for i, m := range unit.Messages {
+		found.Fresh[i] = make([]bool, len(m.Handlers))
+		for j := range m.Handlers {
+			found.Fresh[i][j] = true
+		}
+	}
+	closing, err := run(ctx, t, found)
+	if err == nil && len(closing.Output)+len(closing.Park) > 0 {
+		err = permanent("not_kept", errors.New("redis keeps no output and no parked messages: use provider.Beside"))
+	}
+	return t.end(ctx, err)
+}
+
+// Switch implements provider.Units for what fn writes. Redis keeps no generation: live is 1, and what fn returns is
+// dropped. provider.Beside takes the generation of its store.
+func (u *Units) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx goredis.Pipeliner, live int) (int, error)) error {
+	t := u.begin()
+	_, err := fn(ctx, t, 1)
+	return t.end(ctx, err)
+}
+
+func (u *Units) begin() *transaction {
+	return &transaction{Pipeliner: u.client.TxPipeline(), client: u.client}
+}
+
+func permanent(code string, err error) error {
+	return &provider.Error{Class: provider.ClassPermanent, Code: code, Err: err}
+}

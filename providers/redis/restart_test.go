@@ -1,0 +1,94 @@
+package redis_test
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/redistest"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// times counts how often an event has taken effect.
+func (s space) times(ctx context.Context, tx pipe, e eventstore.Event[posted]) error {
+	tx.HIncrBy(ctx, s.prefix+"times", e.ID, 1)
+	return nil
+}
+
+// The server is killed and started again between messages and in the middle of them. With an append-only file that it
+// writes before it replies, nothing that was acked is lost. Without, all of it is. An outage parks nothing.
+func TestAServerThatIsKilledAndStartedAgain(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		settings []string
+		keeps    bool
+	}{
+		"with an append-only file":  {[]string{"--appendonly", "yes", "--appendfsync", "always"}, true},
+		"the control, without such": {nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Private(t, c.settings...)
+			s, db, f := newSpace(redistest.Client(t, server.URL, once)), newMemory(t), make(feed)
+			list := events(400, 13)
+			var retried, ambiguous, acked atomic.Int64
+			cfg := projector.RunnerConfig{Concurrency: 4, Observer: projector.Observer{
+				Retried: func(_ string, class projector.Class, _ time.Duration) {
+					retried.Add(1)
+					if class == projector.ClassAmbiguous {
+						ambiguous.Add(1)
+					}
+				},
+				Parked: func(_, _ string, class projector.Class, code string) { t.Errorf("parked: %s %s", class, code) },
+			}}
+			stop := run(t, provider.Beside(s.units(t), db), f, cfg, define(projector.Options{}, s.times))
+			send := func(part []event) {
+				for _, e := range part {
+					m := e.message()
+					f <- m
+					go func() { <-m.Acked(); acked.Add(1) }()
+				}
+			}
+			var sends sync.WaitGroup
+			sends.Go(func() { send(list[:100]) })
+			kills := len(list)/100 - 1
+			for i := range kills { // 50 of each hundred are acked before a kill, and the next hundred is sent after it
+				eventually(t, "acks", func() bool { return acked.Load() >= int64(100*i+50) })
+				require.NoError(t, server.End("KILL"))
+				before := retried.Load()
+				sends.Go(func() { send(list[100*(i+1) : 100*(i+2)]) })
+				eventually(t, "a unit has met the outage", func() bool { return retried.Load() > before })
+				require.NoError(t, server.Begin())
+			}
+			sends.Wait()
+			eventually(t, "all are acked", func() bool { return acked.Load() == int64(len(list)) })
+			stop()
+			times, err := redistest.Client(t, server.URL).HGetAll(t.Context(), s.prefix+"times").Result()
+			require.NoError(t, err)
+			missing, again := 0, 0
+			for _, e := range list {
+				switch times[e.ID] {
+				case "":
+					missing++
+				case "1":
+				default:
+					again++
+				}
+			}
+			t.Logf("%d kills, %d retries, %d ambiguous: of %d acked messages %d are missing, and %d took effect more than once",
+				kills, retried.Load(), ambiguous.Load(), len(list), missing, again)
+			require.LessOrEqual(t, again, int(ambiguous.Load()))
+			if c.keeps {
+				require.Zero(t, missing)
+			} else {
+				require.GreaterOrEqual(t, missing, 250, "what was acked before the last kill")
+			}
+		})
+	}
+}

@@ -1,0 +1,146 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/kinora-go/kinora/provider"
+	goredis "github.com/redis/go-redis/v9"
+)
+
+// ErrEnded: a handler tried to send or to discard its commands, or queued a command that ends the transaction or changes
+// the connection.
+var ErrEnded = errors.New("redis: the unit sends the commands of its handlers: queue them only")
+
+// transaction is the pipeliner that handlers get. Only end sends the commands.
+type transaction struct {
+	goredis.Pipeliner
+	client goredis.UniversalClient
+	starts []start // in order
+	ended  bool    // a handler called Exec, Discard, Pipelined or TxPipelined
+}
+
+// start says that the commands from an index on belong to a message.
+type start struct{ command, message int }
+
+// Exec returns ErrEnded, and makes the unit fail.
+func (t *transaction) Exec(context.Context) ([]goredis.Cmder, error) {
+	t.ended = true
+	return nil, ErrEnded
+}
+
+// Discard makes the unit fail.
+func (t *transaction) Discard() { t.ended = true }
+
+// Pipelined returns ErrEnded, and makes the unit fail.
+func (t *transaction) Pipelined(ctx context.Context, _ func(goredis.Pipeliner) error) ([]goredis.Cmder, error) {
+	return t.Exec(ctx)
+}
+
+// TxPipelined returns ErrEnded, and makes the unit fail.
+func (t *transaction) TxPipelined(ctx context.Context, _ func(goredis.Pipeliner) error) ([]goredis.Cmder, error) {
+	return t.Exec(ctx)
+}
+
+// Pipeline returns t.
+func (t *transaction) Pipeline() goredis.Pipeliner { return t }
+
+// TxPipeline returns t.
+func (t *transaction) TxPipeline() goredis.Pipeliner { return t }
+
+// begin says that the next commands belong to a message.
+func (t *transaction) begin(message int) {
+	t.starts = append(t.starts, start{t.Len(), message})
+}
+
+// reserved are commands that would end the transaction, or change the connection, which others use after it.
+var reserved = []string{"multi", "exec", "discard", "watch", "unwatch", "select", "auth", "hello", "reset", "quit", "client",
+	"subscribe", "psubscribe", "ssubscribe", "unsubscribe", "punsubscribe", "sunsubscribe", "monitor", "asking", "readonly", "readwrite"}
+
+// end sends the commands, unless the unit has failed already, and returns an *Error.
+func (t *transaction) end(ctx context.Context, failed error) error {
+	if failed != nil {
+		return t.ofRun(ctx, failed)
+	}
+	for _, cmd := range t.Cmds() {
+		if slices.Contains(reserved, strings.ToLower(cmd.Name())) {
+			return permanent("tx_ended", fmt.Errorf("%w: %s", ErrEnded, cmd.Name()))
+		}
+	}
+	if t.ended {
+		return permanent("tx_ended", ErrEnded)
+	}
+	if err := ctx.Err(); err != nil {
+		return ofContext(fmt.Errorf("before EXEC: %w", err))
+	}
+	return t.send(ctx)
+}
+
+// send runs MULTI/EXEC. The client does not notice when a context is canceled, so send waits for the context as well.
+func (t *transaction) send(ctx context.Context) error {
+	type replied struct {
+		cmds []goredis.Cmder
+		err  error
+	}
+	done := make(chan replied, 1)
+	go func() {
+		r := replied{err: errors.New("encoding a command called runtime.Goexit")}
+		defer func() {
+			if p := recover(); p != nil { // encoding.BinaryMarshaler of a value that a handler gave
+				r.err = fmt.Errorf("panic while a command was encoded: %v", p)
+			}
+			done <- r
+		}()
+		r.cmds, r.err = t.Pipeliner.Exec(ctx)
+	}()
+	select {
+	case r := <-done:
+		return t.result(r.cmds, r.err)
+	case <-ctx.Done():
+		return &provider.Error{Class: provider.ClassAmbiguous, Err: fmt.Errorf("EXEC has not been answered: %w", ctx.Err())}
+	}
+}
+
+// result returns the error of the commands that were sent, or nil.
+func (t *transaction) result(cmds []goredis.Cmder, err error) error {
+	if err != nil && !isReply(err) { // it stands on all commands that have no reply
+		return ofExec(err, true)
+	}
+	if errors.Is(err, goredis.Nil) {
+		err = nil // a reply that is null is no error
+	}
+	first, applied := -1, false
+	for i, cmd := range cmds {
+		switch one := cmd.Err(); {
+		case one == nil || errors.Is(one, goredis.Nil):
+			applied = true
+		case first < 0 && !goredis.IsExecAbortError(one):
+			first = i
+		}
+	}
+	if first < 0 {
+		if err == nil {
+			return nil
+		}
+		return ofExec(err, applied)
+	}
+	e := ofExec(fmt.Errorf("%s: %w", cmds[first].Name(), cmds[first].Err()), applied)
+	if m := t.messageOf(first); m >= 0 {
+		e.Err = &provider.MessageError{Message: m, Err: e.Err}
+	}
+	return e
+}
+
+// messageOf returns the message that a command belongs to, or -1.
+func (t *transaction) messageOf(command int) int {
+	message := -1
+	for _, s := range t.starts {
+		if s.command <= command {
+			message = s.message
+		}
+	}
+	return message
+}
