@@ -12,7 +12,7 @@ const (
 	pruneEvery = time.Minute
 )
 
-// keep holds what waits for long, and deletes what was kept for long enough, until ctx ends.
+// keep holds entries that wait for long, and deletes entries at the end of their retention, until ctx ends.
 func (r *Relay) keep(ctx context.Context) {
 	k, ok := r.store.(Keeper)
 	if !ok {
@@ -27,7 +27,7 @@ func (r *Relay) keep(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-r.upkeep:
+		case <-r.holdSoon:
 			what, err = "hold", r.hold(ctx, k)
 		case <-hold.C:
 			what, err = "hold", r.hold(ctx, k)

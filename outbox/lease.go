@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// lease is the time that a claim protects its entries, seen from this side: it begins before the claim or the
-// renewal is asked for, so it is over no later than the store's own.
+// lease is the relay's own measure of how long a claim protects its entries. It begins before the claim or the renewal
+// is sent, so it ends no later than the store's lease.
 type lease struct {
-	context.Context // ends with it: another relay may take over, so no call begins any more
+	context.Context // ends with the lease: another relay may take over, so no call begins any more
 	cancel          context.CancelFunc
 	timer           *time.Timer
 	length          time.Duration
@@ -26,8 +26,8 @@ func (l *lease) end() {
 	l.cancel()
 }
 
-// renew runs ask, and where that returns true the lease lives for its whole length from the moment before. One
-// that is over stays so.
+// renew calls ask. If ask returns true, the lease lasts for its whole length from the moment before the call. A lease
+// that has ended does not begin again.
 func (l *lease) renew(ask func() bool) {
 	next := time.AfterFunc(l.length, l.cancel)
 	if ask() && l.timer.Stop() {
@@ -37,7 +37,7 @@ func (l *lease) renew(ask func() bool) {
 	next.Stop()
 }
 
-// heartbeat renews the claim of everything that is not marked yet, three times in a lease, until stop is called.
+// heartbeat renews the claims of entries that are not marked yet, three times per lease, until stop is called.
 func (b *batch) heartbeat() (stop func()) {
 	done, ended := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -61,13 +61,15 @@ func (b *batch) heartbeat() (stop func()) {
 	}
 }
 
-// renewClaims renews them in the store. What another relay has taken over meanwhile is not published any more, and
-// nothing behind it either: the other one may be at it still, and would be overtaken. That goes back.
+// renewClaims renews the claims in the store. It drops entries that another relay has taken over, and releases those
+// behind them: the other relay may still be publishing, and they would overtake it.
 func (b *batch) renewClaims() bool {
 	b.mu.Lock()
-	marks := make([]Mark, 0, len(b.claimed))
-	for seq, token := range b.claimed {
-		marks = append(marks, Mark{Seq: seq, Token: token, To: Claimed, After: b.cfg.Lease})
+	var marks []Mark
+	for _, it := range b.items {
+		if it.state != done {
+			marks = append(marks, Mark{Seq: it.Seq, Token: it.Token, To: Claimed, After: b.cfg.Lease})
+		}
 	}
 	b.mu.Unlock()
 	if len(marks) == 0 {
@@ -79,33 +81,36 @@ func (b *batch) renewClaims() bool {
 		return false
 	}
 	if behind := b.leave(late); len(behind) > 0 {
-		if _, err := b.markOnce(releases(behind)); err != nil { // then they go on when their lease ends
+		if _, err := b.markOnce(releases(behind)); err != nil { // then others take over when the lease ends
 			b.log.Warn("release", "entries", len(behind), "class", errorClass(err))
 		}
 	}
 	return true
 }
 
-// leave forgets entries that are another relay's by now, and returns what waits behind those of them that nobody
-// here has begun to publish.
-func (b *batch) leave(taken []int64) (behind []Entry) {
+// leave forgets entries that another relay has taken over. It returns the items behind those of them that this relay
+// has not started.
+func (b *batch) leave(taken []int64) (behind []*item) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	from := map[lane]int64{}
+	from := map[*run]int64{}
 	for _, seq := range taken {
-		if e, ok := b.waiting[seq]; ok {
-			if first, ok := from[b.lane(e)]; !ok || seq < first {
-				from[b.lane(e)] = seq
+		it := b.find(seq)
+		if it == nil {
+			continue
+		}
+		if it.state == waiting {
+			if first, ok := from[it.run]; !ok || seq < first {
+				from[it.run] = seq
 			}
 		}
-		delete(b.waiting, seq)
-		delete(b.claimed, seq)
+		it.state = done
 	}
-	for seq, e := range b.waiting {
-		if first, ok := from[b.lane(e)]; ok && seq > first {
-			behind = append(behind, e)
-			delete(b.waiting, seq)
-			delete(b.claimed, seq)
+	for i := range b.items {
+		it := &b.items[i]
+		if first, ok := from[it.run]; ok && it.state == waiting && it.Seq > first {
+			behind = append(behind, it)
+			it.state = done
 		}
 	}
 	return behind

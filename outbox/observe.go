@@ -2,29 +2,29 @@ package outbox
 
 import "time"
 
-// Observer is told what a relay does, for metrics. Each function may be nil, and is then not called and costs
-// nothing. They are called by the goroutines that do the work, several at a time: they must be quick, and must
-// not change what they are given.
+// Observer reports what a relay does, for metrics. A function that is nil is not called and costs nothing. The
+// goroutines that do the work call them, several at a time: they must be quick, and must not change their arguments.
 type Observer struct {
-	// Claimed: a claim has ended. Without entries it was an empty one. On the store's clock, an entry has waited
-	// from CreatedAt to LastAttemptedAt; a Suspect one had a claim whose lease expired.
+	// Claimed: a claim has ended; it may have no entries. On the store's clock, an entry has waited from CreatedAt
+	// to LastAttemptedAt; a Malformed one may have no CreatedAt. A Suspect one had a claim whose lease expired.
 	Claimed func(entries []Entry, took time.Duration, err error)
 	// Published: a call of the publisher has ended, with so many messages.
 	Published func(topic string, messages int, took time.Duration, err error)
-	// Marked: marks are recorded, renewals and releases among them, but for so many that were late: fenced, since
-	// another relay has taken over.
+	// Marked: marks are stored, including renewals and releases. So many of them were late: they changed nothing,
+	// because another relay had taken over.
 	Marked func(marks []Mark, late int, took time.Duration, err error)
-	// Paused: nothing of the topic gets through. It is tried again after this long.
+	// Paused: every publish of the topic fails. It is tried again after d.
 	Paused func(topic string, d time.Duration)
 	// Held: so many entries were held, behind others that wait for long.
 	Held func(entries int)
-	// Deleted: so many entries were deleted that were kept for long enough.
+	// Deleted: so many entries were deleted at the end of their retention.
 	Deleted func(entries int)
 }
 
-// since is how long ago begin was on the relay's clock. Nobody asks where nobody observes.
+// since returns the time since begin on the relay's clock.
 func (r *Relay) since(begin time.Time) time.Duration { return r.cfg.Clock().Sub(begin) }
 
+// begin returns the time on the relay's clock if the call is observed.
 func (r *Relay) begin(observed bool) (begin time.Time) {
 	if observed {
 		begin = r.cfg.Clock()

@@ -9,77 +9,124 @@ import (
 	"sync"
 
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/internal/crash"
 )
 
-// lane is what keeps its order.
+// lane is a sequence of entries that keep their order.
 type lane struct{ topic, key string }
 
-// lane is what e keeps its order in: its key, or nothing but itself.
-func (b *batch) lane(e Entry) lane {
-	if b.cfg.Unordered {
-		return lane{e.Topic, e.ID}
-	}
-	return lane{e.Topic, e.Key}
-}
-
-// batch is one claim on its way out.
+// batch is one claim while it is published.
 type batch struct {
 	*Relay
-	entries []Entry
-	ctx     context.Context // ends when the relay is told to stop: no call begins any more
-	hard    context.Context // ends when the drain is over
-	lease   *lease
-	stopped map[lane]bool // keys whose run has met a failure
-	trials  map[string]*trial
+	items []item
+	lanes []run
+	ctx   context.Context // ends when the relay stops: no call begins any more
+	hard  context.Context // ends when the drain is over
+	lease *lease
+	round int // of calls
 
-	mu      sync.Mutex
-	waiting map[int64]Entry       // claimed, and not begun
-	claimed map[int64]claim.Token // not marked yet
+	mu sync.Mutex // guards the states of items
 
-	rest     func()        // ends the renewal
-	unhook   func() bool   // from the end of ctx
-	released chan struct{} // closed when what was waiting at the end of ctx is released
+	endRenewal func()
+	unhook     func() bool   // from the end of ctx
+	released   chan struct{} // closed when the entries that waited at the end of ctx are released
 }
 
-// newBatch renews what was claimed until it is published. When the relay is told to stop it releases at once what
-// is waiting, since the call in flight may take long.
+// item is an entry in a batch.
+type item struct {
+	*Entry
+	run   *run
+	state state
+}
+
+// state is how far the entry of an item is.
+type state byte
+
+const (
+	waiting state = iota // claimed
+	started              // about to be published, or to be released
+	done                 // marked, or taken over by another relay
+)
+
+// run is the part of a lane that is in one batch.
+type run struct {
+	lane    lane
+	breaker *breaker // of its topic
+	stopped bool     // a message failed: the rest is released
+	round   int      // the last one with a message of this run
+	rank    float64  // see freshFirst
+}
+
+// newBatch renews the claim of entries until they are published. When the relay stops, it releases waiting entries
+// at once, since the call in flight may take long.
 func (r *Relay) newBatch(ctx, hard context.Context, l *lease, entries []Entry) *batch {
 	b := &batch{
-		Relay: r, entries: entries, ctx: ctx, hard: hard, lease: l, stopped: map[lane]bool{}, trials: map[string]*trial{},
-		waiting: make(map[int64]Entry, len(entries)), claimed: make(map[int64]claim.Token, len(entries)), released: make(chan struct{}),
+		Relay: r, items: make([]item, len(entries)), lanes: make([]run, 0, len(entries)),
+		ctx: ctx, hard: hard, lease: l, released: make(chan struct{}),
 	}
-	for _, e := range entries {
-		b.waiting[e.Seq], b.claimed[e.Seq] = e, e.Token
+	runs := make(map[lane]*run, len(entries))
+	for i := range entries {
+		e := &entries[i]
+		at := lane{e.Topic, e.Key}
+		if b.cfg.Unordered {
+			at.key = e.ID
+		}
+		if runs[at] == nil {
+			b.lanes = append(b.lanes, run{lane: at})
+			runs[at] = &b.lanes[len(b.lanes)-1]
+		}
+		b.items[i] = item{Entry: e, run: runs[at]}
 	}
-	b.rest = b.heartbeat()
+	b.endRenewal = b.heartbeat()
 	b.unhook = context.AfterFunc(ctx, func() {
 		defer close(b.released)
-		b.release(b.take(entries))
+		b.release(b.take(b.all()))
 	})
 	return b
 }
 
-// lanes is how many keys the batch has entries of.
-func (b *batch) lanes() int {
-	all := make(map[lane]bool, len(b.entries))
-	for _, e := range b.entries {
-		all[b.lane(e)] = true
+// all returns all items, in order of Seq.
+func (b *batch) all() []*item {
+	all := make([]*item, len(b.items))
+	for i := range b.items {
+		all[i] = &b.items[i]
 	}
-	return len(all)
+	return all
 }
 
-// publish sends what was claimed, each key's run in order, and stops a key at its first failure. What it does
-// not come to is released, with its attempt given back.
+// find returns the item of seq, or nil.
+func (b *batch) find(seq int64) *item {
+	i, ok := slices.BinarySearchFunc(b.items, seq, func(it item, seq int64) int { return cmp.Compare(it.Seq, seq) })
+	if !ok {
+		return nil
+	}
+	return &b.items[i]
+}
+
+// last returns the greatest Seq of the batch.
+func (b *batch) last() int64 { return b.items[len(b.items)-1].Seq }
+
+// breaker returns the breaker of topic.
+func (b *batch) breaker(topic string) *breaker {
+	k := b.breakers[topic]
+	if k == nil {
+		k = newBreaker()
+		b.breakers[topic] = k
+	}
+	return k
+}
+
+// publish publishes the batch, each lane in order, and stops a lane at its first failure. It releases the entries
+// that it does not try, and gives their attempts back.
 func (b *batch) publish() {
 	defer b.lease.end()
-	defer b.rest()
-	entries := b.leaveOutPaused()
-	for len(entries) > 0 && b.goesOn() {
-		var calls [][]Entry
-		var unsent []Entry
-		calls, entries, unsent = b.next(entries)
+	defer b.endRenewal()
+	for i := range b.lanes {
+		b.lanes[i].breaker = b.breaker(b.lanes[i].lane.topic)
+	}
+	items := b.abandonMalformed(b.leaveOutPaused(b.all()))
+	for len(items) > 0 && b.goesOn() {
+		calls, later, unsent := b.next(items)
 		b.release(b.take(unsent))
 		for _, call := range calls {
 			if call = b.take(call); len(call) > 0 && b.goesOn() {
@@ -88,186 +135,250 @@ func (b *batch) publish() {
 				b.release(call)
 			}
 		}
+		items = later
 	}
-	b.release(b.take(entries))
+	b.release(b.take(items))
 	b.mark(b.judge())
 	if !b.unhook() {
 		<-b.released
 	}
 }
 
-// leaveOutPaused releases entries of topics that have begun to pause since the claim.
-func (b *batch) leaveOutPaused() (entries []Entry) {
-	paused := b.pausing()
-	if len(paused) == 0 {
-		return b.entries
-	}
-	var not []Entry
-	for _, e := range b.entries {
-		if slices.Contains(paused, e.Topic) {
-			not = append(not, e)
+// leaveOutPaused releases items of topics that were paused after the claim, and returns the others.
+func (b *batch) leaveOutPaused(items []*item) []*item {
+	now := b.cfg.Clock()
+	var others, paused []*item
+	for _, it := range items {
+		if it.run.breaker.paused(now) {
+			paused = append(paused, it)
 		} else {
-			entries = append(entries, e)
+			others = append(others, it)
 		}
 	}
-	b.release(b.take(not))
-	return entries
+	b.release(b.take(paused))
+	return others
 }
 
-// take takes those of entries that nobody has begun or released yet.
-func (b *batch) take(entries []Entry) []Entry {
+// abandonMalformed abandons malformed items, releases those behind them, and returns the others.
+func (b *batch) abandonMalformed(items []*item) []*item {
+	if !slices.ContainsFunc(items, func(it *item) bool { return it.Malformed }) {
+		return items
+	}
+	var others, behind, malformed []*item
+	stopped := map[*run]bool{}
+	for _, it := range items {
+		switch {
+		case stopped[it.run]:
+			behind = append(behind, it)
+		case it.Malformed:
+			stopped[it.run] = true
+			malformed = append(malformed, it)
+		default:
+			others = append(others, it)
+		}
+	}
+	var marks []Mark
+	for _, it := range b.take(malformed) {
+		m := Mark{Seq: it.Seq, Token: it.Token, To: Abandoned, Error: MalformedClass}
+		b.logFailure(*it.Entry, m, ErrMalformed)
+		marks = append(marks, m)
+	}
+	b.mark(marks)
+	b.release(b.take(behind))
+	return others
+}
+
+// take returns those of items that are waiting, and starts them. It reuses the slice.
+func (b *batch) take(items []*item) []*item {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	var mine []Entry
-	for _, e := range entries {
-		if _, ok := b.waiting[e.Seq]; ok {
-			delete(b.waiting, e.Seq)
-			mine = append(mine, e)
+	mine := items[:0]
+	for _, it := range items {
+		if it.state == waiting {
+			it.state = started
+			mine = append(mine, it)
 		}
 	}
 	return mine
 }
 
-// goesOn tells whether another call may begin.
+// goesOn reports whether another call may begin.
 func (b *batch) goesOn() bool { return b.ctx.Err() == nil && b.lease.Err() == nil }
 
-// next takes from entries what can be published now: one Publish call a topic, and in a call at most one
-// entry a key, unless the publisher keeps order. Entries of stopped keys are unsent.
-func (b *batch) next(entries []Entry) (calls [][]Entry, later, unsent []Entry) {
-	busy := map[lane]bool{}
-	call := map[string]int{}
-	full := func(topic string) bool {
-		i, ok := call[topic]
-		return ok && len(calls[i]) >= b.cfg.Batch
-	}
-	for _, e := range entries {
-		switch l := b.lane(e); {
-		case b.stopped[l] || b.trial(e.Topic).hopeless():
-			unsent = append(unsent, e)
-		case busy[l] && !b.cfg.OrderedPublisher, full(e.Topic) && b.trial(e.Topic).pauses == 0:
-			later = append(later, e)
+// next splits items. calls can be published now, one Publish call per topic. Unless the publisher keeps the order,
+// a call has at most one entry per key. unsent items follow a failure.
+func (b *batch) next(items []*item) (calls [][]*item, later, unsent []*item) {
+	b.round++
+	callOf := map[*breaker]int{}
+	for _, it := range items {
+		k := it.run.breaker
+		i, ok := callOf[k]
+		switch {
+		case it.run.stopped || k.hopeless():
+			unsent = append(unsent, it)
+		case it.run.round == b.round && !b.cfg.OrderedPublisher, ok && len(calls[i]) >= b.cfg.Batch && !k.down():
+			later = append(later, it)
 		default:
-			busy[l] = true
-			i, ok := call[e.Topic]
 			if !ok {
 				i = len(calls)
-				call[e.Topic] = i
+				callOf[k] = i
 				calls = append(calls, nil)
 			}
-			calls[i] = append(calls[i], e)
+			it.run.round = b.round
+			calls[i] = append(calls[i], it)
 		}
 	}
 	return calls, later, unsent
 }
 
-// send publishes entries of one topic, and returns the marks of what passed and of what it did not try. A failed
-// call of several may have published any prefix: they go again with the same ids, one by one, to find the one
-// that fails. So they go from the start where the topic was down.
-func (b *batch) send(call []Entry) (marks []Mark) {
-	t := b.trial(call[0].Topic)
-	if len(call) > 1 && t.pauses == 0 && b.publishCall(call) == nil {
-		t.pass(call)
+// send publishes items of one topic, and returns the marks of those that passed and of those that it did not try. A
+// failed call may have published any prefix of its entries, so they are published again one by one, with the same ids,
+// to find the one that fails. If the topic was down, they are published one by one at once.
+func (b *batch) send(call []*item) (marks []Mark) {
+	k := call[0].run.breaker
+	if len(call) > 1 && !k.down() && b.publishCall(call) == nil {
+		k.pass(call)
 		return published(call, b.cfg.Keep)
 	}
-	call = b.freshFirst(call, t.pauses > 0)
-	for i, e := range call {
+	freshFirst(call, k.down())
+	for i, it := range call {
 		one := call[i : i+1]
-		if b.stopped[b.lane(e)] || !b.goesOn() || t.hopeless() {
+		if it.run.stopped || !b.goesOn() || k.hopeless() {
 			marks = append(marks, releases(one)...)
 			continue
 		}
 		if err := b.publishCall(one); err != nil {
-			b.stopped[b.lane(e)] = true
-			t.fail(e, b.lane(e), err)
+			it.run.stopped = true
+			k.fail(*it.Entry, it.run.lane, err)
 			continue
 		}
-		t.pass(one)
+		k.pass(one)
 		marks = append(marks, published(one, b.cfg.Keep)...)
 	}
 	return marks
 }
 
-// freshFirst puts the keys of which a message has failed before behind the others, and where nothing passes mixes
-// these: so each try is of something new, and much poison does not hide what is good behind it. A key keeps its
+// freshFirst moves the keys with a message that failed before behind the others. If mixed is set it shuffles the keys
+// within both groups, so that each try is of another key, and much poison does not hide good messages. A key keeps its
 // order.
-func (b *batch) freshFirst(call []Entry, mixed bool) []Entry {
-	rank := map[lane]float64{}
-	for _, e := range call {
-		l := b.lane(e)
-		if _, ok := rank[l]; !ok && mixed {
-			rank[l] = rand.Float64()
-		}
-		if e.LastError != "" && rank[l] < 1 {
-			rank[l]++
+func freshFirst(call []*item, mixed bool) {
+	for _, it := range call {
+		it.run.rank = 0
+		if mixed {
+			it.run.rank = rand.Float64()
 		}
 	}
-	call = slices.Clone(call)
-	slices.SortStableFunc(call, func(x, y Entry) int { return cmp.Compare(rank[b.lane(x)], rank[b.lane(y)]) })
-	return call
+	for _, it := range call {
+		if it.LastError != "" && it.run.rank < 1 {
+			it.run.rank++
+		}
+	}
+	slices.SortStableFunc(call, func(x, y *item) int { return cmp.Compare(x.run.rank, y.run.rank) })
 }
 
-func published(call []Entry, keep Retention) []Mark {
+func published(call []*item, keep Retention) []Mark {
 	marks := make([]Mark, len(call))
-	for i, e := range call {
-		marks[i] = Mark{Seq: e.Seq, Token: e.Token, To: Published, Drop: keep.Published == 0}
+	for i, it := range call {
+		marks[i] = Mark{Seq: it.Seq, Token: it.Token, To: Published, Drop: keep.Published == 0}
 	}
 	return marks
 }
 
-func (b *batch) publishCall(call []Entry) error {
+func (b *batch) publishCall(call []*item) error {
 	messages := make([]*message.Message, len(call))
-	for i := range call {
-		messages[i] = call[i].Watermill()
+	for i, it := range call {
+		messages[i] = it.Watermill()
 	}
-	told := b.cfg.Observer.Published
-	begin := b.begin(told != nil)
+	report := b.cfg.Observer.Published
+	begin := b.begin(report != nil)
 	crash.Point("publish: before")
 	err := b.pub.Publish(call[0].Topic, messages...)
 	crash.Point("publish: after")
-	if told != nil {
-		told(call[0].Topic, len(call), b.since(begin), err)
+	if report != nil {
+		report(call[0].Topic, len(call), b.since(begin), err)
 	}
 	return err
 }
 
-// failure says what becomes of an entry whose publication failed by its own fault: a later attempt, or the end
-// of them.
+// judge returns the marks of the entries that failed in this batch, as the breakers decide.
+func (b *batch) judge() []Mark {
+	var marks []Mark
+	for topic, k := range b.breakers {
+		v := k.end(b.cfg.Clock())
+		switch {
+		case len(v.failed) == 0:
+		case v.outage > 0:
+			marks = append(marks, b.giveBack(topic, v)...)
+		default:
+			for _, f := range v.failed {
+				marks = append(marks, b.failure(f))
+			}
+		}
+	}
+	return marks
+}
+
+// giveBack gives back the attempts of what failed in an outage. Those entries wait for two pauses, so that the next
+// try is of other keys.
+func (b *batch) giveBack(topic string, v verdict) []Mark {
+	if v.paused && b.cfg.Observer.Paused != nil {
+		b.cfg.Observer.Paused(topic, v.outage)
+	}
+	last := v.failed[len(v.failed)-1]
+	attrs := []any{"topic", topic, "tried", len(v.failed), "class", errorClass(last.err), "for", v.outage}
+	if b.cfg.LogErrors {
+		attrs = append(attrs, "err", last.err)
+	}
+	b.log.Warn("topic paused: every publish fails", attrs...)
+	marks := make([]Mark, len(v.failed))
+	for i, f := range v.failed {
+		marks[i] = Mark{Seq: f.Seq, Token: f.Token, To: Pending, After: 2 * v.outage, Error: errorClass(f.err)}
+	}
+	return marks
+}
+
+// failure returns the mark of an entry that failed by its own fault: a later attempt, or Abandoned after the last one.
 func (b *batch) failure(f failure) Mark {
 	m := Mark{Seq: f.Seq, Token: f.Token, To: Failed, Error: errorClass(f.err)}
 	if b.cfg.Backoff.Spent(f.Attempts) {
 		m.To = Abandoned
 	} else {
-		m.After, _ = b.cfg.Backoff.Delay(f.Attempts) // never fails: the claim counted an attempt, NewRelay checked the schedule
+		m.After, _ = b.cfg.Backoff.Delay(f.Attempts) // cannot fail: the claim counted an attempt, and NewRelay checked the schedule
 	}
+	b.logFailure(f.Entry, m, f.err)
+	return m
+}
+
+// logFailure logs why e is not published. If e will block its key for long, it requests that entries be held.
+func (b *batch) logFailure(e Entry, m Mark, err error) {
 	if m.To == Abandoned || m.After >= holdLong {
 		select {
-		case b.upkeep <- struct{}{}:
-		default: // somebody has asked already
+		case b.holdSoon <- struct{}{}:
+		default: // already requested
 		}
 	}
-	attrs := []any{"to", string(m.To), "topic", f.Topic, "key", f.Key, "message_id", f.ID, "attempt", f.Attempts, "class", m.Error}
+	attrs := []any{"to", string(m.To), "topic", e.Topic, "key", e.Key, "message_id", e.ID, "attempt", e.Attempts, "class", m.Error}
 	if m.To == Failed {
 		attrs = append(attrs, "again_in", m.After)
 	}
 	if b.cfg.LogErrors {
-		attrs = append(attrs, "err", f.err)
+		attrs = append(attrs, "err", err)
 	}
 	b.log.Warn("publish", attrs...)
-	return m
 }
 
-func releases(entries []Entry) []Mark {
-	marks := make([]Mark, len(entries))
-	for i, e := range entries {
-		marks[i] = Mark{Seq: e.Seq, Token: e.Token, To: Pending}
+func releases(items []*item) []Mark {
+	marks := make([]Mark, len(items))
+	for i, it := range items {
+		marks[i] = Mark{Seq: it.Seq, Token: it.Token, To: Pending}
 	}
 	return marks
 }
 
-func (b *batch) release(entries []Entry) { b.mark(releases(entries)) }
+func (b *batch) release(items []*item) { b.mark(releases(items)) }
 
-// mark records what happened. While the store has trouble it tries again, for as long as the lease lives. A
-// mark after that still counts where nobody has taken over.
+// mark stores marks. It retries after store errors until the lease ends. A mark after that still counts unless
+// another relay has taken over.
 func (b *batch) mark(marks []Mark) {
 	if len(marks) == 0 {
 		return
@@ -288,23 +399,25 @@ func (b *batch) mark(marks []Mark) {
 	}
 }
 
-// forget ends the renewal of what is marked.
+// forget ends the renewal of marked entries.
 func (b *batch) forget(marks []Mark) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, m := range marks {
-		delete(b.claimed, m.Seq)
+		if it := b.find(m.Seq); it != nil {
+			it.state = done
+		}
 	}
 }
 
 func (b *batch) markOnce(marks []Mark) ([]int64, error) {
 	ctx, cancel := context.WithTimeout(b.hard, storeLimit)
 	defer cancel()
-	told := b.cfg.Observer.Marked
-	begin := b.begin(told != nil)
+	report := b.cfg.Observer.Marked
+	begin := b.begin(report != nil)
 	late, err := b.store.MarkEntries(ctx, marks)
-	if told != nil {
-		told(marks, len(late), b.since(begin), err)
+	if report != nil {
+		report(marks, len(late), b.since(begin), err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("mark: %w", err)

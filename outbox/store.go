@@ -67,6 +67,23 @@ type Entry struct {
 	CreatedAt       time.Time
 	LastAttemptedAt time.Time // zero: never
 	PublishedAt     time.Time // zero: not yet
+	// Malformed: somebody else wrote the row, and its headers are not a JSON object of strings (Headers is nil), or
+	// a time is infinite or outside of the years 1 to 9999 (that time is zero). A claim sets NextAttemptAt and
+	// LastAttemptedAt, so after it only Headers and CreatedAt count. Relays abandon such an entry, with LastError
+	// MalformedClass, and never publish it.
+	Malformed bool
+}
+
+// MalformedClass is the LastError of an entry that a relay abandoned because it is Malformed.
+const MalformedClass = "malformed"
+
+// StoredTime returns t in UTC, or the zero time and false if t is outside of the years 1 to 9999. RFC 3339 has no form
+// for such a time.
+func StoredTime(t time.Time) (time.Time, bool) {
+	if t = t.UTC(); t.Year() < 1 || t.Year() > 9999 {
+		return time.Time{}, false
+	}
+	return t, true
 }
 
 // Query picks entries to claim.
@@ -213,10 +230,11 @@ type Inspector interface {
 	// behind them are pending again in the same transaction, in their places: the first of them, at least the next.
 	//   - Where one of those was last attempted longer ago than the provider's RequeueWindow, and not f.Force, it is ErrStale, and nothing is changed:
 	//     that attempt may have published it, and the markers that would tell consumers so may be gone.
+	//   - A Malformed entry whose LastAttemptedAt cannot be read stays as it is without f.Force.
 	Requeue(ctx context.Context, f Filter) (int, error)
 	// Skip gives up for good on the pending, failed, held and abandoned entries that f picks; their keys go on
 	// without them, held entries behind them as with Requeue. It returns how many it skipped; entries in another
-	// status stay as they are.
+	// status stay as they are, except a Malformed one that is claimed for ever.
 	Skip(ctx context.Context, f Filter) (int, error)
 }
 

@@ -54,7 +54,7 @@ func FromEvent(stream string, version int64, d eventstore.Draft, topic string) M
 	return Message{ID: d.ID, Topic: topic, Key: stream, Payload: d.Data, Headers: h}
 }
 
-// Watermill is the entry as it is published: the same bytes every time.
+// Watermill returns the entry as it is published: the same bytes every time.
 func (e Entry) Watermill() *message.Message {
 	m := message.NewMessage(e.ID, e.Payload)
 	maps.Copy(m.Metadata, e.Headers)

@@ -1,0 +1,128 @@
+package outbox
+
+import (
+	"time"
+
+	"github.com/kinora-go/kinora/claim"
+)
+
+const (
+	hopelessSoon = 3      // keys that fail in a row before the batch gives up on a topic that was down
+	hopelessLate = 10     // the same for a topic that was up
+	deepest      = 5      // the most doublings of a claim
+	refusedMax   = 10_000 // entries that a breaker remembers
+)
+
+var pauses = claim.Backoff{Base: time.Second, Max: time.Minute, Attempts: -1}
+
+// breaker is the outage breaker of one topic, in this process. Messages that
+// get through distinguish an outage from poison:
+//
+//   - If others of the topic pass, a message that fails is at fault. Its attempt counts.
+//   - If nothing passes, there may be an outage. No attempt counts, and the failed
+//     messages wait. If several keys failed, nothing of the topic is claimed meanwhile.
+type breaker struct {
+	up      bool          // the last batch that tried a message ended with a pass, or this batch has one
+	passes  int           // messages that passed
+	refused map[int64]int // failed entries that have not passed since: the passes before their first failure
+
+	// Since the last pass.
+	keys   map[lane]bool // keys that failed, at most hopelessSoon
+	pauses int           // verdicts of an outage
+	until  time.Time     // nothing of the topic is claimed before
+	deep   time.Time     // claims take more until then
+
+	// In the current batch.
+	inRow  int // failures since the last pass, each of another key
+	failed []failure
+}
+
+// failure is one try that failed.
+type failure struct {
+	Entry
+	err error
+}
+
+// verdict is the decision about the failures of one batch.
+type verdict struct {
+	failed []failure
+	outage time.Duration // zero: the attempts count; else they are given back, and this is the length of the pause
+	paused bool          // nothing of the topic is claimed during the pause
+}
+
+func newBreaker() *breaker { return &breaker{refused: map[int64]int{}, keys: map[lane]bool{}} }
+
+// pass records that items were published.
+func (k *breaker) pass(items []*item) {
+	k.up, k.inRow, k.pauses = true, 0, 0
+	k.passes += len(items)
+	clear(k.keys)
+	if len(k.refused) == 0 {
+		return
+	}
+	for _, it := range items {
+		delete(k.refused, it.Seq)
+	}
+}
+
+// fail records that e of lane l was not published.
+func (k *breaker) fail(e Entry, l lane, err error) {
+	k.failed = append(k.failed, failure{e, err})
+	k.inRow++
+	if len(k.keys) < hopelessSoon {
+		k.keys[l] = true
+	}
+	if _, again := k.refused[e.Seq]; !again {
+		if len(k.refused) >= refusedMax { // other relays may have published them
+			clear(k.refused)
+		}
+		k.refused[e.Seq] = k.passes
+	}
+}
+
+// down reports whether nothing has passed since the last verdict of an outage.
+func (k *breaker) down() bool { return k.pauses > 0 }
+
+// hopeless reports whether this batch must leave the rest of the topic alone.
+func (k *breaker) hopeless() bool {
+	if k.up {
+		return k.inRow >= hopelessLate
+	}
+	return k.inRow >= hopelessSoon
+}
+
+// counts reports whether the failures are the fault of their messages, since
+// others passed in this batch or just before it. A single failure is also one if others
+// have passed since that message failed first.
+func (k *breaker) counts() bool {
+	return k.up || !k.down() && len(k.failed) == 1 && k.passes > k.refused[k.failed[0].Seq]
+}
+
+// end ends a batch and decides about its failures.
+func (k *breaker) end(now time.Time) verdict {
+	v := verdict{failed: k.failed}
+	if len(k.failed) > 0 && !k.counts() {
+		k.pauses++
+		v.outage, _ = pauses.Delay(k.pauses) // cannot fail: pauses is a valid schedule, and k.pauses ≥ 1
+		k.deep = now.Add(4 * v.outage)       // the failed messages wait 2 pauses; after 4, another relay has them
+		if v.paused = len(k.keys) >= hopelessSoon; v.paused {
+			k.until = now.Add(v.outage)
+		}
+	}
+	k.up = k.up && k.inRow == 0
+	k.inRow, k.failed = 0, nil
+	return v
+}
+
+// paused reports whether nothing of the topic is to be claimed now.
+func (k *breaker) paused(now time.Time) bool { return now.Before(k.until) }
+
+// depth is how often the size of a claim is doubled, 0 to deepest. In an outage
+// claims take more, so that refused messages do not hide those behind them that
+// may pass.
+func (k *breaker) depth(now time.Time) int {
+	if !now.Before(k.deep) {
+		return 0
+	}
+	return min(k.pauses, deepest)
+}
