@@ -1,56 +1,77 @@
 package mutant_test
 
 import (
-	"os/exec"
+	"go/parser"
+	"go/token"
+	"os"
 	"path/filepath"
-	"regexp"
-	"slices"
-	"strings"
 	"testing"
 
+	"github.com/kinora-go/kinora/internal/mutant"
 	"github.com/stretchr/testify/require"
 )
 
-// Each mechanism, taken out, makes its named test fail: so the test would notice its loss.
-var mutants = []struct{ tag, pkg, test string }{
-	{"no_marker", "./projector", "TestConcurrentDuplicatesTakeEffectOnce"},
-	{"no_marker", "./providers/sqlite", "TestMessageDeliveredManyTimesAtOnceAppliesOnce"},
-	{"no_fence", "./providers/sqlite", "TestLateMarkChangesNothing"},
-	{"two_transactions", "./providers/sqlite", "TestEventsAndEntriesCommitTogether"},
-	{"half_guard", "./providers/sqlite", "TestTakeDoesNotPassAnEarlierEntry"},
-	{"half_guard", "./providers/postgres", "TestClaimStatementsThatOverlapDoNotSplitAKey"},
-	{"no_fence", "./providers/postgres", "TestNoTwoRelaysHoldAClaim"},
-	{"held_no_barrier", "./providers/postgres", "TestHeldEntriesKeepTheirPlace"},
-	{"no_marker", "./providers/postgres", "TestOneMessageAHundredTimesThroughTwoProcesses"},
-	{"clock_per_row", "./providers/postgres", "TestAClaimReadsTheClockOnce"},
-	{"no_version_guard", "./providers/postgres", "TestAStaleVersionIsAConflict"},
-	{"no_generation_fence", "./providers/postgres", "TestUnitsAndASwitchOfGenerationsFenceOneAnother"},
-	{"batch_on_conflict", "./providers/postgres", "TestBatchedUnitsApplyOnce"},
-}
-
+// Each of a mutant's tests fails with it, so the test would notice the loss of the mechanism.
 func TestEveryMutantIsCaught(t *testing.T) {
-	for _, m := range mutants {
-		t.Run(m.tag+" "+m.pkg, func(t *testing.T) {
-			cmd := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-timeout=2m", "-tags", "mutant_"+m.tag, "-run", "^"+m.test+"$", m.pkg)
-			cmd.Dir = "../.."
-			out, err := cmd.CombinedOutput()
-			var exit *exec.ExitError
-			require.ErrorAs(t, err, &exit, "the mutant survived:\n%s", out)
-			require.Regexp(t, `(?m)^\s*--- FAIL: `+regexp.QuoteMeta(m.test), string(out))
-		})
+	t.Parallel()
+	root := root(t)
+	places := make(chan struct{}, 2) // each test is a process, which may start a server
+	for _, m := range mutant.All {
+		files, err := m.Apply(root)
+		require.NoError(t, err)
+		overlay, err := mutant.Overlay(t.TempDir(), files)
+		require.NoError(t, err)
+		for _, test := range m.Tests {
+			t.Run(m.Name+" "+test.Package, func(t *testing.T) {
+				t.Parallel()
+				places <- struct{}{}
+				defer func() { <-places }()
+				failure, output := test.Run(t.Context(), root, overlay)
+				require.NotEmpty(t, failure, "the mutant survived, or the test did not run:\n%s", output)
+			})
+		}
 	}
 }
 
-// inSuite are the mutants that no test of a package shows: the fault suite does (make mutants).
-var inSuite = []string{"marker_apart", "ack_early", "worker_clock"}
-
-// The lists and the build tags are the same.
-func TestEveryMutantIsListed(t *testing.T) {
-	files, err := filepath.Glob("*_on.go")
-	require.NoError(t, err)
-	require.NotEmpty(t, files)
-	for _, f := range files {
-		tag := strings.TrimSuffix(f, "_on.go")
-		require.True(t, slices.Contains(inSuite, tag) || slices.ContainsFunc(mutants, func(m struct{ tag, pkg, test string }) bool { return m.tag == tag }), tag)
+// Every mutant applies to the source as it is, leaves it Go, and is noticed by something.
+func TestEveryMutantApplies(t *testing.T) {
+	t.Parallel()
+	root := root(t)
+	names := map[string]bool{}
+	for _, m := range mutant.All {
+		require.False(t, names[m.Name], "two mutants are called %s", m.Name)
+		names[m.Name] = true
+		require.NotEmpty(t, len(m.Tests)+len(m.Cells), "nothing notices %s", m.Name)
+		files, err := m.Apply(root)
+		require.NoError(t, err)
+		require.NotEmpty(t, files)
+		for path, text := range files {
+			_, err := parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution)
+			require.NoError(t, err, m.Name)
+		}
 	}
+}
+
+func TestAMutantSaysWhyItNoLongerApplies(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "a.go"), []byte("one two two"), 0o600))
+	m := func(edits ...mutant.Edit) mutant.Mutant { return mutant.Mutant{Name: "x", Edits: edits} }
+
+	_, err := m(mutant.Edit{File: "a.go", Old: "three"}).Apply(dir)
+	require.EqualError(t, err, `mutant x no longer applies: text not found in a.go: "three"`)
+	_, err = m(mutant.Edit{File: "a.go", Old: "two"}).Apply(dir)
+	require.EqualError(t, err, `mutant x no longer applies: text found 2 times in a.go, not 1: "two"`)
+	_, err = m(mutant.Edit{File: "b.go", Old: "two"}).Apply(dir)
+	require.ErrorContains(t, err, "mutant x no longer applies: open "+filepath.Join(dir, "b.go"))
+
+	files, err := m(mutant.Edit{File: "a.go", Old: "two", New: "2", Count: 2}, mutant.Edit{File: "a.go", Old: "one 2", New: "1 2"}).Apply(dir)
+	require.NoError(t, err)
+	require.Equal(t, map[string]string{filepath.Join(dir, "a.go"): "1 2 2"}, files)
+}
+
+func root(t *testing.T) string {
+	root, err := mutant.Root(t.Context())
+	require.NoError(t, err)
+	return root
 }

@@ -1,0 +1,175 @@
+package mutant
+
+import "slices"
+
+// All are the mutants. The text that an edit looks for is short, and part of the mechanism, so that other changes of the
+// file leave it alone. A mutant that no longer applies fails TestEveryMutantApplies.
+var All = slices.Concat(stores, units)
+
+// stores are the mutants of markers, generations, appends and the outbox.
+var stores = []Mutant{
+	{
+		Name: "no_marker",
+		What: "a marker that is there does not keep a handler from running",
+		Edits: []Edit{
+			{File: "providers/memory/unit.go", Old: "s.mark(h, generation, m.ID, now))", New: "s.mark(h, generation, m.ID, now) || true)"},
+			{File: "providers/sqlite/opening.go", Old: "range marked {", New: "range marked[:0] {"},
+			{File: "providers/postgres/open.go", Old: "= !m.Mark || w.marked", New: "= true || w.marked"},
+		},
+		Tests: []Test{
+			{"./projector", "TestRedeliveryTakesEffectOnce/with_markers"},
+			{"./providers/sqlite", "TestMessageDeliveredManyTimesAtOnceAppliesOnce"},
+			{"./providers/postgres", "TestOneMessageAHundredTimesThroughTwoProcesses"},
+		},
+		Cells: []string{"storm", "kill"},
+	},
+	{
+		Name: "marker_apart",
+		What: "markers are committed before the handler's transaction begins",
+		Edits: []Edit{{File: "providers/postgres/open.go", Old: `	w.queueMarkers(b)
+`, New: `	w.queueMarkers(b)
+	if !looksUp {
+		b.Queue("commit")
+		b.Queue("begin")
+	}
+`}},
+		Tests: []Test{{"./providers/postgres", "TestConformance/Units/Transaction/nothing_of_a_failed_unit_is_left"}},
+		Cells: []string{"conflicts", "kill"},
+	},
+	{
+		Name: "batch_on_conflict",
+		What: "a unit in one round trip ignores a marker that is there, instead of failing",
+		Edits: []Edit{
+			{File: "providers/postgres/batch.go", Old: "w.db.q(mustMarkSQL)", New: `w.db.q(mustMarkSQL)+" on conflict do nothing"`},
+			{File: "providers/postgres/batch.go", Old: "w.db.q(mustMarkAllSQL)", New: `w.db.q(mustMarkAllSQL)+" on conflict do nothing"`},
+		},
+		Tests: []Test{{"./providers/postgres", "TestBatchedUnitsApplyOnce"}},
+		Cells: []string{"storm", "kill"},
+	},
+	{
+		Name: "no_generation_fence",
+		What: "a unit of work does not take its projector's fence",
+		Edits: []Edit{{
+			File: "providers/postgres/open.go",
+			Old:  "select pg_advisory_xact_lock_shared($1::int, $2::int)",
+			New:  "select $1::int, $2::int",
+		}},
+		Tests: []Test{{"./providers/postgres", "TestUnitsAndASwitchOfGenerationsFenceOneAnother"}}, // no cell rebuilds yet
+	},
+	{
+		Name: "no_fence",
+		What: "marks are not fenced by the claim's token",
+		Edits: []Edit{
+			{File: "providers/memory/claim.go", Old: "e.Status != outbox.Claimed || e.Token != m.Token {", New: "e.Status != outbox.Claimed {"},
+			{File: "providers/sqlite/mark.go", Old: "and token = ?2", New: "and ?2 is not null", Count: 2},
+			{File: "providers/postgres/mark.go", Old: "o.token = m.token", New: "m.token is not null", Count: 2},
+			{File: "providers/postgres/mark.go", Old: "o.token = $2::uuid", New: "$2::uuid is not null"},
+		},
+		Tests: []Test{
+			{"./providers/memory", "TestConformance/Outbox/Claim/a_late_mark_changes_nothing"},
+			{"./providers/sqlite", "TestLateMarkChangesNothing"},
+			{"./providers/postgres", "TestNoTwoRelaysHoldAClaim"},
+		},
+		Cells: []string{"zombie"},
+	},
+	{
+		Name: "half_guard",
+		What: "taking an entry does not look at the earlier entries of its key again",
+		Edits: []Edit{
+			{File: "providers/memory/claim.go", Old: "!q.Unordered && s.passes(is, t.Token)", New: "false"},
+			{File: "providers/sqlite/claim.go", Old: "query := takeEntry", New: "query := takeUnordered"},
+			{File: "providers/postgres/claim.go", Old: "and e.id not in (select id from picked where not spent)", New: "and false"},
+		},
+		Tests: []Test{
+			{"./providers/memory", "TestConformance/Outbox/Claim/the_head_changed_hands_meanwhile"},
+			{"./providers/sqlite", "TestTakeDoesNotPassAnEarlierEntry"},
+			{"./providers/postgres", "TestClaimStatementsThatOverlapDoNotSplitAKey"},
+		},
+		Cells: []string{"clock", "kill"},
+	},
+	{
+		Name:  "held_no_barrier",
+		What:  "a claim passes entries of its key that are set aside",
+		Edits: []Edit{{File: "providers/postgres/claim.go", Old: "where e.held and e.topic <> ''", New: "where false"}},
+		Tests: []Test{{"./providers/postgres", "TestHeldEntriesKeepTheirPlace"}},
+		Cells: []string{"poison"},
+	},
+	{
+		Name: "clock_per_row",
+		What: "a claim reads the clock again for every row",
+		Edits: []Edit{
+			{File: "providers/postgres/claim.go", Old: "'claimed') and o.next_attempt_at <= ck.t", New: "'claimed') and o.next_attempt_at <= clock_timestamp()"},
+			{File: "providers/postgres/claim.go", Old: "e.next_attempt_at <= ck.t", New: "e.next_attempt_at <= clock_timestamp()"},
+			{
+				File: "providers/postgres/claim.go",
+				Old:  "'claimed', last_attempt_at = ck.t, next_attempt_at = ck.until",
+				New:  "'claimed', last_attempt_at = clock_timestamp(), next_attempt_at = clock_timestamp() + (ck.until - ck.t)",
+			},
+		},
+		Tests: []Test{{"./providers/postgres", "TestAClaimReadsTheClockOnce"}},
+		Cells: []string{"kill", "clock"},
+	},
+	{
+		Name: "worker_clock",
+		What: "statements read the clock of the process that sends them, and not the server's",
+		Edits: []Edit{
+			{File: "providers/postgres/postgres.go", Old: "import (\n", New: "import (\n\t\"os\"\n"},
+			{File: "providers/postgres/postgres.go", Old: "func (db *DB) q(statement string) string {\n", New: `func (db *DB) q(statement string) string {
+	if skew := os.Getenv("KINORA_FAULT_SKEW"); skew != "" { // in seconds: see tests/fault/skewed.go
+		statement = strings.ReplaceAll(statement, "clock_timestamp()", "(clock_timestamp() + interval '"+skew+" s')")
+	}
+`},
+		},
+		Cells: []string{"clock"},
+	},
+	{
+		Name:  "no_version_guard",
+		What:  "an append moves its stream's row from any version",
+		Edits: []Edit{{File: "providers/postgres/append.go", Old: "and version = $9::bigint", New: "and $9::bigint is not null"}},
+		Tests: []Test{{"./providers/postgres", "TestAStaleVersionIsAConflict"}},
+		Cells: []string{"kill"},
+	},
+	{
+		Name: "two_transactions",
+		What: "an append commits its events before its outbox entries",
+		Edits: []Edit{
+			{File: "providers/sqlite/append.go", Old: `	err = d.inTurn(ctx, func(u *unit) error {
+		at, err = a.run(`, New: `	topics := a.topics
+	a.topics = make([][]string, len(topics))
+	err = d.inTurn(ctx, func(u *unit) error {
+		at, err = a.run(`},
+			{File: "providers/sqlite/append.go", Old: `		u.entries = a.entries > 0 && !at.Replayed
+		return err
+	})
+`, New: `		u.entries = a.entries > 0 && !at.Replayed
+		return err
+	})
+	if a.topics = topics; err == nil && !at.Replayed {
+		err = d.inTurn(ctx, func(u *unit) error { return a.writeEntries(ctx, u.session, at) })
+	}
+`},
+			{File: "providers/postgres/append.go", Old: `	doubt := false // whether an earlier try may have been carried out
+`, New: `	if a.entries {
+		noEntries := &DB{pool: db.pool, cfg: Config{Schema: db.cfg.Schema}}
+		if a, err = noEntries.newAppend(stream, expected, events); err != nil {
+			return eventstore.Appended{}, err
+		}
+		at, err := a.run(ctx, db.pool)
+		if err != nil {
+			return at, err
+		}
+		var out []outbox.Message
+		for i, d := range events {
+			for _, topic := range db.cfg.Route(stream, d) {
+				out = append(out, outbox.FromEvent(stream, at.Version-int64(len(events)-i-1), d, topic))
+			}
+		}
+		return at, pgx.BeginFunc(ctx, db.pool, func(tx pgx.Tx) error { return db.InTx(tx).Enqueue(ctx, out...) })
+	}
+	doubt := false // whether an earlier try may have been carried out
+`},
+		},
+		Tests: []Test{{"./providers/sqlite", "TestEventsAndEntriesCommitTogether"}},
+		Cells: []string{"conflicts", "backends"},
+	},
+}

@@ -1,6 +1,0 @@
-//go:build !mutant_no_marker
-
-package mutant
-
-// NoMarker: units of work write no markers.
-const NoMarker = false

@@ -1,0 +1,221 @@
+package mutant
+
+// units are the mutants of the rules by which a projector's messages are applied and parked.
+var units = []Mutant{
+	{
+		Name: "ack_early",
+		What: "deliveries are acknowledged before their unit runs",
+		Edits: []Edit{{File: "projector/worker.go", Old: `			w.apply(ctx, hard, w.collect(m))
+`, New: `			msgs := w.collect(m)
+			for _, m := range msgs {
+				m.done()
+			}
+			w.apply(ctx, hard, msgs)
+`}},
+		Tests: []Test{{"./projector", "TestNothingIsAckedBeforeItsCommit"}},
+		Cells: []string{"kill"},
+	},
+	{
+		Name:  "no_group_commit",
+		What:  "what arrives while a unit runs does not share the next one: each message has a unit of its own",
+		Edits: []Edit{{File: "projector/worker.go", Old: "if len(msgs) == w.batch {", New: "if len(msgs) >= 1 {"}},
+		Tests: []Test{{"./projector", "TestWhatArrivesWhileAUnitRunsSharesTheNextOne/all_of_it"}},
+	},
+	{
+		Name:  "twice_in_unit",
+		What:  "a message that was delivered twice may be twice in a unit",
+		Edits: []Edit{{File: "projector/worker.go", Old: `twice && m.msg.UUID != "" {`, New: "twice && i < 0 {"}},
+		Tests: []Test{{"./projector", "TestAnIDThatComesTwiceInAUnitRunsOnce/markers_true"}},
+	},
+	{
+		Name: "some_handlers",
+		What: "a message is applied if its first handler succeeds, although another one fails",
+		Edits: []Edit{{File: "projector/unit.go", Old: `		crash.Point("handler: after")
+		if err != nil {
+`, New: `		crash.Point("handler: after")
+		if err != nil && j == 0 {
+`}},
+		Tests: []Test{{"./projector", "TestAMessageIsAppliedByAllItsHandlersOrNone"}},
+	},
+	{
+		Name: "same_transaction",
+		What: "a unit goes on in the same transaction after a message that failed",
+		Edits: []Edit{{File: "projector/unit.go", Old: `			if err != nil {
+				return c, err
+			}
+			c.Output`, New: `			if err != nil && len(u.msgs) == 1 {
+				return c, err
+			}
+			if err != nil {
+				m.setAside(u, err, 1)
+				row = u.failure(i, m, found.Fresh[i])
+			}
+			c.Output`}},
+		Tests: []Test{{"./projector", "TestAFailingUnitIsSplitAtItsCulprit/the_third"}},
+	},
+	{
+		Name:  "counted_in_company",
+		What:  "a message that fails among others is set aside, although it may not fail alone",
+		Edits: []Edit{{File: "projector/worker.go", Old: "case at >= 0 && (len(part) == 1 ||", New: "case at >= 0 && (len(part) >= 1 ||"}},
+		Tests: []Test{{"./projector", "TestOnlyWhatFailsAloneCounts"}},
+	},
+	{
+		Name: "not_set_aside",
+		What: "a worker tries a message that failed alone again, with pauses, before it sets the message aside",
+		Edits: []Edit{{
+			File: "projector/worker.go",
+			Old:  "case provider.ClassOf(err) == ClassTransient ||",
+			New:  "case len(part) == 1 && tries < 4 || provider.ClassOf(err) == ClassTransient ||",
+		}},
+		Tests: []Test{{"./projector", "TestAFailedMessageIsSetAsideAtOnceAndHoldsItsKey/until_it_is_applied"}},
+	},
+	{
+		Name: "transient_counted",
+		What: "a message is set aside when the database is busy or away",
+		Edits: []Edit{{
+			File: "projector/worker.go",
+			Old:  "case provider.ClassOf(err) == ClassTransient || provider",
+			New:  "case provider",
+		}},
+		Tests: []Test{{"./projector", "TestATransientErrorHalvesAndWaitsAndIsNeverCounted"}},
+	},
+	{
+		Name:  "parked_without_marker",
+		What:  "a unit that parks a message leaves no marker of it",
+		Edits: []Edit{{File: "projector/unit.go", Old: "Mark: m.mark, Parked", New: "Mark: m.mark && m.aside == nil, Parked"}},
+		Tests: []Test{{"./projector", "TestAMessageIsAppliedByAllItsHandlersOrNone"}},
+	},
+	{
+		Name:  "no_hold",
+		What:  "a delivery passes a parked message of its key",
+		Edits: []Edit{{File: "projector/unit.go", Old: "m.parked == nil && found.Held[i] || stopped[m.lane]", New: "stopped[m.lane]"}},
+		Tests: []Test{{"./projector", "TestAFailedMessageIsSetAsideAtOnceAndHoldsItsKey/until_it_is_applied"}},
+	},
+	{
+		Name: "hold_before_unit",
+		What: "a unit asks which lanes are held before its transaction begins",
+		Edits: []Edit{
+			{File: "providers/postgres/open.go", Old: "	b := &pgx.Batch{}\n	b.BeginTx(", New: `	if ask := (&pgx.Batch{}); !w.isParked() && len(w.Messages) > 0 {
+		w.queueHeld(ask)
+		if err := conn.SendBatch(ctx, ask).Close(); err != nil {
+			return nil, err
+		}
+	}
+	b := &pgx.Batch{}
+	b.BeginTx(`},
+			{File: "providers/postgres/open.go", Old: "	} else if len(w.Messages) > 0 {\n		w.queueHeld(b)\n", New: ""},
+		},
+		Tests: []Test{{"./providers/postgres", "TestTheHoldIsAskedForAfterTheWaitForMarkers/tx"}},
+	},
+	{
+		Name: "hold_first",
+		What: "a unit asks which lanes are held before it waits for markers",
+		Edits: []Edit{
+			{File: "providers/postgres/open.go", Old: "	w.queueMarkers(b)\n", New: `	if !w.isParked() && len(w.Messages) > 0 {
+		w.queueHeld(b)
+	}
+	w.queueMarkers(b)
+`},
+			{File: "providers/postgres/open.go", Old: "	} else if len(w.Messages) > 0 {\n		w.queueHeld(b)\n", New: ""},
+		},
+		Tests: []Test{{"./providers/postgres", "TestTheHoldIsAskedForAfterTheWaitForMarkers/tx"}},
+	},
+	{
+		Name: "hold_not_locked",
+		What: "a unit that finds a lane held does not keep it held: it may park behind a message that is gone",
+		Edits: []Edit{{
+			File: "providers/postgres/open.go",
+			Old:  "select kinora.held($1::text, $2::bytea[])",
+			New:  "select lane from kinora.holds where projector = $1::text and lane = any($2::bytea[])",
+		}},
+		Tests: []Test{{"./providers/postgres", "TestADeliveryAndAParkedMessageOfOneLaneFollowOneAnother"}},
+	},
+	{
+		Name:  "parked_not_first",
+		What:  "a parked message runs although another one of its lane comes before it",
+		Edits: []Edit{{File: "providers/memory/unit.go", Old: "next := s.after(h, last[m.Lane])", New: "next, _ := s.parked.get(m.Parked.Seq)"}},
+		Tests: []Test{{"./providers/memory", "TestConformance/Units/Runs/a_lane_is_emptied_in_order"}},
+	},
+	{
+		Name: "first_before_lock",
+		What: "a unit of a counted message reads which message is the first of the lane without waiting for the lane's lock",
+		Edits: []Edit{ // either lock alone would hide the loss of the other
+			{File: "providers/postgres/open.go", Old: "limit 1 for update) h", New: "limit 1) h"},
+			{File: "providers/postgres/open.go", Old: "order by id limit l.n for no key update) p", New: "order by id limit l.n) p"},
+		},
+		Tests: []Test{{"./providers/postgres", "TestADeliveryAndAParkedMessageOfOneLaneFollowOneAnother"}},
+	},
+	{
+		Name: "no_count",
+		What: "an attempt at a parked message is counted when it has failed, and not before it runs",
+		Edits: []Edit{
+			{File: "projector/replay.go", Old: "begun, err := w.store.Try(inner, *row, cfg.Retry.Attempts, again)", New: "begun, err := again > 0, inner.Err()"},
+			{File: "projector/replay.go", Old: "	row.Attempts++\n", New: ""},
+			{File: "projector/replay.go", Old: "m.setAside(u, err, row.Attempts)", New: "m.setAside(u, err, row.Attempts+1)"},
+			{File: "projector/replay.go", Old: "m.setAside(u, err, row.Attempts-1)", New: "m.setAside(u, err, row.Attempts)"},
+		},
+		Tests: []Test{{"./projector", "TestAnAttemptIsCountedBeforeItRuns"}},
+	},
+	{
+		Name: "replay_not_due",
+		What: "a replay leaves the lane of a stuck message without a time, so no runner takes the message up",
+		Edits: []Edit{{
+			File: "providers/memory/parking.go",
+			Old:  "			s.schedule(p.Projector, p.Lane, now)\n",
+			New:  "			_ = p\n",
+		}},
+		Tests: []Test{{"./projector", "TestAFailedMessageIsSetAsideAtOnceAndHoldsItsKey/until_it_is_replayed"}},
+	},
+	{
+		Name:  "no_rest",
+		What:  "a worker does not rest when every message fails, and parks the whole backlog",
+		Edits: []Edit{{File: "projector/worker.go", Old: "if w.failed >= 3 {", New: "if w.failed < 0 {"}},
+		Tests: []Test{{"./projector", "TestAWorkerRestsWhenNothingPasses/units_of_one"}},
+	},
+	{
+		Name:  "no_names",
+		What:  "no runner names what it is about to run, or asks what others have named",
+		Edits: []Edit{{File: "projector/unit.go", Old: "if w.runner.watch.suspicious(msgs) {", New: "if false {"}},
+		Tests: []Test{{"./projector", "TestASuspectIsSetAsideAndTriedFromItsRow"}},
+	},
+	{
+		Name:  "not_careful_at_start",
+		What:  "a runner names nothing in its first lease, when an earlier process may have ended unnoticed",
+		Edits: []Edit{{File: "projector/careful.go", Old: "if now.Sub(w.first) < w.lease &&", New: "if false &&"}},
+		Tests: []Test{{"./projector", "TestOnlyWhatACrashMayHaveLeftIsNamed"}},
+	},
+	{
+		Name:  "names_stay",
+		What:  "the commit of a unit does not take back what its worker named",
+		Edits: []Edit{{File: "providers/memory/unit.go", Old: "		s.names = s.names.drop(workerKey(*w))\n", New: ""}},
+		Tests: []Test{{"./providers/memory", "TestConformance/Units/Careful/names_are_deleted_with_the_commit"}},
+	},
+	{
+		Name:  "careful_in_one_trip",
+		What:  "a careful unit runs its handlers before it knows which messages are suspects",
+		Edits: []Edit{{File: "providers/postgres/batch.go", Old: "!u.Once && u.Careful == nil &&", New: "!u.Once &&"}},
+		Tests: []Test{{"./providers/postgres", "TestBatchedConformance/Careful/a_careful_unit_asks_first"}},
+	},
+	{
+		Name:  "suspect_no_barrier",
+		What:  "messages of a suspect's key do not wait for it in its own unit",
+		Edits: []Edit{{File: "projector/unit.go", Old: "found.Held[i] || stopped[m.lane]:", New: "found.Held[i]:"}},
+		Tests: []Test{{"./projector", "TestASuspectIsSetAsideAndTriedFromItsRow"}},
+	},
+	{
+		Name: "count_before_process",
+		What: "an attempt at a suspect is counted before it waits for the units that run in its process",
+		Edits: []Edit{
+			{File: "projector/replay.go", Old: `		w.runner.process.Lock() // before it is counted: waiting is no attempt
+		defer w.runner.process.Unlock()
+`, New: ""},
+			{File: "projector/replay.go", Old: "	row.Attempts++\n", New: `	row.Attempts++
+	if alone {
+		w.runner.process.Lock()
+		defer w.runner.process.Unlock()
+	}
+`},
+		},
+		Tests: []Test{{"./projector", "TestASuspectWaitsForItsProcessBeforeItIsCounted/then_it_runs"}},
+	},
+}
