@@ -243,7 +243,7 @@ func TestStrongParked(t *testing.T) {
 	require.Equal(t, "parked", code(t, a))
 	page := call(t, "GET", s.url+"/", "")
 	require.Contains(t, page.text, `<dd class="error">1</dd>`, "the page says that one is parked")
-	_, err = s.db.SkipParked(t.Context(), projector.ParkedFilter{}, projector.Decision{By: "ann", Reason: "test"})
+	_, err = projector.Skip(t.Context(), s.db, projector.ParkedFilter{}, projector.Decision{By: "ann", Reason: "test"})
 	require.NoError(t, err)
 	a = call(t, "POST", s.url+"/products/p/reviews", reviewJSON("ann", 5, ""), strong)
 	require.Equal(t, http.StatusInternalServerError, a.status, "sent again, it is written already, and never shown")
@@ -263,7 +263,7 @@ func TestStrongAfterPruning(t *testing.T) {
 		require.Less(t, time.Since(begin), 10*time.Second)
 		_, err := db.SQL().Exec(`update kinora_events set recorded_at = recorded_at - ?1; update kinora_markers set processed_at = processed_at - ?1`, (9 * 24 * time.Hour).Milliseconds())
 		require.NoError(t, err)
-		_, err = marker.Prune(t.Context(), db, marker.Retention{}, sqliteReviews.Handlers()...)
+		_, err = marker.Prune(t.Context(), db, marker.Retention{}, sqliteReviews.Name(), sqliteReviews.Handlers()...)
 		require.NoError(t, err)
 	}
 }

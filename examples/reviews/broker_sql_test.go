@@ -225,6 +225,11 @@ func TestBrokerPrunes(t *testing.T) {
 		10*time.Second, 10*time.Millisecond)
 }
 
+// noneParked is a store in which nothing is parked.
+type noneParked struct{}
+
+func (noneParked) ParkedCount(context.Context, string) (int64, error) { return 0, nil }
+
 // TestBrokerAnotherGroup: what another group has not acked is not deleted.
 func TestBrokerAnotherGroup(t *testing.T) {
 	t.Parallel()
@@ -237,7 +242,7 @@ func TestBrokerAnotherGroup(t *testing.T) {
 	for range 10 {
 		next(t, messages).Ack()
 	}
-	require.NoError(t, settle(t.Context(), b))
+	require.NoError(t, settle(t.Context(), b, noneParked{}))
 	require.NoError(t, b.prune(t.Context()))
 	require.Equal(t, 10, topicNumber(t, b, `select count(*) from watermill_review`))
 }
@@ -284,7 +289,7 @@ func TestBrokerIdle(t *testing.T) {
 		return drew
 	}
 	next(t, messages).Ack()
-	require.NoError(t, settle(t.Context(), b))
+	require.NoError(t, settle(t.Context(), b, noneParked{}))
 	require.False(t, looks())
 	require.NoError(t, b.Close())
 
@@ -327,7 +332,7 @@ func TestBrokerStoppedProcess(t *testing.T) {
 	require.Equal(t, held.UUID, m.UUID)
 	m.Ack()
 	held.Ack()
-	require.NoError(t, settle(t.Context(), b))
+	require.NoError(t, settle(t.Context(), b, noneParked{}))
 }
 
 // TestBrokerAnotherCluster: transaction ids that this cluster has not come to yet are refused.

@@ -20,7 +20,7 @@ func (d *demo) inProcesses(ctx context.Context) (kills int, err error) {
 		wanted = map[role]int{relayWork: d.Kills / 2, projectWork: d.Kills - d.Kills/2}
 	}
 	k := newKiller(wanted, d.due)
-	c := newCrew(func(ctx context.Context) error { return settle(ctx, d.broker) })
+	c := newCrew(func(ctx context.Context) error { return settle(ctx, d.broker, d.db) })
 	if d.Processes == 0 {
 		c.settle = func(context.Context) error { return nil } // the worker does, in whose memory messages may be
 		c.projectors = append(c.projectors, d.supervisor(self, wholeWork, 0, k))

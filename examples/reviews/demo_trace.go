@@ -10,9 +10,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/kinora-go/kinora/claim"
-	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // The trace is what happened to each delivery, written down outside of the process it happened in: a step is
@@ -42,6 +41,7 @@ type step struct {
 type trace struct {
 	mu         sync.Mutex
 	deliveries int64
+	last       map[string]int64 // by message id: its last delivery
 	write      func(step) error
 	broken     func(error) // nobody hears us any more
 }
@@ -62,8 +62,23 @@ func (t *trace) receive(m *message.Message) int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.deliveries++
+	if t.last == nil {
+		t.last = map[string]int64{}
+	}
+	t.last[m.UUID] = t.deliveries
 	t.send(step{received, t.deliveries, m.UUID, m.Metadata[copyHeader]})
 	return t.deliveries
+}
+
+// steps writes one step for each delivery of a unit. A parked message is none.
+func (t *trace) steps(kind stepKind, u provider.Unit) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, m := range u.Messages {
+		if m.Parked == nil {
+			t.send(step{kind: kind, delivery: t.last[m.ID], what: u.Projector})
+		}
+	}
 }
 
 // writeSteps writes a line for each step, in one write each: what was written before a SIGKILL is all there.
@@ -93,9 +108,7 @@ func readSteps(r io.Reader, to func(step)) error {
 	}
 }
 
-type deliveryKey struct{}
-
-// tracedSubscriber hands messages on with the number of their delivery in their context.
+// tracedSubscriber numbers the messages that it hands on.
 type tracedSubscriber struct {
 	message.Subscriber
 	trace *trace
@@ -119,7 +132,7 @@ func (s tracedSubscriber) Subscribe(ctx context.Context, topic string) (<-chan *
 func (s tracedSubscriber) deliver(ctx context.Context, m *message.Message, out chan<- *message.Message) {
 	n := s.trace.receive(m)
 	handed := m.Copy()
-	handed.SetContext(context.WithValue(m.Context(), deliveryKey{}, n))
+	handed.SetContext(m.Context())
 	select {
 	case out <- handed:
 	case <-ctx.Done():
@@ -141,32 +154,20 @@ func (s tracedSubscriber) deliver(ctx context.Context, m *message.Message, out c
 	m.Ack()
 }
 
-// demoUnit is a unit of work with all that a runner asks of it: a wrapper must not hide any of these.
-type demoUnit[Tx any] interface {
-	projector.UnitOfWork[Tx]
-	projector.Journal
-	projector.ParkedInspector
-	marker.Keeper
-}
-
-// tracedUnit tells when units of work begin and end. It adds nothing to them and passes on what they promise.
-type tracedUnit[Tx any] struct {
-	demoUnit[Tx]
+// tracedUnits writes down when units begin and end. It adds nothing to them and passes on what they promise.
+type tracedUnits[Tx any] struct {
+	provider.Provider[Tx]
 	trace *trace
 }
 
-func (u tracedUnit[Tx]) Do(ctx context.Context, w projector.Work,
-	apply func(context.Context, Tx, []int) ([]outbox.Message, error),
+func (u tracedUnits[Tx]) Do(ctx context.Context, of provider.Unit,
+	run func(context.Context, Tx, provider.Found) (provider.Closing, error),
 ) error {
-	n, _ := ctx.Value(deliveryKey{}).(int64)
-	u.trace.step(step{kind: begun, delivery: n, what: w.Projector})
-	defer u.trace.step(step{kind: ended, delivery: n, what: w.Projector})
-	if apply == nil {
-		return u.demoUnit.Do(ctx, w, nil)
-	}
-	return u.demoUnit.Do(ctx, w, func(ctx context.Context, tx Tx, fresh []int) ([]outbox.Message, error) {
-		u.trace.step(step{kind: running, delivery: n, what: w.Projector})
-		return apply(ctx, tx, fresh)
+	u.trace.steps(begun, of)
+	defer u.trace.steps(ended, of)
+	return u.Provider.Do(ctx, of, func(ctx context.Context, tx Tx, found provider.Found) (provider.Closing, error) {
+		u.trace.steps(running, of)
+		return run(ctx, tx, found)
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/kinora-go/kinora/examples/reviews/review"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // The read models of the demo.
@@ -25,8 +26,11 @@ const (
 // newDemoRunner makes a runner of the service's projector, twice: over the same deliveries, with the same
 // handlers, into tables of their own. One keeps markers. The other, the control, does not, and shows what
 // happens then.
-func newDemoRunner[Tx any](unit demoUnit[Tx], src projector.Source, t *trace, exact, control readModel[Tx]) (*projector.Runner, error) {
-	return projector.NewRunner(tracedUnit[Tx]{unit, t}, src, nil,
+func newDemoRunner[Tx any](db provider.Provider[Tx], src projector.Source, t *trace, exact, control readModel[Tx]) (*projector.Runner, error) {
+	return projector.NewRunner(tracedUnits[Tx]{db, t}, src, &projector.RunnerConfig{
+		Lease: time.Second,                 // so that the runner of a killed worker is soon known to be dead
+		Retry: claim.Backoff{Attempts: -1}, // being killed counts as an attempt, and the demo does it on purpose
+	},
 		productReviews("demo-control", projector.Options{}, control),
 		productReviews("demo-exactly-once", projector.Options{Markers: true}, exact))
 }
@@ -65,7 +69,7 @@ func (w *worker) run(ctx context.Context) error {
 		}
 	}
 	if w.role == wholeWork {
-		services = append(services, settler{w.broker, make(chan struct{})})
+		services = append(services, settler{w.broker, w.db, make(chan struct{})})
 	}
 	if w.role != projectWork {
 		repeat := newRepeater(w.broker, w.duplicates, w.seed)
@@ -100,6 +104,7 @@ func (w *worker) outbox() outbox.Store {
 // settler is stopped after the repeater and before the runners: it lets them finish what is on its way.
 type settler struct {
 	unconsumer
+	parked  parkedCounter
 	running chan struct{}
 }
 
@@ -112,20 +117,28 @@ func (s settler) Run(ctx context.Context) error {
 	<-ctx.Done()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleLimit)
 	defer cancel()
-	return settle(ctx, s)
+	return settle(ctx, s, s.parked)
 }
 
 const settleLimit = time.Minute
 
-// settle waits until everything that is published is acked.
-func settle(ctx context.Context, u unconsumer) error {
+// parkedCounter counts the parked messages of a store.
+type parkedCounter interface {
+	ParkedCount(ctx context.Context, projector string) (int64, error)
+}
+
+// settle waits until everything that is published is acked, and nothing is parked.
+func settle(ctx context.Context, u unconsumer, p parkedCounter) error {
 	for {
 		n, err := u.unconsumed(ctx)
+		if err == nil && n == 0 {
+			n, err = p.ParkedCount(ctx, "")
+		}
 		if err != nil || n == 0 {
 			return err
 		}
 		if err := sleep(ctx, 20*time.Millisecond); err != nil {
-			return fmt.Errorf("%d messages are not acked: %w", n, err)
+			return fmt.Errorf("%d messages are not acked, or parked: %w", n, err)
 		}
 	}
 }

@@ -6,7 +6,7 @@
 //	reviews relay --db postgres://…
 //	reviews project --db postgres://…
 //	reviews parked --db sqlite:reviews.db
-//	reviews replay --db sqlite:reviews.db --seq 3 --rehearse
+//	reviews replay --db sqlite:reviews.db --seq 3 --dry-run
 //	reviews skip --db sqlite:reviews.db --seq 4 --reason "…"
 //	reviews demo
 package main

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // operatorFlags are those of a person's work on a database that is there, whether a service runs on it or not.
@@ -48,8 +49,8 @@ func userName() string {
 type parkedCmd struct {
 	operatorFlags `embed:""`
 	Key           string `help:"Only those of this ordering key: a review's stream, review-PRODUCT-AUTHOR."`
-	Class         string `enum:",permanent,unknown,held" default:"" placeholder:"CLASS" help:"Only those of this class: permanent, unknown or held."`
-	State         string `enum:"parked,replayed,skipped" default:"parked" help:"What became of them: parked, replayed or skipped."`
+	Class         string `enum:",permanent,unknown,transient,held" default:"" placeholder:"CLASS" help:"Only those of this class: permanent, unknown, transient or held."`
+	State         string `enum:"parked,waiting,stuck,replayed,skipped" default:"parked" help:"waiting (tried again by itself), stuck (waits for a person), parked (either), replayed or skipped."`
 	Limit         int    `default:"100" help:"How many."`
 	After         int64  `placeholder:"N" help:"The next page: those after this number."`
 	JSON          bool   `help:"Print JSON, with payloads and headers."`
@@ -67,14 +68,14 @@ func (c *parkedCmd) Validate() error {
 func (c *parkedCmd) Run(ctx context.Context) error {
 	return c.with(ctx, func(db serviceStore) error {
 		f := projector.ParkedFilter{Key: c.Key, Class: classNamed(c.Class), After: c.After, Limit: c.Limit}
-		for f.State.String() != c.State {
-			f.State++
+		if c.State != "parked" {
+			f.States = []projector.ParkedState{provider.ParseParkedState(c.State)}
 		}
-		list, err := db.ParkedMessages(ctx, f)
+		list, err := db.Parked(ctx, f)
 		if err != nil {
 			return err
 		}
-		return show(c.JSON, parkedRows(list), parkedTable(list, f.State))
+		return show(c.JSON, parkedRows(list), parkedTable(list, c.State))
 	})
 }
 
@@ -83,7 +84,7 @@ func classNamed(name string) *projector.Class {
 	if name == "" {
 		return nil
 	}
-	class := projector.ParseClass(name)
+	class := provider.ParseClass(name)
 	return &class
 }
 
@@ -103,6 +104,7 @@ type parkedRow struct {
 	Headers    map[string]string `json:"headers"`
 	Payload    string            `json:"payload"`
 	State      string            `json:"state"`
+	DueAt      time.Time         `json:"due_at,omitzero"`
 	ResolvedAt time.Time         `json:"resolved_at,omitzero"`
 	By         string            `json:"by,omitempty"`
 	Reason     string            `json:"reason,omitempty"`
@@ -113,7 +115,7 @@ func parkedRows(list []projector.Parked) []parkedRow {
 	for _, p := range list {
 		rows = append(rows, parkedRow{
 			p.Seq, p.At.UTC(), handlerOf(p), p.Key, p.MessageID, p.Topic, p.Type, p.Class.String(), p.Code, p.Attempts, p.Version,
-			p.Headers, string(p.Payload), p.State.String(), p.ResolvedAt.UTC(), p.By, p.Reason,
+			p.Headers, string(p.Payload), p.State.String(), p.DueAt.UTC(), p.ResolvedAt.UTC(), p.By, p.Reason,
 		})
 	}
 	return rows
@@ -127,15 +129,16 @@ func handlerOf(p projector.Parked) string {
 	return p.Handler
 }
 
-func parkedTable(list []projector.Parked, state projector.ParkedState) []string {
-	head, resolved := "seq\tparked (UTC)\thandler\tkey\tmessage\tclass\tcode\tattempts\tversion", state != projector.StillParked
+func parkedTable(list []projector.Parked, state string) []string {
+	head := "seq\tparked (UTC)\thandler\tkey\tmessage\tclass\tcode\tattempts\tversion\tstate"
+	resolved := state == "replayed" || state == "skipped"
 	if resolved {
-		head += "\t" + state.String() + " (UTC)\tby\treason"
+		head += "\t" + state + " (UTC)\tby\treason"
 	}
 	table := []string{head}
 	for _, p := range list {
-		row := fmt.Sprintf("%d\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s", p.Seq, p.At.UTC().Format(time.DateTime), printable(handlerOf(p)),
-			printable(p.Key), printable(p.MessageID), p.Class, printable(p.Code), p.Attempts, printable(p.Version))
+		row := fmt.Sprintf("%d\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s", p.Seq, p.At.UTC().Format(time.DateTime), printable(handlerOf(p)),
+			printable(p.Key), printable(p.MessageID), p.Class, printable(p.Code), p.Attempts, printable(p.Version), p.State)
 		if resolved {
 			row += fmt.Sprintf("\t%s\t%s\t%s", p.ResolvedAt.UTC().Format(time.DateTime), printable(p.By), printable(p.Reason))
 		}
@@ -159,13 +162,13 @@ func (c *skipCmd) Validate() error {
 	return nil
 }
 
-// Run skips them for good. A running service brings back what waits behind them.
+// Run skips them for good. A running service applies what waits behind them.
 func (c *skipCmd) Run(ctx context.Context) error {
 	if len(c.Seq) == 0 {
 		return errNothingPicked // nil would pick all
 	}
 	return c.with(ctx, func(db serviceStore) error {
-		n, err := db.SkipParked(ctx, projector.ParkedFilter{Projector: reviewsProjector, Seqs: c.Seq}, c.decision())
+		n, err := projector.Skip(ctx, db, projector.ParkedFilter{Projector: reviewsProjector, Seqs: c.Seq}, c.decision())
 		if err != nil {
 			return err
 		}

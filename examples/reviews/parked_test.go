@@ -18,10 +18,11 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/examples/reviews/review"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
 )
 
 // TestPoisonSkipped: a message that nobody can read is set aside, with what comes behind it on its key; everything else
-// goes on. It fails a rehearsal and a replay, and once it is skipped, what waited comes back by itself.
+// goes on. It fails a dry run and a replay, and once it is skipped, what waited is applied by itself.
 func TestPoisonSkipped(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, d database) {
@@ -40,26 +41,25 @@ func TestPoisonSkipped(t *testing.T) {
 		require.Len(t, rows, 2)
 		require.Equal(t, []string{
 			"1 product-reviews/posted review-tea-ann permanent undecodable 1",
-			"2 product-reviews/posted review-tea-ann held  0",
+			"2 product-reviews review-tea-ann held  0",
 		}, brief(rows))
 		require.Equal(t, "poison", rows[0].MessageID)
 		require.Equal(t, `{"stars":"five"}`, rows[0].Payload)
 		require.Equal(t, "review.posted", rows[0].Headers[outbox.HeaderType])
 
-		o := operate(t, d, "replay", "--key", "review-tea-ann", "--rehearse")
+		o := operate(t, d, "replay", "--key", "review-tea-ann", "--dry-run")
 		require.Equal(t, 1, o.code)
 		require.Contains(t, o.stdout, "1 would fail: permanent (undecodable)")
 		require.Contains(t, o.stdout, "0 would be replayed, 1 would fail, 1 would wait; 0 rows would change")
 		require.Equal(t, rows, parkedList(t, d), "no trace")
 		o = operate(t, d, "replay", "--seq", "2", "--reason", "the wrong one")
 		require.Equal(t, 1, o.code)
-		require.Equal(t, "0 replayed, 0 failed, 1 waiting\n", o.stdout)
-		require.Contains(t, o.stderr, "waits behind")
+		require.Equal(t, "1 picked, 0 of them are waiting, 1 stuck\n", o.stdout, "it waits behind one that is stuck")
 		o = operate(t, d, "replay", "--key", "review-tea-ann", "--class", "permanent", "--reason", "let us see")
 		require.Equal(t, 1, o.code)
-		require.Equal(t, "0 replayed, 1 failed, 0 waiting\n", o.stdout)
-		require.Contains(t, o.stderr, "code=undecodable")
-		require.Equal(t, 2, parkedList(t, d)[0].Attempts)
+		require.Equal(t, "1 picked, 0 of them are waiting, 2 stuck\n", o.stdout)
+		require.Contains(t, o.stderr, "'reviews parked' says why")
+		require.Equal(t, "undecodable let us see", parkedList(t, d)[0].Code+" "+parkedList(t, d)[0].Reason)
 
 		o = operate(t, d, "skip", "--seq", "1,77", "--reason", "nobody wrote it", "--by", "ann")
 		require.Zero(t, o.code, o.stderr)
@@ -69,13 +69,13 @@ func TestPoisonSkipped(t *testing.T) {
 		skipped := parkedList(t, d, "--state", "skipped")
 		require.Len(t, skipped, 1)
 		require.Equal(t, "ann: nobody wrote it", skipped[0].By+": "+skipped[0].Reason)
-		require.Equal(t, "runner", parkedList(t, d, "--state", "replayed")[0].By, "what waited")
+		require.Equal(t, "the wrong one", parkedList(t, d, "--state", "replayed")[0].Reason, "what waited")
 		require.Equal(t, 1, operate(t, d, "skip", "--seq", "1", "--reason", "again").code)
 		require.Equal(t, http.StatusCreated, s.post("tea", "ann", 1).status, "the key goes on")
 	})
 }
 
-// TestPoisonReplayed: the read model refuses an author. Once that is mended, a rehearsal shows the rows to the letter and
+// TestPoisonReplayed: the read model refuses an author. Once that is mended, a dry run shows the rows to the letter and
 // leaves no trace, and a replay brings it all back, in order.
 func TestPoisonReplayed(t *testing.T) {
 	t.Parallel()
@@ -91,28 +91,29 @@ func TestPoisonReplayed(t *testing.T) {
 		}
 		require.Equal(t, http.StatusCreated, s.post("tea", "ben", 5).status)
 		s.eventuallyParked(2)
+		s.eventuallyStuck()
 		rows := parkedList(t, d, "--key", "review-cup-ann")
 		require.Equal(t, []string{
 			"1 product-reviews/posted review-cup-ann unknown " + refusals[d.kind] + " 5",
-			"2 product-reviews/edited review-cup-ann held  0",
+			"2 product-reviews review-cup-ann held  0",
 		}, brief(rows))
 		o := operate(t, d, "parked")
 		require.Regexp(t, `(?m)^1 +20\d\d-\d\d-\d\d \d\d:\d\d:\d\d +product-reviews/posted +review-cup-ann +\S{36} +unknown +`+refusals[d.kind]+` +5`, o.stdout)
 
-		o = operate(t, d, "replay", "--all", "--rehearse")
+		o = operate(t, d, "replay", "--all", "--dry-run")
 		require.Equal(t, 1, o.code)
 		require.Contains(t, o.stdout, "1 would fail: unknown ("+refusals[d.kind]+")")
 		s.allow()
 		before := s.report()
-		o = operate(t, d, "replay", "--all", "--rehearse")
+		o = operate(t, d, "replay", "--all", "--dry-run")
 		require.Zero(t, o.code, o.stderr)
-		require.Equal(t, rehearsals[d.kind]+"2 would be replayed, 0 would fail, 0 would wait; 2 rows would change; nothing is changed\n", o.stdout)
+		require.Equal(t, dryRuns[d.kind]+"2 would be replayed, 0 would fail, 0 would wait; 2 rows would change; nothing is changed\n", o.stdout)
 		require.Equal(t, rows, parkedList(t, d), "no trace")
 		require.Equal(t, before, s.report(), "no trace")
 
-		o = operate(t, d, "replay", "--seq", "1", "--reason", "ann may write again", "--rate", "0")
+		o = operate(t, d, "replay", "--seq", "1", "--reason", "ann may write again")
 		require.Zero(t, o.code, o.stderr)
-		require.Regexp(t, `^[12] replayed, 0 failed, 0 waiting\n$`, o.stdout, "or the service was quicker with the one behind it")
+		require.Equal(t, "1 picked, 0 of them are waiting, 0 stuck\n", o.stdout)
 		s.eventuallyParked(0)
 		require.Equal(t, []rating{{"cup", 2, 7}, {"tea", 1, 5}}, s.report())
 		require.Equal(t, "ann may write again", parkedList(t, d, "--state", "replayed")[0].Reason)
@@ -139,16 +140,16 @@ func TestParkedRefuses(t *testing.T) {
 		{"say which messages", []string{"replay", "--db", db, "--reason", "r"}},
 		{"say which messages", []string{"replay", "--db", db, "--reason", "r", "--all", "--seq", "1"}},
 		{"--reason", []string{"replay", "--db", db, "--all"}},
-		{"--rate", []string{"replay", "--db", db, "--all", "--reason", "r", "--rate=-1"}},
-		{"want who", []string{"replay", "--db", db, "--all", "--by", "", "--reason", "r"}},
-		{"want who", []string{"replay", "--db", db, "--all", "--reason", strings.Repeat("r", 1001)}},
+		{"--wait", []string{"replay", "--db", db, "--all", "--reason", "r", "--wait=-1s"}},
+		{"give who decides", []string{"replay", "--db", db, "--all", "--by", "", "--reason", "r"}},
+		{"give who decides", []string{"replay", "--db", db, "--all", "--reason", strings.Repeat("r", 1001)}},
 		{"nothing that is still parked was picked", []string{"replay", "--db", db, "--all", "--reason", "r"}},
-		{"nothing that is still parked was picked", []string{"replay", "--db", db, "--all", "--rehearse"}},
+		{"nothing that is still parked was picked", []string{"replay", "--db", db, "--all", "--dry-run"}},
 		{"missing flags: --seq", []string{"skip", "--db", db, "--reason", "r"}},
 		{"--reason", []string{"skip", "--db", db, "--seq", "1"}},
 		{"--seq", []string{"skip", "--db", db, "--seq", "one", "--reason", "r"}},
 		{"nothing that is still parked was picked", []string{"skip", "--db", db, "--seq", "", "--reason", "r"}},
-		{"want who", []string{"skip", "--db", db, "--seq", "1", "--by", "", "--reason", "r"}},
+		{"give who decides", []string{"skip", "--db", db, "--seq", "1", "--by", "", "--reason", "r"}},
 		{"nothing that is still parked was picked", []string{"skip", "--db", db, "--seq", "1", "--reason", "r"}},
 	} {
 		o := reviews(t, c.args...)
@@ -157,10 +158,10 @@ func TestParkedRefuses(t *testing.T) {
 	}
 	o := reviews(t, "parked", "--db", db)
 	require.Zero(t, o.code, o.stderr)
-	require.Equal(t, "seq   parked (UTC)   handler   key   message   class   code   attempts   version\n", o.stdout)
+	require.Equal(t, "seq   parked (UTC)   handler   key   message   class   code   attempts   version   state\n", o.stdout)
 }
 
-// TestOperatorsCommandsAsDocumented: the documents show commands that there are, and a rehearsal as it is.
+// TestOperatorsCommandsAsDocumented: the documents show commands that there are, and a dry run as it is.
 func TestOperatorsCommandsAsDocumented(t *testing.T) {
 	t.Parallel()
 	command := regexp.MustCompile(`(?m)^reviews ((?:parked|replay|skip) [^#\n]*)`)
@@ -183,7 +184,7 @@ func TestOperatorsCommandsAsDocumented(t *testing.T) {
 	}
 	page, err := os.ReadFile("../../docs/operations.md")
 	require.NoError(t, err)
-	require.Contains(t, string(page), rehearsals["sqlite"])
+	require.Contains(t, string(page), dryRuns["sqlite"])
 }
 
 // operate runs an operator's command beside the service.
@@ -232,6 +233,15 @@ func (s *site) eventuallyParked(want int64) {
 	}, 20*time.Second, 10*time.Millisecond)
 }
 
+// eventuallyStuck waits until all attempts at a message are spent.
+func (s *site) eventuallyStuck() {
+	s.Helper()
+	require.Eventually(s, func() bool {
+		list, err := s.db.Parked(context.Background(), projector.ParkedFilter{States: []projector.ParkedState{projector.StateStuck}})
+		return err == nil && len(list) == 1
+	}, 20*time.Second, 10*time.Millisecond)
+}
+
 func (s *site) report() []rating {
 	s.Helper()
 	ratings, err := s.db.ratings(s.Context(), "")
@@ -241,8 +251,8 @@ func (s *site) report() []rating {
 
 // What each database makes of a row that it refuses, and how it shows rows.
 var (
-	refusals   = map[string]string{"sqlite": "SQLITE_CONSTRAINT_TRIGGER", "postgres": "23514"}
-	rehearsals = map[string]string{"sqlite": `latest_reviews
+	refusals = map[string]string{"sqlite": "SQLITE_CONSTRAINT_TRIGGER", "postgres": "23514"}
+	dryRuns  = map[string]string{"sqlite": `latest_reviews
   + {"product":"cup","author":"ann","stars":4,"summary":"s","excerpt":"","reviewed_at":1777680000000}
 ratings
   - {"product":"cup","reviews":1,"stars":3}

@@ -5,21 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/kinora-go/kinora/projector"
 )
 
-// replayCmd handles parked messages again, with the handlers of this program.
+// replayCmd applies parked messages again.
 type replayCmd struct {
 	operatorFlags `embed:""`
 	decisionFlags `embed:""`
-	Seq           []int64 `placeholder:"N" help:"Which: their numbers in the list."`
-	Key           string  `help:"Those of this ordering key."`
-	Class         string  `enum:",permanent,unknown,held" default:"" placeholder:"CLASS" help:"Those of this class: permanent, unknown or held."`
-	All           bool    `help:"All that are parked."`
-	Rehearse      bool    `help:"Show the rows that would change, for the first 100 messages, and change nothing."`
-	Rate          float64 `default:"100" help:"Messages a second at most; 0 for no limit."`
-	Force         bool    `help:"Also those that may have taken effect already, as markers from when they were parked are pruned."`
+	Seq           []int64       `placeholder:"N" help:"Which: their numbers in the list."`
+	Key           string        `help:"Those of this ordering key."`
+	Class         string        `enum:",permanent,unknown,transient,held" default:"" placeholder:"CLASS" help:"Those of this class: permanent, unknown, transient or held."`
+	All           bool          `help:"All that are parked."`
+	DryRun        bool          `help:"Show the rows that would change, for the first 100 messages, and change nothing."`
+	Wait          time.Duration `default:"1m" help:"How long to wait for the messages to be applied."`
 }
 
 // Validate is called by kong.
@@ -27,69 +27,104 @@ func (c *replayCmd) Validate() error {
 	switch some := len(c.Seq) > 0 || c.Key != "" || c.Class != ""; {
 	case some == c.All:
 		return errors.New("say which messages: by --seq, --key and --class, all of which must hold, or by --all alone")
-	case c.Reason == "" && !c.Rehearse:
+	case c.Reason == "" && !c.DryRun:
 		return errNoReason
-	case c.Rate < 0:
-		return errors.New("--rate: want nothing negative")
+	case c.Wait < 0:
+		return errors.New("--wait: give no negative time")
 	}
 	return nil
 }
 
-// Run replays them, or shows what that would do. The service may run meanwhile.
+// Run makes the messages due, and applies them with the handlers of this program, next to a service that may do the same;
+// or it shows what that would do.
 func (c *replayCmd) Run(ctx context.Context) error {
 	return c.with(ctx, func(db serviceStore) error {
-		runner, err := db.runner(projector.Source{}) // to replay, and never to run
-		if err != nil {
-			return err
-		}
 		f := projector.ParkedFilter{Projector: reviewsProjector, Seqs: c.Seq, Key: c.Key, Class: classNamed(c.Class)}
-		if c.Rehearse {
-			return c.rehearse(ctx, runner, f)
+		if c.DryRun {
+			return c.dryRun(ctx, db, f)
 		}
-		if c.Rate == 0 {
-			c.Rate = -1
-		}
-		done, err := runner.Replay(ctx, f, projector.ReplayConfig{Rate: c.Rate, Force: c.Force, Decision: c.decision()})
-		fmt.Printf("%d replayed, %d failed, %d waiting\n", done.Replayed, done.Failed, done.Waiting)
+		n, err := projector.Replay(ctx, db, f, c.decision())
 		if err != nil {
 			return err
 		}
-		return unlessDone(done)
+		if n == 0 {
+			return errNothingPicked
+		}
+		f.Class = nil // it changes when a message fails for another reason
+		return c.finish(ctx, db, f, n)
 	})
 }
 
-// unlessDone: what waits behind others may be left to the service, but not where nothing else was picked.
-func unlessDone(done projector.Replays) error {
-	switch {
-	case done.Failed > 0:
-		return errors.New("some failed: 'reviews parked' says with what, --rehearse with their errors")
-	case done.Replayed > 0:
+// finish applies what is due until nothing that was picked is waiting, or time is up.
+func (c *replayCmd) finish(ctx context.Context, db serviceStore, f projector.ParkedFilter, picked int) error {
+	ctx, cancel := context.WithTimeout(ctx, c.Wait)
+	defer cancel()
+	for {
+		runner, err := db.runner(projector.Source{}) // the zero source: it applies what is due, and returns
+		if err != nil {
+			return err
+		}
+		if err := runner.Run(ctx); err != nil && ctx.Err() == nil {
+			return err
+		}
+		waiting, stuck, err := count(context.WithoutCancel(ctx), db, f)
+		if err != nil {
+			return err
+		}
+		if waiting > 0 && ctx.Err() == nil {
+			_ = sleep(ctx, 50*time.Millisecond)
+			continue
+		}
+		fmt.Printf("%d picked, %d of them are waiting, %d stuck\n", picked, waiting, stuck)
+		if waiting+stuck > 0 {
+			return errors.New("some were not applied: 'reviews parked' says why, --dry-run with their errors")
+		}
 		return nil
-	case done.Waiting > 0:
-		return errors.New("nothing was replayed: what was picked waits behind what was not")
 	}
-	return errNothingPicked
 }
 
-func (c *replayCmd) rehearse(ctx context.Context, runner *projector.Runner, f projector.ParkedFilter) error {
-	would, err := runner.Rehearse(ctx, f, c.Force)
+// count counts the messages that f selects, and that are parked still.
+func count(ctx context.Context, db serviceStore, f projector.ParkedFilter) (waiting, stuck int, err error) {
+	for {
+		list, err := db.Parked(ctx, f)
+		if err != nil || len(list) == 0 {
+			return waiting, stuck, err
+		}
+		for _, p := range list {
+			f.After = p.Seq
+			switch {
+			case p.State == projector.StateStuck, p.DueAt.IsZero(): // or it waits behind one that is stuck
+				stuck++
+			default:
+				waiting++
+			}
+		}
+	}
+}
+
+func (c *replayCmd) dryRun(ctx context.Context, db serviceStore, f projector.ParkedFilter) error {
+	runner, err := db.runner(projector.Source{})
 	if err != nil {
 		return err
 	}
-	fmt.Print(rehearsalText(would))
+	would, err := runner.DryRun(ctx, f)
+	if err != nil {
+		return err
+	}
+	fmt.Print(dryRunText(would))
 	switch {
 	case len(would.Failures) > 0:
 		return errors.New("some would fail")
 	case would.Messages+would.Waiting == 0:
 		return errNothingPicked
 	case would.Messages == 0:
-		return unlessDone(projector.Replays{Waiting: would.Waiting})
+		return errors.New("nothing would be replayed: what was picked waits behind what was not")
 	}
 	return nil
 }
 
-// rehearsalText shows each row before and after, what would fail, and what all comes to.
-func rehearsalText(would *projector.Rehearsal) string {
+// dryRunText shows each row before and after, what would fail, and the sums.
+func dryRunText(would *projector.DryRun) string {
 	var b strings.Builder
 	for _, c := range would.Changes {
 		fmt.Fprintln(&b, printable(c.Table))

@@ -10,6 +10,7 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // store is the database, whichever it is: Kinora's contracts, and the ratings. Nothing outside the store_ files
@@ -18,7 +19,9 @@ type store interface {
 	eventstore.Store
 	outbox.Store
 	outbox.Inspector
-	projector.ParkedInspector
+	provider.Parking
+	// ParkedCount counts the messages that are waiting or stuck, of all projectors if the name is empty.
+	ParkedCount(ctx context.Context, projector string) (int64, error)
 
 	// ratings lists the ratings in the table with this prefix, sorted by product.
 	ratings(ctx context.Context, prefix string) ([]rating, error)
