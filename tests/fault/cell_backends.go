@@ -8,7 +8,7 @@ import (
 
 var backendsCell = &cell{
 	name: "backends", number: 4, what: "pg_terminate_backend of connections at random",
-	full: 150 * time.Second, short: 5 * time.Second, redelivers: true, wants: []string{"terminated_at_work"}, run: runBackends,
+	full: 150 * time.Second, short: 5 * time.Second, redelivers: true, wants: []string{"terminated_at_work", "terminated_beside_many"}, run: runBackends,
 }
 
 func runBackends(r *run) {
@@ -17,7 +17,7 @@ func runBackends(r *run) {
 	r.during(func() {
 		r.sleep(r.between(50*time.Millisecond, 400*time.Millisecond))
 		terminate(r)
-	}, "terminated_at_work")
+	}, r.cell.wants...)
 	r.settle(2 * lease)
 	r.judge()
 }
@@ -39,6 +39,7 @@ func terminate(r *run) {
 	}
 	var done bool
 	var application, state string
+	many := r.manyOpen()
 	err = r.pool.QueryRow(r.suite.ctx, `select pg_terminate_backend(pid), application_name, coalesce(state, '')
 		from pg_stat_activity where pid = $1`, pid).Scan(&done, &application, &state)
 	if err == nil && done {
@@ -47,5 +48,17 @@ func terminate(r *run) {
 		if state != "idle" {
 			r.inject("terminated_at_work", 1)
 		}
+		if many[application] && state != "idle" {
+			r.inject("terminated_beside_many", 1)
+		}
 	}
+}
+
+// manyOpen says which runners have a unit of several messages open.
+func (r *run) manyOpen() map[string]bool {
+	many := map[string]bool{}
+	for _, p := range r.of(running) {
+		many[p.Name] = p.status.get(wordManyOpen) > 0
+	}
+	return many
 }

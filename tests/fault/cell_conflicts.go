@@ -11,7 +11,8 @@ var conflictsCell = &cell{
 	wants: []string{"deadlocks", "raised_in_handlers", "raised_in_appends"}, run: runConflicts,
 }
 
-// triesLimit is how often one message may be tried, at worst: one try in ten fails.
+// triesLimit is how often one message may be tried, at worst. A unit of several messages that fails is tried again in halves,
+// so each of its messages starts again.
 const triesLimit = 25
 
 // A sequence counts also in transactions that fail.
@@ -49,13 +50,13 @@ create trigger refuse_some before insert on kinora.outbox for each row execute f
 
 // conflicting provokes conflicts in the handler's own transaction: two lock two rows in opposite order.
 func conflicting(_ context.Context, _ *work, e moved, exec func(sql string, args ...any) error) error {
-	if err := exec(`select provoke(0.08)`); err != nil {
+	if err := exec(`select provoke(0.03)`); err != nil {
 		return err
 	}
-	switch e.N % 10 {
+	switch e.N % 4 {
 	case 0:
 		return exec(`select cross_over(1, 2)`)
-	case 5:
+	case 2:
 		return exec(`select cross_over(2, 1)`)
 	}
 	return nil
@@ -63,7 +64,7 @@ func conflicting(_ context.Context, _ *work, e moved, exec func(sql string, args
 
 func runConflicts(r *run) {
 	r.server(brokerConfig{Duplicate: 0.02}, "deadlock_timeout=20ms")
-	_, err := r.pool.Exec(r.suite.ctx, conflictTables+";"+countAttempts)
+	_, err := r.pool.Exec(r.suite.ctx, conflictTables)
 	r.must(err)
 	r.crew(2, 2, func(s *settings) {
 		s.Attempts, s.Slow, s.More = 2, 0, map[string]string{"harm": "conflicting"} // a few that are burnt would park
@@ -90,9 +91,7 @@ func (r *run) countConflicts() {
 	if handlers < 2 || appends < 2 || deadlocks == 0 {
 		r.fail("too few conflicts: %d, %d, %d", handlers, appends, deadlocks)
 	}
-	if attempts := r.attemptsCounted(); attempts > 0 {
-		r.fail("%d attempts were counted", attempts)
-	}
+	r.blameless()
 	starts, err := countStarts(r.dir)
 	r.must(err)
 	most := 0

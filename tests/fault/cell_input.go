@@ -56,6 +56,7 @@ var badPayloads = map[string]string{
 	"deep_arrays":  strings.Repeat("[", 10_000) + strings.Repeat("]", 10_000),
 	"deep_objects": strings.Repeat(`{"a":`, 10_000) + "1" + strings.Repeat("}", 10_000),
 	"too_long":     `"` + strings.Repeat("x", eventstore.DefaultMaxPayload) + `"`,
+	"expands":      "[" + strings.Repeat("1e131071,", 7) + "1e131071]",
 	"key_twice":    `{"a":1,"a":2}`, "nan": "NaN", "infinity": "-Infinity", "hex": "0x10", "comment": "1 -- one",
 }
 

@@ -5,12 +5,12 @@ import "time"
 var killCell = &cell{
 	name: "kill", number: 2, what: "random kill -9 of producer, relays and runners under load",
 	full: 5 * time.Minute, short: 8 * time.Second, redelivers: true, byFault: true,
-	wants: []string{"kill_relay", "kill_runner"}, wantsLong: []string{"kill_producer"}, run: runKill,
+	wants: []string{"kill_relay", "kill_runner", "kill_unit_of_many"}, wantsLong: []string{"kill_producer"}, run: runKill,
 }
 
 func runKill(r *run) {
 	r.server(brokerConfig{Duplicate: 0.02, Slow: 4 * time.Millisecond, LoseReply: 0.005})
-	producer, relays, runners := r.crew(2, 2, func(s *settings) { s.Alone = false })
+	producer, relays, runners := r.crew(2, 2, func(s *settings) { s.Alone, s.Slow = false, 2*time.Millisecond })
 	rival := r.child(producing, func(s *settings) { s.Workers, s.Alone = 2, false }) // of the same streams
 	rival.awaitReady(30 * time.Second)
 	r.during(func() {
@@ -25,7 +25,7 @@ func runKill(r *run) {
 		default:
 			runners[r.intn(2)].restart()
 		}
-	}, "kill_relay", "kill_runner")
+	}, r.cell.wants...)
 	r.settle(2 * lease)
 	r.judge()
 }

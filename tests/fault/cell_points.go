@@ -11,13 +11,13 @@ import (
 
 var pointsCell = &cell{
 	name: "points", number: 1, what: "SIGKILL at each named point of the library, before and after each step; and no statement without points",
-	full: 100 * time.Second, short: time.Second, redelivers: true, byFault: true,
+	full: 100 * time.Second, short: time.Second, redelivers: true, byFault: true, fails: true,
 	wants: []string{"died_at_a_point", "parked_and_replayed"}, run: runPoints,
 }
 
-// pointRole is who comes to a point, by the first word of its name; runners to all others.
+// pointRole says which process comes to a point, by the first word of its name; a runner to all others.
 var pointRole = map[string]string{
-	"append": "producer", "claim": "relay", "publish": "relay", "mark": "relay", "transaction": "relay", "one": "batched",
+	"append": "producer", "claim": "relay", "publish": "relay", "mark": "relay", "transaction": "relay", "one": "batched", "second": "batched",
 }
 
 // runPoints lets processes die at one point after another. Handlers fail, so that messages are parked, wait behind others,
@@ -131,12 +131,12 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// awaitReplayed waits until nothing is parked any more. What the control arm parks, nobody replays.
+// awaitReplayed waits until no message is waiting or stuck.
 func awaitReplayed(r *run) {
 	var left int
 	if !r.awaitOr(60*time.Second, func() bool {
-		rest, failed := r.backlog()
-		err := r.pool.QueryRow(r.suite.ctx, `select count(*) filter (where state = 'parked'), count(*) from kinora.parked where projector = $1`, exactName).Scan(&left, &r.parked)
+		rest, _, failed := r.backlog()
+		err := r.pool.QueryRow(r.suite.ctx, `select count(*) filter (where state in ('waiting', 'stuck')), count(*) from kinora.parked`).Scan(&left, &r.parked)
 		return err == nil && failed == nil && left == 0 && rest == ""
 	}) {
 		r.fail("%d messages are still parked", left)

@@ -14,10 +14,10 @@ const stallLimit = 5 * time.Second
 func runPool(r *run) {
 	r.ahead = 200
 	r.server(brokerConfig{Duplicate: 0.1, Slow: 4 * time.Millisecond})
-	one := func(s *settings) { s.Conns, s.Slow, s.Workers, s.Lanes = 1, 5*time.Millisecond, 32, 32 }
+	one := func(s *settings) { s.Conns, s.Slow, s.Workers, s.Concurrency = 1, 5*time.Millisecond, 32, 8 }
 	r.crew(2, 2, one)
 	for range 2 { // of which one is batched
-		some := r.child(running, func(s *settings) { one(s); s.Conns, s.Lanes = 3, 64 })
+		some := r.child(running, func(s *settings) { one(s); s.Conns, s.Concurrency = 3, 16 })
 		some.awaitReady(30 * time.Second)
 	}
 	r.inject("pool_of_one", 5)

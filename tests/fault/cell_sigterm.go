@@ -10,7 +10,7 @@ import (
 var sigtermCell = &cell{
 	name: "sigterm", number: 18, what: "SIGTERM to relays and runners in the middle of their work, again and again",
 	full: 100 * time.Second, short: 5 * time.Second, redelivers: true,
-	wants: []string{"sigterm_relay", "sigterm_runner", "released"}, run: runSigterm,
+	wants: []string{"sigterm_relay", "sigterm_runner", "released", "named"}, run: runSigterm,
 }
 
 // endLimit is how long a child may take to end: the drain of runners, and some time for the process itself.
@@ -30,7 +30,7 @@ func runSigterm(r *run) {
 		}
 		all.Wait()
 		r.sleep(r.between(0, 100*time.Millisecond))
-	}, "sigterm_relay", "sigterm_runner", "released")
+	}, r.cell.wants...)
 	r.settle(3 * lease)
 	r.judge()
 }
@@ -76,10 +76,11 @@ func claimedBy(r *run, p *process) []int64 {
 // takes it for alive.
 func endRunner(r *run, p *process) {
 	p.awaitOpen()
+	r.inject("named", r.countOf(`select count(*) from kinora.doing`))
 	r.terminate(p)
 	var names int
 	r.must(r.pool.QueryRow(r.suite.ctx, `
-		select count(*) from kinora.inflight i left join kinora.runners n using (runner) where n.runner is null`).Scan(&names))
+		select count(*) from kinora.doing d left join kinora.runners n using (runner) where n.runner is null`).Scan(&names))
 	if names > 0 {
 		r.fail("%s has ended, and %d messages are still said to be under way with it", p.Name, names)
 	}

@@ -7,8 +7,8 @@ import (
 
 var stormCell = &cell{
 	name: "storm", number: 11, what: "every message delivered 100 times, through two runners at once",
-	full: 9*time.Minute + 30*time.Second, short: 6 * time.Second, redelivers: true,
-	wants: []string{"copies", "concurrent"}, run: runStorm,
+	full: 4 * time.Minute, short: 6 * time.Second, redelivers: true,
+	wants: []string{"copies", "concurrent", "units_of_many"}, run: runStorm,
 }
 
 // waitLimit is how long a statement may wait in a pool beside the storm.
@@ -22,7 +22,7 @@ func runStorm(r *run) {
 	r.ahead = 2000 / times // what is under way is soon over
 	r.server(brokerConfig{Groups: []string{"readers", "control"}, Storm: times})
 	r.crew(1, 2, func(s *settings) {
-		s.Streams, s.Hot, s.Length, s.Lanes, s.Control = 60, 0, 20, 48, false
+		s.Streams, s.Hot, s.Length, s.Control = 60, 0, 20, false
 		if strings.HasPrefix(s.Name, string(running)) {
 			s.More = map[string]string{"probe": "yes"}
 		}

@@ -20,4 +20,5 @@ var cells = []*cell{
 	inputCell,
 	diskCell,
 	fuzzCell,
+	operatorCell,
 }

@@ -63,12 +63,14 @@ func readSpans(lines *bufio.Scanner, spans map[string][]span) error {
 		if err != nil {
 			continue
 		}
-		id := string(f[2])
-		if what == "begin" {
-			begun[id] = append(begun[id], at)
-		} else if of := begun[id]; len(of) > 0 {
-			spans[id] = append(spans[id], span{of[0], at})
-			begun[id] = of[1:]
+		for _, field := range f[2:] {
+			id := string(field)
+			if what == "begin" {
+				begun[id] = append(begun[id], at)
+			} else if of := begun[id]; len(of) > 0 {
+				spans[id] = append(spans[id], span{of[0], at})
+				begun[id] = of[1:]
+			}
 		}
 	}
 	return lines.Err()

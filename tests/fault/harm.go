@@ -25,12 +25,16 @@ func (w *work) harm(ctx context.Context, e moved, exec func(sql string, args ...
 	return nil
 }
 
-// mend replays all that is parked for a projector, beside what the runner does.
+// stuck selects the stuck messages of a projector, or of all of them without a name.
+func stuck(name string) projector.ParkedFilter {
+	return projector.ParkedFilter{Projector: name, States: []projector.ParkedState{projector.StateStuck}}
+}
+
+// mend decides, once the runner runs, that all stuck messages of a projector are replayed.
 func (w *work) mend(ctx context.Context, r *projector.Runner, name string) {
 	<-r.Running()
-	done, err := r.Replay(ctx, projector.ParkedFilter{Projector: name},
-		projector.ReplayConfig{Rate: -1, Decision: projector.Decision{By: "suite", Reason: "mended"}})
-	w.trace.printf("replayed %d failed %d waiting %d err %v", done.Replayed, done.Failed, done.Waiting, err)
+	n, err := projector.Replay(ctx, w.db, stuck(name), projector.Decision{By: "suite", Reason: "mended"})
+	w.trace.printf("replayed %d err %v", n, err)
 }
 
 // wordWait is the longest that a statement waited for the pool, and for its answer, in microseconds.
@@ -72,19 +76,6 @@ func countStarts(dir string) (map[string]int, error) {
 		}
 	}
 	return n, nil
-}
-
-// countAttempts makes the database count the attempts that are ever counted, also those that are forgotten again.
-const countAttempts = `
-create sequence attempts_counted;
-create function count_attempt() returns trigger language plpgsql as $$ begin perform nextval('attempts_counted'); return new; end $$;
-create trigger count_attempt after insert or update on kinora.attempts for each row execute function count_attempt();
-grant all on sequence attempts_counted to public`
-
-// attemptsCounted is how many there were, with countAttempts.
-func (r *run) attemptsCounted() (n int) {
-	r.must(r.pool.QueryRow(r.suite.ctx, `select case when is_called then last_value else 0 end from attempts_counted`).Scan(&n))
-	return n
 }
 
 // atMost keeps a number, which must not be over limit.

@@ -14,7 +14,7 @@ import (
 // drainLimit is how long a child may take to end after SIGTERM.
 const drainLimit = 15 * time.Second
 
-// judge lets all children drain, and holds what they did against what was asked of them.
+// judge lets all children drain, and compares what they did with the ledger.
 func (r *run) judge() {
 	for _, as := range []role{producing, relaying, running} {
 		for _, p := range r.of(as) {
@@ -41,8 +41,11 @@ func (r *run) judge() {
 	for _, why := range v.why {
 		r.trace.printf("verdict %s", why)
 	}
-	var parked int
-	r.must(r.pool.QueryRow(ctx, `select count(*) from kinora.parked`).Scan(&parked))
+	r.judgeHeldAgainst()
+	parked, stuck := r.countOf(`select count(*) from kinora.parked`), r.countOf(`select count(*) from kinora.parked where state = 'stuck'`)
+	if stuck > 0 {
+		r.fail("%d messages are stuck", stuck)
+	}
 	r.result.ControlByFault = doubledBy(events, r.broker.copies(), control)
 	r.count(ledger, &v, len(without.streams), parked)
 }
@@ -85,11 +88,13 @@ func (r *run) count(ledger map[string]*command, v *verdict, controlWrong, parked
 	concurrent, err := concurrently(r.dir)
 	r.must(err)
 	r.inject("concurrent", concurrent)
+	r.inject("units_of_many", int(r.sum(running, wordMany)))
+	r.inject("units_of_one", int(r.sum(running, wordUnits)))
 	if !v.ok() {
 		r.fail("lost %d, doubled %d, phantom %d, misordered %d: %s", v.Lost, v.Doubled, v.Phantom, v.Misordered, v.why[0])
 	}
 	if parked > r.parked {
-		r.fail("%d messages are parked", parked)
+		r.fail("%d messages are parked, and not %d", parked, r.parked)
 	}
 	wants := r.cell.wants
 	if r.length >= time.Minute {

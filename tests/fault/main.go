@@ -21,6 +21,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/kinora-go/kinora/internal/mutant"
 )
 
 // suite is one call of the program.
@@ -30,11 +32,12 @@ type suite struct {
 	short  bool
 	length time.Duration // of each cell, where it is not zero
 	dir    string
-	mutant bool     // of which something is wrong
-	kept   bool     // dir stays, whatever happens
-	binary string   // of children
-	skewed string   // of those whose clock is wrong, once it is built
-	flags  []string // of builds
+	mutant bool              // the children lack a mechanism
+	kept   bool              // dir stays, whatever happens
+	binary string            // of children
+	skewed string            // of those whose clock is wrong, once it is built
+	flags  []string          // of builds
+	edited map[string]string // files that builds read in place of the source's, by path
 }
 
 func main() {
@@ -56,8 +59,8 @@ func runSuite(ctx context.Context) (ok bool, err error) {
 	s := &suite{ctx: ctx}
 	names := flag.String("cell", "", "only these cells, by name, comma between")
 	report := flag.String("report", "tests/fault/report.json", "write the report to this file; empty: nowhere")
-	tags := flag.String("tags", "", "build children with these tags as well: a mutant's")
-	mutants := flag.Bool("mutants", false, "show that every mutant is caught, and by which cell; -tags for one of them")
+	name := flag.String("mutant", "", "build children as this mutant (see internal/mutant); with -mutants, try this one only")
+	mutants := flag.Bool("mutants", false, "show that every mutant is caught, and by which cell")
 	race := flag.Bool("race", false, "build children with the race detector")
 	flag.Uint64Var(&s.seed, "seed", 0, "of every decision; 0 draws one")
 	flag.BoolVar(&s.short, "short", false, "each cell for some seconds")
@@ -73,9 +76,14 @@ func runSuite(ctx context.Context) (ok bool, err error) {
 		s.seed = rand.Uint64N(1<<32-1) + 1
 	}
 	if *mutants {
-		return s.catchAll(*tags, *report)
+		return s.catchAll(*name, *report)
 	}
-	if err := s.place(*tags, *race); err != nil {
+	if *name != "" {
+		if s.edited, err = edits(ctx, *name); err != nil {
+			return false, err
+		}
+	}
+	if err := s.place(*race); err != nil {
 		return false, err
 	}
 	fmt.Printf("seed %d\n", s.seed)
@@ -140,7 +148,7 @@ func choose(names string) (chosen []*cell, err error) {
 }
 
 // place finds a place for the history, and builds the children there.
-func (s *suite) place(tags string, race bool) (err error) {
+func (s *suite) place(race bool) (err error) {
 	if s.kept = s.dir != ""; s.kept {
 		if s.dir, err = filepath.Abs(s.dir); err == nil {
 			err = os.MkdirAll(s.dir, 0o700)
@@ -152,15 +160,28 @@ func (s *suite) place(tags string, race bool) (err error) {
 		return err
 	}
 	s.binary = filepath.Join(s.dir, "child")
-	s.flags = []string{"-tags", strings.Trim("kinora_fault,"+tags, ",")}
+	s.flags = []string{"-tags", "kinora_fault"}
 	if race {
 		s.flags = append(s.flags, "-race")
 	}
-	return s.build(s.binary)
+	return s.build(s.binary, s.edited)
 }
 
-func (s *suite) build(binary string, more ...string) error {
-	args := slices.Concat([]string{"build", "-o", binary}, s.flags, more, []string{"github.com/kinora-go/kinora/tests/fault"})
+// build builds children. edited are the files that it reads in place of the source's, by path.
+func (s *suite) build(binary string, edited map[string]string) error {
+	args := append([]string{"build", "-o", binary}, s.flags...)
+	if len(edited) > 0 {
+		dir := binary + "-source"
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			return err
+		}
+		overlay, err := mutant.Overlay(dir, edited)
+		if err != nil {
+			return err
+		}
+		args = append(args, "-overlay", overlay)
+	}
+	args = append(args, "github.com/kinora-go/kinora/tests/fault")
 	out, err := exec.CommandContext(s.ctx, "go", args...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("build the children: %w\n%s", err, out)

@@ -2,44 +2,24 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/kinora-go/kinora/internal/mutant"
 )
 
-// mutants are the mechanisms that are taken out of the children (internal/mutant), and the cells that should notice, the
-// likeliest first. Where no cell comes to what the mechanism is for, a test of the package does.
-var mutants = []struct {
-	tag   string
-	cells []*cell
-	test  string
-}{
-	{tag: "no_marker", cells: []*cell{stormCell, killCell}},
-	{tag: "marker_apart", cells: []*cell{conflictsCell, killCell}},
-	{tag: "no_fence", cells: []*cell{zombieCell}},
-	{tag: "worker_clock", cells: []*cell{clockCell}},
-	{tag: "clock_per_row", cells: []*cell{killCell, clockCell}},
-	{tag: "half_guard", cells: []*cell{clockCell, killCell}},
-	{tag: "held_no_barrier", cells: []*cell{poisonCell}},
-	{tag: "no_version_guard", cells: []*cell{killCell}},
-	{tag: "ack_early", cells: []*cell{killCell}},
-	{tag: "batch_on_conflict", cells: []*cell{stormCell, killCell}},
-	{tag: "two_transactions", cells: []*cell{conflictsCell, backendsCell}},
-	{tag: "no_generation_fence", test: "providers/postgres TestUnitsAndASwitchOfGenerationsFenceOneAnother"}, // nothing rebuilds yet
-}
-
-// mutantBudget is how long the cells may try, one after another and again.
+// mutantBudget is how long the cells of a mutant may try, one after another and again.
 const mutantBudget = time.Minute
 
-// caught is what came of a mutant.
+// caught is the result of a mutant.
 type caught struct {
 	Mutant  string  `json:"mutant"`
 	Caught  bool    `json:"caught"`
@@ -50,28 +30,31 @@ type caught struct {
 	Seed    uint64  `json:"seed"`
 }
 
-// catchAll runs each mutant, or one, until a cell is lost.
+// catchAll runs each mutant, or the one of this name, until one of its cells fails. A mutant without cells is left to its
+// tests.
 func (s *suite) catchAll(only, report string) (ok bool, err error) {
 	var all []caught
 	ok = true
-	for _, m := range mutants {
-		if only != "" && only != m.tag {
-			continue
+	mutants := mutant.All
+	if only != "" {
+		m, err := mutant.Named(only)
+		if err != nil {
+			return false, err
 		}
-		one, err := s.catch(m.tag, m.cells, m.test)
+		mutants = []mutant.Mutant{m}
+	}
+	for _, m := range mutants {
+		one, err := s.catch(m)
 		if err != nil {
 			return false, err
 		}
 		all = append(all, one)
 		ok = ok && one.Caught
 	}
-	if len(all) == 0 {
-		return false, errors.New("there is no such mutant")
-	}
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(w, "mutant\tcaught by\tseconds\twhy")
 	for _, c := range all {
-		by := "NOBODY"
+		by := "nothing"
 		if c.Caught {
 			by = cmp.Or(c.Cell, c.Test)
 		}
@@ -88,17 +71,38 @@ func (s *suite) catchAll(only, report string) (ok bool, err error) {
 	return ok, os.WriteFile(report, append(text, '\n'), 0o644)
 }
 
-func (s *suite) catch(tag string, by []*cell, test string) (caught, error) {
-	if test != "" {
-		return s.catchByTest(tag, test), nil
+// edits returns the files of a mutant, by path.
+func edits(ctx context.Context, name string) (map[string]string, error) {
+	m, err := mutant.Named(name)
+	if err != nil {
+		return nil, err
 	}
-	c := caught{Mutant: tag}
-	child := &suite{ctx: s.ctx, short: true, mutant: true, length: s.length}
-	if err := child.place("mutant_"+tag, false); err != nil {
+	root, err := mutant.Root(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return m.Apply(root)
+}
+
+func (s *suite) catch(m mutant.Mutant) (caught, error) {
+	c := caught{Mutant: m.Name}
+	files, err := edits(s.ctx, m.Name)
+	if err != nil {
+		return c, err
+	}
+	fmt.Printf("mutant %s: %s\n", m.Name, m.What)
+	if len(m.Cells) == 0 {
+		return s.catchByTest(m, files)
+	}
+	by, err := choose(strings.Join(m.Cells, ","))
+	if err != nil {
+		return c, err
+	}
+	child := &suite{ctx: s.ctx, short: true, mutant: true, length: s.length, edited: files}
+	if err := child.place(false); err != nil {
 		return c, err
 	}
 	defer func() { _ = os.RemoveAll(child.dir) }()
-	fmt.Printf("mutant %s\n", tag)
 	begin := time.Now()
 	for try := 0; !c.Caught && time.Since(begin) < mutantBudget && s.ctx.Err() == nil; try++ {
 		child.seed = s.seed + uint64(try)
@@ -108,28 +112,41 @@ func (s *suite) catch(tag string, by []*cell, test string) (caught, error) {
 		r := child.run(by[try%len(by)])
 		c.Seconds = time.Since(begin).Seconds()
 		_ = os.RemoveAll(child.dir + "/" + r.Cell)
-		if i := slices.IndexFunc(r.Failures, tells); i >= 0 {
+		if i := slices.IndexFunc(r.Failures, isVerdict); i >= 0 {
 			c.Caught, c.Cell, c.Why, c.Seed = true, r.Cell, r.Failures[i], child.seed
 		}
 	}
 	return c, nil
 }
 
-// failed is what go test says where a test has failed, and not its build.
-var failed = regexp.MustCompile(`(?m)^\s*--- FAIL: .*`)
-
-func (s *suite) catchByTest(tag, test string) caught {
-	fmt.Printf("mutant %s\n", tag)
+// catchByTest runs the tests of m, until one fails.
+func (s *suite) catchByTest(m mutant.Mutant, files map[string]string) (c caught, err error) {
+	root, err := mutant.Root(s.ctx)
+	if err != nil {
+		return c, err
+	}
+	dir, err := os.MkdirTemp("", "kinora-mutant-")
+	if err != nil {
+		return c, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	overlay, err := mutant.Overlay(dir, files)
+	if err != nil {
+		return c, err
+	}
+	c.Mutant = m.Name
 	begin := time.Now()
-	pkg, name, _ := strings.Cut(test, " ")
-	out, err := exec.CommandContext(s.ctx, "go", "test", "-count=1", "-timeout=2m", "-tags", "mutant_"+tag, "-run", "^"+name+"$",
-		"github.com/kinora-go/kinora/"+pkg).CombinedOutput()
-	why := failed.FindString(string(out))
-	return caught{Mutant: tag, Caught: err != nil && why != "", Test: name, Why: why, Seconds: time.Since(begin).Seconds()}
+	for _, test := range m.Tests {
+		if c.Why, _ = test.Run(s.ctx, root, overlay); c.Why != "" {
+			c.Caught, c.Test = true, test.Name
+			break
+		}
+	}
+	c.Seconds = time.Since(begin).Seconds()
+	return c, nil
 }
 
-// tells tells whether a failure is the oracle's: about what is wrong, and not about how long something took, or what was not
-// tried.
-func tells(failure string) bool { return verdicts.MatchString(failure) }
+// isVerdict reports whether a failure is what the oracle found, and not that something took too long or was not tried.
+func isVerdict(failure string) bool { return verdicts.MatchString(failure) }
 
 var verdicts = regexp.MustCompile(`^(.*: )?lost \d+, doubled|claims are broken|before their backoff`)

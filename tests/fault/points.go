@@ -77,6 +77,7 @@ var pointless = []struct{ sql, why string }{
 	{"select ", "a read, unless it takes part in a batch"},
 	{"with known as materialized (", "a read: why an append was refused"},
 	{"with ck as materialized (select clock_timestamp() t), keep as materialized (", "once a minute: entries that nobody reads any more"},
+	{"with ck as materialized (select clock_timestamp() t), h as materialized ( select n.projector", "a read: which parked messages are due"},
 	{"-- ping", "nothing"},
 	{"listen ", "what is not heard is polled for"},
 	{"unlisten ", "what is not heard is polled for"},

@@ -42,6 +42,8 @@ func (p *process) begin() error {
 	defer func() { _ = log.Close() }()
 	p.status.set(wordOpen, 0)
 	p.status.set(wordReady, 0)
+	p.status.set(wordUnitOpen, 0)
+	p.status.set(wordManyOpen, 0)
 	binary := p.r.suite.binary
 	if p.Skew != 0 {
 		binary = p.r.suite.skewed
@@ -113,6 +115,9 @@ func (p *process) kill() (counts bool) {
 	p.r.trace.printf("killed %s open %d", p.Name, p.status.get(wordOpen))
 	if counts {
 		p.r.inject("kill_"+string(p.Role), 1)
+		if p.status.get(wordManyOpen) > 0 {
+			p.r.inject("kill_unit_of_many", 1)
+		}
 	} else {
 		p.r.inject("kill_idle", 1)
 	}

@@ -11,8 +11,9 @@ import (
 
 // loser makes a proxy lose replies to what commits: the server has carried it out, and the client does not hear.
 type loser struct {
-	pick func(said []string) bool // whether the reply to this round trip is lost, once its statements are known
-	lost atomic.Int64             // of what the server says that it has committed
+	// pick returns nil, or if the reply to this round trip of these statements is to be lost, what counts that once the server
+	// says that it has committed.
+	pick func(said []string) *atomic.Int64
 }
 
 // requests is what a client has said since it last waited for the server.
@@ -48,7 +49,7 @@ func cString(b []byte) (text string, rest []byte) {
 
 // serve is copy, by message.
 func (l *loser) serve(c *crossing) {
-	var deaf atomic.Bool
+	var deaf atomic.Pointer[atomic.Int64]
 	var both sync.WaitGroup
 	both.Go(func() {
 		defer func() { _ = c.server.Close() }()
@@ -59,8 +60,10 @@ func (l *loser) serve(c *crossing) {
 				return
 			}
 			if !first && q.hear(kind, raw[5:]) {
-				if len(q.said) > 0 && l.pick(q.said) {
-					deaf.Store(true)
+				if len(q.said) > 0 {
+					if counts := l.pick(q.said); counts != nil {
+						deaf.Store(counts)
+					}
 				}
 				q.said = nil
 			}
@@ -78,13 +81,14 @@ func (l *loser) serve(c *crossing) {
 
 // replies passes on what the server says, until that is to be lost: then it waits until the server has done what it was
 // asked for, and hangs up.
-func (l *loser) replies(server, client net.Conn, deaf *atomic.Bool) {
+func (*loser) replies(server, client net.Conn, deaf *atomic.Pointer[atomic.Int64]) {
 	for well := true; ; {
 		kind, raw, err := pgtest.Message(server, false)
 		if err != nil {
 			return
 		}
-		if !deaf.Load() {
+		counts := deaf.Load()
+		if counts == nil {
 			if _, err := client.Write(raw); err != nil {
 				return
 			}
@@ -95,7 +99,7 @@ func (l *loser) replies(server, client net.Conn, deaf *atomic.Bool) {
 			continue
 		}
 		if well && raw[5] == 'I' {
-			l.lost.Add(1)
+			counts.Add(1)
 		}
 		return
 	}

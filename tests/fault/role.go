@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -57,13 +56,16 @@ type settings struct {
 	Batch   int  // relay: entries of a claim
 	Ordered bool // relay: one Publish call keeps the order of its messages
 
-	Lanes   int           // runner: messages in flight
-	Group   string        // runner: whose messages
-	Batched bool          // runner: units of work in one round trip
-	Slow    time.Duration // runner: each handler takes up to this long
-	Least   time.Duration // runner: and at least this long
-	Control bool          // runner: beside the projector with markers, one without
-	Timeout time.Duration // runner: a handler's
+	Concurrency int           // runner: workers of each projector
+	Unit        int           // runner: most messages of a unit; zero: the default
+	Careful     bool          // runner: name every message before it runs
+	Group       string        // runner: whose messages
+	Batched     bool          // runner: units in one round trip
+	Slow        time.Duration // runner: each handler takes up to this long
+	Least       time.Duration // runner: and at least this long
+	SlowOneIn   int           // runner: only one message in so many is slow; zero: all
+	Control     bool          // runner: beside the projector with markers, one without
+	Timeout     time.Duration // runner: a handler's
 
 	More map[string]string // whatever a cell's own code wants to know
 }
@@ -158,7 +160,6 @@ func (w *work) life(ctx context.Context) (err error) {
 
 // open connects, however long the server is away. It returns nil where ctx ends first.
 func (w *work) open(ctx context.Context) *postgres.DB {
-	_ = os.Setenv("KINORA_MUTANT_SKEW", strconv.FormatInt(w.Skew.Microseconds(), 10)) // only a mutant reads it
 	cfg := &postgres.Config{Route: outbox.ByCategory, Notify: true}
 	for {
 		db, err := w.connect(ctx, fmt.Sprintf("%s&pool_max_conns=%d&application_name=%s", w.DSN, w.Conns, w.Name), cfg)

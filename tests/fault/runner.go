@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"time"
 
@@ -13,7 +14,7 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
-	"github.com/kinora-go/kinora/providers/postgres"
+	"github.com/kinora-go/kinora/provider"
 )
 
 const (
@@ -42,45 +43,49 @@ func (s *started) acking(id string) {
 	s.status.set(wordOpen, int64(len(s.ids)))
 }
 
-// tracedUnit is a unit of work that writes down when each one had its message in hand.
-type tracedUnit struct {
-	*postgres.DB
+// traced is a provider that writes down when each unit began and ended, its messages, and which of them it set aside.
+type traced[Tx any] struct {
+	provider.Provider[Tx]
+	outbox.ReadyChecker
 	w *work
 	s *started
 }
 
-// Do implements projector.UnitOfWork.
-func (u tracedUnit) Do(ctx context.Context, work projector.Work, apply func(context.Context, pgx.Tx, []int) ([]outbox.Message, error)) error {
-	defer u.w.unit(u.s, work)()
-	return u.DB.Do(ctx, work, apply)
-}
-
-// tracedBatch is the same in one round trip.
-type tracedBatch struct {
-	*postgres.Batched
-	w *work
-	s *started
-}
-
-// Do implements projector.UnitOfWork.
-func (u tracedBatch) Do(ctx context.Context, work projector.Work, apply func(context.Context, *pgx.Batch, []int) ([]outbox.Message, error)) error {
-	defer u.w.unit(u.s, work)()
-	return u.Batched.Do(ctx, work, apply)
-}
-
-// unit writes down that one has begun, and that it has ended.
-func (w *work) unit(s *started, of projector.Work) (end func()) {
-	for _, p := range of.Park {
-		w.trace.printf("park %s %s %s %s", p.MessageID, p.Handler, p.Class, p.Code)
+// Do implements provider.Units.
+func (p traced[Tx]) Do(ctx context.Context, u provider.Unit, run func(context.Context, Tx, provider.Found) (provider.Closing, error)) error {
+	if u.Projector != exactName {
+		return p.Provider.Do(ctx, u, run)
 	}
-	if len(of.Marks) == 0 {
-		return func() {}
+	defer p.w.unit(p.s, u)()
+	return p.Provider.Do(ctx, u, func(ctx context.Context, tx Tx, found provider.Found) (provider.Closing, error) {
+		c, err := run(ctx, tx, found)
+		for _, a := range c.Park {
+			p.w.trace.printf("park %s %s %s %s attempts %d after %s", a.Parked.MessageID, a.Parked.Handler, a.Parked.Class, a.Parked.Code, a.Parked.Attempts, a.After)
+		}
+		return c, err
+	})
+}
+
+// unit writes down that a unit has begun. end writes down that it has ended; no ack of its parked messages follows.
+func (w *work) unit(s *started, u provider.Unit) (end func()) {
+	var ids strings.Builder
+	for _, m := range u.Messages {
+		ids.WriteString(" " + m.ID)
 	}
-	w.trace.printf("begin %s", of.Marks[0].MessageID)
+	of := [2]int{wordUnits, wordUnitOpen}
+	if len(u.Messages) > 1 {
+		of = [2]int{wordMany, wordManyOpen}
+	}
+	w.status.add(of[0], 1)
+	w.status.add(of[1], 1)
+	w.trace.printf("begin%s", ids.String())
 	return func() {
-		w.trace.printf("end %s", of.Marks[0].MessageID)
-		if len(of.Replay) > 0 { // nobody acks it
-			s.acking(of.Marks[0].MessageID)
+		w.trace.printf("end%s", ids.String())
+		w.status.add(of[1], -1)
+		for _, m := range u.Messages {
+			if m.Parked != nil {
+				s.acking(m.ID)
+			}
 		}
 	}
 }
@@ -90,16 +95,14 @@ func (w *work) project(ctx context.Context) error {
 	sub := &subscriber{socket: w.Socket, name: w.Name, group: w.Group, acking: s.acking}
 	var runner *projector.Runner
 	var err error
+	src := projector.Subscribe(sub, category)
 	if w.Batched {
-		runner, err = newRunner(w, s, sub, tracedBatch{w.db.Batched(), w, s}, func(_ context.Context, b *pgx.Batch, sql string, args ...any) error {
+		runner, err = newRunner(w, s, src, traced[*pgx.Batch]{w.db.Batched(), w.db, w, s}, func(_ context.Context, b *pgx.Batch, sql string, args ...any) error {
 			b.Queue(sql, args...)
 			return nil
 		})
 	} else {
-		runner, err = newRunner(w, s, sub, tracedUnit{w.db, w, s}, func(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
-			_, err := tx.Exec(ctx, sql, args...)
-			return err
-		})
+		runner, err = newTxRunner(w, s, src)
 	}
 	if err != nil {
 		return err
@@ -112,8 +115,16 @@ func (w *work) project(ctx context.Context) error {
 	return kinora.Run(ctx, runner)
 }
 
+// newTxRunner makes a runner whose handlers run their statements one by one.
+func newTxRunner(w *work, s *started, src projector.Source) (*projector.Runner, error) {
+	return newRunner(w, s, src, traced[pgx.Tx]{w.db, w.db, w, s}, func(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
+		_, err := tx.Exec(ctx, sql, args...)
+		return err
+	})
+}
+
 // newRunner makes a runner of both arms over the same deliveries.
-func newRunner[Tx any](w *work, s *started, sub *subscriber, u projector.UnitOfWork[Tx], exec func(context.Context, Tx, string, ...any) error) (*projector.Runner, error) {
+func newRunner[Tx any](w *work, s *started, src projector.Source, u provider.Units[Tx], exec func(context.Context, Tx, string, ...any) error) (*projector.Runner, error) {
 	arm := func(name, prefix string, marked bool) *projector.Projector[Tx] {
 		sql := fmt.Sprintf(applySQL, prefix)
 		return projector.Define(name, types, projector.Options{Markers: marked}, projector.OnEmit(movedAs,
@@ -123,7 +134,7 @@ func newRunner[Tx any](w *work, s *started, sub *subscriber, u projector.UnitOfW
 					w.status.add(wordDone, 1)
 					w.trace.printf("start %s %s %d", e.ID, e.Data.Stream, e.Data.N)
 				}
-				if w.Slow > 0 {
+				if w.isSlow(e) {
 					pause(ctx, w.Least+rand.N(w.Slow-w.Least))
 				}
 				if marked {
@@ -134,7 +145,11 @@ func newRunner[Tx any](w *work, s *started, sub *subscriber, u projector.UnitOfW
 						return nil, err
 					}
 				}
-				return w.output(marked, e), exec(ctx, tx, sql, e.Data.Stream, e.Data.N, e.Data.Amount)
+				out, err := w.output(ctx, tx, marked, e)
+				if err != nil {
+					return nil, err
+				}
+				return out, exec(ctx, tx, sql, e.Data.Stream, e.Data.N, e.Data.Amount)
 			}))
 	}
 	var arms []*projector.Projector[Tx]
@@ -144,8 +159,14 @@ func newRunner[Tx any](w *work, s *started, sub *subscriber, u projector.UnitOfW
 	if w.Control {
 		arms = append(arms, arm(controlName, "control_", false))
 	}
-	return projector.NewRunner(u, projector.Subscribe(sub, category), &projector.RunnerConfig{
-		Concurrency: w.Lanes, Lease: w.Lease, Timeout: w.Timeout, Drain: 5 * time.Second, LogErrors: true,
+	return projector.NewRunner(u, src, &projector.RunnerConfig{
+		Concurrency: w.Concurrency, Batch: w.Unit, Careful: w.Careful, Lease: w.Lease, Timeout: w.Timeout, Drain: 5 * time.Second, LogErrors: true,
 		Retry: claim.Backoff{Base: 50 * time.Millisecond, Max: time.Second, Attempts: w.Attempts},
 	}, arms...)
+}
+
+// isSlow says whether the handlers of an event take a while: those of each one, or of one in as many as a cell says, always
+// the same ones.
+func (w *work) isSlow(e eventstore.Event[moved]) bool {
+	return w.Slow > 0 && (w.SlowOneIn <= 1 || e.Data.Amount%int64(w.SlowOneIn) == 0)
 }

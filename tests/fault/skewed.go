@@ -1,8 +1,8 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -57,20 +57,13 @@ func (s *suite) buildSkewed() error {
 	if strings.Count(string(text), now) != 1 {
 		return errors.New("this version of Go reads the clock in another way: see skewNow")
 	}
-	changed, added, overlay := filepath.Join(s.dir, "time.go"), filepath.Join(s.dir, "skew.go"), filepath.Join(s.dir, "overlay.json")
-	replace, err := json.Marshal(map[string]map[string]string{"Replace": {
-		filepath.Join(source, "time.go"): changed, filepath.Join(source, "skew.go"): added,
-	}})
-	if err != nil {
-		return err
+	edited := map[string]string{
+		filepath.Join(source, "time.go"): strings.Replace(string(text), now, skewNow, 1),
+		filepath.Join(source, "skew.go"): skewFile,
 	}
-	for path, text := range map[string]string{changed: strings.Replace(string(text), now, skewNow, 1), added: skewFile, overlay: string(replace)} {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			return err
-		}
-	}
+	maps.Copy(edited, s.edited)
 	binary := filepath.Join(s.dir, "child-skewed")
-	if err := s.build(binary, "-overlay", overlay); err != nil {
+	if err := s.build(binary, edited); err != nil {
 		return err
 	}
 	s.skewed = binary

@@ -17,14 +17,19 @@ const statusWords = 1024
 // The words of a status. open is what makes a kill count: handlers between their start and their ack, entries between
 // their claim and their mark, commands between their intent and their outcome.
 const (
-	wordOpen    = iota
-	wordReady   // the child works
-	wordGate    // producer: may it issue commands; the suite says so
-	wordIssued  // producer: commands, of all its lives
-	wordAcked   // producer: those that were acknowledged
-	wordDone    // runner: handlers that ran; relay: entries that were marked
-	wordLate    // relay: marks that were fenced
-	wordStreams = 64
+	wordOpen   = iota
+	wordReady  // the child works
+	wordGate   // producer: may it issue commands; the suite says so
+	wordIssued // producer: commands, of all its lives
+	wordAcked  // producer: those that were acknowledged
+	wordDone   // runner: handlers that ran; relay: entries that were marked
+	wordLate   // relay: marks that were fenced
+	wordUnits  // runner: units of one message, of all its lives
+	wordMany   // runner: units of several messages, of all its lives
+
+	wordUnitOpen // runner: units of one message that are open
+	wordManyOpen // runner: units of several messages that are open
+	wordStreams  = 64
 )
 
 func openStatus(path string) (*status, error) {
