@@ -18,6 +18,7 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 )
 
@@ -78,32 +79,28 @@ func projectorLines(ctx context.Context, b *bed) ([]line, error) {
 			_, err := tx.Exec(ctx, addOne, e.Data.ProductID)
 			return err
 		}))
-	written := projects(p, p.db.Batched(), writes)
-	unnamed := projects(p, unjournaled{p.db.Batched()}, writes) // what the journal costs
-	run := projects(p, p.db, runs)
+	written, run := projects(p, p.db.Batched(), writes), projects(p, p.db, runs)
+	peer := program{p.filledTopic, p.peer}
+	one := func(of string, ours, limit work) line {
+		return newLine("projector/"+of, name, program{p.empty, ours}, peer, program{p.empty, limit})
+	}
 	return []line{
-		{"projector/message", "messages/s", name, program{p.empty, written(1)}, program{p.filledTopic, p.peer}, program{p.empty, p.limit}},
-		{"projector/message-pgx.Tx", "messages/s", name, program{p.empty, run(1)}, program{p.filledTopic, p.peer}, program{p.empty, p.limitTx}},
-		{"projector/message-journal", "messages/s", "", program{p.empty, written(1)}, program{}, program{p.empty, unnamed(1)}},
-		{"projector/message-8-lanes-journal", "messages/s", "", program{p.empty, written(8)}, program{}, program{p.empty, unnamed(8)}},
-		{"projector/message-8-lanes", "messages/s", "", program{p.empty, written(8)}, program{}, program{p.empty, written(1)}},
+		one("message", written(1, false), p.limit(1)),
+		one("message-pgx.Tx", run(1, false), p.limitTx(1)),
+		one("in-flight-32", written(32, false), p.limit(32)),
+		one("in-flight-32-pgx.Tx", run(32, false), p.limitTx(32)),
+		one("batch-markers", written(500, false), p.limit(500)),
+		newLine("projector/message-careful", "", program{p.empty, written(1, true)}, program{}, program{p.empty, written(1, false)}),
+		newLine("projector/in-flight-32-careful", "", program{p.empty, written(32, true)}, program{}, program{p.empty, written(32, false)}),
 	}, nil
 }
 
-// unjournaled says nothing of what is under way.
-type unjournaled struct{ *postgres.Batched }
-
-func (unjournaled) Begin(_ context.Context, _ string, attempts, _ []projector.Attempt) ([]projector.Verdict, error) {
-	return make([]projector.Verdict, len(attempts)), nil
-}
-
-func (u unjournaled) Do(ctx context.Context, w projector.Work, apply func(context.Context, *pgx.Batch, []int) ([]outbox.Message, error)) error {
-	w.Done = nil
-	return u.Batched.Do(ctx, w, apply)
+func newLine(name, peerName string, ours, peer, limit program) line {
+	return line{name: name, unit: "messages/s", peerName: peerName, ours: ours, peer: peer, limit: limit}
 }
 
 func (p *projectorBed) empty(ctx context.Context) error {
-	for _, stmt := range []string{"truncate model.totals, model.markers, kinora.markers, kinora.inflight, kinora.runners", "vacuum analyze", "checkpoint"} {
+	for _, stmt := range []string{"truncate model.totals, model.markers, kinora.markers, kinora.parked, kinora.holds, kinora.doing, kinora.runners", "vacuum analyze", "checkpoint"} {
 		if _, err := p.pool.Exec(ctx, stmt); err != nil {
 			return err
 		}
@@ -117,53 +114,64 @@ func (p *projectorBed) next() (id, product string) {
 	return uuid.NewString(), fmt.Sprintf("p%d", n%products)
 }
 
-// supply is a subscriber that always has so many messages in flight.
+// supply is a subscriber that always has so many messages in flight, recorded just now.
 type supply struct {
 	*projectorBed
 	most int
-	done atomic.Int64
+	done int64
+	over chan struct{}
 }
 
 func (s *supply) Subscribe(ctx context.Context, _ string) (<-chan *message.Message, error) {
 	to := make(chan *message.Message)
-	for range s.most {
-		go func() {
-			for {
-				id, product := s.next()
-				m := message.NewMessage(id, fmt.Appendf(nil, `{"product_id":%q,"rating":5}`, product))
-				m.Metadata[outbox.HeaderType], m.Metadata[outbox.HeaderSchema] = "review.posted", "1"
-				m.Metadata[outbox.HeaderStream], m.Metadata[outbox.HeaderKey] = "review-"+id, "review-"+id
+	go func() {
+		defer close(s.over)
+		inFlight := make([]*message.Message, s.most) // a ring: messages are acked nearly in order
+		for n := 0; ; n++ {
+			place := &inFlight[n%s.most]
+			if *place != nil {
 				select {
-				case to <- m:
-				case <-ctx.Done():
-					return
-				}
-				select {
-				case <-m.Acked():
-					s.done.Add(1)
+				case <-(*place).Acked():
+					s.done++
 				case <-ctx.Done():
 					return
 				}
 			}
-		}()
-	}
+			id, product := s.next()
+			m := message.NewMessage(id, fmt.Appendf(nil, `{"product_id":%q,"rating":5}`, product))
+			m.Metadata[outbox.HeaderType], m.Metadata[outbox.HeaderSchema] = "review.posted", "1"
+			m.Metadata[outbox.HeaderStream], m.Metadata[outbox.HeaderKey] = "review-"+id, "review-"+id
+			m.Metadata[outbox.HeaderRecordedAt] = time.Now().UTC().Format(time.RFC3339Nano)
+			*place = m
+			select {
+			case to <- m:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
 	return to, nil
 }
 
 func (*supply) Close() error { return nil }
 
-// projects is Kinora's: a runner with so many lanes.
-func projects[Tx any](p *projectorBed, u projector.UnitOfWork[Tx], of *projector.Projector[Tx]) func(lanes int) work {
-	return func(lanes int) work {
+// projects is Kinora's: a runner with one worker, over a broker with so many messages in flight. Units have half of them
+// if these are many, so that the broker delivers while a unit runs.
+func projects[Tx any](p *projectorBed, u provider.Units[Tx], of *projector.Projector[Tx]) func(inFlight int, careful bool) work {
+	return func(inFlight int, careful bool) work {
 		return func(ctx context.Context, _ *bed) (int64, error) {
-			from := &supply{projectorBed: p, most: lanes}
-			cfg := &projector.RunnerConfig{Concurrency: lanes, Logger: slog.New(slog.DiscardHandler)}
+			from := &supply{projectorBed: p, most: inFlight, over: make(chan struct{})}
+			cfg := &projector.RunnerConfig{Batch: inFlight, Careful: careful, Logger: slog.New(slog.DiscardHandler)}
+			if inFlight >= 500 {
+				from.most = 2 * inFlight
+			}
 			runner, err := projector.NewRunner(u, projector.Subscribe(from, "rated"), cfg, of)
 			if err != nil {
 				return 0, err
 			}
 			err = runner.Run(ctx)
-			return from.done.Load(), err
+			<-from.over
+			return from.done, err
 		}
 	}
 }
@@ -171,54 +179,64 @@ func projects[Tx any](p *projectorBed, u projector.UnitOfWork[Tx], of *projector
 const (
 	limitFence  = `select pg_advisory_xact_lock_shared(78, 1)`
 	limitMarker = `insert into model.markers (handler, generation, message_id)
-		values ('written/rated', coalesce((select live from kinora.generations where projector = 'written'), 1), $1)`
+		select 'written/rated', coalesce((select live from kinora.generations where projector = 'written'), 1), m from unnest($1::text[]) m order by 1, 3`
 )
 
-// limit is one round trip a message: the fence, a marker whose insert fails where it is there already, and the write.
-func (p *projectorBed) limit(ctx context.Context, _ *bed) (done int64, err error) {
-	conn, err := p.pool.Acquire(context.WithoutCancel(ctx))
-	if err != nil {
-		return 0, err
-	}
-	defer conn.Release()
-	for ; ctx.Err() == nil; done++ {
-		id, product := p.next()
+// limit is one round trip for so many messages: the fence, markers whose insert fails if one is there already, and the
+// writes.
+func (p *projectorBed) limit(size int) work {
+	return p.byHand(size, func(ctx context.Context, conn *pgx.Conn, ids, products []string) error {
 		b := &pgx.Batch{}
 		b.Queue(limitFence)
-		b.Queue(limitMarker, id)
-		b.Queue(addOne, product)
-		if err := conn.SendBatch(context.WithoutCancel(ctx), b).Close(); err != nil {
-			return done, err
+		b.Queue(limitMarker, ids)
+		for _, product := range products {
+			b.Queue(addOne, product)
 		}
-	}
-	return done, nil
+		return conn.SendBatch(ctx, b).Close()
+	})
 }
 
-// limitTx is three: one begins, fences and marks, as the handler wants to see what it reads.
-func (p *projectorBed) limitTx(ctx context.Context, _ *bed) (done int64, err error) {
-	conn, err := p.pool.Acquire(context.WithoutCancel(ctx))
-	if err != nil {
-		return 0, err
-	}
-	defer conn.Release()
-	hard := context.WithoutCancel(ctx)
-	for ; ctx.Err() == nil; done++ {
-		id, product := p.next()
+// limitTx is a round trip to begin, fence and mark, one for each write, as the handler waits for its answer, and one to
+// commit.
+func (p *projectorBed) limitTx(size int) work {
+	return p.byHand(size, func(ctx context.Context, conn *pgx.Conn, ids, products []string) error {
 		b := &pgx.Batch{}
 		b.Queue("begin")
 		b.Queue(limitFence)
-		b.Queue(limitMarker+" on conflict do nothing", id)
-		if err := conn.SendBatch(hard, b).Close(); err != nil {
-			return done, err
+		b.Queue(limitMarker+" on conflict do nothing", ids)
+		if err := conn.SendBatch(ctx, b).Close(); err != nil {
+			return err
 		}
-		if _, err := conn.Exec(hard, addOne, product); err != nil {
-			return done, err
+		for _, product := range products {
+			if _, err := conn.Exec(ctx, addOne, product); err != nil {
+				return err
+			}
 		}
-		if _, err := conn.Exec(hard, "commit"); err != nil {
-			return done, err
+		_, err := conn.Exec(ctx, "commit")
+		return err
+	})
+}
+
+// byHand applies messages, so many at a time, on one connection.
+func (p *projectorBed) byHand(size int, apply func(ctx context.Context, conn *pgx.Conn, ids, products []string) error) work {
+	return func(ctx context.Context, _ *bed) (done int64, err error) {
+		hard := context.WithoutCancel(ctx)
+		conn, err := p.pool.Acquire(hard)
+		if err != nil {
+			return 0, err
 		}
+		defer conn.Release()
+		ids, products := make([]string, size), make([]string, size)
+		for ; ctx.Err() == nil; done += int64(size) {
+			for i := range size {
+				ids[i], products[i] = p.next()
+			}
+			if err := apply(hard, conn.Conn(), ids, products); err != nil {
+				return done, err
+			}
+		}
+		return done, nil
 	}
-	return done, nil
 }
 
 func (p *projectorBed) filledTopic(ctx context.Context) error {

@@ -66,7 +66,7 @@ func (p *projectorBed) prune(ctx context.Context, markers int) (p99 float64, len
 	var times []time.Duration
 	pruned := make(chan struct{})
 	cfg := &projector.RunnerConfig{Concurrency: pruneLanes, Logger: slog.New(slog.DiscardHandler), Observer: projector.Observer{
-		Handled: func(_ string, _ bool, _, took time.Duration, _ error) {
+		Unit: func(_ string, _ int, took time.Duration, _ error) {
 			mu.Lock()
 			defer mu.Unlock()
 			times = append(times, took)
@@ -78,7 +78,7 @@ func (p *projectorBed) prune(ctx context.Context, markers int) (p99 float64, len
 			_, err := tx.Exec(ctx, addOne, e.Data.ProductID)
 			return err
 		}))
-	runner, err := projector.NewRunner(p.db, projector.Subscribe(&supply{projectorBed: p, most: pruneLanes}, "rated"), cfg, of)
+	runner, err := projector.NewRunner(p.db, projector.Subscribe(&supply{projectorBed: p, most: pruneLanes, over: make(chan struct{})}, "rated"), cfg, of)
 	if err != nil {
 		return 0, 0, err
 	}
