@@ -17,11 +17,11 @@ test: race fault-short ## every test, the race detector on, mutants included; li
 # SQLite itself, which is C made Go, is left without the race detector: with it, its tests take ten times as long. Its driver
 # and all that is ours have it.
 #
-# Without pgbouncer or a browser, and without a way to install them, the tests of these are skipped, and said to be.
+# Without Redis, pgbouncer or a browser, and without a way to install them, the tests of these are skipped, and said to be.
 race: gcc postgres
 	@mkdir -p $(BIN)
-	@for tool in pgbouncer browser; do $(MAKE) -s $$tool || KINORA_SKIP="$$KINORA_SKIP,$$tool"; done; export KINORA_SKIP; \
-	go test -race -gcflags=modernc.org/sqlite/lib=-race=false -v -timeout 14m ./... > $(BIN)/test.log 2>&1; status=$$?; \
+	@for tool in redis pgbouncer browser; do $(MAKE) -s $$tool || KINORA_SKIP="$$KINORA_SKIP,$$tool"; done; export KINORA_SKIP; \
+	go test -race -gcflags=modernc.org/sqlite/lib=-race=false -v -timeout 30m ./... > $(BIN)/test.log 2>&1; status=$$?; \
 	if [ $$status -ne 0 ]; then grep -vE '^(=== |\s*--- PASS|\s*--- SKIP)' $(BIN)/test.log; \
 	else grep -E '^(ok|FAIL|\?)' $(BIN)/test.log; fi; \
 	echo "skipped: $$(grep -cE '^\s*--- SKIP' $(BIN)/test.log)"; \
@@ -48,6 +48,15 @@ pgbouncer:
 	{ [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get update -qq && apt-get install -y -qq pgbouncer && \
 	{ [ ! -d /run/systemd/system ] || systemctl disable --now pgbouncer > /dev/null 2>&1 || true; }; } || \
 	{ echo "the tests need pgbouncer: install the package pgbouncer, or set KINORA_SKIP=pgbouncer"; exit 1; }
+
+# Tests start private servers. The package would start a service: on systemd it is masked until the package is there.
+redis:
+	@command -v redis-server > /dev/null || \
+	case ",$$KINORA_SKIP," in *,redis,*) true;; *) false;; esac || \
+	{ [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get update -qq && \
+	systemd() { [ ! -d /run/systemd/system ] || systemctl "$$@" redis-server > /dev/null 2>&1 || true; } && \
+	systemd mask && apt-get install -y -qq --no-install-recommends redis-server && systemd unmask && systemd disable; } || \
+	{ echo "the tests need Redis: install the package redis-server, or set KINORA_SKIP=redis"; exit 1; }
 
 # One test drives the page of the example in a headless browser.
 browser:
@@ -84,4 +93,4 @@ $(BIN)/golangci-lint-$(GOLANGCI):
 	GOBIN=$(BIN) GOFLAGS=-mod=mod go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
 	mv $(BIN)/golangci-lint $@
 
-.PHONY: help demo test race gcc postgres server pgbouncer browser fault fault-short mutants bench lint
+.PHONY: help demo test race gcc postgres server redis pgbouncer browser fault fault-short mutants bench lint
