@@ -379,3 +379,22 @@ func TestAWaitIsNotCounted(t *testing.T) {
 		return count(t, db, `select count(*) from pg_locks where locktype = 'advisory' and database = (select oid from pg_database where datname = current_database())`) == 0
 	}, 10*time.Second, 5*time.Millisecond)
 }
+
+// Without Options.Markers, no statement reads or writes markers: their table need not even be there.
+func TestWithoutMarkersTheirTableIsNotTouched(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.Open(t, nil, totals)
+	_, err := db.Pool().Exec(t.Context(), `drop table kinora.markers`)
+	require.NoError(t, err)
+	unmarked := marked("m")
+	unmarked.Messages[0].Mark = false
+	require.NoError(t, do(t.Context(), db, unmarked, func(ctx context.Context, tx pgx.Tx) ([]outbox.Message, error) {
+		return nil, add(ctx, tx, "k", 1)
+	}))
+	require.NoError(t, queue(t.Context(), db, unmarked, func(_ context.Context, b *pgx.Batch) ([]outbox.Message, error) {
+		b.Queue(addSQL, "k", 1)
+		return nil, nil
+	}))
+	require.Equal(t, 2, count(t, db, `select n from totals where key = 'k'`))
+	require.Error(t, do(t.Context(), db, marked("m"), nil), "the control: with markers the table is missed")
+}
