@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"github.com/kinora-go/kinora/eventstore"
 )
 
 // Class says how a runner treats an error of a unit.
@@ -105,3 +107,15 @@ func (e *MessageError) Error() string { return e.Err.Error() }
 
 // Unwrap returns the error without the message.
 func (e *MessageError) Unwrap() error { return e.Err }
+
+// Refused gives a class to an error that a handler returned without one: permanent if no retry can help, as with input that the
+// event store refuses, else unknown.
+func Refused(err error) *Error {
+	switch {
+	case errors.Is(err, eventstore.ErrInvalid):
+		return &Error{Class: ClassPermanent, Code: "invalid", Err: err}
+	case errors.Is(err, eventstore.ErrEventIDReused):
+		return &Error{Class: ClassPermanent, Code: "event_id_reused", Err: err}
+	}
+	return &Error{Class: ClassUnknown, Err: err}
+}

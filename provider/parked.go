@@ -75,6 +75,17 @@ func (d Decision) Validate() error {
 	return nil
 }
 
+// CheckDecision returns ErrInput unless Parking.Decide can make messages to, as d says.
+func CheckDecision(to ParkedState, d Decision) error {
+	if to != StateWaiting && to != StateSkipped {
+		return fmt.Errorf("%w: a decision cannot make messages %s", ErrInput, to)
+	}
+	if d == (Decision{}) {
+		return nil
+	}
+	return d.Validate()
+}
+
 // ParkedFilter selects parked messages; the zero filter selects all that are not resolved.
 type ParkedFilter struct {
 	Projector string
@@ -88,6 +99,17 @@ type ParkedFilter struct {
 	After     int64         // only greater Seqs: the last one of the page before
 	Limit     int           // zero means 100 for Parking.Parked, and no limit for Parking.Decide
 }
+
+// InStates are the States of f: waiting and stuck if it has none.
+func (f *ParkedFilter) InStates() []ParkedState {
+	if f.States == nil {
+		return []ParkedState{StateWaiting, StateStuck}
+	}
+	return f.States
+}
+
+// IsOpen says whether a message is waiting or stuck.
+func (s ParkedState) IsOpen() bool { return s == StateWaiting || s == StateStuck }
 
 // DueFilter selects what Parking.Due lists.
 type DueFilter struct {

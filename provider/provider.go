@@ -2,6 +2,7 @@ package provider
 
 import (
 	"context"
+	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora/marker"
@@ -112,6 +113,15 @@ type Question struct {
 	marker.Key
 	RecordedAt time.Time // of the message; zero: OutcomePruned is never the answer
 }
+
+// Projector is the name of the handler's projector.
+func (q *Question) Projector() string {
+	name, _, _ := strings.Cut(q.Handler, "/")
+	return name
+}
+
+// Names are all names of the handler.
+func (q *Question) Names() []string { return append([]string{q.Handler}, q.Was...) }
 
 // Outcome is what became of a message at a handler.
 type Outcome int
