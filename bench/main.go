@@ -13,7 +13,9 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
+	"runtime/pprof"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -41,9 +43,10 @@ type work func(ctx context.Context, b *bed) (done int64, err error)
 
 // bed is what the programs run on.
 type bed struct {
-	dsn  string
-	pool *pgxpool.Pool
-	open time.Duration // how long a transaction is open beside a relay
+	dsn     string
+	pool    *pgxpool.Pool
+	open    time.Duration // how long a transaction is open beside a relay
+	profile string        // the directory of Kinora's CPU profiles; empty: none
 }
 
 // result is a row of bench/results.json.
@@ -73,14 +76,15 @@ func main() {
 	length := flag.Duration("length", 2*time.Second, "length of a round")
 	open := flag.Duration("open", 10*time.Minute, "how long a transaction is open before relay/beside-open-transaction")
 	out := flag.String("out", "results.json", "where the results go")
+	profile := flag.String("profile", "", "write a CPU profile of Kinora's last round of each line into this directory")
 	flag.Parse()
-	if err := run(ctx, *only, *rounds, *length, *open, *out); err != nil {
+	if err := run(ctx, *only, *rounds, *length, *open, *out, *profile); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, only string, rounds int, length, open time.Duration, out string) error {
+func run(ctx context.Context, only string, rounds int, length, open time.Duration, out, profile string) error {
 	server, err := pgtest.Start("fsync=on", "full_page_writes=on", "synchronous_commit=on", "shared_buffers=512MB",
 		"max_wal_size=4GB", "checkpoint_timeout=30min", "autovacuum_naptime=1min")
 	if err != nil {
@@ -92,7 +96,7 @@ func run(ctx context.Context, only string, rounds int, length, open time.Duratio
 		return err
 	}
 	defer pool.Close()
-	b := &bed{server.DSN, pool, open}
+	b := &bed{server.DSN, pool, open, profile}
 	r := report{Machine: machine(), Settings: map[string]string{"rounds": fmt.Sprint(rounds), "round": length.String()}}
 	for _, name := range []string{"server_version", "fsync", "synchronous_commit", "shared_buffers", "full_page_writes"} {
 		var v string
@@ -187,7 +191,11 @@ func measure(ctx context.Context, b *bed, l line, rounds int, length time.Durati
 			if p.work == nil {
 				continue
 			}
-			rate, err := once(ctx, b, p, length)
+			profile := ""
+			if i == 0 && round == rounds && b.profile != "" {
+				profile = filepath.Join(b.profile, strings.ReplaceAll(l.name, "/", "-")+".pprof")
+			}
+			rate, err := once(ctx, b, p, length, profile)
 			if err != nil {
 				return result{}, err
 			}
@@ -207,7 +215,7 @@ func measure(ctx context.Context, b *bed, l line, rounds int, length time.Durati
 	return r, nil
 }
 
-func once(ctx context.Context, b *bed, p program, length time.Duration) (float64, error) {
+func once(ctx context.Context, b *bed, p program, length time.Duration, profile string) (float64, error) {
 	if p.prepare != nil {
 		if err := p.prepare(ctx); err != nil {
 			return 0, fmt.Errorf("prepare: %w", err)
@@ -215,6 +223,17 @@ func once(ctx context.Context, b *bed, p program, length time.Duration) (float64
 	}
 	ctx, cancel := context.WithTimeout(ctx, length)
 	defer cancel()
+	if profile != "" {
+		f, err := os.Create(profile)
+		if err != nil {
+			return 0, err
+		}
+		defer f.Close()
+		if err := pprof.StartCPUProfile(f); err != nil {
+			return 0, err
+		}
+		defer pprof.StopCPUProfile()
+	}
 	begin := time.Now()
 	done, err := p.work(ctx, b)
 	if err != nil {

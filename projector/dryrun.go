@@ -67,6 +67,7 @@ func (r *Runner) dryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {
 		}
 	}
 	w := &worker{projection: p, number: -1}
+	defer w.leaveOther()
 	for len(msgs) > 0 {
 		u, err := w.dryUnit(ctx, msgs, result)
 		if err == nil {

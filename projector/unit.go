@@ -74,14 +74,14 @@ func (w *worker) unit(hard context.Context, msgs []*inbound, alone bool) (*unit,
 	return u, u.failed
 }
 
-// transact runs the unit in a goroutine of its own, so that a handler that panics or calls runtime.Goexit ends its
-// unit and nothing else, and one that does not return is left behind.
+// transact runs the unit in another goroutine, so that a handler that panics or calls runtime.Goexit ends its unit and
+// nothing else, and one that does not return is left behind.
 func (u *unit) transact(hard context.Context) error {
 	ctx, cancel := context.WithCancel(hard)
 	u.limit = newDeadline(u.runner.cfg.Timeout, cancel)
 	ended, err := false, error(errGoexit)
 	done := make(chan struct{})
-	go func() {
+	u.inOther(func() {
 		defer close(done)
 		defer cancel()
 		defer u.limit.stop()
@@ -92,12 +92,16 @@ func (u *unit) transact(hard context.Context) error {
 		}()
 		err = u.do(ctx, u.intent, u.handle)
 		ended = ctx.Err() != nil
-	}()
+	})
 	if !returns(ctx, done) {
+		u.leaveOther()
 		if u.handler.Load() < 0 { // it is the store that does not answer
 			return &Error{Class: ClassTransient, Code: "begin", Err: errors.New("the store did not answer")}
 		}
 		return errStuck
+	}
+	if err == errGoexit { //nolint:errorlint // nobody wraps it
+		u.leaveOther()
 	}
 	switch {
 	case err == nil:
@@ -106,6 +110,28 @@ func (u *unit) transact(hard context.Context) error {
 		return &Error{Class: ClassTransient, Code: "begin", Err: fmt.Errorf("the unit did not begin or commit within %s: %w", u.runner.cfg.Timeout, err)}
 	}
 	return u.classified(err)
+}
+
+// inOther runs f in the worker's other goroutine. There is one for all units: a new one would have to grow its stack each
+// time, which costs as much as the rest of the runner.
+func (w *worker) inOther(f func()) {
+	if w.other == nil {
+		w.other = make(chan func())
+		go func(jobs <-chan func()) {
+			for f := range jobs {
+				f()
+			}
+		}(w.other)
+	}
+	w.other <- f
+}
+
+// leaveOther lets the other goroutine end, once what it runs returns.
+func (w *worker) leaveOther() {
+	if w.other != nil {
+		close(w.other)
+		w.other = nil
+	}
 }
 
 // classified returns err with a class that says something about its message: a handler, or RunnerConfig.Classify, may

@@ -22,10 +22,12 @@ type worker struct {
 	size   int             // of the next unit, at most
 	failed int             // messages set aside since one was applied
 	seen   map[string]int  // used by collect
+	other  chan func()     // what the other goroutine is to run; see unit.transact
 }
 
 // run applies what comes until ctx ends. What it has not applied then is not acked, so it is delivered again.
 func (w *worker) run(ctx, hard context.Context) {
+	defer w.leaveOther()
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
