@@ -3,7 +3,6 @@ package projector
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -58,7 +57,7 @@ func (p *projection) revive(ctx context.Context, code string) error {
 		var known []int64
 		for _, row := range rows {
 			f.After = row.Seq
-			if _, _, ok := p.named(row.Type, row.Handlers); ok && p.mayRevive(row.Seq) {
+			if _, ok := p.named(row.Type, row.Handlers); ok && p.mayRevive(row.Seq) {
 				known = append(known, row.Seq)
 			}
 		}
@@ -135,7 +134,7 @@ func (r *Runner) finish(ctx context.Context) error {
 		idle := r.idle()
 		n, err := r.giveDue(ctx)
 		if err != nil {
-			return fmt.Errorf("runner: %w", err)
+			return err
 		}
 		if idle && n == 0 {
 			return errFinished

@@ -57,9 +57,8 @@ func orderingKey(m *message.Message) string {
 // inbound is a message on its way through one projector: a delivery, or a parked one.
 type inbound struct {
 	*received
+	taken
 	lane     provider.Lane
-	handlers []int              // of the projection, in order
-	names    []provider.Handler // of handlers
 	mark     bool
 	parked   *Parked     // nil for a delivery
 	twins    []*received // deliveries of the same message in the same unit
@@ -84,8 +83,7 @@ func (p *projection) accept(d *received) *inbound {
 	case d.malformed != nil:
 		m.aside = &aside{cause: &Error{Class: ClassPermanent, Code: codeMalformed, Err: d.malformed}, attempts: 1}
 	case known:
-		m.handlers, m.names = p.takes(d.raw.Type)
-		if len(m.handlers) == 0 {
+		if m.taken = p.byType[d.raw.Type]; len(m.handlers) == 0 {
 			return nil
 		}
 	case p.opts.Unknown == SkipUnknown:
@@ -119,10 +117,10 @@ func (p *projection) acceptParked(row Parked) *inbound {
 		m.aside = failed(codeUnregistered, eventstore.ErrUnregistered)
 	case len(row.Handlers) == 0:
 		m.mark = p.marks
-		m.handlers, m.names = p.takes(m.raw.Type)
+		m.taken = p.byType[m.raw.Type]
 	default:
 		var ok bool
-		if m.handlers, m.names, ok = p.named(m.raw.Type, row.Handlers); !ok {
+		if m.taken, ok = p.named(m.raw.Type, row.Handlers); !ok {
 			m.aside = failed(codeNoHandler, errNoHandler)
 		}
 	}

@@ -31,7 +31,6 @@ type projection struct {
 
 	store storage
 	do    func(context.Context, provider.Unit, func(context.Context, caller, provider.Found) (provider.Closing, error)) error
-	ready func(context.Context) error
 }
 
 // storage is a provider without its units.
@@ -46,8 +45,8 @@ type caller func(ctx context.Context, handler int, raw eventstore.Raw) ([]outbox
 
 // taken is the handlers that take an event type.
 type taken struct {
-	handlers []int
-	names    []provider.Handler
+	handlers []int              // of the projection, in order
+	names    []provider.Handler // of these
 }
 
 // newProjection makes a projection whose workers are numbered from first.
@@ -56,12 +55,6 @@ func newProjection[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx],
 	one := &projection{
 		runner: r, name: p.name, opts: p.opts, types: p.types, marks: p.opts.Markers && keeps.Markers, noop: p.opts.Markers && !keeps.Markers,
 		batch: r.cfg.Batch, dryRuns: keeps.DryRun, byType: map[string]taken{}, revived: map[int64]revival{}, store: u,
-		ready: func(ctx context.Context) error {
-			if c, ok := any(u).(outbox.ReadyChecker); ok {
-				return c.Ready(ctx)
-			}
-			return nil
-		},
 	}
 	p.unmarked.Store(one.noop)
 	if one.noop {
@@ -98,25 +91,19 @@ func newProjection[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx],
 	return one
 }
 
-// takes returns the handlers of an event type.
-func (p *projection) takes(eventType string) ([]int, []provider.Handler) {
-	t := p.byType[eventType]
-	return t.handlers, t.names
-}
-
 var errNoHandler = errors.New("it was parked for a handler that this program does not have")
 
 // named returns the handlers of an event type that a parked message waits for. It is false if one of them is missing.
-func (p *projection) named(eventType string, names []string) (handlers []int, found []provider.Handler, ok bool) {
+func (p *projection) named(eventType string, names []string) (found taken, ok bool) {
 	t, missing := p.byType[eventType], slices.Clone(names)
 	for i, h := range t.names {
 		before := len(missing)
-		missing = slices.DeleteFunc(missing, func(name string) bool { return name == h.Name || slices.Contains(h.Was, name) })
+		missing = slices.DeleteFunc(missing, func(name string) bool { return slices.Contains(h.Names(), name) })
 		if len(missing) < before {
-			handlers, found = append(handlers, t.handlers[i]), append(found, h)
+			found = taken{append(found.handlers, t.handlers[i]), append(found.names, h)}
 		}
 	}
-	return handlers, found, len(missing) == 0
+	return found, len(missing) == 0
 }
 
 // worker returns the worker for a lane.
@@ -126,8 +113,10 @@ func (p *projection) worker(lane provider.Lane) *worker {
 
 // mayRun returns an error that no retry can help.
 func (p *projection) mayRun(ctx context.Context) error {
-	if err := p.ready(ctx); err != nil {
-		return err
+	if c, ok := p.store.(outbox.ReadyChecker); ok {
+		if err := c.Ready(ctx); err != nil {
+			return err
+		}
 	}
 	return p.halted(ctx)
 }

@@ -19,7 +19,7 @@ func (r *Runner) poll(ctx context.Context) {
 		}
 		for _, p := range r.projections {
 			if err := p.halted(ctx); isHalted(err) {
-				r.fail(err)
+				r.end(err)
 			}
 		}
 		t := time.NewTimer(r.pollEvery)

@@ -1,12 +1,14 @@
 package projector
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -48,9 +50,9 @@ type Runner struct {
 	watch       watch
 	pollEvery   time.Duration
 	looks       chan struct{}
-	started     sync.Once
+	started     atomic.Bool
 	running     chan struct{}
-	failed      chan error // what ends Run, other than its ctx
+	end         context.CancelCauseFunc // ends Run with an error
 }
 
 // NewRunner makes a runner of ps in units of u over src. It validates all that it is given, and does nothing else yet.
@@ -58,7 +60,7 @@ type Runner struct {
 //     for what is parked: provider.Beside(units, db).
 //   - If u cannot commit markers with the read model, Options.Markers is a no-op, logged at debug.
 func NewRunner[Tx any](u provider.Units[Tx], src Source, cfg *RunnerConfig, ps ...*Projector[Tx]) (*Runner, error) {
-	r := &Runner{src: src, id: uuid.NewString(), process: &process, pollEvery: time.Second, looks: make(chan struct{}, 1), running: make(chan struct{}), failed: make(chan error, 1)}
+	r := &Runner{src: src, id: uuid.NewString(), process: &process, pollEvery: time.Second, looks: make(chan struct{}, 1), running: make(chan struct{})}
 	if cfg != nil {
 		r.cfg = *cfg
 	}
@@ -90,20 +92,9 @@ func NewRunner[Tx any](u provider.Units[Tx], src Source, cfg *RunnerConfig, ps .
 }
 
 func (c *RunnerConfig) validate() error {
-	for _, d := range []struct {
-		value *time.Duration
-		or    time.Duration
-	}{{&c.Timeout, 30 * time.Second}, {&c.Drain, 10 * time.Second}, {&c.Lease, 15 * time.Second}, {&c.Record, time.Hour}} {
-		if *d.value == 0 {
-			*d.value = d.or
-		}
-	}
-	if c.Concurrency == 0 {
-		c.Concurrency = 1
-	}
-	if c.Batch == 0 {
-		c.Batch = 32
-	}
+	c.Timeout, c.Drain = cmp.Or(c.Timeout, 30*time.Second), cmp.Or(c.Drain, 10*time.Second)
+	c.Lease, c.Record = cmp.Or(c.Lease, 15*time.Second), cmp.Or(c.Record, time.Hour)
+	c.Concurrency, c.Batch = cmp.Or(c.Concurrency, 1), cmp.Or(c.Batch, 32)
 	if c.Timeout < 0 || c.Drain < 0 || c.Record < 0 || c.Concurrency < 0 || c.Batch < 0 || c.Batch > maxBatch {
 		return fmt.Errorf("timeout %s, drain %s, record %s, concurrency %d, batch %d: give no negative value, and a batch of at most %d",
 			c.Timeout, c.Drain, c.Record, c.Concurrency, c.Batch, maxBatch)
@@ -111,27 +102,18 @@ func (c *RunnerConfig) validate() error {
 	if c.Lease < time.Second {
 		return fmt.Errorf("lease %s: give at least 1s", c.Lease)
 	}
-	var err error
-	if c.Markers, err = c.Markers.WithDefaults(); err != nil {
-		return err
-	}
 	if c.Version == "" {
 		c.Version = buildVersion()
 	}
 	if c.Clock == nil {
 		c.Clock = time.Now //nolint:forbidigo // durations of units, as this process sees them
 	}
-	if c.Retry.Base == 0 {
-		c.Retry.Base = 100 * time.Millisecond
-	}
-	if c.Retry.Max == 0 {
-		c.Retry.Max = max(30*time.Second, c.Retry.Base)
-	}
-	if c.Retry.Attempts == 0 {
-		c.Retry.Attempts = 5
-	}
-	if c.Logger == nil {
-		c.Logger = slog.Default()
+	c.Logger = cmp.Or(c.Logger, slog.Default())
+	c.Retry.Base, c.Retry.Attempts = cmp.Or(c.Retry.Base, 100*time.Millisecond), cmp.Or(c.Retry.Attempts, 5)
+	c.Retry.Max = cmp.Or(c.Retry.Max, max(30*time.Second, c.Retry.Base))
+	var err error
+	if c.Markers, err = c.Markers.WithDefaults(); err != nil {
+		return err
 	}
 	c.Retry, err = c.Retry.WithDefaults()
 	return err
@@ -163,9 +145,7 @@ func (r *Runner) Running() <-chan struct{} { return r.running }
 //   - With the zero Source it applies what is parked and due, and what becomes due with that, and returns nil.
 //   - Run may be called once.
 func (r *Runner) Run(ctx context.Context) error {
-	first := false
-	r.started.Do(func() { first = true })
-	if !first {
+	if r.started.Swap(true) {
 		return errors.New("runner: Run called twice")
 	}
 	for _, p := range r.projections {
@@ -182,8 +162,9 @@ func (r *Runner) Run(ctx context.Context) error {
 	defer unsubscribe()
 	hard, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	work, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+	work, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	r.end = func(err error) { end(fmt.Errorf("runner: %w", err)) }
 	stays := context.AfterFunc(ctx, unsubscribe) // nothing is in flight yet, and a broker that is away must not keep Run from its end
 	var subs []subscription
 	var owned []message.Subscriber
@@ -195,17 +176,13 @@ func (r *Runner) Run(ctx context.Context) error {
 	var all sync.WaitGroup
 	alive := func(bool) {}
 	if err != nil {
-		cancel(fmt.Errorf("runner: %w", err))
+		r.end(err)
 	} else {
 		alive = r.stayAlive(work)
-		r.start(work, hard, cancel, subs, &all)
+		r.start(work, hard, subs, &all)
 		close(r.running)
 	}
-	select {
-	case <-work.Done():
-	case err := <-r.failed:
-		cancel(err)
-	}
+	<-work.Done()
 	return r.drain(ctx, work, stop, func() error {
 		all.Wait()
 		alive(hard.Err() == nil)
@@ -214,7 +191,7 @@ func (r *Runner) Run(ctx context.Context) error {
 }
 
 // start starts all that a runner does.
-func (r *Runner) start(work, hard context.Context, end context.CancelCauseFunc, subs []subscription, all *sync.WaitGroup) {
+func (r *Runner) start(work, hard context.Context, subs []subscription, all *sync.WaitGroup) {
 	for _, p := range r.projections {
 		for _, w := range p.workers {
 			all.Go(func() { w.run(work, hard) })
@@ -223,12 +200,12 @@ func (r *Runner) start(work, hard context.Context, end context.CancelCauseFunc, 
 	for _, s := range subs {
 		all.Go(func() {
 			if err := s.read(work); err != nil {
-				end(fmt.Errorf("runner: %w", err))
+				r.end(err)
 			}
 		})
 	}
 	if r.src.isZero() {
-		all.Go(func() { end(r.finish(work)) })
+		all.Go(func() { r.end(r.finish(work)) })
 		return
 	}
 	all.Go(func() { r.poll(work) })
@@ -252,17 +229,6 @@ func (r *Runner) drain(ctx, work context.Context, stop func(), finish func() err
 		err = errors.Join(cause, err)
 	}
 	return err
-}
-
-// fail ends Run with err, unless err is nil.
-func (r *Runner) fail(err error) {
-	if err == nil {
-		return
-	}
-	select {
-	case r.failed <- fmt.Errorf("runner: %w", err):
-	default:
-	}
 }
 
 // projection returns that of a projector, or nil.

@@ -41,8 +41,6 @@ type applied struct {
 	took    time.Duration
 }
 
-func (a applied) waited(now time.Time) time.Duration { return waited(a.inbound, now) }
-
 func (w *worker) newUnit(msgs []*inbound) *unit {
 	u := &unit{worker: w, msgs: msgs, intent: provider.Unit{Projector: w.name, Messages: make([]provider.Message, len(msgs))}}
 	u.at.Store(-1)

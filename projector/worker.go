@@ -167,7 +167,7 @@ func (m *inbound) setAside(u *unit, cause error, attempts int) {
 func (w *worker) settle(u *unit) {
 	cfg := &w.runner.cfg
 	for _, one := range u.applied {
-		cfg.Observer.Handled(one.handler, one.skipped, one.waited(cfg.Clock()), one.took, nil)
+		cfg.Observer.Handled(one.handler, one.skipped, waited(one.inbound, cfg.Clock()), one.took, nil)
 	}
 	if u.ran {
 		w.failed = 0
@@ -217,7 +217,9 @@ func (w *worker) settleParked(m *inbound, row *provider.Aside) {
 		w.failed++
 	}
 	if row.After < 0 && w.opts.Parking == Halt {
-		w.runner.fail(w.halted(context.WithoutCancel(m.msg.Context())))
+		if err := w.halted(context.WithoutCancel(m.msg.Context())); err != nil { // none if it was skipped before
+			w.runner.end(err)
+		}
 	}
 }
 
