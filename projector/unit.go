@@ -76,13 +76,13 @@ func (w *worker) unit(hard context.Context, msgs []*inbound, alone bool) (*unit,
 // nothing else, and one that does not return is left behind.
 func (u *unit) transact(hard context.Context) error {
 	ctx, cancel := context.WithCancel(hard)
-	u.limit = newDeadline(u.runner.cfg.Timeout, cancel)
+	u.limit = &deadline{each: u.runner.cfg.Timeout, timer: time.AfterFunc(u.runner.cfg.Timeout, cancel)}
 	ended, err := false, error(errGoexit)
 	done := make(chan struct{})
 	u.inOther(func() {
 		defer close(done)
 		defer cancel()
-		defer u.limit.stop()
+		defer u.limit.timer.Stop()
 		defer func() {
 			if p := recover(); p != nil {
 				err = &Error{Class: ClassUnknown, Code: codePanic, Err: fmt.Errorf("panic: %v", p)}
@@ -101,17 +101,17 @@ func (u *unit) transact(hard context.Context) error {
 	if err == errGoexit { //nolint:errorlint // nobody wraps it
 		u.leaveOther()
 	}
-	switch {
-	case err == nil:
+	if err == nil {
 		return nil
-	case ended && hard.Err() == nil && !u.limit.overrun() && !tookTooLong(err):
+	}
+	if ended && hard.Err() == nil && !u.limit.over.Load() && (provider.ClassOf(err) != ClassUnknown || provider.CodeOf(err) != provider.CodeDeadline) {
 		return &Error{Class: ClassTransient, Code: "begin", Err: fmt.Errorf("the unit did not begin or commit within %s: %w", u.runner.cfg.Timeout, err)}
 	}
 	return u.classified(err)
 }
 
 // inOther runs f in the worker's other goroutine. There is one for all units: a new one would have to grow its stack each
-// time, which costs as much as the rest of the runner.
+// time, which was a tenth of the program's CPU.
 func (w *worker) inOther(f func()) {
 	if w.other == nil {
 		w.other = make(chan func())
@@ -162,7 +162,9 @@ func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c
 		switch {
 		case m.parked != nil && !found.Live[i]: // it is not as it was listed: somebody else has it
 		case m.parked == nil && len(m.names) > 0 && !slices.Contains(found.Fresh[i], true):
-			u.duplicate(m)
+			for j := range m.names {
+				u.note(m, j, true, 0)
+			}
 		case m.parked == nil && found.Held[i] || stopped[m.lane]:
 			row = &provider.Aside{Message: i, Parked: u.unparked(m, found.Fresh[i])}
 			row.Parked.Class, row.Parked.Code = ClassHeld, ""
@@ -204,20 +206,14 @@ func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c
 // run runs the handlers of a message that have not applied it yet.
 func (u *unit) run(ctx context.Context, call caller, i int, m *inbound, fresh []bool) (out []outbox.Message, err error) {
 	u.at.Store(int64(i))
-	observed := u.runner.cfg.Observer.Handled != nil
-	var began time.Time
 	for j, handler := range m.handlers {
 		if !fresh[j] {
-			if observed {
-				u.applied = append(u.applied, applied{m, m.names[j].Name, true, 0})
-			}
+			u.note(m, j, true, 0)
 			continue
 		}
 		u.ran = true
 		u.handler.Store(int64(handler))
-		if observed {
-			began = u.runner.cfg.Clock()
-		}
+		began := u.runner.cfg.Clock()
 		crash.Point("handler: before")
 		inner, done := u.limit.handler(contextOf(ctx, m.msg))
 		some, err := call(inner, handler, m.raw)
@@ -226,9 +222,7 @@ func (u *unit) run(ctx context.Context, call caller, i int, m *inbound, fresh []
 		if err != nil {
 			return nil, err
 		}
-		if observed {
-			u.applied = append(u.applied, applied{m, m.names[j].Name, false, u.runner.cfg.Clock().Sub(began)})
-		}
+		u.note(m, j, false, u.runner.cfg.Clock().Sub(began))
 		out = append(out, some...)
 	}
 	u.at.Store(-1)
@@ -236,13 +230,10 @@ func (u *unit) run(ctx context.Context, call caller, i int, m *inbound, fresh []
 	return out, nil
 }
 
-// duplicate notes a delivery that was applied or parked before.
-func (u *unit) duplicate(m *inbound) {
-	if u.runner.cfg.Observer.Handled == nil {
-		return
-	}
-	for _, name := range m.names {
-		u.applied = append(u.applied, applied{m, name.Name, true, 0})
+// note keeps for the observer that a handler has applied a message, now or before.
+func (u *unit) note(m *inbound, handler int, before bool, took time.Duration) {
+	if u.runner.cfg.Observer.Handled != nil {
+		u.applied = append(u.applied, applied{m, m.names[handler].Name, before, took})
 	}
 }
 
@@ -292,21 +283,12 @@ func returns(ctx context.Context, done <-chan struct{}) bool {
 	}
 }
 
-// tookTooLong says whether the provider reports that what the handlers queued took too long.
-func tookTooLong(err error) bool {
-	return provider.ClassOf(err) == ClassUnknown && provider.CodeOf(err) == provider.CodeDeadline
-}
-
 // deadline limits each part of a unit by itself: the opening, each handler, and the commit. So a handler that had to
 // wait for its turn has all of its own time, and a wait is never held against it.
 type deadline struct {
 	each  time.Duration
 	timer *time.Timer // ends the unit's context
 	over  atomic.Bool // a handler runs, or took too long
-}
-
-func newDeadline(each time.Duration, end func()) *deadline {
-	return &deadline{each: each, timer: time.AfterFunc(each, end)}
 }
 
 // handler returns the context of a handler. The whole unit ends later, if the handler does not heed it.
@@ -320,10 +302,6 @@ func (l *deadline) handler(ctx context.Context) (context.Context, func()) {
 		l.timer.Reset(l.each)
 	}
 }
-
-func (l *deadline) overrun() bool { return l.over.Load() }
-
-func (l *deadline) stop() { l.timer.Stop() }
 
 // sum is a + b, or as long as a duration can be.
 func sum(a, b time.Duration) time.Duration { return a + min(b, math.MaxInt64-a) }
