@@ -70,6 +70,12 @@ var units = []Mutant{
 		Tests: []Test{{"./projector", "TestAFailedMessageIsSetAsideAtOnceAndHoldsItsKey/until_it_is_applied"}},
 	},
 	{
+		Name:  "no_turns",
+		What:  "units go on in parallel after a deadlock",
+		Edits: []Edit{{File: "projector/unit.go", Old: "u.intent.Serial = until > 0 &&", New: "u.intent.Serial = until < 0 &&"}},
+		Tests: []Test{{"./projector", "TestADeadlockMakesUnitsSerialForAMinute"}},
+	},
+	{
 		Name: "transient_counted",
 		What: "a message is set aside when the database is busy or away",
 		Edits: []Edit{{
