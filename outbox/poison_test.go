@@ -1,12 +1,14 @@
 package outbox_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/stretchr/testify/require"
 )
@@ -92,4 +94,34 @@ func TestPoisonAlone(t *testing.T) {
 			require.Equal(t, 8, p.Attempts)
 		})
 	}
+}
+
+// foreign reads the entry b1 as one that other software wrote.
+type foreign struct{ outbox.Store }
+
+func (f foreign) TakeEntry(ctx context.Context, e outbox.Entry, q outbox.Query, t claim.Terms) (outbox.Entry, bool, error) {
+	taken, ok, err := f.Store.TakeEntry(ctx, e, q, t)
+	taken.Malformed = taken.ID == "b1"
+	return taken, ok, err
+}
+
+func TestRelayAbandonsWhatIsMalformed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, pub := newDB(t), newPublisher(nil)
+		enqueue(t, db, "a1", "b1", "b2", "a2")
+		stop := start(t, foreign{db}, pub, outbox.RelayConfig{})
+		synctest.Wait()
+		require.Equal(t, []string{"a1", "a2"}, pub.ids())
+		all := entries(t, db)
+		require.Equal(t, []any{outbox.Abandoned, outbox.MalformedClass}, []any{all["b1"].Status, all["b1"].LastError})
+		require.Zero(t, all["b2"].Attempts)
+		n, err := db.Skip(t.Context(), outbox.Filter{Seqs: []int64{all["b1"].Seq}})
+		require.NoError(t, err)
+		require.Equal(t, 1, n)
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		require.NoError(t, stop())
+		require.Equal(t, []string{"a1", "a2", "b2"}, pub.ids())
+	})
 }

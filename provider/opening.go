@@ -99,7 +99,7 @@ func (f *Found) SetLive(u *Unit, front []Parked, due map[Lane]bool) {
 	for _, is := range front {
 		isDue, locked := due[is.Lane]
 		i, asked := at[is.Seq]
-		live := asked && locked && i >= next[is.Lane] && is.isAsListed(u.Messages[i].Parked) &&
+		live := asked && locked && i >= next[is.Lane] && is.IsAsListed(u.Messages[i].Parked) &&
 			(u.DryRun != nil || is.State == StateWaiting && (isDue || is.Attempts > 0)) // with attempts, Try has put the lane off for this unit
 		if next[is.Lane] = i + 1; !live {
 			next[is.Lane] = len(u.Messages) // none behind it is first
@@ -109,6 +109,7 @@ func (f *Found) SetLive(u *Unit, front []Parked, due map[Lane]bool) {
 	}
 }
 
-func (p *Parked) isAsListed(listed *Parked) bool {
+// IsAsListed reports whether p has the attempts and the handlers with which it was listed.
+func (p *Parked) IsAsListed(listed *Parked) bool {
 	return p.Attempts == listed.Attempts && slices.Equal(p.Handlers, listed.Handlers)
 }

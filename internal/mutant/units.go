@@ -139,7 +139,7 @@ var units = []Mutant{
 	{
 		Name:  "parked_not_first",
 		What:  "a parked message runs although another one of its lane comes before it",
-		Edits: []Edit{{File: "providers/memory/unit.go", Old: "next := s.after(h, last[m.Lane])", New: "next, _ := s.parked.get(m.Parked.Seq)"}},
+		Edits: []Edit{{File: "provider/opening.go", Old: "asked && locked && i >= next[is.Lane] &&", New: "asked && locked &&"}},
 		Tests: []Test{{"./providers/memory", "TestConformance/Units/Runs/a_lane_is_emptied_in_order"}},
 	},
 	{
@@ -167,8 +167,8 @@ var units = []Mutant{
 		What: "a replay leaves the lane of a stuck message without a time, so no runner takes the message up",
 		Edits: []Edit{{
 			File: "providers/memory/parking.go",
-			Old:  "			s.schedule(p.Projector, p.Lane, now)\n",
-			New:  "			_ = p\n",
+			Old:  "p.Attempts = 0\n				s.keep(p, 0, now)\n",
+			New:  "p.State, p.Attempts = to, 0\n				s.parked = s.parked.put(p.Seq, p)\n",
 		}},
 		Tests: []Test{{"./projector", "TestAFailedMessageIsSetAsideAtOnceAndHoldsItsKey/until_it_is_replayed"}},
 	},

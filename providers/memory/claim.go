@@ -13,10 +13,7 @@ import (
 
 // EntryCandidates implements outbox.Store.
 func (db *DB) EntryCandidates(ctx context.Context, q outbox.Query, limit int) ([]outbox.Entry, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("read candidates: %w", err)
-	}
-	return db.committed.Load().candidates(q, limit, db.now()), nil
+	return query(ctx, db, "read candidates", func(s *state, now time.Time) []outbox.Entry { return s.candidates(q, limit, now) })
 }
 
 // TakeEntry implements outbox.Store.

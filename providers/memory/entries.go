@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strconv"
@@ -71,32 +72,39 @@ func first(pair string) string {
 	return both[:n]
 }
 
+// under yields what is stored under pairs that begin with a.
+func under[V any](t *tree[string, V], a string) iter.Seq2[string, V] {
+	return func(yield func(string, V) bool) {
+		for key, v := range t.from(pair(a, "")) {
+			if first(key) != a || !yield(key, v) {
+				return
+			}
+		}
+	}
+}
+
 // Enqueued implements outbox.Waker. Every commit that adds entries gives the hint.
 func (db *DB) Enqueued() <-chan struct{} { return db.committed.Load().added }
 
 // Entries implements outbox.Inspector.
 func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("list entries: %w", err)
-	}
 	if f.Limit == 0 {
 		f.Limit = 100
 	}
-	return db.committed.Load().pick(f, db.now()), nil
+	return query(ctx, db, "list entries", func(s *state, now time.Time) []outbox.Entry { return s.pick(f, now) })
 }
 
 // StatusCounts implements outbox.Inspector.
 func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.Status]int64, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("count entries: %w", err)
-	}
-	counts := outbox.ZeroCounts(of)
-	for _, e := range db.committed.Load().entries.from(0) {
-		if _, asked := counts[e.Status]; asked {
-			counts[e.Status]++
+	return query(ctx, db, "count entries", func(s *state, _ time.Time) map[outbox.Status]int64 {
+		counts := outbox.ZeroCounts(of)
+		for _, e := range s.entries.from(0) {
+			if _, asked := counts[e.Status]; asked {
+				counts[e.Status]++
+			}
 		}
-	}
-	return counts, nil
+		return counts
+	})
 }
 
 // Requeue implements outbox.Inspector.

@@ -11,15 +11,8 @@ import (
 var _ outbox.Keeper = (*DB)(nil)
 
 // HoldEntries implements outbox.Keeper.
-func (db *DB) HoldEntries(ctx context.Context, long time.Duration, limit int) (n int, err error) {
-	err = db.Tx(ctx, func(tx *Model) error {
-		n = tx.staged.hold(db.now().Add(long), limit)
-		return nil
-	})
-	if err != nil {
-		return 0, fmt.Errorf("hold entries: %w", err)
-	}
-	return n, nil
+func (db *DB) HoldEntries(ctx context.Context, long time.Duration, limit int) (int, error) {
+	return update(ctx, db, "hold entries", func(s *state, now time.Time) int { return s.hold(now.Add(long), limit) })
 }
 
 // hold walks the open entries in order. It holds the pending entries behind one that waits until at least until, and

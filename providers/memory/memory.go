@@ -13,8 +13,8 @@
 // waits for itself until its context ends. Inside a transaction, use DB.InTx.
 //
 // Authors of a provider may read it in this order: state, in this file, lists what a store keeps; unit.go has
-// provider.Units, parked.go the queues of parked messages, parking.go provider.Parking, liveness.go
-// provider.Liveness, and records.go the markers and provider.Records.
+// provider.Units, parking.go the queues of parked messages and provider.Parking, liveness.go provider.Liveness, and
+// records.go the markers and provider.Records.
 package memory
 
 import (
@@ -64,9 +64,9 @@ type state struct {
 	parked    *tree[int64, provider.Parked]               // by Seq
 	parkedIDs *tree[string, int64]                        // Seqs of those not replayed, by projector and message id
 	parkings  int64                                       // the last Seq of a parked message
-	holds     *tree[string, hold]                         // by projector and lane
+	lanes     *tree[string, *tree[int64, struct{}]]       // Seqs of those waiting or stuck, by projector and lane
 	runners   *tree[string, time.Time]                    // when their leases end
-	names     *tree[string, naming]                       // what careful workers are about to run
+	names     *tree[string, []string]                     // what careful workers are about to run, by runner and number
 	tables    *tree[string, *tree[string, any]]           // the read model
 	added     chan struct{}                               // closed when a later state has more entries
 }
@@ -110,6 +110,28 @@ func (db *DB) Tx(ctx context.Context, fn func(tx *Model) error) error {
 	return tx.commit(ctx)
 }
 
+// update is Tx for changes that give a result. doing is for the error.
+func update[R any](ctx context.Context, db *DB, doing string, change func(s *state, now time.Time) R) (R, error) {
+	var result, none R
+	err := db.Tx(ctx, func(tx *Model) error {
+		result = change(&tx.staged, db.now())
+		return nil
+	})
+	if err != nil {
+		return none, fmt.Errorf("%s: %w", doing, err)
+	}
+	return result, nil
+}
+
+// query asks the committed state. doing is for the error.
+func query[R any](ctx context.Context, db *DB, doing string, ask func(s *state, now time.Time) R) (R, error) {
+	if err := ctx.Err(); err != nil {
+		var none R
+		return none, fmt.Errorf("%s: %w", doing, err)
+	}
+	return ask(db.committed.Load(), db.now()), nil
+}
+
 // View reads the committed read model, all of it as it was at one moment. Writing to m panics.
 func (db *DB) View(fn func(m *Model)) {
 	m := &Model{staged: *db.committed.Load(), readOnly: true}
@@ -135,10 +157,13 @@ func (db *DB) begin(ctx context.Context) (*Model, error) {
 	}
 }
 
-// commit replaces the committed state with the staged one, unless ctx has ended.
+// commit replaces the committed state with the staged one, unless ctx has ended. A dry run is not committed.
 func (m *Model) commit(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("commit: %w", err)
+	}
+	if m.wrote != nil {
+		return nil
 	}
 	if !m.last() {
 		return fmt.Errorf("commit: %w", errOver)

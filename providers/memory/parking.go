@@ -1,155 +1,178 @@
 package memory
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Due implements provider.Parking.
-func (db *DB) Due(ctx context.Context, f provider.DueFilter) ([]provider.Parked, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("list due messages: %w", err)
-	}
-	s, now := db.committed.Load(), db.now()
-	var list []provider.Parked
-	for _, projector := range f.Projectors {
-		due := s.due(projector, f.Lanes, now)
-		for _, h := range due[:min(f.Keys, len(due))] {
-			list = append(list, s.front(h, f.Each)...)
-		}
-	}
-	return list, nil
-}
+// Messages that are waiting or stuck are in the queue of their lane, which is held as long as there is one. It is due when the
+// first of them is; the DueAt of the others does not count until they are first.
 
-// due lists the lanes of a projector whose time has come, in order of their time.
-func (s *state) due(projector string, lanes []provider.Lane, now time.Time) (due []hold) {
-	prefix := pair(projector, "")
-	for at, h := range s.holds.from(prefix) {
-		lane, ok := strings.CutPrefix(at, prefix)
-		if !ok {
+func laneKey(projector string, lane provider.Lane) string { return pair(projector, string(lane[:])) }
+
+// front lists the first messages of a lane, at most n.
+func (s *state) front(lane string, n int) (front []provider.Parked) {
+	queue, _ := s.lanes.get(lane)
+	for seq := range queue.from(0) {
+		if len(front) == n {
 			break
 		}
-		if h.isDue(now) && (lanes == nil || slices.Contains(lanes, provider.Lane([]byte(lane)))) {
-			due = append(due, h)
-		}
-	}
-	slices.SortStableFunc(due, func(a, b hold) int { return a.dueAt.Compare(b.dueAt) })
-	return due
-}
-
-// front is the first message of a lane, or as many as n if nothing is wrong with them.
-func (s *state) front(h hold, n int) (front []provider.Parked) {
-	for seq := range h.queue.from(0) {
 		p, _ := s.parked.get(seq)
-		waits := p.Class == provider.ClassHeld && p.State == provider.StateWaiting
-		if len(front) > 0 && (!waits || len(front) >= n) {
-			break
-		}
-		front = append(front, s.shown(p))
-		if !waits {
-			break
-		}
+		front = append(front, p)
 	}
 	return front
 }
 
-// Try implements provider.Parking.
-func (db *DB) Try(ctx context.Context, p provider.Parked, limit int, again time.Duration) (tried bool, err error) {
-	err = db.Tx(ctx, func(tx *Model) error {
-		s, now := &tx.staged, db.now()
-		h, _ := s.holds.get(laneKey(p.Projector, p.Lane))
-		is := s.after(h, 0)
-		if !h.isDue(now) || is.Seq != p.Seq || !isAsListed(is, p) {
-			return nil
+func isDue(front []provider.Parked, now time.Time) bool {
+	return len(front) > 0 && !front[0].DueAt.IsZero() && !front[0].DueAt.After(now)
+}
+
+// park sets a delivery aside, at the end of its lane. If it is parked already, its handlers are added to that message, unless
+// a person gave that up. One without handlers was parked before its type was known: only those that are added have left
+// their markers.
+func (s *state) park(a provider.Aside, now time.Time) {
+	p := ownParked(a.Parked)
+	id, lane := pair(p.Projector, p.MessageID), laneKey(p.Projector, p.Lane)
+	if seq, ok := s.parkedIDs.get(id); ok {
+		if is, _ := s.parked.get(seq); is.State.IsOpen() {
+			isThere := func(handler string) bool { return slices.Contains(is.Handlers, handler) }
+			is.Handlers = slices.Concat(is.Handlers, slices.DeleteFunc(p.Handlers, isThere))
+			s.parked = s.parked.put(seq, is)
 		}
-		if tried = limit < 0 || is.Attempts < limit; tried {
-			is.Attempts++
-		} else {
-			is.State = provider.StateStuck
-		}
-		s.keep(is)
-		s.schedule(p.Projector, p.Lane, now.Add(again))
-		return nil
-	})
-	if err != nil {
-		return false, fmt.Errorf("try parked message %d: %w", p.Seq, err)
+		return
 	}
-	return tried, nil
+	s.parkings++
+	p.Seq, p.At, p.ResolvedAt, p.Decision = s.parkings, now, time.Time{}, provider.Decision{}
+	queue, _ := s.lanes.get(lane)
+	s.lanes = s.lanes.put(lane, queue.put(p.Seq, struct{}{}))
+	if p.MessageID != "" {
+		s.parkedIDs = s.parkedIDs.put(id, p.Seq)
+	}
+	s.keep(p, a.After, now)
+}
+
+// keep stores a message that is tried after that time from now, if it is the first of its lane. Negative: it is stuck.
+func (s *state) keep(p provider.Parked, after time.Duration, now time.Time) {
+	if p.State, p.DueAt = provider.StateWaiting, now.Add(after); after < 0 {
+		p.State, p.DueAt = provider.StateStuck, time.Time{}
+	}
+	s.parked = s.parked.put(p.Seq, p)
+}
+
+// resolve takes a message out of its lane: the one behind it is due. Once replayed, its id can be parked again.
+func (s *state) resolve(p provider.Parked, to provider.ParkedState, now time.Time) {
+	p.State, p.ResolvedAt, p.DueAt = to, now, time.Time{}
+	s.parked = s.parked.put(p.Seq, p)
+	if to == provider.StateReplayed {
+		s.parkedIDs = s.parkedIDs.drop(pair(p.Projector, p.MessageID))
+	}
+	lane := laneKey(p.Projector, p.Lane)
+	queue, _ := s.lanes.get(lane)
+	s.lanes = s.lanes.put(lane, queue.drop(p.Seq))
+	if front := s.front(lane, 1); len(front) == 0 {
+		s.lanes = s.lanes.drop(lane)
+	} else if next := front[0]; next.Seq > p.Seq && next.State == provider.StateWaiting {
+		s.keep(next, 0, now)
+	}
+}
+
+// Due implements provider.Parking.
+func (db *DB) Due(ctx context.Context, f provider.DueFilter) ([]provider.Parked, error) {
+	return query(ctx, db, "list due messages", func(s *state, now time.Time) (due []provider.Parked) {
+		for _, projector := range f.Projectors {
+			due = append(due, s.due(projector, f, now)...)
+		}
+		return due
+	})
+}
+
+func (s *state) due(projector string, f provider.DueFilter, now time.Time) (due []provider.Parked) {
+	var firsts []provider.Parked
+	for lane := range under(s.lanes, projector) {
+		front := s.front(lane, 1)
+		if isDue(front, now) && (f.Lanes == nil || slices.Contains(f.Lanes, front[0].Lane)) {
+			firsts = append(firsts, front[0])
+		}
+	}
+	slices.SortStableFunc(firsts, func(a, b provider.Parked) int { return a.DueAt.Compare(b.DueAt) })
+	for _, first := range firsts[:min(f.Keys, len(firsts))] {
+		for i, p := range s.front(laneKey(projector, first.Lane), f.Each) {
+			waits := p.Class == provider.ClassHeld && p.State == provider.StateWaiting
+			if i == 0 || waits {
+				due = append(due, s.shown(p))
+			}
+			if !waits {
+				break
+			}
+		}
+	}
+	return due
+}
+
+// Try implements provider.Parking.
+func (db *DB) Try(ctx context.Context, p provider.Parked, limit int, again time.Duration) (bool, error) {
+	return update(ctx, db, "try a parked message", func(s *state, now time.Time) bool {
+		front := s.front(laneKey(p.Projector, p.Lane), 1)
+		if !isDue(front, now) || front[0].Seq != p.Seq || !front[0].IsAsListed(&p) {
+			return false
+		}
+		is := front[0]
+		if limit >= 0 && is.Attempts >= limit {
+			s.keep(is, -1, now)
+			return false
+		}
+		is.Attempts++
+		s.keep(is, again, now)
+		return true
+	})
 }
 
 // Parked implements provider.Parking.
 func (db *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.Parked, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("list parked messages: %w", err)
-	}
-	if f.Limit == 0 {
-		f.Limit = 100
-	}
-	return db.committed.Load().pickParked(f), nil
+	f.Limit = cmp.Or(f.Limit, 100)
+	return query(ctx, db, "list parked messages", func(s *state, _ time.Time) []provider.Parked { return s.pickParked(f) })
 }
 
 // ParkedCount returns how many messages of a projector are waiting or stuck; of all projectors if its name is empty.
 func (db *DB) ParkedCount(ctx context.Context, projector string) (int64, error) {
-	if err := ctx.Err(); err != nil {
-		return 0, fmt.Errorf("count parked messages: %w", err)
-	}
-	return int64(len(db.committed.Load().pickParked(provider.ParkedFilter{Projector: projector}))), nil
+	return query(ctx, db, "count parked messages", func(s *state, _ time.Time) int64 {
+		return int64(len(s.pickParked(provider.ParkedFilter{Projector: projector})))
+	})
 }
 
 // Decide implements provider.Parking.
-func (db *DB) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, d provider.Decision) (n int, err error) {
-	if to != provider.StateWaiting && to != provider.StateSkipped {
-		return 0, fmt.Errorf("decide about parked messages: %w: to make them %s", provider.ErrInput, to)
+func (db *DB) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, d provider.Decision) (int, error) {
+	if err := provider.CheckDecision(to, d); err != nil {
+		return 0, fmt.Errorf("decide about parked messages: %w", err)
 	}
-	if d != (provider.Decision{}) {
-		if err := d.Validate(); err != nil {
-			return 0, fmt.Errorf("decide about parked messages: %w", err)
-		}
-	}
-	err = db.Tx(ctx, func(tx *Model) error {
-		s, now := &tx.staged, db.now()
-		picked := slices.DeleteFunc(s.pickParked(f), func(p provider.Parked) bool { return !isOpen(p) })
-		var first []provider.Parked // of their lanes, whose time this changes
+	f.States = slices.DeleteFunc(slices.Clone(f.InStates()), func(in provider.ParkedState) bool { return !in.IsOpen() })
+	return update(ctx, db, "decide about parked messages", func(s *state, now time.Time) int {
+		picked := s.pickParked(f)
 		for _, p := range picked {
-			if h, _ := s.holds.get(laneKey(p.Projector, p.Lane)); s.after(h, 0).Seq == p.Seq {
-				first = append(first, p)
-			}
-		}
-		for _, p := range picked {
-			if p.State = to; to == provider.StateWaiting {
-				p.Attempts = 0
-			} else {
-				p.ResolvedAt = now
-			}
 			if d != (provider.Decision{}) {
 				p.Decision = d
 			}
-			s.keep(p)
+			if to == provider.StateSkipped {
+				s.resolve(p, to, now)
+			} else {
+				p.Attempts = 0
+				s.keep(p, 0, now)
+			}
 		}
-		for _, p := range first {
-			s.schedule(p.Projector, p.Lane, now)
-		}
-		n = len(picked)
-		return nil
+		return len(picked)
 	})
-	if err != nil {
-		return 0, fmt.Errorf("decide about parked messages: %w", err)
-	}
-	return n, nil
 }
 
 // pickParked is what f selects, in order of Seq; a Limit of 0 is none.
-func (s *state) pickParked(f provider.ParkedFilter) []provider.Parked {
-	states := f.States
-	if states == nil {
-		states = []provider.ParkedState{provider.StateWaiting, provider.StateStuck}
-	}
-	var picked []provider.Parked
+func (s *state) pickParked(f provider.ParkedFilter) (picked []provider.Parked) {
+	states := f.InStates()
 	for _, p := range s.parked.from(f.After + 1) {
 		switch {
 		case !slices.Contains(states, p.State),
@@ -162,10 +185,23 @@ func (s *state) pickParked(f provider.ParkedFilter) []provider.Parked {
 			f.Seqs != nil && !slices.Contains(f.Seqs, p.Seq):
 			continue
 		}
-		picked = append(picked, s.shown(p))
-		if len(picked) == f.Limit {
+		if picked = append(picked, s.shown(p)); len(picked) == f.Limit {
 			break
 		}
 	}
 	return picked
+}
+
+// shown is p as a caller gets it: with the time of its lane, and with bytes and maps of its own.
+func (s *state) shown(p provider.Parked) provider.Parked {
+	if p = ownParked(p); p.State.IsOpen() {
+		p.DueAt = s.front(laneKey(p.Projector, p.Lane), 1)[0].DueAt
+	}
+	return p
+}
+
+// ownParked is own for parked messages.
+func ownParked(p provider.Parked) provider.Parked {
+	p.Payload, p.Headers, p.Handlers = bytes.Clone(p.Payload), maps.Clone(p.Headers), slices.Clone(p.Handlers)
+	return p
 }

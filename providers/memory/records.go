@@ -1,11 +1,11 @@
 package memory
 
 import (
+	"cmp"
 	"context"
-	"fmt"
+	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora/provider"
@@ -13,153 +13,124 @@ import (
 
 // generation is the live generation of a projector.
 func (s *state) generation(projector string) int {
-	if live, ok := s.live.get(projector); ok {
-		return live
-	}
-	return 1
+	live, _ := s.live.get(projector)
+	return cmp.Or(live, 1)
 }
 
-func markerKey(handler string, generation int, message string) string {
-	return pair(handler, pair(strconv.Itoa(generation), message))
+func markerKey(m provider.Marker, generation int) string {
+	return pair(m.Handler, pair(strconv.Itoa(generation), m.MessageID))
 }
 
-// mark leaves the markers of a message, one for each name of the handler, unless one of them is there.
-func (s *state) mark(h provider.Handler, generation int, message string, now time.Time) (fresh bool) {
-	if s.isMarked(h.Name, h.Was, generation, message) {
+// mark inserts a marker, unless it is there.
+func (s *state) mark(m provider.Marker, generation int, now time.Time) (inserted bool) {
+	key := markerKey(m, generation)
+	if s.markers.has(key) {
 		return false
 	}
-	for _, name := range append([]string{h.Name}, h.Was...) {
-		s.markers = s.markers.put(markerKey(name, generation, message), now)
-	}
+	s.markers = s.markers.put(key, now)
 	return true
-}
-
-func (s *state) isMarked(handler string, was []string, generation int, message string) bool {
-	has := func(name string) bool { return s.markers.has(markerKey(name, generation, message)) }
-	return has(handler) || slices.ContainsFunc(was, has)
 }
 
 // Outcomes implements provider.Records.
 func (db *DB) Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("look up outcomes: %w", err)
-	}
-	s := db.committed.Load()
-	outcomes := make([]provider.Outcome, len(questions))
-	for i, q := range questions {
-		outcomes[i] = s.outcome(q)
-	}
-	return outcomes, nil
+	return query(ctx, db, "look up outcomes", func(s *state, _ time.Time) []provider.Outcome {
+		outcomes := make([]provider.Outcome, len(questions))
+		for i := range questions {
+			outcomes[i] = s.outcome(&questions[i])
+		}
+		return outcomes
+	})
 }
 
-func (s *state) outcome(q provider.Question) provider.Outcome {
-	projector, _, _ := strings.Cut(q.Handler, "/")
-	isName := func(name string) bool { return name == q.Handler || slices.Contains(q.Was, name) }
+func (s *state) outcome(q *provider.Question) provider.Outcome {
+	projector, names := q.Projector(), q.Names()
+	isAsked := func(handler string) bool { return slices.Contains(names, handler) }
 	if seq, ok := s.parkedIDs.get(pair(projector, q.MessageID)); ok {
 		p, _ := s.parked.get(seq)
-		h, _ := s.holds.get(laneKey(projector, p.Lane))
 		switch {
-		case len(p.Handlers) > 0 && !slices.ContainsFunc(p.Handlers, isName): // parked for other handlers
+		case len(p.Handlers) > 0 && !slices.ContainsFunc(p.Handlers, isAsked): // parked for other handlers
 		case p.State == provider.StateSkipped:
 			return provider.OutcomeSkipped
-		case p.State == provider.StateStuck, h.dueAt.IsZero():
+		case p.State == provider.StateStuck, s.front(laneKey(projector, p.Lane), 1)[0].State == provider.StateStuck:
 			return provider.OutcomeStuck
 		default:
 			return provider.OutcomeWaiting
 		}
 	}
-	isPruned := func(name string) bool { floor, ok := s.floors.get(name); return ok && !q.RecordedAt.After(floor) }
-	switch {
-	case s.isMarked(q.Handler, q.Was, s.generation(projector), q.MessageID):
-		return provider.OutcomeApplied
-	case !q.RecordedAt.IsZero() && (isPruned(q.Handler) || slices.ContainsFunc(q.Was, isPruned)):
-		return provider.OutcomePruned
+	unmarked := provider.OutcomeUnseen
+	for _, name := range names {
+		if s.markers.has(markerKey(provider.Marker{Handler: name, MessageID: q.MessageID}, s.generation(projector))) {
+			return provider.OutcomeApplied
+		}
+		if floor, _ := s.floors.get(name); !q.RecordedAt.IsZero() && !q.RecordedAt.After(floor) {
+			unmarked = provider.OutcomePruned
+		}
 	}
-	return provider.OutcomeUnseen
+	return unmarked
 }
 
-// Prune implements provider.Records.
-func (db *DB) Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (n int, err error) {
-	err = db.Tx(ctx, func(tx *Model) error {
-		before := db.now().Add(-window)
-		n = tx.staged.pruneParked(projector, before, limit)
+// Prune implements provider.Records. It raises the floor of a handler to the time of the youngest marker that it deletes.
+func (db *DB) Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (int, error) {
+	return update(ctx, db, "prune", func(s *state, now time.Time) (n int) {
+		before, resolved := now.Add(-window), map[int64]time.Time{}
+		for seq, p := range s.parked.from(0) {
+			if p.Projector == projector && !p.State.IsOpen() && p.ResolvedAt.Before(before) {
+				resolved[seq] = p.ResolvedAt
+			}
+		}
+		for _, seq := range oldest(resolved, limit) {
+			if p, _ := s.parked.get(seq); p.State == provider.StateSkipped {
+				s.parkedIDs = s.parkedIDs.drop(pair(projector, p.MessageID))
+			}
+			s.parked = s.parked.drop(seq)
+			n++
+		}
 		for _, handler := range handlers {
-			n += tx.staged.pruneMarkers(handler, before, limit)
+			marked := map[string]time.Time{}
+			for key, at := range under(s.markers, handler) {
+				if at.Before(before) {
+					marked[key] = at
+				}
+			}
+			for _, key := range oldest(marked, limit) {
+				s.markers = s.markers.drop(key)
+				if floor, _ := s.floors.get(handler); marked[key].After(floor) {
+					s.floors = s.floors.put(handler, marked[key])
+				}
+				n++
+			}
 		}
-		return nil
+		return n
 	})
-	if err != nil {
-		return 0, fmt.Errorf("prune: %w", err)
-	}
-	return n, nil
 }
 
-func (s *state) pruneParked(projector string, before time.Time, limit int) int {
-	var old []provider.Parked
-	for _, p := range s.parked.from(0) {
-		if p.Projector == projector && !isOpen(p) && p.ResolvedAt.Before(before) {
-			old = append(old, p)
-		}
-	}
-	slices.SortStableFunc(old, func(a, b provider.Parked) int { return a.ResolvedAt.Compare(b.ResolvedAt) })
-	old = old[:min(limit, len(old))]
-	for _, p := range old {
-		s.forget(p)
-	}
-	return len(old)
-}
-
-// pruneMarkers raises the handler's floor to the time of the youngest marker that it deletes.
-func (s *state) pruneMarkers(handler string, before time.Time, limit int) int {
-	type marked struct {
-		key string
-		at  time.Time
-	}
-	var old []marked
-	for key, at := range s.markers.from("") {
-		if first(key) == handler && at.Before(before) {
-			old = append(old, marked{key, at})
-		}
-	}
-	slices.SortStableFunc(old, func(a, b marked) int { return a.at.Compare(b.at) })
-	old = old[:min(limit, len(old))]
-	for _, m := range old {
-		s.markers = s.markers.drop(m.key)
-		if floor, _ := s.floors.get(handler); m.at.After(floor) {
-			s.floors = s.floors.put(handler, m.at)
-		}
-	}
-	return len(old)
+// oldest are the keys of at most limit times, the oldest first.
+func oldest[K cmp.Ordered](times map[K]time.Time, limit int) []K {
+	keys := slices.SortedFunc(maps.Keys(times), func(a, b K) int { return cmp.Or(times[a].Compare(times[b]), cmp.Compare(a, b)) })
+	return keys[:min(limit, len(keys))]
 }
 
 // MarkedHandlers implements marker.Keeper.
 func (db *DB) MarkedHandlers(ctx context.Context) ([]string, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("list handlers with markers: %w", err)
-	}
-	var names []string
-	for key := range db.committed.Load().markers.from("") {
-		if name := first(key); !slices.Contains(names, name) {
-			names = append(names, name)
+	return query(ctx, db, "list handlers with markers", func(s *state, _ time.Time) []string {
+		names := map[string]bool{}
+		for key := range s.markers.from("") {
+			names[first(key)] = true
 		}
-	}
-	slices.Sort(names)
-	return names, nil
+		return slices.Sorted(maps.Keys(names))
+	})
 }
 
 // DropMarkers implements marker.Keeper.
-func (db *DB) DropMarkers(ctx context.Context, handler string, limit int) (n int, err error) {
-	err = db.Tx(ctx, func(tx *Model) error {
-		for key := range tx.staged.markers.from("") {
-			if n < limit && first(key) == handler {
-				tx.staged.markers = tx.staged.markers.drop(key)
-				n++
+func (db *DB) DropMarkers(ctx context.Context, handler string, limit int) (int, error) {
+	return update(ctx, db, "drop markers", func(s *state, _ time.Time) (n int) {
+		for key := range under(s.markers, handler) {
+			if n == limit {
+				break
 			}
+			s.markers = s.markers.drop(key)
+			n++
 		}
-		return nil
+		return n
 	})
-	if err != nil {
-		return 0, fmt.Errorf("drop markers: %w", err)
-	}
-	return n, nil
 }

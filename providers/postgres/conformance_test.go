@@ -45,7 +45,8 @@ func fixture(t testing.TB, db *postgres.DB, o providertest.Options) providertest
 			_, _ = tx.Exec(ctx, "rollback")
 			_, _ = tx.Conn().Exec(ctx, "rollback") // which nothing can refuse
 		},
-		Total: total(t, db),
+		Insert: insert(db),
+		Total:  total(t, db),
 		Reopen: func() providertest.Fixture[pgx.Tx] {
 			return fixture(t, reopen(t, db, o), o)
 		},
@@ -75,6 +76,27 @@ func total(t testing.TB, db *postgres.DB) func(string) int {
 			require.NoError(t, err)
 		}
 		return n
+	}
+}
+
+var instants = map[providertest.Instant]any{
+	providertest.NoTime: nil, providertest.Now: "now", providertest.BeforeAllTime: "-infinity", providertest.AfterAllTime: "infinity",
+	providertest.TooEarly: "4000-01-01 BC", providertest.TooLate: "20000-01-01",
+}
+
+const insertForeign = `
+insert into kinora.outbox (message_id, topic, key, payload, headers, status, open, held, stuck, next_attempt_at, created_at, last_attempt_at, published_at)
+select $1, $2, $3, 'x', $4::text::jsonb, s, s in ('pending', 'claimed'), s = 'abandoned', s = 'abandoned',
+	$6::text::timestamptz, $7::text::timestamptz, $8::text::timestamptz, $9::text::timestamptz from (values ($5::text)) v (s)`
+
+func insert(db *postgres.DB) func(...providertest.Foreign) error {
+	return func(entries ...providertest.Foreign) error {
+		b := &pgx.Batch{}
+		for _, f := range entries {
+			b.Queue(insertForeign, f.ID, f.Topic, f.Key, f.Headers, string(f.Status),
+				instants[f.Due], instants[f.Created], instants[f.Attempted], instants[f.Published])
+		}
+		return db.Pool().SendBatch(context.Background(), b).Close()
 	}
 }
 

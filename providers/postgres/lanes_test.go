@@ -251,109 +251,29 @@ func TestACrowdInFewLanes(t *testing.T) {
 	const keys, each = 4, 40
 	_, err := db.Pool().Exec(t.Context(), `create table applied (key text not null, n int not null, primary key (key, n))`)
 	require.NoError(t, err)
-	apply := func(ctx context.Context, tx pgx.Tx, id string) error {
-		_, err := tx.Exec(ctx, `insert into applied select split_part($1, '-', 1), split_part($1, '-', 2)::int`, id) // a second time is an error
-		return err
-	}
-	retried := func(f func() error) {
-		for {
-			if err := f(); err == nil {
-				return
-			} else if provider.ClassOf(err) != provider.ClassTransient {
-				t.Error(err)
-				return
-			}
-		}
-	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
+	c := &laneCrowd{t, db}
 	var deliveries, others sync.WaitGroup
 	for k := range keys {
 		for range 2 { // two owners of a key, as while a broker moves it
 			deliveries.Go(func() {
 				for n := range each {
-					m := delivery(fmt.Sprintf("k%d-%d", k, n))
-					m.Lane = provider.LaneOfKey(fmt.Sprint("k", k))
-					u := provider.Unit{Projector: "p", Messages: []provider.Message{m}}
-					fails := rand.IntN(4) == 0
-					retried(func() error {
-						return db.Do(ctx, u, func(ctx context.Context, tx pgx.Tx, found provider.Found) (c provider.Closing, err error) {
-							switch {
-							case !found.Fresh[0][0]:
-							case found.Held[0] || fails:
-								c = asides(u)(found)
-								c.Park[0].After = time.Duration(rand.IntN(10)-2) * time.Millisecond // or stuck
-								if found.Held[0] {
-									c.Park[0].After = 0
-								}
-							default:
-								err = apply(ctx, tx, m.ID)
-							}
-							return c, err
-						})
-					})
+					c.deliver(ctx, fmt.Sprint("k", k), fmt.Sprintf("k%d-%d", k, n))
 				}
 			})
 		}
-	}
-	drain := func(ctx context.Context) bool {
-		list, err := db.Due(ctx, provider.DueFilter{Projectors: []string{"p"}, Keys: keys, Each: 8})
-		if err != nil {
-			return false
-		}
-		for len(list) > 0 {
-			n := 1
-			for list[0].Class == provider.ClassHeld && n < len(list) && list[n].Class == provider.ClassHeld {
-				n++
-			}
-			some := list[:n]
-			list = list[n:]
-			if some[0].Class != provider.ClassHeld {
-				if ok, err := db.Try(ctx, some[0], 1000, 5*time.Millisecond); err != nil || !ok {
-					continue
-				}
-				some[0].Attempts++
-			}
-			u := again(some...)
-			_ = db.Do(ctx, u, func(ctx context.Context, tx pgx.Tx, found provider.Found) (c provider.Closing, err error) {
-				stopped := map[provider.Lane]bool{}
-				for i, m := range u.Messages {
-					switch {
-					case !found.Live[i]:
-					case stopped[m.Lane] || rand.IntN(8) == 0:
-						stopped[m.Lane] = true
-						p := *m.Parked
-						p.Attempts = max(p.Attempts, 1)
-						p.Class = provider.ClassUnknown
-						c.Park = append(c.Park, provider.Aside{Message: i, Parked: p, After: time.Duration(rand.IntN(4)-1) * time.Millisecond})
-					default:
-						err = apply(ctx, tx, m.ID)
-					}
-					if err != nil {
-						return c, err
-					}
-				}
-				return c, nil
-			})
-		}
-		return true
 	}
 	for range 3 {
 		others.Go(func() {
 			for ctx.Err() == nil {
-				drain(ctx)
+				c.drain(ctx, keys)
 			}
 		})
 	}
 	others.Go(func() {
 		for ctx.Err() == nil {
-			f := provider.ParkedFilter{Limit: rand.IntN(5)}
-			if rand.IntN(2) == 0 {
-				f.States = []provider.ParkedState{provider.StateStuck}
-			}
-			if _, err := db.Decide(ctx, f, provider.StateWaiting, provider.Decision{By: "ann", Reason: "again"}); err != nil && ctx.Err() == nil {
-				t.Error(err)
-			}
+			c.decide(ctx)
 		}
 	})
 	deliveries.Wait()
@@ -363,7 +283,7 @@ func TestACrowdInFewLanes(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, err := db.Decide(t.Context(), provider.ParkedFilter{}, provider.StateWaiting, provider.Decision{})
 		require.NoError(t, err)
-		drain(t.Context())
+		c.drain(t.Context(), keys)
 		return count(t, db, `select count(*) from kinora.parked where state in ('waiting', 'stuck')`) == 0
 	}, time.Minute, time.Millisecond)
 	require.Equal(t, keys*each, count(t, db, `select count(*) from applied`))
@@ -371,6 +291,108 @@ func TestACrowdInFewLanes(t *testing.T) {
 	rows, err := db.Parked(t.Context(), provider.ParkedFilter{States: []provider.ParkedState{provider.StateReplayed}, Limit: 1000})
 	require.NoError(t, err)
 	require.False(t, slices.ContainsFunc(rows, func(p provider.Parked) bool { return p.By != "ann" || p.ResolvedAt.IsZero() }))
+}
+
+// laneCrowd is what many goroutines do with the lanes of one database.
+type laneCrowd struct {
+	*testing.T
+	db *postgres.DB
+}
+
+// apply writes the effect of a message. A second time is an error.
+func (*laneCrowd) apply(ctx context.Context, tx pgx.Tx, id string) error {
+	_, err := tx.Exec(ctx, `insert into applied select split_part($1, '-', 1), split_part($1, '-', 2)::int`, id)
+	return err
+}
+
+// deliver applies a message, or parks it if its lane is held, or because it fails. It tries again after transient errors.
+func (c *laneCrowd) deliver(ctx context.Context, key, id string) {
+	m := delivery(id)
+	m.Lane = provider.LaneOfKey(key)
+	u := provider.Unit{Projector: "p", Messages: []provider.Message{m}}
+	fails := rand.IntN(4) == 0
+	for {
+		err := c.db.Do(ctx, u, func(ctx context.Context, tx pgx.Tx, found provider.Found) (closing provider.Closing, err error) {
+			switch {
+			case !found.Fresh[0][0]:
+			case found.Held[0]:
+				closing = asides(u)(found)
+				closing.Park[0].After = 0
+			case fails:
+				closing = asides(u)(found)
+				closing.Park[0].After = time.Duration(rand.IntN(10)-2) * time.Millisecond // or stuck
+			default:
+				err = c.apply(ctx, tx, m.ID)
+			}
+			return closing, err
+		})
+		if err == nil {
+			return
+		}
+		if provider.ClassOf(err) != provider.ClassTransient {
+			c.Error(err)
+			return
+		}
+	}
+}
+
+// drain runs the messages that are due, each failed one alone after a try.
+func (c *laneCrowd) drain(ctx context.Context, keys int) {
+	list, err := c.db.Due(ctx, provider.DueFilter{Projectors: []string{"p"}, Keys: keys, Each: 8})
+	if err != nil {
+		return
+	}
+	for len(list) > 0 {
+		n := 1
+		for list[0].Class == provider.ClassHeld && n < len(list) && list[n].Class == provider.ClassHeld {
+			n++
+		}
+		some := list[:n]
+		list = list[n:]
+		if some[0].Class != provider.ClassHeld {
+			if ok, err := c.db.Try(ctx, some[0], 1000, 5*time.Millisecond); err != nil || !ok {
+				continue
+			}
+			some[0].Attempts++
+		}
+		u := again(some...)
+		_ = c.db.Do(ctx, u, func(ctx context.Context, tx pgx.Tx, found provider.Found) (provider.Closing, error) {
+			return c.replay(ctx, tx, u, found)
+		})
+	}
+}
+
+// replay applies parked messages of a unit. Some fail, and stop those of their lane.
+func (c *laneCrowd) replay(ctx context.Context, tx pgx.Tx, u provider.Unit, found provider.Found) (closing provider.Closing, err error) {
+	stopped := map[provider.Lane]bool{}
+	for i, m := range u.Messages {
+		switch {
+		case !found.Live[i]:
+		case stopped[m.Lane] || rand.IntN(8) == 0:
+			stopped[m.Lane] = true
+			p := *m.Parked
+			p.Attempts = max(p.Attempts, 1)
+			p.Class = provider.ClassUnknown
+			closing.Park = append(closing.Park, provider.Aside{Message: i, Parked: p, After: time.Duration(rand.IntN(4)-1) * time.Millisecond})
+		default:
+			err = c.apply(ctx, tx, m.ID)
+		}
+		if err != nil {
+			return closing, err
+		}
+	}
+	return closing, nil
+}
+
+// decide replays some messages, of all or of the stuck ones.
+func (c *laneCrowd) decide(ctx context.Context) {
+	f := provider.ParkedFilter{Limit: rand.IntN(5)}
+	if rand.IntN(2) == 0 {
+		f.States = []provider.ParkedState{provider.StateStuck}
+	}
+	if _, err := c.db.Decide(ctx, f, provider.StateWaiting, provider.Decision{By: "ann", Reason: "again"}); err != nil && ctx.Err() == nil {
+		c.Error(err)
+	}
 }
 
 // Skipping a long lane takes as long as the lane is, and no longer.

@@ -97,6 +97,10 @@ type Fixture[Tx any] struct {
 	// the type gives. Nil if the type gives none.
 	End func(ctx context.Context, tx Tx)
 
+	// Insert writes entries with the payload "x" into the outbox as other software may, all of them or none. It returns an
+	// error if the store refuses one. Nil if nothing else writes into the store.
+	Insert func(entries ...Foreign) error
+
 	// Total reads the committed total of key; 0 if there is none.
 	Total func(key string) int
 
@@ -133,8 +137,10 @@ func EventStore[Tx any](t *testing.T, open Open[Tx], differences ...Difference) 
 // Outbox checks outbox.Store, outbox.Keeper, outbox.Inspector, outbox.Waker and Enqueue: once through outbox.Claim and once
 // through outbox.ClaimPortably.
 func Outbox[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
-	claiming := slices.Concat(claimCases, markCases, guardCases, vanishCases, heldCases, inspectCases, crowdCases)
-	t.Run("Entries", func(t *testing.T) { run(t, open, differences, outbox.Claim, slices.Concat(entryCases, keepCases)) })
+	claiming := slices.Concat(claimCases, markCases, guardCases, vanishCases, heldCases, inspectCases, crowdCases, foreignClaimCases)
+	t.Run("Entries", func(t *testing.T) {
+		run(t, open, differences, outbox.Claim, slices.Concat(entryCases, keepCases, foreignCases))
+	})
 	t.Run("Claim", func(t *testing.T) { run(t, open, differences, outbox.Claim, claiming) })
 	t.Run("ClaimPortably", func(t *testing.T) { run(t, open, differences, outbox.ClaimPortably, claiming) })
 }

@@ -68,6 +68,7 @@ type stage struct {
 	advance  func(time.Duration)
 	total    func(key string) int
 	canEnd   bool
+	insert   func(...Foreign) error // nil if nothing else writes into the store
 	reopen   func() *stage
 	another  func() *stage // a second provider, opened like this one
 }
@@ -155,7 +156,7 @@ func newStage[Tx any](t *testing.T, c *testCase, f Fixture[Tx], differences []Di
 	})
 	s := &stage{
 		T: t, ctx: ctx, name: "ratings", db: f.Provider, claims: claims, deferred: knows(differences, Deferred),
-		inTx: f.InTx, advance: f.Advance, total: f.Total, canEnd: f.End != nil,
+		inTx: f.InTx, advance: f.Advance, total: f.Total, canEnd: f.End != nil, insert: f.Insert,
 	}
 	prepare := func(ctx context.Context, tx Tx) opened {
 		o := opened{

@@ -42,13 +42,8 @@ func (u *Units) Do(ctx context.Context, unit provider.Unit, run func(context.Con
 		return permanent("dry_run", errors.New("redis has no dry runs"))
 	}
 	t := u.begin()
-	found := provider.Found{Fresh: make([][]bool, len(unit.Messages)), Held: make([]bool, len(unit.Messages)), Begin: t.begin}
-	for i, m := range unit.Messages {
-		found.Fresh[i] = make([]bool, len(m.Handlers))
-		for j := range m.Handlers {
-			found.Fresh[i][j] = true
-		}
-	}
+	found := unit.NewFound(true)
+	found.Begin = t.begin
 	closing, err := run(ctx, t, found)
 	if err == nil && len(closing.Output)+len(closing.Park) > 0 {
 		err = permanent("not_kept", errors.New("redis keeps no output and no parked messages: use provider.Beside"))

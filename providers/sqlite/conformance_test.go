@@ -20,6 +20,30 @@ func TestConformance(t *testing.T) {
 	})
 }
 
+// insertForeign writes entries as other software may.
+func insertForeign(db *sqlite.DB, entries []providertest.Foreign) error {
+	const infinity = 1 << 62 // milliseconds, out of all calendars
+	instants := map[providertest.Instant]any{
+		providertest.NoTime: nil, providertest.Now: time.Now().UnixMilli(), providertest.BeforeAllTime: -infinity,
+		providertest.AfterAllTime: infinity, providertest.TooEarly: -190000000000000, providertest.TooLate: 569000000000000,
+	}
+	tx, err := db.SQL().Begin()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }()
+	for _, f := range entries {
+		_, err := tx.Exec(`
+insert into kinora_outbox (message_id, topic, key, payload, headers, status, open, next_attempt_at, created_at, last_attempt_at, published_at)
+values (?1, ?2, ?3, x'78', ?4, ?5, ?5 <> 'published', ?6, ?7, ?8, ?9)`,
+			f.ID, f.Topic, f.Key, f.Headers, string(f.Status), instants[f.Due], instants[f.Created], instants[f.Attempted], instants[f.Published])
+		if err != nil {
+			return err
+		}
+	}
+	return tx.Commit()
+}
+
 func fixture(t testing.TB, path string, o providertest.Options) providertest.Fixture[*sql.Tx] {
 	db := openAt(t, path, &sqlite.Config{Route: o.Route, MaxPayload: o.MaxPayload, RequeueWindow: o.RequeueWindow})
 	add := func(ctx context.Context, tx *sql.Tx, key string, n int) error {
@@ -52,6 +76,7 @@ func fixture(t testing.TB, path string, o providertest.Options) providertest.Fix
 			_ = tx.Commit()
 			_ = tx.Rollback()
 		},
+		Insert: func(entries ...providertest.Foreign) error { return insertForeign(db, entries) },
 		Total:  func(key string) int { return total(t, db.SQL(), key) },
 		Reopen: func() providertest.Fixture[*sql.Tx] { return fixture(t, path, o) },
 	}
