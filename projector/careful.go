@@ -97,15 +97,8 @@ func (r *Runner) stayAlive(ctx context.Context) (stop func(clean bool)) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var beats sync.WaitGroup
 	beats.Go(func() {
-		t := time.NewTicker(r.cfg.Lease / 3)
-		defer t.Stop()
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-t.C:
-				r.beat(ctx)
-			}
+		for wait(ctx, r.cfg.Lease/3); ctx.Err() == nil; wait(ctx, r.cfg.Lease/3) {
+			r.beat(ctx)
 		}
 	})
 	return func(clean bool) {

@@ -12,26 +12,18 @@ import (
 
 const (
 	reviveEvery = 10 * time.Second
-	pruneEvery  = time.Minute
+	pruneEach   = 6   // revivals
 	pruneLimit  = 500 // rows of each kind in a transaction
 )
 
 // maintain does until ctx ends what a runner does besides applying messages.
 func (r *Runner) maintain(ctx context.Context) {
-	r.revive(ctx)
-	r.prune(ctx)
-	revive, prune := time.NewTicker(reviveEvery), time.NewTicker(pruneEvery)
-	defer revive.Stop()
-	defer prune.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-revive.C:
-			r.revive(ctx)
-		case <-prune.C:
+	for n := 0; ctx.Err() == nil; n++ {
+		r.revive(ctx)
+		if n%pruneEach == 0 {
 			r.prune(ctx)
 		}
+		wait(ctx, reviveEvery)
 	}
 }
 
@@ -100,7 +92,7 @@ func (r *Runner) prune(ctx context.Context) {
 		}
 		n, err := r.pruneAll(ctx, p.name, slices.Compact(names))
 		if err != nil && ctx.Err() == nil {
-			r.cfg.Logger.Warn("pruning failed, it is tried again", "projector", p.name, "again_in", pruneEvery,
+			r.cfg.Logger.Warn("pruning failed, it is tried again", "projector", p.name, "again_in", pruneEach*reviveEvery,
 				"class", provider.ClassOf(err).String(), "code", provider.CodeOf(err), "err", err)
 		}
 		if n > 0 && r.cfg.Observer.Pruned != nil {

@@ -3,6 +3,7 @@ package projector
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/kinora-go/kinora/provider"
@@ -22,14 +23,12 @@ func (r *Runner) poll(ctx context.Context) {
 				r.end(err)
 			}
 		}
-		t := time.NewTimer(r.pollEvery)
 		select {
 		case <-ctx.Done():
 		case <-r.looks:
 			wait(ctx, lookPause) // for what becomes due at the same time
-		case <-t.C:
+		case <-time.After(r.pollEvery):
 		}
-		t.Stop()
 	}
 }
 
@@ -43,58 +42,52 @@ func (r *Runner) look() {
 
 // giveDue gives what is due to the workers that have nothing of it yet, and returns how many messages are due.
 func (r *Runner) giveDue(ctx context.Context) (int, error) {
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
-	defer cancel()
 	f := provider.DueFilter{Keys: 4 * r.cfg.Batch, Each: r.cfg.Batch}
 	for _, p := range r.projections {
 		f.Projectors = append(f.Projectors, p.name)
 	}
-	rows, err := r.store.Due(ctx, f)
-	if err != nil {
-		return 0, err
-	}
-	of := map[*worker][]*inbound{}
-	for _, row := range rows {
-		if p := r.projection(row.Projector); p != nil {
-			w := p.worker(row.Lane)
-			of[w] = append(of[w], p.acceptParked(row))
-		}
-	}
-	for w, msgs := range of {
-		if w.busy.CompareAndSwap(false, true) {
+	due, err := r.due(ctx, f)
+	n := 0
+	for w, msgs := range due {
+		if n += len(msgs); w.busy.CompareAndSwap(false, true) {
 			w.due <- msgs
 		}
 	}
-	return len(rows), nil
+	return n, err
+}
+
+// due lists the parked messages that are due, by worker.
+func (r *Runner) due(ctx context.Context, f provider.DueFilter) (map[*worker][]*inbound, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+	defer cancel()
+	rows, err := r.store.Due(ctx, f)
+	due := map[*worker][]*inbound{}
+	for _, row := range rows {
+		if p := r.projection(row.Projector); p != nil {
+			w := p.worker(row.Lane)
+			due[w] = append(due[w], p.acceptParked(row))
+		}
+	}
+	return due, err
 }
 
 // replay applies parked messages that are due: those that only wait behind others in units of many, all others alone,
 // each attempt counted before it runs. It reports whether any is no longer parked as it was.
 func (w *worker) replay(ctx, hard context.Context, rows []*inbound) (progress bool) {
-	var waiting []*inbound
-	flush := func() {
-		if len(waiting) > 0 {
-			w.apply(ctx, hard, waiting)
-		}
-		for _, m := range waiting {
-			progress = progress || m.resolved
-		}
-		waiting = nil
-	}
+	var waiting, failed []*inbound
 	for _, m := range rows {
-		if ctx.Err() != nil {
-			return progress
-		}
-		if m.parked.Class != ClassHeld {
-			progress = w.try(ctx, hard, m) || progress
-			continue
-		}
-		if waiting = append(waiting, m); len(waiting) == w.batch {
-			flush()
+		if m.parked.Class == ClassHeld {
+			waiting = append(waiting, m)
+		} else {
+			failed = append(failed, m)
 		}
 	}
-	if ctx.Err() == nil {
-		flush()
+	for msgs := range slices.Chunk(waiting, w.batch) {
+		w.apply(ctx, hard, msgs)
+	}
+	progress = slices.ContainsFunc(waiting, func(m *inbound) bool { return m.resolved })
+	for _, m := range failed {
+		progress = ctx.Err() == nil && w.try(ctx, hard, m) || progress
 	}
 	return progress
 }
@@ -102,20 +95,11 @@ func (w *worker) replay(ctx, hard context.Context, rows []*inbound) (progress bo
 // catchUp applies what waits in lanes behind which this worker has just parked deliveries, twice as much as it may have
 // parked. So a lane that is due becomes empty under a constant load. A lane that is not due costs one question.
 func (w *worker) catchUp(ctx, hard context.Context, lanes []provider.Lane) {
-	for turn := 0; turn < 2 && len(lanes) > 0 && ctx.Err() == nil; turn++ {
-		inner, cancel := context.WithTimeout(hard, w.runner.cfg.Timeout)
-		rows, err := w.store.Due(inner, provider.DueFilter{Projectors: []string{w.name}, Lanes: lanes, Keys: len(lanes), Each: w.batch})
-		cancel()
-		if err != nil || len(rows) == 0 {
-			return // poll reports errors
-		}
-		var msgs []*inbound
-		for _, row := range rows {
-			msgs = append(msgs, w.acceptParked(row))
-		}
-		if !w.replay(ctx, hard, msgs) {
-			return
-		}
+	progress := len(lanes) > 0
+	for turn := 0; turn < 2 && progress && ctx.Err() == nil; turn++ {
+		f := provider.DueFilter{Projectors: []string{w.name}, Lanes: lanes, Keys: len(lanes), Each: w.batch}
+		due, _ := w.runner.due(hard, f) // poll reports errors
+		progress = w.replay(ctx, hard, due[w])
 	}
 }
 

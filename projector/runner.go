@@ -216,12 +216,10 @@ func (r *Runner) start(work, hard context.Context, subs []subscription, all *syn
 func (r *Runner) drain(ctx, work context.Context, stop func(), finish func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- finish() }()
-	t := time.NewTimer(r.cfg.Drain)
-	defer t.Stop()
 	var err error
 	select {
 	case err = <-done:
-	case <-t.C:
+	case <-time.After(r.cfg.Drain):
 		stop()
 		err = fmt.Errorf("runner: %w: %s", outbox.ErrDrain, r.cfg.Drain)
 	}

@@ -273,12 +273,10 @@ func returns(ctx context.Context, done <-chan struct{}) bool {
 		return true
 	case <-ctx.Done():
 	}
-	last := time.NewTimer(grace)
-	defer last.Stop()
 	select {
 	case <-done:
 		return true
-	case <-last.C:
+	case <-time.After(grace):
 		return false
 	}
 }

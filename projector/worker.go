@@ -241,10 +241,8 @@ func (w *worker) rest(ctx context.Context) {
 
 // wait waits for d, or until ctx ends.
 func wait(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
 	select {
-	case <-t.C:
+	case <-time.After(d):
 	case <-ctx.Done():
 	}
 }
