@@ -4,8 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
-	"sync"
+	"regexp"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -18,76 +17,46 @@ import (
 // grace is how long a handler has to return after its context ended.
 const grace = time.Second
 
-// lease is a unit's connection from the pool. A handler that does not return loses it.
-type lease struct {
-	mu     sync.Mutex
-	pooled *pgxpool.Conn
-	conn   *pgx.Conn
-	over   bool // the handler has returned, or lost the connection
-	lost   bool
-}
-
-func (db *DB) acquire(ctx context.Context) (*lease, error) {
+func (db *DB) acquire(ctx context.Context) (*pgxpool.Conn, error) {
 	pooled, err := db.pool.Acquire(ctx)
 	if err != nil {
 		return nil, ofOwn(ctx, fmt.Errorf("acquire a connection: %w", err))
 	}
-	return &lease{pooled: pooled, conn: pooled.Conn()}, nil
+	return pooled, nil
 }
 
-// run calls handler. If that does not return in time, its transaction is broken off, and its later result is ignored.
-func (l *lease) run(ctx context.Context, handler func() error) (err error) {
-	returned := make(chan struct{})
+// attended calls handler. If that does not return within a grace after the end of ctx, its transaction is broken off, and its later
+// result is ignored: the server undoes the transaction, and the pool can make another connection. Of the connection only the network
+// is touched, since the handler may be using it.
+func attended(ctx context.Context, pooled *pgxpool.Conn, handler func() error) (err error) {
+	conn, lost := pooled.Conn(), false
+	returned, watched := make(chan struct{}), make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
-		t := time.NewTimer(grace)
-		defer t.Stop()
+		defer close(watched)
 		select {
 		case <-returned:
-		case <-t.C:
-			l.breakOff()
+		case <-time.After(grace):
+			lost = true
+			pooled.Hijack()
+			_ = conn.PgConn().Conn().Close()
+			// In the middle of a statement, the server would notice at its end only.
+			limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+			defer cancel()
+			_ = conn.PgConn().CancelRequest(limit)
 		}
 	})
 	defer func() { // also after a panic
-		stop()
 		close(returned)
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if l.over = true; l.lost {
+		if stop() {
+			return
+		}
+		if <-watched; lost {
+			shut(ctx, conn)
 			err = &provider.Error{Class: provider.ClassUnknown, Code: provider.CodeDeadline,
 				Err: fmt.Errorf("the handler did not return, and its transaction was broken off: %w", ctx.Err())}
 		}
 	}()
 	return handler()
-}
-
-// breakOff closes the connection under the handler: the server undoes the transaction, and the pool can make another connection.
-// It touches nothing else of the connection, since the handler may be using it.
-func (l *lease) breakOff() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.over {
-		return
-	}
-	l.over, l.lost = true, true
-	l.pooled.Hijack()
-	_ = l.conn.PgConn().Conn().Close()
-	// In the middle of a statement, the server would notice at its end only.
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	_ = l.conn.PgConn().CancelRequest(ctx)
-}
-
-// end gives the connection back, unless it is lost.
-func (l *lease) end() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.lost {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		defer cancel()
-		_ = l.conn.Close(ctx)
-		return
-	}
-	l.pooled.Release()
 }
 
 // rollback gives up after five seconds, and the driver closes the connection: a server that does not answer
@@ -116,35 +85,14 @@ func (t heldTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.Comma
 	return t.Tx.Exec(ctx, sql, args...)
 }
 
+var (
+	ends   = regexp.MustCompile(`(?i)^\s*(commit|end|abort|rollback|prepare\s+transaction)\b`)
+	goesTo = regexp.MustCompile(`(?i)^\s*rollback\s+((work|transaction)\s+)?to\b`)
+	begins = regexp.MustCompile(`(?i)^\s*(begin|start\s+transaction)\b`)
+)
+
 // endsTx reports whether a statement ends the transaction. Going back to a savepoint does not.
-func endsTx(sql string) bool {
-	switch first, second, third := words(sql, "cearpCEARP"); first {
-	case "commit", "end", "abort":
-		return true
-	case "prepare":
-		return second == "transaction"
-	case "rollback":
-		return second != "to" && (second != "work" && second != "transaction" || third != "to")
-	}
-	return false
-}
-
-// beginsTx reports whether a statement begins a transaction.
-func beginsTx(sql string) bool {
-	first, second, _ := words(sql, "bsBS")
-	return first == "begin" || first == "start" && second == "transaction"
-}
-
-// words are the first three words of a statement in lower case, if it begins with one of these letters.
-func words(sql, letters string) (first, second, third string) {
-	sql = strings.TrimLeft(sql, " \t\r\n")
-	if sql == "" || strings.IndexByte(letters, sql[0]) < 0 {
-		return "", "", ""
-	}
-	all := strings.FieldsFunc(strings.ToLower(sql[:min(len(sql), 100)]), func(r rune) bool { return r <= ' ' || r == ';' })
-	all = append(all, "", "", "")
-	return all[0], all[1], all[2]
-}
+func endsTx(sql string) bool { return ends.MatchString(sql) && !goesTo.MatchString(sql) }
 
 // errEnded is the error of a unit whose transaction its handlers ended.
 func errEnded() error {

@@ -37,10 +37,6 @@ with names as (
 		select d.ctid from kinora.doing d where d.runner = $1::text for update skip locked))),
 me as (delete from kinora.runners where runner = $1::text)
 select clock_timestamp(), null::timestamptz`
-
-	// A beat reads all of kinora.runners, which has a few rows. After lookUpSQL the server takes that for so expensive that it
-	// would compile the statement, which costs half a second of CPU.
-	uncompiledSQL = `select set_config('jit', 'off', true)`
 )
 
 // Beat implements provider.Liveness.
@@ -52,7 +48,6 @@ func (db *DB) Beat(ctx context.Context, runner string, lease, record time.Durati
 	var crashed *time.Time
 	b := &pgx.Batch{}
 	b.Queue(lookUpSQL)
-	b.Queue(uncompiledSQL)
 	b.Queue(db.q(sql), args...).QueryRow(func(row pgx.Row) error { return row.Scan(&h.Now, &crashed) })
 	crash.Point("beat: before")
 	err = db.pool.SendBatch(ctx, b).Close()
@@ -60,10 +55,7 @@ func (db *DB) Beat(ctx context.Context, runner string, lease, record time.Durati
 	if err != nil {
 		return provider.Health{}, ofOwn(ctx, fmt.Errorf("renew the lease of a runner: %w", err))
 	}
-	h.Now = h.Now.UTC()
-	if crashed != nil {
-		h.Crashed = crashed.UTC()
-	}
+	h.Now, h.Crashed = h.Now.UTC(), orZero(crashed)
 	return h, nil
 }
 

@@ -121,7 +121,7 @@ create table kinora.parked (
 	lane         bytea not null,
 	type         text collate "C" not null,
 	payload      bytea not null,
-	headers      bytea not null, -- JSON as it came: jsonb refuses some of it
+	headers      jsonb not null,
 	class        text collate "C" not null,
 	code         text collate "C" not null,
 	attempts     int not null,
