@@ -26,8 +26,8 @@ var stores = []Mutant{
 	{
 		Name: "marker_apart",
 		What: "markers are committed before the handler's transaction begins",
-		Edits: []Edit{{File: "providers/postgres/open.go", Old: `	w.queueMarkers(b, markSQL, markAllSQL)
-`, New: `	w.queueMarkers(b, markSQL, markAllSQL)
+		Edits: []Edit{{File: "providers/postgres/open.go", Old: `	w.queueMarkers(b, markSQL)
+`, New: `	w.queueMarkers(b, markSQL)
 	if !looksUp {
 		b.Queue("commit")
 		b.Queue("begin")
@@ -40,8 +40,7 @@ var stores = []Mutant{
 		Name: "batch_on_conflict",
 		What: "a unit in one round trip ignores a marker that is there, instead of failing",
 		Edits: []Edit{
-			{File: "providers/postgres/batch.go", Old: "mustMarkSQL, ", New: `mustMarkSQL+" on conflict do nothing", `},
-			{File: "providers/postgres/batch.go", Old: "mustMarkAllSQL)", New: `mustMarkAllSQL+" on conflict do nothing")`},
+			{File: "providers/postgres/batch.go", Old: "mustMarkSQL)", New: `mustMarkSQL+" on conflict do nothing")`},
 		},
 		Tests: []Test{{"./providers/postgres", "TestBatchedUnitsApplyOnce"}},
 		Cells: []string{"storm", "kill"},

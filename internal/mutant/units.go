@@ -111,10 +111,10 @@ var units = []Mutant{
 		Name: "hold_first",
 		What: "a unit asks which lanes are held before it waits for markers",
 		Edits: []Edit{
-			{File: "providers/postgres/open.go", Old: "	w.queueMarkers(b, markSQL, markAllSQL)\n", New: `	if !w.IsReplay() && len(w.Messages) > 0 {
+			{File: "providers/postgres/open.go", Old: "	w.queueMarkers(b, markSQL)\n", New: `	if !w.IsReplay() && len(w.Messages) > 0 {
 		w.queueHeld(b)
 	}
-	w.queueMarkers(b, markSQL, markAllSQL)
+	w.queueMarkers(b, markSQL)
 `},
 			{File: "providers/postgres/open.go", Old: "	} else if len(w.Messages) > 0 {\n		w.queueHeld(b)\n", New: ""},
 		},

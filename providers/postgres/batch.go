@@ -39,7 +39,7 @@ func (w *unit) inOneTrip(ctx context.Context, run func(context.Context, *pgx.Bat
 	}
 	t := &trip{commits: true}
 	w.queueFence(&t.Batch)
-	w.queueMarkers(&t.Batch, mustMarkSQL, mustMarkAllSQL)
+	w.queueMarkers(&t.Batch, mustMarkSQL)
 	if len(w.Messages) > 0 {
 		t.Queue(w.db.q(unheldSQL), w.Projector, w.lanes())
 	}
@@ -167,15 +167,14 @@ func (t *trip) results(r pgx.BatchResults) error {
 	t.failed = t.of(read)
 	err := r.Close()
 	if e, ok := errors.AsType[pgx.ErrPreprocessingBatch](err); ok { // arguments that cannot be encoded: it has the statement's text
-		t.failed = ofUnit
+		var of []int
 		for i, q := range t.QueuedQueries {
-			switch of := t.of(i); {
-			case q.SQL != e.SQL() || of == t.failed:
-			case t.failed == ofUnit:
-				t.failed = of
-			default:
-				t.failed = ofHandlers // one of several messages
+			if q.SQL == e.SQL() {
+				of = append(of, t.of(i))
 			}
+		}
+		if t.failed = ofHandlers; len(slices.Compact(of)) == 1 { // else it may be of any of several messages
+			t.failed = of[0]
 		}
 	}
 	return err

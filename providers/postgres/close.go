@@ -45,21 +45,18 @@ update kinora.parked set state = 'replayed', resolved_at = clock_timestamp() whe
 	// its first message is none that changed, nor comes after one.
 	releaseSQL = `
 with ck as materialized (select clock_timestamp() t),
-rest as materialized (
-	select h.at, f.id, case
-		when f.state = 'stuck' then 'infinity'
-		when f.id < l.changed then h.due_at
-		else ck.t + coalesce(a.after, 0) * interval '1 microsecond' end as due_at
-	from ck, unnest($1::text[], $2::bytea[], $3::bigint[]) l(projector, lane, changed), lateral (
-		select ctid as at, due_at from kinora.holds where holds.projector = l.projector and holds.lane = l.lane limit 1) h
-	left join lateral (
+l as materialized (
+	select l.*, f.* from unnest($1::text[], $2::bytea[], $3::bigint[]) l(projector, lane, changed) left join lateral (
 		select id, state from kinora.parked
 		where parked.projector = l.projector and parked.lane = l.lane and parked.lane <> '' and state in ('waiting', 'stuck')
-		order by id limit 1) f on true
-	left join json_to_recordset($4::json) a(id bigint, after bigint) on a.id = f.id),
-gone as (delete from kinora.holds where ctid = any(array(select at from rest where id is null)))
-update kinora.holds h set due_at = (select due_at from rest where rest.at = h.ctid)
-where h.ctid = any(array(select at from rest where id is not null))`
+		order by id limit 1) f on true),
+gone as (delete from kinora.holds h using l where h.projector = l.projector and h.lane = l.lane and l.id is null)
+update kinora.holds h set due_at = case
+	when l.state = 'stuck' then 'infinity'
+	when l.id < l.changed then h.due_at
+	else ck.t + coalesce(a.after, 0) * interval '1 microsecond' end
+from ck, l left join json_to_recordset($4::json) a(id bigint, after bigint) on a.id = l.id
+where h.projector = l.projector and h.lane = l.lane and l.id is not null`
 
 	// Markers that the opening inserted for parked messages that it then found not to be live.
 	unmarkSQL = `
@@ -86,7 +83,7 @@ func (w *unit) queueClosing(t *trip, c provider.Closing) error {
 
 // queueResolved queues what becomes of parked messages, and of their lanes.
 func (w *unit) queueResolved(t *trip, c provider.Closing) {
-	for _, m := range w.markers(&w.found) {
+	for _, m := range w.Markers(&w.found) {
 		delete(w.marked, m)
 	}
 	if len(w.marked) > 0 { // those of messages that are not live
@@ -157,8 +154,11 @@ func afterOf(a *provider.Aside) int64 {
 	return a.After.Microseconds()
 }
 
-// each is of for each element.
+// each is of for each element, and nil for nil.
 func each[T, R any](list []T, of func(*T) R) []R {
+	if list == nil {
+		return nil
+	}
 	all := make([]R, len(list))
 	for i := range list {
 		all[i] = of(&list[i])

@@ -101,26 +101,16 @@ func errEnded() error {
 
 // commit commits, and gives the error a class if that fails.
 func commit(ctx context.Context, tx pgx.Tx) error {
-	if tx.Conn().PgConn().TxStatus() == 'I' {
-		return errEnded()
-	}
 	crash.Point("commit: before")
 	err := tx.Commit(ctx)
 	crash.Point("commit: after")
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, pgx.ErrTxCommitRollback):
-		return errWentOn(err)
 	case inDoubt(err):
 		return &provider.Error{Class: provider.ClassAmbiguous, Code: "commit", Err: fmt.Errorf("commit: %w", err)}
 	}
 	return class(fmt.Errorf("commit: %w", err))
-}
-
-// errWentOn is the error of a unit whose handler ignored the error of a statement.
-func errWentOn(err error) error {
-	return &provider.Error{Class: provider.ClassUnknown, Code: inFailedTransaction, Err: fmt.Errorf("a handler went on after an SQL error: %w", err)}
 }
 
 // patient watches ctx while a trip is sent without it, which also costs less. At the end of ctx it asks the server to break off,

@@ -33,9 +33,9 @@ func (db *DB) Decide(ctx context.Context, f provider.ParkedFilter, to provider.P
 	if err := provider.CheckDecision(to, d); err != nil {
 		return 0, fmt.Errorf("decide about parked messages: %w", err)
 	}
-	for try := 1; ; try++ {
+	for range decideTries {
 		n, err = db.decide(ctx, f, to, d)
-		if e := pgError(err); e == nil || e.Code != deadlockDetected || try == decideTries {
+		if e := pgError(err); e == nil || e.Code != deadlockDetected {
 			break
 		}
 	}
@@ -47,8 +47,7 @@ func (db *DB) Decide(ctx context.Context, f provider.ParkedFilter, to provider.P
 
 func (db *DB) decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, d provider.Decision) (n int, err error) {
 	err = db.inTx(ctx, func(tx pgx.Tx) error {
-		rows, _ := tx.Query(ctx, db.q(pickSQL), parkedArgs(f, noLimit)...) // the rows have its error as well
-		seqs, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+		seqs, err := collect(ctx, tx, pgx.RowTo[int64], db.q(pickSQL), parkedArgs(f, noLimit)...)
 		if err != nil {
 			return err
 		}
@@ -56,7 +55,7 @@ func (db *DB) decide(ctx context.Context, f provider.ParkedFilter, to provider.P
 		var projector string
 		var lane []byte
 		changed := provider.Changed{}
-		rows, _ = tx.Query(ctx, db.q(decideSQL), planned, seqs, to.String(), storable(d.By), storable(d.Reason))
+		rows, _ := tx.Query(ctx, db.q(decideSQL), planned, seqs, to.String(), storable(d.By), storable(d.Reason)) // they have its error
 		if _, err = pgx.ForEachRow(rows, []any{&seq, &projector, &lane}, func() error {
 			n++
 			changed.Add(projector, laneOf(lane), seq)

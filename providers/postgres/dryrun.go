@@ -154,8 +154,7 @@ func (d *dryRun) tables(ctx context.Context, tx pgx.Tx) ([]writtenTable, error) 
 	}); err != nil {
 		return nil, err
 	}
-	rows, _ = tx.Query(ctx, writtenTablesSQL, planned, d.schema, known)
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[writtenTable])
+	return collect(ctx, tx, pgx.RowToStructByPos[writtenTable], writtenTablesSQL, planned, d.schema, known)
 }
 
 // table pairs former and new versions by their keys. Without a primary key, versions that are equal are a pair. Former versions are
@@ -191,7 +190,7 @@ from {table} where t.ctid = any($1::text[]::tid[])`), planned, places).Scan(&for
 			return nil, err
 		}
 	}
-	rows, _ := tx.Query(ctx, in(`
+	changes, err := collect(ctx, tx, pgx.RowToStructByPos[provider.Change], in(`
 with was as (
 	select key, content, row_number() over (partition by key) as n from jsonb_to_recordset($2::text::jsonb) f(key jsonb, content jsonb)),
 now as (
@@ -200,7 +199,6 @@ now as (
 		and pg_xact_status(($1::bigint + ((t.xmin::text::bigint - $1::bigint) & 4294967295))::text::xid8) = 'in progress')
 select $3::text, was.content, now.content from was full join now using (key, n)
 where was.content::text is distinct from now.content::text order by key, n limit $4::int + 1`), planned, d.xid, former, t.Show, maxDryRunRows)
-	changes, err := pgx.CollectRows(rows, pgx.RowToStructByPos[provider.Change])
 	if len(changes) > maxDryRunRows {
 		return nil, hidden("too_many_rows", t.Show)
 	}

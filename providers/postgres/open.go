@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"slices"
@@ -17,18 +18,14 @@ const (
 	fenceSQL = `select pg_advisory_xact_lock_shared($1::int, $2::int)`
 	aloneSQL = `select pg_advisory_xact_lock($1::int, $2::int)`
 
-	// One marker, the usual case, travels as scalars. In one round trip the opening cannot decide what the handlers queue: then a
-	// marker that is there already, and a lane that is held, are errors, or the message would take effect again.
-	mustMarkSQL    = intoMarkers + `select $2::text, ` + liveGeneration + `, $3::text`
-	mustMarkAllSQL = intoMarkers + `
-select n.handler, ` + liveGeneration + `, n.message_id from unnest($2::text[], $3::text[]) n(handler, message_id)
-order by n.handler collate "C", n.message_id collate "C"`
+	// In one round trip the opening cannot decide what the handlers queue: then a marker that is there already, and a lane that is
+	// held, are errors, or the message would take effect again.
+	mustMarkSQL = `
+insert into kinora.markers (handler, generation, message_id)
+select n.handler, ` + liveGeneration + `, n.message_id from unnest($2::text[], $3::text[]) n(handler, message_id)`
 
-	markSQL    = mustMarkSQL + ifMissing
-	markAllSQL = mustMarkAllSQL + ifMissing
+	markSQL = mustMarkSQL + ` on conflict on constraint markers_pkey do nothing returning handler, message_id`
 
-	intoMarkers    = `insert into kinora.markers (handler, generation, message_id) `
-	ifMissing      = ` on conflict on constraint markers_pkey do nothing returning handler, message_id`
 	liveGeneration = `coalesce((select live from kinora.generations where projector = $1::text), 1)`
 
 	heldSQL   = `select kinora.held($1::text, $2::bytea[])`
@@ -45,15 +42,12 @@ delete from kinora.doing where ctid = any(array(
 )
 
 // Parked messages and names are looked up by index, whatever the server thinks of the tables: they are empty most of the time,
-// and the plan of a scan would be kept while they grow. It also takes the small scans that are left for so expensive that it
-// would compile them, which costs half a second of CPU. Handlers have the settings that were there before.
+// and the plan of a scan would be kept while they grow. Handlers have the setting that was there before.
 const (
 	lookUpSQL = `
-select set_config('kinora.enable_seqscan', current_setting('enable_seqscan'), true), set_config('enable_seqscan', 'off', true),
-	set_config('kinora.jit', current_setting('jit'), true), set_config('jit', 'off', true)`
+select set_config('kinora.enable_seqscan', current_setting('enable_seqscan'), true), set_config('enable_seqscan', 'off', true)`
 
-	lookedUpSQL = `
-select set_config('enable_seqscan', current_setting('kinora.enable_seqscan'), true), set_config('jit', current_setting('kinora.jit'), true)`
+	lookedUpSQL = `select set_config('enable_seqscan', current_setting('kinora.enable_seqscan'), true)`
 )
 
 // Parked messages are opened by locking their lanes; then, with a newer snapshot, the first messages of these are read.
@@ -86,7 +80,7 @@ func (w *unit) open(ctx context.Context, conn *pgx.Conn) (pgx.Tx, error) {
 	if looksUp {
 		b.Queue(lookUpSQL)
 	}
-	w.queueMarkers(b, markSQL, markAllSQL)
+	w.queueMarkers(b, markSQL)
 	if w.IsReplay() {
 		w.queueLanes(b)
 	} else if len(w.Messages) > 0 {
@@ -105,9 +99,7 @@ func (w *unit) open(ctx context.Context, conn *pgx.Conn) (pgx.Tx, error) {
 	if w.IsReplay() {
 		w.found.SetLive(&w.Unit, w.front, w.due)
 	}
-	w.found.SetFresh(&w.Unit, func(m provider.Marker) bool {
-		return w.marked[provider.Marker{Handler: m.Handler, MessageID: markerID(m.MessageID)}]
-	})
+	w.found.SetFresh(&w.Unit, func(m provider.Marker) bool { return w.marked[m] })
 	return results.Tx(), nil
 }
 
@@ -135,35 +127,21 @@ func (w *unit) queueFence(b *pgx.Batch) {
 	}
 }
 
-// markers are the markers of the unit's messages as the table has them.
-func (w *unit) markers(found *provider.Found) []provider.Marker {
-	all := w.Markers(found)
-	for i := range all {
-		all[i].MessageID = markerID(all[i].MessageID)
+// queueMarkers queues the insert of the markers, and notes those that were not there.
+func (w *unit) queueMarkers(b *pgx.Batch, sql string) {
+	if all := w.Markers(nil); len(all) > 0 {
+		var m provider.Marker
+		w.marked = map[provider.Marker]bool{}
+		handlers, messages := columns(all)
+		queueRows(b, []any{&m.Handler, &m.MessageID}, func() { w.marked[m] = true }, w.db.q(sql), w.Projector, handlers, messages)
 	}
-	return all
 }
 
-// queueMarkers queues the insert of the markers, by the first statement if it is one, and notes those that were not there.
-func (w *unit) queueMarkers(b *pgx.Batch, one, many string) {
-	all := w.markers(nil)
-	sql, args := one, []any{w.Projector, "", ""}
-	switch len(all) {
-	case 0:
-		return
-	case 1:
-		args[1], args[2] = all[0].Handler, all[0].MessageID
-	default:
-		sql = many
-		args[1], args[2] = columns(all)
-	}
-	var m provider.Marker
-	w.marked = map[provider.Marker]bool{}
-	queueRows(b, []any{&m.Handler, &m.MessageID}, func() { w.marked[m] = true }, w.db.q(sql), args...)
-}
-
-// columns are markers as statements take them.
+// columns are markers as statements take them, in an order in which all units write them.
 func columns(markers []provider.Marker) (handlers, messages []string) {
+	slices.SortFunc(markers, func(a, b provider.Marker) int {
+		return cmp.Or(cmp.Compare(a.Handler, b.Handler), cmp.Compare(a.MessageID, b.MessageID))
+	})
 	return each(markers, func(m *provider.Marker) string { return m.Handler }), each(markers, func(m *provider.Marker) string { return m.MessageID })
 }
 
@@ -180,7 +158,7 @@ func (w *unit) queueHeld(b *pgx.Batch) {
 func (w *unit) queueSuspects(b *pgx.Batch) {
 	var i int
 	w.found.Suspect = make([]bool, len(w.Messages))
-	ids := each(w.Messages, func(m *provider.Message) string { return markerID(m.ID) })
+	ids := each(w.Messages, func(m *provider.Message) string { return m.ID })
 	queueRows(b, []any{&i}, func() { w.found.Suspect[i] = true }, w.db.q(suspectSQL), w.Projector, ids, w.Careful.Runner)
 	b.Queue(w.db.q(unnameSQL), w.Careful.Runner, w.Careful.Number)
 }

@@ -84,21 +84,18 @@ order by h.o, h.due_at, h.lane, p.id`
 
 // Due implements provider.Parking.
 func (db *DB) Due(ctx context.Context, f provider.DueFilter) ([]provider.Parked, error) {
-	var lanes [][]byte
-	if f.Lanes != nil {
-		lanes = each(f.Lanes, func(l *provider.Lane) []byte { return l[:] })
-	}
-	list, err := db.listParked(ctx, dueSQL, planned, f.Projectors, max(f.Keys, 0), max(f.Each, 1), lanes)
+	lanes := each(f.Lanes, func(l *provider.Lane) []byte { return l[:] })
+	list, err := collect(ctx, db.pool, scanParked, db.q(dueSQL), planned, f.Projectors, max(f.Keys, 0), max(f.Each, 1), lanes)
 	if err != nil {
 		return nil, ofOwn(ctx, fmt.Errorf("list what is due: %w", err))
 	}
 	return list, nil
 }
 
-// listParked runs a statement that returns parkedColumns and when the lane is due.
-func (db *DB) listParked(ctx context.Context, sql string, args ...any) ([]provider.Parked, error) {
-	rows, _ := db.pool.Query(ctx, db.q(sql), args...) // the rows have its error as well
-	return pgx.CollectRows(rows, scanParked)
+// collect runs a statement, and returns its rows.
+func collect[T any](ctx context.Context, on querier, row pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
+	rows, _ := on.Query(ctx, sql, args...) // the rows have its error as well
+	return pgx.CollectRows(rows, row)
 }
 
 const trySQL = `
@@ -149,20 +146,18 @@ func parkedArgs(f provider.ParkedFilter, limit int64) []any {
 	if f.Limit > 0 {
 		limit = int64(f.Limit)
 	}
-	class, types := "", f.Types
+	class := ""
 	if f.Class != nil {
 		class = f.Class.String()
 	}
-	if types != nil {
-		types = each(types, func(s *string) string { return storable(*s) })
-	}
+	types := each(f.Types, func(s *string) string { return storable(*s) })
 	states := each(f.InStates(), func(s *provider.ParkedState) string { return s.String() })
 	return []any{planned, f.Projector, f.Handler, storable(f.Key), class, storable(f.Code), types, states, f.Seqs, f.After, limit}
 }
 
 // Parked implements provider.Parking.
 func (db *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.Parked, error) {
-	list, err := db.listParked(ctx, parkedSQL, parkedArgs(f, 100)...)
+	list, err := collect(ctx, db.pool, scanParked, db.q(parkedSQL), parkedArgs(f, 100)...)
 	if err != nil {
 		return nil, fmt.Errorf("list parked messages: %w", clear(err))
 	}

@@ -189,7 +189,7 @@ func TestThePlansOfParkedMessages(t *testing.T) {
 				"awaitLanesSQL":   {[]any{"p", lane}, []string{"using holds_pkey on holds"}},
 				"firstInLanesSQL": {[]any{"p", lane}, []string{"using parked_lane_idx on parked"}},
 				"releaseSQL": {[]any{[]string{"p"}, lane, []int64{1}, `[]`},
-					[]string{"using holds_pkey on holds", "using parked_lane_idx on parked", "Tid Scan on holds"}},
+					[]string{"using holds_pkey on holds", "using parked_lane_idx on parked"}},
 			} {
 				sql, _, _ := strings.Cut(name, ",")
 				p := plan(t, db, "auto", all[sql], c.args...)

@@ -42,8 +42,7 @@ func (db *DB) Outcomes(ctx context.Context, questions []provider.Question) ([]pr
 			asked[i]["recorded_at"] = q.RecordedAt.UnixMicro()
 		}
 	}
-	rows, _ := db.pool.Query(ctx, db.q(outcomesSQL), planned, asJSON(asked)) // the rows have its error as well
-	found, err := pgx.CollectRows(rows, pgx.RowTo[provider.Outcome])
+	found, err := collect(ctx, db.pool, pgx.RowTo[provider.Outcome], db.q(outcomesSQL), planned, asJSON(asked))
 	if err != nil {
 		return nil, fmt.Errorf("read outcomes: %w", clear(err))
 	}
@@ -97,8 +96,7 @@ func (db *DB) Prune(ctx context.Context, projector string, handlers []string, wi
 
 // MarkedHandlers implements marker.Keeper.
 func (db *DB) MarkedHandlers(ctx context.Context) ([]string, error) {
-	rows, _ := db.pool.Query(ctx, db.q(markedHandlersSQL), planned) // the rows have its error as well
-	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	names, err := collect(ctx, db.pool, pgx.RowTo[string], db.q(markedHandlersSQL), planned)
 	if err != nil {
 		return nil, fmt.Errorf("list handlers with markers: %w", clear(err))
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -11,7 +12,7 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// unit is a call of Do or Switch.
+// unit is a call of Do or Switch. Its messages have their ids as markers have them.
 type unit struct {
 	provider.Unit
 	db       *DB
@@ -24,7 +25,15 @@ type unit struct {
 	now      int                      // the message whose handlers run, or in which the transaction failed; -1: none yet
 }
 
-func (db *DB) newUnit(u provider.Unit) *unit { return &unit{Unit: u, db: db, now: -1} }
+func (db *DB) newUnit(u provider.Unit) *unit {
+	for i := range u.Messages {
+		if id := markerID(u.Messages[i].ID); id != u.Messages[i].ID {
+			u.Messages = slices.Clone(u.Messages)
+			u.Messages[i].ID = id
+		}
+	}
+	return &unit{Unit: u, db: db, now: -1}
+}
 
 // Keeps implements provider.Units.
 func (db *DB) Keeps() provider.Keeps {
@@ -136,7 +145,9 @@ func (w *unit) usable(ctx context.Context, conn *pgx.Conn) error {
 	case pg.TxStatus() == 'I':
 		return errEnded()
 	case pg.TxStatus() == 'E':
-		return class(w.blame(errWentOn(&pgconn.PgError{Severity: "ERROR", Code: inFailedTransaction, Message: "the transaction has failed"})))
+		failed := &pgconn.PgError{Severity: "ERROR", Code: inFailedTransaction, Message: "the transaction has failed"}
+		err := w.blame(fmt.Errorf("a handler went on after an SQL error: %w", failed))
+		return &provider.Error{Class: provider.ClassUnknown, Code: inFailedTransaction, Err: err}
 	}
 	return nil
 }
