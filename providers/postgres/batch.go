@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -20,9 +21,12 @@ type Batched struct{ *DB }
 // Batched returns the provider for handlers of *pgx.Batch.
 func (db *DB) Batched() *Batched { return &Batched{db} }
 
+// queuing are handlers that queue statements.
+type queuing = func(ctx context.Context, tx *pgx.Batch, found provider.Found) (provider.Closing, error)
+
 // Do implements provider.Units. run is called before anything is sent; if the server then answers that a marker is there or a lane
 // is held, or if run parks messages, it is called again after an opening like that of DB.Do.
-func (b *Batched) Do(ctx context.Context, u provider.Unit, run func(ctx context.Context, tx *pgx.Batch, found provider.Found) (provider.Closing, error)) error {
+func (b *Batched) Do(ctx context.Context, u provider.Unit, run queuing) error {
 	if !u.Once && u.Careful == nil && u.DryRun == nil && !u.IsReplay() {
 		if done, err := b.newUnit(u).inOneTrip(ctx, run); done || err != nil {
 			return err
@@ -33,7 +37,7 @@ func (b *Batched) Do(ctx context.Context, u provider.Unit, run func(ctx context.
 }
 
 // inOneTrip returns false and no error if nothing has happened: the unit needs an answer before its handlers.
-func (w *unit) inOneTrip(ctx context.Context, run func(context.Context, *pgx.Batch, provider.Found) (provider.Closing, error)) (done bool, err error) {
+func (w *unit) inOneTrip(ctx context.Context, run queuing) (done bool, err error) {
 	if ctx.Err() != nil {
 		return true, ofOwn(ctx, ctx.Err())
 	}
@@ -56,25 +60,26 @@ func (w *unit) inOneTrip(ctx context.Context, run func(context.Context, *pgx.Bat
 	if err := w.queueClosing(t, closing); err != nil {
 		return true, class(err)
 	}
-	pooled, err := w.db.acquire(ctx)
+	pooled, err := w.db.pool.Acquire(ctx)
 	if err != nil {
-		return true, err
+		return true, ofOwn(ctx, fmt.Errorf("acquire a connection: %w", err))
 	}
 	defer pooled.Release()
 	crash.Point("one trip: before")
-	err = t.send(ctx, pooled.Conn())
+	err = t.send(ctx, pooled)
 	crash.Point("one trip: after")
-	if e := pgError(err); e != nil && t.of(t.failed) == ofUnit && (e.Code == laneHeld || violates(err, "markers_pkey") && e.SchemaName == w.db.cfg.Schema) {
+	e := pgError(err)
+	switch isMarker := violates(err, "markers_pkey") && e.SchemaName == w.db.cfg.Schema; {
+	case err == nil && len(closing.Output) > 0:
+		w.db.added()
+	case e != nil && t.failed == ofUnit && (isMarker || e.Code == laneHeld):
 		return false, nil
-	}
-	if err == nil {
-		w.db.enqueued(closing)
 	}
 	return true, err
 }
 
 // queueHandlers calls run, which queues the handlers' statements.
-func (w *unit) queueHandlers(ctx context.Context, t *trip, run func(context.Context, *pgx.Batch, provider.Found) (provider.Closing, error)) (provider.Closing, error) {
+func (w *unit) queueHandlers(ctx context.Context, t *trip, run queuing) (provider.Closing, error) {
 	first := t.Len()
 	t.begin(ofHandlers)
 	w.found.Begin = t.begin
@@ -128,11 +133,9 @@ func (t *trip) of(statement int) int {
 // If ctx ends before the answer, the server is asked to break off, and to say what became of it. If it undid the handlers' statements,
 // that counts like a handler that takes too long, unless most of the time went in waiting for a connection. If it does not say, the unit
 // is in doubt, which does not count.
-func (t *trip) send(ctx context.Context, conn *pgx.Conn) error {
-	sent := now()
-	answered := patient(ctx, conn)
-	defer answered()
-	err := t.results(conn.SendBatch(context.WithoutCancel(ctx), &t.Batch))
+func (t *trip) send(ctx context.Context, pooled *pgxpool.Conn) (err error) {
+	sent, conn := now(), pooled.Conn()
+	attend(ctx, pooled, true, func() { err = t.results(conn.SendBatch(context.WithoutCancel(ctx), &t.Batch)) })
 	if err == nil {
 		if t.commits && conn.PgConn().TxStatus() != 'I' { // a handler began a transaction
 			return errEnded()

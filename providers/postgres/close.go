@@ -18,16 +18,16 @@ with ck as materialized (select clock_timestamp() t),
 parked as (
 	insert into kinora.parked as p (projector, ` + parkedAs + `)
 	select $1::text, ` + parkedAs + ` from json_populate_recordset(null::kinora.parked, $2::json)
-	on conflict (message_hash, projector) where state <> 'replayed' and message_hash <> '' do update
+	on conflict (marker_id, projector) where state <> 'replayed' and marker_id <> '' do update
 	set handlers = p.handlers || array(select h from unnest(excluded.handlers) h where h <> all(p.handlers))
 	where p.state in ('waiting', 'stuck') and not excluded.handlers <@ p.handlers
 	returning p.lane)
 insert into kinora.holds as h (projector, lane, due_at)
-select $1::text, l.lane, case when l.after < 0 then 'infinity' else ck.t + l.after * interval '1 microsecond' end
+select $1::text, l.lane, case when l.after < 0 then 'infinity' else ck.t + l.after / 1000 * interval '1 microsecond' end
 from ck, unnest($3::bytea[], $4::bigint[]) l(lane, after) where l.lane in (select lane from parked) order by l.lane
 on conflict on constraint holds_pkey do update set due_at = h.due_at`
 
-	parkedAs = `handler, handlers, message_id, message_hash, topic, key, lane, type, payload, headers, class, code, attempts, version, state`
+	parkedAs = `handler, handlers, message_id, marker_id, topic, key, lane, type, payload, headers, class, code, attempts, version, state`
 
 	// Without new handlers, a message keeps those that it has.
 	setAsideSQL = `
@@ -54,7 +54,7 @@ gone as (delete from kinora.holds h using l where h.projector = l.projector and 
 update kinora.holds h set due_at = case
 	when l.state = 'stuck' then 'infinity'
 	when l.id < l.changed then h.due_at
-	else ck.t + coalesce(a.after, 0) * interval '1 microsecond' end
+	else ck.t + coalesce(a.after, 0) / 1000 * interval '1 microsecond' end
 from ck, l left join json_to_recordset($4::json) a(id bigint, after bigint) on a.id = l.id
 where h.projector = l.projector and h.lane = l.lane and l.id is not null`
 
@@ -75,7 +75,9 @@ func (w *unit) queueClosing(t *trip, c provider.Closing) error {
 		w.queueResolved(t, c)
 	} else if len(c.Park) > 0 {
 		holds := c.Holds(&w.Unit, w.found)
-		t.Queue(w.db.q(parkSQL), w.Projector, w.rows(c.Park), each(holds, func(a *provider.Aside) []byte { return a.Parked.Lane[:] }), each(holds, afterOf))
+		t.Queue(w.db.q(parkSQL), w.Projector, w.rows(c.Park),
+			each(holds, func(a *provider.Aside) []byte { return a.Parked.Lane[:] }),
+			each(holds, func(a *provider.Aside) int64 { return int64(a.After) }))
 	}
 	t.begin(ofCommit)
 	return nil
@@ -124,11 +126,11 @@ func (w *unit) rows(asides []provider.Aside) string {
 		}
 		rows[i] = map[string]any{
 			"handler": storable(p.Handler), "handlers": append([]string{}, p.Handlers...),
-			"message_id": storable(p.MessageID), "message_hash": bytea(hashOf(p.MessageID)),
+			"message_id": storable(p.MessageID), "marker_id": markerID(p.MessageID),
 			"topic": storable(p.Topic), "key": storable(p.Key), "lane": bytea(p.Lane[:]), "type": storable(p.Type),
 			"payload": bytea(p.Payload), "headers": inHeaders(p.Headers, storable),
 			"class": p.Class.String(), "code": storable(p.Code), "attempts": p.Attempts, "version": storable(p.Version),
-			"state": state.String(), "after": afterOf(&a),
+			"state": state.String(), "after": a.After,
 		}
 		if w.IsReplay() {
 			rows[i]["id"] = w.Messages[a.Message].Parked.Seq
@@ -145,14 +147,6 @@ func asJSON(list []map[string]any) string {
 
 // bytea is b as JSON has it for PostgreSQL.
 func bytea(b []byte) string { return `\x` + hex.EncodeToString(b) }
-
-// afterOf is After in microseconds. It stays negative if it is less than one of them.
-func afterOf(a *provider.Aside) int64 {
-	if a.After < 0 {
-		return -1
-	}
-	return a.After.Microseconds()
-}
 
 // each is of for each element, and nil for nil.
 func each[T, R any](list []T, of func(*T) R) []R {

@@ -17,46 +17,48 @@ import (
 // grace is how long a handler has to return after its context ended.
 const grace = time.Second
 
-func (db *DB) acquire(ctx context.Context) (*pgxpool.Conn, error) {
-	pooled, err := db.pool.Acquire(ctx)
-	if err != nil {
-		return nil, ofOwn(ctx, fmt.Errorf("acquire a connection: %w", err))
-	}
-	return pooled, nil
-}
-
-// attended calls handler. If that does not return within a grace after the end of ctx, its transaction is broken off, and its later
-// result is ignored: the server undoes the transaction, and the pool can make another connection. Of the connection only the network
-// is touched, since the handler may be using it.
-func attended(ctx context.Context, pooled *pgxpool.Conn, handler func() error) (err error) {
-	conn, lost := pooled.Conn(), false
+// attend calls f, which uses the connection, and reports whether it was lost. If f has not returned within a grace after the end of
+// ctx, the connection is closed under it: the server undoes the transaction, and the pool can make another connection. Nothing but the
+// network is touched, since f may be using the connection. If f only waits for the server, hasten asks that to break off from the end
+// of ctx on, again and again, since a request that comes too early is lost. A late one may hit the next statement, so the
+// connection is closed then as well.
+func attend(ctx context.Context, pooled *pgxpool.Conn, hasten bool, f func()) (lost bool) {
+	conn, broken := pooled.Conn(), false
 	returned, watched := make(chan struct{}), make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(watched)
-		select {
-		case <-returned:
-		case <-time.After(grace):
-			lost = true
-			pooled.Hijack()
-			_ = conn.PgConn().Conn().Close()
-			// In the middle of a statement, the server would notice at its end only.
-			limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-			defer cancel()
-			_ = conn.PgConn().CancelRequest(limit)
+		limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
+		defer cancel()
+		for limit.Err() == nil {
+			if hasten {
+				_ = conn.PgConn().CancelRequest(limit)
+			}
+			select {
+			case <-returned:
+				return
+			case <-limit.Done():
+			case <-time.After(grace / 10):
+			}
 		}
+		broken = true
+		pooled.Hijack()
+		_ = conn.PgConn().Conn().Close()
+		limit, cancel = context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		_ = conn.PgConn().CancelRequest(limit) // in the middle of a statement, the server would notice at its end only
 	})
 	defer func() { // also after a panic
 		close(returned)
 		if stop() {
 			return
 		}
-		if <-watched; lost {
+		<-watched
+		if lost = broken; lost || hasten {
 			shut(ctx, conn)
-			err = &provider.Error{Class: provider.ClassUnknown, Code: provider.CodeDeadline,
-				Err: fmt.Errorf("the handler did not return, and its transaction was broken off: %w", ctx.Err())}
 		}
 	}()
-	return handler()
+	f()
+	return false
 }
 
 // rollback gives up after five seconds, and the driver closes the connection: a server that does not answer
@@ -104,41 +106,11 @@ func commit(ctx context.Context, tx pgx.Tx) error {
 	crash.Point("commit: before")
 	err := tx.Commit(ctx)
 	crash.Point("commit: after")
-	switch {
-	case err == nil:
+	if err == nil {
 		return nil
-	case inDoubt(err):
-		return &provider.Error{Class: provider.ClassAmbiguous, Code: "commit", Err: fmt.Errorf("commit: %w", err)}
 	}
-	return class(fmt.Errorf("commit: %w", err))
-}
-
-// patient watches ctx while a trip is sent without it, which also costs less. At the end of ctx it asks the server to break off,
-// again and again, since a request that comes too early is lost; after a grace it closes the connection. The caller calls answered
-// when all is answered. It closes the connection if the server was asked, since a late request may hit the next statement.
-func patient(ctx context.Context, conn *pgx.Conn) (answered func()) {
-	done, asked := make(chan struct{}), make(chan struct{})
-	stop := context.AfterFunc(ctx, func() {
-		defer close(asked)
-		limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
-		defer cancel()
-		for {
-			_ = conn.PgConn().CancelRequest(limit)
-			select {
-			case <-done:
-				return
-			case <-limit.Done():
-				_ = conn.PgConn().Conn().Close()
-				return
-			case <-time.After(grace / 10):
-			}
-		}
-	})
-	return func() {
-		close(done)
-		if !stop() {
-			<-asked
-			shut(ctx, conn)
-		}
+	if err = fmt.Errorf("commit: %w", err); inDoubt(err) {
+		return &provider.Error{Class: provider.ClassAmbiguous, Code: "commit", Err: err}
 	}
+	return class(err)
 }

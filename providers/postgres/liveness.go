@@ -28,9 +28,9 @@ names as (
 	delete from kinora.doing where ctid = any(array(
 		select d.ctid from kinora.doing d
 		where d.runner = any(array(select runner from old union all select $1::text where $2::bigint <= 0)) for update skip locked)))
-select ck.t, (
+select ck.t, coalesce((
 	select max(r.expires_at) from kinora.runners r
-	where r.runner <> $1::text and r.expires_at <= ck.t and r.expires_at >= ck.t - $3::bigint * interval '1 microsecond')
+	where r.runner <> $1::text and r.expires_at <= ck.t and r.expires_at >= ck.t - $3::bigint * interval '1 microsecond'), ` + never + `)
 from ck`
 
 	nameSQL = `
@@ -46,14 +46,13 @@ on conflict on constraint doing_pkey do nothing`
 
 // Beat implements provider.Liveness.
 func (db *DB) Beat(ctx context.Context, runner string, lease, record time.Duration) (h provider.Health, err error) {
-	var crashed *time.Time
 	crash.Point("beat: before")
-	err = db.pool.QueryRow(ctx, db.q(beatSQL), planned, runner, lease.Microseconds(), record.Microseconds()).Scan(&h.Now, &crashed)
+	err = db.pool.QueryRow(ctx, db.q(beatSQL), planned, runner, lease.Microseconds(), record.Microseconds()).Scan(&h.Now, &h.Crashed)
 	crash.Point("beat: after")
 	if err != nil {
 		return provider.Health{}, ofOwn(ctx, fmt.Errorf("renew the lease of a runner: %w", err))
 	}
-	h.Now, h.Crashed = h.Now.UTC(), orZero(crashed)
+	h.Now, h.Crashed = h.Now.UTC(), h.Crashed.UTC()
 	return h, nil
 }
 

@@ -3,6 +3,7 @@ package postgres
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"encoding/hex"
 	"slices"
 
@@ -142,7 +143,8 @@ func columns(markers []provider.Marker) (handlers, messages []string) {
 	slices.SortFunc(markers, func(a, b provider.Marker) int {
 		return cmp.Or(cmp.Compare(a.Handler, b.Handler), cmp.Compare(a.MessageID, b.MessageID))
 	})
-	return each(markers, func(m *provider.Marker) string { return m.Handler }), each(markers, func(m *provider.Marker) string { return m.MessageID })
+	handlers = each(markers, func(m *provider.Marker) string { return m.Handler })
+	return handlers, each(markers, func(m *provider.Marker) string { return m.MessageID })
 }
 
 // lanes are the lanes of the unit's messages, each once.
@@ -175,11 +177,11 @@ func (w *unit) queueLanes(b *pgx.Batch) {
 	queueRows(b, []any{&lane, &due}, func() { w.due[provider.Lane(lane)] = due }, w.db.q(sql), w.Projector, w.lanes())
 	var p provider.Parked
 	var state string
-	each := each(w.Messages, func(m *provider.Message) []byte { return m.Lane[:] })
+	all := each(w.Messages, func(m *provider.Message) []byte { return m.Lane[:] })
 	queueRows(b, []any{&p.Seq, &lane, &p.Attempts, &state, &p.Handlers}, func() {
 		p.Lane, p.State = provider.Lane(lane), provider.ParseParkedState(state)
 		w.front = append(w.front, p)
-	}, w.db.q(firstInLanesSQL), w.Projector, each)
+	}, w.db.q(firstInLanesSQL), w.Projector, all)
 }
 
 // markerID is the id of a message as markers and names have it. An index takes about 2,700 bytes a row.
@@ -187,5 +189,6 @@ func markerID(id string) string {
 	if len(id) <= 1024 && storable(id) == id {
 		return id
 	}
-	return "sha256:" + hex.EncodeToString(hashOf(id))
+	hash := sha256.Sum256([]byte(id))
+	return "sha256:" + hex.EncodeToString(hash[:])
 }

@@ -2,7 +2,6 @@ package postgres
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -15,15 +14,6 @@ import (
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/provider"
 )
-
-// hashOf is what an index has for an id, which may be long. It is empty for no id.
-func hashOf(id string) []byte {
-	if id == "" {
-		return []byte{}
-	}
-	h := sha256.Sum256([]byte(id))
-	return h[:]
-}
 
 // encoded begins a text that holds bytes in base64.
 const encoded = "\uFFFD"
@@ -57,7 +47,9 @@ func inHeaders(h map[string]string, to func(string) string) map[string]string {
 
 const (
 	parkedColumns = `p.id, p.projector, p.handler, p.handlers, p.message_id, p.topic, p.key, p.lane, p.type, p.payload, p.headers,
-	p.class, p.code, p.attempts, p.version, p.parked_at, p.state, p.resolved_at, p.resolved_by, p.reason`
+	p.class, p.code, p.attempts, p.version, p.parked_at, p.state, coalesce(p.resolved_at, ` + never + `), p.resolved_by, p.reason`
+
+	never = `'0001-01-01 00:00Z'::timestamptz` // the time zero
 
 	// Of each lane whose time has come: its first message, or all up to the limit while they are held. Each lane costs the same,
 	// however many others there are and however long it is. Without lanes they are found by their time: due_at > '-infinity'
@@ -70,7 +62,7 @@ h as materialized (
 		where holds.projector = n.projector and due_at <= ck.t
 			and ($4::bytea[] is not null or due_at > '-infinity') and ($4::bytea[] is null or lane = any($4::bytea[]))
 		order by due_at limit $2::bigint) h)
-select ` + parkedColumns + `, nullif(h.due_at, '-infinity') from h, lateral (
+select ` + parkedColumns + `, case when isfinite(h.due_at) then h.due_at else ` + never + ` end from h, lateral (
 	select id from (
 		select id, state, row_number() over o as n, count(*) filter (where class <> 'held' or state <> 'waiting') over o as counted
 		from (
@@ -106,7 +98,8 @@ h as materialized (
 p as (
 	update kinora.parked set attempts = attempts + case when $6::int < 0 or attempts < $6::int then 1 else 0 end,
 		state = case when $6::int < 0 or attempts < $6::int then 'waiting' else 'stuck' end
-	where id = $3::bigint and attempts = $4::int and handlers = coalesce($5::text[], '{}') and state = 'waiting' and exists (select from h) and id = (
+	where id = $3::bigint and attempts = $4::int and handlers = coalesce($5::text[], '{}') and state = 'waiting'
+		and exists (select from h) and id = (
 		select id from kinora.parked
 		where projector = $1::text and lane = $2::bytea and lane <> '' and state in ('waiting', 'stuck') order by id limit 1)
 	returning state),
@@ -137,8 +130,9 @@ const (
 	and ($8::bigint[] is null or p.id = any($8::bigint[])) and p.id > $9::bigint`
 
 	parkedSQL = `
-select ` + parkedColumns + `, case when p.state in ('waiting', 'stuck') then (
-	select due_at from kinora.holds h where h.projector = p.projector and h.lane = p.lane and isfinite(due_at) limit 1) end
+select ` + parkedColumns + `, coalesce((
+	select due_at from kinora.holds h
+	where h.projector = p.projector and h.lane = p.lane and isfinite(due_at) and p.state in ('waiting', 'stuck') limit 1), ` + never + `)
 from kinora.parked p where ` + parkedFilter + ` order by p.id limit $10::bigint`
 )
 
@@ -179,14 +173,14 @@ func scanParked(row pgx.CollectableRow) (provider.Parked, error) {
 	var p provider.Parked
 	var lane []byte
 	var class, state string
-	var resolved, due *time.Time
 	err := row.Scan(&p.Seq, &p.Projector, &p.Handler, &p.Handlers, &p.MessageID, &p.Topic, &p.Key, &lane, &p.Type, &p.Payload, &p.Headers,
-		&class, &p.Code, &p.Attempts, &p.Version, &p.At, &state, &resolved, &p.By, &p.Reason, &due)
+		&class, &p.Code, &p.Attempts, &p.Version, &p.At, &state, &p.ResolvedAt, &p.By, &p.Reason, &p.DueAt)
 	for _, text := range []*string{&p.Handler, &p.MessageID, &p.Topic, &p.Key, &p.Type, &p.Code, &p.Version, &p.By, &p.Reason} {
 		*text = original(*text)
 	}
-	p.Lane, p.Class, p.State, p.Headers = laneOf(lane), provider.ParseClass(class), provider.ParseParkedState(state), inHeaders(p.Headers, original)
-	p.At, p.ResolvedAt, p.DueAt = p.At.UTC(), orZero(resolved), orZero(due)
+	p.Headers, p.Lane = inHeaders(p.Headers, original), laneOf(lane)
+	p.Class, p.State = provider.ParseClass(class), provider.ParseParkedState(state)
+	p.At, p.ResolvedAt, p.DueAt = p.At.UTC(), p.ResolvedAt.UTC(), p.DueAt.UTC()
 	return p, err
 }
 
@@ -196,10 +190,62 @@ func laneOf(b []byte) (l provider.Lane) {
 	return l
 }
 
-// orZero is the time zero if there is none.
-func orZero(t *time.Time) time.Time {
-	if t == nil {
-		return time.Time{}
+const (
+	// It locks the lanes as well, in the order in which units do.
+	pickSQL = `
+select p.id from (
+	select * from (
+		select p.id, p.projector, p.lane from kinora.parked p
+		where p.state in ('waiting', 'stuck') and ` + parkedFilter + ` order by p.id limit $10::bigint) p
+	order by projector, lane) p left join lateral (
+	select from kinora.holds where holds.projector = p.projector and holds.lane = p.lane limit 1 for update) h on true`
+
+	decideSQL = `
+update kinora.parked set state = $2::text, attempts = case when $2::text = 'waiting' then 0 else attempts end,
+	resolved_at = case when $2::text = 'skipped' then clock_timestamp() end,
+	resolved_by = case when $3::text = '' then resolved_by else $3::text end, reason = case when $3::text = '' then reason else $4::text end
+where id = any($1::bigint[]) and state in ('waiting', 'stuck')
+returning id, projector, lane`
+)
+
+// Decide implements provider.Parking. It waits for units that have the lanes of these messages. After a deadlock it begins again.
+func (db *DB) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, d provider.Decision) (n int, err error) {
+	if err := provider.CheckDecision(to, d); err != nil {
+		return 0, fmt.Errorf("decide about parked messages: %w", err)
 	}
-	return t.UTC()
+	for range 5 {
+		n, err = db.decide(ctx, f, to, d)
+		if e := pgError(err); e == nil || e.Code != deadlockDetected {
+			break
+		}
+	}
+	if err != nil {
+		return 0, fmt.Errorf("decide about parked messages: %w", clear(err))
+	}
+	return n, nil
+}
+
+func (db *DB) decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, d provider.Decision) (n int, err error) {
+	err = db.inTx(ctx, func(tx pgx.Tx) error {
+		seqs, err := collect(ctx, tx, pgx.RowTo[int64], db.q(pickSQL), parkedArgs(f, noLimit)...)
+		if err != nil {
+			return err
+		}
+		var seq int64
+		var projector string
+		var lane []byte
+		changed := provider.Changed{}
+		rows, _ := tx.Query(ctx, db.q(decideSQL), planned, seqs, to.String(), storable(d.By), storable(d.Reason)) // they have its error
+		if _, err = pgx.ForEachRow(rows, []any{&seq, &projector, &lane}, func() error {
+			n++
+			changed.Add(projector, laneOf(lane), seq)
+			return nil
+		}); err != nil || n == 0 {
+			return err
+		}
+		projectors, lanes, first := lists(changed)
+		_, err = tx.Exec(ctx, db.q(releaseSQL), planned, projectors, lanes, first, "[]")
+		return err
+	})
+	return n, err
 }

@@ -18,8 +18,8 @@ import (
 func fillParked(t *testing.T, db *postgres.DB, projector string, n, inLane int) {
 	t.Helper()
 	_, err := db.Pool().Exec(t.Context(), `
-		insert into kinora.parked (projector, handler, handlers, message_id, message_hash, topic, key, lane, type, payload, headers, class, code, attempts, version)
-		select $1::text, 'p/a', '{p/a}', 'm' || g || '-' || i, sha256(('m' || g || '-' || i)::bytea), '', '', sha256(g::text::bytea), '', '', '{}',
+		insert into kinora.parked (projector, handler, handlers, message_id, marker_id, topic, key, lane, type, payload, headers, class, code, attempts, version)
+		select $1::text, 'p/a', '{p/a}', 'm' || g || '-' || i, 'm' || g || '-' || i, '', '', sha256(g::text::bytea), '', '', '{}',
 			case when i = 1 then 'unknown' else 'held' end, '', 0, '' from generate_series(1, $2::int) g, generate_series(1, $3::int) i`, projector, n, inLane)
 	require.NoError(t, err)
 	_, err = db.Pool().Exec(t.Context(), `

@@ -15,7 +15,7 @@ import (
 const outcomesSQL = `
 with q as materialized (
 	select n.*, coalesce((select live from kinora.generations where generations.projector = n.projector), 1) as live
-	from json_to_recordset($1::json) n(o int, projector text, names text[], message_id text, message_hash bytea, recorded_at bigint))
+	from json_to_recordset($1::json) n(o int, projector text, names text[], message_id text, recorded_at bigint))
 select coalesce(
 	(select case
 		when p.state = 'skipped' then 4
@@ -23,7 +23,7 @@ select coalesce(
 		when (select due_at from kinora.holds h where h.projector = p.projector and h.lane = p.lane limit 1) = 'infinity' then 3
 		else 2 end
 	from kinora.parked p
-	where p.state <> 'replayed' and p.message_hash <> '' and p.message_hash = q.message_hash and p.projector = q.projector
+	where p.state <> 'replayed' and p.marker_id <> '' and p.marker_id = q.message_id and p.projector = q.projector
 		and (p.handlers = '{}' or p.handlers && q.names) limit 1),
 	case
 		when exists (
@@ -36,8 +36,7 @@ from q order by q.o`
 func (db *DB) Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error) {
 	asked := make([]map[string]any, len(questions))
 	for i, q := range questions {
-		asked[i] = map[string]any{"o": i, "projector": q.Projector(), "names": q.Names(),
-			"message_id": markerID(q.MessageID), "message_hash": bytea(hashOf(q.MessageID))}
+		asked[i] = map[string]any{"o": i, "projector": q.Projector(), "names": q.Names(), "message_id": markerID(q.MessageID)}
 		if !q.RecordedAt.IsZero() {
 			asked[i]["recorded_at"] = q.RecordedAt.UnixMicro()
 		}

@@ -147,7 +147,7 @@ func TestThePlansOfMarkersDoNotAge(t *testing.T) {
 		args []any
 		want []string
 	}{
-		"outcomesSQL": {[]any{`[{"projector": "p", "message_id": "m1", "message_hash": "\\x01", "names": ["p/a"]}]`},
+		"outcomesSQL": {[]any{`[{"projector": "p", "message_id": "m1", "names": ["p/a"]}]`},
 			[]string{"using markers_pkey on markers m", "using parked_message_key on parked p"}},
 		"markedHandlersSQL": {nil, []string{"using markers_"}},
 		"dropMarkersSQL":    {[]any{"p/a", 1000}, []string{"markers_age_idx", "Tid Scan on markers"}},

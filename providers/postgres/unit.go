@@ -66,9 +66,9 @@ func (w *unit) do(ctx context.Context, t *trip, run func(tx pgx.Tx) (provider.Cl
 		}
 		defer outside.end(ctx)
 	}
-	pooled, err := w.db.acquire(ctx)
+	pooled, err := w.db.pool.Acquire(ctx)
 	if err != nil {
-		return err
+		return ofOwn(ctx, fmt.Errorf("acquire a connection: %w", err))
 	}
 	defer pooled.Release()
 	conn := pooled.Conn()
@@ -85,7 +85,11 @@ func (w *unit) do(ctx context.Context, t *trip, run func(tx pgx.Tx) (provider.Cl
 		return ofOwn(ctx, fmt.Errorf("open the unit: %w", err))
 	}
 	var closing provider.Closing
-	if err := attended(ctx, pooled, func() (err error) { closing, err = run(tx); return err }); err != nil {
+	if attend(ctx, pooled, false, func() { closing, err = run(tx) }) {
+		return &provider.Error{Class: provider.ClassUnknown, Code: provider.CodeDeadline,
+			Err: fmt.Errorf("the handler did not return, and its transaction was broken off: %w", ctx.Err())}
+	}
+	if err != nil {
 		if err = w.blame(err); !conn.IsClosed() {
 			err = ofHandler(err)
 		}
@@ -102,7 +106,7 @@ func (w *unit) do(ctx context.Context, t *trip, run func(tx pgx.Tx) (provider.Cl
 	}
 	if t.Len() > 0 {
 		crash.Point("close unit: before")
-		err := t.send(ctx, conn)
+		err := t.send(ctx, pooled)
 		crash.Point("close unit: after")
 		if err != nil {
 			return err
@@ -122,7 +126,9 @@ func (w *unit) do(ctx context.Context, t *trip, run func(tx pgx.Tx) (provider.Cl
 		}
 	}
 	committed = true
-	w.db.enqueued(closing)
+	if len(closing.Output) > 0 {
+		w.db.added()
+	}
 	return nil
 }
 
@@ -158,13 +164,6 @@ func ended(ctx context.Context) error {
 		return &provider.Error{Class: provider.ClassShutdown, Err: ctx.Err()}
 	}
 	return &provider.Error{Class: provider.ClassUnknown, Code: provider.CodeDeadline, Err: ctx.Err()}
-}
-
-// enqueued notifies relays of the output of a unit that has committed.
-func (db *DB) enqueued(c provider.Closing) {
-	if len(c.Output) > 0 {
-		db.added()
-	}
 }
 
 const switchSQL = `
