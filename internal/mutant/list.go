@@ -28,7 +28,7 @@ var stores = []Mutant{
 		What: "markers are committed before the handler's transaction begins",
 		Edits: []Edit{{File: "providers/postgres/open.go", Old: `	w.queueMarkers(b, markSQL)
 `, New: `	w.queueMarkers(b, markSQL)
-	if !looksUp {
+	if !w.IsReplay() && w.Careful == nil {
 		b.Queue("commit")
 		b.Queue("begin")
 	}

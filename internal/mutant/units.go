@@ -103,7 +103,7 @@ var units = []Mutant{
 	}
 	b := &pgx.Batch{}
 	b.BeginTx(`},
-			{File: "providers/postgres/open.go", Old: "	} else if len(w.Messages) > 0 {\n		w.queueHeld(b)\n", New: ""},
+			{File: "providers/postgres/open.go", Old: "	if !w.IsReplay() && len(w.Messages) > 0 {\n		w.queueHeld(b)\n	}\n", New: ""},
 		},
 		Tests: []Test{{"./providers/postgres", "TestTheHoldIsAskedForAfterTheWaitForMarkers/tx"}},
 	},
@@ -111,12 +111,12 @@ var units = []Mutant{
 		Name: "hold_first",
 		What: "a unit asks which lanes are held before it waits for markers",
 		Edits: []Edit{
+			{File: "providers/postgres/open.go", Old: "	if !w.IsReplay() && len(w.Messages) > 0 {\n		w.queueHeld(b)\n	}\n", New: ""},
 			{File: "providers/postgres/open.go", Old: "	w.queueMarkers(b, markSQL)\n", New: `	if !w.IsReplay() && len(w.Messages) > 0 {
 		w.queueHeld(b)
 	}
 	w.queueMarkers(b, markSQL)
 `},
-			{File: "providers/postgres/open.go", Old: "	} else if len(w.Messages) > 0 {\n		w.queueHeld(b)\n", New: ""},
 		},
 		Tests: []Test{{"./providers/postgres", "TestTheHoldIsAskedForAfterTheWaitForMarkers/tx"}},
 	},

@@ -27,7 +27,7 @@ type queuing = func(ctx context.Context, tx *pgx.Batch, found provider.Found) (p
 // Do implements provider.Units. run is called before anything is sent; if the server then answers that a marker is there or a lane
 // is held, or if run parks messages, it is called again after an opening like that of DB.Do.
 func (b *Batched) Do(ctx context.Context, u provider.Unit, run queuing) error {
-	if !u.Once && u.Careful == nil && u.DryRun == nil && !u.IsReplay() {
+	if ctx.Err() == nil && !u.Once && u.Careful == nil && u.DryRun == nil && !u.IsReplay() {
 		if done, err := b.newUnit(u).inOneTrip(ctx, run); done || err != nil {
 			return err
 		}
@@ -38,15 +38,10 @@ func (b *Batched) Do(ctx context.Context, u provider.Unit, run queuing) error {
 
 // inOneTrip returns false and no error if nothing has happened: the unit needs an answer before its handlers.
 func (w *unit) inOneTrip(ctx context.Context, run queuing) (done bool, err error) {
-	if ctx.Err() != nil {
-		return true, ofOwn(ctx, ctx.Err())
-	}
 	t := &trip{commits: true}
 	w.queueFence(&t.Batch)
 	w.queueMarkers(&t.Batch, mustMarkSQL)
-	if len(w.Messages) > 0 {
-		t.Queue(w.db.q(unheldSQL), w.Projector, w.lanes())
-	}
+	t.Queue(w.db.q(unheldSQL), w.Projector, w.lanes())
 	w.found = w.NewFound(true)
 	closing, err := w.queueHandlers(ctx, t, run)
 	switch {
@@ -68,17 +63,15 @@ func (w *unit) inOneTrip(ctx context.Context, run queuing) (done bool, err error
 	crash.Point("one trip: before")
 	err = t.send(ctx, pooled)
 	crash.Point("one trip: after")
-	e := pgError(err)
-	switch isMarker := violates(err, "markers_pkey") && e.SchemaName == w.db.cfg.Schema; {
-	case err == nil && len(closing.Output) > 0:
-		w.db.added()
-	case e != nil && t.failed == ofUnit && (isMarker || e.Code == laneHeld):
+	if e := pgError(err); e != nil && t.failed == ofUnit && (e.Code == uniqueViolation || e.Code == laneHeld) {
 		return false, nil
+	}
+	if err == nil && len(closing.Output) > 0 {
+		w.db.added()
 	}
 	return true, err
 }
 
-// queueHandlers calls run, which queues the handlers' statements.
 func (w *unit) queueHandlers(ctx context.Context, t *trip, run queuing) (provider.Closing, error) {
 	first := t.Len()
 	t.begin(ofHandlers)
@@ -138,7 +131,7 @@ func (t *trip) send(ctx context.Context, pooled *pgxpool.Conn) (err error) {
 	attend(ctx, pooled, true, func() { err = t.results(conn.SendBatch(context.WithoutCancel(ctx), &t.Batch)) })
 	if err == nil {
 		if t.commits && conn.PgConn().TxStatus() != 'I' { // a handler began a transaction
-			return errEnded()
+			return errEnded
 		}
 		return nil
 	}
@@ -158,7 +151,6 @@ func (t *trip) send(ctx context.Context, pooled *pgxpool.Conn) (err error) {
 	return class(err)
 }
 
-// results reads all results, and notes what failed.
 func (t *trip) results(r pgx.BatchResults) error {
 	read := 0
 	for read < t.Len() {

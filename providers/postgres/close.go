@@ -83,7 +83,6 @@ func (w *unit) queueClosing(t *trip, c provider.Closing) error {
 	return nil
 }
 
-// queueResolved queues what becomes of parked messages, and of their lanes.
 func (w *unit) queueResolved(t *trip, c provider.Closing) {
 	for _, m := range w.Markers(&w.found) {
 		delete(w.marked, m)
@@ -97,14 +96,10 @@ func (w *unit) queueResolved(t *trip, c provider.Closing) {
 		return
 	}
 	stay := w.rows(s.Stay)
-	t.Queue(lookUpSQL)
-	if len(s.Stay) > 0 {
-		t.Queue(w.db.q(setAsideSQL), stay)
-	}
-	if len(s.Done) > 0 {
-		t.Queue(w.db.q(resolveSQL), s.Done)
-	}
 	projectors, lanes, first := lists(s.Changed)
+	t.Queue(lookUpSQL)
+	t.Queue(w.db.q(setAsideSQL), stay)
+	t.Queue(w.db.q(resolveSQL), s.Done)
 	t.Queue(w.db.q(releaseSQL), projectors, lanes, first, stay)
 }
 
@@ -136,12 +131,7 @@ func (w *unit) rows(asides []provider.Aside) string {
 			rows[i]["id"] = w.Messages[a.Message].Parked.Seq
 		}
 	}
-	return asJSON(rows)
-}
-
-// asJSON is the JSON of what JSON has all of.
-func asJSON(list []map[string]any) string {
-	text, _ := json.Marshal(list)
+	text, _ := json.Marshal(rows) // JSON has all of it
 	return string(text)
 }
 

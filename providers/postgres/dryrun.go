@@ -14,20 +14,24 @@ const (
 	// must wait for a lock longer than a second fails, because the lock may be waiting for the dry run.
 	beginDryRunSQL = `
 select pg_snapshot_xmax(pg_current_snapshot())::text::bigint, (mxid_age('1'::xid) + 1::bigint) & 4294967295,
-	set_config('lock_timeout', '1s', true)`
+	set_config('lock_timeout', '1s', true) || ` + sameFormats
+
+	writerSQL = `select pg_backend_pid(), ` + sameFormats
+
+	// How many transaction ids were drawn since $1. Rows may have older ones, long frozen, that look like later ones.
+	drawnSQL = `select (age('3'::xid) + 3 - $1::bigint) & 4294967295`
 
 	// Both sides write values alike, whatever the handler or the session has set.
-	dryRunFormatsSQL = `
-select pg_backend_pid(), set_config('TimeZone', 'UTC', true) || set_config('DateStyle', 'ISO', true) || set_config('IntervalStyle', 'postgres', true)
-	|| set_config('bytea_output', 'hex', true) || set_config('extra_float_digits', '1', true)`
+	sameFormats = `set_config('TimeZone', 'UTC', true) || set_config('DateStyle', 'ISO', true)
+	|| set_config('IntervalStyle', 'postgres', true) || set_config('bytea_output', 'hex', true) || set_config('extra_float_digits', '1', true)`
 
 	// A transaction holds a lock on each table that it has written to. If that is exclusive, it has created the table,
 	// or no other transaction can read it. These are the tables that others know, and why changes of them cannot be seen.
 	knownTablesSQL = `
 select c.oid::bigint, c.oid::regclass::text,
 	case when bool_or(l.mode = 'AccessExclusiveLock') then 'locked' when row_security_active(c.oid) then 'row_security' else '' end
-from pg_locks l join pg_database d on d.oid = l.database join pg_class c on c.oid = l.relation
-where d.datname = current_database() and l.pid = $1::int and l.locktype = 'relation' and l.mode in ('RowExclusiveLock', 'AccessExclusiveLock')
+from pg_locks l join pg_class c on c.oid = l.relation
+where l.pid = $1::int and l.locktype = 'relation' and l.mode in ('RowExclusiveLock', 'AccessExclusiveLock')
 	and c.relkind in ('r', 'p') and c.relpersistence <> 't'
 group by c.oid`
 
@@ -61,14 +65,12 @@ func hidden(code, table string) error {
 // dryRun finds the rows that a transaction changed, without its commit. It compares the versions of rows that the
 // transaction sees with those that everyone else sees, through a connection of its own: the pool may have only one.
 type dryRun struct {
-	schema     string
-	conn       *pgx.Conn
-	outside    pgx.Tx // read only; read committed, so that each statement sees the latest commits
-	xid, multi int64
-	over       func() // lets the next dry run begin
+	db                *DB
+	conn              *pgx.Conn
+	outside           pgx.Tx // read only; read committed, so that each statement sees the latest commits
+	xid, multi, drawn int64  // see the statements
 }
 
-// writtenTable is a table of the transaction.
 type writtenTable struct {
 	Name  string // in SQL
 	Show  string // in a change
@@ -91,7 +93,7 @@ func (db *DB) beginDryRun(ctx context.Context) (*dryRun, error) {
 		<-db.dryRuns
 		return nil, fmt.Errorf("dry run: connect: %w", err)
 	}
-	d := &dryRun{schema: db.cfg.Schema, conn: conn, over: func() { <-db.dryRuns }}
+	d := &dryRun{db: db, conn: conn}
 	if d.outside, err = conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}); err == nil {
 		err = d.outside.QueryRow(ctx, beginDryRunSQL, planned).Scan(&d.xid, &d.multi, nil)
 	}
@@ -107,7 +109,7 @@ func (d *dryRun) end(ctx context.Context) {
 		rollback(ctx, d.outside) // the server would end it later than the connection
 	}
 	shut(ctx, d.conn)
-	d.over()
+	<-d.db.dryRuns
 }
 
 // changes returns the rows that tx has changed, by table and primary key, without those that are as they were. It runs deferred
@@ -134,27 +136,25 @@ func (d *dryRun) changes(ctx context.Context, tx pgx.Tx) ([]provider.Change, err
 	return all, nil
 }
 
-// tables returns the tables that tx has written to.
 func (d *dryRun) tables(ctx context.Context, tx pgx.Tx) ([]writtenTable, error) {
 	var pid int
-	for _, side := range []pgx.Tx{d.outside, tx} { // the pid is that of tx
-		if err := side.QueryRow(ctx, dryRunFormatsSQL, planned).Scan(&pid, nil); err != nil {
-			return nil, err
-		}
-	}
-	rows, _ := d.outside.Query(ctx, knownTablesSQL, planned, pid) // the rows have its error as well
-	var oid int64
-	var name, code string
-	known := []int64{}
-	if _, err := pgx.ForEachRow(rows, []any{&oid, &name, &code}, func() error {
-		if known = append(known, oid); code != "" {
-			return hidden(code, name)
-		}
-		return nil
-	}); err != nil {
+	if err := tx.QueryRow(ctx, writerSQL, planned).Scan(&pid, nil); err != nil {
 		return nil, err
 	}
-	return collect(ctx, tx, pgx.RowToStructByPos[writtenTable], writtenTablesSQL, planned, d.schema, known)
+	if err := d.outside.QueryRow(ctx, drawnSQL, planned, d.xid).Scan(&d.drawn); err != nil {
+		return nil, err
+	}
+	known, err := collect(ctx, d.outside, func(row pgx.CollectableRow) (oid int64, err error) {
+		var name, code string
+		if err = row.Scan(&oid, &name, &code); err == nil && code != "" {
+			err = hidden(code, name)
+		}
+		return oid, err
+	}, knownTablesSQL, planned, pid)
+	if err != nil {
+		return nil, err
+	}
+	return collect(ctx, tx, pgx.RowToStructByPos[writtenTable], writtenTablesSQL, planned, d.db.cfg.Schema, known)
 }
 
 // table pairs former and new versions by their keys. Without a primary key, versions that are equal are a pair. Former versions are
@@ -172,7 +172,8 @@ func (d *dryRun) table(ctx context.Context, tx pgx.Tx, t writtenTable) ([]provid
 		if err := d.outside.QueryRow(ctx, in(`
 select array_agg(t.ctid::text) from {table}
 where t.xmax <> '0'::xid and ((t.xmax::text::bigint - $1::bigint) & 4294967295 < 2147483648
-	or (t.xmax::text::bigint - $2::bigint) & 4294967295 < mxid_age($2::bigint::text::xid))`), planned, d.xid, d.multi).Scan(&places); err != nil {
+	or (t.xmax::text::bigint - $2::bigint) & 4294967295 < mxid_age($2::bigint::text::xid))`),
+			planned, d.xid, d.multi).Scan(&places); err != nil {
 			return nil, err
 		}
 		if err := tx.QueryRow(ctx, in(`
@@ -195,10 +196,11 @@ with was as (
 	select key, content, row_number() over (partition by key) as n from jsonb_to_recordset($2::text::jsonb) f(key jsonb, content jsonb)),
 now as (
 	select {key} as key, to_jsonb(t) as content, row_number() over (partition by {key}) as n from {table}
-	where (t.xmin::text::bigint - $1::bigint) & 4294967295 < 2147483648
-		and pg_xact_status(($1::bigint + ((t.xmin::text::bigint - $1::bigint) & 4294967295))::text::xid8) = 'in progress')
+	where case when (t.xmin::text::bigint - $1::bigint) & 4294967295 < $5::bigint
+		then pg_xact_status(($1::bigint + ((t.xmin::text::bigint - $1::bigint) & 4294967295))::text::xid8) = 'in progress' end)
 select $3::text, was.content, now.content from was full join now using (key, n)
-where was.content::text is distinct from now.content::text order by key, n limit $4::int + 1`), planned, d.xid, former, t.Show, maxDryRunRows)
+where was.content::text is distinct from now.content::text order by key, n limit $4::int + 1`),
+		planned, d.xid, former, t.Show, maxDryRunRows, d.drawn)
 	if len(changes) > maxDryRunRows {
 		return nil, hidden("too_many_rows", t.Show)
 	}

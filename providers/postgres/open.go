@@ -27,19 +27,19 @@ select n.handler, ` + liveGeneration + `, n.message_id from unnest($2::text[], $
 
 	markSQL = mustMarkSQL + ` on conflict on constraint markers_pkey do nothing returning handler, message_id`
 
+	generationSQL  = `select ` + liveGeneration
 	liveGeneration = `coalesce((select live from kinora.generations where projector = $1::text), 1)`
 
 	heldSQL   = `select kinora.held($1::text, $2::bytea[])`
 	unheldSQL = `select kinora.unheld($1::text, $2::bytea[])`
 
+	// The worker's own names are deleted, except for rows that are locked: the backend of a lost connection may have them for hours.
 	suspectSQL = `
+with own as (
+	delete from kinora.doing where ctid = any(array(
+		select ctid from kinora.doing where runner = $3::text and worker = $4::int for update skip locked)))
 select m.o::int - 1 from unnest($2::text[]) with ordinality m(id, o), lateral (
 	select from kinora.doing d where d.message_id = m.id and d.projector = $1::text and d.runner <> $3::text limit 1) d`
-
-	// It does not wait for rows that are locked: the backend of a lost connection may have them for hours.
-	unnameSQL = `
-delete from kinora.doing where ctid = any(array(
-	select ctid from kinora.doing where runner = $1::text and worker = $2::int for update skip locked))`
 )
 
 // Parked messages and names are looked up by index, whatever the server thinks of the tables: they are empty most of the time,
@@ -67,30 +67,26 @@ select p.id, p.lane, p.attempts, p.state, p.handlers from (select lane, count(*)
 	select id, lane, attempts, state, handlers from kinora.parked
 	where projector = $1::text and parked.lane = l.lane and parked.lane <> '' and state in ('waiting', 'stuck')
 	order by id limit l.n for no key update) p`
-
-	generationSQL = `select ` + liveGeneration
 )
 
 // open begins the transaction and opens the unit, in one round trip.
 func (w *unit) open(ctx context.Context, conn *pgx.Conn) (pgx.Tx, error) {
 	w.found = w.NewFound(false)
-	looksUp := w.IsReplay() || w.Careful != nil
 	b := &pgx.Batch{}
 	b.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	w.queueFence(b)
-	if looksUp {
-		b.Queue(lookUpSQL)
-	}
 	w.queueMarkers(b, markSQL)
-	if w.IsReplay() {
-		w.queueLanes(b)
-	} else if len(w.Messages) > 0 {
+	if !w.IsReplay() && len(w.Messages) > 0 {
 		w.queueHeld(b)
 	}
-	if w.Careful != nil {
-		w.queueSuspects(b)
-	}
-	if looksUp {
+	if w.IsReplay() || w.Careful != nil {
+		b.Queue(lookUpSQL)
+		if w.IsReplay() {
+			w.queueLanes(b)
+		}
+		if w.Careful != nil {
+			w.queueSuspects(b)
+		}
 		b.Queue(lookedUpSQL)
 	}
 	results := conn.SendBatch(ctx, b)
@@ -147,7 +143,6 @@ func columns(markers []provider.Marker) (handlers, messages []string) {
 	return handlers, each(markers, func(m *provider.Marker) string { return m.MessageID })
 }
 
-// lanes are the lanes of the unit's messages, each once.
 func (w *unit) lanes() [][]byte {
 	return each(w.Lanes(), func(l *provider.Lane) []byte { return l[:] })
 }
@@ -161,11 +156,10 @@ func (w *unit) queueSuspects(b *pgx.Batch) {
 	var i int
 	w.found.Suspect = make([]bool, len(w.Messages))
 	ids := each(w.Messages, func(m *provider.Message) string { return m.ID })
-	queueRows(b, []any{&i}, func() { w.found.Suspect[i] = true }, w.db.q(suspectSQL), w.Projector, ids, w.Careful.Runner)
-	b.Queue(w.db.q(unnameSQL), w.Careful.Runner, w.Careful.Number)
+	queueRows(b, []any{&i}, func() { w.found.Suspect[i] = true },
+		w.db.q(suspectSQL), w.Projector, ids, w.Careful.Runner, w.Careful.Number)
 }
 
-// queueLanes queues the locks of the lanes of parked messages, and the reading of the first messages in them.
 func (w *unit) queueLanes(b *pgx.Batch) {
 	var lane []byte
 	var due bool

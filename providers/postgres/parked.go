@@ -134,6 +134,26 @@ select ` + parkedColumns + `, coalesce((
 	select due_at from kinora.holds h
 	where h.projector = p.projector and h.lane = p.lane and isfinite(due_at) and p.state in ('waiting', 'stuck') limit 1), ` + never + `)
 from kinora.parked p where ` + parkedFilter + ` order by p.id limit $10::bigint`
+
+	// It locks the lanes of what it selects, in the order in which units do.
+	pickSQL = `
+select p.id from (
+	select * from (
+		select p.id, p.projector, p.lane from kinora.parked p
+		where p.state in ('waiting', 'stuck') and ` + parkedFilter + ` order by p.id limit $10::bigint) p
+	order by projector, lane) p left join lateral (
+	select from kinora.holds where holds.projector = p.projector and holds.lane = p.lane limit 1 for update) h on true`
+
+	// It returns the lanes of the messages, and the first message in each.
+	decideSQL = `
+with decided as (
+	update kinora.parked set state = $2::text, attempts = case when $2::text = 'waiting' then 0 else attempts end,
+		resolved_at = case when $2::text = 'skipped' then clock_timestamp() end,
+		resolved_by = case when $3::text = '' then resolved_by else $3::text end, reason = case when $3::text = '' then reason else $4::text end
+	where id = any($1::bigint[]) and state in ('waiting', 'stuck')
+	returning id, projector, lane)
+select coalesce(sum(n), 0)::bigint, array_agg(projector), array_agg(lane), array_agg(first)
+from (select projector, lane, min(id) as first, count(*) as n from decided group by projector, lane) l`
 )
 
 func parkedArgs(f provider.ParkedFilter, limit int64) []any {
@@ -178,43 +198,33 @@ func scanParked(row pgx.CollectableRow) (provider.Parked, error) {
 	for _, text := range []*string{&p.Handler, &p.MessageID, &p.Topic, &p.Key, &p.Type, &p.Code, &p.Version, &p.By, &p.Reason} {
 		*text = original(*text)
 	}
-	p.Headers, p.Lane = inHeaders(p.Headers, original), laneOf(lane)
+	copy(p.Lane[:], lane)
+	p.Headers = inHeaders(p.Headers, original)
 	p.Class, p.State = provider.ParseClass(class), provider.ParseParkedState(state)
 	p.At, p.ResolvedAt, p.DueAt = p.At.UTC(), p.ResolvedAt.UTC(), p.DueAt.UTC()
 	return p, err
 }
-
-// laneOf is a lane of a row, which may be of any length if other software wrote it.
-func laneOf(b []byte) (l provider.Lane) {
-	copy(l[:], b)
-	return l
-}
-
-const (
-	// It locks the lanes as well, in the order in which units do.
-	pickSQL = `
-select p.id from (
-	select * from (
-		select p.id, p.projector, p.lane from kinora.parked p
-		where p.state in ('waiting', 'stuck') and ` + parkedFilter + ` order by p.id limit $10::bigint) p
-	order by projector, lane) p left join lateral (
-	select from kinora.holds where holds.projector = p.projector and holds.lane = p.lane limit 1 for update) h on true`
-
-	decideSQL = `
-update kinora.parked set state = $2::text, attempts = case when $2::text = 'waiting' then 0 else attempts end,
-	resolved_at = case when $2::text = 'skipped' then clock_timestamp() end,
-	resolved_by = case when $3::text = '' then resolved_by else $3::text end, reason = case when $3::text = '' then reason else $4::text end
-where id = any($1::bigint[]) and state in ('waiting', 'stuck')
-returning id, projector, lane`
-)
 
 // Decide implements provider.Parking. It waits for units that have the lanes of these messages. After a deadlock it begins again.
 func (db *DB) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, d provider.Decision) (n int, err error) {
 	if err := provider.CheckDecision(to, d); err != nil {
 		return 0, fmt.Errorf("decide about parked messages: %w", err)
 	}
+	var projectors []string
+	var lanes [][]byte
+	var first []int64
 	for range 5 {
-		n, err = db.decide(ctx, f, to, d)
+		err = db.inTx(ctx, func(tx pgx.Tx) error {
+			seqs, err := collect(ctx, tx, pgx.RowTo[int64], db.q(pickSQL), parkedArgs(f, noLimit)...)
+			if err == nil {
+				decided := tx.QueryRow(ctx, db.q(decideSQL), planned, seqs, to.String(), storable(d.By), storable(d.Reason))
+				err = decided.Scan(&n, &projectors, &lanes, &first)
+			}
+			if err == nil {
+				_, err = tx.Exec(ctx, db.q(releaseSQL), planned, projectors, lanes, first, "[]")
+			}
+			return err
+		})
 		if e := pgError(err); e == nil || e.Code != deadlockDetected {
 			break
 		}
@@ -223,29 +233,4 @@ func (db *DB) Decide(ctx context.Context, f provider.ParkedFilter, to provider.P
 		return 0, fmt.Errorf("decide about parked messages: %w", clear(err))
 	}
 	return n, nil
-}
-
-func (db *DB) decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, d provider.Decision) (n int, err error) {
-	err = db.inTx(ctx, func(tx pgx.Tx) error {
-		seqs, err := collect(ctx, tx, pgx.RowTo[int64], db.q(pickSQL), parkedArgs(f, noLimit)...)
-		if err != nil {
-			return err
-		}
-		var seq int64
-		var projector string
-		var lane []byte
-		changed := provider.Changed{}
-		rows, _ := tx.Query(ctx, db.q(decideSQL), planned, seqs, to.String(), storable(d.By), storable(d.Reason)) // they have its error
-		if _, err = pgx.ForEachRow(rows, []any{&seq, &projector, &lane}, func() error {
-			n++
-			changed.Add(projector, laneOf(lane), seq)
-			return nil
-		}); err != nil || n == 0 {
-			return err
-		}
-		projectors, lanes, first := lists(changed)
-		_, err = tx.Exec(ctx, db.q(releaseSQL), planned, projectors, lanes, first, "[]")
-		return err
-	})
-	return n, err
 }

@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"time"
 
@@ -41,7 +42,8 @@ func (db *DB) Outcomes(ctx context.Context, questions []provider.Question) ([]pr
 			asked[i]["recorded_at"] = q.RecordedAt.UnixMicro()
 		}
 	}
-	found, err := collect(ctx, db.pool, pgx.RowTo[provider.Outcome], db.q(outcomesSQL), planned, asJSON(asked))
+	text, _ := json.Marshal(asked) // JSON has all of it
+	found, err := collect(ctx, db.pool, pgx.RowTo[provider.Outcome], db.q(outcomesSQL), planned, string(text))
 	if err != nil {
 		return nil, fmt.Errorf("read outcomes: %w", clear(err))
 	}
