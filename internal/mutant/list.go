@@ -14,7 +14,7 @@ var stores = []Mutant{
 		Edits: []Edit{
 			{File: "providers/memory/unit.go", Old: "return s.mark(m, generation, now)", New: "return s.mark(m, generation, now) || true"},
 			{File: "providers/sqlite/opening.go", Old: "range marked {", New: "range marked[:0] {"},
-			{File: "providers/postgres/open.go", Old: "= !m.Mark || w.marked", New: "= true || w.marked"},
+			{File: "providers/postgres/open.go", Old: "return w.marked[", New: "return true || w.marked["},
 		},
 		Tests: []Test{
 			{"./projector", "TestRedeliveryTakesEffectOnce/with_markers"},
@@ -26,9 +26,9 @@ var stores = []Mutant{
 	{
 		Name: "marker_apart",
 		What: "markers are committed before the handler's transaction begins",
-		Edits: []Edit{{File: "providers/postgres/open.go", Old: `	w.queueMarkers(b)
-`, New: `	w.queueMarkers(b)
-	if !looksUp {
+		Edits: []Edit{{File: "providers/postgres/open.go", Old: `	w.queueMarkers(b, markSQL)
+`, New: `	w.queueMarkers(b, markSQL)
+	if !w.IsReplay() && w.Careful == nil {
 		b.Queue("commit")
 		b.Queue("begin")
 	}
@@ -40,8 +40,7 @@ var stores = []Mutant{
 		Name: "batch_on_conflict",
 		What: "a unit in one round trip ignores a marker that is there, instead of failing",
 		Edits: []Edit{
-			{File: "providers/postgres/batch.go", Old: "w.db.q(mustMarkSQL)", New: `w.db.q(mustMarkSQL)+" on conflict do nothing"`},
-			{File: "providers/postgres/batch.go", Old: "w.db.q(mustMarkAllSQL)", New: `w.db.q(mustMarkAllSQL)+" on conflict do nothing"`},
+			{File: "providers/postgres/batch.go", Old: "mustMarkSQL)", New: `mustMarkSQL+" on conflict do nothing")`},
 		},
 		Tests: []Test{{"./providers/postgres", "TestBatchedUnitsApplyOnce"}},
 		Cells: []string{"storm", "kill"},

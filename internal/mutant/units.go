@@ -101,7 +101,7 @@ var units = []Mutant{
 		Name: "hold_before_unit",
 		What: "a unit asks which lanes are held before its transaction begins",
 		Edits: []Edit{
-			{File: "providers/postgres/open.go", Old: "	b := &pgx.Batch{}\n	b.BeginTx(", New: `	if ask := (&pgx.Batch{}); !w.isParked() && len(w.Messages) > 0 {
+			{File: "providers/postgres/open.go", Old: "	b := &pgx.Batch{}\n	b.BeginTx(", New: `	if ask := (&pgx.Batch{}); !w.IsReplay() && len(w.Messages) > 0 {
 		w.queueHeld(ask)
 		if err := conn.SendBatch(ctx, ask).Close(); err != nil {
 			return nil, err
@@ -109,7 +109,7 @@ var units = []Mutant{
 	}
 	b := &pgx.Batch{}
 	b.BeginTx(`},
-			{File: "providers/postgres/open.go", Old: "	} else if len(w.Messages) > 0 {\n		w.queueHeld(b)\n", New: ""},
+			{File: "providers/postgres/open.go", Old: "	if !w.IsReplay() && len(w.Messages) > 0 {\n		w.queueHeld(b)\n	}\n", New: ""},
 		},
 		Tests: []Test{{"./providers/postgres", "TestTheHoldIsAskedForAfterTheWaitForMarkers/tx"}},
 	},
@@ -117,12 +117,12 @@ var units = []Mutant{
 		Name: "hold_first",
 		What: "a unit asks which lanes are held before it waits for markers",
 		Edits: []Edit{
-			{File: "providers/postgres/open.go", Old: "	w.queueMarkers(b)\n", New: `	if !w.isParked() && len(w.Messages) > 0 {
+			{File: "providers/postgres/open.go", Old: "	if !w.IsReplay() && len(w.Messages) > 0 {\n		w.queueHeld(b)\n	}\n", New: ""},
+			{File: "providers/postgres/open.go", Old: "	w.queueMarkers(b, markSQL)\n", New: `	if !w.IsReplay() && len(w.Messages) > 0 {
 		w.queueHeld(b)
 	}
-	w.queueMarkers(b)
+	w.queueMarkers(b, markSQL)
 `},
-			{File: "providers/postgres/open.go", Old: "	} else if len(w.Messages) > 0 {\n		w.queueHeld(b)\n", New: ""},
 		},
 		Tests: []Test{{"./providers/postgres", "TestTheHoldIsAskedForAfterTheWaitForMarkers/tx"}},
 	},
@@ -146,7 +146,7 @@ var units = []Mutant{
 		Name: "first_before_lock",
 		What: "a unit of a counted message reads which message is the first of the lane without waiting for the lane's lock",
 		Edits: []Edit{ // either lock alone would hide the loss of the other
-			{File: "providers/postgres/open.go", Old: "limit 1 for update) h", New: "limit 1) h"},
+			{File: "providers/postgres/open.go", Old: "lanes + ` for update) h`", New: "lanes + `) h`"},
 			{File: "providers/postgres/open.go", Old: "order by id limit l.n for no key update) p", New: "order by id limit l.n) p"},
 		},
 		Tests: []Test{{"./providers/postgres", "TestADeliveryAndAParkedMessageOfOneLaneFollowOneAnother"}},

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -13,77 +12,55 @@ import (
 // The tables are unlogged, so that none of this waits for a disk. No statement waits for names that another transaction has
 // locked: that may be the backend of a lost connection, which has them for hours.
 const (
+	// A runner that ends, $2 <= 0, is like one that is to be forgotten.
 	beatSQL = `
 with ck as materialized (select clock_timestamp() t),
 me as (
-	insert into kinora.runners (runner, expires_at) select $1::text, ck.t + $2::bigint * interval '1 microsecond' from ck
+	insert into kinora.runners (runner, expires_at) select $1::text, ck.t + $2::bigint * interval '1 microsecond' from ck where $2::bigint > 0
 	on conflict on constraint runners_pkey do update set expires_at = excluded.expires_at),
 old as (
 	delete from kinora.runners where ctid = any(array(
 		select r.ctid from kinora.runners r, ck
-		where r.runner <> $1::text and r.expires_at < ck.t - $3::bigint * interval '1 microsecond' for update of r skip locked))
+		where case when r.runner = $1::text then $2::bigint <= 0 else r.expires_at < ck.t - $3::bigint * interval '1 microsecond' end
+		for update of r skip locked))
 	returning runner),
 names as (
 	delete from kinora.doing where ctid = any(array(
-		select d.ctid from kinora.doing d where d.runner = any(array(select runner from old)) for update skip locked)))
-select ck.t, (
+		select d.ctid from kinora.doing d
+		where d.runner = any(array(select runner from old union all select $1::text where $2::bigint <= 0)) for update skip locked)))
+select ck.t, coalesce((
 	select max(r.expires_at) from kinora.runners r
-	where r.runner <> $1::text and r.expires_at <= ck.t and r.expires_at >= ck.t - $3::bigint * interval '1 microsecond')
+	where r.runner <> $1::text and r.expires_at <= ck.t and r.expires_at >= ck.t - $3::bigint * interval '1 microsecond'), ` + never + `)
 from ck`
 
-	endSQL = `
-with names as (
-	delete from kinora.doing where ctid = any(array(
-		select d.ctid from kinora.doing d where d.runner = $1::text for update skip locked))),
-me as (delete from kinora.runners where runner = $1::text)
-select clock_timestamp(), null::timestamptz`
-
-	// A beat reads all of kinora.runners, which has a few rows. After lookUpSQL the server takes that for so expensive that it
-	// would compile the statement, which costs half a second of CPU.
-	uncompiledSQL = `select set_config('jit', 'off', true)`
-)
-
-// Beat implements provider.Liveness.
-func (db *DB) Beat(ctx context.Context, runner string, lease, record time.Duration) (h provider.Health, err error) {
-	sql, args := beatSQL, []any{runner, lease.Microseconds(), record.Microseconds()}
-	if lease <= 0 {
-		sql, args = endSQL, args[:1]
-	}
-	var crashed *time.Time
-	b := &pgx.Batch{}
-	b.Queue(lookUpSQL)
-	b.Queue(uncompiledSQL)
-	b.Queue(db.q(sql), args...).QueryRow(func(row pgx.Row) error { return row.Scan(&h.Now, &crashed) })
-	crash.Point("beat: before")
-	err = db.pool.SendBatch(ctx, b).Close()
-	crash.Point("beat: after")
-	if err != nil {
-		return provider.Health{}, ofOwn(ctx, fmt.Errorf("renew the lease of a runner: %w", err))
-	}
-	h.Now = h.Now.UTC()
-	if crashed != nil {
-		h.Crashed = crashed.UTC()
-	}
-	return h, nil
-}
-
-const nameSQL = `
+	nameSQL = `
 with back as (
 	delete from kinora.doing where ctid = any(array(
-		select ctid from kinora.doing where runner = $2::text and worker = $3::int and not (projector = $1::text and message_id = any($4::text[]))
+		select ctid from kinora.doing
+		where runner = $2::text and worker = $3::int and (projector = $1::text and message_id = any($4::text[])) is not true
 		for update skip locked)))
 insert into kinora.doing (message_id, projector, runner, worker)
 select distinct m collate "C", $1::text, $2::text, $3::int from unnest($4::text[]) m where m <> '' order by 1
 on conflict on constraint doing_pkey do nothing`
+)
+
+// Beat implements provider.Liveness.
+func (db *DB) Beat(ctx context.Context, runner string, lease, record time.Duration) (h provider.Health, err error) {
+	crash.Point("beat: before")
+	err = db.pool.QueryRow(ctx, db.q(beatSQL), planned, runner, lease.Microseconds(), record.Microseconds()).Scan(&h.Now, &h.Crashed)
+	crash.Point("beat: after")
+	if err != nil {
+		return provider.Health{}, ofOwn(ctx, fmt.Errorf("renew the lease of a runner: %w", err))
+	}
+	h.Now, h.Crashed = h.Now.UTC(), h.Crashed.UTC()
+	return h, nil
+}
 
 // Name implements provider.Liveness.
 func (db *DB) Name(ctx context.Context, projector string, w provider.Worker, messages []string) error {
 	ids := each(messages, func(id *string) string { return markerID(*id) })
-	b := &pgx.Batch{}
-	b.Queue(lookUpSQL)
-	b.Queue(db.q(nameSQL), projector, w.Runner, w.Number, ids)
 	crash.Point("name: before")
-	err := db.pool.SendBatch(ctx, b).Close()
+	_, err := db.pool.Exec(ctx, db.q(nameSQL), planned, projector, w.Runner, w.Number, ids)
 	crash.Point("name: after")
 	if err != nil {
 		return ofOwn(ctx, fmt.Errorf("name what a worker runs: %w", err))

@@ -2,9 +2,7 @@ package postgres
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -13,19 +11,9 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/provider"
 )
-
-// hashOf is what an index has for an id, which may be long. It is empty for no id.
-func hashOf(id string) []byte {
-	if id == "" {
-		return []byte{}
-	}
-	h := sha256.Sum256([]byte(id))
-	return h[:]
-}
 
 // encoded begins a text that holds bytes in base64.
 const encoded = "\uFFFD"
@@ -59,28 +47,22 @@ func inHeaders(h map[string]string, to func(string) string) map[string]string {
 
 const (
 	parkedColumns = `p.id, p.projector, p.handler, p.handlers, p.message_id, p.topic, p.key, p.lane, p.type, p.payload, p.headers,
-	p.class, p.code, p.attempts, p.version, p.parked_at, p.state, p.resolved_at, p.resolved_by, p.reason`
+	p.class, p.code, p.attempts, p.version, p.parked_at, p.state, coalesce(p.resolved_at, ` + never + `), p.resolved_by, p.reason`
+
+	never = `'0001-01-01 00:00Z'::timestamptz` // the time zero
 
 	// Of each lane whose time has come: its first message, or all up to the limit while they are held. Each lane costs the same,
-	// however many others there are and however long it is.
+	// however many others there are and however long it is. Without lanes they are found by their time: due_at > '-infinity'
+	// is for that index.
 	dueSQL = `
 with ck as materialized (select clock_timestamp() t),
 h as materialized (
 	select n.projector, n.o, h.lane, h.due_at from ck, unnest($1::text[]) with ordinality n(projector, o), lateral (
 		select lane, due_at from kinora.holds
-		where holds.projector = n.projector and due_at > '-infinity' and due_at <= ck.t order by due_at limit $2::bigint) h)` + dueOfLanes
-
-	dueInLanesSQL = `
-with ck as materialized (select clock_timestamp() t),
-h as materialized (
-	select n.projector, n.o, h.lane, h.due_at from ck, unnest($1::text[]) with ordinality n(projector, o), lateral (
-		select h.lane, h.due_at from unnest($4::bytea[]) l(lane), lateral (
-			select lane, due_at from kinora.holds
-			where holds.projector = n.projector and holds.lane = l.lane and due_at <= ck.t limit 1) h
-		order by h.due_at limit $2::bigint) h)` + dueOfLanes
-
-	dueOfLanes = `
-select ` + parkedColumns + `, h.due_at from h, lateral (
+		where holds.projector = n.projector and due_at <= ck.t
+			and ($4::bytea[] is not null or due_at > '-infinity') and ($4::bytea[] is null or lane = any($4::bytea[]))
+		order by due_at limit $2::bigint) h)
+select ` + parkedColumns + `, case when isfinite(h.due_at) then h.due_at else ` + never + ` end from h, lateral (
 	select id from (
 		select id, state, row_number() over o as n, count(*) filter (where class <> 'held' or state <> 'waiting') over o as counted
 		from (
@@ -94,18 +76,18 @@ order by h.o, h.due_at, h.lane, p.id`
 
 // Due implements provider.Parking.
 func (db *DB) Due(ctx context.Context, f provider.DueFilter) ([]provider.Parked, error) {
-	sql, args := dueSQL, []any{planned, orEmpty(f.Projectors), max(f.Keys, 0), max(f.Each, 1)}
-	if f.Lanes != nil {
-		sql, args = dueInLanesSQL, append(args, each(f.Lanes, func(l *provider.Lane) []byte { return l[:] }))
+	lanes := each(f.Lanes, func(l *provider.Lane) []byte { return l[:] })
+	list, err := collect(ctx, db.pool, scanParked, db.q(dueSQL), planned, f.Projectors, max(f.Keys, 0), max(f.Each, 1), lanes)
+	if err != nil {
+		return nil, ofOwn(ctx, fmt.Errorf("list what is due: %w", err))
 	}
-	rows, err := db.pool.Query(ctx, db.q(sql), args...)
-	if err == nil {
-		var list []provider.Parked
-		if list, err = pgx.CollectRows(rows, scanParked); err == nil {
-			return list, nil
-		}
-	}
-	return nil, ofOwn(ctx, fmt.Errorf("list what is due: %w", err))
+	return list, nil
+}
+
+// collect runs a statement, and returns its rows.
+func collect[T any](ctx context.Context, on querier, row pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
+	rows, _ := on.Query(ctx, sql, args...) // the rows have its error as well
+	return pgx.CollectRows(rows, row)
 }
 
 const trySQL = `
@@ -116,7 +98,8 @@ h as materialized (
 p as (
 	update kinora.parked set attempts = attempts + case when $6::int < 0 or attempts < $6::int then 1 else 0 end,
 		state = case when $6::int < 0 or attempts < $6::int then 'waiting' else 'stuck' end
-	where id = $3::bigint and attempts = $4::int and handlers = $5::text[] and state = 'waiting' and exists (select from h) and id = (
+	where id = $3::bigint and attempts = $4::int and handlers = coalesce($5::text[], '{}') and state = 'waiting'
+		and exists (select from h) and id = (
 		select id from kinora.parked
 		where projector = $1::text and lane = $2::bytea and lane <> '' and state in ('waiting', 'stuck') order by id limit 1)
 	returning state),
@@ -129,7 +112,8 @@ select state from p`
 func (db *DB) Try(ctx context.Context, p provider.Parked, limit int, again time.Duration) (bool, error) {
 	var state string
 	crash.Point("try parked: before")
-	err := db.pool.QueryRow(ctx, db.q(trySQL), planned, p.Projector, p.Lane[:], p.Seq, p.Attempts, orEmpty(p.Handlers), bounded(limit), again.Microseconds()).Scan(&state)
+	err := db.pool.QueryRow(ctx, db.q(trySQL), planned, p.Projector, p.Lane[:], p.Seq, p.Attempts, p.Handlers,
+		min(limit, math.MaxInt32), again.Microseconds()).Scan(&state)
 	crash.Point("try parked: after")
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return false, ofOwn(ctx, fmt.Errorf("count a try of a parked message: %w", err))
@@ -137,65 +121,61 @@ func (db *DB) Try(ctx context.Context, p provider.Parked, limit int, again time.
 	return state == provider.StateWaiting.String(), nil
 }
 
-// bounded is a limit that the server has a number for.
-func bounded(limit int) int { return min(limit, math.MaxInt32) }
-
-// orEmpty is a list that is not null to the server.
-func orEmpty[T any](list []T) []T {
-	if list == nil {
-		return []T{}
-	}
-	return list
-}
-
 const (
 	// What a filter selects; $1 to $9 are its arguments everywhere, and $10 is the limit.
 	parkedFilter = `
 	p.id > 0 and ($1::text = '' or p.projector = $1::text) and ($2::text = '' or p.handler = $2::text)
-	and ($3::text = '' or p.key = $3::text) and ($4::text is null or p.class = $4::text) and ($5::text = '' or p.code = $5::text)
+	and ($3::text = '' or p.key = $3::text) and ($4::text = '' or p.class = $4::text) and ($5::text = '' or p.code = $5::text)
 	and ($6::text[] is null or p.type = any($6::text[])) and p.state = any($7::text[])
 	and ($8::bigint[] is null or p.id = any($8::bigint[])) and p.id > $9::bigint`
 
 	parkedSQL = `
-select ` + parkedColumns + `, case when p.state in ('waiting', 'stuck') then (
-	select due_at from kinora.holds h where h.projector = p.projector and h.lane = p.lane limit 1) end
+select ` + parkedColumns + `, coalesce((
+	select due_at from kinora.holds h
+	where h.projector = p.projector and h.lane = p.lane and isfinite(due_at) and p.state in ('waiting', 'stuck') limit 1), ` + never + `)
 from kinora.parked p where ` + parkedFilter + ` order by p.id limit $10::bigint`
+
+	// It locks the lanes of what it selects, in the order in which units do.
+	pickSQL = `
+select p.id from (
+	select * from (
+		select p.id, p.projector, p.lane from kinora.parked p
+		where p.state in ('waiting', 'stuck') and ` + parkedFilter + ` order by p.id limit $10::bigint) p
+	order by projector, lane) p left join lateral (
+	select from kinora.holds where holds.projector = p.projector and holds.lane = p.lane limit 1 for update) h on true`
+
+	// It returns the lanes of the messages, and the first message in each.
+	decideSQL = `
+with decided as (
+	update kinora.parked set state = $2::text, attempts = case when $2::text = 'waiting' then 0 else attempts end,
+		resolved_at = case when $2::text = 'skipped' then clock_timestamp() end,
+		resolved_by = case when $3::text = '' then resolved_by else $3::text end, reason = case when $3::text = '' then reason else $4::text end
+	where id = any($1::bigint[]) and state in ('waiting', 'stuck')
+	returning id, projector, lane)
+select coalesce(sum(n), 0)::bigint, array_agg(projector), array_agg(lane), array_agg(first)
+from (select projector, lane, min(id) as first, count(*) as n from decided group by projector, lane) l`
 )
 
 func parkedArgs(f provider.ParkedFilter, limit int64) []any {
 	if f.Limit > 0 {
 		limit = int64(f.Limit)
 	}
-	var class *string
+	class := ""
 	if f.Class != nil {
-		name := f.Class.String()
-		class = &name
+		class = f.Class.String()
 	}
-	states := f.States
-	if states == nil {
-		states = open
-	}
-	types := f.Types
-	if types != nil {
-		types = each(f.Types, func(s *string) string { return storable(*s) })
-	}
-	return []any{planned, f.Projector, f.Handler, storable(f.Key), class, storable(f.Code), types,
-		each(states, func(s *provider.ParkedState) string { return s.String() }), f.Seqs, f.After, limit}
+	types := each(f.Types, func(s *string) string { return storable(*s) })
+	states := each(f.InStates(), func(s *provider.ParkedState) string { return s.String() })
+	return []any{planned, f.Projector, f.Handler, storable(f.Key), class, storable(f.Code), types, states, f.Seqs, f.After, limit}
 }
-
-// open are the states of messages that are not resolved.
-var open = []provider.ParkedState{provider.StateWaiting, provider.StateStuck}
 
 // Parked implements provider.Parking.
 func (db *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.Parked, error) {
-	rows, err := db.pool.Query(ctx, db.q(parkedSQL), parkedArgs(f, 100)...)
-	if err == nil {
-		var list []provider.Parked
-		if list, err = pgx.CollectRows(rows, scanParked); err == nil {
-			return list, nil
-		}
+	list, err := collect(ctx, db.pool, scanParked, db.q(parkedSQL), parkedArgs(f, 100)...)
+	if err != nil {
+		return nil, fmt.Errorf("list parked messages: %w", clear(err))
 	}
-	return nil, fmt.Errorf("list parked messages: %w", clear(err))
+	return list, nil
 }
 
 const parkedCountSQL = `
@@ -211,33 +191,46 @@ func (db *DB) ParkedCount(ctx context.Context, projector string) (n int64, err e
 
 func scanParked(row pgx.CollectableRow) (provider.Parked, error) {
 	var p provider.Parked
-	var lane, headers []byte
-	var c, state string
-	var resolved *time.Time
-	var due pgtype.Timestamptz
-	err := row.Scan(&p.Seq, &p.Projector, &p.Handler, &p.Handlers, &p.MessageID, &p.Topic, &p.Key, &lane, &p.Type, &p.Payload, &headers,
-		&c, &p.Code, &p.Attempts, &p.Version, &p.At, &state, &resolved, &p.By, &p.Reason, &due)
-	if err != nil {
-		return p, err
-	}
+	var lane []byte
+	var class, state string
+	err := row.Scan(&p.Seq, &p.Projector, &p.Handler, &p.Handlers, &p.MessageID, &p.Topic, &p.Key, &lane, &p.Type, &p.Payload, &p.Headers,
+		&class, &p.Code, &p.Attempts, &p.Version, &p.At, &state, &p.ResolvedAt, &p.By, &p.Reason, &p.DueAt)
 	for _, text := range []*string{&p.Handler, &p.MessageID, &p.Topic, &p.Key, &p.Type, &p.Code, &p.Version, &p.By, &p.Reason} {
 		*text = original(*text)
 	}
 	copy(p.Lane[:], lane)
-	p.Class, p.State, p.At = provider.ParseClass(c), provider.ParseParkedState(state), p.At.UTC()
-	if resolved != nil {
-		p.ResolvedAt = resolved.UTC()
-	}
-	if due.Valid && due.InfinityModifier == pgtype.Finite {
-		p.DueAt = due.Time.UTC()
-	}
-	err = json.Unmarshal(headers, &p.Headers)
 	p.Headers = inHeaders(p.Headers, original)
+	p.Class, p.State = provider.ParseClass(class), provider.ParseParkedState(state)
+	p.At, p.ResolvedAt, p.DueAt = p.At.UTC(), p.ResolvedAt.UTC(), p.DueAt.UTC()
 	return p, err
 }
 
-// projectorOf is the projector of a handler.
-func projectorOf(handler string) string {
-	name, _, _ := strings.Cut(handler, "/")
-	return name
+// Decide implements provider.Parking. It waits for units that have the lanes of these messages. After a deadlock it begins again.
+func (db *DB) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, d provider.Decision) (n int, err error) {
+	if err := provider.CheckDecision(to, d); err != nil {
+		return 0, fmt.Errorf("decide about parked messages: %w", err)
+	}
+	var projectors []string
+	var lanes [][]byte
+	var first []int64
+	for range 5 {
+		err = db.inTx(ctx, func(tx pgx.Tx) error {
+			seqs, err := collect(ctx, tx, pgx.RowTo[int64], db.q(pickSQL), parkedArgs(f, noLimit)...)
+			if err == nil {
+				decided := tx.QueryRow(ctx, db.q(decideSQL), planned, seqs, to.String(), storable(d.By), storable(d.Reason))
+				err = decided.Scan(&n, &projectors, &lanes, &first)
+			}
+			if err == nil {
+				_, err = tx.Exec(ctx, db.q(releaseSQL), planned, projectors, lanes, first, "[]")
+			}
+			return err
+		})
+		if e := pgError(err); e == nil || e.Code != deadlockDetected {
+			break
+		}
+	}
+	if err != nil {
+		return 0, fmt.Errorf("decide about parked messages: %w", clear(err))
+	}
+	return n, nil
 }

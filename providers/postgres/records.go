@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"time"
 
@@ -14,9 +15,8 @@ import (
 // it has none.
 const outcomesSQL = `
 with q as materialized (
-	select n.*, k.names, coalesce((select live from kinora.generations where generations.projector = n.projector), 1) as live
-	from unnest($1::text[], $2::text[], $3::bytea[], $4::timestamptz[]) with ordinality n(projector, message_id, message_hash, recorded_at, o)
-	join (select o, array_agg(name) as names from unnest($5::bigint[], $6::text[]) k(o, name) group by o) k on k.o = n.o)
+	select n.*, coalesce((select live from kinora.generations where generations.projector = n.projector), 1) as live
+	from json_to_recordset($1::json) n(o int, projector text, names text[], message_id text, recorded_at bigint))
 select coalesce(
 	(select case
 		when p.state = 'skipped' then 4
@@ -24,40 +24,30 @@ select coalesce(
 		when (select due_at from kinora.holds h where h.projector = p.projector and h.lane = p.lane limit 1) = 'infinity' then 3
 		else 2 end
 	from kinora.parked p
-	where p.state <> 'replayed' and p.message_hash <> '' and p.message_hash = q.message_hash and p.projector = q.projector
+	where p.state <> 'replayed' and p.marker_id <> '' and p.marker_id = q.message_id and p.projector = q.projector
 		and (p.handlers = '{}' or p.handlers && q.names) limit 1),
 	case
 		when exists (
 			select from kinora.markers m where m.message_id = q.message_id and m.handler = any(q.names) and m.generation = q.live) then 1
-		when q.recorded_at <= (select max(f.pruned_before) from kinora.floors f where f.handler = any(q.names)) then 5
+		when 'epoch'::timestamptz + q.recorded_at * interval '1 microsecond' <= (select max(f.pruned_before) from kinora.floors f where f.handler = any(q.names)) then 5
 		else 0 end)
 from q order by q.o`
 
 // Outcomes implements provider.Records.
 func (db *DB) Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error) {
-	at, names := make([]int64, 0, len(questions)), make([]string, 0, len(questions))
+	asked := make([]map[string]any, len(questions))
 	for i, q := range questions {
-		for _, name := range append([]string{q.Handler}, q.Was...) {
-			at, names = append(at, int64(i+1)), append(names, name)
+		asked[i] = map[string]any{"o": i, "projector": q.Projector(), "names": q.Names(), "message_id": markerID(q.MessageID)}
+		if !q.RecordedAt.IsZero() {
+			asked[i]["recorded_at"] = q.RecordedAt.UnixMicro()
 		}
 	}
-	rows, err := db.pool.Query(ctx, db.q(outcomesSQL), planned,
-		each(questions, func(q *provider.Question) string { return projectorOf(q.Handler) }),
-		each(questions, func(q *provider.Question) string { return markerID(q.MessageID) }),
-		each(questions, func(q *provider.Question) []byte { return hashOf(q.MessageID) }),
-		each(questions, func(q *provider.Question) *time.Time {
-			if q.RecordedAt.IsZero() {
-				return nil
-			}
-			return &q.RecordedAt
-		}), at, names)
-	if err == nil {
-		var found []provider.Outcome
-		if found, err = pgx.CollectRows(rows, pgx.RowTo[provider.Outcome]); err == nil {
-			return found, nil
-		}
+	text, _ := json.Marshal(asked) // JSON has all of it
+	found, err := collect(ctx, db.pool, pgx.RowTo[provider.Outcome], db.q(outcomesSQL), planned, string(text))
+	if err != nil {
+		return nil, fmt.Errorf("read outcomes: %w", clear(err))
 	}
-	return nil, fmt.Errorf("read outcomes: %w", clear(err))
+	return found, nil
 }
 
 const (
@@ -97,7 +87,7 @@ delete from kinora.markers where ctid = any(array(
 // Prune implements provider.Records.
 func (db *DB) Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (n int, err error) {
 	crash.Point("prune: before")
-	err = db.pool.QueryRow(ctx, db.q(pruneSQL), planned, projector, orEmpty(handlers), window.Microseconds(), max(limit, 0)).Scan(&n)
+	err = db.pool.QueryRow(ctx, db.q(pruneSQL), planned, projector, handlers, window.Microseconds(), max(limit, 0)).Scan(&n)
 	crash.Point("prune: after")
 	if err != nil {
 		return 0, ofOwn(ctx, fmt.Errorf("prune: %w", err))
@@ -107,14 +97,11 @@ func (db *DB) Prune(ctx context.Context, projector string, handlers []string, wi
 
 // MarkedHandlers implements marker.Keeper.
 func (db *DB) MarkedHandlers(ctx context.Context) ([]string, error) {
-	rows, err := db.pool.Query(ctx, db.q(markedHandlersSQL), planned)
-	if err == nil {
-		var names []string
-		if names, err = pgx.CollectRows(rows, pgx.RowTo[string]); err == nil {
-			return names, nil
-		}
+	names, err := collect(ctx, db.pool, pgx.RowTo[string], db.q(markedHandlersSQL), planned)
+	if err != nil {
+		return nil, fmt.Errorf("list handlers with markers: %w", clear(err))
 	}
-	return nil, fmt.Errorf("list handlers with markers: %w", clear(err))
+	return names, nil
 }
 
 // DropMarkers implements marker.Keeper.

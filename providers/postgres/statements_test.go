@@ -147,7 +147,7 @@ func TestThePlansOfMarkersDoNotAge(t *testing.T) {
 		args []any
 		want []string
 	}{
-		"outcomesSQL": {[]any{[]string{"p"}, []string{"m1"}, [][]byte{{1}}, []time.Time{time.Now()}, []int64{1}, []string{"p/a"}},
+		"outcomesSQL": {[]any{`[{"projector": "p", "message_id": "m1", "names": ["p/a"]}]`},
 			[]string{"using markers_pkey on markers m", "using parked_message_key on parked p"}},
 		"markedHandlersSQL": {nil, []string{"using markers_"}},
 		"dropMarkersSQL":    {[]any{"p/a", 1000}, []string{"markers_age_idx", "Tid Scan on markers"}},

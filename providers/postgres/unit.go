@@ -4,50 +4,38 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
+	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/provider"
 )
 
-// unit is a call of Do.
+// unit is a call of Do or Switch. Its messages have their ids as markers have them.
 type unit struct {
 	provider.Unit
-	db     *DB
-	found  provider.Found
-	marked map[mark]bool          // the markers that the opening inserted
-	inLane map[provider.Lane]bool // the lanes that an opening of parked messages has locked, and whether they are due
-	listed []listed               // the first messages of these lanes
-	begun  []begun                // of handlers that queue statements
-	now    int                    // the message whose handlers run; -1: none yet
-	failed int                    // the message after which the transaction had failed; -1: none
+	db       *DB
+	switches bool // it is a call of Switch
+	live     int  // the generation that it found
+	found    provider.Found
+	marked   map[provider.Marker]bool // the markers that the opening inserted
+	due      map[provider.Lane]bool   // the lanes that an opening of parked messages has locked, and whether they are due
+	front    []provider.Parked        // the first messages of these lanes
+	now      int                      // the message whose handlers run, or in which the transaction failed; -1: none yet
 }
 
-// begun is where the statements of a message begin in a batch.
-type begun struct{ message, at int }
-
-func (db *DB) newUnit(u provider.Unit) *unit { return &unit{Unit: u, db: db, now: -1, failed: -1} }
-
-// isParked reports whether the messages of the unit are parked ones.
-func (w *unit) isParked() bool { return len(w.Messages) > 0 && w.Messages[0].Parked != nil }
-
-// newFound is a Found in which all handlers are fresh, or none.
-func newFound(ms []provider.Message, fresh bool) provider.Found {
-	handlers := 0
-	for i := range ms {
-		handlers += len(ms[i].Handlers)
+func (db *DB) newUnit(u provider.Unit) *unit {
+	for i := range u.Messages {
+		if id := markerID(u.Messages[i].ID); id != u.Messages[i].ID {
+			u.Messages = slices.Clone(u.Messages)
+			u.Messages[i].ID = id
+		}
 	}
-	flags := make([]bool, handlers+len(ms))
-	for i := range flags[:handlers] {
-		flags[i] = fresh
-	}
-	found := provider.Found{Fresh: make([][]bool, len(ms)), Held: flags[handlers:]}
-	for i := range ms {
-		n := len(ms[i].Handlers)
-		found.Fresh[i], flags = flags[:n:n], flags[n:]
-	}
-	return found
+	return &unit{Unit: u, db: db, now: -1}
 }
 
 // Keeps implements provider.Units.
@@ -59,41 +47,19 @@ func (db *DB) Keeps() provider.Keeps {
 // Begin gives it savepoints.
 func (db *DB) Do(ctx context.Context, u provider.Unit, run func(ctx context.Context, tx pgx.Tx, found provider.Found) (provider.Closing, error)) error {
 	w := db.newUnit(u)
-	var closing provider.Closing
-	return w.do(ctx, func(tx pgx.Tx) (err error) {
-		w.found.Begin = w.beginIn(tx)
-		closing, err = run(ctx, heldTx{tx}, w.found)
-		return err
-	}, func(conn *pgx.Conn, tx pgx.Tx) error {
-		if err := w.usable(ctx, conn); err != nil {
-			return err
-		}
-		b := &trip{}
-		if err := w.queueClosing(b, closing); err != nil {
-			return class(err)
-		}
-		if b.Len() > 0 {
-			crash.Point("close unit: before")
-			err := b.send(ctx, conn)
-			crash.Point("close unit: after")
-			if err != nil {
-				return err
+	return w.do(ctx, &trip{}, func(tx pgx.Tx) (provider.Closing, error) {
+		w.found.Begin = func(message int) {
+			if tx.Conn().PgConn().TxStatus() != 'E' {
+				w.now = message
 			}
 		}
-		if w.DryRun != nil {
-			return nil
-		}
-		if err := commit(ctx, tx); err != nil {
-			return err
-		}
-		db.enqueued(closing)
-		return nil
+		return run(ctx, heldTx{tx}, w.found)
 	})
 }
 
-// do opens the unit, calls run, and then finish, which commits unless the unit is a dry run. It rolls back unless finish has
-// committed.
-func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) error, finish func(conn *pgx.Conn, tx pgx.Tx) error) error {
+// do opens the unit and calls run. What closes the unit is sent with t, which has what run has queued. It commits unless the unit
+// is a dry run, or something fails.
+func (w *unit) do(ctx context.Context, t *trip, run func(tx pgx.Tx) (provider.Closing, error)) error {
 	var outside *dryRun
 	if w.DryRun != nil {
 		var err error
@@ -102,81 +68,87 @@ func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) error, finish func(co
 		}
 		defer outside.end(ctx)
 	}
-	l, err := w.db.acquire(ctx)
+	pooled, err := w.db.pool.Acquire(ctx)
 	if err != nil {
-		return err
+		return ofOwn(ctx, fmt.Errorf("acquire a connection: %w", err))
 	}
-	defer l.end()
+	defer pooled.Release()
+	conn := pooled.Conn()
 	crash.Point("open unit: before")
-	tx, err := w.open(ctx, l.conn)
+	tx, err := w.open(ctx, conn)
 	crash.Point("open unit: after")
-	committed := false
-	defer func() { // also after a panic or runtime.Goexit in run
-		if !committed {
-			rollback(ctx, tx)
-		}
-	}()
+	defer rollback(ctx, tx) // also after a panic or runtime.Goexit in run
 	if err != nil {
 		return ofOwn(ctx, fmt.Errorf("open the unit: %w", err))
 	}
-	if err := l.run(ctx, func() error { return run(tx) }); err != nil {
-		if err = w.blame(err); !l.conn.IsClosed() {
+	var closing provider.Closing
+	if attend(ctx, pooled, false, func() { closing, err = run(tx) }) {
+		return &provider.Error{Class: provider.ClassUnknown, Code: provider.CodeDeadline,
+			Err: fmt.Errorf("the handler did not return, and its transaction was broken off: %w", ctx.Err())}
+	}
+	if err != nil {
+		if err = w.blame(err); !conn.IsClosed() {
 			err = ofHandler(err)
 		}
 		return class(err)
 	}
-	if ctx.Err() != nil {
-		return ended(ctx)
-	}
-	if err := finish(l.conn, tx); err != nil {
+	if err := w.usable(ctx, conn); err != nil {
 		return err
 	}
-	if outside == nil {
-		committed = true
-		return nil
-	}
-	changes, err := outside.changes(ctx, tx)
-	if err != nil {
+	if err := w.queueClosing(t, closing); err != nil {
 		return class(err)
 	}
-	w.DryRun(changes)
-	return nil
-}
-
-// beginIn is Found.Begin for handlers that run their statements. It notices that the transaction failed in the message before.
-func (w *unit) beginIn(tx pgx.Tx) func(int) {
-	status := tx.Conn().PgConn().TxStatus
-	return func(message int) {
-		if w.failed < 0 && status() == 'E' {
-			w.failed = w.now
-		}
-		w.now = message
+	if t.commits {
+		t.Queue(`commit`)
 	}
+	if t.Len() > 0 {
+		crash.Point("close unit: before")
+		err := t.send(ctx, pooled)
+		crash.Point("close unit: after")
+		if err != nil {
+			return err
+		}
+	}
+	if outside != nil {
+		changes, err := outside.changes(ctx, tx)
+		if err != nil {
+			return class(err)
+		}
+		w.DryRun(changes)
+		return nil
+	}
+	if !t.commits {
+		if err := commit(ctx, tx); err != nil {
+			return err
+		}
+	}
+	if len(closing.Output) > 0 {
+		w.db.added()
+	}
+	return nil
 }
 
 // blame adds to the error of a statement which message it belongs to.
 func (w *unit) blame(err error) error {
-	message := w.now
-	if w.failed >= 0 {
-		message = w.failed
-	}
-	if _, ok := errors.AsType[*provider.MessageError](err); ok || message < 0 || pgError(err) == nil {
+	if _, ok := errors.AsType[*provider.MessageError](err); ok || pgError(err) == nil {
 		return err
 	}
-	return &provider.MessageError{Message: message, Err: err}
+	return ofMessage(w.now, err)
 }
 
-// usable returns an error if the handlers have left the transaction so that it cannot be committed.
+// usable returns an error if ctx has ended, or the handlers have left the transaction so that it cannot be committed.
 func (w *unit) usable(ctx context.Context, conn *pgx.Conn) error {
 	switch pg := conn.PgConn(); {
+	case ctx.Err() != nil:
+		return ended(ctx)
 	case pg.IsClosed(): // the commit says why
 	case pg.IsBusy():
 		return class(errors.New("a handler has left the rows of a query open"))
 	case pg.TxStatus() == 'I':
-		return errEnded()
+		return errEnded
 	case pg.TxStatus() == 'E':
-		w.found.Begin(w.now) // notices it
-		return class(w.blame(errWentOn(&pgconn.PgError{Severity: "ERROR", Code: inFailedTransaction, Message: "the transaction has failed"})))
+		err := ofMessage(w.now, errors.New("a handler went on after an SQL error"))
+		return &provider.Error{Class: provider.ClassUnknown, Code: inFailedTransaction, Err: err}
 	}
 	return nil
 }
@@ -189,46 +161,123 @@ func ended(ctx context.Context) error {
 	return &provider.Error{Class: provider.ClassUnknown, Code: provider.CodeDeadline, Err: ctx.Err()}
 }
 
-// enqueued notifies relays of the output of a unit that has committed.
-func (db *DB) enqueued(c provider.Closing) {
-	if len(c.Output) > 0 {
-		db.added()
-	}
-}
-
-const (
-	fenceAloneSQL = `select pg_advisory_xact_lock($1::int, $2::int)`
-
-	generationSQL = `select coalesce((select live from kinora.generations where projector = $1::text), 1)`
-
-	switchSQL = `
+const switchSQL = `
 insert into kinora.generations (projector, live) values ($1::text, $2::int)
 on conflict on constraint generations_pkey do update set live = excluded.live`
-)
 
 // Switch implements provider.Units.
 func (db *DB) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx pgx.Tx, live int) (int, error)) error {
-	tx, err := db.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
-	if err != nil {
-		return ofOwn(ctx, fmt.Errorf("switch generations: %w", err))
+	w := db.newUnit(provider.Unit{Projector: projector})
+	w.switches = true
+	return w.do(ctx, &trip{}, func(tx pgx.Tx) (c provider.Closing, err error) {
+		next, err := fn(ctx, heldTx{tx}, w.live)
+		if err != nil {
+			return c, err
+		}
+		crash.Point("switch: before")
+		_, err = tx.Exec(ctx, db.q(switchSQL), projector, next)
+		crash.Point("switch: after")
+		return c, err
+	})
+}
+
+// grace is how long a handler has to return after its context ended.
+const grace = time.Second
+
+// attend calls f, which uses the connection, and reports whether it was lost. If f has not returned within a grace after the end of
+// ctx, the connection is closed under it: the server undoes the transaction, and the pool can make another connection. Nothing but the
+// network is touched, since f may be using the connection. If f only waits for the server, hasten asks that to break off from the end
+// of ctx on, again and again, since a request that comes too early is lost. A late one may hit the next statement, so the
+// connection is closed then as well.
+func attend(ctx context.Context, pooled *pgxpool.Conn, hasten bool, f func()) (lost bool) {
+	conn, broken := pooled.Conn(), false
+	returned, watched := make(chan struct{}), make(chan struct{})
+	stop := context.AfterFunc(ctx, func() {
+		defer close(watched)
+		limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
+		defer cancel()
+		for limit.Err() == nil {
+			if hasten {
+				_ = conn.PgConn().CancelRequest(limit)
+			}
+			select {
+			case <-returned:
+				return
+			case <-limit.Done():
+			case <-time.After(grace / 10):
+			}
+		}
+		broken = true
+		pooled.Hijack()
+		_ = conn.PgConn().Conn().Close()
+		limit, cancel = context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		_ = conn.PgConn().CancelRequest(limit) // in the middle of a statement, the server would notice at its end only
+	})
+	defer func() { // also after a panic
+		close(returned)
+		if stop() {
+			return
+		}
+		<-watched
+		if lost = broken; lost || hasten {
+			shut(ctx, conn)
+		}
+	}()
+	f()
+	return false
+}
+
+// rollback undoes what is not committed. It gives up after five seconds, and the driver closes the connection: a server that does
+// not answer must not keep a runner from stopping.
+func rollback(ctx context.Context, tx pgx.Tx) {
+	if tx.Conn().PgConn().TxStatus() == 'I' {
+		return
 	}
-	defer rollback(ctx, tx)
-	if _, err := tx.Exec(ctx, fenceAloneSQL, lockClassFence, db.fence(projector)); err != nil {
-		return ofOwn(ctx, fmt.Errorf("wait for the units of %s: %w", projector, err))
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	_ = tx.Rollback(ctx)
+}
+
+// ErrHeld is what Commit and Rollback of a handler's transaction return: its unit ends it.
+var ErrHeld = errors.New("the unit ends this transaction")
+
+var errEnded = &provider.Error{Class: provider.ClassPermanent, Code: "tx_ended", Err: errors.New("a handler ended the transaction")}
+
+// heldTx is a transaction that only its unit ends.
+type heldTx struct{ pgx.Tx }
+
+func (heldTx) Commit(context.Context) error   { return ErrHeld }
+func (heldTx) Rollback(context.Context) error { return ErrHeld }
+
+// Exec refuses statements that end the transaction. Through Conn, or behind a comment, they get past it. The unit then
+// notices that its transaction is gone, unless another one was begun in its place.
+func (t heldTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if endsTx(sql) {
+		return pgconn.CommandTag{}, ErrHeld
 	}
-	var live int
-	if err := tx.QueryRow(ctx, db.q(generationSQL), projector).Scan(&live); err != nil {
-		return ofOwn(ctx, fmt.Errorf("read the generation of %s: %w", projector, err))
+	return t.Tx.Exec(ctx, sql, args...)
+}
+
+var (
+	ends   = regexp.MustCompile(`(?i)^\s*(commit|end|abort|rollback|prepare\s+transaction)\b`)
+	goesTo = regexp.MustCompile(`(?i)^\s*rollback\s+((work|transaction)\s+)?to\b`)
+	begins = regexp.MustCompile(`(?i)^\s*(begin|start\s+transaction)\b`)
+)
+
+// endsTx reports whether a statement ends the transaction. Going back to a savepoint does not.
+func endsTx(sql string) bool { return ends.MatchString(sql) && !goesTo.MatchString(sql) }
+
+// commit commits, and gives the error a class if that fails.
+func commit(ctx context.Context, tx pgx.Tx) error {
+	crash.Point("commit: before")
+	err := tx.Commit(ctx)
+	crash.Point("commit: after")
+	if err == nil {
+		return nil
 	}
-	next, err := fn(ctx, heldTx{tx}, live)
-	if err != nil {
-		return class(ofHandler(err))
+	if err = fmt.Errorf("commit: %w", err); inDoubt(err) {
+		return &provider.Error{Class: provider.ClassAmbiguous, Code: "commit", Err: err}
 	}
-	crash.Point("switch: before")
-	_, err = tx.Exec(ctx, db.q(switchSQL), projector, next)
-	crash.Point("switch: after")
-	if err != nil {
-		return class(fmt.Errorf("write the generation of %s: %w", projector, err))
-	}
-	return commit(ctx, tx)
+	return class(err)
 }

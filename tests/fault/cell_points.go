@@ -17,7 +17,7 @@ var pointsCell = &cell{
 
 // pointRole says which process comes to a point, by the first word of its name; a runner to all others.
 var pointRole = map[string]string{
-	"append": "producer", "claim": "relay", "publish": "relay", "mark": "relay", "transaction": "relay", "one": "batched", "second": "batched",
+	"append": "producer", "claim": "relay", "publish": "relay", "mark": "relay", "transaction": "relay", "one": "batched",
 }
 
 // runPoints lets processes die at one point after another. Handlers fail, so that messages are parked, wait behind others,

@@ -107,7 +107,7 @@ create table kinora.floors (
 	constraint floors_pkey primary key (handler)
 );
 
--- Parked messages. Ids, keys and types may be longer than an index takes: message_hash is the SHA-256 of the id, empty if it has none.
+-- Parked messages. Ids, keys and types may be longer than an index takes: marker_id is the id as in kinora.markers, empty if it has none.
 -- A text that is no UTF-8 or has a NUL is kept as U+FFFD and base64. The messages of a lane are in order of id.
 create table kinora.parked (
 	id           bigint generated always as identity (cache 1),
@@ -115,13 +115,13 @@ create table kinora.parked (
 	handler      text collate "C" not null,           -- that failed
 	handlers     text[] collate "C" not null,         -- that are to run it; none: all that take it
 	message_id   text collate "C" not null,
-	message_hash bytea not null,
+	marker_id    text collate "C" not null,
 	topic        text collate "C" not null,
 	key          text collate "C" not null,
 	lane         bytea not null,
 	type         text collate "C" not null,
 	payload      bytea not null,
-	headers      bytea not null, -- JSON as it came: jsonb refuses some of it
+	headers      jsonb not null,
 	class        text collate "C" not null,
 	code         text collate "C" not null,
 	attempts     int not null,
@@ -138,7 +138,7 @@ create table kinora.parked (
 create index parked_lane_idx on kinora.parked (projector, lane, id) where state in ('waiting', 'stuck') and lane <> '';
 create index parked_open_idx on kinora.parked (projector, id) where state in ('waiting', 'stuck') and id > 0;
 create index parked_resolved_idx on kinora.parked (projector, resolved_at) where state in ('replayed', 'skipped');
-create unique index parked_message_key on kinora.parked (message_hash, projector) where state <> 'replayed' and message_hash <> '';
+create unique index parked_message_key on kinora.parked (marker_id, projector) where state <> 'replayed' and marker_id <> '';
 
 -- A lane with waiting or stuck messages is held. due_at is when its first message is tried; infinity if that one is stuck.
 create table kinora.holds (
