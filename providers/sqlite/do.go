@@ -21,48 +21,17 @@ func (d *DB) Keeps() provider.Keeps {
 // Do implements provider.Units. It calls run once. run may read through SQL, but it must write through tx. If ctx
 // ends, the transaction is rolled back and others have their turn at once, even if run has not returned.
 func (d *DB) Do(ctx context.Context, p provider.Unit, run func(ctx context.Context, tx *sql.Tx, found provider.Found) (provider.Closing, error)) error {
-	if err := checkUnit(p); err != nil {
+	if err := checkUnit(&p); err != nil {
 		return unitError(ctx, err, true)
 	}
 	if p.DryRun != nil {
-		return d.dryRun(ctx, p, run)
+		return d.dryRun(ctx, &p, run)
 	}
-	return d.transact(ctx, func(u *unit) error { return u.work(ctx, p, run) })
-}
-
-// errDryRun rolls a dry run back.
-var errDryRun = errors.New("it was a dry run")
-
-// dryRun runs p, rolls back, and reports the rows that changed to p.DryRun.
-func (d *DB) dryRun(ctx context.Context, p provider.Unit, run runFunc) error {
-	if !d.owned {
-		return &provider.Error{Class: provider.ClassPermanent, Err: errors.New("dry run: a pool given to New does not report changes")}
-	}
-	watch := newDryRun()
-	var changes []provider.Change
-	err := d.transact(watched(ctx, watch.note), func(u *unit) error {
-		watch.tx = u.tx
-		_, err := u.exec(ctx, beginDryRun)
-		if err != nil {
-			return &ownError{err}
-		}
-		if err = u.work(ctx, p, run); err == nil {
-			changes, err = watch.changes(ctx)
-		}
-		if err == nil {
-			err = errDryRun
-		}
-		return err
-	})
-	if errors.Is(err, errDryRun) {
-		p.DryRun(changes)
-		return nil
-	}
-	return err
+	return d.unit(ctx, func(u *unit) error { return u.work(ctx, &p, run) })
 }
 
 // work opens p, runs it and closes it, all but the commit.
-func (u *unit) work(ctx context.Context, p provider.Unit, run runFunc) error {
+func (u *unit) work(ctx context.Context, p *provider.Unit, run runFunc) error {
 	found, err := u.open(ctx, p)
 	if err != nil {
 		return &ownError{fmt.Errorf("open: %w", err)}
@@ -112,7 +81,7 @@ on conflict (projector) do update set live = ?2`
 
 // Switch implements provider.Units. It needs no fence: there is one writer at a time.
 func (d *DB) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx *sql.Tx, live int) (int, error)) error {
-	return d.transact(ctx, func(u *unit) error {
+	return d.unit(ctx, func(u *unit) error {
 		var generation int
 		if err := one(ctx, u, []any{&generation}, readLive, projector); err != nil {
 			return &ownError{fmt.Errorf("read the generation: %w", err)}
@@ -128,28 +97,19 @@ func (d *DB) Switch(ctx context.Context, projector string, fn func(ctx context.C
 	})
 }
 
-// transact runs fn in a write transaction and commits it. All errors are *provider.Error.
-func (d *DB) transact(ctx context.Context, fn func(u *unit) error) error {
-	u, err := d.begin(ctx)
-	if err != nil {
-		return unitError(ctx, err, false)
-	}
-	defer u.end()
-	stay := context.AfterFunc(ctx, u.leave)
-	defer stay()
-	err = fn(u)
-	if err == nil && !stay() {
-		err = ctx.Err()
-	}
-	if err == nil {
-		err = u.commit()
-	}
-	return unitError(ctx, err, true)
+// unit runs fn in a write transaction. All errors are *provider.Error.
+func (d *DB) unit(ctx context.Context, fn func(u *unit) error) error {
+	begun := false
+	err := d.transact(ctx, func(u *unit) error {
+		begun = true
+		return fn(u)
+	})
+	return unitError(ctx, err, begun)
 }
 
 // checkUnit refuses markers that could not be told apart later. Parked messages without markers are not checked:
 // whatever is wrong with a message, it can be set aside.
-func checkUnit(p provider.Unit) error {
+func checkUnit(p *provider.Unit) error {
 	for i, m := range p.Messages {
 		if !m.Mark {
 			continue

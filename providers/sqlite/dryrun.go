@@ -48,6 +48,37 @@ type tableName struct{ schema, name string }
 // String is the name that a change has.
 func (t tableName) String() string { return strings.TrimPrefix(t.schema+"."+t.name, "main.") }
 
+// errDryRun rolls a dry run back.
+var errDryRun = errors.New("it was a dry run")
+
+// dryRun runs p, rolls back, and reports the rows that changed to p.DryRun.
+func (d *DB) dryRun(ctx context.Context, p *provider.Unit, run runFunc) error {
+	if !d.owned {
+		return &provider.Error{Class: provider.ClassPermanent, Err: errors.New("dry run: a pool given to New does not report changes")}
+	}
+	watch := newDryRun()
+	var changes []provider.Change
+	err := d.unit(watched(ctx, watch.note), func(u *unit) error {
+		watch.tx = u.tx
+		if _, err := u.exec(ctx, beginDryRun); err != nil {
+			return &ownError{err}
+		}
+		err := u.work(ctx, p, run)
+		if err == nil {
+			changes, err = watch.changes(ctx)
+		}
+		if err == nil {
+			err = errDryRun
+		}
+		return err
+	})
+	if errors.Is(err, errDryRun) {
+		p.DryRun(changes)
+		return nil
+	}
+	return err
+}
+
 func newDryRun() *dryRun {
 	return &dryRun{changed: map[tableName]map[int64]bool{}, limit: maxDryRunRows}
 }

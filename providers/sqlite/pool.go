@@ -73,8 +73,8 @@ var inTransactions = []string{
 	findEvents, raiseStream, readVersion, insertEvent, insertEntry,
 	candidates, candidatesUnordered, takeEntry, takeUnordered, markEntry, dropEntry, lanesOf, bringEntries,
 	savepoint, release, readStream,
-	findMarked, insertMarkers, anyHold, findHeld, findSuspects, forgetNames, firstOfLanes, insertParked, addHandlers, insertHold,
-	failParked, keepReplayed, dropReplayed, dropHolds, dueHolds, tryParked, putOff, insertNames, extendLease, endNames, endRunner,
+	findMarked, insertMarkers, findHeld, findSuspects, forgetNames, findFront, parkMessage, keepReplayed, dropReplayed, dueNow, tryParked,
+	insertNames, extendLease, endNames, endRunner,
 	lastCrash, readLive, setLive,
 }
 

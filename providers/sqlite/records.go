@@ -4,72 +4,60 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora/provider"
 )
 
-// outcomes answers questions: arrays of a message's id, a projector, and the names of a handler. It looks for the
-// parked message, for a marker of the live generation, and for the time up to which markers may be missing.
+// outcomes answers questions: arrays of a message's id, a projector, the names of a handler, and when the message was
+// recorded. It looks for the parked message, for a marker of the live generation, and for the time up to which markers may
+// be missing.
 const outcomes = `
-with q (i, id, projector, names) as materialized (
-	select key, value ->> 0, value ->> 1, value -> 2 from json_each(?1))
-select q.i,
-	(select case when p.state = 'skipped' then 'skipped' when p.state = 'stuck' or h.due_at = ` + never + ` then 'stuck' else 'waiting' end
+with q (i, id, projector, names, recorded) as materialized (
+	select key, value ->> 0, value ->> 1, value -> 2, value ->> 3 from json_each(?1))
+select q.i, coalesce(
+	(select case when p.state = 'skipped' then 'skipped' when 'stuck' in (p.state, (
+			select f.state from kinora_parked f indexed by kinora_parked_lane
+			where f.open = 1 and f.projector = p.projector and f.lane = p.lane order by f.id limit 1)) then 'stuck'
+		else 'waiting' end
 		from kinora_parked p indexed by kinora_parked_message
-		left join kinora_holds h on h.projector = p.projector and h.lane = p.lane
 		where p.state <> 'replayed' and p.message_id <> '' and p.projector = q.projector and p.message_id = q.id
 			and (p.handlers = '[]' or exists (
 				select 1 from json_each(p.handlers) a join json_each(q.names) b on a.value = b.value))),
-	exists (select 1 from json_each(q.names) n cross join kinora_markers m
+	(select 'applied' from json_each(q.names) n cross join kinora_markers m
 		where m.handler = n.value and m.message_id = q.id
 			and m.generation = coalesce((select live from kinora_generations g where g.projector = q.projector), 1)),
-	(select max(pruned_before) from json_each(q.names) n cross join kinora_floors f where f.handler = n.value)
+	(select 'pruned' from json_each(q.names) n cross join kinora_floors f
+		where f.handler = n.value and f.pruned_before >= q.recorded),
+	'')
 from q`
+
+var outcomeOf = map[string]provider.Outcome{
+	"applied": provider.OutcomeApplied, "waiting": provider.OutcomeWaiting, "stuck": provider.OutcomeStuck,
+	"skipped": provider.OutcomeSkipped, "pruned": provider.OutcomePruned,
+}
 
 // Outcomes implements provider.Records.
 func (d *DB) Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error) {
-	if len(questions) == 0 {
-		return nil, nil
-	}
 	asked, answers := make([]any, len(questions)), make([]provider.Outcome, len(questions))
 	for i, q := range questions {
-		projector, _, _ := strings.Cut(q.Handler, "/")
-		asked[i] = []any{q.MessageID, projector, append([]string{q.Handler}, q.Was...)}
+		var recorded any
+		if !q.RecordedAt.IsZero() {
+			recorded = q.RecordedAt.Add(time.Millisecond - 1).UnixMilli() // rounded up: floors are inclusive
+		}
+		asked[i] = []any{q.MessageID, q.Projector(), q.Names(), recorded}
 	}
 	err := each(ctx, d.reads, func(rows *sql.Rows) error {
 		var i int
-		var parked sql.NullString
-		var marked bool
-		var pruned sql.NullInt64
-		err := rows.Scan(&i, &parked, &marked, &pruned)
-		if err == nil {
-			answers[i] = outcomeOf(questions[i], parked.String, marked, timeOrZero(pruned))
-		}
+		var outcome string
+		err := rows.Scan(&i, &outcome)
+		answers[i] = outcomeOf[outcome]
 		return err
 	}, outcomes, jsonOf(asked))
 	if err != nil {
 		return nil, fmt.Errorf("look for outcomes: %w", err)
 	}
 	return answers, nil
-}
-
-func outcomeOf(q provider.Question, parked string, marked bool, pruned time.Time) provider.Outcome {
-	switch {
-	case parked == "skipped":
-		return provider.OutcomeSkipped
-	case parked == "stuck":
-		return provider.OutcomeStuck
-	case parked == "waiting":
-		return provider.OutcomeWaiting
-	case marked:
-		return provider.OutcomeApplied
-	case !q.RecordedAt.IsZero() && !pruned.IsZero() && !q.RecordedAt.After(pruned):
-		return provider.OutcomePruned
-	default:
-		return provider.OutcomeUnseen
-	}
 }
 
 const (

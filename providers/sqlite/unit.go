@@ -113,18 +113,29 @@ func (u *unit) leave() {
 	})
 }
 
-// inTurn runs fn in a write transaction.
-func (d *DB) inTurn(ctx context.Context, fn func(u *unit) error) error {
+// transact runs fn in a write transaction and commits it. If ctx ends, others have their turn, even if fn has not returned.
+func (d *DB) transact(ctx context.Context, fn func(u *unit) error) error {
 	u, err := d.begin(ctx)
 	if err != nil {
 		return err
 	}
 	defer u.end()
-	if err = fn(u); err == nil {
+	stay := context.AfterFunc(ctx, u.leave)
+	defer stay()
+	err = fn(u)
+	if err == nil && !stay() {
+		err = ctx.Err()
+	}
+	if err == nil {
 		err = u.commit()
 	}
-	// If ctx ends, database/sql rolls back, and its error may say that the transaction is done or a statement is
-	// closed.
+	return err
+}
+
+// inTurn is transact for what is no unit. If ctx ends, database/sql rolls back, and its error may say that the transaction is done or
+// a statement is closed.
+func (d *DB) inTurn(ctx context.Context, fn func(u *unit) error) error {
+	err := d.transact(ctx, fn)
 	if err != nil && ctx.Err() != nil && !errors.Is(err, ctx.Err()) {
 		return fmt.Errorf("%w: %w", ctx.Err(), err)
 	}
