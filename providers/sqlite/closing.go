@@ -116,13 +116,8 @@ func (u *unit) advance(ctx context.Context, changed provider.Changed) error {
 	return err
 }
 
-// arrayOf is a JSON array for json_each, also of an empty list.
-func arrayOf(list []string) string {
-	if len(list) == 0 {
-		return `[]`
-	}
-	return jsonOf(list)
-}
+// arrayOf is a JSON array for json_each, also of a nil list.
+func arrayOf(list []string) string { return jsonOf(append([]string{}, list...)) }
 
 // encodeHeaders takes any bytes, which JSON does not.
 func encodeHeaders(h map[string]string) string {

@@ -1,10 +1,10 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/provider"
@@ -34,7 +34,7 @@ func (d *DB) Do(ctx context.Context, p provider.Unit, run func(ctx context.Conte
 func (u *unit) work(ctx context.Context, p *provider.Unit, run runFunc) error {
 	found, err := u.open(ctx, p)
 	if err != nil {
-		return &ownError{fmt.Errorf("open: %w", err)}
+		return own("open", err)
 	}
 	closing, err := run(ctx, u.tx, found)
 	if err == nil && u.undone.Load() {
@@ -46,27 +46,17 @@ func (u *unit) work(ctx context.Context, p *provider.Unit, run runFunc) error {
 	if closing.Output, err = u.db.normalize(closing.Output); err != nil {
 		return err
 	}
-	if err := u.close(ctx, p, found, closing); err != nil {
-		return &ownError{fmt.Errorf("close: %w", err)}
-	}
-	return nil
+	return own("close", u.close(ctx, p, found, closing))
 }
 
 // blame adds the message whose statement failed, or ended the transaction, to an error of run.
 func (u *unit) blame(err error) error {
-	if _, classed := errors.AsType[*provider.Error](err); classed {
+	_, classed := errors.AsType[*provider.Error](err)
+	of := int(u.message.Load())
+	if classed || of < 0 || !u.undone.Load() && codeOf(err) == 0 && !endedWith(err) {
 		return err
 	}
-	message := u.message.Load()
-	if u.undone.Load() { // then the statements of later messages fail too
-		message = u.undoneBy.Load()
-	} else if codeOf(err) == 0 && !endedWith(err) {
-		return err
-	}
-	if message < 0 {
-		return err
-	}
-	return &provider.MessageError{Message: int(message), Err: err}
+	return &provider.MessageError{Message: of, Err: err}
 }
 
 const (
@@ -83,17 +73,15 @@ on conflict (projector) do update set live = ?2`
 func (d *DB) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx *sql.Tx, live int) (int, error)) error {
 	return d.unit(ctx, func(u *unit) error {
 		var generation int
-		if err := one(ctx, u, []any{&generation}, readLive, projector); err != nil {
-			return &ownError{fmt.Errorf("read the generation: %w", err)}
+		err := own("read the generation", one(ctx, u, []any{&generation}, readLive, projector))
+		if err == nil {
+			generation, err = fn(ctx, u.tx, generation)
 		}
-		next, err := fn(ctx, u.tx, generation)
 		if err != nil {
 			return err
 		}
-		if _, err := u.exec(ctx, setLive, projector, next); err != nil {
-			return &ownError{fmt.Errorf("write the generation: %w", err)}
-		}
-		return nil
+		_, err = u.exec(ctx, setLive, projector, generation)
+		return own("write the generation", err)
 	})
 }
 
@@ -116,9 +104,7 @@ func checkUnit(p *provider.Unit) error {
 		}
 		err := eventstore.CheckText("message id", m.ID, eventstore.MaxIDBytes)
 		for _, h := range m.Handlers {
-			if err == nil {
-				err = eventstore.CheckText("handler", h.Name, eventstore.MaxIDBytes)
-			}
+			err = cmp.Or(err, eventstore.CheckText("handler", h.Name, eventstore.MaxIDBytes))
 		}
 		if err != nil {
 			return &provider.MessageError{Message: i, Err: err}

@@ -57,6 +57,31 @@ func (e *ownError) Error() string { return e.err.Error() }
 
 func (e *ownError) Unwrap() error { return e.err }
 
+// own is an ownError that says what was done, or nil.
+func own(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &ownError{doing(what, err)}
+}
+
+// doing says what was done when err happened, or is nil.
+func doing(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+// result is v, or else the error with what was done when it happened.
+func result[T any](v T, what string, err error) (T, error) {
+	if err != nil {
+		var none T
+		return none, doing(what, err)
+	}
+	return v, nil
+}
+
 // isOwn reports whether no message is to blame for err. A value that is too big is the message's fault.
 func isOwn(err error) bool {
 	_, own := errors.AsType[*ownError](err)

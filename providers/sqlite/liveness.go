@@ -3,7 +3,6 @@ package sqlite
 import (
 	"context"
 	"database/sql"
-	"fmt"
 	"time"
 
 	"github.com/kinora-go/kinora/provider"
@@ -45,10 +44,7 @@ func (d *DB) Beat(ctx context.Context, runner string, lease, record time.Duratio
 		h = provider.Health{Now: timeOf(now), Crashed: timeOrZero(crashed)}
 		return err
 	})
-	if err != nil {
-		return provider.Health{}, fmt.Errorf("beat of %s: %w", runner, err)
-	}
-	return h, nil
+	return result(h, "beat of "+runner, err)
 }
 
 const insertNames = `
@@ -66,8 +62,5 @@ func (d *DB) Name(ctx context.Context, projector string, w provider.Worker, mess
 		_, err := u.exec(ctx, insertNames, projector, w.Runner, w.Number, arrayOf(messages))
 		return err
 	})
-	if err != nil {
-		return fmt.Errorf("name messages of %s: %w", w.Runner, err)
-	}
-	return nil
+	return doing("name messages of "+w.Runner, err)
 }

@@ -3,7 +3,6 @@ package sqlite
 import (
 	"context"
 	"database/sql"
-	"encoding/json"
 	"fmt"
 
 	"github.com/kinora-go/kinora/provider"
@@ -13,7 +12,11 @@ import (
 // changes before the commit.
 func (u *unit) open(ctx context.Context, p *provider.Unit) (provider.Found, error) {
 	found := p.NewFound(false)
-	found.Begin = func(message int) { u.message.Store(int64(message)) }
+	found.Begin = func(message int) {
+		if !u.undone.Load() { // else its statements fail because of an earlier one
+			u.message.Store(int64(message))
+		}
+	}
 	findLanes := u.findHeld
 	if p.IsReplay() {
 		findLanes = u.findLive
@@ -108,43 +111,31 @@ func (u *unit) findSuspects(ctx context.Context, p *provider.Unit, found *provid
 
 // flag sets the flags at the indexes that a query selects.
 func (u *unit) flag(ctx context.Context, flags []bool, query string, args ...any) error {
-	return each(ctx, u, func(rows *sql.Rows) error {
-		var i int
-		err := rows.Scan(&i)
+	found, err := column[int](ctx, u, query, args...)
+	for _, i := range found {
 		flags[i] = true
-		return err
-	}, query, args...)
+	}
+	return err
 }
 
-// findFront lists the open messages of lanes. ?2 has the last id to list of each lane.
+// findFront lists the open messages of lanes. ?2 has the last id to list of each lane. Only one that is due has a time.
 const findFront = `
-select p.id, p.lane, p.state, p.attempts, p.handlers, coalesce(p.due_at <= ` + clock + `, false)
+select ` + parkedFields + `, iif(p.due_at <= ` + clock + `, p.due_at, null), '', null
 from json_each(?2) j cross join kinora_parked p on p.id in (
 	select id from kinora_parked indexed by kinora_parked_lane
 	where open = 1 and projector = ?1 and lane = unhex(j.key) and id <= j.value)
 order by p.id`
 
 func (u *unit) findLive(ctx context.Context, p *provider.Unit, found *provider.Found) error {
-	var front []provider.Parked
 	last, due := map[string]int64{}, map[provider.Lane]bool{}
 	for i := range p.Messages {
 		lane := hexOf(p.Messages[i].Lane)
 		last[lane] = max(last[lane], p.Messages[i].Parked.Seq)
 	}
-	err := each(ctx, u, func(rows *sql.Rows) error {
-		var is provider.Parked
-		var lane, handlers []byte
-		var state string
-		var isDue bool
-		if err := rows.Scan(&is.Seq, &lane, &state, &is.Attempts, &handlers, &isDue); err != nil {
-			return err
-		}
-		copy(is.Lane[:], lane)
-		is.State = provider.ParseParkedState(state)
-		due[is.Lane] = due[is.Lane] || isDue
-		front = append(front, is)
-		return json.Unmarshal(handlers, &front[len(front)-1].Handlers)
-	}, findFront, p.Projector, jsonOf(last))
+	front, err := parkedOf(ctx, u, findFront, p.Projector, jsonOf(last))
+	for i := range front {
+		due[front[i].Lane] = due[front[i].Lane] || !front[i].DueAt.IsZero()
+	}
 	found.SetLive(p, front, due)
 	return err
 }

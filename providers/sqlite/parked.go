@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"encoding/json"
 	"fmt"
-	"math"
 	"net/url"
 	"slices"
 	"time"
@@ -43,7 +42,7 @@ func (d *DB) Due(ctx context.Context, f provider.DueFilter) (due []provider.Park
 	for _, projector := range f.Projectors {
 		listed, err := parkedOf(ctx, d.reads, dueParked, projector, max(f.Keys, 0), max(f.Each, 0), lanes)
 		if err != nil {
-			return nil, fmt.Errorf("list due messages: %w", err)
+			return nil, doing("list due messages", err)
 		}
 		together := false // with the one before it
 		for i, p := range listed {
@@ -79,10 +78,7 @@ func (d *DB) Try(ctx context.Context, p provider.Parked, limit int, again time.D
 		tried = tried && n == 1
 		return err
 	})
-	if err != nil {
-		return false, fmt.Errorf("try parked message %d: %w", p.Seq, err)
-	}
-	return tried, nil
+	return result(tried, fmt.Sprint("try parked message ", p.Seq), err)
 }
 
 const (
@@ -120,10 +116,7 @@ returning projector, lane`
 
 // filterOf are the arguments of selected.
 func filterOf(f *provider.ParkedFilter, states []provider.ParkedState, limit int) []any {
-	after, upto := f.After, int64(math.MaxInt64)
-	if len(f.Seqs) > 0 {
-		after, upto = max(after, slices.Min(f.Seqs)-1), slices.Max(f.Seqs)
-	}
+	after, upto := span(f.After, f.Seqs)
 	names, open := []string{}, f.Projector != ""
 	for _, s := range states {
 		names, open = append(names, s.String()), open && s.IsOpen()
@@ -141,10 +134,7 @@ func filterOf(f *provider.ParkedFilter, states []provider.ParkedState, limit int
 // Parked implements provider.Parking.
 func (d *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.Parked, error) {
 	parked, err := parkedOf(ctx, d.reads, listParked, filterOf(&f, f.InStates(), defaultPage)...)
-	if err != nil {
-		return nil, fmt.Errorf("list parked messages: %w", err)
-	}
-	return parked, nil
+	return result(parked, "list parked messages", err)
 }
 
 // Decide implements provider.Parking. It waits, as all writers do, for a unit that has the messages.
@@ -153,54 +143,43 @@ func (d *DB) Decide(ctx context.Context, f provider.ParkedFilter, to provider.Pa
 		open := slices.DeleteFunc(slices.Clone(f.InStates()), func(s provider.ParkedState) bool { return !s.IsOpen() })
 		args := append(filterOf(&f, open, -1), to.String(), by.By, by.Reason)
 		err = d.inTurn(ctx, func(u *unit) error {
-			n, err = u.decide(ctx, args)
-			return err
+			changed := provider.Changed{}
+			err := each(ctx, u, func(rows *sql.Rows) error {
+				var q provider.Queue
+				var lane []byte
+				err := rows.Scan(&q.Projector, &lane)
+				copy(q.Lane[:], lane)
+				changed[q] = 0
+				n++
+				return err
+			}, decideParked, args...)
+			if err != nil {
+				return err
+			}
+			return u.advance(ctx, changed)
 		})
 	}
-	if err != nil {
-		return 0, fmt.Errorf("decide on parked messages: %w", err)
-	}
-	return n, nil
+	return result(n, "decide on parked messages", err)
 }
 
-func (u *unit) decide(ctx context.Context, args []any) (n int, err error) {
-	changed := provider.Changed{}
-	err = each(ctx, u, func(rows *sql.Rows) error {
-		var q provider.Queue
-		var lane []byte
-		err := rows.Scan(&q.Projector, &lane)
-		copy(q.Lane[:], lane)
-		changed[q] = 0
-		n++
-		return err
-	}, decideParked, args...)
-	if err == nil {
-		err = u.advance(ctx, changed)
-	}
-	return n, err
-}
-
-const (
-	countParked   = `select count(*) from kinora_parked indexed by kinora_parked_open where open = 1`
-	countParkedOf = countParked + ` and projector = ?1`
-)
+const countParked = `
+select count(*) from kinora_parked indexed by kinora_parked_open
+where open = 1 and projector between ?1 and iif(?1 = '', x'', ?1)` // which is greater than any text
 
 // ParkedCount is how many messages of a projector, or of all if it is empty, are waiting or stuck.
 func (d *DB) ParkedCount(ctx context.Context, projector string) (n int64, err error) {
-	query, args := countParked, []any(nil)
-	if projector != "" {
-		query, args = countParkedOf, []any{projector}
-	}
-	if err = one(ctx, d.reads, []any{&n}, query, args...); err != nil {
-		return 0, fmt.Errorf("count parked messages: %w", err)
-	}
-	return n, nil
+	err = one(ctx, d.reads, []any{&n}, countParked, projector)
+	return result(n, "count parked messages", err)
 }
 
-const parkedColumns = `p.id, p.projector, p.handler, p.handlers, p.message_id, p.topic, p.key, p.lane, p.type, p.payload, p.headers,
-	p.class, p.code, p.attempts, p.version, p.parked_at, p.state, p.resolved_at, p.resolved_by, p.reason, (
+const (
+	parkedFields = `p.id, p.projector, p.handler, p.handlers, p.message_id, p.topic, p.key, p.lane, p.type, p.class, p.code, p.attempts,
+	p.version, p.parked_at, p.state, p.resolved_at, p.resolved_by, p.reason`
+
+	parkedColumns = parkedFields + `, (
 		select f.due_at from kinora_parked f indexed by kinora_parked_lane
-		where p.open = 1 and f.open = 1 and f.projector = p.projector and f.lane = p.lane order by f.id limit 1)`
+		where p.open = 1 and f.open = 1 and f.projector = p.projector and f.lane = p.lane order by f.id limit 1), p.headers, p.payload`
+)
 
 // parkedOf lists what a query that selects parkedColumns finds.
 func parkedOf(ctx context.Context, q querier, query string, args ...any) (parked []provider.Parked, err error) {
@@ -210,8 +189,8 @@ func parkedOf(ctx context.Context, q querier, query string, args ...any) (parked
 		var headers, class, state string
 		var at int64
 		var resolved, due sql.NullInt64
-		err := rows.Scan(&p.Seq, &p.Projector, &p.Handler, &handlers, &p.MessageID, &p.Topic, &p.Key, &lane, &p.Type, &p.Payload, &headers,
-			&class, &p.Code, &p.Attempts, &p.Version, &at, &state, &resolved, &p.By, &p.Reason, &due)
+		err := rows.Scan(&p.Seq, &p.Projector, &p.Handler, &handlers, &p.MessageID, &p.Topic, &p.Key, &lane, &p.Type,
+			&class, &p.Code, &p.Attempts, &p.Version, &at, &state, &resolved, &p.By, &p.Reason, &due, &headers, &p.Payload)
 		if err != nil {
 			return err
 		}

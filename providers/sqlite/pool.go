@@ -159,6 +159,17 @@ func one(ctx context.Context, q querier, dest []any, query string, args ...any) 
 	return found
 }
 
+// column lists the one column that a query selects.
+func column[T any](ctx context.Context, q querier, query string, args ...any) (all []T, err error) {
+	err = each(ctx, q, func(rows *sql.Rows) error {
+		var v T
+		err := rows.Scan(&v)
+		all = append(all, v)
+		return err
+	}, query, args...)
+	return all, err
+}
+
 // each calls fn for every row of a query.
 func each(ctx context.Context, q querier, fn func(*sql.Rows) error, query string, args ...any) (err error) {
 	rows, err := q.query(ctx, query, args...)

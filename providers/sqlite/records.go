@@ -3,7 +3,7 @@ package sqlite
 import (
 	"context"
 	"database/sql"
-	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kinora-go/kinora/provider"
@@ -54,87 +54,55 @@ func (d *DB) Outcomes(ctx context.Context, questions []provider.Question) ([]pro
 		answers[i] = outcomeOf[outcome]
 		return err
 	}, outcomes, jsonOf(asked))
-	if err != nil {
-		return nil, fmt.Errorf("look for outcomes: %w", err)
-	}
-	return answers, nil
+	return result(answers, "look for outcomes", err)
 }
 
 const (
-	// Markers of handler ?1 that are older than ?2 ms.
-	aged        = `handler = ?1 and processed_at < ` + clock + ` - ?2`
-	lookToPrune = `select exists (select 1 from kinora_markers indexed by kinora_markers_age where ` + aged + `)`
-
-	pruneMarkers = `
-delete from kinora_markers where (handler, generation, message_id) in (
+	// Of a handler or projector ?1, at most ?3 that are older than ?2 ms, the oldest first.
+	oldMarkers = `
 	select handler, generation, message_id from kinora_markers indexed by kinora_markers_age
-	where ` + aged + ` order by processed_at limit ?3)
-returning processed_at`
+	where handler = ?1 and processed_at < ` + clock + ` - ?2 order by processed_at limit ?3`
+	oldResolved = `
+	select id from kinora_parked indexed by kinora_parked_resolved
+	where open = 0 and projector = ?1 and resolved_at < ` + clock + ` - ?2 order by resolved_at limit ?3`
+
+	pruneMarkers  = `delete from kinora_markers where (handler, generation, message_id) in (` + oldMarkers + `) returning processed_at`
+	pruneResolved = `delete from kinora_parked where id in (` + oldResolved + `) returning resolved_at`
 
 	// raiseFloor never lowers it.
 	raiseFloor = `
 insert into kinora_floors (handler, pruned_before) values (?1, ?2)
 on conflict (handler) do update set pruned_before = max(pruned_before, ?2)`
-
-	// Messages of projector ?1 that were resolved longer than ?2 ms ago.
-	oldResolved  = `open = 0 and projector = ?1 and resolved_at < ` + clock + ` - ?2`
-	lookToForget = `select exists (select 1 from kinora_parked indexed by kinora_parked_resolved where ` + oldResolved + `)`
-
-	pruneResolved = `
-delete from kinora_parked where id in (
-	select id from kinora_parked indexed by kinora_parked_resolved where ` + oldResolved + ` order by resolved_at limit ?3)`
 )
 
 // Prune implements provider.Records. Each handler has a transaction of its own, so that other writers do not wait for
 // all of them.
 func (d *DB) Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (pruned int, err error) {
 	for _, handler := range handlers {
-		n, err := d.prune(ctx, lookToPrune, handler, window, func(u *unit) (int, error) {
-			return u.pruneMarkers(ctx, handler, window, max(limit, 0))
-		})
-		pruned += n
-		if err != nil {
-			return pruned, fmt.Errorf("prune markers of %s: %w", handler, err)
+		n, err := d.prune(ctx, `select exists (`+oldMarkers+`)`, pruneMarkers, handler, window, limit)
+		if pruned += n; err != nil {
+			return pruned, doing("prune markers of "+handler, err)
 		}
 	}
-	n, err := d.prune(ctx, lookToForget, projector, window, func(u *unit) (int, error) {
-		return u.changed(ctx, pruneResolved, projector, millis(window), max(limit, 0))
-	})
-	if err != nil {
-		return pruned, fmt.Errorf("prune resolved messages of %s: %w", projector, err)
-	}
-	return pruned + n, nil
+	n, err := d.prune(ctx, `select exists (`+oldResolved+`)`, pruneResolved, projector, window, limit)
+	return pruned + n, doing("prune resolved messages of "+projector, err)
 }
 
-// prune runs fn in a transaction if look finds something that is old enough.
-func (d *DB) prune(ctx context.Context, look, of string, window time.Duration, fn func(u *unit) (int, error)) (n int, err error) {
-	var old bool
-	if err := one(ctx, d.reads, []any{&old}, look, of, millis(window)); err != nil || !old {
+// prune waits for its turn only if look finds something.
+func (d *DB) prune(ctx context.Context, look, query, name string, window time.Duration, limit int) (n int, err error) {
+	var found bool
+	args := []any{name, millis(window), max(limit, 0)}
+	if err := one(ctx, d.reads, []any{&found}, look, args...); err != nil || !found {
 		return 0, err
 	}
 	err = d.inTurn(ctx, func(u *unit) error {
-		n, err = fn(u)
+		times, err := column[int64](ctx, u, query, args...)
+		if n = len(times); err == nil && n > 0 && query == pruneMarkers {
+			_, err = u.exec(ctx, raiseFloor, name, slices.Max(times))
+		}
 		return err
 	})
-	if err != nil {
-		return 0, err
-	}
-	return n, nil
-}
-
-func (u *unit) pruneMarkers(ctx context.Context, handler string, window time.Duration, limit int) (n int, err error) {
-	var floor int64
-	err = each(ctx, u, func(rows *sql.Rows) error {
-		var at int64
-		err := rows.Scan(&at)
-		floor = max(floor, at)
-		n++
-		return err
-	}, pruneMarkers, handler, millis(window), limit)
-	if err == nil && n > 0 {
-		_, err = u.exec(ctx, raiseFloor, handler, floor)
-	}
-	return n, err
+	return result(n, "delete", err)
 }
 
 const (
@@ -152,17 +120,9 @@ delete from kinora_markers where (handler, generation, message_id) in (
 )
 
 // MarkedHandlers implements marker.Keeper.
-func (d *DB) MarkedHandlers(ctx context.Context) (names []string, err error) {
-	err = each(ctx, d.reads, func(rows *sql.Rows) error {
-		var name string
-		err := rows.Scan(&name)
-		names = append(names, name)
-		return err
-	}, markedHandlers)
-	if err != nil {
-		return nil, fmt.Errorf("list handlers with markers: %w", err)
-	}
-	return names, nil
+func (d *DB) MarkedHandlers(ctx context.Context) ([]string, error) {
+	names, err := column[string](ctx, d.reads, markedHandlers)
+	return result(names, "list handlers with markers", err)
 }
 
 // DropMarkers implements marker.Keeper.
@@ -171,8 +131,5 @@ func (d *DB) DropMarkers(ctx context.Context, handler string, limit int) (n int,
 		n, err = u.changed(ctx, dropMarkers, handler, limit)
 		return err
 	})
-	if err != nil {
-		return 0, fmt.Errorf("drop markers: %w", err)
-	}
-	return n, nil
+	return result(n, "drop markers", err)
 }

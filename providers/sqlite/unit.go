@@ -18,8 +18,7 @@ type unit struct {
 	entries    bool // it added outbox entries
 	committing atomic.Bool
 	undone     atomic.Bool  // its transaction is over: another one may be open on its connection
-	message    atomic.Int64 // the message whose handlers run, or -1
-	undoneBy   atomic.Int64 // the message whose handlers ran when it was undone, or -1
+	message    atomic.Int64 // the message whose handlers run, or ran when it was undone, or -1
 	once       sync.Once
 }
 
@@ -40,7 +39,6 @@ func (d *DB) begin(ctx context.Context) (*unit, error) {
 	}
 	u := &unit{db: d, session: session{pool: d.write}}
 	u.message.Store(-1)
-	u.undoneBy.Store(-1)
 	err := patiently(ctx, func() error {
 		err := d.write.warmUp(ctx)
 		if err == nil {
@@ -82,7 +80,6 @@ func (d *DB) mayCommit() bool {
 // rolledBack notes that the transaction on the writing connection is over.
 func (d *DB) rolledBack() {
 	if u := d.current.Load(); u != nil {
-		u.undoneBy.CompareAndSwap(-1, u.message.Load())
 		u.undone.Store(true)
 	}
 }
@@ -122,14 +119,13 @@ func (d *DB) transact(ctx context.Context, fn func(u *unit) error) error {
 	defer u.end()
 	stay := context.AfterFunc(ctx, u.leave)
 	defer stay()
-	err = fn(u)
-	if err == nil && !stay() {
-		err = ctx.Err()
+	if err = fn(u); err != nil {
+		return err
 	}
-	if err == nil {
-		err = u.commit()
+	if !stay() {
+		return ctx.Err()
 	}
-	return err
+	return u.commit()
 }
 
 // inTurn is transact for what is no unit. If ctx ends, database/sql rolls back, and its error may say that the transaction is done or
