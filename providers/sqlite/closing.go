@@ -2,39 +2,25 @@ package sqlite
 
 import (
 	"context"
+	"maps"
 	"net/url"
-	"time"
+	"slices"
 
 	"github.com/kinora-go/kinora/provider"
 )
 
 // close writes all of a unit that commits together with the writes of its handlers.
 func (u *unit) close(ctx context.Context, p *provider.Unit, found provider.Found, c provider.Closing) error {
-	if err := u.enqueueAll(ctx, c.Output); err != nil {
-		return err
-	}
+	err := u.enqueueAll(ctx, c.Output)
 	u.entries = u.entries || len(c.Output) > 0
-	park := c.Park
-	var settled provider.Settlement
-	if p.IsReplay() {
-		settled = c.Settle(p, found)
-		park = settled.Stay
+	if err == nil && p.IsReplay() {
+		err = u.resolve(ctx, p, c.Settle(p, found))
+	} else if err == nil {
+		err = u.park(ctx, p, c.Park)
 	}
-	if err := u.resolve(ctx, settled.Done); err != nil {
-		return err
+	if err == nil && p.Careful != nil {
+		_, err = u.exec(ctx, forgetNames, p.Careful.Runner, p.Careful.Number)
 	}
-	for _, a := range park {
-		if err := u.park(ctx, p.Projector, &p.Messages[a.Message], &a.Parked, a.After); err != nil {
-			return err
-		}
-	}
-	if err := u.advance(ctx, settled.Changed); err != nil {
-		return err
-	}
-	if p.Careful == nil {
-		return nil
-	}
-	_, err := u.exec(ctx, forgetNames, p.Careful.Runner, p.Careful.Number)
 	return err
 }
 
@@ -44,18 +30,21 @@ const (
 update kinora_parked set open = 0, state = 'replayed', due_at = null, resolved_at = ` + clock + `
 where id in (select value from json_each(?1)) and resolved_by <> ''`
 
-	dropReplayed = `
-delete from kinora_parked where id in (select value from json_each(?1)) and resolved_by = ''`
+	dropReplayed = `delete from kinora_parked where id in (select value from json_each(?1)) and resolved_by = ''`
 )
 
-// resolve ends the parking of messages that were applied.
-func (u *unit) resolve(ctx context.Context, seqs []int64) error {
-	if len(seqs) == 0 {
-		return nil
-	}
-	_, err := u.exec(ctx, keepReplayed, jsonOf(seqs))
+// resolve ends the parking of messages that were applied, and says why others failed again.
+func (u *unit) resolve(ctx context.Context, p *provider.Unit, s provider.Settlement) error {
+	done := jsonOf(s.Done)
+	_, err := u.exec(ctx, keepReplayed, done)
 	if err == nil {
-		_, err = u.exec(ctx, dropReplayed, jsonOf(seqs))
+		_, err = u.exec(ctx, dropReplayed, done)
+	}
+	if err == nil {
+		err = u.park(ctx, p, s.Stay)
+	}
+	if err == nil {
+		err = u.advance(ctx, s.Changed)
 	}
 	return err
 }
@@ -69,29 +58,33 @@ insert into kinora_parked (
 	parked_at, headers, payload)
 values (?1, ?2, ?3, iif(?4 is null, 'stuck', 'waiting'), iif(exists (
 		select 1 from kinora_parked indexed by kinora_parked_lane
-		where open = 1 and projector = ?2 and lane = ?3 and id < coalesce(?1, ` + never + `)), null, ` + clock + ` + ?4),
-	?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ` + clock + `, ?15, ?16)
+		where open = 1 and projector = ?2 and lane = ?3 and id < coalesce(?1, ` + lastID + `)), null, ` + clock + ` + ?4),
+	?5, ?6, ?7, ?8, coalesce(?9, '[]'), ?10, ?11, ?12, ?13, ?14, ` + clock + `, ?15, ?16)
 on conflict (id) do update set
 	state = excluded.state, due_at = excluded.due_at, class = excluded.class, code = excluded.code, attempts = excluded.attempts,
 	handler = excluded.handler, handlers = iif(excluded.handlers = '[]', handlers, excluded.handlers), version = excluded.version
 on conflict (projector, message_id) where state <> 'replayed' and message_id <> '' do update set handlers = (
-	select json_group_array(value) from (
-		select value from json_each(kinora_parked.handlers)
-		union all
-		select value from json_each(excluded.handlers) where value not in (select value from json_each(kinora_parked.handlers))))
+	select json_group_array(distinct value) from (
+		select value from json_each(kinora_parked.handlers) union all select value from json_each(excluded.handlers)))
 	where open = 1`
 
-func (u *unit) park(ctx context.Context, projector string, m *provider.Message, p *provider.Parked, after time.Duration) error {
-	var seq, due any
-	if m.Parked != nil {
-		seq = m.Parked.Seq
+func (u *unit) park(ctx context.Context, p *provider.Unit, asides []provider.Aside) error {
+	for _, a := range asides {
+		m, is := &p.Messages[a.Message], &a.Parked
+		var seq, due any
+		if m.Parked != nil {
+			seq = m.Parked.Seq
+		}
+		if a.After >= 0 {
+			due = millis(a.After)
+		}
+		_, err := u.exec(ctx, parkMessage, seq, p.Projector, m.Lane[:], due, is.Class.String(), is.Code, is.Attempts, is.Handler,
+			anyOf(is.Handlers), is.Version, is.MessageID, is.Topic, is.Key, is.Type, encodeHeaders(is.Headers), blobOf(is.Payload))
+		if err != nil {
+			return err
+		}
 	}
-	if after >= 0 {
-		due = millis(after)
-	}
-	_, err := u.exec(ctx, parkMessage, seq, projector, m.Lane[:], due, p.Class.String(), p.Code, p.Attempts, p.Handler, arrayOf(p.Handlers),
-		p.Version, p.MessageID, p.Topic, p.Key, p.Type, encodeHeaders(p.Headers), blobOf(p.Payload))
-	return err
+	return nil
 }
 
 // dueNow makes the first messages of the lanes ?1 due, if they wait and have no time yet: what was before them is gone, or
@@ -101,23 +94,13 @@ update kinora_parked set due_at = ` + clock + `
 where due_at is null and state = 'waiting' and id in (
 	select (
 		select id from kinora_parked indexed by kinora_parked_lane
-		where open = 1 and projector = j.value ->> 0 and lane = unhex(j.value ->> 1) order by id limit 1)
+		where open = 1 and projector = j.value ->> 'projector' and lane = unhex(j.value ->> 'lane') order by id limit 1)
 	from json_each(?1) j)`
 
 func (u *unit) advance(ctx context.Context, changed provider.Changed) error {
-	if len(changed) == 0 {
-		return nil
-	}
-	var lanes [][2]string
-	for q := range changed {
-		lanes = append(lanes, [2]string{q.Projector, hexOf(q.Lane)})
-	}
-	_, err := u.exec(ctx, dueNow, jsonOf(lanes))
+	_, err := u.exec(ctx, dueNow, jsonOf(slices.Collect(maps.Keys(changed))))
 	return err
 }
-
-// arrayOf is a JSON array for json_each, also of a nil list.
-func arrayOf(list []string) string { return jsonOf(append([]string{}, list...)) }
 
 // encodeHeaders takes any bytes, which JSON does not.
 func encodeHeaders(h map[string]string) string {

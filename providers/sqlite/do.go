@@ -22,12 +22,12 @@ func (d *DB) Keeps() provider.Keeps {
 // ends, the transaction is rolled back and others have their turn at once, even if run has not returned.
 func (d *DB) Do(ctx context.Context, p provider.Unit, run func(ctx context.Context, tx *sql.Tx, found provider.Found) (provider.Closing, error)) error {
 	if err := checkUnit(&p); err != nil {
-		return unitError(ctx, err, true)
+		return unitError(ctx, err)
 	}
 	if p.DryRun != nil {
 		return d.dryRun(ctx, &p, run)
 	}
-	return d.unit(ctx, func(u *unit) error { return u.work(ctx, &p, run) })
+	return unitError(ctx, d.inTurn(ctx, func(u *unit) error { return u.work(ctx, &p, run) }))
 }
 
 // work opens p, runs it and closes it, all but the commit.
@@ -71,7 +71,7 @@ on conflict (projector) do update set live = ?2`
 
 // Switch implements provider.Units. It needs no fence: there is one writer at a time.
 func (d *DB) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx *sql.Tx, live int) (int, error)) error {
-	return d.unit(ctx, func(u *unit) error {
+	return unitError(ctx, d.inTurn(ctx, func(u *unit) error {
 		var generation int
 		err := own("read the generation", one(ctx, u, []any{&generation}, readLive, projector))
 		if err == nil {
@@ -82,31 +82,18 @@ func (d *DB) Switch(ctx context.Context, projector string, fn func(ctx context.C
 		}
 		_, err = u.exec(ctx, setLive, projector, generation)
 		return own("write the generation", err)
-	})
-}
-
-// unit runs fn in a write transaction. All errors are *provider.Error.
-func (d *DB) unit(ctx context.Context, fn func(u *unit) error) error {
-	begun := false
-	err := d.transact(ctx, func(u *unit) error {
-		begun = true
-		return fn(u)
-	})
-	return unitError(ctx, err, begun)
+	}))
 }
 
 // checkUnit refuses markers that could not be told apart later. Parked messages without markers are not checked:
 // whatever is wrong with a message, it can be set aside.
 func checkUnit(p *provider.Unit) error {
 	for i, m := range p.Messages {
-		if !m.Mark {
-			continue
-		}
 		err := eventstore.CheckText("message id", m.ID, eventstore.MaxIDBytes)
 		for _, h := range m.Handlers {
 			err = cmp.Or(err, eventstore.CheckText("handler", h.Name, eventstore.MaxIDBytes))
 		}
-		if err != nil {
+		if m.Mark && err != nil {
 			return &provider.MessageError{Message: i, Err: err}
 		}
 	}

@@ -49,7 +49,7 @@ func (d *DB) dryRun(ctx context.Context, p *provider.Unit, run runFunc) error {
 	}
 	watch := newDryRun()
 	var changes []provider.Change
-	err := d.unit(watched(ctx, watch.note), func(u *unit) error {
+	err := d.inTurn(watched(ctx, watch.note), func(u *unit) error {
 		watch.tx = u.tx
 		_, err := u.exec(ctx, beginDryRun)
 		if err = own("begin a dry run", err); err == nil {
@@ -61,7 +61,7 @@ func (d *DB) dryRun(ctx context.Context, p *provider.Unit, run runFunc) error {
 		return cmp.Or(err, errDryRun)
 	})
 	if !errors.Is(err, errDryRun) {
-		return err
+		return unitError(ctx, err)
 	}
 	p.DryRun(changes)
 	return nil
@@ -88,7 +88,8 @@ func (t tableName) String() string { return strings.TrimPrefix(t.schema+"."+t.na
 // note is called before a row changes. The connection runs one statement at a time, so it needs no lock.
 func (d *dryRun) note(u sqlite.SQLitePreUpdateData) {
 	t := tableName{u.DatabaseName, u.TableName}
-	if t.schema == "temp" || t.schema == "main" && strings.HasPrefix(strings.ToLower(t.name), "kinora_") || len(d.changed[t]) > d.limit {
+	isOwn := t.schema == "main" && strings.HasPrefix(strings.ToLower(t.name), "kinora_")
+	if isOwn || t.schema == "temp" || len(d.changed[t]) > d.limit {
 		return
 	}
 	if d.changed[t] == nil {

@@ -50,6 +50,13 @@ func isAmbiguous(err error) bool {
 	return ok && primary(codeOf(c.err)) == sqlite3.SQLITE_IOERR
 }
 
+// beginError says why a transaction could not begin.
+type beginError struct{ err error }
+
+func (e *beginError) Error() string { return "begin: " + e.err.Error() }
+
+func (e *beginError) Unwrap() error { return e.err }
+
 // ownError is an error of a statement of Kinora's own, in the opening or the closing of a unit.
 type ownError struct{ err error }
 
@@ -88,22 +95,21 @@ func isOwn(err error) bool {
 	return own && primary(codeOf(err)) != sqlite3.SQLITE_TOOBIG
 }
 
-// unitError is err as Do returns it: with its class. ctx is that of the unit. begun is false if the transaction could
-// not begin: then no message is to blame.
-func unitError(ctx context.Context, err error, begun bool) error {
+// unitError is err as Do returns it: with its class. ctx is that of the unit.
+func unitError(ctx context.Context, err error) error {
 	if _, ok := errors.AsType[*provider.Error](err); ok || err == nil {
 		return err
 	}
 	e := &provider.Error{Class: provider.ClassUnknown, Code: codeName(codeOf(err)), Err: err}
+	_, atBegin := errors.AsType[*beginError](err)
 	switch {
-	case !begun:
+	case atBegin: // no message is to blame
 		e.Class = provider.ClassTransient
 		if e.Code == "" || errors.Is(err, ErrNotMigrated) {
 			e.Code = beginCode(err)
 		}
-	case ctx.Err() != nil && (endedWith(err) || e.Code == "SQLITE_INTERRUPT" || errors.Is(err, ctx.Err())):
-		e.Code, e.Err = "", fmt.Errorf("%w: %w", ctx.Err(), err)
-		if errors.Is(ctx.Err(), context.Canceled) {
+	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+		if e.Code = ""; errors.Is(ctx.Err(), context.Canceled) {
 			e.Class = provider.ClassShutdown
 		} else {
 			e.Code = provider.CodeDeadline

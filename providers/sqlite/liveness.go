@@ -22,8 +22,7 @@ on conflict (runner) do update set expires_at = ` + clock + ` + ?2`
 	union all
 	select runner from kinora_runners where runner <> ?1 and expires_at < ` + clock + ` - ?2`
 
-	lastCrash = `
-select ` + clock + `, (select max(expires_at) from kinora_runners where runner <> ?1 and expires_at < ` + clock + `)`
+	lastCrash = `select ` + clock + `, (select max(expires_at) from kinora_runners where runner <> ?1 and expires_at < ` + clock + `)`
 )
 
 // Beat implements provider.Liveness. Its commit is not synced; on a pool given to New, it is as all commits are there.
@@ -59,7 +58,7 @@ func (d *DB) Name(ctx context.Context, projector string, w provider.Worker, mess
 		if _, err := u.exec(ctx, forgetNames, w.Runner, w.Number); err != nil {
 			return err
 		}
-		_, err := u.exec(ctx, insertNames, projector, w.Runner, w.Number, arrayOf(messages))
+		_, err := u.exec(ctx, insertNames, projector, w.Runner, w.Number, anyOf(messages))
 		return err
 	})
 	return doing("name messages of "+w.Runner, err)

@@ -3,7 +3,6 @@ package sqlite
 import (
 	"context"
 	"database/sql"
-	"fmt"
 
 	"github.com/kinora-go/kinora/provider"
 )
@@ -127,10 +126,9 @@ from json_each(?2) j cross join kinora_parked p on p.id in (
 order by p.id`
 
 func (u *unit) findLive(ctx context.Context, p *provider.Unit, found *provider.Found) error {
-	last, due := map[string]int64{}, map[provider.Lane]bool{}
-	for i := range p.Messages {
-		lane := hexOf(p.Messages[i].Lane)
-		last[lane] = max(last[lane], p.Messages[i].Parked.Seq)
+	last, due := map[provider.Lane]int64{}, map[provider.Lane]bool{}
+	for _, m := range p.Messages {
+		last[m.Lane] = max(last[m.Lane], m.Parked.Seq)
 	}
 	front, err := parkedOf(ctx, u, findFront, p.Projector, jsonOf(last))
 	for i := range front {
@@ -138,18 +136,4 @@ func (u *unit) findLive(ctx context.Context, p *provider.Unit, found *provider.F
 	}
 	found.SetLive(p, front, due)
 	return err
-}
-
-func hexOf[T string | provider.Lane](v T) string { return fmt.Sprintf("%X", v) }
-
-// hexesOf is a JSON array for json_each, or null for nil, which means all.
-func hexesOf[T string | provider.Lane](list []T) any {
-	if list == nil {
-		return nil
-	}
-	all := make([]string, len(list))
-	for i := range list {
-		all[i] = hexOf(list[i])
-	}
-	return jsonOf(all)
 }

@@ -1,22 +1,22 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"encoding/json"
 	"fmt"
 	"net/url"
-	"slices"
 	"time"
 
 	"github.com/kinora-go/kinora/provider"
 )
 
-// never is after all times, and all ids.
-const never = `9223372036854775807`
+// lastID is that of no message.
+const lastID = `9223372036854775807`
 
-// dueParked lists the first messages of lanes that are due, of ?4 or of all if that is null: one of each lane, or up to ?3 if it
-// is held.
+// dueParked lists the first messages of lanes that are due, of ?4 or of all if that is null: one of each lane, or up to ?3
+// that are held.
 const dueParked = `
 with due (id, lane, class, due_at) as materialized (
 	select id, lane, class, due_at from kinora_parked indexed by kinora_parked_due
@@ -28,32 +28,25 @@ with due (id, lane, class, due_at) as materialized (
 			select id from kinora_parked indexed by kinora_parked_lane
 			where open = 1 and projector = ?1 and lane = unhex(j.value) order by id limit 1)
 		from json_each(?4) j)
-	order by due_at limit ?2)
-select ` + parkedColumns + `
-from due cross join kinora_parked p on p.id in (
-	select id from kinora_parked indexed by kinora_parked_lane
-	where open = 1 and projector = ?1 and lane = due.lane and id <= iif(due.class = 'held', ` + never + `, due.id)
-	order by id limit ?3)
-order by due.due_at, p.lane, p.id`
+	order by due_at limit ?2),
+front (id, due_at, others) as (
+	select p.id, due.due_at, sum(p.class <> 'held' or p.state <> 'waiting') over (partition by due.lane order by p.id)
+	from due cross join kinora_parked p on p.id in (
+		select id from kinora_parked indexed by kinora_parked_lane
+		where open = 1 and projector = ?1 and lane = due.lane and id <= iif(due.class = 'held', ` + lastID + `, due.id)
+		order by id limit ?3))
+select ` + parkedColumns + ` from front cross join kinora_parked p on p.id = front.id
+where front.others = 0 or p.due_at is not null
+order by front.due_at, p.lane, p.id`
 
 // Due implements provider.Parking.
 func (d *DB) Due(ctx context.Context, f provider.DueFilter) (due []provider.Parked, err error) {
-	lanes := hexesOf(f.Lanes)
 	for _, projector := range f.Projectors {
-		listed, err := parkedOf(ctx, d.reads, dueParked, projector, max(f.Keys, 0), max(f.Each, 0), lanes)
+		listed, err := parkedOf(ctx, d.reads, dueParked, projector, max(f.Keys, 0), max(f.Each, 0), anyOf(f.Lanes))
 		if err != nil {
 			return nil, doing("list due messages", err)
 		}
-		together := false // with the one before it
-		for i, p := range listed {
-			held := p.Class == provider.ClassHeld
-			if i == 0 || listed[i-1].Lane != p.Lane {
-				together = held
-			} else if together = together && held && p.State == provider.StateWaiting; !together {
-				continue
-			}
-			due = append(due, p)
-		}
+		due = append(due, listed...)
 	}
 	return due, nil
 }
@@ -74,7 +67,7 @@ func (d *DB) Try(ctx context.Context, p provider.Parked, limit int, again time.D
 		after = millis(again)
 	}
 	err = d.inTurn(ctx, func(u *unit) error {
-		n, err := u.changed(ctx, tryParked, p.Seq, after, p.Projector, p.Attempts, arrayOf(p.Handlers))
+		n, err := u.changed(ctx, tryParked, p.Seq, after, p.Projector, p.Attempts, anyOf(p.Handlers))
 		tried = tried && n == 1
 		return err
 	})
@@ -104,55 +97,53 @@ const (
 
 	listParked = `select ` + parkedColumns + ` from kinora_parked p where p.id in (` + selected + `) order by p.id`
 
-	// decideParked makes messages ?13, as ?14 decided because of ?15. If both are empty, the last decision is kept.
+	// decideParked makes open messages ?13, as ?14 decided because of ?15. If both are empty, the last decision is kept.
 	decideParked = `
 update kinora_parked set
 	state = ?13, open = ?13 = 'waiting', due_at = null, attempts = iif(?13 = 'waiting', 0, attempts),
 	resolved_at = iif(?13 = 'waiting', null, ` + clock + `),
 	resolved_by = iif(?14 || ?15 = '', resolved_by, ?14), reason = iif(?14 || ?15 = '', reason, ?15)
-where id in (` + selected + `)
+where open = 1 and id in (` + selected + `)
 returning projector, lane`
 )
 
-// filterOf are the arguments of selected.
-func filterOf(f *provider.ParkedFilter, states []provider.ParkedState, limit int) []any {
+// filterOf are the arguments of selected; limit is for a filter without one.
+func filterOf(f *provider.ParkedFilter, limit int) []any {
 	after, upto := span(f.After, f.Seqs)
 	names, open := []string{}, f.Projector != ""
-	for _, s := range states {
+	for _, s := range f.InStates() {
 		names, open = append(names, s.String()), open && s.IsOpen()
+	}
+	types := f.Types[:0:0] // nil if it is
+	for _, t := range f.Types {
+		types = append(types, fmt.Sprintf("%X", t)) // it may be no UTF-8
 	}
 	var class any
 	if f.Class != nil {
 		class = f.Class.String()
 	}
-	if f.Limit > 0 {
-		limit = f.Limit
-	}
-	return []any{f.Projector, jsonOf(names), after, upto, f.Handler, f.Key, class, f.Code, anyOf(f.Seqs), hexesOf(f.Types), limit, open}
+	return []any{f.Projector, jsonOf(names), after, upto, f.Handler, f.Key, class, f.Code, anyOf(f.Seqs), anyOf(types),
+		cmp.Or(max(f.Limit, 0), limit), open}
 }
 
 // Parked implements provider.Parking.
 func (d *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.Parked, error) {
-	parked, err := parkedOf(ctx, d.reads, listParked, filterOf(&f, f.InStates(), defaultPage)...)
+	parked, err := parkedOf(ctx, d.reads, listParked, filterOf(&f, defaultPage)...)
 	return result(parked, "list parked messages", err)
 }
 
 // Decide implements provider.Parking. It waits, as all writers do, for a unit that has the messages.
 func (d *DB) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, by provider.Decision) (n int, err error) {
 	if err = provider.CheckDecision(to, by); err == nil {
-		open := slices.DeleteFunc(slices.Clone(f.InStates()), func(s provider.ParkedState) bool { return !s.IsOpen() })
-		args := append(filterOf(&f, open, -1), to.String(), by.By, by.Reason)
 		err = d.inTurn(ctx, func(u *unit) error {
 			changed := provider.Changed{}
 			err := each(ctx, u, func(rows *sql.Rows) error {
 				var q provider.Queue
-				var lane []byte
-				err := rows.Scan(&q.Projector, &lane)
-				copy(q.Lane[:], lane)
+				err := rows.Scan(&q.Projector, &q.Lane)
 				changed[q] = 0
 				n++
 				return err
-			}, decideParked, args...)
+			}, decideParked, append(filterOf(&f, -1), to.String(), by.By, by.Reason)...)
 			if err != nil {
 				return err
 			}
@@ -173,34 +164,29 @@ func (d *DB) ParkedCount(ctx context.Context, projector string) (n int64, err er
 }
 
 const (
-	parkedFields = `p.id, p.projector, p.handler, p.handlers, p.message_id, p.topic, p.key, p.lane, p.type, p.class, p.code, p.attempts,
-	p.version, p.parked_at, p.state, p.resolved_at, p.resolved_by, p.reason`
+	parkedFields = `p.id, p.projector, p.handler, nullif(p.handlers, '[]'), p.message_id, p.topic, p.key, p.lane, p.type,
+	p.class, p.code, p.attempts, p.version, p.parked_at, p.state, p.resolved_at, p.resolved_by, p.reason`
 
 	parkedColumns = parkedFields + `, (
 		select f.due_at from kinora_parked f indexed by kinora_parked_lane
-		where p.open = 1 and f.open = 1 and f.projector = p.projector and f.lane = p.lane order by f.id limit 1), p.headers, p.payload`
+		where p.open = 1 and f.open = 1 and f.projector = p.projector and f.lane = p.lane order by f.id limit 1),
+	p.headers, p.payload`
 )
 
 // parkedOf lists what a query that selects parkedColumns finds.
 func parkedOf(ctx context.Context, q querier, query string, args ...any) (parked []provider.Parked, err error) {
 	err = each(ctx, q, func(rows *sql.Rows) error {
 		var p provider.Parked
-		var handlers, lane []byte
+		var handlers []byte
 		var headers, class, state string
 		var at int64
 		var resolved, due sql.NullInt64
-		err := rows.Scan(&p.Seq, &p.Projector, &p.Handler, &handlers, &p.MessageID, &p.Topic, &p.Key, &lane, &p.Type,
+		err := rows.Scan(&p.Seq, &p.Projector, &p.Handler, &handlers, &p.MessageID, &p.Topic, &p.Key, &p.Lane, &p.Type,
 			&class, &p.Code, &p.Attempts, &p.Version, &at, &state, &resolved, &p.By, &p.Reason, &due, &headers, &p.Payload)
-		if err != nil {
-			return err
-		}
-		copy(p.Lane[:], lane)
 		p.Class, p.State = provider.ParseClass(class), provider.ParseParkedState(state)
 		p.At, p.ResolvedAt, p.DueAt = timeOf(at), timeOrZero(resolved), timeOrZero(due)
 		p.Headers = decodeHeaders(headers)
-		if string(handlers) != `[]` {
-			err = json.Unmarshal(handlers, &p.Handlers)
-		}
+		_ = json.Unmarshal(handlers, &p.Handlers) // as far as a foreign row has any
 		parked = append(parked, p)
 		return err
 	}, query, args...)
@@ -210,6 +196,9 @@ func parkedOf(ctx context.Context, q querier, query string, args ...any) (parked
 // decodeHeaders is the inverse of encodeHeaders.
 func decodeHeaders(stored string) map[string]string {
 	v, _ := url.ParseQuery(stored) // as far as it is well-formed
+	if len(v) == 0 {
+		return nil
+	}
 	h := make(map[string]string, len(v))
 	for name := range v {
 		h[name] = v.Get(name)

@@ -73,9 +73,8 @@ var inTransactions = []string{
 	findEvents, raiseStream, readVersion, insertEvent, insertEntry,
 	candidates, candidatesUnordered, takeEntry, takeUnordered, markEntry, dropEntry, lanesOf, bringEntries,
 	savepoint, release, readStream,
-	findMarked, insertMarkers, findHeld, findSuspects, forgetNames, findFront, parkMessage, keepReplayed, dropReplayed, dueNow, tryParked,
-	insertNames, extendLease, endNames, endRunner,
-	lastCrash, readLive, setLive,
+	findMarked, insertMarkers, findHeld, findSuspects, findFront, parkMessage, keepReplayed, dropReplayed, dueNow, tryParked,
+	insertNames, forgetNames, extendLease, endNames, endRunner, lastCrash, readLive, setLive,
 }
 
 func (p *pool) query(ctx context.Context, query string, args ...any) (*sql.Rows, error) {

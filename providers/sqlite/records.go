@@ -28,30 +28,25 @@ select q.i, coalesce(
 		where m.handler = n.value and m.message_id = q.id
 			and m.generation = coalesce((select live from kinora_generations g where g.projector = q.projector), 1)),
 	(select 'pruned' from json_each(q.names) n cross join kinora_floors f
-		where f.handler = n.value and f.pruned_before >= q.recorded),
-	'')
+		where f.handler = n.value and f.pruned_before >= q.recorded and q.recorded > ` + yearOne + `),
+	'unseen')
 from q`
 
-var outcomeOf = map[string]provider.Outcome{
-	"applied": provider.OutcomeApplied, "waiting": provider.OutcomeWaiting, "stuck": provider.OutcomeStuck,
-	"skipped": provider.OutcomeSkipped, "pruned": provider.OutcomePruned,
-}
+// outcomeNames are what outcomes returns, by their provider.Outcome.
+var outcomeNames = []string{"unseen", "applied", "waiting", "stuck", "skipped", "pruned"}
 
 // Outcomes implements provider.Records.
 func (d *DB) Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error) {
 	asked, answers := make([]any, len(questions)), make([]provider.Outcome, len(questions))
 	for i, q := range questions {
-		var recorded any
-		if !q.RecordedAt.IsZero() {
-			recorded = q.RecordedAt.Add(time.Millisecond - 1).UnixMilli() // rounded up: floors are inclusive
-		}
+		recorded := q.RecordedAt.Add(time.Millisecond - 1).UnixMilli() // rounded up: floors are inclusive
 		asked[i] = []any{q.MessageID, q.Projector(), q.Names(), recorded}
 	}
 	err := each(ctx, d.reads, func(rows *sql.Rows) error {
 		var i int
 		var outcome string
 		err := rows.Scan(&i, &outcome)
-		answers[i] = outcomeOf[outcome]
+		answers[i] = provider.Outcome(slices.Index(outcomeNames, outcome))
 		return err
 	}, outcomes, jsonOf(asked))
 	return result(answers, "look for outcomes", err)
@@ -66,7 +61,8 @@ const (
 	select id from kinora_parked indexed by kinora_parked_resolved
 	where open = 0 and projector = ?1 and resolved_at < ` + clock + ` - ?2 order by resolved_at limit ?3`
 
-	pruneMarkers  = `delete from kinora_markers where (handler, generation, message_id) in (` + oldMarkers + `) returning processed_at`
+	pruneMarkers = `
+delete from kinora_markers where (handler, generation, message_id) in (` + oldMarkers + `) returning processed_at`
 	pruneResolved = `delete from kinora_parked where id in (` + oldResolved + `) returning resolved_at`
 
 	// raiseFloor never lowers it.
@@ -90,9 +86,9 @@ func (d *DB) Prune(ctx context.Context, projector string, handlers []string, win
 
 // prune waits for its turn only if look finds something.
 func (d *DB) prune(ctx context.Context, look, query, name string, window time.Duration, limit int) (n int, err error) {
-	var found bool
 	args := []any{name, millis(window), max(limit, 0)}
-	if err := one(ctx, d.reads, []any{&found}, look, args...); err != nil || !found {
+	old, err := column[bool](ctx, d.reads, look, args...)
+	if err != nil || !old[0] {
 		return 0, err
 	}
 	err = d.inTurn(ctx, func(u *unit) error {
