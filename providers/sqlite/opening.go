@@ -32,7 +32,7 @@ func (u *unit) open(ctx context.Context, p *provider.Unit) (provider.Found, erro
 
 const (
 	// ?2 is an object with the messages of each handler.
-	ofMarkers = `json_each(?2) j cross join json_each(j.value) i`
+	ofMarkers = `jsonb_each(?2) j cross join json_each(j.value) i`
 
 	findMarked = `
 select j.key, i.value from ` + ofMarkers + `
@@ -47,6 +47,7 @@ on conflict do nothing`
 
 // mark inserts the markers that are not there, and sets Fresh.
 func (u *unit) mark(ctx context.Context, p *provider.Unit, found *provider.Found) error {
+	var err error
 	messages, marked := map[string][]string{}, map[provider.Marker]bool{}
 	markers := p.Markers(found)
 	for _, m := range markers {
@@ -54,7 +55,7 @@ func (u *unit) mark(ctx context.Context, p *provider.Unit, found *provider.Found
 	}
 	if len(markers) > 0 {
 		of := jsonOf(messages)
-		err := each(ctx, u, func(rows *sql.Rows) error {
+		err = each(ctx, u, func(rows *sql.Rows) error {
 			var m provider.Marker
 			err := rows.Scan(&m.Handler, &m.MessageID)
 			marked[m] = true
@@ -63,24 +64,20 @@ func (u *unit) mark(ctx context.Context, p *provider.Unit, found *provider.Found
 		if err == nil && len(marked) < len(markers) {
 			_, err = u.exec(ctx, insertMarkers, p.Projector, of)
 		}
-		if err != nil {
-			return err
-		}
 	}
 	found.SetFresh(p, func(m provider.Marker) bool { return !marked[m] })
-	return nil
+	return err
 }
 
 const (
 	// findHeld finds the messages whose lanes are held. ?2 are all lanes, one after another. Usually nothing is held.
 	findHeld = `
-with recursive message (i) as (
-	select 0 where exists (select 1 from kinora_parked indexed by kinora_parked_open where open = 1 and projector = ?1)
-	union all
-	select i + 1 from message where i + 1 < length(?2) / 32)
-select i from message where exists (
+with recursive message (i) as (select 0 union all select i + 1 from message where i + 1 < length(?2) / 32)
+select message.i
+from (select 1 from kinora_parked indexed by kinora_parked_open where open = 1 and projector = ?1 limit 1) cross join message
+where exists (
 	select 1 from kinora_parked indexed by kinora_parked_lane
-	where open = 1 and projector = ?1 and lane = substr(?2, 1 + 32 * i, 32))`
+	where open = 1 and projector = ?1 and lane = substr(?2, 1 + 32 * message.i, 32))`
 
 	// findSuspects finds the messages of ?3 that other runners than ?2 have named.
 	findSuspects = `

@@ -2,7 +2,6 @@ package sqlite
 
 import (
 	"context"
-	"database/sql"
 	"slices"
 	"time"
 
@@ -15,7 +14,7 @@ import (
 const outcomes = `
 with q (i, id, projector, names, recorded) as materialized (
 	select key, value ->> 0, value ->> 1, value -> 2, value ->> 3 from json_each(?1))
-select q.i, coalesce(
+select coalesce(
 	(select case when p.state = 'skipped' then 'skipped' when 'stuck' in (p.state, (
 			select f.state from kinora_parked f indexed by kinora_parked_lane
 			where f.open = 1 and f.projector = p.projector and f.lane = p.lane order by f.id limit 1)) then 'stuck'
@@ -30,7 +29,7 @@ select q.i, coalesce(
 	(select 'pruned' from json_each(q.names) n cross join kinora_floors f
 		where f.handler = n.value and f.pruned_before >= q.recorded and q.recorded > ` + yearOne + `),
 	'unseen')
-from q`
+from q order by q.i`
 
 // outcomeNames are what outcomes returns, by their provider.Outcome.
 var outcomeNames = []string{"unseen", "applied", "waiting", "stuck", "skipped", "pruned"}
@@ -42,13 +41,10 @@ func (d *DB) Outcomes(ctx context.Context, questions []provider.Question) ([]pro
 		recorded := q.RecordedAt.Add(time.Millisecond - 1).UnixMilli() // rounded up: floors are inclusive
 		asked[i] = []any{q.MessageID, q.Projector(), q.Names(), recorded}
 	}
-	err := each(ctx, d.reads, func(rows *sql.Rows) error {
-		var i int
-		var outcome string
-		err := rows.Scan(&i, &outcome)
-		answers[i] = provider.Outcome(slices.Index(outcomeNames, outcome))
-		return err
-	}, outcomes, jsonOf(asked))
+	names, err := column[string](ctx, d.reads, outcomes, jsonOf(asked))
+	for i, name := range names {
+		answers[i] = provider.Outcome(slices.Index(outcomeNames, name))
+	}
 	return result(answers, "look for outcomes", err)
 }
 
