@@ -14,8 +14,8 @@ type Changed map[Queue]int64
 
 // Queue is a lane of a projector.
 type Queue struct {
-	Projector string
-	Lane      Lane
+	Projector string `json:"projector"`
+	Lane      Lane   `json:"lane"`
 }
 
 // Add notes that a message was changed.

@@ -13,7 +13,7 @@ var stores = []Mutant{
 		What: "a marker that is there does not keep a handler from running",
 		Edits: []Edit{
 			{File: "providers/memory/unit.go", Old: "return s.mark(m, generation, now)", New: "return s.mark(m, generation, now) || true"},
-			{File: "providers/sqlite/opening.go", Old: "range marked {", New: "range marked[:0] {"},
+			{File: "providers/sqlite/opening.go", Old: "return !marked[m] })", New: "return true })"},
 			{File: "providers/postgres/open.go", Old: "return w.marked[", New: "return true || w.marked["},
 		},
 		Tests: []Test{

@@ -1,10 +1,10 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/provider"
@@ -21,51 +21,20 @@ func (d *DB) Keeps() provider.Keeps {
 // Do implements provider.Units. It calls run once. run may read through SQL, but it must write through tx. If ctx
 // ends, the transaction is rolled back and others have their turn at once, even if run has not returned.
 func (d *DB) Do(ctx context.Context, p provider.Unit, run func(ctx context.Context, tx *sql.Tx, found provider.Found) (provider.Closing, error)) error {
-	if err := checkUnit(p); err != nil {
-		return unitError(ctx, err, true)
+	if err := checkUnit(&p); err != nil {
+		return unitError(ctx, err)
 	}
 	if p.DryRun != nil {
-		return d.dryRun(ctx, p, run)
+		return d.dryRun(ctx, &p, run)
 	}
-	return d.transact(ctx, func(u *unit) error { return u.work(ctx, p, run) })
-}
-
-// errDryRun rolls a dry run back.
-var errDryRun = errors.New("it was a dry run")
-
-// dryRun runs p, rolls back, and reports the rows that changed to p.DryRun.
-func (d *DB) dryRun(ctx context.Context, p provider.Unit, run runFunc) error {
-	if !d.owned {
-		return &provider.Error{Class: provider.ClassPermanent, Err: errors.New("dry run: a pool given to New does not report changes")}
-	}
-	watch := newDryRun()
-	var changes []provider.Change
-	err := d.transact(watched(ctx, watch.note), func(u *unit) error {
-		watch.tx = u.tx
-		_, err := u.exec(ctx, beginDryRun)
-		if err != nil {
-			return &ownError{err}
-		}
-		if err = u.work(ctx, p, run); err == nil {
-			changes, err = watch.changes(ctx)
-		}
-		if err == nil {
-			err = errDryRun
-		}
-		return err
-	})
-	if errors.Is(err, errDryRun) {
-		p.DryRun(changes)
-		return nil
-	}
-	return err
+	return unitError(ctx, d.inTurn(ctx, func(u *unit) error { return u.work(ctx, &p, run) }))
 }
 
 // work opens p, runs it and closes it, all but the commit.
-func (u *unit) work(ctx context.Context, p provider.Unit, run runFunc) error {
+func (u *unit) work(ctx context.Context, p *provider.Unit, run runFunc) error {
 	found, err := u.open(ctx, p)
 	if err != nil {
-		return &ownError{fmt.Errorf("open: %w", err)}
+		return own("open", err)
 	}
 	closing, err := run(ctx, u.tx, found)
 	if err == nil && u.undone.Load() {
@@ -77,27 +46,17 @@ func (u *unit) work(ctx context.Context, p provider.Unit, run runFunc) error {
 	if closing.Output, err = u.db.normalize(closing.Output); err != nil {
 		return err
 	}
-	if err := u.close(ctx, p, found, closing); err != nil {
-		return &ownError{fmt.Errorf("close: %w", err)}
-	}
-	return nil
+	return own("close", u.close(ctx, p, found, closing))
 }
 
 // blame adds the message whose statement failed, or ended the transaction, to an error of run.
 func (u *unit) blame(err error) error {
-	if _, classed := errors.AsType[*provider.Error](err); classed {
+	_, classed := errors.AsType[*provider.Error](err)
+	of := int(u.message.Load())
+	if classed || of < 0 || !u.undone.Load() && codeOf(err) == 0 && !endedWith(err) {
 		return err
 	}
-	message := u.message.Load()
-	if u.undone.Load() { // then the statements of later messages fail too
-		message = u.undoneBy.Load()
-	} else if codeOf(err) == 0 && !endedWith(err) {
-		return err
-	}
-	if message < 0 {
-		return err
-	}
-	return &provider.MessageError{Message: int(message), Err: err}
+	return &provider.MessageError{Message: of, Err: err}
 }
 
 const (
@@ -112,53 +71,30 @@ on conflict (projector) do update set live = ?2`
 
 // Switch implements provider.Units. It needs no fence: there is one writer at a time.
 func (d *DB) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx *sql.Tx, live int) (int, error)) error {
-	return d.transact(ctx, func(u *unit) error {
+	return unitError(ctx, d.inTurn(ctx, func(u *unit) error {
 		var generation int
-		if err := one(ctx, u, []any{&generation}, readLive, projector); err != nil {
-			return &ownError{fmt.Errorf("read the generation: %w", err)}
+		err := own("read the generation", one(ctx, u, []any{&generation}, readLive, projector))
+		if err == nil {
+			generation, err = fn(ctx, u.tx, generation)
 		}
-		next, err := fn(ctx, u.tx, generation)
 		if err != nil {
 			return err
 		}
-		if _, err := u.exec(ctx, setLive, projector, next); err != nil {
-			return &ownError{fmt.Errorf("write the generation: %w", err)}
-		}
-		return nil
-	})
-}
-
-// transact runs fn in a write transaction and commits it. All errors are *provider.Error.
-func (d *DB) transact(ctx context.Context, fn func(u *unit) error) error {
-	u, err := d.begin(ctx)
-	if err != nil {
-		return unitError(ctx, err, false)
-	}
-	defer u.end()
-	stay := context.AfterFunc(ctx, u.leave)
-	defer stay()
-	err = fn(u)
-	if err == nil && !stay() {
-		err = ctx.Err()
-	}
-	if err == nil {
-		err = u.commit()
-	}
-	return unitError(ctx, err, true)
+		_, err = u.exec(ctx, setLive, projector, generation)
+		return own("write the generation", err)
+	}))
 }
 
 // checkUnit refuses markers that could not be told apart later. Parked messages without markers are not checked:
 // whatever is wrong with a message, it can be set aside.
-func checkUnit(p provider.Unit) error {
+func checkUnit(p *provider.Unit) error {
 	for i, m := range p.Messages {
 		if !m.Mark {
 			continue
 		}
 		err := eventstore.CheckText("message id", m.ID, eventstore.MaxIDBytes)
 		for _, h := range m.Handlers {
-			if err == nil {
-				err = eventstore.CheckText("handler", h.Name, eventstore.MaxIDBytes)
-			}
+			err = cmp.Or(err, eventstore.CheckText("handler", h.Name, eventstore.MaxIDBytes))
 		}
 		if err != nil {
 			return &provider.MessageError{Message: i, Err: err}

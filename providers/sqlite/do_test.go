@@ -36,7 +36,7 @@ func requireMessage(t *testing.T, err error, message int) {
 // requireNothing requires that no unit of work left anything.
 func requireNothing(t *testing.T, db *sqlite.DB) {
 	t.Helper()
-	for _, table := range []string{"kinora_markers", "kinora_outbox", "kinora_parked", "kinora_holds", "totals"} {
+	for _, table := range []string{"kinora_markers", "kinora_outbox", "kinora_parked", "totals"} {
 		require.Equal(t, 0, count(t, db.SQL(), table), table)
 	}
 }
@@ -59,12 +59,12 @@ func TestUnitStatements(t *testing.T) {
 	}
 	for _, ids := range [][]string{{"m1"}, many} {
 		statements := unit(delivery(ids...))
-		require.Len(t, statements, 5+len(ids), "begin, markers twice, holds, the handler's, commit")
-		require.Contains(t, statements[1], "from kinora_markers")
-		require.Contains(t, statements[2], "insert into kinora_markers")
-		require.Contains(t, statements[3], "from kinora_holds")
+		require.Len(t, statements, 5+len(ids), "begin, held lanes, markers twice, the handler's, commit")
+		require.Contains(t, statements[1], "from kinora_parked")
+		require.Contains(t, statements[2], "from kinora_markers")
+		require.Contains(t, statements[3], "insert into kinora_markers")
 		require.Equal(t, addToTotal, statements[4])
-		require.Len(t, unit(delivery(ids...)), 4, "duplicates: begin, markers, holds, commit")
+		require.Len(t, unit(delivery(ids...)), 4, "duplicates: begin, held lanes, markers, commit")
 	}
 	require.Equal(t, 502, total(t, db.SQL(), "p1"))
 

@@ -19,9 +19,14 @@ const (
 	beginDryRun = `savepoint kinora_dry_run`
 	undoDryRun  = `rollback to kinora_dry_run`
 
+	// tableColumns lists the columns of table ?1, and once more, in their order, those of its primary key. The name of its
+	// rowid is empty if it has none, and null if columns have all its names.
 	tableColumns = `
-select c.name, c.pk, (select t.wr from pragma_table_list t where t.schema = ?2 and t.name = ?1)
-from pragma_table_xinfo(?1, ?2) c where c.hidden <> 1 order by c.cid`
+with c as (select name, pk, cid from pragma_table_xinfo(?1, ?2) where hidden <> 1)
+select name, iskey, iif((select wr from pragma_table_list where schema = ?2 and name = ?1), '', (
+	select value from json_each('["rowid", "_rowid_", "oid"]') where value not in (select lower(name) from c)))
+from (select name, false as iskey, cid as at from c union all select name, true, pk from c where pk > 0)
+order by iskey, at`
 
 	// pairRows pairs the rows before (?1) and after (?2) by table and key.
 	pairRows = `
@@ -34,13 +39,45 @@ group by name, k having was is not now order by name, k->>0, k->>1, k->>2, k`
 	maxDryRunRows = 100_000 // rows of one table that a dry run reads
 )
 
+// errDryRun rolls a dry run back.
+var errDryRun = errors.New("it was a dry run")
+
+// dryRun runs p, rolls back, and reports the rows that changed to p.DryRun.
+func (d *DB) dryRun(ctx context.Context, p *provider.Unit, run runFunc) error {
+	if !d.owned {
+		return &provider.Error{Class: provider.ClassPermanent, Err: errors.New("dry run: a pool given to New does not report changes")}
+	}
+	watch := newDryRun()
+	var changes []provider.Change
+	err := d.inTurn(watched(ctx, watch.note), func(u *unit) error {
+		watch.tx = u.tx
+		_, err := u.exec(ctx, beginDryRun)
+		if err = own("begin a dry run", err); err == nil {
+			err = u.work(ctx, p, run)
+		}
+		if err == nil {
+			changes, err = watch.changes(ctx)
+		}
+		return cmp.Or(err, errDryRun)
+	})
+	if !errors.Is(err, errDryRun) {
+		return unitError(ctx, err)
+	}
+	p.DryRun(changes)
+	return nil
+}
+
 // dryRun finds the rows that a transaction changed, without its commit. SQLite's pre-update hook reports which rows a
 // statement, a trigger, a cascade or a replace changes. They are read at the end, and once more after the transaction
 // has been undone.
 type dryRun struct {
-	tx      *sql.Tx
+	session
 	changed map[tableName]map[int64]bool // rowids; zero in a table without rowids
 	limit   int                          // of the rows of one table
+}
+
+func newDryRun() *dryRun {
+	return &dryRun{session: session{pool: &pool{}}, changed: map[tableName]map[int64]bool{}, limit: maxDryRunRows}
 }
 
 type tableName struct{ schema, name string }
@@ -48,14 +85,11 @@ type tableName struct{ schema, name string }
 // String is the name that a change has.
 func (t tableName) String() string { return strings.TrimPrefix(t.schema+"."+t.name, "main.") }
 
-func newDryRun() *dryRun {
-	return &dryRun{changed: map[tableName]map[int64]bool{}, limit: maxDryRunRows}
-}
-
 // note is called before a row changes. The connection runs one statement at a time, so it needs no lock.
 func (d *dryRun) note(u sqlite.SQLitePreUpdateData) {
 	t := tableName{u.DatabaseName, u.TableName}
-	if t.schema == "temp" || t.schema == "main" && strings.HasPrefix(strings.ToLower(t.name), "kinora_") || len(d.changed[t]) > d.limit {
+	isOwn := t.schema == "main" && strings.HasPrefix(strings.ToLower(t.name), "kinora_")
+	if isOwn || t.schema == "temp" || len(d.changed[t]) > d.limit {
 		return
 	}
 	if d.changed[t] == nil {
@@ -75,87 +109,71 @@ func (d *dryRun) note(u sqlite.SQLitePreUpdateData) {
 // 100,000 rows of a table, otherwise it returns an error ("too_many_rows"): those that were changed or, of a table
 // without rowids, all.
 func (d *dryRun) changes(ctx context.Context) (changes []provider.Change, err error) {
-	var before, after string
-	after, err = d.read(ctx)
+	var before string
+	after, err := d.read(ctx)
 	if err == nil {
-		_, err = d.tx.ExecContext(ctx, undoDryRun)
+		_, err = d.exec(ctx, undoDryRun)
 	}
 	if err == nil {
 		before, err = d.read(ctx)
 	}
 	if err == nil {
 		err = each(ctx, d, func(rows *sql.Rows) error {
-			var table string
-			var before, after []byte
-			err := rows.Scan(&table, &before, &after)
-			changes = append(changes, provider.Change{Table: table, Before: before, After: after})
+			var c provider.Change
+			err := rows.Scan(&c.Table, (*[]byte)(&c.Before), (*[]byte)(&c.After))
+			changes = append(changes, c)
 			return err
 		}, pairRows, before, after)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("dry run: %w", err)
-	}
-	return changes, nil
-}
-
-// query implements querier.
-func (d *dryRun) query(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	return d.tx.QueryContext(ctx, query, args...)
+	return result(changes, "dry run", err)
 }
 
 // read returns the changed rows as they are now: a JSON array of their tables, keys and columns.
 func (d *dryRun) read(ctx context.Context) (string, error) {
-	var found []string
+	var all []string
 	for t, rowids := range d.changed {
 		query, err := d.rowsQuery(ctx, t)
 		if err == nil && query != "" {
-			start := len(found)
-			err = each(ctx, d, func(rows *sql.Rows) error {
-				var row string
-				err := rows.Scan(&row)
-				found = append(found, row)
-				return err
-			}, query, jsonOf(slices.Collect(maps.Keys(rowids))))
-			if err == nil && max(len(rowids), len(found)-start) > d.limit {
+			var found []string
+			found, err = column[string](ctx, d, query, jsonOf(slices.Collect(maps.Keys(rowids))))
+			if err == nil && max(len(rowids), len(found)) > d.limit {
 				err = &provider.Error{Class: provider.ClassPermanent, Code: "too_many_rows", Err: fmt.Errorf("more than %d rows", d.limit)}
 			}
+			all = append(all, found...)
 		}
 		if err != nil {
-			return "", fmt.Errorf("read %s: %w", t, err)
+			return "", doing("read "+t.String(), err)
 		}
 	}
-	return "[" + strings.Join(found, ",") + "]", nil
+	return "[" + strings.Join(all, ",") + "]", nil
 }
 
 // rowsQuery returns the query of the rows with the rowids ?1 or, in a table without rowids, of all. It is empty if there
 // is no such table now.
 func (d *dryRun) rowsQuery(ctx context.Context, t tableName) (string, error) {
-	var names, columns, primary, key []string
-	noRowid, where, places := false, "?1 <> ''", map[int]string{}
+	var columns, primary, key []string
+	var rowid sql.NullString
 	err := each(ctx, d, func(rows *sql.Rows) error {
 		var name string
-		var place int
-		err := rows.Scan(&name, &place, &noRowid)
-		names, columns, places[place] = append(names, name), append(columns, textSQL(name), jsonSQL(name)), name
+		var isKey bool
+		err := rows.Scan(&name, &isKey, &rowid)
+		if isKey {
+			primary, key = append(primary, nameSQL(name)), append(key, jsonSQL(name))
+		} else {
+			columns = append(columns, textSQL(name), jsonSQL(name))
+		}
 		return err
 	}, tableColumns, t.name, t.schema)
-	if err != nil || len(names) == 0 {
+	if err != nil || len(columns) == 0 {
 		return "", err
 	}
-	delete(places, 0) // not in the primary key
-	for _, place := range slices.Sorted(maps.Keys(places)) {
-		primary, key = append(primary, nameSQL(places[place])), append(key, jsonSQL(places[place]))
-	}
-	if !noRowid {
-		free := slices.DeleteFunc([]string{"rowid", "_rowid_", "oid"}, func(rowid string) bool {
-			return slices.ContainsFunc(names, func(name string) bool { return strings.EqualFold(name, rowid) })
-		})
-		if len(free) == 0 {
-			return "", errors.New("its columns hide its rowid")
-		}
-		where = free[0] + " in (select value from json_each(?1))"
+	where := "?1 <> ''"
+	if rowid.String != "" {
+		where = rowid.String + " in (select value from json_each(?1))"
 		// Without a primary key, or with a null in it, the rowid is the key.
-		key = append(key, fmt.Sprintf("iif((%s) is null, %s, null)", cmp.Or(strings.Join(primary, " || "), "null"), free[0]))
+		key = append(key, fmt.Sprintf("iif((%s) is null, %s, null)", cmp.Or(strings.Join(primary, " || "), "null"), rowid.String))
+	} else if !rowid.Valid {
+		return "", errors.New("its columns hide its rowid")
 	}
 	return fmt.Sprintf(`select json_object('t', %s, 'k', json_array(%s), 'r', json_object(%s)) from %s.%s where %s limit %d`,
 		textSQL(t.String()), strings.Join(key, ", "), strings.Join(columns, ", "), nameSQL(t.schema), nameSQL(t.name), where, d.limit+1), nil

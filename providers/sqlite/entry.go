@@ -114,11 +114,11 @@ func listOf[T any](list []T) any {
 }
 
 // anyOf is a JSON array for json_each, or null for nil, which means all.
-func anyOf(seqs []int64) any {
-	if seqs == nil {
+func anyOf[T any](list []T) any {
+	if list == nil {
 		return nil
 	}
-	return jsonOf(seqs)
+	return jsonOf(list)
 }
 
 // Enqueued implements outbox.Waker.

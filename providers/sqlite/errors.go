@@ -50,6 +50,13 @@ func isAmbiguous(err error) bool {
 	return ok && primary(codeOf(c.err)) == sqlite3.SQLITE_IOERR
 }
 
+// beginError says why a transaction could not begin.
+type beginError struct{ err error }
+
+func (e *beginError) Error() string { return "begin: " + e.err.Error() }
+
+func (e *beginError) Unwrap() error { return e.err }
+
 // ownError is an error of a statement of Kinora's own, in the opening or the closing of a unit.
 type ownError struct{ err error }
 
@@ -57,28 +64,52 @@ func (e *ownError) Error() string { return e.err.Error() }
 
 func (e *ownError) Unwrap() error { return e.err }
 
+// own is an ownError that says what was done, or nil.
+func own(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &ownError{doing(what, err)}
+}
+
+// doing says what was done when err happened, or is nil.
+func doing(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+// result is v, or else the error with what was done when it happened.
+func result[T any](v T, what string, err error) (T, error) {
+	if err != nil {
+		var none T
+		return none, doing(what, err)
+	}
+	return v, nil
+}
+
 // isOwn reports whether no message is to blame for err. A value that is too big is the message's fault.
 func isOwn(err error) bool {
 	_, own := errors.AsType[*ownError](err)
 	return own && primary(codeOf(err)) != sqlite3.SQLITE_TOOBIG
 }
 
-// unitError is err as Do returns it: with its class. ctx is that of the unit. begun is false if the transaction could
-// not begin: then no message is to blame.
-func unitError(ctx context.Context, err error, begun bool) error {
+// unitError is err as Do returns it: with its class. ctx is that of the unit.
+func unitError(ctx context.Context, err error) error {
 	if _, ok := errors.AsType[*provider.Error](err); ok || err == nil {
 		return err
 	}
 	e := &provider.Error{Class: provider.ClassUnknown, Code: codeName(codeOf(err)), Err: err}
+	_, atBegin := errors.AsType[*beginError](err)
 	switch {
-	case !begun:
+	case atBegin: // no message is to blame
 		e.Class = provider.ClassTransient
 		if e.Code == "" || errors.Is(err, ErrNotMigrated) {
 			e.Code = beginCode(err)
 		}
-	case ctx.Err() != nil && (endedWith(err) || e.Code == "SQLITE_INTERRUPT" || errors.Is(err, ctx.Err())):
-		e.Code, e.Err = "", fmt.Errorf("%w: %w", ctx.Err(), err)
-		if errors.Is(ctx.Err(), context.Canceled) {
+	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
+		if e.Code = ""; errors.Is(ctx.Err(), context.Canceled) {
 			e.Class = provider.ClassShutdown
 		} else {
 			e.Code = provider.CodeDeadline

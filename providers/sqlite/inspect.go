@@ -23,11 +23,16 @@ const filtered = ` id > ?1 and id <= ?2
 	and (?8 is null or id in (select value from json_each(?8)))`
 
 func filterArgs(f outbox.Filter, limit int) []any {
-	after, upto := f.After, int64(math.MaxInt64)
-	if len(f.Seqs) > 0 {
-		after, upto = max(after, slices.Min(f.Seqs)-1), slices.Max(f.Seqs)
-	}
+	after, upto := span(f.After, f.Seqs)
 	return []any{after, upto, listOf(f.Status), f.Topic, f.Key, f.Stream, millis(max(f.Older, 0)), anyOf(f.Seqs), limit}
+}
+
+// span is where the Seqs of a filter are.
+func span(after int64, seqs []int64) (from, upto int64) {
+	if len(seqs) == 0 {
+		return after, math.MaxInt64
+	}
+	return max(after, slices.Min(seqs)-1), slices.Max(seqs)
 }
 
 // listOpenEntries is of open statuses: entries that claims look at if ?10, held ones if ?11. It merges what both

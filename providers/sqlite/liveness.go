@@ -3,7 +3,6 @@ package sqlite
 import (
 	"context"
 	"database/sql"
-	"fmt"
 	"time"
 
 	"github.com/kinora-go/kinora/provider"
@@ -23,8 +22,7 @@ on conflict (runner) do update set expires_at = ` + clock + ` + ?2`
 	union all
 	select runner from kinora_runners where runner <> ?1 and expires_at < ` + clock + ` - ?2`
 
-	lastCrash = `
-select ` + clock + `, (select max(expires_at) from kinora_runners where runner <> ?1 and expires_at < ` + clock + `)`
+	lastCrash = `select ` + clock + `, (select max(expires_at) from kinora_runners where runner <> ?1 and expires_at < ` + clock + `)`
 )
 
 // Beat implements provider.Liveness. Its commit is not synced; on a pool given to New, it is as all commits are there.
@@ -45,10 +43,7 @@ func (d *DB) Beat(ctx context.Context, runner string, lease, record time.Duratio
 		h = provider.Health{Now: timeOf(now), Crashed: timeOrZero(crashed)}
 		return err
 	})
-	if err != nil {
-		return provider.Health{}, fmt.Errorf("beat of %s: %w", runner, err)
-	}
-	return h, nil
+	return result(h, "beat of "+runner, err)
 }
 
 const insertNames = `
@@ -63,11 +58,8 @@ func (d *DB) Name(ctx context.Context, projector string, w provider.Worker, mess
 		if _, err := u.exec(ctx, forgetNames, w.Runner, w.Number); err != nil {
 			return err
 		}
-		_, err := u.exec(ctx, insertNames, projector, w.Runner, w.Number, arrayOf(messages))
+		_, err := u.exec(ctx, insertNames, projector, w.Runner, w.Number, anyOf(messages))
 		return err
 	})
-	if err != nil {
-		return fmt.Errorf("name messages of %s: %w", w.Runner, err)
-	}
-	return nil
+	return doing("name messages of "+w.Runner, err)
 }

@@ -179,17 +179,11 @@ func checkAtRest(t testing.TB, db *sql.DB) {
 			select id from kinora_outbox where open <> (status not in ('published', 'held', 'skipped'))`,
 		"what is claimed has a token": `
 			select id from kinora_outbox where status = 'claimed' and (token is null or attempts < 1)`,
-		"a resolved message has the time of that": `
-			select id from kinora_parked where open <> (resolved_at is null)`,
-		"a lane is held as long as something is parked in it": `
-			select projector, lane from (
-				select projector, lane from kinora_holds union all
-				select distinct projector, lane from kinora_parked where open = 1)
-			group by projector, lane having count(*) <> 2`,
-		"a lane is never due if its first message is stuck, and only then": `
-			select lane from kinora_holds h where (due_at = 9223372036854775807) <> (
-				select state = 'stuck' from kinora_parked p
-				where p.projector = h.projector and p.lane = h.lane and open = 1 order by id limit 1)`,
+		"the first open message of a lane has a time if it waits, and no other has one": `
+			select id from (
+				select id, state, due_at, row_number() over (partition by projector, lane, resolved_at is null order by id) = 1 as first
+				from kinora_parked)
+			where (due_at is not null) <> (first and state = 'waiting')`,
 		"sqlite itself": `select integrity_check from pragma_integrity_check where integrity_check <> 'ok'`,
 	} {
 		rows, err := db.Query(query)
@@ -259,12 +253,11 @@ func shiftBack(db *sql.DB, d time.Duration) error {
 		"kinora_outbox":  {"next_attempt_at", "created_at", "last_attempt_at", "published_at"},
 		"kinora_markers": {"processed_at"},
 		"kinora_floors":  {"pruned_before"},
-		"kinora_holds":   {"due_at"},
-		"kinora_parked":  {"parked_at", "resolved_at"},
+		"kinora_parked":  {"parked_at", "due_at", "resolved_at"},
 		"kinora_runners": {"expires_at"},
 	} {
 		for _, column := range columns {
-			shift := fmt.Sprintf(`update %s set %[2]s = %[2]s - %d where %[2]s < 9223372036854775807`, table, column, d.Milliseconds())
+			shift := fmt.Sprintf(`update %s set %[2]s = %[2]s - %d where %[2]s is not null`, table, column, d.Milliseconds())
 			if _, err := db.Exec(shift); err != nil {
 				return err
 			}

@@ -3,234 +3,134 @@ package sqlite
 import (
 	"context"
 	"database/sql"
-	"encoding/hex"
-	"encoding/json"
-	"fmt"
-	"math"
-	"slices"
 
 	"github.com/kinora-go/kinora/provider"
 )
 
 // open looks up all that a unit must know before its handlers run. It holds the write lock, so nothing that it reads
 // changes before the commit.
-func (u *unit) open(ctx context.Context, p provider.Unit) (found provider.Found, err error) {
-	n := len(p.Messages)
-	found = provider.Found{
-		Fresh: make([][]bool, n), Held: make([]bool, n),
-		Begin: func(message int) { u.message.Store(int64(message)) },
-	}
-	parked := isParked(p)
-	if parked {
-		found.Live, err = u.live(ctx, p.Projector, p.Messages, func(is provider.Parked, due bool) bool {
-			counted := is.Attempts > 0 // Try has put the lane off for this unit
-			return p.DryRun != nil || is.State == provider.StateWaiting && (due || counted)
-		})
-		if err != nil {
-			return found, fmt.Errorf("look for parked messages: %w", err)
+func (u *unit) open(ctx context.Context, p *provider.Unit) (provider.Found, error) {
+	found := p.NewFound(false)
+	found.Begin = func(message int) {
+		if !u.undone.Load() { // else its statements fail because of an earlier one
+			u.message.Store(int64(message))
 		}
 	}
-	for i, m := range p.Messages {
-		found.Fresh[i] = slices.Repeat([]bool{!m.Mark && (!parked || found.Live[i])}, len(m.Handlers))
+	findLanes := u.findHeld
+	if p.IsReplay() {
+		findLanes = u.findLive
 	}
-	if err := u.mark(ctx, p, found); err != nil {
-		return found, fmt.Errorf("mark: %w", err)
+	err := findLanes(ctx, p, &found)
+	if err == nil {
+		err = u.mark(ctx, p, &found)
 	}
-	if !parked {
-		if err := u.findHeld(ctx, p, found.Held); err != nil {
-			return found, fmt.Errorf("look for holds: %w", err)
-		}
+	if err == nil && p.Careful != nil {
+		err = u.findSuspects(ctx, p, &found)
 	}
-	if p.Careful != nil {
-		if found.Suspect, err = u.findSuspects(ctx, p); err != nil {
-			return found, fmt.Errorf("look for suspects: %w", err)
-		}
-	}
-	return found, nil
+	return found, err
 }
 
-// isParked reports whether the messages of p are parked ones.
-func isParked(p provider.Unit) bool { return len(p.Messages) > 0 && p.Messages[0].Parked != nil }
-
 const (
-	// findMarked finds the messages of ?3 that have a marker under one of the names ?2.
-	findMarked = `
-select j.key from json_each(?3) j
-where exists (
-	select 1 from kinora_markers m
-	where m.handler in (select value from json_each(?2)) and m.generation = ` + live + ` and m.message_id = j.value)`
+	// ?2 is an object with the messages of each handler.
+	ofMarkers = `jsonb_each(?2) j cross join json_each(j.value) i`
 
-	// insertMarkers marks each of the messages ?3 under each of the names ?2.
+	findMarked = `
+select j.key, i.value from ` + ofMarkers + `
+where exists (select 1 from kinora_markers where handler = j.key and generation = ` + live + ` and message_id = i.value)`
+
 	insertMarkers = `
 insert into kinora_markers (handler, generation, message_id, processed_at)
-select h.value, ` + live + `, j.value, (select ` + clock + `)
-from json_each(?2) h cross join json_each(?3) j
+select j.key, ` + live + `, i.value, (select ` + clock + `) from ` + ofMarkers + `
 where true
 on conflict do nothing`
 )
 
-// markers are those of one handler in a unit.
-type markers struct {
-	names []string // of the handler: its own and its earlier ones
-	ids   []string // of the messages
-	fresh []*bool  // where to say that they are fresh
-}
-
-// mark inserts the markers that are not there, and sets Fresh for them. It is two statements for each handler,
-// however many messages there are.
-func (u *unit) mark(ctx context.Context, p provider.Unit, found provider.Found) error {
-	var all []*markers
-	byName := map[string]*markers{}
-	for i, m := range p.Messages {
-		if !m.Mark || found.Live != nil && !found.Live[i] {
-			continue
-		}
-		for j, h := range m.Handlers {
-			of := byName[h.Name]
-			if of == nil {
-				of = &markers{names: append([]string{h.Name}, h.Was...)}
-				byName[h.Name] = of
-				all = append(all, of)
-			}
-			of.ids, of.fresh = append(of.ids, m.ID), append(of.fresh, &found.Fresh[i][j])
-		}
+// mark inserts the markers that are not there, and sets Fresh.
+func (u *unit) mark(ctx context.Context, p *provider.Unit, found *provider.Found) error {
+	var err error
+	messages, marked := map[string][]string{}, map[provider.Marker]bool{}
+	markers := p.Markers(found)
+	for _, m := range markers {
+		messages[m.Handler] = append(messages[m.Handler], m.MessageID)
 	}
-	for _, of := range all {
-		if err := u.markHandler(ctx, p.Projector, of); err != nil {
+	if len(markers) > 0 {
+		of := jsonOf(messages)
+		err = each(ctx, u, func(rows *sql.Rows) error {
+			var m provider.Marker
+			err := rows.Scan(&m.Handler, &m.MessageID)
+			marked[m] = true
 			return err
+		}, findMarked, p.Projector, of)
+		if err == nil && len(marked) < len(markers) {
+			_, err = u.exec(ctx, insertMarkers, p.Projector, of)
 		}
 	}
-	return nil
-}
-
-func (u *unit) markHandler(ctx context.Context, projector string, of *markers) error {
-	for _, fresh := range of.fresh {
-		*fresh = true
-	}
-	names := jsonOf(of.names)
-	marked, err := u.indexes(ctx, findMarked, projector, names, jsonOf(of.ids))
-	if err != nil {
-		return err
-	}
-	for _, i := range marked {
-		*of.fresh[i], of.ids[i] = false, ""
-	}
-	ids := of.ids
-	if len(marked) > 0 {
-		ids = slices.DeleteFunc(ids, func(id string) bool { return id == "" })
-	}
-	if len(ids) == 0 {
-		return nil
-	}
-	_, err = u.exec(ctx, insertMarkers, projector, names, jsonOf(ids))
+	found.SetFresh(p, func(m provider.Marker) bool { return !marked[m] })
 	return err
 }
 
-// indexes lists the integers that a query selects.
-func (s session) indexes(ctx context.Context, query string, args ...any) (all []int, err error) {
-	err = each(ctx, s, func(rows *sql.Rows) error {
-		var i int
-		err := rows.Scan(&i)
-		all = append(all, i)
-		return err
-	}, query, args...)
-	return all, err
-}
-
 const (
-	anyHold  = `select exists (select 1 from kinora_holds where projector = ?1)`
+	// findHeld finds the messages whose lanes are held. ?2 are all lanes, one after another. Usually nothing is held.
 	findHeld = `
-select j.key from json_each(?2) j cross join kinora_holds h
-where h.projector = ?1 and h.lane = unhex(j.value)`
-)
+with recursive message (i) as (select 0 union all select i + 1 from message where i + 1 < length(?2) / 32)
+select message.i
+from (select 1 from kinora_parked indexed by kinora_parked_open where open = 1 and projector = ?1 limit 1) cross join message
+where exists (
+	select 1 from kinora_parked indexed by kinora_parked_lane
+	where open = 1 and projector = ?1 and lane = substr(?2, 1 + 32 * message.i, 32))`
 
-// findHeld finds the messages whose lanes are held. Usually nothing of a projector is.
-func (u *unit) findHeld(ctx context.Context, p provider.Unit, held []bool) error {
-	var some bool
-	if err := one(ctx, u, []any{&some}, anyHold, p.Projector); err != nil || !some {
-		return err
-	}
-	lanes := make([]string, len(p.Messages))
-	for i, m := range p.Messages {
-		lanes[i] = hexOf(m.Lane)
-	}
-	found, err := u.indexes(ctx, findHeld, p.Projector, jsonOf(lanes))
-	for _, i := range found {
-		held[i] = true
-	}
-	return err
-}
-
-func hexOf(l provider.Lane) string { return hex.EncodeToString(l[:]) }
-
-const (
+	// findSuspects finds the messages of ?3 that other runners than ?2 have named.
 	findSuspects = `
 select j.key from json_each(?3) j
-where exists (
-	select 1 from kinora_doing d
-	where d.message_id = j.value and d.projector = ?1 and d.runner <> ?2)`
+where j.value <> '' and exists (
+	select 1 from kinora_doing where message_id = j.value and projector = ?1 and runner <> ?2)`
 
 	forgetNames = `delete from kinora_doing where runner = ?1 and worker = ?2`
 )
 
-// findSuspects finds the messages that other runners have named.
-func (u *unit) findSuspects(ctx context.Context, p provider.Unit) ([]bool, error) {
-	suspect, ids := make([]bool, len(p.Messages)), make([]string, len(p.Messages))
-	for i, m := range p.Messages {
-		ids[i] = m.ID
+func (u *unit) findHeld(ctx context.Context, p *provider.Unit, found *provider.Found) error {
+	lanes := make([]byte, 0, len(p.Messages)*len(provider.Lane{}))
+	for i := range p.Messages {
+		lanes = append(lanes, p.Messages[i].Lane[:]...)
 	}
-	found, err := u.indexes(ctx, findSuspects, p.Projector, p.Careful.Runner, jsonOf(ids))
-	for _, i := range found {
-		suspect[i] = ids[i] != ""
-	}
-	return suspect, err
+	return u.flag(ctx, found.Held, findHeld, p.Projector, lanes)
 }
 
-// firstOfLanes lists the parked messages of lanes, in order. ?2 has the last id to list of each lane.
-const firstOfLanes = `
-select p.id, p.lane, p.state, p.attempts, p.handlers, h.due_at <= ` + clock + `
-from json_each(?2) j
-cross join kinora_holds h on h.projector = ?1 and h.lane = unhex(j.key)
-cross join kinora_parked p on p.id in (
+func (u *unit) findSuspects(ctx context.Context, p *provider.Unit, found *provider.Found) error {
+	ids := make([]string, len(p.Messages))
+	for i := range ids {
+		ids[i] = p.Messages[i].ID
+	}
+	found.Suspect = make([]bool, len(ids))
+	return u.flag(ctx, found.Suspect, findSuspects, p.Projector, p.Careful.Runner, jsonOf(ids))
+}
+
+// flag sets the flags at the indexes that a query selects.
+func (u *unit) flag(ctx context.Context, flags []bool, query string, args ...any) error {
+	found, err := column[int](ctx, u, query, args...)
+	for _, i := range found {
+		flags[i] = true
+	}
+	return err
+}
+
+// findFront lists the open messages of lanes. ?2 has the last id to list of each lane. Only one that is due has a time.
+const findFront = `
+select ` + parkedFields + `, iif(p.due_at <= ` + clock + `, p.due_at, null), '', null
+from json_each(?2) j cross join kinora_parked p on p.id in (
 	select id from kinora_parked indexed by kinora_parked_lane
-	where open = 1 and projector = ?1 and lane = h.lane and id <= j.value)
+	where open = 1 and projector = ?1 and lane = unhex(j.key) and id <= j.value)
 order by p.id`
 
-// live says which of messages, which are parked ones, are as they were listed, ready, and first in their lanes: before
-// them come only earlier ones of messages that are live too.
-func (u *unit) live(ctx context.Context, projector string, messages []provider.Message, ready func(is provider.Parked, due bool) bool) ([]bool, error) {
-	live, last := make([]bool, len(messages)), map[string]int64{}
-	index, next := map[int64]int{}, map[provider.Lane]int{}
-	for i, m := range messages {
-		lane := hexOf(m.Lane)
-		last[lane] = max(last[lane], m.Parked.Seq)
-		index[m.Parked.Seq] = i
+func (u *unit) findLive(ctx context.Context, p *provider.Unit, found *provider.Found) error {
+	last, due := map[provider.Lane]int64{}, map[provider.Lane]bool{}
+	for _, m := range p.Messages {
+		last[m.Lane] = max(last[m.Lane], m.Parked.Seq)
 	}
-	err := each(ctx, u, func(rows *sql.Rows) error {
-		var is provider.Parked
-		var lane, handlers []byte
-		var state string
-		var due bool
-		err := rows.Scan(&is.Seq, &lane, &state, &is.Attempts, &handlers, &due)
-		if err == nil {
-			err = json.Unmarshal(handlers, &is.Handlers)
-		}
-		if err != nil {
-			return err
-		}
-		copy(is.Lane[:], lane)
-		is.State = provider.ParseParkedState(state)
-		i, asked := index[is.Seq]
-		if !asked || i < next[is.Lane] || !isAsListed(is, *messages[i].Parked) || !ready(is, due) {
-			next[is.Lane] = math.MaxInt // none of those behind it comes first
-			return nil
-		}
-		live[i], next[is.Lane] = true, i+1
-		return nil
-	}, firstOfLanes, projector, jsonOf(last))
-	return live, err
-}
-
-func isAsListed(is, listed provider.Parked) bool {
-	return is.Attempts == listed.Attempts && slices.Equal(is.Handlers, listed.Handlers)
+	front, err := parkedOf(ctx, u, findFront, p.Projector, jsonOf(last))
+	for i := range front {
+		due[front[i].Lane] = due[front[i].Lane] || !front[i].DueAt.IsZero()
+	}
+	found.SetLive(p, front, due)
+	return err
 }

@@ -1,249 +1,207 @@
 package sqlite
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"database/sql"
-	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"math"
-	"slices"
+	"net/url"
 	"time"
 
 	"github.com/kinora-go/kinora/provider"
 )
 
-const (
-	// dueParked lists the first messages of each lane in due: one, or up to ?3 if the first is held.
-	dueParked        = `with due (lane, due_at) as materialized (` + dueLanes + firstOfDue
-	dueParkedOfLanes = `with due (lane, due_at) as materialized (` + dueOfLanes + firstOfDue
+// lastID is that of no message.
+const lastID = `9223372036854775807`
 
-	dueLanes = `
-	select lane, due_at from kinora_holds indexed by kinora_holds_due
-	where projector = ?1 and due_at <= ` + clock + ` order by due_at limit ?2`
-
-	dueOfLanes = `
-	select h.lane, h.due_at from json_each(?4) j cross join kinora_holds h
-	where h.projector = ?1 and h.lane = unhex(j.value) and h.due_at <= ` + clock + ` order by h.due_at limit ?2`
-
-	firstOfDue = `)
-select ` + parkedColumns + `
-from due
-cross join kinora_parked f on f.id = (
-	select id from kinora_parked indexed by kinora_parked_lane
-	where open = 1 and projector = ?1 and lane = due.lane order by id limit 1)
-cross join kinora_parked p on p.id in (
-	select id from kinora_parked indexed by kinora_parked_lane
-	where open = 1 and projector = ?1 and lane = due.lane and id <= iif(f.class = 'held', ` + never + `, f.id)
-	order by id limit ?3)`
-)
+// dueParked lists the first messages of lanes that are due, of ?4 or of all if that is null: one of each lane, or up to ?3
+// that are held.
+const dueParked = `
+with due (id, lane, class, due_at) as materialized (
+	select id, lane, class, due_at from kinora_parked indexed by kinora_parked_due
+	where ?4 is null and projector = ?1 and due_at <= ` + clock + `
+	union all
+	select id, lane, class, due_at from kinora_parked
+	where due_at <= ` + clock + ` and id in (
+		select (
+			select id from kinora_parked indexed by kinora_parked_lane
+			where open = 1 and projector = ?1 and lane = unhex(j.value) order by id limit 1)
+		from json_each(?4) j)
+	order by due_at limit ?2),
+front (id, due_at, others) as (
+	select p.id, due.due_at, sum(p.class <> 'held' or p.state <> 'waiting') over (partition by due.lane order by p.id)
+	from due cross join kinora_parked p on p.id in (
+		select id from kinora_parked indexed by kinora_parked_lane
+		where open = 1 and projector = ?1 and lane = due.lane and id <= iif(due.class = 'held', ` + lastID + `, due.id)
+		order by id limit ?3))
+select ` + parkedColumns + ` from front cross join kinora_parked p on p.id = front.id
+where front.others = 0 or p.due_at is not null
+order by front.due_at, p.lane, p.id`
 
 // Due implements provider.Parking.
 func (d *DB) Due(ctx context.Context, f provider.DueFilter) (due []provider.Parked, err error) {
-	if f.Keys <= 0 || f.Each <= 0 || f.Lanes != nil && len(f.Lanes) == 0 {
-		return nil, nil
-	}
-	query, args := dueParked, []any{"", f.Keys, f.Each}
-	if f.Lanes != nil {
-		lanes := make([]string, len(f.Lanes))
-		for i, l := range f.Lanes {
-			lanes[i] = hexOf(l)
-		}
-		slices.Sort(lanes)
-		query, args = dueParkedOfLanes, append(args, jsonOf(slices.Compact(lanes)))
-	}
-	for _, args[0] = range f.Projectors {
-		listed, err := parkedOf(ctx, d.reads, query, args...)
+	for _, projector := range f.Projectors {
+		listed, err := parkedOf(ctx, d.reads, dueParked, projector, max(f.Keys, 0), max(f.Each, 0), anyOf(f.Lanes))
 		if err != nil {
-			return nil, fmt.Errorf("list due messages: %w", err)
+			return nil, doing("list due messages", err)
 		}
-		slices.SortFunc(listed, func(a, b provider.Parked) int {
-			return cmp.Or(a.DueAt.Compare(b.DueAt), bytes.Compare(a.Lane[:], b.Lane[:]), cmp.Compare(a.Seq, b.Seq))
-		})
-		due = append(due, leading(listed)...)
+		due = append(due, listed...)
 	}
 	return due, nil
 }
 
-// leading keeps, of each lane, the first message, or those up to the first one that is not held.
-func leading(listed []provider.Parked) (due []provider.Parked) {
-	var lane provider.Lane
-	ended := false
-	for i, p := range listed {
-		first := i == 0 || p.Lane != lane
-		lane, ended = p.Lane, ended && !first
-		held := p.Class == provider.ClassHeld
-		if p.State != provider.StateWaiting || !first && !held {
-			ended = true
-		}
-		if !ended {
-			due = append(due, p)
-		}
-		ended = ended || !held
-	}
-	return due
-}
-
-const (
-	// tryParked counts an attempt at message ?1, or makes it stuck if ?2.
-	tryParked = `update kinora_parked set attempts = attempts + iif(?2, 0, 1), state = iif(?2, 'stuck', state) where id = ?1`
-	putOff    = `update kinora_holds set due_at = coalesce(` + clock + ` + ?3, ` + never + `) where projector = ?1 and lane = ?2`
-)
+// tryParked counts an attempt at message ?1 and puts its lane off for ?2 ms, or makes the message stuck if that is null. The rest
+// is how it was listed. Only the first of a lane has a time.
+const tryParked = `
+update kinora_parked set
+	attempts = attempts + (?2 is not null), state = iif(?2 is null, 'stuck', state), due_at = ` + clock + ` + ?2
+where id = ?1 and projector = ?3 and attempts = ?4 and state = 'waiting' and due_at <= ` + clock + `
+	and (select json_group_array(value) from json_each(handlers)) = (select json_group_array(value) from json_each(?5))`
 
 // Try implements provider.Parking.
 func (d *DB) Try(ctx context.Context, p provider.Parked, limit int, again time.Duration) (tried bool, err error) {
+	tried = limit < 0 || p.Attempts < limit
+	var after any
+	if tried {
+		after = millis(again)
+	}
 	err = d.inTurn(ctx, func(u *unit) error {
-		live, err := u.live(ctx, p.Projector, []provider.Message{{Lane: p.Lane, Parked: &p}}, func(is provider.Parked, due bool) bool {
-			return is.State == provider.StateWaiting && due
-		})
-		if err != nil || !live[0] {
-			return err
-		}
-		if tried = limit < 0 || p.Attempts < limit; !tried {
-			again = -1
-		}
-		if _, err := u.exec(ctx, tryParked, p.Seq, !tried); err != nil {
-			return err
-		}
-		_, err = u.exec(ctx, putOff, p.Projector, p.Lane[:], millisOrNever(again))
+		n, err := u.changed(ctx, tryParked, p.Seq, after, p.Projector, p.Attempts, anyOf(p.Handlers))
+		tried = tried && n == 1
 		return err
 	})
-	if err != nil {
-		return false, fmt.Errorf("try parked message %d: %w", p.Seq, err)
-	}
-	return tried, nil
+	return result(tried, fmt.Sprint("try parked message ", p.Seq), err)
 }
 
-// selected is the condition of a ParkedFilter: ?1 to ?9. ?10 is its limit (-1 for none), ?11 its projector.
 const (
-	selected = ` state in (select value from json_each(?1)) and id > ?2 and id <= ?3
-	and (?4 = '' or handler = ?4)
-	and (?5 = '' or key = ?5)
-	and (?6 is null or class = ?6)
-	and (?7 = '' or code = ?7)
-	and (?8 is null or id in (select value from json_each(?8)))
-	and (?9 is null or type in (select cast(unhex(value) as text) from json_each(?9)))
-	and (?11 = '' or projector = ?11)`
+	// matches is the condition of a ParkedFilter.
+	matches = `
+	(?1 = '' or projector = ?1)
+	and state in (select value from json_each(?2))
+	and id > ?3 and id <= ?4
+	and (?5 = '' or handler = ?5)
+	and (?6 = '' or key = ?6)
+	and (?7 is null or class = ?7)
+	and (?8 = '' or code = ?8)
+	and (?9 is null or id in (select value from json_each(?9)))
+	and (?10 is null or hex(type) in (select value from json_each(?10)))`
 
-	listParked     = `select ` + parkedColumns + ` from kinora_parked p where` + selected + ` order by id limit ?10`
-	listUnresolved = `
-select ` + parkedColumns + ` from kinora_parked p indexed by kinora_parked_open
-where open = 1 and projector = ?11 and` + selected + ` order by id limit ?10`
+	// selected are the ids that a ParkedFilter selects, at most ?11; if ?12, all are open ones of one projector.
+	selected = `
+	select id from kinora_parked indexed by kinora_parked_open
+	where ?12 and open = 1 and projector = ?1 and` + matches + `
+	union all
+	select id from kinora_parked where not ?12 and` + matches + `
+	order by id limit ?11`
+
+	listParked = `select ` + parkedColumns + ` from kinora_parked p where p.id in (` + selected + `) order by p.id`
+
+	// decideParked makes open messages ?13, as ?14 decided because of ?15. If both are empty, the last decision is kept.
+	decideParked = `
+update kinora_parked set
+	state = ?13, open = ?13 = 'waiting', due_at = null, attempts = iif(?13 = 'waiting', 0, attempts),
+	resolved_at = iif(?13 = 'waiting', null, ` + clock + `),
+	resolved_by = iif(?14 || ?15 = '', resolved_by, ?14), reason = iif(?14 || ?15 = '', reason, ?15)
+where open = 1 and id in (` + selected + `)
+returning projector, lane`
 )
 
-// filterOf are the arguments of selected. They select nothing if none is true.
-func filterOf(f provider.ParkedFilter, states []provider.ParkedState, limit int) (args []any, none bool) {
-	after, upto := f.After, int64(math.MaxInt64)
-	if len(f.Seqs) > 0 {
-		after, upto = max(after, slices.Min(f.Seqs)-1), slices.Max(f.Seqs)
+// filterOf are the arguments of selected; limit is for a filter without one.
+func filterOf(f *provider.ParkedFilter, limit int) []any {
+	after, upto := span(f.After, f.Seqs)
+	names, open := []string{}, f.Projector != ""
+	for _, s := range f.InStates() {
+		names, open = append(names, s.String()), open && s.IsOpen()
 	}
-	names := make([]string, len(states))
-	for i, s := range states {
-		names[i] = s.String()
+	types := f.Types[:0:0] // nil if it is
+	for _, t := range f.Types {
+		types = append(types, fmt.Sprintf("%X", t)) // it may be no UTF-8
 	}
-	var class, types any
+	var class any
 	if f.Class != nil {
 		class = f.Class.String()
 	}
-	if f.Types != nil {
-		all := make([]string, len(f.Types)) // in hex, since a type may be no UTF-8
-		for i, t := range f.Types {
-			all[i] = hex.EncodeToString([]byte(t))
-		}
-		types = jsonOf(all)
-	}
-	none = len(states) == 0 || f.Seqs != nil && len(f.Seqs) == 0 || f.Types != nil && len(f.Types) == 0
-	return []any{arrayOf(names), after, upto, f.Handler, f.Key, class, f.Code, anyOf(f.Seqs), types, limit, f.Projector}, none
+	return []any{f.Projector, jsonOf(names), after, upto, f.Handler, f.Key, class, f.Code, anyOf(f.Seqs), anyOf(types),
+		cmp.Or(max(f.Limit, 0), limit), open}
 }
-
-// unresolvedStates are the states of rows that are open.
-var unresolvedStates = []provider.ParkedState{provider.StateWaiting, provider.StateStuck}
-
-func isResolved(s provider.ParkedState) bool { return !slices.Contains(unresolvedStates, s) }
 
 // Parked implements provider.Parking.
 func (d *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.Parked, error) {
-	limit, states := f.Limit, f.States
-	if limit <= 0 {
-		limit = defaultPage
-	}
-	if states == nil {
-		states = unresolvedStates
-	}
-	args, none := filterOf(f, states, limit)
-	if none {
-		return nil, nil
-	}
-	query := listParked
-	if f.Projector != "" && !slices.ContainsFunc(states, isResolved) {
-		query = listUnresolved
-	}
-	parked, err := parkedOf(ctx, d.reads, query, args...)
-	if err != nil {
-		return nil, fmt.Errorf("list parked messages: %w", err)
-	}
-	return parked, nil
+	parked, err := parkedOf(ctx, d.reads, listParked, filterOf(&f, defaultPage)...)
+	return result(parked, "list parked messages", err)
 }
 
-const (
-	countParked   = `select count(*) from kinora_parked indexed by kinora_parked_open where open = 1`
-	countParkedOf = countParked + ` and projector = ?1`
-)
+// Decide implements provider.Parking. It waits, as all writers do, for a unit that has the messages.
+func (d *DB) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, by provider.Decision) (n int, err error) {
+	if err = provider.CheckDecision(to, by); err == nil {
+		err = d.inTurn(ctx, func(u *unit) error {
+			changed := provider.Changed{}
+			err := each(ctx, u, func(rows *sql.Rows) error {
+				var q provider.Queue
+				err := rows.Scan(&q.Projector, &q.Lane)
+				changed[q] = 0
+				n++
+				return err
+			}, decideParked, append(filterOf(&f, -1), to.String(), by.By, by.Reason)...)
+			if err != nil {
+				return err
+			}
+			return u.advance(ctx, changed)
+		})
+	}
+	return result(n, "decide on parked messages", err)
+}
+
+const countParked = `
+select count(*) from kinora_parked indexed by kinora_parked_open
+where open = 1 and projector between ?1 and iif(?1 = '', x'', ?1)` // which is greater than any text
 
 // ParkedCount is how many messages of a projector, or of all if it is empty, are waiting or stuck.
 func (d *DB) ParkedCount(ctx context.Context, projector string) (n int64, err error) {
-	query, args := countParked, []any(nil)
-	if projector != "" {
-		query, args = countParkedOf, []any{projector}
-	}
-	if err = one(ctx, d.reads, []any{&n}, query, args...); err != nil {
-		return 0, fmt.Errorf("count parked messages: %w", err)
-	}
-	return n, nil
+	err = one(ctx, d.reads, []any{&n}, countParked, projector)
+	return result(n, "count parked messages", err)
 }
 
-const parkedColumns = `p.id, p.projector, p.handler, p.handlers, p.message_id, p.topic, p.key, p.lane, p.type, p.payload, p.headers,
-	p.class, p.code, p.attempts, p.version, p.parked_at, p.state, p.resolved_at, p.resolved_by, p.reason,
-	(select nullif(h.due_at, ` + never + `) from kinora_holds h
-		where h.projector = p.projector and h.lane = p.lane and p.open = 1)`
+const (
+	parkedFields = `p.id, p.projector, p.handler, nullif(p.handlers, '[]'), p.message_id, p.topic, p.key, p.lane, p.type,
+	p.class, p.code, p.attempts, p.version, p.parked_at, p.state, p.resolved_at, p.resolved_by, p.reason`
+
+	parkedColumns = parkedFields + `, (
+		select f.due_at from kinora_parked f indexed by kinora_parked_lane
+		where p.open = 1 and f.open = 1 and f.projector = p.projector and f.lane = p.lane order by f.id limit 1),
+	p.headers, p.payload`
+)
 
 // parkedOf lists what a query that selects parkedColumns finds.
 func parkedOf(ctx context.Context, q querier, query string, args ...any) (parked []provider.Parked, err error) {
 	err = each(ctx, q, func(rows *sql.Rows) error {
-		p, err := scanParked(rows)
+		var p provider.Parked
+		var handlers []byte
+		var headers, class, state string
+		var at int64
+		var resolved, due sql.NullInt64
+		err := rows.Scan(&p.Seq, &p.Projector, &p.Handler, &handlers, &p.MessageID, &p.Topic, &p.Key, &p.Lane, &p.Type,
+			&class, &p.Code, &p.Attempts, &p.Version, &at, &state, &resolved, &p.By, &p.Reason, &due, &headers, &p.Payload)
+		p.Class, p.State = provider.ParseClass(class), provider.ParseParkedState(state)
+		p.At, p.ResolvedAt, p.DueAt = timeOf(at), timeOrZero(resolved), timeOrZero(due)
+		p.Headers = decodeHeaders(headers)
+		_ = json.Unmarshal(handlers, &p.Handlers) // as far as a foreign row has any
 		parked = append(parked, p)
 		return err
 	}, query, args...)
-	if err != nil {
-		return nil, err
-	}
-	return parked, nil
+	return parked, err
 }
 
-func scanParked(rows *sql.Rows) (p provider.Parked, err error) {
-	var handlers, lane, headers []byte
-	var class, state string
-	var at int64
-	var resolved, due sql.NullInt64
-	err = rows.Scan(&p.Seq, &p.Projector, &p.Handler, &handlers, &p.MessageID, &p.Topic, &p.Key, &lane, &p.Type, &p.Payload, &headers,
-		&class, &p.Code, &p.Attempts, &p.Version, &at, &state, &resolved, &p.By, &p.Reason, &due)
-	if err != nil {
-		return p, err
+// decodeHeaders is the inverse of encodeHeaders.
+func decodeHeaders(stored string) map[string]string {
+	v, _ := url.ParseQuery(stored) // as far as it is well-formed
+	if len(v) == 0 {
+		return nil
 	}
-	copy(p.Lane[:], lane)
-	p.Class, p.State = provider.ParseClass(class), provider.ParseParkedState(state)
-	p.At, p.ResolvedAt, p.DueAt = timeOf(at), timeOrZero(resolved), timeOrZero(due)
-	if string(headers) != `{}` {
-		p.Headers, err = parseHeaders(headers)
+	h := make(map[string]string, len(v))
+	for name := range v {
+		h[name] = v.Get(name)
 	}
-	if string(handlers) != `[]` {
-		err = errors.Join(err, json.Unmarshal(handlers, &p.Handlers))
-	}
-	if err != nil {
-		return p, fmt.Errorf("parked message %d: %w", p.Seq, err)
-	}
-	return p, nil
+	return h
 }

@@ -73,9 +73,8 @@ var inTransactions = []string{
 	findEvents, raiseStream, readVersion, insertEvent, insertEntry,
 	candidates, candidatesUnordered, takeEntry, takeUnordered, markEntry, dropEntry, lanesOf, bringEntries,
 	savepoint, release, readStream,
-	findMarked, insertMarkers, anyHold, findHeld, findSuspects, forgetNames, firstOfLanes, insertParked, addHandlers, insertHold,
-	failParked, keepReplayed, dropReplayed, dropHolds, dueHolds, tryParked, putOff, insertNames, extendLease, endNames, endRunner,
-	lastCrash, readLive, setLive,
+	findMarked, insertMarkers, findHeld, findSuspects, findFront, parkMessage, keepReplayed, dropReplayed, dueNow, tryParked,
+	insertNames, forgetNames, extendLease, endNames, endRunner, lastCrash, readLive, setLive,
 }
 
 func (p *pool) query(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
@@ -157,6 +156,17 @@ func one(ctx context.Context, q querier, dest []any, query string, args ...any) 
 		return err
 	}
 	return found
+}
+
+// column lists the one column that a query selects.
+func column[T any](ctx context.Context, q querier, query string, args ...any) (all []T, err error) {
+	err = each(ctx, q, func(rows *sql.Rows) error {
+		var v T
+		err := rows.Scan(&v)
+		all = append(all, v)
+		return err
+	}, query, args...)
+	return all, err
 }
 
 // each calls fn for every row of a query.

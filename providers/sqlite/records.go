@@ -2,151 +2,99 @@ package sqlite
 
 import (
 	"context"
-	"database/sql"
-	"fmt"
-	"strings"
+	"slices"
 	"time"
 
 	"github.com/kinora-go/kinora/provider"
 )
 
-// outcomes answers questions: arrays of a message's id, a projector, and the names of a handler. It looks for the
-// parked message, for a marker of the live generation, and for the time up to which markers may be missing.
+// outcomes answers questions: arrays of a message's id, a projector, the names of a handler, and when the message was
+// recorded. It looks for the parked message, for a marker of the live generation, and for the time up to which markers may
+// be missing.
 const outcomes = `
-with q (i, id, projector, names) as materialized (
-	select key, value ->> 0, value ->> 1, value -> 2 from json_each(?1))
-select q.i,
-	(select case when p.state = 'skipped' then 'skipped' when p.state = 'stuck' or h.due_at = ` + never + ` then 'stuck' else 'waiting' end
+with q (i, id, projector, names, recorded) as materialized (
+	select key, value ->> 0, value ->> 1, value -> 2, value ->> 3 from json_each(?1))
+select coalesce(
+	(select case when p.state = 'skipped' then 'skipped' when 'stuck' in (p.state, (
+			select f.state from kinora_parked f indexed by kinora_parked_lane
+			where f.open = 1 and f.projector = p.projector and f.lane = p.lane order by f.id limit 1)) then 'stuck'
+		else 'waiting' end
 		from kinora_parked p indexed by kinora_parked_message
-		left join kinora_holds h on h.projector = p.projector and h.lane = p.lane
 		where p.state <> 'replayed' and p.message_id <> '' and p.projector = q.projector and p.message_id = q.id
 			and (p.handlers = '[]' or exists (
 				select 1 from json_each(p.handlers) a join json_each(q.names) b on a.value = b.value))),
-	exists (select 1 from json_each(q.names) n cross join kinora_markers m
+	(select 'applied' from json_each(q.names) n cross join kinora_markers m
 		where m.handler = n.value and m.message_id = q.id
 			and m.generation = coalesce((select live from kinora_generations g where g.projector = q.projector), 1)),
-	(select max(pruned_before) from json_each(q.names) n cross join kinora_floors f where f.handler = n.value)
-from q`
+	(select 'pruned' from json_each(q.names) n cross join kinora_floors f
+		where f.handler = n.value and f.pruned_before >= q.recorded and q.recorded > ` + yearOne + `),
+	'unseen')
+from q order by q.i`
+
+// outcomeNames are what outcomes returns, by their provider.Outcome.
+var outcomeNames = []string{"unseen", "applied", "waiting", "stuck", "skipped", "pruned"}
 
 // Outcomes implements provider.Records.
 func (d *DB) Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error) {
-	if len(questions) == 0 {
-		return nil, nil
-	}
 	asked, answers := make([]any, len(questions)), make([]provider.Outcome, len(questions))
 	for i, q := range questions {
-		projector, _, _ := strings.Cut(q.Handler, "/")
-		asked[i] = []any{q.MessageID, projector, append([]string{q.Handler}, q.Was...)}
+		recorded := q.RecordedAt.Add(time.Millisecond - 1).UnixMilli() // rounded up: floors are inclusive
+		asked[i] = []any{q.MessageID, q.Projector(), q.Names(), recorded}
 	}
-	err := each(ctx, d.reads, func(rows *sql.Rows) error {
-		var i int
-		var parked sql.NullString
-		var marked bool
-		var pruned sql.NullInt64
-		err := rows.Scan(&i, &parked, &marked, &pruned)
-		if err == nil {
-			answers[i] = outcomeOf(questions[i], parked.String, marked, timeOrZero(pruned))
-		}
-		return err
-	}, outcomes, jsonOf(asked))
-	if err != nil {
-		return nil, fmt.Errorf("look for outcomes: %w", err)
+	names, err := column[string](ctx, d.reads, outcomes, jsonOf(asked))
+	for i, name := range names {
+		answers[i] = provider.Outcome(slices.Index(outcomeNames, name))
 	}
-	return answers, nil
-}
-
-func outcomeOf(q provider.Question, parked string, marked bool, pruned time.Time) provider.Outcome {
-	switch {
-	case parked == "skipped":
-		return provider.OutcomeSkipped
-	case parked == "stuck":
-		return provider.OutcomeStuck
-	case parked == "waiting":
-		return provider.OutcomeWaiting
-	case marked:
-		return provider.OutcomeApplied
-	case !q.RecordedAt.IsZero() && !pruned.IsZero() && !q.RecordedAt.After(pruned):
-		return provider.OutcomePruned
-	default:
-		return provider.OutcomeUnseen
-	}
+	return result(answers, "look for outcomes", err)
 }
 
 const (
-	// Markers of handler ?1 that are older than ?2 ms.
-	aged        = `handler = ?1 and processed_at < ` + clock + ` - ?2`
-	lookToPrune = `select exists (select 1 from kinora_markers indexed by kinora_markers_age where ` + aged + `)`
+	// Of a handler or projector ?1, at most ?3 that are older than ?2 ms, the oldest first.
+	oldMarkers = `
+	select handler, generation, message_id from kinora_markers indexed by kinora_markers_age
+	where handler = ?1 and processed_at < ` + clock + ` - ?2 order by processed_at limit ?3`
+	oldResolved = `
+	select id from kinora_parked indexed by kinora_parked_resolved
+	where open = 0 and projector = ?1 and resolved_at < ` + clock + ` - ?2 order by resolved_at limit ?3`
 
 	pruneMarkers = `
-delete from kinora_markers where (handler, generation, message_id) in (
-	select handler, generation, message_id from kinora_markers indexed by kinora_markers_age
-	where ` + aged + ` order by processed_at limit ?3)
-returning processed_at`
+delete from kinora_markers where (handler, generation, message_id) in (` + oldMarkers + `) returning processed_at`
+	pruneResolved = `delete from kinora_parked where id in (` + oldResolved + `) returning resolved_at`
 
 	// raiseFloor never lowers it.
 	raiseFloor = `
 insert into kinora_floors (handler, pruned_before) values (?1, ?2)
 on conflict (handler) do update set pruned_before = max(pruned_before, ?2)`
-
-	// Messages of projector ?1 that were resolved longer than ?2 ms ago.
-	oldResolved  = `open = 0 and projector = ?1 and resolved_at < ` + clock + ` - ?2`
-	lookToForget = `select exists (select 1 from kinora_parked indexed by kinora_parked_resolved where ` + oldResolved + `)`
-
-	pruneResolved = `
-delete from kinora_parked where id in (
-	select id from kinora_parked indexed by kinora_parked_resolved where ` + oldResolved + ` order by resolved_at limit ?3)`
 )
 
 // Prune implements provider.Records. Each handler has a transaction of its own, so that other writers do not wait for
 // all of them.
 func (d *DB) Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (pruned int, err error) {
 	for _, handler := range handlers {
-		n, err := d.prune(ctx, lookToPrune, handler, window, func(u *unit) (int, error) {
-			return u.pruneMarkers(ctx, handler, window, max(limit, 0))
-		})
-		pruned += n
-		if err != nil {
-			return pruned, fmt.Errorf("prune markers of %s: %w", handler, err)
+		n, err := d.prune(ctx, `select exists (`+oldMarkers+`)`, pruneMarkers, handler, window, limit)
+		if pruned += n; err != nil {
+			return pruned, doing("prune markers of "+handler, err)
 		}
 	}
-	n, err := d.prune(ctx, lookToForget, projector, window, func(u *unit) (int, error) {
-		return u.changed(ctx, pruneResolved, projector, millis(window), max(limit, 0))
-	})
-	if err != nil {
-		return pruned, fmt.Errorf("prune resolved messages of %s: %w", projector, err)
-	}
-	return pruned + n, nil
+	n, err := d.prune(ctx, `select exists (`+oldResolved+`)`, pruneResolved, projector, window, limit)
+	return pruned + n, doing("prune resolved messages of "+projector, err)
 }
 
-// prune runs fn in a transaction if look finds something that is old enough.
-func (d *DB) prune(ctx context.Context, look, of string, window time.Duration, fn func(u *unit) (int, error)) (n int, err error) {
-	var old bool
-	if err := one(ctx, d.reads, []any{&old}, look, of, millis(window)); err != nil || !old {
+// prune waits for its turn only if look finds something.
+func (d *DB) prune(ctx context.Context, look, query, name string, window time.Duration, limit int) (n int, err error) {
+	args := []any{name, millis(window), max(limit, 0)}
+	old, err := column[bool](ctx, d.reads, look, args...)
+	if err != nil || !old[0] {
 		return 0, err
 	}
 	err = d.inTurn(ctx, func(u *unit) error {
-		n, err = fn(u)
+		times, err := column[int64](ctx, u, query, args...)
+		if n = len(times); err == nil && n > 0 && query == pruneMarkers {
+			_, err = u.exec(ctx, raiseFloor, name, slices.Max(times))
+		}
 		return err
 	})
-	if err != nil {
-		return 0, err
-	}
-	return n, nil
-}
-
-func (u *unit) pruneMarkers(ctx context.Context, handler string, window time.Duration, limit int) (n int, err error) {
-	var floor int64
-	err = each(ctx, u, func(rows *sql.Rows) error {
-		var at int64
-		err := rows.Scan(&at)
-		floor = max(floor, at)
-		n++
-		return err
-	}, pruneMarkers, handler, millis(window), limit)
-	if err == nil && n > 0 {
-		_, err = u.exec(ctx, raiseFloor, handler, floor)
-	}
-	return n, err
+	return result(n, "delete", err)
 }
 
 const (
@@ -164,17 +112,9 @@ delete from kinora_markers where (handler, generation, message_id) in (
 )
 
 // MarkedHandlers implements marker.Keeper.
-func (d *DB) MarkedHandlers(ctx context.Context) (names []string, err error) {
-	err = each(ctx, d.reads, func(rows *sql.Rows) error {
-		var name string
-		err := rows.Scan(&name)
-		names = append(names, name)
-		return err
-	}, markedHandlers)
-	if err != nil {
-		return nil, fmt.Errorf("list handlers with markers: %w", err)
-	}
-	return names, nil
+func (d *DB) MarkedHandlers(ctx context.Context) ([]string, error) {
+	names, err := column[string](ctx, d.reads, markedHandlers)
+	return result(names, "list handlers with markers", err)
 }
 
 // DropMarkers implements marker.Keeper.
@@ -183,8 +123,5 @@ func (d *DB) DropMarkers(ctx context.Context, handler string, limit int) (n int,
 		n, err = u.changed(ctx, dropMarkers, handler, limit)
 		return err
 	})
-	if err != nil {
-		return 0, fmt.Errorf("drop markers: %w", err)
-	}
-	return n, nil
+	return result(n, "drop markers", err)
 }

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -18,9 +19,8 @@ type unit struct {
 	entries    bool // it added outbox entries
 	committing atomic.Bool
 	undone     atomic.Bool  // its transaction is over: another one may be open on its connection
-	message    atomic.Int64 // the message whose handlers run, or -1
-	undoneBy   atomic.Int64 // the message whose handlers ran when it was undone, or -1
-	once       sync.Once
+	message    atomic.Int64 // the message whose handlers run, or ran when it was undone, or -1
+	leave      func()       // gives the turn to the next writer
 }
 
 // Pauses between two tries to take the write lock. Another process releases it after a commit, which takes about as
@@ -36,11 +36,14 @@ func (d *DB) begin(ctx context.Context) (*unit, error) {
 	select {
 	case d.turn <- struct{}{}:
 	case <-ctx.Done():
-		return nil, fmt.Errorf("begin: wait for the turn: %w", ctx.Err())
+		return nil, &beginError{fmt.Errorf("wait for the turn: %w", ctx.Err())}
 	}
 	u := &unit{db: d, session: session{pool: d.write}}
 	u.message.Store(-1)
-	u.undoneBy.Store(-1)
+	u.leave = sync.OnceFunc(func() {
+		d.current.CompareAndSwap(u, nil)
+		<-d.turn
+	})
 	err := patiently(ctx, func() error {
 		err := d.write.warmUp(ctx)
 		if err == nil {
@@ -50,7 +53,7 @@ func (d *DB) begin(ctx context.Context) (*unit, error) {
 	})
 	if err != nil {
 		u.leave()
-		return nil, fmt.Errorf("begin: %w", err)
+		return nil, &beginError{err}
 	}
 	d.current.Store(u)
 	return u, nil
@@ -82,7 +85,6 @@ func (d *DB) mayCommit() bool {
 // rolledBack notes that the transaction on the writing connection is over.
 func (d *DB) rolledBack() {
 	if u := d.current.Load(); u != nil {
-		u.undoneBy.CompareAndSwap(-1, u.message.Load())
 		u.undone.Store(true)
 	}
 }
@@ -99,33 +101,25 @@ func (u *unit) commit() error {
 	return nil
 }
 
-// end rolls back, unless the unit is committed, and gives the turn to the next writer. It is deferred, so it also runs
-// if a handler panics or calls runtime.Goexit.
-func (u *unit) end() {
-	_ = u.tx.Rollback() // after a commit there is nothing to undo, and it says so
-	u.leave()
-}
-
-func (u *unit) leave() {
-	u.once.Do(func() {
-		u.db.current.CompareAndSwap(u, nil)
-		<-u.db.turn
-	})
-}
-
-// inTurn runs fn in a write transaction.
+// inTurn runs fn in a write transaction and commits it. If ctx ends, the transaction is rolled back and others have their
+// turn, even if fn has not returned. If fn panics or calls runtime.Goexit, nothing is committed.
 func (d *DB) inTurn(ctx context.Context, fn func(u *unit) error) error {
 	u, err := d.begin(ctx)
 	if err != nil {
 		return err
 	}
-	defer u.end()
+	defer u.leave()
+	defer func() { _ = u.tx.Rollback() }() // after a commit there is nothing to undo, and it says so
+	stay := context.AfterFunc(ctx, u.leave)
+	defer stay()
 	if err = fn(u); err == nil {
+		if !stay() {
+			return ctx.Err()
+		}
 		err = u.commit()
 	}
-	// If ctx ends, database/sql rolls back, and its error may say that the transaction is done or a statement is
-	// closed.
-	if err != nil && ctx.Err() != nil && !errors.Is(err, ctx.Err()) {
+	// The error of a transaction that database/sql has rolled back may say that it is done, or a statement is closed.
+	if err != nil && ctx.Err() != nil && !errors.Is(err, ctx.Err()) && !isAmbiguous(err) {
 		return fmt.Errorf("%w: %w", ctx.Err(), err)
 	}
 	return err
@@ -144,34 +138,22 @@ func timeOrZero(ms sql.NullInt64) time.Time {
 }
 
 // millis rounds up, so that a lease is never too short.
-func millis(d time.Duration) int64 {
-	ms := int64(d / time.Millisecond)
-	if d%time.Millisecond > 0 {
-		ms++
-	}
-	return ms
-}
+func millis(d time.Duration) int64 { return int64(math.Ceil(float64(d) / float64(time.Millisecond))) }
 
-// signal is closed and replaced each time that it is sent.
-type signal struct {
-	mu sync.Mutex
-	ch chan struct{}
-}
+// signal is a channel that is closed, and replaced, each time that it is sent.
+type signal struct{ ch atomic.Pointer[chan struct{}] }
 
 func (s *signal) wait() <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ch == nil {
-		s.ch = make(chan struct{})
+	for {
+		if ch := s.ch.Load(); ch != nil {
+			return *ch
+		}
+		s.ch.CompareAndSwap(nil, new(make(chan struct{})))
 	}
-	return s.ch
 }
 
 func (s *signal) send() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ch != nil {
-		close(s.ch)
-		s.ch = nil
+	if ch := s.ch.Swap(nil); ch != nil {
+		close(*ch)
 	}
 }

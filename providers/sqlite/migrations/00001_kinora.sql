@@ -83,38 +83,31 @@ create table kinora_generations (
     live      integer not null
 ) strict, without rowid;
 
--- A lane is a queue of parked messages. A row here holds it: later messages of the lane are parked behind.
-create table kinora_holds (
-    projector text not null,
-    lane      blob not null,
-    due_at    integer not null, -- when its first message is tried again; 9223372036854775807: a person decides
-    primary key (projector, lane)
-) strict, without rowid;
-
-create index kinora_holds_due on kinora_holds (projector, due_at);
-
--- Messages set aside, in the order of their ids. The payload comes last, so that the other columns are read without it.
+-- Messages set aside, in the order of their ids. Those of a lane are a queue. As long as one is open, neither replayed nor
+-- skipped, the lane is held: later messages are parked behind. The payload comes last, so that the other columns are
+-- read without it.
 create table kinora_parked (
     id          integer primary key autoincrement,
     projector   text not null,
     lane        blob not null,
-    open        integer not null default 1 check (open = (state in ('waiting', 'stuck'))), -- not resolved
     state       text not null check (state in ('waiting', 'stuck', 'replayed', 'skipped')),
+    due_at      integer check (due_at is null or state = 'waiting'), -- of the first open message of a lane alone: when it is tried
+    open        integer not null default 1 check (open = (state in ('waiting', 'stuck'))), -- not resolved
+    resolved_at integer check (open = (resolved_at is null)), -- replayed or skipped
+    resolved_by text not null default '',
+    reason      text not null default '',
     class       text not null,
     code        text not null,
     attempts    integer not null,
     handler     text not null, -- the one that failed; '' if none did
-    handlers    text not null, -- those that are to run it: a JSON array
+    handlers    text not null check (json_valid(handlers)), -- those that are to run it: an array
     message_id  text not null,
     topic       text not null,
     key         text not null,
     type        text not null,
     version     text not null,
     parked_at   integer not null,
-    resolved_at integer, -- replayed or skipped
-    resolved_by text not null default '',
-    reason      text not null default '',
-    headers     text not null, -- a JSON object, or an array if they are no UTF-8
+    headers     text not null, -- a=1&b=2, escaped as in a URL
     payload     blob not null
 ) strict;
 
@@ -122,8 +115,9 @@ create table kinora_parked (
 create unique index kinora_parked_message on kinora_parked (projector, message_id)
     where state <> 'replayed' and message_id <> '';
 
--- The first two are empty while all goes well.
+-- The first three are empty while all goes well.
 create index kinora_parked_lane on kinora_parked (projector, lane) where open = 1;
+create index kinora_parked_due on kinora_parked (projector, due_at) where due_at is not null;
 create index kinora_parked_open on kinora_parked (projector) where open = 1;
 create index kinora_parked_resolved on kinora_parked (projector, resolved_at) where open = 0;
 
