@@ -52,21 +52,18 @@ func (p *Projector[Tx]) wait(ctx context.Context, s State, a eventstore.Appended
 	if err != nil {
 		return err
 	}
-	for pause := waitMin; len(open) > 0; {
-		page := open[:min(len(open), waitPage)]
-		unseen, err := ask(ctx, s, page)
-		if err != nil {
-			return err
+	for page := range slices.Chunk(open, waitPage) {
+		for pause := waitMin; ; pause = min(2*pause, waitMax) {
+			if page, err = ask(ctx, s, page); err != nil {
+				return err
+			}
+			if len(page) == 0 {
+				break
+			}
+			if wait(ctx, pause); ctx.Err() != nil {
+				return ctx.Err()
+			}
 		}
-		open = append(unseen, open[len(page):]...)
-		if len(unseen) == 0 {
-			pause = waitMin
-			continue // those after them in the stream were probably applied with them
-		}
-		if wait(ctx, pause); ctx.Err() != nil {
-			return ctx.Err()
-		}
-		pause = min(2*pause, waitMax)
 	}
 	return nil
 }
