@@ -351,3 +351,24 @@ func TestParkedMessagesAreLiveAsListed(t *testing.T) {
 	require.Equal(t, []bool{false}, live(ofParked(b[0])), "its attempts are not those that were listed")
 	require.Equal(t, []bool{false}, live(ofParked(b[1])))
 }
+
+// What other software wrote into a parked message breaks no list of messages, and no other lane.
+func TestAForeignParkedMessageHarmsOnlyItself(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	db := open(t, nil)
+	park(t, db, keyed("a", "a1"), 0)
+	park(t, db, keyed("b", "b1"), 0)
+	_, err := db.SQL().Exec(`update kinora_parked set handlers = '[1]', headers = '%zz', class = 'x', code = x'ff' || '' where message_id = 'a1'`)
+	require.NoError(t, err)
+	require.Equal(t, []string{"a1", "b1"}, due(t, db))
+	all := rows(t, db)
+	require.Len(t, all, 2)
+	require.NoError(t, db.Do(ctx, ofParked(all...), func(_ context.Context, _ *sql.Tx, found provider.Found) (provider.Closing, error) {
+		require.True(t, found.Live[1])
+		return provider.Closing{}, nil
+	}))
+	n, err := db.Decide(ctx, provider.ParkedFilter{}, provider.StateSkipped, decided)
+	require.NoError(t, err)
+	require.Len(t, rows(t, db), n)
+}
