@@ -1,13 +1,13 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
 	"strings"
 
-	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/provider"
 	"modernc.org/sqlite"
 	sqlite3 "modernc.org/sqlite/lib"
@@ -36,40 +36,38 @@ func primary(code int) int { return code & 0xff }
 
 func isBusy(err error) bool { return primary(codeOf(err)) == sqlite3.SQLITE_BUSY }
 
-// commitError is an error of COMMIT.
-type commitError struct{ err error }
+// stepError is an error of a step of a unit that is Kinora's own.
+type stepError struct {
+	step string // beginning, committing, or another one
+	err  error
+}
 
-func (e *commitError) Error() string { return "commit: " + e.err.Error() }
+const beginning, committing = "begin", "commit"
 
-func (e *commitError) Unwrap() error { return e.err }
+func (e *stepError) Error() string { return e.step + ": " + e.err.Error() }
+
+func (e *stepError) Unwrap() error { return e.err }
+
+// own is a stepError, or nil.
+func own(step string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &stepError{step, err}
+}
+
+// stepOf is the step whose error err is, or "".
+func stepOf(err error) string {
+	if e, ok := errors.AsType[*stepError](err); ok {
+		return e.step
+	}
+	return ""
+}
 
 // isAmbiguous reports whether the transaction may be committed although its commit failed with err. If the write-ahead
 // log could not be synced, this process sees the transaction rolled back, but a recovery after a crash may find it.
 func isAmbiguous(err error) bool {
-	c, ok := errors.AsType[*commitError](err)
-	return ok && primary(codeOf(c.err)) == sqlite3.SQLITE_IOERR
-}
-
-// beginError says why a transaction could not begin.
-type beginError struct{ err error }
-
-func (e *beginError) Error() string { return "begin: " + e.err.Error() }
-
-func (e *beginError) Unwrap() error { return e.err }
-
-// ownError is an error of a statement of Kinora's own, in the opening or the closing of a unit.
-type ownError struct{ err error }
-
-func (e *ownError) Error() string { return e.err.Error() }
-
-func (e *ownError) Unwrap() error { return e.err }
-
-// own is an ownError that says what was done, or nil.
-func own(what string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return &ownError{doing(what, err)}
+	return stepOf(err) == committing && primary(codeOf(err)) == sqlite3.SQLITE_IOERR
 }
 
 // doing says what was done when err happened, or is nil.
@@ -89,21 +87,15 @@ func result[T any](v T, what string, err error) (T, error) {
 	return v, nil
 }
 
-// isOwn reports whether no message is to blame for err. A value that is too big is the message's fault.
-func isOwn(err error) bool {
-	_, own := errors.AsType[*ownError](err)
-	return own && primary(codeOf(err)) != sqlite3.SQLITE_TOOBIG
-}
-
 // unitError is err as Do returns it: with its class. ctx is that of the unit.
 func unitError(ctx context.Context, err error) error {
 	if _, ok := errors.AsType[*provider.Error](err); ok || err == nil {
 		return err
 	}
-	e := &provider.Error{Class: provider.ClassUnknown, Code: codeName(codeOf(err)), Err: err}
-	_, atBegin := errors.AsType[*beginError](err)
+	e, code, step := provider.Refused(err), primary(codeOf(err)), stepOf(err)
+	e.Code = cmp.Or(e.Code, codeName(codeOf(err)))
 	switch {
-	case atBegin: // no message is to blame
+	case step == beginning: // no message is to blame
 		e.Class = provider.ClassTransient
 		if e.Code == "" || errors.Is(err, ErrNotMigrated) {
 			e.Code = beginCode(err)
@@ -118,13 +110,10 @@ func unitError(ctx context.Context, err error) error {
 		e.Code = provider.CodeDeadline
 	case endedWith(err):
 		e.Class, e.Code = provider.ClassPermanent, "tx_ended"
-	case errors.Is(err, eventstore.ErrInvalid):
-		e.Class, e.Code = provider.ClassPermanent, "invalid"
-	case errors.Is(err, eventstore.ErrEventIDReused):
-		e.Class, e.Code = provider.ClassPermanent, "event_id_reused"
+	case e.Class == provider.ClassPermanent:
 	case isAmbiguous(err):
 		e.Class = provider.ClassAmbiguous
-	case transient[primary(codeOf(err))] || isOwn(err):
+	case transient[code], step != "" && step != committing && code != sqlite3.SQLITE_TOOBIG: // which is the message's fault
 		e.Class = provider.ClassTransient
 	}
 	return e
@@ -154,32 +143,19 @@ var transient = map[int]bool{
 	sqlite3.SQLITE_CANTOPEN: true, sqlite3.SQLITE_NOMEM: true, sqlite3.SQLITE_PROTOCOL: true,
 }
 
-// codeName is the name of an extended code if it says more than that of its family, else the family's.
+// codeName is SQLite's name of a constraint, or of the family of another code.
 func codeName(code int) string {
-	if name, ok := codeNames[code]; ok {
+	if name, ok := constraints[code]; ok || code == 0 {
 		return name
 	}
-	if name, ok := codeNames[primary(code)]; ok {
-		return name
-	}
-	if code == 0 {
-		return ""
+	text := sqlite.ErrorCodeString[primary(code)] // "The database file is locked (SQLITE_BUSY)"
+	if _, name, ok := strings.Cut(text, "(SQLITE_"); ok {
+		return "SQLITE_" + strings.TrimSuffix(name, ")")
 	}
 	return fmt.Sprintf("SQLITE_%d", code)
 }
 
-var codeNames = map[int]string{
-	sqlite3.SQLITE_ERROR: "SQLITE_ERROR", sqlite3.SQLITE_INTERNAL: "SQLITE_INTERNAL", sqlite3.SQLITE_PERM: "SQLITE_PERM",
-	sqlite3.SQLITE_ABORT: "SQLITE_ABORT", sqlite3.SQLITE_BUSY: "SQLITE_BUSY", sqlite3.SQLITE_LOCKED: "SQLITE_LOCKED",
-	sqlite3.SQLITE_NOMEM: "SQLITE_NOMEM", sqlite3.SQLITE_READONLY: "SQLITE_READONLY",
-	sqlite3.SQLITE_INTERRUPT: "SQLITE_INTERRUPT", sqlite3.SQLITE_IOERR: "SQLITE_IOERR",
-	sqlite3.SQLITE_CORRUPT: "SQLITE_CORRUPT", sqlite3.SQLITE_FULL: "SQLITE_FULL",
-	sqlite3.SQLITE_CANTOPEN: "SQLITE_CANTOPEN", sqlite3.SQLITE_PROTOCOL: "SQLITE_PROTOCOL",
-	sqlite3.SQLITE_SCHEMA: "SQLITE_SCHEMA", sqlite3.SQLITE_TOOBIG: "SQLITE_TOOBIG",
-	sqlite3.SQLITE_CONSTRAINT: "SQLITE_CONSTRAINT", sqlite3.SQLITE_MISMATCH: "SQLITE_MISMATCH",
-	sqlite3.SQLITE_MISUSE: "SQLITE_MISUSE", sqlite3.SQLITE_AUTH: "SQLITE_AUTH", sqlite3.SQLITE_RANGE: "SQLITE_RANGE",
-	sqlite3.SQLITE_NOTADB: "SQLITE_NOTADB",
-
+var constraints = map[int]string{
 	sqlite3.SQLITE_CONSTRAINT_CHECK:      "SQLITE_CONSTRAINT_CHECK",
 	sqlite3.SQLITE_CONSTRAINT_COMMITHOOK: "SQLITE_CONSTRAINT_COMMITHOOK",
 	sqlite3.SQLITE_CONSTRAINT_DATATYPE:   "SQLITE_CONSTRAINT_DATATYPE",

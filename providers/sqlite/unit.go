@@ -36,7 +36,7 @@ func (d *DB) begin(ctx context.Context) (*unit, error) {
 	select {
 	case d.turn <- struct{}{}:
 	case <-ctx.Done():
-		return nil, &beginError{fmt.Errorf("wait for the turn: %w", ctx.Err())}
+		return nil, own(beginning, fmt.Errorf("wait for the turn: %w", ctx.Err()))
 	}
 	u := &unit{db: d, session: session{pool: d.write}}
 	u.message.Store(-1)
@@ -53,7 +53,7 @@ func (d *DB) begin(ctx context.Context) (*unit, error) {
 	})
 	if err != nil {
 		u.leave()
-		return nil, &beginError{err}
+		return nil, own(beginning, err)
 	}
 	d.current.Store(u)
 	return u, nil
@@ -93,7 +93,7 @@ func (u *unit) commit() error {
 	u.committing.Store(true)
 	defer u.committing.Store(false)
 	if err := u.tx.Commit(); err != nil {
-		return &commitError{err}
+		return own(committing, err)
 	}
 	if u.entries {
 		u.db.added.send()
