@@ -121,7 +121,7 @@ create table kinora.parked (
 	lane         bytea not null,
 	type         text collate "C" not null,
 	payload      bytea not null,
-	headers      jsonb not null,
+	headers      jsonb not null,                      -- an object of texts
 	class        text collate "C" not null,
 	code         text collate "C" not null,
 	attempts     int not null,
@@ -131,7 +131,12 @@ create table kinora.parked (
 	resolved_at  timestamptz,
 	resolved_by  text collate "C" not null default '',
 	reason       text collate "C" not null default '',
-	constraint parked_pkey primary key (id)
+	constraint parked_pkey primary key (id),
+	-- What a list of messages could not show, whoever writes it.
+	constraint parked_shown check (
+		isfinite(parked_at) and coalesce(isfinite(resolved_at), true)
+		and array_position(handlers, null) is null and coalesce(array_ndims(handlers), 1) = 1
+		and jsonb_typeof(headers) = 'object' and not jsonb_path_exists(headers, '$.* ? (@.type() != "string")'))
 ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
 -- Conditions that are always true (lane <> '', id > 0) are there for the same reason as those of the outbox's indexes.
