@@ -63,6 +63,8 @@ var (
 )
 
 var (
+	errNoHandler = &Error{Class: ClassPermanent, Code: codeNoHandler, Err: errors.New("it was parked for a handler that this program does not have")}
+
 	errGoexit = &Error{Class: ClassUnknown, Code: codeGoexit, Err: errors.New("the handler called runtime.Goexit")}
 	errStuck  = &Error{Class: ClassPermanent, Code: codeStuck, Err: errors.New("the handler did not return after its timeout")}
 )

@@ -49,7 +49,7 @@ func (p *projection) revive(ctx context.Context, code string) error {
 		var known []int64
 		for _, row := range rows {
 			f.After = row.Seq
-			if _, ok := p.named(row.Type, row.Handlers); ok && p.mayRevive(row.Seq) {
+			if _, ok := p.taking(row.Type, row.Handlers); ok && p.mayRevive(row.Seq) {
 				known = append(known, row.Seq)
 			}
 		}

@@ -2,7 +2,6 @@ package projector
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -91,11 +90,13 @@ func newProjection[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx],
 	return one
 }
 
-var errNoHandler = errors.New("it was parked for a handler that this program does not have")
-
-// named returns the handlers of an event type that a parked message waits for. It is false if one of them is missing.
-func (p *projection) named(eventType string, names []string) (found taken, ok bool) {
+// taking returns the handlers that take an event type, or those that have one of names if there are any. It is false if
+// one of these is missing.
+func (p *projection) taking(eventType string, names []string) (found taken, ok bool) {
 	t, missing := p.byType[eventType], slices.Clone(names)
+	if len(names) == 0 {
+		return t, true
+	}
 	for i, h := range t.names {
 		before := len(missing)
 		missing = slices.DeleteFunc(missing, func(name string) bool { return slices.Contains(h.Names(), name) })

@@ -98,7 +98,7 @@ func (s subscription) read(ctx context.Context) error {
 		}
 		d := receive(s.topic, m, len(s.projections))
 		for _, p := range s.projections {
-			one := p.accept(d)
+			one := p.accept(d, nil)
 			if one == nil {
 				d.done()
 				continue

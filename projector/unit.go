@@ -215,7 +215,7 @@ func (u *unit) run(ctx context.Context, call caller, i int, m *inbound, fresh []
 		u.handler.Store(int64(handler))
 		began := u.runner.cfg.Clock()
 		crash.Point("handler: before")
-		inner, done := u.limit.handler(contextOf(ctx, m.msg))
+		inner, done := u.limit.handler(handlerContext{ctx, context.WithoutCancel(m.msg.Context())})
 		some, err := call(inner, handler, m.raw)
 		done()
 		crash.Point("handler: after")
