@@ -19,17 +19,15 @@ type projection struct {
 	opts     Options
 	types    *eventstore.Types
 	marks    bool // markers are kept
-	noop     bool // they should be, and cannot
 	batch    int  // most messages of a unit
 	dryRuns  bool
 	handlers []provider.Handler
 	byType   map[string]taken
 	workers  []*worker
-	serial   atomic.Int64 // until when units of several messages run one at a time; Unix nanoseconds
-	revived  map[int64]revival
+	serial   atomic.Int64  // until when units of several messages run one at a time; Unix nanoseconds
+	revived  map[int64]int // how often a message that may be revived was seen, by its Seq
 
-	store storage
-	do    func(context.Context, provider.Unit, func(context.Context, caller, provider.Found) (provider.Closing, error)) error
+	do func(context.Context, provider.Unit, func(context.Context, caller, provider.Found) (provider.Closing, error)) error
 }
 
 // storage is a provider without its units.
@@ -52,11 +50,10 @@ type taken struct {
 func newProjection[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx], first int) *projection {
 	keeps := u.Keeps()
 	one := &projection{
-		runner: r, name: p.name, opts: p.opts, types: p.types, marks: p.opts.Markers && keeps.Markers, noop: p.opts.Markers && !keeps.Markers,
-		batch: r.cfg.Batch, dryRuns: keeps.DryRun, byType: map[string]taken{}, revived: map[int64]revival{}, store: u,
+		runner: r, name: p.name, opts: p.opts, types: p.types, marks: p.opts.Markers && keeps.Markers,
+		batch: r.cfg.Batch, dryRuns: keeps.DryRun, byType: map[string]taken{}, revived: map[int64]int{},
 	}
-	p.unmarked.Store(one.noop)
-	if one.noop {
+	if p.unmarked.Store(p.opts.Markers && !keeps.Markers); p.unmarked.Load() {
 		r.cfg.Logger.Debug("markers are a no-op: the provider cannot commit them together with the read model", "projector", p.name)
 	}
 	if !keeps.Atomic {
@@ -114,7 +111,7 @@ func (p *projection) worker(lane provider.Lane) *worker {
 
 // mayRun returns an error that no retry can help.
 func (p *projection) mayRun(ctx context.Context) error {
-	if c, ok := p.store.(outbox.ReadyChecker); ok {
+	if c, ok := p.runner.store.(outbox.ReadyChecker); ok {
 		if err := c.Ready(ctx); err != nil {
 			return err
 		}
@@ -127,23 +124,14 @@ func (p *projection) halted(ctx context.Context) error {
 	if p.opts.Parking != Halt {
 		return nil
 	}
-	rows, err := p.store.Parked(ctx, ParkedFilter{Projector: p.name, States: []ParkedState{StateStuck}, Limit: 1})
+	rows, err := p.runner.store.Parked(ctx, ParkedFilter{Projector: p.name, States: []ParkedState{StateStuck}, Limit: 1})
 	if err == nil && len(rows) > 0 {
 		err = fmt.Errorf("%w: %s", ErrHalted, p.name)
 	}
 	return err
 }
 
-// report logs what happened to a message, without its error's text unless RunnerConfig.LogErrors is set.
-func (p *projection) report(level slog.Level, what string, m *inbound, err error, more ...any) {
-	log := p.runner.cfg.Logger
-	if !log.Enabled(context.Background(), level) {
-		return
-	}
-	attrs := append([]any{"projector", p.name, "topic", m.topic, "message_id", m.msg.UUID, "type", m.raw.Type,
-		"class", provider.ClassOf(err).String(), "code", provider.CodeOf(err)}, more...)
-	if p.runner.cfg.LogErrors {
-		attrs = append(attrs, "err", err)
-	}
-	log.Log(context.Background(), level, what, attrs...)
+// report logs what happened to a message.
+func (p *projection) report(level slog.Level, what string, m *inbound, err error, attempts int) {
+	p.runner.log(level, what, err, "projector", p.name, "topic", m.topic, "message_id", m.msg.UUID, "type", m.raw.Type, "attempts", attempts)
 }

@@ -46,9 +46,8 @@ type Runner struct {
 	store       storage
 	cfg         RunnerConfig
 	id          string
-	process     *sync.RWMutex // see careful.go; all runners of this process share it
-	watch       watch
-	pollEvery   time.Duration
+	process     *sync.RWMutex         // see careful.go; all runners of this process share it
+	watch       atomic.Pointer[watch] // nil: the store has not answered yet
 	looks       chan struct{}
 	started     atomic.Bool
 	running     chan struct{}
@@ -60,7 +59,7 @@ type Runner struct {
 //     for what is parked: provider.Beside(units, db).
 //   - If u cannot commit markers with the read model, Options.Markers is a no-op, logged at debug.
 func NewRunner[Tx any](u provider.Units[Tx], src Source, cfg *RunnerConfig, ps ...*Projector[Tx]) (*Runner, error) {
-	r := &Runner{src: src, id: uuid.NewString(), process: &process, pollEvery: time.Second, looks: make(chan struct{}, 1), running: make(chan struct{})}
+	r := &Runner{src: src, id: uuid.NewString(), process: &process, looks: make(chan struct{}, 1), running: make(chan struct{})}
 	if cfg != nil {
 		r.cfg = *cfg
 	}
@@ -75,7 +74,6 @@ func NewRunner[Tx any](u provider.Units[Tx], src Source, cfg *RunnerConfig, ps .
 		return nil, errors.New("runner: these units keep no parked messages: combine them with a store that does, provider.Beside(units, db)")
 	}
 	r.store = whole
-	r.watch = watch{always: r.cfg.Careful, lease: r.cfg.Lease, clock: r.cfg.Clock}
 	for _, p := range ps {
 		if p == nil {
 			return nil, errors.New("runner: a projector is nil")
@@ -102,8 +100,8 @@ func (c *RunnerConfig) validate() error {
 	if c.Lease < time.Second {
 		return fmt.Errorf("lease %s: give at least 1s", c.Lease)
 	}
-	if c.Version == "" {
-		c.Version = buildVersion()
+	if info, ok := debug.ReadBuildInfo(); ok { // the version of the main module has its revision in it
+		c.Version = cmp.Or(c.Version, info.Main.Version)
 	}
 	if c.Clock == nil {
 		c.Clock = time.Now //nolint:forbidigo // durations of units, as this process sees them
@@ -121,18 +119,13 @@ func (c *RunnerConfig) validate() error {
 
 const maxBatch = 10_000
 
-// buildVersion is the revision that the program was built from, or the version of its module.
-func buildVersion() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return ""
+// log logs what happened with the class and the code of its error, and its text only if RunnerConfig.LogErrors is set.
+func (r *Runner) log(level slog.Level, what string, err error, attrs ...any) {
+	attrs = append(attrs, "class", provider.ClassOf(err).String(), "code", provider.CodeOf(err))
+	if r.cfg.LogErrors {
+		attrs = append(attrs, "err", err)
 	}
-	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" {
-			return s.Value
-		}
-	}
-	return info.Main.Version
+	r.cfg.Logger.Log(context.Background(), level, what, attrs...)
 }
 
 // Running is closed once Run has subscribed to every topic.

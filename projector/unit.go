@@ -19,26 +19,19 @@ type unit struct {
 	*worker
 	msgs    []*inbound
 	intent  provider.Unit
-	output  func([]outbox.Message) // gets what the handlers send; nil except in a dry run
-	limit   *deadline
+	timer   *time.Timer  // ends it; see run
+	over    atomic.Bool  // a handler runs, or took too long
 	at      atomic.Int64 // the message whose handler runs; -1: none
 	handler atomic.Int64 // the handler that runs; -1: none
 	failed  error        // what the unit failed with
 
 	// What the last run of the handlers did.
-	ran     bool              // a handler ran
-	live    []bool            // parked messages that are still there
+	ran     bool   // a handler ran
+	live    []bool // parked messages that are still there
+	output  []outbox.Message
 	parked  []*provider.Aside // by message; nil: not set aside
 	behind  []provider.Lane   // lanes of deliveries that were parked behind others
-	applied []applied         // for the observer
-}
-
-// applied is a message that a handler has applied, now or before.
-type applied struct {
-	*inbound
-	handler string
-	skipped bool
-	took    time.Duration
+	reports []func()          // for the observer, once it is committed
 }
 
 func (w *worker) newUnit(msgs []*inbound) *unit {
@@ -51,38 +44,37 @@ func (w *worker) newUnit(msgs []*inbound) *unit {
 	return u
 }
 
-// unit runs one transaction over msgs. alone: the caller holds the process.
-func (w *worker) unit(hard context.Context, msgs []*inbound, alone bool) (*unit, error) {
-	u := w.newUnit(msgs)
-	if len(msgs) > 1 {
-		until := w.serial.Load()
-		u.intent.Serial = until > 0 && w.runner.cfg.Clock().UnixNano() < until
+// attempt runs the unit. alone: the caller holds the process.
+func (u *unit) attempt(hard context.Context, alone bool) error {
+	if len(u.msgs) > 1 {
+		until := u.serial.Load()
+		u.intent.Serial = until > 0 && u.runner.cfg.Clock().UnixNano() < until
 	}
 	if !alone {
-		w.runner.process.RLock()
-		defer w.runner.process.RUnlock()
-		if w.runner.watch.suspicious(msgs) {
-			u.intent.Careful = &provider.Worker{Runner: w.runner.id, Number: w.number}
-			u.failed = w.nameThem(hard, *u.intent.Careful, msgs)
+		u.runner.process.RLock()
+		defer u.runner.process.RUnlock()
+		if u.intent.DryRun == nil && u.runner.suspicious(u.msgs) {
+			u.intent.Careful = &provider.Worker{Runner: u.runner.id, Number: u.number}
+			u.failed = u.nameThem(hard, *u.intent.Careful, u.msgs)
 		}
 	}
 	if u.failed == nil {
 		u.failed = u.transact(hard)
 	}
-	return u, u.failed
+	return u.failed
 }
 
 // transact runs the unit in another goroutine, so that a handler that panics or calls runtime.Goexit ends its unit and
 // nothing else, and one that does not return is left behind.
 func (u *unit) transact(hard context.Context) error {
 	ctx, cancel := context.WithCancel(hard)
-	u.limit = &deadline{each: u.runner.cfg.Timeout, timer: time.AfterFunc(u.runner.cfg.Timeout, cancel)}
+	u.timer = time.AfterFunc(u.runner.cfg.Timeout, cancel)
 	ended, err := false, error(errGoexit)
 	done := make(chan struct{})
 	u.inOther(func() {
 		defer close(done)
 		defer cancel()
-		defer u.limit.timer.Stop()
+		defer u.timer.Stop()
 		defer func() {
 			if p := recover(); p != nil {
 				err = &Error{Class: ClassUnknown, Code: codePanic, Err: fmt.Errorf("panic: %v", p)}
@@ -94,7 +86,7 @@ func (u *unit) transact(hard context.Context) error {
 	if !returns(ctx, done) {
 		u.leaveOther()
 		if u.handler.Load() < 0 { // it is the store that does not answer
-			return &Error{Class: ClassTransient, Code: "begin", Err: errors.New("the store did not answer")}
+			return errBegin
 		}
 		return errStuck
 	}
@@ -104,7 +96,7 @@ func (u *unit) transact(hard context.Context) error {
 	if err == nil {
 		return nil
 	}
-	if ended && hard.Err() == nil && !u.limit.over.Load() && (provider.ClassOf(err) != ClassUnknown || provider.CodeOf(err) != provider.CodeDeadline) {
+	if ended && hard.Err() == nil && !u.over.Load() && (provider.ClassOf(err) != ClassUnknown || provider.CodeOf(err) != provider.CodeDeadline) {
 		return &Error{Class: ClassTransient, Code: "begin", Err: fmt.Errorf("the unit did not begin or commit within %s: %w", u.runner.cfg.Timeout, err)}
 	}
 	return u.classified(err)
@@ -140,11 +132,9 @@ func (u *unit) classified(err error) error {
 	if class == ClassUnknown && u.runner.cfg.Classify != nil {
 		class = u.runner.cfg.Classify(err)
 	}
-	switch class {
-	case ClassUnknown, ClassTransient, ClassPermanent, ClassAmbiguous:
-	case ClassShutdown: // the runner has not stopped: the unit met its own deadline
+	if class == ClassShutdown { // the runner has not stopped: the unit met its own deadline
 		class, code = ClassUnknown, provider.CodeDeadline
-	default:
+	} else if class < ClassUnknown || class > ClassAmbiguous {
 		class = ClassUnknown
 	}
 	if class == was {
@@ -155,7 +145,7 @@ func (u *unit) classified(err error) error {
 
 // handle runs the handlers, and says what is set aside. It may run again: then it begins from nothing.
 func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c provider.Closing, err error) {
-	u.ran, u.live, u.behind, u.applied, u.parked = false, found.Live, nil, nil, make([]*provider.Aside, len(u.msgs))
+	u.ran, u.live, u.behind, u.reports, u.parked = false, found.Live, nil, nil, make([]*provider.Aside, len(u.msgs))
 	var stopped map[provider.Lane]bool // lanes in which this unit has set a message aside
 	for i, m := range u.msgs {
 		var row *provider.Aside
@@ -197,13 +187,14 @@ func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c
 			c.Park = append(c.Park, *row)
 		}
 	}
-	if u.output != nil {
-		u.output(c.Output)
-	}
+	u.output = c.Output
 	return c, nil
 }
 
 // run runs the handlers of a message that have not applied it yet.
+//
+// Each part of a unit has a limit of its own: the opening, each handler, and the commit. So a handler that had to wait for
+// its turn has all of its own time, and a wait is never held against it.
 func (u *unit) run(ctx context.Context, call caller, i int, m *inbound, fresh []bool) (out []outbox.Message, err error) {
 	u.at.Store(int64(i))
 	for j, handler := range m.handlers {
@@ -211,13 +202,19 @@ func (u *unit) run(ctx context.Context, call caller, i int, m *inbound, fresh []
 			u.note(m, j, true, 0)
 			continue
 		}
+		each, began := u.runner.cfg.Timeout, u.runner.cfg.Clock()
+		if !u.timer.Reset(sum(each, each)) { // the end of the unit, if the handler does not heed its own
+			return nil, errBegin
+		}
 		u.ran = true
 		u.handler.Store(int64(handler))
-		began := u.runner.cfg.Clock()
+		u.over.Store(true)
 		crash.Point("handler: before")
-		inner, done := u.limit.handler(handlerContext{ctx, context.WithoutCancel(m.msg.Context())})
+		inner, cancel := context.WithTimeout(handlerContext{ctx, context.WithoutCancel(m.msg.Context())}, each)
 		some, err := call(inner, handler, m.raw)
-		done()
+		u.over.Store(inner.Err() != nil) // a handler that returned in time is not to blame for the rest
+		cancel()
+		u.timer.Reset(each)
 		crash.Point("handler: after")
 		if err != nil {
 			return nil, err
@@ -232,8 +229,12 @@ func (u *unit) run(ctx context.Context, call caller, i int, m *inbound, fresh []
 
 // note keeps for the observer that a handler has applied a message, now or before.
 func (u *unit) note(m *inbound, handler int, before bool, took time.Duration) {
-	if u.runner.cfg.Observer.Handled != nil {
-		u.applied = append(u.applied, applied{m, m.names[handler].Name, before, took})
+	cfg, name := &u.runner.cfg, m.names[handler].Name
+	if cfg.Observer.Handled != nil {
+		u.reports = append(u.reports, func() { cfg.Observer.Handled(name, before, m.waited(cfg.Clock()), took, nil) })
+	}
+	if cfg.Observer.Unmarked != nil && !before && u.opts.Markers && !u.marks {
+		u.reports = append(u.reports, func() { cfg.Observer.Unmarked(name) })
 	}
 }
 
@@ -278,26 +279,6 @@ func returns(ctx context.Context, done <-chan struct{}) bool {
 		return true
 	case <-time.After(grace):
 		return false
-	}
-}
-
-// deadline limits each part of a unit by itself: the opening, each handler, and the commit. So a handler that had to
-// wait for its turn has all of its own time, and a wait is never held against it.
-type deadline struct {
-	each  time.Duration
-	timer *time.Timer // ends the unit's context
-	over  atomic.Bool // a handler runs, or took too long
-}
-
-// handler returns the context of a handler. The whole unit ends later, if the handler does not heed it.
-func (l *deadline) handler(ctx context.Context) (context.Context, func()) {
-	began := l.timer.Reset(sum(l.each, l.each)) // else the opening took too long
-	l.over.Store(began)
-	inner, cancel := context.WithTimeout(ctx, l.each)
-	return inner, func() {
-		l.over.Store(began && inner.Err() != nil) // a handler that returned in time is not to blame for the rest
-		cancel()
-		l.timer.Reset(l.each)
 	}
 }
 

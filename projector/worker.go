@@ -72,9 +72,14 @@ func (w *worker) collect(m *inbound) []*inbound {
 func (w *worker) apply(ctx, hard context.Context, msgs []*inbound) {
 	var culprit *inbound
 	for tries := 0; len(msgs) > 0 && ctx.Err() == nil; {
-		part, alone := w.next(msgs, culprit)
+		part := msgs[:min(len(msgs), w.size)] // up to the one that made the last unit fail, or that one alone
+		if i := slices.Index(part, culprit); i >= 0 {
+			part = part[:max(i, 1)]
+		}
+		alone := part[0] == culprit
 		began := w.runner.cfg.Clock()
-		u, err := w.unit(hard, part, false)
+		u := w.newUnit(part)
+		err := u.attempt(hard, false)
 		if observe := w.runner.cfg.Observer.Unit; observe != nil {
 			observe(w.name, len(part), w.runner.cfg.Clock().Sub(began), err)
 		}
@@ -91,30 +96,14 @@ func (w *worker) apply(ctx, hard context.Context, msgs []*inbound) {
 		case provider.ClassOf(err) == ClassTransient || provider.ClassOf(err) == ClassAmbiguous || part[0].aside != nil && len(part) == 1:
 			tries++
 			w.troubled(ctx, len(part), tries, err)
-		case at >= 0 && (len(part) == 1 || errors.Is(err, errStuck)):
-			part[at].setAside(u, err, 1)
+		case len(part) == 1 || at >= 0 && errors.Is(err, errStuck):
+			part[max(at, 0)].setAside(u, err, 1)
 		case at >= 0:
-			culprit, w.size = part[at], max(at, 1)
-		case len(part) == 1:
-			part[0].setAside(u, err, 1)
+			culprit = part[at]
 		default:
 			w.size = len(part) / 2
 		}
 	}
-}
-
-// next returns the messages of the next unit: up to the one that made the last unit fail, or that one alone.
-func (w *worker) next(msgs []*inbound, culprit *inbound) (part []*inbound, alone bool) {
-	n := min(len(msgs), w.size)
-	if culprit != nil {
-		switch i := slices.Index(msgs[:n], culprit); {
-		case i == 0:
-			return msgs[:1], true
-		case i > 0:
-			n = i
-		}
-	}
-	return msgs[:n], false
 }
 
 // grow sets the size of the next unit after one that took so long.
@@ -145,11 +134,7 @@ func (w *worker) troubled(ctx context.Context, n, tries int, err error) {
 	if cfg.Observer.Retried != nil {
 		cfg.Observer.Retried(w.name, provider.ClassOf(err), delay)
 	}
-	attrs := []any{"projector", w.name, "messages", n, "class", provider.ClassOf(err).String(), "code", provider.CodeOf(err), "tries", tries, "again_in", delay}
-	if cfg.LogErrors {
-		attrs = append(attrs, "err", err)
-	}
-	cfg.Logger.Warn("unit failed, it is tried again", attrs...)
+	w.runner.log(slog.LevelWarn, "unit failed, it is tried again", err, "projector", w.name, "messages", n, "tries", tries, "again_in", delay)
 	wait(ctx, delay)
 }
 
@@ -166,8 +151,8 @@ func (m *inbound) setAside(u *unit, cause error, attempts int) {
 // settle acks and reports the messages of a unit that is committed.
 func (w *worker) settle(u *unit) {
 	cfg := &w.runner.cfg
-	for _, one := range u.applied {
-		cfg.Observer.Handled(one.handler, one.skipped, waited(one.inbound, cfg.Clock()), one.took, nil)
+	for _, report := range u.reports {
+		report()
 	}
 	if u.ran {
 		w.failed = 0
@@ -187,13 +172,6 @@ func (w *worker) settle(u *unit) {
 			}
 		}
 	}
-	if w.noop && u.ran && cfg.Observer.Unmarked != nil {
-		for _, m := range u.msgs {
-			for _, h := range m.names {
-				cfg.Observer.Unmarked(h.Name)
-			}
-		}
-	}
 }
 
 // settleParked reports a message that was set aside.
@@ -206,13 +184,13 @@ func (w *worker) settleParked(m *inbound, row *provider.Aside) {
 		time.AfterFunc(row.After, w.runner.look)
 	}
 	if m.aside == nil { // it waits behind another one, or is suspected
-		w.report(slog.LevelDebug, "parked", m, &Error{Class: row.Parked.Class, Code: row.Parked.Code})
+		w.report(slog.LevelDebug, "parked", m, &Error{Class: row.Parked.Class, Code: row.Parked.Code}, row.Parked.Attempts)
 		return
 	}
 	if cfg.Observer.Handled != nil && m.aside.handler != "" {
-		cfg.Observer.Handled(m.aside.handler, false, waited(m, cfg.Clock()), 0, m.aside.cause)
+		cfg.Observer.Handled(m.aside.handler, false, m.waited(cfg.Clock()), 0, m.aside.cause)
 	}
-	w.report(slog.LevelWarn, cmp.Or(map[bool]string{true: "stuck"}[row.After < 0], "parked"), m, m.aside.cause, "attempts", row.Parked.Attempts)
+	w.report(slog.LevelWarn, cmp.Or(map[bool]string{true: "stuck"}[row.After < 0], "parked"), m, m.aside.cause, row.Parked.Attempts)
 	if m.parked == nil {
 		w.failed++
 	}
@@ -224,7 +202,7 @@ func (w *worker) settleParked(m *inbound, row *provider.Aside) {
 }
 
 // waited is the time since the event was recorded.
-func waited(m *inbound, now time.Time) time.Duration {
+func (m *inbound) waited(now time.Time) time.Duration {
 	if m.raw.RecordedAt.IsZero() {
 		return 0
 	}
