@@ -60,7 +60,7 @@ func newProjection[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx],
 		one.batch = 1
 	}
 	for i, h := range p.handlers {
-		name := provider.Handler{Name: p.full(h.name), Was: p.fulls(h.was)}
+		name := p.full(h)
 		one.handlers = append(one.handlers, name)
 		for _, eventType := range h.match(p.types) {
 			t := one.byType[eventType]

@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/google/uuid"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/marker"
@@ -159,12 +158,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	defer end(nil)
 	r.end = func(err error) { end(fmt.Errorf("runner: %w", err)) }
 	stays := context.AfterFunc(ctx, unsubscribe) // nothing is in flight yet, and a broker that is away must not keep Run from its end
-	var subs []subscription
-	var owned []message.Subscriber
-	var err error
-	if !r.src.isZero() {
-		subs, owned, err = r.src.open(subscribed, r.projections)
-	}
+	subs, owned, err := r.src.open(subscribed, r.projections)
 	stays()
 	var all sync.WaitGroup
 	alive := func(bool) {}
