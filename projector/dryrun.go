@@ -42,7 +42,7 @@ func (r *Runner) DryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {
 }
 
 func (r *Runner) dryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {
-	p := r.projection(f.Projector)
+	p := r.byName[f.Projector]
 	resolved := func(s ParkedState) bool { return s != StateWaiting && s != StateStuck }
 	switch {
 	case p == nil:

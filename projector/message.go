@@ -104,25 +104,6 @@ func (p *projection) acceptParked(row Parked) *inbound {
 	return p.accept(receive(row.Topic, msg, 1), &row)
 }
 
-// unparked describes m as it is set aside.
-func (p *projection) unparked(m *inbound, fresh []bool) Parked {
-	row := Parked{
-		Projector: p.name, MessageID: m.msg.UUID, Topic: m.topic, Key: m.key, Lane: m.lane, Type: m.msg.Metadata[outbox.HeaderType],
-		Payload: m.msg.Payload, Headers: m.msg.Metadata,
-	}
-	if m.parked != nil {
-		row = *m.parked
-	}
-	row.Version = p.runner.cfg.Version
-	named := len(row.Handlers) > 0
-	for i, name := range m.names {
-		if !named && fresh[i] { // the unit leaves its marker, so nothing but this says that it is to run
-			row.Handlers = append(row.Handlers, name.Name)
-		}
-	}
-	return row
-}
-
 // handlerContext ends with the unit, and has the values of the message. The message's own end does not count: some
 // subscribers end the contexts of all messages at once when they close.
 type handlerContext struct {

@@ -2,7 +2,6 @@ package projector
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"slices"
 	"sync/atomic"
@@ -107,28 +106,6 @@ func (p *projection) taking(eventType string, names []string) (found taken, ok b
 // worker returns the worker for a lane.
 func (p *projection) worker(lane provider.Lane) *worker {
 	return p.workers[(int(lane[0])<<8|int(lane[1]))%len(p.workers)]
-}
-
-// mayRun returns an error that no retry can help.
-func (p *projection) mayRun(ctx context.Context) error {
-	if c, ok := p.runner.store.(outbox.ReadyChecker); ok {
-		if err := c.Ready(ctx); err != nil {
-			return err
-		}
-	}
-	return p.halted(ctx)
-}
-
-// halted returns ErrHalted if the projector is one with Halt and a message is stuck.
-func (p *projection) halted(ctx context.Context) error {
-	if p.opts.Parking != Halt {
-		return nil
-	}
-	rows, err := p.runner.store.Parked(ctx, ParkedFilter{Projector: p.name, States: []ParkedState{StateStuck}, Limit: 1})
-	if err == nil && len(rows) > 0 {
-		err = fmt.Errorf("%w: %s", ErrHalted, p.name)
-	}
-	return err
 }
 
 // report logs what happened to a message.

@@ -22,10 +22,8 @@ func (r *Runner) poll(ctx context.Context) {
 		if _, err := r.giveDue(ctx); err != nil && ctx.Err() == nil {
 			r.log(slog.LevelWarn, "parked messages were not looked up", err)
 		}
-		for _, p := range r.projections {
-			if err := p.halted(ctx); errors.Is(err, ErrHalted) {
-				r.end(err)
-			}
+		if err := r.halted(ctx); errors.Is(err, ErrHalted) {
+			r.end(err)
 		}
 		select {
 		case <-ctx.Done():
@@ -68,7 +66,7 @@ func (r *Runner) due(ctx context.Context, f provider.DueFilter) (map[*worker][]*
 	rows, err := r.store.Due(ctx, f)
 	due := map[*worker][]*inbound{}
 	for _, row := range rows {
-		if p := r.projection(row.Projector); p != nil {
+		if p := r.byName[row.Projector]; p != nil {
 			w := p.worker(row.Lane)
 			due[w] = append(due[w], p.acceptParked(row))
 		}

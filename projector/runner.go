@@ -41,7 +41,8 @@ type RunnerConfig struct {
 // Runner runs projectors over a source.
 type Runner struct {
 	src         Source
-	projections []*projection
+	projections []*projection // as given
+	byName      map[string]*projection
 	store       storage
 	cfg         RunnerConfig
 	id          string
@@ -58,7 +59,8 @@ type Runner struct {
 //     for what is parked: provider.Beside(units, db).
 //   - If u cannot commit markers with the read model, Options.Markers is a no-op, logged at debug.
 func NewRunner[Tx any](u provider.Units[Tx], src Source, cfg *RunnerConfig, ps ...*Projector[Tx]) (*Runner, error) {
-	r := &Runner{src: src, id: uuid.NewString(), process: &process, looks: make(chan struct{}, 1), running: make(chan struct{})}
+	r := &Runner{src: src, id: uuid.NewString(), process: &process, byName: map[string]*projection{}, looks: make(chan struct{}, 1),
+		running: make(chan struct{})}
 	if cfg != nil {
 		r.cfg = *cfg
 	}
@@ -80,10 +82,11 @@ func NewRunner[Tx any](u provider.Units[Tx], src Source, cfg *RunnerConfig, ps .
 		if err := p.check(u.Keeps()); err != nil {
 			return nil, fmt.Errorf("runner: %w", err)
 		}
-		if r.projection(p.name) != nil {
+		if r.byName[p.name] != nil {
 			return nil, fmt.Errorf("runner: projector %s is given twice", p.name)
 		}
-		r.projections = append(r.projections, newProjection(r, whole, p, len(r.projections)*r.cfg.Concurrency))
+		r.byName[p.name] = newProjection(r, whole, p, len(r.projections)*r.cfg.Concurrency)
+		r.projections = append(r.projections, r.byName[p.name])
 	}
 	return r, nil
 }
@@ -140,14 +143,18 @@ func (r *Runner) Run(ctx context.Context) error {
 	if r.started.Swap(true) {
 		return errors.New("runner: Run called twice")
 	}
-	for _, p := range r.projections {
-		err := p.mayRun(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("runner: %w", err)
-		}
+	var err error
+	if c, ok := r.store.(outbox.ReadyChecker); ok {
+		err = c.Ready(ctx)
+	}
+	if err == nil {
+		err = r.halted(ctx)
+	}
+	if ctx.Err() != nil {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("runner: %w", err)
 	}
 	// Subscriptions, and with them the contexts of messages, end after what is in flight.
 	subscribed, unsubscribe := context.WithCancel(context.WithoutCancel(ctx))
@@ -170,11 +177,22 @@ func (r *Runner) Run(ctx context.Context) error {
 		close(r.running)
 	}
 	<-work.Done()
-	return r.drain(ctx, work, stop, func() error {
+	done := make(chan error, 1)
+	go func() {
 		all.Wait()
 		alive(hard.Err() == nil)
-		return closeAll(owned)
-	})
+		done <- closeAll(owned)
+	}()
+	select {
+	case err = <-done:
+	case <-time.After(r.cfg.Drain):
+		stop()
+		err = fmt.Errorf("runner: %w: %s", outbox.ErrDrain, r.cfg.Drain)
+	}
+	if cause := context.Cause(work); ctx.Err() == nil && !errors.Is(cause, errFinished) {
+		err = errors.Join(cause, err)
+	}
+	return err
 }
 
 // start starts all that a runner does.
@@ -199,28 +217,18 @@ func (r *Runner) start(work, hard context.Context, subs []subscription, all *syn
 	all.Go(func() { r.maintain(work) })
 }
 
-// drain waits for finish, and no longer than it may.
-func (r *Runner) drain(ctx, work context.Context, stop func(), finish func() error) error {
-	done := make(chan error, 1)
-	go func() { done <- finish() }()
-	var err error
-	select {
-	case err = <-done:
-	case <-time.After(r.cfg.Drain):
-		stop()
-		err = fmt.Errorf("runner: %w: %s", outbox.ErrDrain, r.cfg.Drain)
-	}
-	if cause := context.Cause(work); ctx.Err() == nil && !errors.Is(cause, errFinished) {
-		err = errors.Join(cause, err)
-	}
-	return err
-}
-
-// projection returns that of a projector, or nil.
-func (r *Runner) projection(name string) *projection {
+// halted returns ErrHalted if a message of a projector with Halt is stuck.
+func (r *Runner) halted(ctx context.Context) error {
 	for _, p := range r.projections {
-		if p.name == name {
-			return p
+		if p.opts.Parking != Halt {
+			continue
+		}
+		rows, err := r.store.Parked(ctx, ParkedFilter{Projector: p.name, States: []ParkedState{StateStuck}, Limit: 1})
+		if err != nil {
+			return err
+		}
+		if len(rows) > 0 {
+			return fmt.Errorf("%w: %s", ErrHalted, p.name)
 		}
 	}
 	return nil

@@ -109,12 +109,11 @@ func (s subscription) read(ctx context.Context) error {
 	}
 }
 
-func closeAll(owned []message.Subscriber) error {
-	var errs []error
+func closeAll(owned []message.Subscriber) (err error) {
 	for _, sub := range owned {
-		if err := sub.Close(); err != nil {
-			errs = append(errs, fmt.Errorf("runner: close a subscriber: %w", err))
+		if e := sub.Close(); e != nil {
+			err = errors.Join(err, fmt.Errorf("runner: close a subscriber: %w", e))
 		}
 	}
-	return errors.Join(errs...)
+	return err
 }

@@ -146,7 +146,7 @@ func (u *unit) classified(err error) error {
 // handle runs the handlers, and says what is set aside. It may run again: then it begins from nothing.
 func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c provider.Closing, err error) {
 	u.ran, u.live, u.behind, u.reports, u.parked = false, found.Live, nil, nil, make([]*provider.Aside, len(u.msgs))
-	var stopped map[provider.Lane]bool // lanes in which this unit has set a message aside
+	stopped := map[provider.Lane]bool{} // lanes in which this unit has set a message aside
 	for i, m := range u.msgs {
 		var row *provider.Aside
 		switch {
@@ -156,14 +156,12 @@ func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c
 				u.note(m, j, true, 0)
 			}
 		case m.parked == nil && found.Held[i] || stopped[m.lane]:
-			row = &provider.Aside{Message: i, Parked: u.unparked(m, found.Fresh[i])}
-			row.Parked.Class, row.Parked.Code = ClassHeld, ""
+			row = u.row(i, found.Fresh[i], ClassHeld, "")
 			if m.parked == nil && !stopped[m.lane] {
 				u.behind = append(u.behind, m.lane)
 			}
 		case found.Suspect != nil && found.Suspect[i]:
-			row = &provider.Aside{Message: i, Parked: u.unparked(m, found.Fresh[i])}
-			row.Parked.Class, row.Parked.Code = ClassUnknown, codeCrashed
+			row = u.row(i, found.Fresh[i], ClassUnknown, codeCrashed)
 			if m.parked != nil && m.parked.Class != ClassHeld {
 				row.Parked.Attempts-- // it was counted, and has not run
 			}
@@ -179,9 +177,6 @@ func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c
 			c.Output = append(c.Output, out...)
 		}
 		if row != nil {
-			if stopped == nil {
-				stopped = map[provider.Lane]bool{}
-			}
 			stopped[m.lane] = true
 			u.parked[i] = row
 			c.Park = append(c.Park, *row)
@@ -240,20 +235,39 @@ func (u *unit) note(m *inbound, handler int, before bool, took time.Duration) {
 
 // failure describes a message that has failed alone.
 func (u *unit) failure(i int, m *inbound, fresh []bool) *provider.Aside {
-	row := u.unparked(m, fresh)
-	row.Class, row.Code, row.Attempts, row.Handler = provider.ClassOf(m.aside.cause), provider.CodeOf(m.aside.cause), m.aside.attempts, m.aside.handler
-	if row.Class == ClassTransient && m.parked != nil && m.parked.Code == codeCrashed {
-		row.Code = codeCrashed // the next attempt runs alone too
+	row := u.row(i, fresh, provider.ClassOf(m.aside.cause), provider.CodeOf(m.aside.cause))
+	p, retry := &row.Parked, u.runner.cfg.Retry
+	p.Attempts, p.Handler, row.After = m.aside.attempts, m.aside.handler, -1
+	if p.Class == ClassTransient && m.parked != nil && m.parked.Code == codeCrashed {
+		p.Code = codeCrashed // the next attempt runs alone too
 	}
-	retry := u.runner.cfg.Retry
-	after := time.Duration(-1)
 	switch {
-	case row.Class == ClassTransient: // not counted, so it waits as long again as it has been parked
-		after = min(max(u.runner.cfg.Clock().Sub(row.At), retry.Base), retry.Max)
-	case row.Class == ClassUnknown && !retry.Spent(row.Attempts):
-		after, _ = retry.Delay(max(row.Attempts, 1))
+	case p.Class == ClassTransient: // not counted, so it waits as long again as it has been parked
+		row.After = min(max(u.runner.cfg.Clock().Sub(p.At), retry.Base), retry.Max)
+	case p.Class == ClassUnknown && !retry.Spent(p.Attempts):
+		row.After, _ = retry.Delay(max(p.Attempts, 1))
 	}
-	return &provider.Aside{Message: i, Parked: row, After: after}
+	return row
+}
+
+// row describes a message as it is set aside.
+func (u *unit) row(i int, fresh []bool, class Class, code string) *provider.Aside {
+	m := u.msgs[i]
+	row := Parked{
+		Projector: u.name, MessageID: m.msg.UUID, Topic: m.topic, Key: m.key, Lane: m.lane, Type: m.msg.Metadata[outbox.HeaderType],
+		Payload: m.msg.Payload, Headers: m.msg.Metadata,
+	}
+	if m.parked != nil {
+		row = *m.parked
+	}
+	row.Class, row.Code, row.Version = class, code, u.runner.cfg.Version
+	named := len(row.Handlers) > 0
+	for j, h := range m.names {
+		if !named && fresh[j] { // the unit leaves its marker, so nothing but this says that it is to run
+			row.Handlers = append(row.Handlers, h.Name)
+		}
+	}
+	return &provider.Aside{Message: i, Parked: row}
 }
 
 // culprit is the index of the message that made the unit fail, or -1.

@@ -195,7 +195,7 @@ func (w *worker) settleParked(m *inbound, row *provider.Aside) {
 		w.failed++
 	}
 	if row.After < 0 && w.opts.Parking == Halt {
-		if err := w.halted(context.WithoutCancel(m.msg.Context())); err != nil { // none if it was skipped before
+		if err := w.runner.halted(context.WithoutCancel(m.msg.Context())); err != nil { // none if it was skipped before
 			w.runner.end(err)
 		}
 	}
