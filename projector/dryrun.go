@@ -81,7 +81,7 @@ func (r *Runner) dryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {
 			result.Waiting += len(msgs) - result.Messages
 			return result, nil
 		}
-		at := u.culprit()
+		at := u.culprit(err)
 		if at < 0 || provider.ClassOf(err) == ClassTransient || ctx.Err() != nil {
 			return nil, err
 		}

@@ -48,12 +48,11 @@ func (d *received) done() {
 type inbound struct {
 	*received
 	taken
-	lane     provider.Lane
-	mark     bool
-	parked   *Parked     // nil for a delivery
-	twins    []*received // deliveries of the same message in the same unit
-	aside    *aside      // not nil: it is set aside instead of handled
-	resolved bool        // applied or set aside, and committed
+	lane   provider.Lane
+	mark   bool
+	parked *Parked     // nil for a delivery
+	twins  []*received // deliveries of the same message in the same unit
+	aside  *aside      // not nil: it is set aside instead of handled
 }
 
 // aside says why a message is set aside.

@@ -86,9 +86,8 @@ func (w *worker) replay(ctx, hard context.Context, rows []*inbound) (progress bo
 		}
 	}
 	for msgs := range slices.Chunk(waiting, w.batch) {
-		w.apply(ctx, hard, msgs)
+		progress = w.apply(ctx, hard, msgs) || progress
 	}
-	progress = slices.ContainsFunc(waiting, func(m *inbound) bool { return m.resolved })
 	for _, m := range failed {
 		progress = ctx.Err() == nil && w.try(ctx, hard, m) || progress
 	}

@@ -23,7 +23,6 @@ type unit struct {
 	over    atomic.Bool  // a handler runs, or took too long
 	at      atomic.Int64 // the message whose handler runs; -1: none
 	handler atomic.Int64 // the handler that runs; -1: none
-	failed  error        // what the unit failed with
 
 	// What the last run of the handlers did.
 	ran     bool   // a handler ran
@@ -46,22 +45,19 @@ func (w *worker) newUnit(msgs []*inbound) *unit {
 
 // attempt runs the unit. alone: the caller holds the process.
 func (u *unit) attempt(hard context.Context, alone bool) error {
-	if len(u.msgs) > 1 {
-		until := u.serial.Load()
-		u.intent.Serial = until > 0 && u.runner.cfg.Clock().UnixNano() < until
-	}
+	until := u.serial.Load()
+	u.intent.Serial = until > 0 && len(u.msgs) > 1 && u.runner.cfg.Clock().UnixNano() < until
 	if !alone {
 		u.runner.process.RLock()
 		defer u.runner.process.RUnlock()
 		if u.intent.DryRun == nil && u.runner.suspicious(u.msgs) {
 			u.intent.Careful = &provider.Worker{Runner: u.runner.id, Number: u.number}
-			u.failed = u.nameThem(hard, *u.intent.Careful, u.msgs)
+			if err := u.nameThem(hard, *u.intent.Careful, u.msgs); err != nil {
+				return err
+			}
 		}
 	}
-	if u.failed == nil {
-		u.failed = u.transact(hard)
-	}
-	return u.failed
+	return u.transact(hard)
 }
 
 // transact runs the unit in another goroutine, so that a handler that panics or calls runtime.Goexit ends its unit and
@@ -270,9 +266,9 @@ func (u *unit) row(i int, fresh []bool, class Class, code string) *provider.Asid
 	return &provider.Aside{Message: i, Parked: row}
 }
 
-// culprit is the index of the message that made the unit fail, or -1.
-func (u *unit) culprit() int {
-	if e, ok := errors.AsType[*provider.MessageError](u.failed); ok {
+// culprit is the index of the message that made the unit fail with err, or -1.
+func (u *unit) culprit(err error) int {
+	if e, ok := errors.AsType[*provider.MessageError](err); ok {
 		return e.Message
 	}
 	return int(u.at.Load())

@@ -68,8 +68,9 @@ func (w *worker) collect(m *inbound) []*inbound {
 
 // apply brings messages through units until each is applied or set aside. A unit that fails is undone as a whole and
 // its parts run in new ones: what was before the message that failed, that message alone, then the rest, beginning
-// with one message and doubling. Only what fails alone is set aside.
-func (w *worker) apply(ctx, hard context.Context, msgs []*inbound) {
+// with one message and doubling. Only what fails alone is set aside. It reports whether any parked message is no longer
+// as it was.
+func (w *worker) apply(ctx, hard context.Context, msgs []*inbound) (progress bool) {
 	var culprit *inbound
 	for tries := 0; len(msgs) > 0 && ctx.Err() == nil; {
 		part := msgs[:min(len(msgs), w.size)] // up to the one that made the last unit fail, or that one alone
@@ -83,16 +84,17 @@ func (w *worker) apply(ctx, hard context.Context, msgs []*inbound) {
 		if observe := w.runner.cfg.Observer.Unit; observe != nil {
 			observe(w.name, len(part), w.runner.cfg.Clock().Sub(began), err)
 		}
-		switch at := u.culprit(); {
+		switch at := u.culprit(err); {
 		case err == nil:
 			w.settle(u)
+			progress = progress || slices.Contains(u.live, true)
 			w.grow(w.runner.cfg.Clock().Sub(began), alone)
 			w.catchUp(ctx, hard, u.behind)
 			if msgs, tries = msgs[len(part):], 0; len(msgs) > 0 && msgs[0].parked == nil {
 				w.rest(ctx)
 			}
 		case hard.Err() != nil:
-			return
+			return progress
 		case provider.ClassOf(err) == ClassTransient || provider.ClassOf(err) == ClassAmbiguous || part[0].aside != nil && len(part) == 1:
 			tries++
 			w.troubled(ctx, len(part), tries, err)
@@ -104,6 +106,7 @@ func (w *worker) apply(ctx, hard context.Context, msgs []*inbound) {
 			w.size = len(part) / 2
 		}
 	}
+	return progress
 }
 
 // grow sets the size of the next unit after one that took so long.
@@ -164,7 +167,6 @@ func (w *worker) settle(u *unit) {
 		case m.parked != nil && u.live[i] && cfg.Observer.Replayed != nil:
 			cfg.Observer.Replayed(w.name)
 		}
-		m.resolved = m.parked == nil || u.live[i]
 		if m.parked == nil {
 			m.done()
 			for _, twin := range m.twins {
