@@ -71,16 +71,10 @@ func (p *projection) revive(ctx context.Context, code string) error {
 // prune deletes what is old enough, in small transactions, with pauses that leave the database to the units.
 func (r *Runner) prune(ctx context.Context) {
 	for _, p := range r.projections {
-		var names []string
-		for _, h := range p.handlers {
-			if p.marks {
-				names = append(names, h.Names()...)
-			}
-		}
 		for n, err := 1, error(nil); n > 0 && err == nil && ctx.Err() == nil; {
 			began := r.cfg.Clock()
 			crash.Point("prune: before")
-			n, err = r.store.Prune(ctx, p.name, names, r.cfg.Markers.Window, pruneLimit)
+			n, err = r.store.Prune(ctx, p.name, p.marked, r.cfg.Markers.Window, pruneLimit)
 			crash.Point("prune: after")
 			if err != nil && ctx.Err() == nil {
 				r.log(slog.LevelWarn, "pruning failed, it is tried again", err, "projector", p.name, "again_in", pruneEach*reviveEvery)

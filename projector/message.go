@@ -47,12 +47,12 @@ func (d *received) done() {
 // inbound is a message on its way through one projector: a delivery, or a parked one.
 type inbound struct {
 	*received
-	taken
-	lane   provider.Lane
-	mark   bool
-	parked *Parked     // nil for a delivery
-	twins  []*received // deliveries of the same message in the same unit
-	aside  *aside      // not nil: it is set aside instead of handled
+	handlers []provider.Handler // that take it, in order
+	lane     provider.Lane
+	mark     bool
+	parked   *Parked     // nil for a delivery
+	twins    []*received // deliveries of the same message in the same unit
+	aside    *aside      // not nil: it is set aside instead of handled
 }
 
 // aside says why a message is set aside.
@@ -83,7 +83,7 @@ func (p *projection) accept(d *received, parked *Parked) *inbound {
 	case d.malformed != nil:
 		refuse(&Error{Class: ClassPermanent, Code: codeMalformed, Err: d.malformed})
 	case known:
-		if m.taken, known = p.taking(d.raw.Type, names); !known {
+		if m.handlers, known = p.taking(d.raw.Type, names); !known {
 			refuse(errNoHandler)
 		} else if parked == nil && len(m.handlers) == 0 {
 			return nil

@@ -13,18 +13,18 @@ import (
 
 // projection is a projector in a runner, without its type parameter.
 type projection struct {
-	runner   *Runner
-	name     string
-	opts     Options
-	types    *eventstore.Types
-	marks    bool // markers are kept
-	batch    int  // most messages of a unit
-	dryRuns  bool
-	handlers []provider.Handler
-	byType   map[string]taken
-	workers  []*worker
-	serial   atomic.Int64  // until when units of several messages run one at a time; Unix nanoseconds
-	revived  map[int64]int // how often a message that may be revived was seen, by its Seq
+	runner  *Runner
+	name    string
+	opts    Options
+	types   *eventstore.Types
+	marks   bool     // markers are kept
+	marked  []string // all names in them
+	batch   int      // most messages of a unit
+	dryRuns bool
+	byType  map[string][]provider.Handler
+	workers []*worker
+	serial  atomic.Int64  // until when units of several messages run one at a time; Unix nanoseconds
+	revived map[int64]int // how often a message that may be revived was seen, by its Seq
 
 	do func(context.Context, provider.Unit, func(context.Context, caller, provider.Found) (provider.Closing, error)) error
 }
@@ -36,21 +36,15 @@ type storage interface {
 	provider.Records
 }
 
-// caller runs a handler, by its index, in the transaction of a unit.
-type caller func(ctx context.Context, handler int, raw eventstore.Raw) ([]outbox.Message, error)
-
-// taken is the handlers that take an event type.
-type taken struct {
-	handlers []int              // of the projection, in order
-	names    []provider.Handler // of these
-}
+// caller runs a handler, by its name, in the transaction of a unit.
+type caller func(ctx context.Context, handler string, raw eventstore.Raw) ([]outbox.Message, error)
 
 // newProjection makes a projection whose workers are numbered from first.
 func newProjection[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx], first int) *projection {
 	keeps := u.Keeps()
 	one := &projection{
 		runner: r, name: p.name, opts: p.opts, types: p.types, marks: p.opts.Markers && keeps.Markers,
-		batch: r.cfg.Batch, dryRuns: keeps.DryRun, byType: map[string]taken{}, revived: map[int64]int{},
+		batch: r.cfg.Batch, dryRuns: keeps.DryRun, byType: map[string][]provider.Handler{}, revived: map[int64]int{},
 	}
 	if p.unmarked.Store(p.opts.Markers && !keeps.Markers); p.unmarked.Load() {
 		r.cfg.Logger.Debug("markers are a no-op: the provider cannot commit them together with the read model", "projector", p.name)
@@ -58,25 +52,28 @@ func newProjection[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx],
 	if !keeps.Atomic {
 		one.batch = 1
 	}
-	for i, h := range p.handlers {
-		name := p.full(h)
-		one.handlers = append(one.handlers, name)
+	if one.marks {
+		one.marked = p.Handlers()
+	}
+	byName := map[string]Handler[Tx]{}
+	for _, h := range p.handlers {
+		full := p.full(h)
+		byName[full.Name] = h
 		for _, eventType := range h.match(p.types) {
-			t := one.byType[eventType]
-			one.byType[eventType] = taken{append(t.handlers, i), append(t.names, name)}
+			one.byType[eventType] = append(one.byType[eventType], full)
 		}
 	}
 	one.do = func(ctx context.Context, unit provider.Unit, run func(context.Context, caller, provider.Found) (provider.Closing, error)) error {
 		return u.Do(ctx, unit, func(ctx context.Context, tx Tx, found provider.Found) (provider.Closing, error) {
-			return run(ctx, func(ctx context.Context, i int, raw eventstore.Raw) ([]outbox.Message, error) {
-				out, err := p.handlers[i].run(ctx, tx, p.types, raw)
+			return run(ctx, func(ctx context.Context, name string, raw eventstore.Raw) ([]outbox.Message, error) {
+				out, err := byName[name].run(ctx, tx, p.types, raw)
 				if err == nil {
 					err = ctx.Err() // a handler may not have noticed what it could not write
 				}
 				if err != nil || len(out) == 0 {
 					return nil, err
 				}
-				return caused(out, one.handlers[i].Name, raw), nil
+				return caused(out, name, raw), nil
 			}, found)
 		})
 	}
@@ -88,16 +85,16 @@ func newProjection[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx],
 
 // taking returns the handlers that take an event type, or those that have one of names if there are any. It is false if
 // one of these is missing.
-func (p *projection) taking(eventType string, names []string) (found taken, ok bool) {
-	t, missing := p.byType[eventType], slices.Clone(names)
+func (p *projection) taking(eventType string, names []string) (found []provider.Handler, ok bool) {
+	all, missing := p.byType[eventType], slices.Clone(names)
 	if len(names) == 0 {
-		return t, true
+		return all, true
 	}
-	for i, h := range t.names {
+	for _, h := range all {
 		before := len(missing)
 		missing = slices.DeleteFunc(missing, func(name string) bool { return slices.Contains(h.Names(), name) })
 		if len(missing) < before {
-			found = taken{append(found.handlers, t.handlers[i]), append(found.names, h)}
+			found = append(found, h)
 		}
 	}
 	return found, len(missing) == 0

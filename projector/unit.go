@@ -19,10 +19,10 @@ type unit struct {
 	*worker
 	msgs    []*inbound
 	intent  provider.Unit
-	timer   *time.Timer  // ends it; see run
-	over    atomic.Bool  // a handler runs, or took too long
-	at      atomic.Int64 // the message whose handler runs; -1: none
-	handler atomic.Int64 // the handler that runs; -1: none
+	timer   *time.Timer                      // ends it; see run
+	over    atomic.Bool                      // a handler runs, or took too long
+	at      atomic.Int64                     // the message whose handler runs; -1: none
+	handler atomic.Pointer[provider.Handler] // that runs; nil: none
 
 	// What the last run of the handlers did.
 	ran     bool   // a handler ran
@@ -36,9 +36,8 @@ type unit struct {
 func (w *worker) newUnit(msgs []*inbound) *unit {
 	u := &unit{worker: w, msgs: msgs, intent: provider.Unit{Projector: w.name, Messages: make([]provider.Message, len(msgs))}}
 	u.at.Store(-1)
-	u.handler.Store(-1)
 	for i, m := range msgs {
-		u.intent.Messages[i] = provider.Message{ID: m.msg.UUID, Lane: m.lane, Handlers: m.names, Mark: m.mark, Parked: m.parked}
+		u.intent.Messages[i] = provider.Message{ID: m.msg.UUID, Lane: m.lane, Handlers: m.handlers, Mark: m.mark, Parked: m.parked}
 	}
 	return u
 }
@@ -81,7 +80,7 @@ func (u *unit) transact(hard context.Context) error {
 	})
 	if !returns(ctx, done) {
 		u.leaveOther()
-		if u.handler.Load() < 0 { // it is the store that does not answer
+		if u.handler.Load() == nil { // it is the store that does not answer
 			return errBegin
 		}
 		return errStuck
@@ -147,8 +146,8 @@ func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c
 		var row *provider.Aside
 		switch {
 		case m.parked != nil && !found.Live[i]: // it is not as it was listed: somebody else has it
-		case m.parked == nil && len(m.names) > 0 && !slices.Contains(found.Fresh[i], true):
-			for j := range m.names {
+		case m.parked == nil && len(m.handlers) > 0 && !slices.Contains(found.Fresh[i], true):
+			for j := range m.handlers {
 				u.note(m, j, true, 0)
 			}
 		case m.parked == nil && found.Held[i] || stopped[m.lane]:
@@ -188,7 +187,7 @@ func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c
 // its turn has all of its own time, and a wait is never held against it.
 func (u *unit) run(ctx context.Context, call caller, i int, m *inbound, fresh []bool) (out []outbox.Message, err error) {
 	u.at.Store(int64(i))
-	for j, handler := range m.handlers {
+	for j := range m.handlers {
 		if !fresh[j] {
 			u.note(m, j, true, 0)
 			continue
@@ -198,11 +197,11 @@ func (u *unit) run(ctx context.Context, call caller, i int, m *inbound, fresh []
 			return nil, errBegin
 		}
 		u.ran = true
-		u.handler.Store(int64(handler))
+		u.handler.Store(&m.handlers[j])
 		u.over.Store(true)
 		crash.Point("handler: before")
 		inner, cancel := context.WithTimeout(handlerContext{ctx, context.WithoutCancel(m.msg.Context())}, each)
-		some, err := call(inner, handler, m.raw)
+		some, err := call(inner, m.handlers[j].Name, m.raw)
 		u.over.Store(inner.Err() != nil) // a handler that returned in time is not to blame for the rest
 		cancel()
 		u.timer.Reset(each)
@@ -214,13 +213,13 @@ func (u *unit) run(ctx context.Context, call caller, i int, m *inbound, fresh []
 		out = append(out, some...)
 	}
 	u.at.Store(-1)
-	u.handler.Store(-1)
+	u.handler.Store(nil)
 	return out, nil
 }
 
 // note keeps for the observer that a handler has applied a message, now or before.
 func (u *unit) note(m *inbound, handler int, before bool, took time.Duration) {
-	cfg, name := &u.runner.cfg, m.names[handler].Name
+	cfg, name := &u.runner.cfg, m.handlers[handler].Name
 	if cfg.Observer.Handled != nil {
 		u.reports = append(u.reports, func() { cfg.Observer.Handled(name, before, m.waited(cfg.Clock()), took, nil) })
 	}
@@ -258,7 +257,7 @@ func (u *unit) row(i int, fresh []bool, class Class, code string) *provider.Asid
 	}
 	row.Class, row.Code, row.Version = class, code, u.runner.cfg.Version
 	named := len(row.Handlers) > 0
-	for j, h := range m.names {
+	for j, h := range m.handlers {
 		if !named && fresh[j] { // the unit leaves its marker, so nothing but this says that it is to run
 			row.Handlers = append(row.Handlers, h.Name)
 		}

@@ -144,10 +144,10 @@ func (w *worker) troubled(ctx context.Context, n, tries int, err error) {
 // setAside makes the next unit of m set it aside, after so many attempts.
 func (m *inbound) setAside(u *unit, cause error, attempts int) {
 	m.aside = &aside{cause: cause, attempts: attempts}
-	if i := u.handler.Load(); i >= 0 {
-		m.aside.handler = u.handlers[i].Name
-	} else if len(m.names) == 1 {
-		m.aside.handler = m.names[0].Name
+	if h := u.handler.Load(); h != nil {
+		m.aside.handler = h.Name
+	} else if len(m.handlers) == 1 {
+		m.aside.handler = m.handlers[0].Name
 	}
 }
 
