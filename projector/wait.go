@@ -104,7 +104,8 @@ func (p *Projector[Tx]) questions(ctx context.Context, s State, a eventstore.App
 		for _, h := range p.handlers {
 			if slices.Contains(h.match(p.types), raw.Type) {
 				full := p.full(h)
-				open = append(open, provider.Question{Key: marker.Key{Handler: full.Name, Was: full.Was, MessageID: raw.ID}, RecordedAt: raw.RecordedAt})
+				key := marker.Key{Handler: full.Name, Was: full.Was, MessageID: raw.ID}
+				open = append(open, provider.Question{Key: key, RecordedAt: raw.RecordedAt})
 			}
 		}
 	}

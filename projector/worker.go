@@ -137,7 +137,8 @@ func (w *worker) troubled(ctx context.Context, n, tries int, err error) {
 	if cfg.Observer.Retried != nil {
 		cfg.Observer.Retried(w.name, provider.ClassOf(err), delay)
 	}
-	w.runner.log(slog.LevelWarn, "unit failed, it is tried again", err, "projector", w.name, "messages", n, "tries", tries, "again_in", delay)
+	w.runner.log(slog.LevelWarn, "unit failed, it is tried again", err,
+		"projector", w.name, "messages", n, "tries", tries, "again_in", delay)
 	wait(ctx, delay)
 }
 
