@@ -26,19 +26,23 @@ func Orphans(ctx context.Context, k Keeper, known ...string) ([]string, error) {
 	return slices.DeleteFunc(handlers, func(h string) bool { return slices.Contains(known, h) }), nil
 }
 
-const dropAtOnce = 1000
-
 // Drop deletes all markers of a handler, a thousand in a transaction, and returns how many, also with an error. Call
 // it only for a handler that is gone for good: without its markers, every redelivered message takes effect again.
 func Drop(ctx context.Context, k Keeper, handler string) (dropped int, err error) {
-	for {
-		n, err := k.DropMarkers(ctx, handler, dropAtOnce)
-		dropped += n
-		if err != nil {
-			return dropped, fmt.Errorf("drop markers: %w", err)
-		}
-		if n == 0 {
-			return dropped, nil
-		}
+	dropped, err = untilNone(func() (int, error) { return k.DropMarkers(ctx, handler, atOnce) })
+	if err != nil {
+		err = fmt.Errorf("drop markers: %w", err)
 	}
+	return dropped, err
+}
+
+const atOnce = 1000 // rows in a transaction
+
+// untilNone calls f until it deletes nothing, and returns how many it deleted, also with an error. That it deletes fewer than
+// it may says nothing: others may have deleted some of them.
+func untilNone(f func() (int, error)) (all int, err error) {
+	for n := 1; n != 0 && err == nil; all += n {
+		n, err = f()
+	}
+	return all, err
 }

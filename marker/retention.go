@@ -37,8 +37,6 @@ func (r Retention) WithDefaults() (Retention, error) {
 	return r, nil
 }
 
-const pruneAtOnce = 1000
-
 // Pruner deletes what is old enough (provider.Records).
 type Pruner interface {
 	Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (int, error)
@@ -51,14 +49,9 @@ func Prune(ctx context.Context, p Pruner, r Retention, projector string, handler
 	if r, err = r.WithDefaults(); err != nil {
 		return 0, err
 	}
-	for {
-		n, err := p.Prune(ctx, projector, handlers, r.Window, pruneAtOnce)
-		pruned += n
-		if err != nil {
-			return pruned, fmt.Errorf("prune markers of %s: %w", projector, err)
-		}
-		if n == 0 { // not fewer than asked for: others may have deleted some of them
-			return pruned, nil
-		}
+	pruned, err = untilNone(func() (int, error) { return p.Prune(ctx, projector, handlers, r.Window, atOnce) })
+	if err != nil {
+		err = fmt.Errorf("prune markers of %s: %w", projector, err)
 	}
+	return pruned, err
 }

@@ -3,6 +3,8 @@ package projector
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -27,89 +29,73 @@ func (c *RunnerConfig) spacing(before int) time.Duration {
 	return d
 }
 
-// watch knows whether a message may have been in the hands of a runner whose process ended. Such a message was recorded
-// before that end. So only messages recorded before the last unclean end, or before this runner began if that was
-// less than a lease ago, are named before they run. See docs/adr/0014.
+// watch is what a runner knows about others since its last beat, on the store's clock. A message that was in the hands of
+// a runner whose process ended was recorded before that end. So only messages recorded before the last unclean end, or
+// before this runner began if that was less than a lease ago, are named before they run. See docs/adr/0014.
 type watch struct {
-	always bool
-	mu     sync.Mutex
-	began  provider.Health // at the first beat
-	health provider.Health // at the last one
-	first  time.Time       // the time of began, on this process's clock
-	last   time.Time       // the time of health, on this process's clock
-	lease  time.Duration
-	clock  func() time.Time
+	began time.Time // at the first beat
+	until time.Time // only what was recorded until then is named; zero: nothing is
+	now   time.Time // at the last beat
+	at    time.Time // the same on this process's clock
 }
 
 // skew is how far the store's clock may seem to be ahead: a message recorded later than that is not believed.
 const skew = time.Minute
 
 // suspicious says whether one of msgs may have been in the hands of a runner whose process ended.
-func (w *watch) suspicious(msgs []*inbound) bool {
-	if w.always {
+func (r *Runner) suspicious(msgs []*inbound) bool {
+	w := r.watch.Load()
+	if w == nil || r.cfg.Careful { // nil: the store has not answered yet
 		return true
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.first.IsZero() {
-		return true // the store has not answered yet
-	}
-	now, limit := w.clock(), w.health.Crashed
-	if now.Sub(w.first) < w.lease && limit.Before(w.began.Now) {
-		limit = w.began.Now
-	}
-	if limit.IsZero() {
+	if w.until.IsZero() {
 		return false
 	}
-	future := w.health.Now.Add(now.Sub(w.last) + skew)
-	for _, m := range msgs {
-		if at := m.raw.RecordedAt; at.IsZero() || !at.After(limit) || at.After(future) {
-			return true
-		}
-	}
-	return false
+	future := w.now.Add(r.cfg.Clock().Sub(w.at) + skew)
+	return slices.ContainsFunc(msgs, func(m *inbound) bool {
+		at := m.raw.RecordedAt
+		return at.IsZero() || !at.After(w.until) || at.After(future)
+	})
 }
 
-// beat tells the store that the runner is alive, and learns who is not.
-func (r *Runner) beat(ctx context.Context) {
+// beat tells the store that the runner is alive for a lease, or with no lease that it ended well, and learns who is not.
+func (r *Runner) beat(ctx context.Context, lease time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
-	health, err := r.store.Beat(ctx, r.id, r.cfg.Lease, r.cfg.Record)
+	health, err := r.store.Beat(ctx, r.id, lease, r.cfg.Record)
 	if err != nil {
-		if provider.ClassOf(err) == ClassShutdown {
-			return
+		if provider.ClassOf(err) != ClassShutdown {
+			r.log(slog.LevelWarn, "the runner could not renew or end its lease", err)
 		}
-		r.cfg.Logger.Warn("the runner could not renew its lease", "class", provider.ClassOf(err).String(), "code", provider.CodeOf(err))
 		return
 	}
-	r.watch.mu.Lock()
-	defer r.watch.mu.Unlock()
-	if r.watch.last = r.cfg.Clock(); r.watch.first.IsZero() {
-		r.watch.first, r.watch.began = r.watch.last, health
+	w := &watch{began: health.Now, until: health.Crashed, now: health.Now, at: r.cfg.Clock()}
+	if before := r.watch.Load(); before != nil {
+		w.began = before.began
 	}
-	r.watch.health = health
+	if w.now.Sub(w.began) < r.cfg.Lease && w.until.Before(w.began) {
+		w.until = w.began
+	}
+	r.watch.Store(w)
 }
 
 // stayAlive beats three times in a lease until stop is called, also after the end of ctx. If it is a clean stop, the
 // store learns that the runner ended well.
 func (r *Runner) stayAlive(ctx context.Context) (stop func(clean bool)) {
-	r.beat(ctx)
+	r.beat(ctx, r.cfg.Lease)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var beats sync.WaitGroup
 	beats.Go(func() {
 		for wait(ctx, r.cfg.Lease/3); ctx.Err() == nil; wait(ctx, r.cfg.Lease/3) {
-			r.beat(ctx)
+			r.beat(ctx, r.cfg.Lease)
 		}
 	})
 	return func(clean bool) {
 		cancel()
 		beats.Wait()
-		if !clean {
-			return
+		if clean {
+			r.beat(context.WithoutCancel(ctx), 0) // if it fails, the lease ends by itself
 		}
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.Timeout)
-		defer cancel()
-		_, _ = r.store.Beat(ctx, r.id, 0, r.cfg.Record) // if it fails, the lease ends by itself
 	}
 }
 
@@ -123,7 +109,7 @@ func (w *worker) nameThem(ctx context.Context, me provider.Worker, msgs []*inbou
 			ids = append(ids, m.msg.UUID)
 		}
 	}
-	if err := w.store.Name(ctx, w.name, me, ids); err != nil {
+	if err := w.runner.store.Name(ctx, w.name, me, ids); err != nil {
 		// An error of the store is no message's fault.
 		return &Error{Class: ClassTransient, Code: provider.CodeOf(err), Err: fmt.Errorf("name what runs: %w", err)}
 	}

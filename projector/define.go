@@ -74,7 +74,8 @@ func (p *Projector[Tx]) Name() string { return p.name }
 func (p *Projector[Tx]) Handlers() []string {
 	var names []string
 	for _, h := range p.handlers {
-		names = append(append(names, p.full(h.name)), p.fulls(h.was)...)
+		full := p.full(h)
+		names = append(names, full.Names()...)
 	}
 	return names
 }
@@ -149,26 +150,21 @@ func checkName(what, name string) error {
 	return nil
 }
 
-// full returns the name that a handler of this projector has in markers.
-func (p *Projector[Tx]) full(name string) string {
-	if strings.Contains(name, "/") {
-		return name
+// full returns the names that a handler has in markers.
+func (p *Projector[Tx]) full(h Handler[Tx]) provider.Handler {
+	all := provider.Handler{Name: p.name + "/" + h.name}
+	for _, was := range h.was {
+		if !strings.Contains(was, "/") {
+			was = p.name + "/" + was
+		}
+		all.Was = append(all.Was, was)
 	}
-	return p.name + "/" + name
-}
-
-// fulls returns names in full.
-func (p *Projector[Tx]) fulls(names []string) []string {
-	out := make([]string, len(names))
-	for i, n := range names {
-		out[i] = p.full(n)
-	}
-	return out
+	return all
 }
 
 // check returns everything that is wrong with the definition.
 func (p *Projector[Tx]) check(keeps provider.Keeps) error {
-	errs := []error{checkName("projector", p.name), p.types.Err()}
+	errs := []error{p.types.Err()}
 	if p.opts.Parking < ParkKey || p.opts.Parking > Halt || p.opts.Unknown < ParkUnknown || p.opts.Unknown > SkipUnknown {
 		errs = append(errs, fmt.Errorf("parking %d, unknown %d: no such option", p.opts.Parking, p.opts.Unknown))
 	}
@@ -177,17 +173,14 @@ func (p *Projector[Tx]) check(keeps provider.Keeps) error {
 	}
 	seen := map[string]bool{}
 	for _, h := range p.handlers {
-		errs = append(errs, checkName("handler", h.name))
-		for i, n := range append([]string{h.name}, h.was...) {
-			if seen[p.full(n)] {
-				errs = append(errs, fmt.Errorf("handler name %q is used twice", n))
+		full := p.full(h)
+		for _, name := range full.Names() {
+			if seen[name] {
+				errs = append(errs, fmt.Errorf("handler name %q is used twice", name))
 			}
-			seen[p.full(n)] = true
-			if owner, short, ok := strings.Cut(n, "/"); ok && i > 0 {
-				errs = append(errs, checkName("earlier projector", owner), checkName("earlier handler", short))
-			} else if i > 0 {
-				errs = append(errs, checkName("earlier handler", n))
-			}
+			seen[name] = true
+			owner, short, _ := strings.Cut(name, "/")
+			errs = append(errs, checkName("projector", owner), checkName("handler", short))
 		}
 		switch {
 		case h.run == nil:

@@ -2,7 +2,6 @@ package projector
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -43,7 +42,7 @@ func (r *Runner) DryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {
 }
 
 func (r *Runner) dryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {
-	p := r.projection(f.Projector)
+	p := r.byName[f.Projector]
 	resolved := func(s ParkedState) bool { return s != StateWaiting && s != StateStuck }
 	switch {
 	case p == nil:
@@ -66,20 +65,23 @@ func (r *Runner) dryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {
 			msgs = append(msgs, m)
 		}
 	}
-	w := &worker{projection: p, number: -1}
+	w := &worker{projection: p}
 	defer w.leaveOther()
 	for len(msgs) > 0 {
-		u, err := w.dryUnit(ctx, msgs, result)
+		u := w.newUnit(msgs)
+		u.intent.DryRun = func(changes []Change) { result.Changes = changes }
+		err := u.attempt(ctx, false)
 		if err == nil {
 			for _, live := range u.live {
 				if live {
 					result.Messages++
 				}
 			}
+			result.Output = u.output
 			result.Waiting += len(msgs) - result.Messages
 			return result, nil
 		}
-		at := u.culprit()
+		at := u.culprit(err)
 		if at < 0 || provider.ClassOf(err) == ClassTransient || ctx.Err() != nil {
 			return nil, err
 		}
@@ -88,19 +90,4 @@ func (r *Runner) dryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {
 		msgs = slices.Delete(msgs, at, at+1)
 	}
 	return result, nil
-}
-
-// dryUnit runs msgs in one transaction that is rolled back.
-func (w *worker) dryUnit(ctx context.Context, msgs []*inbound, result *DryRun) (*unit, error) {
-	u := w.newUnit(msgs)
-	result.Changes, result.Output = nil, nil
-	u.intent.DryRun = func(changes []Change) { result.Changes = changes }
-	u.output = func(out []outbox.Message) { result.Output = out }
-	w.runner.process.RLock()
-	defer w.runner.process.RUnlock()
-	u.failed = u.transact(ctx)
-	if errors.Is(u.failed, errStuck) {
-		return u, fmt.Errorf("a handler left behind may still run: %w", u.failed)
-	}
-	return u, u.failed
 }

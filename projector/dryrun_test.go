@@ -119,7 +119,7 @@ func TestADryRunOutlivesItsHandlers(t *testing.T) {
 		require.Equal(t, []string{
 			"w-1: unknown (panic): panic: oh",
 			"x-1: unknown (goexit): the handler called runtime.Goexit",
-			"y-1: a handler left behind may still run: permanent (stuck): the handler did not return after its timeout",
+			"y-1: permanent (stuck): the handler did not return after its timeout, and may still run",
 		}, failures(got))
 		require.Equal(t, []projector.Change{change(`{"key":"z","value":[1,2,3]}`)}, got.Changes)
 	})

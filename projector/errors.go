@@ -63,6 +63,9 @@ var (
 )
 
 var (
+	errBegin     = &Error{Class: ClassTransient, Code: "begin", Err: errors.New("the store did not answer in time")}
+	errNoHandler = &Error{Class: ClassPermanent, Code: codeNoHandler, Err: errors.New("this program does not have its handler")}
+
 	errGoexit = &Error{Class: ClassUnknown, Code: codeGoexit, Err: errors.New("the handler called runtime.Goexit")}
-	errStuck  = &Error{Class: ClassPermanent, Code: codeStuck, Err: errors.New("the handler did not return after its timeout")}
+	errStuck  = &Error{Class: ClassPermanent, Code: codeStuck, Err: errors.New("the handler did not return after its timeout, and may still run")}
 )

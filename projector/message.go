@@ -1,6 +1,7 @@
 package projector
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -21,18 +22,15 @@ type received struct {
 	topic     string
 	msg       *message.Message
 	raw       eventstore.Raw
-	malformed error // why raw is not whole
-	key       string
-	lane      provider.Lane // of its key; zero without one
-	open      atomic.Int32  // projectors that are not done with it
+	malformed error        // why raw is not whole
+	key       string       // or its stream if it has none, or ""
+	open      atomic.Int32 // projectors that are not done with it
 }
 
 func receive(topic string, m *message.Message, projectors int) *received {
 	raw, err := outbox.ParseWatermill(m)
-	d := &received{topic: topic, msg: m, raw: raw, malformed: err, key: orderingKey(m)}
-	if d.key != "" {
-		d.lane = provider.LaneOfKey(d.key)
-	}
+	key := cmp.Or(m.Metadata[outbox.HeaderKey], m.Metadata[outbox.HeaderStream])
+	d := &received{topic: topic, msg: m, raw: raw, malformed: err, key: key}
 	d.open.Store(int32(projectors))
 	return d
 }
@@ -46,24 +44,15 @@ func (d *received) done() {
 	}
 }
 
-// orderingKey returns a message's key, or its stream if it has none, or "".
-func orderingKey(m *message.Message) string {
-	if key := m.Metadata[outbox.HeaderKey]; key != "" {
-		return key
-	}
-	return m.Metadata[outbox.HeaderStream]
-}
-
 // inbound is a message on its way through one projector: a delivery, or a parked one.
 type inbound struct {
 	*received
-	taken
+	handlers []provider.Handler // that take it, in order
 	lane     provider.Lane
 	mark     bool
 	parked   *Parked     // nil for a delivery
 	twins    []*received // deliveries of the same message in the same unit
 	aside    *aside      // not nil: it is set aside instead of handled
-	resolved bool        // applied or set aside, and committed
 }
 
 // aside says why a message is set aside.
@@ -73,82 +62,49 @@ type aside struct {
 	attempts int
 }
 
-// accept returns the delivery for this projector, or nil if the projector has nothing to do for it.
-func (p *projection) accept(d *received) *inbound {
-	m := &inbound{received: d, lane: d.lane, mark: p.marks}
-	if d.key == "" || p.opts.Parking == ParkMessage {
-		m.lane = ownLane(d.msg)
+// accept returns a delivery, or a parked message, on its way through this projector, or nil if the projector has nothing to
+// do for it.
+func (p *projection) accept(d *received, parked *Parked) *inbound {
+	m := &inbound{received: d, parked: parked, mark: p.marks}
+	attempts, names := 1, []string(nil)
+	switch {
+	case parked != nil:
+		m.lane, attempts, names = parked.Lane, max(parked.Attempts, 1), parked.Handlers
+		m.mark = p.marks && len(names) == 0
+	case d.key != "" && p.opts.Parking != ParkMessage:
+		m.lane = provider.LaneOfKey(d.key)
+	case d.msg.UUID != "":
+		m.lane = provider.LaneOfMessage(d.msg.UUID)
+	default:
+		m.lane = provider.LaneOfMessage("\x00" + string(d.msg.Payload))
 	}
+	refuse := func(why error) { m.aside = &aside{cause: why, attempts: attempts} }
 	switch known := p.types.Has(d.raw.Type); {
 	case d.malformed != nil:
-		m.aside = &aside{cause: &Error{Class: ClassPermanent, Code: codeMalformed, Err: d.malformed}, attempts: 1}
+		refuse(&Error{Class: ClassPermanent, Code: codeMalformed, Err: d.malformed})
 	case known:
-		if m.taken = p.byType[d.raw.Type]; len(m.handlers) == 0 {
+		if m.handlers, known = p.taking(d.raw.Type, names); !known {
+			refuse(errNoHandler)
+		} else if parked == nil && len(m.handlers) == 0 {
 			return nil
 		}
-	case p.opts.Unknown == SkipUnknown:
+	case parked == nil && p.opts.Unknown == SkipUnknown:
 		return nil
 	default:
-		m.aside = &aside{cause: undecodable(eventstore.ErrUnregistered), attempts: 1}
+		refuse(undecodable(eventstore.ErrUnregistered))
 	}
 	return m
-}
-
-// ownLane is the lane of a message that waits for no other.
-func ownLane(m *message.Message) provider.Lane {
-	if m.UUID == "" {
-		return provider.LaneOfMessage("\x00" + string(m.Payload))
-	}
-	return provider.LaneOfMessage(m.UUID)
 }
 
 // acceptParked returns a parked message on its way through its projector.
 func (p *projection) acceptParked(row Parked) *inbound {
 	msg := message.NewMessage(row.MessageID, row.Payload)
 	msg.Metadata = row.Headers
-	m := &inbound{received: receive(row.Topic, msg, 1), lane: row.Lane, parked: &row}
-	failed := func(code string, err error) *aside {
-		return &aside{cause: &Error{Class: ClassPermanent, Code: code, Err: err}, attempts: max(row.Attempts, 1)}
-	}
-	switch {
-	case m.malformed != nil:
-		m.aside = failed(codeMalformed, m.malformed)
-	case !p.types.Has(m.raw.Type):
-		m.aside = failed(codeUnregistered, eventstore.ErrUnregistered)
-	case len(row.Handlers) == 0:
-		m.mark = p.marks
-		m.taken = p.byType[m.raw.Type]
-	default:
-		var ok bool
-		if m.taken, ok = p.named(m.raw.Type, row.Handlers); !ok {
-			m.aside = failed(codeNoHandler, errNoHandler)
-		}
-	}
-	return m
+	return p.accept(receive(row.Topic, msg, 1), &row)
 }
 
-// unparked describes m as it is set aside.
-func (p *projection) unparked(m *inbound, fresh []bool) Parked {
-	row := Parked{
-		Projector: p.name, MessageID: m.msg.UUID, Topic: m.topic, Key: m.key, Lane: m.lane, Type: m.msg.Metadata[outbox.HeaderType],
-		Payload: m.msg.Payload, Headers: m.msg.Metadata, Version: p.runner.cfg.Version,
-	}
-	if m.parked != nil {
-		row = *m.parked
-		row.Version = p.runner.cfg.Version
-	}
-	if len(row.Handlers) > 0 {
-		return row
-	}
-	for i, name := range m.names {
-		if fresh[i] { // the unit leaves its marker, so nothing but this says that it is to run
-			row.Handlers = append(row.Handlers, name.Name)
-		}
-	}
-	return row
-}
-
-// handlerContext ends with the unit, and has the values of the message.
+// handlerContext ends with the unit, and has the values of the message. The message's own end does not count: some
+// subscribers end the contexts of all messages at once when they close.
 type handlerContext struct {
 	context.Context
 	values context.Context
@@ -159,15 +115,6 @@ func (c handlerContext) Value(key any) any {
 		return v
 	}
 	return c.Context.Value(key)
-}
-
-// contextOf returns unit with the values of the message. The message's own end does not count: some subscribers end
-// the contexts of all messages at once when they close.
-func contextOf(unit context.Context, m *message.Message) context.Context {
-	if ctx := m.Context(); ctx != context.Background() {
-		return handlerContext{unit, context.WithoutCancel(ctx)}
-	}
-	return unit
 }
 
 // outputs is the name space of the ids of handlers' output.
@@ -185,10 +132,8 @@ func caused(out []outbox.Message, handler string, cause eventstore.Raw) []outbox
 		if m.Key == "" && eventstore.CheckText("key", cause.Stream, eventstore.MaxIDBytes) == nil {
 			m.Key = cause.Stream
 		}
-		h := maps.Clone(m.Headers)
-		if h == nil {
-			h = map[string]string{}
-		}
+		h := map[string]string{}
+		maps.Copy(h, m.Headers)
 		for name, value := range map[string]string{
 			outbox.HeaderCausation:   cause.ID,
 			outbox.HeaderCorrelation: cause.Metadata.CorrelationID,

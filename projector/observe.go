@@ -19,7 +19,7 @@ type Observer struct {
 	Parked func(projector, handler string, class Class, code string)
 	// Replayed: a parked message was applied.
 	Replayed func(projector string)
-	// Pruned: so many rows past their window were deleted: markers, and replayed or skipped messages.
+	// Pruned: a transaction deleted so many rows past their window: markers, and replayed or skipped messages.
 	Pruned func(rows int)
 	// Unmarked: a handler of a projector with Options.Markers ran in a unit that cannot keep them (provider.Keeps).
 	Unmarked func(handler string)

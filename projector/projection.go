@@ -2,8 +2,6 @@ package projector
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
 	"sync/atomic"
@@ -15,22 +13,20 @@ import (
 
 // projection is a projector in a runner, without its type parameter.
 type projection struct {
-	runner   *Runner
-	name     string
-	opts     Options
-	types    *eventstore.Types
-	marks    bool // markers are kept
-	noop     bool // they should be, and cannot
-	batch    int  // most messages of a unit
-	dryRuns  bool
-	handlers []provider.Handler
-	byType   map[string]taken
-	workers  []*worker
-	serial   atomic.Int64 // until when units of several messages run one at a time; Unix nanoseconds
-	revived  map[int64]revival
+	runner  *Runner
+	name    string
+	opts    Options
+	types   *eventstore.Types
+	marks   bool     // markers are kept
+	marked  []string // all names in them
+	batch   int      // most messages of a unit
+	dryRuns bool
+	byType  map[string][]provider.Handler
+	workers []*worker
+	serial  atomic.Int64  // until when units of several messages run one at a time; Unix nanoseconds
+	revived map[int64]int // how often a message that may be revived was seen, by its Seq
 
-	store storage
-	do    func(context.Context, provider.Unit, func(context.Context, caller, provider.Found) (provider.Closing, error)) error
+	do func(context.Context, provider.Unit, func(context.Context, caller, provider.Found) (provider.Closing, error)) error
 }
 
 // storage is a provider without its units.
@@ -40,48 +36,44 @@ type storage interface {
 	provider.Records
 }
 
-// caller runs a handler, by its index, in the transaction of a unit.
-type caller func(ctx context.Context, handler int, raw eventstore.Raw) ([]outbox.Message, error)
-
-// taken is the handlers that take an event type.
-type taken struct {
-	handlers []int              // of the projection, in order
-	names    []provider.Handler // of these
-}
+// caller runs a handler, by its name, in the transaction of a unit.
+type caller func(ctx context.Context, handler string, raw eventstore.Raw) ([]outbox.Message, error)
 
 // newProjection makes a projection whose workers are numbered from first.
 func newProjection[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx], first int) *projection {
 	keeps := u.Keeps()
 	one := &projection{
-		runner: r, name: p.name, opts: p.opts, types: p.types, marks: p.opts.Markers && keeps.Markers, noop: p.opts.Markers && !keeps.Markers,
-		batch: r.cfg.Batch, dryRuns: keeps.DryRun, byType: map[string]taken{}, revived: map[int64]revival{}, store: u,
+		runner: r, name: p.name, opts: p.opts, types: p.types, marks: p.opts.Markers && keeps.Markers,
+		batch: r.cfg.Batch, dryRuns: keeps.DryRun, byType: map[string][]provider.Handler{}, revived: map[int64]int{},
 	}
-	p.unmarked.Store(one.noop)
-	if one.noop {
+	if p.unmarked.Store(p.opts.Markers && !keeps.Markers); p.unmarked.Load() {
 		r.cfg.Logger.Debug("markers are a no-op: the provider cannot commit them together with the read model", "projector", p.name)
 	}
 	if !keeps.Atomic {
 		one.batch = 1
 	}
-	for i, h := range p.handlers {
-		name := provider.Handler{Name: p.full(h.name), Was: p.fulls(h.was)}
-		one.handlers = append(one.handlers, name)
+	if one.marks {
+		one.marked = p.Handlers()
+	}
+	byName := map[string]Handler[Tx]{}
+	for _, h := range p.handlers {
+		full := p.full(h)
+		byName[full.Name] = h
 		for _, eventType := range h.match(p.types) {
-			t := one.byType[eventType]
-			one.byType[eventType] = taken{append(t.handlers, i), append(t.names, name)}
+			one.byType[eventType] = append(one.byType[eventType], full)
 		}
 	}
 	one.do = func(ctx context.Context, unit provider.Unit, run func(context.Context, caller, provider.Found) (provider.Closing, error)) error {
 		return u.Do(ctx, unit, func(ctx context.Context, tx Tx, found provider.Found) (provider.Closing, error) {
-			return run(ctx, func(ctx context.Context, i int, raw eventstore.Raw) ([]outbox.Message, error) {
-				out, err := p.handlers[i].run(ctx, tx, p.types, raw)
+			return run(ctx, func(ctx context.Context, name string, raw eventstore.Raw) ([]outbox.Message, error) {
+				out, err := byName[name].run(ctx, tx, p.types, raw)
 				if err == nil {
 					err = ctx.Err() // a handler may not have noticed what it could not write
 				}
 				if err != nil || len(out) == 0 {
 					return nil, err
 				}
-				return caused(out, one.handlers[i].Name, raw), nil
+				return caused(out, name, raw), nil
 			}, found)
 		})
 	}
@@ -91,16 +83,18 @@ func newProjection[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx],
 	return one
 }
 
-var errNoHandler = errors.New("it was parked for a handler that this program does not have")
-
-// named returns the handlers of an event type that a parked message waits for. It is false if one of them is missing.
-func (p *projection) named(eventType string, names []string) (found taken, ok bool) {
-	t, missing := p.byType[eventType], slices.Clone(names)
-	for i, h := range t.names {
+// taking returns the handlers that take an event type, or those that have one of names if there are any. It is false if
+// one of these is missing.
+func (p *projection) taking(eventType string, names []string) (found []provider.Handler, ok bool) {
+	all, missing := p.byType[eventType], slices.Clone(names)
+	if len(names) == 0 {
+		return all, true
+	}
+	for _, h := range all {
 		before := len(missing)
 		missing = slices.DeleteFunc(missing, func(name string) bool { return slices.Contains(h.Names(), name) })
 		if len(missing) < before {
-			found = taken{append(found.handlers, t.handlers[i]), append(found.names, h)}
+			found = append(found, h)
 		}
 	}
 	return found, len(missing) == 0
@@ -111,38 +105,8 @@ func (p *projection) worker(lane provider.Lane) *worker {
 	return p.workers[(int(lane[0])<<8|int(lane[1]))%len(p.workers)]
 }
 
-// mayRun returns an error that no retry can help.
-func (p *projection) mayRun(ctx context.Context) error {
-	if c, ok := p.store.(outbox.ReadyChecker); ok {
-		if err := c.Ready(ctx); err != nil {
-			return err
-		}
-	}
-	return p.halted(ctx)
-}
-
-// halted returns ErrHalted if the projector is one with Halt and a message is stuck.
-func (p *projection) halted(ctx context.Context) error {
-	if p.opts.Parking != Halt {
-		return nil
-	}
-	rows, err := p.store.Parked(ctx, ParkedFilter{Projector: p.name, States: []ParkedState{StateStuck}, Limit: 1})
-	if err == nil && len(rows) > 0 {
-		err = fmt.Errorf("%w: %s", ErrHalted, p.name)
-	}
-	return err
-}
-
-// report logs what happened to a message, without its error's text unless RunnerConfig.LogErrors is set.
-func (p *projection) report(level slog.Level, what string, m *inbound, err error, more ...any) {
-	log := p.runner.cfg.Logger
-	if !log.Enabled(context.Background(), level) {
-		return
-	}
-	attrs := append([]any{"projector", p.name, "topic", m.topic, "message_id", m.msg.UUID, "type", m.raw.Type,
-		"class", provider.ClassOf(err).String(), "code", provider.CodeOf(err)}, more...)
-	if p.runner.cfg.LogErrors {
-		attrs = append(attrs, "err", err)
-	}
-	log.Log(context.Background(), level, what, attrs...)
+// report logs what happened to a message.
+func (p *projection) report(level slog.Level, what string, m *inbound, err error, attempts int) {
+	p.runner.log(level, what, err, "projector", p.name, "topic", m.topic, "message_id", m.msg.UUID, "type", m.raw.Type,
+		"attempts", attempts)
 }

@@ -2,6 +2,7 @@ package projector
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
 	"time"
@@ -9,25 +10,26 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// lookPause is the least time between two looks at what is due.
-const lookPause = 5 * time.Millisecond
+// The times between two looks at what is due.
+const (
+	pollEvery = time.Second
+	lookPause = 5 * time.Millisecond // the least
+)
 
 // poll gives parked messages whose time has come to their workers, until ctx ends.
 func (r *Runner) poll(ctx context.Context) {
 	for ctx.Err() == nil {
 		if _, err := r.giveDue(ctx); err != nil && ctx.Err() == nil {
-			r.cfg.Logger.Warn("parked messages were not looked up", "class", provider.ClassOf(err).String(), "code", provider.CodeOf(err), "err", err)
+			r.log(slog.LevelWarn, "parked messages were not looked up", err)
 		}
-		for _, p := range r.projections {
-			if err := p.halted(ctx); isHalted(err) {
-				r.end(err)
-			}
+		if err := r.halted(ctx); errors.Is(err, ErrHalted) {
+			r.end(err)
 		}
 		select {
 		case <-ctx.Done():
 		case <-r.looks:
 			wait(ctx, lookPause) // for what becomes due at the same time
-		case <-time.After(r.pollEvery):
+		case <-time.After(pollEvery):
 		}
 	}
 }
@@ -40,20 +42,21 @@ func (r *Runner) look() {
 	}
 }
 
-// giveDue gives what is due to the workers that have nothing of it yet, and returns how many messages are due.
-func (r *Runner) giveDue(ctx context.Context) (int, error) {
+// giveDue gives what is due to the workers that have nothing of it yet. It is false if there is nothing, and no worker has
+// any.
+func (r *Runner) giveDue(ctx context.Context) (some bool, err error) {
 	f := provider.DueFilter{Keys: 4 * r.cfg.Batch, Each: r.cfg.Batch}
 	for _, p := range r.projections {
 		f.Projectors = append(f.Projectors, p.name)
+		some = some || slices.ContainsFunc(p.workers, func(w *worker) bool { return w.busy.Load() })
 	}
 	due, err := r.due(ctx, f)
-	n := 0
 	for w, msgs := range due {
-		if n += len(msgs); w.busy.CompareAndSwap(false, true) {
+		if w.busy.CompareAndSwap(false, true) {
 			w.due <- msgs
 		}
 	}
-	return n, err
+	return some || len(due) > 0, err
 }
 
 // due lists the parked messages that are due, by worker.
@@ -63,7 +66,7 @@ func (r *Runner) due(ctx context.Context, f provider.DueFilter) (map[*worker][]*
 	rows, err := r.store.Due(ctx, f)
 	due := map[*worker][]*inbound{}
 	for _, row := range rows {
-		if p := r.projection(row.Projector); p != nil {
+		if p := r.byName[row.Projector]; p != nil {
 			w := p.worker(row.Lane)
 			due[w] = append(due[w], p.acceptParked(row))
 		}
@@ -83,9 +86,8 @@ func (w *worker) replay(ctx, hard context.Context, rows []*inbound) (progress bo
 		}
 	}
 	for msgs := range slices.Chunk(waiting, w.batch) {
-		w.apply(ctx, hard, msgs)
+		progress = w.apply(ctx, hard, msgs) || progress
 	}
-	progress = slices.ContainsFunc(waiting, func(m *inbound) bool { return m.resolved })
 	for _, m := range failed {
 		progress = ctx.Err() == nil && w.try(ctx, hard, m) || progress
 	}
@@ -114,18 +116,19 @@ func (w *worker) try(ctx, hard context.Context, m *inbound) (progress bool) {
 		defer w.runner.process.Unlock()
 	}
 	inner, cancel := context.WithTimeout(hard, cfg.Timeout)
-	begun, err := w.store.Try(inner, *row, cfg.Retry.Attempts, again)
+	begun, err := w.runner.store.Try(inner, *row, cfg.Retry.Attempts, again)
 	cancel()
 	if err != nil {
-		w.report(slog.LevelWarn, "attempt at a parked message was not counted", m, err)
+		w.report(slog.LevelWarn, "attempt at a parked message was not counted", m, err, row.Attempts)
 		return false
 	}
 	if !begun {
-		return w.isSpent(row)
+		return w.isSpent(m)
 	}
 	row.Attempts++
 	for tries := 1; ctx.Err() == nil; tries++ {
-		u, err := w.unit(hard, []*inbound{m}, alone)
+		u := w.newUnit([]*inbound{m})
+		err := u.attempt(hard, alone)
 		switch class := provider.ClassOf(err); {
 		case err == nil:
 			w.settle(u)
@@ -144,13 +147,14 @@ func (w *worker) try(ctx, hard context.Context, m *inbound) (progress bool) {
 }
 
 // isSpent says whether a message that may not be tried has no attempt left, so that it is stuck now.
-func (w *worker) isSpent(row *Parked) bool {
+func (w *worker) isSpent(m *inbound) bool {
+	row := m.parked
 	if !w.runner.cfg.Retry.Spent(row.Attempts) {
 		return false
 	}
 	if w.runner.cfg.Observer.Parked != nil {
 		w.runner.cfg.Observer.Parked(w.name, row.Handler, row.Class, row.Code)
 	}
-	w.runner.cfg.Logger.Warn("stuck", "projector", w.name, "message_id", row.MessageID, "class", row.Class.String(), "code", row.Code, "attempts", row.Attempts)
+	w.report(slog.LevelWarn, "stuck", m, &Error{Class: row.Class, Code: row.Code}, row.Attempts)
 	return true
 }

@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/google/uuid"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/marker"
@@ -42,13 +41,13 @@ type RunnerConfig struct {
 // Runner runs projectors over a source.
 type Runner struct {
 	src         Source
-	projections []*projection
+	projections []*projection // as given
+	byName      map[string]*projection
 	store       storage
 	cfg         RunnerConfig
 	id          string
-	process     *sync.RWMutex // see careful.go; all runners of this process share it
-	watch       watch
-	pollEvery   time.Duration
+	process     *sync.RWMutex         // see careful.go; all runners of this process share it
+	watch       atomic.Pointer[watch] // nil: the store has not answered yet
 	looks       chan struct{}
 	started     atomic.Bool
 	running     chan struct{}
@@ -60,7 +59,8 @@ type Runner struct {
 //     for what is parked: provider.Beside(units, db).
 //   - If u cannot commit markers with the read model, Options.Markers is a no-op, logged at debug.
 func NewRunner[Tx any](u provider.Units[Tx], src Source, cfg *RunnerConfig, ps ...*Projector[Tx]) (*Runner, error) {
-	r := &Runner{src: src, id: uuid.NewString(), process: &process, pollEvery: time.Second, looks: make(chan struct{}, 1), running: make(chan struct{})}
+	r := &Runner{src: src, id: uuid.NewString(), process: &process, byName: map[string]*projection{}, looks: make(chan struct{}, 1),
+		running: make(chan struct{})}
 	if cfg != nil {
 		r.cfg = *cfg
 	}
@@ -75,7 +75,6 @@ func NewRunner[Tx any](u provider.Units[Tx], src Source, cfg *RunnerConfig, ps .
 		return nil, errors.New("runner: these units keep no parked messages: combine them with a store that does, provider.Beside(units, db)")
 	}
 	r.store = whole
-	r.watch = watch{always: r.cfg.Careful, lease: r.cfg.Lease, clock: r.cfg.Clock}
 	for _, p := range ps {
 		if p == nil {
 			return nil, errors.New("runner: a projector is nil")
@@ -83,10 +82,11 @@ func NewRunner[Tx any](u provider.Units[Tx], src Source, cfg *RunnerConfig, ps .
 		if err := p.check(u.Keeps()); err != nil {
 			return nil, fmt.Errorf("runner: %w", err)
 		}
-		if r.projection(p.name) != nil {
+		if r.byName[p.name] != nil {
 			return nil, fmt.Errorf("runner: projector %s is given twice", p.name)
 		}
-		r.projections = append(r.projections, newProjection(r, whole, p, len(r.projections)*r.cfg.Concurrency))
+		r.byName[p.name] = newProjection(r, whole, p, len(r.projections)*r.cfg.Concurrency)
+		r.projections = append(r.projections, r.byName[p.name])
 	}
 	return r, nil
 }
@@ -102,8 +102,8 @@ func (c *RunnerConfig) validate() error {
 	if c.Lease < time.Second {
 		return fmt.Errorf("lease %s: give at least 1s", c.Lease)
 	}
-	if c.Version == "" {
-		c.Version = buildVersion()
+	if info, ok := debug.ReadBuildInfo(); ok { // the version of the main module has its revision in it
+		c.Version = cmp.Or(c.Version, info.Main.Version)
 	}
 	if c.Clock == nil {
 		c.Clock = time.Now //nolint:forbidigo // durations of units, as this process sees them
@@ -121,18 +121,13 @@ func (c *RunnerConfig) validate() error {
 
 const maxBatch = 10_000
 
-// buildVersion is the revision that the program was built from, or the version of its module.
-func buildVersion() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return ""
+// log logs what happened with the class and the code of its error, and its text only if RunnerConfig.LogErrors is set.
+func (r *Runner) log(level slog.Level, what string, err error, attrs ...any) {
+	attrs = append(attrs, "class", provider.ClassOf(err).String(), "code", provider.CodeOf(err))
+	if r.cfg.LogErrors {
+		attrs = append(attrs, "err", err)
 	}
-	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" {
-			return s.Value
-		}
-	}
-	return info.Main.Version
+	r.cfg.Logger.Log(context.Background(), level, what, attrs...)
 }
 
 // Running is closed once Run has subscribed to every topic.
@@ -148,14 +143,18 @@ func (r *Runner) Run(ctx context.Context) error {
 	if r.started.Swap(true) {
 		return errors.New("runner: Run called twice")
 	}
-	for _, p := range r.projections {
-		err := p.mayRun(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("runner: %w", err)
-		}
+	var err error
+	if c, ok := r.store.(outbox.ReadyChecker); ok {
+		err = c.Ready(ctx)
+	}
+	if err == nil {
+		err = r.halted(ctx)
+	}
+	if ctx.Err() != nil {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("runner: %w", err)
 	}
 	// Subscriptions, and with them the contexts of messages, end after what is in flight.
 	subscribed, unsubscribe := context.WithCancel(context.WithoutCancel(ctx))
@@ -166,12 +165,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	defer end(nil)
 	r.end = func(err error) { end(fmt.Errorf("runner: %w", err)) }
 	stays := context.AfterFunc(ctx, unsubscribe) // nothing is in flight yet, and a broker that is away must not keep Run from its end
-	var subs []subscription
-	var owned []message.Subscriber
-	var err error
-	if !r.src.isZero() {
-		subs, owned, err = r.src.open(subscribed, r.projections)
-	}
+	subs, owned, err := r.src.open(subscribed, r.projections)
 	stays()
 	var all sync.WaitGroup
 	alive := func(bool) {}
@@ -183,11 +177,22 @@ func (r *Runner) Run(ctx context.Context) error {
 		close(r.running)
 	}
 	<-work.Done()
-	return r.drain(ctx, work, stop, func() error {
+	done := make(chan error, 1)
+	go func() {
 		all.Wait()
 		alive(hard.Err() == nil)
-		return closeAll(owned)
-	})
+		done <- closeAll(owned)
+	}()
+	select {
+	case err = <-done:
+	case <-time.After(r.cfg.Drain):
+		stop()
+		err = fmt.Errorf("runner: %w: %s", outbox.ErrDrain, r.cfg.Drain)
+	}
+	if cause := context.Cause(work); ctx.Err() == nil && !errors.Is(cause, errFinished) {
+		err = errors.Join(cause, err)
+	}
+	return err
 }
 
 // start starts all that a runner does.
@@ -212,28 +217,18 @@ func (r *Runner) start(work, hard context.Context, subs []subscription, all *syn
 	all.Go(func() { r.maintain(work) })
 }
 
-// drain waits for finish, and no longer than it may.
-func (r *Runner) drain(ctx, work context.Context, stop func(), finish func() error) error {
-	done := make(chan error, 1)
-	go func() { done <- finish() }()
-	var err error
-	select {
-	case err = <-done:
-	case <-time.After(r.cfg.Drain):
-		stop()
-		err = fmt.Errorf("runner: %w: %s", outbox.ErrDrain, r.cfg.Drain)
-	}
-	if cause := context.Cause(work); ctx.Err() == nil && !errors.Is(cause, errFinished) {
-		err = errors.Join(cause, err)
-	}
-	return err
-}
-
-// projection returns that of a projector, or nil.
-func (r *Runner) projection(name string) *projection {
+// halted returns ErrHalted if a message of a projector with Halt is stuck.
+func (r *Runner) halted(ctx context.Context) error {
 	for _, p := range r.projections {
-		if p.name == name {
-			return p
+		if p.opts.Parking != Halt {
+			continue
+		}
+		rows, err := r.store.Parked(ctx, ParkedFilter{Projector: p.name, States: []ParkedState{StateStuck}, Limit: 1})
+		if err != nil {
+			return err
+		}
+		if len(rows) > 0 {
+			return fmt.Errorf("%w: %s", ErrHalted, p.name)
 		}
 	}
 	return nil

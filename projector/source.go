@@ -55,30 +55,27 @@ type subscription struct {
 
 // open subscribes to every topic. It returns the subscribers that the runner has to close, also with an error.
 func (s Source) open(ctx context.Context, all []*projection) (subs []subscription, owned []message.Subscriber, err error) {
-	open := func(sub message.Subscriber, projections []*projection) error {
+	share, sub := len(all), s.sub
+	if s.each != nil {
+		share = 1
+	}
+	for projections := range slices.Chunk(all, share) {
+		if s.each != nil {
+			name := projections[0].name
+			if sub, err = s.each(name); err == nil && sub == nil {
+				err = errors.New("there is none")
+			}
+			if err != nil {
+				return nil, owned, fmt.Errorf("subscriber of projector %s: %w", name, err)
+			}
+			owned = append(owned, sub)
+		}
 		for _, topic := range s.topics {
 			messages, err := sub.Subscribe(ctx, topic)
 			if err != nil {
-				return fmt.Errorf("subscribe to %s: %w", topic, err)
+				return nil, owned, fmt.Errorf("subscribe to %s: %w", topic, err)
 			}
 			subs = append(subs, subscription{topic, messages, projections})
-		}
-		return nil
-	}
-	if s.sub != nil {
-		return subs, nil, open(s.sub, all)
-	}
-	for i, p := range all {
-		sub, err := s.each(p.name)
-		if err == nil && sub == nil {
-			err = errors.New("there is none")
-		}
-		if err != nil {
-			return subs, owned, fmt.Errorf("subscriber of projector %s: %w", p.name, err)
-		}
-		owned = append(owned, sub)
-		if err := open(sub, all[i:i+1]); err != nil {
-			return subs, owned, err
 		}
 	}
 	return subs, owned, nil
@@ -98,7 +95,7 @@ func (s subscription) read(ctx context.Context) error {
 		}
 		d := receive(s.topic, m, len(s.projections))
 		for _, p := range s.projections {
-			one := p.accept(d)
+			one := p.accept(d, nil)
 			if one == nil {
 				d.done()
 				continue
@@ -112,12 +109,11 @@ func (s subscription) read(ctx context.Context) error {
 	}
 }
 
-func closeAll(owned []message.Subscriber) error {
-	var errs []error
+func closeAll(owned []message.Subscriber) (err error) {
 	for _, sub := range owned {
-		if err := sub.Close(); err != nil {
-			errs = append(errs, fmt.Errorf("runner: close a subscriber: %w", err))
+		if e := sub.Close(); e != nil {
+			err = errors.Join(err, fmt.Errorf("runner: close a subscriber: %w", e))
 		}
 	}
-	return errors.Join(errs...)
+	return err
 }

@@ -19,70 +19,57 @@ type unit struct {
 	*worker
 	msgs    []*inbound
 	intent  provider.Unit
-	output  func([]outbox.Message) // gets what the handlers send; nil except in a dry run
-	limit   *deadline
-	at      atomic.Int64 // the message whose handler runs; -1: none
-	handler atomic.Int64 // the handler that runs; -1: none
-	failed  error        // what the unit failed with
+	timer   *time.Timer                      // ends it; see run
+	over    atomic.Bool                      // a handler runs, or took too long
+	at      atomic.Int64                     // the message whose handler runs; -1: none
+	handler atomic.Pointer[provider.Handler] // that runs; nil: none
 
 	// What the last run of the handlers did.
-	ran     bool              // a handler ran
-	live    []bool            // parked messages that are still there
+	ran     bool   // a handler ran
+	live    []bool // parked messages that are still there
+	output  []outbox.Message
 	parked  []*provider.Aside // by message; nil: not set aside
 	behind  []provider.Lane   // lanes of deliveries that were parked behind others
-	applied []applied         // for the observer
-}
-
-// applied is a message that a handler has applied, now or before.
-type applied struct {
-	*inbound
-	handler string
-	skipped bool
-	took    time.Duration
+	reports []func()          // for the observer, once it is committed
 }
 
 func (w *worker) newUnit(msgs []*inbound) *unit {
 	u := &unit{worker: w, msgs: msgs, intent: provider.Unit{Projector: w.name, Messages: make([]provider.Message, len(msgs))}}
 	u.at.Store(-1)
-	u.handler.Store(-1)
 	for i, m := range msgs {
-		u.intent.Messages[i] = provider.Message{ID: m.msg.UUID, Lane: m.lane, Handlers: m.names, Mark: m.mark, Parked: m.parked}
+		u.intent.Messages[i] = provider.Message{ID: m.msg.UUID, Lane: m.lane, Handlers: m.handlers, Mark: m.mark, Parked: m.parked}
 	}
 	return u
 }
 
-// unit runs one transaction over msgs. alone: the caller holds the process.
-func (w *worker) unit(hard context.Context, msgs []*inbound, alone bool) (*unit, error) {
-	u := w.newUnit(msgs)
-	if len(msgs) > 1 {
-		until := w.serial.Load()
-		u.intent.Serial = until > 0 && w.runner.cfg.Clock().UnixNano() < until
-	}
+// attempt runs the unit. alone: the caller holds the process.
+func (u *unit) attempt(hard context.Context, alone bool) error {
+	until := u.serial.Load()
+	u.intent.Serial = until > 0 && len(u.msgs) > 1 && u.runner.cfg.Clock().UnixNano() < until
 	if !alone {
-		w.runner.process.RLock()
-		defer w.runner.process.RUnlock()
-		if w.runner.watch.suspicious(msgs) {
-			u.intent.Careful = &provider.Worker{Runner: w.runner.id, Number: w.number}
-			u.failed = w.nameThem(hard, *u.intent.Careful, msgs)
+		u.runner.process.RLock()
+		defer u.runner.process.RUnlock()
+		if u.intent.DryRun == nil && u.runner.suspicious(u.msgs) {
+			u.intent.Careful = &provider.Worker{Runner: u.runner.id, Number: u.number}
+			if err := u.nameThem(hard, *u.intent.Careful, u.msgs); err != nil {
+				return err
+			}
 		}
 	}
-	if u.failed == nil {
-		u.failed = u.transact(hard)
-	}
-	return u, u.failed
+	return u.transact(hard)
 }
 
 // transact runs the unit in another goroutine, so that a handler that panics or calls runtime.Goexit ends its unit and
 // nothing else, and one that does not return is left behind.
 func (u *unit) transact(hard context.Context) error {
 	ctx, cancel := context.WithCancel(hard)
-	u.limit = &deadline{each: u.runner.cfg.Timeout, timer: time.AfterFunc(u.runner.cfg.Timeout, cancel)}
+	u.timer = time.AfterFunc(u.runner.cfg.Timeout, cancel)
 	ended, err := false, error(errGoexit)
 	done := make(chan struct{})
 	u.inOther(func() {
 		defer close(done)
 		defer cancel()
-		defer u.limit.timer.Stop()
+		defer u.timer.Stop()
 		defer func() {
 			if p := recover(); p != nil {
 				err = &Error{Class: ClassUnknown, Code: codePanic, Err: fmt.Errorf("panic: %v", p)}
@@ -93,8 +80,8 @@ func (u *unit) transact(hard context.Context) error {
 	})
 	if !returns(ctx, done) {
 		u.leaveOther()
-		if u.handler.Load() < 0 { // it is the store that does not answer
-			return &Error{Class: ClassTransient, Code: "begin", Err: errors.New("the store did not answer")}
+		if u.handler.Load() == nil { // it is the store that does not answer
+			return errBegin
 		}
 		return errStuck
 	}
@@ -104,7 +91,7 @@ func (u *unit) transact(hard context.Context) error {
 	if err == nil {
 		return nil
 	}
-	if ended && hard.Err() == nil && !u.limit.over.Load() && (provider.ClassOf(err) != ClassUnknown || provider.CodeOf(err) != provider.CodeDeadline) {
+	if ended && hard.Err() == nil && !u.over.Load() && (provider.ClassOf(err) != ClassUnknown || provider.CodeOf(err) != provider.CodeDeadline) {
 		return &Error{Class: ClassTransient, Code: "begin", Err: fmt.Errorf("the unit did not begin or commit within %s: %w", u.runner.cfg.Timeout, err)}
 	}
 	return u.classified(err)
@@ -140,11 +127,9 @@ func (u *unit) classified(err error) error {
 	if class == ClassUnknown && u.runner.cfg.Classify != nil {
 		class = u.runner.cfg.Classify(err)
 	}
-	switch class {
-	case ClassUnknown, ClassTransient, ClassPermanent, ClassAmbiguous:
-	case ClassShutdown: // the runner has not stopped: the unit met its own deadline
+	if class == ClassShutdown { // the runner has not stopped: the unit met its own deadline
 		class, code = ClassUnknown, provider.CodeDeadline
-	default:
+	} else if class < ClassUnknown || class > ClassAmbiguous {
 		class = ClassUnknown
 	}
 	if class == was {
@@ -155,25 +140,23 @@ func (u *unit) classified(err error) error {
 
 // handle runs the handlers, and says what is set aside. It may run again: then it begins from nothing.
 func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c provider.Closing, err error) {
-	u.ran, u.live, u.behind, u.applied, u.parked = false, found.Live, nil, nil, make([]*provider.Aside, len(u.msgs))
-	var stopped map[provider.Lane]bool // lanes in which this unit has set a message aside
+	u.ran, u.live, u.behind, u.reports, u.parked = false, found.Live, nil, nil, make([]*provider.Aside, len(u.msgs))
+	stopped := map[provider.Lane]bool{} // lanes in which this unit has set a message aside
 	for i, m := range u.msgs {
 		var row *provider.Aside
 		switch {
 		case m.parked != nil && !found.Live[i]: // it is not as it was listed: somebody else has it
-		case m.parked == nil && len(m.names) > 0 && !slices.Contains(found.Fresh[i], true):
-			for j := range m.names {
+		case m.parked == nil && len(m.handlers) > 0 && !slices.Contains(found.Fresh[i], true):
+			for j := range m.handlers {
 				u.note(m, j, true, 0)
 			}
 		case m.parked == nil && found.Held[i] || stopped[m.lane]:
-			row = &provider.Aside{Message: i, Parked: u.unparked(m, found.Fresh[i])}
-			row.Parked.Class, row.Parked.Code = ClassHeld, ""
+			row = u.row(i, found.Fresh[i], ClassHeld, "")
 			if m.parked == nil && !stopped[m.lane] {
 				u.behind = append(u.behind, m.lane)
 			}
 		case found.Suspect != nil && found.Suspect[i]:
-			row = &provider.Aside{Message: i, Parked: u.unparked(m, found.Fresh[i])}
-			row.Parked.Class, row.Parked.Code = ClassUnknown, codeCrashed
+			row = u.row(i, found.Fresh[i], ClassUnknown, codeCrashed)
 			if m.parked != nil && m.parked.Class != ClassHeld {
 				row.Parked.Attempts-- // it was counted, and has not run
 			}
@@ -189,35 +172,39 @@ func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c
 			c.Output = append(c.Output, out...)
 		}
 		if row != nil {
-			if stopped == nil {
-				stopped = map[provider.Lane]bool{}
-			}
 			stopped[m.lane] = true
 			u.parked[i] = row
 			c.Park = append(c.Park, *row)
 		}
 	}
-	if u.output != nil {
-		u.output(c.Output)
-	}
+	u.output = c.Output
 	return c, nil
 }
 
 // run runs the handlers of a message that have not applied it yet.
+//
+// Each part of a unit has a limit of its own: the opening, each handler, and the commit. So a handler that had to wait for
+// its turn has all of its own time, and a wait is never held against it.
 func (u *unit) run(ctx context.Context, call caller, i int, m *inbound, fresh []bool) (out []outbox.Message, err error) {
 	u.at.Store(int64(i))
-	for j, handler := range m.handlers {
+	for j := range m.handlers {
 		if !fresh[j] {
 			u.note(m, j, true, 0)
 			continue
 		}
+		each, began := u.runner.cfg.Timeout, u.runner.cfg.Clock()
+		if !u.timer.Reset(sum(each, each)) { // the end of the unit, if the handler does not heed its own
+			return nil, errBegin
+		}
 		u.ran = true
-		u.handler.Store(int64(handler))
-		began := u.runner.cfg.Clock()
+		u.handler.Store(&m.handlers[j])
+		u.over.Store(true)
 		crash.Point("handler: before")
-		inner, done := u.limit.handler(contextOf(ctx, m.msg))
-		some, err := call(inner, handler, m.raw)
-		done()
+		inner, cancel := context.WithTimeout(handlerContext{ctx, context.WithoutCancel(m.msg.Context())}, each)
+		some, err := call(inner, m.handlers[j].Name, m.raw)
+		u.over.Store(inner.Err() != nil) // a handler that returned in time is not to blame for the rest
+		cancel()
+		u.timer.Reset(each)
 		crash.Point("handler: after")
 		if err != nil {
 			return nil, err
@@ -226,38 +213,61 @@ func (u *unit) run(ctx context.Context, call caller, i int, m *inbound, fresh []
 		out = append(out, some...)
 	}
 	u.at.Store(-1)
-	u.handler.Store(-1)
+	u.handler.Store(nil)
 	return out, nil
 }
 
 // note keeps for the observer that a handler has applied a message, now or before.
 func (u *unit) note(m *inbound, handler int, before bool, took time.Duration) {
-	if u.runner.cfg.Observer.Handled != nil {
-		u.applied = append(u.applied, applied{m, m.names[handler].Name, before, took})
+	cfg, name := &u.runner.cfg, m.handlers[handler].Name
+	if cfg.Observer.Handled != nil {
+		u.reports = append(u.reports, func() { cfg.Observer.Handled(name, before, m.waited(cfg.Clock()), took, nil) })
+	}
+	if cfg.Observer.Unmarked != nil && !before && u.opts.Markers && !u.marks {
+		u.reports = append(u.reports, func() { cfg.Observer.Unmarked(name) })
 	}
 }
 
 // failure describes a message that has failed alone.
 func (u *unit) failure(i int, m *inbound, fresh []bool) *provider.Aside {
-	row := u.unparked(m, fresh)
-	row.Class, row.Code, row.Attempts, row.Handler = provider.ClassOf(m.aside.cause), provider.CodeOf(m.aside.cause), m.aside.attempts, m.aside.handler
-	if row.Class == ClassTransient && m.parked != nil && m.parked.Code == codeCrashed {
-		row.Code = codeCrashed // the next attempt runs alone too
+	row := u.row(i, fresh, provider.ClassOf(m.aside.cause), provider.CodeOf(m.aside.cause))
+	p, retry := &row.Parked, u.runner.cfg.Retry
+	p.Attempts, p.Handler, row.After = m.aside.attempts, m.aside.handler, -1
+	if p.Class == ClassTransient && m.parked != nil && m.parked.Code == codeCrashed {
+		p.Code = codeCrashed // the next attempt runs alone too
 	}
-	retry := u.runner.cfg.Retry
-	after := time.Duration(-1)
 	switch {
-	case row.Class == ClassTransient: // not counted, so it waits as long again as it has been parked
-		after = min(max(u.runner.cfg.Clock().Sub(row.At), retry.Base), retry.Max)
-	case row.Class == ClassUnknown && !retry.Spent(row.Attempts):
-		after, _ = retry.Delay(max(row.Attempts, 1))
+	case p.Class == ClassTransient: // not counted, so it waits as long again as it has been parked
+		row.After = min(max(u.runner.cfg.Clock().Sub(p.At), retry.Base), retry.Max)
+	case p.Class == ClassUnknown && !retry.Spent(p.Attempts):
+		row.After, _ = retry.Delay(max(p.Attempts, 1))
 	}
-	return &provider.Aside{Message: i, Parked: row, After: after}
+	return row
 }
 
-// culprit is the index of the message that made the unit fail, or -1.
-func (u *unit) culprit() int {
-	if e, ok := errors.AsType[*provider.MessageError](u.failed); ok {
+// row describes a message as it is set aside.
+func (u *unit) row(i int, fresh []bool, class Class, code string) *provider.Aside {
+	m := u.msgs[i]
+	row := Parked{
+		Projector: u.name, MessageID: m.msg.UUID, Topic: m.topic, Key: m.key, Lane: m.lane, Type: m.msg.Metadata[outbox.HeaderType],
+		Payload: m.msg.Payload, Headers: m.msg.Metadata,
+	}
+	if m.parked != nil {
+		row = *m.parked
+	}
+	row.Class, row.Code, row.Version = class, code, u.runner.cfg.Version
+	named := len(row.Handlers) > 0
+	for j, h := range m.handlers {
+		if !named && fresh[j] { // the unit leaves its marker, so nothing but this says that it is to run
+			row.Handlers = append(row.Handlers, h.Name)
+		}
+	}
+	return &provider.Aside{Message: i, Parked: row}
+}
+
+// culprit is the index of the message that made the unit fail with err, or -1.
+func (u *unit) culprit(err error) int {
+	if e, ok := errors.AsType[*provider.MessageError](err); ok {
 		return e.Message
 	}
 	return int(u.at.Load())
@@ -278,26 +288,6 @@ func returns(ctx context.Context, done <-chan struct{}) bool {
 		return true
 	case <-time.After(grace):
 		return false
-	}
-}
-
-// deadline limits each part of a unit by itself: the opening, each handler, and the commit. So a handler that had to
-// wait for its turn has all of its own time, and a wait is never held against it.
-type deadline struct {
-	each  time.Duration
-	timer *time.Timer // ends the unit's context
-	over  atomic.Bool // a handler runs, or took too long
-}
-
-// handler returns the context of a handler. The whole unit ends later, if the handler does not heed it.
-func (l *deadline) handler(ctx context.Context) (context.Context, func()) {
-	began := l.timer.Reset(sum(l.each, l.each)) // else the opening took too long
-	l.over.Store(began)
-	inner, cancel := context.WithTimeout(ctx, l.each)
-	return inner, func() {
-		l.over.Store(began && inner.Err() != nil) // a handler that returned in time is not to blame for the rest
-		cancel()
-		l.timer.Reset(l.each)
 	}
 }
 

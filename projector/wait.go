@@ -94,14 +94,6 @@ func (p *Projector[Tx]) questions(ctx context.Context, s State, a eventstore.App
 	if a.Version == 0 {
 		return nil, nil
 	}
-	type taker struct {
-		key   marker.Key
-		types []string
-	}
-	var takers []taker
-	for _, h := range p.handlers {
-		takers = append(takers, taker{marker.Key{Handler: p.full(h.name), Was: p.fulls(h.was)}, h.match(p.types)})
-	}
 	for raw, err := range s.ReadStream(ctx, a.Stream, a.Version-int64(max(a.Count, 1))) {
 		if err != nil {
 			return nil, err
@@ -109,11 +101,11 @@ func (p *Projector[Tx]) questions(ctx context.Context, s State, a eventstore.App
 		if raw.Version > a.Version {
 			break
 		}
-		for _, t := range takers {
-			if slices.Contains(t.types, raw.Type) {
-				q := provider.Question{Key: t.key, RecordedAt: raw.RecordedAt}
-				q.MessageID = raw.ID
-				open = append(open, q)
+		for _, h := range p.handlers {
+			if slices.Contains(h.match(p.types), raw.Type) {
+				full := p.full(h)
+				key := marker.Key{Handler: full.Name, Was: full.Was, MessageID: raw.ID}
+				open = append(open, provider.Question{Key: key, RecordedAt: raw.RecordedAt})
 			}
 		}
 	}

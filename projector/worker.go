@@ -68,53 +68,45 @@ func (w *worker) collect(m *inbound) []*inbound {
 
 // apply brings messages through units until each is applied or set aside. A unit that fails is undone as a whole and
 // its parts run in new ones: what was before the message that failed, that message alone, then the rest, beginning
-// with one message and doubling. Only what fails alone is set aside.
-func (w *worker) apply(ctx, hard context.Context, msgs []*inbound) {
+// with one message and doubling. Only what fails alone is set aside. It reports whether any parked message is no longer
+// as it was.
+func (w *worker) apply(ctx, hard context.Context, msgs []*inbound) (progress bool) {
 	var culprit *inbound
 	for tries := 0; len(msgs) > 0 && ctx.Err() == nil; {
-		part, alone := w.next(msgs, culprit)
+		part := msgs[:min(len(msgs), w.size)] // up to the one that made the last unit fail, or that one alone
+		if i := slices.Index(part, culprit); i >= 0 {
+			part = part[:max(i, 1)]
+		}
+		alone := part[0] == culprit
 		began := w.runner.cfg.Clock()
-		u, err := w.unit(hard, part, false)
+		u := w.newUnit(part)
+		err := u.attempt(hard, false)
 		if observe := w.runner.cfg.Observer.Unit; observe != nil {
 			observe(w.name, len(part), w.runner.cfg.Clock().Sub(began), err)
 		}
-		switch at := u.culprit(); {
+		switch at := u.culprit(err); {
 		case err == nil:
 			w.settle(u)
+			progress = progress || slices.Contains(u.live, true)
 			w.grow(w.runner.cfg.Clock().Sub(began), alone)
 			w.catchUp(ctx, hard, u.behind)
 			if msgs, tries = msgs[len(part):], 0; len(msgs) > 0 && msgs[0].parked == nil {
 				w.rest(ctx)
 			}
 		case hard.Err() != nil:
-			return
+			return progress
 		case provider.ClassOf(err) == ClassTransient || provider.ClassOf(err) == ClassAmbiguous || part[0].aside != nil && len(part) == 1:
 			tries++
 			w.troubled(ctx, len(part), tries, err)
-		case at >= 0 && (len(part) == 1 || errors.Is(err, errStuck)):
-			part[at].setAside(u, err, 1)
+		case len(part) == 1 || at >= 0 && errors.Is(err, errStuck):
+			part[max(at, 0)].setAside(u, err, 1)
 		case at >= 0:
-			culprit, w.size = part[at], max(at, 1)
-		case len(part) == 1:
-			part[0].setAside(u, err, 1)
+			culprit = part[at]
 		default:
 			w.size = len(part) / 2
 		}
 	}
-}
-
-// next returns the messages of the next unit: up to the one that made the last unit fail, or that one alone.
-func (w *worker) next(msgs []*inbound, culprit *inbound) (part []*inbound, alone bool) {
-	n := min(len(msgs), w.size)
-	if culprit != nil {
-		switch i := slices.Index(msgs[:n], culprit); {
-		case i == 0:
-			return msgs[:1], true
-		case i > 0:
-			n = i
-		}
-	}
-	return msgs[:n], false
+	return progress
 }
 
 // grow sets the size of the next unit after one that took so long.
@@ -145,29 +137,26 @@ func (w *worker) troubled(ctx context.Context, n, tries int, err error) {
 	if cfg.Observer.Retried != nil {
 		cfg.Observer.Retried(w.name, provider.ClassOf(err), delay)
 	}
-	attrs := []any{"projector", w.name, "messages", n, "class", provider.ClassOf(err).String(), "code", provider.CodeOf(err), "tries", tries, "again_in", delay}
-	if cfg.LogErrors {
-		attrs = append(attrs, "err", err)
-	}
-	cfg.Logger.Warn("unit failed, it is tried again", attrs...)
+	w.runner.log(slog.LevelWarn, "unit failed, it is tried again", err,
+		"projector", w.name, "messages", n, "tries", tries, "again_in", delay)
 	wait(ctx, delay)
 }
 
 // setAside makes the next unit of m set it aside, after so many attempts.
 func (m *inbound) setAside(u *unit, cause error, attempts int) {
 	m.aside = &aside{cause: cause, attempts: attempts}
-	if i := u.handler.Load(); i >= 0 {
-		m.aside.handler = u.handlers[i].Name
-	} else if len(m.names) == 1 {
-		m.aside.handler = m.names[0].Name
+	if h := u.handler.Load(); h != nil {
+		m.aside.handler = h.Name
+	} else if len(m.handlers) == 1 {
+		m.aside.handler = m.handlers[0].Name
 	}
 }
 
 // settle acks and reports the messages of a unit that is committed.
 func (w *worker) settle(u *unit) {
 	cfg := &w.runner.cfg
-	for _, one := range u.applied {
-		cfg.Observer.Handled(one.handler, one.skipped, waited(one.inbound, cfg.Clock()), one.took, nil)
+	for _, report := range u.reports {
+		report()
 	}
 	if u.ran {
 		w.failed = 0
@@ -179,18 +168,10 @@ func (w *worker) settle(u *unit) {
 		case m.parked != nil && u.live[i] && cfg.Observer.Replayed != nil:
 			cfg.Observer.Replayed(w.name)
 		}
-		m.resolved = m.parked == nil || u.live[i]
 		if m.parked == nil {
 			m.done()
 			for _, twin := range m.twins {
 				twin.done()
-			}
-		}
-	}
-	if w.noop && u.ran && cfg.Observer.Unmarked != nil {
-		for _, m := range u.msgs {
-			for _, h := range m.names {
-				cfg.Observer.Unmarked(h.Name)
 			}
 		}
 	}
@@ -206,25 +187,25 @@ func (w *worker) settleParked(m *inbound, row *provider.Aside) {
 		time.AfterFunc(row.After, w.runner.look)
 	}
 	if m.aside == nil { // it waits behind another one, or is suspected
-		w.report(slog.LevelDebug, "parked", m, &Error{Class: row.Parked.Class, Code: row.Parked.Code})
+		w.report(slog.LevelDebug, "parked", m, &Error{Class: row.Parked.Class, Code: row.Parked.Code}, row.Parked.Attempts)
 		return
 	}
 	if cfg.Observer.Handled != nil && m.aside.handler != "" {
-		cfg.Observer.Handled(m.aside.handler, false, waited(m, cfg.Clock()), 0, m.aside.cause)
+		cfg.Observer.Handled(m.aside.handler, false, m.waited(cfg.Clock()), 0, m.aside.cause)
 	}
-	w.report(slog.LevelWarn, cmp.Or(map[bool]string{true: "stuck"}[row.After < 0], "parked"), m, m.aside.cause, "attempts", row.Parked.Attempts)
+	w.report(slog.LevelWarn, cmp.Or(map[bool]string{true: "stuck"}[row.After < 0], "parked"), m, m.aside.cause, row.Parked.Attempts)
 	if m.parked == nil {
 		w.failed++
 	}
 	if row.After < 0 && w.opts.Parking == Halt {
-		if err := w.halted(context.WithoutCancel(m.msg.Context())); err != nil { // none if it was skipped before
+		if err := w.runner.halted(context.WithoutCancel(m.msg.Context())); err != nil { // none if it was skipped before
 			w.runner.end(err)
 		}
 	}
 }
 
 // waited is the time since the event was recorded.
-func waited(m *inbound, now time.Time) time.Duration {
+func (m *inbound) waited(now time.Time) time.Duration {
 	if m.raw.RecordedAt.IsZero() {
 		return 0
 	}

@@ -3,6 +3,7 @@ package provider
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/kinora-go/kinora/outbox"
 )
@@ -34,12 +35,11 @@ func (b *beside[Tx, Outer]) Do(ctx context.Context, u Unit, run func(context.Con
 		return errNotBeside
 	}
 	inner := Unit{Projector: u.Projector, Messages: u.Messages, Once: true}
-	outer := Unit{Projector: u.Projector, Messages: make([]Message, len(u.Messages)), Careful: u.Careful, Serial: u.Serial, Once: true}
-	for i, m := range u.Messages {
-		m.Mark = false // a marker in one store does not say what happened in the other
-		outer.Messages[i] = m
+	u.Messages, u.Once = slices.Clone(u.Messages), true
+	for i := range u.Messages {
+		u.Messages[i].Mark = false // a marker in one store does not say what happened in the other
 	}
-	return b.store.Do(ctx, outer, func(ctx context.Context, _ Outer, found Found) (c Closing, err error) {
+	return b.store.Do(ctx, u, func(ctx context.Context, _ Outer, found Found) (c Closing, err error) {
 		err = b.units.Do(ctx, inner, func(ctx context.Context, tx Tx, own Found) (Closing, error) {
 			found.Begin = own.Begin // the statements that can fail are those of the handlers
 			if c, err = run(ctx, tx, found); err == nil && len(c.Output) > 0 {

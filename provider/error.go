@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/kinora-go/kinora/eventstore"
 )
@@ -39,12 +40,7 @@ func (c Class) String() string {
 
 // ParseClass is the inverse of Class.String. Any other text is ClassUnknown.
 func ParseClass(s string) Class {
-	for c, name := range classes {
-		if name == s {
-			return Class(c)
-		}
-	}
-	return ClassUnknown
+	return Class(max(slices.Index(classes[:], s), int(ClassUnknown)))
 }
 
 // Codes of an Error that mean the same in every provider. Other codes are SQLSTATEs, a database's own, or words.

@@ -3,6 +3,7 @@ package provider
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -52,10 +53,8 @@ func (s ParkedState) String() string {
 
 // ParseParkedState is the inverse of ParkedState.String. Any other text is StateStuck.
 func ParseParkedState(s string) ParkedState {
-	for state, name := range states {
-		if name == s {
-			return ParkedState(state)
-		}
+	if i := slices.Index(states[:], s); i >= 0 {
+		return ParkedState(i)
 	}
 	return StateStuck
 }

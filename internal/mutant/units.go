@@ -56,7 +56,7 @@ var units = []Mutant{
 	{
 		Name:  "counted_in_company",
 		What:  "a message that fails among others is set aside, although it may not fail alone",
-		Edits: []Edit{{File: "projector/worker.go", Old: "case at >= 0 && (len(part) == 1 ||", New: "case at >= 0 && (len(part) >= 1 ||"}},
+		Edits: []Edit{{File: "projector/worker.go", Old: "case len(part) == 1 || at >= 0 &&", New: "case len(part) == 1 || at >= 0 ||"}},
 		Tests: []Test{{"./projector", "TestOnlyWhatFailsAloneCounts"}},
 	},
 	{
@@ -155,7 +155,7 @@ var units = []Mutant{
 		Name: "no_count",
 		What: "an attempt at a parked message is counted when it has failed, and not before it runs",
 		Edits: []Edit{
-			{File: "projector/replay.go", Old: "begun, err := w.store.Try(inner, *row, cfg.Retry.Attempts, again)", New: "begun, err := again > 0, inner.Err()"},
+			{File: "projector/replay.go", Old: "begun, err := w.runner.store.Try(inner, *row, cfg.Retry.Attempts, again)", New: "begun, err := again > 0, inner.Err()"},
 			{File: "projector/replay.go", Old: "	row.Attempts++\n", New: ""},
 			{File: "projector/replay.go", Old: "m.setAside(u, err, row.Attempts)", New: "m.setAside(u, err, row.Attempts+1)"},
 			{File: "projector/replay.go", Old: "m.setAside(u, err, row.Attempts-1)", New: "m.setAside(u, err, row.Attempts)"},
@@ -181,13 +181,13 @@ var units = []Mutant{
 	{
 		Name:  "no_names",
 		What:  "no runner names what it is about to run, or asks what others have named",
-		Edits: []Edit{{File: "projector/unit.go", Old: "if w.runner.watch.suspicious(msgs) {", New: "if false {"}},
+		Edits: []Edit{{File: "projector/unit.go", Old: "if u.intent.DryRun == nil && u.runner.suspicious(u.msgs) {", New: "if false {"}},
 		Tests: []Test{{"./projector", "TestASuspectIsSetAsideAndTriedFromItsRow"}},
 	},
 	{
 		Name:  "not_careful_at_start",
 		What:  "a runner names nothing in its first lease, when an earlier process may have ended unnoticed",
-		Edits: []Edit{{File: "projector/careful.go", Old: "if now.Sub(w.first) < w.lease &&", New: "if false &&"}},
+		Edits: []Edit{{File: "projector/careful.go", Old: "if w.now.Sub(w.began) < r.cfg.Lease &&", New: "if false &&"}},
 		Tests: []Test{{"./projector", "TestOnlyWhatACrashMayHaveLeftIsNamed"}},
 	},
 	{
