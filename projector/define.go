@@ -80,6 +80,17 @@ func (p *Projector[Tx]) Handlers() []string {
 	return names
 }
 
+// takers are the handlers that take each event type, in order.
+func (p *Projector[Tx]) takers() map[string][]provider.Handler {
+	byType := map[string][]provider.Handler{}
+	for _, h := range p.handlers {
+		for _, eventType := range h.match(p.types) {
+			byType[eventType] = append(byType[eventType], p.full(h))
+		}
+	}
+	return byType
+}
+
 // Handler is one handler. Make it with On or OnEmit.
 type Handler[Tx any] struct {
 	name  string

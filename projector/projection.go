@@ -44,7 +44,7 @@ func newProjection[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx],
 	keeps := u.Keeps()
 	one := &projection{
 		runner: r, name: p.name, opts: p.opts, types: p.types, marks: p.opts.Markers && keeps.Markers,
-		batch: r.cfg.Batch, dryRuns: keeps.DryRun, byType: map[string][]provider.Handler{}, revived: map[int64]int{},
+		batch: r.cfg.Batch, dryRuns: keeps.DryRun, byType: p.takers(), revived: map[int64]int{},
 	}
 	if p.unmarked.Store(p.opts.Markers && !keeps.Markers); p.unmarked.Load() {
 		r.cfg.Logger.Debug("markers are a no-op: the provider cannot commit them together with the read model", "projector", p.name)
@@ -57,11 +57,7 @@ func newProjection[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx],
 	}
 	byName := map[string]Handler[Tx]{}
 	for _, h := range p.handlers {
-		full := p.full(h)
-		byName[full.Name] = h
-		for _, eventType := range h.match(p.types) {
-			one.byType[eventType] = append(one.byType[eventType], full)
-		}
+		byName[p.full(h).Name] = h
 	}
 	one.do = func(ctx context.Context, unit provider.Unit, run func(context.Context, caller, provider.Found) (provider.Closing, error)) error {
 		return u.Do(ctx, unit, func(ctx context.Context, tx Tx, found provider.Found) (provider.Closing, error) {

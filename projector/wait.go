@@ -94,6 +94,7 @@ func (p *Projector[Tx]) questions(ctx context.Context, s State, a eventstore.App
 	if a.Version == 0 {
 		return nil, nil
 	}
+	takers := p.takers()
 	for raw, err := range s.ReadStream(ctx, a.Stream, a.Version-int64(max(a.Count, 1))) {
 		if err != nil {
 			return nil, err
@@ -101,12 +102,9 @@ func (p *Projector[Tx]) questions(ctx context.Context, s State, a eventstore.App
 		if raw.Version > a.Version {
 			break
 		}
-		for _, h := range p.handlers {
-			if slices.Contains(h.match(p.types), raw.Type) {
-				full := p.full(h)
-				key := marker.Key{Handler: full.Name, Was: full.Was, MessageID: raw.ID}
-				open = append(open, provider.Question{Key: key, RecordedAt: raw.RecordedAt})
-			}
+		for _, h := range takers[raw.Type] {
+			key := marker.Key{Handler: h.Name, Was: h.Was, MessageID: raw.ID}
+			open = append(open, provider.Question{Key: key, RecordedAt: raw.RecordedAt})
 		}
 	}
 	return open, nil
