@@ -65,31 +65,31 @@ where m.handler = n.handler and m.message_id = n.message_id and m.generation = `
 )
 
 // queueClosing queues the unit's own writes: output, and the parking or resolving of messages.
-func (w *unit) queueClosing(t *trip, c provider.Closing) error {
-	t.begin(ofOutput)
-	if err := w.db.queueEnqueue(&t.Batch, c.Output); err != nil {
+func (w *unit) queueClosing(c provider.Closing) error {
+	w.begin(ofOutput)
+	if err := w.db.queueEnqueue(&w.Batch, c.Output); err != nil {
 		return err
 	}
-	t.begin(ofUnit)
+	w.begin(ofUnit)
 	if w.IsReplay() {
-		w.queueResolved(t, c)
+		w.queueResolved(c)
 	} else if len(c.Park) > 0 {
 		holds := c.Holds(&w.Unit, w.found)
-		t.Queue(w.db.q(parkSQL), w.Projector, w.rows(c.Park),
+		w.Queue(w.db.q(parkSQL), w.Projector, w.rows(c.Park),
 			each(holds, func(a *provider.Aside) []byte { return a.Parked.Lane[:] }),
 			each(holds, func(a *provider.Aside) int64 { return int64(a.After) }))
 	}
-	t.begin(ofCommit)
+	w.begin(ofCommit)
 	return nil
 }
 
-func (w *unit) queueResolved(t *trip, c provider.Closing) {
+func (w *unit) queueResolved(c provider.Closing) {
 	for _, m := range w.Markers(&w.found) {
 		delete(w.marked, m)
 	}
 	if len(w.marked) > 0 { // those of messages that are not live
 		handlers, messages := columns(slices.Collect(maps.Keys(w.marked)))
-		t.Queue(w.db.q(unmarkSQL), w.Projector, handlers, messages)
+		w.Queue(w.db.q(unmarkSQL), w.Projector, handlers, messages)
 	}
 	s := c.Settle(&w.Unit, w.found)
 	if len(s.Changed) == 0 {
@@ -97,10 +97,10 @@ func (w *unit) queueResolved(t *trip, c provider.Closing) {
 	}
 	stay := w.rows(s.Stay)
 	projectors, lanes, first := lists(s.Changed)
-	t.Queue(lookUpSQL)
-	t.Queue(w.db.q(setAsideSQL), stay)
-	t.Queue(w.db.q(resolveSQL), s.Done)
-	t.Queue(w.db.q(releaseSQL), projectors, lanes, first, stay)
+	w.Queue(lookUpSQL)
+	w.Queue(w.db.q(setAsideSQL), stay)
+	w.Queue(w.db.q(resolveSQL), s.Done)
+	w.Queue(w.db.q(releaseSQL), projectors, lanes, first, stay)
 }
 
 // lists are lanes, and the first message of each that was changed, as statements take them.

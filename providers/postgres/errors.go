@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"errors"
+	"fmt"
 	"hash/fnv"
 	"io"
 	"net"
@@ -10,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -20,8 +20,6 @@ const (
 	laneHeld            = "KN001" // kinora.unheld
 	undefinedTable      = "42P01"
 	undefinedFunction   = "42883"
-	invalidSchemaName   = "3F000"
-	lockNotAvailable    = "55P03"
 	inFailedTransaction = "25P02"
 	deadlockDetected    = "40P01"
 	serializationFailed = "40001"
@@ -76,20 +74,25 @@ func violates(err error, constraint string) bool {
 // ours is how the server names one of Kinora's tables or functions, if it is not there.
 var ours = regexp.MustCompile(`\.(streams|events|outbox|markers|floors|generations|parked|holds|runners|doing|migrations)"|\.(un)?held\(`)
 
-// clear adds ErrNotMigrated to the error of a missing schema, table or function.
+// clear adds ErrNotMigrated to the error of a missing table or function.
 func clear(err error) error {
-	e := pgError(err)
-	if e == nil {
-		return err
-	}
-	switch e.Code {
-	case undefinedTable, invalidSchemaName, undefinedFunction:
-		if ours.MatchString(e.Message) {
-			return errors.Join(ErrNotMigrated, err)
-		}
+	if e := pgError(err); e != nil && (e.Code == undefinedTable || e.Code == undefinedFunction) && ours.MatchString(e.Message) {
+		return errors.Join(ErrNotMigrated, err)
 	}
 	return err
 }
+
+// wrap says what failed; nil stays nil.
+func wrap(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
+
+// passing are the SQLSTATEs, as docs/architecture.md has them, that are not the message's fault: of the connection, a rollback,
+// resources, the operator, and the lock timeout.
+var passing = regexp.MustCompile(`^(08|40|53|57|55P03)`)
 
 // class gives an error of a statement a class, unless it has one.
 func class(err error) error {
@@ -99,42 +102,25 @@ func class(err error) error {
 	if _, ok := errors.AsType[*provider.Error](err); ok {
 		return err
 	}
-	c, code := provider.ClassUnknown, ""
+	of := provider.Refused(err)
 	switch e := pgError(err); {
-	case errors.Is(err, eventstore.ErrEventIDReused) && !violates(err, "events_id_key"): // that one may pass
-		c, code = provider.ClassPermanent, "event_id_reused"
+	case of.Class == provider.ClassPermanent && !violates(err, "events_id_key"): // that one may pass
 	case e != nil:
-		c, code = classOfState(e.Code), e.Code
+		of.Class, of.Code = provider.ClassUnknown, e.Code
 		switch {
 		case e.Code == queryCanceled && e.Routine == copyFailed:
-			c = provider.ClassUnknown
 		case e.Code == deadlockDetected:
-			code = provider.CodeDeadlock
+			of.Class, of.Code = provider.ClassTransient, provider.CodeDeadlock
+		case strings.HasPrefix(e.Code, "22"): // data: it never gets better
+			of.Class = provider.ClassPermanent
+		case passing.MatchString(e.Code):
+			of.Class = provider.ClassTransient
 		}
-	case errors.Is(err, eventstore.ErrInvalid):
-		c, code = provider.ClassPermanent, "invalid"
 	case isNetwork(err):
-		c, code = provider.ClassTransient, "network"
+		of.Class, of.Code = provider.ClassTransient, "network"
 	}
-	return &provider.Error{Class: c, Code: code, Err: clear(err)}
-}
-
-// classOfState follows docs/architecture.md. 40 (rollback), 55P03 (lock timeout), 53 (resources), 08 (connection) and
-// 57 (operator) are not the message's fault; 22 (data) never gets better.
-func classOfState(state string) provider.Class {
-	switch {
-	case state == lockNotAvailable:
-		return provider.ClassTransient
-	case len(state) != 5:
-		return provider.ClassUnknown
-	}
-	switch state[:2] {
-	case "40", "53", "08", "57":
-		return provider.ClassTransient
-	case "22":
-		return provider.ClassPermanent
-	}
-	return provider.ClassUnknown
+	of.Err = clear(err)
+	return of
 }
 
 // isNetwork reports whether the connection failed, and not the statement. A caller's own deadline is neither, but
@@ -166,6 +152,8 @@ func ofHandler(err error) error {
 // what the server says about data (22) and limits (54) may be.
 func ofOwn(ctx context.Context, err error) error {
 	switch e := pgError(err); {
+	case err == nil:
+		return nil
 	case e != nil && (strings.HasPrefix(e.Code, "22") || strings.HasPrefix(e.Code, "54")):
 		return class(err)
 	case e == nil && errors.Is(ctx.Err(), context.Canceled):
@@ -196,10 +184,7 @@ func maybeDone(err error) bool {
 }
 
 // inDoubt reports whether a unit may have been committed although its commit failed with err.
-func inDoubt(err error) bool { return !endedIdle(err) && maybeDone(err) }
-
-// endedIdle reports whether the server ended the session before the commit.
-func endedIdle(err error) bool {
+func inDoubt(err error) bool {
 	e := pgError(err)
-	return e != nil && (e.Code == idleInTransaction || e.Code == transactionTooLong)
+	return maybeDone(err) && (e == nil || e.Code != idleInTransaction && e.Code != transactionTooLong)
 }

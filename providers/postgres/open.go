@@ -1,7 +1,6 @@
 package postgres
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -23,7 +22,7 @@ const (
 	// held, are errors, or the message would take effect again.
 	mustMarkSQL = `
 insert into kinora.markers (handler, generation, message_id)
-select n.handler, ` + liveGeneration + `, n.message_id from unnest($2::text[], $3::text[]) n(handler, message_id)`
+select n.handler, ` + liveGeneration + `, n.message_id from unnest($2::text[], $3::text[]) n(handler, message_id) order by 1, 3`
 
 	markSQL = mustMarkSQL + ` on conflict on constraint markers_pkey do nothing returning handler, message_id`
 
@@ -134,11 +133,8 @@ func (w *unit) queueMarkers(b *pgx.Batch, sql string) {
 	}
 }
 
-// columns are markers as statements take them, in an order in which all units write them.
+// columns are markers as statements take them.
 func columns(markers []provider.Marker) (handlers, messages []string) {
-	slices.SortFunc(markers, func(a, b provider.Marker) int {
-		return cmp.Or(cmp.Compare(a.Handler, b.Handler), cmp.Compare(a.MessageID, b.MessageID))
-	})
 	handlers = each(markers, func(m *provider.Marker) string { return m.Handler })
 	return handlers, each(markers, func(m *provider.Marker) string { return m.MessageID })
 }
@@ -148,8 +144,8 @@ func (w *unit) lanes() [][]byte {
 }
 
 func (w *unit) queueHeld(b *pgx.Batch) {
-	var lane []byte
-	queueRows(b, []any{&lane}, func() { w.found.SetHeld(&w.Unit, provider.Lane(lane)) }, w.db.q(heldSQL), w.Projector, w.lanes())
+	var lane provider.Lane
+	queueRows(b, []any{&lane}, func() { w.found.SetHeld(&w.Unit, lane) }, w.db.q(heldSQL), w.Projector, w.lanes())
 }
 
 func (w *unit) queueSuspects(b *pgx.Batch) {
@@ -161,19 +157,19 @@ func (w *unit) queueSuspects(b *pgx.Batch) {
 }
 
 func (w *unit) queueLanes(b *pgx.Batch) {
-	var lane []byte
+	var lane provider.Lane
 	var due bool
 	sql := lockLanesSQL
 	if slices.ContainsFunc(w.Messages, func(m provider.Message) bool { return m.Parked.Attempts > 0 }) {
 		sql = awaitLanesSQL
 	}
 	w.due = map[provider.Lane]bool{}
-	queueRows(b, []any{&lane, &due}, func() { w.due[provider.Lane(lane)] = due }, w.db.q(sql), w.Projector, w.lanes())
+	queueRows(b, []any{&lane, &due}, func() { w.due[lane] = due }, w.db.q(sql), w.Projector, w.lanes())
 	var p provider.Parked
 	var state string
 	all := each(w.Messages, func(m *provider.Message) []byte { return m.Lane[:] })
-	queueRows(b, []any{&p.Seq, &lane, &p.Attempts, &state, &p.Handlers}, func() {
-		p.Lane, p.State = provider.Lane(lane), provider.ParseParkedState(state)
+	queueRows(b, []any{&p.Seq, &p.Lane, &p.Attempts, &state, &p.Handlers}, func() {
+		p.State = provider.ParseParkedState(state)
 		w.front = append(w.front, p)
 	}, w.db.q(firstInLanesSQL), w.Projector, all)
 }

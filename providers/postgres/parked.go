@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
-	"fmt"
 	"math"
 	"strings"
 	"time"
@@ -78,10 +77,7 @@ order by h.o, h.due_at, h.lane, p.id`
 func (db *DB) Due(ctx context.Context, f provider.DueFilter) ([]provider.Parked, error) {
 	lanes := each(f.Lanes, func(l *provider.Lane) []byte { return l[:] })
 	list, err := collect(ctx, db.pool, scanParked, db.q(dueSQL), planned, f.Projectors, max(f.Keys, 0), max(f.Each, 1), lanes)
-	if err != nil {
-		return nil, ofOwn(ctx, fmt.Errorf("list what is due: %w", err))
-	}
-	return list, nil
+	return list, ofOwn(ctx, wrap("list what is due", err))
 }
 
 // collect runs a statement, and returns its rows.
@@ -115,10 +111,10 @@ func (db *DB) Try(ctx context.Context, p provider.Parked, limit int, again time.
 	err := db.pool.QueryRow(ctx, db.q(trySQL), planned, p.Projector, p.Lane[:], p.Seq, p.Attempts, p.Handlers,
 		min(limit, math.MaxInt32), again.Microseconds()).Scan(&state)
 	crash.Point("try parked: after")
-	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-		return false, ofOwn(ctx, fmt.Errorf("count a try of a parked message: %w", err))
+	if errors.Is(err, pgx.ErrNoRows) {
+		return false, nil
 	}
-	return state == provider.StateWaiting.String(), nil
+	return state == provider.StateWaiting.String(), ofOwn(ctx, wrap("count a try of a parked message", err))
 }
 
 const (
@@ -172,10 +168,7 @@ func parkedArgs(f provider.ParkedFilter, limit int64) []any {
 // Parked implements provider.Parking.
 func (db *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.Parked, error) {
 	list, err := collect(ctx, db.pool, scanParked, db.q(parkedSQL), parkedArgs(f, 100)...)
-	if err != nil {
-		return nil, fmt.Errorf("list parked messages: %w", clear(err))
-	}
-	return list, nil
+	return list, wrap("list parked messages", clear(err))
 }
 
 const parkedCountSQL = `
@@ -183,22 +176,18 @@ select count(*) from kinora.parked where state in ('waiting', 'stuck') and id > 
 
 // ParkedCount is the number of messages of a projector that are waiting or stuck; of all projectors if its name is empty.
 func (db *DB) ParkedCount(ctx context.Context, projector string) (n int64, err error) {
-	if err := db.pool.QueryRow(ctx, db.q(parkedCountSQL), planned, projector).Scan(&n); err != nil {
-		return 0, fmt.Errorf("count parked messages: %w", clear(err))
-	}
-	return n, nil
+	err = db.pool.QueryRow(ctx, db.q(parkedCountSQL), planned, projector).Scan(&n)
+	return n, wrap("count parked messages", clear(err))
 }
 
 func scanParked(row pgx.CollectableRow) (provider.Parked, error) {
 	var p provider.Parked
-	var lane []byte
 	var class, state string
-	err := row.Scan(&p.Seq, &p.Projector, &p.Handler, &p.Handlers, &p.MessageID, &p.Topic, &p.Key, &lane, &p.Type, &p.Payload, &p.Headers,
+	err := row.Scan(&p.Seq, &p.Projector, &p.Handler, &p.Handlers, &p.MessageID, &p.Topic, &p.Key, &p.Lane, &p.Type, &p.Payload, &p.Headers,
 		&class, &p.Code, &p.Attempts, &p.Version, &p.At, &state, &p.ResolvedAt, &p.By, &p.Reason, &p.DueAt)
 	for _, text := range []*string{&p.Handler, &p.MessageID, &p.Topic, &p.Key, &p.Type, &p.Code, &p.Version, &p.By, &p.Reason} {
 		*text = original(*text)
 	}
-	copy(p.Lane[:], lane)
 	p.Headers = inHeaders(p.Headers, original)
 	p.Class, p.State = provider.ParseClass(class), provider.ParseParkedState(state)
 	p.At, p.ResolvedAt, p.DueAt = p.At.UTC(), p.ResolvedAt.UTC(), p.DueAt.UTC()
@@ -208,7 +197,7 @@ func scanParked(row pgx.CollectableRow) (provider.Parked, error) {
 // Decide implements provider.Parking. It waits for units that have the lanes of these messages. After a deadlock it begins again.
 func (db *DB) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, d provider.Decision) (n int, err error) {
 	if err := provider.CheckDecision(to, d); err != nil {
-		return 0, fmt.Errorf("decide about parked messages: %w", err)
+		return 0, wrap("decide about parked messages", err)
 	}
 	var projectors []string
 	var lanes [][]byte
@@ -230,7 +219,7 @@ func (db *DB) Decide(ctx context.Context, f provider.ParkedFilter, to provider.P
 		}
 	}
 	if err != nil {
-		return 0, fmt.Errorf("decide about parked messages: %w", clear(err))
+		return 0, wrap("decide about parked messages", clear(err))
 	}
 	return n, nil
 }
