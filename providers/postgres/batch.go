@@ -143,11 +143,10 @@ func (w *unit) send(ctx context.Context, pooled *pgxpool.Conn) (err error) {
 
 func (w *unit) results(r pgx.BatchResults) error {
 	read := 0
-	for read < w.Len() {
+	for ; read < w.Len(); read++ {
 		if _, err := r.Exec(); err != nil {
 			break
 		}
-		read++
 	}
 	w.failed = w.of(read)
 	err := r.Close()

@@ -119,30 +119,13 @@ func (d *dryRun) end(ctx context.Context) {
 // that tx has written to twice, and returns at most 100,000 rows of one ("too_many_rows"). It cannot see changes, and returns an
 // error, if row security is active on such a table ("row_security"), and if tx has locked a table against readers, as truncate
 // and alter do ("locked"). tx must be rolled back afterwards.
-func (d *dryRun) changes(ctx context.Context, tx pgx.Tx) ([]provider.Change, error) {
-	if _, err := tx.Exec(ctx, `set constraints all immediate`); err != nil {
-		return nil, fmt.Errorf("dry run: run what is deferred: %w", err)
-	}
-	tables, err := d.tables(ctx, tx)
-	if err != nil {
-		return nil, fmt.Errorf("dry run: list tables: %w", err)
-	}
-	var all []provider.Change
-	for _, t := range tables {
-		changes, err := d.table(ctx, tx, t)
-		if err != nil {
-			return nil, fmt.Errorf("dry run: read changes of %s: %w", t.Show, err)
-		}
-		all = append(all, changes...)
-	}
-	return all, nil
-}
-
-func (d *dryRun) tables(ctx context.Context, tx pgx.Tx) ([]writtenTable, error) {
+func (d *dryRun) changes(ctx context.Context, tx pgx.Tx) (all []provider.Change, err error) {
 	var pid int
 	var known []int64
 	var why []string // the changes of a table cannot be seen
-	err := tx.QueryRow(ctx, writerSQL, planned).Scan(&pid, nil)
+	if _, err = tx.Exec(ctx, `set constraints all immediate`); err == nil {
+		err = tx.QueryRow(ctx, writerSQL, planned).Scan(&pid, nil)
+	}
 	if err == nil {
 		err = d.outside.QueryRow(ctx, knownTablesSQL, planned, pid, d.xid).Scan(&known, &why, &d.drawn)
 	}
@@ -150,9 +133,17 @@ func (d *dryRun) tables(ctx context.Context, tx pgx.Tx) ([]writtenTable, error) 
 		err = hidden(why[0], why[1])
 	}
 	if err != nil {
-		return nil, err
+		return nil, wrap("dry run", err)
 	}
-	return collect(ctx, tx, pgx.RowToStructByPos[writtenTable], writtenTablesSQL, planned, d.db.cfg.Schema, known)
+	tables, err := collect(ctx, tx, pgx.RowToStructByPos[writtenTable], writtenTablesSQL, planned, d.db.cfg.Schema, known)
+	for _, t := range tables {
+		changes, err := d.table(ctx, tx, t)
+		if err != nil {
+			return nil, wrap("dry run: read changes of "+t.Show, err)
+		}
+		all = append(all, changes...)
+	}
+	return all, wrap("dry run: list tables", err)
 }
 
 // table pairs former and new versions by their keys. Without a primary key, versions that are equal are a pair. Former versions are

@@ -53,10 +53,7 @@ func lockKey(name string) int32 {
 // orderedKey is the lock of a key that requires the order of commits. It has 64 bits, so it is none of the above.
 func orderedKey(schema, topic, key string) int64 {
 	h := fnv.New64a()
-	for _, part := range []string{schema, topic, key} {
-		_, _ = h.Write([]byte(part))
-		_, _ = h.Write([]byte{0}) // no part holds one
-	}
+	_, _ = h.Write([]byte(schema + "\x00" + topic + "\x00" + key + "\x00")) // no part holds a NUL
 	return int64(h.Sum64())
 }
 
@@ -96,10 +93,7 @@ var passing = regexp.MustCompile(`^(08|40|53|57|55P03)`)
 
 // class gives an error of a statement a class, unless it has one.
 func class(err error) error {
-	if err == nil {
-		return nil
-	}
-	if _, ok := errors.AsType[*provider.Error](err); ok {
+	if _, ok := errors.AsType[*provider.Error](err); ok || err == nil {
 		return err
 	}
 	of := provider.Refused(err)
@@ -126,15 +120,9 @@ func class(err error) error {
 // isNetwork reports whether the connection failed, and not the statement. A caller's own deadline is neither, but
 // connecting has a deadline of its own.
 func isNetwork(err error) bool {
-	if isConnect(err) {
-		return true
-	}
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return false
-	}
-	_, network := errors.AsType[net.Error](err)
-	return network || errors.Is(err, pgconn.ErrConnClosed) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
-		errors.Is(err, net.ErrClosed)
+	_, network := errors.AsType[net.Error](err) // net.ErrClosed is one as well
+	network = network || errors.Is(err, pgconn.ErrConnClosed) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+	return isConnect(err) || network && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
 }
 
 // ofHandler classes an error of a handler whose unit's connection is in order. An error that looks like that of a network is then

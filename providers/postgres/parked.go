@@ -140,7 +140,7 @@ select p.id from (
 	order by projector, lane) p left join lateral (
 	select from kinora.holds where holds.projector = p.projector and holds.lane = p.lane limit 1 for update) h on true`
 
-	// It returns the lanes of the messages, and the first message in each.
+	// It returns the lanes of the messages, and the first message in each, for releaseSQL.
 	decideSQL = `
 with decided as (
 	update kinora.parked set state = $2::text, attempts = case when $2::text = 'waiting' then 0 else attempts end,
@@ -148,8 +148,8 @@ with decided as (
 		resolved_by = case when $3::text = '' then resolved_by else $3::text end, reason = case when $3::text = '' then reason else $4::text end
 	where id = any($1::bigint[]) and state in ('waiting', 'stuck')
 	returning id, projector, lane)
-select coalesce(sum(n), 0)::bigint, array_agg(projector), array_agg(lane), array_agg(first)
-from (select projector, lane, min(id) as first, count(*) as n from decided group by projector, lane) l`
+select coalesce(sum(n), 0)::bigint, coalesce(json_agg(l), '[]')::text
+from (select projector, lane, min(id) as changed, count(*) as n from decided group by projector, lane) l`
 )
 
 func parkedArgs(f provider.ParkedFilter, limit int64) []any {
@@ -199,27 +199,22 @@ func (db *DB) Decide(ctx context.Context, f provider.ParkedFilter, to provider.P
 	if err := provider.CheckDecision(to, d); err != nil {
 		return 0, wrap("decide about parked messages", err)
 	}
-	var projectors []string
-	var lanes [][]byte
-	var first []int64
+	var changed string
 	for range 5 {
 		err = db.inTx(ctx, func(tx pgx.Tx) error {
 			seqs, err := collect(ctx, tx, pgx.RowTo[int64], db.q(pickSQL), parkedArgs(f, noLimit)...)
 			if err == nil {
 				decided := tx.QueryRow(ctx, db.q(decideSQL), planned, seqs, to.String(), storable(d.By), storable(d.Reason))
-				err = decided.Scan(&n, &projectors, &lanes, &first)
+				err = decided.Scan(&n, &changed)
 			}
 			if err == nil {
-				_, err = tx.Exec(ctx, db.q(releaseSQL), planned, projectors, lanes, first, "[]")
+				_, err = tx.Exec(ctx, db.q(releaseSQL), planned, changed, "[]")
 			}
 			return err
 		})
-		if e := pgError(err); e == nil || e.Code != deadlockDetected {
+		if !isRolledBack(err) {
 			break
 		}
 	}
-	if err != nil {
-		return 0, wrap("decide about parked messages", clear(err))
-	}
-	return n, nil
+	return n, wrap("decide about parked messages", clear(err))
 }

@@ -24,8 +24,6 @@ type unit struct {
 	live      int  // the generation that it found
 	found     provider.Found
 	marked    map[provider.Marker]bool // the markers that the opening inserted
-	due       map[provider.Lane]bool   // the lanes that an opening of parked messages has locked, and whether they are due
-	front     []provider.Parked        // the first messages of these lanes
 	now       int                      // the message whose handlers run, or in which the transaction failed; -1: none yet
 	parts     []part                   // of the batch
 	returned  time.Time                // when the handlers that queue had done so
@@ -158,15 +156,10 @@ on conflict on constraint generations_pkey do update set live = excluded.live`
 func (db *DB) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx pgx.Tx, live int) (int, error)) error {
 	w := db.newUnit(provider.Unit{Projector: projector})
 	w.switches = true
-	return w.do(ctx, func(tx pgx.Tx) (c provider.Closing, err error) {
+	return w.do(ctx, func(tx pgx.Tx) (provider.Closing, error) {
 		next, err := fn(ctx, heldTx{tx}, w.live)
-		if err != nil {
-			return c, err
-		}
-		crash.Point("switch: before")
-		_, err = tx.Exec(ctx, db.q(switchSQL), projector, next)
-		crash.Point("switch: after")
-		return c, err
+		w.Queue(db.q(switchSQL), projector, next)
+		return provider.Closing{}, err
 	})
 }
 
