@@ -32,18 +32,17 @@ func (b *Batched) Do(ctx context.Context, u provider.Unit, run queuing) error {
 			return err
 		}
 	}
-	w, t := b.newUnit(u), &trip{commits: u.DryRun == nil}
-	return w.do(ctx, t, func(pgx.Tx) (provider.Closing, error) { return w.queueHandlers(ctx, t, run) })
+	w := b.newUnit(u)
+	return w.do(ctx, func(pgx.Tx) (provider.Closing, error) { return w.queueHandlers(ctx, run) })
 }
 
 // inOneTrip returns false and no error if nothing has happened: the unit needs an answer before its handlers.
 func (w *unit) inOneTrip(ctx context.Context, run queuing) (done bool, err error) {
-	t := &trip{commits: true}
-	w.queueFence(&t.Batch)
-	w.queueMarkers(&t.Batch, mustMarkSQL)
-	t.Queue(w.db.q(unheldSQL), w.Projector, w.lanes())
+	w.queueFence(&w.Batch)
+	w.queueMarkers(&w.Batch, mustMarkSQL)
+	w.Queue(w.db.q(unheldSQL), w.Projector, w.lanes())
 	w.found = w.NewFound(true)
-	closing, err := w.queueHandlers(ctx, t, run)
+	closing, err := w.queueHandlers(ctx, run)
 	switch {
 	case err != nil:
 		return true, class(ofHandler(err))
@@ -52,18 +51,18 @@ func (w *unit) inOneTrip(ctx context.Context, run queuing) (done bool, err error
 	case len(closing.Park) > 0:
 		return false, nil
 	}
-	if err := w.queueClosing(t, closing); err != nil {
+	if err := w.queueClosing(closing); err != nil {
 		return true, class(err)
 	}
 	pooled, err := w.db.pool.Acquire(ctx)
 	if err != nil {
-		return true, ofOwn(ctx, fmt.Errorf("acquire a connection: %w", err))
+		return true, ofOwn(ctx, wrap("acquire a connection", err))
 	}
 	defer pooled.Release()
 	crash.Point("one trip: before")
-	err = t.send(ctx, pooled)
+	err = w.send(ctx, pooled)
 	crash.Point("one trip: after")
-	if e := pgError(err); e != nil && t.failed == ofUnit && (e.Code == uniqueViolation || e.Code == laneHeld) {
+	if e := pgError(err); e != nil && w.failed == ofUnit && (e.Code == uniqueViolation || e.Code == laneHeld) {
 		return false, nil
 	}
 	if err == nil && len(closing.Output) > 0 {
@@ -72,31 +71,22 @@ func (w *unit) inOneTrip(ctx context.Context, run queuing) (done bool, err error
 	return true, err
 }
 
-func (w *unit) queueHandlers(ctx context.Context, t *trip, run queuing) (provider.Closing, error) {
-	first := t.Len()
-	t.begin(ofHandlers)
-	w.found.Begin = t.begin
-	closing, err := run(ctx, &t.Batch, w.found)
+func (w *unit) queueHandlers(ctx context.Context, run queuing) (provider.Closing, error) {
+	first := w.Len()
+	w.begin(ofHandlers)
+	w.found.Begin = w.begin
+	closing, err := run(ctx, &w.Batch, w.found)
 	if err != nil {
 		return closing, err
 	}
-	for i, q := range t.QueuedQueries[first:] {
+	for i, q := range w.QueuedQueries[first:] {
 		if q.Fn != nil || endsTx(q.SQL) || begins.MatchString(q.SQL) {
 			err := fmt.Errorf("a handler queued %.40q: a queued statement must have no callback, and must not begin or end a transaction", q.SQL)
-			return closing, &provider.Error{Class: provider.ClassPermanent, Code: "tx_ended", Err: ofMessage(t.of(first+i), err)}
+			return closing, &provider.Error{Class: provider.ClassPermanent, Code: "tx_ended", Err: ofMessage(w.of(first+i), err)}
 		}
 	}
-	t.returned = now()
+	w.returned = now()
 	return closing, nil
-}
-
-// trip is what a unit sends in one round trip.
-type trip struct {
-	pgx.Batch
-	parts    []part
-	commits  bool // with its end
-	returned time.Time
-	failed   int // what a statement that failed belongs to
 }
 
 // part is where statements begin that belong to a message, by its index, or to one of these.
@@ -109,11 +99,11 @@ const (
 	ofUnit // and what comes before the first part
 )
 
-func (t *trip) begin(of int) { t.parts = append(t.parts, part{t.Len(), of}) }
+func (w *unit) begin(of int) { w.parts = append(w.parts, part{w.Len(), of}) }
 
 // of returns what a statement belongs to.
-func (t *trip) of(statement int) int {
-	for _, p := range slices.Backward(t.parts) {
+func (w *unit) of(statement int) int {
+	for _, p := range slices.Backward(w.parts) {
 		if p.at <= statement {
 			return p.of
 		}
@@ -126,11 +116,11 @@ func (t *trip) of(statement int) int {
 // If ctx ends before the answer, the server is asked to break off, and to say what became of it. If it undid the handlers' statements,
 // that counts like a handler that takes too long, unless most of the time went in waiting for a connection. If it does not say, the unit
 // is in doubt, which does not count.
-func (t *trip) send(ctx context.Context, pooled *pgxpool.Conn) (err error) {
+func (w *unit) send(ctx context.Context, pooled *pgxpool.Conn) (err error) {
 	sent, conn := now(), pooled.Conn()
-	attend(ctx, pooled, true, func() { err = t.results(conn.SendBatch(context.WithoutCancel(ctx), &t.Batch)) })
+	attend(ctx, pooled, true, func() { err = w.results(conn.SendBatch(context.WithoutCancel(ctx), &w.Batch)) })
 	if err == nil {
-		if t.commits && conn.PgConn().TxStatus() != 'I' { // a handler began a transaction
+		if w.DryRun == nil && conn.PgConn().TxStatus() != 'I' { // a handler began a transaction
 			return errEnded
 		}
 		return nil
@@ -138,38 +128,37 @@ func (t *trip) send(ctx context.Context, pooled *pgxpool.Conn) (err error) {
 	e, err := pgError(err), fmt.Errorf("send: %w", err)
 	_, unsent := errors.AsType[pgx.ErrPreprocessingBatch](err) // it ends the connection as well
 	if e != nil || unsent {
-		err = ofMessage(t.failed, err)
+		err = ofMessage(w.failed, err)
 	}
 	switch {
-	case t.commits && !unsent && inDoubt(err) && conn.PgConn().IsClosed():
+	case w.DryRun == nil && !unsent && inDoubt(err) && (conn.IsClosed() || w.failed == ofCommit):
 		return &provider.Error{Class: provider.ClassAmbiguous, Code: "commit", Err: err}
-	case t.failed >= ofHandlers && ctx.Err() != nil && e != nil && e.Code == queryCanceled && now().Sub(sent) > sent.Sub(t.returned):
+	case w.failed >= ofHandlers && ctx.Err() != nil && e != nil && e.Code == queryCanceled && now().Sub(sent) > sent.Sub(w.returned):
 		return &provider.Error{Class: provider.ClassUnknown, Code: provider.CodeDeadline, Err: fmt.Errorf("%w: %w", ctx.Err(), err)}
-	case t.failed == ofUnit && (e == nil || e.Code != syntaxError): // the simple protocol reads all before it begins
+	case w.failed == ofUnit && (e == nil || e.Code != syntaxError): // the simple protocol reads all before it begins
 		return ofOwn(ctx, err)
 	}
 	return class(err)
 }
 
-func (t *trip) results(r pgx.BatchResults) error {
+func (w *unit) results(r pgx.BatchResults) error {
 	read := 0
-	for read < t.Len() {
+	for ; read < w.Len(); read++ {
 		if _, err := r.Exec(); err != nil {
 			break
 		}
-		read++
 	}
-	t.failed = t.of(read)
+	w.failed = w.of(read)
 	err := r.Close()
 	if e, ok := errors.AsType[pgx.ErrPreprocessingBatch](err); ok { // arguments that cannot be encoded: it has the statement's text
 		var of []int
-		for i, q := range t.QueuedQueries {
+		for i, q := range w.QueuedQueries {
 			if q.SQL == e.SQL() {
-				of = append(of, t.of(i))
+				of = append(of, w.of(i))
 			}
 		}
-		if t.failed = ofHandlers; len(slices.Compact(of)) == 1 { // else it may be of any of several messages
-			t.failed = of[0]
+		if w.failed = ofHandlers; len(slices.Compact(of)) == 1 { // else it may be of any of several messages
+			w.failed = of[0]
 		}
 	}
 	return err

@@ -1,8 +1,8 @@
 package postgres
 
 import (
-	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -40,13 +40,13 @@ from json_populate_recordset(null::kinora.parked, $1::json) a where p.id = a.id`
 with gone as (delete from kinora.parked where id = any($1::bigint[]) and resolved_by = '')
 update kinora.parked set state = 'replayed', resolved_at = clock_timestamp() where id = any($1::bigint[]) and resolved_by <> ''`
 
-	// The caller has locked these lanes, and has changed messages of each, the first of them $3. A lane without messages is held no more.
-	// If its first message is stuck, it waits for a person. If it is one of $4, it is due after that time. Else it is due now, unless
+	// The caller has locked these lanes, and has changed messages of each, the first of them changed. A lane without messages is held no
+	// more. If its first message is stuck, it waits for a person. If it is one of $2, it is due after that time. Else it is due now, unless
 	// its first message is none that changed, nor comes after one.
 	releaseSQL = `
 with ck as materialized (select clock_timestamp() t),
 l as materialized (
-	select l.*, f.* from unnest($1::text[], $2::bytea[], $3::bigint[]) l(projector, lane, changed) left join lateral (
+	select l.*, f.* from json_to_recordset($1::json) l(projector text, lane bytea, changed bigint) left join lateral (
 		select id, state from kinora.parked
 		where parked.projector = l.projector and parked.lane = l.lane and parked.lane <> '' and state in ('waiting', 'stuck')
 		order by id limit 1) f on true),
@@ -55,7 +55,7 @@ update kinora.holds h set due_at = case
 	when l.state = 'stuck' then 'infinity'
 	when l.id < l.changed then h.due_at
 	else ck.t + coalesce(a.after, 0) / 1000 * interval '1 microsecond' end
-from ck, l left join json_to_recordset($4::json) a(id bigint, after bigint) on a.id = l.id
+from ck, l left join json_to_recordset($2::json) a(id bigint, after bigint) on a.id = l.id
 where h.projector = l.projector and h.lane = l.lane and l.id is not null`
 
 	// Markers that the opening inserted for parked messages that it then found not to be live.
@@ -65,50 +65,46 @@ where m.handler = n.handler and m.message_id = n.message_id and m.generation = `
 )
 
 // queueClosing queues the unit's own writes: output, and the parking or resolving of messages.
-func (w *unit) queueClosing(t *trip, c provider.Closing) error {
-	t.begin(ofOutput)
-	if err := w.db.queueEnqueue(&t.Batch, c.Output); err != nil {
+func (w *unit) queueClosing(c provider.Closing) error {
+	w.begin(ofOutput)
+	if err := w.db.queueEnqueue(&w.Batch, c.Output); err != nil {
 		return err
 	}
-	t.begin(ofUnit)
+	w.begin(ofUnit)
 	if w.IsReplay() {
-		w.queueResolved(t, c)
+		w.queueResolved(c)
 	} else if len(c.Park) > 0 {
 		holds := c.Holds(&w.Unit, w.found)
-		t.Queue(w.db.q(parkSQL), w.Projector, w.rows(c.Park),
+		w.Queue(w.db.q(parkSQL), w.Projector, w.rows(c.Park),
 			each(holds, func(a *provider.Aside) []byte { return a.Parked.Lane[:] }),
 			each(holds, func(a *provider.Aside) int64 { return int64(a.After) }))
 	}
-	t.begin(ofCommit)
+	w.begin(ofCommit)
 	return nil
 }
 
-func (w *unit) queueResolved(t *trip, c provider.Closing) {
+func (w *unit) queueResolved(c provider.Closing) {
 	for _, m := range w.Markers(&w.found) {
 		delete(w.marked, m)
 	}
 	if len(w.marked) > 0 { // those of messages that are not live
 		handlers, messages := columns(slices.Collect(maps.Keys(w.marked)))
-		t.Queue(w.db.q(unmarkSQL), w.Projector, handlers, messages)
+		w.Queue(w.db.q(unmarkSQL), w.Projector, handlers, messages)
 	}
 	s := c.Settle(&w.Unit, w.found)
 	if len(s.Changed) == 0 {
 		return
 	}
-	stay := w.rows(s.Stay)
-	projectors, lanes, first := lists(s.Changed)
-	t.Queue(lookUpSQL)
-	t.Queue(w.db.q(setAsideSQL), stay)
-	t.Queue(w.db.q(resolveSQL), s.Done)
-	t.Queue(w.db.q(releaseSQL), projectors, lanes, first, stay)
-}
-
-// lists are lanes, and the first message of each that was changed, as statements take them.
-func lists(c provider.Changed) (projectors []string, lanes [][]byte, first []int64) {
-	for q, seq := range c {
-		projectors, lanes, first = append(projectors, q.Projector), append(lanes, q.Lane[:]), append(first, seq)
+	var changed []map[string]any
+	for q, seq := range s.Changed {
+		changed = append(changed, map[string]any{"projector": q.Projector, "lane": fmt.Sprintf(`\x%x`, q.Lane), "changed": seq})
 	}
-	return projectors, lanes, first
+	text, _ := json.Marshal(changed) // JSON has all of it
+	stay := w.rows(s.Stay)
+	w.Queue(lookUpSQL)
+	w.Queue(w.db.q(setAsideSQL), stay)
+	w.Queue(w.db.q(resolveSQL), s.Done)
+	w.Queue(w.db.q(releaseSQL), string(text), stay)
 }
 
 // rows is a JSON list of rows of kinora.parked. A message is kept as it came, also if PostgreSQL refuses its texts.
@@ -122,8 +118,8 @@ func (w *unit) rows(asides []provider.Aside) string {
 		rows[i] = map[string]any{
 			"handler": storable(p.Handler), "handlers": append([]string{}, p.Handlers...),
 			"message_id": storable(p.MessageID), "marker_id": markerID(p.MessageID),
-			"topic": storable(p.Topic), "key": storable(p.Key), "lane": bytea(p.Lane[:]), "type": storable(p.Type),
-			"payload": bytea(p.Payload), "headers": inHeaders(p.Headers, storable),
+			"topic": storable(p.Topic), "key": storable(p.Key), "lane": fmt.Sprintf(`\x%x`, p.Lane), "type": storable(p.Type),
+			"payload": fmt.Sprintf(`\x%x`, p.Payload), "headers": inHeaders(p.Headers, storable),
 			"class": p.Class.String(), "code": storable(p.Code), "attempts": p.Attempts, "version": storable(p.Version),
 			"state": state.String(), "after": a.After,
 		}
@@ -134,9 +130,6 @@ func (w *unit) rows(asides []provider.Aside) string {
 	text, _ := json.Marshal(rows) // JSON has all of it
 	return string(text)
 }
-
-// bytea is b as JSON has it for PostgreSQL.
-func bytea(b []byte) string { return `\x` + hex.EncodeToString(b) }
 
 // each is of for each element, and nil for nil.
 func each[T, R any](list []T, of func(*T) R) []R {

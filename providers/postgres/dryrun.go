@@ -18,22 +18,24 @@ select pg_snapshot_xmax(pg_current_snapshot())::text::bigint, (mxid_age('1'::xid
 
 	writerSQL = `select pg_backend_pid(), ` + sameFormats
 
-	// How many transaction ids were drawn since $1. Rows may have older ones, long frozen, that look like later ones.
-	drawnSQL = `select (age('3'::xid) + 3 - $1::bigint) & 4294967295`
-
 	// Both sides write values alike, whatever the handler or the session has set.
 	sameFormats = `set_config('TimeZone', 'UTC', true) || set_config('DateStyle', 'ISO', true)
 	|| set_config('IntervalStyle', 'postgres', true) || set_config('bytea_output', 'hex', true) || set_config('extra_float_digits', '1', true)`
 
 	// A transaction holds a lock on each table that it has written to. If that is exclusive, it has created the table,
-	// or no other transaction can read it. These are the tables that others know, and why changes of them cannot be seen.
+	// or no other transaction can read it. These are the tables that others know, and why changes of one cannot be seen. And how many
+	// transaction ids were drawn since $2: rows may have older ones, long frozen, that look like later ones.
 	knownTablesSQL = `
-select c.oid::bigint, c.oid::regclass::text,
-	case when bool_or(l.mode = 'AccessExclusiveLock') then 'locked' when row_security_active(c.oid) then 'row_security' else '' end
-from pg_locks l join pg_class c on c.oid = l.relation
-where l.pid = $1::int and l.locktype = 'relation' and l.mode in ('RowExclusiveLock', 'AccessExclusiveLock')
-	and c.relkind in ('r', 'p') and c.relpersistence <> 't'
-group by c.oid`
+with known as (
+	select c.oid::bigint, case
+		when bool_or(l.mode = 'AccessExclusiveLock') then 'locked' when row_security_active(c.oid) then 'row_security' end as hidden
+	from pg_locks l join pg_class c on c.oid = l.relation
+	where l.pid = $1::int and l.locktype = 'relation' and l.mode in ('RowExclusiveLock', 'AccessExclusiveLock')
+		and c.relkind in ('r', 'p') and c.relpersistence <> 't'
+	group by c.oid)
+select coalesce(array_agg(oid), '{}'), (select array[hidden, oid::regclass::text] from known where hidden <> '' limit 1),
+	(age('3'::xid) + 3 - $2::bigint) & 4294967295
+from known`
 
 	writtenTablesSQL = `
 select format('%I.%I', n.nspname, c.relname),
@@ -117,44 +119,31 @@ func (d *dryRun) end(ctx context.Context) {
 // that tx has written to twice, and returns at most 100,000 rows of one ("too_many_rows"). It cannot see changes, and returns an
 // error, if row security is active on such a table ("row_security"), and if tx has locked a table against readers, as truncate
 // and alter do ("locked"). tx must be rolled back afterwards.
-func (d *dryRun) changes(ctx context.Context, tx pgx.Tx) ([]provider.Change, error) {
-	if _, err := tx.Exec(ctx, `set constraints all immediate`); err != nil {
-		return nil, fmt.Errorf("dry run: run what is deferred: %w", err)
+func (d *dryRun) changes(ctx context.Context, tx pgx.Tx) (all []provider.Change, err error) {
+	var pid int
+	var known []int64
+	var why []string // the changes of a table cannot be seen
+	if _, err = tx.Exec(ctx, `set constraints all immediate`); err == nil {
+		err = tx.QueryRow(ctx, writerSQL, planned).Scan(&pid, nil)
 	}
-	tables, err := d.tables(ctx, tx)
+	if err == nil {
+		err = d.outside.QueryRow(ctx, knownTablesSQL, planned, pid, d.xid).Scan(&known, &why, &d.drawn)
+	}
+	if err == nil && why != nil {
+		err = hidden(why[0], why[1])
+	}
 	if err != nil {
-		return nil, fmt.Errorf("dry run: list tables: %w", err)
+		return nil, wrap("dry run", err)
 	}
-	var all []provider.Change
+	tables, err := collect(ctx, tx, pgx.RowToStructByPos[writtenTable], writtenTablesSQL, planned, d.db.cfg.Schema, known)
 	for _, t := range tables {
 		changes, err := d.table(ctx, tx, t)
 		if err != nil {
-			return nil, fmt.Errorf("dry run: read changes of %s: %w", t.Show, err)
+			return nil, wrap("dry run: read changes of "+t.Show, err)
 		}
 		all = append(all, changes...)
 	}
-	return all, nil
-}
-
-func (d *dryRun) tables(ctx context.Context, tx pgx.Tx) ([]writtenTable, error) {
-	var pid int
-	if err := tx.QueryRow(ctx, writerSQL, planned).Scan(&pid, nil); err != nil {
-		return nil, err
-	}
-	if err := d.outside.QueryRow(ctx, drawnSQL, planned, d.xid).Scan(&d.drawn); err != nil {
-		return nil, err
-	}
-	known, err := collect(ctx, d.outside, func(row pgx.CollectableRow) (oid int64, err error) {
-		var name, code string
-		if err = row.Scan(&oid, &name, &code); err == nil && code != "" {
-			err = hidden(code, name)
-		}
-		return oid, err
-	}, knownTablesSQL, planned, pid)
-	if err != nil {
-		return nil, err
-	}
-	return collect(ctx, tx, pgx.RowToStructByPos[writtenTable], writtenTablesSQL, planned, d.db.cfg.Schema, known)
+	return all, wrap("dry run: list tables", err)
 }
 
 // table pairs former and new versions by their keys. Without a primary key, versions that are equal are a pair. Former versions are
@@ -169,25 +158,26 @@ func (d *dryRun) table(ctx context.Context, tx pgx.Tx, t writtenTable) ([]provid
 	former := "[]"
 	if t.Known {
 		var places []string
-		if err := d.outside.QueryRow(ctx, in(`
+		err := d.outside.QueryRow(ctx, in(`
 select array_agg(t.ctid::text) from {table}
 where t.xmax <> '0'::xid and ((t.xmax::text::bigint - $1::bigint) & 4294967295 < 2147483648
 	or (t.xmax::text::bigint - $2::bigint) & 4294967295 < mxid_age($2::bigint::text::xid))`),
-			planned, d.xid, d.multi).Scan(&places); err != nil {
-			return nil, err
-		}
-		if err := tx.QueryRow(ctx, in(`
+			planned, d.xid, d.multi).Scan(&places)
+		if err == nil {
+			err = tx.QueryRow(ctx, in(`
 select array_agg(place) from (
 	select unnest($1::text[]) place except select t.ctid::text from {table} where t.ctid = any($1::text[]::tid[])) p`),
-			planned, places).Scan(&places); err != nil {
-			return nil, err
+				planned, places).Scan(&places)
 		}
 		if len(places) > maxDryRunRows {
 			return nil, hidden("too_many_rows", t.Show)
 		}
-		if err := d.outside.QueryRow(ctx, in(`
+		if err == nil {
+			err = d.outside.QueryRow(ctx, in(`
 select coalesce(jsonb_agg(jsonb_build_object('key', {key}, 'content', to_jsonb(t))), '[]')::text
-from {table} where t.ctid = any($1::text[]::tid[])`), planned, places).Scan(&former); err != nil {
+from {table} where t.ctid = any($1::text[]::tid[])`), planned, places).Scan(&former)
+		}
+		if err != nil {
 			return nil, err
 		}
 	}

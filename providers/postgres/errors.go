@@ -3,6 +3,7 @@ package postgres
 import (
 	"context"
 	"errors"
+	"fmt"
 	"hash/fnv"
 	"io"
 	"net"
@@ -10,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -20,8 +20,6 @@ const (
 	laneHeld            = "KN001" // kinora.unheld
 	undefinedTable      = "42P01"
 	undefinedFunction   = "42883"
-	invalidSchemaName   = "3F000"
-	lockNotAvailable    = "55P03"
 	inFailedTransaction = "25P02"
 	deadlockDetected    = "40P01"
 	serializationFailed = "40001"
@@ -55,10 +53,7 @@ func lockKey(name string) int32 {
 // orderedKey is the lock of a key that requires the order of commits. It has 64 bits, so it is none of the above.
 func orderedKey(schema, topic, key string) int64 {
 	h := fnv.New64a()
-	for _, part := range []string{schema, topic, key} {
-		_, _ = h.Write([]byte(part))
-		_, _ = h.Write([]byte{0}) // no part holds one
-	}
+	_, _ = h.Write([]byte(schema + "\x00" + topic + "\x00" + key + "\x00")) // no part holds a NUL
 	return int64(h.Sum64())
 }
 
@@ -76,79 +71,58 @@ func violates(err error, constraint string) bool {
 // ours is how the server names one of Kinora's tables or functions, if it is not there.
 var ours = regexp.MustCompile(`\.(streams|events|outbox|markers|floors|generations|parked|holds|runners|doing|migrations)"|\.(un)?held\(`)
 
-// clear adds ErrNotMigrated to the error of a missing schema, table or function.
+// clear adds ErrNotMigrated to the error of a missing table or function.
 func clear(err error) error {
-	e := pgError(err)
-	if e == nil {
-		return err
-	}
-	switch e.Code {
-	case undefinedTable, invalidSchemaName, undefinedFunction:
-		if ours.MatchString(e.Message) {
-			return errors.Join(ErrNotMigrated, err)
-		}
+	if e := pgError(err); e != nil && (e.Code == undefinedTable || e.Code == undefinedFunction) && ours.MatchString(e.Message) {
+		return errors.Join(ErrNotMigrated, err)
 	}
 	return err
 }
 
-// class gives an error of a statement a class, unless it has one.
-func class(err error) error {
+// wrap says what failed; nil stays nil.
+func wrap(what string, err error) error {
 	if err == nil {
 		return nil
 	}
-	if _, ok := errors.AsType[*provider.Error](err); ok {
-		return err
-	}
-	c, code := provider.ClassUnknown, ""
-	switch e := pgError(err); {
-	case errors.Is(err, eventstore.ErrEventIDReused) && !violates(err, "events_id_key"): // that one may pass
-		c, code = provider.ClassPermanent, "event_id_reused"
-	case e != nil:
-		c, code = classOfState(e.Code), e.Code
-		switch {
-		case e.Code == queryCanceled && e.Routine == copyFailed:
-			c = provider.ClassUnknown
-		case e.Code == deadlockDetected:
-			code = provider.CodeDeadlock
-		}
-	case errors.Is(err, eventstore.ErrInvalid):
-		c, code = provider.ClassPermanent, "invalid"
-	case isNetwork(err):
-		c, code = provider.ClassTransient, "network"
-	}
-	return &provider.Error{Class: c, Code: code, Err: clear(err)}
+	return fmt.Errorf("%s: %w", what, err)
 }
 
-// classOfState follows docs/architecture.md. 40 (rollback), 55P03 (lock timeout), 53 (resources), 08 (connection) and
-// 57 (operator) are not the message's fault; 22 (data) never gets better.
-func classOfState(state string) provider.Class {
-	switch {
-	case state == lockNotAvailable:
-		return provider.ClassTransient
-	case len(state) != 5:
-		return provider.ClassUnknown
+// passing are the SQLSTATEs, as docs/architecture.md has them, that are not the message's fault: of the connection, a rollback,
+// resources, the operator, and the lock timeout.
+var passing = regexp.MustCompile(`^(08|40|53|57|55P03)`)
+
+// class gives an error of a statement a class, unless it has one.
+func class(err error) error {
+	if _, ok := errors.AsType[*provider.Error](err); ok || err == nil {
+		return err
 	}
-	switch state[:2] {
-	case "40", "53", "08", "57":
-		return provider.ClassTransient
-	case "22":
-		return provider.ClassPermanent
+	of := provider.Refused(err)
+	switch e := pgError(err); {
+	case of.Class == provider.ClassPermanent && !violates(err, "events_id_key"): // that one may pass
+	case e != nil:
+		of.Class, of.Code = provider.ClassUnknown, e.Code
+		switch {
+		case e.Code == queryCanceled && e.Routine == copyFailed:
+		case e.Code == deadlockDetected:
+			of.Class, of.Code = provider.ClassTransient, provider.CodeDeadlock
+		case strings.HasPrefix(e.Code, "22"): // data: it never gets better
+			of.Class = provider.ClassPermanent
+		case passing.MatchString(e.Code):
+			of.Class = provider.ClassTransient
+		}
+	case isNetwork(err):
+		of.Class, of.Code = provider.ClassTransient, "network"
 	}
-	return provider.ClassUnknown
+	of.Err = clear(err)
+	return of
 }
 
 // isNetwork reports whether the connection failed, and not the statement. A caller's own deadline is neither, but
 // connecting has a deadline of its own.
 func isNetwork(err error) bool {
-	if isConnect(err) {
-		return true
-	}
-	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return false
-	}
-	_, network := errors.AsType[net.Error](err)
-	return network || errors.Is(err, pgconn.ErrConnClosed) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
-		errors.Is(err, net.ErrClosed)
+	_, network := errors.AsType[net.Error](err) // net.ErrClosed is one as well
+	network = network || errors.Is(err, pgconn.ErrConnClosed) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+	return isConnect(err) || network && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
 }
 
 // ofHandler classes an error of a handler whose unit's connection is in order. An error that looks like that of a network is then
@@ -166,6 +140,8 @@ func ofHandler(err error) error {
 // what the server says about data (22) and limits (54) may be.
 func ofOwn(ctx context.Context, err error) error {
 	switch e := pgError(err); {
+	case err == nil:
+		return nil
 	case e != nil && (strings.HasPrefix(e.Code, "22") || strings.HasPrefix(e.Code, "54")):
 		return class(err)
 	case e == nil && errors.Is(ctx.Err(), context.Canceled):
@@ -196,10 +172,7 @@ func maybeDone(err error) bool {
 }
 
 // inDoubt reports whether a unit may have been committed although its commit failed with err.
-func inDoubt(err error) bool { return !endedIdle(err) && maybeDone(err) }
-
-// endedIdle reports whether the server ended the session before the commit.
-func endedIdle(err error) bool {
+func inDoubt(err error) bool {
 	e := pgError(err)
-	return e != nil && (e.Code == idleInTransaction || e.Code == transactionTooLong)
+	return maybeDone(err) && (e == nil || e.Code != idleInTransaction && e.Code != transactionTooLong)
 }

@@ -2,7 +2,6 @@ package postgres
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/kinora-go/kinora/internal/crash"
@@ -49,11 +48,8 @@ func (db *DB) Beat(ctx context.Context, runner string, lease, record time.Durati
 	crash.Point("beat: before")
 	err = db.pool.QueryRow(ctx, db.q(beatSQL), planned, runner, lease.Microseconds(), record.Microseconds()).Scan(&h.Now, &h.Crashed)
 	crash.Point("beat: after")
-	if err != nil {
-		return provider.Health{}, ofOwn(ctx, fmt.Errorf("renew the lease of a runner: %w", err))
-	}
 	h.Now, h.Crashed = h.Now.UTC(), h.Crashed.UTC()
-	return h, nil
+	return h, ofOwn(ctx, wrap("renew the lease of a runner", err))
 }
 
 // Name implements provider.Liveness.
@@ -62,8 +58,5 @@ func (db *DB) Name(ctx context.Context, projector string, w provider.Worker, mes
 	crash.Point("name: before")
 	_, err := db.pool.Exec(ctx, db.q(nameSQL), planned, projector, w.Runner, w.Number, ids)
 	crash.Point("name: after")
-	if err != nil {
-		return ofOwn(ctx, fmt.Errorf("name what a worker runs: %w", err))
-	}
-	return nil
+	return ofOwn(ctx, wrap("name what a worker runs", err))
 }

@@ -1,10 +1,9 @@
 package postgres
 
 import (
-	"cmp"
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
+	"fmt"
 	"slices"
 
 	"github.com/jackc/pgx/v5"
@@ -23,7 +22,7 @@ const (
 	// held, are errors, or the message would take effect again.
 	mustMarkSQL = `
 insert into kinora.markers (handler, generation, message_id)
-select n.handler, ` + liveGeneration + `, n.message_id from unnest($2::text[], $3::text[]) n(handler, message_id)`
+select n.handler, ` + liveGeneration + `, n.message_id from unnest($2::text[], $3::text[]) n(handler, message_id) order by 1, 3`
 
 	markSQL = mustMarkSQL + ` on conflict on constraint markers_pkey do nothing returning handler, message_id`
 
@@ -40,19 +39,15 @@ with own as (
 		select ctid from kinora.doing where runner = $3::text and worker = $4::int for update skip locked)))
 select m.o::int - 1 from unnest($2::text[]) with ordinality m(id, o), lateral (
 	select from kinora.doing d where d.message_id = m.id and d.projector = $1::text and d.runner <> $3::text limit 1) d`
-)
 
-// Parked messages and names are looked up by index, whatever the server thinks of the tables: they are empty most of the time,
-// and the plan of a scan would be kept while they grow. Handlers have the setting that was there before.
-const (
+	// Parked messages and names are looked up by index, whatever the server thinks of the tables: they are empty most of the time,
+	// and the plan of a scan would be kept while they grow. Handlers have the setting that was there before.
 	lookUpSQL = `
 select set_config('kinora.enable_seqscan', current_setting('enable_seqscan'), true), set_config('enable_seqscan', 'off', true)`
 
 	lookedUpSQL = `select set_config('enable_seqscan', current_setting('kinora.enable_seqscan'), true)`
-)
 
-// Parked messages are opened by locking their lanes; then, with a newer snapshot, the first messages of these are read.
-const (
+	// Parked messages are opened by locking their lanes; then, with a newer snapshot, the first messages of these are read.
 	lockLanesSQL  = lanes + ` for update skip locked) h`
 	awaitLanesSQL = lanes + ` for update) h` // a message with attempts was counted for this unit
 
@@ -93,9 +88,6 @@ func (w *unit) open(ctx context.Context, conn *pgx.Conn) (pgx.Tx, error) {
 	if err := results.Close(); err != nil { // this calls the callbacks
 		return results.Tx(), err
 	}
-	if w.IsReplay() {
-		w.found.SetLive(&w.Unit, w.front, w.due)
-	}
 	w.found.SetFresh(&w.Unit, func(m provider.Marker) bool { return w.marked[m] })
 	return results.Tx(), nil
 }
@@ -134,11 +126,8 @@ func (w *unit) queueMarkers(b *pgx.Batch, sql string) {
 	}
 }
 
-// columns are markers as statements take them, in an order in which all units write them.
+// columns are markers as statements take them.
 func columns(markers []provider.Marker) (handlers, messages []string) {
-	slices.SortFunc(markers, func(a, b provider.Marker) int {
-		return cmp.Or(cmp.Compare(a.Handler, b.Handler), cmp.Compare(a.MessageID, b.MessageID))
-	})
 	handlers = each(markers, func(m *provider.Marker) string { return m.Handler })
 	return handlers, each(markers, func(m *provider.Marker) string { return m.MessageID })
 }
@@ -148,8 +137,8 @@ func (w *unit) lanes() [][]byte {
 }
 
 func (w *unit) queueHeld(b *pgx.Batch) {
-	var lane []byte
-	queueRows(b, []any{&lane}, func() { w.found.SetHeld(&w.Unit, provider.Lane(lane)) }, w.db.q(heldSQL), w.Projector, w.lanes())
+	var lane provider.Lane
+	queueRows(b, []any{&lane}, func() { w.found.SetHeld(&w.Unit, lane) }, w.db.q(heldSQL), w.Projector, w.lanes())
 }
 
 func (w *unit) queueSuspects(b *pgx.Batch) {
@@ -161,21 +150,25 @@ func (w *unit) queueSuspects(b *pgx.Batch) {
 }
 
 func (w *unit) queueLanes(b *pgx.Batch) {
-	var lane []byte
-	var due bool
+	var lane provider.Lane
+	var isDue bool
+	due := map[provider.Lane]bool{} // of the lanes that it locks
 	sql := lockLanesSQL
 	if slices.ContainsFunc(w.Messages, func(m provider.Message) bool { return m.Parked.Attempts > 0 }) {
 		sql = awaitLanesSQL
 	}
-	w.due = map[provider.Lane]bool{}
-	queueRows(b, []any{&lane, &due}, func() { w.due[provider.Lane(lane)] = due }, w.db.q(sql), w.Projector, w.lanes())
-	var p provider.Parked
-	var state string
+	queueRows(b, []any{&lane, &isDue}, func() { due[lane] = isDue }, w.db.q(sql), w.Projector, w.lanes())
 	all := each(w.Messages, func(m *provider.Message) []byte { return m.Lane[:] })
-	queueRows(b, []any{&p.Seq, &lane, &p.Attempts, &state, &p.Handlers}, func() {
-		p.Lane, p.State = provider.Lane(lane), provider.ParseParkedState(state)
-		w.front = append(w.front, p)
-	}, w.db.q(firstInLanesSQL), w.Projector, all)
+	b.Queue(w.db.q(firstInLanesSQL), w.Projector, all).Query(func(rows pgx.Rows) error {
+		front, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (p provider.Parked, err error) {
+			var state string
+			err = row.Scan(&p.Seq, &p.Lane, &p.Attempts, &state, &p.Handlers)
+			p.State = provider.ParseParkedState(state)
+			return p, err
+		})
+		w.found.SetLive(&w.Unit, front, due)
+		return err
+	})
 }
 
 // markerID is the id of a message as markers and names have it. An index takes about 2,700 bytes a row.
@@ -183,6 +176,5 @@ func markerID(id string) string {
 	if len(id) <= 1024 && storable(id) == id {
 		return id
 	}
-	hash := sha256.Sum256([]byte(id))
-	return "sha256:" + hex.EncodeToString(hash[:])
+	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(id)))
 }

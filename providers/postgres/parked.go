@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
-	"fmt"
 	"math"
 	"strings"
 	"time"
@@ -78,10 +77,7 @@ order by h.o, h.due_at, h.lane, p.id`
 func (db *DB) Due(ctx context.Context, f provider.DueFilter) ([]provider.Parked, error) {
 	lanes := each(f.Lanes, func(l *provider.Lane) []byte { return l[:] })
 	list, err := collect(ctx, db.pool, scanParked, db.q(dueSQL), planned, f.Projectors, max(f.Keys, 0), max(f.Each, 1), lanes)
-	if err != nil {
-		return nil, ofOwn(ctx, fmt.Errorf("list what is due: %w", err))
-	}
-	return list, nil
+	return list, ofOwn(ctx, wrap("list what is due", err))
 }
 
 // collect runs a statement, and returns its rows.
@@ -115,10 +111,10 @@ func (db *DB) Try(ctx context.Context, p provider.Parked, limit int, again time.
 	err := db.pool.QueryRow(ctx, db.q(trySQL), planned, p.Projector, p.Lane[:], p.Seq, p.Attempts, p.Handlers,
 		min(limit, math.MaxInt32), again.Microseconds()).Scan(&state)
 	crash.Point("try parked: after")
-	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-		return false, ofOwn(ctx, fmt.Errorf("count a try of a parked message: %w", err))
+	if errors.Is(err, pgx.ErrNoRows) {
+		return false, nil
 	}
-	return state == provider.StateWaiting.String(), nil
+	return state == provider.StateWaiting.String(), ofOwn(ctx, wrap("count a try of a parked message", err))
 }
 
 const (
@@ -144,7 +140,7 @@ select p.id from (
 	order by projector, lane) p left join lateral (
 	select from kinora.holds where holds.projector = p.projector and holds.lane = p.lane limit 1 for update) h on true`
 
-	// It returns the lanes of the messages, and the first message in each.
+	// It returns the lanes of the messages, and the first message in each, for releaseSQL.
 	decideSQL = `
 with decided as (
 	update kinora.parked set state = $2::text, attempts = case when $2::text = 'waiting' then 0 else attempts end,
@@ -152,8 +148,8 @@ with decided as (
 		resolved_by = case when $3::text = '' then resolved_by else $3::text end, reason = case when $3::text = '' then reason else $4::text end
 	where id = any($1::bigint[]) and state in ('waiting', 'stuck')
 	returning id, projector, lane)
-select coalesce(sum(n), 0)::bigint, array_agg(projector), array_agg(lane), array_agg(first)
-from (select projector, lane, min(id) as first, count(*) as n from decided group by projector, lane) l`
+select coalesce(sum(n), 0)::bigint, coalesce(json_agg(l), '[]')::text
+from (select projector, lane, min(id) as changed, count(*) as n from decided group by projector, lane) l`
 )
 
 func parkedArgs(f provider.ParkedFilter, limit int64) []any {
@@ -172,10 +168,7 @@ func parkedArgs(f provider.ParkedFilter, limit int64) []any {
 // Parked implements provider.Parking.
 func (db *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.Parked, error) {
 	list, err := collect(ctx, db.pool, scanParked, db.q(parkedSQL), parkedArgs(f, 100)...)
-	if err != nil {
-		return nil, fmt.Errorf("list parked messages: %w", clear(err))
-	}
-	return list, nil
+	return list, wrap("list parked messages", clear(err))
 }
 
 const parkedCountSQL = `
@@ -183,22 +176,18 @@ select count(*) from kinora.parked where state in ('waiting', 'stuck') and id > 
 
 // ParkedCount is the number of messages of a projector that are waiting or stuck; of all projectors if its name is empty.
 func (db *DB) ParkedCount(ctx context.Context, projector string) (n int64, err error) {
-	if err := db.pool.QueryRow(ctx, db.q(parkedCountSQL), planned, projector).Scan(&n); err != nil {
-		return 0, fmt.Errorf("count parked messages: %w", clear(err))
-	}
-	return n, nil
+	err = db.pool.QueryRow(ctx, db.q(parkedCountSQL), planned, projector).Scan(&n)
+	return n, wrap("count parked messages", clear(err))
 }
 
 func scanParked(row pgx.CollectableRow) (provider.Parked, error) {
 	var p provider.Parked
-	var lane []byte
 	var class, state string
-	err := row.Scan(&p.Seq, &p.Projector, &p.Handler, &p.Handlers, &p.MessageID, &p.Topic, &p.Key, &lane, &p.Type, &p.Payload, &p.Headers,
+	err := row.Scan(&p.Seq, &p.Projector, &p.Handler, &p.Handlers, &p.MessageID, &p.Topic, &p.Key, &p.Lane, &p.Type, &p.Payload, &p.Headers,
 		&class, &p.Code, &p.Attempts, &p.Version, &p.At, &state, &p.ResolvedAt, &p.By, &p.Reason, &p.DueAt)
 	for _, text := range []*string{&p.Handler, &p.MessageID, &p.Topic, &p.Key, &p.Type, &p.Code, &p.Version, &p.By, &p.Reason} {
 		*text = original(*text)
 	}
-	copy(p.Lane[:], lane)
 	p.Headers = inHeaders(p.Headers, original)
 	p.Class, p.State = provider.ParseClass(class), provider.ParseParkedState(state)
 	p.At, p.ResolvedAt, p.DueAt = p.At.UTC(), p.ResolvedAt.UTC(), p.DueAt.UTC()
@@ -208,29 +197,24 @@ func scanParked(row pgx.CollectableRow) (provider.Parked, error) {
 // Decide implements provider.Parking. It waits for units that have the lanes of these messages. After a deadlock it begins again.
 func (db *DB) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, d provider.Decision) (n int, err error) {
 	if err := provider.CheckDecision(to, d); err != nil {
-		return 0, fmt.Errorf("decide about parked messages: %w", err)
+		return 0, wrap("decide about parked messages", err)
 	}
-	var projectors []string
-	var lanes [][]byte
-	var first []int64
+	var changed string
 	for range 5 {
 		err = db.inTx(ctx, func(tx pgx.Tx) error {
 			seqs, err := collect(ctx, tx, pgx.RowTo[int64], db.q(pickSQL), parkedArgs(f, noLimit)...)
 			if err == nil {
 				decided := tx.QueryRow(ctx, db.q(decideSQL), planned, seqs, to.String(), storable(d.By), storable(d.Reason))
-				err = decided.Scan(&n, &projectors, &lanes, &first)
+				err = decided.Scan(&n, &changed)
 			}
 			if err == nil {
-				_, err = tx.Exec(ctx, db.q(releaseSQL), planned, projectors, lanes, first, "[]")
+				_, err = tx.Exec(ctx, db.q(releaseSQL), planned, changed, "[]")
 			}
 			return err
 		})
-		if e := pgError(err); e == nil || e.Code != deadlockDetected {
+		if !isRolledBack(err) {
 			break
 		}
 	}
-	if err != nil {
-		return 0, fmt.Errorf("decide about parked messages: %w", clear(err))
-	}
-	return n, nil
+	return n, wrap("decide about parked messages", clear(err))
 }

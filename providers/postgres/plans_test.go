@@ -188,7 +188,7 @@ func TestThePlansOfParkedMessages(t *testing.T) {
 				"lockLanesSQL":    {[]any{"p", lane}, []string{"using holds_pkey on holds"}},
 				"awaitLanesSQL":   {[]any{"p", lane}, []string{"using holds_pkey on holds"}},
 				"firstInLanesSQL": {[]any{"p", lane}, []string{"using parked_lane_idx on parked"}},
-				"releaseSQL": {[]any{[]string{"p"}, lane, []int64{1}, `[]`},
+				"releaseSQL": {[]any{fmt.Sprintf(`[{"projector": "p", "lane": "\\x%x", "changed": 1}]`, lane[0]), `[]`},
 					[]string{"using holds_pkey on holds", "using parked_lane_idx on parked"}},
 			} {
 				sql, _, _ := strings.Cut(name, ",")

@@ -3,7 +3,6 @@ package postgres
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -44,10 +43,7 @@ func (db *DB) Outcomes(ctx context.Context, questions []provider.Question) ([]pr
 	}
 	text, _ := json.Marshal(asked) // JSON has all of it
 	found, err := collect(ctx, db.pool, pgx.RowTo[provider.Outcome], db.q(outcomesSQL), planned, string(text))
-	if err != nil {
-		return nil, fmt.Errorf("read outcomes: %w", clear(err))
-	}
-	return found, nil
+	return found, wrap("read outcomes", clear(err))
 }
 
 const (
@@ -89,19 +85,13 @@ func (db *DB) Prune(ctx context.Context, projector string, handlers []string, wi
 	crash.Point("prune: before")
 	err = db.pool.QueryRow(ctx, db.q(pruneSQL), planned, projector, handlers, window.Microseconds(), max(limit, 0)).Scan(&n)
 	crash.Point("prune: after")
-	if err != nil {
-		return 0, ofOwn(ctx, fmt.Errorf("prune: %w", err))
-	}
-	return n, nil
+	return n, ofOwn(ctx, wrap("prune", err))
 }
 
 // MarkedHandlers implements marker.Keeper.
 func (db *DB) MarkedHandlers(ctx context.Context) ([]string, error) {
 	names, err := collect(ctx, db.pool, pgx.RowTo[string], db.q(markedHandlersSQL), planned)
-	if err != nil {
-		return nil, fmt.Errorf("list handlers with markers: %w", clear(err))
-	}
-	return names, nil
+	return names, wrap("list handlers with markers", clear(err))
 }
 
 // DropMarkers implements marker.Keeper.
@@ -109,8 +99,5 @@ func (db *DB) DropMarkers(ctx context.Context, handler string, limit int) (int, 
 	crash.Point("drop markers: before")
 	tag, err := db.pool.Exec(ctx, db.q(dropMarkersSQL), planned, handler, limit)
 	crash.Point("drop markers: after")
-	if err != nil {
-		return 0, fmt.Errorf("drop markers: %w", clear(err))
-	}
-	return int(tag.RowsAffected()), nil
+	return int(tag.RowsAffected()), wrap("drop markers", clear(err))
 }

@@ -18,14 +18,16 @@ import (
 // unit is a call of Do or Switch. Its messages have their ids as markers have them.
 type unit struct {
 	provider.Unit
-	db       *DB
-	switches bool // it is a call of Switch
-	live     int  // the generation that it found
-	found    provider.Found
-	marked   map[provider.Marker]bool // the markers that the opening inserted
-	due      map[provider.Lane]bool   // the lanes that an opening of parked messages has locked, and whether they are due
-	front    []provider.Parked        // the first messages of these lanes
-	now      int                      // the message whose handlers run, or in which the transaction failed; -1: none yet
+	pgx.Batch // what closes it, after what its handlers have queued; in one round trip all of it
+	db        *DB
+	switches  bool // it is a call of Switch
+	live      int  // the generation that it found
+	found     provider.Found
+	marked    map[provider.Marker]bool // the markers that the opening inserted
+	now       int                      // the message whose handlers run, or in which the transaction failed; -1: none yet
+	parts     []part                   // of the batch
+	returned  time.Time                // when the handlers that queue had done so
+	failed    int                      // what the statement of the batch that failed belongs to
 }
 
 func (db *DB) newUnit(u provider.Unit) *unit {
@@ -47,7 +49,7 @@ func (db *DB) Keeps() provider.Keeps {
 // Begin gives it savepoints.
 func (db *DB) Do(ctx context.Context, u provider.Unit, run func(ctx context.Context, tx pgx.Tx, found provider.Found) (provider.Closing, error)) error {
 	w := db.newUnit(u)
-	return w.do(ctx, &trip{}, func(tx pgx.Tx) (provider.Closing, error) {
+	return w.do(ctx, func(tx pgx.Tx) (provider.Closing, error) {
 		w.found.Begin = func(message int) {
 			if tx.Conn().PgConn().TxStatus() != 'E' {
 				w.now = message
@@ -57,12 +59,10 @@ func (db *DB) Do(ctx context.Context, u provider.Unit, run func(ctx context.Cont
 	})
 }
 
-// do opens the unit and calls run. What closes the unit is sent with t, which has what run has queued. It commits unless the unit
-// is a dry run, or something fails.
-func (w *unit) do(ctx context.Context, t *trip, run func(tx pgx.Tx) (provider.Closing, error)) error {
+// do opens the unit, calls run, and closes the unit with one round trip. It commits unless the unit is a dry run, or something fails.
+func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) (provider.Closing, error)) (err error) {
 	var outside *dryRun
 	if w.DryRun != nil {
-		var err error
 		if outside, err = w.db.beginDryRun(ctx); err != nil {
 			return ofOwn(ctx, err)
 		}
@@ -70,7 +70,7 @@ func (w *unit) do(ctx context.Context, t *trip, run func(tx pgx.Tx) (provider.Cl
 	}
 	pooled, err := w.db.pool.Acquire(ctx)
 	if err != nil {
-		return ofOwn(ctx, fmt.Errorf("acquire a connection: %w", err))
+		return ofOwn(ctx, wrap("acquire a connection", err))
 	}
 	defer pooled.Release()
 	conn := pooled.Conn()
@@ -79,7 +79,7 @@ func (w *unit) do(ctx context.Context, t *trip, run func(tx pgx.Tx) (provider.Cl
 	crash.Point("open unit: after")
 	defer rollback(ctx, tx) // also after a panic or runtime.Goexit in run
 	if err != nil {
-		return ofOwn(ctx, fmt.Errorf("open the unit: %w", err))
+		return ofOwn(ctx, wrap("open the unit", err))
 	}
 	var closing provider.Closing
 	if attend(ctx, pooled, false, func() { closing, err = run(tx) }) {
@@ -87,7 +87,10 @@ func (w *unit) do(ctx context.Context, t *trip, run func(tx pgx.Tx) (provider.Cl
 			Err: fmt.Errorf("the handler did not return, and its transaction was broken off: %w", ctx.Err())}
 	}
 	if err != nil {
-		if err = w.blame(err); !conn.IsClosed() {
+		if _, blamed := errors.AsType[*provider.MessageError](err); !blamed && pgError(err) != nil {
+			err = ofMessage(w.now, err)
+		}
+		if !conn.IsClosed() {
 			err = ofHandler(err)
 		}
 		return class(err)
@@ -95,45 +98,29 @@ func (w *unit) do(ctx context.Context, t *trip, run func(tx pgx.Tx) (provider.Cl
 	if err := w.usable(ctx, conn); err != nil {
 		return err
 	}
-	if err := w.queueClosing(t, closing); err != nil {
+	if err := w.queueClosing(closing); err != nil {
 		return class(err)
 	}
-	if t.commits {
-		t.Queue(`commit`)
+	if w.DryRun == nil {
+		w.Queue(`commit`)
 	}
-	if t.Len() > 0 {
-		crash.Point("close unit: before")
-		err := t.send(ctx, pooled)
-		crash.Point("close unit: after")
-		if err != nil {
-			return err
-		}
+	crash.Point("commit: before")
+	err = w.send(ctx, pooled)
+	crash.Point("commit: after")
+	if err != nil {
+		return err
 	}
-	if outside != nil {
+	if w.DryRun != nil {
 		changes, err := outside.changes(ctx, tx)
-		if err != nil {
-			return class(err)
+		if err == nil {
+			w.DryRun(changes)
 		}
-		w.DryRun(changes)
-		return nil
-	}
-	if !t.commits {
-		if err := commit(ctx, tx); err != nil {
-			return err
-		}
+		return class(err)
 	}
 	if len(closing.Output) > 0 {
 		w.db.added()
 	}
 	return nil
-}
-
-// blame adds to the error of a statement which message it belongs to.
-func (w *unit) blame(err error) error {
-	if _, ok := errors.AsType[*provider.MessageError](err); ok || pgError(err) == nil {
-		return err
-	}
-	return ofMessage(w.now, err)
 }
 
 // usable returns an error if ctx has ended, or the handlers have left the transaction so that it cannot be committed.
@@ -169,15 +156,10 @@ on conflict on constraint generations_pkey do update set live = excluded.live`
 func (db *DB) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx pgx.Tx, live int) (int, error)) error {
 	w := db.newUnit(provider.Unit{Projector: projector})
 	w.switches = true
-	return w.do(ctx, &trip{}, func(tx pgx.Tx) (c provider.Closing, err error) {
+	return w.do(ctx, func(tx pgx.Tx) (provider.Closing, error) {
 		next, err := fn(ctx, heldTx{tx}, w.live)
-		if err != nil {
-			return c, err
-		}
-		crash.Point("switch: before")
-		_, err = tx.Exec(ctx, db.q(switchSQL), projector, next)
-		crash.Point("switch: after")
-		return c, err
+		w.Queue(db.q(switchSQL), projector, next)
+		return provider.Closing{}, err
 	})
 }
 
@@ -267,17 +249,3 @@ var (
 
 // endsTx reports whether a statement ends the transaction. Going back to a savepoint does not.
 func endsTx(sql string) bool { return ends.MatchString(sql) && !goesTo.MatchString(sql) }
-
-// commit commits, and gives the error a class if that fails.
-func commit(ctx context.Context, tx pgx.Tx) error {
-	crash.Point("commit: before")
-	err := tx.Commit(ctx)
-	crash.Point("commit: after")
-	if err == nil {
-		return nil
-	}
-	if err = fmt.Errorf("commit: %w", err); inDoubt(err) {
-		return &provider.Error{Class: provider.ClassAmbiguous, Code: "commit", Err: err}
-	}
-	return class(err)
-}
