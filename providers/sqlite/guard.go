@@ -6,6 +6,7 @@ import (
 	"errors"
 	"reflect"
 	"sync"
+	"time"
 
 	"modernc.org/libc"
 	"modernc.org/sqlite"
@@ -66,12 +67,12 @@ func watched(ctx context.Context, fn sqlite.PreUpdateHookFn) context.Context {
 	return context.WithValue(ctx, mannerKey{}, manner{watch: fn})
 }
 
-// guardedConn begins transactions in their manner, and ends their statements with their units.
+// guardedConn begins transactions in their manner, and ends their statements with their units: a handler may run one with a
+// context that does not end with the unit, and the connection is not free before that statement is over.
 type guardedConn struct {
 	driverConn
-	handle uintptr         // of SQLite's connection; 0 where the driver does not tell
-	unit   context.Context // that of the transaction that is open
-	broken bool            // it could not be put back as it was
+	handle uintptr // of SQLite's connection; 0 where the driver does not tell
+	broken bool    // it could not be put back as it was
 }
 
 // handleOf looks into the driver, which interrupts a statement while it searches for its first row, and none that searches for a
@@ -85,25 +86,47 @@ func handleOf(c driver.Conn) uintptr {
 	return 0
 }
 
-// interrupt ends the statement that runs.
-func (c *guardedConn) interrupt() {
-	if c.handle != 0 {
-		tls := libc.NewTLS()
-		defer tls.Close()
-		sqlite3.Xsqlite3_interrupt(tls, c.handle)
-	}
+// watch ends, while it is on, each statement that its connection runs when a context has ended, or later. A single interrupt
+// could come just before the statement begins.
+type watch struct {
+	mu     sync.Mutex
+	on     bool
+	forget func() bool
 }
 
-const (
-	syncLess = `pragma synchronous = normal`
-	syncFull = `pragma synchronous = full`
-)
+func (c *guardedConn) watch(ctx context.Context, on bool) *watch {
+	w := &watch{on: on}
+	w.forget = context.AfterFunc(ctx, func() {
+		for w.interrupt(c.handle) {
+			time.Sleep(pauseMin)
+		}
+	})
+	return w
+}
+
+func (w *watch) interrupt(handle uintptr) (again bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.on || handle == 0 {
+		return false
+	}
+	tls := libc.NewTLS()
+	defer tls.Close()
+	sqlite3.Xsqlite3_interrupt(tls, handle)
+	return true
+}
+
+func (w *watch) turn(on bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.on = on
+}
 
 // BeginTx implements driver.ConnBeginTx. SQLite changes the setting between transactions only.
 func (c *guardedConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
 	m, _ := ctx.Value(mannerKey{}).(manner)
 	if m.unsynced {
-		if _, err := c.driverConn.ExecContext(context.Background(), syncLess, nil); err != nil {
+		if _, err := c.ExecContext(context.Background(), `pragma synchronous = normal`, nil); err != nil {
 			return nil, err
 		}
 	}
@@ -115,17 +138,15 @@ func (c *guardedConn) BeginTx(ctx context.Context, opts driver.TxOptions) (drive
 		c.restore(m)
 		return nil, err
 	}
-	c.unit = ctx
-	return guardedTx{tx, c, m}, nil
+	return guardedTx{tx, c, m, c.watch(ctx, true)}, nil
 }
 
 func (c *guardedConn) restore(m manner) {
-	c.unit = nil
 	if m.watch != nil {
 		c.RegisterPreUpdateHook(nil)
 	}
 	if m.unsynced {
-		_, err := c.driverConn.ExecContext(context.Background(), syncFull, nil)
+		_, err := c.ExecContext(context.Background(), `pragma synchronous = full`, nil)
 		c.broken = c.broken || err != nil
 	}
 }
@@ -137,51 +158,31 @@ type guardedTx struct {
 	driver.Tx
 	conn *guardedConn
 	m    manner
+	unit *watch
 }
 
-func (tx guardedTx) Commit() error {
+func (tx guardedTx) Commit() error { return tx.end(tx.Tx.Commit) }
+
+func (tx guardedTx) Rollback() error { return tx.end(tx.Tx.Rollback) }
+
+func (tx guardedTx) end(how func() error) error {
+	tx.unit.forget()
+	tx.unit.turn(false)
 	defer tx.conn.restore(tx.m)
-	return tx.Tx.Commit()
-}
-
-func (tx guardedTx) Rollback() error {
-	defer tx.conn.restore(tx.m)
-	return tx.Tx.Rollback()
-}
-
-// withUnit ends ctx with the unit, too: a handler may run a statement with a context that does not, and the
-// connection is not free before that statement is over.
-func (c *guardedConn) withUnit(ctx context.Context) (context.Context, func()) {
-	if c.unit == nil || c.unit.Done() == nil || ctx.Done() == c.unit.Done() {
-		return ctx, func() {}
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(c.unit, cancel)
-	return ctx, func() { stop(); cancel() }
-}
-
-func (c *guardedConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
-	ctx, done := c.withUnit(ctx)
-	defer done()
-	return c.driverConn.ExecContext(ctx, query, args)
+	return how()
 }
 
 func (c *guardedConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
-	ctx, done := c.withUnit(ctx)
 	rows, err := c.driverConn.QueryContext(ctx, query, args)
-	return c.guardRows(ctx, rows, err, done)
+	return c.guardRows(ctx, rows), err
 }
 
 func (c *guardedConn) PrepareContext(ctx context.Context, query string) (driver.Stmt, error) {
 	s, err := c.driverConn.PrepareContext(ctx, query)
-	if err != nil {
-		return nil, err
+	if full, ok := s.(driverStmt); ok {
+		return guardedStmt{full, c}, err
 	}
-	full, ok := s.(driverStmt)
-	if !ok {
-		return nil, errors.Join(errors.New("the driver's statement lacks methods"), s.Close())
-	}
-	return guardedStmt{full, c}, nil
+	return s, err
 }
 
 type driverStmt interface {
@@ -195,27 +196,16 @@ type guardedStmt struct {
 	conn *guardedConn
 }
 
-func (s guardedStmt) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
-	ctx, done := s.conn.withUnit(ctx)
-	defer done()
-	return s.driverStmt.ExecContext(ctx, args)
-}
-
 func (s guardedStmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
-	ctx, done := s.conn.withUnit(ctx)
 	rows, err := s.driverStmt.QueryContext(ctx, args)
-	return s.conn.guardRows(ctx, rows, err, done)
+	return s.conn.guardRows(ctx, rows), err
 }
 
-// guardedRows have a context until they are closed, as the driver takes any error of a row for that of a context that has ended; and
-// its end ends the search for a further row, which else would keep the connection, and with it everybody who writes.
+// guardedRows end the search for a further row when their context ends, before that of the unit does.
 type guardedRows struct {
 	driverRows
-	ctx  context.Context
-	done func()
-
-	mu        sync.Mutex
-	searching bool
+	*watch
+	ctx context.Context
 }
 
 type driverRows interface {
@@ -227,46 +217,25 @@ type driverRows interface {
 	driver.RowsColumnTypeScanType
 }
 
-func (c *guardedConn) guardRows(ctx context.Context, rows driver.Rows, err error, done func()) (driver.Rows, error) {
-	if err != nil {
-		done()
-		return nil, err
+func (c *guardedConn) guardRows(ctx context.Context, rows driver.Rows) driver.Rows {
+	if full, ok := rows.(driverRows); ok {
+		return guardedRows{full, c.watch(ctx, false), ctx}
 	}
-	full, ok := rows.(driverRows)
-	if !ok {
-		done()
-		return nil, errors.Join(errors.New("the driver's rows lack methods"), rows.Close())
-	}
-	r := &guardedRows{driverRows: full, ctx: ctx}
-	stop := context.AfterFunc(ctx, func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if r.searching {
-			c.interrupt()
-		}
-	})
-	r.done = func() { stop(); done() }
-	return r, nil
+	return rows
 }
 
 // Next implements driver.Rows.
-func (r *guardedRows) Next(dest []driver.Value) error {
-	r.search(true)
-	defer r.search(false)
+func (r guardedRows) Next(dest []driver.Value) error {
+	r.turn(true)
+	defer r.turn(false)
 	if err := r.ctx.Err(); err != nil {
 		return err
 	}
 	return r.driverRows.Next(dest)
 }
 
-func (r *guardedRows) search(begins bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.searching = begins
-}
-
 // Close implements driver.Rows.
-func (r *guardedRows) Close() error {
-	defer r.done()
+func (r guardedRows) Close() error {
+	r.forget()
 	return r.driverRows.Close()
 }
