@@ -97,9 +97,12 @@ func unitError(ctx context.Context, err error) error {
 	switch {
 	case step == beginning: // no message is to blame
 		e.Class = provider.ClassTransient
-		if e.Code == "" || errors.Is(err, ErrNotMigrated) {
-			e.Code = beginCode(err)
+		if errors.Is(err, ErrNotMigrated) {
+			e.Code = "not_migrated"
+		} else if e.Code == "" && ctx.Err() != nil {
+			e.Code = "SQLITE_BUSY"
 		}
+		e.Code = cmp.Or(e.Code, beginning)
 	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
 		if e.Code = ""; errors.Is(ctx.Err(), context.Canceled) {
 			e.Class = provider.ClassShutdown
@@ -119,18 +122,6 @@ func unitError(ctx context.Context, err error) error {
 	return e
 }
 
-// beginCode is a word for why a transaction could not begin.
-func beginCode(err error) string {
-	switch {
-	case errors.Is(err, ErrNotMigrated):
-		return "not_migrated"
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		return "SQLITE_BUSY"
-	default:
-		return "begin"
-	}
-}
-
 // endedWith reports whether err says that the handler tried to end the transaction.
 func endedWith(err error) bool {
 	return errors.Is(err, sql.ErrTxDone) || codeOf(err) == sqlite3.SQLITE_CONSTRAINT_COMMITHOOK ||
@@ -145,24 +136,18 @@ var transient = map[int]bool{
 
 // codeName is SQLite's name of a constraint, or of the family of another code.
 func codeName(code int) string {
-	if name, ok := constraints[code]; ok || code == 0 {
-		return name
+	kind := code >> 8
+	_, family, known := strings.Cut(sqlite.ErrorCodeString[primary(code)], "(SQLITE_") // "The database file is locked (SQLITE_BUSY)"
+	switch {
+	case code == 0:
+		return ""
+	case !known:
+		return fmt.Sprintf("SQLITE_%d", code)
+	case primary(code) == sqlite3.SQLITE_CONSTRAINT && kind < len(constraints) && constraints[kind] != "":
+		return "SQLITE_CONSTRAINT_" + constraints[kind]
 	}
-	text := sqlite.ErrorCodeString[primary(code)] // "The database file is locked (SQLITE_BUSY)"
-	if _, name, ok := strings.Cut(text, "(SQLITE_"); ok {
-		return "SQLITE_" + strings.TrimSuffix(name, ")")
-	}
-	return fmt.Sprintf("SQLITE_%d", code)
+	return "SQLITE_" + strings.TrimSuffix(family, ")")
 }
 
-var constraints = map[int]string{
-	sqlite3.SQLITE_CONSTRAINT_CHECK:      "SQLITE_CONSTRAINT_CHECK",
-	sqlite3.SQLITE_CONSTRAINT_COMMITHOOK: "SQLITE_CONSTRAINT_COMMITHOOK",
-	sqlite3.SQLITE_CONSTRAINT_DATATYPE:   "SQLITE_CONSTRAINT_DATATYPE",
-	sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY: "SQLITE_CONSTRAINT_FOREIGNKEY",
-	sqlite3.SQLITE_CONSTRAINT_NOTNULL:    "SQLITE_CONSTRAINT_NOTNULL",
-	sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY: "SQLITE_CONSTRAINT_PRIMARYKEY",
-	sqlite3.SQLITE_CONSTRAINT_ROWID:      "SQLITE_CONSTRAINT_ROWID",
-	sqlite3.SQLITE_CONSTRAINT_TRIGGER:    "SQLITE_CONSTRAINT_TRIGGER",
-	sqlite3.SQLITE_CONSTRAINT_UNIQUE:     "SQLITE_CONSTRAINT_UNIQUE",
-}
+var constraints = [...]string{1: "CHECK", 2: "COMMITHOOK", 3: "FOREIGNKEY", 5: "NOTNULL", 6: "PRIMARYKEY", 7: "TRIGGER", 8: "UNIQUE",
+	10: "ROWID", 12: "DATATYPE"}
