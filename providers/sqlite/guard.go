@@ -71,8 +71,8 @@ func watched(ctx context.Context, fn sqlite.PreUpdateHookFn) context.Context {
 // context that does not end with the unit, and the connection is not free before that statement is over.
 type guardedConn struct {
 	driverConn
-	handle uintptr // of SQLite's connection; 0 where the driver does not tell
-	broken bool    // it could not be put back as it was
+	handle   uintptr // of SQLite's connection; 0 where the driver does not tell
+	unsynced bool    // its last transaction was, so it may still be set so
 }
 
 // handleOf looks into the driver, which interrupts a statement while it searches for its first row, and none that searches for a
@@ -125,39 +125,27 @@ func (w *watch) turn(on bool) {
 // BeginTx implements driver.ConnBeginTx. SQLite changes the setting between transactions only.
 func (c *guardedConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
 	m, _ := ctx.Value(mannerKey{}).(manner)
-	if m.unsynced {
-		if _, err := c.ExecContext(context.Background(), `pragma synchronous = normal`, nil); err != nil {
+	if m.unsynced != c.unsynced {
+		pragma := `pragma synchronous = full`
+		if m.unsynced {
+			pragma = `pragma synchronous = normal`
+		}
+		c.unsynced = true // for all that is known if this fails
+		if _, err := c.ExecContext(context.Background(), pragma, nil); err != nil {
 			return nil, err
 		}
+		c.unsynced = m.unsynced
 	}
-	if m.watch != nil {
-		c.RegisterPreUpdateHook(m.watch)
-	}
+	c.RegisterPreUpdateHook(m.watch)
 	tx, err := c.driverConn.BeginTx(ctx, opts)
 	if err != nil {
-		c.restore(m)
 		return nil, err
 	}
-	return guardedTx{tx, c, m, c.watch(ctx, true)}, nil
+	return guardedTx{tx, c.watch(ctx, true)}, nil
 }
-
-func (c *guardedConn) restore(m manner) {
-	if m.watch != nil {
-		c.RegisterPreUpdateHook(nil)
-	}
-	if m.unsynced {
-		_, err := c.ExecContext(context.Background(), `pragma synchronous = full`, nil)
-		c.broken = c.broken || err != nil
-	}
-}
-
-// IsValid implements driver.Validator: a connection that may not sync is not used again.
-func (c *guardedConn) IsValid() bool { return !c.broken && c.driverConn.IsValid() }
 
 type guardedTx struct {
 	driver.Tx
-	conn *guardedConn
-	m    manner
 	unit *watch
 }
 
@@ -168,7 +156,6 @@ func (tx guardedTx) Rollback() error { return tx.end(tx.Tx.Rollback) }
 func (tx guardedTx) end(how func() error) error {
 	tx.unit.forget()
 	tx.unit.turn(false)
-	defer tx.conn.restore(tx.m)
 	return how()
 }
 
