@@ -3,7 +3,6 @@ package sqlite
 import (
 	"context"
 	"database/sql/driver"
-	"errors"
 	"reflect"
 	"sync"
 	"time"
@@ -13,32 +12,23 @@ import (
 	sqlite3 "modernc.org/sqlite/lib"
 )
 
-// guarded makes connections that commit only Kinora's own transactions, from their begin. Without it, a handler that
-// ends its transaction would commit its marker without its output; and after an error that rolls the whole
-// transaction back, which a handler may ignore, each of its further statements would commit by itself, or Kinora
-// would commit a transaction that the handler has begun.
-type guarded struct {
-	driver.Connector
-	db *DB
-}
-
-func (g guarded) Connect(ctx context.Context) (driver.Conn, error) {
-	c, err := g.Connector.Connect(ctx)
-	if err != nil {
-		return nil, err
-	}
-	full, ok := c.(driverConn)
-	if !ok {
-		return nil, errors.Join(errors.New("the driver's connection lacks methods"), c.Close())
-	}
-	full.RegisterCommitHook(func() int32 {
-		if g.db.mayCommit() {
+// guard makes a connection commit only Kinora's own transactions, from their begin. Without it, a handler that ends its
+// transaction would commit its marker without its output; and after an error that rolls the whole transaction back, which a
+// handler may ignore, each of its further statements would commit by itself, or Kinora would commit a transaction that the
+// handler has begun.
+func (d *DB) guard(c driverConn) driver.Conn {
+	c.RegisterCommitHook(func() int32 {
+		if u := d.current.Load(); u != nil && u.committing.Load() && !u.undone.Load() {
 			return 0
 		}
 		return 1
 	})
-	full.RegisterRollbackHook(g.db.rolledBack)
-	return &guardedConn{driverConn: full, handle: handleOf(c)}, nil
+	c.RegisterRollbackHook(func() {
+		if u := d.current.Load(); u != nil {
+			u.undone.Store(true)
+		}
+	})
+	return &guardedConn{driverConn: c, handle: handleOf(c)}
 }
 
 // manner is how a transaction differs from others. It is in the context that it begins with.

@@ -76,19 +76,6 @@ func patiently(ctx context.Context, fn func() error) error {
 	}
 }
 
-// mayCommit reports whether the current commit on the writing connection is one of Kinora.
-func (d *DB) mayCommit() bool {
-	u := d.current.Load()
-	return u != nil && u.committing.Load() && !u.undone.Load()
-}
-
-// rolledBack notes that the transaction on the writing connection is over.
-func (d *DB) rolledBack() {
-	if u := d.current.Load(); u != nil {
-		u.undone.Store(true)
-	}
-}
-
 func (u *unit) commit() error {
 	u.committing.Store(true)
 	defer u.committing.Store(false)
