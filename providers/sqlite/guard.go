@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"database/sql/driver"
 	"reflect"
@@ -33,8 +34,8 @@ func (d *DB) guard(c driverConn) driver.Conn {
 
 // manner is how a transaction differs from others. It is in the context that it begins with.
 type manner struct {
-	unsynced bool
-	watch    sqlite.PreUpdateHookFn
+	sync  string // empty: full
+	watch sqlite.PreUpdateHookFn
 }
 
 type mannerKey struct{}
@@ -49,7 +50,7 @@ type mannerKey struct{}
 // copies it into the database, the database before the log is begun anew, and the log's new header before its first
 // frames. SQLite does all three at synchronous=NORMAL; only the sync at commit is left out.
 func unsynced(ctx context.Context) context.Context {
-	return context.WithValue(ctx, mannerKey{}, manner{unsynced: true})
+	return context.WithValue(ctx, mannerKey{}, manner{sync: "normal"})
 }
 
 // watched makes fn see each row that the next transaction changes, before it does.
@@ -61,8 +62,8 @@ func watched(ctx context.Context, fn sqlite.PreUpdateHookFn) context.Context {
 // context that does not end with the unit, and the connection is not free before that statement is over.
 type guardedConn struct {
 	driverConn
-	handle   uintptr // of SQLite's connection; 0 where the driver does not tell
-	unsynced bool    // its last transaction was, so it may still be set so
+	handle uintptr // of SQLite's connection; 0 where the driver does not tell
+	sync   string  // as its last transaction was
 }
 
 // handleOf looks into the driver, which interrupts a statement while it searches for its first row, and none that searches for a
@@ -115,16 +116,12 @@ func (w *watch) turn(on bool) {
 // BeginTx implements driver.ConnBeginTx. SQLite changes the setting between transactions only.
 func (c *guardedConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
 	m, _ := ctx.Value(mannerKey{}).(manner)
-	if m.unsynced != c.unsynced {
-		pragma := `pragma synchronous = full`
-		if m.unsynced {
-			pragma = `pragma synchronous = normal`
-		}
-		c.unsynced = true // for all that is known if this fails
-		if _, err := c.ExecContext(context.Background(), pragma, nil); err != nil {
+	if sync := cmp.Or(m.sync, "full"); sync != c.sync {
+		c.sync = "" // if this fails, it is not known
+		if _, err := c.ExecContext(context.Background(), `pragma synchronous = `+sync, nil); err != nil {
 			return nil, err
 		}
-		c.unsynced = m.unsynced
+		c.sync = sync
 	}
 	c.RegisterPreUpdateHook(m.watch)
 	tx, err := c.driverConn.BeginTx(ctx, opts)

@@ -76,18 +76,6 @@ func patiently(ctx context.Context, fn func() error) error {
 	}
 }
 
-func (u *unit) commit() error {
-	u.committing.Store(true)
-	defer u.committing.Store(false)
-	if err := u.tx.Commit(); err != nil {
-		return own(committing, err)
-	}
-	if u.entries {
-		u.db.added.send()
-	}
-	return nil
-}
-
 // inTurn runs fn in a write transaction and commits it. If ctx ends, the transaction is rolled back and others have their
 // turn, even if fn has not returned. If fn panics or calls runtime.Goexit, nothing is committed.
 func (d *DB) inTurn(ctx context.Context, fn func(u *unit) error) error {
@@ -103,7 +91,12 @@ func (d *DB) inTurn(ctx context.Context, fn func(u *unit) error) error {
 		if !stay() {
 			return ctx.Err()
 		}
-		err = u.commit()
+		u.committing.Store(true)
+		err = own(committing, u.tx.Commit())
+		u.committing.Store(false)
+		if err == nil && u.entries {
+			d.added.send()
+		}
 	}
 	// The error of a transaction that database/sql has rolled back may say that it is done, or a statement is closed.
 	if err != nil && ctx.Err() != nil && !errors.Is(err, ctx.Err()) && !isAmbiguous(err) {
