@@ -69,12 +69,11 @@ type guardedConn struct {
 // handleOf looks into the driver, which interrupts a statement while it searches for its first row, and none that searches for a
 // further one.
 func handleOf(c driver.Conn) uintptr {
-	if v := reflect.Indirect(reflect.ValueOf(c)); v.Kind() == reflect.Struct {
-		if db := v.FieldByName("db"); db.IsValid() && db.Kind() == reflect.Uintptr {
-			return uintptr(db.Uint())
-		}
+	v := reflect.Indirect(reflect.ValueOf(c))
+	if v.Kind() != reflect.Struct || v.FieldByName("db").Kind() != reflect.Uintptr {
+		return 0
 	}
-	return 0
+	return uintptr(v.FieldByName("db").Uint())
 }
 
 // watch ends, while it is on, each statement that its connection runs when a context has ended, or later. A single interrupt

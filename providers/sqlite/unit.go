@@ -66,11 +66,9 @@ func patiently(ctx context.Context, fn func() error) error {
 		if !isBusy(err) {
 			return err
 		}
-		t := time.NewTimer(pause/2 + rand.N(pause))
 		select {
-		case <-t.C:
+		case <-time.After(pause/2 + rand.N(pause)):
 		case <-ctx.Done():
-			t.Stop()
 			return fmt.Errorf("the database is busy: %w", ctx.Err())
 		}
 	}
