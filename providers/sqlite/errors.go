@@ -126,7 +126,8 @@ var transient = map[int]bool{
 // codeName is SQLite's name of a constraint, or of the family of another code.
 func codeName(code int) string {
 	kind := code >> 8
-	_, family, known := strings.Cut(sqlite.ErrorCodeString[primary(code)], "(SQLITE_") // "The database file is locked (SQLITE_BUSY)"
+	// The driver has texts such as "The database file is locked (SQLITE_BUSY)".
+	_, family, known := strings.Cut(sqlite.ErrorCodeString[primary(code)], "(SQLITE_")
 	switch {
 	case code == 0:
 		return ""
