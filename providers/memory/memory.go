@@ -169,17 +169,12 @@ func (m *Model) commit(ctx context.Context) error {
 		return fmt.Errorf("commit: %w", errOver)
 	}
 	defer func() { <-m.db.turn }()
-	m.over = true
-	next := m.staged
-	before := m.db.committed.Load()
-	grown := next.seq > before.seq
-	if grown {
+	next, before := m.staged, m.db.committed.Load()
+	if next.seq > before.seq {
 		next.added = make(chan struct{})
+		defer close(before.added) // once the next state is there
 	}
 	m.db.committed.Store(&next)
-	if grown {
-		close(before.added)
-	}
 	return nil
 }
 

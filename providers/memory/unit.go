@@ -49,30 +49,23 @@ func (db *DB) Keeps() provider.Keeps {
 	return provider.Keeps{Atomic: true, Markers: true, Output: true, DryRun: true}
 }
 
-// unit runs fn in a transaction, and returns an *Error.
+// unit is Tx, but lets others have their turn if fn does not return after ctx has ended, and returns an *Error.
 func (db *DB) unit(ctx context.Context, fn func(tx *Model) error) error {
-	tx, err := db.begin(ctx)
-	if err != nil {
-		return ended(err, provider.ClassTransient) // it waited for other units: the messages are not to blame
-	}
-	defer tx.end()
-	defer tx.breakOff(ctx)()
-	if err := fn(tx); err != nil {
-		if _, ok := errors.AsType[*provider.Error](err); ok {
-			return err
-		}
+	var failed error
+	late := provider.ClassTransient // it waited for other units: the messages are not to blame
+	err := db.Tx(ctx, func(tx *Model) error {
+		defer tx.breakOff(ctx)()
+		late, failed = provider.ClassUnknown, fn(tx)
+		return failed
+	})
+	_, classed := errors.AsType[*provider.Error](err)
+	switch {
+	case err == nil, classed:
+		return err
+	case failed != nil:
 		return provider.Refused(err)
-	}
-	if err := tx.commit(ctx); err != nil {
-		return ended(err, provider.ClassUnknown)
-	}
-	return nil
-}
-
-// ended gives a class to the end of a context: deadline, if that is why it has ended.
-func ended(err error, deadline provider.Class) error {
-	if errors.Is(err, context.DeadlineExceeded) {
-		return &provider.Error{Class: deadline, Code: provider.CodeDeadline, Err: err}
+	case errors.Is(err, context.DeadlineExceeded):
+		return &provider.Error{Class: late, Code: provider.CodeDeadline, Err: err}
 	}
 	return &provider.Error{Class: provider.ClassShutdown, Err: err}
 }

@@ -36,17 +36,15 @@ where id in (select value from json_each(?1)) and resolved_by <> ''`
 // resolve ends the parking of messages that were applied, and says why others failed again.
 func (u *unit) resolve(ctx context.Context, p *provider.Unit, s provider.Settlement) error {
 	done := jsonOf(s.Done)
-	_, err := u.exec(ctx, keepReplayed, done)
-	if err == nil {
-		_, err = u.exec(ctx, dropReplayed, done)
+	for _, query := range []string{keepReplayed, dropReplayed} {
+		if _, err := u.exec(ctx, query, done); err != nil {
+			return err
+		}
 	}
-	if err == nil {
-		err = u.park(ctx, p, s.Stay)
+	if err := u.park(ctx, p, s.Stay); err != nil {
+		return err
 	}
-	if err == nil {
-		err = u.advance(ctx, s.Changed)
-	}
-	return err
+	return u.advance(ctx, s.Changed)
 }
 
 // parkMessage parks a message, or says why message ?1 failed again. It is tried in ?4 ms if it is the first of its lane;

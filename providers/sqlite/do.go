@@ -89,14 +89,11 @@ func (d *DB) Switch(ctx context.Context, projector string, fn func(ctx context.C
 // whatever is wrong with a message, it can be set aside.
 func checkUnit(p *provider.Unit) error {
 	for i, m := range p.Messages {
-		if !m.Mark {
-			continue
-		}
 		err := eventstore.CheckText("message id", m.ID, eventstore.MaxIDBytes)
 		for _, h := range m.Handlers {
 			err = cmp.Or(err, eventstore.CheckText("handler", h.Name, eventstore.MaxIDBytes))
 		}
-		if err != nil {
+		if m.Mark && err != nil {
 			return &provider.MessageError{Message: i, Err: err}
 		}
 	}

@@ -132,25 +132,17 @@ func (d *dryRun) changes(ctx context.Context) (changes []provider.Change, err er
 func (d *dryRun) read(ctx context.Context) (string, error) {
 	var all []string
 	for t, rowids := range d.changed {
-		query, err := d.rowsQuery(ctx, t)
-		if err == nil && query != "" {
-			var found []string
-			found, err = column[string](ctx, d, query, jsonOf(slices.Collect(maps.Keys(rowids))))
-			if err == nil && max(len(rowids), len(found)) > d.limit {
-				err = &provider.Error{Class: provider.ClassPermanent, Code: "too_many_rows", Err: fmt.Errorf("more than %d rows", d.limit)}
-			}
-			all = append(all, found...)
-		}
+		rows, err := d.rows(ctx, t, rowids)
 		if err != nil {
 			return "", doing("read "+t.String(), err)
 		}
+		all = append(all, rows...)
 	}
 	return "[" + strings.Join(all, ",") + "]", nil
 }
 
-// rowsQuery returns the query of the rows with the rowids ?1 or, in a table without rowids, of all. It is empty if there
-// is no such table now.
-func (d *dryRun) rowsQuery(ctx context.Context, t tableName) (string, error) {
+// rows returns the rows with these rowids or, of a table without rowids, all; none if there is no such table now.
+func (d *dryRun) rows(ctx context.Context, t tableName, rowids map[int64]bool) ([]string, error) {
 	var columns, primary, key []string
 	var rowid sql.NullString
 	err := each(ctx, d, func(rows *sql.Rows) error {
@@ -165,7 +157,7 @@ func (d *dryRun) rowsQuery(ctx context.Context, t tableName) (string, error) {
 		return err
 	}, tableColumns, t.name, t.schema)
 	if err != nil || len(columns) == 0 {
-		return "", err
+		return nil, err
 	}
 	where := "?1 <> ''"
 	if rowid.String != "" {
@@ -173,10 +165,15 @@ func (d *dryRun) rowsQuery(ctx context.Context, t tableName) (string, error) {
 		// Without a primary key, or with a null in it, the rowid is the key.
 		key = append(key, fmt.Sprintf("iif((%s) is null, %s, null)", cmp.Or(strings.Join(primary, " || "), "null"), rowid.String))
 	} else if !rowid.Valid {
-		return "", errors.New("its columns hide its rowid")
+		return nil, errors.New("its columns hide its rowid")
 	}
-	return fmt.Sprintf(`select json_object('t', %s, 'k', json_array(%s), 'r', json_object(%s)) from %s.%s where %s limit %d`,
-		textSQL(t.String()), strings.Join(key, ", "), strings.Join(columns, ", "), nameSQL(t.schema), nameSQL(t.name), where, d.limit+1), nil
+	query := fmt.Sprintf(`select json_object('t', %s, 'k', json_array(%s), 'r', json_object(%s)) from %s.%s where %s limit %d`,
+		textSQL(t.String()), strings.Join(key, ", "), strings.Join(columns, ", "), nameSQL(t.schema), nameSQL(t.name), where, d.limit+1)
+	found, err := column[string](ctx, d, query, jsonOf(slices.Collect(maps.Keys(rowids))))
+	if err == nil && max(len(rowids), len(found)) > d.limit {
+		err = &provider.Error{Class: provider.ClassPermanent, Code: "too_many_rows", Err: fmt.Errorf("more than %d rows", d.limit)}
+	}
+	return found, err
 }
 
 // jsonSQL is a column's value as far as JSON has such values: blobs and infinite numbers become texts.

@@ -17,11 +17,7 @@ on conflict (topic, message_id) do nothing`
 
 // enqueue adds a message, created at an instant (int64), or now (nil). It tells whether the message is new.
 func (s session) enqueue(ctx context.Context, m outbox.Message, at any) (bool, error) {
-	r, err := s.exec(ctx, insertEntry, m.ID, m.Topic, m.Key, blobOf(m.Payload), headersOf(m.Headers), at)
-	if err != nil {
-		return false, err
-	}
-	n, err := r.RowsAffected()
+	n, err := s.changed(ctx, insertEntry, m.ID, m.Topic, m.Key, blobOf(m.Payload), headersOf(m.Headers), at)
 	return n == 1, err
 }
 

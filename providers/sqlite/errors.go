@@ -36,38 +36,26 @@ func primary(code int) int { return code & 0xff }
 
 func isBusy(err error) bool { return primary(codeOf(err)) == sqlite3.SQLITE_BUSY }
 
-// stepError is an error of a step of a unit that is Kinora's own.
-type stepError struct {
-	step string // beginning, committing, or another one
-	err  error
-}
+// step is in the error of a step of a unit that is Kinora's own.
+type step string
 
-const beginning, committing = "begin", "commit"
+const beginning, committing step = "begin", "commit"
 
-func (e *stepError) Error() string { return e.step + ": " + e.err.Error() }
+func (s step) Error() string { return string(s) }
 
-func (e *stepError) Unwrap() error { return e.err }
-
-// own is a stepError, or nil.
-func own(step string, err error) error {
+// own says in which step err happened, or is nil.
+func own(s step, err error) error {
 	if err == nil {
 		return nil
 	}
-	return &stepError{step, err}
-}
-
-// stepOf is the step whose error err is, or "".
-func stepOf(err error) string {
-	if e, ok := errors.AsType[*stepError](err); ok {
-		return e.step
-	}
-	return ""
+	return fmt.Errorf("%w: %w", s, err)
 }
 
 // isAmbiguous reports whether the transaction may be committed although its commit failed with err. If the write-ahead
 // log could not be synced, this process sees the transaction rolled back, but a recovery after a crash may find it.
 func isAmbiguous(err error) bool {
-	return stepOf(err) == committing && primary(codeOf(err)) == sqlite3.SQLITE_IOERR
+	s, _ := errors.AsType[step](err)
+	return s == committing && primary(codeOf(err)) == sqlite3.SQLITE_IOERR
 }
 
 // doing says what was done when err happened, or is nil.
@@ -92,14 +80,18 @@ func unitError(ctx context.Context, err error) error {
 	if _, ok := errors.AsType[*provider.Error](err); ok || err == nil {
 		return err
 	}
-	e, code, step := provider.Refused(err), primary(codeOf(err)), stepOf(err)
+	e, code := provider.Refused(err), primary(codeOf(err))
+	at, isOwn := errors.AsType[step](err)
 	e.Code = cmp.Or(e.Code, codeName(codeOf(err)))
 	switch {
-	case step == beginning: // no message is to blame
+	case at == beginning: // no message is to blame
 		e.Class = provider.ClassTransient
-		if e.Code == "" || errors.Is(err, ErrNotMigrated) {
-			e.Code = beginCode(err)
+		if errors.Is(err, ErrNotMigrated) {
+			e.Code = "not_migrated"
+		} else if e.Code == "" && ctx.Err() != nil {
+			e.Code = "SQLITE_BUSY"
 		}
+		e.Code = cmp.Or(e.Code, string(beginning))
 	case ctx.Err() != nil && errors.Is(err, ctx.Err()):
 		if e.Code = ""; errors.Is(ctx.Err(), context.Canceled) {
 			e.Class = provider.ClassShutdown
@@ -113,22 +105,10 @@ func unitError(ctx context.Context, err error) error {
 	case e.Class == provider.ClassPermanent:
 	case isAmbiguous(err):
 		e.Class = provider.ClassAmbiguous
-	case transient[code], step != "" && step != committing && code != sqlite3.SQLITE_TOOBIG: // which is the message's fault
+	case transient[code], isOwn && at != committing && code != sqlite3.SQLITE_TOOBIG: // which is the message's fault
 		e.Class = provider.ClassTransient
 	}
 	return e
-}
-
-// beginCode is a word for why a transaction could not begin.
-func beginCode(err error) string {
-	switch {
-	case errors.Is(err, ErrNotMigrated):
-		return "not_migrated"
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		return "SQLITE_BUSY"
-	default:
-		return "begin"
-	}
 }
 
 // endedWith reports whether err says that the handler tried to end the transaction.
@@ -145,24 +125,19 @@ var transient = map[int]bool{
 
 // codeName is SQLite's name of a constraint, or of the family of another code.
 func codeName(code int) string {
-	if name, ok := constraints[code]; ok || code == 0 {
-		return name
+	kind := code >> 8
+	// The driver has texts such as "The database file is locked (SQLITE_BUSY)".
+	_, family, known := strings.Cut(sqlite.ErrorCodeString[primary(code)], "(SQLITE_")
+	switch {
+	case code == 0:
+		return ""
+	case !known:
+		return fmt.Sprintf("SQLITE_%d", code)
+	case primary(code) == sqlite3.SQLITE_CONSTRAINT && kind < len(constraints) && constraints[kind] != "":
+		return "SQLITE_CONSTRAINT_" + constraints[kind]
 	}
-	text := sqlite.ErrorCodeString[primary(code)] // "The database file is locked (SQLITE_BUSY)"
-	if _, name, ok := strings.Cut(text, "(SQLITE_"); ok {
-		return "SQLITE_" + strings.TrimSuffix(name, ")")
-	}
-	return fmt.Sprintf("SQLITE_%d", code)
+	return "SQLITE_" + strings.TrimSuffix(family, ")")
 }
 
-var constraints = map[int]string{
-	sqlite3.SQLITE_CONSTRAINT_CHECK:      "SQLITE_CONSTRAINT_CHECK",
-	sqlite3.SQLITE_CONSTRAINT_COMMITHOOK: "SQLITE_CONSTRAINT_COMMITHOOK",
-	sqlite3.SQLITE_CONSTRAINT_DATATYPE:   "SQLITE_CONSTRAINT_DATATYPE",
-	sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY: "SQLITE_CONSTRAINT_FOREIGNKEY",
-	sqlite3.SQLITE_CONSTRAINT_NOTNULL:    "SQLITE_CONSTRAINT_NOTNULL",
-	sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY: "SQLITE_CONSTRAINT_PRIMARYKEY",
-	sqlite3.SQLITE_CONSTRAINT_ROWID:      "SQLITE_CONSTRAINT_ROWID",
-	sqlite3.SQLITE_CONSTRAINT_TRIGGER:    "SQLITE_CONSTRAINT_TRIGGER",
-	sqlite3.SQLITE_CONSTRAINT_UNIQUE:     "SQLITE_CONSTRAINT_UNIQUE",
-}
+var constraints = [...]string{1: "CHECK", 2: "COMMITHOOK", 3: "FOREIGNKEY", 5: "NOTNULL", 6: "PRIMARYKEY", 7: "TRIGGER", 8: "UNIQUE",
+	10: "ROWID", 12: "DATATYPE"}

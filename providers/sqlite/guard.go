@@ -1,49 +1,41 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"database/sql/driver"
-	"errors"
 	"reflect"
 	"sync"
+	"time"
 
 	"modernc.org/libc"
 	"modernc.org/sqlite"
 	sqlite3 "modernc.org/sqlite/lib"
 )
 
-// guarded makes connections that commit only Kinora's own transactions, from their begin. Without it, a handler that
-// ends its transaction would commit its marker without its output; and after an error that rolls the whole
-// transaction back, which a handler may ignore, each of its further statements would commit by itself, or Kinora
-// would commit a transaction that the handler has begun.
-type guarded struct {
-	driver.Connector
-	db *DB
-}
-
-func (g guarded) Connect(ctx context.Context) (driver.Conn, error) {
-	c, err := g.Connector.Connect(ctx)
-	if err != nil {
-		return nil, err
-	}
-	full, ok := c.(driverConn)
-	if !ok {
-		return nil, errors.Join(errors.New("the driver's connection lacks methods"), c.Close())
-	}
-	full.RegisterCommitHook(func() int32 {
-		if g.db.mayCommit() {
+// guard makes a connection commit only Kinora's own transactions, from their begin. Without it, a handler that ends its
+// transaction would commit its marker without its output; and after an error that rolls the whole transaction back, which a
+// handler may ignore, each of its further statements would commit by itself, or Kinora would commit a transaction that the
+// handler has begun.
+func (d *DB) guard(c driverConn) driver.Conn {
+	c.RegisterCommitHook(func() int32 {
+		if u := d.current.Load(); u != nil && u.committing.Load() && !u.undone.Load() {
 			return 0
 		}
 		return 1
 	})
-	full.RegisterRollbackHook(g.db.rolledBack)
-	return &guardedConn{driverConn: full, handle: handleOf(c)}, nil
+	c.RegisterRollbackHook(func() {
+		if u := d.current.Load(); u != nil {
+			u.undone.Store(true)
+		}
+	})
+	return &guardedConn{driverConn: c, handle: handleOf(c)}
 }
 
 // manner is how a transaction differs from others. It is in the context that it begins with.
 type manner struct {
-	unsynced bool
-	watch    sqlite.PreUpdateHookFn
+	sync  string // empty: full
+	watch sqlite.PreUpdateHookFn
 }
 
 type mannerKey struct{}
@@ -58,7 +50,7 @@ type mannerKey struct{}
 // copies it into the database, the database before the log is begun anew, and the log's new header before its first
 // frames. SQLite does all three at synchronous=NORMAL; only the sync at commit is left out.
 func unsynced(ctx context.Context) context.Context {
-	return context.WithValue(ctx, mannerKey{}, manner{unsynced: true})
+	return context.WithValue(ctx, mannerKey{}, manner{sync: "normal"})
 }
 
 // watched makes fn see each row that the next transaction changes, before it does.
@@ -66,122 +58,104 @@ func watched(ctx context.Context, fn sqlite.PreUpdateHookFn) context.Context {
 	return context.WithValue(ctx, mannerKey{}, manner{watch: fn})
 }
 
-// guardedConn begins transactions in their manner, and ends their statements with their units.
+// guardedConn begins transactions in their manner, and ends their statements with their units: a handler may run one with a
+// context that does not end with the unit, and the connection is not free before that statement is over.
 type guardedConn struct {
 	driverConn
-	handle uintptr         // of SQLite's connection; 0 where the driver does not tell
-	unit   context.Context // that of the transaction that is open
-	broken bool            // it could not be put back as it was
+	handle uintptr // of SQLite's connection; 0 where the driver does not tell
+	sync   string  // as its last transaction was
 }
 
 // handleOf looks into the driver, which interrupts a statement while it searches for its first row, and none that searches for a
 // further one.
 func handleOf(c driver.Conn) uintptr {
-	if v := reflect.Indirect(reflect.ValueOf(c)); v.Kind() == reflect.Struct {
-		if db := v.FieldByName("db"); db.IsValid() && db.Kind() == reflect.Uintptr {
-			return uintptr(db.Uint())
+	v := reflect.Indirect(reflect.ValueOf(c))
+	if v.Kind() != reflect.Struct || v.FieldByName("db").Kind() != reflect.Uintptr {
+		return 0
+	}
+	return uintptr(v.FieldByName("db").Uint())
+}
+
+// watch ends, while it is on, each statement that its connection runs when a context has ended, or later. A single interrupt
+// could come just before the statement begins.
+type watch struct {
+	mu     sync.Mutex
+	on     bool
+	forget func() bool
+}
+
+func (c *guardedConn) watch(ctx context.Context, on bool) *watch {
+	w := &watch{on: on}
+	w.forget = context.AfterFunc(ctx, func() {
+		for w.interrupt(c.handle) {
+			time.Sleep(pauseMin)
 		}
-	}
-	return 0
+	})
+	return w
 }
 
-// interrupt ends the statement that runs.
-func (c *guardedConn) interrupt() {
-	if c.handle != 0 {
-		tls := libc.NewTLS()
-		defer tls.Close()
-		sqlite3.Xsqlite3_interrupt(tls, c.handle)
+func (w *watch) interrupt(handle uintptr) (again bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.on || handle == 0 {
+		return false
 	}
+	tls := libc.NewTLS()
+	defer tls.Close()
+	sqlite3.Xsqlite3_interrupt(tls, handle)
+	return true
 }
 
-const (
-	syncLess = `pragma synchronous = normal`
-	syncFull = `pragma synchronous = full`
-)
+func (w *watch) turn(on bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.on = on
+}
 
 // BeginTx implements driver.ConnBeginTx. SQLite changes the setting between transactions only.
 func (c *guardedConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
 	m, _ := ctx.Value(mannerKey{}).(manner)
-	if m.unsynced {
-		if _, err := c.driverConn.ExecContext(context.Background(), syncLess, nil); err != nil {
+	if sync := cmp.Or(m.sync, "full"); sync != c.sync {
+		c.sync = "" // if this fails, it is not known
+		if _, err := c.ExecContext(context.Background(), `pragma synchronous = `+sync, nil); err != nil {
 			return nil, err
 		}
+		c.sync = sync
 	}
-	if m.watch != nil {
-		c.RegisterPreUpdateHook(m.watch)
-	}
+	c.RegisterPreUpdateHook(m.watch)
 	tx, err := c.driverConn.BeginTx(ctx, opts)
 	if err != nil {
-		c.restore(m)
 		return nil, err
 	}
-	c.unit = ctx
-	return guardedTx{tx, c, m}, nil
+	return guardedTx{tx, c.watch(ctx, true)}, nil
 }
-
-func (c *guardedConn) restore(m manner) {
-	c.unit = nil
-	if m.watch != nil {
-		c.RegisterPreUpdateHook(nil)
-	}
-	if m.unsynced {
-		_, err := c.driverConn.ExecContext(context.Background(), syncFull, nil)
-		c.broken = c.broken || err != nil
-	}
-}
-
-// IsValid implements driver.Validator: a connection that may not sync is not used again.
-func (c *guardedConn) IsValid() bool { return !c.broken && c.driverConn.IsValid() }
 
 type guardedTx struct {
 	driver.Tx
-	conn *guardedConn
-	m    manner
+	unit *watch
 }
 
-func (tx guardedTx) Commit() error {
-	defer tx.conn.restore(tx.m)
-	return tx.Tx.Commit()
-}
+func (tx guardedTx) Commit() error { return tx.end(tx.Tx.Commit) }
 
-func (tx guardedTx) Rollback() error {
-	defer tx.conn.restore(tx.m)
-	return tx.Tx.Rollback()
-}
+func (tx guardedTx) Rollback() error { return tx.end(tx.Tx.Rollback) }
 
-// withUnit ends ctx with the unit, too: a handler may run a statement with a context that does not, and the
-// connection is not free before that statement is over.
-func (c *guardedConn) withUnit(ctx context.Context) (context.Context, func()) {
-	if c.unit == nil || c.unit.Done() == nil || ctx.Done() == c.unit.Done() {
-		return ctx, func() {}
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(c.unit, cancel)
-	return ctx, func() { stop(); cancel() }
-}
-
-func (c *guardedConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
-	ctx, done := c.withUnit(ctx)
-	defer done()
-	return c.driverConn.ExecContext(ctx, query, args)
+func (tx guardedTx) end(how func() error) error {
+	tx.unit.forget()
+	tx.unit.turn(false)
+	return how()
 }
 
 func (c *guardedConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
-	ctx, done := c.withUnit(ctx)
 	rows, err := c.driverConn.QueryContext(ctx, query, args)
-	return c.guardRows(ctx, rows, err, done)
+	return c.guardRows(ctx, rows), err
 }
 
 func (c *guardedConn) PrepareContext(ctx context.Context, query string) (driver.Stmt, error) {
 	s, err := c.driverConn.PrepareContext(ctx, query)
-	if err != nil {
-		return nil, err
+	if full, ok := s.(driverStmt); ok {
+		return guardedStmt{full, c}, err
 	}
-	full, ok := s.(driverStmt)
-	if !ok {
-		return nil, errors.Join(errors.New("the driver's statement lacks methods"), s.Close())
-	}
-	return guardedStmt{full, c}, nil
+	return s, err
 }
 
 type driverStmt interface {
@@ -195,27 +169,16 @@ type guardedStmt struct {
 	conn *guardedConn
 }
 
-func (s guardedStmt) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
-	ctx, done := s.conn.withUnit(ctx)
-	defer done()
-	return s.driverStmt.ExecContext(ctx, args)
-}
-
 func (s guardedStmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
-	ctx, done := s.conn.withUnit(ctx)
 	rows, err := s.driverStmt.QueryContext(ctx, args)
-	return s.conn.guardRows(ctx, rows, err, done)
+	return s.conn.guardRows(ctx, rows), err
 }
 
-// guardedRows have a context until they are closed, as the driver takes any error of a row for that of a context that has ended; and
-// its end ends the search for a further row, which else would keep the connection, and with it everybody who writes.
+// guardedRows end the search for a further row when their context ends, before that of the unit does.
 type guardedRows struct {
 	driverRows
-	ctx  context.Context
-	done func()
-
-	mu        sync.Mutex
-	searching bool
+	*watch
+	ctx context.Context
 }
 
 type driverRows interface {
@@ -227,46 +190,25 @@ type driverRows interface {
 	driver.RowsColumnTypeScanType
 }
 
-func (c *guardedConn) guardRows(ctx context.Context, rows driver.Rows, err error, done func()) (driver.Rows, error) {
-	if err != nil {
-		done()
-		return nil, err
+func (c *guardedConn) guardRows(ctx context.Context, rows driver.Rows) driver.Rows {
+	if full, ok := rows.(driverRows); ok {
+		return guardedRows{full, c.watch(ctx, false), ctx}
 	}
-	full, ok := rows.(driverRows)
-	if !ok {
-		done()
-		return nil, errors.Join(errors.New("the driver's rows lack methods"), rows.Close())
-	}
-	r := &guardedRows{driverRows: full, ctx: ctx}
-	stop := context.AfterFunc(ctx, func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		if r.searching {
-			c.interrupt()
-		}
-	})
-	r.done = func() { stop(); done() }
-	return r, nil
+	return rows
 }
 
 // Next implements driver.Rows.
-func (r *guardedRows) Next(dest []driver.Value) error {
-	r.search(true)
-	defer r.search(false)
+func (r guardedRows) Next(dest []driver.Value) error {
+	r.turn(true)
+	defer r.turn(false)
 	if err := r.ctx.Err(); err != nil {
 		return err
 	}
 	return r.driverRows.Next(dest)
 }
 
-func (r *guardedRows) search(begins bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.searching = begins
-}
-
 // Close implements driver.Rows.
-func (r *guardedRows) Close() error {
-	defer r.done()
+func (r guardedRows) Close() error {
+	r.forget()
 	return r.driverRows.Close()
 }

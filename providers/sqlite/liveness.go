@@ -13,14 +13,14 @@ const (
 insert into kinora_runners (runner, expires_at) values (?1, ` + clock + ` + ?2)
 on conflict (runner) do update set expires_at = ` + clock + ` + ?2`
 
-	// The names and leases of runners whose leases ended more than ?2 ms ago, and of runner ?1 if ?3.
+	// The names and leases of runners whose leases ended more than ?3 ms ago, and of runner ?1 if ?4.
 	endNames  = `delete from kinora_doing where runner in (` + ended + `)`
 	endRunner = `delete from kinora_runners where runner in (` + ended + `)`
 
 	ended = `
-	select ?1 where ?3
+	select ?1 where ?4
 	union all
-	select runner from kinora_runners where runner <> ?1 and expires_at < ` + clock + ` - ?2`
+	select runner from kinora_runners where runner <> ?1 and expires_at < ` + clock + ` - ?3`
 
 	lastCrash = `select ` + clock + `, (select max(expires_at) from kinora_runners where runner <> ?1 and expires_at < ` + clock + `)`
 )
@@ -29,11 +29,8 @@ on conflict (runner) do update set expires_at = ` + clock + ` + ?2`
 // Like all writers it waits for a handler that runs, in any process: leases should be longer than handlers take.
 func (d *DB) Beat(ctx context.Context, runner string, lease, record time.Duration) (h provider.Health, err error) {
 	err = d.inTurn(unsynced(ctx), func(u *unit) error {
-		if _, err := u.exec(ctx, extendLease, runner, millis(lease)); err != nil {
-			return err
-		}
-		for _, query := range []string{endNames, endRunner} {
-			if _, err := u.exec(ctx, query, runner, millis(record), lease == 0); err != nil {
+		for _, query := range []string{extendLease, endNames, endRunner} {
+			if _, err := u.exec(ctx, query, runner, millis(lease), millis(record), lease == 0); err != nil {
 				return err
 			}
 		}

@@ -1,6 +1,7 @@
 package sqlite
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -152,10 +153,7 @@ func one(ctx context.Context, q querier, dest []any, query string, args ...any) 
 		found = nil
 		return rows.Scan(dest...)
 	}, query, args...)
-	if err != nil {
-		return err
-	}
-	return found
+	return cmp.Or(err, found)
 }
 
 // column lists the one column that a query selects.
@@ -170,16 +168,12 @@ func column[T any](ctx context.Context, q querier, query string, args ...any) (a
 }
 
 // each calls fn for every row of a query.
-func each(ctx context.Context, q querier, fn func(*sql.Rows) error, query string, args ...any) (err error) {
+func each(ctx context.Context, q querier, fn func(*sql.Rows) error, query string, args ...any) error {
 	rows, err := q.query(ctx, query, args...)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if closed := rows.Close(); err == nil {
-			err = explain(closed)
-		}
-	}()
+	defer func() { _ = rows.Close() }() // after the last row it is closed
 	for rows.Next() {
 		if err := fn(rows); err != nil {
 			return err

@@ -10,16 +10,14 @@ import (
 	"modernc.org/sqlite"
 )
 
-// queued makes connections whose transactions wait for their turn like Kinora's own, in the order that they
-// came. Without it they would have to guess when the file is free, at longer and longer intervals, and one busy
-// writer in this process would keep them away for seconds.
-type queued struct {
+// wrapped wraps the connections of the driver.
+type wrapped struct {
 	driver.Connector
-	db *DB
+	wrap func(driverConn) driver.Conn
 }
 
-func (q queued) Connect(ctx context.Context) (driver.Conn, error) {
-	c, err := q.Connector.Connect(ctx)
+func (w wrapped) Connect(ctx context.Context) (driver.Conn, error) {
+	c, err := w.Connector.Connect(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -27,7 +25,7 @@ func (q queued) Connect(ctx context.Context) (driver.Conn, error) {
 	if !ok {
 		return nil, errors.Join(errors.New("the driver's connection lacks methods"), c.Close())
 	}
-	return queuedConn{full, q.db}, nil
+	return w.wrap(full), nil
 }
 
 // driverConn is all of modernc.org/sqlite's connection: through sql.Conn.Raw nothing is lost.
@@ -50,6 +48,11 @@ type driverConn interface {
 	NewRestore(srcURI string) (*sqlite.Backup, error)
 	IsReadOnly(schema string) (bool, error)
 }
+
+// queue makes the transactions of a connection wait for their turn like Kinora's own, in the order that they came.
+// Without it they would have to guess when the file is free, at longer and longer intervals, and one busy writer in
+// this process would keep them away for seconds.
+func (d *DB) queue(c driverConn) driver.Conn { return queuedConn{c, d} }
 
 type queuedConn struct {
 	driverConn

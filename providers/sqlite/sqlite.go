@@ -74,9 +74,9 @@ func Open(ctx context.Context, path string, cfg *Config) (*DB, error) {
 	}
 	size := max(8, 2*runtime.GOMAXPROCS(0))
 	// Without a limit: a handler's own reads must not wait for transactions that wait for the handler.
-	d.users = newPool(sql.OpenDB(queued{shared, d}), size, 0)
+	d.users = newPool(sql.OpenDB(wrapped{shared, d.queue}), size, 0)
 	d.reads = newPool(sql.OpenDB(shared), size, size)
-	d.write = newPool(sql.OpenDB(guarded{writes, d}), 1, 1)
+	d.write = newPool(sql.OpenDB(wrapped{writes, d.guard}), 1, 1)
 	if err = useWAL(ctx, d.reads.db); err == nil {
 		err = d.users.warmUpIfMigrated(ctx)
 	}

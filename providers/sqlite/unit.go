@@ -66,39 +66,12 @@ func patiently(ctx context.Context, fn func() error) error {
 		if !isBusy(err) {
 			return err
 		}
-		t := time.NewTimer(pause/2 + rand.N(pause))
 		select {
-		case <-t.C:
+		case <-time.After(pause/2 + rand.N(pause)):
 		case <-ctx.Done():
-			t.Stop()
 			return fmt.Errorf("the database is busy: %w", ctx.Err())
 		}
 	}
-}
-
-// mayCommit reports whether the current commit on the writing connection is one of Kinora.
-func (d *DB) mayCommit() bool {
-	u := d.current.Load()
-	return u != nil && u.committing.Load() && !u.undone.Load()
-}
-
-// rolledBack notes that the transaction on the writing connection is over.
-func (d *DB) rolledBack() {
-	if u := d.current.Load(); u != nil {
-		u.undone.Store(true)
-	}
-}
-
-func (u *unit) commit() error {
-	u.committing.Store(true)
-	defer u.committing.Store(false)
-	if err := u.tx.Commit(); err != nil {
-		return own(committing, err)
-	}
-	if u.entries {
-		u.db.added.send()
-	}
-	return nil
 }
 
 // inTurn runs fn in a write transaction and commits it. If ctx ends, the transaction is rolled back and others have their
@@ -116,7 +89,12 @@ func (d *DB) inTurn(ctx context.Context, fn func(u *unit) error) error {
 		if !stay() {
 			return ctx.Err()
 		}
-		err = u.commit()
+		u.committing.Store(true)
+		err = own(committing, u.tx.Commit())
+		u.committing.Store(false)
+		if err == nil && u.entries {
+			d.added.send()
+		}
 	}
 	// The error of a transaction that database/sql has rolled back may say that it is done, or a statement is closed.
 	if err != nil && ctx.Err() != nil && !errors.Is(err, ctx.Err()) && !isAmbiguous(err) {
