@@ -21,6 +21,12 @@ type Batched struct{ *DB }
 // Batched returns the provider for handlers of *pgx.Batch.
 func (db *DB) Batched() *Batched { return &Batched{db} }
 
+func (b *Batched) queuing(u provider.Unit) *unit {
+	w := b.newUnit(u)
+	w.queues = true
+	return w
+}
+
 // queuing are handlers that queue statements.
 type queuing = func(ctx context.Context, tx *pgx.Batch, found provider.Found) (provider.Closing, error)
 
@@ -28,11 +34,11 @@ type queuing = func(ctx context.Context, tx *pgx.Batch, found provider.Found) (p
 // is held, or if run parks messages, it is called again after an opening like that of DB.Do.
 func (b *Batched) Do(ctx context.Context, u provider.Unit, run queuing) error {
 	if ctx.Err() == nil && !u.Once && u.Careful == nil && u.DryRun == nil && !u.IsReplay() {
-		if done, err := b.newUnit(u).inOneTrip(ctx, run); done || err != nil {
+		if done, err := b.queuing(u).inOneTrip(ctx, run); done || err != nil {
 			return err
 		}
 	}
-	w := b.newUnit(u)
+	w := b.queuing(u)
 	return w.do(ctx, func(pgx.Tx) (provider.Closing, error) { return w.queueHandlers(ctx, run) })
 }
 
@@ -120,7 +126,7 @@ func (w *unit) send(ctx context.Context, pooled *pgxpool.Conn) (err error) {
 	sent, conn := now(), pooled.Conn()
 	attend(ctx, pooled, true, func() { err = w.results(conn.SendBatch(context.WithoutCancel(ctx), &w.Batch)) })
 	if err == nil {
-		if w.DryRun == nil && conn.PgConn().TxStatus() != 'I' { // a handler began a transaction
+		if w.commits() && conn.PgConn().TxStatus() != 'I' { // a handler began a transaction
 			return errEnded
 		}
 		return nil
@@ -131,7 +137,7 @@ func (w *unit) send(ctx context.Context, pooled *pgxpool.Conn) (err error) {
 		err = ofMessage(w.failed, err)
 	}
 	switch {
-	case w.DryRun == nil && !unsent && inDoubt(err) && (conn.IsClosed() || w.failed == ofCommit):
+	case w.commits() && !unsent && inDoubt(err) && (conn.IsClosed() || w.failed == ofCommit):
 		return &provider.Error{Class: provider.ClassAmbiguous, Code: "commit", Err: err}
 	case w.failed >= ofHandlers && ctx.Err() != nil && e != nil && e.Code == queryCanceled && now().Sub(sent) > sent.Sub(w.returned):
 		return &provider.Error{Class: provider.ClassUnknown, Code: provider.CodeDeadline, Err: fmt.Errorf("%w: %w", ctx.Err(), err)}

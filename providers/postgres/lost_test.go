@@ -3,8 +3,7 @@ package postgres_test
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -195,10 +194,8 @@ func TestRoundTrips(t *testing.T) {
 	}
 }
 
-// isCommit picks the execution of a prepared commit: pgx names statements by their hash.
 func isCommit(kind byte, body []byte) bool {
-	hash := sha256.Sum256([]byte("commit"))
-	return kind == 'B' && bytes.Contains(body, []byte("stmtcache_"+hex.EncodeToString(hash[:24])))
+	return kind == 'Q' && bytes.HasPrefix(bytes.ToLower(body), []byte("commit"))
 }
 
 func TestUnitWhoseCommitsReplyIsLostIsAmbiguousAndTakesEffectOnce(t *testing.T) {
@@ -295,4 +292,21 @@ func TestAppendIsTriedAgainAfterADeadlock(t *testing.T) {
 			require.Equal(t, c.tries+1, count(t, db, `select last_value from tries`))
 		})
 	}
+}
+
+// A handler that keeps its transaction cannot write through it after the unit has ended.
+func TestAKeptTransactionIsClosed(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.Open(t, nil, totals)
+	var kept pgx.Tx
+	for id, fails := range map[string]error{"m1": nil, "m2": errors.New("no")} {
+		err := do(t.Context(), db, marked(id), func(_ context.Context, tx pgx.Tx) ([]outbox.Message, error) {
+			kept = tx
+			return nil, fails
+		})
+		require.ErrorIs(t, err, fails)
+		_, err = kept.Exec(t.Context(), addSQL, "k", 1)
+		require.ErrorIs(t, err, pgx.ErrTxClosed)
+	}
+	require.Zero(t, count(t, db, `select count(*) from totals`))
 }

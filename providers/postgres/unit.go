@@ -20,6 +20,7 @@ type unit struct {
 	provider.Unit
 	pgx.Batch // what closes it, after what its handlers have queued; in one round trip all of it
 	db        *DB
+	queues    bool // its handlers queue statements
 	switches  bool // it is a call of Switch
 	live      int  // the generation that it found
 	found     provider.Found
@@ -101,12 +102,17 @@ func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) (provider.Closing, er
 	if err := w.queueClosing(closing); err != nil {
 		return class(err)
 	}
-	if w.DryRun == nil {
+	if w.commits() {
 		w.Queue(`commit`)
 	}
-	crash.Point("commit: before")
-	err = w.send(ctx, pooled)
-	crash.Point("commit: after")
+	if w.Len() > 0 {
+		crash.Point("close unit: before")
+		err = w.send(ctx, pooled)
+		crash.Point("close unit: after")
+	}
+	if err == nil && w.DryRun == nil && !w.commits() {
+		err = commit(ctx, tx)
+	}
 	if err != nil {
 		return err
 	}
@@ -121,6 +127,20 @@ func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) (provider.Closing, er
 		w.db.added()
 	}
 	return nil
+}
+
+// commits reports whether the unit commits with its batch. If its handlers have a transaction, pgx commits, and refuses it to those
+// that keep it.
+func (w *unit) commits() bool { return w.queues && w.DryRun == nil }
+
+func commit(ctx context.Context, tx pgx.Tx) error {
+	crash.Point("commit: before")
+	err := wrap("commit", tx.Commit(ctx))
+	crash.Point("commit: after")
+	if inDoubt(err) {
+		return &provider.Error{Class: provider.ClassAmbiguous, Code: "commit", Err: err}
+	}
+	return class(err)
 }
 
 // usable returns an error if ctx has ended, or the handlers have left the transaction so that it cannot be committed.

@@ -25,7 +25,7 @@ func has(said []string, parts ...string) bool {
 var commits = map[string]func(said []string) bool{
 	"append": func(said []string) bool { return has(said, "insert into kinora.events") },
 	"mark":   func(said []string) bool { return has(said, "o.token = ", "returning o.id") },
-	"unit":   func(said []string) bool { return said[len(said)-1] == "commit" },
+	"unit":   func(said []string) bool { return has(said[:1], "commit") },
 	"one_trip": func(said []string) bool {
 		return has(said, "insert into kinora.markers") && !has(said[:1], "begin")
 	},
