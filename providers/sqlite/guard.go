@@ -88,7 +88,7 @@ func (c *guardedConn) watch(ctx context.Context, on bool) *watch {
 	w := &watch{on: on}
 	w.forget = context.AfterFunc(ctx, func() {
 		for w.interrupt(c.handle) {
-			time.Sleep(pauseMin)
+			time.Sleep(pauseMax)
 		}
 	})
 	return w
