@@ -32,9 +32,6 @@ const (
 	transactionTooLong = "25P04"
 )
 
-// copyFailed is the server's routine that reports 57014 if the client broke off a COPY: its rows could not be read or encoded.
-const copyFailed = "CopyGetData"
-
 // Advisory locks: a class for each use, and a key of a fixed hash (FNV-1a), never hashtext, which may change
 // between versions. A collision only makes two names share a lock.
 const (
@@ -102,7 +99,7 @@ func class(err error) error {
 	case e != nil:
 		of.Class, of.Code = provider.ClassUnknown, e.Code
 		switch {
-		case e.Code == queryCanceled && e.Routine == copyFailed:
+		case e.Code == queryCanceled && e.Routine == "CopyGetData": // rows to copy that the client could not read or encode
 		case e.Code == deadlockDetected:
 			of.Class, of.Code = provider.ClassTransient, provider.CodeDeadlock
 		case strings.HasPrefix(e.Code, "22"): // data: it never gets better
