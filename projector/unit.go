@@ -200,7 +200,11 @@ func (u *unit) run(ctx context.Context, call caller, i int, m *inbound, fresh []
 		u.handler.Store(&m.handlers[j])
 		u.over.Store(true)
 		crash.Point("handler: before")
-		inner, cancel := context.WithTimeout(handlerContext{ctx, context.WithoutCancel(m.msg.Context())}, each)
+		parent := ctx
+		if values := m.msg.Context(); values != context.Background() {
+			parent = handlerContext{ctx, context.WithoutCancel(values)}
+		}
+		inner, cancel := context.WithTimeout(parent, each)
 		some, err := call(inner, m.handlers[j].Name, m.raw)
 		u.over.Store(inner.Err() != nil) // a handler that returned in time is not to blame for the rest
 		cancel()

@@ -46,7 +46,7 @@ func (b *Batched) Do(ctx context.Context, u provider.Unit, run queuing) error {
 func (w *unit) inOneTrip(ctx context.Context, run queuing) (done bool, err error) {
 	w.queueFence(&w.Batch)
 	w.queueMarkers(&w.Batch, mustMarkSQL)
-	w.Queue(w.db.q(unheldSQL), w.Projector, w.lanes())
+	w.Queue(w.db.q(unheldSQL), w.Projector, each(w.Messages, func(m *provider.Message) []byte { return m.Lane[:] }))
 	w.found = w.NewFound(true)
 	closing, err := w.queueHandlers(ctx, run)
 	switch {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -55,8 +56,11 @@ func (db *DB) Beat(ctx context.Context, runner string, lease, record time.Durati
 // Name implements provider.Liveness.
 func (db *DB) Name(ctx context.Context, projector string, w provider.Worker, messages []string) error {
 	ids := each(messages, func(id *string) string { return markerID(*id) })
+	b := &pgx.Batch{}
+	b.Queue(lookUpSQL)
+	b.Queue(db.q(nameSQL), projector, w.Runner, w.Number, ids)
 	crash.Point("name: before")
-	_, err := db.pool.Exec(ctx, db.q(nameSQL), planned, projector, w.Runner, w.Number, ids)
+	err := db.pool.SendBatch(ctx, b).Close()
 	crash.Point("name: after")
 	return ofOwn(ctx, wrap("name what a worker runs", err))
 }
