@@ -1,7 +1,8 @@
 package main
 
 // heldAgainst makes the database record each suspect, failure and attempt, also of messages that are applied later. A failure is
-// a message that was set aside for its own error.
+// a message that was set aside for its own error. If the server ended the transaction of a process that was stopped in it, that
+// is no failure: Kinora cannot tell it from a handler that waits for too long, so it counts one attempt, and tries again.
 const heldAgainst = `
 create table held_against (what text, projector text, message text, code text, attempts int, at timestamptz default clock_timestamp());
 create function hold_against() returns trigger language plpgsql as $$
@@ -11,7 +12,7 @@ begin
 	if new.code = 'crashed' and old.code is distinct from 'crashed' then
 		whats := array['suspects'];
 	elsif new.class not in ('held', 'transient') and new.code <> 'crashed' and (old is null or (old.class, old.code) <> (new.class, new.code)) then
-		whats := array['failures'];
+		whats := array[case when new.code = '25P03' then 'ended_idle' else 'failures' end];
 	end if;
 	if tg_op = 'UPDATE' and new.attempts > old.attempts and new.class = old.class then
 		whats := whats || 'attempts'::text;
@@ -28,7 +29,7 @@ create trigger hold_against after insert or update on kinora.parked for each row
 // process.
 func (r *run) heldAgainst() map[string]int {
 	counted := map[string]int{}
-	for _, what := range []string{"suspects", "failures", "attempts", "attempts_killed"} {
+	for _, what := range []string{"suspects", "failures", "ended_idle", "attempts", "attempts_killed"} {
 		counted[what] = r.countOf(`select count(*) from held_against where what = '` + what + `'`)
 	}
 	return counted
