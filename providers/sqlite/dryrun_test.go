@@ -52,32 +52,35 @@ func limitedDryRun(ctx context.Context, db *sql.DB, limit int, statements ...str
 	return got, err
 }
 
+// dryRunTables are what the dry runs of TestDryRun change.
+var dryRunTables = []string{
+	`create table other.far (x)`,
+	`create table parents (id integer primary key, name text unique)`,
+	`create table children (id integer primary key, parent integer references parents on delete cascade, rowid text)`,
+	`create table pairs (v text, b int, a text collate nocase, primary key (a, b)) without rowid`,
+	`create table bare (x)`,
+	`create table log (line text)`,
+	`create table "odd ""one" ("a ""b" blob, twice generated always as (length("a ""b") * 2), "at" datetime)`,
+	`create trigger logs after update on totals begin insert into log values (new.key); end`,
+	`insert into totals values ('a', 1), ('b', 2)`,
+	`insert into parents values (1, 'p'), (2, 'q')`,
+	`insert into children values (10, 1, 'x'), (11, 1, 'y'), (12, 2, 'z')`,
+	`insert into pairs values ('v', 1, 'k'), ('w', 2, 'k')`,
+	`create table numbers (n integer primary key, x text)`,
+	`create table loose (k text primary key, x text)`, `insert into loose values (null, 'a'), (null, 'b'), (null, 'c')`,
+	`create view seen as select x from bare`,
+	`create trigger sees instead of insert on seen begin insert into bare values (new.x); end`,
+	`create table selfs (id integer primary key, x int, n int)`, `insert into selfs values (1, 0, 0)`,
+	`create trigger again after update on selfs begin update selfs set n = n + 1 where id = new.id; end`,
+	`create trigger gone after delete on selfs begin insert into log values ('gone'); end`,
+	`create table made_of (both text generated always as (a || b), b text, again text generated always as (a || b) stored, a text, primary key (a, b)) without rowid`,
+}
+
 func TestDryRun(t *testing.T) {
 	t.Parallel()
 	ctx, db := context.Background(), open(t, nil).SQL()
 	db.SetMaxOpenConns(1)
-	for _, s := range []string{
-		`attach '` + filepath.Join(t.TempDir(), "other.db") + `' as other`, `create table other.far (x)`,
-		`create table parents (id integer primary key, name text unique)`,
-		`create table children (id integer primary key, parent integer references parents on delete cascade, rowid text)`,
-		`create table pairs (v text, b int, a text collate nocase, primary key (a, b)) without rowid`,
-		`create table bare (x)`,
-		`create table log (line text)`,
-		`create table "odd ""one" ("a ""b" blob, twice generated always as (length("a ""b") * 2), "at" datetime)`,
-		`create trigger logs after update on totals begin insert into log values (new.key); end`,
-		`insert into totals values ('a', 1), ('b', 2)`,
-		`insert into parents values (1, 'p'), (2, 'q')`,
-		`insert into children values (10, 1, 'x'), (11, 1, 'y'), (12, 2, 'z')`,
-		`insert into pairs values ('v', 1, 'k'), ('w', 2, 'k')`,
-		`create table numbers (n integer primary key, x text)`,
-		`create table loose (k text primary key, x text)`, `insert into loose values (null, 'a'), (null, 'b'), (null, 'c')`,
-		`create view seen as select x from bare`,
-		`create trigger sees instead of insert on seen begin insert into bare values (new.x); end`,
-		`create table selfs (id integer primary key, x int, n int)`, `insert into selfs values (1, 0, 0)`,
-		`create trigger again after update on selfs begin update selfs set n = n + 1 where id = new.id; end`,
-		`create trigger gone after delete on selfs begin insert into log values ('gone'); end`,
-		`create table made_of (both text generated always as (a || b), b text, again text generated always as (a || b) stored, a text, primary key (a, b)) without rowid`,
-	} {
+	for _, s := range append([]string{`attach '` + filepath.Join(t.TempDir(), "other.db") + `' as other`}, dryRunTables...) {
 		_, err := db.Exec(s)
 		require.NoError(t, err, s)
 	}
