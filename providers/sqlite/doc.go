@@ -16,7 +16,7 @@
 // retries use SQLite's clock, which is that of the machine that has the file.
 //
 // A unit is one immediate transaction, so nothing that its opening finds changes before its commit, in any process. It
-// needs two statements for the markers of each handler and one or two for holds, however many messages it has.
+// needs at most two statements for markers and one for holds, however many messages and handlers it has.
 //
 // A handler gets a *sql.Tx, and must not end it. On a DB that Open made, SQLite refuses any commit that is not Kinora's
 // own and undoes the unit: also if the handler sends COMMIT as SQL, begins another transaction, or goes on after an error
