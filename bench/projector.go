@@ -161,7 +161,7 @@ func projects[Tx any](p *projectorBed, u provider.Units[Tx], of *projector.Proje
 	return func(inFlight int, careful bool) work {
 		return func(ctx context.Context, _ *bed) (int64, error) {
 			from := &supply{projectorBed: p, most: inFlight, over: make(chan struct{})}
-			cfg := &projector.RunnerConfig{Batch: inFlight, Careful: careful, Logger: slog.New(slog.DiscardHandler)}
+			cfg := projector.RunnerConfig{Batch: inFlight, Careful: careful, Logger: slog.New(slog.DiscardHandler)}
 			if inFlight >= 500 {
 				from.most = 2 * inFlight
 			}

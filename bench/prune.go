@@ -65,7 +65,7 @@ func (p *projectorBed) prune(ctx context.Context, markers int) (p99 float64, len
 	var mu sync.Mutex
 	var times []time.Duration
 	pruned := make(chan struct{})
-	cfg := &projector.RunnerConfig{Concurrency: pruneLanes, Logger: slog.New(slog.DiscardHandler), Observer: projector.Observer{
+	cfg := projector.RunnerConfig{Concurrency: pruneLanes, Logger: slog.New(slog.DiscardHandler), Observer: projector.RunnerObserver{
 		Unit: func(_ string, _ int, took time.Duration, _ error) {
 			mu.Lock()
 			defer mu.Unlock()

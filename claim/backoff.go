@@ -48,8 +48,8 @@ func (b Backoff) Delay(n int) (time.Duration, error) {
 	return d - time.Duration(b.Jitter*rand.Float64()*float64(d)), nil
 }
 
-// Spent tells whether n attempts are all there are.
-func (b Backoff) Spent(n int) bool {
+// Exhausted reports whether n attempts are the limit or more.
+func (b Backoff) Exhausted(n int) bool {
 	limit := b.Attempts
 	if limit == 0 {
 		limit = 8

@@ -41,12 +41,12 @@ func TestDelayJitter(t *testing.T) {
 	require.Greater(t, len(seen), 50, "jitter is applied")
 }
 
-func TestBackoffSpent(t *testing.T) {
+func TestBackoffIsExhaustedAtItsLimit(t *testing.T) {
 	t.Parallel()
-	require.False(t, claim.Backoff{}.Spent(7))
-	require.True(t, claim.Backoff{}.Spent(8))
-	require.True(t, claim.Backoff{Attempts: 1}.Spent(1))
-	require.False(t, claim.Backoff{Attempts: -1}.Spent(1<<30), "negative means no limit")
+	require.False(t, claim.Backoff{}.Exhausted(7))
+	require.True(t, claim.Backoff{}.Exhausted(8))
+	require.True(t, claim.Backoff{Attempts: 1}.Exhausted(1))
+	require.False(t, claim.Backoff{Attempts: -1}.Exhausted(1<<30), "negative means no limit")
 }
 
 func TestBadTermsAreRefused(t *testing.T) {

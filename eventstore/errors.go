@@ -45,6 +45,10 @@ func (e *InvalidError) Error() string { return e.Field + ": " + e.Reason }
 // Is makes errors.Is(err, ErrInvalid) true.
 func (e *InvalidError) Is(target error) bool { return target == ErrInvalid }
 
-func invalidf(field, reason string, args ...any) error {
-	return &InvalidError{Field: field, Reason: fmt.Sprintf(reason, args...)}
+// invalid returns an *InvalidError unless reason is empty.
+func invalid(field, reason string) error {
+	if reason == "" {
+		return nil
+	}
+	return &InvalidError{Field: field, Reason: reason}
 }

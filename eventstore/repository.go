@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"time"
+
+	"github.com/kinora-go/kinora/internal/check"
 )
 
 // Aggregate is state folded from a stream. Apply gets each event's data as a registered value; it cannot
@@ -38,12 +40,12 @@ type Repository[A Aggregate] struct {
 // NewRepository makes a repository over the streams "category-id". fresh returns an aggregate without a past.
 func NewRepository[A Aggregate](store Store, types *Types, category string, fresh func(id string) A, cfg *RepositoryConfig) (*Repository[A], error) {
 	if store == nil || fresh == nil {
-		return nil, invalidf("repository", "wants a store and a function for fresh aggregates")
+		return nil, invalid("repository", "give it a store and a function that returns a new aggregate")
 	}
 	if err := types.Err(); err != nil {
 		return nil, fmt.Errorf("repository %s: %w", category, err)
 	}
-	if err := CheckName("category", category); err != nil {
+	if err := invalid("category", check.Name(category)); err != nil {
 		return nil, err
 	}
 	r := &Repository[A]{store: store, types: types, category: category, fresh: fresh, retries: 3}
@@ -69,7 +71,7 @@ func (r *Repository[A]) Load(ctx context.Context, id string) (A, int64, error) {
 func (r *Repository[A]) load(ctx context.Context, store Store, id string) (A, Appended, error) {
 	at := Appended{Stream: StreamName(r.category, id)}
 	var none A
-	if err := CheckStream(at.Stream); err != nil {
+	if err := invalid(check.Stream(at.Stream)); err != nil {
 		return none, at, err
 	}
 	a := r.fresh(id)

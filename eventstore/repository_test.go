@@ -291,7 +291,7 @@ func TestRepositoryErrors(t *testing.T) {
 		require.ErrorIs(t, err, eventstore.ErrInvalid)
 	}
 
-	_, err = db.Append(t.Context(), "tally-9", eventstore.NoStream, []eventstore.Draft{draft()})
+	_, err = db.Append(t.Context(), "tally-9", eventstore.NoStream, []eventstore.Draft{{ID: "0198c1f0-0000-7000-8000-000000000001", Type: "t", Schema: 1, Data: []byte(`{}`)}})
 	require.NoError(t, err)
 	_, _, err = r.Load(t.Context(), "9")
 	require.ErrorIs(t, err, eventstore.ErrUnregistered, "a stream with an event that nobody here knows")

@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/google/uuid"
+	"github.com/kinora-go/kinora/internal/check"
 )
 
 // Types is the table of event types: stored name ⇄ Go type, schema versions, upcasters. It is a value to be
@@ -88,7 +89,7 @@ func (t *Types) add(d *TypeDef) {
 	}
 	t.byGo[d.goType] = d
 	for _, n := range append([]string{d.name}, d.was...) {
-		if err := CheckText("event name", n, MaxIDBytes); err != nil {
+		if err := invalid("event name", check.Text(n, check.MaxID)); err != nil {
 			fault("event type %q: %w", d.name, err)
 		}
 		if _, ok := t.byName[n]; ok {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/kinora-go/kinora/provider"
 )
 
 // DefaultHorizon is how long after its publication a message may be delivered again, unless configured otherwise: as long as
@@ -37,15 +39,10 @@ func (r Retention) WithDefaults() (Retention, error) {
 	return r, nil
 }
 
-// Pruner deletes what is old enough (provider.Records).
-type Pruner interface {
-	Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (int, error)
-}
-
 // Prune deletes the markers of a projector's handlers (projector.Projector.Handlers), and its replayed and skipped
 // messages, that are older than r's window, at most a thousand of each in a transaction, and returns how many, also
 // with an error. A Runner does that by itself.
-func Prune(ctx context.Context, p Pruner, r Retention, projector string, handlers ...string) (pruned int, err error) {
+func Prune(ctx context.Context, p provider.Records, r Retention, projector string, handlers ...string) (pruned int, err error) {
 	if r, err = r.WithDefaults(); err != nil {
 		return 0, err
 	}

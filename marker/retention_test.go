@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/kinora-go/kinora/marker"
+	"github.com/kinora-go/kinora/provider"
 )
 
 const day = 24 * time.Hour
@@ -46,8 +47,9 @@ func TestRetention(t *testing.T) {
 	}
 }
 
-// store has so many old rows of a projector, and fails when they are down to failAt.
+// store has some old rows of a projector, and fails when failAt are left.
 type store struct {
+	provider.Records
 	old    int
 	failAt int
 	others bool // delete some, too

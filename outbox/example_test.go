@@ -6,6 +6,7 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/memory"
 )
 
@@ -59,7 +60,7 @@ func abandon(ctx context.Context, db *memory.DB, ids ...string) {
 	if err != nil {
 		panic(err)
 	}
-	entries, err := outbox.Claim(ctx, db, outbox.Query{}, claim.Terms{})
+	entries, err := provider.ClaimEntries(ctx, db, provider.EntryQuery{}, claim.Terms{})
 	if err != nil {
 		panic(err)
 	}

@@ -3,6 +3,8 @@ package outbox
 import (
 	"context"
 	"time"
+
+	"github.com/kinora-go/kinora/provider"
 )
 
 const (
@@ -14,7 +16,7 @@ const (
 
 // keep holds entries that wait for long, and deletes entries at the end of their retention, until ctx ends.
 func (r *Relay) keep(ctx context.Context) {
-	k, ok := r.store.(Keeper)
+	k, ok := r.store.(provider.EntryMaintainer)
 	if !ok {
 		return
 	}
@@ -44,7 +46,7 @@ func (r *Relay) keep(ctx context.Context) {
 	}
 }
 
-func (r *Relay) hold(ctx context.Context, k Keeper) error {
+func (r *Relay) hold(ctx context.Context, k provider.EntryMaintainer) error {
 	if r.cfg.Unordered {
 		return nil
 	}
@@ -64,7 +66,7 @@ func (r *Relay) hold(ctx context.Context, k Keeper) error {
 // Prune deletes the entries that have been published or skipped for longer than keep says, some thousand at a
 // time, and returns how many. Relays do so every minute; this is for whoever wants it now, and with another
 // Retention. Abandoned entries are never deleted: Skip them first.
-func Prune(ctx context.Context, k Keeper, keep Retention) (int, error) {
+func Prune(ctx context.Context, k provider.EntryMaintainer, keep EntryRetention) (int, error) {
 	keep, err := keep.WithDefaults()
 	if err != nil {
 		return 0, err

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/stretchr/testify/require"
 )
 
@@ -42,7 +43,7 @@ func TestRelayWithoutOrderTakesOneCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db, pub := newDB(t), newPublisher(nil)
 		enqueue(t, db, "a1", "a2", "b1")
-		taken, err := outbox.Claim(t.Context(), db, outbox.Query{}, claim.Terms{Limit: 1})
+		taken, err := provider.ClaimEntries(t.Context(), db, provider.EntryQuery{}, claim.Terms{Limit: 1})
 		require.NoError(t, err)
 		late, err := db.MarkEntries(t.Context(), []outbox.Mark{{Seq: taken[0].Seq, Token: taken[0].Token, To: outbox.Abandoned}})
 		require.NoError(t, err)
@@ -65,7 +66,7 @@ func TestRelayKeepsNothingThatIsPublished(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(_, id string, _ time.Duration) bool { return id == "a-1" })
 		b.add("t", "a-1", "a-2", "b-1", "c-1", "b-2")
-		stop := start(t, b.db, b, outbox.RelayConfig{Keep: outbox.Retention{Published: none}})
+		stop := start(t, b.db, b, outbox.RelayConfig{Keep: outbox.EntryRetention{Published: none}})
 		synctest.Wait()
 		require.NoError(t, stop())
 		left := entries(t, b.db)
@@ -82,7 +83,7 @@ func TestRelayDeletesWhatWasKept(t *testing.T) {
 		b := newTraffic(t, func(_, id string, _ time.Duration) bool { return id[:1] == "p" })
 		b.add("t", "p-1", "p-2", "q-1", "a-1", "b-1")
 		stop := start(t, b.db, b, outbox.RelayConfig{
-			Backoff: claim.Backoff{Attempts: 1}, Keep: outbox.Retention{Published: time.Hour, Skipped: 3 * time.Hour}, Poll: time.Minute,
+			Backoff: claim.Backoff{Attempts: 1}, Keep: outbox.EntryRetention{Published: time.Hour, Skipped: 3 * time.Hour}, Poll: time.Minute,
 		})
 		synctest.Wait()
 		n, err := b.db.Skip(t.Context(), outbox.Filter{Key: "b"})

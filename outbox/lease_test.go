@@ -12,6 +12,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/memory"
 	"github.com/stretchr/testify/require"
 )
@@ -68,13 +69,13 @@ func TestRelayKeepsItsClaims(t *testing.T) {
 }
 
 // unrenewed is a store that renews nothing.
-type unrenewed struct{ outbox.Store }
+type unrenewed struct{ provider.Outbox }
 
 func (u unrenewed) MarkEntries(ctx context.Context, marks []outbox.Mark) ([]int64, error) {
 	if marks[0].To == outbox.Claimed {
 		return nil, errors.New("away")
 	}
-	return u.Store.MarkEntries(ctx, marks)
+	return u.Outbox.MarkEntries(ctx, marks)
 }
 
 // Once its lease is over a relay has lost its claim: it begins no further call.

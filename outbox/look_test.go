@@ -15,6 +15,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/memory"
 	"github.com/stretchr/testify/require"
 )
@@ -29,7 +30,7 @@ type looked struct {
 	nearby     int
 }
 
-func (l *looked) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) ([]outbox.Entry, error) {
+func (l *looked) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]outbox.Entry, error) {
 	l.mu.Lock()
 	var cost time.Duration
 	switch {
@@ -52,7 +53,7 @@ type added struct {
 	add func()
 }
 
-func (a *added) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) ([]outbox.Entry, error) {
+func (a *added) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]outbox.Entry, error) {
 	found, err := a.DB.ClaimEntries(ctx, q, t)
 	if add := a.add; add != nil && len(found) == 0 && !q.Near && q.After == 0 {
 		a.add = nil
@@ -134,7 +135,7 @@ func (h *hinted) Enqueued() <-chan struct{} {
 	return hint
 }
 
-func (h *hinted) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) ([]outbox.Entry, error) {
+func (h *hinted) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]outbox.Entry, error) {
 	h.looks++
 	return h.DB.ClaimEntries(ctx, q, t)
 }
@@ -157,7 +158,7 @@ type limits struct {
 	last atomic.Int64
 }
 
-func (l *limits) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) ([]outbox.Entry, error) {
+func (l *limits) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]outbox.Entry, error) {
 	l.last.Store(int64(t.Limit))
 	return l.DB.ClaimEntries(ctx, q, t)
 }
@@ -274,7 +275,7 @@ func TestRelayGivesSuspectsTheirTurn(t *testing.T) {
 				lease := max(time.Second, 30*call) // then others are far away
 				b := newTraffic(t, func(string, string, time.Duration) bool { return false })
 				b.add("t", run("dead", n, 1)...)
-				_, err := b.db.ClaimEntries(t.Context(), outbox.Query{}, claim.Terms{Lease: lease, Limit: n})
+				_, err := b.db.ClaimEntries(t.Context(), provider.EntryQuery{}, claim.Terms{Lease: lease, Limit: n})
 				require.NoError(t, err)
 				backlog := 50 * int((lease+2*time.Second)/call+2*n)
 				for i := range backlog {
@@ -309,7 +310,7 @@ func TestRelayPassesWhatWaitsForAnother(t *testing.T) {
 		b := newTraffic(t, func(string, string, time.Duration) bool { return false })
 		db := &looked{DB: b.db, everywhere: 500 * time.Millisecond, behind: 5 * time.Millisecond}
 		b.add("t", run("dead", 10, 1)...)
-		_, err := b.db.ClaimEntries(t.Context(), outbox.Query{}, claim.Terms{Lease: time.Hour, Limit: 100})
+		_, err := b.db.ClaimEntries(t.Context(), provider.EntryQuery{}, claim.Terms{Lease: time.Hour, Limit: 100})
 		require.NoError(t, err)
 		for n := range 200 { // every fourth one waits
 			b.add("t", fmt.Sprintf("dead%d-%d", n%10, 2+n/10))

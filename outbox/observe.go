@@ -2,9 +2,9 @@ package outbox
 
 import "time"
 
-// Observer reports what a relay does, for metrics. A function that is nil is not called and costs nothing. The
+// RelayObserver reports what a relay does, for metrics. A function that is nil is not called and costs nothing. The
 // goroutines that do the work call them, several at a time: they must be quick, and must not change their arguments.
-type Observer struct {
+type RelayObserver struct {
 	// Claimed: a claim has ended; it may have no entries. On the store's clock, an entry has waited from CreatedAt
 	// to LastAttemptedAt; a Malformed one may have no CreatedAt. A Suspect one had a claim whose lease expired.
 	Claimed func(entries []Entry, took time.Duration, err error)

@@ -35,7 +35,7 @@ func TestRelayTellsItsObserver(t *testing.T) {
 		})
 		db := newDB(t)
 		enqueue(t, db, "a1", "a2", "b1")
-		stop := start(t, db, pub, outbox.RelayConfig{Keep: outbox.Retention{Published: time.Minute}, Observer: outbox.Observer{
+		stop := start(t, db, pub, outbox.RelayConfig{Keep: outbox.EntryRetention{Published: time.Minute}, Observer: outbox.RelayObserver{
 			Claimed: func(entries []outbox.Entry, _ time.Duration, err error) {
 				if count("claims", 1); len(entries) == 0 {
 					count("empty claims", 1)
@@ -83,7 +83,7 @@ func TestRelayTellsItsObserver(t *testing.T) {
 		db, paused := newDB(t), time.Duration(0)
 		pub := newPublisher(func(int, string, []*message.Message) error { return errors.New("down") })
 		enqueue(t, db, "a1", "b1", "c1", "d1")
-		stop := start(t, db, pub, outbox.RelayConfig{Observer: outbox.Observer{Paused: func(_ string, d time.Duration) { paused = d }}})
+		stop := start(t, db, pub, outbox.RelayConfig{Observer: outbox.RelayObserver{Paused: func(_ string, d time.Duration) { paused = d }}})
 		synctest.Wait()
 		require.Equal(t, time.Second, paused)
 		require.NoError(t, stop())

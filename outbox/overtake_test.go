@@ -12,6 +12,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/memory"
 	"github.com/stretchr/testify/require"
 )
@@ -102,7 +103,7 @@ func TestVanishedClaimsOfATopicThatIsDownKeepNobodyWaiting(t *testing.T) {
 			}
 			return db.InTx(tx).Enqueue(t.Context(), outbox.Message{ID: "good", Topic: "up"})
 		}))
-		_, err := outbox.Claim(t.Context(), db, outbox.Query{}, claim.Terms{Lease: time.Second, Limit: n})
+		_, err := provider.ClaimEntries(t.Context(), db, provider.EntryQuery{}, claim.Terms{Lease: time.Second, Limit: n})
 		require.NoError(t, err)
 		time.Sleep(2 * time.Second)
 		begin, took := time.Now(), time.Duration(0)

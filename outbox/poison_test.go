@@ -10,6 +10,7 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/stretchr/testify/require"
 )
 
@@ -97,10 +98,10 @@ func TestPoisonAlone(t *testing.T) {
 }
 
 // foreign reads the entry b1 as one that other software wrote.
-type foreign struct{ outbox.Store }
+type foreign struct{ provider.Outbox }
 
-func (f foreign) TakeEntry(ctx context.Context, e outbox.Entry, q outbox.Query, t claim.Terms) (outbox.Entry, bool, error) {
-	taken, ok, err := f.Store.TakeEntry(ctx, e, q, t)
+func (f foreign) TakeEntry(ctx context.Context, e outbox.Entry, q provider.EntryQuery, t claim.Terms) (outbox.Entry, bool, error) {
+	taken, ok, err := f.Outbox.TakeEntry(ctx, e, q, t)
 	taken.Malformed = taken.ID == "b1"
 	return taken, ok, err
 }
@@ -114,7 +115,7 @@ func TestRelayAbandonsWhatIsMalformed(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, []string{"a1", "a2"}, pub.ids())
 		all := entries(t, db)
-		require.Equal(t, []any{outbox.Abandoned, outbox.MalformedClass}, []any{all["b1"].Status, all["b1"].LastError})
+		require.Equal(t, []any{outbox.Abandoned, provider.LastErrorMalformed}, []any{all["b1"].Status, all["b1"].LastError})
 		require.Zero(t, all["b2"].Attempts)
 		n, err := db.Skip(t.Context(), outbox.Filter{Seqs: []int64{all["b1"].Seq}})
 		require.NoError(t, err)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // lane is a sequence of entries that keep their order.
@@ -179,7 +180,7 @@ func (b *batch) abandonMalformed(items []*item) []*item {
 	}
 	var marks []Mark
 	for _, it := range b.take(malformed) {
-		m := Mark{Seq: it.Seq, Token: it.Token, To: Abandoned, Error: MalformedClass}
+		m := Mark{Seq: it.Seq, Token: it.Token, To: Abandoned, Error: provider.LastErrorMalformed}
 		b.logFailure(*it.Entry, m, ErrMalformed)
 		marks = append(marks, m)
 	}
@@ -276,7 +277,7 @@ func freshFirst(call []*item, mixed bool) {
 	slices.SortStableFunc(call, func(x, y *item) int { return cmp.Compare(x.run.rank, y.run.rank) })
 }
 
-func published(call []*item, keep Retention) []Mark {
+func published(call []*item, keep EntryRetention) []Mark {
 	marks := make([]Mark, len(call))
 	for i, it := range call {
 		marks[i] = Mark{Seq: it.Seq, Token: it.Token, To: Published, Drop: keep.Published == 0}
@@ -287,7 +288,7 @@ func published(call []*item, keep Retention) []Mark {
 func (b *batch) publishCall(call []*item) error {
 	messages := make([]*message.Message, len(call))
 	for i, it := range call {
-		messages[i] = it.Watermill()
+		messages[i] = ToWatermill(*it.Entry)
 	}
 	report := b.cfg.Observer.Published
 	begin := b.begin(report != nil)
@@ -340,7 +341,7 @@ func (b *batch) giveBack(topic string, v verdict) []Mark {
 // failure returns the mark of an entry that failed by its own fault: a later attempt, or Abandoned after the last one.
 func (b *batch) failure(f failure) Mark {
 	m := Mark{Seq: f.Seq, Token: f.Token, To: Failed, Error: errorClass(f.err)}
-	if b.cfg.Backoff.Spent(f.Attempts) {
+	if b.cfg.Backoff.Exhausted(f.Attempts) {
 		m.To = Abandoned
 	} else {
 		m.After, _ = b.cfg.Backoff.Delay(f.Attempts) // cannot fail: the claim counted an attempt, and NewRelay checked the schedule

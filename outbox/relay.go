@@ -12,7 +12,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/claim"
-	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // RelayConfig configures a Relay. The zero value is the default.
@@ -24,13 +24,13 @@ type RelayConfig struct {
 	Backoff          claim.Backoff    // after a failed publication; zero means 30s doubling to 1h, 8 attempts
 	OrderedPublisher bool             // one Publish call keeps the order of its messages; otherwise a call has at most one message per key
 	Unordered        bool             // no message waits for another: for consumers that need no order; not together with a relay that keeps it
-	Keep             Retention        // how long published and skipped entries are kept
+	Keep             EntryRetention   // how long published and skipped entries are kept
 	Poll             time.Duration    // the longest pause while idle, and the interval between full scans, unless these take long; zero means 1s
 	Drain            time.Duration    // how long Run may continue after its ctx ends; zero means 10s
 	Holder           string           // who claims, for people to read; empty: host and process
 	Logger           *slog.Logger     // nil: slog.Default()
 	LogErrors        bool             // also log the texts of publish errors, which may hold user data
-	Observer         Observer         // reports what the relay does
+	Observer         RelayObserver    // reports what the relay does
 	Clock            func() time.Time // schedules the scans, and measures how long calls take; nil: time.Now
 }
 
@@ -40,10 +40,10 @@ var ErrDrain = errors.New("not drained in time")
 // Relay publishes entries: it claims them, publishes outside of any transaction, and marks them. Any number of
 // relays may run.
 type Relay struct {
-	store    Store
+	store    provider.Outbox
 	pub      message.Publisher
 	cfg      RelayConfig
-	query    Query
+	query    provider.EntryQuery
 	log      *slog.Logger
 	once     sync.Once
 	running  chan struct{}
@@ -52,7 +52,7 @@ type Relay struct {
 }
 
 // NewRelay returns a relay from s to p. It checks cfg and does nothing else.
-func NewRelay(s Store, p message.Publisher, cfg *RelayConfig) (*Relay, error) {
+func NewRelay(s provider.Outbox, p message.Publisher, cfg *RelayConfig) (*Relay, error) {
 	if s == nil || p == nil {
 		return nil, errors.New("relay: a store and a publisher are required")
 	}
@@ -64,7 +64,7 @@ func NewRelay(s Store, p message.Publisher, cfg *RelayConfig) (*Relay, error) {
 		return nil, fmt.Errorf("relay: %w", err)
 	}
 	r.log = r.cfg.Logger.With("relay", r.cfg.Holder)
-	r.query = Query{Topics: r.cfg.Topics, Attempts: r.cfg.Backoff.Attempts, Unordered: r.cfg.Unordered, Bytes: r.cfg.Bytes}
+	r.query = provider.EntryQuery{Topics: r.cfg.Topics, Attempts: r.cfg.Backoff.Attempts, Unordered: r.cfg.Unordered, Bytes: r.cfg.Bytes}
 	return r, nil
 }
 
@@ -81,7 +81,7 @@ func (c *RelayConfig) validate() error {
 		return errors.New("an empty list of topics: use nil for all")
 	}
 	for i, topic := range c.Topics {
-		if err := eventstore.CheckText(fmt.Sprintf("topics[%d]", i), topic, eventstore.MaxIDBytes); err != nil {
+		if err := provider.CheckText(fmt.Sprintf("topics[%d]", i), topic, provider.MaxIDBytes); err != nil {
 			return err
 		}
 	}
@@ -132,7 +132,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	if !started {
 		return errors.New("relay: Run called twice")
 	}
-	if c, ok := r.store.(ReadyChecker); ok {
+	if c, ok := r.store.(provider.ReadyChecker); ok {
 		if err := c.Ready(ctx); err != nil {
 			return fmt.Errorf("relay: %w", err)
 		}
@@ -177,7 +177,7 @@ func (r *Relay) loop(ctx, hard context.Context) {
 	trouble := troubleMin
 	var hint <-chan struct{} // requested before the first scan that found nothing, so that no entry is missed
 	for ctx.Err() == nil {
-		if w, ok := r.store.(Waker); ok && hint == nil {
+		if w, ok := r.store.(provider.Waker); ok && hint == nil {
 			hint = w.Enqueued()
 		}
 		now := r.cfg.Clock()
@@ -235,7 +235,7 @@ func (r *Relay) scan(ctx, hard context.Context, scans *scanner, at scan, begin t
 }
 
 // nextQuery returns the next claim's query and limit, as the breakers demand them.
-func (r *Relay) nextQuery(now time.Time) (q Query, limit int) {
+func (r *Relay) nextQuery(now time.Time) (q provider.EntryQuery, limit int) {
 	q, depth := r.query, 0
 	for topic, k := range r.breakers {
 		depth = max(depth, k.depth(now))
@@ -249,7 +249,7 @@ func (r *Relay) nextQuery(now time.Time) (q Query, limit int) {
 
 // fetch claims a batch. It returns nil if there is nothing to claim. With an error it may return a batch of what
 // was taken before the error.
-func (r *Relay) fetch(ctx, hard context.Context, q Query, limit int) (*batch, error) {
+func (r *Relay) fetch(ctx, hard context.Context, q provider.EntryQuery, limit int) (*batch, error) {
 	lease := newLease(hard, r.cfg.Lease) // begins before the claim, so that it ends before the store's does
 	entries, err := r.claim(ctx, hard, q, limit)
 	if len(entries) == 0 {
@@ -282,13 +282,13 @@ func (r *Relay) fetchAhead(ctx, hard context.Context, b *batch, now time.Time) f
 
 // claim claims entries. A claim in flight when ctx ends may finish, since otherwise its entries are unknown. One
 // that takes longer than half of the drain, perhaps because it waits for a lock, is canceled.
-func (r *Relay) claim(ctx, hard context.Context, q Query, limit int) ([]Entry, error) {
+func (r *Relay) claim(ctx, hard context.Context, q provider.EntryQuery, limit int) ([]Entry, error) {
 	limited, cancel := context.WithTimeout(hard, storeLimit)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(r.cfg.Drain/2, cancel) })()
 	report := r.cfg.Observer.Claimed
 	begin := r.begin(report != nil)
-	entries, err := Claim(limited, r.store, q, claim.Terms{Holder: r.cfg.Holder, Lease: r.cfg.Lease, Limit: limit})
+	entries, err := provider.ClaimEntries(limited, r.store, q, claim.Terms{Holder: r.cfg.Holder, Lease: r.cfg.Lease, Limit: limit})
 	if report != nil {
 		report(entries, r.since(begin), err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/memory"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
@@ -96,7 +97,7 @@ func enqueue(t *testing.T, db *memory.DB, ids ...string) {
 const none = -1 // kept, of what is published
 
 // start runs a relay until the returned function stops it.
-func start(t *testing.T, s outbox.Store, p message.Publisher, cfg outbox.RelayConfig) (stop func() error) {
+func start(t *testing.T, s provider.Outbox, p message.Publisher, cfg outbox.RelayConfig) (stop func() error) {
 	t.Helper()
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	switch cfg.Keep.Published {
@@ -286,7 +287,7 @@ func TestRelayWithOrderedPublisherStopsAKeyAtItsFailure(t *testing.T) {
 }
 
 // crash is a store that loses every mark, as a relay that dies after publishing would.
-type crash struct{ outbox.Store }
+type crash struct{ provider.Outbox }
 
 func (crash) MarkEntries(context.Context, []outbox.Mark) ([]int64, error) {
 	return nil, errors.New("gone")
@@ -322,18 +323,18 @@ func TestRelayTakesOverWhatAnotherLeftUnmarked(t *testing.T) {
 
 // flaky is a store that fails the first calls of each verb.
 type flaky struct {
-	outbox.Store
+	provider.Outbox
 	mu            sync.Mutex
 	claims, marks int
 }
 
-func (f *flaky) EntryCandidates(ctx context.Context, q outbox.Query, limit int) ([]outbox.Entry, error) {
+func (f *flaky) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]outbox.Entry, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.claims++; f.claims < 4 {
 		return nil, errors.New("away")
 	}
-	return f.Store.EntryCandidates(ctx, q, limit)
+	return f.Outbox.EntryCandidates(ctx, q, limit)
 }
 
 func (f *flaky) MarkEntries(ctx context.Context, marks []outbox.Mark) ([]int64, error) {
@@ -342,7 +343,7 @@ func (f *flaky) MarkEntries(ctx context.Context, marks []outbox.Mark) ([]int64, 
 	if f.marks++; f.marks < 4 {
 		return nil, errors.New("away")
 	}
-	return f.Store.MarkEntries(ctx, marks)
+	return f.Outbox.MarkEntries(ctx, marks)
 }
 
 func TestRelayOutlastsTroubleOfTheStore(t *testing.T) {
@@ -350,7 +351,7 @@ func TestRelayOutlastsTroubleOfTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db, pub := newDB(t), newPublisher(nil)
 		enqueue(t, db, "a1")
-		stop := start(t, &flaky{Store: db}, pub, outbox.RelayConfig{})
+		stop := start(t, &flaky{Outbox: db}, pub, outbox.RelayConfig{})
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		require.NoError(t, stop())
@@ -428,20 +429,20 @@ func TestRelayWakesAtOnce(t *testing.T) {
 
 // polled hides that the store can wake, and counts the looks.
 type polled struct {
-	outbox.Store
+	provider.Outbox
 	looks atomic.Int64
 }
 
-func (p *polled) EntryCandidates(ctx context.Context, q outbox.Query, limit int) ([]outbox.Entry, error) {
+func (p *polled) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]outbox.Entry, error) {
 	p.looks.Add(1)
-	return p.Store.EntryCandidates(ctx, q, limit)
+	return p.Outbox.EntryCandidates(ctx, q, limit)
 }
 
 func TestRelayPollsAdaptively(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, pub := newDB(t), newPublisher(nil)
-		s := &polled{Store: db}
+		s := &polled{Outbox: db}
 		stop := start(t, s, pub, outbox.RelayConfig{})
 		time.Sleep(100 * time.Second)
 		synctest.Wait()
@@ -485,7 +486,7 @@ func TestNewRelayRefuses(t *testing.T) {
 		"backoff": {Backoff: claim.Backoff{Jitter: 2}},
 		"poll":    {Poll: -1},
 		"drain":   {Drain: -1},
-		"keep":    {Keep: outbox.Retention{Skipped: -1}},
+		"keep":    {Keep: outbox.EntryRetention{Skipped: -1}},
 	} {
 		_, err := outbox.NewRelay(db, pub, &cfg)
 		require.Error(t, err, name)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/stretchr/testify/require"
 )
 
@@ -40,11 +41,11 @@ func TestRelayReleasesAtOnceWhenStopped(t *testing.T) {
 
 // locked is a store whose claims wait for a lock.
 type locked struct {
-	outbox.Store
+	provider.Outbox
 	waited chan error
 }
 
-func (l *locked) EntryCandidates(ctx context.Context, _ outbox.Query, _ int) ([]outbox.Entry, error) {
+func (l *locked) EntryCandidates(ctx context.Context, _ provider.EntryQuery, _ int) ([]outbox.Entry, error) {
 	<-ctx.Done()
 	l.waited <- ctx.Err()
 	return nil, ctx.Err()
@@ -64,7 +65,7 @@ func TestRelayBreaksOffAClaimThatWaits(t *testing.T) {
 }
 
 // unready is a store whose schema is not there.
-type unready struct{ outbox.Store }
+type unready struct{ provider.Outbox }
 
 var errUnready = errors.New("not migrated")
 

@@ -1,7 +1,6 @@
 package outbox
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"strconv"
@@ -10,52 +9,25 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/provider"
 )
 
-// Header names: the wire form, in both directions. The payload is the event's data as it is.
+// Names of the headers of a published event. The payload is the event's data, unchanged.
 const (
-	HeaderType        = "kinora_type"        // the event's stored name; a message without it is no event
-	HeaderSchema      = "kinora_schema"      // its schema version
-	HeaderStream      = "kinora_stream"      // its stream
-	HeaderVersion     = "kinora_version"     // its version in the stream
-	HeaderKey         = "kinora_key"         // the ordering key: for brokers, the partition key
-	HeaderRecordedAt  = "kinora_recorded_at" // RFC 3339 with nanoseconds, UTC
-	HeaderCorrelation = "correlation_id"     // as Watermill's own middleware names it
-	HeaderCausation   = "causation_id"
-	HeaderTraceparent = "traceparent"
-	HeaderActor       = "actor"
-	headerExtra       = "extra_" // before each key of Metadata.Extra
+	HeaderType        = provider.HeaderType        // the event's stored name; a message without it is not an event
+	HeaderSchema      = provider.HeaderSchema      // its schema version
+	HeaderStream      = provider.HeaderStream      // its stream
+	HeaderVersion     = provider.HeaderVersion     // its version in the stream
+	HeaderKey         = provider.HeaderKey         // the ordering key: for brokers, the partition key
+	HeaderRecordedAt  = provider.HeaderRecordedAt  // RFC 3339 with nanoseconds, UTC
+	HeaderCorrelation = provider.HeaderCorrelation // as Watermill's own middleware names it
+	HeaderCausation   = provider.HeaderCausation
+	HeaderTraceparent = provider.HeaderTraceparent
+	HeaderActor       = provider.HeaderActor
 )
 
-// ErrMalformed: a message that is not in the wire form. It can never be understood, however often it comes.
-var ErrMalformed = errors.New("malformed message")
-
-// FromEvent is the message of an event that gets this version in stream.
-func FromEvent(stream string, version int64, d eventstore.Draft, topic string) Message {
-	h := map[string]string{
-		HeaderType:    d.Type,
-		HeaderSchema:  strconv.Itoa(d.Schema),
-		HeaderStream:  stream,
-		HeaderVersion: strconv.FormatInt(version, 10),
-	}
-	for name, value := range map[string]string{
-		HeaderCorrelation: d.Metadata.CorrelationID,
-		HeaderCausation:   d.Metadata.CausationID,
-		HeaderTraceparent: d.Metadata.Traceparent,
-		HeaderActor:       d.Metadata.Actor,
-	} {
-		if value != "" {
-			h[name] = value
-		}
-	}
-	for k, v := range d.Metadata.Extra {
-		h[headerExtra+k] = v
-	}
-	return Message{ID: d.ID, Topic: topic, Key: stream, Payload: d.Data, Headers: h}
-}
-
-// Watermill returns the entry as it is published: the same bytes every time.
-func (e Entry) Watermill() *message.Message {
+// ToWatermill returns the message of an entry as relays publish it: the same bytes every time.
+func ToWatermill(e Entry) *message.Message {
 	m := message.NewMessage(e.ID, e.Payload)
 	maps.Copy(m.Metadata, e.Headers)
 	m.Metadata[HeaderKey] = e.Key
@@ -63,8 +35,8 @@ func (e Entry) Watermill() *message.Message {
 	return m
 }
 
-// ParseWatermill reads what Entry.Watermill made. Headers that it does not know are left alone.
-// An empty UUID, no type, or a number or time that is none is ErrMalformed; what could be read is returned.
+// ParseWatermill returns the event of a message that a relay published. It ignores headers that it does not know.
+// An empty UUID, a missing type, or an invalid number or time is ErrMalformed; the fields that could be read are returned.
 func ParseWatermill(m *message.Message) (eventstore.Raw, error) {
 	raw := eventstore.Raw{
 		ID: m.UUID, Stream: m.Metadata[HeaderStream], Type: m.Metadata[HeaderType], Schema: 1, Data: m.Payload,
@@ -74,7 +46,7 @@ func ParseWatermill(m *message.Message) (eventstore.Raw, error) {
 		},
 	}
 	for k, v := range m.Metadata {
-		if name, ok := strings.CutPrefix(k, headerExtra); ok {
+		if name, ok := strings.CutPrefix(k, provider.HeaderExtra); ok {
 			if raw.Metadata.Extra == nil {
 				raw.Metadata.Extra = map[string]string{}
 			}
@@ -97,7 +69,7 @@ func ParseWatermill(m *message.Message) (eventstore.Raw, error) {
 			return raw, fmt.Errorf("%w: %s is not a time", ErrMalformed, HeaderRecordedAt)
 		}
 	}
-	if err := eventstore.CheckText("message id", raw.ID, eventstore.MaxIDBytes); err != nil {
+	if err := provider.CheckText("message id", raw.ID, provider.MaxIDBytes); err != nil {
 		return raw, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
 	if raw.Type == "" {

@@ -8,6 +8,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/stretchr/testify/require"
 )
 
@@ -19,9 +20,9 @@ func TestWireFormRoundTrip(t *testing.T) {
 		Metadata: eventstore.Metadata{CorrelationID: "c", CausationID: "d", Traceparent: "t", Actor: "ann",
 			Extra: map[string]string{"kinora_type": "not mine", "x": ""}},
 	}
-	m := outbox.FromEvent("review-42-ann", 7, draft, "review")
+	m := provider.FromEvent("review-42-ann", 7, draft, "review")
 	require.Equal(t, []string{draft.ID, "review", "review-42-ann"}, []string{m.ID, m.Topic, m.Key})
-	wire := outbox.Entry{Message: m, CreatedAt: at}.Watermill()
+	wire := outbox.ToWatermill(outbox.Entry{OutboxMessage: m, CreatedAt: at})
 	require.Equal(t, "review-42-ann", wire.Metadata[outbox.HeaderKey])
 	wire.Metadata["somebody's own"] = "left alone"
 	got, err := outbox.ParseWatermill(wire)
@@ -34,8 +35,8 @@ func TestWireFormRoundTrip(t *testing.T) {
 
 func TestWatermillDoesNotShareHeaders(t *testing.T) {
 	t.Parallel()
-	e := outbox.Entry{Message: outbox.Message{ID: "1", Headers: map[string]string{"a": "b"}}}
-	e.Watermill().Metadata["a"] = "changed by a publisher's middleware"
+	e := outbox.Entry{OutboxMessage: outbox.Message{ID: "1", Headers: map[string]string{"a": "b"}}}
+	outbox.ToWatermill(e).Metadata["a"] = "changed by a publisher's middleware"
 	require.Equal(t, "b", e.Headers["a"])
 }
 
@@ -105,10 +106,10 @@ func TestNormalize(t *testing.T) {
 func TestRouteTopics(t *testing.T) {
 	t.Parallel()
 	ds := []eventstore.Draft{{Type: "a"}, {Type: "b"}}
-	topics, err := outbox.Route(nil).Topics("review-1", ds)
+	topics, err := provider.Topics(nil, "review-1", ds)
 	require.NoError(t, err)
 	require.Equal(t, [][]string{nil, nil}, topics)
-	topics, err = outbox.Route(outbox.ByCategory).Topics("review-1", ds)
+	topics, err = provider.Topics(outbox.ByCategory, "review-1", ds)
 	require.NoError(t, err)
 	require.Equal(t, [][]string{{"review"}, {"review"}}, topics)
 	some := outbox.Route(func(_ string, d eventstore.Draft) []string {
@@ -117,10 +118,10 @@ func TestRouteTopics(t *testing.T) {
 		}
 		return []string{"x", "y", "x"}
 	})
-	topics, err = some.Topics("review-1", ds)
+	topics, err = provider.Topics(some, "review-1", ds)
 	require.NoError(t, err)
 	require.Equal(t, [][]string{nil, {"x", "y"}}, topics, "a topic named twice counts once")
-	_, err = outbox.Route(func(string, eventstore.Draft) []string { return []string{""} }).Topics("review-1", ds)
+	_, err = provider.Topics(func(string, eventstore.Draft) []string { return []string{""} }, "review-1", ds)
 	require.ErrorIs(t, err, eventstore.ErrInvalid)
 }
 
@@ -131,14 +132,14 @@ func FuzzWireRoundTrip(f *testing.F) {
 	f.Fuzz(func(t *testing.T, stream string, version int64, typ string, schema int, data []byte, actor, key, value string) {
 		d := eventstore.Draft{ID: "0190a0b0-c0d0-7000-8000-000000000001", Type: typ, Schema: schema, Data: data,
 			Metadata: eventstore.Metadata{Actor: actor, CorrelationID: value, Extra: map[string]string{key: value}}}
-		if version < 1 || eventstore.CheckAppend(stream, eventstore.Any, []eventstore.Draft{d}, 0) != nil {
+		if version < 1 || provider.CheckAppend(stream, eventstore.Any, []eventstore.Draft{d}, 0) != nil {
 			return
 		}
-		m := outbox.FromEvent(stream, version, d, "t")
+		m := provider.FromEvent(stream, version, d, "t")
 		_, err := m.Normalize(0)
 		require.NoError(t, err)
-		e := outbox.Entry{Message: m, CreatedAt: time.Unix(1, 1)}
-		raw, err := outbox.ParseWatermill(e.Watermill())
+		e := outbox.Entry{OutboxMessage: m, CreatedAt: time.Unix(1, 1)}
+		raw, err := outbox.ParseWatermill(outbox.ToWatermill(e))
 		require.NoError(t, err)
 		require.Equal(t, eventstore.Raw{ID: d.ID, Stream: stream, Version: version, Type: typ, Schema: schema, Data: data,
 			Metadata: d.Metadata, RecordedAt: time.Unix(1, 1).UTC()}, raw)

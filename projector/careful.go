@@ -20,7 +20,7 @@ var process sync.RWMutex
 // attempts, over a good quarter of an hour, met the end of its process. After the last attempt it is a lease.
 func (c *RunnerConfig) spacing(before int) time.Duration {
 	d := c.Lease
-	if c.Retry.Spent(before + 1) {
+	if c.Retry.Exhausted(before + 1) {
 		return d
 	}
 	for range max(before-1, 0) {

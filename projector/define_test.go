@@ -60,7 +60,7 @@ func TestMarkersElsewhereAreALoggedNoOp(t *testing.T) {
 	unmarked := 0
 	cfg := projector.RunnerConfig{
 		Logger:   slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),
-		Observer: projector.Observer{Unmarked: func(string) { unmarked++ }},
+		Observer: projector.RunnerObserver{Unmarked: func(string) { unmarked++ }},
 	}
 	stop := run(t, noMarks{db}, f, cfg, define(marked, add))
 	for range 2 {
@@ -85,7 +85,7 @@ func emit(context.Context, txn, eventstore.Event[posted]) ([]outbox.Message, err
 func TestABadNameIsInvalidInput(t *testing.T) {
 	db := newDB(t)
 	for projectorName, handler := range map[string]string{"p'": "h", "p": `h";--`} {
-		_, err := projector.NewRunner(db, projector.Subscribe(make(feed), "t"), nil, projector.Define(projectorName, types, marked, projector.On(handler, add)))
+		_, err := projector.NewRunner(db, projector.Subscribe(make(feed), "t"), projector.RunnerConfig{}, projector.Define(projectorName, types, marked, projector.On(handler, add)))
 		var invalid *eventstore.InvalidError
 		require.ErrorAs(t, err, &invalid)
 	}
@@ -133,10 +133,10 @@ func TestNewRunnerRefuses(t *testing.T) {
 		"nil emitting function":  one("p", types, projector.OnEmit[txn, posted]("a", nil)),
 		"zero handler":           one("p", types, projector.Handler[txn]{}),
 	} {
-		_, err := projector.NewRunner(a.u, a.src, &a.cfg, a.ps...)
+		_, err := projector.NewRunner(a.u, a.src, a.cfg, a.ps...)
 		require.Error(t, err, name)
 	}
-	_, err := projector.NewRunner(db, good, nil, ok, projector.Define("q", types, projector.Options{}, projector.OnEmit("a", emit)))
+	_, err := projector.NewRunner(db, good, projector.RunnerConfig{}, ok, projector.Define("q", types, projector.Options{}, projector.OnEmit("a", emit)))
 	require.NoError(t, err)
 }
 
@@ -254,7 +254,7 @@ func TestWaitFollowsAnAppendThroughRelayAndBroker(t *testing.T) {
 	}
 	p := define(marked, add, poison)
 	quiet := slog.New(slog.DiscardHandler)
-	runner, err := projector.NewRunner(db, projector.Subscribe(broker, "review"), &projector.RunnerConfig{Logger: quiet}, p)
+	runner, err := projector.NewRunner(db, projector.Subscribe(broker, "review"), projector.RunnerConfig{Logger: quiet}, p)
 	require.NoError(t, err)
 	relay, err := outbox.NewRelay(db, broker, &outbox.RelayConfig{Logger: quiet})
 	require.NoError(t, err)

@@ -13,6 +13,6 @@
 //	var ratings = projector.Define("product-ratings", types, projector.Options{Markers: true},
 //		projector.On("posted", onPosted))
 //
-//	runner, err := projector.NewRunner(db, projector.Subscribe(subscriber, "review"), nil, ratings)
+//	runner, err := projector.NewRunner(db, projector.Subscribe(subscriber, "review"), projector.RunnerConfig{}, ratings)
 //	err = kinora.Run(ctx, runner, relay)
 package projector

@@ -1,6 +1,7 @@
 package projector
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -12,11 +13,11 @@ import (
 // Change is a row that a dry run inserted (no Before), changed, or deleted (no After).
 type Change = provider.Change
 
-// DryRun is what a replay would do.
+// DryRun is the result of a dry run: what a replay would do.
 type DryRun struct {
-	Messages int              // that would be applied
+	Messages int              // would be applied
 	Changes  []Change         // of the read model, by table and key
-	Output   []outbox.Message // that handlers would send
+	Output   []outbox.Message // handlers would send it
 	Failures []DryRunFailure
 	Waiting  int // messages that would wait behind one that fails, or that was not selected
 }
@@ -27,13 +28,19 @@ type DryRunFailure struct {
 	Err    error
 }
 
-// DryRun replays the parked messages that f selects in one transaction that is rolled back, at most f.Limit (zero means
-// 100), and returns the rows that would change. It leaves no trace: it counts no attempt, and decides nothing.
-// Handlers run, one after another: what they do outside their transaction is done, and a message that ends its process
-// may do so again.
-//   - ErrNoDryRun: the provider cannot show what a unit changes.
-//   - ErrInput: f.Projector is none of the runner's, or f.States has other states than waiting and stuck.
-func (r *Runner) DryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {
+// DryRun replays parked messages of p in one transaction that is rolled back, and returns the rows that would change. It
+// leaves no trace: it counts no attempt, and decides nothing. It needs no service, and may run next to one.
+//   - f selects the messages, at most f.Limit (zero means 100). An empty f.Projector means p.
+//   - Handlers run, one after another, each within cfg.Timeout. Their effects outside the transaction are real, and a
+//     message that crashed its process may do so again. A nil cfg is the default.
+//   - ErrNoDryRun: the provider cannot show the changes of a unit.
+//   - ErrInput: f is of another projector, or f.States has other states than waiting and stuck.
+func (p *Projector[Tx]) DryRun(ctx context.Context, db provider.Units[Tx], f ParkedFilter, cfg *RunnerConfig) (*DryRun, error) {
+	r, err := newRunner(db, Source{}, orZero(cfg), p)
+	if err != nil {
+		return nil, err
+	}
+	f.Projector = cmp.Or(f.Projector, p.name)
 	result, err := r.dryRun(ctx, f)
 	if err != nil {
 		return nil, fmt.Errorf("dry run: %w", err)
@@ -46,11 +53,11 @@ func (r *Runner) dryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {
 	resolved := func(s ParkedState) bool { return s != StateWaiting && s != StateStuck }
 	switch {
 	case p == nil:
-		return nil, fmt.Errorf("%w: projector %q is not one of this runner's", ErrInput, f.Projector)
+		return nil, fmt.Errorf("%w: the filter is of projector %q", ErrInput, f.Projector)
 	case !p.dryRuns:
 		return nil, ErrNoDryRun
 	case f.Limit < 0 || slices.ContainsFunc(f.States, resolved):
-		return nil, fmt.Errorf("%w: a dry run is of messages that are waiting or stuck", ErrInput)
+		return nil, fmt.Errorf("%w: states and limit: give a limit that is not negative, and the states waiting and stuck only", ErrInput)
 	}
 	rows, err := r.store.Parked(ctx, f)
 	if err != nil {

@@ -17,12 +17,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// tool is a runner that an operator's program makes.
-func tool(t *testing.T, u unit, cfg projector.RunnerConfig, ps ...*projector.Projector[txn]) *projector.Runner {
-	t.Helper()
-	return newRunner(t, u, projector.Source{}, cfg, ps...)
-}
-
 // failures describes what would fail.
 func failures(d *projector.DryRun) (text []string) {
 	for _, f := range d.Failures {
@@ -45,7 +39,7 @@ func TestADryRunShowsWhatAReplayWouldDoAndLeavesNothing(t *testing.T) {
 		bad.set("x-1", nil)
 		before := parked(t, db)
 		p := define(marked, bad.run)
-		got, err := tool(t, db, projector.RunnerConfig{}, p).DryRun(t.Context(), projector.ParkedFilter{Projector: "p"})
+		got, err := p.DryRun(t.Context(), db, projector.ParkedFilter{}, nil)
 		require.NoError(t, err)
 		require.Equal(t, 3, got.Messages)
 		require.Equal(t, 2, got.Waiting)
@@ -82,8 +76,7 @@ func TestADryRunIsOfWhatWasSelected(t *testing.T) {
 				bad := newFaults(map[string]error{"x-1": errNever})
 				setAside(t, db, bad, "x")
 				bad.mend()
-				c.filter.Projector = "p"
-				got, err := tool(t, db, projector.RunnerConfig{}, define(marked, bad.run)).DryRun(t.Context(), c.filter)
+				got, err := define(marked, bad.run).DryRun(t.Context(), db, c.filter, nil)
 				require.NoError(t, err)
 				require.Equal(t, []int{c.messages, c.waiting, c.fails}, []int{got.Messages, got.Waiting, len(got.Failures)})
 			})
@@ -112,7 +105,7 @@ func TestADryRunOutlivesItsHandlers(t *testing.T) {
 			}
 			return note("a")(ctx, tx, e)
 		})
-		got, err := tool(t, db, projector.RunnerConfig{}, p).DryRun(t.Context(), projector.ParkedFilter{Projector: "p"})
+		got, err := p.DryRun(t.Context(), db, projector.ParkedFilter{}, nil)
 		require.NoError(t, err)
 		require.Equal(t, 3, got.Messages)
 		require.Equal(t, 6, got.Waiting)
@@ -134,7 +127,7 @@ func TestADryRunShowsOutputAndSendsNone(t *testing.T) {
 			func(_ context.Context, _ txn, e eventstore.Event[posted]) ([]outbox.Message, error) {
 				return []outbox.Message{{Topic: "flags", Payload: []byte(e.ID)}}, nil
 			}))
-		got, err := tool(t, db, projector.RunnerConfig{}, p).DryRun(t.Context(), projector.ParkedFilter{Projector: "p"})
+		got, err := p.DryRun(t.Context(), db, projector.ParkedFilter{}, nil)
 		require.NoError(t, err)
 		var sent []string
 		for _, m := range got.Output {
@@ -157,7 +150,7 @@ func TestADryRunReportsWhatThisProgramCannotApply(t *testing.T) {
 			"no_handler":   projector.Define("p", types, marked, projector.On("other", note("a"))),
 			"unregistered": older(),
 		} {
-			got, err := tool(t, db, projector.RunnerConfig{}, p).DryRun(t.Context(), projector.ParkedFilter{Projector: "p"})
+			got, err := p.DryRun(t.Context(), db, projector.ParkedFilter{}, nil)
 			require.NoError(t, err)
 			require.Zero(t, got.Messages)
 			require.Len(t, got.Failures, 3)
@@ -183,16 +176,15 @@ func TestADryRunRefuses(t *testing.T) {
 		setAside(t, db, bad, "x")
 		p := define(marked, bad.run)
 		for name, f := range map[string]projector.ParkedFilter{
-			"no projector":               {},
-			"another runner's projector": {Projector: "q"},
+			"another projector":          {Projector: "q"},
 			"a negative number":          {Projector: "p", Limit: -1},
 			"messages that are resolved": {Projector: "p", States: []projector.ParkedState{projector.StateSkipped}},
 			"resolved ones and others":   {Projector: "p", States: []projector.ParkedState{projector.StateStuck, projector.StateReplayed}},
 		} {
-			_, err := tool(t, db, projector.RunnerConfig{}, p).DryRun(t.Context(), f)
+			_, err := p.DryRun(t.Context(), db, f, nil)
 			require.ErrorIs(t, err, projector.ErrInput, name)
 		}
-		_, err := tool(t, noDryRuns{db}, projector.RunnerConfig{}, p).DryRun(t.Context(), projector.ParkedFilter{Projector: "p"})
+		_, err := p.DryRun(t.Context(), noDryRuns{db}, projector.ParkedFilter{}, nil)
 		require.ErrorIs(t, err, projector.ErrNoDryRun)
 	})
 }
@@ -207,27 +199,27 @@ func TestADryRunEndsWithAnErrorOfTheStore(t *testing.T) {
 		p := define(marked, bad.run)
 		for _, fault := range []error{errBusy, errors.New("the commit failed")} {
 			store := &faulty{unit: db, do: func(context.Context, provider.Unit, handle) error { return fault }}
-			_, err := tool(t, store, projector.RunnerConfig{}, p).DryRun(t.Context(), projector.ParkedFilter{Projector: "p"})
+			_, err := p.DryRun(t.Context(), store, projector.ParkedFilter{}, nil)
 			require.ErrorIs(t, err, fault)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		_, err := tool(t, db, projector.RunnerConfig{}, p).DryRun(ctx, projector.ParkedFilter{Projector: "p"})
+		_, err := p.DryRun(ctx, db, projector.ParkedFilter{}, nil)
 		require.ErrorIs(t, err, context.Canceled)
 	})
 }
 
-// A runner that runs may be asked for a dry run.
-func TestADryRunOfARunnerThatRuns(t *testing.T) {
+func TestADryRunNextToARunner(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, f := newDB(t), make(feed)
 		bad := newFaults(map[string]error{"k-1": errNever})
-		r := newRunner(t, db, projector.Subscribe(f, "review"), projector.RunnerConfig{}, define(marked, bad.run))
+		p := define(marked, bad.run)
+		r := newRunner(t, db, projector.Subscribe(f, "review"), projector.RunnerConfig{}, p)
 		stop := start(t, r)
 		f.deliver(t, series("k", 1, 3)...)
 		bad.mend()
-		got, err := r.DryRun(t.Context(), projector.ParkedFilter{Projector: "p"})
+		got, err := p.DryRun(t.Context(), db, projector.ParkedFilter{}, nil)
 		require.NoError(t, err)
 		require.Equal(t, 3, got.Messages)
 		f.deliver(t, keyed("other", 1))

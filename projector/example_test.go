@@ -48,13 +48,11 @@ func Example_parked() {
 }
 
 // The handler has been fixed. A dry run shows what a replay would do, and leaves nothing behind.
-func ExampleRunner_DryRun() {
+func ExampleProjector_DryRun() {
 	ctx := context.Background()
 	db := priceTea(ctx)
 
-	runner, err := projector.NewRunner(db, projector.Source{}, nil, prices(true)) // it need not run
-	check(err)
-	would, err := runner.DryRun(ctx, projector.ParkedFilter{Projector: "prices", Key: "product-tea"})
+	would, err := prices(true).DryRun(ctx, db, projector.ParkedFilter{Key: "product-tea"}, nil)
 	check(err)
 	for _, c := range would.Changes {
 		fmt.Printf("%s: %s becomes %s\n", c.Table, c.Before, c.After)
@@ -66,8 +64,8 @@ func ExampleRunner_DryRun() {
 	// 2 would be applied, 0 would fail
 }
 
-// A replay makes messages due again. The runners of the projector apply them, in order. A tool without a service runs a
-// Runner of the zero Source, which ends when nothing is due.
+// A replay makes messages due again. The runners of the projector apply them, in order. A tool without a service calls
+// ApplyParked.
 func ExampleReplay() {
 	ctx := context.Background()
 	db := priceTea(ctx)
@@ -77,9 +75,7 @@ func ExampleReplay() {
 	check(err)
 	fmt.Println(n, "due")
 
-	runner, err := projector.NewRunner(db, projector.Source{}, nil, prices(true))
-	check(err)
-	check(runner.Run(ctx))
+	check(prices(true).ApplyParked(ctx, db, nil))
 	left, err := db.ParkedCount(ctx, "prices")
 	check(err)
 	fmt.Println(left, "parked, tea is", price(db, "product-tea"))
@@ -99,9 +95,7 @@ func ExampleSkip() {
 	check(err)
 	fmt.Println(n, "skipped")
 
-	runner, err := projector.NewRunner(db, projector.Source{}, nil, prices(false))
-	check(err)
-	check(runner.Run(ctx))
+	check(prices(false).ApplyParked(ctx, db, nil))
 	fmt.Println("tea is", price(db, "product-tea"))
 	list, err := db.Parked(ctx, projector.ParkedFilter{States: []projector.ParkedState{projector.StateSkipped}})
 	check(err)
@@ -122,7 +116,7 @@ func priceTea(ctx context.Context) *memory.DB {
 	quiet := slog.New(slog.DiscardHandler)
 	broker := gochannel.NewGoChannel(gochannel.Config{BlockPublishUntilSubscriberAck: true}, watermill.NopLogger{})
 	p := prices(false)
-	runner, err := projector.NewRunner(db, projector.Subscribe(broker, "product"), &projector.RunnerConfig{Logger: quiet}, p)
+	runner, err := projector.NewRunner(db, projector.Subscribe(broker, "product"), projector.RunnerConfig{Logger: quiet}, p)
 	check(err)
 	relay, err := outbox.NewRelay(db, broker, &outbox.RelayConfig{Logger: quiet})
 	check(err)

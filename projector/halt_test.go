@@ -31,7 +31,7 @@ func TestHaltEndsTheRunnerUntilTheMessageIsResolved(t *testing.T) {
 				require.Equal(t, []string{"k-1 stuck permanent 1"}, rows(parked(t, db)))
 				require.ErrorIs(t, newRunner(t, db, projector.Subscribe(f, "review"), projector.RunnerConfig{}, p).Run(t.Context()),
 					projector.ErrHalted, "it does not start")
-				require.ErrorIs(t, newRunner(t, db, projector.Source{}, projector.RunnerConfig{}, p).Run(t.Context()), projector.ErrHalted)
+				require.ErrorIs(t, applyParked(t, db, projector.RunnerConfig{}, p), projector.ErrHalted)
 				bad.mend()
 				replayAll(t, db, all)
 				stop := run(t, db, f, projector.RunnerConfig{}, p)

@@ -239,7 +239,7 @@ func newRunner(t *testing.T, u unit, src projector.Source, cfg projector.RunnerC
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	r, err := projector.NewRunner(u, src, &cfg, ps...)
+	r, err := projector.NewRunner(u, src, cfg, ps...)
 	require.NoError(t, err)
 	projector.OwnProcess(r)
 	return r
@@ -264,10 +264,22 @@ func run(t *testing.T, u unit, f feed, cfg projector.RunnerConfig, ps ...*projec
 	return start(t, newRunner(t, u, projector.Subscribe(f, "review"), cfg, ps...))
 }
 
-// drain runs a runner of the zero Source until nothing is due.
+// applyParked applies what is due, as Projector.ApplyParked does, in a process of its own.
+func applyParked(t *testing.T, u unit, cfg projector.RunnerConfig, ps ...*projector.Projector[txn]) error {
+	t.Helper()
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	r, err := projector.NewTool(u, cfg, ps...)
+	require.NoError(t, err)
+	projector.OwnProcess(r)
+	return r.Run(t.Context())
+}
+
+// drain applies what is due until nothing is.
 func drain(t *testing.T, u unit, cfg projector.RunnerConfig, ps ...*projector.Projector[txn]) {
 	t.Helper()
-	require.NoError(t, newRunner(t, u, projector.Source{}, cfg, ps...).Run(t.Context()))
+	require.NoError(t, applyParked(t, u, cfg, ps...))
 }
 
 func parked(t *testing.T, db provider.Parking) []projector.Parked {

@@ -64,7 +64,7 @@ func (p *projection) revive(ctx context.Context, code string) error {
 		if _, err := p.runner.store.Decide(ctx, ParkedFilter{Projector: p.name, Seqs: known}, StateWaiting, Decision{}); err != nil {
 			return err
 		}
-		p.runner.look()
+		p.runner.scanNow()
 	}
 }
 
@@ -93,7 +93,7 @@ var errFinished = errors.New("nothing is due")
 
 // finish gives what is due to the workers until nothing is, and returns errFinished.
 func (r *Runner) finish(ctx context.Context) error {
-	for r.revive(ctx); ctx.Err() == nil; wait(ctx, lookPause) {
+	for r.revive(ctx); ctx.Err() == nil; wait(ctx, scanPause) {
 		if some, err := r.giveDue(ctx); err != nil || !some {
 			return cmp.Or(err, errFinished)
 		}

@@ -23,7 +23,7 @@ func TestUnsafeRetentionIsRefused(t *testing.T) {
 		"negative":                         {Markers: marker.Retention{Window: -day}},
 		"negative horizon":                 {Markers: marker.Retention{Horizon: -day, Window: day}},
 	} {
-		_, err := projector.NewRunner(db, projector.Subscribe(make(feed), "review"), &cfg, define(marked, add))
+		_, err := projector.NewRunner(db, projector.Subscribe(make(feed), "review"), cfg, define(marked, add))
 		require.ErrorIs(t, err, marker.ErrUnsafe, name)
 	}
 }
@@ -42,7 +42,7 @@ func TestARunnerPrunesWhatIsOld(t *testing.T) {
 		db, err := memory.New(&memory.Config{Clock: func() time.Time { return time.Now().Add(time.Duration(later.Load())) }})
 		require.NoError(t, err)
 		var pruned atomic.Int64
-		f, cfg := make(feed), projector.RunnerConfig{Observer: projector.Observer{Pruned: func(n int) { pruned.Add(int64(n)) }}}
+		f, cfg := make(feed), projector.RunnerConfig{Observer: projector.RunnerObserver{Pruned: func(n int) { pruned.Add(int64(n)) }}}
 		bad := newFaults(map[string]error{"k-1": errNever, "skipped-1": errNever})
 		stop := run(t, db, f, cfg, define(marked, bad.run))
 		f.deliver(t, keyed("k", 1), keyed("skipped", 1), keyed("old", 1))
@@ -104,7 +104,7 @@ func TestPruningLeavesTheDatabaseToTheUnits(t *testing.T) {
 			return 500, nil
 		}}
 		var pruned atomic.Int64
-		cfg := projector.RunnerConfig{Observer: projector.Observer{Pruned: func(n int) { pruned.Add(int64(n)) }}}
+		cfg := projector.RunnerConfig{Observer: projector.RunnerObserver{Pruned: func(n int) { pruned.Add(int64(n)) }}}
 		stop := run(t, store, make(feed), cfg, define(marked, note("a")))
 		time.Sleep(40 * time.Second)
 		require.NoError(t, stop())

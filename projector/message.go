@@ -129,7 +129,7 @@ func caused(out []outbox.Message, handler string, cause eventstore.Raw) []outbox
 		if m.ID == "" {
 			m.ID = uuid.NewSHA1(outputs, []byte(handler+"\x00"+cause.ID+"\x00"+strconv.Itoa(i))).String()
 		}
-		if m.Key == "" && eventstore.CheckText("key", cause.Stream, eventstore.MaxIDBytes) == nil {
+		if m.Key == "" && provider.CheckText("key", cause.Stream, provider.MaxIDBytes) == nil {
 			m.Key = cause.Stream
 		}
 		h := map[string]string{}
@@ -142,7 +142,7 @@ func caused(out []outbox.Message, handler string, cause eventstore.Raw) []outbox
 			if _, ok := h[name]; ok || value == "" {
 				continue
 			}
-			if h[name] = value; eventstore.CheckHeaders("headers", h) != nil {
+			if h[name] = value; provider.CheckHeaders("headers", h) != nil {
 				delete(h, name)
 			}
 		}

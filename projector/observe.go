@@ -2,9 +2,9 @@ package projector
 
 import "time"
 
-// Observer receives what a runner does, for metrics. A function that is nil is not called and costs nothing. The
+// RunnerObserver receives what a runner does, for metrics. A function that is nil is not called and costs nothing. The
 // goroutines that do the work call it, several at a time: it must be quick, and must not change what it is given.
-type Observer struct {
+type RunnerObserver struct {
 	// Handled: a message was applied by a handler, and its unit is committed; or the handler failed at it alone.
 	// skipped: the handler had applied it before, as its marker says. waited is the time from the recording of the
 	// event to the end of its unit, by the clocks of the store and of this process: negative if these differ, zero

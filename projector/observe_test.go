@@ -38,8 +38,8 @@ func (d *diary) read() []string {
 	return lines
 }
 
-func (d *diary) observer() projector.Observer {
-	return projector.Observer{
+func (d *diary) observer() projector.RunnerObserver {
+	return projector.RunnerObserver{
 		Handled: func(handler string, skipped bool, waited, took time.Duration, err error) {
 			d.write("handled %s: skipped %t, waited %s, took %s, failed %t", handler, skipped, waited, took, err != nil)
 		},
@@ -128,7 +128,7 @@ func TestAnObserverReceivesSuspectsAndStuckMessages(t *testing.T) {
 		crash(t, db, "dead", time.Second, "k-1")
 		time.Sleep(2 * time.Second)
 		bad := newFaults(map[string]error{"k-1": errNever})
-		only := projector.Observer{Parked: d.observer().Parked}
+		only := projector.RunnerObserver{Parked: d.observer().Parked}
 		stop := run(t, db, f, projector.RunnerConfig{Observer: only}, define(marked, bad.run))
 		f.deliver(t, keyed("k", 1), msg("x", "who knows", "{}"))
 		time.Sleep(time.Minute)

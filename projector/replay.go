@@ -10,10 +10,10 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// The times between two looks at what is due.
+// The times between two scanSoon at what is due.
 const (
 	pollEvery = time.Second
-	lookPause = 5 * time.Millisecond // the least
+	scanPause = 5 * time.Millisecond // the least
 )
 
 // poll gives parked messages whose time has come to their workers, until ctx ends.
@@ -27,17 +27,17 @@ func (r *Runner) poll(ctx context.Context) {
 		}
 		select {
 		case <-ctx.Done():
-		case <-r.looks:
-			wait(ctx, lookPause) // for what becomes due at the same time
+		case <-r.scanSoon:
+			wait(ctx, scanPause) // for what becomes due at the same time
 		case <-time.After(pollEvery):
 		}
 	}
 }
 
-// look makes poll look at once.
-func (r *Runner) look() {
+// scanNow makes poll scan at once.
+func (r *Runner) scanNow() {
 	select {
-	case r.looks <- struct{}{}:
+	case r.scanSoon <- struct{}{}:
 	default:
 	}
 }
@@ -123,7 +123,7 @@ func (w *worker) try(ctx, hard context.Context, m *inbound) (progress bool) {
 		return false
 	}
 	if !begun {
-		return w.isSpent(m)
+		return w.isExhausted(m)
 	}
 	row.Attempts++
 	for tries := 1; ctx.Err() == nil; tries++ {
@@ -146,10 +146,10 @@ func (w *worker) try(ctx, hard context.Context, m *inbound) (progress bool) {
 	return false
 }
 
-// isSpent says whether a message that may not be tried has no attempt left, so that it is stuck now.
-func (w *worker) isSpent(m *inbound) bool {
+// isExhausted says whether a message that may not be tried has no attempt left, so that it is stuck now.
+func (w *worker) isExhausted(m *inbound) bool {
 	row := m.parked
-	if !w.runner.cfg.Retry.Spent(row.Attempts) {
+	if !w.runner.cfg.Retry.Exhausted(row.Attempts) {
 		return false
 	}
 	if w.runner.cfg.Observer.Parked != nil {

@@ -221,9 +221,9 @@ func TestReplayGoesOnPastWhatSaysShutdown(t *testing.T) {
 	})
 }
 
-// A runner of the zero Source applies all messages that are due, also those that become due with them, and ends. It does
+// ApplyParked applies all messages that are due, also those that become due with them, and ends. It does
 // not wait for messages that are due later.
-func TestARunnerOfTheZeroSourceAppliesWhatIsDueAndEnds(t *testing.T) {
+func TestApplyParkedAppliesWhatIsDueAndReturns(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, f := newDB(t), make(feed)
@@ -256,7 +256,7 @@ func TestARunnerOfTheZeroSourceAppliesWhatIsDueAndEnds(t *testing.T) {
 		failing := &faulty{unit: db, due: func(context.Context, provider.DueFilter) ([]provider.Parked, error) {
 			return nil, errors.New("no database")
 		}}
-		err := newRunner(t, failing, projector.Source{}, projector.RunnerConfig{}, p).Run(t.Context())
+		err := applyParked(t, failing, projector.RunnerConfig{}, p)
 		require.ErrorContains(t, err, "no database")
 	})
 }

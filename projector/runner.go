@@ -32,7 +32,7 @@ type RunnerConfig struct {
 	Version     string           // of the program, kept with what is parked; empty: what its build info says
 
 	Classify  func(error) Class // may choose the class of an error of ClassUnknown; nil: it stays that
-	Observer  Observer          // receives what the runner does
+	Observer  RunnerObserver    // receives what the runner does
 	Clock     func() time.Time  // measures durations; must not be set back; nil: time.Now
 	Logger    *slog.Logger      // nil: slog.Default()
 	LogErrors bool              // also log the texts of errors, which may hold what users wrote
@@ -48,31 +48,37 @@ type Runner struct {
 	id          string
 	process     *sync.RWMutex         // see careful.go; all runners of this process share it
 	watch       atomic.Pointer[watch] // nil: the store has not answered yet
-	looks       chan struct{}
+	scanSoon    chan struct{}         // requests a scan of parked messages that are due
 	started     atomic.Bool
 	running     chan struct{}
 	end         context.CancelCauseFunc // ends Run with an error
 }
 
-// NewRunner makes a runner of ps in units of u over src. It validates all that it is given, and does nothing else yet.
-//   - u must be a whole provider (provider.Provider). Units alone, such as those of Redis, are combined with a store
-//     for what is parked: provider.Beside(units, db).
-//   - If u cannot commit markers with the read model, Options.Markers is a no-op, logged at debug.
-func NewRunner[Tx any](u provider.Units[Tx], src Source, cfg *RunnerConfig, ps ...*Projector[Tx]) (*Runner, error) {
-	r := &Runner{src: src, id: uuid.NewString(), process: &process, byName: map[string]*projection{}, looks: make(chan struct{}, 1),
-		running: make(chan struct{})}
-	if cfg != nil {
-		r.cfg = *cfg
+// NewRunner returns a runner that applies the messages of src to ps, in transactions of db. It validates its arguments and
+// does nothing else.
+//   - db must be a whole provider (provider.Provider). A store without parked messages, such as Redis, is combined with
+//     one that keeps them: provider.Beside(units, db).
+//   - If db cannot commit markers with the read model, Options.Markers is a no-op, logged at debug.
+func NewRunner[Tx any](db provider.Units[Tx], src Source, cfg RunnerConfig, ps ...*Projector[Tx]) (*Runner, error) {
+	if err := src.check(); err != nil {
+		return nil, fmt.Errorf("runner: %w", err)
 	}
+	return newRunner(db, src, cfg, ps...)
+}
+
+// newRunner is NewRunner without the check of src. A runner of the zero Source applies parked messages that are due, and ends.
+func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ...*Projector[Tx]) (*Runner, error) {
+	r := &Runner{src: src, cfg: cfg, id: uuid.NewString(), process: &process, byName: map[string]*projection{},
+		scanSoon: make(chan struct{}, 1), running: make(chan struct{})}
 	if u == nil || len(ps) == 0 {
-		return nil, errors.New("runner: give it units and at least one projector")
+		return nil, errors.New("runner: give it a store and at least one projector")
 	}
-	if err := errors.Join(src.check(), r.cfg.validate()); err != nil {
+	if err := r.cfg.validate(); err != nil {
 		return nil, fmt.Errorf("runner: %w", err)
 	}
 	whole, ok := any(u).(provider.Provider[Tx])
 	if !ok {
-		return nil, errors.New("runner: these units keep no parked messages: combine them with a store that does, provider.Beside(units, db)")
+		return nil, errors.New("runner: the store keeps no parked messages: combine it with one that does, provider.Beside(units, db)")
 	}
 	r.store = whole
 	for _, p := range ps {
@@ -137,14 +143,13 @@ func (r *Runner) Running() <-chan struct{} { return r.running }
 // outbox.ErrDrain if that takes longer than Drain: then what is in flight is broken off, rolled back, and not acked.
 //   - A subscription that ends by itself is an error.
 //   - A projector with Halt that has a stuck message is ErrHalted, at the start and later.
-//   - With the zero Source it applies what is parked and due, and what becomes due with that, and returns nil.
 //   - Run may be called once.
 func (r *Runner) Run(ctx context.Context) error {
 	if r.started.Swap(true) {
 		return errors.New("runner: Run called twice")
 	}
 	var err error
-	if c, ok := r.store.(outbox.ReadyChecker); ok {
+	if c, ok := r.store.(provider.ReadyChecker); ok {
 		err = c.Ready(ctx)
 	}
 	if err == nil {

@@ -9,8 +9,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
-// Source is where a runner's messages come from. Make it with Subscribe or SubscribeEach. A runner of the zero Source
-// applies what is parked and due, and ends.
+// Source is where a runner's messages come from. Make it with Subscribe or SubscribeEach.
 type Source struct {
 	sub    message.Subscriber
 	each   func(projector string) (message.Subscriber, error)
@@ -32,11 +31,8 @@ func SubscribeEach(s func(projector string) (message.Subscriber, error), topics 
 func (s Source) isZero() bool { return s.sub == nil && s.each == nil && len(s.topics) == 0 }
 
 func (s Source) check() error {
-	if s.isZero() {
-		return nil
-	}
 	if s.sub == nil && s.each == nil || len(s.topics) == 0 {
-		return errors.New("the source needs a subscriber and topics")
+		return errors.New("the source has no subscriber or no topics: make it with Subscribe or SubscribeEach")
 	}
 	for i, topic := range s.topics {
 		if topic == "" || slices.Contains(s.topics[:i], topic) {

@@ -27,7 +27,7 @@ func TestATransientErrorHalvesAndWaitsAndIsNeverCounted(t *testing.T) {
 			}
 			return db.Do(ctx, u, run)
 		}
-		cfg := projector.RunnerConfig{Observer: projector.Observer{Retried: func(name string, class projector.Class, after time.Duration) {
+		cfg := projector.RunnerConfig{Observer: projector.RunnerObserver{Retried: func(name string, class projector.Class, after time.Duration) {
 			require.Equal(t, []any{"p", projector.ClassTransient}, []any{name, class})
 			delays = append(delays, after)
 		}}}

@@ -243,7 +243,7 @@ func (u *unit) failure(i int, m *inbound, fresh []bool) *provider.Aside {
 	switch {
 	case p.Class == ClassTransient: // not counted, so it waits as long again as it has been parked
 		row.After = min(max(u.runner.cfg.Clock().Sub(p.At), retry.Base), retry.Max)
-	case p.Class == ClassUnknown && !retry.Spent(p.Attempts):
+	case p.Class == ClassUnknown && !retry.Exhausted(p.Attempts):
 		row.After, _ = retry.Delay(max(p.Attempts, 1))
 	}
 	return row

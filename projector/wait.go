@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
-	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -103,8 +102,7 @@ func (p *Projector[Tx]) questions(ctx context.Context, s State, a eventstore.App
 			break
 		}
 		for _, h := range takers[raw.Type] {
-			key := marker.Key{Handler: h.Name, Was: h.Was, MessageID: raw.ID}
-			open = append(open, provider.Question{Key: key, RecordedAt: raw.RecordedAt})
+			open = append(open, provider.Question{Handler: h.Name, Was: h.Was, MessageID: raw.ID, RecordedAt: raw.RecordedAt})
 		}
 	}
 	return open, nil

@@ -33,7 +33,7 @@ func (w *worker) run(ctx, hard context.Context) {
 		case <-ctx.Done():
 		case rows := <-w.due:
 			if w.replay(ctx, hard, rows) {
-				w.runner.look() // for what was behind them
+				w.runner.scanNow() // for what was behind them
 			}
 			w.busy.Store(false)
 		case m := <-w.in:
@@ -184,7 +184,7 @@ func (w *worker) settleParked(m *inbound, row *provider.Aside) {
 		cfg.Observer.Parked(w.name, row.Parked.Handler, row.Parked.Class, row.Parked.Code)
 	}
 	if row.After >= 0 && row.Parked.Class != ClassHeld {
-		time.AfterFunc(row.After, w.runner.look)
+		time.AfterFunc(row.After, w.runner.scanNow)
 	}
 	if m.aside == nil { // it waits behind another one, or is suspected
 		w.report(slog.LevelDebug, "parked", m, &Error{Class: row.Parked.Class, Code: row.Parked.Code}, row.Parked.Attempts)

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-
-	"github.com/kinora-go/kinora/outbox"
 )
 
 // Beside combines units of a store that keeps nothing else, such as Redis, with the parked messages and records of
@@ -63,10 +61,10 @@ func (b *beside[Tx, Outer]) Switch(ctx context.Context, projector string, fn fun
 	})
 }
 
-// Ready implements outbox.ReadyChecker for both stores.
+// Ready implements ReadyChecker for both stores.
 func (b *beside[Tx, Outer]) Ready(ctx context.Context) error {
 	for _, s := range []any{b.store, b.units} {
-		if c, ok := s.(outbox.ReadyChecker); ok {
+		if c, ok := s.(ReadyChecker); ok {
 			if err := c.Ready(ctx); err != nil {
 				return err
 			}

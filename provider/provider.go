@@ -4,8 +4,6 @@ import (
 	"context"
 	"strings"
 	"time"
-
-	"github.com/kinora-go/kinora/marker"
 )
 
 // Provider is all that a runner needs of a store.
@@ -110,7 +108,9 @@ type Records interface {
 
 // Question asks what became of a message at a handler.
 type Question struct {
-	marker.Key
+	Handler    string   // "product-ratings/posted"
+	Was        []string // earlier names of the handler: a marker under one of them counts
+	MessageID  string
 	RecordedAt time.Time // of the message; zero: OutcomePruned is never the answer
 }
 

@@ -6,8 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"time"
-
-	"github.com/kinora-go/kinora/outbox"
 )
 
 // Unit describes one transaction of a projector. Its messages are either all deliveries or all parked ones.
@@ -87,7 +85,7 @@ type Found struct {
 
 // Closing is what a unit writes with its commit, besides what the handlers wrote.
 type Closing struct {
-	Output []outbox.Message // into the outbox of the same transaction
+	Output []OutboxMessage // into the outbox of the same transaction
 	// Park lists messages to be set aside. Deliveries become parked messages behind those of their lane, which is
 	// held from then on; a parked message stays, with the Class, Code, Attempts, Handler, Handlers and Version of the
 	// Aside. All other live parked messages of the unit are resolved: deleted or, if a person decided on them

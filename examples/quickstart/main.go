@@ -74,7 +74,7 @@ func run(ctx context.Context, path string) (err error) {
 	// A broker in memory must wait for acks: what it lost in a crash would be marked as published.
 	broker := gochannel.NewGoChannel(gochannel.Config{BlockPublishUntilSubscriberAck: true}, watermill.NopLogger{})
 	reviews, err1 := eventstore.NewRepository(db, types, "review", func(string) *Review { return &Review{} }, nil)
-	runner, err2 := projector.NewRunner(db, projector.Subscribe(broker, "review"), nil, ratings)
+	runner, err2 := projector.NewRunner(db, projector.Subscribe(broker, "review"), projector.RunnerConfig{}, ratings)
 	relay, err3 := outbox.NewRelay(db, broker, nil)
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return err

@@ -16,6 +16,7 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/examples/reviews/review"
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 )
 
 const (
@@ -196,7 +197,7 @@ func checkText(what, text string) error {
 	if text == "" {
 		return nil
 	}
-	if err := eventstore.CheckText(what, text, eventstore.MaxIDBytes); err != nil {
+	if err := provider.CheckText(what, text, provider.MaxIDBytes); err != nil {
 		return badRequest(err.Error())
 	}
 	return nil

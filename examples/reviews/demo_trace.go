@@ -173,14 +173,14 @@ func (u tracedUnits[Tx]) Do(ctx context.Context, of provider.Unit,
 
 // tracedOutbox tells when entries are claimed, and when they are about to be marked.
 type tracedOutbox struct {
-	outbox.Store
+	provider.Outbox
 	trace *trace
 }
 
-var _ outbox.BatchClaimer = tracedOutbox{}
+var _ provider.BatchClaimer = tracedOutbox{}
 
-func (o tracedOutbox) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) ([]outbox.Entry, error) {
-	entries, err := outbox.Claim(ctx, o.Store, q, t)
+func (o tracedOutbox) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]outbox.Entry, error) {
+	entries, err := provider.ClaimEntries(ctx, o.Outbox, q, t)
 	for _, e := range entries {
 		o.trace.step(step{kind: claimed, delivery: e.Seq})
 	}
@@ -191,5 +191,5 @@ func (o tracedOutbox) MarkEntries(ctx context.Context, marks []outbox.Mark) ([]i
 	for _, m := range marks {
 		o.trace.step(step{kind: marking, delivery: m.Seq})
 	}
-	return o.Store.MarkEntries(ctx, marks)
+	return o.Outbox.MarkEntries(ctx, marks)
 }

@@ -27,7 +27,7 @@ const (
 // handlers, into tables of their own. One keeps markers. The other, the control, does not, and shows what
 // happens then.
 func newDemoRunner[Tx any](db provider.Provider[Tx], src projector.Source, t *trace, exact, control readModel[Tx]) (*projector.Runner, error) {
-	return projector.NewRunner(tracedUnits[Tx]{db, t}, src, &projector.RunnerConfig{
+	return projector.NewRunner(tracedUnits[Tx]{db, t}, src, projector.RunnerConfig{
 		Lease: time.Second,                 // so that the runner of a killed worker is soon known to be dead
 		Retry: claim.Backoff{Attempts: -1}, // being killed counts as an attempt, and the demo does it on purpose
 	},
@@ -94,7 +94,7 @@ func (w *worker) run(ctx context.Context) error {
 
 // outbox is the relay's view of the database. Where the handlers are in the same process, it is their starts
 // and acks that count.
-func (w *worker) outbox() outbox.Store {
+func (w *worker) outbox() provider.Outbox {
 	if w.role == relayWork {
 		return tracedOutbox{w.db, w.trace}
 	}

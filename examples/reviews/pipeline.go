@@ -12,6 +12,7 @@ import (
 	"github.com/kinora-go/kinora/examples/reviews/review"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // lease is how long another relay leaves alone what a relay claimed: long enough to publish a batch of 50
@@ -81,11 +82,11 @@ func (f pipelineFlags) start(ctx context.Context, d database, s serviceStore) (*
 }
 
 // kept is for people, and for progress and checks, which look at what went out.
-var kept = outbox.Retention{Published: 24 * time.Hour}
+var kept = outbox.EntryRetention{Published: 24 * time.Hour}
 
 // newRelay makes a relay to a broker that keeps the order of a batch: one takes it in one statement, and the
 // other takes one message after another.
-func newRelay(s outbox.Store, to message.Publisher) (*outbox.Relay, error) {
+func newRelay(s provider.Outbox, to message.Publisher) (*outbox.Relay, error) {
 	return outbox.NewRelay(s, to, &outbox.RelayConfig{
 		Lease: lease, OrderedPublisher: true,
 		Keep: kept,

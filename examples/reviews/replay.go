@@ -60,11 +60,7 @@ func (c *replayCmd) finish(ctx context.Context, db serviceStore, f projector.Par
 	ctx, cancel := context.WithTimeout(ctx, c.Wait)
 	defer cancel()
 	for {
-		runner, err := db.runner(projector.Source{}) // the zero source: it applies what is due, and returns
-		if err != nil {
-			return err
-		}
-		if err := runner.Run(ctx); err != nil && ctx.Err() == nil {
+		if err := db.applyParked(ctx); err != nil && ctx.Err() == nil {
 			return err
 		}
 		waiting, stuck, err := count(context.WithoutCancel(ctx), db, f)
@@ -103,11 +99,7 @@ func count(ctx context.Context, db serviceStore, f projector.ParkedFilter) (wait
 }
 
 func (c *replayCmd) dryRun(ctx context.Context, db serviceStore, f projector.ParkedFilter) error {
-	runner, err := db.runner(projector.Source{})
-	if err != nil {
-		return err
-	}
-	would, err := runner.DryRun(ctx, f)
+	would, err := db.dryRun(ctx, f)
 	if err != nil {
 		return err
 	}

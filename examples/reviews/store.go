@@ -17,7 +17,7 @@ import (
 // knows a provider.
 type store interface {
 	eventstore.Store
-	outbox.Store
+	provider.Outbox
 	outbox.Inspector
 	provider.Parking
 	// ParkedCount counts the messages that are waiting or stuck, of all projectors if the name is empty.
@@ -33,6 +33,10 @@ type serviceStore interface {
 	store
 	// runner makes the runner of the read models.
 	runner(src projector.Source) (*projector.Runner, error)
+	// applyParked applies parked messages that are due.
+	applyParked(ctx context.Context) error
+	// dryRun shows what a replay of parked messages would change.
+	dryRun(ctx context.Context, f projector.ParkedFilter) (*projector.DryRun, error)
 	// inTx runs fn in a transaction. fn may run again, with what it did undone.
 	inTx(ctx context.Context, fn func(tx eventstore.TxStore) error) error
 	// wait returns when the read models show what was appended.

@@ -71,7 +71,15 @@ func (s *postgresStore) inTx(ctx context.Context, fn func(eventstore.TxStore) er
 var postgresReviews = productReviews[pgx.Tx](reviewsProjector, projector.Options{Markers: true}, postgresModel{})
 
 func (s *postgresStore) runner(src projector.Source) (*projector.Runner, error) {
-	return projector.NewRunner(s.DB, src, nil, postgresReviews)
+	return projector.NewRunner(s.DB, src, projector.RunnerConfig{}, postgresReviews)
+}
+
+func (s *postgresStore) applyParked(ctx context.Context) error {
+	return postgresReviews.ApplyParked(ctx, s.DB, nil)
+}
+
+func (s *postgresStore) dryRun(ctx context.Context, f projector.ParkedFilter) (*projector.DryRun, error) {
+	return postgresReviews.DryRun(ctx, s.DB, f, nil)
 }
 
 func (s *postgresStore) wait(ctx context.Context, at eventstore.Appended) error {

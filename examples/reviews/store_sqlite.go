@@ -78,7 +78,15 @@ func (s *sqliteStore) inTx(ctx context.Context, fn func(eventstore.TxStore) erro
 var sqliteReviews = productReviews[*sql.Tx](reviewsProjector, projector.Options{Markers: true}, sqliteModel{})
 
 func (s *sqliteStore) runner(src projector.Source) (*projector.Runner, error) {
-	return projector.NewRunner(s.DB, src, nil, sqliteReviews)
+	return projector.NewRunner(s.DB, src, projector.RunnerConfig{}, sqliteReviews)
+}
+
+func (s *sqliteStore) applyParked(ctx context.Context) error {
+	return sqliteReviews.ApplyParked(ctx, s.DB, nil)
+}
+
+func (s *sqliteStore) dryRun(ctx context.Context, f projector.ParkedFilter) (*projector.DryRun, error) {
+	return sqliteReviews.DryRun(ctx, s.DB, f, nil)
 }
 
 func (s *sqliteStore) wait(ctx context.Context, at eventstore.Appended) error {

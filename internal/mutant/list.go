@@ -160,7 +160,7 @@ var stores = []Mutant{
 		var out []outbox.Message
 		for i, d := range events {
 			for _, topic := range db.cfg.Route(stream, d) {
-				out = append(out, outbox.FromEvent(stream, at.Version-int64(len(events)-i-1), d, topic))
+				out = append(out, provider.FromEvent(stream, at.Version-int64(len(events)-i-1), d, topic))
 			}
 		}
 		return at, pgx.BeginFunc(ctx, db.pool, func(tx pgx.Tx) error { return db.InTx(tx).Enqueue(ctx, out...) })

@@ -9,15 +9,16 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
-// EntryCandidates implements outbox.Store.
-func (db *DB) EntryCandidates(ctx context.Context, q outbox.Query, limit int) ([]outbox.Entry, error) {
+// EntryCandidates implements provider.Outbox.
+func (db *DB) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]outbox.Entry, error) {
 	return query(ctx, db, "read candidates", func(s *state, now time.Time) []outbox.Entry { return s.candidates(q, limit, now) })
 }
 
-// TakeEntry implements outbox.Store.
-func (db *DB) TakeEntry(ctx context.Context, e outbox.Entry, q outbox.Query, t claim.Terms) (taken outbox.Entry, ok bool, err error) {
+// TakeEntry implements provider.Outbox.
+func (db *DB) TakeEntry(ctx context.Context, e outbox.Entry, q provider.EntryQuery, t claim.Terms) (taken outbox.Entry, ok bool, err error) {
 	err = db.Tx(ctx, func(tx *Model) error {
 		taken, ok = tx.staged.take(e, q, t, db.now())
 		return nil
@@ -28,8 +29,8 @@ func (db *DB) TakeEntry(ctx context.Context, e outbox.Entry, q outbox.Query, t c
 	return taken, ok, nil
 }
 
-// ClaimEntries implements outbox.BatchClaimer: the portable claim, in one transaction.
-func (db *DB) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) (taken []outbox.Entry, err error) {
+// ClaimEntries implements provider.BatchClaimer: the portable claim, in one transaction.
+func (db *DB) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) (taken []outbox.Entry, err error) {
 	err = db.Tx(ctx, func(tx *Model) error {
 		now := db.now()
 		taken, err = claim.Portable(ctx, t,
@@ -60,7 +61,7 @@ func eligible(e outbox.Entry, now time.Time) bool {
 }
 
 // candidates are the eligible entries that no earlier one of their topic and key holds back.
-func (s *state) candidates(q outbox.Query, limit int, now time.Time) []outbox.Entry {
+func (s *state) candidates(q provider.EntryQuery, limit int, now time.Time) []outbox.Entry {
 	var found []outbox.Entry
 	held := map[lane]bool{}
 	looked, bytes := 0, 0
@@ -90,7 +91,7 @@ func (s *state) candidates(q outbox.Query, limit int, now time.Time) []outbox.En
 
 // take takes e if nothing has happened to it since it was read, and if all that stands before it in its key
 // is in the same hands.
-func (s *state) take(e outbox.Entry, q outbox.Query, t claim.Terms, now time.Time) (outbox.Entry, bool) {
+func (s *state) take(e outbox.Entry, q provider.EntryQuery, t claim.Terms, now time.Time) (outbox.Entry, bool) {
 	is, ok := s.entries.get(e.Seq)
 	asRead := ok && is.Status == e.Status && is.Attempts == e.Attempts && is.Suspect == e.Suspect &&
 		is.Token == e.Token && is.NextAttemptAt.Equal(e.NextAttemptAt)
@@ -100,7 +101,7 @@ func (s *state) take(e outbox.Entry, q outbox.Query, t claim.Terms, now time.Tim
 	if is.Status == outbox.Claimed { // and eligible: that claim vanished
 		is.Suspect = true
 		if q.Attempts > 0 && is.Attempts >= q.Attempts {
-			is.Status, is.LastError = outbox.Abandoned, "vanished"
+			is.Status, is.LastError = outbox.Abandoned, "crashed"
 			s.put(is)
 			return e, false
 		}
@@ -126,9 +127,9 @@ func (s *state) passes(e outbox.Entry, mine claim.Token) bool {
 	return false
 }
 
-// MarkEntries implements outbox.Store.
+// MarkEntries implements provider.Outbox.
 func (db *DB) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int64, err error) {
-	if err := outbox.CheckMarks(marks); err != nil {
+	if err := provider.CheckMarks(marks); err != nil {
 		return nil, fmt.Errorf("mark entries: %w", err)
 	}
 	err = db.Tx(ctx, func(tx *Model) error {

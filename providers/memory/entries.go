@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // Enqueue adds messages to the outbox: they are there when the transaction commits. A message whose id is in
@@ -40,7 +41,7 @@ func (s *state) enqueue(m outbox.Message, now time.Time) (added bool) {
 	}
 	m.Payload = bytes.Clone(m.Payload)
 	s.seq++
-	e := outbox.Entry{Message: m, Seq: s.seq, Status: outbox.Pending, NextAttemptAt: now, CreatedAt: now}
+	e := outbox.Entry{OutboxMessage: m, Seq: s.seq, Status: outbox.Pending, NextAttemptAt: now, CreatedAt: now}
 	s.messages = s.messages.put(pair(m.Topic, m.ID), e.Seq)
 	s.put(e)
 	return true
@@ -83,7 +84,7 @@ func under[V any](t *tree[string, V], a string) iter.Seq2[string, V] {
 	}
 }
 
-// Enqueued implements outbox.Waker. Every commit that adds entries gives the hint.
+// Enqueued implements provider.Waker. Every commit that adds entries gives the hint.
 func (db *DB) Enqueued() <-chan struct{} { return db.committed.Load().added }
 
 // Entries implements outbox.Inspector.
@@ -97,7 +98,7 @@ func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, err
 // StatusCounts implements outbox.Inspector.
 func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.Status]int64, error) {
 	return query(ctx, db, "count entries", func(s *state, _ time.Time) map[outbox.Status]int64 {
-		counts := outbox.ZeroCounts(of)
+		counts := provider.ZeroCounts(of)
 		for _, e := range s.entries.from(0) {
 			if _, asked := counts[e.Status]; asked {
 				counts[e.Status]++

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
-	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // place is where an event is stored.
@@ -62,10 +62,10 @@ func (t *Tx) append(ctx context.Context, stream string, expected eventstore.Expe
 	if err := t.usable(ctx); err != nil {
 		return eventstore.Appended{}, err
 	}
-	if err := eventstore.CheckAppend(stream, expected, events, t.db.cfg.MaxPayload); err != nil {
+	if err := provider.CheckAppend(stream, expected, events, t.db.cfg.MaxPayload); err != nil {
 		return eventstore.Appended{}, err
 	}
-	topics, err := t.db.cfg.Route.Topics(stream, events)
+	topics, err := provider.Topics(t.db.cfg.Route, stream, events)
 	if err != nil {
 		return eventstore.Appended{}, err
 	}
@@ -82,7 +82,7 @@ func (t *Tx) append(ctx context.Context, stream string, expected eventstore.Expe
 		version++
 		s.add(stream, version, d, now)
 		for _, topic := range topics[i] {
-			if !s.enqueue(outbox.FromEvent(stream, version, d, topic), now) {
+			if !s.enqueue(provider.FromEvent(stream, version, d, topic), now) {
 				return eventstore.Appended{}, eventstore.ErrEventIDReused // somebody enqueued a message of their own under it
 			}
 		}
@@ -151,7 +151,7 @@ func (s *state) add(stream string, version int64, d eventstore.Draft, now time.T
 }
 
 func (s *state) read(ctx context.Context, stream string, afterVersion int64, yield func(eventstore.Raw, error) bool) {
-	if err := eventstore.CheckStream(stream); err != nil {
+	if err := provider.CheckStream(stream); err != nil {
 		yield(eventstore.Raw{}, fmt.Errorf("read stream: %w", err))
 		return
 	}

@@ -41,7 +41,7 @@ func Example() {
 	broker := gochannel.NewGoChannel(gochannel.Config{}, watermill.NopLogger{})
 	defer func() { check(broker.Close()) }()
 	quiet := slog.New(slog.DiscardHandler)
-	runner, err := projector.NewRunner(db, projector.Subscribe(broker, "review"), &projector.RunnerConfig{Logger: quiet}, stars)
+	runner, err := projector.NewRunner(db, projector.Subscribe(broker, "review"), projector.RunnerConfig{Logger: quiet}, stars)
 	check(err)
 	relay, err := outbox.NewRelay(db, broker, &outbox.RelayConfig{Logger: quiet})
 	check(err)

@@ -6,7 +6,7 @@
 // commit.
 //
 //	db, err := memory.New(&memory.Config{Route: outbox.ByCategory})
-//	runner, err := projector.NewRunner(db, projector.Subscribe(subscriber, "review"), nil, ratings)
+//	runner, err := projector.NewRunner(db, projector.Subscribe(subscriber, "review"), projector.RunnerConfig{}, ratings)
 //	db.View(func(m *memory.Model) { rating, ok = m.Get("ratings", "42") })
 //
 // The example shows a whole service. A transaction must not begin another: a handler that calls DB.Append
@@ -36,7 +36,7 @@ type Config struct {
 	Clock      func() time.Time // the store's clock; nil: time.Now
 
 	// RequeueWindow is how long after its last attempt an entry can be requeued without Force: the shortest time for
-	// which any of its consumers keeps markers (marker.Retention.Window). Zero means outbox.RequeueWindow.
+	// which any of its consumers keeps markers (marker.Retention.Window). Zero means provider.DefaultRequeueWindow.
 	RequeueWindow time.Duration
 }
 
@@ -84,7 +84,7 @@ func New(cfg *Config) (*DB, error) {
 		return nil, fmt.Errorf("memory: requeue window %s: want no negative time", db.cfg.RequeueWindow)
 	}
 	if db.cfg.RequeueWindow == 0 {
-		db.cfg.RequeueWindow = outbox.RequeueWindow
+		db.cfg.RequeueWindow = provider.DefaultRequeueWindow
 	}
 	if db.cfg.Clock == nil {
 		db.cfg.Clock = time.Now //nolint:forbidigo // this is the store's clock
@@ -206,9 +206,9 @@ func (m *Model) breakOff(ctx context.Context) (stop func() bool) {
 var (
 	_ eventstore.Store          = (*DB)(nil)
 	_ eventstore.TxStore        = (*Tx)(nil)
-	_ outbox.Store              = (*DB)(nil)
-	_ outbox.BatchClaimer       = (*DB)(nil)
+	_ provider.Outbox           = (*DB)(nil)
+	_ provider.BatchClaimer     = (*DB)(nil)
 	_ outbox.Inspector          = (*DB)(nil)
-	_ outbox.Waker              = (*DB)(nil)
+	_ provider.Waker            = (*DB)(nil)
 	_ provider.Provider[*Model] = (*DB)(nil)
 )

@@ -110,7 +110,7 @@ func oldest[K cmp.Ordered](times map[K]time.Time, limit int) []K {
 	return keys[:min(limit, len(keys))]
 }
 
-// MarkedHandlers implements marker.Keeper.
+// MarkedHandlers implements provider.MarkerMaintainer.
 func (db *DB) MarkedHandlers(ctx context.Context) ([]string, error) {
 	return query(ctx, db, "list handlers with markers", func(s *state, _ time.Time) []string {
 		names := map[string]bool{}
@@ -121,7 +121,7 @@ func (db *DB) MarkedHandlers(ctx context.Context) ([]string, error) {
 	})
 }
 
-// DropMarkers implements marker.Keeper.
+// DropMarkers implements provider.MarkerMaintainer.
 func (db *DB) DropMarkers(ctx context.Context, handler string, limit int) (int, error) {
 	return update(ctx, db, "drop markers", func(s *state, _ time.Time) (n int) {
 		for key := range under(s.markers, handler) {

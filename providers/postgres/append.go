@@ -12,6 +12,7 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // A plan that was made while a table was empty is kept while it grows, so no statement that is prepared leaves
@@ -135,10 +136,10 @@ type appending struct {
 }
 
 func (db *DB) newAppend(stream string, expected eventstore.Expected, events []eventstore.Draft) (*appending, error) {
-	if err := eventstore.CheckAppend(stream, expected, events, db.cfg.MaxPayload); err != nil {
+	if err := provider.CheckAppend(stream, expected, events, db.cfg.MaxPayload); err != nil {
 		return nil, err
 	}
-	topics, err := db.cfg.Route.Topics(stream, events)
+	topics, err := provider.Topics(db.cfg.Route, stream, events)
 	if err != nil {
 		return nil, err
 	}
@@ -160,7 +161,7 @@ func (db *DB) newAppend(stream string, expected eventstore.Expected, events []ev
 			return nil, err
 		}
 		for _, t := range topics[i] {
-			m := outbox.FromEvent(stream, max(int64(expected), 0)+int64(i)+1, d, t) // Any: the statement puts the version in
+			m := provider.FromEvent(stream, max(int64(expected), 0)+int64(i)+1, d, t) // Any: the statement puts the version in
 			h, err := json.Marshal(m.Headers)
 			if err != nil {
 				return nil, err

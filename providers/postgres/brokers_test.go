@@ -58,7 +58,7 @@ func TestThroughWatermillsBrokersWithARestart(t *testing.T) {
 			quiet := slog.New(slog.DiscardHandler)
 			begin := func() (stop func()) {
 				pub, sub := broker(t, db)
-				runner, err := projector.NewRunner(db, projector.Subscribe(sub, "note"), &projector.RunnerConfig{Logger: quiet}, sums)
+				runner, err := projector.NewRunner(db, projector.Subscribe(sub, "note"), projector.RunnerConfig{Logger: quiet}, sums)
 				require.NoError(t, err)
 				relay, err := outbox.NewRelay(db, pub, &outbox.RelayConfig{Batch: 20, OrderedPublisher: true, Logger: quiet})
 				require.NoError(t, err)

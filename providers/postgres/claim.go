@@ -14,6 +14,7 @@ import (
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // planned makes the server plan a statement each time, for the tables as they are: it costs a fraction of a
@@ -47,14 +48,14 @@ func scanEntry(row pgx.CollectableRow) (outbox.Entry, error) {
 // setHeaders parses the headers of e, which is malformed if that fails.
 func setHeaders(e *outbox.Entry, headers string) {
 	var err error
-	e.Headers, err = outbox.ParseHeaders(headers)
+	e.Headers, err = provider.ParseHeaders(headers)
 	e.Malformed = e.Malformed || err != nil
 }
 
 // setTime sets a time of e, which is malformed if t is none. Null is the zero time.
 func setTime(e *outbox.Entry, to *time.Time, t pgtype.Timestamptz) {
 	var ok bool
-	if *to, ok = outbox.StoredTime(t.Time); t.Valid && (!ok || t.InfinityModifier != pgtype.Finite) {
+	if *to, ok = provider.StoredTime(t.Time); t.Valid && (!ok || t.InfinityModifier != pgtype.Finite) {
 		*to, e.Malformed = time.Time{}, true
 	}
 }
@@ -175,7 +176,7 @@ picked as materialized (` + claimCandidate
 	order by p.id limit $3::int`
 	claimSpent = `),
 abandoned as (
-	update kinora.outbox o set status = 'abandoned', open = false, held = true, stuck = true, suspect = true, last_error = 'vanished'
+	update kinora.outbox o set status = 'abandoned', open = false, held = true, stuck = true, suspect = true, last_error = 'crashed'
 	from picked p where p.spent and o.id = p.id`
 	claimNotSpent = `),
 batch as materialized (
@@ -211,8 +212,8 @@ names as materialized (
 	where (a.others is null or n.topic <> all(a.others)) and n.topic = coalesce(n.topic, ''))`
 )
 
-// ClaimEntries implements outbox.BatchClaimer.
-func (db *DB) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) ([]outbox.Entry, error) {
+// ClaimEntries implements provider.BatchClaimer.
+func (db *DB) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]outbox.Entry, error) {
 	sql := statementFor(q, claimStatements)
 	args := []any{planned, uuid.UUID(t.Token), t.Lease.Microseconds(), t.Limit, q.Attempts, t.Holder, q.Bytes, max(q.After, 0)}
 	crash.Point("claim: before")
@@ -251,7 +252,7 @@ var (
 )
 
 // statementFor is the one that q wants.
-func statementFor(q outbox.Query, of statements) string {
+func statementFor(q provider.EntryQuery, of statements) string {
 	by := of.all
 	if len(topicArgs(q)) > 0 {
 		by = of.some
@@ -266,7 +267,7 @@ func statementFor(q outbox.Query, of statements) string {
 }
 
 // topicArgs is nothing where q picks all topics.
-func topicArgs(q outbox.Query) []any {
+func topicArgs(q provider.EntryQuery) []any {
 	if len(q.Topics) == 0 && len(q.Except) == 0 {
 		return nil
 	}
@@ -309,8 +310,8 @@ where $2::bigint <= 0 or p.total <= $2::bigint or p.id = (select min(id) from pi
 order by o.id`
 )
 
-// EntryCandidates implements outbox.Store.
-func (db *DB) EntryCandidates(ctx context.Context, q outbox.Query, limit int) ([]outbox.Entry, error) {
+// EntryCandidates implements provider.Outbox.
+func (db *DB) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]outbox.Entry, error) {
 	rows, err := db.pool.Query(ctx, db.q(statementFor(q, candidateStatements)), append([]any{planned, limit, q.Bytes, max(q.After, 0)}, topicArgs(q)...)...)
 	if err == nil {
 		var entries []outbox.Entry
@@ -336,7 +337,7 @@ update kinora.outbox o set
 	open            = not spent,
 	held            = spent,
 	stuck           = o.stuck or spent,
-	last_error      = case when spent then 'vanished' else o.last_error end,
+	last_error      = case when spent then 'crashed' else o.last_error end,
 	token           = case when spent then o.token else $2::uuid end,
 	claimed_by      = case when spent then o.claimed_by else $3::text end,
 	attempts        = case when spent then o.attempts else o.attempts + 1 end,
@@ -356,8 +357,8 @@ where o.id = $1::bigint and o.open and o.status = $6::text and o.attempts = $7::
 returning ` + entryColumns
 )
 
-// TakeEntry implements outbox.Store.
-func (db *DB) TakeEntry(ctx context.Context, e outbox.Entry, q outbox.Query, t claim.Terms) (outbox.Entry, bool, error) {
+// TakeEntry implements provider.Outbox.
+func (db *DB) TakeEntry(ctx context.Context, e outbox.Entry, q provider.EntryQuery, t claim.Terms) (outbox.Entry, bool, error) {
 	var token *uuid.UUID
 	if e.Token != (claim.Token{}) {
 		token = (*uuid.UUID)(&e.Token)

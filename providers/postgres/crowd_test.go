@@ -57,7 +57,7 @@ func TestEightWorkersClaimTenThousandEntriesOnceEach(t *testing.T) {
 		all.Go(func() {
 			<-barrier
 			for {
-				entries, err := outbox.Claim(t.Context(), db, outbox.Query{}, claim.Terms{Limit: 100, Lease: time.Hour})
+				entries, err := provider.ClaimEntries(t.Context(), db, provider.EntryQuery{}, claim.Terms{Limit: 100, Lease: time.Hour})
 				if err != nil {
 					t.Error(err)
 					return
@@ -235,12 +235,12 @@ func TestClaimStatementsThatOverlapDoNotSplitAKey(t *testing.T) {
 	defer func() { _ = other.Rollback(context.Background()) }()
 	require.Len(t, claimIn(t, other, 1), 1)
 	for _, near := range []bool{false, true} {
-		entries, err := db.ClaimEntries(t.Context(), outbox.Query{Near: near}, terms(t))
+		entries, err := db.ClaimEntries(t.Context(), provider.EntryQuery{Near: near}, terms(t))
 		require.NoError(t, err)
 		require.Empty(t, entries)
 	}
 	require.NoError(t, other.Rollback(t.Context()))
-	entries, err := db.ClaimEntries(t.Context(), outbox.Query{}, terms(t))
+	entries, err := db.ClaimEntries(t.Context(), provider.EntryQuery{}, terms(t))
 	require.NoError(t, err)
 	require.Len(t, entries, 3)
 }
@@ -258,7 +258,7 @@ func TestARenewalInFlightKeepsItsKeyTogether(t *testing.T) {
 	defer func() { _ = zombie.Rollback(context.Background()) }()
 	_, err = zombie.Exec(t.Context(), `update kinora.outbox set next_attempt_at = clock_timestamp() + interval '1 hour' where message_id = '1'`)
 	require.NoError(t, err)
-	entries, err := db.ClaimEntries(t.Context(), outbox.Query{}, terms(t))
+	entries, err := db.ClaimEntries(t.Context(), provider.EntryQuery{}, terms(t))
 	require.NoError(t, err)
 	require.Empty(t, entries)
 	require.NoError(t, zombie.Commit(t.Context()))
@@ -297,7 +297,7 @@ func TestAClaimReadsTheClockOnce(t *testing.T) {
 		require.NoError(t, err)
 		at := terms(t)
 		at.Limit = 100_000
-		entries, err := db.ClaimEntries(t.Context(), outbox.Query{}, at)
+		entries, err := db.ClaimEntries(t.Context(), provider.EntryQuery{}, at)
 		require.NoError(t, err)
 		got := map[int64]bool{}
 		for _, e := range entries {

@@ -170,7 +170,7 @@ func TestAMessageThatKillsItsRelay(t *testing.T) {
 	deaths := run(func() bool { return status().Status == outbox.Abandoned && f.open() == 1+behind })
 	require.Equal(t, attempts, deaths)
 	e := status()
-	require.Equal(t, []any{attempts, "vanished", true}, []any{e.Attempts, e.LastError, e.Suspect})
+	require.Equal(t, []any{attempts, "crashed", true}, []any{e.Attempts, e.LastError, e.Suspect})
 	counts, err := f.db.StatusCounts(t.Context())
 	require.NoError(t, err)
 	require.EqualValues(t, 49-behind, counts[outbox.Published])

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
 	"github.com/stretchr/testify/require"
@@ -30,7 +31,7 @@ func enqueue(t *testing.T, db *postgres.DB, key string, n int) {
 
 func claimAll(t *testing.T, db *postgres.DB) []outbox.Entry {
 	t.Helper()
-	entries, err := outbox.Claim(t.Context(), db, outbox.Query{}, claim.Terms{Lease: time.Hour, Limit: 1000})
+	entries, err := provider.ClaimEntries(t.Context(), db, provider.EntryQuery{}, claim.Terms{Lease: time.Hour, Limit: 1000})
 	require.NoError(t, err)
 	return entries
 }
@@ -147,7 +148,7 @@ func TestHeldEntriesKeepTheirPlace(t *testing.T) {
 	require.Equal(t, "failed held held pending", statuses(t, db))
 	require.Empty(t, claimAll(t, db))
 	advance(t, db)(2 * time.Hour)
-	portably, err := outbox.ClaimPortably(t.Context(), db, outbox.Query{}, claim.Terms{Lease: time.Hour})
+	portably, err := provider.ClaimEntriesPortably(t.Context(), db, provider.EntryQuery{}, claim.Terms{Lease: time.Hour})
 	require.NoError(t, err)
 	require.Equal(t, []int64{1}, seqs(portably))
 	require.Empty(t, claimAll(t, db))
@@ -436,7 +437,7 @@ func TestAWindowOfWhatWasHeldComesBack(t *testing.T) {
 	require.NoError(t, err)
 	first := int64(1)
 	for _, n := range []int{1, 1, 2, 50, 300, 500} {
-		some, err := outbox.Claim(t.Context(), db, outbox.Query{}, claim.Terms{Lease: time.Hour, Limit: n})
+		some, err := provider.ClaimEntries(t.Context(), db, provider.EntryQuery{}, claim.Terms{Lease: time.Hour, Limit: n})
 		require.NoError(t, err)
 		require.Len(t, some, n)
 		require.Equal(t, first, some[0].Seq)

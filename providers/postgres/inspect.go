@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // What a filter picks; $1 to $7 are its arguments everywhere, and $8 is the limit.
@@ -144,7 +145,7 @@ func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, err
 
 // StatusCounts implements outbox.Inspector.
 func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.Status]int64, error) {
-	counts, query := outbox.ZeroCounts(of), countsSQL
+	counts, query := provider.ZeroCounts(of), countsSQL
 	switch f := (outbox.Filter{Status: of}); {
 	case only(f, outbox.Failed, outbox.Abandoned):
 		query = stuckCountsSQL

@@ -100,7 +100,7 @@ type place struct {
 	id int64
 }
 
-// HoldEntries implements outbox.Keeper.
+// HoldEntries implements provider.EntryMaintainer.
 func (db *DB) HoldEntries(ctx context.Context, long time.Duration, limit int) (int, error) {
 	n, restored, err := db.hold(ctx, long, max(limit, 0))
 	if err != nil {
@@ -205,8 +205,8 @@ select (select count(*) from deleted), case
 	else 0 end
 from looked`
 
-// DeleteEntries implements outbox.Keeper.
-func (db *DB) DeleteEntries(ctx context.Context, keep outbox.Retention, after int64) (n int, next int64, err error) {
+// DeleteEntries implements provider.EntryMaintainer.
+func (db *DB) DeleteEntries(ctx context.Context, keep outbox.EntryRetention, after int64) (n int, next int64, err error) {
 	published := (keep.Published + time.Microsecond - 1).Microseconds() // none is zero but zero itself
 	err = db.pool.QueryRow(ctx, db.q(deleteEntriesSQL), planned, after, deleteLook, published, keep.Skipped.Microseconds()).Scan(&n, &next)
 	if err != nil {

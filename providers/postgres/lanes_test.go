@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
@@ -18,7 +17,7 @@ import (
 )
 
 func question(handler, id string) provider.Question {
-	return provider.Question{Key: marker.Key{Handler: handler, MessageID: id}}
+	return provider.Question{Handler: handler, MessageID: id}
 }
 
 // isQueue checks lanes at rest: each has messages, and each message that is not resolved has a lane. A lane with a stuck

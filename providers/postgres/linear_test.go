@@ -9,6 +9,7 @@ import (
 	"github.com/anishathalye/porcupine"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
 	"github.com/stretchr/testify/require"
@@ -107,7 +108,7 @@ func TestNoTwoRelaysHoldAClaim(t *testing.T) {
 func playClaim(t *testing.T, db *postgres.DB, lease time.Duration, record func(in asked, ok bool, call, back time.Time)) bool {
 	terms := claim.Terms{Lease: lease, Limit: 1 + rand.IntN(8), Token: claim.NewToken()}
 	call := time.Now()
-	got, err := outbox.Claim(t.Context(), db, outbox.Query{Near: rand.IntN(2) == 0, After: rand.Int64N(3)}, terms)
+	got, err := provider.ClaimEntries(t.Context(), db, provider.EntryQuery{Near: rand.IntN(2) == 0, After: rand.Int64N(3)}, terms)
 	back := time.Now()
 	if err != nil {
 		t.Error(err)

@@ -167,7 +167,7 @@ func TestRoundTrips(t *testing.T) {
 			return err
 		}},
 		"claim": {1, func() error {
-			_, err := db.ClaimEntries(t.Context(), outbox.Query{}, terms(t))
+			_, err := db.ClaimEntries(t.Context(), provider.EntryQuery{}, terms(t))
 			return err
 		}},
 		"a unit with a marker and one statement: begin with the marker, statement, commit": {3, func() error {

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // window is how many entries of a lane, at most, are brought back to be before the first that is still held. The
@@ -84,9 +85,9 @@ returning o.id`
 // anyHeld is looked up once, and saves each lane its own look where nothing is held.
 const anyHeld = `(select h.id from kinora.outbox h where h.held and h.id > 0 order by h.id limit 1) is not null`
 
-// MarkEntries implements outbox.Store: one statement, or two if entries are published and something is held.
+// MarkEntries implements provider.Outbox: one statement, or two if entries are published and something is held.
 func (db *DB) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int64, err error) {
-	if err := outbox.CheckMarks(marks); err != nil {
+	if err := provider.CheckMarks(marks); err != nil {
 		return nil, err
 	}
 	if seqs := dropped(marks); len(seqs) > 0 {

@@ -88,7 +88,7 @@ var ErrIsolation = errors.New("default_transaction_isolation must be read commit
 const migratedSQL = `select exists (select from kinora.migrations where version_id = $1::bigint and is_applied),
 	current_setting('default_transaction_isolation')`
 
-// Ready implements outbox.ReadyChecker: ErrNotMigrated where the schema is older than this package needs, and
+// Ready implements provider.ReadyChecker: ErrNotMigrated where the schema is older than this package needs, and
 // ErrIsolation.
 func (db *DB) Ready(ctx context.Context) error {
 	var migrated bool

@@ -11,6 +11,7 @@ import (
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/internal/pgtest"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
 	"github.com/stretchr/testify/require"
@@ -78,7 +79,7 @@ func BenchmarkModes(b *testing.B) {
 		})
 		b.Run(name+"/claim", func(b *testing.B) {
 			for b.Loop() {
-				_, err := outbox.Claim(context.Background(), db, outbox.Query{Topics: []string{"none"}}, claim.Terms{})
+				_, err := provider.ClaimEntries(context.Background(), db, provider.EntryQuery{Topics: []string{"none"}}, claim.Terms{})
 				require.NoError(b, err)
 			}
 		})

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
 	"github.com/stretchr/testify/require"
 )
@@ -17,7 +18,7 @@ func TestAPayloadWithinTheLimitReadsBack(t *testing.T) {
 	db := postgrestest.Open(t, nil)
 	data := func(over int) []byte {
 		seven := strings.Repeat("1e131071,", 7) // 7 * 131,073 bytes in full
-		return fmt.Appendf(nil, "[%s1e%d]", seven, eventstore.DefaultMaxPayload-7*131073-len("[]")-1+over)
+		return fmt.Appendf(nil, "[%s1e%d]", seven, provider.DefaultMaxPayload-7*131073-len("[]")-1+over)
 	}
 	draft := func(data []byte) eventstore.Draft {
 		return eventstore.Draft{ID: uuid.NewString(), Type: "t", Schema: 1, Data: data}
@@ -27,12 +28,12 @@ func TestAPayloadWithinTheLimitReadsBack(t *testing.T) {
 	var invalid *eventstore.InvalidError
 	_, err = db.Append(t.Context(), "a-1", 1, []eventstore.Draft{draft(data(1))})
 	require.ErrorAs(t, err, &invalid)
-	require.Equal(t, eventstore.DefaultMaxPayload, count(t, db, `select octet_length(replace(data::text, ' ', '')) from kinora.events`))
+	require.Equal(t, provider.DefaultMaxPayload, count(t, db, `select octet_length(replace(data::text, ' ', '')) from kinora.events`))
 	events := 0
 	for e, err := range db.ReadStream(t.Context(), "a-1", 0) {
 		require.NoError(t, err)
 		events++
-		require.Equal(t, eventstore.DefaultMaxPayload, len(strings.ReplaceAll(string(e.Data), " ", "")))
+		require.Equal(t, provider.DefaultMaxPayload, len(strings.ReplaceAll(string(e.Data), " ", "")))
 	}
 	require.Equal(t, 1, events)
 }
@@ -45,7 +46,7 @@ func TestNumbersAreCountedAsPostgreSQLReturnsThem(t *testing.T) {
 		for _, exponent := range []string{"", "e0", "e1", "E+2", "e-1", "e-2", "e-007", "e30", "e-30", "e5000", "e-5000"} {
 			number := "[" + mantissa + exponent + "]"
 			n := count(t, db, fmt.Sprintf(`select octet_length('%s'::jsonb::text)`, number))
-			require.Error(t, eventstore.CheckJSON("data", []byte(number), n-1), number)
+			require.Error(t, provider.CheckJSON("data", []byte(number), n-1), number)
 		}
 	}
 }

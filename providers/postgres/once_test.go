@@ -125,7 +125,7 @@ func TestPoolOfOneConnection(t *testing.T) {
 	}
 	all.Wait()
 	require.Equal(t, 5, count(t, db, `select n from totals`))
-	entries, err := db.ClaimEntries(t.Context(), outbox.Query{}, terms(t))
+	entries, err := db.ClaimEntries(t.Context(), provider.EntryQuery{}, terms(t))
 	require.NoError(t, err)
 	require.Len(t, entries, 7)
 	marks := make([]outbox.Mark, len(entries))
@@ -253,7 +253,7 @@ func TestCrossingMarksDoNotDeadlock(t *testing.T) {
 	fill(t, db, 400, 400)
 	at := terms(t)
 	at.Limit = 400
-	entries, err := db.ClaimEntries(t.Context(), outbox.Query{}, at)
+	entries, err := db.ClaimEntries(t.Context(), provider.EntryQuery{}, at)
 	require.NoError(t, err)
 	forth := make([]outbox.Mark, len(entries))
 	for i, e := range entries {

@@ -94,7 +94,7 @@ func TestTwoRelaysDeleteAtOnce(t *testing.T) {
 			case when s = 'published' then now() - interval '60 days' end
 		from (select g, ('{published,pending,claimed,failed,held,abandoned,skipped}'::text[])[g % 7 + 1] s from generate_series(1, 7000) g) e`)
 	require.NoError(t, err)
-	keep, err := outbox.Retention{Published: 7 * 24 * time.Hour}.WithDefaults()
+	keep, err := outbox.EntryRetention{Published: 7 * 24 * time.Hour}.WithDefaults()
 	require.NoError(t, err)
 	other := begin(t, db)
 	_, err = other.Exec(t.Context(), constants(t)["deleteEntriesSQL"], 0, 700, keep.Published.Microseconds(), keep.Skipped.Microseconds())
@@ -112,12 +112,12 @@ func TestADeleteEndsWhereEntriesAreTooYoung(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil)
 	fill(t, db, 5000, 10)
-	n, next, err := db.DeleteEntries(t.Context(), outbox.Retention{Published: time.Hour, Skipped: 2 * time.Hour}, 0)
+	n, next, err := db.DeleteEntries(t.Context(), outbox.EntryRetention{Published: time.Hour, Skipped: 2 * time.Hour}, 0)
 	require.NoError(t, err)
 	require.Equal(t, []int64{0, 0}, []int64{int64(n), next})
 	_, err = db.Pool().Exec(t.Context(), `update kinora.outbox set created_at = created_at - interval '61 min' where id = 2000`)
 	require.NoError(t, err)
-	_, next, err = db.DeleteEntries(t.Context(), outbox.Retention{Published: time.Hour, Skipped: 2 * time.Hour}, 0)
+	_, next, err = db.DeleteEntries(t.Context(), outbox.EntryRetention{Published: time.Hour, Skipped: 2 * time.Hour}, 0)
 	require.NoError(t, err)
 	require.EqualValues(t, 2000, next)
 }

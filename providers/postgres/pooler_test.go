@@ -164,7 +164,7 @@ func TestAppendsClaimsAndUnitsShareAPoolersConnections(t *testing.T) {
 			all.Wait()
 			require.Equal(t, 16*10*3, count(t, direct, `select n from totals where key = '`+mode+`'`))
 			for {
-				entries, err := outbox.Claim(t.Context(), db, outbox.Query{}, claim.Terms{Limit: 50})
+				entries, err := provider.ClaimEntries(t.Context(), db, provider.EntryQuery{}, claim.Terms{Limit: 50})
 				require.NoError(t, err)
 				if len(entries) == 0 {
 					break

@@ -12,19 +12,18 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/eventstore"
-	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
 
 // Config tells how a DB works; the zero value is the default.
 type Config struct {
-	Schema     string       // the PostgreSQL schema of Kinora's tables, as eventstore.CheckName has it; empty means "kinora"
+	Schema     string       // the PostgreSQL schema of Kinora's tables, as provider.CheckName has it; empty means "kinora"
 	Route      outbox.Route // which events make entries, to which topics; nil: none
 	MaxPayload int          // bytes of one event's or message's payload; zero means 1 MiB
 
 	// RequeueWindow is for how long after its last attempt an entry is requeued without Force: the shortest time for which any of its
-	// consumers keeps markers (marker.Retention.Window). Zero means outbox.RequeueWindow.
+	// consumers keeps markers (marker.Retention.Window). Zero means provider.DefaultRequeueWindow.
 	RequeueWindow time.Duration
 
 	// Notify: whatever adds entries through this DB also notifies the Listeners of other processes, after its commit
@@ -51,14 +50,14 @@ type DB struct {
 var (
 	_ eventstore.Store              = (*DB)(nil)
 	_ eventstore.TxStore            = (*Tx)(nil)
-	_ outbox.Store                  = (*DB)(nil)
-	_ outbox.BatchClaimer           = (*DB)(nil)
+	_ provider.Outbox               = (*DB)(nil)
+	_ provider.BatchClaimer         = (*DB)(nil)
 	_ outbox.Inspector              = (*DB)(nil)
-	_ outbox.Keeper                 = (*DB)(nil)
-	_ marker.Keeper                 = (*DB)(nil)
-	_ outbox.Waker                  = (*DB)(nil)
-	_ outbox.ReadyChecker           = (*DB)(nil)
-	_ outbox.ReadyChecker           = (*Batched)(nil)
+	_ provider.EntryMaintainer      = (*DB)(nil)
+	_ provider.MarkerMaintainer     = (*DB)(nil)
+	_ provider.Waker                = (*DB)(nil)
+	_ provider.ReadyChecker         = (*DB)(nil)
+	_ provider.ReadyChecker         = (*Batched)(nil)
 	_ outbox.Enqueuer               = (*Tx)(nil)
 	_ provider.Provider[pgx.Tx]     = (*DB)(nil)
 	_ provider.Provider[*pgx.Batch] = (*Batched)(nil)
@@ -109,9 +108,9 @@ func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 		return nil, fmt.Errorf("postgres: requeue window %s: want no negative time", db.cfg.RequeueWindow)
 	}
 	if db.cfg.RequeueWindow == 0 {
-		db.cfg.RequeueWindow = outbox.RequeueWindow
+		db.cfg.RequeueWindow = provider.DefaultRequeueWindow
 	}
-	if err := eventstore.CheckName("schema", db.cfg.Schema); err != nil {
+	if err := provider.CheckName("schema", db.cfg.Schema); err != nil {
 		return nil, err
 	}
 	db.notes.send = func(ctx context.Context) { _ = db.notify(ctx, db.channel(), "") }
@@ -211,6 +210,6 @@ func (w *waker) signal() {
 	}
 }
 
-// Enqueued implements outbox.Waker: appends and units of work through this DB give the hint, and a Listener gives it
+// Enqueued implements provider.Waker: appends and units of work through this DB give the hint, and a Listener gives it
 // for what other processes add.
 func (db *DB) Enqueued() <-chan struct{} { return db.wake.listen() }

@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/provider"
 )
 
 const pageRows = 200
@@ -29,7 +30,7 @@ func (t *Tx) ReadStream(ctx context.Context, stream string, afterVersion int64) 
 
 func (db *DB) readStream(ctx context.Context, q querier, stream string, after int64) iter.Seq2[eventstore.Raw, error] {
 	return func(yield func(eventstore.Raw, error) bool) {
-		if err := eventstore.CheckStream(stream); err != nil {
+		if err := provider.CheckStream(stream); err != nil {
 			yield(eventstore.Raw{}, err)
 			return
 		}

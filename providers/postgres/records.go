@@ -88,13 +88,13 @@ func (db *DB) Prune(ctx context.Context, projector string, handlers []string, wi
 	return n, ofOwn(ctx, wrap("prune", err))
 }
 
-// MarkedHandlers implements marker.Keeper.
+// MarkedHandlers implements provider.MarkerMaintainer.
 func (db *DB) MarkedHandlers(ctx context.Context) ([]string, error) {
 	names, err := collect(ctx, db.pool, pgx.RowTo[string], db.q(markedHandlersSQL), planned)
 	return names, wrap("list handlers with markers", clear(err))
 }
 
-// DropMarkers implements marker.Keeper.
+// DropMarkers implements provider.MarkerMaintainer.
 func (db *DB) DropMarkers(ctx context.Context, handler string, limit int) (int, error) {
 	crash.Point("drop markers: before")
 	tag, err := db.pool.Exec(ctx, db.q(dropMarkersSQL), planned, handler, limit)

@@ -78,7 +78,7 @@ func relayChild() int {
 		pub := &recorder{file, dir, os.Getenv("KINORA_TEST_NAME"), failed, duration("KINORA_TEST_SLOW")}
 		err = relayOnce(ctx, pub, &outbox.RelayConfig{
 			Lease: duration("KINORA_TEST_LEASE"), Poll: 10 * time.Millisecond, Holder: pub.name,
-			Keep:             outbox.Retention{Published: time.Hour}, // for what tests look at
+			Keep:             outbox.EntryRetention{Published: time.Hour}, // for what tests look at
 			OrderedPublisher: os.Getenv("KINORA_TEST_ORDERED") != "",
 			Backoff:          claim.Backoff{Base: 20 * time.Millisecond, Max: 100 * time.Millisecond, Attempts: attempts},
 		})

@@ -13,7 +13,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
-	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
@@ -161,10 +160,10 @@ func TestAMigratorMigratesAsTheOwner(t *testing.T) {
 
 // relays is all that a relay does.
 func relays(ctx context.Context, db *postgres.DB) error {
-	if _, err := outbox.Claim(ctx, db, outbox.Query{}, claim.Terms{Lease: time.Millisecond}); err != nil {
+	if _, err := provider.ClaimEntries(ctx, db, provider.EntryQuery{}, claim.Terms{Lease: time.Millisecond}); err != nil {
 		return err
 	}
-	if _, err := outbox.ClaimPortably(ctx, db, outbox.Query{}, claim.Terms{Lease: time.Millisecond}); err != nil {
+	if _, err := provider.ClaimEntriesPortably(ctx, db, provider.EntryQuery{}, claim.Terms{Lease: time.Millisecond}); err != nil {
 		return err
 	}
 	if _, err := db.MarkEntries(ctx, []outbox.Mark{{Seq: 1, To: outbox.Published}}); err != nil {
@@ -179,7 +178,7 @@ func relays(ctx context.Context, db *postgres.DB) error {
 	if _, err := db.HoldEntries(ctx, time.Second, 10); err != nil {
 		return err
 	}
-	_, _, err := db.DeleteEntries(ctx, outbox.Retention{Published: 1}, 0)
+	_, _, err := db.DeleteEntries(ctx, outbox.EntryRetention{Published: 1}, 0)
 	return err
 }
 
@@ -217,7 +216,7 @@ func projects(ctx context.Context, db *postgres.DB) error {
 	if err := do(ctx, db, again, nil); err != nil {
 		return err
 	}
-	_, err = db.Outcomes(ctx, []provider.Question{{Key: marker.Key{Handler: "p/a", MessageID: "m"}}})
+	_, err = db.Outcomes(ctx, []provider.Question{{Handler: "p/a", MessageID: "m"}})
 	if err == nil {
 		_, err = db.Beat(ctx, "me", 0, time.Hour)
 	}

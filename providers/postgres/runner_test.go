@@ -181,7 +181,7 @@ func project(ctx context.Context) error {
 			}
 			return nil
 		}))
-	cfg := &projector.RunnerConfig{Concurrency: max(lanes, 1), Lease: time.Second, Logger: slog.New(slog.NewTextHandler(errs, nil)), LogErrors: true}
+	cfg := projector.RunnerConfig{Concurrency: max(lanes, 1), Lease: time.Second, Logger: slog.New(slog.NewTextHandler(errs, nil)), LogErrors: true}
 	from := &tableBroker{broker, consumer, os.Getenv("KINORA_TEST_KEYS") != ""}
 	runner, err := projector.NewRunner(&watched{db, spans, kill == "commit"}, projector.Subscribe(from, "notes"), cfg, p)
 	if err != nil {
@@ -394,9 +394,9 @@ func TestAnOutageParksNothing(t *testing.T) {
 	require.NoError(t, err)
 	var logged bytes.Buffer
 	p := projector.Define("noted", notes, projector.Options{Markers: true}, projector.On("noted", sum))
-	cfg := &projector.RunnerConfig{
+	cfg := projector.RunnerConfig{
 		Concurrency: 4, Logger: slog.New(slog.NewTextHandler(&logged, nil)), Timeout: 2 * time.Second,
-		Observer: projector.Observer{Retried: func(_ string, class projector.Class, _ time.Duration) {
+		Observer: projector.RunnerObserver{Retried: func(_ string, class projector.Class, _ time.Duration) {
 			if class != projector.ClassTransient && class != projector.ClassAmbiguous {
 				t.Errorf("an outage is classed %s", class)
 			}
@@ -438,7 +438,7 @@ func TestSerializationFailuresBurnNoAttempt(t *testing.T) {
 			}
 			return nil
 		}))
-	cfg := &projector.RunnerConfig{Logger: slog.New(slog.DiscardHandler)}
+	cfg := projector.RunnerConfig{Logger: slog.New(slog.DiscardHandler)}
 	cfg.Retry.Base, cfg.Retry.Max = time.Millisecond, 5*time.Millisecond
 	runner, err := projector.NewRunner(db, projector.Subscribe(&tableBroker{direct.Pool(), 1, false}, "notes"), cfg, p)
 	require.NoError(t, err)

@@ -16,7 +16,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
@@ -121,7 +120,7 @@ func TestThePlansOfMarkersDoNotAge(t *testing.T) {
 	aged, err := postgres.New(pool, nil)
 	require.NoError(t, err)
 	look := func() {
-		_, err := aged.Outcomes(t.Context(), []provider.Question{{Key: marker.Key{Handler: "p/a", MessageID: "m1"}, RecordedAt: time.Now()}})
+		_, err := aged.Outcomes(t.Context(), []provider.Question{{Handler: "p/a", MessageID: "m1", RecordedAt: time.Now()}})
 		require.NoError(t, err)
 		_, err = aged.MarkedHandlers(t.Context())
 		require.NoError(t, err)

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
 	"github.com/stretchr/testify/require"
@@ -30,13 +31,13 @@ func TestSomeTopicsAreClaimedLikeAll(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil)
 	topicsOf(t, db, 600, "'t' || g * 7 % 6", "'k' || g % 11")
-	first, err := outbox.Claim(t.Context(), db, outbox.Query{Unordered: true}, claim.Terms{Lease: time.Hour, Limit: 120})
+	first, err := provider.ClaimEntries(t.Context(), db, provider.EntryQuery{Unordered: true}, claim.Terms{Lease: time.Hour, Limit: 120})
 	require.NoError(t, err)
 	markAll(t, db, first[:40], published)
 	markAll(t, db, first[40:43], failed)
 	markAll(t, db, first[43:46], abandoned)
 	markAll(t, db, first[50:], outbox.Mark{To: outbox.Pending})
-	for _, q := range []outbox.Query{
+	for _, q := range []provider.EntryQuery{
 		{Topics: []string{"t3"}},
 		{Topics: []string{"t5", "t1", "t5", "none"}},
 		{Topics: []string{"t5", "t1", "t2"}, Except: []string{"t1"}},
@@ -47,7 +48,7 @@ func TestSomeTopicsAreClaimedLikeAll(t *testing.T) {
 	} {
 		for _, unordered := range []bool{false, true} {
 			q.Unordered = unordered
-			all, err := db.EntryCandidates(t.Context(), outbox.Query{Unordered: unordered}, 10_000)
+			all, err := db.EntryCandidates(t.Context(), provider.EntryQuery{Unordered: unordered}, 10_000)
 			require.NoError(t, err)
 			want := slices.DeleteFunc(seqs(all), func(seq int64) bool {
 				e := all[slices.IndexFunc(all, func(e outbox.Entry) bool { return e.Seq == seq })]
@@ -57,7 +58,7 @@ func TestSomeTopicsAreClaimedLikeAll(t *testing.T) {
 				got, err := db.EntryCandidates(t.Context(), q, limit)
 				require.NoError(t, err)
 				require.Equal(t, want[:min(limit, len(want))], seqs(got), "%+v, %d", q, limit)
-				taken, err := outbox.Claim(t.Context(), db, q, claim.Terms{Lease: time.Hour, Limit: limit})
+				taken, err := provider.ClaimEntries(t.Context(), db, q, claim.Terms{Lease: time.Hour, Limit: limit})
 				require.NoError(t, err)
 				require.Equal(t, seqs(got), seqs(taken), "%+v, %d", q, limit)
 				markAll(t, db, taken, outbox.Mark{To: outbox.Pending})
@@ -76,7 +77,7 @@ func TestClaimsOfSomeTopicsDoNotStandInEachOthersWay(t *testing.T) {
 	tag, err := tx.Exec(t.Context(), constants(t)["claimTopicsSQL"], token[:], time.Hour.Microseconds(), 10, 8, "a", 0, 0, nil, []string{"t0"})
 	require.NoError(t, err)
 	require.Equal(t, int64(10), tag.RowsAffected())
-	taken, err := outbox.Claim(t.Context(), db, outbox.Query{Except: []string{"t0"}}, claim.Terms{Lease: time.Hour, Limit: 10})
+	taken, err := provider.ClaimEntries(t.Context(), db, provider.EntryQuery{Except: []string{"t0"}}, claim.Terms{Lease: time.Hour, Limit: 10})
 	require.NoError(t, err)
 	require.Len(t, taken, 10)
 	require.Greater(t, taken[0].Seq, int64(10))

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // lease is long enough for no case to see its end, unless the case moves the clock.
@@ -79,15 +80,15 @@ var claimCases = []testCase{
 }
 
 // three is the query of most cases: three attempts.
-var three = outbox.Query{Attempts: 3}
+var three = provider.EntryQuery{Attempts: 3}
 
 // claim claims at most limit entries, and ends the case on an error or where they are not in order.
-func (s *stage) claim(q outbox.Query, limit int) []outbox.Entry {
+func (s *stage) claim(q provider.EntryQuery, limit int) []outbox.Entry {
 	s.Helper()
 	return s.claimAs(q, claim.Terms{Holder: "a", Lease: lease, Limit: limit})
 }
 
-func (s *stage) claimAs(q outbox.Query, t claim.Terms) []outbox.Entry {
+func (s *stage) claimAs(q provider.EntryQuery, t claim.Terms) []outbox.Entry {
 	s.Helper()
 	taken, err := s.claims(s.ctx, s.db, q, t)
 	s.ok(err, "claim")
@@ -134,18 +135,18 @@ func claimPostState(s *stage) {
 
 func claimDefaults(s *stage) {
 	s.enqueue(line(60, "mail", "")...)
-	taken := s.claimAs(outbox.Query{}, claim.Terms{})
+	taken := s.claimAs(provider.EntryQuery{}, claim.Terms{})
 	same(s, "entries of a claim without a limit", len(taken), claim.DefaultLimit)
 	for _, e := range taken {
 		same(s, "lease", e.NextAttemptAt.Sub(e.LastAttemptedAt), claim.DefaultLease)
 		s.holds(e.Token != claim.Token{} && e.Token == taken[0].Token, "the claim has a token of its own")
 	}
 	for _, t := range []claim.Terms{{Lease: -time.Second}, {Lease: time.Microsecond}, {Limit: -1}} {
-		_, err := s.claims(s.ctx, s.db, outbox.Query{}, t)
+		_, err := s.claims(s.ctx, s.db, provider.EntryQuery{}, t)
 		s.holds(errors.Is(err, claim.ErrTerms), "terms %+v give the error %v: ErrTerms", t, err)
 	}
-	same(s, "entries left", len(s.claimAs(outbox.Query{}, claim.Terms{Lease: math.MaxInt64})), 10)
-	same(s, "entries of an empty claim", len(s.claimAs(outbox.Query{}, claim.Terms{})), 0)
+	same(s, "entries left", len(s.claimAs(provider.EntryQuery{}, claim.Terms{Lease: math.MaxInt64})), 10)
+	same(s, "entries of an empty claim", len(s.claimAs(provider.EntryQuery{}, claim.Terms{})), 0)
 }
 
 func claimLimit(s *stage) {
@@ -167,7 +168,7 @@ func claimTopics(s *stage) {
 		}
 		return seqs
 	}
-	query := func(topics ...string) outbox.Query { return outbox.Query{Topics: topics} }
+	query := func(topics ...string) provider.EntryQuery { return provider.EntryQuery{Topics: topics} }
 	same(s, "entries of a topic that is not there", len(s.claim(query("nothing"), 10)), 0)
 	same(s, "entries of audit", seqsOf(s.claim(query("audit"), 10)), pick(1, 4))
 	same(s, "entries of two topics, limited", seqsOf(s.claim(query("o'dd %", "mail"), 3)), pick(0, 2, 3))
@@ -180,13 +181,13 @@ func claimExcept(s *stage) {
 		entries = append(entries, s.enqueue(line(1, topic, "ann")...)...)
 	}
 	for _, c := range []struct {
-		q    outbox.Query
+		q    provider.EntryQuery
 		want []outbox.Entry
 	}{
-		{outbox.Query{Topics: []string{"mail"}, Except: []string{"mail"}}, nil},
-		{outbox.Query{Except: []string{"mail", "o'dd %", "nothing"}}, entries[1:2]},
-		{outbox.Query{Topics: []string{"mail", "audit"}, Except: []string{"audit"}}, []outbox.Entry{entries[0], entries[3]}},
-		{outbox.Query{Except: []string{"mail"}}, entries[2:3]},
+		{provider.EntryQuery{Topics: []string{"mail"}, Except: []string{"mail"}}, nil},
+		{provider.EntryQuery{Except: []string{"mail", "o'dd %", "nothing"}}, entries[1:2]},
+		{provider.EntryQuery{Topics: []string{"mail", "audit"}, Except: []string{"audit"}}, []outbox.Entry{entries[0], entries[3]}},
+		{provider.EntryQuery{Except: []string{"mail"}}, entries[2:3]},
 	} {
 		found, err := s.db.EntryCandidates(s.ctx, c.q, 10)
 		s.ok(err, "read candidates")
@@ -196,7 +197,7 @@ func claimExcept(s *stage) {
 }
 
 func claimUnordered(s *stage) {
-	free := outbox.Query{Attempts: 3, Unordered: true}
+	free := provider.EntryQuery{Attempts: 3, Unordered: true}
 	ann := s.enqueue(line(5, "mail", "ann")...)
 	taken := s.claim(free, 3)
 	same(s, "the first claim", seqsOf(taken), seqsOf(ann[:3]))
@@ -223,8 +224,8 @@ func claimUnordered(s *stage) {
 
 // claimNear looks in all topics, and where some are asked for; and nothing nearby passes what it must not.
 func claimNear(s *stage) {
-	for _, q := range []outbox.Query{{}, {Topics: []string{"mail"}}, {Except: []string{"other"}}} {
-		behind := func(e outbox.Entry) outbox.Query {
+	for _, q := range []provider.EntryQuery{{}, {Topics: []string{"mail"}}, {Except: []string{"other"}}} {
+		behind := func(e outbox.Entry) provider.EntryQuery {
 			q := q
 			q.Near, q.After = true, e.Seq
 			return q
@@ -270,7 +271,7 @@ func claimNear(s *stage) {
 // claimNearPast: what waits takes a place among the first eligible entries, and no more: it neither ends the batch, as a
 // suspect in its turn does, nor counts as payload.
 func claimNearPast(s *stage) {
-	near := outbox.Query{Attempts: 3, Near: true, Bytes: 100}
+	near := provider.EntryQuery{Attempts: 3, Near: true, Bytes: 100}
 	ann := s.enqueue(line(2, "mail", "ann")...)
 	first := s.claim(three, 10)
 	same(s, "claimed", len(first), 2)
@@ -289,7 +290,7 @@ func claimNearPast(s *stage) {
 }
 
 func claimAfter(s *stage) {
-	for i, q := range []outbox.Query{{}, {Topics: []string{"mail"}}, {Except: []string{"other"}}, {Unordered: true}} {
+	for i, q := range []provider.EntryQuery{{}, {Topics: []string{"mail"}}, {Except: []string{"other"}}, {Unordered: true}} {
 		ann := s.enqueue(line(3, "mail", fmt.Sprint("ann", i))...)
 		ben := s.enqueue(line(3, "mail", fmt.Sprint("ben", i))...)
 		q.After = ann[1].Seq
@@ -312,7 +313,7 @@ func claimBytes(s *stage) {
 		ms[i].Payload = bytes.Repeat([]byte("x"), n)
 	}
 	entries := s.enqueue(ms...)
-	for _, q := range []outbox.Query{{Bytes: 149}, {Bytes: 149, Topics: []string{"mail"}}, {Bytes: 149, Unordered: true}} {
+	for _, q := range []provider.EntryQuery{{Bytes: 149}, {Bytes: 149, Topics: []string{"mail"}}, {Bytes: 149, Unordered: true}} {
 		at := 0
 		for _, n := range []int{2, 2, 1, 1, 0} { // 100 + 0, 50 + 0, 300 though it is too much, 1
 			found, err := s.db.EntryCandidates(s.ctx, q, 10)
@@ -326,7 +327,7 @@ func claimBytes(s *stage) {
 			s.mark(outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Pending})
 		}
 	}
-	same(s, "claimed without a limit", len(s.claim(outbox.Query{}, 10)), 6)
+	same(s, "claimed without a limit", len(s.claim(provider.EntryQuery{}, 10)), 6)
 }
 
 func liveLease(s *stage) {
@@ -379,7 +380,7 @@ func candidatesNotTaken(s *stage) {
 	ann := s.enqueue(line(2, "mail", "ann")...)
 	ben := s.enqueue(line(2, "mail", "ben")...)
 	audit := s.enqueue(line(2, "audit", "ann")...)
-	look := func(q outbox.Query, limit int) []outbox.Entry {
+	look := func(q provider.EntryQuery, limit int) []outbox.Entry {
 		found, err := s.db.EntryCandidates(s.ctx, q, limit)
 		s.ok(err, "read candidates")
 		return found
@@ -390,7 +391,7 @@ func candidatesNotTaken(s *stage) {
 		same(s, "a candidate's state", plain(found[0]), ann[0])
 	}
 	same(s, "three candidates", seqsOf(look(three, 3)), seqsOf(append(ann, ben[0])))
-	same(s, "candidates of a topic", seqsOf(look(outbox.Query{Topics: []string{"audit"}}, 10)), seqsOf(audit))
+	same(s, "candidates of a topic", seqsOf(look(provider.EntryQuery{Topics: []string{"audit"}}, 10)), seqsOf(audit))
 	head := s.claimOne(ann[0].Seq)
 	same(s, "candidates while ann's head is claimed", seqsOf(look(three, 10)), seqsOf(append(ben, audit...)))
 	s.mark(outbox.Mark{Seq: head.Seq, Token: head.Token, To: outbox.Failed, After: time.Hour})
@@ -414,7 +415,7 @@ func claimEndedContext(s *stage) {
 	_, requeueErr := s.db.Requeue(ctx, outbox.Filter{})
 	_, skipErr := s.db.Skip(ctx, outbox.Filter{})
 	_, holdErr := s.db.HoldEntries(ctx, time.Hour, 10)
-	_, _, deleteErr := s.db.DeleteEntries(ctx, outbox.Retention{Published: time.Hour, Skipped: time.Hour}, 0)
+	_, _, deleteErr := s.db.DeleteEntries(ctx, outbox.EntryRetention{Published: time.Hour, Skipped: time.Hour}, 0)
 	for i, err := range []error{claimErr, candidatesErr, takeErr, markErr, listErr, countErr, requeueErr, skipErr, holdErr, deleteErr} {
 		s.holds(errors.Is(err, context.Canceled), "the error %v of call %d is context.Canceled", err, i)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 var crowdCases = []testCase{
@@ -105,7 +106,7 @@ func (c *crowded) broken() (yes bool) {
 
 func (s *stage) relayInCrowd(ctx context.Context, c *crowded, me int, random *rand.Rand) {
 	for ctx.Err() == nil && !c.broken() {
-		taken, err := s.claims(ctx, s.db, outbox.Query{Near: random.IntN(2) == 0, After: max(0, random.Int64N(crowdEntries)-crowdEntries/2)}, claim.Terms{Holder: fmt.Sprint(me), Lease: lease, Limit: 1 + random.IntN(60)})
+		taken, err := s.claims(ctx, s.db, provider.EntryQuery{Near: random.IntN(2) == 0, After: max(0, random.Int64N(crowdEntries)-crowdEntries/2)}, claim.Terms{Holder: fmt.Sprint(me), Lease: lease, Limit: 1 + random.IntN(60)})
 		if err != nil {
 			c.note(func() { c.fault("relay %d: claim: %v", me, err) })
 			return

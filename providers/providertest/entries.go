@@ -8,6 +8,7 @@ import (
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // toTopics routes an event to the topics that its type lists.
@@ -62,7 +63,7 @@ var entryCases = []testCase{
 	},
 	{
 		name: "a hint that there is something", play: wakes, options: Options{Route: outbox.ByCategory},
-		rule: "Enqueued returns a channel that is closed when entries are next added through this value (checked of an outbox.Waker)",
+		rule: "Enqueued returns a channel that is closed when entries are next added through this value (checked of an provider.Waker)",
 	},
 }
 
@@ -81,12 +82,12 @@ func entryEachTopic(s *stage) {
 		same(s, "entries of topic "+topic, len(entries), len(of))
 		for i, n := range of {
 			e := entries[i]
-			want := outbox.FromEvent("review-1", int64(n+1), ds[n], topic)
-			same(s, "message", e.Message, want)
+			want := provider.FromEvent("review-1", int64(n+1), ds[n], topic)
+			same(s, "message", e.OutboxMessage, want)
 			s.holds(!e.CreatedAt.IsZero(), "an entry knows when it was made")
 			s.holds(!e.NextAttemptAt.After(e.CreatedAt), "a new entry waits for nothing")
 			same(s, "a new entry's life", e, outbox.Entry{
-				Message: want, Seq: e.Seq, Status: outbox.Pending, NextAttemptAt: e.NextAttemptAt, CreatedAt: e.CreatedAt,
+				OutboxMessage: want, Seq: e.Seq, Status: outbox.Pending, NextAttemptAt: e.NextAttemptAt, CreatedAt: e.CreatedAt,
 			})
 		}
 	}
@@ -146,7 +147,7 @@ func enqueuedAtCommit(s *stage) {
 		return nil
 	}), "commit")
 	for i, e := range s.entries(outbox.Filter{}) {
-		same(s, "message in its place", e.Message, ms[i])
+		same(s, "message in its place", e.OutboxMessage, ms[i])
 	}
 	same(s, "entries after the commit", len(s.entries(outbox.Filter{})), 3)
 }
@@ -164,7 +165,7 @@ func messageKept(s *stage) {
 		got := s.enqueue(want)[0]
 		s.holds(string(got.Payload) == payload, "payload %q is kept as %q", payload, got.Payload)
 		got.Payload, want.Payload = nil, nil
-		same(s, "message", got.Message, want)
+		same(s, "message", got.OutboxMessage, want)
 	}
 	bare := s.enqueue(outbox.Message{Topic: "mail"}, outbox.Message{Topic: "mail"})
 	same(s, "entries of messages without an id", len(bare), 2)
@@ -173,7 +174,7 @@ func messageKept(s *stage) {
 
 	m := outbox.Message{Topic: "mail", Headers: map[string]string{"k": "v"}, Payload: []byte("hello")}
 	kept := s.enqueue(m)[0]
-	for _, theirs := range []outbox.Message{m, kept.Message} { // what the caller gave, and what it got
+	for _, theirs := range []outbox.Message{m, kept.OutboxMessage} { // what the caller gave, and what it got
 		theirs.Headers["k"] = "spoilt"
 		copy(theirs.Payload, "spoilt")
 		now := s.entry(kept.Seq)
@@ -212,7 +213,7 @@ func badMessages(s *stage) {
 		"key not UTF-8": {Topic: "t", Key: replacement}, "many headers": {Topic: "t", Headers: many},
 		"empty header": {Topic: "t", Headers: map[string]string{"": "v"}}, "long header": {Topic: "t", Headers: map[string]string{long: "v"}},
 		"header with a NUL": {Topic: "t", Headers: map[string]string{"k": "\x00"}},
-		"large payload":     {Topic: "t", Payload: make([]byte, eventstore.DefaultMaxPayload+1)},
+		"large payload":     {Topic: "t", Payload: make([]byte, provider.DefaultMaxPayload+1)},
 	} {
 		good := line(1, "good", name)[0]
 		s.ok(s.inTx(s.ctx, func(view TxView, _ Add) error {
@@ -226,9 +227,9 @@ func badMessages(s *stage) {
 }
 
 func wakes(s *stage) {
-	waker, ok := s.db.(outbox.Waker)
+	waker, ok := s.db.(provider.Waker)
 	if !ok {
-		s.Log("this provider is no outbox.Waker")
+		s.Log("this provider is no provider.Waker")
 		return
 	}
 	for i, add := range []func(){

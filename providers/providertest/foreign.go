@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // Foreign is an entry as other software may write it.
@@ -123,7 +124,7 @@ func (s *stage) spoiled(bad Foreign, malformed bool, end outbox.Status) {
 	same(s, "malformed at the end, "+what, got.Malformed, true)
 	behind := 0
 	if end == outbox.Abandoned {
-		same(s, "error of "+what, got.LastError, outbox.MalformedClass)
+		same(s, "error of "+what, got.LastError, provider.LastErrorMalformed)
 		behind = 1
 	}
 	s.hold(behind)
@@ -145,7 +146,7 @@ func (s *stage) relayed() (published []string) {
 			case stopped[e.Key]:
 				m.To = outbox.Pending
 			case e.Malformed:
-				m.To, m.Error, stopped[e.Key] = outbox.Abandoned, outbox.MalformedClass, true
+				m.To, m.Error, stopped[e.Key] = outbox.Abandoned, provider.LastErrorMalformed, true
 			default:
 				published = append(published, e.ID)
 			}

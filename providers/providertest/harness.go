@@ -27,18 +27,17 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
-	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Provider is what the suites test. They find the capabilities outbox.BatchClaimer and outbox.Waker by assertion.
+// Provider is what the suites test. They find the capabilities provider.BatchClaimer and provider.Waker by assertion.
 type Provider[Tx any] interface {
 	eventstore.Store
-	outbox.Store
+	provider.Outbox
 	outbox.Inspector
-	outbox.Keeper
-	marker.Keeper
+	provider.EntryMaintainer
+	provider.MarkerMaintainer
 	provider.Provider[Tx]
 
 	// ParkedCount returns how many messages of a projector are waiting or stuck; of all projectors if its name is
@@ -134,15 +133,15 @@ func EventStore[Tx any](t *testing.T, open Open[Tx], differences ...Difference) 
 	run(t, open, differences, nil, slices.Concat(appendCases, againCases, readCases, inputCases, txCases))
 }
 
-// Outbox checks outbox.Store, outbox.Keeper, outbox.Inspector, outbox.Waker and Enqueue: once through outbox.Claim and once
-// through outbox.ClaimPortably.
+// Outbox checks provider.Outbox, provider.EntryMaintainer, outbox.Inspector, provider.Waker and Enqueue: once through provider.ClaimEntries and once
+// through provider.ClaimEntriesPortably.
 func Outbox[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	claiming := slices.Concat(claimCases, markCases, guardCases, vanishCases, heldCases, inspectCases, crowdCases, foreignClaimCases)
 	t.Run("Entries", func(t *testing.T) {
-		run(t, open, differences, outbox.Claim, slices.Concat(entryCases, keepCases, foreignCases))
+		run(t, open, differences, provider.ClaimEntries, slices.Concat(entryCases, keepCases, foreignCases))
 	})
-	t.Run("Claim", func(t *testing.T) { run(t, open, differences, outbox.Claim, claiming) })
-	t.Run("ClaimPortably", func(t *testing.T) { run(t, open, differences, outbox.ClaimPortably, claiming) })
+	t.Run("Claim", func(t *testing.T) { run(t, open, differences, provider.ClaimEntries, claiming) })
+	t.Run("ClaimPortably", func(t *testing.T) { run(t, open, differences, provider.ClaimEntriesPortably, claiming) })
 }
 
 // Units checks provider.Units, with what a unit parks.
@@ -169,7 +168,7 @@ func Liveness[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	runGroups(t, open, differences, []group{{name: "Runners", cases: livenessCases}})
 }
 
-// Records checks provider.Records, and marker.Keeper.
+// Records checks provider.Records, and provider.MarkerMaintainer.
 func Records[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	runGroups(t, open, differences, []group{{name: "Outcomes", cases: outcomeCases}, {name: "Prune", cases: pruneCases}})
 }

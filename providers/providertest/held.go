@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 const keepsPlace = "A held entry keeps its place: no later one of its key is claimed before it. It is pending again, its attempts as they were, " +
@@ -197,7 +198,7 @@ func heldKeepsAttempts(s *stage) {
 	run := s.enqueue(line(2, "mail", "ann")...)
 	s.claimed("the first claim", run...)
 	s.advance(lease + time.Hour)
-	free := outbox.Query{Attempts: 3, Unordered: true}
+	free := provider.EntryQuery{Attempts: 3, Unordered: true}
 	taken := append(s.claim(free, 1), s.claim(free, 1)...) // both vanished, so each alone
 	same(s, "taken over", seqsOf(taken), seqsOf(run))
 	s.mark(
@@ -225,7 +226,7 @@ func heldMeanwhile(s *stage) {
 	before := s.dump()
 	a.take(found[1], false)
 	a.take(s.entry(run[1].Seq), false)
-	_, took, err := s.db.TakeEntry(s.ctx, s.entry(run[1].Seq), outbox.Query{Unordered: true}, a.terms)
+	_, took, err := s.db.TakeEntry(s.ctx, s.entry(run[1].Seq), provider.EntryQuery{Unordered: true}, a.terms)
 	s.ok(err, "take an entry")
 	same(s, "taken without order", took, false)
 	s.unchanged(before, "refused takes of what is held")

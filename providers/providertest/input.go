@@ -6,6 +6,7 @@ import (
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 const inputRule = "Input that no database could store is an *InvalidError (errors.Is ErrInvalid), before any SQL: nothing is written"
@@ -83,7 +84,7 @@ var bads = []bad{
 		}
 	}},
 	{"a large payload", func(d *eventstore.Draft) {
-		d.Data = []byte(`"` + strings.Repeat("x", eventstore.DefaultMaxPayload) + `"`)
+		d.Data = []byte(`"` + strings.Repeat("x", provider.DefaultMaxPayload) + `"`)
 	}},
 }
 
@@ -99,7 +100,7 @@ func badJSON(s *stage) {
 		`{"a":1,"a":2}`, `{"a":1,"\u0061":2}`, `[{"b":{"a":1,"a":1}}]`,
 		strings.Repeat("[", 10_000) + strings.Repeat("]", 10_000),
 		strings.Repeat(`{"a":`, 10_000) + "1" + strings.Repeat("}", 10_000),
-		strings.Repeat("[", eventstore.MaxJSONDepth+1) + strings.Repeat("]", eventstore.MaxJSONDepth+1),
+		strings.Repeat("[", provider.MaxJSONDepth+1) + strings.Repeat("]", provider.MaxJSONDepth+1),
 	} {
 		cases = append(cases, bad{fmt.Sprintf("data %.40q", data), func(d *eventstore.Draft) { d.Data = []byte(data) }})
 	}

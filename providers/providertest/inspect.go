@@ -9,6 +9,7 @@ import (
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 var inspectCases = []testCase{
@@ -46,13 +47,13 @@ var inspectCases = []testCase{
 	},
 }
 
-// oneOfEach makes an entry in every status, in the order of outbox.Statuses, of topic "mail" and "audit" in
+// oneOfEach makes an entry in every status, in the order of provider.EntryStatuses, of topic "mail" and "audit" in
 // turn, and with a key of its own: "1 claimed" for series 1. Only the held one has the topic and key of the
 // failed one, which it waits for.
 func (s *stage) oneOfEach(series string) map[outbox.Status]outbox.Entry {
 	s.Helper()
 	each := map[outbox.Status]outbox.Entry{}
-	for i, status := range outbox.Statuses() {
+	for i, status := range provider.EntryStatuses() {
 		topic, key := []string{"mail", "audit"}[i%2], series+" "+string(status)
 		if status == outbox.Held {
 			topic, key = each[outbox.Failed].Topic, each[outbox.Failed].Key
@@ -87,24 +88,24 @@ func (s *stage) counts() map[outbox.Status]int64 {
 // counted ends the case if there are other entries than these.
 func (s *stage) counted(want map[outbox.Status]int64) {
 	s.Helper()
-	all := outbox.ZeroCounts(nil)
+	all := provider.ZeroCounts(nil)
 	maps.Copy(all, want)
 	same(s, "counts", s.counts(), all)
 }
 
 func countsByStatus(s *stage) {
 	want := map[outbox.Status]int64{}
-	for _, status := range outbox.Statuses() {
+	for _, status := range provider.EntryStatuses() {
 		want[status] = 0
 	}
 	same(s, "counts of an empty outbox", s.counts(), want)
-	for _, status := range outbox.Statuses() {
+	for _, status := range provider.EntryStatuses() {
 		want[status] = 2
 	}
 	s.oneOfEach("1")
 	s.oneOfEach("2")
 	same(s, "counts", s.counts(), want)
-	for _, of := range [][]outbox.Status{{outbox.Pending, outbox.Abandoned}, {outbox.Skipped, outbox.Failed}, outbox.Statuses()} {
+	for _, of := range [][]outbox.Status{{outbox.Pending, outbox.Abandoned}, {outbox.Skipped, outbox.Failed}, provider.EntryStatuses()} {
 		some := map[outbox.Status]int64{}
 		for _, status := range of {
 			some[status] = 2
@@ -119,7 +120,7 @@ func filters(s *stage) {
 	first, second := s.oneOfEach("1"), s.oneOfEach("2")
 	var all []outbox.Entry
 	for _, each := range []map[outbox.Status]outbox.Entry{first, second} {
-		for _, status := range outbox.Statuses() {
+		for _, status := range provider.EntryStatuses() {
 			all = append(all, each[status])
 		}
 	}
@@ -231,8 +232,8 @@ func requeue(s *stage) {
 	each := s.oneOfEach("1")
 	for range three.Attempts - 1 { // failed: at its last attempt, suspect
 		s.advance(lease + time.Hour)
-		same(s, "claimed", seqsOf(s.claim(outbox.Query{Topics: []string{"audit"}, Attempts: 9}, 1)), []int64{each[outbox.Claimed].Seq})
-		same(s, "claimed", seqsOf(s.claim(outbox.Query{Topics: []string{"audit"}, Attempts: 9}, 1)), []int64{each[outbox.Failed].Seq})
+		same(s, "claimed", seqsOf(s.claim(provider.EntryQuery{Topics: []string{"audit"}, Attempts: 9}, 1)), []int64{each[outbox.Claimed].Seq})
+		same(s, "claimed", seqsOf(s.claim(provider.EntryQuery{Topics: []string{"audit"}, Attempts: 9}, 1)), []int64{each[outbox.Failed].Seq})
 	}
 	failed := s.entry(each[outbox.Failed].Seq)
 	same(s, "suspect", failed.Suspect, true)
@@ -260,7 +261,7 @@ func requeue(s *stage) {
 	}
 	for _, status := range []outbox.Status{outbox.Failed, outbox.Abandoned} {
 		e := each[status]
-		taken := s.claim(outbox.Query{Topics: []string{e.Topic}, Attempts: 1}, 1)
+		taken := s.claim(provider.EntryQuery{Topics: []string{e.Topic}, Attempts: 1}, 1)
 		same(s, "claimed after the requeue", seqsOf(taken), []int64{e.Seq})
 		same(s, "attempts, suspect", []any{taken[0].Attempts, taken[0].Suspect}, []any{1, false})
 	}
@@ -277,7 +278,7 @@ func requeueStale(s *stage) {
 	abandoned, failed := fail(outbox.Abandoned), fail(outbox.Failed)
 	behind := s.enqueue(outbox.Message{Topic: "mail", Key: abandoned.Key})[0]
 	s.hold(1)
-	s.advance(outbox.RequeueWindow - time.Hour)
+	s.advance(provider.DefaultRequeueWindow - time.Hour)
 	inTime := fail(outbox.Abandoned)
 	s.settle(s.db.Requeue, outbox.Filter{Seqs: []int64{failed.Seq}}, 1)
 	taken := s.claimOne(failed.Seq) // just now

@@ -28,7 +28,7 @@ var keepCases = []testCase{
 // prune ends the case if Prune does not delete so many.
 func (s *stage) prune(published, skipped time.Duration, want int) {
 	s.Helper()
-	n, err := outbox.Prune(s.ctx, s.db, outbox.Retention{Published: published, Skipped: skipped})
+	n, err := outbox.Prune(s.ctx, s.db, outbox.EntryRetention{Published: published, Skipped: skipped})
 	s.ok(err, "prune")
 	same(s, "entries deleted", n, want)
 }
@@ -77,7 +77,7 @@ func deletedIsForgotten(s *stage) {
 		if status == outbox.Published || status == outbox.Skipped {
 			want = 1
 		}
-		same(s, "entries of a message that was "+string(status), len(s.enqueue(e.Message)), want)
+		same(s, "entries of a message that was "+string(status), len(s.enqueue(e.OutboxMessage)), want)
 	}
 }
 
@@ -91,7 +91,7 @@ func deletedInPages(s *stage) {
 	s.settle(s.db.Skip, outbox.Filter{Topic: "mail"}, n-4)
 	s.advance(2 * time.Hour)
 	remove := func(after int64) (int, int64) {
-		deleted, next, err := s.db.DeleteEntries(s.ctx, outbox.Retention{Published: time.Hour, Skipped: time.Hour}, after)
+		deleted, next, err := s.db.DeleteEntries(s.ctx, outbox.EntryRetention{Published: time.Hour, Skipped: time.Hour}, after)
 		s.ok(err, "delete entries")
 		s.holds(next == 0 || next > after, "%d, to go on after, comes after %d", next, after)
 		return deleted, next

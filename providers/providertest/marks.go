@@ -7,6 +7,7 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 var markCases = []testCase{
@@ -103,7 +104,7 @@ func eachMark(s *stage) {
 			want.Attempts = 0
 		}
 		same(s, "entry marked "+string(m.To), e, want)
-		same(s, "message of the entry", e.Message, entries[i].Message)
+		same(s, "message of the entry", e.OutboxMessage, entries[i].OutboxMessage)
 		same(s, "published at a time", !e.PublishedAt.IsZero(), m.To == outbox.Published)
 		s.holds(!e.PublishedAt.Before(e.LastAttemptedAt) || e.PublishedAt.IsZero(), "the publication follows the attempt")
 		wait := e.NextAttemptAt.Sub(e.LastAttemptedAt)
@@ -181,9 +182,9 @@ func dropped(s *stage) {
 	s.mark(m, outbox.Mark{Seq: taken[1].Seq, Token: taken[1].Token, To: outbox.Published})
 	same(s, "entries left", seqsOf(s.entries(outbox.Filter{})), seqsOf(entries[1:]))
 	s.late("a second drop", m)
-	again := s.enqueue(entries[0].Message, entries[1].Message) // the second is there
+	again := s.enqueue(entries[0].OutboxMessage, entries[1].OutboxMessage) // the second is there
 	same(s, "entries enqueued again", len(again), 1)
-	same(s, "its message", again[0].Message, entries[0].Message)
+	same(s, "its message", again[0].OutboxMessage, entries[0].OutboxMessage)
 	s.claimed("a claim of what stood behind it, and of the new one", entries[2], again[0])
 }
 
@@ -221,7 +222,7 @@ func markCountsOnce(s *stage) {
 		s.unchanged(before, "marks after one to "+string(m.To))
 	}
 	twice := s.enqueue(line(1, "mail", "")...)
-	held := s.claim(outbox.Query{Topics: []string{"mail"}}, 10)
+	held := s.claim(provider.EntryQuery{Topics: []string{"mail"}}, 10)
 	e := held[len(held)-1]
 	same(s, "claimed last", e.Seq, twice[0].Seq)
 	m := outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Published}

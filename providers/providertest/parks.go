@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -87,7 +86,7 @@ func hostileText(s *stage) {
 		want = append(want, p)
 	}
 	big := s.failed("big", "")
-	big.Payload, big.Topic = make([]byte, 2*eventstore.DefaultMaxPayload), "a\x00b\xff"
+	big.Payload, big.Topic = make([]byte, 2*provider.DefaultMaxPayload), "a\x00b\xff"
 	s.park(0, big)
 	s.park(0, want...)
 	rows := s.rows()[1:]

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -273,7 +272,7 @@ func (s *stage) skip(p provider.Parked) {
 
 // question asks about a message at the handler "posted".
 func (s *stage) question(id string) provider.Question {
-	return provider.Question{Key: marker.Key{Handler: s.name + "/posted", MessageID: id}}
+	return provider.Question{Handler: s.name + "/posted", MessageID: id}
 }
 
 // outcomes ends the case unless these are the outcomes of messages at the handler "posted".

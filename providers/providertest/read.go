@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // several is more events than one page holds, of any provider that pages sensibly.
@@ -56,7 +57,7 @@ var values = []string{
 	`"O'Hara said \"\\\" and left; -- %s $1 ?"`,
 	`"é e\u0301 \ud83c\udfa5 🎥 \u2028 \u007f"`,
 	`{"a": {"b": [1, {"c": null}]}, "": "the empty key", "A": "another key than a"}`,
-	strings.Repeat(`[`, eventstore.MaxJSONDepth) + strings.Repeat(`]`, eventstore.MaxJSONDepth),
+	strings.Repeat(`[`, provider.MaxJSONDepth) + strings.Repeat(`]`, provider.MaxJSONDepth),
 	`"` + strings.Repeat("x", 100_000) + `"`,
 }
 

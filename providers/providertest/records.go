@@ -78,7 +78,7 @@ func outcomesOfHandlers(s *stage) {
 	same(s, "outcomes", s.answers(at("m-1", "posted"), at("m-1", "rated"), at("m-1", "other"), at("m-2", "posted"), at("m-2", "other")), []provider.Outcome{
 		provider.OutcomeApplied, provider.OutcomeWaiting, provider.OutcomeUnseen, provider.OutcomeWaiting, provider.OutcomeWaiting,
 	})
-	same(s, "outcome at another projector", s.answers(provider.Question{Key: marker.Key{Handler: s.name + "x/posted", MessageID: "m-2"}}),
+	same(s, "outcome at another projector", s.answers(provider.Question{Handler: s.name + "x/posted", MessageID: "m-2"}),
 		[]provider.Outcome{provider.OutcomeUnseen})
 }
 

@@ -9,7 +9,6 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
-	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -43,10 +42,10 @@ type group struct {
 // contracts are all of Provider but provider.Units, so that cases need no type parameter.
 type contracts interface {
 	eventstore.Store
-	outbox.Store
+	provider.Outbox
 	outbox.Inspector
-	outbox.Keeper
-	marker.Keeper
+	provider.EntryMaintainer
+	provider.MarkerMaintainer
 	provider.Parking
 	provider.Liveness
 	provider.Records
@@ -83,7 +82,7 @@ type opened struct {
 	end  func()
 }
 
-type claimFunc func(context.Context, outbox.Store, outbox.Query, claim.Terms) ([]outbox.Entry, error)
+type claimFunc func(context.Context, provider.Outbox, provider.EntryQuery, claim.Terms) ([]outbox.Entry, error)
 
 // run runs the cases in parallel, each on a provider of its own.
 func run[Tx any](t *testing.T, open Open[Tx], differences []Difference, claims claimFunc, cases []testCase) {
@@ -116,7 +115,7 @@ func runGroups[Tx any](t *testing.T, open Open[Tx], differences []Difference, gr
 			for i, c := range g.cases {
 				if c.isFor(differences) {
 					t.Run(c.name, func(t *testing.T) {
-						s := newStage(t, &c, f, differences, outbox.Claim)
+						s := newStage(t, &c, f, differences, provider.ClaimEntries)
 						s.use(fmt.Sprint("p", i))
 						c.play(s)
 					})

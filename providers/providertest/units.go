@@ -282,7 +282,7 @@ func outputOnce(s *stage) {
 		entries := append(s.entries(outbox.Filter{Topic: s.name}), s.entries(outbox.Filter{Topic: s.name + " 2"})...)
 		same(s, "entries", len(entries), len(out))
 		for i, e := range entries {
-			same(s, "message", e.Message, out[i])
+			same(s, "message", e.OutboxMessage, out[i])
 			same(s, "status", e.Status, outbox.Pending)
 		}
 		s.holds(entries[0].Seq < entries[1].Seq && entries[1].Seq < entries[2].Seq, "the entries %+v are in order", entries)
@@ -297,7 +297,7 @@ func outputOnce(s *stage) {
 func badOutput(s *stage) {
 	for _, bad := range []outbox.Message{
 		{}, {Topic: strings.Repeat("x", 256)}, {Topic: "t", ID: "\x00"}, {Topic: "t", Key: replacement},
-		{Topic: "t", Payload: make([]byte, eventstore.DefaultMaxPayload+1)}, {Topic: "t", Headers: map[string]string{"": ""}},
+		{Topic: "t", Payload: make([]byte, provider.DefaultMaxPayload+1)}, {Topic: "t", Headers: map[string]string{"": ""}},
 	} {
 		u, run := s.full(succeed)
 		err := s.do(s.ctx, u, func(o opened) (provider.Closing, error) {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 var vanishCases = []testCase{
@@ -94,7 +95,7 @@ func vanishedAtLimit(s *stage) {
 	same(s, "the other key goes on", other, true)
 	e := s.entry(ann[0].Seq)
 	same(s, "what was abandoned", []any{e.Status, e.LastError, e.Attempts, e.Suspect},
-		[]any{outbox.Abandoned, "vanished", three.Attempts, true})
+		[]any{outbox.Abandoned, "crashed", three.Attempts, true})
 	s.advance(1000 * time.Hour)
 	s.claimed("a claim long after", ben...)
 	same(s, "status of the entry behind it", s.entry(ann[1].Seq).Status, outbox.Pending)
@@ -107,7 +108,7 @@ func vanishedAtLimit(s *stage) {
 func noLimit(s *stage) {
 	s.enqueue(line(1, "mail", "ann")...)
 	for attempt := 1; attempt <= 20; attempt++ {
-		taken := s.claim(outbox.Query{}, 1)
+		taken := s.claim(provider.EntryQuery{}, 1)
 		same(s, "entries claimed", len(taken), 1)
 		same(s, "attempts", taken[0].Attempts, attempt)
 		s.advance(lease + time.Hour)

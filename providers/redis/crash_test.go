@@ -117,7 +117,7 @@ func countInSQLite(ctx context.Context, tx *sql.Tx, e eventstore.Event[posted]) 
 // apply delivers the events of an order one after another, and ends when nothing is parked.
 func apply[Tx any](o order, db *sqlite.DB, u provider.Units[Tx], p *projector.Projector[Tx]) error {
 	f := make(feed)
-	r, err := projector.NewRunner(u, projector.Subscribe(f, "review"), &projector.RunnerConfig{Logger: slog.New(slog.DiscardHandler)}, p)
+	r, err := projector.NewRunner(u, projector.Subscribe(f, "review"), projector.RunnerConfig{Logger: slog.New(slog.DiscardHandler)}, p)
 	if err != nil {
 		return err
 	}

@@ -4,7 +4,7 @@
 // store, which a runner requires:
 //
 //	units, err := redis.New(client)
-//	runner, err := projector.NewRunner(provider.Beside(units, db), projector.Subscribe(subscriber, "review"), nil, stars)
+//	runner, err := projector.NewRunner(provider.Beside(units, db), projector.Subscribe(subscriber, "review"), projector.RunnerConfig{}, stars)
 //
 // Handlers queue commands. The commands of a message are sent together, in one MULTI/EXEC, after its handlers have
 // returned:
@@ -26,7 +26,7 @@
 //
 // These do not:
 //
-//   - Exactly once. Options.Markers is a no-op, logged at debug and counted (projector.Observer.Unmarked). A message
+//   - Exactly once. Options.Markers is a no-op, logged at debug and counted (projector.RunnerObserver.Unmarked). A message
 //     takes effect again if it is redelivered, if the process ends between EXEC and the ack, if the commit in the
 //     second store fails, or if the reply to EXEC is lost. Either write commands that may be repeated, such as SET,
 //     HSET and ZADD with values of the event, or accept that a counter may be too high.

@@ -183,7 +183,7 @@ func run[Tx any](t testing.TB, u provider.Units[Tx], f feed, cfg projector.Runne
 	if cfg.Retry.Base == 0 {
 		cfg.Retry.Base, cfg.Retry.Max = time.Millisecond, 20*time.Millisecond
 	}
-	r, err := projector.NewRunner(u, projector.Subscribe(f, "review"), &cfg, ps...)
+	r, err := projector.NewRunner(u, projector.Subscribe(f, "review"), cfg, ps...)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

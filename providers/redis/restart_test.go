@@ -38,7 +38,7 @@ func TestAServerThatIsKilledAndStartedAgain(t *testing.T) {
 			s, db, f := newSpace(redistest.Client(t, server.URL, once)), newMemory(t), make(feed)
 			list := events(400, 13)
 			var retried, ambiguous, acked atomic.Int64
-			cfg := projector.RunnerConfig{Concurrency: 4, Observer: projector.Observer{
+			cfg := projector.RunnerConfig{Concurrency: 4, Observer: projector.RunnerObserver{
 				Retried: func(_ string, class projector.Class, _ time.Duration) {
 					retried.Add(1)
 					if class == projector.ClassAmbiguous {

@@ -40,13 +40,13 @@ func countedInMemory(db *memory.DB) map[string]int {
 func TestARunnerRequiresASecondStore(t *testing.T) {
 	t.Parallel()
 	s := sharedSpace(t)
-	_, err := projector.NewRunner(s.units(t), projector.Subscribe(make(feed), "review"), nil, define(marked, s.count))
+	_, err := projector.NewRunner(s.units(t), projector.Subscribe(make(feed), "review"), projector.RunnerConfig{}, define(marked, s.count))
 	require.ErrorContains(t, err, "provider.Beside(units, db)")
-	_, err = projector.NewRunner(provider.Beside(s.units(t), newMemory(t)), projector.Subscribe(make(feed), "review"), nil, define(marked, s.count))
+	_, err = projector.NewRunner(provider.Beside(s.units(t), newMemory(t)), projector.Subscribe(make(feed), "review"), projector.RunnerConfig{}, define(marked, s.count))
 	require.NoError(t, err)
 	emits := projector.Define("stars", types, marked, projector.OnEmit("posted",
 		func(context.Context, pipe, eventstore.Event[posted]) ([]outbox.Message, error) { return nil, nil }))
-	_, err = projector.NewRunner(provider.Beside(s.units(t), newMemory(t)), projector.Subscribe(make(feed), "review"), nil, emits)
+	_, err = projector.NewRunner(provider.Beside(s.units(t), newMemory(t)), projector.Subscribe(make(feed), "review"), projector.RunnerConfig{}, emits)
 	require.ErrorContains(t, err, "outbox")
 }
 
@@ -69,7 +69,7 @@ func TestRedeliveryTakesEffectAgain(t *testing.T) {
 	f := make(feed)
 	stop := run(t, provider.Beside(s.units(t), db), f, projector.RunnerConfig{
 		Logger: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
-		Observer: projector.Observer{Unmarked: func(handler string) {
+		Observer: projector.RunnerObserver{Unmarked: func(handler string) {
 			require.Equal(t, "stars/posted", handler)
 			unmarked.Add(1)
 		}},
@@ -137,7 +137,7 @@ func TestMessagesOfAKeyAreAppliedInOrder(t *testing.T) {
 		return nil
 	}
 	var wasParked atomic.Int64
-	cfg := projector.RunnerConfig{Concurrency: 4, Observer: projector.Observer{Parked: func(string, string, projector.Class, string) { wasParked.Add(1) }}}
+	cfg := projector.RunnerConfig{Concurrency: 4, Observer: projector.RunnerObserver{Parked: func(string, string, projector.Class, string) { wasParked.Add(1) }}}
 	cfg.Retry.Attempts = 1000
 	stop := run(t, provider.Beside(s.units(t), db), f, cfg, define(projector.Options{}, flaky))
 	for _, e := range list {
@@ -252,7 +252,7 @@ func TestASuspectIsFoundThroughTheSecondStore(t *testing.T) {
 	codes := make(chan string, 10)
 	stop := run(t, provider.Beside(s.units(t), db), f, projector.RunnerConfig{
 		Careful:  true,
-		Observer: projector.Observer{Parked: func(_, _ string, _ projector.Class, code string) { codes <- code }},
+		Observer: projector.RunnerObserver{Parked: func(_, _ string, _ projector.Class, code string) { codes <- code }},
 	}, define(marked, s.count))
 	for _, e := range list {
 		f.deliver(t, e)
@@ -274,7 +274,7 @@ func TestWaitReportsThatThereAreNoMarkers(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	require.ErrorIs(t, p.Wait(ctx, db, at), context.DeadlineExceeded, "another process may run it in a store with markers")
-	_, err = projector.NewRunner(provider.Beside(s.units(t), db), projector.Subscribe(make(feed), "review"), nil, p)
+	_, err = projector.NewRunner(provider.Beside(s.units(t), db), projector.Subscribe(make(feed), "review"), projector.RunnerConfig{}, p)
 	require.NoError(t, err)
 	ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -379,7 +379,7 @@ func (notReady) Ready(context.Context) error { return errors.New("not migrated")
 func TestARunnerAsksTheSecondStoreWhetherItIsReady(t *testing.T) {
 	t.Parallel()
 	s := sharedSpace(t)
-	r, err := projector.NewRunner(provider.Beside(s.units(t), notReady{newMemory(t)}), projector.Subscribe(make(feed), "review"), nil, define(marked, s.count))
+	r, err := projector.NewRunner(provider.Beside(s.units(t), notReady{newMemory(t)}), projector.Subscribe(make(feed), "review"), projector.RunnerConfig{}, define(marked, s.count))
 	require.NoError(t, err)
 	require.ErrorContains(t, r.Run(t.Context()), "not migrated")
 }

@@ -8,7 +8,7 @@ import (
 	"fmt"
 
 	"github.com/kinora-go/kinora/eventstore"
-	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // Append implements eventstore.Store: one transaction of four statements for one event with one entry, and two
@@ -64,10 +64,10 @@ type appending struct {
 }
 
 func (d *DB) check(stream string, expected eventstore.Expected, events []eventstore.Draft) (*appending, error) {
-	if err := eventstore.CheckAppend(stream, expected, events, d.cfg.MaxPayload); err != nil {
+	if err := provider.CheckAppend(stream, expected, events, d.cfg.MaxPayload); err != nil {
 		return nil, err
 	}
-	topics, err := d.cfg.Route.Topics(stream, events)
+	topics, err := provider.Topics(d.cfg.Route, stream, events)
 	if err != nil {
 		return nil, err
 	}
@@ -189,7 +189,7 @@ func (a *appending) writeEntries(ctx context.Context, s session, at eventstore.A
 	first := at.Version - int64(at.Count) + 1
 	for i := range a.events {
 		for _, topic := range a.topics[i] {
-			added, err := s.enqueue(ctx, outbox.FromEvent(a.stream, first+int64(i), a.events[i], topic), a.at)
+			added, err := s.enqueue(ctx, provider.FromEvent(a.stream, first+int64(i), a.events[i], topic), a.at)
 			if err != nil {
 				return err
 			}

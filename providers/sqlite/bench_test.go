@@ -125,7 +125,7 @@ func BenchmarkClaimAndMark50(b *testing.B) {
 					enqueue(20_000)
 					b.StartTimer()
 				}
-				entries, err := db.ClaimEntries(context.Background(), outbox.Query{Attempts: 8}, claim.Terms{})
+				entries, err := db.ClaimEntries(context.Background(), provider.EntryQuery{Attempts: 8}, claim.Terms{})
 				require.NoError(b, err)
 				require.Len(b, entries, 50)
 				published := make([]outbox.Mark, len(entries))
@@ -153,7 +153,7 @@ func BenchmarkClaimBesideHeld(b *testing.B) {
 				require.NoError(b, err)
 			}
 			for b.Loop() {
-				require.Empty(b, claimAll(b, db, outbox.Query{}))
+				require.Empty(b, claimAll(b, db, provider.EntryQuery{}))
 			}
 		})
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // candidates walks the open entries in order and leaves out those that are not eligible, or that have one
@@ -86,8 +87,8 @@ order by o.id limit ?1`
 order by o.id`
 )
 
-// EntryCandidates implements outbox.Store.
-func (d *DB) EntryCandidates(ctx context.Context, q outbox.Query, limit int) ([]outbox.Entry, error) {
+// EntryCandidates implements provider.Outbox.
+func (d *DB) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]outbox.Entry, error) {
 	entries, err := candidatesOf(ctx, d.reads, q, limit)
 	if err != nil {
 		return nil, fmt.Errorf("read candidates: %w", err)
@@ -95,7 +96,7 @@ func (d *DB) EntryCandidates(ctx context.Context, q outbox.Query, limit int) ([]
 	return entries, nil
 }
 
-func candidatesOf(ctx context.Context, from querier, q outbox.Query, limit int) ([]outbox.Entry, error) {
+func candidatesOf(ctx context.Context, from querier, q provider.EntryQuery, limit int) ([]outbox.Entry, error) {
 	ordered, near, unordered := candidates, candidatesNear, candidatesUnordered
 	if len(q.Topics) > 0 || len(q.Except) > 0 {
 		ordered, near, unordered = candidatesOfTopics, candidatesOfTopicsNear, candidatesOfTopicsUnordered
@@ -144,7 +145,7 @@ update kinora_outbox as o set
 	claimed_by = iif(` + spent + `, claimed_by, ?6),
 	next_attempt_at = iif(` + spent + `, next_attempt_at, ` + clock + ` + ?7),
 	last_attempt_at = iif(` + spent + `, last_attempt_at, ` + clock + `),
-	last_error = iif(` + spent + `, 'vanished', last_error)
+	last_error = iif(` + spent + `, 'crashed', last_error)
 where id = ?1 and open = 1 and status = ?2 and attempts = ?3 and token is ?4
 	and status <> 'abandoned' and next_attempt_at <= ` + clock
 
@@ -160,8 +161,8 @@ where id = ?1 and open = 1 and status = ?2 and attempts = ?3 and token is ?4
 returning status, attempts, suspect, next_attempt_at, last_attempt_at`
 )
 
-// TakeEntry implements outbox.Store.
-func (d *DB) TakeEntry(ctx context.Context, e outbox.Entry, q outbox.Query, t claim.Terms) (taken outbox.Entry, ok bool, err error) {
+// TakeEntry implements provider.Outbox.
+func (d *DB) TakeEntry(ctx context.Context, e outbox.Entry, q provider.EntryQuery, t claim.Terms) (taken outbox.Entry, ok bool, err error) {
 	if t, err = t.WithDefaults(); err != nil {
 		return e, false, err
 	}
@@ -175,7 +176,7 @@ func (d *DB) TakeEntry(ctx context.Context, e outbox.Entry, q outbox.Query, t cl
 	return taken, ok, nil
 }
 
-func (s session) take(ctx context.Context, e outbox.Entry, q outbox.Query, t claim.Terms) (outbox.Entry, bool, error) {
+func (s session) take(ctx context.Context, e outbox.Entry, q provider.EntryQuery, t claim.Terms) (outbox.Entry, bool, error) {
 	query := takeEntry
 	if q.Unordered {
 		query = takeUnordered
@@ -197,10 +198,10 @@ func (s session) take(ctx context.Context, e outbox.Entry, q outbox.Query, t cla
 	return e, true, nil
 }
 
-// ClaimEntries implements outbox.BatchClaimer: the portable claim, all takes in one transaction. The candidates
+// ClaimEntries implements provider.BatchClaimer: the portable claim, all takes in one transaction. The candidates
 // are read before, as every take looks again at all that makes one: so writers do not wait for that, and an idle
 // relay holds up nobody.
-func (d *DB) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) (taken []outbox.Entry, err error) {
+func (d *DB) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) (taken []outbox.Entry, err error) {
 	if t, err = t.WithDefaults(); err != nil {
 		return nil, err
 	}
@@ -225,7 +226,7 @@ func (d *DB) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) (t
 	return taken, nil
 }
 
-func (s session) claim(ctx context.Context, q outbox.Query, t claim.Terms, read func(context.Context, int) ([]outbox.Entry, error)) ([]outbox.Entry, error) {
+func (s session) claim(ctx context.Context, q provider.EntryQuery, t claim.Terms, read func(context.Context, int) ([]outbox.Entry, error)) ([]outbox.Entry, error) {
 	return claim.Portable(ctx, t, read,
 		func(ctx context.Context, e outbox.Entry, t claim.Terms) (outbox.Entry, bool, error) {
 			return s.take(ctx, e, q, t)

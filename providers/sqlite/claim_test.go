@@ -65,18 +65,18 @@ func TestLeaseEndsOnSQLiteClock(t *testing.T) {
 	takeAtEnd := func() outbox.Entry {
 		t.Helper()
 		now.Add(rounded - 1)
-		early, err := db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{Lease: lease})
+		early, err := db.ClaimEntries(ctx, provider.EntryQuery{}, claim.Terms{Lease: lease})
 		require.NoError(t, err)
 		require.Empty(t, early)
 		now.Add(1)
-		taken, err := db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{Lease: lease})
+		taken, err := db.ClaimEntries(ctx, provider.EntryQuery{}, claim.Terms{Lease: lease})
 		require.NoError(t, err)
 		require.Len(t, taken, 1)
 		require.Equal(t, now.Load(), taken[0].LastAttemptedAt.UnixMilli())
 		require.Equal(t, now.Load()+rounded, taken[0].NextAttemptAt.UnixMilli())
 		return taken[0]
 	}
-	_, err = db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{Lease: lease})
+	_, err = db.ClaimEntries(ctx, provider.EntryQuery{}, claim.Terms{Lease: lease})
 	require.NoError(t, err)
 	e := takeAtEnd()
 	late, err := db.MarkEntries(ctx, []outbox.Mark{{Seq: e.Seq, Token: e.Token, To: outbox.Failed, After: lease, Error: "boom"}})
@@ -94,7 +94,7 @@ func TestCancelledClaimIsWholeOrNothing(t *testing.T) {
 		require.NoError(t, err)
 	}
 	began := time.Now()
-	all, err := db.ClaimEntries(context.Background(), outbox.Query{}, claim.Terms{})
+	all, err := db.ClaimEntries(context.Background(), provider.EntryQuery{}, claim.Terms{})
 	require.NoError(t, err)
 	require.Len(t, all, 9)
 	usual := time.Since(began)
@@ -106,8 +106,8 @@ func TestCancelledClaimIsWholeOrNothing(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), rand.N(2*usual))
 		var taken []outbox.Entry
 		if i%2 == 0 {
-			taken, err = db.ClaimEntries(ctx, outbox.Query{}, terms)
-		} else if e, ok, failed := db.TakeEntry(ctx, all[0], outbox.Query{}, terms); ok {
+			taken, err = db.ClaimEntries(ctx, provider.EntryQuery{}, terms)
+		} else if e, ok, failed := db.TakeEntry(ctx, all[0], provider.EntryQuery{}, terms); ok {
 			taken, err = []outbox.Entry{e}, failed
 		}
 		cancel()
@@ -129,18 +129,18 @@ func TestWaitingClaimEndsWithItsContext(t *testing.T) {
 	db := open(t, routed())
 	_, err := db.Append(context.Background(), "review-1", eventstore.NoStream, drafts(1))
 	require.NoError(t, err)
-	read, err := db.EntryCandidates(context.Background(), outbox.Query{}, 1)
+	read, err := db.EntryCandidates(context.Background(), provider.EntryQuery{}, 1)
 	require.NoError(t, err)
 	tx, err := db.SQL().Begin()
 	require.NoError(t, err)
 	ctx := within(t, 20*time.Millisecond)
-	_, err = db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{})
+	_, err = db.ClaimEntries(ctx, provider.EntryQuery{}, claim.Terms{})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	_, ok, err := db.TakeEntry(ctx, read[0], outbox.Query{}, claim.Terms{Token: claim.NewToken()})
+	_, ok, err := db.TakeEntry(ctx, read[0], provider.EntryQuery{}, claim.Terms{Token: claim.NewToken()})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.False(t, ok)
 	require.NoError(t, tx.Rollback())
-	after, err := db.EntryCandidates(context.Background(), outbox.Query{}, 1)
+	after, err := db.EntryCandidates(context.Background(), provider.EntryQuery{}, 1)
 	require.NoError(t, err)
 	require.Equal(t, read, after)
 }
@@ -166,7 +166,7 @@ func TestIdleClaim(t *testing.T) {
 	ctx := context.Background()
 	db, tr := traced(t, 1, routed())
 	statements := tr.during(func() {
-		entries, err := db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{})
+		entries, err := db.ClaimEntries(ctx, provider.EntryQuery{}, claim.Terms{})
 		require.NoError(t, err)
 		require.Empty(t, entries)
 		late, err := db.MarkEntries(ctx, nil)
@@ -183,21 +183,21 @@ func TestTakeDoesNotPassAnEarlierEntry(t *testing.T) {
 	db := open(t, routed())
 	_, err := db.Append(ctx, "review-1", eventstore.NoStream, drafts(2))
 	require.NoError(t, err)
-	read, err := db.EntryCandidates(ctx, outbox.Query{}, 10)
+	read, err := db.EntryCandidates(ctx, provider.EntryQuery{}, 10)
 	require.NoError(t, err)
 	require.Len(t, read, 2)
 
-	other, err := db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{Holder: "other", Limit: 1})
+	other, err := db.ClaimEntries(ctx, provider.EntryQuery{}, claim.Terms{Holder: "other", Limit: 1})
 	require.NoError(t, err)
 	require.Len(t, other, 1)
 	mine := claim.Terms{Holder: "mine", Token: claim.NewToken()}
-	_, ok, err := db.TakeEntry(ctx, read[1], outbox.Query{}, mine)
+	_, ok, err := db.TakeEntry(ctx, read[1], provider.EntryQuery{}, mine)
 	require.NoError(t, err)
 	require.False(t, ok, "an earlier entry of its key is with another relay")
 
 	_, err = db.MarkEntries(ctx, []outbox.Mark{{Seq: other[0].Seq, Token: other[0].Token, To: outbox.Pending}})
 	require.NoError(t, err)
-	_, ok, err = db.TakeEntry(ctx, read[1], outbox.Query{}, mine)
+	_, ok, err = db.TakeEntry(ctx, read[1], provider.EntryQuery{}, mine)
 	require.NoError(t, err)
 	require.False(t, ok, "an earlier entry of its key waits")
 }
@@ -212,10 +212,10 @@ func TestLateMarkChangesNothing(t *testing.T) {
 			db := open(t, routed())
 			_, err := db.Append(ctx, "review-1", eventstore.NoStream, drafts(1))
 			require.NoError(t, err)
-			slow, err := db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{Holder: "slow"})
+			slow, err := db.ClaimEntries(ctx, provider.EntryQuery{}, claim.Terms{Holder: "slow"})
 			require.NoError(t, err)
 			require.NoError(t, shiftBack(db.SQL(), time.Hour))
-			owner, err := db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{Holder: "owner"})
+			owner, err := db.ClaimEntries(ctx, provider.EntryQuery{}, claim.Terms{Holder: "owner"})
 			require.NoError(t, err)
 			require.Len(t, owner, 1)
 
@@ -280,7 +280,7 @@ func TestSomeTopicsAreClaimedLikeAll(t *testing.T) {
 	require.NoError(t, err)
 	_, err = db.SQL().Exec(`update kinora_outbox set open = status <> 'held'`)
 	require.NoError(t, err)
-	for _, q := range []outbox.Query{
+	for _, q := range []provider.EntryQuery{
 		{Topics: []string{"t3"}},
 		{Topics: []string{"t5", "t1", "t5", "none"}},
 		{Topics: []string{"t5", "t1", "t2"}, Except: []string{"t1"}},
@@ -291,7 +291,7 @@ func TestSomeTopicsAreClaimedLikeAll(t *testing.T) {
 	} {
 		for _, unordered := range []bool{false, true} {
 			q.Unordered = unordered
-			all, err := db.EntryCandidates(ctx, outbox.Query{Unordered: unordered}, 10_000)
+			all, err := db.EntryCandidates(ctx, provider.EntryQuery{Unordered: unordered}, 10_000)
 			require.NoError(t, err)
 			want := []int64{}
 			for _, e := range all {

@@ -6,7 +6,6 @@ import (
 	"database/sql"
 	"errors"
 
-	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -89,9 +88,9 @@ func (d *DB) Switch(ctx context.Context, projector string, fn func(ctx context.C
 // whatever is wrong with a message, it can be set aside.
 func checkUnit(p *provider.Unit) error {
 	for i, m := range p.Messages {
-		err := eventstore.CheckText("message id", m.ID, eventstore.MaxIDBytes)
+		err := provider.CheckText("message id", m.ID, provider.MaxIDBytes)
 		for _, h := range m.Handlers {
-			err = cmp.Or(err, eventstore.CheckText("handler", h.Name, eventstore.MaxIDBytes))
+			err = cmp.Or(err, provider.CheckText("handler", h.Name, provider.MaxIDBytes))
 		}
 		if m.Mark && err != nil {
 			return &provider.MessageError{Message: i, Err: err}

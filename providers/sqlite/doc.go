@@ -7,7 +7,7 @@
 //	db, err := sqlite.Open(ctx, "reviews.db", &sqlite.Config{Route: outbox.ByCategory})
 //	err = db.Migrate(ctx)
 //	reviews, err := eventstore.NewRepository(db, types, "review", newReview, nil)
-//	runner, err := projector.NewRunner(db, projector.Subscribe(subscriber, "review"), nil, ratings)
+//	runner, err := projector.NewRunner(db, projector.Subscribe(subscriber, "review"), projector.RunnerConfig{}, ratings)
 //
 // SQLite has one writer at a time. Kinora's own transactions, and those that the user begins through DB.SQL, wait for
 // their turn in this process, first come first served, and take turns with other processes. A busy database is not an

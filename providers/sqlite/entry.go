@@ -7,6 +7,7 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // insertEntry takes the instant from ?6, or else from the clock.
@@ -59,7 +60,7 @@ func scanEntry(rows *sql.Rows) (e outbox.Entry, err error) {
 		return e, err
 	}
 	copy(e.Token[:], token)
-	e.Headers, err = outbox.ParseHeaders(headers)
+	e.Headers, err = provider.ParseHeaders(headers)
 	e.Malformed = err != nil
 	setTime(&e, &e.NextAttemptAt, sql.NullInt64{Int64: next, Valid: true})
 	setTime(&e, &e.CreatedAt, sql.NullInt64{Int64: created, Valid: true})
@@ -74,7 +75,7 @@ func setTime(e *outbox.Entry, to *time.Time, ms sql.NullInt64) {
 		return
 	}
 	var ok bool
-	if *to, ok = outbox.StoredTime(timeOf(ms.Int64)); !ok {
+	if *to, ok = provider.StoredTime(timeOf(ms.Int64)); !ok {
 		e.Malformed = true
 	}
 }
@@ -117,5 +118,5 @@ func anyOf[T any](list []T) any {
 	return jsonOf(list)
 }
 
-// Enqueued implements outbox.Waker.
+// Enqueued implements provider.Waker.
 func (d *DB) Enqueued() <-chan struct{} { return d.added.wait() }

@@ -98,7 +98,7 @@ func TestBadInputReachesNoStatement(t *testing.T) {
 		return err
 	})
 	var err error
-	require.Empty(t, tr.during(func() { _, err = db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{Lease: 1}) }))
+	require.Empty(t, tr.during(func() { _, err = db.ClaimEntries(ctx, provider.EntryQuery{}, claim.Terms{Lease: 1}) }))
 	require.ErrorIs(t, err, claim.ErrTerms)
 }
 
@@ -162,13 +162,13 @@ func TestOddInputComesBack(t *testing.T) {
 		entries, err := db.Entries(ctx, outbox.Filter{Topic: s, Key: stream})
 		require.NoError(t, err)
 		require.Len(t, entries, 1)
-		require.Equal(t, outbox.FromEvent(stream, 1, events[0], s), entries[0].Message, "byte for byte")
+		require.Equal(t, provider.FromEvent(stream, 1, events[0], s), entries[0].OutboxMessage, "byte for byte")
 
 		for range 2 {
 			require.NoError(t, db.Do(ctx, delivery(s), adds(s)))
 		}
 		require.Equal(t, 1, total(t, db.SQL(), s))
-		claimed, err := db.ClaimEntries(ctx, outbox.Query{Topics: []string{s}}, claim.Terms{Holder: s})
+		claimed, err := db.ClaimEntries(ctx, provider.EntryQuery{Topics: []string{s}}, claim.Terms{Holder: s})
 		require.NoError(t, err)
 		require.Equal(t, i+1, len(claimed), "one of each stream so far")
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // defaultPage is how much a listing shows, unless told otherwise.
@@ -84,7 +85,7 @@ where ?3 and status = 'held' group by status`
 
 // StatusCounts implements outbox.Inspector.
 func (d *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.Status]int64, error) {
-	counts, query, args := outbox.ZeroCounts(of), countEntries, []any{listOf(of)}
+	counts, query, args := provider.ZeroCounts(of), countEntries, []any{listOf(of)}
 	if (outbox.Filter{Status: of}).OnlyOpen() {
 		open, held := openAndHeld(of)
 		query, args = countOpenEntries, append(args, open, held)

@@ -60,7 +60,7 @@ where id in (
 			limit ?3))))`
 )
 
-// HoldEntries implements outbox.Keeper. An idle relay holds up nobody with it: it looks before it begins to write.
+// HoldEntries implements provider.EntryMaintainer. An idle relay holds up nobody with it: it looks before it begins to write.
 func (d *DB) HoldEntries(ctx context.Context, long time.Duration, limit int) (n int, err error) {
 	var hold, free bool
 	err = one(ctx, d.reads, []any{&hold, &free}, lookToHold, millis(long))
@@ -134,8 +134,8 @@ from (select id, status, created_at, published_at, next_attempt_at
 	deleteLook = 1000 // entries that one call looks at
 )
 
-// DeleteEntries implements outbox.Keeper. It writes only where there is something to delete.
-func (d *DB) DeleteEntries(ctx context.Context, keep outbox.Retention, after int64) (n int, next int64, err error) {
+// DeleteEntries implements provider.EntryMaintainer. It writes only where there is something to delete.
+func (d *DB) DeleteEntries(ctx context.Context, keep outbox.EntryRetention, after int64) (n int, next int64, err error) {
 	published, skipped := millis(keep.Published), millis(keep.Skipped)
 	var looked, found int
 	var fresh bool

@@ -13,6 +13,7 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
@@ -62,7 +63,7 @@ func TestOrderThroughHoldsOfAnotherProcess(t *testing.T) {
 			enqueue(t, db, "a", "b", "c", "d", "e")
 			added++
 		}
-		entries, err := db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{Limit: 7})
+		entries, err := db.ClaimEntries(ctx, provider.EntryQuery{}, claim.Terms{Limit: 7})
 		require.NoError(t, err)
 		stopped := map[string]bool{}
 		marks := published(entries, added%2 == 0)
@@ -105,7 +106,7 @@ func TestClaimBesideWhatIsHeld(t *testing.T) {
 		var took []time.Duration
 		for range tries {
 			began := time.Now()
-			require.Empty(t, claimAll(t, db, outbox.Query{}))
+			require.Empty(t, claimAll(t, db, provider.EntryQuery{}))
 			took = append(took, time.Since(began))
 		}
 		slices.Sort(took)

@@ -12,6 +12,7 @@ import (
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
@@ -37,7 +38,7 @@ func backlog(t testing.TB, db *sqlite.DB, key string, n int) {
 	require.NoError(t, err)
 }
 
-func claimAll(t testing.TB, db *sqlite.DB, q outbox.Query) []outbox.Entry {
+func claimAll(t testing.TB, db *sqlite.DB, q provider.EntryQuery) []outbox.Entry {
 	t.Helper()
 	entries, err := db.ClaimEntries(context.Background(), q, claim.Terms{Limit: 100})
 	require.NoError(t, err)
@@ -66,7 +67,7 @@ func stick(t testing.TB, db *sqlite.DB, to outbox.Status, keys ...string) {
 		head, err := db.Entries(context.Background(), outbox.Filter{Key: key, Limit: 1})
 		require.NoError(t, err)
 		terms := claim.Terms{Token: claim.NewToken()}
-		_, ok, err := db.TakeEntry(context.Background(), head[0], outbox.Query{}, terms)
+		_, ok, err := db.TakeEntry(context.Background(), head[0], provider.EntryQuery{}, terms)
 		require.NoError(t, err)
 		require.True(t, ok)
 		markAll(t, db, outbox.Mark{Seq: head[0].Seq, Token: terms.Token, To: to, After: time.Hour, Error: "boom"})
@@ -101,7 +102,7 @@ func in(t testing.TB, db *sqlite.DB, of ...outbox.Status) []int64 {
 func drain(t testing.TB, db *sqlite.DB, drop bool) (all []int64) {
 	t.Helper()
 	for {
-		entries := claimAll(t, db, outbox.Query{})
+		entries := claimAll(t, db, provider.EntryQuery{})
 		if len(entries) == 0 {
 			return all
 		}
@@ -133,23 +134,23 @@ func TestHeldEntriesKeepTheirPlaces(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, map[outbox.Status]int64{outbox.Pending: 4}, counts)
 
-	loose, err := db.EntryCandidates(ctx, outbox.Query{Unordered: true}, 100)
+	loose, err := db.EntryCandidates(ctx, provider.EntryQuery{Unordered: true}, 100)
 	require.NoError(t, err)
 	require.Equal(t, []int64{4, 5, 7, 8}, seqs(loose))
 
 	// Somebody deletes the head by hand: now only held ones are before the last one.
 	_, err = db.SQL().Exec(`delete from kinora_outbox where id = 1`)
 	require.NoError(t, err)
-	some, err := db.EntryCandidates(ctx, outbox.Query{}, 100)
+	some, err := db.EntryCandidates(ctx, provider.EntryQuery{}, 100)
 	require.NoError(t, err)
 	require.Equal(t, []int64{4, 5, 8}, seqs(some))
 	mine := claim.Terms{Token: claim.NewToken()}
-	_, ok, err := db.TakeEntry(ctx, loose[2], outbox.Query{}, mine)
+	_, ok, err := db.TakeEntry(ctx, loose[2], provider.EntryQuery{}, mine)
 	require.NoError(t, err)
 	require.False(t, ok, "held entries are before it")
 	for _, seq := range in(t, db, outbox.Held) {
 		e := mustList(t, db, outbox.Filter{Seqs: []int64{seq}})[0]
-		for _, q := range []outbox.Query{{}, {Unordered: true}} {
+		for _, q := range []provider.EntryQuery{{}, {Unordered: true}} {
 			_, ok, err = db.TakeEntry(ctx, e, q, mine)
 			require.NoError(t, err)
 			require.False(t, ok, "a held one")
@@ -180,7 +181,7 @@ func TestHeldEntriesComeBackInOrder(t *testing.T) {
 	publish := func(drop bool) func(t *testing.T, db *sqlite.DB) {
 		return func(t *testing.T, db *sqlite.DB) {
 			require.NoError(t, shiftBack(db.SQL(), 2*time.Hour))
-			entries := claimAll(t, db, outbox.Query{})
+			entries := claimAll(t, db, provider.EntryQuery{})
 			require.Equal(t, []int64{1}, seqs(entries))
 			require.Len(t, in(t, db, outbox.Held), n-1, "the claim alone ends nothing")
 			markAll(t, db, published(entries, drop)...)
@@ -217,7 +218,7 @@ func TestHeldEntriesComeBackInOrder(t *testing.T) {
 				want = append(want, seq)
 			}
 			for len(want) > 0 {
-				entries := claimAll(t, db, outbox.Query{})
+				entries := claimAll(t, db, provider.EntryQuery{})
 				require.Equal(t, want[:min(100, len(want))], seqs(entries), "nothing is in the way")
 				want = want[len(entries):]
 				markAll(t, db, published(entries, c.drop)...)
@@ -274,7 +275,7 @@ func TestOnlyPendingFollowersAreHeld(t *testing.T) {
 	enqueue(t, db, "a", "a", "a", "a", "a")
 	for _, e := range mustList(t, db, outbox.Filter{Seqs: []int64{2, 3, 4}}) {
 		terms := claim.Terms{Token: claim.NewToken()}
-		_, ok, err := db.TakeEntry(ctx, e, outbox.Query{Unordered: true}, terms)
+		_, ok, err := db.TakeEntry(ctx, e, provider.EntryQuery{Unordered: true}, terms)
 		require.NoError(t, err)
 		require.True(t, ok)
 		switch e.Seq {
@@ -322,7 +323,7 @@ func TestIdleKeeping(t *testing.T) {
 		t.Helper()
 		require.Len(t, tr.during(func() {
 			hold(t, db, 100, 0)
-			n, next, err := db.DeleteEntries(ctx, outbox.Retention{Published: time.Hour, Skipped: time.Hour}, 0)
+			n, next, err := db.DeleteEntries(ctx, outbox.EntryRetention{Published: time.Hour, Skipped: time.Hour}, 0)
 			require.NoError(t, err)
 			require.Zero(t, n)
 			require.Zero(t, next)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // markEntry changes ?1, which the claim of token ?2 has taken.
@@ -29,9 +30,9 @@ select id, topic, key from kinora_outbox
 where (` + lookForHeld + `) and id in (select value from json_each(?1))`
 )
 
-// MarkEntries implements outbox.Store.
+// MarkEntries implements provider.Outbox.
 func (d *DB) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int64, err error) {
-	if err := outbox.CheckMarks(marks); err != nil {
+	if err := provider.CheckMarks(marks); err != nil {
 		return nil, err
 	}
 	if len(marks) == 0 {

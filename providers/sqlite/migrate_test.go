@@ -13,7 +13,6 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
-	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/sqlite"
@@ -138,13 +137,13 @@ func TestNotMigrated(t *testing.T) {
 	enqueue := db.InTx(tx).Enqueue(ctx, outbox.Message{Topic: "review"})
 	require.NoError(t, tx.Rollback())
 	_, append1 := db.Append(ctx, "review-1", eventstore.Any, drafts(1))
-	_, candidates := db.EntryCandidates(ctx, outbox.Query{}, 1)
-	_, claims := db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{})
+	_, candidates := db.EntryCandidates(ctx, provider.EntryQuery{}, 1)
+	_, claims := db.ClaimEntries(ctx, provider.EntryQuery{}, claim.Terms{})
 	_, entries := db.Entries(ctx, outbox.Filter{})
 	_, counts := db.StatusCounts(ctx)
 	_, skip := db.Skip(ctx, outbox.Filter{})
 	_, parked := db.Parked(ctx, provider.ParkedFilter{})
-	_, outcomes := db.Outcomes(ctx, []provider.Question{{Key: marker.Key{Handler: handler, MessageID: "m"}}})
+	_, outcomes := db.Outcomes(ctx, []provider.Question{{Handler: handler, MessageID: "m"}})
 	do := db.Do(ctx, delivery("m"), adds("p"))
 	requireClass(t, do, "transient", "not_migrated")
 	var read error

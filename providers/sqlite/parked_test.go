@@ -11,7 +11,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
@@ -157,7 +156,7 @@ func TestParkedPlans(t *testing.T) {
 		}},
 		{"count", func() { ok(db.ParkedCount(ctx, "totals")) }, [][]string{{"SEARCH kinora_parked USING COVERING INDEX kinora_parked_open (projector>? AND projector<?)"}}},
 		{"outcomes", func() {
-			ok(db.Outcomes(ctx, slices.Repeat([]provider.Question{{Key: marker.Key{Handler: handler, MessageID: "a1"}}}, 500)))
+			ok(db.Outcomes(ctx, slices.Repeat([]provider.Question{{Handler: handler, MessageID: "a1"}}, 500)))
 		}, [][]string{{
 			"SEARCH p USING INDEX kinora_parked_message (projector=? AND message_id=?)",
 			"SEARCH m USING PRIMARY KEY (handler=? AND generation=? AND message_id=?)", "SEARCH f USING PRIMARY KEY (handler=?)",
@@ -280,8 +279,8 @@ func TestPruneMarkers(t *testing.T) {
 		return n
 	}
 	outcome := func(id string, recorded time.Time) provider.Outcome {
-		key := marker.Key{Handler: "totals/renamed", Was: []string{handler}, MessageID: id}
-		o, err := db.Outcomes(ctx, []provider.Question{{Key: key, RecordedAt: recorded}})
+		question := provider.Question{Handler: "totals/renamed", Was: []string{handler}, MessageID: id, RecordedAt: recorded}
+		o, err := db.Outcomes(ctx, []provider.Question{question})
 		require.NoError(t, err)
 		return o[0]
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // plan is how SQLite goes about a statement.
@@ -46,7 +47,7 @@ func TestClaimPlan(t *testing.T) {
 	_, err := db.Append(ctx, "review-1", eventstore.NoStream, drafts(1))
 	require.NoError(t, err)
 	statements := tr.during(func() {
-		_, err := db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{})
+		_, err := db.ClaimEntries(ctx, provider.EntryQuery{}, claim.Terms{})
 		require.NoError(t, err)
 	})
 	require.Len(t, statements, 4, "candidates, begin, one taken, commit")
@@ -105,22 +106,22 @@ func TestKeepPlans(t *testing.T) {
 			{stuck, lane, nextKey, nextLane, before}, nil, {stuck, lane, byID}, {nextKey, nextLane, before, byID}, nil,
 		}},
 		{"nothing to hold", func() { ok(db.HoldEntries(ctx, time.Second, 10)) }, [][]string{nil}},
-		{"claim", func() { ok(db.EntryCandidates(ctx, outbox.Query{}, 10)) }, [][]string{
+		{"claim", func() { ok(db.EntryCandidates(ctx, provider.EntryQuery{}, 10)) }, [][]string{
 			{"SEARCH h USING COVERING INDEX kinora_outbox_held (topic=? AND key=? AND id<?)"},
 		}},
-		{"claim in no order", func() { ok(db.EntryCandidates(ctx, outbox.Query{Unordered: true}, 10)) }, [][]string{
+		{"claim in no order", func() { ok(db.EntryCandidates(ctx, provider.EntryQuery{Unordered: true}, 10)) }, [][]string{
 			{"SEARCH o USING INDEX kinora_outbox_open (id>?)"},
 		}},
 		{"claim some topics", func() {
-			ok(db.EntryCandidates(ctx, outbox.Query{Topics: []string{"a"}}, 10))
-			ok(db.EntryCandidates(ctx, outbox.Query{Except: []string{"a"}, Unordered: true}, 10))
+			ok(db.EntryCandidates(ctx, provider.EntryQuery{Topics: []string{"a"}}, 10))
+			ok(db.EntryCandidates(ctx, provider.EntryQuery{Except: []string{"a"}, Unordered: true}, 10))
 		}, [][]string{
 			{"SEARCH o USING INDEX kinora_outbox_topic (topic=? AND id>?)", "SEARCH b USING INDEX kinora_outbox_lane (topic=? AND key=? AND id<?)"},
 			{"SEARCH kinora_outbox USING COVERING INDEX kinora_outbox_topic (topic>?)", "SEARCH o USING INDEX kinora_outbox_topic (topic=? AND id>?)"},
 		}},
 		{"take", func() {
 			e := outbox.Entry{Seq: 4, Status: outbox.Pending}
-			_, _, err := db.TakeEntry(ctx, e, outbox.Query{}, claim.Terms{Token: claim.NewToken()})
+			_, _, err := db.TakeEntry(ctx, e, provider.EntryQuery{}, claim.Terms{Token: claim.NewToken()})
 			require.NoError(t, err)
 		}, [][]string{nil, {"SEARCH h USING COVERING INDEX kinora_outbox_held (topic=? AND key=? AND id<?)"}, nil}},
 		{"list", func() { ok(db.Entries(ctx, outbox.Filter{Status: []outbox.Status{outbox.Pending, outbox.Held}})) }, [][]string{
@@ -136,11 +137,11 @@ func TestKeepPlans(t *testing.T) {
 			nil, {stuck, byID}, {anyHeld}, nil,
 		}},
 		{"publish", func() {
-			markAll(t, db, published(claimAll(t, db, outbox.Query{}), false)...)
+			markAll(t, db, published(claimAll(t, db, provider.EntryQuery{}), false)...)
 		}, [][]string{nil, nil, nil, nil, nil, nil, {anyHeld, byID}, {byID}, {byID}, nil}},
 		{"a second later", func() { require.NoError(t, shiftBack(db.SQL(), time.Second)) }, make([][]string, 11)},
 		{"delete", func() {
-			_, _, err := db.DeleteEntries(ctx, outbox.Retention{Published: 1, Skipped: time.Hour}, 0)
+			_, _, err := db.DeleteEntries(ctx, outbox.EntryRetention{Published: 1, Skipped: time.Hour}, 0)
 			require.NoError(t, err)
 		}, [][]string{
 			{"SEARCH kinora_outbox USING INTEGER PRIMARY KEY (rowid>?)"}, nil,
@@ -168,7 +169,7 @@ func TestKeepPlans(t *testing.T) {
 		}
 	}
 	enqueue(t, db, "c")
-	entries := claimAll(t, db, outbox.Query{})
+	entries := claimAll(t, db, provider.EntryQuery{})
 	statements := tr.during(func() { markAll(t, db, published(entries, true)...) })
 	require.Len(t, statements, 4, "begin, a look for held ones, one dropped, commit")
 	require.Contains(t, plan(t, db.SQL(), statements[1]), anyHeld)

@@ -54,7 +54,7 @@ func TestBusyDatabaseIsWaitedFor(t *testing.T) {
 	}()
 	go func() { done <- db.Do(ctx, delivery("m1"), adds("p1")) }()
 	go func() {
-		_, err := db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{})
+		_, err := db.ClaimEntries(ctx, provider.EntryQuery{}, claim.Terms{})
 		done <- err
 	}()
 	go func() {
@@ -183,7 +183,7 @@ func appendAndTake(db *sqlite.DB, appends int, stopped func() bool) (seqs []int6
 			}
 		}
 		last := i >= appends && stopped()
-		entries, err := db.ClaimEntries(ctx, outbox.Query{}, claim.Terms{Limit: 7})
+		entries, err := db.ClaimEntries(ctx, provider.EntryQuery{}, claim.Terms{Limit: 7})
 		if err != nil {
 			return nil, err
 		}

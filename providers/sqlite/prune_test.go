@@ -26,8 +26,8 @@ func TestDeleteEntries(t *testing.T) {
 	_, err := db.Skip(ctx, outbox.Filter{Key: "skipped"})
 	require.NoError(t, err)
 
-	keep := outbox.Retention{Published: 7 * day, Skipped: 30 * day}
-	prune := func(keep outbox.Retention, want int, left ...int64) {
+	keep := outbox.EntryRetention{Published: 7 * day, Skipped: 30 * day}
+	prune := func(keep outbox.EntryRetention, want int, left ...int64) {
 		t.Helper()
 		n, err := outbox.Prune(ctx, db, keep)
 		require.NoError(t, err)
@@ -52,7 +52,7 @@ func TestDeleteEntries(t *testing.T) {
 	require.Len(t, drain(t, db, false), 3)
 	prune(keep, 0, all[2:]...)
 	require.NoError(t, shiftBack(db.SQL(), time.Second))
-	prune(outbox.Retention{Published: 1, Skipped: 30 * day}, 3, 3, 6, 7)
+	prune(outbox.EntryRetention{Published: 1, Skipped: 30 * day}, 3, 3, 6, 7)
 	require.Equal(t, []int64{7}, in(t, db, outbox.Held))
 }
 
@@ -66,7 +66,7 @@ func TestDeleteEntriesInWindows(t *testing.T) {
 	require.NoError(t, err)
 	_, err = db.SQL().Exec(`update kinora_outbox set created_at = unixepoch('subsec') * 1000 where id = 999`)
 	require.NoError(t, err)
-	keep := outbox.Retention{Published: day, Skipped: day}
+	keep := outbox.EntryRetention{Published: day, Skipped: day}
 	look := func(after int64, n int, next int64) {
 		t.Helper()
 		got, then, err := db.DeleteEntries(ctx, keep, after)

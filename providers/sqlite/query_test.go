@@ -10,6 +10,7 @@ import (
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // Topics that pause are left out, also where the candidates are read again.
@@ -21,21 +22,21 @@ func TestClaimLeavesTopicsOut(t *testing.T) {
 	_, err := db.SQL().Exec(`update kinora_outbox set topic = key`)
 	require.NoError(t, err)
 	for _, c := range []struct {
-		q    outbox.Query
+		q    provider.EntryQuery
 		want []int64
 	}{
-		{outbox.Query{Except: []string{"b"}}, []int64{1, 3}},
-		{outbox.Query{Except: []string{"b", "c", "none"}}, []int64{1}},
-		{outbox.Query{Topics: []string{"a", "b"}, Except: []string{"b"}}, []int64{1}},
-		{outbox.Query{Except: []string{"a"}, Unordered: true}, []int64{2, 3}},
-		{outbox.Query{Except: []string{"a", "b", "c"}}, []int64{}},
+		{provider.EntryQuery{Except: []string{"b"}}, []int64{1, 3}},
+		{provider.EntryQuery{Except: []string{"b", "c", "none"}}, []int64{1}},
+		{provider.EntryQuery{Topics: []string{"a", "b"}, Except: []string{"b"}}, []int64{1}},
+		{provider.EntryQuery{Except: []string{"a"}, Unordered: true}, []int64{2, 3}},
+		{provider.EntryQuery{Except: []string{"a", "b", "c"}}, []int64{}},
 	} {
 		read, err := db.EntryCandidates(ctx, c.q, 10)
 		require.NoError(t, err)
 		require.Equal(t, c.want, seqs(read))
 	}
-	require.Equal(t, []int64{1, 3}, seqs(claimAll(t, db, outbox.Query{Except: []string{"b"}})))
-	require.Empty(t, claimAll(t, db, outbox.Query{Except: []string{"b"}}))
+	require.Equal(t, []int64{1, 3}, seqs(claimAll(t, db, provider.EntryQuery{Except: []string{"b"}})))
+	require.Empty(t, claimAll(t, db, provider.EntryQuery{Except: []string{"b"}}))
 }
 
 // Without order nothing waits for another; with it everything does.
@@ -45,12 +46,12 @@ func TestUnorderedClaimPassesWhatWaits(t *testing.T) {
 	db := open(t, nil)
 	enqueue(t, db, "a", "a", "a", "a")
 	stick(t, db, outbox.Failed, "a")
-	require.Empty(t, claimAll(t, db, outbox.Query{}))
-	q := outbox.Query{Unordered: true}
+	require.Empty(t, claimAll(t, db, provider.EntryQuery{}))
+	q := provider.EntryQuery{Unordered: true}
 	read, err := db.EntryCandidates(ctx, q, 10)
 	require.NoError(t, err)
 	require.Equal(t, []int64{2, 3, 4}, seqs(read))
-	_, ok, err := db.TakeEntry(ctx, read[2], outbox.Query{}, claim.Terms{Token: claim.NewToken()})
+	_, ok, err := db.TakeEntry(ctx, read[2], provider.EntryQuery{}, claim.Terms{Token: claim.NewToken()})
 	require.NoError(t, err)
 	require.False(t, ok)
 	_, ok, err = db.TakeEntry(ctx, read[2], q, claim.Terms{Token: claim.NewToken()})
@@ -65,7 +66,7 @@ func TestDrop(t *testing.T) {
 	ctx := context.Background()
 	db := open(t, nil)
 	enqueue(t, db, "a", "a")
-	entries := claimAll(t, db, outbox.Query{})
+	entries := claimAll(t, db, provider.EntryQuery{})
 	drop := published(entries, true)
 	drop[1].Token = claim.NewToken()
 	late, err := db.MarkEntries(ctx, append(drop, published(entries[:1], false)...))
@@ -80,14 +81,14 @@ func TestReleaseWithAPause(t *testing.T) {
 	db := open(t, nil)
 	enqueue(t, db, "a")
 	for _, c := range []struct{ why, want string }{{"*net.OpError", "*net.OpError"}, {"", "*net.OpError"}, {"other", "other"}} {
-		e := claimAll(t, db, outbox.Query{})[0]
+		e := claimAll(t, db, provider.EntryQuery{})[0]
 		markAll(t, db, outbox.Mark{Seq: 1, Token: e.Token, To: outbox.Pending, After: time.Hour, Error: c.why})
 		e = mustList(t, db, outbox.Filter{})[0]
 		require.Equal(t, outbox.Pending, e.Status)
 		require.Equal(t, c.want, e.LastError)
 		require.Zero(t, e.Attempts)
 		require.WithinDuration(t, clock(t, db.SQL()).Add(time.Hour), e.NextAttemptAt, time.Minute)
-		require.Empty(t, claimAll(t, db, outbox.Query{}))
+		require.Empty(t, claimAll(t, db, provider.EntryQuery{}))
 		require.NoError(t, shiftBack(db.SQL(), time.Hour+time.Second))
 	}
 }

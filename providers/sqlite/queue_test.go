@@ -82,7 +82,7 @@ func TestReadersDoNotWaitForUsersTransactions(t *testing.T) {
 		for _, err := range db.ReadStream(read, "review-1", 0) {
 			require.NoError(t, err)
 		}
-		_, err := db.EntryCandidates(read, outbox.Query{}, 1)
+		_, err := db.EntryCandidates(read, provider.EntryQuery{}, 1)
 		require.NoError(t, err)
 		return provider.Closing{}, db.SQL().QueryRowContext(read, `select 1`).Err()
 	}))

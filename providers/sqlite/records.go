@@ -111,13 +111,13 @@ delete from kinora_markers where (handler, generation, message_id) in (
 	select handler, generation, message_id from kinora_markers where handler = ?1 limit ?2)`
 )
 
-// MarkedHandlers implements marker.Keeper.
+// MarkedHandlers implements provider.MarkerMaintainer.
 func (d *DB) MarkedHandlers(ctx context.Context) ([]string, error) {
 	names, err := column[string](ctx, d.reads, markedHandlers)
 	return result(names, "list handlers with markers", err)
 }
 
-// DropMarkers implements marker.Keeper.
+// DropMarkers implements provider.MarkerMaintainer.
 func (d *DB) DropMarkers(ctx context.Context, handler string, limit int) (n int, err error) {
 	err = d.inTurn(ctx, func(u *unit) error {
 		n, err = u.changed(ctx, dropMarkers, handler, limit)

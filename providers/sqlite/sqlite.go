@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
-	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 	"modernc.org/sqlite"
@@ -22,7 +21,7 @@ type Config struct {
 	MaxPayload int          // bytes of one event's or message's payload; zero means 1 MiB
 
 	// RequeueWindow is for how long after its last attempt an entry is requeued without Force: the shortest time for which any of its
-	// consumers keeps markers (marker.Retention.Window). Zero means outbox.RequeueWindow.
+	// consumers keeps markers (marker.Retention.Window). Zero means provider.DefaultRequeueWindow.
 	RequeueWindow time.Duration
 }
 
@@ -131,7 +130,7 @@ func newDB(cfg *Config) (*DB, error) {
 		return nil, fmt.Errorf("sqlite: requeue window %s: want no negative time", d.cfg.RequeueWindow)
 	}
 	if d.cfg.RequeueWindow == 0 {
-		d.cfg.RequeueWindow = outbox.RequeueWindow
+		d.cfg.RequeueWindow = provider.DefaultRequeueWindow
 	}
 	return d, nil
 }
@@ -155,12 +154,12 @@ var (
 	_ eventstore.Store           = (*DB)(nil)
 	_ eventstore.TxStore         = (*Tx)(nil)
 	_ outbox.Enqueuer            = (*Tx)(nil)
-	_ outbox.Store               = (*DB)(nil)
-	_ outbox.BatchClaimer        = (*DB)(nil)
-	_ outbox.Keeper              = (*DB)(nil)
+	_ provider.Outbox            = (*DB)(nil)
+	_ provider.BatchClaimer      = (*DB)(nil)
+	_ provider.EntryMaintainer   = (*DB)(nil)
 	_ outbox.Inspector           = (*DB)(nil)
-	_ outbox.Waker               = (*DB)(nil)
-	_ marker.Keeper              = (*DB)(nil)
-	_ outbox.ReadyChecker        = (*DB)(nil)
+	_ provider.Waker             = (*DB)(nil)
+	_ provider.MarkerMaintainer  = (*DB)(nil)
+	_ provider.ReadyChecker      = (*DB)(nil)
 	_ provider.Provider[*sql.Tx] = (*DB)(nil)
 )

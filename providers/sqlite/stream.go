@@ -8,6 +8,7 @@ import (
 	"iter"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // pageSize is how many events are read at a time.
@@ -24,7 +25,7 @@ func (d *DB) ReadStream(ctx context.Context, stream string, afterVersion int64) 
 
 func streamOf(ctx context.Context, q querier, stream string, after int64) iter.Seq2[eventstore.Raw, error] {
 	return func(yield func(eventstore.Raw, error) bool) {
-		if err := eventstore.CheckStream(stream); err != nil {
+		if err := provider.CheckStream(stream); err != nil {
 			yield(eventstore.Raw{}, err)
 			return
 		}

@@ -16,6 +16,7 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 )
 
@@ -55,7 +56,7 @@ var badPayloads = map[string]string{
 	"overflow": "1e131072", "underflow": "1e-16384", "exponent": "1e99999999999999999999", "digits": strings.Repeat("9", 131073),
 	"deep_arrays":  strings.Repeat("[", 10_000) + strings.Repeat("]", 10_000),
 	"deep_objects": strings.Repeat(`{"a":`, 10_000) + "1" + strings.Repeat("}", 10_000),
-	"too_long":     `"` + strings.Repeat("x", eventstore.DefaultMaxPayload) + `"`,
+	"too_long":     `"` + strings.Repeat("x", provider.DefaultMaxPayload) + `"`,
 	"expands":      "[" + strings.Repeat("1e131071,", 7) + "1e131071]",
 	"key_twice":    `{"a":1,"a":2}`, "nan": "NaN", "infinity": "-Infinity", "hex": "0x10", "comment": "1 -- one",
 }
@@ -186,7 +187,7 @@ func (in *input) enqueues() {
 		try("header "+kind, func(m *outbox.Message) { m.Headers = map[string]string{text: ""} })
 	}
 	try("topic empty", func(m *outbox.Message) { m.Topic = "" })
-	try("payload too long", func(m *outbox.Message) { m.Payload = make([]byte, eventstore.DefaultMaxPayload+1) })
+	try("payload too long", func(m *outbox.Message) { m.Payload = make([]byte, provider.DefaultMaxPayload+1) })
 	try("header value too long", func(m *outbox.Message) { m.Headers = map[string]string{"h": strings.Repeat("x", 1025)} })
 	in.must(tx.Commit(in.suite.ctx))
 }
@@ -205,11 +206,11 @@ func (in *input) names(pool *pgxpool.Pool) {
 		src := projector.Subscribe(&subscriber{}, "t")
 		handler := func(context.Context, pgx.Tx, eventstore.Event[moved]) error { return nil }
 		in.refused("projector "+kind, func() error {
-			_, err := projector.NewRunner(in.db, src, nil, projector.Define(name, types, projector.Options{Markers: true}, projector.On("h", handler)))
+			_, err := projector.NewRunner(in.db, src, projector.RunnerConfig{}, projector.Define(name, types, projector.Options{Markers: true}, projector.On("h", handler)))
 			return err
 		})
 		in.refused("handler "+kind, func() error {
-			_, err := projector.NewRunner(in.db, src, nil, projector.Define("p", types, projector.Options{Markers: true}, projector.On(name, handler)))
+			_, err := projector.NewRunner(in.db, src, projector.RunnerConfig{}, projector.Define("p", types, projector.Options{Markers: true}, projector.On(name, handler)))
 			return err
 		})
 	}

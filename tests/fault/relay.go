@@ -10,6 +10,7 @@ import (
 	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 )
 
@@ -35,8 +36,8 @@ func (o *watchedOutbox) hold(until time.Time, more, less []int64) {
 	o.w.status.set(wordOpen, int64(len(o.held)))
 }
 
-// ClaimEntries implements outbox.BatchClaimer.
-func (o *watchedOutbox) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) ([]outbox.Entry, error) {
+// ClaimEntries implements provider.BatchClaimer.
+func (o *watchedOutbox) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]outbox.Entry, error) {
 	asked, until := machineTime(), time.Now().Add(t.Lease)
 	entries, err := o.DB.ClaimEntries(ctx, q, t)
 	var seqs []int64
@@ -48,7 +49,7 @@ func (o *watchedOutbox) ClaimEntries(ctx context.Context, q outbox.Query, t clai
 	return entries, err
 }
 
-// MarkEntries implements outbox.Store. What is about to be marked is held no more, so that a kill later than that does
+// MarkEntries implements provider.Outbox. What is about to be marked is held no more, so that a kill later than that does
 // not count.
 func (o *watchedOutbox) MarkEntries(ctx context.Context, marks []outbox.Mark) ([]int64, error) {
 	var renewed, final []int64

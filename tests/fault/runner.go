@@ -46,7 +46,7 @@ func (s *started) acking(id string) {
 // traced is a provider that writes down when each unit began and ended, its messages, and which of them it set aside.
 type traced[Tx any] struct {
 	provider.Provider[Tx]
-	outbox.ReadyChecker
+	provider.ReadyChecker
 	w *work
 	s *started
 }
@@ -159,7 +159,7 @@ func newRunner[Tx any](w *work, s *started, src projector.Source, u provider.Uni
 	if w.Control {
 		arms = append(arms, arm(controlName, "control_", false))
 	}
-	return projector.NewRunner(u, src, &projector.RunnerConfig{
+	return projector.NewRunner(u, src, projector.RunnerConfig{
 		Concurrency: w.Concurrency, Batch: w.Unit, Careful: w.Careful, Lease: w.Lease, Timeout: w.Timeout, Drain: 5 * time.Second, LogErrors: true,
 		Retry: claim.Backoff{Base: 50 * time.Millisecond, Max: time.Second, Attempts: w.Attempts},
 	}, arms...)

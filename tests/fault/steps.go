@@ -17,6 +17,7 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 )
 
@@ -122,7 +123,7 @@ func (w *work) output(ctx context.Context, tx any, marked bool, e eventstore.Eve
 		return nil, err
 	}
 	d := eventstore.Draft{ID: e.ID, Type: movedAs, Schema: 1, Data: data}
-	out := []outbox.Message{outbox.FromEvent(e.Stream, e.Version, d, category)}
+	out := []outbox.Message{provider.FromEvent(e.Stream, e.Version, d, category)}
 	if own, ok := tx.(pgx.Tx); ok && e.Data.N%2 == 0 {
 		return nil, w.db.InTx(own).Enqueue(ctx, out...)
 	}

@@ -13,6 +13,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // Category is the part of the stream names before the first "-", and with outbox.ByCategory the topic.
@@ -88,7 +89,7 @@ func ID(product, author string) (string, error) {
 		}
 	}
 	id := eventstore.JoinID(product, author)
-	err := eventstore.CheckStream(eventstore.StreamName(Category, id))
+	err := provider.CheckStream(eventstore.StreamName(Category, id))
 	if invalid, ok := errors.AsType[*eventstore.InvalidError](err); ok {
 		return "", rejected("product and author make no id: %s", invalid.Reason)
 	}

@@ -1,74 +1,65 @@
-package eventstore
+package provider
 
 import (
 	"bytes"
 	"errors"
 	"fmt"
 	"io"
-	"regexp"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/google/uuid"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/check"
 )
 
 // Limits that hold for every provider.
 const (
-	MaxIDBytes        = 255     // stream names, message ids, type names, topics, ordering keys
-	DefaultMaxPayload = 1 << 20 // bytes of one event's or message's payload, unless configured: see CheckJSON
-	MaxJSONDepth      = 1000    // nested arrays and objects: SQLite's JSON functions take no more
+	MaxIDBytes        = check.MaxID // 255: stream names, message ids, type names, topics, ordering keys
+	DefaultMaxPayload = 1 << 20     // bytes of one event's or message's payload, unless configured: see CheckJSON
+	MaxJSONDepth      = 1000        // nested arrays and objects: SQLite's JSON functions take no more
 	maxHeaderValue    = 1024
 	maxHeaders        = 64
-	maxExtra          = 48  // so that an event's headers (outbox.FromEvent) are within the limits of headers
+	maxExtra          = 48  // so that an event's headers (FromEvent) are within the limits of headers
 	maxExtraKey       = 240 // likewise
 )
 
-var nameRE = regexp.MustCompile(`^[a-z][a-z0-9_]{0,40}$`)
-
 // CheckName refuses a name that does not match ^[a-z][a-z0-9_]{0,40}$: categories, and names that become SQL. Like all
-// checks here it refuses with an *InvalidError.
+// checks here, it returns an *eventstore.InvalidError.
 func CheckName(field, name string) error {
-	if !nameRE.MatchString(name) {
-		return invalidf(field, "want ^[a-z][a-z0-9_]{0,40}$")
-	}
-	return nil
+	return invalid(field, check.Name(name))
 }
 
-// CheckText refuses text that is empty, over limit bytes, not UTF-8, or has control characters.
+// CheckText refuses text that is empty, longer than limit bytes, not UTF-8, or has control characters.
 func CheckText(field, s string, limit int) error {
-	switch {
-	case s == "":
-		return invalidf(field, "empty")
-	case len(s) > limit:
-		return invalidf(field, "%d bytes: at most %d", len(s), limit)
-	case !utf8.ValidString(s):
-		return invalidf(field, "not UTF-8")
-	case strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }):
-		return invalidf(field, "has a control character")
-	}
-	return nil
+	return invalid(field, check.Text(s, limit))
 }
 
-// CheckStream refuses a stream name that is not "category-id", or over MaxIDBytes.
+// CheckStream refuses a stream name that is not "category-id", or is longer than MaxIDBytes.
 func CheckStream(stream string) error {
-	if err := CheckText("stream", stream, MaxIDBytes); err != nil {
-		return err
-	}
-	category, id, ok := strings.Cut(stream, "-")
-	if !ok || id == "" {
-		return invalidf("stream", `want "category-id"`)
-	}
-	return CheckName("stream category", category)
+	return invalid(check.Stream(stream))
 }
 
-// CheckAppend is what every provider asks before any SQL. maxPayload ≤ 0 means DefaultMaxPayload.
-func CheckAppend(stream string, expected Expected, events []Draft, maxPayload int) error {
+// invalid returns an *eventstore.InvalidError unless reason is empty.
+func invalid(field, reason string) error {
+	if reason == "" {
+		return nil
+	}
+	return &eventstore.InvalidError{Field: field, Reason: reason}
+}
+
+func invalidf(field, reason string, args ...any) error {
+	return invalid(field, fmt.Sprintf(reason, args...))
+}
+
+// CheckAppend checks the arguments of eventstore.Store.Append. Providers call it before any SQL. maxPayload ≤ 0 means
+// DefaultMaxPayload.
+func CheckAppend(stream string, expected eventstore.Expected, events []eventstore.Draft, maxPayload int) error {
 	if err := CheckStream(stream); err != nil {
 		return err
 	}
-	if expected < Any {
+	if expected < eventstore.Any {
 		return invalidf("expected", "%d: want Any, NoStream or a version", expected)
 	}
 	if len(events) == 0 {
@@ -78,7 +69,7 @@ func CheckAppend(stream string, expected Expected, events []Draft, maxPayload in
 	for i := range events {
 		d, at := &events[i], fmt.Sprintf("events[%d].", i)
 		if _, ok := seen[d.ID]; ok {
-			return invalidf(at+"id", "the same as an earlier one's")
+			return invalidf(at+"id", "the same as that of an earlier event")
 		}
 		seen[d.ID] = struct{}{}
 		if err := checkDraft(at, d, maxPayload); err != nil {
@@ -88,7 +79,7 @@ func CheckAppend(stream string, expected Expected, events []Draft, maxPayload in
 	return nil
 }
 
-func checkDraft(at string, d *Draft, maxPayload int) error {
+func checkDraft(at string, d *eventstore.Draft, maxPayload int) error {
 	if id, err := uuid.Parse(d.ID); err != nil || id.String() != d.ID {
 		return invalidf(at+"id", "want a UUID in lower-case canonical form")
 	}
@@ -104,7 +95,7 @@ func checkDraft(at string, d *Draft, maxPayload int) error {
 	return checkMetadata(at+"metadata.", &d.Metadata)
 }
 
-func checkMetadata(at string, m *Metadata) error {
+func checkMetadata(at string, m *eventstore.Metadata) error {
 	for _, f := range []struct{ name, value string }{
 		{"correlation_id", m.CorrelationID}, {"causation_id", m.CausationID},
 		{"traceparent", m.Traceparent}, {"actor", m.Actor},
@@ -146,7 +137,7 @@ func checkPairs(field string, pairs map[string]string, most, mostKey int) error 
 //   - more than maxPayload bytes (≤ 0 means DefaultMaxPayload), counting numbers in full: 1e6 is seven bytes, as
 //     1000000 is, because PostgreSQL returns it that way, and 1e131071 would be 131,072 bytes to read;
 //   - text that is not UTF-8, and a NUL or a lone surrogate in a string;
-//   - a key that stands twice in one object;
+//   - a key that occurs twice in one object;
 //   - arrays and objects nested deeper than MaxJSONDepth;
 //   - a number outside PostgreSQL's numeric: 131072 digits before the point, 16383 after
 //     (https://www.postgresql.org/docs/15/datatype-numeric.html).
@@ -191,7 +182,7 @@ func CheckJSON(field string, data []byte, maxPayload int) error {
 // jsonReason describes err and its place, without the value.
 func jsonReason(err error) string {
 	if errors.Is(err, jsontext.ErrDuplicateName) {
-		return "a key stands twice in one object"
+		return "a key occurs twice in one object"
 	}
 	if s, ok := errors.AsType[*jsontext.SyntacticError](err); ok {
 		return fmt.Sprintf("at byte %d", s.ByteOffset)

@@ -1,4 +1,4 @@
-package outbox_test
+package provider_test
 
 import (
 	"encoding/json"
@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/stretchr/testify/require"
 )
 
@@ -23,7 +24,7 @@ func TestParseHeaders(t *testing.T) {
 		`{"a:b,c}": "{\"d\": [1, null]}"}`: {"a:b,c}": `{"d": [1, null]}`},
 		`{"\\": "\\\\"}`:                   {`\`: `\\`},
 	} {
-		got, err := outbox.ParseHeaders(text)
+		got, err := provider.ParseHeaders(text)
 		require.NoError(t, err, text)
 		require.Equal(t, want, got, text)
 	}
@@ -37,7 +38,7 @@ func TestParseHeadersRefuses(t *testing.T) {
 		`{"a" "1"}`, `{"a": "1" "b": "2"}`, `{"a": "1"}}`, `{"a": "1"} x`, `{"a": "1"}{}`, "{\"a\": \"\n\"}", `{"a": "\x"}`, `{"a": "\`, `{"a": "\"`,
 		`{"a": "\u12"}`, "{\"a\": \"\xff\"}", "\xef\xbb\xbf{}",
 	} {
-		got, err := outbox.ParseHeaders(text)
+		got, err := provider.ParseHeaders(text)
 		require.ErrorIs(t, err, outbox.ErrMalformed, text)
 		require.Nil(t, got, text)
 	}
@@ -49,7 +50,7 @@ func FuzzParseHeaders(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
-		got, err := outbox.ParseHeaders(string(text))
+		got, err := provider.ParseHeaders(string(text))
 		var want map[string]any
 		ok := utf8.Valid(text) && json.Unmarshal(text, &want) == nil && want != nil
 		all := map[string]string{}

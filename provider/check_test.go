@@ -1,4 +1,4 @@
-package eventstore_test
+package provider_test
 
 import (
 	"bytes"
@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/stretchr/testify/require"
 )
 
@@ -23,7 +24,7 @@ func TestCheckJSON(t *testing.T) {
 		`{}`, `null`, `0`, `-0`, `1E5`, `"a"`, ` [1, 2] `, `{"a":{"a":1}}`, `"\ud83d\ude00"`, "\"\u00e9\"", `1e131071`, `-1.5e-16000`,
 		strings.Repeat("[", 1000) + strings.Repeat("]", 1000),
 	} {
-		require.NoError(t, eventstore.CheckJSON("data", []byte(good), 0), "%.40s", good)
+		require.NoError(t, provider.CheckJSON("data", []byte(good), 0), "%.40s", good)
 	}
 	for name, bad := range map[string]string{
 		"empty":                ``,
@@ -47,17 +48,17 @@ func TestCheckJSON(t *testing.T) {
 		"exponent overflows":   `1e99999999999999999999`,
 		"nested too deep":      strings.Repeat("[", 1001) + strings.Repeat("]", 1001),
 		"nested 10,000 deep":   strings.Repeat(`{"a":`, 10000) + "1" + strings.Repeat("}", 10000),
-		"over the size":        `"` + strings.Repeat("x", eventstore.DefaultMaxPayload) + `"`,
+		"over the size":        `"` + strings.Repeat("x", provider.DefaultMaxPayload) + `"`,
 		"a number like no one": `01`,
 	} {
-		err := eventstore.CheckJSON("data", []byte(bad), 0)
+		err := provider.CheckJSON("data", []byte(bad), 0)
 		var invalid *eventstore.InvalidError
 		require.ErrorAs(t, err, &invalid, name)
 		require.ErrorIs(t, err, eventstore.ErrInvalid, name)
 		require.Equal(t, "data", invalid.Field, name)
 	}
-	require.Error(t, eventstore.CheckJSON("data", []byte(`"123456"`), 7))
-	require.NoError(t, eventstore.CheckJSON("data", []byte(`"123456"`), 8))
+	require.Error(t, provider.CheckJSON("data", []byte(`"123456"`), 7))
+	require.NoError(t, provider.CheckJSON("data", []byte(`"123456"`), 8))
 }
 
 // A limit of n accepts what PostgreSQL returns in n bytes, and a limit below that refuses it.
@@ -69,15 +70,15 @@ func TestCheckJSONCountsNumbersInFull(t *testing.T) {
 	} {
 		for _, data := range []string{number, ` [` + number + `]`, `{"a":` + number + `}`, `["1e9",` + number + `]`} {
 			limit := len(data) - len(number) + max(full, len(number))
-			require.NoError(t, eventstore.CheckJSON("data", []byte(data), limit), data)
-			require.ErrorIs(t, eventstore.CheckJSON("data", []byte(data), limit-1), eventstore.ErrInvalid, data)
+			require.NoError(t, provider.CheckJSON("data", []byte(data), limit), data)
+			require.ErrorIs(t, provider.CheckJSON("data", []byte(data), limit-1), eventstore.ErrInvalid, data)
 		}
 	}
 	many := func(n int) []byte { return []byte("[1e131071" + strings.Repeat(",1e131071", n-1) + "]") }
-	require.NoError(t, eventstore.CheckJSON("data", many(7), 0))
+	require.NoError(t, provider.CheckJSON("data", many(7), 0))
 	for _, n := range []int{8, 1000, 20_000} {
 		var invalid *eventstore.InvalidError
-		require.ErrorAs(t, eventstore.CheckJSON("data", many(n), 0), &invalid, "%d", n)
+		require.ErrorAs(t, provider.CheckJSON("data", many(n), 0), &invalid, "%d", n)
 		require.Equal(t, "data", invalid.Field)
 		require.NotContains(t, invalid.Reason, "1e131071")
 	}
@@ -85,17 +86,17 @@ func TestCheckJSONCountsNumbersInFull(t *testing.T) {
 
 func TestCheckJSONNamesNoValue(t *testing.T) {
 	t.Parallel()
-	err := eventstore.CheckJSON("data", []byte(`{"secret":"hunter2","secret":"hunter2"}`), 0)
+	err := provider.CheckJSON("data", []byte(`{"secret":"hunter2","secret":"hunter2"}`), 0)
 	require.Error(t, err)
 	require.NotContains(t, err.Error(), "secret")
-	err = eventstore.CheckJSON("data", []byte(`{"hunter2 :"hunter2"`), 0)
+	err = provider.CheckJSON("data", []byte(`{"hunter2 :"hunter2"`), 0)
 	require.Error(t, err)
 	require.NotContains(t, err.Error(), "hunter2")
 }
 
 func TestCheckAppend(t *testing.T) {
 	t.Parallel()
-	require.NoError(t, eventstore.CheckAppend("review-42-ann", eventstore.Any, []eventstore.Draft{draft()}, 0))
+	require.NoError(t, provider.CheckAppend("review-42-ann", eventstore.Any, []eventstore.Draft{draft()}, 0))
 	for name, change := range map[string]func(stream *string, x *eventstore.Expected, ds *[]eventstore.Draft){
 		"no stream":           func(s *string, _ *eventstore.Expected, _ *[]eventstore.Draft) { *s = "" },
 		"no id":               func(s *string, _ *eventstore.Expected, _ *[]eventstore.Draft) { *s = "review-" },
@@ -126,7 +127,7 @@ func TestCheckAppend(t *testing.T) {
 	} {
 		stream, expected, drafts := "review-42", eventstore.NoStream, []eventstore.Draft{draft()}
 		change(&stream, &expected, &drafts)
-		require.ErrorIs(t, eventstore.CheckAppend(stream, expected, drafts, 0), eventstore.ErrInvalid, name)
+		require.ErrorIs(t, provider.CheckAppend(stream, expected, drafts, 0), eventstore.ErrInvalid, name)
 	}
 }
 
@@ -140,12 +141,12 @@ func FuzzCheckJSON(f *testing.F) {
 	}
 	const limit = 4096
 	f.Fuzz(func(t *testing.T, data []byte) {
-		if eventstore.CheckJSON("data", data, limit) != nil {
+		if provider.CheckJSON("data", data, limit) != nil {
 			return
 		}
 		d := draft()
 		d.Data = data
-		require.NoError(t, eventstore.CheckAppend("a-b", eventstore.Any, []eventstore.Draft{d}, 0))
+		require.NoError(t, provider.CheckAppend("a-b", eventstore.Any, []eventstore.Draft{d}, 0))
 		require.NotContains(t, string(data), "\x00")
 		dec := json.NewDecoder(bytes.NewReader(data))
 		dec.UseNumber()
@@ -197,12 +198,12 @@ func FuzzCheckStream(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		if err := eventstore.CheckStream(s); err != nil {
+		if err := provider.CheckStream(s); err != nil {
 			require.ErrorIs(t, err, eventstore.ErrInvalid)
 			return
 		}
 		require.Regexp(t, `^[a-z][a-z0-9_]{0,40}$`, eventstore.Category(s))
-		require.LessOrEqual(t, len(s), eventstore.MaxIDBytes)
+		require.LessOrEqual(t, len(s), provider.MaxIDBytes)
 		require.NotContains(t, s, "\x00")
 	})
 }

@@ -1,4 +1,4 @@
-package outbox
+package provider
 
 import (
 	"encoding/json"
@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// ParseHeaders reads headers that a provider has stored as a JSON object of strings. Any other text is ErrMalformed. The
+// ParseHeaders parses headers that a provider stored as a JSON object of strings. Any other text is ErrMalformed. The
 // names and values share the memory of text.
 func ParseHeaders(text string) (map[string]string, error) {
 	p := headerParser{rest: text}

@@ -1,10 +1,10 @@
-package eventstore_test
+package provider_test
 
 import (
 	"strings"
 	"testing"
 
-	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // BenchmarkCheckJSON is the check of a payload of 1 KB: of text, as most are, and of numbers.
@@ -18,7 +18,7 @@ func BenchmarkCheckJSON(b *testing.B) {
 			b.ReportAllocs()
 			b.SetBytes(int64(len(data)))
 			for b.Loop() {
-				if err := eventstore.CheckJSON("data", data, 0); err != nil {
+				if err := provider.CheckJSON("data", data, 0); err != nil {
 					b.Fatal(err)
 				}
 			}

@@ -1,0 +1,145 @@
+package provider
+
+import (
+	"context"
+	"time"
+
+	"github.com/kinora-go/kinora/claim"
+)
+
+// Outbox is what a relay requires of a store.
+//
+// An entry is open until it is published or skipped (EntryStatus.Open). It is eligible while it is pending, failed or
+// claimed and its NextAttemptAt is not in the future on the store's clock, which is read once per statement.
+// With EntryQuery.Unordered, the conditions on earlier entries do not apply.
+type Outbox interface {
+	// EntryCandidates reads at most limit eligible entries in order of Seq, without taking them. It omits an entry if an
+	// earlier open entry of its topic and key is not eligible.
+	//   - With q.Near it reads no more than limit eligible entries.
+	//   - With q.Bytes it stops before the entry that would exceed them, unless that is the first.
+	EntryCandidates(ctx context.Context, q EntryQuery, limit int) ([]Entry, error)
+
+	// TakeEntry takes e if e is unchanged since it was read (status, attempts, token), still eligible, and every earlier
+	// open entry of its topic and key is held by t.Token. It checks all of that in one atomic step.
+	//   - Taking counts an attempt, sets the token and holder of t, and leases the entry for t.Lease.
+	//   - If e was claimed and that claim crashed, e becomes suspect; at q.Attempts it is abandoned instead
+	//     (LastErrorCrashed) and not taken.
+	//   - If e was not taken, the result is (e, false, nil). Terms are complete (claim.Terms.WithDefaults).
+	TakeEntry(ctx context.Context, e Entry, q EntryQuery, t claim.Terms) (Entry, bool, error)
+
+	// MarkEntries changes claimed entries in one transaction, each fenced by its token.
+	//   - It returns the Seqs whose token is no longer that of the entry's claim, in any order. Those are unchanged.
+	//     Of two marks of one entry the first counts, and the second is late.
+	//   - If an entry is published, held entries of its topic and key become pending in the same transaction: the
+	//     first of them, and at least the next one.
+	//   - What CheckMarks refuses is an *eventstore.InvalidError, and nothing is changed.
+	MarkEntries(ctx context.Context, marks []EntryMark) (late []int64, err error)
+}
+
+// BatchClaimer is a capability of an Outbox: ClaimEntries in one transaction.
+type BatchClaimer interface {
+	// ClaimEntries does what the function ClaimEntries does. Terms are complete (claim.Terms.WithDefaults).
+	ClaimEntries(ctx context.Context, q EntryQuery, t claim.Terms) ([]Entry, error)
+}
+
+// EntryMaintainer is a capability of an Outbox: what relays do for the outbox itself from time to time.
+type EntryMaintainer interface {
+	// HoldEntries holds at most limit pending entries that wait for long: those behind an entry of their topic and key that
+	// is abandoned, or failed with at least long of its backoff left.
+	//   - A held entry keeps its place: no later one of its key is claimed before it. It becomes pending again, with its
+	//     attempts unchanged, once the entry that it waits for is published, requeued or skipped.
+	//   - Held entries with nothing before them, for example because a person deleted it, become pending too.
+	//   - It returns how many it held. Concurrent claims may omit entries of the keys that it reads.
+	HoldEntries(ctx context.Context, long time.Duration, limit int) (int, error)
+
+	// DeleteEntries reads some thousand entries after Seq after, in order, and deletes those that have been published or
+	// skipped for longer than keep says; no published ones if keep.Published is zero. keep is complete
+	// (EntryRetention.WithDefaults). It returns how many it deleted, and the Seq to continue after; 0 at the end.
+	DeleteEntries(ctx context.Context, keep EntryRetention, after int64) (n int, next int64, err error)
+}
+
+// Waker is a capability of an Outbox: a hint that there is something to claim.
+type Waker interface {
+	// Enqueued returns a channel that is closed when entries are next added through this value, in this
+	// process. Entries that other processes or a caller's own transaction add may give no hint.
+	Enqueued() <-chan struct{}
+}
+
+// ReadyChecker is a capability of a provider. Services call it once, when they start.
+type ReadyChecker interface {
+	// Ready returns an error for a problem that no retry can solve, such as a schema that is not migrated. If the
+	// database is merely away, it returns nil.
+	Ready(ctx context.Context) error
+}
+
+// Enqueuer is the outbox inside a transaction that the caller owns, such as the result of sqlite.DB.InTx.
+type Enqueuer interface {
+	// Enqueue adds messages to the outbox. They are added if the transaction commits, and only then.
+	//   - A message whose id is in the outbox for that topic already is ignored.
+	//   - What OutboxMessage.Normalize refuses is an *eventstore.InvalidError: nothing is added, and the transaction
+	//     stays usable.
+	Enqueue(ctx context.Context, ms ...OutboxMessage) error
+}
+
+// Inspector lists entries, and carries out what a person decides about them.
+type Inspector interface {
+	// Entries lists the entries that f selects in order of Seq.
+	Entries(ctx context.Context, f EntryFilter) ([]Entry, error)
+	// StatusCounts counts entries of the given statuses, or of all if none is given. Each status is in the result, also
+	// with a count of zero. The cost grows with the number of open entries, and with that of resolved ones only if
+	// these are counted.
+	StatusCounts(ctx context.Context, of ...EntryStatus) (map[EntryStatus]int64, error)
+	// Requeue makes the abandoned and failed entries that f selects pending at once, with no attempts counted and no longer
+	// suspect. It returns how many. Entries in another status are unchanged. Held entries behind them become pending in
+	// the same transaction, in their places: the first of them, and at least the next one.
+	//   - If one of them was last attempted longer ago than the provider's RequeueWindow, and f.Force is not set, the result
+	//     is ErrStale and nothing is changed: that attempt may have published the message, and consumers may have
+	//     deleted the markers by which they would recognise it.
+	//   - A Malformed entry whose LastAttemptedAt cannot be read is unchanged without f.Force.
+	Requeue(ctx context.Context, f EntryFilter) (int, error)
+	// Skip gives up for good the pending, failed, held and abandoned entries that f selects, and returns how many. Their
+	// keys continue without them; held entries behind them become pending as with Requeue. Entries in another status
+	// are unchanged, except a Malformed one with a lease that never ends.
+	Skip(ctx context.Context, f EntryFilter) (int, error)
+}
+
+// MarkerMaintainer is a capability of a provider: it finds and deletes markers of handlers that are gone.
+type MarkerMaintainer interface {
+	// MarkedHandlers lists the handlers that have markers of any generation, in order.
+	MarkedHandlers(ctx context.Context) ([]string, error)
+	// DropMarkers deletes at most limit markers of handler, of any generation, and returns how many. Zero means that none
+	// is left, except those that others are deleting.
+	DropMarkers(ctx context.Context, handler string, limit int) (int, error)
+}
+
+// ClaimEntries claims eligible entries in order of Seq, by the store's own ClaimEntries if it has one, else portably.
+//   - An entry has at most one live claim. A live lease is never taken over, an expired one is.
+//   - An entry is claimed only together with all earlier open ones of its topic and key. So no key runs past an entry
+//     that waits, has failed, or is claimed by another relay.
+//   - An entry whose claim crashed is claimed alone.
+//   - The entries are in post-claim state. With an error, they are those taken before it.
+func ClaimEntries(ctx context.Context, s Outbox, q EntryQuery, t claim.Terms) ([]Entry, error) {
+	t, err := t.WithDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if b, ok := s.(BatchClaimer); ok {
+		return b.ClaimEntries(ctx, q, t)
+	}
+	return ClaimEntriesPortably(ctx, s, q, t)
+}
+
+// ClaimEntriesPortably does what ClaimEntries does with one read, and one guarded change per entry. It never uses the
+// store's own ClaimEntries.
+func ClaimEntriesPortably(ctx context.Context, s Outbox, q EntryQuery, t claim.Terms) ([]Entry, error) {
+	t, err := t.WithDefaults()
+	if err != nil {
+		return nil, err
+	}
+	return claim.Portable(ctx, t,
+		func(ctx context.Context, limit int) ([]Entry, error) { return s.EntryCandidates(ctx, q, limit) },
+		func(ctx context.Context, e Entry, t claim.Terms) (Entry, bool, error) {
+			return s.TakeEntry(ctx, e, q, t)
+		},
+		Entry.Alone)
+}
