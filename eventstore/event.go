@@ -1,7 +1,6 @@
 package eventstore
 
 import (
-	"context"
 	"time"
 )
 
@@ -20,35 +19,3 @@ type Event[T any] struct {
 
 // Raw is an event as stored: Data is JSON.
 type Raw = Event[[]byte]
-
-// Draft is an event that has no place in a stream yet. Types.Encode makes drafts.
-type Draft struct {
-	ID       string // a UUID in lower-case canonical form; Encode draws a version 7
-	Type     string // stored name, 1 to 255 bytes
-	Schema   int    // 1 to 32767
-	Data     []byte // JSON, at most the provider's MaxPayload with its numbers in full: see CheckJSON
-	Metadata Metadata
-}
-
-// Metadata travels with an event, and through a broker as headers.
-// Each value is at most 1024 bytes of UTF-8 without control characters.
-type Metadata struct {
-	CorrelationID string            `json:"correlation_id,omitempty"` // of the business transaction
-	CausationID   string            `json:"causation_id,omitempty"`   // of the message that caused this one
-	Traceparent   string            `json:"traceparent,omitempty"`    // W3C trace context
-	Actor         string            `json:"actor,omitempty"`          // who did it
-	Extra         map[string]string `json:"extra,omitempty"`          // at most 48 keys of at most 240 bytes
-}
-
-type metadataKey struct{}
-
-// WithMetadata makes Encode, and with it Repository.Update, put m on every draft.
-func WithMetadata(ctx context.Context, m Metadata) context.Context {
-	return context.WithValue(ctx, metadataKey{}, m)
-}
-
-// MetadataFrom returns what WithMetadata put there, or the zero value.
-func MetadataFrom(ctx context.Context) Metadata {
-	m, _ := ctx.Value(metadataKey{}).(Metadata)
-	return m
-}

@@ -10,19 +10,14 @@ import (
 	"github.com/kinora-go/kinora/internal/check"
 )
 
-// Aggregate is state folded from a stream. Apply gets each event's data as a registered value; it cannot
-// fail, and must not look at a clock or at anything else outside its receiver and its argument.
-type Aggregate interface{ Apply(event any) }
-
-// RepositoryConfig tells how a Repository works; the zero value is the default.
+// RepositoryConfig configures a Repository. The zero value is the default.
 type RepositoryConfig struct {
-	Retries int // how often Update decides again after a conflict; zero means 3, negative never
+	Retries int // how often Update decides again after a conflict; zero means 3, negative means never
 
-	// Observer is told of each Update and UpdateTx that has ended: where it stands (Count 0: nothing was appended),
-	// how many conflicts it met, and how long all of it took. It is called by whoever called Update: it must be
-	// quick. Nil: nobody is told, at no cost.
-	Observer func(at Appended, conflicts int, took time.Duration, err error)
-	Clock    func() time.Time // measures that, and nothing else; nil: time.Now
+	// OnUpdate is called at the end of each Update and UpdateTx, by their caller's goroutine: it must be quick. It gets
+	// the stream's place (Count 0: nothing was appended), the number of conflicts, and the duration. Nil costs nothing.
+	OnUpdate func(at Appended, conflicts int, took time.Duration, err error)
+	Clock    func() time.Time // measures that duration, and nothing else; nil: time.Now
 }
 
 // Repository loads aggregates of one category and appends what they decide.
@@ -32,12 +27,13 @@ type Repository[A Aggregate] struct {
 	category string
 	fresh    func(id string) A
 	retries  int
-	queue    queue
+	streams  keyedMutex
 	observe  func(at Appended, conflicts int, took time.Duration, err error)
 	clock    func() time.Time
 }
 
-// NewRepository makes a repository over the streams "category-id". fresh returns an aggregate without a past.
+// NewRepository returns a repository of the streams "category-id". fresh returns a new aggregate, without events. A nil cfg
+// is the default.
 func NewRepository[A Aggregate](store Store, types *Types, category string, fresh func(id string) A, cfg *RepositoryConfig) (*Repository[A], error) {
 	if store == nil || fresh == nil {
 		return nil, invalid("repository", "give it a store and a function that returns a new aggregate")
@@ -52,8 +48,8 @@ func NewRepository[A Aggregate](store Store, types *Types, category string, fres
 	if cfg != nil && cfg.Retries != 0 {
 		r.retries = max(cfg.Retries, 0)
 	}
-	if cfg != nil && cfg.Observer != nil {
-		r.observe, r.clock = cfg.Observer, cfg.Clock
+	if cfg != nil && cfg.OnUpdate != nil {
+		r.observe, r.clock = cfg.OnUpdate, cfg.Clock
 		if r.clock == nil {
 			r.clock = time.Now //nolint:forbidigo // a duration, as this process sees it
 		}
@@ -61,8 +57,8 @@ func NewRepository[A Aggregate](store Store, types *Types, category string, fres
 	return r, nil
 }
 
-// Load folds the stream. A stream that is not there gives a fresh aggregate at version 0.
-// An event of an unregistered type is ErrUnregistered.
+// Load applies the events of the stream to a new aggregate, and returns it with the stream's version. A stream without events
+// has version 0. An event of an unregistered type is ErrUnregistered.
 func (r *Repository[A]) Load(ctx context.Context, id string) (A, int64, error) {
 	a, at, err := r.load(ctx, r.store, id)
 	return a, at.Version, err
@@ -89,18 +85,18 @@ func (r *Repository[A]) load(ctx context.Context, store Store, id string) (A, Ap
 	return a, at, nil
 }
 
-// Update loads the aggregate, asks decide for events, and appends them at the loaded version.
+// Update loads the aggregate, calls decide, and appends the events that decide returns at the loaded version.
 //   - On a conflict it loads and decides again, RepositoryConfig.Retries times, then returns the
 //     *ConflictError. So decide must have no effect outside its return value.
-//   - Those that met a conflict on a stream go on one after another, in this process, and with a short random pause
-//     from the second time on (up to 1ms, doubling to 200ms): many on one stream would keep one another from
-//     getting anywhere.
-//   - Where ctx ends while it waits for another try, it returns the *ConflictError, not ctx's error.
-//   - No events: nothing is written; Appended says where the stream stands, with Count 0.
-//   - decide's error is returned as it is.
+//   - After a conflict, the updates of one stream in this process continue one at a time, from the second retry on
+//     after a short random pause (up to 1ms, doubling to 200ms). Otherwise many updates of one stream would keep
+//     conflicting.
+//   - If ctx ends before a retry, Update returns the *ConflictError, not ctx's error.
+//   - If decide returns no events, nothing is written. Appended is the stream's place, with Count 0.
+//   - An error of decide is returned unchanged.
 func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([]any, error)) (at Appended, err error) {
 	conflicts := 0
-	defer r.tell(&at, &conflicts, &err)()
+	defer r.report(&at, &conflicts, &err)()
 	at, stale, err := r.update(ctx, r.store, id, decide)
 	if !stale {
 		return at, err
@@ -109,11 +105,11 @@ func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([
 	if r.retries == 0 {
 		return at, err
 	}
-	leave, ok := r.queue.enter(ctx, id)
+	unlock, ok := r.streams.lock(ctx, id)
 	if !ok {
 		return at, err
 	}
-	defer leave()
+	defer unlock()
 	for try := 1; ; try++ {
 		at, stale, err = r.update(ctx, r.store, id, decide)
 		if !stale {
@@ -133,10 +129,11 @@ func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([
 	}
 }
 
-// UpdateTx is Update inside the caller's transaction, once: a conflict is returned, the transaction still usable.
+// UpdateTx is Update inside the caller's transaction, without retries. After a conflict, which it returns, the transaction is
+// still usable.
 func (r *Repository[A]) UpdateTx(ctx context.Context, tx TxStore, id string, decide func(A) ([]any, error)) (at Appended, err error) {
 	conflicts := 0
-	defer r.tell(&at, &conflicts, &err)()
+	defer r.report(&at, &conflicts, &err)()
 	at, stale, err := r.update(ctx, tx, id, decide)
 	if stale {
 		conflicts++
@@ -144,8 +141,8 @@ func (r *Repository[A]) UpdateTx(ctx context.Context, tx TxStore, id string, dec
 	return at, err
 }
 
-// tell tells the observer, if there is one, when the function that it returns is called.
-func (r *Repository[A]) tell(at *Appended, conflicts *int, err *error) func() {
+// report returns a function that calls OnUpdate, if there is one.
+func (r *Repository[A]) report(at *Appended, conflicts *int, err *error) func() {
 	if r.observe == nil {
 		return func() {}
 	}
@@ -153,7 +150,7 @@ func (r *Repository[A]) tell(at *Appended, conflicts *int, err *error) func() {
 	return func() { r.observe(*at, *conflicts, r.clock().Sub(begin), *err) }
 }
 
-// update is one try. stale: the append met a conflict, so that another try may do.
+// update is one attempt. stale: the append was a conflict, so another attempt may succeed.
 func (r *Repository[A]) update(ctx context.Context, store Store, id string, decide func(A) ([]any, error)) (at Appended, stale bool, err error) {
 	a, at, err := r.load(ctx, store, id)
 	if err != nil {

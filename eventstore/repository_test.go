@@ -161,7 +161,7 @@ func TestRepositoryManyOnOneStream(t *testing.T) {
 }
 
 // The observer hears of every end, with its conflicts.
-func TestRepositoryTellsItsObserver(t *testing.T) {
+func TestRepositoryReportsEachUpdate(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
 	type told struct {
@@ -174,7 +174,7 @@ func TestRepositoryTellsItsObserver(t *testing.T) {
 	var all []told
 	now := time.Unix(0, 0)
 	r := repository(t, db, &eventstore.RepositoryConfig{
-		Observer: func(at eventstore.Appended, conflicts int, took time.Duration, err error) {
+		OnUpdate: func(at eventstore.Appended, conflicts int, took time.Duration, err error) {
 			all = append(all, told{at.Version, at.Count, conflicts, took, err != nil})
 		},
 		Clock: func() time.Time { now = now.Add(time.Second); return now },

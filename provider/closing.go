@@ -1,30 +1,6 @@
 package provider
 
-// Settlement is what a unit of parked messages writes about them.
-type Settlement struct {
-	Stay []Aside // they have failed again: Parked says how
-	Done []int64 // the Seqs of those that were applied
-	// Changed are the lanes of both: each is due now if its first message is in Stay (then after Aside.After) or was behind
-	// one that changed, stuck if its first message is, and held no more if it has none.
-	Changed Changed
-}
-
-// Changed has the first message, by its Seq, that was changed in each lane.
-type Changed map[Queue]int64
-
-// Queue is a lane of a projector.
-type Queue struct {
-	Projector string `json:"projector"`
-	Lane      Lane   `json:"lane"`
-}
-
-// Add notes that a message was changed.
-func (c Changed) Add(projector string, lane Lane, seq int64) {
-	q := Queue{projector, lane}
-	if first, ok := c[q]; !ok || seq < first {
-		c[q] = seq
-	}
-}
+import "time"
 
 // Settle says what is to be written about the live messages of u.
 func (c *Closing) Settle(u *Unit, f Found) Settlement {
@@ -59,4 +35,25 @@ func (c *Closing) Holds(u *Unit, f Found) (holds []Aside) {
 		}
 	}
 	return holds
+}
+
+// Closing is what a unit writes with its commit, besides what the handlers wrote.
+type Closing struct {
+	Output []OutboxMessage // into the outbox of the same transaction
+	// Park lists messages to be set aside. Deliveries become parked messages behind those of their lane, which is
+	// held from then on; a parked message stays, with the Class, Code, Attempts, Handler, Handlers and Version of the
+	// Aside. All other live parked messages of the unit are resolved: deleted or, if a person decided on them
+	// (Parked.By), kept as replayed.
+	Park []Aside
+}
+
+// Aside is a message to be set aside.
+type Aside struct {
+	Message int // index in Unit.Messages
+	// Parked is the message as it is set aside. The provider fills in Seq, At, DueAt and State.
+	//   - A message that is parked for the projector already, by its id, is not parked twice: Handlers is added to
+	//     that of the row that is there. One that was skipped stays so.
+	Parked Parked
+	// After is how long until its lane is due, if it is the first of its lane. Negative: it is stuck.
+	After time.Duration
 }

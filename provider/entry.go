@@ -2,11 +2,9 @@ package provider
 
 import (
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
-	"github.com/kinora-go/kinora/eventstore"
 )
 
 // EntryStatus is where an entry stands in its life.
@@ -93,95 +91,5 @@ func StoredTime(t time.Time) (time.Time, bool) {
 	return t, true
 }
 
-// EntryFilter selects entries. The zero filter selects all, up to the default limit.
-type EntryFilter struct {
-	Status []EntryStatus // one of these; empty: any
-	Topic  string
-	Key    string
-	Stream string        // of the event
-	Seqs   []int64       // one of these; nil: any; empty: none
-	Older  time.Duration // created longer than this ago, on the store's clock
-	After  int64         // only greater Seqs: the last one of the previous page
-	Limit  int           // zero means 100 for Entries, and no limit for Requeue and Skip
-	Force  bool          // Requeue: also entries that were last attempted too long ago; see Requeue
-}
-
-// OnlyOpen reports whether f selects open entries only. Providers find these without reading resolved ones.
-func (f EntryFilter) OnlyOpen() bool {
-	for _, s := range f.Status {
-		if !s.Open() {
-			return false
-		}
-	}
-	return len(f.Status) > 0
-}
-
-// DefaultRequeueWindow is the time for which consumers keep markers, unless marker.Retention says otherwise. If it does, the
-// provider's Config must say so too.
-const DefaultRequeueWindow = 8 * 24 * time.Hour
-
 // ErrStale: the entry was last attempted so long ago that its message, if that attempt published it, would take effect again.
 var ErrStale = errors.New("last attempted before the marker window: its message may take effect a second time")
-
-// EntryRetention is how long resolved entries are kept. Abandoned ones are kept until a person decides.
-type EntryRetention struct {
-	// Published: how long published entries are kept. Zero means not at all: relays delete an entry instead of marking
-	// it published, and leave alone published entries that others keep.
-	Published time.Duration
-	Skipped   time.Duration // how long skipped entries are kept; zero means 30 days
-}
-
-// WithDefaults fills in zero fields. A negative time is claim.ErrTerms.
-func (r EntryRetention) WithDefaults() (EntryRetention, error) {
-	if r.Skipped == 0 {
-		r.Skipped = 30 * 24 * time.Hour
-	}
-	if r.Published < 0 || r.Skipped < 0 {
-		return r, fmt.Errorf("%w: published entries kept for %s, skipped ones for %s: give no negative duration", claim.ErrTerms, r.Published, r.Skipped)
-	}
-	return r, nil
-}
-
-// EntryQuery selects entries to claim.
-type EntryQuery struct {
-	Topics    []string // only these; empty: all
-	Except    []string // not these
-	Attempts  int      // the limit of attempts: an entry whose claim crashed at the limit is abandoned; ≤ 0: no limit
-	Unordered bool     // entries do not wait for earlier ones of their key
-	After     int64    // only entries with a greater Seq
-	// Near: read only the first eligible entries, no more than may be claimed. That is cheap whatever the number of waiting
-	// entries, but an empty result does not mean that there are none.
-	Near  bool
-	Bytes int // at most this much payload, unless a single entry has more; ≤ 0: no limit
-}
-
-// EntryMark is one change of a claimed entry, fenced by the claim's token.
-type EntryMark struct {
-	Seq   int64
-	Token claim.Token
-	// To: EntryPublished, EntryFailed or EntryAbandoned; EntryClaimed renews the lease; EntryPending releases the
-	// entry and gives the attempt back.
-	To    EntryStatus
-	After time.Duration // failed: the backoff; claimed: the new lease; pending: not claimable before
-	Error string        // failed, abandoned and pending: the class of the error, never its text
-	Drop  bool          // published: delete the entry instead
-}
-
-// CheckMarks refuses a mark to a status that a claim cannot end in, and a negative time, with *eventstore.InvalidError.
-// Providers call it before they change anything.
-func CheckMarks(marks []EntryMark) error {
-	for i, m := range marks {
-		switch m.To {
-		case EntryPublished, EntryFailed, EntryAbandoned, EntryClaimed, EntryPending:
-		default:
-			return &eventstore.InvalidError{Field: fmt.Sprintf("marks[%d].to", i), Reason: "want published, failed, abandoned, claimed or pending"}
-		}
-		if m.Drop && m.To != EntryPublished {
-			return &eventstore.InvalidError{Field: fmt.Sprintf("marks[%d].drop", i), Reason: "only a published entry can be deleted"}
-		}
-		if m.After < 0 {
-			return &eventstore.InvalidError{Field: fmt.Sprintf("marks[%d].after", i), Reason: "negative"}
-		}
-	}
-	return nil
-}

@@ -11,9 +11,6 @@ import (
 // IsReplay reports whether the messages of u are parked ones.
 func (u *Unit) IsReplay() bool { return len(u.Messages) > 0 && u.Messages[0].Parked != nil }
 
-// Marker is a row that says that a handler, by one of its names, has applied a message.
-type Marker struct{ Handler, MessageID string }
-
 // Names are all names of the handler, the present one first.
 func (h *Handler) Names() []string { return append([]string{h.Name}, h.Was...) }
 

@@ -36,12 +36,6 @@ type Outbox interface {
 	MarkEntries(ctx context.Context, marks []EntryMark) (late []int64, err error)
 }
 
-// BatchClaimer is a capability of an Outbox: ClaimEntries in one transaction.
-type BatchClaimer interface {
-	// ClaimEntries does what the function ClaimEntries does. Terms are complete (claim.Terms.WithDefaults).
-	ClaimEntries(ctx context.Context, q EntryQuery, t claim.Terms) ([]Entry, error)
-}
-
 // EntryMaintainer is a capability of an Outbox: what relays do for the outbox itself from time to time.
 type EntryMaintainer interface {
 	// HoldEntries holds at most limit pending entries that wait for long: those behind an entry of their topic and key that
@@ -81,28 +75,6 @@ type Enqueuer interface {
 	Enqueue(ctx context.Context, ms ...OutboxMessage) error
 }
 
-// Inspector lists entries, and carries out what a person decides about them.
-type Inspector interface {
-	// Entries lists the entries that f selects in order of Seq.
-	Entries(ctx context.Context, f EntryFilter) ([]Entry, error)
-	// StatusCounts counts entries of the given statuses, or of all if none is given. Each status is in the result, also
-	// with a count of zero. The cost grows with the number of open entries, and with that of resolved ones only if
-	// these are counted.
-	StatusCounts(ctx context.Context, of ...EntryStatus) (map[EntryStatus]int64, error)
-	// Requeue makes the abandoned and failed entries that f selects pending at once, with no attempts counted and no longer
-	// suspect. It returns how many. Entries in another status are unchanged. Held entries behind them become pending in
-	// the same transaction, in their places: the first of them, and at least the next one.
-	//   - If one of them was last attempted longer ago than the provider's RequeueWindow, and f.Force is not set, the result
-	//     is ErrStale and nothing is changed: that attempt may have published the message, and consumers may have
-	//     deleted the markers by which they would recognise it.
-	//   - A Malformed entry whose LastAttemptedAt cannot be read is unchanged without f.Force.
-	Requeue(ctx context.Context, f EntryFilter) (int, error)
-	// Skip gives up for good the pending, failed, held and abandoned entries that f selects, and returns how many. Their
-	// keys continue without them; held entries behind them become pending as with Requeue. Entries in another status
-	// are unchanged, except a Malformed one with a lease that never ends.
-	Skip(ctx context.Context, f EntryFilter) (int, error)
-}
-
 // MarkerMaintainer is a capability of a provider: it finds and deletes markers of handlers that are gone.
 type MarkerMaintainer interface {
 	// MarkedHandlers lists the handlers that have markers of any generation, in order.
@@ -110,36 +82,4 @@ type MarkerMaintainer interface {
 	// DropMarkers deletes at most limit markers of handler, of any generation, and returns how many. Zero means that none
 	// is left, except those that others are deleting.
 	DropMarkers(ctx context.Context, handler string, limit int) (int, error)
-}
-
-// ClaimEntries claims eligible entries in order of Seq, by the store's own ClaimEntries if it has one, else portably.
-//   - An entry has at most one live claim. A live lease is never taken over, an expired one is.
-//   - An entry is claimed only together with all earlier open ones of its topic and key. So no key runs past an entry
-//     that waits, has failed, or is claimed by another relay.
-//   - An entry whose claim crashed is claimed alone.
-//   - The entries are in post-claim state. With an error, they are those taken before it.
-func ClaimEntries(ctx context.Context, s Outbox, q EntryQuery, t claim.Terms) ([]Entry, error) {
-	t, err := t.WithDefaults()
-	if err != nil {
-		return nil, err
-	}
-	if b, ok := s.(BatchClaimer); ok {
-		return b.ClaimEntries(ctx, q, t)
-	}
-	return ClaimEntriesPortably(ctx, s, q, t)
-}
-
-// ClaimEntriesPortably does what ClaimEntries does with one read, and one guarded change per entry. It never uses the
-// store's own ClaimEntries.
-func ClaimEntriesPortably(ctx context.Context, s Outbox, q EntryQuery, t claim.Terms) ([]Entry, error) {
-	t, err := t.WithDefaults()
-	if err != nil {
-		return nil, err
-	}
-	return claim.Portable(ctx, t,
-		func(ctx context.Context, limit int) ([]Entry, error) { return s.EntryCandidates(ctx, q, limit) },
-		func(ctx context.Context, e Entry, t claim.Terms) (Entry, bool, error) {
-			return s.TakeEntry(ctx, e, q, t)
-		},
-		Entry.Alone)
 }

@@ -2,7 +2,6 @@ package provider
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 )
@@ -62,58 +61,5 @@ func ParseParkedState(s string) ParkedState {
 // ErrInput: what was asked for is not possible; nothing was done.
 var ErrInput = errors.New("invalid input")
 
-// Decision says who decided about a parked message, and why. It is kept with the message. The zero Decision is a
-// runner's own.
-type Decision struct{ By, Reason string }
-
-// Validate returns ErrInput unless both By (at most 255 bytes) and Reason (at most 1000 bytes) are given.
-func (d Decision) Validate() error {
-	if d.By == "" || d.Reason == "" || len(d.By) > 255 || len(d.Reason) > 1000 {
-		return fmt.Errorf("%w: decision by %q, reason of %d bytes: give who decides (at most 255 bytes) and why (at most 1000 bytes)", ErrInput, d.By, len(d.Reason))
-	}
-	return nil
-}
-
-// CheckDecision returns ErrInput unless Parking.Decide can make messages to, as d says.
-func CheckDecision(to ParkedState, d Decision) error {
-	if to != StateWaiting && to != StateSkipped {
-		return fmt.Errorf("%w: a decision cannot make messages %s", ErrInput, to)
-	}
-	if d == (Decision{}) {
-		return nil
-	}
-	return d.Validate()
-}
-
-// ParkedFilter selects parked messages; the zero filter selects all that are not resolved.
-type ParkedFilter struct {
-	Projector string
-	Handler   string // the handler that failed
-	Key       string
-	Class     *Class
-	Code      string
-	Types     []string      // of these event types; nil: any; empty: none
-	States    []ParkedState // in one of these; nil: waiting or stuck; empty: none
-	Seqs      []int64       // these; nil: any; empty: none
-	After     int64         // only greater Seqs: the last one of the page before
-	Limit     int           // zero means 100 for Parking.Parked, and no limit for Parking.Decide
-}
-
-// InStates are the States of f: waiting and stuck if it has none.
-func (f *ParkedFilter) InStates() []ParkedState {
-	if f.States == nil {
-		return []ParkedState{StateWaiting, StateStuck}
-	}
-	return f.States
-}
-
 // IsOpen says whether a message is waiting or stuck.
 func (s ParkedState) IsOpen() bool { return s == StateWaiting || s == StateStuck }
-
-// DueFilter selects what Parking.Due lists.
-type DueFilter struct {
-	Projectors []string
-	Lanes      []Lane // only these; nil: any; empty: none
-	Keys       int    // at most this many lanes of each projector
-	Each       int    // at most this many messages of a lane
-}

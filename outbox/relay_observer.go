@@ -20,14 +20,3 @@ type RelayObserver struct {
 	// Deleted: so many entries were deleted at the end of their retention.
 	Deleted func(entries int)
 }
-
-// since returns the time since begin on the relay's clock.
-func (r *Relay) since(begin time.Time) time.Duration { return r.cfg.Clock().Sub(begin) }
-
-// begin returns the time on the relay's clock if the call is observed.
-func (r *Relay) begin(observed bool) (begin time.Time) {
-	if observed {
-		begin = r.cfg.Clock()
-	}
-	return begin
-}

@@ -1,16 +1,6 @@
 package outbox
 
-import (
-	"github.com/kinora-go/kinora/eventstore"
-	"github.com/kinora-go/kinora/provider"
-)
-
-// Message is a message to be published: ID, Topic, Key, Payload, Headers, OrderedKey. A handler with output returns some, and
-// Enqueuer adds some to the outbox.
-type Message = provider.OutboxMessage
-
-// Enqueuer adds messages to the outbox in a transaction that the caller owns (InTx of a provider).
-type Enqueuer = provider.Enqueuer
+import "github.com/kinora-go/kinora/provider"
 
 // Entry is a message in the outbox with its Seq, Status, Attempts, LastError and times.
 type Entry = provider.Entry
@@ -29,19 +19,19 @@ const (
 	Skipped   = provider.EntrySkipped   // given up by a person
 )
 
-// Mark is a change of an entry that a relay stores after a publication: RelayObserver.Marked reports it.
-type Mark = provider.EntryMark
+// Filter selects entries by Status, Topic, Key, Stream, Seqs and age. The zero Filter selects all.
+type Filter = provider.EntryFilter
 
 // Inspector lists and counts entries, and requeues or skips what a person decides about. Every provider with an outbox is
 // one.
 type Inspector = provider.Inspector
 
-// Filter selects entries by Status, Topic, Key, Stream, Seqs and age. The zero Filter selects all.
-type Filter = provider.EntryFilter
-
 // EntryRetention is how long published and skipped entries are kept. The zero value deletes published entries at once, and
 // skipped ones after 30 days.
 type EntryRetention = provider.EntryRetention
+
+// Mark is a change of an entry that a relay stores after a publication: RelayObserver.Marked reports it.
+type Mark = provider.EntryMark
 
 var (
 	// ErrStale: the entry was last attempted so long ago that its message, if that attempt published it, would take
@@ -50,12 +40,3 @@ var (
 	// ErrMalformed: a message is not in the wire form. No retry can help.
 	ErrMalformed = provider.ErrMalformed
 )
-
-// Route returns the topics of an event. It gets one entry for each. A nil Route makes no entries, so a service that only
-// reads its log grows no outbox.
-type Route func(stream string, d eventstore.Draft) []string
-
-// ByCategory routes an event of stream "review-42-ann" to topic "review".
-func ByCategory(stream string, _ eventstore.Draft) []string {
-	return []string{eventstore.Category(stream)}
-}
