@@ -13,13 +13,13 @@ import (
 )
 
 // EntryCandidates implements provider.Outbox.
-func (db *DB) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]outbox.Entry, error) {
+func (db *Provider) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]outbox.Entry, error) {
 	return query(ctx, db, "read candidates", func(s *state, now time.Time) []outbox.Entry { return s.candidates(q, limit, now) })
 }
 
 // TakeEntry implements provider.Outbox.
-func (db *DB) TakeEntry(ctx context.Context, e outbox.Entry, q provider.EntryQuery, t claim.Terms) (taken outbox.Entry, ok bool, err error) {
-	err = db.Tx(ctx, func(tx *Model) error {
+func (db *Provider) TakeEntry(ctx context.Context, e outbox.Entry, q provider.EntryQuery, t claim.Terms) (taken outbox.Entry, ok bool, err error) {
+	err = db.tx(ctx, func(tx *Model) error {
 		taken, ok = tx.staged.take(e, q, t, db.now())
 		return nil
 	})
@@ -30,8 +30,8 @@ func (db *DB) TakeEntry(ctx context.Context, e outbox.Entry, q provider.EntryQue
 }
 
 // ClaimEntries implements provider.BatchClaimer: the portable claim, in one transaction.
-func (db *DB) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) (taken []outbox.Entry, err error) {
-	err = db.Tx(ctx, func(tx *Model) error {
+func (db *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) (taken []outbox.Entry, err error) {
+	err = db.tx(ctx, func(tx *Model) error {
 		now := db.now()
 		taken, err = claim.Portable(ctx, t,
 			func(_ context.Context, limit int) ([]outbox.Entry, error) {
@@ -128,11 +128,11 @@ func (s *state) passes(e outbox.Entry, mine claim.Token) bool {
 }
 
 // MarkEntries implements provider.Outbox.
-func (db *DB) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int64, err error) {
+func (db *Provider) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int64, err error) {
 	if err := provider.CheckMarks(marks); err != nil {
 		return nil, fmt.Errorf("mark entries: %w", err)
 	}
-	err = db.Tx(ctx, func(tx *Model) error {
+	err = db.tx(ctx, func(tx *Model) error {
 		now := db.now()
 		for _, m := range marks {
 			e, ok := tx.staged.entries.get(m.Seq)

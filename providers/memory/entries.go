@@ -85,19 +85,19 @@ func under[V any](t *tree[string, V], a string) iter.Seq2[string, V] {
 }
 
 // Enqueued implements provider.Waker. Every commit that adds entries gives the hint.
-func (db *DB) Enqueued() <-chan struct{} { return db.committed.Load().added }
+func (db *Provider) Enqueued() <-chan struct{} { return db.committed.Load().added }
 
 // Entries implements outbox.Inspector.
 func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, error) {
 	if f.Limit == 0 {
 		f.Limit = 100
 	}
-	return query(ctx, db, "list entries", func(s *state, now time.Time) []outbox.Entry { return s.pick(f, now) })
+	return query(ctx, db.Provider, "list entries", func(s *state, now time.Time) []outbox.Entry { return s.pick(f, now) })
 }
 
 // StatusCounts implements outbox.Inspector.
 func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.Status]int64, error) {
-	return query(ctx, db, "count entries", func(s *state, _ time.Time) map[outbox.Status]int64 {
+	return query(ctx, db.Provider, "count entries", func(s *state, _ time.Time) map[outbox.Status]int64 {
 		counts := provider.ZeroCounts(of)
 		for _, e := range s.entries.from(0) {
 			if _, asked := counts[e.Status]; asked {
@@ -128,7 +128,7 @@ func (db *DB) Skip(ctx context.Context, f outbox.Filter) (n int, err error) {
 }
 
 // change changes those that f picks and that are in one of these statuses.
-func (db *DB) change(ctx context.Context, f outbox.Filter, in []outbox.Status, to func(*outbox.Entry, time.Time) error) (n int, err error) {
+func (db *Provider) change(ctx context.Context, f outbox.Filter, in []outbox.Status, to func(*outbox.Entry, time.Time) error) (n int, err error) {
 	if len(f.Status) > 0 {
 		in = slices.DeleteFunc(in, func(s outbox.Status) bool { return !slices.Contains(f.Status, s) })
 		if len(in) == 0 {
@@ -136,7 +136,7 @@ func (db *DB) change(ctx context.Context, f outbox.Filter, in []outbox.Status, t
 		}
 	}
 	f.Status = in
-	err = db.Tx(ctx, func(tx *Model) error {
+	err = db.tx(ctx, func(tx *Model) error {
 		now := db.now()
 		for _, e := range tx.staged.pick(f, now) {
 			if err := to(&e, now); err != nil {

@@ -20,7 +20,7 @@ type place struct {
 
 // Append implements eventstore.Store.
 func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (at eventstore.Appended, err error) {
-	err = db.Tx(ctx, func(tx *Model) error {
+	err = db.tx(ctx, func(tx *Model) error {
 		at, err = db.InTx(tx).Append(ctx, stream, expected, events)
 		return err
 	})
@@ -40,11 +40,11 @@ func (db *DB) ReadStream(ctx context.Context, stream string, afterVersion int64)
 // Tx is the event store and the outbox inside a transaction of the caller's. Nothing can be claimed through it.
 type Tx struct {
 	tx *Model
-	db *DB
+	db *Provider
 }
 
 // InTx is the view of a transaction that Tx or Do began.
-func (db *DB) InTx(tx *Model) *Tx { return &Tx{tx: tx, db: db} }
+func (db *DB) InTx(tx *Model) *Tx { return &Tx{tx: tx, db: db.Provider} }
 
 // CallersTx implements eventstore.TxStore.
 func (*Tx) CallersTx() {}

@@ -12,7 +12,7 @@ import (
 var _ provider.EntryMaintainer = (*DB)(nil)
 
 // HoldEntries implements provider.EntryMaintainer.
-func (db *DB) HoldEntries(ctx context.Context, long time.Duration, limit int) (int, error) {
+func (db *Provider) HoldEntries(ctx context.Context, long time.Duration, limit int) (int, error) {
 	return update(ctx, db, "hold entries", func(s *state, now time.Time) int { return s.hold(now.Add(long), limit) })
 }
 
@@ -52,8 +52,8 @@ func (s *state) bringBack(l lane) {
 const deleteLook = 1000 // entries that one call looks at
 
 // DeleteEntries implements provider.EntryMaintainer.
-func (db *DB) DeleteEntries(ctx context.Context, keep outbox.EntryRetention, after int64) (n int, next int64, err error) {
-	err = db.Tx(ctx, func(tx *Model) error {
+func (db *Provider) DeleteEntries(ctx context.Context, keep outbox.EntryRetention, after int64) (n int, next int64, err error) {
+	err = db.tx(ctx, func(tx *Model) error {
 		now, looked := db.now(), 0
 		for _, e := range tx.staged.entries.from(after + 1) {
 			if looked++; looked > deleteLook {

@@ -11,7 +11,7 @@ import (
 func workerKey(w provider.Worker) string { return pair(w.Runner, strconv.Itoa(w.Number)) }
 
 // Beat implements provider.Liveness.
-func (db *DB) Beat(ctx context.Context, runner string, lease, record time.Duration) (provider.Health, error) {
+func (db *Provider) Beat(ctx context.Context, runner string, lease, record time.Duration) (provider.Health, error) {
 	return update(ctx, db, "renew the lease of a runner", func(s *state, now time.Time) provider.Health {
 		health := provider.Health{Now: now}
 		s.runners = s.runners.put(runner, now.Add(lease))
@@ -31,7 +31,7 @@ func (db *DB) Beat(ctx context.Context, runner string, lease, record time.Durati
 }
 
 // Name implements provider.Liveness.
-func (db *DB) Name(ctx context.Context, projector string, w provider.Worker, messages []string) error {
+func (db *Provider) Name(ctx context.Context, projector string, w provider.Worker, messages []string) error {
 	named := make([]string, len(messages))
 	for i, id := range messages {
 		named[i] = pair(projector, id)

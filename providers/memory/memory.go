@@ -40,8 +40,12 @@ type Config struct {
 	RequeueWindow time.Duration
 }
 
-// DB is every contract of Kinora in one process. Its methods may be called concurrently.
-type DB struct {
+// DB is an event store, an outbox and read models in the memory of one process. Repositories, relays and runners take it. Its
+// methods may be called concurrently.
+type DB struct{ *Provider }
+
+// Provider has the methods of a DB that relays and runners call. Applications do not need them.
+type Provider struct {
 	cfg       Config
 	committed atomic.Pointer[state]
 	turn      chan struct{} // of size 1: a transaction puts something in it, and takes it out when it ends
@@ -73,7 +77,7 @@ type state struct {
 
 // New makes an empty store.
 func New(cfg *Config) (*DB, error) {
-	db := &DB{turn: make(chan struct{}, 1)}
+	db := &DB{&Provider{turn: make(chan struct{}, 1)}}
 	if cfg != nil {
 		db.cfg = *cfg
 	}
@@ -94,11 +98,13 @@ func New(cfg *Config) (*DB, error) {
 }
 
 // now is the store's time. Each method reads it once.
-func (db *DB) now() time.Time { return db.cfg.Clock().UTC().Round(0) }
+func (db *Provider) now() time.Time { return db.cfg.Clock().UTC().Round(0) }
 
 // Tx runs fn in a transaction: what fn writes through tx, and through InTx(tx), commits when fn returns nil.
 // If fn returns an error, panics or calls runtime.Goexit, or ctx has ended, nothing is written. It runs once.
-func (db *DB) Tx(ctx context.Context, fn func(tx *Model) error) error {
+func (db *DB) Tx(ctx context.Context, fn func(tx *Model) error) error { return db.tx(ctx, fn) }
+
+func (db *Provider) tx(ctx context.Context, fn func(tx *Model) error) error {
 	tx, err := db.begin(ctx)
 	if err != nil {
 		return err
@@ -111,9 +117,9 @@ func (db *DB) Tx(ctx context.Context, fn func(tx *Model) error) error {
 }
 
 // update is Tx for changes that give a result. doing is for the error.
-func update[R any](ctx context.Context, db *DB, doing string, change func(s *state, now time.Time) R) (R, error) {
+func update[R any](ctx context.Context, db *Provider, doing string, change func(s *state, now time.Time) R) (R, error) {
 	var result, none R
-	err := db.Tx(ctx, func(tx *Model) error {
+	err := db.tx(ctx, func(tx *Model) error {
 		result = change(&tx.staged, db.now())
 		return nil
 	})
@@ -124,7 +130,7 @@ func update[R any](ctx context.Context, db *DB, doing string, change func(s *sta
 }
 
 // query asks the committed state. doing is for the error.
-func query[R any](ctx context.Context, db *DB, doing string, ask func(s *state, now time.Time) R) (R, error) {
+func query[R any](ctx context.Context, db *Provider, doing string, ask func(s *state, now time.Time) R) (R, error) {
 	if err := ctx.Err(); err != nil {
 		var none R
 		return none, fmt.Errorf("%s: %w", doing, err)
@@ -145,7 +151,7 @@ var (
 )
 
 // begin waits until no other transaction is open.
-func (db *DB) begin(ctx context.Context) (*Model, error) {
+func (db *Provider) begin(ctx context.Context) (*Model, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("begin: %w", err)
 	}

@@ -19,7 +19,7 @@ import (
 //
 // Values are kept as they are. To change one, put another in its place.
 type Model struct {
-	db       *DB
+	db       *Provider
 	staged   state
 	readOnly bool
 	over     bool

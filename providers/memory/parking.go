@@ -84,7 +84,7 @@ func (s *state) resolve(p provider.Parked, to provider.ParkedState, now time.Tim
 }
 
 // Due implements provider.Parking.
-func (db *DB) Due(ctx context.Context, f provider.DueFilter) ([]provider.Parked, error) {
+func (db *Provider) Due(ctx context.Context, f provider.DueFilter) ([]provider.Parked, error) {
 	return query(ctx, db, "list due messages", func(s *state, now time.Time) (due []provider.Parked) {
 		for _, projector := range f.Projectors {
 			due = append(due, s.due(projector, f, now)...)
@@ -117,7 +117,7 @@ func (s *state) due(projector string, f provider.DueFilter, now time.Time) (due 
 }
 
 // Try implements provider.Parking.
-func (db *DB) Try(ctx context.Context, p provider.Parked, limit int, again time.Duration) (bool, error) {
+func (db *Provider) Try(ctx context.Context, p provider.Parked, limit int, again time.Duration) (bool, error) {
 	return update(ctx, db, "try a parked message", func(s *state, now time.Time) bool {
 		front := s.front(laneKey(p.Projector, p.Lane), 1)
 		if !isDue(front, now) || front[0].Seq != p.Seq || !front[0].IsAsListed(&p) {
@@ -137,18 +137,18 @@ func (db *DB) Try(ctx context.Context, p provider.Parked, limit int, again time.
 // Parked implements provider.Parking.
 func (db *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.Parked, error) {
 	f.Limit = cmp.Or(f.Limit, 100)
-	return query(ctx, db, "list parked messages", func(s *state, _ time.Time) []provider.Parked { return s.pickParked(f) })
+	return query(ctx, db.Provider, "list parked messages", func(s *state, _ time.Time) []provider.Parked { return s.pickParked(f) })
 }
 
 // ParkedCount returns how many messages of a projector are waiting or stuck; of all projectors if its name is empty.
 func (db *DB) ParkedCount(ctx context.Context, projector string) (int64, error) {
-	return query(ctx, db, "count parked messages", func(s *state, _ time.Time) int64 {
+	return query(ctx, db.Provider, "count parked messages", func(s *state, _ time.Time) int64 {
 		return int64(len(s.pickParked(provider.ParkedFilter{Projector: projector})))
 	})
 }
 
 // Decide implements provider.Parking.
-func (db *DB) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, d provider.Decision) (int, error) {
+func (db *Provider) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, d provider.Decision) (int, error) {
 	if err := provider.CheckDecision(to, d); err != nil {
 		return 0, fmt.Errorf("decide about parked messages: %w", err)
 	}

@@ -32,7 +32,7 @@ func (s *state) mark(m provider.Marker, generation int, now time.Time) (inserted
 }
 
 // Outcomes implements provider.Records.
-func (db *DB) Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error) {
+func (db *Provider) Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error) {
 	return query(ctx, db, "look up outcomes", func(s *state, _ time.Time) []provider.Outcome {
 		outcomes := make([]provider.Outcome, len(questions))
 		for i := range questions {
@@ -70,7 +70,7 @@ func (s *state) outcome(q *provider.Question) provider.Outcome {
 }
 
 // Prune implements provider.Records. It raises the floor of a handler to the time of the youngest marker that it deletes.
-func (db *DB) Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (int, error) {
+func (db *Provider) Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (int, error) {
 	return update(ctx, db, "prune", func(s *state, now time.Time) (n int) {
 		before, resolved := now.Add(-window), map[int64]time.Time{}
 		for seq, p := range s.parked.from(0) {
@@ -111,7 +111,7 @@ func oldest[K cmp.Ordered](times map[K]time.Time, limit int) []K {
 }
 
 // MarkedHandlers implements provider.MarkerMaintainer.
-func (db *DB) MarkedHandlers(ctx context.Context) ([]string, error) {
+func (db *Provider) MarkedHandlers(ctx context.Context) ([]string, error) {
 	return query(ctx, db, "list handlers with markers", func(s *state, _ time.Time) []string {
 		names := map[string]bool{}
 		for key := range s.markers.from("") {
@@ -122,7 +122,7 @@ func (db *DB) MarkedHandlers(ctx context.Context) ([]string, error) {
 }
 
 // DropMarkers implements provider.MarkerMaintainer.
-func (db *DB) DropMarkers(ctx context.Context, handler string, limit int) (int, error) {
+func (db *Provider) DropMarkers(ctx context.Context, handler string, limit int) (int, error) {
 	return update(ctx, db, "drop markers", func(s *state, _ time.Time) (n int) {
 		for key := range under(s.markers, handler) {
 			if n == limit {

@@ -11,7 +11,7 @@ import (
 
 // Do implements provider.Units. It calls run once. Since transactions run one after another, the opening waits for
 // nothing but its turn: no marker and no lane can be in the hands of another unit.
-func (db *DB) Do(ctx context.Context, u provider.Unit, run func(ctx context.Context, tx *Model, found provider.Found) (provider.Closing, error)) error {
+func (db *Provider) Do(ctx context.Context, u provider.Unit, run func(ctx context.Context, tx *Model, found provider.Found) (provider.Closing, error)) error {
 	var changes []provider.Change
 	err := db.unit(ctx, func(tx *Model) error {
 		if u.DryRun != nil {
@@ -22,7 +22,7 @@ func (db *DB) Do(ctx context.Context, u provider.Unit, run func(ctx context.Cont
 		if err != nil {
 			return err
 		}
-		if err := db.InTx(tx).Enqueue(context.WithoutCancel(ctx), closing.Output...); err != nil { // the commit looks at ctx
+		if err := (&Tx{tx: tx, db: db}).Enqueue(context.WithoutCancel(ctx), closing.Output...); err != nil { // the commit looks at ctx
 			return err
 		}
 		tx.staged.closeUnit(&u, found, &closing, db.now())
@@ -36,7 +36,7 @@ func (db *DB) Do(ctx context.Context, u provider.Unit, run func(ctx context.Cont
 }
 
 // Switch implements provider.Units.
-func (db *DB) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx *Model, live int) (int, error)) error {
+func (db *Provider) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx *Model, live int) (int, error)) error {
 	return db.unit(ctx, func(tx *Model) error {
 		next, err := fn(ctx, tx, tx.staged.generation(projector))
 		tx.staged.live = tx.staged.live.put(projector, next)
@@ -45,15 +45,15 @@ func (db *DB) Switch(ctx context.Context, projector string, fn func(ctx context.
 }
 
 // Keeps implements provider.Units.
-func (db *DB) Keeps() provider.Keeps {
+func (db *Provider) Keeps() provider.Keeps {
 	return provider.Keeps{Atomic: true, Markers: true, Output: true, DryRun: true}
 }
 
 // unit is Tx, but lets others have their turn if fn does not return after ctx has ended, and returns an *Error.
-func (db *DB) unit(ctx context.Context, fn func(tx *Model) error) error {
+func (db *Provider) unit(ctx context.Context, fn func(tx *Model) error) error {
 	var failed error
 	late := provider.ClassTransient // it waited for other units: the messages are not to blame
-	err := db.Tx(ctx, func(tx *Model) error {
+	err := db.tx(ctx, func(tx *Model) error {
 		defer tx.breakOff(ctx)()
 		late, failed = provider.ClassUnknown, fn(tx)
 		return failed

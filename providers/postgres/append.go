@@ -125,7 +125,7 @@ select (select count(*) from known),
 
 // appending is one append on its way.
 type appending struct {
-	db       *DB
+	db       *Provider
 	stream   string
 	expected eventstore.Expected
 	ids      []string // as text: pgx encodes slices of uuids only where it knows the parameter's type
@@ -135,7 +135,7 @@ type appending struct {
 	refusal  bool // the server has answered that nothing was written; why is asked next
 }
 
-func (db *DB) newAppend(stream string, expected eventstore.Expected, events []eventstore.Draft) (*appending, error) {
+func (db *Provider) newAppend(stream string, expected eventstore.Expected, events []eventstore.Draft) (*appending, error) {
 	if err := provider.CheckAppend(stream, expected, events, db.cfg.MaxPayload); err != nil {
 		return nil, err
 	}

@@ -213,7 +213,7 @@ names as materialized (
 )
 
 // ClaimEntries implements provider.BatchClaimer.
-func (db *DB) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]outbox.Entry, error) {
+func (db *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]outbox.Entry, error) {
 	sql := statementFor(q, claimStatements)
 	args := []any{planned, uuid.UUID(t.Token), t.Lease.Microseconds(), t.Limit, q.Attempts, t.Holder, q.Bytes, max(q.After, 0)}
 	crash.Point("claim: before")
@@ -311,7 +311,7 @@ order by o.id`
 )
 
 // EntryCandidates implements provider.Outbox.
-func (db *DB) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]outbox.Entry, error) {
+func (db *Provider) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]outbox.Entry, error) {
 	rows, err := db.pool.Query(ctx, db.q(statementFor(q, candidateStatements)), append([]any{planned, limit, q.Bytes, max(q.After, 0)}, topicArgs(q)...)...)
 	if err == nil {
 		var entries []outbox.Entry
@@ -358,7 +358,7 @@ returning ` + entryColumns
 )
 
 // TakeEntry implements provider.Outbox.
-func (db *DB) TakeEntry(ctx context.Context, e outbox.Entry, q provider.EntryQuery, t claim.Terms) (outbox.Entry, bool, error) {
+func (db *Provider) TakeEntry(ctx context.Context, e outbox.Entry, q provider.EntryQuery, t claim.Terms) (outbox.Entry, bool, error) {
 	var token *uuid.UUID
 	if e.Token != (claim.Token{}) {
 		token = (*uuid.UUID)(&e.Token)

@@ -67,7 +67,7 @@ func hidden(code, table string) error {
 // dryRun finds the rows that a transaction changed, without its commit. It compares the versions of rows that the
 // transaction sees with those that everyone else sees, through a connection of its own: the pool may have only one.
 type dryRun struct {
-	db                *DB
+	db                *Provider
 	conn              *pgx.Conn
 	outside           pgx.Tx // read only; read committed, so that each statement sees the latest commits
 	xid, multi, drawn int64  // see the statements
@@ -84,7 +84,7 @@ type writtenTable struct {
 // beginDryRun prepares a dry run. Call it before the transaction begins: behind a pooler, those who wait for locks of that
 // transaction may use all connections. Dry runs of a DB follow one another: if several had one of a pooler's connections each,
 // none might get its second. Call end afterwards.
-func (db *DB) beginDryRun(ctx context.Context) (*dryRun, error) {
+func (db *Provider) beginDryRun(ctx context.Context) (*dryRun, error) {
 	select {
 	case db.dryRuns <- struct{}{}:
 	case <-ctx.Done():

@@ -25,7 +25,7 @@ const orderedKeysSQL = `select pg_advisory_xact_lock(k) from unnest($1::bigint[]
 
 // orderedKeys are the locks of what wants an ordered key, in an order of their own: two calls never wait for one
 // another.
-func (db *DB) orderedKeys(ms []outbox.Message) []int64 {
+func (db *Provider) orderedKeys(ms []outbox.Message) []int64 {
 	var locks []int64
 	for _, m := range ms {
 		if m.OrderedKey && m.Key != "" { // else the key is the message's own id, new to everybody
@@ -37,7 +37,7 @@ func (db *DB) orderedKeys(ms []outbox.Message) []int64 {
 }
 
 // queueEnqueue queues what adds messages to the outbox.
-func (db *DB) queueEnqueue(b *pgx.Batch, ms []outbox.Message) error {
+func (db *Provider) queueEnqueue(b *pgx.Batch, ms []outbox.Message) error {
 	args, err := db.enqueueArgs(ms)
 	if err != nil || args == nil {
 		return err
@@ -66,7 +66,7 @@ func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
 }
 
 // enqueueArgs is nil where there is nothing to enqueue.
-func (db *DB) enqueueArgs(ms []outbox.Message) ([]any, error) {
+func (db *Provider) enqueueArgs(ms []outbox.Message) ([]any, error) {
 	if len(ms) == 0 {
 		return nil, nil
 	}

@@ -199,7 +199,7 @@ type lane struct{ topic, key string }
 const restoreLanes = 10_000 // lanes in one statement
 
 // change runs a statement that returns the lanes that it changed entries of, and how many; fewer than none are stale.
-func (db *DB) change(ctx context.Context, statement string, args []any) (n int, err error) {
+func (db *Provider) change(ctx context.Context, statement string, args []any) (n int, err error) {
 	var topics, keys []string
 	err = db.inTx(ctx, func(tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, db.q(statement), append([]any{planned}, args...)...)

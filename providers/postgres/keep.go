@@ -101,7 +101,7 @@ type place struct {
 }
 
 // HoldEntries implements provider.EntryMaintainer.
-func (db *DB) HoldEntries(ctx context.Context, long time.Duration, limit int) (int, error) {
+func (db *Provider) HoldEntries(ctx context.Context, long time.Duration, limit int) (int, error) {
 	n, restored, err := db.hold(ctx, long, max(limit, 0))
 	if err != nil {
 		return 0, fmt.Errorf("hold entries: %w", clear(err))
@@ -112,7 +112,7 @@ func (db *DB) HoldEntries(ctx context.Context, long time.Duration, limit int) (i
 	return n, nil
 }
 
-func (db *DB) hold(ctx context.Context, long time.Duration, limit int) (n, restored int, err error) {
+func (db *Provider) hold(ctx context.Context, long time.Duration, limit int) (n, restored int, err error) {
 	db.orphans.mu.Lock()
 	from := db.orphans.from
 	db.orphans.mu.Unlock()
@@ -149,7 +149,7 @@ func (db *DB) hold(ctx context.Context, long time.Duration, limit int) (n, resto
 }
 
 // holdBehind holds what is behind these, if they are still what others wait for.
-func (db *DB) holdBehind(ctx context.Context, tx pgx.Tx, long time.Duration, limit int, heads []int64) (int, error) {
+func (db *Provider) holdBehind(ctx context.Context, tx pgx.Tx, long time.Duration, limit int, heads []int64) (int, error) {
 	rows, err := tx.Query(ctx, db.q(lockHeadsSQL), planned, long.Microseconds(), limit, heads)
 	if err != nil {
 		return 0, err
@@ -169,7 +169,7 @@ func (db *DB) holdBehind(ctx context.Context, tx pgx.Tx, long time.Duration, lim
 }
 
 // inTx runs fn in a transaction of its own.
-func (db *DB) inTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
+func (db *Provider) inTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	crash.Point("transaction: before")
 	err := pgx.BeginTxFunc(ctx, db.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		err := fn(tx)
@@ -206,7 +206,7 @@ select (select count(*) from deleted), case
 from looked`
 
 // DeleteEntries implements provider.EntryMaintainer.
-func (db *DB) DeleteEntries(ctx context.Context, keep outbox.EntryRetention, after int64) (n int, next int64, err error) {
+func (db *Provider) DeleteEntries(ctx context.Context, keep outbox.EntryRetention, after int64) (n int, next int64, err error) {
 	published := (keep.Published + time.Microsecond - 1).Microseconds() // none is zero but zero itself
 	err = db.pool.QueryRow(ctx, db.q(deleteEntriesSQL), planned, after, deleteLook, published, keep.Skipped.Microseconds()).Scan(&n, &next)
 	if err != nil {

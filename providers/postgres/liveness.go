@@ -45,7 +45,7 @@ on conflict on constraint doing_pkey do nothing`
 )
 
 // Beat implements provider.Liveness.
-func (db *DB) Beat(ctx context.Context, runner string, lease, record time.Duration) (h provider.Health, err error) {
+func (db *Provider) Beat(ctx context.Context, runner string, lease, record time.Duration) (h provider.Health, err error) {
 	crash.Point("beat: before")
 	err = db.pool.QueryRow(ctx, db.q(beatSQL), planned, runner, lease.Microseconds(), record.Microseconds()).Scan(&h.Now, &h.Crashed)
 	crash.Point("beat: after")
@@ -54,7 +54,7 @@ func (db *DB) Beat(ctx context.Context, runner string, lease, record time.Durati
 }
 
 // Name implements provider.Liveness.
-func (db *DB) Name(ctx context.Context, projector string, w provider.Worker, messages []string) error {
+func (db *Provider) Name(ctx context.Context, projector string, w provider.Worker, messages []string) error {
 	ids := each(messages, func(id *string) string { return markerID(*id) })
 	b := &pgx.Batch{}
 	b.Queue(lookUpSQL)

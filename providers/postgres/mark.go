@@ -86,7 +86,7 @@ returning o.id`
 const anyHeld = `(select h.id from kinora.outbox h where h.held and h.id > 0 order by h.id limit 1) is not null`
 
 // MarkEntries implements provider.Outbox: one statement, or two if entries are published and something is held.
-func (db *DB) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int64, err error) {
+func (db *Provider) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int64, err error) {
 	if err := provider.CheckMarks(marks); err != nil {
 		return nil, err
 	}
@@ -169,7 +169,7 @@ func column[T any](marks []outbox.Mark, of func(outbox.Mark) T) []T {
 }
 
 // mark runs a statement that returns the ids that it changed. The first argument has the ids that it may change.
-func (db *DB) mark(ctx context.Context, sql string, seqs []int64, args ...any) (done []int64, err error) {
+func (db *Provider) mark(ctx context.Context, sql string, seqs []int64, args ...any) (done []int64, err error) {
 	crash.Point("mark: before")
 	rows, _ := db.pool.Query(ctx, db.q(sql), append([]any{planned, seqs}, args...)...) // the rows have its error as well
 	done = make([]int64, 0, len(seqs))

@@ -105,7 +105,7 @@ func (db *DB) Ready(ctx context.Context) error {
 
 const lockMigrationSQL = `select pg_advisory_xact_lock($1::int, $2::int)`
 
-func (db *DB) up(ctx context.Context, pool *sql.DB) error {
+func (db *Provider) up(ctx context.Context, pool *sql.DB) error {
 	// Asked first: whoever may not create schemas may still migrate one that is there.
 	var there bool
 	err := pool.QueryRowContext(ctx, `select exists (select from pg_namespace where nspname = $1)`, db.cfg.Schema).Scan(&there)

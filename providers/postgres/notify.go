@@ -17,10 +17,10 @@ const notifySQL = `select pg_notify($1::text, $2::text)`
 
 // channel is where this schema's notifications arrive. Channels belong to a database; a schema's name has 41 bytes
 // at most, and a channel's 63.
-func (db *DB) channel() string { return "kinora_outbox_" + db.cfg.Schema }
+func (db *Provider) channel() string { return "kinora_outbox_" + db.cfg.Schema }
 
 // added tells relays that there is something to claim: those of this process, and with Config.Notify all others.
-func (db *DB) added() {
+func (db *Provider) added() {
 	db.wake.signal()
 	if db.cfg.Notify {
 		db.notes.ask()
@@ -29,7 +29,7 @@ func (db *DB) added() {
 
 // notify sends one notification. Without a payload it says that there is something to claim. An error is
 // nobody's: relays look by themselves.
-func (db *DB) notify(ctx context.Context, channel, payload string) error {
+func (db *Provider) notify(ctx context.Context, channel, payload string) error {
 	_, err := db.pool.Exec(ctx, notifySQL, channel, payload)
 	return err
 }

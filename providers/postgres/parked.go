@@ -74,7 +74,7 @@ order by h.o, h.due_at, h.lane, p.id`
 )
 
 // Due implements provider.Parking.
-func (db *DB) Due(ctx context.Context, f provider.DueFilter) ([]provider.Parked, error) {
+func (db *Provider) Due(ctx context.Context, f provider.DueFilter) ([]provider.Parked, error) {
 	lanes := each(f.Lanes, func(l *provider.Lane) []byte { return l[:] })
 	list, err := collect(ctx, db.pool, scanParked, db.q(dueSQL), planned, f.Projectors, max(f.Keys, 0), max(f.Each, 1), lanes)
 	return list, ofOwn(ctx, wrap("list what is due", err))
@@ -105,7 +105,7 @@ put as (
 select state from p`
 
 // Try implements provider.Parking.
-func (db *DB) Try(ctx context.Context, p provider.Parked, limit int, again time.Duration) (bool, error) {
+func (db *Provider) Try(ctx context.Context, p provider.Parked, limit int, again time.Duration) (bool, error) {
 	var state string
 	crash.Point("try parked: before")
 	err := db.pool.QueryRow(ctx, db.q(trySQL), planned, p.Projector, p.Lane[:], p.Seq, p.Attempts, p.Handlers,
@@ -195,7 +195,7 @@ func scanParked(row pgx.CollectableRow) (provider.Parked, error) {
 }
 
 // Decide implements provider.Parking. It waits for units that have the lanes of these messages. After a deadlock it begins again.
-func (db *DB) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, d provider.Decision) (n int, err error) {
+func (db *Provider) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, d provider.Decision) (n int, err error) {
 	if err := provider.CheckDecision(to, d); err != nil {
 		return 0, wrap("decide about parked messages", err)
 	}

@@ -35,8 +35,12 @@ type Config struct {
 // ErrNotMigrated: the schema is not there, or older than this package needs. Call Migrate.
 var ErrNotMigrated = errors.New("the database is not migrated: call Migrate")
 
-// DB implements every contract of Kinora over one pool. Its methods may be called concurrently.
-type DB struct {
+// DB is an event store, an outbox and read models in one PostgreSQL database. Repositories, relays and runners take it. Its
+// methods may be called concurrently.
+type DB struct{ *Provider }
+
+// Provider has the methods of a DB that relays and runners call. Applications do not need them.
+type Provider struct {
 	pool    *pgxpool.Pool
 	owned   bool
 	cfg     Config
@@ -94,7 +98,7 @@ func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 	if pool == nil {
 		return nil, errors.New("postgres: wants a pool")
 	}
-	db := &DB{pool: pool, dryRuns: make(chan struct{}, 1)}
+	db := &DB{&Provider{pool: pool, dryRuns: make(chan struct{}, 1)}}
 	if cfg != nil {
 		db.cfg = *cfg
 	}
@@ -149,7 +153,7 @@ const (
 const defaultSchema = "kinora"
 
 // q is a statement with the schema's name put in. Statements are written for the schema "kinora".
-func (db *DB) q(statement string) string {
+func (db *Provider) q(statement string) string {
 	if db.cfg.Schema == defaultSchema {
 		return statement
 	}
@@ -175,13 +179,13 @@ type querier interface {
 
 // Tx is the event store and the outbox inside a transaction of the caller's. Nothing can be claimed through it.
 type Tx struct {
-	db *DB
+	db *Provider
 	tx pgx.Tx
 }
 
 // InTx is the view of tx, which must be at READ COMMITTED: at a higher level, PostgreSQL answers a stale
 // expected version with 40001 and an aborted transaction instead of a conflict.
-func (db *DB) InTx(tx pgx.Tx) *Tx { return &Tx{db: db, tx: tx} }
+func (db *DB) InTx(tx pgx.Tx) *Tx { return &Tx{db: db.Provider, tx: tx} }
 
 // CallersTx marks a store inside a caller's transaction.
 func (*Tx) CallersTx() {}
@@ -212,4 +216,4 @@ func (w *waker) signal() {
 
 // Enqueued implements provider.Waker: appends and units of work through this DB give the hint, and a Listener gives it
 // for what other processes add.
-func (db *DB) Enqueued() <-chan struct{} { return db.wake.listen() }
+func (db *Provider) Enqueued() <-chan struct{} { return db.wake.listen() }

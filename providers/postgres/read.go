@@ -28,7 +28,7 @@ func (t *Tx) ReadStream(ctx context.Context, stream string, afterVersion int64) 
 	return t.db.readStream(ctx, t.tx, stream, afterVersion)
 }
 
-func (db *DB) readStream(ctx context.Context, q querier, stream string, after int64) iter.Seq2[eventstore.Raw, error] {
+func (db *Provider) readStream(ctx context.Context, q querier, stream string, after int64) iter.Seq2[eventstore.Raw, error] {
 	return func(yield func(eventstore.Raw, error) bool) {
 		if err := provider.CheckStream(stream); err != nil {
 			yield(eventstore.Raw{}, err)
@@ -53,7 +53,7 @@ func (db *DB) readStream(ctx context.Context, q querier, stream string, after in
 	}
 }
 
-func (db *DB) readPage(ctx context.Context, q querier, stream string, after int64) ([]eventstore.Raw, error) {
+func (db *Provider) readPage(ctx context.Context, q querier, stream string, after int64) ([]eventstore.Raw, error) {
 	rows, err := q.Query(ctx, db.q(readStreamSQL), stream, after, pageRows)
 	if err != nil {
 		return nil, err

@@ -33,7 +33,7 @@ select coalesce(
 from q order by q.o`
 
 // Outcomes implements provider.Records.
-func (db *DB) Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error) {
+func (db *Provider) Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error) {
 	asked := make([]map[string]any, len(questions))
 	for i, q := range questions {
 		asked[i] = map[string]any{"o": i, "projector": q.Projector(), "names": q.Names(), "message_id": markerID(q.MessageID)}
@@ -81,7 +81,7 @@ delete from kinora.markers where ctid = any(array(
 )
 
 // Prune implements provider.Records.
-func (db *DB) Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (n int, err error) {
+func (db *Provider) Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (n int, err error) {
 	crash.Point("prune: before")
 	err = db.pool.QueryRow(ctx, db.q(pruneSQL), planned, projector, handlers, window.Microseconds(), max(limit, 0)).Scan(&n)
 	crash.Point("prune: after")
@@ -89,13 +89,13 @@ func (db *DB) Prune(ctx context.Context, projector string, handlers []string, wi
 }
 
 // MarkedHandlers implements provider.MarkerMaintainer.
-func (db *DB) MarkedHandlers(ctx context.Context) ([]string, error) {
+func (db *Provider) MarkedHandlers(ctx context.Context) ([]string, error) {
 	names, err := collect(ctx, db.pool, pgx.RowTo[string], db.q(markedHandlersSQL), planned)
 	return names, wrap("list handlers with markers", clear(err))
 }
 
 // DropMarkers implements provider.MarkerMaintainer.
-func (db *DB) DropMarkers(ctx context.Context, handler string, limit int) (int, error) {
+func (db *Provider) DropMarkers(ctx context.Context, handler string, limit int) (int, error) {
 	crash.Point("drop markers: before")
 	tag, err := db.pool.Exec(ctx, db.q(dropMarkersSQL), planned, handler, limit)
 	crash.Point("drop markers: after")

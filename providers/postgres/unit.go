@@ -19,7 +19,7 @@ import (
 type unit struct {
 	provider.Unit
 	pgx.Batch // what closes it, after what its handlers have queued; in one round trip all of it
-	db        *DB
+	db        *Provider
 	queues    bool // its handlers queue statements
 	switches  bool // it is a call of Switch
 	live      int  // the generation that it found
@@ -31,7 +31,7 @@ type unit struct {
 	failed    int                      // what the statement of the batch that failed belongs to
 }
 
-func (db *DB) newUnit(u provider.Unit) *unit {
+func (db *Provider) newUnit(u provider.Unit) *unit {
 	for i := range u.Messages {
 		if id := markerID(u.Messages[i].ID); id != u.Messages[i].ID {
 			u.Messages = slices.Clone(u.Messages)
@@ -42,13 +42,13 @@ func (db *DB) newUnit(u provider.Unit) *unit {
 }
 
 // Keeps implements provider.Units.
-func (db *DB) Keeps() provider.Keeps {
+func (db *Provider) Keeps() provider.Keeps {
 	return provider.Keeps{Atomic: true, Markers: true, Output: true, DryRun: true}
 }
 
 // Do implements provider.Units at READ COMMITTED. One round trip opens the unit. The tx that run gets refuses Commit and Rollback;
 // Begin gives it savepoints.
-func (db *DB) Do(ctx context.Context, u provider.Unit, run func(ctx context.Context, tx pgx.Tx, found provider.Found) (provider.Closing, error)) error {
+func (db *Provider) Do(ctx context.Context, u provider.Unit, run func(ctx context.Context, tx pgx.Tx, found provider.Found) (provider.Closing, error)) error {
 	w := db.newUnit(u)
 	return w.do(ctx, func(tx pgx.Tx) (provider.Closing, error) {
 		w.found.Begin = func(message int) {
@@ -173,7 +173,7 @@ insert into kinora.generations (projector, live) values ($1::text, $2::int)
 on conflict on constraint generations_pkey do update set live = excluded.live`
 
 // Switch implements provider.Units.
-func (db *DB) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx pgx.Tx, live int) (int, error)) error {
+func (db *Provider) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx pgx.Tx, live int) (int, error)) error {
 	w := db.newUnit(provider.Unit{Projector: projector})
 	w.switches = true
 	return w.do(ctx, func(tx pgx.Tx) (provider.Closing, error) {

@@ -25,7 +25,7 @@ func (d *DB) Append(ctx context.Context, stream string, expected eventstore.Expe
 	return at, a.wrap(err)
 }
 
-func (d *DB) append(ctx context.Context, a *appending) (at eventstore.Appended, err error) {
+func (d *Provider) append(ctx context.Context, a *appending) (at eventstore.Appended, err error) {
 	err = d.inTurn(ctx, func(u *unit) error {
 		at, err = a.run(ctx, u.session)
 		u.entries = a.entries > 0 && !at.Replayed
@@ -38,7 +38,7 @@ func (d *DB) append(ctx context.Context, a *appending) (at eventstore.Appended, 
 }
 
 // resolve appends once more after a commit that may have succeeded: the ids tell whether it has.
-func (d *DB) resolve(ctx context.Context, a *appending, lost error) (eventstore.Appended, error) {
+func (d *Provider) resolve(ctx context.Context, a *appending, lost error) (eventstore.Appended, error) {
 	at, err := d.append(ctx, a)
 	switch {
 	case errors.Is(err, eventstore.ErrConflict), errors.Is(err, eventstore.ErrEventIDReused):
@@ -63,7 +63,7 @@ type appending struct {
 	at       int64 // when, on SQLite's clock
 }
 
-func (d *DB) check(stream string, expected eventstore.Expected, events []eventstore.Draft) (*appending, error) {
+func (d *Provider) check(stream string, expected eventstore.Expected, events []eventstore.Draft) (*appending, error) {
 	if err := provider.CheckAppend(stream, expected, events, d.cfg.MaxPayload); err != nil {
 		return nil, err
 	}

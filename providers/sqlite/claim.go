@@ -88,7 +88,7 @@ order by o.id`
 )
 
 // EntryCandidates implements provider.Outbox.
-func (d *DB) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]outbox.Entry, error) {
+func (d *Provider) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]outbox.Entry, error) {
 	entries, err := candidatesOf(ctx, d.reads, q, limit)
 	if err != nil {
 		return nil, fmt.Errorf("read candidates: %w", err)
@@ -162,7 +162,7 @@ returning status, attempts, suspect, next_attempt_at, last_attempt_at`
 )
 
 // TakeEntry implements provider.Outbox.
-func (d *DB) TakeEntry(ctx context.Context, e outbox.Entry, q provider.EntryQuery, t claim.Terms) (taken outbox.Entry, ok bool, err error) {
+func (d *Provider) TakeEntry(ctx context.Context, e outbox.Entry, q provider.EntryQuery, t claim.Terms) (taken outbox.Entry, ok bool, err error) {
 	if t, err = t.WithDefaults(); err != nil {
 		return e, false, err
 	}
@@ -201,7 +201,7 @@ func (s session) take(ctx context.Context, e outbox.Entry, q provider.EntryQuery
 // ClaimEntries implements provider.BatchClaimer: the portable claim, all takes in one transaction. The candidates
 // are read before, as every take looks again at all that makes one: so writers do not wait for that, and an idle
 // relay holds up nobody.
-func (d *DB) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) (taken []outbox.Entry, err error) {
+func (d *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) (taken []outbox.Entry, err error) {
 	if t, err = t.WithDefaults(); err != nil {
 		return nil, err
 	}

@@ -13,13 +13,13 @@ import (
 type runFunc = func(ctx context.Context, tx *sql.Tx, found provider.Found) (provider.Closing, error)
 
 // Keeps implements provider.Units.
-func (d *DB) Keeps() provider.Keeps {
+func (d *Provider) Keeps() provider.Keeps {
 	return provider.Keeps{Atomic: true, Markers: true, Output: true, DryRun: d.owned}
 }
 
 // Do implements provider.Units. It calls run once. run may read through SQL, but it must write through tx. If ctx
 // ends, the transaction is rolled back and others have their turn at once, even if run has not returned.
-func (d *DB) Do(ctx context.Context, p provider.Unit, run func(ctx context.Context, tx *sql.Tx, found provider.Found) (provider.Closing, error)) error {
+func (d *Provider) Do(ctx context.Context, p provider.Unit, run func(ctx context.Context, tx *sql.Tx, found provider.Found) (provider.Closing, error)) error {
 	if err := checkUnit(&p); err != nil {
 		return unitError(ctx, err)
 	}
@@ -69,7 +69,7 @@ on conflict (projector) do update set live = ?2`
 )
 
 // Switch implements provider.Units. It needs no fence: there is one writer at a time.
-func (d *DB) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx *sql.Tx, live int) (int, error)) error {
+func (d *Provider) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx *sql.Tx, live int) (int, error)) error {
 	return unitError(ctx, d.inTurn(ctx, func(u *unit) error {
 		var generation int
 		err := own("read the generation", one(ctx, u, []any{&generation}, readLive, projector))

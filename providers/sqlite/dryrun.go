@@ -43,7 +43,7 @@ group by name, k having was is not now order by name, k->>0, k->>1, k->>2, k`
 var errDryRun = errors.New("it was a dry run")
 
 // dryRun runs p, rolls back, and reports the rows that changed to p.DryRun.
-func (d *DB) dryRun(ctx context.Context, p *provider.Unit, run runFunc) error {
+func (d *Provider) dryRun(ctx context.Context, p *provider.Unit, run runFunc) error {
 	if !d.owned {
 		return &provider.Error{Class: provider.ClassPermanent, Err: errors.New("dry run: a pool given to New does not report changes")}
 	}

@@ -119,4 +119,4 @@ func anyOf[T any](list []T) any {
 }
 
 // Enqueued implements provider.Waker.
-func (d *DB) Enqueued() <-chan struct{} { return d.added.wait() }
+func (d *Provider) Enqueued() <-chan struct{} { return d.added.wait() }

@@ -17,7 +17,7 @@ import (
 // transaction would commit its marker without its output; and after an error that rolls the whole transaction back, which a
 // handler may ignore, each of its further statements would commit by itself, or Kinora would commit a transaction that the
 // handler has begun.
-func (d *DB) guard(c driverConn) driver.Conn {
+func (d *Provider) guard(c driverConn) driver.Conn {
 	c.RegisterCommitHook(func() int32 {
 		if u := d.current.Load(); u != nil && u.committing.Load() && !u.undone.Load() {
 			return 0

@@ -151,7 +151,7 @@ func (d *DB) Skip(ctx context.Context, f outbox.Filter) (int, error) {
 	return n, nil
 }
 
-func (d *DB) decide(ctx context.Context, query string, f outbox.Filter, more ...any) (n int, err error) {
+func (d *Provider) decide(ctx context.Context, query string, f outbox.Filter, more ...any) (n int, err error) {
 	limit := f.Limit
 	if limit <= 0 {
 		limit = -1

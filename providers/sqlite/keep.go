@@ -61,7 +61,7 @@ where id in (
 )
 
 // HoldEntries implements provider.EntryMaintainer. An idle relay holds up nobody with it: it looks before it begins to write.
-func (d *DB) HoldEntries(ctx context.Context, long time.Duration, limit int) (n int, err error) {
+func (d *Provider) HoldEntries(ctx context.Context, long time.Duration, limit int) (n int, err error) {
 	var hold, free bool
 	err = one(ctx, d.reads, []any{&hold, &free}, lookToHold, millis(long))
 	hold = hold && limit > 0
@@ -135,7 +135,7 @@ from (select id, status, created_at, published_at, next_attempt_at
 )
 
 // DeleteEntries implements provider.EntryMaintainer. It writes only where there is something to delete.
-func (d *DB) DeleteEntries(ctx context.Context, keep outbox.EntryRetention, after int64) (n int, next int64, err error) {
+func (d *Provider) DeleteEntries(ctx context.Context, keep outbox.EntryRetention, after int64) (n int, next int64, err error) {
 	published, skipped := millis(keep.Published), millis(keep.Skipped)
 	var looked, found int
 	var fresh bool

@@ -27,7 +27,7 @@ on conflict (runner) do update set expires_at = ` + clock + ` + ?2`
 
 // Beat implements provider.Liveness. Its commit is not synced; on a pool given to New, it is as all commits are there.
 // Like all writers it waits for a handler that runs, in any process: leases should be longer than handlers take.
-func (d *DB) Beat(ctx context.Context, runner string, lease, record time.Duration) (h provider.Health, err error) {
+func (d *Provider) Beat(ctx context.Context, runner string, lease, record time.Duration) (h provider.Health, err error) {
 	err = d.inTurn(unsynced(ctx), func(u *unit) error {
 		for _, query := range []string{extendLease, endNames, endRunner} {
 			if _, err := u.exec(ctx, query, runner, millis(lease), millis(record), lease == 0); err != nil {
@@ -50,7 +50,7 @@ where true
 on conflict do nothing`
 
 // Name implements provider.Liveness. Its commit is not synced; on a pool given to New, it is as all commits are there.
-func (d *DB) Name(ctx context.Context, projector string, w provider.Worker, messages []string) error {
+func (d *Provider) Name(ctx context.Context, projector string, w provider.Worker, messages []string) error {
 	err := d.inTurn(unsynced(ctx), func(u *unit) error {
 		if _, err := u.exec(ctx, forgetNames, w.Runner, w.Number); err != nil {
 			return err

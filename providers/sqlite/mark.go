@@ -31,7 +31,7 @@ where (` + lookForHeld + `) and id in (select value from json_each(?1))`
 )
 
 // MarkEntries implements provider.Outbox.
-func (d *DB) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int64, err error) {
+func (d *Provider) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int64, err error) {
 	if err := provider.CheckMarks(marks); err != nil {
 		return nil, err
 	}

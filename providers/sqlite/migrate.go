@@ -43,7 +43,7 @@ func (d *DB) Ready(ctx context.Context) error {
 	return nil
 }
 
-func (d *DB) migrate(ctx context.Context) (err error) {
+func (d *Provider) migrate(ctx context.Context) (err error) {
 	connector, err := sqlite.NewConnector(dsn(d.path, 0))
 	if err != nil {
 		return err

@@ -40,7 +40,7 @@ where front.others = 0 or p.due_at is not null
 order by front.due_at, p.lane, p.id`
 
 // Due implements provider.Parking.
-func (d *DB) Due(ctx context.Context, f provider.DueFilter) (due []provider.Parked, err error) {
+func (d *Provider) Due(ctx context.Context, f provider.DueFilter) (due []provider.Parked, err error) {
 	for _, projector := range f.Projectors {
 		listed, err := parkedOf(ctx, d.reads, dueParked, projector, max(f.Keys, 0), max(f.Each, 0), anyOf(f.Lanes))
 		if err != nil {
@@ -60,7 +60,7 @@ where id = ?1 and projector = ?3 and attempts = ?4 and state = 'waiting' and due
 	and (select json_group_array(value) from json_each(handlers)) = (select json_group_array(value) from json_each(?5))`
 
 // Try implements provider.Parking.
-func (d *DB) Try(ctx context.Context, p provider.Parked, limit int, again time.Duration) (tried bool, err error) {
+func (d *Provider) Try(ctx context.Context, p provider.Parked, limit int, again time.Duration) (tried bool, err error) {
 	tried = limit < 0 || p.Attempts < limit
 	var after any
 	if tried {
@@ -133,7 +133,7 @@ func (d *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.Pa
 }
 
 // Decide implements provider.Parking. It waits, as all writers do, for a unit that has the messages.
-func (d *DB) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, by provider.Decision) (n int, err error) {
+func (d *Provider) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, by provider.Decision) (n int, err error) {
 	if err = provider.CheckDecision(to, by); err == nil {
 		err = d.inTurn(ctx, func(u *unit) error {
 			changed := provider.Changed{}

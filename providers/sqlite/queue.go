@@ -52,11 +52,11 @@ type driverConn interface {
 // queue makes the transactions of a connection wait for their turn like Kinora's own, in the order that they came.
 // Without it they would have to guess when the file is free, at longer and longer intervals, and one busy writer in
 // this process would keep them away for seconds.
-func (d *DB) queue(c driverConn) driver.Conn { return queuedConn{c, d} }
+func (d *Provider) queue(c driverConn) driver.Conn { return queuedConn{c, d} }
 
 type queuedConn struct {
 	driverConn
-	db *DB
+	db *Provider
 }
 
 // BeginTx begins a transaction in its turn. As the context of a sql.DB.Begin never ends, it waits no longer than
@@ -107,7 +107,7 @@ func (c queuedConn) busyTimeout(d time.Duration) error {
 
 type queuedTx struct {
 	driver.Tx
-	db    *DB
+	db    *Provider
 	leave func()
 }
 

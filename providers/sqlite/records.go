@@ -35,7 +35,7 @@ from q order by q.i`
 var outcomeNames = []string{"unseen", "applied", "waiting", "stuck", "skipped", "pruned"}
 
 // Outcomes implements provider.Records.
-func (d *DB) Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error) {
+func (d *Provider) Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error) {
 	asked, answers := make([]any, len(questions)), make([]provider.Outcome, len(questions))
 	for i, q := range questions {
 		recorded := q.RecordedAt.Add(time.Millisecond - 1).UnixMilli() // rounded up: floors are inclusive
@@ -69,7 +69,7 @@ on conflict (handler) do update set pruned_before = max(pruned_before, ?2)`
 
 // Prune implements provider.Records. Each handler has a transaction of its own, so that other writers do not wait for
 // all of them.
-func (d *DB) Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (pruned int, err error) {
+func (d *Provider) Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (pruned int, err error) {
 	for _, handler := range handlers {
 		n, err := d.prune(ctx, `select exists (`+oldMarkers+`)`, pruneMarkers, handler, window, limit)
 		if pruned += n; err != nil {
@@ -81,7 +81,7 @@ func (d *DB) Prune(ctx context.Context, projector string, handlers []string, win
 }
 
 // prune waits for its turn only if look finds something.
-func (d *DB) prune(ctx context.Context, look, query, name string, window time.Duration, limit int) (n int, err error) {
+func (d *Provider) prune(ctx context.Context, look, query, name string, window time.Duration, limit int) (n int, err error) {
 	args := []any{name, millis(window), max(limit, 0)}
 	old, err := column[bool](ctx, d.reads, look, args...)
 	if err != nil || !old[0] {
@@ -112,13 +112,13 @@ delete from kinora_markers where (handler, generation, message_id) in (
 )
 
 // MarkedHandlers implements provider.MarkerMaintainer.
-func (d *DB) MarkedHandlers(ctx context.Context) ([]string, error) {
+func (d *Provider) MarkedHandlers(ctx context.Context) ([]string, error) {
 	names, err := column[string](ctx, d.reads, markedHandlers)
 	return result(names, "list handlers with markers", err)
 }
 
 // DropMarkers implements provider.MarkerMaintainer.
-func (d *DB) DropMarkers(ctx context.Context, handler string, limit int) (n int, err error) {
+func (d *Provider) DropMarkers(ctx context.Context, handler string, limit int) (n int, err error) {
 	err = d.inTurn(ctx, func(u *unit) error {
 		n, err = u.changed(ctx, dropMarkers, handler, limit)
 		return err

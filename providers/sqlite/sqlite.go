@@ -25,8 +25,12 @@ type Config struct {
 	RequeueWindow time.Duration
 }
 
-// DB is every contract of Kinora over one file. Its methods may be called concurrently.
-type DB struct {
+// DB is an event store, an outbox and read models in one SQLite file. Repositories, relays and runners take it. Its methods
+// may be called concurrently.
+type DB struct{ *Provider }
+
+// Provider has the methods of a DB that relays and runners call. Applications do not need them.
+type Provider struct {
 	cfg   Config
 	path  string // of the file, absolute
 	owned bool   // Open made the pools, else they are one and the same
@@ -119,7 +123,7 @@ func New(db *sql.DB, cfg *Config) (*DB, error) {
 }
 
 func newDB(cfg *Config) (*DB, error) {
-	d := &DB{turn: make(chan struct{}, 1)}
+	d := &DB{&Provider{turn: make(chan struct{}, 1)}}
 	if cfg != nil {
 		d.cfg = *cfg
 	}

@@ -14,14 +14,14 @@ import (
 // Tx is the event store and the outbox inside a transaction of the caller's. Nothing can be claimed through it.
 type Tx struct {
 	session
-	db   *DB
+	db   *Provider
 	unit *unit // where the transaction is that of Do
 }
 
 // InTx is the view of tx: one that the caller began, through SQL or any other pool on the same file, or the
 // one that Do handed out. Begin it as immediate, or a conflict with another writer may end it.
 func (d *DB) InTx(tx *sql.Tx) *Tx {
-	t := &Tx{session: session{tx: tx, pool: d.users}, db: d}
+	t := &Tx{session: session{tx: tx, pool: d.users}, db: d.Provider}
 	if u := d.current.Load(); u != nil && u.tx == tx {
 		t.unit, t.pool = u, d.write
 	}
@@ -70,7 +70,7 @@ func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
 	return nil
 }
 
-func (d *DB) normalize(ms []outbox.Message) ([]outbox.Message, error) {
+func (d *Provider) normalize(ms []outbox.Message) ([]outbox.Message, error) {
 	ready := make([]outbox.Message, len(ms))
 	for i := range ms {
 		var err error

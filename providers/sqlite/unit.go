@@ -15,7 +15,7 @@ import (
 // unit is a write transaction that has its turn.
 type unit struct {
 	session
-	db         *DB
+	db         *Provider
 	entries    bool // it added outbox entries
 	committing atomic.Bool
 	undone     atomic.Bool  // its transaction is over: another one may be open on its connection
@@ -32,7 +32,7 @@ const (
 
 // begin waits for its turn in this process, first come first served, and then for the file's write lock, until ctx
 // ends. It has no connection while it waits for its turn.
-func (d *DB) begin(ctx context.Context) (*unit, error) {
+func (d *Provider) begin(ctx context.Context) (*unit, error) {
 	select {
 	case d.turn <- struct{}{}:
 	case <-ctx.Done():
@@ -76,7 +76,7 @@ func patiently(ctx context.Context, fn func() error) error {
 
 // inTurn runs fn in a write transaction and commits it. If ctx ends, the transaction is rolled back and others have their
 // turn, even if fn has not returned. If fn panics or calls runtime.Goexit, nothing is committed.
-func (d *DB) inTurn(ctx context.Context, fn func(u *unit) error) error {
+func (d *Provider) inTurn(ctx context.Context, fn func(u *unit) error) error {
 	u, err := d.begin(ctx)
 	if err != nil {
 		return err
