@@ -100,7 +100,7 @@ func newLine(name, peerName string, ours, peer, limit program) line {
 }
 
 func (p *projectorBed) empty(ctx context.Context) error {
-	for _, stmt := range []string{"truncate model.totals, model.markers, kinora.markers, kinora.parked, kinora.holds, kinora.doing, kinora.runners", "vacuum analyze", "checkpoint"} {
+	for _, stmt := range []string{"truncate model.totals, model.markers, kinora.markers, kinora.parked, kinora.holds, kinora.in_flight, kinora.runners", "vacuum analyze", "checkpoint"} {
 		if _, err := p.pool.Exec(ctx, stmt); err != nil {
 			return err
 		}

@@ -109,7 +109,7 @@ func (w *worker) nameThem(ctx context.Context, me provider.Worker, msgs []*inbou
 			ids = append(ids, m.msg.UUID)
 		}
 	}
-	if err := w.runner.store.Name(ctx, w.name, me, ids); err != nil {
+	if err := w.runner.store.InFlight(ctx, w.name, me, ids); err != nil {
 		// An error of the store is no message's fault.
 		return &Error{Class: ClassTransient, Code: provider.CodeOf(err), Err: fmt.Errorf("name what runs: %w", err)}
 	}

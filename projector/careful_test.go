@@ -25,7 +25,7 @@ func crash(t *testing.T, db *memory.DB, runner string, lease time.Duration, ids 
 	t.Helper()
 	_, err := db.Beat(t.Context(), runner, lease, time.Hour)
 	require.NoError(t, err)
-	require.NoError(t, db.Name(t.Context(), "p", provider.Worker{Runner: runner}, ids))
+	require.NoError(t, db.InFlight(t.Context(), "p", provider.Worker{Runner: runner}, ids))
 }
 
 // naming records the messages that a runner names before it runs them.
@@ -43,7 +43,7 @@ func newNaming(db unit) *naming {
 		n.calls++
 		n.ids = append(n.ids, ids...)
 		n.mu.Unlock()
-		return db.Name(ctx, projector, w, ids)
+		return db.InFlight(ctx, projector, w, ids)
 	}
 	return n
 }
@@ -148,7 +148,7 @@ func TestWhatCannotBeNamedDoesNotRun(t *testing.T) {
 						require.Zero(t, bad.tried("k-1"))
 						return &projector.Error{Class: class, Err: errors.New("away")}
 					}
-					return db.Name(ctx, p, w, ids)
+					return db.InFlight(ctx, p, w, ids)
 				}
 				stop := run(t, store, f, projector.RunnerConfig{Careful: true}, define(marked, bad.run))
 				f.deliver(t, keyed("k", 1))

@@ -179,11 +179,11 @@ func (l *life) Beat(ctx context.Context, runner string, lease, record time.Durat
 	return l.db().Beat(ctx, runner, lease, record)
 }
 
-func (l *life) Name(ctx context.Context, p string, w provider.Worker, ids []string) error {
+func (l *life) InFlight(ctx context.Context, p string, w provider.Worker, ids []string) error {
 	if l.isDead() {
 		return errBusy
 	}
-	return l.db().Name(ctx, p, w, ids)
+	return l.db().InFlight(ctx, p, w, ids)
 }
 
 func (l *life) Try(ctx context.Context, p provider.Parked, limit int, again time.Duration) (bool, error) {

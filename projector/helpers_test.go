@@ -348,9 +348,9 @@ func (f *faulty) Try(ctx context.Context, p provider.Parked, limit int, again ti
 	return f.try(ctx, p, limit, again)
 }
 
-func (f *faulty) Name(ctx context.Context, p string, w provider.Worker, ids []string) error {
+func (f *faulty) InFlight(ctx context.Context, p string, w provider.Worker, ids []string) error {
 	if f.name == nil {
-		return f.unit.Name(ctx, p, w, ids)
+		return f.unit.InFlight(ctx, p, w, ids)
 	}
 	return f.name(ctx, p, w, ids)
 }

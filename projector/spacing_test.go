@@ -21,7 +21,7 @@ func TestAttemptsAtASuspectAreFurtherAndFurtherApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const lease = time.Minute
 		db := newDB(t)
-		require.NoError(t, db.Name(t.Context(), "p", provider.Worker{Runner: "dead"}, []string{"suspect"}))
+		require.NoError(t, db.InFlight(t.Context(), "p", provider.Worker{Runner: "dead"}, []string{"suspect"}))
 		var began time.Time
 		var after []time.Duration
 		attempt := make(chan struct{}, 1)
@@ -60,7 +60,7 @@ func TestOthersLeaveARunningAttemptAtASuspectAlone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
-		require.NoError(t, db.Name(t.Context(), "p", provider.Worker{Runner: "dead"}, []string{"suspect"}))
+		require.NoError(t, db.InFlight(t.Context(), "p", provider.Worker{Runner: "dead"}, []string{"suspect"}))
 		done := make(chan struct{})
 		p := projector.Define("p", types, marked, projector.On("h", func(ctx context.Context, _ txn, _ eventstore.Event[posted]) error {
 			<-ctx.Done()

@@ -14,7 +14,7 @@ type Liveness interface {
 	Beat(ctx context.Context, runner string, lease, record time.Duration) (Health, error)
 
 	// Name says which messages w is about to run, in place of those that it named before.
-	Name(ctx context.Context, projector string, w Worker, messages []string) error
+	InFlight(ctx context.Context, projector string, w Worker, messages []string) error
 }
 
 // Worker identifies a worker of a runner.

@@ -5,7 +5,7 @@ type Unit struct {
 	Projector string
 	Messages  []Message // in order; no id twice
 	// Careful, if not nil, is the worker that runs the unit: Found.Suspect reports the messages that workers of
-	// other runners have named (Liveness.Name), and this worker's own names are deleted with the commit.
+	// other runners have named (Liveness.InFlight), and this worker's own names are deleted with the commit.
 	Careful *Worker
 	// Serial: the unit waits until no other serial unit of the projector is open. Runners set it after deadlocks.
 	Serial bool

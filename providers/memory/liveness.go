@@ -31,7 +31,7 @@ func (db *Provider) Beat(ctx context.Context, runner string, lease, record time.
 }
 
 // Name implements provider.Liveness.
-func (db *Provider) Name(ctx context.Context, projector string, w provider.Worker, messages []string) error {
+func (db *Provider) InFlight(ctx context.Context, projector string, w provider.Worker, messages []string) error {
 	named := make([]string, len(messages))
 	for i, id := range messages {
 		named[i] = pair(projector, id)

@@ -64,7 +64,7 @@ type state struct {
 	messages  *tree[string, int64]                        // Seqs by topic and message id
 	live      *tree[string, int]                          // the live generation of a projector; 1 if it is not there
 	markers   *tree[string, time.Time]                    // when they were left, by handler, generation and message id
-	floors    *tree[string, time.Time]                    // of handlers: up to then their markers may be missing
+	lowWater  *tree[string, time.Time]                    // of handlers: up to then their markers may be missing
 	parked    *tree[int64, provider.Parked]               // by Seq
 	parkedIDs *tree[string, int64]                        // Seqs of those not replayed, by projector and message id
 	parkings  int64                                       // the last Seq of a parked message

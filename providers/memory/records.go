@@ -62,14 +62,14 @@ func (s *state) outcome(q *provider.Question) provider.Outcome {
 		if s.markers.has(markerKey(provider.Marker{Handler: name, MessageID: q.MessageID}, s.generation(projector))) {
 			return provider.OutcomeApplied
 		}
-		if floor, _ := s.floors.get(name); !q.RecordedAt.IsZero() && !q.RecordedAt.After(floor) {
+		if mark, _ := s.lowWater.get(name); !q.RecordedAt.IsZero() && !q.RecordedAt.After(mark) {
 			unmarked = provider.OutcomePruned
 		}
 	}
 	return unmarked
 }
 
-// Prune implements provider.Records. It raises the floor of a handler to the time of the youngest marker that it deletes.
+// Prune implements provider.Records. It raises the low-water mark of a handler to the time of the youngest marker that it deletes.
 func (db *Provider) Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (int, error) {
 	return update(ctx, db, "prune", func(s *state, now time.Time) (n int) {
 		before, resolved := now.Add(-window), map[int64]time.Time{}
@@ -94,8 +94,8 @@ func (db *Provider) Prune(ctx context.Context, projector string, handlers []stri
 			}
 			for _, key := range oldest(marked, limit) {
 				s.markers = s.markers.drop(key)
-				if floor, _ := s.floors.get(handler); marked[key].After(floor) {
-					s.floors = s.floors.put(handler, marked[key])
+				if mark, _ := s.lowWater.get(handler); marked[key].After(mark) {
+					s.lowWater = s.lowWater.put(handler, marked[key])
 				}
 				n++
 			}

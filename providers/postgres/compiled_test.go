@@ -41,7 +41,7 @@ func TestNoStatementOfARunnerIsCompiled(t *testing.T) {
 	}
 	for _, step := range []func() error{
 		func() error { _, err := db.Beat(t.Context(), "a", time.Second, time.Hour); return err },
-		func() error { return db.Name(t.Context(), "p", provider.Worker{Runner: "a"}, []string{"1"}) },
+		func() error { return db.InFlight(t.Context(), "p", provider.Worker{Runner: "a"}, []string{"1"}) },
 		func() error {
 			return db.Do(t.Context(), provider.Unit{Projector: "p", Messages: []provider.Message{message}, Careful: &provider.Worker{Runner: "b"}}, run)
 		},

@@ -104,12 +104,12 @@ func insert(db *postgres.DB) func(...providertest.Foreign) error {
 func advance(t testing.TB, db *postgres.DB) func(time.Duration) {
 	return func(d time.Duration) {
 		for table, columns := range map[string][]string{
-			"outbox":  {"next_attempt_at", "created_at", "last_attempt_at", "published_at"},
-			"markers": {"processed_at"},
-			"floors":  {"pruned_before"},
-			"parked":  {"parked_at", "resolved_at"},
-			"holds":   {"due_at"}, // an infinite one stays so
-			"runners": {"expires_at"},
+			"outbox":          {"next_attempt_at", "created_at", "last_attempt_at", "published_at"},
+			"markers":         {"processed_at"},
+			"low_water_marks": {"pruned_before"},
+			"parked":          {"parked_at", "resolved_at"},
+			"holds":           {"due_at"}, // an infinite one stays so
+			"runners":         {"expires_at"},
 		} {
 			var back []string
 			for _, c := range columns {

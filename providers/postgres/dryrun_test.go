@@ -309,7 +309,7 @@ func TestDryRunWithAPoolOfOneConnection(t *testing.T) {
 	require.NoError(t, err)
 	for range 2 {
 		got, err := dryRun(t.Context(), db, `delete from bare where x = 'b'`, `insert into "odd ""one"."t%s" values ('it''s', '\x00ff')`,
-			`insert into kinora.floors (handler, pruned_before) values ('p/a', now())`)
+			`insert into kinora.low_water_marks (handler, pruned_before) values ('p/a', now())`)
 		require.NoError(t, err)
 		require.Equal(t, []string{"bare [x:b] -", `odd "one.t%s - [%d:\x00ff a "b:it's]`}, got)
 	}

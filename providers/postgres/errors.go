@@ -66,7 +66,7 @@ func violates(err error, constraint string) bool {
 }
 
 // ours is how the server names one of Kinora's tables or functions, if it is not there.
-var ours = regexp.MustCompile(`\.(streams|events|outbox|markers|floors|generations|parked|holds|runners|doing|migrations)"|\.(un)?held\(`)
+var ours = regexp.MustCompile(`\.(streams|events|outbox|markers|low_water_marks|generations|parked|holds|runners|in_flight|migrations)"|\.(un)?held\(`)
 
 // clear adds ErrNotMigrated to the error of a missing table or function.
 func clear(err error) error {

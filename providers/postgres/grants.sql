@@ -10,8 +10,8 @@ grant select, update, delete on kinora.outbox to kinora_relay;
 grant select on kinora.events to kinora_projector;
 grant select, insert, update on kinora.generations to kinora_projector;
 grant select, insert, delete on kinora.markers to kinora_projector; -- it prunes what is older than its window
-grant select, insert, update on kinora.floors to kinora_projector;
-grant select, insert, update, delete on kinora.parked, kinora.holds, kinora.runners, kinora.doing to kinora_projector;
+grant select, insert, update on kinora.low_water_marks to kinora_projector;
+grant select, insert, update, delete on kinora.parked, kinora.holds, kinora.runners, kinora.in_flight to kinora_projector;
 grant insert, select (topic, message_id) on kinora.outbox to kinora_projector;
 
 grant select on kinora.migrations to kinora_appender, kinora_relay, kinora_projector;

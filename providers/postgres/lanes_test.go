@@ -416,22 +416,22 @@ func TestNamesThatAreLockedAreNotWaitedFor(t *testing.T) {
 	t.Parallel()
 	db, _ := private(t)
 	w := provider.Worker{Runner: "me", Number: 1}
-	require.NoError(t, db.Name(t.Context(), "p", w, []string{"old"}))
+	require.NoError(t, db.InFlight(t.Context(), "p", w, []string{"old"}))
 	lost := begin(t, db)
-	_, err := lost.Exec(t.Context(), `delete from kinora.doing`)
+	_, err := lost.Exec(t.Context(), `delete from kinora.in_flight`)
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	require.NoError(t, db.Name(ctx, "p", w, []string{"new"}))
+	require.NoError(t, db.InFlight(ctx, "p", w, []string{"new"}))
 	u := marked("new")
 	u.Careful = &w
 	require.NoError(t, do(ctx, db, u, nil))
 	_, err = db.Beat(ctx, "me", 0, time.Hour)
 	require.NoError(t, err)
-	require.Equal(t, 1, count(t, db, `select count(*) from kinora.doing`), "the other transaction has it")
+	require.Equal(t, 1, count(t, db, `select count(*) from kinora.in_flight`), "the other transaction has it")
 	require.NoError(t, lost.Rollback(t.Context()))
-	require.NoError(t, db.Name(ctx, "p", w, nil))
-	require.Zero(t, count(t, db, `select count(*) from kinora.doing`))
+	require.NoError(t, db.InFlight(ctx, "p", w, nil))
+	require.Zero(t, count(t, db, `select count(*) from kinora.in_flight`))
 }
 
 // A decision about the last message of a lane waits for a unit that parks behind it, and leaves the lane to what that one has parked.

@@ -25,8 +25,8 @@ old as (
 		for update of r skip locked))
 	returning runner),
 names as (
-	delete from kinora.doing where ctid = any(array(
-		select d.ctid from kinora.doing d
+	delete from kinora.in_flight where ctid = any(array(
+		select d.ctid from kinora.in_flight d
 		where d.runner = any(array(select runner from old union all select $1::text where $2::bigint <= 0)) for update skip locked)))
 select ck.t, coalesce((
 	select max(r.expires_at) from kinora.runners r
@@ -35,13 +35,13 @@ from ck`
 
 	nameSQL = `
 with back as (
-	delete from kinora.doing where ctid = any(array(
-		select ctid from kinora.doing
+	delete from kinora.in_flight where ctid = any(array(
+		select ctid from kinora.in_flight
 		where runner = $2::text and worker = $3::int and (projector = $1::text and message_id = any($4::text[])) is not true
 		for update skip locked)))
-insert into kinora.doing (message_id, projector, runner, worker)
+insert into kinora.in_flight (message_id, projector, runner, worker)
 select distinct m collate "C", $1::text, $2::text, $3::int from unnest($4::text[]) m where m <> '' order by 1
-on conflict on constraint doing_pkey do nothing`
+on conflict on constraint in_flight_pkey do nothing`
 )
 
 // Beat implements provider.Liveness.
@@ -54,7 +54,7 @@ func (db *Provider) Beat(ctx context.Context, runner string, lease, record time.
 }
 
 // Name implements provider.Liveness.
-func (db *Provider) Name(ctx context.Context, projector string, w provider.Worker, messages []string) error {
+func (db *Provider) InFlight(ctx context.Context, projector string, w provider.Worker, messages []string) error {
 	ids := each(messages, func(id *string) string { return markerID(*id) })
 	b := &pgx.Batch{}
 	b.Queue(lookUpSQL)

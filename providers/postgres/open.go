@@ -35,10 +35,10 @@ select n.handler, ` + liveGeneration + `, n.message_id from unnest($2::text[], $
 	// The worker's own names are deleted, except for rows that are locked: the backend of a lost connection may have them for hours.
 	suspectSQL = `
 with own as (
-	delete from kinora.doing where ctid = any(array(
-		select ctid from kinora.doing where runner = $3::text and worker = $4::int for update skip locked)))
+	delete from kinora.in_flight where ctid = any(array(
+		select ctid from kinora.in_flight where runner = $3::text and worker = $4::int for update skip locked)))
 select m.o::int - 1 from unnest($2::text[]) with ordinality m(id, o), lateral (
-	select from kinora.doing d where d.message_id = m.id and d.projector = $1::text and d.runner <> $3::text limit 1) d`
+	select from kinora.in_flight d where d.message_id = m.id and d.projector = $1::text and d.runner <> $3::text limit 1) d`
 
 	// Parked messages and names are looked up by index, whatever the server thinks of the tables: they are empty most of the time,
 	// and the plan of a scan would be kept while they grow. Handlers have the setting that was there before.

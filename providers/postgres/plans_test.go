@@ -52,7 +52,7 @@ func TestTheCostOfUnitsIsFlat(t *testing.T) {
 		_, err := db.Pool().Exec(t.Context(), sql, args...)
 		require.NoError(t, err)
 	}
-	for _, table := range []string{"holds", "parked", "doing", "runners"} {
+	for _, table := range []string{"holds", "parked", "in_flight", "runners"} {
 		exec("alter table kinora." + table + " set (autovacuum_enabled = false)")
 		exec("vacuum analyze kinora." + table) // they are known to be empty
 	}
@@ -76,7 +76,7 @@ func TestTheCostOfUnitsIsFlat(t *testing.T) {
 		"tx, many":  func() error { return do(t.Context(), one, unit(10), nil) },
 		"batch":     func() error { return queue(t.Context(), one, unit(1), nil) },
 		"batch, 10": func() error { return queue(t.Context(), one, unit(10), nil) },
-		"name":      func() error { return one.Name(t.Context(), "p", *careful, []string{"a", "b"}) },
+		"name":      func() error { return one.InFlight(t.Context(), "p", *careful, []string{"a", "b"}) },
 		"beat":      func() error { _, err := one.Beat(t.Context(), "me", 1e9, 1e9); return err },
 		"careful":   func() error { u := unit(10); u.Careful = careful; return do(t.Context(), one, u, nil) },
 		"due": func() error {
@@ -101,17 +101,17 @@ func TestTheCostOfUnitsIsFlat(t *testing.T) {
 		before[name] = pages(t, pool, func() { require.NoError(t, call(), name) })
 	}
 	fillParked(t, db, "other", many, 1)
-	exec(`insert into kinora.doing select 'm' || g, 'other', 'another', 1 from generate_series(1, $1::int) g`, many)
+	exec(`insert into kinora.in_flight select 'm' || g, 'other', 'another', 1 from generate_series(1, $1::int) g`, many)
 	open, err := db.Pool().Begin(t.Context()) // it may see rows that are deleted now, so that the server keeps them
 	require.NoError(t, err)
 	defer func() { _ = open.Rollback(context.Background()) }()
 	_, err = open.Exec(t.Context(), `set transaction isolation level repeatable read; select 1 from kinora.generations`)
 	require.NoError(t, err)
 	fillParked(t, db, "p", many, 1)
-	exec(`insert into kinora.doing select 'd' || g, 'p', 'another', 1 from generate_series(1, $1::int) g`, many)
+	exec(`insert into kinora.in_flight select 'd' || g, 'p', 'another', 1 from generate_series(1, $1::int) g`, many)
 	exec(`delete from kinora.holds where projector = 'p'`)
 	exec(`delete from kinora.parked where projector = 'p'`)
-	exec(`delete from kinora.doing where projector = 'p'`)
+	exec(`delete from kinora.in_flight where projector = 'p'`)
 	for name, call := range calls {
 		if strings.HasPrefix(name, "due") && name == "due" {
 			continue // it walks lanes that were due, until the dead rows go

@@ -28,7 +28,7 @@ select coalesce(
 	case
 		when exists (
 			select from kinora.markers m where m.message_id = q.message_id and m.handler = any(q.names) and m.generation = q.live) then 1
-		when 'epoch'::timestamptz + q.recorded_at * interval '1 microsecond' <= (select max(f.pruned_before) from kinora.floors f where f.handler = any(q.names)) then 5
+		when 'epoch'::timestamptz + q.recorded_at * interval '1 microsecond' <= (select max(f.pruned_before) from kinora.low_water_marks f where f.handler = any(q.names)) then 5
 		else 0 end)
 from q order by q.o`
 
@@ -47,7 +47,7 @@ func (db *Provider) Outcomes(ctx context.Context, questions []provider.Question)
 }
 
 const (
-	// The floor of a handler is raised by the statement that deletes, so that no other transaction sees one without the other.
+	// The statement that deletes also raises the handler's low-water mark, so that no other transaction sees one without the other.
 	pruneSQL = `
 with ck as materialized (select clock_timestamp() - $3::bigint * interval '1 microsecond' as t),
 gone as (
@@ -57,9 +57,9 @@ gone as (
 			order by handler, processed_at limit $4::bigint) m))
 	returning handler, processed_at),
 raised as (
-	insert into kinora.floors as f (handler, pruned_before)
+	insert into kinora.low_water_marks as f (handler, pruned_before)
 	select handler, max(processed_at) from gone group by handler order by handler
-	on conflict on constraint floors_pkey do update set pruned_before = greatest(f.pruned_before, excluded.pruned_before)),
+	on conflict on constraint low_water_marks_pkey do update set pruned_before = greatest(f.pruned_before, excluded.pruned_before)),
 resolved as (
 	delete from kinora.parked where state in ('replayed', 'skipped') and id = any(array(
 		select id from kinora.parked where state in ('replayed', 'skipped') and projector = $1::text and resolved_at < (select t from ck)

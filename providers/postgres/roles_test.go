@@ -188,7 +188,7 @@ func projects(ctx context.Context, db *postgres.DB) error {
 	if _, err := db.Beat(ctx, "me", time.Second, time.Hour); err != nil {
 		return err
 	}
-	if err := db.Name(ctx, "p", me, []string{"m"}); err != nil {
+	if err := db.InFlight(ctx, "p", me, []string{"m"}); err != nil {
 		return err
 	}
 	u := marked("m", "poison")

@@ -151,7 +151,7 @@ func decisionOfTaken(s *stage) {
 var carefulCases = []testCase{
 	{
 		name: "suspects", play: suspects,
-		rule: "Found.Suspect: a worker of another runner has named it (Liveness.Name). It is only set if Unit.Careful is",
+		rule: "Found.Suspect: a worker of another runner has named it (Liveness.InFlight). It is only set if Unit.Careful is",
 	},
 	{
 		name: "names are deleted with the commit", play: namesDeleted,
@@ -176,7 +176,7 @@ func (s *stage) isSuspect(what string, ids []string, want ...bool) {
 
 func (s *stage) mention(w provider.Worker, ids ...string) {
 	s.Helper()
-	s.ok(s.db.Name(s.ctx, s.name, w, ids), "name messages")
+	s.ok(s.db.InFlight(s.ctx, s.name, w, ids), "name messages")
 }
 
 func suspects(s *stage) {

@@ -25,7 +25,7 @@ var outcomeCases = []testCase{
 		rule: "Outcomes answers many questions in one call, in order, also the same one twice",
 	},
 	{
-		name: "a message before the floor", play: prunedOutcomes,
+		name: "a message before the low-water mark", play: prunedOutcomes,
 		rule: "OutcomePruned: there is no trace of it, and markers of its time may have been deleted, under any name of the handler",
 	},
 	{
@@ -196,7 +196,7 @@ var pruneCases = []testCase{
 		rule: "Prune deletes at most limit replayed or skipped messages of projector that are older than window, the oldest first, and never one that is waiting or stuck",
 	},
 	{
-		name: "the floor", play: floorRises,
+		name: "the low-water mark", play: lowWaterRises,
 		rule: "In the same transaction Prune remembers the time up to which markers of a handler may be missing",
 	},
 	{
@@ -324,7 +324,7 @@ func oldMessages(s *stage) {
 	s.holds(s.rows()[2].Seq > rows[6].Seq, "the next Seq is greater than all before")
 }
 
-func floorRises(s *stage) {
+func lowWaterRises(s *stage) {
 	s.markedHourly(3)
 	outcome := func(ago time.Duration) provider.Outcome {
 		q := s.question("unseen")
@@ -341,8 +341,8 @@ func floorRises(s *stage) {
 		pruned, above time.Duration // ago
 	}{{1, 130 * time.Minute, 110 * time.Minute}, {1, 70 * time.Minute, 50 * time.Minute}, {0, 70 * time.Minute, 50 * time.Minute}} {
 		s.pruned([]string{"posted"}, 30*time.Minute, 1, c.deleted)
-		same(s, "before the floor", outcome(c.pruned), provider.OutcomePruned)
-		same(s, "after the floor", outcome(c.above), provider.OutcomeUnseen)
+		same(s, "before the low-water mark", outcome(c.pruned), provider.OutcomePruned)
+		same(s, "after the low-water mark", outcome(c.above), provider.OutcomeUnseen)
 	}
 	q := s.question("unseen")
 	q.Handler, q.RecordedAt = s.name+"/postedlater", time.Unix(0, 0)

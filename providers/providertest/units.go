@@ -202,7 +202,7 @@ func unitEndedContext(s *stage) {
 		for _, err := range []error{
 			err, dueErr, tryErr, listErr, decideErr, beatErr, outcomesErr, pruneErr,
 			s.switches(ctx, s.name, func(opened, int) (int, error) { return 2, nil }),
-			s.db.Name(ctx, s.name, provider.Worker{Runner: s.name}, []string{"m-1"}),
+			s.db.InFlight(ctx, s.name, provider.Worker{Runner: s.name}, []string{"m-1"}),
 		} {
 			s.holds(errors.Is(err, ctx.Err()), "the error %v wraps the context's", err)
 		}

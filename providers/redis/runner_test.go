@@ -248,7 +248,7 @@ func TestASuspectIsFoundThroughTheSecondStore(t *testing.T) {
 	list := events(3, 5) // of three keys
 	_, err := db.Beat(t.Context(), "a runner that was killed", time.Hour, time.Hour)
 	require.NoError(t, err)
-	require.NoError(t, db.Name(t.Context(), "stars", provider.Worker{Runner: "a runner that was killed"}, []string{list[1].ID}))
+	require.NoError(t, db.InFlight(t.Context(), "stars", provider.Worker{Runner: "a runner that was killed"}, []string{list[1].ID}))
 	codes := make(chan string, 10)
 	stop := run(t, provider.Beside(s.units(t), db), f, projector.RunnerConfig{
 		Careful:  true,

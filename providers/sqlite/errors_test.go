@@ -129,7 +129,7 @@ func TestErrorsNameTheirMessage(t *testing.T) {
 // If one of Kinora's own statements fails, no message is to blame.
 func TestOwnErrorsAreTransient(t *testing.T) {
 	t.Parallel()
-	for _, table := range []string{"kinora_parked", "kinora_doing", "kinora_markers"} {
+	for _, table := range []string{"kinora_parked", "kinora_in_flight", "kinora_markers"} {
 		db := open(t, nil)
 		u := delivery("m1", "m2")
 		u.Careful = &provider.Worker{Runner: "r1"}

@@ -14,7 +14,7 @@ insert into kinora_runners (runner, expires_at) values (?1, ` + clock + ` + ?2)
 on conflict (runner) do update set expires_at = ` + clock + ` + ?2`
 
 	// The names and leases of runners whose leases ended more than ?3 ms ago, and of runner ?1 if ?4.
-	endNames  = `delete from kinora_doing where runner in (` + ended + `)`
+	endNames  = `delete from kinora_in_flight where runner in (` + ended + `)`
 	endRunner = `delete from kinora_runners where runner in (` + ended + `)`
 
 	ended = `
@@ -44,13 +44,13 @@ func (d *Provider) Beat(ctx context.Context, runner string, lease, record time.D
 }
 
 const insertNames = `
-insert into kinora_doing (message_id, projector, runner, worker)
+insert into kinora_in_flight (message_id, projector, runner, worker)
 select value, ?1, ?2, ?3 from json_each(?4)
 where true
 on conflict do nothing`
 
 // Name implements provider.Liveness. Its commit is not synced; on a pool given to New, it is as all commits are there.
-func (d *Provider) Name(ctx context.Context, projector string, w provider.Worker, messages []string) error {
+func (d *Provider) InFlight(ctx context.Context, projector string, w provider.Worker, messages []string) error {
 	err := d.inTurn(unsynced(ctx), func(u *unit) error {
 		if _, err := u.exec(ctx, forgetNames, w.Runner, w.Number); err != nil {
 			return err

@@ -249,12 +249,12 @@ func add(ctx context.Context, tx *sql.Tx, key string) error {
 // shiftBack makes everything that is stored older, which is as good as a later clock.
 func shiftBack(db *sql.DB, d time.Duration) error {
 	for table, columns := range map[string][]string{
-		"kinora_events":  {"recorded_at"},
-		"kinora_outbox":  {"next_attempt_at", "created_at", "last_attempt_at", "published_at"},
-		"kinora_markers": {"processed_at"},
-		"kinora_floors":  {"pruned_before"},
-		"kinora_parked":  {"parked_at", "due_at", "resolved_at"},
-		"kinora_runners": {"expires_at"},
+		"kinora_events":          {"recorded_at"},
+		"kinora_outbox":          {"next_attempt_at", "created_at", "last_attempt_at", "published_at"},
+		"kinora_markers":         {"processed_at"},
+		"kinora_low_water_marks": {"pruned_before"},
+		"kinora_parked":          {"parked_at", "due_at", "resolved_at"},
+		"kinora_runners":         {"expires_at"},
 	} {
 		for _, column := range columns {
 			shift := fmt.Sprintf(`update %s set %[2]s = %[2]s - %d where %[2]s is not null`, table, column, d.Milliseconds())

@@ -83,9 +83,9 @@ where exists (
 	findSuspects = `
 select j.key from json_each(?3) j
 where j.value <> '' and exists (
-	select 1 from kinora_doing where message_id = j.value and projector = ?1 and runner <> ?2)`
+	select 1 from kinora_in_flight where message_id = j.value and projector = ?1 and runner <> ?2)`
 
-	forgetNames = `delete from kinora_doing where runner = ?1 and worker = ?2`
+	forgetNames = `delete from kinora_in_flight where runner = ?1 and worker = ?2`
 )
 
 func (u *unit) findHeld(ctx context.Context, p *provider.Unit, found *provider.Found) error {

@@ -247,10 +247,10 @@ func childDies(path string) error {
 	}
 	w := provider.Worker{Runner: "child", Number: 1}
 	_, beat := db.Beat(ctx, w.Runner, time.Hour, time.Hour)
-	named := errors.Join(db.Name(ctx, "totals", w, []string{"old"}), db.Name(ctx, "totals", w, []string{"m1"}))
+	named := errors.Join(db.InFlight(ctx, "totals", w, []string{"old"}), db.InFlight(ctx, "totals", w, []string{"m1"}))
 	done := delivery("m3")
 	done.Careful = &provider.Worker{Runner: "child", Number: 2} // whose commit takes back its own names
-	named = errors.Join(named, db.Name(ctx, "totals", *done.Careful, []string{"m3"}), db.Do(ctx, done, adds("p2")))
+	named = errors.Join(named, db.InFlight(ctx, "totals", *done.Careful, []string{"m3"}), db.Do(ctx, done, adds("p2")))
 	listed, err := db.Due(ctx, provider.DueFilter{Projectors: []string{"totals"}, Keys: 1, Each: 1})
 	if err = errors.Join(beat, named, err); err != nil {
 		return err
@@ -284,7 +284,7 @@ func TestAKilledProcess(t *testing.T) {
 	suspects := func(runner string) (found []bool) {
 		u := delivery("m1", "m3", "old")
 		u.Careful = &provider.Worker{Runner: runner, Number: 1}
-		require.NoError(t, db.Name(ctx, "totals", *u.Careful, []string{"m1", "m3"}), "its own names do not count")
+		require.NoError(t, db.InFlight(ctx, "totals", *u.Careful, []string{"m1", "m3"}), "its own names do not count")
 		require.NoError(t, db.Do(ctx, u, func(_ context.Context, _ *sql.Tx, f provider.Found) (provider.Closing, error) {
 			found = f.Suspect
 			return provider.Closing{}, nil
@@ -306,7 +306,7 @@ func TestAKilledProcess(t *testing.T) {
 	require.NoError(t, shiftBack(db.SQL(), 2*time.Hour))
 	require.Zero(t, crashed(), "it is forgotten")
 	require.Equal(t, []bool{false, false, false}, suspects("here"))
-	require.Equal(t, 0, count(t, db.SQL(), "kinora_doing"))
+	require.Equal(t, 0, count(t, db.SQL(), "kinora_in_flight"))
 }
 
 // A unit of another process waits for a switch of generations, and is in the new one.
@@ -366,18 +366,18 @@ func TestUnsyncedCommitsLeaveTheOthersSynced(t *testing.T) {
 	}
 	const full = 2
 	require.Equal(t, full, synced())
-	require.NoError(t, db.Name(ctx, "totals", w, []string{"m1"}))
+	require.NoError(t, db.InFlight(ctx, "totals", w, []string{"m1"}))
 	_, err := db.Beat(ctx, w.Runner, time.Minute, time.Minute)
 	require.NoError(t, err)
 	require.Equal(t, full, synced())
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
-	require.ErrorIs(t, db.Name(ended, "totals", w, []string{"m2"}), context.Canceled)
+	require.ErrorIs(t, db.InFlight(ended, "totals", w, []string{"m2"}), context.Canceled)
 	require.Equal(t, full, synced())
 	for range 50 { // it may end anywhere inside
 		ctx, cancel := context.WithCancel(ctx)
 		go cancel()
-		_ = db.Name(ctx, "totals", w, []string{"m3"})
+		_ = db.InFlight(ctx, "totals", w, []string{"m3"})
 		require.Equal(t, full, synced())
 	}
 }
@@ -396,7 +396,7 @@ func TestTornLogAfterAnUnsyncedCommit(t *testing.T) {
 	}
 	require.NoError(t, db.Do(ctx, delivery("m1"), adds("a")))
 	synced := len(log())
-	require.NoError(t, db.Name(ctx, "totals", provider.Worker{Runner: "r1", Number: 1}, []string{"m2", "m3"}))
+	require.NoError(t, db.InFlight(ctx, "totals", provider.Worker{Runner: "r1", Number: 1}, []string{"m2", "m3"}))
 	whole := log()
 	require.Greater(t, len(whole), synced)
 	file, err := os.ReadFile(path)
@@ -415,7 +415,7 @@ func TestTornLogAfterAnUnsyncedCommit(t *testing.T) {
 		left := openAt(t, copied, nil)
 		require.Equal(t, 1, total(t, left.SQL(), "a"))
 		require.Equal(t, 1, count(t, left.SQL(), "kinora_markers"))
-		require.Contains(t, []int{0, 2}, count(t, left.SQL(), "kinora_doing"))
+		require.Contains(t, []int{0, 2}, count(t, left.SQL(), "kinora_in_flight"))
 		require.NoError(t, left.Do(ctx, delivery("m2"), adds("a")))
 	}
 }
@@ -439,7 +439,7 @@ func TestBusyDatabaseIsWaitedForByParking(t *testing.T) {
 			return err
 		},
 		func() error { _, err := db.Beat(ctx, "r1", time.Minute, time.Minute); return err },
-		func() error { return db.Name(ctx, "totals", provider.Worker{Runner: "r1"}, []string{"m1"}) },
+		func() error { return db.InFlight(ctx, "totals", provider.Worker{Runner: "r1"}, []string{"m1"}) },
 		func() error {
 			return db.Switch(ctx, "others", func(context.Context, *sql.Tx, int) (int, error) { return 2, nil })
 		},

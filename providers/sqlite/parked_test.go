@@ -98,8 +98,8 @@ func TestParkedPlans(t *testing.T) {
 	park(t, db, keyed("b", "b1"), 0)
 	const (
 		marked = "SEARCH kinora_markers EXISTS USING PRIMARY KEY (handler=? AND generation=? AND message_id=?)"
-		named  = "SEARCH kinora_doing EXISTS USING PRIMARY KEY (message_id=? AND projector=?)"
-		worker = "SEARCH kinora_doing USING COVERING INDEX kinora_doing_worker (runner=? AND worker=?)"
+		named  = "SEARCH kinora_in_flight EXISTS USING PRIMARY KEY (message_id=? AND projector=?)"
+		worker = "SEARCH kinora_in_flight USING COVERING INDEX kinora_doing_worker (runner=? AND worker=?)"
 		byID   = "SEARCH kinora_parked USING INTEGER PRIMARY KEY (rowid=?)"
 		inLane = "SEARCH kinora_parked USING COVERING INDEX kinora_parked_lane (projector=? AND lane=?)"
 		upto   = "SEARCH kinora_parked USING COVERING INDEX kinora_parked_lane (projector=? AND lane=? AND rowid<?)"
@@ -161,9 +161,9 @@ func TestParkedPlans(t *testing.T) {
 			"SEARCH p USING INDEX kinora_parked_message (projector=? AND message_id=?)",
 			"SEARCH m USING PRIMARY KEY (handler=? AND generation=? AND message_id=?)", "SEARCH f USING PRIMARY KEY (handler=?)",
 		}}},
-		{"name", func() { ok(nil, db.Name(ctx, "totals", provider.Worker{Runner: "r2", Number: 1}, []string{"a1"})) }, [][]string{nil, {worker}, nil, nil}},
+		{"name", func() { ok(nil, db.InFlight(ctx, "totals", provider.Worker{Runner: "r2", Number: 1}, []string{"a1"})) }, [][]string{nil, {worker}, nil, nil}},
 		{"beat", func() { ok(db.Beat(ctx, "r1", time.Minute, time.Hour)) }, [][]string{
-			nil, nil, {"SEARCH kinora_doing USING COVERING INDEX kinora_doing_worker (runner=?)"}, nil, nil, nil,
+			nil, nil, {"SEARCH kinora_in_flight USING COVERING INDEX kinora_doing_worker (runner=?)"}, nil, nil, nil,
 		}},
 		{"an hour later", func() { require.NoError(t, shiftBack(db.SQL(), time.Hour)) }, make([][]string, 11)},
 		{"prune", func() {

@@ -26,7 +26,7 @@ select coalesce(
 	(select 'applied' from json_each(q.names) n cross join kinora_markers m
 		where m.handler = n.value and m.message_id = q.id
 			and m.generation = coalesce((select live from kinora_generations g where g.projector = q.projector), 1)),
-	(select 'pruned' from json_each(q.names) n cross join kinora_floors f
+	(select 'pruned' from json_each(q.names) n cross join kinora_low_water_marks f
 		where f.handler = n.value and f.pruned_before >= q.recorded and q.recorded > ` + yearOne + `),
 	'unseen')
 from q order by q.i`
@@ -38,7 +38,7 @@ var outcomeNames = []string{"unseen", "applied", "waiting", "stuck", "skipped", 
 func (d *Provider) Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error) {
 	asked, answers := make([]any, len(questions)), make([]provider.Outcome, len(questions))
 	for i, q := range questions {
-		recorded := q.RecordedAt.Add(time.Millisecond - 1).UnixMilli() // rounded up: floors are inclusive
+		recorded := q.RecordedAt.Add(time.Millisecond - 1).UnixMilli() // rounded up: low-water marks are inclusive
 		asked[i] = []any{q.MessageID, q.Projector(), q.Names(), recorded}
 	}
 	names, err := column[string](ctx, d.reads, outcomes, jsonOf(asked))
@@ -63,7 +63,7 @@ delete from kinora_markers where (handler, generation, message_id) in (` + oldMa
 
 	// raiseFloor never lowers it.
 	raiseFloor = `
-insert into kinora_floors (handler, pruned_before) values (?1, ?2)
+insert into kinora_low_water_marks (handler, pruned_before) values (?1, ?2)
 on conflict (handler) do update set pruned_before = max(pruned_before, ?2)`
 )
 

@@ -76,11 +76,11 @@ func claimedBy(r *run, p *process) []int64 {
 // takes it for alive.
 func endRunner(r *run, p *process) {
 	p.awaitOpen()
-	r.inject("named", r.countOf(`select count(*) from kinora.doing`))
+	r.inject("named", r.countOf(`select count(*) from kinora.in_flight`))
 	r.terminate(p)
 	var names int
 	r.must(r.pool.QueryRow(r.suite.ctx, `
-		select count(*) from kinora.doing d left join kinora.runners n using (runner) where n.runner is null`).Scan(&names))
+		select count(*) from kinora.in_flight d left join kinora.runners n using (runner) where n.runner is null`).Scan(&names))
 	if names > 0 {
 		r.fail("%s has ended, and %d messages are still said to be under way with it", p.Name, names)
 	}

@@ -49,9 +49,9 @@ func runSlow(r *run) {
 func watchLeases(r *run) {
 	var named, ended, nobodys int
 	r.must(r.pool.QueryRow(r.suite.ctx, `
-		select (select count(*) from kinora.doing),
+		select (select count(*) from kinora.in_flight),
 			(select count(*) from kinora.runners where expires_at < clock_timestamp()),
-			(select count(*) from kinora.doing d left join kinora.runners n using (runner) where n.runner is null)`).Scan(&named, &ended, &nobodys))
+			(select count(*) from kinora.in_flight d left join kinora.runners n using (runner) where n.runner is null)`).Scan(&named, &ended, &nobodys))
 	r.inject("named", named)
 	if ended+nobodys > 0 {
 		r.fail("%d runners that are alive have let their leases end; %d names are of no runner", ended, nobodys)

@@ -101,10 +101,10 @@ create table kinora.markers (
 create index markers_age_idx on kinora.markers (handler, processed_at); -- pruning takes a handler's oldest first
 
 -- Markers of a handler up to this time may be pruned.
-create table kinora.floors (
+create table kinora.low_water_marks (
 	handler       text collate "C" not null,
 	pruned_before timestamptz not null,
-	constraint floors_pkey primary key (handler)
+	constraint low_water_marks_pkey primary key (handler)
 );
 
 -- Parked messages. Ids, keys and types may be longer than an index takes: marker_id is the id as in kinora.markers, empty if it has none.
@@ -204,15 +204,15 @@ create unlogged table kinora.runners (
 	constraint runners_pkey primary key (runner)
 ) with (fillfactor = 50);
 
-create unlogged table kinora.doing (
+create unlogged table kinora.in_flight (
 	message_id text collate "C" not null, -- as in kinora.markers
 	projector  text collate "C" not null,
 	runner     text collate "C" not null,
 	worker     int not null,
-	constraint doing_pkey primary key (message_id, projector, runner, worker)
+	constraint in_flight_pkey primary key (message_id, projector, runner, worker)
 ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
-create index doing_worker_idx on kinora.doing (runner, worker);
+create index in_flight_worker_idx on kinora.in_flight (runner, worker);
 
 create table kinora.leases (
 	name       text collate "C" not null,

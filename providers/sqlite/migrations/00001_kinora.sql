@@ -72,7 +72,7 @@ create table kinora_markers (
 create index kinora_markers_age on kinora_markers (handler, processed_at);
 
 -- The time up to which markers of a handler may be missing, because they were pruned.
-create table kinora_floors (
+create table kinora_low_water_marks (
     handler       text primary key,
     pruned_before integer not null -- inclusive
 ) strict, without rowid;
@@ -129,7 +129,7 @@ create table kinora_runners (
 ) strict, without rowid;
 
 -- The messages that careful workers are about to run: few rows.
-create table kinora_doing (
+create table kinora_in_flight (
     message_id text not null,
     projector  text not null,
     runner     text not null,
@@ -137,4 +137,4 @@ create table kinora_doing (
     primary key (message_id, projector, runner, worker)
 ) strict, without rowid;
 
-create index kinora_doing_worker on kinora_doing (runner, worker);
+create index kinora_doing_worker on kinora_in_flight (runner, worker);
