@@ -33,7 +33,7 @@ type Runner struct {
 // NewRunner returns a runner that applies the messages of src to ps, in transactions of db. It validates its arguments and
 // does nothing else.
 //   - db must be a whole provider (provider.Provider). A store without parked messages, such as Redis, is combined with
-//     one that keeps them: provider.Beside(units, db).
+//     one that keeps them: provider.Combine(units, db).
 //   - If db cannot commit markers with the read model, Options.Markers is a no-op, logged at debug.
 func NewRunner[Tx any](db provider.Units[Tx], src Source, cfg RunnerConfig, ps ...*Projector[Tx]) (*Runner, error) {
 	if err := src.check(); err != nil {
@@ -54,7 +54,7 @@ func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ..
 	}
 	whole, ok := any(u).(provider.Provider[Tx])
 	if !ok {
-		return nil, errors.New("runner: the store keeps no parked messages: combine it with one that does, provider.Beside(units, db)")
+		return nil, errors.New("runner: the store keeps no parked messages: combine it with one that does, provider.Combine(units, db)")
 	}
 	r.store = whole
 	for _, p := range ps {

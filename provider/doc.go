@@ -9,5 +9,5 @@
 //   - Records: what became of messages, and deleting what is old enough.
 //
 // Package providertest has a conformance suite for each of them. A store that has units only, such as Redis, is
-// combined with one that has the other three: see Beside.
+// combined with one that has the other three: see Combine.
 package provider

@@ -98,10 +98,10 @@ func child(arm string) error {
 	if err != nil {
 		return err
 	}
-	u := provider.Beside(units, db)
+	u := provider.Combine(units, db)
 	switch arm {
 	case redisBeforeCommit:
-		u = provider.Beside(killer[pipe]{units, &o.KillAfter}, db)
+		u = provider.Combine(killer[pipe]{units, &o.KillAfter}, db)
 	case redisBeforeAck:
 		u = wholeKiller[pipe]{u, &o.KillAfter}
 	}

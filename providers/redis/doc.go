@@ -4,7 +4,7 @@
 // store, which a runner requires:
 //
 //	units, err := redis.New(client)
-//	runner, err := projector.NewRunner(provider.Beside(units, db), projector.Subscribe(subscriber, "review"), projector.RunnerConfig{}, stars)
+//	runner, err := projector.NewRunner(provider.Combine(units, db), projector.Subscribe(subscriber, "review"), projector.RunnerConfig{}, stars)
 //
 // Handlers queue commands. The commands of a message are sent together, in one MULTI/EXEC, after its handlers have
 // returned:

@@ -26,7 +26,7 @@ func Example() {
 		if err != nil {
 			return err
 		}
-		runner, err := projector.NewRunner(provider.Beside(units, db), projector.Subscribe(subscriber, "review"), projector.RunnerConfig{}, stars)
+		runner, err := projector.NewRunner(provider.Combine(units, db), projector.Subscribe(subscriber, "review"), projector.RunnerConfig{}, stars)
 		if err != nil {
 			return err
 		}

@@ -36,7 +36,7 @@ func (u *Units) Keeps() provider.Keeps { return provider.Keeps{} }
 //   - A command that Redis refuses, before or inside EXEC, is ClassUnknown with the word that its reply begins with as
 //     code ("WRONGTYPE"), or transient if that says that the server is not ready (LOADING, OOM, READONLY and others).
 //   - Keys of several hash slots are permanent, with the code CROSSSLOT.
-//   - Output, parked messages and dry runs are permanent errors: provider.Beside adds a store that keeps them.
+//   - Output, parked messages and dry runs are permanent errors: provider.Combine adds a store that keeps them.
 func (u *Units) Do(ctx context.Context, unit provider.Unit, run func(context.Context, goredis.Pipeliner, provider.Found) (provider.Closing, error)) error {
 	if unit.DryRun != nil {
 		return permanent("dry_run", errors.New("redis has no dry runs"))
@@ -46,13 +46,13 @@ func (u *Units) Do(ctx context.Context, unit provider.Unit, run func(context.Con
 	found.Begin = t.begin
 	closing, err := run(ctx, t, found)
 	if err == nil && len(closing.Output)+len(closing.Park) > 0 {
-		err = permanent("not_kept", errors.New("redis keeps no output and no parked messages: use provider.Beside"))
+		err = permanent("not_kept", errors.New("redis keeps no output and no parked messages: use provider.Combine"))
 	}
 	return t.end(ctx, err)
 }
 
 // Switch implements provider.Units for what fn writes. Redis keeps no generation: live is 1, and what fn returns is
-// dropped. provider.Beside takes the generation of its store.
+// dropped. provider.Combine takes the generation of its store.
 func (u *Units) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx goredis.Pipeliner, live int) (int, error)) error {
 	t := u.begin()
 	_, err := fn(ctx, t, 1)

@@ -47,7 +47,7 @@ func TestAServerThatIsKilledAndStartedAgain(t *testing.T) {
 				},
 				Parked: func(_, _ string, class projector.Class, code string) { t.Errorf("parked: %s %s", class, code) },
 			}}
-			stop := run(t, provider.Beside(s.units(t), db), f, cfg, define(projector.Options{}, s.times))
+			stop := run(t, provider.Combine(s.units(t), db), f, cfg, define(projector.Options{}, s.times))
 			send := func(part []event) {
 				for _, e := range part {
 					m := e.message()

@@ -41,12 +41,12 @@ func TestARunnerRequiresASecondStore(t *testing.T) {
 	t.Parallel()
 	s := sharedSpace(t)
 	_, err := projector.NewRunner(s.units(t), projector.Subscribe(make(feed), "review"), projector.RunnerConfig{}, define(marked, s.count))
-	require.ErrorContains(t, err, "provider.Beside(units, db)")
-	_, err = projector.NewRunner(provider.Beside(s.units(t), newMemory(t)), projector.Subscribe(make(feed), "review"), projector.RunnerConfig{}, define(marked, s.count))
+	require.ErrorContains(t, err, "provider.Combine(units, db)")
+	_, err = projector.NewRunner(provider.Combine(s.units(t), newMemory(t)), projector.Subscribe(make(feed), "review"), projector.RunnerConfig{}, define(marked, s.count))
 	require.NoError(t, err)
 	emits := projector.Define("stars", types, marked, projector.OnEmit("posted",
 		func(context.Context, pipe, eventstore.Event[posted]) ([]outbox.Message, error) { return nil, nil }))
-	_, err = projector.NewRunner(provider.Beside(s.units(t), newMemory(t)), projector.Subscribe(make(feed), "review"), projector.RunnerConfig{}, emits)
+	_, err = projector.NewRunner(provider.Combine(s.units(t), newMemory(t)), projector.Subscribe(make(feed), "review"), projector.RunnerConfig{}, emits)
 	require.ErrorContains(t, err, "outbox")
 }
 
@@ -67,7 +67,7 @@ func TestRedeliveryTakesEffectAgain(t *testing.T) {
 	s, db, exact := sharedSpace(t), newMemory(t), newMemory(t)
 	log, unmarked := &text{}, atomic.Int64{}
 	f := make(feed)
-	stop := run(t, provider.Beside(s.units(t), db), f, projector.RunnerConfig{
+	stop := run(t, provider.Combine(s.units(t), db), f, projector.RunnerConfig{
 		Logger: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Observer: projector.RunnerObserver{Unmarked: func(handler string) {
 			require.Equal(t, "stars/posted", handler)
@@ -139,7 +139,7 @@ func TestMessagesOfAKeyAreAppliedInOrder(t *testing.T) {
 	var wasParked atomic.Int64
 	cfg := projector.RunnerConfig{Concurrency: 4, Observer: projector.RunnerObserver{Parked: func(string, string, projector.Class, string) { wasParked.Add(1) }}}
 	cfg.Retry.Attempts = 1000
-	stop := run(t, provider.Beside(s.units(t), db), f, cfg, define(projector.Options{}, flaky))
+	stop := run(t, provider.Combine(s.units(t), db), f, cfg, define(projector.Options{}, flaky))
 	for _, e := range list {
 		f <- e.message()
 	}
@@ -181,7 +181,7 @@ func TestPoisonIsParkedInTheSecondStore(t *testing.T) {
 	}
 	cfg := projector.RunnerConfig{Version: "v1"}
 	cfg.Retry.Attempts = 3
-	stop := run(t, provider.Beside(s.units(t), db), f, cfg, define(marked, handler))
+	stop := run(t, provider.Combine(s.units(t), db), f, cfg, define(marked, handler))
 	for _, e := range list {
 		f.deliver(t, e)
 	}
@@ -228,7 +228,7 @@ func TestASkippedMessageLetsItsKeyGoOn(t *testing.T) {
 		}
 		return s.appends(ctx, tx, e)
 	}
-	stop := run(t, provider.Beside(s.units(t), db), f, projector.RunnerConfig{}, define(marked, handler))
+	stop := run(t, provider.Combine(s.units(t), db), f, projector.RunnerConfig{}, define(marked, handler))
 	for _, e := range list {
 		f.deliver(t, e)
 	}
@@ -250,7 +250,7 @@ func TestASuspectIsFoundThroughTheSecondStore(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, db.InFlight(t.Context(), "stars", provider.Worker{Runner: "a runner that was killed"}, []string{list[1].ID}))
 	codes := make(chan string, 10)
-	stop := run(t, provider.Beside(s.units(t), db), f, projector.RunnerConfig{
+	stop := run(t, provider.Combine(s.units(t), db), f, projector.RunnerConfig{
 		Careful:  true,
 		Observer: projector.RunnerObserver{Parked: func(_, _ string, _ projector.Class, code string) { codes <- code }},
 	}, define(marked, s.count))
@@ -274,7 +274,7 @@ func TestWaitReportsThatThereAreNoMarkers(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	require.ErrorIs(t, p.Wait(ctx, db, at), context.DeadlineExceeded, "another process may run it in a store with markers")
-	_, err = projector.NewRunner(provider.Beside(s.units(t), db), projector.Subscribe(make(feed), "review"), projector.RunnerConfig{}, p)
+	_, err = projector.NewRunner(provider.Combine(s.units(t), db), projector.Subscribe(make(feed), "review"), projector.RunnerConfig{}, p)
 	require.NoError(t, err)
 	ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
@@ -285,7 +285,7 @@ func TestWaitReportsThatThereAreNoMarkers(t *testing.T) {
 func TestTheSecondStoreCommitsAfterRedis(t *testing.T) {
 	t.Parallel()
 	s, db := sharedSpace(t), newMemory(t)
-	both := provider.Beside(s.units(t), db)
+	both := provider.Combine(s.units(t), db)
 	u := provider.Unit{Projector: "p", Messages: []provider.Message{{ID: "1", Lane: provider.LaneOfKey("k"), Mark: true, Handlers: []provider.Handler{{Name: "p/h"}}}}}
 	park := provider.Closing{Park: []provider.Aside{{Parked: provider.Parked{Projector: "p", MessageID: "1", Lane: provider.LaneOfKey("k")}}}}
 	require.NoError(t, s.client.Set(t.Context(), s.prefix+"string", "s", 0).Err())
@@ -300,7 +300,7 @@ func TestTheSecondStoreCommitsAfterRedis(t *testing.T) {
 
 	// The damage of the other order: the commit of the store fails after EXEC.
 	ctx, cancel := context.WithCancel(t.Context())
-	ending := provider.Beside(after{s.units(t), cancel}, db)
+	ending := provider.Combine(after{s.units(t), cancel}, db)
 	for _, ctx := range []context.Context{ctx, t.Context(), t.Context()} {
 		err := ending.Do(ctx, u, func(ctx context.Context, tx pipe, found provider.Found) (provider.Closing, error) {
 			require.Equal(t, [][]bool{{true}}, found.Fresh, "no marker is left in the store")
@@ -331,9 +331,9 @@ func (a after) Do(ctx context.Context, u provider.Unit, run func(context.Context
 func TestBesideRefusesWhatItDoesNotKeep(t *testing.T) {
 	t.Parallel()
 	s, db := sharedSpace(t), newMemory(t)
-	both := provider.Beside(s.units(t), db)
+	both := provider.Combine(s.units(t), db)
 	require.Equal(t, provider.Keeps{}, both.Keeps())
-	require.Equal(t, provider.Keeps{}, provider.Beside(newMemory(t), db).Keeps(), "two stores are never atomic")
+	require.Equal(t, provider.Keeps{}, provider.Combine(newMemory(t), db).Keeps(), "two stores are never atomic")
 	dry := provider.Unit{Projector: "p", DryRun: func([]provider.Change) { t.Error("it reports changes") }}
 	for _, c := range []struct {
 		u provider.Unit
@@ -351,7 +351,7 @@ func TestBesideRefusesWhatItDoesNotKeep(t *testing.T) {
 func TestASwitchUsesTheGenerationOfTheSecondStore(t *testing.T) {
 	t.Parallel()
 	s, db := sharedSpace(t), newMemory(t)
-	both := provider.Beside(s.units(t), db)
+	both := provider.Combine(s.units(t), db)
 	for want := 1; want <= 3; want++ {
 		require.NoError(t, both.Switch(t.Context(), "p", func(ctx context.Context, tx pipe, live int) (int, error) {
 			require.Equal(t, want, live)
@@ -379,7 +379,7 @@ func (notReady) Ready(context.Context) error { return errors.New("not migrated")
 func TestARunnerAsksTheSecondStoreWhetherItIsReady(t *testing.T) {
 	t.Parallel()
 	s := sharedSpace(t)
-	r, err := projector.NewRunner(provider.Beside(s.units(t), notReady{newMemory(t)}), projector.Subscribe(make(feed), "review"), projector.RunnerConfig{}, define(marked, s.count))
+	r, err := projector.NewRunner(provider.Combine(s.units(t), notReady{newMemory(t)}), projector.Subscribe(make(feed), "review"), projector.RunnerConfig{}, define(marked, s.count))
 	require.NoError(t, err)
 	require.ErrorContains(t, r.Run(t.Context()), "not migrated")
 }

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Beside combines units of a store that keeps nothing else, such as Redis, with the parked messages and records of
+// Combine combines units of a store that keeps nothing else, such as Redis, with the parked messages and records of
 // another store, such as PostgreSQL.
 //
 //   - A unit of the second store is open while the handlers run, so holds and parked messages are as exact as in one store.
@@ -14,11 +14,11 @@ import (
 //     of the unit take effect again. So Keeps is zero, and runners make units of one message.
 //   - There are no markers, no output and no dry runs.
 //   - Generations are those of the second store.
-func Beside[Tx, Outer any](units Units[Tx], store Provider[Outer]) Provider[Tx] {
-	return &beside[Tx, Outer]{Parking: store, Liveness: store, Records: store, units: units, store: store}
+func Combine[Tx, Outer any](units Units[Tx], store Provider[Outer]) Provider[Tx] {
+	return &combined[Tx, Outer]{Parking: store, Liveness: store, Records: store, units: units, store: store}
 }
 
-type beside[Tx, Outer any] struct {
+type combined[Tx, Outer any] struct {
 	Parking
 	Liveness
 	Records
@@ -26,11 +26,11 @@ type beside[Tx, Outer any] struct {
 	store Provider[Outer]
 }
 
-var errNotBeside = &Error{Class: ClassPermanent, Code: "not_kept", Err: errors.New("units of two stores have no output and no dry runs")}
+var errNotCombined = &Error{Class: ClassPermanent, Code: "not_kept", Err: errors.New("units of two stores have no output and no dry runs")}
 
-func (b *beside[Tx, Outer]) Do(ctx context.Context, u Unit, run func(context.Context, Tx, Found) (Closing, error)) error {
+func (b *combined[Tx, Outer]) Do(ctx context.Context, u Unit, run func(context.Context, Tx, Found) (Closing, error)) error {
 	if u.DryRun != nil {
-		return errNotBeside
+		return errNotCombined
 	}
 	inner := Unit{Projector: u.Projector, Messages: u.Messages, Once: true}
 	u.Messages, u.Once = slices.Clone(u.Messages), true
@@ -41,7 +41,7 @@ func (b *beside[Tx, Outer]) Do(ctx context.Context, u Unit, run func(context.Con
 		err = b.units.Do(ctx, inner, func(ctx context.Context, tx Tx, own Found) (Closing, error) {
 			found.Begin = own.Begin // the statements that can fail are those of the handlers
 			if c, err = run(ctx, tx, found); err == nil && len(c.Output) > 0 {
-				err = errNotBeside
+				err = errNotCombined
 			}
 			return Closing{}, err
 		})
@@ -49,9 +49,9 @@ func (b *beside[Tx, Outer]) Do(ctx context.Context, u Unit, run func(context.Con
 	})
 }
 
-func (b *beside[Tx, Outer]) Keeps() Keeps { return Keeps{} }
+func (b *combined[Tx, Outer]) Keeps() Keeps { return Keeps{} }
 
-func (b *beside[Tx, Outer]) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx Tx, live int) (int, error)) error {
+func (b *combined[Tx, Outer]) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx Tx, live int) (int, error)) error {
 	return b.store.Switch(ctx, projector, func(ctx context.Context, _ Outer, live int) (next int, err error) {
 		err = b.units.Switch(ctx, projector, func(ctx context.Context, tx Tx, _ int) (int, error) {
 			next, err = fn(ctx, tx, live)
@@ -62,7 +62,7 @@ func (b *beside[Tx, Outer]) Switch(ctx context.Context, projector string, fn fun
 }
 
 // Ready implements ReadyChecker for both stores.
-func (b *beside[Tx, Outer]) Ready(ctx context.Context) error {
+func (b *combined[Tx, Outer]) Ready(ctx context.Context) error {
 	for _, s := range []any{b.store, b.units} {
 		if c, ok := s.(ReadyChecker); ok {
 			if err := c.Ready(ctx); err != nil {
