@@ -6,58 +6,112 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"sync"
 )
 
-// inProcesses issues the commands here, and runs workers in processes of their own, to be killed: one that does
-// everything, or with --processes relays and projectors.
-func (d *demo) inProcesses(ctx context.Context) (kills int, err error) {
+// workerGroup runs the workers, each in its own process.
+type workerGroup struct {
+	relays      []*supervisor
+	projectors  []*supervisor               // or one worker that does everything
+	waitDrained func(context.Context) error // waits until no message is in flight
+	stopping    chan struct{}
+	stop        func() // makes run drain and stop the workers
+}
+
+func newWorkerGroup(waitDrained func(context.Context) error) *workerGroup {
+	g := &workerGroup{waitDrained: waitDrained, stopping: make(chan struct{})}
+	g.stop = sync.OnceFunc(func() { close(g.stopping) })
+	return g
+}
+
+// run keeps the workers running until stop is called. It then drains the relays, waits until no
+// message is in flight, and drains the other workers. If ctx ends, run kills the workers.
+func (g *workerGroup) run(ctx context.Context) error {
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	start := func(all []*supervisor) (stop func()) {
+		var running sync.WaitGroup
+		for _, s := range all {
+			running.Go(func() {
+				if err := s.run(ctx); err != nil {
+					fail(err)
+				}
+			})
+		}
+		return func() {
+			for _, s := range all {
+				s.stop()
+			}
+			running.Wait()
+		}
+	}
+	stopProjectors := start(g.projectors)
+	stopRelays := start(g.relays)
+	select {
+	case <-g.stopping:
+	case <-ctx.Done():
+	}
+	stopRelays()
+	if ctx.Err() == nil {
+		if err := g.waitDrained(ctx); err != nil {
+			fail(err)
+		}
+	}
+	stopProjectors()
+	return context.Cause(ctx)
+}
+
+// inOtherProcesses issues the commands in this process and runs the workers in processes that are
+// killed: one worker that does everything, or with --processes relays and projectors.
+func (d *demo) inOtherProcesses(ctx context.Context) (kills int, err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return 0, err
 	}
-	wanted := map[role]int{wholeWork: d.Kills}
+	planned := map[role]int{wholeWork: d.Kills}
 	if d.Processes > 0 {
-		wanted = map[role]int{relayWork: d.Kills / 2, projectWork: d.Kills - d.Kills/2}
+		planned = map[role]int{relayWork: d.Kills / 2, projectWork: d.Kills - d.Kills/2}
 	}
-	k := newKiller(wanted, d.due)
-	c := newCrew(func(ctx context.Context) error { return settle(ctx, d.broker, d.db) })
+	k := newKiller(planned, d.due)
+	g := newWorkerGroup(func(ctx context.Context) error { return waitDrained(ctx, d.broker, d.db) })
 	if d.Processes == 0 {
-		c.settle = func(context.Context) error { return nil } // the worker does, in whose memory messages may be
-		c.projectors = append(c.projectors, d.supervisor(self, wholeWork, 0, k))
+		g.waitDrained = func(context.Context) error { return nil } // the worker itself waits: messages may be in its memory
+		g.projectors = append(g.projectors, d.supervisor(self, wholeWork, 0, k))
 	}
 	for i := range d.Processes {
-		c.relays = append(c.relays, d.supervisor(self, relayWork, i, k))
-		c.projectors = append(c.projectors, d.supervisor(self, projectWork, i, k))
+		g.relays = append(g.relays, d.supervisor(self, relayWork, i, k))
+		g.projectors = append(g.projectors, d.supervisor(self, projectWork, i, k))
 	}
-	err = d.alongside(ctx, c.stop, c.run)
+	err = d.runWithWorker(ctx, g.stop, g.run)
 	if k.missed > 0 {
-		d.say("%d more kills met nothing on its way: they do not count", k.missed)
+		d.logf("%d more kills hit no message or entry in flight and are not counted", k.missed)
 	}
 	return k.total(), err
 }
 
 func (d *demo) supervisor(self string, r role, number int, k *killer) *supervisor {
 	return &supervisor{
-		name: fmt.Sprintf("%s %d", r, number), role: r, ledger: d.ledger, killer: k, killed: d.killed,
-		command: func(life int) *exec.Cmd {
+		name: fmt.Sprintf("%s %d", r, number), role: r, ledger: d.ledger, killer: k, onKill: d.reportKill,
+		command: func(incarnation int) *exec.Cmd {
 			c := exec.Command(self, "demo-worker", "--role", string(r), "--broker", d.Broker,
 				"--duplicates", strconv.FormatFloat(d.Duplicates, 'g', -1, 64),
-				"--seed", strconv.FormatUint(d.Seed+uint64(life)+uint64(number)<<32, 10))
-			c.Env = append(os.Environ(), demoDBEnv+"="+d.DB.flag()) // it may have a password, and anybody can read arguments
+				"--seed", strconv.FormatUint(d.Seed+uint64(incarnation)+uint64(number)<<32, 10))
+			c.Env = append(os.Environ(), demoDBEnv+"="+d.DB.flag()) // the URL may have a password, and arguments are visible to all users
 			return c
 		},
 	}
 }
 
-func (d *demo) killed(kills int, r role) {
-	what := "between a handler's start and its ack"
+func (d *demo) reportKill(kills int, r role) {
+	point := "between a handler's start and its ack"
 	if r == relayWork {
-		what = "a relay between its claim and its mark"
+		point = "a relay between its claim and its mark"
 	}
-	d.say("kill %d of %d: after %d deliveries, %s", kills, d.Kills, d.ledger.total().Deliveries, what)
+	d.logf("kill %d of %d: after %d deliveries, %s", kills, d.Kills, d.ledger.total().Deliveries, point)
 }
 
-// due spreads the kills over the run: a relay's work is what it publishes, that of others what is acked.
+// due spreads the kills over the run. It measures progress in published entries for a relay, and in
+// acked messages for other workers.
 func (d *demo) due(r role, kill, of int) bool {
 	done := d.ledger.ackedMessages()
 	if r == relayWork {
