@@ -85,7 +85,8 @@ func run(ctx context.Context, path string) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, app.Stop(), broker.Close()) }() // the relay stops first, and the database closes last
+	// The relay stops first, and the database closes last.
+	defer func() { err = errors.Join(err, app.Stop(), broker.Close()) }()
 
 	id := eventstore.JoinID("42", "ann")
 	at, err := reviews.Update(ctx, id, func(r *Review) ([]any, error) { return r.Post("42", "ann", 5) })

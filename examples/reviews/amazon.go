@@ -12,7 +12,8 @@ import (
 	"github.com/kinora-go/kinora/examples/reviews/review"
 )
 
-// record is one line of a public Amazon review set. Fields that the import does not use are left out.
+// record is one line of a public Amazon review set. Fields that the import does not use are left
+// out.
 type record struct {
 	Product string   `json:"asin"`
 	Author  string   `json:"reviewerID"`
@@ -41,11 +42,11 @@ func parseRecord(line []byte) (record, error) {
 	case r.Stars == nil:
 		return record{}, errors.New("overall is missing")
 	case *r.Stars != math.Trunc(*r.Stars) || math.Abs(*r.Stars) > math.MaxInt32:
-		return record{}, errors.New("overall is not a whole number of stars")
+		return record{}, errors.New("overall must be a whole number of stars")
 	case r.Unix == nil:
 		return record{}, errors.New("unixReviewTime is missing")
 	case *r.Unix < 0 || *r.Unix > maxUnix:
-		return record{}, errors.New("unixReviewTime is not between the years 1970 and 9999")
+		return record{}, errors.New("unixReviewTime must be between the years 1970 and 9999")
 	}
 	return r, nil
 }
@@ -63,9 +64,9 @@ func jsonReason(err error) error {
 	}
 	if e, ok := errors.AsType[*json.SemanticError](err); ok {
 		if e.JSONPointer == "" {
-			return errors.New("not a JSON object")
+			return errors.New("must be a JSON object")
 		}
-		return fmt.Errorf("%s has the wrong type", e.JSONPointer[1:]) // always a field of record: other fields are not read
+		return fmt.Errorf("%s has the wrong type", e.JSONPointer[1:]) // a field of record: others are not read
 	}
 	if e, ok := errors.AsType[*jsontext.SyntacticError](err); ok {
 		return fmt.Errorf("not valid JSON at byte %d", e.ByteOffset)

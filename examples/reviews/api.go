@@ -103,7 +103,8 @@ func (a *api) do(ctx context.Context, product, author string, strong bool,
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.strongWait)
 	defer cancel()
-	defer context.AfterFunc(a.stopping, func() { time.AfterFunc(shutdownTimeout/2, cancel) })() // leaves time to answer
+	// Cancel early enough to answer before the shutdown timeout.
+	defer context.AfterFunc(a.stopping, func() { time.AfterFunc(shutdownTimeout/2, cancel) })()
 	switch err := a.db.wait(ctx, at); {
 	case errors.Is(err, projector.ErrParked):
 		return done, &httpError{http.StatusInternalServerError, "parked", "written, but the read model could not apply it: an operator must replay or skip the parked message", &done}

@@ -127,7 +127,7 @@ func TestBadInput(t *testing.T) {
 	}{
 		"invalid JSON":        {"POST", "/products/p/reviews", "{", nil, 400, "bad_request", "not valid JSON"},
 		"empty body":          {"POST", "/products/p/reviews", "", []string{"Content-Type: application/json"}, 400, "bad_request", "not valid JSON"},
-		"an array":            {"POST", "/products/p/reviews", "[]", nil, 400, "bad_request", "not a JSON object"},
+		"an array":            {"POST", "/products/p/reviews", "[]", nil, 400, "bad_request", "must be a JSON object"},
 		"two values":          {"POST", "/products/p/reviews", good + good, nil, 400, "bad_request", "not valid JSON"},
 		"duplicate key":       {"POST", "/products/p/reviews", `{"author":"a","stars":1,"stars":5}`, nil, 400, "bad_request", "appears twice"},
 		"unknown key":         {"POST", "/products/p/reviews", `{"author":"a","stars":1,"txt":""}`, nil, 400, "bad_request", "txt"},
@@ -199,7 +199,7 @@ func TestStrongConsistency(t *testing.T) {
 	})
 }
 
-// TestStrongConsistencyTimeout: a write that is not visible in time is answered with 504 and its result.
+// TestStrongConsistencyTimeout: a write that is not visible in time returns 504 and its result.
 func TestStrongConsistencyTimeout(t *testing.T) {
 	t.Parallel()
 	s := startService(t, databases["sqlite"](t), inProcess, 50*time.Millisecond)
@@ -211,7 +211,8 @@ func TestStrongConsistencyTimeout(t *testing.T) {
 	require.Equal(t, http.StatusOK, call(t, "POST", s.url+"/products/p/reviews", reviewJSON("ann", 5, "")).status, "it was written")
 }
 
-// TestStrongConsistencyWhileStopping: a waiting write is answered, not cut off, when the service stops.
+// TestStrongConsistencyWhileStopping: a waiting write is answered, not cut off, when the service
+// stops.
 func TestStrongConsistencyWhileStopping(t *testing.T) {
 	t.Parallel()
 	s := startService(t, databases["sqlite"](t), inProcess, requestLimit-time.Second)
@@ -234,7 +235,8 @@ func TestDatabaseUnavailable(t *testing.T) {
 	}
 }
 
-// TestStrongConsistencyParked: a write that the read model parks or skips is answered with that error.
+// TestStrongConsistencyParked: a write that the read model parks or skips is answered with that
+// error.
 func TestStrongConsistencyParked(t *testing.T) {
 	t.Parallel()
 	s := startService(t, databases["sqlite"](t), inProcess, 20*time.Second)
@@ -252,8 +254,8 @@ func TestStrongConsistencyParked(t *testing.T) {
 	require.Equal(t, "skipped", code(t, a))
 }
 
-// TestStrongConsistencyAfterPruning: a repeated command whose markers are pruned is answered like any
-// command that changes nothing.
+// TestStrongConsistencyAfterPruning: a repeated command whose markers are pruned is answered like
+// any command that changes nothing.
 func TestStrongConsistencyAfterPruning(t *testing.T) {
 	t.Parallel()
 	s := startService(t, databases["sqlite"](t), inProcess, 20*time.Second)
@@ -294,7 +296,8 @@ func TestConflictsAreRetried(t *testing.T) {
 	})
 }
 
-// TestErrorStatus: a final conflict, an unknown outcome and an internal error have their own status.
+// TestErrorStatus: a final conflict, an unknown outcome and an internal error have their own
+// status.
 func TestErrorStatus(t *testing.T) {
 	t.Parallel()
 	e := asHTTP(fmt.Errorf("update: %w", &eventstore.ConflictError{}))

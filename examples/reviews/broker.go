@@ -17,8 +17,8 @@ type broker interface {
 	unconsumedCounter
 }
 
-// unconsumedCounter counts the messages in flight. A broker that stores messages may have published
-// messages that are not applied yet.
+// unconsumedCounter counts the messages in flight: a broker may store published messages before
+// they are applied.
 type unconsumedCounter interface {
 	// unconsumed counts the messages of all topics that are published and not acked yet.
 	unconsumed(ctx context.Context) (int64, error)

@@ -22,31 +22,32 @@ const consumerGroup = "reviews"
 const (
 	sqlPoll       = 50 * time.Millisecond // between two polls of a topic without new messages
 	sqlRetry      = time.Second           // pause after an error of the database
-	sqlTimeout    = 5 * time.Second       // of a publication and of a clean stop; shorter than a relay's drain
+	sqlTimeout    = 5 * time.Second       // of a publication or a clean stop; shorter than a relay's drain
 	sqlPruneEvery = 10 * time.Second
 	sqlPruneBatch = 1000
 
-	// sqlBatch is how many messages share a transaction of the subscriber, and so the commit of their
-	// acks. A crash redelivers at most this many.
+	// sqlBatch is how many messages share a transaction of the subscriber, and so the commit of
+	// their acks. A crash redelivers at most this many.
 	sqlBatch = 100
 
-	// sqlAckDeadline ends the subscriber's transaction when one message takes longer. The transaction
-	// has an id, and Watermill reads only messages that are older than every open transaction of the
-	// cluster. So no subscriber sees newer messages while the transaction is open. A runner retries a
-	// transient error without limit, so the transaction needs a deadline. The runner continues with
-	// its message. The message is then delivered once more, and its marker shows that it is applied.
+	// sqlAckDeadline ends the subscriber's transaction when one message takes longer. The
+	// transaction has an id, and Watermill reads only messages that are older than every open
+	// transaction of the cluster. So no subscriber sees newer messages while the transaction is
+	// open. A runner retries a transient error without limit, so the transaction needs a deadline.
+	// The runner continues with its message. The message is then delivered once more, and its
+	// marker shows that it is applied.
 	sqlAckDeadline = 10 * time.Second
 
-	// sqlIdle is how long the server keeps a subscriber's transaction open without a statement. It must
-	// be longer than a batch takes. It limits how long a process that hangs or is unreachable holds back
-	// the batch of its group and the newer messages of all subscribers (see sqlAckDeadline). When a
-	// process ends, even by a crash, its transaction ends at once.
+	// sqlIdle is how long the server keeps a subscriber's transaction open without a statement. It
+	// must be longer than a batch takes. It limits how long a process that hangs or is unreachable
+	// holds back the batch of its group and the newer messages of all subscribers (see
+	// sqlAckDeadline). When a process ends, even by a crash, its transaction ends at once.
 	sqlIdle = time.Minute
 )
 
-// sqlBroker is Watermill's SQL Pub/Sub with its topics in the service's database. It has connections
-// of its own. Each subscription holds one while messages are handled. In a pool shared with the
-// handlers, subscriptions could take all connections, and no handler could finish.
+// sqlBroker is Watermill's SQL Pub/Sub with its topics in the service's database. It has
+// connections of its own. Each subscription holds one while messages are handled. In a pool shared
+// with the handlers, subscriptions could take all connections, and no handler could finish.
 type sqlBroker struct {
 	db            *sql.DB
 	topics        []string
@@ -116,7 +117,8 @@ func (b *sqlBroker) checkConnections(ctx context.Context, pool, own int) error {
 }
 
 // createTables creates the tables under a lock, because Watermill's "create table if not exists"
-// fails if several processes start at once. If all tables exist, it requires no right to create them.
+// fails if several processes start at once. If all tables exist, it requires no right to create
+// them.
 func (b *sqlBroker) createTables(ctx context.Context) error {
 	if exist, err := b.tablesExist(ctx); exist || err != nil {
 		return err
@@ -181,9 +183,9 @@ func (l timeoutDB) ExecContext(ctx context.Context, query string, args ...any) (
 	return l.DB.ExecContext(ctx, query, args...)
 }
 
-// Publish adds messages to a topic in one statement: all of them or none. So a batch keeps its order.
-// A key keeps its order too if its next entries are published after this commit, because Watermill
-// orders by transaction.
+// Publish adds messages to a topic in one statement: all of them or none. So a batch keeps its
+// order. A key keeps its order too if its next entries are published after this commit, because
+// Watermill orders by transaction.
 func (b *sqlBroker) Publish(topic string, messages ...*message.Message) error {
 	return b.pub.Publish(topic, messages...)
 }

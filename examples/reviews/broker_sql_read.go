@@ -13,8 +13,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// nextOffsetSQL locks the group's offset if there are new messages. One consumer of the group gets the
-// lock and holds it until its batch is acked. The others wait here until that consumer commits or ends.
+// nextOffsetSQL locks the group's offset if there are new messages. One consumer of the group gets
+// the lock and holds it until its batch is acked. The others wait here until that consumer commits
+// or ends.
 const nextOffsetSQL = `
 select offset_acked, last_processed_transaction_id from {offsets} o
 where consumer_group = $1 and exists (
@@ -59,9 +60,10 @@ func (g idleTimeoutDB) BeginTx(ctx context.Context, opts *sql.TxOptions) (*sql.T
 	return tx, nil
 }
 
-// sqlSubscription connects Watermill's subscriber to a runner. The subscriber commits acks at the end
-// of a batch. If its context ended first, acked messages would be delivered again. So its context
-// outlives the subscription, and the subscriber is closed after it has received the last ack.
+// sqlSubscription connects Watermill's subscriber to a runner. The subscriber commits acks at the
+// end of a batch. If its context ended first, acked messages would be delivered again. So its
+// context outlives the subscription, and the subscriber is closed after it has received the last
+// ack.
 type sqlSubscription struct {
 	inner  *wsql.Subscriber
 	in     <-chan *message.Message
@@ -151,7 +153,8 @@ func (s *sqlSubscription) stop() {
 	limit := time.AfterFunc(sqlTimeout, s.cancel)
 	defer limit.Stop()
 	defer s.cancel()
-	if s.ackPending { // closing it now could make it lose the ack: wait until it goes on
+	// Closing now could lose the ack: wait for the subscriber's next step.
+	if s.ackPending {
 		select {
 		case <-s.in:
 		case <-s.ended:

@@ -63,8 +63,8 @@ func queryTopicInt(t *testing.T, b *sqlBroker, query string, args ...any) (n int
 	return n
 }
 
-// TestBrokerStopsCleanly: after a consumer stops, its acked messages are not delivered again, and the
-// next consumer continues with the following message.
+// TestBrokerStopsCleanly: after a consumer stops, its acked messages are not delivered again, and
+// the next consumer continues with the following message.
 func TestBrokerStopsCleanly(t *testing.T) {
 	t.Parallel()
 	const all = 1200
@@ -119,7 +119,7 @@ func TestBrokerClose(t *testing.T) {
 	require.EqualValues(t, 6, left)
 }
 
-// TestBrokerStopsWhileWaitingForBatch: a consumer that waits for the batch of another one stops at once.
+// TestBrokerStopsWhileWaitingForBatch: a consumer that waits for another one's batch stops at once.
 func TestBrokerStopsWhileWaitingForBatch(t *testing.T) {
 	t.Parallel()
 	b := testBroker(t, postgresDSN(t), 2)
@@ -247,7 +247,7 @@ func TestBrokerKeepsMessagesOfOtherGroups(t *testing.T) {
 	require.Equal(t, 10, queryTopicInt(t, b, `select count(*) from watermill_review`))
 }
 
-// TestBrokerCreatesTablesOnce: processes that start at the same time create the tables without an error.
+// TestBrokerCreatesTablesOnce: processes that start at the same time all find the tables.
 func TestBrokerCreatesTablesOnce(t *testing.T) {
 	t.Parallel()
 	dsn := postgresDSN(t)
@@ -267,7 +267,8 @@ func TestBrokerCreatesTablesOnce(t *testing.T) {
 	}
 }
 
-// TestBrokerIdlePollWritesNothing: a poll of a topic without new messages assigns no transaction id.
+// TestBrokerIdlePollWritesNothing: a poll of a topic without new messages assigns no transaction
+// id.
 func TestBrokerIdlePollWritesNothing(t *testing.T) {
 	t.Parallel()
 	dsn := postgresDSN(t)
@@ -298,7 +299,8 @@ func TestBrokerIdlePollWritesNothing(t *testing.T) {
 	require.Eventually(t, readTopic, 10*time.Second, 10*time.Millisecond, "a poll locks the offset if there are new messages")
 }
 
-// TestBrokerChecksConnections: a server with too few connections is refused, and the error has the numbers.
+// TestBrokerChecksConnections: a server with too few connections is refused. The error has the
+// numbers.
 func TestBrokerChecksConnections(t *testing.T) {
 	t.Parallel()
 	dsn := postgresDSN(t)

@@ -44,8 +44,8 @@ func newBrowser(t *testing.T) context.Context {
 	return ctx
 }
 
-// TestBrowser: a user posts a review and sees it without a reload. The page is correct again after the
-// service was killed and restarted.
+// TestBrowser: a user posts a review and sees it without a reload. The page is correct again after
+// the service was killed and restarted.
 func TestBrowser(t *testing.T) {
 	t.Parallel()
 	ctx := newBrowser(t)

@@ -32,7 +32,8 @@ func (d database) String() string {
 	case "sqlite":
 		return "sqlite:" + d.path
 	case "postgres":
-		if u, err := url.Parse(d.path); err == nil { // the password may be before the host or in a parameter
+		// The password may be before the host or in a parameter.
+		if u, err := url.Parse(d.path); err == nil {
 			return (&url.URL{Scheme: u.Scheme, Host: u.Host, Path: u.Path}).String()
 		}
 	}

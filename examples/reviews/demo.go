@@ -43,7 +43,7 @@ func (c *demoCmd) Validate() error {
 }
 
 // Run shows that a read model stays exact while messages are delivered twice and processes are
-// killed, and that a read model without markers does not.
+// killed, and that a read model without markers becomes wrong.
 func (c *demoCmd) Run(ctx context.Context) (err error) {
 	slog.SetLogLoggerLevel(slog.LevelWarn)
 	if c.Seed == 0 {
@@ -79,7 +79,7 @@ func (c *demoCmd) Run(ctx context.Context) (err error) {
 		return err
 	}
 	if !result.OK {
-		return errors.New("the demo failed: the read model with markers is wrong, or too few duplicates or kills happened")
+		return errors.New("the demo failed: the read model with markers is wrong, the control is right, or a kill is missing (see the table)")
 	}
 	return nil
 }
@@ -205,7 +205,8 @@ func (d *demo) issueAndWait(ctx context.Context) error {
 	}
 	d.logf("all commands issued: %d accepted, %d rejected, %d events", d.commander.tally.accepted,
 		d.commander.tally.rejected, d.commander.events.Load())
-	if err := waitCaughtUp(ctx, d.db, d.broker, nil, func(int64) {}); err != nil { // ctx ends with the worker
+	// No channel for the end of the pipeline: ctx ends with the worker.
+	if err := waitCaughtUp(ctx, d.db, d.broker, nil, func(int64) {}); err != nil {
 		return err
 	}
 	d.logf("all events are published and acked; delivering the last copies")

@@ -11,7 +11,7 @@ type killer struct {
 	mu      sync.Mutex
 	counted map[role]int  // kills that hit work in flight
 	missed  int           // kills that did not
-	busy    map[role]bool // a kill is not resolved yet
+	busy    map[role]bool // whether a kill is not resolved yet
 }
 
 func newKiller(planned map[role]int, due func(r role, kill, of int) bool) *killer {

@@ -91,9 +91,9 @@ func (l *ledger) receive(at itemKey, s step) {
 	}
 }
 
-// overlap counts d as concurrent if another delivery of the same message has an open unit of the same
-// projector. Only deliveries of one worker are compared: the traces of two workers have no common
-// order.
+// overlap counts d as concurrent if another delivery of the same message has an open unit of the
+// same projector. Only deliveries of one worker are compared: the traces of two workers have no
+// common order.
 func (l *ledger) overlap(d *delivery, projector string) {
 	if d.concurrent {
 		return

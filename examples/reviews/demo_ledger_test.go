@@ -82,8 +82,8 @@ func TestLedger(t *testing.T) {
 	require.Equal(t, 1, l.ackedMessages())
 }
 
-// TestLedgerOfSeveralWorkers: the deliveries of each worker are separate, and only its own end removes
-// them.
+// TestLedgerOfSeveralWorkers: the deliveries of each worker are separate, and only its own end
+// removes them.
 func TestLedgerOfSeveralWorkers(t *testing.T) {
 	t.Parallel()
 	l := newLedger()

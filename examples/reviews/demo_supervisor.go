@@ -16,7 +16,7 @@ import (
 type supervisor struct {
 	name    string
 	role    role
-	command func(life int) *exec.Cmd // incarnation: 1 for the first process, 2 for the next
+	command func(incarnation int) *exec.Cmd // incarnation is 1 for the first process, 2 for the next
 	ledger  *ledger
 	killer  *killer
 	onKill  func(kills int, r role) // called after each kill that counts
@@ -60,8 +60,8 @@ func (s *supervisor) hadWork() bool {
 	return s.ledger.inFlight(s.name)
 }
 
-// runOnce runs one worker process to its end and reports whether the supervisor killed it. All steps
-// that the worker wrote are then in the ledger.
+// runOnce runs one worker process to its end and reports whether the supervisor killed it. All
+// steps that the worker wrote are then in the ledger.
 func (s *supervisor) runOnce(ctx context.Context, incarnation int) (killed bool, err error) {
 	cmd := s.command(incarnation)
 	cmd.Stderr = os.Stderr

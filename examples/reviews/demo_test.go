@@ -119,7 +119,8 @@ func TestDemoRefuses(t *testing.T) {
 	}
 }
 
-// TestDemoLeavesNoProcess: no worker outlives Ctrl-C or a kill of the parent. Ctrl-C leaves no file.
+// TestDemoLeavesNoProcess: no worker outlives Ctrl-C or a kill of the parent. Ctrl-C leaves no
+// file.
 func TestDemoLeavesNoProcess(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

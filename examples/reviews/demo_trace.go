@@ -14,8 +14,8 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// The trace records the steps of each delivery outside the process that makes them: the worker sends
-// each step to the parent before it continues.
+// The trace records the steps of each delivery outside the process that makes them: the worker
+// sends each step to the parent before it continues.
 
 type stepKind string
 
@@ -24,7 +24,7 @@ const (
 	begun    stepKind = "begun"    // a unit of work begins
 	running  stepKind = "running"  // a handler starts, inside the unit's transaction
 	ended    stepKind = "ended"    // the unit has ended, committed or not
-	acking   stepKind = "acking"   // the runner has acked the message; the broker has not received the ack yet
+	acking   stepKind = "acking"   // the runner has acked, the broker has not received the ack yet
 	claimed  stepKind = "claimed"  // a relay has claimed an entry
 	marking  stepKind = "marking"  // a relay is about to mark the entry
 )

@@ -44,8 +44,8 @@ const (
 	projectWork role = "project"
 )
 
-// worker is the part of the demo that is killed: relay and runners, or one of the two, over a broker
-// and a database to which another process appends.
+// worker is the part of the demo that is killed: relay and runners, or one of the two, over a
+// broker and a database to which another process appends.
 type worker struct {
 	role       role
 	db         demoStore
@@ -75,8 +75,8 @@ func (w *worker) run(ctx context.Context) error {
 		repeat := newRepeater(w.broker, w.duplicates, w.seed)
 		relay, err := outbox.NewRelay(w.outbox(), repeat, &outbox.RelayConfig{
 			Batch: 20, Lease: time.Second, // a killed worker's claims are taken over within a second
-			Backoff:          claim.Backoff{Attempts: -1}, // a kill counts as an attempt, and the demo kills on purpose
-			Poll:             20 * time.Millisecond,       // appends of another process do not wake the relay
+			Backoff:          claim.Backoff{Attempts: -1}, // a kill counts as an attempt
+			Poll:             20 * time.Millisecond,       // other processes do not wake the relay
 			OrderedPublisher: true,
 			Keep:             retention,
 		})
@@ -101,8 +101,8 @@ func (w *worker) outbox() outbox.Store {
 	return w.db
 }
 
-// drainWaiter is stopped after the repeater and before the runners, so that the runners can finish the
-// messages in flight.
+// drainWaiter is stopped after the repeater and before the runners, so that the runners can finish
+// the messages in flight.
 type drainWaiter struct {
 	unconsumedCounter
 	parked  parkedCounter

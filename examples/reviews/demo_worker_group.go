@@ -75,7 +75,8 @@ func (d *demo) inOtherProcesses(ctx context.Context) (kills int, err error) {
 	k := newKiller(planned, d.due)
 	g := newWorkerGroup(func(ctx context.Context) error { return waitDrained(ctx, d.broker, d.db) })
 	if d.Processes == 0 {
-		g.waitDrained = func(context.Context) error { return nil } // the worker itself waits: messages may be in its memory
+		// The worker itself waits: messages may be in its memory.
+		g.waitDrained = func(context.Context) error { return nil }
 		g.projectors = append(g.projectors, d.supervisor(self, wholeWork, 0, k))
 	}
 	for i := range d.Processes {
@@ -96,7 +97,8 @@ func (d *demo) supervisor(self string, r role, number int, k *killer) *superviso
 			c := exec.Command(self, "demo-worker", "--role", string(r), "--broker", d.Broker,
 				"--duplicates", strconv.FormatFloat(d.Duplicates, 'g', -1, 64),
 				"--seed", strconv.FormatUint(d.Seed+uint64(incarnation)+uint64(number)<<32, 10))
-			c.Env = append(os.Environ(), demoDBEnv+"="+d.DB.flag()) // the URL may have a password, and arguments are visible to all users
+			// Not an argument: the URL may have a password, and arguments are visible to all users.
+			c.Env = append(os.Environ(), demoDBEnv+"="+d.DB.flag())
 			return c
 		},
 	}

@@ -98,7 +98,7 @@ func writeJSON(w http.ResponseWriter, status int, v any) error {
 }
 
 func mediaType(r *http.Request) string {
-	kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")) // "" if the header is absent or invalid
+	kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")) // "" if absent or invalid
 	return kind
 }
 

@@ -24,7 +24,8 @@ const (
 	countOpen    = `select count(*) from kinora_outbox where open = 1`
 )
 
-// generateFile writes a file of generated lines and returns its path and the numbers of the bad lines.
+// generateFile writes a file of generated lines and returns its path and the numbers of the bad
+// lines.
 func generateFile(t *testing.T, lines int, args ...string) (path string, bad map[int]bool) {
 	t.Helper()
 	o := finish(t, exec.Command(generateBin, append(args, "-lines", fmt.Sprint(lines), "-mark")...))
@@ -40,8 +41,8 @@ func generateFile(t *testing.T, lines int, args ...string) (path string, bad map
 	return path, bad
 }
 
-// expectedReport computes the report from the file without the code under test. For each product and author
-// the good line with the latest time counts, and the first of several.
+// expectedReport computes the report from the file without the code under test. For each product
+// and author the good line with the latest time counts, and the first of several.
 func expectedReport(t *testing.T, path string, bad map[int]bool) []reportRow {
 	t.Helper()
 	file, err := os.Open(path)
@@ -82,8 +83,8 @@ func expectedReport(t *testing.T, path string, bad map[int]bool) []reportRow {
 	return rows
 }
 
-// TestImport: a file with edits, repeats, late and bad lines gives the expected report. A second import
-// appends nothing. --strict only changes the exit status.
+// TestImport: a file with edits, repeats, late and bad lines gives the expected report. A second
+// import appends nothing. --strict only changes the exit status.
 func TestImport(t *testing.T) {
 	t.Parallel()
 	path, bad := generateFile(t, 3000, "-seed", "7", "-bad", "0.03")
@@ -120,7 +121,8 @@ func TestImport(t *testing.T) {
 	require.Equal(t, expectedReport(t, path, bad), report(t, db))
 }
 
-// TestImportGzip: gzip is detected by the first bytes, not the name. Without bad lines --strict succeeds.
+// TestImportGzip: the first bytes show that a file is gzip, not its name. Without bad lines
+// --strict succeeds.
 func TestImportGzip(t *testing.T) {
 	t.Parallel()
 	plain, bad := generateFile(t, 300, "-seed", "8", "-bad", "0")
@@ -133,8 +135,8 @@ func TestImportGzip(t *testing.T) {
 	require.Equal(t, expectedReport(t, plain, nil), report(t, db))
 }
 
-// TestImportKilled: an import that is killed halfway and run again gives the expected report, and soon
-// takes over the claims of the killed process.
+// TestImportKilled: an import that is killed halfway and run again gives the expected report, and
+// soon takes over the claims of the killed process.
 func TestImportKilled(t *testing.T) {
 	t.Parallel()
 	path, bad := generateFile(t, 6000, "-seed", "9")

@@ -11,7 +11,7 @@ import (
 
 const maxLine = 4 << 20 // bytes of one line: about a hundred times the longest real review
 
-var errLongLine = fmt.Errorf("the line is longer than %d bytes", maxLine)
+var errLongLine = fmt.Errorf("longer than %d bytes", maxLine)
 
 // lines reads a text line by line and keeps at most one line in memory.
 type lines struct {

@@ -55,7 +55,8 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// TestLongLines: a line at the limit is read, a longer one is skipped, and the other lines are read.
+// TestLongLines: a line at the limit is read, a longer one is skipped, and the other lines are
+// read.
 func TestLongLines(t *testing.T) {
 	t.Parallel()
 	for _, limit := range []int{10, 100_000} {

@@ -18,9 +18,9 @@ const (
 	maxRenders    = 2                      // at the same time, for all pages: requests have priority
 )
 
-// live sends pages their changes as server-sent events. Each event is the whole live part of a page,
-// so a page is correct after one event, even if it missed others. Connections to the same page share
-// its reads of the database, which see the writes of all processes.
+// live sends pages their changes as server-sent events. Each event is the whole live part of a
+// page, so a page is correct after one event, even if it missed others. Connections to the same
+// page share its reads of the database, which see the writes of all processes.
 type live struct {
 	render      func(context.Context, pageKey) ([]byte, error)
 	done        <-chan struct{} // closed when the service stops
@@ -94,7 +94,8 @@ func (l *live) last(sub *subscription) (event []byte, changed chan struct{}) {
 	return sub.event, sub.changed
 }
 
-// join adds a listener to the subscription of a page. It returns nil if there are too many listeners.
+// join adds a listener to the subscription of a page. It returns nil if there are too many
+// listeners.
 func (l *live) join(key pageKey) *subscription {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -31,7 +31,8 @@ func TestMain(m *testing.M) {
 	if err := build(dir); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 	} else if code = m.Run(); code == 0 {
-		if err := goleak.Find(goleak.IgnoreAnyFunction("os/exec.(*Cmd).Wait")); err != nil { // the tests' PostgreSQL ends with this process
+		// The tests' PostgreSQL ends with this process.
+		if err := goleak.Find(goleak.IgnoreAnyFunction("os/exec.(*Cmd).Wait")); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}

@@ -43,8 +43,8 @@ func (p *page) routes(mux *http.ServeMux) {
 	}
 }
 
-// pageKey identifies a page: the products after one product, and the latest reviews of one product or
-// of all.
+// pageKey identifies a page: its products are those after the product after, and its reviews are
+// those of product, or of all products if that is empty.
 type pageKey struct{ after, product string }
 
 func pageKeyOf(q url.Values) pageKey { return pageKey{q.Get("after"), q.Get("product")} }

@@ -60,8 +60,8 @@ func TestPageWithoutJavaScript(t *testing.T) {
 	})
 }
 
-// TestPageLoadsNothingFromElsewhere: the page uses no other host and no inline script or style, and its
-// policy forbids them.
+// TestPageLoadsNothingFromElsewhere: the page uses no other host and no inline script or style, and
+// its policy forbids them.
 func TestPageLoadsNothingFromElsewhere(t *testing.T) {
 	t.Parallel()
 	s := startService(t, databases["sqlite"](t), inProcess, time.Second)
@@ -153,8 +153,8 @@ func (s *stream) waitFor(name string, parts ...string) {
 	}
 }
 
-// TestLive: the first event has the whole page, and each change sends another event, also changes by
-// other clients.
+// TestLive: the first event has the whole page, and each change sends another event, also changes
+// by other clients.
 func TestLive(t *testing.T) {
 	t.Parallel()
 	onEachDatabase(t, func(t *testing.T, db database) {
@@ -183,8 +183,8 @@ func TestLive(t *testing.T) {
 	})
 }
 
-// TestLiveTrouble: a page receives an event when the database does not answer, and the whole page again
-// afterwards.
+// TestLiveTrouble: a page receives an event when the database does not answer, and the whole page
+// again afterwards.
 func TestLiveTrouble(t *testing.T) {
 	t.Parallel()
 	fail := make(chan error, 100)

@@ -11,8 +11,8 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// operatorFlags are the flags of the operator's commands. They require an existing database and work
-// whether a service runs on it or not.
+// operatorFlags are the flags of the operator's commands. They require an existing database and
+// work whether a service runs on it or not.
 type operatorFlags struct {
 	DB database `required:"" env:"REVIEWS_DB" placeholder:"sqlite:PATH" help:"The database: sqlite:PATH or postgres://…."`
 }
@@ -90,8 +90,7 @@ func classNamed(name string) *projector.Class {
 	return &class
 }
 
-// parkedRow is a parked message as JSON. Payload is the payload of the message, which may be other
-// than JSON.
+// parkedRow is a parked message as JSON. Payload need not be JSON.
 type parkedRow struct {
 	Seq        int64             `json:"seq"`
 	At         time.Time         `json:"at"`

@@ -21,9 +21,9 @@ import (
 	"github.com/kinora-go/kinora/projector"
 )
 
-// TestPoisonSkipped: an undecodable message is parked with the later messages of its key, and all other
-// messages are applied. It fails a dry run and a replay. After it is skipped, the waiting messages are
-// applied automatically.
+// TestPoisonSkipped: an undecodable message is parked with the later messages of its key, and all
+// other messages are applied. It fails a dry run and a replay. After it is skipped, the waiting
+// messages are applied automatically.
 func TestPoisonSkipped(t *testing.T) {
 	t.Parallel()
 	onEachDatabase(t, func(t *testing.T, d database) {
@@ -76,8 +76,8 @@ func TestPoisonSkipped(t *testing.T) {
 	})
 }
 
-// TestPoisonReplayed: the read model refuses an author. After that is fixed, a dry run shows the exact
-// rows and changes nothing, and a replay applies all messages in order.
+// TestPoisonReplayed: the read model refuses an author. After that is fixed, a dry run shows the
+// exact rows and changes nothing, and a replay applies all messages in order.
 func TestPoisonReplayed(t *testing.T) {
 	t.Parallel()
 	onEachDatabase(t, func(t *testing.T, d database) {
@@ -162,8 +162,8 @@ func TestParkedRefuses(t *testing.T) {
 	require.Equal(t, "seq   parked (UTC)   handler   key   message   class   code   attempts   version   state\n", o.stdout)
 }
 
-// TestOperatorsCommandsAsDocumented: the commands in the documents parse, and their dry run is the real
-// output.
+// TestOperatorsCommandsAsDocumented: the commands in the documents parse, and their dry run is the
+// real output.
 func TestOperatorsCommandsAsDocumented(t *testing.T) {
 	t.Parallel()
 	command := regexp.MustCompile(`(?m)^reviews ((?:parked|replay|skip) [^#\n]*)`)

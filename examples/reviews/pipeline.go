@@ -38,7 +38,7 @@ type pipeline struct {
 	stop   context.CancelFunc
 	broker broker
 	done   chan struct{} // closed when the pipeline has ended
-	err    error         // why it ended; nil after Stop
+	err    error         // why it ended; nil after a clean stop
 }
 
 // start starts relay, broker and runner, or with --no-pipeline only the broker. Stop the pipeline
@@ -62,7 +62,8 @@ func (f pipelineFlags) start(ctx context.Context, d database, s serviceStore) (*
 		if err := errors.Join(err1, err2); err != nil {
 			return nil, errors.Join(err, b.Close())
 		}
-		services = []kinora.Service{runner, relay} // the relay last: it must not publish before the runner subscribes
+		// The relay comes last: it must not publish before the runner subscribes.
+		services = []kinora.Service{runner, relay}
 	}
 	p := &pipeline{unconsumedCounter: b, broker: b, done: make(chan struct{})}
 	ctx, p.stop = context.WithCancel(context.WithoutCancel(ctx)) // only Stop stops it, after draining
@@ -83,8 +84,8 @@ func (f pipelineFlags) start(ctx context.Context, d database, s serviceStore) (*
 // retention keeps published entries for people, and for the progress and checks that read them.
 var retention = outbox.Retention{Published: 24 * time.Hour}
 
-// newRelay returns a relay to a broker that keeps the order of a batch. Both brokers do: one takes a
-// batch in one statement, the other takes one message after another.
+// newRelay returns a relay to a broker that keeps the order of a batch. Both brokers do: one takes
+// a batch in one statement, the other takes one message after another.
 func newRelay(s outbox.Store, to message.Publisher) (*outbox.Relay, error) {
 	return outbox.NewRelay(s, to, &outbox.RelayConfig{
 		Lease: lease, OrderedPublisher: true,
@@ -112,14 +113,16 @@ func waitCaughtUp(ctx context.Context, s store, u unconsumedCounter, ended <-cha
 	for _, n := range counts {
 		total += n
 	}
-	// Entries before the first open one are finished, so each query starts where the last one ended.
+	// Entries before the first open one are finished, so each query starts where the last one
+	// ended.
 	next := outbox.Filter{Status: []outbox.Status{outbox.Pending, outbox.Claimed, outbox.Failed}, Limit: 1}
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
 		open, err := s.Entries(ctx, next)
 		if err != nil {
 			return err
 		}
-		left, err := u.unconsumed(ctx) // after the entries, so that a message published in between is counted
+		// Read after the entries, so that a message published in between is counted.
+		left, err := u.unconsumed(ctx)
 		if err != nil {
 			return err
 		}

@@ -16,8 +16,8 @@ const (
 	logEvery  = 10 * time.Second
 )
 
-// progress shows the progress of an import. If stderr is a terminal, it shows two bars, first for the
-// file and then for the read model. Otherwise it logs at intervals. The counters are safe for
+// progress shows the progress of an import. If stderr is a terminal, it shows two bars, first for
+// the file and then for the read model. Otherwise it logs at intervals. The counters are safe for
 // concurrent use.
 type progress struct {
 	size, read atomic.Int64 // bytes of the file; size is 0 if unknown, as for a pipe

@@ -27,8 +27,7 @@ type currentReview struct {
 	ReviewedAt time.Time `json:"reviewed_at"`
 }
 
-// withoutEmptyRow removes the row without a review, which is the left join's row of a product
-// without reviews.
+// withoutEmptyRow removes the row that the left join returns for a product without reviews.
 func withoutEmptyRow(rows []currentReview) []currentReview {
 	return slices.DeleteFunc(rows, func(s currentReview) bool { return s.Author == "" })
 }
@@ -53,11 +52,12 @@ type readModel[Tx any] interface {
 	remove(ctx context.Context, tx Tx, product, author string) error
 }
 
-// reviewsProjector is the name of the service's projector. It must never change: every marker has it.
+// reviewsProjector is the name of the service's projector. It must never change: every marker has
+// it.
 const reviewsProjector = "product-reviews"
 
-// productReviews defines the projector of ratings and latest reviews. Both are written in one unit of
-// work, so that no reader sees a review that the average lacks.
+// productReviews defines the projector of ratings and latest reviews. Both are written in one unit
+// of work, so that no reader sees a review that the average lacks.
 func productReviews[Tx any](name string, opts projector.Options, m readModel[Tx]) *projector.Projector[Tx] {
 	return projector.Define(name, review.Types, opts,
 		projector.On("posted", func(ctx context.Context, tx Tx, e eventstore.Event[review.Posted]) error {

@@ -35,8 +35,8 @@ func (c *replayCmd) Validate() error {
 	return nil
 }
 
-// Run marks the messages as due and applies them with the handlers of this program. A running service
-// may apply them at the same time. With --dry-run it only shows the changes.
+// Run marks the messages as due and applies them with the handlers of this program. A running
+// service may apply them at the same time. With --dry-run it only shows the changes.
 func (c *replayCmd) Run(ctx context.Context) error {
 	return c.with(ctx, func(db serviceStore) error {
 		f := projector.ParkedFilter{Projector: reviewsProjector, Seqs: c.Seq, Key: c.Key, Class: classNamed(c.Class)}
@@ -60,7 +60,8 @@ func (c *replayCmd) finish(ctx context.Context, db serviceStore, f projector.Par
 	ctx, cancel := context.WithTimeout(ctx, c.Wait)
 	defer cancel()
 	for {
-		runner, err := db.runner(projector.Source{}) // with the zero source Run applies the due messages and returns
+		// With the zero source the runner applies the due messages and returns.
+		runner, err := db.runner(projector.Source{})
 		if err != nil {
 			return err
 		}
@@ -118,7 +119,7 @@ func (c *replayCmd) dryRun(ctx context.Context, db serviceStore, f projector.Par
 	case result.Messages+result.Waiting == 0:
 		return errNothingSelected
 	case result.Messages == 0:
-		return errors.New("no message would be replayed: the selected ones wait behind others, select those too")
+		return errors.New("no message would be replayed: the selected ones wait behind messages that are not selected, so select those too")
 	}
 	return nil
 }

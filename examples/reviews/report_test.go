@@ -60,7 +60,8 @@ func TestReport(t *testing.T) {
 	require.Equal(t, "date         stars   author   summary\n1970-01-02   3       bob      newest\n1970-01-01   4       ann      so·so ·[31m\n", o.stdout)
 }
 
-// TestReportOmitsProductsWithoutReviews: a product whose reviews are all withdrawn is not in the report.
+// TestReportOmitsProductsWithoutReviews: a product whose reviews are all withdrawn is not in the
+// report.
 func TestReportOmitsProductsWithoutReviews(t *testing.T) {
 	t.Parallel()
 	db := importFile(t, fourReviews)
@@ -73,8 +74,8 @@ func TestReportOmitsProductsWithoutReviews(t *testing.T) {
 	require.Equal(t, []reportRow{{"p2", 2, 5, 2.5}}, report(t, db))
 }
 
-// TestReportRefuses: report fails without a file, a database or a read model, names the problem, and
-// creates no file.
+// TestReportRefuses: report fails without a file, a database or a read model, names the problem,
+// and creates no file.
 func TestReportRefuses(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -83,7 +83,8 @@ func (c *serveCmd) Run(ctx context.Context) (err error) {
 	return nil
 }
 
-// newService returns the handler of the whole service. It reports not ready once stopping has ended.
+// newService returns the handler of the whole service. It reports not ready once stopping has
+// ended.
 func newService(stopping context.Context, db serviceStore, pipe *pipeline, strongWait time.Duration) (http.Handler, error) {
 	commands, err := review.NewCommands(db)
 	if err != nil {

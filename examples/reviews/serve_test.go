@@ -190,8 +190,8 @@ func (p *serviceProcess) stop(t *testing.T, by os.Signal) (code int) {
 	return p.ProcessState.ExitCode()
 }
 
-// TestServeStops: on a signal the service answers requests in flight, ends live pages and applies all
-// events. A restart shows every accepted write.
+// TestServeStops: on a signal the service answers requests in flight, ends live pages and applies
+// all events. A restart shows every accepted write.
 func TestServeStops(t *testing.T) {
 	t.Parallel()
 	onEachDatabase(t, func(t *testing.T, db database) {

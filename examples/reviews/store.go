@@ -9,15 +9,15 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// store is a database of any kind: Kinora's contracts and the ratings. Only the files store_*.go use a
-// provider.
+// store is a database of any kind: Kinora's contracts and the ratings. Only the files store_*.go
+// use a provider.
 type store interface {
 	eventstore.Store
 	outbox.Store
 	outbox.Inspector
 	provider.Parking
-	// ParkedCount counts the messages of a projector that are waiting or stuck. An empty name means all
-	// projectors.
+	// ParkedCount counts the messages of a projector that are waiting or stuck. An empty name means
+	// all projectors.
 	ParkedCount(ctx context.Context, projector string) (int64, error)
 
 	// ratings returns the ratings in the table with this prefix, sorted by product.
@@ -38,8 +38,8 @@ type serviceStore interface {
 	// products returns the ratings of products with reviews, sorted by product: at most limit
 	// products after the given one.
 	products(ctx context.Context, after string, limit int) ([]rating, error)
-	// product returns the rating of one product and at most limit of its newest reviews, both read in
-	// one snapshot. A product without reviews has a zero rating.
+	// product returns the rating of one product and at most limit of its newest reviews, both read
+	// in one snapshot. A product without reviews has a zero rating.
 	product(ctx context.Context, product string, limit int) (rating, []currentReview, error)
 	// newest returns at most limit of the newest reviews of all products.
 	newest(ctx context.Context, limit int) ([]currentReview, error)

@@ -168,8 +168,8 @@ func (s *postgresStore) newest(ctx context.Context, limit int) ([]currentReview,
 		order by reviewed_at desc, product, author limit $1`, limit)
 }
 
-// postgresUnavailable reports whether the database is unreachable, is starting or stopping, or has no
-// free connection.
+// postgresUnavailable reports whether the database is unreachable, is starting or stopping, or has
+// no free connection.
 func postgresUnavailable(err error) bool {
 	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
 		return true

@@ -86,8 +86,8 @@ type projectCmd struct {
 	workerFlags `embed:""`
 }
 
-// Run projects until ctx ends. Only one of several processes has a batch of messages at a time. When
-// that process ends, another one takes over.
+// Run projects until ctx ends. Only one of several processes has a batch of messages at a time.
+// When that process ends, another one takes over.
 func (c *projectCmd) Run(ctx context.Context) error {
 	return c.run(ctx, "project", 1, func(s serviceStore, b broker) (kinora.Service, error) {
 		return s.runner(projector.Subscribe(b, review.Category))

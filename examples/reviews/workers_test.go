@@ -70,8 +70,8 @@ func startProcess(t *testing.T, dsn string, args ...string) *process {
 	return p
 }
 
-// queryPostgresInt queries a number from the database itself. It returns 0 if the query fails, as for a
-// missing table.
+// queryPostgresInt queries a number from the database itself. It returns 0 if the query fails, as
+// for a missing table.
 func queryPostgresInt(t *testing.T, conn *pgx.Conn, query string) (n int) {
 	t.Helper()
 	_ = conn.QueryRow(t.Context(), query).Scan(&n)
@@ -94,8 +94,8 @@ func postgresConn(t *testing.T, dsn string) *pgx.Conn {
 	return conn
 }
 
-// TestImportSQLBroker: with topics in the database the first and the second import give the expected
-// report.
+// TestImportSQLBroker: with topics in the database the first and the second import give the
+// expected report.
 func TestImportSQLBroker(t *testing.T) {
 	t.Parallel()
 	path, bad := generateFile(t, 1500, "-seed", "11")
@@ -111,8 +111,8 @@ func TestImportSQLBroker(t *testing.T) {
 	require.NoError(t, c.Run(t.Context()))
 }
 
-// TestWorkersKilled: the read model is exact although two relays and two projectors, each in its own
-// process, are killed repeatedly during an import.
+// TestWorkersKilled: the read model is exact although two relays and two projectors, each in its
+// own process, are killed repeatedly during an import.
 func TestWorkersKilled(t *testing.T) {
 	t.Parallel()
 	path, bad := generateFile(t, 4000, "-seed", "12")
@@ -145,8 +145,8 @@ func TestWorkersKilled(t *testing.T) {
 	require.Positive(t, kills["project"])
 }
 
-// TestProjectorTakesOver: one of two projectors has the messages, and the other waits for it without
-// polling. When the first is killed in the middle of a batch, the second takes over.
+// TestProjectorTakesOver: one of two projectors has the messages, and the other waits for it
+// without polling. When the first is killed in the middle of a batch, the second takes over.
 func TestProjectorTakesOver(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "four.json")
@@ -156,7 +156,7 @@ func TestProjectorTakesOver(t *testing.T) {
 	require.Zero(t, reviews(t, "import", "--broker", "sql", "--db", dsn, path).code) // creates the tables
 	want := postgresReport(t, dsn)
 	_, err := conn.Exec(t.Context(), `truncate ratings, latest_reviews, kinora.markers;
-		update watermill_offsets_review set offset_acked = 0, last_processed_transaction_id = '0'`) // deliver all messages again
+		update watermill_offsets_review set offset_acked = 0, last_processed_transaction_id = '0'`) // redelivers all
 	require.NoError(t, err)
 
 	const inBatch = `select count(*) from pg_stat_activity
@@ -183,8 +183,8 @@ func TestProjectorTakesOver(t *testing.T) {
 	require.Equal(t, want, postgresReport(t, dsn))
 }
 
-// TestWorkersStop: on a signal a worker drains and exits with status 0. It logs that it is running, and
-// no password.
+// TestWorkersStop: on a signal a worker drains and exits with status 0. It logs that it is running,
+// and no password.
 func TestWorkersStop(t *testing.T) {
 	t.Parallel()
 	dsn := postgresDSN(t)
@@ -233,7 +233,8 @@ func TestBrokerRefuses(t *testing.T) {
 	}
 }
 
-// TestParkedSQLBroker: a message of an unknown type is parked, and messages of other keys are applied.
+// TestParkedSQLBroker: a message of an unknown type is parked, and messages of other keys are
+// applied.
 func TestParkedSQLBroker(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "four.json")

@@ -73,8 +73,8 @@ func TestWriters(t *testing.T) {
 	})
 }
 
-// writeReviews posts, edits and withdraws reviews of one author. It returns the stars of the posted reviews
-// by product.
+// writeReviews posts, edits and withdraws reviews of one author. It returns the stars of the posted
+// reviews by product.
 func writeReviews(t *testing.T, url, author string, until time.Time, accepted *atomic.Int64) map[string]int {
 	stands := map[string]int{}
 	for time.Now().Before(until) && !t.Failed() {

@@ -1,6 +1,6 @@
 // Command generate writes review lines like those of the public Amazon review sets, for tests and
-// measurements: new reviews, later edits, repeats, records out of order, and bad lines of every kind.
-// The same seed writes the same file. The command does not use Kinora.
+// measurements: new reviews, later edits, repeats, records out of order, and bad lines of every
+// kind. The same seed writes the same file. The command does not use Kinora.
 //
 //	go run ./examples/reviews/generate -lines 100000 -gzip > reviews.json.gz
 package main
@@ -152,7 +152,8 @@ func encode(l line) string {
 	return string(b)
 }
 
-// badLine returns the kinds of bad lines in turn. The last kind, a line of 5 MiB, occurs once in a file.
+// badLine returns the kinds of bad lines in turn. The last kind, a line of 5 MiB, occurs once in a
+// file.
 func (g *generator) badLine() string {
 	l := g.newLine()
 	good := encode(l)
@@ -182,7 +183,7 @@ func (g *generator) badLine() string {
 		func() string { return with(`"reviewText":"`, `"reviewText":"\ud83d`) },
 		func() string { return with(`{`, `{"asin":"twice",`) },
 		func() string { l.ReviewText = strings.Repeat("long ", 60_000); return encode(l) },
-		func() string { g.badKind = 1 << 20; return strings.Repeat("z", 5<<20) }, // skips this kind from now on
+		func() string { g.badKind = 1 << 20; return strings.Repeat("z", 5<<20) }, // only once
 	}
 	kind := g.badKind
 	if g.badKind++; kind >= len(kinds) {

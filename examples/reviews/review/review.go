@@ -140,8 +140,9 @@ func (r *Review) Post(c Content, at time.Time) ([]any, error) {
 }
 
 // PostAsOf is Post for a historical record. It has an effect only if the record is later than every
-// event of the review, including a withdrawal. So records may be repeated and may come in any order.
-// A later record with the same content is still an edit, because the review must remember its time.
+// event of the review, including a withdrawal. So records may be repeated and may come in any
+// order. A later record with the same content is still an edit, because the review must remember
+// its time.
 func (r *Review) PostAsOf(c Content, at time.Time) ([]any, error) {
 	if err := c.check(); err != nil {
 		return nil, err
