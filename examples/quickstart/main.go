@@ -18,7 +18,7 @@ import (
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
-// Events are plain structs; one table gives them their stored names.
+// Events are plain structs. The table of types gives each one its stored name.
 type ReviewPosted struct {
 	Product, Author string
 	Stars           int
@@ -26,7 +26,7 @@ type ReviewPosted struct {
 
 var types = eventstore.NewTypes(eventstore.Type[ReviewPosted]("review.posted"))
 
-// An aggregate folds its past in Apply, and decides by returning new events.
+// An aggregate rebuilds its state in Apply. Its methods decide by returning new events.
 type Review struct{ posted bool }
 
 func (r *Review) Apply(event any) {
@@ -37,15 +37,16 @@ func (r *Review) Apply(event any) {
 
 func (r *Review) Post(product, author string, stars int) ([]any, error) {
 	if stars < 1 || stars > 5 {
-		return nil, fmt.Errorf("%d stars: want 1 to 5", stars)
+		return nil, fmt.Errorf("stars must be 1 to 5, got %d", stars)
 	}
 	if r.posted {
-		return nil, nil // nothing new: nothing is written
+		return nil, nil // no event: nothing is written
 	}
 	return []any{ReviewPosted{product, author, stars}}, nil
 }
 
-// A handler writes the read model in the transaction that it is given; its marker is in there too.
+// A handler updates the read model in the transaction that it is given. The same transaction
+// writes the marker that makes a redelivery harmless.
 func onPosted(ctx context.Context, tx *sql.Tx, e eventstore.Event[ReviewPosted]) error {
 	_, err := tx.ExecContext(ctx, `
 		insert into ratings (product, reviews, stars) values (?1, 1, ?2)
@@ -55,7 +56,7 @@ func onPosted(ctx context.Context, tx *sql.Tx, e eventstore.Event[ReviewPosted])
 }
 
 var ratings = projector.Define("product-ratings", types, projector.Options{Markers: true},
-	projector.On("posted", onPosted)) // "product-ratings/posted", for ever
+	projector.On("posted", onPosted)) // stored as "product-ratings/posted": keep the names
 
 func run(ctx context.Context, path string) (err error) {
 	db, err := sqlite.Open(ctx, path, &sqlite.Config{Route: outbox.ByCategory})
@@ -71,7 +72,8 @@ func run(ctx context.Context, path string) (err error) {
 		return err
 	}
 
-	// A broker in memory must wait for acks: what it lost in a crash would be marked as published.
+	// An in-memory broker must wait for acks. Otherwise the relay would mark messages as published
+	// that the broker loses in a crash.
 	broker := gochannel.NewGoChannel(gochannel.Config{BlockPublishUntilSubscriberAck: true}, watermill.NopLogger{})
 	reviews, err1 := eventstore.NewRepository(db, types, "review", func(string) *Review { return &Review{} }, nil)
 	runner, err2 := projector.NewRunner(db, projector.Subscribe(broker, "review"), projector.RunnerConfig{}, ratings)
@@ -79,18 +81,19 @@ func run(ctx context.Context, path string) (err error) {
 	if err := errors.Join(err1, err2, err3); err != nil {
 		return err
 	}
-	app, err := kinora.Start(ctx, runner, relay) // consumers first
+	app, err := kinora.Start(ctx, runner, relay) // consumers come first
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, app.Stop(), broker.Close()) }() // the relay stops first, the database closes last
+	// The relay stops first, and the database closes last.
+	defer func() { err = errors.Join(err, app.Stop(), broker.Close()) }()
 
 	id := eventstore.JoinID("42", "ann")
 	at, err := reviews.Update(ctx, id, func(r *Review) ([]any, error) { return r.Post("42", "ann", 5) })
 	if err != nil {
 		return err
 	}
-	if err := ratings.Wait(ctx, db, at); err != nil { // read your write
+	if err := ratings.Wait(ctx, db, at); err != nil { // read your own write
 		return err
 	}
 	var n, stars int

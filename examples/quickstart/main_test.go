@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// The README shows this program, and what it prints is the same however often it runs.
+// The README shows this program. Each run prints the same output.
 func Example() {
 	dir, err := os.MkdirTemp("", "quickstart")
 	if err != nil {
@@ -36,10 +36,10 @@ func TestREADMEShowsThisProgram(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !strings.Contains(string(readme), "```go\n"+string(program)+"```\n") {
-		t.Error("README.md does not show examples/quickstart/main.go as it is")
+		t.Error("README.md does not show examples/quickstart/main.go: copy the program into its first Go block")
 	}
 	head := strings.SplitN(string(readme), "\n", 25)
 	if !strings.Contains(strings.Join(head[:24], "\n"), "```go") {
-		t.Error("README.md shows no code before line 25")
+		t.Error("README.md shows no Go code before line 25: move the program up")
 	}
 }

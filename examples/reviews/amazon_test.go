@@ -22,10 +22,10 @@ func TestParseRecord(t *testing.T) {
 	require.Equal(t, time.Date(2014, 2, 28, 0, 0, 0, 0, time.UTC), r.at())
 
 	_, err = parseRecord([]byte(`{"asin":"B1","reviewerID":"A2","overall":5,"unixReviewTime":0}`))
-	require.NoError(t, err, "reviews without a text are real")
+	require.NoError(t, err, "a review may have no text")
 }
 
-// TestBadRecords: each says what is wrong, and nothing of what the line holds.
+// TestBadRecords: the error of a bad line names the problem and quotes nothing of the line.
 func TestBadRecords(t *testing.T) {
 	t.Parallel()
 	with := func(old, to string) string {
@@ -36,26 +36,26 @@ func TestBadRecords(t *testing.T) {
 		{`{secret`, "not valid JSON at byte 1"},
 		{goodLine[:40], "not valid JSON at byte"},
 		{goodLine + goodLine, "not valid JSON at byte"},
-		{`["secret"]`, "not a JSON object"},
-		{`"secret"`, "not a JSON object"},
-		{`null`, "no asin"},
-		{with(`"asin"`, `"ASIN"`), "no asin"},
-		{with(`"reviewerID"`, `"author"`), "no reviewerID"},
-		{with(`"overall"`, `"stars"`), "no overall"},
-		{with(`5.0`, `null`), "no overall"},
-		{with(`5.0`, `4.5`), "overall is not a whole number of stars"},
-		{with(`5.0`, `1e300`), "overall is not a whole number of stars"},
-		{with(`5.0`, `1e999`), "overall is of the wrong type"},
-		{with(`5.0`, `"secret"`), "overall is of the wrong type"},
-		{with(`"good"`, `["secret"]`), "summary is of the wrong type"},
-		{with(`"unixReviewTime"`, `"time"`), "no unixReviewTime"},
-		{with(`1393545600`, `-1`), "unixReviewTime is not between 1970 and 9999"},
-		{with(`1393545600`, `253402300800`), "unixReviewTime is not between 1970 and 9999"},
-		{with(`1393545600`, `1.5`), "unixReviewTime is of the wrong type"},
-		{with(`1393545600`, `99999999999999999999`), "unixReviewTime is of the wrong type"},
+		{`["secret"]`, "must be a JSON object"},
+		{`"secret"`, "must be a JSON object"},
+		{`null`, "asin is missing"},
+		{with(`"asin"`, `"ASIN"`), "asin is missing"},
+		{with(`"reviewerID"`, `"author"`), "reviewerID is missing"},
+		{with(`"overall"`, `"stars"`), "overall is missing"},
+		{with(`5.0`, `null`), "overall is missing"},
+		{with(`5.0`, `4.5`), "overall must be a whole number of stars"},
+		{with(`5.0`, `1e300`), "overall must be a whole number of stars"},
+		{with(`5.0`, `1e999`), "overall has the wrong type"},
+		{with(`5.0`, `"secret"`), "overall has the wrong type"},
+		{with(`"good"`, `["secret"]`), "summary has the wrong type"},
+		{with(`"unixReviewTime"`, `"time"`), "unixReviewTime is missing"},
+		{with(`1393545600`, `-1`), "unixReviewTime must be between the years 1970 and 9999"},
+		{with(`1393545600`, `253402300800`), "unixReviewTime must be between the years 1970 and 9999"},
+		{with(`1393545600`, `1.5`), "unixReviewTime has the wrong type"},
+		{with(`1393545600`, `99999999999999999999`), "unixReviewTime has the wrong type"},
 		{with(`Fine`, "\xff"), "not valid JSON at byte"},
 		{with(`Fine`, `\ud83d`), "not valid JSON at byte"},
-		{with(`{`, `{"asin":"secret",`), "a key stands twice"},
+		{with(`{`, `{"asin":"secret",`), "a key appears twice"},
 	} {
 		_, err := parseRecord([]byte(c.line))
 		require.ErrorContains(t, err, c.want, c.line)

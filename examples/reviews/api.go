@@ -22,17 +22,17 @@ import (
 const (
 	pageSize    = 20      // products, unless ?limit= says otherwise
 	pageMax     = 100     // products
-	latestShown = 10      // reviews of one product, or of all
-	bodyMax     = 1 << 20 // bytes of a request: the longest text, escaped, fits
+	latestShown = 10      // reviews of one product or of all products
+	bodyMax     = 1 << 20 // bytes of a request: fits the longest text, escaped
 )
 
-// api is commands and queries as JSON over HTTP.
+// api serves commands and queries as JSON over HTTP.
 type api struct {
 	db         serviceStore
 	commands   *review.Commands
 	clock      func() time.Time
 	strongWait time.Duration   // how long a write with strong consistency waits for the read model
-	stopping   context.Context // ends when the service is told to stop
+	stopping   context.Context // ends when the service starts to stop
 }
 
 func (a *api) routes(mux *http.ServeMux) {
@@ -42,16 +42,16 @@ func (a *api) routes(mux *http.ServeMux) {
 	mux.Handle("GET /products/{id}", jsonHandler(a.get))
 }
 
-// written is what a command came to.
+// written is the result of a command.
 type written struct {
 	Product string `json:"product"`
 	Author  string `json:"author"`
-	Version int64  `json:"version"` // of the review: how many changes it has seen
-	Changed bool   `json:"changed"` // false: it was so already, and nothing was written
+	Version int64  `json:"version"` // number of events of the review
+	Changed bool   `json:"changed"` // false: the command changed nothing, and nothing was written
 }
 
 func (a *api) post(w http.ResponseWriter, r *http.Request) error {
-	strong, err := wantsStrong(r)
+	strong, err := strongRequested(r)
 	if err != nil {
 		return err
 	}
@@ -77,7 +77,7 @@ func (a *api) post(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (a *api) withdraw(w http.ResponseWriter, r *http.Request) error {
-	strong, err := wantsStrong(r)
+	strong, err := strongRequested(r)
 	if err != nil {
 		return err
 	}
@@ -90,7 +90,7 @@ func (a *api) withdraw(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, done)
 }
 
-// do carries out a command, and with strong consistency waits until the read model shows it.
+// do runs a command. With strong consistency it waits until the read model shows the result.
 func (a *api) do(ctx context.Context, product, author string, strong bool,
 	command func(ctx context.Context, product, author string) (eventstore.Appended, error),
 ) (written, error) {
@@ -104,23 +104,24 @@ func (a *api) do(ctx context.Context, product, author string, strong bool,
 	}
 	ctx, cancel := context.WithTimeout(ctx, a.strongWait)
 	defer cancel()
-	defer context.AfterFunc(a.stopping, func() { time.AfterFunc(drain/2, cancel) })() // so that it is answered all the same
+	// Cancel early enough to answer before the shutdown timeout.
+	defer context.AfterFunc(a.stopping, func() { time.AfterFunc(shutdownTimeout/2, cancel) })()
 	switch err := a.db.wait(ctx, at); {
 	case errors.Is(err, projector.ErrParked):
-		return done, &httpError{http.StatusInternalServerError, "parked", "written, but what shows it has failed and waits for a person", &done}
+		return done, &httpError{http.StatusInternalServerError, "parked", "written, but the read model could not apply it: an operator must replay or skip the parked message", &done}
 	case errors.Is(err, projector.ErrSkipped):
-		return done, &httpError{http.StatusInternalServerError, "skipped", "written, but what shows it has failed, and a person gave up on it", &done}
+		return done, &httpError{http.StatusInternalServerError, "skipped", "written, but the read model will not show it: an operator skipped the message", &done}
 	case errors.Is(err, projector.ErrPruned):
-		return done, nil // nothing was written now, and what was is older than markers are kept
+		return done, nil // this command wrote nothing, and the marker of the earlier write is pruned
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
-		return done, &httpError{http.StatusGatewayTimeout, "not_visible_yet", "written, but not visible in time", &done}
+		return done, &httpError{http.StatusGatewayTimeout, "not_visible_yet", "written, but not visible yet: read again later", &done}
 	default:
 		return done, err
 	}
 }
 
-// wantsStrong reads the header Consistency, or the parameter of the same name.
-func wantsStrong(r *http.Request) (bool, error) {
+// strongRequested reads the header Consistency. The query parameter consistency takes precedence.
+func strongRequested(r *http.Request) (bool, error) {
 	v := r.Header.Get("Consistency")
 	if r.URL.Query().Has("consistency") {
 		v = r.URL.Query().Get("consistency")
@@ -131,7 +132,7 @@ func wantsStrong(r *http.Request) (bool, error) {
 	case "", "eventual":
 		return false, nil
 	}
-	return false, badRequest(`consistency: want "strong" or "eventual"`)
+	return false, badRequest(`consistency must be "strong" or "eventual"`)
 }
 
 func (a *api) list(w http.ResponseWriter, r *http.Request) error {
@@ -139,7 +140,7 @@ func (a *api) list(w http.ResponseWriter, r *http.Request) error {
 	if text := r.URL.Query().Get("limit"); text != "" {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 1 || n > pageMax {
-			return badRequest(fmt.Sprintf("limit: want a number from 1 to %d", pageMax))
+			return badRequest(fmt.Sprintf("limit must be a number from 1 to %d", pageMax))
 		}
 		limit = n
 	}
@@ -149,7 +150,7 @@ func (a *api) list(w http.ResponseWriter, r *http.Request) error {
 	}
 	answer := struct {
 		Products []reportRow `json:"products"`
-		Next     string      `json:"next,omitempty"` // where the next page is; absent on the last
+		Next     string      `json:"next,omitempty"` // URL of the next page; absent on the last page
 	}{Products: page}
 	if next != "" {
 		answer.Next = "/products?" + url.Values{"after": {next}, "limit": {strconv.Itoa(limit)}}.Encode()
@@ -157,7 +158,8 @@ func (a *api) list(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, answer)
 }
 
-// page lists products after one, and says after which the next page begins: empty where this is the last.
+// page lists the products after the given one. next is the last product of the page, or empty if
+// no page follows.
 func (a *api) page(ctx context.Context, after string, limit int) (page []reportRow, next string, err error) {
 	if err := checkText("after", after); err != nil {
 		return nil, "", err
@@ -184,15 +186,15 @@ func (a *api) get(w http.ResponseWriter, r *http.Request) error {
 	}
 	rows := reportRows([]rating{found})
 	if len(rows) == 0 {
-		return &httpError{Status: http.StatusNotFound, Code: "no_reviews", Message: "there are no reviews of this product"}
+		return &httpError{Status: http.StatusNotFound, Code: "no_reviews", Message: "this product has no reviews"}
 	}
 	return writeJSON(w, http.StatusOK, struct {
 		reportRow
-		Latest []standing `json:"latest"`
+		Latest []currentReview `json:"latest"`
 	}{rows[0], latest})
 }
 
-// checkText refuses what no id can be and what a database would refuse in words of its own.
+// checkText rejects a text that cannot be an id, before a database rejects it with its own error.
 func checkText(what, text string) error {
 	if text == "" {
 		return nil
@@ -205,25 +207,26 @@ func checkText(what, text string) error {
 
 func readJSON(w http.ResponseWriter, r *http.Request, into any) error {
 	if mediaType(r) != "application/json" {
-		return &httpError{Status: http.StatusUnsupportedMediaType, Code: "unsupported_media_type", Message: "want Content-Type: application/json"}
+		return &httpError{Status: http.StatusUnsupportedMediaType, Code: "unsupported_media_type", Message: "Content-Type must be application/json"}
 	}
 	err := json.UnmarshalRead(http.MaxBytesReader(w, r.Body, bodyMax), into, json.RejectUnknownMembers(true))
 	if err == nil {
 		return nil
 	}
-	if e := unread(err); e != nil {
+	if e := bodyError(err); e != nil {
 		return e
 	}
 	return badRequest("body: " + jsonReason(err).Error())
 }
 
-// unread tells a body that did not arrive, or not all of it, from one that is wrong: nil for that.
-func unread(err error) error {
+// bodyError returns the response for a body that was not read completely. It returns nil if the
+// body was read and is invalid.
+func bodyError(err error) error {
 	switch _, tooLarge := errors.AsType[*http.MaxBytesError](err); {
 	case tooLarge:
-		return &httpError{Status: http.StatusRequestEntityTooLarge, Code: "too_large", Message: fmt.Sprintf("the request is longer than %d bytes", bodyMax)}
+		return &httpError{Status: http.StatusRequestEntityTooLarge, Code: "too_large", Message: fmt.Sprintf("the request is longer than %d bytes: shorten it", bodyMax)}
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return &httpError{Status: http.StatusRequestTimeout, Code: "timeout", Message: fmt.Sprintf("the request did not arrive in %s", requestLimit)}
+		return &httpError{Status: http.StatusRequestTimeout, Code: "timeout", Message: fmt.Sprintf("the request did not arrive within %s: send it again", requestLimit)}
 	}
 	return nil
 }

@@ -18,11 +18,11 @@ import (
 	"github.com/kinora-go/kinora/projector"
 )
 
-// TestAPI: each endpoint, as a client sees it.
+// TestAPI: each endpoint returns the documented status and body.
 func TestAPI(t *testing.T) {
 	t.Parallel()
-	onEach(t, func(t *testing.T, db database) {
-		s := serveHere(t, db, here, 10*time.Second)
+	onEachDatabase(t, func(t *testing.T, db database) {
+		s := startService(t, db, inProcess, 10*time.Second)
 		post := func(product, body string, headers ...string) answer {
 			return call(t, "POST", s.url+"/products/"+product+"/reviews", body, headers...)
 		}
@@ -32,7 +32,7 @@ func TestAPI(t *testing.T) {
 		require.JSONEq(t, `{"product":"p1","author":"ann","version":1,"changed":true}`, a.text)
 
 		a = post("p1", reviewJSON("ann", 4, "first"))
-		require.Equal(t, http.StatusOK, a.status, "the same again is no change")
+		require.Equal(t, http.StatusOK, a.status, "repeating a post changes nothing")
 		require.JSONEq(t, `{"product":"p1","author":"ann","version":1,"changed":false}`, a.text)
 
 		a = post("p1", reviewJSON("ann", 1, "second <thoughts>"), strong)
@@ -48,7 +48,7 @@ func TestAPI(t *testing.T) {
 		require.EqualValues(t, 3, product["average"])
 		latest := product["latest"].([]any)
 		require.Len(t, latest, 2)
-		require.Equal(t, "bob", latest[0].(map[string]any)["author"], "the latest first")
+		require.Equal(t, "bob", latest[0].(map[string]any)["author"], "the latest review comes first")
 		require.Equal(t, "second <thoughts>", latest[1].(map[string]any)["excerpt"])
 
 		a = call(t, "DELETE", s.url+"/products/p1/reviews/ann", "", strong)
@@ -56,7 +56,7 @@ func TestAPI(t *testing.T) {
 		require.JSONEq(t, `{"product":"p1","author":"ann","version":3,"changed":true}`, a.text)
 		require.EqualValues(t, 1, call(t, "GET", s.url+"/products/p1", "").decode(t)["reviews"])
 		a = call(t, "DELETE", s.url+"/products/p1/reviews/ann", "", strong)
-		require.Equal(t, http.StatusOK, a.status, "to send it again is safe")
+		require.Equal(t, http.StatusOK, a.status, "a withdrawal may be sent again")
 		require.JSONEq(t, `{"product":"p1","author":"ann","version":3,"changed":false}`, a.text)
 		a = call(t, "DELETE", s.url+"/products/p1/reviews/nobody", "", strong)
 		require.Equal(t, http.StatusNotFound, a.status)
@@ -64,14 +64,14 @@ func TestAPI(t *testing.T) {
 
 		require.Equal(t, http.StatusOK, call(t, "DELETE", s.url+"/products/p1/reviews/bob", "", strong).status)
 		a = call(t, "GET", s.url+"/products/p1", "")
-		require.Equal(t, http.StatusNotFound, a.status, "a product without reviews is not there")
+		require.Equal(t, http.StatusNotFound, a.status, "a product without reviews is not found")
 		require.Equal(t, "no_reviews", code(t, a))
 		require.JSONEq(t, `{"products":[]}`, call(t, "GET", s.url+"/products", "").text)
 
-		odd := "50%/a b?c#ü"
-		require.Equal(t, http.StatusCreated, post(url.PathEscape(odd), reviewJSON("x/y", 3, ""), strong).status)
-		require.Equal(t, odd, call(t, "GET", s.url+"/products/"+url.PathEscape(odd), "").decode(t)["product"])
-		require.Equal(t, http.StatusOK, call(t, "DELETE", s.url+"/products/"+url.PathEscape(odd)+"/reviews/"+url.PathEscape("x/y"), "").status)
+		escaped := "50%/a b?c#ü"
+		require.Equal(t, http.StatusCreated, post(url.PathEscape(escaped), reviewJSON("x/y", 3, ""), strong).status)
+		require.Equal(t, escaped, call(t, "GET", s.url+"/products/"+url.PathEscape(escaped), "").decode(t)["product"])
+		require.Equal(t, http.StatusOK, call(t, "DELETE", s.url+"/products/"+url.PathEscape(escaped)+"/reviews/"+url.PathEscape("x/y"), "").status)
 	})
 }
 
@@ -81,17 +81,17 @@ func code(t *testing.T, a answer) any {
 	return a.decode(t)["error"].(map[string]any)["code"]
 }
 
-// TestProductPages: every product once, in order, over pages of any size.
+// TestProductPages: pages of any size list every product once and in order.
 func TestProductPages(t *testing.T) {
 	t.Parallel()
-	onEach(t, func(t *testing.T, db database) {
-		s := serveHere(t, db, here, 10*time.Second)
+	onEachDatabase(t, func(t *testing.T, db database) {
+		s := startService(t, db, inProcess, 10*time.Second)
 		var want []string
 		for i := range 25 {
 			want = append(want, fmt.Sprintf("p&%02d", i))
 			headers := []string{}
 			if i == 24 {
-				headers = append(headers, strong) // and so are those before it, on its topic
+				headers = append(headers, strong) // waits for the earlier posts too: they share its topic
 			}
 			require.Equal(t, http.StatusCreated, call(t, "POST", s.url+"/products/"+url.PathEscape(want[i])+"/reviews", reviewJSON("ann", 5, ""), headers...).status)
 		}
@@ -109,63 +109,63 @@ func TestProductPages(t *testing.T) {
 			require.Equal(t, want, got, "pages of %d", size)
 		}
 		first := call(t, "GET", s.url+"/products", "").decode(t)
-		require.Len(t, first["products"], pageSize, "without a limit")
+		require.Len(t, first["products"], pageSize, "the default limit")
 	})
 }
 
-// TestBadInput: what is wrong is said, by status, code and text, and nothing is written.
+// TestBadInput: each bad request gets the right status, code and message, and writes nothing.
 func TestBadInput(t *testing.T) {
 	t.Parallel()
-	s := serveHere(t, databases["sqlite"](t), here, time.Second)
+	s := startService(t, databases["sqlite"](t), inProcess, time.Second)
 	long := strings.Repeat("x", 300)
 	good := reviewJSON("ann", 5, "")
 	for name, c := range map[string]struct {
 		method, path, body string
 		headers            []string
 		status             int
-		code, says         string
+		code, message      string
 	}{
-		"no JSON":             {"POST", "/products/p/reviews", "{", nil, 400, "bad_request", "not valid JSON"},
-		"no body":             {"POST", "/products/p/reviews", "", []string{"Content-Type: application/json"}, 400, "bad_request", "not valid JSON"},
-		"an array":            {"POST", "/products/p/reviews", "[]", nil, 400, "bad_request", "not a JSON object"},
+		"invalid JSON":        {"POST", "/products/p/reviews", "{", nil, 400, "bad_request", "not valid JSON"},
+		"empty body":          {"POST", "/products/p/reviews", "", []string{"Content-Type: application/json"}, 400, "bad_request", "not valid JSON"},
+		"an array":            {"POST", "/products/p/reviews", "[]", nil, 400, "bad_request", "must be a JSON object"},
 		"two values":          {"POST", "/products/p/reviews", good + good, nil, 400, "bad_request", "not valid JSON"},
-		"a key twice":         {"POST", "/products/p/reviews", `{"author":"a","stars":1,"stars":5}`, nil, 400, "bad_request", "twice"},
-		"an unknown key":      {"POST", "/products/p/reviews", `{"author":"a","stars":1,"txt":""}`, nil, 400, "bad_request", "txt"},
-		"stars as text":       {"POST", "/products/p/reviews", `{"author":"a","stars":"5"}`, nil, 400, "bad_request", "stars is of the wrong type"},
-		"half a star":         {"POST", "/products/p/reviews", `{"author":"a","stars":4.5}`, nil, 400, "bad_request", "stars is of the wrong type"},
-		"no UTF-8":            {"POST", "/products/p/reviews", "{\"author\":\"\xff\",\"stars\":5}", nil, 400, "bad_request", "not valid JSON"},
-		"half a surrogate":    {"POST", "/products/p/reviews", `{"author":"\ud800","stars":5}`, nil, 400, "bad_request", "not valid JSON"},
-		"another media type":  {"POST", "/products/p/reviews", good, []string{"Content-Type: text/plain"}, 415, "unsupported_media_type", "application/json"},
+		"duplicate key":       {"POST", "/products/p/reviews", `{"author":"a","stars":1,"stars":5}`, nil, 400, "bad_request", "appears twice"},
+		"unknown key":         {"POST", "/products/p/reviews", `{"author":"a","stars":1,"txt":""}`, nil, 400, "bad_request", "txt"},
+		"stars as text":       {"POST", "/products/p/reviews", `{"author":"a","stars":"5"}`, nil, 400, "bad_request", "stars has the wrong type"},
+		"half a star":         {"POST", "/products/p/reviews", `{"author":"a","stars":4.5}`, nil, 400, "bad_request", "stars has the wrong type"},
+		"invalid UTF-8":       {"POST", "/products/p/reviews", "{\"author\":\"\xff\",\"stars\":5}", nil, 400, "bad_request", "not valid JSON"},
+		"unpaired surrogate":  {"POST", "/products/p/reviews", `{"author":"\ud800","stars":5}`, nil, 400, "bad_request", "not valid JSON"},
+		"wrong media type":    {"POST", "/products/p/reviews", good, []string{"Content-Type: text/plain"}, 415, "unsupported_media_type", "application/json"},
 		"too large":           {"POST", "/products/p/reviews", reviewJSON("a", 5, strings.Repeat("x", bodyMax)), nil, 413, "too_large", "longer than"},
-		"no stars":            {"POST", "/products/p/reviews", `{"author":"a"}`, nil, 422, "rejected", "0 stars"},
-		"six stars":           {"POST", "/products/p/reviews", reviewJSON("a", 6, ""), nil, 422, "rejected", "6 stars"},
-		"no author":           {"POST", "/products/p/reviews", reviewJSON("", 5, ""), nil, 422, "rejected", "author"},
-		"a long author":       {"POST", "/products/p/reviews", reviewJSON(long, 5, ""), nil, 422, "rejected", "id"},
-		"a NUL in the author": {"POST", "/products/p/reviews", `{"author":"a\u0000","stars":5}`, nil, 422, "rejected", "id"},
-		"a NUL in the text":   {"POST", "/products/p/reviews", `{"author":"a","stars":5,"text":"\u0000"}`, nil, 422, "rejected", "NUL"},
-		"a long text":         {"POST", "/products/p/reviews", reviewJSON("a", 5, strings.Repeat("x", review.MaxText+1)), nil, 422, "rejected", "bytes"},
-		"a long product":      {"POST", "/products/" + long + "/reviews", good, nil, 422, "rejected", "id"},
-		"a product no text":   {"POST", "/products/%ff/reviews", good, nil, 422, "rejected", "id"},
-		"a consistency":       {"POST", "/products/p/reviews", good, []string{"Consistency: total"}, 400, "bad_request", "consistency"},
-		"one as a parameter":  {"POST", "/products/p/reviews?consistency=", good, []string{strong}, 201, "", ""},
-		"withdraw: none":      {"DELETE", "/products/p/reviews/bob", "", nil, 404, "no_review", "no such review"},
+		"no stars":            {"POST", "/products/p/reviews", `{"author":"a"}`, nil, 422, "rejected", "stars must be 1 to 5, got 0"},
+		"six stars":           {"POST", "/products/p/reviews", reviewJSON("a", 6, ""), nil, 422, "rejected", "stars must be 1 to 5, got 6"},
+		"empty author":        {"POST", "/products/p/reviews", reviewJSON("", 5, ""), nil, 422, "rejected", "author"},
+		"long author":         {"POST", "/products/p/reviews", reviewJSON(long, 5, ""), nil, 422, "rejected", "id"},
+		"NUL in the author":   {"POST", "/products/p/reviews", `{"author":"a\u0000","stars":5}`, nil, 422, "rejected", "id"},
+		"NUL in the text":     {"POST", "/products/p/reviews", `{"author":"a","stars":5,"text":"\u0000"}`, nil, 422, "rejected", "NUL"},
+		"long text":           {"POST", "/products/p/reviews", reviewJSON("a", 5, strings.Repeat("x", review.MaxText+1)), nil, 422, "rejected", "bytes"},
+		"long product":        {"POST", "/products/" + long + "/reviews", good, nil, 422, "rejected", "id"},
+		"product not UTF-8":   {"POST", "/products/%ff/reviews", good, nil, 422, "rejected", "id"},
+		"unknown consistency": {"POST", "/products/p/reviews", good, []string{"Consistency: total"}, 400, "bad_request", "consistency"},
+		"empty consistency":   {"POST", "/products/p/reviews?consistency=", good, []string{strong}, 201, "", ""},
+		"withdraw: absent":    {"DELETE", "/products/p/reviews/bob", "", nil, 404, "no_review", "no such review"},
 		"withdraw: long":      {"DELETE", "/products/p/reviews/" + long, "", nil, 422, "rejected", "id"},
-		"withdraw: a word":    {"DELETE", "/products/p/reviews/bob?consistency=x", "", nil, 400, "bad_request", "consistency"},
-		"limit: none":         {"GET", "/products?limit=0", "", nil, 400, "bad_request", "limit"},
-		"limit: many":         {"GET", "/products?limit=101", "", nil, 400, "bad_request", "limit"},
+		"withdraw: header":    {"DELETE", "/products/p/reviews/bob?consistency=x", "", nil, 400, "bad_request", "consistency"},
+		"limit: zero":         {"GET", "/products?limit=0", "", nil, 400, "bad_request", "limit"},
+		"limit: too high":     {"GET", "/products?limit=101", "", nil, 400, "bad_request", "limit"},
 		"limit: text":         {"GET", "/products?limit=x", "", nil, 400, "bad_request", "limit"},
-		"after: no text":      {"GET", "/products?after=%ff", "", nil, 400, "bad_request", "after"},
+		"after: not UTF-8":    {"GET", "/products?after=%ff", "", nil, 400, "bad_request", "after"},
 		"after: NUL":          {"GET", "/products?after=%00", "", nil, 400, "bad_request", "after"},
 		"product: NUL":        {"GET", "/products/%00", "", nil, 400, "bad_request", "product"},
-		"product: none":       {"GET", "/products/none", "", nil, 404, "no_reviews", "no reviews"},
-		"two dots":            {"POST", "/products/%2e%2e/reviews", good, nil, 422, "rejected", "dot"},
-		"a blank product":     {"POST", "/products/%20/reviews", good, nil, 422, "rejected", "empty"},
-		"no such place":       {"GET", "/product", "", nil, 404, "not_found", ""},
-		"no such method":      {"PUT", "/products/p/reviews", good, nil, 405, "method_not_allowed", "POST"},
-		"no such method here": {"DELETE", "/products", "", nil, 405, "method_not_allowed", "GET"},
+		"product: absent":     {"GET", "/products/none", "", nil, 404, "no_reviews", "no reviews"},
+		"product: two dots":   {"POST", "/products/%2e%2e/reviews", good, nil, 422, "rejected", `".."`},
+		"product: blank":      {"POST", "/products/%20/reviews", good, nil, 422, "rejected", "empty"},
+		"unknown path":        {"GET", "/product", "", nil, 404, "not_found", ""},
+		"wrong method":        {"PUT", "/products/p/reviews", good, nil, 405, "method_not_allowed", "POST"},
+		"wrong list method":   {"DELETE", "/products", "", nil, 405, "method_not_allowed", "GET"},
 		"templates":           {"GET", "/web/page.html", "", nil, 404, "not_found", ""},
-		"another site":        {"POST", "/products/p/reviews", good, []string{"Sec-Fetch-Site: cross-site"}, 403, "cross_origin", ""},
-		"another origin":      {"DELETE", "/products/p/reviews/a", "", []string{"Origin: http://evil.example"}, 403, "cross_origin", ""},
+		"cross-site":          {"POST", "/products/p/reviews", good, []string{"Sec-Fetch-Site: cross-site"}, 403, "cross_origin", ""},
+		"foreign origin":      {"DELETE", "/products/p/reviews/a", "", []string{"Origin: http://evil.example"}, 403, "cross_origin", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			a := call(t, c.method, s.url+c.path, c.body, c.headers...)
@@ -174,7 +174,7 @@ func TestBadInput(t *testing.T) {
 				return
 			}
 			require.Equal(t, c.code, code(t, a))
-			require.Contains(t, a.decode(t)["error"].(map[string]any)["message"], c.says)
+			require.Contains(t, a.decode(t)["error"].(map[string]any)["message"], c.message)
 		})
 	}
 	counts, err := s.db.StatusCounts(t.Context())
@@ -183,25 +183,26 @@ func TestBadInput(t *testing.T) {
 	for _, n := range counts {
 		sum += n
 	}
-	require.EqualValues(t, 1, sum, "only the one good request was written")
+	require.EqualValues(t, 1, sum, "only the valid request was written")
 }
 
-// TestStrong: a write returns when the read model shows it, and says so where it does not.
-func TestStrong(t *testing.T) {
+// TestStrongConsistency: a write with strong consistency returns when the read model shows it.
+func TestStrongConsistency(t *testing.T) {
 	t.Parallel()
-	onEach(t, func(t *testing.T, db database) {
-		s := serveHere(t, db, here, 10*time.Second)
+	onEachDatabase(t, func(t *testing.T, db database) {
+		s := startService(t, db, inProcess, 10*time.Second)
 		for i := range 30 {
 			a := call(t, "POST", s.url+"/products/p/reviews", reviewJSON(fmt.Sprint("a", i), 5, ""), strong)
 			require.Equal(t, http.StatusCreated, a.status)
-			require.EqualValues(t, i+1, call(t, "GET", s.url+"/products/p", "").decode(t)["reviews"], "no write is missing, at once")
+			require.EqualValues(t, i+1, call(t, "GET", s.url+"/products/p", "").decode(t)["reviews"], "the write is visible at once")
 		}
 	})
 }
 
-func TestStrongTooLate(t *testing.T) {
+// TestStrongConsistencyTimeout: a write that is not visible in time returns 504 and its result.
+func TestStrongConsistencyTimeout(t *testing.T) {
 	t.Parallel()
-	s := serveHere(t, databases["sqlite"](t), here, 50*time.Millisecond)
+	s := startService(t, databases["sqlite"](t), inProcess, 50*time.Millisecond)
 	require.NoError(t, s.pipe.Stop())
 	a := call(t, "POST", s.url+"/products/p/reviews", reviewJSON("ann", 5, ""), strong)
 	require.Equal(t, http.StatusGatewayTimeout, a.status, a.text)
@@ -210,20 +211,21 @@ func TestStrongTooLate(t *testing.T) {
 	require.Equal(t, http.StatusOK, call(t, "POST", s.url+"/products/p/reviews", reviewJSON("ann", 5, "")).status, "it was written")
 }
 
-// A write that waits is answered when the service stops, and not broken off.
-func TestStrongWhileStopping(t *testing.T) {
+// TestStrongConsistencyWhileStopping: a waiting write is answered, not cut off, when the service
+// stops.
+func TestStrongConsistencyWhileStopping(t *testing.T) {
 	t.Parallel()
-	s := serveHere(t, databases["sqlite"](t), here, requestLimit-time.Second)
+	s := startService(t, databases["sqlite"](t), inProcess, requestLimit-time.Second)
 	require.NoError(t, s.pipe.Stop())
 	begin := time.Now()
 	time.AfterFunc(50*time.Millisecond, s.stopping)
 	a := call(t, "POST", s.url+"/products/p/reviews", reviewJSON("ann", 5, ""), strong)
 	require.Equal(t, "not_visible_yet", code(t, a))
-	require.Less(t, time.Since(begin), drain)
+	require.Less(t, time.Since(begin), shutdownTimeout)
 }
 
-// A database that is away is no bug of the service's: clients are told to come again.
-func TestDatabaseAway(t *testing.T) {
+// TestDatabaseUnavailable: an unavailable database is a 503, so that clients retry, and not a 500.
+func TestDatabaseUnavailable(t *testing.T) {
 	t.Parallel()
 	_, err := database{kind: "postgres", path: "postgres://127.0.0.1:1/none?connect_timeout=2"}.open(t.Context())
 	require.Error(t, err)
@@ -233,27 +235,30 @@ func TestDatabaseAway(t *testing.T) {
 	}
 }
 
-func TestStrongParked(t *testing.T) {
+// TestStrongConsistencyParked: a write that the read model parks or skips is answered with that
+// error.
+func TestStrongConsistencyParked(t *testing.T) {
 	t.Parallel()
-	s := serveHere(t, databases["sqlite"](t), here, 20*time.Second)
+	s := startService(t, databases["sqlite"](t), inProcess, 20*time.Second)
 	_, err := s.db.(*sqliteStore).SQL().Exec(`create trigger fail before insert on ratings begin select raise(abort, 'no'); end`)
 	require.NoError(t, err)
 	a := call(t, "POST", s.url+"/products/p/reviews", reviewJSON("ann", 5, ""), strong)
 	require.Equal(t, http.StatusInternalServerError, a.status, a.text)
 	require.Equal(t, "parked", code(t, a))
 	page := call(t, "GET", s.url+"/", "")
-	require.Contains(t, page.text, `<dd class="error">1</dd>`, "the page says that one is parked")
+	require.Contains(t, page.text, `<dd class="error">1</dd>`, "the page shows one parked message")
 	_, err = projector.Skip(t.Context(), s.db, projector.ParkedFilter{}, projector.Decision{By: "ann", Reason: "test"})
 	require.NoError(t, err)
 	a = call(t, "POST", s.url+"/products/p/reviews", reviewJSON("ann", 5, ""), strong)
-	require.Equal(t, http.StatusInternalServerError, a.status, "sent again, it is written already, and never shown")
+	require.Equal(t, http.StatusInternalServerError, a.status, "the write succeeded earlier and is never shown")
 	require.Equal(t, "skipped", code(t, a))
 }
 
-// A command sent again, of which the markers are pruned, was shown long ago: it is answered like any that changes nothing.
-func TestStrongAfterPruning(t *testing.T) {
+// TestStrongConsistencyAfterPruning: a repeated command whose markers are pruned is answered like
+// any command that changes nothing.
+func TestStrongConsistencyAfterPruning(t *testing.T) {
 	t.Parallel()
-	s := serveHere(t, databases["sqlite"](t), here, 20*time.Second)
+	s := startService(t, databases["sqlite"](t), inProcess, 20*time.Second)
 	db := s.db.(*sqliteStore)
 	for i, status := range []int{http.StatusCreated, http.StatusOK} {
 		begin := time.Now()
@@ -268,17 +273,17 @@ func TestStrongAfterPruning(t *testing.T) {
 	}
 }
 
-// TestConflictsAreRetriedInside: people who write to one review at the same moment are all served, one after the other.
-func TestConflictsAreRetriedInside(t *testing.T) {
+// TestConflictsAreRetried: concurrent writes to one review all succeed, one after another.
+func TestConflictsAreRetried(t *testing.T) {
 	t.Parallel()
-	onEach(t, func(t *testing.T, db database) {
-		s := serveHere(t, db, here, 20*time.Second)
+	onEachDatabase(t, func(t *testing.T, db database) {
+		s := startService(t, db, inProcess, 20*time.Second)
 		const writers = 20
 		answers := make([]answer, writers)
 		var all sync.WaitGroup
 		for i := range writers {
 			all.Go(func() {
-				answers[i], _ = try(t.Context(), "POST", s.url+"/products/p/reviews", reviewJSON("ann", 1+i%5, fmt.Sprint(i)), strong)
+				answers[i], _ = send(t.Context(), "POST", s.url+"/products/p/reviews", reviewJSON("ann", 1+i%5, fmt.Sprint(i)), strong)
 			})
 		}
 		all.Wait()
@@ -291,8 +296,9 @@ func TestConflictsAreRetriedInside(t *testing.T) {
 	})
 }
 
-// TestConflictIsSaid: where the database refuses for ever, the client hears of it.
-func TestConflictIsSaid(t *testing.T) {
+// TestErrorStatus: a final conflict, an unknown outcome and an internal error have their own
+// status.
+func TestErrorStatus(t *testing.T) {
 	t.Parallel()
 	e := asHTTP(fmt.Errorf("update: %w", &eventstore.ConflictError{}))
 	require.Equal(t, http.StatusConflict, e.Status)

@@ -14,13 +14,13 @@ import (
 type broker interface {
 	message.Publisher
 	message.Subscriber // Close closes both, and may be called again
-	unconsumer
+	unconsumedCounter
 }
 
-// unconsumer tells how much is still on its way. With a broker that keeps messages, what is published need not
-// be applied yet.
-type unconsumer interface {
-	// unconsumed counts the messages that are published and not acked yet, in all topics.
+// unconsumedCounter counts the messages in flight: a broker may store published messages before
+// they are applied.
+type unconsumedCounter interface {
+	// unconsumed counts the messages of all topics that are published and not acked yet.
 	unconsumed(ctx context.Context) (int64, error)
 }
 
@@ -29,15 +29,16 @@ const (
 	sqlKind    = "sql"
 )
 
-// checkBroker refuses what cannot work before anything is opened.
+// checkBroker checks the flags before anything is opened.
 func checkBroker(kind string, d database) error {
 	if kind == sqlKind && d.kind != "postgres" {
-		return errors.New("--broker sql keeps its topics in PostgreSQL: it wants --db postgres://…")
+		return errors.New("--broker sql stores its topics in PostgreSQL: use --db postgres://…")
 	}
 	return nil
 }
 
-// openBroker opens a broker for a process with so many subscriptions. Close it after what uses it has stopped.
+// openBroker opens a broker for a process with the given number of subscriptions. Close the broker
+// after its users have stopped.
 func openBroker(ctx context.Context, kind string, d database, subscriptions int, topics ...string) (broker, error) {
 	if err := checkBroker(kind, d); err != nil {
 		return nil, err
@@ -48,31 +49,33 @@ func openBroker(ctx context.Context, kind string, d database, subscriptions int,
 	return newBroker(), nil
 }
 
-// memoryBroker is an in-process broker that waits for acks. One that does not would take a message, let the
-// relay mark it published, and lose it in a crash: such a broker keeps nothing.
+// memoryBroker is an in-process broker that waits for acks. Without that wait the relay would mark
+// messages as published that a crash then loses, because the broker stores nothing.
 type memoryBroker struct{ *gochannel.GoChannel }
 
 func newBroker() memoryBroker {
 	return memoryBroker{gochannel.NewGoChannel(gochannel.Config{BlockPublishUntilSubscriberAck: true}, brokerLog())}
 }
 
-// unconsumed is none: what is published has been acked.
+// unconsumed returns 0: Publish waits for the acks.
 func (memoryBroker) unconsumed(context.Context) (int64, error) { return 0, nil }
 
-// brokerLog makes Watermill log as the rest does, its remarks on everyday work for debugging only.
+// brokerLog returns a logger for Watermill on the default slog logger. Watermill's info records
+// become debug records.
 func brokerLog() watermill.LoggerAdapter {
-	everyday := map[slog.Level]slog.Level{slog.LevelInfo: slog.LevelDebug}
-	return discreet{watermill.NewSlogLoggerWithLevelMapping(slog.Default(), everyday)}
+	levels := map[slog.Level]slog.Level{slog.LevelInfo: slog.LevelDebug}
+	return filteredLogger{watermill.NewSlogLoggerWithLevelMapping(slog.Default(), levels)}
 }
 
-// discreet leaves out Watermill's traces: they hold the arguments of statements, which is what people wrote.
-type discreet struct{ watermill.LoggerAdapter }
+// filteredLogger drops Watermill's trace records: they contain the arguments of statements, and so
+// text that people wrote.
+type filteredLogger struct{ watermill.LoggerAdapter }
 
-func (discreet) Trace(string, watermill.LogFields) {}
+func (filteredLogger) Trace(string, watermill.LogFields) {}
 
-// Error leaves to those who debug what was broken off on purpose, and a rollback that failed after an error that
-// is reported by itself: its connection is gone.
-func (l discreet) Error(msg string, err error, fields watermill.LogFields) {
+// Error logs two kinds of errors as debug records: those of a canceled context, and those of a
+// rollback after a query failed, because the error of the query is reported separately.
+func (l filteredLogger) Error(msg string, err error, fields watermill.LogFields) {
 	if _, rollback := fields["query_err"]; rollback || errors.Is(err, context.Canceled) {
 		l.Debug(msg, fields.Add(watermill.LogFields{"error": err}))
 		return
@@ -80,6 +83,6 @@ func (l discreet) Error(msg string, err error, fields watermill.LogFields) {
 	l.LoggerAdapter.Error(msg, err, fields)
 }
 
-func (l discreet) With(fields watermill.LogFields) watermill.LoggerAdapter {
-	return discreet{l.LoggerAdapter.With(fields)}
+func (l filteredLogger) With(fields watermill.LogFields) watermill.LoggerAdapter {
+	return filteredLogger{l.LoggerAdapter.With(fields)}
 }

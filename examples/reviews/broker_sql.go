@@ -16,74 +16,76 @@ import (
 	"github.com/jackc/pgx/v5/stdlib"
 )
 
-// consumerGroup is the one group that consumes the topics: the service's runners, in whatever processes.
+// consumerGroup is the only group that consumes the topics: the service's runners in all processes.
 const consumerGroup = "reviews"
 
 const (
-	sqlPoll       = 50 * time.Millisecond // between two looks at a topic where nothing is new
-	sqlRetry      = time.Second           // after an error of the database
-	sqlLimit      = 5 * time.Second       // for a publication, a look, or an orderly end: shorter than a relay's drain
+	sqlPoll       = 50 * time.Millisecond // between two polls of a topic without new messages
+	sqlRetry      = time.Second           // pause after an error of the database
+	sqlTimeout    = 5 * time.Second       // of a publication or a clean stop; shorter than a relay's drain
 	sqlPruneEvery = 10 * time.Second
 	sqlPruneBatch = 1000
 
-	// sqlBatch is how many messages share a transaction of the subscriber, and with it the commit of their acks:
-	// what a crash redelivers at most.
+	// sqlBatch is how many messages share a transaction of the subscriber, and so the commit of
+	// their acks. A crash redelivers at most this many.
 	sqlBatch = 100
 
-	// sqlAckDeadline ends the subscriber's transaction when one message takes longer. That transaction has an
-	// id, and Watermill reads only what is older than every open one in the cluster: while it is open, no
-	// subscriber anywhere sees newer messages. A runner repeats what fails for a passing reason without limit,
-	// so there must be an end. The runner goes on with its message all the same; when it is done the message
-	// comes once more, and its marker says so.
+	// sqlAckDeadline ends the subscriber's transaction when one message takes longer. The
+	// transaction has an id, and Watermill reads only messages that are older than every open
+	// transaction of the cluster. So no subscriber sees newer messages while the transaction is
+	// open. A runner retries a transient error without limit, so the transaction needs a deadline.
+	// The runner continues with its message. The message is then delivered once more, and its
+	// marker shows that it is applied.
 	sqlAckDeadline = 10 * time.Second
 
-	// sqlIdle is how long the server lets a subscriber's transaction stand without a statement: longer than a
-	// batch takes. It bounds what a process that is stopped, or out of reach, holds back: the batch of its
-	// group, and what the deadline above says. The end of a process, however sudden, ends its transaction at once.
+	// sqlIdle is how long the server keeps a subscriber's transaction open without a statement. It
+	// must be longer than a batch takes. It limits how long a process that hangs or is unreachable
+	// holds back the batch of its group and the newer messages of all subscribers (see
+	// sqlAckDeadline). When a process ends, even by a crash, its transaction ends at once.
 	sqlIdle = time.Minute
 )
 
-// sqlBroker is Watermill's SQL Pub/Sub with its topics in the service's database. Its connections are its own:
-// each subscription keeps one while messages are handled, and from a pool that handlers share, subscriptions
-// could take all that handlers need to come to an end.
+// sqlBroker is Watermill's SQL Pub/Sub with its topics in the service's database. It has
+// connections of its own. Each subscription holds one while messages are handled. In a pool shared
+// with the handlers, subscriptions could take all connections, and no handler could finish.
 type sqlBroker struct {
-	db     *sql.DB
-	topics []string
-	pub    *wsql.Publisher
-	schema sqlSchema
-	every  time.Duration // between two prunings
-	wait   time.Duration // sqlAckDeadline, but in tests
-	idle   time.Duration // sqlIdle, but in tests
+	db            *sql.DB
+	topics        []string
+	pub           *wsql.Publisher
+	schema        sqlSchema
+	pruneInterval time.Duration // between two runs of prune
+	ackDeadline   time.Duration // sqlAckDeadline, except in tests
+	idleTimeout   time.Duration // sqlIdle, except in tests
 
-	life    context.Context // ends with Close
-	end     func()
-	work    sync.WaitGroup // subscriptions, and what prunes
-	pruning sync.Once
+	lifetime context.Context // ends with Close
+	cancel   func()
+	work     sync.WaitGroup // subscriptions and the prune loop
+	pruning  sync.Once
 }
 
 var _ broker = (*sqlBroker)(nil)
 
-// newSQLBroker connects, checks that the server has the connections that this process may open, and makes what
-// tables the database lacks.
+// newSQLBroker connects, checks that the server allows the connections that this process may open,
+// and creates missing tables.
 func newSQLBroker(ctx context.Context, dsn string, subscriptions int, topics ...string) (*sqlBroker, error) {
-	// pgx.ParseConfig would send the settings of the pool to the server.
+	// Not pgx.ParseConfig, which would send the settings of the pool to the server.
 	config, err := pgxpool.ParseConfig(dsn)
 	if err != nil {
-		return nil, fmt.Errorf("open the broker: %w", err) // pgx leaves out the password
+		return nil, fmt.Errorf("open the broker: %w", err) // pgx omits the password
 	}
 	conn := config.ConnConfig
-	// The server plans each time, for the tables as they are: they are empty now and may be long soon.
+	// The server plans each statement again: the tables are empty now and may grow soon.
 	conn.DefaultQueryExecMode, conn.DescriptionCacheCapacity = pgx.QueryExecModeCacheDescribe, 128
-	b := &sqlBroker{db: stdlib.OpenDB(*conn), topics: topics, every: sqlPruneEvery, wait: sqlAckDeadline, idle: sqlIdle}
-	const others = 2 // connections for publishing, looking, and pruning
+	b := &sqlBroker{db: stdlib.OpenDB(*conn), topics: topics, pruneInterval: sqlPruneEvery, ackDeadline: sqlAckDeadline, idleTimeout: sqlIdle}
+	const others = 2 // connections to publish, count and prune
 	b.db.SetMaxOpenConns(subscriptions + others)
 	b.db.SetMaxIdleConns(subscriptions + others)
 	b.schema.DefaultPostgreSQLSchema = wsql.DefaultPostgreSQLSchema{
-		// A payload is bytes, and goes out as the same bytes each time; JSON would be rewritten.
+		// bytea keeps the bytes of a payload. JSON would be rewritten.
 		GeneratePayloadType: func(string) string { return "bytea" },
 		SubscribeBatchSize:  sqlBatch,
 	}
-	b.life, b.end = context.WithCancel(context.WithoutCancel(ctx))
+	b.lifetime, b.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err = b.checkConnections(ctx, int(config.MaxConns), subscriptions+others); err == nil {
 		err = b.createTables(ctx)
 	}
@@ -91,7 +93,7 @@ func newSQLBroker(ctx context.Context, dsn string, subscriptions int, topics ...
 		err = b.checkCluster(ctx)
 	}
 	if err == nil {
-		b.pub, err = wsql.NewPublisher(limited{b.db}, wsql.PublisherConfig{SchemaAdapter: b.schema}, brokerLog())
+		b.pub, err = wsql.NewPublisher(timeoutDB{b.db}, wsql.PublisherConfig{SchemaAdapter: b.schema}, brokerLog())
 	}
 	if err != nil {
 		_ = b.Close()
@@ -100,23 +102,25 @@ func newSQLBroker(ctx context.Context, dsn string, subscriptions int, topics ...
 	return b, nil
 }
 
-// checkConnections: to run out of them later would look like a database that is slow.
+// checkConnections returns an error if the server does not allow the connections that this process
+// may open. Without the check a lack of connections would look like a slow database.
 func (b *sqlBroker) checkConnections(ctx context.Context, pool, own int) error {
-	var gives int
+	var available int
 	err := b.db.QueryRowContext(ctx, `
 		select current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
-			- coalesce(current_setting('reserved_connections', true), '0')::int`).Scan(&gives)
-	if err == nil && pool+own > gives {
-		err = fmt.Errorf("this process may open %d connections (pool_max_conns %d, the broker %d) and the server gives %d to all: "+
-			"lower pool_max_conns in the connection string, or raise the server's max_connections", pool+own, pool, own, gives)
+			- coalesce(current_setting('reserved_connections', true), '0')::int`).Scan(&available)
+	if err == nil && pool+own > available {
+		err = fmt.Errorf("this process may open %d connections (pool_max_conns %d, the broker %d), but the server allows %d in total: "+
+			"lower pool_max_conns in the connection string, or raise the server's max_connections", pool+own, pool, own, available)
 	}
 	return err
 }
 
-// createTables makes the tables itself, under a lock: Watermill's "create table if not exists" fails in one of
-// several processes that start at once. Where all are there it needs no right to create any.
+// createTables creates the tables under a lock, because Watermill's "create table if not exists"
+// fails if several processes start at once. If all tables exist, it requires no right to create
+// them.
 func (b *sqlBroker) createTables(ctx context.Context) error {
-	if there, err := b.tablesExist(ctx); there || err != nil {
+	if exist, err := b.tablesExist(ctx); exist || err != nil {
 		return err
 	}
 	tx, err := b.db.BeginTx(ctx, nil)
@@ -126,7 +130,7 @@ func (b *sqlBroker) createTables(ctx context.Context) error {
 	defer func() { _ = tx.Rollback() }()
 	statements := []wsql.Query{{Query: `select pg_advisory_xact_lock(20261121)`}}
 	for _, topic := range b.topics {
-		// Its column for message ids is a varchar(36): Kinora's are UUIDs, of 36 characters.
+		// The column for message ids is a varchar(36), the length of Kinora's UUIDs.
 		statements = append(statements, b.schema.SchemaInitializingQueries(topic)...)
 		statements = append(statements, b.schema.offsets.SchemaInitializingQueries(topic)...)
 	}
@@ -138,11 +142,11 @@ func (b *sqlBroker) createTables(ctx context.Context) error {
 	return tx.Commit()
 }
 
-func (b *sqlBroker) tablesExist(ctx context.Context) (there bool, err error) {
+func (b *sqlBroker) tablesExist(ctx context.Context) (exist bool, err error) {
 	for _, topic := range b.topics {
 		err = b.db.QueryRowContext(ctx, `select to_regclass($1) is not null and to_regclass($2) is not null`,
-			b.schema.MessagesTable(topic), b.schema.offsets.MessagesOffsetsTable(topic)).Scan(&there)
-		if err != nil || !there {
+			b.schema.MessagesTable(topic), b.schema.offsets.MessagesOffsetsTable(topic)).Scan(&exist)
+		if err != nil || !exist {
 			return false, err
 		}
 	}
@@ -153,47 +157,51 @@ const foreignSQL = `
 select exists (select from {offsets} where last_processed_transaction_id >= pg_snapshot_xmax(pg_current_snapshot()))
 	or exists (select from {messages} where transaction_id >= pg_snapshot_xmax(pg_current_snapshot()))`
 
-// checkCluster refuses topics that were restored into another cluster: their transaction ids mean nothing there,
-// and new messages, with lower ones, would be passed over.
+// checkCluster returns an error if the topics were restored into another cluster. Their transaction
+// ids have no meaning there, and new messages with lower ids would never be read.
 func (b *sqlBroker) checkCluster(ctx context.Context) error {
 	for _, topic := range b.topics {
 		var foreign bool
-		if err := b.db.QueryRowContext(ctx, b.on(topic, foreignSQL)).Scan(&foreign); err != nil {
+		if err := b.db.QueryRowContext(ctx, b.withTables(topic, foreignSQL)).Scan(&foreign); err != nil {
 			return err
 		}
 		if foreign {
-			return fmt.Errorf("topic %s comes from another cluster: where no process is at work, set %s.transaction_id to 1 and %s.last_processed_transaction_id to 0, "+
-				"so that all that is kept is delivered once more", topic, b.schema.MessagesTable(topic), b.schema.offsets.MessagesOffsetsTable(topic))
+			return fmt.Errorf("topic %s comes from another cluster: stop all processes, then set %s.transaction_id to 1 and %s.last_processed_transaction_id to 0; "+
+				"all stored messages are then delivered once more", topic, b.schema.MessagesTable(topic), b.schema.offsets.MessagesOffsetsTable(topic))
 		}
 	}
 	return nil
 }
 
-// limited limits Watermill's publications, which heed no context: a relay must be able to drain. One that is
-// broken off may have been committed all the same; the relay sends it again, and that is a duplicate.
-type limited struct{ *sql.DB }
+// timeoutDB limits the time of Watermill's publications, which take no context, so that a relay can
+// drain. A canceled publication may still be committed. The relay then publishes a duplicate.
+type timeoutDB struct{ *sql.DB }
 
-func (l limited) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
-	ctx, cancel := context.WithTimeout(ctx, sqlLimit)
+func (l timeoutDB) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	ctx, cancel := context.WithTimeout(ctx, sqlTimeout)
 	defer cancel()
 	return l.DB.ExecContext(ctx, query, args...)
 }
 
-// Publish adds messages to a topic, all of them in one statement, or none. So a batch keeps its order, and so
-// does a key whose next entries are published after these have committed: Watermill orders by transaction.
+// Publish adds messages to a topic in one statement: all of them or none. So a batch keeps its
+// order. A key keeps its order too if its next entries are published after this commit, because
+// Watermill orders by transaction.
 func (b *sqlBroker) Publish(topic string, messages ...*message.Message) error {
 	return b.pub.Publish(topic, messages...)
 }
 
-// Close ends subscriptions in good order, so that what was acked does not come again. It waits for that.
+// Close ends the subscriptions and waits until all acks are committed, so that no acked message is
+// delivered again.
 func (b *sqlBroker) Close() error {
-	b.end()
+	b.cancel()
 	b.work.Wait()
 	return b.db.Close() // Watermill's Publisher has nothing to close
 }
 
-// on puts the tables of a topic into a statement.
-func (b *sqlBroker) on(topic, statement string) string { return b.schema.offsets.on(topic, statement) }
+// withTables replaces the placeholders in a statement with the tables of a topic.
+func (b *sqlBroker) withTables(topic, statement string) string {
+	return b.schema.offsets.withTables(topic, statement)
+}
 
 const unconsumedSQL = `
 select count(*) from {messages} where (transaction_id, "offset") > (
@@ -203,15 +211,16 @@ select count(*) from {messages} where (transaction_id, "offset") > (
 func (b *sqlBroker) unconsumed(ctx context.Context) (total int64, err error) {
 	for _, topic := range b.topics {
 		var n int64
-		if err := b.db.QueryRowContext(ctx, b.on(topic, unconsumedSQL), consumerGroup).Scan(&n); err != nil {
-			return 0, fmt.Errorf("count what is not consumed: %w", err)
+		if err := b.db.QueryRowContext(ctx, b.withTables(topic, unconsumedSQL), consumerGroup).Scan(&n); err != nil {
+			return 0, fmt.Errorf("count unconsumed messages: %w", err)
 		}
 		total += n
 	}
 	return total, nil
 }
 
-// pruneSQL deletes what every group has acked. Processes that prune at the same time take different rows.
+// pruneSQL deletes the messages that every group has acked. Processes that prune at the same time
+// delete different rows.
 const pruneSQL = `
 delete from {messages} where ctid = any (array(
 	select m.ctid from {messages} m, (
@@ -220,11 +229,11 @@ delete from {messages} where ctid = any (array(
 	order by m.transaction_id, m."offset" limit $1
 	for update of m skip locked))`
 
-// prune deletes consumed messages of all topics: Watermill keeps them for ever.
+// prune deletes the consumed messages of all topics. Watermill never deletes them.
 func (b *sqlBroker) prune(ctx context.Context) error {
 	for _, topic := range b.topics {
-		for n := int64(sqlPruneBatch); n == sqlPruneBatch; { // small transactions, for the reason of sqlAckDeadline
-			r, err := b.db.ExecContext(ctx, b.on(topic, pruneSQL), sqlPruneBatch)
+		for n := int64(sqlPruneBatch); n == sqlPruneBatch; { // short transactions: see sqlAckDeadline
+			r, err := b.db.ExecContext(ctx, b.withTables(topic, pruneSQL), sqlPruneBatch)
 			if err == nil {
 				n, err = r.RowsAffected()
 			}
@@ -236,31 +245,31 @@ func (b *sqlBroker) prune(ctx context.Context) error {
 	return nil
 }
 
-// pruneAlways is for a process that subscribes: one that only publishes has nothing consumed.
-func (b *sqlBroker) pruneAlways() {
+// pruneLoop prunes until Close. Only a process that subscribes runs it.
+func (b *sqlBroker) pruneLoop() {
 	for {
-		if sleep(b.life, b.every) != nil {
+		if sleep(b.lifetime, b.pruneInterval) != nil {
 			return
 		}
-		if err := b.prune(b.life); err != nil && b.life.Err() == nil {
-			slog.Warn("prune the topics", "err", err, "again_in", b.every)
+		if err := b.prune(b.lifetime); err != nil && b.lifetime.Err() == nil {
+			slog.Warn("prune topics failed", "err", err, "retry_in", b.pruneInterval)
 		}
 	}
 }
 
-// sqlSchema is Watermill's tables, read by their primary key. Watermill's own statement sorts all that is not
-// consumed yet for each batch.
+// sqlSchema reads Watermill's tables by their primary key. Watermill's own statement sorts all
+// unconsumed messages for each batch.
 type sqlSchema struct {
 	wsql.DefaultPostgreSQLSchema
 	offsets sqlOffsets
 }
 
-// sqlOffsets locks the group's place only where there is something to read. Watermill's own statement always
-// does, which draws a transaction id and waits for the disk, at every look.
+// sqlOffsets locks the group's offset only if there are new messages. Watermill's own statement
+// always locks it. Each poll then assigns a transaction id and waits for the disk.
 type sqlOffsets struct {
 	wsql.DefaultPostgreSQLOffsetsAdapter
 }
 
-func (o sqlOffsets) on(topic, statement string) string {
+func (o sqlOffsets) withTables(topic, statement string) string {
 	return strings.NewReplacer("{messages}", sqlSchema{}.MessagesTable(topic), "{offsets}", o.MessagesOffsetsTable(topic)).Replace(statement)
 }

@@ -13,8 +13,9 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// nextOffsetSQL locks the group's place, if there is something to read. Of several consumers of the group one
-// gets it, and has it until its batch is acked; the others wait here, and read on when it is done or dead.
+// nextOffsetSQL locks the group's offset if there are new messages. One consumer of the group gets
+// the lock and holds it until its batch is acked. The others wait here until that consumer commits
+// or ends.
 const nextOffsetSQL = `
 select offset_acked, last_processed_transaction_id from {offsets} o
 where consumer_group = $1 and exists (
@@ -24,10 +25,11 @@ where consumer_group = $1 and exists (
 for update`
 
 func (o sqlOffsets) NextOffsetQuery(topic, group string) wsql.Query {
-	return wsql.Query{Query: o.on(topic, nextOffsetSQL), Args: []any{group}}
+	return wsql.Query{Query: o.withTables(topic, nextOffsetSQL), Args: []any{group}}
 }
 
-// selectSQL reads what follows the group's place, leaving out what a transaction that is still open may precede.
+// selectSQL reads the messages after the group's offset. It omits messages that an open transaction
+// may still precede.
 const selectSQL = `
 with place as materialized (%s)
 select "offset", transaction_id, uuid, payload, metadata from {messages}
@@ -37,48 +39,49 @@ order by transaction_id, "offset" limit %d`
 
 func (s sqlSchema) SelectQuery(topic, group string, _ wsql.OffsetsAdapter) wsql.Query {
 	next := s.offsets.NextOffsetQuery(topic, group)
-	return wsql.Query{Query: fmt.Sprintf(s.offsets.on(topic, selectSQL), next.Query, s.SubscribeBatchSize), Args: next.Args}
+	return wsql.Query{Query: fmt.Sprintf(s.offsets.withTables(topic, selectSQL), next.Query, s.SubscribeBatchSize), Args: next.Args}
 }
 
-// guarded begins transactions that the server ends where nobody does.
-type guarded struct {
+// idleTimeoutDB begins transactions that the server ends if they are idle for too long.
+type idleTimeoutDB struct {
 	*sql.DB
-	idle time.Duration // for so long it may stand without a statement
+	timeout time.Duration // how long a transaction may be without a statement
 }
 
-func (g guarded) BeginTx(ctx context.Context, opts *sql.TxOptions) (*sql.Tx, error) {
+func (g idleTimeoutDB) BeginTx(ctx context.Context, opts *sql.TxOptions) (*sql.Tx, error) {
 	tx, err := g.DB.BeginTx(ctx, opts)
 	if err != nil {
 		return nil, err
 	}
-	// Not in the connection's parameters, which a pooler may refuse.
-	if _, err := tx.ExecContext(ctx, fmt.Sprintf(`set local idle_in_transaction_session_timeout = %d`, g.idle.Milliseconds())); err != nil {
+	// Not as a parameter of the connection, which a pooler may refuse.
+	if _, err := tx.ExecContext(ctx, fmt.Sprintf(`set local idle_in_transaction_session_timeout = %d`, g.timeout.Milliseconds())); err != nil {
 		return nil, errors.Join(err, tx.Rollback())
 	}
 	return tx, nil
 }
 
-// sqlSubscription stands between Watermill's subscriber and a runner. Acks are committed at the end of a batch,
-// and the end of the subscriber's context would break that off: what was acked would come again. So that
-// context lives on, and the subscriber is closed when it has seen the last ack.
+// sqlSubscription connects Watermill's subscriber to a runner. The subscriber commits acks at the
+// end of a batch. If its context ended first, acked messages would be delivered again. So its
+// context outlives the subscription, and the subscriber is closed after it has received the last
+// ack.
 type sqlSubscription struct {
 	inner  *wsql.Subscriber
 	in     <-chan *message.Message
 	out    chan *message.Message
-	ended  chan struct{} // the inner subscriber is between two transactions
-	done   chan struct{} // nobody listens to ended any more
-	cancel func()        // breaks the inner subscriber off
+	ended  chan struct{} // receives when the inner subscriber has ended a transaction
+	done   chan struct{} // closed when ended is no longer read
+	cancel func()        // cancels the inner subscriber
 
-	acked  bool // something was acked in the transaction that is open
-	unseen bool // and the inner subscriber may not have noticed the last ack yet
+	acked      bool // a message was acked in the open transaction
+	ackPending bool // the inner subscriber may not have received the last ack yet
 }
 
 // Subscribe subscribes the service's group. The subscription ends with ctx; Close waits for it.
 func (b *sqlBroker) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
 	s := &sqlSubscription{out: make(chan *message.Message), ended: make(chan struct{}), done: make(chan struct{})}
 	var err error
-	s.inner, err = wsql.NewSubscriber(guarded{b.db, b.idle}, wsql.SubscriberConfig{
-		ConsumerGroup: consumerGroup, AckDeadline: &b.wait, PollInterval: sqlPoll, ResendInterval: sqlPoll, RetryInterval: sqlRetry,
+	s.inner, err = wsql.NewSubscriber(idleTimeoutDB{b.db, b.idleTimeout}, wsql.SubscriberConfig{
+		ConsumerGroup: consumerGroup, AckDeadline: &b.ackDeadline, PollInterval: sqlPoll, ResendInterval: sqlPoll, RetryInterval: sqlRetry,
 		BackoffManager: s, SchemaAdapter: b.schema, OffsetsAdapter: b.schema.offsets,
 	}, brokerLog())
 	if err != nil {
@@ -93,12 +96,12 @@ func (b *sqlBroker) Subscribe(ctx context.Context, topic string) (<-chan *messag
 		return nil, errors.Join(err, ctx.Err(), s.inner.Close())
 	}
 	ctx, end := context.WithCancel(ctx)
-	context.AfterFunc(b.life, end)
+	context.AfterFunc(b.lifetime, end)
 	b.work.Go(func() {
 		defer end()
 		s.run(ctx)
 	})
-	b.pruning.Do(func() { b.work.Go(b.pruneAlways) })
+	b.pruning.Do(func() { b.work.Go(b.pruneLoop) })
 	return s.out, nil
 }
 
@@ -110,19 +113,20 @@ func (s *sqlSubscription) run(ctx context.Context) {
 			if !ok {
 				return
 			}
-			s.unseen = false
-			s.hand(ctx, m)
+			s.ackPending = false
+			s.deliver(ctx, m)
 		case <-s.ended:
-			s.acked, s.unseen = false, false
+			s.acked, s.ackPending = false, false
 		case <-ctx.Done():
 		}
 	}
 	s.stop()
 }
 
-// hand gives a message to the runner and waits until that is done with it, also where its deadline is over and
-// the inner subscriber has given it up: that waits as well then, with no transaction open (HandleError).
-func (s *sqlSubscription) hand(ctx context.Context, m *message.Message) {
+// deliver sends a message to the runner and waits until the runner acks or nacks it. It waits even
+// after the ack deadline, when the inner subscriber has released the message. The inner subscriber
+// then waits in HandleError, without an open transaction.
+func (s *sqlSubscription) deliver(ctx context.Context, m *message.Message) {
 	select {
 	case s.out <- m:
 	case <-m.Context().Done():
@@ -133,7 +137,7 @@ func (s *sqlSubscription) hand(ctx context.Context, m *message.Message) {
 	select {
 	case <-m.Acked():
 	case <-m.Nacked():
-		return // it is sent again
+		return // the inner subscriber sends the message again
 	case <-ctx.Done(): // a runner acks before it ends its subscription
 		select {
 		case <-m.Acked():
@@ -141,15 +145,16 @@ func (s *sqlSubscription) hand(ctx context.Context, m *message.Message) {
 			return
 		}
 	}
-	s.acked, s.unseen = true, true
+	s.acked, s.ackPending = true, true
 }
 
-// stop ends the inner subscriber, after the commit of what was acked.
+// stop closes the inner subscriber after it has committed the acks.
 func (s *sqlSubscription) stop() {
-	limit := time.AfterFunc(sqlLimit, s.cancel)
+	limit := time.AfterFunc(sqlTimeout, s.cancel)
 	defer limit.Stop()
 	defer s.cancel()
-	if s.unseen { // it is on its way to one of these; if it was closed now, it might see that first, and forget the ack
+	// Closing now could lose the ack: wait for the subscriber's next step.
+	if s.ackPending {
 		select {
 		case <-s.in:
 		case <-s.ended:
@@ -158,31 +163,32 @@ func (s *sqlSubscription) stop() {
 	}
 	close(s.done)
 	if !s.acked {
-		s.cancel() // there is nothing to commit, and it may be waiting for another consumer
+		s.cancel() // nothing to commit, and the subscriber may be waiting for another consumer
 	}
 	_ = s.inner.Close() // never fails
 }
 
-// HandleError is called by the inner subscriber after each transaction, and says how long to wait for the next.
-func (s *sqlSubscription) HandleError(log watermill.LoggerAdapter, nothing bool, err error) time.Duration {
+// HandleError is called by the inner subscriber after each transaction. It returns how long to wait
+// before the next.
+func (s *sqlSubscription) HandleError(log watermill.LoggerAdapter, noMessages bool, err error) time.Duration {
 	select {
 	case s.ended <- struct{}{}:
 	case <-s.done:
 		return 0
 	}
-	const serializationFailure = "40001" // another consumer has acked a batch meanwhile
+	const serializationFailure = "40001" // another consumer acked a batch in the meantime
 	pg, _ := errors.AsType[*pgconn.PgError](err)
 	switch {
-	case err == nil && nothing:
+	case err == nil && noMessages:
 		return sqlPoll
 	case err == nil:
 	case pg != nil && pg.Code == serializationFailure:
 		s.pause(sqlPoll)
 	default:
-		log.Error("read the topic", err, watermill.LogFields{"again_in": sqlRetry})
+		log.Error("read topic failed", err, watermill.LogFields{"retry_in": sqlRetry})
 		s.pause(sqlRetry)
 	}
-	return 0 // for a pause after an error, Watermill would keep the error for its later logs, each further one, for ever
+	return 0 // for a longer pause Watermill would add the error to all its later log records
 }
 
 func (s *sqlSubscription) pause(d time.Duration) {

@@ -15,7 +15,7 @@ import (
 	"github.com/kinora-go/kinora/examples/reviews/review"
 )
 
-// topics of a database of its own.
+// testBroker opens a broker on the database and closes it at the end of the test.
 func testBroker(t *testing.T, dsn string, subscriptions int) *sqlBroker {
 	t.Helper()
 	b, err := newSQLBroker(t.Context(), dsn, subscriptions, review.Category, againTopic)
@@ -24,7 +24,7 @@ func testBroker(t *testing.T, dsn string, subscriptions int) *sqlBroker {
 	return b
 }
 
-// publish publishes messages whose payloads count on from the first number.
+// publish publishes count messages with the payloads first, first+1, and so on.
 func publish(t *testing.T, b *sqlBroker, topic string, first, count int) {
 	t.Helper()
 	for count > 0 {
@@ -44,7 +44,7 @@ func payload(t *testing.T, m *message.Message) (n int) {
 	return n
 }
 
-// next is the next message, or the end of the test.
+// next returns the next message. It fails the test if none arrives.
 func next(t *testing.T, messages <-chan *message.Message) *message.Message {
 	t.Helper()
 	select {
@@ -57,33 +57,33 @@ func next(t *testing.T, messages <-chan *message.Message) *message.Message {
 	}
 }
 
-func topicNumber(t *testing.T, b *sqlBroker, query string, args ...any) (n int) {
+func queryTopicInt(t *testing.T, b *sqlBroker, query string, args ...any) (n int) {
 	t.Helper()
 	require.NoError(t, b.db.QueryRowContext(t.Context(), query, args...).Scan(&n))
 	return n
 }
 
-// TestBrokerStopsCleanly: whenever a consumer stops, what it acked does not come again, and the next one goes
-// on with the message after it.
+// TestBrokerStopsCleanly: after a consumer stops, its acked messages are not delivered again, and
+// the next consumer continues with the following message.
 func TestBrokerStopsCleanly(t *testing.T) {
 	t.Parallel()
 	const all = 1200
 	b := testBroker(t, postgresDSN(t), 1)
 	publish(t, b, review.Category, 0, all)
-	wanted, stops := 0, 0
-	for ; wanted < all; stops++ {
+	want, stops := 0, 0
+	for ; want < all; stops++ {
 		ctx, cancel := context.WithCancel(t.Context())
 		messages, err := b.Subscribe(ctx, review.Category)
 		require.NoError(t, err)
-		for range min(1+rand.IntN(60), all-wanted) {
+		for range min(1+rand.IntN(60), all-want) {
 			m := next(t, messages)
-			require.Equal(t, wanted, payload(t, m), "after %d stops", stops)
-			wanted++
+			require.Equal(t, want, payload(t, m), "after %d stops", stops)
+			want++
 			m.Ack()
 		}
 		cancel() // at once, as a runner does
 		for m := range messages {
-			require.NotNil(t, m) // handed over, and not acked: it comes again
+			require.NotNil(t, m) // delivered and not acked: delivered again
 		}
 	}
 	require.Greater(t, stops, 20)
@@ -92,7 +92,7 @@ func TestBrokerStopsCleanly(t *testing.T) {
 	require.Zero(t, left)
 }
 
-// TestBrokerClose: Close may be called by several at once; it commits what was acked.
+// TestBrokerClose: Close is safe for concurrent use and commits the acks.
 func TestBrokerClose(t *testing.T) {
 	t.Parallel()
 	dsn := postgresDSN(t)
@@ -119,8 +119,8 @@ func TestBrokerClose(t *testing.T) {
 	require.EqualValues(t, 6, left)
 }
 
-// TestBrokerStopsBehindAnother: a consumer that waits for another one's batch stops at once all the same.
-func TestBrokerStopsBehindAnother(t *testing.T) {
+// TestBrokerStopsWhileWaitingForBatch: a consumer that waits for another one's batch stops at once.
+func TestBrokerStopsWhileWaitingForBatch(t *testing.T) {
 	t.Parallel()
 	b := testBroker(t, postgresDSN(t), 2)
 	publish(t, b, review.Category, 0, 2)
@@ -131,19 +131,19 @@ func TestBrokerStopsBehindAnother(t *testing.T) {
 	second, err := b.Subscribe(ctx, review.Category)
 	require.NoError(t, err)
 	require.Eventually(t, func() bool {
-		return topicNumber(t, b, `select count(*) from pg_stat_activity
+		return queryTopicInt(t, b, `select count(*) from pg_stat_activity
 			where datname = current_database() and wait_event_type = 'Lock' and query like '%watermill_offsets_review%'`) == 1
 	}, 10*time.Second, 10*time.Millisecond)
 	start := time.Now()
 	cancel()
 	_, open := <-second
 	require.False(t, open)
-	require.Less(t, time.Since(start), sqlLimit/2)
+	require.Less(t, time.Since(start), sqlTimeout/2)
 	held.Ack()
 	next(t, first).Ack()
 }
 
-// TestBrokerKeepsBytes: payload and headers arrive as they were sent, whatever JSON would make of them.
+// TestBrokerKeepsBytes: payload and headers arrive unchanged, also if JSON would rewrite them.
 func TestBrokerKeepsBytes(t *testing.T) {
 	t.Parallel()
 	b := testBroker(t, postgresDSN(t), 1)
@@ -157,18 +157,18 @@ func TestBrokerKeepsBytes(t *testing.T) {
 	m.Ack()
 }
 
-// TestBrokerDeadline: a message that takes too long keeps nothing from other consumers, and is not lost.
+// TestBrokerDeadline: a message that takes too long does not block other consumers and is not lost.
 func TestBrokerDeadline(t *testing.T) {
 	t.Parallel()
 	b := testBroker(t, postgresDSN(t), 2)
-	b.wait = 300 * time.Millisecond
+	b.ackDeadline = 300 * time.Millisecond
 	publish(t, b, review.Category, 0, 3)
 	messages, err := b.Subscribe(t.Context(), review.Category)
 	require.NoError(t, err)
 	next(t, messages).Ack()
 	slow := next(t, messages)
 
-	publish(t, b, againTopic, 100, 1) // younger than the transaction that holds the slow message
+	publish(t, b, againTopic, 100, 1) // later than the transaction of the slow message
 	others, err := b.Subscribe(t.Context(), againTopic)
 	require.NoError(t, err)
 	other := next(t, others)
@@ -177,7 +177,7 @@ func TestBrokerDeadline(t *testing.T) {
 	require.Eventually(t, func() bool {
 		n, err := b.unconsumed(t.Context())
 		return err == nil && n == 2
-	}, 10*time.Second, 10*time.Millisecond, "what was acked before it is")
+	}, 10*time.Second, 10*time.Millisecond, "the ack before the slow message is committed")
 	var locked int
 	require.NoError(t, b.db.QueryRowContext(t.Context(),
 		`select count(*) from (select from watermill_offsets_review for update nowait) free`).Scan(&locked))
@@ -191,7 +191,7 @@ func TestBrokerDeadline(t *testing.T) {
 	}
 }
 
-// TestBrokerPrunes: consumed messages are deleted, and no other.
+// TestBrokerPrunes: only consumed messages are deleted.
 func TestBrokerPrunes(t *testing.T) {
 	t.Parallel()
 	const all, consumed = 2600, 2300 // more than two batches
@@ -199,7 +199,7 @@ func TestBrokerPrunes(t *testing.T) {
 	b := testBroker(t, dsn, 1)
 	publish(t, b, review.Category, 0, all)
 	require.NoError(t, b.prune(t.Context()))
-	require.Equal(t, all, topicNumber(t, b, `select count(*) from watermill_review`), "nobody has consumed any")
+	require.Equal(t, all, queryTopicInt(t, b, `select count(*) from watermill_review`), "no message is consumed yet")
 	ctx, cancel := context.WithCancel(t.Context())
 	messages, err := b.Subscribe(ctx, review.Category)
 	require.NoError(t, err)
@@ -210,10 +210,10 @@ func TestBrokerPrunes(t *testing.T) {
 	for range messages {
 	}
 	require.NoError(t, b.prune(t.Context()))
-	require.Equal(t, all-consumed, topicNumber(t, b, `select count(*) from watermill_review`))
+	require.Equal(t, all-consumed, queryTopicInt(t, b, `select count(*) from watermill_review`))
 
 	often := testBroker(t, dsn, 1)
-	often.every = 10 * time.Millisecond
+	often.pruneInterval = 10 * time.Millisecond
 	messages, err = often.Subscribe(t.Context(), review.Category)
 	require.NoError(t, err)
 	for n := consumed; n < all; n++ {
@@ -221,17 +221,17 @@ func TestBrokerPrunes(t *testing.T) {
 		require.Equal(t, n, payload(t, m))
 		m.Ack()
 	}
-	require.Eventually(t, func() bool { return topicNumber(t, b, `select count(*) from watermill_review`) == 0 },
+	require.Eventually(t, func() bool { return queryTopicInt(t, b, `select count(*) from watermill_review`) == 0 },
 		10*time.Second, 10*time.Millisecond)
 }
 
-// noneParked is a store in which nothing is parked.
+// noneParked is a store without parked messages.
 type noneParked struct{}
 
 func (noneParked) ParkedCount(context.Context, string) (int64, error) { return 0, nil }
 
-// TestBrokerAnotherGroup: what another group has not acked is not deleted.
-func TestBrokerAnotherGroup(t *testing.T) {
+// TestBrokerKeepsMessagesOfOtherGroups: messages that another group has not acked are not deleted.
+func TestBrokerKeepsMessagesOfOtherGroups(t *testing.T) {
 	t.Parallel()
 	b := testBroker(t, postgresDSN(t), 1)
 	publish(t, b, review.Category, 0, 10)
@@ -242,13 +242,13 @@ func TestBrokerAnotherGroup(t *testing.T) {
 	for range 10 {
 		next(t, messages).Ack()
 	}
-	require.NoError(t, settle(t.Context(), b, noneParked{}))
+	require.NoError(t, waitDrained(t.Context(), b, noneParked{}))
 	require.NoError(t, b.prune(t.Context()))
-	require.Equal(t, 10, topicNumber(t, b, `select count(*) from watermill_review`))
+	require.Equal(t, 10, queryTopicInt(t, b, `select count(*) from watermill_review`))
 }
 
-// TestBrokerTables: processes that start at once all find the tables, once.
-func TestBrokerTables(t *testing.T) {
+// TestBrokerCreatesTablesOnce: processes that start at the same time all find the tables.
+func TestBrokerCreatesTablesOnce(t *testing.T) {
 	t.Parallel()
 	dsn := postgresDSN(t)
 	var started sync.WaitGroup
@@ -267,16 +267,17 @@ func TestBrokerTables(t *testing.T) {
 	}
 }
 
-// TestBrokerIdle: a look at a topic where nothing is new writes nothing, not even a transaction id.
-func TestBrokerIdle(t *testing.T) {
+// TestBrokerIdlePollWritesNothing: a poll of a topic without new messages assigns no transaction
+// id.
+func TestBrokerIdlePollWritesNothing(t *testing.T) {
 	t.Parallel()
 	dsn := postgresDSN(t)
 	b := testBroker(t, dsn, 1)
 	publish(t, b, review.Category, 0, 1)
 	messages, err := b.Subscribe(t.Context(), review.Category)
 	require.NoError(t, err)
-	looks := func() (drew bool) {
-		tx, err := guarded{b.db, b.idle}.BeginTx(t.Context(), nil)
+	readTopic := func() (drew bool) {
+		tx, err := idleTimeoutDB{b.db, b.idleTimeout}.BeginTx(t.Context(), nil)
 		require.NoError(t, err)
 		defer func() { require.NoError(t, tx.Rollback()) }()
 		q := b.schema.SelectQuery(review.Category, consumerGroup, nil)
@@ -289,24 +290,25 @@ func TestBrokerIdle(t *testing.T) {
 		return drew
 	}
 	next(t, messages).Ack()
-	require.NoError(t, settle(t.Context(), b, noneParked{}))
-	require.False(t, looks())
+	require.NoError(t, waitDrained(t.Context(), b, noneParked{}))
+	require.False(t, readTopic())
 	require.NoError(t, b.Close())
 
 	b = testBroker(t, dsn, 0)
 	publish(t, b, review.Category, 1, 1)
-	require.Eventually(t, looks, 10*time.Second, 10*time.Millisecond, "where something is new it locks")
+	require.Eventually(t, readTopic, 10*time.Second, 10*time.Millisecond, "a poll locks the offset if there are new messages")
 }
 
-// TestBrokerWantsConnections: a server that cannot give what the process may open is refused, with the numbers.
-func TestBrokerWantsConnections(t *testing.T) {
+// TestBrokerChecksConnections: a server with too few connections is refused. The error has the
+// numbers.
+func TestBrokerChecksConnections(t *testing.T) {
 	t.Parallel()
 	dsn := postgresDSN(t)
 	b := testBroker(t, dsn, 0)
-	gives := topicNumber(t, b, `select current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int`)
+	gives := queryTopicInt(t, b, `select current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int`)
 	pool := func(n int) string { return with(dsn, fmt.Sprintf("pool_max_conns=%d", n)) }
 	_, err := newSQLBroker(t.Context(), pool(gives-1), 1, review.Category)
-	require.ErrorContains(t, err, fmt.Sprintf("may open %d connections (pool_max_conns %d, the broker 3) and the server gives %d to all", gives+2, gives-1, gives))
+	require.ErrorContains(t, err, fmt.Sprintf("may open %d connections (pool_max_conns %d, the broker 3), but the server allows %d in total", gives+2, gives-1, gives))
 	exact, err := newSQLBroker(t.Context(), pool(gives-3), 1, review.Category)
 	require.NoError(t, err)
 	require.NoError(t, exact.Close())
@@ -316,12 +318,11 @@ func TestBrokerWantsConnections(t *testing.T) {
 	require.NotContains(t, err.Error(), "hunter2")
 }
 
-// TestBrokerStoppedProcess: a consumer that neither works nor ends, as in a process that is stopped, loses its
-// batch to another one.
-func TestBrokerStoppedProcess(t *testing.T) {
+// TestBrokerStalledConsumer: a consumer that hangs loses its batch to another consumer.
+func TestBrokerStalledConsumer(t *testing.T) {
 	t.Parallel()
 	b := testBroker(t, postgresDSN(t), 2)
-	b.wait, b.idle = time.Hour, 300*time.Millisecond
+	b.ackDeadline, b.idleTimeout = time.Hour, 300*time.Millisecond
 	publish(t, b, review.Category, 0, 1)
 	first, err := b.Subscribe(t.Context(), review.Category)
 	require.NoError(t, err)
@@ -332,24 +333,25 @@ func TestBrokerStoppedProcess(t *testing.T) {
 	require.Equal(t, held.UUID, m.UUID)
 	m.Ack()
 	held.Ack()
-	require.NoError(t, settle(t.Context(), b, noneParked{}))
+	require.NoError(t, waitDrained(t.Context(), b, noneParked{}))
 }
 
-// TestBrokerAnotherCluster: transaction ids that this cluster has not come to yet are refused.
-func TestBrokerAnotherCluster(t *testing.T) {
+// TestBrokerRefusesTopicsOfAnotherCluster: transaction ids that this cluster has not reached are
+// refused, and the remedy in the error works.
+func TestBrokerRefusesTopicsOfAnotherCluster(t *testing.T) {
 	t.Parallel()
 	dsn := postgresDSN(t)
 	b := testBroker(t, dsn, 1)
-	for _, there := range []string{
+	for _, stmt := range []string{
 		`insert into watermill_review (uuid, transaction_id) values ('x', '123456789012')`,
 		`delete from watermill_review; insert into watermill_offsets_review values ('reviews', 7, '123456789012')`,
 	} {
-		_, err := b.db.ExecContext(t.Context(), there)
+		_, err := b.db.ExecContext(t.Context(), stmt)
 		require.NoError(t, err)
 		_, err = newSQLBroker(t.Context(), dsn, 0, review.Category)
 		require.ErrorContains(t, err, "comes from another cluster")
 	}
-	// What the message says helps.
+	// Apply the remedy in the error.
 	_, err := b.db.ExecContext(t.Context(), `insert into watermill_review (uuid, transaction_id, metadata) values ('x', '123456789012', '{}');
 		update watermill_review set transaction_id = '1'; update watermill_offsets_review set last_processed_transaction_id = '0'`)
 	require.NoError(t, err)

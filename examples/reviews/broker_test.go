@@ -12,12 +12,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestBrokerLogIsDiscreet: no traces, which hold what people wrote, and no alarm about what is broken off.
-func TestBrokerLogIsDiscreet(t *testing.T) {
+// TestBrokerLogFilter: the log has no trace records, which contain users' text, and no errors of
+// canceled work.
+func TestBrokerLogFilter(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	all := slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: watermill.LevelTrace}))
-	log := discreet{watermill.NewSlogLogger(all)}.With(watermill.LogFields{"topic": "t"})
+	log := filteredLogger{watermill.NewSlogLogger(all)}.With(watermill.LogFields{"topic": "t"})
 	log.Trace("insert", watermill.LogFields{"query_args": "secret"})
 	require.Empty(t, out.String())
 	log.Error("one", fmt.Errorf("commit: %w", context.Canceled), nil)

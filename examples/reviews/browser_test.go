@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// newBrowser starts a headless browser with a profile of its own. KINORA_SKIP=browser does without.
+// newBrowser starts a headless browser with a new profile. KINORA_SKIP=browser skips the test.
 func newBrowser(t *testing.T) context.Context {
 	t.Helper()
 	if slices.Contains(strings.Split(os.Getenv("KINORA_SKIP"), ","), "browser") {
@@ -44,13 +44,13 @@ func newBrowser(t *testing.T) context.Context {
 	return ctx
 }
 
-// TestBrowser: somebody posts a review and sees it without a reload; the page is right again after the service
-// was killed and came back.
+// TestBrowser: a user posts a review and sees it without a reload. The page is correct again after
+// the service was killed and restarted.
 func TestBrowser(t *testing.T) {
 	t.Parallel()
 	ctx := newBrowser(t)
 	db := "sqlite:" + filepath.Join(t.TempDir(), "reviews.db")
-	p := serveProcess(t, "--db", db, "--addr", "127.0.0.1:0")
+	p := startServiceProcess(t, "--db", db, "--addr", "127.0.0.1:0")
 	do := func(actions ...chromedp.Action[chromedp.Void]) {
 		t.Helper()
 		require.NoError(t, chromedp.Do(ctx, actions...))
@@ -77,7 +77,7 @@ func TestBrowser(t *testing.T) {
 
 	_ = p.stop(t, os.Kill)
 	do(says("connection", "reconnecting…"))
-	p = serveProcess(t, "--db", db, "--addr", strings.TrimPrefix(p.url, "http://"))
+	p = startServiceProcess(t, "--db", db, "--addr", strings.TrimPrefix(p.url, "http://"))
 	require.Equal(t, http.StatusCreated, call(t, "POST", p.url+"/products/pan/reviews", reviewJSON("cid", 5, "Non-stick.")).status)
 	do(shows("cid on pan"), shows("bob on kettle"), says("connection", "live"))
 	post("ann", "1", "Broken already.")
@@ -88,10 +88,10 @@ func TestBrowser(t *testing.T) {
 		chromedp.WaitVisible(`#notice.error`))
 	sameDocument, err := chromedp.Run(ctx, chromedp.Evaluate[bool](`window.marked === true`))
 	require.NoError(t, err)
-	require.True(t, sameDocument, "the page was never loaded again")
+	require.True(t, sameDocument, "the page was not reloaded")
 }
 
-// screenshot saves what the browser shows, where KINORA_SCREENSHOTS names a folder for it.
+// screenshot saves a screenshot to the directory KINORA_SCREENSHOTS, if that is set.
 func screenshot(t *testing.T, ctx context.Context, name string) {
 	t.Helper()
 	dir := os.Getenv("KINORA_SCREENSHOTS")

@@ -5,48 +5,48 @@ import (
 	"sync"
 )
 
-// ledger is the account of all deliveries, kept outside of the processes that make them. It knows nothing of
-// markers, tables or events: only of message ids, and of what was written down about them.
+// ledger records all deliveries, outside the processes that make them. It uses only message ids and
+// the steps in the trace: no markers, tables or events.
 type ledger struct {
 	mu sync.Mutex
 	counts
 	seen, acked map[string]bool
-	open        map[place]*delivery // of the workers that live
-	claims      map[place]bool      // entries that a relay has claimed and not begun to mark
-	published   int                 // entries that one has
+	open        map[itemKey]*delivery // deliveries of the running workers
+	claims      map[itemKey]bool      // entries that a relay has claimed and not yet marked
+	published   int                   // entries that a relay has begun to mark
 }
 
-// place is a delivery, or an entry, and the worker that has it.
-type place struct {
+// itemKey identifies a delivery or an outbox entry of a worker.
+type itemKey struct {
 	worker string
 	n      int64
 }
 
-// counts are what the ledger comes to.
+// counts are the totals of the ledger.
 type counts struct {
 	Deliveries int // messages handed to a runner
-	Duplicates int // those among them that had been handed to one before
-	Injected   int // those that the repeater made
-	Concurrent int // those whose unit of work was open at the same moment as another one of the same message
+	Duplicates int // deliveries of a message that was handed to a runner before
+	Injected   int // deliveries of copies made by the repeater
+	Concurrent int // deliveries whose unit of work overlapped another one of the same message
 }
 
 type delivery struct {
 	worker     string
 	message    string
 	units      map[string]bool // the projectors whose unit of work is open
-	handled    bool            // some handler has started
+	handled    bool            // a handler has started
 	concurrent bool
 }
 
 func newLedger() *ledger {
-	return &ledger{seen: map[string]bool{}, acked: map[string]bool{}, open: map[place]*delivery{}, claims: map[place]bool{}}
+	return &ledger{seen: map[string]bool{}, acked: map[string]bool{}, open: map[itemKey]*delivery{}, claims: map[itemKey]bool{}}
 }
 
-// enter writes down a step of a worker.
-func (l *ledger) enter(worker string, s step) {
+// record records a step of a worker.
+func (l *ledger) record(worker string, s step) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	at := place{worker, s.delivery}
+	at := itemKey{worker, s.delivery}
 	switch s.kind {
 	case received:
 		l.receive(at, s)
@@ -63,7 +63,7 @@ func (l *ledger) enter(worker string, s step) {
 	}
 	d := l.open[at]
 	if d == nil {
-		return // a worker that lies about its deliveries proves nothing: nothing is counted
+		return // a step of an unknown delivery is not counted
 	}
 	switch s.kind {
 	case begun:
@@ -79,7 +79,7 @@ func (l *ledger) enter(worker string, s step) {
 	}
 }
 
-func (l *ledger) receive(at place, s step) {
+func (l *ledger) receive(at itemKey, s step) {
 	l.open[at] = &delivery{worker: at.worker, message: s.what, units: map[string]bool{}}
 	l.Deliveries++
 	if l.seen[s.what] {
@@ -91,8 +91,9 @@ func (l *ledger) receive(at place, s step) {
 	}
 }
 
-// overlap counts d if another delivery of the same message has a unit open at the same projector. It must be
-// of the same worker: what two of them write down comes in no common order.
+// overlap counts d as concurrent if another delivery of the same message has an open unit of the
+// same projector. Only deliveries of one worker are compared: the traces of two workers have no
+// common order.
 func (l *ledger) overlap(d *delivery, projector string) {
 	if d.concurrent {
 		return
@@ -106,8 +107,8 @@ func (l *ledger) overlap(d *delivery, projector string) {
 	}
 }
 
-// underway tells whether a worker is between some handler's start and the ack of its message.
-func (l *ledger) underway(worker string) bool {
+// inFlight reports whether a worker has started a handler and not yet acked its message.
+func (l *ledger) inFlight(worker string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for at, d := range l.open {
@@ -118,8 +119,8 @@ func (l *ledger) underway(worker string) bool {
 	return false
 }
 
-// relaying tells whether a worker is between the claim of some entry and its mark.
-func (l *ledger) relaying(worker string) bool {
+// hasClaim reports whether a worker has claimed an entry and not yet marked it.
+func (l *ledger) hasClaim(worker string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for at := range l.claims {
@@ -130,22 +131,22 @@ func (l *ledger) relaying(worker string) bool {
 	return false
 }
 
-// died closes the account of a worker: its deliveries will not be acked, nor its entries marked.
-func (l *ledger) died(worker string) {
+// workerDied removes the open deliveries and claims of a worker.
+func (l *ledger) workerDied(worker string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	maps.DeleteFunc(l.open, func(at place, _ *delivery) bool { return at.worker == worker })
-	maps.DeleteFunc(l.claims, func(at place, _ bool) bool { return at.worker == worker })
+	maps.DeleteFunc(l.open, func(at itemKey, _ *delivery) bool { return at.worker == worker })
+	maps.DeleteFunc(l.claims, func(at itemKey, _ bool) bool { return at.worker == worker })
 }
 
-// publishedEntries is how many entries have been published at least once.
+// publishedEntries returns how many entries have been published at least once.
 func (l *ledger) publishedEntries() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.published
 }
 
-// ackedMessages is how many messages have been acked at least once.
+// ackedMessages returns how many messages have been acked at least once.
 func (l *ledger) ackedMessages() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()

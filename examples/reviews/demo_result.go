@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// demoResult is what --json writes.
+// demoResult is the result of the demo, as written to --json.
 type demoResult struct {
 	Commands             int    `json:"commands"`
 	Accepted             int    `json:"accepted"`
@@ -31,12 +31,13 @@ type totals struct {
 	Stars   int `json:"stars"`
 }
 
+// arm is the read model of one of the two projectors.
 type arm struct {
 	totals
 	WrongProducts int `json:"wrong_products"`
 }
 
-// demoRow is one product in both arms.
+// demoRow is one product with its expected ratings and those of both projectors.
 type demoRow struct {
 	product                  string
 	expected, exact, control totals
@@ -81,22 +82,22 @@ func (a *arm) add(got, want totals) {
 	}
 }
 
-// count takes over what the ledger counted, and judges.
+// count takes the counts of the ledger and sets OK.
 func (r *demoResult) count(c counts, kills int) {
 	r.Deliveries, r.Duplicates, r.ConcurrentDuplicates = c.Deliveries, c.Duplicates, c.Concurrent
-	// A control that came out right would mean that the duplicates were none, and that the run proves nothing.
+	// If the control is right although copies were delivered, the run proves nothing.
 	shown := c.Injected == 0 || r.Control.WrongProducts > 0
 	r.OK = r.ExactlyOnce.WrongProducts == 0 && shown && r.Kills == kills
 }
 
 const rowsShown = 10
 
-// String is the table and the closing line.
+// String returns the table and the summary line.
 func (r *demoResult) String() string {
 	off := func(got, want totals) int { return abs(got.Reviews-want.Reviews) + abs(got.Stars-want.Stars) }
 	slices.SortFunc(r.rows, func(a, b demoRow) int {
 		return cmp.Or(
-			cmp.Compare(off(b.exact, b.expected), off(a.exact, a.expected)), // there should be none of these
+			cmp.Compare(off(b.exact, b.expected), off(a.exact, a.expected)), // expected to be 0
 			cmp.Compare(off(b.control, b.expected), off(a.control, a.expected)),
 			cmp.Compare(a.product, b.product))
 	})
@@ -110,7 +111,7 @@ func (r *demoResult) String() string {
 		more = fmt.Sprintf("and %d more\n", n)
 	}
 	return fmt.Sprintf("\nreviews / sum of stars\n%s%s\n"+
-		"%d messages in %d deliveries, %d of them duplicates (%d at the same moment), and %d kills: of %d products, exactly once has %d wrong, the control %d.\n",
+		"%d messages in %d deliveries, %d of them duplicates (%d at the same moment), and %d kills: of %d products, exactly once has %d wrong, the control has %d wrong.\n",
 		columns(table), more, r.Events, r.Deliveries, r.Duplicates, r.ConcurrentDuplicates, r.Kills,
 		len(r.rows), r.ExactlyOnce.WrongProducts, r.Control.WrongProducts)
 }

@@ -11,10 +11,10 @@ import (
 	"github.com/kinora-go/kinora/providers/memory"
 )
 
-// TestVerdict: the demo is content only where it has shown what it should.
+// TestVerdict: OK is true only if the result proves the effect of markers.
 func TestVerdict(t *testing.T) {
 	t.Parallel()
-	told := &tally{accepted: 3, rejected: 1, stars: map[string]map[string]int{
+	expected := &tally{accepted: 3, rejected: 1, stars: map[string]map[string]int{
 		"a": {"ann": 5, "bob": 4}, "b": {"ann": 1}, "c": {}, // c: all withdrawn
 	}}
 	right := []rating{{"a", 2, 9}, {"b", 1, 1}, {"c", 0, 0}}
@@ -26,19 +26,19 @@ func TestVerdict(t *testing.T) {
 		kills, wanted  int
 		ok             bool
 	}{
-		"shown":                         {right, doubled, injected, 5, 5, true},
-		"exact wrong":                   {doubled, doubled, injected, 5, 5, false},
-		"exact lacks a product":         {right[1:], doubled, injected, 5, 5, false},
-		"exact has one too many":        {append([]rating{{"x", 1, 1}}, right...), doubled, injected, 5, 5, false},
-		"right by number, not by stars": {[]rating{{"a", 2, 8}, {"b", 1, 1}}, doubled, injected, 5, 5, false},
-		"control right in spite of all": {right, right, injected, 5, 5, false},
-		"control right, none injected":  {right, right, counts{}, 5, 5, true},
-		"a kill too few":                {right, doubled, injected, 4, 5, false},
-		"no row where none is left":     {right[:2], doubled, injected, 5, 5, true},
+		"proven":                         {right, doubled, injected, 5, 5, true},
+		"exact is wrong":                 {doubled, doubled, injected, 5, 5, false},
+		"exact lacks a product":          {right[1:], doubled, injected, 5, 5, false},
+		"exact has an extra product":     {append([]rating{{"x", 1, 1}}, right...), doubled, injected, 5, 5, false},
+		"exact has wrong stars":          {[]rating{{"a", 2, 8}, {"b", 1, 1}}, doubled, injected, 5, 5, false},
+		"control right with copies":      {right, right, injected, 5, 5, false},
+		"control right without copies":   {right, right, counts{}, 5, 5, true},
+		"one kill too few":               {right, doubled, injected, 4, 5, false},
+		"no row for a withdrawn product": {right[:2], doubled, injected, 5, 5, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := newDemoResult(told, c.exact, c.control)
+			r := newDemoResult(expected, c.exact, c.control)
 			r.Kills = c.kills
 			r.count(c.counts, c.wanted)
 			require.Equal(t, c.ok, r.OK)
@@ -48,23 +48,23 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// TestWrongRowsComeFirst: what is wrong must not hide behind the end of the table.
+// TestWrongRowsComeFirst: the table lists wrong rows first, because it shows only some rows.
 func TestWrongRowsComeFirst(t *testing.T) {
 	t.Parallel()
-	told := &tally{stars: map[string]map[string]int{}}
+	expected := &tally{stars: map[string]map[string]int{}}
 	var right []rating
 	for c := 'a'; c <= 'z'; c++ {
-		told.stars[string(c)] = map[string]int{"ann": 3}
+		expected.stars[string(c)] = map[string]int{"ann": 3}
 		right = append(right, rating{string(c), 1, 3})
 	}
 	exact, control := append([]rating(nil), right...), append([]rating(nil), right...)
 	exact[25].Stars++
 	control[24].Reviews += 7
-	table := newDemoResult(told, exact, control).String()
+	table := newDemoResult(expected, exact, control).String()
 	require.Regexp(t, `(?s)control\nz .*1 / 4  wrong.*\ny .*8 / 3  wrong\na .*and 16 more`, table)
 }
 
-// TestTally: what is told from the commands is what the events say.
+// TestTally: the ratings computed from the commands match the events.
 func TestTally(t *testing.T) {
 	t.Parallel()
 	db, err := memory.New(nil)

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// demoJSON runs the demo and returns what it wrote to --json, by key.
+// demoJSON runs the demo and returns the content of --json by key.
 func demoJSON(t *testing.T, args ...string) (outcome, map[string]any) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "result.json")
@@ -28,7 +28,7 @@ func demoJSON(t *testing.T, args ...string) (outcome, map[string]any) {
 	return o, result
 }
 
-func number64(t *testing.T, result map[string]any, path string) int {
+func intAt(t *testing.T, result map[string]any, path string) int {
 	t.Helper()
 	var at any = result
 	for key := range strings.SplitSeq(path, ".") {
@@ -39,13 +39,13 @@ func number64(t *testing.T, result map[string]any, path string) int {
 	return int(n)
 }
 
-// TestDemo: killed and doubled, the arm with markers is exact, and the control shows that this means something.
+// TestDemo: with kills and duplicates the projector with markers is exact, and the control is not.
 func TestDemo(t *testing.T) {
 	t.Parallel()
 	o, result := demoJSON(t, "--commands", "400", "--products", "8", "--kills", "2", "--duplicates", "0.5")
 	require.Zero(t, o.code, "%s\n%s", o.stdout, o.stderr)
 	require.Empty(t, o.stderr)
-	n := func(path string) int { return number64(t, result, path) }
+	n := func(path string) int { return intAt(t, result, path) }
 	require.Equal(t, true, result["ok"])
 	require.Equal(t, 400, n("commands"))
 	require.Equal(t, 400, n("accepted")+n("rejected"))
@@ -62,27 +62,28 @@ func TestDemo(t *testing.T) {
 	require.Equal(t, n("deliveries"), n("events")+n("duplicates"), "every event was delivered")
 	require.Len(t, result, 12)
 	require.Equal(t, 2, strings.Count(o.stdout, "between a handler's start and its ack"))
-	require.Contains(t, o.stdout, "of 8 products, exactly once has 0 wrong, the control ")
+	require.Contains(t, o.stdout, "of 8 products, exactly once has 0 wrong, the control has ")
 }
 
-// TestDemoKeepsItsFile: a database that is named stays, and what it holds is what was printed.
-func TestDemoKeepsItsFile(t *testing.T) {
+// TestDemoKeepsNamedDatabase: a database given by --db is kept and matches the result.
+func TestDemoKeepsNamedDatabase(t *testing.T) {
 	t.Parallel()
 	db := filepath.Join(t.TempDir(), "demo.db")
 	args := []string{"--db", "sqlite:" + db, "--commands", "100", "--products", "4", "--kills", "0", "--duplicates", "0", "--seed", "3"}
 	o, result := demoJSON(t, args...)
 	require.Zero(t, o.code, "%s\n%s", o.stdout, o.stderr)
 	require.Contains(t, o.stdout, "seed 3,")
-	require.Equal(t, number64(t, result, "events"), number(t, db, countEvents))
-	require.Equal(t, number64(t, result, "expected.stars"), number(t, db, `select sum(stars) from demo_exactly_once_ratings`))
-	require.Zero(t, number64(t, result, "control.wrong_products"), "nothing was doubled")
+	require.Equal(t, intAt(t, result, "events"), queryInt(t, db, countEvents))
+	require.Equal(t, intAt(t, result, "expected.stars"), queryInt(t, db, `select sum(stars) from demo_exactly_once_ratings`))
+	require.Zero(t, intAt(t, result, "control.wrong_products"), "there were no duplicates")
 
 	o = reviews(t, append([]string{"demo"}, args...)...)
 	require.Equal(t, 1, o.code)
-	require.Contains(t, o.stderr, "is there already")
+	require.Contains(t, o.stderr, "already exists")
 }
 
-// TestDemoMemory: one process, no kills. It runs in this one, where the race detector sees it.
+// TestDemoMemory: the demo works without kills in one process: this one, so that the race detector
+// sees it.
 func TestDemoMemory(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "result.json")
@@ -94,9 +95,9 @@ func TestDemoMemory(t *testing.T) {
 	var result map[string]any
 	require.NoError(t, json.Unmarshal(text, &result))
 	require.Equal(t, true, result["ok"])
-	require.Zero(t, number64(t, result, "exactly_once.wrong_products"))
-	require.Positive(t, number64(t, result, "control.wrong_products"))
-	require.Equal(t, number64(t, result, "deliveries"), number64(t, result, "events")+number64(t, result, "duplicates"))
+	require.Zero(t, intAt(t, result, "exactly_once.wrong_products"))
+	require.Positive(t, intAt(t, result, "control.wrong_products"))
+	require.Equal(t, intAt(t, result, "deliveries"), intAt(t, result, "events")+intAt(t, result, "duplicates"))
 }
 
 func TestDemoRefuses(t *testing.T) {
@@ -106,11 +107,11 @@ func TestDemoRefuses(t *testing.T) {
 		args []string
 	}{
 		{"--kills 0", []string{"--db", "memory"}},
-		{"want 0 to 1", []string{"--duplicates", "1.1"}},
-		{"want at least 0", []string{"--kills=-1"}},
-		{"want at least 1", []string{"--commands", "0"}},
-		{"want at least 1", []string{"--products", "0"}},
-		{`want "sqlite:PATH", "postgres://…" or "memory"`, []string{"--db", "mysql://x"}},
+		{"--duplicates must be 0 to 1", []string{"--duplicates", "1.1"}},
+		{"--kills must be at least 0", []string{"--kills=-1"}},
+		{"must be at least 1", []string{"--commands", "0"}},
+		{"must be at least 1", []string{"--products", "0"}},
+		{`use "sqlite:PATH", "postgres://…" or "memory"`, []string{"--db", "mysql://x"}},
 	} {
 		o := reviews(t, append([]string{"demo"}, c.args...)...)
 		require.NotZero(t, o.code, c.args)
@@ -118,8 +119,9 @@ func TestDemoRefuses(t *testing.T) {
 	}
 }
 
-// TestDemoLeavesNothing: Ctrl-C, or the sudden end of the parent, leaves no worker; Ctrl-C leaves no file.
-func TestDemoLeavesNothing(t *testing.T) {
+// TestDemoLeavesNoProcess: no worker outlives Ctrl-C or a kill of the parent. Ctrl-C leaves no
+// file.
+func TestDemoLeavesNoProcess(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name   string
@@ -132,33 +134,33 @@ func TestDemoLeavesNothing(t *testing.T) {
 			defer cancel()
 			cmd := exec.CommandContext(ctx, reviewsBin, "demo", "--commands", "1000000", "--kills", "0")
 			cmd.Env = append(os.Environ(), "TMPDIR="+tmp)
-			// The worker inherits this pipe, so that its other end is read to the end only when both are gone.
-			held, err := cmd.StderrPipe()
+			// The worker inherits this pipe, so the read ends only when both processes have ended.
+			pipe, err := cmd.StderrPipe()
 			require.NoError(t, err)
 			require.NoError(t, cmd.Start())
-			var said bytes.Buffer
+			var output bytes.Buffer
 			gone := make(chan struct{})
 			go func() {
 				defer close(gone)
-				_, _ = io.Copy(&said, held)
+				_, _ = io.Copy(&output, pipe)
 			}()
 			defer func() {
 				if t.Failed() {
-					_, _ = cmd.Process.Kill(), held.Close()
+					_, _ = cmd.Process.Kill(), pipe.Close()
 					<-gone
-					t.Logf("the demo said:\n%s", &said)
+					t.Logf("output of the demo:\n%s", &output)
 				}
 			}()
 			require.Eventually(t, func() bool {
 				dbs, _ := filepath.Glob(filepath.Join(tmp, "*", "demo.db"))
-				return len(dbs) == 1 && number(t, dbs[0], `select count(*) from sqlite_master where name = 'demo_control_ratings'`) == 1 &&
-					number(t, dbs[0], `select count(*) from demo_control_ratings`) > 0
+				return len(dbs) == 1 && queryInt(t, dbs[0], `select count(*) from sqlite_master where name = 'demo_control_ratings'`) == 1 &&
+					queryInt(t, dbs[0], `select count(*) from demo_control_ratings`) > 0
 			}, 30*time.Second, 10*time.Millisecond)
 			require.NoError(t, cmd.Process.Signal(c.signal))
 			select {
 			case <-gone:
 			case <-time.After(20 * time.Second):
-				require.Fail(t, "somebody is left")
+				require.Fail(t, "a process is still running")
 			}
 			require.Error(t, cmd.Wait())
 			if c.signal == os.Interrupt {
@@ -170,15 +172,16 @@ func TestDemoLeavesNothing(t *testing.T) {
 	}
 }
 
-// TestCrewSettles: told to stop, the workers settle what is on its way before the last of them go.
-func TestCrewSettles(t *testing.T) {
+// TestWorkerGroupDrains: after stop the group waits until no message is in flight before the last
+// workers end.
+func TestWorkerGroupDrains(t *testing.T) {
 	t.Parallel()
-	c := newCrew(func(context.Context) error { return errors.New("something is on its way") })
+	c := newWorkerGroup(func(context.Context) error { return errors.New("messages are in flight") })
 	c.stop()
-	require.ErrorContains(t, c.run(t.Context()), "something is on its way")
-	settled := false
-	c = newCrew(func(context.Context) error { settled = true; return nil })
+	require.ErrorContains(t, c.run(t.Context()), "messages are in flight")
+	drained := false
+	c = newWorkerGroup(func(context.Context) error { drained = true; return nil })
 	c.stop()
 	require.NoError(t, c.run(t.Context()))
-	require.True(t, settled)
+	require.True(t, drained)
 }

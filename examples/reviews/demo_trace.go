@@ -14,36 +14,36 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// The trace is what happened to each delivery, written down outside of the process it happened in: a step is
-// on its way to the parent before the worker does what comes after it.
+// The trace records the steps of each delivery outside the process that makes them: the worker
+// sends each step to the parent before it continues.
 
 type stepKind string
 
 const (
 	received stepKind = "received" // a message is handed to a runner
 	begun    stepKind = "begun"    // a unit of work begins
-	running  stepKind = "running"  // a handler starts, inside of the unit's transaction
-	ended    stepKind = "ended"    // the unit is over, committed or not
-	acking   stepKind = "acking"   // the runner is done with the message; the broker does not know yet
+	running  stepKind = "running"  // a handler starts, inside the unit's transaction
+	ended    stepKind = "ended"    // the unit has ended, committed or not
+	acking   stepKind = "acking"   // the runner has acked, the broker has not received the ack yet
 	claimed  stepKind = "claimed"  // a relay has claimed an entry
-	marking  stepKind = "marking"  // and is about to mark it
+	marking  stepKind = "marking"  // a relay is about to mark the entry
 )
 
-// step is one thing that happened to a delivery, or to an entry of the outbox.
+// step is one step of a delivery or of an entry of the outbox.
 type step struct {
 	kind     stepKind
-	delivery int64  // counted from 1 in the life of a worker; claimed, marking: the entry
+	delivery int64  // number of the delivery, from 1 for each process; claimed, marking: the entry
 	what     string // received: the message id; begun, running, ended: the projector
-	copy     string // received: how the message was repeated, firstCopy for the message itself
+	copy     string // received: the kind of copy, firstCopy for the message itself
 }
 
-// trace numbers deliveries and tells write what happens to them.
+// trace numbers the deliveries and writes their steps.
 type trace struct {
 	mu         sync.Mutex
 	deliveries int64
-	last       map[string]int64 // by message id: its last delivery
+	last       map[string]int64 // last delivery by message id
 	write      func(step) error
-	broken     func(error) // nobody hears us any more
+	onError    func(error) // called when write fails
 }
 
 func (t *trace) step(s step) {
@@ -54,7 +54,7 @@ func (t *trace) step(s step) {
 
 func (t *trace) send(s step) {
 	if err := t.write(s); err != nil {
-		t.broken(err)
+		t.onError(err)
 	}
 }
 
@@ -70,7 +70,7 @@ func (t *trace) receive(m *message.Message) int64 {
 	return t.deliveries
 }
 
-// steps writes one step for each delivery of a unit. A parked message is none.
+// steps writes one step for each delivery of a unit. A parked message is not a delivery.
 func (t *trace) steps(kind stepKind, u provider.Unit) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -81,7 +81,7 @@ func (t *trace) steps(kind stepKind, u provider.Unit) {
 	}
 }
 
-// writeSteps writes a line for each step, in one write each: what was written before a SIGKILL is all there.
+// writeSteps writes each step as one line with one write, so that a SIGKILL loses no earlier step.
 func writeSteps(w io.Writer) func(step) error {
 	return func(s step) error {
 		_, err := fmt.Fprintf(w, "%s %d %q %q\n", s.kind, s.delivery, s.what, s.copy)
@@ -89,7 +89,7 @@ func writeSteps(w io.Writer) func(step) error {
 	}
 }
 
-// readSteps reads what writeSteps wrote, to the end. The last line may be cut off.
+// readSteps reads the output of writeSteps to its end. The last line may be incomplete.
 func readSteps(r io.Reader, to func(step)) error {
 	in := bufio.NewReader(r)
 	for {
@@ -102,13 +102,13 @@ func readSteps(r io.Reader, to func(step)) error {
 		}
 		var s step
 		if _, err := fmt.Sscanf(line, "%s %d %q %q\n", &s.kind, &s.delivery, &s.what, &s.copy); err != nil {
-			return fmt.Errorf("the worker said %q: %w", line, err)
+			return fmt.Errorf("invalid step %q of a worker: %w", line, err)
 		}
 		to(s)
 	}
 }
 
-// tracedSubscriber numbers the messages that it hands on.
+// tracedSubscriber numbers the messages that it delivers.
 type tracedSubscriber struct {
 	message.Subscriber
 	trace *trace
@@ -154,7 +154,7 @@ func (s tracedSubscriber) deliver(ctx context.Context, m *message.Message, out c
 	m.Ack()
 }
 
-// tracedUnits writes down when units begin and end. It adds nothing to them and passes on what they promise.
+// tracedUnits traces the begin and the end of units of work. It does not change them.
 type tracedUnits[Tx any] struct {
 	provider.Provider[Tx]
 	trace *trace
@@ -171,7 +171,7 @@ func (u tracedUnits[Tx]) Do(ctx context.Context, of provider.Unit,
 	})
 }
 
-// tracedOutbox tells when entries are claimed, and when they are about to be marked.
+// tracedOutbox traces when entries are claimed and when they are about to be marked.
 type tracedOutbox struct {
 	provider.Outbox
 	trace *trace

@@ -23,19 +23,19 @@ const (
 	controlPrefix = "demo_control_"
 )
 
-// newDemoRunner makes a runner of the service's projector, twice: over the same deliveries, with the same
-// handlers, into tables of their own. One keeps markers. The other, the control, does not, and shows what
-// happens then.
+// newDemoRunner returns a runner with the service's projector twice: the same deliveries and
+// handlers, and different tables. One projector has markers. The other, the control, has none and
+// shows the effect of duplicates.
 func newDemoRunner[Tx any](db provider.Provider[Tx], src projector.Source, t *trace, exact, control readModel[Tx]) (*projector.Runner, error) {
 	return projector.NewRunner(tracedUnits[Tx]{db, t}, src, projector.RunnerConfig{
-		Lease: time.Second,                 // so that the runner of a killed worker is soon known to be dead
-		Retry: claim.Backoff{Attempts: -1}, // being killed counts as an attempt, and the demo does it on purpose
+		Lease: time.Second,                 // how soon a killed worker's runner counts as dead
+		Retry: claim.Backoff{Attempts: -1}, // a kill counts as an attempt, and the demo kills on purpose
 	},
 		productReviews("demo-control", projector.Options{}, control),
 		productReviews("demo-exactly-once", projector.Options{Markers: true}, exact))
 }
 
-// role is what a worker does.
+// role is the task of a worker.
 type role string
 
 const (
@@ -44,8 +44,8 @@ const (
 	projectWork role = "project"
 )
 
-// worker is what gets killed: relay and runners over a broker, or one of them, and a database that others
-// append to.
+// worker is the part of the demo that is killed: relay and runners, or one of the two, over a
+// broker and a database to which another process appends.
 type worker struct {
 	role       role
 	db         demoStore
@@ -69,16 +69,16 @@ func (w *worker) run(ctx context.Context) error {
 		}
 	}
 	if w.role == wholeWork {
-		services = append(services, settler{w.broker, w.db, make(chan struct{})})
+		services = append(services, drainWaiter{w.broker, w.db, make(chan struct{})})
 	}
 	if w.role != projectWork {
 		repeat := newRepeater(w.broker, w.duplicates, w.seed)
 		relay, err := outbox.NewRelay(w.outbox(), repeat, &outbox.RelayConfig{
-			Batch: 20, Lease: time.Second, // so that what a killed worker held is taken over within a second
-			Backoff:          claim.Backoff{Attempts: -1}, // being killed counts as an attempt, and we do it on purpose
-			Poll:             20 * time.Millisecond,       // the appends of another process give no hint
+			Batch: 20, Lease: time.Second, // a killed worker's claims are taken over within a second
+			Backoff:          claim.Backoff{Attempts: -1}, // a kill counts as an attempt
+			Poll:             20 * time.Millisecond,       // other processes do not wake the relay
 			OrderedPublisher: true,
-			Keep:             kept,
+			Keep:             retention,
 		})
 		if err != nil {
 			return err
@@ -87,13 +87,13 @@ func (w *worker) run(ctx context.Context) error {
 	}
 	err := kinora.Run(ctx, services...)
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-		err = nil // told to stop before all had started
+		err = nil // stopped before all services had started
 	}
 	return err
 }
 
-// outbox is the relay's view of the database. Where the handlers are in the same process, it is their starts
-// and acks that count.
+// outbox returns the relay's view of the database. It is traced only in a relay process: elsewhere
+// the starts and acks of the handlers count.
 func (w *worker) outbox() provider.Outbox {
 	if w.role == relayWork {
 		return tracedOutbox{w.db, w.trace}
@@ -101,34 +101,35 @@ func (w *worker) outbox() provider.Outbox {
 	return w.db
 }
 
-// settler is stopped after the repeater and before the runners: it lets them finish what is on its way.
-type settler struct {
-	unconsumer
+// drainWaiter is stopped after the repeater and before the runners, so that the runners can finish
+// the messages in flight.
+type drainWaiter struct {
+	unconsumedCounter
 	parked  parkedCounter
 	running chan struct{}
 }
 
 // Running implements kinora.Service.
-func (s settler) Running() <-chan struct{} { return s.running }
+func (s drainWaiter) Running() <-chan struct{} { return s.running }
 
-// Run waits for the end of ctx, and then until everything is acked.
-func (s settler) Run(ctx context.Context) error {
+// Run waits until ctx ends, and then until every message is acked.
+func (s drainWaiter) Run(ctx context.Context) error {
 	close(s.running)
 	<-ctx.Done()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleLimit)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainTimeout)
 	defer cancel()
-	return settle(ctx, s, s.parked)
+	return waitDrained(ctx, s, s.parked)
 }
 
-const settleLimit = time.Minute
+const drainTimeout = time.Minute
 
 // parkedCounter counts the parked messages of a store.
 type parkedCounter interface {
 	ParkedCount(ctx context.Context, projector string) (int64, error)
 }
 
-// settle waits until everything that is published is acked, and nothing is parked.
-func settle(ctx context.Context, u unconsumer, p parkedCounter) error {
+// waitDrained waits until every published message is acked and no message is parked.
+func waitDrained(ctx context.Context, u unconsumedCounter, p parkedCounter) error {
 	for {
 		n, err := u.unconsumed(ctx)
 		if err == nil && n == 0 {
@@ -138,14 +139,14 @@ func settle(ctx context.Context, u unconsumer, p parkedCounter) error {
 			return err
 		}
 		if err := sleep(ctx, 20*time.Millisecond); err != nil {
-			return fmt.Errorf("%d messages are not acked, or parked: %w", n, err)
+			return fmt.Errorf("%d messages are not acked or are parked: %w", n, err)
 		}
 	}
 }
 
 const demoDBEnv = "REVIEWS_DEMO_DB"
 
-// demoWorkerCmd is the process that the demo starts, kills, and starts again.
+// demoWorkerCmd is the process that the demo starts, kills, and restarts.
 type demoWorkerCmd struct {
 	DB         database `required:"" env:"REVIEWS_DEMO_DB"`
 	Broker     string
@@ -154,8 +155,8 @@ type demoWorkerCmd struct {
 	Seed       uint64
 }
 
-// Run works until standard input ends: when the parent closes it, or is gone. Ctrl-C, which a terminal sends
-// to both, is the parent's affair.
+// Run works until standard input ends: the parent has closed it or has ended. Run ignores Ctrl-C,
+// which a terminal sends to both processes: the parent handles it.
 func (c *demoWorkerCmd) Run(ctx context.Context) (err error) {
 	slog.SetLogLoggerLevel(slog.LevelWarn)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -180,8 +181,8 @@ func (c *demoWorkerCmd) Run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, b.Close()) }()
 	w := worker{role: c.Role, db: db, broker: b, duplicates: c.Duplicates, seed: c.Seed, trace: &trace{
 		write: writeSteps(os.Stdout),
-		// Without a witness nothing that happens here counts, and the parent is gone anyway.
-		broken: func(error) { os.Exit(1) },
+		// A step that the parent cannot read does not count, and the parent is gone.
+		onError: func(error) { os.Exit(1) },
 	}}
 	return w.run(ctx)
 }

@@ -15,12 +15,12 @@ import (
 	"github.com/kinora-go/kinora/examples/reviews/review"
 )
 
-// httpError is an answer that says what is wrong.
+// httpError is an error response.
 type httpError struct {
 	Status  int      `json:"-"`
 	Code    string   `json:"code"`    // for programs
 	Message string   `json:"message"` // for people
-	Written *written `json:"-"`       // what was done all the same
+	Written *written `json:"-"`       // the result of a write that succeeded before the error
 }
 
 func (e *httpError) Error() string { return e.Message }
@@ -29,7 +29,7 @@ func badRequest(message string) error {
 	return &httpError{Status: http.StatusBadRequest, Code: "bad_request", Message: message}
 }
 
-// asHTTP is what a client is told about err. What is nobody's fault but ours is told in no detail.
+// asHTTP returns the response for err. The response to an internal error has no details.
 func asHTTP(err error) *httpError {
 	if known, ok := errors.AsType[*httpError](err); ok {
 		return known
@@ -40,19 +40,19 @@ func asHTTP(err error) *httpError {
 	case errors.Is(err, review.ErrRejected), errors.Is(err, eventstore.ErrInvalid):
 		return &httpError{Status: http.StatusUnprocessableEntity, Code: "rejected", Message: err.Error()}
 	case errors.Is(err, eventstore.ErrConflict):
-		return &httpError{Status: http.StatusConflict, Code: "conflict", Message: "others changed this review again and again: nothing was written, send it again"}
+		return &httpError{Status: http.StatusConflict, Code: "conflict", Message: "other clients kept changing this review: nothing was written, send the command again"}
 	case errors.Is(err, eventstore.ErrAmbiguous):
-		return &httpError{Status: http.StatusServiceUnavailable, Code: "unknown_outcome", Message: "the database did not say whether it was written: look, or send it again"}
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), postgresAway(err):
-		return &httpError{Status: http.StatusServiceUnavailable, Code: "unavailable", Message: "the database does not answer now"}
+		return &httpError{Status: http.StatusServiceUnavailable, Code: "unknown_outcome", Message: "the database did not confirm the write: read the review, or send the command again"}
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), postgresUnavailable(err):
+		return &httpError{Status: http.StatusServiceUnavailable, Code: "unavailable", Message: "the database does not answer: send the request again later"}
 	}
-	return &httpError{Status: http.StatusInternalServerError, Code: "internal", Message: "something went wrong here"}
+	return &httpError{Status: http.StatusInternalServerError, Code: "internal", Message: "internal error: the log of the service has the details"}
 }
 
-// requestLimit is how long a request may take, waiting for strong consistency included.
+// requestLimit is how long a request may take, including the wait for strong consistency.
 const requestLimit = 30 * time.Second
 
-// jsonHandler answers errors as JSON, and logs those that are ours.
+// jsonHandler sends errors as JSON and logs internal errors.
 func jsonHandler(handle func(http.ResponseWriter, *http.Request) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), requestLimit)
@@ -63,12 +63,12 @@ func jsonHandler(handle func(http.ResponseWriter, *http.Request) error) http.Han
 	})
 }
 
-// explain makes of err what the client is told, and logs what is our fault.
+// explain returns the response for err and logs internal errors.
 func explain(w http.ResponseWriter, r *http.Request, err error) *httpError {
 	e := asHTTP(err)
-	_, told := errors.AsType[*httpError](err)
-	if !told && e.Status >= http.StatusInternalServerError && r.Context().Err() == nil {
-		slog.Error("request", "route", r.Pattern, "status", e.Status, "err", err)
+	_, expected := errors.AsType[*httpError](err)
+	if !expected && e.Status >= http.StatusInternalServerError && r.Context().Err() == nil {
+		slog.Error("request failed", "route", r.Pattern, "status", e.Status, "err", err)
 	}
 	if e.Status == http.StatusServiceUnavailable {
 		w.Header().Set("Retry-After", "1")
@@ -84,7 +84,7 @@ func answerError(w http.ResponseWriter, r *http.Request, err error) {
 	}{e, e.Written})
 }
 
-// writeJSON returns no error of the connection: whoever was there is gone.
+// writeJSON sends v as JSON. It ignores errors of the connection: the client is gone.
 func writeJSON(w http.ResponseWriter, status int, v any) error {
 	text, err := json.Marshal(v)
 	if err != nil {
@@ -98,16 +98,16 @@ func writeJSON(w http.ResponseWriter, status int, v any) error {
 }
 
 func mediaType(r *http.Request) string {
-	kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")) // none is the empty one
+	kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")) // "" if absent or invalid
 	return kind
 }
 
-// front is what every request passes: writes from other sites are refused, answers say what a page may load,
-// and what no route takes is told as JSON.
+// front handles every request first: it refuses writes from other sites, limits what a page may
+// load, and answers requests without a route in JSON.
 func front(mux *http.ServeMux) http.Handler {
 	guard := http.NewCrossOriginProtection()
 	guard.SetDenyHandler(jsonHandler(func(http.ResponseWriter, *http.Request) error {
-		return &httpError{Status: http.StatusForbidden, Code: "cross_origin", Message: "a write from another site"}
+		return &httpError{Status: http.StatusForbidden, Code: "cross_origin", Message: "writes from pages of other sites are refused"}
 	}))
 	guarded := guard.Handler(mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -127,7 +127,8 @@ func front(mux *http.ServeMux) http.Handler {
 	})
 }
 
-// refusal takes the mux's own answer to a request without a route: the status, and for 405 the header Allow.
+// refusal records the mux's response to a request without a route: the status, and for 405 the
+// header Allow.
 type refusal struct {
 	header http.Header
 	status int
@@ -139,7 +140,7 @@ func (f *refusal) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
 
 func (f *refusal) reason() error {
 	if f.status == http.StatusMethodNotAllowed {
-		return &httpError{Status: f.status, Code: "method_not_allowed", Message: "not by this method: " + f.header.Get("Allow")}
+		return &httpError{Status: f.status, Code: "method_not_allowed", Message: "the method is not allowed: use " + f.header.Get("Allow")}
 	}
-	return &httpError{Status: f.status, Code: "not_found", Message: "there is nothing here"}
+	return &httpError{Status: f.status, Code: "not_found", Message: "this path does not exist"}
 }

@@ -13,9 +13,9 @@ import (
 )
 
 type importCmd struct {
-	DB     database `required:"" env:"REVIEWS_DB" placeholder:"sqlite:PATH" help:"Where the data is: sqlite:PATH or postgres://…; created if it is not there."`
-	File   string   `arg:"" help:"JSON lines like those of the public Amazon review sets, plain or gzip."`
-	Strict bool     `help:"Exit with status 2 if any line was bad."`
+	DB     database `required:"" env:"REVIEWS_DB" placeholder:"sqlite:PATH" help:"The database: sqlite:PATH or postgres://…. Missing files and tables are created."`
+	File   string   `arg:"" help:"A file of JSON lines, as in the public Amazon review sets, plain or gzip."`
+	Strict bool     `help:"Exit with status 2 if any line is bad."`
 
 	pipelineFlags `embed:""`
 }
@@ -23,14 +23,14 @@ type importCmd struct {
 // Validate is called by kong.
 func (c *importCmd) Validate() error { return c.check(c.DB) }
 
-// badLinesError makes the exit status 2.
+// badLinesError is the error of --strict. Its exit status is 2.
 type badLinesError struct{ n int64 }
 
 func (e badLinesError) Error() string { return fmt.Sprintf("%d bad lines", e.n) }
 func (e badLinesError) ExitCode() int { return 2 }
 
-// Run imports a file: each line is a command, and the read model follows in the same process meanwhile. It
-// may be killed at any moment and run again: lines that were imported change nothing.
+// Run imports a file. Each line is a command, and the read model is updated at the same time. The
+// import may be killed at any moment and run again: imported lines change nothing.
 func (c *importCmd) Run(ctx context.Context) (err error) {
 	file, err := os.Open(c.File)
 	if err != nil {
@@ -53,7 +53,7 @@ func (c *importCmd) Run(ctx context.Context) (err error) {
 		return err
 	}
 	fmt.Println(im)
-	if err := troubled(ctx, db); err != nil {
+	if err := checkApplied(ctx, db); err != nil {
 		return err
 	}
 	if n := im.bad.Load(); c.Strict && n > 0 {
@@ -62,55 +62,56 @@ func (c *importCmd) Run(ctx context.Context) (err error) {
 	return nil
 }
 
-// importer reads lines and carries them out.
+// importer reads lines and runs them as commands.
 type importer struct {
 	progress
 	file  io.Reader
 	lines *lines
 }
 
-// Read counts what is read of the file, before it is unzipped.
+// Read reads the file and counts the bytes before decompression.
 func (im *importer) Read(p []byte) (int, error) {
 	n, err := im.file.Read(p)
 	im.read.Add(int64(n))
 	return n, err
 }
 
-func (im *importer) importAll(ctx context.Context, d database, how pipelineFlags, db serviceStore) (err error) {
-	pipe, err := how.start(ctx, d, db)
+func (im *importer) importAll(ctx context.Context, d database, flags pipelineFlags, db serviceStore) (err error) {
+	pipe, err := flags.start(ctx, d, db)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, pipe.Stop()) }()
 	defer im.show()()
-	if err = im.commandAll(ctx, db); err == nil {
-		err = caughtUp(ctx, db, pipe, pipe.done, im.open.Store)
+	if err = im.runAll(ctx, db); err == nil {
+		err = waitCaughtUp(ctx, db, pipe, pipe.done, im.open.Store)
 	}
 	switch {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:
-		return errors.New("interrupted: run the same import again to go on")
+		return errors.New("interrupted: run the same import again to continue")
 	default:
-		return fmt.Errorf("up to line %d: %w", im.line.Load(), err)
+		return fmt.Errorf("import stopped after line %d: %w", im.line.Load(), err)
 	}
 }
 
-// What shares a transaction, and with it one write to the disk: not much, as the read model's units of work
-// wait for their turn meanwhile.
+// Limits of the lines that share a transaction, and so one write to the disk. They are low because
+// the read model's units of work wait for the transaction.
 const (
 	linesPerTx = 100
-	bytesPerTx = 1 << 20 // no further line once these are reached
+	bytesPerTx = 1 << 20 // the last line may exceed this
 )
 
-// commandAll carries out line after line. Only a database that fails, or a file that cannot be read, stops it.
-func (im *importer) commandAll(ctx context.Context, db serviceStore) error {
+// runAll runs all lines as commands. It returns an error only if the database fails or the file
+// cannot be read.
+func (im *importer) runAll(ctx context.Context, db serviceStore) error {
 	for {
-		some, end, err := im.readSome()
+		batch, end, err := im.readBatch()
 		if err != nil {
 			return err
 		}
-		if err := im.commandSome(ctx, db, some); err != nil {
+		if err := im.runBatch(ctx, db, batch); err != nil {
 			return err
 		}
 		if end {
@@ -119,19 +120,19 @@ func (im *importer) commandAll(ctx context.Context, db serviceStore) error {
 	}
 }
 
-// item is a line on its way.
+// item is a line of the file.
 type item struct {
 	line   int64
 	record record
-	bad    error // why it is a bad line; nil for a good one
+	bad    error // why the line is bad; nil for a good line
 }
 
-// readSome reads the lines of one transaction.
-func (im *importer) readSome() (some []item, end bool, err error) {
-	for size := 0; len(some) < linesPerTx && size < bytesPerTx; {
+// readBatch reads the lines of one transaction. end is true after the last line of the file.
+func (im *importer) readBatch() (batch []item, end bool, err error) {
+	for size := 0; len(batch) < linesPerTx && size < bytesPerTx; {
 		text, err := im.lines.next()
 		if errors.Is(err, io.EOF) {
-			return some, true, nil
+			return batch, true, nil
 		}
 		it := item{line: im.line.Add(1)}
 		switch {
@@ -145,23 +146,23 @@ func (im *importer) readSome() (some []item, end bool, err error) {
 			it.record, it.bad = parseRecord(text)
 		}
 		size += len(text)
-		some = append(some, it)
+		batch = append(batch, it)
 	}
-	return some, false, nil
+	return batch, false, nil
 }
 
-// commandSome carries out lines in one transaction, and counts and reports when that has committed.
-func (im *importer) commandSome(ctx context.Context, db serviceStore, some []item) error {
-	if len(some) == 0 {
+// runBatch runs lines as commands in one transaction. It counts and reports them after the commit.
+func (im *importer) runBatch(ctx context.Context, db serviceStore, batch []item) error {
+	if len(batch) == 0 {
 		return nil
 	}
 	var changed int64
 	err := db.inTx(ctx, func(tx eventstore.TxStore) error {
 		commands, err := review.NewCommands(tx)
 		changed = 0
-		for i := 0; i < len(some) && err == nil; i++ {
+		for i := 0; i < len(batch) && err == nil; i++ {
 			var events int
-			events, err = some[i].command(ctx, commands)
+			events, err = batch[i].command(ctx, commands)
 			changed += int64(events)
 		}
 		return err
@@ -170,7 +171,7 @@ func (im *importer) commandSome(ctx context.Context, db serviceStore, some []ite
 		return err
 	}
 	im.changed.Add(changed)
-	for _, it := range some {
+	for _, it := range batch {
 		if it.bad != nil {
 			im.reportBad(it)
 		}
@@ -178,7 +179,8 @@ func (im *importer) commandSome(ctx context.Context, db serviceStore, some []ite
 	return nil
 }
 
-// command carries out a good line, which may turn out to be a bad one. It returns how many events it made.
+// command runs a good line as a command and returns the number of its events. A rejected command
+// makes the line bad.
 func (it *item) command(ctx context.Context, commands *review.Commands) (events int, err error) {
 	if it.bad != nil {
 		return 0, nil
@@ -193,7 +195,7 @@ func (it *item) command(ctx context.Context, commands *review.Commands) (events 
 
 const badLinesShown = 20
 
-// reportBad says where and why, never what the line holds: people wrote it.
+// reportBad prints the number and the error of a bad line, and never its text, which people wrote.
 func (im *importer) reportBad(it item) {
 	n := im.bad.Add(1)
 	if n > badLinesShown {
@@ -202,6 +204,6 @@ func (im *importer) reportBad(it item) {
 	im.clear()
 	fmt.Fprintf(os.Stderr, "line %d: %v\n", it.line, it.bad)
 	if n == badLinesShown {
-		fmt.Fprintln(os.Stderr, "further bad lines are counted and not shown")
+		fmt.Fprintln(os.Stderr, "more bad lines follow: they are counted and not shown")
 	}
 }

@@ -24,8 +24,9 @@ const (
 	countOpen    = `select count(*) from kinora_outbox where open = 1`
 )
 
-// generated makes a file of lines, and tells which of them are bad.
-func generated(t *testing.T, lines int, args ...string) (path string, bad map[int]bool) {
+// generateFile writes a file of generated lines and returns its path and the numbers of the bad
+// lines.
+func generateFile(t *testing.T, lines int, args ...string) (path string, bad map[int]bool) {
 	t.Helper()
 	o := finish(t, exec.Command(generateBin, append(args, "-lines", fmt.Sprint(lines), "-mark")...))
 	require.Zero(t, o.code, o.stderr)
@@ -40,9 +41,9 @@ func generated(t *testing.T, lines int, args ...string) (path string, bad map[in
 	return path, bad
 }
 
-// expected computes the report from the file, without the code under test: for each product and author, the
-// first of the good lines with the latest time.
-func expected(t *testing.T, path string, bad map[int]bool) []reportRow {
+// expectedReport computes the report from the file without the code under test. For each product
+// and author the good line with the latest time counts, and the first of several.
+func expectedReport(t *testing.T, path string, bad map[int]bool) []reportRow {
 	t.Helper()
 	file, err := os.Open(path)
 	require.NoError(t, err)
@@ -82,11 +83,11 @@ func expected(t *testing.T, path string, bad map[int]bool) []reportRow {
 	return rows
 }
 
-// TestImport: a file with edits, repeats, late and bad lines gives the report that a few lines compute from
-// it; again it appends nothing; --strict only changes the exit status.
+// TestImport: a file with edits, repeats, late and bad lines gives the expected report. A second
+// import appends nothing. --strict only changes the exit status.
 func TestImport(t *testing.T) {
 	t.Parallel()
-	path, bad := generated(t, 3000, "-seed", "7", "-bad", "0.03")
+	path, bad := generateFile(t, 3000, "-seed", "7", "-bad", "0.03")
 	require.Greater(t, len(bad), 50)
 	db := filepath.Join(t.TempDir(), "with #?% in its name.db")
 
@@ -94,73 +95,74 @@ func TestImport(t *testing.T) {
 	require.Zero(t, first.code, first.stderr)
 	require.Contains(t, first.stdout, "3000 lines: ")
 	require.Contains(t, first.stdout, fmt.Sprintf("%d were bad", len(bad)))
-	told := 0
+	reported := 0
 	for line := range strings.Lines(first.stderr) {
-		if strings.HasPrefix(line, "line ") || strings.HasPrefix(line, "further bad lines") {
-			told++ // the others tell the progress, if it took long
+		if strings.HasPrefix(line, "line ") || strings.HasPrefix(line, "more bad lines") {
+			reported++ // other lines show the progress of a slow import
 		}
 	}
-	require.Equal(t, 21, told, "20 bad lines and a word on the others: %s", first.stderr)
-	require.NotContains(t, first.stderr, "recommended", "what people wrote is not shown")
+	require.Equal(t, 21, reported, "20 bad lines and a note about the others: %s", first.stderr)
+	require.NotContains(t, first.stderr, "recommended", "the text of a line is not shown")
 	for line := range strings.Lines(first.stderr) {
 		var n int
 		if _, err := fmt.Sscanf(line, "line %d:", &n); err == nil {
 			require.True(t, bad[n], line)
 		}
 	}
-	require.Equal(t, expected(t, path, bad), report(t, db))
-	events := number(t, db, countEvents)
-	require.Zero(t, number(t, db, countOpen))
-	require.Equal(t, number(t, db, `select count(*) from latest_reviews`), number(t, db, `select sum(reviews) from ratings`))
+	require.Equal(t, expectedReport(t, path, bad), report(t, db))
+	events := queryInt(t, db, countEvents)
+	require.Zero(t, queryInt(t, db, countOpen))
+	require.Equal(t, queryInt(t, db, `select count(*) from latest_reviews`), queryInt(t, db, `select sum(reviews) from ratings`))
 
 	again := reviews(t, "import", "--db", "sqlite:"+db, "--strict", path)
 	require.Equal(t, 2, again.code, again.stderr)
 	require.Contains(t, again.stdout, "0 posted or edited a review")
-	require.Equal(t, events, number(t, db, countEvents))
-	require.Equal(t, expected(t, path, bad), report(t, db))
+	require.Equal(t, events, queryInt(t, db, countEvents))
+	require.Equal(t, expectedReport(t, path, bad), report(t, db))
 }
 
-// TestImportGzip: the first bytes tell gzip, not the name; without bad lines --strict is content.
+// TestImportGzip: the first bytes show that a file is gzip, not its name. Without bad lines
+// --strict succeeds.
 func TestImportGzip(t *testing.T) {
 	t.Parallel()
-	plain, bad := generated(t, 300, "-seed", "8", "-bad", "0")
-	zipped, _ := generated(t, 300, "-seed", "8", "-bad", "0", "-gzip")
+	plain, bad := generateFile(t, 300, "-seed", "8", "-bad", "0")
+	zipped, _ := generateFile(t, 300, "-seed", "8", "-bad", "0", "-gzip")
 	require.Empty(t, bad)
 	db := filepath.Join(t.TempDir(), "reviews.db")
-	// In this process, where the race detector sees it.
+	// Run in this process, where the race detector sees it.
 	c := &importCmd{DB: database{kind: "sqlite", path: db}, File: zipped, Strict: true, pipelineFlags: pipelineFlags{memoryKind, true}}
 	require.NoError(t, c.Run(t.Context()))
-	require.Equal(t, expected(t, plain, nil), report(t, db))
+	require.Equal(t, expectedReport(t, plain, nil), report(t, db))
 }
 
-// TestImportKilled: an import that is killed half-way and run again ends as if nothing had happened, and does
-// not wait long for what the killed one had claimed.
+// TestImportKilled: an import that is killed halfway and run again gives the expected report, and
+// soon takes over the claims of the killed process.
 func TestImportKilled(t *testing.T) {
 	t.Parallel()
-	path, bad := generated(t, 6000, "-seed", "9")
+	path, bad := generateFile(t, 6000, "-seed", "9")
 	db := filepath.Join(t.TempDir(), "reviews.db")
 	cmd := exec.Command(reviewsBin, "import", "--db", "sqlite:"+db, path)
 	require.NoError(t, cmd.Start())
 	waitApplied(t, db, 500)
 	require.NoError(t, cmd.Process.Kill())
 	require.Error(t, cmd.Wait())
-	halfway := number(t, db, countApplied)
+	applied := queryInt(t, db, countApplied)
 
 	start := time.Now()
 	o := reviews(t, "import", "--db", "sqlite:"+db, path)
 	require.Zero(t, o.code, o.stderr)
 	require.Less(t, time.Since(start), time.Minute)
-	require.Equal(t, expected(t, path, bad), report(t, db))
-	events := number(t, db, countEvents)
-	require.Less(t, halfway, events, "it was not killed half-way")
-	require.Equal(t, number(t, db, countApplied), events)
+	require.Equal(t, expectedReport(t, path, bad), report(t, db))
+	events := queryInt(t, db, countEvents)
+	require.Less(t, applied, events, "the import was killed halfway")
+	require.Equal(t, queryInt(t, db, countApplied), events)
 
 	o = reviews(t, "import", "--db", "sqlite:"+db, path)
 	require.Zero(t, o.code, o.stderr)
-	require.Equal(t, events, number(t, db, countEvents))
+	require.Equal(t, events, queryInt(t, db, countEvents))
 }
 
-// TestImportRefuses: what cannot work says so, and makes no file.
+// TestImportRefuses: invalid arguments fail with the reason and create no file.
 func TestImportRefuses(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -173,8 +175,8 @@ func TestImportRefuses(t *testing.T) {
 	}{
 		{"no such file", []string{"import", "--db", "sqlite:" + db, noFile}},
 		{"use sqlite:PATH", []string{"import", "--db", "memory", text}},
-		{`want "sqlite:PATH", "postgres://…" or "memory"`, []string{"import", "--db", "sqlite:", text}},
-		{`want "sqlite:PATH", "postgres://…" or "memory"`, []string{"import", "--db", db, text}},
+		{`use "sqlite:PATH", "postgres://…" or "memory"`, []string{"import", "--db", "sqlite:", text}},
+		{`use "sqlite:PATH", "postgres://…" or "memory"`, []string{"import", "--db", db, text}},
 		{"--db", []string{"import", text}},
 	} {
 		o := reviews(t, c.args...)
@@ -187,10 +189,10 @@ func TestImportRefuses(t *testing.T) {
 	require.Empty(t, report(t, db))
 }
 
-// TestImportTells: events that do not reach the read model are not passed over in silence.
-func TestImportTells(t *testing.T) {
+// TestImportReportsUnappliedEvents: an import fails if the read model lacks events.
+func TestImportReportsUnappliedEvents(t *testing.T) {
 	t.Parallel()
-	path := imported(t, fourReviews)
+	path := importFile(t, fourReviews)
 	empty := filepath.Join(t.TempDir(), "empty")
 	require.NoError(t, os.WriteFile(empty, nil, 0o600))
 	again := func() outcome { return reviews(t, "import", "--db", "sqlite:"+path, empty) }
@@ -216,10 +218,10 @@ func TestImportTells(t *testing.T) {
 	require.Contains(t, o.stderr, "1 outbox entries are abandoned, 1 messages are parked")
 }
 
-// TestImportInterrupted: Ctrl-C ends an import at once, cleanly, and the next one goes on.
+// TestImportInterrupted: Ctrl-C stops an import at once and cleanly, and the next import continues.
 func TestImportInterrupted(t *testing.T) {
 	t.Parallel()
-	path, bad := generated(t, 4000, "-seed", "10")
+	path, bad := generateFile(t, 4000, "-seed", "10")
 	db := filepath.Join(t.TempDir(), "reviews.db")
 	var stderr strings.Builder
 	cmd := exec.Command(reviewsBin, "import", "--db", "sqlite:"+db, path)
@@ -230,11 +232,11 @@ func TestImportInterrupted(t *testing.T) {
 	require.Error(t, cmd.Wait())
 	require.Equal(t, 1, cmd.ProcessState.ExitCode())
 	require.Contains(t, stderr.String(), "interrupted")
-	require.Zero(t, number(t, db, `select count(*) from kinora_outbox where status = 'claimed'`), "what was claimed is given back")
+	require.Zero(t, queryInt(t, db, `select count(*) from kinora_outbox where status = 'claimed'`), "claims are released")
 
 	o := reviews(t, "import", "--db", "sqlite:"+db, path)
 	require.Zero(t, o.code, o.stderr)
-	require.Equal(t, expected(t, path, bad), report(t, db))
+	require.Equal(t, expectedReport(t, path, bad), report(t, db))
 }
 
 // waitApplied waits until an import in another process has applied some events.
@@ -242,7 +244,7 @@ func waitApplied(t *testing.T, db string, events int) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		_, err := os.Stat(db + "-wal")
-		return err == nil && number(t, db, `select count(*) from sqlite_master where name = 'latest_reviews'`) == 1 &&
-			number(t, db, countApplied) > events
+		return err == nil && queryInt(t, db, `select count(*) from sqlite_master where name = 'latest_reviews'`) == 1 &&
+			queryInt(t, db, countApplied) > events
 	}, time.Minute, 5*time.Millisecond)
 }

@@ -9,18 +9,18 @@ import (
 	"io"
 )
 
-const maxLine = 4 << 20 // bytes of one line: some hundred times the longest real review
+const maxLine = 4 << 20 // bytes of one line: about a hundred times the longest real review
 
 var errLongLine = fmt.Errorf("longer than %d bytes", maxLine)
 
-// lines reads a text line by line, holding at most one line in memory.
+// lines reads a text line by line and keeps at most one line in memory.
 type lines struct {
 	r   *bufio.Reader
 	buf []byte // the start of a line that is larger than r's buffer
 	max int
 }
 
-// newLines reads r, which is plain text or gzip: the first two bytes tell, whatever the file is called.
+// newLines reads r, which is plain text or gzip. The first two bytes decide, not the file's name.
 func newLines(r io.Reader) (*lines, error) {
 	in := bufio.NewReaderSize(r, 64<<10)
 	magic, err := in.Peek(2)
@@ -37,8 +37,9 @@ func newLines(r io.Reader) (*lines, error) {
 	return &lines{r: in, max: maxLine}, nil
 }
 
-// next returns the next line without its end, valid until the next call; errLongLine for one that is too
-// long, whose rest is skipped and not held; and io.EOF after the last.
+// next returns the next line without its end. The line is valid until the next call. The error is
+// errLongLine for a line that is too long, which is skipped and not kept in memory, and io.EOF
+// after the last line.
 func (l *lines) next() ([]byte, error) {
 	l.buf = l.buf[:0]
 	for tooLong := false; ; {
@@ -49,7 +50,7 @@ func (l *lines) next() ([]byte, error) {
 			return nil, err
 		case errors.Is(err, io.EOF) && len(part)+len(l.buf) == 0 && !tooLong:
 			return nil, io.EOF
-		case tooLong || len(l.buf)+len(part) > l.max+1: // one more for the line's end
+		case tooLong || len(l.buf)+len(part) > l.max+1: // 1 for the end of the line
 			tooLong = true
 		case last && len(l.buf) == 0:
 			return bytes.TrimRight(part, "\r\n"), nil

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// readLines reads to the end; a line that is too long stands as "TOO LONG".
+// readLines reads all lines. It returns "TOO LONG" for a line that is too long.
 func readLines(t *testing.T, l *lines) []string {
 	t.Helper()
 	var all []string
@@ -37,10 +37,10 @@ func TestLines(t *testing.T) {
 		want []string
 	}{
 		"empty":                  {"", nil},
-		"an end for each":        {"a\nb\n", []string{"a", "b"}},
-		"no end for the last":    {"a\nb", []string{"a", "b"}},
+		"last line ended":        {"a\nb\n", []string{"a", "b"}},
+		"last line not ended":    {"a\nb", []string{"a", "b"}},
 		"empty lines":            {"\n\na\n\n", []string{"", "", "a", ""}},
-		"Windows":                {"a\r\nb\r\n", []string{"a", "b"}},
+		"Windows line ends":      {"a\r\nb\r\n", []string{"a", "b"}},
 		"larger than the buffer": {long + "\n" + long, []string{long, long}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -55,7 +55,8 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// TestLongLines: a line at the limit is read, one past it is skipped, and neither harms its neighbours.
+// TestLongLines: a line at the limit is read, a longer one is skipped, and the other lines are
+// read.
 func TestLongLines(t *testing.T) {
 	t.Parallel()
 	for _, limit := range []int{10, 100_000} {
@@ -65,12 +66,12 @@ func TestLongLines(t *testing.T) {
 			require.NoError(t, err)
 			l.max = limit
 			require.Equal(t, []string{"a", fits, "TOO LONG", "b", "TOO LONG"}, readLines(t, l))
-			require.LessOrEqual(t, cap(l.buf), 4*(limit+64<<10), "the rest of a long line is not held")
+			require.LessOrEqual(t, cap(l.buf), 4*(limit+64<<10), "the rest of a long line is not kept in memory")
 		}
 	}
 }
 
-// TestBrokenFiles: a file that ends too soon, or cannot be read, is an error and not the end.
+// TestBrokenFiles: a truncated or unreadable file returns an error and not the end of the file.
 func TestBrokenFiles(t *testing.T) {
 	t.Parallel()
 	whole := zip(t, strings.Repeat("line\n", 1000))

@@ -10,37 +10,37 @@ import (
 )
 
 const (
-	liveEvery  = 250 * time.Millisecond // how often a page that somebody looks at is rendered anew
-	liveBeat   = 15 * time.Second       // a sign of life, so that a dead connection is noticed
-	liveLimit  = 10 * time.Second       // for one event to get through
-	listeners  = 500                    // connections; browsers come again where there are too many
-	liveRender = 5 * time.Second
-	renderers  = 2 // at the same moment, however many spots are looked at: requests come first
+	liveEvery     = 250 * time.Millisecond // how often an open page is rendered again
+	liveHeartbeat = 15 * time.Second       // heartbeat that detects a dead connection
+	liveLimit     = 10 * time.Second       // to write one event
+	maxListeners  = 500                    // connections; browsers over the limit retry
+	liveRender    = 5 * time.Second        // to render one page
+	maxRenders    = 2                      // at the same time, for all pages: requests have priority
 )
 
-// live tells pages when they have changed, as server-sent events: each event is the whole live part, so that a
-// page is right again with the first one, whatever it missed. Pages that show the same spot share one look at
-// the database, which sees what any process has written.
+// live sends pages their changes as server-sent events. Each event is the whole live part of a
+// page, so a page is correct after one event, even if it missed others. Connections to the same
+// page share its reads of the database, which see the writes of all processes.
 type live struct {
-	render func(context.Context, spot) ([]byte, error)
-	done   <-chan struct{} // closed when the service stops
-	turns  chan struct{}
+	render      func(context.Context, pageKey) ([]byte, error)
+	done        <-chan struct{} // closed when the service stops
+	renderSlots chan struct{}
 
-	mu        sync.Mutex
-	listeners int
-	feeds     map[spot]*feed
+	mu            sync.Mutex
+	listeners     int
+	subscriptions map[pageKey]*subscription
 }
 
-// feed is one spot for those who look at it.
-type feed struct {
+// subscription is one page and its listeners.
+type subscription struct {
 	stop      context.CancelFunc
 	listeners int
-	event     []byte        // the last one; nil before the first
+	event     []byte        // the last event; nil before the first
 	changed   chan struct{} // closed when event is replaced
 }
 
-func newLive(done <-chan struct{}, render func(context.Context, spot) ([]byte, error)) *live {
-	return &live{render: render, done: done, turns: make(chan struct{}, renderers), feeds: map[spot]*feed{}}
+func newLive(done <-chan struct{}, render func(context.Context, pageKey) ([]byte, error)) *live {
+	return &live{render: render, done: done, renderSlots: make(chan struct{}, maxRenders), subscriptions: map[pageKey]*subscription{}}
 }
 
 func (l *live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -48,36 +48,36 @@ func (l *live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		return
 	}
-	at := spotOf(r.URL.Query())
-	f := l.join(at)
-	if f == nil {
-		answerError(w, r, &httpError{Status: http.StatusServiceUnavailable, Code: "too_many", Message: "too many pages are open"})
+	key := pageKeyOf(r.URL.Query())
+	sub := l.join(key)
+	if sub == nil {
+		answerError(w, r, &httpError{Status: http.StatusServiceUnavailable, Code: "too_many", Message: "too many live pages are open: try again later"})
 		return
 	}
-	defer l.leave(at, f)
+	defer l.leave(key, sub)
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
 	conn := http.NewResponseController(w)
 	send := func(event []byte) bool {
-		_ = conn.SetWriteDeadline(time.Now().Add(liveLimit)) // where a wrapper has no deadline there is none
+		_ = conn.SetWriteDeadline(time.Now().Add(liveLimit)) // a wrapped writer may have no deadline
 		_, err := w.Write(event)
 		return err == nil && conn.Flush() == nil
 	}
 	if !send([]byte("retry: 1000\n\n")) {
 		return
 	}
-	beat := time.NewTicker(liveBeat)
-	defer beat.Stop()
+	heartbeat := time.NewTicker(liveHeartbeat)
+	defer heartbeat.Stop()
 	for seen := (chan struct{})(nil); ; {
-		event, changed := l.last(f)
+		event, changed := l.last(sub)
 		if changed != seen && event != nil && !send(event) {
 			return
 		}
 		seen = changed
 		select {
 		case <-changed:
-		case <-beat.C:
-			if !send([]byte(": still here\n\n")) {
+		case <-heartbeat.C:
+			if !send([]byte(": heartbeat\n\n")) {
 				return
 			}
 		case <-r.Context().Done():
@@ -88,63 +88,64 @@ func (l *live) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (l *live) last(f *feed) (event []byte, changed chan struct{}) {
+func (l *live) last(sub *subscription) (event []byte, changed chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return f.event, f.changed
+	return sub.event, sub.changed
 }
 
-// join returns the feed of a spot, nil where there are too many listeners.
-func (l *live) join(at spot) *feed {
+// join adds a listener to the subscription of a page. It returns nil if there are too many
+// listeners.
+func (l *live) join(key pageKey) *subscription {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.listeners >= listeners {
+	if l.listeners >= maxListeners {
 		return nil
 	}
 	l.listeners++
-	f := l.feeds[at]
-	if f == nil {
+	sub := l.subscriptions[key]
+	if sub == nil {
 		ctx, stop := context.WithCancel(context.Background())
-		f = &feed{stop: stop, changed: make(chan struct{})}
-		l.feeds[at] = f
-		go l.watch(ctx, at, f)
+		sub = &subscription{stop: stop, changed: make(chan struct{})}
+		l.subscriptions[key] = sub
+		go l.watch(ctx, key, sub)
 	}
-	f.listeners++
-	return f
+	sub.listeners++
+	return sub
 }
 
-func (l *live) leave(at spot, f *feed) {
+func (l *live) leave(key pageKey, sub *subscription) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.listeners--
-	if f.listeners--; f.listeners == 0 {
-		f.stop()
-		delete(l.feeds, at)
+	if sub.listeners--; sub.listeners == 0 {
+		sub.stop()
+		delete(l.subscriptions, key)
 	}
 }
 
-// watch renders a spot again and again, and tells when it has changed.
-func (l *live) watch(ctx context.Context, at spot, f *feed) {
+// watch renders a page at intervals and notifies the listeners of changes.
+func (l *live) watch(ctx context.Context, key pageKey, sub *subscription) {
 	tick := time.NewTicker(liveEvery)
 	defer tick.Stop()
 	for ctx.Err() == nil {
-		l.turns <- struct{}{}
+		l.renderSlots <- struct{}{}
 		limited, cancel := context.WithTimeout(ctx, liveRender)
-		html, err := l.render(limited, at)
+		html, err := l.render(limited, key)
 		cancel()
-		<-l.turns
+		<-l.renderSlots
 		event := sse("page", html)
 		if err != nil {
 			event = sse("trouble", nil)
 			if ctx.Err() == nil {
-				slog.Debug("render a page", "err", err)
+				slog.Debug("render page failed", "err", err)
 			}
 		}
 		l.mu.Lock()
-		if !bytes.Equal(event, f.event) && ctx.Err() == nil {
-			f.event = event
-			close(f.changed)
-			f.changed = make(chan struct{})
+		if !bytes.Equal(event, sub.event) && ctx.Err() == nil {
+			sub.event = event
+			close(sub.changed)
+			sub.changed = make(chan struct{})
 		}
 		l.mu.Unlock()
 		select {
@@ -154,7 +155,7 @@ func (l *live) watch(ctx context.Context, at spot, f *feed) {
 	}
 }
 
-// sse is a server-sent event: each line of its data has a field of its own.
+// sse encodes a server-sent event: each line of data becomes a field.
 func sse(name string, data []byte) []byte {
 	var b bytes.Buffer
 	b.WriteString("event: " + name + "\n")

@@ -1,4 +1,4 @@
-// Command reviews is a small service on Kinora: product reviews as events, and read models that stay exact.
+// Command reviews is a small service on Kinora: product reviews as events, and exact read models.
 //
 //	reviews import --db sqlite:reviews.db reviews.json.gz
 //	reviews report --db sqlite:reviews.db
@@ -21,22 +21,22 @@ import (
 )
 
 type commandLine struct {
-	Import  importCmd  `cmd:"" help:"Import a file of reviews, and bring the read model up to date."`
+	Import  importCmd  `cmd:"" help:"Import a file of reviews and bring the read model up to date."`
 	Report  reportCmd  `cmd:"" help:"Print the read model: reviews, stars and average of each product."`
-	Serve   serveCmd   `cmd:"" help:"Serve reviews and ratings over HTTP, with a page."`
-	Relay   relayCmd   `cmd:"" help:"Publish events to topics in the database until told to stop; run any number of these."`
-	Project projectCmd `cmd:"" help:"Apply events from these topics to the read model until told to stop; run any number of these."`
-	Parked  parkedCmd  `cmd:"" help:"List the messages that were set aside because they could not be applied, and what waits behind them."`
-	Replay  replayCmd  `cmd:"" help:"Apply parked messages again, or show what that would change."`
-	Skip    skipCmd    `cmd:"" help:"Give up on parked messages, so that what waits behind them goes on."`
-	Demo    demoCmd    `cmd:"" help:"Show that the read model stays exact while messages are repeated and processes killed."`
+	Serve   serveCmd   `cmd:"" help:"Serve reviews and ratings over HTTP, as an API and as a web page."`
+	Relay   relayCmd   `cmd:"" help:"Publish events to topics in the database until stopped. Any number of processes may run."`
+	Project projectCmd `cmd:"" help:"Apply events from these topics to the read model until stopped. Any number of processes may run."`
+	Parked  parkedCmd  `cmd:"" help:"List parked messages (dead letters): those that could not be applied, and those that wait behind them."`
+	Replay  replayCmd  `cmd:"" help:"Apply parked messages again, or show the changes with --dry-run."`
+	Skip    skipCmd    `cmd:"" help:"Skip parked messages for good, so that the messages behind them are applied."`
+	Demo    demoCmd    `cmd:"" help:"Show that the read model stays exact while messages are repeated and processes are killed."`
 
 	DemoWorker demoWorkerCmd `cmd:"" hidden:""`
 }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C does not wait
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the process at once
 	var line commandLine
 	k := kong.Parse(&line, kong.Name("reviews"), kong.UsageOnError(),
 		kong.Description("Product reviews on Kinora: an example of exact read models."),

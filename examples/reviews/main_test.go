@@ -19,7 +19,7 @@ import (
 	_ "modernc.org/sqlite"
 )
 
-// The programs, built once.
+// The paths of the programs. TestMain builds them once.
 var reviewsBin, generateBin string
 
 func TestMain(m *testing.M) {
@@ -31,7 +31,8 @@ func TestMain(m *testing.M) {
 	if err := build(dir); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 	} else if code = m.Run(); code == 0 {
-		if err := goleak.Find(goleak.IgnoreAnyFunction("os/exec.(*Cmd).Wait")); err != nil { // the tests' PostgreSQL lives as long as they do
+		// The tests' PostgreSQL ends with this process.
+		if err := goleak.Find(goleak.IgnoreAnyFunction("os/exec.(*Cmd).Wait")); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
@@ -49,7 +50,7 @@ func build(dir string) error {
 	return nil
 }
 
-// outcome is what a process left behind.
+// outcome is the result of a process.
 type outcome struct {
 	code           int
 	stdout, stderr string
@@ -74,7 +75,7 @@ func finish(t *testing.T, cmd *exec.Cmd) outcome {
 	return outcome{cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()}
 }
 
-// report is what the program reports as JSON.
+// report returns the JSON report of a SQLite file.
 func report(t *testing.T, db string) []reportRow {
 	t.Helper()
 	o := reviews(t, "report", "--db", "sqlite:"+db, "--json")
@@ -84,8 +85,8 @@ func report(t *testing.T, db string) []reportRow {
 	return rows
 }
 
-// number asks the file itself, by SQL.
-func number(t *testing.T, db, query string) int {
+// queryInt queries a number from the file itself.
+func queryInt(t *testing.T, db, query string) int {
 	t.Helper()
 	pool, err := sql.Open("sqlite", "file:"+(&url.URL{Path: db}).EscapedPath()+"?mode=ro&_pragma=busy_timeout(10000)")
 	require.NoError(t, err)

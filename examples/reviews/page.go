@@ -27,11 +27,11 @@ var templates = template.Must(template.New("").Funcs(template.FuncMap{
 	"scale": func() []int { return []int{5, 4, 3, 2, 1} },
 }).ParseFS(web, "web/*.html"))
 
-// page is the service as people see it. Without JavaScript everything works but the live part.
+// page serves the web page. Without JavaScript everything except the live part works.
 type page struct {
 	*api
 	live       *live
-	unconsumed func(context.Context) (int64, error) // messages that the broker still has
+	unconsumed func(context.Context) (int64, error) // counts the messages that are not acked yet
 }
 
 func (p *page) routes(mux *http.ServeMux) {
@@ -43,36 +43,37 @@ func (p *page) routes(mux *http.ServeMux) {
 	}
 }
 
-// spot is which part of everything a page shows: products after one, and the latest reviews of all or of one.
-type spot struct{ after, product string }
+// pageKey identifies a page: its products are those after the product after, and its reviews are
+// those of product, or of all products if that is empty.
+type pageKey struct{ after, product string }
 
-func spotOf(q url.Values) spot { return spot{q.Get("after"), q.Get("product")} }
+func pageKeyOf(q url.Values) pageKey { return pageKey{q.Get("after"), q.Get("product")} }
 
-// URL is the spot's page.
-func (at spot) URL() string {
+// URL returns the URL of the page.
+func (key pageKey) URL() string {
 	q := url.Values{}
-	if at.after != "" {
-		q.Set("after", at.after)
+	if key.after != "" {
+		q.Set("after", key.after)
 	}
-	if at.product != "" {
-		q.Set("product", at.product)
+	if key.product != "" {
+		q.Set("product", key.product)
 	}
 	return (&url.URL{Path: "/", RawQuery: q.Encode()}).String()
 }
 
-// view is what the templates show.
+// view is the data of the templates.
 type view struct {
 	Products          []reportRow
-	First, Next       string // URLs; empty where there is no such page
-	Product           string // whose reviews are shown; empty: everybody's
-	Latest            []standing
-	Pending           int64 // events on their way to the read model
+	First, Next       string // URLs; empty if there is no such page
+	Product           string // the product whose reviews are shown; empty: all products
+	Latest            []currentReview
+	Pending           int64 // events that the read model does not show yet
 	Abandoned, Parked int64
-	Trouble           bool // the database does not answer: nothing above is known
+	Trouble           bool // the database does not answer: the fields above are not set
 	Form              form
 }
 
-// form is what somebody typed, and what became of it.
+// form is the submitted form and its result.
 type form struct {
 	Product, Author, Text string
 	Stars                 int
@@ -80,22 +81,22 @@ type form struct {
 	Error                 string
 }
 
-func (p *page) view(ctx context.Context, at spot) (v view, err error) {
+func (p *page) view(ctx context.Context, key pageKey) (v view, err error) {
 	var next string
-	if v.Products, next, err = p.page(ctx, at.after, pageSize); err != nil {
+	if v.Products, next, err = p.page(ctx, key.after, pageSize); err != nil {
 		return v, err
 	}
-	if at.after != "" {
-		v.First = spot{product: at.product}.URL()
+	if key.after != "" {
+		v.First = pageKey{product: key.product}.URL()
 	}
 	if next != "" {
-		v.Next = spot{next, at.product}.URL()
+		v.Next = pageKey{next, key.product}.URL()
 	}
-	v.Product = at.product
-	if at.product == "" {
+	v.Product = key.product
+	if key.product == "" {
 		v.Latest, err = p.db.newest(ctx, latestShown)
-	} else if err = checkText("product", at.product); err == nil {
-		_, v.Latest, err = p.db.product(ctx, at.product, latestShown)
+	} else if err = checkText("product", key.product); err == nil {
+		_, v.Latest, err = p.db.product(ctx, key.product, latestShown)
 	}
 	if err != nil {
 		return v, err
@@ -103,7 +104,7 @@ func (p *page) view(ctx context.Context, at spot) (v view, err error) {
 	return v, p.pipeline(ctx, &v)
 }
 
-// pipeline says what is on its way, and what did not get through.
+// pipeline sets the counts of pending, abandoned and parked events.
 func (p *page) pipeline(ctx context.Context, v *view) error {
 	counts, err := p.db.StatusCounts(ctx, outbox.Pending, outbox.Claimed, outbox.Failed, outbox.Held, outbox.Abandoned)
 	if err != nil {
@@ -120,19 +121,19 @@ func (p *page) pipeline(ctx context.Context, v *view) error {
 }
 
 func (p *page) show(w http.ResponseWriter, r *http.Request) {
-	at := spotOf(r.URL.Query())
-	p.answer(w, r, http.StatusOK, at, form{Product: at.product, Posted: r.URL.Query().Has("posted")})
+	key := pageKeyOf(r.URL.Query())
+	p.answer(w, r, http.StatusOK, key, form{Product: key.product, Posted: r.URL.Query().Has("posted")})
 }
 
-func (p *page) answer(w http.ResponseWriter, r *http.Request, status int, at spot, f form) {
+func (p *page) answer(w http.ResponseWriter, r *http.Request, status int, key pageKey, f form) {
 	ctx, cancel := context.WithTimeout(r.Context(), requestLimit)
 	defer cancel()
-	v, err := p.view(ctx, at)
+	v, err := p.view(ctx, key)
 	switch {
 	case err != nil && f.Error == "":
 		answerError(w, r, err)
 		return
-	case err != nil: // what was typed is not lost
+	case err != nil: // keep the submitted text
 		v = view{Trouble: true}
 	}
 	v.Form = f
@@ -149,20 +150,21 @@ func (p *page) answer(w http.ResponseWriter, r *http.Request, status int, at spo
 
 const formMedia = "application/x-www-form-urlencoded"
 
-// postForm is the form without JavaScript: it goes back to the page once that shows the review.
+// postForm handles the form without JavaScript. It redirects to the page once the page shows the
+// review.
 func (p *page) postForm(w http.ResponseWriter, r *http.Request) {
-	at := spotOf(r.URL.Query())
+	key := pageKeyOf(r.URL.Query())
 	if mediaType(r) != formMedia {
-		answerError(w, r, &httpError{Status: http.StatusUnsupportedMediaType, Code: "unsupported_media_type", Message: "want Content-Type: " + formMedia})
+		answerError(w, r, &httpError{Status: http.StatusUnsupportedMediaType, Code: "unsupported_media_type", Message: "Content-Type must be " + formMedia})
 		return
 	}
 	r.Body = http.MaxBytesReader(w, r.Body, bodyMax)
 	if err := r.ParseForm(); err != nil {
-		answerError(w, r, cmp.Or(unread(err), badRequest("body: not a form")))
+		answerError(w, r, cmp.Or(bodyError(err), badRequest("the body is not a valid form")))
 		return
 	}
 	f := form{Product: r.PostForm.Get("product"), Author: r.PostForm.Get("author"), Text: r.PostForm.Get("text")}
-	f.Stars, _ = strconv.Atoi(r.PostForm.Get("stars")) // no number is no star, which is rejected
+	f.Stars, _ = strconv.Atoi(r.PostForm.Get("stars")) // not a number: 0 stars, which is rejected
 	ctx, cancel := context.WithTimeout(r.Context(), requestLimit)
 	defer cancel()
 	_, err := p.do(ctx, f.Product, f.Author, true, func(ctx context.Context, product, author string) (eventstore.Appended, error) {
@@ -171,19 +173,19 @@ func (p *page) postForm(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		e := explain(w, r, err)
 		f.Error = e.Message
-		p.answer(w, r, e.Status, at, f)
+		p.answer(w, r, e.Status, key, f)
 		return
 	}
-	to, _ := url.Parse(at.URL())
+	to, _ := url.Parse(key.URL())
 	q := to.Query()
 	q.Set("posted", "1")
 	to.RawQuery = q.Encode()
 	http.Redirect(w, r, to.String(), http.StatusSeeOther)
 }
 
-// fragment is the live part of a page.
-func (p *page) fragment(ctx context.Context, at spot) ([]byte, error) {
-	v, err := p.view(ctx, at)
+// fragment renders the live part of a page.
+func (p *page) fragment(ctx context.Context, key pageKey) ([]byte, error) {
+	v, err := p.view(ctx, key)
 	if err != nil {
 		return nil, err
 	}

@@ -20,11 +20,11 @@ func reviewForm(product, author, stars, text string) string {
 	return url.Values{"product": {product}, "author": {author}, "stars": {stars}, "text": {text}}.Encode()
 }
 
-// TestPageWithoutJavaScript: what a form posts is on the page that it leads to.
+// TestPageWithoutJavaScript: a posted form redirects to a page that shows the review.
 func TestPageWithoutJavaScript(t *testing.T) {
 	t.Parallel()
-	onEach(t, func(t *testing.T, db database) {
-		s := serveHere(t, db, here, 10*time.Second)
+	onEachDatabase(t, func(t *testing.T, db database) {
+		s := startService(t, db, inProcess, 10*time.Second)
 		require.Contains(t, call(t, "GET", s.url+"/", "").text, "No reviews yet")
 		a := call(t, "POST", s.url+"/?product=p%26q", reviewForm("p&q", "<ann>", "4", "one\r\n<script>two"), formType, "Sec-Fetch-Site: same-origin")
 		require.Equal(t, http.StatusSeeOther, a.status, a.text)
@@ -38,7 +38,7 @@ func TestPageWithoutJavaScript(t *testing.T) {
 		} {
 			require.Contains(t, page.text, want)
 		}
-		// The relay marks what it published after the read model has it.
+		// The relay marks an entry as published after the read model has applied it.
 		require.Eventually(t, func() bool { return strings.Contains(call(t, "GET", s.url+"/", "").text, `<dd id="pending">0</dd>`) },
 			10*time.Second, 10*time.Millisecond)
 		require.NotContains(t, page.text, "<script>two")
@@ -46,24 +46,25 @@ func TestPageWithoutJavaScript(t *testing.T) {
 
 		a = call(t, "POST", s.url+"/", reviewForm("p", "ann", "", "a <text>"), formType)
 		require.Equal(t, http.StatusUnprocessableEntity, a.status)
-		require.Contains(t, a.text, "0 stars: want 1 to 5")
-		require.Contains(t, a.text, "a &lt;text&gt;</textarea>", "what was typed is still there")
+		require.Contains(t, a.text, "stars must be 1 to 5, got 0")
+		require.Contains(t, a.text, "a &lt;text&gt;</textarea>", "the text is still in the form")
 
 		a = call(t, "POST", s.url+"/", reviewForm("p", "ann", "4", ""), formType, "Sec-Fetch-Site: cross-site")
 		require.Equal(t, http.StatusForbidden, a.status)
 		require.Equal(t, http.StatusUnsupportedMediaType, call(t, "POST", s.url+"/", "{}").status)
 		require.Equal(t, http.StatusRequestEntityTooLarge, call(t, "POST", s.url+"/", strings.Repeat("x", bodyMax+1), formType).status)
 		require.Equal(t, http.StatusBadRequest, call(t, "POST", s.url+"/", "%zz", formType).status)
-		require.Equal(t, http.StatusOK, call(t, "HEAD", s.url+"/live", "").status, "it ends")
+		require.Equal(t, http.StatusOK, call(t, "HEAD", s.url+"/live", "").status, "a HEAD request ends")
 		require.Equal(t, http.StatusBadRequest, call(t, "GET", s.url+"/?after=%ff", "").status)
 		require.Equal(t, http.StatusBadRequest, call(t, "GET", s.url+"/?product=%00", "").status)
 	})
 }
 
-// TestPageLoadsNothingFromElsewhere: no other host, no script or style inside of the page, and the policy that says so.
+// TestPageLoadsNothingFromElsewhere: the page uses no other host and no inline script or style, and
+// its policy forbids them.
 func TestPageLoadsNothingFromElsewhere(t *testing.T) {
 	t.Parallel()
-	s := serveHere(t, databases["sqlite"](t), here, time.Second)
+	s := startService(t, databases["sqlite"](t), inProcess, time.Second)
 	page := call(t, "GET", s.url+"/", "")
 	require.Contains(t, page.header.Get("Content-Security-Policy"), "default-src 'none'")
 	require.NotRegexp(t, regexp.MustCompile(`(?i)https?://|<style|style=|\son[a-z]+=|<script>`), page.text)
@@ -74,10 +75,10 @@ func TestPageLoadsNothingFromElsewhere(t *testing.T) {
 	}
 }
 
-// TestPagesOfProducts: links lead through all products, and back.
+// TestPagesOfProducts: links lead through all pages of products and back to the first.
 func TestPagesOfProducts(t *testing.T) {
 	t.Parallel()
-	s := serveHere(t, databases["sqlite"](t), here, 10*time.Second)
+	s := startService(t, databases["sqlite"](t), inProcess, 10*time.Second)
 	for i := range pageSize + 1 {
 		require.Equal(t, http.StatusCreated, call(t, "POST", s.url+fmt.Sprintf("/products/p%02d/reviews", i), reviewJSON("ann", 5, ""), strong).status)
 	}
@@ -92,7 +93,7 @@ func TestPagesOfProducts(t *testing.T) {
 	require.NotContains(t, second, "Next page")
 }
 
-// stream is a page that listens.
+// stream is a client of the live page.
 type stream struct {
 	*testing.T
 	events chan [2]string // name and data
@@ -131,8 +132,8 @@ func listen(t *testing.T, url string) *stream {
 	return s
 }
 
-// until waits for an event that has all of these in it.
-func (s *stream) until(name string, parts ...string) {
+// waitFor waits for an event that contains all parts.
+func (s *stream) waitFor(name string, parts ...string) {
 	s.Helper()
 	late := time.After(20 * time.Second)
 	for {
@@ -152,27 +153,28 @@ func (s *stream) until(name string, parts ...string) {
 	}
 }
 
-// TestLive: the first event is the whole page, each change brings another, and what others wrote is seen too.
+// TestLive: the first event has the whole page, and each change sends another event, also changes
+// by other clients.
 func TestLive(t *testing.T) {
 	t.Parallel()
-	onEach(t, func(t *testing.T, db database) {
-		s := serveHere(t, db, here, 10*time.Second)
+	onEachDatabase(t, func(t *testing.T, db database) {
+		s := startService(t, db, inProcess, 10*time.Second)
 		all, one := listen(t, s.url+"/live"), listen(t, s.url+"/live?product=p1")
-		all.until("page", "No reviews yet", `id="pending">0<`)
-		one.until("page", "Latest reviews of <bdi>p1</bdi>", "None.")
+		all.waitFor("page", "No reviews yet", `id="pending">0<`)
+		one.waitFor("page", "Latest reviews of <bdi>p1</bdi>", "None.")
 		post := func(product, author string, stars int) {
 			require.Equal(t, http.StatusCreated, call(t, "POST", s.url+"/products/"+product+"/reviews", reviewJSON(author, stars, "line 1\nline 2 <i>")).status)
 		}
 		post("p2", "bob", 2)
-		all.until("page", "<bdi>bob</bdi></strong> on <bdi>p2</bdi>", "2.00", "line 1\nline 2 &lt;i&gt;", `id="pending">0<`)
+		all.waitFor("page", "<bdi>bob</bdi></strong> on <bdi>p2</bdi>", "2.00", "line 1\nline 2 &lt;i&gt;", `id="pending">0<`)
 		post("p1", "ann", 5)
-		one.until("page", "<bdi>ann</bdi>", "5.00", `id="pending">0<`)
-		all.until("page", "<bdi>ann</bdi></strong> on <bdi>p1</bdi>", "<bdi>bob</bdi></strong> on <bdi>p2</bdi>")
+		one.waitFor("page", "<bdi>ann</bdi>", "5.00", `id="pending">0<`)
+		all.waitFor("page", "<bdi>ann</bdi></strong> on <bdi>p1</bdi>", "<bdi>bob</bdi></strong> on <bdi>p2</bdi>")
 		call(t, "DELETE", s.url+"/products/p1/reviews/ann", "")
-		one.until("page", "None.")
+		one.waitFor("page", "None.")
 
-		late := listen(t, s.url+"/live") // as after a break
-		late.until("page", "<bdi>bob</bdi></strong> on <bdi>p2</bdi>")
+		late := listen(t, s.url+"/live") // as after a lost connection
+		late.waitFor("page", "<bdi>bob</bdi></strong> on <bdi>p2</bdi>")
 		s.stopping()
 		for _, page := range []*stream{all, one, late} {
 			for range page.events {
@@ -181,11 +183,12 @@ func TestLive(t *testing.T) {
 	})
 }
 
-// TestLiveTrouble: a page is told that the database does not answer, and is right again afterwards.
+// TestLiveTrouble: a page receives an event when the database does not answer, and the whole page
+// again afterwards.
 func TestLiveTrouble(t *testing.T) {
 	t.Parallel()
 	fail := make(chan error, 100)
-	l := newLive(t.Context().Done(), func(context.Context, spot) ([]byte, error) {
+	l := newLive(t.Context().Done(), func(context.Context, pageKey) ([]byte, error) {
 		select {
 		case err := <-fail:
 			return nil, err
@@ -197,19 +200,19 @@ func TestLiveTrouble(t *testing.T) {
 	mux.Handle("GET /live", l)
 	server := newTestServer(t, mux)
 	page := listen(t, server+"/live")
-	page.until("page", "fine")
+	page.waitFor("page", "fine")
 	fail <- context.DeadlineExceeded
-	page.until("trouble")
-	page.until("page", "fine")
+	page.waitFor("trouble")
+	page.waitFor("page", "fine")
 	page.stop()
 	require.Eventually(t, func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		return len(l.feeds) == 0 && l.listeners == 0
-	}, 10*time.Second, time.Millisecond, "nobody renders for nobody")
+		return len(l.subscriptions) == 0 && l.listeners == 0
+	}, 10*time.Second, time.Millisecond, "no page is rendered without a listener")
 
 	l.mu.Lock()
-	l.listeners = listeners
+	l.listeners = maxListeners
 	l.mu.Unlock()
 	require.Equal(t, http.StatusServiceUnavailable, call(t, "GET", server+"/live", "").status)
 }

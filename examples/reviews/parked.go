@@ -11,9 +11,10 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// operatorFlags are those of a person's work on a database that is there, whether a service runs on it or not.
+// operatorFlags are the flags of the operator's commands. They require an existing database and
+// work whether a service runs on it or not.
 type operatorFlags struct {
-	DB database `required:"" env:"REVIEWS_DB" placeholder:"sqlite:PATH" help:"Where the data is: sqlite:PATH or postgres://…."`
+	DB database `required:"" env:"REVIEWS_DB" placeholder:"sqlite:PATH" help:"The database: sqlite:PATH or postgres://…."`
 }
 
 func (f operatorFlags) with(ctx context.Context, do func(serviceStore) error) (err error) {
@@ -25,19 +26,20 @@ func (f operatorFlags) with(ctx context.Context, do func(serviceStore) error) (e
 	return do(db)
 }
 
-// decisionFlags say who decides about parked messages, and why. Both are kept with them.
+// decisionFlags name the person who decides about parked messages, and the reason. Both are stored
+// with the messages.
 type decisionFlags struct {
-	By     string `default:"${user}" help:"Who decides."`
-	Reason string `help:"Why: it is kept with the messages."`
+	By     string `default:"${user}" help:"The person who decides. Stored with the messages."`
+	Reason string `help:"The reason. Stored with the messages."`
 }
 
 func (f decisionFlags) decision() projector.Decision {
 	return projector.Decision{By: f.By, Reason: f.Reason}
 }
 
-var errNoReason = errors.New("--reason is missing: it is kept with the messages")
+var errNoReason = errors.New("--reason is missing: give a reason, which is stored with the messages")
 
-// userName is whom the system takes the caller for.
+// userName returns the name of the system's current user, or "" if it is unknown.
 func userName() string {
 	if u, err := user.Current(); err == nil {
 		return u.Username
@@ -45,21 +47,21 @@ func userName() string {
 	return ""
 }
 
-// parkedCmd lists what was set aside.
+// parkedCmd lists parked messages.
 type parkedCmd struct {
 	operatorFlags `embed:""`
-	Key           string `help:"Only those of this ordering key: a review's stream, review-PRODUCT-AUTHOR."`
-	Class         string `enum:",permanent,unknown,transient,held" default:"" placeholder:"CLASS" help:"Only those of this class: permanent, unknown, transient or held."`
-	State         string `enum:"parked,waiting,stuck,replayed,skipped" default:"parked" help:"waiting (tried again by itself), stuck (waits for a person), parked (either), replayed or skipped."`
-	Limit         int    `default:"100" help:"How many."`
-	After         int64  `placeholder:"N" help:"The next page: those after this number."`
+	Key           string `help:"Only messages of this ordering key: a review's stream, review-PRODUCT-AUTHOR."`
+	Class         string `enum:",permanent,unknown,transient,held" default:"" placeholder:"CLASS" help:"Only messages of this class: permanent, unknown, transient or held."`
+	State         string `enum:"parked,waiting,stuck,replayed,skipped" default:"parked" help:"Only messages in this state: waiting (retried automatically), stuck (an operator must act), parked (waiting or stuck), replayed or skipped."`
+	Limit         int    `default:"100" help:"Maximum number of messages."`
+	After         int64  `placeholder:"N" help:"Only messages with a higher number: the next page."`
 	JSON          bool   `help:"Print JSON, with payloads and headers."`
 }
 
 // Validate is called by kong.
 func (c *parkedCmd) Validate() error {
 	if c.Limit < 1 {
-		return errors.New("--limit: want at least 1")
+		return errors.New("--limit must be at least 1")
 	}
 	return nil
 }
@@ -79,7 +81,7 @@ func (c *parkedCmd) Run(ctx context.Context) error {
 	})
 }
 
-// classNamed is nil for no name, which picks every class.
+// classNamed returns the class of a name. It returns nil, which selects every class, for no name.
 func classNamed(name string) *projector.Class {
 	if name == "" {
 		return nil
@@ -88,7 +90,7 @@ func classNamed(name string) *projector.Class {
 	return &class
 }
 
-// parkedRow is a parked message as JSON. Its payload is what was to be applied, which need not be JSON.
+// parkedRow is a parked message as JSON. Payload need not be JSON.
 type parkedRow struct {
 	Seq        int64             `json:"seq"`
 	At         time.Time         `json:"at"`
@@ -121,7 +123,7 @@ func parkedRows(list []projector.Parked) []parkedRow {
 	return rows
 }
 
-// handlerOf is the projector alone for what did not get as far as a handler.
+// handlerOf returns the handler, or the projector if the message did not reach a handler.
 func handlerOf(p projector.Parked) string {
 	if p.Handler == "" {
 		return p.Projector
@@ -147,11 +149,11 @@ func parkedTable(list []projector.Parked, state string) []string {
 	return table
 }
 
-// skipCmd gives up on parked messages.
+// skipCmd skips parked messages for good.
 type skipCmd struct {
 	operatorFlags `embed:""`
 	decisionFlags `embed:""`
-	Seq           []int64 `required:"" placeholder:"N" help:"Which: their numbers in the list."`
+	Seq           []int64 `required:"" placeholder:"N" help:"The numbers of the messages in the list."`
 }
 
 // Validate is called by kong.
@@ -162,10 +164,10 @@ func (c *skipCmd) Validate() error {
 	return nil
 }
 
-// Run skips them for good. A running service applies what waits behind them.
+// Run skips the messages. A running service then applies the messages behind them.
 func (c *skipCmd) Run(ctx context.Context) error {
 	if len(c.Seq) == 0 {
-		return errNothingPicked // nil would pick all
+		return errNothingSelected // no number would select all messages
 	}
 	return c.with(ctx, func(db serviceStore) error {
 		n, err := projector.Skip(ctx, db, projector.ParkedFilter{Projector: reviewsProjector, Seqs: c.Seq}, c.decision())
@@ -174,10 +176,10 @@ func (c *skipCmd) Run(ctx context.Context) error {
 		}
 		fmt.Println(n, "skipped")
 		if n == 0 {
-			return errNothingPicked
+			return errNothingSelected
 		}
 		return nil
 	})
 }
 
-var errNothingPicked = errors.New("nothing that is still parked was picked: see 'reviews parked'")
+var errNothingSelected = errors.New("no parked message was selected: list them with 'reviews parked'")

@@ -21,16 +21,17 @@ import (
 	"github.com/kinora-go/kinora/projector"
 )
 
-// TestPoisonSkipped: a message that nobody can read is set aside, with what comes behind it on its key; everything else
-// goes on. It fails a dry run and a replay, and once it is skipped, what waited is applied by itself.
+// TestPoisonSkipped: an undecodable message is parked with the later messages of its key, and all
+// other messages are applied. It fails a dry run and a replay. After it is skipped, the waiting
+// messages are applied automatically.
 func TestPoisonSkipped(t *testing.T) {
 	t.Parallel()
-	onEach(t, func(t *testing.T, d database) {
-		s := serveHere(t, d, here, 20*time.Second)
-		s.poison("review-tea-ann")
+	onEachDatabase(t, func(t *testing.T, d database) {
+		s := startService(t, d, inProcess, 20*time.Second)
+		s.enqueuePoison("review-tea-ann")
 		s.eventuallyParked(1)
 		a := s.post("tea", "ann", 5)
-		require.Equal(t, http.StatusInternalServerError, a.status, "it waits behind the poison")
+		require.Equal(t, http.StatusInternalServerError, a.status, "the write waits behind the poison message")
 		require.Equal(t, "parked", code(t, a))
 		require.Equal(t, http.StatusCreated, s.post("tea", "ben", 3).status)
 		require.Equal(t, http.StatusCreated, s.post("cup", "ann", 4).status)
@@ -42,45 +43,45 @@ func TestPoisonSkipped(t *testing.T) {
 		require.Equal(t, []string{
 			"1 product-reviews/posted review-tea-ann permanent undecodable 1",
 			"2 product-reviews review-tea-ann held  0",
-		}, brief(rows))
+		}, summaries(rows))
 		require.Equal(t, "poison", rows[0].MessageID)
 		require.Equal(t, `{"stars":"five"}`, rows[0].Payload)
 		require.Equal(t, "review.posted", rows[0].Headers[outbox.HeaderType])
 
-		o := operate(t, d, "replay", "--key", "review-tea-ann", "--dry-run")
+		o := runOperator(t, d, "replay", "--key", "review-tea-ann", "--dry-run")
 		require.Equal(t, 1, o.code)
 		require.Contains(t, o.stdout, "1 would fail: permanent (undecodable)")
 		require.Contains(t, o.stdout, "0 would be replayed, 1 would fail, 1 would wait; 0 rows would change")
-		require.Equal(t, rows, parkedList(t, d), "no trace")
-		o = operate(t, d, "replay", "--seq", "2", "--reason", "the wrong one")
+		require.Equal(t, rows, parkedList(t, d), "the dry run changed nothing")
+		o = runOperator(t, d, "replay", "--seq", "2", "--reason", "the wrong one")
 		require.Equal(t, 1, o.code)
-		require.Equal(t, "1 picked, 0 of them are waiting, 1 stuck\n", o.stdout, "it waits behind one that is stuck")
-		o = operate(t, d, "replay", "--key", "review-tea-ann", "--class", "permanent", "--reason", "let us see")
+		require.Equal(t, "1 selected: 0 still waiting, 1 stuck\n", o.stdout, "the message waits behind a stuck one")
+		o = runOperator(t, d, "replay", "--key", "review-tea-ann", "--class", "permanent", "--reason", "let us see")
 		require.Equal(t, 1, o.code)
-		require.Equal(t, "1 picked, 0 of them are waiting, 2 stuck\n", o.stdout)
-		require.Contains(t, o.stderr, "'reviews parked' says why")
+		require.Equal(t, "1 selected: 0 still waiting, 2 stuck\n", o.stdout)
+		require.Contains(t, o.stderr, "'reviews parked' lists them")
 		require.Equal(t, "undecodable let us see", parkedList(t, d)[0].Code+" "+parkedList(t, d)[0].Reason)
 
-		o = operate(t, d, "skip", "--seq", "1,77", "--reason", "nobody wrote it", "--by", "ann")
+		o = runOperator(t, d, "skip", "--seq", "1,77", "--reason", "a test message", "--by", "ann")
 		require.Zero(t, o.code, o.stderr)
 		require.Equal(t, "1 skipped\n", o.stdout)
 		s.eventuallyParked(0)
 		require.EqualValues(t, 8, call(t, "GET", s.url+"/products/tea", "").decode(t)["stars"])
 		skipped := parkedList(t, d, "--state", "skipped")
 		require.Len(t, skipped, 1)
-		require.Equal(t, "ann: nobody wrote it", skipped[0].By+": "+skipped[0].Reason)
-		require.Equal(t, "the wrong one", parkedList(t, d, "--state", "replayed")[0].Reason, "what waited")
-		require.Equal(t, 1, operate(t, d, "skip", "--seq", "1", "--reason", "again").code)
-		require.Equal(t, http.StatusCreated, s.post("tea", "ann", 1).status, "the key goes on")
+		require.Equal(t, "ann: a test message", skipped[0].By+": "+skipped[0].Reason)
+		require.Equal(t, "the wrong one", parkedList(t, d, "--state", "replayed")[0].Reason, "the waiting message")
+		require.Equal(t, 1, runOperator(t, d, "skip", "--seq", "1", "--reason", "again").code)
+		require.Equal(t, http.StatusCreated, s.post("tea", "ann", 1).status, "later messages of the key are applied")
 	})
 }
 
-// TestPoisonReplayed: the read model refuses an author. Once that is mended, a dry run shows the rows to the letter and
-// leaves no trace, and a replay brings it all back, in order.
+// TestPoisonReplayed: the read model refuses an author. After that is fixed, a dry run shows the
+// exact rows and changes nothing, and a replay applies all messages in order.
 func TestPoisonReplayed(t *testing.T) {
 	t.Parallel()
-	onEach(t, func(t *testing.T, d database) {
-		s := serveHere(t, d, here, 20*time.Second)
+	onEachDatabase(t, func(t *testing.T, d database) {
+		s := startService(t, d, inProcess, 20*time.Second)
 		require.Equal(t, http.StatusCreated, s.post("cup", "ben", 3).status)
 		s.refuse("ann")
 		commands, err := review.NewCommands(s.db)
@@ -96,24 +97,24 @@ func TestPoisonReplayed(t *testing.T) {
 		require.Equal(t, []string{
 			"1 product-reviews/posted review-cup-ann unknown " + refusals[d.kind] + " 5",
 			"2 product-reviews review-cup-ann held  0",
-		}, brief(rows))
-		o := operate(t, d, "parked")
+		}, summaries(rows))
+		o := runOperator(t, d, "parked")
 		require.Regexp(t, `(?m)^1 +20\d\d-\d\d-\d\d \d\d:\d\d:\d\d +product-reviews/posted +review-cup-ann +\S{36} +unknown +`+refusals[d.kind]+` +5`, o.stdout)
 
-		o = operate(t, d, "replay", "--all", "--dry-run")
+		o = runOperator(t, d, "replay", "--all", "--dry-run")
 		require.Equal(t, 1, o.code)
 		require.Contains(t, o.stdout, "1 would fail: unknown ("+refusals[d.kind]+")")
 		s.allow()
 		before := s.report()
-		o = operate(t, d, "replay", "--all", "--dry-run")
+		o = runOperator(t, d, "replay", "--all", "--dry-run")
 		require.Zero(t, o.code, o.stderr)
 		require.Equal(t, dryRuns[d.kind]+"2 would be replayed, 0 would fail, 0 would wait; 2 rows would change; nothing is changed\n", o.stdout)
-		require.Equal(t, rows, parkedList(t, d), "no trace")
-		require.Equal(t, before, s.report(), "no trace")
+		require.Equal(t, rows, parkedList(t, d), "the dry run changed no parked message")
+		require.Equal(t, before, s.report(), "the dry run changed no rating")
 
-		o = operate(t, d, "replay", "--seq", "1", "--reason", "ann may write again")
+		o = runOperator(t, d, "replay", "--seq", "1", "--reason", "ann may write again")
 		require.Zero(t, o.code, o.stderr)
-		require.Equal(t, "1 picked, 0 of them are waiting, 0 stuck\n", o.stdout)
+		require.Equal(t, "1 selected: 0 still waiting, 0 stuck\n", o.stdout)
 		s.eventuallyParked(0)
 		require.Equal(t, []rating{{"cup", 2, 7}, {"tea", 1, 5}}, s.report())
 		require.Equal(t, "ann may write again", parkedList(t, d, "--state", "replayed")[0].Reason)
@@ -122,10 +123,10 @@ func TestPoisonReplayed(t *testing.T) {
 	})
 }
 
-// TestParkedRefuses: what cannot be done says why, and does nothing.
+// TestParkedRefuses: a command that cannot work fails with the reason.
 func TestParkedRefuses(t *testing.T) {
 	t.Parallel()
-	db := "sqlite:" + imported(t, fourReviews)
+	db := "sqlite:" + importFile(t, fourReviews)
 	missing := "sqlite:" + filepath.Join(t.TempDir(), "missing.db")
 	for _, c := range []struct {
 		want string
@@ -137,20 +138,20 @@ func TestParkedRefuses(t *testing.T) {
 		{"--class", []string{"parked", "--db", db, "--class", "odd"}},
 		{"--state", []string{"parked", "--db", db, "--state", "odd"}},
 		{"--limit", []string{"parked", "--db", db, "--limit", "0"}},
-		{"say which messages", []string{"replay", "--db", db, "--reason", "r"}},
-		{"say which messages", []string{"replay", "--db", db, "--reason", "r", "--all", "--seq", "1"}},
+		{"select messages: use --seq", []string{"replay", "--db", db, "--reason", "r"}},
+		{"select messages: use --seq", []string{"replay", "--db", db, "--reason", "r", "--all", "--seq", "1"}},
 		{"--reason", []string{"replay", "--db", db, "--all"}},
 		{"--wait", []string{"replay", "--db", db, "--all", "--reason", "r", "--wait=-1s"}},
 		{"give who decides", []string{"replay", "--db", db, "--all", "--by", "", "--reason", "r"}},
 		{"give who decides", []string{"replay", "--db", db, "--all", "--reason", strings.Repeat("r", 1001)}},
-		{"nothing that is still parked was picked", []string{"replay", "--db", db, "--all", "--reason", "r"}},
-		{"nothing that is still parked was picked", []string{"replay", "--db", db, "--all", "--dry-run"}},
+		{"no parked message was selected", []string{"replay", "--db", db, "--all", "--reason", "r"}},
+		{"no parked message was selected", []string{"replay", "--db", db, "--all", "--dry-run"}},
 		{"missing flags: --seq", []string{"skip", "--db", db, "--reason", "r"}},
 		{"--reason", []string{"skip", "--db", db, "--seq", "1"}},
 		{"--seq", []string{"skip", "--db", db, "--seq", "one", "--reason", "r"}},
-		{"nothing that is still parked was picked", []string{"skip", "--db", db, "--seq", "", "--reason", "r"}},
+		{"no parked message was selected", []string{"skip", "--db", db, "--seq", "", "--reason", "r"}},
 		{"give who decides", []string{"skip", "--db", db, "--seq", "1", "--by", "", "--reason", "r"}},
-		{"nothing that is still parked was picked", []string{"skip", "--db", db, "--seq", "1", "--reason", "r"}},
+		{"no parked message was selected", []string{"skip", "--db", db, "--seq", "1", "--reason", "r"}},
 	} {
 		o := reviews(t, c.args...)
 		require.NotZero(t, o.code, c.args)
@@ -161,7 +162,8 @@ func TestParkedRefuses(t *testing.T) {
 	require.Equal(t, "seq   parked (UTC)   handler   key   message   class   code   attempts   version   state\n", o.stdout)
 }
 
-// TestOperatorsCommandsAsDocumented: the documents show commands that there are, and a dry run as it is.
+// TestOperatorsCommandsAsDocumented: the commands in the documents parse, and their dry run is the
+// real output.
 func TestOperatorsCommandsAsDocumented(t *testing.T) {
 	t.Parallel()
 	command := regexp.MustCompile(`(?m)^reviews ((?:parked|replay|skip) [^#\n]*)`)
@@ -187,35 +189,35 @@ func TestOperatorsCommandsAsDocumented(t *testing.T) {
 	require.Contains(t, string(page), dryRuns["sqlite"])
 }
 
-// operate runs an operator's command beside the service.
-func operate(t *testing.T, d database, command string, args ...string) outcome {
+// runOperator runs an operator's command while the service runs.
+func runOperator(t *testing.T, d database, command string, args ...string) outcome {
 	t.Helper()
 	return reviews(t, append([]string{command, "--db", d.flag()}, args...)...)
 }
 
 func parkedList(t *testing.T, d database, args ...string) (rows []parkedRow) {
 	t.Helper()
-	o := operate(t, d, "parked", append(args, "--json")...)
+	o := runOperator(t, d, "parked", append(args, "--json")...)
 	require.Zero(t, o.code, o.stderr)
 	require.NoError(t, json.Unmarshal([]byte(o.stdout), &rows))
 	return rows
 }
 
-func brief(rows []parkedRow) (lines []string) {
+func summaries(rows []parkedRow) (lines []string) {
 	for _, r := range rows {
 		lines = append(lines, fmt.Sprint(r.Seq, " ", r.Handler, " ", r.Key, " ", r.Class, " ", r.Code, " ", r.Attempts))
 	}
 	return lines
 }
 
-// post is strongly consistent, so that what comes back tells what became of it.
-func (s *site) post(product, author string, stars int) answer {
+// post posts with strong consistency, so that the answer shows the outcome in the read model.
+func (s *testService) post(product, author string, stars int) answer {
 	s.Helper()
 	return call(s.T, "POST", s.url+"/products/"+product+"/reviews", reviewJSON(author, stars, ""), strong)
 }
 
-// poison enqueues by hand what the handler cannot read.
-func (s *site) poison(key string) {
+// enqueuePoison enqueues a message that the handler cannot decode.
+func (s *testService) enqueuePoison(key string) {
 	s.Helper()
 	require.NoError(s, s.db.inTx(s.Context(), func(tx eventstore.TxStore) error {
 		return tx.(outbox.Enqueuer).Enqueue(s.Context(), outbox.Message{
@@ -225,7 +227,7 @@ func (s *site) poison(key string) {
 	}))
 }
 
-func (s *site) eventuallyParked(want int64) {
+func (s *testService) eventuallyParked(want int64) {
 	s.Helper()
 	require.Eventually(s, func() bool {
 		n, err := s.db.ParkedCount(context.Background(), "")
@@ -233,8 +235,8 @@ func (s *site) eventuallyParked(want int64) {
 	}, 20*time.Second, 10*time.Millisecond)
 }
 
-// eventuallyStuck waits until all attempts at a message are spent.
-func (s *site) eventuallyStuck() {
+// eventuallyStuck waits until all attempts at one message are exhausted.
+func (s *testService) eventuallyStuck() {
 	s.Helper()
 	require.Eventually(s, func() bool {
 		list, err := s.db.Parked(context.Background(), projector.ParkedFilter{States: []projector.ParkedState{projector.StateStuck}})
@@ -242,14 +244,14 @@ func (s *site) eventuallyStuck() {
 	}, 20*time.Second, 10*time.Millisecond)
 }
 
-func (s *site) report() []rating {
+func (s *testService) report() []rating {
 	s.Helper()
 	ratings, err := s.db.ratings(s.Context(), "")
 	require.NoError(s, err)
 	return ratings
 }
 
-// What each database makes of a row that it refuses, and how it shows rows.
+// The error code of a refused row and the dry run of each database.
 var (
 	refusals = map[string]string{"sqlite": "SQLITE_CONSTRAINT_TRIGGER", "postgres": "23514"}
 	dryRuns  = map[string]string{"sqlite": `latest_reviews
@@ -265,17 +267,17 @@ ratings
 `}
 )
 
-// refuse makes the read model refuse an author.
-func (s *site) refuse(author string) {
+// refuse makes the read model refuse reviews by an author.
+func (s *testService) refuse(author string) {
 	s.exec(`create trigger refuse before insert on latest_reviews when new.author = '`+author+`' begin select raise(abort, 'no'); end`,
 		`alter table latest_reviews add constraint refuse check (author <> '`+author+`')`)
 }
 
-func (s *site) allow() {
+func (s *testService) allow() {
 	s.exec(`drop trigger refuse`, `alter table latest_reviews drop constraint refuse`)
 }
 
-func (s *site) exec(sqlite, postgres string) {
+func (s *testService) exec(sqlite, postgres string) {
 	s.Helper()
 	var err error
 	switch db := s.db.(type) {

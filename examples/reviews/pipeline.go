@@ -15,35 +15,35 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// lease is how long another relay leaves alone what a relay claimed: long enough to publish a batch of 50
-// in-process, and short enough that what a killed process held is soon taken over.
+// lease is how long a relay's claim protects its entries from other relays. It is long enough to
+// publish a batch of 50 in-process, and short enough that a killed process is soon replaced.
 const lease = 5 * time.Second
 
-// pipelineFlags say how events get from the outbox to the read models.
+// pipelineFlags configure the pipeline from the outbox to the read models.
 type pipelineFlags struct {
-	Broker   string `enum:"memory,sql" default:"memory" help:"What carries messages: memory, in this process, or sql, topics in the same PostgreSQL database."`
-	Pipeline bool   `default:"true" negatable:"" help:"Relay and project in this process; with --no-pipeline and --broker sql, 'reviews relay' and 'reviews project' do it elsewhere."`
+	Broker   string `enum:"memory,sql" default:"memory" help:"The broker: memory, in this process, or sql, topics in the same PostgreSQL database."`
+	Pipeline bool   `default:"true" negatable:"" help:"Relay and project in this process. With --no-pipeline and --broker sql, 'reviews relay' and 'reviews project' do it in other processes."`
 }
 
-// check refuses what cannot work before anything is opened.
+// check checks the flags before anything is opened.
 func (f pipelineFlags) check(d database) error {
 	if !f.Pipeline && f.Broker != sqlKind {
-		return errors.New("--no-pipeline leaves the work to other processes, which a broker in memory does not reach: use --broker sql")
+		return errors.New("--no-pipeline requires a broker that other processes can reach: use --broker sql")
 	}
 	return checkBroker(f.Broker, d)
 }
 
 // pipeline carries events from the outbox to the read models.
 type pipeline struct {
-	unconsumer
+	unconsumedCounter
 	stop   context.CancelFunc
 	broker broker
-	done   chan struct{} // closed when it ended
-	err    error         // why it ended; nil where it was stopped
+	done   chan struct{} // closed when the pipeline has ended
+	err    error         // why it ended; nil after a clean stop
 }
 
-// start starts relay, broker and runner, or with --no-pipeline the broker alone. Stop it before the store is
-// closed.
+// start starts relay, broker and runner, or with --no-pipeline only the broker. Stop the pipeline
+// before the store is closed.
 func (f pipelineFlags) start(ctx context.Context, d database, s serviceStore) (*pipeline, error) {
 	if err := f.check(d); err != nil {
 		return nil, err
@@ -63,10 +63,11 @@ func (f pipelineFlags) start(ctx context.Context, d database, s serviceStore) (*
 		if err := errors.Join(err1, err2); err != nil {
 			return nil, errors.Join(err, b.Close())
 		}
-		services = []kinora.Service{runner, relay} // the relay last: it must not publish before somebody listens
+		// The relay comes last: it must not publish before the runner subscribes.
+		services = []kinora.Service{runner, relay}
 	}
-	p := &pipeline{unconsumer: b, broker: b, done: make(chan struct{})}
-	ctx, p.stop = context.WithCancel(context.WithoutCancel(ctx)) // it drains what there is, then stops by Stop
+	p := &pipeline{unconsumedCounter: b, broker: b, done: make(chan struct{})}
+	ctx, p.stop = context.WithCancel(context.WithoutCancel(ctx)) // only Stop stops it, after draining
 	go func() {
 		defer close(p.done)
 		p.err = kinora.Run(ctx, services...)
@@ -81,30 +82,30 @@ func (f pipelineFlags) start(ctx context.Context, d database, s serviceStore) (*
 	return p, nil
 }
 
-// kept is for people, and for progress and checks, which look at what went out.
-var kept = outbox.EntryRetention{Published: 24 * time.Hour}
+// retention keeps published entries for people, and for the progress and checks that read them.
+var retention = outbox.EntryRetention{Published: 24 * time.Hour}
 
-// newRelay makes a relay to a broker that keeps the order of a batch: one takes it in one statement, and the
-// other takes one message after another.
+// newRelay returns a relay to a broker that keeps the order of a batch. Both brokers do: one takes
+// a batch in one statement, the other takes one message after another.
 func newRelay(s provider.Outbox, to message.Publisher) (*outbox.Relay, error) {
 	return outbox.NewRelay(s, to, &outbox.RelayConfig{
 		Lease: lease, OrderedPublisher: true,
-		Keep: kept,
-		Poll: 50 * time.Millisecond, // the appends of another process give no hint
+		Keep: retention,
+		Poll: 50 * time.Millisecond, // appends of another process do not wake the relay
 	})
 }
 
-// Stop drains and stops everything, and returns what went wrong.
+// Stop drains and stops the pipeline, and returns its error.
 func (p *pipeline) Stop() error {
 	p.stop()
 	<-p.done
 	return errors.Join(p.err, p.broker.Close())
 }
 
-// caughtUp returns when nothing is on its way any more: every entry is published, and every message acked, so
-// that it has been applied, or parked. It fails when ended is closed before. report is told about how much is
-// left.
-func caughtUp(ctx context.Context, s store, u unconsumer, ended <-chan struct{}, report func(left int64)) error {
+// waitCaughtUp returns when every entry is published and every message is acked, so that each is
+// applied or parked. It returns an error if ended is closed first. It calls report with the
+// approximate number of remaining events.
+func waitCaughtUp(ctx context.Context, s store, u unconsumedCounter, ended <-chan struct{}, report func(left int64)) error {
 	counts, err := s.StatusCounts(ctx)
 	if err != nil {
 		return err
@@ -113,14 +114,16 @@ func caughtUp(ctx context.Context, s store, u unconsumer, ended <-chan struct{},
 	for _, n := range counts {
 		total += n
 	}
-	// Entries before the first open one are done with, so that each look goes on where the last one ended.
+	// Entries before the first open one are finished, so each query starts where the last one
+	// ended.
 	next := outbox.Filter{Status: []outbox.Status{outbox.Pending, outbox.Claimed, outbox.Failed}, Limit: 1}
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, 200*time.Millisecond) {
 		open, err := s.Entries(ctx, next)
 		if err != nil {
 			return err
 		}
-		left, err := u.unconsumed(ctx) // after the entries: what is published in between is in one of the two
+		// Read after the entries, so that a message published in between is counted.
+		left, err := u.unconsumed(ctx)
 		if err != nil {
 			return err
 		}
@@ -136,15 +139,15 @@ func caughtUp(ctx context.Context, s store, u unconsumer, ended <-chan struct{},
 		select {
 		case <-time.After(pause):
 		case <-ended:
-			return errors.New("the pipeline ended by itself") // Stop says why
+			return errors.New("the pipeline ended unexpectedly") // Stop returns the reason
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
 }
 
-// troubled tells what did not get through: abandoned entries and parked messages.
-func troubled(ctx context.Context, s store) error {
+// checkApplied returns an error if there are abandoned entries or parked messages.
+func checkApplied(ctx context.Context, s store) error {
 	counts, err := s.StatusCounts(ctx, outbox.Abandoned)
 	if err != nil {
 		return err
@@ -154,7 +157,7 @@ func troubled(ctx context.Context, s store) error {
 		return err
 	}
 	if counts[outbox.Abandoned] > 0 || parked > 0 {
-		return fmt.Errorf("the read model lacks events: %d outbox entries are abandoned, %d messages are parked",
+		return fmt.Errorf("the read model lacks events: %d outbox entries are abandoned, %d messages are parked (list them with 'reviews parked')",
 			counts[outbox.Abandoned], parked)
 	}
 	return nil

@@ -13,7 +13,7 @@ import (
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
 )
 
-// database of its own; a schema of Kinora's is in it already, which create finds and leaves.
+// postgresDSN returns a new database that already has Kinora's schema.
 func postgresDSN(t *testing.T) string {
 	t.Helper()
 	return postgrestest.DSN(t, &postgres.Config{Route: outbox.ByCategory})
@@ -24,21 +24,21 @@ func TestDemoPostgres(t *testing.T) {
 	dsn := postgresDSN(t)
 	o, result := demoJSON(t, "--db", dsn, "--commands", "400", "--products", "8", "--kills", "2", "--duplicates", "0.9")
 	require.Zero(t, o.code, "%s\n%s", o.stdout, o.stderr)
-	require.Equal(t, 2, number64(t, result, "kills"))
-	require.Zero(t, number64(t, result, "exactly_once.wrong_products"))
-	require.Positive(t, number64(t, result, "control.wrong_products"))
-	require.Positive(t, number64(t, result, "concurrent_duplicates"))
-	require.Equal(t, number64(t, result, "events"), postgresEvents(t, dsn), "it was this database")
+	require.Equal(t, 2, intAt(t, result, "kills"))
+	require.Zero(t, intAt(t, result, "exactly_once.wrong_products"))
+	require.Positive(t, intAt(t, result, "control.wrong_products"))
+	require.Positive(t, intAt(t, result, "concurrent_duplicates"))
+	require.Equal(t, intAt(t, result, "events"), postgresEvents(t, dsn), "the demo used this database")
 
 	o = reviews(t, "demo", "--db", dsn)
 	require.Equal(t, 1, o.code)
 	require.Contains(t, o.stderr, "has been used")
 }
 
-// The same file gives the same report as on SQLite, which is the one that is expected, also the second time.
+// TestImportPostgres: the first and the second import of a file give the expected report.
 func TestImportPostgres(t *testing.T) {
 	t.Parallel()
-	path, bad := generated(t, 3000)
+	path, bad := generateFile(t, 3000)
 	dsn := postgresDSN(t)
 	before := 0
 	for range 2 {
@@ -48,19 +48,21 @@ func TestImportPostgres(t *testing.T) {
 		require.Zero(t, o.code, o.stderr)
 		var rows []reportRow
 		require.NoError(t, json.Unmarshal([]byte(o.stdout), &rows))
-		require.Equal(t, expected(t, path, bad), rows)
+		require.Equal(t, expectedReport(t, path, bad), rows)
 		if before > 0 {
-			require.Equal(t, before, postgresEvents(t, dsn), "imported again, a file appends nothing")
+			require.Equal(t, before, postgresEvents(t, dsn), "the second import appends nothing")
 		}
 		before = postgresEvents(t, dsn)
 	}
 }
 
+// TestReportPostgresRefuses: report refuses a database without a read model, and no command shows a
+// password.
 func TestReportPostgresRefuses(t *testing.T) {
 	t.Parallel()
 	o := reviews(t, "report", "--db", postgresDSN(t))
 	require.Equal(t, 1, o.code)
-	require.Contains(t, o.stderr, "import something first")
+	require.Contains(t, o.stderr, "import a file first")
 	for _, dsn := range []string{"postgres://ann:hunter2@127.0.0.1:1/none?connect_timeout=2", "postgres://ann@127.0.0.1:1/none?connect_timeout=2&password=hunter2"} {
 		for _, args := range [][]string{{"report", "--db", dsn}, {"serve", "--db", dsn}, {"relay", "--db", dsn}, {"demo", "--db", dsn}} {
 			o = reviews(t, args...)

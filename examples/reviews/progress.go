@@ -16,14 +16,15 @@ const (
 	logEvery  = 10 * time.Second
 )
 
-// progress shows how far an import is: two bars where stderr is a terminal, first for the file and then for
-// the read model, and a log line now and then elsewhere. The counters may be read and changed at any time.
+// progress shows the progress of an import. If stderr is a terminal, it shows two bars, first for
+// the file and then for the read model. Otherwise it logs at intervals. The counters are safe for
+// concurrent use.
 type progress struct {
-	size, read atomic.Int64 // bytes of the file; size is 0 where it is not known, as of a pipe
-	line       atomic.Int64 // the last one read
+	size, read atomic.Int64 // bytes of the file; size is 0 if unknown, as for a pipe
+	line       atomic.Int64 // number of the last line read
 	changed    atomic.Int64 // lines that posted or edited a review
 	bad        atomic.Int64 // bad lines
-	open       atomic.Int64 // events that are not applied yet, once all lines are read
+	open       atomic.Int64 // events that are not applied yet; set when all lines are read
 
 	bar      atomic.Pointer[progressbar.ProgressBar]
 	applying bool
@@ -35,7 +36,7 @@ func (p *progress) String() string {
 		line, changed, line-changed-bad, bad)
 }
 
-// show shows the progress until the function that it returns is called.
+// show shows the progress until stop is called.
 func (p *progress) show() (stop func()) {
 	every, show := logEvery, p.log
 	if term.IsTerminal(int(os.Stderr.Fd())) {
@@ -87,18 +88,18 @@ func (p *progress) draw() {
 	_ = bar.Set64(p.read.Load())
 }
 
-// clear makes room for other output. The next draw brings the bar back.
+// clear removes the bar before other output. The next draw shows it again.
 func (p *progress) clear() {
 	if bar := p.bar.Load(); bar != nil {
 		_ = bar.Clear()
 	}
 }
 
-// log is for when nobody looks at a terminal.
+// log logs the progress if stderr is not a terminal.
 func (p *progress) log() {
 	attrs := []any{"lines", p.line.Load(), "bad", p.bad.Load(), "events_to_apply", p.open.Load()}
 	if size := p.size.Load(); size > 0 {
 		attrs = append(attrs, "percent_read", p.read.Load()*100/size)
 	}
-	slog.Info("import", attrs...)
+	slog.Info("import progress", attrs...)
 }

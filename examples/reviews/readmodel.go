@@ -10,15 +10,15 @@ import (
 	"github.com/kinora-go/kinora/projector"
 )
 
-// rating is what the reviews of one product come to.
+// rating is the sum of the reviews of one product.
 type rating struct {
 	Product string
 	Reviews int
-	Stars   int // their sum
+	Stars   int // of all reviews
 }
 
-// standing is a review that stands, as readers see it.
-type standing struct {
+// currentReview is a posted review, as readers see it.
+type currentReview struct {
 	Product    string    `json:"product"`
 	Author     string    `json:"author"`
 	Stars      int       `json:"stars"`
@@ -27,12 +27,13 @@ type standing struct {
 	ReviewedAt time.Time `json:"reviewed_at"`
 }
 
-// standingOnly leaves out the row that stands for no review.
-func standingOnly(rows []standing) []standing {
-	return slices.DeleteFunc(rows, func(s standing) bool { return s.Author == "" })
+// withoutEmptyRow removes the row that the left join returns for a product without reviews.
+func withoutEmptyRow(rows []currentReview) []currentReview {
+	return slices.DeleteFunc(rows, func(s currentReview) bool { return s.Author == "" })
 }
 
-// average is what is shown: never stored, since it could not be taken back exactly.
+// average returns the average number of stars. It is not stored, because a stored average cannot be
+// updated exactly.
 func (r rating) average() float64 {
 	if r.Reviews == 0 {
 		return 0
@@ -40,21 +41,23 @@ func (r rating) average() float64 {
 	return float64(r.Stars) / float64(r.Reviews)
 }
 
-// readModel writes the ratings and the latest reviews in a transaction of its database. What an event means to
-// them stands below, once for all databases.
+// readModel writes the ratings and the latest reviews in a transaction of its database.
+// productReviews applies events to it, in the same way for all databases.
 type readModel[Tx any] interface {
-	// add adds to the ratings of a product. It is a difference, so that adding it twice would show.
+	// add adds to the rating of a product. The values are differences, so that a duplicate would be
+	// visible.
 	add(ctx context.Context, tx Tx, product string, reviews, stars int) error
-	// put puts a review in the place of the one by the same author, if any.
-	put(ctx context.Context, tx Tx, s standing) error
+	// put inserts a review or replaces the one by the same author.
+	put(ctx context.Context, tx Tx, s currentReview) error
 	remove(ctx context.Context, tx Tx, product, author string) error
 }
 
-// reviewsProjector is the name of the service's own, for ever: it is in every marker.
+// reviewsProjector is the name of the service's projector. It must never change: every marker has
+// it.
 const reviewsProjector = "product-reviews"
 
-// productReviews is the projector of both. They share a unit of work, so that nobody sees a review that is not
-// in the average yet.
+// productReviews defines the projector of ratings and latest reviews. Both are written in one unit
+// of work, so that no reader sees a review that the average lacks.
 func productReviews[Tx any](name string, opts projector.Options, m readModel[Tx]) *projector.Projector[Tx] {
 	return projector.Define(name, review.Types, opts,
 		projector.On("posted", func(ctx context.Context, tx Tx, e eventstore.Event[review.Posted]) error {
@@ -62,14 +65,14 @@ func productReviews[Tx any](name string, opts projector.Options, m readModel[Tx]
 			if err := m.add(ctx, tx, d.Product, 1, d.Stars); err != nil {
 				return err
 			}
-			return m.put(ctx, tx, standing{d.Product, d.Author, d.Stars, d.Summary, excerpt(d.Text), d.ReviewedAt})
+			return m.put(ctx, tx, currentReview{d.Product, d.Author, d.Stars, d.Summary, excerpt(d.Text), d.ReviewedAt})
 		}),
 		projector.On("edited", func(ctx context.Context, tx Tx, e eventstore.Event[review.Edited]) error {
 			d := e.Data
 			if err := m.add(ctx, tx, d.Product, 0, d.Stars-d.WasStars); err != nil {
 				return err
 			}
-			return m.put(ctx, tx, standing{d.Product, d.Author, d.Stars, d.Summary, excerpt(d.Text), d.ReviewedAt})
+			return m.put(ctx, tx, currentReview{d.Product, d.Author, d.Stars, d.Summary, excerpt(d.Text), d.ReviewedAt})
 		}),
 		projector.On("withdrawn", func(ctx context.Context, tx Tx, e eventstore.Event[review.Withdrawn]) error {
 			d := e.Data
@@ -81,7 +84,7 @@ func productReviews[Tx any](name string, opts projector.Options, m readModel[Tx]
 	)
 }
 
-const excerptRunes = 280 // how much of a text the read model keeps; the event has all of it
+const excerptRunes = 280 // the read model has an excerpt; the event has the whole text
 
 func excerpt(text string) string {
 	n := 0

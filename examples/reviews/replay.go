@@ -14,29 +14,29 @@ import (
 type replayCmd struct {
 	operatorFlags `embed:""`
 	decisionFlags `embed:""`
-	Seq           []int64       `placeholder:"N" help:"Which: their numbers in the list."`
-	Key           string        `help:"Those of this ordering key."`
-	Class         string        `enum:",permanent,unknown,transient,held" default:"" placeholder:"CLASS" help:"Those of this class: permanent, unknown, transient or held."`
-	All           bool          `help:"All that are parked."`
-	DryRun        bool          `help:"Show the rows that would change, for the first 100 messages, and change nothing."`
+	Seq           []int64       `placeholder:"N" help:"The numbers of the messages in the list."`
+	Key           string        `help:"Messages of this ordering key."`
+	Class         string        `enum:",permanent,unknown,transient,held" default:"" placeholder:"CLASS" help:"Messages of this class: permanent, unknown, transient or held."`
+	All           bool          `help:"All parked messages."`
+	DryRun        bool          `help:"Show the rows that would change, for the first 100 messages. Changes nothing."`
 	Wait          time.Duration `default:"1m" help:"How long to wait for the messages to be applied."`
 }
 
 // Validate is called by kong.
 func (c *replayCmd) Validate() error {
-	switch some := len(c.Seq) > 0 || c.Key != "" || c.Class != ""; {
-	case some == c.All:
-		return errors.New("say which messages: by --seq, --key and --class, all of which must hold, or by --all alone")
+	switch selected := len(c.Seq) > 0 || c.Key != "" || c.Class != ""; {
+	case selected == c.All:
+		return errors.New("select messages: use --seq, --key and --class, which all must match, or --all alone")
 	case c.Reason == "" && !c.DryRun:
 		return errNoReason
 	case c.Wait < 0:
-		return errors.New("--wait: give no negative time")
+		return errors.New("--wait is negative: use 0 or more")
 	}
 	return nil
 }
 
-// Run makes the messages due, and applies them with the handlers of this program, next to a service that may do the same;
-// or it shows what that would do.
+// Run marks the messages as due and applies them with the handlers of this program. A running
+// service may apply them at the same time. With --dry-run it only shows the changes.
 func (c *replayCmd) Run(ctx context.Context) error {
 	return c.with(ctx, func(db serviceStore) error {
 		f := projector.ParkedFilter{Projector: reviewsProjector, Seqs: c.Seq, Key: c.Key, Class: classNamed(c.Class)}
@@ -48,15 +48,15 @@ func (c *replayCmd) Run(ctx context.Context) error {
 			return err
 		}
 		if n == 0 {
-			return errNothingPicked
+			return errNothingSelected
 		}
-		f.Class = nil // it changes when a message fails for another reason
+		f.Class = nil // the class changes when a message fails for another reason
 		return c.finish(ctx, db, f, n)
 	})
 }
 
-// finish applies what is due until nothing that was picked is waiting, or time is up.
-func (c *replayCmd) finish(ctx context.Context, db serviceStore, f projector.ParkedFilter, picked int) error {
+// finish applies due messages until no selected message is waiting or --wait is over.
+func (c *replayCmd) finish(ctx context.Context, db serviceStore, f projector.ParkedFilter, selected int) error {
 	ctx, cancel := context.WithTimeout(ctx, c.Wait)
 	defer cancel()
 	for {
@@ -71,15 +71,15 @@ func (c *replayCmd) finish(ctx context.Context, db serviceStore, f projector.Par
 			_ = sleep(ctx, 50*time.Millisecond)
 			continue
 		}
-		fmt.Printf("%d picked, %d of them are waiting, %d stuck\n", picked, waiting, stuck)
+		fmt.Printf("%d selected: %d still waiting, %d stuck\n", selected, waiting, stuck)
 		if waiting+stuck > 0 {
-			return errors.New("some were not applied: 'reviews parked' says why, --dry-run with their errors")
+			return errors.New("some messages were not applied: 'reviews parked' lists them, --dry-run shows their errors")
 		}
 		return nil
 	}
 }
 
-// count counts the messages that f selects, and that are parked still.
+// count counts the messages that f selects and that are still parked.
 func count(ctx context.Context, db serviceStore, f projector.ParkedFilter) (waiting, stuck int, err error) {
 	for {
 		list, err := db.Parked(ctx, f)
@@ -89,7 +89,7 @@ func count(ctx context.Context, db serviceStore, f projector.ParkedFilter) (wait
 		for _, p := range list {
 			f.After = p.Seq
 			switch {
-			case p.State == projector.StateStuck, p.DueAt.IsZero(): // or it waits behind one that is stuck
+			case p.State == projector.StateStuck, p.DueAt.IsZero(): // or the message waits behind a stuck one
 				stuck++
 			default:
 				waiting++
@@ -99,26 +99,26 @@ func count(ctx context.Context, db serviceStore, f projector.ParkedFilter) (wait
 }
 
 func (c *replayCmd) dryRun(ctx context.Context, db serviceStore, f projector.ParkedFilter) error {
-	would, err := db.dryRun(ctx, f)
+	result, err := db.dryRun(ctx, f)
 	if err != nil {
 		return err
 	}
-	fmt.Print(dryRunText(would))
+	fmt.Print(dryRunText(result))
 	switch {
-	case len(would.Failures) > 0:
-		return errors.New("some would fail")
-	case would.Messages+would.Waiting == 0:
-		return errNothingPicked
-	case would.Messages == 0:
-		return errors.New("nothing would be replayed: what was picked waits behind what was not")
+	case len(result.Failures) > 0:
+		return errors.New("some messages would fail: fix their handler, or skip them")
+	case result.Messages+result.Waiting == 0:
+		return errNothingSelected
+	case result.Messages == 0:
+		return errors.New("no message would be replayed: the selected ones wait behind messages that are not selected, so select those too")
 	}
 	return nil
 }
 
-// dryRunText shows each row before and after, what would fail, and the sums.
-func dryRunText(would *projector.DryRun) string {
+// dryRunText returns each changed row before and after, the failures, and the totals.
+func dryRunText(result *projector.DryRun) string {
 	var b strings.Builder
-	for _, c := range would.Changes {
+	for _, c := range result.Changes {
 		fmt.Fprintln(&b, printable(c.Table))
 		if c.Before != nil {
 			fmt.Fprintln(&b, "  -", printable(string(c.Before)))
@@ -127,10 +127,10 @@ func dryRunText(would *projector.DryRun) string {
 			fmt.Fprintln(&b, "  +", printable(string(c.After)))
 		}
 	}
-	for _, f := range would.Failures {
+	for _, f := range result.Failures {
 		fmt.Fprintf(&b, "%d would fail: %s\n", f.Parked.Seq, printable(f.Err.Error()))
 	}
 	fmt.Fprintf(&b, "%d would be replayed, %d would fail, %d would wait; %d rows would change; nothing is changed\n",
-		would.Messages, len(would.Failures), would.Waiting, len(would.Changes))
+		result.Messages, len(result.Failures), result.Waiting, len(result.Changes))
 	return b.String()
 }

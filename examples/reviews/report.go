@@ -13,10 +13,10 @@ import (
 )
 
 type reportCmd struct {
-	DB      database `required:"" placeholder:"sqlite:PATH" help:"Where the data is: sqlite:PATH or postgres://…."`
+	DB      database `required:"" placeholder:"sqlite:PATH" help:"The database: sqlite:PATH or postgres://…."`
 	JSON    bool     `help:"Print JSON."`
 	Product string   `help:"Print the latest reviews of this product instead."`
-	Limit   int      `default:"10" help:"How many of them."`
+	Limit   int      `default:"10" help:"Maximum number of these reviews."`
 }
 
 // reportRow is a product in the report.
@@ -39,7 +39,7 @@ func (c *reportCmd) Run(ctx context.Context) (err error) {
 		if err != nil {
 			return err
 		}
-		return show(c.JSON, append([]standing{}, reviews...), latestTable(reviews))
+		return show(c.JSON, append([]currentReview{}, reviews...), latestTable(reviews))
 	}
 	ratings, err := db.ratings(ctx, "")
 	if err != nil {
@@ -49,7 +49,7 @@ func (c *reportCmd) Run(ctx context.Context) (err error) {
 	return show(c.JSON, rows, reportTable(rows))
 }
 
-// reportRows leaves out the products that have no review left.
+// reportRows omits the products without reviews.
 func reportRows(ratings []rating) []reportRow {
 	rows := make([]reportRow, 0, len(ratings))
 	for _, r := range ratings {
@@ -68,7 +68,7 @@ func reportTable(rows []reportRow) []string {
 	return table
 }
 
-func latestTable(reviews []standing) []string {
+func latestTable(reviews []currentReview) []string {
 	table := []string{"date\tstars\tauthor\tsummary"}
 	for _, r := range reviews {
 		table = append(table, fmt.Sprintf("%s\t%d\t%s\t%s", r.ReviewedAt.Format(time.DateOnly), r.Stars, printable(r.Author), printable(r.Summary)))
@@ -88,16 +88,16 @@ func show(asJSON bool, rows any, table []string) error {
 	return err
 }
 
-// columns lays out rows whose cells are separated by tabs.
+// columns aligns the cells of rows, which are separated by tabs.
 func columns(rows []string) string {
 	var b strings.Builder
 	t := tabwriter.NewWriter(&b, 0, 4, 3, ' ', 0)
 	_, _ = t.Write([]byte(strings.Join(rows, "\n") + "\n"))
-	_ = t.Flush() // neither fails: a Builder takes everything
+	_ = t.Flush() // a Builder returns no error
 	return b.String()
 }
 
-// printable keeps what people wrote from ending a line, or from steering the terminal.
+// printable replaces characters that would break the line or control the terminal.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {

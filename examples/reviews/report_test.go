@@ -12,8 +12,8 @@ import (
 	"github.com/kinora-go/kinora/examples/reviews/review"
 )
 
-// imported is a database with these lines.
-func imported(t *testing.T, lines string) string {
+// importFile returns the path of a database into which the lines are imported.
+func importFile(t *testing.T, lines string) string {
 	t.Helper()
 	dir := t.TempDir()
 	text, db := filepath.Join(dir, "lines"), filepath.Join(dir, "reviews.db")
@@ -30,10 +30,10 @@ const fourReviews = `
 {"asin":"p2","reviewerID":"cid","overall":1.0,"summary":"oldest","unixReviewTime":1}
 `
 
-// TestReport: the shape of the output, to the letter.
+// TestReport: the exact output of the report as JSON, as a table and for one product.
 func TestReport(t *testing.T) {
 	t.Parallel()
-	db := imported(t, fourReviews)
+	db := importFile(t, fourReviews)
 	o := reviews(t, "report", "--db", "sqlite:"+db, "--json")
 	require.Zero(t, o.code, o.stderr)
 	require.Empty(t, o.stderr)
@@ -60,10 +60,11 @@ func TestReport(t *testing.T) {
 	require.Equal(t, "date         stars   author   summary\n1970-01-02   3       bob      newest\n1970-01-01   4       ann      so·so ·[31m\n", o.stdout)
 }
 
-// TestReportAbsent: a product whose reviews were all withdrawn is not there.
-func TestReportAbsent(t *testing.T) {
+// TestReportOmitsProductsWithoutReviews: a product whose reviews are all withdrawn is not in the
+// report.
+func TestReportOmitsProductsWithoutReviews(t *testing.T) {
 	t.Parallel()
-	db := imported(t, fourReviews)
+	db := importFile(t, fourReviews)
 	withdraw(t, db, "p<1>", "ann")
 	rows := report(t, db)
 	require.Len(t, rows, 1)
@@ -73,7 +74,8 @@ func TestReportAbsent(t *testing.T) {
 	require.Equal(t, []reportRow{{"p2", 2, 5, 2.5}}, report(t, db))
 }
 
-// TestReportRefuses: no file, no read model, no database: it says which, and makes no file.
+// TestReportRefuses: report fails without a file, a database or a read model, names the problem,
+// and creates no file.
 func TestReportRefuses(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -90,10 +92,10 @@ func TestReportRefuses(t *testing.T) {
 	require.NoError(t, pool.Close())
 	for _, c := range []struct{ db, want string }{
 		{"sqlite:" + filepath.Join(dir, "missing.db"), "no such file"},
-		{"sqlite:" + dir, "is not a file"},
+		{"sqlite:" + dir, "is not a regular file"},
 		{"sqlite:" + file("empty.db", ""), "has no read model"},
 		{"sqlite:" + other, "has no read model"},
-		{"sqlite:" + file("text.db", "this is not a database at all, however long one looks at it"), "not a database"},
+		{"sqlite:" + file("text.db", "this is a text file, and not a database of any kind, long enough for a header"), "not a database"},
 		{"memory", "use sqlite:PATH"},
 	} {
 		before, _ := filepath.Glob(filepath.Join(dir, "*"))
@@ -102,11 +104,11 @@ func TestReportRefuses(t *testing.T) {
 		require.Contains(t, o.stderr, c.want)
 		require.Empty(t, o.stdout)
 		after, _ := filepath.Glob(filepath.Join(dir, "*"))
-		require.Equal(t, before, after, "it made a file")
+		require.Equal(t, before, after, "report created a file")
 	}
 }
 
-// withdraw withdraws a review, and waits for the read model.
+// withdraw withdraws a review and waits for the read model.
 func withdraw(t *testing.T, path, product, author string) {
 	t.Helper()
 	d := database{kind: "sqlite", path: path}
@@ -120,5 +122,5 @@ func withdraw(t *testing.T, path, product, author string) {
 	defer func() { require.NoError(t, pipe.Stop()) }()
 	_, err = commands.Withdraw(t.Context(), product, author, time.Now())
 	require.NoError(t, err)
-	require.NoError(t, caughtUp(t.Context(), db, pipe, pipe.done, func(int64) {}))
+	require.NoError(t, waitCaughtUp(t.Context(), db, pipe, pipe.done, func(int64) {}))
 }

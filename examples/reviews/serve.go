@@ -14,8 +14,8 @@ import (
 )
 
 type serveCmd struct {
-	DB         database      `required:"" env:"REVIEWS_DB" placeholder:"sqlite:PATH" help:"Where the data is: sqlite:PATH or postgres://…; created if it is not there."`
-	Addr       string        `default:"127.0.0.1:8080" help:"Where to listen."`
+	DB         database      `required:"" env:"REVIEWS_DB" placeholder:"sqlite:PATH" help:"The database: sqlite:PATH or postgres://…. Missing files and tables are created."`
+	Addr       string        `default:"127.0.0.1:8080" help:"Address to listen on."`
 	StrongWait time.Duration `default:"5s" help:"How long a write with strong consistency waits for the read model."`
 
 	pipelineFlags `embed:""`
@@ -24,16 +24,16 @@ type serveCmd struct {
 // Validate is called by kong.
 func (c *serveCmd) Validate() error {
 	if c.StrongWait <= 0 || c.StrongWait >= requestLimit {
-		return fmt.Errorf("--strong-wait: want more than 0 and less than %s", requestLimit)
+		return fmt.Errorf("--strong-wait is %s: use more than 0s and less than %s", c.StrongWait, requestLimit)
 	}
 	return nil
 }
 
-// drain is how long requests in flight may take once the service is told to stop.
-const drain = 10 * time.Second
+// shutdownTimeout is how long requests in flight may take after the service starts to stop.
+const shutdownTimeout = 10 * time.Second
 
-// Run serves until it is told to stop: then it takes no more requests, finishes those in flight, drains the
-// pipeline, and closes the database, in this order.
+// Run serves until ctx ends or the pipeline ends. It then takes no more requests, finishes those in
+// flight, drains the pipeline, and closes the database, in this order.
 func (c *serveCmd) Run(ctx context.Context) (err error) {
 	if err := c.check(c.DB); err != nil {
 		return err
@@ -60,7 +60,7 @@ func (c *serveCmd) Run(ctx context.Context) (err error) {
 	}
 	server := &http.Server{
 		Handler: handler, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: requestLimit,
-		WriteTimeout: requestLimit + drain, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		WriteTimeout: requestLimit + shutdownTimeout, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelWarn),
 	}
 	served := make(chan error, 1)
@@ -68,22 +68,23 @@ func (c *serveCmd) Run(ctx context.Context) (err error) {
 	fmt.Fprintf(os.Stderr, "reviews: http://%s on %s\n", listener.Addr(), c.DB)
 	select {
 	case <-ctx.Done():
-	case <-pipe.done: // Stop says why
-		slog.Error("the pipeline ended by itself")
+	case <-pipe.done: // Stop returns the reason
+		slog.Error("pipeline ended unexpectedly")
 	case err := <-served:
 		return err
 	}
 	stop()
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), drain)
+	shutdownCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
-	if server.Shutdown(last) != nil {
-		slog.Warn("clients took too long: their requests are broken off", "limit", drain)
+	if server.Shutdown(shutdownCtx) != nil {
+		slog.Warn("requests in flight canceled after the shutdown timeout", "timeout", shutdownTimeout)
 		return server.Close()
 	}
 	return nil
 }
 
-// newService is the whole service as a handler. It says that it is not ready once stopping has ended.
+// newService returns the handler of the whole service. It reports not ready once stopping has
+// ended.
 func newService(stopping context.Context, db serviceStore, pipe *pipeline, strongWait time.Duration) (http.Handler, error) {
 	commands, err := review.NewCommands(db)
 	if err != nil {
@@ -106,22 +107,23 @@ func newService(stopping context.Context, db serviceStore, pipe *pipeline, stron
 
 const readyLimit = 2 * time.Second // for the database to answer
 
-// ready tells whether requests should come here: not while stopping, without a pipeline, or without a database.
+// ready answers 503 while the service stops, after the pipeline has ended, or if the database does
+// not answer.
 func ready(w http.ResponseWriter, r *http.Request, db serviceStore, pipe *pipeline, stopping <-chan struct{}) error {
-	not := func(why string) error {
+	notReady := func(why string) error {
 		return &httpError{Status: http.StatusServiceUnavailable, Code: "not_ready", Message: why}
 	}
 	select {
 	case <-stopping:
-		return not("the service is stopping")
+		return notReady("the service is stopping")
 	case <-pipe.done:
-		return not("the pipeline has ended")
+		return notReady("the pipeline has ended")
 	default:
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), readyLimit)
 	defer cancel()
 	if _, err := db.products(ctx, "", 1); err != nil {
-		return not("the database does not answer")
+		return notReady("the database does not answer")
 	}
 	return writeJSON(w, http.StatusOK, map[string]string{"status": "ready"})
 }

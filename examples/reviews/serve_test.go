@@ -21,7 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// databases are those that the service runs on.
+// databases returns a new database of each kind that the service supports.
 var databases = map[string]func(t *testing.T) database{
 	"sqlite": func(t *testing.T) database {
 		return database{kind: "sqlite", path: filepath.Join(t.TempDir(), "reviews.db")}
@@ -29,19 +29,19 @@ var databases = map[string]func(t *testing.T) database{
 	"postgres": func(t *testing.T) database { return database{kind: "postgres", path: postgresDSN(t)} },
 }
 
-// onEach plays a test on each of them.
-func onEach(t *testing.T, play func(t *testing.T, db database)) {
+// onEachDatabase runs a test on each kind of database.
+func onEachDatabase(t *testing.T, test func(t *testing.T, db database)) {
 	t.Helper()
 	for name, make := range databases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			play(t, make(t))
+			test(t, make(t))
 		})
 	}
 }
 
-// site is a service in this process, where the race detector sees it.
-type site struct {
+// testService is a service in this process, where the race detector sees it.
+type testService struct {
 	*testing.T
 	url      string
 	db       serviceStore
@@ -49,8 +49,8 @@ type site struct {
 	stopping context.CancelFunc
 }
 
-// serveHere starts it. With --no-pipeline nothing brings events to the read model.
-func serveHere(t *testing.T, d database, flags pipelineFlags, strongWait time.Duration) *site {
+// startService starts a service. With --no-pipeline no events reach the read model.
+func startService(t *testing.T, d database, flags pipelineFlags, strongWait time.Duration) *testService {
 	t.Helper()
 	db, err := d.create(t.Context())
 	require.NoError(t, err)
@@ -62,8 +62,8 @@ func serveHere(t *testing.T, d database, flags pipelineFlags, strongWait time.Du
 	handler, err := newService(stopping, db, pipe, strongWait)
 	require.NoError(t, err)
 	url := newTestServer(t, handler)
-	t.Cleanup(stop) // live pages end before the server waits for them
-	return &site{t, url, db, pipe, stop}
+	t.Cleanup(stop) // ends live pages before the server waits for them
+	return &testService{t, url, db, pipe, stop}
 }
 
 func newTestServer(t *testing.T, h http.Handler) (url string) {
@@ -74,17 +74,17 @@ func newTestServer(t *testing.T, h http.Handler) (url string) {
 }
 
 var (
-	here = pipelineFlags{Broker: "memory", Pipeline: true}
+	inProcess = pipelineFlags{Broker: "memory", Pipeline: true}
 )
 
-// answer is what came back.
+// answer is an HTTP response.
 type answer struct {
 	status int
 	header http.Header
 	text   string
 }
 
-// decode reads JSON by key.
+// decode decodes the JSON object of the response.
 func (a answer) decode(t *testing.T) map[string]any {
 	t.Helper()
 	var v map[string]any
@@ -92,7 +92,7 @@ func (a answer) decode(t *testing.T) map[string]any {
 	return v
 }
 
-// browser follows nothing, so that a redirect is seen.
+// browser is a client that follows no redirect, so that tests see them.
 var browser = &http.Client{
 	Timeout:       time.Minute,
 	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -102,12 +102,12 @@ var browser = &http.Client{
 // call sends a request; headers are "Name: value".
 func call(t *testing.T, method, url, body string, headers ...string) answer {
 	t.Helper()
-	a, err := try(t.Context(), method, url, body, headers...)
+	a, err := send(t.Context(), method, url, body, headers...)
 	require.NoError(t, err)
 	return a
 }
 
-func try(ctx context.Context, method, url, body string, headers ...string) (answer, error) {
+func send(ctx context.Context, method, url, body string, headers ...string) (answer, error) {
 	r, err := http.NewRequestWithContext(ctx, method, url, strings.NewReader(body))
 	if err != nil {
 		return answer{}, err
@@ -135,8 +135,8 @@ func reviewJSON(author string, stars int, text string) string {
 	return string(body)
 }
 
-// served is the service as a process.
-type served struct {
+// serviceProcess is the service in a process of its own.
+type serviceProcess struct {
 	*exec.Cmd
 	url    string
 	stderr *bytes.Buffer
@@ -145,10 +145,10 @@ type served struct {
 
 var listening = regexp.MustCompile(`http://\S+`)
 
-// serveProcess starts one, and waits until it listens.
-func serveProcess(t *testing.T, args ...string) *served {
+// startServiceProcess starts the service in a process and waits until it listens.
+func startServiceProcess(t *testing.T, args ...string) *serviceProcess {
 	t.Helper()
-	p := &served{Cmd: exec.Command(reviewsBin, append([]string{"serve"}, args...)...), stderr: &bytes.Buffer{}, ended: make(chan struct{})}
+	p := &serviceProcess{Cmd: exec.Command(reviewsBin, append([]string{"serve"}, args...)...), stderr: &bytes.Buffer{}, ended: make(chan struct{})}
 	p.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	out, err := p.StderrPipe()
 	require.NoError(t, err)
@@ -171,31 +171,31 @@ func serveProcess(t *testing.T, args ...string) *served {
 	select {
 	case p.url = <-up:
 	case <-p.ended:
-		require.Fail(t, "it did not start", p.stderr.String())
+		require.Fail(t, "the service did not start", p.stderr.String())
 	case <-time.After(time.Minute):
-		require.Fail(t, "it does not listen")
+		require.Fail(t, "the service does not listen")
 	}
 	return p
 }
 
-// stop asks it to end, and tells how it did.
-func (p *served) stop(t *testing.T, by os.Signal) (code int) {
+// stop sends a signal, waits for the end of the process and returns its exit status.
+func (p *serviceProcess) stop(t *testing.T, by os.Signal) (code int) {
 	t.Helper()
 	require.NoError(t, p.Process.Signal(by))
 	select {
 	case <-p.ended:
 	case <-time.After(30 * time.Second):
-		require.Fail(t, "it does not stop")
+		require.Fail(t, "the service does not stop")
 	}
 	return p.ProcessState.ExitCode()
 }
 
-// TestServeStops: a request in flight is answered, a live page ends, nothing is left on its way, and what was
-// written is there after a restart.
+// TestServeStops: on a signal the service answers requests in flight, ends live pages and applies
+// all events. A restart shows every accepted write.
 func TestServeStops(t *testing.T) {
 	t.Parallel()
-	onEach(t, func(t *testing.T, db database) {
-		p := serveProcess(t, "--db", db.flag(), "--addr", "127.0.0.1:0")
+	onEachDatabase(t, func(t *testing.T, db database) {
+		p := startServiceProcess(t, "--db", db.flag(), "--addr", "127.0.0.1:0")
 		page, err := http.Get(p.url + "/live")
 		require.NoError(t, err)
 		defer page.Body.Close()
@@ -203,27 +203,27 @@ func TestServeStops(t *testing.T) {
 		answers := make(chan answer, writers)
 		for i := range writers {
 			go func() {
-				a, _ := try(context.Background(), "POST", p.url+"/products/p/reviews", reviewJSON(fmt.Sprint("a", i), 5, ""), strong)
+				a, _ := send(context.Background(), "POST", p.url+"/products/p/reviews", reviewJSON(fmt.Sprint("a", i), 5, ""), strong)
 				answers <- a
 			}()
 		}
 		accepted := 0
-		if a := <-answers; a.status == http.StatusCreated { // so the others are on their way
+		if a := <-answers; a.status == http.StatusCreated { // so the other requests are in flight
 			accepted++
 		}
 		require.Zero(t, p.stop(t, syscall.SIGTERM), p.stderr.String())
 		_, err = io.ReadAll(page.Body)
-		require.NoError(t, err, "the live page ended in good order")
+		require.NoError(t, err, "the live page ended without an error")
 		for range writers - 1 {
 			if a := <-answers; a.status == http.StatusCreated {
 				accepted++
 			} else {
-				require.Zero(t, a.status, "either it is answered, or it never got in: %s", a.text)
+				require.Zero(t, a.status, "a request is either answered or never accepted: %s", a.text)
 			}
 		}
 		require.Positive(t, accepted)
 
-		p = serveProcess(t, "--db", db.flag(), "--addr", "127.0.0.1:0")
+		p = startServiceProcess(t, "--db", db.flag(), "--addr", "127.0.0.1:0")
 		product := call(t, "GET", p.url+"/products/p", "").decode(t)
 		require.EqualValues(t, accepted, product["reviews"])
 		require.EqualValues(t, 5*accepted, product["stars"])
@@ -234,13 +234,13 @@ func TestServeStops(t *testing.T) {
 func TestServeRefuses(t *testing.T) {
 	t.Parallel()
 	db := "sqlite:" + filepath.Join(t.TempDir(), "reviews.db")
-	taken := serveProcess(t, "--db", db, "--addr", "127.0.0.1:0")
+	taken := startServiceProcess(t, "--db", db, "--addr", "127.0.0.1:0")
 	for _, c := range []struct {
 		want string
 		args []string
 	}{
 		{"missing flags: --db", nil},
-		{"nobody could read", []string{"--db", "memory"}},
+		{"other commands cannot read it", []string{"--db", "memory"}},
 		{"address already in use", []string{"--db", db, "--addr", strings.TrimPrefix(taken.url, "http://")}},
 		{"--strong-wait", []string{"--db", db, "--strong-wait", "0s"}},
 		{"--strong-wait", []string{"--db", db, "--strong-wait", "1h"}},
@@ -253,27 +253,27 @@ func TestServeRefuses(t *testing.T) {
 
 func TestReady(t *testing.T) {
 	t.Parallel()
-	onEach(t, func(t *testing.T, db database) {
-		s := serveHere(t, db, here, time.Second)
-		is := func(path string, status int) {
+	onEachDatabase(t, func(t *testing.T, db database) {
+		s := startService(t, db, inProcess, time.Second)
+		requireStatus := func(path string, status int) {
 			t.Helper()
 			require.Equal(t, status, call(t, "GET", s.url+path, "").status)
 		}
-		is("/readyz", http.StatusOK)
-		is("/healthz", http.StatusOK)
+		requireStatus("/readyz", http.StatusOK)
+		requireStatus("/healthz", http.StatusOK)
 		s.stopping()
-		is("/readyz", http.StatusServiceUnavailable)
-		is("/healthz", http.StatusOK)
+		requireStatus("/readyz", http.StatusServiceUnavailable)
+		requireStatus("/healthz", http.StatusOK)
 
-		s = serveHere(t, db, here, time.Second)
+		s = startService(t, db, inProcess, time.Second)
 		require.NoError(t, s.pipe.Stop())
-		is("/readyz", http.StatusServiceUnavailable)
+		requireStatus("/readyz", http.StatusServiceUnavailable)
 
-		s = serveHere(t, db, here, time.Second)
+		s = startService(t, db, inProcess, time.Second)
 		require.NoError(t, s.pipe.Stop())
-		is("/readyz", http.StatusServiceUnavailable)
+		requireStatus("/readyz", http.StatusServiceUnavailable)
 		require.NoError(t, s.db.Close())
-		is("/readyz", http.StatusServiceUnavailable)
-		is("/healthz", http.StatusOK)
+		requireStatus("/readyz", http.StatusServiceUnavailable)
+		requireStatus("/healthz", http.StatusOK)
 	})
 }

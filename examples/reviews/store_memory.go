@@ -9,7 +9,7 @@ import (
 	"github.com/kinora-go/kinora/providers/memory"
 )
 
-// memoryStore keeps everything in this process. Only the demo has a use for that.
+// memoryStore keeps all data in this process. Only the demo uses it.
 type memoryStore struct{ *memory.DB }
 
 var _ demoStore = (*memoryStore)(nil)
@@ -28,7 +28,7 @@ func (s *memoryStore) demoRunner(src projector.Source, t *trace) (*projector.Run
 	return newDemoRunner(s.DB, src, t, memoryModel{exactPrefix}, memoryModel{controlPrefix})
 }
 
-// memoryModel is the read models in tables with a prefix.
+// memoryModel writes the read models to tables with a prefix.
 type memoryModel struct{ prefix string }
 
 func (m memoryModel) add(_ context.Context, tx *memory.Model, product string, reviews, stars int) error {
@@ -42,7 +42,7 @@ func (m memoryModel) add(_ context.Context, tx *memory.Model, product string, re
 	return nil
 }
 
-func (m memoryModel) put(_ context.Context, tx *memory.Model, s standing) error {
+func (m memoryModel) put(_ context.Context, tx *memory.Model, s currentReview) error {
 	tx.Put(m.prefix+"latest_reviews", eventstore.JoinID(s.Product, s.Author), s)
 	return nil
 }

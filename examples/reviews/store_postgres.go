@@ -25,7 +25,7 @@ var (
 	_ demoStore    = (*postgresStore)(nil)
 )
 
-// createPostgres connects, and makes what tables the database lacks.
+// createPostgres connects and creates missing tables.
 func createPostgres(ctx context.Context, dsn string, models ...postgresModel) (*postgresStore, error) {
 	db, err := postgres.Open(ctx, dsn, &postgres.Config{Route: outbox.ByCategory})
 	if err != nil {
@@ -44,17 +44,17 @@ func createPostgres(ctx context.Context, dsn string, models ...postgresModel) (*
 	return &postgresStore{db}, nil
 }
 
-// openPostgres opens a database that createPostgres made, and makes nothing.
+// openPostgres opens a database that createPostgres prepared. It creates nothing.
 func openPostgres(ctx context.Context, dsn string) (*postgresStore, error) {
 	db, err := postgres.Open(ctx, dsn, &postgres.Config{Route: outbox.ByCategory})
 	if err != nil {
 		return nil, err
 	}
-	var there bool
+	var exist bool
 	const find = `select to_regclass('ratings') is not null and to_regclass('latest_reviews') is not null`
-	if err := db.Pool().QueryRow(ctx, find).Scan(&there); err != nil || !there {
+	if err := db.Pool().QueryRow(ctx, find).Scan(&exist); err != nil || !exist {
 		db.Close()
-		return nil, errors.Join(errors.New("the database has no read model of reviews: import something first"), err)
+		return nil, errors.Join(errors.New("the database has no read model of reviews: import a file first"), err)
 	}
 	return &postgresStore{db}, nil
 }
@@ -90,10 +90,11 @@ func (s *postgresStore) demoRunner(src projector.Source, t *trace) (*projector.R
 	return newDemoRunner(s.DB, src, t, postgresModel{exactPrefix}, postgresModel{controlPrefix})
 }
 
-// postgresModel is the read models in tables with a prefix.
+// postgresModel writes the read models to tables with a prefix.
 type postgresModel struct{ prefix string }
 
-// create runs under a lock: of several processes at once, "if not exists" alone would let one fail.
+// create creates the tables under a lock, because "if not exists" fails if several processes run it
+// at once.
 func (m postgresModel) create(ctx context.Context, db *postgres.DB) error {
 	ddl := strings.ReplaceAll(`
 		select pg_advisory_xact_lock(20261120);
@@ -113,7 +114,7 @@ func (m postgresModel) create(ctx context.Context, db *postgres.DB) error {
 		);
 		create index if not exists {}latest_reviews_newest on {}latest_reviews (product, reviewed_at desc);
 		create index if not exists {}latest_reviews_newest_of_all on {}latest_reviews (reviewed_at desc, product, author)`, "{}", m.prefix)
-	_, err := db.Pool().Exec(ctx, ddl) // several statements in one call are one transaction
+	_, err := db.Pool().Exec(ctx, ddl) // one call with several statements is one transaction
 	return err
 }
 
@@ -125,7 +126,7 @@ func (m postgresModel) add(ctx context.Context, tx pgx.Tx, product string, revie
 	return err
 }
 
-func (m postgresModel) put(ctx context.Context, tx pgx.Tx, s standing) error {
+func (m postgresModel) put(ctx context.Context, tx pgx.Tx, s currentReview) error {
 	_, err := tx.Exec(ctx, `
 		insert into `+m.prefix+`latest_reviews (product, author, stars, summary, excerpt, reviewed_at)
 		values ($1, $2, $3, $4, $5, $6)
@@ -149,10 +150,10 @@ func (s *postgresStore) products(ctx context.Context, after string, limit int) (
 		select product, reviews, stars from ratings where product > $1 and reviews > 0 order by product limit $2`, after, limit)
 }
 
-// product is one statement, so that both come from one moment.
-func (s *postgresStore) product(ctx context.Context, product string, limit int) (r rating, latest []standing, err error) {
+// product uses one statement, so that both results are of one snapshot.
+func (s *postgresStore) product(ctx context.Context, product string, limit int) (r rating, latest []currentReview, err error) {
 	r.Product = product
-	rows, err := queryPostgres(ctx, s, func(row pgx.CollectableRow) (one standing, err error) {
+	rows, err := queryPostgres(ctx, s, func(row pgx.CollectableRow) (one currentReview, err error) {
 		err = row.Scan(&r.Reviews, &r.Stars, &one.Author, &one.Stars, &one.Summary, &one.Excerpt, &one.ReviewedAt)
 		one.Product, one.ReviewedAt = product, one.ReviewedAt.Truncate(time.Millisecond).UTC()
 		return one, err
@@ -162,12 +163,12 @@ func (s *postgresStore) product(ctx context.Context, product string, limit int) 
 			select author, stars, summary, excerpt, reviewed_at from latest_reviews
 			where product = $1 order by reviewed_at desc, author limit $2) l on true
 		where r.product = $1 order by l.reviewed_at desc, l.author`, product, limit)
-	return r, standingOnly(rows), err
+	return r, withoutEmptyRow(rows), err
 }
 
-func (s *postgresStore) newest(ctx context.Context, limit int) ([]standing, error) {
-	return queryPostgres(ctx, s, func(row pgx.CollectableRow) (standing, error) {
-		one, err := pgx.RowToStructByPos[standing](row)
+func (s *postgresStore) newest(ctx context.Context, limit int) ([]currentReview, error) {
+	return queryPostgres(ctx, s, func(row pgx.CollectableRow) (currentReview, error) {
+		one, err := pgx.RowToStructByPos[currentReview](row)
 		one.ReviewedAt = one.ReviewedAt.Truncate(time.Millisecond).UTC()
 		return one, err
 	}, `
@@ -175,8 +176,9 @@ func (s *postgresStore) newest(ctx context.Context, limit int) ([]standing, erro
 		order by reviewed_at desc, product, author limit $1`, limit)
 }
 
-// postgresAway tells whether the database is out of reach, is starting or stopping, or has no connection to give.
-func postgresAway(err error) bool {
+// postgresUnavailable reports whether the database is unreachable, is starting or stopping, or has
+// no free connection.
+func postgresUnavailable(err error) bool {
 	if _, ok := errors.AsType[*pgconn.ConnectError](err); ok {
 		return true
 	}
@@ -195,5 +197,5 @@ func queryPostgres[T any](ctx context.Context, s *postgresStore, scan pgx.RowToF
 			return all, nil
 		}
 	}
-	return nil, fmt.Errorf("read the read model: %w", err)
+	return nil, fmt.Errorf("query the read model: %w", err)
 }

@@ -22,7 +22,7 @@ var (
 	_ demoStore    = (*sqliteStore)(nil)
 )
 
-// createSQLite opens a file, makes it if need be, and makes what tables it lacks.
+// createSQLite opens a file and creates it and its tables if they are missing.
 func createSQLite(ctx context.Context, path string, models ...sqliteModel) (*sqliteStore, error) {
 	db, err := sqlite.Open(ctx, path, &sqlite.Config{Route: outbox.ByCategory})
 	if err != nil {
@@ -41,12 +41,12 @@ func createSQLite(ctx context.Context, path string, models ...sqliteModel) (*sql
 	return &sqliteStore{db}, nil
 }
 
-// openSQLite opens a file that createSQLite made, and makes nothing.
+// openSQLite opens a file that createSQLite prepared. It creates nothing.
 func openSQLite(ctx context.Context, path string) (*sqliteStore, error) {
 	if info, err := os.Stat(path); err != nil {
 		return nil, err
 	} else if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is not a file", path)
+		return nil, fmt.Errorf("%s is not a regular file: give the path of a SQLite file", path)
 	}
 	db, err := sqlite.Open(ctx, path, &sqlite.Config{Route: outbox.ByCategory})
 	if err != nil {
@@ -55,10 +55,10 @@ func openSQLite(ctx context.Context, path string) (*sqliteStore, error) {
 	const find = `select count(*) from sqlite_master where type = 'table' and name in ('ratings', 'latest_reviews')`
 	var tables int
 	if err := db.SQL().QueryRowContext(ctx, find).Scan(&tables); err != nil {
-		return nil, errors.Join(fmt.Errorf("look for the read model in %s: %w", path, err), db.Close())
+		return nil, errors.Join(fmt.Errorf("find the read model in %s: %w", path, err), db.Close())
 	}
 	if tables != 2 {
-		return nil, errors.Join(fmt.Errorf("%s has no read model of reviews: import something first", path), db.Close())
+		return nil, errors.Join(fmt.Errorf("%s has no read model of reviews: import a file first", path), db.Close())
 	}
 	return &sqliteStore{db}, nil
 }
@@ -68,7 +68,7 @@ func (s *sqliteStore) inTx(ctx context.Context, fn func(eventstore.TxStore) erro
 	if err != nil {
 		return err
 	}
-	defer func() { _ = tx.Rollback() }() // after a commit there is nothing to undo
+	defer func() { _ = tx.Rollback() }() // no effect after the commit
 	if err := fn(s.InTx(tx)); err != nil {
 		return err
 	}
@@ -97,7 +97,8 @@ func (s *sqliteStore) demoRunner(src projector.Source, t *trace) (*projector.Run
 	return newDemoRunner(s.DB, src, t, sqliteModel{exactPrefix}, sqliteModel{controlPrefix})
 }
 
-// sqliteModel is the read models in tables with a prefix: the service's have none, the demo's have two.
+// sqliteModel writes the read models to tables with a prefix. The service has no prefix, the demo
+// has two.
 type sqliteModel struct{ prefix string }
 
 func (m sqliteModel) ddl() []string {
@@ -130,7 +131,7 @@ func (m sqliteModel) add(ctx context.Context, tx *sql.Tx, product string, review
 	return err
 }
 
-func (m sqliteModel) put(ctx context.Context, tx *sql.Tx, s standing) error {
+func (m sqliteModel) put(ctx context.Context, tx *sql.Tx, s currentReview) error {
 	_, err := tx.ExecContext(ctx, `
 		insert into `+m.prefix+`latest_reviews (product, author, stars, summary, excerpt, reviewed_at)
 		values (?1, ?2, ?3, ?4, ?5, ?6)
@@ -158,10 +159,10 @@ func (s *sqliteStore) products(ctx context.Context, after string, limit int) ([]
 		select product, reviews, stars from ratings where product > ?1 and reviews > 0 order by product limit ?2`, after, limit)
 }
 
-// product is one statement, so that both come from one moment.
-func (s *sqliteStore) product(ctx context.Context, product string, limit int) (r rating, latest []standing, err error) {
+// product uses one statement, so that both results are of one snapshot.
+func (s *sqliteStore) product(ctx context.Context, product string, limit int) (r rating, latest []currentReview, err error) {
 	r.Product = product
-	rows, err := query(ctx, s.SQL(), func(rows *sql.Rows) (one standing, err error) {
+	rows, err := query(ctx, s.SQL(), func(rows *sql.Rows) (one currentReview, err error) {
 		var at int64
 		err = rows.Scan(&r.Reviews, &r.Stars, &one.Author, &one.Stars, &one.Summary, &one.Excerpt, &at)
 		one.Product, one.ReviewedAt = product, time.UnixMilli(at).UTC()
@@ -172,11 +173,11 @@ func (s *sqliteStore) product(ctx context.Context, product string, limit int) (r
 			select author, stars, summary, excerpt, reviewed_at from latest_reviews
 			where product = ?1 order by reviewed_at desc, author limit ?2) l
 		where r.product = ?1 order by l.reviewed_at desc, l.author`, product, limit)
-	return r, standingOnly(rows), err
+	return r, withoutEmptyRow(rows), err
 }
 
-func (s *sqliteStore) newest(ctx context.Context, limit int) ([]standing, error) {
-	return query(ctx, s.SQL(), func(rows *sql.Rows) (r standing, err error) {
+func (s *sqliteStore) newest(ctx context.Context, limit int) ([]currentReview, error) {
+	return query(ctx, s.SQL(), func(rows *sql.Rows) (r currentReview, err error) {
 		var at int64
 		err = rows.Scan(&r.Product, &r.Author, &r.Stars, &r.Summary, &r.Excerpt, &at)
 		r.ReviewedAt = time.UnixMilli(at).UTC()
@@ -190,13 +191,13 @@ func (s *sqliteStore) newest(ctx context.Context, limit int) ([]standing, error)
 func query[T any](ctx context.Context, db *sql.DB, scan func(*sql.Rows) (T, error), stmt string, args ...any) (all []T, err error) {
 	rows, err := db.QueryContext(ctx, stmt, args...)
 	if err != nil {
-		return nil, fmt.Errorf("read the read model: %w", err)
+		return nil, fmt.Errorf("query the read model: %w", err)
 	}
 	defer func() { err = errors.Join(err, rows.Close()) }()
 	for rows.Next() {
 		one, err := scan(rows)
 		if err != nil {
-			return nil, fmt.Errorf("read the read model: %w", err)
+			return nil, fmt.Errorf("query the read model: %w", err)
 		}
 		all = append(all, one)
 	}

@@ -13,29 +13,29 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestServeOverTopics: the service over topics in the database, relay and runner in this process or elsewhere.
-// Clients may ask for strong consistency either way.
+// TestServeOverTopics: with topics in the database the service supports strong consistency, whether
+// relay and runner are in its process or in others.
 func TestServeOverTopics(t *testing.T) {
 	t.Parallel()
-	t.Run("here", func(t *testing.T) {
+	t.Run("in this process", func(t *testing.T) {
 		t.Parallel()
-		s := serveHere(t, database{kind: "postgres", path: postgresDSN(t)}, pipelineFlags{Broker: sqlKind, Pipeline: true}, 20*time.Second)
+		s := startService(t, database{kind: "postgres", path: postgresDSN(t)}, pipelineFlags{Broker: sqlKind, Pipeline: true}, 20*time.Second)
 		for i := range 5 {
 			require.Equal(t, http.StatusCreated, call(t, "POST", s.url+"/products/p/reviews", reviewJSON(fmt.Sprint("a", i), 5, ""), strong).status)
 			require.EqualValues(t, i+1, call(t, "GET", s.url+"/products/p", "").decode(t)["reviews"])
 		}
 		page := listen(t, s.url+"/live")
-		page.until("page", "a4", `id="pending">0<`)
+		page.waitFor("page", "a4", `id="pending">0<`)
 	})
-	t.Run("elsewhere", func(t *testing.T) {
+	t.Run("in other processes", func(t *testing.T) {
 		t.Parallel()
 		dsn := postgresDSN(t)
-		p := serveProcess(t, "--db", dsn, "--addr", "127.0.0.1:0", "--broker", "sql", "--no-pipeline", "--strong-wait", "20s")
+		p := startServiceProcess(t, "--db", dsn, "--addr", "127.0.0.1:0", "--broker", "sql", "--no-pipeline", "--strong-wait", "20s")
 		a := call(t, "POST", p.url+"/products/p/reviews", reviewJSON("ann", 5, ""))
-		require.Equal(t, http.StatusCreated, a.status, "it is written, and waits for somebody to relay it")
+		require.Equal(t, http.StatusCreated, a.status, "the write succeeds without a relay")
 		require.Contains(t, call(t, "GET", p.url+"/", "").text, `<dd id="pending">1</dd>`)
-		background(t, dsn, "relay")
-		background(t, dsn, "project")
+		startProcess(t, dsn, "relay")
+		startProcess(t, dsn, "project")
 		require.Equal(t, http.StatusOK, call(t, "POST", p.url+"/products/p/reviews", reviewJSON("ann", 5, ""), strong).status)
 		require.EqualValues(t, 1, call(t, "GET", p.url+"/products/p", "").decode(t)["reviews"])
 
@@ -46,7 +46,7 @@ func TestServeOverTopics(t *testing.T) {
 		for i := range 20 {
 			all.Go(func() {
 				for n := 0; stop.Err() == nil; n++ {
-					a, err := try(t.Context(), "POST", p.url+"/products/q/reviews", reviewJSON(fmt.Sprintf("%d-%d", i, n), 3, ""))
+					a, err := send(t.Context(), "POST", p.url+"/products/q/reviews", reviewJSON(fmt.Sprintf("%d-%d", i, n), 3, ""))
 					if err != nil || a.status != http.StatusCreated {
 						t.Error(a.status, a.text, err)
 						return

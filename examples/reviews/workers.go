@@ -11,9 +11,9 @@ import (
 	"github.com/kinora-go/kinora/projector"
 )
 
-// workerFlags are those of one part of the pipeline in a process of its own.
+// workerFlags are the flags of a part of the pipeline in its own process.
 type workerFlags struct {
-	DB database `required:"" env:"REVIEWS_DB" placeholder:"postgres://…" help:"Where the data is, and the topics; its tables are created if they are not there."`
+	DB database `required:"" env:"REVIEWS_DB" placeholder:"postgres://…" help:"The database with the data and the topics. Missing tables are created."`
 }
 
 // Validate is called by kong.
@@ -21,12 +21,12 @@ func (f *workerFlags) Validate() error { return f.check() }
 
 func (f *workerFlags) check() error {
 	if f.DB.kind != "postgres" {
-		return fmt.Errorf("--db %s: a process of its own wants a broker that others reach, and that is in PostgreSQL: use postgres://…", f.DB.kind)
+		return fmt.Errorf("--db %s has no broker that other processes can reach: use postgres://…", f.DB.kind)
 	}
 	return nil
 }
 
-// run runs a service until ctx ends and it has drained.
+// run runs a service until ctx ends and the service has drained.
 func (f *workerFlags) run(ctx context.Context, name string, subscriptions int,
 	service func(serviceStore, broker) (kinora.Service, error),
 ) (err error) {
@@ -35,12 +35,12 @@ func (f *workerFlags) run(ctx context.Context, name string, subscriptions int,
 	}
 	db, err := f.DB.create(ctx)
 	if err != nil {
-		return unlessEnded(ctx, err)
+		return nilIfEnded(ctx, err)
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
 	b, err := openBroker(ctx, sqlKind, f.DB, subscriptions, review.Category)
 	if err != nil {
-		return unlessEnded(ctx, err)
+		return nilIfEnded(ctx, err)
 	}
 	defer func() { err = errors.Join(err, b.Close()) }()
 	s, err := service(db, b)
@@ -58,20 +58,20 @@ func (f *workerFlags) run(ctx context.Context, name string, subscriptions int,
 		}
 	}()
 	if err = kinora.Run(ctx, s); errors.Is(err, context.Canceled) {
-		return unlessEnded(ctx, err)
+		return nilIfEnded(ctx, err)
 	}
 	return err
 }
 
-// unlessEnded: to be told to stop while starting is no error.
-func unlessEnded(ctx context.Context, err error) error {
+// nilIfEnded returns nil if ctx has ended: a stop during the start is not an error.
+func nilIfEnded(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return nil
 	}
 	return err
 }
 
-// relayCmd publishes what is in the outbox.
+// relayCmd publishes the entries of the outbox.
 type relayCmd struct {
 	workerFlags `embed:""`
 }
@@ -81,13 +81,13 @@ func (c *relayCmd) Run(ctx context.Context) error {
 	return c.run(ctx, "relay", 0, func(s serviceStore, b broker) (kinora.Service, error) { return newRelay(s, b) })
 }
 
-// projectCmd applies what is published.
+// projectCmd applies the published messages.
 type projectCmd struct {
 	workerFlags `embed:""`
 }
 
-// Run projects until ctx ends. Of several processes one has a batch of messages at a time, and any other takes
-// over when that one ends.
+// Run projects until ctx ends. Only one of several processes has a batch of messages at a time.
+// When that process ends, another one takes over.
 func (c *projectCmd) Run(ctx context.Context) error {
 	return c.run(ctx, "project", 1, func(s serviceStore, b broker) (kinora.Service, error) {
 		return s.runner(projector.Subscribe(b, review.Category))

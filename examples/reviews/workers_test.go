@@ -21,7 +21,7 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 )
 
-// postgresReport is what the program reports as JSON.
+// postgresReport returns the JSON report of a PostgreSQL database.
 func postgresReport(t *testing.T, dsn string) []reportRow {
 	t.Helper()
 	o := reviews(t, "report", "--db", dsn, "--json")
@@ -31,13 +31,13 @@ func postgresReport(t *testing.T, dsn string) []reportRow {
 	return rows
 }
 
-// process is one of the program's, in the background.
+// process is a process of the program in the background.
 type process struct {
 	*exec.Cmd
 	stderr output
 }
 
-// output may be read while it is written.
+// output is a buffer that is safe for concurrent use.
 type output struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -55,7 +55,7 @@ func (o *output) String() string {
 	return o.text.String()
 }
 
-func background(t *testing.T, dsn string, args ...string) *process {
+func startProcess(t *testing.T, dsn string, args ...string) *process {
 	t.Helper()
 	p := &process{Cmd: exec.Command(reviewsBin, args...)}
 	p.Env = append(os.Environ(), "REVIEWS_DB="+dsn)
@@ -70,14 +70,15 @@ func background(t *testing.T, dsn string, args ...string) *process {
 	return p
 }
 
-// postgresNumber asks the database itself; a table that is not there yet counts as 0.
-func postgresNumber(t *testing.T, conn *pgx.Conn, query string) (n int) {
+// queryPostgresInt queries a number from the database itself. It returns 0 if the query fails, as
+// for a missing table.
+func queryPostgresInt(t *testing.T, conn *pgx.Conn, query string) (n int) {
 	t.Helper()
 	_ = conn.QueryRow(t.Context(), query).Scan(&n)
 	return n
 }
 
-// with is dsn with one more parameter.
+// with returns dsn with one more parameter.
 func with(dsn, parameter string) string {
 	if strings.Contains(dsn, "?") {
 		return dsn + "&" + parameter
@@ -93,27 +94,28 @@ func postgresConn(t *testing.T, dsn string) *pgx.Conn {
 	return conn
 }
 
-// TestImportSQLBroker: the topics in the database change nothing about the report, the first time and again.
+// TestImportSQLBroker: with topics in the database the first and the second import give the
+// expected report.
 func TestImportSQLBroker(t *testing.T) {
 	t.Parallel()
-	path, bad := generated(t, 1500, "-seed", "11")
+	path, bad := generateFile(t, 1500, "-seed", "11")
 	dsn := postgresDSN(t)
 	for range 2 {
 		o := reviews(t, "import", "--broker", "sql", "--db", dsn, path)
 		require.Zero(t, o.code, o.stderr)
-		require.Equal(t, expected(t, path, bad), postgresReport(t, dsn))
+		require.Equal(t, expectedReport(t, path, bad), postgresReport(t, dsn))
 	}
-	// In this process, where the race detector sees it.
+	// Again in this process, where the race detector sees it.
 	c := &importCmd{File: path, pipelineFlags: pipelineFlags{sqlKind, true}}
 	require.NoError(t, c.DB.UnmarshalText([]byte(postgresDSN(t))))
 	require.NoError(t, c.Run(t.Context()))
 }
 
-// TestWorkersKilled: two relays and two projectors, each in a process of its own and killed at any moment, over
-// and over, while an import goes on: the read model is what it must be.
+// TestWorkersKilled: the read model is exact although two relays and two projectors, each in its
+// own process, are killed repeatedly during an import.
 func TestWorkersKilled(t *testing.T) {
 	t.Parallel()
-	path, bad := generated(t, 4000, "-seed", "12")
+	path, bad := generateFile(t, 4000, "-seed", "12")
 	dsn := postgresDSN(t)
 	ctx, stop := context.WithCancel(t.Context())
 	var workers sync.WaitGroup
@@ -138,23 +140,23 @@ func TestWorkersKilled(t *testing.T) {
 	stop()
 	workers.Wait()
 	require.Zero(t, o.code, o.stderr)
-	require.Equal(t, expected(t, path, bad), postgresReport(t, dsn))
+	require.Equal(t, expectedReport(t, path, bad), postgresReport(t, dsn))
 	require.Positive(t, kills["relay"])
 	require.Positive(t, kills["project"])
 }
 
-// TestTakeOver: of two projectors one has the messages and the other waits for it, without asking again and
-// again. When the first is killed in the middle of a batch, the second takes over.
-func TestTakeOver(t *testing.T) {
+// TestProjectorTakesOver: one of two projectors has the messages, and the other waits for it
+// without polling. When the first is killed in the middle of a batch, the second takes over.
+func TestProjectorTakesOver(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "four.json")
 	require.NoError(t, os.WriteFile(path, []byte(fourReviews), 0o600))
 	dsn := postgresDSN(t)
 	conn, other := postgresConn(t, dsn), postgresConn(t, dsn)
-	require.Zero(t, reviews(t, "import", "--broker", "sql", "--db", dsn, path).code) // makes the tables
+	require.Zero(t, reviews(t, "import", "--broker", "sql", "--db", dsn, path).code) // creates the tables
 	want := postgresReport(t, dsn)
 	_, err := conn.Exec(t.Context(), `truncate ratings, latest_reviews, kinora.markers;
-		update watermill_offsets_review set offset_acked = 0, last_processed_transaction_id = '0'`) // all once more
+		update watermill_offsets_review set offset_acked = 0, last_processed_transaction_id = '0'`) // redelivers all
 	require.NoError(t, err)
 
 	const inBatch = `select count(*) from pg_stat_activity
@@ -163,25 +165,26 @@ func TestTakeOver(t *testing.T) {
 		where datname = current_database() and query like '%watermill_offsets_review%' and wait_event_type = 'Lock'`
 	tx, err := conn.Begin(t.Context())
 	require.NoError(t, err)
-	_, err = tx.Exec(t.Context(), `lock table ratings in exclusive mode`) // its handler waits
+	_, err = tx.Exec(t.Context(), `lock table ratings in exclusive mode`) // makes the handler wait
 	require.NoError(t, err)
-	first := background(t, dsn, "project")
-	require.Eventually(t, func() bool { return postgresNumber(t, other, inBatch) == 1 }, 20*time.Second, 5*time.Millisecond)
-	background(t, dsn, "project")
-	require.Eventually(t, func() bool { return postgresNumber(t, other, `select count(*) `+waiting) == 1 }, 20*time.Second, 5*time.Millisecond)
+	first := startProcess(t, dsn, "project")
+	require.Eventually(t, func() bool { return queryPostgresInt(t, other, inBatch) == 1 }, 20*time.Second, 5*time.Millisecond)
+	startProcess(t, dsn, "project")
+	require.Eventually(t, func() bool { return queryPostgresInt(t, other, `select count(*) `+waiting) == 1 }, 20*time.Second, 5*time.Millisecond)
 	since := `select (extract(epoch from min(xact_start)) * 1000)::bigint ` + waiting
-	began := postgresNumber(t, other, since)
+	began := queryPostgresInt(t, other, since)
 	for range 100 {
-		require.Equal(t, began, postgresNumber(t, other, since), "it is still the same look")
+		require.Equal(t, began, queryPostgresInt(t, other, since), "still the same transaction: it does not poll")
 	}
 	require.NoError(t, first.Process.Kill())
 	require.Error(t, first.Wait())
 	require.NoError(t, tx.Rollback(t.Context()))
-	require.Eventually(t, func() bool { return postgresNumber(t, other, `select sum(reviews) from ratings`) == 4 }, 20*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return queryPostgresInt(t, other, `select sum(reviews) from ratings`) == 4 }, 20*time.Second, 10*time.Millisecond)
 	require.Equal(t, want, postgresReport(t, dsn))
 }
 
-// TestWorkersStop: told to stop, a worker drains and its exit status is 0. It says that it runs, and no password.
+// TestWorkersStop: on a signal a worker drains and exits with status 0. It logs that it is running,
+// and no password.
 func TestWorkersStop(t *testing.T) {
 	t.Parallel()
 	dsn := postgresDSN(t)
@@ -190,10 +193,10 @@ func TestWorkersStop(t *testing.T) {
 		name   string
 		signal os.Signal
 	}{{"relay", syscall.SIGTERM}, {"project", os.Interrupt}} {
-		p := background(t, with(dsn, "application_name="+c.name), c.name)
+		p := startProcess(t, with(dsn, "application_name="+c.name), c.name)
 		require.Eventually(t, func() bool { return strings.Contains(p.stderr.String(), c.name+" is running") },
 			20*time.Second, 5*time.Millisecond, c.name)
-		require.Positive(t, postgresNumber(t, conn, `select count(*) from pg_stat_activity where application_name = '`+c.name+`'`))
+		require.Positive(t, queryPostgresInt(t, conn, `select count(*) from pg_stat_activity where application_name = '`+c.name+`'`))
 		require.NoError(t, p.Process.Signal(c.signal))
 		require.NoError(t, p.Wait(), p.stderr.String())
 		require.NotContains(t, p.stderr.String(), "postgres://")
@@ -202,7 +205,7 @@ func TestWorkersStop(t *testing.T) {
 	}
 }
 
-// TestBrokerRefuses: what cannot work says so before anything is opened.
+// TestBrokerRefuses: invalid flags fail before anything is opened.
 func TestBrokerRefuses(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -213,10 +216,10 @@ func TestBrokerRefuses(t *testing.T) {
 		want string
 		args []string
 	}{
-		{"wants --db postgres://", []string{"import", "--broker", "sql", "--db", db, text}},
+		{"use --db postgres://", []string{"import", "--broker", "sql", "--db", db, text}},
 		{"use --broker sql", []string{"import", "--no-pipeline", "--db", db, text}},
 		{"use --broker sql", []string{"import", "--no-pipeline", "--db", nowhere, text}},
-		{"wants --db postgres://", []string{"demo", "--broker", "sql"}},
+		{"use --db postgres://", []string{"demo", "--broker", "sql"}},
 		{"--processes", []string{"demo", "--processes", "2"}},
 		{"use postgres://", []string{"relay", "--db", db}},
 		{"use postgres://", []string{"project", "--db", db}},
@@ -230,7 +233,8 @@ func TestBrokerRefuses(t *testing.T) {
 	}
 }
 
-// TestParkedSQLBroker: a message that nobody understands is set aside, and the ones behind it are applied.
+// TestParkedSQLBroker: a message of an unknown type is parked, and messages of other keys are
+// applied.
 func TestParkedSQLBroker(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "four.json")
@@ -251,7 +255,7 @@ func TestParkedSQLBroker(t *testing.T) {
 	require.Len(t, postgresReport(t, dsn), 2)
 }
 
-// TestDemoSQLBroker: killed and doubled, with the topics in the database, in one process and in several.
+// TestDemoSQLBroker: the demo works with topics in the database, with one worker and with several.
 func TestDemoSQLBroker(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -266,10 +270,10 @@ func TestDemoSQLBroker(t *testing.T) {
 			require.Zero(t, o.code, "%s\n%s", o.stdout, o.stderr)
 			require.Empty(t, o.stderr)
 			require.Equal(t, true, result["ok"])
-			require.Equal(t, 2, number64(t, result, "kills"))
-			require.Zero(t, number64(t, result, "exactly_once.wrong_products"))
-			require.Positive(t, number64(t, result, "control.wrong_products"))
-			require.Equal(t, number64(t, result, "deliveries"), number64(t, result, "events")+number64(t, result, "duplicates"))
+			require.Equal(t, 2, intAt(t, result, "kills"))
+			require.Zero(t, intAt(t, result, "exactly_once.wrong_products"))
+			require.Positive(t, intAt(t, result, "control.wrong_products"))
+			require.Equal(t, intAt(t, result, "deliveries"), intAt(t, result, "events")+intAt(t, result, "duplicates"))
 			require.Len(t, result, 12)
 			require.Contains(t, o.stdout, "between a handler's start and its ack")
 			if c.args != nil {
@@ -277,7 +281,7 @@ func TestDemoSQLBroker(t *testing.T) {
 			}
 			left, err := testBroker(t, dsn, 0).unconsumed(t.Context())
 			require.NoError(t, err)
-			require.Zero(t, left, "the last copies were delivered, too")
+			require.Zero(t, left, "the last copies are delivered too")
 		})
 	}
 }

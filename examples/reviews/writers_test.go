@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-var writersFor = flag.Duration("writers.for", 3*time.Second, "how long the writers of TestWriters write")
+var writersFor = flag.Duration("writers.for", 3*time.Second, "how long TestWriters writes")
 
 const (
 	writers        = 200
@@ -23,30 +23,31 @@ const (
 	writerPatience = 2 * time.Minute
 )
 
-// TestWriters: 200 clients write at once; then the read model is what their accepted commands come to. Each of
-// them has a name of its own, and knows what it said last; the products they share.
+// TestWriters: 200 clients write at the same time, and the read model then matches their accepted
+// commands. Each client is an author of its own and records its last writes. The clients share the
+// products.
 func TestWriters(t *testing.T) {
 	t.Parallel()
-	onEach(t, func(t *testing.T, db database) {
-		s := serveHere(t, db, here, 10*time.Second)
+	onEachDatabase(t, func(t *testing.T, db database) {
+		s := startService(t, db, inProcess, 10*time.Second)
 		var all sync.WaitGroup
 		var accepted atomic.Int64
-		said := make([]map[string]int, writers) // by writer: the stars that stand, by product
+		posted := make([]map[string]int, writers) // by writer and product: the stars of the posted review
 		until := time.Now().Add(*writersFor)
 		for i := range writers {
-			all.Go(func() { said[i] = write(t, s.url, fmt.Sprintf("author-%d", i), until, &accepted) })
+			all.Go(func() { posted[i] = writeReviews(t, s.url, fmt.Sprintf("author-%d", i), until, &accepted) })
 		}
 		all.Wait()
 		require.False(t, t.Failed())
 		start := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), writerPatience)
 		defer cancel()
-		require.NoError(t, caughtUp(ctx, s.db, s.pipe, s.pipe.done, func(int64) {}))
-		t.Logf("%d commands were accepted in %s; the read model had them %s later", accepted.Load(), *writersFor, time.Since(start).Round(time.Millisecond))
+		require.NoError(t, waitCaughtUp(ctx, s.db, s.pipe, s.pipe.done, func(int64) {}))
+		t.Logf("%d commands accepted in %s; the read model caught up %s later", accepted.Load(), *writersFor, time.Since(start).Round(time.Millisecond))
 
 		want := map[string]rating{}
-		for _, mine := range said {
-			for product, stars := range mine {
+		for _, own := range posted {
+			for product, stars := range own {
 				r := want[product]
 				want[product] = rating{product, r.Reviews + 1, r.Stars + stars}
 			}
@@ -72,14 +73,15 @@ func TestWriters(t *testing.T) {
 	})
 }
 
-// write posts, edits and withdraws reviews of one author, and returns what stands in the end.
-func write(t *testing.T, url, author string, until time.Time, accepted *atomic.Int64) map[string]int {
+// writeReviews posts, edits and withdraws reviews of one author. It returns the stars of the posted
+// reviews by product.
+func writeReviews(t *testing.T, url, author string, until time.Time, accepted *atomic.Int64) map[string]int {
 	stands := map[string]int{}
 	for time.Now().Before(until) && !t.Failed() {
-		if rand.IntN(20) == 0 { // all of them write to this one, for a second
-			a, err := try(t.Context(), "POST", fmt.Sprintf("%s/products/hot-%d/reviews", url, time.Now().Unix()), reviewJSON("everybody", 1+rand.IntN(5), author))
+		if rand.IntN(20) == 0 { // all clients write to the same product for a second
+			a, err := send(t.Context(), "POST", fmt.Sprintf("%s/products/hot-%d/reviews", url, time.Now().Unix()), reviewJSON("everybody", 1+rand.IntN(5), author))
 			if err != nil || a.status != http.StatusCreated && a.status != http.StatusOK {
-				t.Errorf("on the hot one: %d %s %v", a.status, a.text, err)
+				t.Errorf("write to the hot product: %d %s %v", a.status, a.text, err)
 				return nil
 			}
 		}
@@ -88,10 +90,10 @@ func write(t *testing.T, url, author string, until time.Time, accepted *atomic.I
 		var a answer
 		var err error
 		if stands[product] > 0 && rand.IntN(5) == 0 {
-			a, err = try(t.Context(), "DELETE", path+"/"+author, "")
+			a, err = send(t.Context(), "DELETE", path+"/"+author, "")
 			delete(stands, product)
 		} else {
-			a, err = try(t.Context(), "POST", path, reviewJSON(author, stars, "text"))
+			a, err = send(t.Context(), "POST", path, reviewJSON(author, stars, "text"))
 			stands[product] = stars
 		}
 		if err != nil || a.status != http.StatusOK && a.status != http.StatusCreated {

@@ -1,6 +1,6 @@
-// Command generate writes review lines like those of the public Amazon sets, for tests and measurements: new
-// reviews, later edits, repeats, records that come out of order, and bad lines of every kind. The same seed
-// gives the same file. It imports nothing of Kinora.
+// Command generate writes review lines like those of the public Amazon review sets, for tests and
+// measurements: new reviews, later edits, repeats, records out of order, and bad lines of every
+// kind. The same seed writes the same file. The command does not use Kinora.
 //
 //	go run ./examples/reviews/generate -lines 100000 -gzip > reviews.json.gz
 package main
@@ -19,11 +19,11 @@ import (
 )
 
 func main() {
-	count := flag.Int("lines", 100_000, "how many lines")
-	seed := flag.Uint64("seed", 1, "the same seed gives the same file")
+	count := flag.Int("lines", 100_000, "number of lines")
+	seed := flag.Uint64("seed", 1, "seed of the generator: the same seed writes the same file")
 	bad := flag.Float64("bad", 0.005, "share of bad lines")
 	mark := flag.Bool("mark", false, "write the numbers of the bad lines to standard error")
-	zip := flag.Bool("gzip", false, "compress")
+	zip := flag.Bool("gzip", false, "compress the output with gzip")
 	flag.Parse()
 
 	buffered := bufio.NewWriterSize(os.Stdout, 1<<20)
@@ -53,7 +53,7 @@ func main() {
 	}
 }
 
-// line is what the public sets hold in each line, the fields that nobody needs included.
+// line has all fields of a line of the public sets, including those that the import ignores.
 type line struct {
 	ReviewerID     string  `json:"reviewerID"`
 	ASIN           string  `json:"asin"`
@@ -70,7 +70,7 @@ type generator struct {
 	rnd               *rand.Rand
 	products, authors int
 	bad               float64
-	recent            []line // what edits and repeats go back to
+	recent            []line // reviews that may be edited or repeated
 	badKind           int
 }
 
@@ -80,9 +80,9 @@ func (g *generator) line() (text string, good bool) {
 	if g.rnd.Float64() < g.bad {
 		return g.badLine(), false
 	}
-	l := g.fresh()
+	l := g.newLine()
 	if len(g.recent) > 0 && g.rnd.Float64() < 0.35 {
-		l = g.again(g.recent[g.rnd.IntN(len(g.recent))])
+		l = g.repeat(g.recent[g.rnd.IntN(len(g.recent))])
 	}
 	if len(g.recent) < remembered {
 		g.recent = append(g.recent, l)
@@ -92,8 +92,8 @@ func (g *generator) line() (text string, good bool) {
 	return encode(l), true
 }
 
-func (g *generator) fresh() line {
-	// The square makes few products popular, as in life.
+func (g *generator) newLine() line {
+	// The product of two random numbers makes a few products popular.
 	product := int(float64(g.products) * g.rnd.Float64() * g.rnd.Float64())
 	at := 1_300_000_000 + g.rnd.Int64N(100_000_000)
 	l := line{
@@ -101,18 +101,18 @@ func (g *generator) fresh() line {
 		ASIN:         fmt.Sprintf("B%09d", product),
 		ReviewerName: "some \"one\"", UnixReviewTime: at, ReviewTime: "03 14, 2013",
 	}
-	if product%10 == 7 { // parts that would run into each other if they were only joined by "-"
+	if product%10 == 7 { // parts that are ambiguous if joined by "-" without escaping
 		l.ASIN, l.ReviewerID = "B-7~"+l.ASIN, "-"+l.ReviewerID
 	}
 	g.content(&l)
 	return l
 }
 
-// again is another record of a review that was there: an edit, a repeat, or one that comes too late.
-func (g *generator) again(l line) line {
+// repeat returns another record of an earlier review: an edit, a repeat, or an outdated record.
+func (g *generator) repeat(l line) line {
 	switch g.rnd.IntN(5) {
-	case 0: // the same line once more
-	case 1: // the same moment, other content
+	case 0: // the same line
+	case 1: // the same time, other content
 		g.content(&l)
 	case 2: // older
 		l.UnixReviewTime -= 1 + g.rnd.Int64N(1_000_000)
@@ -152,9 +152,10 @@ func encode(l line) string {
 	return string(b)
 }
 
-// badLine goes through the kinds in turn. The two that are very long come early, so that small files have them.
+// badLine returns the kinds of bad lines in turn. The last kind, a line of 5 MiB, occurs once in a
+// file.
 func (g *generator) badLine() string {
-	l := g.fresh()
+	l := g.newLine()
 	good := encode(l)
 	with := func(old, to string) string { return strings.Replace(good, old, to, 1) }
 	kinds := []func() string{
@@ -182,7 +183,7 @@ func (g *generator) badLine() string {
 		func() string { return with(`"reviewText":"`, `"reviewText":"\ud83d`) },
 		func() string { return with(`{`, `{"asin":"twice",`) },
 		func() string { l.ReviewText = strings.Repeat("long ", 60_000); return encode(l) },
-		func() string { g.badKind = 1 << 20; return strings.Repeat("z", 5<<20) }, // once a file
+		func() string { g.badKind = 1 << 20; return strings.Repeat("z", 5<<20) }, // only once
 	}
 	kind := g.badKind
 	if g.badKind++; kind >= len(kinds) {

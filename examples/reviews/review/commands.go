@@ -7,16 +7,17 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 )
 
-// Commands carries out commands on reviews.
+// Commands runs commands on reviews.
 type Commands struct {
 	reviews *eventstore.Repository[*Review]
 }
 
-// retries is how often a command decides again when another one on the same review was faster: more often than
-// people meet on one review, since none of them would know what to make of a conflict.
+// retries is how often a command is retried after another command changed the same review first.
+// It is larger than the number of people who write to one review at once, because a conflict
+// error would not help any of them.
 const retries = 50
 
-// NewCommands makes commands on the reviews in store.
+// NewCommands returns commands on the reviews in store.
 func NewCommands(store eventstore.Store) (*Commands, error) {
 	reviews, err := eventstore.NewRepository(store, Types, Category, New, &eventstore.RepositoryConfig{Retries: retries})
 	if err != nil {
@@ -30,12 +31,12 @@ func (c *Commands) Post(ctx context.Context, product, author string, content Con
 	return c.update(ctx, product, author, func(r *Review) ([]any, error) { return r.Post(content, at) })
 }
 
-// Withdraw takes the review of product by author back. See Review.Withdraw.
+// Withdraw withdraws the review of product by author. See Review.Withdraw.
 func (c *Commands) Withdraw(ctx context.Context, product, author string, at time.Time) (eventstore.Appended, error) {
 	return c.update(ctx, product, author, func(r *Review) ([]any, error) { return r.Withdraw(at) })
 }
 
-// PostAsOf posts a record of the past. See Review.PostAsOf.
+// PostAsOf posts a historical record. See Review.PostAsOf.
 func (c *Commands) PostAsOf(ctx context.Context, product, author string, content Content, at time.Time) (eventstore.Appended, error) {
 	return c.update(ctx, product, author, func(r *Review) ([]any, error) { return r.PostAsOf(content, at) })
 }

@@ -6,7 +6,8 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 )
 
-// Posted says that an author reviewed a product for the first time, or anew after withdrawing.
+// Posted is the event of an author who reviews a product for the first time, or again after
+// withdrawing the review.
 type Posted struct {
 	Product    string    `json:"product"`
 	Author     string    `json:"author"`
@@ -16,8 +17,8 @@ type Posted struct {
 	ReviewedAt time.Time `json:"reviewed_at"`
 }
 
-// Edited says that a review that stands has new content. It carries what it replaces as far as projections need it,
-// so that none has to look the review up.
+// Edited is the event of a posted review that gets new content. WasStars is the replaced value:
+// projections need it and would otherwise have to read the review.
 type Edited struct {
 	Product    string    `json:"product"`
 	Author     string    `json:"author"`
@@ -28,7 +29,7 @@ type Edited struct {
 	ReviewedAt time.Time `json:"reviewed_at"`
 }
 
-// Withdrawn says that the author took the review back.
+// Withdrawn is the event of an author who withdraws a review.
 type Withdrawn struct {
 	Product     string    `json:"product"`
 	Author      string    `json:"author"`
@@ -36,7 +37,8 @@ type Withdrawn struct {
 	WithdrawnAt time.Time `json:"withdrawn_at"`
 }
 
-// Types gives the events their stored names. A name, once stored, stays; the Go type may be renamed.
+// Types maps the events to their stored names. A stored name never changes. The Go type may be
+// renamed.
 var Types = eventstore.NewTypes(
 	eventstore.Type[Posted]("review.posted"),
 	eventstore.Type[Edited]("review.edited"),

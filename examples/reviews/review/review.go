@@ -1,8 +1,8 @@
 // Package review is the domain of the example: one review per product and author.
 //
-// Posting again edits the review; withdrawing removes it, and it can be posted anew. Each review is one stream
-// of events, "review-" and an id made of product and author. The package knows the event store's types and
-// no database.
+// Posting again edits the review. A withdrawn review can be posted again. Each review is one event
+// stream. Its name is "review-" and an id made of product and author. The package uses the types
+// of the event store and no database.
 package review
 
 import (
@@ -16,7 +16,8 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Category is the part of the stream names before the first "-", and with outbox.ByCategory the topic.
+// Category is the part of the stream names before the first "-". With outbox.ByCategory it is also
+// the topic.
 const Category = "review"
 
 // Limits of a review.
@@ -24,17 +25,17 @@ const (
 	MinStars   = 1
 	MaxStars   = 5
 	MaxSummary = 4 << 10   // bytes
-	MaxText    = 128 << 10 // bytes; escaped as JSON it still fits into an event
+	MaxText    = 128 << 10 // bytes; fits into an event even when JSON escapes every byte
 )
 
 // ErrRejected is matched by every *RejectedError.
 var ErrRejected = errors.New("command rejected")
 
-// ErrNoReview is the rejection of a command on a review that there never was.
-var ErrNoReview error = &RejectedError{Reason: "there is no such review"}
+// ErrNoReview rejects a command on a review that was never posted.
+var ErrNoReview error = &RejectedError{Reason: "no such review: check the product and the author"}
 
-// RejectedError is why a command was refused. The caller is at fault, and nothing was written. The reason
-// never holds what the author wrote.
+// RejectedError reports why a command was rejected. The caller has to change the command. Nothing
+// was written. The reason never contains text by the author.
 type RejectedError struct{ Reason string }
 
 func (e *RejectedError) Error() string { return e.Reason }
@@ -46,7 +47,7 @@ func rejected(format string, args ...any) error {
 	return &RejectedError{Reason: fmt.Sprintf(format, args...)}
 }
 
-// Content is what an author says about a product.
+// Content is an author's opinion of a product.
 type Content struct {
 	Stars   int
 	Summary string
@@ -56,47 +57,48 @@ type Content struct {
 func (c Content) check() error {
 	switch {
 	case c.Stars < MinStars || c.Stars > MaxStars:
-		return rejected("%d stars: want %d to %d", c.Stars, MinStars, MaxStars)
+		return rejected("stars must be %d to %d, got %d", MinStars, MaxStars, c.Stars)
 	case len(c.Summary) > MaxSummary:
-		return rejected("the summary has %d bytes: at most %d", len(c.Summary), MaxSummary)
+		return rejected("summary has %d bytes: shorten it to at most %d", len(c.Summary), MaxSummary)
 	case len(c.Text) > MaxText:
-		return rejected("the text has %d bytes: at most %d", len(c.Text), MaxText)
+		return rejected("text has %d bytes: shorten it to at most %d", len(c.Text), MaxText)
 	case !utf8.ValidString(c.Summary) || !utf8.ValidString(c.Text):
-		return rejected("summary or text is not UTF-8")
+		return rejected("summary or text is not valid UTF-8: send UTF-8")
 	case strings.ContainsRune(c.Summary, 0) || strings.ContainsRune(c.Text, 0):
-		return rejected("summary or text has a NUL character")
+		return rejected("summary or text contains a NUL character: remove it")
 	}
 	return nil
 }
 
-// Review is the aggregate: the state of one review, folded from its stream. Its methods decide and change
-// nothing; what they return is appended, and comes back through Apply.
+// Review is the aggregate: the state of one review, rebuilt from its stream. Its methods decide and
+// do not change the state. The events that they return are appended and then passed to Apply.
 type Review struct {
 	product, author string
-	posted          bool // it stands: posted, and not withdrawn since
+	posted          bool // posted and not withdrawn since
 	content         Content
-	seen            time.Time // the latest time of anything that was done to it
+	latest          time.Time // the latest time of all its events
 }
 
-// ID is the aggregate id of the review of product by author. Ids that make no storable stream are rejected.
+// ID returns the aggregate id of the review of product by author. It rejects an id that is not
+// valid in the name of a stream.
 func ID(product, author string) (string, error) {
 	for _, part := range []string{product, author} {
 		switch strings.TrimSpace(part) {
 		case "":
-			return "", rejected("product or author is empty")
-		case ".", "..": // no URL leads there: clients take them for steps in a path
-			return "", rejected("product or author is a dot, or two")
+			return "", rejected("product or author is empty: both are required")
+		case ".", "..": // clients resolve these in the path of a URL
+			return "", rejected(`product or author is "." or "..": use another name`)
 		}
 	}
 	id := eventstore.JoinID(product, author)
 	err := provider.CheckStream(eventstore.StreamName(Category, id))
 	if invalid, ok := errors.AsType[*eventstore.InvalidError](err); ok {
-		return "", rejected("product and author make no id: %s", invalid.Reason)
+		return "", rejected("product and author do not form a valid id: %s", invalid.Reason)
 	}
 	return id, err
 }
 
-// New is a review that nobody has posted yet. The id is one that ID made.
+// New returns a review that is not posted yet. The id is a result of ID.
 func New(id string) *Review {
 	r := &Review{}
 	if parts, err := eventstore.SplitID(id); err == nil && len(parts) == 2 {
@@ -105,28 +107,29 @@ func New(id string) *Review {
 	return r
 }
 
-// Apply folds one event.
+// Apply updates the state with one event.
 func (r *Review) Apply(event any) {
 	switch e := event.(type) {
 	case Posted:
 		r.posted, r.content = true, Content{e.Stars, e.Summary, e.Text}
-		r.see(e.ReviewedAt)
+		r.noteTime(e.ReviewedAt)
 	case Edited:
 		r.content = Content{e.Stars, e.Summary, e.Text}
-		r.see(e.ReviewedAt)
+		r.noteTime(e.ReviewedAt)
 	case Withdrawn:
 		r.posted, r.content = false, Content{}
-		r.see(e.WithdrawnAt)
+		r.noteTime(e.WithdrawnAt)
 	}
 }
 
-func (r *Review) see(at time.Time) {
-	if at.After(r.seen) {
-		r.seen = at
+func (r *Review) noteTime(at time.Time) {
+	if at.After(r.latest) {
+		r.latest = at
 	}
 }
 
-// Post posts the review, or edits it where it stands. The content that it has already changes nothing.
+// Post posts the review, or edits it if it is already posted. It returns no event if the content is
+// the same.
 func (r *Review) Post(c Content, at time.Time) ([]any, error) {
 	if err := c.check(); err != nil {
 		return nil, err
@@ -134,23 +137,24 @@ func (r *Review) Post(c Content, at time.Time) ([]any, error) {
 	if r.posted && c == r.content {
 		return nil, nil
 	}
-	return r.put(c, at), nil
+	return r.postOrEdit(c, at), nil
 }
 
-// PostAsOf is Post for a record of the past: it counts only if it is later than everything that was done to
-// the review, a withdrawal included. So the same records may come again, and in any order. A later record
-// with the same content is an edit all the same, because the time itself must be remembered.
+// PostAsOf is Post for a historical record. It has an effect only if the record is later than every
+// event of the review, including a withdrawal. So records may be repeated and may come in any
+// order. A later record with the same content is still an edit, because the review must remember
+// its time.
 func (r *Review) PostAsOf(c Content, at time.Time) ([]any, error) {
 	if err := c.check(); err != nil {
 		return nil, err
 	}
-	if !at.After(r.seen) {
+	if !at.After(r.latest) {
 		return nil, nil
 	}
-	return r.put(c, at), nil
+	return r.postOrEdit(c, at), nil
 }
 
-func (r *Review) put(c Content, at time.Time) []any {
+func (r *Review) postOrEdit(c Content, at time.Time) []any {
 	at = at.UTC()
 	if !r.posted {
 		return []any{Posted{r.product, r.author, c.Stars, c.Summary, c.Text, at}}
@@ -158,10 +162,11 @@ func (r *Review) put(c Content, at time.Time) []any {
 	return []any{Edited{r.product, r.author, c.Stars, r.content.Stars, c.Summary, c.Text, at}}
 }
 
-// Withdraw takes the review back. One that was withdrawn already stays so; one that there never was is rejected.
+// Withdraw withdraws the review. It returns no event if the review is already withdrawn, and
+// ErrNoReview if the review was never posted.
 func (r *Review) Withdraw(at time.Time) ([]any, error) {
 	switch {
-	case !r.posted && r.seen.IsZero():
+	case !r.posted && r.latest.IsZero():
 		return nil, ErrNoReview
 	case !r.posted:
 		return nil, nil

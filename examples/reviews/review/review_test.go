@@ -28,7 +28,7 @@ func withdrawn(was, at int) review.Withdrawn {
 	return review.Withdrawn{Product: "42", Author: "ann", WasStars: was, WithdrawnAt: day(at)}
 }
 
-// TestDecisions: what a command makes of a past.
+// TestDecisions: each command returns the right events for the past events of a review.
 func TestDecisions(t *testing.T) {
 	t.Parallel()
 	post := func(stars, at int) func(*review.Review) ([]any, error) {
@@ -47,23 +47,23 @@ func TestDecisions(t *testing.T) {
 		decide func(*review.Review) ([]any, error)
 		want   []any
 	}{
-		{"the first time", nil, post(5, 1), past(posted(5, 1))},
-		{"again: an edit", past(posted(5, 1)), post(3, 2), past(edited(3, 5, 2))},
-		{"an edit knows what it replaces", past(posted(5, 1), edited(3, 5, 2)), post(4, 3), past(edited(4, 3, 3))},
-		{"the same content: nothing", past(posted(5, 1)), post(5, 2), nil},
-		{"back to earlier content: an edit", past(posted(5, 1), edited(3, 5, 2)), post(5, 3), past(edited(5, 3, 3))},
-		{"withdrawn", past(posted(5, 1), edited(3, 5, 2)), withdraw(3), past(withdrawn(3, 3))},
-		{"withdrawn already", past(posted(5, 1), withdrawn(5, 2)), withdraw(3), nil},
-		{"anew, with the content it had", past(posted(5, 1), withdrawn(5, 2)), post(5, 3), past(posted(5, 3))},
-		{"a record: the first", nil, asOf(5, 1), past(posted(5, 1))},
-		{"a record: the same again", past(posted(5, 2)), asOf(5, 2), nil},
-		{"a record: the same time, other content", past(posted(5, 2)), asOf(1, 2), nil},
-		{"a record: earlier", past(posted(5, 2)), asOf(1, 1), nil},
-		{"a record: later", past(posted(5, 2)), asOf(1, 3), past(edited(1, 5, 3))},
-		{"a record: later, the same content", past(posted(5, 2)), asOf(5, 3), past(edited(5, 5, 3))},
-		{"a record: older than the withdrawal", past(posted(5, 2), withdrawn(5, 4)), asOf(1, 3), nil},
-		{"a record: later than the withdrawal", past(posted(5, 2), withdrawn(5, 4)), asOf(1, 5), past(posted(1, 5))},
-		{"a record: older than an edit by hand", past(posted(5, 2), edited(1, 5, 9)), asOf(2, 5), nil},
+		{"first post", nil, post(5, 1), past(posted(5, 1))},
+		{"second post is an edit", past(posted(5, 1)), post(3, 2), past(edited(3, 5, 2))},
+		{"edit has the replaced stars", past(posted(5, 1), edited(3, 5, 2)), post(4, 3), past(edited(4, 3, 3))},
+		{"same content returns no event", past(posted(5, 1)), post(5, 2), nil},
+		{"return to earlier content is an edit", past(posted(5, 1), edited(3, 5, 2)), post(5, 3), past(edited(5, 3, 3))},
+		{"withdraw", past(posted(5, 1), edited(3, 5, 2)), withdraw(3), past(withdrawn(3, 3))},
+		{"withdraw twice returns no event", past(posted(5, 1), withdrawn(5, 2)), withdraw(3), nil},
+		{"post the old content after a withdrawal", past(posted(5, 1), withdrawn(5, 2)), post(5, 3), past(posted(5, 3))},
+		{"first record", nil, asOf(5, 1), past(posted(5, 1))},
+		{"repeated record", past(posted(5, 2)), asOf(5, 2), nil},
+		{"record of the same time with other content", past(posted(5, 2)), asOf(1, 2), nil},
+		{"earlier record", past(posted(5, 2)), asOf(1, 1), nil},
+		{"later record", past(posted(5, 2)), asOf(1, 3), past(edited(1, 5, 3))},
+		{"later record with the same content", past(posted(5, 2)), asOf(5, 3), past(edited(5, 5, 3))},
+		{"record before the withdrawal", past(posted(5, 2), withdrawn(5, 4)), asOf(1, 3), nil},
+		{"record after the withdrawal", past(posted(5, 2), withdrawn(5, 4)), asOf(1, 5), past(posted(1, 5))},
+		{"record before a manual edit", past(posted(5, 2), edited(1, 5, 9)), asOf(2, 5), nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -71,7 +71,7 @@ func TestDecisions(t *testing.T) {
 			for _, e := range c.past {
 				r.Apply(e)
 			}
-			// Twice, because a conflict decides again: a decision has no effect of its own.
+			// Twice, because a conflict runs the decision again: it must have no side effect.
 			for range 2 {
 				got, err := c.decide(r)
 				require.NoError(t, err)
@@ -81,7 +81,7 @@ func TestDecisions(t *testing.T) {
 	}
 }
 
-// TestRejections: what a caller did wrong is told apart from what went wrong, and nothing is written.
+// TestRejections: a mistake of the caller is an ErrRejected, and nothing is written.
 func TestRejections(t *testing.T) {
 	t.Parallel()
 	db, err := memory.New(nil)
@@ -104,22 +104,22 @@ func TestRejections(t *testing.T) {
 	require.NoError(t, post("42", "gone", ok))
 	require.NoError(t, withdraw("gone"))
 	for name, err := range map[string]error{
-		"no star":           post("42", "ann", content(0)),
+		"zero stars":        post("42", "ann", content(0)),
 		"six stars":         post("42", "ann", content(6)),
-		"six stars, as of":  asOf(content(6)),
-		"no product":        post("", "ann", ok),
-		"no author":         post("42", "", ok),
-		"a long product":    post(strings.Repeat("p", 300), "ann", ok),
+		"record: six stars": asOf(content(6)),
+		"empty product":     post("", "ann", ok),
+		"empty author":      post("42", "", ok),
+		"long product":      post(strings.Repeat("p", 300), "ann", ok),
 		"long once escaped": post(strings.Repeat("-", 150), "ann", ok),
 		"control character": post("4\n2", "ann", ok),
-		"not UTF-8":         post("42", "\xff", ok),
-		"a text with NUL":   asOf(review.Content{Stars: 5, Text: "\x00"}),
-		"a text not UTF-8":  asOf(review.Content{Stars: 5, Text: "\xff"}),
-		"a long text":       asOf(review.Content{Stars: 5, Text: strings.Repeat("t", review.MaxText+1)}),
-		"a long summary":    asOf(review.Content{Stars: 5, Summary: strings.Repeat("t", review.MaxSummary+1)}),
-		"withdraw nothing":  withdraw("ann"),
-		"a blank author":    post("42", " ", ok),
-		"a dot":             post(".", "ann", ok),
+		"invalid UTF-8":     post("42", "\xff", ok),
+		"text with NUL":     asOf(review.Content{Stars: 5, Text: "\x00"}),
+		"text not UTF-8":    asOf(review.Content{Stars: 5, Text: "\xff"}),
+		"long text":         asOf(review.Content{Stars: 5, Text: strings.Repeat("t", review.MaxText+1)}),
+		"long summary":      asOf(review.Content{Stars: 5, Summary: strings.Repeat("t", review.MaxSummary+1)}),
+		"never posted":      withdraw("ann"),
+		"blank author":      post("42", " ", ok),
+		"one dot":           post(".", "ann", ok),
 		"two dots":          withdraw(".."),
 	} {
 		require.ErrorIs(t, err, review.ErrRejected, name)
@@ -131,7 +131,8 @@ func TestRejections(t *testing.T) {
 	}
 }
 
-// TestLargestContent: what the domain allows fits into an event, however it is escaped.
+// TestLargestContent: the largest content that the domain allows fits into an event, also when
+// every byte is escaped.
 func TestLargestContent(t *testing.T) {
 	t.Parallel()
 	db, err := memory.New(nil)
@@ -144,7 +145,7 @@ func TestLargestContent(t *testing.T) {
 	require.Equal(t, 1, at.Count)
 }
 
-// TestStreams: reviews whose ids would run into each other are kept apart, and what is stored comes back.
+// TestStreams: reviews with similar ids have separate streams, and events are read back as stored.
 func TestStreams(t *testing.T) {
 	t.Parallel()
 	db, err := memory.New(nil)

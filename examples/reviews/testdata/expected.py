@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
-"""What `reviews report --json` must say after an import of FILE, computed without Kinora: for each product and
-author the first of the lines with the latest time counts.   expected.py FILE > expected.json"""
+"""Computes the expected output of `reviews report --json` after an import of FILE, without Kinora. For each product
+and author, the line with the latest time counts, and the first of several.   expected.py FILE > expected.json"""
 import gzip, json, sys
 
 def once(pairs):
     if len({k for k, _ in pairs}) != len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("a key appears twice")
     return dict(pairs)
 
 def refuse(constant):
-    raise ValueError("NaN and Infinity are no JSON")
+    raise ValueError("NaN and Infinity are not valid JSON")
 
 def parse(line):
     if len(line.rstrip(b"\r\n")) > 4 << 20:
         raise ValueError("long")
     r = json.loads(line.decode(), object_pairs_hook=once, parse_constant=refuse)
-    json.dumps(r, ensure_ascii=False).encode()  # half a surrogate pair raises UnicodeEncodeError
+    json.dumps(r, ensure_ascii=False).encode()  # an unpaired surrogate raises UnicodeEncodeError
     p, a, s, t = r["asin"], r["reviewerID"], r["overall"], r["unixReviewTime"]
     summary, text = ("" if r.get(f) is None else r[f] for f in ("summary", "reviewText"))
     stream = "review-" + "-".join(x.replace("~", "~~").replace("-", "~-") for x in (p, a))

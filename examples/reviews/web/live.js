@@ -1,4 +1,5 @@
-// The live part of the page: each event is all of it, so that the page is right with the first one after any break.
+// The live part of the page. Each event contains the whole part, so the page is correct after the first
+// event of a new connection.
 "use strict";
 
 const live = document.getElementById("live");
@@ -21,7 +22,7 @@ function listen() {
   source.addEventListener("trouble", () => say("the database does not answer"));
   source.onerror = () => {
     say("reconnecting…");
-    // The browser reconnects by itself, except after an answer that was no stream.
+    // The browser reconnects by itself, except after a response that is not an event stream.
     if (mine.readyState === EventSource.CLOSED && source === mine) {
       source = null;
       setTimeout(listen, 1000);
@@ -29,7 +30,7 @@ function listen() {
   };
 }
 
-// Browsers allow few connections to one host, so a tab that nobody sees gives its own back.
+// Browsers allow few connections to one host, so a hidden tab closes its connection.
 document.addEventListener("visibilitychange", () => {
   if (document.hidden && source) {
     source.close();
@@ -47,9 +48,9 @@ form.addEventListener("submit", async (e) => {
   e.preventDefault();
   const button = form.querySelector("button");
   const fields = new FormData(form);
-  const tell = (text, wrong) => {
+  const notify = (text, isError) => {
     notice.textContent = text;
-    notice.className = wrong ? "error" : "";
+    notice.className = isError ? "error" : "";
   };
   button.disabled = true;
   try {
@@ -64,13 +65,13 @@ form.addEventListener("submit", async (e) => {
     });
     const done = await answer.json();
     if (!answer.ok) {
-      tell(done.error.message, true);
+      notify(done.error.message, true);
     } else {
-      tell(done.changed ? "Posted." : "It was so already.", false);
+      notify(done.changed ? "Posted." : "Nothing changed.", false);
       form.elements.text.value = "";
     }
   } catch {
-    tell("The service did not answer: post it again.", true);
+    notify("The service did not answer: post it again.", true);
   } finally {
     button.disabled = false;
   }

@@ -12,17 +12,17 @@ import (
 	"github.com/kinora-go/kinora/examples/reviews/review"
 )
 
-// againTopic is where repeated messages go, to a runner of its own: as if the broker had given one message to
-// two consumers of a group.
+// againTopic is the topic of repeated messages. It has a runner of its own, as if the broker had
+// delivered one message to two consumers of a group.
 const againTopic = review.Category + ".again"
 
-// copyHeader tells how a message was repeated.
+// copyHeader is the header with the kind of a repeated message: laterCopy or twinCopy.
 const copyHeader = "demo_copy"
 
 const (
 	firstCopy = ""      // the message itself
-	laterCopy = "later" // once more, a while after it was acked
-	twinCopy  = "twin"  // once more, at the same moment
+	laterCopy = "later" // a copy, a while after the message was acked
+	twinCopy  = "twin"  // a copy, at the same moment
 )
 
 const (
@@ -31,9 +31,9 @@ const (
 	laterTick = 5 * time.Millisecond
 )
 
-// repeater is a broker at its worst: it publishes a share of the messages twice, half of these at the same
-// moment, half later. It is a service because of the later ones: started after the runners and before the
-// relay, it is stopped between them, and delivers what it still has.
+// repeater simulates a bad broker: it publishes a share of the messages twice, half of them at the
+// same moment and half later. It is a service, so that it can publish the later copies: it starts
+// after the runners and before the relay, and on stop it publishes the remaining copies.
 type repeater struct {
 	pub     message.Publisher
 	share   float64
@@ -53,7 +53,7 @@ func newRepeater(pub message.Publisher, share float64, seed uint64) *repeater {
 	return &repeater{pub: pub, share: share, running: make(chan struct{}), rnd: rand.New(rand.NewPCG(seed, 1))}
 }
 
-// Publish returns when each message, and each copy that goes out at the same moment, is acked.
+// Publish returns when each message and each copy that is sent at the same moment is acked.
 func (r *repeater) Publish(topic string, messages ...*message.Message) error {
 	for _, m := range messages {
 		how, after := r.draw()
@@ -75,7 +75,7 @@ func (r *repeater) Publish(topic string, messages ...*message.Message) error {
 	return nil
 }
 
-// Close implements message.Publisher. The broker has its owner.
+// Close implements message.Publisher. The owner of the broker closes the broker.
 func (r *repeater) Close() error { return nil }
 
 func (r *repeater) draw() (how string, after time.Duration) {
@@ -100,7 +100,7 @@ func copyOf(m *message.Message, how string) *message.Message {
 // Running implements kinora.Service.
 func (r *repeater) Running() <-chan struct{} { return r.running }
 
-// Run publishes the later copies as they fall due, and when ctx ends those that are left.
+// Run publishes the later copies when they are due, and the remaining ones when ctx ends.
 func (r *repeater) Run(ctx context.Context) error {
 	close(r.running)
 	tick := time.NewTicker(laterTick)

@@ -12,15 +12,15 @@ import (
 	"github.com/kinora-go/kinora/examples/reviews/review"
 )
 
-// ahead is how many events the commands may be ahead of the worker, so that it is killed under load and not
-// after the last command.
-const ahead = 300
+// maxAhead is how many events the commands may be ahead of the worker. The limit makes the kills
+// happen under load and not after the last command.
+const maxAhead = 300
 
-// tally is what the read models must come to, told from the commands that were accepted, and from nothing
-// else: no event, no delivery, no aggregate.
+// tally holds the expected read models. It is computed from the accepted commands only, not from
+// events, deliveries or aggregates.
 type tally struct {
 	accepted, rejected int
-	stars              map[string]map[string]int // by product and author: the reviews that stand
+	stars              map[string]map[string]int // by product and author: the posted reviews
 }
 
 // commander issues commands and keeps the tally.
@@ -45,10 +45,10 @@ func newCommander(store eventstore.Store, seed uint64, products, count int) (*co
 	}, nil
 }
 
-// run issues all commands. acked tells how many events have been applied so far.
+// run issues all commands. acked returns how many events have been applied so far.
 func (c *commander) run(ctx context.Context, acked func() int) error {
 	for range c.count {
-		for int(c.events.Load())-acked() > ahead {
+		for int(c.events.Load())-acked() > maxAhead {
 			if err := sleep(ctx, 5*time.Millisecond); err != nil {
 				return err
 			}
@@ -61,7 +61,7 @@ func (c *commander) run(ctx context.Context, acked func() int) error {
 	return nil
 }
 
-// issue issues one command and tallies it if it is accepted.
+// issue issues one command and adds it to the tally if it is accepted.
 func (c *commander) issue(ctx context.Context) error {
 	product := fmt.Sprintf("product-%03d", c.rnd.IntN(c.products)+1)
 	author := fmt.Sprintf("author-%02d", c.rnd.IntN(40)+1)
@@ -75,13 +75,13 @@ func (c *commander) issue(ctx context.Context) error {
 	var err error
 	var accepted func()
 	switch n := c.rnd.IntN(100); {
-	case n < 15: // rejected where there is nothing to withdraw
+	case n < 15: // rejected if the review was never posted
 		at, err = c.commands.Withdraw(ctx, product, author, now)
 		accepted = func() { delete(stars, author) }
 	case n < 20: // always rejected
 		at, err = c.commands.Post(ctx, product, author, review.Content{Stars: 6 * c.rnd.IntN(2)}, now)
 		accepted = func() { err = errors.New("a review with 0 or 6 stars was accepted") }
-	default: // one in five of the edits changes nothing
+	default: // one edit in five changes nothing
 		given := 1 + c.rnd.IntN(5)
 		at, err = c.commands.Post(ctx, product, author, review.Content{Stars: given, Summary: "demo"}, now)
 		accepted = func() { stars[author] = given }
@@ -99,7 +99,8 @@ func (c *commander) issue(ctx context.Context) error {
 	return err
 }
 
-// expected is what each product's ratings must come to. Products whose reviews were all withdrawn have none.
+// expected returns the expected rating of each product. A product whose reviews are all withdrawn
+// has a rating of 0 reviews.
 func (t *tally) expected() map[string]rating {
 	all := map[string]rating{}
 	for product, stars := range t.stars {
@@ -112,7 +113,7 @@ func (t *tally) expected() map[string]rating {
 	return all
 }
 
-// estimate says how many events there will be in the end.
+// estimate estimates the total number of events of all commands.
 func (c *commander) estimate() int {
 	issued, events := int(c.issued.Load()), int(c.events.Load())
 	if issued == 0 {
