@@ -10,10 +10,11 @@ import (
 	"strconv"
 )
 
-// span is when a unit of work had a message in hand.
+// span is the time in which a unit of work processed a message.
 type span struct{ begin, end int64 }
 
-// concurrently counts the messages that two units of work, of whichever processes, had in hand at once.
+// concurrently counts the messages that two units of work, in any processes, processed at the same
+// time.
 func concurrently(dir string) (n int, err error) {
 	files, err := filepath.Glob(filepath.Join(dir, "trace-runner*"))
 	if err != nil {
@@ -43,7 +44,8 @@ func concurrently(dir string) (n int, err error) {
 	return n, nil
 }
 
-// readSpans reads the spans of one process. A unit that did not end, since its process was killed, is none.
+// readSpans reads the spans of one process. A unit that did not end, because its process was
+// killed, has none.
 func readSpans(lines *bufio.Scanner, spans map[string][]span) error {
 	begun := map[string][]int64{}
 	for lines.Scan() {
