@@ -130,7 +130,7 @@ func TestRepositoryConcurrentUpdatesLoseNothing(t *testing.T) {
 
 // Many on one stream, with decisions that take a while: each gets its turn, and they queue for it. Without the queue
 // it takes them 575 tries instead of 475.
-func TestRepositoryManyOnOneStream(t *testing.T) {
+func TestRepositoryQueuesManyUpdatesOfOneStream(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const users, each = 30, 10
@@ -161,7 +161,7 @@ func TestRepositoryManyOnOneStream(t *testing.T) {
 }
 
 // The observer hears of every end, with its conflicts.
-func TestRepositoryTellsItsObserver(t *testing.T) {
+func TestRepositoryReportsToItsObserver(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
 	type told struct {
@@ -200,7 +200,7 @@ func TestRepositoryTellsItsObserver(t *testing.T) {
 }
 
 // A queue for a stream is left when the context ends.
-func TestRepositoryWaitEndsWithTheContext(t *testing.T) {
+func TestRepositoryLeavesTheQueueWhenItsContextEnds(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
 	r := repository(t, db, &eventstore.RepositoryConfig{Retries: 1})

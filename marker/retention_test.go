@@ -83,14 +83,14 @@ func TestPruneDeletesAThousandAtATimeUntilNothingIsLeft(t *testing.T) {
 	require.Equal(t, []string{"p", "p/a", "p/b"}, s.names)
 }
 
-func TestPruneGoesOnIfOthersDeleteSome(t *testing.T) {
+func TestPruneContinuesIfOthersDeleteSome(t *testing.T) {
 	t.Parallel()
 	n, err := marker.Prune(t.Context(), &store{old: 2500, others: true}, marker.Retention{}, "p", "p/a")
 	require.NoError(t, err)
 	require.Equal(t, 2500, n)
 }
 
-func TestPruneReturnsWhatItDeletedBeforeAnError(t *testing.T) {
+func TestPruneReturnsItsCountBeforeAnError(t *testing.T) {
 	t.Parallel()
 	n, err := marker.Prune(t.Context(), &store{old: 2500, failAt: 500}, marker.Retention{}, "p", "p/a")
 	require.ErrorIs(t, err, errStore)
@@ -98,7 +98,7 @@ func TestPruneReturnsWhatItDeletedBeforeAnError(t *testing.T) {
 	require.Equal(t, 2000, n)
 }
 
-func TestPruneRefusesAWindowThatIsNotSafe(t *testing.T) {
+func TestPruneRefusesAnUnsafeWindow(t *testing.T) {
 	t.Parallel()
 	s := &store{old: 1}
 	n, err := marker.Prune(t.Context(), s, marker.Retention{Window: day}, "p", "p/a")

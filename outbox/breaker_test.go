@@ -47,7 +47,7 @@ func TestBreakerCountsWhatFailsWhileOthersPass(t *testing.T) {
 	}
 }
 
-func TestBreakerGivesBackWhatFailsAlone(t *testing.T) {
+func TestBreakerDoesNotCountASingleFailingKey(t *testing.T) {
 	t.Parallel()
 	k := newBreaker()
 	failAll(k, 1)
@@ -87,7 +87,7 @@ func TestBreakerPausesLongerEachTime(t *testing.T) {
 	require.Equal(t, time.Second, k.end(now).outage, "a message that passes begins anew")
 }
 
-func TestBreakerGivesBackInAnOutageWhateverPassedBefore(t *testing.T) {
+func TestBreakerDoesNotCountFailuresOfAnOutage(t *testing.T) {
 	t.Parallel()
 	k := newBreaker()
 	failAll(k, 1)

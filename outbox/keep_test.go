@@ -60,7 +60,7 @@ func TestRelayWithoutOrderTakesOneCall(t *testing.T) {
 	})
 }
 
-func TestRelayKeepsNothingThatIsPublished(t *testing.T) {
+func TestRelayDeletesPublishedEntriesByDefault(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(_, id string, _ time.Duration) bool { return id == "a-1" })
@@ -76,7 +76,7 @@ func TestRelayKeepsNothingThatIsPublished(t *testing.T) {
 }
 
 // Relays delete what was kept for long enough, about every minute, and never what is not done with.
-func TestRelayDeletesWhatWasKept(t *testing.T) {
+func TestRelayDeletesResolvedEntriesAfterTheirRetention(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(_, id string, _ time.Duration) bool { return id[:1] == "p" })

@@ -78,7 +78,7 @@ func (u unrenewed) MarkEntries(ctx context.Context, marks []outbox.Mark) ([]int6
 }
 
 // Once its lease is over a relay has lost its claim: it begins no further call.
-func TestRelayPublishesNoFurtherThanItsLease(t *testing.T) {
+func TestRelayStopsPublishingWhenItsLeaseEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, pub := newDB(t), newSlow(100*time.Millisecond)
@@ -106,7 +106,7 @@ func newSteppingDB(t *testing.T) (db *memory.DB, step func(time.Duration)) {
 
 // A relay whose lease ended on the store's clock, and whose entries another took over, hears of it from its
 // next renewal, and goes on with none of them.
-func TestRelayLeavesWhatWasTakenOver(t *testing.T) {
+func TestRelayLeavesEntriesThatWereTakenOver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, step := newSteppingDB(t)
@@ -132,7 +132,7 @@ func TestRelayLeavesWhatWasTakenOver(t *testing.T) {
 }
 
 // A stop releases what has not begun at once, and the call in flight is marked, however many leases it takes.
-func TestRelayKeepsTheClaimOfACallWhileItStops(t *testing.T) {
+func TestRelayRenewsTheClaimOfACallWhileItStops(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, first, second := newDB(t), newSlow(10*time.Minute), newSlow(0)

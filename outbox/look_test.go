@@ -62,7 +62,7 @@ func (a *added) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms)
 }
 
 // What is added during the last look before a pause ends the pause.
-func TestRelayHearsWhatIsAddedWhileItLooks(t *testing.T) {
+func TestRelayNoticesEntriesAddedDuringAScan(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, pub := newDB(t), newPublisher(nil)
@@ -97,7 +97,7 @@ func (a *asked) Enqueued() <-chan struct{} {
 }
 
 // What was added before a hint was asked for is looked at before the relay sleeps.
-func TestRelayLooksOnceItHasAskedForAHint(t *testing.T) {
+func TestRelayScansAfterAskingForAHint(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(string, string, time.Duration) bool { return false })
@@ -163,7 +163,7 @@ func (l *limits) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms
 }
 
 // A topic of which nothing passed has claims look deeper while it is tried, and not for ever.
-func TestRelayForgetsHowDeepItHadToLook(t *testing.T) {
+func TestRelayForgetsItsScanDepth(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(topic, _ string, _ time.Duration) bool { return topic == "away" })
@@ -196,7 +196,7 @@ func ids(prefix string, n int) (all []string) {
 }
 
 // A look that takes long is rare, and meanwhile a relay sees what is new.
-func TestRelayRestsFromLongLooks(t *testing.T) {
+func TestRelayBacksOffFromLongScans(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(string, string, time.Duration) bool { return false })
@@ -224,7 +224,7 @@ func TestRelayRestsFromLongLooks(t *testing.T) {
 }
 
 // Where there is always something new, what is behind it has its turn as well.
-func TestRelayLooksBehind(t *testing.T) {
+func TestRelayScansBehindNewEntries(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(_, id string, at time.Duration) bool { return id == "late-1" && at < 2*time.Second })
@@ -246,7 +246,7 @@ func TestRelayLooksBehind(t *testing.T) {
 
 // A backlog of many keys, of which each batch is claimed while the one before it is published, is no reason to forget
 // what has to be tried again.
-func TestRelayLooksAtTheFrontOfABacklog(t *testing.T) {
+func TestRelayScansTheFrontOfABacklog(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(_, id string, at time.Duration) bool { return id == "late-1" && at < 900*time.Millisecond })
@@ -303,7 +303,7 @@ func TestRelayGivesSuspectsTheirTurn(t *testing.T) {
 }
 
 // Much that waits behind the claims of a relay that died is passed by what does not.
-func TestRelayPassesWhatWaitsForAnother(t *testing.T) {
+func TestRelayPassesEntriesThatWaitForAnotherRelay(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(string, string, time.Duration) bool { return false })

@@ -13,7 +13,7 @@ import (
 )
 
 // Everything that a relay does is told, with its counts and how long it took.
-func TestRelayTellsItsObserver(t *testing.T) {
+func TestRelayReportsToItsObserver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex

@@ -61,7 +61,7 @@ func TestOutageAbandonsNothing(t *testing.T) {
 }
 
 // Each of a crowd of relays finds out for itself, and costs an attempt.
-func TestOutageAndManyRelays(t *testing.T) {
+func TestOutageCostsEachRelayOneAttempt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(_, _ string, at time.Duration) bool { return at >= time.Minute && at < time.Minute+down })
@@ -81,7 +81,7 @@ func TestOutageAndManyRelays(t *testing.T) {
 }
 
 // What died in mid-batch is an outage for the rest of the batch, but for a few that count an attempt.
-func TestOutageInMidBatch(t *testing.T) {
+func TestOutageInTheMiddleOfABatch(t *testing.T) {
 	t.Parallel()
 	for name, keys := range map[string]int{"a key": 1, "keys": 20} {
 		t.Run(name, func(t *testing.T) {
@@ -108,7 +108,7 @@ func TestOutageInMidBatch(t *testing.T) {
 }
 
 // A broker that comes and goes abandons nothing.
-func TestOutageThatFlaps(t *testing.T) {
+func TestFlappingOutageAbandonsNothing(t *testing.T) {
 	t.Parallel()
 	for _, half := range []time.Duration{30 * time.Second, 3 * time.Minute, 11 * time.Minute} {
 		for _, every := range []time.Duration{5 * time.Second, 19 * time.Second, 7 * time.Minute} {
@@ -131,7 +131,7 @@ func TestOutageThatFlaps(t *testing.T) {
 }
 
 // What was learnt from a long outage is forgotten once it is over: a short one costs little.
-func TestOutageThenAShortOne(t *testing.T) {
+func TestShortOutageAfterALongOne(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(_, _ string, at time.Duration) bool {
@@ -149,7 +149,7 @@ func TestOutageThenAShortOne(t *testing.T) {
 }
 
 // A topic that is down slows no other one down.
-func TestOutageOfOneTopic(t *testing.T) {
+func TestOutageOfOneTopicDelaysNoOther(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(topic, _ string, at time.Duration) bool { return topic == "down" && at < down })
@@ -168,7 +168,7 @@ func TestOutageOfOneTopic(t *testing.T) {
 }
 
 // While a topic pauses a stop is at once, and its messages say why they wait.
-func TestStopInAPause(t *testing.T) {
+func TestRelayStopsAtOnceWhileATopicIsPaused(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(string, string, time.Duration) bool { return true })

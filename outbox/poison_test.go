@@ -14,7 +14,7 @@ import (
 )
 
 // Poison among good traffic, however thin, is abandoned after exactly its attempts, and only its key waits.
-func TestPoisonAmongGoodTraffic(t *testing.T) {
+func TestPoisonAmongGoodTrafficIsAbandoned(t *testing.T) {
 	t.Parallel()
 	for _, every := range []time.Duration{3 * time.Second, 17 * time.Second, 3 * time.Minute} {
 		t.Run(every.String(), func(t *testing.T) {
@@ -41,7 +41,7 @@ func TestPoisonAmongGoodTraffic(t *testing.T) {
 
 // Poison at the front of a topic does not keep the others waiting for long, also where a relay has just begun
 // and knows of nothing that got through.
-func TestPoisonAtTheFront(t *testing.T) {
+func TestPoisonAtTheFrontDelaysOthersOnlyBriefly(t *testing.T) {
 	t.Parallel()
 	for _, cfg := range []outbox.RelayConfig{{}, {OrderedPublisher: true}, {Unordered: true}} {
 		for _, keys := range []int{1, 3, 6, 12, 40} {
@@ -75,7 +75,7 @@ func TestPoisonAtTheFront(t *testing.T) {
 
 // Poison that is alone may be an outage: nobody can tell, so no attempt counts, and its topic does not wait for it.
 // Once others pass it is abandoned.
-func TestPoisonAlone(t *testing.T) {
+func TestPoisonAloneIsNotCounted(t *testing.T) {
 	t.Parallel()
 	for _, alone := range []time.Duration{time.Hour, time.Hour + 30*time.Second, time.Hour + time.Minute, time.Hour + 90*time.Second} {
 		synctest.Test(t, func(t *testing.T) {
@@ -105,7 +105,7 @@ func (f foreign) TakeEntry(ctx context.Context, e outbox.Entry, q outbox.Query, 
 	return taken, ok, err
 }
 
-func TestRelayAbandonsWhatIsMalformed(t *testing.T) {
+func TestRelayAbandonsMalformedEntries(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, pub := newDB(t), newPublisher(nil)

@@ -210,7 +210,7 @@ func TestRelayBackoffScheduleThenAbandoned(t *testing.T) {
 	})
 }
 
-func TestRelaySkippedEntryLetsItsKeyGoOn(t *testing.T) {
+func TestSkippedEntryReleasesItsKey(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		pub := newPublisher(func(_ int, _ string, ms []*message.Message) error {
@@ -292,7 +292,7 @@ func (crash) MarkEntries(context.Context, []outbox.Mark) ([]int64, error) {
 	return nil, errors.New("gone")
 }
 
-func TestRelayTakesOverWhatAnotherLeftUnmarked(t *testing.T) {
+func TestRelayTakesOverUnmarkedEntries(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, pub := newDB(t), newPublisher(nil)
@@ -345,7 +345,7 @@ func (f *flaky) MarkEntries(ctx context.Context, marks []outbox.Mark) ([]int64, 
 	return f.Store.MarkEntries(ctx, marks)
 }
 
-func TestRelayOutlastsTroubleOfTheStore(t *testing.T) {
+func TestRelaySurvivesErrorsOfTheStore(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, pub := newDB(t), newPublisher(nil)
@@ -454,7 +454,7 @@ func TestRelayPollsAdaptively(t *testing.T) {
 	})
 }
 
-func TestRelayOnlyItsTopics(t *testing.T) {
+func TestRelayPublishesOnlyItsTopics(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, pub := newDB(t), newPublisher(nil)

@@ -170,7 +170,7 @@ func TestScannerBacksOffNoLongerThanTenSeconds(t *testing.T) {
 }
 
 // A scan behind the last claim backs off in proportion to what it did not find.
-func TestScannerContinuesBehindWhereThereIsMuch(t *testing.T) {
+func TestScannerBacksOffLessBehindALargeBacklog(t *testing.T) {
 	t.Parallel()
 	for found, want := range map[int]time.Duration{0: time.Second, 10: 800 * ms, 50: 0, 60: 0} {
 		s := newSteps(t, time.Hour)

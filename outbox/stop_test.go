@@ -50,7 +50,7 @@ func (l *locked) EntryCandidates(ctx context.Context, _ outbox.Query, _ int) ([]
 	return nil, ctx.Err()
 }
 
-func TestRelayBreaksOffAClaimThatWaits(t *testing.T) {
+func TestRelayCancelsAWaitingClaim(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := &locked{newDB(t), make(chan error, 1)}
@@ -70,7 +70,7 @@ var errUnready = errors.New("not migrated")
 
 func (unready) Ready(context.Context) error { return errUnready }
 
-func TestRelaySaysAtOnceWhatNoRetryCanHelp(t *testing.T) {
+func TestRelayReturnsTheErrorOfReadyAtOnce(t *testing.T) {
 	t.Parallel()
 	r, err := outbox.NewRelay(unready{newDB(t)}, newPublisher(nil), nil)
 	require.NoError(t, err)
@@ -106,7 +106,7 @@ func TestRelayKeepsClassAndCode(t *testing.T) {
 
 // While a full batch of many keys is being published, the next one is claimed; when the relay is told to stop that is
 // released at once, though the call in flight takes long.
-func TestRelayClaimsAheadAndReleasesThat(t *testing.T) {
+func TestRelayClaimsAheadAndReleasesOnStop(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		let := make(chan struct{})
@@ -133,7 +133,7 @@ func TestRelayClaimsAheadAndReleasesThat(t *testing.T) {
 }
 
 // What waits behind what is being published is not looked for: few keys, nothing ahead.
-func TestRelayOfFewKeysClaimsNothingAhead(t *testing.T) {
+func TestRelayWithFewKeysClaimsNothingAhead(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		let := make(chan struct{})
@@ -150,7 +150,7 @@ func TestRelayOfFewKeysClaimsNothingAhead(t *testing.T) {
 }
 
 // What was claimed ahead of a topic that has begun to pause meanwhile is not tried: it goes back.
-func TestRelayLeavesAPausedTopicThatItClaimedAhead(t *testing.T) {
+func TestRelayReleasesEntriesAheadOfAPausedTopic(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, pub := newDB(t), newPublisher(func(int, string, []*message.Message) error { return errors.New("down") })

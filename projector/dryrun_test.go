@@ -17,13 +17,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// tool is a runner that an operator's program makes.
+// tool makes a runner as an operator's program would.
 func tool(t *testing.T, u unit, cfg projector.RunnerConfig, ps ...*projector.Projector[txn]) *projector.Runner {
 	t.Helper()
 	return newRunner(t, u, projector.Source{}, cfg, ps...)
 }
 
-// failures describes what would fail.
+// failures describes the messages that would fail.
 func failures(d *projector.DryRun) (text []string) {
 	for _, f := range d.Failures {
 		text = append(text, f.Parked.MessageID+": "+f.Err.Error())
@@ -31,17 +31,17 @@ func failures(d *projector.DryRun) (text []string) {
 	return text
 }
 
-// change is a row of table "a" that a dry run inserted.
+// change returns a row of table "a" that a dry run inserted.
 func change(row string) projector.Change {
 	return projector.Change{Table: "a", After: json.RawMessage(row)}
 }
 
-func TestADryRunShowsWhatAReplayWouldDoAndLeavesNothing(t *testing.T) {
+func TestDryRunShowsReplayAndWritesNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
 		bad := newFaults(map[string]error{"x-1": errNever, "y-1": errNever})
-		setAside(t, db, bad, "x", "y")
+		parkFirst(t, db, bad, "x", "y")
 		bad.set("x-1", nil)
 		before := parked(t, db)
 		p := define(marked, bad.run)
@@ -51,18 +51,18 @@ func TestADryRunShowsWhatAReplayWouldDoAndLeavesNothing(t *testing.T) {
 		require.Equal(t, 2, got.Waiting)
 		require.Equal(t, []string{"y-1: permanent: never"}, failures(got))
 		require.Equal(t, []projector.Change{change(`{"key":"x","value":[1,2,3]}`)}, got.Changes)
-		require.Equal(t, before, parked(t, db), "it counts nothing, and decides nothing")
+		require.Equal(t, before, parked(t, db), "it counts no attempt and decides nothing")
 		require.Empty(t, noted(db, "a", "x"))
 
 		replayAll(t, db, all)
 		drain(t, db, projector.RunnerConfig{}, p)
-		require.Equal(t, upTo(3), noted(db, "a", "x"), "the replay does what the dry run has shown")
+		require.Equal(t, upTo(3), noted(db, "a", "x"), "the replay does what the dry run showed")
 		require.Equal(t, []string{"y-1 stuck permanent 1", "y-2 waiting held 0", "y-3 waiting held 0"}, rows(parked(t, db)))
 	})
 }
 
-// A message that was not selected holds back those behind it.
-func TestADryRunIsOfWhatWasSelected(t *testing.T) {
+// A message that is not selected holds the messages behind it.
+func TestDryRunCoversSelectedMessages(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		filter                   projector.ParkedFilter
@@ -80,8 +80,8 @@ func TestADryRunIsOfWhatWasSelected(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				db := newDB(t)
 				bad := newFaults(map[string]error{"x-1": errNever})
-				setAside(t, db, bad, "x")
-				bad.mend()
+				parkFirst(t, db, bad, "x")
+				bad.fix()
 				c.filter.Projector = "p"
 				got, err := tool(t, db, projector.RunnerConfig{}, define(marked, bad.run)).DryRun(t.Context(), c.filter)
 				require.NoError(t, err)
@@ -91,12 +91,13 @@ func TestADryRunIsOfWhatWasSelected(t *testing.T) {
 	}
 }
 
-// Each message has its own time. One whose handler never returns, ends its goroutine or panics fails alone.
-func TestADryRunOutlivesItsHandlers(t *testing.T) {
+// Each message has its own timeout. A handler that never returns, exits its goroutine or panics
+// fails only its message.
+func TestDryRunSurvivesBadHandlers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
-		setAside(t, db, newFaults(map[string]error{"w-1": errNever, "x-1": errNever, "y-1": errNever, "z-1": errNever}), "w", "x", "y", "z")
+		parkFirst(t, db, newFaults(map[string]error{"w-1": errNever, "x-1": errNever, "y-1": errNever, "z-1": errNever}), "w", "x", "y", "z")
 		release := make(chan struct{})
 		defer close(release)
 		p := define(marked, func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
@@ -108,7 +109,7 @@ func TestADryRunOutlivesItsHandlers(t *testing.T) {
 			case "y":
 				<-release
 			default:
-				time.Sleep(12 * time.Second) // three of them take longer than one may
+				time.Sleep(12 * time.Second) // three of them take longer than one timeout
 			}
 			return note("a")(ctx, tx, e)
 		})
@@ -125,11 +126,11 @@ func TestADryRunOutlivesItsHandlers(t *testing.T) {
 	})
 }
 
-func TestADryRunShowsOutputAndSendsNone(t *testing.T) {
+func TestDryRunShowsOutputWithoutSendingIt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
-		setAside(t, db, newFaults(map[string]error{"x-1": errNever}), "x")
+		parkFirst(t, db, newFaults(map[string]error{"x-1": errNever}), "x")
 		p := projector.Define("p", types, marked, projector.OnEmit("a",
 			func(_ context.Context, _ txn, e eventstore.Event[posted]) ([]outbox.Message, error) {
 				return []outbox.Message{{Topic: "flags", Payload: []byte(e.ID)}}, nil
@@ -147,12 +148,12 @@ func TestADryRunShowsOutputAndSendsNone(t *testing.T) {
 	})
 }
 
-// What this program cannot apply would fail, and hold back what waits behind it.
-func TestADryRunReportsWhatThisProgramCannotApply(t *testing.T) {
+// Messages that this program cannot apply would fail, and hold the messages behind them.
+func TestDryRunReportsMessagesThisProgramCannotApply(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
-		setAside(t, db, newFaults(map[string]error{"x-1": errNever}), "x")
+		parkFirst(t, db, newFaults(map[string]error{"x-1": errNever}), "x")
 		for reason, p := range map[string]*projector.Projector[txn]{
 			"no_handler":   projector.Define("p", types, marked, projector.On("other", note("a"))),
 			"unregistered": older(),
@@ -166,7 +167,7 @@ func TestADryRunReportsWhatThisProgramCannotApply(t *testing.T) {
 	})
 }
 
-// noDryRuns is a provider that cannot show what a unit changes.
+// noDryRuns is a provider that cannot report what a unit changes.
 type noDryRuns struct{ unit }
 
 func (n noDryRuns) Keeps() provider.Keeps {
@@ -175,12 +176,12 @@ func (n noDryRuns) Keeps() provider.Keeps {
 	return k
 }
 
-func TestADryRunRefuses(t *testing.T) {
+func TestDryRunRefusesBadFilters(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
 		bad := newFaults(map[string]error{"x-1": errNever})
-		setAside(t, db, bad, "x")
+		parkFirst(t, db, bad, "x")
 		p := define(marked, bad.run)
 		for name, f := range map[string]projector.ParkedFilter{
 			"no projector":               {},
@@ -197,13 +198,13 @@ func TestADryRunRefuses(t *testing.T) {
 	})
 }
 
-// An error that is no message's fault ends the dry run.
-func TestADryRunEndsWithAnErrorOfTheStore(t *testing.T) {
+// An error that is not a message's own ends the dry run.
+func TestDryRunReturnsErrorsOfTheStore(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
 		bad := newFaults(map[string]error{"x-1": errNever})
-		setAside(t, db, bad, "x")
+		parkFirst(t, db, bad, "x")
 		p := define(marked, bad.run)
 		for _, fault := range []error{errBusy, errors.New("the commit failed")} {
 			store := &faulty{unit: db, do: func(context.Context, provider.Unit, handle) error { return fault }}
@@ -217,16 +218,16 @@ func TestADryRunEndsWithAnErrorOfTheStore(t *testing.T) {
 	})
 }
 
-// A runner that runs may be asked for a dry run.
-func TestADryRunOfARunnerThatRuns(t *testing.T) {
+// A dry run is possible on a running runner.
+func TestDryRunOfARunningRunner(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		bad := newFaults(map[string]error{"k-1": errNever})
 		r := newRunner(t, db, projector.Subscribe(f, "review"), projector.RunnerConfig{}, define(marked, bad.run))
 		stop := start(t, r)
 		f.deliver(t, series("k", 1, 3)...)
-		bad.mend()
+		bad.fix()
 		got, err := r.DryRun(t.Context(), projector.ParkedFilter{Projector: "p"})
 		require.NoError(t, err)
 		require.Equal(t, 3, got.Messages)

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestAPointCostsNothingInAnOrdinaryBuild(t *testing.T) {
+func TestPointCostsNothingInOrdinaryBuild(t *testing.T) {
 	said, err := exec.CommandContext(t.Context(), "go", "build", "-gcflags=-m=2", ".").CombinedOutput()
 	require.NoError(t, err, "%s", said)
 	var point string
@@ -19,6 +19,6 @@ func TestAPointCostsNothingInAnOrdinaryBuild(t *testing.T) {
 			point = strings.TrimSpace(line)
 		}
 	}
-	require.True(t, strings.HasSuffix(point, "as: func(string) {  }"), "it is inlined, and empty: %s", said)
+	require.True(t, strings.HasSuffix(point, "as: func(string) {  }"), "Point must be inlined and empty: %s", said)
 	require.Zero(t, testing.AllocsPerRun(100, func() { Point("commit: after") }))
 }
