@@ -20,7 +20,7 @@ func (r *relayBed) flatLines(ctx context.Context) ([]line, error) {
 			case when g = 1 then 'failed' else '%[2]s' end, g = 1 or '%[2]s' = 'pending', g > 1 and '%[2]s' = 'held', g = 1
 		from generate_series(1, 100001) g`
 	var lines []line
-	for _, l := range []struct{ name, schema, beside string }{
+	for _, l := range []struct{ name, schema, extra string }{
 		{"relay/beside-1M-published", "kept", `insert into %s.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at, status, open, published_at)
 			select gen_random_uuid()::text, 'relayed', 'review-' || g %% 1000, '` + payload + `', '{}', now(), now(), 'published', false, now() from generate_series(1, 1000000) g`},
 		{"relay/beside-100k-held", "held", fmt.Sprintf(behindOne, "%[1]s", "held")},
@@ -30,11 +30,11 @@ func (r *relayBed) flatLines(ctx context.Context) ([]line, error) {
 		if err != nil {
 			return nil, err
 		}
-		beside := sync.OnceValue(func() error {
-			_, err := r.pool.Exec(ctx, fmt.Sprintf(l.beside, l.schema))
+		fill := sync.OnceValue(func() error {
+			_, err := r.pool.Exec(ctx, fmt.Sprintf(l.extra, l.schema))
 			return err
 		})
-		lines = append(lines, r.against(l.name, own, beside))
+		lines = append(lines, r.against(l.name, own, fill))
 	}
 	own, err := r.in(ctx, "opened")
 	if err != nil {

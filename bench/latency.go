@@ -20,7 +20,8 @@ import (
 )
 
 const (
-	latencyRelays = 8  // idle relays at a time, each with its own outbox, to shorten the measurement
+	// Idle relays at a time, each with its own outbox, to shorten the measurement.
+	latencyRelays = 8
 	latencyBursts = 9  // bursts per relay
 	burst         = 20 // events in one append
 	idleFor       = 2500 * time.Millisecond

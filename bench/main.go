@@ -44,7 +44,7 @@ type work func(ctx context.Context, b *bed) (done int64, err error)
 type bed struct {
 	dsn     string
 	pool    *pgxpool.Pool
-	open    time.Duration // how long a transaction stays open in relay/beside-open-transaction
+	open    time.Duration // how long the transaction of an ageing snapshot stays open
 	profile string        // directory for Kinora's CPU profiles; empty writes none
 }
 

@@ -120,15 +120,15 @@ func (p *projectorBed) next() (id, product string) {
 // time.
 type supply struct {
 	*projectorBed
-	most int
-	done int64
-	over chan struct{}
+	most  int
+	done  int64
+	ended chan struct{}
 }
 
 func (s *supply) Subscribe(ctx context.Context, _ string) (<-chan *message.Message, error) {
 	to := make(chan *message.Message)
 	go func() {
-		defer close(s.over)
+		defer close(s.ended)
 		// A ring, because messages are acked almost in order.
 		inFlight := make([]*message.Message, s.most)
 		for n := 0; ; n++ {
@@ -164,7 +164,7 @@ func (*supply) Close() error { return nil }
 func projects[Tx any](p *projectorBed, u provider.Units[Tx], of *projector.Projector[Tx]) func(inFlight int, careful bool) work {
 	return func(inFlight int, careful bool) work {
 		return func(ctx context.Context, _ *bed) (int64, error) {
-			from := &supply{projectorBed: p, most: inFlight, over: make(chan struct{})}
+			from := &supply{projectorBed: p, most: inFlight, ended: make(chan struct{})}
 			cfg := &projector.RunnerConfig{Batch: inFlight, Careful: careful, Logger: slog.New(slog.DiscardHandler)}
 			if inFlight >= 500 {
 				from.most = 2 * inFlight
@@ -174,7 +174,7 @@ func projects[Tx any](p *projectorBed, u provider.Units[Tx], of *projector.Proje
 				return 0, err
 			}
 			err = runner.Run(ctx)
-			<-from.over
+			<-from.ended
 			return from.done, err
 		}
 	}

@@ -78,7 +78,7 @@ func (p *projectorBed) prune(ctx context.Context, markers int) (p99 float64, len
 			_, err := tx.Exec(ctx, addOne, e.Data.ProductID)
 			return err
 		}))
-	runner, err := projector.NewRunner(p.db, projector.Subscribe(&supply{projectorBed: p, most: pruneLanes, over: make(chan struct{})}, "rated"), cfg, of)
+	runner, err := projector.NewRunner(p.db, projector.Subscribe(&supply{projectorBed: p, most: pruneLanes, ended: make(chan struct{})}, "rated"), cfg, of)
 	if err != nil {
 		return 0, 0, err
 	}

@@ -16,9 +16,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The store's clock steps forward while a relay's call is slow, as in a failover to a host whose clock is ahead.
-// Another relay takes the first entry of a key over, alone. The first relay's renewal learns of that, and leaves
-// what waits behind: it would overtake.
+// The store's clock steps forward while a relay's call is slow, as in a failover to a host whose
+// clock is ahead. Another relay takes over only the first entry of a key. The first relay's renewal
+// reports that, and the relay releases the entries behind it: they would overtake.
 func TestRelayNeverOvertakes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -58,8 +58,9 @@ func TestRelayNeverOvertakes(t *testing.T) {
 	})
 }
 
-// More poison at the front than a claim takes, on a relay that knows nothing of the topic yet, and on one that has
-// published there: what is good behind it gets through, and the poison is abandoned in the traffic after it.
+// More poison at the front than one claim takes, for a relay that has not used the topic yet, and
+// for one that has: the good messages behind the poison are published, and the poison is abandoned
+// among later traffic.
 func TestMorePoisonAtTheFrontThanAClaimTakes(t *testing.T) {
 	t.Parallel()
 	for _, keys := range []int{60, 100} {
@@ -88,8 +89,8 @@ func TestMorePoisonAtTheFrontThanAClaimTakes(t *testing.T) {
 	}
 }
 
-// A relay was killed while a topic was down, and what it had is claimed one by one: the topic pauses all the same,
-// and the others go on.
+// A relay was killed while a topic was down, and its entries are claimed one by one. The topic
+// still pauses, and other topics continue.
 func TestCrashedClaimsOfADownTopicDelayNoOtherTopic(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

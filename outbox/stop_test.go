@@ -14,7 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A publisher that waits for acks may not return for long: what was not begun is released meanwhile.
+// A publisher that waits for acks may not return for long: entries that are not being published are
+// released meanwhile.
 func TestRelayReleasesAtOnceWhenStopped(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -27,7 +28,7 @@ func TestRelayReleasesAtOnceWhenStopped(t *testing.T) {
 		go func() { done <- stop() }()
 		synctest.Wait()
 		all := entries(t, db)
-		require.Equal(t, outbox.Claimed, all["a1"].Status, "its call is in flight")
+		require.Equal(t, outbox.Claimed, all["a1"].Status, "a1's call is in flight")
 		for _, id := range []string{"a2", "a3"} {
 			require.Equal(t, outbox.Pending, all[id].Status, id)
 			require.Zero(t, all[id].Attempts, id)
@@ -63,7 +64,7 @@ func TestRelayCancelsAWaitingClaim(t *testing.T) {
 	})
 }
 
-// unready is a store whose schema is not there.
+// unready is a store whose schema does not exist.
 type unready struct{ outbox.Store }
 
 var errUnready = errors.New("not migrated")
@@ -82,7 +83,7 @@ type sqlError struct{}
 func (sqlError) Error() string    { return "a secret" }
 func (sqlError) SQLState() string { return "57P03" }
 
-// What is kept and logged of an error is its class and its code, however it was wrapped.
+// The stored and logged text of an error is its class and code, however it was wrapped.
 func TestRelayKeepsClassAndCode(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -104,8 +105,8 @@ func TestRelayKeepsClassAndCode(t *testing.T) {
 	}
 }
 
-// While a full batch of many keys is being published, the next one is claimed; when the relay is told to stop that is
-// released at once, though the call in flight takes long.
+// While a full batch of many keys is published, the next one is claimed. When the relay stops, the
+// next batch is released at once, even if the call in flight takes long.
 func TestRelayClaimsAheadAndReleasesOnStop(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -132,7 +133,8 @@ func TestRelayClaimsAheadAndReleasesOnStop(t *testing.T) {
 	})
 }
 
-// What waits behind what is being published is not looked for: few keys, nothing ahead.
+// Entries that wait behind those being published are not claimed: with few keys nothing is claimed
+// ahead.
 func TestRelayWithFewKeysClaimsNothingAhead(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -149,7 +151,7 @@ func TestRelayWithFewKeysClaimsNothingAhead(t *testing.T) {
 	})
 }
 
-// What was claimed ahead of a topic that has begun to pause meanwhile is not tried: it goes back.
+// If a topic pauses after its entries were claimed ahead, they are released without a try.
 func TestRelayReleasesEntriesAheadOfAPausedTopic(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

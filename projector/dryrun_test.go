@@ -56,7 +56,7 @@ func TestDryRunShowsReplayAndWritesNothing(t *testing.T) {
 
 		replayAll(t, db, all)
 		drain(t, db, projector.RunnerConfig{}, p)
-		require.Equal(t, upTo(3), noted(db, "a", "x"), "the replay does what the dry run showed")
+		require.Equal(t, upTo(3), noted(db, "a", "x"), "the replay has the effects that the dry run showed")
 		require.Equal(t, []string{"y-1 stuck permanent 1", "y-2 waiting held 0", "y-3 waiting held 0"}, rows(parked(t, db)))
 	})
 }
@@ -167,7 +167,7 @@ func TestDryRunReportsMessagesThisProgramCannotApply(t *testing.T) {
 	})
 }
 
-// noDryRuns is a provider that cannot report what a unit changes.
+// noDryRuns is a provider that cannot report the changes of a unit.
 type noDryRuns struct{ unit }
 
 func (n noDryRuns) Keeps() provider.Keeps {

@@ -48,7 +48,7 @@ func Example_parked() {
 	// 2: {"Cents":250}, product.priced of product-tea: waiting after 0 attempts
 }
 
-// The handler has been fixed. A dry run shows what a replay would do, and writes nothing.
+// The handler has been fixed. A dry run shows the changes of a replay, and writes nothing.
 func ExampleRunner_DryRun() {
 	ctx := context.Background()
 	db := priceTea(ctx)

@@ -375,10 +375,10 @@ func record(db unit, inner do) *units {
 	}
 	u := &units{faulty: faulty{unit: db}}
 	u.do = func(ctx context.Context, w provider.Unit, run handle) error {
-		aside := 0
+		parked := 0
 		err := inner(ctx, w, func(ctx context.Context, tx txn, found provider.Found) (provider.Closing, error) {
 			c, err := run(ctx, tx, found)
-			aside = len(c.Park)
+			parked = len(c.Park)
 			return c, err
 		})
 		var ids []string
@@ -389,8 +389,8 @@ func record(db unit, inner do) *units {
 		switch {
 		case err != nil:
 			text += " !"
-		case aside > 0:
-			text += fmt.Sprint(" parked ", aside)
+		case parked > 0:
+			text += fmt.Sprint(" parked ", parked)
 		}
 		if w.Serial {
 			text += " *"

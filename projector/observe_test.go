@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// diary records what an observer receives.
+// diary records the calls of an observer.
 type diary struct {
 	mu    sync.Mutex
 	lines []string

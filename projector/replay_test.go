@@ -262,7 +262,7 @@ func TestRunnerOfTheZeroSourceAppliesDueMessagesAndEnds(t *testing.T) {
 	})
 }
 
-// Running runners apply what a person replays, every time.
+// Running runners apply replayed messages, however often a person replays them.
 func TestReplayWhileRunnersRun(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

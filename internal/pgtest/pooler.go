@@ -146,8 +146,8 @@ func (p *Pooler) await(dsn, log string) error {
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
-	said, _ := os.ReadFile(log)
-	return fmt.Errorf("pgbouncer does not answer: %w\n%s", err, said)
+	output, _ := os.ReadFile(log)
+	return fmt.Errorf("pgbouncer does not answer: %w\n%s", err, output)
 }
 
 func missing(file string) bool {

@@ -106,21 +106,21 @@ func (p *Proxy) serve(client net.Conn, address string) {
 		return
 	}
 	defer func() { _ = server.Close() }()
-	var deaf atomic.Bool // replies are lost from now on
+	var losing atomic.Bool // replies are lost from now on
 	var both sync.WaitGroup
 	both.Go(func() {
 		defer func() { _ = server.Close() }()
-		p.requests(client, server, &deaf)
+		p.requests(client, server, &losing)
 	})
 	both.Go(func() {
 		defer func() { _ = client.Close() }()
-		p.replies(server, client, &deaf)
+		p.replies(server, client, &losing)
 	})
 	both.Wait()
 }
 
 // requests forwards the client's messages. The first message has no kind byte.
-func (p *Proxy) requests(client io.Reader, server io.Writer, deaf *atomic.Bool) {
+func (p *Proxy) requests(client io.Reader, server io.Writer, losing *atomic.Bool) {
 	for first := true; ; first = false {
 		kind, raw, err := Message(client, first)
 		if err != nil {
@@ -130,7 +130,7 @@ func (p *Proxy) requests(client io.Reader, server io.Writer, deaf *atomic.Bool) 
 			p.trips.Add(1)
 		}
 		if when := p.lose.Load(); when != nil && !first && (*when)(kind, raw[5:]) && p.lose.CompareAndSwap(when, nil) {
-			deaf.Store(true)
+			losing.Store(true)
 		}
 		if _, err := server.Write(raw); err != nil {
 			return
@@ -140,7 +140,7 @@ func (p *Proxy) requests(client io.Reader, server io.Writer, deaf *atomic.Bool) 
 
 // replies forwards the server's messages until a reply is to be lost. Then it waits until the
 // server is ready for the next request, so that this one is completed, and closes the connection.
-func (p *Proxy) replies(server io.Reader, client io.Writer, deaf *atomic.Bool) {
+func (p *Proxy) replies(server io.Reader, client io.Writer, losing *atomic.Bool) {
 	for mutes := p.mutes.Load(); ; {
 		kind, raw, err := Message(server, false)
 		if err != nil {
@@ -149,7 +149,7 @@ func (p *Proxy) replies(server io.Reader, client io.Writer, deaf *atomic.Bool) {
 		if p.mutes.Load() != mutes {
 			continue
 		}
-		if deaf.Load() {
+		if losing.Load() {
 			if kind == 'Z' {
 				p.lost.Add(1)
 				if p.fatal.Load() {

@@ -102,7 +102,7 @@ while read -r signal; do
 	wait $pid
 	start "$@"
 done
-# again and again: a server that has just begun does not heed it yet
+# repeatedly, because a server that has just started ignores the signal
 while kill -QUIT $pid 2> /dev/null; do sleep 0.1; done
 rm -rf "$data" "$data.log" "${data%/data}"
 `
@@ -171,8 +171,8 @@ func (s *Server) Restart(signal string) error {
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
-	said, _ := os.ReadFile(s.Log())
-	return fmt.Errorf("postgres does not come back after %s: %s", signal, said)
+	output, _ := os.ReadFile(s.Log())
+	return fmt.Errorf("postgres does not come back after %s: %s", signal, output)
 }
 
 // scan queries one value on a new connection.
@@ -215,8 +215,8 @@ func (s *Server) await(log string) error {
 		}
 		select {
 		case <-s.done:
-			said, _ := os.ReadFile(log)
-			return fmt.Errorf("postgres stopped while starting: %s", said)
+			output, _ := os.ReadFile(log)
+			return fmt.Errorf("postgres stopped while starting: %s", output)
 		case <-time.After(20 * time.Millisecond):
 		}
 	}

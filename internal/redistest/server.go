@@ -202,16 +202,16 @@ func (s *Server) await() error {
 		}
 		select {
 		case <-s.done:
-			return fmt.Errorf("redis-server stopped while starting: %s", s.said())
+			return fmt.Errorf("redis-server stopped while starting: %s", s.output())
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
-	return fmt.Errorf("redis-server does not answer: %w: %s", err, s.said())
+	return fmt.Errorf("redis-server does not answer: %w: %s", err, s.output())
 }
 
-func (s *Server) said() []byte {
-	said, _ := os.ReadFile(filepath.Join(s.dir, "log"))
-	return said
+func (s *Server) output() []byte {
+	output, _ := os.ReadFile(filepath.Join(s.dir, "log"))
+	return output
 }
 
 func freePort() (int, error) {

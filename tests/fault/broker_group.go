@@ -152,7 +152,7 @@ func (c *consumer) deliver(d *delivery) {
 	}
 }
 
-// copy delivers l once more, outside the order of its key, to another consumer if there is one. The
+// copy delivers l again, outside the order of its key, to another consumer if there is one. The
 // caller ensures that no earlier message of the key is unacked. An unacked copy is not redelivered.
 func (g *group) copy(l letter, kind string, except *consumer) {
 	others := slices.DeleteFunc(slices.Clone(g.consumers), func(c *consumer) bool { return c == except })

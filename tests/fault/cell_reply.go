@@ -21,7 +21,7 @@ func has(statements []string, parts ...string) bool {
 	})
 }
 
-// commits recognizes what a round trip commits by its statements.
+// commits recognizes a kind of commit by the statements of its round trip.
 var commits = map[string]func(statements []string) bool{
 	"append": func(statements []string) bool { return has(statements, "insert into kinora.events") },
 	"mark":   func(statements []string) bool { return has(statements, "o.token = ", "returning o.id") },

@@ -106,9 +106,9 @@ func (r *run) terminate(p *process) {
 	if p.open() {
 		kind = "sigterm_" + string(p.Role)
 	}
-	begun := time.Now()
+	began := time.Now()
 	p.stop(endLimit)
-	r.measure("drain_"+string(p.Role)+"_ms", time.Since(begun))
+	r.measure("drain_"+string(p.Role)+"_ms", time.Since(began))
 	r.inject(kind, 1)
 }
 

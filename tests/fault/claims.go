@@ -166,7 +166,7 @@ var leaseModel = (&porcupine.NondeterministicModel{
 	},
 }).ToModel()
 
-// broken describes what is wrong with the history of an entry, or returns an empty string.
+// broken describes the violation in an entry's history. It is empty for a valid history.
 func (e *entryLife) broken(lease time.Duration) string {
 	const never = 1<<63 - 1
 	var ops []porcupine.Operation

@@ -47,12 +47,12 @@ func concurrently(dir string) (n int, err error) {
 // readSpans reads the spans of one process. A unit that did not end, because its process was
 // killed, has none.
 func readSpans(lines *bufio.Scanner, spans map[string][]span) error {
-	begun := map[string][]int64{}
+	open := map[string][]int64{}
 	for lines.Scan() {
 		line := lines.Bytes()
 		f := bytes.Fields(line)
 		if len(f) == 2 && string(f[1]) == "life" {
-			clear(begun)
+			clear(open)
 		}
 		if len(f) < 3 {
 			continue
@@ -68,10 +68,10 @@ func readSpans(lines *bufio.Scanner, spans map[string][]span) error {
 		for _, field := range f[2:] {
 			id := string(field)
 			if what == "begin" {
-				begun[id] = append(begun[id], at)
-			} else if of := begun[id]; len(of) > 0 {
+				open[id] = append(open[id], at)
+			} else if of := open[id]; len(of) > 0 {
 				spans[id] = append(spans[id], span{of[0], at})
-				begun[id] = of[1:]
+				open[id] = of[1:]
 			}
 		}
 	}

@@ -46,10 +46,10 @@ func (v *verdict) find(kind *int, stream, format string, args ...any) {
 	}
 }
 
-// history is what must have taken effect: by stream and number, the amount.
+// history is the expected effect: by stream and number, the amount.
 type history map[string]map[int]int64
 
-// judgeLog compares the log with the ledger. It returns what must have taken effect: acknowledged
+// judgeLog compares the log with the ledger. It returns the expected effect: acknowledged
 // commands, and ambiguous ones that were found.
 func judgeLog(ledger map[string]*command, events []stored, v *verdict) history {
 	found := map[string]int{}
@@ -95,7 +95,7 @@ func judgeLog(ledger map[string]*command, events []stored, v *verdict) history {
 	return h
 }
 
-// judgeModel compares a read model with what must have taken effect.
+// judgeModel compares a read model with the expected effect.
 func judgeModel(h history, m model, v *verdict) {
 	for _, stream := range slices.Sorted(maps.Keys(h)) {
 		judgeStream(stream, h[stream], m, v)

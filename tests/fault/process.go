@@ -23,7 +23,8 @@ type process struct {
 	ending bool          // the suite is stopping it
 	ended  chan struct{} // closed when the current life ends
 	state  *os.ProcessState
-	// Reports whether it may end by itself with this code; its work must not wait for the process.
+	// may reports whether the process may end by itself with this code. It must not wait for the
+	// process.
 	may func(code int) bool
 }
 

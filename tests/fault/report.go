@@ -28,7 +28,7 @@ type result struct {
 	OK           bool           `json:"ok"`
 
 	Rejected int `json:"rejected"`
-	// Items, without those that the broker copied.
+	// ControlByFault counts items, without those that the broker copied.
 	ControlByFault int            `json:"control_doubled_by_fault"`
 	Deliveries     int            `json:"deliveries"`
 	ClaimsBroken   int            `json:"claims_broken"`

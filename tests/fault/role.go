@@ -43,7 +43,8 @@ type settings struct {
 
 	Conns int           // pool size
 	Lease time.Duration // lease of claims and of runners
-	// Attempts before an entry is abandoned or a message is stuck; negative means unlimited.
+	// Attempts limits the attempts before an entry is abandoned or a message is stuck; negative
+	// means unlimited.
 	Attempts int
 	Skew     time.Duration // error of its clock, in whole seconds (see skewed.go)
 	Point    string        // crash point at which it kills itself, with the build tag kinora_fault
@@ -89,7 +90,7 @@ func child(text string) int {
 		err = w.run(ctx)
 	}
 	if err != nil {
-		slog.Error("ended", "err", err)
+		slog.Error("child failed", "err", err)
 		return 1
 	}
 	return 0
@@ -168,7 +169,7 @@ func (w *work) open(ctx context.Context) *postgres.DB {
 		if err == nil {
 			return db
 		}
-		slog.Warn("open", "err", err)
+		slog.Warn("open failed, retrying", "err", err)
 		select {
 		case <-time.After(50 * time.Millisecond):
 		case <-ctx.Done():

@@ -62,7 +62,8 @@ type run struct {
 	injected map[string]int
 	failures []string
 	note     string
-	// Messages that may remain in the table of parked messages: those that a person decided on.
+	// parked is the number of messages that may remain in the table of parked messages: those that
+	// a person decided on.
 	parked int
 	result result
 }

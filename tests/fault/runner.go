@@ -19,7 +19,7 @@ import (
 
 const (
 	exactName = "exact"
-	// Without markers: a control that shows what faults do to an unprotected projector.
+	// Without markers: a control that shows the effect of faults on an unprotected projector.
 	controlName = "control"
 )
 

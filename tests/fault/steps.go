@@ -85,7 +85,7 @@ func (w *work) connect(ctx context.Context, dsn string, cfg *postgres.Config) (*
 	return postgres.New(pool, cfg)
 }
 
-// shut closes what connect opened.
+// shut closes the database.
 func (w *work) shut() {
 	w.db.Close()
 	if w.More["steps"] != "" {
@@ -111,7 +111,7 @@ func (w *work) fails(m moved) error {
 	return nil
 }
 
-// output returns the handler's event once more; its marker makes it a duplicate. The handler
+// output returns the handler's event again; its marker makes it a duplicate. The handler
 // returns half of its output and enqueues the other half itself.
 func (w *work) output(ctx context.Context, tx any, marked bool, e eventstore.Event[moved]) ([]outbox.Message, error) {
 	if !marked || w.More["emits"] == "" {
