@@ -68,7 +68,7 @@ var stores = []Mutant{
 		Tests: []Test{
 			{"./providers/memory", "TestConformance/Outbox/Claim/a_late_mark_changes_nothing"},
 			{"./providers/sqlite", "TestLateMarkChangesNothing"},
-			{"./providers/postgres", "TestNoTwoRelaysHoldAClaim"},
+			{"./tests/fault", "TestNoTwoRelaysHoldAClaim"},
 		},
 		Cells: []string{"zombie"},
 	},
