@@ -41,10 +41,10 @@ func (d *DryRun) Limit(rows int)                                         { d.lim
 func (d *DryRun) Stop()                                                  { _ = d.hook(nil) }
 
 // UpWith applies the migrations that the file does not have: those of this version, and the later ones.
-func UpWith(ctx context.Context, conn *sql.Conn, later ...string) error {
+func UpWith(ctx context.Context, db *sql.DB, later ...string) error {
 	all := scripts()
 	for i, text := range later {
 		all = append(all, script{fmt.Sprint("later", i), text})
 	}
-	return up(ctx, conn, all)
+	return up(ctx, db, all)
 }

@@ -57,44 +57,41 @@ func (d *Provider) migrate(ctx context.Context) (err error) {
 		return err
 	}
 	db := sql.OpenDB(connector)
-	defer func() { err = errors.Join(err, db.Close()) }()
-	conn, err := db.Conn(ctx)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = conn.Close() }()
+	db.SetMaxOpenConns(1)
+	defer func() { err = errors.Join(err, db.Close()) }() // rolls back what was not committed
 	// The write lock comes before the look at the version, so that migrators run one after another.
 	err = patiently(ctx, func() error {
-		_, err := conn.ExecContext(ctx, `begin immediate`)
+		_, err := db.ExecContext(ctx, `begin immediate`)
 		return err
 	})
 	if err != nil {
 		return err
 	}
-	if err := up(ctx, conn, scripts()); err != nil {
-		return err // closing db rolls back
+	if err := up(ctx, db, scripts()); err != nil {
+		return err
 	}
-	_, err = conn.ExecContext(ctx, `commit`)
+	_, err = db.ExecContext(ctx, `commit`)
 	return err
 }
 
-// up applies the migrations that the file does not have. The first of all makes version 1. conn is in a write transaction.
-func up(ctx context.Context, conn *sql.Conn, all []script) error {
-	if _, err := conn.ExecContext(ctx, createMigrations); err != nil {
+// up applies the migrations that the file does not have. The first of all makes version 1. db has one
+// connection, in a write transaction.
+func up(ctx context.Context, db *sql.DB, all []script) error {
+	if _, err := db.ExecContext(ctx, createMigrations); err != nil {
 		return err
 	}
 	var version int
-	if err := conn.QueryRowContext(ctx, migrationVersion).Scan(&version); err != nil {
+	if err := db.QueryRowContext(ctx, migrationVersion).Scan(&version); err != nil {
 		return err
 	}
 	for i, m := range all {
 		if i < version {
 			continue
 		}
-		if _, err := conn.ExecContext(ctx, m.text); err != nil {
+		if _, err := db.ExecContext(ctx, m.text); err != nil {
 			return fmt.Errorf("%s: %w", m.name, err)
 		}
-		if _, err := conn.ExecContext(ctx, recordMigration, i+1); err != nil {
+		if _, err := db.ExecContext(ctx, recordMigration, i+1); err != nil {
 			return fmt.Errorf("%s: %w", m.name, err)
 		}
 	}

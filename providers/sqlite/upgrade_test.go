@@ -12,14 +12,11 @@ import (
 func TestMigrateAppliesOnlyWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	db := open(t, nil)
-	conn, err := db.SQL().Conn(t.Context())
-	require.NoError(t, err)
-	defer conn.Close()
 	for range 2 {
-		require.NoError(t, sqlite.UpWith(t.Context(), conn, `create table kinora_second (id integer)`, `insert into kinora_second values (3)`))
+		require.NoError(t, sqlite.UpWith(t.Context(), db.SQL(), `create table kinora_second (id integer)`, `insert into kinora_second values (3)`))
 	}
 	require.Equal(t, 1, count(t, db.SQL(), "kinora_second"))
 	require.Equal(t, 3, count(t, db.SQL(), "kinora_migrations"))
 	require.Equal(t, 1, count(t, db.SQL(), "kinora_migrations where version_id = 3 and is_applied"))
-	require.ErrorContains(t, sqlite.UpWith(t.Context(), conn, "", "", `create table kinora_second (id integer)`), "later2: ")
+	require.ErrorContains(t, sqlite.UpWith(t.Context(), db.SQL(), "", "", `create table kinora_second (id integer)`), "later2: ")
 }
