@@ -24,11 +24,20 @@ var roles string
 var grants string
 
 // RolesSQL makes the roles and the schema, to be run before Migrate; GrantsSQL says what each may do, to be run
-// after it. Both are for people to read, change and apply, and may be run again.
-func RolesSQL(schema string) string { return schemaName.ReplaceAllString(roles, schema) }
+// after it. Both are for people to read, change and apply, and may be run again. A schema's name that Config.Schema
+// does not take is an *eventstore.InvalidError.
+func RolesSQL(schema string) (string, error) { return named(schema, roles) }
 
-// GrantsSQL says what each role of RolesSQL may do, to be run after Migrate.
-func GrantsSQL(schema string) string { return schemaName.ReplaceAllString(grants, schema) }
+// GrantsSQL says what each role of RolesSQL may do, to be run after Migrate. A schema's name that Config.Schema does
+// not take is an *eventstore.InvalidError.
+func GrantsSQL(schema string) (string, error) { return named(schema, grants) }
+
+func named(schema, script string) (string, error) {
+	if err := checkSchema(schema); err != nil {
+		return "", err
+	}
+	return schemaName.ReplaceAllString(script, schema), nil
+}
 
 // schemaName is the schema, and not the beginning of a role's name.
 var schemaName = regexp.MustCompile(`\bkinora\b`)
@@ -37,8 +46,11 @@ var schemaName = regexp.MustCompile(`\bkinora\b`)
 var migrations = []string{migration1}
 
 // MigrationSQL is what Migrate runs for this schema, for people who apply it by other means. Its last lines record the
-// versions, as Migrate does.
-func MigrationSQL(schema string) string {
+// versions, as Migrate does. A schema's name that Config.Schema does not take is an *eventstore.InvalidError.
+func MigrationSQL(schema string) (string, error) {
+	if err := checkSchema(schema); err != nil {
+		return "", err
+	}
 	var b strings.Builder
 	b.WriteString("create schema if not exists " + schema + ";\n")
 	for _, m := range migrations {
@@ -49,7 +61,7 @@ func MigrationSQL(schema string) string {
 	for v := range len(migrations) + 1 {
 		fmt.Fprintf(&b, "insert into %s.migrations (version_id, is_applied) values (%d, true);\n", schema, v)
 	}
-	return b.String()
+	return b.String(), nil
 }
 
 // Migrate brings the schema up to date. Any number of migrators may run at once; all succeed. The role needs
