@@ -65,7 +65,8 @@ func MigrationSQL(schema string) (string, error) {
 }
 
 // Migrate brings the schema up to date. Any number of migrators may run at once; all succeed. The role needs
-// the right to create the schema, or to create in it.
+// the right to create the schema, or to create in it. If a newer program has migrated the schema, Migrate changes
+// nothing and returns a *NewerError.
 func (db *DB) Migrate(ctx context.Context) error {
 	// One connection holds an advisory lock in a transaction while goose works on another. Both are made for
 	// this, so that a borrowed pool of one connection cannot wait for itself.
@@ -83,6 +84,13 @@ func (db *DB) Migrate(ctx context.Context) error {
 	if _, err := tx.Exec(ctx, lockMigrationSQL, lockClassMigrate, lockKey(db.cfg.Schema)); err != nil {
 		return fmt.Errorf("migrate: lock: %w", err)
 	}
+	is, err := db.state(ctx, tx)
+	if err == nil && is.version > known() {
+		err = fmt.Errorf("schema %s: %w", db.cfg.Schema, &NewerError{Database: is.version, Program: known()})
+	}
+	if err != nil {
+		return fmt.Errorf("migrate: %w", err)
+	}
 	pool := stdlib.OpenDB(*conn.Config(), stdlib.OptionAfterConnect(func(ctx context.Context, conn *pgx.Conn) error {
 		return settle(ctx, of, conn)
 	}))
@@ -96,24 +104,6 @@ func (db *DB) Migrate(ctx context.Context) error {
 // ErrIsolation: the sessions' default_transaction_isolation is not read committed. A statement that waits for a
 // lock must then see what it waited for, and at a higher level it does not.
 var ErrIsolation = errors.New("default_transaction_isolation must be read committed")
-
-const migratedSQL = `select exists (select from kinora.migrations where version_id = $1::bigint and is_applied),
-	current_setting('default_transaction_isolation')`
-
-// Ready implements outbox.ReadyChecker: ErrNotMigrated where the schema is older than this package needs, and
-// ErrIsolation.
-func (db *DB) Ready(ctx context.Context) error {
-	var migrated bool
-	var isolation string
-	err := clear(db.pool.QueryRow(ctx, db.q(migratedSQL), len(migrations)).Scan(&migrated, &isolation))
-	if err == nil && isolation != "read committed" {
-		return ErrIsolation
-	}
-	if errors.Is(err, ErrNotMigrated) || err == nil && !migrated {
-		return fmt.Errorf("schema %s: %w", db.cfg.Schema, ErrNotMigrated)
-	}
-	return nil // it is there, or the database is away, which may pass
-}
 
 const lockMigrationSQL = `select pg_advisory_xact_lock($1::int, $2::int)`
 

@@ -38,6 +38,9 @@ type Config struct {
 // ErrNotMigrated: the schema is not there, or older than this package needs. Call Migrate.
 var ErrNotMigrated = errors.New("the database is not migrated: call Migrate")
 
+// NewerError is the error of Migrate and Ready if a newer program has migrated the schema.
+type NewerError = provider.NewerError
+
 // DB implements every contract of Kinora over one pool. Its methods may be called concurrently.
 type DB struct {
 	pool    *pgxpool.Pool

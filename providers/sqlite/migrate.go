@@ -22,7 +22,8 @@ var migrations embed.FS
 const migrationsTable = "kinora_migrations"
 
 // Migrate brings the file's tables up to date, through a connection of its own. It is one transaction: others
-// see all of it or nothing, and of several migrators at once one does the work while the others wait.
+// see all of it or nothing, and of several migrators at once one does the work while the others wait. If a newer program has
+// migrated the file, Migrate changes nothing and returns a *NewerError.
 func (d *DB) Migrate(ctx context.Context) error {
 	err := d.migrate(ctx)
 	if err == nil {
@@ -34,13 +35,33 @@ func (d *DB) Migrate(ctx context.Context) error {
 	return nil
 }
 
-// Ready returns ErrNotMigrated where the file's tables are not those of this version. It looks at the tables, and
-// not at what Migrate has noted, as they may come from MigrationSQL.
+// Ready returns a *NewerError if a newer program has migrated the file, and ErrNotMigrated if its tables are not those of
+// this version. For the latter it looks at the tables, and not at what Migrate has noted.
 func (d *DB) Ready(ctx context.Context) error {
-	if err := d.users.warmUp(ctx); err != nil {
+	err := checkVersion(ctx, d.users)
+	if err == nil {
+		err = d.users.warmUp(ctx)
+	}
+	if err != nil {
 		return fmt.Errorf("ready: %w", err)
 	}
 	return nil
+}
+
+const readMigrated = `select coalesce(max(version_id), 0) from kinora_migrations where is_applied`
+
+// checkVersion refuses a file that is newer than the program. A file that notes no versions passes.
+func checkVersion(ctx context.Context, q querier) error {
+	var version int64
+	err := one(ctx, q, []any{&version}, readMigrated)
+	files, _ := fs.Glob(migrations, "migrations/*.sql") // never fails: the pattern is right
+	switch known := int64(len(files)); {
+	case errors.Is(err, ErrNotMigrated):
+		return nil
+	case err == nil && version > known:
+		return &NewerError{Database: version, Program: known}
+	}
+	return err
 }
 
 func (d *DB) migrate(ctx context.Context) (err error) {
@@ -64,6 +85,9 @@ func (d *DB) migrate(ctx context.Context) (err error) {
 		_, err := db.ExecContext(ctx, `begin immediate`)
 		return err
 	})
+	if err == nil {
+		err = checkVersion(ctx, &pool{db: db})
+	}
 	if err != nil {
 		return err
 	}
@@ -74,13 +98,18 @@ func (d *DB) migrate(ctx context.Context) (err error) {
 	return err
 }
 
-// MigrationSQL is what Migrate runs, for those who run it by other means.
+// MigrationSQL is what Migrate runs, for those who run it by other means. Its last lines record the versions, as Migrate does.
 func MigrationSQL() string {
 	var all strings.Builder
 	files, _ := fs.Glob(migrations, "migrations/*.sql") // never fails: the pattern is right
 	for _, file := range files {
 		script, _ := migrations.ReadFile(file) // never fails: it is part of the program
 		fmt.Fprintf(&all, "-- %s\n%s\n", path.Base(file), strings.TrimPrefix(string(script), "-- +goose Up\n"))
+	}
+	fmt.Fprintf(&all, "create table if not exists %s (id integer primary key autoincrement, version_id integer not null, "+
+		"is_applied integer not null, tstamp timestamp default (datetime('now')));\n", migrationsTable)
+	for v := range len(files) + 1 {
+		fmt.Fprintf(&all, "insert into %s (version_id, is_applied) values (%d, 1);\n", migrationsTable, v)
 	}
 	return all.String()
 }
