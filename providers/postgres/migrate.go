@@ -66,7 +66,7 @@ func MigrationSQL(schema string) (string, error) {
 
 // Migrate brings the schema up to date. Any number of migrators may run at once; all succeed. The role needs
 // the right to create the schema, or to create in it. If a newer program has migrated the schema, Migrate changes
-// nothing and returns a *NewerError.
+// nothing and returns a *NewerError; if the database is not encoded as UTF-8, ErrEncoding.
 func (db *DB) Migrate(ctx context.Context) error {
 	// One connection holds an advisory lock in a transaction while goose works on another. Both are made for
 	// this, so that a borrowed pool of one connection cannot wait for itself.
@@ -85,7 +85,10 @@ func (db *DB) Migrate(ctx context.Context) error {
 		return fmt.Errorf("migrate: lock: %w", err)
 	}
 	is, err := db.state(ctx, tx)
-	if err == nil && is.version > known() {
+	switch {
+	case err == nil && is.encoding != encodingUTF8:
+		err = is.wrongEncoding()
+	case err == nil && is.version > known():
 		err = fmt.Errorf("schema %s: %w", db.cfg.Schema, &NewerError{Database: is.version, Program: known()})
 	}
 	if err != nil {

@@ -38,6 +38,9 @@ type Config struct {
 // ErrNotMigrated: the schema is not there, or older than this package needs. Call Migrate.
 var ErrNotMigrated = errors.New("the database is not migrated: call Migrate")
 
+// ErrEncoding: the database is not encoded as UTF-8.
+var ErrEncoding = errors.New("the database must have the encoding UTF8: create another one with it, from template0")
+
 // NewerError is the error of Migrate and Ready if a newer program has migrated the schema.
 type NewerError = provider.NewerError
 

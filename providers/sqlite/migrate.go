@@ -23,7 +23,7 @@ const migrationsTable = "kinora_migrations"
 
 // Migrate brings the file's tables up to date, through a connection of its own. It is one transaction: others
 // see all of it or nothing, and of several migrators at once one does the work while the others wait. If a newer program has
-// migrated the file, Migrate changes nothing and returns a *NewerError.
+// migrated the file, Migrate changes nothing and returns a *NewerError; if the file is not encoded as UTF-8, ErrEncoding.
 func (d *DB) Migrate(ctx context.Context) error {
 	err := d.migrate(ctx)
 	if err == nil {
@@ -35,10 +35,10 @@ func (d *DB) Migrate(ctx context.Context) error {
 	return nil
 }
 
-// Ready returns a *NewerError if a newer program has migrated the file, and ErrNotMigrated if its tables are not those of
+// Ready returns ErrEncoding, a *NewerError if a newer program has migrated the file, and ErrNotMigrated if its tables are not those of
 // this version. For the latter it looks at the tables, and not at what Migrate has noted.
 func (d *DB) Ready(ctx context.Context) error {
-	err := checkVersion(ctx, d.users)
+	err := checkFile(ctx, d.users)
 	if err == nil {
 		err = d.users.warmUp(ctx)
 	}
@@ -48,10 +48,20 @@ func (d *DB) Ready(ctx context.Context) error {
 	return nil
 }
 
-const readMigrated = `select coalesce(max(version_id), 0) from kinora_migrations where is_applied`
+const (
+	readEncoding = `pragma encoding`
+	readMigrated = `select coalesce(max(version_id), 0) from kinora_migrations where is_applied`
+)
 
-// checkVersion refuses a file that is newer than the program. A file that notes no versions passes.
-func checkVersion(ctx context.Context, q querier) error {
+// checkFile refuses a file that is not in UTF-8, or newer than the program. A file that notes no versions passes.
+func checkFile(ctx context.Context, q querier) error {
+	var encoding string
+	if err := one(ctx, q, []any{&encoding}, readEncoding); err != nil {
+		return err
+	}
+	if encoding != "UTF-8" {
+		return fmt.Errorf("the encoding is %s: %w", encoding, ErrEncoding)
+	}
 	var version int64
 	err := one(ctx, q, []any{&version}, readMigrated)
 	files, _ := fs.Glob(migrations, "migrations/*.sql") // never fails: the pattern is right
@@ -86,7 +96,7 @@ func (d *DB) migrate(ctx context.Context) (err error) {
 		return err
 	})
 	if err == nil {
-		err = checkVersion(ctx, &pool{db: db})
+		err = checkFile(ctx, &pool{db: db})
 	}
 	if err != nil {
 		return err
