@@ -32,6 +32,7 @@ type Store interface {
 	//     anywhere, contiguous), nothing is written and the stored place is returned, Replayed set,
 	//     whatever was appended later. If only some are, or one is elsewhere, it is ErrEventIDReused.
 	//   - Input that no database could store is an *InvalidError (errors.Is ErrInvalid), before any SQL.
+	//   - A stream whose row is missing or behind its events, because somebody changed it, is ErrDamaged.
 	//   - A lost COMMIT reply is resolved inside, by id; never by a blind second try. Where that does not
 	//     succeed, it is ErrAmbiguous.
 	Append(ctx context.Context, stream string, expected Expected, events []Draft) (Appended, error)

@@ -4,7 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
+	"unicode/utf8"
+
+	"github.com/kinora-go/kinora/eventstore"
 )
 
 // Parked is a message that was set aside, with all that is needed to look into it and to apply it later.
@@ -74,7 +78,8 @@ func (d Decision) Validate() error {
 	return nil
 }
 
-// CheckDecision returns ErrInput unless Parking.Decide can make messages to, as d says.
+// CheckDecision returns ErrInput unless Parking.Decide can make messages to, as d says. Text of d that is not UTF-8 or has a
+// NUL is an *eventstore.InvalidError too.
 func CheckDecision(to ParkedState, d Decision) error {
 	if to != StateWaiting && to != StateSkipped {
 		return fmt.Errorf("%w: a decision cannot make messages %s", ErrInput, to)
@@ -82,10 +87,18 @@ func CheckDecision(to ParkedState, d Decision) error {
 	if d == (Decision{}) {
 		return nil
 	}
-	return d.Validate()
+	if err := d.Validate(); err != nil {
+		return err
+	}
+	for _, f := range []struct{ field, text string }{{"decision.by", d.By}, {"decision.reason", d.Reason}} {
+		if !utf8.ValidString(f.text) || strings.Contains(f.text, "\x00") {
+			return fmt.Errorf("%w: %w", ErrInput, &eventstore.InvalidError{Field: f.field, Reason: "want UTF-8 without NUL characters"})
+		}
+	}
+	return nil
 }
 
-// ParkedFilter selects parked messages; the zero filter selects all that are not resolved.
+// ParkedFilter selects parked messages; the zero filter selects all that are not resolved. See CheckParkedFilter.
 type ParkedFilter struct {
 	Projector string
 	Handler   string // the handler that failed

@@ -102,14 +102,14 @@ func mediaType(r *http.Request) string {
 	return kind
 }
 
-// front is what every request passes: writes from other sites are refused, answers say what a page may load,
-// and what no route takes is told as JSON.
-func front(mux *http.ServeMux) http.Handler {
+// front is what every request passes: writes from other sites and for other hosts than listen are refused, answers say what a page
+// may load, and what no route takes is told as JSON.
+func front(mux *http.ServeMux, listen string) http.Handler {
 	guard := http.NewCrossOriginProtection()
 	guard.SetDenyHandler(jsonHandler(func(http.ResponseWriter, *http.Request) error {
 		return &httpError{Status: http.StatusForbidden, Code: "cross_origin", Message: "a write from another site"}
 	}))
-	guarded := guard.Handler(mux)
+	guarded := knownHosts(listen, guard.Handler(mux))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
 		h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'")

@@ -9,10 +9,14 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // EntryCandidates implements outbox.Store.
 func (db *DB) EntryCandidates(ctx context.Context, q outbox.Query, limit int) ([]outbox.Entry, error) {
+	if err := provider.CheckQuery(q); err != nil {
+		return nil, fmt.Errorf("read candidates: %w", err)
+	}
 	return query(ctx, db, "read candidates", func(s *state, now time.Time) []outbox.Entry { return s.candidates(q, limit, now) })
 }
 
@@ -30,6 +34,9 @@ func (db *DB) TakeEntry(ctx context.Context, e outbox.Entry, q outbox.Query, t c
 
 // ClaimEntries implements outbox.BatchClaimer: the portable claim, in one transaction.
 func (db *DB) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) (taken []outbox.Entry, err error) {
+	if err := provider.CheckQuery(q); err != nil {
+		return nil, fmt.Errorf("claim entries: %w", err)
+	}
 	err = db.Tx(ctx, func(tx *Model) error {
 		now := db.now()
 		taken, err = claim.Portable(ctx, t,

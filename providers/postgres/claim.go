@@ -14,6 +14,7 @@ import (
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // planned makes the server plan a statement each time, for the tables as they are: it costs a fraction of a
@@ -213,6 +214,9 @@ names as materialized (
 
 // ClaimEntries implements outbox.BatchClaimer.
 func (db *DB) ClaimEntries(ctx context.Context, q outbox.Query, t claim.Terms) ([]outbox.Entry, error) {
+	if err := provider.CheckQuery(q); err != nil {
+		return nil, fmt.Errorf("claim entries: %w", err)
+	}
 	sql := statementFor(q, claimStatements)
 	args := []any{planned, uuid.UUID(t.Token), t.Lease.Microseconds(), t.Limit, q.Attempts, t.Holder, q.Bytes, max(q.After, 0)}
 	crash.Point("claim: before")
@@ -311,6 +315,9 @@ order by o.id`
 
 // EntryCandidates implements outbox.Store.
 func (db *DB) EntryCandidates(ctx context.Context, q outbox.Query, limit int) ([]outbox.Entry, error) {
+	if err := provider.CheckQuery(q); err != nil {
+		return nil, fmt.Errorf("read candidates: %w", err)
+	}
 	rows, err := db.pool.Query(ctx, db.q(statementFor(q, candidateStatements)), append([]any{planned, limit, q.Bytes, max(q.After, 0)}, topicArgs(q)...)...)
 	if err == nil {
 		var entries []outbox.Entry

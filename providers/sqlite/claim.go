@@ -8,6 +8,7 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // candidates walks the open entries in order and leaves out those that are not eligible, or that have one
@@ -88,6 +89,9 @@ order by o.id`
 
 // EntryCandidates implements outbox.Store.
 func (d *DB) EntryCandidates(ctx context.Context, q outbox.Query, limit int) ([]outbox.Entry, error) {
+	if err := provider.CheckQuery(q); err != nil {
+		return nil, fmt.Errorf("read candidates: %w", err)
+	}
 	entries, err := candidatesOf(ctx, d.reads, q, limit)
 	if err != nil {
 		return nil, fmt.Errorf("read candidates: %w", err)
