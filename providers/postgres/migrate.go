@@ -21,11 +21,20 @@ var roles string
 var grants string
 
 // RolesSQL makes the roles and the schema, to be run before Migrate; GrantsSQL says what each may do, to be run
-// after it. Both are for people to read, change and apply, and may be run again.
-func RolesSQL(schema string) string { return schemaName.ReplaceAllString(roles, schema) }
+// after it. Both are for people to read, change and apply, and may be run again. A schema's name that Config.Schema
+// does not take is an *eventstore.InvalidError.
+func RolesSQL(schema string) (string, error) { return named(schema, roles) }
 
-// GrantsSQL says what each role of RolesSQL may do, to be run after Migrate.
-func GrantsSQL(schema string) string { return schemaName.ReplaceAllString(grants, schema) }
+// GrantsSQL says what each role of RolesSQL may do, to be run after Migrate. A schema's name that Config.Schema does
+// not take is an *eventstore.InvalidError.
+func GrantsSQL(schema string) (string, error) { return named(schema, grants) }
+
+func named(schema, script string) (string, error) {
+	if err := checkSchema(schema); err != nil {
+		return "", err
+	}
+	return schemaName.ReplaceAllString(script, schema), nil
+}
 
 // schemaName is the schema, and not the beginning of a role's name.
 var schemaName = regexp.MustCompile(`\bkinora\b`)
@@ -34,8 +43,11 @@ var schemaName = regexp.MustCompile(`\bkinora\b`)
 var migrations = []string{migration1}
 
 // MigrationSQL is what Migrate runs for this schema, for people who apply it by other means. Its last lines record the
-// versions, as Migrate does.
-func MigrationSQL(schema string) string {
+// versions, as Migrate does. A schema's name that Config.Schema does not take is an *eventstore.InvalidError.
+func MigrationSQL(schema string) (string, error) {
+	if err := checkSchema(schema); err != nil {
+		return "", err
+	}
 	var b strings.Builder
 	b.WriteString("create schema if not exists " + schema + ";\n")
 	for _, m := range migrations {
@@ -45,7 +57,7 @@ func MigrationSQL(schema string) string {
 	for i := range migrations {
 		fmt.Fprintf(&b, "insert into %s.migrations (version_id, is_applied) values (%d, true);\n", schema, i+1)
 	}
-	return b.String()
+	return b.String(), nil
 }
 
 const (
@@ -60,13 +72,12 @@ const (
 	existsSQL = `select exists (select from pg_namespace where nspname = $1),
 	exists (select from pg_tables where schemaname = $1 and tablename = 'migrations')`
 
-	versionSQL = `select coalesce(max(version_id), 0) from kinora.migrations where is_applied`
-
 	recordMigrationSQL = `insert into kinora.migrations (version_id, is_applied) values ($1::bigint, true)`
 )
 
-// Migrate brings the schema up to date, in one transaction on a connection of its own. Any number of migrators may run
-// at once; all succeed. The role needs the right to create the schema, or to create in it.
+// Migrate brings the schema up to date, in one transaction on a connection of its own. Any number of migrators may run at
+// once; all succeed. The role needs the right to create the schema, or to create in it. If a newer program has migrated
+// the schema, Migrate changes nothing and returns a *NewerError; if the database is not encoded as UTF-8, ErrEncoding.
 func (db *DB) Migrate(ctx context.Context) error {
 	conn, err := connect(ctx, db.pool.Config())
 	if err != nil {
@@ -77,6 +88,15 @@ func (db *DB) Migrate(ctx context.Context) error {
 	err = pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, lockMigrationSQL, lockClassMigrate, lockKey(db.cfg.Schema)); err != nil {
 			return fmt.Errorf("lock: %w", err)
+		}
+		is, err := db.state(ctx, tx)
+		switch {
+		case err != nil:
+			return err
+		case is.encoding != encodingUTF8:
+			return is.wrongEncoding()
+		case is.version > known():
+			return fmt.Errorf("schema %s: %w", db.cfg.Schema, &NewerError{Database: is.version, Program: known()})
 		}
 		return db.up(ctx, tx, migrations)
 	})
@@ -121,21 +141,3 @@ func (db *Provider) up(ctx context.Context, tx pgx.Tx, all []string) error {
 // ErrIsolation: the sessions' default_transaction_isolation is not read committed. A statement that waits for a
 // lock must then see what it waited for, and at a higher level it does not.
 var ErrIsolation = errors.New("default_transaction_isolation must be read committed")
-
-const migratedSQL = `select exists (select from kinora.migrations where version_id = $1::bigint and is_applied),
-	current_setting('default_transaction_isolation')`
-
-// Ready implements provider.ReadyChecker: ErrNotMigrated where the schema is older than this package needs, and
-// ErrIsolation.
-func (db *DB) Ready(ctx context.Context) error {
-	var migrated bool
-	var isolation string
-	err := clear(db.pool.QueryRow(ctx, db.q(migratedSQL), len(migrations)).Scan(&migrated, &isolation))
-	if err == nil && isolation != "read committed" {
-		return ErrIsolation
-	}
-	if errors.Is(err, ErrNotMigrated) || err == nil && !migrated {
-		return fmt.Errorf("schema %s: %w", db.cfg.Schema, ErrNotMigrated)
-	}
-	return nil // it is there, or the database is away, which may pass
-}

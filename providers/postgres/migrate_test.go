@@ -16,7 +16,9 @@ func TestMigrateAppliesOnlyWhatIsMissing(t *testing.T) {
 	db, err := postgres.Open(t.Context(), postgrestest.DSN(t, &postgres.Config{Schema: "unused"}), &postgres.Config{Schema: "shop"})
 	require.NoError(t, err)
 	defer db.Close()
-	_, err = db.Pool().Exec(t.Context(), postgres.MigrationSQL("shop"))
+	script, err := postgres.MigrationSQL("shop")
+	require.NoError(t, err)
+	_, err = db.Pool().Exec(t.Context(), script)
 	require.NoError(t, err)
 	later := append(postgres.Migrations()[:len(postgres.Migrations()):len(postgres.Migrations())],
 		`create table kinora.second (id int)`, `insert into kinora.second values (3)`)

@@ -30,7 +30,8 @@ const (
 )
 
 // Migrate brings the file's tables up to date, through a connection of its own. It is one transaction: others
-// see all of it or nothing, and of several migrators at once one does the work while the others wait.
+// see all of it or nothing, and of several migrators at once one does the work while the others wait. If a newer program has
+// migrated the file, Migrate changes nothing and returns a *NewerError; if the file is not encoded as UTF-8, ErrEncoding.
 func (d *DB) Migrate(ctx context.Context) error {
 	err := d.migrate(ctx)
 	if err == nil {
@@ -42,13 +43,39 @@ func (d *DB) Migrate(ctx context.Context) error {
 	return nil
 }
 
-// Ready returns ErrNotMigrated where the file's tables are not those of this version. It looks at the tables, and
-// not at what Migrate has noted, as they may come from MigrationSQL.
+// Ready returns ErrEncoding, a *NewerError if a newer program has migrated the file, and ErrNotMigrated if its tables are not those of
+// this version. For the latter it looks at the tables, and not at what Migrate has noted.
 func (d *DB) Ready(ctx context.Context) error {
-	if err := d.users.warmUp(ctx); err != nil {
+	err := checkFile(ctx, d.users)
+	if err == nil {
+		err = d.users.warmUp(ctx)
+	}
+	if err != nil {
 		return fmt.Errorf("ready: %w", err)
 	}
 	return nil
+}
+
+const readEncoding = `pragma encoding`
+
+// checkFile refuses a file that is not in UTF-8, or newer than the program. A file that notes no versions passes.
+func checkFile(ctx context.Context, q querier) error {
+	var encoding string
+	if err := one(ctx, q, []any{&encoding}, readEncoding); err != nil {
+		return err
+	}
+	if encoding != "UTF-8" {
+		return fmt.Errorf("the encoding is %s: %w", encoding, ErrEncoding)
+	}
+	var version int64
+	err := one(ctx, q, []any{&version}, migrationVersion)
+	switch known := int64(len(scripts())); {
+	case errors.Is(err, ErrNotMigrated):
+		return nil
+	case err == nil && version > known:
+		return &NewerError{Database: version, Program: known}
+	}
+	return err
 }
 
 func (d *Provider) migrate(ctx context.Context) (err error) {
@@ -64,6 +91,9 @@ func (d *Provider) migrate(ctx context.Context) (err error) {
 		_, err := db.ExecContext(ctx, `begin immediate`)
 		return err
 	})
+	if err == nil {
+		err = checkFile(ctx, &pool{db: db})
+	}
 	if err != nil {
 		return err
 	}
@@ -98,11 +128,15 @@ func up(ctx context.Context, db *sql.DB, all []script) error {
 	return nil
 }
 
-// MigrationSQL is what Migrate runs, for those who run it by other means.
+// MigrationSQL is what Migrate runs, for those who run it by other means. Its last lines record the versions, as Migrate does.
 func MigrationSQL() string {
 	var all strings.Builder
 	for _, m := range scripts() {
 		fmt.Fprintf(&all, "-- %s\n%s\n", m.name, strings.TrimSpace(m.text))
+	}
+	all.WriteString(createMigrations + ";\n")
+	for i := range scripts() {
+		fmt.Fprintf(&all, "insert into kinora_migrations (version_id, is_applied) values (%d, 1);\n", i+1)
 	}
 	return all.String()
 }
