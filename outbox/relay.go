@@ -13,6 +13,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/purpose"
 )
 
 // RelayConfig configures a Relay. The zero value is the default.
@@ -133,7 +134,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		return errors.New("relay: Run called twice")
 	}
 	if c, ok := r.store.(ReadyChecker); ok {
-		if err := c.Ready(ctx); err != nil {
+		if err := c.Ready(purpose.With(ctx, purpose.Relay)); err != nil {
 			return fmt.Errorf("relay: %w", err)
 		}
 	}

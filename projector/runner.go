@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/internal/purpose"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
@@ -145,7 +146,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	}
 	var err error
 	if c, ok := r.store.(outbox.ReadyChecker); ok {
-		err = c.Ready(ctx)
+		err = c.Ready(purpose.With(ctx, purpose.Runner))
 	}
 	if err == nil {
 		err = r.halted(ctx)

@@ -1,0 +1,72 @@
+package postgres
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"github.com/kinora-go/kinora/internal/purpose"
+)
+
+// What each service always needs, by table. What only some of them need is not among it: the outbox for handlers that emit, updates of
+// generations for a switch. An appender needs the outbox if the DB has a route.
+var (
+	relayNeeds  = rights("migrations: select", "outbox: select update delete")
+	runnerNeeds = rights("migrations: select", "generations: select", "markers: select insert delete", "floors: select insert update",
+		"parked: select insert update delete", "holds: select insert update delete", "runners: select insert update delete",
+		"doing: select insert update delete")
+	appenderNeeds = rights("migrations: select", "streams: select insert update", "events: select insert")
+	routeNeeds    = rights("outbox: insert")
+)
+
+// right is a right on a table.
+type right struct{ right, table string }
+
+func rights(lines ...string) (all []right) {
+	for _, line := range lines {
+		table, names, _ := strings.Cut(line, ": ")
+		for name := range strings.FieldsSeq(names) {
+			all = append(all, right{name, table})
+		}
+	}
+	return all
+}
+
+// asked are all rights, each once, which stateSQL looks at.
+var asked = func() (all []right) {
+	for _, r := range slices.Concat(relayNeeds, runnerNeeds, appenderNeeds, routeNeeds) {
+		if !slices.Contains(all, r) {
+			all = append(all, r)
+		}
+	}
+	return all
+}()
+
+// lacks returns which of the rights that the asking service needs are missing. An application's own question is answered for the service
+// of which the fewest are.
+func (db *DB) lacks(ctx context.Context, missing []right) []string {
+	appender := appenderNeeds
+	if db.cfg.Route != nil {
+		appender = slices.Concat(appenderNeeds, routeNeeds)
+	}
+	services := [][]right{appender, runnerNeeds, relayNeeds}
+	switch purpose.Of(ctx) {
+	case purpose.Relay:
+		services = [][]right{relayNeeds}
+	case purpose.Runner:
+		services = [][]right{runnerNeeds}
+	}
+	var fewest []string
+	for i, needs := range services {
+		var lacks []string
+		for _, need := range needs {
+			if slices.Contains(missing, need) {
+				lacks = append(lacks, need.right+" on "+db.cfg.Schema+"."+need.table)
+			}
+		}
+		if i == 0 || len(lacks) < len(fewest) {
+			fewest = lacks
+		}
+	}
+	return fewest
+}
