@@ -238,8 +238,9 @@ type Inspector interface {
 	Skip(ctx context.Context, f Filter) (int, error)
 }
 
-// Filter picks entries. The zero Filter picks all, up to the default limit. A text over 255 bytes, with a NUL, or that is not UTF-8
-// is an *eventstore.InvalidError in every method that takes one; so is such a topic of a Query.
+// Filter picks entries. The zero Filter picks all, up to the default limit. A text over 255 bytes,
+// with a NUL, or that is not UTF-8 is an *eventstore.InvalidError in every method that takes a
+// Filter. The same holds for the topics of a Query.
 type Filter struct {
 	Status []Status
 	Topic  string

@@ -78,8 +78,8 @@ func (d Decision) Validate() error {
 	return nil
 }
 
-// CheckDecision returns ErrInput unless Parking.Decide can make messages to, as d says. Text of d that is not UTF-8 or has a
-// NUL is an *eventstore.InvalidError too.
+// CheckDecision returns ErrInput unless Parking.Decide can make messages to, as d says. Text of d
+// that is not UTF-8 or has a NUL is an *eventstore.InvalidError too.
 func CheckDecision(to ParkedState, d Decision) error {
 	if to != StateWaiting && to != StateSkipped {
 		return fmt.Errorf("%w: a decision cannot make messages %s", ErrInput, to)
@@ -98,7 +98,8 @@ func CheckDecision(to ParkedState, d Decision) error {
 	return nil
 }
 
-// ParkedFilter selects parked messages; the zero filter selects all that are not resolved. See CheckParkedFilter.
+// ParkedFilter selects parked messages; the zero filter selects all that are not resolved. See
+// CheckParkedFilter.
 type ParkedFilter struct {
 	Projector string
 	Handler   string // the handler that failed

@@ -9,9 +9,10 @@ import (
 	"github.com/kinora-go/kinora/outbox"
 )
 
-// Every provider calls these checks before any SQL. They refuse with *eventstore.InvalidError text of a filter that is not UTF-8, has a
-// NUL, or is longer than eventstore.MaxIDBytes: no database stores the former two, and Kinora stores no longer names. Empty text, which
-// is no condition, passes.
+// Every provider calls these checks before any SQL. They refuse with *eventstore.InvalidError text
+// of a filter that is not UTF-8, has a NUL, or is longer than eventstore.MaxIDBytes: no database
+// stores the first two, and Kinora stores no longer names. Empty text, which is no condition,
+// passes.
 
 // CheckStorable checks texts of one field.
 func CheckStorable[T ~string](field string, texts ...T) error {
@@ -43,7 +44,8 @@ func CheckQuery(q outbox.Query) error {
 	return firstError(CheckStorable("query.topics", q.Topics...), CheckStorable("query.except", q.Except...))
 }
 
-// CheckParkedFilter checks the projector and the handler. Key, Code and Types may be any text, because a parked message may have any.
+// CheckParkedFilter checks the projector and the handler. Key, Code and Types may be any text,
+// because a parked message may have any.
 func CheckParkedFilter(f ParkedFilter) error {
 	return firstError(CheckStorable("filter.projector", f.Projector), CheckStorable("filter.handler", f.Handler))
 }

@@ -102,8 +102,8 @@ func mediaType(r *http.Request) string {
 	return kind
 }
 
-// front is what every request passes: writes from other sites and for other hosts than listen are refused, answers say what a page
-// may load, and what no route takes is told as JSON.
+// front is what every request passes: writes from other sites and for other hosts than listen are
+// refused, answers say what a page may load, and what no route takes is told as JSON.
 func front(mux *http.ServeMux, listen string) http.Handler {
 	guard := http.NewCrossOriginProtection()
 	guard.SetDenyHandler(jsonHandler(func(http.ResponseWriter, *http.Request) error {

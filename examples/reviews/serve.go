@@ -83,7 +83,8 @@ func (c *serveCmd) Run(ctx context.Context) (err error) {
 	return nil
 }
 
-// newService is the whole service as a handler, for the address that it listens on. It says that it is not ready once stopping has ended.
+// newService is the whole service as a handler, for the address that it listens on. It says that it
+// is not ready once stopping has ended.
 func newService(stopping context.Context, db serviceStore, pipe *pipeline, strongWait time.Duration, listen string) (http.Handler, error) {
 	commands, err := review.NewCommands(db)
 	if err != nil {

@@ -1,9 +1,10 @@
-// Package purpose lets a relay and a runner say, to a provider whose roles have different rights, which of them asks whether it is ready.
+// Package purpose lets a relay and a runner say, to a provider whose roles have different rights,
+// which of them asks whether it is ready.
 package purpose
 
 import "context"
 
-// Purpose is what a store is opened for.
+// Purpose is the use of a store.
 type Purpose string
 
 const (
@@ -14,10 +15,10 @@ const (
 
 type key struct{}
 
-// With returns the context of a question that is asked for p.
+// With returns a context that says that p asks.
 func With(ctx context.Context, p Purpose) context.Context { return context.WithValue(ctx, key{}, p) }
 
-// Of returns what a question is asked for.
+// Of returns who asks.
 func Of(ctx context.Context) Purpose {
 	p, _ := ctx.Value(key{}).(Purpose)
 	return p

@@ -23,13 +23,13 @@ var roles string
 //go:embed grants.sql
 var grants string
 
-// RolesSQL makes the roles and the schema, to be run before Migrate; GrantsSQL says what each may do, to be run
-// after it. Both are for people to read, change and apply, and may be run again. A schema's name that Config.Schema
-// does not take is an *eventstore.InvalidError.
+// RolesSQL makes the roles and the schema, to be run before Migrate; GrantsSQL says what each may
+// do, to be run after it. Both are for people to read, change and apply, and may be run again. A
+// schema's name that Config.Schema does not take is an *eventstore.InvalidError.
 func RolesSQL(schema string) (string, error) { return named(schema, roles) }
 
-// GrantsSQL says what each role of RolesSQL may do, to be run after Migrate. A schema's name that Config.Schema does
-// not take is an *eventstore.InvalidError.
+// GrantsSQL says what each role of RolesSQL may do, to be run after Migrate. A schema's name that
+// Config.Schema does not take is an *eventstore.InvalidError.
 func GrantsSQL(schema string) (string, error) { return named(schema, grants) }
 
 func named(schema, script string) (string, error) {
@@ -45,8 +45,9 @@ var schemaName = regexp.MustCompile(`\bkinora\b`)
 // migrations are numbered from 1 and append-only.
 var migrations = []string{migration1}
 
-// MigrationSQL is what Migrate runs for this schema, for people who apply it by other means. Its last lines record the
-// versions, as Migrate does. A schema's name that Config.Schema does not take is an *eventstore.InvalidError.
+// MigrationSQL is what Migrate runs for this schema, for people who apply it by other means. Its
+// last lines record the versions, as Migrate does. A schema's name that Config.Schema does not take
+// is an *eventstore.InvalidError.
 func MigrationSQL(schema string) (string, error) {
 	if err := checkSchema(schema); err != nil {
 		return "", err
@@ -64,9 +65,10 @@ func MigrationSQL(schema string) (string, error) {
 	return b.String(), nil
 }
 
-// Migrate brings the schema up to date. Any number of migrators may run at once; all succeed. The role needs
-// the right to create the schema, or to create in it. If a newer program has migrated the schema, Migrate changes
-// nothing and returns a *NewerError; if the database is not encoded as UTF-8, ErrEncoding.
+// Migrate brings the schema up to date. Any number of migrators may run at once; all succeed. The
+// role needs the right to create the schema, or to create in it. If a newer program has migrated
+// the schema, Migrate changes nothing and returns a *NewerError; if the database is not encoded as
+// UTF-8, ErrEncoding.
 func (db *DB) Migrate(ctx context.Context) error {
 	// One connection holds an advisory lock in a transaction while goose works on another. Both are made for
 	// this, so that a borrowed pool of one connection cannot wait for itself.

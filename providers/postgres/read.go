@@ -10,7 +10,7 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 )
 
-// A page ends at either.
+// A page ends when it reaches either of these.
 const (
 	pageRows  = 200
 	pageBytes = 4 << 20 // of data and metadata
@@ -20,8 +20,8 @@ const readStreamSQL = `
 select position, version, id, type, schema_version, data, metadata, recorded_at
 from kinora.events where stream = $1::text and version > $2::bigint order by version limit $3::int`
 
-// ReadStream implements eventstore.Store, in pages of up to 200 events. A page ends with the event that makes it 4 MiB of data and
-// metadata or more.
+// ReadStream implements eventstore.Store, in pages of up to 200 events. A page ends with the event
+// that makes it 4 MiB of data and metadata or more.
 func (db *DB) ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[eventstore.Raw, error] {
 	return db.readStream(ctx, db.pool, stream, afterVersion)
 }
@@ -51,7 +51,7 @@ func (db *DB) readStream(ctx context.Context, q querier, stream string, after in
 			}
 			switch {
 			case bytes >= pageBytes:
-				rows = len(page) // more than fit would be sent for nothing
+				rows = len(page) // the server would send more rows for nothing
 			case len(page) < rows:
 				return
 			case bytes < pageBytes/2:
@@ -61,7 +61,8 @@ func (db *DB) readStream(ctx context.Context, q querier, stream string, after in
 	}
 }
 
-// readPage reads at most limit events, and no more once they have pageBytes. The rest of the rows is then received and dropped.
+// readPage reads at most limit events, and stops at pageBytes. Then it receives and drops the
+// remaining rows.
 func (db *DB) readPage(ctx context.Context, q querier, stream string, after int64, limit int) (page []eventstore.Raw, bytes int, err error) {
 	rows, err := q.Query(ctx, db.q(readStreamSQL), stream, after, limit)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// It looks into the catalog alone, so that it succeeds before Migrate, and with any role. A right on a column is enough: roles.sql
-	// gives appenders a part of the outbox.
+	// It looks into the catalog alone, so that it succeeds before Migrate, and with any role. A
+	// right on a column is enough: roles.sql gives appenders a part of the outbox.
 	stateSQL = `
 select current_user::text, current_setting('default_transaction_isolation'), current_setting('server_encoding'),
 	pg_is_in_recovery() or current_setting('transaction_read_only') = 'on',
@@ -28,7 +28,8 @@ from (select) one left join pg_namespace n on n.nspname = $1::text`
 // ErrReadOnly: the server is a standby, or the session's transactions are read-only.
 var ErrReadOnly = errors.New("the database is read-only: connect to the primary (target_session_attrs=read-write), without default_transaction_read_only")
 
-// RightsError is the error of Ready if the role of the pool's sessions lacks rights that every such service needs.
+// RightsError is the error of Ready if the role of the pool's sessions lacks rights that every such
+// service needs.
 type RightsError struct {
 	Role    string
 	Missing []string // "usage on schema kinora", "insert on kinora.events"
@@ -42,10 +43,10 @@ func (e *RightsError) Error() string {
 //   - ErrEncoding and ErrIsolation;
 //   - ErrReadOnly on a standby;
 //   - ErrNotMigrated if the schema is older than this package needs, and a *NewerError if it is newer;
-//   - a *RightsError for a role without the rights that the service needs: a relay or a runner when it starts; if an
-//     application asks, a service that appends, relays or runs projectors.
+//   - a *RightsError for a role without the rights that the service needs: a relay or a runner when it
+//     starts; if an application asks, a service that appends, relays or runs projectors.
 func (db *DB) Ready(ctx context.Context) error {
-	fault, _ := db.check(ctx) // an error is that the database is away, which may pass
+	fault, _ := db.check(ctx) // with an error the database is away, which may pass
 	return fault
 }
 
@@ -59,7 +60,7 @@ func (db *DB) check(ctx context.Context) (fault, err error) {
 		return is.wrongEncoding(), nil
 	case is.readOnly:
 		return ErrReadOnly, nil
-	case is.hidden: // its version; the right to read it is among those that lack
+	case is.hidden: // the role may not read the version, and lacks reports that right
 	case is.version < known():
 		return fmt.Errorf("schema %s: %w", db.cfg.Schema, ErrNotMigrated), nil
 	case is.version > known():

@@ -8,8 +8,9 @@ import (
 	"github.com/kinora-go/kinora/internal/purpose"
 )
 
-// What each service always needs, by table. What only some of them need is not among it: the outbox for handlers that emit, updates of
-// generations for a switch. An appender needs the outbox if the DB has a route.
+// The rights that each service always needs, by table. Rights that only some services use are not
+// among them: inserts into the outbox for handlers that emit, updates of generations for a switch.
+// An appender also needs the outbox if the DB has a route.
 var (
 	relayNeeds  = rights("migrations: select", "outbox: select update delete")
 	runnerNeeds = rights("migrations: select", "generations: select", "markers: select insert delete", "floors: select insert update",
@@ -32,7 +33,7 @@ func rights(lines ...string) (all []right) {
 	return all
 }
 
-// asked are all rights, each once, which stateSQL looks at.
+// asked are all of these rights, each once: stateSQL looks them up.
 var asked = func() (all []right) {
 	for _, r := range slices.Concat(relayNeeds, runnerNeeds, appenderNeeds, routeNeeds) {
 		if !slices.Contains(all, r) {
@@ -42,8 +43,8 @@ var asked = func() (all []right) {
 	return all
 }()
 
-// lacks returns which of the rights that the asking service needs are missing. An application's own question is answered for the service
-// of which the fewest are.
+// lacks returns the missing rights of those that the asking service needs. If an application asks
+// for itself, it returns those of the service that lacks the fewest.
 func (db *DB) lacks(ctx context.Context, missing []right) []string {
 	appender := appenderNeeds
 	if db.cfg.Route != nil {

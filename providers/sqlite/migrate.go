@@ -21,9 +21,10 @@ var migrations embed.FS
 // migrationsTable says which migrations a file has.
 const migrationsTable = "kinora_migrations"
 
-// Migrate brings the file's tables up to date, through a connection of its own. It is one transaction: others
-// see all of it or nothing, and of several migrators at once one does the work while the others wait. If a newer program has
-// migrated the file, Migrate changes nothing and returns a *NewerError; if the file is not encoded as UTF-8, ErrEncoding.
+// Migrate brings the file's tables up to date, through a connection of its own. It is one
+// transaction: others see all of it or nothing, and of several migrators at once one does the work
+// while the others wait. If a newer program has migrated the file, Migrate changes nothing and
+// returns a *NewerError; if the file is not encoded as UTF-8, ErrEncoding.
 func (d *DB) Migrate(ctx context.Context) error {
 	err := d.migrate(ctx)
 	if err == nil {
@@ -35,8 +36,9 @@ func (d *DB) Migrate(ctx context.Context) error {
 	return nil
 }
 
-// Ready returns ErrEncoding, a *NewerError if a newer program has migrated the file, and ErrNotMigrated if its tables are not those of
-// this version. For the latter it looks at the tables, and not at what Migrate has noted.
+// Ready returns ErrEncoding, a *NewerError if a newer program has migrated the file, and
+// ErrNotMigrated if its tables are not those of this version. For the latter it looks at the
+// tables, and not at what Migrate has noted.
 func (d *DB) Ready(ctx context.Context) error {
 	err := checkFile(ctx, d.users)
 	if err == nil {
@@ -53,7 +55,8 @@ const (
 	readMigrated = `select coalesce(max(version_id), 0) from kinora_migrations where is_applied`
 )
 
-// checkFile refuses a file that is not in UTF-8, or newer than the program. A file that notes no versions passes.
+// checkFile refuses a file that is not in UTF-8, or newer than the program. A file that notes no
+// versions passes.
 func checkFile(ctx context.Context, q querier) error {
 	var encoding string
 	if err := one(ctx, q, []any{&encoding}, readEncoding); err != nil {
@@ -108,7 +111,8 @@ func (d *DB) migrate(ctx context.Context) (err error) {
 	return err
 }
 
-// MigrationSQL is what Migrate runs, for those who run it by other means. Its last lines record the versions, as Migrate does.
+// MigrationSQL is what Migrate runs, for those who run it by other means. Its last lines record the
+// versions, as Migrate does.
 func MigrationSQL() string {
 	var all strings.Builder
 	files, _ := fs.Glob(migrations, "migrations/*.sql") // never fails: the pattern is right
