@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A tool prunes, and finds orphans, by these names. Without the earlier ones it would take their markers for orphans.
+// A tool prunes, and finds orphans, by these names. Without the earlier ones it would take their
+// markers for orphans.
 func TestHandlersReturnsEarlierNames(t *testing.T) {
 	t.Parallel()
 	p := projector.Define("p", types, marked,

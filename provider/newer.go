@@ -2,8 +2,9 @@ package provider
 
 import "fmt"
 
-// NewerError is returned by Migrate and Ready of a provider, and so by relays and runners when they start: a newer program has migrated the
-// database, and this one does not know its tables. Nothing was changed.
+// NewerError is returned by Migrate and Ready of a provider, and so by relays and runners when they
+// start: a newer program has migrated the database, and this one does not know its tables. Nothing
+// was changed.
 type NewerError struct {
 	Database int64 // the version of the database's schema
 	Program  int64 // the newest version that this program knows

@@ -8,8 +8,9 @@ import (
 	"strings"
 )
 
-// knownHosts refuses writes whose Host header is not a name or an address of this service. A browser sends them for a page of an
-// attacker's name that resolves to this machine (DNS rebinding), and takes both for one origin. listen is --addr.
+// knownHosts refuses writes whose Host header is not a name or an address of this service. A
+// browser sends them for a page of an attacker's name that resolves to this machine (DNS
+// rebinding), and takes both for one origin. listen is --addr.
 func knownHosts(listen string, next http.Handler) http.Handler {
 	own := hostOf(listen)
 	refuse := jsonHandler(func(_ http.ResponseWriter, r *http.Request) error {
@@ -26,7 +27,8 @@ func knownHosts(listen string, next http.Handler) http.Handler {
 	})
 }
 
-// isOwnHost reports whether host is loopback, or own. If own is the unspecified address, as in ":8080", every address is own.
+// isOwnHost reports whether host is loopback, or own. If own is the unspecified address, as in
+// ":8080", every address is own.
 func isOwnHost(host, own string) bool {
 	if host == "localhost" || host != "" && host == own {
 		return true

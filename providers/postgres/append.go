@@ -240,7 +240,7 @@ func (a *appending) refused(ctx context.Context, q querier) (eventstore.Appended
 		return eventstore.Appended{}, fmt.Errorf("append to %s: %w", a.stream, clear(err))
 	}
 	switch {
-	case known == 0 && int64(a.expected) > actual: // nobody has read so many events, unless the row is behind them
+	case known == 0 && int64(a.expected) > actual: // a reader has seen no more events than the row counts, unless the row is damaged
 		return eventstore.Appended{}, a.ahead(ctx, q, actual)
 	case known == 0:
 		return eventstore.Appended{}, &eventstore.ConflictError{Stream: a.stream, Expected: a.expected, Actual: actual}

@@ -16,7 +16,8 @@ type tally struct{ n int }
 
 func (a *tally) Apply(event any) { a.n += event.(counted).N }
 
-// Somebody deleted a stream's row, or set it back, by hand. Its events can be read, and no append succeeds until the row is restored.
+// Somebody deleted a stream's row, or set it back, by hand. Its events can be read, and no append
+// succeeds until the row is restored.
 func TestEventsWithoutTheirStreamRowAreAnErrorOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, &postgres.Config{Schema: "shop"})

@@ -10,7 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A database of another encoding refuses some text, or stores bytes that are no text. Neither is found out by the first event.
+// A database of another encoding refuses some text, or stores bytes that are not text. The first
+// events need not show it.
 func TestADatabaseThatIsNotUTF8IsRefused(t *testing.T) {
 	t.Parallel()
 	server := pgtest.Private(t)

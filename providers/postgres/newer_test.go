@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// starts are what asks whether the database is the program's, by name. All of them end at once if it is not.
+// starts are the calls that check the database before they do anything else, by name.
 func starts(t *testing.T, db *postgres.DB) map[string]func(ctx context.Context) error {
 	t.Helper()
 	quiet := slog.New(slog.DiscardHandler)

@@ -18,8 +18,8 @@ import (
 
 // Config tells how a DB works; the zero value is the default.
 type Config struct {
-	// Schema is the PostgreSQL schema of Kinora's tables: ^[a-z][a-z0-9_]{0,40}$, and neither a reserved word of
-	// PostgreSQL nor one of its own schemas ("pg_…"). Empty means "kinora".
+	// Schema is the PostgreSQL schema of Kinora's tables: ^[a-z][a-z0-9_]{0,40}$, and neither a
+	// reserved word of PostgreSQL nor one of its own schemas ("pg_…"). Empty means "kinora".
 	Schema     string
 	Route      outbox.Route // which events make entries, to which topics; nil: none
 	MaxPayload int          // bytes of one event's or message's payload; zero means 1 MiB
@@ -101,8 +101,8 @@ func Open(ctx context.Context, dsn string, cfg *Config) (*DB, error) {
 	return db, nil
 }
 
-// New borrows the caller's pool. It does nothing else yet. A schema's name that Config.Schema does not take is an
-// *eventstore.InvalidError.
+// New borrows the caller's pool. It does nothing else yet. A schema's name that Config.Schema does
+// not take is an *eventstore.InvalidError.
 func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 	if pool == nil {
 		return nil, errors.New("postgres: wants a pool")

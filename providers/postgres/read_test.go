@@ -30,8 +30,8 @@ func (r *reads) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQue
 
 func (*reads) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// A page has about 4 MiB, whatever the rows: a reader of many large events does not hold all of them. This test measures the heap of
-// the process, so it is not parallel.
+// A page has about 4 MiB, whatever the rows: a reader of many large events does not hold all of
+// them. This test measures the heap of the process, so it is not parallel.
 func TestReadStreamHoldsAPageOfBoundedBytes(t *testing.T) {
 	const events, size, bound = 60, 1_000_000, 24 << 20
 	cfg, err := pgxpool.ParseConfig(postgrestest.DSN(t, nil))

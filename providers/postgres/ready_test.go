@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A standby reads, and no service of Kinora works on it. So it is with sessions that are read-only.
+// A standby reads, and no service of Kinora works on it. The same holds for read-only sessions.
 func TestReadyFailsOnAStandby(t *testing.T) {
 	t.Parallel()
 	server := pgtest.Private(t)

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Nothing listens there: New, and a refusal, need no server.
+// nowhere has no server: New and the refusals need none.
 const nowhere = "postgres://nobody@127.0.0.1:1/none"
 
 // uses are the functions that put a schema's name into SQL.
@@ -45,7 +45,7 @@ func TestASchemaNameThatSQLDoesNotTakeIsRefused(t *testing.T) {
 	}
 	for what, use := range uses(t) {
 		for _, name := range append(names, "") {
-			if name == "" && what == "New" { // the default
+			if name == "" && what == "New" { // it stands for the default
 				continue
 			}
 			var invalid *eventstore.InvalidError
@@ -65,7 +65,8 @@ func TestASchemaNameThatSQLDoesNotTakeIsRefused(t *testing.T) {
 	require.NotContains(t, err.Error(), "connect", "no connection is tried")
 }
 
-// The server knows its reserved words. Every other one of its keywords is the name of a schema that is migrated and used.
+// The server knows its reserved words. Every other one of its keywords is the name of a schema that
+// is migrated and used.
 func TestTheServersReservedWordsAreRefused(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil)

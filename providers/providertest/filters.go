@@ -31,8 +31,8 @@ type asked struct {
 	call func(ctx context.Context, text string) error
 }
 
-// refusesText makes each call with each of the texts, in a context that has ended: a call that gets to its SQL returns another error. With
-// a usual text the call succeeds.
+// refusesText makes each call with each of the texts, in a context that has ended: a call that gets
+// to its SQL returns another error. With a usual text the call succeeds.
 func (s *stage) refusesText(calls []asked) {
 	s.Helper()
 	ended, end := context.WithCancel(s.ctx)

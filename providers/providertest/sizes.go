@@ -7,7 +7,8 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 )
 
-// eventsOfAnySize reads a stream in which pages of a limited size end at any event: large ones alone, in a row, and among small ones.
+// eventsOfAnySize reads a stream in which pages of a limited size end at any event: large ones
+// alone, in a row, and among small ones.
 func eventsOfAnySize(s *stage) {
 	var ds []eventstore.Draft
 	for _, run := range []struct{ events, size int }{{1, 900_000}, {210, 10}, {9, 900_000}, {3, 10}, {7, 700_000}, {190, 10}, {5, 1_000_000}} {

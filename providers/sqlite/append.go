@@ -187,7 +187,7 @@ func (a *appending) conflict(ctx context.Context, s session) error {
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return err
 	}
-	if int64(a.expected) > c.Actual { // nobody has read so many events, unless the row is behind them
+	if int64(a.expected) > c.Actual { // a reader has seen no more events than the row counts, unless the row is damaged
 		var beyond bool
 		if err := one(ctx, s, []any{&beyond}, hasBeyond, a.stream, c.Actual); err != nil {
 			return err
@@ -201,7 +201,8 @@ func (a *appending) conflict(ctx context.Context, s session) error {
 
 const hasBeyond = `select exists (select 1 from kinora_events where stream = ?1 and version > ?2)`
 
-// isVersionTaken reports that the stream has an event of this version, although its row has said that it has not.
+// isVersionTaken reports whether an insert failed because the stream has an event of this version,
+// which its row does not count.
 func isVersionTaken(err error) bool {
 	return codeOf(err) == sqlite3.SQLITE_CONSTRAINT_UNIQUE && strings.Contains(err.Error(), "kinora_events.stream, kinora_events.version")
 }

@@ -18,7 +18,8 @@ type posted struct{ Stars int }
 
 var damageTypes = eventstore.NewTypes(eventstore.Type[posted]("review.posted"))
 
-// Somebody deleted a stream's row, or set it back, by hand. Its events can be read, and no append succeeds until the row is restored.
+// Somebody deleted a stream's row, or set it back, by hand. Its events can be read, and no append
+// succeeds until the row is restored.
 func TestEventsWithoutTheirStreamRowAreAnErrorOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	db := open(t, nil)
