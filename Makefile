@@ -83,8 +83,10 @@ server:
 bench: postgres ## measure beside peers and hand-written limits (ONLY=append for a part); writes bench/results.json
 	cd bench && go run . -only "$(ONLY)" && go run ./plot
 
-lint: $(BIN)/golangci-lint-$(GOLANGCI) ## formatting, vet, import arrows, and the short list in .golangci.yaml
+lint: $(BIN)/golangci-lint-$(GOLANGCI) ## formatting, vet, import arrows, the short list in .golangci.yaml, exported names, plain English
 	$(BIN)/golangci-lint-$(GOLANGCI) run ./...
+	go run ./internal/exported -max 280 eventstore outbox projector marker claim
+	go run ./internal/plainwords
 	cd bench && go vet ./... && [ -z "$$(gofmt -l .)" ]
 	@long=$$(git ls-files '*.go' | xargs wc -l | awk '$$2 != "total" && $$1 > 700'); \
 	[ -z "$$long" ] || { echo "files past 700 lines:"; echo "$$long"; exit 1; }

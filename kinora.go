@@ -39,10 +39,10 @@ type started struct {
 	err  error
 }
 
-// Start starts services in order, each one after the one before it is running. Pass consumers first and
-// the relay last, so that nothing is published before there is a subscriber.
-//   - If a service fails, or ctx ends before all are running, Start stops the services that it has
-//     started, and returns the error.
+// Start starts services in order, each one after the one before it is running. Pass consumers
+// first and the relay last, so that nothing is published before there is a subscriber.
+//   - If a service fails, or ctx ends before all are running, Start stops the services that it
+//     has started, and returns the error.
 //   - The services see the values of ctx. Its end does not stop them: call Stop.
 func Start(ctx context.Context, services ...Service) (*Group, error) {
 	g, err := start(ctx, services...)
@@ -52,7 +52,8 @@ func Start(ctx context.Context, services ...Service) (*Group, error) {
 	return g, err
 }
 
-// start does what Start does. If ctx ends, it returns no group, and an error only if stopping failed.
+// start does what Start does. If ctx ends, it returns no group, and an error only if stopping
+// failed.
 func start(ctx context.Context, services ...Service) (*Group, error) {
 	g := &Group{ended: make(chan struct{})}
 	for _, s := range services {
@@ -82,13 +83,13 @@ func start(ctx context.Context, services ...Service) (*Group, error) {
 	return g, nil
 }
 
-// Ended returns a channel that is closed once a service has ended by itself. Then call Stop: it returns
-// the error of that service, if there was one.
+// Ended returns a channel that is closed once a service has ended by itself. Then call Stop: it
+// returns the error of that service, if there was one.
 func (g *Group) Ended() <-chan struct{} { return g.ended }
 
-// Stop stops the services in reverse order, each one after the one started later has drained. So nothing is
-// published to a subscriber that has stopped. Stop returns the joined errors of all services. A second call
-// returns the same.
+// Stop stops the services in reverse order, each one after the one started later has drained. So
+// nothing is published to a subscriber that has stopped. Stop returns the joined errors of all
+// services. A second call returns the same.
 func (g *Group) Stop() error {
 	g.stop.Do(func() {
 		for i := len(g.started) - 1; i >= 0; i-- {
@@ -101,8 +102,8 @@ func (g *Group) Stop() error {
 	return g.err
 }
 
-// Run calls Start, waits until ctx or any service ends, and calls Stop. The end of ctx is a clean stop, also
-// while services start.
+// Run calls Start, waits until ctx or any service ends, and calls Stop. The end of ctx is a clean
+// stop, also while services start.
 func Run(ctx context.Context, services ...Service) error {
 	g, err := start(ctx, services...)
 	if err != nil {

@@ -14,8 +14,8 @@ type Backoff struct {
 	Jitter   float64       // 0 to 1: the largest share taken off a delay at random; zero means none
 }
 
-// WithDefaults returns b with its zero fields filled in. A negative Base, a Max shorter than Base, and
-// a Jitter outside 0 to 1 are ErrTerms.
+// WithDefaults returns b with its zero fields filled in. A negative Base, a Max shorter than
+// Base, and a Jitter outside 0 to 1 are ErrTerms.
 func (b Backoff) WithDefaults() (Backoff, error) {
 	if b.Base == 0 {
 		b.Base = 30 * time.Second
@@ -33,8 +33,8 @@ func (b Backoff) WithDefaults() (Backoff, error) {
 	return b, nil
 }
 
-// Delay returns the delay after the n-th attempt: min(Base·2^(n-1), Max), less its jitter. An n below 1
-// and an invalid schedule are ErrTerms.
+// Delay returns the delay after the n-th attempt: min(Base·2^(n-1), Max), less its jitter. An n
+// below 1 and an invalid schedule are ErrTerms.
 func (b Backoff) Delay(n int) (time.Duration, error) {
 	b, err := b.WithDefaults()
 	if err != nil {

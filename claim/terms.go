@@ -23,8 +23,8 @@ type Terms struct {
 	Limit  int           // the most rows; zero means 50
 }
 
-// WithDefaults returns t with its zero fields filled in, including a new token. A lease shorter than 1ms
-// and a negative limit are ErrTerms.
+// WithDefaults returns t with its zero fields filled in, including a new token. A lease shorter
+// than 1ms and a negative limit are ErrTerms.
 func (t Terms) WithDefaults() (Terms, error) {
 	if t.Lease == 0 {
 		t.Lease = DefaultLease

@@ -8,7 +8,8 @@ const (
 	NoStream Expected = 0  // the stream must have no events
 )
 
-// Appended is the result of an append. Pass it to projector.Projector.Wait to wait for a read model.
+// Appended is the result of an append. Pass it to projector.Projector.Wait to wait for a read
+// model.
 type Appended struct {
 	Stream   string
 	Version  int64 // of the last event

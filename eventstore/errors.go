@@ -8,11 +8,12 @@ import (
 var (
 	// ErrConflict: the stream is not at the expected version. The error is a *ConflictError.
 	ErrConflict = errors.New("stream is at another version")
-	// ErrEventIDReused: an event id of this append is already stored, with other events or at another place.
-	// The same call can never succeed.
+	// ErrEventIDReused: an event id of this append is already stored, with other events or at
+	// another place. The same call can never succeed.
 	ErrEventIDReused = errors.New("event id is already used by another append")
-	// ErrAmbiguous: the reply to the commit of an append was lost, and the store could not be asked again.
-	// The events may be stored. Append the same drafts again: the events are found, or written.
+	// ErrAmbiguous: the reply to the commit of an append was lost, and the store could not be
+	// asked again. The events may be stored. Append the same drafts again: the events are found,
+	// or written.
 	ErrAmbiguous = errors.New("the events may have been written: append the same drafts again")
 	// ErrUnregistered: the event type, or this schema version of the type, is not in Types.
 	ErrUnregistered = errors.New("event type is not registered")
@@ -34,8 +35,8 @@ func (e *ConflictError) Error() string {
 // Is makes errors.Is(err, ErrConflict) true.
 func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
 
-// InvalidError says which field is invalid, and why. No SQL was sent. errors.Is(err, ErrInvalid) is true
-// for it. Neither Field nor Reason contains the value.
+// InvalidError says which field is invalid, and why. No SQL was sent. errors.Is(err, ErrInvalid)
+// is true for it. Neither Field nor Reason contains the value.
 type InvalidError struct {
 	Field  string // such as "stream" or "events[2].data"
 	Reason string // such as "must not be empty"

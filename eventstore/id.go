@@ -5,8 +5,9 @@ import (
 	"strings"
 )
 
-// JoinID joins parts to one aggregate id, such as "42" and "ann" to "42-ann". Different parts give different
-// ids: a "-" inside a part becomes "~-", and a "~" becomes "~~". SplitID is the inverse.
+// JoinID joins parts to one aggregate id, such as "42" and "ann" to "42-ann". Different parts
+// give different ids: a "-" inside a part becomes "~-", and a "~" becomes "~~". SplitID is the
+// inverse.
 func JoinID(parts ...string) string {
 	var b strings.Builder
 	for i, p := range parts {
@@ -23,8 +24,8 @@ func JoinID(parts ...string) string {
 	return b.String()
 }
 
-// SplitID returns the parts of an id that JoinID made. Another id, with a "~" before something other than
-// "-" or "~", is an error.
+// SplitID returns the parts of an id that JoinID made. Another id, with a "~" before something
+// other than "-" or "~", is an error.
 func SplitID(id string) ([]string, error) {
 	var parts []string
 	var b strings.Builder
@@ -46,11 +47,12 @@ func SplitID(id string) ([]string, error) {
 	return append(parts, b.String()), nil
 }
 
-// StreamName returns "category-id". Stores check the category and the length when the name is used: the
-// category must match ^[a-z][a-z0-9_]{0,40}$, and the name has at most 255 bytes.
+// StreamName returns "category-id". Stores check the category and the length when the name is
+// used: the category must match ^[a-z][a-z0-9_]{0,40}$, and the name has at most 255 bytes.
 func StreamName(category, id string) string { return category + "-" + id }
 
-// Category returns the part of a stream name before the first "-", or the whole name if it has none.
+// Category returns the part of a stream name before the first "-", or the whole name if it has
+// none.
 func Category(stream string) string {
 	category, _, _ := strings.Cut(stream, "-")
 	return category

@@ -14,7 +14,8 @@ type Metadata struct {
 
 type metadataKey struct{}
 
-// WithMetadata returns a context with m. Types.Encode, and so Repository.Update, copies m to each draft.
+// WithMetadata returns a context with m. Types.Encode, and so Repository.Update, copies m to each
+// draft.
 func WithMetadata(ctx context.Context, m Metadata) context.Context {
 	return context.WithValue(ctx, metadataKey{}, m)
 }

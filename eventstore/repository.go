@@ -14,9 +14,9 @@ import (
 type RepositoryConfig struct {
 	Retries int // how often Update tries again after a conflict; zero means 3, negative means never
 
-	// OnUpdate is called at the end of each Update and UpdateTx, in the goroutine of the caller: it must be
-	// quick. Its arguments are the result (Count 0: nothing was appended), the number of conflicts, and the
-	// duration. Nil costs nothing.
+	// OnUpdate is called at the end of each Update and UpdateTx, in the goroutine of the caller:
+	// it must be quick. Its arguments are the result (Count 0: nothing was appended), the number
+	// of conflicts, and the duration. Nil costs nothing.
 	OnUpdate func(at Appended, conflicts int, took time.Duration, err error)
 	Clock    func() time.Time // measures that duration, and nothing else; nil means time.Now
 }
@@ -33,8 +33,8 @@ type Repository[A Aggregate] struct {
 	clock    func() time.Time
 }
 
-// NewRepository returns a repository of the streams "category-id". fresh returns a new aggregate without
-// events. A nil cfg means the default. The errors of types (Types.Err) are returned here.
+// NewRepository returns a repository of the streams "category-id". fresh returns a new aggregate
+// without events. A nil cfg means the default. The errors of types (Types.Err) are returned here.
 func NewRepository[A Aggregate](
 	store Store, types *Types, category string, fresh func(id string) A, cfg *RepositoryConfig,
 ) (*Repository[A], error) {
@@ -60,8 +60,9 @@ func NewRepository[A Aggregate](
 	return r, nil
 }
 
-// Load applies the events of a stream to a new aggregate, and returns the aggregate with the version of the
-// stream. A stream without events has version 0. An event of an unregistered type is ErrUnregistered.
+// Load applies the events of a stream to a new aggregate, and returns the aggregate with the
+// version of the stream. A stream without events has version 0. An event of an unregistered type
+// is ErrUnregistered.
 func (r *Repository[A]) Load(ctx context.Context, id string) (A, int64, error) {
 	a, at, err := r.load(ctx, r.store, id)
 	return a, at.Version, err
@@ -88,11 +89,14 @@ func (r *Repository[A]) load(ctx context.Context, store Store, id string) (A, Ap
 	return a, at, nil
 }
 
-// Update loads the aggregate, calls decide, and appends the events that decide returns at the loaded version.
-//   - After a conflict, Update loads the aggregate and calls decide again, at most RepositoryConfig.Retries
-//     times. Then it returns the *ConflictError. So decide must have no effect outside its return value.
-//   - Retries of one stream in this process run one at a time. The second retry and later ones first wait
-//     for a random time of up to 1ms, doubling to 200ms. Otherwise many updates would keep conflicting.
+// Update loads the aggregate, calls decide, and appends the events that decide returns at the
+// loaded version.
+//   - After a conflict, Update loads the aggregate and calls decide again, at most
+//     RepositoryConfig.Retries times. Then it returns the *ConflictError. So decide must have no
+//     effect outside its return value.
+//   - Retries of one stream in this process run one at a time. The second retry and later ones
+//     first wait for a random time of up to 1ms, doubling to 200ms. Otherwise many updates would
+//     keep conflicting.
 //   - If ctx ends before a retry, Update returns the *ConflictError, not the error of ctx.
 //   - If decide returns no events, nothing is written, and Count of the result is 0.
 //   - An error of decide is returned unchanged.
@@ -131,8 +135,8 @@ func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([
 	}
 }
 
-// UpdateTx does what Update does inside the caller's transaction, but without retries. A conflict is
-// returned; the transaction stays usable.
+// UpdateTx does what Update does inside the caller's transaction, but without retries. A conflict
+// is returned; the transaction stays usable.
 func (r *Repository[A]) UpdateTx(ctx context.Context, tx TxStore, id string, decide func(A) ([]any, error)) (at Appended, err error) {
 	conflicts := 0
 	defer r.report(&at, &conflicts, &err)()

@@ -22,15 +22,16 @@ func (d TypeDef) Was(names ...string) TypeDef {
 	return d
 }
 
-// Codec replaces encoding/json for this type. encode must return JSON, and decode must return a value of
-// the registered type.
+// Codec replaces encoding/json for this type. encode must return JSON, and decode must return a
+// value of the registered type.
 func (d TypeDef) Codec(encode func(any) ([]byte, error), decode func([]byte) (any, error)) TypeDef {
 	d.encode, d.decode = encode, decode
 	return d
 }
 
-// Upcast converts data of one schema version to the next version. The first upcaster of a type converts
-// version 1 to 2, the second one 2 to 3. So a type with n upcasters writes schema version n+1.
+// Upcast converts data of one schema version to the next version. The first upcaster of a type
+// converts version 1 to 2, the second one 2 to 3. So a type with n upcasters writes schema
+// version n+1.
 type Upcast func(old json.RawMessage) (json.RawMessage, error)
 
 // Type defines an event type: values of E are stored under name, as JSON unless Codec is used.

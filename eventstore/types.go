@@ -12,15 +12,16 @@ import (
 	"github.com/kinora-go/kinora/internal/check"
 )
 
-// Types is a table of event types: stored names, Go types, schema versions and upcasters. Declare it at
-// package level. NewTypes cannot fail: NewRepository and projector.NewRunner return the errors of Err.
+// Types is a table of event types: stored names, Go types, schema versions and upcasters. Declare
+// it at package level. NewTypes cannot fail: NewRepository and projector.NewRunner return the
+// errors of Err.
 type Types struct {
 	byName map[string]*TypeDef
 	byGo   map[reflect.Type]*TypeDef
 	err    error
 }
 
-// NewTypes returns a table of defs. Err reports what is wrong with them.
+// NewTypes returns a table of defs. Err returns their errors.
 func NewTypes(defs ...TypeDef) *Types {
 	t := &Types{byName: map[string]*TypeDef{}, byGo: map[reflect.Type]*TypeDef{}}
 	for i := range defs {
@@ -75,8 +76,9 @@ func (t *Types) Has(name string) bool { _, ok := t.byName[name]; return ok }
 // Names returns all stored names of the table, including earlier ones, sorted.
 func (t *Types) Names() []string { return slices.Sorted(maps.Keys(t.byName)) }
 
-// Encode returns drafts of events, with new ids (UUID version 7) and the metadata of ctx (WithMetadata).
-// A value of an unregistered type, or a pointer to a registered one, is ErrUnregistered.
+// Encode returns drafts of events, with new ids (UUID version 7) and the metadata of ctx
+// (WithMetadata). A value of an unregistered type, or a pointer to a registered one, is
+// ErrUnregistered.
 func (t *Types) Encode(ctx context.Context, events ...any) ([]Draft, error) {
 	meta := MetadataFrom(ctx)
 	drafts := make([]Draft, 0, len(events))
@@ -98,8 +100,8 @@ func (t *Types) Encode(ctx context.Context, events ...any) ([]Draft, error) {
 	return drafts, nil
 }
 
-// Matching returns the stored names of the events that a handler of E takes, sorted and including earlier
-// names: those of E, or of every type that implements E if E is an interface.
+// Matching returns the stored names of the events that a handler of E takes, sorted and including
+// earlier names: those of E, or of every type that implements E if E is an interface.
 func Matching[E any](t *Types) []string {
 	want := reflect.TypeFor[E]()
 	var names []string
@@ -112,8 +114,9 @@ func Matching[E any](t *Types) []string {
 	return names
 }
 
-// Decode upcasts and decodes r. The result has the current name and schema version of the type. A name that
-// is not in t, a newer schema version, and a type that is not E or does not implement it are ErrUnregistered.
+// Decode upcasts and decodes r. The result has the current name and schema version of the type. A
+// name that is not in t, a newer schema version, and a type that is not E or does not implement
+// it are ErrUnregistered.
 func Decode[E any](t *Types, r Raw) (Event[E], error) {
 	d, ok := t.byName[r.Type]
 	if !ok {

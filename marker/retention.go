@@ -12,22 +12,25 @@ import (
 // DefaultHorizon is the default of Retention.Horizon: brokers usually keep messages that long.
 const DefaultHorizon = 7 * 24 * time.Hour
 
-// margin covers the time between an event and the publication of its message, and clocks that differ.
+// margin covers the time between an event and the publication of its message, and clocks that
+// differ.
 const margin = 24 * time.Hour
 
 // ErrUnsafe: a broker may still redeliver messages when their markers are deleted.
 var ErrUnsafe = errors.New("unsafe marker retention")
 
-// Retention is how long markers are kept. A message that is redelivered after its marker was deleted takes
-// effect again.
+// Retention is how long markers are kept. A message that is redelivered after its marker was
+// deleted takes effect again.
 type Retention struct {
-	// Horizon is how long after its first publication a broker may redeliver a message. Zero means 7 days.
+	// Horizon is how long after its first publication a broker may redeliver a message. Zero
+	// means 7 days.
 	Horizon time.Duration
 	// Window is how long markers are kept. Zero means Horizon and a day.
 	Window time.Duration
 }
 
-// WithDefaults returns r with its zero fields filled in. A Window shorter than Horizon and a day is ErrUnsafe.
+// WithDefaults returns r with its zero fields filled in. A Window shorter than Horizon and a day
+// is ErrUnsafe.
 func (r Retention) WithDefaults() (Retention, error) {
 	if r.Horizon == 0 {
 		r.Horizon = DefaultHorizon
@@ -41,9 +44,10 @@ func (r Retention) WithDefaults() (Retention, error) {
 	return r, nil
 }
 
-// Prune deletes the markers of a projector's handlers (projector.Projector.Handlers), and its replayed and
-// skipped messages, once they are older than r.Window. It deletes at most 1,000 of each per transaction, and
-// returns their number, also with an error. A projector.Runner does this by itself.
+// Prune deletes the markers of a projector's handlers (projector.Projector.Handlers), and its
+// replayed and skipped messages, once they are older than r.Window. It deletes at most 1,000 of
+// each per transaction, and returns their number, also with an error. A projector.Runner does
+// this by itself.
 func Prune(ctx context.Context, p provider.Records, r Retention, projector string, handlers ...string) (pruned int, err error) {
 	if r, err = r.WithDefaults(); err != nil {
 		return 0, err

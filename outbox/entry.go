@@ -2,9 +2,9 @@ package outbox
 
 import "github.com/kinora-go/kinora/provider"
 
-// Entry is a message in the outbox. Besides the fields of Message it has Seq (the order of entries), Status,
-// Attempts, LastError (a class, never the text of an error), and the times CreatedAt, LastAttemptedAt,
-// NextAttemptAt and PublishedAt, in UTC on the store's clock.
+// Entry is a message in the outbox. Besides the fields of Message it has Seq (the order of
+// entries), Status, Attempts, LastError (a class, never the text of an error), and the times
+// CreatedAt, LastAttemptedAt, NextAttemptAt and PublishedAt, in UTC on the store's clock.
 type Entry = provider.Entry
 
 // Status is the status of an entry. A string, such as "pending".
@@ -21,26 +21,28 @@ const (
 	Skipped   = provider.EntrySkipped   // an operator gave it up
 )
 
-// Filter selects entries by Status, Topic, Key, Stream, Seqs and Older (an age). The zero Filter selects all.
-// Limit is the page size of Inspector.Entries (zero means 100), and After the last Seq of the page before.
+// Filter selects entries by Status, Topic, Key, Stream, Seqs and Older (an age). The zero Filter
+// selects all. Limit is the page size of Inspector.Entries (zero means 100), and After the last
+// Seq of the page before.
 type Filter = provider.EntryFilter
 
-// Inspector has the methods for operators: Entries lists entries, StatusCounts counts them by status, Requeue
-// makes failed and abandoned entries pending at once, and Skip gives entries up. Every provider with an outbox
-// implements it.
+// Inspector has the methods for operators: Entries lists entries, StatusCounts counts them by
+// status, Requeue makes failed and abandoned entries pending at once, and Skip gives entries up.
+// Every provider with an outbox implements it.
 type Inspector = provider.Inspector
 
-// EntryRetention is how long entries are kept after they were Published (zero means that they are deleted at
-// once) or Skipped (zero means 30 days).
+// EntryRetention is how long entries are kept after they were Published (zero means that they are
+// deleted at once) or Skipped (zero means 30 days).
 type EntryRetention = provider.EntryRetention
 
-// Mark is a change of a claimed entry, as RelayObserver.Marked reports it: the entry's Seq, its new status To,
-// the backoff or lease After, and the class of the Error.
+// Mark is a change of a claimed entry, as RelayObserver.Marked reports it: the entry's Seq, its
+// new status To, the backoff or lease After, and the class of the Error.
 type Mark = provider.EntryMark
 
 var (
-	// ErrStale: Requeue refused an entry whose last attempt is older than the provider's RequeueWindow. If that
-	// attempt published the message, consumers may have deleted its markers, and it would take effect again.
+	// ErrStale: Requeue refused an entry whose last attempt is older than the provider's
+	// RequeueWindow. If that attempt published the message, consumers may have deleted its
+	// markers, and it would take effect again.
 	ErrStale = provider.ErrStale
 	// ErrMalformed: a message does not have the headers of a published event. No retry can help.
 	ErrMalformed = provider.ErrMalformed

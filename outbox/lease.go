@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// lease is how long a claim protects its entries, as the relay measures it. It begins before the claim or the
-// renewal is sent, so it ends before the lease in the store does.
+// lease is how long a claim protects its entries, as the relay measures it. It begins before the
+// claim or the renewal is sent, so it ends before the lease in the store does.
 type lease struct {
 	context.Context // ends with the lease: another relay may take over, so no more calls begin
 	cancel          context.CancelFunc
@@ -26,8 +26,8 @@ func (l *lease) end() {
 	l.cancel()
 }
 
-// renew calls ask. If ask returns true, the lease lasts for its full length from the moment before the call. A
-// lease that has ended is not renewed.
+// renew calls ask. If ask returns true, the lease lasts for its full length from the moment
+// before the call. A lease that has ended is not renewed.
 func (l *lease) renew(ask func() bool) {
 	next := time.AfterFunc(l.length, l.cancel)
 	if ask() && l.timer.Stop() {
@@ -37,7 +37,8 @@ func (l *lease) renew(ask func() bool) {
 	next.Stop()
 }
 
-// heartbeat renews the claims of entries that are not marked yet, three times per lease, until stop is called.
+// heartbeat renews the claims of entries that are not marked yet, three times per lease, until
+// stop is called.
 func (b *batch) heartbeat() (stop func()) {
 	done, ended := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -61,8 +62,9 @@ func (b *batch) heartbeat() (stop func()) {
 	}
 }
 
-// renewClaims renews the claims in the store. It drops entries that another relay has taken over, and releases
-// the ones behind them: the other relay may still be publishing, and they would overtake its messages.
+// renewClaims renews the claims in the store. It drops entries that another relay has taken over,
+// and releases the ones behind them: the other relay may still be publishing, and they would
+// overtake its messages.
 func (b *batch) renewClaims() bool {
 	b.mu.Lock()
 	var marks []Mark
@@ -88,8 +90,8 @@ func (b *batch) renewClaims() bool {
 	return true
 }
 
-// drop removes entries that another relay has taken over. It returns the items behind the removed ones that
-// this relay had not started.
+// drop removes entries that another relay has taken over. It returns the items behind the removed
+// ones that this relay had not started.
 func (b *batch) drop(taken []int64) (behind []*item) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

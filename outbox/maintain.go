@@ -14,8 +14,8 @@ const (
 	pruneEvery = time.Minute
 )
 
-// maintain holds entries behind those that wait for long, and deletes entries at the end of their retention,
-// until ctx ends.
+// maintain holds entries behind those that wait for long, and deletes entries at the end of their
+// retention, until ctx ends.
 func (r *Relay) maintain(ctx context.Context) {
 	m, ok := r.store.(provider.EntryMaintainer)
 	if !ok {
@@ -64,10 +64,10 @@ func (r *Relay) hold(ctx context.Context, m provider.EntryMaintainer) error {
 	}
 }
 
-// Prune deletes entries that were published or skipped longer ago than keep says, some thousand at a time, and
-// returns their number, also with an error. Relays do this every minute with RelayConfig.Keep: call Prune to
-// delete entries now, or with another retention. Abandoned entries are never deleted: Skip them first. A
-// negative duration is claim.ErrTerms.
+// Prune deletes entries that were published or skipped longer ago than keep says, some thousand
+// at a time, and returns their number, also with an error. Relays do this every minute with
+// RelayConfig.Keep: call Prune to delete entries now, or with another retention. Abandoned
+// entries are never deleted: Skip them first. A negative duration is claim.ErrTerms.
 func Prune(ctx context.Context, m provider.EntryMaintainer, keep EntryRetention) (int, error) {
 	keep, err := keep.WithDefaults()
 	if err != nil {

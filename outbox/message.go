@@ -2,8 +2,8 @@ package outbox
 
 import "github.com/kinora-go/kinora/provider"
 
-// Message is a message to be published. Handlers with output return messages (projector.OnEmit), and Enqueuer
-// adds them to the outbox.
+// Message is a message to be published. Handlers with output return messages (projector.OnEmit),
+// and Enqueuer adds them to the outbox.
 //   - Topic is required, 1 to 255 bytes. Payload is published unchanged.
 //   - ID is the same on every publication. Empty means a new UUID.
 //   - Key is the ordering key. Empty means ID: the message waits for no other.
@@ -11,6 +11,6 @@ import "github.com/kinora-go/kinora/provider"
 //   - OrderedKey publishes the messages of a key that several streams share in commit order.
 type Message = provider.OutboxMessage
 
-// Enqueuer adds messages to the outbox in a transaction that the caller owns. InTx of a provider returns one;
-// its method is Enqueue(ctx, messages...).
+// Enqueuer adds messages to the outbox in a transaction that the caller owns. InTx of a provider
+// returns one; its method is Enqueue(ctx, messages...).
 type Enqueuer = provider.Enqueuer

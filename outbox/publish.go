@@ -58,8 +58,9 @@ type run struct {
 	rank    float64  // see freshFirst
 }
 
-// newBatch returns a batch of entries, and renews their claims until they are published. When the relay stops,
-// the batch releases waiting entries at once, since the call in flight may take long.
+// newBatch returns a batch of entries, and renews their claims until they are published. When the
+// relay stops, the batch releases waiting entries at once, since the call in flight may take
+// long.
 func (r *Relay) newBatch(ctx, hard context.Context, l *lease, entries []Entry) *batch {
 	b := &batch{
 		Relay: r, items: make([]item, len(entries)), lanes: make([]run, 0, len(entries)),
@@ -117,8 +118,8 @@ func (b *batch) breaker(topic string) *breaker {
 	return k
 }
 
-// publish publishes the batch, each lane in order, and stops a lane at its first failure. It releases the
-// entries that it does not try, and restores their attempts.
+// publish publishes the batch, each lane in order, and stops a lane at its first failure. It
+// releases the entries that it does not try, and restores their attempts.
 func (b *batch) publish() {
 	defer b.lease.end()
 	defer b.endRenewal()
@@ -145,7 +146,8 @@ func (b *batch) publish() {
 	}
 }
 
-// releasePaused releases the items of topics that were paused after the claim, and returns the others.
+// releasePaused releases the items of topics that were paused after the claim, and returns the
+// others.
 func (b *batch) releasePaused(items []*item) []*item {
 	now := b.cfg.Clock()
 	var others, paused []*item
@@ -160,7 +162,8 @@ func (b *batch) releasePaused(items []*item) []*item {
 	return others
 }
 
-// abandonMalformed abandons malformed items, releases the items behind them, and returns the others.
+// abandonMalformed abandons malformed items, releases the items behind them, and returns the
+// others.
 func (b *batch) abandonMalformed(items []*item) []*item {
 	if !slices.ContainsFunc(items, func(it *item) bool { return it.Malformed }) {
 		return items
@@ -206,9 +209,9 @@ func (b *batch) take(items []*item) []*item {
 // mayCall reports whether another call may begin.
 func (b *batch) mayCall() bool { return b.ctx.Err() == nil && b.lease.Err() == nil }
 
-// next splits items. calls can be published now, one Publish call per topic. Unless the publisher keeps the
-// order, a call has at most one entry per key. later items follow in another round. unsent items are behind a
-// failure.
+// next splits items. calls can be published now, one Publish call per topic. Unless the publisher
+// keeps the order, a call has at most one entry per key. later items follow in another round.
+// unsent items are behind a failure.
 func (b *batch) next(items []*item) (calls [][]*item, later, unsent []*item) {
 	b.round++
 	callOf := map[*breaker]int{}
@@ -233,10 +236,10 @@ func (b *batch) next(items []*item) (calls [][]*item, later, unsent []*item) {
 	return calls, later, unsent
 }
 
-// send publishes items of one topic. It returns the marks of the items that passed, and of those that it did
-// not try. A failed call may have published some of its entries. So they are published again one by one, with
-// the same ids, to find the one that fails. If the topic was down, they are published one by one from the
-// beginning.
+// send publishes items of one topic. It returns the marks of the items that passed, and of those
+// that it did not try. A failed call may have published some of its entries. So they are
+// published again one by one, with the same ids, to find the one that fails. If the topic was
+// down, they are published one by one from the beginning.
 func (b *batch) send(call []*item) (marks []Mark) {
 	k := call[0].run.breaker
 	if len(call) > 1 && !k.down() && b.publishCall(call) == nil {
@@ -261,9 +264,9 @@ func (b *batch) send(call []*item) (marks []Mark) {
 	return marks
 }
 
-// freshFirst moves keys with a message that has failed before behind the others. If mixed is set, it shuffles
-// the keys in both groups: then each try is of another key, and many failing messages do not hide good ones.
-// The order in a key stays the same.
+// freshFirst moves keys with a message that has failed before behind the others. If mixed is set,
+// it shuffles the keys in both groups: then each try is of another key, and many failing messages
+// do not hide good ones. The order in a key stays the same.
 func freshFirst(call []*item, mixed bool) {
 	for _, it := range call {
 		it.run.rank = 0
@@ -321,8 +324,8 @@ func (b *batch) failureMarks() []Mark {
 	return marks
 }
 
-// outageMarks returns the marks of entries that failed in an outage: their attempts are restored. They wait for
-// two pauses, so that the next try is of other keys.
+// outageMarks returns the marks of entries that failed in an outage: their attempts are restored.
+// They wait for two pauses, so that the next try is of other keys.
 func (b *batch) outageMarks(topic string, v verdict) []Mark {
 	if v.paused && b.cfg.Observer.Paused != nil {
 		b.cfg.Observer.Paused(topic, v.outage)
@@ -340,7 +343,8 @@ func (b *batch) outageMarks(topic string, v verdict) []Mark {
 	return marks
 }
 
-// failureMark returns the mark of an entry that is itself at fault: Failed, or Abandoned after the last attempt.
+// failureMark returns the mark of an entry that is itself at fault: Failed, or Abandoned after
+// the last attempt.
 func (b *batch) failureMark(f failure) Mark {
 	m := Mark{Seq: f.Seq, Token: f.Token, To: Failed, Error: errorClass(f.err)}
 	if b.cfg.Backoff.Exhausted(f.Attempts) {
@@ -353,8 +357,8 @@ func (b *batch) failureMark(f failure) Mark {
 	return m
 }
 
-// logFailure logs why e was not published. If e will block its key for long, it requests that the entries
-// behind it are held.
+// logFailure logs why e was not published. If e will block its key for long, it requests that the
+// entries behind it are held.
 func (b *batch) logFailure(e Entry, m Mark, err error) {
 	if m.To == Abandoned || m.After >= holdLong {
 		select {
@@ -384,8 +388,8 @@ func releases(items []*item) []Mark {
 
 func (b *batch) release(items []*item) { b.mark(releases(items)) }
 
-// mark stores marks. After store errors it tries again until the lease ends. A mark that is stored after the
-// lease still counts, unless another relay has taken the entry over.
+// mark stores marks. After store errors it tries again until the lease ends. A mark that is
+// stored after the lease still counts, unless another relay has taken the entry over.
 func (b *batch) mark(marks []Mark) {
 	if len(marks) == 0 {
 		return

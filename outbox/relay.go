@@ -14,12 +14,12 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// ErrDrain: a relay or a runner did not finish within its Drain. Other relays take over its entries when its
-// lease ends; a broker redelivers the messages of a runner.
+// ErrDrain: a relay or a runner did not finish within its Drain. Other relays take over its
+// entries when its lease ends; a broker redelivers the messages of a runner.
 var ErrDrain = errors.New("not drained in time")
 
-// Relay publishes entries: it claims them, publishes them outside of any transaction, and marks them. Any
-// number of relays may run on one store. Create it with NewRelay.
+// Relay publishes entries: it claims them, publishes them outside of any transaction, and marks
+// them. Any number of relays may run on one store. Create it with NewRelay.
 type Relay struct {
 	store    provider.Outbox
 	pub      message.Publisher
@@ -32,8 +32,8 @@ type Relay struct {
 	holdSoon chan struct{}       // requests that entries be held soon
 }
 
-// NewRelay returns a relay that publishes the entries of s through p. A nil cfg means the default. It checks
-// its arguments, and starts nothing.
+// NewRelay returns a relay that publishes the entries of s through p. A nil cfg means the
+// default. It checks its arguments, and starts nothing.
 func NewRelay(s provider.Outbox, p message.Publisher, cfg *RelayConfig) (*Relay, error) {
 	if s == nil || p == nil {
 		return nil, errors.New("relay: the store or the publisher is nil: give both")
@@ -57,16 +57,17 @@ func NewRelay(s provider.Outbox, p message.Publisher, cfg *RelayConfig) (*Relay,
 // Running returns a channel that is closed once Run has checked the store and started.
 func (r *Relay) Running() <-chan struct{} { return r.running }
 
-// Run publishes entries until ctx ends. Then it claims no more, finishes the Publish call in flight, releases
-// the entries that it has not started, and returns nil.
+// Run publishes entries until ctx ends. Then it claims no more, finishes the Publish call in
+// flight, releases the entries that it has not started, and returns nil.
 //   - ErrDrain: that took longer than RelayConfig.Drain.
-//   - It returns an error at once if the store is not ready, for example not migrated, and on a second call.
+//   - It returns an error at once if the store is not ready, for example not migrated, and on a
+//     second call.
 //
-// When a message fails, an attempt is counted. The message waits for its backoff, and the later messages of
-// its key wait with it. If every message of a topic fails, that is an outage and not the fault of the
-// messages: the topic pauses (1s doubling to 1m) and attempts are restored, so an outage abandons nothing.
-// The same holds for a message that fails alone, until other messages of its topic have passed after its
-// first failure.
+// When a message fails, an attempt is counted. The message waits for its backoff, and the later
+// messages of its key wait with it. If every message of a topic fails, that is an outage and not
+// the fault of the messages: the topic pauses (1s doubling to 1m) and attempts are restored, so
+// an outage abandons nothing. The same holds for a message that fails alone, until other messages
+// of its topic have passed after its first failure.
 func (r *Relay) Run(ctx context.Context) error {
 	started := false
 	r.once.Do(func() { started = true })
@@ -144,7 +145,8 @@ func (r *Relay) loop(ctx, hard context.Context) {
 	}
 }
 
-// scan runs one scan, and publishes the entries that it claims. Meanwhile it may claim the next batch.
+// scan runs one scan, and publishes the entries that it claims. Meanwhile it may claim the next
+// batch.
 func (r *Relay) scan(ctx, hard context.Context, scans *scanner, at scan, begin time.Time) (found bool, err error) {
 	q, limit := r.nextQuery(begin)
 	q.Near = at.near()
@@ -188,8 +190,8 @@ func (r *Relay) nextQuery(now time.Time) (q provider.EntryQuery, limit int) {
 	return q, r.cfg.Batch << depth
 }
 
-// fetch claims a batch. It returns nil if there is nothing to claim. With an error it may return a batch of
-// the entries that were taken before the error.
+// fetch claims a batch. It returns nil if there is nothing to claim. With an error it may return
+// a batch of the entries that were taken before the error.
 func (r *Relay) fetch(ctx, hard context.Context, q provider.EntryQuery, limit int) (*batch, error) {
 	lease := newLease(hard, r.cfg.Lease) // begins before the claim, so that it ends before the store's does
 	entries, err := r.claim(ctx, hard, q, limit)
@@ -200,9 +202,9 @@ func (r *Relay) fetch(ctx, hard context.Context, q provider.EntryQuery, limit in
 	return r.newBatch(ctx, hard, lease, entries), err
 }
 
-// fetchAhead starts claiming the next batch, in a near scan, while b is published. It returns a function that
-// waits for the claim. It returns nil, and claims nothing, unless b is full and has so many keys that not all
-// of the next entries are behind those of b.
+// fetchAhead starts claiming the next batch, in a near scan, while b is published. It returns a
+// function that waits for the claim. It returns nil, and claims nothing, unless b is full and has
+// so many keys that not all of the next entries are behind those of b.
 func (r *Relay) fetchAhead(ctx, hard context.Context, b *batch, now time.Time) func() (*batch, error) {
 	q, limit := r.nextQuery(now)
 	q.Near, q.After = true, nearAfter(b.last())
@@ -223,8 +225,9 @@ func (r *Relay) fetchAhead(ctx, hard context.Context, b *batch, now time.Time) f
 	}
 }
 
-// claim claims entries. A claim in flight at the end of ctx may finish, because its entries would be unknown
-// otherwise. It is canceled after half of the drain, since it may be waiting for a lock.
+// claim claims entries. A claim in flight at the end of ctx may finish, because its entries would
+// be unknown otherwise. It is canceled after half of the drain, since it may be waiting for a
+// lock.
 func (r *Relay) claim(ctx, hard context.Context, q provider.EntryQuery, limit int) ([]Entry, error) {
 	limited, cancel := context.WithTimeout(hard, storeLimit)
 	defer cancel()
@@ -252,8 +255,8 @@ func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
 	return false
 }
 
-// errorClass returns the innermost type of an error, and its database code if it has one. It never uses the
-// text, which may contain a secret. Of joined errors it uses the last one.
+// errorClass returns the innermost type of an error, and its database code if it has one. It
+// never uses the text, which may contain a secret. Of joined errors it uses the last one.
 func errorClass(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return "deadline exceeded"

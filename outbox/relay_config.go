@@ -19,25 +19,26 @@ type RelayConfig struct {
 	Batch int
 	// Bytes is the payload in one claim, unless a single entry has more. Zero means 8 MiB.
 	Bytes int
-	// Lease is how long a claim protects its entries, at least 1ms. It is renewed while a batch takes
-	// longer. The entries of a relay that crashed wait until it ends. Zero means 5m.
+	// Lease is how long a claim protects its entries, at least 1ms. It is renewed while a batch
+	// takes longer. The entries of a relay that crashed wait until it ends. Zero means 5m.
 	Lease time.Duration
 	// Backoff is the delay after a failed publication. Zero means 30s doubling to 1h, 8 attempts.
 	Backoff claim.Backoff
-	// OrderedPublisher: one Publish call keeps the order of its messages. Otherwise a call has at most
-	// one message per key.
+	// OrderedPublisher: one Publish call keeps the order of its messages. Otherwise a call has at
+	// most one message per key.
 	OrderedPublisher bool
-	// Unordered: no message waits for another, for consumers that do not need order. All relays of a
-	// store must have the same setting.
+	// Unordered: no message waits for another, for consumers that do not need order. All relays
+	// of a store must have the same setting.
 	Unordered bool
 	// Keep is how long published and skipped entries are kept.
 	Keep EntryRetention
-	// Poll is the longest pause of an idle relay, and the interval between scans of all entries, unless
-	// these take long. Zero means 1s.
+	// Poll is the longest pause of an idle relay, and the interval between scans of all entries,
+	// unless these take long. Zero means 1s.
 	Poll time.Duration
 	// Drain is how long Run may continue after its ctx ends. Zero means 10s.
 	Drain time.Duration
-	// Holder is the relay's name in claims and logs; only people read it. Empty means host and process.
+	// Holder is the relay's name in claims and logs; only people read it. Empty means host and
+	// process.
 	Holder string
 
 	Logger    *slog.Logger     // nil means slog.Default()

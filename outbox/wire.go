@@ -35,9 +35,9 @@ func ToWatermill(e Entry) *message.Message {
 	return m
 }
 
-// ParseWatermill returns the event of a message that a relay published. It ignores unknown headers. An empty
-// UUID, a missing type, and an invalid number or time are ErrMalformed; then the fields that could be read are
-// returned too.
+// ParseWatermill returns the event of a message that a relay published. It ignores unknown
+// headers. An empty UUID, a missing type, and an invalid number or time are ErrMalformed; then
+// the fields that could be read are returned too.
 func ParseWatermill(m *message.Message) (eventstore.Raw, error) {
 	raw := eventstore.Raw{
 		ID: m.UUID, Stream: m.Metadata[HeaderStream], Type: m.Metadata[HeaderType], Schema: 1, Data: m.Payload,

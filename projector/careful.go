@@ -11,14 +11,15 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// process is locked shared by every unit, and exclusively by each attempt at a message that may crash the process. So
-// such a message does not interrupt other units of this process, of any runner.
+// process is locked shared by every unit, and exclusively by each attempt at a message that may
+// crash the process. So such a message does not interrupt other units of this process, of any
+// runner.
 var process sync.RWMutex
 
-// spacing is how long no other runner tries a message that may have crashed processes, after an attempt that follows
-// this number of earlier ones: a lease, then eight times as long each time, at most a day. So the message is stuck only
-// if its process ended during each of its attempts, over at least a quarter of an hour. After the last attempt it is a
-// lease.
+// spacing is how long no other runner tries a message that may have crashed processes, after an
+// attempt that follows this number of earlier ones: a lease, then eight times as long each time,
+// at most a day. So the message is stuck only if its process ended during each of its attempts,
+// over at least a quarter of an hour. After the last attempt it is a lease.
 func (c *RunnerConfig) spacing(before int) time.Duration {
 	d := c.Lease
 	if c.Retry.Exhausted(before + 1) {
@@ -30,10 +31,10 @@ func (c *RunnerConfig) spacing(before int) time.Duration {
 	return d
 }
 
-// watch is what a runner knows about other runners since its last heartbeat, on the store's clock. If a process crashed
-// while it processed a message, the message was recorded before the crash. So messages are recorded as in flight before
-// they run only if they are older than the last crash, or older than this runner if it started less than a lease ago.
-// See docs/adr/0014.
+// watch is what a runner knows about other runners since its last heartbeat, on the store's
+// clock. If a process crashed while it processed a message, the message was recorded before the
+// crash. So messages are recorded as in flight before they run only if they are older than the
+// last crash, or older than this runner if it started less than a lease ago. See docs/adr/0014.
 type watch struct {
 	began time.Time // at the first heartbeat
 	until time.Time // messages recorded until then may have crashed a process; zero: none
@@ -41,7 +42,8 @@ type watch struct {
 	at    time.Time // the same on this process's clock
 }
 
-// skew is how far the store's clock may be ahead. A message recorded later than that has a wrong time.
+// skew is how far the store's clock may be ahead. A message recorded later than that has a wrong
+// time.
 const skew = time.Minute
 
 // suspicious reports whether one of msgs may have been in flight when a process crashed.
@@ -60,8 +62,8 @@ func (r *Runner) suspicious(msgs []*inbound) bool {
 	})
 }
 
-// beat sends a heartbeat: the runner is alive for a lease, or ended cleanly if lease is zero. The store returns whether
-// other runners have crashed.
+// beat sends a heartbeat: the runner is alive for a lease, or ended cleanly if lease is zero. The
+// store returns whether other runners have crashed.
 func (r *Runner) beat(ctx context.Context, lease time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
@@ -82,8 +84,8 @@ func (r *Runner) beat(ctx context.Context, lease time.Duration) {
 	r.watch.Store(w)
 }
 
-// stayAlive sends three heartbeats per lease until stop is called, also after the end of ctx. stop(true) records a clean
-// end of the runner.
+// stayAlive sends three heartbeats per lease until stop is called, also after the end of ctx.
+// stop(true) records a clean end of the runner.
 func (r *Runner) stayAlive(ctx context.Context) (stop func(clean bool)) {
 	r.beat(ctx, r.cfg.Lease)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))

@@ -10,8 +10,8 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Change is a row that a dry run inserted (no Before), updated, or deleted (no After): its Table, and the row before and
-// after as JSON objects of its columns.
+// Change is a row that a dry run inserted (no Before), updated, or deleted (no After): its Table,
+// and the row before and after as JSON objects of its columns.
 type Change = provider.Change
 
 // DryRun is the result of a dry run: what a replay would do.
@@ -29,14 +29,16 @@ type DryRunFailure struct {
 	Err    error
 }
 
-// DryRun replays parked messages of p in one transaction that is rolled back, and returns the rows that would change. It
-// counts no attempts and changes no parked message. It needs no running service, and may run next to one.
+// DryRun replays parked messages of p in one transaction that is rolled back, and returns the
+// rows that would change. It counts no attempts and changes no parked message. It needs no
+// running service, and may run next to one.
 //   - f selects the messages, at most f.Limit (zero means 100). An empty f.Projector means p.
-//   - Handlers run, one after another, each within cfg.Timeout. Their effects outside the transaction are real, and a
-//     message that crashed its process may do so again. A nil cfg means the default.
+//   - Handlers run, one after another, each within cfg.Timeout. Their effects outside the
+//     transaction are real, and a message that crashed its process may do so again. A nil cfg
+//     means the default.
 //   - ErrNoDryRun: the provider cannot show the changes of a unit.
-//   - ErrInput: f.Projector is another projector, f.Limit is negative, or f.States has other states than waiting and
-//     stuck.
+//   - ErrInput: f.Projector is another projector, f.Limit is negative, or f.States has other
+//     states than waiting and stuck.
 func (p *Projector[Tx]) DryRun(ctx context.Context, db provider.Units[Tx], f ParkedFilter, cfg *RunnerConfig) (*DryRun, error) {
 	r, err := newRunner(db, Source{}, orZero(cfg), p)
 	if err != nil {

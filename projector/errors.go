@@ -11,31 +11,33 @@ type Class = provider.Class
 
 // The classes of errors.
 const (
-	// ClassUnknown: counted, and tried again with a backoff; stuck after the last attempt. Errors of handlers
-	// have this class unless they say otherwise.
+	// ClassUnknown: counted, and tried again with a backoff; stuck after the last attempt. Errors
+	// of handlers have this class unless they say otherwise.
 	ClassUnknown = provider.ClassUnknown
-	// ClassTransient: not the fault of the message, for example a busy database. Tried again with a backoff,
-	// without limit, and never counted.
+	// ClassTransient: not the fault of the message, for example a busy database. Tried again with
+	// a backoff, without limit, and never counted.
 	ClassTransient = provider.ClassTransient
 	// ClassPermanent: no retry can help. The message is stuck at once.
 	ClassPermanent = provider.ClassPermanent
 	// ClassShutdown: the runner stops. The message is not acked, so the broker redelivers it.
 	ClassShutdown = provider.ClassShutdown
-	// ClassAmbiguous: the reply to COMMIT was lost. The unit runs again, and skips the messages whose markers
-	// were committed.
+	// ClassAmbiguous: the reply to COMMIT was lost. The unit runs again, and skips the messages
+	// whose markers were committed.
 	ClassAmbiguous = provider.ClassAmbiguous
-	// ClassHeld is not an error: the message is parked only because it waits behind an earlier one of its key.
+	// ClassHeld is not an error: the message is parked only because it waits behind an earlier
+	// one of its key.
 	ClassHeld = provider.ClassHeld
 )
 
-// Error is an error with a Class, a Code (such as a SQLSTATE; may be empty) and the cause Err. A handler may return one
-// to choose the class.
+// Error is an error with a Class, a Code (such as a SQLSTATE; may be empty) and the cause Err. A
+// handler may return one to choose the class.
 type Error = provider.Error
 
 // ClassOf returns the class of the *Error in the chain of err, or ClassUnknown.
 func ClassOf(err error) Class { return provider.ClassOf(err) }
 
-// Permanent returns err with ClassPermanent: the message is stuck at once. It returns nil if err is nil.
+// Permanent returns err with ClassPermanent: the message is stuck at once. It returns nil if err
+// is nil.
 func Permanent(err error) error {
 	if err == nil {
 		return nil
@@ -60,11 +62,13 @@ var (
 	ErrParked = errors.New("the event is parked: replay or skip it")
 	// ErrSkipped: the event was parked, and an operator skipped it.
 	ErrSkipped = errors.New("the event was skipped")
-	// ErrPruned: the event is older than the window of markers, so its marker may have been deleted.
+	// ErrPruned: the event is older than the window of markers, so its marker may have been
+	// deleted.
 	ErrPruned = errors.New("the event has no marker and is older than the marker window: it may have been applied")
 	// ErrNoMarkers: the projector has no markers, so nothing records which events it has applied.
 	ErrNoMarkers = errors.New("the projector keeps no markers: Wait requires Options.Markers and a store that keeps them")
-	// ErrHalted: a message of a projector with Halt is stuck. A new runner starts after it is replayed or skipped.
+	// ErrHalted: a message of a projector with Halt is stuck. A new runner starts after it is
+	// replayed or skipped.
 	ErrHalted = errors.New("the projector is halted: replay or skip the stuck message")
 	// ErrInput: an argument is invalid, and nothing was changed.
 	ErrInput = provider.ErrInput

@@ -18,22 +18,24 @@ type Handler[Tx any] struct {
 	emits bool
 }
 
-// Was declares earlier names of the handler: of the same projector ("created"), or of another ("old-ratings/created").
-// A marker with an earlier name counts, and new markers are written with all names. So old and new versions of a
-// program can run at the same time during a deployment.
+// Was declares earlier names of the handler: of the same projector ("created"), or of another
+// ("old-ratings/created"). A marker with an earlier name counts, and new markers are written with
+// all names. So old and new versions of a program can run at the same time during a deployment.
 func (h Handler[Tx]) Was(names ...string) Handler[Tx] {
 	h.was = append(slices.Clip(h.was), names...)
 	return h
 }
 
-// On returns a handler that calls fn for each event of type E or, if E is an interface, of each registered type that
-// implements E.
+// On returns a handler that calls fn for each event of type E or, if E is an interface, of each
+// registered type that implements E.
 //
-// name identifies the handler, not the event. With the name of the projector ("product-ratings/posted") it is part of
-// each marker: to rename a handler, see Was. It must match ^[a-z][a-z0-9_-]{0,40}$.
+// name identifies the handler, not the event. With the name of the projector
+// ("product-ratings/posted") it is part of each marker: to rename a handler, see Was. It must
+// match ^[a-z][a-z0-9_-]{0,40}$.
 //
-// fn must write only through its transaction. It may run again for the same event, after its earlier writes were rolled
-// back; its other effects may then happen twice. An error rolls the transaction back; Class says what follows.
+// fn must write only through its transaction. It may run again for the same event, after its
+// earlier writes were rolled back; its other effects may then happen twice. An error rolls the
+// transaction back; Class says what follows.
 func On[Tx, E any](name string, fn func(context.Context, Tx, eventstore.Event[E]) error) Handler[Tx] {
 	if fn == nil {
 		return Handler[Tx]{name: name} // NewRunner reports it
@@ -45,8 +47,10 @@ func On[Tx, E any](name string, fn func(context.Context, Tx, eventstore.Event[E]
 	return h
 }
 
-// OnEmit returns a handler with output: the messages that fn returns are added to the outbox in the same transaction.
-//   - The ID of a message without one is derived from the handler, the event and the index of the message.
+// OnEmit returns a handler with output: the messages that fn returns are added to the outbox in
+// the same transaction.
+//   - The ID of a message without one is derived from the handler, the event and the index of the
+//     message.
 //   - The Key of a message without one is the stream of the event.
 //   - Each message has the id of the event as its causation id.
 func OnEmit[Tx, E any](

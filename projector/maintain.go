@@ -27,8 +27,8 @@ func (r *Runner) maintain(ctx context.Context) {
 	}
 }
 
-// revive makes messages due that other programs parked because they did not have the type or the handler, if this
-// program has it.
+// revive makes messages due that other programs parked because they did not have the type or the
+// handler, if this program has it.
 func (r *Runner) revive(ctx context.Context) {
 	for _, p := range r.projections {
 		for _, code := range []string{codeUnregistered, codeNoHandler} {
@@ -52,8 +52,9 @@ func (p *projection) revive(ctx context.Context, code string) error {
 			if _, ok := p.handlersFor(row.Type, row.Handlers); !ok {
 				continue
 			}
-			// An older program may try the message first, or this program may not have its schema version. So it is
-			// revived when it is seen for the first time, the second, the fourth and so on.
+			// An older program may try the message first, or this program may not have its schema
+			// version. So it is revived when it is seen for the first time, the second, the
+			// fourth and so on.
 			p.revived[row.Seq]++
 			if n := p.revived[row.Seq]; n&(n-1) == 0 {
 				known = append(known, row.Seq)
@@ -70,7 +71,8 @@ func (p *projection) revive(ctx context.Context, code string) error {
 	}
 }
 
-// prune deletes old markers and resolved messages in small transactions, with pauses so that the units are not slowed.
+// prune deletes old markers and resolved messages in small transactions, with pauses so that the
+// units are not slowed.
 func (r *Runner) prune(ctx context.Context) {
 	for _, p := range r.projections {
 		for n, err := 1, error(nil); n > 0 && err == nil && ctx.Err() == nil; {

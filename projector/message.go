@@ -16,8 +16,8 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// received is a delivery of a message. The projectors of the subscription share it: it is acked when each of them has
-// applied or parked it.
+// received is a delivery of a message. The projectors of the subscription share it: it is acked
+// when each of them has applied or parked it.
 type received struct {
 	topic     string
 	msg       *message.Message
@@ -62,8 +62,8 @@ type aside struct {
 	attempts int
 }
 
-// accept returns d, or the parked message if there is one, for this projector. It returns nil if the projector has no
-// handler for it.
+// accept returns d, or the parked message if there is one, for this projector. It returns nil if
+// the projector has no handler for it.
 func (p *projection) accept(d *received, parked *Parked) *inbound {
 	m := &inbound{received: d, parked: parked, mark: p.marks}
 	attempts, names := 1, []string(nil)
@@ -103,8 +103,9 @@ func (p *projection) acceptParked(row Parked) *inbound {
 	return p.accept(receive(row.Topic, msg, 1), &row)
 }
 
-// handlerContext ends with the unit, and has the values of the message's context. It does not end with that context:
-// some subscribers cancel the contexts of all messages at once when they close.
+// handlerContext ends with the unit, and has the values of the message's context. It does not end
+// with that context: some subscribers cancel the contexts of all messages at once when they
+// close.
 type handlerContext struct {
 	context.Context
 	values context.Context
@@ -120,8 +121,9 @@ func (c handlerContext) Value(key any) any {
 // outputs is the UUID namespace of the ids of handlers' output.
 var outputs = uuid.MustParse("8f0e0f6c-0f57-5a5e-9c53-2d7e0a4b9a11")
 
-// completed returns the output of a handler with stable ids, the key of the event, and the event as the cause. Values of
-// the event that are not valid keys or headers are left out. out is not changed, since it belongs to the handler.
+// completed returns the output of a handler with stable ids, the key of the event, and the event
+// as the cause. Values of the event that are not valid keys or headers are left out. out is not
+// changed, since it belongs to the handler.
 func completed(out []outbox.Message, handler string, cause eventstore.Raw) []outbox.Message {
 	out = slices.Clone(out)
 	for i := range out {

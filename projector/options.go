@@ -2,13 +2,14 @@ package projector
 
 // Options configure a projector. The zero value is the default.
 type Options struct {
-	// Markers makes each handler apply each message once (deduplication), by a marker in the transaction of the
-	// handler. Without markers a redelivered message takes effect again, and nothing is written or read for it.
+	// Markers makes each handler apply each message once (deduplication), by a marker in the
+	// transaction of the handler. Without markers a redelivered message takes effect again, and
+	// nothing is written or read for it.
 	Markers bool
 	// Parking is what happens to the messages behind a parked one.
 	Parking Parking
-	// Unknown is what happens to a message of an unregistered type. A message of a registered type without a
-	// handler is skipped.
+	// Unknown is what happens to a message of an unregistered type. A message of a registered
+	// type without a handler is skipped.
 	Unknown Unknown
 }
 
@@ -16,14 +17,15 @@ type Options struct {
 type Parking int
 
 const (
-	// ParkKey: later messages of its key are parked behind it, and applied in order after it is applied or skipped.
-	// This holds for all handlers of the projector. A message without a key holds back no other.
+	// ParkKey: later messages of its key are parked behind it, and applied in order after it is
+	// applied or skipped. This holds for all handlers of the projector. A message without a key
+	// holds back no other.
 	ParkKey Parking = iota
 	// ParkMessage: only the message itself is parked. Then the order in its key is not guaranteed.
 	ParkMessage
-	// Halt: like ParkKey. In addition, once a message is stuck the runner ends with ErrHalted, and no runner
-	// starts until the message is replayed or skipped. This stops all projectors of the runner: use a separate
-	// runner for this one.
+	// Halt: like ParkKey. In addition, once a message is stuck the runner ends with ErrHalted,
+	// and no runner starts until the message is replayed or skipped. This stops all projectors of
+	// the runner: use a separate runner for this one.
 	Halt
 )
 
@@ -31,7 +33,8 @@ const (
 type Unknown int
 
 const (
-	// ParkUnknown: it is parked, and applied once a runner has the type. So a producer may be deployed first.
+	// ParkUnknown: it is parked, and applied once a runner has the type. So a producer may be
+	// deployed first.
 	ParkUnknown Unknown = iota
 	// SkipUnknown: it is acked and not stored.
 	SkipUnknown

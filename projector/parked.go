@@ -14,7 +14,8 @@ import (
 //   - how it was resolved: ResolvedAt, and the Decision with By and Reason.
 type Parked = provider.Parked
 
-// ParkedState is the state of a parked message. Its String is "waiting", "stuck", "replayed" or "skipped".
+// ParkedState is the state of a parked message. Its String is "waiting", "stuck", "replayed" or
+// "skipped".
 type ParkedState = provider.ParkedState
 
 // The states of a parked message.
@@ -25,32 +26,35 @@ const (
 	StateSkipped  = provider.StateSkipped  // Skip gave it up
 )
 
-// ParkedFilter selects parked messages by Projector, Handler, Key, Class, Code, Types, States and Seqs. The zero filter
-// selects all that are waiting or stuck. Limit and After (a Seq) select a page.
+// ParkedFilter selects parked messages by Projector, Handler, Key, Class, Code, Types, States and
+// Seqs. The zero filter selects all that are waiting or stuck. Limit and After (a Seq) select a
+// page.
 type ParkedFilter = provider.ParkedFilter
 
-// Decision is who decided about a parked message (By, 1 to 255 bytes), and why (Reason, 1 to 1,000 bytes). It is stored
-// with the message.
+// Decision is who decided about a parked message (By, 1 to 255 bytes), and why (Reason, 1 to
+// 1,000 bytes). It is stored with the message.
 type Decision = provider.Decision
 
-// Replay makes the messages that f selects due again, resets their attempts, stores d with them, and returns their
-// number. The runners of their projectors apply them and those that wait behind them, in order. Without a running
-// service, call Projector.ApplyParked afterwards.
+// Replay makes the messages that f selects due again, resets their attempts, stores d with them,
+// and returns their number. The runners of their projectors apply them and those that wait behind
+// them, in order. Without a running service, call Projector.ApplyParked afterwards.
 //   - A message that waits behind an earlier stuck one of its key continues to wait.
 //   - ErrInput: d has no By or no Reason, or one of them is too long. Nothing is changed.
 func Replay(ctx context.Context, p provider.Parking, f ParkedFilter, d Decision) (int, error) {
 	return decide(ctx, p, "replay", f, StateWaiting, d)
 }
 
-// Skip gives up the messages that f selects, stores d with them, and returns their number. This cannot be undone. The
-// messages that wait behind them become due. If a projector has markers, a redelivery of a skipped message is ignored.
+// Skip gives up the messages that f selects, stores d with them, and returns their number. This
+// cannot be undone. The messages that wait behind them become due. If a projector has markers, a
+// redelivery of a skipped message is ignored.
 //   - ErrInput: d has no By or no Reason, or one of them is too long. Nothing is changed.
 func Skip(ctx context.Context, p provider.Parking, f ParkedFilter, d Decision) (int, error) {
 	return decide(ctx, p, "skip", f, StateSkipped, d)
 }
 
-// ApplyParked applies the parked messages of p that are due, and those that become due with them, and returns. Tools
-// call it after Replay or Skip. It needs no running service, and may run next to one. A nil cfg means the default.
+// ApplyParked applies the parked messages of p that are due, and those that become due with them,
+// and returns. Tools call it after Replay or Skip. It needs no running service, and may run next
+// to one. A nil cfg means the default.
 //   - ErrHalted: p has the option Halt, and a message is stuck.
 //   - If ctx ends, it returns nil after the message in flight.
 func (p *Projector[Tx]) ApplyParked(ctx context.Context, db provider.Units[Tx], cfg *RunnerConfig) error {

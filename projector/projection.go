@@ -82,8 +82,8 @@ func newProjection[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx],
 	return one
 }
 
-// handlersFor returns the handlers of an event type: all, or those with one of names if there are names. ok is false if
-// this program does not have a handler of names.
+// handlersFor returns the handlers of an event type: all, or those with one of names if there are
+// names. ok is false if this program does not have a handler of names.
 func (p *projection) handlersFor(eventType string, names []string) (found []provider.Handler, ok bool) {
 	all, missing := p.byType[eventType], slices.Clone(names)
 	if len(names) == 0 {

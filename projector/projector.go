@@ -11,8 +11,8 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Projector is the definition of a projector. Declare it at package level with Define, which cannot fail: NewRunner
-// returns the errors of a definition.
+// Projector is the definition of a projector. Declare it at package level with Define, which
+// cannot fail: NewRunner returns the errors of a definition.
 type Projector[Tx any] struct {
 	name     string
 	types    *eventstore.Types
@@ -24,8 +24,8 @@ type Projector[Tx any] struct {
 // Name returns the projector's name.
 func (p *Projector[Tx]) Name() string { return p.name }
 
-// Handlers returns the full names of the handlers, such as "product-ratings/posted", including earlier names: all names
-// in the markers of p. marker.Prune and marker.Orphans take them.
+// Handlers returns the full names of the handlers, such as "product-ratings/posted", including
+// earlier names: all names in the markers of p. marker.Prune and marker.Orphans take them.
 func (p *Projector[Tx]) Handlers() []string {
 	var names []string
 	for _, h := range p.handlers {
@@ -96,8 +96,9 @@ func (p *Projector[Tx]) check(keeps provider.Keeps) error {
 // Define returns a projector. Its name is part of each marker, so do not change it. It must match
 // ^[a-z][a-z0-9_-]{0,40}$.
 //
-// All handlers of a message run in one transaction, in the given order: all of them apply the message, or it is parked
-// for all of them. Put a handler that must not delay others into another projector.
+// All handlers of a message run in one transaction, in the given order: all of them apply the
+// message, or it is parked for all of them. Put a handler that must not delay others into another
+// projector.
 func Define[Tx any](name string, types *eventstore.Types, opts Options, handlers ...Handler[Tx]) *Projector[Tx] {
 	return &Projector[Tx]{name: name, types: types, opts: opts, handlers: handlers}
 }

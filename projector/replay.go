@@ -42,8 +42,8 @@ func (r *Runner) scanNow() {
 	}
 }
 
-// dispatchDue dispatches due messages to the workers that have no due messages yet. It returns false if no message is
-// due, and no worker has due messages.
+// dispatchDue dispatches due messages to the workers that have no due messages yet. It returns
+// false if no message is due, and no worker has due messages.
 func (r *Runner) dispatchDue(ctx context.Context) (some bool, err error) {
 	f := provider.DueFilter{Keys: 4 * r.cfg.Batch, Each: r.cfg.Batch}
 	for _, p := range r.projections {
@@ -74,8 +74,9 @@ func (r *Runner) due(ctx context.Context, f provider.DueFilter) (map[*worker][]*
 	return due, err
 }
 
-// replay applies due parked messages. Those that only wait behind others run in units of many, all others alone, and
-// their attempts are counted before they run. It reports whether the state of any message changed.
+// replay applies due parked messages. Those that only wait behind others run in units of many,
+// all others alone, and their attempts are counted before they run. It reports whether the state
+// of any message changed.
 func (w *worker) replay(ctx, hard context.Context, rows []*inbound) (progress bool) {
 	var waiting, failed []*inbound
 	for _, m := range rows {
@@ -94,8 +95,9 @@ func (w *worker) replay(ctx, hard context.Context, rows []*inbound) (progress bo
 	return progress
 }
 
-// catchUp applies due messages of lanes behind which this worker has just parked deliveries, at most twice as many as it
-// may have parked. So a due lane becomes empty also under a constant load. A lane that is not due costs one query.
+// catchUp applies due messages of lanes behind which this worker has just parked deliveries, at
+// most twice as many as it may have parked. So a due lane becomes empty also under a constant
+// load. A lane that is not due costs one query.
 func (w *worker) catchUp(ctx, hard context.Context, lanes []provider.Lane) {
 	progress := len(lanes) > 0
 	for round := 0; round < 2 && progress && ctx.Err() == nil; round++ {
@@ -105,8 +107,9 @@ func (w *worker) catchUp(ctx, hard context.Context, lanes []provider.Lane) {
 	}
 }
 
-// try is one attempt at a parked message that has failed before, or may have crashed a process. It is counted before it
-// runs. No other runner tries the message for longer than the attempt may take.
+// try is one attempt at a parked message that has failed before, or may have crashed a process.
+// It is counted before it runs. No other runner tries the message for longer than the attempt may
+// take.
 func (w *worker) try(ctx, hard context.Context, m *inbound) (progress bool) {
 	cfg, row := &w.runner.cfg, m.parked
 	alone, again := row.Code == codeCrashed, sum(cfg.Timeout, cfg.Lease)
@@ -146,7 +149,8 @@ func (w *worker) try(ctx, hard context.Context, m *inbound) (progress bool) {
 	return false
 }
 
-// isExhausted reports whether a message that may not be tried has no attempt left, so that it is stuck now.
+// isExhausted reports whether a message that may not be tried has no attempt left, so that it is
+// stuck now.
 func (w *worker) isExhausted(m *inbound) bool {
 	row := m.parked
 	if !w.runner.cfg.Retry.Exhausted(row.Attempts) {

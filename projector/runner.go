@@ -30,11 +30,12 @@ type Runner struct {
 	end         context.CancelCauseFunc // ends Run with an error
 }
 
-// NewRunner returns a runner that applies the messages of src to ps, in transactions of db. It checks its arguments, and
-// starts nothing.
-//   - db must implement provider.Provider. Combine a store that does not, such as Redis, with one that does:
-//     provider.Combine(units, db).
-//   - If db cannot commit markers with the read model, Options.Markers is a no-op, which is logged at level debug.
+// NewRunner returns a runner that applies the messages of src to ps, in transactions of db. It
+// checks its arguments, and starts nothing.
+//   - db must implement provider.Provider. Combine a store that does not, such as Redis, with one
+//     that does: provider.Combine(units, db).
+//   - If db cannot commit markers with the read model, Options.Markers is a no-op, which is
+//     logged at level debug.
 func NewRunner[Tx any](db provider.Units[Tx], src Source, cfg RunnerConfig, ps ...*Projector[Tx]) (*Runner, error) {
 	if err := src.check(); err != nil {
 		return nil, fmt.Errorf("runner: %w", err)
@@ -42,7 +43,8 @@ func NewRunner[Tx any](db provider.Units[Tx], src Source, cfg RunnerConfig, ps .
 	return newRunner(db, src, cfg, ps...)
 }
 
-// newRunner is NewRunner without the check of src. A runner of the zero Source applies due parked messages, and ends.
+// newRunner is NewRunner without the check of src. A runner of the zero Source applies due parked
+// messages, and ends.
 func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ...*Projector[Tx]) (*Runner, error) {
 	r := &Runner{src: src, cfg: cfg, id: uuid.NewString(), process: &process, byName: map[string]*projection{},
 		scanSoon: make(chan struct{}, 1), running: make(chan struct{})}
@@ -73,7 +75,8 @@ func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ..
 	return r, nil
 }
 
-// log logs a message with the class and the code of an error. It logs the error's text only with RunnerConfig.LogErrors.
+// log logs a message with the class and the code of an error. It logs the error's text only with
+// RunnerConfig.LogErrors.
 func (r *Runner) log(level slog.Level, what string, err error, attrs ...any) {
 	attrs = append(attrs, "class", provider.ClassOf(err).String(), "code", provider.CodeOf(err))
 	if r.cfg.LogErrors {
@@ -85,12 +88,13 @@ func (r *Runner) log(level slog.Level, what string, err error, attrs ...any) {
 // Running returns a channel that is closed once Run has subscribed to every topic.
 func (r *Runner) Running() <-chan struct{} { return r.running }
 
-// Run applies messages until ctx ends. Then it takes no more, finishes and acks the messages in flight, and returns nil.
-//   - outbox.ErrDrain: that took longer than RunnerConfig.Drain. Units in flight are canceled, rolled back, and not
-//     acked.
+// Run applies messages until ctx ends. Then it takes no more, finishes and acks the messages in
+// flight, and returns nil.
+//   - outbox.ErrDrain: that took longer than RunnerConfig.Drain. Units in flight are canceled,
+//     rolled back, and not acked.
 //   - ErrHalted: a projector with Halt has a stuck message, at the start or later.
-//   - It also returns an error if the store is not ready, for example not migrated, if a subscription fails or ends by
-//     itself, and on a second call.
+//   - It also returns an error if the store is not ready, for example not migrated, if a
+//     subscription fails or ends by itself, and on a second call.
 func (r *Runner) Run(ctx context.Context) error {
 	if r.started.Swap(true) {
 		return errors.New("runner: Run called twice: create a new runner")

@@ -13,29 +13,33 @@ import (
 
 // RunnerConfig configures a Runner. The zero value is the default.
 type RunnerConfig struct {
-	// Concurrency is the number of workers, and so of concurrent transactions, of each projector. Messages of one
-	// key stay in order. Zero means 1.
+	// Concurrency is the number of workers, and so of concurrent transactions, of each projector.
+	// Messages of one key stay in order. Zero means 1.
 	Concurrency int
 	// Batch is the most messages of a transaction, at most 10,000. Zero means 32.
 	Batch int
-	// Timeout is how long a handler may take for one message, and how long opening a unit and committing it may
-	// take, each. Zero means 30s.
+	// Timeout is how long a handler may take for one message, and how long opening a unit and
+	// committing it may take, each. Zero means 30s.
 	Timeout time.Duration
-	// Retry is the backoff of a message that failed alone. Zero means 100ms doubling to 30s; the message is stuck
-	// after 5 attempts.
+	// Retry is the backoff of a message that failed alone. Zero means 100ms doubling to 30s; the
+	// message is stuck after 5 attempts.
 	Retry claim.Backoff
 	// Drain is how long Run may continue after its ctx ends. Zero means 10s.
 	Drain time.Duration
-	// Lease is how long a runner counts as alive after its process was killed, at least 1s. Zero means 15s.
+	// Lease is how long a runner counts as alive after its process was killed, at least 1s. Zero
+	// means 15s.
 	Lease time.Duration
-	// Record is how long after a process was killed a broker may redeliver its messages. Zero means 1h.
+	// Record is how long after a process was killed a broker may redeliver its messages. Zero
+	// means 1h.
 	Record time.Duration
-	// Careful records each message as in flight before it runs. Without it, only messages that may have been in
-	// flight when a process was killed are recorded.
+	// Careful records each message as in flight before it runs. Without it, only messages that
+	// may have been in flight when a process was killed are recorded.
 	Careful bool
-	// Markers is how long markers, and replayed and skipped messages, are kept. The runner deletes older ones.
+	// Markers is how long markers, and replayed and skipped messages, are kept. The runner
+	// deletes older ones.
 	Markers marker.Retention
-	// Version is the version of the program, stored with parked messages. Empty means that of its build info.
+	// Version is the version of the program, stored with parked messages. Empty means that of its
+	// build info.
 	Version string
 
 	Classify  func(error) Class // may return another class for an error of ClassUnknown; nil means no other

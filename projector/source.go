@@ -16,15 +16,16 @@ type Source struct {
 	topics []string
 }
 
-// Subscribe returns a Source that reads topics from s. The projectors of the runner share each delivery: it is acked
-// after all of them have applied or parked it, so a projector that retries delays the others.
+// Subscribe returns a Source that reads topics from s. The projectors of the runner share each
+// delivery: it is acked after all of them have applied or parked it, so a projector that retries
+// delays the others.
 func Subscribe(s message.Subscriber, topics ...string) Source {
 	return Source{sub: s, topics: topics}
 }
 
-// SubscribeEach returns a Source that reads topics for each projector from a separate subscriber, for example of its own
-// consumer group. So no projector delays another. Runner.Run calls subscriber once per projector, and closes the
-// subscribers after it has drained.
+// SubscribeEach returns a Source that reads topics for each projector from a separate subscriber,
+// for example of its own consumer group. So no projector delays another. Runner.Run calls
+// subscriber once per projector, and closes the subscribers after it has drained.
 func SubscribeEach(subscriber func(projector string) (message.Subscriber, error), topics ...string) Source {
 	return Source{each: subscriber, topics: topics}
 }
@@ -50,7 +51,8 @@ type subscription struct {
 	projections []*projection
 }
 
-// open subscribes to every topic. It returns the subscribers that the runner must close, also with an error.
+// open subscribes to every topic. It returns the subscribers that the runner must close, also
+// with an error.
 func (s Source) open(ctx context.Context, all []*projection) (subs []subscription, owned []message.Subscriber, err error) {
 	share, sub := len(all), s.sub
 	if s.each != nil {

@@ -61,8 +61,9 @@ func (u *unit) attempt(hard context.Context, alone bool) error {
 	return u.transact(hard)
 }
 
-// transact runs the unit in the background goroutine. So a handler that panics or calls runtime.Goexit ends only its
-// unit, and the worker continues without a handler that does not return.
+// transact runs the unit in the background goroutine. So a handler that panics or calls
+// runtime.Goexit ends only its unit, and the worker continues without a handler that does not
+// return.
 func (u *unit) transact(hard context.Context) error {
 	ctx, cancel := context.WithCancel(hard)
 	u.timer = time.AfterFunc(u.runner.cfg.Timeout, cancel)
@@ -101,8 +102,8 @@ func (u *unit) transact(hard context.Context) error {
 	return u.classified(err)
 }
 
-// inBackground runs f in the worker's background goroutine. All units share it: a new goroutine per unit grows its stack
-// each time, which took a tenth of the CPU time.
+// inBackground runs f in the worker's background goroutine. All units share it: a new goroutine
+// per unit grows its stack each time, which took a tenth of the CPU time.
 func (w *worker) inBackground(f func()) {
 	if w.background == nil {
 		w.background = make(chan func())
@@ -123,8 +124,8 @@ func (w *worker) endBackground() {
 	}
 }
 
-// classified returns err with the class that RunnerConfig.Classify chooses, and ClassUnknown instead of a class that a
-// handler's error cannot have.
+// classified returns err with the class that RunnerConfig.Classify chooses, and ClassUnknown
+// instead of a class that a handler's error cannot have.
 func (u *unit) classified(err error) error {
 	was, code := provider.ClassOf(err), provider.CodeOf(err)
 	class := was
@@ -142,7 +143,8 @@ func (u *unit) classified(err error) error {
 	return &Error{Class: class, Code: code, Err: err}
 }
 
-// handle runs the handlers, and returns their output and the messages to set aside. It may run again for the same unit.
+// handle runs the handlers, and returns their output and the messages to set aside. It may run
+// again for the same unit.
 func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c provider.Closing, err error) {
 	u.ran, u.live, u.behind, u.reports = false, found.Live, nil, nil
 	u.parked = make([]*provider.Aside, len(u.msgs))
@@ -188,8 +190,8 @@ func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c
 
 // run runs the handlers of a message that have not applied it yet.
 //
-// The opening, each handler, and the commit have separate timeouts. So the time that a unit waits for others does not
-// count for a handler.
+// The opening, each handler, and the commit have separate timeouts. So the time that a unit waits
+// for others does not count for a handler.
 func (u *unit) run(
 	ctx context.Context, call caller, i int, m *inbound, fresh []bool,
 ) (out []outbox.Message, err error) {

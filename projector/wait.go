@@ -16,13 +16,15 @@ const (
 	waitPage = 500 // questions per query
 )
 
-// Wait returns nil after p has applied all events of an append: each event has the markers of all its handlers. It polls
-// s, so it works in any process. If a.Count is 0 (nothing was appended), it waits for the last event of the stream.
-//   - ErrParked: an event is stuck, or waits behind a stuck one. While a runner tries it again, Wait continues.
+// Wait returns nil after p has applied all events of an append: each event has the markers of all
+// its handlers. It polls s, so it works in any process. If a.Count is 0 (nothing was appended),
+// it waits for the last event of the stream.
+//   - ErrParked: an event is stuck, or waits behind a stuck one. While a runner tries it again,
+//     Wait continues.
 //   - ErrSkipped: an event was skipped.
 //   - ErrPruned: an event has no marker, and markers of that age are deleted.
-//   - ErrNoMarkers: p has no Options.Markers, or the store of a runner in this process keeps no markers. In another
-//     process Wait cannot know that, and waits until ctx ends.
+//   - ErrNoMarkers: p has no Options.Markers, or the store of a runner in this process keeps no
+//     markers. In another process Wait cannot know that, and waits until ctx ends.
 //   - The error of ctx after it ends.
 func (p *Projector[Tx]) Wait(ctx context.Context, s State, a eventstore.Appended) error {
 	if err := p.wait(ctx, s, a); err != nil {
@@ -79,7 +81,8 @@ func ask(ctx context.Context, s State, page []provider.Question) (open []provide
 	return open, nil
 }
 
-// questions returns one question for each handler of each event of an append, in the order of the stream.
+// questions returns one question for each handler of each event of an append, in the order of the
+// stream.
 func (p *Projector[Tx]) questions(
 	ctx context.Context, s State, a eventstore.Appended,
 ) (open []provider.Question, err error) {

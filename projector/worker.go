@@ -24,7 +24,8 @@ type worker struct {
 	background chan func()     // functions for the background goroutine; see unit.transact
 }
 
-// run applies messages until ctx ends. Messages that are not applied by then are not acked, so they are redelivered.
+// run applies messages until ctx ends. Messages that are not applied by then are not acked, so
+// they are redelivered.
 func (w *worker) run(ctx, hard context.Context) {
 	defer w.endBackground()
 	for ctx.Err() == nil {
@@ -42,8 +43,9 @@ func (w *worker) run(ctx, hard context.Context) {
 	}
 }
 
-// collect returns m and the messages that have arrived since. So a unit has one message under a low load, and many
-// messages share a commit under a high load. A message that was delivered twice is in the unit once.
+// collect returns m and the messages that have arrived since. So a unit has one message under a
+// low load, and many messages share a commit under a high load. A message that was delivered
+// twice is in the unit once.
 func (w *worker) collect(m *inbound) []*inbound {
 	clear(w.seen)
 	msgs := make([]*inbound, 0, min(w.batch, 1+len(w.in)))
@@ -65,9 +67,10 @@ func (w *worker) collect(m *inbound) []*inbound {
 	}
 }
 
-// apply runs messages in units until each is applied or set aside. A unit that fails is rolled back, and its messages run
-// in new units: those before the message that failed, that message alone, then the rest, beginning with one message and
-// doubling. Only a message that fails alone is set aside. It reports whether the state of any parked message changed.
+// apply runs messages in units until each is applied or set aside. A unit that fails is rolled
+// back, and its messages run in new units: those before the message that failed, that message
+// alone, then the rest, beginning with one message and doubling. Only a message that fails alone
+// is set aside. It reports whether the state of any parked message changed.
 func (w *worker) apply(ctx, hard context.Context, msgs []*inbound) (progress bool) {
 	var culprit *inbound
 	for tries := 0; len(msgs) > 0 && ctx.Err() == nil; {
@@ -123,8 +126,8 @@ func (w *worker) grow(took time.Duration, alone bool) {
 // serialTime is how long units of several messages run one at a time after a deadlock.
 const serialTime = time.Minute
 
-// backOffUnit waits before a unit of n messages is tried again, after an error that was not the fault of a message. A
-// transient error halves the unit.
+// backOffUnit waits before a unit of n messages is tried again, after an error that was not the
+// fault of a message. A transient error halves the unit.
 func (w *worker) backOffUnit(ctx context.Context, n, tries int, err error) {
 	if provider.ClassOf(err) == ClassTransient {
 		w.size = max(n/2, 1)
@@ -217,8 +220,8 @@ func (m *inbound) waited(now time.Time) time.Duration {
 	return now.Sub(m.raw.RecordedAt)
 }
 
-// backOff waits if three or more messages were set aside, and none was applied between them. A service that the handlers
-// need may be down, and then the backlog should stay in the broker.
+// backOff waits if three or more messages were set aside, and none was applied between them. A
+// service that the handlers need may be down, and then the backlog should stay in the broker.
 func (w *worker) backOff(ctx context.Context) {
 	if w.failed >= 3 {
 		wait(ctx, min(100*time.Millisecond<<min(w.failed-3, 10), 30*time.Second))

@@ -25,20 +25,20 @@ const (
 	maxExtraKey       = 240 // likewise
 )
 
-// CheckName returns an *eventstore.InvalidError for a name that does not match ^[a-z][a-z0-9_]{0,40}$. Categories, and
-// names that are part of SQL, must match.
+// CheckName returns an *eventstore.InvalidError for a name that does not match
+// ^[a-z][a-z0-9_]{0,40}$. Categories, and names that are part of SQL, must match.
 func CheckName(field, name string) error {
 	return invalid(field, check.Name(name))
 }
 
-// CheckText returns an *eventstore.InvalidError for text that is empty, longer than limit bytes, not UTF-8, or has
-// control characters.
+// CheckText returns an *eventstore.InvalidError for text that is empty, longer than limit bytes,
+// not UTF-8, or has control characters.
 func CheckText(field, s string, limit int) error {
 	return invalid(field, check.Text(s, limit))
 }
 
-// CheckStream returns an *eventstore.InvalidError for a stream name that is not "category-id", or is longer than
-// MaxIDBytes.
+// CheckStream returns an *eventstore.InvalidError for a stream name that is not "category-id", or
+// is longer than MaxIDBytes.
 func CheckStream(stream string) error {
 	return invalid(check.Stream(stream))
 }
@@ -55,8 +55,9 @@ func invalidf(field, reason string, args ...any) error {
 	return invalid(field, fmt.Sprintf(reason, args...))
 }
 
-// CheckAppend checks the arguments of eventstore.Store.Append, and returns an *eventstore.InvalidError for the first
-// invalid one. Providers call it before any SQL. A maxPayload ≤ 0 means DefaultMaxPayload.
+// CheckAppend checks the arguments of eventstore.Store.Append, and returns an
+// *eventstore.InvalidError for the first invalid one. Providers call it before any SQL. A
+// maxPayload ≤ 0 means DefaultMaxPayload.
 func CheckAppend(stream string, expected eventstore.Expected, events []eventstore.Draft, maxPayload int) error {
 	if err := CheckStream(stream); err != nil {
 		return err
@@ -112,8 +113,8 @@ func checkMetadata(at string, m *eventstore.Metadata) error {
 	return checkPairs(at+"extra", m.Extra, maxExtra, maxExtraKey)
 }
 
-// CheckHeaders returns an *eventstore.InvalidError for more than 64 keys, a key of more than 255 bytes, a value of more
-// than 1024 bytes, and text that is not UTF-8 or has control characters.
+// CheckHeaders returns an *eventstore.InvalidError for more than 64 keys, a key of more than 255
+// bytes, a value of more than 1024 bytes, and text that is not UTF-8 or has control characters.
 func CheckHeaders(field string, headers map[string]string) error {
 	return checkPairs(field, headers, maxHeaders, MaxIDBytes)
 }
@@ -136,15 +137,15 @@ func checkPairs(field string, pairs map[string]string, most, mostKey int) error 
 	return nil
 }
 
-// CheckJSON returns an *eventstore.InvalidError unless data is one JSON value that every provider stores without loss.
-// These are invalid:
-//   - more than maxPayload bytes (≤ 0 means DefaultMaxPayload), with numbers written without exponents: 1e6 counts as
-//     seven bytes, because PostgreSQL returns 1000000;
+// CheckJSON returns an *eventstore.InvalidError unless data is one JSON value that every provider
+// stores without loss. These are invalid:
+//   - more than maxPayload bytes (≤ 0 means DefaultMaxPayload), with numbers written without
+//     exponents: 1e6 counts as seven bytes, because PostgreSQL returns 1000000;
 //   - text that is not UTF-8, and a NUL or a lone surrogate in a string;
 //   - a key that occurs twice in one object;
 //   - arrays and objects nested deeper than MaxJSONDepth;
-//   - a number outside PostgreSQL's numeric: at most 131072 digits before the point, 16383 after it
-//     (https://www.postgresql.org/docs/15/datatype-numeric.html).
+//   - a number outside PostgreSQL's numeric: at most 131072 digits before the point, 16383 after
+//     it (https://www.postgresql.org/docs/15/datatype-numeric.html).
 func CheckJSON(field string, data []byte, maxPayload int) error {
 	if maxPayload <= 0 {
 		maxPayload = DefaultMaxPayload
@@ -194,8 +195,8 @@ func jsonReason(err error) string {
 	return "unexpected end"
 }
 
-// numberGrowth returns how many bytes longer n is without its exponent, and whether n is in the range of PostgreSQL's
-// numeric.
+// numberGrowth returns how many bytes longer n is without its exponent, and whether n is in the
+// range of PostgreSQL's numeric.
 func numberGrowth(n string) (more int, ok bool) {
 	n = strings.TrimPrefix(n, "-")
 	e := max(strings.IndexByte(n, 'e'), strings.IndexByte(n, 'E'))

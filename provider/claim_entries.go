@@ -12,30 +12,34 @@ import (
 type EntryQuery struct {
 	Topics []string // only these; empty means all
 	Except []string // all topics except these
-	// Attempts is the limit of attempts; ≤ 0 means none. An entry whose claim crashed at the limit is abandoned.
+	// Attempts is the limit of attempts; ≤ 0 means none. An entry whose claim crashed at the
+	// limit is abandoned.
 	Attempts  int
 	Unordered bool  // entries do not wait for earlier ones of their key
 	After     int64 // only entries with a greater Seq
-	// Near: read only the first eligible entries, at most the limit of the claim. The cost does not depend on the
-	// number of waiting entries. An empty result does not mean that no entry can be claimed.
+	// Near: read only the first eligible entries, at most the limit of the claim. The cost does
+	// not depend on the number of waiting entries. An empty result does not mean that no entry
+	// can be claimed.
 	Near  bool
 	Bytes int // the most payload, unless a single entry has more; ≤ 0 means no limit
 }
 
-// EntryMark is a change of a claimed entry. It takes effect only if Token is still the token of the entry's claim.
+// EntryMark is a change of a claimed entry. It takes effect only if Token is still the token of
+// the entry's claim.
 type EntryMark struct {
 	Seq   int64
 	Token claim.Token
-	// To is EntryPublished, EntryFailed or EntryAbandoned. EntryClaimed renews the lease. EntryPending releases the
-	// entry and restores the attempt.
+	// To is EntryPublished, EntryFailed or EntryAbandoned. EntryClaimed renews the lease.
+	// EntryPending releases the entry and restores the attempt.
 	To    EntryStatus
 	After time.Duration // failed: the backoff; claimed: the new lease; pending: time until it can be claimed
 	Error string        // failed, abandoned and pending: the class of the error, never its text
 	Drop  bool          // published: delete the entry instead of marking it
 }
 
-// CheckMarks returns an *eventstore.InvalidError for a mark with a To that EntryMark does not list, with a negative
-// After, or with a Drop that is not published. Providers call it before they change anything.
+// CheckMarks returns an *eventstore.InvalidError for a mark with a To that EntryMark does not
+// list, with a negative After, or with a Drop that is not published. Providers call it before
+// they change anything.
 func CheckMarks(marks []EntryMark) error {
 	for i, m := range marks {
 		switch m.To {
@@ -53,11 +57,12 @@ func CheckMarks(marks []EntryMark) error {
 	return nil
 }
 
-// ClaimEntries claims eligible entries in order of Seq. It uses BatchClaimer if s implements it, else
-// ClaimEntriesPortably.
+// ClaimEntries claims eligible entries in order of Seq. It uses BatchClaimer if s implements it,
+// else ClaimEntriesPortably.
 //   - An entry has at most one live claim. A live lease is never taken over, an expired one is.
-//   - An entry is claimed only together with all earlier open ones of its topic and key. So no entry is claimed before
-//     an earlier one of its key that waits, has failed, or is claimed by another relay.
+//   - An entry is claimed only together with all earlier open ones of its topic and key. So no
+//     entry is claimed before an earlier one of its key that waits, has failed, or is claimed by
+//     another relay.
 //   - An entry whose claim crashed is claimed alone.
 //   - The entries are as they are after the claim. With an error, they are those taken before it.
 func ClaimEntries(ctx context.Context, s Outbox, q EntryQuery, t claim.Terms) ([]Entry, error) {
@@ -71,8 +76,8 @@ func ClaimEntries(ctx context.Context, s Outbox, q EntryQuery, t claim.Terms) ([
 	return ClaimEntriesPortably(ctx, s, q, t)
 }
 
-// ClaimEntriesPortably does what ClaimEntries does, with Outbox.EntryCandidates and one Outbox.TakeEntry per entry. It
-// never uses BatchClaimer.
+// ClaimEntriesPortably does what ClaimEntries does, with Outbox.EntryCandidates and one
+// Outbox.TakeEntry per entry. It never uses BatchClaimer.
 func ClaimEntriesPortably(ctx context.Context, s Outbox, q EntryQuery, t claim.Terms) ([]Entry, error) {
 	t, err := t.WithDefaults()
 	if err != nil {
@@ -88,6 +93,7 @@ func ClaimEntriesPortably(ctx context.Context, s Outbox, q EntryQuery, t claim.T
 
 // BatchClaimer is a capability of an Outbox: ClaimEntries in one transaction.
 type BatchClaimer interface {
-	// ClaimEntries does what the function ClaimEntries does. t is complete (claim.Terms.WithDefaults).
+	// ClaimEntries does what the function ClaimEntries does. t is complete
+	// (claim.Terms.WithDefaults).
 	ClaimEntries(ctx context.Context, q EntryQuery, t claim.Terms) ([]Entry, error)
 }

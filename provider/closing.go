@@ -21,7 +21,8 @@ func (c *Closing) Resolution(u *Unit, f Found) Resolution {
 	return r
 }
 
-// Holds returns, for each lane that becomes held because deliveries are parked, the message that the lane then waits for.
+// Holds returns, for each lane that becomes held because deliveries are parked, the message that
+// the lane then waits for.
 func (c *Closing) Holds(u *Unit, f Found) (holds []Aside) {
 	held := map[Lane]bool{}
 	for i := range u.Messages {
@@ -37,13 +38,15 @@ func (c *Closing) Holds(u *Unit, f Found) (holds []Aside) {
 	return holds
 }
 
-// Closing is what the provider writes at the commit of a unit, in addition to the writes of the handlers.
+// Closing is what the provider writes at the commit of a unit, in addition to the writes of the
+// handlers.
 type Closing struct {
 	Output []OutboxMessage // for the outbox, in the same transaction
-	// Park lists messages to set aside. A delivery becomes a parked message behind those of its lane, which is held
-	// from then on. A parked message stays parked, with the Class, Code, Attempts, Handler, Handlers and Version of
-	// the Aside. All other live parked messages of the unit are resolved: deleted or, if an operator decided about
-	// them (Parked.By), kept as replayed.
+	// Park lists messages to set aside. A delivery becomes a parked message behind those of its
+	// lane, which is held from then on. A parked message stays parked, with the Class, Code,
+	// Attempts, Handler, Handlers and Version of the Aside. All other live parked messages of the
+	// unit are resolved: deleted or, if an operator decided about them (Parked.By), kept as
+	// replayed.
 	Park []Aside
 }
 
@@ -51,9 +54,10 @@ type Closing struct {
 type Aside struct {
 	Message int // index in Unit.Messages
 	// Parked is the message as it is set aside. The provider sets Seq, At, DueAt and State.
-	//   - If a message with the same id is already parked for the projector, no row is added: Handlers is added to
-	//     that of the existing row. A skipped message stays skipped.
+	//   - If a message with the same id is already parked for the projector, no row is added:
+	//     Handlers is added to that of the existing row. A skipped message stays skipped.
 	Parked Parked
-	// After is the time until its lane is due, if it is the first message of the lane. Negative means stuck.
+	// After is the time until its lane is due, if it is the first message of the lane. Negative
+	// means stuck.
 	After time.Duration
 }

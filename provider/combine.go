@@ -6,12 +6,13 @@ import (
 	"slices"
 )
 
-// Combine returns a Provider with the units of a store that has nothing else, such as Redis, and the parked messages and
-// records of another store, such as PostgreSQL.
+// Combine returns a Provider with the units of a store that has nothing else, such as Redis, and
+// the parked messages and records of another store, such as PostgreSQL.
 //
-//   - A unit of the second store is open while the handlers run, so holds and parked messages are as exact as in one
-//     store. It commits after the first store. If its commit fails, or the process ends between the two commits, the
-//     messages of the unit take effect again. So Keeps is zero, and units have one message.
+//   - A unit of the second store is open while the handlers run, so holds and parked messages are
+//     as exact as in one store. It commits after the first store. If its commit fails, or the
+//     process ends between the two commits, the messages of the unit take effect again. So Keeps
+//     is zero, and units have one message.
 //   - There are no markers, no output and no dry runs.
 //   - Generations are those of the second store.
 func Combine[Tx, Outer any](units Units[Tx], store Provider[Outer]) Provider[Tx] {

@@ -2,11 +2,12 @@ package provider
 
 import "fmt"
 
-// Decision is who decided about a parked message, and why. It is stored with the message. The zero Decision is that of a
-// runner.
+// Decision is who decided about a parked message, and why. It is stored with the message. The
+// zero Decision is that of a runner.
 type Decision struct{ By, Reason string }
 
-// Validate returns ErrInput unless both By (at most 255 bytes) and Reason (at most 1000 bytes) are given.
+// Validate returns ErrInput unless both By (at most 255 bytes) and Reason (at most 1000 bytes)
+// are given.
 func (d Decision) Validate() error {
 	if d.By == "" || d.Reason == "" || len(d.By) > 255 || len(d.Reason) > 1000 {
 		return fmt.Errorf("%w: decision.By must have 1 to 255 bytes, not %d, and decision.Reason 1 to 1000 bytes, not %d",
@@ -15,8 +16,8 @@ func (d Decision) Validate() error {
 	return nil
 }
 
-// CheckDecision checks the arguments of Parking.Decide. It returns ErrInput unless to is StateWaiting or StateSkipped,
-// and d is zero or valid.
+// CheckDecision checks the arguments of Parking.Decide. It returns ErrInput unless to is
+// StateWaiting or StateSkipped, and d is zero or valid.
 func CheckDecision(to ParkedState, d Decision) error {
 	if to != StateWaiting && to != StateSkipped {
 		return fmt.Errorf("%w: a decision can make messages waiting or skipped, not %s", ErrInput, to)

@@ -1,13 +1,14 @@
 // Package provider has the interfaces that a store implements for projectors and relays.
 //
-// Applications do not need this package: packages projector and outbox have aliases of the types that they use.
-// The author of a store for projectors implements four small interfaces:
+// Applications do not need this package: packages projector and outbox have aliases of the types
+// that they use. The author of a store for projectors implements four small interfaces:
 //
-//   - Units: one transaction over messages of a projector, with their markers and parked messages.
+//   - Units: one transaction over messages of a projector, with their markers and parked
+//     messages.
 //   - Parking: the queues of messages that could not be applied.
 //   - Liveness: which runners are alive, and which messages they have in flight.
 //   - Records: what happened to messages, and deleting old rows.
 //
-// A store that has only Units, such as Redis, is combined with another one: see Combine. A store for relays
-// implements Outbox. Package providertest has a conformance suite for each interface.
+// A store that has only Units, such as Redis, is combined with another one: see Combine. A store
+// for relays implements Outbox. Package providertest has a conformance suite for each interface.
 package provider

@@ -15,8 +15,8 @@ import (
 //	 ▼ │
 //	held (behind an entry of its topic and key that waits for long; pending again when that is resolved)
 //
-// Published and skipped entries never change again. An abandoned entry changes only by Requeue or Skip. Until then the
-// later entries of its topic and key wait.
+// Published and skipped entries never change again. An abandoned entry changes only by Requeue or
+// Skip. Until then the later entries of its topic and key wait.
 type EntryStatus string
 
 // The statuses of an entry.
@@ -35,11 +35,12 @@ func EntryStatuses() []EntryStatus {
 	return []EntryStatus{EntryPending, EntryClaimed, EntryPublished, EntryFailed, EntryHeld, EntryAbandoned, EntrySkipped}
 }
 
-// Open reports whether later entries of the topic and key wait for an entry in this status. They do not wait for
-// published and skipped ones.
+// Open reports whether later entries of the topic and key wait for an entry in this status. They
+// do not wait for published and skipped ones.
 func (s EntryStatus) Open() bool { return s != EntryPublished && s != EntrySkipped }
 
-// ZeroCounts returns a count of zero for each of the given statuses, or for all statuses if none is given.
+// ZeroCounts returns a count of zero for each of the given statuses, or for all statuses if none
+// is given.
 func ZeroCounts(of []EntryStatus) map[EntryStatus]int64 {
 	if len(of) == 0 {
 		of = EntryStatuses()
@@ -61,16 +62,17 @@ type Entry struct {
 	Token     claim.Token // of the last claim
 	ClaimedBy string      // the holder of the last claim
 	LastError string      // the class of the last error, never its text
-	// NextAttemptAt is the end of the lease of a claimed entry, and the time when a skipped entry was skipped. Any
-	// other entry cannot be claimed before it.
+	// NextAttemptAt is the end of the lease of a claimed entry, and the time when a skipped entry
+	// was skipped. Any other entry cannot be claimed before it.
 	NextAttemptAt   time.Time
 	CreatedAt       time.Time
 	LastAttemptedAt time.Time // zero: never
 	PublishedAt     time.Time // zero: not yet
-	// Malformed: another program changed the row, and its headers are not a JSON object of strings (then Headers is
-	// nil), or a time is infinite or outside the years 1 to 9999 (then that time is zero). A claim sets NextAttemptAt
-	// and LastAttemptedAt, so after a claim only Headers and CreatedAt can be malformed. Relays never publish such an
-	// entry, but abandon it with LastError LastErrorMalformed.
+	// Malformed: another program changed the row, and its headers are not a JSON object of
+	// strings (then Headers is nil), or a time is infinite or outside the years 1 to 9999 (then
+	// that time is zero). A claim sets NextAttemptAt and LastAttemptedAt, so after a claim only
+	// Headers and CreatedAt can be malformed. Relays never publish such an entry, but abandon it
+	// with LastError LastErrorMalformed.
 	Malformed bool
 }
 
@@ -80,12 +82,12 @@ const (
 	LastErrorCrashed   = "crashed"   // the lease of its last claim expired, and its attempts are exhausted
 )
 
-// Alone reports whether e must be claimed alone, because the lease of an earlier claim expired. e is as it was read
-// before the claim.
+// Alone reports whether e must be claimed alone, because the lease of an earlier claim expired. e
+// is as it was read before the claim.
 func (e Entry) Alone() bool { return e.Suspect || e.Status == EntryClaimed }
 
-// StoredTime returns t in UTC, or the zero time and false if t is outside the years 1 to 9999. RFC 3339 cannot express
-// such a time.
+// StoredTime returns t in UTC, or the zero time and false if t is outside the years 1 to 9999.
+// RFC 3339 cannot express such a time.
 func StoredTime(t time.Time) (time.Time, bool) {
 	if t = t.UTC(); t.Year() < 1 || t.Year() > 9999 {
 		return time.Time{}, false
@@ -93,5 +95,6 @@ func StoredTime(t time.Time) (time.Time, bool) {
 	return t, true
 }
 
-// ErrStale: Inspector.Requeue refused an entry that was last attempted longer ago than the provider's RequeueWindow.
+// ErrStale: Inspector.Requeue refused an entry that was last attempted longer ago than the
+// provider's RequeueWindow.
 var ErrStale = errors.New("last attempted before the requeue window: if it was published, it takes effect again; set filter.Force to requeue it")

@@ -20,7 +20,8 @@ type EntryFilter struct {
 	Force  bool          // Requeue: also entries that would be ErrStale
 }
 
-// OnlyOpen reports whether f selects only open entries. Providers find these without reading resolved ones.
+// OnlyOpen reports whether f selects only open entries. Providers find these without reading
+// resolved ones.
 func (f EntryFilter) OnlyOpen() bool {
 	for _, s := range f.Status {
 		if !s.Open() {
@@ -30,11 +31,11 @@ func (f EntryFilter) OnlyOpen() bool {
 	return len(f.Status) > 0
 }
 
-// EntryRetention is how long resolved entries are kept. Abandoned entries are kept until an operator requeues or skips
-// them.
+// EntryRetention is how long resolved entries are kept. Abandoned entries are kept until an
+// operator requeues or skips them.
 type EntryRetention struct {
-	// Published is how long published entries are kept. Zero means that relays delete an entry instead of marking it
-	// published, and never delete published entries that other relays keep.
+	// Published is how long published entries are kept. Zero means that relays delete an entry
+	// instead of marking it published, and never delete published entries that other relays keep.
 	Published time.Duration
 	// Skipped is how long skipped entries are kept. Zero means 30 days.
 	Skipped time.Duration
@@ -52,6 +53,6 @@ func (r EntryRetention) WithDefaults() (EntryRetention, error) {
 	return r, nil
 }
 
-// DefaultRequeueWindow is the default window of marker.Retention. If consumers keep markers for another time, set
-// RequeueWindow in the provider's Config to it.
+// DefaultRequeueWindow is the default window of marker.Retention. If consumers keep markers for
+// another time, set RequeueWindow in the provider's Config to it.
 const DefaultRequeueWindow = 8 * 24 * time.Hour

@@ -13,20 +13,22 @@ import (
 type Class int
 
 const (
-	// ClassUnknown: counted, and tried again with a backoff; stuck after the last attempt. Errors of handlers have
-	// this class unless they say otherwise.
+	// ClassUnknown: counted, and tried again with a backoff; stuck after the last attempt. Errors
+	// of handlers have this class unless they say otherwise.
 	ClassUnknown Class = iota
-	// ClassTransient: not the fault of the message, for example a busy or unreachable database. Tried again with a
-	// backoff, without limit, and never counted.
+	// ClassTransient: not the fault of the message, for example a busy or unreachable database.
+	// Tried again with a backoff, without limit, and never counted.
 	ClassTransient
 	// ClassPermanent: no retry can help. The message is stuck at once.
 	ClassPermanent
-	// ClassShutdown: the runner stops. Not counted, not parked, not acked: the broker redelivers the message.
+	// ClassShutdown: the runner stops. Not counted, not parked, not acked: the broker redelivers
+	// the message.
 	ClassShutdown
-	// ClassAmbiguous: the reply to COMMIT was lost. The unit runs again, and skips messages whose markers were
-	// committed.
+	// ClassAmbiguous: the reply to COMMIT was lost. The unit runs again, and skips messages whose
+	// markers were committed.
 	ClassAmbiguous
-	// ClassHeld is not an error: the message is parked only because it waits behind an earlier one of its key.
+	// ClassHeld is not an error: the message is parked only because it waits behind an earlier
+	// one of its key.
 	ClassHeld
 )
 
@@ -44,7 +46,8 @@ func ParseClass(s string) Class {
 	return Class(max(slices.Index(classes[:], s), int(ClassUnknown)))
 }
 
-// Codes of an Error that all providers use. Other codes are SQLSTATEs, codes of a database, or words.
+// Codes of an Error that all providers use. Other codes are SQLSTATEs, codes of a database, or
+// words.
 const (
 	CodeDeadline = "deadline" // a handler took longer than its timeout
 	CodeDeadlock = "deadlock" // the database ended the unit to resolve a deadlock
@@ -83,7 +86,8 @@ func ClassOf(err error) Class {
 	return ClassUnknown
 }
 
-// CodeOf returns the code of the *Error in the chain of err, CodeDeadline for context.DeadlineExceeded, or "".
+// CodeOf returns the code of the *Error in the chain of err, CodeDeadline for
+// context.DeadlineExceeded, or "".
 func CodeOf(err error) string {
 	if e, ok := errors.AsType[*Error](err); ok && e != nil && e.Code != "" {
 		return e.Code
@@ -94,7 +98,8 @@ func CodeOf(err error) string {
 	return ""
 }
 
-// MessageError says which message of a unit caused an error. Units.Do wraps it in its *Error if the provider knows the message.
+// MessageError says which message of a unit caused an error. Units.Do wraps it in its *Error if
+// the provider knows the message.
 type MessageError struct {
 	Message int // index in Unit.Messages
 	Err     error
@@ -105,8 +110,8 @@ func (e *MessageError) Error() string { return e.Err.Error() }
 // Unwrap returns the error without the message.
 func (e *MessageError) Unwrap() error { return e.Err }
 
-// HandlerError returns an *Error for an error that a handler returned without a class. It is permanent if err is
-// eventstore.ErrInvalid or ErrEventIDReused, else unknown.
+// HandlerError returns an *Error for an error that a handler returned without a class. It is
+// permanent if err is eventstore.ErrInvalid or ErrEventIDReused, else unknown.
 func HandlerError(err error) *Error {
 	switch {
 	case errors.Is(err, eventstore.ErrInvalid):

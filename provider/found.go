@@ -7,15 +7,17 @@ type Found struct {
 	//   - A message without Mark: always true, unless the message is parked.
 	//   - A parked message: false for all handlers, unless the message is live (see Live).
 	Fresh [][]bool
-	// Held reports whether the lane is held. It stays held until the unit ends. Always false for parked messages.
+	// Held reports whether the lane is held. It stays held until the unit ends. Always false for
+	// parked messages.
 	Held []bool
-	// Suspect reports whether another runner has recorded the message as in flight. Set only with Unit.Careful.
+	// Suspect reports whether another runner has recorded the message as in flight. Set only with
+	// Unit.Careful.
 	Suspect []bool
-	// Live reports whether a parked message can run: it is still waiting as it was listed (same Attempts, same
-	// Handlers), no other unit has its lane, and all messages before it in the lane are in this unit before it. Nil
-	// for deliveries.
+	// Live reports whether a parked message can run: it is still waiting as it was listed (same
+	// Attempts, same Handlers), no other unit has its lane, and all messages before it in the
+	// lane are in this unit before it. Nil for deliveries.
 	Live []bool
-	// Begin must be called with the index of a message before its handlers run. Then the provider can report the
-	// message of a failed statement in a *MessageError.
+	// Begin must be called with the index of a message before its handlers run. Then the provider
+	// can report the message of a failed statement in a *MessageError.
 	Begin func(message int)
 }

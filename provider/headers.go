@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// ParseHeaders parses headers that a provider stored as a JSON object of strings. Any other text is ErrMalformed. Names
-// and values share the memory of text.
+// ParseHeaders parses headers that a provider stored as a JSON object of strings. Any other text
+// is ErrMalformed. Names and values share the memory of text.
 func ParseHeaders(text string) (map[string]string, error) {
 	p := headerParser{rest: text}
 	if !utf8.ValidString(p.rest) || !p.skip('{') {

@@ -5,8 +5,9 @@ import (
 	"slices"
 )
 
-// The functions of this file are the part of a unit that is the same in every store: which rows to write and to lock, and
-// how the rows that were found decide what runs. A provider reads its store, and calls them with the result.
+// The functions of this file are the part of a unit that is the same in every store: which rows
+// to write and to lock, and how the rows that were found decide what runs. A provider reads its
+// store, and calls them with the result.
 
 // IsReplay reports whether the messages of u are parked ones.
 func (u *Unit) IsReplay() bool { return len(u.Messages) > 0 && u.Messages[0].Parked != nil }
@@ -14,8 +15,8 @@ func (u *Unit) IsReplay() bool { return len(u.Messages) > 0 && u.Messages[0].Par
 // Names returns all names of the handler, the current one first.
 func (h *Handler) Names() []string { return append([]string{h.Name}, h.Was...) }
 
-// Markers returns the markers of the messages with Mark, one for each name of each of their handlers. If found is not
-// nil, those of parked messages that are not live are left out.
+// Markers returns the markers of the messages with Mark, one for each name of each of their
+// handlers. If found is not nil, those of parked messages that are not live are left out.
 func (u *Unit) Markers(found *Found) []Marker {
 	all := make([]Marker, 0, len(u.Messages))
 	for i := range u.Messages {
@@ -61,8 +62,8 @@ func (u *Unit) NewFound(fresh bool) Found {
 	return found
 }
 
-// SetFresh sets Fresh. inserted reports whether the opening has inserted a marker. A message is fresh for a handler if the
-// markers of all its names were inserted.
+// SetFresh sets Fresh. inserted reports whether the opening has inserted a marker. A message is
+// fresh for a handler if the markers of all its names were inserted.
 func (f *Found) SetFresh(u *Unit, inserted func(Marker) bool) {
 	for i := range u.Messages {
 		m := &u.Messages[i]
@@ -83,9 +84,9 @@ func (f *Found) SetHeld(u *Unit, held Lane) {
 	}
 }
 
-// SetLive sets Live. front are the first waiting or stuck messages of the unit's lanes: of each lane at least as many as
-// the unit has, in order of Seq, with Seq, Lane, Attempts, State and Handlers. due has the lanes that the unit has locked,
-// and whether each is due.
+// SetLive sets Live. front are the first waiting or stuck messages of the unit's lanes: of each
+// lane at least as many as the unit has, in order of Seq, with Seq, Lane, Attempts, State and
+// Handlers. due has the lanes that the unit has locked, and whether each is due.
 func (f *Found) SetLive(u *Unit, front []Parked, due map[Lane]bool) {
 	f.Live = make([]bool, len(u.Messages))
 	at := make(map[int64]int, len(u.Messages))

@@ -13,23 +13,25 @@ import (
 
 // OutboxMessage is a message to be published.
 type OutboxMessage struct {
-	// ID is the same on every publication. Empty means a new UUID version 7; in the output of a handler, an id derived
-	// from the event.
+	// ID is the same on every publication. Empty means a new UUID version 7; in the output of a
+	// handler, an id derived from the event.
 	ID    string
 	Topic string // 1 to 255 bytes
-	// Key is the ordering key. Empty means ID, so that the message waits for no other; in the output of a handler, the
-	// stream of the event.
+	// Key is the ordering key. Empty means ID, so that the message waits for no other; in the
+	// output of a handler, the stream of the event.
 	Key     string
 	Payload []byte            // published unchanged; at most the provider's MaxPayload bytes
 	Headers map[string]string // at most 64, with names of 255 bytes and values of 1024 bytes
-	// OrderedKey makes other transactions that enqueue a message of this topic and key with OrderedKey wait until this
-	// transaction ends. So entries of a key that several streams share are published in commit order. Without it, that
-	// order holds only if one transaction commits before the other enqueues, which is always true in one stream.
+	// OrderedKey makes other transactions that enqueue a message of this topic and key with
+	// OrderedKey wait until this transaction ends. So entries of a key that several streams share
+	// are published in commit order. Without it, that order holds only if one transaction commits
+	// before the other enqueues, which is always true in one stream.
 	OrderedKey bool
 }
 
-// Normalize returns m with an ID, a Key and a copy of Headers. A message that no provider can store is an
-// *eventstore.InvalidError. A maxPayload ≤ 0 means DefaultMaxPayload. Providers call it before any SQL.
+// Normalize returns m with an ID, a Key and a copy of Headers. A message that no provider can
+// store is an *eventstore.InvalidError. A maxPayload ≤ 0 means DefaultMaxPayload. Providers call
+// it before any SQL.
 func (m OutboxMessage) Normalize(maxPayload int) (OutboxMessage, error) {
 	if m.ID == "" {
 		id, err := uuid.NewV7()
@@ -59,8 +61,8 @@ func (m OutboxMessage) Normalize(maxPayload int) (OutboxMessage, error) {
 	return m, nil
 }
 
-// Topics calls route for each draft, and returns the topics of each draft, without duplicates. A topic that no provider
-// can store is an *eventstore.InvalidError. A nil route returns no topics.
+// Topics calls route for each draft, and returns the topics of each draft, without duplicates. A
+// topic that no provider can store is an *eventstore.InvalidError. A nil route returns no topics.
 func Topics(
 	route func(stream string, d eventstore.Draft) []string, stream string, drafts []eventstore.Draft,
 ) ([][]string, error) {

@@ -6,14 +6,15 @@ import (
 	"time"
 )
 
-// Parked is a parked message (dead letter), with everything that is needed to inspect it and to apply it later.
+// Parked is a parked message (dead letter), with everything that is needed to inspect it and to
+// apply it later.
 type Parked struct {
 	Seq       int64 // the order of parking
 	Projector string
 	// Handler is the full name of the handler that failed, or "".
 	Handler string
-	// Handlers are the full names of the handlers that must run. Empty means all handlers of its type that have not
-	// applied it.
+	// Handlers are the full names of the handlers that must run. Empty means all handlers of its
+	// type that have not applied it.
 	Handlers  []string
 	MessageID string // empty if the message had none
 	Topic     string // the topic of the delivery

@@ -11,10 +11,11 @@ type Records interface {
 	// Outcomes returns the outcome of each question, in the live generation.
 	Outcomes(ctx context.Context, questions []Question) ([]Outcome, error)
 
-	// Prune deletes at most limit markers of each of handlers, of any generation, and at most limit replayed or
-	// skipped messages of projector, that are older than window on the store's clock, the oldest first. It returns
-	// the number of deleted rows. Zero means that none is left, except those that other transactions are deleting. In
-	// the same transaction it stores the time up to which markers of a handler may be missing.
+	// Prune deletes at most limit markers of each of handlers, of any generation, and at most
+	// limit replayed or skipped messages of projector, that are older than window on the store's
+	// clock, the oldest first. It returns the number of deleted rows. Zero means that none is
+	// left, except those that other transactions are deleting. In the same transaction it stores
+	// the time up to which markers of a handler may be missing.
 	Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (int, error)
 }
 

@@ -4,9 +4,9 @@ package provider
 type Resolution struct {
 	Failed  []Aside // messages that have failed again
 	Applied []int64 // Seqs of messages that were applied
-	// Changed has the lanes of both. Such a lane is due after Aside.After if its first message is in Failed, and due
-	// now if its first message was behind a changed one. It is stuck if its first message is, and no longer held if
-	// it has no message.
+	// Changed has the lanes of both. Such a lane is due after Aside.After if its first message is
+	// in Failed, and due now if its first message was behind a changed one. It is stuck if its
+	// first message is, and no longer held if it has no message.
 	Changed Changed
 }
 

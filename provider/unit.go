@@ -1,19 +1,23 @@
 package provider
 
-// Unit describes one transaction of a projector. Its messages are either all deliveries or all parked ones.
+// Unit describes one transaction of a projector. Its messages are either all deliveries or all
+// parked ones.
 type Unit struct {
 	Projector string
 	Messages  []Message // in order; no id twice
-	// Careful, if not nil, is the worker that runs the unit. Then Found.Suspect reports the messages that workers of
-	// other runners have in flight (Liveness.InFlight), and the commit deletes the messages in flight of this worker.
+	// Careful, if not nil, is the worker that runs the unit. Then Found.Suspect reports the
+	// messages that workers of other runners have in flight (Liveness.InFlight), and the commit
+	// deletes the messages in flight of this worker.
 	Careful *Worker
-	// Serial: the unit waits until no other serial unit of the projector is open. Runners set it after deadlocks.
+	// Serial: the unit waits until no other serial unit of the projector is open. Runners set it
+	// after deadlocks.
 	Serial bool
 	// Once: run is called only once, after the opening, because its effects cannot be undone.
 	Once bool
-	// DryRun, if not nil, makes the unit a dry run: it is rolled back instead of committed. Then DryRun is called with
-	// the rows that the handlers changed, without those of the provider's own tables, ordered by table and key. It is
-	// not called if Do returns an error. In a dry run a parked message may be stuck.
+	// DryRun, if not nil, makes the unit a dry run: it is rolled back instead of committed. Then
+	// DryRun is called with the rows that the handlers changed, without those of the provider's
+	// own tables, ordered by table and key. It is not called if Do returns an error. In a dry run
+	// a parked message may be stuck.
 	DryRun func([]Change)
 }
 
@@ -29,6 +33,7 @@ type Message struct {
 // Handler has the names of a handler.
 type Handler struct {
 	Name string // the full name, such as "product-ratings/posted"
-	// Was are its earlier full names. A marker with one of them counts, and new markers are written with all names.
+	// Was are its earlier full names. A marker with one of them counts, and new markers are
+	// written with all names.
 	Was []string
 }

@@ -9,7 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// MaxID is the length limit of stream names, message ids, type names, topics and ordering keys, in bytes.
+// MaxID is the length limit of stream names, message ids, type names, topics and ordering keys,
+// in bytes.
 const MaxID = 255
 
 var nameRE = regexp.MustCompile(`^[a-z][a-z0-9_]{0,40}$`)
@@ -22,7 +23,8 @@ func Name(name string) string {
 	return ""
 }
 
-// Text returns why s is empty, longer than limit bytes, not UTF-8, or has a control character; or "".
+// Text returns why s is empty, longer than limit bytes, not UTF-8, or has a control character; or
+// "".
 func Text(s string, limit int) string {
 	switch {
 	case s == "":
