@@ -8,7 +8,7 @@ import (
 
 // Backoff is a retry schedule with its limit of attempts. The defaults suit external calls.
 type Backoff struct {
-	Base     time.Duration // the delay after the first attempt; it doubles with each; zero means 30s
+	Base     time.Duration // the delay after the first attempt, then doubled; zero means 30s
 	Max      time.Duration // the longest delay; zero means 1h, or Base if that is longer
 	Attempts int           // the limit of attempts; zero means 8, negative means no limit
 	Jitter   float64       // 0 to 1: the largest share taken off a delay at random; zero means none

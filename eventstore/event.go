@@ -6,7 +6,7 @@ import "time"
 type Event[T any] struct {
 	ID         string // also the message id; the same on every redelivery
 	Stream     string // such as "review-42-ann"
-	Version    int64  // from 1, contiguous in the stream; 0 for a message that is not an event of a stream
+	Version    int64  // from 1, contiguous in the stream; 0 if it is not an event of a stream
 	Position   int64  // in the log; 0 if the event came through a broker
 	Type       string // the stored name; the current one after Decode
 	Schema     int    // the schema version of Data, from 1; the current one after Decode

@@ -5,11 +5,12 @@ import "context"
 // Metadata is stored with an event, and published as headers of its message.
 // Each value has at most 1024 bytes of UTF-8 without control characters.
 type Metadata struct {
-	CorrelationID string            `json:"correlation_id,omitempty"` // of the business transaction
-	CausationID   string            `json:"causation_id,omitempty"`   // of the message that caused this one
-	Traceparent   string            `json:"traceparent,omitempty"`    // W3C trace context
-	Actor         string            `json:"actor,omitempty"`          // who caused the event
-	Extra         map[string]string `json:"extra,omitempty"`          // at most 48 keys of at most 240 bytes each
+	CorrelationID string `json:"correlation_id,omitempty"` // of the business transaction
+	CausationID   string `json:"causation_id,omitempty"`   // of the message that caused this one
+	Traceparent   string `json:"traceparent,omitempty"`    // W3C trace context
+	Actor         string `json:"actor,omitempty"`          // who caused the event
+	// Extra has at most 48 keys of at most 240 bytes each.
+	Extra map[string]string `json:"extra,omitempty"`
 }
 
 type metadataKey struct{}

@@ -137,7 +137,9 @@ func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([
 
 // UpdateTx does what Update does inside the caller's transaction, but without retries. A conflict
 // is returned; the transaction stays usable.
-func (r *Repository[A]) UpdateTx(ctx context.Context, tx TxStore, id string, decide func(A) ([]any, error)) (at Appended, err error) {
+func (r *Repository[A]) UpdateTx(
+	ctx context.Context, tx TxStore, id string, decide func(A) ([]any, error),
+) (at Appended, err error) {
 	conflicts := 0
 	defer r.report(&at, &conflicts, &err)()
 	at, stale, err := r.update(ctx, tx, id, decide)
@@ -157,7 +159,9 @@ func (r *Repository[A]) report(at *Appended, conflicts *int, err *error) func() 
 }
 
 // update is one attempt. stale reports a conflict, after which another attempt may succeed.
-func (r *Repository[A]) update(ctx context.Context, store Store, id string, decide func(A) ([]any, error)) (at Appended, stale bool, err error) {
+func (r *Repository[A]) update(
+	ctx context.Context, store Store, id string, decide func(A) ([]any, error),
+) (at Appended, stale bool, err error) {
 	a, at, err := r.load(ctx, store, id)
 	if err != nil {
 		return Appended{}, false, err

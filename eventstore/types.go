@@ -124,7 +124,8 @@ func Decode[E any](t *Types, r Raw) (Event[E], error) {
 	}
 	schema := max(r.Schema, 1)
 	if schema > len(d.up)+1 {
-		return Event[E]{}, fmt.Errorf("decode %s: schema version %d, the newest registered is %d: %w", r.Type, schema, len(d.up)+1, ErrUnregistered)
+		return Event[E]{}, fmt.Errorf("decode %s: schema version %d, the newest registered is %d: %w",
+			r.Type, schema, len(d.up)+1, ErrUnregistered)
 	}
 	data := r.Data
 	for ; schema <= len(d.up); schema++ {
@@ -139,7 +140,8 @@ func Decode[E any](t *Types, r Raw) (Event[E], error) {
 	}
 	e, ok := v.(E)
 	if !ok {
-		return Event[E]{}, fmt.Errorf("decode %s: registered as %T, not as %s: %w", r.Type, v, reflect.TypeFor[E](), ErrUnregistered)
+		return Event[E]{}, fmt.Errorf("decode %s: registered as %T, not as %s: %w",
+			r.Type, v, reflect.TypeFor[E](), ErrUnregistered)
 	}
 	return Event[E]{
 		ID: r.ID, Stream: r.Stream, Version: r.Version, Position: r.Position, Type: d.name, Schema: len(d.up) + 1,

@@ -38,8 +38,10 @@ func (r Retention) WithDefaults() (Retention, error) {
 	if r.Window == 0 {
 		r.Window = r.Horizon + margin
 	}
-	if r.Horizon < 0 || r.Window < margin || r.Window-margin < r.Horizon { // not added: it may be too long for a Duration
-		return r, fmt.Errorf("%w: window %s: set it to at least the horizon (%s) and a day", ErrUnsafe, r.Window, r.Horizon)
+	// The sum of Horizon and margin may be too long for a Duration.
+	if r.Horizon < 0 || r.Window < margin || r.Window-margin < r.Horizon {
+		return r, fmt.Errorf("%w: window %s: set it to at least the horizon (%s) and a day",
+			ErrUnsafe, r.Window, r.Horizon)
 	}
 	return r, nil
 }
@@ -48,7 +50,9 @@ func (r Retention) WithDefaults() (Retention, error) {
 // replayed and skipped messages, once they are older than r.Window. It deletes at most 1,000 of
 // each per transaction, and returns their number, also with an error. A projector.Runner does
 // this by itself.
-func Prune(ctx context.Context, p provider.Records, r Retention, projector string, handlers ...string) (pruned int, err error) {
+func Prune(
+	ctx context.Context, p provider.Records, r Retention, projector string, handlers ...string,
+) (pruned int, err error) {
 	if r, err = r.WithDefaults(); err != nil {
 		return 0, err
 	}

@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	failuresDown = 3      // keys that fail in a row before a batch gives up on a topic that was down
+	failuresDown = 3      // keys that fail in a row until a batch gives up a topic that was down
 	failuresUp   = 10     // the same for a topic that was up
 	depthMax     = 5      // the most doublings of a claim's size
 	refusedMax   = 10_000 // entries that a breaker remembers
@@ -22,9 +22,12 @@ var pauses = claim.Backoff{Base: time.Second, Max: time.Minute, Attempts: -1}
 //   - If no message passes, there may be an outage. No attempt counts, and the failed
 //     messages wait. If several keys failed, the topic is not claimed meanwhile.
 type breaker struct {
-	up      bool          // the last batch that tried a message ended with a pass, or this batch has one
-	passes  int           // messages that passed
-	refused map[int64]int // by Seq of entries that failed and have not passed since: passes before their first failure
+	// up: the last batch that tried a message ended with a pass, or this batch has one.
+	up     bool
+	passes int // messages that passed
+	// refused has the entries that failed and have not passed since, by Seq, with the number of passes
+	// before their first failure.
+	refused map[int64]int
 
 	// Since the last pass.
 	keys        map[lane]bool // keys that failed, at most failuresDown
@@ -46,8 +49,9 @@ type failure struct {
 // verdict is the decision about the failures of one batch.
 type verdict struct {
 	failed []failure
-	outage time.Duration // zero: the attempts count; else they are restored, and this is the length of the pause
-	paused bool          // the topic is not claimed during the pause
+	// outage is the length of the pause, for which attempts are restored. Zero: the attempts count.
+	outage time.Duration
+	paused bool // the topic is not claimed during the pause
 }
 
 func newBreaker() *breaker { return &breaker{refused: map[int64]int{}, keys: map[lane]bool{}} }
@@ -103,8 +107,9 @@ func (k *breaker) end(now time.Time) verdict {
 	v := verdict{failed: k.failed}
 	if len(k.failed) > 0 && !k.counts() {
 		k.pauses++
-		v.outage, _ = pauses.Delay(k.pauses) // cannot fail: pauses is a valid schedule, and k.pauses ≥ 1
-		k.deepUntil = now.Add(4 * v.outage)  // the failed messages wait for 2 pauses; after 4, another relay has them
+		v.outage, _ = pauses.Delay(k.pauses) // cannot fail: the schedule is valid, and k.pauses ≥ 1
+		// The failed messages wait for 2 pauses. After 4, another relay has published them.
+		k.deepUntil = now.Add(4 * v.outage)
 		if v.paused = len(k.keys) >= failuresDown; v.paused {
 			k.pausedUntil = now.Add(v.outage)
 		}

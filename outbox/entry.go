@@ -13,11 +13,11 @@ type Status = provider.EntryStatus
 // The statuses of an entry. Published and Skipped entries never change again.
 const (
 	Pending   = provider.EntryPending   // can be claimed
-	Claimed   = provider.EntryClaimed   // a relay has it; after the lease another relay may claim it
+	Claimed   = provider.EntryClaimed   // a relay has it until its lease ends
 	Published = provider.EntryPublished // the publisher confirmed it
 	Failed    = provider.EntryFailed    // publishing failed; can be claimed again after its backoff
-	Held      = provider.EntryHeld      // waits for an entry of its key that is abandoned or has a long backoff
-	Abandoned = provider.EntryAbandoned // its attempts are exhausted; its key waits for Requeue or Skip
+	Held      = provider.EntryHeld      // waits for an abandoned or long failed entry of its key
+	Abandoned = provider.EntryAbandoned // attempts exhausted; its key waits for Requeue or Skip
 	Skipped   = provider.EntrySkipped   // an operator gave it up
 )
 

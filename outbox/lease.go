@@ -83,7 +83,8 @@ func (b *batch) renewClaims() bool {
 		return false
 	}
 	if behind := b.drop(late); len(behind) > 0 {
-		if _, err := b.markOnce(releases(behind)); err != nil { // then other relays take over when the lease ends
+		// If this fails, other relays take over when the lease ends.
+		if _, err := b.markOnce(releases(behind)); err != nil {
 			b.log.Warn("entries not released", "entries", len(behind), "class", errorClass(err))
 		}
 	}

@@ -39,7 +39,8 @@ func NewRelay(s provider.Outbox, p message.Publisher, cfg *RelayConfig) (*Relay,
 		return nil, errors.New("relay: the store or the publisher is nil: give both")
 	}
 	r := &Relay{
-		store: s, pub: p, running: make(chan struct{}), breakers: map[string]*breaker{}, holdSoon: make(chan struct{}, 1),
+		store: s, pub: p, running: make(chan struct{}), breakers: map[string]*breaker{},
+		holdSoon: make(chan struct{}, 1),
 	}
 	if cfg != nil {
 		r.cfg = *cfg
@@ -107,9 +108,9 @@ func (r *Relay) Run(ctx context.Context) error {
 }
 
 const (
-	retryMin   = 50 * time.Millisecond // the first pause after a store error; it doubles to retryMax
+	retryMin   = 50 * time.Millisecond // the first pause after a store error; it doubles
 	retryMax   = 5 * time.Second
-	batchMax   = 1_000_000        // every store can count a claim of this size, doubled depthMax times
+	batchMax   = 1_000_000        // stores can count claims of this size, doubled depthMax times
 	storeLimit = 30 * time.Second // for one statement of the store
 )
 
@@ -117,7 +118,8 @@ const (
 func (r *Relay) loop(ctx, hard context.Context) {
 	scans := newScanner(r.cfg.Clock(), r.cfg.Poll)
 	retry := retryMin
-	var hint <-chan struct{} // requested before the first scan that finds nothing, so that no entry is missed
+	// The hint is requested before the first scan that finds nothing, so that no entry is missed.
+	var hint <-chan struct{}
 	for ctx.Err() == nil {
 		if w, ok := r.store.(provider.Waker); ok && hint == nil {
 			hint = w.Enqueued()
@@ -193,7 +195,7 @@ func (r *Relay) nextQuery(now time.Time) (q provider.EntryQuery, limit int) {
 // fetch claims a batch. It returns nil if there is nothing to claim. With an error it may return
 // a batch of the entries that were taken before the error.
 func (r *Relay) fetch(ctx, hard context.Context, q provider.EntryQuery, limit int) (*batch, error) {
-	lease := newLease(hard, r.cfg.Lease) // begins before the claim, so that it ends before the store's does
+	lease := newLease(hard, r.cfg.Lease) // begins before the claim, so it ends before that in the store
 	entries, err := r.claim(ctx, hard, q, limit)
 	if len(entries) == 0 {
 		lease.end()

@@ -3,12 +3,12 @@ package outbox
 import "time"
 
 const (
-	pauseMin      = 5 * time.Millisecond   // the first pause of an idle relay; pauses double up to Poll
-	frontEvery    = 100 * time.Millisecond // interval between front scans while near scans find entries
+	pauseMin      = 5 * time.Millisecond   // the first pause of an idle relay; it doubles up to Poll
+	frontEvery    = 100 * time.Millisecond // front scans while near scans find entries
 	suspectsMax   = time.Second            // how long suspects may be claimed in a row
-	backoffFactor = 10                     // backoff after a scan past waiting entries, as a multiple of its duration
+	backoffFactor = 10                     // backoff after a wide scan, as a multiple of its duration
 	backoffMax    = 10 * time.Second       // the longest such backoff
-	nearOverlap   = 1000                   // Seqs that a near scan repeats, for transactions that commit out of order
+	nearOverlap   = 1000                   // Seqs that a near scan repeats, for commits out of order
 )
 
 // scan is the set of entries that a claim considers, in order of cost.
@@ -43,7 +43,7 @@ type scanner struct {
 	poll          time.Duration         // the longest pause, and the interval between full scans
 	pause         time.Duration         // the next pause
 	at            scan                  // the current scan
-	after         int64                 // near scans begin after this Seq; zero: nothing was claimed yet
+	after         int64                 // near scans begin after this Seq; zero: no claim yet
 	front         time.Time             // when a front scan is due
 	full          time.Time             // when a full scan is due
 	suspectsUntil time.Time             // when near scans must follow suspects at the front

@@ -14,11 +14,11 @@ import (
 
 // Headers of a published event. The payload is the data of the event, unchanged.
 const (
-	HeaderType        = provider.HeaderType        // the event's stored name; a message without it is not an event
+	HeaderType        = provider.HeaderType        // the stored name; without it a message is not an event
 	HeaderSchema      = provider.HeaderSchema      // its schema version
 	HeaderStream      = provider.HeaderStream      // its stream
 	HeaderVersion     = provider.HeaderVersion     // its version in the stream
-	HeaderKey         = provider.HeaderKey         // the ordering key: for brokers, the partition key
+	HeaderKey         = provider.HeaderKey         // the ordering key, as partition key for brokers
 	HeaderRecordedAt  = provider.HeaderRecordedAt  // RFC 3339 with nanoseconds, UTC
 	HeaderCorrelation = provider.HeaderCorrelation // as Watermill's own middleware names it
 	HeaderCausation   = provider.HeaderCausation

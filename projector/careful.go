@@ -116,7 +116,8 @@ func (w *worker) recordInFlight(ctx context.Context, me provider.Worker, msgs []
 	}
 	if err := w.runner.store.InFlight(ctx, w.name, me, ids); err != nil {
 		// An error of the store is not the fault of a message.
-		return &Error{Class: ClassTransient, Code: provider.CodeOf(err), Err: fmt.Errorf("record messages in flight: %w", err)}
+		err = fmt.Errorf("record messages in flight: %w", err)
+		return &Error{Class: ClassTransient, Code: provider.CodeOf(err), Err: err}
 	}
 	return nil
 }

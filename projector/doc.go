@@ -15,6 +15,7 @@
 //	var ratings = projector.Define("product-ratings", types, projector.Options{Markers: true},
 //		projector.On("posted", onPosted))
 //
-//	runner, err := projector.NewRunner(db, projector.Subscribe(subscriber, "review"), projector.RunnerConfig{}, ratings)
+//	source := projector.Subscribe(subscriber, "review")
+//	runner, err := projector.NewRunner(db, source, projector.RunnerConfig{}, ratings)
 //	err = kinora.Run(ctx, runner, relay)
 package projector

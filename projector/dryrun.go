@@ -39,7 +39,9 @@ type DryRunFailure struct {
 //   - ErrNoDryRun: the provider cannot show the changes of a unit.
 //   - ErrInput: f.Projector is another projector, f.Limit is negative, or f.States has other
 //     states than waiting and stuck.
-func (p *Projector[Tx]) DryRun(ctx context.Context, db provider.Units[Tx], f ParkedFilter, cfg *RunnerConfig) (*DryRun, error) {
+func (p *Projector[Tx]) DryRun(
+	ctx context.Context, db provider.Units[Tx], f ParkedFilter, cfg *RunnerConfig,
+) (*DryRun, error) {
 	r, err := newRunner(db, Source{}, orZero(cfg), p)
 	if err != nil {
 		return nil, err
@@ -57,11 +59,11 @@ func (r *Runner) dryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {
 	resolved := func(s ParkedState) bool { return s != StateWaiting && s != StateStuck }
 	switch {
 	case p == nil:
-		return nil, fmt.Errorf("%w: filter.Projector is %q: leave it empty, or use the projector of the dry run", ErrInput, f.Projector)
+		return nil, fmt.Errorf("%w: filter.Projector is %q: leave it empty, or use this projector", ErrInput, f.Projector)
 	case !p.dryRuns:
 		return nil, ErrNoDryRun
 	case f.Limit < 0 || slices.ContainsFunc(f.States, resolved):
-		return nil, fmt.Errorf("%w: filter.Limit must not be negative, and filter.States may be waiting and stuck only", ErrInput)
+		return nil, fmt.Errorf("%w: filter.Limit must be at least 0, and filter.States only waiting and stuck", ErrInput)
 	}
 	rows, err := r.store.Parked(ctx, f)
 	if err != nil {

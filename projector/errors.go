@@ -48,7 +48,7 @@ func Permanent(err error) error {
 // Codes of parked messages. Others are SQLSTATEs and codes of providers.
 const (
 	codeMalformed    = "malformed"    // the headers are not those of a published event
-	codeUnregistered = "unregistered" // the type, or its schema version, is not registered; due again once it is
+	codeUnregistered = "unregistered" // the type or its version is not registered; due once it is
 	codeUndecodable  = "undecodable"  // the data cannot be decoded as its type
 	codeNoHandler    = "no_handler"   // it was parked for a handler that this program does not have
 	codePanic        = "panic"
@@ -66,7 +66,7 @@ var (
 	// deleted.
 	ErrPruned = errors.New("the event has no marker and is older than the marker window: it may have been applied")
 	// ErrNoMarkers: the projector has no markers, so nothing records which events it has applied.
-	ErrNoMarkers = errors.New("the projector keeps no markers: Wait requires Options.Markers and a store that keeps them")
+	ErrNoMarkers = errors.New("no markers: Wait requires Options.Markers and a store that keeps markers")
 	// ErrHalted: a message of a projector with Halt is stuck. A new runner starts after it is
 	// replayed or skipped.
 	ErrHalted = errors.New("the projector is halted: replay or skip the stuck message")
@@ -78,7 +78,9 @@ var (
 
 var (
 	errBegin     = &Error{Class: ClassTransient, Code: "begin", Err: errors.New("the store did not reply in time")}
-	errNoHandler = &Error{Class: ClassPermanent, Code: codeNoHandler, Err: errors.New("this program does not have the handler of the message")}
+	errNoHandler = &Error{
+		Class: ClassPermanent, Code: codeNoHandler, Err: errors.New("this program does not have the handler of the message"),
+	}
 
 	errGoexit = &Error{Class: ClassUnknown, Code: codeGoexit, Err: errors.New("the handler called runtime.Goexit")}
 	errStuck  = &Error{

@@ -40,7 +40,9 @@ func (r *Runner) revive(ctx context.Context) {
 }
 
 func (p *projection) revive(ctx context.Context, code string) error {
-	f := ParkedFilter{Projector: p.name, Code: code, Types: p.types.Names(), States: []ParkedState{StateStuck}, Limit: 100}
+	f := ParkedFilter{
+		Projector: p.name, Code: code, Types: p.types.Names(), States: []ParkedState{StateStuck}, Limit: 100,
+	}
 	for {
 		rows, err := p.runner.store.Parked(ctx, f)
 		if err != nil || len(rows) == 0 {

@@ -23,7 +23,7 @@ type projection struct {
 	dryRuns bool
 	byType  map[string][]provider.Handler
 	workers []*worker
-	serial  atomic.Int64  // units of several messages run one at a time until then; Unix nanoseconds
+	serial  atomic.Int64  // larger units run one at a time until then; Unix nanoseconds
 	revived map[int64]int // by Seq: how often a message that may be revived was seen
 
 	do func(context.Context, provider.Unit, func(context.Context, caller, provider.Found) (provider.Closing, error)) error

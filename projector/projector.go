@@ -62,7 +62,8 @@ func (p *Projector[Tx]) full(h Handler[Tx]) provider.Handler {
 func (p *Projector[Tx]) check(keeps provider.Keeps) error {
 	errs := []error{p.types.Err()}
 	if p.opts.Parking < ParkKey || p.opts.Parking > Halt || p.opts.Unknown < ParkUnknown || p.opts.Unknown > SkipUnknown {
-		errs = append(errs, fmt.Errorf("options.Parking is %d and options.Unknown is %d: use the constants of their types", p.opts.Parking, p.opts.Unknown))
+		errs = append(errs, fmt.Errorf("options.Parking is %d and options.Unknown is %d: use the constants of their types",
+			p.opts.Parking, p.opts.Unknown))
 	}
 	if len(p.handlers) == 0 {
 		errs = append(errs, errors.New("there are no handlers: give at least one"))

@@ -42,7 +42,7 @@ type RunnerConfig struct {
 	// build info.
 	Version string
 
-	Classify  func(error) Class // may return another class for an error of ClassUnknown; nil means no other
+	Classify  func(error) Class // may return another class for an error of ClassUnknown
 	Observer  RunnerObserver    // receives what the runner does
 	Clock     func() time.Time  // measures durations; must never go back; nil means time.Now
 	Logger    *slog.Logger      // nil means slog.Default()
@@ -54,13 +54,13 @@ func (c *RunnerConfig) validate() error {
 	c.Lease, c.Record = cmp.Or(c.Lease, 15*time.Second), cmp.Or(c.Record, time.Hour)
 	c.Concurrency, c.Batch = cmp.Or(c.Concurrency, 1), cmp.Or(c.Batch, 32)
 	if c.Timeout < 0 || c.Drain < 0 || c.Record < 0 || c.Concurrency < 0 || c.Batch < 0 || c.Batch > maxBatch {
-		return fmt.Errorf("timeout %s, drain %s, record %s, concurrency %d, batch %d: must not be negative, and batch must be at most %d",
+		return fmt.Errorf("timeout %s, drain %s, record %s, concurrency %d, batch %d: must be at least 0, and batch at most %d",
 			c.Timeout, c.Drain, c.Record, c.Concurrency, c.Batch, maxBatch)
 	}
 	if c.Lease < time.Second {
 		return fmt.Errorf("lease %s: must be at least 1s", c.Lease)
 	}
-	if info, ok := debug.ReadBuildInfo(); ok { // the version of the main module contains its revision
+	if info, ok := debug.ReadBuildInfo(); ok { // the version contains the revision
 		c.Version = cmp.Or(c.Version, info.Main.Version)
 	}
 	if c.Clock == nil {

@@ -34,7 +34,8 @@ type unit struct {
 }
 
 func (w *worker) newUnit(msgs []*inbound) *unit {
-	u := &unit{worker: w, msgs: msgs, intent: provider.Unit{Projector: w.name, Messages: make([]provider.Message, len(msgs))}}
+	intent := provider.Unit{Projector: w.name, Messages: make([]provider.Message, len(msgs))}
+	u := &unit{worker: w, msgs: msgs, intent: intent}
 	u.at.Store(-1)
 	for i, m := range msgs {
 		u.intent.Messages[i] = provider.Message{
@@ -215,7 +216,7 @@ func (u *unit) run(
 		}
 		inner, cancel := context.WithTimeout(parent, each)
 		some, err := call(inner, m.handlers[j].Name, m.raw)
-		u.over.Store(inner.Err() != nil) // a handler that returned in time is not at fault for the rest
+		u.over.Store(inner.Err() != nil) // a handler that returned in time is not at fault
 		cancel()
 		u.timer.Reset(each)
 		crash.Point("handler: after")
@@ -273,7 +274,7 @@ func (u *unit) row(i int, fresh []bool, class Class, code string) *provider.Asid
 	row.Class, row.Code, row.Version = class, code, u.runner.cfg.Version
 	named := len(row.Handlers) > 0
 	for j, h := range m.handlers {
-		if !named && fresh[j] { // the unit writes its marker, so only this field says that it must still run
+		if !named && fresh[j] { // the unit writes its marker, so only this field lists it
 			row.Handlers = append(row.Handlers, h.Name)
 		}
 	}

@@ -74,7 +74,8 @@ func (w *worker) collect(m *inbound) []*inbound {
 func (w *worker) apply(ctx, hard context.Context, msgs []*inbound) (progress bool) {
 	var culprit *inbound
 	for tries := 0; len(msgs) > 0 && ctx.Err() == nil; {
-		part := msgs[:min(len(msgs), w.size)] // up to the one that made the last unit fail, or that one alone
+		// The part ends before the message that made the last unit fail, or is that message alone.
+		part := msgs[:min(len(msgs), w.size)]
 		if i := slices.Index(part, culprit); i >= 0 {
 			part = part[:max(i, 1)]
 		}
@@ -136,7 +137,7 @@ func (w *worker) backOffUnit(ctx context.Context, n, tries int, err error) {
 		w.serial.Store(w.runner.cfg.Clock().Add(serialTime).UnixNano())
 	}
 	cfg := &w.runner.cfg
-	delay, _ := cfg.Retry.Delay(tries) // cannot fail: tries ≥ 1, and NewRunner checked the schedule
+	delay, _ := cfg.Retry.Delay(tries) // cannot fail: tries ≥ 1, and the schedule is checked
 	if cfg.Observer.Retried != nil {
 		cfg.Observer.Retried(w.name, provider.ClassOf(err), delay)
 	}

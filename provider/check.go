@@ -16,13 +16,13 @@ import (
 
 // Limits that hold for every provider.
 const (
-	MaxIDBytes        = check.MaxID // 255: stream names, message ids, type names, topics, ordering keys
-	DefaultMaxPayload = 1 << 20     // bytes of the payload of an event or a message, by default; see CheckJSON
-	MaxJSONDepth      = 1000        // nested arrays and objects; the limit of SQLite's JSON functions
+	MaxIDBytes        = check.MaxID // 255; streams, message ids, types, topics, ordering keys
+	DefaultMaxPayload = 1 << 20     // bytes of the payload of an event or a message; see CheckJSON
+	MaxJSONDepth      = 1000        // nested arrays and objects, as in SQLite's JSON functions
 	maxHeaderValue    = 1024
 	maxHeaders        = 64
-	maxExtra          = 48  // so that the headers of an event (FromEvent) are within the limits of headers
-	maxExtraKey       = 240 // likewise
+	maxExtra          = 48 // with it and maxExtraKey, the headers of FromEvent are valid
+	maxExtraKey       = 240
 )
 
 // CheckName returns an *eventstore.InvalidError for a name that does not match

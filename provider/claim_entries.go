@@ -31,10 +31,12 @@ type EntryMark struct {
 	Token claim.Token
 	// To is EntryPublished, EntryFailed or EntryAbandoned. EntryClaimed renews the lease.
 	// EntryPending releases the entry and restores the attempt.
-	To    EntryStatus
-	After time.Duration // failed: the backoff; claimed: the new lease; pending: time until it can be claimed
-	Error string        // failed, abandoned and pending: the class of the error, never its text
-	Drop  bool          // published: delete the entry instead of marking it
+	To EntryStatus
+	// After is the backoff of a failed entry, the new lease of a claimed one, and the time until a
+	// pending one can be claimed.
+	After time.Duration
+	Error string // failed, abandoned and pending: the class of the error, never its text
+	Drop  bool   // published: delete the entry instead of marking it
 }
 
 // CheckMarks returns an *eventstore.InvalidError for a mark with a To that EntryMark does not

@@ -13,7 +13,7 @@ import (
 //	 │ ▲ ▲             │ ├────▶ failed ─(backoff over)─▶ claimed …
 //	 │ │ └──release────┘ └────▶ abandoned ─requeue─▶ pending, or ─skip─▶ skipped
 //	 ▼ │
-//	held (behind an entry of its topic and key that waits for long; pending again when that is resolved)
+//	held (behind an entry of its key that waits for long; pending again when that is resolved)
 //
 // Published and skipped entries never change again. An abandoned entry changes only by Requeue or
 // Skip. Until then the later entries of its topic and key wait.
@@ -22,10 +22,10 @@ type EntryStatus string
 // The statuses of an entry.
 const (
 	EntryPending   EntryStatus = "pending"   // can be claimed
-	EntryClaimed   EntryStatus = "claimed"   // a relay has it; after the lease another relay may claim it
+	EntryClaimed   EntryStatus = "claimed"   // a relay has it until its lease ends
 	EntryPublished EntryStatus = "published" // the publisher confirmed it
-	EntryFailed    EntryStatus = "failed"    // publishing failed; can be claimed again after its backoff
-	EntryHeld      EntryStatus = "held"      // waits for an entry of its key that is abandoned or has a long backoff
+	EntryFailed    EntryStatus = "failed"    // publishing failed; waits for its backoff
+	EntryHeld      EntryStatus = "held"      // waits for an abandoned or long failed entry of its key
 	EntryAbandoned EntryStatus = "abandoned" // its attempts are exhausted
 	EntrySkipped   EntryStatus = "skipped"   // an operator gave it up
 )
@@ -58,7 +58,7 @@ type Entry struct {
 	Seq       int64 // the order of entries
 	Status    EntryStatus
 	Attempts  int         // claims counted since it was added or requeued, the live one included
-	Suspect   bool        // the lease of an earlier claim expired without a mark; it is claimed alone from then on
+	Suspect   bool        // the lease of a claim expired without a mark; now it is claimed alone
 	Token     claim.Token // of the last claim
 	ClaimedBy string      // the holder of the last claim
 	LastError string      // the class of the last error, never its text
@@ -79,7 +79,7 @@ type Entry struct {
 // Values of Entry.LastError that are not classes of a publisher's errors.
 const (
 	LastErrorMalformed = "malformed" // the entry is Malformed
-	LastErrorCrashed   = "crashed"   // the lease of its last claim expired, and its attempts are exhausted
+	LastErrorCrashed   = "crashed"   // its last lease expired, and its attempts are exhausted
 )
 
 // Alone reports whether e must be claimed alone, because the lease of an earlier claim expired. e
@@ -97,4 +97,4 @@ func StoredTime(t time.Time) (time.Time, bool) {
 
 // ErrStale: Inspector.Requeue refused an entry that was last attempted longer ago than the
 // provider's RequeueWindow.
-var ErrStale = errors.New("last attempted before the requeue window: if it was published, it takes effect again; set filter.Force to requeue it")
+var ErrStale = errors.New("last attempted before the requeue window, so it may take effect again: set filter.Force")

@@ -85,7 +85,7 @@ func Topics(
 
 // Headers of a published event. The payload is the data of the event, unchanged.
 const (
-	HeaderType        = "kinora_type"        // the event's stored name; a message without it is not an event
+	HeaderType        = "kinora_type"        // the stored name; without it a message is not an event
 	HeaderSchema      = "kinora_schema"      // its schema version
 	HeaderStream      = "kinora_stream"      // its stream
 	HeaderVersion     = "kinora_version"     // its version in the stream

@@ -28,7 +28,7 @@ type Parked struct {
 	Attempts  int    // attempts that failed or have begun, in any process
 	Version   string // projector.RunnerConfig.Version of the program that parked it or failed last
 	At        time.Time
-	DueAt     time.Time // when a runner tries its lane again; zero if the lane waits for an operator
+	DueAt     time.Time // when a runner tries its lane again; zero if it waits for an operator
 
 	State      ParkedState
 	ResolvedAt time.Time // when it was replayed or skipped
