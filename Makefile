@@ -89,8 +89,10 @@ REQUIRES := github.com/ThreeDotsLabs/watermill github.com/ThreeDotsLabs/watermil
 	github.com/google/uuid github.com/jackc/pgx/v5 github.com/redis/go-redis/v9 \
 	github.com/stretchr/testify go.uber.org/goleak modernc.org/libc modernc.org/sqlite
 
-lint: $(BIN)/golangci-lint-$(GOLANGCI) ## formatting, vet, import arrows, the short list in .golangci.yaml, what each module requires
+lint: $(BIN)/golangci-lint-$(GOLANGCI) ## formatting, vet, import arrows, the short list in .golangci.yaml, exported names, plain English, what each module requires
 	$(BIN)/golangci-lint-$(GOLANGCI) run $$(go list -m -f '{{.Dir}}/...')
+	go run ./internal/exported -max 280 eventstore outbox projector marker claim
+	go run ./internal/plainwords
 	@more=$$(GOWORK=off go list -m -f '{{if not (or .Main .Indirect)}}{{.Path}}{{end}}' all | grep -vxF "$$(printf '%s\n' '' $(REQUIRES))"); \
 	[ -z "$$more" ] || { echo "go.mod requires modules that are not in REQUIRES of the Makefile:"; echo "$$more"; exit 1; }
 	@for dir in $$(go list -m -f '{{.Dir}}'); do (cd $$dir && export GOWORK=off && go mod tidy -diff && go build -o /dev/null ./...) || exit 1; done

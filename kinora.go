@@ -1,8 +1,13 @@
 // Package kinora starts and stops the services of an event-sourced application in order.
 //
-// The parts are in the packages below: events in streams (eventstore), messages beside them and the relay
-// that publishes them (outbox), read models that see each event exactly once (projector), and the databases
-// (providers). Start starts relays and runners; what each promises is in docs/guarantees.md.
+// The parts are in other packages:
+//
+//   - eventstore: events in streams.
+//   - outbox: messages that commit with the events, and the relay that publishes them.
+//   - projector: read models to which each event is applied exactly once.
+//   - providers: the databases.
+//
+// Start starts runners and relays. docs/guarantees.md states what each of them guarantees.
 package kinora
 
 import (
@@ -11,19 +16,21 @@ import (
 	"sync"
 )
 
-// Service is a relay, a runner, or anything that blocks in Run until its ctx ends, then drains and returns.
+// Service is a relay, a runner, or another long-running part of a program.
 type Service interface {
+	// Run blocks until ctx ends, then finishes its work in flight and returns nil.
 	Run(ctx context.Context) error
-	Running() <-chan struct{} // closed once Run works
+	// Running returns a channel that is closed once Run has started its work.
+	Running() <-chan struct{}
 }
 
 // Group is a set of started services.
 type Group struct {
 	started []*started
-	ended   chan struct{} // closed once a service has ended that nobody stopped
-	first   sync.Once     // to close it
-	once    sync.Once
-	err     error
+	ended   chan struct{} // closed once a service has ended by itself
+	first   sync.Once     // closes ended
+	stop    sync.Once
+	err     error // set by Stop
 }
 
 type started struct {
@@ -32,10 +39,11 @@ type started struct {
 	err  error
 }
 
-// Start starts services in order, each once the one before it is running. Name consumers first and the relay
-// last, so that nothing is published before somebody listens. If one fails, or ctx ends meanwhile, those
-// before it are stopped and the error is returned. The values of ctx live on in the services; its end does not
-// stop them: Stop does.
+// Start starts services in order, each one after the one before it is running. Pass consumers
+// first and the relay last, so that nothing is published before there is a subscriber.
+//   - If a service fails, or ctx ends before all are running, Start stops the services that it
+//     has started, and returns the error.
+//   - The services see the values of ctx. Its end does not stop them: call Stop.
 func Start(ctx context.Context, services ...Service) (*Group, error) {
 	g, err := start(ctx, services...)
 	if g == nil && err == nil {
@@ -44,12 +52,13 @@ func Start(ctx context.Context, services ...Service) (*Group, error) {
 	return g, err
 }
 
-// start is Start, but for the end of ctx it returns neither a group nor an error, unless stopping made one.
+// start does what Start does. If ctx ends, it returns no group, and an error only if stopping
+// failed.
 func start(ctx context.Context, services ...Service) (*Group, error) {
 	g := &Group{ended: make(chan struct{})}
 	for _, s := range services {
 		if s == nil {
-			return nil, errors.Join(errors.New("start: a service is nil"), g.Stop())
+			return nil, errors.Join(errors.New("start: a service is nil: leave it out"), g.Stop())
 		}
 		sctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 		one := &started{stop: stop, done: make(chan struct{})}
@@ -74,14 +83,15 @@ func start(ctx context.Context, services ...Service) (*Group, error) {
 	return g, nil
 }
 
-// Ended is closed once a service has ended by itself. Stop then returns its error, which is nil where the service
-// thought that it was done.
+// Ended returns a channel that is closed once a service has ended by itself. Then call Stop: it
+// returns the error of that service, if there was one.
 func (g *Group) Ended() <-chan struct{} { return g.ended }
 
-// Stop stops in reverse order, each once the one after it has drained, so that nothing is published to a
-// subscriber that has gone. It returns the joined errors of all services; a second call returns the same.
+// Stop stops the services in reverse order, each one after the one started later has drained. So
+// nothing is published to a subscriber that has stopped. Stop returns the joined errors of all
+// services. A second call returns the same.
 func (g *Group) Stop() error {
-	g.once.Do(func() {
+	g.stop.Do(func() {
 		for i := len(g.started) - 1; i >= 0; i-- {
 			one := g.started[i]
 			one.stop()
@@ -92,8 +102,8 @@ func (g *Group) Stop() error {
 	return g.err
 }
 
-// Run is Start, waiting for the end of ctx or of any service, and Stop. The end of ctx is a clean stop, also
-// while services start.
+// Run calls Start, waits until ctx or any service ends, and calls Stop. The end of ctx is a clean
+// stop, also while services start.
 func Run(ctx context.Context, services ...Service) error {
 	g, err := start(ctx, services...)
 	if err != nil {

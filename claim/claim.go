@@ -1,9 +1,12 @@
-// Package claim holds the mechanics that every find-and-take shares: terms, tokens, backoff, the portable claim.
+// Package claim has the parts that every claim of rows shares: terms, tokens, backoff, and a
+// portable claim.
 //
-// A claim finds rows and takes them, atomically: no row is taken twice while its lease lives. The lease says
-// how long the claim protects its rows, on the store's clock. The token fences late finishers: a change that
-// carries a stale token changes nothing. The claim is the attempt: taking a row counts, not failing at it, so
-// that a row that kills its worker every time still reaches its limit.
+// A claim finds rows and takes them atomically: no row is taken twice while its lease lives.
 //
-// The package is no query builder: each provider writes its claim verbs for its tables.
+//   - The lease is how long the claim protects its rows, on the store's clock.
+//   - The token fences a worker that finishes late: a change with an old token changes nothing.
+//   - Taking a row counts as an attempt, whether or not it fails. So a row that kills its worker
+//     each time still reaches its limit of attempts.
+//
+// The package builds no queries: each provider writes the claim statements for its tables.
 package claim

@@ -2,12 +2,15 @@ package claim
 
 import "context"
 
-// Portable claims with one read and one guarded update a row, in the order that candidates gives.
-//   - take must re-assert in its own atomic statement all that made the row a candidate; a lost race is
-//     (row, false, nil), and the row is skipped.
-//   - alone, where not nil, tells whether a row must be claimed with no other: such a row is taken if it is
-//     the first, and ends the claim before it otherwise.
-//   - An error ends the claim; the rows taken until then are returned with it and stay claimed.
+// Portable claims rows with one read, and one guarded update per row, in the order of candidates.
+//   - candidates reads at most limit rows that may be claimed.
+//   - take checks again, in one atomic statement, everything that made the row a candidate, and
+//     takes it. If another claim was faster, take returns (row, false, nil), and Portable skips
+//     the row.
+//   - alone reports whether a row must be claimed without others. If such a row is the first, it
+//     is the only one that is taken; otherwise the claim ends before it. A nil alone means no
+//     such rows.
+//   - An error ends the claim. The rows taken before it are returned with it and stay claimed.
 func Portable[R any](ctx context.Context, t Terms,
 	candidates func(ctx context.Context, limit int) ([]R, error),
 	take func(ctx context.Context, row R, t Terms) (R, bool, error),

@@ -12,19 +12,19 @@ const (
 	DefaultLimit = 50
 )
 
-// ErrTerms: terms or a backoff that cannot be kept.
+// ErrTerms means that Terms or a Backoff have an invalid field.
 var ErrTerms = errors.New("invalid claim terms")
 
 // Terms are the terms of one claim.
 type Terms struct {
-	Holder string        // who claims, for people to read
-	Token  Token         // new for every claim
-	Lease  time.Duration // how long the claim protects; zero means 5m
-	Limit  int           // at most this many rows; zero means 50
+	Holder string        // who claims; only people read it
+	Token  Token         // a new one for each claim; zero means a random one
+	Lease  time.Duration // how long the claim protects its rows, at least 1ms; zero means 5m
+	Limit  int           // the most rows; zero means 50
 }
 
-// WithDefaults fills in what is zero, a token included, and refuses a negative or sub-millisecond lease and
-// a negative limit with ErrTerms.
+// WithDefaults returns t with its zero fields filled in, including a new token. A lease shorter
+// than 1ms and a negative limit are ErrTerms.
 func (t Terms) WithDefaults() (Terms, error) {
 	if t.Lease == 0 {
 		t.Lease = DefaultLease

@@ -5,10 +5,10 @@ import (
 	"encoding/hex"
 )
 
-// Token fences whoever claimed. The zero Token stands for no claim.
+// Token identifies one claim. The zero Token means no claim.
 type Token [16]byte
 
-// String is the token in hexadecimal, or "" for the zero Token.
+// String returns the token in hexadecimal, or "" for the zero Token.
 func (t Token) String() string {
 	if t == (Token{}) {
 		return ""
@@ -16,7 +16,7 @@ func (t Token) String() string {
 	return hex.EncodeToString(t[:])
 }
 
-// NewToken draws a token. Every claim has its own.
+// NewToken returns a random token. Each claim uses a new one.
 func NewToken() Token {
 	var t Token
 	_, _ = rand.Read(t[:]) // never fails: crypto/rand.Read ends the program instead

@@ -1,18 +1,19 @@
 package eventstore
 
-// Expected is the version that a stream must be at; any value ≥ 0 is exact.
+// Expected is the version that a stream must have for an append. A value of 0 or more is exact.
 type Expected int64
 
 const (
-	Any      Expected = -1 // whatever version the stream is at
+	Any      Expected = -1 // any version
 	NoStream Expected = 0  // the stream must have no events
 )
 
-// Appended is a stream's place after an append. projector.Projector.Wait takes it to wait for the read model.
+// Appended is the result of an append. Pass it to projector.Projector.Wait to wait for a read
+// model.
 type Appended struct {
 	Stream   string
-	Version  int64 // of the last of the events
-	Position int64 // of the last of the events
-	Count    int   // number of events, versions Version-Count+1 to Version; 0 if Update had nothing to append
-	Replayed bool  // the same event ids were stored before; nothing was written
+	Version  int64 // of the last event
+	Position int64 // of the last event, in the log
+	Count    int   // number of events, up to Version; 0 if Update appended nothing
+	Replayed bool  // the same event ids were stored before, and nothing was written
 }

@@ -1,13 +1,14 @@
 // Package eventstore keeps state as events in streams.
 //
 // A stream is the history of one aggregate: events with contiguous versions,
-// 1, 2, 3, and so on. Append adds to it at an expected version, together with
-// the outbox entries that the provider's route asks for: all of it commits, or
-// nothing does. Appending again what is already there succeeds without writing,
-// so that a caller who lost the answer may simply ask again.
+// 1, 2, 3, and so on. Append adds events at an expected version, together with
+// the outbox entries of the provider's route: all of it commits, or nothing
+// does. Appending the same events again succeeds without writing, so a caller
+// who did not get the reply repeats the call.
 //
-// The package knows no database. Providers implement Store; Types maps Go types
-// to stored names; Repository loads an aggregate, lets it decide, and appends.
+// The package does not depend on a database. Providers implement Store. Types
+// maps Go types to stored names. Repository loads an aggregate, calls a function
+// that decides, and appends the events that it returns.
 //
 //	var types = eventstore.NewTypes(eventstore.Type[ReviewPosted]("review.posted"))
 //

@@ -6,42 +6,44 @@ import (
 )
 
 var (
-	// ErrConflict is matched by *ConflictError.
+	// ErrConflict: the stream is not at the expected version. The error is a *ConflictError.
 	ErrConflict = errors.New("stream is at another version")
-	// ErrEventIDReused: an event id is stored already, but not as the whole of this append at this place.
-	// It is permanent: the same call can never succeed.
+	// ErrEventIDReused: an event id of this append is already stored, with other events or at
+	// another place. The same call can never succeed.
 	ErrEventIDReused = errors.New("event id is already used by another append")
-	// ErrAmbiguous: the database's answer to an append was lost and could not be found out, so whether the
-	// events are there is not known. Append the same drafts again: it finds them, or writes them.
-	ErrAmbiguous = errors.New("it is not known whether the events were written")
+	// ErrAmbiguous: the reply to the commit of an append was lost, and the store could not be
+	// asked again. The events may be stored. Append the same drafts again: the events are found,
+	// or written.
+	ErrAmbiguous = errors.New("the events may have been written: append the same drafts again")
 	// ErrDamaged: the stream has events that its row in the table of streams does not count,
-	// because somebody deleted or changed the row. The events can be read, and appends fail until
-	// the row is restored; the error says how.
+	// because a person deleted or changed the row. The events can be read. Appends fail until the
+	// row is restored; the error has the SQL for that.
 	ErrDamaged = errors.New("the stream is damaged: it has events that its row does not count")
-	// ErrUnregistered: the type table does not know this event type, or not this schema version of it.
+	// ErrUnregistered: the event type, or this schema version of the type, is not in Types.
 	ErrUnregistered = errors.New("event type is not registered")
-	// ErrInvalid is matched by *InvalidError.
+	// ErrInvalid: no database can store the input. The error is an *InvalidError.
 	ErrInvalid = errors.New("invalid input")
 )
 
-// ConflictError is ErrConflict with its data.
+// ConflictError says which version the stream has. errors.Is(err, ErrConflict) is true for it.
 type ConflictError struct {
 	Stream   string
 	Expected Expected
-	Actual   int64 // the version that the stream is at; 0 where it is not there
+	Actual   int64 // the version of the stream; 0 if it has no events
 }
 
 func (e *ConflictError) Error() string {
-	return fmt.Sprintf("stream %q is at version %d, not %d", e.Stream, e.Actual, e.Expected)
+	return fmt.Sprintf("stream %q is at version %d, expected %d", e.Stream, e.Actual, e.Expected)
 }
 
 // Is makes errors.Is(err, ErrConflict) true.
 func (e *ConflictError) Is(target error) bool { return target == ErrConflict }
 
-// InvalidError is ErrInvalid with its data. Nothing reached the database. Neither field holds the value.
+// InvalidError says which field is invalid, and why. No SQL was sent. errors.Is(err, ErrInvalid)
+// is true for it. Neither Field nor Reason contains the value.
 type InvalidError struct {
-	Field  string // "stream", "events[2].data"
-	Reason string
+	Field  string // such as "stream" or "events[2].data"
+	Reason string // such as "must not be empty"
 }
 
 func (e *InvalidError) Error() string { return e.Field + ": " + e.Reason }

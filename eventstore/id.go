@@ -5,8 +5,9 @@ import (
 	"strings"
 )
 
-// JoinID makes one aggregate id of several parts, unambiguously: a "-" inside a part is written "~-" and a
-// "~" is written "~~", so that ("42-a", "b") and ("42", "a-b") differ while ("42", "ann") reads "42-ann".
+// JoinID joins parts to one aggregate id, such as "42" and "ann" to "42-ann". Different parts
+// give different ids: a "-" inside a part becomes "~-", and a "~" becomes "~~". SplitID is the
+// inverse.
 func JoinID(parts ...string) string {
 	var b strings.Builder
 	for i, p := range parts {
@@ -23,7 +24,8 @@ func JoinID(parts ...string) string {
 	return b.String()
 }
 
-// SplitID takes apart what JoinID joined. An id that JoinID could not have made is an error.
+// SplitID returns the parts of an id that JoinID made. Another id, with a "~" before something
+// other than "-" or "~", is an error.
 func SplitID(id string) ([]string, error) {
 	var parts []string
 	var b strings.Builder
@@ -35,7 +37,7 @@ func SplitID(id string) ([]string, error) {
 		case '~':
 			i++
 			if i == len(id) || id[i] != '-' && id[i] != '~' {
-				return nil, errors.New(`split id: "~" stands before something else than "-" or "~"`)
+				return nil, errors.New(`split id: "~" must be followed by "-" or "~"`)
 			}
 			b.WriteByte(id[i])
 		default:
@@ -45,10 +47,12 @@ func SplitID(id string) ([]string, error) {
 	return append(parts, b.String()), nil
 }
 
-// StreamName is "category-id". Stores refuse one whose category or length is not allowed (see CheckStream).
+// StreamName returns "category-id". Stores check the category and the length when the name is
+// used: the category must match ^[a-z][a-z0-9_]{0,40}$, and the name has at most 255 bytes.
 func StreamName(category, id string) string { return category + "-" + id }
 
-// Category is what stands before the first "-" of a stream name, or the whole name.
+// Category returns the part of a stream name before the first "-", or the whole name if it has
+// none.
 func Category(stream string) string {
 	category, _, _ := strings.Cut(stream, "-")
 	return category

@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// keyedMutex is a mutex for each name that is in use.
+// keyedMutex has one mutex per name in use.
 type keyedMutex struct {
 	mu    sync.Mutex
 	locks map[string]*countedLock
@@ -14,7 +14,7 @@ type keyedMutex struct {
 // countedLock is locked while its channel, of size 1, is full.
 type countedLock struct {
 	locked chan struct{}
-	users  int // goroutines that have it or wait for it
+	users  int // goroutines that hold it or wait for it
 }
 
 // lock locks name. It reports false if ctx ends first.

@@ -12,15 +12,16 @@ import (
 
 // RepositoryConfig configures a Repository. The zero value is the default.
 type RepositoryConfig struct {
-	Retries int // how often Update decides again after a conflict; zero means 3, negative means never
+	Retries int // how often Update tries again after a conflict; zero means 3, negative means never
 
-	// OnUpdate is called at the end of each Update and UpdateTx, by their caller's goroutine: it must be quick. It gets
-	// the stream's place (Count 0: nothing was appended), the number of conflicts, and the duration. Nil costs nothing.
+	// OnUpdate is called at the end of each Update and UpdateTx, in the goroutine of the caller:
+	// it must be quick. Its arguments are the result (Count 0: nothing was appended), the number
+	// of conflicts, and the duration. Nil costs nothing.
 	OnUpdate func(at Appended, conflicts int, took time.Duration, err error)
-	Clock    func() time.Time // measures that duration, and nothing else; nil: time.Now
+	Clock    func() time.Time // measures that duration, and nothing else; nil means time.Now
 }
 
-// Repository loads aggregates of one category and appends what they decide.
+// Repository loads aggregates of one category, and appends new events to their streams.
 type Repository[A Aggregate] struct {
 	store    Store
 	types    *Types
@@ -32,11 +33,13 @@ type Repository[A Aggregate] struct {
 	clock    func() time.Time
 }
 
-// NewRepository returns a repository of the streams "category-id". fresh returns a new aggregate, without events. A nil cfg
-// is the default.
-func NewRepository[A Aggregate](store Store, types *Types, category string, fresh func(id string) A, cfg *RepositoryConfig) (*Repository[A], error) {
+// NewRepository returns a repository of the streams "category-id". fresh returns a new aggregate
+// without events. A nil cfg means the default. The errors of types (Types.Err) are returned here.
+func NewRepository[A Aggregate](
+	store Store, types *Types, category string, fresh func(id string) A, cfg *RepositoryConfig,
+) (*Repository[A], error) {
 	if store == nil || fresh == nil {
-		return nil, invalid("repository", "give it a store and a function that returns a new aggregate")
+		return nil, invalid("repository", "needs a store, and a function that returns a new aggregate")
 	}
 	if err := types.Err(); err != nil {
 		return nil, fmt.Errorf("repository %s: %w", category, err)
@@ -57,8 +60,9 @@ func NewRepository[A Aggregate](store Store, types *Types, category string, fres
 	return r, nil
 }
 
-// Load applies the events of the stream to a new aggregate, and returns it with the stream's version. A stream without events
-// has version 0. An event of an unregistered type is ErrUnregistered.
+// Load applies the events of a stream to a new aggregate, and returns the aggregate with the
+// version of the stream. A stream without events has version 0. An event of an unregistered type
+// is ErrUnregistered.
 func (r *Repository[A]) Load(ctx context.Context, id string) (A, int64, error) {
 	a, at, err := r.load(ctx, r.store, id)
 	return a, at.Version, err
@@ -85,14 +89,16 @@ func (r *Repository[A]) load(ctx context.Context, store Store, id string) (A, Ap
 	return a, at, nil
 }
 
-// Update loads the aggregate, calls decide, and appends the events that decide returns at the loaded version.
-//   - On a conflict it loads and decides again, RepositoryConfig.Retries times, then returns the
-//     *ConflictError. So decide must have no effect outside its return value.
-//   - After a conflict, the updates of one stream in this process continue one at a time, from the second retry on
-//     after a short random pause (up to 1ms, doubling to 200ms). Otherwise many updates of one stream would keep
-//     conflicting.
-//   - If ctx ends before a retry, Update returns the *ConflictError, not ctx's error.
-//   - If decide returns no events, nothing is written. Appended is the stream's place, with Count 0.
+// Update loads the aggregate, calls decide, and appends the events that decide returns at the
+// loaded version.
+//   - After a conflict, Update loads the aggregate and calls decide again, at most
+//     RepositoryConfig.Retries times. Then it returns the *ConflictError. So decide must have no
+//     effect outside its return value.
+//   - Retries of one stream in this process run one at a time. The second retry and later ones
+//     first wait for a random time of up to 1ms, doubling to 200ms. Otherwise many updates would
+//     keep conflicting.
+//   - If ctx ends before a retry, Update returns the *ConflictError, not the error of ctx.
+//   - If decide returns no events, nothing is written, and Count of the result is 0.
 //   - An error of decide is returned unchanged.
 func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([]any, error)) (at Appended, err error) {
 	conflicts := 0
@@ -129,9 +135,11 @@ func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([
 	}
 }
 
-// UpdateTx is Update inside the caller's transaction, without retries. After a conflict, which it returns, the transaction is
-// still usable.
-func (r *Repository[A]) UpdateTx(ctx context.Context, tx TxStore, id string, decide func(A) ([]any, error)) (at Appended, err error) {
+// UpdateTx does what Update does inside the caller's transaction, but without retries. A conflict
+// is returned; the transaction stays usable.
+func (r *Repository[A]) UpdateTx(
+	ctx context.Context, tx TxStore, id string, decide func(A) ([]any, error),
+) (at Appended, err error) {
 	conflicts := 0
 	defer r.report(&at, &conflicts, &err)()
 	at, stale, err := r.update(ctx, tx, id, decide)
@@ -150,8 +158,10 @@ func (r *Repository[A]) report(at *Appended, conflicts *int, err *error) func() 
 	return func() { r.observe(*at, *conflicts, r.clock().Sub(begin), *err) }
 }
 
-// update is one attempt. stale: the append was a conflict, so another attempt may succeed.
-func (r *Repository[A]) update(ctx context.Context, store Store, id string, decide func(A) ([]any, error)) (at Appended, stale bool, err error) {
+// update is one attempt. stale reports a conflict, after which another attempt may succeed.
+func (r *Repository[A]) update(
+	ctx context.Context, store Store, id string, decide func(A) ([]any, error),
+) (at Appended, stale bool, err error) {
 	a, at, err := r.load(ctx, store, id)
 	if err != nil {
 		return Appended{}, false, err

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// TypeDef is one line of the table. Make it with Type.
+// TypeDef is the definition of one event type. Type returns it.
 type TypeDef struct {
 	name   string
 	was    []string
@@ -16,25 +16,26 @@ type TypeDef struct {
 	encode func(any) ([]byte, error)
 }
 
-// Was declares earlier stored names: events under them decode into this type.
+// Was declares earlier stored names. Events that are stored under them decode into this type.
 func (d TypeDef) Was(names ...string) TypeDef {
 	d.was = append(slices.Clip(d.was), names...)
 	return d
 }
 
-// Codec replaces encoding/json for this type. encode must yield JSON, and decode must return a value of
-// the registered type.
+// Codec replaces encoding/json for this type. encode must return JSON, and decode must return a
+// value of the registered type.
 func (d TypeDef) Codec(encode func(any) ([]byte, error), decode func([]byte) (any, error)) TypeDef {
 	d.encode, d.decode = encode, decode
 	return d
 }
 
-// Upcast turns data of one schema version into data of the next. The i-th of a type (from 0) turns version
-// i+1 into i+2, so a type with n upcasters writes schema n+1.
+// Upcast converts data of one schema version to the next version. The first upcaster of a type
+// converts version 1 to 2, the second one 2 to 3. So a type with n upcasters writes schema
+// version n+1.
 type Upcast func(old json.RawMessage) (json.RawMessage, error)
 
-// Type says that values of E are stored under name, as JSON unless Codec says otherwise.
-// E is a value type; a pointer or an interface is reported by Err.
+// Type defines an event type: values of E are stored under name, as JSON unless Codec is used.
+// E must not be a pointer or an interface; Types.Err reports it.
 func Type[E any](name string, up ...Upcast) TypeDef {
 	return TypeDef{
 		name: name, up: up, goType: reflect.TypeFor[E](),

@@ -12,15 +12,16 @@ import (
 	"github.com/kinora-go/kinora/internal/check"
 )
 
-// Types is the table of event types: stored name ⇄ Go type, schema versions, upcasters. It is a value to be
-// declared at package level; making it cannot fail, and the services that take it report what Err says.
+// Types is a table of event types: stored names, Go types, schema versions and upcasters. Declare
+// it at package level. NewTypes cannot fail: NewRepository and projector.NewRunner return the
+// errors of Err.
 type Types struct {
 	byName map[string]*TypeDef
 	byGo   map[reflect.Type]*TypeDef
 	err    error
 }
 
-// NewTypes makes the table. See Err.
+// NewTypes returns a table of defs. Err returns their errors.
 func NewTypes(defs ...TypeDef) *Types {
 	t := &Types{byName: map[string]*TypeDef{}, byGo: map[reflect.Type]*TypeDef{}}
 	for i := range defs {
@@ -32,22 +33,22 @@ func NewTypes(defs ...TypeDef) *Types {
 func (t *Types) add(d *TypeDef) {
 	fault := func(format string, args ...any) { t.err = errors.Join(t.err, fmt.Errorf(format, args...)) }
 	if d.goType == nil {
-		fault("an event type is empty: make it with Type")
+		fault("an event type is empty: create it with Type")
 		return
 	}
 	if k := d.goType.Kind(); k == reflect.Pointer || k == reflect.Interface {
-		fault("event type %q: register a value type, not %s", d.name, d.goType)
+		fault("event type %q: %s is a pointer or an interface: register a value type", d.name, d.goType)
 		return
 	}
 	if d.encode == nil || d.decode == nil {
-		fault("event type %q: its codec lacks a function", d.name)
+		fault("event type %q: a function of its codec is nil", d.name)
 		return
 	}
 	if slices.ContainsFunc(d.up, func(u Upcast) bool { return u == nil }) {
 		fault("event type %q: an upcaster is nil", d.name)
 	}
 	if other, ok := t.byGo[d.goType]; ok {
-		fault("%s is registered as %q and as %q", d.goType, other.name, d.name)
+		fault("%s is registered as %q and as %q: register it once, and use Was for old names", d.goType, other.name, d.name)
 	}
 	t.byGo[d.goType] = d
 	for _, n := range append([]string{d.name}, d.was...) {
@@ -55,28 +56,29 @@ func (t *Types) add(d *TypeDef) {
 			fault("event type %q: %w", d.name, err)
 		}
 		if _, ok := t.byName[n]; ok {
-			fault("event name %q is registered twice", n)
+			fault("event name %q is registered twice: use each name once", n)
 		}
 		t.byName[n] = d
 	}
 }
 
-// Err reports everything that is wrong with the table, or nil. A nil table is an error too.
+// Err returns the joined errors of the table, or nil. A nil table is an error.
 func (t *Types) Err() error {
 	if t == nil {
-		return errors.New("no event types: make the table with NewTypes")
+		return errors.New("the event types are nil: create them with NewTypes")
 	}
 	return t.err
 }
 
-// Has tells whether the table knows this stored name.
+// Has reports whether name is a stored name of the table, current or earlier.
 func (t *Types) Has(name string) bool { _, ok := t.byName[name]; return ok }
 
-// Names are the stored names that the table knows, earlier ones included, in order.
+// Names returns all stored names of the table, including earlier ones, sorted.
 func (t *Types) Names() []string { return slices.Sorted(maps.Keys(t.byName)) }
 
-// Encode makes drafts of registered values: with new ids (UUIDv7), and the metadata of ctx (WithMetadata).
-// A value of an unregistered type, or a pointer to one, is ErrUnregistered.
+// Encode returns drafts of events, with new ids (UUID version 7) and the metadata of ctx
+// (WithMetadata). A value of an unregistered type, or a pointer to a registered one, is
+// ErrUnregistered.
 func (t *Types) Encode(ctx context.Context, events ...any) ([]Draft, error) {
 	meta := MetadataFrom(ctx)
 	drafts := make([]Draft, 0, len(events))
@@ -91,15 +93,15 @@ func (t *Types) Encode(ctx context.Context, events ...any) ([]Draft, error) {
 		}
 		id, err := uuid.NewV7()
 		if err != nil {
-			return nil, fmt.Errorf("draw an event id: %w", err)
+			return nil, fmt.Errorf("new event id: %w", err)
 		}
 		drafts = append(drafts, Draft{ID: id.String(), Type: d.name, Schema: len(d.up) + 1, Data: data, Metadata: meta})
 	}
 	return drafts, nil
 }
 
-// Matching lists, sorted, the registered names (old ones too) whose values a handler of E takes: those of E
-// itself, or of every type that implements E where E is an interface.
+// Matching returns the stored names of the events that a handler of E takes, sorted and including
+// earlier names: those of E, or of every type that implements E if E is an interface.
 func Matching[E any](t *Types) []string {
 	want := reflect.TypeFor[E]()
 	var names []string
@@ -112,8 +114,9 @@ func Matching[E any](t *Types) []string {
 	return names
 }
 
-// Decode upcasts and decodes. The result carries the type's current name and schema.
-// An unknown name, a schema newer than the table's, or a type that is not an E is ErrUnregistered.
+// Decode upcasts and decodes r. The result has the current name and schema version of the type. A
+// name that is not in t, a newer schema version, and a type that is not E or does not implement
+// it are ErrUnregistered.
 func Decode[E any](t *Types, r Raw) (Event[E], error) {
 	d, ok := t.byName[r.Type]
 	if !ok {
@@ -121,7 +124,8 @@ func Decode[E any](t *Types, r Raw) (Event[E], error) {
 	}
 	schema := max(r.Schema, 1)
 	if schema > len(d.up)+1 {
-		return Event[E]{}, fmt.Errorf("decode %s: schema %d, newest known %d: %w", r.Type, schema, len(d.up)+1, ErrUnregistered)
+		return Event[E]{}, fmt.Errorf("decode %s: schema version %d, the newest registered is %d: %w",
+			r.Type, schema, len(d.up)+1, ErrUnregistered)
 	}
 	data := r.Data
 	for ; schema <= len(d.up); schema++ {
@@ -136,7 +140,8 @@ func Decode[E any](t *Types, r Raw) (Event[E], error) {
 	}
 	e, ok := v.(E)
 	if !ok {
-		return Event[E]{}, fmt.Errorf("decode %s: it is a %T: %w", r.Type, v, ErrUnregistered)
+		return Event[E]{}, fmt.Errorf("decode %s: registered as %T, not as %s: %w",
+			r.Type, v, reflect.TypeFor[E](), ErrUnregistered)
 	}
 	return Event[E]{
 		ID: r.ID, Stream: r.Stream, Version: r.Version, Position: r.Position, Type: d.name, Schema: len(d.up) + 1,

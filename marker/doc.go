@@ -1,7 +1,9 @@
-// Package marker looks after the rows that make a handler's effect happen once: how long they are kept, and which may go.
+// Package marker maintains markers, the rows by which each message takes effect once: it deletes
+// old ones, and those of handlers that are gone.
 //
-// A marker says that a handler has applied a message. It is unique on (handler, generation, message id), and
-// commits in the same transaction as the handler's writes. So a message that is delivered again, at the same moment
-// or after a crash, finds its marker and is skipped. Units of work write markers (package projector); the store adds the
-// generation, which identifies a build of the read model.
+// A marker records that a handler has applied a message. It is unique on (handler, generation,
+// message id), and commits in the same transaction as the handler's writes. If the message is
+// delivered again, at the same moment or after a crash, the marker is found and the message is
+// skipped. Projectors write markers. The generation identifies a build of the read model; the
+// store adds it.
 package marker

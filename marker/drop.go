@@ -8,8 +8,9 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Orphans lists the handlers that have markers and are not among known. Give it the handlers of all projectors of all
-// services that share the database, earlier names included (projector.Projector.Handlers).
+// Orphans returns the handlers that have markers and are not among known. Pass the handlers of
+// all projectors of all services that share the database (projector.Projector.Handlers, which
+// includes earlier names).
 func Orphans(ctx context.Context, k provider.MarkerMaintainer, known ...string) ([]string, error) {
 	handlers, err := k.MarkedHandlers(ctx)
 	if err != nil {
@@ -18,20 +19,22 @@ func Orphans(ctx context.Context, k provider.MarkerMaintainer, known ...string) 
 	return slices.DeleteFunc(handlers, func(h string) bool { return slices.Contains(known, h) }), nil
 }
 
-// Drop deletes all markers of a handler, a thousand in a transaction, and returns how many, also with an error. Call
-// it only for a handler that is gone for good: without its markers, a redelivered message takes effect again.
+// Drop deletes all markers of a handler, 1,000 per transaction, and returns their number, also
+// with an error. Call it only for a handler that was removed: without its markers, a redelivered
+// message takes effect again.
 func Drop(ctx context.Context, k provider.MarkerMaintainer, handler string) (dropped int, err error) {
-	dropped, err = untilNone(func() (int, error) { return k.DropMarkers(ctx, handler, atOnce) })
+	dropped, err = untilNone(func() (int, error) { return k.DropMarkers(ctx, handler, pageSize) })
 	if err != nil {
 		err = fmt.Errorf("drop markers: %w", err)
 	}
 	return dropped, err
 }
 
-const atOnce = 1000 // rows in a transaction
+const pageSize = 1000 // rows per transaction
 
-// untilNone calls f until it deletes nothing, and returns how many it deleted, also with an error. A call that deletes
-// fewer than its limit is not the last: other processes may have deleted some of the rows.
+// untilNone calls f until f deletes nothing, and returns the number of deleted rows, also with an
+// error. If f deletes fewer rows than its limit, more may be left: other processes may be
+// deleting rows too.
 func untilNone(f func() (int, error)) (all int, err error) {
 	for n := 1; n != 0 && err == nil; all += n {
 		n, err = f()

@@ -9,23 +9,28 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// DefaultHorizon is how long after its publication a message may be delivered again, unless configured otherwise: as long as
-// brokers usually keep messages.
+// DefaultHorizon is the default of Retention.Horizon: brokers usually keep messages that long.
 const DefaultHorizon = 7 * 24 * time.Hour
 
-// margin is for the time between an effect and its message's publication, and for clocks that differ.
+// margin covers the time between an event and the publication of its message, and clocks that
+// differ.
 const margin = 24 * time.Hour
 
-// ErrUnsafe: markers would be deleted while their messages may still come again.
+// ErrUnsafe: a broker may still redeliver messages when their markers are deleted.
 var ErrUnsafe = errors.New("unsafe marker retention")
 
-// Retention says how long markers are kept. A message that comes again after its marker is deleted takes effect again.
+// Retention is how long markers are kept. A message that is redelivered after its marker was
+// deleted takes effect again.
 type Retention struct {
-	Horizon time.Duration // how long after it was published first a broker may deliver a message again; zero means 7 days
-	Window  time.Duration // how long markers are kept; zero means Horizon and a day
+	// Horizon is how long after its first publication a broker may redeliver a message. Zero
+	// means 7 days.
+	Horizon time.Duration
+	// Window is how long markers are kept. Zero means Horizon and a day.
+	Window time.Duration
 }
 
-// WithDefaults fills in what is zero, and refuses a window shorter than the horizon and a day with ErrUnsafe.
+// WithDefaults returns r with its zero fields filled in. A Window shorter than Horizon and a day
+// is ErrUnsafe.
 func (r Retention) WithDefaults() (Retention, error) {
 	if r.Horizon == 0 {
 		r.Horizon = DefaultHorizon
@@ -33,20 +38,25 @@ func (r Retention) WithDefaults() (Retention, error) {
 	if r.Window == 0 {
 		r.Window = r.Horizon + margin
 	}
-	if r.Horizon < 0 || r.Window < margin || r.Window-margin < r.Horizon { // not added: it may be too long for a Duration
-		return r, fmt.Errorf("%w: window %s: want at least the redelivery horizon, %s, and a day", ErrUnsafe, r.Window, r.Horizon)
+	// The sum of Horizon and margin may be too long for a Duration.
+	if r.Horizon < 0 || r.Window < margin || r.Window-margin < r.Horizon {
+		return r, fmt.Errorf("%w: window %s: set it to at least the horizon (%s) and a day",
+			ErrUnsafe, r.Window, r.Horizon)
 	}
 	return r, nil
 }
 
-// Prune deletes the markers of a projector's handlers (projector.Projector.Handlers), and its replayed and skipped
-// messages, that are older than r's window, at most a thousand of each in a transaction, and returns how many, also
-// with an error. A Runner does that by itself.
-func Prune(ctx context.Context, p provider.Records, r Retention, projector string, handlers ...string) (pruned int, err error) {
+// Prune deletes the markers of a projector's handlers (projector.Projector.Handlers), and its
+// replayed and skipped messages, once they are older than r.Window. It deletes at most 1,000 of
+// each per transaction, and returns their number, also with an error. A projector.Runner does
+// this by itself.
+func Prune(
+	ctx context.Context, p provider.Records, r Retention, projector string, handlers ...string,
+) (pruned int, err error) {
 	if r, err = r.WithDefaults(); err != nil {
 		return 0, err
 	}
-	pruned, err = untilNone(func() (int, error) { return p.Prune(ctx, projector, handlers, r.Window, atOnce) })
+	pruned, err = untilNone(func() (int, error) { return p.Prune(ctx, projector, handlers, r.Window, pageSize) })
 	if err != nil {
 		err = fmt.Errorf("prune markers of %s: %w", projector, err)
 	}

@@ -7,30 +7,33 @@ import (
 )
 
 const (
-	hopelessSoon = 3      // keys that fail in a row before the batch gives up on a topic that was down
-	hopelessLate = 10     // the same for a topic that was up
-	deepest      = 5      // the most doublings of a claim
+	failuresDown = 3      // keys that fail in a row until a batch gives up a topic that was down
+	failuresUp   = 10     // the same for a topic that was up
+	depthMax     = 5      // the most doublings of a claim's size
 	refusedMax   = 10_000 // entries that a breaker remembers
 )
 
 var pauses = claim.Backoff{Base: time.Second, Max: time.Minute, Attempts: -1}
 
-// breaker is the outage breaker of one topic, in this process. Messages that
-// get through distinguish an outage from poison:
+// breaker is the outage breaker of one topic, in this process. It distinguishes an
+// outage from messages that can never be published:
 //
-//   - If others of the topic pass, a message that fails is at fault. Its attempt counts.
-//   - If nothing passes, there may be an outage. No attempt counts, and the failed
-//     messages wait. If several keys failed, nothing of the topic is claimed meanwhile.
+//   - If other messages of the topic pass, a message that fails is at fault. Its attempt counts.
+//   - If no message passes, there may be an outage. No attempt counts, and the failed
+//     messages wait. If several keys failed, the topic is not claimed meanwhile.
 type breaker struct {
-	up      bool          // the last batch that tried a message ended with a pass, or this batch has one
-	passes  int           // messages that passed
-	refused map[int64]int // failed entries that have not passed since: the passes before their first failure
+	// up: the last batch that tried a message ended with a pass, or this batch has one.
+	up     bool
+	passes int // messages that passed
+	// refused has the entries that failed and have not passed since, by Seq, with the number of passes
+	// before their first failure.
+	refused map[int64]int
 
 	// Since the last pass.
-	keys   map[lane]bool // keys that failed, at most hopelessSoon
-	pauses int           // verdicts of an outage
-	until  time.Time     // nothing of the topic is claimed before
-	deep   time.Time     // claims take more until then
+	keys        map[lane]bool // keys that failed, at most failuresDown
+	pauses      int           // batches that ended as an outage
+	pausedUntil time.Time     // the topic is not claimed before
+	deepUntil   time.Time     // claims take more entries until then
 
 	// In the current batch.
 	inRow  int // failures since the last pass, each of another key
@@ -46,8 +49,9 @@ type failure struct {
 // verdict is the decision about the failures of one batch.
 type verdict struct {
 	failed []failure
-	outage time.Duration // zero: the attempts count; else they are given back, and this is the length of the pause
-	paused bool          // nothing of the topic is claimed during the pause
+	// outage is the length of the pause, for which attempts are restored. Zero: the attempts count.
+	outage time.Duration
+	paused bool // the topic is not claimed during the pause
 }
 
 func newBreaker() *breaker { return &breaker{refused: map[int64]int{}, keys: map[lane]bool{}} }
@@ -69,7 +73,7 @@ func (k *breaker) pass(items []*item) {
 func (k *breaker) fail(e Entry, l lane, err error) {
 	k.failed = append(k.failed, failure{e, err})
 	k.inRow++
-	if len(k.keys) < hopelessSoon {
+	if len(k.keys) < failuresDown {
 		k.keys[l] = true
 	}
 	if _, again := k.refused[e.Seq]; !again {
@@ -80,20 +84,20 @@ func (k *breaker) fail(e Entry, l lane, err error) {
 	}
 }
 
-// down reports whether nothing has passed since the last verdict of an outage.
+// down reports whether no message has passed since a batch ended as an outage.
 func (k *breaker) down() bool { return k.pauses > 0 }
 
-// hopeless reports whether this batch must leave the rest of the topic alone.
-func (k *breaker) hopeless() bool {
+// givesUp reports whether this batch must not try the rest of the topic.
+func (k *breaker) givesUp() bool {
 	if k.up {
-		return k.inRow >= hopelessLate
+		return k.inRow >= failuresUp
 	}
-	return k.inRow >= hopelessSoon
+	return k.inRow >= failuresDown
 }
 
-// counts reports whether the failures are the fault of their messages, since
-// others passed in this batch or just before it. A single failure is also one if others
-// have passed since that message failed first.
+// counts reports whether the messages are at fault, because others passed in this
+// batch or just before it. A single failed message is also at fault if others have
+// passed since its first failure.
 func (k *breaker) counts() bool {
 	return k.up || !k.down() && len(k.failed) == 1 && k.passes > k.refused[k.failed[0].Seq]
 }
@@ -103,10 +107,11 @@ func (k *breaker) end(now time.Time) verdict {
 	v := verdict{failed: k.failed}
 	if len(k.failed) > 0 && !k.counts() {
 		k.pauses++
-		v.outage, _ = pauses.Delay(k.pauses) // cannot fail: pauses is a valid schedule, and k.pauses ≥ 1
-		k.deep = now.Add(4 * v.outage)       // the failed messages wait 2 pauses; after 4, another relay has them
-		if v.paused = len(k.keys) >= hopelessSoon; v.paused {
-			k.until = now.Add(v.outage)
+		v.outage, _ = pauses.Delay(k.pauses) // cannot fail: the schedule is valid, and k.pauses ≥ 1
+		// The failed messages wait for 2 pauses. After 4, another relay has published them.
+		k.deepUntil = now.Add(4 * v.outage)
+		if v.paused = len(k.keys) >= failuresDown; v.paused {
+			k.pausedUntil = now.Add(v.outage)
 		}
 	}
 	k.up = k.up && k.inRow == 0
@@ -114,15 +119,15 @@ func (k *breaker) end(now time.Time) verdict {
 	return v
 }
 
-// paused reports whether nothing of the topic is to be claimed now.
-func (k *breaker) paused(now time.Time) bool { return now.Before(k.until) }
+// paused reports whether the topic must not be claimed now.
+func (k *breaker) paused(now time.Time) bool { return now.Before(k.pausedUntil) }
 
-// depth is how often the size of a claim is doubled, 0 to deepest. In an outage
-// claims take more, so that refused messages do not hide those behind them that
+// depth is how often the size of a claim is doubled, 0 to depthMax. In an outage
+// claims take more entries, so that failed messages do not hide later ones that
 // may pass.
 func (k *breaker) depth(now time.Time) int {
-	if !now.Before(k.deep) {
+	if !now.Before(k.deepUntil) {
 		return 0
 	}
-	return min(k.pauses, deepest)
+	return min(k.pauses, depthMax)
 }

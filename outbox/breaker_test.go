@@ -70,7 +70,7 @@ func TestBreakerPausesLongerEachTime(t *testing.T) {
 	k, now := newBreaker(), newYear
 	for _, want := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
 		failAll(k, 1, 2, 3)
-		require.True(t, k.hopeless())
+		require.True(t, k.givesUp())
 		v := k.end(now)
 		require.Equal(t, want*time.Second, v.outage)
 		require.True(t, v.paused)
@@ -135,15 +135,15 @@ func TestBreakerGivesUpLaterIfTheTopicWasUp(t *testing.T) {
 	t.Parallel()
 	k := newBreaker()
 	pass(k, 1)
-	for seq := range int64(hopelessLate) {
-		require.False(t, k.hopeless(), "after %d", seq)
+	for seq := range int64(failuresUp) {
+		require.False(t, k.givesUp(), "after %d", seq)
 		failAll(k, 2+seq)
 	}
-	require.True(t, k.hopeless())
+	require.True(t, k.givesUp())
 	require.Zero(t, k.end(newYear).outage, "another message passed in this batch")
-	require.False(t, k.hopeless(), "the next batch tries again")
+	require.False(t, k.givesUp(), "the next batch tries again")
 	failAll(k, 100, 101, 102)
-	require.True(t, k.hopeless(), "the topic is no longer up")
+	require.True(t, k.givesUp(), "the topic is no longer up")
 	v := k.end(newYear)
 	require.True(t, v.paused)
 	require.Len(t, v.failed, 3)
@@ -171,7 +171,7 @@ func TestBreakerRemembersALimitedNumberOfEntries(t *testing.T) {
 		failAll(k, seq)
 		k.end(newYear)
 		require.LessOrEqual(t, len(k.refused), refusedMax)
-		require.LessOrEqual(t, len(k.keys), hopelessSoon)
+		require.LessOrEqual(t, len(k.keys), failuresDown)
 	}
 	pass(k, 3*refusedMax-1)
 	require.NotContains(t, k.refused, int64(3*refusedMax-1))

@@ -2,41 +2,48 @@ package outbox
 
 import "github.com/kinora-go/kinora/provider"
 
-// Entry is a message in the outbox with its Seq, Status, Attempts, LastError and times.
+// Entry is a message in the outbox. Besides the fields of Message it has Seq (the order of
+// entries), Status, Attempts, LastError (a class, never the text of an error), and the times
+// CreatedAt, LastAttemptedAt, NextAttemptAt and PublishedAt, in UTC on the store's clock.
 type Entry = provider.Entry
 
-// Status is where an entry stands in its life.
+// Status is the status of an entry. A string, such as "pending".
 type Status = provider.EntryStatus
 
 // The statuses of an entry. Published and Skipped entries never change again.
 const (
-	Pending   = provider.EntryPending   // waits to be claimed
-	Claimed   = provider.EntryClaimed   // a relay has it; another relay may take it once the lease is over
+	Pending   = provider.EntryPending   // can be claimed
+	Claimed   = provider.EntryClaimed   // a relay has it until its lease ends
 	Published = provider.EntryPublished // the publisher confirmed it
-	Failed    = provider.EntryFailed    // publishing failed; claimable again after its backoff
-	Held      = provider.EntryHeld      // waits behind an entry of its topic and key that is abandoned, or failed with a long backoff
-	Abandoned = provider.EntryAbandoned // its attempts are exhausted; its key waits until a person requeues or skips it
-	Skipped   = provider.EntrySkipped   // given up by a person
+	Failed    = provider.EntryFailed    // publishing failed; can be claimed again after its backoff
+	Held      = provider.EntryHeld      // waits for an abandoned or long failed entry of its key
+	Abandoned = provider.EntryAbandoned // attempts exhausted; its key waits for Requeue or Skip
+	Skipped   = provider.EntrySkipped   // an operator gave it up
 )
 
-// Filter selects entries by Status, Topic, Key, Stream, Seqs and age. The zero Filter selects all.
+// Filter selects entries by Status, Topic, Key, Stream, Seqs and Older (an age). The zero Filter
+// selects all. Limit is the page size of Inspector.Entries (zero means 100), and After the last
+// Seq of the page before.
 type Filter = provider.EntryFilter
 
-// Inspector lists and counts entries, and requeues or skips what a person decides about. Every provider with an outbox is
-// one.
+// Inspector has the methods for operators: Entries lists entries, StatusCounts counts them by
+// status, Requeue makes failed and abandoned entries pending at once, and Skip gives entries up.
+// Every provider with an outbox implements it.
 type Inspector = provider.Inspector
 
-// EntryRetention is how long published and skipped entries are kept. The zero value deletes published entries at once, and
-// skipped ones after 30 days.
+// EntryRetention is how long entries are kept after they were Published (zero means that they are
+// deleted at once) or Skipped (zero means 30 days).
 type EntryRetention = provider.EntryRetention
 
-// Mark is a change of an entry that a relay stores after a publication: RelayObserver.Marked reports it.
+// Mark is a change of a claimed entry, as RelayObserver.Marked reports it: the entry's Seq, its
+// new status To, the backoff or lease After, and the class of the Error.
 type Mark = provider.EntryMark
 
 var (
-	// ErrStale: the entry was last attempted so long ago that its message, if that attempt published it, would take
-	// effect again.
+	// ErrStale: Requeue refused an entry whose last attempt is older than the provider's
+	// RequeueWindow. If that attempt published the message, consumers may have deleted its
+	// markers, and it would take effect again.
 	ErrStale = provider.ErrStale
-	// ErrMalformed: a message is not in the wire form. No retry can help.
+	// ErrMalformed: a message does not have the headers of a published event. No retry can help.
 	ErrMalformed = provider.ErrMalformed
 )

@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// lease is the relay's own measure of how long a claim protects its entries. It begins before the claim or the renewal
-// is sent, so it ends no later than the store's lease.
+// lease is how long a claim protects its entries, as the relay measures it. It begins before the
+// claim or the renewal is sent, so it ends before the lease in the store does.
 type lease struct {
-	context.Context // ends with the lease: another relay may take over, so no call begins any more
+	context.Context // ends with the lease: another relay may take over, so no more calls begin
 	cancel          context.CancelFunc
 	timer           *time.Timer
 	length          time.Duration
@@ -26,8 +26,8 @@ func (l *lease) end() {
 	l.cancel()
 }
 
-// renew calls ask. If ask returns true, the lease lasts for its whole length from the moment before the call. A lease
-// that has ended does not begin again.
+// renew calls ask. If ask returns true, the lease lasts for its full length from the moment
+// before the call. A lease that has ended is not renewed.
 func (l *lease) renew(ask func() bool) {
 	next := time.AfterFunc(l.length, l.cancel)
 	if ask() && l.timer.Stop() {
@@ -37,7 +37,8 @@ func (l *lease) renew(ask func() bool) {
 	next.Stop()
 }
 
-// heartbeat renews the claims of entries that are not marked yet, three times per lease, until stop is called.
+// heartbeat renews the claims of entries that are not marked yet, three times per lease, until
+// stop is called.
 func (b *batch) heartbeat() (stop func()) {
 	done, ended := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -61,8 +62,9 @@ func (b *batch) heartbeat() (stop func()) {
 	}
 }
 
-// renewClaims renews the claims in the store. It drops entries that another relay has taken over, and releases those
-// behind them: the other relay may still be publishing, and they would overtake it.
+// renewClaims renews the claims in the store. It drops entries that another relay has taken over,
+// and releases the ones behind them: the other relay may still be publishing, and they would
+// overtake its messages.
 func (b *batch) renewClaims() bool {
 	b.mu.Lock()
 	var marks []Mark
@@ -77,20 +79,21 @@ func (b *batch) renewClaims() bool {
 	}
 	late, err := b.markOnce(marks)
 	if err != nil {
-		b.log.Warn("renew", "entries", len(marks), "class", errorClass(err))
+		b.log.Warn("claims not renewed", "entries", len(marks), "class", errorClass(err))
 		return false
 	}
-	if behind := b.leave(late); len(behind) > 0 {
-		if _, err := b.markOnce(releases(behind)); err != nil { // then others take over when the lease ends
-			b.log.Warn("release", "entries", len(behind), "class", errorClass(err))
+	if behind := b.drop(late); len(behind) > 0 {
+		// If this fails, other relays take over when the lease ends.
+		if _, err := b.markOnce(releases(behind)); err != nil {
+			b.log.Warn("entries not released", "entries", len(behind), "class", errorClass(err))
 		}
 	}
 	return true
 }
 
-// leave forgets entries that another relay has taken over. It returns the items behind those of them that this relay
-// has not started.
-func (b *batch) leave(taken []int64) (behind []*item) {
+// drop removes entries that another relay has taken over. It returns the items behind the removed
+// ones that this relay had not started.
+func (b *batch) drop(taken []int64) (behind []*item) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	from := map[*run]int64{}

@@ -2,9 +2,15 @@ package outbox
 
 import "github.com/kinora-go/kinora/provider"
 
-// Message is a message to be published: ID, Topic, Key, Payload, Headers, OrderedKey. A handler with output returns some, and
-// Enqueuer adds some to the outbox.
+// Message is a message to be published. Handlers with output return messages (projector.OnEmit),
+// and Enqueuer adds them to the outbox.
+//   - Topic is required, 1 to 255 bytes. Payload is published unchanged.
+//   - ID is the same on every publication. Empty means a new UUID.
+//   - Key is the ordering key. Empty means ID: the message waits for no other.
+//   - Headers: at most 64, with names of 255 bytes and values of 1,024 bytes.
+//   - OrderedKey publishes the messages of a key that several streams share in commit order.
 type Message = provider.OutboxMessage
 
-// Enqueuer adds messages to the outbox in a transaction that the caller owns (InTx of a provider).
+// Enqueuer adds messages to the outbox in a transaction that the caller owns. InTx of a provider
+// returns one; its method is Enqueue(ctx, messages...).
 type Enqueuer = provider.Enqueuer

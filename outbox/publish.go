@@ -13,7 +13,7 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// lane is a sequence of entries that keep their order.
+// lane identifies entries that keep their order.
 type lane struct{ topic, key string }
 
 // batch is one claim while it is published.
@@ -21,16 +21,16 @@ type batch struct {
 	*Relay
 	items []item
 	lanes []run
-	ctx   context.Context // ends when the relay stops: no call begins any more
-	hard  context.Context // ends when the drain is over
+	ctx   context.Context // ends when the relay stops: no more calls begin
+	hard  context.Context // ends after the drain
 	lease *lease
 	round int // of calls
 
-	mu sync.Mutex // guards the states of items
+	mu sync.Mutex // protects the states of items
 
 	endRenewal func()
-	unhook     func() bool   // from the end of ctx
-	released   chan struct{} // closed when the entries that waited at the end of ctx are released
+	unhook     func() bool   // cancels the release at the end of ctx
+	released   chan struct{} // closed after the entries that wait at the end of ctx are released
 }
 
 // item is an entry in a batch.
@@ -40,7 +40,7 @@ type item struct {
 	state state
 }
 
-// state is how far the entry of an item is.
+// state is the progress of an item.
 type state byte
 
 const (
@@ -49,17 +49,18 @@ const (
 	done                 // marked, or taken over by another relay
 )
 
-// run is the part of a lane that is in one batch.
+// run has the entries of one lane in one batch.
 type run struct {
 	lane    lane
 	breaker *breaker // of its topic
 	stopped bool     // a message failed: the rest is released
-	round   int      // the last one with a message of this run
+	round   int      // the last round with a message of this run
 	rank    float64  // see freshFirst
 }
 
-// newBatch renews the claim of entries until they are published. When the relay stops, it releases waiting entries
-// at once, since the call in flight may take long.
+// newBatch returns a batch of entries, and renews their claims until they are published. When the
+// relay stops, the batch releases waiting entries at once, since the call in flight may take
+// long.
 func (r *Relay) newBatch(ctx, hard context.Context, l *lease, entries []Entry) *batch {
 	b := &batch{
 		Relay: r, items: make([]item, len(entries)), lanes: make([]run, 0, len(entries)),
@@ -117,20 +118,20 @@ func (b *batch) breaker(topic string) *breaker {
 	return k
 }
 
-// publish publishes the batch, each lane in order, and stops a lane at its first failure. It releases the entries
-// that it does not try, and gives their attempts back.
+// publish publishes the batch, each lane in order, and stops a lane at its first failure. It
+// releases the entries that it does not try, and restores their attempts.
 func (b *batch) publish() {
 	defer b.lease.end()
 	defer b.endRenewal()
 	for i := range b.lanes {
 		b.lanes[i].breaker = b.breaker(b.lanes[i].lane.topic)
 	}
-	items := b.abandonMalformed(b.leaveOutPaused(b.all()))
-	for len(items) > 0 && b.goesOn() {
+	items := b.abandonMalformed(b.releasePaused(b.all()))
+	for len(items) > 0 && b.mayCall() {
 		calls, later, unsent := b.next(items)
 		b.release(b.take(unsent))
 		for _, call := range calls {
-			if call = b.take(call); len(call) > 0 && b.goesOn() {
+			if call = b.take(call); len(call) > 0 && b.mayCall() {
 				b.mark(b.send(call))
 			} else {
 				b.release(call)
@@ -139,14 +140,15 @@ func (b *batch) publish() {
 		items = later
 	}
 	b.release(b.take(items))
-	b.mark(b.judge())
+	b.mark(b.failureMarks())
 	if !b.unhook() {
 		<-b.released
 	}
 }
 
-// leaveOutPaused releases items of topics that were paused after the claim, and returns the others.
-func (b *batch) leaveOutPaused(items []*item) []*item {
+// releasePaused releases the items of topics that were paused after the claim, and returns the
+// others.
+func (b *batch) releasePaused(items []*item) []*item {
 	now := b.cfg.Clock()
 	var others, paused []*item
 	for _, it := range items {
@@ -160,7 +162,8 @@ func (b *batch) leaveOutPaused(items []*item) []*item {
 	return others
 }
 
-// abandonMalformed abandons malformed items, releases those behind them, and returns the others.
+// abandonMalformed abandons malformed items, releases the items behind them, and returns the
+// others.
 func (b *batch) abandonMalformed(items []*item) []*item {
 	if !slices.ContainsFunc(items, func(it *item) bool { return it.Malformed }) {
 		return items
@@ -189,7 +192,7 @@ func (b *batch) abandonMalformed(items []*item) []*item {
 	return others
 }
 
-// take returns those of items that are waiting, and starts them. It reuses the slice.
+// take starts the waiting ones of items, and returns them. It reuses the slice.
 func (b *batch) take(items []*item) []*item {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -203,11 +206,12 @@ func (b *batch) take(items []*item) []*item {
 	return mine
 }
 
-// goesOn reports whether another call may begin.
-func (b *batch) goesOn() bool { return b.ctx.Err() == nil && b.lease.Err() == nil }
+// mayCall reports whether another call may begin.
+func (b *batch) mayCall() bool { return b.ctx.Err() == nil && b.lease.Err() == nil }
 
-// next splits items. calls can be published now, one Publish call per topic. Unless the publisher keeps the order,
-// a call has at most one entry per key. unsent items follow a failure.
+// next splits items. calls can be published now, one Publish call per topic. Unless the publisher
+// keeps the order, a call has at most one entry per key. later items follow in another round.
+// unsent items are behind a failure.
 func (b *batch) next(items []*item) (calls [][]*item, later, unsent []*item) {
 	b.round++
 	callOf := map[*breaker]int{}
@@ -215,7 +219,7 @@ func (b *batch) next(items []*item) (calls [][]*item, later, unsent []*item) {
 		k := it.run.breaker
 		i, ok := callOf[k]
 		switch {
-		case it.run.stopped || k.hopeless():
+		case it.run.stopped || k.givesUp():
 			unsent = append(unsent, it)
 		case it.run.round == b.round && !b.cfg.OrderedPublisher, ok && len(calls[i]) >= b.cfg.Batch && !k.down():
 			later = append(later, it)
@@ -232,9 +236,10 @@ func (b *batch) next(items []*item) (calls [][]*item, later, unsent []*item) {
 	return calls, later, unsent
 }
 
-// send publishes items of one topic, and returns the marks of those that passed and of those that it did not try. A
-// failed call may have published any prefix of its entries, so they are published again one by one, with the same ids,
-// to find the one that fails. If the topic was down, they are published one by one at once.
+// send publishes items of one topic. It returns the marks of the items that passed, and of those
+// that it did not try. A failed call may have published some of its entries. So they are
+// published again one by one, with the same ids, to find the one that fails. If the topic was
+// down, they are published one by one from the beginning.
 func (b *batch) send(call []*item) (marks []Mark) {
 	k := call[0].run.breaker
 	if len(call) > 1 && !k.down() && b.publishCall(call) == nil {
@@ -244,7 +249,7 @@ func (b *batch) send(call []*item) (marks []Mark) {
 	freshFirst(call, k.down())
 	for i, it := range call {
 		one := call[i : i+1]
-		if it.run.stopped || !b.goesOn() || k.hopeless() {
+		if it.run.stopped || !b.mayCall() || k.givesUp() {
 			marks = append(marks, releases(one)...)
 			continue
 		}
@@ -259,9 +264,9 @@ func (b *batch) send(call []*item) (marks []Mark) {
 	return marks
 }
 
-// freshFirst moves the keys with a message that failed before behind the others. If mixed is set it shuffles the keys
-// within both groups, so that each try is of another key, and much poison does not hide good messages. A key keeps its
-// order.
+// freshFirst moves keys with a message that has failed before behind the others. If mixed is set,
+// it shuffles the keys in both groups: then each try is of another key, and many failing messages
+// do not hide good ones. The order in a key stays the same.
 func freshFirst(call []*item, mixed bool) {
 	for _, it := range call {
 		it.run.rank = 0
@@ -301,27 +306,27 @@ func (b *batch) publishCall(call []*item) error {
 	return err
 }
 
-// judge returns the marks of the entries that failed in this batch, as the breakers decide.
-func (b *batch) judge() []Mark {
+// failureMarks returns the marks of the entries that failed in this batch, as the breakers decide.
+func (b *batch) failureMarks() []Mark {
 	var marks []Mark
 	for topic, k := range b.breakers {
 		v := k.end(b.cfg.Clock())
 		switch {
 		case len(v.failed) == 0:
 		case v.outage > 0:
-			marks = append(marks, b.giveBack(topic, v)...)
+			marks = append(marks, b.outageMarks(topic, v)...)
 		default:
 			for _, f := range v.failed {
-				marks = append(marks, b.failure(f))
+				marks = append(marks, b.failureMark(f))
 			}
 		}
 	}
 	return marks
 }
 
-// giveBack gives back the attempts of what failed in an outage. Those entries wait for two pauses, so that the next
-// try is of other keys.
-func (b *batch) giveBack(topic string, v verdict) []Mark {
+// outageMarks returns the marks of entries that failed in an outage: their attempts are restored.
+// They wait for two pauses, so that the next try is of other keys.
+func (b *batch) outageMarks(topic string, v verdict) []Mark {
 	if v.paused && b.cfg.Observer.Paused != nil {
 		b.cfg.Observer.Paused(topic, v.outage)
 	}
@@ -338,19 +343,22 @@ func (b *batch) giveBack(topic string, v verdict) []Mark {
 	return marks
 }
 
-// failure returns the mark of an entry that failed by its own fault: a later attempt, or Abandoned after the last one.
-func (b *batch) failure(f failure) Mark {
+// failureMark returns the mark of an entry that is itself at fault: Failed, or Abandoned after
+// the last attempt.
+func (b *batch) failureMark(f failure) Mark {
 	m := Mark{Seq: f.Seq, Token: f.Token, To: Failed, Error: errorClass(f.err)}
 	if b.cfg.Backoff.Exhausted(f.Attempts) {
 		m.To = Abandoned
 	} else {
-		m.After, _ = b.cfg.Backoff.Delay(f.Attempts) // cannot fail: the claim counted an attempt, and NewRelay checked the schedule
+		// It cannot fail: the claim counted an attempt, and NewRelay checked the schedule.
+		m.After, _ = b.cfg.Backoff.Delay(f.Attempts)
 	}
 	b.logFailure(f.Entry, m, f.err)
 	return m
 }
 
-// logFailure logs why e is not published. If e will block its key for long, it requests that entries be held.
+// logFailure logs why e was not published. If e will block its key for long, it requests that the
+// entries behind it are held.
 func (b *batch) logFailure(e Entry, m Mark, err error) {
 	if m.To == Abandoned || m.After >= holdLong {
 		select {
@@ -358,14 +366,16 @@ func (b *batch) logFailure(e Entry, m Mark, err error) {
 		default: // already requested
 		}
 	}
-	attrs := []any{"to", string(m.To), "topic", e.Topic, "key", e.Key, "message_id", e.ID, "attempt", e.Attempts, "class", m.Error}
+	attrs := []any{
+		"to", string(m.To), "topic", e.Topic, "key", e.Key, "message_id", e.ID, "attempt", e.Attempts, "class", m.Error,
+	}
 	if m.To == Failed {
 		attrs = append(attrs, "again_in", m.After)
 	}
 	if b.cfg.LogErrors {
 		attrs = append(attrs, "err", err)
 	}
-	b.log.Warn("publish", attrs...)
+	b.log.Warn("entry not published", attrs...)
 }
 
 func releases(items []*item) []Mark {
@@ -378,29 +388,29 @@ func releases(items []*item) []Mark {
 
 func (b *batch) release(items []*item) { b.mark(releases(items)) }
 
-// mark stores marks. It retries after store errors until the lease ends. A mark after that still counts unless
-// another relay has taken over.
+// mark stores marks. After store errors it tries again until the lease ends. A mark that is
+// stored after the lease still counts, unless another relay has taken the entry over.
 func (b *batch) mark(marks []Mark) {
 	if len(marks) == 0 {
 		return
 	}
-	for pause := troubleMin; ; pause = min(2*pause, troubleMax) {
+	for pause := retryMin; ; pause = min(2*pause, retryMax) {
 		late, err := b.markOnce(marks)
 		if err == nil {
 			b.forget(marks)
 			if len(late) > 0 {
-				b.log.Warn("marked too late: the claim was taken over", "entries", len(late))
+				b.log.Warn("marked too late: another relay has taken over", "entries", len(late))
 			}
 			return
 		}
-		b.log.Warn("mark", "entries", len(marks), "class", errorClass(err), "again_in", pause)
+		b.log.Warn("marks not stored", "entries", len(marks), "class", errorClass(err), "again_in", pause)
 		if sleep(b.lease, pause, nil); b.lease.Err() != nil {
 			return
 		}
 	}
 }
 
-// forget ends the renewal of marked entries.
+// forget stops renewing the claims of marked entries.
 func (b *batch) forget(marks []Mark) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

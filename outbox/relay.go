@@ -14,11 +14,12 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// ErrDrain: a service did not finish within its Drain. Others take over its entries when its lease ends.
+// ErrDrain: a relay or a runner did not finish within its Drain. Other relays take over its
+// entries when its lease ends; a broker redelivers the messages of a runner.
 var ErrDrain = errors.New("not drained in time")
 
-// Relay publishes entries: it claims them, publishes outside of any transaction, and marks them. Any number of
-// relays may run.
+// Relay publishes entries: it claims them, publishes them outside of any transaction, and marks
+// them. Any number of relays may run on one store. Create it with NewRelay.
 type Relay struct {
 	store    provider.Outbox
 	pub      message.Publisher
@@ -27,16 +28,20 @@ type Relay struct {
 	log      *slog.Logger
 	once     sync.Once
 	running  chan struct{}
-	breakers map[string]*breaker // by topic; of the one goroutine that publishes
+	breakers map[string]*breaker // by topic; used only by the goroutine that publishes
 	holdSoon chan struct{}       // requests that entries be held soon
 }
 
-// NewRelay returns a relay from s to p. It checks cfg and does nothing else.
+// NewRelay returns a relay that publishes the entries of s through p. A nil cfg means the
+// default. It checks its arguments, and starts nothing.
 func NewRelay(s provider.Outbox, p message.Publisher, cfg *RelayConfig) (*Relay, error) {
 	if s == nil || p == nil {
-		return nil, errors.New("relay: a store and a publisher are required")
+		return nil, errors.New("relay: the store or the publisher is nil: give both")
 	}
-	r := &Relay{store: s, pub: p, running: make(chan struct{}), breakers: map[string]*breaker{}, holdSoon: make(chan struct{}, 1)}
+	r := &Relay{
+		store: s, pub: p, running: make(chan struct{}), breakers: map[string]*breaker{},
+		holdSoon: make(chan struct{}, 1),
+	}
 	if cfg != nil {
 		r.cfg = *cfg
 	}
@@ -44,39 +49,45 @@ func NewRelay(s provider.Outbox, p message.Publisher, cfg *RelayConfig) (*Relay,
 		return nil, fmt.Errorf("relay: %w", err)
 	}
 	r.log = r.cfg.Logger.With("relay", r.cfg.Holder)
-	r.query = provider.EntryQuery{Topics: r.cfg.Topics, Attempts: r.cfg.Backoff.Attempts, Unordered: r.cfg.Unordered, Bytes: r.cfg.Bytes}
+	r.query = provider.EntryQuery{
+		Topics: r.cfg.Topics, Attempts: r.cfg.Backoff.Attempts, Unordered: r.cfg.Unordered, Bytes: r.cfg.Bytes,
+	}
 	return r, nil
 }
 
-// Running returns a channel that is closed once Run works.
+// Running returns a channel that is closed once Run has checked the store and started.
 func (r *Relay) Running() <-chan struct{} { return r.running }
 
-// Run relays until ctx ends. Then it claims no more, finishes the Publish call in flight, releases what it did not
-// start, and returns nil, or ErrDrain if that takes longer than Drain. A second call returns an error.
+// Run publishes entries until ctx ends. Then it claims no more, finishes the Publish call in
+// flight, releases the entries that it has not started, and returns nil.
+//   - ErrDrain: that took longer than RelayConfig.Drain.
+//   - It returns an error at once if the store is not ready, for example not migrated, and on a
+//     second call.
 //
-// A message that fails counts an attempt and waits for its backoff, and the later messages of its key wait with it.
-// If every message of a topic fails, this is an outage and not the fault of the messages. The topic pauses (1s
-// doubling to 1m) and attempts are given back, so that an outage abandons nothing. The same holds for a message
-// that fails alone, until other messages of its topic have passed since its first failure.
+// When a message fails, an attempt is counted. The message waits for its backoff, and the later
+// messages of its key wait with it. If every message of a topic fails, that is an outage and not
+// the fault of the messages: the topic pauses (1s doubling to 1m) and attempts are restored, so
+// an outage abandons nothing. The same holds for a message that fails alone, until other messages
+// of its topic have passed after its first failure.
 func (r *Relay) Run(ctx context.Context) error {
 	started := false
 	r.once.Do(func() { started = true })
 	if !started {
-		return errors.New("relay: Run called twice")
+		return errors.New("relay: Run called twice: create a new relay")
 	}
 	if c, ok := r.store.(provider.ReadyChecker); ok {
 		if err := c.ReadyFor(ctx, provider.RelayService); err != nil {
 			return fmt.Errorf("relay: %w", err)
 		}
 	}
-	// Claims and marks must not break off half-way when ctx ends. hard ends only after the drain.
+	// The end of ctx must not interrupt claims and marks. hard ends only after the drain.
 	hard, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		var maintenance sync.WaitGroup
-		maintenance.Go(func() { r.keep(ctx) })
+		maintenance.Go(func() { r.maintain(ctx) })
 		r.loop(ctx, hard)
 		maintenance.Wait()
 	}()
@@ -97,17 +108,18 @@ func (r *Relay) Run(ctx context.Context) error {
 }
 
 const (
-	troubleMin = 50 * time.Millisecond // the first pause after a store error; it doubles to troubleMax
-	troubleMax = 5 * time.Second
-	batchMax   = 1_000_000        // every store can count a claim of this size, doubled deepest times
+	retryMin   = 50 * time.Millisecond // the first pause after a store error; it doubles
+	retryMax   = 5 * time.Second
+	batchMax   = 1_000_000        // stores can count claims of this size, doubled depthMax times
 	storeLimit = 30 * time.Second // for one statement of the store
 )
 
-// loop claims and publishes until ctx ends. The scanner decides where and when.
+// loop claims and publishes until ctx ends. The scanner decides which entries to scan, and when.
 func (r *Relay) loop(ctx, hard context.Context) {
 	scans := newScanner(r.cfg.Clock(), r.cfg.Poll)
-	trouble := troubleMin
-	var hint <-chan struct{} // requested before the first scan that found nothing, so that no entry is missed
+	retry := retryMin
+	// The hint is requested before the first scan that finds nothing, so that no entry is missed.
+	var hint <-chan struct{}
 	for ctx.Err() == nil {
 		if w, ok := r.store.(provider.Waker); ok && hint == nil {
 			hint = w.Enqueued()
@@ -123,19 +135,20 @@ func (r *Relay) loop(ctx, hard context.Context) {
 		}
 		found, err := r.scan(ctx, hard, scans, at, now)
 		if err != nil {
-			r.log.Warn("claim", "class", errorClass(err), "again_in", trouble)
-			sleep(ctx, trouble, nil)
-			trouble = min(2*trouble, troubleMax)
+			r.log.Warn("entries not claimed", "class", errorClass(err), "again_in", retry)
+			sleep(ctx, retry, nil)
+			retry = min(2*retry, retryMax)
 			continue
 		}
-		trouble = troubleMin
+		retry = retryMin
 		if found {
 			hint = nil
 		}
 	}
 }
 
-// scan runs one scan, and publishes what it claims. While that is published it may claim the next batch ahead.
+// scan runs one scan, and publishes the entries that it claims. Meanwhile it may claim the next
+// batch.
 func (r *Relay) scan(ctx, hard context.Context, scans *scanner, at scan, begin time.Time) (found bool, err error) {
 	q, limit := r.nextQuery(begin)
 	q.Near = at.near()
@@ -166,7 +179,7 @@ func (r *Relay) scan(ctx, hard context.Context, scans *scanner, at scan, begin t
 	return n > 0, err
 }
 
-// nextQuery returns the next claim's query and limit, as the breakers demand them.
+// nextQuery returns the query and the limit of the next claim, which depend on the breakers.
 func (r *Relay) nextQuery(now time.Time) (q provider.EntryQuery, limit int) {
 	q, depth := r.query, 0
 	for topic, k := range r.breakers {
@@ -179,10 +192,10 @@ func (r *Relay) nextQuery(now time.Time) (q provider.EntryQuery, limit int) {
 	return q, r.cfg.Batch << depth
 }
 
-// fetch claims a batch. It returns nil if there is nothing to claim. With an error it may return a batch of what
-// was taken before the error.
+// fetch claims a batch. It returns nil if there is nothing to claim. With an error it may return
+// a batch of the entries that were taken before the error.
 func (r *Relay) fetch(ctx, hard context.Context, q provider.EntryQuery, limit int) (*batch, error) {
-	lease := newLease(hard, r.cfg.Lease) // begins before the claim, so that it ends before the store's does
+	lease := newLease(hard, r.cfg.Lease) // begins before the claim, so it ends before that in the store
 	entries, err := r.claim(ctx, hard, q, limit)
 	if len(entries) == 0 {
 		lease.end()
@@ -191,12 +204,14 @@ func (r *Relay) fetch(ctx, hard context.Context, q provider.EntryQuery, limit in
 	return r.newBatch(ctx, hard, lease, entries), err
 }
 
-// fetchAhead claims the next batch in a near scan while b is published. It does so only if b is full, and has so many
-// keys that the next entries are not all behind it. Otherwise it returns nil. The returned function waits for the claim.
+// fetchAhead starts claiming the next batch, in a near scan, while b is published. It returns a
+// function that waits for the claim. It returns nil, and claims nothing, unless b is full and has
+// so many keys that not all of the next entries are behind those of b.
 func (r *Relay) fetchAhead(ctx, hard context.Context, b *batch, now time.Time) func() (*batch, error) {
 	q, limit := r.nextQuery(now)
 	q.Near, q.After = true, nearAfter(b.last())
-	if ctx.Err() != nil || len(q.Except) > 0 || limit > r.cfg.Batch || len(b.items) < limit || 2*len(b.lanes) < len(b.items) {
+	full, manyKeys := len(b.items) >= limit, 2*len(b.lanes) >= len(b.items)
+	if ctx.Err() != nil || len(q.Except) > 0 || limit > r.cfg.Batch || !full || !manyKeys {
 		return nil
 	}
 	var next *batch
@@ -212,15 +227,17 @@ func (r *Relay) fetchAhead(ctx, hard context.Context, b *batch, now time.Time) f
 	}
 }
 
-// claim claims entries. A claim in flight when ctx ends may finish, since otherwise its entries are unknown. One
-// that takes longer than half of the drain, perhaps because it waits for a lock, is canceled.
+// claim claims entries. A claim in flight at the end of ctx may finish, because its entries would
+// be unknown otherwise. It is canceled after half of the drain, since it may be waiting for a
+// lock.
 func (r *Relay) claim(ctx, hard context.Context, q provider.EntryQuery, limit int) ([]Entry, error) {
 	limited, cancel := context.WithTimeout(hard, storeLimit)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(r.cfg.Drain/2, cancel) })()
 	report := r.cfg.Observer.Claimed
 	begin := r.begin(report != nil)
-	entries, err := provider.ClaimEntries(limited, r.store, q, claim.Terms{Holder: r.cfg.Holder, Lease: r.cfg.Lease, Limit: limit})
+	terms := claim.Terms{Holder: r.cfg.Holder, Lease: r.cfg.Lease, Limit: limit}
+	entries, err := provider.ClaimEntries(limited, r.store, q, terms)
 	if report != nil {
 		report(entries, r.since(begin), err)
 	}
@@ -240,8 +257,8 @@ func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
 	return false
 }
 
-// errorClass names an error by its innermost type, and by its database code if it has one. It never uses the text,
-// which may hold a secret. The last of several joined errors is the cause.
+// errorClass returns the innermost type of an error, and its database code if it has one. It
+// never uses the text, which may contain a secret. Of joined errors it uses the last one.
 func errorClass(err error) string {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return "deadline exceeded"
@@ -254,7 +271,7 @@ func errorClass(err error) string {
 	}
 	for {
 		var next error
-		switch e := err.(type) { //nolint:errorlint // this walks the tree itself
+		switch e := err.(type) { //nolint:errorlint // the loop unwraps the error
 		case interface{ Unwrap() error }:
 			next = e.Unwrap()
 		case interface{ Unwrap() []error }:
@@ -276,7 +293,7 @@ func errorClass(err error) string {
 // since returns the time since begin on the relay's clock.
 func (r *Relay) since(begin time.Time) time.Duration { return r.cfg.Clock().Sub(begin) }
 
-// begin returns the time on the relay's clock if the call is observed.
+// begin returns the time on the relay's clock if the call is observed, else the zero time.
 func (r *Relay) begin(observed bool) (begin time.Time) {
 	if observed {
 		begin = r.cfg.Clock()

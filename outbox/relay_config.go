@@ -13,21 +13,38 @@ import (
 
 // RelayConfig configures a Relay. The zero value is the default.
 type RelayConfig struct {
-	Topics           []string         // only these; nil: all; an empty list is refused
-	Batch            int              // entries in one claim, at most 1,000,000; zero means 50
-	Bytes            int              // payload in one claim, unless one entry has more; zero means 8 MiB
-	Lease            time.Duration    // how long a claim protects its entries, renewed while a batch takes longer; those of a relay that died wait as long; zero means 5m
-	Backoff          claim.Backoff    // after a failed publication; zero means 30s doubling to 1h, 8 attempts
-	OrderedPublisher bool             // one Publish call keeps the order of its messages; otherwise a call has at most one message per key
-	Unordered        bool             // no message waits for another: for consumers that need no order; not together with a relay that keeps it
-	Keep             EntryRetention   // how long published and skipped entries are kept
-	Poll             time.Duration    // the longest pause while idle, and the interval between full scans, unless these take long; zero means 1s
-	Drain            time.Duration    // how long Run may continue after its ctx ends; zero means 10s
-	Holder           string           // who claims, for people to read; empty: host and process
-	Logger           *slog.Logger     // nil: slog.Default()
-	LogErrors        bool             // also log the texts of publish errors, which may hold user data
-	Observer         RelayObserver    // reports what the relay does
-	Clock            func() time.Time // schedules the scans, and measures how long calls take; nil: time.Now
+	// Topics are the topics to publish. Nil means all; an empty list is an error.
+	Topics []string
+	// Batch is the number of entries in one claim, at most 1,000,000. Zero means 50.
+	Batch int
+	// Bytes is the payload in one claim, unless a single entry has more. Zero means 8 MiB.
+	Bytes int
+	// Lease is how long a claim protects its entries, at least 1ms. It is renewed while a batch
+	// takes longer. The entries of a relay that crashed wait until it ends. Zero means 5m.
+	Lease time.Duration
+	// Backoff is the delay after a failed publication. Zero means 30s doubling to 1h, 8 attempts.
+	Backoff claim.Backoff
+	// OrderedPublisher: one Publish call keeps the order of its messages. Otherwise a call has at
+	// most one message per key.
+	OrderedPublisher bool
+	// Unordered: no message waits for another, for consumers that do not need order. All relays
+	// of a store must have the same setting.
+	Unordered bool
+	// Keep is how long published and skipped entries are kept.
+	Keep EntryRetention
+	// Poll is the longest pause of an idle relay, and the interval between scans of all entries,
+	// unless these take long. Zero means 1s.
+	Poll time.Duration
+	// Drain is how long Run may continue after its ctx ends. Zero means 10s.
+	Drain time.Duration
+	// Holder is the relay's name in claims and logs; only people read it. Empty means host and
+	// process.
+	Holder string
+
+	Logger    *slog.Logger     // nil means slog.Default()
+	LogErrors bool             // also log the texts of publish errors, which may contain user data
+	Observer  RelayObserver    // receives what the relay does
+	Clock     func() time.Time // schedules scans and measures durations; nil means time.Now
 }
 
 func (c *RelayConfig) validate() error {
@@ -37,10 +54,10 @@ func (c *RelayConfig) validate() error {
 	}
 	c.Lease, c.Batch = terms.Lease, terms.Limit
 	if c.Batch > batchMax {
-		return fmt.Errorf("%w: a batch of %d, at most %d", claim.ErrTerms, c.Batch, batchMax)
+		return fmt.Errorf("%w: batch %d: at most %d is allowed", claim.ErrTerms, c.Batch, batchMax)
 	}
 	if c.Topics != nil && len(c.Topics) == 0 {
-		return errors.New("an empty list of topics: use nil for all")
+		return errors.New("topics is empty: use nil for all topics")
 	}
 	for i, topic := range c.Topics {
 		if err := provider.CheckText(fmt.Sprintf("topics[%d]", i), topic, provider.MaxIDBytes); err != nil {
@@ -63,7 +80,7 @@ func (c *RelayConfig) validate() error {
 		c.Drain = 10 * time.Second
 	}
 	if c.Poll < 0 || c.Drain < 0 || c.Bytes < 0 {
-		return fmt.Errorf("poll %s, drain %s, %d bytes: negative", c.Poll, c.Drain, c.Bytes)
+		return fmt.Errorf("poll %s, drain %s, bytes %d: must not be negative", c.Poll, c.Drain, c.Bytes)
 	}
 	if c.Holder == "" {
 		host, _ := os.Hostname()

@@ -3,22 +3,22 @@ package outbox
 import "time"
 
 const (
-	pauseMin      = 5 * time.Millisecond   // the first pause of an idle relay; pauses double up to Poll
-	frontEvery    = 100 * time.Millisecond // interval between front scans while near scans find entries
-	suspectsMax   = time.Second            // the longest run of suspects
-	backoffFactor = 10                     // backoff after a scan past waiting entries, as a multiple of its duration
+	pauseMin      = 5 * time.Millisecond   // the first pause of an idle relay; it doubles up to Poll
+	frontEvery    = 100 * time.Millisecond // front scans while near scans find entries
+	suspectsMax   = time.Second            // how long suspects may be claimed in a row
+	backoffFactor = 10                     // backoff after a wide scan, as a multiple of its duration
 	backoffMax    = 10 * time.Second       // the longest such backoff
-	nearOverlap   = 1000                   // Seqs that a near scan repeats, for transactions that commit out of order
+	nearOverlap   = 1000                   // Seqs that a near scan repeats, for commits out of order
 )
 
-// scan says which entries a claim considers. The cheapest scan comes first.
+// scan is the set of entries that a claim considers, in order of cost.
 type scan int
 
 const (
 	nearScan   scan = iota // the first eligible entries after the last claim
 	frontScan              // the first eligible entries of all
-	behindScan             // entries after the last claim, past all that wait
-	fullScan               // all entries, past all that wait
+	behindScan             // all entries after the last claim, also behind those that wait
+	fullScan               // all entries, also behind those that wait
 	noScan                 // a pause
 )
 
@@ -35,23 +35,23 @@ func (s scan) fromFront() bool { return s == frontScan || s == fullScan }
 //     then a pause.
 //   - While near scans find entries, a front scan is due every frontEvery, and a
 //     full scan every poll.
-//   - A scan past waiting entries can be long. One that finds little is followed
-//     by a backoff in proportion to its duration.
-//   - Suspects are claimed one at a time. A run of suspects at the front takes as
-//     long as other entries had since the last front scan, at most suspectsMax.
+//   - A scan behind waiting entries can take long. If it finds little, a backoff in
+//     proportion to its duration follows.
+//   - Suspects are claimed one at a time. Suspects at the front get as much time as
+//     other entries had since the last front scan, at most suspectsMax.
 type scanner struct {
-	poll    time.Duration         // the longest pause, and the interval between full scans
-	pause   time.Duration         // the next pause
-	at      scan                  // the current scan
-	after   int64                 // near scans begin after this Seq; zero: nothing was claimed yet
-	front   time.Time             // when a front scan is due
-	full    time.Time             // when a full scan is due
-	turn    time.Time             // when the run of suspects ends
-	backoff [noScan + 1]time.Time // when each scan may run again
+	poll          time.Duration         // the longest pause, and the interval between full scans
+	pause         time.Duration         // the next pause
+	at            scan                  // the current scan
+	after         int64                 // near scans begin after this Seq; zero: no claim yet
+	front         time.Time             // when a front scan is due
+	full          time.Time             // when a full scan is due
+	suspectsUntil time.Time             // when near scans must follow suspects at the front
+	backoff       [noScan + 1]time.Time // when each scan may run again
 }
 
 func newScanner(now time.Time, poll time.Duration) *scanner {
-	return &scanner{poll: poll, pause: pauseMin, at: frontScan, front: now, full: now.Add(poll), turn: now}
+	return &scanner{poll: poll, pause: pauseMin, at: frontScan, front: now, full: now.Add(poll), suspectsUntil: now}
 }
 
 // next returns the scan to run now, or noScan and the pause before the next call.
@@ -60,7 +60,7 @@ func (s *scanner) next(now time.Time) (scan, time.Duration) {
 	case s.fullDue(now):
 		s.at = fullScan
 	case s.at == nearScan && (s.after == 0 || !now.Before(s.front)):
-		s.at, s.turn = frontScan, now.Add(min(now.Sub(s.front)+frontEvery, suspectsMax))
+		s.at, s.suspectsUntil = frontScan, now.Add(min(now.Sub(s.front)+frontEvery, suspectsMax))
 	case s.at == behindScan && s.after == 0:
 		s.at = fullScan
 	}
@@ -72,7 +72,7 @@ func (s *scanner) next(now time.Time) (scan, time.Duration) {
 }
 
 // wait returns the length of a pause, doubles the next one, and chooses the scan
-// that follows. The current scan has left of its backoff.
+// that follows. left is the rest of the backoff of the current scan.
 func (s *scanner) wait(left time.Duration) time.Duration {
 	d := min(s.pause, s.poll)
 	if s.pause > s.poll/2 { // poll may be as long as a Duration can be
@@ -94,8 +94,8 @@ func (s *scanner) wait(left time.Duration) time.Duration {
 // wake makes a near scan the next one, because entries were added.
 func (s *scanner) wake() { s.at = nearScan }
 
-// scanned records that the current scan ran from begin to end and found so many
-// entries, of limit at most.
+// scanned records that the current scan ran from begin to end, and found this
+// number of entries, at most limit.
 func (s *scanner) scanned(begin, end time.Time, found, limit int) {
 	if s.at.fromFront() {
 		s.front = end.Add(frontEvery)
@@ -123,8 +123,8 @@ func (s *scanner) fullDue(now time.Time) bool {
 	return !now.Before(s.full) && !now.Before(s.backoff[fullScan])
 }
 
-// handled records that everything is published that the current scan found.
-// suspect reports whether its first entry was suspect.
+// handled records that all entries of the current scan were published. found is
+// whether there were any, and suspect whether the first one was suspect.
 func (s *scanner) handled(now time.Time, found, suspect bool) {
 	if !found {
 		s.at++
@@ -132,7 +132,7 @@ func (s *scanner) handled(now time.Time, found, suspect bool) {
 	}
 	s.pause = pauseMin
 	if suspect && s.at == frontScan {
-		if now.Before(s.turn) {
+		if now.Before(s.suspectsUntil) {
 			return // the next suspect
 		}
 		s.front = now.Add(frontEvery)

@@ -12,13 +12,13 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Names of the headers of a published event. The payload is the event's data, unchanged.
+// Headers of a published event. The payload is the data of the event, unchanged.
 const (
-	HeaderType        = provider.HeaderType        // the event's stored name; a message without it is not an event
+	HeaderType        = provider.HeaderType        // the stored name; without it a message is not an event
 	HeaderSchema      = provider.HeaderSchema      // its schema version
 	HeaderStream      = provider.HeaderStream      // its stream
 	HeaderVersion     = provider.HeaderVersion     // its version in the stream
-	HeaderKey         = provider.HeaderKey         // the ordering key: for brokers, the partition key
+	HeaderKey         = provider.HeaderKey         // the ordering key, as partition key for brokers
 	HeaderRecordedAt  = provider.HeaderRecordedAt  // RFC 3339 with nanoseconds, UTC
 	HeaderCorrelation = provider.HeaderCorrelation // as Watermill's own middleware names it
 	HeaderCausation   = provider.HeaderCausation
@@ -26,7 +26,7 @@ const (
 	HeaderActor       = provider.HeaderActor
 )
 
-// ToWatermill returns the message of an entry as relays publish it: the same bytes every time.
+// ToWatermill returns the message of an entry as relays publish it: the same bytes each time.
 func ToWatermill(e Entry) *message.Message {
 	m := message.NewMessage(e.ID, e.Payload)
 	maps.Copy(m.Metadata, e.Headers)
@@ -35,8 +35,9 @@ func ToWatermill(e Entry) *message.Message {
 	return m
 }
 
-// ParseWatermill returns the event of a message that a relay published. It ignores headers that it does not know.
-// An empty UUID, a missing type, or an invalid number or time is ErrMalformed; the fields that could be read are returned.
+// ParseWatermill returns the event of a message that a relay published. It ignores unknown
+// headers. An empty UUID, a missing type, and an invalid number or time are ErrMalformed; then
+// the fields that could be read are returned too.
 func ParseWatermill(m *message.Message) (eventstore.Raw, error) {
 	raw := eventstore.Raw{
 		ID: m.UUID, Stream: m.Metadata[HeaderStream], Type: m.Metadata[HeaderType], Schema: 1, Data: m.Payload,
@@ -56,24 +57,24 @@ func ParseWatermill(m *message.Message) (eventstore.Raw, error) {
 	var err error
 	if s := m.Metadata[HeaderSchema]; s != "" {
 		if raw.Schema, err = strconv.Atoi(s); err != nil || raw.Schema < 1 {
-			return raw, fmt.Errorf("%w: %s is not a schema version", ErrMalformed, HeaderSchema)
+			return raw, fmt.Errorf("%w: header %s is not a schema version", ErrMalformed, HeaderSchema)
 		}
 	}
 	if s := m.Metadata[HeaderVersion]; s != "" {
 		if raw.Version, err = strconv.ParseInt(s, 10, 64); err != nil || raw.Version < 1 {
-			return raw, fmt.Errorf("%w: %s is not a version", ErrMalformed, HeaderVersion)
+			return raw, fmt.Errorf("%w: header %s is not a version", ErrMalformed, HeaderVersion)
 		}
 	}
 	if s := m.Metadata[HeaderRecordedAt]; s != "" {
 		if raw.RecordedAt, err = time.Parse(time.RFC3339Nano, s); err != nil {
-			return raw, fmt.Errorf("%w: %s is not a time", ErrMalformed, HeaderRecordedAt)
+			return raw, fmt.Errorf("%w: header %s is not an RFC 3339 time", ErrMalformed, HeaderRecordedAt)
 		}
 	}
 	if err := provider.CheckText("message id", raw.ID, provider.MaxIDBytes); err != nil {
 		return raw, fmt.Errorf("%w: %w", ErrMalformed, err)
 	}
 	if raw.Type == "" {
-		return raw, fmt.Errorf("%w: no %s", ErrMalformed, HeaderType)
+		return raw, fmt.Errorf("%w: header %s is missing", ErrMalformed, HeaderType)
 	}
 	return raw, nil
 }

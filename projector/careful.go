@@ -11,13 +11,15 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// process is held shared by every unit, and exclusively by each attempt at a message that may end the process: so
-// such a message takes no other with it, from whichever runner of this process.
+// process is locked shared by every unit, and exclusively by each attempt at a message that may
+// crash the process. So such a message does not interrupt other units of this process, of any
+// runner.
 var process sync.RWMutex
 
-// spacing is how long no other runner tries a message that may have ended processes, after an attempt that had so many
-// before it: a lease, then eight times as long each time, but no more than a day. So it is stuck only if each of its
-// attempts, over a good quarter of an hour, met the end of its process. After the last attempt it is a lease.
+// spacing is how long no other runner tries a message that may have crashed processes, after an
+// attempt that follows this number of earlier ones: a lease, then eight times as long each time,
+// at most a day. So the message is stuck only if its process ended during each of its attempts,
+// over at least a quarter of an hour. After the last attempt it is a lease.
 func (c *RunnerConfig) spacing(before int) time.Duration {
 	d := c.Lease
 	if c.Retry.Exhausted(before + 1) {
@@ -29,20 +31,22 @@ func (c *RunnerConfig) spacing(before int) time.Duration {
 	return d
 }
 
-// watch is what a runner knows about others since its last beat, on the store's clock. A message that was in the hands of
-// a runner whose process ended was recorded before that end. So only messages recorded before the last unclean end, or
-// before this runner began if that was less than a lease ago, are named before they run. See docs/adr/0014.
+// watch is what a runner knows about other runners since its last heartbeat, on the store's
+// clock. If a process crashed while it processed a message, the message was recorded before the
+// crash. So messages are recorded as in flight before they run only if they are older than the
+// last crash, or older than this runner if it started less than a lease ago. See docs/adr/0014.
 type watch struct {
-	began time.Time // at the first beat
-	until time.Time // only what was recorded until then is named; zero: nothing is
-	now   time.Time // at the last beat
+	began time.Time // at the first heartbeat
+	until time.Time // messages recorded until then may have crashed a process; zero: none
+	now   time.Time // at the last heartbeat
 	at    time.Time // the same on this process's clock
 }
 
-// skew is how far the store's clock may seem to be ahead: a message recorded later than that is not believed.
+// skew is how far the store's clock may be ahead. A message recorded later than that has a wrong
+// time.
 const skew = time.Minute
 
-// suspicious says whether one of msgs may have been in the hands of a runner whose process ended.
+// suspicious reports whether one of msgs may have been in flight when a process crashed.
 func (r *Runner) suspicious(msgs []*inbound) bool {
 	w := r.watch.Load()
 	if w == nil || r.cfg.Careful { // nil: the store has not answered yet
@@ -58,14 +62,15 @@ func (r *Runner) suspicious(msgs []*inbound) bool {
 	})
 }
 
-// beat tells the store that the runner is alive for a lease, or with no lease that it ended well, and learns who is not.
+// beat sends a heartbeat: the runner is alive for a lease, or ended cleanly if lease is zero. The
+// store returns whether other runners have crashed.
 func (r *Runner) beat(ctx context.Context, lease time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
 	health, err := r.store.Beat(ctx, r.id, lease, r.cfg.Record)
 	if err != nil {
 		if provider.ClassOf(err) != ClassShutdown {
-			r.log(slog.LevelWarn, "the runner could not renew or end its lease", err)
+			r.log(slog.LevelWarn, "runner lease not renewed", err)
 		}
 		return
 	}
@@ -79,8 +84,8 @@ func (r *Runner) beat(ctx context.Context, lease time.Duration) {
 	r.watch.Store(w)
 }
 
-// stayAlive beats three times in a lease until stop is called, also after the end of ctx. If it is a clean stop, the
-// store learns that the runner ended well.
+// stayAlive sends three heartbeats per lease until stop is called, also after the end of ctx.
+// stop(true) records a clean end of the runner.
 func (r *Runner) stayAlive(ctx context.Context) (stop func(clean bool)) {
 	r.beat(ctx, r.cfg.Lease)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -94,13 +99,13 @@ func (r *Runner) stayAlive(ctx context.Context) (stop func(clean bool)) {
 		cancel()
 		beats.Wait()
 		if clean {
-			r.beat(context.WithoutCancel(ctx), 0) // if it fails, the lease ends by itself
+			r.beat(context.WithoutCancel(ctx), 0) // if this fails, the lease expires
 		}
 	}
 }
 
-// nameThem tells the store which messages w is about to run.
-func (w *worker) nameThem(ctx context.Context, me provider.Worker, msgs []*inbound) error {
+// recordInFlight records in the store which messages w is about to run.
+func (w *worker) recordInFlight(ctx context.Context, me provider.Worker, msgs []*inbound) error {
 	ctx, cancel := context.WithTimeout(ctx, w.runner.cfg.Timeout)
 	defer cancel()
 	ids := make([]string, 0, len(msgs))
@@ -110,8 +115,9 @@ func (w *worker) nameThem(ctx context.Context, me provider.Worker, msgs []*inbou
 		}
 	}
 	if err := w.runner.store.InFlight(ctx, w.name, me, ids); err != nil {
-		// An error of the store is no message's fault.
-		return &Error{Class: ClassTransient, Code: provider.CodeOf(err), Err: fmt.Errorf("name what runs: %w", err)}
+		// An error of the store is not the fault of a message.
+		err = fmt.Errorf("record messages in flight: %w", err)
+		return &Error{Class: ClassTransient, Code: provider.CodeOf(err), Err: err}
 	}
 	return nil
 }

@@ -10,16 +10,17 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Change is a row that a dry run inserted (no Before), changed, or deleted (no After).
+// Change is a row that a dry run inserted (no Before), updated, or deleted (no After): its Table,
+// and the row before and after as JSON objects of its columns.
 type Change = provider.Change
 
 // DryRun is the result of a dry run: what a replay would do.
 type DryRun struct {
-	Messages int              // would be applied
-	Changes  []Change         // of the read model, by table and key
-	Output   []outbox.Message // handlers would send it
+	Messages int              // number of messages that would be applied
+	Changes  []Change         // of the read model, ordered by table and key
+	Output   []outbox.Message // messages that handlers would send
 	Failures []DryRunFailure
-	Waiting  int // messages that would wait behind one that fails, or that was not selected
+	Waiting  int // number of messages that would wait behind one that fails or was not selected
 }
 
 // DryRunFailure is a message that would fail.
@@ -28,14 +29,19 @@ type DryRunFailure struct {
 	Err    error
 }
 
-// DryRun replays parked messages of p in one transaction that is rolled back, and returns the rows that would change. It
-// leaves no trace: it counts no attempt, and decides nothing. It needs no service, and may run next to one.
+// DryRun replays parked messages of p in one transaction that is rolled back, and returns the
+// rows that would change. It counts no attempts and changes no parked message. It needs no
+// running service, and may run next to one.
 //   - f selects the messages, at most f.Limit (zero means 100). An empty f.Projector means p.
-//   - Handlers run, one after another, each within cfg.Timeout. Their effects outside the transaction are real, and a
-//     message that crashed its process may do so again. A nil cfg is the default.
+//   - Handlers run, one after another, each within cfg.Timeout. Their effects outside the
+//     transaction are real, and a message that crashed its process may do so again. A nil cfg
+//     means the default.
 //   - ErrNoDryRun: the provider cannot show the changes of a unit.
-//   - ErrInput: f is of another projector, or f.States has other states than waiting and stuck.
-func (p *Projector[Tx]) DryRun(ctx context.Context, db provider.Units[Tx], f ParkedFilter, cfg *RunnerConfig) (*DryRun, error) {
+//   - ErrInput: f.Projector is another projector, f.Limit is negative, or f.States has other
+//     states than waiting and stuck.
+func (p *Projector[Tx]) DryRun(
+	ctx context.Context, db provider.Units[Tx], f ParkedFilter, cfg *RunnerConfig,
+) (*DryRun, error) {
 	r, err := newRunner(db, Source{}, orZero(cfg), p)
 	if err != nil {
 		return nil, err
@@ -53,11 +59,11 @@ func (r *Runner) dryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {
 	resolved := func(s ParkedState) bool { return s != StateWaiting && s != StateStuck }
 	switch {
 	case p == nil:
-		return nil, fmt.Errorf("%w: the filter is of projector %q", ErrInput, f.Projector)
+		return nil, fmt.Errorf("%w: filter.Projector is %q: leave it empty, or use this projector", ErrInput, f.Projector)
 	case !p.dryRuns:
 		return nil, ErrNoDryRun
 	case f.Limit < 0 || slices.ContainsFunc(f.States, resolved):
-		return nil, fmt.Errorf("%w: states and limit: give a limit that is not negative, and the states waiting and stuck only", ErrInput)
+		return nil, fmt.Errorf("%w: filter.Limit must be at least 0, and filter.States only waiting and stuck", ErrInput)
 	}
 	rows, err := r.store.Parked(ctx, f)
 	if err != nil {
@@ -73,7 +79,7 @@ func (r *Runner) dryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {
 		}
 	}
 	w := &worker{projection: p}
-	defer w.leaveOther()
+	defer w.endBackground()
 	for len(msgs) > 0 {
 		u := w.newUnit(msgs)
 		u.intent.DryRun = func(changes []Change) { result.Changes = changes }
@@ -92,7 +98,7 @@ func (r *Runner) dryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {
 		if at < 0 || provider.ClassOf(err) == ClassTransient || ctx.Err() != nil {
 			return nil, err
 		}
-		// Again without it, and so without what waits behind it.
+		// Try again without the message, and so without those that wait behind it.
 		result.Failures = append(result.Failures, DryRunFailure{*msgs[at].parked, err})
 		msgs = slices.Delete(msgs, at, at+1)
 	}

@@ -6,26 +6,38 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Class says how a runner treats an error. Package provider defines each.
+// Class says how a runner treats an error.
 type Class = provider.Class
 
 // The classes of errors.
 const (
-	ClassUnknown   = provider.ClassUnknown
+	// ClassUnknown: counted, and tried again with a backoff; stuck after the last attempt. Errors
+	// of handlers have this class unless they say otherwise.
+	ClassUnknown = provider.ClassUnknown
+	// ClassTransient: not the fault of the message, for example a busy database. Tried again with
+	// a backoff, without limit, and never counted.
 	ClassTransient = provider.ClassTransient
+	// ClassPermanent: no retry can help. The message is stuck at once.
 	ClassPermanent = provider.ClassPermanent
-	ClassShutdown  = provider.ClassShutdown
+	// ClassShutdown: the runner stops. The message is not acked, so the broker redelivers it.
+	ClassShutdown = provider.ClassShutdown
+	// ClassAmbiguous: the reply to COMMIT was lost. The unit runs again, and skips the messages
+	// whose markers were committed.
 	ClassAmbiguous = provider.ClassAmbiguous
-	ClassHeld      = provider.ClassHeld
+	// ClassHeld is not an error: the message is parked only because it waits behind an earlier
+	// one of its key.
+	ClassHeld = provider.ClassHeld
 )
 
-// Error is an error with its class, and its code if it has one. A handler may return one to choose the class.
+// Error is an error with a Class, a Code (such as a SQLSTATE; may be empty) and the cause Err. A
+// handler may return one to choose the class.
 type Error = provider.Error
 
-// ClassOf returns the class of the *Error in err, or ClassUnknown.
+// ClassOf returns the class of the *Error in the chain of err, or ClassUnknown.
 func ClassOf(err error) Class { return provider.ClassOf(err) }
 
-// Permanent marks err as not worth a retry: the message is stuck at once. It is nil if err is.
+// Permanent returns err with ClassPermanent: the message is stuck at once. It returns nil if err
+// is nil.
 func Permanent(err error) error {
 	if err == nil {
 		return nil
@@ -33,39 +45,45 @@ func Permanent(err error) error {
 	return &Error{Class: ClassPermanent, Err: err}
 }
 
-// Codes of parked messages, besides SQLSTATEs and the codes of providers.
+// Codes of parked messages. Others are SQLSTATEs and codes of providers.
 const (
-	codeMalformed    = "malformed"    // it is not in the wire form
-	codeUnregistered = "unregistered" // its type, or that version of it, is not registered; due again once it is
-	codeUndecodable  = "undecodable"  // its data is not what its type says
+	codeMalformed    = "malformed"    // the headers are not those of a published event
+	codeUnregistered = "unregistered" // the type or its version is not registered; due once it is
+	codeUndecodable  = "undecodable"  // the data cannot be decoded as its type
 	codeNoHandler    = "no_handler"   // it was parked for a handler that this program does not have
 	codePanic        = "panic"
 	codeGoexit       = "goexit"  // the handler called runtime.Goexit
 	codeStuck        = "stuck"   // the handler did not return after its timeout
-	codeCrashed      = "crashed" // a process ended while it had the message in hand
+	codeCrashed      = "crashed" // a process ended while it processed the message
 )
 
 var (
-	// ErrParked: the event is parked for this projector, and waits for a person.
-	ErrParked = errors.New("the event is parked")
-	// ErrSkipped: the event was parked, and a person gave it up.
+	// ErrParked: the event is parked for this projector, and waits for an operator.
+	ErrParked = errors.New("the event is parked: replay or skip it")
+	// ErrSkipped: the event was parked, and an operator skipped it.
 	ErrSkipped = errors.New("the event was skipped")
-	// ErrPruned: the marker of the event may have been deleted, as it is older than the window of markers.
-	ErrPruned = errors.New("markers of that time are pruned: the event may have been applied")
-	// ErrNoMarkers: the projector has no markers, so there is no record of what it applied.
-	ErrNoMarkers = errors.New("the projector keeps no markers")
-	// ErrHalted: a message of a projector with Halt is stuck. The runner starts again once it is replayed or skipped.
-	ErrHalted = errors.New("the projector is halted: a message is stuck")
-	// ErrInput: what was asked for is not possible; nothing was done.
+	// ErrPruned: the event is older than the window of markers, so its marker may have been
+	// deleted.
+	ErrPruned = errors.New("the event has no marker and is older than the marker window: it may have been applied")
+	// ErrNoMarkers: the projector has no markers, so nothing records which events it has applied.
+	ErrNoMarkers = errors.New("no markers: Wait requires Options.Markers and a store that keeps markers")
+	// ErrHalted: a message of a projector with Halt is stuck. A new runner starts after it is
+	// replayed or skipped.
+	ErrHalted = errors.New("the projector is halted: replay or skip the stuck message")
+	// ErrInput: an argument is invalid, and nothing was changed.
 	ErrInput = provider.ErrInput
-	// ErrNoDryRun: the provider cannot show what a unit changes.
-	ErrNoDryRun = errors.New("this provider has no dry runs")
+	// ErrNoDryRun: the provider cannot show the changes of a unit.
+	ErrNoDryRun = errors.New("the provider has no dry runs")
 )
 
 var (
-	errBegin     = &Error{Class: ClassTransient, Code: "begin", Err: errors.New("the store did not answer in time")}
-	errNoHandler = &Error{Class: ClassPermanent, Code: codeNoHandler, Err: errors.New("this program does not have its handler")}
+	errBegin     = &Error{Class: ClassTransient, Code: "begin", Err: errors.New("the store did not reply in time")}
+	errNoHandler = &Error{
+		Class: ClassPermanent, Code: codeNoHandler, Err: errors.New("this program does not have the handler of the message"),
+	}
 
 	errGoexit = &Error{Class: ClassUnknown, Code: codeGoexit, Err: errors.New("the handler called runtime.Goexit")}
-	errStuck  = &Error{Class: ClassPermanent, Code: codeStuck, Err: errors.New("the handler did not return after its timeout, and may still run")}
+	errStuck  = &Error{
+		Class: ClassPermanent, Code: codeStuck, Err: errors.New("the handler did not return after its timeout, and may still run"),
+	}
 )

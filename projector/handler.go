@@ -9,7 +9,7 @@ import (
 	"github.com/kinora-go/kinora/outbox"
 )
 
-// Handler is one handler. Make it with On or OnEmit.
+// Handler is one handler of a projector. On and OnEmit return it.
 type Handler[Tx any] struct {
 	name  string
 	was   []string
@@ -18,20 +18,24 @@ type Handler[Tx any] struct {
 	emits bool
 }
 
-// Was declares earlier names of the handler. Markers under them count, and new ones are left under them too, so that
-// old and new code may run side by side during a deployment. A name is one of the same projector ("created"), or of
-// another ("old-ratings/created").
+// Was declares earlier names of the handler: of the same projector ("created"), or of another
+// ("old-ratings/created"). A marker with an earlier name counts, and new markers are written with
+// all names. So old and new versions of a program can run at the same time during a deployment.
 func (h Handler[Tx]) Was(names ...string) Handler[Tx] {
 	h.was = append(slices.Clip(h.was), names...)
 	return h
 }
 
-// On runs fn for each event of E; if E is an interface, for each registered type that implements it. The string names
-// the handler, not the event: together with the projector's name ("product-ratings/posted") it is the handler's part
-// of every marker, for ever; see Was.
+// On returns a handler that calls fn for each event of type E or, if E is an interface, of each
+// registered type that implements E.
 //
-// fn writes through the transaction that it is given, and only through it: everything else that it does may happen
-// again. It may run again with its earlier writes undone. An error rolls the transaction back; see Class.
+// name identifies the handler, not the event. With the name of the projector
+// ("product-ratings/posted") it is part of each marker: to rename a handler, see Was. It must
+// match ^[a-z][a-z0-9_-]{0,40}$.
+//
+// fn must write only through its transaction. It may run again for the same event, after its
+// earlier writes were rolled back; its other effects may then happen twice. An error rolls the
+// transaction back; Class says what follows.
 func On[Tx, E any](name string, fn func(context.Context, Tx, eventstore.Event[E]) error) Handler[Tx] {
 	if fn == nil {
 		return Handler[Tx]{name: name} // NewRunner reports it
@@ -43,10 +47,15 @@ func On[Tx, E any](name string, fn func(context.Context, Tx, eventstore.Event[E]
 	return h
 }
 
-// OnEmit is On with output: the messages that fn returns go into the outbox of the same transaction. A message
-// without an id gets one that is derived from the handler, the event and the message's index; one without a key gets
-// the event's stream; and each names the event as its cause.
-func OnEmit[Tx, E any](name string, fn func(context.Context, Tx, eventstore.Event[E]) ([]outbox.Message, error)) Handler[Tx] {
+// OnEmit returns a handler with output: the messages that fn returns are added to the outbox in
+// the same transaction.
+//   - The ID of a message without one is derived from the handler, the event and the index of the
+//     message.
+//   - The Key of a message without one is the stream of the event.
+//   - Each message has the id of the event as its causation id.
+func OnEmit[Tx, E any](
+	name string, fn func(context.Context, Tx, eventstore.Event[E]) ([]outbox.Message, error),
+) Handler[Tx] {
 	if fn == nil {
 		return Handler[Tx]{name: name} // NewRunner reports it
 	}

@@ -12,11 +12,11 @@ import (
 
 const (
 	reviveEvery = 10 * time.Second
-	pruneEach   = 6   // revivals
-	pruneLimit  = 500 // rows of each kind in a transaction
+	pruneEach   = 6   // prune once per this number of revivals
+	pruneLimit  = 500 // rows of each kind per transaction
 )
 
-// maintain does until ctx ends what a runner does besides applying messages.
+// maintain revives parked messages and prunes old rows until ctx ends.
 func (r *Runner) maintain(ctx context.Context) {
 	for n := 0; ctx.Err() == nil; n++ {
 		r.revive(ctx)
@@ -27,19 +27,22 @@ func (r *Runner) maintain(ctx context.Context) {
 	}
 }
 
-// revive makes due what other programs parked because they did not know its type, or its handler, and this one does.
+// revive makes messages due that other programs parked because they did not have the type or the
+// handler, if this program has it.
 func (r *Runner) revive(ctx context.Context) {
 	for _, p := range r.projections {
 		for _, code := range []string{codeUnregistered, codeNoHandler} {
 			if err := p.revive(ctx, code); err != nil && ctx.Err() == nil {
-				r.log(slog.LevelWarn, "parked messages of types that were unknown were not looked up", err, "projector", p.name)
+				r.log(slog.LevelWarn, "parked messages of unknown types not revived", err, "projector", p.name)
 			}
 		}
 	}
 }
 
 func (p *projection) revive(ctx context.Context, code string) error {
-	f := ParkedFilter{Projector: p.name, Code: code, Types: p.types.Names(), States: []ParkedState{StateStuck}, Limit: 100}
+	f := ParkedFilter{
+		Projector: p.name, Code: code, Types: p.types.Names(), States: []ParkedState{StateStuck}, Limit: 100,
+	}
 	for {
 		rows, err := p.runner.store.Parked(ctx, f)
 		if err != nil || len(rows) == 0 {
@@ -48,11 +51,12 @@ func (p *projection) revive(ctx context.Context, code string) error {
 		var known []int64
 		for _, row := range rows {
 			f.After = row.Seq
-			if _, ok := p.taking(row.Type, row.Handlers); !ok {
+			if _, ok := p.handlersFor(row.Type, row.Handlers); !ok {
 				continue
 			}
-			// An older program may try it first, but this one may not know the version of its type either. So it is revived when
-			// it is seen for the first time, the second, the fourth and so on.
+			// An older program may try the message first, or this program may not have its schema
+			// version. So it is revived when it is seen for the first time, the second, the
+			// fourth and so on.
 			p.revived[row.Seq]++
 			if n := p.revived[row.Seq]; n&(n-1) == 0 {
 				known = append(known, row.Seq)
@@ -61,14 +65,16 @@ func (p *projection) revive(ctx context.Context, code string) error {
 		if len(known) == 0 {
 			continue
 		}
-		if _, err := p.runner.store.Decide(ctx, ParkedFilter{Projector: p.name, Seqs: known}, StateWaiting, Decision{}); err != nil {
+		due := ParkedFilter{Projector: p.name, Seqs: known}
+		if _, err := p.runner.store.Decide(ctx, due, StateWaiting, Decision{}); err != nil {
 			return err
 		}
 		p.runner.scanNow()
 	}
 }
 
-// prune deletes what is old enough, in small transactions, with pauses that leave the database to the units.
+// prune deletes old markers and resolved messages in small transactions, with pauses so that the
+// units are not slowed.
 func (r *Runner) prune(ctx context.Context) {
 	for _, p := range r.projections {
 		for n, err := 1, error(nil); n > 0 && err == nil && ctx.Err() == nil; {
@@ -77,7 +83,7 @@ func (r *Runner) prune(ctx context.Context) {
 			n, err = r.store.Prune(ctx, p.name, p.marked, r.cfg.Markers.Window, pruneLimit)
 			crash.Point("prune: after")
 			if err != nil && ctx.Err() == nil {
-				r.log(slog.LevelWarn, "pruning failed, it is tried again", err, "projector", p.name, "again_in", pruneEach*reviveEvery)
+				r.log(slog.LevelWarn, "old markers not deleted", err, "projector", p.name, "again_in", pruneEach*reviveEvery)
 			}
 			if n > 0 && r.cfg.Observer.Pruned != nil {
 				r.cfg.Observer.Pruned(n)
@@ -91,10 +97,10 @@ func (r *Runner) prune(ctx context.Context) {
 
 var errFinished = errors.New("nothing is due")
 
-// finish gives what is due to the workers until nothing is, and returns errFinished.
+// finish dispatches due messages until nothing is due, and returns errFinished.
 func (r *Runner) finish(ctx context.Context) error {
 	for r.revive(ctx); ctx.Err() == nil; wait(ctx, scanPause) {
-		if some, err := r.giveDue(ctx); err != nil || !some {
+		if some, err := r.dispatchDue(ctx); err != nil || !some {
 			return cmp.Or(err, errFinished)
 		}
 	}

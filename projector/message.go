@@ -16,15 +16,15 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// received is a message as a subscription delivered it. The projectors of the subscription share it: it is acked when
-// all of them are done with it.
+// received is a delivery of a message. The projectors of the subscription share it: it is acked
+// when each of them has applied or parked it.
 type received struct {
 	topic     string
 	msg       *message.Message
 	raw       eventstore.Raw
-	malformed error        // why raw is not whole
-	key       string       // or its stream if it has none, or ""
-	open      atomic.Int32 // projectors that are not done with it
+	malformed error        // why raw is incomplete
+	key       string       // its ordering key, else its stream, else ""
+	open      atomic.Int32 // projectors that have not finished it
 }
 
 func receive(topic string, m *message.Message, projectors int) *received {
@@ -35,7 +35,7 @@ func receive(topic string, m *message.Message, projectors int) *received {
 	return d
 }
 
-// done is called by each projector once it has applied or parked the message, and committed that.
+// done is called by each projector after it has applied or parked the message and committed.
 func (d *received) done() {
 	if d.open.Add(-1) == 0 {
 		crash.Point("ack: before")
@@ -44,26 +44,26 @@ func (d *received) done() {
 	}
 }
 
-// inbound is a message on its way through one projector: a delivery, or a parked one.
+// inbound is a message that one projector processes: a delivery, or a parked message.
 type inbound struct {
 	*received
-	handlers []provider.Handler // that take it, in order
-	lane     provider.Lane
-	mark     bool
-	parked   *Parked     // nil for a delivery
-	twins    []*received // deliveries of the same message in the same unit
-	aside    *aside      // not nil: it is set aside instead of handled
+	handlers   []provider.Handler // that apply it, in order
+	lane       provider.Lane
+	mark       bool
+	parked     *Parked     // nil for a delivery
+	duplicates []*received // other deliveries of the same message in the same unit
+	aside      *aside      // not nil: it is set aside instead of applied
 }
 
-// aside says why a message is set aside.
+// aside is the reason why a message is set aside.
 type aside struct {
 	cause    error
-	handler  string // that failed
+	handler  string // the handler that failed
 	attempts int
 }
 
-// accept returns a delivery, or a parked message, on its way through this projector, or nil if the projector has nothing to
-// do for it.
+// accept returns d, or the parked message if there is one, for this projector. It returns nil if
+// the projector has no handler for it.
 func (p *projection) accept(d *received, parked *Parked) *inbound {
 	m := &inbound{received: d, parked: parked, mark: p.marks}
 	attempts, names := 1, []string(nil)
@@ -83,7 +83,7 @@ func (p *projection) accept(d *received, parked *Parked) *inbound {
 	case d.malformed != nil:
 		refuse(&Error{Class: ClassPermanent, Code: codeMalformed, Err: d.malformed})
 	case known:
-		if m.handlers, known = p.taking(d.raw.Type, names); !known {
+		if m.handlers, known = p.handlersFor(d.raw.Type, names); !known {
 			refuse(errNoHandler)
 		} else if parked == nil && len(m.handlers) == 0 {
 			return nil
@@ -96,15 +96,16 @@ func (p *projection) accept(d *received, parked *Parked) *inbound {
 	return m
 }
 
-// acceptParked returns a parked message on its way through its projector.
+// acceptParked returns a parked message for its projector.
 func (p *projection) acceptParked(row Parked) *inbound {
 	msg := message.NewMessage(row.MessageID, row.Payload)
 	msg.Metadata = row.Headers
 	return p.accept(receive(row.Topic, msg, 1), &row)
 }
 
-// handlerContext ends with the unit, and has the values of the message. The message's own end does not count: some
-// subscribers end the contexts of all messages at once when they close.
+// handlerContext ends with the unit, and has the values of the message's context. It does not end
+// with that context: some subscribers cancel the contexts of all messages at once when they
+// close.
 type handlerContext struct {
 	context.Context
 	values context.Context
@@ -117,12 +118,13 @@ func (c handlerContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// outputs is the name space of the ids of handlers' output.
+// outputs is the UUID namespace of the ids of handlers' output.
 var outputs = uuid.MustParse("8f0e0f6c-0f57-5a5e-9c53-2d7e0a4b9a11")
 
-// caused completes a handler's output with stable ids, the key of the event, and the event as the cause. Values of the
-// event that are no valid key or header are left out. out itself is not changed, as it may be the handler's.
-func caused(out []outbox.Message, handler string, cause eventstore.Raw) []outbox.Message {
+// completed returns the output of a handler with stable ids, the key of the event, and the event
+// as the cause. Values of the event that are not valid keys or headers are left out. out is not
+// changed, since it belongs to the handler.
+func completed(out []outbox.Message, handler string, cause eventstore.Raw) []outbox.Message {
 	out = slices.Clone(out)
 	for i := range out {
 		m := &out[i]

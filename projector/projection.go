@@ -17,19 +17,19 @@ type projection struct {
 	name    string
 	opts    Options
 	types   *eventstore.Types
-	marks   bool     // markers are kept
-	marked  []string // all names in them
-	batch   int      // most messages of a unit
+	marks   bool     // it writes markers
+	marked  []string // all handler names in its markers
+	batch   int      // the most messages of a unit
 	dryRuns bool
 	byType  map[string][]provider.Handler
 	workers []*worker
-	serial  atomic.Int64  // until when units of several messages run one at a time; Unix nanoseconds
-	revived map[int64]int // how often a message that may be revived was seen, by its Seq
+	serial  atomic.Int64  // larger units run one at a time until then; Unix nanoseconds
+	revived map[int64]int // by Seq: how often a message that may be revived was seen
 
 	do func(context.Context, provider.Unit, func(context.Context, caller, provider.Found) (provider.Closing, error)) error
 }
 
-// storage is a provider without its units.
+// storage is a provider without Units.
 type storage interface {
 	provider.Parking
 	provider.Liveness
@@ -39,7 +39,7 @@ type storage interface {
 // caller runs a handler, by its name, in the transaction of a unit.
 type caller func(ctx context.Context, handler string, raw eventstore.Raw) ([]outbox.Message, error)
 
-// newProjection makes a projection whose workers are numbered from first.
+// newProjection returns a projection whose workers have numbers from first on.
 func newProjection[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx], first int) *projection {
 	keeps := u.Keeps()
 	one := &projection{
@@ -47,7 +47,7 @@ func newProjection[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx],
 		batch: r.cfg.Batch, dryRuns: keeps.DryRun, byType: p.takers(), revived: map[int64]int{},
 	}
 	if p.unmarked.Store(p.opts.Markers && !keeps.Markers); p.unmarked.Load() {
-		r.cfg.Logger.Debug("markers are a no-op: the provider cannot commit them together with the read model", "projector", p.name)
+		r.cfg.Logger.Debug("markers are a no-op: the store cannot commit them with the read model", "projector", p.name)
 	}
 	if !keeps.Atomic {
 		one.batch = 1
@@ -64,24 +64,27 @@ func newProjection[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx],
 			return run(ctx, func(ctx context.Context, name string, raw eventstore.Raw) ([]outbox.Message, error) {
 				out, err := byName[name].run(ctx, tx, p.types, raw)
 				if err == nil {
-					err = ctx.Err() // a handler may not have noticed what it could not write
+					err = ctx.Err() // a handler may have ignored the errors of its writes
 				}
 				if err != nil || len(out) == 0 {
 					return nil, err
 				}
-				return caused(out, name, raw), nil
+				return completed(out, name, raw), nil
 			}, found)
 		})
 	}
 	for i := range r.cfg.Concurrency {
-		one.workers = append(one.workers, &worker{projection: one, number: first + i, size: one.batch, in: make(chan *inbound, one.batch), due: make(chan []*inbound, 1), seen: map[string]int{}})
+		one.workers = append(one.workers, &worker{
+			projection: one, number: first + i, size: one.batch,
+			in: make(chan *inbound, one.batch), due: make(chan []*inbound, 1), seen: map[string]int{},
+		})
 	}
 	return one
 }
 
-// taking returns the handlers that take an event type, or those that have one of names if there are any. It is false if
-// one of these is missing.
-func (p *projection) taking(eventType string, names []string) (found []provider.Handler, ok bool) {
+// handlersFor returns the handlers of an event type: all, or those with one of names if there are
+// names. ok is false if this program does not have a handler of names.
+func (p *projection) handlersFor(eventType string, names []string) (found []provider.Handler, ok bool) {
 	all, missing := p.byType[eventType], slices.Clone(names)
 	if len(names) == 0 {
 		return all, true
@@ -96,7 +99,7 @@ func (p *projection) taking(eventType string, names []string) (found []provider.
 	return found, len(missing) == 0
 }
 
-// worker returns the worker for a lane.
+// worker returns the worker of a lane.
 func (p *projection) worker(lane provider.Lane) *worker {
 	return p.workers[(int(lane[0])<<8|int(lane[1]))%len(p.workers)]
 }

@@ -11,20 +11,21 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Projector is a definition: data, declared at package level. Making one cannot fail; NewRunner reports what is
-// wrong with it.
+// Projector is the definition of a projector. Declare it at package level with Define, which
+// cannot fail: NewRunner returns the errors of a definition.
 type Projector[Tx any] struct {
 	name     string
 	types    *eventstore.Types
 	opts     Options
 	handlers []Handler[Tx]
-	unmarked atomic.Bool // a runner of this process cannot keep its markers
+	unmarked atomic.Bool // the store of a runner in this process keeps no markers
 }
 
 // Name returns the projector's name.
 func (p *Projector[Tx]) Name() string { return p.name }
 
-// Handlers returns the full names of its handlers, earlier names included: all names in its markers.
+// Handlers returns the full names of the handlers, such as "product-ratings/posted", including
+// earlier names: all names in the markers of p. marker.Prune and marker.Orphans take them.
 func (p *Projector[Tx]) Handlers() []string {
 	var names []string
 	for _, h := range p.handlers {
@@ -34,7 +35,7 @@ func (p *Projector[Tx]) Handlers() []string {
 	return names
 }
 
-// takers are the handlers that take each event type, in order.
+// takers returns the handlers of each event type, in order.
 func (p *Projector[Tx]) takers() map[string][]provider.Handler {
 	byType := map[string][]provider.Handler{}
 	for _, h := range p.handlers {
@@ -45,7 +46,7 @@ func (p *Projector[Tx]) takers() map[string][]provider.Handler {
 	return byType
 }
 
-// full returns the names that a handler has in markers.
+// full returns a handler with its full names, as markers have them.
 func (p *Projector[Tx]) full(h Handler[Tx]) provider.Handler {
 	all := provider.Handler{Name: p.name + "/" + h.name}
 	for _, was := range h.was {
@@ -57,21 +58,22 @@ func (p *Projector[Tx]) full(h Handler[Tx]) provider.Handler {
 	return all
 }
 
-// check returns everything that is wrong with the definition.
+// check returns all errors of the definition.
 func (p *Projector[Tx]) check(keeps provider.Keeps) error {
 	errs := []error{p.types.Err()}
 	if p.opts.Parking < ParkKey || p.opts.Parking > Halt || p.opts.Unknown < ParkUnknown || p.opts.Unknown > SkipUnknown {
-		errs = append(errs, fmt.Errorf("parking %d, unknown %d: no such option", p.opts.Parking, p.opts.Unknown))
+		errs = append(errs, fmt.Errorf("options.Parking is %d and options.Unknown is %d: use the constants of their types",
+			p.opts.Parking, p.opts.Unknown))
 	}
 	if len(p.handlers) == 0 {
-		errs = append(errs, errors.New("no handlers"))
+		errs = append(errs, errors.New("there are no handlers: give at least one"))
 	}
 	seen := map[string]bool{}
 	for _, h := range p.handlers {
 		full := p.full(h)
 		for _, name := range full.Names() {
 			if seen[name] {
-				errs = append(errs, fmt.Errorf("handler name %q is used twice", name))
+				errs = append(errs, fmt.Errorf("handler name %q is used twice: use each name once", name))
 			}
 			seen[name] = true
 			owner, short, _ := strings.Cut(name, "/")
@@ -79,11 +81,11 @@ func (p *Projector[Tx]) check(keeps provider.Keeps) error {
 		}
 		switch {
 		case h.run == nil:
-			errs = append(errs, fmt.Errorf("handler %q: make it with On or OnEmit, and a function", h.name))
+			errs = append(errs, fmt.Errorf("handler %q: create it with On or OnEmit, and a function that is not nil", h.name))
 		case p.types.Err() == nil && len(h.match(p.types)) == 0:
-			errs = append(errs, fmt.Errorf("handler %q: it takes none of the registered event types", h.name))
+			errs = append(errs, fmt.Errorf("handler %q: no registered event type matches its event: register the type", h.name))
 		case h.emits && !keeps.Output:
-			errs = append(errs, fmt.Errorf("handler %q: OnEmit needs a provider with an outbox", h.name))
+			errs = append(errs, fmt.Errorf("handler %q: OnEmit requires a store with an outbox", h.name))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -92,10 +94,12 @@ func (p *Projector[Tx]) check(keeps provider.Keeps) error {
 	return nil
 }
 
-// Define declares a projector. The name identifies its read model, and is part of every marker, for ever.
+// Define returns a projector. Its name is part of each marker, so do not change it. It must match
+// ^[a-z][a-z0-9_-]{0,40}$.
 //
-// The handlers that take a message run in one transaction, in the order given: all of them apply it, or it is parked
-// for all of them. A handler that must not hold up its neighbours belongs into a projector of its own.
+// All handlers of a message run in one transaction, in the given order: all of them apply the
+// message, or it is parked for all of them. Put a handler that must not delay others into another
+// projector.
 func Define[Tx any](name string, types *eventstore.Types, opts Options, handlers ...Handler[Tx]) *Projector[Tx] {
 	return &Projector[Tx]{name: name, types: types, opts: opts, handlers: handlers}
 }
@@ -104,7 +108,7 @@ var nameRE = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,40}$`)
 
 func checkName(what, name string) error {
 	if !nameRE.MatchString(name) {
-		return &eventstore.InvalidError{Field: fmt.Sprintf("%s %q", what, name), Reason: "want " + nameRE.String()}
+		return &eventstore.InvalidError{Field: fmt.Sprintf("%s %q", what, name), Reason: "must match " + nameRE.String()}
 	}
 	return nil
 }

@@ -10,17 +10,17 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// The times between two scanSoon at what is due.
+// Intervals between scans of due parked messages.
 const (
-	pollEvery = time.Second
-	scanPause = 5 * time.Millisecond // the least
+	pollEvery = time.Second          // the longest
+	scanPause = 5 * time.Millisecond // the shortest
 )
 
-// poll gives parked messages whose time has come to their workers, until ctx ends.
+// poll dispatches due parked messages to their workers until ctx ends.
 func (r *Runner) poll(ctx context.Context) {
 	for ctx.Err() == nil {
-		if _, err := r.giveDue(ctx); err != nil && ctx.Err() == nil {
-			r.log(slog.LevelWarn, "parked messages were not looked up", err)
+		if _, err := r.dispatchDue(ctx); err != nil && ctx.Err() == nil {
+			r.log(slog.LevelWarn, "parked messages not scanned", err)
 		}
 		if err := r.halted(ctx); errors.Is(err, ErrHalted) {
 			r.end(err)
@@ -28,13 +28,13 @@ func (r *Runner) poll(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 		case <-r.scanSoon:
-			wait(ctx, scanPause) // for what becomes due at the same time
+			wait(ctx, scanPause) // more messages may become due at the same time
 		case <-time.After(pollEvery):
 		}
 	}
 }
 
-// scanNow makes poll scan at once.
+// scanNow requests a scan of due messages at once.
 func (r *Runner) scanNow() {
 	select {
 	case r.scanSoon <- struct{}{}:
@@ -42,9 +42,9 @@ func (r *Runner) scanNow() {
 	}
 }
 
-// giveDue gives what is due to the workers that have nothing of it yet. It is false if there is nothing, and no worker has
-// any.
-func (r *Runner) giveDue(ctx context.Context) (some bool, err error) {
+// dispatchDue dispatches due messages to the workers that have no due messages yet. It returns
+// false if no message is due, and no worker has due messages.
+func (r *Runner) dispatchDue(ctx context.Context) (some bool, err error) {
 	f := provider.DueFilter{Keys: 4 * r.cfg.Batch, Each: r.cfg.Batch}
 	for _, p := range r.projections {
 		f.Projectors = append(f.Projectors, p.name)
@@ -74,8 +74,9 @@ func (r *Runner) due(ctx context.Context, f provider.DueFilter) (map[*worker][]*
 	return due, err
 }
 
-// replay applies parked messages that are due: those that only wait behind others in units of many, all others alone,
-// each attempt counted before it runs. It reports whether any is no longer parked as it was.
+// replay applies due parked messages. Those that only wait behind others run in units of many,
+// all others alone, and their attempts are counted before they run. It reports whether the state
+// of any message changed.
 func (w *worker) replay(ctx, hard context.Context, rows []*inbound) (progress bool) {
 	var waiting, failed []*inbound
 	for _, m := range rows {
@@ -94,19 +95,21 @@ func (w *worker) replay(ctx, hard context.Context, rows []*inbound) (progress bo
 	return progress
 }
 
-// catchUp applies what waits in lanes behind which this worker has just parked deliveries, twice as much as it may have
-// parked. So a lane that is due becomes empty under a constant load. A lane that is not due costs one question.
+// catchUp applies due messages of lanes behind which this worker has just parked deliveries, at
+// most twice as many as it may have parked. So a due lane becomes empty also under a constant
+// load. A lane that is not due costs one query.
 func (w *worker) catchUp(ctx, hard context.Context, lanes []provider.Lane) {
 	progress := len(lanes) > 0
-	for turn := 0; turn < 2 && progress && ctx.Err() == nil; turn++ {
+	for round := 0; round < 2 && progress && ctx.Err() == nil; round++ {
 		f := provider.DueFilter{Projectors: []string{w.name}, Lanes: lanes, Keys: len(lanes), Each: w.batch}
 		due, _ := w.runner.due(hard, f) // poll reports errors
 		progress = w.replay(ctx, hard, due[w])
 	}
 }
 
-// try is one attempt at a parked message that has failed before, or may have ended a process. It is counted before it
-// runs, and keeps others away from the message for longer than it may take.
+// try is one attempt at a parked message that has failed before, or may have crashed a process.
+// It is counted before it runs. No other runner tries the message for longer than the attempt may
+// take.
 func (w *worker) try(ctx, hard context.Context, m *inbound) (progress bool) {
 	cfg, row := &w.runner.cfg, m.parked
 	alone, again := row.Code == codeCrashed, sum(cfg.Timeout, cfg.Lease)
@@ -119,7 +122,7 @@ func (w *worker) try(ctx, hard context.Context, m *inbound) (progress bool) {
 	begun, err := w.runner.store.Try(inner, *row, cfg.Retry.Attempts, again)
 	cancel()
 	if err != nil {
-		w.report(slog.LevelWarn, "attempt at a parked message was not counted", m, err, row.Attempts)
+		w.report(slog.LevelWarn, "attempt not counted", m, err, row.Attempts)
 		return false
 	}
 	if !begun {
@@ -131,12 +134,12 @@ func (w *worker) try(ctx, hard context.Context, m *inbound) (progress bool) {
 		err := u.attempt(hard, alone)
 		switch class := provider.ClassOf(err); {
 		case err == nil:
-			w.settle(u)
+			w.finish(u)
 			return true
 		case hard.Err() != nil:
 			return false
 		case class == ClassAmbiguous || m.aside != nil:
-			w.troubled(ctx, 1, tries, err)
+			w.backOffUnit(ctx, 1, tries, err)
 		case class == ClassTransient:
 			m.setAside(u, err, row.Attempts-1)
 		default:
@@ -146,7 +149,8 @@ func (w *worker) try(ctx, hard context.Context, m *inbound) (progress bool) {
 	return false
 }
 
-// isExhausted says whether a message that may not be tried has no attempt left, so that it is stuck now.
+// isExhausted reports whether a message that may not be tried has no attempt left, so that it is
+// stuck now.
 func (w *worker) isExhausted(m *inbound) bool {
 	row := m.parked
 	if !w.runner.cfg.Retry.Exhausted(row.Attempts) {

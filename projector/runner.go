@@ -14,10 +14,10 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Runner runs projectors over a source.
+// Runner applies the messages of a Source to projectors. Create it with NewRunner.
 type Runner struct {
 	src         Source
-	projections []*projection // as given
+	projections []*projection // in the given order
 	byName      map[string]*projection
 	store       storage
 	cfg         RunnerConfig
@@ -30,11 +30,12 @@ type Runner struct {
 	end         context.CancelCauseFunc // ends Run with an error
 }
 
-// NewRunner returns a runner that applies the messages of src to ps, in transactions of db. It validates its arguments and
-// does nothing else.
-//   - db must be a whole provider (provider.Provider). A store without parked messages, such as Redis, is combined with
-//     one that keeps them: provider.Combine(units, db).
-//   - If db cannot commit markers with the read model, Options.Markers is a no-op, logged at debug.
+// NewRunner returns a runner that applies the messages of src to ps, in transactions of db. It
+// checks its arguments, and starts nothing.
+//   - db must implement provider.Provider. Combine a store that does not, such as Redis, with one
+//     that does: provider.Combine(units, db).
+//   - If db cannot commit markers with the read model, Options.Markers is a no-op, which is
+//     logged at level debug.
 func NewRunner[Tx any](db provider.Units[Tx], src Source, cfg RunnerConfig, ps ...*Projector[Tx]) (*Runner, error) {
 	if err := src.check(); err != nil {
 		return nil, fmt.Errorf("runner: %w", err)
@@ -42,30 +43,31 @@ func NewRunner[Tx any](db provider.Units[Tx], src Source, cfg RunnerConfig, ps .
 	return newRunner(db, src, cfg, ps...)
 }
 
-// newRunner is NewRunner without the check of src. A runner of the zero Source applies parked messages that are due, and ends.
+// newRunner is NewRunner without the check of src. A runner of the zero Source applies due parked
+// messages, and ends.
 func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ...*Projector[Tx]) (*Runner, error) {
 	r := &Runner{src: src, cfg: cfg, id: uuid.NewString(), process: &process, byName: map[string]*projection{},
 		scanSoon: make(chan struct{}, 1), running: make(chan struct{})}
 	if u == nil || len(ps) == 0 {
-		return nil, errors.New("runner: give it a store and at least one projector")
+		return nil, errors.New("runner: the store is nil or there are no projectors: give both")
 	}
 	if err := r.cfg.validate(); err != nil {
 		return nil, fmt.Errorf("runner: %w", err)
 	}
 	whole, ok := any(u).(provider.Provider[Tx])
 	if !ok {
-		return nil, errors.New("runner: the store keeps no parked messages: combine it with one that does, provider.Combine(units, db)")
+		return nil, errors.New("runner: the store keeps no parked messages: combine it with another store, provider.Combine(units, db)")
 	}
 	r.store = whole
 	for _, p := range ps {
 		if p == nil {
-			return nil, errors.New("runner: a projector is nil")
+			return nil, errors.New("runner: a projector is nil: leave it out")
 		}
 		if err := p.check(u.Keeps()); err != nil {
 			return nil, fmt.Errorf("runner: %w", err)
 		}
 		if r.byName[p.name] != nil {
-			return nil, fmt.Errorf("runner: projector %s is given twice", p.name)
+			return nil, fmt.Errorf("runner: two projectors have the name %s: use each name once", p.name)
 		}
 		r.byName[p.name] = newProjection(r, whole, p, len(r.projections)*r.cfg.Concurrency)
 		r.projections = append(r.projections, r.byName[p.name])
@@ -73,7 +75,8 @@ func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ..
 	return r, nil
 }
 
-// log logs what happened with the class and the code of its error, and its text only if RunnerConfig.LogErrors is set.
+// log logs a message with the class and the code of an error. It logs the error's text only with
+// RunnerConfig.LogErrors.
 func (r *Runner) log(level slog.Level, what string, err error, attrs ...any) {
 	attrs = append(attrs, "class", provider.ClassOf(err).String(), "code", provider.CodeOf(err))
 	if r.cfg.LogErrors {
@@ -82,17 +85,19 @@ func (r *Runner) log(level slog.Level, what string, err error, attrs ...any) {
 	r.cfg.Logger.Log(context.Background(), level, what, attrs...)
 }
 
-// Running is closed once Run has subscribed to every topic.
+// Running returns a channel that is closed once Run has subscribed to every topic.
 func (r *Runner) Running() <-chan struct{} { return r.running }
 
-// Run applies messages until ctx ends; then it takes no more, finishes and acks what is in flight, and returns nil; or
-// outbox.ErrDrain if that takes longer than Drain: then what is in flight is broken off, rolled back, and not acked.
-//   - A subscription that ends by itself is an error.
-//   - A projector with Halt that has a stuck message is ErrHalted, at the start and later.
-//   - Run may be called once.
+// Run applies messages until ctx ends. Then it takes no more, finishes and acks the messages in
+// flight, and returns nil.
+//   - outbox.ErrDrain: that took longer than RunnerConfig.Drain. Units in flight are canceled,
+//     rolled back, and not acked.
+//   - ErrHalted: a projector with Halt has a stuck message, at the start or later.
+//   - It also returns an error if the store is not ready, for example not migrated, if a
+//     subscription fails or ends by itself, and on a second call.
 func (r *Runner) Run(ctx context.Context) error {
 	if r.started.Swap(true) {
-		return errors.New("runner: Run called twice")
+		return errors.New("runner: Run called twice: create a new runner")
 	}
 	var err error
 	if c, ok := r.store.(provider.ReadyChecker); ok {
@@ -107,7 +112,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("runner: %w", err)
 	}
-	// Subscriptions, and with them the contexts of messages, end after what is in flight.
+	// Subscriptions, and with them the contexts of messages, end after the messages in flight.
 	subscribed, unsubscribe := context.WithCancel(context.WithoutCancel(ctx))
 	defer unsubscribe()
 	hard, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -115,9 +120,10 @@ func (r *Runner) Run(ctx context.Context) error {
 	work, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	r.end = func(err error) { end(fmt.Errorf("runner: %w", err)) }
-	stays := context.AfterFunc(ctx, unsubscribe) // nothing is in flight yet, and a broker that is away must not keep Run from its end
+	// Until it is subscribed, the end of ctx ends Run at once, also if the broker does not reply.
+	keepOpen := context.AfterFunc(ctx, unsubscribe)
 	subs, owned, err := r.src.open(subscribed, r.projections)
-	stays()
+	keepOpen()
 	var all sync.WaitGroup
 	alive := func(bool) {}
 	if err != nil {
@@ -146,7 +152,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	return err
 }
 
-// start starts all that a runner does.
+// start starts the goroutines of the runner.
 func (r *Runner) start(work, hard context.Context, subs []subscription, all *sync.WaitGroup) {
 	for _, p := range r.projections {
 		for _, w := range p.workers {

@@ -11,24 +11,42 @@ import (
 	"github.com/kinora-go/kinora/marker"
 )
 
-// RunnerConfig configures a Runner; the zero value is the default.
+// RunnerConfig configures a Runner. The zero value is the default.
 type RunnerConfig struct {
-	Concurrency int              // workers of each projector, so its transactions at once; messages of one key stay in order; zero means 1
-	Batch       int              // most messages of a transaction; zero means 32
-	Timeout     time.Duration    // of a handler for one message, from its start; also of opening and committing a unit, each; zero means 30s
-	Retry       claim.Backoff    // of a message that failed alone; zero means 100ms doubling to 30s, stuck after 5 attempts
-	Drain       time.Duration    // how long Run may go on after its ctx ends; zero means 10s
-	Lease       time.Duration    // how long a runner counts as alive after its process was killed; at least 1s; zero means 15s
-	Record      time.Duration    // how long after a process was killed a broker may redeliver its messages; zero means 1h
-	Careful     bool             // name every message before it runs, not only those that a killed process may have had
-	Markers     marker.Retention // how long markers, and replayed and skipped messages, are kept; the runner deletes older ones
-	Version     string           // of the program, kept with what is parked; empty: what its build info says
+	// Concurrency is the number of workers, and so of concurrent transactions, of each projector.
+	// Messages of one key stay in order. Zero means 1.
+	Concurrency int
+	// Batch is the most messages of a transaction, at most 10,000. Zero means 32.
+	Batch int
+	// Timeout is how long a handler may take for one message, and how long opening a unit and
+	// committing it may take, each. Zero means 30s.
+	Timeout time.Duration
+	// Retry is the backoff of a message that failed alone. Zero means 100ms doubling to 30s; the
+	// message is stuck after 5 attempts.
+	Retry claim.Backoff
+	// Drain is how long Run may continue after its ctx ends. Zero means 10s.
+	Drain time.Duration
+	// Lease is how long a runner counts as alive after its process was killed, at least 1s. Zero
+	// means 15s.
+	Lease time.Duration
+	// Record is how long after a process was killed a broker may redeliver its messages. Zero
+	// means 1h.
+	Record time.Duration
+	// Careful records each message as in flight before it runs. Without it, only messages that
+	// may have been in flight when a process was killed are recorded.
+	Careful bool
+	// Markers is how long markers, and replayed and skipped messages, are kept. The runner
+	// deletes older ones.
+	Markers marker.Retention
+	// Version is the version of the program, stored with parked messages. Empty means that of its
+	// build info.
+	Version string
 
-	Classify  func(error) Class // may choose the class of an error of ClassUnknown; nil: it stays that
+	Classify  func(error) Class // may return another class for an error of ClassUnknown
 	Observer  RunnerObserver    // receives what the runner does
-	Clock     func() time.Time  // measures durations; must not be set back; nil: time.Now
-	Logger    *slog.Logger      // nil: slog.Default()
-	LogErrors bool              // also log the texts of errors, which may hold what users wrote
+	Clock     func() time.Time  // measures durations; must never go back; nil means time.Now
+	Logger    *slog.Logger      // nil means slog.Default()
+	LogErrors bool              // also log the texts of errors, which may contain user data
 }
 
 func (c *RunnerConfig) validate() error {
@@ -36,13 +54,13 @@ func (c *RunnerConfig) validate() error {
 	c.Lease, c.Record = cmp.Or(c.Lease, 15*time.Second), cmp.Or(c.Record, time.Hour)
 	c.Concurrency, c.Batch = cmp.Or(c.Concurrency, 1), cmp.Or(c.Batch, 32)
 	if c.Timeout < 0 || c.Drain < 0 || c.Record < 0 || c.Concurrency < 0 || c.Batch < 0 || c.Batch > maxBatch {
-		return fmt.Errorf("timeout %s, drain %s, record %s, concurrency %d, batch %d: give no negative value, and a batch of at most %d",
+		return fmt.Errorf("timeout %s, drain %s, record %s, concurrency %d, batch %d: must be at least 0, and batch at most %d",
 			c.Timeout, c.Drain, c.Record, c.Concurrency, c.Batch, maxBatch)
 	}
 	if c.Lease < time.Second {
-		return fmt.Errorf("lease %s: give at least 1s", c.Lease)
+		return fmt.Errorf("lease %s: must be at least 1s", c.Lease)
 	}
-	if info, ok := debug.ReadBuildInfo(); ok { // the version of the main module has its revision in it
+	if info, ok := debug.ReadBuildInfo(); ok { // the version contains the revision
 		c.Version = cmp.Or(c.Version, info.Main.Version)
 	}
 	if c.Clock == nil {

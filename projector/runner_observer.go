@@ -2,25 +2,30 @@ package projector
 
 import "time"
 
-// RunnerObserver receives what a runner does, for metrics. A function that is nil is not called and costs nothing. The
-// goroutines that do the work call it, several at a time: it must be quick, and must not change what it is given.
+// RunnerObserver has functions that a runner calls, for metrics. A nil function is not called and
+// costs nothing. Several goroutines of the runner call them at the same time: they must be quick,
+// and must not change their arguments.
 type RunnerObserver struct {
-	// Handled: a message was applied by a handler, and its unit is committed; or the handler failed at it alone.
-	// skipped: the handler had applied it before, as its marker says. waited is the time from the recording of the
-	// event to the end of its unit, by the clocks of the store and of this process: negative if these differ, zero
-	// if the message does not say. took is the handler's own time.
+	// Handled: a handler has applied a message and its unit is committed, or the handler failed
+	// for this message alone. skipped: the marker says that the handler had applied the message
+	// before. waited is the time from the recording of the event to the end of the unit, by the
+	// clocks of the store and of this process. It is negative if the clocks differ, and zero if
+	// the message has no time. took is the time that the handler itself took.
 	Handled func(handler string, skipped bool, waited, took time.Duration, err error)
-	// Unit: a unit of this many messages ended.
+	// Unit: a unit with this number of messages has ended.
 	Unit func(projector string, messages int, took time.Duration, err error)
-	// Retried: a unit failed for a reason that is no message's fault, and is tried again after this time.
+	// Retried: a unit failed, which was not the fault of a message. It is tried again after this
+	// time.
 	Retried func(projector string, class Class, after time.Duration)
-	// Parked: a message was set aside, or stays parked after a failed attempt. The handler is the one that failed,
-	// empty if none did. ClassHeld: the message waits behind another one.
+	// Parked: a message was parked, or stays parked after a failed attempt. handler is the one
+	// that failed, or "" if none did. ClassHeld: the message waits behind another one.
 	Parked func(projector, handler string, class Class, code string)
 	// Replayed: a parked message was applied.
 	Replayed func(projector string)
-	// Pruned: a transaction deleted so many rows past their window: markers, and replayed or skipped messages.
+	// Pruned: a transaction has deleted this number of old rows: markers, and replayed or skipped
+	// messages.
 	Pruned func(rows int)
-	// Unmarked: a handler of a projector with Options.Markers ran in a unit that cannot keep them (provider.Keeps).
+	// Unmarked: a handler of a projector with Options.Markers ran in a store that keeps no
+	// markers (provider.Keeps).
 	Unmarked func(handler string)
 }

@@ -9,47 +9,50 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
-// Source is where a runner's messages come from. Make it with Subscribe or SubscribeEach.
+// Source is the subscriptions of a runner. Subscribe and SubscribeEach return it.
 type Source struct {
 	sub    message.Subscriber
 	each   func(projector string) (message.Subscriber, error)
 	topics []string
 }
 
-// Subscribe reads topics from s. The projectors of the runner share each delivery: it is acked when all of them are
-// done with it, so one that retries holds up the others.
+// Subscribe returns a Source that reads topics from s. The projectors of the runner share each
+// delivery: it is acked after all of them have applied or parked it, so a projector that retries
+// delays the others.
 func Subscribe(s message.Subscriber, topics ...string) Source {
 	return Source{sub: s, topics: topics}
 }
 
-// SubscribeEach reads topics for each projector from a subscriber of its own, such as one of its own consumer group, so
-// that no projector holds up another. The runner asks for them when it runs, and closes them when it has drained.
-func SubscribeEach(s func(projector string) (message.Subscriber, error), topics ...string) Source {
-	return Source{each: s, topics: topics}
+// SubscribeEach returns a Source that reads topics for each projector from a separate subscriber,
+// for example of its own consumer group. So no projector delays another. Runner.Run calls
+// subscriber once per projector, and closes the subscribers after it has drained.
+func SubscribeEach(subscriber func(projector string) (message.Subscriber, error), topics ...string) Source {
+	return Source{each: subscriber, topics: topics}
 }
 
 func (s Source) isZero() bool { return s.sub == nil && s.each == nil && len(s.topics) == 0 }
 
 func (s Source) check() error {
 	if s.sub == nil && s.each == nil || len(s.topics) == 0 {
-		return errors.New("the source has no subscriber or no topics: make it with Subscribe or SubscribeEach")
+		return errors.New("the source has no subscriber or no topics: create it with Subscribe or SubscribeEach")
 	}
 	for i, topic := range s.topics {
 		if topic == "" || slices.Contains(s.topics[:i], topic) {
-			return fmt.Errorf("source: topic %q is empty or given twice", topic)
+			return fmt.Errorf("source: topic %q is empty or listed twice: remove it", topic)
 		}
 	}
 	return nil
 }
 
-// subscription is the messages of a topic, for some projectors.
+// subscription has the messages of a topic for some projectors.
 type subscription struct {
 	topic       string
 	messages    <-chan *message.Message
 	projections []*projection
 }
 
-// open subscribes to every topic. It returns the subscribers that the runner has to close, also with an error.
+// open subscribes to every topic. It returns the subscribers that the runner must close, also
+// with an error.
 func (s Source) open(ctx context.Context, all []*projection) (subs []subscription, owned []message.Subscriber, err error) {
 	share, sub := len(all), s.sub
 	if s.each != nil {
@@ -59,7 +62,7 @@ func (s Source) open(ctx context.Context, all []*projection) (subs []subscriptio
 		if s.each != nil {
 			name := projections[0].name
 			if sub, err = s.each(name); err == nil && sub == nil {
-				err = errors.New("there is none")
+				err = errors.New("the function returned nil")
 			}
 			if err != nil {
 				return nil, owned, fmt.Errorf("subscriber of projector %s: %w", name, err)
@@ -77,7 +80,7 @@ func (s Source) open(ctx context.Context, all []*projection) (subs []subscriptio
 	return subs, owned, nil
 }
 
-// read gives the messages of a subscription to the workers of its projectors until ctx ends.
+// read passes the messages of a subscription to the workers of its projectors until ctx ends.
 func (s subscription) read(ctx context.Context) error {
 	for {
 		var m *message.Message

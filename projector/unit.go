@@ -20,29 +20,32 @@ type unit struct {
 	msgs    []*inbound
 	intent  provider.Unit
 	timer   *time.Timer                      // ends it; see run
-	over    atomic.Bool                      // a handler runs, or took too long
-	at      atomic.Int64                     // the message whose handler runs; -1: none
-	handler atomic.Pointer[provider.Handler] // that runs; nil: none
+	over    atomic.Bool                      // a handler is running, or took too long
+	at      atomic.Int64                     // index of the message whose handler runs; -1: none
+	handler atomic.Pointer[provider.Handler] // the running handler; nil: none
 
-	// What the last run of the handlers did.
+	// Results of the last run of the handlers.
 	ran     bool   // a handler ran
-	live    []bool // parked messages that are still there
+	live    []bool // by message: a parked message that is unchanged
 	output  []outbox.Message
 	parked  []*provider.Aside // by message; nil: not set aside
 	behind  []provider.Lane   // lanes of deliveries that were parked behind others
-	reports []func()          // for the observer, once it is committed
+	reports []func()          // observer calls to make after the commit
 }
 
 func (w *worker) newUnit(msgs []*inbound) *unit {
-	u := &unit{worker: w, msgs: msgs, intent: provider.Unit{Projector: w.name, Messages: make([]provider.Message, len(msgs))}}
+	intent := provider.Unit{Projector: w.name, Messages: make([]provider.Message, len(msgs))}
+	u := &unit{worker: w, msgs: msgs, intent: intent}
 	u.at.Store(-1)
 	for i, m := range msgs {
-		u.intent.Messages[i] = provider.Message{ID: m.msg.UUID, Lane: m.lane, Handlers: m.handlers, Mark: m.mark, Parked: m.parked}
+		u.intent.Messages[i] = provider.Message{
+			ID: m.msg.UUID, Lane: m.lane, Handlers: m.handlers, Mark: m.mark, Parked: m.parked,
+		}
 	}
 	return u
 }
 
-// attempt runs the unit. alone: the caller holds the process.
+// attempt runs the unit. If alone is set, the caller has locked the process.
 func (u *unit) attempt(hard context.Context, alone bool) error {
 	until := u.serial.Load()
 	u.intent.Serial = until > 0 && len(u.msgs) > 1 && u.runner.cfg.Clock().UnixNano() < until
@@ -51,7 +54,7 @@ func (u *unit) attempt(hard context.Context, alone bool) error {
 		defer u.runner.process.RUnlock()
 		if u.intent.DryRun == nil && u.runner.suspicious(u.msgs) {
 			u.intent.Careful = &provider.Worker{Runner: u.runner.id, Number: u.number}
-			if err := u.nameThem(hard, *u.intent.Careful, u.msgs); err != nil {
+			if err := u.recordInFlight(hard, *u.intent.Careful, u.msgs); err != nil {
 				return err
 			}
 		}
@@ -59,14 +62,15 @@ func (u *unit) attempt(hard context.Context, alone bool) error {
 	return u.transact(hard)
 }
 
-// transact runs the unit in another goroutine, so that a handler that panics or calls runtime.Goexit ends its unit and
-// nothing else, and one that does not return is left behind.
+// transact runs the unit in the background goroutine. So a handler that panics or calls
+// runtime.Goexit ends only its unit, and the worker continues without a handler that does not
+// return.
 func (u *unit) transact(hard context.Context) error {
 	ctx, cancel := context.WithCancel(hard)
 	u.timer = time.AfterFunc(u.runner.cfg.Timeout, cancel)
 	ended, err := false, error(errGoexit)
 	done := make(chan struct{})
-	u.inOther(func() {
+	u.inBackground(func() {
 		defer close(done)
 		defer cancel()
 		defer u.timer.Stop()
@@ -79,55 +83,57 @@ func (u *unit) transact(hard context.Context) error {
 		ended = ctx.Err() != nil
 	})
 	if !returns(ctx, done) {
-		u.leaveOther()
-		if u.handler.Load() == nil { // it is the store that does not answer
+		u.endBackground()
+		if u.handler.Load() == nil { // the store does not reply
 			return errBegin
 		}
 		return errStuck
 	}
-	if err == errGoexit { //nolint:errorlint // nobody wraps it
-		u.leaveOther()
+	if err == errGoexit { //nolint:errorlint // it is never wrapped
+		u.endBackground()
 	}
 	if err == nil {
 		return nil
 	}
-	if ended && hard.Err() == nil && !u.over.Load() && (provider.ClassOf(err) != ClassUnknown || provider.CodeOf(err) != provider.CodeDeadline) {
-		return &Error{Class: ClassTransient, Code: "begin", Err: fmt.Errorf("the unit did not begin or commit within %s: %w", u.runner.cfg.Timeout, err)}
+	handlerDeadline := provider.ClassOf(err) == ClassUnknown && provider.CodeOf(err) == provider.CodeDeadline
+	if ended && hard.Err() == nil && !u.over.Load() && !handlerDeadline {
+		err = fmt.Errorf("the unit did not begin or commit within %s: %w", u.runner.cfg.Timeout, err)
+		return &Error{Class: ClassTransient, Code: "begin", Err: err}
 	}
 	return u.classified(err)
 }
 
-// inOther runs f in the worker's other goroutine. There is one for all units: a new one would have to grow its stack each
-// time, which was a tenth of the program's CPU.
-func (w *worker) inOther(f func()) {
-	if w.other == nil {
-		w.other = make(chan func())
+// inBackground runs f in the worker's background goroutine. All units share it: a new goroutine
+// per unit grows its stack each time, which took a tenth of the CPU time.
+func (w *worker) inBackground(f func()) {
+	if w.background == nil {
+		w.background = make(chan func())
 		go func(jobs <-chan func()) {
 			for f := range jobs {
 				f()
 			}
-		}(w.other)
+		}(w.background)
 	}
-	w.other <- f
+	w.background <- f
 }
 
-// leaveOther lets the other goroutine end, once what it runs returns.
-func (w *worker) leaveOther() {
-	if w.other != nil {
-		close(w.other)
-		w.other = nil
+// endBackground ends the background goroutine after its current function returns.
+func (w *worker) endBackground() {
+	if w.background != nil {
+		close(w.background)
+		w.background = nil
 	}
 }
 
-// classified returns err with a class that says something about its message: a handler, or RunnerConfig.Classify, may
-// have chosen another one.
+// classified returns err with the class that RunnerConfig.Classify chooses, and ClassUnknown
+// instead of a class that a handler's error cannot have.
 func (u *unit) classified(err error) error {
 	was, code := provider.ClassOf(err), provider.CodeOf(err)
 	class := was
 	if class == ClassUnknown && u.runner.cfg.Classify != nil {
 		class = u.runner.cfg.Classify(err)
 	}
-	if class == ClassShutdown { // the runner has not stopped: the unit met its own deadline
+	if class == ClassShutdown { // the runner has not stopped: the timeout of the unit ended it
 		class, code = ClassUnknown, provider.CodeDeadline
 	} else if class < ClassUnknown || class > ClassAmbiguous {
 		class = ClassUnknown
@@ -138,14 +144,16 @@ func (u *unit) classified(err error) error {
 	return &Error{Class: class, Code: code, Err: err}
 }
 
-// handle runs the handlers, and says what is set aside. It may run again: then it begins from nothing.
+// handle runs the handlers, and returns their output and the messages to set aside. It may run
+// again for the same unit.
 func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c provider.Closing, err error) {
-	u.ran, u.live, u.behind, u.reports, u.parked = false, found.Live, nil, nil, make([]*provider.Aside, len(u.msgs))
+	u.ran, u.live, u.behind, u.reports = false, found.Live, nil, nil
+	u.parked = make([]*provider.Aside, len(u.msgs))
 	stopped := map[provider.Lane]bool{} // lanes in which this unit has set a message aside
 	for i, m := range u.msgs {
 		var row *provider.Aside
 		switch {
-		case m.parked != nil && !found.Live[i]: // it is not as it was listed: somebody else has it
+		case m.parked != nil && !found.Live[i]: // it has changed since it was listed
 		case m.parked == nil && len(m.handlers) > 0 && !slices.Contains(found.Fresh[i], true):
 			for j := range m.handlers {
 				u.note(m, j, true, 0)
@@ -158,7 +166,7 @@ func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c
 		case found.Suspect != nil && found.Suspect[i]:
 			row = u.row(i, found.Fresh[i], ClassUnknown, codeCrashed)
 			if m.parked != nil && m.parked.Class != ClassHeld {
-				row.Parked.Attempts-- // it was counted, and has not run
+				row.Parked.Attempts-- // it was counted, but has not run
 			}
 			row.Parked.Attempts = max(row.Parked.Attempts, 1)
 		case m.aside != nil:
@@ -183,9 +191,11 @@ func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c
 
 // run runs the handlers of a message that have not applied it yet.
 //
-// Each part of a unit has a limit of its own: the opening, each handler, and the commit. So a handler that had to wait for
-// its turn has all of its own time, and a wait is never held against it.
-func (u *unit) run(ctx context.Context, call caller, i int, m *inbound, fresh []bool) (out []outbox.Message, err error) {
+// The opening, each handler, and the commit have separate timeouts. So the time that a unit waits
+// for others does not count for a handler.
+func (u *unit) run(
+	ctx context.Context, call caller, i int, m *inbound, fresh []bool,
+) (out []outbox.Message, err error) {
 	u.at.Store(int64(i))
 	for j := range m.handlers {
 		if !fresh[j] {
@@ -193,7 +203,7 @@ func (u *unit) run(ctx context.Context, call caller, i int, m *inbound, fresh []
 			continue
 		}
 		each, began := u.runner.cfg.Timeout, u.runner.cfg.Clock()
-		if !u.timer.Reset(sum(each, each)) { // the end of the unit, if the handler does not heed its own
+		if !u.timer.Reset(sum(each, each)) { // ends the unit if the handler ignores its context
 			return nil, errBegin
 		}
 		u.ran = true
@@ -206,7 +216,7 @@ func (u *unit) run(ctx context.Context, call caller, i int, m *inbound, fresh []
 		}
 		inner, cancel := context.WithTimeout(parent, each)
 		some, err := call(inner, m.handlers[j].Name, m.raw)
-		u.over.Store(inner.Err() != nil) // a handler that returned in time is not to blame for the rest
+		u.over.Store(inner.Err() != nil) // a handler that returned in time is not at fault
 		cancel()
 		u.timer.Reset(each)
 		crash.Point("handler: after")
@@ -221,18 +231,20 @@ func (u *unit) run(ctx context.Context, call caller, i int, m *inbound, fresh []
 	return out, nil
 }
 
-// note keeps for the observer that a handler has applied a message, now or before.
+// note records for the observer that a handler has applied a message, now or before.
 func (u *unit) note(m *inbound, handler int, before bool, took time.Duration) {
 	cfg, name := &u.runner.cfg, m.handlers[handler].Name
 	if cfg.Observer.Handled != nil {
-		u.reports = append(u.reports, func() { cfg.Observer.Handled(name, before, m.waited(cfg.Clock()), took, nil) })
+		u.reports = append(u.reports, func() {
+			cfg.Observer.Handled(name, before, m.waited(cfg.Clock()), took, nil)
+		})
 	}
 	if cfg.Observer.Unmarked != nil && !before && u.opts.Markers && !u.marks {
 		u.reports = append(u.reports, func() { cfg.Observer.Unmarked(name) })
 	}
 }
 
-// failure describes a message that has failed alone.
+// failure returns the row of a message that has failed alone.
 func (u *unit) failure(i int, m *inbound, fresh []bool) *provider.Aside {
 	row := u.row(i, fresh, provider.ClassOf(m.aside.cause), provider.CodeOf(m.aside.cause))
 	p, retry := &row.Parked, u.runner.cfg.Retry
@@ -241,7 +253,7 @@ func (u *unit) failure(i int, m *inbound, fresh []bool) *provider.Aside {
 		p.Code = codeCrashed // the next attempt runs alone too
 	}
 	switch {
-	case p.Class == ClassTransient: // not counted, so it waits as long again as it has been parked
+	case p.Class == ClassTransient: // not counted: it waits as long again as it has been parked
 		row.After = min(max(u.runner.cfg.Clock().Sub(p.At), retry.Base), retry.Max)
 	case p.Class == ClassUnknown && !retry.Exhausted(p.Attempts):
 		row.After, _ = retry.Delay(max(p.Attempts, 1))
@@ -249,12 +261,12 @@ func (u *unit) failure(i int, m *inbound, fresh []bool) *provider.Aside {
 	return row
 }
 
-// row describes a message as it is set aside.
+// row returns the row of a message that is set aside.
 func (u *unit) row(i int, fresh []bool, class Class, code string) *provider.Aside {
 	m := u.msgs[i]
 	row := Parked{
-		Projector: u.name, MessageID: m.msg.UUID, Topic: m.topic, Key: m.key, Lane: m.lane, Type: m.msg.Metadata[outbox.HeaderType],
-		Payload: m.msg.Payload, Headers: m.msg.Metadata,
+		Projector: u.name, MessageID: m.msg.UUID, Topic: m.topic, Key: m.key, Lane: m.lane,
+		Type: m.msg.Metadata[outbox.HeaderType], Payload: m.msg.Payload, Headers: m.msg.Metadata,
 	}
 	if m.parked != nil {
 		row = *m.parked
@@ -262,14 +274,14 @@ func (u *unit) row(i int, fresh []bool, class Class, code string) *provider.Asid
 	row.Class, row.Code, row.Version = class, code, u.runner.cfg.Version
 	named := len(row.Handlers) > 0
 	for j, h := range m.handlers {
-		if !named && fresh[j] { // the unit leaves its marker, so nothing but this says that it is to run
+		if !named && fresh[j] { // the unit writes its marker, so only this field lists it
 			row.Handlers = append(row.Handlers, h.Name)
 		}
 	}
 	return &provider.Aside{Message: i, Parked: row}
 }
 
-// culprit is the index of the message that made the unit fail with err, or -1.
+// culprit returns the index of the message that made the unit fail with err, or -1.
 func (u *unit) culprit(err error) int {
 	if e, ok := errors.AsType[*provider.MessageError](err); ok {
 		return e.Message
@@ -277,10 +289,10 @@ func (u *unit) culprit(err error) int {
 	return int(u.at.Load())
 }
 
-// grace is how long a handler may take to return after its context has ended, before it is left to itself.
+// grace is how long the worker waits for a handler to return after its context has ended.
 const grace = 2 * time.Second
 
-// returns waits until done is closed, and after the end of ctx no longer than the grace.
+// returns reports whether done is closed before the grace after the end of ctx is over.
 func returns(ctx context.Context, done <-chan struct{}) bool {
 	select {
 	case <-done:
@@ -295,5 +307,5 @@ func returns(ctx context.Context, done <-chan struct{}) bool {
 	}
 }
 
-// sum is a + b, or as long as a duration can be.
+// sum returns a + b, or the longest duration if that overflows.
 func sum(a, b time.Duration) time.Duration { return a + min(b, math.MaxInt64-a) }

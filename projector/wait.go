@@ -13,19 +13,19 @@ import (
 const (
 	waitMin  = time.Millisecond
 	waitMax  = 50 * time.Millisecond
-	waitPage = 500 // questions at a time
+	waitPage = 500 // questions per query
 )
 
-// Wait returns when p has applied all the events of an append: when each of its handlers that takes one has left its
-// marker. It asks s, so it works in any process. If nothing was appended (Count 0), it waits for the last event of the
-// stream.
-//   - ErrParked: an event is parked and waits for a person, or behind one that does. While it is parked and tried
-//     again by itself, Wait goes on waiting.
+// Wait returns nil after p has applied all events of an append: each event has the markers of all
+// its handlers. It polls s, so it works in any process. If a.Count is 0 (nothing was appended),
+// it waits for the last event of the stream.
+//   - ErrParked: an event is stuck, or waits behind a stuck one. While a runner tries it again,
+//     Wait continues.
 //   - ErrSkipped: an event was skipped.
-//   - ErrPruned: an event has no marker, and markers of its time are deleted.
-//   - ErrNoMarkers: p has no Options.Markers, or a runner of this process cannot keep its markers. In a process without
-//     such a runner, Wait returns when ctx ends.
-//   - The error of ctx when it ends.
+//   - ErrPruned: an event has no marker, and markers of that age are deleted.
+//   - ErrNoMarkers: p has no Options.Markers, or the store of a runner in this process keeps no
+//     markers. In another process Wait cannot know that, and waits until ctx ends.
+//   - The error of ctx after it ends.
 func (p *Projector[Tx]) Wait(ctx context.Context, s State, a eventstore.Appended) error {
 	if err := p.wait(ctx, s, a); err != nil {
 		return fmt.Errorf("wait for %s: %w", p.name, err)
@@ -60,7 +60,7 @@ func (p *Projector[Tx]) wait(ctx context.Context, s State, a eventstore.Appended
 	return nil
 }
 
-// ask returns the questions that are still open.
+// ask returns the questions whose events are not applied yet.
 func ask(ctx context.Context, s State, page []provider.Question) (open []provider.Question, err error) {
 	outcomes, err := s.Outcomes(ctx, page)
 	if err != nil {
@@ -81,8 +81,11 @@ func ask(ctx context.Context, s State, page []provider.Question) (open []provide
 	return open, nil
 }
 
-// questions returns one for each marker that the events of an append leave with p, in the order of the stream.
-func (p *Projector[Tx]) questions(ctx context.Context, s State, a eventstore.Appended) (open []provider.Question, err error) {
+// questions returns one question for each handler of each event of an append, in the order of the
+// stream.
+func (p *Projector[Tx]) questions(
+	ctx context.Context, s State, a eventstore.Appended,
+) (open []provider.Question, err error) {
 	if a.Version == 0 {
 		return nil, nil
 	}
@@ -95,7 +98,9 @@ func (p *Projector[Tx]) questions(ctx context.Context, s State, a eventstore.App
 			break
 		}
 		for _, h := range takers[raw.Type] {
-			open = append(open, provider.Question{Handler: h.Name, Was: h.Was, MessageID: raw.ID, RecordedAt: raw.RecordedAt})
+			open = append(open, provider.Question{
+				Handler: h.Name, Was: h.Was, MessageID: raw.ID, RecordedAt: raw.RecordedAt,
+			})
 		}
 	}
 	return open, nil

@@ -1,7 +1,6 @@
 package projector
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -12,45 +11,47 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// worker runs one unit at a time for the lanes of a projector that are its own.
+// worker runs units for some lanes of a projector, one at a time.
 type worker struct {
 	*projection
-	number int
-	in     chan *inbound   // deliveries: no more than the next unit
-	due    chan []*inbound // parked messages whose time has come
-	busy   atomic.Bool     // it has some of these
-	size   int             // of the next unit, at most
-	failed int             // messages set aside since one was applied
-	seen   map[string]int  // used by collect
-	other  chan func()     // what the other goroutine is to run; see unit.transact
+	number     int
+	in         chan *inbound   // deliveries, at most those of the next unit
+	due        chan []*inbound // parked messages that are due
+	busy       atomic.Bool     // it has due messages
+	size       int             // the most messages of the next unit
+	failed     int             // messages set aside since one was applied
+	seen       map[string]int  // used by collect
+	background chan func()     // functions for the background goroutine; see unit.transact
 }
 
-// run applies what comes until ctx ends. What it has not applied then is not acked, so it is delivered again.
+// run applies messages until ctx ends. Messages that are not applied by then are not acked, so
+// they are redelivered.
 func (w *worker) run(ctx, hard context.Context) {
-	defer w.leaveOther()
+	defer w.endBackground()
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
 		case rows := <-w.due:
 			if w.replay(ctx, hard, rows) {
-				w.runner.scanNow() // for what was behind them
+				w.runner.scanNow() // for the messages behind them
 			}
 			w.busy.Store(false)
 		case m := <-w.in:
-			w.rest(ctx)
+			w.backOff(ctx)
 			w.apply(ctx, hard, w.collect(m))
 		}
 	}
 }
 
-// collect returns m and what else has arrived since: so a unit has one message when little comes, and many share a
-// commit when much does. A message that was delivered twice is there once.
+// collect returns m and the messages that have arrived since. So a unit has one message under a
+// low load, and many messages share a commit under a high load. A message that was delivered
+// twice is in the unit once.
 func (w *worker) collect(m *inbound) []*inbound {
 	clear(w.seen)
 	msgs := make([]*inbound, 0, min(w.batch, 1+len(w.in)))
 	for {
 		if i, twice := w.seen[m.msg.UUID]; twice && m.msg.UUID != "" {
-			msgs[i].twins = append(msgs[i].twins, m.received)
+			msgs[i].duplicates = append(msgs[i].duplicates, m.received)
 		} else {
 			w.seen[m.msg.UUID] = len(msgs)
 			msgs = append(msgs, m)
@@ -66,14 +67,15 @@ func (w *worker) collect(m *inbound) []*inbound {
 	}
 }
 
-// apply brings messages through units until each is applied or set aside. A unit that fails is undone as a whole and
-// its parts run in new ones: what was before the message that failed, that message alone, then the rest, beginning
-// with one message and doubling. Only what fails alone is set aside. It reports whether any parked message is no longer
-// as it was.
+// apply runs messages in units until each is applied or set aside. A unit that fails is rolled
+// back, and its messages run in new units: those before the message that failed, that message
+// alone, then the rest, beginning with one message and doubling. Only a message that fails alone
+// is set aside. It reports whether the state of any parked message changed.
 func (w *worker) apply(ctx, hard context.Context, msgs []*inbound) (progress bool) {
 	var culprit *inbound
 	for tries := 0; len(msgs) > 0 && ctx.Err() == nil; {
-		part := msgs[:min(len(msgs), w.size)] // up to the one that made the last unit fail, or that one alone
+		// The part ends before the message that made the last unit fail, or is that message alone.
+		part := msgs[:min(len(msgs), w.size)]
 		if i := slices.Index(part, culprit); i >= 0 {
 			part = part[:max(i, 1)]
 		}
@@ -86,18 +88,19 @@ func (w *worker) apply(ctx, hard context.Context, msgs []*inbound) (progress boo
 		}
 		switch at := u.culprit(err); {
 		case err == nil:
-			w.settle(u)
+			w.finish(u)
 			progress = progress || slices.Contains(u.live, true)
 			w.grow(w.runner.cfg.Clock().Sub(began), alone)
 			w.catchUp(ctx, hard, u.behind)
 			if msgs, tries = msgs[len(part):], 0; len(msgs) > 0 && msgs[0].parked == nil {
-				w.rest(ctx)
+				w.backOff(ctx)
 			}
 		case hard.Err() != nil:
 			return progress
-		case provider.ClassOf(err) == ClassTransient || provider.ClassOf(err) == ClassAmbiguous || part[0].aside != nil && len(part) == 1:
+		case provider.ClassOf(err) == ClassTransient || provider.ClassOf(err) == ClassAmbiguous ||
+			part[0].aside != nil && len(part) == 1:
 			tries++
-			w.troubled(ctx, len(part), tries, err)
+			w.backOffUnit(ctx, len(part), tries, err)
 		case len(part) == 1 || at >= 0 && errors.Is(err, errStuck):
 			part[max(at, 0)].setAside(u, err, 1)
 		case at >= 0:
@@ -109,7 +112,7 @@ func (w *worker) apply(ctx, hard context.Context, msgs []*inbound) (progress boo
 	return progress
 }
 
-// grow sets the size of the next unit after one that took so long.
+// grow sets the size of the next unit, given how long the last one took.
 func (w *worker) grow(took time.Duration, alone bool) {
 	switch {
 	case alone:
@@ -121,28 +124,29 @@ func (w *worker) grow(took time.Duration, alone bool) {
 	}
 }
 
-// turnTime is how long units of several messages run one at a time after a deadlock.
-const turnTime = time.Minute
+// serialTime is how long units of several messages run one at a time after a deadlock.
+const serialTime = time.Minute
 
-// troubled waits before a unit of n messages that failed through no fault of theirs is tried again, in halves.
-func (w *worker) troubled(ctx context.Context, n, tries int, err error) {
+// backOffUnit waits before a unit of n messages is tried again, after an error that was not the
+// fault of a message. A transient error halves the unit.
+func (w *worker) backOffUnit(ctx context.Context, n, tries int, err error) {
 	if provider.ClassOf(err) == ClassTransient {
 		w.size = max(n/2, 1)
 	}
 	if provider.CodeOf(err) == provider.CodeDeadlock {
-		w.serial.Store(w.runner.cfg.Clock().Add(turnTime).UnixNano())
+		w.serial.Store(w.runner.cfg.Clock().Add(serialTime).UnixNano())
 	}
 	cfg := &w.runner.cfg
-	delay, _ := cfg.Retry.Delay(tries) // it never fails: tries ≥ 1, and NewRunner checked the schedule
+	delay, _ := cfg.Retry.Delay(tries) // cannot fail: tries ≥ 1, and the schedule is checked
 	if cfg.Observer.Retried != nil {
 		cfg.Observer.Retried(w.name, provider.ClassOf(err), delay)
 	}
-	w.runner.log(slog.LevelWarn, "unit failed, it is tried again", err,
+	w.runner.log(slog.LevelWarn, "unit failed", err,
 		"projector", w.name, "messages", n, "tries", tries, "again_in", delay)
 	wait(ctx, delay)
 }
 
-// setAside makes the next unit of m set it aside, after so many attempts.
+// setAside makes the next unit of m set m aside, after this number of attempts.
 func (m *inbound) setAside(u *unit, cause error, attempts int) {
 	m.aside = &aside{cause: cause, attempts: attempts}
 	if h := u.handler.Load(); h != nil {
@@ -152,8 +156,8 @@ func (m *inbound) setAside(u *unit, cause error, attempts int) {
 	}
 }
 
-// settle acks and reports the messages of a unit that is committed.
-func (w *worker) settle(u *unit) {
+// finish acks and reports the messages of a committed unit.
+func (w *worker) finish(u *unit) {
 	cfg := &w.runner.cfg
 	for _, report := range u.reports {
 		report()
@@ -164,21 +168,21 @@ func (w *worker) settle(u *unit) {
 	for i, m := range u.msgs {
 		switch row := u.parked[i]; {
 		case row != nil:
-			w.settleParked(m, row)
+			w.reportParked(m, row)
 		case m.parked != nil && u.live[i] && cfg.Observer.Replayed != nil:
 			cfg.Observer.Replayed(w.name)
 		}
 		if m.parked == nil {
 			m.done()
-			for _, twin := range m.twins {
-				twin.done()
+			for _, duplicate := range m.duplicates {
+				duplicate.done()
 			}
 		}
 	}
 }
 
-// settleParked reports a message that was set aside.
-func (w *worker) settleParked(m *inbound, row *provider.Aside) {
+// reportParked reports a message that was set aside.
+func (w *worker) reportParked(m *inbound, row *provider.Aside) {
 	cfg := &w.runner.cfg
 	if cfg.Observer.Parked != nil {
 		cfg.Observer.Parked(w.name, row.Parked.Handler, row.Parked.Class, row.Parked.Code)
@@ -186,25 +190,30 @@ func (w *worker) settleParked(m *inbound, row *provider.Aside) {
 	if row.After >= 0 && row.Parked.Class != ClassHeld {
 		time.AfterFunc(row.After, w.runner.scanNow)
 	}
-	if m.aside == nil { // it waits behind another one, or is suspected
+	if m.aside == nil { // it waits behind another one, or is suspect
 		w.report(slog.LevelDebug, "parked", m, &Error{Class: row.Parked.Class, Code: row.Parked.Code}, row.Parked.Attempts)
 		return
 	}
 	if cfg.Observer.Handled != nil && m.aside.handler != "" {
 		cfg.Observer.Handled(m.aside.handler, false, m.waited(cfg.Clock()), 0, m.aside.cause)
 	}
-	w.report(slog.LevelWarn, cmp.Or(map[bool]string{true: "stuck"}[row.After < 0], "parked"), m, m.aside.cause, row.Parked.Attempts)
+	what := "parked"
+	if row.After < 0 {
+		what = "stuck"
+	}
+	w.report(slog.LevelWarn, what, m, m.aside.cause, row.Parked.Attempts)
 	if m.parked == nil {
 		w.failed++
 	}
 	if row.After < 0 && w.opts.Parking == Halt {
-		if err := w.runner.halted(context.WithoutCancel(m.msg.Context())); err != nil { // none if it was skipped before
+		err := w.runner.halted(context.WithoutCancel(m.msg.Context()))
+		if err != nil { // nil if an operator has already skipped it
 			w.runner.end(err)
 		}
 	}
 }
 
-// waited is the time since the event was recorded.
+// waited returns the time since the event was recorded.
 func (m *inbound) waited(now time.Time) time.Duration {
 	if m.raw.RecordedAt.IsZero() {
 		return 0
@@ -212,9 +221,9 @@ func (m *inbound) waited(now time.Time) time.Duration {
 	return now.Sub(m.raw.RecordedAt)
 }
 
-// rest waits if nothing succeeds: three messages or more were set aside, and none was applied between. What the handlers
-// need may be away without saying so, and then the backlog belongs in the broker.
-func (w *worker) rest(ctx context.Context) {
+// backOff waits if three or more messages were set aside, and none was applied between them. A
+// service that the handlers need may be down, and then the backlog should stay in the broker.
+func (w *worker) backOff(ctx context.Context) {
 	if w.failed >= 3 {
 		wait(ctx, min(100*time.Millisecond<<min(w.failed-3, 10), 30*time.Second))
 	}

@@ -16,27 +16,29 @@ import (
 
 // Limits that hold for every provider.
 const (
-	MaxIDBytes        = check.MaxID // 255: stream names, message ids, type names, topics, ordering keys
-	DefaultMaxPayload = 1 << 20     // bytes of one event's or message's payload, unless configured: see CheckJSON
-	MaxJSONDepth      = 1000        // nested arrays and objects: SQLite's JSON functions take no more
+	MaxIDBytes        = check.MaxID // 255; streams, message ids, types, topics, ordering keys
+	DefaultMaxPayload = 1 << 20     // bytes of the payload of an event or a message; see CheckJSON
+	MaxJSONDepth      = 1000        // nested arrays and objects, as in SQLite's JSON functions
 	maxHeaderValue    = 1024
 	maxHeaders        = 64
-	maxExtra          = 48  // so that an event's headers (FromEvent) are within the limits of headers
-	maxExtraKey       = 240 // likewise
+	maxExtra          = 48 // with it and maxExtraKey, the headers of FromEvent are valid
+	maxExtraKey       = 240
 )
 
-// CheckName refuses a name that does not match ^[a-z][a-z0-9_]{0,40}$: categories, and names that become SQL. Like all
-// checks here, it returns an *eventstore.InvalidError.
+// CheckName returns an *eventstore.InvalidError for a name that does not match
+// ^[a-z][a-z0-9_]{0,40}$. Categories, and names that are part of SQL, must match.
 func CheckName(field, name string) error {
 	return invalid(field, check.Name(name))
 }
 
-// CheckText refuses text that is empty, longer than limit bytes, not UTF-8, or has control characters.
+// CheckText returns an *eventstore.InvalidError for text that is empty, longer than limit bytes,
+// not UTF-8, or has control characters.
 func CheckText(field, s string, limit int) error {
 	return invalid(field, check.Text(s, limit))
 }
 
-// CheckStream refuses a stream name that is not "category-id", or is longer than MaxIDBytes.
+// CheckStream returns an *eventstore.InvalidError for a stream name that is not "category-id", or
+// is longer than MaxIDBytes.
 func CheckStream(stream string) error {
 	return invalid(check.Stream(stream))
 }
@@ -53,23 +55,24 @@ func invalidf(field, reason string, args ...any) error {
 	return invalid(field, fmt.Sprintf(reason, args...))
 }
 
-// CheckAppend checks the arguments of eventstore.Store.Append. Providers call it before any SQL. maxPayload ≤ 0 means
-// DefaultMaxPayload.
+// CheckAppend checks the arguments of eventstore.Store.Append, and returns an
+// *eventstore.InvalidError for the first invalid one. Providers call it before any SQL. A
+// maxPayload ≤ 0 means DefaultMaxPayload.
 func CheckAppend(stream string, expected eventstore.Expected, events []eventstore.Draft, maxPayload int) error {
 	if err := CheckStream(stream); err != nil {
 		return err
 	}
 	if expected < eventstore.Any {
-		return invalidf("expected", "%d: want Any, NoStream or a version", expected)
+		return invalidf("expected", "%d: must be Any, NoStream or a version", expected)
 	}
 	if len(events) == 0 {
-		return invalidf("events", "none")
+		return invalidf("events", "must not be empty")
 	}
 	seen := make(map[string]struct{}, len(events))
 	for i := range events {
 		d, at := &events[i], fmt.Sprintf("events[%d].", i)
 		if _, ok := seen[d.ID]; ok {
-			return invalidf(at+"id", "the same as that of an earlier event")
+			return invalidf(at+"id", "an earlier event has the same id: give each event its own")
 		}
 		seen[d.ID] = struct{}{}
 		if err := checkDraft(at, d, maxPayload); err != nil {
@@ -81,13 +84,13 @@ func CheckAppend(stream string, expected eventstore.Expected, events []eventstor
 
 func checkDraft(at string, d *eventstore.Draft, maxPayload int) error {
 	if id, err := uuid.Parse(d.ID); err != nil || id.String() != d.ID {
-		return invalidf(at+"id", "want a UUID in lower-case canonical form")
+		return invalidf(at+"id", "must be a UUID in canonical lower case")
 	}
 	if err := CheckText(at+"type", d.Type, MaxIDBytes); err != nil {
 		return err
 	}
 	if d.Schema < 1 || d.Schema > 1<<15-1 {
-		return invalidf(at+"schema", "%d: want 1 to 32767", d.Schema)
+		return invalidf(at+"schema", "%d: must be 1 to 32767", d.Schema)
 	}
 	if err := CheckJSON(at+"data", d.Data, maxPayload); err != nil {
 		return err
@@ -110,14 +113,15 @@ func checkMetadata(at string, m *eventstore.Metadata) error {
 	return checkPairs(at+"extra", m.Extra, maxExtra, maxExtraKey)
 }
 
-// CheckHeaders refuses more than 64 keys, keys over 255 bytes, values over 1024 bytes, and what CheckText refuses.
+// CheckHeaders returns an *eventstore.InvalidError for more than 64 keys, a key of more than 255
+// bytes, a value of more than 1024 bytes, and text that is not UTF-8 or has control characters.
 func CheckHeaders(field string, headers map[string]string) error {
 	return checkPairs(field, headers, maxHeaders, MaxIDBytes)
 }
 
 func checkPairs(field string, pairs map[string]string, most, mostKey int) error {
 	if len(pairs) > most {
-		return invalidf(field, "%d keys: at most %d", len(pairs), most)
+		return invalidf(field, "%d keys: at most %d are allowed", len(pairs), most)
 	}
 	for k, v := range pairs {
 		if err := CheckText(field+" key", k, mostKey); err != nil {
@@ -133,20 +137,21 @@ func checkPairs(field string, pairs map[string]string, most, mostKey int) error 
 	return nil
 }
 
-// CheckJSON refuses data unless it is one JSON value that every provider stores without loss. It refuses:
-//   - more than maxPayload bytes (≤ 0 means DefaultMaxPayload), counting numbers in full: 1e6 is seven bytes, as
-//     1000000 is, because PostgreSQL returns it that way, and 1e131071 would be 131,072 bytes to read;
+// CheckJSON returns an *eventstore.InvalidError unless data is one JSON value that every provider
+// stores without loss. These are invalid:
+//   - more than maxPayload bytes (≤ 0 means DefaultMaxPayload), with numbers written without
+//     exponents: 1e6 counts as seven bytes, because PostgreSQL returns 1000000;
 //   - text that is not UTF-8, and a NUL or a lone surrogate in a string;
 //   - a key that occurs twice in one object;
 //   - arrays and objects nested deeper than MaxJSONDepth;
-//   - a number outside PostgreSQL's numeric: 131072 digits before the point, 16383 after
-//     (https://www.postgresql.org/docs/15/datatype-numeric.html).
+//   - a number outside PostgreSQL's numeric: at most 131072 digits before the point, 16383 after
+//     it (https://www.postgresql.org/docs/15/datatype-numeric.html).
 func CheckJSON(field string, data []byte, maxPayload int) error {
 	if maxPayload <= 0 {
 		maxPayload = DefaultMaxPayload
 	}
 	if len(data) > maxPayload {
-		return invalidf(field, "%d bytes: at most %d", len(data), maxPayload)
+		return invalidf(field, "%d bytes: at most %d are allowed", len(data), maxPayload)
 	}
 	size := len(data)
 	dec := jsontext.NewDecoder(bytes.NewBuffer(data)) // a *bytes.Buffer is read in place
@@ -156,41 +161,42 @@ func CheckJSON(field string, data []byte, maxPayload int) error {
 		case errors.Is(err, io.EOF) && whole:
 			return nil
 		case err != nil:
-			return invalidf(field, "not JSON, or not storable: %s", jsonReason(err))
+			return invalidf(field, "must be JSON that every database stores: %s", jsonReason(err))
 		case whole:
-			return invalidf(field, "more than one JSON value")
+			return invalidf(field, "must be one JSON value, not several")
 		case dec.StackDepth() > MaxJSONDepth:
-			return invalidf(field, "nested deeper than %d", MaxJSONDepth)
+			return invalidf(field, "is nested deeper than %d", MaxJSONDepth)
 		}
 		switch tok.Kind() {
 		case '"':
 			if strings.IndexByte(tok.String(), 0) >= 0 {
-				return invalidf(field, "has a NUL character")
+				return invalidf(field, "must not have NUL characters")
 			}
 		case '0':
 			more, ok := numberGrowth(tok.String())
 			if !ok {
-				return invalidf(field, "number out of range")
+				return invalidf(field, "has a number outside the range of PostgreSQL's numeric")
 			}
 			if size += more; size > maxPayload {
-				return invalidf(field, "more than %d bytes once its numbers are written without exponents", maxPayload)
+				return invalidf(field, "more than %d bytes with its numbers written without exponents", maxPayload)
 			}
 		}
 	}
 }
 
-// jsonReason describes err and its place, without the value.
+// jsonReason describes err and its position, without the value.
 func jsonReason(err error) string {
 	if errors.Is(err, jsontext.ErrDuplicateName) {
 		return "a key occurs twice in one object"
 	}
 	if s, ok := errors.AsType[*jsontext.SyntacticError](err); ok {
-		return fmt.Sprintf("at byte %d", s.ByteOffset)
+		return fmt.Sprintf("invalid at byte %d", s.ByteOffset)
 	}
-	return "it ends too soon"
+	return "unexpected end"
 }
 
-// numberGrowth returns how many bytes longer n is without its exponent, and whether PostgreSQL's numeric can hold it.
+// numberGrowth returns how many bytes longer n is without its exponent, and whether n is in the
+// range of PostgreSQL's numeric.
 func numberGrowth(n string) (more int, ok bool) {
 	n = strings.TrimPrefix(n, "-")
 	e := max(strings.IndexByte(n, 'e'), strings.IndexByte(n, 'E'))

@@ -2,30 +2,31 @@ package provider
 
 import "time"
 
-// Settle says what is to be written about the live messages of u.
-func (c *Closing) Settle(u *Unit, f Found) Settlement {
-	s := Settlement{Changed: Changed{}}
+// Resolution returns the changes of the live parked messages of u.
+func (c *Closing) Resolution(u *Unit, f Found) Resolution {
+	r := Resolution{Changed: Changed{}}
 	stays := map[int]bool{}
 	for _, a := range c.Park {
 		if f.Live[a.Message] {
-			stays[a.Message], s.Stay = true, append(s.Stay, a)
+			stays[a.Message], r.Failed = true, append(r.Failed, a)
 		}
 	}
 	for i := range u.Messages {
 		if m := &u.Messages[i]; f.Live[i] {
-			if s.Changed.Add(u.Projector, m.Lane, m.Parked.Seq); !stays[i] {
-				s.Done = append(s.Done, m.Parked.Seq)
+			if r.Changed.Add(u.Projector, m.Lane, m.Parked.Seq); !stays[i] {
+				r.Applied = append(r.Applied, m.Parked.Seq)
 			}
 		}
 	}
-	return s
+	return r
 }
 
-// Holds are the lanes that the parking of deliveries holds anew, and the message that each then waits for.
+// Holds returns, for each lane that becomes held because deliveries are parked, the message that
+// the lane then waits for.
 func (c *Closing) Holds(u *Unit, f Found) (holds []Aside) {
 	held := map[Lane]bool{}
 	for i := range u.Messages {
-		if f.Held[i] { // and it stays so
+		if f.Held[i] { // it stays held
 			held[u.Messages[i].Lane] = true
 		}
 	}
@@ -37,23 +38,26 @@ func (c *Closing) Holds(u *Unit, f Found) (holds []Aside) {
 	return holds
 }
 
-// Closing is what a unit writes with its commit, besides what the handlers wrote.
+// Closing is what the provider writes at the commit of a unit, in addition to the writes of the
+// handlers.
 type Closing struct {
-	Output []OutboxMessage // into the outbox of the same transaction
-	// Park lists messages to be set aside. Deliveries become parked messages behind those of their lane, which is
-	// held from then on; a parked message stays, with the Class, Code, Attempts, Handler, Handlers and Version of the
-	// Aside. All other live parked messages of the unit are resolved: deleted or, if a person decided on them
-	// (Parked.By), kept as replayed.
+	Output []OutboxMessage // for the outbox, in the same transaction
+	// Park lists messages to set aside. A delivery becomes a parked message behind those of its
+	// lane, which is held from then on. A parked message stays parked, with the Class, Code,
+	// Attempts, Handler, Handlers and Version of the Aside. All other live parked messages of the
+	// unit are resolved: deleted or, if an operator decided about them (Parked.By), kept as
+	// replayed.
 	Park []Aside
 }
 
-// Aside is a message to be set aside.
+// Aside is a message to set aside.
 type Aside struct {
 	Message int // index in Unit.Messages
-	// Parked is the message as it is set aside. The provider fills in Seq, At, DueAt and State.
-	//   - A message that is parked for the projector already, by its id, is not parked twice: Handlers is added to
-	//     that of the row that is there. One that was skipped stays so.
+	// Parked is the message as it is set aside. The provider sets Seq, At, DueAt and State.
+	//   - If a message with the same id is already parked for the projector, no row is added:
+	//     Handlers is added to that of the existing row. A skipped message stays skipped.
 	Parked Parked
-	// After is how long until its lane is due, if it is the first of its lane. Negative: it is stuck.
+	// After is the time until its lane is due, if it is the first message of the lane. Negative
+	// means stuck.
 	After time.Duration
 }

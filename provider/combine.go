@@ -6,12 +6,13 @@ import (
 	"slices"
 )
 
-// Combine combines units of a store that keeps nothing else, such as Redis, with the parked messages and records of
-// another store, such as PostgreSQL.
+// Combine returns a Provider with the units of a store that has nothing else, such as Redis, and
+// the parked messages and records of another store, such as PostgreSQL.
 //
-//   - A unit of the second store is open while the handlers run, so holds and parked messages are as exact as in one store.
-//     It commits after the first store has. If its commit fails, or the process ends between the two, the messages
-//     of the unit take effect again. So Keeps is zero, and runners make units of one message.
+//   - A unit of the second store is open while the handlers run, so holds and parked messages are
+//     as exact as in one store. It commits after the first store. If its commit fails, or the
+//     process ends between the two commits, the messages of the unit take effect again. So Keeps
+//     is zero, and units have one message.
 //   - There are no markers, no output and no dry runs.
 //   - Generations are those of the second store.
 func Combine[Tx, Outer any](units Units[Tx], store Provider[Outer]) Provider[Tx] {
@@ -26,7 +27,9 @@ type combined[Tx, Outer any] struct {
 	store Provider[Outer]
 }
 
-var errNotCombined = &Error{Class: ClassPermanent, Code: "not_kept", Err: errors.New("units of two stores have no output and no dry runs")}
+var errNotCombined = &Error{
+	Class: ClassPermanent, Code: "not_kept", Err: errors.New("units of two stores have no output and no dry runs"),
+}
 
 func (b *combined[Tx, Outer]) Do(ctx context.Context, u Unit, run func(context.Context, Tx, Found) (Closing, error)) error {
 	if u.DryRun != nil {
@@ -35,11 +38,11 @@ func (b *combined[Tx, Outer]) Do(ctx context.Context, u Unit, run func(context.C
 	inner := Unit{Projector: u.Projector, Messages: u.Messages, Once: true}
 	u.Messages, u.Once = slices.Clone(u.Messages), true
 	for i := range u.Messages {
-		u.Messages[i].Mark = false // a marker in one store does not say what happened in the other
+		u.Messages[i].Mark = false // a marker in one store does not prove the commit of the other
 	}
 	return b.store.Do(ctx, u, func(ctx context.Context, _ Outer, found Found) (c Closing, err error) {
 		err = b.units.Do(ctx, inner, func(ctx context.Context, tx Tx, own Found) (Closing, error) {
-			found.Begin = own.Begin // the statements that can fail are those of the handlers
+			found.Begin = own.Begin // statements of the handlers are in this store
 			if c, err = run(ctx, tx, found); err == nil && len(c.Output) > 0 {
 				err = errNotCombined
 			}
@@ -51,7 +54,9 @@ func (b *combined[Tx, Outer]) Do(ctx context.Context, u Unit, run func(context.C
 
 func (b *combined[Tx, Outer]) Keeps() Keeps { return Keeps{} }
 
-func (b *combined[Tx, Outer]) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx Tx, live int) (int, error)) error {
+func (b *combined[Tx, Outer]) Switch(
+	ctx context.Context, projector string, fn func(ctx context.Context, tx Tx, live int) (int, error),
+) error {
 	return b.store.Switch(ctx, projector, func(ctx context.Context, _ Outer, live int) (next int, err error) {
 		err = b.units.Switch(ctx, projector, func(ctx context.Context, tx Tx, _ int) (int, error) {
 			next, err = fn(ctx, tx, live)
@@ -61,7 +66,7 @@ func (b *combined[Tx, Outer]) Switch(ctx context.Context, projector string, fn f
 	})
 }
 
-// ReadyFor implements ReadyChecker for both stores.
+// ReadyFor calls ReadyChecker of both stores.
 func (b *combined[Tx, Outer]) ReadyFor(ctx context.Context, service Service) error {
 	for _, s := range []any{b.store, b.units} {
 		if c, ok := s.(ReadyChecker); ok {

@@ -8,23 +8,26 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 )
 
-// Decision says who decided about a parked message, and why. It is kept with the message. The zero Decision is a
-// runner's own.
+// Decision is who decided about a parked message, and why. It is stored with the message. The
+// zero Decision is that of a runner.
 type Decision struct{ By, Reason string }
 
-// Validate returns ErrInput unless both By (at most 255 bytes) and Reason (at most 1000 bytes) are given.
+// Validate returns ErrInput unless both By (at most 255 bytes) and Reason (at most 1000 bytes)
+// are given.
 func (d Decision) Validate() error {
 	if d.By == "" || d.Reason == "" || len(d.By) > 255 || len(d.Reason) > 1000 {
-		return fmt.Errorf("%w: decision by %q, reason of %d bytes: give who decides (at most 255 bytes) and why (at most 1000 bytes)", ErrInput, d.By, len(d.Reason))
+		return fmt.Errorf("%w: decision.By has %d bytes, must have 1 to 255; decision.Reason has %d, must have 1 to 1000",
+			ErrInput, len(d.By), len(d.Reason))
 	}
 	return nil
 }
 
-// CheckDecision returns ErrInput unless Parking.Decide can change messages to this state with this decision. If the text of d is
-// not UTF-8 or has a NUL, the error is an *eventstore.InvalidError too.
+// CheckDecision checks the arguments of Parking.Decide. It returns ErrInput unless to is
+// StateWaiting or StateSkipped, and d is zero or valid. If the text of d is not UTF-8 or
+// has a NUL, the error is also an *eventstore.InvalidError.
 func CheckDecision(to ParkedState, d Decision) error {
 	if to != StateWaiting && to != StateSkipped {
-		return fmt.Errorf("%w: a decision cannot make messages %s", ErrInput, to)
+		return fmt.Errorf("%w: a decision can make messages waiting or skipped, not %s", ErrInput, to)
 	}
 	if d == (Decision{}) {
 		return nil

@@ -1,13 +1,14 @@
-// Package provider is what a store implements so that projectors can run on it.
+// Package provider has the interfaces that a store implements for projectors and relays.
 //
-// Applications do not need this package: package projector has aliases of the types that they use. Authors of a
-// provider implement four small interfaces:
+// Applications do not need this package: packages projector and outbox have aliases of the types
+// that they use. The author of a store for projectors implements four small interfaces:
 //
-//   - Units: one transaction over the messages of a projector, with their markers and what is parked.
+//   - Units: one transaction over messages of a projector, with their markers and parked
+//     messages.
 //   - Parking: the queues of messages that could not be applied.
-//   - Liveness: which runners are alive, and which messages a careful runner has in hand.
-//   - Records: what became of messages, and deleting what is old enough.
+//   - Liveness: which runners are alive, and which messages they have in flight.
+//   - Records: what happened to messages, and deleting old rows.
 //
-// Package providertest has a conformance suite for each of them. A store that has units only, such as Redis, is
-// combined with one that has the other three: see Combine.
+// A store that has only Units, such as Redis, is combined with another one: see Combine. A store
+// for relays implements Outbox. Package providertest has a conformance suite for each interface.
 package provider

@@ -7,27 +7,27 @@ import (
 	"github.com/kinora-go/kinora/claim"
 )
 
-// EntryStatus is where an entry stands in its life.
+// EntryStatus is the status of an entry.
 //
 //	pending ─claim─▶ claimed ─▶ published
 //	 │ ▲ ▲             │ ├────▶ failed ─(backoff over)─▶ claimed …
 //	 │ │ └──release────┘ └────▶ abandoned ─requeue─▶ pending, or ─skip─▶ skipped
 //	 ▼ │
-//	held (behind an entry of its topic and key that waits for long; pending again when that is resolved)
+//	held (behind an entry of its key that waits for long; pending again when that is resolved)
 //
-// Published and skipped entries never change again. An abandoned entry changes only by Requeue or Skip. Until then the
-// later entries of its topic and key wait.
+// Published and skipped entries never change again. An abandoned entry changes only by Requeue or
+// Skip. Until then the later entries of its topic and key wait.
 type EntryStatus string
 
 // The statuses of an entry.
 const (
-	EntryPending   EntryStatus = "pending"   // waits to be claimed
-	EntryClaimed   EntryStatus = "claimed"   // a relay has it; another relay may take it once the lease is over
+	EntryPending   EntryStatus = "pending"   // can be claimed
+	EntryClaimed   EntryStatus = "claimed"   // a relay has it until its lease ends
 	EntryPublished EntryStatus = "published" // the publisher confirmed it
-	EntryFailed    EntryStatus = "failed"    // publishing failed; claimable again after its backoff
-	EntryHeld      EntryStatus = "held"      // waits behind an entry of its topic and key that is abandoned, or failed with a long backoff
+	EntryFailed    EntryStatus = "failed"    // publishing failed; waits for its backoff
+	EntryHeld      EntryStatus = "held"      // waits for an abandoned or long failed entry of its key
 	EntryAbandoned EntryStatus = "abandoned" // its attempts are exhausted
-	EntrySkipped   EntryStatus = "skipped"   // given up by a person
+	EntrySkipped   EntryStatus = "skipped"   // an operator gave it up
 )
 
 // EntryStatuses lists every status.
@@ -35,11 +35,12 @@ func EntryStatuses() []EntryStatus {
 	return []EntryStatus{EntryPending, EntryClaimed, EntryPublished, EntryFailed, EntryHeld, EntryAbandoned, EntrySkipped}
 }
 
-// Open reports whether an entry in this status precedes the later ones of its topic and key. Published and skipped
-// entries do not.
+// Open reports whether later entries of the topic and key wait for an entry in this status. They
+// do not wait for published and skipped ones.
 func (s EntryStatus) Open() bool { return s != EntryPublished && s != EntrySkipped }
 
-// ZeroCounts returns a count of zero for each of the given statuses, or for all statuses if none is given.
+// ZeroCounts returns a count of zero for each of the given statuses, or for all statuses if none
+// is given.
 func ZeroCounts(of []EntryStatus) map[EntryStatus]int64 {
 	if len(of) == 0 {
 		of = EntryStatuses()
@@ -57,33 +58,36 @@ type Entry struct {
 	Seq       int64 // the order of entries
 	Status    EntryStatus
 	Attempts  int         // claims counted since it was added or requeued, the live one included
-	Suspect   bool        // a claim of it crashed: its lease ended without a mark. It is claimed alone from then on
+	Suspect   bool        // the lease of a claim expired without a mark; now it is claimed alone
 	Token     claim.Token // of the last claim
 	ClaimedBy string      // the holder of the last claim
 	LastError string      // the class of the last error, never its text
-	// NextAttemptAt: if claimed, the end of the lease; if skipped, the time of that; else not claimable before.
+	// NextAttemptAt is the end of the lease of a claimed entry, and the time when a skipped entry
+	// was skipped. Any other entry cannot be claimed before it.
 	NextAttemptAt   time.Time
 	CreatedAt       time.Time
 	LastAttemptedAt time.Time // zero: never
 	PublishedAt     time.Time // zero: not yet
-	// Malformed: the row was changed by another program, and its headers are not a JSON object of strings (then Headers
-	// is nil), or a time is infinite or outside the years 1 to 9999 (then that time is zero). A claim sets
-	// NextAttemptAt and LastAttemptedAt, so after it only Headers and CreatedAt matter. Relays abandon such an entry
-	// with LastError LastErrorMalformed, and never publish it.
+	// Malformed: another program changed the row, and its headers are not a JSON object of
+	// strings (then Headers is nil), or a time is infinite or outside the years 1 to 9999 (then
+	// that time is zero). A claim sets NextAttemptAt and LastAttemptedAt, so after a claim only
+	// Headers and CreatedAt can be malformed. Relays never publish such an entry, but abandon it
+	// with LastError LastErrorMalformed.
 	Malformed bool
 }
 
-// Values of Entry.LastError that a store or a relay writes without an error of a publisher.
+// Values of Entry.LastError that are not classes of a publisher's errors.
 const (
 	LastErrorMalformed = "malformed" // the entry is Malformed
-	LastErrorCrashed   = "crashed"   // its last claim crashed, and its attempts are exhausted
+	LastErrorCrashed   = "crashed"   // its last lease expired, and its attempts are exhausted
 )
 
-// Alone reports whether e, as it was read, must be claimed alone, because a claim of it crashed.
+// Alone reports whether e must be claimed alone, because the lease of an earlier claim expired. e
+// is as it was read before the claim.
 func (e Entry) Alone() bool { return e.Suspect || e.Status == EntryClaimed }
 
-// StoredTime returns t in UTC, or the zero time and false if t is outside the years 1 to 9999. RFC 3339 cannot express
-// such a time.
+// StoredTime returns t in UTC, or the zero time and false if t is outside the years 1 to 9999.
+// RFC 3339 cannot express such a time.
 func StoredTime(t time.Time) (time.Time, bool) {
 	if t = t.UTC(); t.Year() < 1 || t.Year() > 9999 {
 		return time.Time{}, false
@@ -91,5 +95,6 @@ func StoredTime(t time.Time) (time.Time, bool) {
 	return t, true
 }
 
-// ErrStale: the entry was last attempted so long ago that its message, if that attempt published it, would take effect again.
-var ErrStale = errors.New("last attempted before the marker window: its message may take effect a second time")
+// ErrStale: Inspector.Requeue refused an entry that was last attempted longer ago than the
+// provider's RequeueWindow.
+var ErrStale = errors.New("last attempted before the requeue window, so it may take effect again: set filter.Force")

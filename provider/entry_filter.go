@@ -9,18 +9,19 @@ import (
 
 // EntryFilter selects entries. The zero filter selects all, up to the default limit.
 type EntryFilter struct {
-	Status []EntryStatus // one of these; empty: any
+	Status []EntryStatus // any of these; empty means all
 	Topic  string
 	Key    string
 	Stream string        // of the event
-	Seqs   []int64       // one of these; nil: any; empty: none
-	Older  time.Duration // created longer than this ago, on the store's clock
-	After  int64         // only greater Seqs: the last one of the previous page
+	Seqs   []int64       // only these; nil means all, empty means none
+	Older  time.Duration // only entries created longer ago than this, on the store's clock
+	After  int64         // only greater Seqs; for the next page, the last Seq of this one
 	Limit  int           // zero means 100 for Entries, and no limit for Requeue and Skip
-	Force  bool          // Requeue: also entries that were last attempted too long ago; see Requeue
+	Force  bool          // Requeue: also entries that would be ErrStale
 }
 
-// OnlyOpen reports whether f selects open entries only. Providers find these without reading resolved ones.
+// OnlyOpen reports whether f selects only open entries. Providers find these without reading
+// resolved ones.
 func (f EntryFilter) OnlyOpen() bool {
 	for _, s := range f.Status {
 		if !s.Open() {
@@ -30,25 +31,28 @@ func (f EntryFilter) OnlyOpen() bool {
 	return len(f.Status) > 0
 }
 
-// EntryRetention is how long resolved entries are kept. Abandoned ones are kept until a person decides.
+// EntryRetention is how long resolved entries are kept. Abandoned entries are kept until an
+// operator requeues or skips them.
 type EntryRetention struct {
-	// Published: how long published entries are kept. Zero means not at all: relays delete an entry instead of marking
-	// it published, and leave alone published entries that others keep.
+	// Published is how long published entries are kept. Zero means that relays delete an entry
+	// instead of marking it published, and never delete published entries that other relays keep.
 	Published time.Duration
-	Skipped   time.Duration // how long skipped entries are kept; zero means 30 days
+	// Skipped is how long skipped entries are kept. Zero means 30 days.
+	Skipped time.Duration
 }
 
-// WithDefaults fills in zero fields. A negative time is claim.ErrTerms.
+// WithDefaults returns r with its zero fields filled in. A negative duration is claim.ErrTerms.
 func (r EntryRetention) WithDefaults() (EntryRetention, error) {
 	if r.Skipped == 0 {
 		r.Skipped = 30 * 24 * time.Hour
 	}
 	if r.Published < 0 || r.Skipped < 0 {
-		return r, fmt.Errorf("%w: published entries kept for %s, skipped ones for %s: give no negative duration", claim.ErrTerms, r.Published, r.Skipped)
+		return r, fmt.Errorf("%w: retention of published entries %s, of skipped entries %s: must not be negative",
+			claim.ErrTerms, r.Published, r.Skipped)
 	}
 	return r, nil
 }
 
-// DefaultRequeueWindow is the time for which consumers keep markers, unless marker.Retention says otherwise. If it does, the
-// provider's Config must say so too.
+// DefaultRequeueWindow is the default window of marker.Retention. If consumers keep markers for
+// another time, set RequeueWindow in the provider's Config to it.
 const DefaultRequeueWindow = 8 * 24 * time.Hour

@@ -13,19 +13,22 @@ import (
 type Class int
 
 const (
-	// ClassUnknown: counted, tried again with backoff, stuck after the last attempt. The class of what a handler
-	// returns, unless it says otherwise.
+	// ClassUnknown: counted, and tried again with a backoff; stuck after the last attempt. Errors
+	// of handlers have this class unless they say otherwise.
 	ClassUnknown Class = iota
-	// ClassTransient: not the message's fault, such as a database that is busy or away. Tried again with backoff,
-	// without limit, never counted.
+	// ClassTransient: not the fault of the message, for example a busy or unreachable database.
+	// Tried again with a backoff, without limit, and never counted.
 	ClassTransient
-	// ClassPermanent: no retry can help. Stuck at once.
+	// ClassPermanent: no retry can help. The message is stuck at once.
 	ClassPermanent
-	// ClassShutdown: the runner stops. Never counted, never parked, not acked.
+	// ClassShutdown: the runner stops. Not counted, not parked, not acked: the broker redelivers
+	// the message.
 	ClassShutdown
-	// ClassAmbiguous: COMMIT was sent and its reply was lost. The unit runs again, and its markers decide.
+	// ClassAmbiguous: the reply to COMMIT was lost. The unit runs again, and skips messages whose
+	// markers were committed.
 	ClassAmbiguous
-	// ClassHeld is not an error, but the reason why a message is parked: it waits behind an earlier one of its key.
+	// ClassHeld is not an error: the message is parked only because it waits behind an earlier
+	// one of its key.
 	ClassHeld
 )
 
@@ -43,16 +46,17 @@ func ParseClass(s string) Class {
 	return Class(max(slices.Index(classes[:], s), int(ClassUnknown)))
 }
 
-// Codes of an Error that mean the same in every provider. Other codes are SQLSTATEs, a database's own, or words.
+// Codes of an Error that all providers use. Other codes are SQLSTATEs, codes of a database, or
+// words.
 const (
 	CodeDeadline = "deadline" // a handler took longer than its timeout
 	CodeDeadlock = "deadlock" // the database ended the unit to resolve a deadlock
 )
 
-// Error is an error with its class, and its code if it has one.
+// Error is an error with a class and a code.
 type Error struct {
 	Class Class
-	Code  string
+	Code  string // a SQLSTATE, a code of the database, or a word; may be empty
 	Err   error
 }
 
@@ -74,7 +78,7 @@ func (e *Error) Unwrap() error {
 	return e.Err
 }
 
-// ClassOf returns the class of the *Error in err, or ClassUnknown.
+// ClassOf returns the class of the *Error in the chain of err, or ClassUnknown.
 func ClassOf(err error) Class {
 	if e, ok := errors.AsType[*Error](err); ok && e != nil {
 		return e.Class
@@ -82,7 +86,8 @@ func ClassOf(err error) Class {
 	return ClassUnknown
 }
 
-// CodeOf returns the code of the *Error in err, or CodeDeadline for a deadline, or "".
+// CodeOf returns the code of the *Error in the chain of err, CodeDeadline for
+// context.DeadlineExceeded, or "".
 func CodeOf(err error) string {
 	if e, ok := errors.AsType[*Error](err); ok && e != nil && e.Code != "" {
 		return e.Code
@@ -93,7 +98,8 @@ func CodeOf(err error) string {
 	return ""
 }
 
-// MessageError says which message of a unit an error belongs to. Units.Do wraps it in its *Error if it knows.
+// MessageError says which message of a unit caused an error. Units.Do wraps it in its *Error if
+// the provider knows the message.
 type MessageError struct {
 	Message int // index in Unit.Messages
 	Err     error
@@ -104,9 +110,9 @@ func (e *MessageError) Error() string { return e.Err.Error() }
 // Unwrap returns the error without the message.
 func (e *MessageError) Unwrap() error { return e.Err }
 
-// Refused gives a class to an error that a handler returned without one: permanent if no retry can help, as with input that the
-// event store refuses, else unknown.
-func Refused(err error) *Error {
+// HandlerError returns an *Error for an error that a handler returned without a class. It is
+// permanent if err is eventstore.ErrInvalid or ErrEventIDReused, else unknown.
+func HandlerError(err error) *Error {
 	switch {
 	case errors.Is(err, eventstore.ErrInvalid):
 		return &Error{Class: ClassPermanent, Code: "invalid", Err: err}

@@ -1,21 +1,23 @@
 package provider
 
-// Found is what the opening of a unit found, by the index of the message.
+// Found is the result of opening a unit, by the index of the message.
 type Found struct {
-	// Fresh says for each handler whether it is to run.
-	//   - A message with Mark: its marker was not there.
-	//   - A message without Mark: always, unless it is a parked one.
-	//   - A parked message is fresh for no handler unless it is still waiting as it was listed (same Attempts, same
-	//     Handlers), its lane is not taken by another unit, and all messages before it in its lane are earlier
-	//     messages of this unit.
+	// Fresh reports for each handler of a message whether it must run.
+	//   - A message with Mark: the handler had no marker of it.
+	//   - A message without Mark: always true, unless the message is parked.
+	//   - A parked message: false for all handlers, unless the message is live (see Live).
 	Fresh [][]bool
-	// Held: its lane is held, and stays held until the unit ends. Always false for parked messages.
+	// Held reports whether the lane is held. It stays held until the unit ends. Always false for
+	// parked messages.
 	Held []bool
-	// Suspect: another runner has named it. Only set if Unit.Careful is.
+	// Suspect reports whether another runner has recorded the message as in flight. Set only with
+	// Unit.Careful.
 	Suspect []bool
-	// Live says of parked messages whether they are still there, and first: see Fresh. Nil for deliveries.
+	// Live reports whether a parked message can run: it is still waiting as it was listed (same
+	// Attempts, same Handlers), no other unit has its lane, and all messages before it in the
+	// lane are in this unit before it. Nil for deliveries.
 	Live []bool
-	// Begin must be called with the message's index before its handlers run, so that the provider can say in a
-	// *MessageError which message a failing statement belongs to.
+	// Begin must be called with the index of a message before its handlers run. Then the provider
+	// can report the message of a failed statement in a *MessageError.
 	Begin func(message int)
 }

@@ -7,8 +7,8 @@ import (
 	"unicode/utf8"
 )
 
-// ParseHeaders parses headers that a provider stored as a JSON object of strings. Any other text is ErrMalformed. The
-// names and values share the memory of text.
+// ParseHeaders parses headers that a provider stored as a JSON object of strings. Any other text
+// is ErrMalformed. Names and values share the memory of text.
 func ParseHeaders(text string) (map[string]string, error) {
 	p := headerParser{rest: text}
 	if !utf8.ValidString(p.rest) || !p.skip('{') {
@@ -39,7 +39,7 @@ type headerParser struct{ rest string }
 
 func (p *headerParser) space() { p.rest = strings.TrimLeft(p.rest, " \t\r\n") }
 
-// skip reads c after white space.
+// skip skips white space and c. It returns false if another character follows.
 func (p *headerParser) skip(c byte) bool {
 	if p.rest == "" || p.rest[0] != c {
 		if p.space(); p.rest == "" || p.rest[0] != c {

@@ -2,18 +2,17 @@ package provider
 
 import "encoding/json"
 
-// Keeps says what Units.Do commits together with what handlers write.
+// Keeps lists what Units.Do can commit together with the writes of handlers.
 type Keeps struct {
-	// Atomic: a unit that fails has no effect. Without it runners make units of one message.
-	Atomic  bool
-	Markers bool
+	Atomic  bool // a unit that fails has no effect; if false, units have one message
+	Markers bool // markers of Message.Mark
 	Output  bool // Closing.Output
-	DryRun  bool // Unit.DryRun is possible
+	DryRun  bool // Unit.DryRun is supported
 }
 
-// Change is a row that a dry run inserted (no Before), changed, or deleted (no After).
+// Change is a row that a dry run inserted (no Before), updated, or deleted (no After).
 type Change struct {
-	Table  string          // with its schema unless that is the usual one
-	Before json.RawMessage // an object of its columns
+	Table  string          // with its schema unless that is the default schema
+	Before json.RawMessage // an object of the columns
 	After  json.RawMessage
 }

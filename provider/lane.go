@@ -6,25 +6,28 @@ import (
 	"fmt"
 )
 
-// Lane identifies a queue of messages that wait for each other: those of one ordering key, or a single message.
+// Lane identifies a queue of messages that wait for each other: those of one ordering key, or a
+// single message.
 type Lane [sha256.Size]byte
 
-// MarshalText makes a Lane hexadecimal digits.
+// MarshalText returns the lane in hexadecimal.
 func (l Lane) MarshalText() ([]byte, error) { return hex.AppendEncode(nil, l[:]), nil }
 
-// Scan implements sql.Scanner for bytes. Of those of a lane that Kinora did not make it takes what fits.
+// Scan implements sql.Scanner for []byte. Shorter values are padded with zeros, and longer ones
+// are cut.
 func (l *Lane) Scan(src any) error {
 	b, ok := src.([]byte)
 	if !ok {
-		return fmt.Errorf("a lane of type %T", src)
+		return fmt.Errorf("lane: cannot scan %T: must be []byte", src)
 	}
 	*l = Lane{}
 	copy(l[:], b)
 	return nil
 }
 
-// LaneOfKey is the lane of the messages with this ordering key.
+// LaneOfKey returns the lane of the messages with an ordering key.
 func LaneOfKey(key string) Lane { return sha256.Sum256([]byte("key\x00" + key)) }
 
-// LaneOfMessage is the lane of a message that waits for no other, and no other for it.
+// LaneOfMessage returns the lane of a single message: it waits for no other message, and no other
+// waits for it.
 func LaneOfMessage(id string) Lane { return sha256.Sum256([]byte("id\x00" + id)) }

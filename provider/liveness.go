@@ -5,15 +5,16 @@ import (
 	"time"
 )
 
-// Liveness knows which runners are alive, and what careful workers are about to run. What it knows may be lost in a
-// crash of the database, and never in one of a runner. Each method is a transaction of its own.
+// Liveness records which runners are alive, and which messages they have in flight. A crash of
+// the database may lose these records; a crash of a runner does not. Each method is a separate
+// transaction.
 type Liveness interface {
-	// Beat says that runner is alive until lease from now, on the store's clock. A lease of zero says that it ended
-	// well: its names are deleted, and it is forgotten. Other runners are forgotten, with their names, when their
-	// lease ended longer than record ago.
+	// Beat records that runner is alive until lease from now, on the store's clock. A lease of
+	// zero records a clean end: the runner and its messages in flight are deleted. Other runners,
+	// and their messages in flight, are deleted when their lease ended longer than record ago.
 	Beat(ctx context.Context, runner string, lease, record time.Duration) (Health, error)
 
-	// Name says which messages w is about to run, in place of those that it named before.
+	// InFlight records the messages that w is about to run. They replace those of the call before.
 	InFlight(ctx context.Context, projector string, w Worker, messages []string) error
 }
 
@@ -26,7 +27,7 @@ type Worker struct {
 // Health is what Liveness.Beat returns, on the store's clock.
 type Health struct {
 	Now time.Time
-	// Crashed is when the lease of the last runner ended that did not end well, of those not forgotten yet; zero if
-	// there is none. That runner ended before it.
+	// Crashed is the end of the lease of the last runner that crashed, of the runners that are
+	// still recorded; zero if there is none. That runner crashed before this time.
 	Crashed time.Time
 }

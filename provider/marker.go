@@ -1,4 +1,4 @@
 package provider
 
-// Marker is a row that says that a handler, by one of its names, has applied a message.
+// Marker is a row that records that a handler has applied a message. Handler is one of its names.
 type Marker struct{ Handler, MessageID string }

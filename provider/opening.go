@@ -5,17 +5,18 @@ import (
 	"slices"
 )
 
-// What follows is the part of a unit that is the same in every store: which rows to write and to lock, and what the rows that
-// are there mean. A provider asks its store, and calls these with the answers.
+// The functions of this file are the part of a unit that is the same in every store: which rows
+// to write and to lock, and how the rows that were found decide what runs. A provider reads its
+// store, and calls them with the result.
 
 // IsReplay reports whether the messages of u are parked ones.
 func (u *Unit) IsReplay() bool { return len(u.Messages) > 0 && u.Messages[0].Parked != nil }
 
-// Names are all names of the handler, the present one first.
+// Names returns all names of the handler, the current one first.
 func (h *Handler) Names() []string { return append([]string{h.Name}, h.Was...) }
 
-// Markers are those of the messages with Mark, one for each name of each of their handlers. found, if not nil, leaves out
-// messages that are parked and not live.
+// Markers returns the markers of the messages with Mark, one for each name of each of their
+// handlers. If found is not nil, those of parked messages that are not live are left out.
 func (u *Unit) Markers(found *Found) []Marker {
 	all := make([]Marker, 0, len(u.Messages))
 	for i := range u.Messages {
@@ -33,7 +34,7 @@ func (u *Unit) Markers(found *Found) []Marker {
 	return all
 }
 
-// Lanes are the lanes of the messages, each once, in an order in which all units lock them.
+// Lanes returns the lanes of the messages, each once, in the order in which all units lock them.
 func (u *Unit) Lanes() []Lane {
 	lanes := make([]Lane, len(u.Messages))
 	for i := range u.Messages {
@@ -43,7 +44,7 @@ func (u *Unit) Lanes() []Lane {
 	return slices.Compact(lanes)
 }
 
-// NewFound is a Found in which no lane is held, and each handler is fresh, or none is.
+// NewFound returns a Found in which no lane is held, and Fresh is the given value for all handlers.
 func (u *Unit) NewFound(fresh bool) Found {
 	handlers := 0
 	for i := range u.Messages {
@@ -61,8 +62,8 @@ func (u *Unit) NewFound(fresh bool) Found {
 	return found
 }
 
-// SetFresh fills in Fresh. inserted says whether the opening has inserted a marker: if it could insert those of all names of
-// a handler, the message is new to it.
+// SetFresh sets Fresh. inserted reports whether the opening has inserted a marker. A message is
+// fresh for a handler if the markers of all its names were inserted.
 func (f *Found) SetFresh(u *Unit, inserted func(Marker) bool) {
 	for i := range u.Messages {
 		m := &u.Messages[i]
@@ -76,16 +77,16 @@ func (f *Found) SetFresh(u *Unit, inserted func(Marker) bool) {
 	}
 }
 
-// SetHeld fills in Held.
+// SetHeld sets Held for the messages of a lane.
 func (f *Found) SetHeld(u *Unit, held Lane) {
 	for i := range u.Messages {
 		f.Held[i] = f.Held[i] || u.Messages[i].Lane == held
 	}
 }
 
-// SetLive fills in Live. front are the first messages of the unit's lanes that are waiting or stuck, at least as many of each
-// lane as the unit has, each lane in order of Seq, with Seq, Lane, Attempts, State and Handlers. due has the lanes that the
-// unit has locked, and says whether their time has come.
+// SetLive sets Live. front are the first waiting or stuck messages of the unit's lanes: of each
+// lane at least as many as the unit has, in order of Seq, with Seq, Lane, Attempts, State and
+// Handlers. due has the lanes that the unit has locked, and whether each is due.
 func (f *Found) SetLive(u *Unit, front []Parked, due map[Lane]bool) {
 	f.Live = make([]bool, len(u.Messages))
 	at := make(map[int64]int, len(u.Messages))
@@ -96,17 +97,18 @@ func (f *Found) SetLive(u *Unit, front []Parked, due map[Lane]bool) {
 	for _, is := range front {
 		isDue, locked := due[is.Lane]
 		i, asked := at[is.Seq]
-		live := asked && locked && i >= next[is.Lane] && is.IsAsListed(u.Messages[i].Parked) &&
-			(u.DryRun != nil || is.State == StateWaiting && (isDue || is.Attempts > 0)) // with attempts, Try has put the lane off for this unit
+		// With attempts, Try has delayed the lane for this unit.
+		live := asked && locked && i >= next[is.Lane] && is.Unchanged(u.Messages[i].Parked) &&
+			(u.DryRun != nil || is.State == StateWaiting && (isDue || is.Attempts > 0))
 		if next[is.Lane] = i + 1; !live {
-			next[is.Lane] = len(u.Messages) // none behind it is first
+			next[is.Lane] = len(u.Messages) // no message behind it can run
 			continue
 		}
 		f.Live[i] = true
 	}
 }
 
-// IsAsListed reports whether p has the attempts and the handlers with which it was listed.
-func (p *Parked) IsAsListed(listed *Parked) bool {
+// Unchanged reports whether p has the same attempts and handlers as when it was listed.
+func (p *Parked) Unchanged(listed *Parked) bool {
 	return p.Attempts == listed.Attempts && slices.Equal(p.Handlers, listed.Handlers)
 }

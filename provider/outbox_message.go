@@ -13,27 +13,30 @@ import (
 
 // OutboxMessage is a message to be published.
 type OutboxMessage struct {
-	// ID is the same on every publication. Empty: a new UUIDv7; in a handler's output: derived from the event.
+	// ID is the same on every publication. Empty means a new UUID version 7; in the output of a
+	// handler, an id derived from the event.
 	ID    string
 	Topic string // 1 to 255 bytes
-	// Key is the ordering key. Empty: the message's own id, so that it waits for no other; in a handler's output: the
-	// event's stream.
+	// Key is the ordering key. Empty means ID, so that the message waits for no other; in the
+	// output of a handler, the stream of the event.
 	Key     string
-	Payload []byte            // published byte for byte; at most the provider's MaxPayload
-	Headers map[string]string // at most 64 keys of 255 bytes, with values of 1024 bytes
-	// OrderedKey makes other transactions that enqueue a message of this topic and key, with OrderedKey, wait until
-	// this transaction ends. So entries of a key that spans streams are published in commit order. Without it that
-	// order holds only if one transaction committed before the other enqueued, as is always the case in a stream.
+	Payload []byte            // published unchanged; at most the provider's MaxPayload bytes
+	Headers map[string]string // at most 64, with names of 255 bytes and values of 1024 bytes
+	// OrderedKey makes other transactions that enqueue a message of this topic and key with
+	// OrderedKey wait until this transaction ends. So entries of a key that several streams share
+	// are published in commit order. Without it, that order holds only if one transaction commits
+	// before the other enqueues, which is always true in one stream.
 	OrderedKey bool
 }
 
-// Normalize fills in an empty ID and Key and copies Headers. A message that no provider can store is an
-// *eventstore.InvalidError. maxPayload ≤ 0 means DefaultMaxPayload. Providers call it before any SQL.
+// Normalize returns m with an ID, a Key and a copy of Headers. A message that no provider can
+// store is an *eventstore.InvalidError. A maxPayload ≤ 0 means DefaultMaxPayload. Providers call
+// it before any SQL.
 func (m OutboxMessage) Normalize(maxPayload int) (OutboxMessage, error) {
 	if m.ID == "" {
 		id, err := uuid.NewV7()
 		if err != nil {
-			return m, fmt.Errorf("draw a message id: %w", err)
+			return m, fmt.Errorf("new message id: %w", err)
 		}
 		m.ID = id.String()
 	}
@@ -49,7 +52,7 @@ func (m OutboxMessage) Normalize(maxPayload int) (OutboxMessage, error) {
 		}
 	}
 	if len(m.Payload) > maxPayload {
-		return m, invalidf("payload", "%d bytes: at most %d", len(m.Payload), maxPayload)
+		return m, invalidf("payload", "%d bytes: at most %d are allowed", len(m.Payload), maxPayload)
 	}
 	if err := CheckHeaders("headers", m.Headers); err != nil {
 		return m, err
@@ -58,9 +61,11 @@ func (m OutboxMessage) Normalize(maxPayload int) (OutboxMessage, error) {
 	return m, nil
 }
 
-// Topics calls route for every draft and returns the topics of each. A topic that no provider can store is an
-// *eventstore.InvalidError. A topic named twice for one draft counts once. A nil route has no topics.
-func Topics(route func(stream string, d eventstore.Draft) []string, stream string, drafts []eventstore.Draft) ([][]string, error) {
+// Topics calls route for each draft, and returns the topics of each draft, without duplicates. A
+// topic that no provider can store is an *eventstore.InvalidError. A nil route returns no topics.
+func Topics(
+	route func(stream string, d eventstore.Draft) []string, stream string, drafts []eventstore.Draft,
+) ([][]string, error) {
 	topics := make([][]string, len(drafts))
 	if route == nil {
 		return topics, nil
@@ -78,9 +83,9 @@ func Topics(route func(stream string, d eventstore.Draft) []string, stream strin
 	return topics, nil
 }
 
-// Names of headers. The payload is the event's data, unchanged.
+// Headers of a published event. The payload is the data of the event, unchanged.
 const (
-	HeaderType        = "kinora_type"        // the event's stored name; a message without it is not an event
+	HeaderType        = "kinora_type"        // the stored name; without it a message is not an event
 	HeaderSchema      = "kinora_schema"      // its schema version
 	HeaderStream      = "kinora_stream"      // its stream
 	HeaderVersion     = "kinora_version"     // its version in the stream
@@ -93,10 +98,10 @@ const (
 	HeaderExtra       = "extra_" // the prefix of each key of Metadata.Extra
 )
 
-// ErrMalformed: a message is not in the wire form. No retry can help.
+// ErrMalformed: a message does not have the headers of a published event. No retry can help.
 var ErrMalformed = errors.New("malformed message")
 
-// FromEvent returns the message of an event that gets this version in stream.
+// FromEvent returns the message of an event that has this version in stream.
 func FromEvent(stream string, version int64, d eventstore.Draft, topic string) OutboxMessage {
 	h := map[string]string{
 		HeaderType:    d.Type,

@@ -6,39 +6,43 @@ import (
 	"time"
 )
 
-// Parked is a message that was set aside, with all that is needed to look into it and to apply it later.
+// Parked is a parked message (dead letter), with everything that is needed to inspect it and to
+// apply it later.
 type Parked struct {
 	Seq       int64 // the order of parking
 	Projector string
-	Handler   string   // the handler that failed, in full; empty if none did
-	Handlers  []string // the handlers that are to run it, in full; empty: all that take it, as far as they have not applied it
-	MessageID string   // empty if the message had none
-	Topic     string   // where it came from
-	Key       string   // its ordering key, if it had one
-	Lane      Lane     // what it holds until it is resolved
-	Type      string   // of its event, if the message says so
+	// Handler is the full name of the handler that failed, or "".
+	Handler string
+	// Handlers are the full names of the handlers that must run. Empty means all handlers of its
+	// type that have not applied it.
+	Handlers  []string
+	MessageID string // empty if the message had none
+	Topic     string // the topic of the delivery
+	Key       string // its ordering key, or ""
+	Lane      Lane   // the lane that it holds until it is resolved
+	Type      string // of its event, or ""
 	Payload   []byte
 	Headers   map[string]string
-	Class     Class  // ClassHeld: nothing is wrong with it, it waits behind an earlier one
-	Code      string // SQLSTATE, or a word: see docs/operations.md
-	Attempts  int    // that failed or were begun, in any process
-	Version   string // of the program that parked it or failed at it last (projector.RunnerConfig.Version)
+	Class     Class  // ClassHeld: the message has not failed, but waits behind an earlier one
+	Code      string // a SQLSTATE or a word; see docs/operations.md
+	Attempts  int    // attempts that failed or have begun, in any process
+	Version   string // projector.RunnerConfig.Version of the program that parked it or failed last
 	At        time.Time
-	DueAt     time.Time // when its lane is tried again by itself; zero if that waits for a person
+	DueAt     time.Time // when a runner tries its lane again; zero if it waits for an operator
 
 	State      ParkedState
 	ResolvedAt time.Time // when it was replayed or skipped
-	Decision             // a person's last decision about it
+	Decision             // the last decision of an operator
 }
 
-// ParkedState is what became of a message that was set aside.
+// ParkedState is the state of a parked message.
 type ParkedState int
 
 const (
-	StateWaiting  ParkedState = iota // it is tried again by itself
-	StateStuck                       // it waits for a person
-	StateReplayed                    // applied after a person's decision
-	StateSkipped                     // given up by a person
+	StateWaiting  ParkedState = iota // a runner tries it again
+	StateStuck                       // it waits for an operator
+	StateReplayed                    // it was applied after the decision of an operator
+	StateSkipped                     // an operator gave it up
 )
 
 var states = [...]string{"waiting", "stuck", "replayed", "skipped"}
@@ -58,8 +62,8 @@ func ParseParkedState(s string) ParkedState {
 	return StateStuck
 }
 
-// ErrInput: what was asked for is not possible; nothing was done.
+// ErrInput: an argument is invalid, and nothing was changed.
 var ErrInput = errors.New("invalid input")
 
-// IsOpen says whether a message is waiting or stuck.
+// IsOpen reports whether a message is waiting or stuck.
 func (s ParkedState) IsOpen() bool { return s == StateWaiting || s == StateStuck }

@@ -1,20 +1,20 @@
 package provider
 
-// ParkedFilter selects parked messages; the zero filter selects all that are not resolved.
+// ParkedFilter selects parked messages. The zero filter selects all that are waiting or stuck.
 type ParkedFilter struct {
 	Projector string
 	Handler   string // the handler that failed
 	Key       string
 	Class     *Class
 	Code      string
-	Types     []string      // of these event types; nil: any; empty: none
-	States    []ParkedState // in one of these; nil: waiting or stuck; empty: none
-	Seqs      []int64       // these; nil: any; empty: none
-	After     int64         // only greater Seqs: the last one of the page before
+	Types     []string      // event types; nil means all, empty means none
+	States    []ParkedState // nil means waiting and stuck, empty means none
+	Seqs      []int64       // nil means all, empty means none
+	After     int64         // only greater Seqs; for the next page, the last Seq of this one
 	Limit     int           // zero means 100 for Parking.Parked, and no limit for Parking.Decide
 }
 
-// InStates are the States of f: waiting and stuck if it has none.
+// InStates returns f.States, or waiting and stuck if it is nil.
 func (f *ParkedFilter) InStates() []ParkedState {
 	if f.States == nil {
 		return []ParkedState{StateWaiting, StateStuck}
@@ -22,10 +22,10 @@ func (f *ParkedFilter) InStates() []ParkedState {
 	return f.States
 }
 
-// DueFilter selects what Parking.Due lists.
+// DueFilter selects the messages that Parking.Due returns.
 type DueFilter struct {
 	Projectors []string
-	Lanes      []Lane // only these; nil: any; empty: none
-	Keys       int    // at most this many lanes of each projector
-	Each       int    // at most this many messages of a lane
+	Lanes      []Lane // nil means all, empty means none
+	Keys       int    // the most lanes of each projector
+	Each       int    // the most messages of a lane
 }

@@ -1,6 +1,6 @@
 package provider
 
-// Provider is all that a runner needs of a store.
+// Provider is a store for runners. Tx is the transaction type of its handlers.
 type Provider[Tx any] interface {
 	Units[Tx]
 	Parking

@@ -1,5 +1,5 @@
-// Package check holds the rules that names and texts keep in every store. Packages eventstore and provider report
-// what it finds as *eventstore.InvalidError.
+// Package check has the rules for names and texts that hold in every store. Packages eventstore and
+// provider return its reasons in an *eventstore.InvalidError.
 package check
 
 import (
@@ -9,7 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// MaxID is the length limit of stream names, message ids, type names, topics and ordering keys, in bytes.
+// MaxID is the length limit of stream names, message ids, type names, topics and ordering keys,
+// in bytes.
 const MaxID = 255
 
 var nameRE = regexp.MustCompile(`^[a-z][a-z0-9_]{0,40}$`)
@@ -17,34 +18,35 @@ var nameRE = regexp.MustCompile(`^[a-z][a-z0-9_]{0,40}$`)
 // Name returns why name does not match ^[a-z][a-z0-9_]{0,40}$, or "".
 func Name(name string) string {
 	if !nameRE.MatchString(name) {
-		return "want ^[a-z][a-z0-9_]{0,40}$"
+		return "must match ^[a-z][a-z0-9_]{0,40}$"
 	}
 	return ""
 }
 
-// Text returns why s is empty, longer than limit bytes, not UTF-8, or has a control character; or "".
+// Text returns why s is empty, longer than limit bytes, not UTF-8, or has a control character; or
+// "".
 func Text(s string, limit int) string {
 	switch {
 	case s == "":
-		return "empty"
+		return "must not be empty"
 	case len(s) > limit:
-		return fmt.Sprintf("%d bytes: at most %d", len(s), limit)
+		return fmt.Sprintf("%d bytes: at most %d are allowed", len(s), limit)
 	case !utf8.ValidString(s):
-		return "not UTF-8"
+		return "must be UTF-8"
 	case strings.ContainsFunc(s, func(r rune) bool { return r < ' ' || r == 0x7f }):
-		return "has a control character"
+		return "must not have control characters"
 	}
 	return ""
 }
 
-// Stream returns which part of a stream name is wrong and why, or "", "".
+// Stream returns the invalid part of a stream name and the reason, or "", "".
 func Stream(stream string) (field, reason string) {
 	if reason := Text(stream, MaxID); reason != "" {
 		return "stream", reason
 	}
 	category, id, ok := strings.Cut(stream, "-")
 	if !ok || id == "" {
-		return "stream", `want "category-id"`
+		return "stream", `must be "category-id"`
 	}
 	if reason := Name(category); reason != "" {
 		return "stream category", reason

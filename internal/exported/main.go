@@ -1,9 +1,10 @@
-// Command exported counts what packages export, as go doc shows it: constants, variables, functions, types, their methods,
-// the methods of interfaces and the fields of structs.
+// Command exported counts what packages export, as go doc shows it: constants, variables,
+// functions, types, their methods, the methods of interfaces and the fields of structs.
 //
 //	go run ./internal/exported [-max N] [-v] DIRECTORY...
 //
-// With -v it lists the names. With more than -max names in all, it fails: every name is something to read and to keep.
+// With -v it lists the names. With more than -max names in all, it fails: every name is something
+// to read and to keep.
 package main
 
 import (
@@ -13,33 +14,41 @@ import (
 	"go/doc"
 	"go/parser"
 	"go/token"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
 )
 
-func main() {
-	limit := flag.Int("max", 0, "fail above this many names in all directories together; 0: no limit")
-	verbose := flag.Bool("v", false, "list the names")
-	flag.Parse()
+func main() { os.Exit(run(os.Args[1:], os.Stdout)) }
+
+func run(args []string, out io.Writer) int {
+	flags := flag.NewFlagSet("exported", flag.ContinueOnError)
+	flags.SetOutput(out)
+	limit := flags.Int("max", 0, "fail above this number of names in all directories together; 0 means no limit")
+	verbose := flags.Bool("v", false, "list the names")
+	if flags.Parse(args) != nil {
+		return 2
+	}
 	total := 0
-	for _, dir := range flag.Args() {
+	for _, dir := range flags.Args() {
 		names, err := exported(dir)
 		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
+			_, _ = fmt.Fprintln(out, err)
+			return 1
 		}
 		total += len(names)
-		fmt.Printf("%-12s %4d\n", filepath.Base(dir), len(names))
+		_, _ = fmt.Fprintf(out, "%-12s %4d\n", filepath.Base(dir), len(names))
 		if *verbose {
-			fmt.Println("  " + strings.Join(names, "\n  "))
+			_, _ = fmt.Fprintln(out, "  "+strings.Join(names, "\n  "))
 		}
 	}
-	fmt.Printf("%-12s %4d\n", "in all", total)
+	_, _ = fmt.Fprintf(out, "%-12s %4d\n", "in all", total)
 	if *limit > 0 && total > *limit {
-		fmt.Printf("more than %d: take a name away, or move what only a provider needs to package provider\n", *limit)
-		os.Exit(1)
+		_, _ = fmt.Fprintf(out, "more than %d: remove a name, or move names that only a provider needs to package provider\n", *limit)
+		return 1
 	}
+	return 0
 }
 
 // exported returns the exported names of the package in dir, each type followed by its members.

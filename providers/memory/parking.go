@@ -123,7 +123,7 @@ func (s *state) due(projector string, f provider.DueFilter, now time.Time) (due 
 func (db *Provider) Try(ctx context.Context, p provider.Parked, limit int, again time.Duration) (bool, error) {
 	return update(ctx, db, "try a parked message", func(s *state, now time.Time) bool {
 		front := s.front(laneKey(p.Projector, p.Lane), 1)
-		if !isDue(front, now) || front[0].Seq != p.Seq || !front[0].IsAsListed(&p) {
+		if !isDue(front, now) || front[0].Seq != p.Seq || !front[0].Unchanged(&p) {
 			return false
 		}
 		is := front[0]

@@ -63,7 +63,7 @@ func (db *Provider) unit(ctx context.Context, fn func(tx *Model) error) error {
 	case err == nil, classed:
 		return err
 	case failed != nil:
-		return provider.Refused(err)
+		return provider.HandlerError(err)
 	case errors.Is(err, context.DeadlineExceeded):
 		return &provider.Error{Class: late, Code: provider.CodeDeadline, Err: err}
 	}
@@ -107,14 +107,14 @@ func (s *state) closeUnit(u *provider.Unit, found provider.Found, c *provider.Cl
 		}
 		return
 	}
-	settled := c.Settle(u, found)
-	for _, seq := range settled.Done {
+	resolution := c.Resolution(u, found)
+	for _, seq := range resolution.Applied {
 		p, _ := s.parked.get(seq)
 		if s.resolve(p, provider.StateReplayed, now); p.By == "" {
 			s.parked = s.parked.drop(seq)
 		}
 	}
-	for _, a := range settled.Stay {
+	for _, a := range resolution.Failed {
 		p, _ := s.parked.get(u.Messages[a.Message].Parked.Seq)
 		as := ownParked(a.Parked)
 		p.Class, p.Code, p.Attempts, p.Handler, p.Version = as.Class, as.Code, as.Attempts, as.Handler, as.Version

@@ -91,7 +91,7 @@ func (w *unit) queueResolved(c provider.Closing) {
 		handlers, messages := columns(slices.Collect(maps.Keys(w.marked)))
 		w.Queue(w.db.q(unmarkSQL), w.Projector, handlers, messages)
 	}
-	s := c.Settle(&w.Unit, w.found)
+	s := c.Resolution(&w.Unit, w.found)
 	if len(s.Changed) == 0 {
 		return
 	}
@@ -100,10 +100,10 @@ func (w *unit) queueResolved(c provider.Closing) {
 		changed = append(changed, map[string]any{"projector": q.Projector, "lane": fmt.Sprintf(`\x%x`, q.Lane), "changed": seq})
 	}
 	text, _ := json.Marshal(changed) // JSON has all of it
-	stay := w.rows(s.Stay)
+	stay := w.rows(s.Failed)
 	w.Queue(lookUpSQL)
 	w.Queue(w.db.q(setAsideSQL), stay)
-	w.Queue(w.db.q(resolveSQL), s.Done)
+	w.Queue(w.db.q(resolveSQL), s.Applied)
 	w.Queue(w.db.q(releaseSQL), string(text), stay)
 }
 

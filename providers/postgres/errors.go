@@ -93,7 +93,7 @@ func class(err error) error {
 	if _, ok := errors.AsType[*provider.Error](err); ok || err == nil {
 		return err
 	}
-	of := provider.Refused(err)
+	of := provider.HandlerError(err)
 	switch e := pgError(err); {
 	case of.Class == provider.ClassPermanent && !violates(err, "events_id_key"): // that one may pass
 	case e != nil:

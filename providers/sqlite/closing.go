@@ -14,7 +14,7 @@ func (u *unit) close(ctx context.Context, p *provider.Unit, found provider.Found
 	err := u.enqueueAll(ctx, c.Output)
 	u.entries = u.entries || len(c.Output) > 0
 	if err == nil && p.IsReplay() {
-		err = u.resolve(ctx, p, c.Settle(p, found))
+		err = u.resolve(ctx, p, c.Resolution(p, found))
 	} else if err == nil {
 		err = u.park(ctx, p, c.Park)
 	}
@@ -34,14 +34,14 @@ where id in (select value from json_each(?1)) and resolved_by <> ''`
 )
 
 // resolve ends the parking of messages that were applied, and says why others failed again.
-func (u *unit) resolve(ctx context.Context, p *provider.Unit, s provider.Settlement) error {
-	done := jsonOf(s.Done)
+func (u *unit) resolve(ctx context.Context, p *provider.Unit, s provider.Resolution) error {
+	done := jsonOf(s.Applied)
 	for _, query := range []string{keepReplayed, dropReplayed} {
 		if _, err := u.exec(ctx, query, done); err != nil {
 			return err
 		}
 	}
-	if err := u.park(ctx, p, s.Stay); err != nil {
+	if err := u.park(ctx, p, s.Failed); err != nil {
 		return err
 	}
 	return u.advance(ctx, s.Changed)

@@ -86,7 +86,7 @@ func unitError(ctx context.Context, err error) error {
 	if _, ok := errors.AsType[*provider.Error](err); ok || err == nil {
 		return err
 	}
-	e, code := provider.Refused(err), primary(codeOf(err))
+	e, code := provider.HandlerError(err), primary(codeOf(err))
 	at, isOwn := errors.AsType[step](err)
 	e.Code = cmp.Or(e.Code, codeName(codeOf(err)))
 	switch {
