@@ -21,7 +21,7 @@ test: race fault-short ## every test, the race detector on, mutants included; li
 race: gcc postgres
 	@mkdir -p $(BIN)
 	@for tool in redis pgbouncer browser; do $(MAKE) -s $$tool || KINORA_SKIP="$$KINORA_SKIP,$$tool"; done; export KINORA_SKIP; \
-	go test -race -gcflags=modernc.org/sqlite/lib=-race=false -v -timeout 30m ./... > $(BIN)/test.log 2>&1; status=$$?; \
+	go test -race -gcflags=modernc.org/sqlite/lib=-race=false -v -timeout 30m work > $(BIN)/test.log 2>&1; status=$$?; \
 	if [ $$status -ne 0 ]; then grep -vE '^(=== |\s*--- PASS|\s*--- SKIP)' $(BIN)/test.log; \
 	else grep -E '^(ok|FAIL|\?)' $(BIN)/test.log; fi; \
 	echo "skipped: $$(grep -cE '^\s*--- SKIP' $(BIN)/test.log)"; \
@@ -83,9 +83,17 @@ server:
 bench: postgres ## measure beside peers and hand-written limits (ONLY=append for a part); writes bench/results.json
 	cd bench && go run . -only "$(ONLY)" && go run ./plot
 
-lint: $(BIN)/golangci-lint-$(GOLANGCI) ## formatting, vet, import arrows, and the short list in .golangci.yaml
-	$(BIN)/golangci-lint-$(GOLANGCI) run ./...
-	cd bench && go vet ./... && [ -z "$$(gofmt -l .)" ]
+# The direct requirements of the root module, which every application inherits. A new one is a decision: see
+# docs/adr/0017-the-root-module-is-the-library.md. What only examples, tests/fault or bench use belongs in their own go.mod.
+REQUIRES := github.com/ThreeDotsLabs/watermill github.com/ThreeDotsLabs/watermill-sql/v3 github.com/go-json-experiment/json \
+	github.com/google/uuid github.com/jackc/pgx/v5 github.com/redis/go-redis/v9 \
+	github.com/stretchr/testify go.uber.org/goleak modernc.org/libc modernc.org/sqlite
+
+lint: $(BIN)/golangci-lint-$(GOLANGCI) ## formatting, vet, import arrows, the short list in .golangci.yaml, what each module requires
+	$(BIN)/golangci-lint-$(GOLANGCI) run $$(go list -m -f '{{.Dir}}/...')
+	@more=$$(GOWORK=off go list -m -f '{{if not (or .Main .Indirect)}}{{.Path}}{{end}}' all | grep -vxF "$$(printf '%s\n' '' $(REQUIRES))"); \
+	[ -z "$$more" ] || { echo "go.mod requires modules that are not in REQUIRES of the Makefile:"; echo "$$more"; exit 1; }
+	@for dir in $$(go list -m -f '{{.Dir}}'); do (cd $$dir && export GOWORK=off && go mod tidy -diff && go build -o /dev/null ./...) || exit 1; done
 	@long=$$(git ls-files '*.go' | xargs wc -l | awk '$$2 != "total" && $$1 > 700'); \
 	[ -z "$$long" ] || { echo "files past 700 lines:"; echo "$$long"; exit 1; }
 

@@ -21,9 +21,9 @@ import (
 
 const payload = `{"product_id":"p1","rating":5,"title":"Great","body":"Works exactly as described, would buy again and again."}`
 
-// The limit has tables and guarantees of its own, like Kinora's: the stream's row, the gap lock taken by a
-// statement trigger, unique ids, an entry with the payload's bytes. It takes no second look at ids, encodes
-// nothing and checks nothing.
+// The limit has its own tables with guarantees like Kinora's: the stream's row, the gap lock taken
+// by a statement trigger, unique ids, an outbox entry with a copy of the payload. It does not check
+// ids, encodes nothing and validates nothing.
 const limitTables = `
 create schema lim;
 create table lim.streams (stream text collate "C" primary key, version bigint not null) with (fillfactor = 50);
@@ -79,7 +79,8 @@ func appendLines(ctx context.Context, b *bed) ([]line, error) {
 	}, nil
 }
 
-// many runs step in as many goroutines until ctx ends, each with numbers of its own from 0, and adds up.
+// many calls step in that many goroutines until ctx ends, each with its own numbers from 0, and
+// returns the total.
 func many(ctx context.Context, workers, each int, step func(ctx context.Context, worker string, i int64) error) (int64, error) {
 	var all sync.WaitGroup
 	var done atomic.Int64
@@ -105,7 +106,7 @@ func many(ctx context.Context, workers, each int, step func(ctx context.Context,
 	return done.Load(), err
 }
 
-// perStream is how many appends a stream gets before the next one begins.
+// perStream is the number of appends to a stream before the next stream begins.
 const perStream = 10
 
 func ours(db *postgres.DB, workers, n int) work {
@@ -118,7 +119,7 @@ func ours(db *postgres.DB, workers, n int) work {
 	}
 }
 
-// posted is n events of the usual kind.
+// posted returns n events.
 func posted(n int) []eventstore.Draft {
 	drafts := make([]eventstore.Draft, n)
 	for k := range drafts {
@@ -147,8 +148,8 @@ func limit(workers, n int) work {
 	}
 }
 
-// newForwarder is the peer as its users run it: the service begins a transaction, and publishes through the
-// forwarder into a watermill-sql topic in it. It keeps no events.
+// newForwarder is the peer as its users run it: the service begins a transaction and publishes
+// through the forwarder into a watermill-sql topic in that transaction. It stores no events.
 func newForwarder(b *bed) (func(workers int) work, error) {
 	db := stdlib.OpenDBFromPool(b.pool)
 	log := watermill.NopLogger{}

@@ -7,8 +7,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// What an outbox would be whose entries refer to their events, instead of having a copy of payload and headers: the
-// limit's programs in that form, against the limit.
+// A design that was not chosen: outbox entries that refer to their events instead of copying
+// payload and headers. These lines compare the limit in that form with the limit.
 const (
 	referTables = `
 create table lim.refer (id bigint generated always as identity primary key, position bigint not null, message_id text collate "C" not null,

@@ -12,14 +12,15 @@ import (
 	"github.com/kinora-go/kinora/providers/postgres"
 )
 
-// flatLines measure a relay beside what must cost it nothing, against itself without that.
+// flatLines compare a relay whose outbox also has rows that must cost nothing with a relay without
+// them.
 func (r *relayBed) flatLines(ctx context.Context) ([]line, error) {
 	const behindOne = `insert into %[1]s.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at, status, open, held, stuck)
 		select gen_random_uuid()::text, 'other', 'stuck', '', '{}', case when g = 1 then now() + interval '1 h' else now() end, now(),
 			case when g = 1 then 'failed' else '%[2]s' end, g = 1 or '%[2]s' = 'pending', g > 1 and '%[2]s' = 'held', g = 1
 		from generate_series(1, 100001) g`
 	var lines []line
-	for _, l := range []struct{ name, schema, beside string }{
+	for _, l := range []struct{ name, schema, extra string }{
 		{"relay/beside-1M-published", "kept", `insert into %s.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at, status, open, published_at)
 			select gen_random_uuid()::text, 'relayed', 'review-' || g %% 1000, '` + payload + `', '{}', now(), now(), 'published', false, now() from generate_series(1, 1000000) g`},
 		{"relay/beside-100k-held", "held", fmt.Sprintf(behindOne, "%[1]s", "held")},
@@ -29,11 +30,11 @@ func (r *relayBed) flatLines(ctx context.Context) ([]line, error) {
 		if err != nil {
 			return nil, err
 		}
-		beside := sync.OnceValue(func() error {
-			_, err := r.pool.Exec(ctx, fmt.Sprintf(l.beside, l.schema))
+		fill := sync.OnceValue(func() error {
+			_, err := r.pool.Exec(ctx, fmt.Sprintf(l.extra, l.schema))
 			return err
 		})
-		lines = append(lines, r.against(l.name, own, beside))
+		lines = append(lines, r.against(l.name, own, fill))
 	}
 	own, err := r.in(ctx, "opened")
 	if err != nil {
@@ -43,7 +44,7 @@ func (r *relayBed) flatLines(ctx context.Context) ([]line, error) {
 	return append(lines, r.against("relay/beside-open-transaction", own, old)), nil
 }
 
-// against is a line that compares a relay of own, once it is ready, with one of r.
+// against returns a line that compares a relay of own, once ready has returned, with one of r.
 func (r *relayBed) against(name string, own *relayBed, ready func() error) line {
 	fill := own.filledUp(own.schema, backlog)
 	prepare := func(ctx context.Context) error {
@@ -55,7 +56,7 @@ func (r *relayBed) against(name string, own *relayBed, ready func() error) line 
 	return line{name, "messages/s", "", program{prepare, own.relays(1, own.count)}, program{}, program{r.filled(r.schema, backlog), r.relays(1, r.count)}}
 }
 
-// in is a bed with an outbox of its own.
+// in returns a bed with its own outbox.
 func (r *relayBed) in(ctx context.Context, schema string) (*relayBed, error) {
 	db, err := postgres.New(r.pool, &postgres.Config{Schema: schema})
 	if err != nil {
@@ -66,9 +67,10 @@ func (r *relayBed) in(ctx context.Context, schema string) (*relayBed, error) {
 	return &own, db.Migrate(ctx)
 }
 
-// ageing relays 500 messages a second for so long beside a transaction that sees all of it, and that stays open.
+// ageing relays 500 messages a second for the duration long while a transaction stays open whose
+// snapshot sees all of them.
 func (r *relayBed) ageing(ctx context.Context, long time.Duration) error {
-	conn, err := pgx.Connect(ctx, r.dsn) // until the program ends
+	conn, err := pgx.Connect(ctx, r.dsn) // closed when the program ends
 	if err != nil {
 		return err
 	}

@@ -20,14 +20,16 @@ import (
 )
 
 const (
-	latencyRelays = 8  // idle ones at a time, each with an outbox of its own, so that many samples take no hour
-	latencyBursts = 9  // of each
+	// Idle relays at a time, each with its own outbox, to shorten the measurement.
+	latencyRelays = 8
+	latencyBursts = 9  // bursts per relay
 	burst         = 20 // events in one append
 	idleFor       = 2500 * time.Millisecond
 )
 
-// latencies measures the time from a commit to the end of Publish, of bursts after a relay was idle for long enough
-// that it looks only once a second (which it does after 1.3 s); and how many statements a second an idle relay takes.
+// latencies measures the time from a commit to the end of Publish, in bursts after a relay was idle
+// long enough to poll only once a second (it does so after 1.3 s). It also counts the statements
+// per second of an idle relay.
 func latencies(ctx context.Context, b *bed) ([]result, error) {
 	var all []result
 	for _, across := range []bool{false, true} {
@@ -80,7 +82,7 @@ func (c *counter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQ
 
 func (*counter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// arrival is a publisher that tells when each message got through.
+// arrival is a publisher that sends the time when each message arrives.
 type arrival struct{ at chan time.Time }
 
 func (a arrival) Publish(_ string, ms ...*message.Message) error {
@@ -92,8 +94,9 @@ func (a arrival) Publish(_ string, ms ...*message.Message) error {
 
 func (arrival) Close() error { return nil }
 
-// idleRelay runs a relay of an outbox of its own, lets it be idle, and times what is then added through the same DB,
-// or through another one, which shares nothing with it but the database.
+// idleRelay runs a relay on its own outbox, waits until it is idle, and measures the latency of new
+// entries. They are appended through the same DB, or with across through another DB that shares
+// only the database.
 func idleRelay(ctx context.Context, b *bed, across, notify bool) (times []time.Duration, queries float64, err error) {
 	cfg, err := pgxpool.ParseConfig(b.dsn + "&pool_max_conns=4")
 	if err != nil {

@@ -1,7 +1,7 @@
-// Command bench measures Kinora beside its peers and beside hand-written limits: programs that do the same
-// durable work on the same server with the fewest statements known. All run alternately, on one fresh
-// database of a private PostgreSQL with fsync and synchronous_commit on; medians count, and only ratios of one
-// run mean anything.
+// Command bench compares Kinora with its peers and with hand-written limits: programs that do the
+// same durable work on the same server with the fewest statements known. The programs run
+// alternately on one fresh database of a private PostgreSQL with fsync and synchronous_commit on.
+// The medians count, and only ratios within one run are meaningful.
 package main
 
 import (
@@ -25,28 +25,27 @@ import (
 	"github.com/kinora-go/kinora/internal/pgtest"
 )
 
-// line is one row of results: what Kinora, a peer and the limit do in a second.
+// line is one row of results: the rates of Kinora, a peer and the limit.
 type line struct {
 	name, unit, peerName string
-	ours, peer, limit    program // peer and limit may be none
+	ours, peer, limit    program // peer and limit may be empty
 }
 
-// program is work, and what must be there before its time begins.
+// program is work and its preparation, which is not timed.
 type program struct {
-	prepare func(ctx context.Context) error // nil: nothing
+	prepare func(ctx context.Context) error // may be nil
 	work    work
 }
 
-// work does its thing until ctx ends, with the given data source, or until there is nothing left to do, and
-// returns how much it did.
+// work runs on the given bed until ctx ends or nothing is left to do, and returns how much it did.
 type work func(ctx context.Context, b *bed) (done int64, err error)
 
-// bed is what the programs run on.
+// bed is the environment of the programs.
 type bed struct {
 	dsn     string
 	pool    *pgxpool.Pool
-	open    time.Duration // how long a transaction is open beside a relay
-	profile string        // the directory of Kinora's CPU profiles; empty: none
+	open    time.Duration // how long the transaction of an ageing snapshot stays open
+	profile string        // directory for Kinora's CPU profiles; empty writes none
 }
 
 // result is a row of bench/results.json.
@@ -71,12 +70,12 @@ type report struct {
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	only := flag.String("only", "", "only lines whose name begins with this; the others of an earlier run stay")
-	rounds := flag.Int("rounds", 5, "rounds of each program, after one to warm up")
+	only := flag.String("only", "", "run only lines whose name begins with this; the results of other lines are kept")
+	rounds := flag.Int("rounds", 5, "rounds of each program, after one warm-up round")
 	length := flag.Duration("length", 2*time.Second, "length of a round")
-	open := flag.Duration("open", 10*time.Minute, "how long a transaction is open before relay/beside-open-transaction")
-	out := flag.String("out", "results.json", "where the results go")
-	profile := flag.String("profile", "", "write a CPU profile of Kinora's last round of each line into this directory")
+	open := flag.Duration("open", 10*time.Minute, "how long a transaction stays open before relay/beside-open-transaction")
+	out := flag.String("out", "results.json", "file for the results")
+	profile := flag.String("profile", "", "directory for CPU profiles of Kinora's last round of each line")
 	flag.Parse()
 	if err := run(ctx, *only, *rounds, *length, *open, *out, *profile); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -127,7 +126,8 @@ func run(ctx context.Context, only string, rounds int, length, open time.Duratio
 			return fmt.Errorf("%s: %w", l.name, err)
 		}
 		r.Results = append(r.Results, res)
-		if err := r.write(out); err != nil { // what is measured is there, also where the rest is broken off
+		// After each line, so that an interrupted run keeps its results.
+		if err := r.write(out); err != nil {
 			return err
 		}
 	}
@@ -149,7 +149,8 @@ func run(ctx context.Context, only string, rounds int, length, open time.Duratio
 	return r.write(out)
 }
 
-// write writes the report, beside what an earlier run has left and this one did not measure.
+// write writes the report, merged with an earlier run's results for lines that this run did not
+// measure.
 func (r report) write(out string) error {
 	if err := r.keepOthers(out); err != nil {
 		return err
@@ -161,7 +162,7 @@ func (r report) write(out string) error {
 	return os.WriteFile(out, append(text, '\n'), 0o644)
 }
 
-// keepOthers adds the lines that an earlier run has left and this one did not measure: each line is a run by itself.
+// keepOthers adds the lines of an earlier run that this run did not measure: lines are independent.
 func (r *report) keepOthers(out string) error {
 	text, err := os.ReadFile(out)
 	if errors.Is(err, os.ErrNotExist) {
@@ -172,7 +173,7 @@ func (r *report) keepOthers(out string) error {
 		err = json.Unmarshal(text, &before)
 	}
 	if err != nil {
-		return fmt.Errorf("read the results so far: %w", err)
+		return fmt.Errorf("read the earlier results: %w", err)
 	}
 	for _, old := range before.Results {
 		if !slices.ContainsFunc(r.Results, func(now result) bool { return now.Name == old.Name }) {
@@ -182,7 +183,7 @@ func (r *report) keepOthers(out string) error {
 	return nil
 }
 
-// measure runs a line's programs by turns.
+// measure runs a line's programs alternately.
 func measure(ctx context.Context, b *bed, l line, rounds int, length time.Duration) (result, error) {
 	programs := []program{l.ours, l.peer, l.limit}
 	rates := make([][]float64, len(programs))

@@ -22,7 +22,8 @@ import (
 	"github.com/kinora-go/kinora/providers/postgres"
 )
 
-// The read model is a count for each product, of a thousand; every program adds one in the marker's transaction.
+// The read model counts messages for each of a thousand products. Every program adds one in the
+// marker's transaction.
 const (
 	totalTables = `
 create schema model;
@@ -33,7 +34,7 @@ create table model.markers (handler text collate "C" not null, generation int no
 	addOne = `insert into model.totals as t (product, n) values ($1, 1) on conflict (product) do update set n = t.n + 1`
 
 	products = 1000
-	messages = 20_000 // for the peer to begin a round with
+	messages = 20_000 // messages in the peer's topic when a round begins
 )
 
 type rated struct {
@@ -43,12 +44,12 @@ type rated struct {
 
 var ratings = eventstore.NewTypes(eventstore.Type[rated]("review.posted"))
 
-// projectorBed is what the projectors run on.
+// projectorBed is the environment of the projectors.
 type projectorBed struct {
 	*bed
 	db  *postgres.DB
 	sql *sql.DB
-	n   atomic.Int64 // so that no message is one of an earlier round
+	n   atomic.Int64 // distinguishes the messages of all rounds
 }
 
 func projectorLines(ctx context.Context, b *bed) ([]line, error) {
@@ -65,7 +66,8 @@ func projectorLines(ctx context.Context, b *bed) ([]line, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := pub.Publish("rated", message.NewMessage(watermill.NewUUID(), []byte(payload))); err != nil { // so that the table is there
+	// So that the table exists.
+	if err := pub.Publish("rated", message.NewMessage(watermill.NewUUID(), []byte(payload))); err != nil {
 		return nil, err
 	}
 	const name = "watermill-sql subscriber and a marker by hand"
@@ -108,25 +110,27 @@ func (p *projectorBed) empty(ctx context.Context) error {
 	return nil
 }
 
-// next is a message of the usual kind; each is new.
+// next returns a new message's id and product.
 func (p *projectorBed) next() (id, product string) {
 	n := p.n.Add(1)
 	return uuid.NewString(), fmt.Sprintf("p%d", n%products)
 }
 
-// supply is a subscriber that always has so many messages in flight, recorded just now.
+// supply is a subscriber that always has this many messages in flight, recorded at the current
+// time.
 type supply struct {
 	*projectorBed
-	most int
-	done int64
-	over chan struct{}
+	most  int
+	done  int64
+	ended chan struct{}
 }
 
 func (s *supply) Subscribe(ctx context.Context, _ string) (<-chan *message.Message, error) {
 	to := make(chan *message.Message)
 	go func() {
-		defer close(s.over)
-		inFlight := make([]*message.Message, s.most) // a ring: messages are acked nearly in order
+		defer close(s.ended)
+		// A ring, because messages are acked almost in order.
+		inFlight := make([]*message.Message, s.most)
 		for n := 0; ; n++ {
 			place := &inFlight[n%s.most]
 			if *place != nil {
@@ -155,12 +159,12 @@ func (s *supply) Subscribe(ctx context.Context, _ string) (<-chan *message.Messa
 
 func (*supply) Close() error { return nil }
 
-// projects is Kinora's: a runner with one worker, over a broker with so many messages in flight. Units have half of them
-// if these are many, so that the broker delivers while a unit runs.
+// projects runs Kinora: a runner with one worker on a broker with inFlight messages in flight. If
+// that is many, a unit takes half of them, so that the broker delivers while a unit runs.
 func projects[Tx any](p *projectorBed, u provider.Units[Tx], of *projector.Projector[Tx]) func(inFlight int, careful bool) work {
 	return func(inFlight int, careful bool) work {
 		return func(ctx context.Context, _ *bed) (int64, error) {
-			from := &supply{projectorBed: p, most: inFlight, over: make(chan struct{})}
+			from := &supply{projectorBed: p, most: inFlight, ended: make(chan struct{})}
 			cfg := projector.RunnerConfig{Batch: inFlight, Careful: careful, Logger: slog.New(slog.DiscardHandler)}
 			if inFlight >= 500 {
 				from.most = 2 * inFlight
@@ -170,7 +174,7 @@ func projects[Tx any](p *projectorBed, u provider.Units[Tx], of *projector.Proje
 				return 0, err
 			}
 			err = runner.Run(ctx)
-			<-from.over
+			<-from.ended
 			return from.done, err
 		}
 	}
@@ -182,8 +186,8 @@ const (
 		select 'written/rated', coalesce((select live from kinora.generations where projector = 'written'), 1), m from unnest($1::text[]) m order by 1, 3`
 )
 
-// limit is one round trip for so many messages: the fence, markers whose insert fails if one is there already, and the
-// writes.
+// limit applies size messages in one round trip: the fence, the markers, whose insert fails if one
+// exists, and the writes.
 func (p *projectorBed) limit(size int) work {
 	return p.byHand(size, func(ctx context.Context, conn *pgx.Conn, ids, products []string) error {
 		b := &pgx.Batch{}
@@ -196,8 +200,8 @@ func (p *projectorBed) limit(size int) work {
 	})
 }
 
-// limitTx is a round trip to begin, fence and mark, one for each write, as the handler waits for its answer, and one to
-// commit.
+// limitTx uses one round trip to begin, fence and mark, one for each write, because the handler
+// waits for each result, and one to commit.
 func (p *projectorBed) limitTx(size int) work {
 	return p.byHand(size, func(ctx context.Context, conn *pgx.Conn, ids, products []string) error {
 		b := &pgx.Batch{}
@@ -217,7 +221,7 @@ func (p *projectorBed) limitTx(size int) work {
 	})
 }
 
-// byHand applies messages, so many at a time, on one connection.
+// byHand applies messages, size at a time, on one connection.
 func (p *projectorBed) byHand(size int, apply func(ctx context.Context, conn *pgx.Conn, ids, products []string) error) work {
 	return func(ctx context.Context, _ *bed) (done int64, err error) {
 		hard := context.WithoutCancel(ctx)
@@ -258,7 +262,7 @@ func (p *projectorBed) filledTopic(ctx context.Context) error {
 	return nil
 }
 
-// peer is what its users write: a handler that marks by hand, in a transaction of its own.
+// peer is what its users write: a handler that inserts the marker itself, in its own transaction.
 func (p *projectorBed) peer(ctx context.Context, _ *bed) (done int64, err error) {
 	sub, err := wsql.NewSubscriber(p.sql, wsql.SubscriberConfig{
 		ConsumerGroup: "rated", SchemaAdapter: wsql.DefaultPostgreSQLSchema{}, OffsetsAdapter: wsql.DefaultPostgreSQLOffsetsAdapter{},

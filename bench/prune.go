@@ -19,8 +19,8 @@ const (
 	pruneLanes   = 4
 )
 
-// pruning measures how long deliveries take, at the 99th percentile, while their runner prunes a million markers, beside
-// their usual time. Lower is better.
+// pruning measures the 99th percentile of the delivery time while the runner prunes a million
+// markers, and without pruning. Lower is better.
 func pruning(ctx context.Context, b *bed) (result, error) {
 	db, err := postgres.New(b.pool, nil)
 	if err != nil {
@@ -58,7 +58,7 @@ func pruning(ctx context.Context, b *bed) (result, error) {
 	return r, nil
 }
 
-// prune runs a runner until it has pruned so many markers, and at least ten seconds.
+// prune runs a runner until it has pruned that many markers, and for at least ten seconds.
 func (p *projectorBed) prune(ctx context.Context, markers int) (p99 float64, length time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
@@ -78,7 +78,7 @@ func (p *projectorBed) prune(ctx context.Context, markers int) (p99 float64, len
 			_, err := tx.Exec(ctx, addOne, e.Data.ProductID)
 			return err
 		}))
-	runner, err := projector.NewRunner(p.db, projector.Subscribe(&supply{projectorBed: p, most: pruneLanes, over: make(chan struct{})}, "rated"), cfg, of)
+	runner, err := projector.NewRunner(p.db, projector.Subscribe(&supply{projectorBed: p, most: pruneLanes, ended: make(chan struct{})}, "rated"), cfg, of)
 	if err != nil {
 		return 0, 0, err
 	}

@@ -21,21 +21,22 @@ import (
 )
 
 const (
-	backlog    = 60_000 // entries that a round begins with, unless its name says otherwise
-	forwards   = 20_000 // the same for the peer, whose rate falls with its backlog: with more it is slower
+	backlog = 60_000 // entries at the start of a round, unless the line's name says otherwise
+	// Messages at the start of the peer's round; the peer is slower with a larger backlog.
+	forwards   = 20_000
 	relayKeys  = 10_000
 	relayBatch = 500
 )
 
-// relayBed is what the relays run on.
+// relayBed is the environment of the relays.
 type relayBed struct {
 	*bed
 	db     *postgres.DB
-	sql    *sql.DB // the peer's, with connections of the same pool
+	sql    *sql.DB // the peer's connections, from the same pool
 	topic  message.Publisher
-	schema string // of db
-	batch  int    // entries in one claim
-	keep   bool   // what is published
+	schema string // schema of db
+	batch  int    // entries per claim
+	keep   bool   // keep published entries
 	keys   int
 }
 
@@ -49,7 +50,7 @@ func relayLines(ctx context.Context, b *bed) ([]line, error) {
 	if r.topic, err = wsql.NewPublisher(r.sql, schema, watermill.NopLogger{}); err != nil {
 		return nil, err
 	}
-	for _, name := range []string{"reviews", "relayed"} { // so that the tables are there
+	for _, name := range []string{"reviews", "relayed"} { // so that the tables exist
 		if err := r.topic.Publish(name, message.NewMessage(watermill.NewUUID(), []byte(payload))); err != nil {
 			return nil, err
 		}
@@ -76,7 +77,7 @@ func relayLines(ctx context.Context, b *bed) ([]line, error) {
 		{"relay/four-relays", "messages/s", "",
 			program{r.filled("kinora", 2*backlog), r.relays(4, count)}, program{},
 			program{r.filled("kinora", 2*backlog), r.relays(1, count)}},
-		{"relay/four-relays-few-keys", "messages/s", "", // as many as the entries of two batches
+		{"relay/four-relays-few-keys", "messages/s", "", // as many keys as entries in two batches
 			program{few.filled("kinora", 2*backlog), r.relays(4, count)}, program{},
 			program{few.filled("kinora", 2*backlog), r.relays(1, count)}},
 	}
@@ -100,9 +101,9 @@ func relayLines(ctx context.Context, b *bed) ([]line, error) {
 	return append(append(lines, flat...), choices...), err
 }
 
-// sink counts what is published, and tells when it is all there is.
+// sink counts published messages and closes done when all have arrived.
 type sink struct {
-	inner message.Publisher // nil: nothing but counting
+	inner message.Publisher // nil only counts
 	n     atomic.Int64
 	all   int64
 	once  sync.Once
@@ -129,7 +130,7 @@ func (s *sink) Publish(topic string, ms ...*message.Message) error {
 
 func (s *sink) Close() error { return nil }
 
-// filled empties an outbox and fills it with n entries. A large one it fills up again.
+// filled empties an outbox and fills it with n entries. It only tops up a large outbox.
 func (r *relayBed) filled(schema string, n int) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if n <= 100_000 {
@@ -141,7 +142,7 @@ func (r *relayBed) filled(schema string, n int) func(context.Context) error {
 	}
 }
 
-// filledUp sees that n entries can be claimed, whatever else is there.
+// filledUp tops up an outbox until n entries can be claimed.
 func (r *relayBed) filledUp(schema string, n int) func(context.Context) error {
 	table := schema + ".outbox"
 	return func(ctx context.Context) error {
@@ -169,7 +170,7 @@ func (r *relayBed) add(ctx context.Context, table string, n int) error {
 	return err
 }
 
-// relays is Kinora's: so many relays until all is published.
+// relays runs Kinora: n relays until all entries are published.
 func (r *relayBed) relays(n int, to func(all int64) *sink) work {
 	return func(ctx context.Context, _ *bed) (int64, error) {
 		var all int64
@@ -206,7 +207,7 @@ func (r *relayBed) relays(n int, to func(all int64) *sink) work {
 	}
 }
 
-// The limit keeps the same order, and fences its marks.
+// The limit keeps the same order and fences its marks.
 const (
 	limitClaim = `
 with ck as materialized (select clock_timestamp() t),
@@ -268,7 +269,7 @@ func (r *relayBed) claimAndMark(ctx context.Context, claim, mark string) (done i
 	return done, nil
 }
 
-// filledForward fills the peer's topic with as many messages, in the envelope that its publisher makes.
+// filledForward fills the peer's topic with messages in the envelope that its publisher makes.
 func (r *relayBed) filledForward(ctx context.Context) error {
 	envelope, err := json.Marshal(map[string]any{
 		"destination_topic": "relayed", "uuid": uuid.NewString(), "payload": []byte(payload), "metadata": map[string]string{"kinora_type": "review.posted"},
@@ -291,7 +292,7 @@ func (r *relayBed) filledForward(ctx context.Context) error {
 	return nil
 }
 
-// forward is the peer as its users run it.
+// forward runs the peer's forwarder as its users do.
 func (r *relayBed) forward(to func(all int64) *sink) work {
 	return func(ctx context.Context, _ *bed) (int64, error) {
 		log := watermill.NopLogger{}

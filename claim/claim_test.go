@@ -84,7 +84,8 @@ func TestTermsDefaults(t *testing.T) {
 	require.Empty(t, claim.Token{}.String())
 }
 
-// portable claims numbers; those in lost lose their race, and negative ones are claimed alone.
+// portable claims numbers. Numbers in lost are claimed by another, and negative numbers must be
+// claimed alone.
 func portable(t *testing.T, rows []int, lost map[int]bool, fail error) ([]int, error) {
 	t.Helper()
 	terms, err := claim.Terms{Limit: 10}.WithDefaults()
@@ -113,13 +114,13 @@ func TestPortable(t *testing.T) {
 		want []int
 		err  error
 	}{
-		"takes in order":                       {rows: []int{1, 2, 3}, want: []int{10, 20, 30}},
-		"a lost race skips":                    {rows: []int{1, 2, 3}, lost: map[int]bool{2: true}, want: []int{10, 30}},
-		"one to be alone comes first":          {rows: []int{-1, 2, 3}, want: []int{-10}},
-		"one to be alone ends the claim":       {rows: []int{1, -2, 3}, want: []int{10}},
-		"one to be alone that is lost is none": {rows: []int{-1, 2}, lost: map[int]bool{-1: true}, want: []int{20}},
-		"an error keeps what was taken":        {rows: []int{1, 99, 3}, want: []int{10}, err: fail},
-		"none":                                 {want: []int{}},
+		"takes in order":                            {rows: []int{1, 2, 3}, want: []int{10, 20, 30}},
+		"a lost race skips":                         {rows: []int{1, 2, 3}, lost: map[int]bool{2: true}, want: []int{10, 30}},
+		"a row to be claimed alone comes first":     {rows: []int{-1, 2, 3}, want: []int{-10}},
+		"a row to be claimed alone ends the claim":  {rows: []int{1, -2, 3}, want: []int{10}},
+		"a lost row to be claimed alone is skipped": {rows: []int{-1, 2}, lost: map[int]bool{-1: true}, want: []int{20}},
+		"an error keeps the claimed rows":           {rows: []int{1, 99, 3}, want: []int{10}, err: fail},
+		"none":                                      {want: []int{}},
 	} {
 		got, err := portable(t, c.rows, c.lost, fail)
 		require.ErrorIs(t, err, c.err, name)

@@ -63,7 +63,7 @@ func TestRepositoryUpdateAndLoad(t *testing.T) {
 
 	at, err = r.Update(t.Context(), "1", func(a *tally) ([]any, error) { return nil, nil })
 	require.NoError(t, err)
-	require.Equal(t, eventstore.Appended{Stream: "tally-1", Version: 2, Position: 2}, at, "no events: nothing is written")
+	require.Equal(t, eventstore.Appended{Stream: "tally-1", Version: 2, Position: 2}, at, "without events nothing is written")
 
 	a, version, err = r.Load(t.Context(), "1")
 	require.NoError(t, err)
@@ -77,7 +77,7 @@ func TestRepositoryDecidesAgainOnConflict(t *testing.T) {
 	r := repository(t, db, nil)
 	decided := 0
 	at, err := r.Update(t.Context(), "1", func(a *tally) ([]any, error) {
-		if decided++; decided <= 3 { // somebody is faster, three times
+		if decided++; decided <= 3 { // another writer is faster, three times
 			_, err := repository(t, db, nil).Update(t.Context(), "1", post(1))
 			require.NoError(t, err)
 		}
@@ -88,7 +88,7 @@ func TestRepositoryDecidesAgainOnConflict(t *testing.T) {
 	require.Equal(t, int64(4), at.Version)
 	a, _, err := r.Load(t.Context(), "1")
 	require.NoError(t, err)
-	require.Equal(t, 30, a.stars, "decided on what was there in the end")
+	require.Equal(t, 30, a.stars, "the last decision used the final state")
 }
 
 func TestRepositoryGivesUpAfterItsRetries(t *testing.T) {
@@ -128,9 +128,9 @@ func TestRepositoryConcurrentUpdatesLoseNothing(t *testing.T) {
 	require.Equal(t, int64(320), version)
 }
 
-// Many on one stream, with decisions that take a while: each gets its turn, and they queue for it. Without the queue
-// it takes them 575 tries instead of 475.
-func TestRepositoryManyOnOneStream(t *testing.T) {
+// Many concurrent updates of one stream with slow decisions queue up for the stream. Without the
+// queue they take 575 tries instead of 475.
+func TestRepositoryQueuesManyUpdatesOfOneStream(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const users, each = 30, 10
@@ -160,22 +160,22 @@ func TestRepositoryManyOnOneStream(t *testing.T) {
 	})
 }
 
-// The observer hears of every end, with its conflicts.
-func TestRepositoryReportsEachUpdate(t *testing.T) {
+// The observer receives each update's outcome and its number of conflicts.
+func TestRepositoryReportsToItsObserver(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
-	type told struct {
+	type update struct {
 		version   int64
 		count     int
 		conflicts int
 		took      time.Duration
 		failed    bool
 	}
-	var all []told
+	var all []update
 	now := time.Unix(0, 0)
 	r := repository(t, db, &eventstore.RepositoryConfig{
 		OnUpdate: func(at eventstore.Appended, conflicts int, took time.Duration, err error) {
-			all = append(all, told{at.Version, at.Count, conflicts, took, err != nil})
+			all = append(all, update{at.Version, at.Count, conflicts, took, err != nil})
 		},
 		Clock: func() time.Time { now = now.Add(time.Second); return now },
 	})
@@ -196,18 +196,18 @@ func TestRepositoryReportsEachUpdate(t *testing.T) {
 	require.NoError(t, err)
 	_, err = r.Update(t.Context(), "1", func(*tally) ([]any, error) { return nil, errors.New("refused") })
 	require.Error(t, err)
-	require.Equal(t, []told{{1, 1, 0, time.Second, false}, {1, 0, 0, time.Second, false}, {4, 1, 2, time.Second, false}, {0, 0, 0, time.Second, true}}, all)
+	require.Equal(t, []update{{1, 1, 0, time.Second, false}, {1, 0, 0, time.Second, false}, {4, 1, 2, time.Second, false}, {0, 0, 0, time.Second, true}}, all)
 }
 
-// A queue for a stream is left when the context ends.
-func TestRepositoryWaitEndsWithTheContext(t *testing.T) {
+// A waiting update leaves the stream's queue when its context ends.
+func TestRepositoryLeavesTheQueueWhenItsContextEnds(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
 	r := repository(t, db, &eventstore.RepositoryConfig{Retries: 1})
 	conflict := func(wait func()) func(*tally) ([]any, error) {
 		tries := 0
 		return func(*tally) ([]any, error) {
-			if tries++; tries == 1 { // somebody else is faster
+			if tries++; tries == 1 { // another writer is faster
 				other := repository(t, db, nil)
 				if _, err := other.Update(t.Context(), "1", post(1)); err != nil {
 					return nil, err
@@ -226,7 +226,7 @@ func TestRepositoryWaitEndsWithTheContext(t *testing.T) {
 	}()
 	<-first
 	ctx, cancel := context.WithCancel(t.Context())
-	tried, decide := make(chan struct{}), conflict(func() { t.Error("it is not its turn") })
+	tried, decide := make(chan struct{}), conflict(func() { t.Error("decided out of turn") })
 	go func() {
 		_, err := r.Update(ctx, "1", func(a *tally) ([]any, error) {
 			defer close(tried)
@@ -236,9 +236,9 @@ func TestRepositoryWaitEndsWithTheContext(t *testing.T) {
 	}()
 	<-tried
 	cancel()
-	require.Error(t, <-done, "the conflict, or the end of its context")
+	require.Error(t, <-done, "a conflict, or the end of the context")
 	close(leave)
-	require.ErrorIs(t, <-done, eventstore.ErrConflict, "others went on meanwhile")
+	require.ErrorIs(t, <-done, eventstore.ErrConflict, "others continued meanwhile")
 	_, err := r.Update(t.Context(), "1", conflict(func() {}))
 	require.NoError(t, err, "the queue is free")
 }
@@ -250,7 +250,8 @@ func TestRepositoryUpdateTxReturnsTheConflictAndLeavesTheTransactionUsable(t *te
 	err := db.Tx(t.Context(), func(tx *memory.Model) error {
 		view := db.InTx(tx)
 		_, err := r.UpdateTx(t.Context(), view, "1", func(*tally) ([]any, error) {
-			_, err := r.UpdateTx(t.Context(), view, "1", post(1)) // in the same transaction, behind the first one's back
+			// In the same transaction, without the first update's knowledge.
+			_, err := r.UpdateTx(t.Context(), view, "1", post(1))
 			require.NoError(t, err)
 			return []any{posted{}}, nil
 		})
@@ -276,12 +277,12 @@ func TestRepositoryErrors(t *testing.T) {
 	r := repository(t, db, nil)
 	mine := errors.New("rejected")
 	_, err := r.Update(t.Context(), "1", func(*tally) ([]any, error) { return nil, mine })
-	require.Equal(t, mine, err, "decide's error comes back as it is")
+	require.Equal(t, mine, err, "decide's error is returned unchanged")
 	decided := 0
-	theirs := fmt.Errorf("of another aggregate: %w", &eventstore.ConflictError{Stream: "other-1"})
+	theirs := fmt.Errorf("another aggregate: %w", &eventstore.ConflictError{Stream: "other-1"})
 	_, err = r.Update(t.Context(), "1", func(*tally) ([]any, error) { decided++; return nil, theirs })
 	require.Equal(t, theirs, err)
-	require.Equal(t, 1, decided, "a conflict that decide came back with is decide's own")
+	require.Equal(t, 1, decided, "a conflict that decide returns is not retried")
 	_, err = r.Update(t.Context(), "1", func(*tally) ([]any, error) { return []any{&posted{}}, nil })
 	require.ErrorIs(t, err, eventstore.ErrUnregistered)
 	for _, id := range []string{"", "a\x00"} {
@@ -294,7 +295,7 @@ func TestRepositoryErrors(t *testing.T) {
 	_, err = db.Append(t.Context(), "tally-9", eventstore.NoStream, []eventstore.Draft{{ID: "0198c1f0-0000-7000-8000-000000000001", Type: "t", Schema: 1, Data: []byte(`{}`)}})
 	require.NoError(t, err)
 	_, _, err = r.Load(t.Context(), "9")
-	require.ErrorIs(t, err, eventstore.ErrUnregistered, "a stream with an event that nobody here knows")
+	require.ErrorIs(t, err, eventstore.ErrUnregistered, "the stream has an event of an unregistered type")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err = r.Update(ctx, "1", post(1))

@@ -20,16 +20,16 @@ func TestRetention(t *testing.T) {
 		given, want marker.Retention
 		unsafe      bool
 	}{
-		"the default":                      {marker.Retention{}, marker.Retention{Horizon: 7 * day, Window: 8 * day}, false},
-		"a longer horizon":                 {marker.Retention{Horizon: 30 * day}, marker.Retention{Horizon: 30 * day, Window: 31 * day}, false},
-		"a shorter horizon":                {marker.Retention{Horizon: time.Hour}, marker.Retention{Horizon: time.Hour, Window: 25 * time.Hour}, false},
-		"a longer window":                  {marker.Retention{Window: 90 * day}, marker.Retention{Horizon: 7 * day, Window: 90 * day}, false},
-		"a window just long enough":        {marker.Retention{Horizon: day, Window: 2 * day}, marker.Retention{Horizon: day, Window: 2 * day}, false},
-		"a window just too short":          {marker.Retention{Horizon: day, Window: 2*day - 1}, marker.Retention{}, true},
-		"a window too short for a default": {marker.Retention{Window: 8*day - 1}, marker.Retention{}, true},
-		"a negative window":                {marker.Retention{Window: -1}, marker.Retention{}, true},
-		"a negative horizon":               {marker.Retention{Horizon: -1}, marker.Retention{}, true},
-		"a negative horizon, made up for":  {marker.Retention{Horizon: -2 * day, Window: day}, marker.Retention{}, true},
+		"default":                                 {marker.Retention{}, marker.Retention{Horizon: 7 * day, Window: 8 * day}, false},
+		"a longer horizon":                        {marker.Retention{Horizon: 30 * day}, marker.Retention{Horizon: 30 * day, Window: 31 * day}, false},
+		"a shorter horizon":                       {marker.Retention{Horizon: time.Hour}, marker.Retention{Horizon: time.Hour, Window: 25 * time.Hour}, false},
+		"a longer window":                         {marker.Retention{Window: 90 * day}, marker.Retention{Horizon: 7 * day, Window: 90 * day}, false},
+		"a window just long enough":               {marker.Retention{Horizon: day, Window: 2 * day}, marker.Retention{Horizon: day, Window: 2 * day}, false},
+		"a window just too short":                 {marker.Retention{Horizon: day, Window: 2*day - 1}, marker.Retention{}, true},
+		"a window too short for a default":        {marker.Retention{Window: 8*day - 1}, marker.Retention{}, true},
+		"a negative window":                       {marker.Retention{Window: -1}, marker.Retention{}, true},
+		"a negative horizon":                      {marker.Retention{Horizon: -1}, marker.Retention{}, true},
+		"a negative horizon with a longer window": {marker.Retention{Horizon: -2 * day, Window: day}, marker.Retention{}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -47,12 +47,12 @@ func TestRetention(t *testing.T) {
 	}
 }
 
-// store has some old rows of a projector, and fails when failAt are left.
+// store has old rows of a projector. Prune fails when failAt of them are left.
 type store struct {
 	provider.Records
 	old    int
 	failAt int
-	others bool // delete some, too
+	others bool // others delete some, too
 	calls  int
 	window time.Duration
 	names  []string
@@ -80,19 +80,19 @@ func TestPruneDeletesAThousandAtATimeUntilNothingIsLeft(t *testing.T) {
 	n, err := marker.Prune(t.Context(), s, marker.Retention{Horizon: 2 * day}, "p", "p/a", "p/b")
 	require.NoError(t, err)
 	require.Equal(t, 2500, n)
-	require.Equal(t, 4, s.calls, "the last one finds nothing")
+	require.Equal(t, 4, s.calls, "the last call finds nothing")
 	require.Equal(t, 3*day, s.window)
 	require.Equal(t, []string{"p", "p/a", "p/b"}, s.names)
 }
 
-func TestPruneGoesOnIfOthersDeleteSome(t *testing.T) {
+func TestPruneContinuesIfOthersDeleteSome(t *testing.T) {
 	t.Parallel()
 	n, err := marker.Prune(t.Context(), &store{old: 2500, others: true}, marker.Retention{}, "p", "p/a")
 	require.NoError(t, err)
 	require.Equal(t, 2500, n)
 }
 
-func TestPruneReturnsWhatItDeletedBeforeAnError(t *testing.T) {
+func TestPruneReturnsItsCountBeforeAnError(t *testing.T) {
 	t.Parallel()
 	n, err := marker.Prune(t.Context(), &store{old: 2500, failAt: 500}, marker.Retention{}, "p", "p/a")
 	require.ErrorIs(t, err, errStore)
@@ -100,7 +100,7 @@ func TestPruneReturnsWhatItDeletedBeforeAnError(t *testing.T) {
 	require.Equal(t, 2000, n)
 }
 
-func TestPruneRefusesAWindowThatIsNotSafe(t *testing.T) {
+func TestPruneRefusesAnUnsafeWindow(t *testing.T) {
 	t.Parallel()
 	s := &store{old: 1}
 	n, err := marker.Prune(t.Context(), s, marker.Retention{Window: day}, "p", "p/a")
@@ -112,7 +112,7 @@ func TestPruneRefusesAWindowThatIsNotSafe(t *testing.T) {
 func FuzzRetention(f *testing.F) {
 	f.Add(int64(0), int64(0))
 	f.Add(int64(day), int64(2*day))
-	f.Add(int64(1<<63-1), int64(0)) // a horizon and a day that are too long together
+	f.Add(int64(1<<63-1), int64(0)) // a horizon whose sum with a day overflows
 	f.Fuzz(func(t *testing.T, horizon, window int64) {
 		r, err := marker.Retention{Horizon: time.Duration(horizon), Window: time.Duration(window)}.WithDefaults()
 		if err != nil {

@@ -13,14 +13,14 @@ var newYear = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func pass(k *breaker, seq int64) { k.pass([]*item{{Entry: &Entry{Seq: seq}}}) }
 
-// failAll records failures of entries, each of another key.
+// failAll records a failure of each entry. Each entry has its own key.
 func failAll(k *breaker, seqs ...int64) {
 	for _, seq := range seqs {
 		k.fail(Entry{Seq: seq}, lane{"t", fmt.Sprint(seq)}, errors.New("down"))
 	}
 }
 
-func TestBreakerCountsWhatFailsWhileOthersPass(t *testing.T) {
+func TestBreakerCountsFailuresWhileOthersPass(t *testing.T) {
 	t.Parallel()
 	for name, batches := range map[string]func(k *breaker){
 		"passes in the same batch":          func(k *breaker) { pass(k, 1); failAll(k, 2) },
@@ -31,7 +31,7 @@ func TestBreakerCountsWhatFailsWhileOthersPass(t *testing.T) {
 			k.end(newYear)
 			pass(k, 1)
 			k.end(newYear)
-			failAll(k, 3) // the last try of the topic fails
+			failAll(k, 3) // the topic's last try fails
 			k.end(newYear)
 			failAll(k, 2)
 		},
@@ -47,13 +47,13 @@ func TestBreakerCountsWhatFailsWhileOthersPass(t *testing.T) {
 	}
 }
 
-func TestBreakerGivesBackWhatFailsAlone(t *testing.T) {
+func TestBreakerDoesNotCountASingleFailingKey(t *testing.T) {
 	t.Parallel()
 	k := newBreaker()
 	failAll(k, 1)
 	v := k.end(newYear)
 	require.Equal(t, time.Second, v.outage)
-	require.False(t, v.paused, "one key is no outage of a topic")
+	require.False(t, v.paused, "one failing key is not an outage of the topic")
 	require.True(t, k.down())
 	require.False(t, k.paused(newYear))
 
@@ -84,10 +84,10 @@ func TestBreakerPausesLongerEachTime(t *testing.T) {
 	failAll(k, 1)
 	k.end(now)
 	failAll(k, 1, 2, 3)
-	require.Equal(t, time.Second, k.end(now).outage, "a message that passes begins anew")
+	require.Equal(t, time.Second, k.end(now).outage, "a message that passes resets the pauses")
 }
 
-func TestBreakerGivesBackInAnOutageWhateverPassedBefore(t *testing.T) {
+func TestBreakerDoesNotCountFailuresOfAnOutage(t *testing.T) {
 	t.Parallel()
 	k := newBreaker()
 	failAll(k, 1)
@@ -98,7 +98,7 @@ func TestBreakerGivesBackInAnOutageWhateverPassedBefore(t *testing.T) {
 	failAll(k, 4)
 	require.Equal(t, time.Second, k.end(newYear).outage)
 	failAll(k, 1)
-	require.Equal(t, 2*time.Second, k.end(newYear).outage, "others passed since it failed first, and then the topic went down")
+	require.Equal(t, 2*time.Second, k.end(newYear).outage, "others passed after its first failure, and then the topic went down")
 }
 
 func TestBreakerCountsKeysSinceTheLastPass(t *testing.T) {
@@ -115,7 +115,8 @@ func TestBreakerCountsKeysSinceTheLastPass(t *testing.T) {
 	require.False(t, v.paused, "two keys failed since a message passed")
 }
 
-// Suspects are claimed one at a time: three batches with one failure each are as good as one batch with three.
+// Suspects are claimed one at a time: three batches with one failure each count like one batch with
+// three.
 func TestBreakerPausesAfterSeveralBatchesOfOne(t *testing.T) {
 	t.Parallel()
 	k := newBreaker()
@@ -142,7 +143,7 @@ func TestBreakerGivesUpLaterIfTheTopicWasUp(t *testing.T) {
 	require.Zero(t, k.end(newYear).outage, "another message passed in this batch")
 	require.False(t, k.hopeless(), "the next batch tries again")
 	failAll(k, 100, 101, 102)
-	require.True(t, k.hopeless(), "the topic is not up any more")
+	require.True(t, k.hopeless(), "the topic is no longer up")
 	v := k.end(newYear)
 	require.True(t, v.paused)
 	require.Len(t, v.failed, 3)
@@ -157,7 +158,7 @@ func TestBreakerDepth(t *testing.T) {
 		v := k.end(now)
 		require.Equal(t, want, k.depth(now))
 		require.Equal(t, want, k.depth(now.Add(4*v.outage-1)))
-		require.Zero(t, k.depth(now.Add(4*v.outage)), "it is forgotten")
+		require.Zero(t, k.depth(now.Add(4*v.outage)), "the depth is reset")
 	}
 	pass(k, 1)
 	require.Zero(t, k.depth(now))

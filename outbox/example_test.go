@@ -10,7 +10,7 @@ import (
 	"github.com/kinora-go/kinora/providers/memory"
 )
 
-// A person decides about abandoned entries: one may go out after all, another never.
+// A person decides about abandoned entries: one is published after all, the other never.
 func ExampleInspector() {
 	ctx := context.Background()
 	db, err := memory.New(nil) // or sqlite.Open, postgres.Open
@@ -20,7 +20,8 @@ func ExampleInspector() {
 	abandon(ctx, db, "invoice-1", "invoice-2")
 
 	abandoned := outbox.Filter{Status: []outbox.Status{outbox.Abandoned}}
-	entries, err := db.Entries(ctx, abandoned) // oldest first, 100 at most; the next page is After the last Seq
+	// Oldest first, at most 100; set After to the last Seq for the next page.
+	entries, err := db.Entries(ctx, abandoned)
 	if err != nil {
 		panic(err)
 	}
@@ -31,7 +32,7 @@ func ExampleInspector() {
 	if err != nil {
 		panic(err)
 	}
-	skipped, err := db.Skip(ctx, abandoned) // whatever is still abandoned
+	skipped, err := db.Skip(ctx, abandoned) // all entries that are still abandoned
 	if err != nil {
 		panic(err)
 	}
@@ -47,7 +48,7 @@ func ExampleInspector() {
 	// 1 requeued, 1 skipped: map[abandoned:0 pending:1]
 }
 
-// abandon makes entries whose attempts are spent.
+// abandon makes entries whose attempts are exhausted.
 func abandon(ctx context.Context, db *memory.DB, ids ...string) {
 	err := db.Tx(ctx, func(tx *memory.Model) error {
 		for _, id := range ids {

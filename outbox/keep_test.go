@@ -19,7 +19,7 @@ func TestRelayWithoutOrder(t *testing.T) {
 		b.add("t", "a-x", "a-2", "b-1", "a-3")
 		stop := start(t, b.db, b, outbox.RelayConfig{Unordered: true})
 		synctest.Wait()
-		require.ElementsMatch(t, []string{"a-2", "b-1", "a-3"}, b.sent, "its key waits for no failure")
+		require.ElementsMatch(t, []string{"a-2", "b-1", "a-3"}, b.sent, "entries of a key do not wait for its failure")
 		for n := range 100 {
 			b.add("t", fmt.Sprintf("a-%d", 100+n))
 			time.Sleep(5 * time.Minute)
@@ -37,7 +37,7 @@ func TestRelayWithoutOrder(t *testing.T) {
 	})
 }
 
-// It sends what it claimed in one call, whatever the keys, and holds nothing.
+// An unordered relay publishes its whole claim in one call, whatever the keys, and holds no entry.
 func TestRelayWithoutOrderTakesOneCall(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -61,7 +61,7 @@ func TestRelayWithoutOrderTakesOneCall(t *testing.T) {
 	})
 }
 
-func TestRelayKeepsNothingThatIsPublished(t *testing.T) {
+func TestRelayWithoutRetentionKeepsNoPublishedEntries(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(_, id string, _ time.Duration) bool { return id == "a-1" })
@@ -76,8 +76,9 @@ func TestRelayKeepsNothingThatIsPublished(t *testing.T) {
 	})
 }
 
-// Relays delete what was kept for long enough, about every minute, and never what is not done with.
-func TestRelayDeletesWhatWasKept(t *testing.T) {
+// About once a minute, relays delete resolved entries after their retention, and never unresolved
+// ones.
+func TestRelayDeletesResolvedEntriesAfterTheirRetention(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(_, id string, _ time.Duration) bool { return id[:1] == "p" })
@@ -88,7 +89,7 @@ func TestRelayDeletesWhatWasKept(t *testing.T) {
 		synctest.Wait()
 		n, err := b.db.Skip(t.Context(), outbox.Filter{Key: "b"})
 		require.NoError(t, err)
-		require.Zero(t, n, "it is published")
+		require.Zero(t, n, "the entry is published")
 		b.add("t", "p-3")
 		n, err = b.db.Skip(t.Context(), outbox.Filter{Key: "p", After: entries(t, b.db)["p-2"].Seq})
 		require.NoError(t, err)
@@ -107,7 +108,7 @@ func TestRelayDeletesWhatWasKept(t *testing.T) {
 	})
 }
 
-// What stands behind an abandoned entry is held at once, and so, a little later, is what comes after.
+// Entries behind an abandoned one are held at once; entries added later are held soon.
 func TestRelayHoldsSoon(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

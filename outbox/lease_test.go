@@ -17,20 +17,20 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// slow is a publisher that takes its time for each call, and waits for no other meanwhile.
+// slow is a publisher whose calls take a while and may overlap.
 type slow struct {
-	each  time.Duration
-	mu    sync.Mutex
-	begun map[string]time.Time
-	ids   []string
+	each    time.Duration
+	mu      sync.Mutex
+	started map[string]time.Time
+	ids     []string
 }
 
-func newSlow(each time.Duration) *slow { return &slow{each: each, begun: map[string]time.Time{}} }
+func newSlow(each time.Duration) *slow { return &slow{each: each, started: map[string]time.Time{}} }
 
 func (p *slow) Publish(_ string, ms ...*message.Message) error {
 	p.mu.Lock()
 	for _, m := range ms {
-		p.begun[m.UUID] = time.Now()
+		p.started[m.UUID] = time.Now()
 	}
 	p.mu.Unlock()
 	time.Sleep(p.each)
@@ -46,7 +46,7 @@ func (*slow) Close() error { return nil }
 
 var ten = []string{"a0", "a1", "a2", "a3", "a4", "a5", "a6", "a7", "a8", "a9"}
 
-// A batch may take many leases: what is claimed stays claimed, and no other relay takes anything.
+// A batch may take many leases: its claims are renewed, and no other relay takes any entry.
 func TestRelayKeepsItsClaims(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -68,7 +68,7 @@ func TestRelayKeepsItsClaims(t *testing.T) {
 	})
 }
 
-// unrenewed is a store that renews nothing.
+// unrenewed is a store whose renewals fail.
 type unrenewed struct{ provider.Outbox }
 
 func (u unrenewed) MarkEntries(ctx context.Context, marks []outbox.Mark) ([]int64, error) {
@@ -78,8 +78,8 @@ func (u unrenewed) MarkEntries(ctx context.Context, marks []outbox.Mark) ([]int6
 	return u.Outbox.MarkEntries(ctx, marks)
 }
 
-// Once its lease is over a relay has lost its claim: it begins no further call.
-func TestRelayPublishesNoFurtherThanItsLease(t *testing.T) {
+// When its lease has ended, a relay has lost its claim and begins no further call.
+func TestRelayStopsPublishingWhenItsLeaseEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, pub := newDB(t), newSlow(100*time.Millisecond)
@@ -87,16 +87,16 @@ func TestRelayPublishesNoFurtherThanItsLease(t *testing.T) {
 		stop := start(t, unrenewed{db}, pub, outbox.RelayConfig{Lease: 250 * time.Millisecond})
 		time.Sleep(10 * time.Second)
 		require.NoError(t, stop())
-		require.Equal(t, ten, pub.ids, "the mark of the call that was in flight still counts, and none is published twice")
+		require.Equal(t, ten, pub.ids, "the mark of the call in flight still counts, and no entry is published twice")
 		for id, e := range entries(t, db) {
 			require.Equal(t, outbox.Published, e.Status, id)
 			require.False(t, e.Suspect, id)
-			require.LessOrEqual(t, pub.begun[id].Sub(e.LastAttemptedAt), 250*time.Millisecond, "%s: from its claim to its call", id)
+			require.LessOrEqual(t, pub.started[id].Sub(e.LastAttemptedAt), 250*time.Millisecond, "%s: from its claim to its call", id)
 		}
 	})
 }
 
-// newSteppingDB is a store whose clock can be set forward, past that of the relays.
+// newSteppingDB returns a store whose clock can be set forward, ahead of the relays' clocks.
 func newSteppingDB(t *testing.T) (db *memory.DB, step func(time.Duration)) {
 	t.Helper()
 	var ahead atomic.Int64
@@ -105,9 +105,9 @@ func newSteppingDB(t *testing.T) (db *memory.DB, step func(time.Duration)) {
 	return db, func(d time.Duration) { ahead.Add(int64(d)) }
 }
 
-// A relay whose lease ended on the store's clock, and whose entries another took over, hears of it from its
-// next renewal, and goes on with none of them.
-func TestRelayLeavesWhatWasTakenOver(t *testing.T) {
+// A relay whose lease ended by the store's clock, and whose entries another relay took over, learns
+// that from its next renewal and publishes none of them.
+func TestRelayLeavesEntriesThatWereTakenOver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, step := newSteppingDB(t)
@@ -132,8 +132,9 @@ func TestRelayLeavesWhatWasTakenOver(t *testing.T) {
 	})
 }
 
-// A stop releases what has not begun at once, and the call in flight is marked, however many leases it takes.
-func TestRelayKeepsTheClaimOfACallWhileItStops(t *testing.T) {
+// A stop releases entries that are not being published at once. The call in flight is marked,
+// however long it takes.
+func TestRelayRenewsTheClaimOfACallWhileItStops(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, first, second := newDB(t), newSlow(10*time.Minute), newSlow(0)

@@ -20,34 +20,34 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// looked is a store whose looks everywhere take long, as over much that waits for others.
-type looked struct {
+// slowScans is a store whose full scans take long, as with many waiting entries.
+type slowScans struct {
 	*memory.DB
-	everywhere time.Duration
-	behind     time.Duration // what was claimed last
-	mu         sync.Mutex
-	looks      []time.Time // everywhere
-	nearby     int
+	fullScan  time.Duration
+	behind    time.Duration // duration of a scan behind the last claim
+	mu        sync.Mutex
+	fullScans []time.Time // times of the full scans
+	nearScans int
 }
 
-func (l *looked) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]outbox.Entry, error) {
+func (l *slowScans) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]outbox.Entry, error) {
 	l.mu.Lock()
 	var cost time.Duration
 	switch {
 	case q.Near:
-		l.nearby++
+		l.nearScans++
 	case q.After > 0:
 		cost = l.behind
 	default:
-		l.looks = append(l.looks, time.Now())
-		cost = l.everywhere
+		l.fullScans = append(l.fullScans, time.Now())
+		cost = l.fullScan
 	}
 	l.mu.Unlock()
 	time.Sleep(cost)
 	return l.DB.ClaimEntries(ctx, q, t)
 }
 
-// added is a store to which an entry is added while a relay looks everywhere, after the look.
+// added is a store to which an entry is added at the end of a full scan.
 type added struct {
 	*memory.DB
 	add func()
@@ -62,8 +62,8 @@ func (a *added) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim
 	return found, err
 }
 
-// What is added during the last look before a pause ends the pause.
-func TestRelayHearsWhatIsAddedWhileItLooks(t *testing.T) {
+// An entry that is added during the last scan before a pause ends the pause.
+func TestRelayNoticesEntriesAddedDuringAScan(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, pub := newDB(t), newPublisher(nil)
@@ -82,9 +82,10 @@ func TestRelayHearsWhatIsAddedWhileItLooks(t *testing.T) {
 	})
 }
 
-// asked is a store to which an entry is added each second, as soon as its hint is asked for, and whose looks everywhere take long.
+// asked is a store to which an entry is added each second, as soon as its hint is requested. Its
+// full scans take long.
 type asked struct {
-	looked
+	slowScans
 	add  func()
 	last time.Time
 }
@@ -97,13 +98,13 @@ func (a *asked) Enqueued() <-chan struct{} {
 	return a.DB.Enqueued()
 }
 
-// What was added before a hint was asked for is looked at before the relay sleeps.
-func TestRelayLooksOnceItHasAskedForAHint(t *testing.T) {
+// Entries that were added before the hint was requested are found before the relay sleeps.
+func TestRelayScansAfterAskingForAHint(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(string, string, time.Duration) bool { return false })
 		n := 0
-		store := &asked{looked: looked{DB: b.db, everywhere: 300 * time.Millisecond}, last: time.Now()}
+		store := &asked{slowScans: slowScans{DB: b.db, fullScan: 300 * time.Millisecond}, last: time.Now()}
 		store.add = func() {
 			n++
 			b.add("t", fmt.Sprintf("new-%d", n))
@@ -120,10 +121,10 @@ func TestRelayLooksOnceItHasAskedForAHint(t *testing.T) {
 	})
 }
 
-// hinted is a store that hints again and again at what this relay does not want, and counts its looks.
+// hinted is a store that keeps hinting at entries of other topics. It counts the scans.
 type hinted struct {
 	*memory.DB
-	hints, looks int
+	hints, scans int
 }
 
 func (h *hinted) Enqueued() <-chan struct{} {
@@ -136,11 +137,11 @@ func (h *hinted) Enqueued() <-chan struct{} {
 }
 
 func (h *hinted) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]outbox.Entry, error) {
-	h.looks++
+	h.scans++
 	return h.DB.ClaimEntries(ctx, q, t)
 }
 
-// A poll as long as a Duration can be is a relay that only listens: it does not look again and again.
+// With the longest possible poll a relay only reacts to hints: it does not scan repeatedly.
 func TestRelayThatNeverPolls(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -148,11 +149,11 @@ func TestRelayThatNeverPolls(t *testing.T) {
 		stop := start(t, db, newPublisher(nil), outbox.RelayConfig{Poll: math.MaxInt64})
 		time.Sleep(time.Hour)
 		require.NoError(t, stop())
-		require.InDelta(t, 300, db.looks, 150)
+		require.InDelta(t, 300, db.scans, 150)
 	})
 }
 
-// limits is a store that tells how much is claimed at once.
+// limits is a store that records the limit of the last claim.
 type limits struct {
 	*memory.DB
 	last atomic.Int64
@@ -163,8 +164,8 @@ func (l *limits) ClaimEntries(ctx context.Context, q provider.EntryQuery, t clai
 	return l.DB.ClaimEntries(ctx, q, t)
 }
 
-// A topic of which nothing passed has claims look deeper while it is tried, and not for ever.
-func TestRelayForgetsHowDeepItHadToLook(t *testing.T) {
+// If no message of a topic passed, claims scan deeper while the topic is tried, but not for ever.
+func TestRelayForgetsItsScanDepth(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(topic, _ string, _ time.Duration) bool { return topic == "away" })
@@ -173,7 +174,8 @@ func TestRelayForgetsHowDeepItHadToLook(t *testing.T) {
 		b.add("away", "a-1")
 		time.Sleep(10 * time.Minute)
 		require.EqualValues(t, 50<<5, db.last.Load())
-		_, err := b.db.Skip(t.Context(), outbox.Filter{Topic: "away"}) // or another relay has published it
+		// Or another relay has published it.
+		_, err := b.db.Skip(t.Context(), outbox.Filter{Topic: "away"})
 		require.NoError(t, err)
 		time.Sleep(10 * time.Minute)
 		b.add("t", "b-1")
@@ -183,10 +185,10 @@ func TestRelayForgetsHowDeepItHadToLook(t *testing.T) {
 	})
 }
 
-func (l *looked) count() (everywhere, nearby int) {
+func (l *slowScans) count() (fullScan, nearScans int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.looks), l.nearby
+	return len(l.fullScans), l.nearScans
 }
 
 func ids(prefix string, n int) (all []string) {
@@ -196,15 +198,15 @@ func ids(prefix string, n int) (all []string) {
 	return all
 }
 
-// A look that takes long is rare, and meanwhile a relay sees what is new.
-func TestRelayRestsFromLongLooks(t *testing.T) {
+// Long scans are rare, and meanwhile a relay still finds new entries.
+func TestRelayBacksOffFromLongScans(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(string, string, time.Duration) bool { return false })
-		db := &looked{DB: b.db, everywhere: 300 * time.Millisecond}
+		db := &slowScans{DB: b.db, fullScan: 300 * time.Millisecond}
 		stop := start(t, db, b, outbox.RelayConfig{})
 		b.add("t", "a-1")
-		time.Sleep(10 * time.Second) // it has found that
+		time.Sleep(10 * time.Second) // the relay has measured a full scan
 		before, _ := db.count()
 		for i := range 60 {
 			b.add("t", fmt.Sprintf("new-%d", i+2))
@@ -213,7 +215,7 @@ func TestRelayRestsFromLongLooks(t *testing.T) {
 		after, _ := db.count()
 		require.NoError(t, stop())
 		require.InDelta(t, 60/3.3, after-before, 2)
-		b.in("new", 301*time.Millisecond) // the look that is under way may be a long one
+		b.in("new", 301*time.Millisecond) // the running scan may be a long one
 		prompt := 0
 		for id, at := range b.sentAt {
 			if at-b.added[id] < time.Millisecond {
@@ -224,30 +226,30 @@ func TestRelayRestsFromLongLooks(t *testing.T) {
 	})
 }
 
-// Where there is always something new, what is behind it has its turn as well.
-func TestRelayLooksBehind(t *testing.T) {
+// Even with a constant flow of new entries, the entries behind them are scanned.
+func TestRelayScansBehindNewEntries(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(_, id string, at time.Duration) bool { return id == "late-1" && at < 2*time.Second })
-		db := &looked{DB: b.db}
+		db := &slowScans{DB: b.db}
 		b.add("t", "late-1", "late-2")
 		b.add("t", ids("first", 1500)...)
 		stop := start(t, db, unhurried{b, 2 * time.Millisecond}, outbox.RelayConfig{Batch: 100, Poll: time.Minute, Backoff: claim.Backoff{Base: time.Second, Max: time.Second}})
-		for i := range 5000 { // some are there whenever those before them are published
+		for i := range 5000 { // as soon as entries are published, the next ones are there
 			b.add("t", fmt.Sprintf("new%d-1", i))
 			time.Sleep(time.Millisecond)
 		}
-		everywhere, nearby := db.count()
+		fullScan, nearScans := db.count()
 		require.NoError(t, stop())
 		require.Less(t, b.sentAt["late-2"], 3200*time.Millisecond)
-		require.Less(t, everywhere, 3, "and %d nearby", nearby)
-		require.Greater(t, nearby, 2000)
+		require.Less(t, fullScan, 3, "and %d near scans", nearScans)
+		require.Greater(t, nearScans, 2000)
 	})
 }
 
-// A backlog of many keys, of which each batch is claimed while the one before it is published, is no reason to forget
-// what has to be tried again.
-func TestRelayLooksAtTheFrontOfABacklog(t *testing.T) {
+// Each batch of a backlog with many keys is claimed while the previous batch is published. The
+// relay must still scan the front for entries that are due for a retry.
+func TestRelayScansTheFrontOfABacklog(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(_, id string, at time.Duration) bool { return id == "late-1" && at < 900*time.Millisecond })
@@ -259,12 +261,13 @@ func TestRelayLooksAtTheFrontOfABacklog(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		require.NoError(t, stop())
 		b.allOut(2)
-		require.Less(t, b.sentAt["late-2"], 3200*time.Millisecond, "the first batch takes 2 s, as one of it is refused; the backoff another")
-		require.Greater(t, b.sentAt["new11999-1"], 4*time.Second, "it was a backlog all the while")
+		require.Less(t, b.sentAt["late-2"], 3200*time.Millisecond, "the first batch takes 2 s, because one message is refused, and its backoff 1 s")
+		require.Greater(t, b.sentAt["new11999-1"], 4*time.Second, "there was a backlog during the whole test")
 	})
 }
 
-// What a relay that died had is claimed one by one. Beside a backlog that takes about half of the time.
+// The entries of a relay that died are claimed one by one. With a backlog, that takes about half of
+// the time.
 func TestRelayGivesSuspectsTheirTurn(t *testing.T) {
 	t.Parallel()
 	for _, call := range []time.Duration{2 * time.Millisecond, 10 * time.Millisecond, 60 * time.Millisecond, 200 * time.Millisecond} {
@@ -272,7 +275,7 @@ func TestRelayGivesSuspectsTheirTurn(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				const n = 50
-				lease := max(time.Second, 30*call) // then others are far away
+				lease := max(time.Second, 30*call) // so that others are far away
 				b := newTraffic(t, func(string, string, time.Duration) bool { return false })
 				b.add("t", run("dead", n, 1)...)
 				_, err := b.db.ClaimEntries(t.Context(), provider.EntryQuery{}, claim.Terms{Lease: lease, Limit: n})
@@ -296,23 +299,23 @@ func TestRelayGivesSuspectsTheirTurn(t *testing.T) {
 					}
 				}
 				others := time.Duration(len(calls)) * call
-				require.InDelta(t, n*call.Seconds(), others.Seconds(), 0.4*n*call.Seconds()+0.2, "what others had meanwhile: each look everywhere begins with a suspect, too")
+				require.InDelta(t, n*call.Seconds(), others.Seconds(), 0.4*n*call.Seconds()+0.2, "the time that other entries had meanwhile: each full scan begins with a suspect, too")
 				require.Less(t, last, lease+n*call+others+300*time.Millisecond)
 			})
 		})
 	}
 }
 
-// Much that waits behind the claims of a relay that died is passed by what does not.
-func TestRelayPassesWhatWaitsForAnother(t *testing.T) {
+// Entries of other keys pass the many entries that wait for the claims of a relay that died.
+func TestRelayPassesEntriesThatWaitForAnotherRelay(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(string, string, time.Duration) bool { return false })
-		db := &looked{DB: b.db, everywhere: 500 * time.Millisecond, behind: 5 * time.Millisecond}
+		db := &slowScans{DB: b.db, fullScan: 500 * time.Millisecond, behind: 5 * time.Millisecond}
 		b.add("t", run("dead", 10, 1)...)
 		_, err := b.db.ClaimEntries(t.Context(), provider.EntryQuery{}, claim.Terms{Lease: time.Hour, Limit: 100})
 		require.NoError(t, err)
-		for n := range 200 { // every fourth one waits
+		for n := range 200 { // every fourth entry waits
 			b.add("t", fmt.Sprintf("dead%d-%d", n%10, 2+n/10))
 			b.add("t", run(fmt.Sprint("new", n, "k"), 3, 1)...)
 		}
@@ -334,7 +337,7 @@ func TestRelayPassesWhatWaitsForAnother(t *testing.T) {
 	})
 }
 
-// unhurried takes its time for each call.
+// unhurried is a publisher whose calls take a while.
 type unhurried struct {
 	*traffic
 	each time.Duration
@@ -345,7 +348,8 @@ func (u unhurried) Publish(topic string, ms ...*message.Message) error {
 	return u.traffic.Publish(topic, ms...)
 }
 
-// A batch holds no more payload than it may, whatever is claimed ahead; a larger message goes alone.
+// A batch does not exceed the payload limit, even if it was claimed ahead. A larger message goes
+// alone.
 func TestRelayBoundsPayload(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

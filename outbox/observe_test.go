@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Everything that a relay does is told, with its counts and how long it took.
-func TestRelayTellsItsObserver(t *testing.T) {
+// A relay reports each step to its observer, with counts and durations.
+func TestRelayReportsToItsObserver(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex

@@ -16,14 +16,15 @@ const (
 	catchUp = 2*time.Minute + 10*time.Second
 )
 
-// A broker that is down for ten hours costs at most one attempt of a message, and abandons nothing. Once it is
-// back all goes out, in order, within about two minutes.
+// A broker that is down for ten hours costs at most one attempt per message and abandons none. Once
+// the broker is back, all messages are published in order within about two minutes.
 func TestOutageAbandonsNothing(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		before, meanwhile []string
-		every             time.Duration // one more message, while the broker is down
-		cfg               outbox.RelayConfig
+		// Interval between further messages while the broker is down.
+		every time.Duration
+		cfg   outbox.RelayConfig
 	}{
 		"a key":                          {meanwhile: run("a", 1, 5)},
 		"a key that worked":              {before: []string{"a0-0"}, meanwhile: run("a", 1, 5)},
@@ -60,8 +61,8 @@ func TestOutageAbandonsNothing(t *testing.T) {
 	}
 }
 
-// Each of a crowd of relays finds out for itself, and costs an attempt.
-func TestOutageAndManyRelays(t *testing.T) {
+// Each of many relays detects the outage itself, which costs at most one attempt each.
+func TestOutageCostsEachRelayOneAttempt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(_, _ string, at time.Duration) bool { return at >= time.Minute && at < time.Minute+down })
@@ -80,8 +81,9 @@ func TestOutageAndManyRelays(t *testing.T) {
 	})
 }
 
-// What died in mid-batch is an outage for the rest of the batch, but for a few that count an attempt.
-func TestOutageInMidBatch(t *testing.T) {
+// An outage in the middle of a batch counts for the rest of the batch. Only a few messages count an
+// attempt.
+func TestOutageInTheMiddleOfABatch(t *testing.T) {
 	t.Parallel()
 	for name, keys := range map[string]int{"a key": 1, "keys": 20} {
 		t.Run(name, func(t *testing.T) {
@@ -107,8 +109,8 @@ func TestOutageInMidBatch(t *testing.T) {
 	}
 }
 
-// A broker that comes and goes abandons nothing.
-func TestOutageThatFlaps(t *testing.T) {
+// A broker that goes down repeatedly abandons no message.
+func TestFlappingOutageAbandonsNothing(t *testing.T) {
 	t.Parallel()
 	for _, half := range []time.Duration{30 * time.Second, 3 * time.Minute, 11 * time.Minute} {
 		for _, every := range []time.Duration{5 * time.Second, 19 * time.Second, 7 * time.Minute} {
@@ -121,7 +123,8 @@ func TestOutageThatFlaps(t *testing.T) {
 						b.add("t", fmt.Sprintf("%c-%d", 'a'+n%5, n))
 						time.Sleep(every)
 					}
-					time.Sleep(20 * time.Minute) // what counted an attempt or two waits for its backoff
+					// Messages that counted an attempt or two wait for their backoff.
+					time.Sleep(20 * time.Minute)
 					require.NoError(t, stop())
 					b.allOut(5)
 				})
@@ -130,8 +133,9 @@ func TestOutageThatFlaps(t *testing.T) {
 	}
 }
 
-// What was learnt from a long outage is forgotten once it is over: a short one costs little.
-func TestOutageThenAShortOne(t *testing.T) {
+// A relay forgets a long outage when it is over: a short outage afterwards delays messages only
+// briefly.
+func TestShortOutageAfterALongOne(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(_, _ string, at time.Duration) bool {
@@ -143,13 +147,13 @@ func TestOutageThenAShortOne(t *testing.T) {
 		b.add("t", run("b", 13, 1)...)
 		time.Sleep(time.Minute)
 		require.NoError(t, stop())
-		b.in("b", 35*time.Second) // what counted an attempt waits for its backoff
+		b.in("b", 35*time.Second) // messages that counted an attempt wait for their backoff
 		b.allOut(2)
 	})
 }
 
-// A topic that is down slows no other one down.
-func TestOutageOfOneTopic(t *testing.T) {
+// A topic that is down delays no other topic.
+func TestOutageOfOneTopicDelaysNoOther(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(topic, _ string, at time.Duration) bool { return topic == "down" && at < down })
@@ -167,8 +171,8 @@ func TestOutageOfOneTopic(t *testing.T) {
 	})
 }
 
-// While a topic pauses a stop is at once, and its messages say why they wait.
-func TestStopInAPause(t *testing.T) {
+// While a topic is paused, a stop is immediate, and the entries' LastError says why they wait.
+func TestRelayStopsAtOnceWhileATopicIsPaused(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b := newTraffic(t, func(string, string, time.Duration) bool { return true })

@@ -17,10 +17,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The store's clock steps forward while a relay's call is slow, as in a failover to a host whose clock is ahead.
-// Another relay takes the first entry of a key over, alone. The first relay's renewal learns of that, and leaves
-// what waits behind: it would overtake.
-func TestRelayOvertakesNobody(t *testing.T) {
+// The store's clock steps forward while a relay's call is slow, as in a failover to a host whose
+// clock is ahead. Another relay takes over only the first entry of a key. The first relay's renewal
+// reports that, and the relay releases the entries behind it: they would overtake.
+func TestRelayNeverOvertakes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, step := newSteppingDB(t)
@@ -59,9 +59,10 @@ func TestRelayOvertakesNobody(t *testing.T) {
 	})
 }
 
-// More poison at the front than a claim takes, on a relay that knows nothing of the topic yet, and on one that has
-// published there: what is good behind it gets through, and the poison is abandoned in the traffic after it.
-func TestMuchPoisonAtTheFront(t *testing.T) {
+// More poison at the front than one claim takes, for a relay that has not used the topic yet, and
+// for one that has: the good messages behind the poison are published, and the poison is abandoned
+// among later traffic.
+func TestMorePoisonAtTheFrontThanAClaimTakes(t *testing.T) {
 	t.Parallel()
 	for _, keys := range []int{60, 100} {
 		for _, warm := range []bool{false, true} {
@@ -89,9 +90,9 @@ func TestMuchPoisonAtTheFront(t *testing.T) {
 	}
 }
 
-// A relay was killed while a topic was down, and what it had is claimed one by one: the topic pauses all the same,
-// and the others go on.
-func TestVanishedClaimsOfATopicThatIsDownKeepNobodyWaiting(t *testing.T) {
+// A relay was killed while a topic was down, and its entries are claimed one by one. The topic
+// still pauses, and other topics continue.
+func TestCrashedClaimsOfADownTopicDelayNoOtherTopic(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, n := newDB(t), 50

@@ -14,8 +14,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Poison among good traffic, however thin, is abandoned after exactly its attempts, and only its key waits.
-func TestPoisonAmongGoodTraffic(t *testing.T) {
+// Poison among good traffic, even sparse traffic, is abandoned after exactly its attempts, and only
+// its key waits.
+func TestPoisonAmongGoodTrafficIsAbandoned(t *testing.T) {
 	t.Parallel()
 	for _, every := range []time.Duration{3 * time.Second, 17 * time.Second, 3 * time.Minute} {
 		t.Run(every.String(), func(t *testing.T) {
@@ -40,9 +41,9 @@ func TestPoisonAmongGoodTraffic(t *testing.T) {
 	}
 }
 
-// Poison at the front of a topic does not keep the others waiting for long, also where a relay has just begun
-// and knows of nothing that got through.
-func TestPoisonAtTheFront(t *testing.T) {
+// Poison at the front of a topic does not delay other entries for long, even if the relay has just
+// started and no message has been published yet.
+func TestPoisonAtTheFrontDelaysOthersOnlyBriefly(t *testing.T) {
 	t.Parallel()
 	for _, cfg := range []outbox.RelayConfig{{}, {OrderedPublisher: true}, {Unordered: true}} {
 		for _, keys := range []int{1, 3, 6, 12, 40} {
@@ -61,9 +62,10 @@ func TestPoisonAtTheFront(t *testing.T) {
 						time.Sleep(10 * time.Minute)
 					}
 					require.NoError(t, stop())
-					b.in("h", 65*time.Second) // a pause, at most
+					b.in("h", 65*time.Second) // at most a pause
 					for id, e := range entries(t, b.db) {
-						if strings.HasPrefix(id, "p") && keys < 20 { // with more, it takes longer
+						// With more poison it takes longer.
+						if strings.HasPrefix(id, "p") && keys < 20 {
 							require.Equal(t, outbox.Abandoned, e.Status, id)
 							require.Equal(t, 8, e.Attempts, id)
 						}
@@ -74,9 +76,9 @@ func TestPoisonAtTheFront(t *testing.T) {
 	}
 }
 
-// Poison that is alone may be an outage: nobody can tell, so no attempt counts, and its topic does not wait for it.
-// Once others pass it is abandoned.
-func TestPoisonAlone(t *testing.T) {
+// Poison alone cannot be distinguished from an outage: no attempt counts, and the topic does not
+// wait for it. Once other messages pass, it is abandoned.
+func TestPoisonAloneIsNotCounted(t *testing.T) {
 	t.Parallel()
 	for _, alone := range []time.Duration{time.Hour, time.Hour + 30*time.Second, time.Hour + time.Minute, time.Hour + 90*time.Second} {
 		synctest.Test(t, func(t *testing.T) {
@@ -97,7 +99,7 @@ func TestPoisonAlone(t *testing.T) {
 	}
 }
 
-// foreign reads the entry b1 as one that other software wrote.
+// foreign is a store that reports the entry b1 as written by other software.
 type foreign struct{ provider.Outbox }
 
 func (f foreign) TakeEntry(ctx context.Context, e outbox.Entry, q provider.EntryQuery, t claim.Terms) (outbox.Entry, bool, error) {
@@ -106,7 +108,7 @@ func (f foreign) TakeEntry(ctx context.Context, e outbox.Entry, q provider.Entry
 	return taken, ok, err
 }
 
-func TestRelayAbandonsWhatIsMalformed(t *testing.T) {
+func TestRelayAbandonsMalformedEntries(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, pub := newDB(t), newPublisher(nil)

@@ -28,10 +28,10 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type publication struct {
 	call int
 	id   string
-	at   time.Duration // since the publisher was made
+	at   time.Duration // since the publisher was created
 }
 
-// publisher records what is published, unless verdict refuses it.
+// publisher records the publications that verdict accepts.
 type publisher struct {
 	mu      sync.Mutex
 	start   time.Time
@@ -80,7 +80,7 @@ func newDB(t *testing.T) *memory.DB {
 	return db
 }
 
-// enqueue puts messages "key/n" into topic t, in order.
+// enqueue adds messages to topic t in order. The first letter of an id is its key.
 func enqueue(t *testing.T, db *memory.DB, ids ...string) {
 	t.Helper()
 	require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error {
@@ -94,7 +94,7 @@ func enqueue(t *testing.T, db *memory.DB, ids ...string) {
 	}))
 }
 
-const none = -1 // kept, of what is published
+const none = -1 // retention of published entries: none is kept
 
 // start runs a relay until the returned function stops it.
 func start(t *testing.T, s provider.Outbox, p message.Publisher, cfg outbox.RelayConfig) (stop func() error) {
@@ -102,7 +102,7 @@ func start(t *testing.T, s provider.Outbox, p message.Publisher, cfg outbox.Rela
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	switch cfg.Keep.Published {
 	case 0:
-		cfg.Keep.Published = 24 * time.Hour // for what tests look at
+		cfg.Keep.Published = 24 * time.Hour // so that tests can inspect published entries
 	case none:
 		cfg.Keep.Published = 0
 	}
@@ -138,7 +138,7 @@ func TestRelayPublishesInOrderAndMarks(t *testing.T) {
 		synctest.Wait()
 		require.NoError(t, stop())
 		require.Equal(t, []string{"a1", "b1", "c1", "a2", "a3"}, pub.ids())
-		require.Equal(t, 3, pub.calls, "at most one message a key in a call")
+		require.Equal(t, 3, pub.calls, "at most one message per key in a call")
 		for id, e := range entries(t, db) {
 			require.Equal(t, outbox.Published, e.Status, id)
 			require.Equal(t, 1, e.Attempts, id)
@@ -160,8 +160,8 @@ func TestRelayWithOrderedPublisherTakesOneCall(t *testing.T) {
 	})
 }
 
-// The schedule is the backoff policy's, and the limit is its limit: a failure at 0s is tried again 30s later,
-// then a minute later, and so on; after the eighth the entry is abandoned, its key waits, and no other does.
+// Backoff sets the schedule and the limit: a failure is retried after 30 s, then after a minute,
+// and so on. After the eighth failure the entry is abandoned; its key waits, and no other does.
 func TestRelayBackoffScheduleThenAbandoned(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -181,7 +181,7 @@ func TestRelayBackoffScheduleThenAbandoned(t *testing.T) {
 		stop := start(t, db, pub, outbox.RelayConfig{})
 		time.Sleep(24 * time.Hour)
 		synctest.Wait()
-		require.Equal(t, []string{"b1"}, pub.ids(), "the key behind the failure waits, the other does not")
+		require.Equal(t, []string{"b1"}, pub.ids(), "the failing key waits, the other does not")
 		all := entries(t, db)
 		a1, a2 := all["a1"], all["a2"]
 		require.Equal(t, outbox.Abandoned, a1.Status)
@@ -197,7 +197,7 @@ func TestRelayBackoffScheduleThenAbandoned(t *testing.T) {
 		}
 		require.Len(t, tries, 8)
 		for i := range want {
-			require.InDelta(t, want[i].Seconds(), tries[i].Seconds(), float64(2*(i+1)), "try %d: a poll late at most, each", i+1)
+			require.InDelta(t, want[i].Seconds(), tries[i].Seconds(), float64(2*(i+1)), "try %d: each at most one poll late", i+1)
 		}
 
 		pub.verdict = nil
@@ -206,12 +206,12 @@ func TestRelayBackoffScheduleThenAbandoned(t *testing.T) {
 		require.Equal(t, 1, n)
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
-		require.Equal(t, []string{"b1", "a1", "a2"}, pub.ids(), "requeued, the key goes on in order")
+		require.Equal(t, []string{"b1", "a1", "a2"}, pub.ids(), "after the requeue the key continues in order")
 		require.NoError(t, stop())
 	})
 }
 
-func TestRelaySkippedEntryLetsItsKeyGoOn(t *testing.T) {
+func TestSkippedEntryReleasesItsKey(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		pub := newPublisher(func(_ int, _ string, ms []*message.Message) error {
@@ -235,18 +235,19 @@ func TestRelaySkippedEntryLetsItsKeyGoOn(t *testing.T) {
 	})
 }
 
-// A failed call of several may have published a prefix: all go again one by one, with the same ids and bytes.
+// A failed call with several messages may have published some of them: all are published again one
+// by one, with the same ids and bytes.
 func TestRelayFindsThePoisonInABatch(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var first []string
 		pub := newPublisher(nil)
 		pub.verdict = func(call int, _ string, ms []*message.Message) error {
-			if call == 1 { // two of three went out before the broker broke off
+			if call == 1 { // two of three were published before the broker closed the connection
 				for _, m := range ms[:2] {
 					first = append(first, fmt.Sprintf("%s %v", m.Payload, m.Metadata))
 				}
-				return errors.New("broken off")
+				return errors.New("connection closed")
 			}
 			if ms[0].UUID == "b1" {
 				return errors.New("poison")
@@ -286,14 +287,14 @@ func TestRelayWithOrderedPublisherStopsAKeyAtItsFailure(t *testing.T) {
 	})
 }
 
-// crash is a store that loses every mark, as a relay that dies after publishing would.
+// crash is a store that loses every mark, as if the relay died after publishing.
 type crash struct{ provider.Outbox }
 
 func (crash) MarkEntries(context.Context, []outbox.Mark) ([]int64, error) {
 	return nil, errors.New("gone")
 }
 
-func TestRelayTakesOverWhatAnotherLeftUnmarked(t *testing.T) {
+func TestRelayTakesOverUnmarkedEntries(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, pub := newDB(t), newPublisher(nil)
@@ -321,7 +322,7 @@ func TestRelayTakesOverWhatAnotherLeftUnmarked(t *testing.T) {
 	})
 }
 
-// flaky is a store that fails the first calls of each verb.
+// flaky is a store that fails the first calls of each method.
 type flaky struct {
 	provider.Outbox
 	mu            sync.Mutex
@@ -346,7 +347,7 @@ func (f *flaky) MarkEntries(ctx context.Context, marks []outbox.Mark) ([]int64, 
 	return f.Outbox.MarkEntries(ctx, marks)
 }
 
-func TestRelayOutlastsTroubleOfTheStore(t *testing.T) {
+func TestRelaySurvivesErrorsOfTheStore(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, pub := newDB(t), newPublisher(nil)
@@ -355,7 +356,7 @@ func TestRelayOutlastsTroubleOfTheStore(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		require.NoError(t, stop())
-		require.Equal(t, []string{"a1"}, pub.ids(), "a mark that did not get through is written again, not published again")
+		require.Equal(t, []string{"a1"}, pub.ids(), "a failed mark is written again, and the message is not published again")
 		require.Equal(t, outbox.Published, entries(t, db)["a1"].Status)
 	})
 }
@@ -383,12 +384,12 @@ func TestRelayStopsCleanly(t *testing.T) {
 		synctest.Wait()
 		close(let)
 		require.NoError(t, <-done)
-		require.Equal(t, []string{"a1", "b1"}, pub.ids(), "the call in flight ends, and no other begins")
+		require.Equal(t, []string{"a1", "b1"}, pub.ids(), "the call in flight ends, and no other call begins")
 		all := entries(t, db)
 		require.Equal(t, outbox.Published, all["b1"].Status)
 		for _, id := range []string{"a2", "a3", "other"} {
 			require.Equal(t, outbox.Pending, all[id].Status, id)
-			require.Zero(t, all[id].Attempts, "released with its attempt given back")
+			require.Zero(t, all[id].Attempts, "releasing gives the attempt back")
 		}
 	})
 }
@@ -405,7 +406,7 @@ func TestRelayDrainHasADeadline(t *testing.T) {
 		begin := time.Now()
 		require.ErrorIs(t, stop(), outbox.ErrDrain)
 		require.Equal(t, time.Second, time.Since(begin))
-		require.Equal(t, outbox.Claimed, entries(t, db)["a1"].Status, "its lease heals it")
+		require.Equal(t, outbox.Claimed, entries(t, db)["a1"].Status, "it stays claimed until its lease ends")
 		close(let)
 		synctest.Wait()
 	})
@@ -427,14 +428,14 @@ func TestRelayWakesAtOnce(t *testing.T) {
 	})
 }
 
-// polled hides that the store can wake, and counts the looks.
+// polled hides that the store can wake the relay, and counts the scans.
 type polled struct {
 	provider.Outbox
-	looks atomic.Int64
+	scans atomic.Int64
 }
 
 func (p *polled) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]outbox.Entry, error) {
-	p.looks.Add(1)
+	p.scans.Add(1)
 	return p.Outbox.EntryCandidates(ctx, q, limit)
 }
 
@@ -446,7 +447,7 @@ func TestRelayPollsAdaptively(t *testing.T) {
 		stop := start(t, s, pub, outbox.RelayConfig{})
 		time.Sleep(100 * time.Second)
 		synctest.Wait()
-		require.InDelta(t, 100, s.looks.Load(), 12, "idle, about one look a second")
+		require.InDelta(t, 100, s.scans.Load(), 12, "idle: about one scan per second")
 		enqueue(t, db, "a1")
 		time.Sleep(time.Second)
 		synctest.Wait()
@@ -455,7 +456,7 @@ func TestRelayPollsAdaptively(t *testing.T) {
 	})
 }
 
-func TestRelayOnlyItsTopics(t *testing.T) {
+func TestRelayPublishesOnlyItsTopics(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, pub := newDB(t), newPublisher(nil)
@@ -496,5 +497,5 @@ func TestNewRelayRefuses(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.NoError(t, r.Run(ctx))
-	require.Error(t, r.Run(ctx), "it runs once")
+	require.Error(t, r.Run(ctx), "Run called twice")
 }

@@ -10,7 +10,7 @@ import (
 
 const ms = time.Millisecond
 
-// steps is a scanner with a clock that moves only in run and sleep.
+// steps is a scanner with a clock that only run and sleep move.
 type steps struct {
 	*testing.T
 	*scanner
@@ -23,7 +23,8 @@ func newSteps(t *testing.T, poll time.Duration) *steps {
 	return &steps{t, newScanner(now, poll), now}
 }
 
-// run requires that want is the next scan, and runs it. The scan takes so long and finds so many of 50 entries.
+// run checks that the next scan is want, and runs it. The scan takes the given time and finds that
+// many of 50 entries.
 func (s *steps) run(want scan, took time.Duration, found int) {
 	s.Helper()
 	s.begin(want, took, found)
@@ -43,7 +44,7 @@ func (s *steps) begin(want scan, took time.Duration, found int) {
 	}
 }
 
-// suspect runs a front scan that finds a suspect, whose publication takes as long.
+// suspect runs a front scan that finds a suspect, whose publication takes the given time.
 func (s *steps) suspect(took time.Duration) {
 	s.Helper()
 	s.begin(frontScan, 0, 1)
@@ -51,7 +52,7 @@ func (s *steps) suspect(took time.Duration) {
 	s.handled(s.now, true, true)
 }
 
-// sleep requires that a pause of this length is next, and waits for its end.
+// sleep checks that the next pause has this length, and waits for its end.
 func (s *steps) sleep(want time.Duration) {
 	s.Helper()
 	at, pause := s.next(s.now)
@@ -85,7 +86,7 @@ func TestScannerBeginsAtTheFrontUntilItHasClaimed(t *testing.T) {
 	t.Parallel()
 	s := newSteps(t, time.Second)
 	s.run(frontScan, 0, 0)
-	s.run(fullScan, 0, 0) // nothing was claimed, so there is no behind
+	s.run(fullScan, 0, 0) // no scan behind the last claim, because nothing was claimed
 	s.sleep(5 * ms)
 	s.wake()
 	s.run(frontScan, 0, 0)
@@ -114,7 +115,7 @@ func TestScannerVisitsTheFrontAndAllUnderLoad(t *testing.T) {
 		count[at]++
 	}
 	require.Equal(t, []scan{frontScan, nearScan, nearScan, nearScan, nearScan, frontScan}, got[:6])
-	require.Equal(t, 1, count[fullScan], "one second, and then the backoff of 250 ms from its end")
+	require.Equal(t, 1, count[fullScan], "the next one is due after a second and a backoff of 250 ms")
 	require.InDelta(t, 2000/125, count[frontScan], 1)
 }
 
@@ -131,7 +132,8 @@ func TestScannerWakeInterruptsAPause(t *testing.T) {
 	s.run(nearScan, 0, 1)
 }
 
-// A full scan of 300 ms is followed by a backoff of 3 s. Meanwhile near and front scans go on.
+// A full scan of 300 ms is followed by a backoff of 3 s, during which near and front scans
+// continue.
 func TestScannerBacksOffFromLongScans(t *testing.T) {
 	t.Parallel()
 	s := newSteps(t, time.Second)
@@ -169,8 +171,9 @@ func TestScannerBacksOffNoLongerThanTenSeconds(t *testing.T) {
 	require.Equal(t, s.now.Add(10*time.Second), s.backoff[fullScan])
 }
 
-// A scan behind the last claim backs off in proportion to what it did not find.
-func TestScannerContinuesBehindWhereThereIsMuch(t *testing.T) {
+// The backoff of a scan behind the last claim is proportional to the share of 50 entries that it
+// did not find.
+func TestScannerBacksOffLessBehindALargeBacklog(t *testing.T) {
 	t.Parallel()
 	for found, want := range map[int]time.Duration{0: time.Second, 10: 800 * ms, 50: 0, 60: 0} {
 		s := newSteps(t, time.Hour)
@@ -182,7 +185,8 @@ func TestScannerContinuesBehindWhereThereIsMuch(t *testing.T) {
 	}
 }
 
-// Suspects come one at a time. Their run takes as long as other entries had since the last front scan.
+// Suspects come one at a time. Together they get as much time as other entries had since the last
+// front scan.
 func TestScannerGivesSuspectsTheirTurn(t *testing.T) {
 	t.Parallel()
 	s := newSteps(t, time.Hour)
@@ -193,7 +197,7 @@ func TestScannerGivesSuspectsTheirTurn(t *testing.T) {
 	}
 	s.run(nearScan, 0, 50)
 	s.run(nearScan, 5*time.Second, 50)
-	for range 10 { // 1 s at most
+	for range 10 { // at most 1 s
 		s.suspect(100 * ms)
 	}
 	s.run(nearScan, 0, 50)

@@ -15,7 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A publisher that waits for acks may not return for long: what was not begun is released meanwhile.
+// A publisher that waits for acks may not return for long: entries that are not being published are
+// released meanwhile.
 func TestRelayReleasesAtOnceWhenStopped(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -28,7 +29,7 @@ func TestRelayReleasesAtOnceWhenStopped(t *testing.T) {
 		go func() { done <- stop() }()
 		synctest.Wait()
 		all := entries(t, db)
-		require.Equal(t, outbox.Claimed, all["a1"].Status, "its call is in flight")
+		require.Equal(t, outbox.Claimed, all["a1"].Status, "a1's call is in flight")
 		for _, id := range []string{"a2", "a3"} {
 			require.Equal(t, outbox.Pending, all[id].Status, id)
 			require.Zero(t, all[id].Attempts, id)
@@ -51,7 +52,7 @@ func (l *locked) EntryCandidates(ctx context.Context, _ provider.EntryQuery, _ i
 	return nil, ctx.Err()
 }
 
-func TestRelayBreaksOffAClaimThatWaits(t *testing.T) {
+func TestRelayCancelsAWaitingClaim(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		l := &locked{newDB(t), make(chan error, 1)}
@@ -64,14 +65,14 @@ func TestRelayBreaksOffAClaimThatWaits(t *testing.T) {
 	})
 }
 
-// unready is a store whose schema is not there.
+// unready is a store whose schema does not exist.
 type unready struct{ provider.Outbox }
 
 var errUnready = errors.New("not migrated")
 
 func (unready) Ready(context.Context) error { return errUnready }
 
-func TestRelaySaysAtOnceWhatNoRetryCanHelp(t *testing.T) {
+func TestRelayReturnsTheErrorOfReadyAtOnce(t *testing.T) {
 	t.Parallel()
 	r, err := outbox.NewRelay(unready{newDB(t)}, newPublisher(nil), nil)
 	require.NoError(t, err)
@@ -83,7 +84,7 @@ type sqlError struct{}
 func (sqlError) Error() string    { return "a secret" }
 func (sqlError) SQLState() string { return "57P03" }
 
-// What is kept and logged of an error is its class and its code, however it was wrapped.
+// The stored and logged text of an error is its class and code, however it was wrapped.
 func TestRelayKeepsClassAndCode(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -105,9 +106,9 @@ func TestRelayKeepsClassAndCode(t *testing.T) {
 	}
 }
 
-// While a full batch of many keys is being published, the next one is claimed; when the relay is told to stop that is
-// released at once, though the call in flight takes long.
-func TestRelayClaimsAheadAndReleasesThat(t *testing.T) {
+// While a full batch of many keys is published, the next one is claimed. When the relay stops, the
+// next batch is released at once, even if the call in flight takes long.
+func TestRelayClaimsAheadAndReleasesOnStop(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		let := make(chan struct{})
@@ -133,8 +134,9 @@ func TestRelayClaimsAheadAndReleasesThat(t *testing.T) {
 	})
 }
 
-// What waits behind what is being published is not looked for: few keys, nothing ahead.
-func TestRelayOfFewKeysClaimsNothingAhead(t *testing.T) {
+// Entries that wait behind those being published are not claimed: with few keys nothing is claimed
+// ahead.
+func TestRelayWithFewKeysClaimsNothingAhead(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		let := make(chan struct{})
@@ -150,8 +152,8 @@ func TestRelayOfFewKeysClaimsNothingAhead(t *testing.T) {
 	})
 }
 
-// What was claimed ahead of a topic that has begun to pause meanwhile is not tried: it goes back.
-func TestRelayLeavesAPausedTopicThatItClaimedAhead(t *testing.T) {
+// If a topic pauses after its entries were claimed ahead, they are released without a try.
+func TestRelayReleasesEntriesAheadOfAPausedTopic(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, pub := newDB(t), newPublisher(func(int, string, []*message.Message) error { return errors.New("down") })

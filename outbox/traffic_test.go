@@ -17,16 +17,16 @@ import (
 
 var errBroker = errors.New("broker away")
 
-// traffic is a broker that refuses what it is told to refuse, and what went to it.
+// traffic is a broker that refuses the messages that refuse selects, and records all others.
 type traffic struct {
 	*testing.T
 	db     *memory.DB
 	start  time.Time
 	mu     sync.Mutex
 	sent   []string
-	sentAt map[string]time.Duration // when it got through
-	added  map[string]time.Duration // when it was enqueued
-	calls  map[string]int           // of one message, that failed
+	sentAt map[string]time.Duration // by id: time of publication
+	added  map[string]time.Duration // by id: time of enqueuing
+	calls  map[string]int           // by id: number of failed calls
 	refuse func(topic, id string, at time.Duration) bool
 }
 
@@ -59,7 +59,7 @@ func (b *traffic) Publish(topic string, ms ...*message.Message) error {
 
 func (*traffic) Close() error { return nil }
 
-// add enqueues messages "key-n" to a topic.
+// add enqueues messages with ids "key-n" to a topic.
 func (b *traffic) add(topic string, ids ...string) {
 	b.Helper()
 	require.NoError(b, b.db.Tx(b.Context(), func(tx *memory.Model) error {
@@ -74,7 +74,7 @@ func (b *traffic) add(topic string, ids ...string) {
 	}))
 }
 
-// run is n messages of each of so many keys.
+// run returns n message ids for each of that many keys.
 func run(prefix string, keys, n int) (ids []string) {
 	for i := range n {
 		for k := range keys {
@@ -84,8 +84,8 @@ func run(prefix string, keys, n int) (ids []string) {
 	return ids
 }
 
-// allOut requires that all is published in the order of each key, once, after at most so many attempts, that
-// got through last.
+// allOut checks that every message was published once, in the order of its key, and that no entry
+// counted more than this many attempts.
 func (b *traffic) allOut(attempts int) {
 	b.Helper()
 	last := map[string]int{}
@@ -104,13 +104,13 @@ func (b *traffic) allOut(attempts int) {
 	}
 }
 
-// in requires that what begins with prefix got through within limit.
+// in checks that messages whose ids begin with prefix were published within limit.
 func (b *traffic) in(prefix string, limit time.Duration) {
 	b.Helper()
 	for id, added := range b.added {
 		if strings.HasPrefix(id, prefix) {
 			at, ok := b.sentAt[id]
-			require.True(b, ok && at-added <= limit, "%s: got through %t, after %s", id, ok, at-added)
+			require.True(b, ok && at-added <= limit, "%s: published %t, after %s", id, ok, at-added)
 		}
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// crash leaves what a runner leaves behind that ends while it runs messages which it has named.
+// crash leaves the records of a runner that died while these messages were in flight.
 func crash(t *testing.T, db *memory.DB, runner string, lease time.Duration, ids ...string) {
 	t.Helper()
 	_, err := db.Beat(t.Context(), runner, lease, time.Hour)
@@ -28,16 +28,16 @@ func crash(t *testing.T, db *memory.DB, runner string, lease time.Duration, ids 
 	require.NoError(t, db.InFlight(t.Context(), "p", provider.Worker{Runner: runner}, ids))
 }
 
-// naming records the messages that a runner names before it runs them.
-type naming struct {
+// inFlightStore records the messages that a runner records as in flight before it runs them.
+type inFlightStore struct {
 	faulty
 	mu    sync.Mutex
 	calls int
 	ids   []string
 }
 
-func newNaming(db unit) *naming {
-	n := &naming{faulty: faulty{unit: db}}
+func newInFlightStore(db unit) *inFlightStore {
+	n := &inFlightStore{faulty: faulty{unit: db}}
 	n.name = func(ctx context.Context, projector string, w provider.Worker, ids []string) error {
 		n.mu.Lock()
 		n.calls++
@@ -48,8 +48,9 @@ func newNaming(db unit) *naming {
 	return n
 }
 
-// named says whether a runner names m before it runs it; it delivers m, which must be a new one.
-func (n *naming) named(t *testing.T, f feed, m *message.Message) bool {
+// recordsFirst delivers m, which must be new, and reports whether the runner recorded it as in
+// flight before it ran it.
+func (n *inFlightStore) recordsFirst(t *testing.T, f subscription, m *message.Message) bool {
 	t.Helper()
 	n.mu.Lock()
 	n.calls, n.ids = 0, nil
@@ -61,63 +62,63 @@ func (n *naming) named(t *testing.T, f feed, m *message.Message) bool {
 	return n.calls > 0
 }
 
-// A message that a dead process had in hand was recorded before that process died. Only such messages are named before
-// they run, and all others cost nothing.
-func TestOnlyWhatACrashMayHaveLeftIsNamed(t *testing.T) {
+// A message that a dead process was running was recorded as an event before that process died. Only
+// such messages are recorded as in flight before they run; all others cost nothing.
+func TestOnlyMessagesLeftByACrashAreRecordedInFlight(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
-		n, began := newNaming(db), time.Now()
+		db, f := newDB(t), make(subscription)
+		n, began := newInFlightStore(db), time.Now()
 		stop := run(t, n, f, projector.RunnerConfig{}, define(marked, note("a")))
 		number := 0
 		next := func() *message.Message { number++; return keyed("k", number) }
 		at := func(d time.Duration) *message.Message { return recorded(next(), began.Add(d)) }
 
-		time.Sleep(10 * time.Second) // in its first lease
-		require.True(t, n.named(t, f, at(-time.Second)), "an earlier process may have died just before")
-		require.True(t, n.named(t, f, next()), "it has no time")
-		require.False(t, n.named(t, f, at(5*time.Second)))
+		time.Sleep(10 * time.Second) // during its first lease
+		require.True(t, n.recordsFirst(t, f, at(-time.Second)), "an earlier process may have died just before the start")
+		require.True(t, n.recordsFirst(t, f, next()), "the message has no time")
+		require.False(t, n.recordsFirst(t, f, at(5*time.Second)))
 
-		time.Sleep(10 * time.Second) // now it would have heard of that process
-		require.False(t, n.named(t, f, at(-time.Second)))
-		require.False(t, n.named(t, f, next()))
+		time.Sleep(10 * time.Second) // now the runner would know of that process
+		require.False(t, n.recordsFirst(t, f, at(-time.Second)))
+		require.False(t, n.recordsFirst(t, f, next()))
 
 		crash(t, db, "dead", 15*time.Second)
 		ended := time.Since(began) + 15*time.Second
-		require.False(t, n.named(t, f, at(5*time.Second)), "its lease has not ended")
+		require.False(t, n.recordsFirst(t, f, at(5*time.Second)), "the dead runner's lease has not ended")
 		time.Sleep(25 * time.Second)
-		require.True(t, n.named(t, f, at(ended)), "it was recorded before the end of the dead runner's lease")
-		require.False(t, n.named(t, f, at(ended+time.Millisecond)), "it was recorded after that")
-		require.True(t, n.named(t, f, next()), "it has no time")
-		require.True(t, n.named(t, f, at(24*time.Hour)), "a time in the future is not believed")
-		require.False(t, n.named(t, f, at(time.Since(began)+30*time.Second)), "clocks may differ a little")
+		require.True(t, n.recordsFirst(t, f, at(ended)), "the message is older than the end of the dead runner's lease")
+		require.False(t, n.recordsFirst(t, f, at(ended+time.Millisecond)), "the message is newer than that end")
+		require.True(t, n.recordsFirst(t, f, next()), "the message has no time")
+		require.True(t, n.recordsFirst(t, f, at(24*time.Hour)), "a time in the future is not trusted")
+		require.False(t, n.recordsFirst(t, f, at(time.Since(began)+30*time.Second)), "clocks may differ a little")
 
-		time.Sleep(time.Hour + 10*time.Second) // the end is not on record any more
-		require.False(t, n.named(t, f, at(ended-time.Second)))
-		require.False(t, n.named(t, f, next()))
+		time.Sleep(time.Hour + 10*time.Second) // the crash is no longer on record
+		require.False(t, n.recordsFirst(t, f, at(ended-time.Second)))
+		require.False(t, n.recordsFirst(t, f, next()))
 		require.NoError(t, stop())
 		require.Equal(t, upTo(number), noted(db, "a", "k"))
 	})
 }
 
-func TestACarefulRunnerNamesEverything(t *testing.T) {
+func TestCarefulRunnerRecordsEveryMessage(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
-		n := newNaming(db)
+		db, f := newDB(t), make(subscription)
+		n := newInFlightStore(db)
 		stop := run(t, n, f, projector.RunnerConfig{Careful: true}, define(marked, note("a")))
 		time.Sleep(time.Minute)
-		require.True(t, n.named(t, f, recorded(keyed("k", 1), time.Now())))
+		require.True(t, n.recordsFirst(t, f, recorded(keyed("k", 1), time.Now())))
 		require.NoError(t, stop())
 	})
 }
 
-// A runner that does not know who has died names everything.
-func TestARunnerThatHasNotHeardFromTheStoreNamesEverything(t *testing.T) {
+// A runner that does not know which runners have died records every message.
+func TestRunnerWithoutHealthReportRecordsEveryMessage(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
-		n, away := newNaming(db), time.Now().Add(time.Minute)
+		db, f := newDB(t), make(subscription)
+		n, away := newInFlightStore(db), time.Now().Add(time.Minute)
 		n.beat = func(ctx context.Context, runner string, lease, record time.Duration) (provider.Health, error) {
 			if time.Now().Before(away) {
 				return provider.Health{}, errBusy
@@ -126,21 +127,22 @@ func TestARunnerThatHasNotHeardFromTheStoreNamesEverything(t *testing.T) {
 		}
 		stop := run(t, n, f, projector.RunnerConfig{}, define(marked, note("a")))
 		time.Sleep(50 * time.Second)
-		require.True(t, n.named(t, f, recorded(keyed("k", 1), time.Now())))
+		require.True(t, n.recordsFirst(t, f, recorded(keyed("k", 1), time.Now())))
 		time.Sleep(20 * time.Second)
-		require.False(t, n.named(t, f, recorded(keyed("k", 2), time.Now())))
+		require.False(t, n.recordsFirst(t, f, recorded(keyed("k", 2), time.Now())))
 		require.NoError(t, stop())
 	})
 }
 
-// A store that cannot name messages for a while is no message's fault, whatever it says.
-func TestWhatCannotBeNamedDoesNotRun(t *testing.T) {
+// If the store cannot record messages for a while, no message counts an attempt, whatever class the
+// error has.
+func TestMessageThatCannotBeRecordedDoesNotRun(t *testing.T) {
 	t.Parallel()
 	for _, class := range []projector.Class{projector.ClassUnknown, projector.ClassTransient, projector.ClassPermanent, projector.ClassShutdown} {
 		t.Run(class.String(), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				db, f, fails := newDB(t), make(feed), 10
+				db, f, fails := newDB(t), make(subscription), 10
 				bad := newFaults(nil)
 				store := &faulty{unit: db}
 				store.name = func(ctx context.Context, p string, w provider.Worker, ids []string) error {
@@ -159,15 +161,16 @@ func TestWhatCannotBeNamedDoesNotRun(t *testing.T) {
 	}
 }
 
-// A message that another runner has named is set aside with one attempt, and later ones of its key wait behind it. Then
-// it runs alone. Messages that were named with it suffer nothing else.
-func TestASuspectIsSetAsideAndTriedFromItsRow(t *testing.T) {
+// A message that another runner had in flight is parked with one attempt, and later messages of its
+// key wait behind it. Then it runs alone. Messages that were in flight with it are not affected
+// otherwise.
+func TestSuspectIsParkedAndRetriedFromItsRow(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
 		crash(t, db, "dead", time.Second, "k-1", "other-1")
 		time.Sleep(2 * time.Second)
-		f, g := make(feed), newGate(note("a"))
+		f, g := make(subscription), newGate(note("a"))
 		store := record(db, nil)
 		stop := run(t, store, f, projector.RunnerConfig{}, define(marked, g.run))
 		f.send(keyed("gate", 1))
@@ -184,21 +187,23 @@ func TestASuspectIsSetAsideAndTriedFromItsRow(t *testing.T) {
 		require.Equal(t, upTo(1), noted(db, "a", "other"))
 		require.Empty(t, parked(t, db))
 		ran := store.list()
-		require.Equal(t, []string{"gate-1", "k-1 k-2 new-1 other-1 aside 3"}, ran[:2])
+		require.Equal(t, []string{"gate-1", "k-1 k-2 new-1 other-1 parked 3"}, ran[:2])
 		require.ElementsMatch(t, []string{"k-1", "other-1", "k-2"}, ran[2:])
 	})
 }
 
-// What a careful runner has named is taken back when its unit commits, or when it ends well.
-func TestNamesAreTakenBack(t *testing.T) {
+// A careful runner's in-flight records are deleted when its unit commits, or when the runner stops
+// cleanly.
+func TestInFlightRecordsAreDeleted(t *testing.T) {
 	t.Parallel()
 	for _, end := range []string{"with the commit", "when the runner stops"} {
 		t.Run(end, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				db, f, other := newDB(t), make(feed), make(feed)
+				db, f, other := newDB(t), make(subscription), make(subscription)
 				bad := newFaults(map[string]error{})
-				p := define(projector.Options{}, bad.run) // without markers, so that a redelivery runs again
+				// Without markers, so that a redelivery runs again.
+				p := define(projector.Options{}, bad.run)
 				stop := run(t, db, f, projector.RunnerConfig{Careful: true}, p)
 				if end == "with the commit" {
 					f.deliver(t, keyed("k", 1))
@@ -206,12 +211,12 @@ func TestNamesAreTakenBack(t *testing.T) {
 					bad.set("k-1", errBusy)
 					f.send(keyed("k", 1))
 					time.Sleep(time.Second)
-					bad.mend()
+					bad.fix()
 					require.NoError(t, stop())
 				}
 				stopOther := run(t, db, other, projector.RunnerConfig{Careful: true}, p)
 				other.deliver(t, keyed("k", 1))
-				require.Empty(t, parked(t, db), "it is no suspect")
+				require.Empty(t, parked(t, db), "the message is not a suspect")
 				require.NoError(t, stopOther())
 				_ = stop
 				if end == "with the commit" {
@@ -222,9 +227,9 @@ func TestNamesAreTakenBack(t *testing.T) {
 	}
 }
 
-// Nothing else runs in the process while a suspect does, from whichever runner. It waits for what runs, and a wait is no
-// attempt.
-func TestASuspectWaitsForItsProcessBeforeItIsCounted(t *testing.T) {
+// While a suspect runs, no handler of any runner runs in its process. The suspect waits until the
+// running handlers have returned, and waiting is not an attempt.
+func TestSuspectWaitsForItsProcessBeforeItIsCounted(t *testing.T) {
 	t.Parallel()
 	for name, skipped := range map[string]bool{"then it runs": false, "it is skipped meanwhile": true} {
 		t.Run(name, func(t *testing.T) {
@@ -245,9 +250,9 @@ func TestASuspectWaitsForItsProcessBeforeItIsCounted(t *testing.T) {
 					}
 					return list, err
 				}
-				// The other runner's handler runs outside of the store, so that it does not keep others from it.
+				// The other runner has its own store, so that it does not block this one's.
 				elsewhere := &faulty{unit: newDB(t)}
-				f, g := make(feed), make(feed)
+				f, g := make(subscription), make(subscription)
 				bad := newFaults(nil)
 				one := newRunner(t, store, projector.Subscribe(f, "review"), projector.RunnerConfig{}, define(marked, bad.run))
 				other := newRunner(t, elsewhere, projector.Subscribe(g, "review"), projector.RunnerConfig{Timeout: time.Hour}, define(marked, func(context.Context, txn, eventstore.Event[posted]) error {
@@ -260,7 +265,7 @@ func TestASuspectWaitsForItsProcessBeforeItIsCounted(t *testing.T) {
 				synctest.Wait()
 				f.deliver(t, keyed("k", 1))
 				<-listed
-				for range 10_000 { // a goroutine that waits for a lock keeps the clock of the bubble still
+				for range 10_000 { // a goroutine that waits for a lock stops the bubble's clock
 					runtime.Gosched()
 				}
 				waiting := rows(parked(t, db))
@@ -276,7 +281,7 @@ func TestASuspectWaitsForItsProcessBeforeItIsCounted(t *testing.T) {
 				if skipped {
 					want = 0
 				}
-				require.Equal(t, []string{"k-1 waiting unknown crashed 1"}, waiting, "it is not counted while it waits")
+				require.Equal(t, []string{"k-1 waiting unknown crashed 1"}, waiting, "waiting is not counted as an attempt")
 				require.Equal(t, want, bad.tried("k-1"))
 				require.Empty(t, parked(t, db))
 			})
@@ -284,11 +289,12 @@ func TestASuspectWaitsForItsProcessBeforeItIsCounted(t *testing.T) {
 	}
 }
 
-// A message that was tried when its process ended has been counted. That it is a suspect then takes no attempt from it.
+// The attempt during which a process ended is already counted, so that becoming a suspect counts no
+// other.
 func TestBeingASuspectCostsNoAttempt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		bad := newFaults(map[string]error{"k-1": errNo})
 		cfg := projector.RunnerConfig{Retry: claim.Backoff{Attempts: 2}}
 		p := define(marked, bad.run)
@@ -298,44 +304,45 @@ func TestBeingASuspectCostsNoAttempt(t *testing.T) {
 		require.Equal(t, []string{"k-1 waiting unknown 1"}, rows(parked(t, db)))
 		crash(t, db, "dead", time.Second, "k-1")
 		time.Sleep(5 * time.Second)
-		bad.mend()
-		stop = run(t, db, make(feed), cfg, p)
+		bad.fix()
+		stop = run(t, db, make(subscription), cfg, p)
 		time.Sleep(5 * time.Second)
 		require.NoError(t, stop())
-		require.Equal(t, upTo(1), noted(db, "a", "k"), "its second attempt was left")
+		require.Equal(t, upTo(1), noted(db, "a", "k"), "its second attempt remained")
 		require.Empty(t, parked(t, db))
 	})
 }
 
-// If the database is busy at an attempt, a suspect stays one: it still runs alone.
-func TestASuspectStaysOneAfterATransientError(t *testing.T) {
+// A suspect whose attempt ends with a transient error is still a suspect: it still runs alone.
+func TestSuspectStaysSuspectAfterTransientError(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
 		crash(t, db, "dead", time.Second, "k-1")
 		time.Sleep(2 * time.Second)
-		f := make(feed)
+		f := make(subscription)
 		bad := newFaults(map[string]error{"k-1": errBusy})
 		stop := run(t, db, f, projector.RunnerConfig{}, define(marked, bad.run))
 		f.deliver(t, keyed("k", 1))
 		time.Sleep(5 * time.Second)
 		require.Greater(t, bad.tried("k-1"), 1)
 		require.Equal(t, []string{"k-1 waiting transient crashed 1"}, rows(parked(t, db)))
-		bad.mend()
+		bad.fix()
 		time.Sleep(5 * time.Second)
 		require.NoError(t, stop())
 		require.Equal(t, upTo(1), noted(db, "a", "k"))
 	})
 }
 
-// A runner that stops well leaves no crash on record; one that was broken off with a handler that still runs does.
-func TestWhichEndsAreCrashes(t *testing.T) {
+// A runner that stops cleanly leaves no crash on record. One that gives up on a running handler
+// does.
+func TestOnlyUncleanEndsAreCrashes(t *testing.T) {
 	t.Parallel()
 	for name, crashed := range map[string]bool{"a stop": false, "a handler that does not return": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				db, f, release := newDB(t), make(feed), make(chan struct{})
+				db, f, release := newDB(t), make(subscription), make(chan struct{})
 				stop := run(t, db, f, projector.RunnerConfig{Drain: time.Second}, define(marked, func(context.Context, txn, eventstore.Event[posted]) error {
 					<-release
 					return nil

@@ -14,14 +14,16 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A handler has all of its time from its own start: time that its unit waited for others is not held against it.
-func TestWaitingForTheTransactionIsNotTheHandlersFault(t *testing.T) {
+// A handler's timeout begins with the handler: the time that its unit waited for others does not
+// count.
+func TestWaitForTransactionDoesNotCountAgainstHandler(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		ctx, cancel := context.WithCancel(t.Context())
 		hog := make(chan struct{})
-		go func() { // another writer, which has the database nearly as long as a handler may take, again and again
+		// Another writer that repeatedly locks the database for almost the handler's timeout.
+		go func() {
 			defer close(hog)
 			for held := 10 * time.Second; ctx.Err() == nil; held = 900 * time.Millisecond {
 				_ = db.Tx(ctx, func(txn) error { time.Sleep(held); return nil })
@@ -44,11 +46,11 @@ func TestWaitingForTheTransactionIsNotTheHandlersFault(t *testing.T) {
 	})
 }
 
-// The same for a store that opens the transaction after the time for that is over, and then runs the handlers.
-func TestALateOpeningIsNotTheHandlersFault(t *testing.T) {
+// The same for a store that opens the transaction late and then runs the handlers.
+func TestLateTransactionDoesNotCountAgainstHandler(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f, late := newDB(t), make(feed), 0
+		db, f, late := newDB(t), make(subscription), 0
 		store := &faulty{unit: db}
 		store.do = func(ctx context.Context, u provider.Unit, run handle) error {
 			if late++; late > 3 {
@@ -67,8 +69,8 @@ func TestALateOpeningIsNotTheHandlersFault(t *testing.T) {
 	})
 }
 
-// The handlers of a unit do not share their time.
-func TestEachHandlerOfAUnitHasItsOwnTime(t *testing.T) {
+// The handlers of a unit do not share a timeout.
+func TestEachHandlerOfAUnitHasItsOwnTimeout(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
@@ -81,10 +83,10 @@ func TestEachHandlerOfAUnitHasItsOwnTime(t *testing.T) {
 	})
 }
 
-func TestATimeoutMayBeAsLongAsADurationCanBe(t *testing.T) {
+func TestTimeoutMayBeTheLongestDuration(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f, tries := newDB(t), make(feed), 0
+		db, f, tries := newDB(t), make(subscription), 0
 		var again []time.Duration
 		store := &faulty{unit: db}
 		store.try = func(ctx context.Context, p provider.Parked, limit int, d time.Duration) (bool, error) {
@@ -103,6 +105,6 @@ func TestATimeoutMayBeAsLongAsADurationCanBe(t *testing.T) {
 		require.NoError(t, stop())
 		require.Equal(t, 5, total(db, "totals"))
 		require.Len(t, again, 1)
-		require.Greater(t, again[0], 100*365*24*time.Hour, "no other runner tries it meanwhile")
+		require.Greater(t, again[0], 100*365*24*time.Hour, "no other runner tries the message meanwhile")
 	})
 }

@@ -19,25 +19,26 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// fleet is a number of processes, with a runner each, that consume one broker, which promises no order. Some messages end the process that runs
-// them: then nothing that it does reaches the store any more, and the broker redelivers all that it had not acked.
+// fleet is several processes with one runner each on one broker without order. Some messages kill
+// the process that runs them: from then on nothing that it does reaches the store, and the broker
+// redelivers everything that it had not acked.
 type fleet struct {
 	t          *testing.T
 	db         *memory.DB
 	cfg        projector.RunnerConfig
-	redelivery time.Duration // how long after a death
-	restart    time.Duration // how long a process takes to start again
+	redelivery time.Duration // delay of a redelivery after a death
+	restart    time.Duration // how long a process takes to restart
 	killers    map[string]bool
 
 	broker chan *message.Message
 	wait   sync.WaitGroup
 	mu     sync.Mutex
-	lives  []*life         // by process; nil: it starts again
-	deaths []time.Duration // since began, of those that killers caused
+	lives  []*life         // by process; nil while it restarts
+	deaths []time.Duration // of those that killers caused, since began
 	began  time.Time
 }
 
-// life is a process from its start to its end.
+// life is one life of a process, from start to end.
 type life struct {
 	faulty
 	fleet *fleet
@@ -62,7 +63,7 @@ func (l *life) die() {
 	})
 }
 
-// newFleet makes a fleet, and starts its processes.
+// newFleet makes a fleet and starts its processes.
 func newFleet(t *testing.T, processes int, cfg projector.RunnerConfig, redelivery time.Duration, killers ...string) (f *fleet, stop func()) {
 	t.Helper()
 	f = &fleet{t: t, db: newDB(t), cfg: cfg, redelivery: redelivery, restart: 5 * time.Second, killers: map[string]bool{},
@@ -92,7 +93,7 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// live is one life of a process.
+// live runs one life of a process.
 func (f *fleet) live(ctx context.Context, process int) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -120,7 +121,7 @@ func (f *fleet) live(ctx context.Context, process int) {
 	}
 }
 
-// Subscribe gives the process messages of the broker as long as it lives.
+// Subscribe delivers the broker's messages while the process lives.
 func (l *life) Subscribe(ctx context.Context, _ string) (<-chan *message.Message, error) {
 	out := make(chan *message.Message)
 	l.fleet.wait.Go(func() {
@@ -145,7 +146,7 @@ func (l *life) Subscribe(ctx context.Context, _ string) (<-chan *message.Message
 
 func (l *life) Close() error { return nil }
 
-// hold redelivers m if the process dies before it acks it.
+// hold redelivers m if the process dies before it acks m.
 func (l *life) hold(ctx context.Context, m *message.Message) {
 	select {
 	case <-m.Acked():
@@ -157,7 +158,7 @@ func (l *life) hold(ctx context.Context, m *message.Message) {
 	}
 }
 
-// Nothing that a dead process does reaches the store.
+// Do fails for a dead process: nothing that it does reaches the store.
 func (l *life) Do(ctx context.Context, u provider.Unit, run handle) error {
 	return l.db().Do(ctx, u, func(ctx context.Context, tx txn, found provider.Found) (c provider.Closing, err error) {
 		if !l.isDead() {
@@ -193,14 +194,14 @@ func (l *life) Try(ctx context.Context, p provider.Parked, limit int, again time
 	return l.db().Try(ctx, p, limit, again)
 }
 
-// send publishes messages that were recorded now.
+// send publishes messages that are recorded now.
 func (f *fleet) send(msgs ...*message.Message) {
 	for _, m := range msgs {
 		f.broker <- recorded(m, time.Now())
 	}
 }
 
-// traffic publishes messages of innocent keys for some time, and returns how many of each key.
+// traffic publishes messages of innocent keys for a while and returns how many of each key.
 func (f *fleet) traffic(keys int, every, length time.Duration) (each int) {
 	for ; time.Duration(each)*every < length; each++ {
 		for k := range keys {
@@ -217,7 +218,7 @@ func (f *fleet) dead() []time.Duration {
 	return slices.Clone(f.deaths)
 }
 
-// untilStuck waits until so many messages are stuck, but no longer than two hours.
+// untilStuck waits until n messages are stuck, for at most two hours.
 func (f *fleet) untilStuck(n int) {
 	for began := time.Now(); time.Since(began) < 2*time.Hour; time.Sleep(time.Minute) {
 		list, err := f.db.Parked(f.t.Context(), projector.ParkedFilter{States: []projector.ParkedState{projector.StateStuck}})
@@ -228,8 +229,9 @@ func (f *fleet) untilStuck(n int) {
 	}
 }
 
-// A killer ends a process each time that it runs. It is stuck after as many deaths as docs/adr/0014 says, which depends
-// on how soon the broker redelivers it; and no innocent message ever is.
+// A killer ends its process each time it runs. It is stuck after the number of deaths in
+// docs/adr/0014, which depends on how soon the broker redelivers it. No innocent message is ever
+// stuck.
 func TestDeathsUntilAKillerIsStuck(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -239,14 +241,15 @@ func TestDeathsUntilAKillerIsStuck(t *testing.T) {
 		killers    int
 		most       int
 	}{
-		// The first process had not named it, and the second had. Then it has four attempts left.
+		// The first process had not recorded it as in flight, the second had. Then it has four
+		// attempts left.
 		"redelivered after 30 s":   {4, false, 30 * time.Second, 1, 6},
 		"redelivered after 10 min": {4, false, 10 * time.Minute, 1, 6},
 		"five of them, after 30 s": {4, false, 30 * time.Second, 5, 29},
-		// Before the first lease of a dead runner ends, each runner meets it once.
+		// Each runner meets it once before the first lease of a dead runner ends.
 		"redelivered at once":   {4, false, 0, 1, 4 + 5},
 		"at once to 20 runners": {20, false, 0, 1, 20 + 5},
-		// Nothing is unnamed.
+		// Every message is recorded as in flight.
 		"at once to 20 careful runners": {20, true, 0, 1, 5},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -288,9 +291,9 @@ func TestDeathsUntilAKillerIsStuck(t *testing.T) {
 	}
 }
 
-// The attempts of a suspect lie further and further apart, so that it is stuck only if each of them, over a good quarter
-// of an hour, met the end of its process.
-func TestAttemptsOfASuspectLieFurtherAndFurtherApart(t *testing.T) {
+// The attempts at a suspect are spaced further and further apart. It is stuck only if each of them,
+// over more than a quarter of an hour, ended with its process.
+func TestAttemptsAtASuspectAreSpacedApart(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		f, stop := newFleet(t, 4, projector.RunnerConfig{}, 30*time.Second, "killer-1")
@@ -306,23 +309,24 @@ func TestAttemptsOfASuspectLieFurtherAndFurtherApart(t *testing.T) {
 		stop()
 		deaths := f.dead()
 		require.Len(t, deaths, 6)
-		lease, attempt := 15*time.Second, 45*time.Second // an attempt may take its timeout and a lease
+		// An attempt may take its timeout and a lease.
+		lease, attempt := 15*time.Second, 45*time.Second
 		for i, want := range []time.Duration{attempt, 8 * lease, 64 * lease} {
 			apart := deaths[3+i] - deaths[2+i]
 			require.GreaterOrEqual(t, apart, want)
 			require.Less(t, apart, want+2*time.Second)
 		}
-		require.InDelta(t, (deaths[5] + attempt).Seconds(), stuckAt.Seconds(), 3, "the verdict is an attempt's time after the last one")
+		require.InDelta(t, (deaths[5] + attempt).Seconds(), stuckAt.Seconds(), 3, "it is stuck one attempt's time after the last death")
 	})
 }
 
 // A killer may be a parked message: one that waited behind another, or one that a person replays.
-func TestDeathsOfAParkedKiller(t *testing.T) {
+func TestParkedKillerBecomesStuck(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		f, stop := newFleet(t, 4, projector.RunnerConfig{}, 30*time.Second, "k-2")
 		f.killers["k-1"] = true
-		setAside(t, f.db, newFaults(map[string]error{"k-1": errNever}), "k")
+		parkFirst(t, f.db, newFaults(map[string]error{"k-1": errNever}), "k")
 		time.Sleep(time.Minute)
 		skip(t, f.db, projector.ParkedFilter{Seqs: []int64{1}})
 		f.untilStuck(1)
@@ -332,13 +336,13 @@ func TestDeathsOfAParkedKiller(t *testing.T) {
 		replayAll(t, f.db, all)
 		f.untilStuck(1)
 		stop()
-		require.Len(t, f.dead(), before+5, "five attempts more")
+		require.Len(t, f.dead(), before+5, "five more attempts")
 		require.Equal(t, []string{"k-2 stuck unknown crashed 5", "k-3 waiting held 0"}, rows(parked(t, f.db)))
 	})
 }
 
-// An operator, or a platform, kills processes at random. No message is to blame, so none is stuck.
-func TestNoInnocentIsStuckByProcessesThatAreKilled(t *testing.T) {
+// An operator or a platform kills processes at random. No message is at fault, so none is stuck.
+func TestRandomKillsLeaveNoMessageStuck(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		f, stop := newFleet(t, 4, projector.RunnerConfig{Concurrency: 2}, 5*time.Second)

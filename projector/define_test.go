@@ -21,9 +21,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestARenamedHandlersOldMarkersCount(t *testing.T) {
+func TestRenamedHandlerKeepsItsOldMarkers(t *testing.T) {
 	t.Parallel()
-	db, f := newDB(t), make(feed)
+	db, f := newDB(t), make(subscription)
 	stop := run(t, db, f, projector.RunnerConfig{}, projector.Define("old", types, marked, projector.On("created", add)))
 	f.deliver(t, msg("1", "posted", `{"Stars":5}`))
 	require.NoError(t, stop())
@@ -31,20 +31,20 @@ func TestARenamedHandlersOldMarkersCount(t *testing.T) {
 		projector.On("renamed", add).Was("old/created"),
 		projector.On("again", add).Was("renamed", "old/created"),
 	} {
-		f = make(feed)
+		f = make(subscription)
 		stop = run(t, db, f, projector.RunnerConfig{}, projector.Define("p", types, marked, h))
 		f.deliver(t, msg("1", "posted", `{"Stars":5}`))
 		require.NoError(t, stop())
 		require.Equal(t, 5, total(db, "totals"))
 	}
-	f = make(feed)
+	f = make(subscription)
 	stop = run(t, db, f, projector.RunnerConfig{}, projector.Define("p", types, marked, projector.On("forgetful", add)))
 	f.deliver(t, msg("1", "posted", `{"Stars":5}`))
 	require.NoError(t, stop())
-	require.Equal(t, 10, total(db, "totals"), "the control: a rename that is not declared counts twice")
+	require.Equal(t, 10, total(db, "totals"), "the control: an undeclared rename applies the message again")
 }
 
-// noMarks is a provider that cannot write markers with the read model, as Redis cannot.
+// noMarks is a provider that cannot write markers with the read model, as with Redis.
 type noMarks struct{ unit }
 
 func (n noMarks) Keeps() provider.Keeps {
@@ -53,10 +53,10 @@ func (n noMarks) Keeps() provider.Keeps {
 	return k
 }
 
-func TestMarkersElsewhereAreALoggedNoOp(t *testing.T) {
+func TestMarkersWithoutSupportAreALoggedNoOp(t *testing.T) {
 	t.Parallel()
 	var log bytes.Buffer
-	db, f := newDB(t), make(feed)
+	db, f := newDB(t), make(subscription)
 	unmarked := 0
 	cfg := projector.RunnerConfig{
 		Logger:   slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),
@@ -73,7 +73,7 @@ func TestMarkersElsewhereAreALoggedNoOp(t *testing.T) {
 	require.Contains(t, log.String(), "no-op")
 }
 
-// unitsAlone hides all of a provider but its units.
+// unitsAlone hides all of a provider except its units.
 type unitsAlone struct{ provider.Units[txn] }
 
 type noOutbox struct{ unit }
@@ -82,10 +82,10 @@ func (noOutbox) Keeps() provider.Keeps { return provider.Keeps{Markers: true} }
 
 func emit(context.Context, txn, eventstore.Event[posted]) ([]outbox.Message, error) { return nil, nil }
 
-func TestABadNameIsInvalidInput(t *testing.T) {
+func TestBadNameIsInvalidInput(t *testing.T) {
 	db := newDB(t)
 	for projectorName, handler := range map[string]string{"p'": "h", "p": `h";--`} {
-		_, err := projector.NewRunner(db, projector.Subscribe(make(feed), "t"), projector.RunnerConfig{}, projector.Define(projectorName, types, marked, projector.On(handler, add)))
+		_, err := projector.NewRunner(db, projector.Subscribe(make(subscription), "t"), projector.RunnerConfig{}, projector.Define(projectorName, types, marked, projector.On(handler, add)))
 		var invalid *eventstore.InvalidError
 		require.ErrorAs(t, err, &invalid)
 	}
@@ -93,7 +93,7 @@ func TestABadNameIsInvalidInput(t *testing.T) {
 
 func TestNewRunnerRefuses(t *testing.T) {
 	t.Parallel()
-	db, good := newDB(t), projector.Subscribe(make(feed), "review")
+	db, good := newDB(t), projector.Subscribe(make(subscription), "review")
 	ok := define(marked, add)
 	type args struct {
 		u   provider.Units[txn]
@@ -107,9 +107,9 @@ func TestNewRunnerRefuses(t *testing.T) {
 	for name, a := range map[string]args{
 		"no unit of work":        {src: good, ps: []*projector.Projector[txn]{ok}},
 		"no subscriber":          {u: db, src: projector.Subscribe(nil, "a"), ps: []*projector.Projector[txn]{ok}},
-		"no topics":              {u: db, src: projector.Subscribe(make(feed)), ps: []*projector.Projector[txn]{ok}},
-		"an empty topic":         {u: db, src: projector.Subscribe(make(feed), "a", ""), ps: []*projector.Projector[txn]{ok}},
-		"a topic twice":          {u: db, src: projector.Subscribe(make(feed), "a", "b", "a"), ps: []*projector.Projector[txn]{ok}},
+		"no topics":              {u: db, src: projector.Subscribe(make(subscription)), ps: []*projector.Projector[txn]{ok}},
+		"an empty topic":         {u: db, src: projector.Subscribe(make(subscription), "a", ""), ps: []*projector.Projector[txn]{ok}},
+		"a topic twice":          {u: db, src: projector.Subscribe(make(subscription), "a", "b", "a"), ps: []*projector.Projector[txn]{ok}},
 		"no projectors":          {u: db, src: good},
 		"a nil projector":        {u: db, src: good, ps: []*projector.Projector[txn]{nil}},
 		"a projector twice":      {u: db, src: good, ps: []*projector.Projector[txn]{ok, ok}},
@@ -143,7 +143,7 @@ func TestNewRunnerRefuses(t *testing.T) {
 func TestOutputCommitsWithItsEffectOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		failures := 2
 		p := projector.Define("p", types, marked, projector.OnEmit("a",
 			func(ctx context.Context, tx txn, e eventstore.Event[posted]) ([]outbox.Message, error) {
@@ -160,12 +160,12 @@ func TestOutputCommitsWithItsEffectOnce(t *testing.T) {
 		m := msg("1", "posted", `{"Stars":5}`)
 		m.Metadata[outbox.HeaderCorrelation] = "corr"
 		f.deliver(t, m)
-		time.Sleep(5 * time.Second) // its retries are over
+		time.Sleep(5 * time.Second) // its retries are finished
 		f.deliver(t, m)
 		require.NoError(t, stop())
 		list, err := db.Entries(t.Context(), outbox.Filter{})
 		require.NoError(t, err)
-		require.Len(t, list, 2, "once, and not with the attempts that failed")
+		require.Len(t, list, 2, "once, without the failed attempts")
 		require.Len(t, list[0].ID, 36)
 		require.Equal(t, "review-1", list[0].Key, "the cause's stream")
 		require.Equal(t, "1", list[0].Headers[outbox.HeaderCausation])
@@ -175,10 +175,10 @@ func TestOutputCommitsWithItsEffectOnce(t *testing.T) {
 	})
 }
 
-// What a handler returns may be its own, and what its message came with anybody's.
-func TestOutputIsCompletedAsFarAsItCanBe(t *testing.T) {
+// Output inherits headers only if they are valid and fit. The handler's own slice and maps are not changed.
+func TestOutputInheritsOnlyValidHeaders(t *testing.T) {
 	t.Parallel()
-	db, f := newDB(t), make(feed)
+	db, f := newDB(t), make(subscription)
 	mine := []outbox.Message{{Topic: "flags", Headers: map[string]string{}}}
 	for i := range 63 {
 		mine[0].Headers[fmt.Sprint("h", i)] = "v"
@@ -196,7 +196,7 @@ func TestOutputIsCompletedAsFarAsItCanBe(t *testing.T) {
 	require.Empty(t, parked(t, db))
 	list, err := db.Entries(t.Context(), outbox.Filter{})
 	require.NoError(t, err)
-	require.Len(t, list, 2, "each has an id of its own")
+	require.Len(t, list, 2, "each has its own id")
 	for i, e := range list {
 		require.Equal(t, fmt.Sprint(i+1), e.Headers[outbox.HeaderCausation])
 		require.Equal(t, e.ID, e.Key)
@@ -206,9 +206,9 @@ func TestOutputIsCompletedAsFarAsItCanBe(t *testing.T) {
 	require.Len(t, mine[0].Headers, 63)
 }
 
-func TestOutputsIDsAreStableWithoutMarkers(t *testing.T) {
+func TestOutputIDsAreStableWithoutMarkers(t *testing.T) {
 	t.Parallel()
-	db, f := newDB(t), make(feed)
+	db, f := newDB(t), make(subscription)
 	p := projector.Define("p", types, projector.Options{}, projector.OnEmit("a",
 		func(context.Context, txn, eventstore.Event[posted]) ([]outbox.Message, error) {
 			return []outbox.Message{{Topic: "flags"}, {Topic: "flags"}}, nil
@@ -220,12 +220,12 @@ func TestOutputsIDsAreStableWithoutMarkers(t *testing.T) {
 	require.NoError(t, stop())
 	list, err := db.Entries(t.Context(), outbox.Filter{})
 	require.NoError(t, err)
-	require.Len(t, list, 4, "what one event makes has the same ids each time")
+	require.Len(t, list, 4, "the output of one event has the same ids each time")
 }
 
 func TestInvalidOutputIsParked(t *testing.T) {
 	t.Parallel()
-	db, f := newDB(t), make(feed)
+	db, f := newDB(t), make(subscription)
 	p := projector.Define("p", types, marked, projector.OnEmit("a",
 		func(ctx context.Context, tx txn, e eventstore.Event[posted]) ([]outbox.Message, error) {
 			return []outbox.Message{{Topic: ""}}, add(ctx, tx, e)
@@ -234,7 +234,7 @@ func TestInvalidOutputIsParked(t *testing.T) {
 	f.deliver(t, msg("1", "posted", `{"Stars":5}`))
 	require.NoError(t, stop())
 	require.Len(t, parked(t, db), 1)
-	require.Zero(t, total(db, "totals"), "output never without its effect, nor the effect without it")
+	require.Zero(t, total(db, "totals"), "output and effect are committed together or not at all")
 }
 
 type review struct{}

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// failures describes what would fail.
+// failures describes the messages that would fail.
 func failures(d *projector.DryRun) (text []string) {
 	for _, f := range d.Failures {
 		text = append(text, f.Parked.MessageID+": "+f.Err.Error())
@@ -25,17 +25,17 @@ func failures(d *projector.DryRun) (text []string) {
 	return text
 }
 
-// change is a row of table "a" that a dry run inserted.
+// change returns a row of table "a" that a dry run inserted.
 func change(row string) projector.Change {
 	return projector.Change{Table: "a", After: json.RawMessage(row)}
 }
 
-func TestADryRunShowsWhatAReplayWouldDoAndLeavesNothing(t *testing.T) {
+func TestDryRunShowsReplayAndWritesNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
 		bad := newFaults(map[string]error{"x-1": errNever, "y-1": errNever})
-		setAside(t, db, bad, "x", "y")
+		parkFirst(t, db, bad, "x", "y")
 		bad.set("x-1", nil)
 		before := parked(t, db)
 		p := define(marked, bad.run)
@@ -45,18 +45,18 @@ func TestADryRunShowsWhatAReplayWouldDoAndLeavesNothing(t *testing.T) {
 		require.Equal(t, 2, got.Waiting)
 		require.Equal(t, []string{"y-1: permanent: never"}, failures(got))
 		require.Equal(t, []projector.Change{change(`{"key":"x","value":[1,2,3]}`)}, got.Changes)
-		require.Equal(t, before, parked(t, db), "it counts nothing, and decides nothing")
+		require.Equal(t, before, parked(t, db), "it counts no attempt and decides nothing")
 		require.Empty(t, noted(db, "a", "x"))
 
 		replayAll(t, db, all)
 		drain(t, db, projector.RunnerConfig{}, p)
-		require.Equal(t, upTo(3), noted(db, "a", "x"), "the replay does what the dry run has shown")
+		require.Equal(t, upTo(3), noted(db, "a", "x"), "the replay has the effects that the dry run showed")
 		require.Equal(t, []string{"y-1 stuck permanent 1", "y-2 waiting held 0", "y-3 waiting held 0"}, rows(parked(t, db)))
 	})
 }
 
-// A message that was not selected holds back those behind it.
-func TestADryRunIsOfWhatWasSelected(t *testing.T) {
+// A message that is not selected holds the messages behind it.
+func TestDryRunCoversSelectedMessages(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		filter                   projector.ParkedFilter
@@ -74,8 +74,8 @@ func TestADryRunIsOfWhatWasSelected(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				db := newDB(t)
 				bad := newFaults(map[string]error{"x-1": errNever})
-				setAside(t, db, bad, "x")
-				bad.mend()
+				parkFirst(t, db, bad, "x")
+				bad.fix()
 				got, err := define(marked, bad.run).DryRun(t.Context(), db, c.filter, nil)
 				require.NoError(t, err)
 				require.Equal(t, []int{c.messages, c.waiting, c.fails}, []int{got.Messages, got.Waiting, len(got.Failures)})
@@ -84,12 +84,13 @@ func TestADryRunIsOfWhatWasSelected(t *testing.T) {
 	}
 }
 
-// Each message has its own time. One whose handler never returns, ends its goroutine or panics fails alone.
-func TestADryRunOutlivesItsHandlers(t *testing.T) {
+// Each message has its own timeout. A handler that never returns, exits its goroutine or panics
+// fails only its message.
+func TestDryRunSurvivesBadHandlers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
-		setAside(t, db, newFaults(map[string]error{"w-1": errNever, "x-1": errNever, "y-1": errNever, "z-1": errNever}), "w", "x", "y", "z")
+		parkFirst(t, db, newFaults(map[string]error{"w-1": errNever, "x-1": errNever, "y-1": errNever, "z-1": errNever}), "w", "x", "y", "z")
 		release := make(chan struct{})
 		defer close(release)
 		p := define(marked, func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
@@ -101,7 +102,7 @@ func TestADryRunOutlivesItsHandlers(t *testing.T) {
 			case "y":
 				<-release
 			default:
-				time.Sleep(12 * time.Second) // three of them take longer than one may
+				time.Sleep(12 * time.Second) // three of them take longer than one timeout
 			}
 			return note("a")(ctx, tx, e)
 		})
@@ -118,11 +119,11 @@ func TestADryRunOutlivesItsHandlers(t *testing.T) {
 	})
 }
 
-func TestADryRunShowsOutputAndSendsNone(t *testing.T) {
+func TestDryRunShowsOutputWithoutSendingIt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
-		setAside(t, db, newFaults(map[string]error{"x-1": errNever}), "x")
+		parkFirst(t, db, newFaults(map[string]error{"x-1": errNever}), "x")
 		p := projector.Define("p", types, marked, projector.OnEmit("a",
 			func(_ context.Context, _ txn, e eventstore.Event[posted]) ([]outbox.Message, error) {
 				return []outbox.Message{{Topic: "flags", Payload: []byte(e.ID)}}, nil
@@ -140,12 +141,12 @@ func TestADryRunShowsOutputAndSendsNone(t *testing.T) {
 	})
 }
 
-// What this program cannot apply would fail, and hold back what waits behind it.
-func TestADryRunReportsWhatThisProgramCannotApply(t *testing.T) {
+// Messages that this program cannot apply would fail, and hold the messages behind them.
+func TestDryRunReportsMessagesThisProgramCannotApply(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
-		setAside(t, db, newFaults(map[string]error{"x-1": errNever}), "x")
+		parkFirst(t, db, newFaults(map[string]error{"x-1": errNever}), "x")
 		for reason, p := range map[string]*projector.Projector[txn]{
 			"no_handler":   projector.Define("p", types, marked, projector.On("other", note("a"))),
 			"unregistered": older(),
@@ -159,7 +160,7 @@ func TestADryRunReportsWhatThisProgramCannotApply(t *testing.T) {
 	})
 }
 
-// noDryRuns is a provider that cannot show what a unit changes.
+// noDryRuns is a provider that cannot report the changes of a unit.
 type noDryRuns struct{ unit }
 
 func (n noDryRuns) Keeps() provider.Keeps {
@@ -168,12 +169,12 @@ func (n noDryRuns) Keeps() provider.Keeps {
 	return k
 }
 
-func TestADryRunRefuses(t *testing.T) {
+func TestDryRunRefusesBadFilters(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
 		bad := newFaults(map[string]error{"x-1": errNever})
-		setAside(t, db, bad, "x")
+		parkFirst(t, db, bad, "x")
 		p := define(marked, bad.run)
 		for name, f := range map[string]projector.ParkedFilter{
 			"another projector":          {Projector: "q"},
@@ -189,13 +190,13 @@ func TestADryRunRefuses(t *testing.T) {
 	})
 }
 
-// An error that is no message's fault ends the dry run.
-func TestADryRunEndsWithAnErrorOfTheStore(t *testing.T) {
+// An error that is not a message's own ends the dry run.
+func TestDryRunReturnsErrorsOfTheStore(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
 		bad := newFaults(map[string]error{"x-1": errNever})
-		setAside(t, db, bad, "x")
+		parkFirst(t, db, bad, "x")
 		p := define(marked, bad.run)
 		for _, fault := range []error{errBusy, errors.New("the commit failed")} {
 			store := &faulty{unit: db, do: func(context.Context, provider.Unit, handle) error { return fault }}
@@ -209,16 +210,16 @@ func TestADryRunEndsWithAnErrorOfTheStore(t *testing.T) {
 	})
 }
 
-func TestADryRunNextToARunner(t *testing.T) {
+func TestDryRunWorksNextToARunner(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		bad := newFaults(map[string]error{"k-1": errNever})
 		p := define(marked, bad.run)
 		r := newRunner(t, db, projector.Subscribe(f, "review"), projector.RunnerConfig{}, p)
 		stop := start(t, r)
 		f.deliver(t, series("k", 1, 3)...)
-		bad.mend()
+		bad.fix()
 		got, err := p.DryRun(t.Context(), db, projector.ParkedFilter{}, nil)
 		require.NoError(t, err)
 		require.Equal(t, 3, got.Messages)

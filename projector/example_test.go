@@ -19,7 +19,7 @@ type Priced struct{ Cents int }
 
 var priceTypes = eventstore.NewTypes(eventstore.Type[Priced]("product.priced"))
 
-// prices is a projector that refuses a price of nothing, unless it is fixed.
+// prices is a projector that refuses a price of zero, unless it is fixed.
 func prices(fixed bool) *projector.Projector[*memory.Model] {
 	return projector.Define("prices", priceTypes, projector.Options{Markers: true},
 		projector.On("priced", func(_ context.Context, tx *memory.Model, e eventstore.Event[Priced]) error {
@@ -31,7 +31,8 @@ func prices(fixed bool) *projector.Projector[*memory.Model] {
 		}))
 }
 
-// A message could not be applied, and the next one of its key waits behind it. An operator lists both.
+// A message could not be applied, and the next message of its key waits behind it. An operator
+// lists both.
 func Example_parked() {
 	ctx := context.Background()
 	db := priceTea(ctx) // or sqlite.Open, postgres.Open
@@ -47,7 +48,7 @@ func Example_parked() {
 	// 2: {"Cents":250}, product.priced of product-tea: waiting after 0 attempts
 }
 
-// The handler has been fixed. A dry run shows what a replay would do, and leaves nothing behind.
+// The handler has been fixed. A dry run shows the changes of a replay, and writes nothing.
 func ExampleProjector_DryRun() {
 	ctx := context.Background()
 	db := priceTea(ctx)
@@ -64,8 +65,8 @@ func ExampleProjector_DryRun() {
 	// 2 would be applied, 0 would fail
 }
 
-// A replay makes messages due again. The runners of the projector apply them, in order. A tool without a service calls
-// ApplyParked.
+// A replay makes messages due again, and the projector's runners apply them in order. A tool
+// without a service calls ApplyParked.
 func ExampleReplay() {
 	ctx := context.Background()
 	db := priceTea(ctx)
@@ -85,7 +86,8 @@ func ExampleReplay() {
 	// 0 parked, tea is 250
 }
 
-// A message that can never be applied is given up, by a person and for a reason. Those behind it are due.
+// A message that can never be applied is skipped by a person, with a reason. The messages behind it
+// become due.
 func ExampleSkip() {
 	ctx := context.Background()
 	db := priceTea(ctx)
@@ -128,7 +130,7 @@ func priceTea(ctx context.Context) *memory.DB {
 		at, err := db.Append(ctx, "product-tea", eventstore.Expected(i), drafts)
 		check(err)
 		if err := p.Wait(ctx, db, at); !errors.Is(err, projector.ErrParked) {
-			panic(fmt.Sprint("it is not parked: ", err))
+			panic(fmt.Sprint("the message is not parked: ", err))
 		}
 	}
 	check(service.Stop())

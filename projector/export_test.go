@@ -14,7 +14,7 @@ func NewTool[Tx any](db provider.Units[Tx], cfg RunnerConfig, ps ...*Projector[T
 // OwnProcess makes r behave as the only runner of its process.
 func OwnProcess(r *Runner) { ShareProcess(r) }
 
-// ShareProcess makes runners behave as those of one process, apart from all others.
+// ShareProcess makes runners behave as the only runners of one process.
 func ShareProcess(runners ...*Runner) {
 	one := new(sync.RWMutex)
 	for _, r := range runners {

@@ -19,10 +19,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestAPermanentErrorIsStuckAtOnce(t *testing.T) {
+func TestPermanentErrorIsStuckAtOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		bad := newFaults(map[string]error{"k-1": fmt.Errorf("wrapped: %w", errNever)})
 		stop := run(t, db, f, projector.RunnerConfig{}, define(marked, bad.run))
 		f.deliver(t, keyed("k", 1))
@@ -33,7 +33,7 @@ func TestAPermanentErrorIsStuckAtOnce(t *testing.T) {
 	})
 }
 
-// A panic, an exit of the goroutine and a deadline end their unit and nothing else.
+// A panic, runtime.Goexit and a deadline fail only their unit.
 func TestPanicGoexitAndDeadlineAreErrorsLikeAnyOther(t *testing.T) {
 	t.Parallel()
 	for name, fn := range map[string]onEvent{
@@ -52,7 +52,7 @@ func TestPanicGoexitAndDeadlineAreErrorsLikeAnyOther(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				db, f := newDB(t), make(feed)
+				db, f := newDB(t), make(subscription)
 				handler := func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
 					if e.Stream == "k" {
 						return fn(ctx, tx, e)
@@ -67,7 +67,7 @@ func TestPanicGoexitAndDeadlineAreErrorsLikeAnyOther(t *testing.T) {
 				require.NoError(t, stop())
 				require.Equal(t, []string{"k-1 stuck unknown " + code + " 5"}, rows(parked(t, db)))
 				require.Equal(t, "p/b", parked(t, db)[0].Handler)
-				require.Equal(t, 7, total(db, "totals"), "nothing of a failed unit stays, and other messages are applied")
+				require.Equal(t, 7, total(db, "totals"), "a failed unit leaves nothing, and other messages are applied")
 				require.Equal(t, []int{7}, noted(db, "a", "other"))
 			})
 		})
@@ -75,7 +75,7 @@ func TestPanicGoexitAndDeadlineAreErrorsLikeAnyOther(t *testing.T) {
 }
 
 // The same among other messages of a unit.
-func TestAPanicInAUnitOfManyIsSplitAtItsMessage(t *testing.T) {
+func TestUnitWithPanicIsSplitAtItsMessage(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
@@ -86,19 +86,20 @@ func TestAPanicInAUnitOfManyIsSplitAtItsMessage(t *testing.T) {
 			return note("a")(ctx, tx, e)
 		}
 		ran := together(t, record(db, nil), projector.RunnerConfig{}, marked, handler, keyed("k", 1), keyed("bad", 1), keyed("k", 2))
-		require.Equal(t, []string{"k-1", "bad-1 aside 1", "k-2"}, ran, "a unit that panics does not return to the provider")
+		require.Equal(t, []string{"k-1", "bad-1 parked 1", "k-2"}, ran, "a unit that panics does not return to the provider")
 		require.Equal(t, upTo(2), noted(db, "a", "k"))
 	})
 }
 
-// A handler that never returns is left behind once: a second try would leave a second goroutine behind.
-func TestAHandlerThatNeverReturnsIsStuckAtOnce(t *testing.T) {
+// A handler that never returns is abandoned once, because a second try would leak a second
+// goroutine.
+func TestHandlerThatNeverReturnsIsStuckAtOnce(t *testing.T) {
 	t.Parallel()
 	for name, together := range map[string]bool{"alone": false, "in a unit of many": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				db, f, calls := newDB(t), make(feed), &atomic.Int32{}
+				db, f, calls := newDB(t), make(subscription), &atomic.Int32{}
 				release := make(chan struct{})
 				g := newGate(func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
 					if e.Stream == "k" {
@@ -123,18 +124,18 @@ func TestAHandlerThatNeverReturnsIsStuckAtOnce(t *testing.T) {
 				require.EqualValues(t, 1, calls.Load())
 				close(release)
 				require.NoError(t, stop())
-				require.Empty(t, noted(db, "a", "k"), "what it does late has no effect")
+				require.Empty(t, noted(db, "a", "k"), "its late work has no effect")
 				require.Equal(t, upTo(2), noted(db, "a", "other"))
 			})
 		})
 	}
 }
 
-// An error that is a nil pointer is an error, and Permanent(nil) is none.
-func TestErrorsThatAreNil(t *testing.T) {
+// A typed nil pointer is an error, and Permanent(nil) is not.
+func TestNilErrors(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		var none *projector.Error
 		bad := newFaults(map[string]error{"k-1": none, "l-1": fmt.Errorf("wrapped: %w", none)})
 		bad.handle = func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
@@ -148,16 +149,17 @@ func TestErrorsThatAreNil(t *testing.T) {
 	})
 }
 
-// A handler, or RunnerConfig.Classify, may only choose classes that say something about the message. All others are
-// unknown: the message must not be dropped, nor look as if it waited behind another one.
-func TestClassesThatAreNoHandlersToChoose(t *testing.T) {
+// A handler or RunnerConfig.Classify can only choose classes that describe the message. All other
+// classes become unknown, so that the message is neither dropped nor reported as waiting behind
+// another.
+func TestHandlerCannotChooseReservedClasses(t *testing.T) {
 	t.Parallel()
 	for _, class := range []projector.Class{projector.ClassShutdown, projector.ClassHeld, projector.ClassUnknown, -1, 42} {
 		for _, classify := range []bool{false, true} {
 			t.Run(fmt.Sprint(int(class), " classify ", classify), func(t *testing.T) {
 				t.Parallel()
 				synctest.Test(t, func(t *testing.T) {
-					db, f := newDB(t), make(feed)
+					db, f := newDB(t), make(subscription)
 					cfg, err := projector.RunnerConfig{}, error(&projector.Error{Class: class, Err: context.Canceled})
 					if classify {
 						cfg.Classify = func(error) projector.Class { return class }
@@ -168,7 +170,7 @@ func TestClassesThatAreNoHandlersToChoose(t *testing.T) {
 					f.deliver(t, series("k", 1, 2)...)
 					list := parked(t, db)
 					require.Equal(t, []any{projector.ClassUnknown, projector.StateWaiting, 1}, []any{list[0].Class, list[0].State, list[0].Attempts})
-					bad.mend()
+					bad.fix()
 					time.Sleep(5 * time.Second)
 					require.NoError(t, stop())
 					require.Equal(t, upTo(2), noted(db, "a", "k"))
@@ -178,11 +180,12 @@ func TestClassesThatAreNoHandlersToChoose(t *testing.T) {
 	}
 }
 
-// A store that cannot park a message for a while is asked again, and the message is not acked before.
-func TestParkingIsTriedUntilItSucceeds(t *testing.T) {
+// If the store cannot park a message for a while, the worker retries, and does not ack the message
+// before.
+func TestParkingIsRetriedUntilItSucceeds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		until := time.Now().Add(10 * time.Second)
 		store := &faulty{unit: db}
 		store.do = func(ctx context.Context, u provider.Unit, run handle) error {
@@ -208,14 +211,14 @@ func TestParkingIsTriedUntilItSucceeds(t *testing.T) {
 	})
 }
 
-// A redelivery to the same runner waits for that.
-func TestARedeliveryWaitsUntilItsMessageIsParked(t *testing.T) {
+// A redelivery to the same runner waits until its message is parked.
+func TestRedeliveryWaitsUntilItsMessageIsParked(t *testing.T) {
 	t.Parallel()
 	for _, opts := range []projector.Options{marked, {}} {
 		t.Run(fmt.Sprint("markers ", opts.Markers), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				db, f := newDB(t), make(feed)
+				db, f := newDB(t), make(subscription)
 				until := time.Now().Add(time.Minute)
 				store := &faulty{unit: db}
 				store.do = func(ctx context.Context, u provider.Unit, run handle) error {
@@ -231,7 +234,7 @@ func TestARedeliveryWaitsUntilItsMessageIsParked(t *testing.T) {
 				stop := run(t, store, f, projector.RunnerConfig{Concurrency: 4}, define(opts, bad.run))
 				m := keyed("k", 1)
 				delete(m.Metadata, outbox.HeaderKey)
-				delete(m.Metadata, outbox.HeaderStream) // it holds no other
+				delete(m.Metadata, outbox.HeaderStream) // it holds no other message
 				for range 3 {
 					f.send(m)
 					time.Sleep(15 * time.Second)
@@ -245,14 +248,15 @@ func TestARedeliveryWaitsUntilItsMessageIsParked(t *testing.T) {
 	}
 }
 
-// What the handlers call may be away without saying so. Then every message fails, and the backlog belongs in the broker.
-func TestAWorkerRestsWhenNothingPasses(t *testing.T) {
+// A service that the handlers call may be down. Then every message fails, and the backlog should
+// stay in the broker.
+func TestWorkerBacksOffWhenEveryMessageFails(t *testing.T) {
 	t.Parallel()
 	for name, batch := range map[string]int{"units of one": 1, "units of many": 32} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				db, f := newDB(t), make(feed, 64)
+				db, f := newDB(t), make(subscription, 64)
 				bad := newFaults(map[string]error{})
 				for n := 1; n <= 40; n++ {
 					f <- keyed(fmt.Sprint("m", n), 1)
@@ -278,20 +282,20 @@ func TestAWorkerRestsWhenNothingPasses(t *testing.T) {
 	}
 }
 
-// The count is in the row, so it outlives runners.
-func TestAttemptsOutliveARunner(t *testing.T) {
+// The attempt count is in the row, so it is kept across runners.
+func TestAttemptsAreKeptAcrossRunners(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
 		bad := newFaults(map[string]error{"k-1": errNo})
 		p := define(marked, bad.run)
-		f := make(feed)
+		f := make(subscription)
 		stop := run(t, db, f, projector.RunnerConfig{}, p)
 		f.deliver(t, keyed("k", 1))
 		time.Sleep(200 * time.Millisecond)
 		require.NoError(t, stop())
 		require.Equal(t, []string{"k-1 waiting unknown 2"}, rows(parked(t, db)))
-		stop = run(t, db, make(feed), projector.RunnerConfig{}, p)
+		stop = run(t, db, make(subscription), projector.RunnerConfig{}, p)
 		time.Sleep(time.Minute)
 		require.NoError(t, stop())
 		require.Equal(t, []string{"k-1 stuck unknown 5"}, rows(parked(t, db)))
@@ -299,13 +303,13 @@ func TestAttemptsOutliveARunner(t *testing.T) {
 	})
 }
 
-// Two runners get the same failing message: it is counted once for each time that it ran.
-func TestTwoRunnersShareTheCount(t *testing.T) {
+// Two runners get the same failing message: each attempt is counted once.
+func TestTwoRunnersShareTheAttemptCount(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
 		bad := newFaults(map[string]error{"k-1": errNo})
-		one, other := make(feed), make(feed)
+		one, other := make(subscription), make(subscription)
 		p := define(marked, bad.run)
 		stopOne, stopOther := run(t, db, one, projector.RunnerConfig{}, p), run(t, db, other, projector.RunnerConfig{}, p)
 		m := recorded(keyed("k", 1), time.Now().Add(time.Second))
@@ -314,17 +318,17 @@ func TestTwoRunnersShareTheCount(t *testing.T) {
 		require.NoError(t, stopOne())
 		require.NoError(t, stopOther())
 		require.Equal(t, []string{"k-1 stuck unknown 5"}, rows(parked(t, db)))
-		require.LessOrEqual(t, bad.tried("k-1"), 6, "both may have failed at it before either set it aside")
+		require.LessOrEqual(t, bad.tried("k-1"), 6, "both may have failed before either parked the message")
 	})
 }
 
-func TestALimitOfAttemptsMayBeAnyNumberOrNone(t *testing.T) {
+func TestAttemptLimitMayBeAnyNumberOrNone(t *testing.T) {
 	t.Parallel()
 	for limit, want := range map[int]string{1: "k-1 stuck unknown 1", 3: "k-1 stuck unknown 3", -1: "k-1 waiting unknown 20"} {
 		t.Run(fmt.Sprint(limit), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				db, f := newDB(t), make(feed)
+				db, f := newDB(t), make(subscription)
 				bad := newFaults(map[string]error{"k-1": errNo})
 				stop := run(t, db, f, projector.RunnerConfig{Retry: claim.Backoff{Attempts: limit}}, define(marked, bad.run))
 				f.deliver(t, keyed("k", 1))

@@ -17,7 +17,7 @@ func TestHaltEndsTheRunnerUntilTheMessageIsResolved(t *testing.T) {
 		t.Run(fmt.Sprint("markers ", opts.Markers), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				db, f := newDB(t), make(feed)
+				db, f := newDB(t), make(subscription)
 				bad := newFaults(map[string]error{"k-1": errNever})
 				p := define(opts, bad.run)
 				r := newRunner(t, db, projector.Subscribe(f, "review"), projector.RunnerConfig{}, p)
@@ -25,14 +25,14 @@ func TestHaltEndsTheRunnerUntilTheMessageIsResolved(t *testing.T) {
 				go func() { done <- r.Run(t.Context()) }()
 				time.Sleep(300 * time.Millisecond)
 				began := time.Now()
-				f.deliver(t, keyed("k", 1)) // acked: the row is the message
+				f.deliver(t, keyed("k", 1)) // acked, because the row keeps the message
 				require.ErrorIs(t, ended(done), projector.ErrHalted)
 				require.Zero(t, time.Since(began), "at once")
 				require.Equal(t, []string{"k-1 stuck permanent 1"}, rows(parked(t, db)))
 				require.ErrorIs(t, newRunner(t, db, projector.Subscribe(f, "review"), projector.RunnerConfig{}, p).Run(t.Context()),
-					projector.ErrHalted, "it does not start")
+					projector.ErrHalted, "the runner does not start")
 				require.ErrorIs(t, applyParked(t, db, projector.RunnerConfig{}, p), projector.ErrHalted)
-				bad.mend()
+				bad.fix()
 				replayAll(t, db, all)
 				stop := run(t, db, f, projector.RunnerConfig{}, p)
 				f.deliver(t, keyed("k", 2))
@@ -44,7 +44,7 @@ func TestHaltEndsTheRunnerUntilTheMessageIsResolved(t *testing.T) {
 	}
 }
 
-// ended returns the error of a runner, or nil if it does not end for a minute.
+// ended returns the error of a runner, or nil if the runner does not end within a minute.
 func ended(done <-chan error) error {
 	select {
 	case err := <-done:
@@ -54,16 +54,16 @@ func ended(done <-chan error) error {
 	}
 }
 
-// While a message waits and is tried again, nothing is stuck. Its last attempt halts the runner, and so does another
-// process that finds that it is stuck.
+// A message that waits for a retry is not stuck. Its last attempt halts the runner, and also
+// another process that finds it stuck.
 func TestHaltEndsTheRunnerWhenAMessageBecomesStuckLater(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		bad := newFaults(map[string]error{"k-1": errNo})
 		p := define(projector.Options{Markers: true, Parking: projector.Halt}, bad.run)
 		one := newRunner(t, db, projector.Subscribe(f, "review"), projector.RunnerConfig{}, p)
-		other := newRunner(t, db, projector.Subscribe(make(feed), "review"), projector.RunnerConfig{}, p)
+		other := newRunner(t, db, projector.Subscribe(make(subscription), "review"), projector.RunnerConfig{}, p)
 		done := make(chan error, 2)
 		go func() { done <- one.Run(t.Context()) }()
 		go func() { done <- other.Run(t.Context()) }()
@@ -77,9 +77,9 @@ func TestHaltEndsTheRunnerWhenAMessageBecomesStuckLater(t *testing.T) {
 	})
 }
 
-// What did not get as far as a handler halts the runner once. If it was skipped it does not halt it again, unless it has
-// no id by which it could be known.
-func TestHaltEndsWithWhatIsSkipped(t *testing.T) {
+// A message that does not reach a handler halts the runner once. After it is skipped it does not
+// halt the runner again, unless it has no id to recognize it by.
+func TestHaltEndsWhenTheMessageIsSkipped(t *testing.T) {
 	t.Parallel()
 	for name, m := range map[string]*message.Message{
 		"unregistered": msg("1", "who knows", "{}"), "malformed": msg("1", "", "{}"), "without an id": msg("", "posted", "{}"),
@@ -87,10 +87,10 @@ func TestHaltEndsWithWhatIsSkipped(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				db, f := newDB(t), make(feed, 1)
+				db, f := newDB(t), make(subscription, 1)
 				p := define(projector.Options{Markers: true, Parking: projector.Halt}, note("a"))
 				first := f.send(m)[0]
-				for range 2 { // halted, and still so
+				for range 2 { // halted twice
 					r := newRunner(t, db, projector.Subscribe(f, "review"), projector.RunnerConfig{}, p)
 					require.ErrorIs(t, r.Run(t.Context()), projector.ErrHalted)
 				}

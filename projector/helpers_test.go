@@ -36,7 +36,7 @@ type (
 
 var (
 	marked = projector.Options{Markers: true}
-	person = projector.Decision{By: "ann", Reason: "mended"}
+	person = projector.Decision{By: "ann", Reason: "fixed"}
 	all    = projector.ParkedFilter{}
 )
 
@@ -56,7 +56,7 @@ func define(opts projector.Options, fns ...onEvent) *projector.Projector[txn] {
 	return projector.Define("p", types, opts, hs...)
 }
 
-// add counts e's stars in the read model.
+// add adds e's stars to the total.
 func add(_ context.Context, tx txn, e eventstore.Event[posted]) error {
 	n, _ := tx.Get("totals", "stars")
 	sum, _ := n.(int)
@@ -73,7 +73,8 @@ func total(db *memory.DB, table string) int {
 	return n
 }
 
-// note appends e's stars to the list of its stream, so that a double, a loss and a wrong order show.
+// note appends e's stars to the list of its stream, so that a duplicate, a loss or a wrong order
+// shows.
 func note(table string) onEvent {
 	return func(_ context.Context, tx txn, e eventstore.Event[posted]) error {
 		v, _ := tx.Get(table, e.Stream)
@@ -91,7 +92,7 @@ func noted(db *memory.DB, table, key string) (list []int) {
 	return list
 }
 
-// upTo is 1, 2, …, n.
+// upTo returns 1, 2, …, n.
 func upTo(n int) (list []int) {
 	for i := range n {
 		list = append(list, i+1)
@@ -99,14 +100,14 @@ func upTo(n int) (list []int) {
 	return list
 }
 
-// faults are the errors of messages by their id. A message whose error is taken away is mended.
+// faults are the errors of messages, by id. A message without an error succeeds.
 type faults struct {
 	mu     sync.Mutex
 	errs   map[string]error
-	tries  map[string]int             // of every message
-	at     map[string][]time.Duration // of the tries, since began
+	tries  map[string]int             // by message
+	at     map[string][]time.Duration // time of each try since began
 	began  time.Time
-	handle onEvent // what a message without a fault gets; nil: note("a")
+	handle onEvent // handles messages without an error; nil means note("a")
 }
 
 func newFaults(errs map[string]error) *faults {
@@ -120,7 +121,7 @@ func (f *faults) run(ctx context.Context, tx txn, e eventstore.Event[posted]) er
 	err := f.errs[e.ID]
 	f.mu.Unlock()
 	if err != nil {
-		_ = f.handle(ctx, tx, e) // it must have no effect
+		_ = f.handle(ctx, tx, e) // must have no effect
 		return err
 	}
 	return f.handle(ctx, tx, e)
@@ -132,7 +133,7 @@ func (f *faults) set(id string, err error) {
 	f.errs[id] = err
 }
 
-func (f *faults) mend() {
+func (f *faults) fix() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	clear(f.errs)
@@ -150,14 +151,16 @@ var (
 	errBusy  = &projector.Error{Class: projector.ClassTransient, Code: "57P01", Err: errors.New("busy")}
 )
 
-// feed is a subscriber whose messages the test sends by hand.
-type feed chan *message.Message
+// subscription is a subscriber whose messages the test sends itself.
+type subscription chan *message.Message
 
-func (f feed) Subscribe(context.Context, string) (<-chan *message.Message, error) { return f, nil }
-func (feed) Close() error                                                         { return nil }
+func (f subscription) Subscribe(context.Context, string) (<-chan *message.Message, error) {
+	return f, nil
+}
+func (subscription) Close() error { return nil }
 
 // send sends copies of messages without waiting for their acks, and returns the copies.
-func (f feed) send(msgs ...*message.Message) (sent []*message.Message) {
+func (f subscription) send(msgs ...*message.Message) (sent []*message.Message) {
 	for _, m := range msgs {
 		c := m.Copy()
 		f <- c
@@ -166,15 +169,15 @@ func (f feed) send(msgs ...*message.Message) (sent []*message.Message) {
 	return sent
 }
 
-// deliver sends copies of messages one by one, and waits for the ack of each; a nack fails the test.
-func (f feed) deliver(t *testing.T, msgs ...*message.Message) {
+// deliver sends copies of messages one by one and waits for each ack. A nack fails the test.
+func (f subscription) deliver(t *testing.T, msgs ...*message.Message) {
 	t.Helper()
 	for _, m := range msgs {
 		acked(t, f.send(m)...)
 	}
 }
 
-// acked waits until messages are acked.
+// acked waits until the messages are acked.
 func acked(t *testing.T, msgs ...*message.Message) {
 	t.Helper()
 	for _, m := range msgs {
@@ -212,14 +215,14 @@ func msg(id, eventType, payload string) *message.Message {
 	return m
 }
 
-// keyed is message number n of a key.
+// keyed returns the n-th message of a key.
 func keyed(key string, n int) *message.Message {
 	m := msg(fmt.Sprint(key, "-", n), "posted", fmt.Sprintf(`{"Stars":%d}`, n))
 	m.Metadata[outbox.HeaderKey], m.Metadata[outbox.HeaderStream] = key, key
 	return m
 }
 
-// series is the messages from one number to another of a key.
+// series returns the messages of a key from one number to another.
 func series(key string, from, to int) (msgs []*message.Message) {
 	for n := from; n <= to; n++ {
 		msgs = append(msgs, keyed(key, n))
@@ -227,13 +230,13 @@ func series(key string, from, to int) (msgs []*message.Message) {
 	return msgs
 }
 
-// recorded is m as an event that was recorded at a time.
+// recorded returns m as an event recorded at that time.
 func recorded(m *message.Message, at time.Time) *message.Message {
 	m.Metadata[outbox.HeaderRecordedAt] = at.UTC().Format(time.RFC3339Nano)
 	return m
 }
 
-// newRunner makes a runner over src that shares its process with no other.
+// newRunner makes a runner on src that is alone in its process.
 func newRunner(t *testing.T, u unit, src projector.Source, cfg projector.RunnerConfig, ps ...*projector.Projector[txn]) *projector.Runner {
 	t.Helper()
 	if cfg.Logger == nil {
@@ -258,13 +261,13 @@ func start(t *testing.T, r *projector.Runner) (stop func() error) {
 	}
 }
 
-// run starts a runner of ps over f until the returned function stops it.
-func run(t *testing.T, u unit, f feed, cfg projector.RunnerConfig, ps ...*projector.Projector[txn]) (stop func() error) {
+// run starts a runner of ps on f. The returned function stops it.
+func run(t *testing.T, u unit, f subscription, cfg projector.RunnerConfig, ps ...*projector.Projector[txn]) (stop func() error) {
 	t.Helper()
 	return start(t, newRunner(t, u, projector.Subscribe(f, "review"), cfg, ps...))
 }
 
-// applyParked applies what is due, as Projector.ApplyParked does, in a process of its own.
+// applyParked applies messages that are due, as Projector.ApplyParked does, in a process of its own.
 func applyParked(t *testing.T, u unit, cfg projector.RunnerConfig, ps ...*projector.Projector[txn]) error {
 	t.Helper()
 	if cfg.Logger == nil {
@@ -276,7 +279,7 @@ func applyParked(t *testing.T, u unit, cfg projector.RunnerConfig, ps ...*projec
 	return r.Run(t.Context())
 }
 
-// drain applies what is due until nothing is.
+// drain applies messages until none is due.
 func drain(t *testing.T, u unit, cfg projector.RunnerConfig, ps ...*projector.Projector[txn]) {
 	t.Helper()
 	require.NoError(t, applyParked(t, u, cfg, ps...))
@@ -316,7 +319,8 @@ type (
 	do     = func(context.Context, provider.Unit, handle) error
 )
 
-// faulty is a provider with methods that a test has replaced; those that are nil are the provider's own.
+// faulty is a provider with methods that a test may replace. A nil function calls the provider's
+// own method.
 type faulty struct {
 	unit
 	do       do
@@ -373,20 +377,20 @@ func (f *faulty) Outcomes(ctx context.Context, q []provider.Question) ([]provide
 type units struct {
 	faulty
 	mu  sync.Mutex
-	ran []string // ids of their messages, "!" if they failed, "*" if they are serial, and how many were set aside
+	ran []string // message ids; "!" if the unit failed, "*" if it is serial, and the number of parked messages
 }
 
-// record passes units on to inner (nil: db's own Do), and records them.
+// record runs units on inner (nil means db's own Do) and records them.
 func record(db unit, inner do) *units {
 	if inner == nil {
 		inner = db.Do
 	}
 	u := &units{faulty: faulty{unit: db}}
 	u.do = func(ctx context.Context, w provider.Unit, run handle) error {
-		aside := 0
+		parked := 0
 		err := inner(ctx, w, func(ctx context.Context, tx txn, found provider.Found) (provider.Closing, error) {
 			c, err := run(ctx, tx, found)
-			aside = len(c.Park)
+			parked = len(c.Park)
 			return c, err
 		})
 		var ids []string
@@ -397,8 +401,8 @@ func record(db unit, inner do) *units {
 		switch {
 		case err != nil:
 			text += " !"
-		case aside > 0:
-			text += fmt.Sprint(" aside ", aside)
+		case parked > 0:
+			text += fmt.Sprint(" parked ", parked)
 		}
 		if w.Serial {
 			text += " *"
@@ -411,7 +415,7 @@ func record(db unit, inner do) *units {
 	return u
 }
 
-// list returns the units so far, and forgets them.
+// list returns the recorded units and clears the record.
 func (u *units) list() []string {
 	u.mu.Lock()
 	defer u.mu.Unlock()

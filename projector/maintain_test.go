@@ -23,14 +23,14 @@ func TestUnsafeRetentionIsRefused(t *testing.T) {
 		"negative":                         {Markers: marker.Retention{Window: -day}},
 		"negative horizon":                 {Markers: marker.Retention{Horizon: -day, Window: day}},
 	} {
-		_, err := projector.NewRunner(db, projector.Subscribe(make(feed), "review"), cfg, define(marked, add))
+		_, err := projector.NewRunner(db, projector.Subscribe(make(subscription), "review"), cfg, define(marked, add))
 		require.ErrorIs(t, err, marker.ErrUnsafe, name)
 	}
 }
 
-// A runner deletes markers, and resolved messages, that are older than their window. A redelivery within the window is
-// still skipped. Parked messages stay, and a replay needs no markers.
-func TestARunnerPrunesWhatIsOld(t *testing.T) {
+// A runner deletes markers and resolved messages that are older than their window. A redelivery
+// within the window is still skipped. Parked messages stay, and their replay needs no markers.
+func TestRunnerPrunesOldMarkersAndMessages(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var later atomic.Int64
@@ -42,7 +42,7 @@ func TestARunnerPrunesWhatIsOld(t *testing.T) {
 		db, err := memory.New(&memory.Config{Clock: func() time.Time { return time.Now().Add(time.Duration(later.Load())) }})
 		require.NoError(t, err)
 		var pruned atomic.Int64
-		f, cfg := make(feed), projector.RunnerConfig{Observer: projector.RunnerObserver{Pruned: func(n int) { pruned.Add(int64(n)) }}}
+		f, cfg := make(subscription), projector.RunnerConfig{Observer: projector.RunnerObserver{Pruned: func(n int) { pruned.Add(int64(n)) }}}
 		bad := newFaults(map[string]error{"k-1": errNever, "skipped-1": errNever})
 		stop := run(t, db, f, cfg, define(marked, bad.run))
 		f.deliver(t, keyed("k", 1), keyed("skipped", 1), keyed("old", 1))
@@ -61,10 +61,10 @@ func TestARunnerPrunesWhatIsOld(t *testing.T) {
 		f.deliver(t, keyed("young", 1))
 		require.Equal(t, upTo(1), noted(db, "a", "young"))
 		f.deliver(t, keyed("old", 1))
-		require.Equal(t, []int{1, 1}, noted(db, "a", "old"), "the control: the window of its marker is over")
+		require.Equal(t, []int{1, 1}, noted(db, "a", "old"), "the control: its marker's window has ended")
 
 		require.Equal(t, []string{"k-1 stuck permanent 1"}, rows(parked(t, db)))
-		bad.mend()
+		bad.fix()
 		replayAll(t, db, all)
 		time.Sleep(5 * time.Second)
 		require.NoError(t, stop())
@@ -73,10 +73,10 @@ func TestARunnerPrunesWhatIsOld(t *testing.T) {
 }
 
 // A tool may prune without a runner.
-func TestMarkersArePrunedByATool(t *testing.T) {
+func TestToolPrunesMarkers(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		p := define(marked, note("a"))
 		stop := run(t, db, f, projector.RunnerConfig{}, p)
 		f.deliver(t, series("k", 1, 3)...)
@@ -88,8 +88,9 @@ func TestMarkersArePrunedByATool(t *testing.T) {
 	})
 }
 
-// Between transactions that delete, it leaves the database to the units for four times as long as each took.
-func TestPruningLeavesTheDatabaseToTheUnits(t *testing.T) {
+// After each transaction that deletes, pruning pauses for four times as long as the transaction
+// took.
+func TestPruningPausesForUnits(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, left := newDB(t), 5
@@ -105,7 +106,7 @@ func TestPruningLeavesTheDatabaseToTheUnits(t *testing.T) {
 		}}
 		var pruned atomic.Int64
 		cfg := projector.RunnerConfig{Observer: projector.RunnerObserver{Pruned: func(n int) { pruned.Add(int64(n)) }}}
-		stop := run(t, store, make(feed), cfg, define(marked, note("a")))
+		stop := run(t, store, make(subscription), cfg, define(marked, note("a")))
 		time.Sleep(40 * time.Second)
 		require.NoError(t, stop())
 		s := time.Second
@@ -114,7 +115,7 @@ func TestPruningLeavesTheDatabaseToTheUnits(t *testing.T) {
 	})
 }
 
-// pruning is a provider whose Prune a test has replaced.
+// pruning is a provider with a Prune that a test has replaced.
 type pruning struct {
 	unit
 	prune func() (int, error)

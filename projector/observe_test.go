@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// diary writes down what an observer receives.
+// diary records the calls of an observer.
 type diary struct {
 	mu    sync.Mutex
 	lines []string
@@ -60,11 +60,11 @@ func (d *diary) observer() projector.RunnerObserver {
 
 var errTeapot = errors.New("teapot")
 
-// The observer receives all that a runner does, in order, with the time that it took.
-func TestAnObserverReceivesWhatARunnerDoes(t *testing.T) {
+// The observer receives every step of a runner, in order, with its duration.
+func TestObserverReceivesEveryStepOfARunner(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f, d := newDB(t), make(feed), &diary{}
+		db, f, d := newDB(t), make(subscription), &diary{}
 		tries := map[string]int{}
 		p := define(marked, func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
 			time.Sleep(time.Second)
@@ -116,15 +116,15 @@ func TestAnObserverReceivesWhatARunnerDoes(t *testing.T) {
 			"unit p: 1 messages, took 1s, failed false",
 			"handled p/a: skipped false, waited 0s, took 1s, failed false",
 			"replayed p",
-		}, d.read(), "a failure, what waits behind it, and what comes back")
+		}, d.read(), "a failure, the message that waits behind it, and the replay of both")
 		require.NoError(t, stop())
 	})
 }
 
-func TestAnObserverReceivesSuspectsAndStuckMessages(t *testing.T) {
+func TestObserverReceivesSuspectsAndStuckMessages(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f, d := newDB(t), make(feed), &diary{}
+		db, f, d := newDB(t), make(subscription), &diary{}
 		crash(t, db, "dead", time.Second, "k-1")
 		time.Sleep(2 * time.Second)
 		bad := newFaults(map[string]error{"k-1": errNever})
@@ -137,15 +137,15 @@ func TestAnObserverReceivesSuspectsAndStuckMessages(t *testing.T) {
 	})
 }
 
-// The texts of errors may hold what users wrote. They are logged only if that is asked for.
-func TestErrorsAreLoggedWithTheirTextsOnlyIfAskedFor(t *testing.T) {
+// Error texts may contain user data. They are logged only on request.
+func TestErrorTextsAreLoggedOnlyOnRequest(t *testing.T) {
 	t.Parallel()
 	for _, texts := range []bool{false, true} {
 		t.Run(fmt.Sprint(texts), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				var log bytes.Buffer
-				db, f := newDB(t), make(feed)
+				db, f := newDB(t), make(subscription)
 				secret := errors.New("a secret of a user")
 				bad := newFaults(map[string]error{"k-1": secret, "l-1": &projector.Error{Class: projector.ClassTransient, Err: secret}, "m-1": projector.Permanent(secret)})
 				cfg := projector.RunnerConfig{LogErrors: texts, Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))}

@@ -16,9 +16,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A message that fails alone becomes a parked row with one attempt, and is acked. Its key waits behind it, and other keys
-// go on, without any delay.
-func TestAFailedMessageIsSetAsideAtOnceAndHoldsItsKey(t *testing.T) {
+// A message that fails alone is parked with one attempt and acked. The rest of its key waits behind
+// it; other keys continue without delay.
+func TestFailedMessageIsParkedAtOnceAndHoldsItsKey(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		err   error
@@ -26,9 +26,9 @@ func TestAFailedMessageIsSetAsideAtOnceAndHoldsItsKey(t *testing.T) {
 		end   func(t *testing.T, db *memory.DB, bad *faults)
 		want  []int
 	}{
-		"until it is applied": {errNo, "k-1 waiting unknown 1", func(_ *testing.T, _ *memory.DB, bad *faults) { bad.mend() }, upTo(3)},
+		"until it is applied": {errNo, "k-1 waiting unknown 1", func(_ *testing.T, _ *memory.DB, bad *faults) { bad.fix() }, upTo(3)},
 		"until it is replayed": {errNever, "k-1 stuck permanent 1", func(t *testing.T, db *memory.DB, bad *faults) {
-			bad.mend()
+			bad.fix()
 			require.Equal(t, 1, replayAll(t, db, projector.ParkedFilter{Seqs: []int64{1}}))
 		}, upTo(3)},
 		"until it is skipped": {errNever, "k-1 stuck permanent 1", func(t *testing.T, db *memory.DB, _ *faults) {
@@ -38,7 +38,7 @@ func TestAFailedMessageIsSetAsideAtOnceAndHoldsItsKey(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				db, f := newDB(t), make(feed)
+				db, f := newDB(t), make(subscription)
 				bad := newFaults(map[string]error{"k-1": c.err})
 				stop := run(t, db, f, projector.RunnerConfig{}, define(marked, bad.run))
 				began := time.Now()
@@ -46,7 +46,7 @@ func TestAFailedMessageIsSetAsideAtOnceAndHoldsItsKey(t *testing.T) {
 					f.deliver(t, keyed("k", n), keyed("other", n))
 				}
 				require.Zero(t, time.Since(began))
-				f.deliver(t, keyed("k", 1), keyed("k", 3)) // again: they are duplicates
+				f.deliver(t, keyed("k", 1), keyed("k", 3)) // duplicates
 				require.Equal(t, []string{c.first, "k-2 waiting held 0", "k-3 waiting held 0"}, rows(parked(t, db)))
 				require.Equal(t, upTo(3), noted(db, "a", "other"))
 				time.Sleep(time.Second)
@@ -54,7 +54,7 @@ func TestAFailedMessageIsSetAsideAtOnceAndHoldsItsKey(t *testing.T) {
 				c.end(t, db, bad)
 				time.Sleep(5 * time.Second)
 				require.Empty(t, parked(t, db))
-				f.deliver(t, series("k", 1, 4)...) // again: parking has left their markers
+				f.deliver(t, series("k", 1, 4)...) // again: parking kept their markers
 				require.NoError(t, stop())
 				require.Equal(t, append(c.want, 4), noted(db, "a", "k"))
 			})
@@ -62,11 +62,11 @@ func TestAFailedMessageIsSetAsideAtOnceAndHoldsItsKey(t *testing.T) {
 	}
 }
 
-// It holds for the projector, and so for all handlers of it: see docs/adr/0013. Another projector goes on.
-func TestAHeldKeyIsHeldForItsProjectorAndNoOther(t *testing.T) {
+// A key is held for all handlers of its projector (docs/adr/0013). Another projector continues.
+func TestHeldKeyIsHeldOnlyForItsProjector(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		bad := newFaults(map[string]error{"k-1": errNever})
 		edited := projector.On("edited", func(_ context.Context, tx txn, e eventstore.Event[unhandled]) error {
 			tx.Put("edited", e.Stream, true)
@@ -79,9 +79,9 @@ func TestAHeldKeyIsHeldForItsProjectorAndNoOther(t *testing.T) {
 		m.Metadata[outbox.HeaderType] = "unhandled"
 		f.deliver(t, keyed("k", 1), keyed("k", 2), m)
 		require.Equal(t, []string{"k-1 stuck permanent 1", "k-2 waiting held 0", "k-3 waiting held 0"}, rows(parked(t, db)))
-		require.Empty(t, noted(db, "b", "k"), "the neighbour of the handler that failed")
+		require.Empty(t, noted(db, "b", "k"), "the other handler of the same projector")
 		require.Equal(t, upTo(2), noted(db, "c", "k"))
-		bad.mend()
+		bad.fix()
 		replayAll(t, db, all)
 		time.Sleep(5 * time.Second)
 		require.NoError(t, stop())
@@ -100,13 +100,13 @@ func TestParkMessageHoldsNothing(t *testing.T) {
 		t.Run(fmt.Sprint("markers ", opts.Markers), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				db, f := newDB(t), make(feed)
+				db, f := newDB(t), make(subscription)
 				bad := newFaults(map[string]error{"k-1": errNever})
 				stop := run(t, db, f, projector.RunnerConfig{}, define(opts, bad.run))
 				f.deliver(t, append(series("k", 1, 3), keyed("k", 1))...)
-				require.Equal(t, []string{"k-1 stuck permanent 1"}, rows(parked(t, db)), "once, also without markers")
+				require.Equal(t, []string{"k-1 stuck permanent 1"}, rows(parked(t, db)), "once, even without markers")
 				require.Equal(t, []int{2, 3}, noted(db, "a", "k"))
-				bad.mend()
+				bad.fix()
 				replayAll(t, db, all)
 				time.Sleep(5 * time.Second)
 				require.NoError(t, stop())
@@ -116,11 +116,11 @@ func TestParkMessageHoldsNothing(t *testing.T) {
 	}
 }
 
-// A message without a key waits for no other, and no other for it.
-func TestAMessageWithoutAKeyHoldsNothing(t *testing.T) {
+// A message without a key waits for no other, and no other waits for it.
+func TestMessageWithoutKeyHoldsNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		bad := newFaults(map[string]error{"k-1": errNever})
 		bad.handle = add
 		stop := run(t, db, f, projector.RunnerConfig{}, define(marked, bad.run))
@@ -136,14 +136,14 @@ func TestAMessageWithoutAKeyHoldsNothing(t *testing.T) {
 	})
 }
 
-// Without markers a parked message is known by its row.
-func TestARedeliveryOfAParkedMessageIsParkedOnce(t *testing.T) {
+// Without markers, a parked message is recognized by its row.
+func TestRedeliveredParkedMessageIsParkedOnce(t *testing.T) {
 	t.Parallel()
 	for _, opts := range []projector.Options{marked, {}} {
 		t.Run(fmt.Sprint("markers ", opts.Markers), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				db, f := newDB(t), make(feed)
+				db, f := newDB(t), make(subscription)
 				bad := newFaults(map[string]error{"k-1": errNever})
 				stop := run(t, db, f, projector.RunnerConfig{}, define(opts, bad.run))
 				for range 3 {
@@ -151,7 +151,7 @@ func TestARedeliveryOfAParkedMessageIsParkedOnce(t *testing.T) {
 				}
 				require.Equal(t, []string{"k-1 stuck permanent 1", "k-2 waiting held 0", "x stuck permanent unregistered 1"}, rows(parked(t, db)))
 				require.Equal(t, 1, bad.tried("k-1"))
-				bad.mend()
+				bad.fix()
 				replayAll(t, db, projector.ParkedFilter{Key: "k"})
 				time.Sleep(5 * time.Second)
 				require.NoError(t, stop())
@@ -161,8 +161,9 @@ func TestARedeliveryOfAParkedMessageIsParkedOnce(t *testing.T) {
 	}
 }
 
-// What cannot reach a handler, or not be decoded, is parked with all that it came with.
-func TestWhatCannotBeHandledIsParkedWithItsPayload(t *testing.T) {
+// A message that reaches no handler, or that cannot be decoded, is parked with its payload and
+// headers.
+func TestUnhandleableMessageIsParkedWithItsPayload(t *testing.T) {
 	t.Parallel()
 	newer := msg("5", "posted", `{}`)
 	newer.Metadata[outbox.HeaderSchema] = "9"
@@ -180,13 +181,13 @@ func TestWhatCannotBeHandledIsParkedWithItsPayload(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				db, f := newDB(t), make(feed)
+				db, f := newDB(t), make(subscription)
 				stop := run(t, db, f, projector.RunnerConfig{Version: "v7"}, define(marked, add))
-				synctest.Wait() // its first revival is over
+				synctest.Wait() // its first revival has ended
 				f.deliver(t, c.m)
 				f.deliver(t, keyed("next", 1))
 				require.NoError(t, stop())
-				require.Equal(t, 1, total(db, "totals"), "the neighbour goes on")
+				require.Equal(t, 1, total(db, "totals"), "the next key continues")
 				list := parked(t, db)
 				require.Len(t, list, 1)
 				got := list[0]
@@ -206,11 +207,12 @@ func TestWhatCannotBeHandledIsParkedWithItsPayload(t *testing.T) {
 	}
 }
 
-// The same where the key is held already: it is counted once when its turn comes.
-func TestWhatCannotBeHandledWaitsForItsTurn(t *testing.T) {
+// If the key is already held, the same message is parked behind it, and counted when its turn
+// comes.
+func TestUnhandleableMessageWaitsForItsTurn(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		bad := newFaults(map[string]error{"k-1": errNever})
 		stop := run(t, db, f, projector.RunnerConfig{}, define(marked, bad.run))
 		unknown := keyed("k", 2)
@@ -224,9 +226,9 @@ func TestWhatCannotBeHandledWaitsForItsTurn(t *testing.T) {
 	})
 }
 
-func TestTypesThatNoHandlerTakesAreSkipped(t *testing.T) {
+func TestUnhandledTypesAreSkipped(t *testing.T) {
 	t.Parallel()
-	db, f := newDB(t), make(feed)
+	db, f := newDB(t), make(subscription)
 	stop := run(t, db, f, projector.RunnerConfig{}, define(projector.Options{Unknown: projector.SkipUnknown}, add))
 	f.deliver(t, msg("1", "unhandled", `{}`), msg("2", "who knows", `{}`))
 	require.NoError(t, stop())

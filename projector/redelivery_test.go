@@ -23,12 +23,12 @@ func TestRedeliveryTakesEffectOnce(t *testing.T) {
 		opts projector.Options
 		want int
 	}{
-		"with markers":         {marked, 5 + 3},
-		"the control, without": {projector.Options{}, 3*5 + 3},
+		"with markers":            {marked, 5 + 3},
+		"control without markers": {projector.Options{}, 3*5 + 3},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db, f := newDB(t), make(feed)
+			db, f := newDB(t), make(subscription)
 			stop := run(t, db, f, projector.RunnerConfig{}, define(c.opts, add))
 			for range 3 {
 				f.deliver(t, msg("1", "posted", `{"Stars":5}`))
@@ -40,14 +40,14 @@ func TestRedeliveryTakesEffectOnce(t *testing.T) {
 	}
 }
 
-// Many runners get the same message at the same moment, as the processes of one consumer group may.
+// Many runners get the same message at the same time, as the processes of one consumer group may.
 func TestConcurrentDuplicatesTakeEffectOnce(t *testing.T) {
 	t.Parallel()
 	const runners, messages = 16, 50
 	for name, stamp := range map[string]func(*message.Message) *message.Message{
 		"recorded just now": func(m *message.Message) *message.Message { return recorded(m, time.Now()) },
-		// Such a message may have been in the hands of a process that crashed. So it is named before it runs, and a
-		// runner that finds another's name on it sets it aside.
+		// A crashed process may have had such a message in flight. So it is recorded before it
+		// runs, and a runner that finds another runner's record parks it.
 		"recorded before the runners began": func(m *message.Message) *message.Message { return recorded(m, time.Now().Add(-time.Minute)) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -56,22 +56,22 @@ func TestConcurrentDuplicatesTakeEffectOnce(t *testing.T) {
 				db := newDB(t)
 				var log bytes.Buffer
 				cfg := projector.RunnerConfig{Logger: slog.New(slog.NewTextHandler(&log, nil))}
-				feeds := make([]feed, runners)
-				for i := range feeds {
-					feeds[i] = make(feed)
-					stop := run(t, db, feeds[i], cfg, define(marked, add))
+				subscriptions := make([]subscription, runners)
+				for i := range subscriptions {
+					subscriptions[i] = make(subscription)
+					stop := run(t, db, subscriptions[i], cfg, define(marked, add))
 					defer func() { require.NoError(t, stop()) }()
 				}
 				for i := range messages {
 					time.Sleep(time.Millisecond)
 					m := stamp(msg(fmt.Sprint("m", i), "posted", `{"Stars":1}`))
 					var all sync.WaitGroup
-					for _, f := range feeds {
+					for _, f := range subscriptions {
 						all.Go(func() { f.deliver(t, m) })
 					}
 					all.Wait()
 				}
-				time.Sleep(5 * time.Second) // for those that were set aside
+				time.Sleep(5 * time.Second) // for those that were parked
 				require.Equal(t, messages, total(db, "totals"))
 				require.Empty(t, parked(t, db))
 				require.Empty(t, log.String(), "the loser of a race logs nothing")
@@ -80,19 +80,19 @@ func TestConcurrentDuplicatesTakeEffectOnce(t *testing.T) {
 	}
 }
 
-// The handlers of a projector share a transaction: if one fails, none of them has an effect.
-func TestAMessageIsAppliedByAllItsHandlersOrNone(t *testing.T) {
+// The handlers of a projector share a transaction: if one fails, none has an effect.
+func TestMessageIsAppliedByAllItsHandlersOrNone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		flaky := newFaults(map[string]error{"k-1": errNo})
 		flaky.handle = note("b")
 		stop := run(t, db, f, projector.RunnerConfig{}, define(marked, note("a"), flaky.run))
 		f.deliver(t, keyed("k", 1))
-		require.Empty(t, noted(db, "a", "k"), "its neighbour failed")
+		require.Empty(t, noted(db, "a", "k"), "the other handler failed")
 		require.Equal(t, []string{"k-1 waiting unknown 1"}, rows(parked(t, db)))
 		require.Equal(t, "p/b", parked(t, db)[0].Handler)
-		flaky.mend()
+		flaky.fix()
 		time.Sleep(5 * time.Second)
 		f.deliver(t, keyed("k", 1))
 		require.NoError(t, stop())
@@ -102,10 +102,10 @@ func TestAMessageIsAppliedByAllItsHandlersOrNone(t *testing.T) {
 	})
 }
 
-// A handler that is added later has no markers, so a redelivery runs it, and it alone.
-func TestANewHandlerIsFreshAlone(t *testing.T) {
+// A handler that is added later has no markers, so a redelivery runs only that handler.
+func TestRedeliveryRunsOnlyNewHandlers(t *testing.T) {
 	t.Parallel()
-	db, f := newDB(t), make(feed)
+	db, f := newDB(t), make(subscription)
 	stop := run(t, db, f, projector.RunnerConfig{}, define(marked, note("a")))
 	f.deliver(t, series("k", 1, 2)...)
 	require.NoError(t, stop())
@@ -116,12 +116,12 @@ func TestANewHandlerIsFreshAlone(t *testing.T) {
 	require.Equal(t, upTo(3), noted(db, "b", "k"))
 }
 
-// A parked message waits for the handlers that were fresh when it was parked, also if it is tried again by a program
-// with another handler.
-func TestAParkedMessageRunsTheHandlersThatWereFresh(t *testing.T) {
+// A parked message keeps the handlers that had not run when it was parked. It runs only these, even
+// in a program with another new handler.
+func TestParkedMessageRunsHandlersThatHadNotRun(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		bad := newFaults(map[string]error{"k-1": errNever})
 		bad.handle = note("b")
 		stop := run(t, db, f, projector.RunnerConfig{}, define(marked, note("a")))
@@ -131,23 +131,24 @@ func TestAParkedMessageRunsTheHandlersThatWereFresh(t *testing.T) {
 		f.deliver(t, keyed("k", 1))
 		require.NoError(t, stop())
 		require.Equal(t, []string{"p/b"}, parked(t, db)[0].Handlers, "p/a has applied it")
-		bad.mend()
+		bad.fix()
 		replayAll(t, db, all)
 		drain(t, db, projector.RunnerConfig{}, define(marked, note("a"), bad.run, note("c")))
 		require.Equal(t, []int{1}, noted(db, "a", "k"))
 		require.Equal(t, []int{1}, noted(db, "b", "k"))
-		require.Empty(t, noted(db, "c", "k"), "it was not there when the message was parked")
+		require.Empty(t, noted(db, "c", "k"), "p/c did not exist when the message was parked")
 	})
 }
 
-// The reply to COMMIT may be lost after the commit took place, or before. The unit runs again, and its markers decide.
-func TestALostReplyIsDecidedByTheMarkers(t *testing.T) {
+// The reply to COMMIT may be lost before or after the commit. The unit runs again, and its markers
+// decide.
+func TestMarkersDecideAfterALostReply(t *testing.T) {
 	t.Parallel()
 	for name, committed := range map[string]bool{"after the commit": true, "before it": false} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				db, f := newDB(t), make(feed)
+				db, f := newDB(t), make(subscription)
 				lost := 0
 				store := &faulty{unit: db}
 				store.do = func(ctx context.Context, u provider.Unit, run handle) error {
@@ -164,20 +165,20 @@ func TestALostReplyIsDecidedByTheMarkers(t *testing.T) {
 				require.NoError(t, stop())
 				require.Equal(t, 4, lost)
 				require.Equal(t, 5, total(db, "totals"))
-				require.Empty(t, parked(t, db), "it is never counted")
+				require.Empty(t, parked(t, db), "a lost reply is never counted")
 			})
 		})
 	}
 }
 
-// The same for the unit of a parked message: if it was committed, its row is gone.
-func TestALostReplyIsDecidedByTheParkedRow(t *testing.T) {
+// The same for the unit of a parked message: if it was committed, the row no longer exists.
+func TestParkedRowDecidesAfterALostReply(t *testing.T) {
 	t.Parallel()
 	for _, opts := range []projector.Options{marked, {}} {
 		t.Run(fmt.Sprint("markers ", opts.Markers), func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				db, f := newDB(t), make(feed)
+				db, f := newDB(t), make(subscription)
 				bad := newFaults(map[string]error{"k-1": errNo})
 				lost := map[string]bool{}
 				store := &faulty{unit: db}
@@ -191,7 +192,7 @@ func TestALostReplyIsDecidedByTheParkedRow(t *testing.T) {
 				}
 				stop := run(t, store, f, projector.RunnerConfig{}, define(opts, bad.run))
 				f.deliver(t, series("k", 1, 3)...)
-				bad.mend()
+				bad.fix()
 				time.Sleep(5 * time.Second)
 				require.NoError(t, stop())
 				require.Equal(t, upTo(3), noted(db, "a", "k"))

@@ -17,10 +17,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// setAside makes a projector "p" set the first message of each key aside, which is stuck then, and two behind it.
-func setAside(t *testing.T, db *memory.DB, bad *faults, keys ...string) {
+// parkFirst parks the first message of each key, which is then stuck, and two messages behind it.
+func parkFirst(t *testing.T, db *memory.DB, bad *faults, keys ...string) {
 	t.Helper()
-	f := make(feed)
+	f := make(subscription)
 	stop := run(t, db, f, projector.RunnerConfig{Version: "v1"}, define(marked, bad.run))
 	for n := 1; n <= 3; n++ {
 		for _, key := range keys {
@@ -30,24 +30,24 @@ func setAside(t *testing.T, db *memory.DB, bad *faults, keys ...string) {
 	require.NoError(t, stop())
 }
 
-func TestReplayByWhatItIsAskedFor(t *testing.T) {
+func TestReplayByFilter(t *testing.T) {
 	t.Parallel()
 	permanent := projector.ClassPermanent
 	for name, c := range map[string]struct {
 		filter projector.ParkedFilter
-		done   []string // keys
+		done   []string // keys that are replayed
 	}{
-		"one":              {projector.ParkedFilter{Seqs: []int64{1}}, []string{"x"}},
-		"a key":            {projector.ParkedFilter{Key: "y"}, []string{"y"}},
-		"a projector":      {projector.ParkedFilter{Projector: "p"}, []string{"x", "y", "z"}},
-		"another one":      {projector.ParkedFilter{Projector: "q"}, nil},
-		"a class":          {projector.ParkedFilter{Class: &permanent}, []string{"x", "y", "z"}},
-		"a code":           {projector.ParkedFilter{Code: "no"}, []string{"z"}},
-		"a handler":        {projector.ParkedFilter{Handler: "p/a", Limit: 2}, []string{"x", "y"}},
-		"a type":           {projector.ParkedFilter{Types: []string{"posted"}}, []string{"x", "y", "z"}},
-		"another type":     {projector.ParkedFilter{Types: []string{"unhandled"}}, nil},
-		"only one behind":  {projector.ParkedFilter{Seqs: []int64{4}}, nil},
-		"what is resolved": {projector.ParkedFilter{States: []projector.ParkedState{projector.StateSkipped, projector.StateReplayed}}, nil},
+		"one":                       {projector.ParkedFilter{Seqs: []int64{1}}, []string{"x"}},
+		"a key":                     {projector.ParkedFilter{Key: "y"}, []string{"y"}},
+		"a projector":               {projector.ParkedFilter{Projector: "p"}, []string{"x", "y", "z"}},
+		"another projector":         {projector.ParkedFilter{Projector: "q"}, nil},
+		"a class":                   {projector.ParkedFilter{Class: &permanent}, []string{"x", "y", "z"}},
+		"a code":                    {projector.ParkedFilter{Code: "no"}, []string{"z"}},
+		"a handler":                 {projector.ParkedFilter{Handler: "p/a", Limit: 2}, []string{"x", "y"}},
+		"a type":                    {projector.ParkedFilter{Types: []string{"posted"}}, []string{"x", "y", "z"}},
+		"another type":              {projector.ParkedFilter{Types: []string{"unhandled"}}, nil},
+		"only one behind the first": {projector.ParkedFilter{Seqs: []int64{4}}, nil},
+		"resolved messages":         {projector.ParkedFilter{States: []projector.ParkedState{projector.StateSkipped, projector.StateReplayed}}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -55,9 +55,9 @@ func TestReplayByWhatItIsAskedFor(t *testing.T) {
 				db := newDB(t)
 				bad := newFaults(map[string]error{"x-1": errNever, "y-1": errNever,
 					"z-1": &projector.Error{Class: projector.ClassPermanent, Code: "no", Err: errNo}})
-				setAside(t, db, bad, "x", "y", "z")
+				parkFirst(t, db, bad, "x", "y", "z")
 				require.Len(t, parked(t, db), 9)
-				bad.mend()
+				bad.fix()
 				replayAll(t, db, c.filter)
 				drain(t, db, projector.RunnerConfig{}, define(marked, bad.run))
 				for _, key := range []string{"x", "y", "z"} {
@@ -69,7 +69,7 @@ func TestReplayByWhatItIsAskedFor(t *testing.T) {
 				}
 				require.Len(t, parked(t, db), 9-3*len(c.done))
 				for _, one := range resolved(t, db, projector.StateReplayed) {
-					require.Equal(t, person, one.Decision, "what a person decided is kept")
+					require.Equal(t, person, one.Decision, "the person's decision is kept")
 					require.False(t, one.ResolvedAt.IsZero())
 				}
 			})
@@ -84,7 +84,7 @@ func resolved(t *testing.T, db provider.Parking, state projector.ParkedState) []
 	return list
 }
 
-func TestADecisionNeedsANameAndAReason(t *testing.T) {
+func TestDecisionRequiresNameAndReason(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		d  projector.Decision
@@ -103,7 +103,7 @@ func TestADecisionNeedsANameAndAReason(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				db := newDB(t)
-				setAside(t, db, newFaults(map[string]error{"x-1": errNever}), "x")
+				parkFirst(t, db, newFaults(map[string]error{"x-1": errNever}), "x")
 				before := parked(t, db)
 				n, replayErr := projector.Replay(t.Context(), db, all, c.d)
 				if c.ok {
@@ -115,28 +115,28 @@ func TestADecisionNeedsANameAndAReason(t *testing.T) {
 				for _, err := range []error{c.d.Validate(), replayErr, skipErr} {
 					require.ErrorIs(t, err, projector.ErrInput)
 					if len(c.d.Reason) > 100 {
-						require.NotContains(t, err.Error(), c.d.Reason, "what a person wrote is not in the error")
+						require.NotContains(t, err.Error(), c.d.Reason, "the error does not contain the person's text")
 					}
 				}
-				require.Equal(t, before, parked(t, db), "nothing is done")
+				require.Equal(t, before, parked(t, db), "nothing has changed")
 			})
 		})
 	}
 }
 
-// The runners of the projector do it, also what waits behind: in order, and in units of many.
-func TestWhatWasHeldComesBackInBatchesInOrder(t *testing.T) {
+// The projector's runners also replay the held messages: in order, and several per unit.
+func TestHeldMessagesAreReplayedInBatchesInOrder(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const n = 100
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		bad := newFaults(map[string]error{"k-1": errNever})
 		store := record(db, nil)
 		stop := run(t, store, f, projector.RunnerConfig{Batch: 32}, define(marked, bad.run))
 		f.deliver(t, series("k", 1, n)...)
 		time.Sleep(time.Minute)
 		store.list()
-		bad.mend()
+		bad.fix()
 		replayAll(t, db, projector.ParkedFilter{Seqs: []int64{1}})
 		time.Sleep(2 * time.Second)
 		f.deliver(t, keyed("k", n+1))
@@ -150,14 +150,14 @@ func TestWhatWasHeldComesBackInBatchesInOrder(t *testing.T) {
 	})
 }
 
-// One of those that waited fails: those before it are applied, and those behind it go on waiting.
-func TestAHeldMessageThatFailsHoldsTheRest(t *testing.T) {
+// A held message fails: those before it are applied, and those behind it still wait.
+func TestHeldMessageThatFailsHoldsTheRest(t *testing.T) {
 	t.Parallel()
-	for name, fault := range map[string]error{"for good": errNever, "for a while": errNo} {
+	for name, fault := range map[string]error{"permanently": errNever, "temporarily": errNo} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				db, f := newDB(t), make(feed)
+				db, f := newDB(t), make(subscription)
 				bad := newFaults(map[string]error{"k-1": errNever, "k-5": fault})
 				stop := run(t, db, f, projector.RunnerConfig{}, define(marked, bad.run))
 				for n := 1; n <= 8; n++ {
@@ -174,7 +174,7 @@ func TestAHeldMessageThatFailsHoldsTheRest(t *testing.T) {
 				list := rows(parked(t, db))
 				require.Equal(t, fmt.Sprint("k-5 ", map[bool]string{true: "stuck permanent", false: "waiting unknown"}[errors.Is(fault, errNever)], " 1"), list[0])
 				require.Equal(t, []string{"k-6 waiting held 0", "k-7 waiting held 0", "k-8 waiting held 0"}, list[1:])
-				bad.mend()
+				bad.fix()
 				replayAll(t, db, all)
 				time.Sleep(5 * time.Second)
 				require.NoError(t, stop())
@@ -185,12 +185,12 @@ func TestAHeldMessageThatFailsHoldsTheRest(t *testing.T) {
 	}
 }
 
-func TestWhatFailsAgainStaysParked(t *testing.T) {
+func TestMessageThatFailsAgainStaysParked(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
 		bad := newFaults(map[string]error{"x-1": errNever, "y-1": errNever})
-		setAside(t, db, bad, "x", "y")
+		parkFirst(t, db, bad, "x", "y")
 		bad.set("x-1", projector.Permanent(&projector.Error{Code: "other", Err: errNo}))
 		bad.set("y-1", nil)
 		replayAll(t, db, all)
@@ -204,14 +204,14 @@ func TestWhatFailsAgainStaysParked(t *testing.T) {
 	})
 }
 
-// An error that says shutdown, of a runner that has not stopped, fails its message alone.
-func TestReplayGoesOnPastWhatSaysShutdown(t *testing.T) {
+// A shutdown error of a runner that has not stopped fails only its message.
+func TestReplayContinuesAfterAShutdownError(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		says := &projector.Error{Class: projector.ClassShutdown, Err: context.Canceled}
 		db := newDB(t)
 		bad := newFaults(map[string]error{"x-1": says, "y-1": says})
-		setAside(t, db, bad, "x", "y")
+		parkFirst(t, db, bad, "x", "y")
 		require.Equal(t, "x-1 waiting unknown deadline 1", rows(parked(t, db))[0])
 		bad.set("y-1", nil)
 		replayAll(t, db, all)
@@ -221,12 +221,12 @@ func TestReplayGoesOnPastWhatSaysShutdown(t *testing.T) {
 	})
 }
 
-// ApplyParked applies all messages that are due, also those that become due with them, and ends. It does
-// not wait for messages that are due later.
-func TestApplyParkedAppliesWhatIsDueAndReturns(t *testing.T) {
+// ApplyParked applies all due messages, including those that become due
+// meanwhile, and ends. It does not wait for messages that are due later.
+func TestApplyParkedAppliesDueMessagesAndReturns(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		bad := newFaults(map[string]error{"k-1": errNo, "l-1": errNever, "m-1": errNever, "x-1": errNever})
 		p := define(marked, bad.run)
 		began := time.Now()
@@ -235,11 +235,12 @@ func TestApplyParkedAppliesWhatIsDueAndReturns(t *testing.T) {
 		stop := run(t, db, f, projector.RunnerConfig{}, p)
 		for n := 1; n <= 50; n++ {
 			for _, key := range []string{"k", "l", "m", "x"} {
-				f.deliver(t, keyed(key, n), keyed("ok-"+key, n)) // something passes, so no worker rests
+				// Messages that succeed, so that no worker backs off.
+				f.deliver(t, keyed(key, n), keyed("ok-"+key, n))
 			}
 		}
 		require.NoError(t, stop())
-		bad.mend()
+		bad.fix()
 		bad.set("m-1", errNo)
 		time.Sleep(time.Second)
 		replayAll(t, db, projector.ParkedFilter{Seqs: []int64{2}})
@@ -247,10 +248,10 @@ func TestApplyParkedAppliesWhatIsDueAndReturns(t *testing.T) {
 		began = time.Now()
 		drain(t, db, projector.RunnerConfig{}, p)
 		require.Less(t, time.Since(began), time.Second)
-		require.Equal(t, upTo(50), noted(db, "a", "k"), "it was due")
-		require.Equal(t, upTo(50), noted(db, "a", "l"), "it was replayed")
-		require.Equal(t, "m-1 waiting unknown 1", rows(parked(t, db))[0], "it fails again, and is due later")
-		require.Equal(t, "x-1 stuck permanent 1", rows(parked(t, db))[1], "it waits for a person")
+		require.Equal(t, upTo(50), noted(db, "a", "k"), "its key was due")
+		require.Equal(t, upTo(50), noted(db, "a", "l"), "its key was replayed")
+		require.Equal(t, "m-1 waiting unknown 1", rows(parked(t, db))[0], "the message failed again and is due later")
+		require.Equal(t, "x-1 stuck permanent 1", rows(parked(t, db))[1], "the message waits for a person")
 		require.Len(t, parked(t, db), 100)
 
 		failing := &faulty{unit: db, due: func(context.Context, provider.DueFilter) ([]provider.Parked, error) {
@@ -261,11 +262,11 @@ func TestApplyParkedAppliesWhatIsDueAndReturns(t *testing.T) {
 	})
 }
 
-// A service that runs applies what a person replays, as often as that is.
-func TestAPersonMayReplayWhileRunnersRun(t *testing.T) {
+// Running runners apply replayed messages, however often a person replays them.
+func TestReplayWhileRunnersRun(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f, g := newDB(t), make(feed), make(feed)
+		db, f, g := newDB(t), make(subscription), make(subscription)
 		bad := newFaults(map[string]error{"k-1": errNever})
 		p := define(marked, bad.run)
 		stop, stopOther := run(t, db, f, projector.RunnerConfig{}, p), run(t, db, g, projector.RunnerConfig{}, p)
@@ -274,7 +275,7 @@ func TestAPersonMayReplayWhileRunnersRun(t *testing.T) {
 			replayAll(t, db, all)
 			time.Sleep(300 * time.Millisecond)
 		}
-		bad.mend()
+		bad.fix()
 		replayAll(t, db, all)
 		time.Sleep(2 * time.Second)
 		require.NoError(t, stop())
@@ -284,11 +285,11 @@ func TestAPersonMayReplayWhileRunnersRun(t *testing.T) {
 	})
 }
 
-// Draining a key is slower than parking behind it, so a worker drains a key that is due before it parks more.
-func TestAHeldKeyDrainsUnderConstantLoad(t *testing.T) {
+// Draining a key is slower than parking behind it, so a worker first drains a due key.
+func TestHeldKeyDrainsUnderConstantLoad(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		bad := newFaults(map[string]error{"k-1": errNever})
 		bad.handle = func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
 			time.Sleep(9 * time.Millisecond)
@@ -303,7 +304,7 @@ func TestAHeldKeyDrainsUnderConstantLoad(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var sent int
 		ended := make(chan struct{})
-		go func() { // as much as the worker takes
+		go func() { // sends as fast as the worker takes messages
 			defer close(ended)
 			for sent = 1; ctx.Err() == nil; sent++ {
 				select {
@@ -315,7 +316,7 @@ func TestAHeldKeyDrainsUnderConstantLoad(t *testing.T) {
 		}()
 		time.Sleep(300 * time.Millisecond)
 		require.Greater(t, len(parked(t, db)), 100)
-		bad.mend()
+		bad.fix()
 		replayAll(t, db, all)
 		began := time.Now()
 		for len(parked(t, db)) > 0 {
@@ -323,7 +324,7 @@ func TestAHeldKeyDrainsUnderConstantLoad(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		time.Sleep(time.Second)
-		require.Empty(t, parked(t, db), "the key is free")
+		require.Empty(t, parked(t, db), "the key is no longer held")
 		cancel()
 		<-ended
 		time.Sleep(5 * time.Second)
@@ -332,11 +333,11 @@ func TestAHeldKeyDrainsUnderConstantLoad(t *testing.T) {
 	})
 }
 
-func TestWhatWasHeldComesBackForManyProjectorsWithinTwoSeconds(t *testing.T) {
+func TestHeldMessagesOfManyProjectorsAreReplayedWithinTwoSeconds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const projectors, keys = 60, 3
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		bad := newFaults(map[string]error{})
 		var ps []*projector.Projector[txn]
 		for i := range projectors {
@@ -357,13 +358,14 @@ func TestWhatWasHeldComesBackForManyProjectorsWithinTwoSeconds(t *testing.T) {
 		stop := run(t, db, f, projector.RunnerConfig{}, ps...)
 		for n := 1; n <= 5; n++ {
 			for k := range keys {
-				f.deliver(t, keyed(fmt.Sprint("k", k), n), keyed(fmt.Sprint("ok", k), n)) // something passes, so no worker rests
+				// Messages that succeed, so that no worker backs off.
+				f.deliver(t, keyed(fmt.Sprint("k", k), n), keyed(fmt.Sprint("ok", k), n))
 			}
 		}
 		count, err := db.ParkedCount(t.Context(), "")
 		require.NoError(t, err)
 		require.EqualValues(t, projectors*keys*5, count)
-		bad.mend()
+		bad.fix()
 		replayAll(t, db, all)
 		time.Sleep(2 * time.Second)
 		require.NoError(t, stop())

@@ -17,8 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// asides records how often a message had failed each time that it was set aside, and for how long.
-func asides(db unit) (store *faulty, list func() []string) {
+// parks records each parking: the attempts so far and the delay.
+func parks(db unit) (store *faulty, list func() []string) {
 	var seen []string
 	store = &faulty{unit: db}
 	store.do = func(ctx context.Context, u provider.Unit, run handle) error {
@@ -35,8 +35,9 @@ func asides(db unit) (store *faulty, list func() []string) {
 	return store, func() []string { return seen }
 }
 
-// A message is tried again after 100 ms, doubling to 30 s, and is stuck after 5 attempts, the first failure included.
-func TestAFailedMessageIsTriedAgainWithBackoffUntilItIsStuck(t *testing.T) {
+// A message is retried after 100 ms, doubling to 30 s. It is stuck after 5 attempts, including the
+// first failure.
+func TestFailedMessageIsRetriedWithBackoffUntilStuck(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		retry claim.Backoff
@@ -49,8 +50,8 @@ func TestAFailedMessageIsTriedAgainWithBackoffUntilItIsStuck(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				db, f := newDB(t), make(feed)
-				store, list := asides(db)
+				db, f := newDB(t), make(subscription)
+				store, list := parks(db)
 				bad := newFaults(map[string]error{"k-1": errNo})
 				stop := run(t, store, f, projector.RunnerConfig{Retry: c.retry}, define(marked, bad.run))
 				f.deliver(t, keyed("k", 1))
@@ -78,11 +79,11 @@ func cfgDelay(b claim.Backoff, n int) (time.Duration, error) {
 	return b.Delay(n)
 }
 
-func TestBackoffOfAFailedMessageHasACeiling(t *testing.T) {
+func TestBackoffHasAnUpperLimit(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
-		store, list := asides(db)
+		db, f := newDB(t), make(subscription)
+		store, list := parks(db)
 		bad := newFaults(map[string]error{"k-1": errNo})
 		stop := run(t, store, f, projector.RunnerConfig{Retry: claim.Backoff{Attempts: -1}}, define(marked, bad.run))
 		f.deliver(t, keyed("k", 1))
@@ -94,12 +95,12 @@ func TestBackoffOfAFailedMessageHasACeiling(t *testing.T) {
 	})
 }
 
-// The count is committed before the handler runs, so that an attempt that ends its process has been counted. And no
-// other runner tries the message meanwhile, for longer than the handler may take.
-func TestAnAttemptIsCountedBeforeItRuns(t *testing.T) {
+// The attempt count is committed before the handler runs, so an attempt that ends its process is
+// counted. No other runner tries the message for longer than the handler may take.
+func TestAttemptIsCountedBeforeItRuns(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		var seen []string
 		p := define(marked, func(ctx context.Context, _ txn, _ eventstore.Event[posted]) error {
 			list, err := db.Parked(ctx, all)
@@ -107,10 +108,10 @@ func TestAnAttemptIsCountedBeforeItRuns(t *testing.T) {
 			for _, row := range list {
 				seen = append(seen, fmt.Sprint(row.Attempts, " for ", time.Until(row.DueAt)))
 			}
-			time.Sleep(500 * time.Millisecond) // the other runner lists due messages
+			time.Sleep(500 * time.Millisecond) // meanwhile the other runner lists due messages
 			return errNo
 		})
-		stopOther := run(t, db, make(feed), projector.RunnerConfig{}, p)
+		stopOther := run(t, db, make(subscription), projector.RunnerConfig{}, p)
 		time.Sleep(300 * time.Millisecond)
 		stop := run(t, db, f, projector.RunnerConfig{}, p)
 		f.deliver(t, keyed("k", 1))
@@ -121,11 +122,11 @@ func TestAnAttemptIsCountedBeforeItRuns(t *testing.T) {
 	})
 }
 
-// A store that cannot count cannot try.
-func TestAnAttemptThatIsNotCountedDoesNotRun(t *testing.T) {
+// If the store cannot count an attempt, the handler does not run.
+func TestAttemptThatIsNotCountedDoesNotRun(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		var away atomic.Bool
 		store := &faulty{unit: db}
 		store.try = func(ctx context.Context, p provider.Parked, limit int, again time.Duration) (bool, error) {
@@ -141,28 +142,28 @@ func TestAnAttemptThatIsNotCountedDoesNotRun(t *testing.T) {
 		time.Sleep(time.Minute)
 		require.Equal(t, 1, bad.tried("k-1"))
 		away.Store(false)
-		bad.mend()
+		bad.fix()
 		time.Sleep(2 * time.Second)
 		require.NoError(t, stop())
 		require.Equal(t, upTo(1), noted(db, "a", "k"))
 	})
 }
 
-// Whatever becomes of what follows an attempt, the message is tried as often as it may be, and a person's replay tries
-// it as often again.
-func TestAMessageIsNeverTriedMoreOftenThanItMayBe(t *testing.T) {
+// Even if the store fails after an attempt, the message is tried only as often as its limit allows.
+// A person's replay allows as many attempts again.
+func TestMessageIsNeverTriedBeyondItsLimit(t *testing.T) {
 	t.Parallel()
 	for name, fails := range map[string]int{"the store fails sometimes": 3, "the store fails always": 1_000_000} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				db, f := newDB(t), make(feed)
+				db, f := newDB(t), make(subscription)
 				store := &faulty{unit: db}
 				store.do = func(ctx context.Context, u provider.Unit, run handle) error {
 					return db.Do(ctx, u, func(ctx context.Context, tx txn, found provider.Found) (provider.Closing, error) {
 						c, err := run(ctx, tx, found)
 						if len(c.Park) > 0 && u.Messages[0].Parked != nil {
-							if fails--; fails >= 0 { // it cannot say why the attempt failed
+							if fails--; fails >= 0 { // it cannot record why the attempt failed
 								return c, errBusy
 							}
 						}
@@ -175,13 +176,13 @@ func TestAMessageIsNeverTriedMoreOftenThanItMayBe(t *testing.T) {
 				stop := run(t, store, f, projector.RunnerConfig{Retry: retry}, p)
 				f.deliver(t, keyed("k", 1))
 				time.Sleep(time.Minute)
-				require.NoError(t, stop()) // a stopped attempt keeps its count
-				stop = run(t, db, make(feed), projector.RunnerConfig{Retry: retry}, p)
+				require.NoError(t, stop()) // a cancelled attempt keeps its count
+				stop = run(t, db, make(subscription), projector.RunnerConfig{Retry: retry}, p)
 				time.Sleep(5 * time.Minute)
 				require.NoError(t, stop())
 				require.Equal(t, 3, bad.tried("k-1"))
 				require.Equal(t, []string{"k-1 stuck unknown 3"}, rows(parked(t, db)))
-				bad.mend()
+				bad.fix()
 				replayAll(t, db, all)
 				drain(t, db, projector.RunnerConfig{Retry: retry}, p)
 				require.Equal(t, upTo(1), noted(db, "a", "k"))
@@ -190,36 +191,36 @@ func TestAMessageIsNeverTriedMoreOftenThanItMayBe(t *testing.T) {
 	}
 }
 
-// A lane whose message cannot be applied just now holds up no other, and no attempt counts.
-func TestATransientErrorOfARetryIsNotCounted(t *testing.T) {
+// A lane whose message gets a transient error delays no other lane, and no attempt counts.
+func TestTransientErrorOfARetryIsNotCounted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		bad := newFaults(map[string]error{"x-1": errNo, "y-1": errNo})
 		stop := run(t, db, f, projector.RunnerConfig{}, define(marked, bad.run))
 		f.deliver(t, keyed("x", 1), keyed("x", 2), keyed("y", 1), keyed("y", 2))
-		bad.mend()
+		bad.fix()
 		bad.set("x-1", errBusy)
 		time.Sleep(5 * time.Minute)
 		require.Equal(t, upTo(2), noted(db, "a", "y"))
 		require.Equal(t, []string{"x-1 waiting transient 57P01 1", "x-2 waiting held 0"}, rows(parked(t, db)))
 		require.Greater(t, bad.tried("x-1"), 10)
-		require.Less(t, bad.tried("x-1"), 25, "less and less often")
-		bad.mend()
+		require.Less(t, bad.tried("x-1"), 25, "at growing intervals")
+		bad.fix()
 		time.Sleep(35 * time.Second)
 		require.NoError(t, stop())
 		require.Equal(t, upTo(2), noted(db, "a", "x"))
 	})
 }
 
-// A message that is skipped or replayed while a worker has it in hand as it was listed before is left alone.
-func TestWhatAPersonDecidedMeanwhileIsNotRun(t *testing.T) {
+// A message that a person skips or replays after a worker has listed it does not run again.
+func TestMessageDecidedMeanwhileDoesNotRun(t *testing.T) {
 	t.Parallel()
-	for name, kind := range map[string]error{"a message that failed": errNo, "what waits behind it": errNever} {
+	for name, kind := range map[string]error{"a message that failed": errNo, "the messages behind it": errNever} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				db, f, skipped := newDB(t), make(feed), false
+				db, f, skipped := newDB(t), make(subscription), false
 				store := &faulty{unit: db}
 				bad := newFaults(map[string]error{"k-1": kind})
 				store.due = func(ctx context.Context, d provider.DueFilter) ([]provider.Parked, error) {
@@ -237,7 +238,7 @@ func TestWhatAPersonDecidedMeanwhileIsNotRun(t *testing.T) {
 					skip(t, db, projector.ParkedFilter{Seqs: []int64{1}})
 					want = []int{3}
 				}
-				bad.mend()
+				bad.fix()
 				time.Sleep(5 * time.Second)
 				require.NoError(t, stop())
 				require.Equal(t, want, noted(db, "a", "k"))
@@ -246,11 +247,11 @@ func TestWhatAPersonDecidedMeanwhileIsNotRun(t *testing.T) {
 	}
 }
 
-// Output of a message that is retried is in the outbox once.
+// The output of a retried message is in the outbox once.
 func TestOutputOfARetryIsSentOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f, tries := newDB(t), make(feed), 0
+		db, f, tries := newDB(t), make(subscription), 0
 		p := projector.Define("p", types, projector.Options{}, projector.OnEmit("a",
 			func(context.Context, txn, eventstore.Event[posted]) ([]outbox.Message, error) {
 				if tries++; tries < 3 {

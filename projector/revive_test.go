@@ -19,15 +19,16 @@ func older() *projector.Projector[txn] {
 		projector.On("edited", func(context.Context, txn, eventstore.Event[unhandled]) error { return nil }))
 }
 
-// A producer may be deployed first. A message that was parked for its unknown type is applied once a runner knows it.
-func TestUnregisteredTypesComeBackOnceTheyAreKnown(t *testing.T) {
+// A producer may be deployed first. A message parked for its unknown type is applied once a runner
+// knows the type.
+func TestUnregisteredTypesAreReplayedOnceKnown(t *testing.T) {
 	t.Parallel()
 	for name, before := range map[string]bool{"to a runner that starts": false, "to a runner that runs": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				db, f := newDB(t), make(feed)
-				newer := newRunner(t, db, projector.Subscribe(make(feed), "review"), projector.RunnerConfig{}, define(marked, note("a"), note("b")))
+				db, f := newDB(t), make(subscription)
+				newer := newRunner(t, db, projector.Subscribe(make(subscription), "review"), projector.RunnerConfig{}, define(marked, note("a"), note("b")))
 				var stopNewer func() error
 				if before {
 					stopNewer = start(t, newer)
@@ -54,23 +55,23 @@ func TestUnregisteredTypesComeBackOnceTheyAreKnown(t *testing.T) {
 	}
 }
 
-// So is one that was parked for a handler that no program has now, once one has it. No other program touches it.
-func TestAParkedMessageWaitsForAProgramWithItsHandler(t *testing.T) {
+// The same for a message whose handler no program has: it waits for a program with that handler.
+func TestParkedMessageWaitsForAProgramWithItsHandler(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		bad := newFaults(map[string]error{"k-1": errNever})
 		stop := run(t, db, f, projector.RunnerConfig{}, define(marked, bad.run))
 		f.deliver(t, series("k", 1, 3)...)
 		require.NoError(t, stop())
-		bad.mend()
+		bad.fix()
 		skip(t, db, projector.ParkedFilter{Seqs: []int64{1}})
 		other := projector.Define("p", types, marked, projector.On("other", note("other")))
-		stop = run(t, db, make(feed), projector.RunnerConfig{}, other)
+		stop = run(t, db, make(subscription), projector.RunnerConfig{}, other)
 		time.Sleep(time.Minute)
 		require.NoError(t, stop())
 		require.Equal(t, []string{"k-2 stuck permanent no_handler 1", "k-3 waiting held 0"}, rows(parked(t, db)))
-		stop = run(t, db, make(feed), projector.RunnerConfig{}, define(marked, bad.run))
+		stop = run(t, db, make(subscription), projector.RunnerConfig{}, define(marked, bad.run))
 		time.Sleep(2 * time.Second)
 		require.NoError(t, stop())
 		require.Equal(t, []int{2, 3}, noted(db, "a", "k"))
@@ -79,24 +80,24 @@ func TestAParkedMessageWaitsForAProgramWithItsHandler(t *testing.T) {
 	})
 }
 
-// The handler may have got another name since.
-func TestAParkedMessageRunsARenamedHandler(t *testing.T) {
+// The handler may have been renamed meanwhile.
+func TestParkedMessageRunsARenamedHandler(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		bad := newFaults(map[string]error{"k-1": errNever})
 		stop := run(t, db, f, projector.RunnerConfig{}, define(marked, bad.run))
 		f.deliver(t, series("k", 1, 2)...)
 		require.NoError(t, stop())
-		bad.mend()
+		bad.fix()
 		replayAll(t, db, all)
 		drain(t, db, projector.RunnerConfig{}, projector.Define("p", types, marked, projector.On("renamed", bad.run).Was("a")))
 		require.Equal(t, upTo(2), noted(db, "a", "k"))
 	})
 }
 
-// While a new version is rolled out, runners of the old one still run, and may try the message first.
-func TestWhatAnOlderProgramTriesFirstComesBackAgain(t *testing.T) {
+// During a rollout, runners of the old version still run and may try the message first.
+func TestMessageTriedByAnOlderProgramIsReplayed(t *testing.T) {
 	t.Parallel()
 	for name, old := range map[string]*projector.Projector[txn]{
 		"without the type":    older(),
@@ -105,7 +106,7 @@ func TestWhatAnOlderProgramTriesFirstComesBackAgain(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				db, f := newDB(t), make(feed)
+				db, f := newDB(t), make(subscription)
 				bad := newFaults(map[string]error{"k-1": errNever})
 				if name == "without the type" {
 					stop := run(t, db, f, projector.RunnerConfig{}, old)
@@ -117,17 +118,18 @@ func TestWhatAnOlderProgramTriesFirstComesBackAgain(t *testing.T) {
 					require.NoError(t, stop())
 					replayAll(t, db, all)
 				}
-				bad.mend()
+				bad.fix()
 				began := time.Now()
 				slow := &faulty{unit: db}
 				slow.due = func(ctx context.Context, d provider.DueFilter) ([]provider.Parked, error) {
-					if time.Since(began) < time.Minute { // as long, the old runner is quicker
+					// For the first minute the old runner is faster.
+					if time.Since(began) < time.Minute {
 						return nil, nil
 					}
 					return db.Due(ctx, d)
 				}
-				stopOld := run(t, db, make(feed), projector.RunnerConfig{}, old)
-				stopNew := run(t, slow, make(feed), projector.RunnerConfig{}, define(marked, bad.run))
+				stopOld := run(t, db, make(subscription), projector.RunnerConfig{}, old)
+				stopNew := run(t, slow, make(subscription), projector.RunnerConfig{}, define(marked, bad.run))
 				time.Sleep(time.Minute)
 				require.NoError(t, stopOld())
 				require.Len(t, parked(t, db), 3)
@@ -140,11 +142,11 @@ func TestWhatAnOlderProgramTriesFirstComesBackAgain(t *testing.T) {
 	}
 }
 
-// A program that knows the type may not know that version of it. It tries less and less often.
-func TestAVersionOfATypeThatStaysUnknownIsTriedLessAndLess(t *testing.T) {
+// A program may know the type but not this schema version. It retries at growing intervals.
+func TestUnknownSchemaVersionIsRetriedAtGrowingIntervals(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f, tries := newDB(t), make(feed), 0
+		db, f, tries := newDB(t), make(subscription), 0
 		store := &faulty{unit: db}
 		store.try = func(ctx context.Context, p provider.Parked, limit int, again time.Duration) (bool, error) {
 			tries++

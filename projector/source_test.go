@@ -13,22 +13,22 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// named is define for a projector of another name.
+// named is define with another projector name.
 func named(name string, opts projector.Options, fn onEvent) *projector.Projector[txn] {
 	return projector.Define(name, types, opts, projector.On("a", fn))
 }
 
-// With Subscribe a delivery is acked when all projectors of the runner have applied or parked it.
+// With Subscribe, a delivery is acked when all projectors of the runner have applied or parked it.
 func TestSubscribeSharesAnAck(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		bad := newFaults(map[string]error{"k-1": errBusy, "k-2": errNever})
 		bad.handle = note("slow")
 		stop := run(t, db, f, projector.RunnerConfig{}, named("quick", marked, note("quick")), named("slow", marked, bad.run))
 		m := f.send(keyed("k", 1))[0]
 		time.Sleep(10 * time.Second)
-		require.Equal(t, upTo(1), noted(db, "quick", "k"), "it does not wait for the other")
+		require.Equal(t, upTo(1), noted(db, "quick", "k"), "it does not wait for the other projector")
 		require.False(t, isAcked(m))
 		bad.set("k-1", nil)
 		<-m.Acked()
@@ -44,10 +44,10 @@ func TestSubscribeSharesAnAck(t *testing.T) {
 	})
 }
 
-// A projector for which a delivery is nothing is finished with it at once.
-func TestAProjectorThatTakesNothingOfADeliveryDoesNotKeepItsAck(t *testing.T) {
+// A projector without a handler for a delivery does not delay its ack.
+func TestProjectorWithoutHandlerDoesNotDelayTheAck(t *testing.T) {
 	t.Parallel()
-	db, f := newDB(t), make(feed)
+	db, f := newDB(t), make(subscription)
 	other := projector.Define("other", types, marked, projector.On("a",
 		func(context.Context, txn, eventstore.Event[unhandled]) error { return errNo }))
 	stop := run(t, db, f, projector.RunnerConfig{}, define(marked, note("a")), other)
@@ -56,19 +56,19 @@ func TestAProjectorThatTakesNothingOfADeliveryDoesNotKeepItsAck(t *testing.T) {
 	require.Equal(t, upTo(1), noted(db, "a", "k"))
 }
 
-// topics is a subscriber with a feed for each topic.
-type topics map[string]feed
+// topics is a subscriber with a subscription per topic.
+type topics map[string]subscription
 
 func (s topics) Subscribe(_ context.Context, topic string) (<-chan *message.Message, error) {
 	return s[topic], nil
 }
 func (topics) Close() error { return nil }
 
-func TestATopicWithoutMessagesHoldsUpNoOther(t *testing.T) {
+func TestIdleTopicDelaysNoOther(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
-		src := topics{"idle": make(feed), "silent": make(feed), "busy": make(feed)}
+		src := topics{"idle": make(subscription), "silent": make(subscription), "busy": make(subscription)}
 		stop := start(t, newRunner(t, db, projector.Subscribe(src, "idle", "silent", "busy"), projector.RunnerConfig{Batch: 1}, define(marked, note("a"))))
 		src["busy"].deliver(t, series("k", 1, 3)...)
 		src["idle"].deliver(t, keyed("k", 4))
@@ -77,40 +77,40 @@ func TestATopicWithoutMessagesHoldsUpNoOther(t *testing.T) {
 	})
 }
 
-// each is a source of feeds, one for each projector, that records which were closed.
+// each is a source with a subscription per projector. It records which subscriptions were closed.
 type each struct {
-	feeds  map[string]feed
-	closed []string
-	fail   error // of Close
+	subscriptions map[string]subscription
+	closed        []string
+	fail          error // returned by Close
 }
 
 type closing struct {
-	feed
+	subscription
 	close func() error
 }
 
 func (c closing) Close() error { return c.close() }
 
 func (e *each) of(name string) (message.Subscriber, error) {
-	f, ok := e.feeds[name]
+	f, ok := e.subscriptions[name]
 	if !ok {
 		return nil, errors.New("no such group")
 	}
 	return closing{f, func() error { e.closed = append(e.closed, name); return e.fail }}, nil
 }
 
-// With a subscription each, a projector that cannot go on holds up no other. The runner closes the subscribers that it
-// asked for, after the units in flight.
+// With SubscribeEach, a projector that cannot continue delays no other. The runner closes the
+// subscribers that it requested, after the units in flight.
 func TestSubscribeEachGivesEachProjectorItsOwnSubscription(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
 		bad := newFaults(map[string]error{"k-1": errBusy})
 		waits, works := named("waits", marked, bad.run), named("works", marked, note("works"))
-		src := &each{feeds: map[string]feed{"waits": make(feed), "works": make(feed)}}
+		src := &each{subscriptions: map[string]subscription{"waits": make(subscription), "works": make(subscription)}}
 		stop := start(t, newRunner(t, db, projector.SubscribeEach(src.of, "review"), projector.RunnerConfig{}, waits, works))
-		held := src.feeds["waits"].send(keyed("k", 1))[0]
-		src.feeds["works"].deliver(t, series("k", 1, 5)...)
+		held := src.subscriptions["waits"].send(keyed("k", 1))[0]
+		src.subscriptions["works"].deliver(t, series("k", 1, 5)...)
 		require.False(t, isAcked(held))
 		require.Equal(t, upTo(5), noted(db, "works", "k"))
 		require.Empty(t, src.closed)
@@ -121,7 +121,7 @@ func TestSubscribeEachGivesEachProjectorItsOwnSubscription(t *testing.T) {
 
 func TestSubscribersAreClosedIfTheRunnerCannotStart(t *testing.T) {
 	t.Parallel()
-	src := &each{feeds: map[string]feed{"one": make(feed)}, fail: errors.New("not closed")}
+	src := &each{subscriptions: map[string]subscription{"one": make(subscription)}, fail: errors.New("not closed")}
 	one, other := named("one", marked, note("a")), named("other", marked, note("a"))
 	err := newRunner(t, newDB(t), projector.SubscribeEach(src.of, "review"), projector.RunnerConfig{}, one, other).Run(t.Context())
 	require.ErrorContains(t, err, "subscriber of projector other: no such group")
@@ -133,10 +133,10 @@ func TestSubscribersAreClosedIfTheRunnerCannotStart(t *testing.T) {
 	require.ErrorContains(t, err, "subscriber of projector one")
 }
 
-// An error of Close is reported.
-func TestACloseThatFailsIsAnErrorOfRun(t *testing.T) {
+// Run returns an error of Close.
+func TestRunReturnsErrorOfClose(t *testing.T) {
 	t.Parallel()
-	src := &each{feeds: map[string]feed{"p": make(feed)}, fail: errors.New("not closed")}
+	src := &each{subscriptions: map[string]subscription{"p": make(subscription)}, fail: errors.New("not closed")}
 	stop := start(t, newRunner(t, newDB(t), projector.SubscribeEach(src.of, "review"), projector.RunnerConfig{}, define(marked, note("a"))))
 	require.ErrorContains(t, stop(), "not closed")
 }

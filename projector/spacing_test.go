@@ -14,9 +14,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Attempts that end with their runner put the lane off: the next ones come a lease, 8 and 64 leases later, and the message
-// is stuck a lease after the last one (docs/adr/0014).
-func TestAttemptsAtASuspectAreFurtherAndFurtherApart(t *testing.T) {
+// Attempts that end with their runner delay the lane: the next ones come 1, 8 and 64 leases later,
+// and the message is stuck one lease after the last (docs/adr/0014).
+func TestSuspectIsDelayedByLeases(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const lease = time.Minute
@@ -34,14 +34,15 @@ func TestAttemptsAtASuspectAreFurtherAndFurtherApart(t *testing.T) {
 			<-ctx.Done()
 			return ctx.Err()
 		}))
-		cfg := projector.RunnerConfig{Lease: lease, Timeout: time.Second, Drain: time.Nanosecond} // such a short drain breaks the attempt off
-		f := make(feed)
+		// So short a drain cancels the attempt.
+		cfg := projector.RunnerConfig{Lease: lease, Timeout: time.Second, Drain: time.Nanosecond}
+		f := make(subscription)
 		stop := run(t, db, f, cfg, p)
 		f.deliver(t, msg("suspect", "posted", `{"Stars":1}`))
 		for range 4 {
 			<-attempt
 			require.ErrorIs(t, stop(), outbox.ErrDrain)
-			stop = run(t, db, make(feed), cfg, p)
+			stop = run(t, db, make(subscription), cfg, p)
 		}
 		time.Sleep(2 * lease)
 		require.NoError(t, stop())
@@ -54,9 +55,10 @@ func TestAttemptsAtASuspectAreFurtherAndFurtherApart(t *testing.T) {
 	})
 }
 
-// An attempt at a suspect keeps others away for longer than it may take: else another runner may count one of its own as soon
-// as this one fails, and why it failed is lost.
-func TestOthersLeaveARunningAttemptAtASuspectAlone(t *testing.T) {
+// While an attempt at a suspect runs, other runners leave it alone for longer than the attempt may
+// take. Otherwise another runner could count its own attempt as soon as this one fails, and the
+// reason of the failure would be lost.
+func TestOthersLeaveARunningAttemptAlone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
@@ -67,7 +69,7 @@ func TestOthersLeaveARunningAttemptAtASuspectAlone(t *testing.T) {
 			close(done)
 			return errors.New("slow")
 		}))
-		f := make(feed)
+		f := make(subscription)
 		stop := run(t, db, f, projector.RunnerConfig{Timeout: time.Minute, Lease: time.Second}, p)
 		f.deliver(t, msg("suspect", "posted", `{"Stars":1}`))
 		time.Sleep(10 * time.Second)

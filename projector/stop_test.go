@@ -20,7 +20,7 @@ import (
 func TestStopFinishesAndAcksTheUnitInFlight(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		open := make(chan struct{})
 		var inHandler error
 		stop := run(t, db, f, projector.RunnerConfig{}, define(marked, func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
@@ -45,11 +45,12 @@ func TestStopFinishesAndAcksTheUnitInFlight(t *testing.T) {
 	})
 }
 
-// What waits for the next unit when the runner stops does not run, and is neither acked nor nacked.
-func TestStopLeavesWhatWaitsForTheNextUnit(t *testing.T) {
+// Messages that wait for the next unit when the runner stops do not run, and are neither acked nor
+// nacked.
+func TestStopLeavesMessagesOfTheNextUnit(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f, g := newDB(t), make(feed), newGate(note("a"))
+		db, f, g := newDB(t), make(subscription), newGate(note("a"))
 		stop := run(t, db, f, projector.RunnerConfig{}, define(marked, g.run))
 		sent := f.send(series("k", 1, 1)...)
 		synctest.Wait()
@@ -68,14 +69,14 @@ func TestStopLeavesWhatWaitsForTheNextUnit(t *testing.T) {
 	})
 }
 
-// The same for a unit that has failed: its parts do not run any more.
-func TestStopWhileAUnitIsTriedAgainParksNothing(t *testing.T) {
+// The same for a unit that has failed: its parts are not retried.
+func TestStopDuringARetryParksNothing(t *testing.T) {
 	t.Parallel()
 	for name, fault := range map[string]error{"a transient error": errBusy, "another error": errNo} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				db, f, g := newDB(t), make(feed), newGate(func(context.Context, txn, eventstore.Event[posted]) error { return fault })
+				db, f, g := newDB(t), make(subscription), newGate(func(context.Context, txn, eventstore.Event[posted]) error { return fault })
 				stop := run(t, db, f, projector.RunnerConfig{}, define(marked, g.run))
 				sent := f.send(keyed("k", 1))
 				synctest.Wait()
@@ -87,7 +88,7 @@ func TestStopWhileAUnitIsTriedAgainParksNothing(t *testing.T) {
 					done := make(chan error)
 					go func() { done <- stop() }()
 					synctest.Wait()
-					close(g.open) // it fails when the runner has been stopped
+					close(g.open) // it fails after the runner was stopped
 					require.NoError(t, <-done)
 				}
 				require.False(t, isAcked(sent[0]) || isNacked(sent[0]))
@@ -97,12 +98,13 @@ func TestStopWhileAUnitIsTriedAgainParksNothing(t *testing.T) {
 	}
 }
 
-func TestDrainHasADeadlineAndBreaksOffWithoutCounting(t *testing.T) {
+func TestDrainDeadlineCancelsAUnitWithoutCounting(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		left := make(chan struct{})
-		cfg := projector.RunnerConfig{Drain: time.Second, Retry: claim.Backoff{Attempts: 1}} // one failure that counts would be the last
+		// One counted failure would be the last.
+		cfg := projector.RunnerConfig{Drain: time.Second, Retry: claim.Backoff{Attempts: 1}}
 		stop := run(t, db, f, cfg, define(marked, func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
 			defer close(left)
 			_ = add(ctx, tx, e)
@@ -123,11 +125,11 @@ func TestDrainHasADeadlineAndBreaksOffWithoutCounting(t *testing.T) {
 	})
 }
 
-// An attempt at a parked message that is broken off keeps its count, and its message stays as it was.
-func TestDrainBreaksOffAnAttempt(t *testing.T) {
+// A cancelled attempt at a parked message keeps its count, and the message does not change.
+func TestDrainDeadlineCancelsAnAttempt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f, slow := newDB(t), make(feed), &atomic.Bool{}
+		db, f, slow := newDB(t), make(subscription), &atomic.Bool{}
 		stop := run(t, db, f, projector.RunnerConfig{Drain: time.Second}, define(marked, func(ctx context.Context, _ txn, _ eventstore.Event[posted]) error {
 			if slow.Load() {
 				<-ctx.Done()
@@ -143,10 +145,10 @@ func TestDrainBreaksOffAnAttempt(t *testing.T) {
 	})
 }
 
-func TestDrainBreaksOffParkingToo(t *testing.T) {
+func TestDrainDeadlineCancelsParking(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		f, store := make(feed), &faulty{unit: newDB(t)}
+		f, store := make(subscription), &faulty{unit: newDB(t)}
 		store.do = func(ctx context.Context, _ provider.Unit, _ handle) error {
 			<-ctx.Done() // the database does not answer
 			return ctx.Err()
@@ -155,19 +157,19 @@ func TestDrainBreaksOffParkingToo(t *testing.T) {
 		m := f.send(msg("1", "who knows", `{}`))[0]
 		synctest.Wait()
 		require.ErrorIs(t, stop(), outbox.ErrDrain)
-		synctest.Wait() // a goroutine that goes on is reported by synctest
+		synctest.Wait() // synctest reports a goroutine that continues
 		require.False(t, isAcked(m))
 	})
 }
 
-// A worker that rests, or waits before it tries a unit again, stops at once.
+// A worker that backs off, or waits before a retry, stops at once.
 func TestStopDoesNotWaitForPauses(t *testing.T) {
 	t.Parallel()
-	for name, fault := range map[string]error{"rest": errNever, "backoff": errBusy} {
+	for name, fault := range map[string]error{"every message fails": errNever, "the database is busy": errBusy} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				f := make(feed, 100)
+				f := make(subscription, 100)
 				bad := newFaults(nil)
 				bad.errs = map[string]error{}
 				for n := range 30 {
@@ -186,13 +188,13 @@ func TestStopDoesNotWaitForPauses(t *testing.T) {
 	}
 }
 
-func TestASubscriptionThatEndsIsAnError(t *testing.T) {
+func TestEndedSubscriptionIsAnError(t *testing.T) {
 	t.Parallel()
-	for name, fault := range map[string]error{"while nothing comes": nil, "while a message is tried again": errBusy} {
+	for name, fault := range map[string]error{"without messages": nil, "while a message is retried": errBusy} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				f := make(feed)
+				f := make(subscription)
 				bad := newFaults(map[string]error{"k-1": fault})
 				r := newRunner(t, newDB(t), projector.Subscribe(f, "review"), projector.RunnerConfig{}, define(marked, bad.run))
 				done := make(chan error, 1)
@@ -209,31 +211,31 @@ func TestASubscriptionThatEndsIsAnError(t *testing.T) {
 	}
 }
 
-// refuser has one topic.
-type refuser struct{ feed }
+// refuser is a broker with one topic.
+type refuser struct{ subscription }
 
 func (r refuser) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
 	if topic == "review" {
-		return r.feed.Subscribe(ctx, topic)
+		return r.subscription.Subscribe(ctx, topic)
 	}
 	return nil, errors.New("no such topic")
 }
 
-func TestARefusedSubscriptionEndsRun(t *testing.T) {
+func TestRefusedSubscriptionEndsRun(t *testing.T) {
 	t.Parallel()
-	r := newRunner(t, newDB(t), projector.Subscribe(refuser{make(feed)}, "review", "other"), projector.RunnerConfig{}, define(marked, add))
+	r := newRunner(t, newDB(t), projector.Subscribe(refuser{make(subscription)}, "review", "other"), projector.RunnerConfig{}, define(marked, add))
 	require.ErrorContains(t, r.Run(t.Context()), "subscribe to other: no such topic")
 }
 
-// away is a broker that does not answer.
-type away struct{ feed }
+// away is a broker whose Subscribe does not return.
+type away struct{ subscription }
 
 func (away) Subscribe(ctx context.Context, _ string) (<-chan *message.Message, error) {
 	<-ctx.Done()
 	return nil, ctx.Err()
 }
 
-func TestStopEndsASubscriptionThatIsNotAnswered(t *testing.T) {
+func TestStopCancelsSubscribe(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		r := newRunner(t, newDB(t), projector.Subscribe(away{}, "review"), projector.RunnerConfig{}, define(marked, add))
@@ -245,8 +247,8 @@ func TestStopEndsASubscriptionThatIsNotAnswered(t *testing.T) {
 	})
 }
 
-// The same for a store that does not answer the runner's first beat.
-func TestStopEndsABeatThatIsNotAnswered(t *testing.T) {
+// The same for a store whose first Beat does not return.
+func TestStopCancelsTheFirstBeat(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		store := &faulty{unit: newDB(t), beat: func(ctx context.Context, _ string, lease, _ time.Duration) (provider.Health, error) {
@@ -255,7 +257,7 @@ func TestStopEndsABeatThatIsNotAnswered(t *testing.T) {
 			}
 			return provider.Health{}, ctx.Err()
 		}}
-		r := newRunner(t, store, projector.Subscribe(make(feed), "review"), projector.RunnerConfig{}, define(marked, add))
+		r := newRunner(t, store, projector.Subscribe(make(subscription), "review"), projector.RunnerConfig{}, define(marked, add))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		began := time.Now()
@@ -264,21 +266,21 @@ func TestStopEndsABeatThatIsNotAnswered(t *testing.T) {
 	})
 }
 
-// watched is a feed that keeps the context of its subscription.
+// watched is a subscription that keeps the context of Subscribe.
 type watched struct {
-	feed
+	subscription
 	ctx context.Context
 }
 
 func (w *watched) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
 	w.ctx = ctx
-	return w.feed.Subscribe(ctx, topic)
+	return w.subscription.Subscribe(ctx, topic)
 }
 
 func TestStopEndsSubscriptionsAfterTheUnitInFlight(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, w, open := newDB(t), &watched{feed: make(feed)}, make(chan struct{})
+		db, w, open := newDB(t), &watched{subscription: make(subscription)}, make(chan struct{})
 		r := newRunner(t, db, projector.Subscribe(w, "review"), projector.RunnerConfig{}, define(marked, func(context.Context, txn, eventstore.Event[posted]) error {
 			<-open
 			return w.ctx.Err()
@@ -298,13 +300,13 @@ func TestStopEndsSubscriptionsAfterTheUnitInFlight(t *testing.T) {
 	})
 }
 
-func TestAStoppedRunnerTakesNoMore(t *testing.T) {
+func TestStoppedRunnerTakesNoMessages(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	for range 50 { // both the end and a message are there to be chosen
+	for range 50 { // both the stop and a message are ready
 		for _, opts := range []projector.Options{marked, {Parking: projector.Halt}} {
-			f := make(feed, 1)
+			f := make(subscription, 1)
 			m := f.send(keyed("k", 1))[0]
 			r := newRunner(t, newDB(t), projector.Subscribe(f, "review"), projector.RunnerConfig{}, define(opts, add))
 			require.NoError(t, r.Run(ctx))
@@ -313,13 +315,13 @@ func TestAStoppedRunnerTakesNoMore(t *testing.T) {
 	}
 }
 
-// unready is a provider whose schema is not there.
+// unready is a provider whose schema does not exist.
 type unready struct{ unit }
 
 func (unready) Ready(context.Context) error { return errors.New("not migrated") }
 
-func TestARunnerReportsAtOnceWhatNoRetryCanHelp(t *testing.T) {
+func TestRunReturnsTheErrorOfReadyAtOnce(t *testing.T) {
 	t.Parallel()
-	r := newRunner(t, unready{newDB(t)}, projector.Subscribe(make(feed), "review"), projector.RunnerConfig{}, define(marked, add))
+	r := newRunner(t, unready{newDB(t)}, projector.Subscribe(make(subscription), "review"), projector.RunnerConfig{}, define(marked, add))
 	require.ErrorContains(t, r.Run(t.Context()), "not migrated")
 }

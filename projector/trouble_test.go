@@ -15,8 +15,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The database is busy or away: no message is to blame, so the unit is halved and tried again, with pauses.
-func TestATransientErrorHalvesAndWaitsAndIsNeverCounted(t *testing.T) {
+// If the database is busy or away, no message is at fault: the unit is halved and retried, with
+// pauses.
+func TestTransientErrorHalvesTheUnitAndIsNeverCounted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, tries := newDB(t), 0
@@ -37,7 +38,7 @@ func TestATransientErrorHalvesAndWaitsAndIsNeverCounted(t *testing.T) {
 		require.Equal(t, []string{"k-1", "k-2 k-3", "k-4 k-5 k-6 k-7", "k-8"}, ran[18:])
 		ms := time.Millisecond
 		require.Equal(t, []time.Duration{100 * ms, 200 * ms, 400 * ms, 800 * ms}, delays[:4])
-		require.Equal(t, 30*time.Second, delays[17], "the pauses have a ceiling")
+		require.Equal(t, 30*time.Second, delays[17], "the pauses have an upper limit")
 		var sum time.Duration
 		for _, d := range delays {
 			sum += d
@@ -48,18 +49,18 @@ func TestATransientErrorHalvesAndWaitsAndIsNeverCounted(t *testing.T) {
 	})
 }
 
-// A handler may say so too.
-func TestAHandlersTransientErrorIsNeverCounted(t *testing.T) {
+// A handler may also return a transient error.
+func TestTransientErrorOfAHandlerIsNeverCounted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		bad := newFaults(map[string]error{"k-1": errBusy})
 		stop := run(t, db, f, projector.RunnerConfig{}, define(marked, bad.run))
 		m := f.send(keyed("k", 1))[0]
 		time.Sleep(20 * time.Minute)
 		require.False(t, isAcked(m))
 		require.Empty(t, parked(t, db))
-		bad.mend()
+		bad.fix()
 		<-m.Acked()
 		require.NoError(t, stop())
 		require.Greater(t, bad.tried("k-1"), 40)
@@ -67,12 +68,12 @@ func TestAHandlersTransientErrorIsNeverCounted(t *testing.T) {
 	})
 }
 
-// Where workers of several processes write the same rows, each deadlock stands still for a second. So units of several
-// messages take turns for a minute.
-func TestADeadlockMakesUnitsSerialForAMinute(t *testing.T) {
+// If workers of several processes write the same rows, each deadlock costs a second. So units of
+// several messages run one at a time for a minute.
+func TestDeadlockMakesUnitsSerialForAMinute(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f, deadlocks := newDB(t), make(feed), 1
+		db, f, deadlocks := newDB(t), make(subscription), 1
 		var mu sync.Mutex
 		pause := make(chan struct{}, 100)
 		store := record(db, func(ctx context.Context, u provider.Unit, run handle) error {
@@ -85,7 +86,7 @@ func TestADeadlockMakesUnitsSerialForAMinute(t *testing.T) {
 			return db.Do(ctx, u, run)
 		})
 		stop := run(t, store, f, projector.RunnerConfig{}, define(marked, note("a")))
-		several := func(from int) []string { // a unit of one, and a unit of three
+		several := func(from int) []string { // a unit of one message and a unit of three
 			sent := f.send(series("k", from, from)...)
 			synctest.Wait()
 			sent = append(sent, f.send(series("k", from+1, from+3)...)...)
@@ -119,7 +120,7 @@ func TestSlowUnitsShrinkAndQuickOnesGrow(t *testing.T) {
 			}
 			return note("a")(ctx, tx, e)
 		}
-		store, f, g := record(db, nil), make(feed), newGate(handler)
+		store, f, g := record(db, nil), make(subscription), newGate(handler)
 		stop := run(t, store, f, projector.RunnerConfig{Batch: 8}, define(marked, g.run))
 		f.send(keyed("gate", 1))
 		synctest.Wait()

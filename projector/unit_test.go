@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// gate is a handler whose first message waits until open is closed.
+// gate is a handler that keeps its first message waiting until open is closed.
 type gate struct {
 	open chan struct{}
 	once sync.Once
@@ -34,14 +34,14 @@ func (g *gate) run(ctx context.Context, tx txn, e eventstore.Event[posted]) erro
 	return g.next(ctx, tx, e)
 }
 
-// together makes a runner take msgs into one unit, behind a message "gate-1" that has a unit of its own, and returns
-// the units after that one once all of msgs are acked.
+// together makes a runner take msgs into one unit, after a message "gate-1" in its own unit. It
+// returns the later units once all msgs are acked.
 func together(t *testing.T, store *units, cfg projector.RunnerConfig, opts projector.Options, handler onEvent, msgs ...*message.Message) []string {
 	t.Helper()
-	f, g := make(feed), newGate(handler)
+	f, g := make(subscription), newGate(handler)
 	stop := run(t, store, f, cfg, define(opts, g.run))
 	f.send(keyed("gate", 1))
-	synctest.Wait() // its handler runs
+	synctest.Wait() // its handler runs now
 	sent := f.send(msgs...)
 	synctest.Wait()
 	close(g.open)
@@ -52,10 +52,10 @@ func together(t *testing.T, store *units, cfg projector.RunnerConfig, opts proje
 	return ran[1:]
 }
 
-func TestASingleMessageIsAUnitWithoutDelay(t *testing.T) {
+func TestSingleMessageIsAUnitWithoutDelay(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		store, f := record(newDB(t), nil), make(feed)
+		store, f := record(newDB(t), nil), make(subscription)
 		stop := run(t, store, f, projector.RunnerConfig{}, define(marked, add))
 		began := time.Now()
 		f.deliver(t, series("k", 1, 3)...)
@@ -65,13 +65,13 @@ func TestASingleMessageIsAUnitWithoutDelay(t *testing.T) {
 	})
 }
 
-func TestWhatArrivesWhileAUnitRunsSharesTheNextOne(t *testing.T) {
+func TestMessagesThatArriveDuringAUnitShareTheNextOne(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		batch, n int
 		want     []string
 	}{
-		"all of it":            {32, 5, []string{"k-1 k-2 k-3 k-4 k-5"}},
+		"all of them":          {32, 5, []string{"k-1 k-2 k-3 k-4 k-5"}},
 		"at most a batch":      {4, 5, []string{"k-1 k-2 k-3 k-4", "k-5"}},
 		"one transaction each": {1, 2, []string{"k-1", "k-2"}},
 	} {
@@ -87,11 +87,11 @@ func TestWhatArrivesWhileAUnitRunsSharesTheNextOne(t *testing.T) {
 	}
 }
 
-// A backlog belongs into the broker.
-func TestAWorkerTakesInNoMoreThanItsNextUnit(t *testing.T) {
+// The backlog stays in the broker.
+func TestWorkerTakesOnlyItsNextUnit(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		f, g := make(feed), newGate(note("a"))
+		f, g := make(subscription), newGate(note("a"))
 		stop := run(t, newDB(t), f, projector.RunnerConfig{Batch: 8}, define(marked, g.run))
 		f.send(keyed("gate", 1))
 		synctest.Wait()
@@ -106,15 +106,15 @@ func TestAWorkerTakesInNoMoreThanItsNextUnit(t *testing.T) {
 			all <- sent
 		}()
 		synctest.Wait()
-		require.EqualValues(t, 8+1, taken.Load(), "the next unit, and one that has no room in it")
+		require.EqualValues(t, 8+1, taken.Load(), "the next unit, and one message that does not fit")
 		close(g.open)
 		acked(t, <-all...)
 		require.NoError(t, stop())
 	})
 }
 
-// A message that was delivered twice may come twice in a unit. No marker can tell these apart.
-func TestAnIDThatComesTwiceInAUnitRunsOnce(t *testing.T) {
+// A redelivered message may be twice in one unit. Markers cannot distinguish the two.
+func TestDuplicateIDInAUnitRunsOnce(t *testing.T) {
 	t.Parallel()
 	for _, opts := range []projector.Options{marked, {}} {
 		t.Run(fmt.Sprint("markers ", opts.Markers), func(t *testing.T) {
@@ -122,7 +122,8 @@ func TestAnIDThatComesTwiceInAUnitRunsOnce(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				db := newDB(t)
 				msgs := append(series("k", 1, 3), series("k", 2, 4)...)
-				ran := together(t, record(db, nil), projector.RunnerConfig{}, opts, note("a"), msgs...) // all six are acked
+				// All six are acked.
+				ran := together(t, record(db, nil), projector.RunnerConfig{}, opts, note("a"), msgs...)
 				require.Equal(t, []string{"k-1 k-2 k-3 k-4"}, ran)
 				require.Equal(t, upTo(4), noted(db, "a", "k"))
 			})
@@ -130,17 +131,18 @@ func TestAnIDThatComesTwiceInAUnitRunsOnce(t *testing.T) {
 	}
 }
 
-// A unit that fails is undone. The messages before the culprit run again, then the culprit alone, then the rest, one
-// message at first and then twice as many each time. Only the culprit is set aside.
-func TestAFailingUnitIsSplitAtItsCulprit(t *testing.T) {
+// A unit that fails is undone. The messages before the failing one run again, then the failing one
+// alone, then the rest: one message at first, then twice as many each time. Only the failing
+// message is parked.
+func TestFailingUnitIsSplitAtTheFailingMessage(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		culprit int
 		want    []string
 	}{
-		"the first": {1, []string{"a-1 a-2 a-3 a-4 a-5 a-6 a-7 a-8 !", "a-1 !", "a-1 aside 1", "a-2", "a-3 a-4", "a-5 a-6 a-7 a-8"}},
-		"the third": {3, []string{"a-1 a-2 a-3 a-4 a-5 a-6 a-7 a-8 !", "a-1 a-2", "a-3 !", "a-3 aside 1", "a-4", "a-5 a-6", "a-7 a-8"}},
-		"the last":  {8, []string{"a-1 a-2 a-3 a-4 a-5 a-6 a-7 a-8 !", "a-1 a-2 a-3 a-4 a-5 a-6 a-7", "a-8 !", "a-8 aside 1"}},
+		"the first": {1, []string{"a-1 a-2 a-3 a-4 a-5 a-6 a-7 a-8 !", "a-1 !", "a-1 parked 1", "a-2", "a-3 a-4", "a-5 a-6 a-7 a-8"}},
+		"the third": {3, []string{"a-1 a-2 a-3 a-4 a-5 a-6 a-7 a-8 !", "a-1 a-2", "a-3 !", "a-3 parked 1", "a-4", "a-5 a-6", "a-7 a-8"}},
+		"the last":  {8, []string{"a-1 a-2 a-3 a-4 a-5 a-6 a-7 a-8 !", "a-1 a-2 a-3 a-4 a-5 a-6 a-7", "a-8 !", "a-8 parked 1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -151,7 +153,7 @@ func TestAFailingUnitIsSplitAtItsCulprit(t *testing.T) {
 					return note("a")(ctx, tx, e)
 				}
 				msgs := series("a", 1, 8)
-				for _, m := range msgs { // each is its own key, so that the others go on
+				for _, m := range msgs { // each has its own key, so that the others continue
 					m.Metadata[outbox.HeaderKey] = m.UUID
 				}
 				ran := together(t, record(db, nil), projector.RunnerConfig{}, marked, bad.run, msgs...)
@@ -163,14 +165,14 @@ func TestAFailingUnitIsSplitAtItsCulprit(t *testing.T) {
 	}
 }
 
-// A message that fails among others, and not alone, is not set aside.
-func TestOnlyWhatFailsAloneCounts(t *testing.T) {
+// A message that fails among others but not alone is not parked.
+func TestOnlyFailuresAloneCount(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
 		handler := func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
 			if v, _ := tx.Get("a", "k"); e.Data.Stars == 3 && v != nil && len(noted(db, "a", "k")) == 0 {
-				return errors.New("only behind the others")
+				return errors.New("fails only after the others")
 			}
 			return note("a")(ctx, tx, e)
 		}
@@ -181,8 +183,8 @@ func TestOnlyWhatFailsAloneCounts(t *testing.T) {
 	})
 }
 
-// An error of a statement may say which message it belongs to, after all handlers have run.
-func TestAStatementsErrorNamesItsMessage(t *testing.T) {
+// A statement's error may identify its message, even after all handlers have run.
+func TestStatementErrorIdentifiesItsMessage(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
@@ -190,14 +192,14 @@ func TestAStatementsErrorNamesItsMessage(t *testing.T) {
 			return &projector.Error{Code: "23505", Err: &provider.MessageError{Message: at, Err: errNo}}
 		})
 		ran := together(t, record(db, inner), projector.RunnerConfig{}, projector.Options{Markers: true, Parking: projector.ParkMessage}, note("a"), series("k", 1, 6)...)
-		require.Equal(t, []string{"k-1 k-2 k-3 k-4 k-5 k-6 !", "k-1 k-2", "k-3 !", "k-3 aside 1", "k-4", "k-5 k-6"}, ran)
+		require.Equal(t, []string{"k-1 k-2 k-3 k-4 k-5 k-6 !", "k-1 k-2", "k-3 !", "k-3 parked 1", "k-4", "k-5 k-6"}, ran)
 		require.Equal(t, []int{1, 2, 4, 5, 6}, noted(db, "a", "k"))
 		require.Equal(t, []string{"k-3 waiting unknown 23505 1"}, rows(parked(t, db)))
 	})
 }
 
-// An error of the commit, such as that of a deferred constraint, belongs to no message.
-func TestAnUnknownCulpritIsFoundByHalves(t *testing.T) {
+// An error of the commit, such as a deferred constraint, does not identify a message.
+func TestUnknownFailingMessageIsFoundByHalves(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
@@ -205,14 +207,14 @@ func TestAnUnknownCulpritIsFoundByHalves(t *testing.T) {
 		ran := together(t, record(db, inner), projector.RunnerConfig{}, projector.Options{Markers: true, Parking: projector.ParkMessage}, note("a"), series("k", 1, 8)...)
 		require.Equal(t, []string{
 			"k-1 k-2 k-3 k-4 k-5 k-6 k-7 k-8 !", "k-1 k-2 k-3 k-4 !", "k-1 k-2",
-			"k-3 k-4 k-5 k-6 !", "k-3 k-4 !", "k-3 !", "k-3 aside 1", "k-4 k-5", "k-6 k-7 k-8",
+			"k-3 k-4 k-5 k-6 !", "k-3 k-4 !", "k-3 !", "k-3 parked 1", "k-4 k-5", "k-6 k-7 k-8",
 		}, ran)
 		require.Equal(t, []int{1, 2, 4, 5, 6, 7, 8}, noted(db, "a", "k"))
 		require.Equal(t, []string{"k-3 waiting unknown 23503 1"}, rows(parked(t, db)))
 	})
 }
 
-// failing is db, but units that apply the message with this id fail at their commit.
+// failing is db, except that units with this message fail at their commit.
 func failing(db unit, id string, err func(at int) error) do {
 	return func(ctx context.Context, u provider.Unit, run handle) error {
 		return db.Do(ctx, u, func(ctx context.Context, tx txn, found provider.Found) (provider.Closing, error) {
@@ -226,22 +228,22 @@ func failing(db unit, id string, err func(at int) error) do {
 	}
 }
 
-func TestNothingIsAckedBeforeItsCommit(t *testing.T) {
+func TestNoMessageIsAckedBeforeItsCommit(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		var msgs []*message.Message
 		for i := range 4 {
 			msgs = append(msgs, keyed("k", i+1))
 		}
 		msgs = append(msgs, msg("malformed", "", "{}"))
-		check := func() { // a message that is acked must be in the store
+		check := func() { // an acked message must be in the store
 			synctest.Wait()
 			for _, m := range msgs {
 				n, _ := strconv.Atoi(m.UUID[2:])
 				stored := slices.Contains(noted(db, "a", "k"), n) || n == 0 && len(parked(t, db)) > 0
 				if isAcked(m) && !stored {
-					t.Errorf("%s is acked before its commit", m.UUID)
+					t.Errorf("%s was acked before its commit", m.UUID)
 				}
 			}
 		}
@@ -273,8 +275,8 @@ func TestNothingIsAckedBeforeItsCommit(t *testing.T) {
 	})
 }
 
-// Messages of a key stay in order, also if one fails and is retried. Different keys run at once, as many as there are
-// workers.
+// Messages of a key stay in order, even if one fails and is retried. Different keys run
+// concurrently, as many as there are workers.
 func TestConcurrencyKeepsTheOrderOfEachKey(t *testing.T) {
 	t.Parallel()
 	for _, workers := range []int{1, 8} {
@@ -282,7 +284,7 @@ func TestConcurrencyKeepsTheOrderOfEachKey(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				const keys, each = 16, 20
-				db, f := newDB(t), make(feed)
+				db, f := newDB(t), make(subscription)
 				var now, most atomic.Int64
 				store := &faulty{unit: db}
 				store.do = func(ctx context.Context, u provider.Unit, run handle) error {

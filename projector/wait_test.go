@@ -17,8 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// appended appends n events to stream "k", which are numbered on from those that are there, and returns the messages
-// that a broker delivers for them.
+// appended appends n events to stream "k-1", numbered after the existing ones, and returns the
+// messages that a broker delivers for them.
 func appended(t *testing.T, db *memory.DB, stars ...int) (at eventstore.Appended, msgs []*message.Message) {
 	t.Helper()
 	var events []any
@@ -37,7 +37,7 @@ func appended(t *testing.T, db *memory.DB, stars ...int) (at eventstore.Appended
 	return at, msgs
 }
 
-// within waits for an append, but no longer than a second.
+// within waits for an append for at most a second.
 func within(t *testing.T, p *projector.Projector[txn], s projector.State, at eventstore.Appended) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -45,20 +45,20 @@ func within(t *testing.T, p *projector.Projector[txn], s projector.State, at eve
 	return p.Wait(ctx, s, at)
 }
 
-func TestWaitReportsWhatBecameOfAnEvent(t *testing.T) {
+func TestWaitReportsTheOutcomeOfAnEvent(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		bad := newFaults(map[string]error{})
 		p := define(marked, bad.run)
 		at, msgs := appended(t, db, 1, 2)
 		later, more := appended(t, db, 3)
-		require.ErrorIs(t, within(t, p, db, at), context.DeadlineExceeded, "it has not been delivered")
+		require.ErrorIs(t, within(t, p, db, at), context.DeadlineExceeded, "the message has not been delivered")
 		stop := run(t, db, f, projector.RunnerConfig{}, p)
 
 		bad.set(msgs[0].UUID, errNo)
 		f.deliver(t, msgs...)
-		require.ErrorIs(t, within(t, p, db, at), context.DeadlineExceeded, "it is tried again by itself")
+		require.ErrorIs(t, within(t, p, db, at), context.DeadlineExceeded, "the message is retried automatically")
 		bad.set(msgs[0].UUID, nil)
 		require.NoError(t, p.Wait(t.Context(), db, at))
 		require.Equal(t, upTo(2), noted(db, "a", "k-1"))
@@ -66,10 +66,10 @@ func TestWaitReportsWhatBecameOfAnEvent(t *testing.T) {
 		bad.set(more[0].UUID, errNever)
 		f.deliver(t, more...)
 		require.ErrorIs(t, within(t, p, db, later), projector.ErrParked)
-		require.NoError(t, within(t, p, db, at), "of its own append only")
+		require.NoError(t, within(t, p, db, at), "only its own append matters")
 		behind, last := appended(t, db, 4)
 		f.deliver(t, last...)
-		require.ErrorIs(t, within(t, p, db, behind), projector.ErrParked, "it waits behind one that is stuck")
+		require.ErrorIs(t, within(t, p, db, behind), projector.ErrParked, "the message waits behind a stuck one")
 
 		skip(t, db, projector.ParkedFilter{States: []projector.ParkedState{projector.StateStuck}})
 		require.ErrorIs(t, within(t, p, db, later), projector.ErrSkipped)
@@ -79,11 +79,11 @@ func TestWaitReportsWhatBecameOfAnEvent(t *testing.T) {
 	})
 }
 
-// If markers of its time have been deleted, an event may have been applied or not.
+// If markers as old as the event have been deleted, the event may or may not have been applied.
 func TestWaitReportsThatMarkersArePruned(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		db, f := newDB(t), make(feed)
+		db, f := newDB(t), make(subscription)
 		p := define(marked, note("a"))
 		at, msgs := appended(t, db, 1)
 		stop := run(t, db, f, projector.RunnerConfig{}, p)
@@ -107,13 +107,13 @@ func TestWaitRefuses(t *testing.T) {
 	require.Error(t, faulty.Wait(t.Context(), db, at))
 }
 
-// long is a stream of n events, more and more of them applied.
+// long is a stream of n events that are applied one after another.
 type long struct {
 	n         int
 	applied   func() int
 	questions int
 	pages     int
-	most      int // questions in a page
+	most      int // questions in the largest page
 	err       error
 }
 
@@ -152,7 +152,7 @@ func TestWaitForManyEventsAsksInPages(t *testing.T) {
 			l := &long{n: n, applied: func() int { return n }}
 			began := time.Now()
 			require.NoError(t, p.Wait(t.Context(), l, at))
-			require.Zero(t, time.Since(began), "there is nothing to wait for")
+			require.Zero(t, time.Since(began), "no waiting is needed")
 			require.Equal(t, []int{20, n, 500}, []int{l.pages, l.questions, l.most}, "each question is asked once")
 		})
 	})
@@ -160,12 +160,13 @@ func TestWaitForManyEventsAsksInPages(t *testing.T) {
 		t.Parallel()
 		synctest.Test(t, func(t *testing.T) {
 			began := time.Now()
-			l := &long{n: n, applied: func() int { return int(time.Since(began) / time.Millisecond) }} // 1,000 a second
+			// 1,000 per second.
+			l := &long{n: n, applied: func() int { return int(time.Since(began) / time.Millisecond) }}
 			require.NoError(t, p.Wait(t.Context(), l, at))
 			require.GreaterOrEqual(t, time.Since(began), n*time.Millisecond)
 			require.Less(t, time.Since(began), n*time.Millisecond+50*time.Millisecond, "as soon as they are applied")
 			require.Equal(t, 500, l.most)
-			require.Less(t, l.questions, 20*n, "it asks about those whose turn it is")
+			require.Less(t, l.questions, 20*n, "it asks only about the next events")
 		})
 	})
 	t.Run("of a store that fails", func(t *testing.T) {

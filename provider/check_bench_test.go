@@ -7,7 +7,7 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// BenchmarkCheckJSON is the check of a payload of 1 KB: of text, as most are, and of numbers.
+// BenchmarkCheckJSON measures the check of a 1 KB payload: text, as in most payloads, and numbers.
 func BenchmarkCheckJSON(b *testing.B) {
 	for name, line := range map[string]string{
 		"text":    `{"id":"0198c1f0-0000-7000-8000-000000000001","stars":5,"text":"` + strings.Repeat("x", 180) + `"}`,

@@ -27,29 +27,29 @@ func TestCheckJSON(t *testing.T) {
 		require.NoError(t, provider.CheckJSON("data", []byte(good), 0), "%.40s", good)
 	}
 	for name, bad := range map[string]string{
-		"empty":                ``,
-		"not JSON":             `{a:1}`,
-		"half":                 `{"a":`,
-		"two values":           `{} {}`,
-		"two scalars":          `1 2`,
-		"trailing":             `{}x`,
-		"NUL":                  `"a\u0000b"`,
-		"NUL in a key":         `{"a\u0000":1}`,
-		"raw NUL":              "\"a\x00\"",
-		"lone high surrogate":  `"\ud800"`,
-		"lone low surrogate":   `"\udc00"`,
-		"surrogates reversed":  `"\udc00\ud800"`,
-		"not UTF-8":            "\"\xff\"",
-		"key twice":            `{"a":1,"a":2}`,
-		"key twice, escaped":   `{"a":1,"\u0061":2}`,
-		"number too large":     `1e131072`,
-		"number too long":      `1` + strings.Repeat("0", 131072),
-		"number too small":     `1e-16384`,
-		"exponent overflows":   `1e99999999999999999999`,
-		"nested too deep":      strings.Repeat("[", 1001) + strings.Repeat("]", 1001),
-		"nested 10,000 deep":   strings.Repeat(`{"a":`, 10000) + "1" + strings.Repeat("}", 10000),
-		"over the size":        `"` + strings.Repeat("x", provider.DefaultMaxPayload) + `"`,
-		"a number like no one": `01`,
+		"empty":               ``,
+		"not JSON":            `{a:1}`,
+		"half":                `{"a":`,
+		"two values":          `{} {}`,
+		"two scalars":         `1 2`,
+		"trailing":            `{}x`,
+		"NUL":                 `"a\u0000b"`,
+		"NUL in a key":        `{"a\u0000":1}`,
+		"raw NUL":             "\"a\x00\"",
+		"lone high surrogate": `"\ud800"`,
+		"lone low surrogate":  `"\udc00"`,
+		"surrogates reversed": `"\udc00\ud800"`,
+		"not UTF-8":           "\"\xff\"",
+		"key twice":           `{"a":1,"a":2}`,
+		"key twice, escaped":  `{"a":1,"\u0061":2}`,
+		"number too large":    `1e131072`,
+		"number too long":     `1` + strings.Repeat("0", 131072),
+		"number too small":    `1e-16384`,
+		"exponent overflows":  `1e99999999999999999999`,
+		"nested too deep":     strings.Repeat("[", 1001) + strings.Repeat("]", 1001),
+		"nested 10,000 deep":  strings.Repeat(`{"a":`, 10000) + "1" + strings.Repeat("}", 10000),
+		"over the size":       `"` + strings.Repeat("x", provider.DefaultMaxPayload) + `"`,
+		"leading zero":        `01`,
 	} {
 		err := provider.CheckJSON("data", []byte(bad), 0)
 		var invalid *eventstore.InvalidError
@@ -61,7 +61,7 @@ func TestCheckJSON(t *testing.T) {
 	require.NoError(t, provider.CheckJSON("data", []byte(`"123456"`), 8))
 }
 
-// A limit of n accepts what PostgreSQL returns in n bytes, and a limit below that refuses it.
+// A limit of n accepts JSON that PostgreSQL prints in n bytes; a limit of n-1 refuses it.
 func TestCheckJSONCountsNumbersInFull(t *testing.T) {
 	t.Parallel()
 	for number, full := range map[string]int{
@@ -84,7 +84,7 @@ func TestCheckJSONCountsNumbersInFull(t *testing.T) {
 	}
 }
 
-func TestCheckJSONNamesNoValue(t *testing.T) {
+func TestCheckJSONErrorContainsNoValue(t *testing.T) {
 	t.Parallel()
 	err := provider.CheckJSON("data", []byte(`{"secret":"hunter2","secret":"hunter2"}`), 0)
 	require.Error(t, err)
@@ -131,7 +131,7 @@ func TestCheckAppend(t *testing.T) {
 	}
 }
 
-// Accepted data is within the limit, also with its numbers written in full.
+// Accepted data is within the limit, even with its numbers written in full.
 func FuzzCheckJSON(f *testing.F) {
 	for _, s := range []string{
 		`{"a":[1,2,{"b":null}]}`, `"\ud800"`, `1e131072`, `{"a":1,"a":2}`, "\xff", ``,

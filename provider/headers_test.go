@@ -44,7 +44,7 @@ func TestParseHeadersRefuses(t *testing.T) {
 	}
 }
 
-// encoding/json says what is an object of strings.
+// encoding/json is the reference for objects of strings.
 func FuzzParseHeaders(f *testing.F) {
 	for _, seed := range []string{`{}`, `{"a": "1", "b": "\u00fc\n"}`, `{"a": 1}`, `{"a": "\\"}`, `[]`, ` {"" :"x" , "\"": "}"} `, `{"a": "\ud83d\ude00"}`} {
 		f.Add([]byte(seed))
@@ -59,7 +59,7 @@ func FuzzParseHeaders(f *testing.F) {
 			ok = ok && isText
 			all[name] = s
 		}
-		// A value that a later one of the same name replaces counts as well.
+		// A value that is replaced by a later one of the same name must be valid too.
 		if !ok || err != nil {
 			require.ErrorIs(t, err, outbox.ErrMalformed)
 			require.True(t, !ok || strings.Count(string(text), ":") > len(want), "%s", text)

@@ -1,5 +1,5 @@
-// Command plot draws the series of bench/results.json as SVG: lines whose name ends in "=" and a number are
-// points of one.
+// Command plot draws the series in bench/results.json as SVG. Lines whose names end in "=" and a
+// number are the points of one series.
 //
 //	go run ./plot -in results.json -out ../docs/plots
 package main
@@ -26,15 +26,15 @@ type result struct {
 
 type point struct{ x, y float64 }
 
-// curve is one line of a plot.
+// curve is one series in a plot.
 type curve struct {
 	name, color string
 	points      []point
 }
 
 func main() {
-	in := flag.String("in", "results.json", "what bench wrote")
-	out := flag.String("out", "../docs/plots", "where the plots go")
+	in := flag.String("in", "results.json", "results that bench wrote")
+	out := flag.String("out", "../docs/plots", "directory for the plots")
 	flag.Parse()
 	if err := run(*in, *out); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -104,7 +104,7 @@ const (
 	plotWidth, plotHeight    float64 = width - left - right, height - top - bottom
 )
 
-// draw has a logarithmic axis of x, and one of y from 0.
+// draw draws a plot with a logarithmic x axis and a y axis that starts at 0.
 func draw(name string, rs []result) (string, error) {
 	all, err := curves(rs)
 	if err != nil {

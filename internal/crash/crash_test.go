@@ -10,15 +10,15 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestAPointCostsNothingInAnOrdinaryBuild(t *testing.T) {
-	said, err := exec.CommandContext(t.Context(), "go", "build", "-gcflags=-m=2", ".").CombinedOutput()
-	require.NoError(t, err, "%s", said)
+func TestPointCostsNothingInOrdinaryBuild(t *testing.T) {
+	output, err := exec.CommandContext(t.Context(), "go", "build", "-gcflags=-m=2", ".").CombinedOutput()
+	require.NoError(t, err, "%s", output)
 	var point string
-	for line := range strings.Lines(string(said)) {
+	for line := range strings.Lines(string(output)) {
 		if strings.Contains(line, "can inline Point") {
 			point = strings.TrimSpace(line)
 		}
 	}
-	require.True(t, strings.HasSuffix(point, "as: func(string) {  }"), "it is inlined, and empty: %s", said)
+	require.True(t, strings.HasSuffix(point, "as: func(string) {  }"), "Point must be inlined and empty: %s", output)
 	require.Zero(t, testing.AllocsPerRun(100, func() { Point("commit: after") }))
 }

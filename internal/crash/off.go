@@ -2,8 +2,8 @@
 
 package crash
 
-// Point is where a process may kill itself: nothing, here.
+// Point is where a process may kill itself. In this build it does nothing.
 func Point(string) {}
 
-// Watch has f told of every point that is reached: never, here.
+// Watch would call f at each point. In this build it does nothing.
 func Watch(func(name string)) {}

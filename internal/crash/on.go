@@ -10,7 +10,8 @@ import (
 	"syscall"
 )
 
-// Env names the point at which the process kills itself, and when: "commit: after#3" is the third time.
+// Env names the point at which the process kills itself, and optionally when: "commit: after#3" is
+// the third time.
 const Env = "KINORA_CRASH_POINT"
 
 var (
@@ -28,7 +29,7 @@ func split(text string) (name string, n int64) {
 	return name, n
 }
 
-// Point kills the process with SIGKILL if it is the one that Env names, at its time.
+// Point kills the process with SIGKILL if Env names this point and this is its turn.
 func Point(name string) {
 	if f := watch.Load(); f != nil {
 		(*f)(name)
@@ -39,5 +40,5 @@ func Point(name string) {
 	}
 }
 
-// Watch has f told of every point that is reached, before the process dies there.
+// Watch sets a function that is called at each point, before the process dies there.
 func Watch(f func(name string)) { watch.Store(&f) }

@@ -2,15 +2,16 @@ package mutant
 
 import "slices"
 
-// All are the mutants. The text that an edit looks for is short, and part of the mechanism, so that other changes of the
-// file leave it alone. A mutant that no longer applies fails TestEveryMutantApplies.
+// All lists the mutants. An edit's old text is short and part of the mechanism, so that other
+// changes of the file do not affect it. A mutant that no longer applies fails
+// TestEveryMutantApplies.
 var All = slices.Concat(stores, units)
 
-// stores are the mutants of markers, generations, appends and the outbox.
+// stores lists the mutants of markers, generations, appends and the outbox.
 var stores = []Mutant{
 	{
 		Name: "no_marker",
-		What: "a marker that is there does not keep a handler from running",
+		What: "an existing marker does not prevent a handler from running",
 		Edits: []Edit{
 			{File: "providers/memory/unit.go", Old: "return s.mark(m, generation, now)", New: "return s.mark(m, generation, now) || true"},
 			{File: "providers/sqlite/opening.go", Old: "return !marked[m] })", New: "return true })"},
@@ -38,7 +39,7 @@ var stores = []Mutant{
 	},
 	{
 		Name: "batch_on_conflict",
-		What: "a unit in one round trip ignores a marker that is there, instead of failing",
+		What: "a unit in one round trip ignores an existing marker instead of failing",
 		Edits: []Edit{
 			{File: "providers/postgres/batch.go", Old: "mustMarkSQL)", New: `mustMarkSQL+" on conflict do nothing")`},
 		},
@@ -67,13 +68,13 @@ var stores = []Mutant{
 		Tests: []Test{
 			{"./providers/memory", "TestConformance/Outbox/Claim/a_late_mark_changes_nothing"},
 			{"./providers/sqlite", "TestLateMarkChangesNothing"},
-			{"./providers/postgres", "TestNoTwoRelaysHoldAClaim"},
+			{"./tests/fault", "TestNoTwoRelaysHoldAClaim"},
 		},
 		Cells: []string{"zombie"},
 	},
 	{
 		Name: "half_guard",
-		What: "taking an entry does not look at the earlier entries of its key again",
+		What: "taking an entry does not check the earlier entries of its key again",
 		Edits: []Edit{
 			{File: "providers/memory/claim.go", Old: "!q.Unordered && s.passes(is, t.Token)", New: "false"},
 			{File: "providers/sqlite/claim.go", Old: "query := takeEntry", New: "query := takeUnordered"},
@@ -88,7 +89,7 @@ var stores = []Mutant{
 	},
 	{
 		Name:  "held_no_barrier",
-		What:  "a claim passes entries of its key that are set aside",
+		What:  "a claim passes entries of its key that are held",
 		Edits: []Edit{{File: "providers/postgres/claim.go", Old: "where e.held and e.topic <> ''", New: "where false"}},
 		Tests: []Test{{"./providers/postgres", "TestHeldEntriesKeepTheirPlace"}},
 		Cells: []string{"poison"},
@@ -110,7 +111,7 @@ var stores = []Mutant{
 	},
 	{
 		Name: "worker_clock",
-		What: "statements read the clock of the process that sends them, and not the server's",
+		What: "statements read the clock of the process that sends them instead of the server's",
 		Edits: []Edit{
 			{File: "providers/postgres/postgres.go", Old: "import (\n", New: "import (\n\t\"os\"\n"},
 			{File: "providers/postgres/postgres.go", Old: "func (db *Provider) q(statement string) string {\n", New: `func (db *DB) q(statement string) string {

@@ -1,6 +1,6 @@
-// Package mutant lists the mechanisms whose loss a test must notice, and takes them out. Each Mutant is a few edits of
-// the source. They reach the compiler through the flag -overlay of go build and go test, so nothing of them is in the
-// product.
+// Package mutant lists the mechanisms whose loss a test must notice, and removes them. Each Mutant
+// is a few edits of the source. The edits reach the compiler through the flag -overlay of go build
+// and go test, so the product does not contain them.
 package mutant
 
 import (
@@ -18,18 +18,18 @@ import (
 // Mutant is Kinora without one mechanism.
 type Mutant struct {
 	Name  string
-	What  string // how it behaves
+	What  string // how Kinora then behaves
 	Edits []Edit
-	Tests []Test   // every one of them fails with the mutant
-	Cells []string // of tests/fault, the one most likely to fail first
+	Tests []Test   // each of them fails with the mutant
+	Cells []string // cells of tests/fault, the one most likely to fail first
 }
 
 // Edit replaces Old by New in File.
 type Edit struct {
-	File  string // relative to the module's root
+	File  string // relative to the module root
 	Old   string
 	New   string
-	Count int // how often Old occurs in File. Zero means once.
+	Count int // how often Old occurs in File; zero means once
 }
 
 // Test names a test of a package.
@@ -38,18 +38,18 @@ type Test struct {
 	Name    string // a subtest is written as "TestA/b"
 }
 
-// Named returns the mutant of this name.
+// Named returns the mutant with this name.
 func Named(name string) (Mutant, error) {
 	for _, m := range All {
 		if m.Name == name {
 			return m, nil
 		}
 	}
-	return Mutant{}, fmt.Errorf("there is no mutant %q", name)
+	return Mutant{}, fmt.Errorf("unknown mutant %q: see package internal/mutant", name)
 }
 
-// Apply returns the text of the files that m edits, by absolute path. root is the module's root. It is an error if the
-// old text of an edit does not occur as often as the edit says.
+// Apply returns the text of the files that m edits, by absolute path. root is the module root.
+// Apply returns an error if the old text of an edit does not occur as often as the edit says.
 func (m Mutant) Apply(root string) (map[string]string, error) {
 	files := map[string]string{}
 	for _, e := range m.Edits {
@@ -66,14 +66,15 @@ func (m Mutant) Apply(root string) (map[string]string, error) {
 		case n == 0:
 			return nil, fmt.Errorf("mutant %s no longer applies: text not found in %s: %q", m.Name, e.File, e.Old)
 		case n != max(e.Count, 1):
-			return nil, fmt.Errorf("mutant %s no longer applies: text found %d times in %s, not %d: %q", m.Name, n, e.File, max(e.Count, 1), e.Old)
+			return nil, fmt.Errorf("mutant %s no longer applies: text found %d times in %s, want %d: %q", m.Name, n, e.File, max(e.Count, 1), e.Old)
 		}
 		files[path] = strings.ReplaceAll(text, e.Old, e.New)
 	}
 	return files, nil
 }
 
-// Overlay writes files, keyed by the paths that they replace or add, to dir. It returns the path for the flag -overlay.
+// Overlay writes files to dir, keyed by the paths that they replace or add. It returns the path of
+// the file for the flag -overlay.
 func Overlay(dir string, files map[string]string) (string, error) {
 	replace := map[string]string{}
 	for path, text := range files {
@@ -90,7 +91,7 @@ func Overlay(dir string, files map[string]string) (string, error) {
 	return overlay, os.WriteFile(overlay, text, 0o600)
 }
 
-// Root returns the module's root, as seen from the working directory.
+// Root returns the module root, found from the working directory.
 func Root(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/kinora-go/kinora").Output()
 	if err != nil {
@@ -99,8 +100,8 @@ func Root(ctx context.Context) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// Run runs t with an overlay. It returns go test's line about the failure, and all output. The line is empty if the test
-// passed, and if it did not run.
+// Run runs t with an overlay. It returns go test's line about the failure, and the whole output.
+// The line is empty if the test passed or did not run.
 func (t Test) Run(ctx context.Context, root, overlay string) (failure, output string) {
 	var run []string
 	for name := range strings.SplitSeq(t.Name, "/") {
@@ -108,7 +109,7 @@ func (t Test) Run(ctx context.Context, root, overlay string) (failure, output st
 	}
 	cmd := exec.CommandContext(ctx, "go", "test", "-count=1", "-timeout=2m", "-overlay", overlay, "-run", strings.Join(run, "/"), t.Package)
 	cmd.Dir = root
-	out, _ := cmd.CombinedOutput() // the output says more than the error
+	out, _ := cmd.CombinedOutput() // the output contains more than the error
 	failed := regexp.MustCompile(`(?m)^\s*--- FAIL: ` + regexp.QuoteMeta(t.Name) + ` .*`)
 	return strings.TrimSpace(failed.FindString(string(out))), string(out)
 }

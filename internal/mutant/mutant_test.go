@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Each of a mutant's tests fails with it, so the test would notice the loss of the mechanism.
+// Each test of a mutant fails with the mutant: the test notices the loss of the mechanism.
 func TestEveryMutantIsCaught(t *testing.T) {
 	t.Parallel()
 	root := root(t)
@@ -33,15 +33,15 @@ func TestEveryMutantIsCaught(t *testing.T) {
 	}
 }
 
-// Every mutant applies to the source as it is, leaves it Go, and is noticed by something.
+// Every mutant applies to the present source, is valid Go, and is noticed by a test or a cell.
 func TestEveryMutantApplies(t *testing.T) {
 	t.Parallel()
 	root := root(t)
 	names := map[string]bool{}
 	for _, m := range mutant.All {
-		require.False(t, names[m.Name], "two mutants are called %s", m.Name)
+		require.False(t, names[m.Name], "two mutants have the name %s", m.Name)
 		names[m.Name] = true
-		require.NotEmpty(t, len(m.Tests)+len(m.Cells), "nothing notices %s", m.Name)
+		require.NotEmpty(t, len(m.Tests)+len(m.Cells), "no test and no cell notices %s", m.Name)
 		files, err := m.Apply(root)
 		require.NoError(t, err)
 		require.NotEmpty(t, files)
@@ -52,7 +52,7 @@ func TestEveryMutantApplies(t *testing.T) {
 	}
 }
 
-func TestAMutantSaysWhyItNoLongerApplies(t *testing.T) {
+func TestMutantReportsWhyItNoLongerApplies(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "a.go"), []byte("one two two"), 0o600))
@@ -61,7 +61,7 @@ func TestAMutantSaysWhyItNoLongerApplies(t *testing.T) {
 	_, err := m(mutant.Edit{File: "a.go", Old: "three"}).Apply(dir)
 	require.EqualError(t, err, `mutant x no longer applies: text not found in a.go: "three"`)
 	_, err = m(mutant.Edit{File: "a.go", Old: "two"}).Apply(dir)
-	require.EqualError(t, err, `mutant x no longer applies: text found 2 times in a.go, not 1: "two"`)
+	require.EqualError(t, err, `mutant x no longer applies: text found 2 times in a.go, want 1: "two"`)
 	_, err = m(mutant.Edit{File: "b.go", Old: "two"}).Apply(dir)
 	require.ErrorContains(t, err, "mutant x no longer applies: open "+filepath.Join(dir, "b.go"))
 

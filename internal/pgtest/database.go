@@ -15,11 +15,12 @@ import (
 
 var (
 	templatesMu sync.Mutex
-	templates   = map[string]bool{} // those that this process knows to be there
+	// Names of the templates that exist, as far as this process knows.
+	templates = map[string]bool{}
 )
 
-// Create gives t a database of its own on server, dropped when t ends: a clone of a template that prepare
-// fills once, and that is known by key (what it holds: the migrations, say).
+// Create creates a database for t on server, and drops it when t ends. The database is a clone of a
+// template that prepare fills once. key identifies the template's content, such as the migrations.
 func Create(t testing.TB, server, key string, prepare func(ctx context.Context, dsn string) error) (dsn string) {
 	t.Helper()
 	ctx := context.Background()
@@ -53,7 +54,7 @@ func ensure(ctx context.Context, server, key string, prepare func(ctx context.Co
 		return "", err
 	}
 	defer func() { _ = conn.Close(ctx) }()
-	// Other test processes may use the same server: one of them makes the template.
+	// Other test processes may use the same server: only one of them makes the template.
 	if _, err := conn.Exec(ctx, `select pg_advisory_lock($1)`, int64(h.Sum64())); err != nil {
 		return "", err
 	}
@@ -79,7 +80,7 @@ func ensure(ctx context.Context, server, key string, prepare func(ctx context.Co
 	return name, nil
 }
 
-// with is server's connection string to another of its databases.
+// with returns server's connection string for another of its databases.
 func with(server, database string) string {
 	u, err := url.Parse(server)
 	if err != nil || u.Scheme == "" {

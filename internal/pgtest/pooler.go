@@ -18,10 +18,10 @@ import (
 
 const poolerRemedy = "no pgbouncer: install Debian's package pgbouncer (make test does), or set KINORA_SKIP=pgbouncer"
 
-// ErrNoPooler: pgbouncer is not installed.
+// ErrNoPooler means that pgbouncer is not installed.
 var ErrNoPooler = errors.New(poolerRemedy)
 
-// keepPooler runs pgbouncer and stops it when standard input ends, as keep does with a server.
+// keepPooler runs pgbouncer and stops it when standard input ends, as keep does for a server.
 const keepPooler = `
 "$1" "$2/pgbouncer.ini" >> "$2.log" 2>&1 < /dev/null &
 pid=$!
@@ -30,15 +30,16 @@ while kill -TERM $pid 2> /dev/null; do sleep 0.1; done
 rm -rf "$2" "$2.log"
 `
 
-// Pooler is a private pgbouncer, in transaction mode.
+// Pooler is a private pgbouncer in transaction mode.
 type Pooler struct {
 	host string
-	life *os.File // it goes when this closes, as it does when this process ends
+	life *os.File // pgbouncer ends when this is closed, and so when this process ends
 	done chan struct{}
 }
 
-// NewPooler starts a pgbouncer in transaction mode before a server, for one test. Settings ("default_pool_size=1")
-// come on top of its own. Without the binary the test fails and says what to do, unless KINORA_SKIP=pgbouncer.
+// NewPooler starts a pgbouncer in transaction mode in front of a server, for one test. Settings
+// ("default_pool_size=1") override its own. Without the binary the test fails with a remedy, unless
+// KINORA_SKIP=pgbouncer.
 func NewPooler(t testing.TB, server string, settings ...string) *Pooler {
 	t.Helper()
 	if slices.Contains(strings.Split(os.Getenv("KINORA_SKIP"), ","), "pgbouncer") {
@@ -52,7 +53,7 @@ func NewPooler(t testing.TB, server string, settings ...string) *Pooler {
 	return p
 }
 
-// DSN is the connection string dsn, of a database of the server, through the pooler, with parameters added
+// DSN returns the connection string for dsn's database through the pooler, with added parameters
 // ("default_query_exec_mode=exec").
 func (p *Pooler) DSN(t testing.TB, dsn string, parameters ...string) string {
 	t.Helper()
@@ -70,7 +71,7 @@ func (p *Pooler) DSN(t testing.TB, dsn string, parameters ...string) string {
 	return u.String()
 }
 
-// Stop stops it.
+// Stop stops the pooler.
 func (p *Pooler) Stop() {
 	_ = p.life.Close()
 	<-p.done
@@ -79,7 +80,7 @@ func (p *Pooler) Stop() {
 func startPooler(server string, settings ...string) (*Pooler, error) {
 	bin, err := exec.LookPath("pgbouncer")
 	if err != nil {
-		if bin = "/usr/sbin/pgbouncer"; missing(bin) { // not in everybody's PATH
+		if bin = "/usr/sbin/pgbouncer"; missing(bin) { // not in every user's PATH
 			return nil, ErrNoPooler
 		}
 	}
@@ -96,7 +97,7 @@ func startPooler(server string, settings ...string) (*Pooler, error) {
 		return nil, err
 	}
 	ini := fmt.Sprintf("[databases]\n* = host=%s port=%d user=%s", to.Host, to.Port, to.User)
-	if to.Password != "" { // an empty one is a syntax error
+	if to.Password != "" { // an empty password is a syntax error
 		ini += " password='" + strings.ReplaceAll(to.Password, "'", "''") + "'"
 	}
 	ini += "\n[pgbouncer]\n"
@@ -141,12 +142,12 @@ func (p *Pooler) await(dsn, log string) error {
 		}
 		select {
 		case <-p.done:
-			return fmt.Errorf("pgbouncer ended: %w", err)
+			return fmt.Errorf("pgbouncer stopped while starting: %w", err)
 		case <-time.After(10 * time.Millisecond):
 		}
 	}
-	said, _ := os.ReadFile(log)
-	return fmt.Errorf("pgbouncer does not answer: %w\n%s", err, said)
+	output, _ := os.ReadFile(log)
+	return fmt.Errorf("pgbouncer does not answer: %w\n%s", err, output)
 }
 
 func missing(file string) bool {

@@ -10,9 +10,9 @@ import (
 	"testing"
 )
 
-// Proxy stands between a client and a server. It counts round trips, and loses replies.
+// Proxy sits between a client and a server. It counts round trips and loses replies.
 type Proxy struct {
-	DSN   string // the server's, through the proxy
+	DSN   string // the server's connection string through the proxy
 	lose  atomic.Pointer[func(kind byte, body []byte) bool]
 	lost  atomic.Int64
 	trips atomic.Int64
@@ -24,18 +24,21 @@ type Proxy struct {
 	open  map[net.Conn]bool
 }
 
-// LoseReply makes the proxy lose the whole reply to the next message that when picks, and the connection with
-// it: the server has carried it out, and the client will never hear. It happens once.
+// LoseReply makes the proxy lose the whole reply to the next message for which when returns true,
+// and close the connection: the server executes the request, but the client gets no reply. It
+// happens once.
 func (p *Proxy) LoseReply(when func(kind byte, body []byte) bool) { p.lose.Store(&when) }
 
-// AnswerFatal makes the proxy answer for the replies that it loses, as a pooler does whose connection to the
-// server broke: FATAL, 08P01.
+// AnswerFatal makes the proxy send FATAL 08P01 in place of lost replies, as a pooler does whose
+// connection to the server broke.
 func (p *Proxy) AnswerFatal() { p.fatal.Store(true) }
 
-// Mute makes the connections that there are half-open: what the server says is lost from now on, and nobody hangs up.
+// Mute makes the existing connections half-open: the server's replies are lost from now on, and no
+// side closes.
 func (p *Proxy) Mute() { p.mutes.Add(1) }
 
-// Away makes the server unreachable, or reachable again: connections break, and new ones are hung up on.
+// Away makes the server unreachable, or reachable again. Existing connections break, and new ones
+// are closed.
 func (p *Proxy) Away(away bool) {
 	p.away.Store(away)
 	p.mu.Lock()
@@ -47,7 +50,7 @@ func (p *Proxy) Away(away bool) {
 	}
 }
 
-// keep remembers a client's connection until the function that it returns is called.
+// keep records a client's connection until the returned function is called.
 func (p *Proxy) keep(c net.Conn) func() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -59,13 +62,13 @@ func (p *Proxy) keep(c net.Conn) func() {
 	}
 }
 
-// Lost is how many replies were lost.
+// Lost returns the number of lost replies.
 func (p *Proxy) Lost() int { return int(p.lost.Load()) }
 
-// RoundTrips is how often clients have waited for the server so far: their Sync and Query messages.
+// RoundTrips counts how often clients have waited for the server: their Sync and Query messages.
 func (p *Proxy) RoundTrips() int { return int(p.trips.Load()) }
 
-// NewProxy starts a proxy before the server of dsn, which must say sslmode=disable.
+// NewProxy starts a proxy in front of the server of dsn, which must contain sslmode=disable.
 func NewProxy(t testing.TB, dsn string) *Proxy {
 	t.Helper()
 	u, err := url.Parse(dsn)
@@ -103,21 +106,21 @@ func (p *Proxy) serve(client net.Conn, address string) {
 		return
 	}
 	defer func() { _ = server.Close() }()
-	var deaf atomic.Bool // replies are lost from here on
+	var losing atomic.Bool // replies are lost from now on
 	var both sync.WaitGroup
 	both.Go(func() {
 		defer func() { _ = server.Close() }()
-		p.requests(client, server, &deaf)
+		p.requests(client, server, &losing)
 	})
 	both.Go(func() {
 		defer func() { _ = client.Close() }()
-		p.replies(server, client, &deaf)
+		p.replies(server, client, &losing)
 	})
 	both.Wait()
 }
 
-// requests passes on what the client says. The first message has no kind.
-func (p *Proxy) requests(client io.Reader, server io.Writer, deaf *atomic.Bool) {
+// requests forwards the client's messages. The first message has no kind byte.
+func (p *Proxy) requests(client io.Reader, server io.Writer, losing *atomic.Bool) {
 	for first := true; ; first = false {
 		kind, raw, err := Message(client, first)
 		if err != nil {
@@ -127,7 +130,7 @@ func (p *Proxy) requests(client io.Reader, server io.Writer, deaf *atomic.Bool) 
 			p.trips.Add(1)
 		}
 		if when := p.lose.Load(); when != nil && !first && (*when)(kind, raw[5:]) && p.lose.CompareAndSwap(when, nil) {
-			deaf.Store(true)
+			losing.Store(true)
 		}
 		if _, err := server.Write(raw); err != nil {
 			return
@@ -135,9 +138,9 @@ func (p *Proxy) requests(client io.Reader, server io.Writer, deaf *atomic.Bool) 
 	}
 }
 
-// replies passes on what the server says, until it is to be lost: then it waits until the server is ready for
-// the next request, so that this one is done, and hangs up.
-func (p *Proxy) replies(server io.Reader, client io.Writer, deaf *atomic.Bool) {
+// replies forwards the server's messages until a reply is to be lost. Then it waits until the
+// server is ready for the next request, so that this one is completed, and closes the connection.
+func (p *Proxy) replies(server io.Reader, client io.Writer, losing *atomic.Bool) {
 	for mutes := p.mutes.Load(); ; {
 		kind, raw, err := Message(server, false)
 		if err != nil {
@@ -146,7 +149,7 @@ func (p *Proxy) replies(server io.Reader, client io.Writer, deaf *atomic.Bool) {
 		if p.mutes.Load() != mutes {
 			continue
 		}
-		if deaf.Load() {
+		if losing.Load() {
 			if kind == 'Z' {
 				p.lost.Add(1)
 				if p.fatal.Load() {
@@ -164,7 +167,7 @@ func (p *Proxy) replies(server io.Reader, client io.Writer, deaf *atomic.Bool) {
 	}
 }
 
-// Message reads a message of the protocol. The first one of a client has no kind.
+// Message reads one protocol message. A client's first message has no kind byte.
 func Message(r io.Reader, first bool) (kind byte, raw []byte, err error) {
 	head := make([]byte, 5)
 	if first {

@@ -1,9 +1,10 @@
-// Package pgtest gives tests real PostgreSQL servers.
+// Package pgtest provides real PostgreSQL servers for tests.
 //
-// The server is the one that KINORA_POSTGRES names (a superuser's connection string), or else a private one,
-// started from the installed binaries on a free port, once for each test process, and stopped with it, however
-// it ends. Without either a test fails and says what to do, unless KINORA_SKIP=postgres. So it is with pgbouncer, which
-// is always a private one, and KINORA_SKIP=pgbouncer.
+// KINORA_POSTGRES names the server (a superuser's connection string). If it is empty, each test
+// process starts a private server from the installed binaries on a free port; the server stops with
+// the process, however the process ends. Without either, a test fails with a remedy, unless
+// KINORA_SKIP=postgres. The same holds for pgbouncer, which is always private, and
+// KINORA_SKIP=pgbouncer.
 package pgtest
 
 import (
@@ -28,7 +29,7 @@ import (
 
 const remedy = "no PostgreSQL: install Debian's package postgresql (make test does), or name a server in KINORA_POSTGRES, or set KINORA_SKIP=postgres"
 
-// ErrNoServer: no server is named and no binaries are installed.
+// ErrNoServer means that no server is named and no binaries are installed.
 var ErrNoServer = errors.New(remedy)
 
 var shared = sync.OnceValues(func() (string, error) {
@@ -42,8 +43,9 @@ var shared = sync.OnceValues(func() (string, error) {
 	return s.DSN, nil
 })
 
-// Shared is a superuser's connection string to the server that all tests of this process share. Tests have a
-// database each (Create), and must not hold transactions open on purpose: see Private.
+// Shared returns a superuser's connection string to the server that all tests of this process
+// share. Each test has its own database (Create), and must not hold transactions open on purpose:
+// see Private.
 func Shared(t testing.TB) string {
 	t.Helper()
 	skip(t)
@@ -54,7 +56,8 @@ func Shared(t testing.TB) string {
 	return dsn
 }
 
-// Private starts a server for one test: it may hold transactions open, and stop or kill the server.
+// Private starts a server for one test, which may hold transactions open and stop or kill the
+// server.
 func Private(t testing.TB, settings ...string) *Server {
 	t.Helper()
 	skip(t)
@@ -75,15 +78,15 @@ func skip(t testing.TB) {
 
 // Server is a private server.
 type Server struct {
-	DSN  string // as superuser, to database postgres
-	Dir  string // its data
+	DSN  string // as superuser, to the database postgres
+	Dir  string // data directory
 	Port int
-	life *os.File // the server goes when this closes, as it does when this process ends
+	life *os.File // the server ends when this is closed, and so when this process ends
 	done chan struct{}
 }
 
-// keep starts the server and stops it when standard input ends: when whoever started it has gone. A line there is a
-// signal that ends the server, which is then started again.
+// keep starts the server and stops it when standard input ends, that is when the starting process
+// has gone. A line on standard input is a signal that ends the server, which is then started again.
 const keep = `
 set -e
 "$1/initdb" -D "$2" -U postgres -A trust -E UTF8 --locale=C --no-sync > "$2.log" 2>&1
@@ -99,13 +102,13 @@ while read -r signal; do
 	wait $pid
 	start "$@"
 done
-# again and again: a server that has just begun does not heed it yet
+# repeatedly, because a server that has just started ignores the signal
 while kill -QUIT $pid 2> /dev/null; do sleep 0.1; done
 rm -rf "$data" "$data.log" "${data%/data}"
 `
 
-// Start starts a private server with these settings ("max_connections=20") on top of its own. It gives up
-// durability (fsync) unless a setting says otherwise: killed processes lose nothing by it.
+// Start starts a private server. Settings ("max_connections=20") override its own. The server runs
+// without fsync unless a setting says otherwise: killed processes lose nothing by that.
 func Start(settings ...string) (*Server, error) {
 	bin, err := binaries()
 	if err != nil {
@@ -150,8 +153,8 @@ func Start(settings ...string) (*Server, error) {
 	return s, nil
 }
 
-// Restart ends the server by a signal ("QUIT" is pg_ctl's -m immediate, "INT" its -m fast, "KILL" a crash of its
-// parent alone), starts it again, and returns when it takes connections.
+// Restart ends the server with a signal ("QUIT" is pg_ctl's -m immediate, "INT" its -m fast, "KILL"
+// a crash of the parent process alone), starts it again, and returns when it accepts connections.
 func (s *Server) Restart(signal string) error {
 	var before time.Time
 	if err := s.scan("select pg_postmaster_start_time()", &before); err != nil {
@@ -168,11 +171,11 @@ func (s *Server) Restart(signal string) error {
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
-	said, _ := os.ReadFile(s.Log())
-	return fmt.Errorf("postgres does not come back after %s: %s", signal, said)
+	output, _ := os.ReadFile(s.Log())
+	return fmt.Errorf("postgres does not come back after %s: %s", signal, output)
 }
 
-// scan asks for one value on a connection of its own.
+// scan queries one value on a new connection.
 func (s *Server) scan(query string, value any) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -184,10 +187,10 @@ func (s *Server) scan(query string, value any) error {
 	return c.QueryRow(ctx, query).Scan(value)
 }
 
-// Log is the file that the server writes to.
+// Log returns the path of the server's log file.
 func (s *Server) Log() string { return s.Dir + ".log" }
 
-// Stop stops the server, and removes its data.
+// Stop stops the server and removes its data.
 func (s *Server) Stop() {
 	_ = s.life.Close()
 	<-s.done
@@ -204,7 +207,7 @@ func (s *Server) await(log string) error {
 			err = c.QueryRow(ctx, "show data_directory").Scan(&dir)
 			_ = c.Close(ctx)
 			if err == nil && dir != s.Dir {
-				return fmt.Errorf("port %d is another server's", s.Port)
+				return fmt.Errorf("port %d belongs to another server", s.Port)
 			}
 			if err == nil {
 				return nil
@@ -212,17 +215,17 @@ func (s *Server) await(log string) error {
 		}
 		select {
 		case <-s.done:
-			said, _ := os.ReadFile(log)
-			return fmt.Errorf("postgres ended: %s", said)
+			output, _ := os.ReadFile(log)
+			return fmt.Errorf("postgres stopped while starting: %s", output)
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
 	return fmt.Errorf("postgres does not answer: %w", err)
 }
 
-// binaries is the folder of the newest installed server.
+// binaries returns the directory of the newest installed server.
 func binaries() (string, error) {
-	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/postgres") // Debian's place
+	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/postgres") // Debian's location
 	slices.SortFunc(found, func(a, b string) int {
 		major := func(p string) int {
 			n, _ := strconv.Atoi(filepath.Base(filepath.Dir(filepath.Dir(p))))
@@ -239,9 +242,10 @@ func binaries() (string, error) {
 	return "", ErrNoServer
 }
 
-// asOther makes root run the server as somebody else, since initdb refuses root.
+// asOther makes root run the server as another user, because initdb refuses root.
 func asOther(cmd *exec.Cmd, dir string) error {
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C for the tests is not for the server: it goes after them
+	// A Ctrl-C for the tests must not reach the server, which ends after them.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if os.Geteuid() != 0 {
 		return nil
 	}

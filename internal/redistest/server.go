@@ -1,8 +1,9 @@
-// Package redistest gives tests real Redis servers.
+// Package redistest provides real Redis servers for tests.
 //
-// A shared server is the one that KINORA_REDIS names (redis://127.0.0.1:6379/0), or else a private one, started from
-// the installed redis-server on a free port, once for each test process. A private server ends with its test process,
-// however that ends. Without a server a test fails and says what to do, unless KINORA_SKIP=redis.
+// KINORA_REDIS names the shared server (redis://127.0.0.1:6379/0). If it is empty, each test
+// process starts a private server from the installed redis-server on a free port; the server ends
+// with the process, however the process ends. Without either, a test fails with a remedy, unless
+// KINORA_SKIP=redis.
 package redistest
 
 import (
@@ -24,7 +25,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 )
 
-// ErrNoServer: no server is named and redis-server is not installed.
+// ErrNoServer means that no server is named and redis-server is not installed.
 var ErrNoServer = errors.New("no Redis: install Debian's package redis-server (make test does), or name a server in KINORA_REDIS, or set KINORA_SKIP=redis")
 
 var shared = sync.OnceValues(func() (string, error) {
@@ -38,8 +39,8 @@ var shared = sync.OnceValues(func() (string, error) {
 	return s.URL, nil
 })
 
-// Shared is the URL of the server that all tests of this process share. Tests use keys of their own, and must not
-// change settings: see Private.
+// Shared returns the URL of the server that all tests of this process share. Each test uses its own
+// keys, and must not change settings: see Private.
 func Shared(t testing.TB) string {
 	t.Helper()
 	skip(t)
@@ -50,7 +51,7 @@ func Shared(t testing.TB) string {
 	return url
 }
 
-// Private starts a server for one test, with settings on top of its own ("--appendonly", "yes").
+// Private starts a server for one test. Settings ("--appendonly", "yes") override its own.
 func Private(t testing.TB, settings ...string) *Server {
 	t.Helper()
 	skip(t)
@@ -62,7 +63,8 @@ func Private(t testing.TB, settings ...string) *Server {
 	return s
 }
 
-// Client returns a client of the server at url, closed when t ends. Configure may change its options.
+// Client returns a client of the server at url, closed when t ends. configure may change its
+// options.
 func Client(t testing.TB, url string, configure ...func(*goredis.Options)) *goredis.Client {
 	t.Helper()
 	o, err := goredis.ParseURL(url)
@@ -87,14 +89,14 @@ func skip(t testing.TB) {
 // Server is a private server.
 type Server struct {
 	URL  string
-	Addr string   // of URL
-	dir  string   // its data
-	life *os.File // the server ends when this closes, as it does when this process ends
+	Addr string   // host and port of URL
+	dir  string   // data directory
+	life *os.File // the server ends when this is closed, and so when this process ends
 	done chan struct{}
 }
 
-// keep runs the server, and stops it and removes its data when standard input ends. A line "end SIGNAL" there ends the
-// server, and "start" starts it again.
+// keep runs the server, stops it when standard input ends, and removes its data. A line "end
+// SIGNAL" on standard input ends the server, and "start" starts it again.
 const keep = `
 dir=$1; shift
 start() {
@@ -113,8 +115,8 @@ wait $pid
 rm -rf "$dir"
 `
 
-// Start starts a private server with these settings on top of its own. It keeps nothing on disk unless a setting says
-// otherwise ("--appendonly", "yes").
+// Start starts a private server. Settings override its own. The server keeps nothing on disk unless
+// a setting says otherwise ("--appendonly", "yes").
 func Start(settings ...string) (*Server, error) {
 	bin, err := exec.LookPath("redis-server")
 	if err != nil {
@@ -138,7 +140,8 @@ func Start(settings ...string) (*Server, error) {
 		"--save", "", "--daemonize", "no"}, settings...)
 	cmd := exec.Command("sh", args...)
 	cmd.Dir, cmd.Stdin = dir, read
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for the tests: the server ends after them
+	// A Ctrl-C for the tests must not reach the server, which ends after them.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	err = cmd.Start()
 	_ = read.Close()
 	if err != nil {
@@ -153,7 +156,7 @@ func Start(settings ...string) (*Server, error) {
 	return s, nil
 }
 
-// End ends the server by a signal ("KILL"), and returns when it is gone.
+// End ends the server with a signal ("KILL") and returns when it has ended.
 func (s *Server) End(signal string) error {
 	if _, err := fmt.Fprintln(s.life, "end", signal); err != nil {
 		return err
@@ -165,7 +168,7 @@ func (s *Server) End(signal string) error {
 		}
 		_ = c.Close()
 	}
-	return fmt.Errorf("redis-server does not end after %s", signal)
+	return fmt.Errorf("redis-server did not end after %s", signal)
 }
 
 // Begin starts the server again after End, on the same port and data, and returns when it answers.
@@ -176,13 +179,13 @@ func (s *Server) Begin() error {
 	return s.await()
 }
 
-// Stop stops the server, and removes its data.
+// Stop stops the server and removes its data.
 func (s *Server) Stop() {
 	_ = s.life.Close()
 	<-s.done
 }
 
-// await waits until the server answers, and makes sure that it is this one.
+// await waits until the server answers, and checks that the answering server is this one.
 func (s *Server) await() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	defer cancel()
@@ -193,22 +196,22 @@ func (s *Server) await() error {
 		var dir map[string]string
 		if dir, err = c.ConfigGet(ctx, "dir").Result(); err == nil {
 			if dir["dir"] != s.dir {
-				return fmt.Errorf("another server has the address %s", s.Addr)
+				return fmt.Errorf("the address %s belongs to another server", s.Addr)
 			}
 			return nil
 		}
 		select {
 		case <-s.done:
-			return fmt.Errorf("redis-server ended: %s", s.said())
+			return fmt.Errorf("redis-server stopped while starting: %s", s.output())
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
-	return fmt.Errorf("redis-server does not answer: %w: %s", err, s.said())
+	return fmt.Errorf("redis-server does not answer: %w: %s", err, s.output())
 }
 
-func (s *Server) said() []byte {
-	said, _ := os.ReadFile(filepath.Join(s.dir, "log"))
-	return said
+func (s *Server) output() []byte {
+	output, _ := os.ReadFile(filepath.Join(s.dir, "log"))
+	return output
 }
 
 func freePort() (int, error) {

@@ -14,6 +14,9 @@ import (
 
 // EntryCandidates implements provider.Outbox.
 func (db *Provider) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]outbox.Entry, error) {
+	if err := provider.CheckQuery(q); err != nil {
+		return nil, fmt.Errorf("read candidates: %w", err)
+	}
 	return query(ctx, db, "read candidates", func(s *state, now time.Time) []outbox.Entry { return s.candidates(q, limit, now) })
 }
 
@@ -31,6 +34,9 @@ func (db *Provider) TakeEntry(ctx context.Context, e outbox.Entry, q provider.En
 
 // ClaimEntries implements provider.BatchClaimer: the portable claim, in one transaction.
 func (db *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) (taken []outbox.Entry, err error) {
+	if err := provider.CheckQuery(q); err != nil {
+		return nil, fmt.Errorf("claim entries: %w", err)
+	}
 	err = db.tx(ctx, func(tx *Model) error {
 		now := db.now()
 		taken, err = claim.Portable(ctx, t,

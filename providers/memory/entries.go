@@ -89,6 +89,9 @@ func (db *Provider) Enqueued() <-chan struct{} { return db.committed.Load().adde
 
 // Entries implements outbox.Inspector.
 func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, error) {
+	if err := provider.CheckFilter(f); err != nil {
+		return nil, fmt.Errorf("list entries: %w", err)
+	}
 	if f.Limit == 0 {
 		f.Limit = 100
 	}
@@ -97,6 +100,9 @@ func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, err
 
 // StatusCounts implements outbox.Inspector.
 func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.Status]int64, error) {
+	if err := provider.CheckFilter(outbox.Filter{Status: of}); err != nil {
+		return nil, fmt.Errorf("count entries: %w", err)
+	}
 	return query(ctx, db.Provider, "count entries", func(s *state, _ time.Time) map[outbox.Status]int64 {
 		counts := provider.ZeroCounts(of)
 		for _, e := range s.entries.from(0) {
@@ -129,6 +135,9 @@ func (db *DB) Skip(ctx context.Context, f outbox.Filter) (n int, err error) {
 
 // change changes those that f picks and that are in one of these statuses.
 func (db *Provider) change(ctx context.Context, f outbox.Filter, in []outbox.Status, to func(*outbox.Entry, time.Time) error) (n int, err error) {
+	if err := provider.CheckFilter(f); err != nil {
+		return 0, fmt.Errorf("change entries: %w", err)
+	}
 	if len(f.Status) > 0 {
 		in = slices.DeleteFunc(in, func(s outbox.Status) bool { return !slices.Contains(f.Status, s) })
 		if len(in) == 0 {

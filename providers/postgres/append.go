@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -221,6 +222,9 @@ func (a *appending) run(ctx context.Context, q querier) (eventstore.Appended, er
 	if violates(err, "outbox_topic_message_id_key") { // somebody enqueued a message of their own under an event's id
 		err = fmt.Errorf("%w: %w", eventstore.ErrEventIDReused, err)
 	}
+	if violates(err, "events_stream_version_key") {
+		return eventstore.Appended{}, a.damaged()
+	}
 	if err != nil {
 		return eventstore.Appended{}, fmt.Errorf("append to %s: %w", a.stream, clear(err))
 	}
@@ -236,6 +240,8 @@ func (a *appending) refused(ctx context.Context, q querier) (eventstore.Appended
 		return eventstore.Appended{}, fmt.Errorf("append to %s: %w", a.stream, clear(err))
 	}
 	switch {
+	case known == 0 && int64(a.expected) > actual: // nobody has read so many events, unless the row is behind them
+		return eventstore.Appended{}, a.ahead(ctx, q, actual)
 	case known == 0:
 		return eventstore.Appended{}, &eventstore.ConflictError{Stream: a.stream, Expected: a.expected, Actual: actual}
 	case known == len(a.ids) && base != nil && (a.expected == eventstore.Any || *base == int64(a.expected)):
@@ -243,6 +249,30 @@ func (a *appending) refused(ctx context.Context, q querier) (eventstore.Appended
 		return eventstore.Appended{Stream: a.stream, Version: *base + int64(n), Position: *last, Count: n, Replayed: true}, nil
 	}
 	return eventstore.Appended{}, fmt.Errorf("append to %s: %w", a.stream, eventstore.ErrEventIDReused)
+}
+
+const beyondSQL = `
+select exists (select from kinora.events where stream = $1::text and version > $2::bigint)`
+
+// ahead returns the error of an append that expects a greater version than that of the stream's row.
+func (a *appending) ahead(ctx context.Context, q querier, actual int64) error {
+	var beyond bool
+	err := q.QueryRow(ctx, a.db.q(beyondSQL), planned, a.stream, actual).Scan(&beyond)
+	switch {
+	case err != nil:
+		return fmt.Errorf("append to %s: %w", a.stream, clear(err))
+	case beyond:
+		return a.damaged()
+	}
+	return &eventstore.ConflictError{Stream: a.stream, Expected: a.expected, Actual: actual}
+}
+
+// damaged says how to restore the stream's row.
+func (a *appending) damaged() error {
+	return fmt.Errorf("append to %s: %w: restore the row: insert into %[3]s.streams (stream, category, version) "+
+		"select stream, '%[4]s', max(version) from %[3]s.events where stream = '%[5]s' group by stream "+
+		"on conflict (stream) do update set version = excluded.version", a.stream, eventstore.ErrDamaged,
+		a.db.cfg.Schema, eventstore.Category(a.stream), strings.ReplaceAll(a.stream, "'", "''"))
 }
 
 const resolveTries = 20
@@ -287,7 +317,7 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 				db.added()
 			}
 			return at, nil
-		case errors.Is(err, eventstore.ErrConflict), errors.Is(err, eventstore.ErrEventIDReused):
+		case errors.Is(err, eventstore.ErrConflict), errors.Is(err, eventstore.ErrEventIDReused), errors.Is(err, eventstore.ErrDamaged):
 			return eventstore.Appended{}, err // the server has said so
 		case violates(err, "events_id_key") && try <= resolveTries:
 			continue // these ids were being appended at this moment: the next try finds them
@@ -325,6 +355,7 @@ func pause(ctx context.Context, try int) error {
 // Append implements eventstore.TxStore. The one exception to "usable": if one of the ids is being appended by
 // another transaction at this very moment, or somebody has enqueued a message under it, the database itself
 // aborts the caller's transaction; the error is ErrEventIDReused then too, and a new transaction finds the ids.
+// ErrDamaged may leave the transaction aborted as well.
 func (t *Tx) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {
 	a, err := t.db.newAppend(stream, expected, events)
 	if err != nil {

@@ -32,3 +32,9 @@ func (d *dryRun) Changes(ctx context.Context, tx pgx.Tx) ([]provider.Change, err
 	return d.changes(ctx, tx)
 }
 func (d *dryRun) End(ctx context.Context) { d.end(ctx) }
+
+// Migrations are those of this version.
+func Migrations() []string { return migrations }
+
+// Up applies those of all that the schema does not have.
+func (db *DB) Up(ctx context.Context, tx pgx.Tx, all []string) error { return db.up(ctx, tx, all) }

@@ -122,6 +122,9 @@ const noLimit = 1 << 62
 
 // Entries implements outbox.Inspector.
 func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, error) {
+	if err := provider.CheckFilter(f); err != nil {
+		return nil, fmt.Errorf("list entries: %w", err)
+	}
 	query := entriesSQL
 	switch {
 	case only(f, outbox.Failed, outbox.Abandoned):
@@ -145,6 +148,9 @@ func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, err
 
 // StatusCounts implements outbox.Inspector.
 func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.Status]int64, error) {
+	if err := provider.CheckFilter(outbox.Filter{Status: of}); err != nil {
+		return nil, fmt.Errorf("count entries: %w", err)
+	}
 	counts, query := provider.ZeroCounts(of), countsSQL
 	switch f := (outbox.Filter{Status: of}); {
 	case only(f, outbox.Failed, outbox.Abandoned):
@@ -171,7 +177,7 @@ func (db *DB) Requeue(ctx context.Context, f outbox.Filter) (int, error) {
 	if f.Force {
 		window = 0
 	}
-	n, err := db.change(ctx, requeueSQL, append(filterArgs(f, noLimit), window))
+	n, err := db.change(ctx, requeueSQL, f, window)
 	if err != nil {
 		return 0, fmt.Errorf("requeue entries: %w", err)
 	}
@@ -183,7 +189,7 @@ func (db *DB) Requeue(ctx context.Context, f outbox.Filter) (int, error) {
 
 // Skip implements outbox.Inspector.
 func (db *DB) Skip(ctx context.Context, f outbox.Filter) (int, error) {
-	n, err := db.change(ctx, skipSQL, filterArgs(f, noLimit))
+	n, err := db.change(ctx, skipSQL, f)
 	if err != nil {
 		return 0, fmt.Errorf("skip entries: %w", err)
 	}
@@ -199,10 +205,14 @@ type lane struct{ topic, key string }
 const restoreLanes = 10_000 // lanes in one statement
 
 // change runs a statement that returns the lanes that it changed entries of, and how many; fewer than none are stale.
-func (db *Provider) change(ctx context.Context, statement string, args []any) (n int, err error) {
+func (db *Provider) change(ctx context.Context, statement string, f outbox.Filter, more ...any) (n int, err error) {
+	if err := provider.CheckFilter(f); err != nil {
+		return 0, err
+	}
+	args := append([]any{planned}, append(filterArgs(f, noLimit), more...)...)
 	var topics, keys []string
 	err = db.inTx(ctx, func(tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, db.q(statement), append([]any{planned}, args...)...)
+		rows, err := tx.Query(ctx, db.q(statement), args...)
 		if err != nil {
 			return err
 		}

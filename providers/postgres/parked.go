@@ -75,6 +75,9 @@ order by h.o, h.due_at, h.lane, p.id`
 
 // Due implements provider.Parking.
 func (db *Provider) Due(ctx context.Context, f provider.DueFilter) ([]provider.Parked, error) {
+	if err := provider.CheckDueFilter(f); err != nil {
+		return nil, wrap("list what is due", err)
+	}
 	lanes := each(f.Lanes, func(l *provider.Lane) []byte { return l[:] })
 	list, err := collect(ctx, db.pool, scanParked, db.q(dueSQL), planned, f.Projectors, max(f.Keys, 0), max(f.Each, 1), lanes)
 	return list, ofOwn(ctx, wrap("list what is due", err))
@@ -167,6 +170,9 @@ func parkedArgs(f provider.ParkedFilter, limit int64) []any {
 
 // Parked implements provider.Parking.
 func (db *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.Parked, error) {
+	if err := provider.CheckParkedFilter(f); err != nil {
+		return nil, wrap("list parked messages", err)
+	}
 	list, err := collect(ctx, db.pool, scanParked, db.q(parkedSQL), parkedArgs(f, 100)...)
 	return list, wrap("list parked messages", clear(err))
 }
@@ -176,6 +182,9 @@ select count(*) from kinora.parked where state in ('waiting', 'stuck') and id > 
 
 // ParkedCount is the number of messages of a projector that are waiting or stuck; of all projectors if its name is empty.
 func (db *DB) ParkedCount(ctx context.Context, projector string) (n int64, err error) {
+	if err := provider.CheckStorable("projector", projector); err != nil {
+		return 0, wrap("count parked messages", err)
+	}
 	err = db.pool.QueryRow(ctx, db.q(parkedCountSQL), planned, projector).Scan(&n)
 	return n, wrap("count parked messages", clear(err))
 }
@@ -196,7 +205,10 @@ func scanParked(row pgx.CollectableRow) (provider.Parked, error) {
 
 // Decide implements provider.Parking. It waits for units that have the lanes of these messages. After a deadlock it begins again.
 func (db *Provider) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, d provider.Decision) (n int, err error) {
-	if err := provider.CheckDecision(to, d); err != nil {
+	if err = provider.CheckDecision(to, d); err == nil {
+		err = provider.CheckParkedFilter(f)
+	}
+	if err != nil {
 		return 0, wrap("decide about parked messages", err)
 	}
 	var changed string

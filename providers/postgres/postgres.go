@@ -18,7 +18,9 @@ import (
 
 // Config tells how a DB works; the zero value is the default.
 type Config struct {
-	Schema     string       // the PostgreSQL schema of Kinora's tables, as provider.CheckName has it; empty means "kinora"
+	// Schema is the PostgreSQL schema of Kinora's tables: ^[a-z][a-z0-9_]{0,40}$, and neither a reserved word of
+	// PostgreSQL nor one of its own schemas ("pg_…"). Empty means "kinora".
+	Schema     string
 	Route      outbox.Route // which events make entries, to which topics; nil: none
 	MaxPayload int          // bytes of one event's or message's payload; zero means 1 MiB
 
@@ -34,6 +36,12 @@ type Config struct {
 
 // ErrNotMigrated: the schema is not there, or older than this package needs. Call Migrate.
 var ErrNotMigrated = errors.New("the database is not migrated: call Migrate")
+
+// ErrEncoding: the database is not encoded as UTF-8.
+var ErrEncoding = errors.New("the database must have the encoding UTF8: create another one with it, from template0")
+
+// NewerError is the error of Migrate and Ready if a newer program has migrated the schema.
+type NewerError = provider.NewerError
 
 // DB is an event store, an outbox and read models in one PostgreSQL database. Repositories, relays and runners take it. Its
 // methods may be called concurrently.
@@ -93,7 +101,8 @@ func Open(ctx context.Context, dsn string, cfg *Config) (*DB, error) {
 	return db, nil
 }
 
-// New borrows the caller's pool. It does nothing else yet.
+// New borrows the caller's pool. It does nothing else yet. A schema's name that Config.Schema does not take is an
+// *eventstore.InvalidError.
 func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 	if pool == nil {
 		return nil, errors.New("postgres: wants a pool")
@@ -114,7 +123,7 @@ func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 	if db.cfg.RequeueWindow == 0 {
 		db.cfg.RequeueWindow = provider.DefaultRequeueWindow
 	}
-	if err := provider.CheckName("schema", db.cfg.Schema); err != nil {
+	if err := checkSchema(db.cfg.Schema); err != nil {
 		return nil, err
 	}
 	db.notes.send = func(ctx context.Context) { _ = db.notify(ctx, db.channel(), "") }

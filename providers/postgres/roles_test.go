@@ -108,7 +108,7 @@ func TestRolesMayDoTheirWorkAndNothingElse(t *testing.T) {
 		t.Run(role, func(t *testing.T) {
 			t.Parallel()
 			db := postgrestest.OpenBusy(t, &postgres.Config{Route: outbox.ByCategory})
-			for _, sql := range []string{postgres.RolesSQL("kinora"), "do $$ begin execute (select string_agg(format('alter table kinora.%I owner to kinora_owner', tablename), ';') from pg_tables where schemaname = 'kinora'); end $$", postgres.GrantsSQL("kinora")} {
+			for _, sql := range []string{script(t, postgres.RolesSQL, "kinora"), "do $$ begin execute (select string_agg(format('alter table kinora.%I owner to kinora_owner', tablename), ';') from pg_tables where schemaname = 'kinora'); end $$", script(t, postgres.GrantsSQL, "kinora")} {
 				_, err := db.Pool().Exec(t.Context(), sql)
 				require.NoError(t, err)
 			}
@@ -139,7 +139,7 @@ func TestAMigratorMigratesAsTheOwner(t *testing.T) {
 	pool, err := pgxpool.New(t.Context(), db)
 	require.NoError(t, err)
 	defer pool.Close()
-	_, err = pool.Exec(t.Context(), postgres.RolesSQL("shop"))
+	_, err = pool.Exec(t.Context(), script(t, postgres.RolesSQL, "shop"))
 	require.NoError(t, err)
 	var who string
 	require.NoError(t, pool.QueryRow(t.Context(), `select nspowner::regrole::text from pg_namespace where nspname = 'shop'`).Scan(&who))
@@ -152,7 +152,7 @@ func TestAMigratorMigratesAsTheOwner(t *testing.T) {
 	shop, err := postgres.New(migrator, &postgres.Config{Schema: "shop"})
 	require.NoError(t, err)
 	require.NoError(t, shop.Migrate(t.Context()))
-	_, err = pool.Exec(t.Context(), postgres.GrantsSQL("shop"))
+	_, err = pool.Exec(t.Context(), script(t, postgres.GrantsSQL, "shop"))
 	require.NoError(t, err)
 	_, err = shop.Append(t.Context(), "a-1", eventstore.NoStream, drafts(t, 1))
 	require.NoError(t, err)

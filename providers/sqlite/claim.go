@@ -89,6 +89,9 @@ order by o.id`
 
 // EntryCandidates implements provider.Outbox.
 func (d *Provider) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]outbox.Entry, error) {
+	if err := provider.CheckQuery(q); err != nil {
+		return nil, fmt.Errorf("read candidates: %w", err)
+	}
 	entries, err := candidatesOf(ctx, d.reads, q, limit)
 	if err != nil {
 		return nil, fmt.Errorf("read candidates: %w", err)

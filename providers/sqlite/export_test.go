@@ -39,3 +39,12 @@ func (d *DryRun) hook(fn sqlite.PreUpdateHookFn) error {
 func (d *DryRun) Changes(ctx context.Context) ([]provider.Change, error) { return d.changes(ctx) }
 func (d *DryRun) Limit(rows int)                                         { d.limit = rows }
 func (d *DryRun) Stop()                                                  { _ = d.hook(nil) }
+
+// UpWith applies the migrations that the file does not have: those of this version, and the later ones.
+func UpWith(ctx context.Context, db *sql.DB, later ...string) error {
+	all := scripts()
+	for i, text := range later {
+		all = append(all, script{fmt.Sprint("later", i), text})
+	}
+	return up(ctx, db, all)
+}

@@ -56,6 +56,9 @@ func openAndHeld(of []outbox.Status) (open, held bool) {
 
 // Entries implements outbox.Inspector.
 func (d *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, error) {
+	if err := provider.CheckFilter(f); err != nil {
+		return nil, fmt.Errorf("list entries: %w", err)
+	}
 	limit := f.Limit
 	if limit <= 0 {
 		limit = defaultPage
@@ -85,6 +88,9 @@ where ?3 and status = 'held' group by status`
 
 // StatusCounts implements outbox.Inspector.
 func (d *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.Status]int64, error) {
+	if err := provider.CheckFilter(outbox.Filter{Status: of}); err != nil {
+		return nil, fmt.Errorf("count entries: %w", err)
+	}
 	counts, query, args := provider.ZeroCounts(of), countEntries, []any{listOf(of)}
 	if (outbox.Filter{Status: of}).OnlyOpen() {
 		open, held := openAndHeld(of)
@@ -152,6 +158,9 @@ func (d *DB) Skip(ctx context.Context, f outbox.Filter) (int, error) {
 }
 
 func (d *Provider) decide(ctx context.Context, query string, f outbox.Filter, more ...any) (n int, err error) {
+	if err := provider.CheckFilter(f); err != nil {
+		return 0, err
+	}
 	limit := f.Limit
 	if limit <= 0 {
 		limit = -1

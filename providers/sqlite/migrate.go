@@ -3,7 +3,6 @@ package sqlite
 import (
 	"context"
 	"database/sql"
-	"database/sql/driver"
 	"embed"
 	"errors"
 	"fmt"
@@ -11,18 +10,28 @@ import (
 	"path"
 	"strings"
 
-	"github.com/pressly/goose/v3"
 	"modernc.org/sqlite"
 )
 
 //go:embed migrations/*.sql
 var migrations embed.FS
 
-// migrationsTable says which migrations a file has.
-const migrationsTable = "kinora_migrations"
+const (
+	createMigrations = `create table if not exists kinora_migrations (
+    id         integer primary key autoincrement,
+    version_id integer not null,
+    is_applied integer not null,
+    tstamp     text not null default (datetime('now'))
+) strict`
+
+	migrationVersion = `select coalesce(max(version_id), 0) from kinora_migrations where is_applied`
+
+	recordMigration = `insert into kinora_migrations (version_id, is_applied) values (?1, 1)`
+)
 
 // Migrate brings the file's tables up to date, through a connection of its own. It is one transaction: others
-// see all of it or nothing, and of several migrators at once one does the work while the others wait.
+// see all of it or nothing, and of several migrators at once one does the work while the others wait. If a newer program has
+// migrated the file, Migrate changes nothing and returns a *NewerError; if the file is not encoded as UTF-8, ErrEncoding.
 func (d *DB) Migrate(ctx context.Context) error {
 	err := d.migrate(ctx)
 	if err == nil {
@@ -34,13 +43,39 @@ func (d *DB) Migrate(ctx context.Context) error {
 	return nil
 }
 
-// Ready returns ErrNotMigrated where the file's tables are not those of this version. It looks at the tables, and
-// not at what Migrate has noted, as they may come from MigrationSQL.
+// Ready returns ErrEncoding, a *NewerError if a newer program has migrated the file, and ErrNotMigrated if its tables are not those of
+// this version. For the latter it looks at the tables, and not at what Migrate has noted.
 func (d *DB) Ready(ctx context.Context) error {
-	if err := d.users.warmUp(ctx); err != nil {
+	err := checkFile(ctx, d.users)
+	if err == nil {
+		err = d.users.warmUp(ctx)
+	}
+	if err != nil {
 		return fmt.Errorf("ready: %w", err)
 	}
 	return nil
+}
+
+const readEncoding = `pragma encoding`
+
+// checkFile refuses a file that is not in UTF-8, or newer than the program. A file that notes no versions passes.
+func checkFile(ctx context.Context, q querier) error {
+	var encoding string
+	if err := one(ctx, q, []any{&encoding}, readEncoding); err != nil {
+		return err
+	}
+	if encoding != "UTF-8" {
+		return fmt.Errorf("the encoding is %s: %w", encoding, ErrEncoding)
+	}
+	var version int64
+	err := one(ctx, q, []any{&version}, migrationVersion)
+	switch known := int64(len(scripts())); {
+	case errors.Is(err, ErrNotMigrated):
+		return nil
+	case err == nil && version > known:
+		return &NewerError{Database: version, Program: known}
+	}
+	return err
 }
 
 func (d *Provider) migrate(ctx context.Context) (err error) {
@@ -48,71 +83,73 @@ func (d *Provider) migrate(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	db := sql.OpenDB(nested{connector})
+	db := sql.OpenDB(connector)
 	db.SetMaxOpenConns(1)
-	defer func() { err = errors.Join(err, db.Close()) }() // which undoes what was not committed
-	scripts, err := fs.Sub(migrations, "migrations")
-	if err != nil {
-		return err
-	}
-	provider, err := goose.NewProvider(goose.DialectSQLite3, db, scripts,
-		goose.WithTableName(migrationsTable), goose.WithDisableGlobalRegistry(true))
-	if err != nil {
-		return err
-	}
+	defer func() { err = errors.Join(err, db.Close()) }() // rolls back what was not committed
+	// The write lock comes before the look at the version, so that migrators run one after another.
 	err = patiently(ctx, func() error {
 		_, err := db.ExecContext(ctx, `begin immediate`)
 		return err
 	})
+	if err == nil {
+		err = checkFile(ctx, &pool{db: db})
+	}
 	if err != nil {
 		return err
 	}
-	if _, err := provider.Up(ctx); err != nil {
+	if err := up(ctx, db, scripts()); err != nil {
 		return err
 	}
 	_, err = db.ExecContext(ctx, `commit`)
 	return err
 }
 
-// MigrationSQL is what Migrate runs, for those who run it by other means.
+// up applies the migrations that the file does not have. The first of all makes version 1. db has one
+// connection, in a write transaction.
+func up(ctx context.Context, db *sql.DB, all []script) error {
+	if _, err := db.ExecContext(ctx, createMigrations); err != nil {
+		return err
+	}
+	var version int
+	if err := db.QueryRowContext(ctx, migrationVersion).Scan(&version); err != nil {
+		return err
+	}
+	for i, m := range all {
+		if i < version {
+			continue
+		}
+		if _, err := db.ExecContext(ctx, m.text); err != nil {
+			return fmt.Errorf("%s: %w", m.name, err)
+		}
+		if _, err := db.ExecContext(ctx, recordMigration, i+1); err != nil {
+			return fmt.Errorf("%s: %w", m.name, err)
+		}
+	}
+	return nil
+}
+
+// MigrationSQL is what Migrate runs, for those who run it by other means. Its last lines record the versions, as Migrate does.
 func MigrationSQL() string {
 	var all strings.Builder
-	files, _ := fs.Glob(migrations, "migrations/*.sql") // never fails: the pattern is right
-	for _, file := range files {
-		script, _ := migrations.ReadFile(file) // never fails: it is part of the program
-		fmt.Fprintf(&all, "-- %s\n%s\n", path.Base(file), strings.TrimPrefix(string(script), "-- +goose Up\n"))
+	for _, m := range scripts() {
+		fmt.Fprintf(&all, "-- %s\n%s\n", m.name, strings.TrimSpace(m.text))
+	}
+	all.WriteString(createMigrations + ";\n")
+	for i := range scripts() {
+		fmt.Fprintf(&all, "insert into kinora_migrations (version_id, is_applied) values (%d, 1);\n", i+1)
 	}
 	return all.String()
 }
 
-// nested makes connections whose transactions are savepoints of the one that is open on them. Goose has no lock
-// for SQLite: so the write lock is taken before it looks which migrations there are.
-type nested struct{ driver.Connector }
+// script is a file of SQL statements.
+type script struct{ name, text string }
 
-func (n nested) Connect(ctx context.Context) (driver.Conn, error) {
-	c, err := n.Connector.Connect(ctx)
-	if err != nil {
-		return nil, err
+// scripts returns the migrations in order. The first makes version 1.
+func scripts() (all []script) {
+	files, _ := fs.Glob(migrations, "migrations/*.sql") // never fails: the pattern is valid
+	for _, file := range files {
+		text, _ := migrations.ReadFile(file) // never fails: the file is part of the program
+		all = append(all, script{path.Base(file), string(text)})
 	}
-	return nestedConn{c, c.(sqlite.ExecQuerierContext)}, nil
-}
-
-type nestedConn struct {
-	driver.Conn
-	sqlite.ExecQuerierContext
-}
-
-func (c nestedConn) BeginTx(ctx context.Context, _ driver.TxOptions) (driver.Tx, error) {
-	_, err := c.ExecContext(ctx, `savepoint kinora_migration`, nil)
-	return c, err
-}
-
-func (c nestedConn) Commit() error {
-	_, err := c.ExecContext(context.Background(), `release kinora_migration`, nil)
-	return err
-}
-
-func (c nestedConn) Rollback() error {
-	_, err := c.ExecContext(context.Background(), `rollback to kinora_migration`, nil)
-	return errors.Join(err, c.Commit())
+	return all
 }

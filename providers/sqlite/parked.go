@@ -41,6 +41,9 @@ order by front.due_at, p.lane, p.id`
 
 // Due implements provider.Parking.
 func (d *Provider) Due(ctx context.Context, f provider.DueFilter) (due []provider.Parked, err error) {
+	if err := provider.CheckDueFilter(f); err != nil {
+		return nil, doing("list due messages", err)
+	}
 	for _, projector := range f.Projectors {
 		listed, err := parkedOf(ctx, d.reads, dueParked, projector, max(f.Keys, 0), max(f.Each, 0), anyOf(f.Lanes))
 		if err != nil {
@@ -128,6 +131,9 @@ func filterOf(f *provider.ParkedFilter, limit int) []any {
 
 // Parked implements provider.Parking.
 func (d *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.Parked, error) {
+	if err := provider.CheckParkedFilter(f); err != nil {
+		return nil, doing("list parked messages", err)
+	}
 	parked, err := parkedOf(ctx, d.reads, listParked, filterOf(&f, defaultPage)...)
 	return result(parked, "list parked messages", err)
 }
@@ -135,6 +141,9 @@ func (d *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.Pa
 // Decide implements provider.Parking. It waits, as all writers do, for a unit that has the messages.
 func (d *Provider) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, by provider.Decision) (n int, err error) {
 	if err = provider.CheckDecision(to, by); err == nil {
+		err = provider.CheckParkedFilter(f)
+	}
+	if err == nil {
 		err = d.inTurn(ctx, func(u *unit) error {
 			changed := provider.Changed{}
 			err := each(ctx, u, func(rows *sql.Rows) error {
@@ -159,7 +168,9 @@ where open = 1 and projector between ?1 and iif(?1 = '', x'', ?1)` // which is g
 
 // ParkedCount is how many messages of a projector, or of all if it is empty, are waiting or stuck.
 func (d *DB) ParkedCount(ctx context.Context, projector string) (n int64, err error) {
-	err = one(ctx, d.reads, []any{&n}, countParked, projector)
+	if err = provider.CheckStorable("projector", projector); err == nil {
+		err = one(ctx, d.reads, []any{&n}, countParked, projector)
+	}
 	return result(n, "count parked messages", err)
 }
 

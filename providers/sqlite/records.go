@@ -36,9 +36,12 @@ var outcomeNames = []string{"unseen", "applied", "waiting", "stuck", "skipped", 
 
 // Outcomes implements provider.Records.
 func (d *Provider) Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error) {
+	if err := provider.CheckQuestions(questions); err != nil {
+		return nil, doing("look for outcomes", err)
+	}
 	asked, answers := make([]any, len(questions)), make([]provider.Outcome, len(questions))
 	for i, q := range questions {
-		recorded := q.RecordedAt.Add(time.Millisecond - 1).UnixMilli() // rounded up: low-water marks are inclusive
+		recorded := q.RecordedAt.Add(time.Millisecond - 1).UnixMilli() // rounded up: floors are inclusive
 		asked[i] = []any{q.MessageID, q.Projector(), q.Names(), recorded}
 	}
 	names, err := column[string](ctx, d.reads, outcomes, jsonOf(asked))
@@ -70,6 +73,9 @@ on conflict (handler) do update set pruned_before = max(pruned_before, ?2)`
 // Prune implements provider.Records. Each handler has a transaction of its own, so that other writers do not wait for
 // all of them.
 func (d *Provider) Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (pruned int, err error) {
+	if err := provider.CheckPrune(projector, handlers); err != nil {
+		return 0, doing("prune", err)
+	}
 	for _, handler := range handlers {
 		n, err := d.prune(ctx, `select exists (`+oldMarkers+`)`, pruneMarkers, handler, window, limit)
 		if pruned += n; err != nil {
@@ -119,9 +125,11 @@ func (d *Provider) MarkedHandlers(ctx context.Context) ([]string, error) {
 
 // DropMarkers implements provider.MarkerMaintainer.
 func (d *Provider) DropMarkers(ctx context.Context, handler string, limit int) (n int, err error) {
-	err = d.inTurn(ctx, func(u *unit) error {
-		n, err = u.changed(ctx, dropMarkers, handler, limit)
-		return err
-	})
+	if err = provider.CheckStorable("handler", handler); err == nil {
+		err = d.inTurn(ctx, func(u *unit) error {
+			n, err = u.changed(ctx, dropMarkers, handler, limit)
+			return err
+		})
+	}
 	return result(n, "drop markers", err)
 }

@@ -9,26 +9,41 @@ import (
 	"time"
 )
 
-// brokerConfig says what a broker does to those who use it.
+// brokerConfig configures the broker's behaviour towards its clients.
 type brokerConfig struct {
-	Groups    []string                                 // each gets every message
-	Window    int                                      // deliveries to a consumer that are not acked; zero means 64
-	Duplicate float64                                  // share of deliveries that are repeated: half of these at once and elsewhere, half some time after the ack
-	LoseReply float64                                  // share of publications that succeed and of which the publisher hears nothing
-	Slow      time.Duration                            // each publication takes up to this long
-	Least     time.Duration                            // and at least this long, which is less
-	Reorder   bool                                     // what is delivered again comes in any order: then none is promised to handlers
-	Tap       func(rnd *rand.Rand, l letter) []letter  // what is delivered in place of a letter: the last one; others before it, never again
-	Storm     int                                      // each message is delivered so often, at once
-	Serial    bool                                     // the next of a key waits for the ack of the one before
-	Shuffle   bool                                     // keys are not served in turn
-	Delay     float64                                  // share of what comes next of a key that is late; wants Serial
-	RefuseOne func(l letter) bool                      // why a publication with this one fails
-	Refuse    func(rnd *rand.Rand, topic string) error // why a publication fails, nothing published
+	// Groups are the consumer groups; each receives every message.
+	Groups []string
+	// Window limits the unacked deliveries to one consumer. Zero means 64.
+	Window int
+	// Duplicate is the fraction of deliveries that are repeated: half of them at once to another
+	// consumer, half some time after the ack.
+	Duplicate float64
+	// LoseReply is the fraction of successful publications whose reply is not sent.
+	LoseReply float64
+	Slow      time.Duration // upper bound of a publication's delay
+	// Least is the lower bound of a publication's delay; less than Slow.
+	Least time.Duration
+	// Reorder redelivers in random order, so handlers are promised no order.
+	Reorder bool
+	// Tap replaces a letter on delivery. It returns the letter last, preceded by letters that are
+	// never redelivered.
+	Tap func(rnd *rand.Rand, l letter) []letter
+	// Storm is how often each message is delivered at once.
+	Storm int
+	// Serial delivers the next message of a key only after the ack of the previous one.
+	Serial  bool
+	Shuffle bool // serve the keys in random order
+	// Delay is the fraction of each key's next messages that are delayed. It requires Serial.
+	Delay float64
+	// RefuseOne returns true if a publication with this letter fails.
+	RefuseOne func(l letter) bool
+	// Refuse returns the error of a publication that fails, with nothing published, or nil.
+	Refuse func(rnd *rand.Rand, topic string) error
 }
 
-// broker keeps messages in order by key, and delivers each to every group at least once: what is not acked when its
-// consumer goes is delivered again, in order, to others. It writes down what it sees, and what is wrong with it.
+// broker keeps messages in order by key and delivers each to every group at least once. Messages
+// that are unacked when their consumer disconnects are redelivered in order to other consumers. The
+// broker traces its work and records violations.
 type broker struct {
 	cfg    brokerConfig
 	socket string
@@ -40,17 +55,17 @@ type broker struct {
 	rnd     *rand.Rand
 	groups  map[string]*group
 	links   map[*link]string
-	letters map[string]*fate
-	last    map[string]int // by stream: the highest n that is published
+	letters map[string]*messageState
+	last    map[string]int // by stream: the highest published n
 	number  int64
 	counts  map[string]int
-	wrong   []string // what was published out of order
-	late    int      // copies that are yet to come
+	wrong   []string // messages published out of order
+	late    int      // scheduled copies that are not yet delivered
 	ended   bool
 }
 
-// fate is what became of a message so far.
-type fate struct {
+// messageState records the progress of one message.
+type messageState struct {
 	published, delivered int
 	acked                bool // by the first group
 	copied               bool // by the broker itself
@@ -66,7 +81,7 @@ func newBroker(socket string, seed uint64, t *trace, cfg brokerConfig) (*broker,
 	}
 	b := &broker{
 		cfg: cfg, socket: socket, listen: l, trace: t, rnd: rand.New(rand.NewPCG(seed, 1)), groups: map[string]*group{},
-		links: map[*link]string{}, letters: map[string]*fate{}, last: map[string]int{}, counts: map[string]int{},
+		links: map[*link]string{}, letters: map[string]*messageState{}, last: map[string]int{}, counts: map[string]int{},
 	}
 	for _, name := range cfg.Groups {
 		b.groups[name] = newGroup(b, name, len(b.groups) == 0)
@@ -94,7 +109,7 @@ func (b *broker) close() {
 	b.all.Wait()
 }
 
-// serve serves one connection. What its consumer has not acked when it ends goes to others.
+// serve serves one connection. When it ends, the consumer's unacked messages go to other consumers.
 func (b *broker) serve(l *link) {
 	defer l.close()
 	var consumers []*consumer
@@ -141,7 +156,7 @@ func (b *broker) serve(l *link) {
 	}
 }
 
-// publish takes letters, and answers. It returns false where the publisher is to hear nothing.
+// publish accepts letters and replies. It returns false if the publisher must get no reply.
 func (b *broker) publish(l *link, p packet) bool {
 	b.mu.Lock()
 	name, lose, slow := b.links[l], b.rnd.Float64() < b.cfg.LoseReply, time.Duration(0)
@@ -179,11 +194,12 @@ func (b *broker) publish(l *link, p packet) bool {
 	return !lose
 }
 
-// accept checks that first publications are in order, by what the letter's payload says, and hands it to the groups.
+// accept checks that first publications are in order, according to the letter's payload, and
+// enqueues the letter in every group.
 func (b *broker) accept(from string, l letter) {
 	f := b.letters[l.ID]
 	if f == nil {
-		f = &fate{}
+		f = &messageState{}
 		b.letters[l.ID] = f
 		var m moved
 		if err := json.Unmarshal(l.Payload, &m); err != nil || m.N != b.last[m.Stream]+1 {
@@ -202,8 +218,9 @@ func (b *broker) accept(from string, l letter) {
 	}
 }
 
-// expel hangs up on a process, as a broker does on one that it has not heard of for long: what it has goes to others.
-func (b *broker) expel(name string) {
+// disconnect closes the connections of a process, as a broker does to a client that it has not
+// heard from for too long. The process's unacked messages go to other consumers.
+func (b *broker) disconnect(name string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for l, who := range b.links {
@@ -221,8 +238,8 @@ func (b *broker) expel(name string) {
 	}
 }
 
-// holding are the ids of what a process has not acked.
-func (b *broker) holding(name string) (ids []string) {
+// unacked returns the ids of the messages that a process has not acked.
+func (b *broker) unacked(name string) (ids []string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, g := range b.groups {
@@ -237,14 +254,14 @@ func (b *broker) holding(name string) (ids []string) {
 	return ids
 }
 
-// areAcked tells whether all of these are, by whomever.
+// areAcked reports whether all these messages are acked, by any process.
 func (b *broker) areAcked(ids []string) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return !slices.ContainsFunc(ids, func(id string) bool { f := b.letters[id]; return f == nil || !f.acked })
 }
 
-// idle tells how many messages there have been, and whether all of them, and their copies, are acked.
+// idle returns the number of messages, and whether all of them and their copies are acked.
 func (b *broker) idle() (messages int, idle bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -255,7 +272,7 @@ func (b *broker) idle() (messages int, idle bool) {
 	return len(b.letters), idle
 }
 
-// count is how often something has happened so far; "acked" messages count once.
+// count returns how often an event has happened; "acked" counts each message once.
 func (b *broker) count(what string) int {
 	b.mu.Lock()
 	defer b.mu.Unlock()

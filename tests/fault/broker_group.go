@@ -7,32 +7,33 @@ import (
 	"time"
 )
 
-// keyHeader is where a message has its ordering key.
+// keyHeader is the message header with the ordering key.
 const keyHeader = "kinora_key"
 
-// group is consumers that share what is delivered: at one time, a key is one consumer's. The broker's lock guards it.
+// group is a set of consumers that share the deliveries: at any time, one consumer owns a key. The
+// broker's lock guards it.
 type group struct {
 	*broker
 	name      string
-	first     bool // of the broker's groups: its acks count
+	first     bool // the broker's first group: its acks count
 	queues    map[string]*queue
 	consumers []*consumer
-	orphans   []*queue // nobody's, for want of consumers
-	open      int      // messages and copies that are not acked
+	orphans   []*queue // queues without an owner, because the group has no consumers
+	open      int      // unacked messages and copies
 }
 
-// queue is what waits, and what is out, of one key.
+// queue holds the waiting and the unacked messages of one key.
 type queue struct {
-	key     string
-	waiting []letter
-	out     []*delivery
-	owner   *consumer
-	lined   bool // up at its owner
+	key       string
+	waiting   []letter
+	out       []*delivery
+	owner     *consumer
+	scheduled bool // is in its owner's ready list
 }
 
 type delivery struct {
 	letter letter
-	queue  *queue // nil of a copy
+	queue  *queue // nil for a copy
 }
 
 // consumer is one subscription.
@@ -41,7 +42,7 @@ type consumer struct {
 	link  *link
 	name  string
 	has   map[int64]*delivery
-	lined []*queue // of its own, that have something waiting
+	ready []*queue // its queues with waiting messages
 	left  bool
 }
 
@@ -55,8 +56,8 @@ func (g *group) join(l *link, name string) *consumer {
 	orphans := g.orphans
 	g.orphans = nil
 	for _, q := range orphans {
-		q.lined = false
-		g.line(q)
+		q.scheduled = false
+		g.schedule(q)
 	}
 	g.counts["joined"]++
 	return c
@@ -71,23 +72,23 @@ func (g *group) enqueue(l letter) {
 	}
 	q.waiting = append(q.waiting, l)
 	g.open++
-	g.line(q)
+	g.schedule(q)
 }
 
-// line lines a queue up at its owner, finding it one if it has none.
-func (g *group) line(q *queue) {
-	if q.lined || len(q.waiting) == 0 || q.isBusy(&g.cfg) {
+// schedule adds a queue to its owner's ready list, and assigns an owner if it has none.
+func (g *group) schedule(q *queue) {
+	if q.scheduled || len(q.waiting) == 0 || q.isBusy(&g.cfg) {
 		return
 	}
-	q.lined = true
+	q.scheduled = true
 	if g.cfg.Delay > 0 && g.rnd.Float64() < g.cfg.Delay {
 		g.delay(q)
 		return
 	}
-	g.lineNow(q)
+	g.scheduleNow(q)
 }
 
-func (g *group) lineNow(q *queue) {
+func (g *group) scheduleNow(q *queue) {
 	if q.owner == nil {
 		if len(g.consumers) == 0 {
 			g.orphans = append(g.orphans, q)
@@ -95,27 +96,27 @@ func (g *group) lineNow(q *queue) {
 		}
 		q.owner = g.consumers[g.rnd.IntN(len(g.consumers))]
 	}
-	q.owner.lined = append(q.owner.lined, q)
+	q.owner.ready = append(q.owner.ready, q)
 	q.owner.pump()
 }
 
-// pump delivers as much as may be out.
+// pump delivers as many messages as the window permits.
 func (c *consumer) pump() {
-	for len(c.has) < c.group.cfg.Window && len(c.lined) > 0 {
+	for len(c.has) < c.group.cfg.Window && len(c.ready) > 0 {
 		i := 0
 		if c.group.cfg.Shuffle {
-			i = c.group.rnd.IntN(len(c.lined))
+			i = c.group.rnd.IntN(len(c.ready))
 		}
-		q := c.lined[i]
-		c.lined = slices.Delete(c.lined, i, i+1)
+		q := c.ready[i]
+		c.ready = slices.Delete(c.ready, i, i+1)
 		l := q.waiting[0]
 		q.waiting = q.waiting[1:]
 		d := &delivery{l, q}
-		head := len(q.out) == 0 // nothing before it is unacked: a copy cannot overtake
+		head := len(q.out) == 0 // no earlier message is unacked, so a copy cannot overtake one
 		q.out = append(q.out, d)
 		c.deliver(d)
-		if q.lined = len(q.waiting) > 0 && !q.isBusy(&c.group.cfg); q.lined {
-			c.lined = append(c.lined, q)
+		if q.scheduled = len(q.waiting) > 0 && !q.isBusy(&c.group.cfg); q.scheduled {
+			c.ready = append(c.ready, q)
 		}
 		if head && c.group.rnd.Float64() < c.group.cfg.Duplicate/2 {
 			c.group.copy(l, "twin", c)
@@ -134,7 +135,7 @@ func (c *consumer) deliver(d *delivery) {
 	}
 	for i, l := range letters {
 		g.number++
-		if i == len(letters)-1 { // the letter itself, which its key waits for
+		if i == len(letters)-1 { // the letter itself, whose ack the key waits for
 			c.has[g.number] = d
 		} else {
 			g.open++
@@ -151,8 +152,8 @@ func (c *consumer) deliver(d *delivery) {
 	}
 }
 
-// copy delivers l once more, to another consumer if there is one, out of the order of its key: whoever is delivered it
-// has to have nothing before it. Nobody misses a copy that is not acked.
+// copy delivers l again, outside the order of its key, to another consumer if there is one. The
+// caller ensures that no earlier message of the key is unacked. An unacked copy is not redelivered.
 func (g *group) copy(l letter, kind string, except *consumer) {
 	others := slices.DeleteFunc(slices.Clone(g.consumers), func(c *consumer) bool { return c == except })
 	if len(others) == 0 {
@@ -170,7 +171,8 @@ func (g *group) copy(l letter, kind string, except *consumer) {
 	others[g.rnd.IntN(len(others))].deliver(&delivery{letter: l})
 }
 
-// ack is an ack of a delivery; of one that is not the consumer's any more it comes too late, and nothing happens.
+// ack handles an ack. An ack of a delivery that the consumer no longer has is late and has no
+// effect.
 func (c *consumer) ack(number int64) {
 	g := c.group
 	d := c.has[number]
@@ -191,7 +193,7 @@ func (c *consumer) ack(number int64) {
 		q.owner = nil
 		delete(g.queues, q.key)
 	}
-	g.line(q)
+	g.schedule(q)
 	if f := g.letters[d.letter.ID]; g.first && f != nil && !f.acked {
 		f.acked = true
 		g.counts["acked"]++
@@ -207,7 +209,7 @@ func (c *consumer) ack(number int64) {
 	}
 }
 
-// leave gives what the consumer has not acked to others, in order.
+// leave passes the consumer's unacked messages to other consumers, in order.
 func (c *consumer) leave() {
 	if c.left {
 		return
@@ -216,7 +218,7 @@ func (c *consumer) leave() {
 	g := c.group
 	g.consumers = slices.DeleteFunc(g.consumers, func(o *consumer) bool { return o == c })
 	queues := map[*queue]bool{}
-	for _, q := range c.lined {
+	for _, q := range c.ready {
 		queues[q] = true
 	}
 	for _, d := range c.has {
@@ -228,7 +230,7 @@ func (c *consumer) leave() {
 	}
 	g.counts["left_unacked"] += len(c.has)
 	clear(c.has)
-	// in an order that the seed repeats
+	// in an order that the seed reproduces
 	for _, q := range slices.SortedFunc(maps.Keys(queues), func(a, b *queue) int { return strings.Compare(a.key, b.key) }) {
 		again := make([]letter, len(q.out), len(q.out)+len(q.waiting))
 		for i, d := range q.out {
@@ -237,7 +239,7 @@ func (c *consumer) leave() {
 		if g.cfg.Reorder {
 			g.rnd.Shuffle(len(again), func(i, j int) { again[i], again[j] = again[j], again[i] })
 		}
-		q.waiting, q.out, q.owner, q.lined = append(again, q.waiting...), nil, nil, false
-		g.line(q)
+		q.waiting, q.out, q.owner, q.scheduled = append(again, q.waiting...), nil, nil, false
+		g.schedule(q)
 	}
 }

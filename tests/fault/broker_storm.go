@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// storm delivers l, nothing before which is unacked, as often as the broker is told to, to all consumers in turn. Half of
-// the copies have no key: so that those of one process do not wait for one another. Other groups get it twice.
+// storm delivers l Storm times, to all consumers in turn. No earlier message of its key is unacked.
+// Half of the copies have no key, so that the copies in one process do not wait for each other.
+// Other groups get it twice.
 func (g *group) storm(l letter, first *consumer) {
 	times := g.cfg.Storm
 	g.letters[l.ID].copied = true
@@ -33,12 +34,12 @@ func (g *group) storm(l letter, first *consumer) {
 	}
 }
 
-// isBusy tells that nothing more of a key may go out.
+// isBusy reports whether no further message of the key may be delivered now.
 func (q *queue) isBusy(cfg *brokerConfig) bool {
 	return (cfg.Storm > 0 || cfg.Serial) && len(q.out) > 0
 }
 
-// copies are the ids of what the broker itself has delivered more than once.
+// copies returns the ids of the messages that the broker itself delivered more than once.
 func (b *broker) copies() map[string]bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -51,7 +52,7 @@ func (b *broker) copies() map[string]bool {
 	return ids
 }
 
-// leastDelivered is how often the message was delivered, to the first group, that was least so.
+// leastDelivered returns the smallest number of deliveries of a message to the first group.
 func (b *broker) leastDelivered() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -64,7 +65,7 @@ func (b *broker) leastDelivered() int {
 	return least
 }
 
-// delay lines a queue up after a while.
+// delay schedules a queue after a random delay.
 func (g *group) delay(q *queue) {
 	g.counts["delayed"]++
 	time.AfterFunc(time.Duration(g.rnd.Int64N(int64(300*time.Millisecond))), func() {
@@ -73,6 +74,6 @@ func (g *group) delay(q *queue) {
 		if q.owner != nil && q.owner.left {
 			q.owner = nil
 		}
-		g.lineNow(q)
+		g.scheduleNow(q)
 	})
 }

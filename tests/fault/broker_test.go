@@ -32,8 +32,9 @@ func numbered(stream string, n int) *message.Message {
 	return m
 }
 
-// What one consumer has not acked when it goes comes to the other, in the order of its key, and before what is behind.
-func TestTheBrokerKeepsOrderAndLosesNothing(t *testing.T) {
+// When a consumer disconnects, its unacked messages go to the other consumer, in the order of their
+// key.
+func TestBrokerKeepsOrderAndLosesNothing(t *testing.T) {
 	t.Parallel()
 	const streams, each = 20, 50
 	b := testBroker(t, brokerConfig{Duplicate: 0.2})
@@ -70,7 +71,7 @@ func TestTheBrokerKeepsOrderAndLosesNothing(t *testing.T) {
 	var all sync.WaitGroup
 	all.Go(func() { consume(doomed, "doomed", 200) })
 	require.Eventually(t, func() bool { return b.count("acked") >= 150 }, 10*time.Second, time.Millisecond)
-	require.NotEmpty(t, b.holding("doomed"))
+	require.NotEmpty(t, b.unacked("doomed"))
 	all.Go(func() { consume(ctx, "other", 0) })
 	kill()
 	require.Eventually(t, func() bool { _, idle := b.idle(); return idle }, 20*time.Second, 5*time.Millisecond)
@@ -85,8 +86,8 @@ func TestTheBrokerKeepsOrderAndLosesNothing(t *testing.T) {
 	}
 }
 
-// It tells a first publication that is out of order, and no repeated one.
-func TestTheBrokerTellsPublicationsOutOfOrder(t *testing.T) {
+// A first publication out of order is recorded, a repeated one is not.
+func TestBrokerRecordsPublicationsOutOfOrder(t *testing.T) {
 	t.Parallel()
 	b := testBroker(t, brokerConfig{})
 	pub := &publisher{socket: b.socket, name: "p"}
@@ -101,8 +102,8 @@ func TestTheBrokerTellsPublicationsOutOfOrder(t *testing.T) {
 	require.Len(t, b.wrong, 2)
 }
 
-// A publisher whose reply is lost hears of an error, and what it published is there.
-func TestTheBrokerLosesReplies(t *testing.T) {
+// If the reply is lost, Publish returns an error although the message is published.
+func TestBrokerLosesReplies(t *testing.T) {
 	t.Parallel()
 	b := testBroker(t, brokerConfig{LoseReply: 1})
 	pub := &publisher{socket: b.socket, name: "p"}
@@ -111,8 +112,8 @@ func TestTheBrokerLosesReplies(t *testing.T) {
 	require.Equal(t, 1, b.count("published"))
 }
 
-// An expelled consumer's acks come too late.
-func TestTheBrokerExpels(t *testing.T) {
+// Acks of a disconnected consumer are late.
+func TestAckAfterDisconnectIsLate(t *testing.T) {
 	t.Parallel()
 	b := testBroker(t, brokerConfig{})
 	pub := &publisher{socket: b.socket, name: "p"}
@@ -122,7 +123,7 @@ func TestTheBrokerExpels(t *testing.T) {
 	in, err := s.Subscribe(t.Context(), "t")
 	require.NoError(t, err)
 	m := <-in
-	b.expel("c")
+	b.disconnect("c")
 	m.Ack()
 	again := <-in
 	require.Equal(t, m.UUID, again.UUID)
@@ -132,8 +133,8 @@ func TestTheBrokerExpels(t *testing.T) {
 	require.Equal(t, 2, b.count("delivered"))
 }
 
-// A key waits for its message, whatever is delivered before that and acked.
-func TestAKeyWaitsForItsMessageBehindACorruptedOne(t *testing.T) {
+// A key waits for its message, even if a corrupted copy before it is acked.
+func TestKeyWaitsForMessageBehindCorruptedOne(t *testing.T) {
 	t.Parallel()
 	b := testBroker(t, brokerConfig{Serial: true, Tap: func(_ *rand.Rand, l letter) []letter {
 		return []letter{{ID: "corrupt", Payload: l.Payload, Meta: l.Meta}, l}
@@ -150,7 +151,7 @@ func TestAKeyWaitsForItsMessageBehindACorruptedOne(t *testing.T) {
 	bad.Ack()
 	select {
 	case m := <-in:
-		t.Errorf("%s came before a/1 was acked", m.UUID)
+		t.Errorf("%s was delivered before a/1 was acked", m.UUID)
 	case <-time.After(100 * time.Millisecond):
 	}
 	first.Ack()

@@ -7,22 +7,22 @@ import (
 )
 
 var backendsCell = &cell{
-	name: "backends", number: 4, what: "pg_terminate_backend of connections at random",
-	full: 150 * time.Second, short: 5 * time.Second, redelivers: true, wants: []string{"terminated_at_work", "terminated_beside_many"}, run: runBackends,
+	name: "backends", number: 4, summary: "pg_terminate_backend of random connections",
+	full: 150 * time.Second, short: 5 * time.Second, redelivers: true, requires: []string{"terminated_at_work", "terminated_with_many_open"}, run: runBackends,
 }
 
 func runBackends(r *run) {
 	r.server(brokerConfig{Duplicate: 0.02})
-	r.crew(2, 2, nil)
+	r.startAll(2, 2, nil)
 	r.during(func() {
 		r.sleep(r.between(50*time.Millisecond, 400*time.Millisecond))
 		terminate(r)
-	}, r.cell.wants...)
+	}, r.cell.requires...)
 	r.settle(2 * lease)
 	r.judge()
 }
 
-// terminate ends a backend of a child: half of the time one that is in a transaction, if there is one.
+// terminate ends a child's backend: half of the time one that is in a transaction, if there is one.
 func terminate(r *run) {
 	rows, err := r.pool.Query(r.suite.ctx, `
 		select pid from pg_stat_activity
@@ -49,12 +49,12 @@ func terminate(r *run) {
 			r.inject("terminated_at_work", 1)
 		}
 		if many[application] && state != "idle" {
-			r.inject("terminated_beside_many", 1)
+			r.inject("terminated_with_many_open", 1)
 		}
 	}
 }
 
-// manyOpen says which runners have a unit of several messages open.
+// manyOpen returns the runners that have a unit of several messages open.
 func (r *run) manyOpen() map[string]bool {
 	many := map[string]bool{}
 	for _, p := range r.of(running) {

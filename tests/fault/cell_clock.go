@@ -7,17 +7,17 @@ import (
 )
 
 var clockCell = &cell{
-	name: "clock", number: 7, what: "relays and runners whose clocks are an hour off either way, under kills",
+	name: "clock", number: 7, summary: "relays and runners whose clocks are an hour fast or slow, under kills",
 	full: 90 * time.Second, short: 6 * time.Second, redelivers: true, byFault: true,
-	wants: []string{"kill_relay", "kill_runner", "backoff"}, run: runClock,
+	requires: []string{"kill_relay", "kill_runner", "backoff"}, run: runClock,
 }
 
 var errRefused = errors.New("refused")
 
-// firstBackoff is what a failed entry waits at least before it is tried again: see relay.
+// firstBackoff is the shortest wait before a failed entry is tried again; see relay.
 const firstBackoff = 50 * time.Millisecond
 
-// skew is an hour, either way, and some leases more, so that no two are wrong alike.
+// skew returns about an hour, fast or slow, plus a few leases, so that no two clocks agree.
 func skew(r *run) time.Duration {
 	by := time.Hour + time.Duration(r.intn(20))*time.Second
 	if r.intn(2) == 0 {
@@ -34,7 +34,7 @@ func runClock(r *run) {
 		}
 		return nil
 	}})
-	_, relays, runners := r.crew(2, 2, func(s *settings) {
+	_, relays, runners := r.startAll(2, 2, func(s *settings) {
 		if s.Role != producing {
 			s.Skew = skew(r)
 		}
@@ -46,7 +46,7 @@ func runClock(r *run) {
 		p.restart()
 		p.awaitReady(30 * time.Second)
 		if !isSkewed(p) {
-			r.fail("the clock of %s is off by %d half seconds, and not by %s", p.Name, p.status.get(wordSkew), p.Skew)
+			r.fail("the clock of %s is off by %d half seconds, want %s", p.Name, p.status.get(wordSkew), p.Skew)
 		}
 		r.inject("clock_off", 1)
 	}, "kill_relay", "kill_runner")
@@ -55,15 +55,15 @@ func runClock(r *run) {
 	r.must(err)
 	r.inject("backoff", waited)
 	if early > 0 {
-		r.fail("%d entries were tried again before their backoff was over", early)
+		r.fail("%d entries were tried again before their backoff ended", early)
 	}
 	if waited == 0 {
-		r.fail("no entry had to wait: nothing was shown")
+		r.fail("no entry waited for its backoff: the cell proves nothing")
 	}
 	r.judge()
 }
 
-// judgeBackoffs counts the failed entries that were claimed again, and those of them that were too early.
+// judgeBackoffs counts the failed entries that were claimed again, and how many of them too early.
 func judgeBackoffs(dir string, least time.Duration) (early, waited int, err error) {
 	entries, err := claimsIn(dir)
 	if err != nil {

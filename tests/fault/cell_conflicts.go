@@ -6,16 +6,16 @@ import (
 )
 
 var conflictsCell = &cell{
-	name: "conflicts", number: 10, what: "40001 and 40P01 in the transactions of handlers and in appends",
+	name: "conflicts", number: 10, summary: "SQLSTATE 40001 and 40P01 in handler transactions and in appends",
 	full: time.Minute, short: 5 * time.Second, redelivers: true,
-	wants: []string{"deadlocks", "raised_in_handlers", "raised_in_appends"}, run: runConflicts,
+	requires: []string{"deadlocks", "raised_in_handlers", "raised_in_appends"}, run: runConflicts,
 }
 
-// triesLimit is how often one message may be tried, at worst. A unit of several messages that fails is tried again in halves,
-// so each of its messages starts again.
+// triesLimit limits how often one message is tried. A failed unit of several messages is tried
+// again in halves, so each of its messages starts again.
 const triesLimit = 25
 
-// A sequence counts also in transactions that fail.
+// Sequences also count in transactions that roll back.
 const conflictTables = `
 create table contended (id int primary key, n int not null);
 insert into contended select g, 0 from generate_series(1, 2) g;
@@ -48,7 +48,8 @@ end $$;
 create trigger refuse_some before insert on kinora.events for each row execute function refuse_some();
 create trigger refuse_some before insert on kinora.outbox for each row execute function refuse_some()`
 
-// conflicting provokes conflicts in the handler's own transaction: two lock two rows in opposite order.
+// conflicting causes conflicts in the handler's own transaction: two handlers lock two rows in
+// opposite order.
 func conflicting(_ context.Context, _ *work, e moved, exec func(sql string, args ...any) error) error {
 	if err := exec(`select provoke(0.03)`); err != nil {
 		return err
@@ -66,15 +67,16 @@ func runConflicts(r *run) {
 	r.server(brokerConfig{Duplicate: 0.02}, "deadlock_timeout=20ms")
 	_, err := r.pool.Exec(r.suite.ctx, conflictTables)
 	r.must(err)
-	r.crew(2, 2, func(s *settings) {
-		s.Attempts, s.Slow, s.More = 2, 0, map[string]string{"harm": "conflicting"} // a few that are burnt would park
+	r.startAll(2, 2, func(s *settings) {
+		// A few used-up attempts would park a message.
+		s.Attempts, s.Slow, s.More = 2, 0, map[string]string{"harm": "conflicting"}
 	})
 	r.during(func() { r.sleep(100 * time.Millisecond) })
 	r.settle(5 * lease)
 	r.countConflicts()
 	r.judge()
 	if n := r.result.Ambiguous + r.result.Rejected; n > 0 {
-		r.fail("%d commands were not carried out: somebody was told of a conflict that was not theirs", n)
+		r.fail("%d commands were rejected: a producer got a conflict that another caller caused", n)
 	}
 }
 
@@ -89,7 +91,7 @@ func (r *run) countConflicts() {
 	r.inject("raised_in_appends", appends)
 	r.inject("deadlocks", deadlocks)
 	if handlers < 2 || appends < 2 || deadlocks == 0 {
-		r.fail("too few conflicts: %d, %d, %d", handlers, appends, deadlocks)
+		r.fail("too few conflicts: %d in handlers, %d in appends, %d deadlocks", handlers, appends, deadlocks)
 	}
 	r.blameless()
 	starts, err := countStarts(r.dir)

@@ -14,15 +14,17 @@ import (
 )
 
 var corruptCell = &cell{
-	name: "corrupt", number: 12, what: "deliveries delayed, reordered between keys, and before some of them a corrupted one",
+	name: "corrupt", number: 12, summary: "deliveries delayed, reordered between keys, some preceded by a corrupted one",
 	full: time.Minute, short: 5 * time.Second, redelivers: true, fails: true,
-	wants: []string{"flip", "truncated", "other_type", "empty_id", "delayed"}, run: runCorrupt,
+	requires: []string{"flip", "truncated", "other_type", "empty_id", "delayed"}, run: runCorrupt,
 }
 
-// corruptions are what comes before an intact message, under an id of its own, unless that is what is wrong with it.
+// corruptions make the letter that precedes an intact one. Its id is its own, unless the id is
+// corrupted.
 var corruptions = map[string]func(rnd *rand.Rand, l *letter){
 	"flip": func(rnd *rand.Rand, l *letter) {
-		for json.Unmarshal(l.Payload, &moved{}) == nil { // what can still be read nobody can tell from what was meant
+		// A payload that still parses would be applied.
+		for json.Unmarshal(l.Payload, &moved{}) == nil {
 			l.Payload[rnd.IntN(len(l.Payload))] ^= 1 << rnd.IntN(8)
 		}
 	},
@@ -44,7 +46,7 @@ var corruptions = map[string]func(rnd *rand.Rand, l *letter){
 	"bare":        func(_ *rand.Rand, l *letter) { l.Meta = nil },
 }
 
-// corrupter puts a corrupted one before some letters.
+// corrupter inserts a corrupted letter before some letters.
 type corrupter struct {
 	mu    sync.Mutex
 	kinds []string
@@ -68,7 +70,8 @@ func (c *corrupter) tap(rnd *rand.Rand, l letter) []letter {
 }
 
 func runCorrupt(r *run) {
-	c := &corrupter{done: map[string]int{}, oneIn: 150} // what is held meanwhile is brought back one after another
+	// Held messages are replayed one after another.
+	c := &corrupter{done: map[string]int{}, oneIn: 150}
 	if r.suite.short {
 		c.oneIn = 40
 	}
@@ -76,12 +79,12 @@ func runCorrupt(r *run) {
 		c.kinds = append(c.kinds, kind)
 	}
 	r.server(brokerConfig{Duplicate: 0.02, Serial: true, Shuffle: true, Delay: 0.05, Tap: c.tap})
-	r.crew(1, 2, func(s *settings) { s.Attempts = 3 })
+	r.startAll(1, 2, func(s *settings) { s.Attempts = 3 })
 	db, err := postgres.New(r.pool, nil)
 	r.must(err)
 	r.during(func() { r.sleep(500 * time.Millisecond); r.skipCorrupt(db) })
-	r.settle(4 * lease) // beside what was held and comes back
-	r.await("what was held is back", time.Minute, func() bool {
+	r.settle(4 * lease) // plus the time of the held messages
+	r.await("the held messages are replayed", time.Minute, func() bool {
 		r.skipCorrupt(db)
 		return r.countOf(openParked) == 0
 	})
@@ -91,7 +94,7 @@ func runCorrupt(r *run) {
 	r.judge()
 }
 
-// skipCorrupt gives up on all that is parked for a reason of its own.
+// skipCorrupt skips all messages that are parked for their own error.
 func (r *run) skipCorrupt(db *postgres.DB) {
 	list, err := db.Parked(r.suite.ctx, projector.ParkedFilter{Limit: 10_000})
 	r.must(err)
@@ -114,10 +117,11 @@ func (r *run) skipCorrupt(db *postgres.DB) {
 	}
 }
 
-// idAsText is the id of a parked message. One that is no valid text is stored in base64 behind U+FFFD.
+// idAsText is SQL for the id of a parked message. An id that is not valid text is stored as U+FFFD
+// and base64.
 const idAsText = `case when message_id like U&'\FFFD%' then encode(decode(substr(message_id, 2), 'base64'), 'escape') else message_id end`
 
-// allParked checks that of each kind as many are parked, for each projector, as were delivered.
+// allParked checks that each projector parked as many messages of each kind as were delivered.
 func (r *run) allParked(c *corrupter) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -128,7 +132,7 @@ func (r *run) allParked(c *corrupter) {
 			r.must(r.pool.QueryRow(r.suite.ctx, `select count(*) from kinora.parked where projector = $1 and state = 'skipped'
 				and case when $2 = 'empty_id' then message_id = '' else `+idAsText+` ~ ('^corrupt-\d+-' || $2) end`, name, kind).Scan(&got))
 			if got != n {
-				r.fail("%s: %d were delivered, and %d are parked for %s", kind, n, got, name)
+				r.fail("%s: %d were delivered, but %d are parked for %s", kind, n, got, name)
 			}
 		}
 	}

@@ -11,11 +11,12 @@ import (
 )
 
 var diskCell = &cell{
-	name: "disk", number: 20, what: "the disk of all tables (a small tmpfs) is full, again and again",
-	full: time.Minute, short: 6 * time.Second, wants: []string{"full", "disk_full"}, run: runDisk,
+	name: "disk", number: 20, summary: "the disk of all tables (a small tmpfs) fills up repeatedly",
+	full: time.Minute, short: 6 * time.Second, requires: []string{"full", "disk_full"}, run: runDisk,
 }
 
-// toSmall moves all tables and indexes. The log of the server stays where it is: without room for that it ends.
+// toSmall moves all tables and indexes. The server's WAL stays in place, because the server stops
+// if it is full.
 const toSmall = `
 alter table all in tablespace pg_default set tablespace small;
 alter index all in tablespace pg_default set tablespace small`
@@ -24,14 +25,14 @@ func runDisk(r *run) {
 	r.server(brokerConfig{Duplicate: 0.02})
 	dir, err := r.tmpfs()
 	if err != nil {
-		r.note, r.result.Judged = fmt.Sprintf("not tried: no tmpfs can be mounted here: %v", err), true
+		r.note, r.result.Judged = fmt.Sprintf("skipped: cannot mount a tmpfs: %v", err), true
 		return
 	}
 	for _, sql := range []string{"create tablespace small location '" + dir + "/tables'", toSmall} {
 		_, err := r.pool.Exec(r.suite.ctx, sql)
 		r.must(err)
 	}
-	r.crew(1, 2, func(s *settings) { s.Attempts = 3 })
+	r.startAll(1, 2, func(s *settings) { s.Attempts = 3 })
 	r.during(func() {
 		r.sleep(r.between(500*time.Millisecond, 1500*time.Millisecond))
 		filler := filepath.Join(dir, "filler")
@@ -53,12 +54,12 @@ func runDisk(r *run) {
 	}
 	r.inject("disk_full", refused)
 	if refused == 0 {
-		r.fail("nobody met a full disk: nothing was shown")
+		r.fail("no statement met a full disk: the cell proves nothing")
 	}
 	r.judge()
 }
 
-// tmpfs mounts a small one for the server's user, until the cell's end.
+// tmpfs mounts a small file system for the server's user. It is unmounted when the cell ends.
 func (r *run) tmpfs() (dir string, err error) {
 	if dir, err = os.MkdirTemp("", "kinora-disk-"); err != nil {
 		return "", err

@@ -11,11 +11,11 @@ import (
 )
 
 var fuzzCell = &cell{
-	name: "fuzz", number: 22, what: "native fuzzing of decoders, names and configuration",
+	name: "fuzz", number: 22, summary: "native fuzzing of decoders, names and configuration",
 	full: time.Minute, short: time.Second, run: runFuzz,
 }
 
-// fuzzers are all there are, by package; the order is that of running.
+// fuzzers lists all fuzz tests by package, in the order in which they run.
 var fuzzers = [][2]string{
 	{"eventstore", "FuzzCheckJSON"}, {"eventstore", "FuzzCheckStream"}, {"eventstore", "FuzzJoinID"},
 	{"outbox", "FuzzParseWatermill"}, {"outbox", "FuzzWireRoundTrip"},
@@ -24,13 +24,14 @@ var fuzzers = [][2]string{
 
 var execs = regexp.MustCompile(`execs: (\d+)`)
 
-// isOver tells that Go took the end of the time for a failure (golang/go#75804, until Go 1.27): what fails has an input, which Go
-// writes down.
+// isOver reports whether Go took the end of the fuzz time for a failure (golang/go#75804, until Go
+// 1.27). A real failure has an input, and Go reports where it wrote it.
 func isOver(out []byte) bool {
 	return bytes.Contains(out, []byte("\n    context deadline exceeded\n")) && !bytes.Contains(out, []byte("Failing input"))
 }
 
-// runFuzz runs each for its share. What one of them finds, Go leaves in its package's testdata.
+// runFuzz runs each fuzz test for its share of the time. Go writes failing inputs to the package's
+// testdata.
 func runFuzz(r *run) {
 	chosen, all := fuzzers, 0
 	if r.suite.short {
@@ -45,14 +46,15 @@ func runFuzz(r *run) {
 		if err != nil && !isOver(out) {
 			r.fail("%s: %v: %s", f[1], err, out)
 		}
-		if said := execs.FindAllSubmatch(out, -1); len(said) > 0 { // else its corpus took all of its time
-			n, _ := strconv.Atoi(string(said[len(said)-1][1]))
+		// Otherwise loading the corpus took all of its time.
+		if counts := execs.FindAllSubmatch(out, -1); len(counts) > 0 {
+			n, _ := strconv.Atoi(string(counts[len(counts)-1][1]))
 			r.inject(f[1], n)
 			all += n
 		}
 	}
 	if all == 0 {
-		r.fail("nothing was tried")
+		r.fail("no input was tried")
 	}
 	r.result.Judged = true
 }

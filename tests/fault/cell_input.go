@@ -21,11 +21,11 @@ import (
 )
 
 var inputCell = &cell{
-	name: "input", number: 14, what: "payloads and names that no database could store, or should run",
-	full: 30 * time.Second, short: 3 * time.Second, wants: []string{"refused", "stored"}, run: runInput,
+	name: "input", number: 14, summary: "payloads and names that no database can store or must not run",
+	full: 30 * time.Second, short: 3 * time.Second, requires: []string{"refused", "stored"}, run: runInput,
 }
 
-// statements counts what a pool sends.
+// statements counts the statements that a pool sends.
 type statements struct{ n atomic.Int64 }
 
 // TraceQueryStart implements pgx.QueryTracer.
@@ -49,7 +49,7 @@ func (s *statements) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQ
 // TraceBatchEnd implements pgx.BatchTracer.
 func (s *statements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
-// badPayloads are no JSON that every provider could keep as it is.
+// badPayloads are not JSON, or are JSON that not every provider can store unchanged.
 var badPayloads = map[string]string{
 	"empty": "", "no_json": "{", "two_values": "1 2", "nul": "\"\x00\"", "escaped_nul": `"\u0000"`, "nul_in_key": `{"a\u0000":1}`,
 	"not_utf8": "\"\xff\"", "overlong": "\"\xc0\x80\"", "lone_surrogate": `"\ud800"`, "late_surrogate": `"\udc00\ud800"`,
@@ -61,22 +61,23 @@ var badPayloads = map[string]string{
 	"key_twice":    `{"a":1,"a":2}`, "nan": "NaN", "infinity": "-Infinity", "hex": "0x10", "comment": "1 -- one",
 }
 
-// badTexts are no topics, keys or ids.
+// badTexts are not valid as topics, keys or ids.
 var badTexts = map[string]string{
 	"nul": "a\x00b", "not_utf8": "a\xffb", "surrogate": "a\xed\xa0\x80b", "newline": "a\nb", "delete": "a\x7fb", "256_bytes": strings.Repeat("é", 128),
 }
 
-// badNames are no schemas, categories, projectors or handlers. What is only text may hold most of them: see keepable.
+// badNames are not valid as names of schemas, categories, projectors or handlers. Most are valid as
+// other text: see keepable.
 var badNames = map[string]string{
 	"quote": `a"b`, "apostrophe": "a'b", "injection": "kinora; drop schema kinora cascade; --", "comment": "a;--", "unicode": "größe", "fullwidth": "\uff4binora",
 	"64_bytes": strings.Repeat("a", 64), "63_bytes": strings.Repeat("a", 63), "upper": "Kinora", "digit": "1a", "dot": "kinora.events", "space": "a b",
 	"dash": "a-b", "newline": "kinora\n", "dollar": "a$b", "nul": "a\x00",
 }
 
-// keepable is text that must come back as it is, whatever SQL would make of it.
+// keepable is text that must be stored and read back unchanged, even if it has a meaning in SQL.
 var keepable = []string{`a"b`, "a'b", "'; drop schema kinora cascade; --", "a;--", "größe", "名前", `a\b`, "$1", "%s", "{}", "e\u0301", "\u202egnp", "😀", strings.Repeat("a", 200)}
 
-// input is the cell at work, on a database of which every statement is counted.
+// input is the running cell. Every statement on its database is counted.
 type input struct {
 	*run
 	sent *statements
@@ -99,13 +100,13 @@ func runInput(r *run) {
 	in.enqueues()
 	in.names(pool)
 	if after := in.tables(); after != before {
-		r.fail("something was written: %s, and before %s", after, before)
+		r.fail("something was written: the tables have %s, before they had %s", after, before)
 	}
 	in.keeps(pool)
 	r.judge()
 }
 
-// tables are how many rows there are, and how many relations.
+// tables returns the numbers of rows and relations.
 func (in *input) tables() string {
 	var n [4]int
 	in.must(in.pool.QueryRow(in.suite.ctx, `select (select count(*) from kinora.events), (select count(*) from kinora.outbox),
@@ -113,7 +114,7 @@ func (in *input) tables() string {
 	return fmt.Sprint(n)
 }
 
-// refused makes a call, which must be refused before anything is sent.
+// refused makes a call, which must be refused before any statement is sent.
 func (in *input) refused(what string, call func() error) {
 	before := in.sent.n.Load()
 	err := call()
@@ -121,7 +122,7 @@ func (in *input) refused(what string, call func() error) {
 	var invalid *eventstore.InvalidError
 	switch {
 	case err == nil:
-		in.fail("%s is taken", what)
+		in.fail("%s is accepted", what)
 	case !errors.Is(err, eventstore.ErrInvalid) || !errors.As(err, &invalid):
 		in.fail("%s is refused with %v", what, err)
 	case sent > 0:
@@ -137,7 +138,7 @@ func draft(change func(*eventstore.Draft)) []eventstore.Draft {
 	}
 	bad := good()
 	change(&bad)
-	return []eventstore.Draft{good(), bad} // the one before must not be written either
+	return []eventstore.Draft{good(), bad} // the valid draft must not be written either
 }
 
 func (in *input) append(stream string, change func(*eventstore.Draft)) func() error {
@@ -192,7 +193,7 @@ func (in *input) enqueues() {
 	in.must(tx.Commit(in.suite.ctx))
 }
 
-// names are those that become part of SQL, or of markers.
+// names tries names that become part of SQL or of markers.
 func (in *input) names(pool *pgxpool.Pool) {
 	for kind, name := range badNames {
 		in.refused("schema "+kind, func() error { _, err := postgres.New(pool, &postgres.Config{Schema: name}); return err })
@@ -200,7 +201,7 @@ func (in *input) names(pool *pgxpool.Pool) {
 			_, err := postgres.Open(in.suite.ctx, in.dsn, &postgres.Config{Schema: name})
 			return err
 		})
-		if kind == "dash" { // projectors and handlers may have one
+		if kind == "dash" { // projectors and handlers may contain one
 			continue
 		}
 		src := projector.Subscribe(&subscriber{}, "t")
@@ -216,8 +217,9 @@ func (in *input) names(pool *pgxpool.Pool) {
 	}
 }
 
-// keeps writes text that is allowed, wherever it is, into a schema of its own; what it reads is the same. Beside it random
-// texts and payloads: each is refused before any statement, or stored.
+// keeps writes allowed text into every text column of its own schema, and must read the same text
+// back. Then it tries random texts and payloads: each is either refused before any statement, or
+// stored.
 func (in *input) keeps(pool *pgxpool.Pool) {
 	db, err := postgres.New(pool, &postgres.Config{Schema: "kept", Route: func(_ string, d eventstore.Draft) []string { return []string{d.Type} }})
 	in.must(err)
@@ -232,7 +234,7 @@ func (in *input) keeps(pool *pgxpool.Pool) {
 	}
 }
 
-// garble joins pieces, and now and then changes a byte.
+// garble joins pieces and sometimes changes a byte.
 func (in *input) garble(good []string, bad map[string]string) string {
 	text := good[in.intn(len(good))]
 	if in.intn(8) == 0 {

@@ -3,15 +3,16 @@ package main
 import "time"
 
 var killCell = &cell{
-	name: "kill", number: 2, what: "random kill -9 of producer, relays and runners under load",
+	name: "kill", number: 2, summary: "random kill -9 of producer, relays and runners under load",
 	full: 5 * time.Minute, short: 8 * time.Second, redelivers: true, byFault: true,
-	wants: []string{"kill_relay", "kill_runner", "kill_unit_of_many"}, wantsLong: []string{"kill_producer"}, run: runKill,
+	requires: []string{"kill_relay", "kill_runner", "kill_unit_of_many"}, requiresLong: []string{"kill_producer"}, run: runKill,
 }
 
 func runKill(r *run) {
 	r.server(brokerConfig{Duplicate: 0.02, Slow: 4 * time.Millisecond, LoseReply: 0.005})
-	producer, relays, runners := r.crew(2, 2, func(s *settings) { s.Alone, s.Slow = false, 2*time.Millisecond })
-	rival := r.child(producing, func(s *settings) { s.Workers, s.Alone = 2, false }) // of the same streams
+	producer, relays, runners := r.startAll(2, 2, func(s *settings) { s.Alone, s.Slow = false, 2*time.Millisecond })
+	// rival issues commands for the same streams.
+	rival := r.child(producing, func(s *settings) { s.Workers, s.Alone = 2, false })
 	rival.awaitReady(30 * time.Second)
 	r.during(func() {
 		r.sleep(r.between(200*time.Millisecond, 900*time.Millisecond))
@@ -25,7 +26,7 @@ func runKill(r *run) {
 		default:
 			runners[r.intn(2)].restart()
 		}
-	}, r.cell.wants...)
+	}, r.cell.requires...)
 	r.settle(2 * lease)
 	r.judge()
 }

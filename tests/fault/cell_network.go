@@ -3,12 +3,13 @@ package main
 import "time"
 
 var networkCell = &cell{
-	name: "network", number: 6, what: "every way to the database through latency, resets, half-open connections and slicing",
+	name: "network", number: 6, summary: "every connection to the database with latency, resets, half-open states and sliced packets",
 	full: 2 * time.Minute, short: 6 * time.Second, redelivers: true,
-	wants: []string{"reset_runner", "reset_relay", "reset_producer", "half_open_runner"}, run: runNetwork,
+	requires: []string{"reset_runner", "reset_relay", "reset_producer", "half_open_runner"}, run: runNetwork,
 }
 
-// userTimeout is after what time the kernel gives a half-open connection up, where it was told to.
+// userTimeout is the time after which the kernel closes a half-open connection on which
+// TCP_USER_TIMEOUT is set.
 const userTimeout = 2 * time.Second
 
 func runNetwork(r *run) {
@@ -17,15 +18,18 @@ func runNetwork(r *run) {
 	for _, as := range []role{producing, relaying, running} {
 		ways[as] = r.through(nil)
 	}
-	r.crew(2, 2, func(s *settings) {
+	r.startAll(2, 2, func(s *settings) {
 		s.DSN, s.Timeout = ways[s.Role].dsn, 4*time.Second
 	})
 	heals := 4*lease + userTimeout
-	r.drain += 10 * time.Second // the drain itself, a listener's end and the pool's may each meet a connection on which nobody answers
+	// The drain itself, the listener's end and the pool's end may each meet a connection that gets
+	// no answer.
+	r.drain += 10 * time.Second
 	r.during(func() {
 		as := []role{producing, relaying, running}[r.intn(3)]
 		if disturb(r, as, ways[as]) {
-			heals = 4*lease + 35*time.Second // statements of relays and producers have half a minute
+			// Statements of relays and producers have a limit of 30 s.
+			heals = 4*lease + 35*time.Second
 		}
 		r.sleep(r.between(50*time.Millisecond, 300*time.Millisecond))
 	}, "reset_runner", "reset_relay", "reset_producer", "half_open_runner")
@@ -37,7 +41,8 @@ func runNetwork(r *run) {
 	r.judge()
 }
 
-// disturb does one thing to the way of a role. It tells whether that is one which only the role's own limits end.
+// disturb disturbs the connections of a role once. It reports whether only the role's own timeouts
+// end the disturbance.
 func disturb(r *run, as role, way *proxy) (endless bool) {
 	kind, c := "", way.some(r.intn(1<<20))
 	switch n := r.intn(10); {

@@ -10,24 +10,25 @@ import (
 )
 
 var pointsCell = &cell{
-	name: "points", number: 1, what: "SIGKILL at each named point of the library, before and after each step; and no statement without points",
+	name: "points", number: 1, summary: "SIGKILL at each named point of the library, before and after each step; every statement has points",
 	full: 100 * time.Second, short: time.Second, redelivers: true, byFault: true, fails: true,
-	wants: []string{"died_at_a_point", "parked_and_replayed"}, run: runPoints,
+	requires: []string{"died_at_a_point", "parked_and_replayed"}, run: runPoints,
 }
 
-// pointRole says which process comes to a point, by the first word of its name; a runner to all others.
+// pointRole maps the first word of a point's name to the process that reaches it. A runner reaches
+// all other points.
 var pointRole = map[string]string{
 	"append": "producer", "claim": "relay", "publish": "relay", "mark": "relay", "transaction": "relay", "one": "batched",
 }
 
-// runPoints lets processes die at one point after another. Handlers fail, so that messages are parked, wait behind others,
-// and are replayed, and what they put out is an event once more.
+// runPoints ends processes at one point after another. Handlers fail, so that messages are parked,
+// held and replayed, and the replayed handlers' output is an event again.
 func runPoints(r *run) {
 	points, err := findPoints()
 	r.must(err)
 	r.ahead, r.parked = 60, 1<<30
 	r.server(brokerConfig{Duplicate: 0.05})
-	r.crew(2, 3, func(s *settings) {
+	r.startAll(2, 3, func(s *settings) {
 		s.Streams, s.Hot, s.Workers, s.More = 60, 0, 4, map[string]string{"steps": "1"}
 		if s.Role != running {
 			return
@@ -73,7 +74,7 @@ func runPoints(r *run) {
 	judgeSteps(r)
 }
 
-// dieAtEach lets p die at one point after another, until none is left.
+// dieAtEach ends p at one point after another, until none is left.
 func dieAtEach(r *run, p *process, todo chan string, round int) {
 	for {
 		select {
@@ -91,11 +92,12 @@ func dieAtEach(r *run, p *process, todo chan string, round int) {
 	}
 }
 
-// dieAt begins lives of p until one ends at the point. Some are only come to after a SIGKILL in the middle of work.
+// dieAt starts lives of p until one ends at the point. Some points are reached only after a SIGKILL
+// during work.
 func (r *run) dieAt(p *process, point string, nth int) {
 	patience := 3 * time.Second
 	if p.Role == relaying {
-		patience = 8 * time.Second // what relays do every five seconds
+		patience = 8 * time.Second // for the work that relays do every five seconds
 	}
 	for range 6 {
 		p.Point = fmt.Sprintf("%s#%d", point, nth)
@@ -111,11 +113,11 @@ func (r *run) dieAt(p *process, point string, nth int) {
 		p.kill()
 		nth = 1
 	}
-	p.r.fail("nobody comes to the point %q", point)
+	p.r.fail("no process reached the point %q", point)
 	r.must(p.begin())
 }
 
-// life is closed when the life that it has now has ended.
+// life returns a channel that is closed when the current life of the process has ended.
 func (p *process) life() <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -145,12 +147,12 @@ func awaitReplayed(r *run) {
 	r.parked = 1 << 30
 }
 
-// judgeSteps fails where a statement has no point right before it or right after it.
+// judgeSteps fails the cell if a statement has no point right before it or right after it.
 func judgeSteps(r *run) {
 	bare, passed, err := bareSteps(r.dir)
 	r.must(err)
 	for _, sql := range slices.Sorted(maps.Keys(bare)) {
-		r.fail("%d times %s: %s", bare[sql].n, bare[sql].where, sql)
+		r.fail("%d times %s statement: %s", bare[sql].n, bare[sql].where, sql)
 	}
 	r.inject("points_passed", passed)
 }

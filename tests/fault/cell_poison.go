@@ -17,31 +17,31 @@ import (
 )
 
 var poisonCell = &cell{
-	name: "poison", number: 13, what: "handlers that panic, call runtime.Goexit, exit, or do not end, on one key each; then mended and replayed",
+	name: "poison", number: 13, summary: "handlers that panic, call runtime.Goexit, exit, or do not return, on one key each; then fixed and replayed",
 	full: 45 * time.Second, short: 5 * time.Second, redelivers: true, fails: true,
-	wants: []string{"exit", "held", "neighbours", "requeued"}, run: runPoison,
+	requires: []string{"exit", "held", "neighbours", "requeued"}, run: runPoison,
 }
 
 const (
-	poisonN      = 5                       // this command of its stream is poison
-	poisonTries  = 3                       // its budget
+	poisonN      = 5                       // this command of a stream is the poison
+	poisonTries  = 3                       // attempts before a message is stuck
 	poisonLimit  = 1500 * time.Millisecond // a handler's deadline
-	poisonStatus = 3                       // of a process that a handler ends
+	poisonStatus = 3                       // exit status of a process that a handler ends
 
 	// openParked counts the messages that are waiting or stuck.
 	openParked = `select count(*) from kinora.parked where state in ('waiting', 'stuck')`
 )
 
-// refusedStream is a stream. The broker refuses one of its messages.
+// refusedStream is the stream with the message that the broker refuses.
 const refusedStream = "account-16.0"
 
 var errPoison = errors.New("poison")
 
-// killer are the codes of a message that ends its process.
+// killer lists the codes of a message that ends its process.
 var killer = []string{"crashed"}
 
-// poisons are what a handler does to one message of one stream, and with which codes that may be parked: another poison may
-// end the process meanwhile, which counts as well.
+// poisons maps a stream to what its handler does to one message, and to the codes with which that
+// message may be parked: another poison may end the process at the same time, which counts too.
 var poisons = map[string]struct {
 	do    func() error
 	codes []string
@@ -50,7 +50,8 @@ var poisons = map[string]struct {
 	"account-11.0": {func() error { runtime.Goexit(); return nil }, []string{"goexit", "crashed"}},
 	"account-12.0": {func() error { os.Exit(poisonStatus); return nil }, killer},
 	"account-13.0": {func() error { time.Sleep(poisonLimit + 500*time.Millisecond); return nil }, []string{"deadline", "crashed"}},
-	"account-14.0": {func() error { time.Sleep(9 * time.Second); return nil }, []string{"stuck", "crashed"}}, // past its deadline and all grace
+	// Past its deadline and the grace period.
+	"account-14.0": {func() error { time.Sleep(9 * time.Second); return nil }, []string{"stuck", "crashed"}},
 	"account-15.0": {func() error { return errPoison }, []string{"", "crashed"}},
 }
 
@@ -63,11 +64,11 @@ func poisonous(_ context.Context, w *work, e moved, _ func(string, ...any) error
 }
 
 func runPoison(r *run) {
-	var taken atomic.Bool // what the broker refuses until then
+	var taken atomic.Bool // true once the broker accepts the refused message
 	r.server(brokerConfig{Duplicate: 0.02, RefuseOne: func(l letter) bool {
 		return !taken.Load() && l.Meta[keyHeader] == refusedStream && l.Meta["kinora_version"] == strconv.Itoa(poisonN)
 	}})
-	_, _, runners := r.crew(1, 2, func(s *settings) {
+	_, _, runners := r.startAll(1, 2, func(s *settings) {
 		s.Streams, s.Hot, s.Attempts, s.Timeout, s.More = 40, 0, poisonTries, poisonLimit, map[string]string{"harm": "poisonous"}
 	})
 	for _, p := range runners {
@@ -88,7 +89,7 @@ func runPoison(r *run) {
 	}
 	mended := r.child(running, func(s *settings) { s.More = map[string]string{"mended": "yes", "replay": exactName} })
 	mended.awaitReady(30 * time.Second)
-	r.await("all is replayed", 30*time.Second, func() bool {
+	r.await("all messages are replayed", 30*time.Second, func() bool {
 		return r.countOf(openParked) == 0
 	})
 	r.settle(2 * lease)
@@ -96,7 +97,8 @@ func runPoison(r *run) {
 	r.judge()
 }
 
-// requeue has what is abandoned published after all, once the broker takes it; all that is behind it is held until then.
+// requeue publishes the abandoned entry once the broker accepts it. All entries behind it are held
+// until then.
 func (r *run) requeue(taken *atomic.Bool) {
 	db, err := postgres.New(r.pool, nil)
 	r.must(err)
@@ -115,13 +117,14 @@ func (r *run) countOf(sql string) (n int) {
 	return n
 }
 
-// isolated checks that each poison is stuck after its budget, with all that is behind it and nothing else, and that all
-// other streams are exact.
+// isolated checks that each poison is stuck after its budget, that only the messages behind it are
+// held, and that all other streams are exact.
 //
-// A killer has its budget, and one start more for each runner: the first death of a runner names nothing if the message was
-// recorded after it had begun. Other poisons fail first in a unit of several messages, which is not counted, in the hands of
-// each runner that has a copy; and each process that a killer ends may have had them in hand. A handler that does not return
-// is tried once.
+// A killer may take one start more per runner than its budget: if a runner dies before it has
+// recorded the message as in flight, the first death blames nothing. Other poisons fail first in a
+// unit of several messages, which is not counted, once for each runner that has a copy; and each
+// process that a killer ends may have been processing them. A handler that does not return is tried
+// once.
 func (r *run) isolated() {
 	db, err := postgres.New(r.pool, nil)
 	r.must(err)
@@ -139,7 +142,7 @@ func (r *run) isolated() {
 		}
 		switch {
 		case !ok || p.Projector != exactName:
-			r.fail("%s of %s is parked as well: %s, %s %s, attempts %d, %s", p.MessageID, p.Key, p.State, p.Class, p.Code, p.Attempts, p.Projector)
+			r.fail("%s of %s is also parked: %s, %s %s, attempts %d, %s", p.MessageID, p.Key, p.State, p.Class, p.Code, p.Attempts, p.Projector)
 		case p.Class == projector.ClassHeld:
 			r.inject("held", 1)
 			continue
@@ -154,7 +157,7 @@ func (r *run) isolated() {
 	}
 	for key := range poisons {
 		if found[key] != 1 {
-			r.fail("%s has %d stuck poisons", key, found[key])
+			r.fail("%s has %d stuck poison messages", key, found[key])
 		}
 	}
 	r.neighbours()
@@ -172,7 +175,7 @@ func (r *run) neighbours() {
 	h := judgeLog(ledger, events, &v)
 	for key := range poisons {
 		if got := fmt.Sprint(m.Lists[key]); got != "[1 2 3 4]" {
-			r.fail("%s: %s, and not all before its poison", key, got)
+			r.fail("%s: %s, want [1 2 3 4], the messages before its poison", key, got)
 		}
 		delete(h, key)
 		delete(m.Lists, key)
@@ -180,7 +183,7 @@ func (r *run) neighbours() {
 	}
 	judgeModel(h, m, &v)
 	if !v.ok() {
-		r.fail("neighbours: lost %d, doubled %d, phantom %d, misordered %d: %s", v.Lost, v.Doubled, v.Phantom, v.Misordered, v.why[0])
+		r.fail("neighbours: lost %d, doubled %d, phantom %d, misordered %d: %s", v.Lost, v.Doubled, v.Phantom, v.Misordered, v.reasons[0])
 	}
 	r.inject("neighbours", len(h))
 }

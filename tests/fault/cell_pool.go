@@ -3,20 +3,20 @@ package main
 import "time"
 
 var poolCell = &cell{
-	name: "pool", number: 15, what: "one connection for each process, and more workers than connections: nobody waits for himself",
+	name: "pool", number: 15, summary: "one connection per process and more workers than connections: no process blocks itself",
 	full: 45 * time.Second, short: 4 * time.Second, redelivers: true,
-	wants: []string{"pool_of_one", "twin"}, run: runPool,
+	requires: []string{"pool_of_one", "twin"}, run: runPool,
 }
 
-// stallLimit is how long a process that has something in hand may go without finishing anything.
+// stallLimit is how long a process with work in hand may go without finishing any of it.
 const stallLimit = 5 * time.Second
 
 func runPool(r *run) {
 	r.ahead = 200
 	r.server(brokerConfig{Duplicate: 0.1, Slow: 4 * time.Millisecond})
 	one := func(s *settings) { s.Conns, s.Slow, s.Workers, s.Concurrency = 1, 5*time.Millisecond, 32, 8 }
-	r.crew(2, 2, one)
-	for range 2 { // of which one is batched
+	r.startAll(2, 2, one)
+	for range 2 { // one of them is batched
 		some := r.child(running, func(s *settings) { one(s); s.Conns, s.Concurrency = 3, 16 })
 		some.awaitReady(30 * time.Second)
 	}
@@ -27,8 +27,8 @@ func runPool(r *run) {
 	r.judge()
 }
 
-// watchProgress is to be called again and again: it measures, and limits, how long each process that has something in
-// hand finishes nothing.
+// watchProgress returns a function to be called repeatedly. It measures, and limits, how long each
+// process with work in hand finishes nothing.
 func watchProgress(r *run) func() {
 	type seen struct {
 		done int64
@@ -51,7 +51,7 @@ func watchProgress(r *run) func() {
 			stalled := now.at.Sub(was.at)
 			r.measure("stalled_ms", stalled)
 			if stalled > stallLimit {
-				r.fail("%s has something in hand, and finished nothing in %s", p.Name, stalled)
+				r.fail("%s has work in hand and finished none of it in %s", p.Name, stalled)
 				last[p] = now
 			}
 		}

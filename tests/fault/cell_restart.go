@@ -7,16 +7,16 @@ import (
 )
 
 var restartCell = &cell{
-	name: "restart", number: 4, what: "the server stopped at once (-m immediate) and started again, under load",
-	full: 140 * time.Second, short: 5 * time.Second, redelivers: true, wants: []string{"restart"}, run: runRestart,
+	name: "restart", number: 4, summary: "the server stopped with -m immediate and started again, under load",
+	full: 140 * time.Second, short: 5 * time.Second, redelivers: true, requires: []string{"restart"}, run: runRestart,
 }
 
-// healLimit is how long after the server is back everybody must be at work again.
+// healLimit is the time in which every process must work again after the server is back.
 const healLimit = 5 * time.Second
 
 func runRestart(r *run) {
 	r.server(brokerConfig{Duplicate: 0.02})
-	r.crew(2, 2, nil)
+	r.startAll(2, 2, nil)
 	r.during(func() {
 		r.sleep(r.between(time.Second, 4*time.Second))
 		r.trace.printf("restart")
@@ -28,7 +28,7 @@ func runRestart(r *run) {
 	r.judge()
 }
 
-// healed waits until commands, publications and acks go on, and measures that.
+// healed waits until commands, publications and acks continue, and measures the time.
 func healed(r *run) {
 	r.trace.printf("back")
 	back := time.Now()
@@ -49,7 +49,7 @@ func healed(r *run) {
 			}
 		}
 		if len(waiting) > 0 && time.Since(back) > healLimit {
-			r.fail("%s after the server is back, nothing goes on: %v", healLimit, slices.Sorted(maps.Keys(waiting)))
+			r.fail("%s after the server came back, these have not continued: %v", healLimit, slices.Sorted(maps.Keys(waiting)))
 			return
 		}
 		r.sleep(5 * time.Millisecond)

@@ -8,18 +8,19 @@ import (
 )
 
 var sigtermCell = &cell{
-	name: "sigterm", number: 18, what: "SIGTERM to relays and runners in the middle of their work, again and again",
+	name: "sigterm", number: 18, summary: "repeated SIGTERM to relays and runners during their work",
 	full: 100 * time.Second, short: 5 * time.Second, redelivers: true,
-	wants: []string{"sigterm_relay", "sigterm_runner", "released", "named"}, run: runSigterm,
+	requires: []string{"sigterm_relay", "sigterm_runner", "released", "in_flight"}, run: runSigterm,
 }
 
-// endLimit is how long a child may take to end: the drain of runners, and some time for the process itself.
+// endLimit is how long a child may take to end: the runners' drain and some time for the process
+// itself.
 const endLimit = 8 * time.Second
 
 func runSigterm(r *run) {
 	r.ahead = 100
 	r.server(brokerConfig{Duplicate: 0.02, Slow: 120 * time.Millisecond})
-	producer, relays, runners := r.crew(2, 2, func(s *settings) { s.Slow = 40 * time.Millisecond })
+	producer, relays, runners := r.startAll(2, 2, func(s *settings) { s.Slow = 40 * time.Millisecond })
 	r.during(func() {
 		relay, runner := relays[r.intn(2)], runners[r.intn(2)]
 		var all sync.WaitGroup
@@ -30,13 +31,13 @@ func runSigterm(r *run) {
 		}
 		all.Wait()
 		r.sleep(r.between(0, 100*time.Millisecond))
-	}, r.cell.wants...)
+	}, r.cell.requires...)
 	r.settle(3 * lease)
 	r.judge()
 }
 
-// endRelay ends a relay with entries in its hand: when it has ended, none is its any more, and its peer publishes what it
-// gave back before a lease is over.
+// endRelay stops a relay that holds entries. After its end no entry is claimed by it, and the other
+// relay publishes the released entries within a lease.
 func endRelay(r *run, p *process) {
 	p.awaitOpen()
 	had := claimedBy(r, p)
@@ -44,7 +45,7 @@ func endRelay(r *run, p *process) {
 	var kept int
 	r.must(r.pool.QueryRow(r.suite.ctx, `select count(*) from kinora.outbox where claimed_by = $1 and status = 'claimed'`, p.Name).Scan(&kept))
 	if kept > 0 {
-		r.fail("%s has ended, and %d entries are still its own", p.Name, kept)
+		r.fail("%s has ended, but %d entries are still claimed by it", p.Name, kept)
 	}
 	ended := time.Now()
 	var back int
@@ -59,7 +60,7 @@ func endRelay(r *run, p *process) {
 		r.measure("taken_over_ms", time.Since(ended))
 	}
 	if !taken {
-		r.fail("nobody has claimed what %s released %s ago", p.Name, lease)
+		r.fail("no relay has claimed the entries that %s released %s ago", p.Name, lease)
 	}
 	r.begin(p)
 }
@@ -72,45 +73,46 @@ func claimedBy(r *run, p *process) []int64 {
 	return ids
 }
 
-// endRunner ends a runner with handlers under way: it leaves no name behind that others would have to wait for, and nobody
-// takes it for alive.
+// endRunner stops a runner while its handlers run. It leaves no messages recorded as in flight that
+// others would have to wait for, and no runner is recorded as alive for it.
 func endRunner(r *run, p *process) {
 	p.awaitOpen()
-	r.inject("named", r.countOf(`select count(*) from kinora.in_flight`))
+	r.inject("in_flight", r.countOf(`select count(*) from kinora.in_flight`))
 	r.terminate(p)
-	var names int
+	var inFlight int
 	r.must(r.pool.QueryRow(r.suite.ctx, `
-		select count(*) from kinora.in_flight d left join kinora.runners n using (runner) where n.runner is null`).Scan(&names))
-	if names > 0 {
-		r.fail("%s has ended, and %d messages are still said to be under way with it", p.Name, names)
+		select count(*) from kinora.in_flight d left join kinora.runners n using (runner) where n.runner is null`).Scan(&inFlight))
+	if inFlight > 0 {
+		r.fail("%s has ended, but %d messages are still recorded as in flight in it", p.Name, inFlight)
 	}
 	var alive int
 	r.must(r.pool.QueryRow(r.suite.ctx, `select count(*) from kinora.runners`).Scan(&alive))
 	if others := len(r.of(running)) - 1; alive > others {
-		r.fail("%s has ended, and %d runners are still said to live: there are %d", p.Name, alive, others)
+		r.fail("%s has ended, but %d runners are recorded as alive, want %d", p.Name, alive, others)
 	}
 	r.begin(p)
 }
 
-// awaitOpen waits until it has something in hand, and some time, so that it is never at the same point.
+// awaitOpen waits until the process has work in hand, and a random time more, so that the kill
+// points differ.
 func (p *process) awaitOpen() {
 	p.r.awaitOr(time.Second, p.open)
 	p.r.sleep(p.r.between(0, 2*time.Millisecond))
 }
 
-// terminate ends it with SIGTERM, and measures that.
+// terminate ends the process with SIGTERM and measures how long it takes.
 func (r *run) terminate(p *process) {
 	kind := "sigterm_idle"
 	if p.open() {
 		kind = "sigterm_" + string(p.Role)
 	}
-	begun := time.Now()
+	began := time.Now()
 	p.stop(endLimit)
-	r.measure("drain_"+string(p.Role)+"_ms", time.Since(begun))
+	r.measure("drain_"+string(p.Role)+"_ms", time.Since(began))
 	r.inject(kind, 1)
 }
 
-// begin begins the next life of one that has ended.
+// begin starts the next life of a process that has ended.
 func (r *run) begin(p *process) {
 	r.must(p.begin())
 	p.awaitReady(30 * time.Second)

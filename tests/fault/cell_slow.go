@@ -6,13 +6,14 @@ import (
 )
 
 var slowCell = &cell{
-	name: "slow", number: 17, what: "handlers and publications that take far longer than the leases of runners and relays, and duplicates meanwhile",
+	name: "slow", number: 17, summary: "handlers and publications much slower than the leases of runners and relays, with duplicates",
 	full: time.Minute, short: time.Second, redelivers: true,
-	wants: []string{"slow_handler", "slow_publish", "twin", "named"}, run: runSlow,
+	requires: []string{"slow_handler", "slow_publish", "twin", "in_flight"}, run: runSlow,
 }
 
-// runSlow makes one of the two runners name all that it runs. So a runner that is taken for dead shows: another one becomes
-// careful, finds the names, and takes the messages for suspects. If both were careful, twins would be suspects anyway.
+// runSlow makes one of the two runners record everything that it runs as in flight. If the other
+// runner takes it for dead, that shows: the other becomes careful, finds the records and makes the
+// messages suspects. If both were careful, duplicates would be suspects anyway.
 func runSlow(r *run) {
 	slow := 10 * time.Second
 	if r.suite.short {
@@ -20,7 +21,7 @@ func runSlow(r *run) {
 	}
 	r.ahead = 60
 	r.server(brokerConfig{Duplicate: 0.5, Slow: 2 * lease, Least: lease})
-	r.crew(2, 2, func(s *settings) {
+	r.startAll(2, 2, func(s *settings) {
 		s.Streams, s.Hot, s.Timeout, s.Attempts = 900, 0, 3*slow, 5
 		s.Conns, s.Concurrency, s.Unit, s.Slow, s.Least = 80, 64, 2, slow, slow*3/4
 		s.Careful = !s.Batched
@@ -45,15 +46,16 @@ func runSlow(r *run) {
 	r.judge()
 }
 
-// watchLeases looks for runners whose lease has ended, and for names of a runner that is not alive.
+// watchLeases looks for runners whose lease has ended, and for in-flight records of runners that
+// are not alive.
 func watchLeases(r *run) {
-	var named, ended, nobodys int
+	var named, ended, orphaned int
 	r.must(r.pool.QueryRow(r.suite.ctx, `
 		select (select count(*) from kinora.in_flight),
 			(select count(*) from kinora.runners where expires_at < clock_timestamp()),
-			(select count(*) from kinora.in_flight d left join kinora.runners n using (runner) where n.runner is null)`).Scan(&named, &ended, &nobodys))
-	r.inject("named", named)
-	if ended+nobodys > 0 {
-		r.fail("%d runners that are alive have let their leases end; %d names are of no runner", ended, nobodys)
+			(select count(*) from kinora.in_flight d left join kinora.runners n using (runner) where n.runner is null)`).Scan(&named, &ended, &orphaned))
+	r.inject("in_flight", named)
+	if ended+orphaned > 0 {
+		r.fail("%d live runners have let their leases expire; %d in-flight records belong to no runner", ended, orphaned)
 	}
 }

@@ -6,12 +6,12 @@ import (
 )
 
 var stormCell = &cell{
-	name: "storm", number: 11, what: "every message delivered 100 times, through two runners at once",
+	name: "storm", number: 11, summary: "every message delivered 100 times, through two runners at once",
 	full: 4 * time.Minute, short: 6 * time.Second, redelivers: true,
-	wants: []string{"copies", "concurrent", "units_of_many"}, run: runStorm,
+	requires: []string{"copies", "concurrent", "units_of_many"}, run: runStorm,
 }
 
-// waitLimit is how long a statement may wait in a pool beside the storm.
+// waitLimit is how long a statement may wait for the pool during the storm.
 const waitLimit = 2 * time.Second
 
 func runStorm(r *run) {
@@ -19,9 +19,9 @@ func runStorm(r *run) {
 	if r.suite.short {
 		times = 20
 	}
-	r.ahead = 2000 / times // what is under way is soon over
+	r.ahead = 2000 / times // few messages at a time, so that they finish soon
 	r.server(brokerConfig{Groups: []string{"readers", "control"}, Storm: times})
-	r.crew(1, 2, func(s *settings) {
+	r.startAll(1, 2, func(s *settings) {
 		s.Streams, s.Hot, s.Length, s.Control = 60, 0, 20, false
 		if strings.HasPrefix(s.Name, string(running)) {
 			s.More = map[string]string{"probe": "yes"}
@@ -31,7 +31,7 @@ func runStorm(r *run) {
 	control.awaitReady(30 * time.Second)
 	begin := time.Now()
 	r.during(func() { r.sleep(100 * time.Millisecond) })
-	r.settle(15 * lease) // no lease runs out here: it is the copies that take so long
+	r.settle(15 * lease) // no lease expires here, but the copies take time
 	n := r.broker.count("delivered")
 	r.say("%d deliveries, %d a second", n, int(float64(n)/time.Since(begin).Seconds()))
 	for _, p := range r.of(running) {
@@ -39,7 +39,7 @@ func runStorm(r *run) {
 	}
 	r.inject("copies", r.broker.count("storm"))
 	if least := r.broker.leastDelivered(); least < times {
-		r.fail("a message was delivered only %d times", least)
+		r.fail("a message was delivered only %d times: the storm did not reach it", least)
 	}
 	r.judge()
 }

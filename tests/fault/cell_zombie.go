@@ -9,18 +9,18 @@ import (
 )
 
 var zombieCell = &cell{
-	name: "zombie", number: 3, what: "relays and runners stopped past their leases, while peers finish what they had, and woken up",
+	name: "zombie", number: 3, summary: "relays and runners stopped past their leases and resumed after peers have finished their work",
 	full: 160 * time.Second, short: 8 * time.Second, redelivers: true, byFault: true,
-	wants: []string{"zombie_relay", "zombie_runner", "late_mark"}, wantsLong: []string{"late_mark_met_a_claim"}, run: runZombie,
+	requires: []string{"zombie_relay", "zombie_runner", "late_mark"}, requiresLong: []string{"late_mark_met_a_claim"}, run: runZombie,
 }
 
-// idleLimit is after what time the server ends the transaction of a process that is stopped in it, as operators are
-// told to have it: without that, peers wait for it.
+// idleLimit is the time after which the server ends the transaction of a stopped process, as
+// operators are advised to set it. Without it, peers wait for that transaction.
 const idleLimit = "idle_in_transaction_session_timeout=1500"
 
 func runZombie(r *run) {
 	r.server(brokerConfig{Duplicate: 0.02, Slow: 60 * time.Millisecond}, idleLimit)
-	_, relays, runners := r.crew(2, 2, nil)
+	_, relays, runners := r.startAll(2, 2, nil)
 	r.during(func() {
 		relay, runner := relays[r.intn(2)], runners[r.intn(2)]
 		var both sync.WaitGroup
@@ -33,8 +33,9 @@ func runZombie(r *run) {
 	r.judge()
 }
 
-// stopRelay stops a relay with entries in its hand until its lease is over and another has published all of them; now
-// and then only until another has claimed some, so that the late marks meet a claim that lives.
+// stopRelay stops a relay that holds entries until its lease has expired and another relay has
+// published all of them. Sometimes it resumes as soon as another relay has claimed some, so that
+// late marks meet a live claim.
 func stopRelay(r *run, p *process) {
 	if !p.stopBusy() {
 		return
@@ -44,7 +45,8 @@ func stopRelay(r *run, p *process) {
 	had, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	r.must(err)
 	early := r.intn(2) == 0
-	limit := 3*lease + time.Duration(len(had))*lease/4 // what was in a dead claim is claimed one by one, between the other's batches
+	// Entries of an expired claim are claimed one by one, between the other relay's batches.
+	limit := 3*lease + time.Duration(len(had))*lease/4
 	finished := r.awaitOr(limit, func() bool {
 		var left, here int
 		err := r.pool.QueryRow(r.suite.ctx, `select count(*), count(*) filter (where claimed_by = $2) from kinora.outbox where id = any($1)`, had, p.Name).Scan(&left, &here)
@@ -58,20 +60,21 @@ func stopRelay(r *run, p *process) {
 	r.wake(p, len(had), finished)
 }
 
-// stopRunner stops a runner with handlers under way. After a while the broker gives it up, and another handles all
-// that it had.
+// stopRunner stops a runner while its handlers run. After a while the broker disconnects it, and
+// another runner handles all its messages.
 func stopRunner(r *run, p *process) {
 	if !p.stopBusy() {
 		return
 	}
-	had := r.broker.holding(p.Name)
+	had := r.broker.unacked(p.Name)
 	r.sleep(lease)
-	r.broker.expel(p.Name)
+	r.broker.disconnect(p.Name)
 	finished := r.awaitOr(4*lease, func() bool { return r.broker.areAcked(had) })
 	r.wake(p, len(had), finished)
 }
 
-// stopBusy stops it with SIGSTOP at a moment when it has something in hand. It tells whether there was one soon.
+// stopBusy sends SIGSTOP at a moment when the process has work in hand, and reports whether that
+// happened soon.
 func (p *process) stopBusy() bool {
 	for limit := time.Now().Add(time.Second); !p.open(); {
 		if time.Now().After(limit) {
@@ -87,14 +90,14 @@ func (p *process) stopBusy() bool {
 	return true
 }
 
-// wake lets it go on. It was a zombie if it had something in hand, and others finished all of it.
+// wake resumes the process. It was a zombie if it had work in hand and others finished all of it.
 func (r *run) wake(p *process, had int, finished bool) {
 	open := p.open()
 	r.trace.printf("wakes %s open %d had %d finished %t", p.Name, p.status.get(wordOpen), had, finished)
 	p.signal(syscall.SIGCONT)
 	switch {
 	case !finished:
-		r.fail("nobody finished what %s had when it was stopped", p.Name)
+		r.fail("no process finished the work that %s had when it was stopped", p.Name)
 	case open && had > 0:
 		r.inject("zombie_"+string(p.Role), 1)
 	default:

@@ -1,6 +1,6 @@
 package main
 
-// cells are all there are, in the order in which they run.
+// cells lists all cells in the order in which they run.
 var cells = []*cell{
 	killCell,
 	zombieCell,

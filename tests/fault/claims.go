@@ -13,16 +13,17 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// claimed is one claim of an entry, as the relay that made it knows it; times are of the machine, which all share.
+// claimed is one claim of an entry, as recorded by the relay that made it. Times are machine time,
+// which all share.
 type claimed struct {
 	by        string
 	token     string
-	asked, at int64  // when the relay asked for it, and had it
-	instant   string // of the claim, by the database
-	over      int64  // when it began to mark it for good
+	asked, at int64  // when the relay asked for it, and when it got it
+	instant   string // the claim's time by the database's clock
+	finishing int64  // when the relay began to mark it as finished
 }
 
-// marked is a mark: accepted, late, or with an outcome that the relay never heard.
+// marked is a mark: accepted, late, or with an outcome that the relay never received.
 type marked struct {
 	by        string
 	token     string
@@ -31,15 +32,15 @@ type marked struct {
 	outcome   string // "marked", "late" or "marking"
 }
 
-// entryLife is what relays have done to an entry.
+// entryLife is everything that relays did to an entry.
 type entryLife struct {
 	claims []claimed
 	marks  []marked
 }
 
-// judgeClaims tells what must not be in the history of claims: an entry whose claims, renewals, expiries and marks are no
-// history of a lease (leaseModel), and a claim of several instants. met is how many late marks met the claim of another
-// that lived.
+// judgeClaims returns the violations in the history of claims: entries whose claims, renewals,
+// expiries and marks do not fit leaseModel, and claims with several times. met counts the late
+// marks that met another relay's live claim.
 func judgeClaims(dir string, lease time.Duration) (broken []string, met int, err error) {
 	entries, err := claimsIn(dir)
 	if err != nil {
@@ -53,7 +54,7 @@ func judgeClaims(dir string, lease time.Duration) (broken []string, met int, err
 		}
 		for _, c := range e.claims {
 			if was, ok := instants[c.token]; ok && was != c.instant {
-				broken = append(broken, fmt.Sprintf("entry %s: claimed by %s at %s, and others by the same claim at %s", seq, c.by, c.instant, was))
+				broken = append(broken, fmt.Sprintf("entry %s: claimed by %s at %s, other entries of the same claim at %s", seq, c.by, c.instant, was))
 			}
 			instants[c.token] = c.instant
 		}
@@ -62,7 +63,7 @@ func judgeClaims(dir string, lease time.Duration) (broken []string, met int, err
 	return broken, met, nil
 }
 
-// claimsIn are the entries that relays have written down in dir, by their Seq.
+// claimsIn returns the entries that relays recorded in dir, by Seq.
 func claimsIn(dir string) (map[string]*entryLife, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "trace-relay*"))
 	if err != nil {
@@ -99,15 +100,15 @@ func readClaims(from io.Reader, by string, entries map[string]*entryLife) error 
 		switch what {
 		case "claimed":
 			e.claims = append(e.claims, claimed{by: by, token: token, asked: asked, at: at, instant: more})
-		case "marking": // from here on nobody knows whether the claim lives
+		case "marking": // from here on the relay may have given up the claim
 			e.marks = append(e.marks, marked{by, token, asked, at, more, what})
 			if i := slices.IndexFunc(e.claims, func(c claimed) bool { return c.token == token && c.by == by }); i >= 0 {
-				e.claims[i].over = asked
+				e.claims[i].finishing = asked
 			}
 		case "marked", "late":
 			m := marked{by, token, asked, at, more, what}
-			begun := marked{by, token, asked, 0, more, "marking"}
-			if i := slices.IndexFunc(e.marks, func(o marked) bool { o.at = 0; return o == begun }); i >= 0 {
+			before := marked{by, token, asked, 0, more, "marking"}
+			if i := slices.IndexFunc(e.marks, func(o marked) bool { o.at = 0; return o == before }); i >= 0 {
 				e.marks[i] = m
 			} else {
 				e.marks = append(e.marks, m)
@@ -119,37 +120,37 @@ func readClaims(from io.Reader, by string, entries map[string]*entryLife) error 
 
 // leaseStep is one thing that happened to an entry.
 type leaseStep struct {
-	token string
-	what  string // "claim", "expire", or where a mark leads
-	heard string // a mark's outcome
-	term  int    // which term a claim or a renewal begins, and an expiry ends
+	token   string
+	what    string // "claim", "expire", or the target status of a mark
+	outcome string // a mark's outcome
+	term    int    // number of the term that a claim or a renewal begins, or that an expiry ends
 }
 
-// leaseState is who holds an entry.
+// leaseState is the holder of an entry and the state of its lease.
 type leaseState struct {
-	holder string // "": nobody
-	term   int
-	over   bool // the term is over, and whoever comes may take it
-	done   bool // it is published, once and for all
+	holder  string // empty: none
+	term    int
+	expired bool // the term has ended, and any relay may claim the entry
+	done    bool // published, finally
 }
 
-// leaseModel is what an entry may go through. A claim whose reply was lost is not known to anybody: its holder is taken
-// for nobody.
+// leaseModel describes the valid histories of an entry. A claim whose reply was lost is unknown, so
+// its holder counts as none.
 var leaseModel = (&porcupine.NondeterministicModel{
 	Init: func() []any { return []any{leaseState{}} },
 	Step: func(state, input, _ any) []any {
 		s, in := state.(leaseState), input.(leaseStep)
 		switch {
-		case in.what == "claim" && (s.done || s.holder != "" && !s.over),
-			in.heard == "marked" && s.holder != in.token,
-			in.heard == "late" && s.holder == in.token && !s.over:
+		case in.what == "claim" && (s.done || s.holder != "" && !s.expired),
+			in.outcome == "marked" && s.holder != in.token,
+			in.outcome == "late" && s.holder == in.token && !s.expired:
 			return nil
 		case in.what == "claim":
 			return []any{leaseState{holder: in.token, term: in.term}}
 		case in.what == "expire":
-			s.over = s.over || s.term == in.term
+			s.expired = s.expired || s.term == in.term
 			return []any{s}
-		case in.heard == "late" && s.holder == in.token:
+		case in.outcome == "late" && s.holder == in.token:
 			return []any{leaseState{}}
 		case s.holder != in.token:
 			return []any{s}
@@ -158,14 +159,14 @@ var leaseModel = (&porcupine.NondeterministicModel{
 		if in.what == "claimed" {
 			next = leaseState{holder: in.token, term: in.term}
 		}
-		if in.heard == "marking" {
+		if in.outcome == "marking" {
 			return []any{s, next}
 		}
 		return []any{next}
 	},
 }).ToModel()
 
-// broken says what is wrong with the history of an entry, or nothing.
+// broken describes the violation in an entry's history. It is empty for a valid history.
 func (e *entryLife) broken(lease time.Duration) string {
 	const never = 1<<63 - 1
 	var ops []porcupine.Operation
@@ -173,7 +174,7 @@ func (e *entryLife) broken(lease time.Duration) string {
 	add := func(asked, at int64, s leaseStep) {
 		ops = append(ops, porcupine.Operation{Call: asked, Return: at, Input: s})
 	}
-	term := func(asked int64) int { // at the end of which others may take it
+	term := func(asked int64) int { // others may claim the entry at its end
 		add(asked+int64(lease), never, leaseStep{what: "expire", term: len(ops) + 1})
 		return len(ops)
 	}
@@ -182,7 +183,7 @@ func (e *entryLife) broken(lease time.Duration) string {
 		all += fmt.Sprintf("; claimed by %s, %d to %d", c.by, c.asked, c.at)
 	}
 	for _, m := range e.marks {
-		s := leaseStep{token: m.token, what: m.to, heard: m.outcome}
+		s := leaseStep{token: m.token, what: m.to, outcome: m.outcome}
 		if m.to == "claimed" {
 			s.term = term(m.asked)
 		}
@@ -195,18 +196,19 @@ func (e *entryLife) broken(lease time.Duration) string {
 	if porcupine.CheckOperations(leaseModel, ops) {
 		return ""
 	}
-	return "no history of a lease" + all
+	return "not a valid history of a lease" + all
 }
 
-// before tells whether c was certainly made before o: a process that is stopped in a call may hear of it late.
+// before reports whether c was certainly made before o. A stopped process may get the reply of its
+// call late.
 func (c claimed) before(o claimed) bool { return c.at < o.asked }
 
-// met counts the late marks of a claim that came while a later one lived.
+// met counts the late marks of a claim that came while a later claim was live.
 func (e *entryLife) met() (n int) {
 	for _, m := range e.marks {
 		mine := slices.IndexFunc(e.claims, func(c claimed) bool { return c.token == m.token })
 		if m.outcome == "late" && mine >= 0 && slices.ContainsFunc(e.claims, func(c claimed) bool {
-			return e.claims[mine].before(c) && c.at < m.asked && (c.over == 0 || c.over > m.asked)
+			return e.claims[mine].before(c) && c.at < m.asked && (c.finishing == 0 || c.finishing > m.asked)
 		}) {
 			n++
 		}

@@ -8,8 +8,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What relays wrote down about an entry, in lines of "relay: time what seq token asked status"; the lease is of 100.
-func TestTheHistoryOfClaimsIsJudged(t *testing.T) {
+// Each line is what a relay recorded about an entry: "relay: time what seq token asked status". The
+// lease is 100.
+func TestClaimHistoryIsJudged(t *testing.T) {
 	t.Parallel()
 	const a1, late = "a: 12 claimed 1 A 10 id", "a: 135 marking 1 A 130 published\n"
 	for name, c := range map[string]struct {
@@ -18,19 +19,19 @@ func TestTheHistoryOfClaimsIsJudged(t *testing.T) {
 	}{
 		"one after another":                    {a1 + "\na: 21 marking 1 A 20 failed\na: 22 marked 1 A 20 failed\nb: 40 claimed 1 B 30 id", 0, 0},
 		"after the lease":                      {a1 + "\nb: 120 claimed 1 B 110 id\n" + late + "a: 140 late 1 A 130 published", 0, 1},
-		"after the lease, and done with":       {a1 + "\nb: 120 claimed 1 B 110 id\nb: 126 marking 1 B 125 published\n" + late + "a: 140 late 1 A 130 published", 0, 0},
-		"while it lived":                       {a1 + "\nb: 100 claimed 1 B 30 id", 1, 0},
-		"while nobody knew whether it lived":   {a1 + "\na: 20 marking 1 A 19 failed\nb: 100 claimed 1 B 30 id", 0, 0},
+		"after the lease, and published":       {a1 + "\nb: 120 claimed 1 B 110 id\nb: 126 marking 1 B 125 published\n" + late + "a: 140 late 1 A 130 published", 0, 0},
+		"while the lease was live":             {a1 + "\nb: 100 claimed 1 B 30 id", 1, 0},
+		"while the mark's outcome was unknown": {a1 + "\na: 20 marking 1 A 19 failed\nb: 100 claimed 1 B 30 id", 0, 0},
 		"a late mark is accepted":              {a1 + "\nb: 120 claimed 1 B 110 id\n" + late + "a: 140 marked 1 A 130 published", 1, 0},
 		"a late renewal is accepted":           {a1 + "\nb: 120 claimed 1 B 110 id\na: 140 marked 1 A 130 claimed", 1, 0},
-		"a mark that was asked for in time is": {a1 + "\na: 106 marking 1 A 105 failed\nb: 120 claimed 1 B 110 id\na: 140 marked 1 A 105 failed", 0, 0},
-		"heard of late":                        {"a: 180 claimed 1 A 10 id\nb: 125 claimed 1 B 120 id\na: 190 marking 1 A 185 pending\na: 195 late 1 A 185 pending", 0, 0},
-		"renewed, and taken all the same":      {a1 + "\na: 80 marked 1 A 70 claimed\nb: 150 claimed 1 B 140 id", 1, 0},
-		"renewed, and over":                    {a1 + "\na: 80 marked 1 A 70 claimed\nb: 190 claimed 1 B 180 id", 0, 0},
+		"a mark asked for in time is accepted": {a1 + "\na: 106 marking 1 A 105 failed\nb: 120 claimed 1 B 110 id\na: 140 marked 1 A 105 failed", 0, 0},
+		"the claim's reply came late":          {"a: 180 claimed 1 A 10 id\nb: 125 claimed 1 B 120 id\na: 190 marking 1 A 185 pending\na: 195 late 1 A 185 pending", 0, 0},
+		"renewed, but claimed by another":      {a1 + "\na: 80 marked 1 A 70 claimed\nb: 150 claimed 1 B 140 id", 1, 0},
+		"renewed, and expired":                 {a1 + "\na: 80 marked 1 A 70 claimed\nb: 190 claimed 1 B 180 id", 0, 0},
 		"after it was published":               {a1 + "\na: 21 marking 1 A 20 published\na: 22 marked 1 A 20 published\nb: 240 claimed 1 B 230 id", 1, 0},
-		"after nobody heard of a mark":         {a1 + "\na: 21 marking 1 A 20 published\nb: 240 claimed 1 B 230 id", 0, 0},
-		"late without cause":                   {a1 + "\na: 21 marking 1 A 20 published\na: 22 late 1 A 20 published", 1, 0},
-		"late, the taker unheard of":           {a1 + "\n" + late + "a: 140 late 1 A 130 published", 0, 0},
+		"after a mark without a reply":         {a1 + "\na: 21 marking 1 A 20 published\nb: 240 claimed 1 B 230 id", 0, 0},
+		"late without a reason":                {a1 + "\na: 21 marking 1 A 20 published\na: 22 late 1 A 20 published", 1, 0},
+		"late, the other claim unknown":        {a1 + "\n" + late + "a: 140 late 1 A 130 published", 0, 0},
 		"another entry":                        {a1 + "\nb: 100 claimed 2 B 30 id", 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {

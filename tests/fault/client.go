@@ -12,7 +12,7 @@ import (
 
 var errCutOff = errors.New("the broker hung up")
 
-// publisher publishes through the broker: Publish returns when the broker has answered.
+// publisher publishes through the broker: Publish returns when the broker has replied.
 type publisher struct {
 	socket string
 	name   string
@@ -55,13 +55,13 @@ func (p *publisher) Close() error {
 	return nil
 }
 
-// subscriber is a consumer of a group. Where the broker hangs up it connects again, and what it has in hand goes on:
-// its acks come to nothing.
+// subscriber is a consumer of a group. If the broker hangs up, it reconnects. Messages that it
+// already has are processed, but their acks have no effect.
 type subscriber struct {
 	socket string
 	name   string
 	group  string
-	acking func(id string) // before the broker hears of it
+	acking func(id string) // called before the ack is sent to the broker
 	all    sync.WaitGroup
 }
 
@@ -87,7 +87,7 @@ func (s *subscriber) Close() error {
 	return nil
 }
 
-// session hands on what one connection delivers, until it ends.
+// session forwards the deliveries of one connection until the connection ends.
 func (s *subscriber) session(ctx context.Context, topic string, to chan<- *message.Message) {
 	conn, err := net.Dial("unix", s.socket)
 	if err != nil {
@@ -117,8 +117,8 @@ func (s *subscriber) session(ctx context.Context, topic string, to chan<- *messa
 	}
 }
 
-// await passes on the ack of a message, also over a link that has gone, where nobody hears it. A nack is no word of
-// runners, and as good as silence.
+// await forwards the ack of a message, also on a closed link, where the ack is lost. Runners do not
+// nack: a nack is ignored.
 func (s *subscriber) await(ctx context.Context, l *link, m *message.Message, numbers []int64) {
 	select {
 	case <-m.Acked():

@@ -10,10 +10,11 @@ import (
 	"strconv"
 )
 
-// span is when a unit of work had a message in hand.
+// span is the time in which a unit of work processed a message.
 type span struct{ begin, end int64 }
 
-// concurrently counts the messages that two units of work, of whichever processes, had in hand at once.
+// concurrently counts the messages that two units of work, in any processes, processed at the same
+// time.
 func concurrently(dir string) (n int, err error) {
 	files, err := filepath.Glob(filepath.Join(dir, "trace-runner*"))
 	if err != nil {
@@ -43,14 +44,15 @@ func concurrently(dir string) (n int, err error) {
 	return n, nil
 }
 
-// readSpans reads the spans of one process. A unit that did not end, since its process was killed, is none.
+// readSpans reads the spans of one process. A unit that did not end, because its process was
+// killed, has none.
 func readSpans(lines *bufio.Scanner, spans map[string][]span) error {
-	begun := map[string][]int64{}
+	open := map[string][]int64{}
 	for lines.Scan() {
 		line := lines.Bytes()
 		f := bytes.Fields(line)
 		if len(f) == 2 && string(f[1]) == "life" {
-			clear(begun)
+			clear(open)
 		}
 		if len(f) < 3 {
 			continue
@@ -66,10 +68,10 @@ func readSpans(lines *bufio.Scanner, spans map[string][]span) error {
 		for _, field := range f[2:] {
 			id := string(field)
 			if what == "begin" {
-				begun[id] = append(begun[id], at)
-			} else if of := begun[id]; len(of) > 0 {
+				open[id] = append(open[id], at)
+			} else if of := open[id]; len(of) > 0 {
 				spans[id] = append(spans[id], span{of[0], at})
-				begun[id] = of[1:]
+				open[id] = of[1:]
 			}
 		}
 	}

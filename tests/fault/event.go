@@ -4,7 +4,8 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 )
 
-// moved is the only event: the n-th command of a stream, and what it adds to the stream's sum.
+// moved is the only event type: the n-th command of a stream, and the amount that it adds to the
+// stream's sum.
 type moved struct {
 	Command string `json:"command"`
 	Stream  string `json:"stream"`
@@ -19,14 +20,14 @@ const (
 
 var types = eventstore.NewTypes(eventstore.Type[moved](movedAs))
 
-// tables are the read models: of the projector with markers, and of the one without.
+// tables are the read models of the projector with markers and of the control without.
 const tables = `
 create table sums (stream text primary key, total bigint not null) with (fillfactor = 50);
 create table lists (stream text primary key, items int[] not null) with (fillfactor = 50);
 create table control_sums (like sums including all);
 create table control_lists (like lists including all)`
 
-// applySQL adds to a sum and appends to a list: what is lost, doubled or out of order shows.
+// applySQL adds to a sum and appends to a list, so that a lost, doubled or misordered event shows.
 const applySQL = `
 with s as (
 	insert into %[1]ssums as s (stream, total) values ($1, $3)

@@ -11,13 +11,14 @@ import (
 	"github.com/kinora-go/kinora/projector"
 )
 
-// harms are what cells have handlers do, in their own transactions, before they apply. More["harm"] names one.
+// harms are the faults that handlers cause in their own transactions before they apply.
+// More["harm"] names one.
 var harms = map[string]func(ctx context.Context, w *work, e moved, exec func(sql string, args ...any) error) error{
 	"conflicting": conflicting,
 	"poisonous":   poisonous,
 }
 
-// harm does it, if there is one.
+// harm causes the fault that the cell chose, if any.
 func (w *work) harm(ctx context.Context, e moved, exec func(sql string, args ...any) error) error {
 	if do := harms[w.More["harm"]]; do != nil {
 		return do(ctx, w, e, exec)
@@ -25,22 +26,23 @@ func (w *work) harm(ctx context.Context, e moved, exec func(sql string, args ...
 	return nil
 }
 
-// stuck selects the stuck messages of a projector, or of all of them without a name.
+// stuck selects the stuck messages of a projector, or of all projectors if name is empty.
 func stuck(name string) projector.ParkedFilter {
 	return projector.ParkedFilter{Projector: name, States: []projector.ParkedState{projector.StateStuck}}
 }
 
-// mend decides, once the runner runs, that all stuck messages of a projector are replayed.
-func (w *work) mend(ctx context.Context, r *projector.Runner, name string) {
+// replayStuck makes all stuck messages of a projector due again.
+func (w *work) replayStuck(ctx context.Context, r *projector.Runner, name string) {
 	<-r.Running()
-	n, err := projector.Replay(ctx, w.db, stuck(name), projector.Decision{By: "suite", Reason: "mended"})
+	n, err := projector.Replay(ctx, w.db, stuck(name), projector.Decision{By: "suite", Reason: "fixed"})
 	w.trace.printf("replayed %d err %v", n, err)
 }
 
-// wordWait is the longest that a statement waited for the pool, and for its answer, in microseconds.
+// wordWait is the longest time in microseconds that a statement waited for the pool and for its
+// result.
 const wordWait = 32
 
-// probe measures that, until ctx ends.
+// probe measures that time until ctx ends.
 func (w *work) probe(ctx context.Context) {
 	for ctx.Err() == nil {
 		begin := time.Now()
@@ -52,7 +54,7 @@ func (w *work) probe(ctx context.Context) {
 	}
 }
 
-// countStarts is how often the handler of each message has started, in whatever process.
+// countStarts counts how often the handler of each message has started, in all processes.
 func countStarts(dir string) (map[string]int, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "trace-runner*"))
 	if err != nil {
@@ -78,10 +80,10 @@ func countStarts(dir string) (map[string]int, error) {
 	return n, nil
 }
 
-// atMost keeps a number, which must not be over limit.
+// atMost records a measurement and fails the cell if it is above limit.
 func (r *run) atMost(what string, n, limit int) {
 	r.measure(what, time.Duration(n)*time.Millisecond)
 	if n > limit {
-		r.fail("%s: %d, and not at most %d", what, n, limit)
+		r.fail("%s is %d, the limit is %d", what, n, limit)
 	}
 }

@@ -1,8 +1,9 @@
 package main
 
-// heldAgainst makes the database record each suspect, failure and attempt, also of messages that are applied later. A failure is
-// a message that was set aside for its own error. If the server ended the transaction of a process that was stopped in it, that
-// is no failure: Kinora cannot tell it from a handler that waits for too long, so it counts one attempt, and tries again.
+// heldAgainst makes the database record each suspect, failure and attempt, including those of
+// messages that are applied later. A failure is a message that was parked for its own error. If the
+// server ended the transaction of a stopped process, that is not a failure: Kinora cannot
+// distinguish it from a handler that waits too long, so it counts one attempt and tries again.
 const heldAgainst = `
 create table held_against (what text, projector text, message text, code text, attempts int, at timestamptz default clock_timestamp());
 create function hold_against() returns trigger language plpgsql as $$
@@ -25,8 +26,8 @@ begin
 end $$;
 create trigger hold_against after insert or update on kinora.parked for each row execute function hold_against()`
 
-// heldAgainst counts suspects, failures, attempts at parked messages, and attempts at suspects after one that ended with its
-// process.
+// heldAgainst counts suspects, failures, attempts at parked messages, and attempts at suspects
+// after an attempt that ended with its process.
 func (r *run) heldAgainst() map[string]int {
 	counted := map[string]int{}
 	for _, what := range []string{"suspects", "failures", "ended_idle", "attempts", "attempts_killed"} {
@@ -35,7 +36,7 @@ func (r *run) heldAgainst() map[string]int {
 	return counted
 }
 
-// judgeHeldAgainst fails if a message has failed in a cell whose handlers do not fail.
+// judgeHeldAgainst fails the cell if a message failed although no handler of the cell fails.
 func (r *run) judgeHeldAgainst() {
 	counted := r.heldAgainst()
 	for what, n := range counted {
@@ -51,9 +52,9 @@ func (r *run) judgeHeldAgainst() {
 	r.fail("%d messages have failed, although no handler fails: %s", counted["failures"], first)
 }
 
-// blameless fails if anything is held against any message.
+// blameless fails the cell if any suspect, failure or attempt was recorded.
 func (r *run) blameless() {
 	if n := r.countOf(`select count(*) from held_against`); n > 0 {
-		r.fail("%d suspects, failures and attempts: a fault of the surroundings was held against messages", n)
+		r.fail("%d suspects, failures and attempts: an infrastructure fault was counted against messages", n)
 	}
 }

@@ -14,7 +14,7 @@ import (
 // drainLimit is how long a child may take to end after SIGTERM.
 const drainLimit = 15 * time.Second
 
-// judge lets all children drain, and compares what they did with the ledger.
+// judge drains all children and compares their results with the ledger.
 func (r *run) judge() {
 	for _, as := range []role{producing, relaying, running} {
 		for _, p := range r.of(as) {
@@ -36,9 +36,9 @@ func (r *run) judge() {
 	judgeModel(h, exact, &v)
 	judgeModel(h, control, &without)
 	for _, stream := range r.broker.wrong {
-		v.find(&v.Misordered, stream, "a first publication is out of order")
+		v.find(&v.Misordered, stream, "a first publication was out of order")
 	}
-	for _, why := range v.why {
+	for _, why := range v.reasons {
 		r.trace.printf("verdict %s", why)
 	}
 	r.judgeHeldAgainst()
@@ -91,29 +91,29 @@ func (r *run) count(ledger map[string]*command, v *verdict, controlWrong, parked
 	r.inject("units_of_many", int(r.sum(running, wordMany)))
 	r.inject("units_of_one", int(r.sum(running, wordUnits)))
 	if !v.ok() {
-		r.fail("lost %d, doubled %d, phantom %d, misordered %d: %s", v.Lost, v.Doubled, v.Phantom, v.Misordered, v.why[0])
+		r.fail("lost %d, doubled %d, phantom %d, misordered %d: %s", v.Lost, v.Doubled, v.Phantom, v.Misordered, v.reasons[0])
 	}
 	if parked > r.parked {
-		r.fail("%d messages are parked, and not %d", parked, r.parked)
+		r.fail("%d messages are parked, want %d", parked, r.parked)
 	}
-	wants := r.cell.wants
+	kinds := r.cell.requires
 	if r.length >= time.Minute {
-		wants = append(wants, r.cell.wantsLong...)
+		kinds = append(kinds, r.cell.requiresLong...)
 	}
-	for _, kind := range wants {
+	for _, kind := range kinds {
 		if r.kinds()[kind] == 0 {
-			r.fail("no %s was injected: nothing was shown", kind)
+			r.fail("no %s was injected: the cell proves nothing", kind)
 		}
 	}
 	if r.cell.redelivers && controlWrong == 0 {
-		r.fail("the control arm is right: nothing was shown")
+		r.fail("the control arm is right: the cell proves nothing")
 	}
 	if r.cell.byFault && res.ControlByFault == 0 {
-		r.fail("the control arm has doubled nothing but what was copied: nothing was shown")
+		r.fail("the control arm has doubled only copied messages: the cell proves nothing")
 	}
 }
 
-// keepHistory writes what is left of the database into the cell's directory, as text, and the server's log.
+// keepHistory writes the remaining tables as text, and the server's log, to the cell's directory.
 func (r *run) keepHistory() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -121,10 +121,10 @@ func (r *run) keepHistory() {
 		return
 	}
 	if err := r.dump(ctx); err != nil {
-		r.say("the tables are not all kept: %v", err)
+		r.say("could not save all tables: %v", err)
 	}
 	if err := copyFile(filepath.Join(r.dir, "postgres.log"), r.pg.Log()); err != nil {
-		r.say("the server's log is not kept: %v", err)
+		r.say("could not save the server's log: %v", err)
 	}
 }
 

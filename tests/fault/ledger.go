@@ -10,16 +10,16 @@ import (
 	"sync"
 )
 
-// outcome is what a producer was told about a command.
+// outcome is the result of a command as its producer received it.
 type outcome byte
 
 const (
-	ambiguous outcome = '?' // nobody knows; so it is also where no outcome is written down
+	ambiguous outcome = '?' // unknown; also the outcome if none is recorded
 	acked     outcome = 'a'
 	rejected  outcome = 'r'
 )
 
-// command is what a producer wanted: the n-th of a stream.
+// command is a producer's intent: the n-th event of a stream.
 type command struct {
 	ID      string
 	Stream  string
@@ -28,8 +28,8 @@ type command struct {
 	outcome outcome
 }
 
-// ledger is a producer's account, outside of the database. Intents are on disk before their commands begin; an outcome
-// counts once it is.
+// ledger is a producer's record outside the database. Intents are synced to disk before their
+// commands begin. An outcome counts once it is synced.
 type ledger struct {
 	file *os.File
 	mu   sync.Mutex
@@ -37,7 +37,7 @@ type ledger struct {
 	kick chan struct{}
 }
 
-// page is lines that are synced together.
+// page is a group of lines that are synced together.
 type page struct {
 	lines  []byte
 	synced chan struct{}
@@ -45,7 +45,8 @@ type page struct {
 
 func newPage() *page { return &page{synced: make(chan struct{})} }
 
-// openLedger begins one: each life of a producer has its own, since the last line of the one before may be torn.
+// openLedger creates a ledger. Each life of a producer has its own, because the last line of the
+// previous one may be torn.
 func openLedger(dir, name string, life int) (*ledger, error) {
 	f, err := os.OpenFile(filepath.Join(dir, fmt.Sprintf("ledger-%s-%d", name, life)), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
@@ -60,7 +61,7 @@ func (l *ledger) intend(c command) { <-l.add("i %s %s %d %d\n", c.ID, c.Stream, 
 
 func (l *ledger) outcome(c command, o outcome) { l.add("o %s %c\n", c.ID, o) }
 
-// close returns when all that was added is on disk.
+// close returns when all added lines are on disk.
 func (l *ledger) close() {
 	<-l.add("")
 	close(l.kick)
@@ -77,7 +78,7 @@ func (l *ledger) add(format string, args ...any) (synced <-chan struct{}) {
 	return l.next.synced
 }
 
-// write writes page after page, and whatever comes meanwhile into the next one.
+// write writes page after page. Lines that are added meanwhile go to the next page.
 func (l *ledger) write() {
 	for range l.kick {
 		l.mu.Lock()
@@ -86,14 +87,15 @@ func (l *ledger) write() {
 		l.mu.Unlock()
 		_, err := l.file.Write(p.lines)
 		if err = errors.Join(err, l.file.Sync()); err != nil {
-			fmt.Fprintln(os.Stderr, "the ledger:", err) // without it nothing that happens here counts
+			// Without the ledger, nothing that follows can be judged.
+			fmt.Fprintln(os.Stderr, "the ledger:", err)
 			os.Exit(1)
 		}
 		close(p.synced)
 	}
 }
 
-// readLedgers reads those of all producers and lives.
+// readLedgers reads the ledgers of all producers and lives.
 func readLedgers(dir string) (map[string]*command, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "ledger-*"))
 	if err != nil {
@@ -114,7 +116,7 @@ func readLedgers(dir string) (map[string]*command, error) {
 	return all, nil
 }
 
-// readLedger adds what it reads to all. A last line that is torn was never acted upon.
+// readLedger adds the commands that it reads to all. A torn last line was never acted on.
 func readLedger(from io.Reader, all map[string]*command) error {
 	r := bufio.NewReader(from)
 	for {
@@ -135,10 +137,10 @@ func readLedger(from io.Reader, all map[string]*command) error {
 			if was := all[c.ID]; was != nil {
 				was.outcome = c.outcome
 			} else if err == nil {
-				err = errors.New("an outcome without an intent")
+				err = errors.New("outcome without an intent")
 			}
 		default:
-			err = errors.New("neither intent nor outcome")
+			err = errors.New("neither an intent nor an outcome")
 		}
 		if err != nil {
 			return fmt.Errorf("%q: %w", line, err)

@@ -1,9 +1,9 @@
-// The fault suite: processes that use Kinora are killed, stopped and cut off while they work, and an oracle that knows
-// nothing of Kinora says whether anything was lost, doubled, made up, or out of order.
+// The fault suite kills, stops and disconnects processes that use Kinora while they work. An oracle
+// that does not use Kinora judges whether any event was lost, doubled, made up or out of order.
 //
-//	go run ./tests/fault [-cell name,…] [-seed N] [-short] [-for D] [-report FILE] [-keep DIR]
+// go run ./tests/fault [-cell name,…] [-seed N] [-short] [-for D] [-report FILE] [-keep DIR]
 //
-// It wants Linux and PostgreSQL's binaries.
+// It requires Linux and PostgreSQL's binaries.
 package main
 
 import (
@@ -25,19 +25,19 @@ import (
 	"github.com/kinora-go/kinora/internal/mutant"
 )
 
-// suite is one call of the program.
+// suite is one run of the program.
 type suite struct {
 	ctx    context.Context
 	seed   uint64
 	short  bool
-	length time.Duration // of each cell, where it is not zero
+	length time.Duration // of each cell, unless zero
 	dir    string
 	mutant bool              // the children lack a mechanism
-	kept   bool              // dir stays, whatever happens
-	binary string            // of children
-	skewed string            // of those whose clock is wrong, once it is built
-	flags  []string          // of builds
-	edited map[string]string // files that builds read in place of the source's, by path
+	kept   bool              // dir is never removed
+	binary string            // the children's program
+	skewed string            // the program of children with a wrong clock, once it is built
+	flags  []string          // flags for go build
+	edited map[string]string // file contents that builds use instead of the sources, by path
 }
 
 func main() {
@@ -57,15 +57,15 @@ func main() {
 
 func runSuite(ctx context.Context) (ok bool, err error) {
 	s := &suite{ctx: ctx}
-	names := flag.String("cell", "", "only these cells, by name, comma between")
-	report := flag.String("report", "tests/fault/report.json", "write the report to this file; empty: nowhere")
+	names := flag.String("cell", "", "run only these cells, a comma-separated list of names")
+	report := flag.String("report", "tests/fault/report.json", "write the report to this file; empty writes none")
 	name := flag.String("mutant", "", "build children as this mutant (see internal/mutant); with -mutants, try this one only")
-	mutants := flag.Bool("mutants", false, "show that every mutant is caught, and by which cell")
+	mutants := flag.Bool("mutants", false, "run every mutant and report which cell catches it")
 	race := flag.Bool("race", false, "build children with the race detector")
-	flag.Uint64Var(&s.seed, "seed", 0, "of every decision; 0 draws one")
-	flag.BoolVar(&s.short, "short", false, "each cell for some seconds")
-	flag.DurationVar(&s.length, "for", 0, "inject for so long in each cell")
-	flag.StringVar(&s.dir, "keep", "", "keep the history here, also where all is well")
+	flag.Uint64Var(&s.seed, "seed", 0, "seed of every random decision; 0 draws one")
+	flag.BoolVar(&s.short, "short", false, "run each cell for a few seconds")
+	flag.DurationVar(&s.length, "for", 0, "time to inject faults in each cell")
+	flag.StringVar(&s.dir, "keep", "", "directory for the history, which is kept even if all cells pass")
 	flag.Usage = usage
 	flag.Parse()
 	chosen, err := choose(*names)
@@ -95,7 +95,7 @@ func runSuite(ctx context.Context) (ok bool, err error) {
 	}
 	switch {
 	case !ok || s.kept:
-		fmt.Printf("the history is in %s; again: -cell %s -seed %d\n", s.dir, *names, s.seed)
+		fmt.Printf("the history is in %s; to repeat: -cell %s -seed %d\n", s.dir, *names, s.seed)
 	default:
 		err = errors.Join(err, os.RemoveAll(s.dir))
 	}
@@ -105,7 +105,7 @@ func runSuite(ctx context.Context) (ok bool, err error) {
 	return ok, err
 }
 
-// runAll runs cells one after another, short ones two at a time: much of what they do is to wait.
+// runAll runs cells one after another, short ones two at a time, because they mostly wait.
 func (s *suite) runAll(chosen []*cell) []result {
 	results := make([]result, len(chosen))
 	places := make(chan struct{}, 1)
@@ -129,7 +129,7 @@ func (s *suite) runAll(chosen []*cell) []result {
 func usage() {
 	flag.PrintDefaults()
 	for _, c := range cells {
-		fmt.Fprintf(os.Stderr, "%4d  %-12s %s\n", c.number, c.name, c.what)
+		fmt.Fprintf(os.Stderr, "%4d  %-12s %s\n", c.number, c.name, c.summary)
 	}
 }
 
@@ -140,14 +140,14 @@ func choose(names string) (chosen []*cell, err error) {
 	for name := range strings.SplitSeq(names, ",") {
 		i := slices.IndexFunc(cells, func(c *cell) bool { return c.name == name })
 		if i < 0 {
-			return nil, fmt.Errorf("there is no cell %q", name)
+			return nil, fmt.Errorf("unknown cell %q: -h lists the cells", name)
 		}
 		chosen = append(chosen, cells[i])
 	}
 	return chosen, nil
 }
 
-// place finds a place for the history, and builds the children there.
+// place creates the directory for the history and builds the children there.
 func (s *suite) place(race bool) (err error) {
 	if s.kept = s.dir != ""; s.kept {
 		if s.dir, err = filepath.Abs(s.dir); err == nil {
@@ -167,7 +167,7 @@ func (s *suite) place(race bool) (err error) {
 	return s.build(s.binary, s.edited)
 }
 
-// build builds children. edited are the files that it reads in place of the source's, by path.
+// build builds the children. edited maps paths to file contents that replace the sources.
 func (s *suite) build(binary string, edited map[string]string) error {
 	args := append([]string{"build", "-o", binary}, s.flags...)
 	if len(edited) > 0 {
@@ -189,13 +189,13 @@ func (s *suite) build(binary string, edited map[string]string) error {
 	return nil
 }
 
-// run runs one cell. Where it is not ok its history stays.
+// run runs one cell. If the cell fails, its history is kept.
 func (s *suite) run(c *cell) result {
 	r, err := newRun(s, c)
 	if err != nil {
 		return result{Cell: c.name, Seed: s.seed, Failures: []string{err.Error()}}
 	}
-	r.say("%d: %s, for %s", c.number, c.what, r.length)
+	r.say("%d: %s, for %s", c.number, c.summary, r.length)
 	r.guard(func() { c.run(r) })
 	res := &r.result
 	res.Cell, res.Seed, res.Duration, res.Note = c.name, s.seed, time.Since(r.start).Seconds(), r.note
@@ -211,7 +211,7 @@ func (s *suite) run(c *cell) result {
 	return r.result
 }
 
-// guard runs work in a goroutine of the cell's, which may give up there: then it goes no further, and the cell is lost.
+// guard runs work in a goroutine of the cell. If work gives up, it stops there and the cell fails.
 func (r *run) guard(work func()) {
 	defer func() {
 		switch p := recover().(type) {

@@ -16,7 +16,7 @@ import (
 	"github.com/kinora-go/kinora/internal/mutant"
 )
 
-// mutantBudget is how long the cells of a mutant may try, one after another and again.
+// mutantBudget is how long the cells of a mutant are tried, repeatedly one after another.
 const mutantBudget = time.Minute
 
 // caught is the result of a mutant.
@@ -30,8 +30,8 @@ type caught struct {
 	Seed    uint64  `json:"seed"`
 }
 
-// catchAll runs each mutant, or the one of this name, until one of its cells fails. A mutant without cells is left to its
-// tests.
+// catchAll runs each mutant, or only the named one, until one of its cells fails. A mutant without
+// cells is caught by its tests.
 func (s *suite) catchAll(only, report string) (ok bool, err error) {
 	var all []caught
 	ok = true
@@ -71,7 +71,7 @@ func (s *suite) catchAll(only, report string) (ok bool, err error) {
 	return ok, os.WriteFile(report, append(text, '\n'), 0o644)
 }
 
-// edits returns the files of a mutant, by path.
+// edits returns the file contents of a mutant, by path.
 func edits(ctx context.Context, name string) (map[string]string, error) {
 	m, err := mutant.Named(name)
 	if err != nil {
@@ -119,7 +119,7 @@ func (s *suite) catch(m mutant.Mutant) (caught, error) {
 	return c, nil
 }
 
-// catchByTest runs the tests of m, until one fails.
+// catchByTest runs the tests of m until one fails.
 func (s *suite) catchByTest(m mutant.Mutant, files map[string]string) (c caught, err error) {
 	root, err := mutant.Root(s.ctx)
 	if err != nil {
@@ -146,7 +146,8 @@ func (s *suite) catchByTest(m mutant.Mutant, files map[string]string) (c caught,
 	return c, nil
 }
 
-// isVerdict reports whether a failure is what the oracle found, and not that something took too long or was not tried.
+// isVerdict reports whether a failure is the oracle's finding, not a timeout or a fault that was
+// not injected.
 func isVerdict(failure string) bool { return verdicts.MatchString(failure) }
 
 var verdicts = regexp.MustCompile(`^(.*: )?lost \d+, doubled|claims are broken|before their backoff`)

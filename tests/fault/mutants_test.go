@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestTheCellsOfMutantsExist(t *testing.T) {
+func TestCellsOfMutantsExist(t *testing.T) {
 	t.Parallel()
 	for _, m := range mutant.All {
 		if len(m.Cells) > 0 {

@@ -6,34 +6,34 @@ import (
 	"slices"
 )
 
-// The oracle judges by what producers wrote down, and by what plain SQL reads. It knows nothing of the framework.
+// The oracle judges by the producers' ledgers and by plain SQL. It does not use the framework.
 
-// stored is an event as plain SQL finds it.
+// stored is an event as read by plain SQL.
 type stored struct {
 	Command string
 	Stream  string
 	N       int
 	Amount  int64
 	Version int64
-	ID      string // of the event, and of its message
+	ID      string // the id of the event and of its message
 }
 
-// model is a read model as plain SQL finds it.
+// model is a read model as read by plain SQL.
 type model struct {
 	Totals map[string]int64
 	Lists  map[string][]int
 }
 
-// verdict is what is wrong, and why, as far as that is worth reading.
+// verdict counts the violations and describes the first ones.
 type verdict struct {
 	Lost, Doubled, Phantom, Misordered int
-	streams                            map[string]bool // that are wrong
-	why                                []string
+	streams                            map[string]bool // the streams with violations
+	reasons                            []string
 }
 
 func (v *verdict) ok() bool { return v.Lost+v.Doubled+v.Phantom+v.Misordered == 0 }
 
-const whys = 40
+const maxReasons = 40
 
 func (v *verdict) find(kind *int, stream, format string, args ...any) {
 	*kind++
@@ -41,29 +41,29 @@ func (v *verdict) find(kind *int, stream, format string, args ...any) {
 		v.streams = map[string]bool{}
 	}
 	v.streams[stream] = true
-	if len(v.why) < whys {
-		v.why = append(v.why, stream+": "+fmt.Sprintf(format, args...))
+	if len(v.reasons) < maxReasons {
+		v.reasons = append(v.reasons, stream+": "+fmt.Sprintf(format, args...))
 	}
 }
 
-// history is what must have taken effect: of each stream, by number, the amount.
+// history is the expected effect: by stream and number, the amount.
 type history map[string]map[int]int64
 
-// judgeLog holds the log against the ledger, and returns what must have taken effect: what was acknowledged, and what
-// is ambiguous and was found.
+// judgeLog compares the log with the ledger. It returns the expected effect: acknowledged
+// commands, and ambiguous ones that were found.
 func judgeLog(ledger map[string]*command, events []stored, v *verdict) history {
 	found := map[string]int{}
 	for _, e := range events {
 		found[e.Command]++
 		switch c := ledger[e.Command]; {
 		case c == nil:
-			v.find(&v.Phantom, e.Stream, "%d is an event of no command: %s", e.N, e.Command)
+			v.find(&v.Phantom, e.Stream, "event %d has no command: %s", e.N, e.Command)
 		case c.outcome == rejected:
-			v.find(&v.Phantom, e.Stream, "%d was rejected and is an event: %s", e.N, e.Command)
+			v.find(&v.Phantom, e.Stream, "%d was rejected but is an event: %s", e.N, e.Command)
 		case c.Stream != e.Stream || c.N != e.N || c.Amount != e.Amount:
-			v.find(&v.Phantom, e.Stream, "%d is another event than what was wanted: %s", e.N, e.Command)
+			v.find(&v.Phantom, e.Stream, "event %d differs from its command: %s", e.N, e.Command)
 		case e.Version != int64(e.N):
-			v.find(&v.Misordered, e.Stream, "%d has version %d", e.N, e.Version)
+			v.find(&v.Misordered, e.Stream, "event %d has version %d", e.N, e.Version)
 		}
 	}
 	h := history{}
@@ -71,9 +71,9 @@ func judgeLog(ledger map[string]*command, events []stored, v *verdict) history {
 		c := ledger[id]
 		switch n := found[id]; {
 		case n > 1:
-			v.find(&v.Doubled, c.Stream, "%d is %d events: %s", c.N, n, id)
+			v.find(&v.Doubled, c.Stream, "command %d is %d events: %s", c.N, n, id)
 		case n == 0 && c.outcome == acked:
-			v.find(&v.Lost, c.Stream, "%d was acknowledged and is no event: %s", c.N, id)
+			v.find(&v.Lost, c.Stream, "command %d was acknowledged but is not an event: %s", c.N, id)
 		case n == 0 || c.outcome == rejected:
 			continue
 		}
@@ -81,39 +81,39 @@ func judgeLog(ledger map[string]*command, events []stored, v *verdict) history {
 			h[c.Stream] = map[int]int64{}
 		}
 		if _, ok := h[c.Stream][c.N]; ok {
-			v.find(&v.Doubled, c.Stream, "%d was accepted twice", c.N)
+			v.find(&v.Doubled, c.Stream, "command %d was accepted twice", c.N)
 		}
 		h[c.Stream][c.N] += c.Amount
 	}
 	for stream, ns := range h {
 		for n := range len(ns) {
 			if _, ok := ns[n+1]; !ok {
-				v.find(&v.Lost, stream, "%d of %d commands: there is no %d", len(ns), slices.Max(slices.Collect(maps.Keys(ns))), n+1)
+				v.find(&v.Lost, stream, "%d events up to number %d: number %d is missing", len(ns), slices.Max(slices.Collect(maps.Keys(ns))), n+1)
 			}
 		}
 	}
 	return h
 }
 
-// judgeModel holds a read model against what must have taken effect.
+// judgeModel compares a read model with the expected effect.
 func judgeModel(h history, m model, v *verdict) {
 	for _, stream := range slices.Sorted(maps.Keys(h)) {
 		judgeStream(stream, h[stream], m, v)
 	}
 	for stream, items := range m.Lists {
 		if h[stream] == nil {
-			v.find(&v.Phantom, stream, "%d items of a stream that is none", len(items))
+			v.find(&v.Phantom, stream, "%d items of an unknown stream", len(items))
 		}
 	}
 	for stream := range m.Totals {
 		if h[stream] == nil {
-			v.find(&v.Phantom, stream, "a sum of a stream that is none")
+			v.find(&v.Phantom, stream, "a sum of an unknown stream")
 		}
 	}
 }
 
-// doubledBy counts the items of a read model that are there more than once, although their message is not one of those that were
-// copied on purpose: so that it is the fault's doing.
+// doubledBy counts the items that a read model contains more than once although the broker did not
+// copy their message: those that the fault doubled.
 func doubledBy(events []stored, copied map[string]bool, m model) (n int) {
 	for _, e := range events {
 		times := 0
@@ -129,7 +129,7 @@ func doubledBy(events []stored, copied map[string]bool, m model) (n int) {
 	return n
 }
 
-// judgeStream counts what is wrong with a list, and where that is right, with its sum.
+// judgeStream counts the violations in a list and, if the list is right, in its sum.
 func judgeStream(stream string, want map[int]int64, m model, v *verdict) {
 	seen := map[int]int{}
 	highest, right := 0, true
@@ -138,11 +138,11 @@ func judgeStream(stream string, want map[int]int64, m model, v *verdict) {
 		_, wanted := want[n]
 		switch {
 		case !wanted:
-			v.find(&v.Phantom, stream, "item %d is a %d, which is none", i+1, n)
+			v.find(&v.Phantom, stream, "item %d is %d, which is not an event", i+1, n)
 		case seen[n] > 1:
-			v.find(&v.Doubled, stream, "item %d is %d again", i+1, n)
+			v.find(&v.Doubled, stream, "item %d is a repeated %d", i+1, n)
 		case n < highest:
-			v.find(&v.Misordered, stream, "item %d is %d, after %d", i+1, n, highest)
+			v.find(&v.Misordered, stream, "item %d is %d, which comes after %d", i+1, n, highest)
 		default:
 			highest = n
 			continue
@@ -153,15 +153,15 @@ func judgeStream(stream string, want map[int]int64, m model, v *verdict) {
 	for n, amount := range want {
 		total += amount
 		if seen[n] == 0 {
-			v.find(&v.Lost, stream, "there is no item %d", n)
+			v.find(&v.Lost, stream, "item %d is missing", n)
 			right = false
 		}
 	}
 	switch got := m.Totals[stream]; {
 	case !right || got == total:
 	case got < total:
-		v.find(&v.Lost, stream, "the sum is %d, not %d", got, total)
+		v.find(&v.Lost, stream, "the sum is %d, want %d", got, total)
 	default:
-		v.find(&v.Doubled, stream, "the sum is %d, not %d", got, total)
+		v.find(&v.Doubled, stream, "the sum is %d, want %d", got, total)
 	}
 }

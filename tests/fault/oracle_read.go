@@ -15,7 +15,7 @@ func readEvents(ctx context.Context, pool *pgxpool.Pool) ([]stored, error) {
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[stored])
 }
 
-// readModel reads the read model whose tables begin with prefix.
+// readModel reads the read model whose table names begin with prefix.
 func readModel(ctx context.Context, pool *pgxpool.Pool, prefix string) (model, error) {
 	m := model{map[string]int64{}, map[string][]int{}}
 	rows, err := pool.Query(ctx, `select stream, total from `+prefix+`sums`)

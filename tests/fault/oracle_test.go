@@ -7,8 +7,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// told is a ledger of one stream: five commands, of which the fourth was rejected and tried again, and the last is ambiguous.
-const told = `i a account-1 1 10
+// testLedger is a ledger of one stream: five commands. The fourth was rejected and retried; the
+// last is ambiguous.
+const testLedger = `i a account-1 1 10
 o a a
 i b account-1 2 20
 o b a
@@ -21,10 +22,10 @@ o d a
 i e account-1 5 50
 i torn acco`
 
-func told5(t *testing.T) map[string]*command {
+func readTestLedger(t *testing.T) map[string]*command {
 	t.Helper()
 	ledger := map[string]*command{}
-	require.NoError(t, readLedger(strings.NewReader(told), ledger))
+	require.NoError(t, readLedger(strings.NewReader(testLedger), ledger))
 	return ledger
 }
 
@@ -43,8 +44,8 @@ func read(total int64, items ...int) model {
 	return model{map[string]int64{"account-1": total}, map[string][]int{"account-1": items}}
 }
 
-// Each kind of fault is told, and by its name.
-func TestTheOracleTellsEachFault(t *testing.T) {
+// The oracle reports each kind of fault under its own name.
+func TestOracleReportsEachFault(t *testing.T) {
 	t.Parallel()
 	other := read(150, 1, 2, 3, 4, 5)
 	other.Lists["account-2"], other.Totals["account-2"] = []int{1}, 1
@@ -58,24 +59,24 @@ func TestTheOracleTellsEachFault(t *testing.T) {
 		want   verdict
 	}{
 		"right, the ambiguous one found":     {events("abcde"), read(150, 1, 2, 3, 4, 5), verdict{}},
-		"right, the ambiguous one not there": {events("abcd"), read(100, 1, 2, 3, 4), verdict{}},
+		"right, the ambiguous one not found": {events("abcd"), read(100, 1, 2, 3, 4), verdict{}},
 
-		"a hole":              {events("abcde"), read(120, 1, 2, 4, 5), verdict{Lost: 1}},
-		"the end is missing":  {events("abcde"), read(100, 1, 2, 3, 4), verdict{Lost: 1}},
-		"nothing applied":     {events("abcde"), model{}, verdict{Lost: 5}},
-		"applied twice":       {events("abcde"), read(170, 1, 2, 2, 3, 4, 5), verdict{Doubled: 1}},
-		"twice, and late":     {events("abcde"), read(170, 1, 2, 3, 4, 5, 2), verdict{Doubled: 1}},
-		"one for another":     {events("abcde"), read(140, 1, 2, 2, 4, 5), verdict{Lost: 1, Doubled: 1}},
-		"out of order":        {events("abcde"), read(150, 1, 3, 2, 4, 5), verdict{Misordered: 1}},
-		"more than there was": {events("abcde"), read(210, 1, 2, 3, 4, 5, 6), verdict{Phantom: 1}},
-		"another stream":      {events("abcde"), other, verdict{Phantom: 2}},
-		"a sum too small":     {events("abcde"), read(149, 1, 2, 3, 4, 5), verdict{Lost: 1}},
-		"a sum too large":     {events("abcde"), read(151, 1, 2, 3, 4, 5), verdict{Doubled: 1}},
+		"a hole":                              {events("abcde"), read(120, 1, 2, 4, 5), verdict{Lost: 1}},
+		"the end is missing":                  {events("abcde"), read(100, 1, 2, 3, 4), verdict{Lost: 1}},
+		"nothing applied":                     {events("abcde"), model{}, verdict{Lost: 5}},
+		"applied twice":                       {events("abcde"), read(170, 1, 2, 2, 3, 4, 5), verdict{Doubled: 1}},
+		"applied twice, the second time late": {events("abcde"), read(170, 1, 2, 3, 4, 5, 2), verdict{Doubled: 1}},
+		"one applied instead of another":      {events("abcde"), read(140, 1, 2, 2, 4, 5), verdict{Lost: 1, Doubled: 1}},
+		"out of order":                        {events("abcde"), read(150, 1, 3, 2, 4, 5), verdict{Misordered: 1}},
+		"more than was appended":              {events("abcde"), read(210, 1, 2, 3, 4, 5, 6), verdict{Phantom: 1}},
+		"another stream":                      {events("abcde"), other, verdict{Phantom: 2}},
+		"a sum too small":                     {events("abcde"), read(149, 1, 2, 3, 4, 5), verdict{Lost: 1}},
+		"a sum too large":                     {events("abcde"), read(151, 1, 2, 3, 4, 5), verdict{Doubled: 1}},
 		"an ambiguous one, applied and not in the log": {events("abcd"), read(150, 1, 2, 3, 4, 5), verdict{Phantom: 1}},
 
 		"acknowledged, not in the log, and not applied": {events("abc"), read(60, 1, 2, 3), verdict{Lost: 2}},
 		"rejected, and in the log":                      {append(events("abcde"), stored{"x", "account-1", 4, 99, 6, "m-x"}), read(150, 1, 2, 3, 4, 5), verdict{Phantom: 1}},
-		"nobody's, in the log":                          {append(events("abcde"), event("z", 6)), read(150, 1, 2, 3, 4, 5), verdict{Phantom: 1}},
+		"without a command, in the log":                 {append(events("abcde"), event("z", 6)), read(150, 1, 2, 3, 4, 5), verdict{Phantom: 1}},
 		"twice in the log":                              {append(events("abcde"), event("b", 2)), read(150, 1, 2, 3, 4, 5), verdict{Doubled: 1}},
 		"at another version":                            {moved, read(150, 1, 2, 3, 4, 5), verdict{Misordered: 1}},
 		"changed":                                       {changed, read(150, 1, 2, 3, 4, 5), verdict{Phantom: 1}},
@@ -84,29 +85,29 @@ func TestTheOracleTellsEachFault(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var v verdict
-			judgeModel(judgeLog(told5(t), c.events, &v), c.model, &v)
+			judgeModel(judgeLog(readTestLedger(t), c.events, &v), c.model, &v)
 			counts := func(v verdict) [4]int { return [4]int{v.Lost, v.Doubled, v.Phantom, v.Misordered} }
-			require.Equal(t, counts(c.want), counts(v), v.why)
+			require.Equal(t, counts(c.want), counts(v), v.reasons)
 			require.Equal(t, counts(v) == [4]int{}, v.ok())
 			require.Equal(t, v.ok(), len(v.streams) == 0)
 		})
 	}
 }
 
-// A ledger that is not what a producer writes proves nothing.
-func TestALedgerIsReadWholly(t *testing.T) {
+// A malformed ledger is an error, because it proves nothing.
+func TestMalformedLedgerIsAnError(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{"o a a\n", "i a account-1 1\n", "x\n", "i a account-1 one 10\n"} {
 		require.Error(t, readLedger(strings.NewReader(text), map[string]*command{}), text)
 	}
-	ledger := told5(t)
+	ledger := readTestLedger(t)
 	require.Len(t, ledger, 6)
 	require.Equal(t, ambiguous, ledger["e"].outcome)
 	require.Equal(t, rejected, ledger["x"].outcome)
 }
 
-// What the broker has copied says nothing about the fault.
-func TestDoublesThatNobodyAskedFor(t *testing.T) {
+// Messages that the broker copied do not count as doubled by the fault.
+func TestCopiesOfTheBrokerAreNotCountedAsDoubled(t *testing.T) {
 	t.Parallel()
 	m := read(0, 1, 2, 2, 3, 3, 3, 4)
 	require.Equal(t, 2, doubledBy(events("abcd"), nil, m))

@@ -29,7 +29,7 @@ func findPoints() (points []string, err error) {
 	return slices.Compact(points), err
 }
 
-// eachFile has f see each file of the module's source that may have points.
+// eachFile calls f for each source file of the module that may have points.
 func eachFile(f func(path string, file *ast.File)) error {
 	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/kinora-go/kinora").Output()
 	if err != nil {
@@ -52,7 +52,7 @@ func eachFile(f func(path string, file *ast.File)) error {
 	})
 }
 
-// pointOf is the name of the point, if n is one.
+// pointOf returns the name of the crash point if n is a call of crash.Point.
 func pointOf(n ast.Node) (name string, ok bool) {
 	call, ok := n.(*ast.CallExpr)
 	if !ok || len(call.Args) != 1 {
@@ -70,25 +70,26 @@ func pointOf(n ast.Node) (name string, ok bool) {
 	return name, err == nil
 }
 
-// pointless are statements that need no points, by a part of each.
-var pointless = []struct{ sql, why string }{
-	{"begin", "nothing has happened yet"},
-	{"rollback", "nothing has happened"},
+// exempt lists parts of statements that need no points.
+var exempt = []struct{ sql, why string }{
+	{"begin", "nothing is written yet"},
+	{"rollback", "nothing is written"},
 	{"select ", "a read, unless it takes part in a batch"},
 	{"with known as materialized (", "a read: why an append was refused"},
-	{"with ck as materialized (select clock_timestamp() t), keep as materialized (", "once a minute: entries that nobody reads any more"},
+	{"with ck as materialized (select clock_timestamp() t), keep as materialized (", "once a minute: deletes entries that are no longer read"},
 	{"with ck as materialized (select clock_timestamp() t), h as materialized ( select n.projector", "a read: which parked messages are due"},
-	{"-- ping", "nothing"},
-	{"listen ", "what is not heard is polled for"},
-	{"unlisten ", "what is not heard is polled for"},
+	{"-- ping", "no effect"},
+	{"listen ", "polling finds what a notification misses"},
+	{"unlisten ", "polling finds what a notification misses"},
 }
 
-// needsNone tells whether a statement needs no points. Of a batch, all parts are in sql.
-func needsNone(sql string) bool {
+// isExempt reports whether a statement needs no points. The sql of a batch contains all its
+// statements.
+func isExempt(sql string) bool {
 	if strings.Contains(sql, "; ") || strings.Contains(sql, "insert into") || strings.Contains(sql, "delete from") || strings.Contains(sql, "update kinora") {
 		return false
 	}
-	return slices.ContainsFunc(pointless, func(p struct{ sql, why string }) bool { return strings.HasPrefix(sql, p.sql) })
+	return slices.ContainsFunc(exempt, func(p struct{ sql, why string }) bool { return strings.HasPrefix(sql, p.sql) })
 }
 
 type bareStep struct {
@@ -96,16 +97,16 @@ type bareStep struct {
 	where string
 }
 
-// walk is what a goroutine did last.
-type walk struct {
-	point string // the last thing was to pass this one
-	said  string // or this statement, which has yet to meet a point
-	exact bool   // which counts
+// lastStep is the last traced step of a goroutine.
+type lastStep struct {
+	point string // the name of the point, if the last step passed one
+	query string // the statement, if it has not been followed by a point yet
+	exact bool   // the statement must have points
 }
 
-// bareSteps are the statements, of all processes, that have no point right before or right after them. Within a
-// transaction of the library's own that it begins and commits in one go ("transaction") only the whole has points: until
-// its commit nobody sees any of it.
+// bareSteps returns the statements of all processes without a point right before or right after
+// them. A transaction that the library begins and commits in one call ("transaction") has points
+// only around the whole, because its statements are invisible until its commit.
 func bareSteps(dir string) (bare map[string]*bareStep, passed int, err error) {
 	files, err := filepath.Glob(filepath.Join(dir, "trace-*-[0-9]*"))
 	if err != nil {
@@ -127,8 +128,9 @@ func bareSteps(dir string) (bare map[string]*bareStep, passed int, err error) {
 	return bare, passed, nil
 }
 
-// readSteps reads those of one process, in all its lives. A number of a goroutine may be another one's in the next life:
-// then it begins at no point, and a statement that its process died after is not counted.
+// readSteps reads the steps of one process in all its lives. A goroutine number may belong to
+// another goroutine in the next life, so a life starts without points, and a statement that its
+// process died after is not counted.
 func readSteps(from io.Reader, bare map[string]*bareStep) (passed int, err error) {
 	note := func(sql, where string) {
 		if bare[sql] == nil {
@@ -136,7 +138,7 @@ func readSteps(from io.Reader, bare map[string]*bareStep) (passed int, err error
 		}
 		bare[sql].n++
 	}
-	all := map[string]*walk{}
+	all := map[string]*lastStep{}
 	lines := bufio.NewScanner(from)
 	for lines.Scan() {
 		_, line, _ := strings.Cut(lines.Text(), " ")
@@ -144,36 +146,36 @@ func readSteps(from io.Reader, bare map[string]*bareStep) (passed int, err error
 		number, rest, _ := strings.Cut(line, " ")
 		if what == "life" || what == "shut" {
 			for _, w := range all {
-				if w.said != "" && what == "shut" {
-					note(w.said, "no point right after")
+				if w.query != "" && what == "shut" {
+					note(w.query, "no point right after")
 				}
 			}
 			clear(all)
 			continue
 		}
-		if what != "point" && what != "says" && what != "said" {
+		if what != "point" && what != "query" && what != "result" {
 			continue
 		}
 		w := all[number]
 		if w == nil {
-			w = &walk{}
+			w = &lastStep{}
 			all[number] = w
 		}
 		switch what {
 		case "point":
-			w.point, w.said = rest, ""
+			w.point, w.query = rest, ""
 			passed++
-		case "says":
-			if w.exact = !needsNone(rest) && w.point != "transaction: before"; !w.exact {
+		case "query":
+			if w.exact = !isExempt(rest) && w.point != "transaction: before"; !w.exact {
 				break
 			}
-			if w.said != "" {
-				note(w.said, "no point right after")
+			if w.query != "" {
+				note(w.query, "no point right after")
 			}
 			if w.point == "" {
 				note(rest, "no point right before")
 			}
-			w.point, w.said = "", rest
+			w.point, w.query = "", rest
 		}
 	}
 	return passed, lines.Err()

@@ -8,22 +8,22 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestAStatementWithoutPointsIsNoticed(t *testing.T) {
+func TestStatementWithoutPointsIsReported(t *testing.T) {
 	t.Parallel()
-	const update = "says 7 update kinora.outbox set"
+	const update = "query 7 update kinora.outbox set"
 	for name, c := range map[string]struct {
 		lines string
 		where string
 	}{
-		"points on both sides":              {"point 7 a: before|" + update + "|said 7|point 7 a: after|shut", ""},
-		"none before":                       {update + "|said 7|point 7 a: after|shut", "no point right before"},
-		"none after":                        {"point 7 a: before|" + update + "|said 7|says 7 commit|point 7 b|shut", "no point right after"},
-		"none after the last":               {"point 7 a: before|" + update + "|said 7|shut", "no point right after"},
+		"points on both sides":              {"point 7 a: before|" + update + "|result 7|point 7 a: after|shut", ""},
+		"no point before":                   {update + "|result 7|point 7 a: after|shut", "no point right before"},
+		"no point after":                    {"point 7 a: before|" + update + "|result 7|query 7 commit|point 7 b|shut", "no point right after"},
+		"no point after the last statement": {"point 7 a: before|" + update + "|result 7|shut", "no point right after"},
 		"killed":                            {"point 7 a: before|" + update + "|life|shut", ""},
-		"points of another goroutine":       {"point 8 a: before|" + update + "|said 7|point 7 a: after|shut", "no point right before"},
-		"a read":                            {"says 7 select 1|said 7|shut", ""},
-		"a part of a transaction":           {"point 7 transaction: before|says 7 begin|said 7|" + update + "|said 7|point 7 x|says 7 commit|said 7|point 7 y|shut", ""},
-		"a batch that begins a transaction": {"says 7 begin; insert into kinora.markers|said 7|point 7 x|shut", "no point right before"},
+		"points of another goroutine":       {"point 8 a: before|" + update + "|result 7|point 7 a: after|shut", "no point right before"},
+		"a read":                            {"query 7 select 1|result 7|shut", ""},
+		"a part of a transaction":           {"point 7 transaction: before|query 7 begin|result 7|" + update + "|result 7|point 7 x|query 7 commit|result 7|point 7 y|shut", ""},
+		"a batch that begins a transaction": {"query 7 begin; insert into kinora.markers|result 7|point 7 x|shut", "no point right before"},
 	} {
 		bare := map[string]*bareStep{}
 		_, err := readSteps(strings.NewReader("1 "+strings.ReplaceAll(c.lines, "|", "\n1 ")+"\n"), bare)
@@ -47,17 +47,17 @@ func TestPointsAreFound(t *testing.T) {
 	require.Subset(t, points, []string{"append: before", "commit: after", "publish: before", "ack: after"})
 }
 
-// A statement that fails has happened as well, as far as its process knows.
-func TestAPointIsPassedWhateverComesOfItsStep(t *testing.T) {
+// A point must also be passed if its step fails: for the process, the step has then happened.
+func TestPointIsPassedEvenIfItsStepFails(t *testing.T) {
 	t.Parallel()
 	require.NoError(t, eachFile(func(path string, file *ast.File) {
 		step := ""
 		ast.Inspect(file, func(n ast.Node) bool {
 			switch n.(type) {
 			case *ast.ReturnStmt:
-				require.Empty(t, step, "%s: it may return without a point after", path)
+				require.Empty(t, step, "%s may return without a point after", path)
 			case *ast.FuncLit:
-				return step == "" // what it returns to is within the step
+				return step == "" // the returned call is part of the step
 			}
 			switch name, is := pointOf(n); {
 			case strings.HasSuffix(name, ": before"):
@@ -67,6 +67,6 @@ func TestAPointIsPassedWhateverComesOfItsStep(t *testing.T) {
 			}
 			return true
 		})
-		require.Empty(t, step, "%s: it has no point after", path)
+		require.Empty(t, step, "%s has no point after", path)
 	}))
 }

@@ -12,18 +12,20 @@ import (
 	"time"
 )
 
-// process is a child of the suite, in one life after another.
+// process is a child of the suite, through all its lives.
 type process struct {
 	settings
 	r      *run
-	status *status // of all lives
+	status *status // shared by all lives
 
 	mu     sync.Mutex
 	cmd    *exec.Cmd
-	ending bool          // the suite wants its end
-	ended  chan struct{} // closed when the life has
+	ending bool          // the suite is stopping it
+	ended  chan struct{} // closed when the current life ends
 	state  *os.ProcessState
-	may    func(code int) bool // end by itself like this; what it does must not wait for the process
+	// may reports whether the process may end by itself with this code. It must not wait for the
+	// process.
+	may func(code int) bool
 }
 
 // begin starts the next life.
@@ -51,7 +53,8 @@ func (p *process) begin() error {
 	cmd := exec.Command(binary)
 	cmd.Env = append(os.Environ(), roleEnv+"="+string(text), "KINORA_CRASH_POINT="+p.Point, fmt.Sprintf("%s=%d", skewEnv, int(p.Skew/time.Second)))
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true} // a Ctrl-C is for the suite
+	// A Ctrl-C goes to the suite only.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	if err := cmd.Start(); err != nil {
 		return err
 	}
@@ -79,19 +82,19 @@ func killed(s *os.ProcessState) bool {
 	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
 }
 
-// onEnd says which ends are no failure.
+// onEnd sets which exit codes are not a failure.
 func (p *process) onEnd(may func(code int) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.may = may
 }
 
-// awaitReady waits until the role works.
+// awaitReady waits until the process works.
 func (p *process) awaitReady(limit time.Duration) {
-	p.r.await(p.Name+" works", limit, func() bool { return p.status.get(wordReady) == 1 })
+	p.r.await(p.Name+" to work", limit, func() bool { return p.status.get(wordReady) == 1 })
 }
 
-// open tells whether it has something in hand: what makes a kill count.
+// open reports whether the process has work in hand, which makes a kill count.
 func (p *process) open() bool { return p.status.get(wordOpen) > 0 }
 
 func (p *process) signal(s syscall.Signal) {
@@ -101,14 +104,14 @@ func (p *process) signal(s syscall.Signal) {
 	_ = p.cmd.Process.Signal(s)
 }
 
-// kill ends it with SIGKILL, at a moment when it has something in hand if there is one soon. It tells whether it had,
-// by what it left behind.
+// kill sends SIGKILL, if possible at a moment when the process has work in hand. It reports whether
+// the process left unfinished work behind.
 func (p *process) kill() (counts bool) {
 	limit := time.Now().Add(200 * time.Millisecond)
 	for !p.open() && time.Now().Before(limit) {
 		time.Sleep(100 * time.Microsecond)
 	}
-	time.Sleep(time.Duration(p.r.intn(2000)) * time.Microsecond) // so that it does not always die at the same point
+	time.Sleep(time.Duration(p.r.intn(2000)) * time.Microsecond) // vary the point of death
 	p.signal(syscall.SIGKILL)
 	<-p.ended
 	counts = p.open()
@@ -124,17 +127,17 @@ func (p *process) kill() (counts bool) {
 	return counts
 }
 
-// awaitStopped waits until the kernel has stopped all of its threads.
+// awaitStopped waits until the kernel has stopped all threads of the process.
 func (p *process) awaitStopped() {
 	path := fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid)
-	p.r.await(p.Name+" is stopped", 5*time.Second, func() bool {
+	p.r.await(p.Name+" to stop", 5*time.Second, func() bool {
 		text, err := os.ReadFile(path)
 		_, after, _ := strings.Cut(string(text), ") ")
 		return err != nil || strings.HasPrefix(after, "T")
 	})
 }
 
-// restart is kill, and the next life.
+// restart kills the process and begins its next life.
 func (p *process) restart() (counts bool) {
 	counts = p.kill()
 	if err := p.begin(); err != nil {
@@ -143,7 +146,7 @@ func (p *process) restart() (counts bool) {
 	return counts
 }
 
-// stop ends it with SIGTERM: it has to drain within limit, and to end well.
+// stop sends SIGTERM. The process must drain within limit and exit without an error.
 func (p *process) stop(limit time.Duration) {
 	p.mu.Lock()
 	ended, cmd := p.ended, p.cmd
@@ -158,11 +161,11 @@ func (p *process) stop(limit time.Duration) {
 	select {
 	case <-ended:
 		if code := p.state.ExitCode(); code != 0 {
-			p.r.fail("%s, told to end: %s", p.Name, p.state)
+			p.r.fail("%s failed after SIGTERM: %s", p.Name, p.state)
 		}
 	case <-time.After(limit):
 		p.r.fail("%s has not ended %s after SIGTERM", p.Name, limit)
-		_ = cmd.Process.Signal(syscall.SIGQUIT) // its goroutines are worth reading
+		_ = cmd.Process.Signal(syscall.SIGQUIT) // so that it prints its goroutines
 		select {
 		case <-ended:
 		case <-time.After(2 * time.Second):
@@ -172,7 +175,7 @@ func (p *process) stop(limit time.Duration) {
 	}
 }
 
-// destroy ends it whatever it does.
+// destroy ends the process unconditionally.
 func (p *process) destroy() {
 	p.mu.Lock()
 	ended := p.ended

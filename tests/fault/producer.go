@@ -13,15 +13,15 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 )
 
-// producer issues commands. Each stream has one goroutine, which knows the number of its next command, and after
-// anything but an ack asks plain SQL for it.
+// producer issues commands. One goroutine per stream knows the number of the next command. After
+// any result other than an ack it reads that number by plain SQL.
 type producer struct {
 	*work
 	ledger *ledger
 	repo   *eventstore.Repository[*account]
 }
 
-// account is the aggregate of those commands that go through a repository.
+// account is the aggregate of the commands that use a repository.
 type account struct{ n int }
 
 // Apply implements eventstore.Aggregate.
@@ -31,7 +31,7 @@ func (a *account) Apply(event any) {
 	}
 }
 
-var errStale = errors.New("the stream is not where the producer thinks")
+var errStale = errors.New("the stream's version is not the one that the producer expects")
 
 func (w *work) produce(ctx context.Context) error {
 	l, err := openLedger(w.Dir, w.Name, w.Life)
@@ -53,15 +53,15 @@ func (w *work) produce(ctx context.Context) error {
 	return nil
 }
 
-// slot is a stream with commands; when it has its length, another one takes its place. Which one it is survives the
-// process in its status.
+// slot is a place for a stream with commands. When the stream has its full length, another one
+// takes its place. The status page keeps the stream's number when the process dies.
 type slot struct {
 	number int
-	known  bool // next is what the database said, or was told
+	known  bool // next comes from the database or from an ack
 	next   int
 }
 
-// issue issues the commands of those slots that are worker's.
+// issue issues the commands of this worker's slots.
 func (p *producer) issue(ctx context.Context, worker int) {
 	rnd := rand.New(rand.NewPCG(p.Seed+uint64(p.Life), uint64(worker)))
 	var slots []*slot
@@ -89,7 +89,7 @@ func (p *producer) stream(s *slot) string {
 	return fmt.Sprintf("%d.%d", s.number, p.status.get(wordStreams+s.number))
 }
 
-// locate finds out the next number of a slot's stream.
+// locate reads the next command number of a slot's stream.
 func (p *producer) locate(ctx context.Context, s *slot) bool {
 	if !s.known {
 		var n int
@@ -101,18 +101,18 @@ func (p *producer) locate(ctx context.Context, s *slot) bool {
 		}
 		s.known, s.next = true, n+1
 	}
-	if s.next > p.Length { // another producer may be there already
+	if s.next > p.Length { // another producer may have reached it already
 		p.status.add(wordStreams+s.number, 1)
 		s.next, s.known = 1, p.Alone
 	}
 	return s.known
 }
 
-// command issues the slot's next one. It is finished also when ctx ends meanwhile.
+// command issues the slot's next command. It completes the command even if ctx ends meanwhile.
 func (p *producer) command(ctx context.Context, s *slot, rnd *rand.Rand) {
 	p.status.add(wordOpen, 1)
 	defer p.status.add(wordOpen, -1)
-	if p.status.get(wordGate) == 0 { // closed while this was looking for its place
+	if p.status.get(wordGate) == 0 { // the gate closed while this worker located the stream
 		return
 	}
 	id := p.stream(s)
@@ -129,7 +129,8 @@ func (p *producer) command(ctx context.Context, s *slot, rnd *rand.Rand) {
 		at, err = p.append(ctx, c)
 	}
 	if err == nil && (at.Version != int64(c.N) || at.Count != 1) {
-		p.trace.printf("wrong %s %s %d appended at %d", c.ID, c.Stream, c.N, at.Version) // the oracle will see
+		// The oracle will find it.
+		p.trace.printf("wrong %s %s %d appended at %d", c.ID, c.Stream, c.N, at.Version)
 	}
 	switch {
 	case err == nil:
@@ -148,7 +149,7 @@ func (p *producer) command(ctx context.Context, s *slot, rnd *rand.Rand) {
 
 func (c command) event() moved { return moved{c.ID, c.Stream, c.N, c.Amount} }
 
-// append appends at exactly the version that the command wants.
+// append appends at exactly the version that the command expects.
 func (p *producer) append(ctx context.Context, c command) (eventstore.Appended, error) {
 	data, err := json.Marshal(c.event())
 	if err != nil {
@@ -157,7 +158,7 @@ func (p *producer) append(ctx context.Context, c command) (eventstore.Appended, 
 	return p.db.Append(ctx, c.Stream, eventstore.Expected(c.N-1), []eventstore.Draft{{ID: c.ID, Type: movedAs, Schema: 1, Data: data}})
 }
 
-// update is append through a repository.
+// update appends through a repository.
 func (p *producer) update(ctx context.Context, id string, c command) (eventstore.Appended, error) {
 	return p.repo.Update(ctx, id, func(a *account) ([]any, error) {
 		if a.n != c.N-1 {

@@ -10,37 +10,38 @@ import (
 	"time"
 )
 
-// proxy stands between children and the server, and makes a bad network of the way there and back.
+// proxy sits between children and the server and disturbs the network in both directions.
 type proxy struct {
-	dsn    string // the server's, through the proxy
+	dsn    string // the server's address through the proxy
 	server string
 	listen net.Listener
 	all    sync.WaitGroup
-	delay  atomic.Int64 // how long what arrives may wait, at most
-	slices atomic.Bool  // what arrives goes on in small pieces
-	serve  func(c *crossing)
+	delay  atomic.Int64 // upper bound of the delay of received bytes
+	slices atomic.Bool  // forward received bytes in small slices
+	serve  func(c *proxyConn)
 
 	mu    sync.Mutex
-	open  []*crossing
+	open  []*proxyConn
 	ended bool
 }
 
-// crossing is one connection through it.
-type crossing struct {
+// proxyConn is one connection through the proxy.
+type proxyConn struct {
 	*proxy
 	client, server net.Conn
-	mute           atomic.Bool // half-open: nothing gets through, and nobody hangs up
+	mute           atomic.Bool // half-open: nothing is forwarded, and neither side is closed
 }
 
-// through makes a proxy before the cell's database. serve, if it is not nil, passes on what is said in a crossing.
-func (r *run) through(serve func(c *crossing)) *proxy {
+// through starts a proxy in front of the cell's database. serve forwards the bytes of a connection;
+// nil means proxyConn.copy.
+func (r *run) through(serve func(c *proxyConn)) *proxy {
 	u, err := url.Parse(r.dsn)
 	r.must(err)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	r.must(err)
 	p := &proxy{server: u.Host, listen: l, serve: serve}
 	if serve == nil {
-		p.serve = (*crossing).copy
+		p.serve = (*proxyConn).copy
 	}
 	u.Host = l.Addr().String()
 	p.dsn = u.String()
@@ -75,7 +76,7 @@ func (p *proxy) cross(client net.Conn) {
 		return
 	}
 	defer func() { _ = server.Close() }()
-	c := &crossing{proxy: p, client: client, server: server}
+	c := &proxyConn{proxy: p, client: client, server: server}
 	p.mu.Lock()
 	if p.open = append(p.open, c); p.ended {
 		c.reset()
@@ -92,8 +93,8 @@ func (p *proxy) cross(client net.Conn) {
 	}
 }
 
-// some is one crossing in the order of n, and nil where there is none.
-func (p *proxy) some(n int) *crossing {
+// some returns the n-th connection, modulo their number, or nil if there is none.
+func (p *proxy) some(n int) *proxyConn {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.open) == 0 {
@@ -102,8 +103,8 @@ func (p *proxy) some(n int) *crossing {
 	return p.open[n%len(p.open)]
 }
 
-// reset breaks both connections at once, so that peers get an RST and no end of file.
-func (c *crossing) reset() {
+// reset breaks both connections at once, so that both peers get an RST instead of an end of file.
+func (c *proxyConn) reset() {
 	for _, conn := range []net.Conn{c.client, c.server} {
 		if tcp, ok := conn.(*net.TCPConn); ok {
 			_ = tcp.SetLinger(0)
@@ -112,25 +113,26 @@ func (c *crossing) reset() {
 	}
 }
 
-// halfOpen makes it one that nothing comes through any more. Whoever has set TCP_USER_TIMEOUT, or keep-alives, hears of
-// it after a while; a while of zero is never.
-func (c *crossing) halfOpen(while time.Duration) {
+// halfOpen stops forwarding and resets the connection after while, as TCP_USER_TIMEOUT or
+// keep-alives would. Zero means that it stays half-open.
+func (c *proxyConn) halfOpen(while time.Duration) {
 	c.mute.Store(true)
 	if while > 0 {
 		time.AfterFunc(while, c.reset)
 	}
 }
 
-// copy passes on bytes, whatever they mean.
-func (c *crossing) copy() {
+// copy forwards bytes without interpreting them.
+func (c *proxyConn) copy() {
 	var both sync.WaitGroup
 	both.Go(func() { c.pass(c.client, c.server) })
 	both.Go(func() { c.pass(c.server, c.client) })
 	both.Wait()
 }
 
-// pass passes on what one side says. When it hangs up, so does the other, unless nothing gets through.
-func (c *crossing) pass(from, to net.Conn) {
+// pass forwards what one side sends. When that side closes, pass closes the other, unless the
+// connection is half-open.
+func (c *proxyConn) pass(from, to net.Conn) {
 	buffer := make([]byte, 16<<10)
 	for {
 		n, err := from.Read(buffer)
@@ -146,8 +148,8 @@ func (c *crossing) pass(from, to net.Conn) {
 	}
 }
 
-// write writes in the weather that there is.
-func (c *crossing) write(to net.Conn, b []byte) error {
+// write writes with the current delay and slicing.
+func (c *proxyConn) write(to net.Conn, b []byte) error {
 	if most := c.delay.Load(); most > 0 {
 		time.Sleep(time.Duration(rand.Int64N(most)))
 	}
@@ -160,7 +162,7 @@ func (c *crossing) write(to net.Conn, b []byte) error {
 			return err
 		}
 		if b = b[n:]; len(b) > 0 && rand.IntN(8) == 0 {
-			time.Sleep(50 * time.Microsecond) // the kernel is not to put the pieces together again
+			time.Sleep(50 * time.Microsecond) // so that the kernel does not join the slices again
 		}
 	}
 	return nil

@@ -14,15 +14,15 @@ import (
 	"github.com/kinora-go/kinora/providers/postgres"
 )
 
-// watchedOutbox writes down what is claimed and not marked.
+// watchedOutbox traces claims and marks, and records which claimed entries are not marked yet.
 type watchedOutbox struct {
 	*postgres.DB
 	w    *work
 	mu   sync.Mutex
-	held map[int64]time.Time // until when, by Seq
+	held map[int64]time.Time // end of the claim, by Seq
 }
 
-// hold says what is held from now on, and what is not; and forgets what has run out.
+// hold adds and removes held entries, and drops those whose claim has expired.
 func (o *watchedOutbox) hold(until time.Time, more, less []int64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -49,8 +49,8 @@ func (o *watchedOutbox) ClaimEntries(ctx context.Context, q provider.EntryQuery,
 	return entries, err
 }
 
-// MarkEntries implements provider.Outbox. What is about to be marked is held no more, so that a kill later than that does
-// not count.
+// MarkEntries implements provider.Outbox. It stops counting the entries as held before it marks them,
+// so a later kill does not count.
 func (o *watchedOutbox) MarkEntries(ctx context.Context, marks []outbox.Mark) ([]int64, error) {
 	var renewed, final []int64
 	asked, until := machineTime(), time.Now().Add(o.w.Lease)

@@ -9,21 +9,21 @@ import (
 	"github.com/kinora-go/kinora/internal/pgtest"
 )
 
-// loser makes a proxy lose replies to what commits: the server has carried it out, and the client does not hear.
+// loser makes a proxy lose replies to commits: the server commits, but the client gets no reply.
 type loser struct {
-	// pick returns nil, or if the reply to this round trip of these statements is to be lost, what counts that once the server
-	// says that it has committed.
-	pick func(said []string) *atomic.Int64
+	// pick decides by a round trip's statements whether its reply is lost. It returns nil if not;
+	// otherwise the counter to increase once the server confirms the commit.
+	pick func(statements []string) *atomic.Int64
 }
 
-// requests is what a client has said since it last waited for the server.
+// requests are the statements that a client sent since it last waited for the server.
 type requests struct {
-	prepared map[string]string // by name
-	said     []string
+	prepared   map[string]string // by name
+	statements []string
 }
 
-// hear takes note of a message, and tells whether the client waits for the server now.
-func (q *requests) hear(kind byte, body []byte) (waits bool) {
+// record records a client message and reports whether the client now waits for the server.
+func (q *requests) record(kind byte, body []byte) (waits bool) {
 	switch kind {
 	case 'P':
 		name, rest := cString(body)
@@ -31,10 +31,10 @@ func (q *requests) hear(kind byte, body []byte) (waits bool) {
 	case 'B':
 		_, rest := cString(body)
 		name, _ := cString(rest)
-		q.said = append(q.said, q.prepared[name])
+		q.statements = append(q.statements, q.prepared[name])
 	case 'Q':
 		sql, _ := cString(body)
-		q.said = append(q.said, sql)
+		q.statements = append(q.statements, sql)
 		return true
 	case 'S':
 		return true
@@ -47,9 +47,9 @@ func cString(b []byte) (text string, rest []byte) {
 	return text, []byte(more)
 }
 
-// serve is copy, by message.
-func (l *loser) serve(c *crossing) {
-	var deaf atomic.Pointer[atomic.Int64]
+// serve forwards like proxyConn.copy, but message by message.
+func (l *loser) serve(c *proxyConn) {
+	var losing atomic.Pointer[atomic.Int64]
 	var both sync.WaitGroup
 	both.Go(func() {
 		defer func() { _ = c.server.Close() }()
@@ -59,13 +59,13 @@ func (l *loser) serve(c *crossing) {
 			if err != nil {
 				return
 			}
-			if !first && q.hear(kind, raw[5:]) {
-				if len(q.said) > 0 {
-					if counts := l.pick(q.said); counts != nil {
-						deaf.Store(counts)
+			if !first && q.record(kind, raw[5:]) {
+				if len(q.statements) > 0 {
+					if counts := l.pick(q.statements); counts != nil {
+						losing.Store(counts)
 					}
 				}
-				q.said = nil
+				q.statements = nil
 			}
 			if _, err := c.server.Write(raw); err != nil {
 				return
@@ -74,20 +74,20 @@ func (l *loser) serve(c *crossing) {
 	})
 	both.Go(func() {
 		defer func() { _ = c.client.Close() }()
-		l.replies(c.server, c.client, &deaf)
+		l.replies(c.server, c.client, &losing)
 	})
 	both.Wait()
 }
 
-// replies passes on what the server says, until that is to be lost: then it waits until the server has done what it was
-// asked for, and hangs up.
-func (*loser) replies(server, client net.Conn, deaf *atomic.Pointer[atomic.Int64]) {
+// replies forwards the server's messages until a reply is to be lost. Then it waits until the
+// server has finished the request, and closes the connection.
+func (*loser) replies(server, client net.Conn, losing *atomic.Pointer[atomic.Int64]) {
 	for well := true; ; {
 		kind, raw, err := pgtest.Message(server, false)
 		if err != nil {
 			return
 		}
-		counts := deaf.Load()
+		counts := losing.Load()
 		if counts == nil {
 			if _, err := client.Write(raw); err != nil {
 				return

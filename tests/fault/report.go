@@ -11,7 +11,7 @@ import (
 	"text/tabwriter"
 )
 
-// result is a cell's line in the report.
+// result is a cell's entry in the report.
 type result struct {
 	Cell         string         `json:"cell"`
 	Seed         uint64         `json:"seed"`
@@ -27,13 +27,14 @@ type result struct {
 	ControlWrong int            `json:"control_wrong"`
 	OK           bool           `json:"ok"`
 
-	Rejected       int            `json:"rejected"`
-	ControlByFault int            `json:"control_doubled_by_fault"` // items, and not those that the broker had copied
+	Rejected int `json:"rejected"`
+	// ControlByFault counts items, without those that the broker copied.
+	ControlByFault int            `json:"control_doubled_by_fault"`
 	Deliveries     int            `json:"deliveries"`
 	ClaimsBroken   int            `json:"claims_broken"`
 	Parked         int            `json:"parked"`
-	Judged         bool           `json:"judged"`             // the oracle was asked
-	Measured       map[string]int `json:"measured,omitempty"` // the worst
+	Judged         bool           `json:"judged"`             // the oracle has judged it
+	Measured       map[string]int `json:"measured,omitempty"` // worst values
 	Failures       []string       `json:"failures,omitempty"`
 	Note           string         `json:"note,omitempty"`
 }
@@ -46,7 +47,7 @@ func writeReport(path string, results []result) error {
 	return os.WriteFile(path, append(text, '\n'), 0o644)
 }
 
-// table writes the results for people.
+// table writes the results as a table.
 func table(to io.Writer, results []result) {
 	w := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)
 	_, _ = fmt.Fprintln(w, "cell\tseconds\tcommands\tambiguous\tdeliveries\tlost\tdoubled\tphantom\tmisordered\tcontrol wrong\t\tinjected")

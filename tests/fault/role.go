@@ -22,7 +22,7 @@ import (
 // roleEnv holds the settings of a child; a process without it is the suite.
 const roleEnv = "KINORA_FAULT_CHILD"
 
-// role is what a child does.
+// role is a child's job.
 type role string
 
 const (
@@ -31,46 +31,48 @@ const (
 	running   role = "runner"
 )
 
-// settings are what the suite tells a child.
+// settings configure a child.
 type settings struct {
 	Role   role
 	Name   string
-	Life   int // from 1
+	Life   int // starts at 1
 	DSN    string
-	Socket string // the broker's
-	Dir    string // for its files
+	Socket string // the broker's socket
+	Dir    string // the child's files
 	Seed   uint64
 
-	Conns    int           // of its pool
-	Lease    time.Duration // of claims, and of runners
-	Attempts int           // until an entry is abandoned or a message parked; negative: without end
-	Skew     time.Duration // how wrong its clock is, in whole seconds (see skewed.go)
-	Point    string        // where it kills itself, if it was built to (see the build tag kinora_fault)
+	Conns int           // pool size
+	Lease time.Duration // lease of claims and of runners
+	// Attempts limits the attempts before an entry is abandoned or a message is stuck; negative
+	// means unlimited.
+	Attempts int
+	Skew     time.Duration // error of its clock, in whole seconds (see skewed.go)
+	Point    string        // crash point at which it kills itself, with the build tag kinora_fault
 
-	Streams int  // producer: how many have commands at a time
-	Hot     int  // producer: how many of them have most
-	Workers int  // producer: how many commands are under way at a time
-	Length  int  // producer: commands of one stream
-	Alone   bool // producer: no other one has commands for its streams
+	Streams int  // producer: number of streams with commands at a time
+	Hot     int  // producer: number of them that get most commands
+	Workers int  // producer: number of concurrent commands
+	Length  int  // producer: commands per stream
+	Alone   bool // producer: no other producer uses its streams
 
-	Batch   int  // relay: entries of a claim
+	Batch   int  // relay: entries per claim
 	Ordered bool // relay: one Publish call keeps the order of its messages
 
-	Concurrency int           // runner: workers of each projector
-	Unit        int           // runner: most messages of a unit; zero: the default
-	Careful     bool          // runner: name every message before it runs
-	Group       string        // runner: whose messages
+	Concurrency int           // runner: workers per projector
+	Unit        int           // runner: maximum messages per unit; zero means the default
+	Careful     bool          // runner: record every message as in flight before it runs
+	Group       string        // runner: consumer group
 	Batched     bool          // runner: units in one round trip
-	Slow        time.Duration // runner: each handler takes up to this long
-	Least       time.Duration // runner: and at least this long
-	SlowOneIn   int           // runner: only one message in so many is slow; zero: all
-	Control     bool          // runner: beside the projector with markers, one without
-	Timeout     time.Duration // runner: a handler's
+	Slow        time.Duration // runner: upper bound of a handler's duration
+	Least       time.Duration // runner: lower bound of a handler's duration
+	SlowOneIn   int           // runner: one message in so many is slow; zero means all
+	Control     bool          // runner: also run a control projector without markers
+	Timeout     time.Duration // runner: a handler's deadline
 
-	More map[string]string // whatever a cell's own code wants to know
+	More map[string]string // settings for a cell's own code
 }
 
-// work is what a child has to do its role.
+// work is the state of a child.
 type work struct {
 	settings
 	status *status
@@ -78,7 +80,7 @@ type work struct {
 	db     *postgres.DB
 }
 
-// child is the program as a child, until SIGTERM.
+// child runs the program as a child until SIGTERM.
 func child(text string) int {
 	w := &work{}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
@@ -88,7 +90,7 @@ func child(text string) int {
 		err = w.run(ctx)
 	}
 	if err != nil {
-		slog.Error("ended", "err", err)
+		slog.Error("child failed", "err", err)
 		return 1
 	}
 	return 0
@@ -103,20 +105,21 @@ func (w *work) run(ctx context.Context) error {
 	return leaked(before)
 }
 
-// leaked tells whether goroutines are left behind a role that has ended well.
+// leaked returns an error if a role that ended without an error leaves goroutines behind.
 func leaked(before int) error {
 	for limit := time.Now().Add(3 * time.Second); runtime.NumGoroutine() > before; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(limit) {
 			stacks := make([]byte, 1<<20)
-			return stay(before, string(stacks[:runtime.Stack(stacks, true)]))
+			return leakError(before, string(stacks[:runtime.Stack(stacks, true)]))
 		}
 	}
 	return nil
 }
 
-// stay is an error where more goroutines are left than there were, beside those that wait for connections on which nobody answers:
-// pgx gives each of them 15 seconds to close, and the one that Acquire tries its time (postgres.Open); DB.Close does not wait for that.
-func stay(before int, stacks string) error {
+// leakError returns an error if there are more goroutines than before, except those that wait for
+// connections without an answer: pgx gives each of them 15 s to close, and Acquire tries its
+// connection in the background (postgres.Open). DB.Close waits for neither.
+func leakError(before int, stacks string) error {
 	left := slices.DeleteFunc(strings.Split(strings.TrimSpace(stacks), "\n\n"), func(stack string) bool {
 		return strings.Contains(stack, "pgconn.(*PgConn).asyncClose") || strings.Contains(stack, "puddle/v2.(*Pool[...])") ||
 			strings.Contains(stack, "pgxpool.(*Pool).Acquire")
@@ -127,7 +130,7 @@ func stay(before int, stacks string) error {
 	return fmt.Errorf("%d goroutines before, %d after:\n%s", before, len(left), strings.Join(left, "\n\n"))
 }
 
-// life is the role, from its start to its end.
+// life runs the role from start to end.
 func (w *work) life(ctx context.Context) (err error) {
 	if w.status, err = openStatus(filepath.Join(w.Dir, "status-"+w.Name)); err != nil {
 		return err
@@ -155,10 +158,10 @@ func (w *work) life(ctx context.Context) (err error) {
 	case running:
 		return w.project(ctx)
 	}
-	return fmt.Errorf("no role %q", w.Role)
+	return fmt.Errorf("unknown role %q", w.Role)
 }
 
-// open connects, however long the server is away. It returns nil where ctx ends first.
+// open connects and retries while the server is away. It returns nil if ctx ends first.
 func (w *work) open(ctx context.Context) *postgres.DB {
 	cfg := &postgres.Config{Route: outbox.ByCategory, Notify: true}
 	for {
@@ -166,7 +169,7 @@ func (w *work) open(ctx context.Context) *postgres.DB {
 		if err == nil {
 			return db
 		}
-		slog.Warn("open", "err", err)
+		slog.Warn("open failed, retrying", "err", err)
 		select {
 		case <-time.After(50 * time.Millisecond):
 		case <-ctx.Done():
@@ -175,7 +178,7 @@ func (w *work) open(ctx context.Context) *postgres.DB {
 	}
 }
 
-// ready tells the suite that the role works.
+// ready reports to the suite that the role works.
 func (w *work) ready(running <-chan struct{}) {
 	go func() {
 		<-running

@@ -17,36 +17,36 @@ import (
 	"github.com/kinora-go/kinora/providers/postgres"
 )
 
-// cell is one kind of fault, tried for a while.
+// cell is one kind of fault.
 type cell struct {
-	name       string
-	number     int // in the list of cells
-	what       string
-	full       time.Duration // of injecting, in a full run
-	short      time.Duration // and in a short one
-	redelivers bool          // so its control arm must be wrong
-	byFault    bool          // also where the broker has copied nothing
-	fails      bool          // handlers fail, or messages are corrupted
-	wants      []string      // kinds that must have been injected, or the cell has shown nothing
-	wantsLong  []string      // and those that a run of a minute and more must have as well
-	run        func(*run)
+	name         string
+	number       int // number in the list of cells
+	summary      string
+	full         time.Duration // time to inject faults in a full run
+	short        time.Duration // time to inject faults in a short run
+	redelivers   bool          // the control arm must be wrong
+	byFault      bool          // the control arm must be wrong even without the broker's copies
+	fails        bool          // handlers fail, or messages are corrupted
+	requires     []string      // kinds that must be injected, or the cell proves nothing
+	requiresLong []string      // kinds that must also be injected in runs of a minute or more
+	run          func(*run)
 }
 
-// lease is the lease of relays and runners, unless a cell says otherwise.
+// lease is the lease of relays and runners, unless a cell sets another.
 const lease = 2 * time.Second
 
-// run is one cell at work. Its methods are for the cell's own goroutine, unless they say otherwise. What goes wrong it
-// notes, and goes on where that is worth it.
+// run is one running cell. Its methods are for the cell's own goroutine, unless they say otherwise.
+// Failures are recorded, and the cell continues if that is useful.
 type run struct {
 	suite  *suite
 	cell   *cell
-	length time.Duration // of injecting
+	length time.Duration // time to inject faults
 	seed   uint64
 	dir    string
 	start  time.Time
 	trace  *trace
-	ahead  int           // how many commands producers may be ahead of the acks; a backlog of so many is the load
-	drain  time.Duration // how long a child may take to end
+	ahead  int           // limit on commands that are not acked yet; this backlog is the load
+	drain  time.Duration // limit on the time in which a child must end
 
 	pg      *pgtest.Server
 	dsn     string // of the cell's database
@@ -54,7 +54,7 @@ type run struct {
 	broker  *broker
 	all     []*process
 	cleanup []func()
-	last    []func() // after the server's end
+	last    []func() // called after the server's end
 	flowing sync.WaitGroup
 
 	mu       sync.Mutex
@@ -62,8 +62,10 @@ type run struct {
 	injected map[string]int
 	failures []string
 	note     string
-	parked   int // messages that may be left in the table of parked ones: those that a person decided on
-	result   result
+	// parked is the number of messages that may remain in the table of parked messages: those that
+	// a person decided on.
+	parked int
+	result result
 }
 
 // intn draws from the cell's seed. Any goroutine may call it.
@@ -78,14 +80,14 @@ func (r *run) between(least, most time.Duration) time.Duration {
 	return least + time.Duration(r.intn(int(most-least)+1))
 }
 
-// inject counts what was done. Any goroutine may call it.
+// inject counts injected faults. Any goroutine may call it.
 func (r *run) inject(kind string, n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.injected[kind] += n
 }
 
-// fail notes what must not be: the cell is lost, but goes on. Any goroutine may call it.
+// fail records a failure: the cell fails, but continues. Any goroutine may call it.
 func (r *run) fail(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	r.trace.printf("fail %s", text)
@@ -95,7 +97,7 @@ func (r *run) fail(format string, args ...any) {
 	r.failures = append(r.failures, text)
 }
 
-// measure keeps the worst. Any goroutine may call it.
+// measure keeps the worst value. Any goroutine may call it.
 func (r *run) measure(what string, took time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -105,12 +107,12 @@ func (r *run) measure(what string, took time.Duration) {
 	r.result.Measured[what] = max(r.result.Measured[what], int(took.Milliseconds()))
 }
 
-// say tells whoever looks on.
+// say prints a progress line.
 func (r *run) say(format string, args ...any) {
 	fmt.Printf("%6.1fs  %-10s %s\n", time.Since(r.start).Seconds(), r.cell.name, fmt.Sprintf(format, args...))
 }
 
-// giveUp is panicked with where nothing can go on.
+// giveUp is the panic value of a cell that cannot continue.
 type giveUp struct{ error }
 
 func (r *run) must(err error) {
@@ -119,14 +121,14 @@ func (r *run) must(err error) {
 	}
 }
 
-// await polls until done says so. More than limit gives up.
+// await polls until done returns true, and gives up after limit.
 func (r *run) await(what string, limit time.Duration, done func() bool) {
 	if !r.awaitOr(limit, done) {
-		r.must(fmt.Errorf("not in %s: %s", limit, what))
+		r.must(fmt.Errorf("waited %s for %s", limit, what))
 	}
 }
 
-// awaitOr is await that tells whether it was so within limit.
+// awaitOr polls until done returns true, and reports whether that happened within limit.
 func (r *run) awaitOr(limit time.Duration, done func() bool) bool {
 	for begin := time.Now(); !done(); {
 		if time.Since(begin) > limit {
@@ -137,13 +139,13 @@ func (r *run) awaitOr(limit time.Duration, done func() bool) bool {
 	return true
 }
 
-// sleep lets time pass, unless the suite is interrupted.
+// sleep waits for d, or until the suite is interrupted.
 func (r *run) sleep(d time.Duration) {
 	pause(r.suite.ctx, d)
 	r.must(r.suite.ctx.Err())
 }
 
-// server starts the cell's own server, with its database and read models, and the broker.
+// server starts the cell's own server with its database and read models, and the broker.
 func (r *run) server(b brokerConfig, more ...string) {
 	var err error
 	r.pg, err = pgtest.Start(more...)
@@ -169,7 +171,7 @@ func (r *run) server(b brokerConfig, more ...string) {
 	r.must(err)
 }
 
-// child starts a process of a role. change, if it is not nil, says how it differs from others.
+// child starts a process. change, if not nil, modifies its settings.
 func (r *run) child(as role, change func(*settings)) *process {
 	n := 1
 	for _, p := range r.all {
@@ -195,7 +197,8 @@ func (r *run) child(as role, change func(*settings)) *process {
 	return p
 }
 
-// concurrency is one worker for half of the runners and four for the others. The seed says which half.
+// concurrency is one worker for half of the runners and four for the others. The seed decides
+// which.
 func concurrency(n int, seed uint64) int {
 	if (uint64(n/2)+seed)%2 == 0 {
 		return 1
@@ -203,8 +206,8 @@ func concurrency(n int, seed uint64) int {
 	return 4
 }
 
-// crew starts a producer, relays and runners, and waits until all work.
-func (r *run) crew(relays, runners int, change func(*settings)) (producer *process, rs, ps []*process) {
+// startAll starts a producer, relays and runners, and waits until all work.
+func (r *run) startAll(relays, runners int, change func(*settings)) (producer *process, rs, ps []*process) {
 	producer = r.child(producing, change)
 	for range relays {
 		rs = append(rs, r.child(relaying, change))
@@ -218,7 +221,7 @@ func (r *run) crew(relays, runners int, change func(*settings)) (producer *proce
 	return producer, rs, ps
 }
 
-// of are the processes of a role.
+// of returns the processes of a role.
 func (r *run) of(as role) (ps []*process) {
 	for _, p := range r.all {
 		if p.Role == as {
@@ -228,7 +231,7 @@ func (r *run) of(as role) (ps []*process) {
 	return ps
 }
 
-// sum adds up a word of all processes of a role.
+// sum adds up a status word of all processes of a role.
 func (r *run) sum(as role, word int) (n int64) {
 	for _, p := range r.of(as) {
 		n += p.status.get(word)
@@ -242,7 +245,7 @@ func (r *run) gate(open int64) {
 	}
 }
 
-// flow lets commands flow, as fast as they are handled, until stop is called.
+// flow lets commands flow, as fast as they are acked, until stop is called.
 func (r *run) flow() (stop func()) {
 	done := make(chan struct{})
 	r.flowing.Go(func() {
@@ -268,8 +271,8 @@ func (r *run) flow() (stop func()) {
 	return stop
 }
 
-// during lets commands flow for as long as the cell injects, and calls work again and again meanwhile; somewhat longer
-// where not all of kinds have been injected yet.
+// during lets commands flow for the cell's injection time and calls work repeatedly meanwhile. It
+// continues for up to patience until all kinds are injected.
 func (r *run) during(work func(), kinds ...string) {
 	stop := r.flow()
 	defer stop()
@@ -279,10 +282,10 @@ func (r *run) during(work func(), kinds ...string) {
 	}
 }
 
-// patience is how much longer a cell may take to inject all that it has to.
+// patience is how much longer a cell may take to inject all required faults.
 const patience = 30 * time.Second
 
-// settleLimit is how long a cell waits for its backlog. A mutant may never settle.
+// settleLimit is how long a cell waits for its backlog. A mutant may never finish it.
 func (s *suite) settleLimit() time.Duration {
 	if s.mutant {
 		return 10 * time.Second
@@ -290,9 +293,10 @@ func (s *suite) settleLimit() time.Duration {
 	return 90 * time.Second
 }
 
-// settle waits until all that was appended is published and acked, no copy is on its way, and nothing parked is tried by
-// itself any more. More than within is a failure; short cells share the machine, and have three times as long. Suspects
-// whose attempt ended with its process have more time: see docs/adr/0014.
+// settle waits until every event is published and acked, no copy is pending, and no parked message
+// is retried automatically. It fails the cell if that takes longer than within, or three times as
+// long in short cells, which share the machine. Suspects whose attempt ended with its process have
+// more time: see docs/adr/0014.
 func (r *run) settle(within time.Duration) (took time.Duration) {
 	begin := time.Now()
 	if r.suite.short {
@@ -307,7 +311,7 @@ func (r *run) settle(within time.Duration) (took time.Duration) {
 			break
 		}
 		if limit := r.suite.settleLimit(); time.Since(begin) > limit {
-			r.fail("not settled in %s: %s, %d lanes put off, %v; first %s", limit, rest, putOff, err, r.firstLane())
+			r.fail("not settled in %s: %s, %d lanes delayed, %v; first %s", limit, rest, putOff, err, r.firstLane())
 			return time.Since(begin)
 		}
 		r.sleep(10 * time.Millisecond)
@@ -316,14 +320,14 @@ func (r *run) settle(within time.Duration) (took time.Duration) {
 	r.measure("settled_ms", took)
 	r.measure("put_off_ms", all-took)
 	if took > within {
-		r.fail("settled in %s, and not within %s", took.Round(time.Millisecond), within)
+		r.fail("settled in %s, the limit is %s", took.Round(time.Millisecond), within)
 	}
 	r.say("settled in %s, suspects in %s", took.Round(time.Millisecond), all.Round(time.Millisecond))
 	return took
 }
 
-// backlogSQL counts events, open entries, and held lanes. A lane is put off if its time has not come, and an attempt at the
-// suspect at its front has begun before.
+// backlogSQL counts events, open entries and held lanes. A lane is delayed if it is not due yet and
+// an attempt at the suspect at its front has begun before.
 const backlogSQL = `
 select (select count(*) from kinora.events), (select count(*) from kinora.outbox where status not in ('published', 'skipped')),
 	count(h) filter (where not h.put_off), count(h) filter (where h.put_off)
@@ -334,7 +338,7 @@ from (
 		where p.projector = h.projector and p.lane = h.lane and p.state in ('waiting', 'stuck') order by id limit 1) f
 	where h.due_at < 'infinity') h`
 
-// firstLane describes the first lane that should be tried by itself.
+// firstLane describes the first lane that is due for a retry.
 func (r *run) firstLane() (text string) {
 	err := r.pool.QueryRow(r.suite.ctx, `
 		select format('%s, due in %s: %s', h.projector, h.due_at - clock_timestamp(), coalesce((
@@ -347,12 +351,12 @@ func (r *run) firstLane() (text string) {
 	return text
 }
 
-// backlog describes the work that is left, and counts lanes that are put off because an attempt at a suspect ended with its
-// process.
+// backlog describes the remaining work. putOff counts the lanes that are delayed because an attempt
+// at a suspect ended with its process.
 func (r *run) backlog() (rest string, putOff int, err error) {
 	for _, p := range r.of(producing) {
 		if p.open() && p.status.get(wordReady) == 1 {
-			return "commands are under way", 0, nil
+			return "commands are in flight", 0, nil
 		}
 	}
 	var events, entries, due int
@@ -365,10 +369,10 @@ func (r *run) backlog() (rest string, putOff int, err error) {
 	if entries == 0 && idle && messages == events && due == 0 {
 		return "", putOff, nil
 	}
-	return fmt.Sprintf("%d events, %d messages, %d open entries, idle: %t, %d lanes to be tried", events, messages, entries, idle, due), putOff, nil
+	return fmt.Sprintf("%d events, %d messages, %d open entries, idle: %t, %d lanes to retry", events, messages, entries, idle, due), putOff, nil
 }
 
-// end is the end of all processes, and of what they used.
+// end stops all processes and releases the cell's resources.
 func (r *run) end() {
 	for _, stop := range slices.Backward(r.cleanup) {
 		stop()
@@ -391,7 +395,7 @@ func (r *run) end() {
 	_ = r.trace.close()
 }
 
-// kinds are what was injected.
+// kinds returns the counts of injected faults.
 func (r *run) kinds() map[string]int {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -18,11 +18,12 @@ import (
 )
 
 const (
-	exactName   = "exact"
-	controlName = "control" // without markers: it shows what the others are worth
+	exactName = "exact"
+	// Without markers: a control that shows the effect of faults on an unprotected projector.
+	controlName = "control"
 )
 
-// started are the messages whose handler has started, and that are not acked.
+// started holds the messages whose handler has started and that are not acked.
 type started struct {
 	status *status
 	mu     sync.Mutex
@@ -43,7 +44,8 @@ func (s *started) acking(id string) {
 	s.status.set(wordOpen, int64(len(s.ids)))
 }
 
-// traced is a provider that writes down when each unit began and ended, its messages, and which of them it set aside.
+// traced is a provider that records the begin and end of each unit, its messages, and the parked
+// ones.
 type traced[Tx any] struct {
 	provider.Provider[Tx]
 	provider.ReadyChecker
@@ -66,7 +68,8 @@ func (p traced[Tx]) Do(ctx context.Context, u provider.Unit, run func(context.Co
 	})
 }
 
-// unit writes down that a unit has begun. end writes down that it has ended; no ack of its parked messages follows.
+// unit records the begin of a unit. end records its end; the parked messages of the unit get no ack
+// afterwards.
 func (w *work) unit(s *started, u provider.Unit) (end func()) {
 	var ids strings.Builder
 	for _, m := range u.Messages {
@@ -110,12 +113,12 @@ func (w *work) project(ctx context.Context) error {
 	w.ready(runner.Running())
 	defer w.replay(ctx)()
 	if name := w.More["replay"]; name != "" {
-		go w.mend(ctx, runner, name)
+		go w.replayStuck(ctx, runner, name)
 	}
 	return kinora.Run(ctx, runner)
 }
 
-// newTxRunner makes a runner whose handlers run their statements one by one.
+// newTxRunner makes a runner whose handlers execute their statements one by one.
 func newTxRunner(w *work, s *started, src projector.Source) (*projector.Runner, error) {
 	return newRunner(w, s, src, traced[pgx.Tx]{w.db, w.db, w, s}, func(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
 		_, err := tx.Exec(ctx, sql, args...)
@@ -123,7 +126,7 @@ func newTxRunner(w *work, s *started, src projector.Source) (*projector.Runner, 
 	})
 }
 
-// newRunner makes a runner of both arms over the same deliveries.
+// newRunner makes a runner with both arms over the same deliveries.
 func newRunner[Tx any](w *work, s *started, src projector.Source, u provider.Units[Tx], exec func(context.Context, Tx, string, ...any) error) (*projector.Runner, error) {
 	arm := func(name, prefix string, marked bool) *projector.Projector[Tx] {
 		sql := fmt.Sprintf(applySQL, prefix)
@@ -165,8 +168,8 @@ func newRunner[Tx any](w *work, s *started, src projector.Source, u provider.Uni
 	}, arms...)
 }
 
-// isSlow says whether the handlers of an event take a while: those of each one, or of one in as many as a cell says, always
-// the same ones.
+// isSlow reports whether the handlers of an event are slow: of every event, or of a fixed one in as
+// many as the cell sets.
 func (w *work) isSlow(e eventstore.Event[moved]) bool {
 	return w.Slow > 0 && (w.SlowOneIn <= 1 || e.Data.Amount%int64(w.SlowOneIn) == 0)
 }

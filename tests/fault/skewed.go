@@ -10,20 +10,20 @@ import (
 	"time"
 )
 
-// skewEnv is by how many seconds the clock of a child is wrong, if it was built with skewNow.
+// skewEnv is the number of seconds by which a child's clock is wrong, if it was built with skewNow.
 const skewEnv = "KINORA_FAULT_SKEW"
 
-// wordSkew is by how much a child finds its clock wrong, in half seconds.
+// wordSkew is the clock error that a child measures, in half seconds.
 const wordSkew = 33
 
-// isSkewed tells whether p finds its clock as wrong as it should be.
+// isSkewed reports whether p measures the clock error that was set.
 func isSkewed(p *process) bool {
 	off := p.status.get(wordSkew) - int64(2*p.Skew/time.Second)
 	return off >= -1 && off <= 1
 }
 
-// skewNow makes time.Now itself wrong: whatever asks for the time, in whichever package, gets the wrong one. Timers and
-// durations are as they are on a machine whose clock is wrong.
+// skewNow makes time.Now itself wrong, in every package. Timers and durations behave as on a
+// machine with a wrong clock.
 const (
 	now     = "	sec, nsec, mono := runtimeNow()\n"
 	skewNow = now + "	sec += faultSkew\n"
@@ -40,7 +40,7 @@ var faultSkew = func() int64 {
 `
 )
 
-// buildSkewed builds children whose clock can be wrong, once.
+// buildSkewed builds the program of children with a wrong clock, once.
 func (s *suite) buildSkewed() error {
 	if s.skewed != "" {
 		return nil
@@ -55,7 +55,7 @@ func (s *suite) buildSkewed() error {
 		return err
 	}
 	if strings.Count(string(text), now) != 1 {
-		return errors.New("this version of Go reads the clock in another way: see skewNow")
+		return errors.New("this Go version reads the clock differently: adapt skewNow")
 	}
 	edited := map[string]string{
 		filepath.Join(source, "time.go"): strings.Replace(string(text), now, skewNow, 1),

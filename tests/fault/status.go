@@ -8,27 +8,27 @@ import (
 	"unsafe"
 )
 
-// status is a page of numbers that a child shares with the suite. What the child wrote before a SIGKILL is there, and
-// nobody can forget to flush it.
+// status is a page of numbers that a child shares with the suite. The page keeps its values when
+// the child is killed, and needs no flush.
 type status struct{ words *[statusWords]atomic.Int64 }
 
 const statusWords = 1024
 
-// The words of a status. open is what makes a kill count: handlers between their start and their ack, entries between
-// their claim and their mark, commands between their intent and their outcome.
+// Words of a status. The open counts make a kill count: handlers between start and ack, entries
+// between claim and mark, commands between intent and outcome.
 const (
 	wordOpen   = iota
 	wordReady  // the child works
-	wordGate   // producer: may it issue commands; the suite says so
-	wordIssued // producer: commands, of all its lives
-	wordAcked  // producer: those that were acknowledged
-	wordDone   // runner: handlers that ran; relay: entries that were marked
-	wordLate   // relay: marks that were fenced
-	wordUnits  // runner: units of one message, of all its lives
-	wordMany   // runner: units of several messages, of all its lives
+	wordGate   // producer: may it issue commands; set by the suite
+	wordIssued // producer: commands of all lives
+	wordAcked  // producer: acknowledged commands
+	wordDone   // runner: completed handlers; relay: marked entries
+	wordLate   // relay: marks that were too late
+	wordUnits  // runner: units of one message, of all lives
+	wordMany   // runner: units of several messages, of all lives
 
-	wordUnitOpen // runner: units of one message that are open
-	wordManyOpen // runner: units of several messages that are open
+	wordUnitOpen // runner: open units of one message
+	wordManyOpen // runner: open units of several messages
 	wordStreams  = 64
 )
 

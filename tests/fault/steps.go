@@ -21,24 +21,24 @@ import (
 	"github.com/kinora-go/kinora/providers/postgres"
 )
 
-// goroutine is the number of the one that runs. The runtime tells it to people only.
+// goroutine returns the current goroutine's number, which the runtime only shows in stack traces.
 func goroutine() string {
 	text := make([]byte, 64)
 	f := bytes.Fields(text[:runtime.Stack(text, false)])
 	return string(f[1])
 }
 
-// passed writes down that a point was reached.
+// passed records that a point was reached.
 func (w *work) passed(point string) { w.trace.printf("point %s %s", goroutine(), point) }
 
-// steps writes down when statements begin and end.
+// steps records the begin and end of statements.
 type steps struct{ *work }
 
 func (s steps) begin(sql string) {
-	s.trace.printf("says %s %.200s", goroutine(), strings.Join(strings.Fields(sql), " "))
+	s.trace.printf("query %s %.200s", goroutine(), strings.Join(strings.Fields(sql), " "))
 }
 
-func (s steps) end() { s.trace.printf("said %s", goroutine()) }
+func (s steps) end() { s.trace.printf("result %s", goroutine()) }
 
 // TraceQueryStart implements pgx.QueryTracer.
 func (s steps) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
@@ -65,7 +65,7 @@ func (steps) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData
 // TraceBatchEnd implements pgx.BatchTracer.
 func (s steps) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) { s.end() }
 
-// connect opens the database, with its statements written down where the cell wants that.
+// connect opens the database and, if the cell requires it, records its statements.
 func (w *work) connect(ctx context.Context, dsn string, cfg *postgres.Config) (*postgres.DB, error) {
 	if w.More["steps"] == "" {
 		return postgres.Open(ctx, dsn, cfg)
@@ -86,7 +86,7 @@ func (w *work) connect(ctx context.Context, dsn string, cfg *postgres.Config) (*
 	return postgres.New(pool, cfg)
 }
 
-// shut closes what connect opened.
+// shut closes the database.
 func (w *work) shut() {
 	w.db.Close()
 	if w.More["steps"] != "" {
@@ -95,25 +95,25 @@ func (w *work) shut() {
 	}
 }
 
-// fails is how a handler fails where a cell wants parked messages, of some streams, so that others are not held up: some
-// at once, some again and again; those that are replayed now and then.
+// fails makes handlers fail if a cell needs parked messages. Only some streams fail, so that others
+// are not held: some at once, some repeatedly; replayed messages sometimes.
 func (w *work) fails(m moved) error {
 	switch {
 	case w.More["fails"] == "", m.Stream[len(category)+1]%3 != 0:
 	case w.More["replaying"] != "":
 		if rand.IntN(8) == 0 {
-			return errors.New("it fails again")
+			return errors.New("replay fails again")
 		}
 	case m.N%13 == 3:
-		return &projector.Error{Class: projector.ClassPermanent, Code: "fault", Err: errors.New("it never works")}
+		return &projector.Error{Class: projector.ClassPermanent, Code: "fault", Err: errors.New("permanent failure")}
 	case m.N%13 == 7:
-		return errors.New("it does not work")
+		return errors.New("temporary failure")
 	}
 	return nil
 }
 
-// output is the handler's event once more, which its marker makes a duplicate. The handler returns half of its output, and
-// enqueues the other half itself.
+// output returns the handler's event again; its marker makes it a duplicate. The handler
+// returns half of its output and enqueues the other half itself.
 func (w *work) output(ctx context.Context, tx any, marked bool, e eventstore.Event[moved]) ([]outbox.Message, error) {
 	if !marked || w.More["emits"] == "" {
 		return nil, nil
@@ -130,8 +130,8 @@ func (w *work) output(ctx context.Context, tx any, marked bool, e eventstore.Eve
 	return out, nil
 }
 
-// replay makes stuck messages due again and again if a cell says so, and applies them with runners that have no source, until
-// stop is called. It also writes the generation and drops markers.
+// replay repeatedly makes stuck messages due again, if the cell requires it, and applies them with
+// runners without a source, until stop is called. It also writes the generation and drops markers.
 func (w *work) replay(ctx context.Context) (stop func()) {
 	if w.More["replays"] == "" {
 		return func() {}

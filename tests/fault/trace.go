@@ -8,18 +8,19 @@ import (
 	"unsafe"
 )
 
-// trace is a file of lines, each with its time in nanoseconds and written at once: what was traced before a SIGKILL is
-// there.
+// trace is a file of lines, each with its time in nanoseconds. Each line is written at once, so a
+// SIGKILL loses none.
 type trace struct {
 	mu   sync.Mutex
 	file *os.File
 	line []byte
 }
 
-// machineTime is the machine's, in nanoseconds, also where the process's own clock is wrong.
+// machineTime is the machine's time in nanoseconds, even if the process's own clock is wrong.
 func machineTime() int64 {
 	var now syscall.Timespec
-	_, _, _ = syscall.Syscall(syscall.SYS_CLOCK_GETTIME, 0, uintptr(unsafe.Pointer(&now)), 0) // it knows no error here
+	// This call cannot fail.
+	_, _, _ = syscall.Syscall(syscall.SYS_CLOCK_GETTIME, 0, uintptr(unsafe.Pointer(&now)), 0)
 	return now.Nano()
 }
 

@@ -7,19 +7,19 @@ import (
 	"sync"
 )
 
-// verb is what a packet is about.
+// verb is the kind of a packet.
 type verb byte
 
 const (
-	hello     verb = iota + 1 // who speaks
-	publish                   // letters for a topic; the broker answers
-	published                 // that answer
+	hello     verb = iota + 1 // the client's name
+	publish                   // letters for a topic; the broker replies
+	published                 // the broker's reply to publish
 	subscribe                 // to a topic, in a group
-	deliver                   // a letter, with the delivery's number
-	done                      // deliveries that are acked
+	deliver                   // a letter with its delivery number
+	done                      // acked deliveries
 )
 
-// packet is what brokers and children say to one another.
+// packet is the unit of communication between the broker and children.
 type packet struct {
 	Verb    verb
 	Name    string
@@ -36,7 +36,8 @@ type letter struct {
 	Meta    map[string]string
 }
 
-// link is one end of a connection. Its packets are written in order, by a goroutine: nobody waits for the other end.
+// link is one end of a connection. A goroutine writes its packets in order, so send never blocks on
+// the peer.
 type link struct {
 	conn  net.Conn
 	in    *gob.Decoder

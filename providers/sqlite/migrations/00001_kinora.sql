@@ -1,5 +1,3 @@
--- +goose Up
-
 -- Times are integers: milliseconds since 1970 on SQLite's own clock. Text compares byte by byte.
 
 -- One row a stream. The row is what an append checks and raises.

@@ -1,4 +1,4 @@
-package postgres_test
+package main
 
 import (
 	"math/rand/v2"
@@ -69,7 +69,10 @@ func TestNoTwoRelaysHoldAClaim(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil)
 	const lease, relays, entries = 20 * time.Millisecond, 8, 400
-	fill(t, db, entries, 40)
+	_, err := db.Pool().Exec(t.Context(), `
+		insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at)
+		select g, 't', 'k' || g % 40, '', '{}', now(), now() from generate_series(1, $1) g`, entries)
+	require.NoError(t, err)
 	start := time.Now()
 	var mu sync.Mutex
 	var history []porcupine.Operation

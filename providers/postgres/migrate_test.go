@@ -1,0 +1,42 @@
+package postgres_test
+
+import (
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/kinora-go/kinora/providers/postgres"
+	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
+)
+
+// A later version applies only its own migrations, each of them once, also to a schema that MigrationSQL made.
+func TestMigrateAppliesOnlyWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	db, err := postgres.Open(t.Context(), postgrestest.DSN(t, &postgres.Config{Schema: "unused"}), &postgres.Config{Schema: "shop"})
+	require.NoError(t, err)
+	defer db.Close()
+	script, err := postgres.MigrationSQL("shop")
+	require.NoError(t, err)
+	_, err = db.Pool().Exec(t.Context(), script)
+	require.NoError(t, err)
+	later := append(postgres.Migrations()[:len(postgres.Migrations()):len(postgres.Migrations())],
+		`create table kinora.second (id int)`, `insert into kinora.second values (3)`)
+	for range 2 {
+		require.NoError(t, pgx.BeginFunc(t.Context(), db.Pool(), func(tx pgx.Tx) error { return db.Up(t.Context(), tx, later) }))
+	}
+	require.Equal(t, 1, count(t, db, `select count(*) from shop.second`))
+	require.Equal(t, len(later), count(t, db, `select count(*) from shop.migrations`))
+	require.Equal(t, len(later), count(t, db, `select max(version_id) from shop.migrations where is_applied`))
+}
+
+// A migration that fails says which it is.
+func TestMigrateNamesTheVersionThatFails(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.Open(t, nil)
+	later := append(postgres.Migrations()[:len(postgres.Migrations()):len(postgres.Migrations())], `create table kinora.events (id int)`)
+	err := pgx.BeginFunc(t.Context(), db.Pool(), func(tx pgx.Tx) error { return db.Up(t.Context(), tx, later) })
+	require.ErrorContains(t, err, "version 2: ERROR: relation \"events\" already exists")
+	require.NoError(t, db.Ready(t.Context()))
+	require.Equal(t, 1, count(t, db, `select count(*) from kinora.migrations`))
+}
