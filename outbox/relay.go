@@ -65,7 +65,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		return errors.New("relay: Run called twice")
 	}
 	if c, ok := r.store.(provider.ReadyChecker); ok {
-		if err := c.Ready(ctx); err != nil {
+		if err := c.ReadyFor(ctx, provider.RelayService); err != nil {
 			return fmt.Errorf("relay: %w", err)
 		}
 	}

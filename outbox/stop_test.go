@@ -70,7 +70,7 @@ type unready struct{ provider.Outbox }
 
 var errUnready = errors.New("not migrated")
 
-func (unready) Ready(context.Context) error { return errUnready }
+func (unready) ReadyFor(context.Context, provider.Service) error { return errUnready }
 
 func TestRelayReturnsTheErrorOfReadyAtOnce(t *testing.T) {
 	t.Parallel()

@@ -96,7 +96,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	}
 	var err error
 	if c, ok := r.store.(provider.ReadyChecker); ok {
-		err = c.Ready(ctx)
+		err = c.ReadyFor(ctx, provider.RunnerService)
 	}
 	if err == nil {
 		err = r.halted(ctx)

@@ -318,7 +318,7 @@ func TestStoppedRunnerTakesNoMessages(t *testing.T) {
 // unready is a provider whose schema does not exist.
 type unready struct{ unit }
 
-func (unready) Ready(context.Context) error { return errors.New("not migrated") }
+func (unready) ReadyFor(context.Context, provider.Service) error { return errors.New("not migrated") }
 
 func TestRunReturnsTheErrorOfReadyAtOnce(t *testing.T) {
 	t.Parallel()

@@ -61,11 +61,11 @@ func (b *combined[Tx, Outer]) Switch(ctx context.Context, projector string, fn f
 	})
 }
 
-// Ready implements ReadyChecker for both stores.
-func (b *combined[Tx, Outer]) Ready(ctx context.Context) error {
+// ReadyFor implements ReadyChecker for both stores.
+func (b *combined[Tx, Outer]) ReadyFor(ctx context.Context, service Service) error {
 	for _, s := range []any{b.store, b.units} {
 		if c, ok := s.(ReadyChecker); ok {
-			if err := c.Ready(ctx); err != nil {
+			if err := c.ReadyFor(ctx, service); err != nil {
 				return err
 			}
 		}

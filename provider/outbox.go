@@ -59,13 +59,6 @@ type Waker interface {
 	Enqueued() <-chan struct{}
 }
 
-// ReadyChecker is a capability of a provider. Services call it once, when they start.
-type ReadyChecker interface {
-	// Ready returns an error for a problem that no retry can solve, such as a schema that is not migrated. If the
-	// database is merely away, it returns nil.
-	Ready(ctx context.Context) error
-}
-
 // Enqueuer is the outbox inside a transaction that the caller owns, such as the result of sqlite.DB.InTx.
 type Enqueuer interface {
 	// Enqueue adds messages to the outbox. They are added if the transaction commits, and only then.

@@ -227,7 +227,7 @@ var units = []Mutant{
 	{
 		Name:  "names_forgotten",
 		What:  "Projector.Handlers returns no earlier names of handlers",
-		Edits: []Edit{{File: "projector/define.go", Old: "append(names, full.Names()...)", New: "append(names, full.Name)"}},
+		Edits: []Edit{{File: "projector/projector.go", Old: "append(names, full.Names()...)", New: "append(names, full.Name)"}},
 		Tests: []Test{{"./projector", "TestHandlersReturnsEarlierNames"}},
 	},
 }

@@ -25,12 +25,11 @@ func starts(t *testing.T, db *postgres.DB) map[string]func(ctx context.Context) 
 		projector.On("a", func(context.Context, *pgx.Batch, eventstore.Event[counted]) error { return nil }))
 	relay, err := outbox.NewRelay(db, publish(func() {}), &outbox.RelayConfig{Logger: quiet})
 	require.NoError(t, err)
-	runner, err := projector.NewRunner(db, projector.Source{}, projector.RunnerConfig{Logger: quiet}, p)
-	require.NoError(t, err)
-	batched, err := projector.NewRunner(db.Batched(), projector.Source{}, projector.RunnerConfig{Logger: quiet}, queued)
-	require.NoError(t, err)
+	cfg := &projector.RunnerConfig{Logger: quiet}
+	runner := func(ctx context.Context) error { return p.ApplyParked(ctx, db, cfg) }
+	batched := func(ctx context.Context) error { return queued.ApplyParked(ctx, db.Batched(), cfg) }
 	return map[string]func(ctx context.Context) error{
-		"ready": db.Ready, "ready of batches": db.Batched().Ready, "relay": relay.Run, "runner": runner.Run, "runner of batches": batched.Run,
+		"ready": db.Ready, "ready of batches": db.Batched().Ready, "relay": relay.Run, "runner": runner, "runner of batches": batched,
 	}
 }
 

@@ -2,53 +2,99 @@ package postgres
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/kinora-go/kinora/provider"
 )
 
 const (
-	// It looks into the catalog alone, so that it succeeds before Migrate, and with any role.
+	// It looks into the catalog alone, so that it succeeds before Migrate, and with any role. A right on a column is enough: roles.sql
+	// gives appenders a part of the outbox.
 	stateSQL = `
-select current_setting('default_transaction_isolation'), current_setting('server_encoding'), exists (
-	select from pg_class c join pg_namespace n on n.oid = c.relnamespace where n.nspname = $1::text and c.relname = 'migrations')`
+select current_user::text, current_setting('default_transaction_isolation'), current_setting('server_encoding'),
+	pg_is_in_recovery() or current_setting('transaction_read_only') = 'on',
+	exists (select from pg_class c where c.relnamespace = n.oid and c.relname = 'migrations'),
+	coalesce(has_schema_privilege(n.oid, 'usage'), true),
+	array(
+		select r.o::int - 1 from unnest($2::text[], $3::text[]) with ordinality r(tbl, name, o)
+			join pg_class c on c.relnamespace = n.oid and c.relname = r.tbl
+		where not case r.name when 'delete' then has_table_privilege(c.oid, r.name) else has_any_column_privilege(c.oid, r.name) end)
+from (select) one left join pg_namespace n on n.nspname = $1::text`
 
 	versionSQL = `select coalesce(max(version_id), 0) from kinora.migrations where is_applied`
 )
 
-// Ready implements provider.ReadyChecker. It returns ErrNotMigrated if the schema is older than this package needs, a
-// *NewerError if the schema is newer, ErrEncoding and ErrIsolation.
-func (db *DB) Ready(ctx context.Context) error {
-	fault, _ := db.check(ctx) // an error is that the database is away, which may pass
+// ErrReadOnly: the server is a standby, or the session's transactions are read-only.
+var ErrReadOnly = errors.New("the database is read-only: connect to the primary (target_session_attrs=read-write), without default_transaction_read_only")
+
+// RightsError is the error of Ready if the role of the pool's sessions lacks rights that every such service needs.
+type RightsError struct {
+	Role    string
+	Missing []string // "usage on schema kinora", "insert on kinora.events"
+}
+
+func (e *RightsError) Error() string {
+	return fmt.Sprintf("role %q lacks rights: %s: grant them, as GrantsSQL does for its roles", e.Role, strings.Join(e.Missing, ", "))
+}
+
+// Ready returns an error if no retry can make the database usable:
+//   - ErrEncoding and ErrIsolation;
+//   - ErrReadOnly on a standby;
+//   - ErrNotMigrated if the schema is older than this package needs, and a *NewerError if it is newer;
+//   - a *RightsError if the role has not all rights of a service that appends, relays or runs projectors.
+//
+// If the database is away, it returns nil.
+func (db *DB) Ready(ctx context.Context) error { return db.ReadyFor(ctx, provider.AnyService) }
+
+// ReadyFor implements provider.ReadyChecker. It is Ready with the rights of one service.
+func (db *Provider) ReadyFor(ctx context.Context, service provider.Service) error {
+	fault, _ := db.check(ctx, service) // an error means that the database is away, which may pass
 	return fault
 }
 
 // check returns what is wrong with the database for good, or an error if it cannot find out.
-func (db *Provider) check(ctx context.Context) (fault, err error) {
+func (db *Provider) check(ctx context.Context, service provider.Service) (fault, err error) {
 	is, err := db.state(ctx, db.pool)
 	switch {
 	case err != nil:
 		return nil, err
 	case is.encoding != encodingUTF8:
 		return is.wrongEncoding(), nil
+	case is.readOnly:
+		return ErrReadOnly, nil
+	case is.hidden: // its version; the right to read it is among those that lack
 	case is.version < known():
-		fault = ErrNotMigrated
+		return fmt.Errorf("schema %s: %w", db.cfg.Schema, ErrNotMigrated), nil
 	case is.version > known():
-		fault = &NewerError{Database: is.version, Program: known()}
+		return fmt.Errorf("schema %s: %w", db.cfg.Schema, &NewerError{Database: is.version, Program: known()}), nil
+	}
+	lacks := db.lacks(service, is.missing)
+	if !is.usage {
+		lacks = append([]string{"usage on schema " + db.cfg.Schema}, lacks...)
+	}
+	switch {
+	case len(lacks) > 0:
+		return &RightsError{Role: is.role, Missing: lacks}, nil
 	case is.isolation != "read committed":
 		return ErrIsolation, nil
-	default:
-		return nil, nil
 	}
-	return fmt.Errorf("schema %s: %w", db.cfg.Schema, fault), nil
+	return nil, nil
 }
 
 // known is the version of the schema that this program knows.
 func known() int64 { return int64(len(migrations)) }
 
-// state is what a database is like.
+// state is what a database is like, for the session's role.
 type state struct {
-	isolation string
-	encoding  string
-	version   int64 // of the schema; 0 if it is not there
+	role, isolation, encoding string
+	readOnly                  bool
+	usage                     bool    // of the schema
+	missing                   []right // of asked
+	version                   int64   // of the schema; 0 if it is not there
+	hidden                    bool    // it is there, and the role may not read its version
 }
 
 const encodingUTF8 = "UTF8" // as the server names it
@@ -59,8 +105,18 @@ func (s *state) wrongEncoding() error {
 
 func (db *Provider) state(ctx context.Context, q querier) (is state, err error) {
 	var there bool
-	err = q.QueryRow(ctx, stateSQL, db.cfg.Schema).Scan(&is.isolation, &is.encoding, &there)
-	if err == nil && there {
+	var missing []int
+	tables, names := make([]string, len(asked)), make([]string, len(asked))
+	for i, r := range asked {
+		tables[i], names[i] = r.table, r.right
+	}
+	err = q.QueryRow(ctx, stateSQL, db.cfg.Schema, tables, names).Scan(
+		&is.role, &is.isolation, &is.encoding, &is.readOnly, &there, &is.usage, &missing)
+	for _, i := range missing {
+		is.missing = append(is.missing, asked[i])
+	}
+	is.hidden = there && (!is.usage || slices.Contains(is.missing, right{"select", "migrations"}))
+	if err == nil && there && !is.hidden {
 		err = q.QueryRow(ctx, db.q(versionSQL)).Scan(&is.version)
 	}
 	return is, err

@@ -374,7 +374,7 @@ func TestASwitchUsesTheGenerationOfTheSecondStore(t *testing.T) {
 // notReady is a store that is not migrated.
 type notReady struct{ *memory.DB }
 
-func (notReady) Ready(context.Context) error { return errors.New("not migrated") }
+func (notReady) ReadyFor(context.Context, provider.Service) error { return errors.New("not migrated") }
 
 func TestARunnerAsksTheSecondStoreWhetherItIsReady(t *testing.T) {
 	t.Parallel()

@@ -10,6 +10,7 @@ import (
 	"path"
 	"strings"
 
+	"github.com/kinora-go/kinora/provider"
 	"modernc.org/sqlite"
 )
 
@@ -44,8 +45,11 @@ func (d *DB) Migrate(ctx context.Context) error {
 }
 
 // Ready returns ErrEncoding, a *NewerError if a newer program has migrated the file, and ErrNotMigrated if its tables are not those of
-// this version. For the latter it looks at the tables, and not at what Migrate has noted.
-func (d *DB) Ready(ctx context.Context) error {
+// this version. For the latter it compares the tables, not the recorded version.
+func (d *DB) Ready(ctx context.Context) error { return d.ReadyFor(ctx, provider.AnyService) }
+
+// ReadyFor implements provider.ReadyChecker. It is Ready: every service has all rights on a file.
+func (d *Provider) ReadyFor(ctx context.Context, _ provider.Service) error {
 	err := checkFile(ctx, d.users)
 	if err == nil {
 		err = d.users.warmUp(ctx)

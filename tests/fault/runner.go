@@ -100,12 +100,12 @@ func (w *work) project(ctx context.Context) error {
 	var err error
 	src := projector.Subscribe(sub, category)
 	if w.Batched {
-		runner, err = newRunner(w, s, src, traced[*pgx.Batch]{w.db.Batched(), w.db, w, s}, func(_ context.Context, b *pgx.Batch, sql string, args ...any) error {
+		runner, err = newArms(w, s, traced[*pgx.Batch]{w.db.Batched(), w.db, w, s}, func(_ context.Context, b *pgx.Batch, sql string, args ...any) error {
 			b.Queue(sql, args...)
 			return nil
-		})
+		}).runner(src)
 	} else {
-		runner, err = newTxRunner(w, s, src)
+		runner, err = newTxArms(w, s).runner(src)
 	}
 	if err != nil {
 		return err
@@ -118,16 +118,37 @@ func (w *work) project(ctx context.Context) error {
 	return kinora.Run(ctx, runner)
 }
 
-// newTxRunner makes a runner whose handlers execute their statements one by one.
-func newTxRunner(w *work, s *started, src projector.Source) (*projector.Runner, error) {
-	return newRunner(w, s, src, traced[pgx.Tx]{w.db, w.db, w, s}, func(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
+// arms are the projectors of a process: the exact one, and the control without markers.
+type arms[Tx any] struct {
+	units      provider.Units[Tx]
+	cfg        projector.RunnerConfig
+	projectors []*projector.Projector[Tx]
+}
+
+// runner returns a runner with both arms over the same deliveries.
+func (a *arms[Tx]) runner(src projector.Source) (*projector.Runner, error) {
+	return projector.NewRunner(a.units, src, a.cfg, a.projectors...)
+}
+
+// applyParked applies the parked messages that are due.
+func (a *arms[Tx]) applyParked(ctx context.Context) error {
+	for _, p := range a.projectors {
+		if err := p.ApplyParked(ctx, a.units, &a.cfg); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// newTxArms returns arms whose handlers execute their statements one by one.
+func newTxArms(w *work, s *started) *arms[pgx.Tx] {
+	return newArms(w, s, traced[pgx.Tx]{w.db, w.db, w, s}, func(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
 		_, err := tx.Exec(ctx, sql, args...)
 		return err
 	})
 }
 
-// newRunner makes a runner with both arms over the same deliveries.
-func newRunner[Tx any](w *work, s *started, src projector.Source, u provider.Units[Tx], exec func(context.Context, Tx, string, ...any) error) (*projector.Runner, error) {
+func newArms[Tx any](w *work, s *started, u provider.Units[Tx], exec func(context.Context, Tx, string, ...any) error) *arms[Tx] {
 	arm := func(name, prefix string, marked bool) *projector.Projector[Tx] {
 		sql := fmt.Sprintf(applySQL, prefix)
 		return projector.Define(name, types, projector.Options{Markers: marked}, projector.OnEmit(movedAs,
@@ -155,17 +176,18 @@ func newRunner[Tx any](w *work, s *started, src projector.Source, u provider.Uni
 				return out, exec(ctx, tx, sql, e.Data.Stream, e.Data.N, e.Data.Amount)
 			}))
 	}
-	var arms []*projector.Projector[Tx]
+	both := &arms[Tx]{units: u}
 	if w.More["arm"] != controlName {
-		arms = append(arms, arm(exactName, "", true))
+		both.projectors = append(both.projectors, arm(exactName, "", true))
 	}
 	if w.Control {
-		arms = append(arms, arm(controlName, "control_", false))
+		both.projectors = append(both.projectors, arm(controlName, "control_", false))
 	}
-	return projector.NewRunner(u, src, projector.RunnerConfig{
+	both.cfg = projector.RunnerConfig{
 		Concurrency: w.Concurrency, Batch: w.Unit, Careful: w.Careful, Lease: w.Lease, Timeout: w.Timeout, Drain: 5 * time.Second, LogErrors: true,
 		Retry: claim.Backoff{Base: 50 * time.Millisecond, Max: time.Second, Attempts: w.Attempts},
-	}, arms...)
+	}
+	return both
 }
 
 // isSlow reports whether the handlers of an event are slow: of every event, or of a fixed one in as

@@ -165,9 +165,5 @@ func (w *work) replayOnce(ctx context.Context, round int) error {
 	if _, err := projector.Replay(ctx, w.db, stuck(""), projector.Decision{By: "suite", Reason: "again"}); err != nil {
 		return err
 	}
-	runner, err := newTxRunner(w, &started{status: w.status, ids: map[string]bool{}}, projector.Source{})
-	if err != nil {
-		return err
-	}
-	return runner.Run(ctx)
+	return newTxArms(w, &started{status: w.status, ids: map[string]bool{}}).applyParked(ctx)
 }
