@@ -1,0 +1,295 @@
+//go:build unix
+
+package docs_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/providers/postgres"
+	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
+)
+
+// In a module of its own, a reader adds the files of the guide's pages in order. They compile and are formatted, and
+// the commands print what the pages show.
+func TestGuide(t *testing.T) {
+	t.Parallel()
+	pages, err := filepath.Glob("guide/[0-9]*.md")
+	require.NoError(t, err)
+	require.GreaterOrEqual(t, len(pages), 6)
+	index, err := os.ReadFile("guide/README.md")
+	require.NoError(t, err)
+	r := newReader(t)
+	for i, path := range pages {
+		name := filepath.Base(path)
+		require.Contains(t, string(index), fmt.Sprintf("| [%d. ", i+1))
+		require.Contains(t, string(index), "]("+name+")")
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		blocks := parsePage(t, name, string(text))
+		require.NotEmpty(t, blocks, "%s has no code", name)
+		ok := t.Run(strings.TrimSuffix(name, ".md"), func(t *testing.T) { r.follow(t, blocks) })
+		if !ok {
+			break // later pages build on this one
+		}
+	}
+}
+
+// file is a file that the reader creates or replaces.
+type file struct{ path, text string }
+
+// console is a block of commands with their output.
+type console struct {
+	stays  bool           // the last command runs until ^C
+	prints bool           // no command: the output of a command that is still running
+	varies *regexp.Regexp // parts of the output that differ between runs
+	lines  [][2]string    // command and output
+}
+
+// The forms of the blocks of a page. A block of "sh" is not run.
+var (
+	fileForm    = regexp.MustCompile("\\*\\*File `([^`]+)`\\*\\*[^\n]*\n\n$")
+	staysForm   = regexp.MustCompile(`<!-- stays -->\n$`)
+	printsForm  = regexp.MustCompile(`<!-- prints -->\n$`)
+	variesForm  = regexp.MustCompile(`<!-- varies: (.*) -->\n(?:<!-- \w+ -->\n)?$`)
+	commandForm = regexp.MustCompile(`(?m)^(?:\$ (.*)|(\^C))\n`)
+)
+
+// parsePage returns the files and consoles of a page, in order.
+func parsePage(t *testing.T, name, page string) (blocks []any) {
+	t.Helper()
+	for _, at := range fenceForm.FindAllStringSubmatchIndex(page, -1) {
+		before, lang, text := page[:at[0]], page[at[2]:at[3]], page[at[4]:at[5]]
+		if path := fileForm.FindStringSubmatch(before); path != nil {
+			blocks = append(blocks, file{path[1], text})
+			continue
+		}
+		if lang == "sh" {
+			continue
+		}
+		require.Equal(t, "console", lang, "%s: a block must be a file, a console or sh:\n%s", name, text)
+		blocks = append(blocks, parseConsole(t, name, before, text))
+	}
+	return blocks
+}
+
+func parseConsole(t *testing.T, name, before, text string) console {
+	t.Helper()
+	c := console{stays: staysForm.MatchString(before), prints: printsForm.MatchString(before)}
+	if v := variesForm.FindStringSubmatch(before); v != nil {
+		c.varies = regexp.MustCompile(v[1])
+	}
+	commands := commandForm.FindAllStringSubmatchIndex(text, -1)
+	if c.prints {
+		require.Empty(t, commands, "%s: the output of a running command contains a command:\n%s", name, text)
+		c.lines = [][2]string{{"", text}}
+		return c
+	}
+	require.NotEmpty(t, commands, "%s: a console without a command:\n%s", name, text)
+	for n, m := range commands {
+		end := len(text)
+		if n+1 < len(commands) {
+			end = commands[n+1][0]
+		}
+		command := strings.TrimSuffix(strings.TrimPrefix(text[m[0]:m[1]], "$ "), "\n")
+		c.lines = append(c.lines, [2]string{command, text[m[1]:end]})
+	}
+	return c
+}
+
+// reader does what the guide says, in a directory of its own.
+type reader struct {
+	dir     string
+	env     []string
+	running []*process
+	server  bool // REVIEWS_DB names a PostgreSQL database
+}
+
+// newReader creates a module with the requirements of Kinora's own, so that it needs no network.
+func newReader(t *testing.T) *reader {
+	t.Helper()
+	root, err := filepath.Abs("..")
+	require.NoError(t, err)
+	r := &reader{dir: t.TempDir()}
+	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
+	require.NoError(t, err)
+	text := regexp.MustCompile(`(?m)^module .*$`).ReplaceAllString(string(mod), "module example.com/reviews")
+	text += "\nrequire github.com/kinora-go/kinora v0.0.0\n\nreplace github.com/kinora-go/kinora => " + root + "\n"
+	require.NoError(t, os.WriteFile(filepath.Join(r.dir, "go.mod"), []byte(text), 0o600))
+	sum, err := os.ReadFile(filepath.Join(root, "go.sum"))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(r.dir, "go.sum"), sum, 0o600))
+	for _, v := range os.Environ() {
+		if name, _, _ := strings.Cut(v, "="); !strings.HasPrefix(name, "REVIEWS_") {
+			r.env = append(r.env, v)
+		}
+	}
+	// -w leaves out debug information, which makes linking faster.
+	r.env = append(r.env, "GOFLAGS=-mod=mod -ldflags=-w", "GOWORK=off")
+	t.Cleanup(func() {
+		for _, p := range r.running {
+			_ = p.cmd.Process.Kill()
+			_ = p.cmd.Wait()
+		}
+	})
+	return r
+}
+
+// follow creates the files and runs the consoles of a page. After a group of files it checks the module.
+func (r *reader) follow(t *testing.T, blocks []any) {
+	unchecked := false
+	check := func() {
+		if unchecked {
+			require.Empty(t, r.run(t, "gofmt -l ."))
+			require.Empty(t, r.run(t, "go vet ./..."))
+		}
+		unchecked = false
+	}
+	for _, b := range blocks {
+		switch b := b.(type) {
+		case file:
+			unchecked = true
+			path := filepath.Join(r.dir, b.path)
+			require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+			require.NoError(t, os.WriteFile(path, []byte(b.text), 0o600))
+		case console:
+			check()
+			r.play(t, b)
+		}
+	}
+	check()
+	require.Empty(t, r.running, "a command is left running")
+}
+
+func (r *reader) play(t *testing.T, c console) {
+	for i, line := range c.lines {
+		command, want := line[0], line[1]
+		// Tests of the guide take the server from KINORA_POSTGRES, or start one.
+		if strings.Contains(command, "bin/pg ") && !r.server {
+			r.env = append(r.env, "REVIEWS_DB="+postgrestest.DSN(t, &postgres.Config{Route: outbox.ByCategory}))
+			r.server = true
+		}
+		var got string
+		switch {
+		case c.prints:
+			got = r.read(t, want)
+		case command == "^C":
+			got = r.interrupt(t)
+		case c.stays && i == len(c.lines)-1:
+			got = r.start(t, command, want)
+		default:
+			got = r.run(t, command)
+		}
+		require.Equal(t, normalize(want, c.varies), normalize(got, c.varies), "%s\n%s", command, got)
+	}
+}
+
+// normalize replaces what differs between runs: durations of tests, and what the page declares as varying.
+func normalize(output string, varies *regexp.Regexp) string {
+	output = regexp.MustCompile(`\d+\.\d\d+s|\(cached\)`).ReplaceAllString(output, "…s")
+	if varies != nil {
+		output = varies.ReplaceAllString(output, "…")
+	}
+	lines := strings.Split(strings.TrimSpace(output), "\n")
+	for i, line := range lines {
+		lines[i] = strings.Join(strings.Fields(line), " ")
+	}
+	return strings.Join(lines, "\n")
+}
+
+const patience = 2 * time.Minute // for one command: with an empty build cache it compiles Kinora
+
+// run runs a command in a shell and returns its output. The command may fail: then its output shows that.
+func (r *reader) run(t *testing.T, command string) string {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "sh", "-c", command)
+	cmd.Dir, cmd.Env, cmd.WaitDelay = r.dir, r.env, 10*time.Second
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	out, err := cmd.CombinedOutput()
+	if _, exit := errors.AsType[*exec.ExitError](err); !exit {
+		require.NoError(t, err, "%s\n%s", command, out)
+	}
+	require.NoError(t, ctx.Err(), "%s\n%s", command, out)
+	return string(out)
+}
+
+// process is a command that runs until it is interrupted.
+type process struct {
+	cmd  *exec.Cmd
+	mu   sync.Mutex
+	out  bytes.Buffer
+	read int // bytes of out that were returned
+}
+
+func (p *process) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.out.Write(b)
+}
+
+// next returns the output since the last call.
+func (p *process) next() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.out.String()[p.read:]
+	p.read = p.out.Len()
+	return s
+}
+
+// start starts a command and returns its output, once that has as many lines as want.
+func (r *reader) start(t *testing.T, command, want string) string {
+	t.Helper()
+	argv := strings.Fields(command)
+	p := &process{cmd: exec.Command(filepath.Join(r.dir, argv[0]), argv[1:]...)}
+	p.cmd.Dir, p.cmd.Env, p.cmd.Stdout, p.cmd.Stderr = r.dir, r.env, p, p
+	require.NoError(t, p.cmd.Start())
+	r.running = append(r.running, p)
+	return r.read(t, want)
+}
+
+// read returns the further output of the command that was started last, once that has as many lines as want.
+func (r *reader) read(t *testing.T, want string) (got string) {
+	t.Helper()
+	require.NotEmpty(t, r.running, "no command is running")
+	p := r.running[len(r.running)-1]
+	require.Eventually(t, func() bool {
+		got += p.next()
+		return strings.Count(got, "\n") >= strings.Count(want, "\n")
+	}, time.Minute, 5*time.Millisecond, "want %s", want)
+	return got
+}
+
+// interrupt presses Ctrl-C in every terminal, and returns the remaining output. Every command must end without an error.
+func (r *reader) interrupt(t *testing.T) (got string) {
+	t.Helper()
+	for ; len(r.running) > 0; r.running = r.running[1:] {
+		p := r.running[0]
+		require.NoError(t, p.cmd.Process.Signal(os.Interrupt))
+		late := time.AfterFunc(time.Minute, func() { _ = p.cmd.Process.Kill() })
+		err := p.cmd.Wait()
+		late.Stop()
+		got += p.next()
+		require.NoError(t, err, got)
+	}
+	return canceled.ReplaceAllString(got, "")
+}
+
+// canceled matches what Watermill's SQL subscriber logs if its query is canceled by a stop.
+var canceled = regexp.MustCompile(`(?m)^\S+ \S+ ERROR .* subscriber_id=.*(?:context canceled|SQLSTATE 57014).*\n`)
