@@ -25,8 +25,8 @@ type breaker struct {
 	// up: the last batch that tried a message ended with a pass, or this batch has one.
 	up     bool
 	passes int // messages that passed
-	// refused has the entries that failed and have not passed since, by Seq, with the number of passes
-	// before their first failure.
+	// refused has the entries that failed and have not passed since, by Seq, with the number of
+	// passes before their first failure.
 	refused map[int64]int
 
 	// Since the last pass.
