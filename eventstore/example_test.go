@@ -159,8 +159,8 @@ func ExampleTypes_Err() {
 	types := eventstore.NewTypes(eventstore.Type[Opened]("account.opened"), eventstore.Type[*Deposited]("account.deposited"))
 	fmt.Println(types.Err())
 
-	// Output: event type "account.deposited": *eventstore_test.Deposited is a pointer or an
-	// interface: register a value type
+	// Output:
+	// event type "account.deposited": *eventstore_test.Deposited is a pointer or an interface: register a value type
 }
 
 // Parts of an id may contain the separator.
