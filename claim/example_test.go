@@ -43,7 +43,8 @@ func ExampleTerms_WithDefaults() {
 	// invalid claim terms: lease 1µs (at least 1ms), limit 50 (at least 1)
 }
 
-// Two workers claim from one table of jobs. A guarded update, here a comparison in a map, gives each job to one of them.
+// Two workers claim from one table of jobs. A guarded update, here a comparison in a map, gives
+// each job to one of them.
 func ExamplePortable() {
 	jobs, holder := []string{"a", "b", "c"}, map[string]string{}
 	claimJobs := func(who string, limit int) []string {

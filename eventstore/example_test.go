@@ -131,7 +131,8 @@ func ExampleStore() {
 	// 2 account.deposited {"Cents":500}
 }
 
-// An event type was renamed, and its data changed: schema version 1 had dollars, version 2 has cents.
+// An event type was renamed, and its data changed: schema version 1 had dollars, version 2 has
+// cents.
 func ExampleUpcast() {
 	dollarsToCents := func(old json.RawMessage) (json.RawMessage, error) {
 		var v struct{ Dollars int }
@@ -152,12 +153,14 @@ func ExampleUpcast() {
 	// Output: account.deposited 2 500
 }
 
-// NewTypes never fails, so the table can be a package variable. NewRepository and NewRunner return its errors.
+// NewTypes never fails, so the table can be a package variable. NewRepository and NewRunner
+// return its errors.
 func ExampleTypes_Err() {
 	types := eventstore.NewTypes(eventstore.Type[Opened]("account.opened"), eventstore.Type[*Deposited]("account.deposited"))
 	fmt.Println(types.Err())
 
-	// Output: event type "account.deposited": *eventstore_test.Deposited is a pointer or an interface: register a value type
+	// Output:
+	// event type "account.deposited": *eventstore_test.Deposited is a pointer or an interface: register a value type
 }
 
 // Parts of an id may contain the separator.

@@ -25,8 +25,8 @@ type breaker struct {
 	// up: the last batch that tried a message ended with a pass, or this batch has one.
 	up     bool
 	passes int // messages that passed
-	// refused has the entries that failed and have not passed since, by Seq, with the number of passes
-	// before their first failure.
+	// refused has the entries that failed and have not passed since, by Seq, with the number of
+	// passes before their first failure.
 	refused map[int64]int
 
 	// Since the last pass.
@@ -108,7 +108,7 @@ func (k *breaker) end(now time.Time) verdict {
 	if len(k.failed) > 0 && !k.counts() {
 		k.pauses++
 		v.outage, _ = pauses.Delay(k.pauses) // cannot fail: the schedule is valid, and k.pauses ≥ 1
-		// The failed messages wait for 2 pauses. After 4, another relay has published them.
+		// The failed messages wait for 2 pauses. After 4, another relay has claimed them.
 		k.deepUntil = now.Add(4 * v.outage)
 		if v.paused = len(k.keys) >= failuresDown; v.paused {
 			k.pausedUntil = now.Add(v.outage)

@@ -16,7 +16,7 @@ const (
 	Claimed   = provider.EntryClaimed   // a relay has it until its lease ends
 	Published = provider.EntryPublished // the publisher confirmed it
 	Failed    = provider.EntryFailed    // publishing failed; can be claimed again after its backoff
-	Held      = provider.EntryHeld      // waits for an abandoned or long failed entry of its key
+	Held      = provider.EntryHeld      // waits for an abandoned or failed entry of its key
 	Abandoned = provider.EntryAbandoned // attempts exhausted; its key waits for Requeue or Skip
 	Skipped   = provider.EntrySkipped   // an operator gave it up
 )

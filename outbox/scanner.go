@@ -46,7 +46,7 @@ type scanner struct {
 	after         int64                 // near scans begin after this Seq; zero: no claim yet
 	front         time.Time             // when a front scan is due
 	full          time.Time             // when a full scan is due
-	suspectsUntil time.Time             // when near scans must follow suspects at the front
+	suspectsUntil time.Time             // suspects at the front may be claimed until then
 	backoff       [noScan + 1]time.Time // when each scan may run again
 }
 

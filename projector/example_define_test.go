@@ -79,7 +79,8 @@ func ExampleOnEmit() {
 	// Output: shop-1 thank you
 }
 
-// The handler was "sold", and its projector "sales". Messages that it applied under these names are not applied again.
+// The handler was "sold", and its projector "sales". Messages that it applied under these names
+// are not applied again.
 func ExampleHandler_Was() {
 	count := func(_ context.Context, tx *memory.Model, e eventstore.Event[Sold]) error {
 		tx.Put("sold", e.ID, e.Data.Cents)
@@ -103,7 +104,8 @@ func ExamplePermanent() {
 	// permanent: the amount is not a number
 }
 
-// Each projector has a subscriber of its own, so a slow one delays no other. With Kafka it is one of its consumer group.
+// Each projector has a subscriber of its own, so a slow one delays no other. With Kafka it is one
+// of its consumer group.
 func ExampleSubscribeEach() {
 	db, err := memory.New(nil)
 	check(err)

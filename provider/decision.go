@@ -16,7 +16,7 @@ type Decision struct{ By, Reason string }
 // are given.
 func (d Decision) Validate() error {
 	if d.By == "" || d.Reason == "" || len(d.By) > 255 || len(d.Reason) > 1000 {
-		return fmt.Errorf("%w: decision.By has %d bytes, must have 1 to 255; decision.Reason has %d, must have 1 to 1000",
+		return fmt.Errorf("%w: decision: By has %d bytes and Reason %d: give who decides (1 to 255) and why (1 to 1000)",
 			ErrInput, len(d.By), len(d.Reason))
 	}
 	return nil

@@ -25,7 +25,7 @@ const (
 	EntryClaimed   EntryStatus = "claimed"   // a relay has it until its lease ends
 	EntryPublished EntryStatus = "published" // the publisher confirmed it
 	EntryFailed    EntryStatus = "failed"    // publishing failed; waits for its backoff
-	EntryHeld      EntryStatus = "held"      // waits for an abandoned or long failed entry of its key
+	EntryHeld      EntryStatus = "held"      // waits for an abandoned or failed entry of its key
 	EntryAbandoned EntryStatus = "abandoned" // its attempts are exhausted
 	EntrySkipped   EntryStatus = "skipped"   // an operator gave it up
 )

@@ -11,8 +11,8 @@ import (
 	"github.com/kinora-go/kinora/providers/memory"
 )
 
-// timed wraps a provider and reports the duration of each unit. The embedded interface passes Keeps and all other
-// methods on: a wrapper that returned zero Keeps would turn markers off.
+// timed wraps a provider and reports the duration of each unit. The embedded interface passes
+// Keeps and all other methods on: a wrapper that returned zero Keeps would turn markers off.
 type timed[Tx any] struct {
 	provider.Provider[Tx]
 	report func(projector string, took time.Duration)

@@ -8,9 +8,9 @@ type Units[Tx any] interface {
 	// through tx, the Closing that it returned, and the markers. It commits all of these, or
 	// nothing.
 	//   - The opening has these steps, each with a new snapshot: the shared lock of the projector
-	//     (see Switch); the generation; the markers, sorted, while each insert waits for a concurrent
-	//     unit that writes the same marker; which lanes are held, and they stay held until the
-	//     unit ends; which messages other runners have in flight.
+	//     (see Switch); the generation; the markers, sorted, while each insert waits for a
+	//     concurrent unit that writes the same marker; which lanes are held, and they stay held
+	//     until the unit ends; which messages other runners have in flight.
 	//   - The unit locks the lanes of parked messages. If another unit has the lane, the message
 	//     is not fresh, but if it has attempts (Parking.Try), the unit waits for the lane.
 	//   - run may be called again after its earlier writes are undone. Its first call may be

@@ -1,10 +1,10 @@
-// Command plainwords counts odd turns of English in Go comments and Markdown, and lists each with its file and line. It
-// fails at -max or more per 1,000 words.
+// Command plainwords counts odd turns of English in Go comments and Markdown, and lists each with
+// its file and line. It fails at -max or more per 1,000 words.
 //
 //	go run ./internal/plainwords [-max N] [-v] [PATH...]
 //
-// It does not read code: strings, identifiers, `code spans`, fenced and indented code. A page that lists odd words on
-// purpose writes them as code spans.
+// It does not read code: strings, identifiers, `code spans`, fenced and indented code. A page
+// that lists odd words on purpose writes them as code spans.
 package main
 
 import (
@@ -160,7 +160,8 @@ func comments(source []byte) (all []*paragraph) {
 	}
 }
 
-// markdown returns the text of a Markdown page without its code and without headings that are questions.
+// markdown returns the text of a Markdown page without its code and without headings that are
+// questions.
 func markdown(source []byte) (all []*paragraph) {
 	p, fence := &paragraph{}, ""
 	for i, line := range strings.Split(string(source), "\n") {

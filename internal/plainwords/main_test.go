@@ -27,7 +27,7 @@ func TestOddTurnsAreReportedWithFileAndLine(t *testing.T) {
 		"a question as heading":    {"a.md", "## What is an event?\n", nil},
 		"a code span":              {"a.md", "Do not write `of which` or `nobody`.\n", nil},
 		"a code span in a comment": {"a.go", "package a\n\n// Not `till`.\n", nil},
-		"indented code":            {"a.go", "package a\n\n// It runs:\n//\n//\tnobody()\n", nil},
+		"indented code":            {"a.go", "package a\n\n// It runs:\n//\n//\tgrep nobody\n", nil},
 		"an identifier":            {"a.go", "package a\n\n// nobodyReads, store.Nobody and nobody_reads are names.\n", nil},
 		"a string":                 {"a.go", "package a\n\nvar x = \"nobody // nobody\"\n", nil},
 		"two comments":             {"a.go", "package a\n\n// The end of\nvar x int\n\n// which is here.\n", nil},
