@@ -132,10 +132,10 @@ var stores = []Mutant{
 		Name: "two_transactions",
 		What: "an append commits its events before its outbox entries",
 		Edits: []Edit{
-			{File: "providers/sqlite/append.go", Old: `	err = d.inTurn(ctx, func(u *unit) error {
+			{File: "providers/sqlite/append.go", Old: `	err = d.writeTx(ctx, func(u *unit) error {
 		at, err = a.run(`, New: `	topics := a.topics
 	a.topics = make([][]string, len(topics))
-	err = d.inTurn(ctx, func(u *unit) error {
+	err = d.writeTx(ctx, func(u *unit) error {
 		at, err = a.run(`},
 			{File: "providers/sqlite/append.go", Old: `		u.entries = a.entries > 0 && !at.Replayed
 		return err
@@ -144,7 +144,7 @@ var stores = []Mutant{
 		return err
 	})
 	if a.topics = topics; err == nil && !at.Replayed {
-		err = d.inTurn(ctx, func(u *unit) error { return a.writeEntries(ctx, u.session, at) })
+		err = d.writeTx(ctx, func(u *unit) error { return a.writeEntries(ctx, u.session, at) })
 	}
 `},
 			{File: "providers/postgres/append.go", Old: `	doubt := false // whether an earlier try may have been carried out

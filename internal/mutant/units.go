@@ -193,7 +193,7 @@ var units = []Mutant{
 	{
 		Name:  "names_stay",
 		What:  "the commit of a unit does not take back what its worker named",
-		Edits: []Edit{{File: "providers/memory/unit.go", Old: "		s.names = s.names.drop(workerKey(*w))\n", New: ""}},
+		Edits: []Edit{{File: "providers/memory/unit.go", Old: "		s.inFlight = s.inFlight.drop(workerKey(*w))\n", New: ""}},
 		Tests: []Test{{"./providers/memory", "TestConformance/Units/Careful/names_are_deleted_with_the_commit"}},
 	},
 	{

@@ -50,7 +50,7 @@ func (db *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t c
 	return taken, nil
 }
 
-// lane is what keeps its order.
+// lane identifies the entries that are published in order.
 type lane struct{ topic, key string }
 
 func laneOf(e outbox.Entry) lane { return lane{e.Topic, e.Key} }
@@ -60,13 +60,13 @@ func eligible(e outbox.Entry, now time.Time) bool {
 	return claimable && !e.NextAttemptAt.After(now)
 }
 
-// candidates are the eligible entries that no earlier one of their topic and key holds back.
+// candidates returns the eligible entries that no earlier entry of their topic and key blocks.
 func (s *state) candidates(q provider.EntryQuery, limit int, now time.Time) []outbox.Entry {
 	var found []outbox.Entry
 	held := map[lane]bool{}
-	looked, bytes := 0, 0
+	scanned, bytes := 0, 0
 	for seq := range s.open.from(0) {
-		if len(found) >= limit || q.Near && looked >= limit {
+		if len(found) >= limit || q.Near && scanned >= limit {
 			break
 		}
 		e, _ := s.entries.get(seq)
@@ -76,7 +76,7 @@ func (s *state) candidates(q provider.EntryQuery, limit int, now time.Time) []ou
 			held[laneOf(e)] = !q.Unordered
 		case seq <= q.After:
 		default:
-			looked++
+			scanned++
 			if held[laneOf(e)] {
 				continue
 			}
@@ -89,8 +89,8 @@ func (s *state) candidates(q provider.EntryQuery, limit int, now time.Time) []ou
 	return found
 }
 
-// take takes e if nothing has happened to it since it was read, and if all that stands before it in its key
-// is in the same hands.
+// take claims e if e has not changed since it was read, and if this claim holds every earlier
+// open entry of its key.
 func (s *state) take(e outbox.Entry, q provider.EntryQuery, t claim.Terms, now time.Time) (outbox.Entry, bool) {
 	is, ok := s.entries.get(e.Seq)
 	asRead := ok && is.Status == e.Status && is.Attempts == e.Attempts && is.Suspect == e.Suspect &&
@@ -98,7 +98,8 @@ func (s *state) take(e outbox.Entry, q provider.EntryQuery, t claim.Terms, now t
 	if !asRead || !eligible(is, now) || !q.Unordered && s.passes(is, t.Token) {
 		return e, false
 	}
-	if is.Status == outbox.Claimed { // and eligible: that claim vanished
+	// and eligible: the lease of that claim has ended
+	if is.Status == outbox.Claimed {
 		is.Suspect = true
 		if q.Attempts > 0 && is.Attempts >= q.Attempts {
 			is.Status, is.LastError = outbox.Abandoned, "crashed"
@@ -113,7 +114,8 @@ func (s *state) take(e outbox.Entry, q provider.EntryQuery, t claim.Terms, now t
 	return ownEntry(is), true
 }
 
-// passes says whether a claim that took e would pass an earlier entry of its key that it does not hold.
+// passes reports whether a claim of e would pass an earlier entry of its key that the claim does
+// not hold.
 func (s *state) passes(e outbox.Entry, mine claim.Token) bool {
 	for seq := range s.open.from(0) {
 		if seq >= e.Seq {
@@ -146,7 +148,7 @@ func (db *Provider) MarkEntries(ctx context.Context, marks []outbox.Mark) (late 
 				tx.staged.put(changed(e, m, now))
 			}
 			if m.To == outbox.Published {
-				tx.staged.bringBack(laneOf(e))
+				tx.staged.releaseHeld(laneOf(e))
 			}
 		}
 		return nil

@@ -15,8 +15,9 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Enqueue adds messages to the outbox: they are there when the transaction commits. A message whose id is in
-// the outbox for that topic already is ignored. An invalid one is an *eventstore.InvalidError, none added.
+// Enqueue adds messages to the outbox. They can be claimed once the transaction has committed. A
+// message whose topic and id are in the outbox already is ignored. If one is invalid, Enqueue
+// adds none and returns an *eventstore.InvalidError.
 func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
 	if err := t.usable(ctx); err != nil {
 		return fmt.Errorf("enqueue: %w", err)
@@ -63,17 +64,17 @@ func (s *state) put(e outbox.Entry) {
 
 func open(e outbox.Entry) bool { return e.Status.Open() }
 
-// pair makes one key of two texts, unambiguously.
+// pair joins two texts into one unambiguous key.
 func pair(a, b string) string { return strconv.Itoa(len(a)) + ":" + a + b }
 
-// first is the first text of a pair.
+// first returns the first text of a pair.
 func first(pair string) string {
 	size, both, _ := strings.Cut(pair, ":")
 	n, _ := strconv.Atoi(size)
 	return both[:n]
 }
 
-// under yields what is stored under pairs that begin with a.
+// under yields the values of the pairs that begin with a.
 func under[V any](t *tree[string, V], a string) iter.Seq2[string, V] {
 	return func(yield func(string, V) bool) {
 		for key, v := range t.from(pair(a, "")) {
@@ -84,7 +85,7 @@ func under[V any](t *tree[string, V], a string) iter.Seq2[string, V] {
 	}
 }
 
-// Enqueued implements provider.Waker. Every commit that adds entries gives the hint.
+// Enqueued implements provider.Waker. Every commit that adds entries closes the channel.
 func (db *Provider) Enqueued() <-chan struct{} { return db.committed.Load().added }
 
 // Entries implements outbox.Inspector.
@@ -127,7 +128,7 @@ func (db *DB) Skip(ctx context.Context, f outbox.Filter) (n int, err error) {
 	})
 }
 
-// change changes those that f picks and that are in one of these statuses.
+// change changes the entries that f selects, if their status is one of in.
 func (db *Provider) change(ctx context.Context, f outbox.Filter, in []outbox.Status, to func(*outbox.Entry, time.Time) error) (n int, err error) {
 	if len(f.Status) > 0 {
 		in = slices.DeleteFunc(in, func(s outbox.Status) bool { return !slices.Contains(f.Status, s) })
@@ -143,7 +144,7 @@ func (db *Provider) change(ctx context.Context, f outbox.Filter, in []outbox.Sta
 				return err
 			}
 			tx.staged.put(e)
-			tx.staged.bringBack(laneOf(e))
+			tx.staged.releaseHeld(laneOf(e))
 			n++
 		}
 		return nil
@@ -154,7 +155,7 @@ func (db *Provider) change(ctx context.Context, f outbox.Filter, in []outbox.Sta
 	return n, nil
 }
 
-// pick is what f picks, in order of Seq; a Limit of 0 is none.
+// pick returns the entries that f selects, in order of Seq. A Limit of 0 means no limit.
 func (s *state) pick(f outbox.Filter, now time.Time) []outbox.Entry {
 	var picked []outbox.Entry
 	for _, e := range s.entries.from(f.After + 1) {
@@ -175,7 +176,7 @@ func (s *state) pick(f outbox.Filter, now time.Time) []outbox.Entry {
 	return picked
 }
 
-// ownEntry is own for entries.
+// ownEntry copies the bytes and maps of an entry, as own does for an event.
 func ownEntry(e outbox.Entry) outbox.Entry {
 	e.Payload = bytes.Clone(e.Payload)
 	e.Headers = maps.Clone(e.Headers)

@@ -11,7 +11,7 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// generation is the live generation of a projector.
+// generation returns the live generation of a projector.
 func (s *state) generation(projector string) int {
 	live, _ := s.live.get(projector)
 	return cmp.Or(live, 1)
@@ -21,7 +21,7 @@ func markerKey(m provider.Marker, generation int) string {
 	return pair(m.Handler, pair(strconv.Itoa(generation), m.MessageID))
 }
 
-// mark inserts a marker, unless it is there.
+// mark inserts a marker, unless it exists.
 func (s *state) mark(m provider.Marker, generation int, now time.Time) (inserted bool) {
 	key := markerKey(m, generation)
 	if s.markers.has(key) {
@@ -69,7 +69,8 @@ func (s *state) outcome(q *provider.Question) provider.Outcome {
 	return unmarked
 }
 
-// Prune implements provider.Records. It raises the low-water mark of a handler to the time of the youngest marker that it deletes.
+// Prune implements provider.Records. It raises the low-water mark of a handler to the time of the
+// youngest marker that it deletes.
 func (db *Provider) Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (int, error) {
 	return update(ctx, db, "prune", func(s *state, now time.Time) (n int) {
 		before, resolved := now.Add(-window), map[int64]time.Time{}
@@ -104,7 +105,7 @@ func (db *Provider) Prune(ctx context.Context, projector string, handlers []stri
 	})
 }
 
-// oldest are the keys of at most limit times, the oldest first.
+// oldest returns the keys of the oldest times, at most limit, the oldest first.
 func oldest[K cmp.Ordered](times map[K]time.Time, limit int) []K {
 	keys := slices.SortedFunc(maps.Keys(times), func(a, b K) int { return cmp.Or(times[a].Compare(times[b]), cmp.Compare(a, b)) })
 	return keys[:min(limit, len(keys))]

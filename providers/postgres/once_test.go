@@ -226,7 +226,7 @@ func TestNewRefuses(t *testing.T) {
 		require.ErrorIs(t, err, eventstore.ErrInvalid, schema)
 	}
 	_, err = postgres.New(pool, &postgres.Config{RequeueWindow: -1})
-	require.ErrorContains(t, err, "requeue window")
+	require.ErrorContains(t, err, "RequeueWindow")
 	_, err = postgres.New(pool, &postgres.Config{MaxPayload: -1})
 	require.Error(t, err)
 	_, err = postgres.Open(t.Context(), "postgres://ann:hunter2@127.0.0.1:1/x?connect_timeout=1", nil)

@@ -11,10 +11,10 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// defaultPage is how much a listing shows, unless told otherwise.
+// defaultPage is the limit of a listing whose filter has none.
 const defaultPage = 100
 
-// filtered is the condition of a Filter: ?1 to ?8. ?9 is its limit (-1 for none).
+// filtered is the condition of a Filter: ?1 to ?8. ?9 is the limit of rows (-1: none).
 const filtered = ` id > ?1 and id <= ?2
 	and (?3 is null or status in (select value from json_each(?3)))
 	and (?4 = '' or topic = ?4)
@@ -28,7 +28,7 @@ func filterArgs(f outbox.Filter, limit int) []any {
 	return []any{after, upto, listOf(f.Status), f.Topic, f.Key, f.Stream, millis(max(f.Older, 0)), anyOf(f.Seqs), limit}
 }
 
-// span is where the Seqs of a filter are.
+// span returns the range of Seqs that a filter can select.
 func span(after int64, seqs []int64) (from, upto int64) {
 	if len(seqs) == 0 {
 		return after, math.MaxInt64
@@ -36,8 +36,8 @@ func span(after int64, seqs []int64) (from, upto int64) {
 	return max(after, slices.Min(seqs)-1), slices.Max(seqs)
 }
 
-// listOpenEntries is of open statuses: entries that claims look at if ?10, held ones if ?11. It merges what both
-// indexes have in order, and sorts nothing.
+// listOpenEntries lists entries of open statuses: claimable ones if ?10, held ones if ?11. It
+// merges two indexes that are in order, and sorts nothing.
 const (
 	listEntries     = `select ` + entryColumns + ` from kinora_outbox where` + filtered + ` order by id limit ?9`
 	listOpenEntries = `
@@ -49,7 +49,7 @@ where ?11 and status = 'held' and` + filtered + `
 order by id limit ?9`
 )
 
-// openAndHeld tells which of both the open statuses in of are about.
+// openAndHeld reports whether the statuses include claimable ones, and whether they include Held.
 func openAndHeld(of []outbox.Status) (open, held bool) {
 	return slices.ContainsFunc(of, func(s outbox.Status) bool { return s != outbox.Held }), slices.Contains(of, outbox.Held)
 }
@@ -103,7 +103,7 @@ func (d *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.
 	return counts, nil
 }
 
-// The first and the last instant that can be read: see outbox.Entry.Malformed.
+// The first and the last time that can be read: see outbox.Entry.Malformed.
 const (
 	yearOne  = `-62135596800000`
 	year9999 = `253402300799999`
@@ -156,7 +156,7 @@ func (d *Provider) decide(ctx context.Context, query string, f outbox.Filter, mo
 	if limit <= 0 {
 		limit = -1
 	}
-	err = d.inTurn(ctx, func(u *unit) error {
+	err = d.writeTx(ctx, func(u *unit) error {
 		lanes := map[lane]bool{}
 		err := each(ctx, u, func(rows *sql.Rows) error {
 			var l lane
@@ -172,12 +172,13 @@ func (d *Provider) decide(ctx context.Context, query string, f outbox.Filter, mo
 		if err != nil {
 			return err
 		}
-		u.entries = n > 0 // either way there may be something to claim now
+		// requeued entries, or those behind skipped ones, may be claimable now
+		u.entries = n > 0
 		var held bool
-		if err := one(ctx, u, []any{&held}, lookForHeld); err != nil || !held {
+		if err := one(ctx, u, []any{&held}, anyHeld); err != nil || !held {
 			return err
 		}
-		return u.bringBack(ctx, lanes)
+		return u.releaseHeld(ctx, lanes)
 	})
 	if err != nil {
 		return 0, err

@@ -18,11 +18,11 @@ import (
 //go:embed migrations/*.sql
 var migrations embed.FS
 
-// migrationsTable says which migrations a file has.
+// migrationsTable lists the migrations that a file has.
 const migrationsTable = "kinora_migrations"
 
-// Migrate brings the file's tables up to date, through a connection of its own. It is one transaction: others
-// see all of it or nothing, and of several migrators at once one does the work while the others wait.
+// Migrate brings the tables of the file up to date, through a separate connection and in one
+// transaction. Of several migrators at once, one does the work while the others wait.
 func (d *DB) Migrate(ctx context.Context) error {
 	err := d.migrate(ctx)
 	if err == nil {
@@ -34,8 +34,8 @@ func (d *DB) Migrate(ctx context.Context) error {
 	return nil
 }
 
-// Ready returns ErrNotMigrated where the file's tables are not those of this version. It looks at the tables, and
-// not at what Migrate has noted, as they may come from MigrationSQL.
+// Ready returns ErrNotMigrated if the file's tables are not those of this version. It checks the
+// tables and not the log of Migrate, because the tables may come from MigrationSQL.
 func (d *DB) Ready(ctx context.Context) error {
 	if err := d.users.warmUp(ctx); err != nil {
 		return fmt.Errorf("ready: %w", err)
@@ -50,7 +50,8 @@ func (d *Provider) migrate(ctx context.Context) (err error) {
 	}
 	db := sql.OpenDB(nested{connector})
 	db.SetMaxOpenConns(1)
-	defer func() { err = errors.Join(err, db.Close()) }() // which undoes what was not committed
+	// this rolls back an uncommitted transaction
+	defer func() { err = errors.Join(err, db.Close()) }()
 	scripts, err := fs.Sub(migrations, "migrations")
 	if err != nil {
 		return err
@@ -60,7 +61,7 @@ func (d *Provider) migrate(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	err = patiently(ctx, func() error {
+	err = retryBusy(ctx, func() error {
 		_, err := db.ExecContext(ctx, `begin immediate`)
 		return err
 	})
@@ -74,19 +75,19 @@ func (d *Provider) migrate(ctx context.Context) (err error) {
 	return err
 }
 
-// MigrationSQL is what Migrate runs, for those who run it by other means.
+// MigrationSQL returns the SQL that Migrate runs, for other migration tools.
 func MigrationSQL() string {
 	var all strings.Builder
-	files, _ := fs.Glob(migrations, "migrations/*.sql") // never fails: the pattern is right
+	files, _ := fs.Glob(migrations, "migrations/*.sql") // the pattern is valid
 	for _, file := range files {
-		script, _ := migrations.ReadFile(file) // never fails: it is part of the program
+		script, _ := migrations.ReadFile(file) // the file is embedded
 		fmt.Fprintf(&all, "-- %s\n%s\n", path.Base(file), strings.TrimPrefix(string(script), "-- +goose Up\n"))
 	}
 	return all.String()
 }
 
-// nested makes connections whose transactions are savepoints of the one that is open on them. Goose has no lock
-// for SQLite: so the write lock is taken before it looks which migrations there are.
+// nested makes connections whose transactions are savepoints of the open transaction. Goose has
+// no lock for SQLite, so Migrate takes the write lock before goose reads the list of migrations.
 type nested struct{ driver.Connector }
 
 func (n nested) Connect(ctx context.Context) (driver.Conn, error) {
