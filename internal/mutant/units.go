@@ -111,7 +111,7 @@ var units = []Mutant{
 	b.BeginTx(`},
 			{File: "providers/postgres/open.go", Old: "	if !w.IsReplay() && len(w.Messages) > 0 {\n		w.queueHeld(b)\n	}\n", New: ""},
 		},
-		Tests: []Test{{"./providers/postgres", "TestTheHoldIsAskedForAfterTheWaitForMarkers/tx"}},
+		Tests: []Test{{"./providers/postgres", "TestHoldsAreReadAfterTheWaitForMarkers/tx"}},
 	},
 	{
 		Name: "hold_first",
@@ -124,7 +124,7 @@ var units = []Mutant{
 	w.queueMarkers(b, markSQL)
 `},
 		},
-		Tests: []Test{{"./providers/postgres", "TestTheHoldIsAskedForAfterTheWaitForMarkers/tx"}},
+		Tests: []Test{{"./providers/postgres", "TestHoldsAreReadAfterTheWaitForMarkers/tx"}},
 	},
 	{
 		Name: "hold_not_locked",

@@ -23,21 +23,21 @@ var roles string
 //go:embed grants.sql
 var grants string
 
-// RolesSQL makes the roles and the schema, to be run before Migrate; GrantsSQL says what each may do, to be run
-// after it. Both are for people to read, change and apply, and may be run again.
+// RolesSQL returns SQL that creates the roles and the schema. Run it before Migrate. Like
+// GrantsSQL it is for people to read, change and apply, and can be run again.
 func RolesSQL(schema string) string { return schemaName.ReplaceAllString(roles, schema) }
 
-// GrantsSQL says what each role of RolesSQL may do, to be run after Migrate.
+// GrantsSQL returns SQL that grants each role of RolesSQL its rights. Run it after Migrate.
 func GrantsSQL(schema string) string { return schemaName.ReplaceAllString(grants, schema) }
 
-// schemaName is the schema, and not the beginning of a role's name.
+// schemaName matches the schema, but not the prefix of a role's name.
 var schemaName = regexp.MustCompile(`\bkinora\b`)
 
 // migrations are numbered from 1 and append-only.
 var migrations = []string{migration1}
 
-// MigrationSQL is what Migrate runs for this schema, for people who apply it by other means. Its last lines record the
-// versions, as Migrate does.
+// MigrationSQL returns the SQL that Migrate runs for this schema, for other migration tools. Its
+// last lines record the versions, as Migrate does.
 func MigrationSQL(schema string) string {
 	var b strings.Builder
 	b.WriteString("create schema if not exists " + schema + ";\n")
@@ -52,17 +52,17 @@ func MigrationSQL(schema string) string {
 	return b.String()
 }
 
-// Migrate brings the schema up to date. Any number of migrators may run at once; all succeed. The role needs
-// the right to create the schema, or to create in it.
+// Migrate brings the schema up to date. Several migrators may run at once; all succeed. The role
+// needs the right to create the schema, or to create in it.
 func (db *DB) Migrate(ctx context.Context) error {
-	// One connection holds an advisory lock in a transaction while goose works on another. Both are made for
-	// this, so that a borrowed pool of one connection cannot wait for itself.
+	// One connection holds an advisory lock in a transaction while goose works on another. Both
+	// are opened for this, so that a borrowed pool of one connection cannot deadlock.
 	of := db.pool.Config()
 	conn, err := connect(ctx, of)
 	if err != nil {
 		return fmt.Errorf("migrate: %w", err)
 	}
-	defer shut(ctx, conn)
+	defer closeConn(ctx, conn)
 	tx, err := conn.Begin(ctx)
 	if err != nil {
 		return fmt.Errorf("migrate: %w", err)
@@ -72,7 +72,7 @@ func (db *DB) Migrate(ctx context.Context) error {
 		return fmt.Errorf("migrate: lock: %w", err)
 	}
 	pool := stdlib.OpenDB(*conn.Config(), stdlib.OptionAfterConnect(func(ctx context.Context, conn *pgx.Conn) error {
-		return settle(ctx, of, conn)
+		return prepare(ctx, of, conn)
 	}))
 	defer func() { _ = pool.Close() }()
 	if err := db.up(ctx, pool); err != nil {
@@ -81,15 +81,16 @@ func (db *DB) Migrate(ctx context.Context) error {
 	return nil
 }
 
-// ErrIsolation: the sessions' default_transaction_isolation is not read committed. A statement that waits for a
-// lock must then see what it waited for, and at a higher level it does not.
-var ErrIsolation = errors.New("default_transaction_isolation must be read committed")
+// ErrIsolation means that the sessions' default_transaction_isolation is not read committed.
+// After a wait for a lock, a statement must see the changes of the lock's holder, and at a higher
+// level it does not.
+var ErrIsolation = errors.New("default_transaction_isolation must be read committed: set it for the role or the database")
 
 const migratedSQL = `select exists (select from kinora.migrations where version_id = $1::bigint and is_applied),
 	current_setting('default_transaction_isolation')`
 
-// Ready implements provider.ReadyChecker: ErrNotMigrated where the schema is older than this package needs, and
-// ErrIsolation.
+// Ready implements provider.ReadyChecker. It returns ErrNotMigrated if the schema is older than
+// this package requires, and ErrIsolation.
 func (db *DB) Ready(ctx context.Context) error {
 	var migrated bool
 	var isolation string
@@ -100,13 +101,15 @@ func (db *DB) Ready(ctx context.Context) error {
 	if errors.Is(err, ErrNotMigrated) || err == nil && !migrated {
 		return fmt.Errorf("schema %s: %w", db.cfg.Schema, ErrNotMigrated)
 	}
-	return nil // it is there, or the database is away, which may pass
+	// the schema is ready, or the database cannot be reached, which may pass
+	return nil
 }
 
 const lockMigrationSQL = `select pg_advisory_xact_lock($1::int, $2::int)`
 
 func (db *Provider) up(ctx context.Context, pool *sql.DB) error {
-	// Asked first: whoever may not create schemas may still migrate one that is there.
+	// This check comes first: a role without the right to create schemas may migrate an existing
+	// one.
 	var there bool
 	err := pool.QueryRowContext(ctx, `select exists (select from pg_namespace where nspname = $1)`, db.cfg.Schema).Scan(&there)
 	if err == nil && !there {

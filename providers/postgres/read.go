@@ -23,7 +23,8 @@ func (db *DB) ReadStream(ctx context.Context, stream string, afterVersion int64)
 	return db.readStream(ctx, db.pool, stream, afterVersion)
 }
 
-// ReadStream implements eventstore.TxStore: it sees what the transaction has appended.
+// ReadStream implements eventstore.TxStore. It includes the events that the transaction itself
+// appended.
 func (t *Tx) ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[eventstore.Raw, error] {
 	return t.db.readStream(ctx, t.tx, stream, afterVersion)
 }
