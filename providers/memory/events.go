@@ -30,7 +30,7 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 	return at, nil
 }
 
-// ReadStream implements eventstore.Store. It yields the events that were committed when the loop began.
+// ReadStream implements eventstore.Store. It yields the events committed when the loop began.
 func (db *DB) ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[eventstore.Raw, error] {
 	return func(yield func(eventstore.Raw, error) bool) {
 		db.committed.Load().read(ctx, stream, afterVersion, yield)

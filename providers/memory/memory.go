@@ -38,8 +38,9 @@ type Config struct {
 	MaxPayload int              // most bytes of a payload; zero means 1 MiB
 	Clock      func() time.Time // the store's clock; nil: time.Now
 
-	// RequeueWindow is how long after its last attempt an entry can be requeued without Force: the shortest time for
-	// which any of its consumers keeps markers (marker.Retention.Window). Zero means provider.DefaultRequeueWindow.
+	// RequeueWindow is how long after its last attempt an entry can be requeued without Force: the
+	// shortest time for which any of its consumers keeps markers (marker.Retention.Window). Zero
+	// means provider.DefaultRequeueWindow.
 	RequeueWindow time.Duration
 }
 

@@ -126,7 +126,7 @@ func TestAKilledRelaysWorkMovesWithinItsLease(t *testing.T) {
 
 // TestAMessageThatKillsItsRelay checks that the message is abandoned after exactly its attempts,
 // the other 49 of its batch are published, and its key waits. After a requeue its attempts count
-// anew, and the key continues in order.
+// from zero, and the key continues in order.
 func TestAMessageThatKillsItsRelay(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)

@@ -157,7 +157,7 @@ func (d *Provider) Decide(ctx context.Context, f provider.ParkedFilter, to provi
 	return result(n, "decide on parked messages", err)
 }
 
-// x'' in countParked is a blob, which is greater than any text.
+// A blob is greater than any text, so the range includes all projectors if ?1 is empty.
 const countParked = `
 select count(*) from kinora_parked indexed by kinora_parked_open
 where open = 1 and projector between ?1 and iif(?1 = '', x'', ?1)`

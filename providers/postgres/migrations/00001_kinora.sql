@@ -48,7 +48,7 @@ create trigger hold_gap before insert on kinora.events
 -- does not change, never status, so that a claim is a HOT update:
 --   open   claims scan it: pending, claimed, failed
 --   held   not scanned, but blocks the later entries of its topic and key: held, abandoned
---   stuck  has failed or been abandoned, until it is published, skipped or requeued: others wait behind it
+--   stuck  has failed or been abandoned, until published, skipped or requeued: others wait behind it
 create table kinora.outbox (
 	id              bigint generated always as identity (cache 1),
 	message_id      text collate "C" not null,
