@@ -14,6 +14,10 @@ var (
 	// ErrAmbiguous: the database's answer to an append was lost and could not be found out, so whether the
 	// events are there is not known. Append the same drafts again: it finds them, or writes them.
 	ErrAmbiguous = errors.New("it is not known whether the events were written")
+	// ErrDamaged: the stream has events that its row in the table of streams does not count,
+	// because the row was deleted or changed. The events can be read, and appends fail until the
+	// row is restored. The error says how.
+	ErrDamaged = errors.New("the stream is damaged: it has events that its row does not count")
 	// ErrUnregistered: the type table does not know this event type, or not this schema version of it.
 	ErrUnregistered = errors.New("event type is not registered")
 	// ErrInvalid is matched by *InvalidError.

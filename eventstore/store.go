@@ -14,6 +14,8 @@ type Store interface {
 	//     anywhere), nothing is written. The result is their place with Replayed set, also if later events were
 	//     appended. If only some of the ids are stored, or one is stored elsewhere, it is ErrEventIDReused.
 	//   - Input that no database can store is an *InvalidError (errors.Is ErrInvalid), before any SQL.
+	//   - If a stream's row is missing or behind its events, because another program changed it, the
+	//     error is ErrDamaged.
 	//   - If the reply to COMMIT is lost, Append looks for the event ids. If it cannot, the result is ErrAmbiguous.
 	Append(ctx context.Context, stream string, expected Expected, events []Draft) (Appended, error)
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/internal/purpose"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -65,7 +66,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		return errors.New("relay: Run called twice")
 	}
 	if c, ok := r.store.(provider.ReadyChecker); ok {
-		if err := c.Ready(ctx); err != nil {
+		if err := c.Ready(purpose.With(ctx, purpose.Relay)); err != nil {
 			return fmt.Errorf("relay: %w", err)
 		}
 	}

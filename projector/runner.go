@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/kinora-go/kinora/internal/purpose"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -96,7 +97,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	}
 	var err error
 	if c, ok := r.store.(provider.ReadyChecker); ok {
-		err = c.Ready(ctx)
+		err = c.Ready(purpose.With(ctx, purpose.Runner))
 	}
 	if err == nil {
 		err = r.halted(ctx)

@@ -1,6 +1,12 @@
 package provider
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/kinora-go/kinora/eventstore"
+)
 
 // Decision says who decided about a parked message, and why. It is kept with the message. The zero Decision is a
 // runner's own.
@@ -14,7 +20,8 @@ func (d Decision) Validate() error {
 	return nil
 }
 
-// CheckDecision returns ErrInput unless Parking.Decide can make messages to, as d says.
+// CheckDecision returns ErrInput unless Parking.Decide can make messages to, as d says. If By or Reason is not UTF-8 or
+// has a NUL, the error is an *eventstore.InvalidError too.
 func CheckDecision(to ParkedState, d Decision) error {
 	if to != StateWaiting && to != StateSkipped {
 		return fmt.Errorf("%w: a decision cannot make messages %s", ErrInput, to)
@@ -22,5 +29,13 @@ func CheckDecision(to ParkedState, d Decision) error {
 	if d == (Decision{}) {
 		return nil
 	}
-	return d.Validate()
+	if err := d.Validate(); err != nil {
+		return err
+	}
+	for _, f := range []struct{ field, text string }{{"decision.by", d.By}, {"decision.reason", d.Reason}} {
+		if !utf8.ValidString(f.text) || strings.Contains(f.text, "\x00") {
+			return fmt.Errorf("%w: %w", ErrInput, &eventstore.InvalidError{Field: f.field, Reason: "want UTF-8 without NUL characters"})
+		}
+	}
+	return nil
 }

@@ -1,6 +1,7 @@
 package provider
 
-// ParkedFilter selects parked messages; the zero filter selects all that are not resolved.
+// ParkedFilter selects parked messages; the zero filter selects all that are not resolved. CheckParkedFilter says
+// which filters are refused.
 type ParkedFilter struct {
 	Projector string
 	Handler   string // the handler that failed

@@ -102,14 +102,14 @@ func mediaType(r *http.Request) string {
 	return kind
 }
 
-// front handles every request first: it refuses writes from other sites, limits what a page may
-// load, and answers requests without a route in JSON.
-func front(mux *http.ServeMux) http.Handler {
+// front handles every request first: it refuses writes from other sites and for other hosts than
+// listen, limits what a page may load, and answers requests without a route in JSON.
+func front(mux *http.ServeMux, listen string) http.Handler {
 	guard := http.NewCrossOriginProtection()
 	guard.SetDenyHandler(jsonHandler(func(http.ResponseWriter, *http.Request) error {
 		return &httpError{Status: http.StatusForbidden, Code: "cross_origin", Message: "writes from pages of other sites are refused"}
 	}))
-	guarded := guard.Handler(mux)
+	guarded := knownHosts(listen, guard.Handler(mux))
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
 		h.Set("Content-Security-Policy", "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'")

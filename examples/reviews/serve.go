@@ -50,7 +50,7 @@ func (c *serveCmd) Run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, pipe.Stop()) }()
 	stopping, stop := context.WithCancel(ctx)
 	defer stop()
-	handler, err := newService(stopping, db, pipe, c.StrongWait)
+	handler, err := newService(stopping, db, pipe, c.StrongWait, c.Addr)
 	if err != nil {
 		return err
 	}
@@ -83,9 +83,9 @@ func (c *serveCmd) Run(ctx context.Context) (err error) {
 	return nil
 }
 
-// newService returns the handler of the whole service. It reports not ready once stopping has
-// ended.
-func newService(stopping context.Context, db serviceStore, pipe *pipeline, strongWait time.Duration) (http.Handler, error) {
+// newService returns the handler of the whole service, for the address that it listens on. It
+// reports not ready once stopping has ended.
+func newService(stopping context.Context, db serviceStore, pipe *pipeline, strongWait time.Duration, listen string) (http.Handler, error) {
 	commands, err := review.NewCommands(db)
 	if err != nil {
 		return nil, err
@@ -102,7 +102,7 @@ func newService(stopping context.Context, db serviceStore, pipe *pipeline, stron
 	mux.Handle("GET /readyz", jsonHandler(func(w http.ResponseWriter, r *http.Request) error {
 		return ready(w, r, db, pipe, stopping.Done())
 	}))
-	return front(mux), nil
+	return front(mux, listen), nil
 }
 
 const readyLimit = 2 * time.Second // for the database to answer

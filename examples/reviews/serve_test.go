@@ -59,7 +59,7 @@ func startService(t *testing.T, d database, flags pipelineFlags, strongWait time
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = pipe.Stop() })
 	stopping, stop := context.WithCancel(context.Background())
-	handler, err := newService(stopping, db, pipe, strongWait)
+	handler, err := newService(stopping, db, pipe, strongWait, "127.0.0.1:0")
 	require.NoError(t, err)
 	url := newTestServer(t, handler)
 	t.Cleanup(stop) // ends live pages before the server waits for them

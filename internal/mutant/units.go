@@ -224,4 +224,10 @@ var units = []Mutant{
 		},
 		Tests: []Test{{"./projector", "TestASuspectWaitsForItsProcessBeforeItIsCounted/then_it_runs"}},
 	},
+	{
+		Name:  "names_forgotten",
+		What:  "Projector.Handlers returns no earlier names of handlers",
+		Edits: []Edit{{File: "projector/projector.go", Old: "append(names, full.Names()...)", New: "append(names, full.Name)"}},
+		Tests: []Test{{"./projector", "TestHandlersReturnsEarlierNames"}},
+	},
 }

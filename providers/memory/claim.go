@@ -13,12 +13,15 @@ import (
 )
 
 // EntryCandidates implements provider.Outbox.
-func (db *Provider) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]outbox.Entry, error) {
-	return query(ctx, db, "read candidates", func(s *state, now time.Time) []outbox.Entry { return s.candidates(q, limit, now) })
+func (db *Provider) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]provider.Entry, error) {
+	if err := provider.CheckQuery(q); err != nil {
+		return nil, fmt.Errorf("read candidates: %w", err)
+	}
+	return query(ctx, db, "read candidates", func(s *state, now time.Time) []provider.Entry { return s.candidates(q, limit, now) })
 }
 
 // TakeEntry implements provider.Outbox.
-func (db *Provider) TakeEntry(ctx context.Context, e outbox.Entry, q provider.EntryQuery, t claim.Terms) (taken outbox.Entry, ok bool, err error) {
+func (db *Provider) TakeEntry(ctx context.Context, e provider.Entry, q provider.EntryQuery, t claim.Terms) (taken provider.Entry, ok bool, err error) {
 	err = db.tx(ctx, func(tx *Model) error {
 		taken, ok = tx.staged.take(e, q, t, db.now())
 		return nil
@@ -30,18 +33,21 @@ func (db *Provider) TakeEntry(ctx context.Context, e outbox.Entry, q provider.En
 }
 
 // ClaimEntries implements provider.BatchClaimer: the portable claim, in one transaction.
-func (db *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) (taken []outbox.Entry, err error) {
+func (db *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) (taken []provider.Entry, err error) {
+	if err := provider.CheckQuery(q); err != nil {
+		return nil, fmt.Errorf("claim entries: %w", err)
+	}
 	err = db.tx(ctx, func(tx *Model) error {
 		now := db.now()
 		taken, err = claim.Portable(ctx, t,
-			func(_ context.Context, limit int) ([]outbox.Entry, error) {
+			func(_ context.Context, limit int) ([]provider.Entry, error) {
 				return tx.staged.candidates(q, limit, now), nil
 			},
-			func(_ context.Context, e outbox.Entry, t claim.Terms) (outbox.Entry, bool, error) {
+			func(_ context.Context, e provider.Entry, t claim.Terms) (provider.Entry, bool, error) {
 				e, ok := tx.staged.take(e, q, t, now)
 				return e, ok, nil
 			},
-			outbox.Entry.Alone)
+			provider.Entry.Alone)
 		return err
 	})
 	if err != nil {
@@ -53,16 +59,16 @@ func (db *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t c
 // lane identifies the entries that are published in order.
 type lane struct{ topic, key string }
 
-func laneOf(e outbox.Entry) lane { return lane{e.Topic, e.Key} }
+func laneOf(e provider.Entry) lane { return lane{e.Topic, e.Key} }
 
-func eligible(e outbox.Entry, now time.Time) bool {
+func eligible(e provider.Entry, now time.Time) bool {
 	claimable := e.Status == outbox.Pending || e.Status == outbox.Failed || e.Status == outbox.Claimed
 	return claimable && !e.NextAttemptAt.After(now)
 }
 
 // candidates returns the eligible entries that no earlier entry of their topic and key blocks.
-func (s *state) candidates(q provider.EntryQuery, limit int, now time.Time) []outbox.Entry {
-	var found []outbox.Entry
+func (s *state) candidates(q provider.EntryQuery, limit int, now time.Time) []provider.Entry {
+	var found []provider.Entry
 	held := map[lane]bool{}
 	scanned, bytes := 0, 0
 	for seq := range s.open.from(0) {
@@ -91,7 +97,7 @@ func (s *state) candidates(q provider.EntryQuery, limit int, now time.Time) []ou
 
 // take claims e if e has not changed since it was read, and if this claim holds every earlier
 // open entry of its key.
-func (s *state) take(e outbox.Entry, q provider.EntryQuery, t claim.Terms, now time.Time) (outbox.Entry, bool) {
+func (s *state) take(e provider.Entry, q provider.EntryQuery, t claim.Terms, now time.Time) (provider.Entry, bool) {
 	is, ok := s.entries.get(e.Seq)
 	asRead := ok && is.Status == e.Status && is.Attempts == e.Attempts && is.Suspect == e.Suspect &&
 		is.Token == e.Token && is.NextAttemptAt.Equal(e.NextAttemptAt)
@@ -116,7 +122,7 @@ func (s *state) take(e outbox.Entry, q provider.EntryQuery, t claim.Terms, now t
 
 // passes reports whether a claim of e would pass an earlier entry of its key that the claim does
 // not hold.
-func (s *state) passes(e outbox.Entry, mine claim.Token) bool {
+func (s *state) passes(e provider.Entry, mine claim.Token) bool {
 	for seq := range s.open.from(0) {
 		if seq >= e.Seq {
 			return false
@@ -159,7 +165,7 @@ func (db *Provider) MarkEntries(ctx context.Context, marks []outbox.Mark) (late 
 	return late, nil
 }
 
-func changed(e outbox.Entry, m outbox.Mark, now time.Time) outbox.Entry {
+func changed(e provider.Entry, m outbox.Mark, now time.Time) provider.Entry {
 	e.Status = m.To
 	switch m.To {
 	case outbox.Published:

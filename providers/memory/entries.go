@@ -42,13 +42,13 @@ func (s *state) enqueue(m outbox.Message, now time.Time) (added bool) {
 	}
 	m.Payload = bytes.Clone(m.Payload)
 	s.seq++
-	e := outbox.Entry{OutboxMessage: m, Seq: s.seq, Status: outbox.Pending, NextAttemptAt: now, CreatedAt: now}
+	e := provider.Entry{OutboxMessage: m, Seq: s.seq, Status: outbox.Pending, NextAttemptAt: now, CreatedAt: now}
 	s.messages = s.messages.put(pair(m.Topic, m.ID), e.Seq)
 	s.put(e)
 	return true
 }
 
-func (s *state) put(e outbox.Entry) {
+func (s *state) put(e provider.Entry) {
 	s.entries = s.entries.put(e.Seq, e)
 	if open(e) {
 		s.open = s.open.put(e.Seq, struct{}{})
@@ -62,7 +62,7 @@ func (s *state) put(e outbox.Entry) {
 	}
 }
 
-func open(e outbox.Entry) bool { return e.Status.Open() }
+func open(e provider.Entry) bool { return e.Status.Open() }
 
 // pair joins two texts into one unambiguous key.
 func pair(a, b string) string { return strconv.Itoa(len(a)) + ":" + a + b }
@@ -89,15 +89,21 @@ func under[V any](t *tree[string, V], a string) iter.Seq2[string, V] {
 func (db *Provider) Enqueued() <-chan struct{} { return db.committed.Load().added }
 
 // Entries implements outbox.Inspector.
-func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, error) {
+func (db *DB) Entries(ctx context.Context, f provider.EntryFilter) ([]provider.Entry, error) {
+	if err := provider.CheckFilter(f); err != nil {
+		return nil, fmt.Errorf("list entries: %w", err)
+	}
 	if f.Limit == 0 {
 		f.Limit = 100
 	}
-	return query(ctx, db.Provider, "list entries", func(s *state, now time.Time) []outbox.Entry { return s.pick(f, now) })
+	return query(ctx, db.Provider, "list entries", func(s *state, now time.Time) []provider.Entry { return s.pick(f, now) })
 }
 
 // StatusCounts implements outbox.Inspector.
 func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.Status]int64, error) {
+	if err := provider.CheckFilter(provider.EntryFilter{Status: of}); err != nil {
+		return nil, fmt.Errorf("count entries: %w", err)
+	}
 	return query(ctx, db.Provider, "count entries", func(s *state, _ time.Time) map[outbox.Status]int64 {
 		counts := provider.ZeroCounts(of)
 		for _, e := range s.entries.from(0) {
@@ -110,8 +116,8 @@ func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox
 }
 
 // Requeue implements outbox.Inspector.
-func (db *DB) Requeue(ctx context.Context, f outbox.Filter) (n int, err error) {
-	return db.change(ctx, f, []outbox.Status{outbox.Failed, outbox.Abandoned}, func(e *outbox.Entry, now time.Time) error {
+func (db *DB) Requeue(ctx context.Context, f provider.EntryFilter) (n int, err error) {
+	return db.change(ctx, f, []outbox.Status{outbox.Failed, outbox.Abandoned}, func(e *provider.Entry, now time.Time) error {
 		if !f.Force && e.LastAttemptedAt.Before(now.Add(-db.cfg.RequeueWindow)) {
 			return fmt.Errorf("entry %d: %w", e.Seq, outbox.ErrStale)
 		}
@@ -121,15 +127,18 @@ func (db *DB) Requeue(ctx context.Context, f outbox.Filter) (n int, err error) {
 }
 
 // Skip implements outbox.Inspector.
-func (db *DB) Skip(ctx context.Context, f outbox.Filter) (n int, err error) {
-	return db.change(ctx, f, []outbox.Status{outbox.Pending, outbox.Failed, outbox.Held, outbox.Abandoned}, func(e *outbox.Entry, now time.Time) error {
+func (db *DB) Skip(ctx context.Context, f provider.EntryFilter) (n int, err error) {
+	return db.change(ctx, f, []outbox.Status{outbox.Pending, outbox.Failed, outbox.Held, outbox.Abandoned}, func(e *provider.Entry, now time.Time) error {
 		e.Status, e.NextAttemptAt = outbox.Skipped, now
 		return nil
 	})
 }
 
 // change changes the entries that f selects, if their status is one of in.
-func (db *Provider) change(ctx context.Context, f outbox.Filter, in []outbox.Status, to func(*outbox.Entry, time.Time) error) (n int, err error) {
+func (db *Provider) change(ctx context.Context, f provider.EntryFilter, in []outbox.Status, to func(*provider.Entry, time.Time) error) (n int, err error) {
+	if err := provider.CheckFilter(f); err != nil {
+		return 0, fmt.Errorf("change entries: %w", err)
+	}
 	if len(f.Status) > 0 {
 		in = slices.DeleteFunc(in, func(s outbox.Status) bool { return !slices.Contains(f.Status, s) })
 		if len(in) == 0 {
@@ -156,8 +165,8 @@ func (db *Provider) change(ctx context.Context, f outbox.Filter, in []outbox.Sta
 }
 
 // pick returns the entries that f selects, in order of Seq. A Limit of 0 means no limit.
-func (s *state) pick(f outbox.Filter, now time.Time) []outbox.Entry {
-	var picked []outbox.Entry
+func (s *state) pick(f provider.EntryFilter, now time.Time) []provider.Entry {
+	var picked []provider.Entry
 	for _, e := range s.entries.from(f.After + 1) {
 		switch {
 		case len(f.Status) > 0 && !slices.Contains(f.Status, e.Status),
@@ -177,7 +186,7 @@ func (s *state) pick(f outbox.Filter, now time.Time) []outbox.Entry {
 }
 
 // ownEntry copies the bytes and maps of an entry, as own does for an event.
-func ownEntry(e outbox.Entry) outbox.Entry {
+func ownEntry(e provider.Entry) provider.Entry {
 	e.Payload = bytes.Clone(e.Payload)
 	e.Headers = maps.Clone(e.Headers)
 	return e

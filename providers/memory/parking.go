@@ -88,6 +88,9 @@ func (s *state) resolve(p provider.Parked, to provider.ParkedState, now time.Tim
 
 // Due implements provider.Parking.
 func (db *Provider) Due(ctx context.Context, f provider.DueFilter) ([]provider.Parked, error) {
+	if err := provider.CheckDueFilter(f); err != nil {
+		return nil, fmt.Errorf("list due messages: %w", err)
+	}
 	return query(ctx, db, "list due messages", func(s *state, now time.Time) (due []provider.Parked) {
 		for _, projector := range f.Projectors {
 			due = append(due, s.due(projector, f, now)...)
@@ -139,6 +142,9 @@ func (db *Provider) Try(ctx context.Context, p provider.Parked, limit int, again
 
 // Parked implements provider.Parking.
 func (db *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.Parked, error) {
+	if err := provider.CheckParkedFilter(f); err != nil {
+		return nil, fmt.Errorf("list parked messages: %w", err)
+	}
 	f.Limit = cmp.Or(f.Limit, 100)
 	return query(ctx, db.Provider, "list parked messages", func(s *state, _ time.Time) []provider.Parked { return s.pickParked(f) })
 }
@@ -146,6 +152,9 @@ func (db *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.P
 // ParkedCount returns how many messages of a projector wait or are stuck. If the name is empty,
 // it counts those of all projectors.
 func (db *DB) ParkedCount(ctx context.Context, projector string) (int64, error) {
+	if err := provider.CheckStorable("projector", projector); err != nil {
+		return 0, fmt.Errorf("count parked messages: %w", err)
+	}
 	return query(ctx, db.Provider, "count parked messages", func(s *state, _ time.Time) int64 {
 		return int64(len(s.pickParked(provider.ParkedFilter{Projector: projector})))
 	})
@@ -153,7 +162,11 @@ func (db *DB) ParkedCount(ctx context.Context, projector string) (int64, error) 
 
 // Decide implements provider.Parking.
 func (db *Provider) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, d provider.Decision) (int, error) {
-	if err := provider.CheckDecision(to, d); err != nil {
+	err := provider.CheckDecision(to, d)
+	if err == nil {
+		err = provider.CheckParkedFilter(f)
+	}
+	if err != nil {
 		return 0, fmt.Errorf("decide about parked messages: %w", err)
 	}
 	f.States = slices.DeleteFunc(slices.Clone(f.InStates()), func(in provider.ParkedState) bool { return !in.IsOpen() })

@@ -3,6 +3,7 @@ package memory
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -33,6 +34,9 @@ func (s *state) mark(m provider.Marker, generation int, now time.Time) (inserted
 
 // Outcomes implements provider.Records.
 func (db *Provider) Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error) {
+	if err := provider.CheckQuestions(questions); err != nil {
+		return nil, fmt.Errorf("look up outcomes: %w", err)
+	}
 	return query(ctx, db, "look up outcomes", func(s *state, _ time.Time) []provider.Outcome {
 		outcomes := make([]provider.Outcome, len(questions))
 		for i := range questions {
@@ -72,6 +76,9 @@ func (s *state) outcome(q *provider.Question) provider.Outcome {
 // Prune implements provider.Records. It raises the low-water mark of a handler to the time of the
 // youngest marker that it deletes.
 func (db *Provider) Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (int, error) {
+	if err := provider.CheckPrune(projector, handlers); err != nil {
+		return 0, fmt.Errorf("prune: %w", err)
+	}
 	return update(ctx, db, "prune", func(s *state, now time.Time) (n int) {
 		before, resolved := now.Add(-window), map[int64]time.Time{}
 		for seq, p := range s.parked.from(0) {
@@ -124,6 +131,9 @@ func (db *Provider) MarkedHandlers(ctx context.Context) ([]string, error) {
 
 // DropMarkers implements provider.MarkerMaintainer.
 func (db *Provider) DropMarkers(ctx context.Context, handler string, limit int) (int, error) {
+	if err := provider.CheckStorable("handler", handler); err != nil {
+		return 0, fmt.Errorf("drop markers: %w", err)
+	}
 	return update(ctx, db, "drop markers", func(s *state, _ time.Time) (n int) {
 		for key := range under(s.markers, handler) {
 			if n == limit {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -230,6 +231,9 @@ func (a *appending) run(ctx context.Context, q querier) (eventstore.Appended, er
 	if violates(err, "outbox_topic_message_id_key") {
 		err = fmt.Errorf("%w: %w", eventstore.ErrEventIDReused, err)
 	}
+	if violates(err, "events_stream_version_key") {
+		return eventstore.Appended{}, a.damaged()
+	}
 	if err != nil {
 		return eventstore.Appended{}, fmt.Errorf("append to %s: %w", a.stream, clear(err))
 	}
@@ -246,6 +250,8 @@ func (a *appending) refused(ctx context.Context, q querier) (eventstore.Appended
 		return eventstore.Appended{}, fmt.Errorf("append to %s: %w", a.stream, clear(err))
 	}
 	switch {
+	case known == 0 && int64(a.expected) > actual: // a reader has seen no more events than the row counts, unless the row is damaged
+		return eventstore.Appended{}, a.ahead(ctx, q, actual)
 	case known == 0:
 		return eventstore.Appended{}, &eventstore.ConflictError{Stream: a.stream, Expected: a.expected, Actual: actual}
 	case known == len(a.ids) && base != nil && (a.expected == eventstore.Any || *base == int64(a.expected)):
@@ -253,6 +259,30 @@ func (a *appending) refused(ctx context.Context, q querier) (eventstore.Appended
 		return eventstore.Appended{Stream: a.stream, Version: *base + int64(n), Position: *last, Count: n, Replayed: true}, nil
 	}
 	return eventstore.Appended{}, fmt.Errorf("append to %s: %w", a.stream, eventstore.ErrEventIDReused)
+}
+
+const beyondSQL = `
+select exists (select from kinora.events where stream = $1::text and version > $2::bigint)`
+
+// ahead returns the error of an append that expects a greater version than that of the stream's row.
+func (a *appending) ahead(ctx context.Context, q querier, actual int64) error {
+	var beyond bool
+	err := q.QueryRow(ctx, a.db.q(beyondSQL), planned, a.stream, actual).Scan(&beyond)
+	switch {
+	case err != nil:
+		return fmt.Errorf("append to %s: %w", a.stream, clear(err))
+	case beyond:
+		return a.damaged()
+	}
+	return &eventstore.ConflictError{Stream: a.stream, Expected: a.expected, Actual: actual}
+}
+
+// damaged says how to restore the stream's row.
+func (a *appending) damaged() error {
+	return fmt.Errorf("append to %s: %w: restore the row: insert into %[3]s.streams (stream, category, version) "+
+		"select stream, '%[4]s', max(version) from %[3]s.events where stream = '%[5]s' group by stream "+
+		"on conflict (stream) do update set version = excluded.version", a.stream, eventstore.ErrDamaged,
+		a.db.cfg.Schema, eventstore.Category(a.stream), strings.ReplaceAll(a.stream, "'", "''"))
 }
 
 const resolveTries = 20
@@ -299,7 +329,7 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 				db.added()
 			}
 			return at, nil
-		case errors.Is(err, eventstore.ErrConflict), errors.Is(err, eventstore.ErrEventIDReused):
+		case errors.Is(err, eventstore.ErrConflict), errors.Is(err, eventstore.ErrEventIDReused), errors.Is(err, eventstore.ErrDamaged):
 			return eventstore.Appended{}, err // the server has replied so
 		case violates(err, "events_id_key") && try <= resolveTries:
 			// a concurrent append of these ids: the next try finds them
@@ -339,7 +369,7 @@ func pause(ctx context.Context, try int) error {
 // Append implements eventstore.TxStore with one exception to "usable": if another transaction is
 // appending one of the ids at the same time, or a message was enqueued under it, PostgreSQL
 // aborts the caller's transaction. The error is then ErrEventIDReused too, and a new transaction
-// finds the ids.
+// finds the ids. ErrDamaged may leave the transaction aborted too.
 func (t *Tx) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {
 	a, err := t.db.newAppend(stream, expected, events)
 	if err != nil {

@@ -24,8 +24,8 @@ const planned = pgx.QueryExecModeCacheDescribe
 const entryColumns = `o.id, o.message_id, o.topic, o.key, o.payload, o.headers, o.status, o.attempts, o.suspect, o.token,
 	o.claimed_by, o.last_error, o.next_attempt_at, o.created_at, o.last_attempt_at, o.published_at`
 
-func scanEntry(row pgx.CollectableRow) (outbox.Entry, error) {
-	var e outbox.Entry
+func scanEntry(row pgx.CollectableRow) (provider.Entry, error) {
+	var e provider.Entry
 	var headers string
 	var token *uuid.UUID
 	var next, created, last, published pgtype.Timestamptz
@@ -46,14 +46,14 @@ func scanEntry(row pgx.CollectableRow) (outbox.Entry, error) {
 }
 
 // setHeaders parses the headers of e. If that fails, e is malformed.
-func setHeaders(e *outbox.Entry, headers string) {
+func setHeaders(e *provider.Entry, headers string) {
 	var err error
 	e.Headers, err = provider.ParseHeaders(headers)
 	e.Malformed = e.Malformed || err != nil
 }
 
 // setTime sets a time of e. If t is out of range, e is malformed. Null is the zero time.
-func setTime(e *outbox.Entry, to *time.Time, t pgtype.Timestamptz) {
+func setTime(e *provider.Entry, to *time.Time, t pgtype.Timestamptz) {
 	var ok bool
 	if *to, ok = provider.StoredTime(t.Time); t.Valid && (!ok || t.InfinityModifier != pgtype.Finite) {
 		*to, e.Malformed = time.Time{}, true
@@ -67,10 +67,10 @@ const claimedColumns = `o.id, o.message_id, o.topic, o.key, o.payload, o.headers
 // collectClaimed reads the result of a claim of at most t.Limit entries. The texts of an entry
 // share one copy of the driver's bytes, because a relay reads many entries and keeps none for
 // long.
-func collectClaimed(rows pgx.Rows, t claim.Terms) ([]outbox.Entry, error) {
+func collectClaimed(rows pgx.Rows, t claim.Terms) ([]provider.Entry, error) {
 	defer rows.Close()
-	var entries []outbox.Entry
-	var e outbox.Entry
+	var entries []provider.Entry
+	var e provider.Entry
 	var id, topic, key, payload, headers, lastError pgtype.DriverBytes
 	var next, created, last pgtype.Timestamptz
 	var texts []byte
@@ -94,7 +94,7 @@ func collectClaimed(rows pgx.Rows, t claim.Terms) ([]outbox.Entry, error) {
 		setTime(&e, &e.CreatedAt, created)
 		setTime(&e, &e.LastAttemptedAt, last)
 		if entries == nil {
-			entries = make([]outbox.Entry, 0, min(t.Limit, claimedAtOnce))
+			entries = make([]provider.Entry, 0, min(t.Limit, claimedAtOnce))
 		}
 		entries = append(entries, e)
 	}
@@ -222,7 +222,10 @@ names as materialized (
 )
 
 // ClaimEntries implements provider.BatchClaimer.
-func (db *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]outbox.Entry, error) {
+func (db *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]provider.Entry, error) {
+	if err := provider.CheckQuery(q); err != nil {
+		return nil, fmt.Errorf("claim entries: %w", err)
+	}
 	sql := statementFor(q, claimStatements)
 	args := []any{planned, uuid.UUID(t.Token), t.Lease.Microseconds(), t.Limit, q.Attempts, t.Holder, q.Bytes, max(q.After, 0)}
 	crash.Point("claim: before")
@@ -234,7 +237,7 @@ func (db *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t c
 		return nil, fmt.Errorf("claim entries: %w", clear(err))
 	}
 	// returning has no order
-	slices.SortFunc(entries, func(a, b outbox.Entry) int { return cmp.Compare(a.Seq, b.Seq) })
+	slices.SortFunc(entries, func(a, b provider.Entry) int { return cmp.Compare(a.Seq, b.Seq) })
 	return entries, nil
 }
 
@@ -324,10 +327,13 @@ order by o.id`
 )
 
 // EntryCandidates implements provider.Outbox.
-func (db *Provider) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]outbox.Entry, error) {
+func (db *Provider) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]provider.Entry, error) {
+	if err := provider.CheckQuery(q); err != nil {
+		return nil, fmt.Errorf("read candidates: %w", err)
+	}
 	rows, err := db.pool.Query(ctx, db.q(statementFor(q, candidateStatements)), append([]any{planned, limit, q.Bytes, max(q.After, 0)}, topicArgs(q)...)...)
 	if err == nil {
-		var entries []outbox.Entry
+		var entries []provider.Entry
 		if entries, err = pgx.CollectRows(rows, scanEntry); err == nil {
 			return entries, nil
 		}
@@ -371,7 +377,7 @@ returning ` + entryColumns
 )
 
 // TakeEntry implements provider.Outbox.
-func (db *Provider) TakeEntry(ctx context.Context, e outbox.Entry, q provider.EntryQuery, t claim.Terms) (outbox.Entry, bool, error) {
+func (db *Provider) TakeEntry(ctx context.Context, e provider.Entry, q provider.EntryQuery, t claim.Terms) (provider.Entry, bool, error) {
 	var token *uuid.UUID
 	if e.Token != (claim.Token{}) {
 		token = (*uuid.UUID)(&e.Token)

@@ -269,9 +269,9 @@ func TestDryRunRefusesWhatItCannotSee(t *testing.T) {
 
 func TestDryRunRefusesRowSecurity(t *testing.T) {
 	t.Parallel()
-	db := postgrestest.Open(t, nil, dryRunTables, postgres.RolesSQL("kinora"), `
+	db := postgrestest.Open(t, nil, dryRunTables, script(t, postgres.RolesSQL, "kinora"), `
 alter table parents enable row level security; create policy most on parents using (id > 1);
-grant all on all tables in schema public to kinora_projector`, postgres.GrantsSQL("kinora"))
+grant all on all tables in schema public to kinora_projector`, script(t, postgres.GrantsSQL, "kinora"))
 	got, err := dryRun(t.Context(), db, `delete from only parents`)
 	require.NoError(t, err)
 	require.Equal(t, []string{"parents [id:1 n:1] -"}, got, "a superuser sees all rows")

@@ -81,7 +81,7 @@ changed as (
 	union all
 	(select o.id from kinora.outbox o where o.held and o.id > 0 and` + filtered + listLimit + `)`
 
-	// Times from other writers: see outbox.Entry.Malformed.
+	// Times from other writers: see provider.Entry.Malformed.
 	readable = `o.last_attempt_at >= '0001-01-01 00:00:00+00' and o.last_attempt_at < '10000-01-01 00:00:00+00'`
 	endless  = `o.status = 'claimed' and o.next_attempt_at >= '10000-01-01 00:00:00+00'`
 
@@ -102,7 +102,7 @@ func texts(statuses []outbox.Status) []string {
 	return all
 }
 
-func filterArgs(f outbox.Filter, limit int64) []any {
+func filterArgs(f provider.EntryFilter, limit int64) []any {
 	if f.Limit > 0 {
 		limit = int64(f.Limit)
 	}
@@ -110,7 +110,7 @@ func filterArgs(f outbox.Filter, limit int64) []any {
 }
 
 // only reports whether f selects some of these statuses and no other.
-func only(f outbox.Filter, these ...outbox.Status) bool {
+func only(f provider.EntryFilter, these ...outbox.Status) bool {
 	for _, s := range f.Status {
 		if !slices.Contains(these, s) {
 			return false
@@ -122,7 +122,10 @@ func only(f outbox.Filter, these ...outbox.Status) bool {
 const noLimit = 1 << 62
 
 // Entries implements outbox.Inspector.
-func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, error) {
+func (db *DB) Entries(ctx context.Context, f provider.EntryFilter) ([]provider.Entry, error) {
+	if err := provider.CheckFilter(f); err != nil {
+		return nil, fmt.Errorf("list entries: %w", err)
+	}
 	query := entriesSQL
 	switch {
 	case only(f, outbox.Failed, outbox.Abandoned):
@@ -136,7 +139,7 @@ func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, err
 	}
 	rows, err := db.pool.Query(ctx, db.q(query), append([]any{planned}, filterArgs(f, 100)...)...)
 	if err == nil {
-		var entries []outbox.Entry
+		var entries []provider.Entry
 		if entries, err = pgx.CollectRows(rows, scanEntry); err == nil {
 			return entries, nil
 		}
@@ -146,8 +149,11 @@ func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, err
 
 // StatusCounts implements outbox.Inspector.
 func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.Status]int64, error) {
+	if err := provider.CheckFilter(provider.EntryFilter{Status: of}); err != nil {
+		return nil, fmt.Errorf("count entries: %w", err)
+	}
 	counts, query := provider.ZeroCounts(of), countsSQL
-	switch f := (outbox.Filter{Status: of}); {
+	switch f := (provider.EntryFilter{Status: of}); {
 	case only(f, outbox.Failed, outbox.Abandoned):
 		query = stuckCountsSQL
 	case f.OnlyOpen():
@@ -167,13 +173,13 @@ func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox
 }
 
 // Requeue implements outbox.Inspector.
-func (db *DB) Requeue(ctx context.Context, f outbox.Filter) (int, error) {
+func (db *DB) Requeue(ctx context.Context, f provider.EntryFilter) (int, error) {
 	// rounded up: zero means by force
 	window := (db.cfg.RequeueWindow + time.Microsecond - 1).Microseconds()
 	if f.Force {
 		window = 0
 	}
-	n, err := db.change(ctx, requeueSQL, append(filterArgs(f, noLimit), window))
+	n, err := db.change(ctx, requeueSQL, f, window)
 	if err != nil {
 		return 0, fmt.Errorf("requeue entries: %w", err)
 	}
@@ -184,8 +190,8 @@ func (db *DB) Requeue(ctx context.Context, f outbox.Filter) (int, error) {
 }
 
 // Skip implements outbox.Inspector.
-func (db *DB) Skip(ctx context.Context, f outbox.Filter) (int, error) {
-	n, err := db.change(ctx, skipSQL, filterArgs(f, noLimit))
+func (db *DB) Skip(ctx context.Context, f provider.EntryFilter) (int, error) {
+	n, err := db.change(ctx, skipSQL, f)
 	if err != nil {
 		return 0, fmt.Errorf("skip entries: %w", err)
 	}
@@ -202,10 +208,14 @@ const restoreLanes = 10_000 // lanes of one statement
 
 // change runs a statement that returns the lanes of its changed entries and their numbers. A
 // negative number counts stale entries.
-func (db *Provider) change(ctx context.Context, statement string, args []any) (n int, err error) {
+func (db *Provider) change(ctx context.Context, statement string, f provider.EntryFilter, more ...any) (n int, err error) {
+	if err := provider.CheckFilter(f); err != nil {
+		return 0, err
+	}
+	args := append([]any{planned}, append(filterArgs(f, noLimit), more...)...)
 	var topics, keys []string
 	err = db.inTx(ctx, func(tx pgx.Tx) error {
-		rows, err := tx.Query(ctx, db.q(statement), append([]any{planned}, args...)...)
+		rows, err := tx.Query(ctx, db.q(statement), args...)
 		if err != nil {
 			return err
 		}

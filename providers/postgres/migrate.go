@@ -24,11 +24,20 @@ var roles string
 var grants string
 
 // RolesSQL returns SQL that creates the roles and the schema. Run it before Migrate. Like
-// GrantsSQL it is for people to read, change and apply, and can be run again.
-func RolesSQL(schema string) string { return schemaName.ReplaceAllString(roles, schema) }
+// GrantsSQL it is for people to read, change and apply, and can be run again. A schema name that
+// Config.Schema does not accept is an *eventstore.InvalidError.
+func RolesSQL(schema string) (string, error) { return named(schema, roles) }
 
-// GrantsSQL returns SQL that grants each role of RolesSQL its rights. Run it after Migrate.
-func GrantsSQL(schema string) string { return schemaName.ReplaceAllString(grants, schema) }
+// GrantsSQL returns SQL that grants each role of RolesSQL its rights. Run it after Migrate. A
+// schema name that Config.Schema does not accept is an *eventstore.InvalidError.
+func GrantsSQL(schema string) (string, error) { return named(schema, grants) }
+
+func named(schema, script string) (string, error) {
+	if err := checkSchema(schema); err != nil {
+		return "", err
+	}
+	return schemaName.ReplaceAllString(script, schema), nil
+}
 
 // schemaName matches the schema, but not the prefix of a role's name.
 var schemaName = regexp.MustCompile(`\bkinora\b`)
@@ -37,8 +46,12 @@ var schemaName = regexp.MustCompile(`\bkinora\b`)
 var migrations = []string{migration1}
 
 // MigrationSQL returns the SQL that Migrate runs for this schema, for other migration tools. Its
-// last lines record the versions, as Migrate does.
-func MigrationSQL(schema string) string {
+// last lines record the versions, as Migrate does. A schema name that Config.Schema does not
+// accept is an *eventstore.InvalidError.
+func MigrationSQL(schema string) (string, error) {
+	if err := checkSchema(schema); err != nil {
+		return "", err
+	}
 	var b strings.Builder
 	b.WriteString("create schema if not exists " + schema + ";\n")
 	for _, m := range migrations {
@@ -49,11 +62,13 @@ func MigrationSQL(schema string) string {
 	for v := range len(migrations) + 1 {
 		fmt.Fprintf(&b, "insert into %s.migrations (version_id, is_applied) values (%d, true);\n", schema, v)
 	}
-	return b.String()
+	return b.String(), nil
 }
 
 // Migrate brings the schema up to date. Several migrators may run at once; all succeed. The role
-// needs the right to create the schema, or to create in it.
+// needs the right to create the schema, or to create in it. If a newer program has migrated the
+// schema, Migrate changes nothing and returns a *NewerError. If the database is not encoded as
+// UTF-8, it returns ErrEncoding.
 func (db *DB) Migrate(ctx context.Context) error {
 	// One connection holds an advisory lock in a transaction while goose works on another. Both
 	// are opened for this, so that a borrowed pool of one connection cannot deadlock.
@@ -71,6 +86,16 @@ func (db *DB) Migrate(ctx context.Context) error {
 	if _, err := tx.Exec(ctx, lockMigrationSQL, lockClassMigrate, lockKey(db.cfg.Schema)); err != nil {
 		return fmt.Errorf("migrate: lock: %w", err)
 	}
+	is, err := db.state(ctx, tx)
+	switch {
+	case err == nil && is.encoding != encodingUTF8:
+		err = is.wrongEncoding()
+	case err == nil && is.version > known():
+		err = fmt.Errorf("schema %s: %w", db.cfg.Schema, &NewerError{Database: is.version, Program: known()})
+	}
+	if err != nil {
+		return fmt.Errorf("migrate: %w", err)
+	}
 	pool := stdlib.OpenDB(*conn.Config(), stdlib.OptionAfterConnect(func(ctx context.Context, conn *pgx.Conn) error {
 		return prepare(ctx, of, conn)
 	}))
@@ -85,25 +110,6 @@ func (db *DB) Migrate(ctx context.Context) error {
 // After a wait for a lock, a statement must see the changes of the lock's holder, and at a higher
 // level it does not.
 var ErrIsolation = errors.New("default_transaction_isolation must be read committed: set it for the role or the database")
-
-const migratedSQL = `select exists (select from kinora.migrations where version_id = $1::bigint and is_applied),
-	current_setting('default_transaction_isolation')`
-
-// Ready implements provider.ReadyChecker. It returns ErrNotMigrated if the schema is older than
-// this package requires, and ErrIsolation.
-func (db *DB) Ready(ctx context.Context) error {
-	var migrated bool
-	var isolation string
-	err := clear(db.pool.QueryRow(ctx, db.q(migratedSQL), len(migrations)).Scan(&migrated, &isolation))
-	if err == nil && isolation != "read committed" {
-		return ErrIsolation
-	}
-	if errors.Is(err, ErrNotMigrated) || err == nil && !migrated {
-		return fmt.Errorf("schema %s: %w", db.cfg.Schema, ErrNotMigrated)
-	}
-	// the schema is ready, or the database cannot be reached, which may pass
-	return nil
-}
 
 const lockMigrationSQL = `select pg_advisory_xact_lock($1::int, $2::int)`
 

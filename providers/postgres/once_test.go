@@ -179,7 +179,7 @@ func TestMigrationSQLByHand(t *testing.T) {
 	_, err = db.StatusCounts(t.Context())
 	require.ErrorIs(t, err, postgres.ErrNotMigrated)
 	require.ErrorIs(t, db.Ready(t.Context()), postgres.ErrNotMigrated)
-	_, err = db.Pool().Exec(t.Context(), postgres.MigrationSQL("shop"))
+	_, err = db.Pool().Exec(t.Context(), script(t, postgres.MigrationSQL, "shop"))
 	require.NoError(t, err)
 	require.NoError(t, db.Migrate(t.Context()))
 	require.NoError(t, db.Ready(t.Context()))

@@ -77,6 +77,9 @@ order by h.o, h.due_at, h.lane, p.id`
 
 // Due implements provider.Parking.
 func (db *Provider) Due(ctx context.Context, f provider.DueFilter) ([]provider.Parked, error) {
+	if err := provider.CheckDueFilter(f); err != nil {
+		return nil, wrap("list what is due", err)
+	}
 	lanes := each(f.Lanes, func(l *provider.Lane) []byte { return l[:] })
 	list, err := collect(ctx, db.pool, scanParked, db.q(dueSQL), planned, f.Projectors, max(f.Keys, 0), max(f.Each, 1), lanes)
 	return list, ofOwn(ctx, wrap("list due messages", err))
@@ -171,6 +174,9 @@ func parkedArgs(f provider.ParkedFilter, limit int64) []any {
 
 // Parked implements provider.Parking.
 func (db *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.Parked, error) {
+	if err := provider.CheckParkedFilter(f); err != nil {
+		return nil, wrap("list parked messages", err)
+	}
 	list, err := collect(ctx, db.pool, scanParked, db.q(parkedSQL), parkedArgs(f, 100)...)
 	return list, wrap("list parked messages", clear(err))
 }
@@ -181,6 +187,9 @@ select count(*) from kinora.parked where state in ('waiting', 'stuck') and id > 
 // ParkedCount returns how many messages of a projector wait or are stuck. If the name is empty,
 // it counts those of all projectors.
 func (db *DB) ParkedCount(ctx context.Context, projector string) (n int64, err error) {
+	if err := provider.CheckStorable("projector", projector); err != nil {
+		return 0, wrap("count parked messages", err)
+	}
 	err = db.pool.QueryRow(ctx, db.q(parkedCountSQL), planned, projector).Scan(&n)
 	return n, wrap("count parked messages", clear(err))
 }
@@ -202,7 +211,10 @@ func scanParked(row pgx.CollectableRow) (provider.Parked, error) {
 // Decide implements provider.Parking. It waits for units that have the lanes of these messages.
 // After a deadlock it tries again.
 func (db *Provider) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, d provider.Decision) (n int, err error) {
-	if err := provider.CheckDecision(to, d); err != nil {
+	if err = provider.CheckDecision(to, d); err == nil {
+		err = provider.CheckParkedFilter(f)
+	}
+	if err != nil {
 		return 0, wrap("decide about parked messages", err)
 	}
 	var changed string

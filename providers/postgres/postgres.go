@@ -18,8 +18,8 @@ import (
 
 // Config is the configuration of a DB. The zero value is the default.
 type Config struct {
-	// the PostgreSQL schema of Kinora's tables, valid for provider.CheckName; empty means
-	// "kinora"
+	// Schema is the PostgreSQL schema of Kinora's tables: ^[a-z][a-z0-9_]{0,40}$, and neither a
+	// reserved word of PostgreSQL nor one of its own schemas ("pg_…"). Empty means "kinora".
 	Schema     string
 	Route      outbox.Route // maps events to the topics of their entries; nil: no entries
 	MaxPayload int          // most bytes of a payload; zero means 1 MiB
@@ -39,6 +39,12 @@ type Config struct {
 // ErrNotMigrated means that the schema does not exist, or is older than this package requires.
 // Call Migrate.
 var ErrNotMigrated = errors.New("the database is not migrated: call Migrate")
+
+// ErrEncoding means that the database is not encoded as UTF-8.
+var ErrEncoding = errors.New("the database must have the encoding UTF8: create another one with it, from template0")
+
+// NewerError is the error of Migrate and Ready if a newer program has migrated the schema.
+type NewerError = provider.NewerError
 
 // DB is an event store, an outbox and read models in one PostgreSQL database. Repositories,
 // relays and runners take it. Its methods are safe for concurrent use.
@@ -99,7 +105,8 @@ func Open(ctx context.Context, dsn string, cfg *Config) (*DB, error) {
 	return db, nil
 }
 
-// New uses the caller's pool. It sends no statement.
+// New uses the caller's pool. It sends no statement. A schema name that Config.Schema does not
+// accept is an *eventstore.InvalidError.
 func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 	if pool == nil {
 		return nil, errors.New("postgres: New requires a pool")
@@ -120,7 +127,7 @@ func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 	if db.cfg.RequeueWindow == 0 {
 		db.cfg.RequeueWindow = provider.DefaultRequeueWindow
 	}
-	if err := provider.CheckName("schema", db.cfg.Schema); err != nil {
+	if err := checkSchema(db.cfg.Schema); err != nil {
 		return nil, err
 	}
 	db.notifier.send = func(ctx context.Context) { _ = db.notify(ctx, db.channel(), "") }

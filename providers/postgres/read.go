@@ -7,18 +7,22 @@ import (
 	"iter"
 
 	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/provider"
 )
 
-const pageRows = 200
+// A page ends when it reaches either of these.
+const (
+	pageRows  = 200
+	pageBytes = 4 << 20 // of data and metadata
+)
 
 const readStreamSQL = `
 select position, version, id, type, schema_version, data, metadata, recorded_at
 from kinora.events where stream = $1::text and version > $2::bigint order by version limit $3::int`
 
-// ReadStream implements eventstore.Store, in pages of 200 events.
+// ReadStream implements eventstore.Store, in pages of up to 200 events. A page ends with the event
+// that makes it 4 MiB of data and metadata or more.
 func (db *DB) ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[eventstore.Raw, error] {
 	return db.readStream(ctx, db.pool, stream, afterVersion)
 }
@@ -35,8 +39,8 @@ func (db *Provider) readStream(ctx context.Context, q querier, stream string, af
 			yield(eventstore.Raw{}, err)
 			return
 		}
-		for {
-			page, err := db.readPage(ctx, q, stream, after)
+		for rows := pageRows; ; {
+			page, bytes, err := db.readPage(ctx, q, stream, after, rows)
 			if err != nil {
 				yield(eventstore.Raw{}, fmt.Errorf("read %s: %w", stream, clear(err)))
 				return
@@ -47,27 +51,40 @@ func (db *Provider) readStream(ctx context.Context, q querier, stream string, af
 				}
 				after = raw.Version
 			}
-			if len(page) < pageRows {
+			switch {
+			case bytes >= pageBytes:
+				rows = len(page) // the remaining rows of a larger page would be dropped
+			case len(page) < rows:
 				return
+			case bytes < pageBytes/2:
+				rows = min(2*rows, pageRows)
 			}
 		}
 	}
 }
 
-func (db *Provider) readPage(ctx context.Context, q querier, stream string, after int64) ([]eventstore.Raw, error) {
-	rows, err := q.Query(ctx, db.q(readStreamSQL), stream, after, pageRows)
+// readPage reads at most limit events, and stops at pageBytes. Then it receives and drops the
+// remaining rows.
+func (db *Provider) readPage(ctx context.Context, q querier, stream string, after int64, limit int) (page []eventstore.Raw, bytes int, err error) {
+	rows, err := q.Query(ctx, db.q(readStreamSQL), stream, after, limit)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (eventstore.Raw, error) {
+	defer rows.Close()
+	for bytes < pageBytes && rows.Next() {
 		raw := eventstore.Raw{Stream: stream}
 		var id uuid.UUID
 		var metadata []byte
-		err := row.Scan(&raw.Position, &raw.Version, &id, &raw.Type, &raw.Schema, &raw.Data, &metadata, &raw.RecordedAt)
+		err := rows.Scan(&raw.Position, &raw.Version, &id, &raw.Type, &raw.Schema, &raw.Data, &metadata, &raw.RecordedAt)
 		if err != nil {
-			return raw, err
+			return nil, 0, err
 		}
 		raw.ID, raw.RecordedAt = id.String(), raw.RecordedAt.UTC()
-		return raw, json.Unmarshal(metadata, &raw.Metadata)
-	})
+		if err := json.Unmarshal(metadata, &raw.Metadata); err != nil {
+			return nil, 0, err
+		}
+		page, bytes = append(page, raw), bytes+len(raw.Data)+len(metadata)
+	}
+	rows.Close()
+	return page, bytes, rows.Err()
 }

@@ -34,6 +34,9 @@ from q order by q.o`
 
 // Outcomes implements provider.Records.
 func (db *Provider) Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error) {
+	if err := provider.CheckQuestions(questions); err != nil {
+		return nil, wrap("read outcomes", err)
+	}
 	asked := make([]map[string]any, len(questions))
 	for i, q := range questions {
 		asked[i] = map[string]any{"o": i, "projector": q.Projector(), "names": q.Names(), "message_id": markerID(q.MessageID)}
@@ -84,6 +87,9 @@ delete from kinora.markers where ctid = any(array(
 
 // Prune implements provider.Records.
 func (db *Provider) Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (n int, err error) {
+	if err := provider.CheckPrune(projector, handlers); err != nil {
+		return 0, wrap("prune", err)
+	}
 	crash.Point("prune: before")
 	err = db.pool.QueryRow(ctx, db.q(pruneSQL), planned, projector, handlers, window.Microseconds(), max(limit, 0)).Scan(&n)
 	crash.Point("prune: after")
@@ -98,6 +104,9 @@ func (db *Provider) MarkedHandlers(ctx context.Context) ([]string, error) {
 
 // DropMarkers implements provider.MarkerMaintainer.
 func (db *Provider) DropMarkers(ctx context.Context, handler string, limit int) (int, error) {
+	if err := provider.CheckStorable("handler", handler); err != nil {
+		return 0, wrap("drop markers", err)
+	}
 	crash.Point("drop markers: before")
 	tag, err := db.pool.Exec(ctx, db.q(dropMarkersSQL), planned, handler, limit)
 	crash.Point("drop markers: after")

@@ -81,7 +81,7 @@ func roleOps(t *testing.T) map[string]func(ctx context.Context, db *postgres.DB)
 			return err
 		},
 		"inspect": func(ctx context.Context, db *postgres.DB) error {
-			if _, err := db.Entries(ctx, outbox.Filter{}); err != nil {
+			if _, err := db.Entries(ctx, provider.EntryFilter{}); err != nil {
 				return err
 			}
 			_, err := db.Parked(ctx, provider.ParkedFilter{})
@@ -109,7 +109,7 @@ func TestRolesHaveExactlyTheirRights(t *testing.T) {
 		t.Run(role, func(t *testing.T) {
 			t.Parallel()
 			db := postgrestest.OpenBusy(t, &postgres.Config{Route: outbox.ByCategory})
-			for _, sql := range []string{postgres.RolesSQL("kinora"), "do $$ begin execute (select string_agg(format('alter table kinora.%I owner to kinora_owner', tablename), ';') from pg_tables where schemaname = 'kinora'); end $$", postgres.GrantsSQL("kinora")} {
+			for _, sql := range []string{script(t, postgres.RolesSQL, "kinora"), "do $$ begin execute (select string_agg(format('alter table kinora.%I owner to kinora_owner', tablename), ';') from pg_tables where schemaname = 'kinora'); end $$", script(t, postgres.GrantsSQL, "kinora")} {
 				_, err := db.Pool().Exec(t.Context(), sql)
 				require.NoError(t, err)
 			}
@@ -140,7 +140,7 @@ func TestAMigratorMigratesAsTheOwner(t *testing.T) {
 	pool, err := pgxpool.New(t.Context(), db)
 	require.NoError(t, err)
 	defer pool.Close()
-	_, err = pool.Exec(t.Context(), postgres.RolesSQL("shop"))
+	_, err = pool.Exec(t.Context(), script(t, postgres.RolesSQL, "shop"))
 	require.NoError(t, err)
 	var who string
 	require.NoError(t, pool.QueryRow(t.Context(), `select nspowner::regrole::text from pg_namespace where nspname = 'shop'`).Scan(&who))
@@ -153,7 +153,7 @@ func TestAMigratorMigratesAsTheOwner(t *testing.T) {
 	shop, err := postgres.New(migrator, &postgres.Config{Schema: "shop"})
 	require.NoError(t, err)
 	require.NoError(t, shop.Migrate(t.Context()))
-	_, err = pool.Exec(t.Context(), postgres.GrantsSQL("shop"))
+	_, err = pool.Exec(t.Context(), script(t, postgres.GrantsSQL, "shop"))
 	require.NoError(t, err)
 	_, err = shop.Append(t.Context(), "a-1", eventstore.NoStream, drafts(t, 1))
 	require.NoError(t, err)
@@ -170,10 +170,10 @@ func relays(ctx context.Context, db *postgres.DB) error {
 	if _, err := db.MarkEntries(ctx, []outbox.Mark{{Seq: 1, To: outbox.Published}}); err != nil {
 		return err
 	}
-	if _, err := db.Requeue(ctx, outbox.Filter{}); err != nil {
+	if _, err := db.Requeue(ctx, provider.EntryFilter{}); err != nil {
 		return err
 	}
-	if _, err := db.Skip(ctx, outbox.Filter{Key: "nobody's"}); err != nil {
+	if _, err := db.Skip(ctx, provider.EntryFilter{Key: "nobody's"}); err != nil {
 		return err
 	}
 	if _, err := db.HoldEntries(ctx, time.Second, 10); err != nil {

@@ -151,7 +151,7 @@ func EventStore[Tx any](t *testing.T, open Open[Tx], differences ...Difference) 
 func Outbox[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	claiming := slices.Concat(claimCases, markCases, guardCases, crashCases, heldCases, inspectCases, crowdCases, foreignClaimCases)
 	t.Run("Entries", func(t *testing.T) {
-		run(t, open, differences, provider.ClaimEntries, slices.Concat(entryCases, retentionCases, foreignCases))
+		run(t, open, differences, provider.ClaimEntries, slices.Concat(entryCases, retentionCases, foreignCases, entryFilterCases))
 	})
 	t.Run("Claim", func(t *testing.T) { run(t, open, differences, provider.ClaimEntries, claiming) })
 	t.Run("ClaimPortably", func(t *testing.T) { run(t, open, differences, provider.ClaimEntriesPortably, claiming) })
@@ -173,6 +173,7 @@ func Units[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 func Parking[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	runGroups(t, open, differences, []group{
 		{name: "Due", cases: dueCases}, {name: "Try", cases: tryCases}, {name: "List", cases: listCases}, {name: "Decide", cases: decideCases},
+		{name: "Filters", cases: parkedFilterCases},
 	})
 }
 
@@ -183,7 +184,7 @@ func Liveness[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 
 // Records checks provider.Records, and provider.MarkerMaintainer.
 func Records[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
-	runGroups(t, open, differences, []group{{name: "Outcomes", cases: outcomeCases}, {name: "Prune", cases: pruneCases}})
+	runGroups(t, open, differences, []group{{name: "Outcomes", cases: outcomeCases}, {name: "Prune", cases: pruneCases}, {name: "Filters", cases: recordFilterCases}})
 }
 
 func knows(differences []Difference, d Difference) bool { return slices.Contains(differences, d) }

@@ -28,6 +28,10 @@ var readCases = []testCase{
 		rule: "ReadStream yields the events with a version greater than afterVersion, in order, however many they are",
 	},
 	{
+		name: "events of any size", play: eventsOfAnySize,
+		rule: "ReadStream yields the events whose version is greater than afterVersion, in order, whatever their sizes",
+	},
+	{
 		name: "appending while reading", play: appendingWhileReading,
 		rule: "ReadStream holds no cursor, lock or connection while the body of the caller's loop runs",
 	},

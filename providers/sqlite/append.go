@@ -6,9 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/provider"
+	sqlite3 "modernc.org/sqlite/lib"
 )
 
 // Append implements eventstore.Store in one transaction: four statements for one event with one
@@ -168,6 +170,9 @@ func (a *appending) writeEvents(ctx context.Context, s session) (at eventstore.A
 		e := &a.events[i]
 		r, err := s.exec(ctx, insertEvent, a.stream, at.Version-n+int64(i)+1, e.ID, e.Type, e.Schema,
 			string(e.Data), metadataOf(e.Metadata), a.at)
+		if isVersionTaken(err) {
+			return at, a.damaged()
+		}
 		if err != nil {
 			return at, err
 		}
@@ -184,7 +189,31 @@ func (a *appending) conflict(ctx context.Context, s session) error {
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return err
 	}
+	if int64(a.expected) > c.Actual { // a reader has seen no more events than the row counts, unless the row is damaged
+		var beyond bool
+		if err := one(ctx, s, []any{&beyond}, hasBeyond, a.stream, c.Actual); err != nil {
+			return err
+		}
+		if beyond {
+			return a.damaged()
+		}
+	}
 	return c
+}
+
+const hasBeyond = `select exists (select 1 from kinora_events where stream = ?1 and version > ?2)`
+
+// isVersionTaken reports whether an insert failed because the stream has an event of this version,
+// which its row does not count.
+func isVersionTaken(err error) bool {
+	return codeOf(err) == sqlite3.SQLITE_CONSTRAINT_UNIQUE && strings.Contains(err.Error(), "kinora_events.stream, kinora_events.version")
+}
+
+// damaged says how to restore the stream's row.
+func (a *appending) damaged() error {
+	return fmt.Errorf("%w: restore the row: insert into kinora_streams (stream, category, version) select stream, '%s', max(version) "+
+		"from kinora_events where stream = '%s' group by stream on conflict (stream) do update set version = excluded.version",
+		eventstore.ErrDamaged, eventstore.Category(a.stream), strings.ReplaceAll(a.stream, "'", "''"))
 }
 
 func (a *appending) writeEntries(ctx context.Context, s session, at eventstore.Appended) error {

@@ -89,7 +89,10 @@ order by o.id`
 )
 
 // EntryCandidates implements provider.Outbox.
-func (d *Provider) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]outbox.Entry, error) {
+func (d *Provider) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]provider.Entry, error) {
+	if err := provider.CheckQuery(q); err != nil {
+		return nil, fmt.Errorf("read candidates: %w", err)
+	}
 	entries, err := candidatesOf(ctx, d.reads, q, limit)
 	if err != nil {
 		return nil, fmt.Errorf("read candidates: %w", err)
@@ -97,7 +100,7 @@ func (d *Provider) EntryCandidates(ctx context.Context, q provider.EntryQuery, l
 	return entries, nil
 }
 
-func candidatesOf(ctx context.Context, from querier, q provider.EntryQuery, limit int) ([]outbox.Entry, error) {
+func candidatesOf(ctx context.Context, from querier, q provider.EntryQuery, limit int) ([]provider.Entry, error) {
 	ordered, near, unordered := candidates, candidatesNear, candidatesUnordered
 	if len(q.Topics) > 0 || len(q.Except) > 0 {
 		ordered, near, unordered = candidatesOfTopics, candidatesOfTopicsNear, candidatesOfTopicsUnordered
@@ -111,7 +114,7 @@ func candidatesOf(ctx context.Context, from querier, q provider.EntryQuery, limi
 	case q.Near:
 		query = near
 	}
-	var entries []outbox.Entry
+	var entries []provider.Entry
 	bytes := 0
 	err := each(ctx, from, func(rows *sql.Rows) error {
 		e, err := scanEntry(rows)
@@ -164,7 +167,7 @@ returning status, attempts, suspect, next_attempt_at, last_attempt_at`
 )
 
 // TakeEntry implements provider.Outbox.
-func (d *Provider) TakeEntry(ctx context.Context, e outbox.Entry, q provider.EntryQuery, t claim.Terms) (taken outbox.Entry, ok bool, err error) {
+func (d *Provider) TakeEntry(ctx context.Context, e provider.Entry, q provider.EntryQuery, t claim.Terms) (taken provider.Entry, ok bool, err error) {
 	if t, err = t.WithDefaults(); err != nil {
 		return e, false, err
 	}
@@ -178,7 +181,7 @@ func (d *Provider) TakeEntry(ctx context.Context, e outbox.Entry, q provider.Ent
 	return taken, ok, nil
 }
 
-func (s session) take(ctx context.Context, e outbox.Entry, q provider.EntryQuery, t claim.Terms) (outbox.Entry, bool, error) {
+func (s session) take(ctx context.Context, e provider.Entry, q provider.EntryQuery, t claim.Terms) (provider.Entry, bool, error) {
 	query := takeEntry
 	if q.Unordered {
 		query = takeUnordered
@@ -204,7 +207,7 @@ func (s session) take(ctx context.Context, e outbox.Entry, q provider.EntryQuery
 // ClaimEntries implements provider.BatchClaimer: the portable claim, with all takes in one
 // transaction. It reads the candidates before the transaction begins, because each take checks
 // its entry again. So writers do not wait for the reading, and an idle relay takes no write lock.
-func (d *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) (taken []outbox.Entry, err error) {
+func (d *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) (taken []provider.Entry, err error) {
 	if t, err = t.WithDefaults(); err != nil {
 		return nil, err
 	}
@@ -213,13 +216,13 @@ func (d *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t cl
 		return nil, err
 	}
 	err = d.writeTx(ctx, func(u *unit) error {
-		taken, err = u.claim(ctx, q, t, func(context.Context, int) ([]outbox.Entry, error) { return read, nil })
+		taken, err = u.claim(ctx, q, t, func(context.Context, int) ([]provider.Entry, error) { return read, nil })
 		if err != nil || len(taken) > 0 {
 			return err
 		}
 		// Another relay claimed the candidates first. No relay can while this transaction holds
 		// the lock.
-		taken, err = u.claim(ctx, q, t, func(ctx context.Context, limit int) ([]outbox.Entry, error) {
+		taken, err = u.claim(ctx, q, t, func(ctx context.Context, limit int) ([]provider.Entry, error) {
 			return candidatesOf(ctx, u, q, limit)
 		})
 		return err
@@ -230,10 +233,10 @@ func (d *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t cl
 	return taken, nil
 }
 
-func (s session) claim(ctx context.Context, q provider.EntryQuery, t claim.Terms, read func(context.Context, int) ([]outbox.Entry, error)) ([]outbox.Entry, error) {
+func (s session) claim(ctx context.Context, q provider.EntryQuery, t claim.Terms, read func(context.Context, int) ([]provider.Entry, error)) ([]provider.Entry, error) {
 	return claim.Portable(ctx, t, read,
-		func(ctx context.Context, e outbox.Entry, t claim.Terms) (outbox.Entry, bool, error) {
+		func(ctx context.Context, e provider.Entry, t claim.Terms) (provider.Entry, bool, error) {
 			return s.take(ctx, e, q, t)
 		},
-		outbox.Entry.Alone)
+		provider.Entry.Alone)
 }

@@ -16,6 +16,12 @@ import (
 // ErrNotMigrated means that the file lacks some of Kinora's tables.
 var ErrNotMigrated = errors.New("the file does not have Kinora's tables: call Migrate")
 
+// ErrEncoding: the file is not encoded as UTF-8.
+var ErrEncoding = errors.New("the file must have the encoding UTF-8, which is that of a new file: copy its tables into one")
+
+// NewerError is the error of Migrate and Ready if a newer program has migrated the file.
+type NewerError = provider.NewerError
+
 // explain returns ErrNotMigrated if a statement failed because one of Kinora's tables is missing.
 func explain(err error) error {
 	if codeOf(err) == sqlite3.SQLITE_ERROR && strings.Contains(err.Error(), "no such table: kinora_") {

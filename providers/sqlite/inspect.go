@@ -23,7 +23,7 @@ const filtered = ` id > ?1 and id <= ?2
 	and (?7 = 0 or created_at < ` + clock + ` - ?7)
 	and (?8 is null or id in (select value from json_each(?8)))`
 
-func filterArgs(f outbox.Filter, limit int) []any {
+func filterArgs(f provider.EntryFilter, limit int) []any {
 	after, upto := span(f.After, f.Seqs)
 	return []any{after, upto, listOf(f.Status), f.Topic, f.Key, f.Stream, millis(max(f.Older, 0)), anyOf(f.Seqs), limit}
 }
@@ -55,7 +55,10 @@ func openAndHeld(of []outbox.Status) (open, held bool) {
 }
 
 // Entries implements outbox.Inspector.
-func (d *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, error) {
+func (d *DB) Entries(ctx context.Context, f provider.EntryFilter) ([]provider.Entry, error) {
+	if err := provider.CheckFilter(f); err != nil {
+		return nil, fmt.Errorf("list entries: %w", err)
+	}
 	limit := f.Limit
 	if limit <= 0 {
 		limit = defaultPage
@@ -85,8 +88,11 @@ where ?3 and status = 'held' group by status`
 
 // StatusCounts implements outbox.Inspector.
 func (d *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.Status]int64, error) {
+	if err := provider.CheckFilter(provider.EntryFilter{Status: of}); err != nil {
+		return nil, fmt.Errorf("count entries: %w", err)
+	}
 	counts, query, args := provider.ZeroCounts(of), countEntries, []any{listOf(of)}
-	if (outbox.Filter{Status: of}).OnlyOpen() {
+	if (provider.EntryFilter{Status: of}).OnlyOpen() {
 		open, held := openAndHeld(of)
 		query, args = countOpenEntries, append(args, open, held)
 	}
@@ -103,7 +109,7 @@ func (d *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.
 	return counts, nil
 }
 
-// The first and the last time that can be read: see outbox.Entry.Malformed.
+// The first and the last time that can be read: see provider.Entry.Malformed.
 const (
 	yearOne  = `-62135596800000`
 	year9999 = `253402300799999`
@@ -119,7 +125,7 @@ where id in (
 returning topic, key, ?10 > 0 and coalesce(last_attempt_at < ` + clock + ` - ?10, 0)`
 
 // Requeue implements outbox.Inspector.
-func (d *DB) Requeue(ctx context.Context, f outbox.Filter) (int, error) {
+func (d *DB) Requeue(ctx context.Context, f provider.EntryFilter) (int, error) {
 	window := millis(d.cfg.RequeueWindow)
 	if f.Force {
 		window = 0
@@ -143,7 +149,7 @@ where id in (
 returning topic, key, 0`
 
 // Skip implements outbox.Inspector.
-func (d *DB) Skip(ctx context.Context, f outbox.Filter) (int, error) {
+func (d *DB) Skip(ctx context.Context, f provider.EntryFilter) (int, error) {
 	n, err := d.decide(ctx, skipEntries, f)
 	if err != nil {
 		return 0, fmt.Errorf("skip: %w", err)
@@ -151,7 +157,10 @@ func (d *DB) Skip(ctx context.Context, f outbox.Filter) (int, error) {
 	return n, nil
 }
 
-func (d *Provider) decide(ctx context.Context, query string, f outbox.Filter, more ...any) (n int, err error) {
+func (d *Provider) decide(ctx context.Context, query string, f provider.EntryFilter, more ...any) (n int, err error) {
+	if err := provider.CheckFilter(f); err != nil {
+		return 0, err
+	}
 	limit := f.Limit
 	if limit <= 0 {
 		limit = -1

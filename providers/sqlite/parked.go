@@ -41,6 +41,9 @@ order by front.due_at, p.lane, p.id`
 
 // Due implements provider.Parking.
 func (d *Provider) Due(ctx context.Context, f provider.DueFilter) (due []provider.Parked, err error) {
+	if err := provider.CheckDueFilter(f); err != nil {
+		return nil, wrap("list due messages", err)
+	}
 	for _, projector := range f.Projectors {
 		listed, err := parkedOf(ctx, d.reads, dueParked, projector, max(f.Keys, 0), max(f.Each, 0), anyOf(f.Lanes))
 		if err != nil {
@@ -131,6 +134,9 @@ func filterOf(f *provider.ParkedFilter, limit int) []any {
 
 // Parked implements provider.Parking.
 func (d *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.Parked, error) {
+	if err := provider.CheckParkedFilter(f); err != nil {
+		return nil, wrap("list parked messages", err)
+	}
 	parked, err := parkedOf(ctx, d.reads, listParked, filterOf(&f, defaultPage)...)
 	return result(parked, "list parked messages", err)
 }
@@ -139,6 +145,9 @@ func (d *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.Pa
 // messages.
 func (d *Provider) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, by provider.Decision) (n int, err error) {
 	if err = provider.CheckDecision(to, by); err == nil {
+		err = provider.CheckParkedFilter(f)
+	}
+	if err == nil {
 		err = d.writeTx(ctx, func(u *unit) error {
 			changed := provider.Changed{}
 			err := each(ctx, u, func(rows *sql.Rows) error {
@@ -165,7 +174,9 @@ where open = 1 and projector between ?1 and iif(?1 = '', x'', ?1)`
 // ParkedCount returns how many messages of a projector wait or are stuck. If the name is empty,
 // it counts those of all projectors.
 func (d *DB) ParkedCount(ctx context.Context, projector string) (n int64, err error) {
-	err = one(ctx, d.reads, []any{&n}, countParked, projector)
+	if err = provider.CheckStorable("projector", projector); err == nil {
+		err = one(ctx, d.reads, []any{&n}, countParked, projector)
+	}
 	return result(n, "count parked messages", err)
 }
 

@@ -36,6 +36,9 @@ var outcomeNames = []string{"unseen", "applied", "waiting", "stuck", "skipped", 
 
 // Outcomes implements provider.Records.
 func (d *Provider) Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error) {
+	if err := provider.CheckQuestions(questions); err != nil {
+		return nil, wrap("look for outcomes", err)
+	}
 	asked, answers := make([]any, len(questions)), make([]provider.Outcome, len(questions))
 	for i, q := range questions {
 		// rounded up: low-water marks are inclusive
@@ -71,6 +74,9 @@ on conflict (handler) do update set pruned_before = max(pruned_before, ?2)`
 // Prune implements provider.Records. Each handler has a separate transaction, so that other
 // writers do not wait for all of them.
 func (d *Provider) Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (pruned int, err error) {
+	if err := provider.CheckPrune(projector, handlers); err != nil {
+		return 0, wrap("prune", err)
+	}
 	for _, handler := range handlers {
 		n, err := d.prune(ctx, `select exists (`+oldMarkers+`)`, pruneMarkers, handler, window, limit)
 		if pruned += n; err != nil {
@@ -120,9 +126,11 @@ func (d *Provider) MarkedHandlers(ctx context.Context) ([]string, error) {
 
 // DropMarkers implements provider.MarkerMaintainer.
 func (d *Provider) DropMarkers(ctx context.Context, handler string, limit int) (n int, err error) {
-	err = d.writeTx(ctx, func(u *unit) error {
-		n, err = u.changed(ctx, dropMarkers, handler, limit)
-		return err
-	})
+	if err = provider.CheckStorable("handler", handler); err == nil {
+		err = d.writeTx(ctx, func(u *unit) error {
+			n, err = u.changed(ctx, dropMarkers, handler, limit)
+			return err
+		})
+	}
 	return result(n, "drop markers", err)
 }

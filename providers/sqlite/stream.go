@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"iter"
 
@@ -11,14 +12,18 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// pageSize is how many events are read at a time.
-const pageSize = 200
+// A page ends when it reaches either of these.
+const (
+	pageSize  = 200
+	pageBytes = 4 << 20 // of data and metadata
+)
 
 const readStream = `
 select position, version, id, type, schema_version, data, metadata, recorded_at
 from kinora_events where stream = ?1 and version > ?2 order by version limit ?3`
 
-// ReadStream implements eventstore.Store. Each page shows the commits up to its read.
+// ReadStream implements eventstore.Store. Each page shows the commits up to its read. A page has up
+// to 200 events, and ends after the event with which it reaches 4 MiB of data and metadata.
 func (d *DB) ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[eventstore.Raw, error] {
 	return streamOf(ctx, d.reads, stream, afterVersion)
 }
@@ -30,7 +35,7 @@ func streamOf(ctx context.Context, q querier, stream string, after int64) iter.S
 			return
 		}
 		for after := after; ; {
-			page, err := readPage(ctx, q, stream, after)
+			page, more, err := readPage(ctx, q, stream, after)
 			for _, e := range page {
 				if !yield(e, nil) {
 					return
@@ -41,16 +46,19 @@ func streamOf(ctx context.Context, q querier, stream string, after int64) iter.S
 				yield(eventstore.Raw{}, fmt.Errorf("read %s: %w", stream, err))
 				return
 			}
-			if len(page) < pageSize {
+			if !more {
 				return
 			}
 		}
 	}
 }
 
-func readPage(ctx context.Context, q querier, stream string, after int64) ([]eventstore.Raw, error) {
-	var page []eventstore.Raw
-	err := each(ctx, q, func(rows *sql.Rows) error {
+var errFull = errors.New("the page is full")
+
+// readPage reads a page. more is whether there may be another one.
+func readPage(ctx context.Context, q querier, stream string, after int64) (page []eventstore.Raw, more bool, err error) {
+	bytes := 0
+	err = each(ctx, q, func(rows *sql.Rows) error {
 		e := eventstore.Raw{Stream: stream}
 		var metadata string
 		var at int64
@@ -59,10 +67,18 @@ func readPage(ctx context.Context, q querier, stream string, after int64) ([]eve
 		}
 		e.RecordedAt = timeOf(at)
 		page = append(page, e)
-		if metadata == noMetadata {
-			return nil
+		if metadata != noMetadata {
+			if err := json.Unmarshal([]byte(metadata), &page[len(page)-1].Metadata); err != nil {
+				return err
+			}
 		}
-		return json.Unmarshal([]byte(metadata), &page[len(page)-1].Metadata)
+		if bytes += len(e.Data) + len(metadata); bytes >= pageBytes {
+			return errFull
+		}
+		return nil
 	}, readStream, stream, after, pageSize)
-	return page, err
+	if errors.Is(err, errFull) {
+		return page, true, nil
+	}
+	return page, len(page) == pageSize, err
 }

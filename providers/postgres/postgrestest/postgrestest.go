@@ -71,7 +71,11 @@ func OpenBusy(t testing.TB, cfg *postgres.Config, setup ...string) *postgres.DB 
 // process.
 func DSN(t testing.TB, cfg *postgres.Config, setup ...string) string {
 	t.Helper()
-	key := schema(cfg) + "\n" + postgres.MigrationSQL(schema(cfg)) + strings.Join(setup, "\n")
+	migration, err := postgres.MigrationSQL(schema(cfg))
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := schema(cfg) + "\n" + migration + strings.Join(setup, "\n")
 	return pgtest.Create(t, pgtest.Shared(t), key, func(ctx context.Context, dsn string) error {
 		ctx, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
