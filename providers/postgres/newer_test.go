@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
@@ -23,11 +25,12 @@ func startCalls(t *testing.T, db *postgres.DB) map[string]func(ctx context.Conte
 		projector.On("a", func(context.Context, pgx.Tx, eventstore.Event[counted]) error { return nil }))
 	queued := projector.Define("p", table, projector.Options{Markers: true},
 		projector.On("a", func(context.Context, *pgx.Batch, eventstore.Event[counted]) error { return nil }))
+	source := projector.Subscribe(gochannel.NewGoChannel(gochannel.Config{}, watermill.NopLogger{}), "notes")
 	relay, err := outbox.NewRelay(db, publish(func() {}), &outbox.RelayConfig{Logger: quiet})
 	require.NoError(t, err)
-	runner, err := projector.NewRunner(db, projector.Source{}, projector.RunnerConfig{Logger: quiet}, p)
+	runner, err := projector.NewRunner(db, source, projector.RunnerConfig{Logger: quiet}, p)
 	require.NoError(t, err)
-	batched, err := projector.NewRunner(db.Batched(), projector.Source{}, projector.RunnerConfig{Logger: quiet}, queued)
+	batched, err := projector.NewRunner(db.Batched(), source, projector.RunnerConfig{Logger: quiet}, queued)
 	require.NoError(t, err)
 	return map[string]func(ctx context.Context) error{
 		"ready": db.Ready, "ready of batches": db.Batched().Ready, "relay": relay.Run, "runner": runner.Run, "runner of batches": batched.Run,

@@ -121,7 +121,9 @@ func TestAServiceDoesNotStartWithTheRightsOfAnother(t *testing.T) {
 		}
 	}
 	own := as(t, db, "kinora_projector")
-	require.NoError(t, startCalls(t, own)["runner"](t.Context()))
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	require.NoError(t, startCalls(t, own)["runner"](ctx), "the runner runs until the context ends")
 
 	_, err := db.Pool().Exec(t.Context(), `do $$ begin create role kinora_nothing nologin; exception when duplicate_object or unique_violation then null; end $$`)
 	require.NoError(t, err)
