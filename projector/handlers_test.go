@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A tool prunes, and finds orphans, by these names. Without the earlier ones it would take their
-// markers for orphans.
+// Tools use these names to prune and to find orphans. Without the earlier names, the markers of
+// those would look like orphans.
 func TestHandlersReturnsEarlierNames(t *testing.T) {
 	t.Parallel()
 	p := projector.Define("p", types, marked,

@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A page whose name an attacker resolves to this machine (DNS rebinding) is of the same origin for
-// the browser. Only the Host header shows where the write comes from.
+// If an attacker's name resolves to this machine (DNS rebinding), the browser treats the page and the
+// service as one origin. Only the Host header shows where the write comes from.
 func TestWritesWithAForeignHostAreRefused(t *testing.T) {
 	t.Parallel()
 	s := startService(t, databases["sqlite"](t), inProcess, time.Second)

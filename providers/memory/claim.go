@@ -13,15 +13,15 @@ import (
 )
 
 // EntryCandidates implements provider.Outbox.
-func (db *Provider) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]outbox.Entry, error) {
+func (db *Provider) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]provider.Entry, error) {
 	if err := provider.CheckQuery(q); err != nil {
 		return nil, fmt.Errorf("read candidates: %w", err)
 	}
-	return query(ctx, db, "read candidates", func(s *state, now time.Time) []outbox.Entry { return s.candidates(q, limit, now) })
+	return query(ctx, db, "read candidates", func(s *state, now time.Time) []provider.Entry { return s.candidates(q, limit, now) })
 }
 
 // TakeEntry implements provider.Outbox.
-func (db *Provider) TakeEntry(ctx context.Context, e outbox.Entry, q provider.EntryQuery, t claim.Terms) (taken outbox.Entry, ok bool, err error) {
+func (db *Provider) TakeEntry(ctx context.Context, e provider.Entry, q provider.EntryQuery, t claim.Terms) (taken provider.Entry, ok bool, err error) {
 	err = db.tx(ctx, func(tx *Model) error {
 		taken, ok = tx.staged.take(e, q, t, db.now())
 		return nil
@@ -33,21 +33,21 @@ func (db *Provider) TakeEntry(ctx context.Context, e outbox.Entry, q provider.En
 }
 
 // ClaimEntries implements provider.BatchClaimer: the portable claim, in one transaction.
-func (db *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) (taken []outbox.Entry, err error) {
+func (db *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) (taken []provider.Entry, err error) {
 	if err := provider.CheckQuery(q); err != nil {
 		return nil, fmt.Errorf("claim entries: %w", err)
 	}
 	err = db.tx(ctx, func(tx *Model) error {
 		now := db.now()
 		taken, err = claim.Portable(ctx, t,
-			func(_ context.Context, limit int) ([]outbox.Entry, error) {
+			func(_ context.Context, limit int) ([]provider.Entry, error) {
 				return tx.staged.candidates(q, limit, now), nil
 			},
-			func(_ context.Context, e outbox.Entry, t claim.Terms) (outbox.Entry, bool, error) {
+			func(_ context.Context, e provider.Entry, t claim.Terms) (provider.Entry, bool, error) {
 				e, ok := tx.staged.take(e, q, t, now)
 				return e, ok, nil
 			},
-			outbox.Entry.Alone)
+			provider.Entry.Alone)
 		return err
 	})
 	if err != nil {
@@ -56,23 +56,23 @@ func (db *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t c
 	return taken, nil
 }
 
-// lane is what keeps its order.
+// lane identifies the entries that are published in order.
 type lane struct{ topic, key string }
 
-func laneOf(e outbox.Entry) lane { return lane{e.Topic, e.Key} }
+func laneOf(e provider.Entry) lane { return lane{e.Topic, e.Key} }
 
-func eligible(e outbox.Entry, now time.Time) bool {
+func eligible(e provider.Entry, now time.Time) bool {
 	claimable := e.Status == outbox.Pending || e.Status == outbox.Failed || e.Status == outbox.Claimed
 	return claimable && !e.NextAttemptAt.After(now)
 }
 
-// candidates are the eligible entries that no earlier one of their topic and key holds back.
-func (s *state) candidates(q provider.EntryQuery, limit int, now time.Time) []outbox.Entry {
-	var found []outbox.Entry
+// candidates returns the eligible entries that no earlier entry of their topic and key blocks.
+func (s *state) candidates(q provider.EntryQuery, limit int, now time.Time) []provider.Entry {
+	var found []provider.Entry
 	held := map[lane]bool{}
-	looked, bytes := 0, 0
+	scanned, bytes := 0, 0
 	for seq := range s.open.from(0) {
-		if len(found) >= limit || q.Near && looked >= limit {
+		if len(found) >= limit || q.Near && scanned >= limit {
 			break
 		}
 		e, _ := s.entries.get(seq)
@@ -82,7 +82,7 @@ func (s *state) candidates(q provider.EntryQuery, limit int, now time.Time) []ou
 			held[laneOf(e)] = !q.Unordered
 		case seq <= q.After:
 		default:
-			looked++
+			scanned++
 			if held[laneOf(e)] {
 				continue
 			}
@@ -95,16 +95,17 @@ func (s *state) candidates(q provider.EntryQuery, limit int, now time.Time) []ou
 	return found
 }
 
-// take takes e if nothing has happened to it since it was read, and if all that stands before it in its key
-// is in the same hands.
-func (s *state) take(e outbox.Entry, q provider.EntryQuery, t claim.Terms, now time.Time) (outbox.Entry, bool) {
+// take claims e if e has not changed since it was read, and if this claim holds every earlier
+// open entry of its key.
+func (s *state) take(e provider.Entry, q provider.EntryQuery, t claim.Terms, now time.Time) (provider.Entry, bool) {
 	is, ok := s.entries.get(e.Seq)
 	asRead := ok && is.Status == e.Status && is.Attempts == e.Attempts && is.Suspect == e.Suspect &&
 		is.Token == e.Token && is.NextAttemptAt.Equal(e.NextAttemptAt)
 	if !asRead || !eligible(is, now) || !q.Unordered && s.passes(is, t.Token) {
 		return e, false
 	}
-	if is.Status == outbox.Claimed { // and eligible: that claim vanished
+	// and eligible: the lease of that claim has ended
+	if is.Status == outbox.Claimed {
 		is.Suspect = true
 		if q.Attempts > 0 && is.Attempts >= q.Attempts {
 			is.Status, is.LastError = outbox.Abandoned, "crashed"
@@ -119,8 +120,9 @@ func (s *state) take(e outbox.Entry, q provider.EntryQuery, t claim.Terms, now t
 	return ownEntry(is), true
 }
 
-// passes says whether a claim that took e would pass an earlier entry of its key that it does not hold.
-func (s *state) passes(e outbox.Entry, mine claim.Token) bool {
+// passes reports whether a claim of e would pass an earlier entry of its key that the claim does
+// not hold.
+func (s *state) passes(e provider.Entry, mine claim.Token) bool {
 	for seq := range s.open.from(0) {
 		if seq >= e.Seq {
 			return false
@@ -152,7 +154,7 @@ func (db *Provider) MarkEntries(ctx context.Context, marks []outbox.Mark) (late 
 				tx.staged.put(changed(e, m, now))
 			}
 			if m.To == outbox.Published {
-				tx.staged.bringBack(laneOf(e))
+				tx.staged.releaseHeld(laneOf(e))
 			}
 		}
 		return nil
@@ -163,7 +165,7 @@ func (db *Provider) MarkEntries(ctx context.Context, marks []outbox.Mark) (late 
 	return late, nil
 }
 
-func changed(e outbox.Entry, m outbox.Mark, now time.Time) outbox.Entry {
+func changed(e provider.Entry, m outbox.Mark, now time.Time) provider.Entry {
 	e.Status = m.To
 	switch m.To {
 	case outbox.Published:

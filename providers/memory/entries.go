@@ -15,8 +15,9 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Enqueue adds messages to the outbox: they are there when the transaction commits. A message whose id is in
-// the outbox for that topic already is ignored. An invalid one is an *eventstore.InvalidError, none added.
+// Enqueue adds messages to the outbox. They can be claimed once the transaction has committed. A
+// message whose topic and id are in the outbox already is ignored. If one is invalid, Enqueue
+// adds none and returns an *eventstore.InvalidError.
 func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
 	if err := t.usable(ctx); err != nil {
 		return fmt.Errorf("enqueue: %w", err)
@@ -41,13 +42,13 @@ func (s *state) enqueue(m outbox.Message, now time.Time) (added bool) {
 	}
 	m.Payload = bytes.Clone(m.Payload)
 	s.seq++
-	e := outbox.Entry{OutboxMessage: m, Seq: s.seq, Status: outbox.Pending, NextAttemptAt: now, CreatedAt: now}
+	e := provider.Entry{OutboxMessage: m, Seq: s.seq, Status: outbox.Pending, NextAttemptAt: now, CreatedAt: now}
 	s.messages = s.messages.put(pair(m.Topic, m.ID), e.Seq)
 	s.put(e)
 	return true
 }
 
-func (s *state) put(e outbox.Entry) {
+func (s *state) put(e provider.Entry) {
 	s.entries = s.entries.put(e.Seq, e)
 	if open(e) {
 		s.open = s.open.put(e.Seq, struct{}{})
@@ -61,19 +62,19 @@ func (s *state) put(e outbox.Entry) {
 	}
 }
 
-func open(e outbox.Entry) bool { return e.Status.Open() }
+func open(e provider.Entry) bool { return e.Status.Open() }
 
-// pair makes one key of two texts, unambiguously.
+// pair joins two texts into one unambiguous key.
 func pair(a, b string) string { return strconv.Itoa(len(a)) + ":" + a + b }
 
-// first is the first text of a pair.
+// first returns the first text of a pair.
 func first(pair string) string {
 	size, both, _ := strings.Cut(pair, ":")
 	n, _ := strconv.Atoi(size)
 	return both[:n]
 }
 
-// under yields what is stored under pairs that begin with a.
+// under yields the values of the pairs that begin with a.
 func under[V any](t *tree[string, V], a string) iter.Seq2[string, V] {
 	return func(yield func(string, V) bool) {
 		for key, v := range t.from(pair(a, "")) {
@@ -84,23 +85,23 @@ func under[V any](t *tree[string, V], a string) iter.Seq2[string, V] {
 	}
 }
 
-// Enqueued implements provider.Waker. Every commit that adds entries gives the hint.
+// Enqueued implements provider.Waker. Every commit that adds entries closes the channel.
 func (db *Provider) Enqueued() <-chan struct{} { return db.committed.Load().added }
 
 // Entries implements outbox.Inspector.
-func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, error) {
+func (db *DB) Entries(ctx context.Context, f provider.EntryFilter) ([]provider.Entry, error) {
 	if err := provider.CheckFilter(f); err != nil {
 		return nil, fmt.Errorf("list entries: %w", err)
 	}
 	if f.Limit == 0 {
 		f.Limit = 100
 	}
-	return query(ctx, db.Provider, "list entries", func(s *state, now time.Time) []outbox.Entry { return s.pick(f, now) })
+	return query(ctx, db.Provider, "list entries", func(s *state, now time.Time) []provider.Entry { return s.pick(f, now) })
 }
 
 // StatusCounts implements outbox.Inspector.
 func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.Status]int64, error) {
-	if err := provider.CheckFilter(outbox.Filter{Status: of}); err != nil {
+	if err := provider.CheckFilter(provider.EntryFilter{Status: of}); err != nil {
 		return nil, fmt.Errorf("count entries: %w", err)
 	}
 	return query(ctx, db.Provider, "count entries", func(s *state, _ time.Time) map[outbox.Status]int64 {
@@ -115,8 +116,8 @@ func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox
 }
 
 // Requeue implements outbox.Inspector.
-func (db *DB) Requeue(ctx context.Context, f outbox.Filter) (n int, err error) {
-	return db.change(ctx, f, []outbox.Status{outbox.Failed, outbox.Abandoned}, func(e *outbox.Entry, now time.Time) error {
+func (db *DB) Requeue(ctx context.Context, f provider.EntryFilter) (n int, err error) {
+	return db.change(ctx, f, []outbox.Status{outbox.Failed, outbox.Abandoned}, func(e *provider.Entry, now time.Time) error {
 		if !f.Force && e.LastAttemptedAt.Before(now.Add(-db.cfg.RequeueWindow)) {
 			return fmt.Errorf("entry %d: %w", e.Seq, outbox.ErrStale)
 		}
@@ -126,15 +127,15 @@ func (db *DB) Requeue(ctx context.Context, f outbox.Filter) (n int, err error) {
 }
 
 // Skip implements outbox.Inspector.
-func (db *DB) Skip(ctx context.Context, f outbox.Filter) (n int, err error) {
-	return db.change(ctx, f, []outbox.Status{outbox.Pending, outbox.Failed, outbox.Held, outbox.Abandoned}, func(e *outbox.Entry, now time.Time) error {
+func (db *DB) Skip(ctx context.Context, f provider.EntryFilter) (n int, err error) {
+	return db.change(ctx, f, []outbox.Status{outbox.Pending, outbox.Failed, outbox.Held, outbox.Abandoned}, func(e *provider.Entry, now time.Time) error {
 		e.Status, e.NextAttemptAt = outbox.Skipped, now
 		return nil
 	})
 }
 
-// change changes those that f picks and that are in one of these statuses.
-func (db *Provider) change(ctx context.Context, f outbox.Filter, in []outbox.Status, to func(*outbox.Entry, time.Time) error) (n int, err error) {
+// change changes the entries that f selects, if their status is one of in.
+func (db *Provider) change(ctx context.Context, f provider.EntryFilter, in []outbox.Status, to func(*provider.Entry, time.Time) error) (n int, err error) {
 	if err := provider.CheckFilter(f); err != nil {
 		return 0, fmt.Errorf("change entries: %w", err)
 	}
@@ -152,7 +153,7 @@ func (db *Provider) change(ctx context.Context, f outbox.Filter, in []outbox.Sta
 				return err
 			}
 			tx.staged.put(e)
-			tx.staged.bringBack(laneOf(e))
+			tx.staged.releaseHeld(laneOf(e))
 			n++
 		}
 		return nil
@@ -163,9 +164,9 @@ func (db *Provider) change(ctx context.Context, f outbox.Filter, in []outbox.Sta
 	return n, nil
 }
 
-// pick is what f picks, in order of Seq; a Limit of 0 is none.
-func (s *state) pick(f outbox.Filter, now time.Time) []outbox.Entry {
-	var picked []outbox.Entry
+// pick returns the entries that f selects, in order of Seq. A Limit of 0 means no limit.
+func (s *state) pick(f provider.EntryFilter, now time.Time) []provider.Entry {
+	var picked []provider.Entry
 	for _, e := range s.entries.from(f.After + 1) {
 		switch {
 		case len(f.Status) > 0 && !slices.Contains(f.Status, e.Status),
@@ -184,8 +185,8 @@ func (s *state) pick(f outbox.Filter, now time.Time) []outbox.Entry {
 	return picked
 }
 
-// ownEntry is own for entries.
-func ownEntry(e outbox.Entry) outbox.Entry {
+// ownEntry copies the bytes and maps of an entry, as own does for an event.
+func ownEntry(e provider.Entry) provider.Entry {
 	e.Payload = bytes.Clone(e.Payload)
 	e.Headers = maps.Clone(e.Headers)
 	return e

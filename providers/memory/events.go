@@ -12,7 +12,7 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// place is where an event is stored.
+// place is the position of a stored event.
 type place struct {
 	stream            string
 	version, position int64
@@ -30,20 +30,20 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 	return at, nil
 }
 
-// ReadStream implements eventstore.Store. It yields the events that were committed when the loop began.
+// ReadStream implements eventstore.Store. It yields the events committed when the loop began.
 func (db *DB) ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[eventstore.Raw, error] {
 	return func(yield func(eventstore.Raw, error) bool) {
 		db.committed.Load().read(ctx, stream, afterVersion, yield)
 	}
 }
 
-// Tx is the event store and the outbox inside a transaction of the caller's. Nothing can be claimed through it.
+// Tx is the event store and the outbox inside a transaction of the caller. It claims no entries.
 type Tx struct {
 	tx *Model
 	db *Provider
 }
 
-// InTx is the view of a transaction that Tx or Do began.
+// InTx returns the view of a transaction that Tx or Do began.
 func (db *DB) InTx(tx *Model) *Tx { return &Tx{tx: tx, db: db.Provider} }
 
 // CallersTx implements eventstore.TxStore.
@@ -69,7 +69,8 @@ func (t *Tx) append(ctx context.Context, stream string, expected eventstore.Expe
 	if err != nil {
 		return eventstore.Appended{}, err
 	}
-	s := t.tx.staged // a value: nothing of it is kept unless all of it is
+	// a copy, which replaces the staged state once all events are added
+	s := t.tx.staged
 	if at, known, err := s.known(stream, expected, events); known || err != nil {
 		return at, err
 	}
@@ -83,7 +84,8 @@ func (t *Tx) append(ctx context.Context, stream string, expected eventstore.Expe
 		s.add(stream, version, d, now)
 		for _, topic := range topics[i] {
 			if !s.enqueue(provider.FromEvent(stream, version, d, topic), now) {
-				return eventstore.Appended{}, eventstore.ErrEventIDReused // somebody enqueued a message of their own under it
+				// an enqueued message has this id
+				return eventstore.Appended{}, eventstore.ErrEventIDReused
 			}
 		}
 	}
@@ -91,7 +93,8 @@ func (t *Tx) append(ctx context.Context, stream string, expected eventstore.Expe
 	return eventstore.Appended{Stream: stream, Version: version, Position: s.position, Count: len(events)}, nil
 }
 
-// ReadStream implements eventstore.Store, with what the transaction itself appended.
+// ReadStream implements eventstore.Store. It includes the events that the transaction itself
+// appended.
 func (t *Tx) ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[eventstore.Raw, error] {
 	return func(yield func(eventstore.Raw, error) bool) {
 		if err := t.usable(ctx); err != nil {
@@ -104,7 +107,7 @@ func (t *Tx) ReadStream(ctx context.Context, stream string, afterVersion int64) 
 
 func (t *Tx) usable(ctx context.Context) error {
 	switch {
-	case t.tx.db != t.db: // a view's Model has none
+	case t.tx.db != t.db: // a Model from View has no db
 		return errForeign
 	case t.tx.over:
 		return errOver
@@ -112,8 +115,9 @@ func (t *Tx) usable(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// known says whether this append is stored already: the same ids, in this stream, in order, where expected
-// puts them. An id that is stored in any other way is ErrEventIDReused.
+// known reports whether the same append is stored already: the same ids in the same order in this
+// stream, at the version that expected asks for. Any other use of a stored id is
+// ErrEventIDReused.
 func (s *state) known(stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, bool, error) {
 	first, stored := s.places.get(events[0].ID)
 	last := first
@@ -167,8 +171,7 @@ func (s *state) read(ctx context.Context, stream string, afterVersion int64, yie
 	}
 }
 
-// own is e with bytes and maps of its own, so that neither a caller's change reaches the store, nor the
-// other way round.
+// own copies the bytes and maps of e, so that the caller and the store do not share memory.
 func own(e eventstore.Raw) eventstore.Raw {
 	e.Data = bytes.Clone(e.Data)
 	e.Metadata.Extra = maps.Clone(e.Metadata.Extra)

@@ -16,17 +16,18 @@ func (db *Provider) HoldEntries(ctx context.Context, long time.Duration, limit i
 	return update(ctx, db, "hold entries", func(s *state, now time.Time) int { return s.hold(now.Add(long), limit) })
 }
 
-// hold walks the open entries in order. It holds the pending entries behind one that waits until at least until, and
-// releases held entries that are the first of their key.
+// hold walks the open entries in order. It holds at most limit pending entries behind an entry
+// that is abandoned or not due before until, and releases held entries that are the first of
+// their key.
 func (s *state) hold(until time.Time, limit int) (n int) {
-	waits, open := map[lane]bool{}, map[lane]bool{}
+	waiting, open := map[lane]bool{}, map[lane]bool{}
 	for seq := range s.open.from(0) {
 		e, _ := s.entries.get(seq)
 		l := laneOf(e)
 		switch {
 		case e.Status == outbox.Abandoned, e.Status == outbox.Failed && !e.NextAttemptAt.Before(until):
-			waits[l] = true
-		case e.Status == outbox.Pending && waits[l] && n < limit:
+			waiting[l] = true
+		case e.Status == outbox.Pending && waiting[l] && n < limit:
 			e.Status = outbox.Held
 			s.put(e)
 			n++
@@ -39,8 +40,8 @@ func (s *state) hold(until time.Time, limit int) (n int) {
 	return n
 }
 
-// bringBack makes the held entries of a topic and key pending.
-func (s *state) bringBack(l lane) {
+// releaseHeld makes the held entries of a topic and key pending.
+func (s *state) releaseHeld(l lane) {
 	for seq := range s.held.from(0) {
 		if e, _ := s.entries.get(seq); laneOf(e) == l {
 			e.Status = outbox.Pending
@@ -49,14 +50,14 @@ func (s *state) bringBack(l lane) {
 	}
 }
 
-const deleteLook = 1000 // entries that one call looks at
+const deleteScan = 1000 // entries that one call scans
 
 // DeleteEntries implements provider.EntryMaintainer.
 func (db *Provider) DeleteEntries(ctx context.Context, keep outbox.EntryRetention, after int64) (n int, next int64, err error) {
 	err = db.tx(ctx, func(tx *Model) error {
-		now, looked := db.now(), 0
+		now, scanned := db.now(), 0
 		for _, e := range tx.staged.entries.from(after + 1) {
-			if looked++; looked > deleteLook {
+			if scanned++; scanned > deleteScan {
 				return nil
 			}
 			next = e.Seq

@@ -19,8 +19,8 @@ func (db *Provider) Beat(ctx context.Context, runner string, lease, record time.
 			switch {
 			case other == runner && lease == 0, ends.Before(now.Add(-record)):
 				s.runners = s.runners.drop(other)
-				for worker := range under(s.names, other) {
-					s.names = s.names.drop(worker)
+				for worker := range under(s.inFlight, other) {
+					s.inFlight = s.inFlight.drop(worker)
 				}
 			case !ends.After(now) && ends.After(health.Crashed):
 				health.Crashed = ends
@@ -30,14 +30,14 @@ func (db *Provider) Beat(ctx context.Context, runner string, lease, record time.
 	})
 }
 
-// Name implements provider.Liveness.
+// InFlight implements provider.Liveness.
 func (db *Provider) InFlight(ctx context.Context, projector string, w provider.Worker, messages []string) error {
-	named := make([]string, len(messages))
+	ids := make([]string, len(messages))
 	for i, id := range messages {
-		named[i] = pair(projector, id)
+		ids[i] = pair(projector, id)
 	}
-	_, err := update(ctx, db, "name messages", func(s *state, _ time.Time) struct{} {
-		s.names = s.names.put(workerKey(w), named)
+	_, err := update(ctx, db, "record the messages in flight", func(s *state, _ time.Time) struct{} {
+		s.inFlight = s.inFlight.put(workerKey(w), ids)
 		return struct{}{}
 	})
 	return err

@@ -1,20 +1,23 @@
-// Package memory is a provider that keeps everything in this process, and reads like the specification.
+// Package memory is a provider that keeps everything in the memory of one process. Its code is
+// short enough to serve as a specification.
 //
-// It makes every promise of the contracts for as long as the process lives, and none beyond: there is no file,
-// and a second process has a store of its own. Transactions run one after another: if a message is delivered
-// twice, the second delivery finds the marker of the first and is skipped. Readers never wait, and see the last
-// commit.
+// It keeps every promise of the contracts while the process runs. It writes no file, and a second
+// process has a separate store. Transactions run one after another: if a message is delivered
+// twice, the second delivery finds the marker of the first and is skipped. Readers never wait and
+// see the last commit.
 //
 //	db, err := memory.New(&memory.Config{Route: outbox.ByCategory})
 //	runner, err := projector.NewRunner(db, projector.Subscribe(subscriber, "review"), projector.RunnerConfig{}, ratings)
 //	db.View(func(m *memory.Model) { rating, ok = m.Get("ratings", "42") })
 //
-// The example shows a whole service. A transaction must not begin another: a handler that calls DB.Append
-// waits for itself until its context ends. Inside a transaction, use DB.InTx.
+// |The example shows a whole service. A transaction must not begin another: a handler that calls
+// DB.Append waits for its own transaction until its context ends. Inside a transaction, use
+// DB.InTx.
 //
-// Authors of a provider may read it in this order: state, in this file, lists what a store keeps; unit.go has
-// provider.Units, parking.go the queues of parked messages and provider.Parking, liveness.go provider.Liveness, and
-// records.go the markers and provider.Records.
+// Authors of a provider can read the package in this order: state, in this file, lists the stored
+// data; unit.go implements provider.Units; parking.go implements the queues of parked messages
+// and provider.Parking; liveness.go implements provider.Liveness; records.go implements the
+// markers and provider.Records.
 package memory
 
 import (
@@ -31,61 +34,69 @@ import (
 
 // Config configures a DB; the zero value is the default.
 type Config struct {
-	Route      outbox.Route     // which events make entries, to which topics; nil: none
-	MaxPayload int              // bytes of one event's or message's payload; zero means 1 MiB
+	Route      outbox.Route     // maps events to the topics of their entries; nil: no entries
+	MaxPayload int              // most bytes of a payload; zero means 1 MiB
 	Clock      func() time.Time // the store's clock; nil: time.Now
 
-	// RequeueWindow is how long after its last attempt an entry can be requeued without Force: the shortest time for
-	// which any of its consumers keeps markers (marker.Retention.Window). Zero means provider.DefaultRequeueWindow.
+	// RequeueWindow is how long after its last attempt an entry can be requeued without Force: the
+	// shortest time for which any of its consumers keeps markers (marker.Retention.Window). Zero
+	// means provider.DefaultRequeueWindow.
 	RequeueWindow time.Duration
 }
 
-// DB is an event store, an outbox and read models in the memory of one process. Repositories, relays and runners take it. Its
-// methods may be called concurrently.
+// DB is an event store, an outbox and read models in the memory of one process. Repositories,
+// relays and runners take it. Its methods are safe for concurrent use.
 type DB struct{ *Provider }
 
 // Provider has the methods of a DB that relays and runners call. Applications do not need them.
 type Provider struct {
 	cfg       Config
 	committed atomic.Pointer[state]
-	turn      chan struct{} // of size 1: a transaction puts something in it, and takes it out when it ends
+	lock      chan struct{} // write lock, of capacity 1: an open transaction has one element in it
 }
 
-// state is everything that is stored. A committed state never changes: a transaction changes a copy of its own, and
+// state is all that is stored. A committed state never changes: a transaction changes a copy, and
 // its commit replaces the committed state with the copy.
 type state struct {
-	position  int64                                       // of the last event
-	streams   *tree[string, *tree[int64, eventstore.Raw]] // events by stream and version
-	places    *tree[string, place]                        // of every event, by its id
-	entries   *tree[int64, outbox.Entry]                  // by Seq
-	seq       int64                                       // of the last entry
-	open      *tree[int64, struct{}]                      // the Seqs of those that are open
-	held      *tree[int64, struct{}]                      // the Seqs of those that are held
-	messages  *tree[string, int64]                        // Seqs by topic and message id
-	live      *tree[string, int]                          // the live generation of a projector; 1 if it is not there
-	markers   *tree[string, time.Time]                    // when they were left, by handler, generation and message id
-	lowWater  *tree[string, time.Time]                    // of handlers: up to then their markers may be missing
-	parked    *tree[int64, provider.Parked]               // by Seq
-	parkedIDs *tree[string, int64]                        // Seqs of those not replayed, by projector and message id
-	parkings  int64                                       // the last Seq of a parked message
-	lanes     *tree[string, *tree[int64, struct{}]]       // Seqs of those waiting or stuck, by projector and lane
-	runners   *tree[string, time.Time]                    // when their leases end
-	names     *tree[string, []string]                     // what careful workers are about to run, by runner and number
-	tables    *tree[string, *tree[string, any]]           // the read model
-	added     chan struct{}                               // closed when a later state has more entries
+	position int64                                       // of the last event
+	streams  *tree[string, *tree[int64, eventstore.Raw]] // events by stream and version
+	places   *tree[string, place]                        // of every event, by its id
+	entries  *tree[int64, outbox.Entry]                  // by Seq
+	seq      int64                                       // of the last entry
+	open     *tree[int64, struct{}]                      // the Seqs of the open entries
+	held     *tree[int64, struct{}]                      // the Seqs of the held entries
+	messages *tree[string, int64]                        // Seqs by topic and message id
+	// the live generation of a projector; 1 if absent
+	live *tree[string, int]
+	// creation times by handler, generation and message id
+	markers *tree[string, time.Time]
+	// of handlers: markers created up to this time may be deleted
+	lowWater *tree[string, time.Time]
+	parked   *tree[int64, provider.Parked] // by Seq
+	// Seqs of the messages not replayed, by projector and message id
+	parkedIDs *tree[string, int64]
+	parkings  int64 // the last Seq of a parked message
+	// Seqs of the messages that wait or are stuck, by projector and lane
+	lanes   *tree[string, *tree[int64, struct{}]]
+	runners *tree[string, time.Time] // the ends of their leases
+	// messages in flight of careful workers, by runner and number
+	inFlight *tree[string, []string]
+	tables   *tree[string, *tree[string, any]] // the read models
+	// closed when a later state has more entries
+	added chan struct{}
 }
 
-// New makes an empty store.
+// New returns an empty store.
 func New(cfg *Config) (*DB, error) {
-	db := &DB{&Provider{turn: make(chan struct{}, 1)}}
+	db := &DB{&Provider{lock: make(chan struct{}, 1)}}
 	if cfg != nil {
 		db.cfg = *cfg
 	}
 	if db.cfg.MaxPayload < 0 {
-		return nil, fmt.Errorf("memory: max payload %d: want no negative size", db.cfg.MaxPayload)
+		return nil, fmt.Errorf("memory: MaxPayload is %d: it must not be negative; zero means 1 MiB", db.cfg.MaxPayload)
 	}
 	if db.cfg.RequeueWindow < 0 {
-		return nil, fmt.Errorf("memory: requeue window %s: want no negative time", db.cfg.RequeueWindow)
+		return nil, fmt.Errorf("memory: RequeueWindow is %s: it must not be negative; zero means the default", db.cfg.RequeueWindow)
 	}
 	if db.cfg.RequeueWindow == 0 {
 		db.cfg.RequeueWindow = provider.DefaultRequeueWindow
@@ -97,11 +108,12 @@ func New(cfg *Config) (*DB, error) {
 	return db, nil
 }
 
-// now is the store's time. Each method reads it once.
+// now returns the store's time. Each method reads it once.
 func (db *Provider) now() time.Time { return db.cfg.Clock().UTC().Round(0) }
 
-// Tx runs fn in a transaction: what fn writes through tx, and through InTx(tx), commits when fn returns nil.
-// If fn returns an error, panics or calls runtime.Goexit, or ctx has ended, nothing is written. It runs once.
+// Tx runs fn once, in a transaction. The writes of fn through tx and InTx(tx) are committed when
+// fn returns nil. If fn returns an error, panics or calls runtime.Goexit, or if ctx has ended,
+// nothing is written.
 func (db *DB) Tx(ctx context.Context, fn func(tx *Model) error) error { return db.tx(ctx, fn) }
 
 func (db *Provider) tx(ctx context.Context, fn func(tx *Model) error) error {
@@ -116,7 +128,7 @@ func (db *Provider) tx(ctx context.Context, fn func(tx *Model) error) error {
 	return tx.commit(ctx)
 }
 
-// update is Tx for changes that give a result. doing is for the error.
+// update runs change in a transaction and returns its result. doing is the prefix of an error.
 func update[R any](ctx context.Context, db *Provider, doing string, change func(s *state, now time.Time) R) (R, error) {
 	var result, none R
 	err := db.tx(ctx, func(tx *Model) error {
@@ -129,7 +141,7 @@ func update[R any](ctx context.Context, db *Provider, doing string, change func(
 	return result, nil
 }
 
-// query asks the committed state. doing is for the error.
+// query runs ask on the committed state. doing is the prefix of an error.
 func query[R any](ctx context.Context, db *Provider, doing string, ask func(s *state, now time.Time) R) (R, error) {
 	if err := ctx.Err(); err != nil {
 		var none R
@@ -138,7 +150,7 @@ func query[R any](ctx context.Context, db *Provider, doing string, ask func(s *s
 	return ask(db.committed.Load(), db.now()), nil
 }
 
-// View reads the committed read model, all of it as it was at one moment. Writing to m panics.
+// View calls fn with the read models of one commit. Writing to m panics.
 func (db *DB) View(fn func(m *Model)) {
 	m := &Model{staged: *db.committed.Load(), readOnly: true}
 	defer m.end()
@@ -156,14 +168,15 @@ func (db *Provider) begin(ctx context.Context) (*Model, error) {
 		return nil, fmt.Errorf("begin: %w", err)
 	}
 	select {
-	case db.turn <- struct{}{}:
+	case db.lock <- struct{}{}:
 		return &Model{db: db, staged: *db.committed.Load()}, nil
 	case <-ctx.Done():
-		return nil, fmt.Errorf("begin: wait for the transaction before: %w", ctx.Err())
+		return nil, fmt.Errorf("begin: wait for the open transaction to end: %w", ctx.Err())
 	}
 }
 
-// commit replaces the committed state with the staged one, unless ctx has ended. A dry run is not committed.
+// commit replaces the committed state with the staged one, unless ctx has ended. A dry run is not
+// committed.
 func (m *Model) commit(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("commit: %w", err)
@@ -171,39 +184,40 @@ func (m *Model) commit(ctx context.Context) error {
 	if m.wrote != nil {
 		return nil
 	}
-	if !m.last() {
+	if !m.endOnce() {
 		return fmt.Errorf("commit: %w", errOver)
 	}
-	defer func() { <-m.db.turn }()
+	defer func() { <-m.db.lock }()
 	next, before := m.staged, m.db.committed.Load()
 	if next.seq > before.seq {
 		next.added = make(chan struct{})
-		defer close(before.added) // once the next state is there
+		defer close(before.added) // after the next state is stored
 	}
 	m.db.committed.Store(&next)
 	return nil
 }
 
-// end lets the next transaction begin. Staged changes that were not committed are dropped.
+// end releases the write lock. Uncommitted changes are dropped.
 func (m *Model) end() {
 	m.over = true
-	if !m.readOnly && m.last() {
-		<-m.db.turn
+	if !m.readOnly && m.endOnce() {
+		<-m.db.lock
 	}
 }
 
-// last is true once: for the call that ends the transaction.
-func (m *Model) last() bool { return m.ended.CompareAndSwap(false, true) }
+// endOnce returns true once, to the call that ends the transaction.
+func (m *Model) endOnce() bool { return m.ended.CompareAndSwap(false, true) }
 
-const grace = time.Second // for a handler to return once its context has ended
+const grace = time.Second // for a handler to return after its context has ended
 
-// breakOff lets the next transaction begin when ctx has ended and grace has passed, even if the function of this one
-// has not returned. From then on it works on a copy that is never committed.
-func (m *Model) breakOff(ctx context.Context) (stop func() bool) {
+// endLate releases the write lock when ctx has ended and grace has passed, even if the
+// transaction's function has not returned. After that the function works on a copy that is never
+// committed.
+func (m *Model) endLate(ctx context.Context) (stop func() bool) {
 	return context.AfterFunc(ctx, func() {
 		time.AfterFunc(grace, func() {
-			if m.last() {
-				<-m.db.turn
+			if m.endOnce() {
+				<-m.db.lock
 			}
 		})
 	})

@@ -19,7 +19,7 @@ func TestConformance(t *testing.T) {
 	providertest.All(t, open, providertest.Volatile)
 }
 
-// clock is ahead of the real time.
+// clock is a clock ahead of the real time.
 type clock struct {
 	mu    sync.Mutex
 	ahead time.Duration

@@ -13,28 +13,28 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Model is the read model as a transaction sees it, its own writes included: tables of values under string
-// keys. Others see the writes when the transaction commits. It is for one goroutine, and for as long as the
-// function that it was handed to runs: any use after that panics.
+// Model is the read model as a transaction sees it, its own writes included: tables of values by
+// string keys. Other transactions see the writes after the commit. A Model must be used by one
+// goroutine, and only until the function that received it returns: any later use panics.
 //
-// Values are kept as they are. To change one, put another in its place.
+// Values are stored as they are, not copied. Do not change a stored value: Put a new one.
 type Model struct {
 	db       *Provider
 	staged   state
 	readOnly bool
 	over     bool
-	ended    atomic.Bool       // another transaction may be open
-	wrote    map[cell]struct{} // the rows that a dry run has written; nil: no dry run
+	ended    atomic.Bool       // set once the write lock is released
+	wrote    map[cell]struct{} // rows that a dry run wrote; nil if this is no dry run
 }
 
 type cell struct{ table, key string }
 
-// Get is the value of key in table.
+// Get returns the value of key in table.
 func (m *Model) Get(table, key string) (any, bool) {
 	return m.table(table).get(key)
 }
 
-// All yields the table's keys and values in order of keys, as they are at the start of the loop.
+// All yields the keys and values of table in order of keys, as they are when the loop begins.
 func (m *Model) All(table string) iter.Seq2[string, any] {
 	return m.table(table).from("")
 }
@@ -45,7 +45,7 @@ func (m *Model) Put(table, key string, v any) {
 	m.staged.tables = m.staged.tables.put(table, m.table(table).put(key, v))
 }
 
-// Delete removes key from table. A key that is not there is no error.
+// Delete removes key from table. A key that does not exist is not an error.
 func (m *Model) Delete(table, key string) {
 	m.write(cell{table, key})
 	m.staged.tables = m.staged.tables.put(table, m.table(table).drop(key))
@@ -61,14 +61,14 @@ func (m *Model) table(name string) *tree[string, any] {
 
 func (m *Model) write(at cell) {
 	if m.readOnly {
-		panic("memory: a view is for reading: write in Tx, or in a handler")
+		panic("memory: a Model from View is read-only: write in Tx or in a handler")
 	}
 	if m.wrote != nil {
 		m.wrote[at] = struct{}{}
 	}
 }
 
-// changes lists the rows that a dry run has changed, by table and key.
+// changes lists the rows that a dry run changed, by table and key.
 func (m *Model) changes() ([]provider.Change, error) {
 	var changes []provider.Change
 	was := m.db.committed.Load()
@@ -86,7 +86,7 @@ func (m *Model) changes() ([]provider.Change, error) {
 	return changes, nil
 }
 
-// row returns a row as JSON, or nil if it is not there.
+// row returns a row as JSON, or nil if the row does not exist.
 func (s *state) row(at cell) (json.RawMessage, error) {
 	table, _ := s.tables.get(at.table)
 	v, ok := table.get(at.key)

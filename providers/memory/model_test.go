@@ -14,7 +14,7 @@ import (
 	"github.com/kinora-go/kinora/providers/memory"
 )
 
-const soon = 20 * time.Millisecond // a deadline that a test waits for
+const soon = 20 * time.Millisecond // a deadline that a test lets pass
 
 func newDB(t *testing.T, cfg *memory.Config) *memory.DB {
 	t.Helper()
@@ -31,9 +31,9 @@ func drafted(t *testing.T) []eventstore.Draft {
 func TestNewRefusesANegativeSize(t *testing.T) {
 	t.Parallel()
 	_, err := memory.New(&memory.Config{RequeueWindow: -1})
-	require.ErrorContains(t, err, "requeue window")
+	require.ErrorContains(t, err, "RequeueWindow")
 	_, err = memory.New(&memory.Config{MaxPayload: -1})
-	require.ErrorContains(t, err, "max payload")
+	require.ErrorContains(t, err, "MaxPayload")
 }
 
 func TestModelSeesItsOwnWrites(t *testing.T) {
@@ -74,7 +74,7 @@ func keys(m *memory.Model, table string) (keys []string) {
 	return keys
 }
 
-// A view is of one moment: what commits while it is open does not show in it.
+// View shows the state of one moment: it does not show a commit made while it is open.
 func TestViewIsOfOneMoment(t *testing.T) {
 	t.Parallel()
 	db := newDB(t, nil)

@@ -12,12 +12,13 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Messages that are waiting or stuck are in the queue of their lane, which is held as long as there is one. It is due when the
-// first of them is; the DueAt of the others does not count until they are first.
+// Messages that wait or are stuck are in the queue of their lane. The lane is held while its
+// queue is not empty, and is due when its first message is. The DueAt of the other messages does
+// not count until they are first.
 
 func laneKey(projector string, lane provider.Lane) string { return pair(projector, string(lane[:])) }
 
-// front lists the first messages of a lane, at most n.
+// front returns the first messages of a lane, at most n.
 func (s *state) front(lane string, n int) (front []provider.Parked) {
 	queue, _ := s.lanes.get(lane)
 	for seq := range queue.from(0) {
@@ -34,9 +35,9 @@ func isDue(front []provider.Parked, now time.Time) bool {
 	return len(front) > 0 && !front[0].DueAt.IsZero() && !front[0].DueAt.After(now)
 }
 
-// park sets a delivery aside, at the end of its lane. If it is parked already, its handlers are added to that message, unless
-// a person gave that up. One without handlers was parked before its type was known: only those that are added have left
-// their markers.
+// park adds a delivery to the end of its lane. If the message is parked already, park adds the
+// handlers to it, unless a person skipped the message. A parked message without handlers was
+// parked before its type was known: only handlers added later have left their markers.
 func (s *state) park(a provider.Aside, now time.Time) {
 	p := ownParked(a.Parked)
 	id, lane := pair(p.Projector, p.MessageID), laneKey(p.Projector, p.Lane)
@@ -58,7 +59,8 @@ func (s *state) park(a provider.Aside, now time.Time) {
 	s.keep(p, a.After, now)
 }
 
-// keep stores a message that is tried after that time from now, if it is the first of its lane. Negative: it is stuck.
+// keep stores a message that may be tried after this time from now, once it is the first of its
+// lane. If after is negative, the message is stuck.
 func (s *state) keep(p provider.Parked, after time.Duration, now time.Time) {
 	if p.State, p.DueAt = provider.StateWaiting, now.Add(after); after < 0 {
 		p.State, p.DueAt = provider.StateStuck, time.Time{}
@@ -66,7 +68,8 @@ func (s *state) keep(p provider.Parked, after time.Duration, now time.Time) {
 	s.parked = s.parked.put(p.Seq, p)
 }
 
-// resolve takes a message out of its lane: the one behind it is due. Once replayed, its id can be parked again.
+// resolve removes a message from its lane and makes the next one due. The id of a replayed
+// message can be parked again.
 func (s *state) resolve(p provider.Parked, to provider.ParkedState, now time.Time) {
 	p.State, p.ResolvedAt, p.DueAt = to, now, time.Time{}
 	s.parked = s.parked.put(p.Seq, p)
@@ -146,7 +149,8 @@ func (db *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.P
 	return query(ctx, db.Provider, "list parked messages", func(s *state, _ time.Time) []provider.Parked { return s.pickParked(f) })
 }
 
-// ParkedCount returns how many messages of a projector are waiting or stuck; of all projectors if its name is empty.
+// ParkedCount returns how many messages of a projector wait or are stuck. If the name is empty,
+// it counts those of all projectors.
 func (db *DB) ParkedCount(ctx context.Context, projector string) (int64, error) {
 	if err := provider.CheckStorable("projector", projector); err != nil {
 		return 0, fmt.Errorf("count parked messages: %w", err)
@@ -183,7 +187,7 @@ func (db *Provider) Decide(ctx context.Context, f provider.ParkedFilter, to prov
 	})
 }
 
-// pickParked is what f selects, in order of Seq; a Limit of 0 is none.
+// pickParked returns the messages that f selects, in order of Seq. A Limit of 0 means no limit.
 func (s *state) pickParked(f provider.ParkedFilter) (picked []provider.Parked) {
 	states := f.InStates()
 	for _, p := range s.parked.from(f.After + 1) {
@@ -205,7 +209,8 @@ func (s *state) pickParked(f provider.ParkedFilter) (picked []provider.Parked) {
 	return picked
 }
 
-// shown is p as a caller gets it: with the time of its lane, and with bytes and maps of its own.
+// shown returns p as a caller gets it: with the DueAt of its lane, and with copied bytes and
+// maps.
 func (s *state) shown(p provider.Parked) provider.Parked {
 	if p = ownParked(p); p.State.IsOpen() {
 		p.DueAt = s.front(laneKey(p.Projector, p.Lane), 1)[0].DueAt
@@ -213,7 +218,7 @@ func (s *state) shown(p provider.Parked) provider.Parked {
 	return p
 }
 
-// ownParked is own for parked messages.
+// ownParked copies the bytes, maps and slices of a parked message, as own does for an event.
 func ownParked(p provider.Parked) provider.Parked {
 	p.Payload, p.Headers, p.Handlers = bytes.Clone(p.Payload), maps.Clone(p.Headers), slices.Clone(p.Handlers)
 	return p

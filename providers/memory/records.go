@@ -12,7 +12,7 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// generation is the live generation of a projector.
+// generation returns the live generation of a projector.
 func (s *state) generation(projector string) int {
 	live, _ := s.live.get(projector)
 	return cmp.Or(live, 1)
@@ -22,7 +22,7 @@ func markerKey(m provider.Marker, generation int) string {
 	return pair(m.Handler, pair(strconv.Itoa(generation), m.MessageID))
 }
 
-// mark inserts a marker, unless it is there.
+// mark inserts a marker, unless it exists.
 func (s *state) mark(m provider.Marker, generation int, now time.Time) (inserted bool) {
 	key := markerKey(m, generation)
 	if s.markers.has(key) {
@@ -73,7 +73,8 @@ func (s *state) outcome(q *provider.Question) provider.Outcome {
 	return unmarked
 }
 
-// Prune implements provider.Records. It raises the low-water mark of a handler to the time of the youngest marker that it deletes.
+// Prune implements provider.Records. It raises the low-water mark of a handler to the time of the
+// youngest marker that it deletes.
 func (db *Provider) Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (int, error) {
 	if err := provider.CheckPrune(projector, handlers); err != nil {
 		return 0, fmt.Errorf("prune: %w", err)
@@ -111,7 +112,7 @@ func (db *Provider) Prune(ctx context.Context, projector string, handlers []stri
 	})
 }
 
-// oldest are the keys of at most limit times, the oldest first.
+// oldest returns the keys of the oldest times, at most limit, the oldest first.
 func oldest[K cmp.Ordered](times map[K]time.Time, limit int) []K {
 	keys := slices.SortedFunc(maps.Keys(times), func(a, b K) int { return cmp.Or(times[a].Compare(times[b]), cmp.Compare(a, b)) })
 	return keys[:min(limit, len(keys))]

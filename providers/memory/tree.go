@@ -6,10 +6,12 @@ import (
 	"math/rand/v2"
 )
 
-// tree is an ordered map that never changes: put and drop return a new one, which shares its unchanged nodes with
-// the old one. So a snapshot costs nothing, nor does a rollback. The nil tree is empty.
+// tree is an immutable ordered map: put and drop return a new tree, which shares its unchanged
+// nodes with the old one. Therefore a snapshot and a rollback cost nothing. The nil tree is
+// empty.
 //
-// It is a treap: in order by key, and a heap by rank, which is drawn at random and so keeps it shallow.
+// It is a treap: a search tree by key and a heap by rank. Ranks are random, which keeps the tree
+// shallow.
 type tree[K cmp.Ordered, V any] struct {
 	key         K
 	value       V
@@ -41,7 +43,7 @@ func (n *tree[K, V]) put(k K, v V) *tree[K, V] {
 	switch c := cmp.Compare(k, n.key); {
 	case c < 0:
 		up.left = n.left.put(k, v)
-		if l := up.left; l.rank > up.rank { // l is new, so it may be turned in place
+		if l := up.left; l.rank > up.rank { // l is new, so it may be rotated in place
 			up.left, l.right = l.right, &up
 			return l
 		}
@@ -73,7 +75,7 @@ func (n *tree[K, V]) drop(k K) *tree[K, V] {
 	return &up
 }
 
-// merge joins two trees, every key of a being less than every key of b.
+// merge joins two trees. Every key of a must be less than every key of b.
 func merge[K cmp.Ordered, V any](a, b *tree[K, V]) *tree[K, V] {
 	switch {
 	case a == nil:
@@ -91,7 +93,7 @@ func merge[K cmp.Ordered, V any](a, b *tree[K, V]) *tree[K, V] {
 	}
 }
 
-// from yields the keys that are not less than k, in order.
+// from yields the keys from k on, in order.
 func (n *tree[K, V]) from(k K) iter.Seq2[K, V] {
 	return func(yield func(K, V) bool) { n.walk(k, yield) }
 }
@@ -106,7 +108,7 @@ func (n *tree[K, V]) walk(from K, yield func(K, V) bool) bool {
 	return n.left.walk(from, yield) && yield(n.key, n.value) && n.right.walk(from, yield)
 }
 
-// last is the greatest key, or the zero value if the tree is empty.
+// last returns the greatest key, or the zero value if the tree is empty.
 func (n *tree[K, V]) last() (k K) {
 	for ; n != nil; n = n.right {
 		k = n.key

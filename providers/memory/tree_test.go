@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A tree is held against a map and a sorted list of its keys; and every tree that ever was must still be what
-// it was, as transactions and readers hold them.
+// The test compares a tree with a map and a sorted list of its keys. Every earlier version must
+// still have its content, because transactions and readers hold versions.
 func TestTreeIsAnOrderedMapThatNeverChanges(t *testing.T) {
 	t.Parallel()
 	type version struct {
@@ -57,7 +57,8 @@ func TestTreeStaysShallow(t *testing.T) {
 	t.Parallel()
 	const n = 1 << 14
 	var up *tree[int, struct{}]
-	for i := range n { // in order, which makes a list of a plain search tree
+	// in order, which turns a plain search tree into a list
+	for i := range n {
 		up = up.put(i, struct{}{})
 	}
 	require.Less(t, depth(up), 64)
@@ -70,7 +71,7 @@ func depth[V any](n *tree[int, V]) int {
 	return 1 + max(depth(n.left), depth(n.right))
 }
 
-func TestFromMayBeLeft(t *testing.T) {
+func TestFromStopsAtABreak(t *testing.T) {
 	t.Parallel()
 	var n *tree[string, int]
 	for i, k := range []string{"d", "b", "a", "c"} {

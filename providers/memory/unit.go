@@ -9,8 +9,8 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Do implements provider.Units. It calls run once. Since transactions run one after another, the opening waits for
-// nothing but its turn: no marker and no lane can be in the hands of another unit.
+// Do implements provider.Units. It calls run once. Transactions run one after another, so the
+// opening waits only for the write lock: no other unit can hold a marker or a lane.
 func (db *Provider) Do(ctx context.Context, u provider.Unit, run func(ctx context.Context, tx *Model, found provider.Found) (provider.Closing, error)) error {
 	var changes []provider.Change
 	err := db.unit(ctx, func(tx *Model) error {
@@ -22,7 +22,8 @@ func (db *Provider) Do(ctx context.Context, u provider.Unit, run func(ctx contex
 		if err != nil {
 			return err
 		}
-		if err := (&Tx{tx: tx, db: db}).Enqueue(context.WithoutCancel(ctx), closing.Output...); err != nil { // the commit looks at ctx
+		// the commit checks ctx
+		if err := (&Tx{tx: tx, db: db}).Enqueue(context.WithoutCancel(ctx), closing.Output...); err != nil {
 			return err
 		}
 		tx.staged.closeUnit(&u, found, &closing, db.now())
@@ -49,12 +50,13 @@ func (db *Provider) Keeps() provider.Keeps {
 	return provider.Keeps{Atomic: true, Markers: true, Output: true, DryRun: true}
 }
 
-// unit is Tx, but lets others have their turn if fn does not return after ctx has ended, and returns an *Error.
+// unit is Tx, but releases the write lock if fn does not return after ctx has ended. It returns a
+// *provider.Error.
 func (db *Provider) unit(ctx context.Context, fn func(tx *Model) error) error {
 	var failed error
-	late := provider.ClassTransient // it waited for other units: the messages are not to blame
+	late := provider.ClassTransient // the unit waited for others: its messages are not to blame
 	err := db.tx(ctx, func(tx *Model) error {
-		defer tx.breakOff(ctx)()
+		defer tx.endLate(ctx)()
 		late, failed = provider.ClassUnknown, fn(tx)
 		return failed
 	})
@@ -70,7 +72,7 @@ func (db *Provider) unit(ctx context.Context, fn func(tx *Model) error) error {
 	return &provider.Error{Class: provider.ClassShutdown, Err: err}
 }
 
-// openUnit finds what u has to run, and inserts its markers.
+// openUnit determines which handlers and messages u runs, and inserts its markers.
 func (s *state) openUnit(u *provider.Unit, now time.Time) provider.Found {
 	found, generation := u.NewFound(false), s.generation(u.Projector)
 	if u.IsReplay() {
@@ -90,16 +92,16 @@ func (s *state) openUnit(u *provider.Unit, now time.Time) provider.Found {
 		found.Suspect = make([]bool, len(u.Messages))
 		for i := range u.Messages {
 			id := pair(u.Projector, u.Messages[i].ID)
-			for worker, named := range s.names.from("") {
-				found.Suspect[i] = found.Suspect[i] || first(worker) != w.Runner && slices.Contains(named, id)
+			for worker, ids := range s.inFlight.from("") {
+				found.Suspect[i] = found.Suspect[i] || first(worker) != w.Runner && slices.Contains(ids, id)
 			}
 		}
-		s.names = s.names.drop(workerKey(*w))
+		s.inFlight = s.inFlight.drop(workerKey(*w))
 	}
 	return found
 }
 
-// closeUnit parks messages, or writes what became of those that were parked.
+// closeUnit parks messages of a delivery unit, or stores the results of a replay.
 func (s *state) closeUnit(u *provider.Unit, found provider.Found, c *provider.Closing, now time.Time) {
 	if !u.IsReplay() {
 		for _, a := range c.Park {

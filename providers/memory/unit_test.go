@@ -53,9 +53,9 @@ func TestDryRunReportsRows(t *testing.T) {
 		tx.Put("letters", "a", 7)
 		tx.Put("letters", "a", 8)
 		tx.Put("letters", "d", 4)
-		tx.Delete("letters", "d") // it was not there before
+		tx.Delete("letters", "d") // it did not exist before
 		tx.Delete("letters", "c")
-		tx.Put("letters", "c", map[string]int{"n": 3}) // as before
+		tx.Put("letters", "c", map[string]int{"n": 3}) // unchanged
 		tx.Delete("letters", "nothing")
 	})
 	require.NoError(t, err)
@@ -80,8 +80,9 @@ func TestDryRunReportsRows(t *testing.T) {
 	}
 }
 
-// A handler that goes on after its context has ended keeps a model of its own: it reads its writes, and others do not.
-func TestAHandlerThatGoesOnHasItsOwnModel(t *testing.T) {
+// A handler that runs on after its context has ended keeps its own model: it reads its writes,
+// and others do not.
+func TestAHandlerThatOutlivesItsContextKeepsItsOwnModel(t *testing.T) {
 	t.Parallel()
 	db := newDB(t, &memory.Config{Route: outbox.ByCategory})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -102,24 +103,26 @@ func TestAHandlerThatGoesOnHasItsOwnModel(t *testing.T) {
 		})
 	}()
 	<-ctx.Done()
-	require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error { // begins when the second is over
+	// begins after the second has passed
+	require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error {
 		tx.Put("t", "k", "others")
 		tx.Put("t", "l", "others")
 		return nil
 	}))
 	close(others)
 	require.ErrorIs(t, <-done, context.Canceled)
-	require.NoError(t, db.Tx(t.Context(), func(*memory.Model) error { return nil }), "the turn was given once, not twice")
+	require.NoError(t, db.Tx(t.Context(), func(*memory.Model) error { return nil }), "the write lock was released twice")
 	db.View(func(m *memory.Model) {
 		v, _ := m.Get("t", "k")
 		require.Equal(t, "others", v)
 	})
 	for range db.ReadStream(t.Context(), "thing-1", 0) {
-		t.Error("an event that it appended late is stored")
+		t.Error("an event that the handler appended late is stored")
 	}
 }
 
-// The error of a wait for other units is transient: the message is not to blame, as it may be if its handler is slow.
+// The error of a wait for other units is transient, because the message is not to blame. If the
+// handler is slow, the message may be.
 func TestDeadlinesHaveAClass(t *testing.T) {
 	t.Parallel()
 	db := newDB(t, nil)
@@ -144,8 +147,8 @@ func TestDeadlinesHaveAClass(t *testing.T) {
 	db.View(func(m *memory.Model) { require.Empty(t, keys(m, "t")) })
 }
 
-// A handler that begins a transaction inside its own waits for itself, until its context ends.
-func TestAHandlerThatWaitsForItselfEnds(t *testing.T) {
+// A handler that begins another transaction waits for its own until its context ends.
+func TestANestedTransactionEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	db := newDB(t, &memory.Config{Route: outbox.ByCategory})
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
@@ -155,9 +158,9 @@ func TestAHandlerThatWaitsForItselfEnds(t *testing.T) {
 		return err
 	})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.Equal(t, provider.ClassUnknown, provider.ClassOf(err), "the handler is to blame, so it is counted")
+	require.Equal(t, provider.ClassUnknown, provider.ClassOf(err), "the handler is to blame, so the attempt is counted")
 
-	// Through the view it is one transaction.
+	// Through the view there is one transaction.
 	require.NoError(t, unit(t.Context(), db, func(ctx context.Context, tx *memory.Model) error {
 		_, err := db.InTx(tx).Append(ctx, "thing-1", eventstore.NoStream, drafted(t))
 		return err

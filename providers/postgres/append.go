@@ -16,13 +16,15 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// A plan that was made while a table was empty is kept while it grows, so no statement that is prepared leaves
-// the planner a choice between looking up and scanning: lookups stand in lateral subqueries with a limit, and
-// in cases, which are never turned into joins. Statements of a whole batch are planned each time instead.
+// PostgreSQL keeps a plan that it made while a table was empty when the table grows. Therefore
+// prepared statements leave the planner no choice between an index lookup and a scan: lookups are
+// lateral subqueries with a limit, or in a case, which is never turned into a join. Statements
+// for a whole batch are planned on each call instead.
 
-// An append is one statement. Its parts, in the order in which they depend on one another: the clock, read
-// once, and at least local durability; the stream's row, moved on from the expected version unless any of the
-// ids is stored already; the events; their entries; and where they are. No row: a conflict, or a repeat.
+// An append is one statement. Its parts, in the order of their dependencies: the clock, read
+// once, and at least local durability; the stream's row, raised from the expected version unless
+// any of the ids is stored; the events; their entries; their version and position. No row: a
+// conflict or a repeat.
 const (
 	appendHead = `
 with ck as materialized (
@@ -48,7 +50,7 @@ s as (
 	on conflict (stream) do update set version = s.version + excluded.version
 	returning version),`
 
-	// One event, the usual case, travels as scalars: see docs/adr/0004.
+	// One event, the usual case, is sent as scalars: see docs/adr/0004.
 	appendOneKnown = `
 known as materialized (select from kinora.events where id = $4::uuid limit 1),`
 	appendOneEvent = `
@@ -97,7 +99,8 @@ select s.version, (select max(position) from ev) from s`
 	versionHeader = `jsonb_build_object('` + outbox.HeaderVersion + `', `
 )
 
-// The statements, by what is expected, and whether there are entries: of one event with at most one, and of any.
+// The statements by expected version, without and with entries: for one event with at most one
+// entry, and for any number.
 const (
 	appendOneExactSQL         = appendHead + appendOneKnown + appendExact + appendOneEvent + appendOneTail
 	appendOneNoStreamSQL      = appendHead + appendOneKnown + appendNoStream + appendOneEvent + appendOneTail
@@ -114,8 +117,9 @@ const (
 	appendAnyEntriesSQL      = appendHead + appendKnown + appendAny + appendEvents + appendEntriesAny + appendTail
 )
 
-// whereSQL asks, in a snapshot newer than what an append may have waited for, where its events are (how many of
-// them; at which version, in order, in this stream they begin; the highest position) and where the stream is.
+// whereSQL reads, in a snapshot newer than any wait of the append, where its events are (how many
+// are stored; at which version they begin, if they are in order in this stream; the highest
+// position) and the version of the stream.
 const whereSQL = `
 with known as materialized (
 	select e.stream, e.version, e.position, i.o from unnest($2::text[]::uuid[]) with ordinality i(id, o),
@@ -124,16 +128,18 @@ select (select count(*) from known),
 	(select case when bool_and(stream = $1::text) and min(version - o) = max(version - o) then min(version - o) end from known),
 	(select max(position) from known), coalesce((select version from kinora.streams where stream = $1::text), 0)`
 
-// appending is one append on its way.
+// appending is one append in progress.
 type appending struct {
 	db       *Provider
 	stream   string
 	expected eventstore.Expected
-	ids      []string // as text: pgx encodes slices of uuids only where it knows the parameter's type
-	sql      string
-	args     []any
-	entries  bool
-	refusal  bool // the server has answered that nothing was written; why is asked next
+	// as text: pgx encodes slices of uuids only if it knows the parameter's type
+	ids     []string
+	sql     string
+	args    []any
+	entries bool
+	// the server has replied that nothing was written; the reason is read next
+	refusal bool
 }
 
 func (db *Provider) newAppend(stream string, expected eventstore.Expected, events []eventstore.Draft) (*appending, error) {
@@ -154,7 +160,8 @@ func (db *Provider) newAppend(stream string, expected eventstore.Expected, event
 	for i, d := range events {
 		id, err := uuid.Parse(d.ID)
 		if err != nil {
-			return nil, err // never: CheckAppend has parsed it
+			// never: CheckAppend has parsed it
+			return nil, err
 		}
 		a.ids[i] = id.String()
 		types[i], schemas[i], data[i] = d.Type, int32(d.Schema), d.Data
@@ -162,7 +169,8 @@ func (db *Provider) newAppend(stream string, expected eventstore.Expected, event
 			return nil, err
 		}
 		for _, t := range topics[i] {
-			m := provider.FromEvent(stream, max(int64(expected), 0)+int64(i)+1, d, t) // Any: the statement puts the version in
+			// Any: the statement sets the version
+			m := provider.FromEvent(stream, max(int64(expected), 0)+int64(i)+1, d, t)
 			h, err := json.Marshal(m.Headers)
 			if err != nil {
 				return nil, err
@@ -194,7 +202,7 @@ func (db *Provider) newAppend(stream string, expected eventstore.Expected, event
 	return a, nil
 }
 
-// pick picks a statement: exact, no stream, any; and the same with entries.
+// pick returns the statement for exact, no stream or any; with entries, the second three.
 func pick(expected eventstore.Expected, entries bool, statements ...string) string {
 	i := 0
 	switch expected {
@@ -219,7 +227,8 @@ func (a *appending) run(ctx context.Context, q querier) (eventstore.Appended, er
 	if a.refusal = errors.Is(err, pgx.ErrNoRows); a.refusal {
 		return a.refused(ctx, q)
 	}
-	if violates(err, "outbox_topic_message_id_key") { // somebody enqueued a message of their own under an event's id
+	// an enqueued message has an event's id
+	if violates(err, "outbox_topic_message_id_key") {
 		err = fmt.Errorf("%w: %w", eventstore.ErrEventIDReused, err)
 	}
 	if violates(err, "events_stream_version_key") {
@@ -231,7 +240,8 @@ func (a *appending) run(ctx context.Context, q querier) (eventstore.Appended, er
 	return at, nil
 }
 
-// refused finds out why nothing was written: the stream is at another version, or the ids are there already.
+// refused reads why nothing was written: the stream is at another version, or the ids are stored
+// already.
 func (a *appending) refused(ctx context.Context, q querier) (eventstore.Appended, error) {
 	var known int
 	var base, last *int64
@@ -277,14 +287,15 @@ func (a *appending) damaged() error {
 
 const resolveTries = 20
 
-// isRolledBack tells whether the server has rolled a transaction back which it might carry out another time.
+// isRolledBack reports whether the server rolled back a transaction that it may execute on
+// another try.
 func isRolledBack(err error) bool {
 	e := pgError(err)
 	return e != nil && (e.Code == deadlockDetected || e.Code == serializationFailed)
 }
 
-// once is run on a connection of the pool's. sent tells whether there was one.
-func (a *appending) once(ctx context.Context) (at eventstore.Appended, sent bool, err error) {
+// tryOnce calls run on a connection of the pool. sent reports whether it got a connection.
+func (a *appending) tryOnce(ctx context.Context) (at eventstore.Appended, sent bool, err error) {
 	conn, err := a.db.pool.Acquire(ctx)
 	if err != nil {
 		return at, false, fmt.Errorf("append to %s: %w", a.stream, err)
@@ -294,8 +305,8 @@ func (a *appending) once(ctx context.Context) (at eventstore.Appended, sent bool
 	return at, true, err
 }
 
-// Append implements eventstore.Store: one statement, one round trip. After a deadlock or a serialization failure it
-// tries again, 20 times, with pauses that add up to 15 seconds.
+// Append implements eventstore.Store with one statement in one round trip. After a deadlock or a
+// serialization failure it tries again, up to 20 times, with pauses of 15 seconds in total.
 func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {
 	a, err := db.newAppend(stream, expected, events)
 	if err != nil {
@@ -304,43 +315,46 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 	if err := ctx.Err(); err != nil {
 		return eventstore.Appended{}, fmt.Errorf("append to %s: %w", stream, err)
 	}
-	doubt := false // whether an earlier try may have been carried out
+	ambiguous := false // an earlier try may have been executed
 	for try := 1; ; try++ {
-		at, sent, err := a.once(ctx)
-		lost := sent && maybeDone(err)
+		at, sent, err := a.tryOnce(ctx)
+		lost := sent && maybeExecuted(err)
 		switch {
 		case err == nil:
-			if doubt {
-				at.Replayed = false // by this very call, whose reply was lost
+			if ambiguous {
+				// this call wrote them, and the reply was lost
+				at.Replayed = false
 			}
 			if a.entries && !at.Replayed {
 				db.added()
 			}
 			return at, nil
 		case errors.Is(err, eventstore.ErrConflict), errors.Is(err, eventstore.ErrEventIDReused), errors.Is(err, eventstore.ErrDamaged):
-			return eventstore.Appended{}, err // the server has said so
+			return eventstore.Appended{}, err // the server has replied so
 		case violates(err, "events_id_key") && try <= resolveTries:
-			continue // these ids were being appended at this moment: the next try finds them
+			// a concurrent append of these ids: the next try finds them
+			continue
 		case try <= resolveTries && isRolledBack(err):
 			if pause(ctx, try) == nil {
 				continue
 			}
-		case try <= resolveTries && ctx.Err() == nil && (lost || doubt && (!sent || isNetwork(err))):
-			// The reply is lost, the server perhaps restarting. Asking again is no blind second try: the
-			// statement finds the ids if they were written. The reply to the question why not says nothing of that.
-			doubt = doubt || !a.refusal
+		case try <= resolveTries && ctx.Err() == nil && (lost || ambiguous && (!sent || isNetwork(err))):
+			// The reply is lost, because the server may be restarting. A second try is safe: the
+			// statement finds the ids if they were written. If only the reply to whereSQL is
+			// lost, nothing was written.
+			ambiguous = ambiguous || !a.refusal
 			if pause(ctx, try) == nil {
 				continue
 			}
 		}
-		if doubt || lost && !a.refusal {
+		if ambiguous || lost && !a.refusal {
 			return eventstore.Appended{}, fmt.Errorf("%w: %w", eventstore.ErrAmbiguous, err)
 		}
 		return eventstore.Appended{}, err
 	}
 }
 
-// pause waits longer the more tries there were, 10ms to 1s, and returns ctx's error if that ends first.
+// pause waits longer with each try, 10ms to 1s. It returns ctx's error if ctx ends first.
 func pause(ctx context.Context, try int) error {
 	t := time.NewTimer(min(10*time.Millisecond<<min(try, 7), time.Second))
 	defer t.Stop()
@@ -352,10 +366,10 @@ func pause(ctx context.Context, try int) error {
 	}
 }
 
-// Append implements eventstore.TxStore. The one exception to "usable": if one of the ids is being appended by
-// another transaction at this very moment, or somebody has enqueued a message under it, the database itself
-// aborts the caller's transaction; the error is ErrEventIDReused then too, and a new transaction finds the ids.
-// ErrDamaged may leave the transaction aborted as well.
+// Append implements eventstore.TxStore with one exception to "usable": if another transaction is
+// appending one of the ids at the same time, or a message was enqueued under it, PostgreSQL
+// aborts the caller's transaction. The error is then ErrEventIDReused too, and a new transaction
+// finds the ids. ErrDamaged may leave the transaction aborted too.
 func (t *Tx) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {
 	a, err := t.db.newAppend(stream, expected, events)
 	if err != nil {

@@ -13,9 +13,10 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Batched runs units for handlers that only write: they queue statements. The opening, their statements, their output and the
-// commit travel in one round trip, or in two if a marker was there or a lane is held. A queued statement must not read, have a
-// callback, or begin or end a transaction: that is a permanent error.
+// Batched runs units for handlers that only write: they queue statements. The opening, their
+// statements, their output and the commit are sent in one round trip, or in two if a marker
+// exists or a lane is held. A queued statement must not read, have a callback, or begin or end a
+// transaction: that is a permanent error.
 type Batched struct{ *DB }
 
 // Batched returns the provider for handlers of *pgx.Batch.
@@ -27,11 +28,12 @@ func (b *Batched) queuing(u provider.Unit) *unit {
 	return w
 }
 
-// queuing are handlers that queue statements.
+// queuing is the function of a unit whose handlers queue statements.
 type queuing = func(ctx context.Context, tx *pgx.Batch, found provider.Found) (provider.Closing, error)
 
-// Do implements provider.Units. run is called before anything is sent; if the server then answers that a marker is there or a lane
-// is held, or if run parks messages, it is called again after an opening like that of DB.Do.
+// Do implements provider.Units. It calls run before it sends a statement. If the server then
+// replies that a marker exists or a lane is held, or if run parks messages, Do calls run again,
+// after an opening like that of DB.Do.
 func (b *Batched) Do(ctx context.Context, u provider.Unit, run queuing) error {
 	if ctx.Err() == nil && !u.Once && u.Careful == nil && u.DryRun == nil && !u.IsReplay() {
 		if done, err := b.queuing(u).inOneTrip(ctx, run); done || err != nil {
@@ -42,7 +44,8 @@ func (b *Batched) Do(ctx context.Context, u provider.Unit, run queuing) error {
 	return w.do(ctx, func(pgx.Tx) (provider.Closing, error) { return w.queueHandlers(ctx, run) })
 }
 
-// inOneTrip returns false and no error if nothing has happened: the unit needs an answer before its handlers.
+// inOneTrip returns false and no error if nothing was committed because the unit needs an opening
+// before its handlers run.
 func (w *unit) inOneTrip(ctx context.Context, run queuing) (done bool, err error) {
 	w.queueFence(&w.Batch)
 	w.queueMarkers(&w.Batch, mustMarkSQL)
@@ -95,19 +98,19 @@ func (w *unit) queueHandlers(ctx context.Context, run queuing) (provider.Closing
 	return closing, nil
 }
 
-// part is where statements begin that belong to a message, by its index, or to one of these.
+// part is the index of the first statement of a message, given by its index, or of one of these.
 type part struct{ at, of int }
 
 const (
 	ofHandlers = -1 - iota // before the first message
 	ofOutput
 	ofCommit
-	ofUnit // and what comes before the first part
+	ofUnit // also before the first part
 )
 
 func (w *unit) begin(of int) { w.parts = append(w.parts, part{w.Len(), of}) }
 
-// of returns what a statement belongs to.
+// of returns the message or part of a statement.
 func (w *unit) of(statement int) int {
 	for _, p := range slices.Backward(w.parts) {
 		if p.at <= statement {
@@ -119,12 +122,13 @@ func (w *unit) of(statement int) int {
 
 // send sends the batch. Its error has a class, and the message whose statement failed.
 //
-// If ctx ends before the answer, the server is asked to break off, and to say what became of it. If it undid the handlers' statements,
-// that counts like a handler that takes too long, unless most of the time went in waiting for a connection. If it does not say, the unit
-// is in doubt, which does not count.
+// If ctx ends before the reply, send requests a cancellation and waits for the result. If the
+// server rolled back the handlers' statements, that counts like a handler that takes too long,
+// unless most of the time was spent waiting for a connection. If the server does not reply, the
+// result is ambiguous, which does not count.
 func (w *unit) send(ctx context.Context, pooled *pgxpool.Conn) (err error) {
 	sent, conn := now(), pooled.Conn()
-	attend(ctx, pooled, true, func() { err = w.results(conn.SendBatch(context.WithoutCancel(ctx), &w.Batch)) })
+	watch(ctx, pooled, true, func() { err = w.results(conn.SendBatch(context.WithoutCancel(ctx), &w.Batch)) })
 	if err == nil {
 		if w.commits() && conn.PgConn().TxStatus() != 'I' { // a handler began a transaction
 			return errEnded
@@ -132,16 +136,18 @@ func (w *unit) send(ctx context.Context, pooled *pgxpool.Conn) (err error) {
 		return nil
 	}
 	e, err := pgError(err), fmt.Errorf("send: %w", err)
-	_, unsent := errors.AsType[pgx.ErrPreprocessingBatch](err) // it ends the connection as well
+	// this error closes the connection too
+	_, unsent := errors.AsType[pgx.ErrPreprocessingBatch](err)
 	if e != nil || unsent {
 		err = ofMessage(w.failed, err)
 	}
 	switch {
-	case w.commits() && !unsent && inDoubt(err) && (conn.IsClosed() || w.failed == ofCommit):
+	case w.commits() && !unsent && isAmbiguous(err) && (conn.IsClosed() || w.failed == ofCommit):
 		return &provider.Error{Class: provider.ClassAmbiguous, Code: "commit", Err: err}
 	case w.failed >= ofHandlers && ctx.Err() != nil && e != nil && e.Code == queryCanceled && now().Sub(sent) > sent.Sub(w.returned):
 		return &provider.Error{Class: provider.ClassUnknown, Code: provider.CodeDeadline, Err: fmt.Errorf("%w: %w", ctx.Err(), err)}
-	case w.failed == ofUnit && (e == nil || e.Code != syntaxError): // the simple protocol reads all before it begins
+	// the simple protocol parses all statements before it executes one
+	case w.failed == ofUnit && (e == nil || e.Code != syntaxError):
 		return ofOwn(ctx, err)
 	}
 	return class(err)
@@ -156,21 +162,23 @@ func (w *unit) results(r pgx.BatchResults) error {
 	}
 	w.failed = w.of(read)
 	err := r.Close()
-	if e, ok := errors.AsType[pgx.ErrPreprocessingBatch](err); ok { // arguments that cannot be encoded: it has the statement's text
+	// arguments that cannot be encoded: the error has the statement's text
+	if e, ok := errors.AsType[pgx.ErrPreprocessingBatch](err); ok {
 		var of []int
 		for i, q := range w.QueuedQueries {
 			if q.SQL == e.SQL() {
 				of = append(of, w.of(i))
 			}
 		}
-		if w.failed = ofHandlers; len(slices.Compact(of)) == 1 { // else it may be of any of several messages
+		// otherwise several messages may have queued the statement
+		if w.failed = ofHandlers; len(slices.Compact(of)) == 1 {
 			w.failed = of[0]
 		}
 	}
 	return err
 }
 
-// ofMessage adds to an error the message that queued the statement, if it is of one.
+// ofMessage adds to an error the message that queued the statement, if a message did.
 func ofMessage(of int, err error) error {
 	if of < 0 {
 		return err
@@ -178,8 +186,8 @@ func ofMessage(of int, err error) error {
 	return &provider.MessageError{Message: of, Err: err}
 }
 
-// now measures how long something takes.
-func now() time.Time { return time.Now() } //nolint:forbidigo // it is compared with no time of the store's
+// now measures durations.
+func now() time.Time { return time.Now() } //nolint:forbidigo // not compared with the store's times
 
 // Switch implements provider.Units.
 func (b *Batched) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx *pgx.Batch, live int) (int, error)) error {

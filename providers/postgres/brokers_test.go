@@ -22,13 +22,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// inProcess is Watermill's own Pub/Sub. It must wait for acks: what it lost when it stops would count as published.
+// inProcess returns Watermill's in-process Pub/Sub. It must wait for acks: otherwise messages
+// that it loses when it stops would count as published.
 func inProcess(*testing.T, *postgres.DB) (message.Publisher, message.Subscriber) {
 	both := gochannel.NewGoChannel(gochannel.Config{BlockPublishUntilSubscriberAck: true}, watermill.NopLogger{})
 	return both, both
 }
 
-// sqlTopics are Watermill's topics in the same database.
+// sqlTopics returns Watermill's topics in the same database.
 func sqlTopics(t *testing.T, db *postgres.DB) (message.Publisher, message.Subscriber) {
 	pool := stdlib.OpenDBFromPool(db.Pool())
 	t.Cleanup(func() { _ = pool.Close() })
@@ -43,8 +44,8 @@ func sqlTopics(t *testing.T, db *postgres.DB) (message.Publisher, message.Subscr
 	return pub, sub
 }
 
-// From the append through the outbox, the relay and a broker of Watermill's to the read model, with everything stopped
-// and started again in the middle: the sums are exact.
+// The path from the append through the outbox, the relay and a broker of Watermill to the read
+// model, with everything stopped and restarted in the middle: the sums are exact.
 func TestThroughWatermillsBrokersWithARestart(t *testing.T) {
 	t.Parallel()
 	const events, keys = 400, 7

@@ -17,15 +17,15 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// planned makes the server plan a statement each time, for the tables as they are: it costs a fraction of a
-// millisecond for a whole batch. See append.go.
+// planned makes the server plan a statement on each call, for the current tables. That costs a
+// fraction of a millisecond for a whole batch. See append.go.
 const planned = pgx.QueryExecModeCacheDescribe
 
 const entryColumns = `o.id, o.message_id, o.topic, o.key, o.payload, o.headers, o.status, o.attempts, o.suspect, o.token,
 	o.claimed_by, o.last_error, o.next_attempt_at, o.created_at, o.last_attempt_at, o.published_at`
 
-func scanEntry(row pgx.CollectableRow) (outbox.Entry, error) {
-	var e outbox.Entry
+func scanEntry(row pgx.CollectableRow) (provider.Entry, error) {
+	var e provider.Entry
 	var headers string
 	var token *uuid.UUID
 	var next, created, last, published pgtype.Timestamptz
@@ -45,31 +45,32 @@ func scanEntry(row pgx.CollectableRow) (outbox.Entry, error) {
 	return e, nil
 }
 
-// setHeaders parses the headers of e, which is malformed if that fails.
-func setHeaders(e *outbox.Entry, headers string) {
+// setHeaders parses the headers of e. If that fails, e is malformed.
+func setHeaders(e *provider.Entry, headers string) {
 	var err error
 	e.Headers, err = provider.ParseHeaders(headers)
 	e.Malformed = e.Malformed || err != nil
 }
 
-// setTime sets a time of e, which is malformed if t is none. Null is the zero time.
-func setTime(e *outbox.Entry, to *time.Time, t pgtype.Timestamptz) {
+// setTime sets a time of e. If t is out of range, e is malformed. Null is the zero time.
+func setTime(e *provider.Entry, to *time.Time, t pgtype.Timestamptz) {
 	var ok bool
 	if *to, ok = provider.StoredTime(t.Time); t.Valid && (!ok || t.InfinityModifier != pgtype.Finite) {
 		*to, e.Malformed = time.Time{}, true
 	}
 }
 
-// claimedColumns are the columns of a claim that its caller does not know already.
+// claimedColumns are the columns of a claimed entry that the caller does not know.
 const claimedColumns = `o.id, o.message_id, o.topic, o.key, o.payload, o.headers, o.attempts, o.suspect, o.last_error,
 	o.next_attempt_at, o.created_at, o.last_attempt_at`
 
-// collectClaimed reads what a claim of at most t.Limit entries returns. The texts of an entry share one copy of what the
-// driver read, as a relay reads many entries and keeps none for long.
-func collectClaimed(rows pgx.Rows, t claim.Terms) ([]outbox.Entry, error) {
+// collectClaimed reads the result of a claim of at most t.Limit entries. The texts of an entry
+// share one copy of the driver's bytes, because a relay reads many entries and keeps none for
+// long.
+func collectClaimed(rows pgx.Rows, t claim.Terms) ([]provider.Entry, error) {
 	defer rows.Close()
-	var entries []outbox.Entry
-	var e outbox.Entry
+	var entries []provider.Entry
+	var e provider.Entry
 	var id, topic, key, payload, headers, lastError pgtype.DriverBytes
 	var next, created, last pgtype.Timestamptz
 	var texts []byte
@@ -93,25 +94,28 @@ func collectClaimed(rows pgx.Rows, t claim.Terms) ([]outbox.Entry, error) {
 		setTime(&e, &e.CreatedAt, created)
 		setTime(&e, &e.LastAttemptedAt, last)
 		if entries == nil {
-			entries = make([]outbox.Entry, 0, min(t.Limit, claimedAtOnce))
+			entries = make([]provider.Entry, 0, min(t.Limit, claimedAtOnce))
 		}
 		entries = append(entries, e)
 	}
 	return entries, rows.Err()
 }
 
-const claimedAtOnce = 64 // entries to make room for at first
+const claimedAtOnce = 64 // initial capacity of the result
 
-// eligible is what may be claimed by itself; claimable, the first half of the guard, that no ineligible entry of
-// its key precedes: neither one that waits or is taken, nor one that is set aside. Lookups stand in cases, which are
-// never turned into joins: with statistics from when little was open, that was a walk over all of it for each (20
-// seconds for a claim of 50 of 100,000). They give null, so that the planner takes nearly all rows to pass. Here and
-// elsewhere, "id > 0" and "topic <> ”" say which of the partial indexes is meant: see migration 1.
+// eligible selects entries that may be claimed, apart from their key. claimable adds the first
+// half of the guard: no ineligible entry of the key precedes it, whether that waits, is claimed,
+// or is held or abandoned. Lookups are in cases, which are never turned into joins: with
+// statistics from when few entries were open, a join walked all of them for each entry (20
+// seconds for a claim of 50 of 100,000). The cases return null, so that the planner estimates
+// that nearly all rows pass. Here and elsewhere, "id > 0" and "topic <> ”" select one of the
+// partial indexes: see migration 1.
 const (
 	eligible  = `o.open and o.id > 0 and ` + due
 	claimable = eligible + unpreceded
 
-	// The same of one topic's, as a range: an order by topic and id would else be one by id, which other indexes have.
+	// The same for one topic, as a range: an order by topic and id of one topic would be an order
+	// by id, which other indexes have.
 	eligibleOfTopic  = `o.open and o.topic >= '' and o.topic >= n.topic and o.topic <= n.topic and ` + due
 	claimableOfTopic = eligibleOfTopic + unpreceded
 
@@ -127,29 +131,32 @@ const (
 			where e.held and e.topic <> '' and e.topic = o.topic and e.key = o.key and e.id < o.id) then null else true end is not null`
 )
 
-// A claim in one statement. The clock is read once. If it were read per row, the first entry of a key could be judged
-// leased and, rows later, no longer in the way. picked are the eligible entries that no ineligible one of their key
-// precedes. They are locked, and rows that others hold are skipped. Those that are spent (their claim vanished at the
-// limit) are abandoned. The others are safe if no earlier open entry of their key is outside of picked; one that another
-// transaction has locked is outside. Of the safe ones, in order, the batch takes as much payload as it may. A suspect
-// (its claim vanished) is claimed alone if it is the first. Otherwise it ends the batch before it. Each entry before a
-// safe one in its key is safe as well, so a batch never passes an entry. Without order every eligible entry is safe.
+// A claim is one statement. It reads the clock once: if it were read per row, the first entry of
+// a key could count as leased and, rows later, no longer block. picked are the eligible entries
+// that no ineligible one of their key precedes. They are locked, and rows that others have locked
+// are skipped. Exhausted ones (their claim crashed at the limit) are abandoned. The others are
+// safe if no earlier open entry of their key is outside picked; one that another transaction has
+// locked is outside. Of the safe ones, in order, the batch takes as much payload as allowed. A
+// suspect (its claim crashed) is claimed alone if it is the first; otherwise it ends the batch
+// before it. Each entry before a safe one in its key is safe too, so a batch never passes an
+// entry. Without order every eligible entry is safe.
 //
-// The claim of a near scan picks what is eligible without a lookup of what precedes it, and leaves it to the second half
-// of the guard whether it is safe. That is half the lookups if little is in the way. A spent entry stops its key until a
-// full scan.
+// A near scan picks eligible entries without checking the earlier ones, and leaves that to the
+// second half of the guard. That halves the lookups if few entries wait. An exhausted entry
+// blocks its key until a full scan.
 //
-// A claim of some topics walks the open entries of each topic by itself, so that the entries of other topics cost
-// nothing. It takes up to the limit from each topic, and picks the first of all those. It locks them in the walks, and so
-// locks some that it does not pick. If they were locked after that, relays that claim at once would pick the
-// same ones, and all but one would get nothing. No claim waits for a lock, so the order of locks does not matter.
+// A claim of some topics walks the open entries of each topic separately, so that the entries of
+// other topics cost nothing. It takes up to the limit from each topic, and picks the first of
+// all. It locks entries during the walks, and so locks some that it does not pick. If it locked
+// them afterwards, concurrent relays would pick the same ones, and all but one would get none. No
+// claim waits for a lock, so the order of locks does not matter.
 const (
-	claimEntriesSQL       = claimHead + claimAny + claimable + claimPicked + claimSpent + claimNotSpent + claimSafe + claimTail
-	claimNearSQL          = claimHead + claimAny + eligible + claimPicked + claimNotSpent + claimSafe + claimNotHeld + claimTail
-	claimUnorderedSQL     = claimHead + claimAny + eligible + claimPicked + claimSpent + claimNotSpent + claimTail
-	claimTopicsSQL        = claimTopicsHead + claimableOfTopic + claimPickedOfTopic + claimMerged + claimSpent + claimNotSpent + claimSafe + claimTail
-	claimTopicsNearSQL    = claimTopicsHead + eligibleOfTopic + claimPickedOfTopic + claimMerged + claimNotSpent + claimSafe + claimNotHeld + claimTail
-	claimTopicsNoOrderSQL = claimTopicsHead + eligibleOfTopic + claimPickedOfTopic + claimMerged + claimSpent + claimNotSpent + claimTail
+	claimEntriesSQL       = claimHead + claimAny + claimable + claimPicked + claimAbandon + claimNotExhausted + claimSafe + claimTail
+	claimNearSQL          = claimHead + claimAny + eligible + claimPicked + claimNotExhausted + claimSafe + claimNotHeld + claimTail
+	claimUnorderedSQL     = claimHead + claimAny + eligible + claimPicked + claimAbandon + claimNotExhausted + claimTail
+	claimTopicsSQL        = claimTopicsHead + claimableOfTopic + claimPickedOfTopic + claimMerged + claimAbandon + claimNotExhausted + claimSafe + claimTail
+	claimTopicsNearSQL    = claimTopicsHead + eligibleOfTopic + claimPickedOfTopic + claimMerged + claimNotExhausted + claimSafe + claimNotHeld + claimTail
+	claimTopicsNoOrderSQL = claimTopicsHead + eligibleOfTopic + claimPickedOfTopic + claimMerged + claimAbandon + claimNotExhausted + claimTail
 
 	claimClock = `ck as materialized (select t, t + $2::bigint * interval '1 microsecond' as until from (select clock_timestamp() t) c),`
 	claimHead  = `
@@ -163,7 +170,7 @@ picked as materialized (
 picked as materialized (` + claimCandidate
 	claimCandidate = `
 	select o.id, o.topic, o.key, octet_length(o.payload) as bytes, o.status = 'claimed' or o.suspect as suspect,
-		o.status = 'claimed' and $4::int > 0 and o.attempts >= $4::int as spent
+		o.status = 'claimed' and $4::int > 0 and o.attempts >= $4::int as exhausted
 	from kinora.outbox o, ck
 	where o.id > $7::bigint and `
 	claimPicked = `
@@ -174,20 +181,20 @@ picked as materialized (` + claimCandidate
 	for update of o skip locked`
 	claimMerged = `) p
 	order by p.id limit $3::int`
-	claimSpent = `),
+	claimAbandon = `),
 abandoned as (
 	update kinora.outbox o set status = 'abandoned', open = false, held = true, stuck = true, suspect = true, last_error = 'crashed'
-	from picked p where p.spent and o.id = p.id`
-	claimNotSpent = `),
+	from picked p where p.exhausted and o.id = p.id`
+	claimNotExhausted = `),
 batch as materialized (
 	select s.id from (
 		select o.id, row_number() over w as n, sum(o.bytes) over w as total, count(*) filter (where o.suspect) over w as suspects
-		from picked o where not o.spent`
+		from picked o where not o.exhausted`
 	claimSafe = `
 	and case when exists (
 		select from kinora.outbox e
 		where e.open and e.topic <> '' and e.topic = o.topic and e.key = o.key and e.id < o.id
-			and e.id not in (select id from picked where not spent)) then null else true end is not null`
+			and e.id not in (select id from picked where not exhausted)) then null else true end is not null`
 	claimNotHeld = `
 	and ` + nothingHeld
 	claimTail = `
@@ -198,9 +205,11 @@ update kinora.outbox o set status = 'claimed', token = $1::uuid, claimed_by = $5
 from batch, ck where o.id = batch.id
 returning ` + claimedColumns
 
-	// openTopics are those asked for or, where none are, all that have anything open, which it leaps through by the
-	// index; without the others. The last condition always holds: for it the planner takes them to be few, as they are.
-	// It would take them for a hundred, and compile the statement, which takes longer than the claim (100 ms).
+	// openTopics are the requested topics or, if none are given, all topics with open entries,
+	// found by skipping through the index; without the excluded ones. The last condition is
+	// always true: with it the planner estimates few topics, as there are. Without it the planner
+	// would estimate a hundred and compile the statement, which takes longer than the claim (100
+	// ms).
 	openTopics = `
 walked as (
 	(select o.topic from kinora.outbox o where (select topics from asked) is null and o.open and o.topic >= '' order by o.topic limit 1)
@@ -213,24 +222,26 @@ names as materialized (
 )
 
 // ClaimEntries implements provider.BatchClaimer.
-func (db *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]outbox.Entry, error) {
+func (db *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) ([]provider.Entry, error) {
 	if err := provider.CheckQuery(q); err != nil {
 		return nil, fmt.Errorf("claim entries: %w", err)
 	}
 	sql := statementFor(q, claimStatements)
 	args := []any{planned, uuid.UUID(t.Token), t.Lease.Microseconds(), t.Limit, q.Attempts, t.Holder, q.Bytes, max(q.After, 0)}
 	crash.Point("claim: before")
-	rows, _ := db.pool.Query(ctx, db.q(sql), append(args, topicArgs(q)...)...) // the rows have its error as well
+	// the rows return its error too
+	rows, _ := db.pool.Query(ctx, db.q(sql), append(args, topicArgs(q)...)...)
 	entries, err := collectClaimed(rows, t)
 	crash.Point("claim: after")
 	if err != nil {
 		return nil, fmt.Errorf("claim entries: %w", clear(err))
 	}
-	slices.SortFunc(entries, func(a, b outbox.Entry) int { return cmp.Compare(a.Seq, b.Seq) }) // returning keeps no order
+	// returning has no order
+	slices.SortFunc(entries, func(a, b provider.Entry) int { return cmp.Compare(a.Seq, b.Seq) })
 	return entries, nil
 }
 
-// some is nil where there is none.
+// some returns nil for an empty list.
 func some[T any](all []T) []T {
 	if len(all) == 0 {
 		return nil
@@ -238,7 +249,7 @@ func some[T any](all []T) []T {
 	return all
 }
 
-// statements of one kind, for all topics and for some of them.
+// statements are the statements of one kind, for all topics and for some.
 type statements struct{ all, some byOrder }
 
 type byOrder struct{ ordered, near, unordered string }
@@ -254,14 +265,15 @@ var (
 	}
 )
 
-// statementFor is the one that q wants.
+// statementFor returns the statement for q.
 func statementFor(q provider.EntryQuery, of statements) string {
 	by := of.all
 	if len(topicArgs(q)) > 0 {
 		by = of.some
 	}
 	switch {
-	case q.Unordered: // and nearby: it looks at nothing before them anyway
+	// always a full scan: without order there are no earlier entries to check
+	case q.Unordered:
 		return by.unordered
 	case q.Near:
 		return by.near
@@ -269,7 +281,7 @@ func statementFor(q provider.EntryQuery, of statements) string {
 	return by.ordered
 }
 
-// topicArgs is nothing where q picks all topics.
+// topicArgs returns nil if q selects all topics.
 func topicArgs(q provider.EntryQuery) []any {
 	if len(q.Topics) == 0 && len(q.Except) == 0 {
 		return nil
@@ -277,7 +289,8 @@ func topicArgs(q provider.EntryQuery) []any {
 	return []any{some(q.Topics), some(q.Except)}
 }
 
-// Candidates: the first so many that may be claimed or, nearby, those of the first so many eligible ones.
+// Candidates are the first claimable entries or, in a near scan, the claimable ones of the first
+// eligible entries.
 const (
 	entryCandidatesSQL     = candidatesHead + candidatesOf + claimable + candidatesTail + candidatesAll + candidatesEnd
 	nearCandidatesSQL      = candidatesHead + candidatesOf + eligible + candidatesTail + candidatesNear + candidatesEnd
@@ -314,13 +327,13 @@ order by o.id`
 )
 
 // EntryCandidates implements provider.Outbox.
-func (db *Provider) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]outbox.Entry, error) {
+func (db *Provider) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]provider.Entry, error) {
 	if err := provider.CheckQuery(q); err != nil {
 		return nil, fmt.Errorf("read candidates: %w", err)
 	}
 	rows, err := db.pool.Query(ctx, db.q(statementFor(q, candidateStatements)), append([]any{planned, limit, q.Bytes, max(q.After, 0)}, topicArgs(q)...)...)
 	if err == nil {
-		var entries []outbox.Entry
+		var entries []provider.Entry
 		if entries, err = pgx.CollectRows(rows, scanEntry); err == nil {
 			return entries, nil
 		}
@@ -328,8 +341,8 @@ func (db *Provider) EntryCandidates(ctx context.Context, q provider.EntryQuery, 
 	return nil, fmt.Errorf("read candidates: %w", clear(err))
 }
 
-// The row is locked first, and judged by a later statement's snapshot and clock: a wait for the lock makes
-// them old. Then either of the two changes applies.
+// The first statement locks the row. The second judges the row with a newer snapshot and clock,
+// because a wait for the lock makes the first ones stale, and then takes or abandons the entry.
 const (
 	lockEntrySQL = `select 1 from kinora.outbox where id = $1::bigint for update`
 
@@ -339,18 +352,18 @@ const (
 	takeAny = `
 with ck as materialized (select clock_timestamp() t)
 update kinora.outbox o set
-	status          = case when spent then 'abandoned' else 'claimed' end,
-	open            = not spent,
-	held            = spent,
-	stuck           = o.stuck or spent,
-	last_error      = case when spent then 'crashed' else o.last_error end,
-	token           = case when spent then o.token else $2::uuid end,
-	claimed_by      = case when spent then o.claimed_by else $3::text end,
-	attempts        = case when spent then o.attempts else o.attempts + 1 end,
+	status          = case when exhausted then 'abandoned' else 'claimed' end,
+	open            = not exhausted,
+	held            = exhausted,
+	stuck           = o.stuck or exhausted,
+	last_error      = case when exhausted then 'crashed' else o.last_error end,
+	token           = case when exhausted then o.token else $2::uuid end,
+	claimed_by      = case when exhausted then o.claimed_by else $3::text end,
+	attempts        = case when exhausted then o.attempts else o.attempts + 1 end,
 	suspect         = o.suspect or o.status = 'claimed',
-	last_attempt_at = case when spent then o.last_attempt_at else ck.t end,
-	next_attempt_at = case when spent then o.next_attempt_at else ck.t + $4::bigint * interval '1 microsecond' end
-from ck, lateral (select o2.status = 'claimed' and $5::int > 0 and o2.attempts >= $5::int as spent from kinora.outbox o2 where o2.id = $1::bigint) s
+	last_attempt_at = case when exhausted then o.last_attempt_at else ck.t end,
+	next_attempt_at = case when exhausted then o.next_attempt_at else ck.t + $4::bigint * interval '1 microsecond' end
+from ck, lateral (select o2.status = 'claimed' and $5::int > 0 and o2.attempts >= $5::int as exhausted from kinora.outbox o2 where o2.id = $1::bigint) s
 where o.id = $1::bigint and o.open and o.status = $6::text and o.attempts = $7::int and o.token is not distinct from $8::uuid
 	and o.next_attempt_at <= ck.t and o.status in ('pending', 'failed', 'claimed')`
 	takeGuard = `
@@ -364,7 +377,7 @@ returning ` + entryColumns
 )
 
 // TakeEntry implements provider.Outbox.
-func (db *Provider) TakeEntry(ctx context.Context, e outbox.Entry, q provider.EntryQuery, t claim.Terms) (outbox.Entry, bool, error) {
+func (db *Provider) TakeEntry(ctx context.Context, e provider.Entry, q provider.EntryQuery, t claim.Terms) (provider.Entry, bool, error) {
 	var token *uuid.UUID
 	if e.Token != (claim.Token{}) {
 		token = (*uuid.UUID)(&e.Token)
@@ -397,6 +410,7 @@ func (db *Provider) TakeEntry(ctx context.Context, e outbox.Entry, q provider.En
 	case taken.Status != outbox.Claimed:
 		return e, false, nil
 	}
-	taken.Malformed = taken.Headers == nil || taken.CreatedAt.IsZero() // the claim has set the other times
+	// the claim has set the other times
+	taken.Malformed = taken.Headers == nil || taken.CreatedAt.IsZero()
 	return taken, true, nil
 }

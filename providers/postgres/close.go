@@ -10,9 +10,10 @@ import (
 )
 
 const (
-	// A message that is parked already keeps its row, and the row gets the handlers that it does not have yet. A skipped one stays.
-	// An existing hold stays as it is, and is locked: a unit that applies the last message of the lane must not delete it without
-	// seeing the messages that this unit parks.
+	// A message that is parked already keeps its row, and the row gets the handlers that it
+	// lacks. A skipped one is not changed. An existing hold is not changed, but locked: a unit
+	// that applies the last message of the lane must not delete the hold before it sees the
+	// messages that this unit parks.
 	parkSQL = `
 with ck as materialized (select clock_timestamp() t),
 parked as (
@@ -29,20 +30,21 @@ on conflict on constraint holds_pkey do update set due_at = h.due_at`
 
 	parkedAs = `handler, handlers, message_id, marker_id, topic, key, lane, type, payload, headers, class, code, attempts, version, state`
 
-	// Without new handlers, a message keeps those that it has.
-	setAsideSQL = `
+	// Without new handlers, a message keeps its handlers.
+	updateParkedSQL = `
 update kinora.parked p set class = a.class, code = a.code, attempts = a.attempts, handler = a.handler, version = a.version, state = a.state,
 	handlers = case when a.handlers = '{}' then p.handlers else a.handlers end
 from json_populate_recordset(null::kinora.parked, $1::json) a where p.id = a.id`
 
-	// A message about which a person decided is kept.
+	// A message with a person's decision is kept.
 	resolveSQL = `
 with gone as (delete from kinora.parked where id = any($1::bigint[]) and resolved_by = '')
 update kinora.parked set state = 'replayed', resolved_at = clock_timestamp() where id = any($1::bigint[]) and resolved_by <> ''`
 
-	// The caller has locked these lanes, and has changed messages of each, the first of them changed. A lane without messages is held no
-	// more. If its first message is stuck, it waits for a person. If it is one of $2, it is due after that time. Else it is due now, unless
-	// its first message is none that changed, nor comes after one.
+	// The caller has locked these lanes and changed messages in each; changed is the first of
+	// them. A lane without messages is no longer held. If its first message is stuck, the lane
+	// waits for a person. If its first message is one of $2, the lane is due after that message's
+	// delay. Otherwise it is due now, unless its first message precedes all changed ones.
 	releaseSQL = `
 with ck as materialized (select clock_timestamp() t),
 l as materialized (
@@ -58,7 +60,7 @@ update kinora.holds h set due_at = case
 from ck, l left join json_to_recordset($2::json) a(id bigint, after bigint) on a.id = l.id
 where h.projector = l.projector and h.lane = l.lane and l.id is not null`
 
-	// Markers that the opening inserted for parked messages that it then found not to be live.
+	// Markers that the opening inserted for parked messages that are not live.
 	unmarkSQL = `
 delete from kinora.markers m using unnest($2::text[], $3::text[]) n(handler, message_id)
 where m.handler = n.handler and m.message_id = n.message_id and m.generation = ` + liveGeneration
@@ -87,7 +89,8 @@ func (w *unit) queueResolved(c provider.Closing) {
 	for _, m := range w.Markers(&w.found) {
 		delete(w.marked, m)
 	}
-	if len(w.marked) > 0 { // those of messages that are not live
+	// markers of messages that are not live
+	if len(w.marked) > 0 {
 		handlers, messages := columns(slices.Collect(maps.Keys(w.marked)))
 		w.Queue(w.db.q(unmarkSQL), w.Projector, handlers, messages)
 	}
@@ -99,15 +102,16 @@ func (w *unit) queueResolved(c provider.Closing) {
 	for q, seq := range s.Changed {
 		changed = append(changed, map[string]any{"projector": q.Projector, "lane": fmt.Sprintf(`\x%x`, q.Lane), "changed": seq})
 	}
-	text, _ := json.Marshal(changed) // JSON has all of it
+	// always has a JSON form
+	text, _ := json.Marshal(changed)
 	stay := w.rows(s.Failed)
-	w.Queue(lookUpSQL)
-	w.Queue(w.db.q(setAsideSQL), stay)
+	w.Queue(noScanSQL)
+	w.Queue(w.db.q(updateParkedSQL), stay)
 	w.Queue(w.db.q(resolveSQL), s.Applied)
 	w.Queue(w.db.q(releaseSQL), string(text), stay)
 }
 
-// rows is a JSON list of rows of kinora.parked. A message is kept as it came, also if PostgreSQL refuses its texts.
+// rows returns a JSON list of rows of kinora.parked. A text that PostgreSQL refuses is encoded.
 func (w *unit) rows(asides []provider.Aside) string {
 	rows := make([]map[string]any, len(asides))
 	for i, a := range asides {
@@ -127,11 +131,12 @@ func (w *unit) rows(asides []provider.Aside) string {
 			rows[i]["id"] = w.Messages[a.Message].Parked.Seq
 		}
 	}
-	text, _ := json.Marshal(rows) // JSON has all of it
+	// always has a JSON form
+	text, _ := json.Marshal(rows)
 	return string(text)
 }
 
-// each is of for each element, and nil for nil.
+// each applies of to each element. It returns nil for nil.
 func each[T, R any](list []T, of func(*T) R) []R {
 	if list == nil {
 		return nil

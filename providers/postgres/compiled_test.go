@@ -15,8 +15,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// With sequential scans off, a plan that has one seems so expensive that the server compiles it, which takes longer than all
-// else of a unit. auto_explain writes down each plan, and whether it was compiled.
+// With sequential scans off, a plan with one seems so expensive that the server compiles it,
+// which takes longer than all else in a unit. auto_explain logs each plan, and whether it was
+// compiled.
 func TestNoStatementOfARunnerIsCompiled(t *testing.T) {
 	t.Parallel()
 	server, err := pgtest.Start("shared_preload_libraries=auto_explain", "auto_explain.log_min_duration=0", "auto_explain.log_analyze=on", "log_min_messages=log")
@@ -62,7 +63,7 @@ func TestNoStatementOfARunnerIsCompiled(t *testing.T) {
 	}
 	log, err := os.ReadFile(server.Log())
 	require.NoError(t, err)
-	require.Contains(t, string(log), "Query Text", "auto_explain is at work")
+	require.Contains(t, string(log), "Query Text", "auto_explain is active")
 	for plan := range strings.SplitSeq(string(log), "LOG:  duration") {
 		require.NotContains(t, plan, "JIT:")
 	}

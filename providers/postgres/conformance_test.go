@@ -43,7 +43,7 @@ func fixture(t testing.TB, db *postgres.DB, o providertest.Options) providertest
 			_ = tx.Commit(ctx)
 			_ = tx.Rollback(ctx)
 			_, _ = tx.Exec(ctx, "rollback")
-			_, _ = tx.Conn().Exec(ctx, "rollback") // which nothing can refuse
+			_, _ = tx.Conn().Exec(ctx, "rollback") // cannot be refused
 		},
 		Insert: insert(db),
 		Total:  total(t, db),
@@ -100,7 +100,7 @@ func insert(db *postgres.DB) func(...providertest.Foreign) error {
 	}
 }
 
-// advance makes everything that is stored older.
+// advance makes all stored data older.
 func advance(t testing.TB, db *postgres.DB) func(time.Duration) {
 	return func(d time.Duration) {
 		for table, columns := range map[string][]string{
@@ -108,7 +108,7 @@ func advance(t testing.TB, db *postgres.DB) func(time.Duration) {
 			"markers":         {"processed_at"},
 			"low_water_marks": {"pruned_before"},
 			"parked":          {"parked_at", "resolved_at"},
-			"holds":           {"due_at"}, // an infinite one stays so
+			"holds":           {"due_at"}, // infinity stays
 			"runners":         {"expires_at"},
 		} {
 			var back []string

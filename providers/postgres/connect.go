@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// connect makes a connection next to the pool, prepared as the pool's own are.
+// connect opens a connection outside the pool, configured like those of the pool.
 func connect(ctx context.Context, pool *pgxpool.Config) (*pgx.Conn, error) {
 	config, err := connConfig(ctx, pool)
 	if err != nil {
@@ -18,14 +18,14 @@ func connect(ctx context.Context, pool *pgxpool.Config) (*pgx.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return conn, settle(ctx, pool, conn)
+	return conn, prepare(ctx, pool, conn)
 }
 
-// connConfig returns the configuration of a connection next to the pool: that of the pool's own connections.
+// connConfig returns the configuration of the pool's connections for one outside the pool.
 func connConfig(ctx context.Context, pool *pgxpool.Config) (*pgx.ConnConfig, error) {
 	c := pool.ConnConfig.Copy()
 	if c.ConnectTimeout <= 0 {
-		c.ConnectTimeout = 2 * time.Minute // the pool's
+		c.ConnectTimeout = 2 * time.Minute // as pgxpool does
 	}
 	if pool.BeforeConnect != nil {
 		if err := pool.BeforeConnect(ctx, c); err != nil {
@@ -35,20 +35,21 @@ func connConfig(ctx context.Context, pool *pgxpool.Config) (*pgx.ConnConfig, err
 	return c, nil
 }
 
-// settle prepares a new connection next to the pool as the pool prepares its own. On an error it closes the connection.
-func settle(ctx context.Context, pool *pgxpool.Config, conn *pgx.Conn) error {
+// prepare runs the pool's AfterConnect on a connection outside the pool. On an error it closes
+// the connection.
+func prepare(ctx context.Context, pool *pgxpool.Config, conn *pgx.Conn) error {
 	if pool.AfterConnect == nil {
 		return nil
 	}
 	err := pool.AfterConnect(ctx, conn)
 	if err != nil {
-		shut(ctx, conn)
+		closeConn(ctx, conn)
 	}
 	return err
 }
 
-// shut closes a connection. It waits at most five seconds for the server.
-func shut(ctx context.Context, conn *pgx.Conn) {
+// closeConn closes a connection. It waits at most five seconds for the server.
+func closeConn(ctx context.Context, conn *pgx.Conn) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	_ = conn.Close(ctx)

@@ -23,7 +23,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// private is a database on a server of its own, for a test that holds transactions open.
+// private returns a database on a separate server, for a test that holds transactions open.
 func private(t *testing.T) (*postgres.DB, string) {
 	t.Helper()
 	dsn := pgtest.Private(t).DSN
@@ -36,7 +36,7 @@ func private(t *testing.T) (*postgres.DB, string) {
 	return db, dsn
 }
 
-// fill makes n entries over keys, by plain SQL.
+// fill inserts n entries with this number of keys, by SQL.
 func fill(t *testing.T, db *postgres.DB, n, keys int) {
 	t.Helper()
 	_, err := db.Pool().Exec(t.Context(), `
@@ -71,7 +71,8 @@ func TestEightWorkersClaimTenThousandEntriesOnceEach(t *testing.T) {
 				if left == 0 {
 					return
 				}
-				if len(entries) == 0 { // the rest is behind what others hold: as they would, let it go on
+				// the others are blocked by claimed entries: publish those
+				if len(entries) == 0 {
 					_, err := db.Pool().Exec(t.Context(), `update kinora.outbox set status = 'published', open = false where status = 'claimed'`)
 					if err != nil {
 						t.Error(err)
@@ -125,18 +126,19 @@ func TestSixteenWritersOfOneStream(t *testing.T) {
 			all.Wait()
 			require.Equal(t, 800, count(t, db, `select count(*) from kinora.events`))
 			require.Equal(t, 800, count(t, db, `select max(version) from kinora.events`))
-			require.Equal(t, 800, count(t, db, `select max(position) from kinora.events`), "a conflict draws no position")
+			require.Equal(t, 800, count(t, db, `select max(position) from kinora.events`), "a conflict uses no position")
 			require.Equal(t, 800, count(t, db, `select count(*) from kinora.outbox o join kinora.events e on e.id::text = o.message_id
 				where (o.headers ->> 'kinora_version')::bigint = e.version and o.created_at = e.recorded_at`))
 		})
 	}
 }
 
-// One message, a hundred times at once, through two processes.
+// One message is delivered a hundred times at once, through two processes.
 func TestOneMessageAHundredTimesThroughTwoProcesses(t *testing.T) {
 	t.Parallel()
 	db, dsn := private(t)
-	gate, err := db.Pool().Begin(t.Context()) // holds both processes back until they are ready
+	// holds both processes until they are ready
+	gate, err := db.Pool().Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = gate.Rollback(context.Background()) }()
 	_, err = gate.Exec(t.Context(), `lock table totals in access exclusive mode`)
@@ -154,7 +156,7 @@ func TestOneMessageAHundredTimesThroughTwoProcesses(t *testing.T) {
 	}, 30*time.Second, 20*time.Millisecond, "many units wait for one another")
 	require.NoError(t, gate.Commit(t.Context()))
 	for _, c := range children {
-		require.NoError(t, c.Wait(), "no delivery reports an error but a wait that took too long")
+		require.NoError(t, c.Wait(), "no delivery reports an error, except a wait that took too long")
 	}
 	require.Equal(t, 1, count(t, db, `select n from totals where key = 'k'`))
 }
@@ -181,7 +183,8 @@ func child(role string) int {
 	failed := make(chan error, times)
 	for range times {
 		all.Go(func() {
-			own, err := postgres.New(db.Pool(), nil) // or they would wait for one another in this process
+			// otherwise they would wait for each other in this process
+			own, err := postgres.New(db.Pool(), nil)
 			for err == nil {
 				err := deliver(ctx, own)
 				if err == nil || provider.ClassOf(err) != provider.ClassTransient {
@@ -209,8 +212,8 @@ func deliver(ctx context.Context, db *postgres.DB) error {
 	})
 }
 
-// claimIn claims by the same statement in a transaction that the test holds open, as a relay whose statement
-// is on its way does.
+// claimIn claims with the same statement in a transaction that the test holds open, like a relay
+// whose statement is in flight.
 func claimIn(t *testing.T, tx pgx.Tx, limit int) []int64 {
 	t.Helper()
 	token := claim.NewToken()
@@ -224,8 +227,8 @@ func claimIn(t *testing.T, tx pgx.Tx, limit int) []int64 {
 	return seqs
 }
 
-// Another relay's claim statement is in flight and holds the first entry of the key: what comes behind it is
-// not to be had, though its status says nothing yet.
+// Another relay's claim is in flight and has locked the first entry of the key. The entries
+// behind it cannot be claimed, although the status is unchanged.
 func TestClaimStatementsThatOverlapDoNotSplitAKey(t *testing.T) {
 	t.Parallel()
 	db, _ := private(t)
@@ -245,7 +248,7 @@ func TestClaimStatementsThatOverlapDoNotSplitAKey(t *testing.T) {
 	require.Len(t, entries, 3)
 }
 
-// A relay that was thought dead renews its lease while another claims.
+// A relay that was thought to have crashed renews its lease while another claims.
 func TestARenewalInFlightKeepsItsKeyTogether(t *testing.T) {
 	t.Parallel()
 	db, _ := private(t)
@@ -271,18 +274,20 @@ func terms(t *testing.T) claim.Terms {
 	return terms
 }
 
-// The backoffs of many first entries end while the claim walks over them: read again for every row, the clock
-// would call the first entry of a key too early and, rows later, no longer in the way of the second.
+// The backoffs of many first entries end while the claim walks over them. If it read the clock
+// for every row, the first entry of a key could count as too early and, rows later, no longer
+// block the second.
 func TestAClaimReadsTheClockOnce(t *testing.T) {
 	t.Parallel()
-	// Keys are looked up one by one, as they are in a large backlog.
+	// Keys are looked up one by one, as in a large backlog.
 	nested, err := pgxpool.New(t.Context(), postgrestest.DSN(t, nil)+"&enable_hashjoin=off&enable_mergejoin=off")
 	require.NoError(t, err)
 	defer nested.Close()
 	db, err := postgres.New(nested, nil)
 	require.NoError(t, err)
 	const keys = 3000
-	fill(t, db, 2*keys, keys) // entry n+keys comes behind entry n
+	// entry n+keys is behind entry n
+	fill(t, db, 2*keys, keys)
 	for i := range 30 {
 		_, err := db.Pool().Exec(t.Context(), `update kinora.outbox set status = 'pending', token = null, attempts = 0, suspect = false,
 			next_attempt_at = clock_timestamp() + case when id <= $1 then interval '60 ms' else interval '0' end`, keys)
@@ -302,27 +307,28 @@ func TestAClaimReadsTheClockOnce(t *testing.T) {
 		got := map[int64]bool{}
 		for _, e := range entries {
 			got[e.Seq] = true
-			require.Equal(t, entries[0].LastAttemptedAt, e.LastAttemptedAt, "one claim, one instant")
+			require.Equal(t, entries[0].LastAttemptedAt, e.LastAttemptedAt, "one claim has one time")
 			require.Equal(t, e.LastAttemptedAt.Add(time.Hour), e.NextAttemptAt)
 		}
 		for _, e := range entries {
 			if e.Seq > keys {
-				require.True(t, got[e.Seq-keys], "the second entry of a key without its first")
+				require.True(t, got[e.Seq-keys], "the second entry of a key was claimed without its first")
 			}
 		}
 	}
 }
 
-// A switch of generations waits for units that are open; units wait for it, and then mark in the new generation.
-func TestUnitsAndASwitchOfGenerationsFenceOneAnother(t *testing.T) {
+// A switch of generations waits for open units. Units wait for the switch, and then mark in the
+// new generation.
+func TestUnitsAndASwitchOfGenerationsWaitForEachOther(t *testing.T) {
 	t.Parallel()
 	db, _ := private(t)
 	require.NoError(t, do(t.Context(), db, marked("old"), nil))
-	inside, leave, done := make(chan struct{}), make(chan struct{}), make(chan error, 3)
+	inside, resume, done := make(chan struct{}), make(chan struct{}), make(chan error, 3)
 	go func() {
 		done <- do(t.Context(), db, marked("open"), func(context.Context, pgx.Tx) ([]outbox.Message, error) {
 			close(inside)
-			<-leave
+			<-resume
 			return nil, nil
 		})
 	}()
@@ -331,7 +337,7 @@ func TestUnitsAndASwitchOfGenerationsFenceOneAnother(t *testing.T) {
 	go func() {
 		done <- db.Switch(t.Context(), "p", func(ctx context.Context, tx pgx.Tx, live int) (int, error) {
 			if live != 1 || count(t, db, `select count(*) from kinora.markers where message_id = 'open'`) != 1 {
-				t.Error("the unit that was open has not committed")
+				t.Error("the open unit has not committed")
 			}
 			close(switching)
 			<-switched
@@ -339,7 +345,7 @@ func TestUnitsAndASwitchOfGenerationsFenceOneAnother(t *testing.T) {
 		})
 	}()
 	waiting(t, db, 1)
-	close(leave)
+	close(resume)
 	<-switching
 	require.NoError(t, <-done)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)

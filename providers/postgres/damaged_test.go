@@ -16,9 +16,9 @@ type tally struct{ n int }
 
 func (a *tally) Apply(event any) { a.n += event.(counted).N }
 
-// Somebody deleted a stream's row, or set it back, by hand. Its events can be read, and no append
+// A stream's row was deleted or set back by hand. The stream's events can be read, but no append
 // succeeds until the row is restored.
-func TestEventsWithoutTheirStreamRowAreAnErrorOfTheirOwn(t *testing.T) {
+func TestEventsWithoutTheirStreamRowAreErrDamaged(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, &postgres.Config{Schema: "shop"})
 	ctx := t.Context()
@@ -41,7 +41,7 @@ func TestEventsWithoutTheirStreamRowAreAnErrorOfTheirOwn(t *testing.T) {
 				for _, n := range [][]int{{3}, {3, 4}} {
 					_, err := db.Append(ctx, stream, expected, drafts(t, n...))
 					damaged(t, err, stream, "expected %d", expected)
-					_, err = undone(t, db, func(tx *postgres.Tx) (eventstore.Appended, error) {
+					_, err = rolledBack(t, db, func(tx *postgres.Tx) (eventstore.Appended, error) {
 						return tx.Append(ctx, stream, expected, drafts(t, n...))
 					})
 					damaged(t, err, stream, "expected %d in a transaction", expected)
@@ -52,16 +52,16 @@ func TestEventsWithoutTheirStreamRowAreAnErrorOfTheirOwn(t *testing.T) {
 			require.NoError(t, err)
 			_, err = repo.Update(ctx, id, func(a *tally) ([]any, error) {
 				decisions++
-				require.Equal(t, 3, a.n, "the events are read as before")
+				require.Equal(t, 3, a.n, "the events can be read")
 				return []any{counted{5}}, nil
 			})
 			damaged(t, err, stream, "update")
-			require.Equal(t, 1, decisions, "it is no conflict, which is tried again")
-			_, remedy, _ := strings.Cut(err.Error(), "restore the row: ")
-			_, err = db.Pool().Exec(ctx, remedy)
-			require.NoError(t, err, remedy)
+			require.Equal(t, 1, decisions, "the error is not a conflict, so Update does not repeat the decision")
+			_, repair, _ := strings.Cut(err.Error(), "restore the row: ")
+			_, err = db.Pool().Exec(ctx, repair)
+			require.NoError(t, err, repair)
 			at, err := db.Append(ctx, stream, 2, drafts(t, 3))
-			require.NoError(t, err, "the remedy helps")
+			require.NoError(t, err, "the SQL in the error restores the stream")
 			require.EqualValues(t, 3, at.Version)
 		})
 	}
@@ -76,15 +76,15 @@ func damaged(t *testing.T, err error, stream, what string, args ...any) {
 	require.ErrorContains(t, err, "restore the row: insert into shop.streams ")
 }
 
-var errUndo = errors.New("undo")
+var errRollback = errors.New("roll back")
 
-// undone runs fn in a transaction that is rolled back.
-func undone[T any](t *testing.T, db *postgres.DB, fn func(tx *postgres.Tx) (T, error)) (v T, err error) {
+// rolledBack runs fn in a transaction that is rolled back.
+func rolledBack[T any](t *testing.T, db *postgres.DB, fn func(tx *postgres.Tx) (T, error)) (v T, err error) {
 	t.Helper()
 	end := pgx.BeginFunc(t.Context(), db.Pool(), func(tx pgx.Tx) error {
 		v, err = fn(db.InTx(tx))
-		return errUndo
+		return errRollback
 	})
-	require.ErrorIs(t, end, errUndo)
+	require.ErrorIs(t, end, errRollback)
 	return v, err
 }

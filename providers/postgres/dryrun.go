@@ -10,21 +10,24 @@ import (
 )
 
 const (
-	// The next transaction id and the next multixact id: the dry run's are these or later ones. A statement that
-	// must wait for a lock longer than a second fails, because the lock may be waiting for the dry run.
+	// The next transaction id and the next multixact id: those of the dry run are these or later
+	// ones. A statement that waits for a lock longer than a second fails, because the lock's
+	// holder may be waiting for the dry run.
 	beginDryRunSQL = `
 select pg_snapshot_xmax(pg_current_snapshot())::text::bigint, (mxid_age('1'::xid) + 1::bigint) & 4294967295,
 	set_config('lock_timeout', '1s', true) || ` + sameFormats
 
 	writerSQL = `select pg_backend_pid(), ` + sameFormats
 
-	// Both sides write values alike, whatever the handler or the session has set.
+	// Both sides format values alike, whatever the handler or the session has set.
 	sameFormats = `set_config('TimeZone', 'UTC', true) || set_config('DateStyle', 'ISO', true)
 	|| set_config('IntervalStyle', 'postgres', true) || set_config('bytea_output', 'hex', true) || set_config('extra_float_digits', '1', true)`
 
-	// A transaction holds a lock on each table that it has written to. If that is exclusive, it has created the table,
-	// or no other transaction can read it. These are the tables that others know, and why changes of one cannot be seen. And how many
-	// transaction ids were drawn since $2: rows may have older ones, long frozen, that look like later ones.
+	// A transaction holds a lock on each table that it has written to. If the lock is exclusive,
+	// either the transaction created the table, or no other transaction can read it. The
+	// statement returns the tables that others know, why changes of one cannot be seen, and how
+	// many transaction ids were assigned since $2: rows may have older ids, long frozen, that
+	// look like later ones.
 	knownTablesSQL = `
 with known as (
 	select c.oid::bigint, case
@@ -50,10 +53,10 @@ where c.relkind = 'r' and c.relpersistence <> 't' and n.nspname <> $1::text and 
 	select relation from pg_locks where pid = pg_backend_pid() and locktype = 'relation' and mode in ('RowExclusiveLock', 'AccessExclusiveLock'))
 order by show`
 
-	maxDryRunRows = 100_000 // of one table
+	maxDryRunRows = 100_000 // most rows of one table
 )
 
-// unseen says why changes of a table cannot be shown, by the code of the error.
+// unseen has the reasons why changes of a table cannot be shown, by the code of the error.
 var unseen = map[string]string{
 	"locked":        "the handler has locked it against readers, as truncate does",
 	"row_security":  "row security is active and may hide changes",
@@ -64,26 +67,29 @@ func hidden(code, table string) error {
 	return &provider.Error{Class: provider.ClassPermanent, Code: code, Err: fmt.Errorf("%s: %s", table, unseen[code])}
 }
 
-// dryRun finds the rows that a transaction changed, without its commit. It compares the versions of rows that the
-// transaction sees with those that everyone else sees, through a connection of its own: the pool may have only one.
+// dryRun finds the rows that a transaction changed, without a commit. It compares the row
+// versions that the transaction sees with those that others see, through a separate connection,
+// because the pool may have only one.
 type dryRun struct {
-	db                *Provider
-	conn              *pgx.Conn
-	outside           pgx.Tx // read only; read committed, so that each statement sees the latest commits
-	xid, multi, drawn int64  // see the statements
+	db   *Provider
+	conn *pgx.Conn
+	// read only, read committed: each statement sees the latest commits
+	outside           pgx.Tx
+	xid, multi, drawn int64 // see the statements
 }
 
 type writtenTable struct {
 	Name  string // in SQL
-	Show  string // in a change
+	Show  string // in a Change
 	Key   string // an SQL expression of type jsonb on a row t
-	Known bool   // to others: the transaction has not created it
+	Known bool   // others know it: the transaction has not created it
 	Hides bool   // row security is active
 }
 
-// beginDryRun prepares a dry run. Call it before the transaction begins: behind a pooler, those who wait for locks of that
-// transaction may use all connections. Dry runs of a DB follow one another: if several had one of a pooler's connections each,
-// none might get its second. Call end afterwards.
+// beginDryRun prepares a dry run. Call it before the transaction begins: behind a pooler, waiters
+// for locks of that transaction may use all connections. Dry runs of a DB run one after another:
+// if several had one of a pooler's connections each, none might get its second. Call end
+// afterwards.
 func (db *Provider) beginDryRun(ctx context.Context) (*dryRun, error) {
 	select {
 	case db.dryRuns <- struct{}{}:
@@ -108,21 +114,23 @@ func (db *Provider) beginDryRun(ctx context.Context) (*dryRun, error) {
 
 func (d *dryRun) end(ctx context.Context) {
 	if d.outside != nil {
-		rollback(ctx, d.outside) // the server would end it later than the connection
+		// the server would end it later than the connection
+		rollback(ctx, d.outside)
 	}
-	shut(ctx, d.conn)
+	closeConn(ctx, d.conn)
 	<-d.db.dryRuns
 }
 
-// changes returns the rows that tx has changed, by table and primary key, without those that are as they were. It runs deferred
-// triggers and constraints first, and leaves out Kinora's own tables and temporary ones. Times are in UTC. It reads each table
-// that tx has written to twice, and returns at most 100,000 rows of one ("too_many_rows"). It cannot see changes, and returns an
-// error, if row security is active on such a table ("row_security"), and if tx has locked a table against readers, as truncate
-// and alter do ("locked"). tx must be rolled back afterwards.
+// changes returns the rows that tx has changed, by table and primary key. It omits unchanged
+// rows, Kinora's tables and temporary tables. It runs deferred triggers and constraints first.
+// Times are in UTC. It reads each table that tx has written to twice, and returns at most 100,000
+// rows of one ("too_many_rows"). It returns an error if it cannot see changes: if row security is
+// active on such a table ("row_security"), or if tx has locked a table against readers, as
+// truncate and alter do ("locked"). Roll tx back afterwards.
 func (d *dryRun) changes(ctx context.Context, tx pgx.Tx) (all []provider.Change, err error) {
 	var pid int
 	var known []int64
-	var why []string // the changes of a table cannot be seen
+	var why []string // why changes of a table cannot be seen
 	if _, err = tx.Exec(ctx, `set constraints all immediate`); err == nil {
 		err = tx.QueryRow(ctx, writerSQL, planned).Scan(&pid, nil)
 	}
@@ -146,10 +154,11 @@ func (d *dryRun) changes(ctx context.Context, tx pgx.Tx) (all []provider.Change,
 	return all, wrap("dry run: list tables", err)
 }
 
-// table pairs former and new versions by their keys. Without a primary key, versions that are equal are a pair. Former versions are
-// those that others see and tx does not; if another transaction changes one meanwhile, others do not see it either when it is read.
-// A new version is of a transaction that is still in progress. A multixact stands for several transactions that have locked
-// or changed a row.
+// table pairs the former and new versions of rows by key. Without a primary key, equal versions
+// are a pair. Former versions are those that others see and tx does not; if another transaction
+// changes one meanwhile, others no longer see it when it is read. A new version belongs to a
+// transaction that is still in progress. A multixact stands for several transactions that have
+// locked or changed a row.
 func (d *dryRun) table(ctx context.Context, tx pgx.Tx, t writtenTable) ([]provider.Change, error) {
 	if t.Hides {
 		return nil, hidden("row_security", t.Show)

@@ -17,7 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// dryRun returns what a transaction of these statements changes, as "table before after", and rolls it back.
+// dryRun runs statements in a transaction, rolls it back, and returns the changes as "table
+// before after".
 func dryRun(ctx context.Context, db *postgres.DB, statements ...string) ([]string, error) {
 	return dryRunOf(ctx, db, func(tx pgx.Tx) error {
 		for _, sql := range statements {
@@ -54,7 +55,7 @@ func dryRunOf(ctx context.Context, db *postgres.DB, do func(pgx.Tx) error) ([]st
 	return lines, nil
 }
 
-// columns writes a row in the order of its column names.
+// columns formats a row in the order of its column names.
 func columns(row json.RawMessage) string {
 	if row == nil {
 		return "-"
@@ -106,7 +107,7 @@ func TestDryRun(t *testing.T) {
 			[]string{
 				"nums [id:3 n:3 twice:6] -", "nums [id:9 n:9 twice:18] [id:9 n:0 twice:0]", "nums [id:10 n:10 twice:20] [id:10 n:0 twice:0]",
 				"nums - [id:13 n:1 twice:2]", "nums - [id:20 n:0 twice:0]"}},
-		"changed twice, and to what it was": {
+		"changed twice, and changed back": {
 			[]string{`update nums set n = 7 where id = 1`, `update nums set n = 8 where id = 1`, `update nums set n = 0 where id = 2`, `update nums set n = 2 where id = 2`, `update nums set n = n where id = 5`},
 			[]string{"nums [id:1 n:1 twice:2] [id:1 n:8 twice:16]"}},
 		"inserted and deleted; deleted and inserted": {
@@ -115,7 +116,7 @@ func TestDryRun(t *testing.T) {
 		"upserts": {
 			[]string{`insert into nums values (1, 100), (40, 1) on conflict (id) do update set n = excluded.n`},
 			[]string{"nums [id:1 n:1 twice:2] [id:1 n:100 twice:200]", "nums - [id:40 n:1 twice:2]"}},
-		"other keys": {
+		"changed keys": {
 			[]string{`update nums set id = 50 where id = 1`, `delete from nums where id = 2`},
 			[]string{"nums [id:1 n:1 twice:2] -", "nums [id:2 n:2 twice:4] -", "nums - [id:50 n:1 twice:2]"}},
 		"locked only": {do: []string{`select from nums for update`, `select from bare for update`}},
@@ -165,7 +166,7 @@ func TestDryRun(t *testing.T) {
 	}
 }
 
-// If others have locked a row as well, its version does not name the transaction that changed it.
+// If others have locked a row too, its version does not name the transaction that changed it.
 func TestDryRunOfRowsThatOthersLock(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil, dryRunTables)
@@ -182,7 +183,7 @@ func TestDryRunOfRowsThatOthersLock(t *testing.T) {
 		"bare [x:a] -", "bare [x:a] -", "bare [x:b] -", "bare - [x:y]", "bare - [x:y]", "bare - [x:y]",
 		"nums [id:7 n:7 twice:14] [id:7 n:0 twice:0]",
 	}, got)
-	// The other lock may be gone before the row is deleted.
+	// The other lock may be released before the row is deleted.
 	parent, err := db.Pool().Begin(t.Context())
 	require.NoError(t, err)
 	_, err = parent.Exec(t.Context(), `select from nums where id = 9 for key share`)
@@ -201,7 +202,7 @@ func TestDryRunOfRowsThatOthersLock(t *testing.T) {
 	require.Equal(t, []string{"nums [id:9 n:9 twice:18] -"}, got)
 }
 
-// What others commit while the transaction runs is not part of it.
+// Commits of others during the transaction are not part of its changes.
 func TestDryRunDoesNotShowChangesOfOthers(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil, dryRunTables)
@@ -229,7 +230,7 @@ func TestDryRunDoesNotShowChangesOfOthers(t *testing.T) {
 				case <-stop:
 					return
 				default:
-					_ = others() // they may be in each other's way
+					_ = others() // they may conflict with each other
 				}
 			}
 		})
@@ -273,12 +274,12 @@ alter table parents enable row level security; create policy most on parents usi
 grant all on all tables in schema public to kinora_projector`, script(t, postgres.GrantsSQL, "kinora"))
 	got, err := dryRun(t.Context(), db, `delete from only parents`)
 	require.NoError(t, err)
-	require.Equal(t, []string{"parents [id:1 n:1] -"}, got, "nothing is hidden from a superuser")
+	require.Equal(t, []string{"parents [id:1 n:1] -"}, got, "a superuser sees all rows")
 	_, err = dryRun(t.Context(), db, `set local role kinora_projector`, `insert into parents values (9, 9)`)
 	requireRefused(t, err, "row_security")
 }
 
-// A statement that waits for the transaction's lock is in front of the dry run's own statements.
+// A statement that waits for the transaction's lock is ahead of the dry run's own statements.
 func TestDryRunDoesNotWaitForALock(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil, dryRunTables)
@@ -298,7 +299,7 @@ func TestDryRunDoesNotWaitForALock(t *testing.T) {
 	require.NoError(t, <-altered)
 }
 
-// A dry run has a connection of its own, and tables of the service may have any name.
+// A dry run has a separate connection, and tables of the service may have any name.
 func TestDryRunWithAPoolOfOneConnection(t *testing.T) {
 	t.Parallel()
 	dsn := postgrestest.DSN(t, nil, dryRunTables, `create schema "odd ""one"; create table "odd ""one"."t%s" ("a ""b" text primary key, "%d" bytea)`)
@@ -315,7 +316,7 @@ func TestDryRunWithAPoolOfOneConnection(t *testing.T) {
 	}
 }
 
-// blocked waits until somebody waits for a lock, and tells whether somebody does.
+// blocked waits until a statement waits for a lock.
 func blocked(t *testing.T, db *postgres.DB) {
 	t.Helper()
 	require.Eventually(t, func() bool {

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A database of another encoding refuses some text, or stores bytes that are not text. The first
-// events need not show it.
+// A database with another encoding refuses some text, or stores bytes that are not text. This may
+// not appear with the first events.
 func TestADatabaseThatIsNotUTF8IsRefused(t *testing.T) {
 	t.Parallel()
 	server := pgtest.Private(t)
@@ -38,9 +38,9 @@ func TestADatabaseThatIsNotUTF8IsRefused(t *testing.T) {
 			require.ErrorIs(t, err, postgres.ErrEncoding, what)
 			require.ErrorContains(t, err, encoding, what)
 		}
-		require.Zero(t, count(t, db, `select count(*) from pg_namespace where nspname = 'kinora'`), "nothing is made")
+		require.Zero(t, count(t, db, `select count(*) from pg_namespace where nspname = 'kinora'`), "no table is created")
 		_, err = pool.Exec(t.Context(), script(t, postgres.MigrationSQL, "kinora"))
 		require.NoError(t, err)
-		require.ErrorIs(t, db.Ready(t.Context()), postgres.ErrEncoding, "also if it was migrated by hand")
+		require.ErrorIs(t, db.Ready(t.Context()), postgres.ErrEncoding, "also after a migration by hand")
 	}
 }

@@ -19,16 +19,18 @@ from (select clock_timestamp() t) ck,
 order by n.o
 on conflict (topic, message_id) do nothing`
 
-// orderedKeysSQL waits for the other transactions that enqueue under these keys, in this order. It comes before
-// the entries draw their ids: then these ids follow those of whoever was waited for.
+// orderedKeysSQL waits for the other transactions that enqueue under these keys, in this order.
+// It runs before the entries get their ids, so these ids follow those of the transactions for
+// which it waited.
 const orderedKeysSQL = `select pg_advisory_xact_lock(k) from unnest($1::bigint[]) with ordinality u(k, o) order by o`
 
-// orderedKeys are the locks of what wants an ordered key, in an order of their own: two calls never wait for one
-// another.
+// orderedKeys returns the locks of messages with OrderedKey, sorted, so that two calls never
+// deadlock.
 func (db *Provider) orderedKeys(ms []outbox.Message) []int64 {
 	var locks []int64
 	for _, m := range ms {
-		if m.OrderedKey && m.Key != "" { // else the key is the message's own id, new to everybody
+		// otherwise the key is the message's new id
+		if m.OrderedKey && m.Key != "" {
 			locks = append(locks, orderedKey(db.cfg.Schema, m.Topic, m.Key))
 		}
 	}
@@ -36,7 +38,7 @@ func (db *Provider) orderedKeys(ms []outbox.Message) []int64 {
 	return slices.Compact(locks)
 }
 
-// queueEnqueue queues what adds messages to the outbox.
+// queueEnqueue queues the statements that add messages to the outbox.
 func (db *Provider) queueEnqueue(b *pgx.Batch, ms []outbox.Message) error {
 	args, err := db.enqueueArgs(ms)
 	if err != nil || args == nil {
@@ -49,8 +51,9 @@ func (db *Provider) queueEnqueue(b *pgx.Batch, ms []outbox.Message) error {
 	return nil
 }
 
-// Enqueue adds messages to the outbox of the transaction. A message whose id is in the outbox for that topic
-// already is ignored. Input that could not be stored is an *eventstore.InvalidError, nothing written.
+// Enqueue adds messages to the outbox in the transaction. A message whose id is in the outbox for
+// that topic already is ignored. If a message is invalid, Enqueue adds none and returns an
+// *eventstore.InvalidError.
 func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
 	b := &pgx.Batch{}
 	if err := t.db.queueEnqueue(b, ms); err != nil || b.Len() == 0 {
@@ -65,7 +68,7 @@ func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
 	return nil
 }
 
-// enqueueArgs is nil where there is nothing to enqueue.
+// enqueueArgs returns nil if there are no messages.
 func (db *Provider) enqueueArgs(ms []outbox.Message) ([]any, error) {
 	if len(ms) == 0 {
 		return nil, nil

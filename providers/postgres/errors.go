@@ -14,10 +14,10 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// SQLSTATEs that are read one by one.
+// SQLSTATEs that the code distinguishes.
 const (
 	uniqueViolation     = "23505"
-	laneHeld            = "KN001" // kinora.unheld
+	laneHeld            = "KN001" // raised by kinora.unheld
 	undefinedTable      = "42P01"
 	undefinedFunction   = "42883"
 	inFailedTransaction = "25P02"
@@ -26,17 +26,18 @@ const (
 	queryCanceled       = "57014"
 	syntaxError         = "42601"
 
-	// The server ended the session for that, or for its transaction's length: nothing was committed. The latter may also come in the
-	// microseconds in which a commit ends; then the marker decides when the message is tried again.
+	// The server ended the session for this reason, or because of its transaction's length:
+	// nothing was committed. The latter can also come in the microseconds in which a commit ends;
+	// then the marker decides when the message is tried again.
 	idleInTransaction  = "25P03"
 	transactionTooLong = "25P04"
 )
 
-// Advisory locks: a class for each use, and a key of a fixed hash (FNV-1a), never hashtext, which may change
-// between versions. A collision only makes two names share a lock.
+// Advisory locks have a class for each use, and a key from a fixed hash (FNV-1a). hashtext is not
+// used, because it may change between versions. A collision only makes two names share a lock.
 const (
 	lockClassMigrate = 1802661486
-	lockClassFence   = 1802661488 // 1802661487 is the gap lock's, in migration 1
+	lockClassFence   = 1802661488 // 1802661487 is the gap lock of migration 1
 	lockClassHold    = 1802661489
 	lockClassSerial  = 1802661490
 )
@@ -47,10 +48,11 @@ func lockKey(name string) int32 {
 	return int32(h.Sum32())
 }
 
-// orderedKey is the lock of a key that requires the order of commits. It has 64 bits, so it is none of the above.
+// orderedKey returns the lock of a key that requires the order of commits. It has 64 bits, so it
+// differs from the locks above.
 func orderedKey(schema, topic, key string) int64 {
 	h := fnv.New64a()
-	_, _ = h.Write([]byte(schema + "\x00" + topic + "\x00" + key + "\x00")) // no part holds a NUL
+	_, _ = h.Write([]byte(schema + "\x00" + topic + "\x00" + key + "\x00")) // no part has a NUL
 	return int64(h.Sum64())
 }
 
@@ -59,13 +61,13 @@ func pgError(err error) *pgconn.PgError {
 	return e
 }
 
-// violates reports whether err is a breach of this unique constraint.
+// violates reports whether err is a violation of this unique constraint.
 func violates(err error, constraint string) bool {
 	e := pgError(err)
 	return e != nil && e.Code == uniqueViolation && e.ConstraintName == constraint
 }
 
-// ours is how the server names one of Kinora's tables or functions, if it is not there.
+// ours matches the server's error if one of Kinora's tables or functions is missing.
 var ours = regexp.MustCompile(`\.(streams|events|outbox|markers|low_water_marks|generations|parked|holds|runners|in_flight|migrations)"|\.(un)?held\(`)
 
 // clear adds ErrNotMigrated to the error of a missing table or function.
@@ -76,7 +78,7 @@ func clear(err error) error {
 	return err
 }
 
-// wrap says what failed; nil stays nil.
+// wrap adds the failed action to err. It returns nil for nil.
 func wrap(what string, err error) error {
 	if err == nil {
 		return nil
@@ -84,9 +86,9 @@ func wrap(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// passing are the SQLSTATEs, as docs/architecture.md has them, that are not the message's fault: of the connection, a rollback,
-// resources, the operator, and the lock timeout.
-var passing = regexp.MustCompile(`^(08|40|53|57|55P03)`)
+// transient matches the SQLSTATEs that are not the message's fault (see docs/architecture.md): the
+// connection, a rollback, resources, the operator, and the lock timeout.
+var transient = regexp.MustCompile(`^(08|40|53|57|55P03)`)
 
 // class gives an error of a statement a class, unless it has one.
 func class(err error) error {
@@ -95,16 +97,19 @@ func class(err error) error {
 	}
 	of := provider.HandlerError(err)
 	switch e := pgError(err); {
-	case of.Class == provider.ClassPermanent && !violates(err, "events_id_key"): // that one may pass
+	// a violation of events_id_key may pass
+	case of.Class == provider.ClassPermanent && !violates(err, "events_id_key"):
 	case e != nil:
 		of.Class, of.Code = provider.ClassUnknown, e.Code
 		switch {
-		case e.Code == queryCanceled && e.Routine == "CopyGetData": // rows to copy that the client could not read or encode
+		// the client could not read or encode rows to copy
+		case e.Code == queryCanceled && e.Routine == "CopyGetData":
 		case e.Code == deadlockDetected:
 			of.Class, of.Code = provider.ClassTransient, provider.CodeDeadlock
-		case strings.HasPrefix(e.Code, "22"): // data: it never gets better
+		// data: a retry cannot help
+		case strings.HasPrefix(e.Code, "22"):
 			of.Class = provider.ClassPermanent
-		case passing.MatchString(e.Code):
+		case transient.MatchString(e.Code):
 			of.Class = provider.ClassTransient
 		}
 	case isNetwork(err):
@@ -114,17 +119,18 @@ func class(err error) error {
 	return of
 }
 
-// isNetwork reports whether the connection failed, and not the statement. A caller's own deadline is neither, but
-// connecting has a deadline of its own.
+// isNetwork reports whether the connection failed, and not the statement. A caller's deadline is
+// neither, but connecting has a separate deadline.
 func isNetwork(err error) bool {
-	_, network := errors.AsType[net.Error](err) // net.ErrClosed is one as well
+	_, network := errors.AsType[net.Error](err) // includes net.ErrClosed
 	network = network || errors.Is(err, pgconn.ErrConnClosed) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 	return isConnect(err) || network && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
 }
 
-// ofHandler classes an error of a handler whose unit's connection is in order. An error that looks like that of a network is then
-// the handler's own, unless only PostgreSQL has it, such as when the handler reads through a pool. If such a pool breaks with
-// an unexpected EOF or a reset, that cannot be told apart, and counts once.
+// ofHandler classes an error of a handler whose unit's connection works. An error that looks like
+// a network error is then the handler's, unless only PostgreSQL's client returns it, for example
+// if the handler reads through a pool. If such a pool fails with an unexpected EOF or a reset,
+// the source is unknown, and the attempt counts.
 func ofHandler(err error) error {
 	if _, ok := errors.AsType[*provider.Error](err); ok || err == nil || pgError(err) != nil || !isNetwork(err) ||
 		isConnect(err) || errors.Is(err, pgconn.ErrConnClosed) {
@@ -133,8 +139,8 @@ func ofHandler(err error) error {
 	return &provider.Error{Class: provider.ClassUnknown, Err: err}
 }
 
-// ofOwn classes an error of a statement that is Kinora's own, or of getting a connection: it is not the message's fault. Only
-// what the server says about data (22) and limits (54) may be.
+// ofOwn classes an error of a Kinora statement or of acquiring a connection: it is not the
+// message's fault, except the server's errors about data (22) and limits (54).
 func ofOwn(ctx context.Context, err error) error {
 	switch e := pgError(err); {
 	case err == nil:
@@ -155,10 +161,11 @@ func isConnect(err error) bool {
 	return ok && !errors.Is(err, context.Canceled)
 }
 
-// maybeDone reports whether a statement may have been carried out although its reply is this error: it was sent,
-// and the server has not said that it failed. A FATAL error, or one of class 08, may be a pooler's whose
-// connection to the server broke. SafeToRetry is not believed of a closed connection: see docs/adr/0005.
-func maybeDone(err error) bool {
+// maybeExecuted reports whether a statement that failed with err may have been executed: it was sent,
+// and the server has not replied that it failed. A FATAL error, or one of class 08, may come from
+// a pooler whose connection to the server broke. SafeToRetry is ignored for a closed connection:
+// see docs/adr/0005.
+func maybeExecuted(err error) bool {
 	if err == nil || isConnect(err) {
 		return false
 	}
@@ -168,8 +175,8 @@ func maybeDone(err error) bool {
 	return errors.Is(err, pgconn.ErrConnClosed) || !pgconn.SafeToRetry(err)
 }
 
-// inDoubt reports whether a unit may have been committed although its commit failed with err.
-func inDoubt(err error) bool {
+// isAmbiguous reports whether a unit may be committed although its commit failed with err.
+func isAmbiguous(err error) bool {
 	e := pgError(err)
-	return maybeDone(err) && (e == nil || e.Code != idleInTransaction && e.Code != transactionTooLong)
+	return maybeExecuted(err) && (e == nil || e.Code != idleInTransaction && e.Code != transactionTooLong)
 }

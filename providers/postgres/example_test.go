@@ -9,8 +9,8 @@ import (
 	"github.com/kinora-go/kinora/providers/postgres"
 )
 
-// A process that relays what others append: they have Config.Notify, and it listens. Appends go through a pooler;
-// the listener goes past it.
+// The example is a process that relays the entries of others, which have Config.Notify. Its
+// appends go through a pooler; its listener connects to the server.
 func ExampleNewListener() {
 	relaying := func(ctx context.Context, pooler, server string, publisher message.Publisher) (*kinora.Group, error) {
 		db, err := postgres.Open(ctx, pooler+"?default_query_exec_mode=cache_describe", &postgres.Config{Notify: true})

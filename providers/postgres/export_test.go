@@ -7,25 +7,25 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// LockKey is the key of an advisory lock, for tests that take one from outside.
+// LockKey returns the key of an advisory lock.
 var LockKey = lockKey
 
 // LockClassHold is the class of the lock under which entries are held.
 const LockClassHold = lockClassHold
 
-// InDoubt tells whether a unit may have been committed although err is what its commit met.
-var InDoubt = inDoubt
+// IsAmbiguous reports whether a unit may be committed although its commit failed with err.
+var IsAmbiguous = isAmbiguous
 
-// ConnConfig is what connections beside the pool are made with.
+// ConnConfig returns the configuration of connections outside the pool.
 var ConnConfig = connConfig
 
-// NewNotifier is what coalesces notifications, for tests of its timing.
+// NewNotifier returns a notifier for tests of its timing.
 func NewNotifier(send func(context.Context)) *notifier { return &notifier{send: send} }
 
-func (n *notifier) Ask()   { n.ask() }
+func (n *notifier) Ask()   { n.request() }
 func (n *notifier) Close() { n.close() }
 
-// BeginDryRun, Changes and End are a dry run, for tests of what it shows.
+// BeginDryRun, Changes and End are a dry run.
 func (db *DB) BeginDryRun(ctx context.Context) (*dryRun, error) { return db.beginDryRun(ctx) }
 
 func (d *dryRun) Changes(ctx context.Context, tx pgx.Tx) ([]provider.Change, error) {

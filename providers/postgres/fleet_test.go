@@ -17,9 +17,9 @@ var fleetEntries = flag.Int("fleet.entries", 8000, "how many entries four relays
 
 const fleetLease = 300 * time.Millisecond
 
-// TestFourRelaysKeepOrder: relays in processes of their own are killed, and stopped for longer than their leases
-// and let go on; their publisher fails now and then. Each key's first publications are in order, all is
-// published, and a key that is refused all the while holds up none but itself.
+// TestFourRelaysKeepOrder runs relays in separate processes. It kills them, and pauses them for
+// longer than their leases. Their publisher sometimes fails. Each key's first publications are in
+// order, all entries are published, and a key that is always refused blocks only itself.
 func TestFourRelaysKeepOrder(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -49,7 +49,8 @@ func TestFourRelaysKeepOrder(t *testing.T) {
 			break
 		}
 		i := rand.IntN(len(relays))
-		if kills+pauses > enqueued/100 { // no more than what lets them get somewhere
+		// limits the kills, so that the relays make progress
+		if kills+pauses > enqueued/100 {
 			time.Sleep(10 * time.Millisecond)
 			continue
 		}
@@ -70,21 +71,22 @@ func TestFourRelaysKeepOrder(t *testing.T) {
 		require.NotEqual(t, "refused", l.key)
 	}
 	f.unset("refuse-refused")
-	f.await("the refused key goes out", time.Minute, func() bool { return f.open() == 0 })
+	f.await("the refused key is published", time.Minute, func() bool { return f.open() == 0 })
 	repeats := f.inOrder(next)
 	suspects := count(t, f.db, `select count(*) from kinora.outbox where suspect`)
-	t.Logf("%d entries, %d kills, %d pauses past the lease: %d claims vanished, %d publications were repeats", *fleetEntries, kills, pauses, suspects, repeats)
-	require.Positive(t, suspects, "kills and pauses met claims")
+	t.Logf("%d entries, %d kills, %d pauses past the lease: %d claims crashed, %d publications were repeats", *fleetEntries, kills, pauses, suspects, repeats)
+	require.Positive(t, suspects, "kills and pauses hit claims")
 }
 
-// TestAKilledRelaysWorkMovesWithinItsLease, and not before: a live one renews. A clean stop moves it at once.
+// TestAKilledRelaysWorkMovesWithinItsLease checks that another relay takes over within the lease
+// and not earlier, because a live relay renews. After a clean stop it takes over at once.
 func TestAKilledRelaysWorkMovesWithinItsLease(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name   string
 		signal syscall.Signal
 		lease  time.Duration
-		within time.Duration // it moves after this at the latest
+		within time.Duration // latest time of the takeover
 	}{
 		{"killed", syscall.SIGKILL, 2 * time.Second, 2*time.Second + 500*time.Millisecond},
 		{"stopped", syscall.SIGTERM, time.Minute, 2 * time.Second},
@@ -94,26 +96,26 @@ func TestAKilledRelaysWorkMovesWithinItsLease(t *testing.T) {
 			f := newFleet(t)
 			first := f.start("first", "LEASE="+c.lease.String(), "SLOW=250ms")
 			next := map[string]int{}
-			f.enqueue(next, []string{"k"}, 50) // one a call, since they are of one key
-			f.await("the first relay is at work", time.Minute, func() bool { return len(f.published()) > 0 })
+			f.enqueue(next, []string{"k"}, 50) // one entry a call, because they have one key
+			f.await("the first relay has published", time.Minute, func() bool { return len(f.published()) > 0 })
 			for i := range 3 {
 				f.start(fmt.Sprintf("other%d", i), "LEASE="+c.lease.String())
 			}
 			if c.signal == syscall.SIGKILL {
 				begin := time.Now()
-				f.await("the first works for longer than its lease", time.Minute, func() bool { return time.Since(begin) > c.lease*5/4 })
+				f.await("the first relay works for longer than its lease", time.Minute, func() bool { return time.Since(begin) > c.lease*5/4 })
 			}
 			for _, l := range f.published() {
-				require.Equal(t, "first", l.by, "it renews its claim, so nobody else has these entries")
+				require.Equal(t, "first", l.by, "the first relay renews its claim, so no other has these entries")
 			}
 			require.NoError(t, first.Process.Signal(c.signal))
 			at := time.Now()
-			f.await("the others do the rest", time.Minute, func() bool { return f.open() == 0 })
+			f.await("the others publish the remaining entries", time.Minute, func() bool { return f.open() == 0 })
 			f.inOrder(next)
 			for _, l := range f.published() {
 				if l.by != "first" {
 					moved := l.at.Sub(at)
-					t.Logf("its work went on with another %s after it was %s, under a lease of %s", moved.Round(time.Millisecond), c.name, c.lease)
+					t.Logf("another relay took over %s after the first was %s, with a lease of %s", moved.Round(time.Millisecond), c.name, c.lease)
 					require.Less(t, moved, c.within)
 					break
 				}
@@ -122,8 +124,9 @@ func TestAKilledRelaysWorkMovesWithinItsLease(t *testing.T) {
 	}
 }
 
-// TestAMessageThatKillsItsRelay ends abandoned after exactly its attempts; the other 49 of its batch are
-// published, and its key waits. Requeued it has a fresh budget, and the key goes on in order.
+// TestAMessageThatKillsItsRelay checks that the message is abandoned after exactly its attempts,
+// the other 49 of its batch are published, and its key waits. After a requeue its attempts count
+// from zero, and the key continues in order.
 func TestAMessageThatKillsItsRelay(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t)
@@ -174,11 +177,11 @@ func TestAMessageThatKillsItsRelay(t *testing.T) {
 	counts, err := f.db.StatusCounts(t.Context())
 	require.NoError(t, err)
 	require.EqualValues(t, 49-behind, counts[outbox.Published])
-	require.EqualValues(t, 1, counts[outbox.Abandoned], "no bystander")
+	require.EqualValues(t, 1, counts[outbox.Abandoned], "no other entry was abandoned")
 
 	_, err = f.db.Requeue(t.Context(), outbox.Filter{Key: deadly.Key})
 	require.NoError(t, err)
-	require.Zero(t, status().Attempts, "a fresh budget")
+	require.Zero(t, status().Attempts, "the attempts are reset")
 	require.Positive(t, run(func() bool { return status().Attempts >= 2 }))
 	require.NotEqual(t, outbox.Abandoned, status().Status)
 	f.unset("deadly-" + deadly.ID)

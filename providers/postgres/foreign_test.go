@@ -9,7 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What a list of parked messages could not show is refused when other software writes it. What can be shown breaks no list.
+// Other software cannot write values into a parked message that a list could not show. Other
+// values break no list.
 func TestAForeignParkedMessageHarmsOnlyItself(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil, totals)
@@ -28,7 +29,7 @@ func TestAForeignParkedMessageHarmsOnlyItself(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, all, 2)
 	require.Equal(t, usual.MessageID, all[1].MessageID)
-	n, err := db.Decide(t.Context(), provider.ParkedFilter{Seqs: []int64{usual.Seq}}, provider.StateWaiting, provider.Decision{By: "ann", Reason: "mended"})
+	n, err := db.Decide(t.Context(), provider.ParkedFilter{Seqs: []int64{usual.Seq}}, provider.StateWaiting, provider.Decision{By: "ann", Reason: "fixed"})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
 	due, err := db.Due(t.Context(), provider.DueFilter{Projectors: []string{"p"}, Keys: 10, Each: 10})

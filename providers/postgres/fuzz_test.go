@@ -9,12 +9,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A schema's name becomes SQL.
+// A schema's name is inserted into SQL.
 func FuzzSchemaName(f *testing.F) {
 	for _, s := range []string{"kinora", `a"b`, "a; drop schema kinora cascade; --", "größe", "a.b", "A"} {
 		f.Add(s)
 	}
-	pool, err := pgxpool.New(f.Context(), "postgres://localhost/none") // it connects when it is used, which it is not
+	pool, err := pgxpool.New(f.Context(), "postgres://localhost/none") // it connects only when used
 	require.NoError(f, err)
 	f.Cleanup(pool.Close)
 	f.Fuzz(func(t *testing.T, schema string) {

@@ -1,4 +1,5 @@
--- What each role may do in Kinora's schema. Run it as the owner, after Migrate; it may be run again.
+-- The rights of each role in Kinora's schema. Run it as the owner, after Migrate. It can be run
+-- again.
 revoke all on all tables in schema kinora from kinora_appender, kinora_relay, kinora_projector, kinora_reader;
 
 grant select, insert, update on kinora.streams to kinora_appender;
@@ -9,7 +10,8 @@ grant select, update, delete on kinora.outbox to kinora_relay;
 
 grant select on kinora.events to kinora_projector;
 grant select, insert, update on kinora.generations to kinora_projector;
-grant select, insert, delete on kinora.markers to kinora_projector; -- it prunes what is older than its window
+-- to prune markers older than its window
+grant select, insert, delete on kinora.markers to kinora_projector;
 grant select, insert, update on kinora.low_water_marks to kinora_projector;
 grant select, insert, update, delete on kinora.parked, kinora.holds, kinora.runners, kinora.in_flight to kinora_projector;
 grant insert, select (topic, message_id) on kinora.outbox to kinora_projector;

@@ -17,7 +17,8 @@ import (
 
 const long = 5 * time.Second
 
-// enqueue adds entries of topic t under this key, and nothing else is in flight: their ids follow one another.
+// enqueue adds entries of topic t and this key. Nothing else is in flight, so their ids are
+// contiguous.
 func enqueue(t *testing.T, db *postgres.DB, key string, n int) {
 	t.Helper()
 	require.NoError(t, pgx.BeginFunc(t.Context(), db.Pool(), func(tx pgx.Tx) error {
@@ -63,7 +64,8 @@ func hold(t *testing.T, db *postgres.DB) int {
 	return n
 }
 
-// statuses are the statuses of all entries, in order; and what the partial indexes are on agrees with them.
+// statuses returns the statuses of all entries, in order. It also checks the columns of the
+// partial indexes.
 func statuses(t *testing.T, db *postgres.DB) string {
 	t.Helper()
 	require.Zero(t, count(t, db, `select count(*) from kinora.outbox where open <> (status in ('pending', 'claimed', 'failed'))
@@ -74,7 +76,7 @@ func statuses(t *testing.T, db *postgres.DB) string {
 	return all
 }
 
-// poisoned has entries of one key, the first of which has failed or is abandoned.
+// poisoned adds entries of one key and fails or abandons the first.
 func poisoned(t *testing.T, db *postgres.DB, n int, to outbox.Mark) {
 	t.Helper()
 	enqueue(t, db, "k", 1)
@@ -96,7 +98,7 @@ func begin(t *testing.T, db *postgres.DB) pgx.Tx {
 	return tx
 }
 
-// stuckHeads are the entries behind which a hold finds something.
+// stuckHeads returns the entries behind which a hold finds others.
 func stuckHeads(t *testing.T, tx pgx.Tx, long time.Duration) (heads []int64) {
 	t.Helper()
 	row := tx.QueryRow(t.Context(), constants(t)["stuckHeadsSQL"], long.Microseconds(), "", "", 0, 100)
@@ -104,7 +106,7 @@ func stuckHeads(t *testing.T, tx pgx.Tx, long time.Duration) (heads []int64) {
 	return heads
 }
 
-// lockHeads is the first statement of a hold, in a transaction that the test keeps open.
+// lockHeads runs the first statement of a hold in a transaction of the test.
 func lockHeads(t *testing.T, tx pgx.Tx, long time.Duration) []int64 {
 	t.Helper()
 	rows, err := tx.Query(t.Context(), constants(t)["lockHeadsSQL"], long.Microseconds(), 100, stuckHeads(t, tx, long))
@@ -116,7 +118,7 @@ func lockHeads(t *testing.T, tx pgx.Tx, long time.Duration) []int64 {
 	return ids
 }
 
-// holdBehind is its second statement.
+// holdBehind runs the second statement of a hold.
 func holdBehind(t *testing.T, tx pgx.Tx, ids ...int64) int {
 	t.Helper()
 	topics, keys := make([]string, len(ids)), make([]string, len(ids))
@@ -128,7 +130,7 @@ func holdBehind(t *testing.T, tx pgx.Tx, ids ...int64) int {
 	return int(tag.RowsAffected())
 }
 
-// waiting returns when n statements wait for a lock.
+// waiting waits until n statements wait for a lock.
 func waiting(t *testing.T, db *postgres.DB, n int) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -136,8 +138,8 @@ func waiting(t *testing.T, db *postgres.DB, n int) {
 	}, 30*time.Second, 5*time.Millisecond)
 }
 
-// What is enqueued later passes nothing that is held: neither before the first one's backoff ends, nor after, nor
-// when it is published.
+// Entries enqueued later do not pass held ones: neither before nor after the first one's backoff
+// ends, nor when it is published.
 func TestHeldEntriesKeepTheirPlace(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil)
@@ -159,8 +161,8 @@ func TestHeldEntriesKeepTheirPlace(t *testing.T) {
 	markAll(t, db, rest, published)
 }
 
-// A head that somebody requeues, skips, or has claimed at this moment holds nothing back, and a hold waits for
-// nobody.
+// While the first entry of a key is being requeued, skipped or claimed, no entry behind it is
+// held, and a hold does not wait.
 func TestAHoldPassesHeadsThatOthersChange(t *testing.T) {
 	t.Parallel()
 	db, _ := private(t)
@@ -168,15 +170,15 @@ func TestAHoldPassesHeadsThatOthersChange(t *testing.T) {
 	requeue := begin(t, db)
 	_, err := requeue.Exec(t.Context(), constants(t)["requeueSQL"], nil, "", "", nil, 0, "", 0, 10, 0)
 	require.NoError(t, err)
-	require.Zero(t, hold(t, db), "in flight: nothing is waited for")
+	require.Zero(t, hold(t, db), "in flight: the hold does not wait")
 	require.NoError(t, requeue.Commit(t.Context()))
 	require.Zero(t, hold(t, db))
 	require.Equal(t, "pending pending", statuses(t, db))
 }
 
-// The lock is what keeps a head as it was seen: the requeue waits, and then brings back what was held meanwhile,
-// which its first statement could not see.
-func TestAHoldInFlightIsUndoneByWhoeverWaitedForIt(t *testing.T) {
+// The lock keeps the head unchanged. The requeue waits for it, and then releases the entries held
+// meanwhile, which its first statement could not see.
+func TestAChangeReleasesWhatAHoldInFlightHeld(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		change func(ctx context.Context, db *postgres.DB) (int, error)
@@ -213,14 +215,14 @@ func TestAHoldInFlightIsUndoneByWhoeverWaitedForIt(t *testing.T) {
 	}
 }
 
-// A hold stalls for longer than the backoff that it looked at. The entry is not claimed before the hold has ended,
-// so that its publication finds what was held.
-func TestAClaimPassesAHeadThatAHoldLooksAt(t *testing.T) {
+// A hold takes longer than the backoff that it saw. The entry is not claimed before the hold
+// ends, so its publication finds the held entries.
+func TestAClaimDoesNotTakeAHeadThatAHoldHasLocked(t *testing.T) {
 	t.Parallel()
 	db, _ := private(t)
 	poisoned(t, db, 3, outbox.Mark{To: outbox.Failed})
 	tx := begin(t, db)
-	require.Equal(t, []int64{1}, lockHeads(t, tx, -time.Hour), "its backoff is over, as it is once the hold has stalled for long enough")
+	require.Equal(t, []int64{1}, lockHeads(t, tx, -time.Hour), "its backoff is over, as after a long hold")
 	require.Empty(t, claimAll(t, db))
 	require.Equal(t, 2, holdBehind(t, tx, 1))
 	require.NoError(t, tx.Commit(t.Context()))
@@ -231,8 +233,8 @@ func TestAClaimPassesAHeadThatAHoldLooksAt(t *testing.T) {
 	require.Equal(t, []int64{2, 3}, seqs(claimAll(t, db)))
 }
 
-// A claim has seen entries as pending that are held before it comes to lock them: it takes neither them nor what is
-// behind them.
+// A claim saw entries as pending that are held before it locks them: it takes neither them nor
+// those behind them.
 func TestAClaimWhoseEntriesAreHeldMeanwhile(t *testing.T) {
 	t.Parallel()
 	db, _ := private(t)
@@ -242,21 +244,23 @@ func TestAClaimWhoseEntriesAreHeldMeanwhile(t *testing.T) {
 	skip := begin(t, db)
 	_, err := skip.Exec(t.Context(), constants(t)["skipSQL"], nil, "", "", []int64{1}, 0, "", 0, 10)
 	require.NoError(t, err)
-	require.Empty(t, claimAll(t, db), "as before, while the skip is on its way")
+	require.Empty(t, claimAll(t, db), "as before, while the skip is in flight")
 	require.NoError(t, skip.Rollback(t.Context()))
 	_, err = db.Skip(t.Context(), outbox.Filter{Seqs: []int64{1}})
 	require.NoError(t, err)
-	other := begin(t, db) // holds 2 as a hold does, and not 3
+	// holds 2 as a hold does, and not 3
+	other := begin(t, db)
 	_, err = other.Exec(t.Context(), `update kinora.outbox set status = 'held', open = false, held = true where id = 2`)
 	require.NoError(t, err)
-	require.Empty(t, claimAll(t, db), "what another has locked stands before the rest")
+	require.Empty(t, claimAll(t, db), "a locked entry blocks those behind it")
 	require.NoError(t, other.Commit(t.Context()))
 	require.Empty(t, claimAll(t, db))
 	require.Zero(t, hold(t, db)) // it finds an orphan
 	require.Equal(t, []int64{2, 3, 4}, seqs(claimAll(t, db)))
 }
 
-// Two abandoned entries of one key: what is behind the second waits for it also once the first is out of the way.
+// A key has two abandoned entries: those behind the second wait for it also after the first is
+// resolved.
 func TestTwoHeadsInOneKey(t *testing.T) {
 	t.Parallel()
 	db, _ := private(t)
@@ -267,7 +271,8 @@ func TestTwoHeadsInOneKey(t *testing.T) {
 	require.Equal(t, 2, hold(t, db))
 	require.Equal(t, "abandoned held abandoned held", statuses(t, db))
 
-	// A requeue of the second, and a hold behind the first, at once: either way nothing is lost.
+	// A requeue of the second entry and a hold behind the first at the same time: either order
+	// loses no entry.
 	tx := begin(t, db)
 	enqueue(t, db, "k", 1)
 	require.Equal(t, []int64{1}, lockHeads(t, tx, long))
@@ -284,8 +289,9 @@ func TestTwoHeadsInOneKey(t *testing.T) {
 	require.Equal(t, []int64{2, 3, 4, 5}, seqs(claimAll(t, db)))
 }
 
-// Several thousand are held a statement at a time, and come back some hundred at a time, in order.
-func TestALongQueueIsHeldAndComesBackInParts(t *testing.T) {
+// Several thousand entries are held in several calls, and released in order, some hundred at a
+// time.
+func TestALongQueueIsHeldAndReleasedInParts(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil)
 	poisoned(t, db, 1201, abandoned)
@@ -310,8 +316,9 @@ func TestALongQueueIsHeldAndComesBackInParts(t *testing.T) {
 	require.Zero(t, count(t, db, `select count(*) from kinora.outbox`))
 }
 
-// Somebody deleted, by hand, what others waited for. Many keys wait for other things.
-func TestOrphansComeBack(t *testing.T) {
+// The entries for which others waited are deleted by hand. Many other keys wait for entries that
+// still exist.
+func TestOrphansAreReleased(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil)
 	_, err := db.Pool().Exec(t.Context(), `
@@ -329,7 +336,7 @@ func TestOrphansComeBack(t *testing.T) {
 	markAll(t, db, back, published)
 }
 
-// A claim changes nothing that an index is on, also of an entry that has failed before.
+// A claim changes no indexed column, also of an entry that has failed before.
 func TestClaimsAreHotUpdates(t *testing.T) {
 	t.Parallel()
 	db, _ := private(t)
@@ -348,7 +355,7 @@ func TestClaimsAreHotUpdates(t *testing.T) {
 	allAfter, hotAfter := updates()
 	require.Equal(t, []int{6, 6}, []int{allAfter - all, hotAfter - hot})
 
-	// So they are where whole pages are claimed at once.
+	// This holds too if whole pages are claimed at once.
 	_, err := db.Pool().Exec(t.Context(), `
 		insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at)
 		select gen_random_uuid(), 'review', 'review-' || g, convert_to(repeat('x', 50 + 7 * g), 'UTF8'), '{"kinora_version": "1"}', now(), now() from generate_series(1, 150) g`)
@@ -357,10 +364,11 @@ func TestClaimsAreHotUpdates(t *testing.T) {
 	require.Len(t, claimIn(t, tx, 1000), 150)
 	allAfter, hotAfter = updates()
 	require.Equal(t, 150, allAfter-all)
-	require.Greater(t, hotAfter-hot, 140, "one or so on each page's edge")
+	require.Greater(t, hotAfter-hot, 140, "except about one on each page")
 }
 
-// stuckLanes makes abandoned entries, one in each of n keys, and behind each of these that every picks a pending one.
+// stuckLanes makes abandoned entries, one in each of n keys, and a pending one behind every
+// every-th of them.
 func stuckLanes(t *testing.T, db *postgres.DB, n, every int) {
 	t.Helper()
 	_, err := db.Pool().Exec(t.Context(), `
@@ -373,8 +381,9 @@ func stuckLanes(t *testing.T, db *postgres.DB, n, every int) {
 	require.NoError(t, err)
 }
 
-// However much is stuck, one call looks at some of it, and the next ones go on until all have had their turn.
-func TestAHoldLooksAtSomeOfWhatIsStuck(t *testing.T) {
+// However many entries are stuck, one call scans some of them, and the next calls continue until
+// all are scanned.
+func TestAHoldScansSomeStuckEntries(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil)
 	stuckLanes(t, db, 5000, 1)
@@ -384,18 +393,18 @@ func TestAHoldLooksAtSomeOfWhatIsStuck(t *testing.T) {
 	require.Equal(t, 1500, n)
 	n, err = db.HoldEntries(t.Context(), long, 1500)
 	require.NoError(t, err)
-	require.Equal(t, 500, n, "the rest of what was looked at: it said that there may be more")
-	require.Equal(t, 1000, hold(t, db), "and once around")
+	require.Equal(t, 500, n, "the remaining entries of the scan: the last call reached its limit")
+	require.Equal(t, 1000, hold(t, db), "continued from the end of the last scan")
 	require.Zero(t, hold(t, db))
 
-	// What comes behind any of them meanwhile is held within a round.
+	// New entries behind any of them are held within one round.
 	_, err = db.Pool().Exec(t.Context(), `
 		insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at)
 		select 'q' || k, 't', k, '', '{}', now(), now() from unnest(array['k000001', 'k002500', 'k005000']) k`)
 	require.NoError(t, err)
 	require.Equal(t, 3, hold(t, db)+hold(t, db)+hold(t, db))
 
-	// Once little is stuck, every call looks at all of it.
+	// If few entries are stuck, every call scans all of them.
 	_, err = db.Pool().Exec(t.Context(), `delete from kinora.outbox where key > 'k000010'`)
 	require.NoError(t, err)
 	for range 3 {
@@ -406,7 +415,7 @@ func TestAHoldLooksAtSomeOfWhatIsStuck(t *testing.T) {
 	}
 }
 
-// Relays that share a database do this one at a time, and none waits for another.
+// Relays that share a database hold entries one at a time, and none waits for another.
 func TestOneRelayHoldsAtATime(t *testing.T) {
 	t.Parallel()
 	db, dsn := private(t)
@@ -425,14 +434,15 @@ func TestOneRelayHoldsAtATime(t *testing.T) {
 	require.Equal(t, "abandoned held", statuses(t, db))
 }
 
-// What was held for long does not come back at once, in the way of every claim: a window of it does, and the rest as
-// that is published.
-func TestAWindowOfWhatWasHeldComesBack(t *testing.T) {
+// After a long hold, entries are released in a window, so that they do not slow every claim. The
+// others follow as these are published.
+func TestHeldEntriesAreReleasedInWindows(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil)
 	poisoned(t, db, 3000, abandoned)
 	require.Equal(t, 2999, hold(t, db))
-	enqueue(t, db, "k", 700) // behind all that: no part of the window
+	// behind all of them: not part of the window
+	enqueue(t, db, "k", 700)
 	_, err := db.Requeue(t.Context(), outbox.Filter{})
 	require.NoError(t, err)
 	first := int64(1)

@@ -11,15 +11,15 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// What a filter picks; $1 to $7 are its arguments everywhere, and $8 is the limit.
+// The condition of a filter. $1 to $7 are its arguments in all statements, and $8 is the limit.
 const filtered = `
 	($1::text[] is null or o.status = any($1::text[])) and ($2::text = '' or o.topic = $2::text)
 	and ($3::text = '' or o.key = $3::text) and ($4::bigint[] is null or o.id = any($4::bigint[])) and o.id > $5::bigint
 	and ($6::text = '' or o.headers ->> '` + outbox.HeaderStream + `' = $6::text)
 	and ($7::bigint <= 0 or o.created_at < (select clock_timestamp()) - $7::bigint * interval '1 microsecond')`
 
-// A listing looks where the entries of the statuses asked for are, and at nothing that is done with. A page of
-// what is open or set aside is the first of a page of each, so that no backlog is sorted for it.
+// A listing uses the index of the requested statuses and reads no resolved entries. A page of
+// open and held entries is merged from a page of each, so that no backlog is sorted.
 const (
 	entriesSQL      = listEntries + filtered + listLimit
 	openEntriesSQL  = listEntries + `o.open and o.id > 0 and` + filtered + listLimit
@@ -44,8 +44,9 @@ where status = any($1::text[]) group by status`
 	stuckCountsSQL = `select status, count(*) from kinora.outbox where stuck and status = any($1::text[]) group by status`
 )
 
-// Entries that a person changes are locked and changed by one statement, and what is held behind them is brought
-// back by another: its snapshot is newer than any wait for a lock, in which somebody may have held more.
+// One statement locks and changes the entries that a person selected, and another releases the
+// held entries behind them: its snapshot is newer than any wait for a lock, during which more
+// entries may have been held.
 const (
 	requeueSQL = `
 with ck as materialized (select clock_timestamp() t),
@@ -80,7 +81,7 @@ changed as (
 	union all
 	(select o.id from kinora.outbox o where o.held and o.id > 0 and` + filtered + listLimit + `)`
 
-	// Times that other writers left: see outbox.Entry.Malformed.
+	// Times from other writers: see provider.Entry.Malformed.
 	readable = `o.last_attempt_at >= '0001-01-01 00:00:00+00' and o.last_attempt_at < '10000-01-01 00:00:00+00'`
 	endless  = `o.status = 'claimed' and o.next_attempt_at >= '10000-01-01 00:00:00+00'`
 
@@ -92,7 +93,7 @@ with lanes as (select * from unnest($1::text[], $2::text[]) l(topic, key)),` + n
 select count(*) from restored`
 )
 
-// texts is nil where there is none.
+// texts returns nil for an empty list.
 func texts(statuses []outbox.Status) []string {
 	var all []string
 	for _, s := range statuses {
@@ -101,15 +102,15 @@ func texts(statuses []outbox.Status) []string {
 	return all
 }
 
-func filterArgs(f outbox.Filter, limit int64) []any {
+func filterArgs(f provider.EntryFilter, limit int64) []any {
 	if f.Limit > 0 {
 		limit = int64(f.Limit)
 	}
 	return []any{texts(f.Status), f.Topic, f.Key, f.Seqs, f.After, f.Stream, f.Older.Microseconds(), limit}
 }
 
-// only tells whether f asks for some of these statuses and for no other.
-func only(f outbox.Filter, these ...outbox.Status) bool {
+// only reports whether f selects some of these statuses and no other.
+func only(f provider.EntryFilter, these ...outbox.Status) bool {
 	for _, s := range f.Status {
 		if !slices.Contains(these, s) {
 			return false
@@ -121,7 +122,7 @@ func only(f outbox.Filter, these ...outbox.Status) bool {
 const noLimit = 1 << 62
 
 // Entries implements outbox.Inspector.
-func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, error) {
+func (db *DB) Entries(ctx context.Context, f provider.EntryFilter) ([]provider.Entry, error) {
 	if err := provider.CheckFilter(f); err != nil {
 		return nil, fmt.Errorf("list entries: %w", err)
 	}
@@ -138,7 +139,7 @@ func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, err
 	}
 	rows, err := db.pool.Query(ctx, db.q(query), append([]any{planned}, filterArgs(f, 100)...)...)
 	if err == nil {
-		var entries []outbox.Entry
+		var entries []provider.Entry
 		if entries, err = pgx.CollectRows(rows, scanEntry); err == nil {
 			return entries, nil
 		}
@@ -148,11 +149,11 @@ func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, err
 
 // StatusCounts implements outbox.Inspector.
 func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.Status]int64, error) {
-	if err := provider.CheckFilter(outbox.Filter{Status: of}); err != nil {
+	if err := provider.CheckFilter(provider.EntryFilter{Status: of}); err != nil {
 		return nil, fmt.Errorf("count entries: %w", err)
 	}
 	counts, query := provider.ZeroCounts(of), countsSQL
-	switch f := (outbox.Filter{Status: of}); {
+	switch f := (provider.EntryFilter{Status: of}); {
 	case only(f, outbox.Failed, outbox.Abandoned):
 		query = stuckCountsSQL
 	case f.OnlyOpen():
@@ -172,8 +173,9 @@ func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox
 }
 
 // Requeue implements outbox.Inspector.
-func (db *DB) Requeue(ctx context.Context, f outbox.Filter) (int, error) {
-	window := (db.cfg.RequeueWindow + time.Microsecond - 1).Microseconds() // none is zero, which is by force
+func (db *DB) Requeue(ctx context.Context, f provider.EntryFilter) (int, error) {
+	// rounded up: zero means by force
+	window := (db.cfg.RequeueWindow + time.Microsecond - 1).Microseconds()
 	if f.Force {
 		window = 0
 	}
@@ -188,7 +190,7 @@ func (db *DB) Requeue(ctx context.Context, f outbox.Filter) (int, error) {
 }
 
 // Skip implements outbox.Inspector.
-func (db *DB) Skip(ctx context.Context, f outbox.Filter) (int, error) {
+func (db *DB) Skip(ctx context.Context, f provider.EntryFilter) (int, error) {
 	n, err := db.change(ctx, skipSQL, f)
 	if err != nil {
 		return 0, fmt.Errorf("skip entries: %w", err)
@@ -199,13 +201,14 @@ func (db *DB) Skip(ctx context.Context, f outbox.Filter) (int, error) {
 	return n, nil
 }
 
-// lane is what keeps its order.
+// lane identifies the entries that are published in order.
 type lane struct{ topic, key string }
 
-const restoreLanes = 10_000 // lanes in one statement
+const restoreLanes = 10_000 // lanes of one statement
 
-// change runs a statement that returns the lanes that it changed entries of, and how many; fewer than none are stale.
-func (db *Provider) change(ctx context.Context, statement string, f outbox.Filter, more ...any) (n int, err error) {
+// change runs a statement that returns the lanes of its changed entries and their numbers. A
+// negative number counts stale entries.
+func (db *Provider) change(ctx context.Context, statement string, f provider.EntryFilter, more ...any) (n int, err error) {
 	if err := provider.CheckFilter(f); err != nil {
 		return 0, err
 	}
@@ -220,7 +223,7 @@ func (db *Provider) change(ctx context.Context, statement string, f outbox.Filte
 		var some int
 		if _, err := pgx.ForEachRow(rows, []any{&l.topic, &l.key, &some}, func() error {
 			if some < 0 {
-				return fmt.Errorf("%d of them: %w", -some, outbox.ErrStale)
+				return fmt.Errorf("%d entries: %w", -some, outbox.ErrStale)
 			}
 			topics, keys, n = append(topics, l.topic), append(keys, l.key), n+some
 			return nil

@@ -20,23 +20,23 @@ func question(handler, id string) provider.Question {
 	return provider.Question{Handler: handler, MessageID: id}
 }
 
-// isQueue checks lanes at rest: each has messages, and each message that is not resolved has a lane. A lane with a stuck
-// message first waits for a person.
+// isQueue checks lanes at rest: each has messages, and each unresolved message has a lane. A lane
+// whose first message is stuck waits for a person.
 func isQueue(t *testing.T, db *postgres.DB) {
 	t.Helper()
 	require.Zero(t, count(t, db, `select count(*) from kinora.holds h full join (
 		select distinct on (projector, lane) projector, lane, state from kinora.parked where state in ('waiting', 'stuck') order by projector, lane, id) p using (projector, lane)
-		where h.due_at is null or p.state is null or (p.state = 'stuck') <> (h.due_at = 'infinity')`), "holds and parked messages do not agree")
+		where h.due_at is null or p.state is null or (p.state = 'stuck') <> (h.due_at = 'infinity')`), "holds and parked messages disagree")
 }
 
-// paused runs a unit that waits for the function that it returns, which returns the unit's error.
+// paused runs a unit that waits until end is called. end returns the unit's error.
 func paused(t *testing.T, db *postgres.DB, u provider.Unit, closing func(found provider.Found) provider.Closing) (end func() error) {
 	t.Helper()
-	inside, leave, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	inside, resume, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() {
 		done <- db.Do(t.Context(), u, func(_ context.Context, _ pgx.Tx, found provider.Found) (provider.Closing, error) {
 			close(inside)
-			<-leave
+			<-resume
 			return closing(found), nil
 		})
 	}()
@@ -46,7 +46,7 @@ func paused(t *testing.T, db *postgres.DB, u provider.Unit, closing func(found p
 		require.NoError(t, err)
 	}
 	return func() error {
-		close(leave)
+		close(resume)
 		return <-done
 	}
 }
@@ -67,8 +67,9 @@ func asides(u provider.Unit) func(provider.Found) provider.Closing {
 	}
 }
 
-// A unit that has waited for the marker of one message finds the hold that the other unit has left, in both forms.
-func TestTheHoldIsAskedForAfterTheWaitForMarkers(t *testing.T) {
+// A unit that waited for the marker of one message finds the hold that the other unit has left,
+// in both forms.
+func TestHoldsAreReadAfterTheWaitForMarkers(t *testing.T) {
 	t.Parallel()
 	for name, batched := range map[string]bool{"tx": false, "batch": true} {
 		t.Run(name, func(t *testing.T) {
@@ -96,7 +97,7 @@ func TestTheHoldIsAskedForAfterTheWaitForMarkers(t *testing.T) {
 			require.NoError(t, end())
 			require.NoError(t, <-done)
 			if batched {
-				<-found // before anything was sent
+				<-found // before a statement was sent
 			}
 			f := <-found
 			require.Equal(t, [][]bool{{false}, {true}}, f.Fresh)
@@ -105,14 +106,15 @@ func TestTheHoldIsAskedForAfterTheWaitForMarkers(t *testing.T) {
 	}
 }
 
-// A message that is parked while the lane's last message is applied gets a hold of its own, also if it had not found the other's.
+// A message that is parked while the lane's last message is applied gets a hold, even if it found
+// none before.
 func TestAParkedMessageIsNeverWithoutAHold(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil)
 	lane := provider.LaneOfKey("k")
 	late := marked("late")
 	late.Messages[0].Lane = lane
-	parks := paused(t, db, late, asides(late)) // it has not found a hold
+	parks := paused(t, db, late, asides(late)) // it has found no hold
 	first := park(t, db, "k", "first")
 	applies := paused(t, db, again(first), nothing)
 	done := make(chan error, 1)
@@ -129,7 +131,8 @@ func TestAParkedMessageIsNeverWithoutAHold(t *testing.T) {
 	require.Zero(t, count(t, db, `select (select count(*) from kinora.holds) + (select count(*) from kinora.parked)`))
 }
 
-// While a unit parks behind another message, no unit runs that one; while a unit runs it, a unit that parks behind it waits.
+// While a unit parks behind another message, no unit runs that one. While a unit runs that one, a
+// unit that parks behind it waits.
 func TestADeliveryAndAParkedMessageOfOneLaneFollowOneAnother(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil)
@@ -144,7 +147,7 @@ func TestADeliveryAndAParkedMessageOfOneLaneFollowOneAnother(t *testing.T) {
 		require.Equal(t, [][]bool{{false}}, found.Fresh, "another unit has its lane")
 		require.Equal(t, []bool{false}, found.Live)
 		return provider.Closing{}, nil
-	}), "it does not wait: it has no attempt of its own")
+	}), "it does not wait, because it has no counted attempt")
 	ok, err := db.Try(t.Context(), first, -1, time.Minute)
 	require.NoError(t, err)
 	require.False(t, ok)
@@ -175,14 +178,15 @@ func TestADeliveryAndAParkedMessageOfOneLaneFollowOneAnother(t *testing.T) {
 	require.Equal(t, []string{"behind", "third"}, []string{list[0].MessageID, list[1].MessageID})
 }
 
-// A redelivery that adds a handler to a parked message waits for the unit that runs it, and is parked again.
+// A redelivery that adds a handler to a parked message waits for the unit that runs it, and is
+// then parked again.
 func TestHandlersThatAreAddedAreNotLost(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil)
 	other := marked("m")
 	other.Messages[0].Handlers[0].Name = "p/b"
 	other.Messages[0].Lane = provider.LaneOfKey("k")
-	end := paused(t, db, other, func(provider.Found) provider.Closing { // it has not found a hold
+	end := paused(t, db, other, func(provider.Found) provider.Closing { // it has found no hold
 		return provider.Closing{Park: []provider.Aside{{Parked: provider.Parked{MessageID: "m", Lane: provider.LaneOfKey("k"), Handlers: []string{"p/b"}}}}}
 	})
 	first := park(t, db, "k", "m")
@@ -199,7 +203,7 @@ func TestHandlersThatAreAddedAreNotLost(t *testing.T) {
 	require.Equal(t, []string{"p/b"}, list[0].Handlers)
 }
 
-// Markers that the opening has inserted for a parked message that is not live are taken back.
+// Markers that the opening inserted for a parked message that is not live are deleted.
 func TestMarkersOfMessagesThatAreNotLive(t *testing.T) {
 	t.Parallel()
 	for name, form := range forms {
@@ -208,7 +212,7 @@ func TestMarkersOfMessagesThatAreNotLive(t *testing.T) {
 		_, err := db.Pool().Exec(t.Context(), `delete from kinora.markers; update kinora.parked set handlers = '{}', attempts = 7`)
 		require.NoError(t, err)
 		p.Handlers = nil
-		u := again(p) // attempts are not 7
+		u := again(p) // its attempts are not 7
 		u.Messages[0].Mark, u.Messages[0].Handlers = true, []provider.Handler{{Name: "p/a", Was: []string{"p/old"}}}
 		require.NoError(t, form(t.Context(), db, u, "k"))
 		require.Zero(t, count(t, db, `select count(*) from kinora.markers`), name)
@@ -223,7 +227,7 @@ func TestMarkersOfMessagesThatAreNotLive(t *testing.T) {
 	}
 }
 
-// A decision waits for a unit that has the lane, and finds what that one has done.
+// A decision waits for a unit that has the lane, and sees its result.
 func TestADecisionWaitsForAUnit(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil)
@@ -243,7 +247,8 @@ func TestADecisionWaitsForAUnit(t *testing.T) {
 	require.Zero(t, count(t, db, `select (select count(*) from kinora.holds) + (select count(*) from kinora.parked)`))
 }
 
-// Deliveries, tries and decisions about few lanes, all at once: no message is applied twice or lost, and no lane is left behind.
+// Deliveries, tries and decisions in few lanes at once: no message is applied twice or lost, and
+// no hold is left.
 func TestACrowdInFewLanes(t *testing.T) {
 	t.Parallel()
 	db, _ := private(t)
@@ -255,7 +260,8 @@ func TestACrowdInFewLanes(t *testing.T) {
 	c := &laneCrowd{t, db}
 	var deliveries, others sync.WaitGroup
 	for k := range keys {
-		for range 2 { // two owners of a key, as while a broker moves it
+		// two owners of a key, as while a broker moves it
+		for range 2 {
 			deliveries.Go(func() {
 				for n := range each {
 					c.deliver(ctx, fmt.Sprint("k", k), fmt.Sprintf("k%d-%d", k, n))
@@ -292,19 +298,20 @@ func TestACrowdInFewLanes(t *testing.T) {
 	require.False(t, slices.ContainsFunc(rows, func(p provider.Parked) bool { return p.By != "ann" || p.ResolvedAt.IsZero() }))
 }
 
-// laneCrowd is what many goroutines do with the lanes of one database.
+// laneCrowd runs the goroutines of TestACrowdInFewLanes.
 type laneCrowd struct {
 	*testing.T
 	db *postgres.DB
 }
 
-// apply writes the effect of a message. A second time is an error.
+// apply writes the effect of a message. A second time it fails.
 func (*laneCrowd) apply(ctx context.Context, tx pgx.Tx, id string) error {
 	_, err := tx.Exec(ctx, `insert into applied select split_part($1, '-', 1), split_part($1, '-', 2)::int`, id)
 	return err
 }
 
-// deliver applies a message, or parks it if its lane is held, or because it fails. It tries again after transient errors.
+// deliver applies a message, or parks it if its lane is held or it fails. It tries again after
+// transient errors.
 func (c *laneCrowd) deliver(ctx context.Context, key, id string) {
 	m := delivery(id)
 	m.Lane = provider.LaneOfKey(key)
@@ -335,7 +342,7 @@ func (c *laneCrowd) deliver(ctx context.Context, key, id string) {
 	}
 }
 
-// drain runs the messages that are due, each failed one alone after a try.
+// drain runs the due messages, each failed one alone after a try.
 func (c *laneCrowd) drain(ctx context.Context, keys int) {
 	list, err := c.db.Due(ctx, provider.DueFilter{Projectors: []string{"p"}, Keys: keys, Each: 8})
 	if err != nil {
@@ -361,7 +368,7 @@ func (c *laneCrowd) drain(ctx context.Context, keys int) {
 	}
 }
 
-// replay applies parked messages of a unit. Some fail, and stop those of their lane.
+// replay applies the parked messages of a unit. Some fail, and stop those of their lane.
 func (c *laneCrowd) replay(ctx context.Context, tx pgx.Tx, u provider.Unit, found provider.Found) (closing provider.Closing, err error) {
 	stopped := map[provider.Lane]bool{}
 	for i, m := range u.Messages {
@@ -394,7 +401,7 @@ func (c *laneCrowd) decide(ctx context.Context) {
 	}
 }
 
-// Skipping a long lane takes as long as the lane is, and no longer.
+// The time to skip a lane grows linearly with its length.
 func TestSkippingALongLane(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil)
@@ -411,8 +418,9 @@ func TestSkippingALongLane(t *testing.T) {
 	require.Zero(t, count(t, db, `select count(*) from kinora.holds`))
 }
 
-// The backend of a lost connection may have names for hours: no other statement waits for these.
-func TestNamesThatAreLockedAreNotWaitedFor(t *testing.T) {
+// The backend of a lost connection may have rows of messages in flight for hours: no other
+// statement waits for these.
+func TestLockedRowsOfMessagesInFlightAreSkipped(t *testing.T) {
 	t.Parallel()
 	db, _ := private(t)
 	w := provider.Worker{Runner: "me", Number: 1}
@@ -428,14 +436,15 @@ func TestNamesThatAreLockedAreNotWaitedFor(t *testing.T) {
 	require.NoError(t, do(ctx, db, u, nil))
 	_, err = db.Beat(ctx, "me", 0, time.Hour)
 	require.NoError(t, err)
-	require.Equal(t, 1, count(t, db, `select count(*) from kinora.in_flight`), "the other transaction has it")
+	require.Equal(t, 1, count(t, db, `select count(*) from kinora.in_flight`), "the other transaction has the row")
 	require.NoError(t, lost.Rollback(t.Context()))
 	require.NoError(t, db.InFlight(ctx, "p", w, nil))
 	require.Zero(t, count(t, db, `select count(*) from kinora.in_flight`))
 }
 
-// A decision about the last message of a lane waits for a unit that parks behind it, and leaves the lane to what that one has parked.
-func TestADecisionSeesWhatIsParkedBehind(t *testing.T) {
+// A decision about the last message of a lane waits for a unit that parks behind it, and leaves
+// the lane to that message.
+func TestADecisionSeesAMessageParkedBehind(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil)
 	first := park(t, db, "k", "first")
@@ -457,7 +466,8 @@ func TestADecisionSeesWhatIsParkedBehind(t *testing.T) {
 	require.Equal(t, "behind", list[0].MessageID)
 }
 
-// An attempt is counted for one unit, which so waits for a unit that parks behind its message.
+// An attempt is counted for one unit, which therefore waits for a unit that parks behind its
+// message.
 func TestAnAttemptWaitsForItsLane(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil, totals)
@@ -478,8 +488,8 @@ func TestAnAttemptWaitsForItsLane(t *testing.T) {
 	isQueue(t, db)
 }
 
-// No attempt is counted at a message that is not, or no more, the first of its lane.
-func TestATryIsOfTheFirst(t *testing.T) {
+// No attempt is counted for a message that is not, or no longer, the first of its lane.
+func TestOnlyTheFirstOfALaneIsTried(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil)
 	park(t, db, "k", "first")

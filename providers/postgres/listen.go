@@ -14,38 +14,42 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// ListenerConfig tells how a Listener works; the zero value is the default.
+// ListenerConfig is the configuration of a Listener. The zero value is the default.
 type ListenerConfig struct {
-	DSN    string        // where to listen: the same database, past a pooler in transaction mode; empty: as the pool connects
-	Probe  time.Duration // how long all is quiet until it looks whether notifications still arrive; zero means 1m
-	Logger *slog.Logger  // nil: slog.Default()
+	// server to listen on: the same database, not through a pooler in transaction mode; empty: as
+	// the pool connects
+	DSN string
+	// how long without notifications until a probe checks that they arrive; zero means 1m
+	Probe  time.Duration
+	Logger *slog.Logger // nil: slog.Default()
 }
 
-// Listener wakes the relays of this process when another one adds entries: a DB with Config.Notify on the same
-// database and schema. It has one connection of its own. Nothing depends on it: relays without it, or while it is
-// cut off, find the same entries by looking (outbox.RelayConfig.Poll).
+// Listener wakes the relays of this process when another process adds entries through a DB with
+// Config.Notify on the same database and schema. It has a separate connection. It is optional:
+// relays without it, or while it is disconnected, find the same entries by polling
+// (outbox.RelayConfig.Poll).
 type Listener struct {
 	db      *DB
 	cfg     ListenerConfig
 	config  *pgx.ConnConfig
-	probes  string // a channel that nobody else uses
+	probes  string // a channel for this listener only
 	log     *slog.Logger
 	once    sync.Once
 	running chan struct{}
-	deaf    bool // said so
+	warned  bool // a warning was logged
 }
 
-// NewListener makes a listener for the relays of db. It checks cfg and does nothing else yet.
+// NewListener returns a listener for the relays of db. It only checks cfg: Run connects.
 func NewListener(db *DB, cfg *ListenerConfig) (*Listener, error) {
 	if db == nil {
-		return nil, errors.New("listener: wants a DB")
+		return nil, errors.New("listener: NewListener requires a DB")
 	}
 	l := &Listener{db: db, running: make(chan struct{}), probes: "kinora_probe_" + strings.ToLower(rand.Text())}
 	if cfg != nil {
 		l.cfg = *cfg
 	}
 	if l.cfg.Probe < 0 {
-		return nil, fmt.Errorf("listener: probe %s: want no negative duration", l.cfg.Probe)
+		return nil, fmt.Errorf("listener: Probe is %s: it must not be negative; zero means 1m", l.cfg.Probe)
 	}
 	if l.cfg.Probe == 0 {
 		l.cfg.Probe = time.Minute
@@ -64,31 +68,34 @@ func NewListener(db *DB, cfg *ListenerConfig) (*Listener, error) {
 	return l, nil
 }
 
-// Running is closed once Run works: it connects, and wakes relays when it has.
+// Running is closed once Run has begun. Run then connects, and wakes relays when it is connected.
 func (l *Listener) Running() <-chan struct{} { return l.running }
 
 const (
-	listenMin   = 100 * time.Millisecond // the first pause after a connection is lost; it doubles to listenMax
-	listenMax   = 10 * time.Second
-	listenLimit = 5 * time.Second // for connecting, for a statement, and for a probe to arrive
+	// first pause after a lost connection; it doubles up to listenMax
+	listenMin = 100 * time.Millisecond
+	listenMax = 10 * time.Second
+	// for connecting, for a statement, and for a probe to arrive
+	listenLimit = 5 * time.Second
 )
 
 var (
-	errDeaf   = errors.New("notifications do not arrive") // a probe was sent and did not
-	errUnsent = errors.New("no probe could be sent")
-	errQuiet  = errors.New("quiet") // nothing has arrived for so long
+	errSilent = errors.New("notifications do not arrive") // a probe was sent and did not arrive
+	errUnsent = errors.New("cannot send a probe")
+	// no notification arrived for some time
+	errQuiet = errors.New("quiet")
 )
 
-// Run listens until ctx ends; then it returns nil. It runs once.
-//   - A connection that is lost, or on which a probe does not arrive, is made anew, and relays are woken, since
-//     something may have been missed.
-//   - Where probes do not arrive on a new connection either, as through a pooler in transaction mode, it says so
-//     once, and looks again every ListenerConfig.Probe.
+// Run listens until ctx ends, and then returns nil. Call it once.
+//   - If a connection is lost, or a probe does not arrive, Run connects again and wakes relays,
+//     because notifications may have been missed.
+//   - If probes do not arrive on a new connection either, as through a pooler in transaction
+//     mode, Run logs a warning once, and tries again every ListenerConfig.Probe.
 func (l *Listener) Run(ctx context.Context) error {
 	started := false
 	l.once.Do(func() { started = true })
 	if !started {
-		return errors.New("listener: it runs once")
+		return errors.New("listener: Run called twice: create another Listener")
 	}
 	close(l.running)
 	for pause := listenMin; ctx.Err() == nil; {
@@ -96,16 +103,18 @@ func (l *Listener) Run(ctx context.Context) error {
 		if heard {
 			pause = listenMin
 		}
-		wait := pause/2 + mathrand.N(pause) // others lost their connections at the same moment
+		// others lost their connections at the same time
+		wait := pause/2 + mathrand.N(pause)
 		switch {
 		case ctx.Err() != nil:
-		case errors.Is(err, errDeaf) && heard: // the connection is half-open, perhaps
+		// the connection may be half-open
+		case errors.Is(err, errSilent) && heard:
 			l.log.Warn("listen", "error", err, "again_in", wait)
-		case errors.Is(err, errDeaf):
+		case errors.Is(err, errSilent):
 			wait = l.cfg.Probe
-			l.log.Log(ctx, l.aloud(), "notifications do not arrive, polling goes on: is there a pooler in transaction mode? name the server in ListenerConfig.DSN",
+			l.log.Log(ctx, l.warnOnce(), "notifications do not arrive, relays keep polling: behind a pooler in transaction mode, set ListenerConfig.DSN to the server",
 				"again_in", wait)
-			l.deaf = true
+			l.warned = true
 		default:
 			l.log.Warn("listen", "error", err, "again_in", wait)
 		}
@@ -115,17 +124,17 @@ func (l *Listener) Run(ctx context.Context) error {
 	return nil
 }
 
-// aloud is a warning the first time.
-func (l *Listener) aloud() slog.Level {
-	if l.deaf {
+// warnOnce returns the level of the message: warning the first time, debug later.
+func (l *Listener) warnOnce() slog.Level {
+	if l.warned {
 		return slog.LevelDebug
 	}
 	return slog.LevelWarn
 }
 
-// session listens on one connection, until it fails; heard tells whether it did listen. What a probe has not shown
-// to be heard is not listened for: through a pooler, LISTEN stays behind on a connection of others, which nobody
-// notifies then.
+// session listens on one connection until it fails. heard reports whether it listened. It listens
+// on the schema's channel only after a probe has arrived: through a pooler, LISTEN stays on a
+// connection that others use, where it would receive nothing.
 func (l *Listener) session(ctx context.Context) (heard bool, err error) {
 	conn, err := l.connect(ctx)
 	if err != nil {
@@ -140,7 +149,7 @@ func (l *Listener) session(ctx context.Context) (heard bool, err error) {
 		return false, err
 	}
 	if err := l.probe(ctx, conn); err != nil {
-		if errors.Is(err, errDeaf) {
+		if errors.Is(err, errSilent) {
 			_ = execute(ctx, conn, "unlisten "+l.probes)
 		}
 		return false, err
@@ -148,17 +157,18 @@ func (l *Listener) session(ctx context.Context) (heard bool, err error) {
 	if err := execute(ctx, conn, "listen "+l.db.channel()); err != nil {
 		return false, err
 	}
-	if l.deaf {
+	if l.warned {
 		l.log.Info("notifications arrive again")
-		l.deaf = false
+		l.warned = false
 	}
-	l.db.wake.signal() // for what was added before
+	l.db.wake.signal() // for entries added before
 	for {
 		_, err := l.await(ctx, conn, l.cfg.Probe)
 		if errors.Is(err, errQuiet) {
 			err = l.probe(ctx, conn)
 		}
-		if errors.Is(err, errUnsent) { // the pool is busy, perhaps, which says nothing about this connection
+		// the pool may be busy, which says nothing about this connection
+		if errors.Is(err, errUnsent) {
 			l.log.Debug("listen", "error", err)
 			err = execute(ctx, conn, "select 1")
 		}
@@ -168,12 +178,12 @@ func (l *Listener) session(ctx context.Context) (heard bool, err error) {
 	}
 }
 
-// connect makes a connection that is none of the pool's, so that the pool may be of one connection.
+// connect opens a connection outside the pool, so that the pool may have only one.
 func (l *Listener) connect(ctx context.Context) (*pgx.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, listenLimit)
 	defer cancel()
 	config := l.config.Copy()
-	config.OnNotification = nil // WaitForNotification wants them
+	config.OnNotification = nil // required by WaitForNotification
 	if before := l.db.pool.Config().BeforeConnect; before != nil && l.cfg.DSN == "" {
 		if err := before(ctx, config); err != nil {
 			return nil, err
@@ -189,7 +199,7 @@ func execute(ctx context.Context, conn *pgx.Conn, statement string) error {
 	return err
 }
 
-// probe notifies conn through the pool, as others do, and waits until that arrives.
+// probe notifies conn through the pool, as others do, and waits until the notification arrives.
 func (l *Listener) probe(ctx context.Context, conn *pgx.Conn) error {
 	nonce, long := rand.Text(), min(l.cfg.Probe, listenLimit)
 	limit, cancel := context.WithTimeout(ctx, long)
@@ -200,7 +210,7 @@ func (l *Listener) probe(ctx context.Context, conn *pgx.Conn) error {
 	for {
 		payload, err := l.await(ctx, conn, long)
 		if errors.Is(err, errQuiet) {
-			return errDeaf
+			return errSilent
 		}
 		if err != nil || payload == nonce {
 			return err
@@ -208,7 +218,8 @@ func (l *Listener) probe(ctx context.Context, conn *pgx.Conn) error {
 	}
 }
 
-// await waits for one notification, wakes relays if it is for them, and returns a probe's payload.
+// await waits for one notification, wakes relays if it is for them, and returns the payload of a
+// probe.
 func (l *Listener) await(ctx context.Context, conn *pgx.Conn, long time.Duration) (string, error) {
 	limit, cancel := context.WithTimeout(ctx, long)
 	defer cancel()
@@ -225,7 +236,7 @@ func (l *Listener) await(ctx context.Context, conn *pgx.Conn, long time.Duration
 	return "", err
 }
 
-// sleep waits for d, or for the end of ctx.
+// sleep waits for d or until ctx ends.
 func sleep(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -9,10 +9,10 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// The tables are unlogged, so that none of this waits for a disk. No statement waits for names that another transaction has
-// locked: that may be the backend of a lost connection, which has them for hours.
+// The tables are unlogged, so these statements wait for no disk. They skip rows that another
+// transaction has locked: the backend of a lost connection may have them for hours.
 const (
-	// A runner that ends, $2 <= 0, is like one that is to be forgotten.
+	// A runner that ends ($2 <= 0) is deleted like an expired one.
 	beatSQL = `
 with ck as materialized (select clock_timestamp() t),
 me as (
@@ -33,7 +33,7 @@ select ck.t, coalesce((
 	where r.runner <> $1::text and r.expires_at <= ck.t and r.expires_at >= ck.t - $3::bigint * interval '1 microsecond'), ` + never + `)
 from ck`
 
-	nameSQL = `
+	inFlightSQL = `
 with back as (
 	delete from kinora.in_flight where ctid = any(array(
 		select ctid from kinora.in_flight
@@ -53,14 +53,14 @@ func (db *Provider) Beat(ctx context.Context, runner string, lease, record time.
 	return h, ofOwn(ctx, wrap("renew the lease of a runner", err))
 }
 
-// Name implements provider.Liveness.
+// InFlight implements provider.Liveness.
 func (db *Provider) InFlight(ctx context.Context, projector string, w provider.Worker, messages []string) error {
 	ids := each(messages, func(id *string) string { return markerID(*id) })
 	b := &pgx.Batch{}
-	b.Queue(lookUpSQL)
-	b.Queue(db.q(nameSQL), projector, w.Runner, w.Number, ids)
+	b.Queue(noScanSQL)
+	b.Queue(db.q(inFlightSQL), projector, w.Runner, w.Number, ids)
 	crash.Point("name: before")
 	err := db.pool.SendBatch(ctx, b).Close()
 	crash.Point("name: after")
-	return ofOwn(ctx, wrap("name what a worker runs", err))
+	return ofOwn(ctx, wrap("record the messages in flight", err))
 }

@@ -34,7 +34,8 @@ func drafts(t testing.TB, ns ...int) []eventstore.Draft {
 	return ds
 }
 
-// throughProxy is a database behind a proxy that can lose replies, and the same one without.
+// throughProxy returns a database through a proxy that can lose replies, and the same database
+// without it.
 func throughProxy(t *testing.T) (*pgtest.Proxy, *postgres.DB, *postgres.DB) {
 	t.Helper()
 	cfg := &postgres.Config{Route: outbox.ByCategory}
@@ -46,7 +47,7 @@ func throughProxy(t *testing.T) (*pgtest.Proxy, *postgres.DB, *postgres.DB) {
 	return proxy, db, direct
 }
 
-// borrowed is a DB over a pool of its user's, with whatever change makes of its configuration.
+// borrowed returns a DB on a pool of the test, with a changed configuration.
 func borrowed(t *testing.T, cfg *postgres.Config, dsn string, change ...func(*pgxpool.Config)) *postgres.DB {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(dsn)
@@ -69,7 +70,7 @@ func count(t *testing.T, db *postgres.DB, query string) (n int) {
 }
 
 // The statement commits at its Sync, and the reply to that is lost.
-func TestAppendWhoseReplyIsLostIsNeitherLostNorDoubled(t *testing.T) {
+func TestAppendWhoseReplyIsLostIsWrittenOnce(t *testing.T) {
 	t.Parallel()
 	for name, expected := range map[string]eventstore.Expected{"exact": 1, "no stream": eventstore.NoStream, "any": eventstore.Any} {
 		t.Run(name, func(t *testing.T) {
@@ -100,8 +101,9 @@ func TestAppendWhoseReplyIsLostIsNeitherLostNorDoubled(t *testing.T) {
 	}
 }
 
-// Where the server has said that nothing was written, the reply to the question why may be lost, too: the append is a repeat all the same.
-func TestARepeatIsOneWhateverIsLostAfterwards(t *testing.T) {
+// The server has replied that nothing was written. Even if the reply about the reason is lost,
+// the append is a repeat.
+func TestARepeatIsFoundEvenIfALaterReplyIsLost(t *testing.T) {
 	t.Parallel()
 	proxy, db, direct := throughProxy(t)
 	same := drafts(t, 1)
@@ -122,8 +124,9 @@ func TestARepeatIsOneWhateverIsLostAfterwards(t *testing.T) {
 	require.Equal(t, 1, count(t, direct, `select count(*) from kinora.events`))
 }
 
-// A pooler that lost its server answers in the server's place, and does not know what became of the request.
-func TestAPoolersFatalAnswerIsNotTheServersWord(t *testing.T) {
+// A pooler that lost its server replies in its place, and does not know the result of the
+// request.
+func TestAPoolersFatalReplyIsAmbiguous(t *testing.T) {
 	t.Parallel()
 	proxy, db, direct := throughProxy(t)
 	proxy.AnswerFatal()
@@ -144,7 +147,7 @@ func TestAPoolersFatalAnswerIsNotTheServersWord(t *testing.T) {
 	require.Equal(t, 2, proxy.Lost())
 }
 
-// What each call costs in round trips, once its statements are prepared.
+// The number of round trips of each call, once its statements are prepared.
 func TestRoundTrips(t *testing.T) {
 	t.Parallel()
 	proxy, db, _ := throughProxy(t)
@@ -187,7 +190,7 @@ func TestRoundTrips(t *testing.T) {
 			})
 		}},
 	} {
-		require.NoError(t, c.call(), name) // prepares
+		require.NoError(t, c.call(), name) // prepares the statements
 		before := proxy.RoundTrips()
 		require.NoError(t, c.call(), name)
 		require.Equal(t, c.trips, proxy.RoundTrips()-before, name)
@@ -198,7 +201,7 @@ func isCommit(kind byte, body []byte) bool {
 	return kind == 'Q' && bytes.HasPrefix(bytes.ToLower(body), []byte("commit"))
 }
 
-func TestUnitWhoseCommitsReplyIsLostIsAmbiguousAndTakesEffectOnce(t *testing.T) {
+func TestUnitWhoseCommitReplyIsLostIsAmbiguousAndTakesEffectOnce(t *testing.T) {
 	t.Parallel()
 	proxy, db, direct := throughProxy(t)
 	work := marked("m")
@@ -209,7 +212,7 @@ func TestUnitWhoseCommitsReplyIsLostIsAmbiguousAndTakesEffectOnce(t *testing.T) 
 	err := do(t.Context(), db, work, apply)
 	require.Equal(t, provider.ClassAmbiguous, provider.ClassOf(err), "%v", err)
 	require.Equal(t, 1, proxy.Lost())
-	require.NoError(t, do(t.Context(), db, work, apply), "redelivered, the marker decides")
+	require.NoError(t, do(t.Context(), db, work, apply), "after a redelivery, the marker decides")
 	require.Equal(t, 1, count(t, direct, `select n from totals where key = 'k'`))
 }
 
@@ -223,7 +226,7 @@ func TestBatchedUnitWhoseReplyIsLostIsAmbiguousAndTakesEffectOnce(t *testing.T) 
 			return nil, nil
 		})
 	}
-	require.NoError(t, do("first")) // so that the statements are prepared
+	require.NoError(t, do("first")) // prepares the statements
 	proxy.LoseReply(func(kind byte, _ []byte) bool { return kind == 'B' })
 	err := do("m")
 	require.Equal(t, provider.ClassAmbiguous, provider.ClassOf(err), "%v", err)
@@ -231,13 +234,14 @@ func TestBatchedUnitWhoseReplyIsLostIsAmbiguousAndTakesEffectOnce(t *testing.T) 
 	require.Equal(t, 2, count(t, direct, `select n from totals where key = 'k'`))
 }
 
-// A connection that died while it was idle is given up after five seconds, and another one does the work.
-func TestAnIdleConnectionThatDoesNotAnswerIsGivenUp(t *testing.T) {
+// A connection that broke while idle is closed after five seconds, and another one is used.
+func TestAnIdleConnectionThatDoesNotReplyIsReplaced(t *testing.T) {
 	t.Parallel()
 	proxy, db, _ := throughProxy(t)
 	_, err := db.Append(t.Context(), "a-1", eventstore.NoStream, drafts(t, 1))
 	require.NoError(t, err)
-	time.Sleep(1100 * time.Millisecond) // pgx tries those only that were idle for a second
+	// pgx checks only connections that were idle for a second
+	time.Sleep(1100 * time.Millisecond)
 	proxy.Mute()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
@@ -245,7 +249,7 @@ func TestAnIdleConnectionThatDoesNotAnswerIsGivenUp(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// Whoever ends a service waits for nobody's connection, be it in use or on a network that has gone.
+// Close does not wait long for a connection in use or on a broken network.
 func TestCloseHasALimit(t *testing.T) {
 	t.Parallel()
 	db, err := postgres.Open(t.Context(), postgrestest.DSN(t, nil), nil)
@@ -258,18 +262,18 @@ func TestCloseHasALimit(t *testing.T) {
 	require.Less(t, time.Since(begin), 10*time.Second)
 }
 
-// The server rolled it back and would take it now: nobody needs to hear of that.
+// The server rolled the append back and would accept it now: the caller gets no error.
 func TestAppendIsTriedAgainAfterADeadlock(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		state string
-		tries int // that fail
+		tries int // tries that fail
 	}{{"40P01", 3}, {"40001", 3}, {"40001", 1000}} {
 		t.Run(fmt.Sprint(c.state, " ", c.tries), func(t *testing.T) {
 			t.Parallel()
 			db := postgrestest.Open(t, &postgres.Config{Route: outbox.ByCategory})
 			_, err := db.Pool().Exec(t.Context(), fmt.Sprintf(`
-				create sequence tries; -- which counts also in what is rolled back
+				create sequence tries; -- it also counts what is rolled back
 				create function refuse() returns trigger language plpgsql as $$ begin
 					if nextval('tries') <= %d then raise exception 'not now' using errcode = '%s'; end if;
 					return new;

@@ -11,6 +11,7 @@ func TestMain(m *testing.M) {
 	if role := os.Getenv("KINORA_TEST_CHILD"); role != "" {
 		os.Exit(child(role))
 	}
-	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("os/exec.(*Cmd).Wait"), // the shared server lives as long as the process
+	// the shared server lives as long as the process
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("os/exec.(*Cmd).Wait"),
 		goleak.IgnoreAnyFunction("github.com/kinora-go/kinora/internal/pgtest.Start.func1"))
 }

@@ -12,16 +12,18 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// window is how many entries of a lane, at most, are brought back to be before the first that is still held. The
-// others follow as these are published: so claims never have a large backlog of one key to walk over only because it
-// was stuck once, and where it is stuck again there is little to hold again.
+// window is how many entries of a lane are released at most until they are ahead of the first
+// held one. The others follow as these are published. So claims need not walk a large backlog of
+// one key only because it was stuck once, and if the key gets stuck again, few entries must be
+// held again.
 const window = "500"
 
-// restored brings the first held entries of every lane back: one at least, and as many as make a window with the open
-// ones before them, of which those that are gone count no more. A lane's earlier ones come first, so that those
-// that stay held stand before nothing that came back. What somebody else has locked is his to bring back, or to
-// skip, so that nobody waits here and no order of locks can cross. The ids travel as an array, which leaves the
-// planner no choice but the primary key; nothing is held in most lanes, which costs each a look into an index.
+// restored releases the first held entries of every lane: at least one, and as many as fill the
+// window together with the open ones before them, not counting those in gone. Earlier ones are
+// released first, so that no entry that stays held is before a released one. Locked rows are
+// skipped: their transaction releases or skips them, so this statement waits for none, and no
+// order of locks can cross. The ids are passed as an array, which forces the planner to use the
+// primary key. Most lanes have no held entry, which costs one index lookup each.
 const restored = `
 restored as (
 	update kinora.outbox o set status = 'pending', open = true, held = false
@@ -44,10 +46,11 @@ restored as (
 const noneGone = `
 gone as (select null::bigint as id where false),`
 
-// A mark is one statement. Rows are locked in order: marks that cross would deadlock otherwise. Where an entry is
-// published, what is held behind it is pending again. For that the statement's snapshot is new enough: an entry
-// was held because of this one before it was claimed, and in a transaction that had it locked (see lockHeadsSQL),
-// so that the claim waited for its end; and what is being held at this moment waits for another one.
+// A mark is one statement. It locks rows in order, because marks that cross would deadlock
+// otherwise. If an entry is published, it releases the held ones behind it. The statement's
+// snapshot is new enough for that: an entry was held because of this one before this one was
+// claimed, and in a transaction that had locked it (see lockHeadsSQL), so that the claim waited
+// for that transaction's end. An entry that is being held at this time waits for another one.
 const markEntriesSQL = `
 with ck as materialized (select clock_timestamp() t),
 m as (
@@ -75,17 +78,18 @@ gone as (select id from done where status = 'published'),
 lanes as (select distinct topic, key from done where status = 'published' and ` + anyHeld + `),` + restored + `
 select id from done`
 
-// The usual mark, that all entries of a claim are published and not kept, is a shorter one where nothing is held, nor
-// abandoned.
+// The usual mark publishes all entries of a claim and keeps none. It is shorter if no entry is
+// held or abandoned.
 const dropEntriesSQL = `
 delete from kinora.outbox o
 where o.id = any($1::bigint[]) and o.token = $2::uuid and o.status = 'claimed' and not (` + anyHeld + `)
 returning o.id`
 
-// anyHeld is looked up once, and saves each lane its own look where nothing is held.
+// anyHeld is evaluated once. If no entry is held, it saves the lookup for each lane.
 const anyHeld = `(select h.id from kinora.outbox h where h.held and h.id > 0 order by h.id limit 1) is not null`
 
-// MarkEntries implements provider.Outbox: one statement, or two if entries are published and something is held.
+// MarkEntries implements provider.Outbox with one statement, or two if entries are published and
+// others are held.
 func (db *Provider) MarkEntries(ctx context.Context, marks []outbox.Mark) (late []int64, err error) {
 	if err := provider.CheckMarks(marks); err != nil {
 		return nil, err
@@ -99,7 +103,8 @@ func (db *Provider) MarkEntries(ctx context.Context, marks []outbox.Mark) (late 
 			return nil, nil
 		case len(done) > 0:
 			return without(seqs, done), nil
-		} // else something is held, or all are late
+		}
+		// Here an entry is held, or all marks are late.
 	}
 	first, late := distinct(marks)
 	if len(first) == 0 {
@@ -121,8 +126,8 @@ func (db *Provider) MarkEntries(ctx context.Context, marks []outbox.Mark) (late 
 	return late, nil
 }
 
-// dropped returns the Seqs of marks if all of them delete published entries of one claim, in order of Seq. Otherwise it
-// returns nil.
+// dropped returns the Seqs of marks if all of them delete published entries of one claim, in
+// order of Seq. Otherwise it returns nil.
 func dropped(marks []outbox.Mark) []int64 {
 	seqs := make([]int64, len(marks))
 	for i, m := range marks {
@@ -134,8 +139,8 @@ func dropped(marks []outbox.Mark) []int64 {
 	return seqs
 }
 
-// distinct returns the first mark of each entry, and the Seqs of the others: they are late, since the first mark ends
-// the claim.
+// distinct returns the first mark of each entry, and the Seqs of the others: they are late,
+// because the first mark ends the claim.
 func distinct(marks []outbox.Mark) (first []outbox.Mark, late []int64) {
 	seen := make(map[int64]bool, len(marks))
 	for _, m := range marks {
@@ -168,10 +173,12 @@ func column[T any](marks []outbox.Mark, of func(outbox.Mark) T) []T {
 	return all
 }
 
-// mark runs a statement that returns the ids that it changed. The first argument has the ids that it may change.
+// mark runs a statement that returns the ids that it changed. The first argument has the ids that
+// it may change.
 func (db *Provider) mark(ctx context.Context, sql string, seqs []int64, args ...any) (done []int64, err error) {
 	crash.Point("mark: before")
-	rows, _ := db.pool.Query(ctx, db.q(sql), append([]any{planned, seqs}, args...)...) // the rows have its error as well
+	// the rows return its error too
+	rows, _ := db.pool.Query(ctx, db.q(sql), append([]any{planned, seqs}, args...)...)
 	done = make([]int64, 0, len(seqs))
 	var id int64
 	_, err = pgx.ForEachRow(rows, []any{&id}, func() error {

@@ -7,47 +7,53 @@ import (
 )
 
 const (
-	notifyEvery = 10 * time.Millisecond // the shortest time from the end of one notification to the next one
-	notifyLimit = 5 * time.Second       // for one to be sent, the wait for a connection included
-	notifyLast  = time.Second           // for the last one, which Close waits for
+	// shortest time from the end of one notification to the next one
+	notifyEvery = 10 * time.Millisecond
+	// for sending one, including the wait for a connection
+	notifyLimit = 5 * time.Second
+	notifyLast  = time.Second // for the last one, for which Close waits
 )
 
-// A notification travels in a transaction of its own: PostgreSQL commits those that notify one after the other.
+// A notification has a separate transaction, because PostgreSQL commits notifying transactions
+// one after another.
 const notifySQL = `select pg_notify($1::text, $2::text)`
 
-// channel is where this schema's notifications arrive. Channels belong to a database; a schema's name has 41 bytes
-// at most, and a channel's 63.
+// channel returns the channel of this schema's notifications. Channels belong to a database. A
+// schema's name has at most 41 bytes, a channel's 63.
 func (db *Provider) channel() string { return "kinora_outbox_" + db.cfg.Schema }
 
-// added tells relays that there is something to claim: those of this process, and with Config.Notify all others.
+// added tells relays that entries can be claimed: those of this process and, with Config.Notify,
+// those of others.
 func (db *Provider) added() {
 	db.wake.signal()
 	if db.cfg.Notify {
-		db.notes.ask()
+		db.notifier.request()
 	}
 }
 
-// notify sends one notification. Without a payload it says that there is something to claim. An error is
-// nobody's: relays look by themselves.
+// notify sends one notification. Without a payload it means that entries can be claimed. Callers
+// may ignore its error, because relays poll.
 func (db *Provider) notify(ctx context.Context, channel, payload string) error {
 	_, err := db.pool.Exec(ctx, notifySQL, channel, payload)
 	return err
 }
 
-// notifier sends what is asked for: one at a time, notifyEvery apart, so that one answers for all that were asked
-// for meanwhile. Between two there is a timer and no goroutine.
+// notifier sends the requested notifications one at a time, with pauses of notifyEvery. Requests
+// during a pause share one notification. During a pause a timer runs, and no goroutine.
 type notifier struct {
-	send    func(ctx context.Context)
-	mu      sync.Mutex
-	busy    bool // one is being sent, or was sent less than notifyEvery ago
-	wanted  bool // since it began: it may have been too early for this
+	send func(ctx context.Context)
+	mu   sync.Mutex
+	// one is being sent, or was sent less than notifyEvery ago
+	busy bool
+	// requested since the current one began, which may be too early for it
+	wanted  bool
 	closed  bool
-	cancel  context.CancelFunc // of the one that is being sent
+	cancel  context.CancelFunc // cancels the one being sent
 	pause   *time.Timer
 	flights sync.WaitGroup
 }
 
-func (n *notifier) ask() {
+func (n *notifier) request() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	switch {
@@ -59,7 +65,7 @@ func (n *notifier) ask() {
 	}
 }
 
-// begin sends one; n.mu is locked.
+// begin sends one. n.mu must be locked.
 func (n *notifier) begin() {
 	ctx, cancel := context.WithTimeout(context.Background(), notifyLimit)
 	n.busy, n.wanted, n.cancel = true, false, cancel
@@ -86,8 +92,8 @@ func (n *notifier) next() {
 	}
 }
 
-// close sends what is still wanted, so that a process which appends and ends has notified, and waits for it; for
-// no longer than notifyLast.
+// close sends a requested notification, so that a process that appends and ends has notified. It
+// waits at most notifyLast.
 func (n *notifier) close() {
 	n.mu.Lock()
 	if n.closed {
@@ -105,7 +111,8 @@ func (n *notifier) close() {
 	}
 	n.mu.Unlock()
 	n.flights.Wait()
-	if n.wanted { // asked for before it was closed, and nobody asks any more
+	// requested before the close; no further requests are accepted
+	if n.wanted {
 		n.send(ctx)
 	}
 }

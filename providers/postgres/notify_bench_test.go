@@ -17,15 +17,16 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// BenchmarkWaking: from the end of an append in another process until relays of this one are woken. Run it with
-// -benchtime=200x.
+// BenchmarkWaking measures the time from the end of an append in another process until relays of
+// this one are woken. Run it with -benchtime=200x.
 func BenchmarkWaking(b *testing.B) {
 	dsn := postgrestest.DSN(b, nil)
 	here, there := notifying(b, dsn, false), notifying(b, dsn, true)
 	listen(b, here, nil, true)
 	took := make([]time.Duration, 0, b.N)
 	for b.Loop() {
-		time.Sleep(15 * time.Millisecond) // so that none answers for two
+		// so that each append has its own notification
+		time.Sleep(15 * time.Millisecond)
 		woken := here.Enqueued()
 		appendOne(b, there, "review-1")
 		begin := time.Now()
@@ -37,7 +38,7 @@ func BenchmarkWaking(b *testing.B) {
 	b.ReportMetric(float64(took[len(took)*99/100].Microseconds()), "p99-µs")
 }
 
-// BenchmarkAppendNotify: what notifications cost appends, eight at a time.
+// BenchmarkAppendNotify measures the cost of notifications for appends, eight at a time.
 func BenchmarkAppendNotify(b *testing.B) {
 	dsn := postgrestest.DSN(b, nil)
 	for _, on := range []bool{false, true, false, true} {
@@ -55,7 +56,8 @@ func BenchmarkAppendNotify(b *testing.B) {
 	}
 }
 
-// BenchmarkModes: the modes of pgx that a pooler in transaction mode goes with, and without one the default.
+// BenchmarkModes compares the modes of pgx that work through a pooler in transaction mode, and
+// without one also the default.
 func BenchmarkModes(b *testing.B) {
 	dsn := postgrestest.DSN(b, nil)
 	p := pgtest.NewPooler(b, pgtest.Shared(b))

@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// notifying is a DB as another process would open it.
+// notifying returns a DB as another process would open it.
 func notifying(t testing.TB, dsn string, on bool) *postgres.DB {
 	t.Helper()
 	db, err := postgres.Open(context.Background(), dsn, &postgres.Config{Route: outbox.ByCategory, Notify: on})
@@ -36,7 +36,8 @@ func appendOne(t testing.TB, db *postgres.DB, stream string) {
 	require.NoError(t, err)
 }
 
-// listen runs a listener for db until the test ends, and waits until it listens, if it does.
+// listen runs a listener for db until the test ends. If hears is set, it waits until the listener
+// is connected.
 func listen(t testing.TB, db *postgres.DB, cfg *postgres.ListenerConfig, hears bool) {
 	t.Helper()
 	first := db.Enqueued()
@@ -48,11 +49,12 @@ func listen(t testing.TB, db *postgres.DB, cfg *postgres.ListenerConfig, hears b
 	t.Cleanup(func() { stop(); require.NoError(t, <-done) })
 	<-l.Running()
 	if hears {
-		awake(t, first, 20*time.Second, "it listens")
+		awake(t, first, 20*time.Second, "the listener is connected")
 	}
 }
 
-// soon is patience: Enqueued polls nothing, so what wakes it at all is a notification.
+// soon is the time limit for a notification. Enqueued does not poll, so only a notification wakes
+// it.
 const soon = 5 * time.Second
 
 func awake(t testing.TB, woken <-chan struct{}, within time.Duration, why string) {
@@ -64,7 +66,7 @@ func awake(t testing.TB, woken <-chan struct{}, within time.Duration, why string
 	}
 }
 
-// logs is a logger's text.
+// logs collects the text of a logger.
 type logs struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -86,7 +88,7 @@ func (l *logs) logger() *slog.Logger {
 	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
 
-// ear is a connection that listens to the notifications of a database.
+// ear returns a connection that listens to the notifications of a database.
 func ear(t testing.TB, dsn string) *pgx.Conn {
 	t.Helper()
 	conn, err := pgx.Connect(context.Background(), dsn)
@@ -97,7 +99,7 @@ func ear(t testing.TB, dsn string) *pgx.Conn {
 	return conn
 }
 
-// hear waits for one notification, and returns its payload.
+// hear waits for one notification and returns its payload.
 func hear(t testing.TB, conn *pgx.Conn) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
@@ -107,7 +109,7 @@ func hear(t testing.TB, conn *pgx.Conn) string {
 	return n.Payload
 }
 
-func TestAnAppendElsewhereWakes(t *testing.T) {
+func TestAnAppendInAnotherProcessWakes(t *testing.T) {
 	t.Parallel()
 	dsn := postgrestest.DSN(t, nil)
 	here, there := notifying(t, dsn, false), notifying(t, dsn, true)
@@ -144,12 +146,12 @@ func TestNotificationsAreFewAndTheLastOneIsSent(t *testing.T) {
 	}
 	t.Logf("%d appends in %s sent %d notifications", writers*each, took.Round(time.Millisecond), n)
 	require.Positive(t, n)
-	require.LessOrEqual(t, n, int(took/(10*time.Millisecond))+2, "one in 10ms")
+	require.LessOrEqual(t, n, int(took/(10*time.Millisecond))+2, "at most one in 10ms")
 	require.Less(t, n, writers*each/5)
 }
 
-// What is appended while a notification is on its way, or less than its pause ago, has one of its own, also where
-// the process ends at once.
+// An append during a notification, or less than the pause after one, gets another notification,
+// even if the process ends at once.
 func TestCloseSendsTheLastNotification(t *testing.T) {
 	t.Parallel()
 	dsn := postgrestest.DSN(t, nil)
@@ -166,7 +168,7 @@ func TestCloseSendsTheLastNotification(t *testing.T) {
 	}
 }
 
-func TestNothingNotifiesUnlessAsked(t *testing.T) {
+func TestOnlyAppendsWithNotifyNotify(t *testing.T) {
 	t.Parallel()
 	dsn := postgrestest.DSN(t, nil)
 	off, on, conn := notifying(t, dsn, false), notifying(t, dsn, true), ear(t, dsn)
@@ -183,9 +185,9 @@ func TestNothingNotifiesUnlessAsked(t *testing.T) {
 	require.Equal(t, "end", hear(t, conn))
 }
 
-// One is sent at once, and one for all that is asked for within 10ms of its end; Close sends what is left, and
-// waits for no longer than a second where nothing can be sent.
-func TestOneNotificationAnswersForMany(t *testing.T) {
+// The first notification is sent at once, and one for all requests within 10ms of its end. Close
+// sends a requested one, and waits at most a second if none can be sent.
+func TestOneNotificationServesManyRequests(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		begin := time.Now()
@@ -200,7 +202,8 @@ func TestOneNotificationAnswersForMany(t *testing.T) {
 		}
 		synctest.Wait()
 		require.Equal(t, []time.Duration{0, 11 * time.Millisecond, 22 * time.Millisecond}, sent)
-		n.Close() // for what was asked for while the third one was on its way
+		// for requests made while the third one was sent
+		n.Close()
 		n.Close()
 		n.Ask()
 		synctest.Wait()
@@ -219,7 +222,7 @@ func TestOneNotificationAnswersForMany(t *testing.T) {
 const endListeners = `select count(pg_terminate_backend(pid)) from pg_stat_activity
 	where datname = current_database() and pid <> pg_backend_pid() and query = 'listen kinora_outbox_kinora'`
 
-func TestAListenerWhoseBackendEndsListensAgainAndWakes(t *testing.T) {
+func TestAListenerReconnectsAndWakes(t *testing.T) {
 	t.Parallel()
 	dsn := postgrestest.DSN(t, nil)
 	here, there := notifying(t, dsn+"&pool_max_conns=1", false), notifying(t, dsn, true)
@@ -228,7 +231,7 @@ func TestAListenerWhoseBackendEndsListensAgainAndWakes(t *testing.T) {
 	for range 3 {
 		woken := here.Enqueued()
 		require.Equal(t, 1, count(t, there, endListeners))
-		awake(t, woken, 10*time.Second, "it may have missed something")
+		awake(t, woken, 10*time.Second, "notifications may have been missed")
 		woken = here.Enqueued()
 		appendOne(t, there, "review-1")
 		awake(t, woken, soon, "it listens again")
@@ -244,7 +247,7 @@ func TestAHalfOpenListenerIsNoticed(t *testing.T) {
 	listen(t, here, &postgres.ListenerConfig{DSN: proxy.DSN, Probe: 500 * time.Millisecond, Logger: (&logs{}).logger()}, true)
 	woken := here.Enqueued()
 	proxy.Mute()
-	awake(t, woken, 20*time.Second, "the connection is made anew")
+	awake(t, woken, 20*time.Second, "the listener has connected again")
 	woken = here.Enqueued()
 	appendOne(t, there, "review-1")
 	awake(t, woken, soon, "it listens again")
@@ -262,17 +265,17 @@ func TestAListenerOutlivesABusyPool(t *testing.T) {
 	require.Eventually(t, func() bool { return said.count("level=DEBUG") >= 3 }, 20*time.Second, 10*time.Millisecond)
 	woken := here.Enqueued()
 	appendOne(t, there, "review-1")
-	awake(t, woken, soon, "it listens as before")
+	awake(t, woken, soon, "it still listens")
 	require.Zero(t, said.count("level=WARN"), said.text.String())
 }
 
-func TestListenersAndTheirRefusals(t *testing.T) {
+func TestNewListenerRefuses(t *testing.T) {
 	t.Parallel()
 	_, err := postgres.NewListener(nil, nil)
 	require.Error(t, err)
 	db := notifying(t, postgrestest.DSN(t, nil), false)
 	_, err = postgres.NewListener(db, &postgres.ListenerConfig{Probe: -1})
-	require.ErrorContains(t, err, "probe")
+	require.ErrorContains(t, err, "Probe")
 	_, err = postgres.NewListener(db, &postgres.ListenerConfig{DSN: "postgres://h:port/"})
 	require.Error(t, err)
 	l, err := postgres.NewListener(db, nil)
@@ -280,5 +283,5 @@ func TestListenersAndTheirRefusals(t *testing.T) {
 	ended, end := context.WithCancel(t.Context())
 	end()
 	require.NoError(t, l.Run(ended))
-	require.ErrorContains(t, l.Run(ended), "once")
+	require.ErrorContains(t, l.Run(ended), "called twice")
 }

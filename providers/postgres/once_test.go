@@ -19,7 +19,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A caller's transaction goes on after a conflict, a repeat and a reused id, and nothing of them is in it.
+// A caller's transaction is usable after a conflict, a repeat and a reused id, and has nothing of
+// them.
 func TestAStaleVersionIsAConflict(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, &postgres.Config{Route: outbox.ByCategory}, totals)
@@ -38,7 +39,7 @@ func TestAStaleVersionIsAConflict(t *testing.T) {
 		_, err = view.Append(t.Context(), "a-2", eventstore.Any, first)
 		require.ErrorIs(t, err, eventstore.ErrEventIDReused)
 		_, err = view.Append(t.Context(), "a-2", 1, drafts(t, 3))
-		require.ErrorIs(t, err, eventstore.ErrConflict, "a version above 0 of a stream that is not there")
+		require.ErrorIs(t, err, eventstore.ErrConflict, "a version above 0 of a stream that does not exist")
 		return add(t.Context(), tx, "mine", 7)
 	})
 	require.NoError(t, err)
@@ -48,7 +49,8 @@ func TestAStaleVersionIsAConflict(t *testing.T) {
 	require.Equal(t, 1, count(t, db, `select count(*) from kinora.streams`))
 }
 
-// A handler that goes on after an SQL error would see COMMIT answer ROLLBACK, and no error.
+// If a handler continues after an SQL error, the server replies ROLLBACK to COMMIT, without an
+// error.
 func TestASwallowedSQLErrorIsAnError(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil, totals)
@@ -79,7 +81,7 @@ func TestAHandlersCommitAndRollbackAreRefused(t *testing.T) {
 			require.NoError(t, err, sql)
 		}
 		inner, err := tx.Begin(ctx)
-		require.NoError(t, err, "savepoints are the handler's own")
+		require.NoError(t, err, "handlers can use savepoints")
 		require.NoError(t, add(ctx, inner, "undone", 1))
 		require.NoError(t, inner.Rollback(ctx))
 		return nil, add(ctx, tx, "k", 1)
@@ -91,7 +93,7 @@ func TestAHandlersCommitAndRollbackAreRefused(t *testing.T) {
 func TestUnitsRunAtReadCommittedWhateverTheDefault(t *testing.T) {
 	t.Parallel()
 	db := borrowed(t, nil, postgrestest.DSN(t, nil, totals)+"&default_transaction_isolation=serializable")
-	require.ErrorIs(t, db.Ready(t.Context()), postgres.ErrIsolation, "what runs outside of a unit cannot set it")
+	require.ErrorIs(t, db.Ready(t.Context()), postgres.ErrIsolation, "statements outside a unit cannot set it")
 	require.NoError(t, do(t.Context(), db, provider.Unit{Projector: "p"}, func(ctx context.Context, tx pgx.Tx) ([]outbox.Message, error) {
 		var level string
 		err := tx.QueryRow(ctx, "show transaction_isolation").Scan(&level)
@@ -100,7 +102,7 @@ func TestUnitsRunAtReadCommittedWhateverTheDefault(t *testing.T) {
 	}))
 }
 
-// What one connection can do it does with one: nothing waits for a second one while it holds the first.
+// One connection is enough: no call waits for a second one while it holds the first.
 func TestPoolOfOneConnection(t *testing.T) {
 	t.Parallel()
 	cfg := &postgres.Config{Route: outbox.ByCategory}
@@ -136,7 +138,7 @@ func TestPoolOfOneConnection(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestMigratorsAtOnceAndSchemasOfOnesOwn(t *testing.T) {
+func TestMigratorsAtOnceInTwoSchemas(t *testing.T) {
 	t.Parallel()
 	dsn := postgrestest.DSN(t, &postgres.Config{Schema: "unused"})
 	var all sync.WaitGroup
@@ -164,7 +166,7 @@ func TestMigratorsAtOnceAndSchemasOfOnesOwn(t *testing.T) {
 	require.Zero(t, count(t, shop, `select count(*) from kinora.events`))
 }
 
-// What MigrationSQL prints is what Migrate does, and Migrate has nothing to add to it.
+// MigrationSQL does the same as Migrate, and Migrate adds nothing to it.
 func TestMigrationSQLByHand(t *testing.T) {
 	t.Parallel()
 	dsn := postgrestest.DSN(t, &postgres.Config{Schema: "unused"})
@@ -204,14 +206,14 @@ func TestAppendForcesDurability(t *testing.T) {
 	require.True(t, behind(func() {
 		_, err := db.Pool().Exec(t.Context(), `insert into kinora.generations values ('x', 1)`)
 		require.NoError(t, err)
-	}), "the control: another statement's commit is not waited for")
+	}), "as a control: another statement's commit does not wait")
 	require.False(t, behind(func() {
 		_, err := db.Append(t.Context(), "a-1", eventstore.Any, drafts(t, 1))
 		require.NoError(t, err)
 	}))
 	var setting string
 	require.NoError(t, db.Pool().QueryRow(t.Context(), `show synchronous_commit`).Scan(&setting))
-	require.Equal(t, "off", setting, "it is forced for the append alone")
+	require.Equal(t, "off", setting, "it is forced only for the append")
 }
 
 func TestNewRefuses(t *testing.T) {
@@ -226,7 +228,7 @@ func TestNewRefuses(t *testing.T) {
 		require.ErrorIs(t, err, eventstore.ErrInvalid, schema)
 	}
 	_, err = postgres.New(pool, &postgres.Config{RequeueWindow: -1})
-	require.ErrorContains(t, err, "requeue window")
+	require.ErrorContains(t, err, "RequeueWindow")
 	_, err = postgres.New(pool, &postgres.Config{MaxPayload: -1})
 	require.Error(t, err)
 	_, err = postgres.Open(t.Context(), "postgres://ann:hunter2@127.0.0.1:1/x?connect_timeout=1", nil)
@@ -246,7 +248,7 @@ func TestHandlersKeepTheOperatorsLockTimeout(t *testing.T) {
 	}))
 }
 
-// Marks of the same entries, in crossing order, wait for one another and do not deadlock.
+// Marks of the same entries in crossing order wait for each other and do not deadlock.
 func TestCrossingMarksDoNotDeadlock(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil)

@@ -10,16 +10,18 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// A unit opens with these statements, in this order, each with a snapshot of its own. The fence is the projector's lock in shared
-// mode; Switch takes it exclusively. The markers read the generation after the wait for the fence. They wait for concurrent
-// units with the same ones, and only then the unit asks which lanes are held: a message whose predecessor is parked by such
-// a unit must find the hold.
+// A unit opens with these statements, in this order, each with a new snapshot. The fence is the
+// projector's lock in shared mode; Switch takes it exclusively. The markers read the generation
+// after the wait for the fence. They wait for concurrent units with the same markers. Only then
+// the unit checks which lanes are held: a message whose predecessor was parked by such a unit
+// must find the hold.
 const (
-	fenceSQL = `select pg_advisory_xact_lock_shared($1::int, $2::int)`
-	aloneSQL = `select pg_advisory_xact_lock($1::int, $2::int)`
+	fenceSQL     = `select pg_advisory_xact_lock_shared($1::int, $2::int)`
+	exclusiveSQL = `select pg_advisory_xact_lock($1::int, $2::int)`
 
-	// In one round trip the opening cannot decide what the handlers queue: then a marker that is there already, and a lane that is
-	// held, are errors, or the message would take effect again.
+	// In one round trip the opening cannot decide which statements the handlers queue. Therefore
+	// an existing marker or a held lane is an error: otherwise the message would take effect
+	// again.
 	mustMarkSQL = `
 insert into kinora.markers (handler, generation, message_id)
 select n.handler, ` + liveGeneration + `, n.message_id from unnest($2::text[], $3::text[]) n(handler, message_id) order by 1, 3`
@@ -32,7 +34,8 @@ select n.handler, ` + liveGeneration + `, n.message_id from unnest($2::text[], $
 	heldSQL   = `select kinora.held($1::text, $2::bytea[])`
 	unheldSQL = `select kinora.unheld($1::text, $2::bytea[])`
 
-	// The worker's own names are deleted, except for rows that are locked: the backend of a lost connection may have them for hours.
+	// The worker's messages in flight are deleted, except for locked rows: the backend of a lost
+	// connection may have them for hours.
 	suspectSQL = `
 with own as (
 	delete from kinora.in_flight where ctid = any(array(
@@ -40,23 +43,27 @@ with own as (
 select m.o::int - 1 from unnest($2::text[]) with ordinality m(id, o), lateral (
 	select from kinora.in_flight d where d.message_id = m.id and d.projector = $1::text and d.runner <> $3::text limit 1) d`
 
-	// Parked messages and names are looked up by index, whatever the server thinks of the tables: they are empty most of the time,
-	// and the plan of a scan would be kept while they grow. Handlers have the setting that was there before.
-	lookUpSQL = `
+	// Parked messages and messages in flight are looked up by index, whatever the server's
+	// statistics: the tables are usually empty, and the plan of a scan would be kept while they
+	// grow. Handlers get the previous setting back.
+	noScanSQL = `
 select set_config('kinora.enable_seqscan', current_setting('enable_seqscan'), true), set_config('enable_seqscan', 'off', true)`
 
-	lookedUpSQL = `select set_config('enable_seqscan', current_setting('kinora.enable_seqscan'), true)`
+	scanAgainSQL = `select set_config('enable_seqscan', current_setting('kinora.enable_seqscan'), true)`
 
-	// Parked messages are opened by locking their lanes; then, with a newer snapshot, the first messages of these are read.
-	lockLanesSQL  = lanes + ` for update skip locked) h`
-	awaitLanesSQL = lanes + ` for update) h` // a message with attempts was counted for this unit
+	// Parked messages are opened by locking their lanes. Then, with a newer snapshot, the first
+	// messages of these lanes are read.
+	lockLanesSQL = lanes + ` for update skip locked) h`
+	// an attempt was counted for this unit
+	awaitLanesSQL = lanes + ` for update) h`
 
 	lanes = `
 with ck as materialized (select clock_timestamp() t)
 select h.lane, h.due_at <= ck.t from ck, unnest($2::bytea[]) l(lane), lateral (
 	select lane, due_at from kinora.holds where projector = $1::text and holds.lane = l.lane limit 1`
 
-	// A redelivery that adds handlers to a message waits for the unit that runs it, and the other way round.
+	// A redelivery that adds handlers to a message waits for the unit that runs it, and the other
+	// way round.
 	firstInLanesSQL = `
 select p.id, p.lane, p.attempts, p.state, p.handlers from (select lane, count(*) n from unnest($2::bytea[]) lane group by lane) l, lateral (
 	select id, lane, attempts, state, handlers from kinora.parked
@@ -75,14 +82,14 @@ func (w *unit) open(ctx context.Context, conn *pgx.Conn) (pgx.Tx, error) {
 		w.queueHeld(b)
 	}
 	if w.IsReplay() || w.Careful != nil {
-		b.Queue(lookUpSQL)
+		b.Queue(noScanSQL)
 		if w.IsReplay() {
 			w.queueLanes(b)
 		}
 		if w.Careful != nil {
 			w.queueSuspects(b)
 		}
-		b.Queue(lookedUpSQL)
+		b.Queue(scanAgainSQL)
 	}
 	results := conn.SendBatch(ctx, b)
 	if err := results.Close(); err != nil { // this calls the callbacks
@@ -92,7 +99,8 @@ func (w *unit) open(ctx context.Context, conn *pgx.Conn) (pgx.Tx, error) {
 	return results.Tx(), nil
 }
 
-// queueRows queues a statement. found is called for each row of its result, with the row's columns in row.
+// queueRows queues a statement. It calls found for each row of the result, with the row's columns
+// in row.
 func queueRows(b *pgx.Batch, row []any, found func(), sql string, args ...any) {
 	b.Queue(sql, args...).Query(func(rows pgx.Rows) error {
 		_, err := pgx.ForEachRow(rows, row, func() error {
@@ -106,17 +114,17 @@ func queueRows(b *pgx.Batch, row []any, found func(), sql string, args ...any) {
 func (w *unit) queueFence(b *pgx.Batch) {
 	key := lockKey(w.db.cfg.Schema + "/" + w.Projector)
 	if w.switches {
-		b.Queue(aloneSQL, lockClassFence, key)
+		b.Queue(exclusiveSQL, lockClassFence, key)
 		b.Queue(w.db.q(generationSQL), w.Projector).QueryRow(func(row pgx.Row) error { return row.Scan(&w.live) })
 		return
 	}
 	b.Queue(fenceSQL, lockClassFence, key)
 	if w.Serial {
-		b.Queue(aloneSQL, lockClassSerial, key)
+		b.Queue(exclusiveSQL, lockClassSerial, key)
 	}
 }
 
-// queueMarkers queues the insert of the markers, and notes those that were not there.
+// queueMarkers queues the insert of the markers, and records those that did not exist.
 func (w *unit) queueMarkers(b *pgx.Batch, sql string) {
 	if all := w.Markers(nil); len(all) > 0 {
 		var m provider.Marker
@@ -126,7 +134,7 @@ func (w *unit) queueMarkers(b *pgx.Batch, sql string) {
 	}
 }
 
-// columns are markers as statements take them.
+// columns splits markers into the arguments of a statement.
 func columns(markers []provider.Marker) (handlers, messages []string) {
 	handlers = each(markers, func(m *provider.Marker) string { return m.Handler })
 	return handlers, each(markers, func(m *provider.Marker) string { return m.MessageID })
@@ -171,7 +179,8 @@ func (w *unit) queueLanes(b *pgx.Batch) {
 	})
 }
 
-// markerID is the id of a message as markers and names have it. An index takes about 2,700 bytes a row.
+// markerID returns the id of a message as the tables of markers and messages in flight have it.
+// An index takes about 2,700 bytes a row.
 func markerID(id string) string {
 	if len(id) <= 1024 && storable(id) == id {
 		return id

@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The message that commits second is published second, by whatever means it is enqueued; without OrderedKey it may
-// come first.
+// The message that commits second is published second, however it is enqueued. Without OrderedKey
+// it may come first.
 func TestAnOrderedKeyFollowsTheOrderOfCommits(t *testing.T) {
 	t.Parallel()
 	work := marked("m")
@@ -43,7 +43,7 @@ func TestAnOrderedKeyFollowsTheOrderOfCommits(t *testing.T) {
 			go func() { done <- enqueue(t.Context(), db, others) }()
 			waiting(t, db, 1)
 			require.NoError(t, pgx.BeginFunc(t.Context(), db.Pool(), func(tx pgx.Tx) error { return db.InTx(tx).Enqueue(t.Context(), unordered) }))
-			require.Equal(t, []string{"unordered"}, ids(claimAll(t, db)), "which the first one should have preceded")
+			require.Equal(t, []string{"unordered"}, ids(claimAll(t, db)), "the first one should have preceded it")
 			_, err := db.Pool().Exec(t.Context(), `update kinora.outbox set status = 'published', open = false`)
 			require.NoError(t, err)
 			require.NoError(t, first.Commit(t.Context()))
@@ -62,7 +62,7 @@ func ids(entries []outbox.Entry) []string {
 	return all
 }
 
-// Two calls name the same keys in opposite orders, and both come through.
+// Two calls use the same keys in opposite orders, and both succeed.
 func TestOrderedKeysAreTakenInOneOrder(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil)
@@ -84,7 +84,7 @@ func TestOrderedKeysAreTakenInOneOrder(t *testing.T) {
 	require.NoError(t, <-done)
 }
 
-// Two relays delete at once: nobody waits for the other, and what one has locked the other leaves to it.
+// Two relays delete at once: neither waits, and each skips the rows that the other has locked.
 func TestTwoRelaysDeleteAtOnce(t *testing.T) {
 	t.Parallel()
 	db, _ := private(t)
@@ -107,8 +107,8 @@ func TestTwoRelaysDeleteAtOnce(t *testing.T) {
 	require.Equal(t, 5000, count(t, db, `select count(*) from kinora.outbox`))
 }
 
-// Where a window of entries is too young, what comes after it is not looked at.
-func TestADeleteEndsWhereEntriesAreTooYoung(t *testing.T) {
+// If all entries of a window are too young, later ones are not scanned.
+func TestADeleteEndsAtYoungEntries(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil)
 	fill(t, db, 5000, 10)

@@ -14,10 +14,11 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// encoded begins a text that holds bytes in base64.
+// encoded is the prefix of a text that holds bytes in base64.
 const encoded = "\uFFFD"
 
-// storable is a text for s that PostgreSQL stores: s itself, or its bytes in base64 if they are no UTF-8 or have a NUL.
+// storable returns a text for s that PostgreSQL can store: s, or its bytes in base64 if they are
+// invalid UTF-8 or have a NUL.
 func storable(s string) string {
 	if utf8.ValidString(s) && !strings.Contains(s, "\x00") && !strings.HasPrefix(s, encoded) {
 		return s
@@ -35,7 +36,7 @@ func original(s string) string {
 	return s
 }
 
-// inHeaders changes each name and each value.
+// inHeaders applies to to each name and value.
 func inHeaders(h map[string]string, to func(string) string) map[string]string {
 	changed := make(map[string]string, len(h))
 	for k, v := range h {
@@ -48,11 +49,12 @@ const (
 	parkedColumns = `p.id, p.projector, p.handler, p.handlers, p.message_id, p.topic, p.key, p.lane, p.type, p.payload, p.headers,
 	p.class, p.code, p.attempts, p.version, p.parked_at, p.state, coalesce(p.resolved_at, ` + never + `), p.resolved_by, p.reason`
 
-	never = `'0001-01-01 00:00Z'::timestamptz` // the time zero
+	never = `'0001-01-01 00:00Z'::timestamptz` // the zero time
 
-	// Of each lane whose time has come: its first message, or all up to the limit while they are held. Each lane costs the same,
-	// however many others there are and however long it is. Without lanes they are found by their time: due_at > '-infinity'
-	// is for that index.
+	// Selects from each due lane its first message, or all up to the limit while they are of
+	// class held. Each lane costs the same, however many others there are and however long it is.
+	// If no lanes are given, an index finds the due ones: due_at > '-infinity' selects that
+	// index.
 	dueSQL = `
 with ck as materialized (select clock_timestamp() t),
 h as materialized (
@@ -80,12 +82,13 @@ func (db *Provider) Due(ctx context.Context, f provider.DueFilter) ([]provider.P
 	}
 	lanes := each(f.Lanes, func(l *provider.Lane) []byte { return l[:] })
 	list, err := collect(ctx, db.pool, scanParked, db.q(dueSQL), planned, f.Projectors, max(f.Keys, 0), max(f.Each, 1), lanes)
-	return list, ofOwn(ctx, wrap("list what is due", err))
+	return list, ofOwn(ctx, wrap("list due messages", err))
 }
 
-// collect runs a statement, and returns its rows.
+// collect runs a statement and returns its rows.
 func collect[T any](ctx context.Context, on querier, row pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
-	rows, _ := on.Query(ctx, sql, args...) // the rows have its error as well
+	// the rows return its error too
+	rows, _ := on.Query(ctx, sql, args...)
 	return pgx.CollectRows(rows, row)
 }
 
@@ -121,7 +124,8 @@ func (db *Provider) Try(ctx context.Context, p provider.Parked, limit int, again
 }
 
 const (
-	// What a filter selects; $1 to $9 are its arguments everywhere, and $10 is the limit.
+	// The condition of a filter. $1 to $9 are its arguments in all statements, and $10 is the
+	// limit.
 	parkedFilter = `
 	p.id > 0 and ($1::text = '' or p.projector = $1::text) and ($2::text = '' or p.handler = $2::text)
 	and ($3::text = '' or p.key = $3::text) and ($4::text = '' or p.class = $4::text) and ($5::text = '' or p.code = $5::text)
@@ -134,7 +138,7 @@ select ` + parkedColumns + `, coalesce((
 	where h.projector = p.projector and h.lane = p.lane and isfinite(due_at) and p.state in ('waiting', 'stuck') limit 1), ` + never + `)
 from kinora.parked p where ` + parkedFilter + ` order by p.id limit $10::bigint`
 
-	// It locks the lanes of what it selects, in the order in which units do.
+	// Locks the lanes of the selected messages, in the same order as units do.
 	pickSQL = `
 select p.id from (
 	select * from (
@@ -143,7 +147,7 @@ select p.id from (
 	order by projector, lane) p left join lateral (
 	select from kinora.holds where holds.projector = p.projector and holds.lane = p.lane limit 1 for update) h on true`
 
-	// It returns the lanes of the messages, and the first message in each, for releaseSQL.
+	// Returns the lanes of the messages and the first message in each, for releaseSQL.
 	decideSQL = `
 with decided as (
 	update kinora.parked set state = $2::text, attempts = case when $2::text = 'waiting' then 0 else attempts end,
@@ -180,7 +184,8 @@ func (db *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.P
 const parkedCountSQL = `
 select count(*) from kinora.parked where state in ('waiting', 'stuck') and id > 0 and ($1::text = '' or projector = $1::text)`
 
-// ParkedCount is the number of messages of a projector that are waiting or stuck; of all projectors if its name is empty.
+// ParkedCount returns how many messages of a projector wait or are stuck. If the name is empty,
+// it counts those of all projectors.
 func (db *DB) ParkedCount(ctx context.Context, projector string) (n int64, err error) {
 	if err := provider.CheckStorable("projector", projector); err != nil {
 		return 0, wrap("count parked messages", err)
@@ -203,7 +208,8 @@ func scanParked(row pgx.CollectableRow) (provider.Parked, error) {
 	return p, err
 }
 
-// Decide implements provider.Parking. It waits for units that have the lanes of these messages. After a deadlock it begins again.
+// Decide implements provider.Parking. It waits for units that have the lanes of these messages.
+// After a deadlock it tries again.
 func (db *Provider) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, d provider.Decision) (n int, err error) {
 	if err = provider.CheckDecision(to, d); err == nil {
 		err = provider.CheckParkedFilter(f)

@@ -14,7 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// fillParked parks n messages of a projector by plain SQL, each with a hold of its own, and each n more that wait in the lane.
+// fillParked parks n messages of a projector by SQL, each with a separate hold and inLane
+// messages in its lane.
 func fillParked(t *testing.T, db *postgres.DB, projector string, n, inLane int) {
 	t.Helper()
 	_, err := db.Pool().Exec(t.Context(), `
@@ -27,7 +28,8 @@ func fillParked(t *testing.T, db *postgres.DB, projector string, n, inLane int) 
 	require.NoError(t, err)
 }
 
-// pages is how many pages a call reads on the pool's only connection, as the server counts them.
+// pages returns how many pages a call reads on the pool's only connection, by the server's
+// statistics.
 func pages(t *testing.T, pool *pgxpool.Pool, call func()) int {
 	t.Helper()
 	read := func() (n int) {
@@ -42,8 +44,9 @@ func pages(t *testing.T, pool *pgxpool.Pool, call func()) int {
 	return read() - before
 }
 
-// The statements of every unit read a few pages, and no more if 100,000 lanes of another projector are held and as many dead rows
-// are left; also if their plans were made while the tables were empty.
+// The statements of a unit read only a few pages, even if 100,000 lanes of another projector are
+// held and as many dead rows are left, and even if their plans were made while the tables were
+// empty.
 func TestTheCostOfUnitsIsFlat(t *testing.T) {
 	t.Parallel()
 	const many = 100_000
@@ -54,7 +57,7 @@ func TestTheCostOfUnitsIsFlat(t *testing.T) {
 	}
 	for _, table := range []string{"holds", "parked", "in_flight", "runners"} {
 		exec("alter table kinora." + table + " set (autovacuum_enabled = false)")
-		exec("vacuum analyze kinora." + table) // they are known to be empty
+		exec("vacuum analyze kinora." + table) // their statistics say empty
 	}
 	pool, err := pgxpool.New(t.Context(), db.Pool().Config().ConnString()+"&pool_max_conns=1")
 	require.NoError(t, err)
@@ -102,7 +105,8 @@ func TestTheCostOfUnitsIsFlat(t *testing.T) {
 	}
 	fillParked(t, db, "other", many, 1)
 	exec(`insert into kinora.in_flight select 'm' || g, 'other', 'another', 1 from generate_series(1, $1::int) g`, many)
-	open, err := db.Pool().Begin(t.Context()) // it may see rows that are deleted now, so that the server keeps them
+	// it may see rows that are deleted now, so that the server keeps them
+	open, err := db.Pool().Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = open.Rollback(context.Background()) }()
 	_, err = open.Exec(t.Context(), `set transaction isolation level repeatable read; select 1 from kinora.generations`)
@@ -114,16 +118,18 @@ func TestTheCostOfUnitsIsFlat(t *testing.T) {
 	exec(`delete from kinora.in_flight where projector = 'p'`)
 	for name, call := range calls {
 		if strings.HasPrefix(name, "due") && name == "due" {
-			continue // it walks lanes that were due, until the dead rows go
+			// it walks lanes that were due, until the dead rows are removed
+			continue
 		}
 		require.NoError(t, call(), name)
 		now := pages(t, pool, func() { require.NoError(t, call(), name) })
-		t.Logf("%s: %d pages, beside much %d", name, before[name], now)
+		t.Logf("%s: %d pages, with many rows %d", name, before[name], now)
 		require.Less(t, now, before[name]+100, name)
 	}
 }
 
-// Of each lane a listing looks at its first messages only, however long it is and however many others there are.
+// A listing reads only the first messages of each lane, however long it is and however many
+// others there are.
 func TestTheCostOfDueIsFlat(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil)
@@ -156,7 +162,7 @@ func TestTheCostOfDueIsFlat(t *testing.T) {
 	}
 }
 
-// Statements that look up do so by the index meant for it, whatever the statistics; those in batches behind lookUpSQL.
+// Lookups use the intended index, whatever the statistics; those in batches run after noScanSQL.
 func TestThePlansOfParkedMessages(t *testing.T) {
 	t.Parallel()
 	lane := [][]byte{make([]byte, 32)}
@@ -203,7 +209,7 @@ func TestThePlansOfParkedMessages(t *testing.T) {
 	}
 }
 
-// The plans of held and unheld are made in the server, by a function that cannot scan.
+// The plans of held and unheld are made in the server, by functions that cannot scan.
 func TestTheFunctionsOfLanesNeverScan(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil)

@@ -21,10 +21,11 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// poolerModes are the modes of pgx that work through a pooler in transaction mode which knows no prepared statements.
+// poolerModes are the modes of pgx that work through a pooler in transaction mode without support
+// for prepared statements.
 var poolerModes = []string{"cache_describe", "exec", "simple_protocol"}
 
-// pooled opens a database of the test's own through the pooler, in this mode of pgx's.
+// pooled opens a new database through the pooler, in this mode of pgx.
 func pooled(t testing.TB, p *pgtest.Pooler, mode string, cfg *postgres.Config) *postgres.DB {
 	t.Helper()
 	db, err := postgres.Open(context.Background(), p.DSN(t, postgrestest.DSN(t, cfg, totals), "default_query_exec_mode="+mode, "pool_max_conns=16"), cfg)
@@ -33,16 +34,17 @@ func pooled(t testing.TB, p *pgtest.Pooler, mode string, cfg *postgres.Config) *
 	return db
 }
 
-// behindPooler is a database of the test's own, and a pooler before its server.
+// behindPooler returns a new database and a pooler for its server.
 func behindPooler(t *testing.T, settings ...string) (*pgtest.Pooler, string) {
 	t.Helper()
 	return pgtest.NewPooler(t, pgtest.Shared(t), settings...), postgrestest.DSN(t, nil, totals)
 }
 
-var everyMode = flag.Bool("pooler.every-mode", false, "run all conformance suites through a pooler in every mode of pgx that works there, not just the first")
+var everyMode = flag.Bool("pooler.every-mode", false, "run all conformance suites through a pooler in every mode of pgx that works there, not only in the first")
 
-// In the first mode all suites run. In the others those run whose statements are sent in that mode and have arguments of the most
-// types: events, and units that queue statements. Nearly all statements of entries are sent in the first mode always.
+// All suites run in the first mode. In the others run the suites whose statements are sent in
+// that mode and have arguments of most types: events, and units that queue statements. Nearly all
+// statements of entries are always sent in the first mode.
 func TestConformanceThroughAPooler(t *testing.T) {
 	t.Parallel()
 	p := pgtest.NewPooler(t, pgtest.Shared(t))
@@ -70,9 +72,9 @@ func TestConformanceThroughAPooler(t *testing.T) {
 	}
 }
 
-// Through a pooler LISTEN does nothing, and says nothing: the listener says so, once; relays look by themselves, and
-// nothing stays behind on the pooler's connections that others would be sent to.
-func TestAListenerBehindAPoolerSaysThatItIsDeaf(t *testing.T) {
+// Through a pooler LISTEN has no effect and returns no error. The listener logs that once; relays
+// poll, and no channel stays on the pooler's connections.
+func TestAListenerBehindAPoolerWarnsOnce(t *testing.T) {
 	t.Parallel()
 	p, dsn := behindPooler(t, "default_pool_size=2")
 	here, there := notifying(t, p.DSN(t, dsn, "default_query_exec_mode=exec"), false), notifying(t, p.DSN(t, dsn, "default_query_exec_mode=exec"), true)
@@ -88,18 +90,18 @@ func TestAListenerBehindAPoolerSaysThatItIsDeaf(t *testing.T) {
 	go func() { done <- relay.Run(ctx) }()
 	for range 10 {
 		appendOne(t, there, "review-1")
-		awake(t, published, soon, "a relay looks by itself")
+		awake(t, published, soon, "a relay polls")
 	}
 	stop()
 	require.NoError(t, <-done)
 	require.Equal(t, 1, said.count("level=WARN"), said.text.String())
 
-	for range 10 { // whichever connection of the pooler's it is
+	for range 10 { // on any connection of the pooler
 		require.Zero(t, count(t, here, `select count(*) from pg_listening_channels() c where c like 'kinora_outbox%'`))
 	}
 }
 
-func TestAListenerPastAPoolerHearsWhatIsSentThroughIt(t *testing.T) {
+func TestAListenerPastAPoolerReceivesNotificationsSentThroughIt(t *testing.T) {
 	t.Parallel()
 	p, dsn := behindPooler(t)
 	for _, mode := range poolerModes {
@@ -122,7 +124,7 @@ type publish func()
 func (p publish) Publish(string, ...*message.Message) error { p(); return nil }
 func (publish) Close() error                                { return nil }
 
-// Migrate locks in a transaction, so it works through the pooler as well, any number at once.
+// Migrate locks in a transaction, so several migrators work through the pooler too.
 func TestMigratorsThroughAPooler(t *testing.T) {
 	t.Parallel()
 	p := pgtest.NewPooler(t, pgtest.Shared(t))
@@ -147,7 +149,8 @@ func TestMigratorsThroughAPooler(t *testing.T) {
 	}
 }
 
-// Sixteen clients share two connections to the server: what each has set, locked or begun is none of the others'.
+// Sixteen clients share two connections to the server: settings, locks and transactions do not
+// leak from one to another.
 func TestAppendsClaimsAndUnitsShareAPoolersConnections(t *testing.T) {
 	t.Parallel()
 	p, dsn := behindPooler(t, "default_pool_size=2")
@@ -190,8 +193,8 @@ func TestAppendsClaimsAndUnitsShareAPoolersConnections(t *testing.T) {
 	}
 }
 
-// share does what services do: each message is handled twice, and counts once. The total is 3 a round: one by a unit
-// over pgx.Tx, two by one over *pgx.Batch.
+// share does the work of a service: each message is handled twice, and counts once. The total is
+// 3 a round: one by a unit over pgx.Tx, two by one over *pgx.Batch.
 func share(t *testing.T, db *postgres.DB, mode string, w int) {
 	ctx := t.Context()
 	for i := range 10 {

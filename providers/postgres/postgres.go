@@ -16,47 +16,50 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Config tells how a DB works; the zero value is the default.
+// Config is the configuration of a DB. The zero value is the default.
 type Config struct {
 	// Schema is the PostgreSQL schema of Kinora's tables: ^[a-z][a-z0-9_]{0,40}$, and neither a
 	// reserved word of PostgreSQL nor one of its own schemas ("pg_…"). Empty means "kinora".
 	Schema     string
-	Route      outbox.Route // which events make entries, to which topics; nil: none
-	MaxPayload int          // bytes of one event's or message's payload; zero means 1 MiB
+	Route      outbox.Route // maps events to the topics of their entries; nil: no entries
+	MaxPayload int          // most bytes of a payload; zero means 1 MiB
 
-	// RequeueWindow is for how long after its last attempt an entry is requeued without Force: the shortest time for which any of its
-	// consumers keeps markers (marker.Retention.Window). Zero means provider.DefaultRequeueWindow.
+	// RequeueWindow is how long after its last attempt an entry can be requeued without Force:
+	// the shortest time for which any of its consumers keeps markers (marker.Retention.Window).
+	// Zero means provider.DefaultRequeueWindow.
 	RequeueWindow time.Duration
 
-	// Notify: whatever adds entries through this DB also notifies the Listeners of other processes, after its commit
-	// and apart from it, at most once in about 10ms for all of it. What a caller's own transaction adds (InTx)
-	// notifies nobody, since NOTIFY would make its commit wait for those of others that notify. Close sends the last one.
+	// Notify makes additions of entries through this DB notify the Listeners of other processes:
+	// after the commit, separately, and at most once in about 10ms. Additions in a caller's
+	// transaction (InTx) do not notify, because NOTIFY would make its commit wait for other
+	// notifying ones. Close sends the last notification.
 	Notify bool
 }
 
-// ErrNotMigrated: the schema is not there, or older than this package needs. Call Migrate.
+// ErrNotMigrated means that the schema does not exist, or is older than this package requires.
+// Call Migrate.
 var ErrNotMigrated = errors.New("the database is not migrated: call Migrate")
 
-// ErrEncoding: the database is not encoded as UTF-8.
+// ErrEncoding means that the database is not encoded as UTF-8.
 var ErrEncoding = errors.New("the database must have the encoding UTF8: create another one with it, from template0")
 
 // NewerError is the error of Migrate and Ready if a newer program has migrated the schema.
 type NewerError = provider.NewerError
 
-// DB is an event store, an outbox and read models in one PostgreSQL database. Repositories, relays and runners take it. Its
-// methods may be called concurrently.
+// DB is an event store, an outbox and read models in one PostgreSQL database. Repositories,
+// relays and runners take it. Its methods are safe for concurrent use.
 type DB struct{ *Provider }
 
 // Provider has the methods of a DB that relays and runners call. Applications do not need them.
 type Provider struct {
-	pool    *pgxpool.Pool
-	owned   bool
-	cfg     Config
-	wake    waker
-	notes   notifier
-	orphans walk
-	dryRuns chan struct{} // of size 1: held by a dry run
-	cached  sync.Map      // statement as written → with the schema's name
+	pool     *pgxpool.Pool
+	owned    bool
+	cfg      Config
+	wake     waker
+	notifier notifier
+	scans    walk
+	dryRuns  chan struct{} // lock of dry runs, of capacity 1
+	cached   sync.Map      // statement for schema "kinora" → for this schema
 }
 
 var (
@@ -75,14 +78,15 @@ var (
 	_ provider.Provider[*pgx.Batch] = (*Batched)(nil)
 )
 
-// Open connects to dsn with a pool of its own, which Close closes. An idle connection that does not answer within five seconds is
-// given up, unless dsn has another pool_ping_timeout; zero is none of its own.
+// Open connects to dsn with a separate pool, which Close closes. An idle connection that does not
+// reply within five seconds is closed, unless dsn has another pool_ping_timeout. Zero means the
+// default.
 func Open(ctx context.Context, dsn string, cfg *Config) (*DB, error) {
 	config, err := pgxpool.ParseConfig(dsn)
 	if err != nil {
 		return nil, fmt.Errorf("open postgres: %w", err)
 	}
-	if config.PingTimeout == 0 { // pgx: none
+	if config.PingTimeout == 0 { // pgx: no timeout
 		config.PingTimeout = pingLimit
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, config)
@@ -101,11 +105,11 @@ func Open(ctx context.Context, dsn string, cfg *Config) (*DB, error) {
 	return db, nil
 }
 
-// New borrows the caller's pool. It does nothing else yet. A schema's name that Config.Schema does
-// not take is an *eventstore.InvalidError.
+// New uses the caller's pool. It sends no statement. A schema name that Config.Schema does not
+// accept is an *eventstore.InvalidError.
 func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 	if pool == nil {
-		return nil, errors.New("postgres: wants a pool")
+		return nil, errors.New("postgres: New requires a pool")
 	}
 	db := &DB{&Provider{pool: pool, dryRuns: make(chan struct{}, 1)}}
 	if cfg != nil {
@@ -115,10 +119,10 @@ func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 		db.cfg.Schema = defaultSchema
 	}
 	if db.cfg.MaxPayload < 0 {
-		return nil, fmt.Errorf("postgres: max payload %d: want no negative size", db.cfg.MaxPayload)
+		return nil, fmt.Errorf("postgres: MaxPayload is %d: it must not be negative; zero means 1 MiB", db.cfg.MaxPayload)
 	}
 	if db.cfg.RequeueWindow < 0 {
-		return nil, fmt.Errorf("postgres: requeue window %s: want no negative time", db.cfg.RequeueWindow)
+		return nil, fmt.Errorf("postgres: RequeueWindow is %s: it must not be negative; zero means the default", db.cfg.RequeueWindow)
 	}
 	if db.cfg.RequeueWindow == 0 {
 		db.cfg.RequeueWindow = provider.DefaultRequeueWindow
@@ -126,18 +130,18 @@ func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 	if err := checkSchema(db.cfg.Schema); err != nil {
 		return nil, err
 	}
-	db.notes.send = func(ctx context.Context) { _ = db.notify(ctx, db.channel(), "") }
+	db.notifier.send = func(ctx context.Context) { _ = db.notify(ctx, db.channel(), "") }
 	return db, nil
 }
 
-// Pool is the pool, for the service's own statements.
+// Pool returns the pool, for the service's own statements.
 func (db *DB) Pool() *pgxpool.Pool { return db.pool }
 
-// Close sends the last notification (Config.Notify), for which it waits at most a second, and closes the pool if
-// Open made it: for that it waits at most five seconds. What is in use by then, or on a network that does not answer, is
-// closed when it can be. A borrowed pool is closed after it.
+// Close sends the last notification (Config.Notify), which takes at most a second. If Open made
+// the pool, Close closes it and waits at most five seconds; connections still in use, or on a
+// network that does not reply, are closed later. Close a borrowed pool after Close.
 func (db *DB) Close() {
-	db.notes.close()
+	db.notifier.close()
 	if !db.owned {
 		return
 	}
@@ -161,7 +165,8 @@ const (
 
 const defaultSchema = "kinora"
 
-// q is a statement with the schema's name put in. Statements are written for the schema "kinora".
+// q returns a statement for the configured schema. Statements are written for the schema
+// "kinora".
 func (db *Provider) q(statement string) string {
 	if db.cfg.Schema == defaultSchema {
 		return statement
@@ -174,7 +179,7 @@ func (db *Provider) q(statement string) string {
 	return s
 }
 
-// in is a statement for this schema.
+// in returns a statement for this schema.
 func in(schema, statement string) string {
 	return strings.ReplaceAll(statement, defaultSchema+".", schema+".")
 }
@@ -186,20 +191,21 @@ type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// Tx is the event store and the outbox inside a transaction of the caller's. Nothing can be claimed through it.
+// Tx is the event store and the outbox inside a transaction of the caller. It claims no entries.
 type Tx struct {
 	db *Provider
 	tx pgx.Tx
 }
 
-// InTx is the view of tx, which must be at READ COMMITTED: at a higher level, PostgreSQL answers a stale
-// expected version with 40001 and an aborted transaction instead of a conflict.
+// InTx returns the view of tx, which must be at READ COMMITTED: at a higher level, PostgreSQL
+// replies to a stale expected version with 40001 and an aborted transaction instead of a
+// conflict.
 func (db *DB) InTx(tx pgx.Tx) *Tx { return &Tx{db: db.Provider, tx: tx} }
 
 // CallersTx marks a store inside a caller's transaction.
 func (*Tx) CallersTx() {}
 
-// waker tells whoever listens that entries were added.
+// waker signals listeners that entries were added.
 type waker struct {
 	mu sync.Mutex
 	ch chan struct{}
@@ -223,6 +229,6 @@ func (w *waker) signal() {
 	}
 }
 
-// Enqueued implements provider.Waker: appends and units of work through this DB give the hint, and a Listener gives it
-// for what other processes add.
+// Enqueued implements provider.Waker. Appends and units through this DB signal, and a Listener
+// signals for entries of other processes.
 func (db *Provider) Enqueued() <-chan struct{} { return db.wake.listen() }

@@ -11,7 +11,7 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// A page ends at either.
+// A page ends when it reaches either of these.
 const (
 	pageRows  = 200
 	pageBytes = 4 << 20 // of data and metadata
@@ -21,13 +21,14 @@ const readStreamSQL = `
 select position, version, id, type, schema_version, data, metadata, recorded_at
 from kinora.events where stream = $1::text and version > $2::bigint order by version limit $3::int`
 
-// ReadStream implements eventstore.Store, in pages of up to 200 events. A page ends with the event that makes it 4 MiB of data and
-// metadata or more.
+// ReadStream implements eventstore.Store, in pages of up to 200 events. A page ends with the event
+// that makes it 4 MiB of data and metadata or more.
 func (db *DB) ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[eventstore.Raw, error] {
 	return db.readStream(ctx, db.pool, stream, afterVersion)
 }
 
-// ReadStream implements eventstore.TxStore: it sees what the transaction has appended.
+// ReadStream implements eventstore.TxStore. It includes the events that the transaction itself
+// appended.
 func (t *Tx) ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[eventstore.Raw, error] {
 	return t.db.readStream(ctx, t.tx, stream, afterVersion)
 }
@@ -52,7 +53,7 @@ func (db *Provider) readStream(ctx context.Context, q querier, stream string, af
 			}
 			switch {
 			case bytes >= pageBytes:
-				rows = len(page) // more than fit would be sent for nothing
+				rows = len(page) // the remaining rows of a larger page would be dropped
 			case len(page) < rows:
 				return
 			case bytes < pageBytes/2:
@@ -62,7 +63,8 @@ func (db *Provider) readStream(ctx context.Context, q querier, stream string, af
 	}
 }
 
-// readPage reads at most limit events, and no more once they have pageBytes. The rest of the rows is then received and dropped.
+// readPage reads at most limit events, and stops at pageBytes. Then it receives and drops the
+// remaining rows.
 func (db *Provider) readPage(ctx context.Context, q querier, stream string, after int64, limit int) (page []eventstore.Raw, bytes int, err error) {
 	rows, err := q.Query(ctx, db.q(readStreamSQL), stream, after, limit)
 	if err != nil {

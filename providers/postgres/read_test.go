@@ -18,25 +18,25 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// reads counts the pages that are read.
-type reads struct{ n atomic.Int64 }
+// pageCounter counts the pages that are read.
+type pageCounter struct{ n atomic.Int64 }
 
-func (r *reads) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+func (r *pageCounter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
 	if strings.Contains(q.SQL, "from kinora.events where stream = $1") {
 		r.n.Add(1)
 	}
 	return ctx
 }
 
-func (*reads) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+func (*pageCounter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// A page has about 4 MiB, whatever the rows: a reader of many large events does not hold all of
-// them. This test measures the heap of the process, so it is not parallel.
-func TestReadStreamHoldsAPageOfBoundedBytes(t *testing.T) {
+// A page has at most about 4 MiB, so a reader of many large events does not hold all of them. This
+// test measures the heap of the process, so it is not parallel.
+func TestReadStreamReadsPagesOfLimitedBytes(t *testing.T) {
 	const events, size, bound = 60, 1_000_000, 24 << 20
 	cfg, err := pgxpool.ParseConfig(postgrestest.DSN(t, nil))
 	require.NoError(t, err)
-	var pages reads
+	var pages pageCounter
 	cfg.ConnConfig.Tracer = &pages
 	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
 	require.NoError(t, err)

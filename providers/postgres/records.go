@@ -10,8 +10,8 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// The numbers are those of provider.Outcome. A parked or skipped message counts for the handlers that are to run it, or for all if
-// it has none.
+// The numbers are those of provider.Outcome. A parked or skipped message counts for its handlers,
+// or for all if it has none.
 const outcomesSQL = `
 with q as materialized (
 	select n.*, coalesce((select live from kinora.generations where generations.projector = n.projector), 1) as live
@@ -44,13 +44,15 @@ func (db *Provider) Outcomes(ctx context.Context, questions []provider.Question)
 			asked[i]["recorded_at"] = q.RecordedAt.UnixMicro()
 		}
 	}
-	text, _ := json.Marshal(asked) // JSON has all of it
+	// always has a JSON form
+	text, _ := json.Marshal(asked)
 	found, err := collect(ctx, db.pool, pgx.RowTo[provider.Outcome], db.q(outcomesSQL), planned, string(text))
 	return found, wrap("read outcomes", clear(err))
 }
 
 const (
-	// The floor of a handler is raised by the statement that deletes, so that no other transaction sees one without the other.
+	// One statement deletes the markers and raises the handler's low-water mark, so that no other
+	// transaction sees only one of these.
 	pruneSQL = `
 with ck as materialized (select clock_timestamp() - $3::bigint * interval '1 microsecond' as t),
 gone as (
@@ -70,7 +72,7 @@ resolved as (
 	returning 1)
 select (select count(*) from gone) + (select count(*) from resolved)`
 
-	// It leaps from handler to handler by the key; null is the end.
+	// The walk skips from handler to handler by the key; null ends it.
 	markedHandlersSQL = `
 with recursive h as (
 	select min(handler) as name from kinora.markers

@@ -27,14 +27,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// recorder is the publisher of a relay in a process of its own: a file that all of them append to, so that the
-// order of its lines is the order of publications.
+// recorder is the publisher of a relay in a separate process. All recorders append to one file,
+// so the order of its lines is the order of publications.
 type recorder struct {
 	file   *os.File
 	dir    string
 	name   string
-	failed float64       // share of the calls that fail before anything is out
-	slow   time.Duration // before each call
+	failed float64       // share of the calls that fail before publishing
+	slow   time.Duration // delay before each call
 }
 
 func (r *recorder) Publish(_ string, ms ...*message.Message) error {
@@ -61,7 +61,7 @@ func (r *recorder) Publish(_ string, ms ...*message.Message) error {
 
 func (*recorder) Close() error { return nil }
 
-// relayChild is a relay until SIGTERM. What it is to do is in its environment.
+// relayChild runs a relay until SIGTERM. Its environment configures it.
 func relayChild() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
@@ -78,7 +78,8 @@ func relayChild() int {
 		pub := &recorder{file, dir, os.Getenv("KINORA_TEST_NAME"), failed, duration("KINORA_TEST_SLOW")}
 		err = relayOnce(ctx, pub, &outbox.RelayConfig{
 			Lease: duration("KINORA_TEST_LEASE"), Poll: 10 * time.Millisecond, Holder: pub.name,
-			Keep:             outbox.EntryRetention{Published: time.Hour}, // for what tests look at
+			// tests read the published entries
+			Keep:             outbox.EntryRetention{Published: time.Hour},
 			OrderedPublisher: os.Getenv("KINORA_TEST_ORDERED") != "",
 			Backoff:          claim.Backoff{Base: 20 * time.Millisecond, Max: 100 * time.Millisecond, Attempts: attempts},
 		})
@@ -103,7 +104,7 @@ func relayOnce(ctx context.Context, pub message.Publisher, cfg *outbox.RelayConf
 	return relay.Run(ctx)
 }
 
-// fleet is relays in processes of their own, over one outbox and one recorder.
+// fleet is relays in separate processes, with one outbox and one recorder.
 type fleet struct {
 	*testing.T
 	db  *postgres.DB
@@ -166,8 +167,8 @@ func (f *fleet) published() (all []line) {
 		var l line
 		var at int64
 		if _, err := fmt.Sscanf(one, "%d %s %s %d\n", &at, &l.by, &l.key, &l.v); err != nil {
-			require.False(f, strings.HasSuffix(one, "\n"), "a whole line: %q", one)
-			continue // the last one is being written
+			require.False(f, strings.HasSuffix(one, "\n"), "an incomplete line: %q", one)
+			continue // the last line is being written
 		}
 		l.at = time.Unix(0, at)
 		all = append(all, l)
@@ -175,7 +176,8 @@ func (f *fleet) published() (all []line) {
 	return all
 }
 
-// enqueue adds n messages over keys "k0", "k1", …; each has its number in its key. It goes on where it was.
+// enqueue adds n messages with random keys. Each has its number in its key, which continues from
+// earlier calls.
 func (f *fleet) enqueue(next map[string]int, keys []string, n int) {
 	f.Helper()
 	require.NoError(f, pgx.BeginFunc(f.Context(), f.db.Pool(), func(tx pgx.Tx) error {
@@ -189,7 +191,7 @@ func (f *fleet) enqueue(next map[string]int, keys []string, n int) {
 	}))
 }
 
-// await polls until done says so.
+// await polls until done returns true.
 func (f *fleet) await(what string, limit time.Duration, done func() bool) {
 	f.Helper()
 	require.Eventually(f, done, limit, 5*time.Millisecond, what)
@@ -200,8 +202,8 @@ func (f *fleet) open() int {
 	return count(f.T, f.db, `select count(*) from kinora.outbox where status not in ('published', 'skipped')`)
 }
 
-// inOrder checks that each key's first publications are 1, 2, …, up to what was enqueued, and returns how many
-// publications were repeats.
+// inOrder checks that each key's first publications are 1, 2, … up to the number enqueued, and
+// returns the number of repeated publications.
 func (f *fleet) inOrder(next map[string]int) (repeats int) {
 	f.Helper()
 	last := map[string]int{}

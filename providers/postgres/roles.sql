@@ -1,12 +1,14 @@
--- Roles for Kinora's schema, to be granted to a service's login roles. "kinora." is replaced by the configured
--- schema; the roles keep their names, since they belong to the whole cluster. Run it as a superuser,
--- before Migrate; it may be run again.
+-- Roles for Kinora's schema, to be granted to a service's login roles. "kinora." is replaced by
+-- the configured schema; the roles keep their names, because they belong to the whole cluster.
+-- Run it as a superuser, before Migrate. It can be run again.
 --
---   kinora_owner      owns schema and tables; nobody logs in as it
---   kinora_migrator   becomes the owner to migrate:  alter role deploy in database shop set role kinora_owner
---   kinora_appender   appends events with their entries, reads streams; changes no event, claims nothing
+--   kinora_owner      owns schema and tables; no one logs in as it
+--   kinora_migrator   becomes the owner to migrate:
+--                     alter role deploy in database shop set role kinora_owner
+--   kinora_appender   appends events with entries, reads streams; changes no event, claims nothing
 --   kinora_relay      claims, marks, holds, requeues, skips and deletes entries; sees no event
---   kinora_projector  marks, parks, replays, skips, prunes markers, switches generations, emits; reads streams; claims nothing. The read model's tables are yours to grant
+--   kinora_projector  marks, parks, replays, skips, prunes markers, switches generations, emits,
+--                     reads streams; claims nothing. Grant it the read model's tables yourself.
 --   kinora_reader     reads everything, changes nothing
 do $$
 declare

@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// as is the database as somebody sees it who has this role and no other.
+// as returns the database as seen by this role only.
 func as(t *testing.T, db *postgres.DB, role string) *postgres.DB {
 	t.Helper()
 	cfg := db.Pool().Config()
@@ -37,7 +37,7 @@ func as(t *testing.T, db *postgres.DB, role string) *postgres.DB {
 	return mine
 }
 
-// roleOps is what one can do, by name; each works for an owner.
+// roleOps lists operations by name; each works for an owner.
 func roleOps(t *testing.T) map[string]func(ctx context.Context, db *postgres.DB) error {
 	exec := func(sql string) func(context.Context, *postgres.DB) error {
 		return func(ctx context.Context, db *postgres.DB) error { _, err := db.Pool().Exec(ctx, sql); return err }
@@ -66,7 +66,8 @@ func roleOps(t *testing.T) map[string]func(ctx context.Context, db *postgres.DB)
 		"relay":   relays,
 		"project": projects,
 		"decide": func(ctx context.Context, db *postgres.DB) error {
-			if _, err := db.Pool().Exec(ctx, `update kinora.parked set reason = ''`); err != nil { // which none may who must not decide
+			// a role that must not decide has no right to this
+			if _, err := db.Pool().Exec(ctx, `update kinora.parked set reason = ''`); err != nil {
 				return err
 			}
 			if _, err := db.Decide(ctx, provider.ParkedFilter{}, provider.StateWaiting, provider.Decision{}); err != nil {
@@ -80,7 +81,7 @@ func roleOps(t *testing.T) map[string]func(ctx context.Context, db *postgres.DB)
 			return err
 		},
 		"inspect": func(ctx context.Context, db *postgres.DB) error {
-			if _, err := db.Entries(ctx, outbox.Filter{}); err != nil {
+			if _, err := db.Entries(ctx, provider.EntryFilter{}); err != nil {
 				return err
 			}
 			_, err := db.Parked(ctx, provider.ParkedFilter{})
@@ -96,7 +97,7 @@ func roleOps(t *testing.T) map[string]func(ctx context.Context, db *postgres.DB)
 	}
 }
 
-func TestRolesMayDoTheirWorkAndNothingElse(t *testing.T) {
+func TestRolesHaveExactlyTheirRights(t *testing.T) {
 	t.Parallel()
 	may := map[string][]string{
 		"kinora_appender":  {"append", "read streams"},
@@ -145,7 +146,7 @@ func TestAMigratorMigratesAsTheOwner(t *testing.T) {
 	require.NoError(t, pool.QueryRow(t.Context(), `select nspowner::regrole::text from pg_namespace where nspname = 'shop'`).Scan(&who))
 	require.Equal(t, "kinora_owner", who)
 	cfg := pool.Config()
-	cfg.ConnConfig.RuntimeParams["role"] = "kinora_owner" // as "alter role … set role" makes it
+	cfg.ConnConfig.RuntimeParams["role"] = "kinora_owner" // as "alter role … set role" does
 	migrator, err := pgxpool.NewWithConfig(t.Context(), cfg)
 	require.NoError(t, err)
 	defer migrator.Close()
@@ -158,7 +159,7 @@ func TestAMigratorMigratesAsTheOwner(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// relays is all that a relay does.
+// relays runs all operations of a relay.
 func relays(ctx context.Context, db *postgres.DB) error {
 	if _, err := provider.ClaimEntries(ctx, db, provider.EntryQuery{}, claim.Terms{Lease: time.Millisecond}); err != nil {
 		return err
@@ -169,10 +170,10 @@ func relays(ctx context.Context, db *postgres.DB) error {
 	if _, err := db.MarkEntries(ctx, []outbox.Mark{{Seq: 1, To: outbox.Published}}); err != nil {
 		return err
 	}
-	if _, err := db.Requeue(ctx, outbox.Filter{}); err != nil {
+	if _, err := db.Requeue(ctx, provider.EntryFilter{}); err != nil {
 		return err
 	}
-	if _, err := db.Skip(ctx, outbox.Filter{Key: "nobody's"}); err != nil {
+	if _, err := db.Skip(ctx, provider.EntryFilter{Key: "nobody's"}); err != nil {
 		return err
 	}
 	if _, err := db.HoldEntries(ctx, time.Second, 10); err != nil {
@@ -182,7 +183,7 @@ func relays(ctx context.Context, db *postgres.DB) error {
 	return err
 }
 
-// projects is all that a runner does.
+// projects runs all operations of a runner.
 func projects(ctx context.Context, db *postgres.DB) error {
 	me := provider.Worker{Runner: "me"}
 	if _, err := db.Beat(ctx, "me", time.Second, time.Hour); err != nil {

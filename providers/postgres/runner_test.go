@@ -28,7 +28,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The read models of runners in tests, and the broker's table: what is to be delivered to whom, and what is acked.
+// The read models of runners in tests, and the broker's table: deliveries by consumer, and
+// whether they are acked.
 const noteTables = `
 create table broker (seq bigint generated always as identity primary key, consumer int not null, id text not null, key text not null,
 	n int not null, acked boolean not null default false);
@@ -44,8 +45,9 @@ type noted struct {
 
 var notes = eventstore.NewTypes(eventstore.Type[noted]("noted"))
 
-// tableBroker is a broker that leaves all it has in flight at once, in order, and delivers what is not acked again to
-// whoever subscribes next. With keys, the messages of one are in a lane.
+// tableBroker is a broker that delivers its messages in order without waiting for acks. It
+// delivers unacked messages again to the next subscriber. With keys, the messages of one key are
+// in a lane.
 type tableBroker struct {
 	pool     *pgxpool.Pool
 	consumer int
@@ -94,20 +96,20 @@ func (b *tableBroker) Subscribe(ctx context.Context, _ string) (<-chan *message.
 
 func (*tableBroker) Close() error { return nil }
 
-// sum adds to a sum, and takes a little time for it.
+// sum adds to a sum, and takes a little time.
 func sum(ctx context.Context, tx pgx.Tx, e eventstore.Event[noted]) error {
 	_, err := tx.Exec(ctx, `insert into sums as s (key, n) select $1, $2 from pg_sleep(0.005) on conflict (key) do update set n = s.n + $2`, e.Data.Key, e.Data.N)
 	return err
 }
 
-// list appends to a list, so that order shows.
+// list appends to a list, which shows the order.
 func list(ctx context.Context, tx pgx.Tx, e eventstore.Event[noted]) error {
 	_, err := tx.Exec(ctx, `insert into lists as l (key, items) values ($1, array[$2::int]) on conflict (key) do update set items = l.items || $2::int`, e.Data.Key, e.Data.N)
 	return err
 }
 
-// watched is a provider that writes down when each unit began and ended, and may kill its process between its
-// commit and its ack.
+// watched is a provider that records when each unit began and ended, and may kill its process
+// between its commit and its ack.
 type watched struct {
 	*postgres.DB
 	spans *os.File
@@ -134,7 +136,7 @@ func die() {
 	select {}
 }
 
-// untilStopped is a child that runs until SIGTERM. What it is to do is in its environment.
+// untilStopped runs a child until SIGTERM. Its environment configures it.
 func untilStopped(run func(context.Context) error) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
@@ -187,7 +189,7 @@ func project(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if os.Getenv("KINORA_TEST_TOGETHER") != "" { // with the other one
+	if os.Getenv("KINORA_TEST_TOGETHER") != "" { // at the same time as the other one
 		if err := os.WriteFile(filepath.Join(dir, fmt.Sprint("ready-", consumer)), nil, 0o600); err != nil {
 			return err
 		}
@@ -201,7 +203,7 @@ func project(ctx context.Context) error {
 	return runner.Run(ctx)
 }
 
-// projectors are runners in processes of their own.
+// projectors runs runners in separate processes.
 type projectors struct {
 	*testing.T
 	db  *postgres.DB
@@ -217,7 +219,7 @@ func newProjectors(t *testing.T) *projectors {
 	return &projectors{t, db, dsn, t.TempDir()}
 }
 
-// start starts one, and returns it; env says more about it.
+// start starts a runner. env adds to its configuration.
 func (p *projectors) start(consumer int, env ...string) *exec.Cmd {
 	p.Helper()
 	c := exec.Command(os.Args[0])
@@ -229,28 +231,28 @@ func (p *projectors) start(consumer int, env ...string) *exec.Cmd {
 	return c
 }
 
-// stop ends one, which must drain.
+// stop stops a runner, which must drain.
 func (p *projectors) stop(c *exec.Cmd) {
 	p.Helper()
 	require.NoError(p, c.Process.Signal(syscall.SIGTERM))
 	require.NoError(p, c.Wait())
 }
 
-// kill ends one at once.
+// kill kills a runner.
 func (p *projectors) kill(c *exec.Cmd) {
 	_ = c.Process.Kill()
 	_ = c.Wait()
 }
 
-// settled waits until everything is acked, and nothing is parked any more.
-func (p *projectors) settled(within time.Duration) {
+// finished waits until all messages are acked and none is parked.
+func (p *projectors) finished(within time.Duration) {
 	p.Helper()
 	require.Eventually(p, func() bool {
 		return count(p.T, p.db, `select (select count(*) from broker where not acked) + (select count(*) from kinora.parked)`) == 0
 	}, within, 20*time.Millisecond)
 }
 
-// spansOf are the times in which a process had each message in a unit of work.
+// spansOf returns when a process had each message in a unit.
 func (p *projectors) spansOf(consumer int) map[string][][2]int64 {
 	p.Helper()
 	text, err := os.ReadFile(filepath.Join(p.dir, fmt.Sprint("spans-", consumer)))
@@ -266,8 +268,8 @@ func (p *projectors) spansOf(consumer int) map[string][][2]int64 {
 	return spans
 }
 
-// The proof: two processes are delivered each message fifty times, at the same moments, in no lane. What is expected
-// is computed from what was sent. Without markers the same deliveries give a sum that is wrong.
+// Two processes receive each message fifty times, at the same time, in no lane. The expected sum
+// is computed from the messages. Without markers the same deliveries give a wrong sum.
 func TestDeliveredAHundredTimesThroughTwoProcesses(t *testing.T) {
 	t.Parallel()
 	const ids, copies = 40, 50
@@ -292,7 +294,7 @@ func TestDeliveredAHundredTimesThroughTwoProcesses(t *testing.T) {
 				return err == nil && len(ready) == 2
 			}, 30*time.Second, 5*time.Millisecond)
 			require.NoError(t, os.WriteFile(filepath.Join(p.dir, "go"), nil, 0o600))
-			p.settled(time.Minute)
+			p.finished(time.Minute)
 			p.stop(one)
 			p.stop(other)
 			total := count(t, p.db, `select n from sums where key = 'k'`)
@@ -307,18 +309,18 @@ func TestDeliveredAHundredTimesThroughTwoProcesses(t *testing.T) {
 			for id, spans := range mine {
 				held += overlapping(spans, theirs[id])
 			}
-			t.Logf("%d messages, %d deliveries: %d ids were held by units of both processes at once", ids, 2*copies*ids, held)
+			t.Logf("%d messages, %d deliveries: %d ids were in units of both processes at once", ids, 2*copies*ids, held)
 			require.Greater(t, held, ids/8)
 			for _, consumer := range []string{"1", "2"} {
 				text, err := os.ReadFile(filepath.Join(p.dir, "errors-"+consumer))
 				require.NoError(t, err)
-				require.Empty(t, string(text), "nobody reports an error")
+				require.Empty(t, string(text), "no error is logged")
 			}
 		})
 	}
 }
 
-// overlapping is 1 where any of a and any of b do.
+// overlapping returns 1 if any span of a overlaps one of b.
 func overlapping(a, b [][2]int64) int {
 	for _, x := range a {
 		for _, y := range b {
@@ -330,8 +332,8 @@ func overlapping(a, b [][2]int64) int {
 	return 0
 }
 
-// A process that is killed between its handler and the commit leaves no trace of the handler; one that is killed
-// between the commit and the ack leaves a marker, and the redelivery is skipped.
+// A process that is killed between its handler and the commit leaves no trace of the handler. One
+// that is killed between the commit and the ack leaves a marker, and the redelivery is skipped.
 func TestKilledAroundTheCommit(t *testing.T) {
 	t.Parallel()
 	for at, c := range map[string]struct{ kills, left int }{"handler": {1, 0}, "commit": {3, 7}} {
@@ -348,14 +350,15 @@ func TestKilledAroundTheCommit(t *testing.T) {
 				require.Equal(t, 1, count(t, p.db, `select count(*) from broker where not acked`))
 			}
 			last := p.start(1)
-			p.settled(20 * time.Second)
+			p.finished(20 * time.Second)
 			p.stop(last)
 			require.Equal(t, 7, count(t, p.db, `select sum(n) from sums`))
 		})
 	}
 }
 
-// Per-key order through lanes: a list to which each message appends is 1 to n, with 32 lanes and kills.
+// Order by key through lanes: a list to which each message appends is 1 to n, with 32 lanes and
+// kills.
 func TestLanesKeepOrderUnderKills(t *testing.T) {
 	t.Parallel()
 	const keys, each, kills = 60, 60, 6
@@ -373,18 +376,19 @@ func TestLanesKeepOrderUnderKills(t *testing.T) {
 	}
 	left := count(t, p.db, `select count(*) from broker where not acked`)
 	applied := count(t, p.db, `select count(*) from kinora.markers`)
-	t.Logf("after %d kills %d of %d messages are applied, and %d of those will come again", kills, applied, keys*each, applied-(keys*each-left))
+	t.Logf("after %d kills %d of %d messages are applied, and %d of those will be redelivered", kills, applied, keys*each, applied-(keys*each-left))
 	require.Positive(t, left)
 	last := p.start(1, env...)
-	p.settled(time.Minute)
+	p.finished(time.Minute)
 	p.stop(last)
 	require.Equal(t, keys, count(t, p.db, `select count(*) from lists`))
 	require.Zero(t, count(t, p.db, fmt.Sprintf(`select count(*) from lists where items <> array(select generate_series(1, %d))`, each)))
 }
 
-var outage = flag.Duration("outage", 8*time.Second, "how long the database is away in TestAnOutageParksNothing")
+var outage = flag.Duration("outage", 8*time.Second, "how long the database is unreachable in TestAnOutageParksNothing")
 
-// The database is away, while messages come in: nothing is parked, and nothing lost, since none of that counts.
+// The database is unreachable while messages arrive: no message is parked or lost, because such
+// attempts do not count.
 func TestAnOutageParksNothing(t *testing.T) {
 	t.Parallel()
 	proxy, db, direct := throughProxy(t)
@@ -398,7 +402,7 @@ func TestAnOutageParksNothing(t *testing.T) {
 		Concurrency: 4, Logger: slog.New(slog.NewTextHandler(&logged, nil)), Timeout: 2 * time.Second,
 		Observer: projector.RunnerObserver{Retried: func(_ string, class projector.Class, _ time.Duration) {
 			if class != projector.ClassTransient && class != projector.ClassAmbiguous {
-				t.Errorf("an outage is classed %s", class)
+				t.Errorf("an outage has class %s", class)
 			}
 		}},
 	}
@@ -420,8 +424,8 @@ func TestAnOutageParksNothing(t *testing.T) {
 	require.Contains(t, logged.String(), "class=transient")
 }
 
-// A serialization failure is no message's fault, however often: no attempt is counted.
-func TestSerializationFailuresBurnNoAttempt(t *testing.T) {
+// A serialization failure is never a message's fault: no attempt is counted.
+func TestSerializationFailuresCountNoAttempt(t *testing.T) {
 	t.Parallel()
 	_, db, direct := throughProxy(t)
 	_, err := direct.Pool().Exec(t.Context(), noteTables+`; insert into broker (consumer, id, key, n) values (1, 'm', 'k', 7)`)

@@ -8,9 +8,9 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// reserved are the words that PostgreSQL does not accept as the name of a schema without quotes:
-// pg_get_keywords lists them in the categories R and T. These are the ones of version 15, and
-// system_user, which is reserved since 16.
+// reserved are the words that PostgreSQL does not accept as a schema name without quotes.
+// pg_get_keywords lists them in the categories R and T. This is the list of version 15, plus
+// system_user, which is reserved since version 16.
 var reserved = strings.Fields(`
 all analyse analyze and any array as asc asymmetric authorization binary both case cast check collate collation column concurrently
 constraint create cross current_catalog current_date current_role current_schema current_time current_timestamp current_user default
@@ -19,8 +19,8 @@ intersect into is isnull join lateral leading left like limit localtime localtim
 order outer overlaps placing primary references returning right select session_user similar some symmetric system_user table
 tablesample then to trailing true union unique user using variadic verbose when where window with`)
 
-// checkSchema refuses a name that cannot be put into SQL without quotes, or that is PostgreSQL's
-// own, with *eventstore.InvalidError.
+// checkSchema returns an *eventstore.InvalidError for a name that SQL does not accept without quotes,
+// and for a name of PostgreSQL's own schemas.
 func checkSchema(name string) error {
 	if err := provider.CheckName("schema", name); err != nil {
 		return err

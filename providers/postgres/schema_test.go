@@ -13,12 +13,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// nowhere has no server: New and the refusals need none.
-const nowhere = "postgres://nobody@127.0.0.1:1/none"
+// noServer is an address without a server: New and the checks of names need none.
+const noServer = "postgres://nobody@127.0.0.1:1/none"
 
-// uses are the functions that put a schema's name into SQL.
-func uses(t *testing.T) map[string]func(schema string) error {
-	pool, err := pgxpool.New(t.Context(), nowhere)
+// nameUses returns the functions that put a schema name into SQL.
+func nameUses(t *testing.T) map[string]func(schema string) error {
+	pool, err := pgxpool.New(t.Context(), noServer)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
 	return map[string]func(schema string) error{
@@ -29,7 +29,7 @@ func uses(t *testing.T) map[string]func(schema string) error {
 	}
 }
 
-// script returns the SQL of one of them.
+// script returns the SQL that of generates for the schema.
 func script(t *testing.T, of func(schema string) (string, error), schema string) string {
 	t.Helper()
 	sql, err := of(schema)
@@ -37,15 +37,15 @@ func script(t *testing.T, of func(schema string) (string, error), schema string)
 	return sql
 }
 
-func TestASchemaNameThatSQLDoesNotTakeIsRefused(t *testing.T) {
+func TestInvalidSchemaNamesAreRefused(t *testing.T) {
 	t.Parallel()
 	names := []string{
 		"1a", "Shop", "sh op", "sh-op", "shöp", `shop"`, "shop;drop schema public", "shop.a", strings.Repeat("a", 42), "a\x00", "\xff", "_shop",
 		"user", "order", "select", "table", "left", "join", "analyze", "current_user", "pg_catalog", "pg_toast", "pg_", "pg_shop", "information_schema",
 	}
-	for what, use := range uses(t) {
+	for what, use := range nameUses(t) {
 		for _, name := range append(names, "") {
-			if name == "" && what == "New" { // it stands for the default
+			if name == "" && what == "New" { // the default name
 				continue
 			}
 			var invalid *eventstore.InvalidError
@@ -60,13 +60,12 @@ func TestASchemaNameThatSQLDoesNotTakeIsRefused(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	_, err := postgres.Open(ctx, nowhere, &postgres.Config{Schema: "order"})
+	_, err := postgres.Open(ctx, noServer, &postgres.Config{Schema: "order"})
 	require.ErrorIs(t, err, eventstore.ErrInvalid)
-	require.NotContains(t, err.Error(), "connect", "no connection is tried")
+	require.NotContains(t, err.Error(), "connect", "Open does not try to connect")
 }
 
-// The server knows its reserved words. Every other one of its keywords is the name of a schema that
-// is migrated and used.
+// The server's reserved words are refused. Each of its other keywords can be the name of a schema.
 func TestTheServersReservedWordsAreRefused(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil)
@@ -101,6 +100,6 @@ func TestTheServersReservedWordsAreRefused(t *testing.T) {
 		require.NoError(t, shop.Ready(t.Context()), word)
 		_, err = shop.Append(t.Context(), "a-1", eventstore.NoStream, drafts(t, 1))
 		require.NoError(t, err, word)
-		require.NoError(t, do(t.Context(), shop, marked("m"), nil), word) // which calls functions of the schema
+		require.NoError(t, do(t.Context(), shop, marked("m"), nil), word) // this calls functions of the schema
 	}
 }

@@ -23,7 +23,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// constants are the string constants of the package's own files, by name, as the compiler would see them.
+// constants returns the string constants of the package's files by name, as the compiler sees
+// them.
 func constants(t *testing.T) map[string]string {
 	t.Helper()
 	set := token.NewFileSet()
@@ -38,7 +39,7 @@ func constants(t *testing.T) map[string]string {
 		require.NoError(t, err)
 		files = append(files, f)
 	}
-	// Imports are not followed but for the constants that statements take from elsewhere.
+	// Imports are not followed, except for the constants that statements use.
 	headers := types.NewPackage("github.com/kinora-go/kinora/outbox", "outbox")
 	headers.Scope().Insert(types.NewConst(0, headers, "HeaderVersion", types.Typ[types.UntypedString], constant.MakeString(outbox.HeaderVersion)))
 	headers.Scope().Insert(types.NewConst(0, headers, "HeaderStream", types.Typ[types.UntypedString], constant.MakeString(outbox.HeaderStream)))
@@ -78,7 +79,7 @@ func TestEveryStatementPreparesAgainstTheMigratedSchema(t *testing.T) {
 			for whole, text := range all {
 				part = part || strings.HasSuffix(whole, "SQL") && strings.Contains(text, sql)
 			}
-			require.True(t, part || !statement.MatchString(sql), "a statement's name ends in SQL, so that it is prepared here: %s", name)
+			require.True(t, part || !statement.MatchString(sql), "a statement's name must end in SQL, so that it is prepared here: %s", name)
 			continue
 		}
 		n++
@@ -88,7 +89,7 @@ func TestEveryStatementPreparesAgainstTheMigratedSchema(t *testing.T) {
 	require.Greater(t, n, 20)
 }
 
-// plan is what the planner makes of a statement: with these arguments in their place, or for any.
+// plan returns the plan of a statement, with these arguments or for any.
 func plan(t *testing.T, db *postgres.DB, mode, sql string, args ...any) string {
 	t.Helper()
 	tx, err := db.Pool().BeginTx(t.Context(), pgx.TxOptions{})
@@ -103,7 +104,8 @@ func plan(t *testing.T, db *postgres.DB, mode, sql string, args ...any) string {
 	return strings.Join(lines, "\n")
 }
 
-// Markers are looked up, however many there are: also where they were few when a connection looked first.
+// Markers are looked up by index, however many there are, also if a connection first used the
+// statements when there were few.
 func TestThePlansOfMarkersDoNotAge(t *testing.T) {
 	t.Parallel()
 	const n = 20_000
@@ -114,12 +116,12 @@ func TestThePlansOfMarkersDoNotAge(t *testing.T) {
 	}
 	exec("alter table kinora.markers set (autovacuum_enabled = false)")
 	exec("alter table kinora.parked set (autovacuum_enabled = false)")
-	exec("vacuum analyze kinora.markers, kinora.parked") // they are known to be empty
+	exec("vacuum analyze kinora.markers, kinora.parked") // their statistics say empty
 	pool, err := pgxpool.New(t.Context(), db.Pool().Config().ConnString()+"&pool_max_conns=1")
 	require.NoError(t, err)
 	aged, err := postgres.New(pool, nil)
 	require.NoError(t, err)
-	look := func() {
+	call := func() {
 		_, err := aged.Outcomes(t.Context(), []provider.Question{{Handler: "p/a", MessageID: "m1", RecordedAt: time.Now()}})
 		require.NoError(t, err)
 		_, err = aged.MarkedHandlers(t.Context())
@@ -128,15 +130,16 @@ func TestThePlansOfMarkersDoNotAge(t *testing.T) {
 		require.NoError(t, err)
 	}
 	for range 10 {
-		look()
+		call()
 	}
 	exec(`insert into kinora.markers (handler, generation, message_id) select 'p/a', 1, 'm' || g from generate_series(1, $1::int) g`, n)
 	fillParked(t, db, "p", n, 1)
 	var before, after int64
 	const scanned = `select coalesce(sum(seq_tup_read), 0)::bigint from pg_stat_user_tables where relname in ('markers', 'parked')`
 	require.NoError(t, pool.QueryRow(t.Context(), scanned).Scan(&before))
-	look()
-	pool.Close() // which tells the server's statistics
+	call()
+	// this updates the server's statistics
+	pool.Close()
 	require.NoError(t, db.Pool().QueryRow(t.Context(), `select pg_sleep(0.2)`).Scan(nil))
 	require.NoError(t, db.Pool().QueryRow(t.Context(), scanned).Scan(&after))
 	require.Less(t, after, before+n, "no table was scanned")
@@ -161,10 +164,10 @@ func TestThePlansOfMarkersDoNotAge(t *testing.T) {
 	}
 }
 
-// The claim walks the open entries by their partial index, and looks a key's earlier entries up in the others; what
-// else is done with entries looks up as well. Neither a sort of the backlog nor a scan of the table may come back,
-// whatever the statistics say: that nothing is open or held, or that much is.
-func TestThePlansArePinnedToTheirIndexes(t *testing.T) {
+// The claim walks the open entries by their partial index, and looks a key's earlier entries up
+// in the others. The other statements look up too. No statement may sort the backlog or scan the
+// table, whatever the statistics say.
+func TestPlansUseTheirIndexes(t *testing.T) {
 	t.Parallel()
 	const fill = `insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at, status, open, held, stuck)
 		select $1 || g, 't', 'k' || g % 1000, '', '{}', now(), now(), $1, $1 = 'pending', $1 in ('held', 'abandoned'), $1 = 'abandoned'
@@ -218,7 +221,8 @@ func TestThePlansArePinnedToTheirIndexes(t *testing.T) {
 				"restoreOrphansSQL": {[]any{"", "", 1000}, []string{"using outbox_held_lane_idx", "using outbox_lane_idx on outbox e"}},
 				"restoreSQL":        {[]any{[]string{"t"}, []string{"k"}}, []string{"using outbox_held_lane_idx on outbox h"}},
 				"deleteEntriesSQL":  {[]any{0, 1000, 1, 1}, []string{"using outbox_pkey on outbox"}},
-				// Looking at open entries costs as much as there are of them, however many published ones are kept.
+				// Listing open entries costs as much as there are of them, however many published
+				// ones are kept.
 				"openEntriesSQL": {[]any{[]string{"pending"}, "", "", nil, 0, "", 0, 10}, []string{"outbox_open_idx"}},
 				"bothEntriesSQL": {[]any{[]string{"pending", "held"}, "", "", nil, 0, "", 0, 10}, []string{"outbox_open_idx", "outbox_held_idx"}},
 				"heldEntriesSQL": {[]any{[]string{"held"}, "", "", nil, 0, "", 0, 10}, []string{"outbox_held_idx"}},

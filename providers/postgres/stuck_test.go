@@ -14,9 +14,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A handler that does not return has its transaction broken off, also in the midst of a statement: its marker is free, and so
-// is the only connection of the pool.
-func TestAStuckHandlerIsBrokenOff(t *testing.T) {
+// The transaction of a handler that does not return is rolled back, even during a statement: its
+// marker and the pool's only connection become free.
+func TestAStuckHandlersTransactionIsRolledBack(t *testing.T) {
 	t.Parallel()
 	for name, stuck := range map[string]func(tx pgx.Tx, release chan struct{}){
 		"waiting":        func(_ pgx.Tx, release chan struct{}) { <-release },
@@ -41,7 +41,7 @@ func TestAStuckHandlerIsBrokenOff(t *testing.T) {
 					close(began)
 					stuck(tx, release)
 					if err := add(context.Background(), tx, "k", 100); err == nil {
-						t.Error("the handler may still write")
+						t.Error("the handler can still write")
 					}
 					return nil, nil
 				})
@@ -61,8 +61,8 @@ func TestAStuckHandlerIsBrokenOff(t *testing.T) {
 	}
 }
 
-// A handler that panics, or returns in time, keeps nothing from the pool.
-func TestALateHandlerThatReturnsInTimeIsNotBrokenOff(t *testing.T) {
+// A handler that panics, or returns in time, keeps no connection of the pool.
+func TestALateHandlerThatReturnsKeepsNoConnection(t *testing.T) {
 	t.Parallel()
 	pool, err := pgxpool.New(t.Context(), postgrestest.DSN(t, nil, totals)+"&pool_max_conns=1")
 	require.NoError(t, err)

@@ -17,7 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// topicsOf adds n entries, whose topics and keys are picked by these expressions of g.
+// topicsOf adds n entries, with topics and keys computed by these expressions of g.
 func topicsOf(t *testing.T, db *postgres.DB, n int, topic, key string) {
 	t.Helper()
 	_, err := db.Pool().Exec(t.Context(), fmt.Sprintf(`
@@ -26,7 +26,7 @@ func topicsOf(t *testing.T, db *postgres.DB, n int, topic, key string) {
 	require.NoError(t, err)
 }
 
-// Whatever some topics' claim looks at, it picks what a claim of all would have picked of these.
+// A claim of some topics returns what a claim of all topics returns for them.
 func TestSomeTopicsAreClaimedLikeAll(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil)
@@ -67,8 +67,8 @@ func TestSomeTopicsAreClaimedLikeAll(t *testing.T) {
 	}
 }
 
-// A claim of some topics that is in flight leaves the next entries to the next one.
-func TestClaimsOfSomeTopicsDoNotStandInEachOthersWay(t *testing.T) {
+// If a claim of some topics is in flight, another claim takes the next entries.
+func TestClaimsOfSomeTopicsDoNotBlockEachOther(t *testing.T) {
 	t.Parallel()
 	db, _ := private(t)
 	topicsOf(t, db, 300, "'t' || g % 3", "'k' || g")
@@ -83,7 +83,7 @@ func TestClaimsOfSomeTopicsDoNotStandInEachOthersWay(t *testing.T) {
 	require.Greater(t, taken[0].Seq, int64(10))
 }
 
-// blocks is how many pages of the database a statement looks at.
+// blocks returns how many pages a statement reads.
 func blocks(t *testing.T, db *postgres.DB, sql string, args ...any) int {
 	t.Helper()
 	tx, err := db.Pool().BeginTx(t.Context(), pgx.TxOptions{})
@@ -102,7 +102,7 @@ func blocks(t *testing.T, db *postgres.DB, sql string, args ...any) int {
 	return plans[0].Plan.Hit + plans[0].Plan.Read
 }
 
-// A topic that is paused, or another relay's, costs the claims of the others nothing, however much it has.
+// The backlog of a paused topic, or of another relay's topic, does not slow the claims of others.
 func TestABacklogOfOtherTopicsCostsNothing(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil)
@@ -111,7 +111,7 @@ func TestABacklogOfOtherTopicsCostsNothing(t *testing.T) {
 	require.NoError(t, err)
 	token, all := "00000000-0000-0000-0000-000000000001", constants(t)
 	ups, idle := []string{"up0", "up1", "up2"}, []string{"up0", "up1", "up2", "down"}
-	look := func() (cost []int) {
+	costs := func() (cost []int) {
 		for _, topics := range [][]any{{ups, nil}, {nil, []string{"down"}}, {nil, idle}, {[]string{"none"}, nil}} {
 			for _, name := range []string{"claimTopicsSQL", "claimTopicsNearSQL", "claimTopicsNoOrderSQL"} {
 				cost = append(cost, blocks(t, db, all[name], append([]any{token, 60_000_000, 50, 8, "me", 0, 0}, topics...)...))
@@ -122,9 +122,9 @@ func TestABacklogOfOtherTopicsCostsNothing(t *testing.T) {
 		}
 		return cost
 	}
-	alone := look()
+	alone := costs()
 	topicsOf(t, db, 30_000, "'down'", "'k' || g % 500")
-	for i, cost := range look() {
-		require.Less(t, cost, 2*alone[i]+60, "beside a backlog; alone %d", alone[i])
+	for i, cost := range costs() {
+		require.Less(t, cost, 2*alone[i]+60, "with a backlog; without one %d", alone[i])
 	}
 }

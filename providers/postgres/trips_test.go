@@ -51,13 +51,14 @@ func TestUnitsApplyOnce(t *testing.T) {
 	appliesOnce(t, "tx")
 }
 
-// In one round trip only an error of the marker's insert keeps the handlers' statements from taking effect.
+// In one round trip only an error of the marker's insert prevents the effect of the handlers'
+// statements.
 func TestBatchedUnitsApplyOnce(t *testing.T) {
 	t.Parallel()
 	appliesOnce(t, "batch")
 }
 
-// queued runs a unit whose message i queues the statements at i.
+// queued runs a unit whose message i queues statement i.
 func queued(ctx context.Context, db *postgres.DB, u provider.Unit, statements [][]any) (runs []provider.Found, err error) {
 	err = db.Batched().Do(ctx, u, func(_ context.Context, b *pgx.Batch, found provider.Found) (provider.Closing, error) {
 		runs = append(runs, found)
@@ -71,7 +72,8 @@ func queued(ctx context.Context, db *postgres.DB, u provider.Unit, statements []
 	return runs, err
 }
 
-// A statement that fails belongs to the message that queued it, in one round trip and in two, in every mode of pgx.
+// A failed statement belongs to the message that queued it, in one round trip and in two, in
+// every mode of pgx.
 func TestAFailingStatementBelongsToItsMessage(t *testing.T) {
 	t.Parallel()
 	dsn := postgrestest.DSN(t, nil, totals)
@@ -96,13 +98,15 @@ func TestAFailingStatementBelongsToItsMessage(t *testing.T) {
 	require.Zero(t, count(t, borrowed(t, nil, dsn), `select (select count(*) from totals) + (select count(*) from kinora.markers)`))
 }
 
-// Arguments that cannot be encoded are of no message if other messages have queued the same statement.
+// If several messages queued the same statement, arguments that cannot be encoded belong to none
+// of them.
 func TestArgumentsThatCannotBeEncoded(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil, totals)
 	const narrow = `insert into totals values ($1, $2::int4)`
 	wide := int64(1) << 40
-	for range 2 { // the second time it is prepared
+	// the second time the statement is prepared
+	for range 2 {
 		_, err := queued(t.Context(), db, marked("a", "b"), [][]any{{addSQL, "k", 1}, {narrow, "k", wide}})
 		var e *provider.MessageError
 		require.ErrorAs(t, err, &e)
@@ -116,8 +120,8 @@ func TestArgumentsThatCannotBeEncoded(t *testing.T) {
 	require.Zero(t, count(t, db, `select (select count(*) from totals) + (select count(*) from kinora.markers)`))
 }
 
-// In a transaction, the error of a statement belongs to the message that began last; also if its handler has ignored it, and the
-// handlers of later messages meet the failed transaction.
+// In a transaction, the error of a statement belongs to the message that began last, even if its
+// handler ignored the error and the handlers of later messages get the failed transaction.
 func TestAFailingStatementInATransactionBelongsToItsMessage(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil, totals)
@@ -141,8 +145,8 @@ func TestAFailingStatementInATransactionBelongsToItsMessage(t *testing.T) {
 			_, err := tx.Exec(ctx, `select 1 / 0`)
 			return provider.Closing{}, fmt.Errorf("divide: %w", err)
 		}), "22012"},
-		"ignored":            {ignores(func(context.Context, pgx.Tx) error { return nil }), "25P02"},
-		"ignored, met again": {ignores(func(ctx context.Context, tx pgx.Tx) error { return add(ctx, tx, "k", 1) }), "25P02"},
+		"ignored": {ignores(func(context.Context, pgx.Tx) error { return nil }), "25P02"},
+		"ignored, then returned by the next statement": {ignores(func(ctx context.Context, tx pgx.Tx) error { return add(ctx, tx, "k", 1) }), "25P02"},
 	} {
 		var e *provider.MessageError
 		require.ErrorAs(t, c.err, &e, name)
@@ -152,9 +156,9 @@ func TestAFailingStatementInATransactionBelongsToItsMessage(t *testing.T) {
 	require.Zero(t, count(t, db, `select (select count(*) from totals) + (select count(*) from kinora.markers)`))
 }
 
-// One message a unit and many travel in one round trip. A marker that is there, or a lane that is held, needs a second one: nothing
-// of the first has happened, and the handlers are asked again.
-func TestFromOneTripToTwo(t *testing.T) {
+// A unit of one message or of many takes one round trip. If a marker exists or a lane is held, it
+// takes a second one: nothing of the first was committed, and the handlers run again.
+func TestWhichUnitsTakeASecondTrip(t *testing.T) {
 	t.Parallel()
 	proxy, db, direct := throughProxy(t)
 	park(t, direct, "held", "parked")
@@ -176,7 +180,7 @@ func TestFromOneTripToTwo(t *testing.T) {
 	}
 	_, err := queued(t.Context(), db, known, adds(1))
 	require.NoError(t, err)
-	_, err = queued(t.Context(), db, unit(2), adds(2)) // prepares
+	_, err = queued(t.Context(), db, unit(2), adds(2)) // prepares the statements
 	require.NoError(t, err)
 	total := 3
 	for _, c := range []struct {
@@ -194,7 +198,7 @@ func TestFromOneTripToTwo(t *testing.T) {
 		{"without a marker", 1, func(u *provider.Unit) { u.Messages[0].Mark = false }, 1, 1, 1},
 		{"once", 2, func(u *provider.Unit) { u.Once = true }, 2, 1, 2},
 		{"careful", 2, func(u *provider.Unit) { u.Careful = &provider.Worker{Runner: "me"} }, 2, 1, 2},
-		{"a marker is there", 3, func(u *provider.Unit) { u.Messages[1] = known.Messages[0] }, 3, 2, 2},
+		{"a marker exists", 3, func(u *provider.Unit) { u.Messages[1] = known.Messages[0] }, 3, 2, 2},
 		{"a lane is held", 3, func(u *provider.Unit) { u.Messages[1].Lane = provider.LaneOfKey("held") }, 3, 2, 2},
 		{"a lane is held, without a marker", 1, func(u *provider.Unit) {
 			u.Messages[0].Lane, u.Messages[0].Mark = provider.LaneOfKey("held"), false
@@ -216,7 +220,7 @@ func TestFromOneTripToTwo(t *testing.T) {
 	}
 }
 
-// park parks a message with an id in the lane of a key, due now, and returns it.
+// park parks a message with this id in the lane of a key, due now, and returns it.
 func park(t *testing.T, db *postgres.DB, key, id string) provider.Parked {
 	t.Helper()
 	m := delivery(id)
@@ -234,7 +238,7 @@ func park(t *testing.T, db *postgres.DB, key, id string) provider.Parked {
 	return list[len(list)-1]
 }
 
-// again is the unit of parked messages.
+// again returns a unit of parked messages.
 func again(ps ...provider.Parked) provider.Unit {
 	u := provider.Unit{Projector: "p"}
 	for _, p := range ps {
@@ -247,8 +251,9 @@ func again(ps ...provider.Parked) provider.Unit {
 	return u
 }
 
-// A queued statement that ends or begins the transaction, or has a callback, is refused before anything is sent.
-func TestWhatMayNotBeQueued(t *testing.T) {
+// A queued statement that ends or begins the transaction, or has a callback, is refused before a
+// statement is sent.
+func TestWhichStatementsMayNotBeQueued(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil, totals)
 	for _, once := range []bool{false, true} {
@@ -285,16 +290,17 @@ func TestWhatMayNotBeQueued(t *testing.T) {
 	}
 }
 
-// Units of several messages under Serial follow one another; others do not wait for them.
+// Serial units run one after another, also with several messages. Other units do not wait for
+// them.
 func TestSerialUnitsFollowOneAnother(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil, totals)
-	inside, leave, done := make(chan struct{}), make(chan struct{}), make(chan error, 2)
+	inside, resume, done := make(chan struct{}), make(chan struct{}), make(chan error, 2)
 	serial := func(ids ...string) provider.Unit { u := marked(ids...); u.Serial = true; return u }
 	go func() {
 		done <- do(t.Context(), db, serial("a", "b"), func(context.Context, pgx.Tx) ([]outbox.Message, error) {
 			close(inside)
-			<-leave
+			<-resume
 			return nil, nil
 		})
 	}()
@@ -310,14 +316,15 @@ func TestSerialUnitsFollowOneAnother(t *testing.T) {
 	}
 	waiting(t, db, 2)
 	require.Zero(t, count(t, db, `select count(*) from totals where key = 'serial'`))
-	close(leave)
+	close(resume)
 	for range 3 {
 		require.NoError(t, <-done)
 	}
 	require.Equal(t, 2, count(t, db, `select n from totals where key = 'serial'`))
 }
 
-// Ids that are no text, or that are too long for an index, have markers and names as well, each its own.
+// Ids that are not text, or too long for an index, have distinct markers and rows of messages in
+// flight too.
 func TestMarkersOfAnyID(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil, totals)
@@ -340,7 +347,7 @@ func TestMarkersOfAnyID(t *testing.T) {
 		require.Equal(t, []bool{false, true, true, false, false, false, false}, found.Suspect)
 		return provider.Closing{}, nil
 	}))
-	require.Equal(t, 2, count(t, db, `select count(*) from kinora.in_flight`), "the commit has deleted its own names")
+	require.Equal(t, 2, count(t, db, `select count(*) from kinora.in_flight`), "the commit has deleted the worker's rows")
 	for _, id := range ids {
 		got, err := db.Outcomes(t.Context(), []provider.Question{question("p/a", id)})
 		require.NoError(t, err)
@@ -348,15 +355,15 @@ func TestMarkersOfAnyID(t *testing.T) {
 	}
 }
 
-// A unit whose ctx ends while it waits for another one is not counted, and leaves nothing behind.
+// A unit whose ctx ends while it waits for another one is not counted, and leaves no effect.
 func TestAWaitIsNotCounted(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil, totals)
-	inside, leave, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	inside, resume, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
 	go func() {
 		done <- do(t.Context(), db, marked("m"), func(context.Context, pgx.Tx) ([]outbox.Message, error) {
 			close(inside)
-			<-leave
+			<-resume
 			return nil, nil
 		})
 	}()
@@ -372,7 +379,7 @@ func TestAWaitIsNotCounted(t *testing.T) {
 		require.Contains(t, []provider.Class{provider.ClassTransient, provider.ClassShutdown}, provider.ClassOf(err), "%s: %v", name, err)
 		cancel()
 	}
-	close(leave)
+	close(resume)
 	require.NoError(t, <-done)
 	require.Zero(t, count(t, db, `select count(*) from totals`))
 	require.Eventually(t, func() bool {
@@ -380,7 +387,7 @@ func TestAWaitIsNotCounted(t *testing.T) {
 	}, 10*time.Second, 5*time.Millisecond)
 }
 
-// Without Options.Markers, no statement reads or writes markers: their table need not even be there.
+// Without Options.Markers, no statement reads or writes markers: their table need not exist.
 func TestWithoutMarkersTheirTableIsNotTouched(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil, totals)
@@ -396,5 +403,5 @@ func TestWithoutMarkersTheirTableIsNotTouched(t *testing.T) {
 		return nil, nil
 	}))
 	require.Equal(t, 2, count(t, db, `select n from totals where key = 'k'`))
-	require.Error(t, do(t.Context(), db, marked("m"), nil), "the control: with markers the table is missed")
+	require.Error(t, do(t.Context(), db, marked("m"), nil), "as a control: with markers the table is missing")
 }

@@ -15,20 +15,22 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// unit is a call of Do or Switch. Its messages have their ids as markers have them.
+// unit is a call of Do or Switch. Its messages have their ids as in the table of markers.
 type unit struct {
 	provider.Unit
-	pgx.Batch // what closes it, after what its handlers have queued; in one round trip all of it
-	db        *Provider
-	queues    bool // its handlers queue statements
-	switches  bool // it is a call of Switch
-	live      int  // the generation that it found
-	found     provider.Found
-	marked    map[provider.Marker]bool // the markers that the opening inserted
-	now       int                      // the message whose handlers run, or in which the transaction failed; -1: none yet
-	parts     []part                   // of the batch
-	returned  time.Time                // when the handlers that queue had done so
-	failed    int                      // what the statement of the batch that failed belongs to
+	// the closing, after the statements that handlers queued; in one round trip the whole unit
+	pgx.Batch
+	db       *Provider
+	queues   bool // its handlers queue statements
+	switches bool // it is a call of Switch
+	live     int  // live generation
+	found    provider.Found
+	marked   map[provider.Marker]bool // the markers that the opening inserted
+	// message whose handlers run, or in which the transaction failed; -1: none
+	now      int
+	parts    []part    // parts of the batch
+	returned time.Time // when queuing handlers returned
+	failed   int       // message or part of the failed statement of the batch
 }
 
 func (db *Provider) newUnit(u provider.Unit) *unit {
@@ -46,8 +48,8 @@ func (db *Provider) Keeps() provider.Keeps {
 	return provider.Keeps{Atomic: true, Markers: true, Output: true, DryRun: true}
 }
 
-// Do implements provider.Units at READ COMMITTED. One round trip opens the unit. The tx that run gets refuses Commit and Rollback;
-// Begin gives it savepoints.
+// Do implements provider.Units at READ COMMITTED. One round trip opens the unit. run's tx refuses
+// Commit and Rollback; its Begin makes savepoints.
 func (db *Provider) Do(ctx context.Context, u provider.Unit, run func(ctx context.Context, tx pgx.Tx, found provider.Found) (provider.Closing, error)) error {
 	w := db.newUnit(u)
 	return w.do(ctx, func(tx pgx.Tx) (provider.Closing, error) {
@@ -60,7 +62,8 @@ func (db *Provider) Do(ctx context.Context, u provider.Unit, run func(ctx contex
 	})
 }
 
-// do opens the unit, calls run, and closes the unit with one round trip. It commits unless the unit is a dry run, or something fails.
+// do opens the unit, calls run, and closes the unit with one round trip. It commits unless the
+// unit is a dry run or an error occurs.
 func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) (provider.Closing, error)) (err error) {
 	var outside *dryRun
 	if w.DryRun != nil {
@@ -83,9 +86,9 @@ func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) (provider.Closing, er
 		return ofOwn(ctx, wrap("open the unit", err))
 	}
 	var closing provider.Closing
-	if attend(ctx, pooled, false, func() { closing, err = run(tx) }) {
+	if watch(ctx, pooled, false, func() { closing, err = run(tx) }) {
 		return &provider.Error{Class: provider.ClassUnknown, Code: provider.CodeDeadline,
-			Err: fmt.Errorf("the handler did not return, and its transaction was broken off: %w", ctx.Err())}
+			Err: fmt.Errorf("the handler did not return, and its transaction was rolled back: %w", ctx.Err())}
 	}
 	if err != nil {
 		if _, blamed := errors.AsType[*provider.MessageError](err); !blamed && pgError(err) != nil {
@@ -129,38 +132,39 @@ func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) (provider.Closing, er
 	return nil
 }
 
-// commits reports whether the unit commits with its batch. If its handlers have a transaction, pgx commits, and refuses it to those
-// that keep it.
+// commits reports whether the unit commits within its batch. If its handlers have a transaction,
+// pgx commits instead, and then refuses handlers that keep the transaction.
 func (w *unit) commits() bool { return w.queues && w.DryRun == nil }
 
 func commit(ctx context.Context, tx pgx.Tx) error {
 	crash.Point("commit: before")
 	err := wrap("commit", tx.Commit(ctx))
 	crash.Point("commit: after")
-	if inDoubt(err) {
+	if isAmbiguous(err) {
 		return &provider.Error{Class: provider.ClassAmbiguous, Code: "commit", Err: err}
 	}
 	return class(err)
 }
 
-// usable returns an error if ctx has ended, or the handlers have left the transaction so that it cannot be committed.
+// usable returns an error if ctx has ended, or if the handlers left the transaction in a state
+// that cannot be committed.
 func (w *unit) usable(ctx context.Context, conn *pgx.Conn) error {
 	switch pg := conn.PgConn(); {
 	case ctx.Err() != nil:
 		return ended(ctx)
-	case pg.IsClosed(): // the commit says why
+	case pg.IsClosed(): // the commit returns the reason
 	case pg.IsBusy():
 		return class(errors.New("a handler has left the rows of a query open"))
 	case pg.TxStatus() == 'I':
 		return errEnded
 	case pg.TxStatus() == 'E':
-		err := ofMessage(w.now, errors.New("a handler went on after an SQL error"))
+		err := ofMessage(w.now, errors.New("a handler continued after an SQL error"))
 		return &provider.Error{Class: provider.ClassUnknown, Code: inFailedTransaction, Err: err}
 	}
 	return nil
 }
 
-// ended is the error of a unit whose ctx ended while its handlers ran.
+// ended returns the error of a unit whose ctx ended while its handlers ran.
 func ended(ctx context.Context) error {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return &provider.Error{Class: provider.ClassShutdown, Err: ctx.Err()}
@@ -183,15 +187,16 @@ func (db *Provider) Switch(ctx context.Context, projector string, fn func(ctx co
 	})
 }
 
-// grace is how long a handler has to return after its context ended.
+// grace is how long a handler has to return after its context has ended.
 const grace = time.Second
 
-// attend calls f, which uses the connection, and reports whether it was lost. If f has not returned within a grace after the end of
-// ctx, the connection is closed under it: the server undoes the transaction, and the pool can make another connection. Nothing but the
-// network is touched, since f may be using the connection. If f only waits for the server, hasten asks that to break off from the end
-// of ctx on, again and again, since a request that comes too early is lost. A late one may hit the next statement, so the
-// connection is closed then as well.
-func attend(ctx context.Context, pooled *pgxpool.Conn, hasten bool, f func()) (lost bool) {
+// watch calls f, which uses the connection, and reports whether the connection was lost. If f
+// has not returned within grace after the end of ctx, watch closes the connection: the server
+// rolls the transaction back, and the pool can open another connection. It closes only the
+// network connection, because f may be using the rest. If f only waits for the server, interrupt
+// requests cancellation from the end of ctx on, repeatedly, because a request that comes too
+// early is lost. A late request may hit the next statement, so the connection is closed then too.
+func watch(ctx context.Context, pooled *pgxpool.Conn, interrupt bool, f func()) (lost bool) {
 	conn, broken := pooled.Conn(), false
 	returned, watched := make(chan struct{}), make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -199,7 +204,7 @@ func attend(ctx context.Context, pooled *pgxpool.Conn, hasten bool, f func()) (l
 		limit, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
 		defer cancel()
 		for limit.Err() == nil {
-			if hasten {
+			if interrupt {
 				_ = conn.PgConn().CancelRequest(limit)
 			}
 			select {
@@ -214,7 +219,8 @@ func attend(ctx context.Context, pooled *pgxpool.Conn, hasten bool, f func()) (l
 		_ = conn.PgConn().Conn().Close()
 		limit, cancel = context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
-		_ = conn.PgConn().CancelRequest(limit) // in the middle of a statement, the server would notice at its end only
+		// otherwise the server would notice only at the end of a statement
+		_ = conn.PgConn().CancelRequest(limit)
 	})
 	defer func() { // also after a panic
 		close(returned)
@@ -222,16 +228,16 @@ func attend(ctx context.Context, pooled *pgxpool.Conn, hasten bool, f func()) (l
 			return
 		}
 		<-watched
-		if lost = broken; lost || hasten {
-			shut(ctx, conn)
+		if lost = broken; lost || interrupt {
+			closeConn(ctx, conn)
 		}
 	}()
 	f()
 	return false
 }
 
-// rollback undoes what is not committed. It gives up after five seconds, and the driver closes the connection: a server that does
-// not answer must not keep a runner from stopping.
+// rollback rolls back uncommitted work. After five seconds it gives up, and the driver closes the
+// connection: a server that does not reply must not keep a runner from stopping.
 func rollback(ctx context.Context, tx pgx.Tx) {
 	if tx.Conn().PgConn().TxStatus() == 'I' {
 		return
@@ -241,8 +247,8 @@ func rollback(ctx context.Context, tx pgx.Tx) {
 	_ = tx.Rollback(ctx)
 }
 
-// ErrHeld is what Commit and Rollback of a handler's transaction return: its unit ends it.
-var ErrHeld = errors.New("the unit ends this transaction")
+// ErrHeld is the error of Commit and Rollback of a handler's transaction: the unit ends it.
+var ErrHeld = errors.New("the unit ends this transaction: a handler must not")
 
 var errEnded = &provider.Error{Class: provider.ClassPermanent, Code: "tx_ended", Err: errors.New("a handler ended the transaction")}
 
@@ -252,8 +258,9 @@ type heldTx struct{ pgx.Tx }
 func (heldTx) Commit(context.Context) error   { return ErrHeld }
 func (heldTx) Rollback(context.Context) error { return ErrHeld }
 
-// Exec refuses statements that end the transaction. Through Conn, or behind a comment, they get past it. The unit then
-// notices that its transaction is gone, unless another one was begun in its place.
+// Exec refuses statements that end the transaction. It does not catch those sent through Conn or
+// behind a comment. The unit then notices that its transaction has ended, unless another one was
+// begun in its place.
 func (t heldTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
 	if endsTx(sql) {
 		return pgconn.CommandTag{}, ErrHeld
@@ -267,5 +274,5 @@ var (
 	begins = regexp.MustCompile(`(?i)^\s*(begin|start\s+transaction)\b`)
 )
 
-// endsTx reports whether a statement ends the transaction. Going back to a savepoint does not.
+// endsTx reports whether a statement ends the transaction. A rollback to a savepoint does not.
 func endsTx(sql string) bool { return ends.MatchString(sql) && !goesTo.MatchString(sql) }

@@ -10,12 +10,12 @@ import (
 	"github.com/kinora-go/kinora/providers/postgres"
 )
 
-// delivery is a message of its own lane for the handler p/a, with a marker.
+// delivery returns a message in a separate lane for the handler p/a, with a marker.
 func delivery(id string) provider.Message {
 	return provider.Message{ID: id, Lane: provider.LaneOfMessage(id), Handlers: []provider.Handler{{Name: "p/a"}}, Mark: true}
 }
 
-// marked is a unit of deliveries with these ids.
+// marked returns a unit of deliveries with these ids.
 func marked(ids ...string) provider.Unit {
 	u := provider.Unit{Projector: "p"}
 	for _, id := range ids {
@@ -24,7 +24,8 @@ func marked(ids ...string) provider.Unit {
 	return u
 }
 
-// isFresh reports whether a handler of the unit is to run; a unit without messages always is.
+// isFresh reports whether a handler of the unit is to run. It is true for a unit without
+// messages.
 func isFresh(found provider.Found) bool {
 	return len(found.Fresh) == 0 || slices.ContainsFunc(found.Fresh, func(f []bool) bool { return slices.Contains(f, true) })
 }

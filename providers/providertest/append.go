@@ -14,31 +14,31 @@ import (
 var appendCases = []testCase{
 	{
 		name: "versions are contiguous", play: versionsAreContiguous,
-		rule: "Append adds events with versions 1, 2, 3 and so on in a stream; Appended says where the last of them stands",
+		rule: "Append adds events with the versions 1, 2, 3 and so on; Appended has the version and position of the last one",
 	},
 	{
 		name: "positions follow the appends", play: positionsFollow,
-		rule: "Event.Position is its place in the log: distinct, and in a later append greater",
+		rule: "Event.Position is distinct, and greater in a later append",
 	},
 	{
 		name: "expected versions", play: expectedVersions,
-		rule: "Any is whatever version the stream is at, NoStream that it is not there yet, any value ≥ 0 is exact; a stream at another version than expected is a *ConflictError",
+		rule: "Any accepts every version, NoStream only a stream that does not exist, a value ≥ 0 only that version; otherwise the error is a *ConflictError",
 	},
 	{
 		name: "a conflict writes nothing", play: conflictWritesNothing, options: Options{Route: outbox.ByCategory},
-		rule: "A *ConflictError carries stream, expected and actual version; nothing commits: no event, no entry, no version",
+		rule: "A *ConflictError has the stream, the expected and the actual version; nothing commits: no event, no entry, no version",
 	},
 	{
 		name: "one of many wins a version", play: oneWinsAVersion, options: Options{Route: outbox.ByCategory},
-		rule: "Of concurrent appends at one exact version one commits, with its entries, and the others are conflicts",
+		rule: "Of concurrent appends at one version, one commits with its entries, and the others are conflicts",
 	},
 	{
-		name: "appends at any version all win", play: anyVersionAllWin,
-		rule: "With Any, concurrent appends all commit, each contiguous in itself",
+		name: "appends at any version all succeed", play: anyVersionAllWin,
+		rule: "With Any, all concurrent appends commit, each with contiguous versions",
 	},
 	{
 		name: "an event is not seen without its entries", play: noEventWithoutEntries, options: Options{Route: outbox.ByCategory},
-		rule: "Append adds events with the outbox entries that the route asks for: all of it commits, or nothing does",
+		rule: "Append adds events with the outbox entries of the route: all of it commits, or nothing does",
 	},
 	{
 		name: "an ended context writes nothing", play: endedContextWritesNothing, options: Options{Route: outbox.ByCategory},
@@ -52,10 +52,10 @@ func versionsAreContiguous(s *stage) {
 	for _, n := range []int{1, 3, 1, 7} {
 		ds := drafts(n)
 		at := s.append("review-1", eventstore.Expected(version), ds...)
-		s.append("review-2", eventstore.Any, draft()) // another stream counts for itself
+		s.append("review-2", eventstore.Any, draft()) // another stream has its own versions
 		version += int64(n)
 		wants = append(wants, idsOf(ds)...)
-		s.holds(at.Position > 0, "position %d is a place", at.Position)
+		s.require(at.Position > 0, "position %d is positive", at.Position)
 		at.Position = 0
 		same(s, "appended", at, eventstore.Appended{Stream: "review-1", Version: version, Count: n})
 	}
@@ -71,7 +71,7 @@ func positionsFollow(s *stage) {
 		events := s.read(s.db, stream, at.Version-3)
 		same(s, "events of the append", len(events), 3)
 		for _, e := range events {
-			s.holds(e.Position > last, "position %d is greater than %d", e.Position, last)
+			s.require(e.Position > last, "position %d is greater than %d", e.Position, last)
 			last = e.Position
 		}
 		same(s, "Appended.Position", at.Position, last)
@@ -80,7 +80,8 @@ func positionsFollow(s *stage) {
 
 func expectedVersions(s *stage) {
 	for i, c := range []struct {
-		has      int // events in the stream before
+		// events in the stream before the append
+		has      int
 		expected eventstore.Expected
 		conflict bool
 	}{
@@ -132,7 +133,7 @@ func conflictWritesNothing(s *stage) {
 	s.conflict(err, "append", eventstore.ConflictError{Stream: "review-2", Expected: 1})
 	s.unchanged(before, "conflicts")
 	same(s, "version after the conflicts", s.append("review-1", 2, draft()).Version, int64(3))
-	same(s, "version of a stream that only saw a conflict", s.append("review-2", eventstore.NoStream, draft()).Version, int64(1))
+	same(s, "version of a stream after a conflict on it", s.append("review-2", eventstore.NoStream, draft()).Version, int64(1))
 }
 
 func oneWinsAVersion(s *stage) {
@@ -151,7 +152,7 @@ func oneWinsAVersion(s *stage) {
 				same(s, "events of the winner", ats[i].Count, 1+i%3)
 				continue
 			}
-			s.holds(errors.Is(err, eventstore.ErrConflict), "the loser's error %v is a conflict", err)
+			s.require(errors.Is(err, eventstore.ErrConflict), "the error %v is a conflict", err)
 		}
 		same(s, fmt.Sprintf("winners in round %d", round), won, 1)
 	}
@@ -175,15 +176,15 @@ func anyVersionAllWin(s *stage) {
 	for _, ds := range batches {
 		all += len(ds)
 		first := slices.Index(ids, ds[0].ID)
-		s.holds(first >= 0 && slices.Equal(ids[first:first+len(ds)], idsOf(ds)), "the events of an append stand together")
+		s.require(first >= 0 && slices.Equal(ids[first:first+len(ds)], idsOf(ds)), "the events of an append are contiguous")
 	}
 	same(s, "events", len(ids), all)
 }
 
-// noEventWithoutEntries looks at events first and at entries second, again and again while another appends: it
-// may find more entries than events, and never fewer.
+// noEventWithoutEntries reads first the events and then the entries while another goroutine
+// appends. It may find more entries than events, but never fewer.
 func noEventWithoutEntries(s *stage) {
-	const looks, events = 200, 1000 // at least
+	const scans, events = 200, 1000 // at least
 	ctx, stop := context.WithCancel(s.ctx)
 	defer stop()
 	done := make(chan error, 1)
@@ -195,16 +196,16 @@ func noEventWithoutEntries(s *stage) {
 		done <- err
 	}()
 	last := int64(0)
-	for look := 0; look < looks || last < events; look++ {
+	for scan := 0; scan < scans || last < events; scan++ {
 		for _, e := range s.read(s.db, "review-1", last) {
 			last = e.Version
 		}
 		pending := s.counts()[outbox.Pending]
-		s.holds(pending >= last, "%d events have as many entries: there are %d", last, pending)
+		s.require(pending >= last, "%d events have at least as many entries, not %d", last, pending)
 	}
 	stop()
 	s.ok(<-done, "append")
-	same(s, "entries in the end", int(s.counts()[outbox.Pending]), len(s.readIDs("review-1")))
+	same(s, "entries at the end", int(s.counts()[outbox.Pending]), len(s.readIDs("review-1")))
 }
 
 func endedContextWritesNothing(s *stage) {
@@ -213,10 +214,10 @@ func endedContextWritesNothing(s *stage) {
 	canceled, cancel := context.WithCancel(s.ctx)
 	cancel()
 	_, err := s.db.Append(canceled, "review-1", 1, drafts(2))
-	s.holds(errors.Is(err, context.Canceled), "the error %v is context.Canceled", err)
+	s.require(errors.Is(err, context.Canceled), "the error %v is context.Canceled", err)
 	late, cancel := context.WithDeadline(s.ctx, time.Unix(0, 0))
 	defer cancel()
 	_, err = s.db.Append(late, "review-1", eventstore.Any, drafts(2))
-	s.holds(errors.Is(err, context.DeadlineExceeded), "the error %v is context.DeadlineExceeded", err)
+	s.require(errors.Is(err, context.DeadlineExceeded), "the error %v is context.DeadlineExceeded", err)
 	s.unchanged(before, "appends whose context had ended")
 }

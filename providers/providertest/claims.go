@@ -13,17 +13,17 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// lease is long enough for no case to see its end, unless the case moves the clock.
+// lease is longer than a case runs, unless the case moves the clock.
 const lease = 10 * time.Hour
 
 var claimCases = []testCase{
 	{
-		name: "a claim returns what it made of the entries", play: claimPostState,
-		rule: "Claimed entries are in post-claim state and in order of Seq: claimed, the attempt counted, token and holder set, leased for t.Lease",
+		name: "a claim returns the claimed entries", play: claimPostState,
+		rule: "Claimed entries are returned in order of Seq and as they are stored: claimed, the attempt counted, token and holder set, leased for t.Lease",
 	},
 	{
 		name: "defaults of a claim", play: claimDefaults,
-		rule: "Terms: a zero lease means 5m, a zero limit 50, a zero token a new one; terms that cannot be kept are claim.ErrTerms",
+		rule: "Terms: a zero lease means 5m, a zero limit 50, a zero token a new one; invalid terms are claim.ErrTerms",
 	},
 	{
 		name: "a limit", play: claimLimit,
@@ -31,7 +31,7 @@ var claimCases = []testCase{
 	},
 	{
 		name: "topics", play: claimTopics,
-		rule: "Query.Topics: only entries of these topics; nil: all",
+		rule: "Query.Topics: only entries of these topics; empty: all",
 	},
 	{
 		name: "all topics but some", play: claimExcept,
@@ -39,50 +39,50 @@ var claimCases = []testCase{
 	},
 	{
 		name: "without order", play: claimUnordered,
-		rule: "Query.Unordered: no entry waits for another of its key: what is eligible is claimed, whatever stands before it",
+		rule: "Query.Unordered: entries do not wait for earlier ones of their key",
 	},
 	{
-		name: "a look nearby", play: claimNear,
-		rule: "Query.Near: look only at the first eligible entries, as many as may be claimed; Query.After: only entries with a greater Seq",
+		name: "a near scan", play: claimNear,
+		rule: "Query.Near: read only the first eligible entries, no more than may be claimed; Query.After: only entries with a greater Seq",
 	},
 	{
-		name: "a look nearby past what waits", play: claimNearPast,
-		rule: "Query.Near: look only at the first eligible entries: those that may be claimed are, whatever waits among them",
+		name: "a near scan past waiting entries", play: claimNearPast,
+		rule: "Query.Near: of the first eligible entries, those that do not wait are claimed",
 	},
 	{
-		name: "a look behind", play: claimAfter,
+		name: "a scan after a Seq", play: claimAfter,
 		rule: "Query.After: only entries with a greater Seq",
 	},
 	{
-		name: "no more payload", play: claimBytes,
-		rule: "Query.Bytes: no more payload than this, but for one entry; ≤ 0: no limit",
+		name: "a limit of payload", play: claimBytes,
+		rule: "Query.Bytes: at most this much payload, unless a single entry has more; ≤ 0: no limit",
 	},
 	{
 		name: "a live lease is never stolen", play: liveLease,
-		rule: "No two live claims on one entry; a live lease is never stolen, an expired one is taken over",
+		rule: "An entry has at most one live claim. A live lease is never taken over, an expired one is",
 	},
 	{
 		name: "a failed entry waits for its backoff", play: failedWaits,
-		rule: "An entry is eligible while its NextAttemptAt is not in the future on the store's clock",
+		rule: "An entry is eligible only if its NextAttemptAt is not in the future on the store's clock",
 	},
 	{
 		name: "a key is claimed as a run", play: keyIsARun,
-		rule: "Claimed together are only entries such that every earlier open one of the same topic and key is claimed with them",
+		rule: "An entry is claimed only together with all earlier open ones of its topic and key",
 	},
 	{
 		name: "candidates are read, not taken", play: candidatesNotTaken,
-		rule: "EntryCandidates reads at most limit eligible entries in order of Seq, without taking them: only those that have no earlier open entry of the same topic and key that is not eligible",
+		rule: "EntryCandidates reads at most limit eligible entries in order of Seq, without taking them. It omits an entry if an earlier open entry of its topic and key is not eligible",
 	},
 	{
 		name: "a claim with an ended context", play: claimEndedContext,
-		rule: "A claim, a mark and a look whose context has ended return an error, and nothing changes",
+		rule: "A claim, a mark or a read whose context has ended returns an error, and nothing changes",
 	},
 }
 
 // three is the query of most cases: three attempts.
 var three = provider.EntryQuery{Attempts: 3}
 
-// claim claims at most limit entries, and ends the case on an error or where they are not in order.
+// claim claims at most limit entries. It fails the case on an error, or if they are not in order.
 func (s *stage) claim(q provider.EntryQuery, limit int) []outbox.Entry {
 	s.Helper()
 	return s.claimAs(q, claim.Terms{Holder: "a", Lease: lease, Limit: limit})
@@ -93,7 +93,7 @@ func (s *stage) claimAs(q provider.EntryQuery, t claim.Terms) []outbox.Entry {
 	taken, err := s.claims(s.ctx, s.db, q, t)
 	s.ok(err, "claim")
 	for i, e := range taken {
-		s.holds(i == 0 || taken[i-1].Seq < e.Seq, "entry %d comes in order", e.Seq)
+		s.require(i == 0 || taken[i-1].Seq < e.Seq, "entry %d comes in order", e.Seq)
 	}
 	return taken
 }
@@ -102,11 +102,11 @@ func (s *stage) claimAs(q provider.EntryQuery, t claim.Terms) []outbox.Entry {
 func (s *stage) claimOne(seq int64) outbox.Entry {
 	s.Helper()
 	taken := s.claim(three, 1)
-	same(s, "what a claim of one entry takes", seqsOf(taken), []int64{seq})
+	same(s, "entries of a claim of one", seqsOf(taken), []int64{seq})
 	return taken[0]
 }
 
-// claimed ends the case if a claim of all that there is takes anything but these.
+// claimed fails the case unless a claim of all entries takes exactly these.
 func (s *stage) claimed(what string, want ...outbox.Entry) []outbox.Entry {
 	s.Helper()
 	taken := s.claim(three, 1000)
@@ -121,7 +121,7 @@ func claimPostState(s *stage) {
 	same(s, "claimed", seqsOf(taken), seqsOf(entries))
 	for i, e := range taken {
 		was := entries[i]
-		s.holds(!e.LastAttemptedAt.Before(was.CreatedAt), "an attempt at %v follows the making at %v", e.LastAttemptedAt, was.CreatedAt)
+		s.require(!e.LastAttemptedAt.Before(was.CreatedAt), "an attempt at %v follows the creation at %v", e.LastAttemptedAt, was.CreatedAt)
 		same(s, "length of the lease", e.NextAttemptAt.Sub(e.LastAttemptedAt), t.Lease)
 		want := was
 		want.Status, want.Attempts, want.Token, want.ClaimedBy = outbox.Claimed, 1, t.Token, t.Holder
@@ -139,11 +139,11 @@ func claimDefaults(s *stage) {
 	same(s, "entries of a claim without a limit", len(taken), claim.DefaultLimit)
 	for _, e := range taken {
 		same(s, "lease", e.NextAttemptAt.Sub(e.LastAttemptedAt), claim.DefaultLease)
-		s.holds(e.Token != claim.Token{} && e.Token == taken[0].Token, "the claim has a token of its own")
+		s.require(e.Token != claim.Token{} && e.Token == taken[0].Token, "the claim has a new token")
 	}
 	for _, t := range []claim.Terms{{Lease: -time.Second}, {Lease: time.Microsecond}, {Limit: -1}} {
 		_, err := s.claims(s.ctx, s.db, provider.EntryQuery{}, t)
-		s.holds(errors.Is(err, claim.ErrTerms), "terms %+v give the error %v: ErrTerms", t, err)
+		s.require(errors.Is(err, claim.ErrTerms), "terms %+v: the error %v is ErrTerms", t, err)
 	}
 	same(s, "entries left", len(s.claimAs(provider.EntryQuery{}, claim.Terms{Lease: math.MaxInt64})), 10)
 	same(s, "entries of an empty claim", len(s.claimAs(provider.EntryQuery{}, claim.Terms{})), 0)
@@ -152,9 +152,9 @@ func claimDefaults(s *stage) {
 func claimLimit(s *stage) {
 	entries := s.enqueue(append(line(4, "mail", "ann"), line(4, "mail", "ben")...)...)
 	same(s, "a claim of three", seqsOf(s.claim(three, 3)), seqsOf(entries[:3]))
-	// What is left of ann's waits behind those three.
+	// ann's last entry waits behind those three.
 	same(s, "the next claim of three", seqsOf(s.claim(three, 3)), seqsOf(entries[4:7]))
-	same(s, "a claim when all wait", len(s.claim(three, 3)), 0)
+	same(s, "a claim when all entries wait", len(s.claim(three, 3)), 0)
 }
 
 func claimTopics(s *stage) {
@@ -169,7 +169,7 @@ func claimTopics(s *stage) {
 		return seqs
 	}
 	query := func(topics ...string) provider.EntryQuery { return provider.EntryQuery{Topics: topics} }
-	same(s, "entries of a topic that is not there", len(s.claim(query("nothing"), 10)), 0)
+	same(s, "entries of an unknown topic", len(s.claim(query("nothing"), 10)), 0)
 	same(s, "entries of audit", seqsOf(s.claim(query("audit"), 10)), pick(1, 4))
 	same(s, "entries of two topics, limited", seqsOf(s.claim(query("o'dd %", "mail"), 3)), pick(0, 2, 3))
 	same(s, "entries of any topic", seqsOf(s.claim(query(), 10)), pick(5))
@@ -192,7 +192,7 @@ func claimExcept(s *stage) {
 		found, err := s.db.EntryCandidates(s.ctx, c.q, 10)
 		s.ok(err, "read candidates")
 		same(s, "candidates", seqsOf(found), seqsOf(c.want))
-		same(s, "what a claim takes", seqsOf(s.claim(c.q, 10)), seqsOf(c.want))
+		same(s, "claimed entries", seqsOf(s.claim(c.q, 10)), seqsOf(c.want))
 	}
 }
 
@@ -205,24 +205,25 @@ func claimUnordered(s *stage) {
 		outbox.Mark{Seq: taken[0].Seq, Token: taken[0].Token, To: outbox.Failed, After: time.Hour},
 		outbox.Mark{Seq: taken[1].Seq, Token: taken[1].Token, To: outbox.Abandoned},
 	)
-	s.claimed("an ordered claim behind one that failed, one abandoned and one claimed")
+	s.claimed("an ordered claim behind a failed, an abandoned and a claimed entry")
 	found, err := s.db.EntryCandidates(s.ctx, free, 10)
 	s.ok(err, "read candidates")
 	same(s, "candidates", seqsOf(found), seqsOf(ann[3:]))
 	_, ok, err := s.db.TakeEntry(s.ctx, found[1], free, s.relay("b").terms)
 	s.ok(err, "take an entry")
-	same(s, "taken, before the one that precedes it", ok, true)
-	same(s, "a claim of the rest", seqsOf(s.claim(free, 10)), seqsOf(ann[3:4]))
-	same(s, "a claim while all wait or are claimed", len(s.claim(free, 10)), 0)
-	s.advance(lease + time.Hour) // all but the first vanished: each comes alone, and whatever stands before it
+	same(s, "taken before the entry ahead of it", ok, true)
+	same(s, "a claim of the last one", seqsOf(s.claim(free, 10)), seqsOf(ann[3:4]))
+	same(s, "a claim when all wait or are claimed", len(s.claim(free, 10)), 0)
+	// all claims but the first crashed: each entry is claimed alone, whatever is ahead of it
+	s.advance(lease + time.Hour)
 	for _, e := range []outbox.Entry{ann[0], ann[2], ann[3], ann[4]} {
 		again := s.claim(free, 10)
-		same(s, "a claim of what comes alone", seqsOf(again), []int64{e.Seq})
+		same(s, "a claim of a crashed entry", seqsOf(again), []int64{e.Seq})
 		s.mark(outbox.Mark{Seq: e.Seq, Token: again[0].Token, To: outbox.Published})
 	}
 }
 
-// claimNear looks in all topics, and where some are asked for; and nothing nearby passes what it must not.
+// claimNear scans near with and without topics. A near scan must respect the order of a key too.
 func claimNear(s *stage) {
 	for _, q := range []provider.EntryQuery{{}, {Topics: []string{"mail"}}, {Except: []string{"other"}}} {
 		behind := func(e outbox.Entry) provider.EntryQuery {
@@ -230,35 +231,35 @@ func claimNear(s *stage) {
 			q.Near, q.After = true, e.Seq
 			return q
 		}
-		look := func(e outbox.Entry, limit int) []int64 {
+		candidates := func(e outbox.Entry, limit int) []int64 {
 			found, err := s.db.EntryCandidates(s.ctx, behind(e), limit)
 			s.ok(err, "read candidates")
 			return seqsOf(found)
 		}
 		zoe := s.enqueue(line(1, "mail", "zoe")...)[0]
 		ann, ben := s.enqueue(line(4, "mail", "ann")...), s.enqueue(line(2, "mail", "ben")...)
-		same(s, "candidates nearby", look(zoe, 5), seqsOf(append(ann[:4:4], ben[0])))
+		same(s, "candidates of a near scan", candidates(zoe, 5), seqsOf(append(ann[:4:4], ben[0])))
 		same(s, "claimed behind the first of a key, which waits", len(s.claim(behind(ann[0]), 3)), 0)
 		first := s.claim(behind(zoe), 1)
-		same(s, "claimed nearby", seqsOf(first), seqsOf(ann[:1]))
-		same(s, "candidates among the next three", look(zoe, 3), seqsOf(nil))
+		same(s, "claimed by a near scan", seqsOf(first), seqsOf(ann[:1]))
+		same(s, "candidates among the next three", candidates(zoe, 3), seqsOf(nil))
 		same(s, "claimed among the next three", len(s.claim(behind(zoe), 3)), 0)
-		same(s, "candidates among the next four", look(zoe, 4), seqsOf(ben[:1]))
-		same(s, "candidates behind ann's", look(ann[3], 1), seqsOf(ben[:1]))
+		same(s, "candidates among the next four", candidates(zoe, 4), seqsOf(ben[:1]))
+		same(s, "candidates behind ann's", candidates(ann[3], 1), seqsOf(ben[:1]))
 		same(s, "claimed among the next four", seqsOf(s.claim(behind(zoe), 4)), seqsOf(ben[:1]))
-		same(s, "claimed of all, behind two claims", seqsOf(s.claim(q, 10)), []int64{zoe.Seq})
+		same(s, "claimed by a full scan, behind two claims", seqsOf(s.claim(q, 10)), []int64{zoe.Seq})
 		s.mark(outbox.Mark{Seq: first[0].Seq, Token: first[0].Token, To: outbox.Abandoned})
-		same(s, "claimed nearby behind one that is abandoned", len(s.claim(behind(zoe), 10)), 0)
+		same(s, "claimed by a near scan behind an abandoned entry", len(s.claim(behind(zoe), 10)), 0)
 		s.hold(3)
 		late := s.enqueue(line(1, "mail", "ann")...)
-		same(s, "candidates behind what is held", look(zoe, 10), seqsOf(nil))
-		same(s, "claimed nearby behind what is held", len(s.claim(behind(ben[1]), 10)), 0)
-		s.settle(s.db.Skip, outbox.Filter{Seqs: []int64{ann[0].Seq}}, 1)
-		same(s, "claimed nearby once it is skipped", seqsOf(s.claim(behind(zoe), 10)), seqsOf(append(ann[1:], late...)))
-		s.advance(2 * lease) // each comes alone, and in its turn
+		same(s, "candidates behind held entries", candidates(zoe, 10), seqsOf(nil))
+		same(s, "claimed by a near scan behind held entries", len(s.claim(behind(ben[1]), 10)), 0)
+		s.resolve(s.db.Skip, outbox.Filter{Seqs: []int64{ann[0].Seq}}, 1)
+		same(s, "claimed by a near scan once the head is skipped", seqsOf(s.claim(behind(zoe), 10)), seqsOf(append(ann[1:], late...)))
+		s.advance(2 * lease) // each claim crashed: each entry is claimed alone
 		for range 6 {
 			again := s.claim(behind(outbox.Entry{Seq: zoe.Seq - 1}), 10)
-			same(s, "entries that come alone", len(again), 1)
+			same(s, "entries claimed alone", len(again), 1)
 			s.mark(outbox.Mark{Seq: again[0].Seq, Token: again[0].Token, To: outbox.Published})
 		}
 		for _, e := range s.claim(q, 10) {
@@ -268,14 +269,14 @@ func claimNear(s *stage) {
 	}
 }
 
-// claimNearPast: what waits takes a place among the first eligible entries, and no more: it neither ends the batch, as a
-// suspect in its turn does, nor counts as payload.
+// claimNearPast: a waiting entry counts towards the limit of a near scan, and no more. It does
+// not end the batch, as a suspect would, and its payload does not count.
 func claimNearPast(s *stage) {
 	near := provider.EntryQuery{Attempts: 3, Near: true, Bytes: 100}
 	ann := s.enqueue(line(2, "mail", "ann")...)
 	first := s.claim(three, 10)
 	same(s, "claimed", len(first), 2)
-	s.advance(2 * lease) // vanished: each comes alone
+	s.advance(2 * lease) // crashed: each is claimed alone
 	head := s.claimOne(ann[0].Seq)
 	s.mark(outbox.Mark{Seq: head.Seq, Token: head.Token, To: outbox.Abandoned})
 	ben := line(2, "mail", "ben")
@@ -285,8 +286,8 @@ func claimNearPast(s *stage) {
 	zoe := s.enqueue(line(3, "mail", "zoe")...)
 	found, err := s.db.EntryCandidates(s.ctx, near, 10)
 	s.ok(err, "read candidates")
-	same(s, "candidates past a suspect and much payload that wait", seqsOf(found), seqsOf(zoe))
-	same(s, "claimed past a suspect and much payload that wait", seqsOf(s.claim(near, 10)), seqsOf(zoe))
+	same(s, "candidates past a waiting suspect and a large waiting entry", seqsOf(found), seqsOf(zoe))
+	same(s, "claimed past a waiting suspect and a large waiting entry", seqsOf(s.claim(near, 10)), seqsOf(zoe))
 }
 
 func claimAfter(s *stage) {
@@ -297,7 +298,7 @@ func claimAfter(s *stage) {
 		found, err := s.db.EntryCandidates(s.ctx, q, 10)
 		s.ok(err, "read candidates")
 		same(s, "candidates", seqsOf(found), seqsOf(append(ann[2:3:3], ben...)))
-		want := ben // ann's waits for those that are left out
+		want := ben // ann's last entry waits for those before After
 		if q.Unordered {
 			want = append(ann[2:3:3], ben...)
 		}
@@ -315,7 +316,7 @@ func claimBytes(s *stage) {
 	entries := s.enqueue(ms...)
 	for _, q := range []provider.EntryQuery{{Bytes: 149}, {Bytes: 149, Topics: []string{"mail"}}, {Bytes: 149, Unordered: true}} {
 		at := 0
-		for _, n := range []int{2, 2, 1, 1, 0} { // 100 + 0, 50 + 0, 300 though it is too much, 1
+		for _, n := range []int{2, 2, 1, 1, 0} { // 100 + 0, 50 + 0, 300 although it is too much, 1
 			found, err := s.db.EntryCandidates(s.ctx, q, 10)
 			s.ok(err, "read candidates")
 			same(s, "candidates", seqsOf(found), seqsOf(entries[at:at+n]))
@@ -333,13 +334,13 @@ func claimBytes(s *stage) {
 func liveLease(s *stage) {
 	entries := s.enqueue(line(3, "mail", "")...)
 	first := s.claimed("the first claim", entries...)
-	s.claimed("a claim while the lease lives")
+	s.claimed("a claim during the lease")
 	s.advance(lease - time.Hour)
 	s.claimed("a claim an hour before the lease's end")
 	s.advance(2 * time.Hour)
-	for range first { // each alone: its claim vanished
+	for range first { // each alone: its claim crashed
 		for _, e := range s.claim(three, 10) {
-			s.holds(e.Token != first[0].Token, "a claim that takes over has a token of its own")
+			s.require(e.Token != first[0].Token, "a claim that takes over has a new token")
 			same(s, "attempts after the take-over", e.Attempts, 2)
 		}
 	}
@@ -351,7 +352,7 @@ func failedWaits(s *stage) {
 	taken := s.claimed("the first claim", entries...)
 	s.mark(outbox.Mark{Seq: taken[0].Seq, Token: taken[0].Token, To: outbox.Failed, After: 2 * time.Hour})
 	s.mark(outbox.Mark{Seq: taken[1].Seq, Token: taken[1].Token, To: outbox.Failed})
-	again := s.claimed("a claim of what failed without a backoff", entries[1])
+	again := s.claimed("a claim of the entry that failed without a backoff", entries[1])
 	same(s, "attempts", again[0].Attempts, 2)
 	s.advance(time.Hour)
 	s.claimed("a claim during the backoff")
@@ -367,9 +368,9 @@ func keyIsARun(s *stage) {
 	audit := s.enqueue(line(2, "audit", "ann")...)
 	first := s.claim(three, 1)
 	same(s, "a claim of one", seqsOf(first), seqsOf(ann[:1]))
-	rest := s.claimed("a claim of all that does not wait behind it", append(ben, audit...)...)
+	rest := s.claimed("a claim of all entries that do not wait behind it", append(ben, audit...)...)
 	s.mark(outbox.Mark{Seq: first[0].Seq, Token: first[0].Token, To: outbox.Published})
-	s.claimed("the rest of the key, once its head is published", ann[1:]...)
+	s.claimed("the other entries of the key, once its head is published", ann[1:]...)
 	for _, e := range rest[:2] {
 		s.mark(outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Pending})
 	}
@@ -380,24 +381,24 @@ func candidatesNotTaken(s *stage) {
 	ann := s.enqueue(line(2, "mail", "ann")...)
 	ben := s.enqueue(line(2, "mail", "ben")...)
 	audit := s.enqueue(line(2, "audit", "ann")...)
-	look := func(q provider.EntryQuery, limit int) []outbox.Entry {
+	candidates := func(q provider.EntryQuery, limit int) []outbox.Entry {
 		found, err := s.db.EntryCandidates(s.ctx, q, limit)
 		s.ok(err, "read candidates")
 		return found
 	}
 	for range 2 {
-		found := look(three, 10)
+		found := candidates(three, 10)
 		same(s, "candidates", seqsOf(found), append(append(seqsOf(ann), seqsOf(ben)...), seqsOf(audit)...))
 		same(s, "a candidate's state", plain(found[0]), ann[0])
 	}
-	same(s, "three candidates", seqsOf(look(three, 3)), seqsOf(append(ann, ben[0])))
-	same(s, "candidates of a topic", seqsOf(look(provider.EntryQuery{Topics: []string{"audit"}}, 10)), seqsOf(audit))
+	same(s, "three candidates", seqsOf(candidates(three, 3)), seqsOf(append(ann, ben[0])))
+	same(s, "candidates of a topic", seqsOf(candidates(provider.EntryQuery{Topics: []string{"audit"}}, 10)), seqsOf(audit))
 	head := s.claimOne(ann[0].Seq)
-	same(s, "candidates while ann's head is claimed", seqsOf(look(three, 10)), seqsOf(append(ben, audit...)))
+	same(s, "candidates while ann's head is claimed", seqsOf(candidates(three, 10)), seqsOf(append(ben, audit...)))
 	s.mark(outbox.Mark{Seq: head.Seq, Token: head.Token, To: outbox.Failed, After: time.Hour})
-	same(s, "candidates while ann's head waits", seqsOf(look(three, 10)), seqsOf(append(ben, audit...)))
+	same(s, "candidates while ann's head waits", seqsOf(candidates(three, 10)), seqsOf(append(ben, audit...)))
 	s.advance(2 * time.Hour)
-	same(s, "candidates once it is due", len(look(three, 10)), 6)
+	same(s, "candidates once it is due", len(candidates(three, 10)), 6)
 }
 
 func claimEndedContext(s *stage) {
@@ -417,7 +418,7 @@ func claimEndedContext(s *stage) {
 	_, holdErr := s.db.HoldEntries(ctx, time.Hour, 10)
 	_, _, deleteErr := s.db.DeleteEntries(ctx, outbox.EntryRetention{Published: time.Hour, Skipped: time.Hour}, 0)
 	for i, err := range []error{claimErr, candidatesErr, takeErr, markErr, listErr, countErr, requeueErr, skipErr, holdErr, deleteErr} {
-		s.holds(errors.Is(err, context.Canceled), "the error %v of call %d is context.Canceled", err, i)
+		s.require(errors.Is(err, context.Canceled), "the error %v of call %d is context.Canceled", err, i)
 	}
 	same(s, "taken", took, false)
 	s.unchanged(before, "calls whose context had ended")

@@ -16,23 +16,23 @@ import (
 var concurrentCases = []testCase{
 	{
 		name: "many deliveries at once", play: deliveriesAtOnce,
-		rule: "Each marker waits for a concurrent unit that writes the same one: if that commits, the message is not fresh; there is one effect and no error",
+		rule: "Each marker waits for a concurrent unit that writes the same one. If that unit commits, the message is not fresh: there is one effect and no error",
 	},
 	{
 		name: "many deliveries at once, the first ones failing", play: firstOnesFail,
-		rule: "Each marker waits for a concurrent unit that writes the same one: if that rolls back, the message is fresh",
+		rule: "Each marker waits for a concurrent unit that writes the same one. If that unit rolls back, the message is fresh",
 	},
 	{
 		name: "distinct messages at once", play: distinctAtOnce,
-		rule: "A marker is of one message: every other message takes effect, also at the same moment and on the same total",
+		rule: "A marker is of one message: every other message takes effect, even at the same time and on the same total",
 	},
 	{
 		name: "crossing units", play: crossingUnits,
-		rule: "The markers are written in sorted order: concurrent units that share messages, in any order, wait for each other; none fails, and each message takes effect once",
+		rule: "The markers are written in sorted order. Concurrent units that share messages, in any order, wait for each other; none fails, and each message takes effect once",
 	},
 	{
 		name: "a wait that its context ends", unless: Deferred, play: waitEnds,
-		rule: "A unit that waits for another ends with its context, says nothing against the message, and commits nothing",
+		rule: "A unit that waits for another ends with its context. Its error is not permanent, and nothing is committed",
 	},
 	{
 		name: "two units in run at once", only: Deferred, play: inRunAtOnce,
@@ -90,7 +90,7 @@ func firstOnesFail(s *stage) {
 		})
 	})
 	for _, err := range errs {
-		s.holds(err == nil || errors.Is(err, errRefused), "the error %v is nil, or run's own", err)
+		s.require(err == nil || errors.Is(err, errRefused), "the error %v is nil or run's", err)
 	}
 	same(s, "refusals left", len(refusals), 0)
 	same(s, "total", s.total("m-1"), 1)
@@ -140,8 +140,8 @@ func crossingUnits(s *stage) {
 	same(s, "effects", s.total("k"), rounds*messages)
 }
 
-// inside runs a unit that stays open until leave is called, which returns the unit's error.
-func (s *stage) inside(u provider.Unit, run func(o opened) (provider.Closing, error)) (leave func() error) {
+// inside opens a unit. finish lets it continue, and returns its error.
+func (s *stage) inside(u provider.Unit, run func(o opened) (provider.Closing, error)) (finish func() error) {
 	s.Helper()
 	entered, left, done := make(chan struct{}, 8), make(chan struct{}), make(chan error, 1)
 	go func() {
@@ -157,7 +157,7 @@ func (s *stage) inside(u provider.Unit, run func(o opened) (provider.Closing, er
 	select {
 	case <-entered:
 	case err := <-done:
-		s.Fatalf("the unit ended too soon: %v", err)
+		s.Fatalf("the unit ended too early: %v", err)
 	}
 	return func() error {
 		close(left)
@@ -166,11 +166,11 @@ func (s *stage) inside(u provider.Unit, run func(o opened) (provider.Closing, er
 }
 
 func waitEnds(s *stage) {
-	leave := s.inside(s.of("m-1"), effects)
+	finish := s.inside(s.of("m-1"), effects)
 	ctx, cancel := context.WithTimeout(s.ctx, 50*time.Millisecond)
 	defer cancel()
 	err := s.do(ctx, s.of("m-1"), effects)
-	left := leave()
+	left := finish()
 	s.classed(err, "a unit that waits", notPermanent...)
 	s.ok(left, "the unit that it waited for")
 	same(s, "total", s.total("m-1"), 1)
@@ -193,7 +193,7 @@ func inRunAtOnce(s *stage) {
 }
 
 func switchWaits(s *stage) {
-	leave := s.inside(s.of("m-1"), effects)
+	finish := s.inside(s.of("m-1"), effects)
 	var open, early atomic.Bool
 	open.Store(true)
 	wait := begin(func() error {
@@ -203,9 +203,9 @@ func switchWaits(s *stage) {
 		})
 	})
 	open.Store(false)
-	s.ok(leave(), "the open unit")
+	s.ok(finish(), "the open unit")
 	s.ok(wait(), "switch")
-	s.holds(!early.Load(), "Switch calls fn only after the unit")
+	s.require(!early.Load(), "Switch calls fn only after the unit")
 	s.outcomes("in the next generation", []string{"m-1"}, provider.OutcomeUnseen)
 	s.switchTo(1, 2)
 	s.outcomes("in the unit's generation", []string{"m-1"}, provider.OutcomeApplied)
@@ -230,7 +230,8 @@ func unitWaitsForSwitch(s *stage) {
 	s.outcomes("in the new generation", []string{"m-1"}, provider.OutcomeApplied)
 }
 
-// switchesAtOnce delivers each message until it has taken effect in both generations, while these are switched.
+// switchesAtOnce delivers each message until it has taken effect in both generations, while the
+// generations are switched.
 func switchesAtOnce(s *stage) {
 	const workers, messages, switches = 4, 25, 12
 	errs := make([]error, workers+1)
@@ -254,7 +255,8 @@ func switchesAtOnce(s *stage) {
 	}
 }
 
-// serialUnits has units write the same totals in opposite orders, so that they deadlock if they can.
+// serialUnits has units write the same totals in opposite orders, so that they deadlock if they
+// can.
 func serialUnits(s *stage) {
 	const units = 8
 	for _, serial := range []bool{false, true} {

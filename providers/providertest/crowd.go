@@ -16,11 +16,11 @@ import (
 var crowdCases = []testCase{
 	{
 		name: "a crowd of relays", play: crowd, long: true,
-		rule: "With any number of relays no entry is in two live claims, the first publication of each key's entries is in order, through failures and releases, and in the end everything is published",
+		rule: "With any number of relays no entry has two live claims, the first publications of each key are in order, through failures and releases, and at the end all entries are published",
 	},
 	{
 		name: "a crowd of relays and keepers", play: crowdHeld, long: true,
-		rule: "A held entry keeps its place: no later one of its key is claimed before it; it is pending again once what it waits for is published, requeued or skipped. So in the end everything is published or skipped",
+		rule: "A held entry keeps its place: no later one of its key is claimed before it. It becomes pending again once the entry that it waits for is published, requeued or skipped. At the end all entries are published or skipped",
 	},
 }
 
@@ -28,20 +28,22 @@ const (
 	crowdRelays  = 8
 	crowdKeys    = 50
 	crowdEntries = 600
-	crowdStall   = 30 * time.Second // without a publication: something is stuck
+	// without a publication, the case fails
+	crowdStall = 30 * time.Second
 )
 
-// crowded is what the relays of the crowd did, as seen from outside the store.
+// crowded records what the relays did, as seen from outside the store.
 type crowded struct {
-	mu     sync.Mutex
-	held   map[int64]int  // relay by Seq: from when its claim returned until just before its mark
-	last   map[string]int // the entry of the key that was published last, from 1
-	faults []string       // what must not have happened
-	out    int            // entries marked published, in time
-	done   chan struct{}  // closed when all are, or skipped
-	stall  *time.Timer    // ends the crowd
+	mu sync.Mutex
+	// relay by Seq: from the return of its claim until just before its mark
+	held   map[int64]int
+	last   map[string]int // last published entry of the key, from 1
+	faults []string       // violations of the rule
+	out    int            // entries marked published, not late
+	done   chan struct{}  // closed when all are published or skipped
+	stall  *time.Timer    // ends the case
 
-	poison                      bool // some are abandoned, some dropped
+	poison                      bool // some entries are abandoned, some dropped
 	abandoned, dropped, skipped int
 }
 
@@ -61,16 +63,17 @@ func crowd(s *stage) {
 	}
 }
 
-// crowdHeld is the crowd again, where some entries are abandoned, and keepers hold what is behind them and decide.
+// crowdHeld is the crowd with some abandoned entries, and with keepers that hold the entries
+// behind them and decide.
 func crowdHeld(s *stage) {
 	c := &crowded{poison: true}
 	s.crowd(c, 3)
 	same(s, "entries published or skipped", c.out+c.skipped, crowdEntries)
 	s.counted(map[outbox.Status]int64{outbox.Published: int64(c.out - c.dropped), outbox.Skipped: int64(c.skipped)})
-	s.holds(c.abandoned > 0 && c.dropped > 0 && c.skipped > 0, "%d are abandoned, %d dropped, %d skipped", c.abandoned, c.dropped, c.skipped)
+	s.require(c.abandoned > 0 && c.dropped > 0 && c.skipped > 0, "%d are abandoned, %d dropped, %d skipped", c.abandoned, c.dropped, c.skipped)
 }
 
-// crowd lets relays, and these keepers, work until nothing is left to do.
+// crowd runs the relays and this number of keepers until all entries are published or skipped.
 func (s *stage) crowd(c *crowded, keepers int) {
 	s.Helper()
 	ms := make([]outbox.Message, crowdEntries)
@@ -91,7 +94,7 @@ func (s *stage) crowd(c *crowded, keepers int) {
 		}
 		work(ctx, c, i, rand.New(rand.NewPCG(seed, uint64(i))))
 		if c.broken() {
-			stop() // the others too
+			stop() // stop the others too
 		}
 	})
 	for _, fault := range c.faults {
@@ -113,7 +116,8 @@ func (s *stage) relayInCrowd(ctx context.Context, c *crowded, me int, random *ra
 		}
 		c.note(func() { c.claimed(taken, me) })
 		marks := c.publish(taken, random)
-		for len(marks) > 0 { // in portions, as a relay marks what each Publish call did
+		// in portions, as a relay marks after each Publish call
+		for len(marks) > 0 {
 			n := 1 + random.IntN(len(marks))
 			c.note(func() { c.marked(marks[:n]) })
 			late, err := s.db.MarkEntries(ctx, marks[:n])
@@ -130,7 +134,7 @@ func (s *stage) relayInCrowd(ctx context.Context, c *crowded, me int, random *ra
 	}
 }
 
-// keepInCrowd holds what waits, and requeues and skips what is abandoned.
+// keepInCrowd holds waiting entries, and requeues and skips abandoned ones.
 func (s *stage) keepInCrowd(ctx context.Context, c *crowded, me int, random *rand.Rand) {
 	abandoned := outbox.Filter{Status: []outbox.Status{outbox.Abandoned}, Limit: 1 + random.IntN(3)}
 	for done := false; !done && ctx.Err() == nil && !c.broken(); done = pause(ctx, c.done) {
@@ -143,7 +147,7 @@ func (s *stage) keepInCrowd(ctx context.Context, c *crowded, me int, random *ran
 		}
 		c.note(func() {
 			c.skipped += skipped
-			c.settled(skipped)
+			c.resolved(skipped)
 			if err != nil {
 				c.fault("keeper %d: %v", me, err)
 			}
@@ -151,7 +155,7 @@ func (s *stage) keepInCrowd(ctx context.Context, c *crowded, me int, random *ran
 	}
 }
 
-// pause waits for a moment before the next look. It returns true where there is nothing left to look for.
+// pause waits for a moment. It returns true if the case is done or ctx has ended.
 func pause(ctx context.Context, done <-chan struct{}) bool {
 	t := time.NewTimer(time.Millisecond)
 	defer t.Stop()
@@ -174,7 +178,7 @@ func (c *crowded) note(what func()) {
 func (c *crowded) claimed(taken []outbox.Entry, me int) {
 	for _, e := range taken {
 		if other, held := c.held[e.Seq]; held {
-			c.fault("entry %d is with relay %d and with relay %d", e.Seq, other, me)
+			c.fault("entry %d is claimed by relay %d and by relay %d", e.Seq, other, me)
 		}
 		c.held[e.Seq] = me
 	}
@@ -194,15 +198,15 @@ func (c *crowded) count(marks []outbox.Mark) {
 			if m.Drop {
 				c.dropped++
 			}
-			c.settled(1)
+			c.resolved(1)
 		case outbox.Abandoned:
 			c.abandoned++
 		}
 	}
 }
 
-// settled notes that n more entries are published or skipped.
-func (c *crowded) settled(n int) {
+// resolved counts n more entries as published or skipped.
+func (c *crowded) resolved(n int) {
 	if n == 0 {
 		return
 	}
@@ -212,8 +216,8 @@ func (c *crowded) settled(n int) {
 	}
 }
 
-// publish is a publisher that fails now and then. A key's run ends at its first failure, and the rest of it
-// is released; some runs are released as a whole.
+// publish is a publisher that sometimes fails. A key's run ends at its first failure, and its
+// other entries are released. Some runs are released completely.
 func (c *crowded) publish(taken []outbox.Entry, random *rand.Rand) []outbox.Mark {
 	stopped := map[string]bool{}
 	marks := make([]outbox.Mark, len(taken))
@@ -237,8 +241,8 @@ func (c *crowded) publish(taken []outbox.Entry, random *rand.Rand) []outbox.Mark
 	return marks
 }
 
-// published checks the order of a key's first publications; none is published twice here, as no claim vanishes.
-// Where some are skipped there are gaps.
+// published checks the order of a key's first publications. No entry is published twice, because
+// no claim crashes here. If some are skipped, there are gaps.
 func (c *crowded) published(e outbox.Entry) {
 	n, _ := strconv.Atoi(string(e.Payload))
 	if n != c.last[e.Key]+1 && !c.poison || n <= c.last[e.Key] {

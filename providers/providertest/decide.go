@@ -13,7 +13,7 @@ import (
 var listCases = []testCase{
 	{
 		name: "filters of parked messages", play: parkedFilters,
-		rule: "Parked lists what f selects, in order of Seq; the zero filter selects all that are not resolved",
+		rule: "Parked lists what f selects in order of Seq; the zero filter selects all that are not resolved",
 	},
 	{
 		name: "pages of parked messages", play: parkedPages,
@@ -21,7 +21,8 @@ var listCases = []testCase{
 	},
 }
 
-// oneOfEachState parks messages that differ in what a filter selects by, one in each state at least.
+// oneOfEachState parks messages that differ in each field of a filter, at least one in each
+// state.
 func (s *stage) oneOfEachState() []provider.Parked {
 	s.Helper()
 	ben, eve, fay := s.failed("m-3", "ben"), s.failed("m-4", "eve"), s.failed("m-7", "fay")
@@ -87,7 +88,7 @@ func parkedFilters(s *stage) {
 	all, err := s.db.ParkedCount(s.ctx, "")
 	s.ok(err, "count")
 	same(s, "count", of, int64(6))
-	s.holds(all >= 6, "the count of all projectors, %d, has that of each", all)
+	s.require(all >= 6, "the count of all projectors, %d, includes this one's", all)
 }
 
 func parkedPages(s *stage) {
@@ -107,7 +108,7 @@ func parkedPages(s *stage) {
 	}
 	first := page("", 0, 0)
 	same(s, "without a limit", idsOfParked(first), of(0, 1, 100))
-	same(s, "the rest", idsOfParked(page("", first[99].Seq, 1000)), of(100, 1, 50))
+	same(s, "the next page", idsOfParked(page("", first[99].Seq, 1000)), of(100, 1, 50))
 	same(s, "of a key, without a limit", idsOfParked(page("b", 0, 0)), of(1, 3, 50))
 	first = page("a", 0, 20)
 	same(s, "first page of a key", idsOfParked(first), of(0, 3, 20))
@@ -125,31 +126,31 @@ var decideCases = []testCase{
 	},
 	{
 		name: "a replay behind others", play: replayedBehind,
-		rule: "A lane with a stuck message at its front is never due, and a lane that is put off stays so: a replay of later messages alone leaves them behind",
+		rule: "A lane whose first message is stuck is never due, and a postponed lane stays so: a replay of later messages only does not change that",
 	},
 	{
 		name: "a skip", play: skipped,
-		rule: "Decide skips what f selects, and keeps d with it. What waits behind a skipped message is due",
+		rule: "Decide skips what f selects, and keeps d with it. The message behind a skipped one is due",
 	},
 	{
 		name: "a skip behind others", play: skippedBehind,
-		rule: "A skip of later messages leaves the time of their lane",
+		rule: "A skip of later messages does not change when their lane is due",
 	},
 	{
 		name: "a selection", play: decidedSome,
-		rule: "Decide takes what f selects in order of Seq, at most Limit if that is not zero, and returns how many",
+		rule: "Decide applies to what f selects, in order of Seq, at most Limit if that is not zero, and returns how many",
 	},
 	{
 		name: "a runner's own decision", play: zeroDecision,
-		rule: "Decide keeps d with them unless d is zero",
+		rule: "Decide keeps d with the messages unless d is zero",
 	},
 	{
 		name: "bad decisions", play: badDecisions,
-		rule: "Any other state is ErrInput; so is a d that is not zero and that Validate refuses. Nothing is changed then",
+		rule: "Any other state is ErrInput. So is a d that is not zero and that Validate refuses. Nothing is changed then",
 	},
 	{
 		name: "decisions outlive the process", unless: Volatile, play: decisionsOutlive,
-		rule: "What became of a parked message outlives the process: replayed, skipped, due, tried, or stuck",
+		rule: "The state of a parked message outlives the process: replayed, skipped, due, tried, or stuck",
 	},
 }
 
@@ -165,7 +166,7 @@ func replayed(s *stage) {
 	for i, p := range s.rows() {
 		want := rows[i]
 		want.State, want.Attempts, want.Decision, want.DueAt = provider.StateWaiting, 0, ann, p.DueAt
-		same(s, "a message that is due", p, want)
+		same(s, "a due message", p, want)
 	}
 	s.runs("all", s.rows(), true, true, true)
 	for _, p := range rows {
@@ -182,13 +183,13 @@ func replayedBehind(s *stage) {
 	s.park(time.Hour, s.failed("m-4", "ben"), s.behind("m-5", "ben"))
 	rows := s.rows()
 	s.decide(provider.ParkedFilter{Seqs: []int64{rows[1].Seq, rows[2].Seq, rows[4].Seq}}, provider.StateWaiting, 3)
-	s.isDue("while the first ones are not")
+	s.isDue("while the first ones are not due")
 	s.states("of those behind", rows[1:3], provider.StateWaiting, provider.StateWaiting)
 	s.outcomes("behind a stuck message", []string{"m-2"}, provider.OutcomeStuck)
 	s.decide(provider.ParkedFilter{Seqs: []int64{rows[0].Seq}}, provider.StateWaiting, 1)
-	s.isDue("once the first is", "m-1")
+	s.isDue("once the first is due", "m-1")
 	s.runs("the first", s.due(), true)
-	s.isDue("after it", "m-2")
+	s.isDue("after the first", "m-2")
 	s.decide(provider.ParkedFilter{Key: "ben"}, provider.StateWaiting, 2)
 	s.isDue("all", "m-2", "m-4")
 }
@@ -202,7 +203,7 @@ func skipped(s *stage) {
 	rows := s.rows()
 	s.decide(provider.ParkedFilter{Seqs: []int64{rows[0].Seq, rows[2].Seq, rows[4].Seq, rows[5].Seq, rows[6].Seq}}, provider.StateSkipped, 5)
 	got := s.row(rows[0].Seq)
-	s.holds(got.ResolvedAt.Sub(got.At) >= time.Minute, "it was skipped at %v, a minute after %v", got.ResolvedAt, got.At)
+	s.require(got.ResolvedAt.Sub(got.At) >= time.Minute, "skipped at %v, a minute after %v", got.ResolvedAt, got.At)
 	want := rows[0]
 	want.State, want.Decision, want.ResolvedAt, want.DueAt = provider.StateSkipped, ann, got.ResolvedAt, time.Time{}
 	same(s, "a skipped message", got, want)
@@ -223,11 +224,11 @@ func skippedBehind(s *stage) {
 	rows := s.park(0, s.failed("m-1", "ann"), s.behind("m-2", "ann"), s.behind("m-3", "ann"))
 	same(s, "tried", s.tries(rows[0], -1, time.Hour), true)
 	s.skip(rows[1])
-	s.isDue("while the first is tried")
+	s.isDue("during the first one's try")
 	s.advance(2 * time.Hour)
 	s.isDue("later", "m-1")
 	s.runs("the first", s.due(), true)
-	s.isDue("after it", "m-3")
+	s.isDue("after the first", "m-3")
 }
 
 func decidedSome(s *stage) {
@@ -239,7 +240,7 @@ func decidedSome(s *stage) {
 	s.park(-1, s.failed("other", "ben"), s.untyped("untyped", "cid"))
 	s.decide(provider.ParkedFilter{Key: "ann", Limit: 7}, provider.StateSkipped, 7)
 	first := s.rows()[0]
-	same(s, "the first that is left", first.MessageID, "m-7")
+	same(s, "the first one left", first.MessageID, "m-7")
 	s.decide(provider.ParkedFilter{After: first.Seq + 1, Limit: 3}, provider.StateSkipped, 3)
 	same(s, "left", idsOfParked(s.rows()[:3]), []string{"m-7", "m-8", "m-12"})
 	s.decide(provider.ParkedFilter{Types: []string{"review.liked", "x"}, Code: "unregistered"}, provider.StateWaiting, 1)
@@ -282,7 +283,7 @@ func badDecisions(s *stage) {
 	refused := func(to provider.ParkedState, d provider.Decision) {
 		s.Helper()
 		n, err := s.db.Decide(s.ctx, provider.ParkedFilter{Projector: s.name}, to, d)
-		s.holds(errors.Is(err, provider.ErrInput), "the error %v is ErrInput", err)
+		s.require(errors.Is(err, provider.ErrInput), "the error %v is ErrInput", err)
 		same(s, "decided", n, 0)
 		s.unchanged(before, "a bad decision")
 	}

@@ -15,12 +15,12 @@ import (
 
 var dryRunCases = []testCase{
 	{
-		name: "what would change", play: dryRunReports,
-		rule: "Unit.DryRun gets the rows that the handlers changed: a row that was inserted has no Before, one that was deleted no After",
+		name: "changed rows", play: dryRunReports,
+		rule: "Unit.DryRun gets the rows that the handlers changed: an inserted row has no Before, a deleted one no After",
 	},
 	{
-		name: "a row that is changed twice", play: changedTwice,
-		rule: "A row that is changed twice is one Change, from its first value to its last; a row that is as before is none",
+		name: "a row changed twice", play: changedTwice,
+		rule: "A row that is changed twice is one Change, from its first value to its last; an unchanged row is none",
 	},
 	{
 		name: "many rows", play: changedMany,
@@ -28,27 +28,28 @@ var dryRunCases = []testCase{
 	},
 	{
 		name: "a dry run leaves nothing", play: dryRunLeavesNothing,
-		rule: "Unit.DryRun makes the unit a dry run: it is rolled back instead of committed; rows of the provider's own tables are not reported",
+		rule: "Unit.DryRun makes the unit a dry run: it is rolled back instead of committed. Rows of the provider's own tables are not reported",
 	},
 	{
 		name: "a dry run of a redelivery", play: dryRunOfRedelivery,
-		rule: "A dry run runs what the unit would run: a message whose marker is there is not fresh",
+		rule: "A dry run runs the same handlers as the unit: a message whose marker exists is not fresh",
 	},
 	{
 		name: "a dry run of parked messages", play: dryRunOfParked,
-		rule: "In a dry run a parked message may be stuck, and its lane need not be due; it stays as it is",
+		rule: "In a dry run a parked message may be stuck, and its lane need not be due; the message is not changed",
 	},
 	{
 		name: "a dry run that fails", play: dryRunFails,
-		rule: "DryRun is not called if Do returns an error, which is the one that the unit would return",
+		rule: "DryRun is not called if Do returns an error. The error is the one that the unit would return",
 	},
 	{
 		name: "dry runs and units at once", play: dryRunsAtOnce,
-		rule: "A dry run reports what its own unit would have changed, whatever others do meanwhile, and they lose nothing by it",
+		rule: "A dry run reports the changes of its own unit, whatever others do at the same time, and does not affect theirs",
 	},
 }
 
-// dryRun runs a unit as a dry run, and returns its changes. It ends the case unless DryRun is called once and nothing is left.
+// dryRun runs a unit as a dry run and returns its changes. It fails the case unless DryRun is
+// called once and nothing is left.
 func (s *stage) dryRun(u provider.Unit, run func(opened) (provider.Closing, error)) []provider.Change {
 	s.Helper()
 	before := s.dump()
@@ -60,27 +61,27 @@ func (s *stage) dryRun(u provider.Unit, run func(opened) (provider.Closing, erro
 	return reported[0]
 }
 
-// was is a row of totals; nil: there is none.
+// was is a row of totals; nil: no row.
 type was struct {
 	key string
 	n   int
 }
 
-// changed ends the case if the changes are not of these rows, in order.
+// changed fails the case unless the changes are of these rows, in order.
 func (s *stage) changed(got []provider.Change, want ...[2]*was) {
 	s.Helper()
 	if len(got) != len(want) {
 		s.Fatalf("got %d changes, want %d: %s", len(got), len(want), got)
 	}
 	for i, c := range got {
-		s.holds(c.Table != "" && c.Table == got[0].Table, "the table %q of change %d is that of the totals", c.Table, i)
+		s.require(c.Table != "" && c.Table == got[0].Table, "the table %q of change %d is the one of the totals", c.Table, i)
 		for j, row := range []json.RawMessage{c.Before, c.After} {
-			s.holds(s.isTotal(row, want[i][j]), "side %d of change %d, %s, is %+v", j, i, row, want[i][j])
+			s.require(s.isTotal(row, want[i][j]), "side %d of change %d, %s, is %+v", j, i, row, want[i][j])
 		}
 	}
 }
 
-// isTotal says whether row is an object that holds the key and the total, and no other number.
+// isTotal reports whether row is an object with the key and the total, and no other column.
 func (s *stage) isTotal(row json.RawMessage, want *was) bool {
 	if want == nil {
 		return row == nil
@@ -115,8 +116,8 @@ func addsAll(rows ...was) func(opened) (provider.Closing, error) {
 	}
 }
 
-// from is what a change is from and to; 0: no row.
-func from(key string, before, after int) (c [2]*was) {
+// changeOf returns the rows before and after a change; 0: no row.
+func changeOf(key string, before, after int) (c [2]*was) {
 	if before != 0 {
 		c[0] = &was{key, before}
 	}
@@ -131,10 +132,10 @@ func dryRunReports(s *stage) {
 	s.open(s.unit(), addsAll(was{"a", 1}, was{"b", 2}, was{"c", 3}))
 	for range 2 {
 		changes := s.dryRun(s.of("m-1"), addsAll(was{odd, 5}, was{"c", -1}, was{"a", 41}))
-		s.changed(changes, from("a", 1, 42), from("c", 3, 2), from(odd, 0, 5))
+		s.changed(changes, changeOf("a", 1, 42), changeOf("c", 3, 2), changeOf(odd, 0, 5))
 		same(s, "totals", []int{s.total("a"), s.total("b"), s.total("c"), s.total(odd)}, []int{1, 2, 3, 0})
 	}
-	s.changed(s.dryRun(s.unit(), addsAll(was{"b", 1 << 40})), from("b", 2, 1<<40+2))
+	s.changed(s.dryRun(s.unit(), addsAll(was{"b", 1 << 40})), changeOf("b", 2, 1<<40+2))
 	s.open(s.of("m-1"), addsAll(was{odd, 5}, was{"c", -1}, was{"a", 41}))
 	same(s, "totals", []int{s.total("a"), s.total("b"), s.total("c"), s.total(odd)}, []int{42, 2, 2, 5})
 }
@@ -143,7 +144,7 @@ func changedTwice(s *stage) {
 	s.open(s.unit(), addsAll(was{"a", 1}, was{"b", 2}, was{"c", 3}))
 	s.changed(s.dryRun(s.of("m-1"), addsAll(
 		was{"d", 1}, was{"b", 5}, was{"a", 1}, was{"c", 0}, was{"a", 2}, was{"b", -5}, was{"d", 1}, was{"a", 4},
-	)), from("a", 1, 8), from("d", 0, 2))
+	)), changeOf("a", 1, 8), changeOf("d", 0, 2))
 }
 
 func changedMany(s *stage) {
@@ -157,7 +158,7 @@ func changedMany(s *stage) {
 		}
 		if i%3 != 0 {
 			add = append([]was{row}, add...)
-			want = append(want, from(row.key, (i+1)*((i+1)%2), (i+1)*(1+(i+1)%2)))
+			want = append(want, changeOf(row.key, (i+1)*((i+1)%2), (i+1)*(1+(i+1)%2)))
 		}
 	}
 	s.open(s.unit(), addsAll(before...))
@@ -176,7 +177,7 @@ func dryRunLeavesNothing(s *stage) {
 				Park:   []provider.Aside{{Message: 1, Parked: s.failed("m-2", "ben")}, {Message: 2, Parked: s.behind("m-3", "ann")}},
 			}, o.add("k", 1)
 		})
-		s.changed(changes, from("k", 0, 1))
+		s.changed(changes, changeOf("k", 0, 1))
 		same(s, "total", s.total("k"), 0)
 		s.outcomes("after a dry run", []string{"m-1", "m-2"}, provider.OutcomeUnseen, provider.OutcomeUnseen)
 		s.isHeld("after a dry run", "ben", false)
@@ -188,7 +189,7 @@ func dryRunLeavesNothing(s *stage) {
 func dryRunOfRedelivery(s *stage) {
 	s.open(s.of("m-1"), effects)
 	s.changed(s.dryRun(s.of("m-1"), effects))
-	s.changed(s.dryRun(s.of("m-1", "m-2"), effects), from("m-2", 0, 1))
+	s.changed(s.dryRun(s.of("m-1", "m-2"), effects), changeOf("m-2", 0, 1))
 }
 
 func dryRunOfParked(s *stage) {
@@ -201,8 +202,8 @@ func dryRunOfParked(s *stage) {
 		live []bool
 		want [][2]*was
 	}{
-		{rows, []bool{true, true, true, true}, [][2]*was{from("m-1", 0, 1), from("m-2", 0, 1), from("m-3", 0, 1), from("m-4", 0, 1)}},
-		{rows[1:], []bool{false, true, true}, [][2]*was{from("m-3", 0, 1), from("m-4", 0, 1)}},
+		{rows, []bool{true, true, true, true}, [][2]*was{changeOf("m-1", 0, 1), changeOf("m-2", 0, 1), changeOf("m-3", 0, 1), changeOf("m-4", 0, 1)}},
+		{rows[1:], []bool{false, true, true}, [][2]*was{changeOf("m-3", 0, 1), changeOf("m-4", 0, 1)}},
 		{rows[3:], []bool{false}, nil},
 	} {
 		s.changed(s.dryRun(s.parkedUnit(c.rows...), func(o opened) (provider.Closing, error) {
@@ -220,7 +221,7 @@ func dryRunFails(s *stage) {
 		u := s.of("m-2")
 		u.DryRun = func([]provider.Change) { s.Errorf("DryRun is called after a unit that failed with %v", want) }
 		err := s.do(ctx, u, run)
-		s.holds(errors.Is(err, want), "the error %v is %v", err, want)
+		s.require(errors.Is(err, want), "the error %v is %v", err, want)
 		s.classed(err, "a dry run", provider.ClassUnknown, provider.ClassPermanent, provider.ClassTransient, provider.ClassShutdown)
 		s.unchanged(before, "a dry run that fails")
 		same(s, "total", s.total("k"), 0)
@@ -243,7 +244,8 @@ func dryRunFails(s *stage) {
 	s.outcomes("after dry runs", []string{"m-2"}, provider.OutcomeUnseen)
 }
 
-// dryRunsAtOnce makes every other unit a dry run. All write one total, each for a message of its own.
+// dryRunsAtOnce makes every second unit a dry run. All units write one total, each for a separate
+// message.
 func dryRunsAtOnce(s *stage) {
 	const units = 40
 	s.open(s.unit(), addsAll(was{"k", 1}))
@@ -263,6 +265,6 @@ func dryRunsAtOnce(s *stage) {
 		for n := 1; n <= units/2+1 && !fits; n++ {
 			fits = s.isTotal(reported[i][0].Before, &was{"k", n}) && s.isTotal(reported[i][0].After, &was{"k", n + 1})
 		}
-		s.holds(fits, "a dry run adds 1: from %s to %s", reported[i][0].Before, reported[i][0].After)
+		s.require(fits, "a dry run adds 1: from %s to %s", reported[i][0].Before, reported[i][0].After)
 	}
 }

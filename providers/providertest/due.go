@@ -13,19 +13,19 @@ import (
 var dueCases = []testCase{
 	{
 		name: "lanes in order of their time", play: dueInOrder,
-		rule: "Due lists, for at most keys lanes whose time has come, the first messages, in order of the lanes' time",
+		rule: "Due lists the first messages of at most keys lanes whose time has come, in order of the lanes' time",
 	},
 	{
 		name: "the first of a lane", play: dueFirst,
-		rule: "Due lists of a lane a single message, or up to each that are ClassHeld, in order of Seq",
+		rule: "Due lists a single message of a lane, or up to each if these are ClassHeld, in order of Seq",
 	},
 	{
 		name: "some lanes", play: dueLanes,
-		rule: "lanes, if not nil, restricts Due to these",
+		rule: "DueFilter.Lanes: only these lanes; nil: any",
 	},
 	{
-		name: "a lane that is stuck", play: dueStuck,
-		rule: "A lane with a stuck message at its front is never due",
+		name: "a stuck lane", play: dueStuck,
+		rule: "A lane whose first message is stuck is never due",
 	},
 	{
 		name: "several projectors", play: dueOfSeveral,
@@ -33,7 +33,7 @@ var dueCases = []testCase{
 	},
 	{
 		name: "as they are stored", play: dueAsStored,
-		rule: "Due lists messages as Parked lists them",
+		rule: "Due lists messages as Parked does",
 	},
 }
 
@@ -45,7 +45,7 @@ func dueInOrder(s *stage) {
 	s.advance(150 * time.Minute)
 	s.isDueInOrder("after 150 minutes", "m-0", "m-1", "m-2")
 	s.advance(3 * time.Hour)
-	s.isDueInOrder("in the end", "m-0", "m-1", "m-2", "m-3", "m-4")
+	s.isDueInOrder("at the end", "m-0", "m-1", "m-2", "m-3", "m-4")
 	for keys, want := range [][]string{{}, {"m-0"}, {"m-0", "m-1"}} {
 		due, err := s.db.Due(s.ctx, provider.DueFilter{Projectors: []string{s.name}, Keys: keys, Each: 10})
 		s.ok(err, "list due messages")
@@ -68,13 +68,14 @@ func dueFirst(s *stage) {
 	} {
 		due, err := s.db.Due(s.ctx, provider.DueFilter{Projectors: []string{s.name}, Keys: 100, Each: each})
 		s.ok(err, "list due messages")
-		lanes := []provider.Lane{} // which may be in any order, as their times may be the same
+		// the order of lanes with the same time is free
+		lanes := []provider.Lane{}
 		for i, p := range due {
 			if i == 0 || due[i-1].Lane != p.Lane {
-				s.holds(!slices.Contains(lanes, p.Lane), "the messages of lane %s are listed together", p.Key)
+				s.require(!slices.Contains(lanes, p.Lane), "the messages of lane %s are listed together", p.Key)
 				lanes = append(lanes, p.Lane)
 			} else {
-				s.holds(due[i-1].Seq < p.Seq, "%d comes after %d", p.Seq, due[i-1].Seq)
+				s.require(due[i-1].Seq < p.Seq, "%d comes after %d", p.Seq, due[i-1].Seq)
 			}
 		}
 		ids := idsOfParked(due)
@@ -106,14 +107,14 @@ func dueStuck(s *stage) {
 	s.park(-1, s.failed("m-1", "ann"))
 	s.park(0, s.behind("m-2", "ann"), s.failed("m-3", "ben"), s.behind("m-4", "ben"))
 	s.advance(100_000 * time.Hour)
-	s.isDue("long after", "m-3")
+	s.isDue("a long time later", "m-3")
 	s.fails(s.due()[0], -1)
 	s.advance(100_000 * time.Hour)
 	s.isDue("after it is stuck")
 	s.park(0, s.behind("m-5", "ann"), s.behind("m-6", "ben"))
 	s.isDue("after more was parked behind")
 	for _, p := range s.rows() {
-		s.holds(p.DueAt.IsZero(), "%s waits for a person, not for %v", p.MessageID, p.DueAt)
+		s.require(p.DueAt.IsZero(), "%s waits for a person, not until %v", p.MessageID, p.DueAt)
 	}
 }
 
@@ -129,7 +130,7 @@ func dueOfSeveral(s *stage) {
 	for _, c := range []struct {
 		projectors []string
 		lanes      []provider.Lane
-		keys, want int // of each projector
+		keys, want int // for each projector
 	}{
 		{names, nil, 10, 3}, {names, nil, 2, 2}, {names[1:2], nil, 10, 3}, {names, []provider.Lane{laneOf("", "key 1")}, 2, 1}, {nil, nil, 10, 0},
 		{names[:2], []provider.Lane{}, 10, 0}, {[]string{s.name + "z"}, nil, 10, 0},
@@ -138,7 +139,7 @@ func dueOfSeveral(s *stage) {
 		s.ok(err, "list due messages")
 		of, last := map[string]int{}, ""
 		for _, p := range due {
-			s.holds(p.Projector == last || of[p.Projector] == 0, "the messages of %s are listed together", p.Projector)
+			s.require(p.Projector == last || of[p.Projector] == 0, "the messages of %s are listed together", p.Projector)
 			last = p.Projector
 			of[last]++
 		}
@@ -161,24 +162,24 @@ func dueAsStored(s *stage) {
 
 var tryCases = []testCase{
 	{
-		name: "a try is counted and puts its lane off", play: tryCounts,
-		rule: "Try counts an attempt at p and puts its lane off: nobody else tries it for again, and the attempt counts even if its process ends",
+		name: "a try is counted and postpones its lane", play: tryCounts,
+		rule: "Try counts an attempt at p and postpones its lane by again: until then it is not tried elsewhere, and the attempt counts even if the process ends",
 	},
 	{
-		name: "a try of what has changed", play: tryOfChanged,
-		rule: "Try is false if p is not as it was listed, or its lane is not due; then it changes nothing",
+		name: "a try of a changed message", play: tryOfChanged,
+		rule: "Try is false if p has changed since it was listed, or its lane is not due; then it changes nothing",
 	},
 	{
 		name: "the last try", play: tryLimit,
-		rule: "Try is false, and p is stuck, if p has limit attempts already; a negative limit is none",
+		rule: "If p has limit attempts already, Try is false and p is stuck; a negative limit means none",
 	},
 	{
 		name: "many tries at once", play: triesAtOnce,
-		rule: "Of many that try a message at once, one counts its attempt, and the others do not try it",
+		rule: "If many try a message at once, one counts its attempt, and the others do not try it",
 	},
 	{
-		name: "a try that fails", play: failedTry,
-		rule: "A try that fails is closed with its message in Closing.Park: its attempt stays counted, and its lane is due after After",
+		name: "a failed try", play: failedTry,
+		rule: "A failed try ends with its message in Closing.Park: its attempt stays counted, and its lane is due after After",
 	},
 	{
 		name: "a person's decision and tries", play: triesAfterDecision,
@@ -197,10 +198,10 @@ func tryCounts(s *stage) {
 	row := s.park(0, s.failed("m-1", "ann"), s.behind("m-2", "ann"))[0]
 	same(s, "tried", s.tries(row, 5, time.Hour), true)
 	got := s.row(row.Seq)
-	s.holds(got.DueAt.Sub(row.DueAt) > 50*time.Minute && got.DueAt.Sub(row.DueAt) < 70*time.Minute, "its lane is due at %v, an hour after %v", got.DueAt, row.DueAt)
+	s.require(got.DueAt.Sub(row.DueAt) > 50*time.Minute && got.DueAt.Sub(row.DueAt) < 70*time.Minute, "its lane is due at %v, an hour after %v", got.DueAt, row.DueAt)
 	row.Attempts++
 	row.DueAt = got.DueAt
-	same(s, "a message that was tried", got, row)
+	same(s, "a tried message", got, row)
 	s.isDue("after the try")
 	same(s, "tried again", s.tries(row, 5, time.Hour), false)
 	s.advance(2 * time.Hour)
@@ -208,7 +209,7 @@ func tryCounts(s *stage) {
 	row = s.due()[0]
 	same(s, "tried", s.tries(row, 5, time.Hour), true)
 	row.Attempts++
-	s.runs("a message that was tried", []provider.Parked{row}, true)
+	s.runs("a tried message", []provider.Parked{row}, true)
 	s.isDue("after it was applied", "m-2")
 	same(s, "total", s.total("m-1"), 1)
 }
@@ -252,7 +253,7 @@ func tryLimit(s *stage) {
 	s.states("after their tries", rows, provider.StateWaiting, provider.StateStuck, provider.StateStuck)
 	same(s, "attempts", []int{rows[0].Attempts, rows[1].Attempts, rows[2].Attempts}, []int{2, 2, 3})
 	s.advance(1000 * time.Hour)
-	s.isDue("long after", "m-1")
+	s.isDue("a long time later", "m-1")
 	row := s.due()[0]
 	for n := range 20 {
 		same(s, "tried without a limit", s.tries(row, -1, 0), true)

@@ -16,7 +16,7 @@ func toTopics(_ string, d eventstore.Draft) []string {
 	return strings.Fields(strings.TrimPrefix(d.Type, "none"))
 }
 
-// badTopics are topics that no provider could store, by the type that toBadTopics sends there.
+// badTopics are invalid topics, by the event type that toBadTopics routes there.
 var badTopics = map[string]string{
 	"empty": "", "long": strings.Repeat("x", 256), "control": "a\x01b", "not UTF-8": replacement,
 }
@@ -31,7 +31,7 @@ func toBadTopics(_ string, d eventstore.Draft) []string {
 var entryCases = []testCase{
 	{
 		name: "an entry for each topic", play: entryEachTopic, options: Options{Route: toTopics},
-		rule: "Append adds an entry for each topic that the route names: the event's id, its stream as the key, its data byte for byte, its place in headers; pending, in order",
+		rule: "Append adds an entry for each topic of the route: with the event's id, its stream as the key, its data byte for byte, its place in the headers; pending, in order",
 	},
 	{
 		name: "no route, no entries", play: noRouteNoEntries,
@@ -39,15 +39,15 @@ var entryCases = []testCase{
 	},
 	{
 		name: "a bad topic", play: badTopic, options: Options{Route: toBadTopics},
-		rule: "A topic that no provider could store is an *InvalidError, and nothing commits",
+		rule: "An invalid topic is an *InvalidError, and nothing commits",
 	},
 	{
 		name: "enqueued at the commit", play: enqueuedAtCommit,
-		rule: "Enqueue adds messages to the outbox; they are there when the transaction commits, and never otherwise",
+		rule: "Enqueue adds messages to the outbox. They are added if the transaction commits, and only then",
 	},
 	{
 		name: "a message is kept byte for byte", play: messageKept,
-		rule: "A message is published byte for byte, with its headers; an empty ID is drawn, an empty Key is the message's own id",
+		rule: "A message is published byte for byte, with its headers. An empty ID is replaced by a new one, an empty Key by the ID",
 	},
 	{
 		name: "a message is enqueued once", play: enqueuedOnce,
@@ -55,15 +55,15 @@ var entryCases = []testCase{
 	},
 	{
 		name: "an event's id taken by a message", play: idTaken, options: Options{Route: outbox.ByCategory},
-		rule: "Events and their entries commit together or not at all: also where an entry cannot be added",
+		rule: "Events and their entries commit together or not at all, even if an entry cannot be added",
 	},
 	{
 		name: "bad messages", play: badMessages,
 		rule: "An invalid message is an *InvalidError, nothing of its call is added, and the transaction stays usable",
 	},
 	{
-		name: "a hint that there is something", play: wakes, options: Options{Route: outbox.ByCategory},
-		rule: "Enqueued returns a channel that is closed when entries are next added through this value (checked of an provider.Waker)",
+		name: "a hint at new entries", play: wakes, options: Options{Route: outbox.ByCategory},
+		rule: "Enqueued returns a channel that is closed when entries are next added through this value (checked if the provider is a provider.Waker)",
 	},
 }
 
@@ -84,9 +84,9 @@ func entryEachTopic(s *stage) {
 			e := entries[i]
 			want := provider.FromEvent("review-1", int64(n+1), ds[n], topic)
 			same(s, "message", e.OutboxMessage, want)
-			s.holds(!e.CreatedAt.IsZero(), "an entry knows when it was made")
-			s.holds(!e.NextAttemptAt.After(e.CreatedAt), "a new entry waits for nothing")
-			same(s, "a new entry's life", e, outbox.Entry{
+			s.require(!e.CreatedAt.IsZero(), "an entry has its creation time")
+			s.require(!e.NextAttemptAt.After(e.CreatedAt), "a new entry is due")
+			same(s, "a new entry", e, outbox.Entry{
 				OutboxMessage: want, Seq: e.Seq, Status: outbox.Pending, NextAttemptAt: e.NextAttemptAt, CreatedAt: e.CreatedAt,
 			})
 		}
@@ -97,14 +97,14 @@ func entryEachTopic(s *stage) {
 	same(s, "zone of CreatedAt", page[0].CreatedAt.Location(), time.UTC)
 }
 
-// inKeyOrder ends the case if the entries of a key do not stand in the order of their events.
+// inKeyOrder fails the case unless the entries of each key are in the order of their events.
 func (s *stage) inKeyOrder(entries []outbox.Entry) {
 	s.Helper()
 	last := map[string]int{}
 	for _, e := range entries {
 		version, err := strconv.Atoi(e.Headers[outbox.HeaderVersion])
 		s.ok(err, "read the version in the headers")
-		s.holds(version > last[e.Key], "version %d of %s comes after %d", version, e.Key, last[e.Key])
+		s.require(version > last[e.Key], "version %d of %s comes after %d", version, e.Key, last[e.Key])
 		last[e.Key] = version
 	}
 }
@@ -136,7 +136,7 @@ func enqueuedAtCommit(s *stage) {
 		s.ok(view.Enqueue(s.ctx, line(3, "mail", "ann")...), "enqueue")
 		return undo
 	})
-	s.holds(errors.Is(err, undo), "the error %v is that of the function", err)
+	s.require(errors.Is(err, undo), "the error %v is that of the function", err)
 	same(s, "entries after a rollback", len(s.entries(outbox.Filter{})), 0)
 	ms := line(3, "mail", "ann")
 	s.ok(s.inTx(s.ctx, func(view TxView, _ Add) error {
@@ -147,7 +147,7 @@ func enqueuedAtCommit(s *stage) {
 		return nil
 	}), "commit")
 	for i, e := range s.entries(outbox.Filter{}) {
-		same(s, "message in its place", e.OutboxMessage, ms[i])
+		same(s, "message in order", e.OutboxMessage, ms[i])
 	}
 	same(s, "entries after the commit", len(s.entries(outbox.Filter{})), 3)
 }
@@ -163,22 +163,23 @@ func messageKept(s *stage) {
 			Headers: map[string]string{"plain": "v", `o'dd "header" %s`: `v'al\ue 日本`, "empty": ""},
 		}
 		got := s.enqueue(want)[0]
-		s.holds(string(got.Payload) == payload, "payload %q is kept as %q", payload, got.Payload)
+		s.require(string(got.Payload) == payload, "payload %q is kept as %q", payload, got.Payload)
 		got.Payload, want.Payload = nil, nil
 		same(s, "message", got.OutboxMessage, want)
 	}
 	bare := s.enqueue(outbox.Message{Topic: "mail"}, outbox.Message{Topic: "mail"})
 	same(s, "entries of messages without an id", len(bare), 2)
-	s.holds(bare[0].ID != "" && bare[0].ID != bare[1].ID, "an empty id is drawn anew: %q, %q", bare[0].ID, bare[1].ID)
-	same(s, "key of a message without one", []string{bare[0].Key, bare[1].Key}, []string{bare[0].ID, bare[1].ID})
+	s.require(bare[0].ID != "" && bare[0].ID != bare[1].ID, "empty ids are replaced by new ones: %q, %q", bare[0].ID, bare[1].ID)
+	same(s, "keys of messages without a key", []string{bare[0].Key, bare[1].Key}, []string{bare[0].ID, bare[1].ID})
 
 	m := outbox.Message{Topic: "mail", Headers: map[string]string{"k": "v"}, Payload: []byte("hello")}
 	kept := s.enqueue(m)[0]
-	for _, theirs := range []outbox.Message{m, kept.OutboxMessage} { // what the caller gave, and what it got
+	// the caller's message, and the returned one
+	for _, theirs := range []outbox.Message{m, kept.OutboxMessage} {
 		theirs.Headers["k"] = "spoilt"
 		copy(theirs.Payload, "spoilt")
 		now := s.entry(kept.Seq)
-		same(s, "message after the caller spoilt its own", []string{now.Headers["k"], string(now.Payload)}, []string{"v", "hello"})
+		same(s, "message after the caller changed its copy", []string{now.Headers["k"], string(now.Payload)}, []string{"v", "hello"})
 	}
 }
 
@@ -188,7 +189,7 @@ func enqueuedOnce(s *stage) {
 	other.Payload, elsewhere.Topic = []byte("second"), "audit"
 	added := s.enqueue(m, other)
 	same(s, "entries of a message enqueued twice in a call", len(added), 1)
-	same(s, "payload that counts", string(added[0].Payload), "first")
+	same(s, "payload of the entry", string(added[0].Payload), "first")
 	s.ok(s.inTx(s.ctx, func(view TxView, add Add) error {
 		s.ok(view.Enqueue(s.ctx, other), "enqueue again")
 		s.ok(view.Enqueue(s.ctx, other, elsewhere), "enqueue again, and to another topic")
@@ -198,7 +199,7 @@ func enqueuedOnce(s *stage) {
 	same(s, "entries", len(s.entries(outbox.Filter{})), 2)
 	same(s, "the first entry", s.entry(added[0].Seq), added[0])
 	s.mark(outbox.Mark{Seq: added[0].Seq, Token: s.claimOne(added[0].Seq).Token, To: outbox.Published})
-	same(s, "entries after a repeat of what was published", len(s.enqueue(other)), 0)
+	same(s, "entries after a repeat of a published message", len(s.enqueue(other)), 0)
 }
 
 func badMessages(s *stage) {
@@ -218,18 +219,18 @@ func badMessages(s *stage) {
 		good := line(1, "good", name)[0]
 		s.ok(s.inTx(s.ctx, func(view TxView, _ Add) error {
 			s.invalid(view.Enqueue(s.ctx, m), name)
-			s.invalid(view.Enqueue(s.ctx, outbox.Message{Topic: "bad company"}, m), name+" beside a good one")
+			s.invalid(view.Enqueue(s.ctx, outbox.Message{Topic: "in a bad call"}, m), name+" next to a good one")
 			return view.Enqueue(s.ctx, good)
 		}), "commit after "+name)
 		same(s, "messages enqueued after "+name, len(s.entries(outbox.Filter{Key: name})), 1)
 	}
-	same(s, "messages enqueued beside bad ones", len(s.entries(outbox.Filter{Topic: "bad company"})), 0)
+	same(s, "messages of bad calls", len(s.entries(outbox.Filter{Topic: "in a bad call"})), 0)
 }
 
 func wakes(s *stage) {
 	waker, ok := s.db.(provider.Waker)
 	if !ok {
-		s.Log("this provider is no provider.Waker")
+		s.Log("this provider is not a provider.Waker")
 		return
 	}
 	for i, add := range []func(){
@@ -239,7 +240,7 @@ func wakes(s *stage) {
 		hint := waker.Enqueued()
 		select {
 		case <-hint:
-			s.Fatalf("hint %d came before anything was added", i)
+			s.Fatalf("hint %d came before an entry was added", i)
 		default:
 		}
 		add()
@@ -253,9 +254,9 @@ func wakes(s *stage) {
 
 func idTaken(s *stage) {
 	d := draft()
-	s.enqueue(outbox.Message{ID: d.ID, Topic: "review", Payload: []byte("somebody's own")})
+	s.enqueue(outbox.Message{ID: d.ID, Topic: "review", Payload: []byte("an application's message")})
 	_, err := s.db.Append(s.ctx, "review-1", eventstore.NoStream, []eventstore.Draft{d})
-	s.holds(errors.Is(err, eventstore.ErrEventIDReused), "the error %v is ErrEventIDReused", err)
+	s.require(errors.Is(err, eventstore.ErrEventIDReused), "the error %v is ErrEventIDReused", err)
 	same(s, "events", len(s.readIDs("review-1")), 0)
 	same(s, "entries", len(s.entries(outbox.Filter{})), 1)
 }

@@ -12,28 +12,28 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-const filterRule = "Text in a filter that no database stores is an *InvalidError, before any SQL: nothing is changed"
+const filterRule = "Text in a filter that no database can store is an *InvalidError, before any SQL. Nothing is changed"
 
 var (
-	entryFilterCases  = []testCase{{name: "text that nothing stores", rule: filterRule, play: badEntryFilters}}
-	parkedFilterCases = []testCase{{name: "text that nothing stores", rule: filterRule, play: badParkedFilters}}
-	recordFilterCases = []testCase{{name: "text that nothing stores", rule: filterRule, play: badRecordFilters}}
+	entryFilterCases  = []testCase{{name: "text that cannot be stored", rule: filterRule, play: badEntryFilters}}
+	parkedFilterCases = []testCase{{name: "text that cannot be stored", rule: filterRule, play: badParkedFilters}}
+	recordFilterCases = []testCase{{name: "text that cannot be stored", rule: filterRule, play: badRecordFilters}}
 )
 
-// unstorable are texts that no database stores, or not as a name.
+// unstorable are texts that no database can store, or that are too long for a name.
 var unstorable = map[string]string{
 	"not UTF-8": "a" + replacement, "with a NUL": "a\x00b", "a NUL": "\x00", "long": strings.Repeat("x", 256),
 }
 
-// asked is a call with a filter.
-type asked struct {
+// filterCall is a call with a filter.
+type filterCall struct {
 	name string
 	call func(ctx context.Context, text string) error
 }
 
-// refusesText makes each call with each of the texts, in a context that has ended: a call that gets
-// to its SQL returns another error. With a usual text the call succeeds.
-func (s *stage) refusesText(calls []asked) {
+// refusesText makes each call with each of the texts, in a context that has ended, so that a call
+// that reaches its SQL returns another error. With valid text the call succeeds.
+func (s *stage) refusesText(calls []filterCall) {
 	s.Helper()
 	ended, end := context.WithCancel(s.ctx)
 	end()
@@ -47,16 +47,16 @@ func (s *stage) refusesText(calls []asked) {
 }
 
 func badEntryFilters(s *stage) {
-	for _, each := range []func(text string) outbox.Filter{
-		func(text string) outbox.Filter { return outbox.Filter{Topic: text} },
-		func(text string) outbox.Filter { return outbox.Filter{Key: text} },
-		func(text string) outbox.Filter { return outbox.Filter{Stream: text} },
-		func(text string) outbox.Filter {
-			return outbox.Filter{Status: []outbox.Status{outbox.Failed, outbox.Status(text)}}
+	for _, each := range []func(text string) provider.EntryFilter{
+		func(text string) provider.EntryFilter { return provider.EntryFilter{Topic: text} },
+		func(text string) provider.EntryFilter { return provider.EntryFilter{Key: text} },
+		func(text string) provider.EntryFilter { return provider.EntryFilter{Stream: text} },
+		func(text string) provider.EntryFilter {
+			return provider.EntryFilter{Status: []outbox.Status{outbox.Failed, outbox.Status(text)}}
 		},
 	} {
 		field := fmt.Sprintf("%+v", each("x"))
-		s.refusesText([]asked{
+		s.refusesText([]filterCall{
 			{"Entries of " + field, func(ctx context.Context, text string) error { _, err := s.db.Entries(ctx, each(text)); return err }},
 			{"Requeue of " + field, func(ctx context.Context, text string) error { _, err := s.db.Requeue(ctx, each(text)); return err }},
 			{"Skip of " + field, func(ctx context.Context, text string) error { _, err := s.db.Skip(ctx, each(text)); return err }},
@@ -66,7 +66,7 @@ func badEntryFilters(s *stage) {
 		_, err := s.claims(s.ctx, s.db, q, claim.Terms{Token: claim.NewToken(), Holder: "a", Lease: time.Second, Limit: 1})
 		return err
 	}
-	s.refusesText([]asked{
+	s.refusesText([]filterCall{
 		{"StatusCounts", func(ctx context.Context, text string) error {
 			_, err := s.db.StatusCounts(ctx, outbox.Pending, outbox.Status(text))
 			return err
@@ -94,7 +94,7 @@ func badParkedFilters(s *stage) {
 		},
 	} {
 		field := fmt.Sprintf("%+v", each("x"))
-		s.refusesText([]asked{
+		s.refusesText([]filterCall{
 			{"Parked of " + field, func(ctx context.Context, text string) error { _, err := s.db.Parked(ctx, each(text)); return err }},
 			{"Decide of " + field, func(ctx context.Context, text string) error {
 				_, err := s.db.Decide(ctx, each(text), provider.StateWaiting, ann)
@@ -102,7 +102,7 @@ func badParkedFilters(s *stage) {
 			}},
 		})
 	}
-	s.refusesText([]asked{
+	s.refusesText([]filterCall{
 		{"ParkedCount", func(ctx context.Context, text string) error { _, err := s.db.ParkedCount(ctx, text); return err }},
 		{"Due", func(ctx context.Context, text string) error {
 			_, err := s.db.Due(ctx, provider.DueFilter{Projectors: []string{s.name, text}, Keys: 1, Each: 1})
@@ -113,14 +113,14 @@ func badParkedFilters(s *stage) {
 		for _, d := range []provider.Decision{{By: text, Reason: "why"}, {By: "ann", Reason: text}} {
 			_, err := s.db.Decide(s.ctx, provider.ParkedFilter{Projector: s.name}, provider.StateSkipped, d)
 			s.invalid(err, fmt.Sprintf("decision %q", d))
-			s.holds(errors.Is(err, provider.ErrInput), "the error %v is ErrInput", err)
+			s.require(errors.Is(err, provider.ErrInput), "the error %v is ErrInput", err)
 		}
 	}
 	s.unchanged(before, "bad filters")
 }
 
 func badRecordFilters(s *stage) {
-	s.refusesText([]asked{
+	s.refusesText([]filterCall{
 		{"Outcomes at a handler", func(ctx context.Context, text string) error {
 			_, err := s.db.Outcomes(ctx, []provider.Question{{Handler: text, MessageID: "m"}})
 			return err

@@ -10,10 +10,10 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Foreign is an entry as other software may write it.
+// Foreign is an entry as other software could write it.
 type Foreign struct {
 	ID, Topic, Key string
-	Headers        string // JSON, or not
+	Headers        string // JSON or any other text
 	Status         outbox.Status
 
 	Due, Created, Attempted, Published Instant
@@ -22,18 +22,18 @@ type Foreign struct {
 // Instant is a time of a Foreign entry.
 type Instant int
 
-// Instants that cannot be read are those outside of the years 1 to 9999.
+// Times outside the years 1 to 9999 cannot be read.
 const (
 	NoTime        Instant = iota // null
-	Now                          // of the store
-	BeforeAllTime                // minus infinity, or the least that a column can hold
+	Now                          // the store's time
+	BeforeAllTime                // minus infinity, or the least value of the column
 	AfterAllTime
-	TooEarly // in a year before the first
-	TooLate  // in a year after 9999
+	TooEarly // before year 1
+	TooLate  // after year 9999
 )
 
-const foreignRule = "An entry that other software wrote, with headers that are not an object of strings or times that cannot be read, " +
-	"is Malformed. It keeps back its own key and nothing else, and a person can skip it"
+const foreignRule = "An entry from other software whose headers are not an object of strings, or whose times cannot be read, " +
+	"is Malformed. It blocks only its own key, and a person can skip it"
 
 var foreignClaimCases = []testCase{
 	{name: "headers that others wrote", rule: foreignRule, play: foreignHeaders},
@@ -42,12 +42,12 @@ var foreignClaimCases = []testCase{
 
 var foreignCases = []testCase{
 	{
-		name: "a requeue next to times that others wrote", play: foreignRequeued,
-		rule: "A Malformed entry whose LastAttemptedAt cannot be read stays as it is without Filter.Force",
+		name: "a requeue next to unreadable times", play: foreignRequeued,
+		rule: "A Malformed entry whose LastAttemptedAt cannot be read is not requeued without Filter.Force",
 	},
 	{
-		name: "deletion past times that others wrote", play: foreignDeleted,
-		rule: "Entries with times that cannot be read do not end the deletion of old ones behind them",
+		name: "deletion past unreadable times", play: foreignDeleted,
+		rule: "Entries whose times cannot be read do not end the deletion of old ones behind them",
 	},
 }
 
@@ -73,7 +73,8 @@ func foreignTimes(s *stage) {
 	s.spoiled(Foreign{Headers: `{}`, Due: AfterAllTime, Status: outbox.Claimed}, true, outbox.Claimed)
 }
 
-// foreign inserts entries that are pending unless they say otherwise. It reports false if the store refuses one.
+// foreign inserts entries. A zero status means pending, a zero time now. It returns false if the
+// store refuses an entry.
 func (s *stage) foreign(entries ...Foreign) bool {
 	s.Helper()
 	isJSON := true
@@ -83,19 +84,20 @@ func (s *stage) foreign(entries ...Foreign) bool {
 		isJSON = isJSON && json.Valid([]byte(f.Headers))
 	}
 	if s.insert == nil {
-		s.Log("nothing else writes into this store")
+		s.Log("this store has no other writers")
 		return false
 	}
 	err := s.insert(entries...)
 	if err != nil && !isJSON {
-		s.Logf("the store refuses it: %v", err)
+		s.Logf("the store refuses the entry: %v", err)
 		return false
 	}
 	s.ok(err, "insert entries")
 	return true
 }
 
-// spoiled ends the case if bad is not malformed as it says, does not come to that end, or keeps back another key than its own.
+// spoiled fails the case unless bad is malformed or not as expected, ends in this status, and
+// blocks only its own key.
 func (s *stage) spoiled(bad Foreign, malformed bool, end outbox.Status) {
 	s.Helper()
 	topic, what := newID(), fmt.Sprintf("%+v", bad)
@@ -129,13 +131,13 @@ func (s *stage) spoiled(bad Foreign, malformed bool, end outbox.Status) {
 	}
 	s.hold(behind)
 	same(s, "of its stream, "+what, len(s.entries(outbox.Filter{Topic: topic, Stream: "b"})), 0)
-	s.settle(s.db.Skip, outbox.Filter{Key: "bad", Seqs: []int64{got.Seq}}, 1)
-	same(s, "published once it is skipped, "+what, s.relayed(), []string{"bad-2"})
+	s.resolve(s.db.Skip, outbox.Filter{Key: "bad", Seqs: []int64{got.Seq}}, 1)
+	same(s, "published once the malformed one is skipped, "+what, s.relayed(), []string{"bad-2"})
 	s.inStatus(outbox.Skipped, got)
 }
 
-// relayed claims, as a relay does, until nothing is left: it publishes entries, but abandons malformed ones, and releases those
-// behind them. It returns the ids of those that it published.
+// relayed claims as a relay does until no entry is left. It publishes entries, abandons malformed
+// ones, and releases those behind them. It returns the ids of the published entries.
 func (s *stage) relayed() (published []string) {
 	s.Helper()
 	for taken := s.claim(three, 300); len(taken) > 0; taken = s.claim(three, 300) {
@@ -164,16 +166,17 @@ func foreignRequeued(s *stage) {
 	if !s.foreign(all...) {
 		return
 	}
-	s.settle(s.db.Requeue, outbox.Filter{}, 1)
+	s.resolve(s.db.Requeue, outbox.Filter{}, 1)
 	for _, e := range s.entries(outbox.Filter{Status: []outbox.Status{outbox.Pending}}) {
-		same(s, "what is requeued", e.ID, "good")
+		same(s, "requeued entry", e.ID, "good")
 	}
-	s.settle(s.db.Requeue, outbox.Filter{Force: true}, 2)
+	s.resolve(s.db.Requeue, outbox.Filter{Force: true}, 2)
 }
 
 func foreignDeleted(s *stage) {
 	var all []Foreign
-	for i := range 2510 { // more than a provider looks at in one call
+	// more than a provider scans in one call
+	for i := range 2510 {
 		f := Foreign{ID: fmt.Sprint("m-", i), Topic: "mail", Key: "ann", Headers: `{}`, Status: outbox.Published, Published: Now}
 		if i < 2500 {
 			f.Created, f.Published = AfterAllTime, AfterAllTime

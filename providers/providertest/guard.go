@@ -7,21 +7,21 @@ import (
 	"github.com/kinora-go/kinora/outbox"
 )
 
-const guardRule = "TakeEntry takes e if it is still as it was read, still eligible, and every earlier open entry of its topic and key " +
-	"is held by t.Token: all of it checked in one atomic step. Not taken is (e, false, nil)"
+const guardRule = "TakeEntry takes e if e is unchanged since it was read, still eligible, and every earlier open entry of its topic and key " +
+	"is held by t.Token. It checks all of that in one atomic step. If e was not taken, the result is (e, false, nil)"
 
 var guardCases = []testCase{
 	{
 		name: "a waiting head holds its key", play: waitingHead,
-		rule: "No key runs past an entry that waits, fails, or is with another relay; and no other key waits for it",
+		rule: "No key runs past an entry that waits, has failed, or is claimed by another relay; and no other key waits for it",
 	},
 	{
 		name: "an abandoned head holds its key", play: abandonedHead,
-		rule: "An abandoned entry changes only by Requeue or Skip, and until then the later entries of its topic and key wait",
+		rule: "An abandoned entry changes only by Requeue or Skip. Until then the later entries of its topic and key wait",
 	},
 	{
 		name: "messages without a key wait for no other", play: keylessWaitForNone,
-		rule: "An empty key is the message's own id, so that it waits for no other",
+		rule: "An empty key is replaced by the message's id, so the message waits for no other",
 	},
 	{
 		name: "a taken entry", play: takenEntry,
@@ -30,8 +30,8 @@ var guardCases = []testCase{
 	{name: "an entry that is not eligible", rule: guardRule, play: takeNotEligible},
 	{name: "the head failed and the run was released meanwhile", rule: guardRule, play: headFailedMeanwhile},
 	{name: "the head changed hands meanwhile", rule: guardRule, play: headChangedMeanwhile},
-	{name: "the entry itself changed meanwhile", rule: guardRule, play: entryChangedMeanwhile},
-	{name: "a vanished claim came back meanwhile", rule: guardRule, play: vanishedCameBack},
+	{name: "the entry changed meanwhile", rule: guardRule, play: entryChangedMeanwhile},
+	{name: "the holder of an expired claim came back meanwhile", rule: guardRule, play: expiredCameBack},
 }
 
 func waitingHead(s *stage) {
@@ -57,7 +57,7 @@ func abandonedHead(s *stage) {
 	abandon(ann[0].Seq)
 	s.claimed("a claim behind an abandoned head", ben...)
 	s.advance(100 * time.Hour)
-	same(s, "a claim of the other key, long after", seqsOf(s.claim(three, 10)), seqsOf(ben))
+	same(s, "a claim of the other key, a long time later", seqsOf(s.claim(three, 10)), seqsOf(ben))
 	n, err := s.db.Requeue(s.ctx, outbox.Filter{Seqs: seqsOf(ann[:1])})
 	s.ok(err, "requeue")
 	same(s, "entries requeued", n, 1)
@@ -75,10 +75,10 @@ func keylessWaitForNone(s *stage) {
 	s.mark(outbox.Mark{Seq: head.Seq, Token: head.Token, To: outbox.Abandoned})
 	second := s.claimOne(entries[1].Seq)
 	s.mark(outbox.Mark{Seq: second.Seq, Token: second.Token, To: outbox.Failed, After: time.Hour})
-	s.claimed("a claim beside entries that wait", entries[2:]...)
+	s.claimed("a claim next to waiting entries", entries[2:]...)
 }
 
-// relay is one that claims step by step.
+// relay claims in single steps.
 type relay struct {
 	*stage
 	terms claim.Terms
@@ -95,14 +95,14 @@ func (r relay) candidates() []outbox.Entry {
 	return found
 }
 
-// take ends the case if the entry is taken and should not be, or the other way round.
+// take fails the case unless the entry is taken or refused as expected.
 func (r relay) take(e outbox.Entry, want bool) outbox.Entry {
 	r.Helper()
 	got, ok, err := r.db.TakeEntry(r.ctx, e, three, r.terms)
 	r.ok(err, "take an entry")
 	same(r.stage, "taken by "+r.terms.Holder, ok, want)
 	if !ok {
-		same(r.stage, "what comes back untaken", plain(got), plain(e))
+		same(r.stage, "returned entry of a refused take", plain(got), plain(e))
 	}
 	return got
 }
@@ -124,7 +124,7 @@ func takenEntry(s *stage) {
 	for _, e := range found {
 		s.relay("b").take(e, false)
 	}
-	s.unchanged(before, "taking what is taken")
+	s.unchanged(before, "taking taken entries")
 }
 
 func takeNotEligible(s *stage) {
@@ -138,8 +138,8 @@ func takeNotEligible(s *stage) {
 	}
 }
 
-// headFailedMeanwhile is the interleaving that a guard on the entry alone lets through: v2 would go out
-// before v1.
+// headFailedMeanwhile is the interleaving that a check of the entry alone would permit: v2 would
+// be published before v1.
 func headFailedMeanwhile(s *stage) {
 	v := s.enqueue(line(2, "mail", "ann")...)
 	a, b := s.relay("a"), s.relay("b")
@@ -155,15 +155,15 @@ func headFailedMeanwhile(s *stage) {
 	before := s.dump()
 	a.take(found[0], false)
 	a.take(found[1], false)
-	a.take(s.entry(v[1].Seq), false) // nor with a fresh look at it
+	a.take(s.entry(v[1].Seq), false) // not even after reading it again
 	s.unchanged(before, "refused takes")
 }
 
-// headChangedMeanwhile leaves v2 untouched, as a read it: only the look at v1 can tell.
+// headChangedMeanwhile leaves v2 unchanged since a read it: only the check of v1 can refuse.
 func headChangedMeanwhile(s *stage) {
 	for name, c := range map[string]struct {
-		to    outbox.Status // what b makes of v1; empty: it still holds it
-		taken bool          // whether a may then take v2
+		to    outbox.Status // status that b gives v1; empty: b still holds it
+		taken bool          // a may take v2 afterwards
 	}{
 		"held":      {"", false},
 		"renewed":   {outbox.Claimed, false},
@@ -180,9 +180,9 @@ func headChangedMeanwhile(s *stage) {
 		if c.to != "" {
 			s.mark(outbox.Mark{Seq: v[0].Seq, Token: b.terms.Token, To: c.to, After: time.Hour})
 		}
-		same(s, name+": the second entry is as it was read", s.entry(v[1].Seq), plain(found[1]))
+		same(s, name+": the second entry is unchanged", s.entry(v[1].Seq), plain(found[1]))
 		a.take(found[1], c.taken)
-		_, err := s.db.Skip(s.ctx, outbox.Filter{}) // out of the next one's way
+		_, err := s.db.Skip(s.ctx, outbox.Filter{}) // so that it does not affect the next row
 		s.ok(err, "skip")
 	}
 	v := s.enqueue(line(2, "mail", "head skipped")...)
@@ -192,11 +192,11 @@ func headChangedMeanwhile(s *stage) {
 	s.ok(err, "skip")
 	a.take(found[1], true)
 
-	v = s.enqueue(line(3, "mail", "head passed over")...)
+	v = s.enqueue(line(3, "mail", "head not taken")...)
 	c := s.relay("c")
 	found = c.candidates()
 	same(s, "candidates of c", seqsOf(found), seqsOf(v))
-	c.take(found[1], false) // its head is free, but c does not hold it
+	c.take(found[1], false) // its head is claimable, but c does not hold it
 	c.take(found[0], true)
 	c.take(found[2], false)
 	c.take(found[1], true)
@@ -225,13 +225,14 @@ func entryChangedMeanwhile(s *stage) {
 		before := s.dump()
 		a.take(found[0], false)
 		s.unchanged(before, "a refused take of an entry that was "+name)
-		_, err := s.db.Skip(s.ctx, outbox.Filter{}) // out of the next one's way
+		_, err := s.db.Skip(s.ctx, outbox.Filter{}) // so that it does not affect the next row
 		s.ok(err, "skip")
 	}
 }
 
-// vanishedCameBack: a sees an expired lease; before it takes the entry, its holder renews or finishes.
-func vanishedCameBack(s *stage) {
+// expiredCameBack: a reads an expired claim; before it takes the entry, the holder renews or
+// publishes.
+func expiredCameBack(s *stage) {
 	for _, to := range []outbox.Status{outbox.Claimed, outbox.Published} {
 		entries := s.enqueue(line(1, "mail", string(to))...)
 		held := s.claimOne(entries[0].Seq)
@@ -243,7 +244,7 @@ func vanishedCameBack(s *stage) {
 		before := s.dump()
 		a.take(found[0], false)
 		s.unchanged(before, "a refused take of an entry whose holder came back")
-		if to == outbox.Claimed { // out of the next one's way
+		if to == outbox.Claimed { // so that it does not affect the next row
 			s.mark(outbox.Mark{Seq: held.Seq, Token: held.Token, To: outbox.Published})
 		}
 	}

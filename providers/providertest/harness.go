@@ -1,23 +1,26 @@
 // Package providertest is the conformance suite of Kinora's providers.
 //
-// A provider runs All in its own tests. Each case names the rule that it checks, in the words of the contract, and
-// prints the rule if it fails. Cases do not sleep, and cases with a database of their own run in parallel. A provider
-// that differs declares it (Difference), and the suite checks its promise instead: no case is skipped.
+// A provider runs All in its tests. Each case has the rule that it checks, in the words of the
+// contract, and prints the rule if it fails. Cases do not sleep, and cases with separate
+// databases run in parallel. A provider that differs declares it (Difference). The suite then
+// checks what that Difference promises: no case is skipped.
 //
 //	func TestConformance(t *testing.T) { providertest.All(t, open, providertest.Volatile) }
 //
-// The function open makes a Fixture. It needs five things of a provider:
+// The function open makes a Fixture. A provider needs five things for it:
 //
-//   - A fresh database, migrated, with a table of totals: one number a key. A test that takes long to create a
-//     database may clone a template.
-//   - Add, which adds to a total through the transaction that Units.Do hands to handlers, and Total, which reads a
-//     committed total by any other way. These two are how the suites see effects from outside.
+//   - A fresh, migrated database with a table of totals: one number a key. If a database takes
+//     long to create, clone a template.
+//   - Add, which adds to a total through the transaction that Units.Do passes to handlers, and
+//     Total, which reads a committed total in any other way. With these two the suites see
+//     effects from outside.
 //   - InTx, a transaction as a user of the provider begins it.
-//   - Advance, which makes everything that is stored older. If the provider has an injected clock, move it forward. If
-//     it uses the database's clock, subtract from every stored time. A time that stands for "never" must stay so.
+//   - Advance, which makes all stored data older. If the provider has an injected clock, move it
+//     forward. If it uses the database's clock, subtract from every stored time. A time that
+//     stands for "never" must stay so.
 //   - Reopen, a second handle on the same data, unless the provider is Volatile.
 //
-// The function open in the tests of providers/memory shows a whole fixture.
+// The function open in the tests of providers/memory shows a complete fixture.
 package providertest
 
 import (
@@ -31,7 +34,8 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Provider is what the suites test. They find the capabilities provider.BatchClaimer and provider.Waker by assertion.
+// Provider is the interface that the suites test. They check the capabilities
+// provider.BatchClaimer and provider.Waker if the provider has them.
 type Provider[Tx any] interface {
 	eventstore.Store
 	provider.Outbox
@@ -40,18 +44,19 @@ type Provider[Tx any] interface {
 	provider.MarkerMaintainer
 	provider.Provider[Tx]
 
-	// ParkedCount returns how many messages of a projector are waiting or stuck; of all projectors if its name is
-	// empty.
+	// ParkedCount returns how many messages of a projector wait or are stuck. If the name is
+	// empty, it counts those of all projectors.
 	ParkedCount(ctx context.Context, projector string) (int64, error)
 }
 
 // TxView is the event store and the outbox inside a transaction that the caller owns.
 type TxView interface {
 	eventstore.TxStore
-	// Enqueue adds messages to the outbox: they are there when the transaction commits, and never otherwise.
+	// Enqueue adds messages to the outbox. They are added if the transaction commits, and only
+	// then.
 	//   - A message whose id is in the outbox for that topic already is ignored.
-	//   - An invalid message is an *eventstore.InvalidError, nothing of the call is added, and the transaction
-	//     stays usable.
+	//   - If a message is invalid, Enqueue adds none and returns an *eventstore.InvalidError, and
+	//     the transaction stays usable.
 	Enqueue(ctx context.Context, ms ...outbox.Message) error
 }
 
@@ -63,59 +68,67 @@ type Options struct {
 	RequeueWindow time.Duration // zero means the provider's default
 }
 
-// Open opens a provider for one case, or for several that run one after another: fresh, migrated, and closed by
-// t.Cleanup. It is called from many goroutines. Cleanup may check what must hold of any database at rest.
+// Open opens a provider for one case, or for several that run one after another: fresh, migrated,
+// and closed by t.Cleanup. It is called concurrently. Cleanup may check the invariants of the
+// database.
 type Open[Tx any] func(t testing.TB, o Options) Fixture[Tx]
 
 // Add adds n to the total of key.
 type Add func(ctx context.Context, key string, n int) error
 
-// Fixture is a provider, with what the suites need to test it. The read model is a table of totals, one for each key.
+// Fixture is a provider and the functions with which the suites test it. The read model is a
+// table of totals, one for each key.
 type Fixture[Tx any] struct {
 	Provider Provider[Tx]
 
-	// InTx begins a transaction as a user of the provider would, and runs fn in it: with the view of it, and
-	// with writes to the read model through it.
-	//   - It commits if fn returns nil, and returns commit's error. Otherwise it rolls back and returns fn's error,
-	//     also if fn ends its goroutine, as a failing case does.
+	// InTx begins a transaction as a user of the provider would, and runs fn with its view and
+	// with writes to the read model.
+	//   - It commits if fn returns nil, and returns commit's error. Otherwise it rolls back and
+	//     returns fn's error, also if fn ends its goroutine, as a failing case does.
 	//   - It begins as a writer, if the provider distinguishes readers and writers.
-	//   - Cases read through Provider and Total while it is open, so that takes a second connection.
+	//   - Cases read through Provider and Total while it is open, which takes a second
+	//     connection.
 	InTx func(ctx context.Context, fn func(view TxView, add Add) error) error
 
-	// Advance makes everything that is stored older by d: with an injected clock, or by shifting back each stored
-	// time.
+	// Advance makes all stored data older by d: with an injected clock, or by moving each stored
+	// time back.
 	Advance func(d time.Duration)
 
-	// Add adds n to the total of key, through the transaction that Units.Do hands to its function.
+	// Add adds n to the total of key, through the transaction that Units.Do passes to its
+	// function.
 	Add func(ctx context.Context, tx Tx, key string, n int) error
 
-	// Break runs a statement through tx that the database refuses, or queues it. Nil if the type has no statements.
+	// Break runs or queues a statement through tx that the database refuses. Nil if the type has
+	// no statements.
 	Break func(ctx context.Context, tx Tx) error
 
-	// End tries to commit or to roll back the transaction that Units.Do hands to its function, by every means that
-	// the type gives. Nil if the type gives none.
+	// End tries to commit or roll back the transaction that Units.Do passes to its function, by
+	// every means of the type. Nil if the type has none.
 	End func(ctx context.Context, tx Tx)
 
-	// Insert writes entries with the payload "x" into the outbox as other software may, all of them or none. It returns an
-	// error if the store refuses one. Nil if nothing else writes into the store.
+	// Insert writes entries with the payload "x" into the outbox as other software could: all of
+	// them or none. It returns an error if the store refuses one. Nil if the store has no other
+	// writers.
 	Insert func(entries ...Foreign) error
 
-	// Total reads the committed total of key; 0 if there is none.
+	// Total reads the committed total of key; 0 if it has none.
 	Total func(key string) int
 
-	// Reopen gives the same data through a new handle, as a new process would see it. Nil if the provider is Volatile.
+	// Reopen opens the same data through a new handle, as a new process would. Nil if the
+	// provider is Volatile.
 	Reopen func() Fixture[Tx]
 }
 
-// Difference is a promise that a provider does not make. The list is fixed: a provider cannot invent one.
+// Difference is a promise that a provider does not make. The list is fixed.
 type Difference string
 
-// Volatile: nothing outlives the process. A new handle is an empty store, so what markers and marks prove holds for
-// the life of the process only.
+// Volatile: no data outlives the process. A new handle is an empty store. Markers and marks count
+// only during the life of the process.
 const Volatile Difference = "volatile"
 
-// Deferred: Units.Do sends statements after its function has returned. Until then the unit has no locks, so other
-// units do not wait for it, and the function may be called again with what the opening found.
+// Deferred: Units.Do sends statements after its function has returned. Until then the unit has no
+// locks, so other units do not wait for it, and the function may be called again with the result
+// of the opening.
 const Deferred Difference = "deferred"
 
 // All runs every suite.
@@ -133,22 +146,22 @@ func EventStore[Tx any](t *testing.T, open Open[Tx], differences ...Difference) 
 	run(t, open, differences, nil, slices.Concat(appendCases, againCases, readCases, inputCases, txCases))
 }
 
-// Outbox checks provider.Outbox, provider.EntryMaintainer, outbox.Inspector, provider.Waker and Enqueue: once through provider.ClaimEntries and once
-// through provider.ClaimEntriesPortably.
+// Outbox checks provider.Outbox, provider.EntryMaintainer, outbox.Inspector, provider.Waker and
+// Enqueue: once with provider.ClaimEntries and once with provider.ClaimEntriesPortably.
 func Outbox[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
-	claiming := slices.Concat(claimCases, markCases, guardCases, vanishCases, heldCases, inspectCases, crowdCases, foreignClaimCases)
+	claiming := slices.Concat(claimCases, markCases, guardCases, crashCases, heldCases, inspectCases, crowdCases, foreignClaimCases)
 	t.Run("Entries", func(t *testing.T) {
-		run(t, open, differences, provider.ClaimEntries, slices.Concat(entryCases, keepCases, foreignCases, entryFilterCases))
+		run(t, open, differences, provider.ClaimEntries, slices.Concat(entryCases, retentionCases, foreignCases, entryFilterCases))
 	})
 	t.Run("Claim", func(t *testing.T) { run(t, open, differences, provider.ClaimEntries, claiming) })
 	t.Run("ClaimPortably", func(t *testing.T) { run(t, open, differences, provider.ClaimEntriesPortably, claiming) })
 }
 
-// Units checks provider.Units, with what a unit parks.
+// Units checks provider.Units, including the parking of messages.
 func Units[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	runGroups(t, open, differences, []group{
 		{name: "Transaction", cases: transactionCases}, {name: "Markers", cases: markerCases},
-		{name: "Concurrent", cases: concurrentCases}, {name: "GoesOn", cases: goesOnCases},
+		{name: "Concurrent", cases: concurrentCases}, {name: "ContextEnds", cases: contextEndsCases},
 		{name: "Parks", cases: parksCases}, {name: "Runs", cases: parkedUnitCases},
 		{name: "Holds", cases: holdCases}, {name: "Careful", cases: carefulCases},
 		{name: "DryRun", cases: dryRunCases, needs: func(k provider.Keeps) bool { return k.DryRun }},

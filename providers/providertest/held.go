@@ -9,38 +9,38 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-const keepsPlace = "A held entry keeps its place: no later one of its key is claimed before it. It is pending again, its attempts as they were, " +
-	"once what it waits for is published, requeued or skipped"
+const keepsPlace = "A held entry keeps its place: no later one of its key is claimed before it. It becomes pending again, with its attempts unchanged, " +
+	"once the entry that it waits for is published, requeued or skipped"
 
 var heldCases = []testCase{
 	{
-		name: "what waits for long is held", play: longIsHeld,
-		rule: "HoldEntries holds pending entries that wait for long: those behind one of their topic and key that is abandoned, or failed with at least long of its backoff to go",
+		name: "a long wait is held", play: longIsHeld,
+		rule: "HoldEntries holds pending entries that wait for long: those behind an entry of their topic and key that is abandoned, or failed with at least long of its backoff left",
 	},
 	{
-		name: "a limit of what is held", play: holdLimit,
+		name: "a limit of held entries", play: holdLimit,
 		rule: "HoldEntries holds at most limit entries, and returns how many it held",
 	},
 	{name: "held until the head is published", rule: keepsPlace, play: heldUntilPublished},
 	{name: "held until the head is requeued", rule: keepsPlace, play: heldUntilRequeued},
 	{name: "held until the head is skipped", rule: keepsPlace, play: heldUntilSkipped},
-	{name: "what is held keeps its attempts", rule: keepsPlace, play: heldKeepsAttempts},
+	{name: "held entries keep their attempts", rule: keepsPlace, play: heldKeepsAttempts},
 	{name: "held while others read it", rule: guardRule + ". A held entry is not eligible", play: heldMeanwhile},
 	{
 		name: "two abandoned ones in a key", play: twoAbandoned,
-		rule: "An abandoned entry changes only by Requeue or Skip, and until then the later entries of its topic and key wait",
+		rule: "An abandoned entry changes only by Requeue or Skip. Until then the later entries of its topic and key wait",
 	},
 	{
-		name: "skip what is held", play: skipHeld,
-		rule: "Skip gives up for good on the held entries that f picks; their keys go on without them",
+		name: "a skip of held entries", play: skipHeld,
+		rule: "Skip gives up the held entries that f selects; the later entries of their keys are claimed without them",
 	},
 	{
 		name: "many held", play: manyHeld,
-		rule: "Where an entry is published, held ones of its topic and key are pending again: the first of them, and at least the next one",
+		rule: "If an entry is published, held entries of its topic and key become pending: the first of them, and at least the next one",
 	},
 }
 
-// hold holds what waits for an hour or longer, and ends the case where that is not so many.
+// hold holds entries that wait for an hour or longer, and fails the case unless it holds so many.
 func (s *stage) hold(want int) {
 	s.Helper()
 	n, err := s.db.HoldEntries(s.ctx, time.Hour, 10_000)
@@ -48,7 +48,8 @@ func (s *stage) hold(want int) {
 	same(s, "entries held", n, want)
 }
 
-// heldRun is a key's run of n whose head failed for two hours, or is abandoned; what stands behind it is held.
+// heldRun enqueues n entries of a key. The first fails for two hours or is abandoned; the others
+// are held.
 func (s *stage) heldRun(n int, key string, head outbox.Status) []outbox.Entry {
 	s.Helper()
 	run := s.enqueue(line(n, "mail", key)...)
@@ -66,8 +67,8 @@ func (s *stage) inStatus(want outbox.Status, entries ...outbox.Entry) {
 	}
 }
 
-// settle requeues or skips, and ends the case where that does not change n entries.
-func (s *stage) settle(change func(context.Context, outbox.Filter) (int, error), f outbox.Filter, n int) {
+// resolve requeues or skips, and fails the case unless that changes n entries.
+func (s *stage) resolve(change func(context.Context, outbox.Filter) (int, error), f outbox.Filter, n int) {
 	s.Helper()
 	changed, err := change(s.ctx, f)
 	s.ok(err, "requeue or skip")
@@ -80,13 +81,13 @@ func longIsHeld(s *stage) {
 	var waiting, others []outbox.Entry
 	for _, c := range []struct {
 		key   string
-		to    outbox.Status // of the head; empty: as it is
+		to    outbox.Status // status of the head; empty: unchanged
 		after time.Duration
 		long  bool
 	}{
 		{"pending", "", 0, false},
 		{"claimed", outbox.Claimed, 2 * time.Hour, false},
-		{"released", outbox.Pending, 2 * time.Hour, false}, // a pause, not a backoff
+		{"released", outbox.Pending, 2 * time.Hour, false}, // a delay, not a backoff
 		{"published", outbox.Published, 0, false},
 		{"short", outbox.Failed, 30 * time.Minute, false},
 		{"long", outbox.Failed, 90 * time.Minute, true},
@@ -108,16 +109,16 @@ func longIsHeld(s *stage) {
 	s.hold(len(waiting))
 	for _, e := range waiting {
 		e.Status = outbox.Held
-		same(s, "what is held", s.entry(e.Seq), e)
+		same(s, "held entry", s.entry(e.Seq), e)
 	}
 	for _, e := range append(others, elsewhere...) {
-		same(s, "what is not held", s.entry(e.Seq), e)
+		same(s, "entry that is not held", s.entry(e.Seq), e)
 	}
 	before := s.dump()
 	s.hold(0)
 	s.unchanged(before, "holding again")
 	late := s.enqueue(append(line(1, "mail", "long"), line(1, "mail", "abandoned")...)...)
-	s.advance(time.Hour) // of the long backoff, half an hour is left
+	s.advance(time.Hour) // half an hour of the long backoff is left
 	s.hold(1)
 	s.inStatus(outbox.Pending, late[0])
 	s.inStatus(outbox.Held, late[1])
@@ -134,7 +135,7 @@ func holdLimit(s *stage) {
 		s.claimed("a claim while some are held")
 	}
 	s.inStatus(outbox.Held, run[1:]...)
-	s.settle(s.db.Skip, outbox.Filter{Seqs: []int64{head.Seq}}, 1)
+	s.resolve(s.db.Skip, outbox.Filter{Seqs: []int64{head.Seq}}, 1)
 	s.claimed("a claim once the head is skipped", run[1:]...)
 }
 
@@ -155,7 +156,8 @@ func heldUntilPublished(s *stage) {
 	}
 }
 
-// publishAll claims and publishes until nothing is left, and ends the case where that is not these, in order.
+// publishAll claims and publishes until no entry is left, and fails the case unless these were
+// published in order.
 func (s *stage) publishAll(want []outbox.Entry) {
 	s.Helper()
 	seqs := []int64{}
@@ -167,7 +169,7 @@ func (s *stage) publishAll(want []outbox.Entry) {
 		}
 		s.mark(marks...)
 	}
-	same(s, "what is published, in order", seqs, seqsOf(want))
+	same(s, "published entries, in order", seqs, seqsOf(want))
 }
 
 func heldUntilRequeued(s *stage) {
@@ -175,7 +177,7 @@ func heldUntilRequeued(s *stage) {
 		run := s.heldRun(3, "ann", status)
 		run = append(run, s.enqueue(line(2, "mail", "ann")...)...)
 		only := []outbox.Filter{{Seqs: []int64{run[0].Seq}}, {Status: []outbox.Status{status}, Limit: 1}}[i]
-		s.settle(s.db.Requeue, only, 1)
+		s.resolve(s.db.Requeue, only, 1)
 		s.inStatus(outbox.Pending, run[1])
 		s.publishAll(run)
 	}
@@ -187,7 +189,7 @@ func heldUntilSkipped(s *stage) {
 		run := s.heldRun(3, "ann", status)
 		run = append(run, s.enqueue(line(2, "mail", "ann")...)...)
 		only := []outbox.Filter{{Key: "ann", Limit: 1}, {Seqs: []int64{run[0].Seq}}}[i]
-		s.settle(s.db.Skip, only, 1)
+		s.resolve(s.db.Skip, only, 1)
 		s.inStatus(outbox.Pending, run[1])
 		s.publishAll(run[1:])
 		s.inStatus(outbox.Held, ben[1])
@@ -199,7 +201,8 @@ func heldKeepsAttempts(s *stage) {
 	s.claimed("the first claim", run...)
 	s.advance(lease + time.Hour)
 	free := provider.EntryQuery{Attempts: 3, Unordered: true}
-	taken := append(s.claim(free, 1), s.claim(free, 1)...) // both vanished, so each alone
+	// both claims crashed, so each is claimed alone
+	taken := append(s.claim(free, 1), s.claim(free, 1)...)
 	same(s, "taken over", seqsOf(taken), seqsOf(run))
 	s.mark(
 		outbox.Mark{Seq: taken[0].Seq, Token: taken[0].Token, To: outbox.Abandoned},
@@ -208,11 +211,11 @@ func heldKeepsAttempts(s *stage) {
 	second := s.entry(run[1].Seq)
 	same(s, "attempts, suspect", []any{second.Attempts, second.Suspect}, []any{1, true})
 	s.hold(1)
-	s.settle(s.db.Requeue, outbox.Filter{Seqs: []int64{run[0].Seq}}, 1)
-	same(s, "what was held", s.entry(second.Seq), second)
+	s.resolve(s.db.Requeue, outbox.Filter{Seqs: []int64{run[0].Seq}}, 1)
+	same(s, "entry that was held", s.entry(second.Seq), second)
 }
 
-// heldMeanwhile: a read the run before its head failed and what is behind it was held.
+// heldMeanwhile: a reads the run before its head fails and the entry behind is held.
 func heldMeanwhile(s *stage) {
 	run := s.enqueue(line(2, "mail", "ann")...)
 	a, b := s.relay("a"), s.relay("b")
@@ -229,13 +232,13 @@ func heldMeanwhile(s *stage) {
 	_, took, err := s.db.TakeEntry(s.ctx, s.entry(run[1].Seq), provider.EntryQuery{Unordered: true}, a.terms)
 	s.ok(err, "take an entry")
 	same(s, "taken without order", took, false)
-	s.unchanged(before, "refused takes of what is held")
+	s.unchanged(before, "refused takes of a held entry")
 }
 
 func twoAbandoned(s *stage) {
 	for _, c := range []struct {
-		first int // whose case is decided first
-		free  int // how many that lets go
+		first int // abandoned entry that is requeued first
+		free  int // entries that this releases
 	}{{0, 2}, {2, 0}} {
 		run := s.enqueue(line(5, "mail", "ann")...)
 		taken := s.claim(three, 3)
@@ -243,35 +246,35 @@ func twoAbandoned(s *stage) {
 			s.mark(outbox.Mark{Seq: taken[i].Seq, Token: taken[i].Token, To: to})
 		}
 		s.hold(3)
-		s.settle(s.db.Requeue, outbox.Filter{Seqs: []int64{run[c.first].Seq}}, 1)
+		s.resolve(s.db.Requeue, outbox.Filter{Seqs: []int64{run[c.first].Seq}}, 1)
 		s.publishAll(run[:c.free])
-		s.settle(s.db.Requeue, outbox.Filter{Topic: "mail", Key: "ann"}, 1)
+		s.resolve(s.db.Requeue, outbox.Filter{Topic: "mail", Key: "ann"}, 1)
 		s.publishAll(run[c.free:])
 	}
 }
 
 func skipHeld(s *stage) {
 	run := s.heldRun(5, "ann", outbox.Abandoned)
-	s.settle(s.db.Skip, outbox.Filter{Seqs: []int64{run[2].Seq}}, 1)
+	s.resolve(s.db.Skip, outbox.Filter{Seqs: []int64{run[2].Seq}}, 1)
 	s.claimed("a claim behind the head, once a held one is skipped")
 	_, err := s.db.HoldEntries(s.ctx, time.Hour, 10)
 	s.ok(err, "hold entries")
-	s.settle(s.db.Skip, outbox.Filter{Status: []outbox.Status{outbox.Held}, Limit: 1}, 1)
+	s.resolve(s.db.Skip, outbox.Filter{Status: []outbox.Status{outbox.Held}, Limit: 1}, 1)
 	s.claimed("a claim behind the head, once another is skipped")
 	s.inStatus(outbox.Skipped, run[1], run[2])
-	s.settle(s.db.Requeue, outbox.Filter{}, 1)
+	s.resolve(s.db.Requeue, outbox.Filter{}, 1)
 	s.publishAll(slices.Concat(run[:1], run[3:]))
 }
 
 func manyHeld(s *stage) {
-	const n = 801 // more than a provider brings back at once
+	const n = 801 // more than a provider releases at once
 	run := s.enqueue(line(n, "mail", "ann")...)
 	head := s.claimOne(run[0].Seq)
 	s.mark(outbox.Mark{Seq: head.Seq, Token: head.Token, To: outbox.Abandoned})
 	s.hold(n - 1)
 	s.counted(map[outbox.Status]int64{outbox.Abandoned: 1, outbox.Held: n - 1})
 	run = append(run, s.enqueue(line(3, "mail", "ann")...)...)
-	s.settle(s.db.Requeue, outbox.Filter{Seqs: []int64{head.Seq}}, 1)
+	s.resolve(s.db.Requeue, outbox.Filter{Seqs: []int64{head.Seq}}, 1)
 	s.publishAll(run)
 	s.counted(map[outbox.Status]int64{outbox.Published: n + 3})
 }

@@ -13,27 +13,28 @@ import (
 var holdCases = []testCase{
 	{
 		name: "held after the wait for a marker", play: heldAfterWait,
-		rule: "The opening asks which lanes are held with a snapshot that is newer than its wait for markers: a message does not pass one of its lane that was parked meanwhile",
+		rule: "The opening checks which lanes are held with a snapshot newer than its wait for markers: a message does not pass one of its lane that was parked meanwhile",
 	},
 	{
 		name: "held until the unit ends", play: heldUntilEnd,
-		rule: "Found.Held: its lane is held, and stays held until the unit ends: nothing is parked behind a message that is gone",
+		rule: "Found.Held: its lane is held, and stays held until the unit ends: no message is parked behind a resolved one",
 	},
 	{
 		name: "a try waits for its lane", play: tryWaitsForLane,
 		rule: "If another unit has the lane of a parked message with attempts (Parking.Try), the unit waits for the lane",
 	},
 	{
-		name: "a try of a lane that is taken", play: tryOfTaken,
+		name: "a try of a lane in use", play: tryOfLaneInUse,
 		rule: "Try is false if another unit has the lane; the attempt is not counted then",
 	},
 	{
-		name: "a decision about a lane that is taken", play: decisionOfTaken,
-		rule: "A message that is being applied is applied or skipped, and not both",
+		name: "a decision about a lane in use", play: decisionOfLaneInUse,
+		rule: "A message that a unit is applying is either applied or skipped",
 	},
 }
 
-// heldAfterWait: the first unit parks m-1, the second delivers m-1 and m-2, and waits for the marker of m-1.
+// heldAfterWait: the first unit parks m-1. The second delivers m-1 and m-2, and waits for the
+// marker of m-1.
 func heldAfterWait(s *stage) {
 	for range 3 {
 		key, first, second := newID(), newID(), newID()
@@ -42,7 +43,8 @@ func heldAfterWait(s *stage) {
 		var held []bool
 		calls := 0
 		s.open(u, func(o opened) (provider.Closing, error) {
-			if calls++; calls > 1 || !s.deferred { // the call of a unit that parks is the second one, with its markers written
+			// a deferred unit that parks writes its markers before the second call
+			if calls++; calls > 1 || !s.deferred {
 				wait = begin(func() error {
 					return s.do(s.ctx, s.unit(s.message(first, key), s.message(second, key)), func(o opened) (provider.Closing, error) {
 						held = o.Held
@@ -57,7 +59,7 @@ func heldAfterWait(s *stage) {
 	}
 }
 
-// heldUntilEnd skips the message that another is being parked behind.
+// heldUntilEnd skips the message behind which a unit parks another one.
 func heldUntilEnd(s *stage) {
 	for range 3 {
 		front, id := s.park(0, s.failed(newID(), "ann"))[0], newID()
@@ -108,8 +110,8 @@ func tryWaitsForLane(s *stage) {
 	s.isDue("after the try", "m-2")
 }
 
-// tryOfTaken tries a message while a unit applies it.
-func tryOfTaken(s *stage) {
+// tryOfLaneInUse tries a message while a unit applies it.
+func tryOfLaneInUse(s *stage) {
 	row := s.park(0, s.behind("m-1", "ann"))[0]
 	var tried bool
 	wait := func() error { return nil }
@@ -126,7 +128,7 @@ func tryOfTaken(s *stage) {
 	same(s, "total", s.total("m-1"), 1)
 }
 
-func decisionOfTaken(s *stage) {
+func decisionOfLaneInUse(s *stage) {
 	for _, fails := range []bool{false, true} {
 		id := newID()
 		row := s.park(0, s.behind(id, "ann"))[0]
@@ -151,45 +153,46 @@ func decisionOfTaken(s *stage) {
 var carefulCases = []testCase{
 	{
 		name: "suspects", play: suspects,
-		rule: "Found.Suspect: a worker of another runner has named it (Liveness.InFlight). It is only set if Unit.Careful is",
+		rule: "Found.Suspect: the message is in flight in another runner (Liveness.InFlight). It is set only if Unit.Careful is",
 	},
 	{
-		name: "names are deleted with the commit", play: namesDeleted,
-		rule: "Unit.Careful: this worker's own names are deleted with the commit, and with nothing else",
+		name: "names are deleted with the commit", play: inFlightDeleted,
+		rule: "Unit.Careful: this worker's messages in flight are deleted with the commit, and only then",
 	},
 	{
 		name: "a careful unit asks first", play: asksFirst,
-		rule: "run is not called again if u.Careful is set: it is called with what the opening found",
+		rule: "If u.Careful is set, run is not called again: it is called with the result of the opening",
 	},
 }
 
-// isSuspect ends the case unless these are the suspects among messages, as a runner without names sees it.
+// isSuspect fails the case unless these are the suspects among messages, as another runner sees
+// them.
 func (s *stage) isSuspect(what string, ids []string, want ...bool) {
 	s.Helper()
 	u := s.of(ids...)
 	for i := range u.Messages {
 		u.Messages[i].Mark = false
 	}
-	u.Careful = &provider.Worker{Runner: "asks " + s.name}
+	u.Careful = &provider.Worker{Runner: "observer " + s.name}
 	same(s, "suspects, "+what, s.open(u, nothing).Suspect, want)
 }
 
-func (s *stage) mention(w provider.Worker, ids ...string) {
+func (s *stage) inFlight(w provider.Worker, ids ...string) {
 	s.Helper()
-	s.ok(s.db.InFlight(s.ctx, s.name, w, ids), "name messages")
+	s.ok(s.db.InFlight(s.ctx, s.name, w, ids), "record the messages in flight")
 }
 
 func suspects(s *stage) {
 	one := provider.Worker{Runner: "one " + s.name, Number: 3}
-	s.mention(one, "m-1", "m-2", "m'\" 日本")
+	s.inFlight(one, "m-1", "m-2", "m'\" 日本")
 	ids := []string{"m-1", "m-2", "m-3", "m'\" 日本", "M-1"}
-	s.isSuspect("named by another runner", ids, true, true, false, true, false)
+	s.isSuspect("in flight in another runner", ids, true, true, false, true, false)
 	own := s.of(ids...)
 	own.Careful = &provider.Worker{Runner: one.Runner, Number: 4}
-	same(s, "suspects named by another worker of the runner", s.open(own, nothing).Suspect, []bool{false, false, false, false, false})
-	s.holds(!slices.Contains(s.open(s.of("m-1"), nothing).Suspect, true), "a unit that is not careful has no suspects")
+	same(s, "suspects, in flight in another worker of the runner", s.open(own, nothing).Suspect, []bool{false, false, false, false, false})
+	s.require(!slices.Contains(s.open(s.of("m-1"), nothing).Suspect, true), "a unit that is not careful has no suspects")
 	elsewhere := own
-	elsewhere.Projector, elsewhere.Careful = s.name+"x", &provider.Worker{Runner: "asks " + s.name}
+	elsewhere.Projector, elsewhere.Careful = s.name+"x", &provider.Worker{Runner: "observer " + s.name}
 	same(s, "suspects at another projector", s.open(elsewhere, nothing).Suspect, []bool{false, false, false, false, false})
 	row := s.park(0, s.behind("m-2", "ann"), s.behind("m-3", "ann"))
 	parked := s.parkedUnit(row...)
@@ -197,15 +200,15 @@ func suspects(s *stage) {
 	same(s, "suspects among parked messages", s.open(parked, nothing).Suspect, []bool{true, false})
 }
 
-func namesDeleted(s *stage) {
+func inFlightDeleted(s *stage) {
 	one, two := provider.Worker{Runner: "one " + s.name, Number: 1}, provider.Worker{Runner: "one " + s.name, Number: 2}
-	s.mention(one, "m-1", "m-2")
-	s.mention(two, "m-1", "m-3")
+	s.inFlight(one, "m-1", "m-2")
+	s.inFlight(two, "m-1", "m-3")
 	ids := []string{"m-1", "m-2", "m-3"}
 	u := s.of("m-1")
 	u.Careful = &one
 	err := s.do(s.ctx, u, func(opened) (provider.Closing, error) { return provider.Closing{}, errRefused })
-	s.holds(errors.Is(err, errRefused), "the error %v is run's", err)
+	s.require(errors.Is(err, errRefused), "the error %v is run's", err)
 	s.isSuspect("after a unit that failed", ids, true, true, true)
 	if s.db.Keeps().DryRun {
 		u.DryRun = func([]provider.Change) {}
@@ -224,7 +227,7 @@ func namesDeleted(s *stage) {
 }
 
 func asksFirst(s *stage) {
-	s.mention(provider.Worker{Runner: "one " + s.name}, "m-2")
+	s.inFlight(provider.Worker{Runner: "one " + s.name}, "m-2")
 	s.open(s.of("m-1"), nothing)
 	s.park(0, s.failed("m-9", "ann"))
 	u, calls := s.of("m-1", "m-2"), 0
@@ -240,34 +243,35 @@ func asksFirst(s *stage) {
 	same(s, "calls", calls, 1)
 }
 
-const goesOnRule = "If ctx ends and run does not return within a second, the transaction is broken off: nothing is committed, and others can have what it locked. Do returns when run does"
+const contextEndsRule = "If ctx ends and run does not return within a second, the transaction is rolled back and its locks are released. Do returns when run does"
 
-var goesOnCases = []testCase{
-	{name: "a handler that does not return", rule: goesOnRule, play: handlerGoesOn},
-	{name: "a parked message's handler that does not return", rule: goesOnRule, play: parkedGoesOn},
-	{name: "a dry run that does not return", rule: goesOnRule, play: dryRunGoesOn},
+var contextEndsCases = []testCase{
+	{name: "a handler that does not return", rule: contextEndsRule, play: handlerOutlivesContext},
+	{name: "a parked message's handler that does not return", rule: contextEndsRule, play: parkedOutlivesContext},
+	{name: "a dry run that does not return", rule: contextEndsRule, play: dryRunOutlivesContext},
 }
 
-// goesOn runs a unit whose context ends while run goes on: it writes before, and again when others has returned.
-func (s *stage) goesOn(u provider.Unit, park []provider.Aside, others func()) {
+// outlivesContext runs a unit whose context ends while run continues: run writes before that, and
+// again after others has returned.
+func (s *stage) outlivesContext(u provider.Unit, park []provider.Aside, others func()) {
 	s.Helper()
 	ctx, cancel := context.WithCancel(s.ctx)
 	defer cancel()
-	leave, done := make(chan struct{}), make(chan error, 1)
+	resume, done := make(chan struct{}), make(chan error, 1)
 	go func() {
 		defer close(done)
 		done <- s.do(ctx, u, func(o opened) (provider.Closing, error) {
-			_ = o.add("goes on", 1)
+			_ = o.add("outlives", 1)
 			cancel()
-			<-leave
-			late(o)
+			<-resume
+			useEnded(o)
 			return provider.Closing{Park: park, Output: []outbox.Message{{ID: s.name, Topic: s.name}}}, nil
 		})
 	}()
 	var err error
 	func() {
-		defer func() { // also if others ends the case
-			close(leave)
+		defer func() { // even if others fails the case
+			close(resume)
 			err = <-done
 		}()
 		select {
@@ -283,35 +287,36 @@ func (s *stage) goesOn(u provider.Unit, park []provider.Aside, others func()) {
 		}
 	}()
 	s.classed(err, "a unit whose handler did not return", append(notPermanent, provider.ClassAmbiguous)...)
-	same(s, "total of a handler that did not return", s.total("goes on"), 0)
+	same(s, "total of a handler that did not return", s.total("outlives"), 0)
 	same(s, "its output", len(s.entries(outbox.Filter{Topic: s.name})), 0)
 }
 
-// late uses a transaction that was broken off: it may fail, panic, or have no effect.
-func late(o opened) {
+// useEnded uses a transaction that was rolled back: it may fail, panic, or have no effect.
+func useEnded(o opened) {
 	defer func() { _ = recover() }()
 	for range 3 {
-		_ = o.add("goes on", 10)
+		_ = o.add("outlives", 10)
 	}
 }
 
-// soon ends the case if fn takes so long that it must have waited for the unit that goes on.
-func (s *stage) soon(doing string, fn func(ctx context.Context) error) {
+// promptly fails the case if fn takes so long that it must have waited for the unit that
+// continues.
+func (s *stage) promptly(doing string, fn func(ctx context.Context) error) {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(s.ctx, patience/4)
 	defer cancel()
 	s.ok(fn(ctx), doing)
 }
 
-func handlerGoesOn(s *stage) {
+func handlerOutlivesContext(s *stage) {
 	u := s.of("m-1", "m-2")
 	park := []provider.Aside{{Message: 1, Parked: s.failed("m-2", "")}}
-	s.goesOn(u, park, func() {
-		s.soon("a unit of the same total", func(ctx context.Context) error {
-			return s.do(ctx, s.unit(), func(o opened) (provider.Closing, error) { return provider.Closing{}, o.add("goes on", 0) })
+	s.outlivesContext(u, park, func() {
+		s.promptly("a unit of the same total", func(ctx context.Context) error {
+			return s.do(ctx, s.unit(), func(o opened) (provider.Closing, error) { return provider.Closing{}, o.add("outlives", 0) })
 		})
-		s.soon("a unit of the same message", func(ctx context.Context) error { return s.do(ctx, s.of("m-1"), effects) })
-		s.soon("switch", func(ctx context.Context) error {
+		s.promptly("a unit of the same message", func(ctx context.Context) error { return s.do(ctx, s.of("m-1"), effects) })
+		s.promptly("switch", func(ctx context.Context) error {
 			return s.switches(ctx, s.name, func(opened, int) (int, error) { return 1, nil })
 		})
 	})
@@ -321,28 +326,28 @@ func handlerGoesOn(s *stage) {
 	same(s, "total", s.total("m-1"), 1)
 }
 
-func parkedGoesOn(s *stage) {
+func parkedOutlivesContext(s *stage) {
 	rows := s.park(0, s.behind("m-1", "ann"), s.behind("m-2", "ann"), s.behind("m-3", "ben"))
-	s.goesOn(s.parkedUnit(rows...), nil, func() {
-		s.soon("skip", func(ctx context.Context) error {
+	s.outlivesContext(s.parkedUnit(rows...), nil, func() {
+		s.promptly("skip", func(ctx context.Context) error {
 			_, err := s.db.Decide(ctx, provider.ParkedFilter{Seqs: []int64{rows[0].Seq}}, provider.StateSkipped, ann)
 			return err
 		})
-		s.soon("apply", func(ctx context.Context) error { return s.do(ctx, s.parkedUnit(rows[1:]...), effects) })
+		s.promptly("apply", func(ctx context.Context) error { return s.do(ctx, s.parkedUnit(rows[1:]...), effects) })
 	})
 	same(s, "left", len(s.rows()), 0)
 	same(s, "totals", []int{s.total("m-1"), s.total("m-2"), s.total("m-3")}, []int{0, 1, 1})
 }
 
-func dryRunGoesOn(s *stage) {
+func dryRunOutlivesContext(s *stage) {
 	if !s.db.Keeps().DryRun {
 		s.Log("this provider has no dry runs")
 		return
 	}
 	u := s.of("m-1")
-	u.DryRun = func([]provider.Change) { s.Errorf("DryRun is called after a unit that was broken off") }
-	s.goesOn(u, nil, func() {
-		s.soon("a unit of the same message", func(ctx context.Context) error { return s.do(ctx, s.of("m-1"), effects) })
+	u.DryRun = func([]provider.Change) { s.Errorf("DryRun is called after a unit that was rolled back") }
+	s.outlivesContext(u, nil, func() {
+		s.promptly("a unit of the same message", func(ctx context.Context) error { return s.do(ctx, s.of("m-1"), effects) })
 	})
 	same(s, "total", s.total("m-1"), 1)
 }

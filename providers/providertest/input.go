@@ -9,7 +9,7 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-const inputRule = "Input that no database could store is an *InvalidError (errors.Is ErrInvalid), before any SQL: nothing is written"
+const inputRule = "Input that no database can store is an *InvalidError (errors.Is ErrInvalid), before any SQL: nothing is written"
 
 var inputCases = []testCase{
 	{name: "bad streams", rule: inputRule, play: badStreams, options: Options{Route: outbox.ByCategory}},
@@ -17,12 +17,12 @@ var inputCases = []testCase{
 	{name: "bad JSON", rule: inputRule, play: badJSON, options: Options{Route: outbox.ByCategory}},
 	{name: "bad batches", rule: inputRule, play: badBatches, options: Options{Route: outbox.ByCategory}},
 	{
-		name: "odd names", play: oddNames, options: Options{Route: outbox.ByCategory},
-		rule: "A name is bytes: quotes, wildcards, spaces and any script are kept as they are, and no two names are one",
+		name: "unusual names", play: oddNames, options: Options{Route: outbox.ByCategory},
+		rule: "A name is bytes: quotes, wildcards, spaces and any script are kept unchanged, and different names stay different",
 	},
 	{
 		name: "the payload limit", play: payloadLimit, options: Options{MaxPayload: 1000},
-		rule: "Data is at most the provider's MaxPayload bytes: so much is stored, and one more is an *InvalidError",
+		rule: "Data is at most the provider's MaxPayload bytes: exactly as many are stored, and one more is an *InvalidError",
 	},
 	{
 		name: "numbers count in full", play: numbersInFull, options: Options{Route: outbox.ByCategory},
@@ -49,7 +49,7 @@ func badStreams(s *stage) {
 	s.unchanged(before, "bad appends")
 }
 
-// bad is a good draft, and what makes it bad.
+// bad is a valid draft and the change that makes it invalid.
 type bad struct {
 	name  string
 	spoil func(d *eventstore.Draft)
@@ -200,5 +200,5 @@ func numbersInFull(s *stage) {
 	s.append("review-1", 1, large)
 	events := s.read(s.db, "review-1", 0)
 	same(s, "events", len(events), 2)
-	s.holds(sameJSON(events[1].Data, large.Data), "the numbers are read as they were appended")
+	s.require(sameJSON(events[1].Data, large.Data), "the numbers are read as they were appended")
 }

@@ -15,11 +15,11 @@ import (
 var inspectCases = []testCase{
 	{
 		name: "counts by status", play: countsByStatus,
-		rule: "StatusCounts counts entries by status: those given, or all; each of them is there, also with none",
+		rule: "StatusCounts counts entries by status: those given, or all. The result has each of them, even if the count is zero",
 	},
 	{
 		name: "filters", play: filters,
-		rule: "Entries lists what f picks, in order of Seq; the zero Filter picks all, up to 100",
+		rule: "Entries lists what f selects, in order of Seq; the zero Filter selects all, up to 100",
 	},
 	{
 		name: "filters by stream and age", play: streamAndAge, options: Options{Route: outbox.ByCategory},
@@ -31,25 +31,25 @@ var inspectCases = []testCase{
 	},
 	{
 		name: "requeue", play: requeue,
-		rule: "Requeue makes the abandoned and failed entries that f picks pending, at once, with a fresh budget of attempts, no longer suspect; held entries behind them are pending again, and entries in another status stay as they are",
+		rule: "Requeue makes the abandoned and failed entries that f selects pending, due now, with no attempts counted, no longer suspect. Held entries behind them are pending again. Entries in another status are unchanged",
 	},
 	{
 		name: "requeue what was attempted long ago", play: requeueStale,
-		rule: "Where one of those that Requeue would make pending was last attempted longer ago than RequeueWindow, and not f.Force, it is ErrStale, and nothing is changed",
+		rule: "If one of the entries to requeue was last attempted longer than RequeueWindow ago, the error is ErrStale unless f.Force is set, and nothing is changed",
 	},
 	{
 		name: "a requeue after a shorter window", play: requeueWindow, options: Options{RequeueWindow: time.Hour},
-		rule: "Config.RequeueWindow is for how long after its last attempt an entry is requeued without Force",
+		rule: "Config.RequeueWindow is how long after its last attempt an entry can be requeued without Force",
 	},
 	{
 		name: "skip", play: skip,
-		rule: "Skip gives up for good on the pending, failed, held and abandoned entries that f picks; their keys go on without them; entries in another status stay as they are",
+		rule: "Skip gives up the pending, failed, held and abandoned entries that f selects; the later entries of their keys are claimed without them. Entries in another status are unchanged",
 	},
 }
 
-// oneOfEach makes an entry in every status, in the order of provider.EntryStatuses, of topic "mail" and "audit" in
-// turn, and with a key of its own: "1 claimed" for series 1. Only the held one has the topic and key of the
-// failed one, which it waits for.
+// oneOfEach makes an entry in every status, in the order of provider.EntryStatuses, alternately
+// of topic "mail" and "audit", each with a separate key: "1 claimed" for series 1. Only the held
+// one has the topic and key of the failed one, for which it waits.
 func (s *stage) oneOfEach(series string) map[outbox.Status]outbox.Entry {
 	s.Helper()
 	each := map[outbox.Status]outbox.Entry{}
@@ -85,7 +85,7 @@ func (s *stage) counts() map[outbox.Status]int64 {
 	return counts
 }
 
-// counted ends the case if there are other entries than these.
+// counted fails the case unless these are the counts.
 func (s *stage) counted(want map[outbox.Status]int64) {
 	s.Helper()
 	all := provider.ZeroCounts(nil)
@@ -166,7 +166,7 @@ func filters(s *stage) {
 func streamAndAge(s *stage) {
 	s.append("review-1", eventstore.NoStream, drafts(2)...)
 	s.append("review-2", eventstore.NoStream, draft())
-	s.enqueue(line(1, "review", "review-1")...) // its key is no stream
+	s.enqueue(line(1, "review", "review-1")...) // its key looks like a stream, but it has none
 	s.advance(2 * time.Hour)
 	s.append("review-1", 2, draft())
 	s.enqueue(line(1, "mail", "")...)
@@ -185,15 +185,15 @@ func streamAndAge(s *stage) {
 	} {
 		same(s, name, seqsOf(s.entries(c.f)), c.want)
 	}
-	s.settle(s.db.Skip, outbox.Filter{Stream: "review-1", Older: time.Hour}, 2)
+	s.resolve(s.db.Skip, outbox.Filter{Stream: "review-1", Older: time.Hour}, 2)
 	s.inStatus(outbox.Skipped, all[:2]...)
-	s.settle(s.db.Skip, outbox.Filter{Older: time.Hour}, 2)
-	same(s, "what is pending", seqsOf(s.entries(outbox.Filter{Status: []outbox.Status{outbox.Pending}})), young)
+	s.resolve(s.db.Skip, outbox.Filter{Older: time.Hour}, 2)
+	same(s, "pending entries", seqsOf(s.entries(outbox.Filter{Status: []outbox.Status{outbox.Pending}})), young)
 	for _, e := range s.claim(three, 10) {
 		s.mark(outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Abandoned})
 	}
-	s.settle(s.db.Requeue, outbox.Filter{Older: time.Hour}, 0)
-	s.settle(s.db.Requeue, outbox.Filter{Stream: "review-1"}, 1)
+	s.resolve(s.db.Requeue, outbox.Filter{Older: time.Hour}, 0)
+	s.resolve(s.db.Requeue, outbox.Filter{Stream: "review-1"}, 1)
 	s.inStatus(outbox.Pending, all[4])
 }
 
@@ -214,7 +214,7 @@ func manyChanged(s *stage) {
 	}{
 		{"requeue seven", s.db.Requeue, outbox.Filter{Status: []outbox.Status{outbox.Abandoned}, Limit: 7}, 7, outbox.Pending},
 		{"requeue the next five", s.db.Requeue, outbox.Filter{After: entries[6].Seq, Limit: 5}, 5, outbox.Pending},
-		{"requeue the rest", s.db.Requeue, outbox.Filter{Status: []outbox.Status{outbox.Abandoned}}, n - 12, outbox.Pending},
+		{"requeue the others", s.db.Requeue, outbox.Filter{Status: []outbox.Status{outbox.Abandoned}}, n - 12, outbox.Pending},
 		{"skip all", s.db.Skip, outbox.Filter{Topic: "mail"}, n, outbox.Skipped},
 	} {
 		before := s.counts()
@@ -223,14 +223,14 @@ func manyChanged(s *stage) {
 		same(s, c.name, changed, c.changed)
 		same(s, "entries that are now "+string(c.next), s.counts()[c.next], before[c.next]+int64(changed))
 		for i, e := range s.entries(outbox.Filter{Status: []outbox.Status{c.next}}) {
-			same(s, "Seq of the changed ones, the first first", e.Seq, entries[i].Seq)
+			same(s, "Seq of the changed entries, in order", e.Seq, entries[i].Seq)
 		}
 	}
 }
 
 func requeue(s *stage) {
 	each := s.oneOfEach("1")
-	for range three.Attempts - 1 { // failed: at its last attempt, suspect
+	for range three.Attempts - 1 { // the failed one is at its last attempt, and suspect
 		s.advance(lease + time.Hour)
 		same(s, "claimed", seqsOf(s.claim(provider.EntryQuery{Topics: []string{"audit"}, Attempts: 9}, 1)), []int64{each[outbox.Claimed].Seq})
 		same(s, "claimed", seqsOf(s.claim(provider.EntryQuery{Topics: []string{"audit"}, Attempts: 9}, 1)), []int64{each[outbox.Failed].Seq})
@@ -241,7 +241,7 @@ func requeue(s *stage) {
 	before := s.entries(outbox.Filter{})
 	n, err := s.db.Requeue(s.ctx, outbox.Filter{Key: "nobody"})
 	s.ok(err, "requeue nothing")
-	same(s, "entries of nobody requeued", n, 0)
+	same(s, "entries of an unknown key requeued", n, 0)
 	n, err = s.db.Requeue(s.ctx, outbox.Filter{Status: []outbox.Status{outbox.Failed, outbox.Pending, outbox.Claimed}, Limit: 9})
 	s.ok(err, "requeue the failed")
 	same(s, "failed entries requeued", n, 1)
@@ -250,7 +250,7 @@ func requeue(s *stage) {
 	same(s, "entries requeued", n, 1)
 	for i, e := range s.entries(outbox.Filter{}) {
 		was := before[i]
-		if was.Status == outbox.Held { // behind the failed one
+		if was.Status == outbox.Held { // behind the failed entry
 			was.Status = outbox.Pending
 		}
 		if was.Status != outbox.Failed && was.Status != outbox.Abandoned {
@@ -274,34 +274,35 @@ func requeueStale(s *stage) {
 		return e
 	}
 	old := s.enqueue(line(1, "mail", "pending")...)[0]
-	s.settle(s.db.Skip, outbox.Filter{Seqs: []int64{old.Seq}}, 1) // never attempted, and not to be requeued
+	// never attempted, and not requeued later
+	s.resolve(s.db.Skip, outbox.Filter{Seqs: []int64{old.Seq}}, 1)
 	abandoned, failed := fail(outbox.Abandoned), fail(outbox.Failed)
 	behind := s.enqueue(outbox.Message{Topic: "mail", Key: abandoned.Key})[0]
 	s.hold(1)
 	s.advance(provider.DefaultRequeueWindow - time.Hour)
 	inTime := fail(outbox.Abandoned)
-	s.settle(s.db.Requeue, outbox.Filter{Seqs: []int64{failed.Seq}}, 1)
-	taken := s.claimOne(failed.Seq) // just now
+	s.resolve(s.db.Requeue, outbox.Filter{Seqs: []int64{failed.Seq}}, 1)
+	taken := s.claimOne(failed.Seq) // attempted just now
 	s.mark(outbox.Mark{Seq: taken.Seq, Token: taken.Token, To: outbox.Abandoned})
 	s.advance(2 * time.Hour)
 	late := fail(outbox.Failed)
 	before := s.dump()
 	for name, f := range map[string]outbox.Filter{
 		"all": {}, "one": {Seqs: []int64{abandoned.Seq}}, "those of its status": {Status: []outbox.Status{outbox.Abandoned}},
-		"it and one more": {Seqs: []int64{abandoned.Seq, late.Seq}}, "the first": {Limit: 1},
+		"two entries": {Seqs: []int64{abandoned.Seq, late.Seq}}, "the first": {Limit: 1},
 	} {
 		n, err := s.db.Requeue(s.ctx, f)
-		s.holds(errors.Is(err, outbox.ErrStale), "the error %v of requeueing %s is ErrStale", err, name)
+		s.require(errors.Is(err, outbox.ErrStale), "the error %v of requeueing %s is ErrStale", err, name)
 		same(s, "entries requeued", n, 0)
-		s.unchanged(before, "a requeue of what is stale")
+		s.unchanged(before, "a requeue of stale entries")
 	}
-	s.settle(s.db.Requeue, outbox.Filter{Seqs: []int64{}}, 0)
-	s.settle(s.db.Skip, outbox.Filter{Seqs: []int64{}}, 0)
-	s.settle(s.db.Requeue, outbox.Filter{Seqs: []int64{inTime.Seq}}, 1)
-	s.settle(s.db.Requeue, outbox.Filter{After: inTime.Seq}, 1) // late
-	s.settle(s.db.Requeue, outbox.Filter{Force: true, Seqs: []int64{abandoned.Seq, late.Seq}}, 1)
+	s.resolve(s.db.Requeue, outbox.Filter{Seqs: []int64{}}, 0)
+	s.resolve(s.db.Skip, outbox.Filter{Seqs: []int64{}}, 0)
+	s.resolve(s.db.Requeue, outbox.Filter{Seqs: []int64{inTime.Seq}}, 1)
+	s.resolve(s.db.Requeue, outbox.Filter{After: inTime.Seq}, 1) // the entry late
+	s.resolve(s.db.Requeue, outbox.Filter{Force: true, Seqs: []int64{abandoned.Seq, late.Seq}}, 1)
 	s.inStatus(outbox.Pending, abandoned, behind, inTime, late)
-	s.settle(s.db.Requeue, outbox.Filter{}, 1) // which was attempted again meanwhile
+	s.resolve(s.db.Requeue, outbox.Filter{}, 1) // attempted again meanwhile
 	s.inStatus(outbox.Skipped, old)
 }
 
@@ -310,8 +311,8 @@ func requeueWindow(s *stage) {
 	s.mark(outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Abandoned})
 	s.advance(2 * time.Hour)
 	_, err := s.db.Requeue(s.ctx, outbox.Filter{})
-	s.holds(errors.Is(err, outbox.ErrStale), "the error %v of requeueing after the window is ErrStale", err)
-	s.settle(s.db.Requeue, outbox.Filter{Force: true}, 1)
+	s.require(errors.Is(err, outbox.ErrStale), "the error %v of requeueing after the window is ErrStale", err)
+	s.resolve(s.db.Requeue, outbox.Filter{Force: true}, 1)
 }
 
 func skip(s *stage) {
@@ -342,5 +343,5 @@ func skip(s *stage) {
 			same(s, "status", e.Status, outbox.Skipped)
 		}
 	}
-	s.claimed("a claim of those that stood behind", followers...)
+	s.claimed("a claim of the entries behind them", followers...)
 }

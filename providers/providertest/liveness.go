@@ -12,19 +12,19 @@ import (
 var livenessCases = []testCase{
 	{
 		name: "leases", play: leases,
-		rule: "Beat says that runner is alive until lease from now. Health.Crashed is when the lease of the last runner ended that did not end well; zero if there is none",
+		rule: "Beat records that runner is alive until lease from now. Health.Crashed is the end of the last lease that did not end well; zero if there is none",
 	},
 	{
 		name: "a runner that ends", play: runnerEnds,
-		rule: "Beat with a lease of zero: the runner ended well: its names are deleted, and it is forgotten",
+		rule: "Beat with a lease of zero: the runner ended well. Its record and its messages in flight are deleted",
 	},
 	{
-		name: "runners are forgotten", play: runnersForgotten,
-		rule: "Other runners are forgotten, with their names, when their lease ended longer than record ago",
+		name: "runners are forgotten", play: runnersExpire,
+		rule: "Other runners are deleted, with their messages in flight, when their lease ended longer than record ago",
 	},
 	{
-		name: "names are replaced", play: namesReplaced,
-		rule: "Name says which messages w is about to run, in place of those that it named before",
+		name: "names are replaced", play: inFlightReplaced,
+		rule: "InFlight records the messages that w is about to run, in place of its earlier ones",
 	},
 	{
 		name: "the store's clock", play: storesClock,
@@ -32,15 +32,15 @@ var livenessCases = []testCase{
 	},
 	{
 		name: "beats and names at once", play: beatsAtOnce,
-		rule: "Runners and workers may call Beat and Name at the same moment",
+		rule: "Runners and workers may call Beat and InFlight concurrently",
 	},
 	{
 		name: "leases and names outlive the process", unless: Volatile, play: livenessOutlives,
-		rule: "Leases and names are never lost in a crash of a runner",
+		rule: "Leases and messages in flight are never lost in a crash of a runner",
 	},
 }
 
-// beat renews a lease, and ends the case unless a runner has crashed, or none has.
+// beat renews a lease, and fails the case unless Health reports a crash or none, as expected.
 func (s *stage) beat(runner string, lease, record time.Duration, crashed bool) provider.Health {
 	s.Helper()
 	h, err := s.db.Beat(s.ctx, runner, lease, record)
@@ -49,18 +49,18 @@ func (s *stage) beat(runner string, lease, record time.Duration, crashed bool) p
 	return h
 }
 
-// forgetRunners ends the leases of the cases before.
-func (s *stage) forgetRunners() {
+// expireRunners ends the leases of earlier cases.
+func (s *stage) expireRunners() {
 	s.Helper()
 	s.advance(1000 * day)
-	s.beat("forgets others", time.Hour, time.Millisecond, false)
-	s.beat("forgets others", 0, day, false)
+	s.beat("expires others", time.Hour, time.Millisecond, false)
+	s.beat("expires others", 0, day, false)
 }
 
 const day = 24 * time.Hour
 
 func leases(s *stage) {
-	s.forgetRunners()
+	s.expireRunners()
 	s.beat("one", time.Hour, day, false)
 	s.beat("two", 3*time.Hour, day, false)
 	s.advance(50 * time.Minute)
@@ -70,41 +70,42 @@ func leases(s *stage) {
 	s.advance(time.Hour) // the lease of one ended 50 minutes ago
 	h := s.beat("two", 3*time.Hour, day, true)
 	ago := h.Now.Sub(h.Crashed)
-	s.holds(ago > 40*time.Minute && ago < time.Hour, "the lease ended at %v, 50 minutes before %v", h.Crashed, h.Now)
+	s.require(ago > 40*time.Minute && ago < time.Hour, "the lease ended at %v, 50 minutes before %v", h.Crashed, h.Now)
 	s.beat("three", time.Minute, day, true)
 	s.advance(10 * time.Minute)
 	last := s.beat("two", 3*time.Hour, day, true)
 	ago = last.Now.Sub(last.Crashed)
-	s.holds(ago > 5*time.Minute && ago < 15*time.Minute, "the last lease ended at %v, nine minutes before %v", last.Crashed, last.Now)
-	s.beat("three", time.Hour, day, true) // it was slow, and not dead; one still is
+	s.require(ago > 5*time.Minute && ago < 15*time.Minute, "the last lease ended at %v, nine minutes before %v", last.Crashed, last.Now)
+	// three was slow, but had not crashed; one still has
+	s.beat("three", time.Hour, day, true)
 	s.beat("one", time.Hour, day, false)
 }
 
 func runnerEnds(s *stage) {
-	s.forgetRunners()
+	s.expireRunners()
 	s.beat("one", time.Hour, day, false)
 	s.beat("two", time.Hour, day, false)
 	for n := range 2 {
-		s.mention(provider.Worker{Runner: "one", Number: n}, fmt.Sprint("m-", n))
-		s.mention(provider.Worker{Runner: "two", Number: n}, fmt.Sprint("m-", 8+n))
+		s.inFlight(provider.Worker{Runner: "one", Number: n}, fmt.Sprint("m-", n))
+		s.inFlight(provider.Worker{Runner: "two", Number: n}, fmt.Sprint("m-", 8+n))
 	}
 	s.beat("one", 0, day, false)
 	s.isSuspect("after one has ended", []string{"m-0", "m-1", "m-8", "m-9"}, false, false, true, true)
 	s.advance(2 * time.Hour)
-	s.beat("three", time.Hour, day, true) // two
+	s.beat("three", time.Hour, day, true) // two crashed
 	s.beat("two", 0, day, false)
 	s.beat("three", time.Hour, day, false)
 	s.beat("never", 0, day, false)
 	s.isSuspect("after all have ended", []string{"m-0", "m-8", "m-9"}, false, false, false)
 }
 
-func runnersForgotten(s *stage) {
-	s.forgetRunners()
+func runnersExpire(s *stage) {
+	s.expireRunners()
 	s.beat("one", time.Hour, day, false)
 	s.beat("two", 20*time.Hour, day, false)
 	s.beat("three", 100*time.Hour, day, false)
 	for _, runner := range []string{"one", "two", "three"} {
-		s.mention(provider.Worker{Runner: runner}, "m-"+runner)
+		s.inFlight(provider.Worker{Runner: runner}, "m-"+runner)
 	}
 	ids := []string{"m-one", "m-two", "m-three"}
 	s.advance(24 * time.Hour)
@@ -113,50 +114,50 @@ func runnersForgotten(s *stage) {
 	s.advance(2 * time.Hour)
 	h := s.beat("four", time.Hour, day, true)
 	ago := h.Now.Sub(h.Crashed)
-	s.holds(ago > 5*time.Hour && ago < 7*time.Hour, "the last lease ended at %v, six hours before %v", h.Crashed, h.Now)
+	s.require(ago > 5*time.Hour && ago < 7*time.Hour, "the last lease ended at %v, six hours before %v", h.Crashed, h.Now)
 	s.isSuspect("after the record of one", ids, false, true, true)
 	s.beat("four", time.Hour, 2*time.Hour, false)
 	s.isSuspect("after a shorter record", ids, false, false, true)
 	s.beat("four", time.Hour, day, false)
 }
 
-func namesReplaced(s *stage) {
+func inFlightReplaced(s *stage) {
 	w, other := provider.Worker{Runner: "one", Number: 1}, provider.Worker{Runner: "one", Number: 2}
 	ids := []string{"m-1", "m-2", "m-3"}
-	s.mention(w, "m-1", "m-2")
-	s.mention(other, "m-2")
+	s.inFlight(w, "m-1", "m-2")
+	s.inFlight(other, "m-2")
 	s.isSuspect("at first", ids, true, true, false)
-	s.mention(w, "m-2", "m-3")
-	s.isSuspect("after others are named", ids, false, true, true)
-	s.mention(w, "m-3")
-	s.mention(w, "m-3")
+	s.inFlight(w, "m-2", "m-3")
+	s.isSuspect("after others are in flight", ids, false, true, true)
+	s.inFlight(w, "m-3")
+	s.inFlight(w, "m-3")
 	s.isSuspect("with the other worker", ids, false, true, true)
-	s.mention(other)
-	s.isSuspect("after the other named none", ids, false, false, true)
-	s.mention(w)
-	s.isSuspect("after both named none", ids, false, false, false)
+	s.inFlight(other)
+	s.isSuspect("after the other has none", ids, false, false, true)
+	s.inFlight(w)
+	s.isSuspect("after both have none", ids, false, false, false)
 	many := make([]string, 500)
 	for i := range many {
 		many[i] = newID()
 	}
-	s.mention(w, many...)
+	s.inFlight(w, many...)
 	s.isSuspect("of many", []string{many[0], many[499], "m-1"}, true, true, false)
 }
 
 func storesClock(s *stage) {
-	s.forgetRunners()
+	s.expireRunners()
 	first := s.beat("one", time.Minute, day, false)
 	row := s.park(0, s.failed("m-1", ""))[0]
 	second := s.beat("two", time.Hour, day, false)
-	s.holds(!row.At.Before(first.Now.Add(-time.Second)) && !row.At.After(second.Now.Add(time.Second)), "%v, at which it was parked, is between %v and %v", row.At, first.Now, second.Now)
-	s.holds(first.Now.Location() == time.UTC, "%v is in UTC", first.Now)
+	s.require(!row.At.Before(first.Now.Add(-time.Second)) && !row.At.After(second.Now.Add(time.Second)), "%v, when it was parked, is between %v and %v", row.At, first.Now, second.Now)
+	s.require(first.Now.Location() == time.UTC, "%v is in UTC", first.Now)
 	s.advance(2 * time.Minute)
 	h := s.beat("two", time.Hour, day, true)
-	s.holds(h.Crashed.Before(h.Now) && h.Crashed.Location() == time.UTC, "the lease ended at %v, before %v", h.Crashed, h.Now)
+	s.require(h.Crashed.Before(h.Now) && h.Crashed.Location() == time.UTC, "the lease ended at %v, before %v", h.Crashed, h.Now)
 }
 
 func beatsAtOnce(s *stage) {
-	s.forgetRunners()
+	s.expireRunners()
 	const n = 20
 	errs := make([]error, n)
 	together(n, func(i int) {
@@ -166,8 +167,8 @@ func beatsAtOnce(s *stage) {
 			errs[i] = errors.Join(errs[i], err, s.db.InFlight(s.ctx, s.name, provider.Worker{Runner: runner, Number: i / 5}, []string{"m-1", fmt.Sprint("n-", i)}))
 		}
 	})
-	s.ok(errors.Join(errs...), "beat and name at once")
-	s.isSuspect("named at once", []string{"m-1", "n-0", fmt.Sprint("n-", n-1)}, true, true, true)
+	s.ok(errors.Join(errs...), "beat and record at once")
+	s.isSuspect("recorded at once", []string{"m-1", "n-0", fmt.Sprint("n-", n-1)}, true, true, true)
 	together(n, func(i int) {
 		_, errs[i] = s.db.Beat(s.ctx, fmt.Sprint("runner ", i%5), 0, day)
 	})
@@ -176,9 +177,9 @@ func beatsAtOnce(s *stage) {
 }
 
 func livenessOutlives(s *stage) {
-	s.forgetRunners()
+	s.expireRunners()
 	s.beat("one", time.Minute, day, false)
-	s.mention(provider.Worker{Runner: "one"}, "m-1")
+	s.inFlight(provider.Worker{Runner: "one"}, "m-1")
 	later := s.reopen()
 	later.isSuspect("through a new handle", []string{"m-1"}, true)
 	s.advance(time.Hour)

@@ -11,7 +11,7 @@ import (
 var markerCases = []testCase{
 	{
 		name: "a redelivered message", play: redelivered,
-		rule: "A message with Mark is fresh for a handler if its marker was not there",
+		rule: "A message with Mark is fresh for a handler if its marker did not exist",
 	},
 	{
 		name: "a message without a marker", play: unmarked,
@@ -19,7 +19,7 @@ var markerCases = []testCase{
 	},
 	{
 		name: "handlers are independent", play: independentHandlers,
-		rule: "A marker is of one handler and one message: a handler that is added later is fresh alone",
+		rule: "A marker is of one handler and one message: only a handler that is added later is fresh",
 	},
 	{
 		name: "earlier names of a handler", play: earlierNames,
@@ -27,23 +27,23 @@ var markerCases = []testCase{
 	},
 	{
 		name: "generations", play: generations,
-		rule: "Switch makes the generation that fn returns the live one, in the transaction of what fn writes; the first one is 1. Markers are of a generation",
+		rule: "Switch makes the generation that fn returns the live one, in the transaction of fn's writes; the first one is 1. Markers are of a generation",
 	},
 	{
-		name: "a Switch that fails", play: failedSwitch,
-		rule: "Switch whose fn fails leaves the generation and what fn wrote",
+		name: "a failed Switch", play: failedSwitch,
+		rule: "If fn fails, Switch leaves the generation, and fn's writes are rolled back",
 	},
 	{
 		name: "several messages in a unit", play: severalMessages,
-		rule: "Found.Fresh says for each handler of each message of a unit whether it is to run",
+		rule: "Found.Fresh says for each handler of each message of a unit whether to run it",
 	},
 	{
 		name: "many messages in a unit", play: manyMessages,
 		rule: "A unit may have many messages, and each of them several handlers",
 	},
 	{
-		name: "odd message ids", play: oddMessageIDs,
-		rule: "A message id is text of any kind, not only a UUID, and no two ids are the same",
+		name: "unusual message ids", play: oddMessageIDs,
+		rule: "A message id is text of any kind, not only a UUID, and different ids stay different",
 	},
 	{
 		name: "a new handle knows the markers", unless: Volatile, play: newHandleKnows,
@@ -60,7 +60,7 @@ func redelivered(s *stage) {
 		_, err := effects(o)
 		return provider.Closing{}, errors.Join(err, errRefused)
 	})
-	s.holds(errors.Is(err, errRefused), "the error %v is run's", err)
+	s.require(errors.Is(err, errRefused), "the error %v is run's", err)
 	same(s, "fresh after a unit that failed", s.open(s.of("m-2"), effects).Fresh, [][]bool{{true}})
 	same(s, "total", s.total("m-2"), 1)
 	s.outcomes("of messages with markers", []string{"m-1", "m-2"}, provider.OutcomeApplied, provider.OutcomeApplied)
@@ -119,7 +119,7 @@ func earlierNames(s *stage) {
 	same(s, "totals", []int{s.total("m-1"), s.total("m-2"), s.total("m-9")}, []int{1, 1, 1})
 }
 
-// switchTo makes another generation live, and ends the case unless this one was.
+// switchTo makes another generation live, and fails the case unless this one was.
 func (s *stage) switchTo(next, was int) {
 	s.Helper()
 	s.ok(s.switches(s.ctx, s.name, func(o opened, live int) (int, error) {
@@ -134,7 +134,7 @@ func generations(s *stage) {
 	same(s, "total that Switch wrote", s.total("switched"), 1)
 	s.outcomes("in the next generation", []string{"m-1"}, provider.OutcomeUnseen)
 	same(s, "fresh in the next generation", s.open(s.of("m-1"), effects).Fresh, [][]bool{{true}})
-	same(s, "fresh once more", s.open(s.of("m-1", "m-2"), effects).Fresh, [][]bool{{false}, {true}})
+	same(s, "fresh again", s.open(s.of("m-1", "m-2"), effects).Fresh, [][]bool{{false}, {true}})
 	s.switchTo(1, 2)
 	same(s, "fresh in the first generation", s.open(s.of("m-1", "m-2"), effects).Fresh, [][]bool{{false}, {true}})
 	same(s, "totals", []int{s.total("m-1"), s.total("m-2")}, []int{2, 2})
@@ -148,7 +148,7 @@ func generations(s *stage) {
 func failedSwitch(s *stage) {
 	s.open(s.of("m-1"), effects)
 	err := s.switches(s.ctx, s.name, func(o opened, _ int) (int, error) { return 2, errors.Join(o.add("switched", 1), errRefused) })
-	s.holds(errors.Is(err, errRefused), "the error %v is fn's", err)
+	s.require(errors.Is(err, errRefused), "the error %v is fn's", err)
 	func() {
 		defer func() { same(s, "what was recovered", recover(), any("poison")) }()
 		_ = s.switches(s.ctx, s.name, func(opened, int) (int, error) { panic("poison") })

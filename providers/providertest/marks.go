@@ -12,7 +12,7 @@ import (
 
 var markCases = []testCase{
 	{
-		name: "what each mark makes of an entry", play: eachMark,
+		name: "the effect of each mark", play: eachMark,
 		rule: "Published, Failed (with its backoff and error class), Abandoned (with its error class), Claimed (renews the lease), Pending (releases, and gives the attempt back)",
 	},
 	{
@@ -21,43 +21,43 @@ var markCases = []testCase{
 	},
 	{
 		name: "a released entry", play: releasedEntry,
-		rule: "A mark to Pending releases and gives the attempt back: the entry is claimable at once",
+		rule: "A mark to Pending releases the entry and gives the attempt back: the entry is claimable at once",
 	},
 	{
 		name: "a released entry that waits", play: releasedWaits,
-		rule: "A mark to Pending: the entry is not claimable before After; and where Error is not empty, it is the last error",
+		rule: "A mark to Pending: the entry is not claimable before After. If Error is not empty, it is the last error",
 	},
 	{
 		name: "a published entry that is not kept", play: dropped,
-		rule: "Mark.Drop: Published: delete the entry instead of keeping it; fenced as any mark; with another status an *eventstore.InvalidError",
+		rule: "Mark.Drop: delete the published entry instead, fenced like any mark; with another status it is an *eventstore.InvalidError",
 	},
 	{
 		name: "a late mark changes nothing", play: lateMark,
-		rule: "MarkEntries returns the Seqs whose token is no longer the entry's claim: those are unchanged",
+		rule: "MarkEntries returns the Seqs whose token is no longer that of the entry's claim. Those are unchanged",
 	},
 	{
 		name: "a mark counts once", play: markCountsOnce,
 		rule: "Each mark is fenced by its token: once an entry is no longer claimed, a mark with the token of that claim is late",
 	},
 	{
-		name: "late marks beside good ones", play: lateBesideGood,
-		rule: "MarkEntries changes what its tokens still hold, and returns the Seqs of the others",
+		name: "late marks next to good ones", play: lateBesideGood,
+		rule: "MarkEntries changes the entries that its tokens still hold, and returns the Seqs of the others",
 	},
 	{
 		name: "a mark after the lease's end", play: markAfterLease,
-		rule: "A claim ends with its take-over, not with its lease: until then its token counts",
+		rule: "A claim ends when it is taken over, not when its lease ends: until then its token counts",
 	},
 	{
 		name: "a mark to a wrong status", play: wrongMark,
-		rule: "A mark to another status than Mark.To allows is an *eventstore.InvalidError, nothing changed",
+		rule: "A mark to a status that Mark.To does not allow is an *eventstore.InvalidError, and nothing is changed",
 	},
 	{
-		name: "published is the end", play: publishedIsTheEnd,
-		rule: "Published and skipped are terminal",
+		name: "published is final", play: publishedIsTheEnd,
+		rule: "Published and skipped are final",
 	},
 }
 
-// mark marks, and ends the case if any of the marks is late.
+// mark marks, and fails the case if any of the marks is late.
 func (s *stage) mark(marks ...outbox.Mark) {
 	s.Helper()
 	late, err := s.db.MarkEntries(s.ctx, marks)
@@ -65,7 +65,7 @@ func (s *stage) mark(marks ...outbox.Mark) {
 	same(s, "late marks", len(late), 0)
 }
 
-// late ends the case if any of the marks is not late.
+// late fails the case if any of the marks is not late.
 func (s *stage) late(what string, marks ...outbox.Mark) {
 	s.Helper()
 	late, err := s.db.MarkEntries(s.ctx, marks)
@@ -77,7 +77,7 @@ func (s *stage) late(what string, marks ...outbox.Mark) {
 	same(s, "late marks: "+what, late, want)
 }
 
-// everyMark is a mark of e to each status that a mark may name.
+// everyMark returns a mark of e to each status that a mark may have.
 func everyMark(e outbox.Entry) []outbox.Mark {
 	return []outbox.Mark{
 		{Seq: e.Seq, Token: e.Token, To: outbox.Published},
@@ -98,7 +98,7 @@ func eachMark(s *stage) {
 	s.mark(marks...)
 	for i, m := range marks {
 		e := s.entry(m.Seq)
-		want := e // times are looked at one by one
+		want := e // times are checked one by one
 		want.Status, want.Attempts, want.Token, want.ClaimedBy, want.LastError = m.To, 1, m.Token, "a", m.Error
 		if m.To == outbox.Pending {
 			want.Attempts = 0
@@ -106,16 +106,16 @@ func eachMark(s *stage) {
 		same(s, "entry marked "+string(m.To), e, want)
 		same(s, "message of the entry", e.OutboxMessage, entries[i].OutboxMessage)
 		same(s, "published at a time", !e.PublishedAt.IsZero(), m.To == outbox.Published)
-		s.holds(!e.PublishedAt.Before(e.LastAttemptedAt) || e.PublishedAt.IsZero(), "the publication follows the attempt")
+		s.require(!e.PublishedAt.Before(e.LastAttemptedAt) || e.PublishedAt.IsZero(), "the publication follows the attempt")
 		wait := e.NextAttemptAt.Sub(e.LastAttemptedAt)
 		switch m.To {
 		case outbox.Failed, outbox.Claimed:
-			s.holds(wait >= m.After && wait < m.After+patience, "%s: the next attempt is %s after the last, not %s", m.To, m.After, wait)
+			s.require(wait >= m.After && wait < m.After+patience, "%s: the next attempt is %s after the last: %s", m.To, m.After, wait)
 		case outbox.Pending:
-			s.holds(wait < patience, "a released entry does not wait: %s", wait)
+			s.require(wait < patience, "a released entry does not wait: %s", wait)
 		}
 	}
-	s.mark() // none
+	s.mark() // no marks
 }
 
 func renewedLease(s *stage) {
@@ -134,8 +134,8 @@ func renewedLease(s *stage) {
 
 func releasedEntry(s *stage) {
 	entries := s.enqueue(line(2, "mail", "ann")...)
-	for range 5 { // more often than it has attempts
-		taken := s.claimed("a claim of what was released", entries...)
+	for range 5 { // more often than the entry has attempts
+		taken := s.claimed("a claim of released entries", entries...)
 		for _, e := range taken {
 			same(s, "attempts", e.Attempts, 1)
 			s.mark(outbox.Mark{Seq: e.Seq, Token: e.Token, To: outbox.Pending})
@@ -152,7 +152,7 @@ func releasedWaits(s *stage) {
 			got := s.entry(e.Seq)
 			same(s, "status, attempts, error", []any{got.Status, got.Attempts, got.LastError}, []any{outbox.Pending, 0, cmp.Or(class, e.LastError)})
 			wait := got.NextAttemptAt.Sub(got.LastAttemptedAt)
-			s.holds(wait >= 2*time.Hour && wait < 2*time.Hour+patience, "the next attempt is %s after the last, not two hours", wait)
+			s.require(wait >= 2*time.Hour && wait < 2*time.Hour+patience, "the next attempt is two hours after the last: %s", wait)
 		}
 		entries = append(entries, s.enqueue(line(1, "mail", "ann")...)...)
 		s.advance(time.Hour)
@@ -171,21 +171,21 @@ func dropped(s *stage) {
 			{Seq: taken[0].Seq, Token: taken[0].Token, To: outbox.Published},
 			{Seq: taken[1].Seq, Token: taken[1].Token, To: to, Drop: true},
 		})
-		s.invalid(err, "a drop of what is marked "+string(to))
+		s.invalid(err, "a drop of an entry marked "+string(to))
 		s.unchanged(before, "a refused drop")
 	}
 	before := s.dump()
 	s.late("a drop with another claim's token", outbox.Mark{Seq: taken[0].Seq, Token: claim.NewToken(), To: outbox.Published, Drop: true})
-	s.late("a drop of what is not claimed", outbox.Mark{Seq: entries[2].Seq, Token: taken[0].Token, To: outbox.Published, Drop: true})
+	s.late("a drop of an entry that is not claimed", outbox.Mark{Seq: entries[2].Seq, Token: taken[0].Token, To: outbox.Published, Drop: true})
 	s.unchanged(before, "late drops")
 	m := outbox.Mark{Seq: taken[0].Seq, Token: taken[0].Token, To: outbox.Published, Drop: true}
 	s.mark(m, outbox.Mark{Seq: taken[1].Seq, Token: taken[1].Token, To: outbox.Published})
 	same(s, "entries left", seqsOf(s.entries(outbox.Filter{})), seqsOf(entries[1:]))
 	s.late("a second drop", m)
-	again := s.enqueue(entries[0].OutboxMessage, entries[1].OutboxMessage) // the second is there
+	again := s.enqueue(entries[0].OutboxMessage, entries[1].OutboxMessage) // the second one exists
 	same(s, "entries enqueued again", len(again), 1)
 	same(s, "its message", again[0].OutboxMessage, entries[0].OutboxMessage)
-	s.claimed("a claim of what stood behind it, and of the new one", entries[2], again[0])
+	s.claimed("a claim of the entry behind it, and of the new one", entries[2], again[0])
 }
 
 func lateMark(s *stage) {
@@ -211,7 +211,7 @@ func markCountsOnce(s *stage) {
 	for i, e := range s.claim(three, 5) {
 		m := everyMark(e)[i]
 		s.mark(m)
-		if m.To == outbox.Claimed { // renewed, it is still held
+		if m.To == outbox.Claimed { // renewed: still held
 			s.mark(m)
 			continue
 		}
@@ -236,11 +236,14 @@ func lateBesideGood(s *stage) {
 	taken := s.claim(three, 2)
 	before := s.dump()
 	marks := []outbox.Mark{
-		{Seq: entries[2].Seq, To: outbox.Published},                            // not claimed, no token
-		{Seq: taken[0].Seq, Token: taken[0].Token, To: outbox.Published},       // good
-		{Seq: taken[1].Seq, Token: claim.NewToken(), To: outbox.Published},     // another claim's token
-		{Seq: entries[3].Seq, Token: taken[0].Token, To: outbox.Published},     // not claimed, another's token
-		{Seq: entries[3].Seq + 999, Token: taken[0].Token, To: outbox.Pending}, // not there
+		// not claimed, no token
+		{Seq: entries[2].Seq, To: outbox.Published},
+		{Seq: taken[0].Seq, Token: taken[0].Token, To: outbox.Published}, // good
+		// another claim's token
+		{Seq: taken[1].Seq, Token: claim.NewToken(), To: outbox.Published},
+		// not claimed, another claim's token
+		{Seq: entries[3].Seq, Token: taken[0].Token, To: outbox.Published},
+		{Seq: entries[3].Seq + 999, Token: taken[0].Token, To: outbox.Pending}, // unknown Seq
 	}
 	late, err := s.db.MarkEntries(s.ctx, marks)
 	s.ok(err, "mark")
@@ -291,8 +294,8 @@ func publishedIsTheEnd(s *stage) {
 		s.ok(err, name)
 		same(s, "entries that "+name+" changed", n, 0)
 	}
-	s.claimed("a claim of what is published")
-	s.unchanged(before, "requeue and skip of what is published")
+	s.claimed("a claim of a published entry")
+	s.unchanged(before, "requeue and skip of a published entry")
 	s.advance(1000 * time.Hour)
-	s.claimed("a claim of what was published long ago")
+	s.claimed("a claim of an entry published a long time ago")
 }

@@ -17,21 +17,23 @@ import (
 var parkCrowdCases = []testCase{
 	{
 		name: "a crowd around parked messages", play: parkCrowd,
-		rule: "Whatever is delivered twice, fails, is parked, tried, replayed and drained at the same moment: each message takes effect once, in the order of its lane, and nothing stays parked",
+		rule: "Messages may be delivered twice, fail, be parked, tried and replayed at the same time: each takes effect once, in the order of its lane, and none stays parked",
 	},
 }
 
 const (
 	crowdLanes    = 6
-	crowdMessages = 30 // of each lane; of them one in three fails at first
-	crowdCopies   = 2  // deliveries of each message, by runners of their own
+	crowdMessages = 30 // of each lane; one in three fails at first
+	crowdCopies   = 2  // deliveries of each message, by different runners
 	crowdDrainers = 4
 )
 
-// parkCrowd delivers the messages of several lanes in order, by two runners at once, while others run due messages and
-// decide about stuck ones. The output of the units is the list of effects.
+// parkCrowd delivers the messages of several lanes in order, by two runners at once, while others
+// run due messages and decide about stuck ones. The outputs of the units list the effects in
+// order.
 func parkCrowd(s *stage) {
-	ctx, cancel := context.WithTimeout(s.ctx, time.Minute) // it takes seconds, unless messages stay parked
+	// the case takes seconds, unless messages stay parked
+	ctx, cancel := context.WithTimeout(s.ctx, time.Minute)
 	defer cancel()
 	s.ctx = ctx
 	var delivering atomic.Int32
@@ -67,17 +69,18 @@ func parkCrowd(s *stage) {
 			want = append(want, crowdID(key, n))
 			same(s, "effects of "+crowdID(key, n), s.total(crowdID(key, n)), 1)
 		}
-		s.holds(slices.Equal(got, want), "the effects of %s are in order: %q (seed %d)", key, got, seed)
+		s.require(slices.Equal(got, want), "the effects of %s are in order: %q (seed %d)", key, got, seed)
 		s.isHeld("in the end", key, false)
 	}
 }
 
 func crowdID(key string, n int) string { return fmt.Sprintf("%s %02d", key, n) }
 
-// failsAt says whether the nth message of a lane fails at its first runs, and is stuck then.
+// failsAt reports whether the nth message of a lane fails at its first runs, and whether it is
+// then stuck.
 func failsAt(n int) (fails, stuck bool) { return n%3 == 1, n%6 == 1 }
 
-// deliverLane delivers the messages of a lane in order, some in a unit.
+// deliverLane delivers the messages of a lane in order, several in a unit.
 func (s *stage) deliverLane(key string, random *rand.Rand) error {
 	for n := 0; n < crowdMessages; {
 		u := s.unit()
@@ -99,7 +102,8 @@ func (s *stage) deliverLane(key string, random *rand.Rand) error {
 	return nil
 }
 
-// deliverSome applies fresh messages until one fails. That one is parked, and later ones are parked behind it.
+// deliverSome applies fresh messages until one fails. It parks that one, and the later ones
+// behind it.
 func (s *stage) deliverSome(o opened, key string, first int) (c provider.Closing, err error) {
 	held := false
 	for i, m := range o.unit.Messages {
@@ -133,8 +137,8 @@ func takeEffect(o opened, c provider.Closing, i int, key string) (provider.Closi
 	return c, o.add(m.ID, 1)
 }
 
-// drain runs the messages that are due: a failed one as a try, and the others of several lanes in one unit. Now and then
-// it decides about stuck ones.
+// drain runs the due messages: a failed one as a try, and the others of several lanes in one
+// unit. Sometimes it decides about stuck ones.
 func (s *stage) drain(random *rand.Rand) error {
 	if random.IntN(3) == 0 {
 		f := provider.ParkedFilter{Projector: s.name, States: []provider.ParkedState{provider.StateStuck}}

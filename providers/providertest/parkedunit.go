@@ -20,31 +20,31 @@ var parkedUnitCases = []testCase{
 	},
 	{
 		name: "only if its lane is due", play: liveWhenDue,
-		rule: "A message without attempts is live only if its lane is due; one with attempts is, since Try has put the lane off",
+		rule: "A message without attempts is live only if its lane is due. One with attempts need not be, because Try has postponed the lane",
 	},
 	{
-		name: "fresh for what it is parked for", play: freshAgain,
-		rule: "A live parked message is fresh for all of its handlers, and one that is not live for none; its markers play no part. Held is always false",
+		name: "fresh for the handlers that it is parked for", play: freshAgain,
+		rule: "A live parked message is fresh for all of its handlers, one that is not live for none; its markers do not count. Held is always false",
 	},
 	{
 		name: "a parked message with Mark", play: markedAgain,
-		rule: "Mark: insert a marker for each of Handlers; a live parked message is fresh where its marker was not there",
+		rule: "Mark: insert a marker for each of Handlers; a live parked message is fresh for a handler if its marker did not exist",
 	},
 	{
-		name: "what becomes of those that ran", play: resolvedRows,
+		name: "the messages that ran", play: resolvedRows,
 		rule: "All live parked messages of the unit that are not in Closing.Park are resolved: deleted or, if a person decided on them, kept as replayed",
 	},
 	{
-		name: "what becomes of those that stay", play: staying,
-		rule: "A parked message in Closing.Park stays, with what the Aside says; negative After: it is stuck",
+		name: "the messages that stay", play: staying,
+		rule: "A parked message in Closing.Park stays, with the fields of the Aside; negative After: it is stuck",
 	},
 	{
-		name: "what becomes of their lanes", play: lanesAfterwards,
-		rule: "A lane is free if nothing is left in it, never due if its first message is stuck, due after After if its first is in Closing.Park, else due now",
+		name: "their lanes afterwards", play: lanesAfterwards,
+		rule: "A lane without messages is free. Otherwise it is never due if its first message is stuck, due after After if its first is in Closing.Park, else due now",
 	},
 	{
-		name: "a unit of parked messages that fails", play: failedParkedUnit,
-		rule: "A unit that fails leaves its parked messages, their order, and the time of their lanes",
+		name: "a failed unit of parked messages", play: failedParkedUnit,
+		rule: "A unit that fails changes neither its parked messages, nor their order, nor when their lanes are due",
 	},
 	{
 		name: "a parked message in many units at once", play: ranAtOnce,
@@ -63,9 +63,9 @@ func lanePrefix(s *stage) {
 	s.runs("one left out", []provider.Parked{rows[0], other, rows[2]}, true, true, false)
 	s.runs("in another order", []provider.Parked{rows[2], rows[1]}, false, true)
 	s.runs("a prefix, and then not", []provider.Parked{rows[2], rows[3], rows[5]}, true, true, false)
-	s.runs("one that is gone", []provider.Parked{rows[3], rows[4]}, false, true)
+	s.runs("one that is resolved", []provider.Parked{rows[3], rows[4]}, false, true)
 	s.runs("the last", rows[5:], true)
-	s.runs("all that are gone", rows, slices.Repeat([]bool{false}, 6)...)
+	s.runs("all that are resolved", rows, slices.Repeat([]bool{false}, 6)...)
 	for _, p := range append(rows, other) {
 		same(s, "total of "+p.MessageID, s.total(p.MessageID), 1)
 	}
@@ -110,7 +110,7 @@ func liveWhenDue(s *stage) {
 	s.advance(2 * time.Hour)
 	s.runs("when it is due", rows[:1], true)
 	stuck := s.park(-1, s.failed("m-3", "cid"), s.behind("m-4", "dan"))
-	s.runs("stuck ones", stuck, false, false)
+	s.runs("stuck messages", stuck, false, false)
 }
 
 func freshAgain(s *stage) {
@@ -122,18 +122,19 @@ func freshAgain(s *stage) {
 	found := s.open(u, effects)
 	same(s, "fresh", found.Fresh, [][]bool{{true, true}, {true}, {true}})
 	same(s, "held", found.Held, []bool{false, false, false})
-	same(s, "fresh when they are gone", s.open(u, effects).Fresh, [][]bool{{false, false}, {false}, {false}})
+	same(s, "fresh when they are resolved", s.open(u, effects).Fresh, [][]bool{{false, false}, {false}, {false}})
 	same(s, "totals", []int{s.total("m-1"), s.total("m-2"), s.total("m-3")}, []int{2, 1, 1})
 	s.outcomes("with and without a marker", []string{"m-2", "m-3"}, provider.OutcomeApplied, provider.OutcomeUnseen)
 }
 
 func markedAgain(s *stage) {
-	s.open(s.of("m-1"), effects) // an older program has applied it at one handler
+	// an older program has applied it for one handler
+	s.open(s.of("m-1"), effects)
 	row := s.park(0, s.untyped("m-1", ""))[0]
 	u := s.parkedUnit(row)
 	u.Messages[0].Mark, u.Messages[0].Handlers = true, []provider.Handler{s.handler("posted"), s.handler("liked", s.name+"/hearted")}
 	err := s.do(s.ctx, u, func(opened) (provider.Closing, error) { return provider.Closing{}, errRefused })
-	s.holds(errors.Is(err, errRefused), "the error %v is run's", err)
+	s.require(errors.Is(err, errRefused), "the error %v is run's", err)
 	gone := u
 	gone.Messages = slices.Clone(u.Messages)
 	gone.Messages[0].ID = "m-2"
@@ -148,7 +149,8 @@ func markedAgain(s *stage) {
 	later.Messages[0].Handlers = []provider.Handler{s.handler("posted"), s.handler("hearted")}
 	same(s, "fresh when it is redelivered", s.open(later, effects).Fresh, [][]bool{{false, false}})
 
-	row = s.park(0, s.untyped("m-3", ""))[0] // it stays, for the handlers that have their markers now
+	// it stays, for the handlers that now have their markers
+	row = s.park(0, s.untyped("m-3", ""))[0]
 	u = s.parkedUnit(row)
 	u.Messages[0].Mark, u.Messages[0].Handlers = true, []provider.Handler{s.handler("posted")}
 	s.open(u, func(opened) (provider.Closing, error) {
@@ -169,7 +171,7 @@ func resolvedRows(s *stage) {
 	same(s, "waiting or stuck", len(s.rows()), 0)
 	all := s.list(provider.ParkedFilter{Projector: s.name, States: allStates})
 	same(s, "kept", len(all), 1)
-	s.holds(all[0].ResolvedAt.Sub(all[0].At) >= time.Hour, "it was replayed at %v, an hour after %v", all[0].ResolvedAt, all[0].At)
+	s.require(all[0].ResolvedAt.Sub(all[0].At) >= time.Hour, "it was replayed at %v, an hour after %v", all[0].ResolvedAt, all[0].At)
 	want := rows[1]
 	want.State, want.Decision, want.ResolvedAt, want.DueAt = provider.StateReplayed, ann, all[0].ResolvedAt, time.Time{}
 	same(s, "replayed message", all[0], want)
@@ -182,7 +184,8 @@ func staying(s *stage) {
 	rows := s.park(0, s.behind("m-1", "ann"), s.behind("m-2", "ann"), s.behind("m-3", "ben"))
 	s.open(s.parkedUnit(rows...), func(opened) (provider.Closing, error) {
 		first, third := s.failed("x", "x"), s.failed("x", "x")
-		first.Payload, first.Headers, first.Topic, first.Type = nil, nil, "x", "x" // it says nothing of these
+		// not changed by the Aside
+		first.Payload, first.Headers, first.Topic, first.Type = nil, nil, "x", "x"
 		first.Class, first.Code, first.Attempts, first.Version = provider.ClassTransient, "suspect", 4, "v9"
 		return provider.Closing{Park: []provider.Aside{{Message: 0, Parked: first, After: time.Hour}, {Message: 2, Parked: third, After: -1}}}, nil
 	})
@@ -191,7 +194,7 @@ func staying(s *stage) {
 	want := rows[0]
 	want.Class, want.Code, want.Attempts, want.Handler, want.Version = provider.ClassTransient, "suspect", 4, s.name+"/posted", "v9"
 	want.DueAt = left[0].DueAt
-	same(s, "what stays", left[0], want)
+	same(s, "the message that stays", left[0], want)
 	s.states("of those that stay", left, provider.StateWaiting, provider.StateStuck)
 	s.isDue("at first")
 	s.advance(2 * time.Hour)
@@ -200,7 +203,7 @@ func staying(s *stage) {
 
 func lanesAfterwards(s *stage) {
 	s.park(0, s.behind("m-1", "ann"))
-	s.park(-1, s.behind("m-2", "ann")) // stuck, behind
+	s.park(-1, s.behind("m-2", "ann")) // stuck, behind m-1
 	s.park(0, s.behind("m-3", "ann"), s.failed("m-4", "ben"), s.behind("m-5", "ben"), s.behind("m-6", "cid"))
 	s.advance(time.Hour)
 	rows := s.rows()
@@ -227,7 +230,7 @@ func failedParkedUnit(s *stage) {
 			_, err := effects(o)
 			return provider.Closing{Park: []provider.Aside{{Message: 1, Parked: rows[1], After: -1}}}, errors.Join(err, errRefused)
 		})
-		s.holds(errors.Is(err, errRefused), "the error %v is run's", err)
+		s.require(errors.Is(err, errRefused), "the error %v is run's", err)
 		s.unchanged(before, "a unit that failed")
 		s.isDue("after a unit that failed", "m-1", "m-2")
 	}
@@ -235,7 +238,8 @@ func failedParkedUnit(s *stage) {
 	same(s, "totals", []int{s.total("m-1"), s.total("m-2")}, []int{1, 1})
 }
 
-// ranAtOnce runs the same messages in many units at once, four in a unit, and skips some of them meanwhile.
+// ranAtOnce runs the same messages in many units at once, four in a unit, and skips some of them
+// meanwhile.
 func ranAtOnce(s *stage) {
 	const messages, units = 24, 16
 	var ps []provider.Parked
@@ -262,7 +266,7 @@ func ranAtOnce(s *stage) {
 	done := 0
 	for _, p := range rows {
 		n := s.total(p.MessageID)
-		s.holds(n <= 1, "%s took effect %d times", p.MessageID, n)
+		s.require(n <= 1, "%s took effect %d times", p.MessageID, n)
 		done += n
 	}
 	same(s, "applied or skipped", done+skipped, messages)

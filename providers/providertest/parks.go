@@ -14,15 +14,15 @@ import (
 var parksCases = []testCase{
 	{
 		name: "a parked message is kept", play: parkedIsKept,
-		rule: "A parked message keeps all that is needed to look into it and to apply it later; the provider fills in Seq, At, DueAt and State",
+		rule: "A parked message keeps all that is needed to inspect it and to apply it later; the provider fills in Seq, At, DueAt and State",
 	},
 	{
 		name: "hostile text", play: hostileText,
-		rule: "Any id, key, type, code and header is parked and comes back byte for byte: with NUL, no UTF-8, or 10 kB",
+		rule: "Any id, key, type, code and header is parked and returned byte for byte: with NUL, invalid UTF-8, or 10 kB",
 	},
 	{
 		name: "parked with the commit", play: parkedWithCommit,
-		rule: "Messages are set aside with the unit's commit, and their markers stay: a redelivery is not fresh",
+		rule: "Messages are parked with the unit's commit, and their markers stay: a redelivery is not fresh",
 	},
 	{
 		name: "in order behind those of the lane", play: parkedInOrder,
@@ -34,11 +34,11 @@ var parksCases = []testCase{
 	},
 	{
 		name: "parked twice", play: parkedTwice,
-		rule: "A message that is parked for the projector already, by its id, is not parked twice: Handlers is added to that of the row that is there. One that was skipped stays so",
+		rule: "A message that is parked for the projector already, by its id, is not parked twice: its Handlers are added to the stored ones. A skipped one stays skipped",
 	},
 	{
 		name: "parked again", play: parkedAgain,
-		rule: "A message that was resolved, and not skipped, can be parked again, behind those of its lane",
+		rule: "A replayed message can be parked again, behind those of its lane",
 	},
 	{
 		name: "projectors and lanes are independent", play: lanesApart,
@@ -66,23 +66,24 @@ func parkedIsKept(s *stage) {
 	s.park(time.Hour, theirs...)
 	last := int64(0)
 	for i, p := range s.rows() {
-		s.holds(p.Seq > last, "Seq %d is greater than %d", p.Seq, last)
+		s.require(p.Seq > last, "Seq %d is greater than %d", p.Seq, last)
 		last = p.Seq
 		due := p.DueAt.Sub(p.At)
-		s.holds(due > 50*time.Minute && due < 70*time.Minute, "its lane is due at %v, an hour after %v", p.DueAt, p.At)
+		s.require(due > 50*time.Minute && due < 70*time.Minute, "its lane is due at %v, an hour after %v", p.DueAt, p.At)
 		p.Seq, p.At, p.DueAt = 0, time.Time{}, time.Time{}
 		same(s, "parked message", p, want[i])
 	}
 }
 
-// hostileText parks text that no text column takes, and finds and resolves it again.
+// hostileText parks text that no text column accepts, and finds and resolves it.
 func hostileText(s *stage) {
 	long := strings.Repeat("x", 10_000)
 	var want []provider.Parked
 	for i, text := range []string{"\x00", "a\x00b", "\xff", "\xfe", "\ufffd", `\ud800`, long, long + "y", long + "\x00\xff"} {
 		p := s.failed(text, text)
 		p.Type, p.Code, p.Headers = text, text, map[string]string{"k": text, text: "v"}
-		p.Payload, p.Handler, p.Handlers = fmt.Append(nil, i, text), "", nil // no runner marks such a message
+		// no runner marks such a message
+		p.Payload, p.Handler, p.Handlers = fmt.Append(nil, i, text), "", nil
 		want = append(want, p)
 	}
 	big := s.failed("big", "")
@@ -109,7 +110,7 @@ func parkedWithCommit(s *stage) {
 		c, _ := run(o)
 		return c, errRefused
 	})
-	s.holds(errors.Is(err, errRefused), "the error %v is run's", err)
+	s.require(errors.Is(err, errRefused), "the error %v is run's", err)
 	same(s, "parked by a unit that failed", len(s.rows()), 0)
 	s.isHeld("after a unit that failed", "ann", false)
 	s.open(u, run)
@@ -145,11 +146,12 @@ func parkedInOrder(s *stage) {
 
 func parkedAfter(s *stage) {
 	s.park(-1, s.failed("stuck", "ann"))
-	s.park(0, s.behind("behind the stuck", "ann"))
+	s.park(0, s.behind("behind stuck", "ann"))
 	s.park(2*time.Hour, s.failed("late", "ben"))
-	s.park(0, s.behind("behind the late", "ben"))
+	s.park(0, s.behind("behind late", "ben"))
 	u, _ := s.parking(0, s.failed("first", "cid"), s.behind("second", "cid"))
-	s.open(u, func(opened) (provider.Closing, error) { // the first of its lane decides, in one unit too
+	// the first message of a lane counts, also within one unit
+	s.open(u, func(opened) (provider.Closing, error) {
 		return provider.Closing{Park: []provider.Aside{
 			{Message: 0, Parked: s.failed("first", "cid"), After: time.Hour}, {Message: 1, Parked: s.behind("second", "cid")},
 		}}, nil
@@ -162,12 +164,12 @@ func parkedAfter(s *stage) {
 	s.advance(time.Hour)
 	s.isDue("after 150 minutes", "now", "first", "late")
 	s.advance(10_000 * time.Hour)
-	s.isDue("long after", "now", "first", "late")
+	s.isDue("a long time later", "now", "first", "late")
 	rows := s.rows()
 	s.states("as parked", rows, provider.StateStuck, provider.StateWaiting, provider.StateWaiting, provider.StateWaiting, provider.StateWaiting,
 		provider.StateWaiting, provider.StateWaiting, provider.StateStuck)
-	s.holds(rows[0].DueAt.IsZero() && rows[1].DueAt.IsZero(), "a lane with a stuck message at its front is due at no time: %v, %v", rows[0].DueAt, rows[1].DueAt)
-	s.outcomes("in a stuck lane", []string{"stuck", "behind the stuck", "late", "stuck behind"},
+	s.require(rows[0].DueAt.IsZero() && rows[1].DueAt.IsZero(), "a lane whose first message is stuck is never due: %v, %v", rows[0].DueAt, rows[1].DueAt)
+	s.outcomes("in a stuck lane", []string{"stuck", "behind stuck", "late", "stuck behind"},
 		provider.OutcomeStuck, provider.OutcomeStuck, provider.OutcomeWaiting, provider.OutcomeStuck)
 	s.runs("the first of a lane whose next is stuck", []provider.Parked{rows[6]}, true)
 	s.isDue("once the stuck message is the first", "first", "late")
@@ -205,16 +207,16 @@ func parkedTwice(s *stage) {
 	same(s, "messages without an id", len(s.park(0, nameless, nameless)), 2)
 }
 
-// parkedUntypedTwice: nothing has a marker of a message that is parked before its type is known.
+// parkedUntypedTwice: a message that is parked before its type is known has no markers.
 func parkedUntypedTwice(s *stage) {
 	row := s.park(0, s.untyped("m-2", "ben"))[0]
 	s.open(s.parking(0, s.untyped("m-2", "ben")))
 	same(s, "handlers of an untyped message", s.row(row.Seq).Handlers, nil)
 	late := s.failed("m-2", "ben")
 	s.open(s.parking(0, late))
-	same(s, "handlers once it is known", s.row(row.Seq).Handlers, late.Handlers)
+	same(s, "handlers once its type is known", s.row(row.Seq).Handlers, late.Handlers)
 	s.open(s.parking(0, s.untyped("m-2", "ben")))
-	same(s, "handlers after an older program", s.row(row.Seq).Handlers, late.Handlers)
+	same(s, "handlers after an older program parked it", s.row(row.Seq).Handlers, late.Handlers)
 	s.skip(row)
 }
 
@@ -227,7 +229,7 @@ func parkedAgain(s *stage) {
 	s.runs("all", s.rows(), true, true)
 	s.states("after a decision", first, provider.StateReplayed, provider.StateReplayed)
 	second := s.park(0, s.failed("m-2", "ben"))[0]
-	s.holds(second.Seq > first[1].Seq, "Seq %d is greater than %d", second.Seq, first[1].Seq)
+	s.require(second.Seq > first[1].Seq, "Seq %d is greater than %d", second.Seq, first[1].Seq)
 	same(s, "its decision", []any{second.Decision, second.ResolvedAt.IsZero()}, []any{provider.Decision{}, true})
 	s.states("of the first", first, provider.StateReplayed, provider.StateReplayed)
 }
@@ -273,11 +275,11 @@ func parkedAtOnce(s *stage) {
 	rows := s.rows()
 	same(s, "parked", len(rows), n+1)
 	once := slices.DeleteFunc(rows, func(p provider.Parked) bool { return p.MessageID != "m-1" })
-	same(s, "parked under the one id", len(once), 1)
+	same(s, "parked with the one id", len(once), 1)
 
 	unmarked := s.untyped("m-2", "ben")
 	errs = errs[:4]
-	together(len(errs), func(i int) { // without markers, nothing else keeps the units apart
+	together(len(errs), func(i int) { // without markers, the units do not wait for each other there
 		u, run := s.parking(0, unmarked)
 		for errs[i] = s.do(s.ctx, u, run); provider.CodeOf(errs[i]) == provider.CodeDeadlock; {
 			errs[i] = s.do(s.ctx, u, run)

@@ -17,12 +17,12 @@ var (
 	ann        = provider.Decision{By: `o'hara "日本"`, Reason: "fixed; in v2"}
 )
 
-// handler is a handler of the case's projector.
+// handler returns a handler of the case's projector.
 func (s *stage) handler(name string, was ...string) provider.Handler {
 	return provider.Handler{Name: s.name + "/" + name, Was: was}
 }
 
-// laneOf is the lane of a message: its key's, or its own.
+// laneOf returns the lane of a message: of its key or, without one, of its id.
 func laneOf(id, key string) provider.Lane {
 	if key == "" {
 		return provider.LaneOfMessage(id)
@@ -30,7 +30,7 @@ func laneOf(id, key string) provider.Lane {
 	return provider.LaneOfKey(key)
 }
 
-// message is a delivery for the handler "posted", with a marker.
+// message returns a delivery for the handler "posted", with a marker.
 func (s *stage) message(id, key string) provider.Message {
 	return provider.Message{ID: id, Lane: laneOf(id, key), Handlers: []provider.Handler{s.handler("posted")}, Mark: true}
 }
@@ -39,7 +39,7 @@ func (s *stage) unit(ms ...provider.Message) provider.Unit {
 	return provider.Unit{Projector: s.name, Messages: ms}
 }
 
-// of is a unit of deliveries without keys.
+// of returns a unit of deliveries without keys.
 func (s *stage) of(ids ...string) provider.Unit {
 	u := s.unit()
 	for _, id := range ids {
@@ -48,7 +48,7 @@ func (s *stage) of(ids ...string) provider.Unit {
 	return u
 }
 
-// open runs a unit, ends the case on an error, and returns what the last call of run was given.
+// open runs a unit, fails the case on an error, and returns what run found in its last call.
 func (s *stage) open(u provider.Unit, run func(o opened) (provider.Closing, error)) (last provider.Found) {
 	s.Helper()
 	s.ok(s.do(s.ctx, u, func(o opened) (provider.Closing, error) {
@@ -58,7 +58,7 @@ func (s *stage) open(u provider.Unit, run func(o opened) (provider.Closing, erro
 	return last
 }
 
-// effects adds 1 to the total of a message for each handler that is to run.
+// effects adds 1 to the total of a message for each fresh handler.
 func effects(o opened) (provider.Closing, error) {
 	for i, m := range o.unit.Messages {
 		o.Begin(i)
@@ -76,7 +76,7 @@ func effects(o opened) (provider.Closing, error) {
 
 func nothing(opened) (provider.Closing, error) { return provider.Closing{}, nil }
 
-// failed is a message as it is parked after its first failure.
+// failed returns a message as it is parked after its first failure.
 func (s *stage) failed(id, key string) provider.Parked {
 	return provider.Parked{
 		Projector: s.name, Handler: s.name + "/posted", Handlers: []string{s.name + "/posted"}, MessageID: id, Topic: "review",
@@ -85,21 +85,22 @@ func (s *stage) failed(id, key string) provider.Parked {
 	}
 }
 
-// behind is a message that is parked because it waits for another.
+// behind returns a message that is parked because it waits for another.
 func (s *stage) behind(id, key string) provider.Parked {
 	p := s.failed(id, key)
 	p.Handler, p.Class, p.Code, p.Attempts = "", provider.ClassHeld, "", 0
 	return p
 }
 
-// untyped is a message that is parked before its type is known.
+// untyped returns a message that is parked before its type is known.
 func (s *stage) untyped(id, key string) provider.Parked {
 	p := s.failed(id, key)
 	p.Handler, p.Handlers, p.Type, p.Code = "", nil, "review.liked", "unregistered"
 	return p
 }
 
-// delivery is the message that is parked as p. It has a marker if it is parked for handlers.
+// delivery returns the delivery of the parked message p. It has a marker if it is parked for
+// handlers.
 func delivery(p provider.Parked) provider.Message {
 	m := provider.Message{ID: p.MessageID, Lane: p.Lane, Mark: len(p.Handlers) > 0}
 	for _, name := range p.Handlers {
@@ -108,7 +109,7 @@ func delivery(p provider.Parked) provider.Message {
 	return m
 }
 
-// parking is a unit that parks each of ps, and its function.
+// parking returns a unit that parks each of ps, and its function.
 func (s *stage) parking(after time.Duration, ps ...provider.Parked) (provider.Unit, func(opened) (provider.Closing, error)) {
 	u, c := s.unit(), provider.Closing{}
 	for i, p := range ps {
@@ -131,7 +132,7 @@ func (s *stage) park(after time.Duration, ps ...provider.Parked) []provider.Park
 	return stored
 }
 
-// parkedUnit is a unit that runs parked messages.
+// parkedUnit returns a unit that runs parked messages.
 func (s *stage) parkedUnit(rows ...provider.Parked) provider.Unit {
 	u := s.unit()
 	for _, p := range rows {
@@ -142,13 +143,14 @@ func (s *stage) parkedUnit(rows ...provider.Parked) provider.Unit {
 	return u
 }
 
-// runs runs parked messages, and ends the case unless these are live.
+// runs runs parked messages, and fails the case unless these are live.
 func (s *stage) runs(what string, rows []provider.Parked, live ...bool) {
 	s.Helper()
 	same(s, "live, "+what, s.open(s.parkedUnit(rows...), effects).Live, live)
 }
 
-// fails runs a parked message that fails: it stays, as p says why, and its lane is due after that time.
+// fails runs a parked message that fails: it stays with p's error, and its lane is due after this
+// time.
 func (s *stage) fails(p provider.Parked, after time.Duration) {
 	s.Helper()
 	found := s.open(s.parkedUnit(p), func(opened) (provider.Closing, error) {
@@ -157,7 +159,7 @@ func (s *stage) fails(p provider.Parked, after time.Duration) {
 	same(s, "live", found.Live, []bool{true})
 }
 
-// list lists all that f selects, with times and empty values in one form.
+// list returns what f selects, with times and empty values in one form.
 func (s *stage) list(f provider.ParkedFilter) []provider.Parked {
 	s.Helper()
 	got, err := s.db.Parked(s.ctx, f)
@@ -168,7 +170,7 @@ func (s *stage) list(f provider.ParkedFilter) []provider.Parked {
 	return got
 }
 
-// rows lists the waiting and stuck messages of the case's projector.
+// rows returns the waiting and stuck messages of the case's projector.
 func (s *stage) rows() []provider.Parked {
 	s.Helper()
 	rows := s.list(provider.ParkedFilter{Projector: s.name, Limit: 10_000})
@@ -178,7 +180,7 @@ func (s *stage) rows() []provider.Parked {
 	return rows
 }
 
-// row is one parked message as it is stored, in any state.
+// row returns one parked message as it is stored, in any state.
 func (s *stage) row(seq int64) provider.Parked {
 	s.Helper()
 	rows := s.list(provider.ParkedFilter{Seqs: []int64{seq}, States: allStates})
@@ -186,7 +188,7 @@ func (s *stage) row(seq int64) provider.Parked {
 	return rows[0]
 }
 
-// states ends the case unless the states of rows are these.
+// states fails the case unless the states of rows are these.
 func (s *stage) states(what string, rows []provider.Parked, want ...provider.ParkedState) {
 	s.Helper()
 	got := []provider.ParkedState{}
@@ -196,7 +198,7 @@ func (s *stage) states(what string, rows []provider.Parked, want ...provider.Par
 	same(s, "states, "+what, got, want)
 }
 
-// plainParked is p in the one form that reflect.DeepEqual compares well.
+// plainParked returns p in a form that reflect.DeepEqual can compare.
 func plainParked(p provider.Parked) provider.Parked {
 	for _, at := range []*time.Time{&p.At, &p.DueAt, &p.ResolvedAt} {
 		if *at = at.UTC().Round(0); at.IsZero() {
@@ -223,7 +225,7 @@ func idsOfParked(ps []provider.Parked) []string {
 	return ids
 }
 
-// due lists the due messages of the case's projector, up to ten of a lane.
+// due returns the due messages of the case's projector, up to ten of a lane.
 func (s *stage) due() []provider.Parked {
 	s.Helper()
 	due, err := s.db.Due(s.ctx, provider.DueFilter{Projectors: []string{s.name}, Keys: 1000, Each: 10})
@@ -234,29 +236,30 @@ func (s *stage) due() []provider.Parked {
 	return due
 }
 
-// isDue ends the case unless these are due. Lanes that have the same time are in any order.
+// isDue fails the case unless these are due. The order of lanes with the same time is free.
 func (s *stage) isDue(when string, want ...string) {
 	s.Helper()
 	ids := idsOfParked(s.due())
 	slices.Sort(ids)
 	slices.Sort(want)
-	s.holds(slices.Equal(ids, want), "due %s: got %q, want %q", when, ids, want)
+	s.require(slices.Equal(ids, want), "due %s: got %q, want %q", when, ids, want)
 }
 
-// isDueInOrder is isDue for lanes that have different times.
+// isDueInOrder is isDue for lanes with different times.
 func (s *stage) isDueInOrder(when string, want ...string) {
 	s.Helper()
 	same(s, "due "+when, idsOfParked(s.due()), want)
 }
 
-// isHeld ends the case unless the lane of a key is held, or is not.
+// isHeld fails the case unless the lane of a key is held, or is not, as expected.
 func (s *stage) isHeld(when, key string, want bool) {
 	s.Helper()
 	m := provider.Message{ID: newID(), Lane: provider.LaneOfKey(key)}
 	same(s, fmt.Sprintf("lane %s is held %s", key, when), s.open(s.unit(m), nothing).Held, []bool{want})
 }
 
-// decide decides about what f selects of the case's projector, and ends the case unless that is so many.
+// decide decides about what f selects of the case's projector, and fails the case unless that is
+// so many.
 func (s *stage) decide(f provider.ParkedFilter, to provider.ParkedState, want int) {
 	s.Helper()
 	f.Projector = s.name
@@ -270,12 +273,12 @@ func (s *stage) skip(p provider.Parked) {
 	s.decide(provider.ParkedFilter{Seqs: []int64{p.Seq}}, provider.StateSkipped, 1)
 }
 
-// question asks about a message at the handler "posted".
+// question asks for the outcome of a message at the handler "posted".
 func (s *stage) question(id string) provider.Question {
 	return provider.Question{Handler: s.name + "/posted", MessageID: id}
 }
 
-// outcomes ends the case unless these are the outcomes of messages at the handler "posted".
+// outcomes fails the case unless these are the outcomes of messages at the handler "posted".
 func (s *stage) outcomes(what string, ids []string, want ...provider.Outcome) {
 	s.Helper()
 	qs := make([]provider.Question, len(ids))
@@ -293,7 +296,7 @@ func (s *stage) answers(qs ...provider.Question) []provider.Outcome {
 	return got
 }
 
-// classed ends the case unless err is an *Error of one of these classes.
+// classed fails the case unless err is an *Error of one of these classes.
 func (s *stage) classed(err error, doing string, of ...provider.Class) *provider.Error {
 	s.Helper()
 	e, ok := errors.AsType[*provider.Error](err)
@@ -306,7 +309,8 @@ func (s *stage) classed(err error, doing string, of ...provider.Class) *provider
 	return e
 }
 
-// begin starts fn in a goroutine, and gives it a moment to begin its wait. wait returns its error.
+// begin starts fn in a goroutine, and gives it a moment to begin its wait. wait returns fn's
+// error.
 func begin(fn func() error) (wait func() error) {
 	done := make(chan error, 1)
 	go func() { done <- fn() }()

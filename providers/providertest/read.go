@@ -11,21 +11,21 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// several is more events than one page holds, of any provider that pages sensibly.
+// several is more events than a provider reads in one page.
 const several = 2500
 
 var readCases = []testCase{
 	{
-		name: "what is appended is read", play: whatIsAppendedIsRead,
+		name: "events are read as appended", play: whatIsAppendedIsRead,
 		rule: "ReadStream yields events as they were appended: id, type, schema, data (every digit of it) and metadata, with RecordedAt in UTC",
 	},
 	{
 		name: "a draft stays the caller's", play: draftStaysTheCallers,
-		rule: "A stored event never changes: not by what its appender does with the draft afterwards, nor by what a reader does with it",
+		rule: "A stored event never changes, even if the caller changes its draft, or a reader the event",
 	},
 	{
 		name: "page by page", play: pageByPage,
-		rule: "ReadStream yields the events whose version is greater than afterVersion, in order, however many there are",
+		rule: "ReadStream yields the events with a version greater than afterVersion, in order, however many they are",
 	},
 	{
 		name: "events of any size", play: eventsOfAnySize,
@@ -33,27 +33,27 @@ var readCases = []testCase{
 	},
 	{
 		name: "appending while reading", play: appendingWhileReading,
-		rule: "ReadStream holds no cursor, lock or connection while the caller's loop body runs",
+		rule: "ReadStream holds no cursor, lock or connection while the body of the caller's loop runs",
 	},
 	{
 		name: "leaving a loop early", play: leavingEarly,
-		rule: "A loop over ReadStream may be left at any event, and holds nothing afterwards",
+		rule: "A loop over ReadStream can end at any event, and holds nothing afterwards",
 	},
 	{
-		name: "a name that no stream has", play: noStreamsName,
-		rule: "ReadStream of a name that none can have yields an *InvalidError",
+		name: "an invalid stream name", play: noStreamsName,
+		rule: "ReadStream with an invalid name yields an *InvalidError",
 	},
 	{
-		name: "a stream that is not there", play: streamNotThere,
-		rule: "A stream that is not there yields nothing",
+		name: "a stream that does not exist", play: streamNotThere,
+		rule: "A stream without events yields nothing",
 	},
 	{
 		name: "an error is yielded last", play: errorIsYieldedLast,
-		rule: "An error is yielded last, with a zero Raw; a read that was broken off never looks like the stream's end",
+		rule: "An error is yielded last, with a zero Raw; an interrupted read never looks like the end of the stream",
 	},
 }
 
-// values are event data that a careless store would bend.
+// values are event data that a careless store would change.
 var values = []string{
 	`null`, `true`, `0`, `""`, `[]`, `{}`,
 	`{"n": 12345678901234567890.1234567890123456789}`,
@@ -84,8 +84,8 @@ func whatIsAppendedIsRead(s *stage) {
 		same(s, "place", []any{e.ID, e.Stream, e.Version}, []any{d.ID, "review-1", int64(i + 1)})
 		same(s, "type", []any{e.Type, e.Schema}, []any{d.Type, d.Schema})
 		same(s, "metadata", e.Metadata, d.Metadata)
-		s.holds(sameJSON(e.Data, d.Data), "data %.80s reads back as %.80s", d.Data, e.Data)
-		s.holds(!e.RecordedAt.IsZero() && e.RecordedAt.Location() == time.UTC, "RecordedAt %v is a time in UTC", e.RecordedAt)
+		s.require(sameJSON(e.Data, d.Data), "data %.80s reads back as %.80s", d.Data, e.Data)
+		s.require(!e.RecordedAt.IsZero() && e.RecordedAt.Location() == time.UTC, "RecordedAt %v is a time in UTC", e.RecordedAt)
 	}
 	same(s, "position of the last event", events[len(events)-1].Position, at.Position)
 	same(s, "the second reading", s.read(s.db, "review-1", 0), events)
@@ -102,7 +102,7 @@ func draftStaysTheCallers(s *stage) {
 	spoil(d.Data, d.Metadata.Extra)
 	for range 2 {
 		e := s.read(s.db, "review-1", 0)[0]
-		s.holds(sameJSON(e.Data, []byte(`{"n":1}`)), "data reads back as %s", e.Data)
+		s.require(sameJSON(e.Data, []byte(`{"n":1}`)), "data reads back as %s", e.Data)
 		same(s, "extra metadata", e.Metadata.Extra, map[string]string{"k": "v"})
 		spoil(e.Data, e.Metadata.Extra)
 	}
@@ -119,7 +119,7 @@ func (s *stage) appendSeveral(stream string) []string {
 
 func pageByPage(s *stage) {
 	ids := s.appendSeveral("review-1")
-	s.append("review-10", eventstore.NoStream, drafts(3)...) // a name that begins alike
+	s.append("review-10", eventstore.NoStream, drafts(3)...) // a name with the same beginning
 	for _, after := range []int64{0, 1, several / 2, several - 1, several, several + 10} {
 		got := s.read(s.db, "review-1", after)
 		same(s, fmt.Sprintf("events after version %d", after), len(got), max(0, several-int(after)))
@@ -130,7 +130,8 @@ func pageByPage(s *stage) {
 	}
 }
 
-// appendingWhileReading need not see what it appends to the stream that it reads; what it sees is in order.
+// appendingWhileReading does not require that the loop sees the events that it appends; those
+// that it sees are in order.
 func appendingWhileReading(s *stage) {
 	s.appendSeveral("review-1")
 	seen := int64(0)
@@ -146,7 +147,7 @@ func appendingWhileReading(s *stage) {
 			}
 		}
 	}
-	s.holds(seen >= several, "%d events are at least those at the start", seen)
+	s.require(seen >= several, "%d events are at least those at the start", seen)
 	same(s, "events in review-1", len(s.readIDs("review-1")), several+several/250)
 	same(s, "events in review-2", len(s.readIDs("review-2")), several/250)
 }
@@ -182,9 +183,9 @@ func errorIsYieldedLast(s *stage) {
 		var failed error
 		seen := 0
 		for e, err := range s.db.ReadStream(ctx, "review-1", 0) {
-			s.holds(failed == nil, "nothing comes after the error %v", failed)
+			s.require(failed == nil, "no event follows the error %v", failed)
 			if failed = err; err != nil {
-				same(s, "what comes with the error", e, eventstore.Raw{})
+				same(s, "event with the error", e, eventstore.Raw{})
 				continue
 			}
 			if seen++; seen == cancelAt {
@@ -192,8 +193,8 @@ func errorIsYieldedLast(s *stage) {
 			}
 		}
 		cancel()
-		s.holds(failed != nil || seen == several, "a read that is broken off after %d of %d events says so", seen, several)
-		s.holds(failed != nil || cancelAt > 0, "a read whose context had ended is an error")
+		s.require(failed != nil || seen == several, "a read that was interrupted after %d of %d events yields an error", seen, several)
+		s.require(failed != nil || cancelAt > 0, "a read whose context had ended yields an error")
 	}
 }
 
@@ -203,8 +204,8 @@ func noStreamsName(s *stage) {
 		for raw, err := range s.db.ReadStream(s.ctx, name, 0) {
 			n++
 			s.invalid(err, fmt.Sprintf("read %q", name))
-			same(s, "event beside the error", raw.ID, "")
+			same(s, "event with the error", raw.ID, "")
 		}
-		same(s, fmt.Sprintf("what reading %q yields", name), n, 1)
+		same(s, fmt.Sprintf("yields of reading %q", name), n, 1)
 	}
 }

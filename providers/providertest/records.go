@@ -14,23 +14,23 @@ import (
 var outcomeCases = []testCase{
 	{
 		name: "outcomes", play: outcomesOfAll,
-		rule: "Outcomes answers each question: what became of a message at a handler; if it is parked for the handler, that comes before its marker",
+		rule: "Outcomes answers each question in the live generation. If the message is parked for the handler, that counts and not its marker",
 	},
 	{
 		name: "outcomes of several handlers", play: outcomesOfHandlers,
-		rule: "A message that is parked for some handlers is applied at the others; one that is parked for none is parked for all",
+		rule: "A message that is parked for some handlers is applied at the others; one without handlers is parked for all",
 	},
 	{
 		name: "many questions", play: manyQuestions,
-		rule: "Outcomes answers many questions in one call, in order, also the same one twice",
+		rule: "Outcomes answers many questions in one call, in order, and the same one twice",
 	},
 	{
 		name: "a message before the low-water mark", play: prunedOutcomes,
-		rule: "OutcomePruned: there is no trace of it, and markers of its time may have been deleted, under any name of the handler",
+		rule: "OutcomePruned: the message has no trace, and markers of its time may have been deleted, under any name of the handler",
 	},
 	{
 		name: "handlers that have markers", play: orphans,
-		rule: "MarkedHandlers lists the handlers that have markers, of any generation, in order; DropMarkers deletes at most limit markers of handler, and returns how many",
+		rule: "MarkedHandlers lists the handlers that have markers of any generation, in order. DropMarkers deletes at most limit markers of handler, and returns how many",
 	},
 }
 
@@ -39,7 +39,7 @@ func outcomesOfAll(s *stage) {
 	s.open(s.of("applied"), nothing)
 	s.park(-1, s.failed("stuck", "ann"))
 	s.park(0, s.behind("behind", "ann"), s.failed("waiting", "ben"), s.failed("skipped", "cid"), s.failed("replayed", "dan"), s.failed("deleted", "eve"))
-	s.park(0, s.untyped("untyped", "fay"), s.untyped("given up", ""))
+	s.park(0, s.untyped("untyped", "fay"), s.untyped("skipped untyped", ""))
 	rows := s.rows()
 	s.skip(rows[3])
 	s.skip(rows[7])
@@ -51,7 +51,7 @@ func outcomesOfAll(s *stage) {
 	want := map[string]provider.Outcome{
 		"applied": provider.OutcomeApplied, "stuck": provider.OutcomeStuck, "behind": provider.OutcomeStuck, "waiting": provider.OutcomeWaiting,
 		"skipped": provider.OutcomeSkipped, "replayed": provider.OutcomeApplied, "deleted": provider.OutcomeApplied, "untyped": provider.OutcomeWaiting,
-		"given up": provider.OutcomeSkipped, "elsewhere": provider.OutcomeUnseen, "unseen": provider.OutcomeUnseen, "Applied": provider.OutcomeUnseen,
+		"skipped untyped": provider.OutcomeSkipped, "elsewhere": provider.OutcomeUnseen, "unseen": provider.OutcomeUnseen, "Applied": provider.OutcomeUnseen,
 	}
 	for id, outcome := range want {
 		renamed, recorded := s.question(id), s.question(id)
@@ -64,7 +64,7 @@ func outcomesOfAll(s *stage) {
 func outcomesOfHandlers(s *stage) {
 	u := s.of("m-1")
 	u.Messages[0].Handlers = []provider.Handler{s.handler("posted"), s.handler("rated")}
-	s.open(u, func(opened) (provider.Closing, error) { // parked for one of them
+	s.open(u, func(opened) (provider.Closing, error) { // parked for one handler
 		p := s.failed("m-1", "")
 		p.Handlers = []string{s.name + "/rated"}
 		return provider.Closing{Park: []provider.Aside{{Parked: p}}}, nil
@@ -134,10 +134,10 @@ func prunedOutcomes(s *stage) {
 	same(s, "of a message whose marker was deleted, and one whose was not", s.answers(old, young), []provider.Outcome{provider.OutcomePruned, provider.OutcomeApplied})
 }
 
-// now is the store's time.
+// now returns the store's time.
 func (s *stage) now() time.Time {
 	s.Helper()
-	h, err := s.db.Beat(s.ctx, "asks for the time", 0, 1000*day)
+	h, err := s.db.Beat(s.ctx, "reads the time", 0, 1000*day)
 	s.ok(err, "beat")
 	return h.Now
 }
@@ -159,7 +159,7 @@ func orphans(s *stage) {
 	list := func(want ...string) {
 		handlers, err := s.db.MarkedHandlers(s.ctx)
 		s.ok(err, "list handlers")
-		s.holds(slices.IsSorted(handlers), "the handlers %q are in order", handlers)
+		s.require(slices.IsSorted(handlers), "the handlers %q are in order", handlers)
 		same(s, "handlers with markers", of(handlers), want)
 	}
 	a, ab, b := s.name+"/a", s.name+"/ab", s.name+"/b"
@@ -193,19 +193,19 @@ var pruneCases = []testCase{
 	},
 	{
 		name: "old messages", play: oldMessages,
-		rule: "Prune deletes at most limit replayed or skipped messages of projector that are older than window, the oldest first, and never one that is waiting or stuck",
+		rule: "Prune deletes at most limit replayed or skipped messages of projector that are older than window, the oldest first, and never a waiting or stuck one",
 	},
 	{
 		name: "the low-water mark", play: lowWaterRises,
-		rule: "In the same transaction Prune remembers the time up to which markers of a handler may be missing",
+		rule: "In the same transaction Prune records the time up to which markers of a handler may be missing",
 	},
 	{
 		name: "a redelivery after a prune", play: redeliveredAfterPrune,
-		rule: "A message that comes again within the window finds its marker; under each name of its handler",
+		rule: "A message that comes again within the window finds its marker, under each name of its handler",
 	},
 	{
 		name: "many prune at once", play: prunedAtOnce,
-		rule: "Prune may run many times at once: each marker is deleted once, and none that is young",
+		rule: "Prune may run concurrently: each marker is deleted once, and no young one is",
 	},
 	{
 		name: "a parked message after a prune", play: parkedAfterPrune,
@@ -213,7 +213,7 @@ var pruneCases = []testCase{
 	},
 }
 
-// pruned prunes handlers of the projector, and ends the case unless so many are deleted.
+// pruned prunes handlers of the projector, and fails the case unless so many rows are deleted.
 func (s *stage) pruned(handlers []string, window time.Duration, limit, want int) {
 	s.Helper()
 	full := make([]string, len(handlers))
@@ -225,7 +225,8 @@ func (s *stage) pruned(handlers []string, window time.Duration, limit, want int)
 	same(s, "deleted", n, want)
 }
 
-// markedHourly marks m-0, m-1 and so on at two handlers, the last one now, and each an hour after the one before.
+// markedHourly marks m-0, m-1 and so on at two handlers, each an hour after the one before, the
+// last one now.
 func (s *stage) markedHourly(n int) (ids []string) {
 	s.Helper()
 	for i := range n {
@@ -240,7 +241,8 @@ func (s *stage) markedHourly(n int) (ids []string) {
 	return ids
 }
 
-// marked ends the case unless the last of ids, so many, have their markers at the handler, and no others.
+// marked fails the case unless the last of ids, so many, have markers at the handler, and the
+// others have none.
 func (s *stage) marked(ids []string, handler string, last int) {
 	s.Helper()
 	for i, id := range ids {
@@ -261,7 +263,8 @@ func oldMarkers(s *stage) {
 	s.pruned([]string{"poste", "posted%", ""}, time.Hour, 10, 0)
 	s.pruned(nil, time.Hour, 10, 0)
 	s.marked(ids, "posted", 8)
-	const window = 150 * time.Minute // three are younger
+	// three are younger
+	const window = 150 * time.Minute
 	s.pruned(posted, window, 1, 1)
 	s.marked(ids, "posted", 7)
 	s.pruned(posted, window, 3, 3)
@@ -319,9 +322,9 @@ func oldMessages(s *stage) {
 	s.advance(10_000 * time.Hour)
 	s.pruned([]string{"posted"}, time.Hour, 10, 3)
 	same(s, "left", left(), []string{"m-6", "stuck"})
-	same(s, "held by what is left", s.open(s.unit(s.message(newID(), "key 0"), s.message(newID(), "key 6")), nothing).Held, []bool{false, true})
+	same(s, "held by the messages left", s.open(s.unit(s.message(newID(), "key 0"), s.message(newID(), "key 6")), nothing).Held, []bool{false, true})
 	same(s, "a skipped message that was deleted is parked again", len(s.park(0, s.untyped("m-0", "key 0"))), 1)
-	s.holds(s.rows()[2].Seq > rows[6].Seq, "the next Seq is greater than all before")
+	s.require(s.rows()[2].Seq > rows[6].Seq, "the next Seq is greater than all before")
 }
 
 func lowWaterRises(s *stage) {
@@ -338,7 +341,7 @@ func lowWaterRises(s *stage) {
 	same(s, "markers dropped", n, 1)
 	for _, c := range []struct {
 		deleted       int
-		pruned, above time.Duration // ago
+		pruned, above time.Duration // how long ago
 	}{{1, 130 * time.Minute, 110 * time.Minute}, {1, 70 * time.Minute, 50 * time.Minute}, {0, 70 * time.Minute, 50 * time.Minute}} {
 		s.pruned([]string{"posted"}, 30*time.Minute, 1, c.deleted)
 		same(s, "before the low-water mark", outcome(c.pruned), provider.OutcomePruned)
@@ -367,7 +370,7 @@ func redeliveredAfterPrune(s *stage) {
 	same(s, "fresh within the window", s.open(renamed, effects).Fresh, [][]bool{{false}})
 	same(s, "fresh within the window", s.open(s.of("m-1"), effects).Fresh, [][]bool{{false}})
 	same(s, "fresh after the window", s.open(s.of("m-0"), effects).Fresh, [][]bool{{true}})
-	s.outcomes("applied once more", []string{"m-0"}, provider.OutcomeApplied)
+	s.outcomes("applied again", []string{"m-0"}, provider.OutcomeApplied)
 }
 
 func prunedAtOnce(s *stage) {

@@ -7,8 +7,8 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 )
 
-// eventsOfAnySize reads a stream in which pages of a limited size end at any event: large ones
-// alone, in a row, and among small ones.
+// eventsOfAnySize reads a stream in which pages of limited bytes end at different events: a large
+// event alone, several in a row, and large ones between small ones.
 func eventsOfAnySize(s *stage) {
 	var ds []eventstore.Draft
 	for _, run := range []struct{ events, size int }{{1, 900_000}, {210, 10}, {9, 900_000}, {3, 10}, {7, 700_000}, {190, 10}, {5, 1_000_000}} {
@@ -23,8 +23,8 @@ func eventsOfAnySize(s *stage) {
 		events := s.read(s.db, "review-1", int64(after))
 		same(s, fmt.Sprintf("events after version %d", after), len(events), len(ds)-after)
 		for i, e := range events {
-			same(s, "place", []any{e.ID, e.Version}, []any{ds[after+i].ID, int64(after + i + 1)})
-			s.holds(sameJSON(e.Data, ds[after+i].Data), "the data of version %d is its own", e.Version)
+			same(s, "id and version", []any{e.ID, e.Version}, []any{ds[after+i].ID, int64(after + i + 1)})
+			s.require(sameJSON(e.Data, ds[after+i].Data), "version %d has its own data", e.Version)
 		}
 	}
 }

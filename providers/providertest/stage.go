@@ -13,33 +13,35 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// patience is how long a case may take. A case that hangs fails with its rule, instead of ending the program.
+// patience is how long a case may take. A case that hangs fails with its rule, and does not end
+// the program.
 const patience = 2 * time.Minute
 
-// testCase is a row of a suite.
+// testCase is one case of a suite.
 type testCase struct {
 	name    string
 	rule    string     // in the contract's words; printed if the case fails
 	options Options    // of the provider that the case opens
-	unless  Difference // the case is not for a provider that declares this,
-	only    Difference // or only for one that does
-	long    bool       // the case watches its own progress, and may take longer than patience
-	play    func(s *stage)
+	unless  Difference // not for a provider that declares this
+	only    Difference // only for a provider that declares this
+	// the case checks its own progress, and may take longer than patience
+	long bool
+	play func(s *stage)
 }
 
 func (c *testCase) isFor(differences []Difference) bool {
 	return (c.unless == "" || !knows(differences, c.unless)) && (c.only == "" || knows(differences, c.only))
 }
 
-// group is cases that share a database, since creating one takes time. They run one after another, each with a
-// projector and totals of its own.
+// group is a list of cases that share a database, because creating one takes time. They run one
+// after another, each with a separate projector and totals.
 type group struct {
 	name  string
 	cases []testCase
 	needs func(provider.Keeps) bool // nil: nothing
 }
 
-// contracts are all of Provider but provider.Units, so that cases need no type parameter.
+// contracts is Provider without provider.Units, so that cases need no type parameter.
 type contracts interface {
 	eventstore.Store
 	provider.Outbox
@@ -53,11 +55,11 @@ type contracts interface {
 	ParkedCount(ctx context.Context, projector string) (int64, error)
 }
 
-// stage is what a case runs with: a fixture without its type parameter.
+// stage is the environment of a case: a fixture without its type parameter.
 type stage struct {
 	*testing.T
-	ctx      context.Context // ends when the case does, or when patience is over
-	name     string          // of the case's projector
+	ctx      context.Context // ends with the case or after patience
+	name     string          // name of the case's projector
 	deferred bool            // the provider is Deferred
 	db       contracts
 	claims   claimFunc
@@ -67,24 +69,25 @@ type stage struct {
 	advance  func(time.Duration)
 	total    func(key string) int
 	canEnd   bool
-	insert   func(...Foreign) error // nil if nothing else writes into the store
+	insert   func(...Foreign) error // nil if the store has no other writers
 	reopen   func() *stage
 	another  func() *stage // a second provider, opened like this one
 }
 
-// opened is what the function of a unit is given.
+// opened is the argument of a unit's function.
 type opened struct {
 	provider.Found
 	ctx  context.Context
 	unit provider.Unit
 	add  func(key string, n int) error
-	fail func() error // with a statement of the transaction, if its type has them
+	// by a statement of the transaction, if its type has statements
+	fail func() error
 	end  func()
 }
 
 type claimFunc func(context.Context, provider.Outbox, provider.EntryQuery, claim.Terms) ([]outbox.Entry, error)
 
-// run runs the cases in parallel, each on a provider of its own.
+// run runs the cases in parallel, each on a separate provider.
 func run[Tx any](t *testing.T, open Open[Tx], differences []Difference, claims claimFunc, cases []testCase) {
 	checkDifferences(t, differences)
 	for _, c := range cases {
@@ -136,7 +139,7 @@ func checkDifferences(t *testing.T, differences []Difference) {
 func openFixture[Tx any](t *testing.T, open Open[Tx], o Options, differences []Difference) Fixture[Tx] {
 	f := open(t, o)
 	if (f.Reopen == nil) != knows(differences, Volatile) {
-		t.Fatal("a provider has Fixture.Reopen, or declares Volatile")
+		t.Fatal("a provider has Fixture.Reopen or declares Volatile")
 	}
 	return f
 }
@@ -190,7 +193,7 @@ func newStage[Tx any](t *testing.T, c *testCase, f Fixture[Tx], differences []Di
 	return s
 }
 
-// use gives the case a projector and totals of its own.
+// use gives the case a separate projector and totals.
 func (s *stage) use(name string) {
 	total, do := s.total, s.do
 	s.name = name
@@ -214,7 +217,7 @@ func (s *stage) use(name string) {
 	}
 }
 
-// ok ends the case if err is not nil.
+// ok fails the case if err is not nil.
 func (s *stage) ok(err error, doing string) {
 	s.Helper()
 	if err != nil {
@@ -222,7 +225,7 @@ func (s *stage) ok(err error, doing string) {
 	}
 }
 
-// same ends the case if got is not want.
+// same fails the case if got is not want.
 func same[V any](s *stage, what string, got, want V) {
 	s.Helper()
 	if !reflect.DeepEqual(got, want) {
@@ -230,15 +233,15 @@ func same[V any](s *stage, what string, got, want V) {
 	}
 }
 
-// holds ends the case if what should be true is not.
-func (s *stage) holds(is bool, format string, args ...any) {
+// require fails the case if a condition is false. format states the condition.
+func (s *stage) require(is bool, format string, args ...any) {
 	s.Helper()
 	if !is {
-		s.Fatalf("not so: "+format, args...)
+		s.Fatalf("violated: "+format, args...)
 	}
 }
 
-// together runs fn n times at once and waits for all of them. fn must not end the test.
+// together runs fn n times concurrently and waits for all. fn must not end the test.
 func together(n int, fn func(i int)) {
 	start, done := make(chan struct{}), make(chan struct{}, n)
 	for i := range n {

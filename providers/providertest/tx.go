@@ -10,31 +10,31 @@ import (
 var txCases = []testCase{
 	{
 		name: "a caller's transaction commits it all", play: txCommits, options: Options{Route: outbox.ByCategory},
-		rule: "Events, entries and the caller's own writes in one transaction are there when it commits, and for nobody else before",
+		rule: "Events, entries and the caller's writes of one transaction are visible when it commits, and not before",
 	},
 	{
 		name: "a caller's transaction rolls it all back", play: txRollsBack, options: Options{Route: outbox.ByCategory},
-		rule: "Of a transaction that is rolled back nothing is left: no event, no entry, no version, no write",
+		rule: "A transaction that is rolled back leaves nothing: no event, no entry, no version, no write",
 	},
 	{
 		name: "a caller's transaction reads its own appends", play: txReadsItsOwn,
-		rule: "A TxStore is a Store inside a transaction: it reads what the transaction appended, in order, and what was there before",
+		rule: "A TxStore is a Store inside a transaction: it reads the events that the transaction appended, in order, and the earlier ones",
 	},
 	{
 		name: "errors leave a caller's transaction usable", play: txStaysUsable, options: Options{Route: outbox.ByCategory},
-		rule: "Every error that Append documents leaves the transaction usable, with nothing of that append in it",
+		rule: "After any error that Append documents, the transaction is usable, and nothing of that append is in it",
 	},
 	{
 		name: "a caller's transaction appends to several streams", play: txSeveralStreams, options: Options{Route: outbox.ByCategory},
-		rule: "One transaction may append to several streams, and to one several times; the versions go on from append to append",
+		rule: "One transaction may append to several streams, and to one several times; the versions continue from append to append",
 	},
 	{
 		name: "a new handle finds it all", unless: Volatile, play: newHandleFindsAll, options: Options{Route: outbox.ByCategory},
-		rule: "What has committed outlives the process: a new handle on the same data finds it",
+		rule: "Committed data outlives the process: a new handle on the same data finds it",
 	},
 	{
 		name: "another store is empty", only: Volatile, play: anotherStoreIsEmpty, options: Options{Route: outbox.ByCategory},
-		rule: "A volatile provider keeps what it has to itself: another one in the same process is empty",
+		rule: "A volatile provider shares no data: another one in the same process is empty",
 	},
 }
 
@@ -69,7 +69,7 @@ func txRollsBack(s *stage) {
 		s.ok(add(s.ctx, "k", 5), "add")
 		return undo
 	})
-	s.holds(errors.Is(err, undo), "the error %v is that of the function", err)
+	s.require(errors.Is(err, undo), "the error %v is that of the function", err)
 	s.unchanged(before, "a transaction that was rolled back")
 	same(s, "total", s.total("k"), 0)
 	same(s, "version of the next append", s.append("review-1", 1, draft()).Version, int64(2))
@@ -87,7 +87,7 @@ func txReadsItsOwn(s *stage) {
 			same(s, "id", e.ID, []string{old[1].ID, fresh[0].ID, fresh[1].ID, fresh[2].ID}[i])
 		}
 		same(s, "events in the transaction", len(s.read(view, "review-1", 0)), 5)
-		for e, err := range view.ReadStream(s.ctx, "review-1", 0) { // and it may append while it reads
+		for e, err := range view.ReadStream(s.ctx, "review-1", 0) { // it may append while it reads
 			s.ok(err, "read in the transaction")
 			if e.Version > 5 {
 				break
@@ -116,7 +116,7 @@ func txStaysUsable(s *stage) {
 			for _, ds := range [][]eventstore.Draft{append(drafts(2), stored[0]), append(drafts(2), first[0])} {
 				for _, stream := range []string{"review-1", "review-3"} {
 					_, err = view.Append(s.ctx, stream, eventstore.Any, ds)
-					s.holds(errors.Is(err, eventstore.ErrEventIDReused), "the error %v is ErrEventIDReused", err)
+					s.require(errors.Is(err, eventstore.ErrEventIDReused), "the error %v is ErrEventIDReused", err)
 				}
 			}
 			bad := drafts(3)
@@ -159,7 +159,7 @@ func newHandleFindsAll(s *stage) {
 	again.unchanged(before, "opening a new handle")
 	at, err := again.db.Append(s.ctx, "review-1", eventstore.NoStream, ds)
 	s.ok(err, "repeat the append")
-	s.holds(at.Replayed, "the new handle knows the append")
+	s.require(at.Replayed, "the new handle knows the append")
 	same(s, "version", again.append("review-1", 3, draft()).Version, int64(4))
 	same(s, "events through the first handle", len(s.readIDs("review-1")), 4)
 }
@@ -167,7 +167,7 @@ func newHandleFindsAll(s *stage) {
 func anotherStoreIsEmpty(s *stage) {
 	s.append("review-1", eventstore.NoStream, drafts(3)...)
 	other := s.another()
-	same(s, "what another store shows", other.dump("review-1"), dump{
+	same(s, "content of another store", other.dump("review-1"), dump{
 		events: map[string][]eventstore.Raw{"review-1": nil}, entries: []outbox.Entry{},
 	})
 }

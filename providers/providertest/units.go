@@ -19,15 +19,15 @@ import (
 var transactionCases = []testCase{
 	{
 		name: "all of a unit commits", play: allCommits,
-		rule: "Do commits all of it: what run wrote through tx, what it returned, the markers; others see it when it commits",
+		rule: "Do commits all of it: run's writes through tx, its result, the markers; others see it after the commit",
 	},
 	{
 		name: "nothing of a failed unit is left", play: failedUnit,
-		rule: "Or it commits nothing; a later unit works",
+		rule: "If Do fails, nothing is committed, and a later unit works",
 	},
 	{
 		name: "a panic leaves nothing", play: panickingRun,
-		rule: "If run panics, nothing is committed, and the panic goes on",
+		rule: "If run panics, nothing is committed, and the panic continues",
 	},
 	{
 		name: "an ended goroutine leaves nothing", play: goexitingRun,
@@ -35,7 +35,7 @@ var transactionCases = []testCase{
 	},
 	{
 		name: "the class of an error", play: errorClasses,
-		rule: "All errors are *Error, also those that handlers return: without a class it becomes permanent if it is eventstore.ErrInvalid or ErrEventIDReused, else unknown; the error that it wraps is found",
+		rule: "All errors are *Error, also those that handlers return. An error without a class becomes permanent if it is eventstore.ErrInvalid or ErrEventIDReused, else unknown; the wrapped error can be found",
 	},
 	{
 		name: "an ended context", play: unitEndedContext,
@@ -55,11 +55,11 @@ var transactionCases = []testCase{
 	},
 	{
 		name: "output goes to the outbox once", play: outputOnce,
-		rule: "Closing.Output goes into the outbox of the same transaction, in order, once for each id",
+		rule: "Closing.Output goes into the outbox in the same transaction, in order, once for each id",
 	},
 	{
 		name: "bad output leaves nothing", play: badOutput,
-		rule: "An output message that is invalid is an *Error that wraps *eventstore.InvalidError, and the whole unit is undone",
+		rule: "If an output message is invalid, the error is an *Error that wraps *eventstore.InvalidError, and the whole unit is rolled back",
 	},
 	{
 		name: "once", play: calledOnce,
@@ -67,15 +67,16 @@ var transactionCases = []testCase{
 	},
 	{
 		name: "a unit without messages", play: emptyUnit,
-		rule: "Do runs a unit that has no messages like any other",
+		rule: "Do runs a unit without messages like any other",
 	},
 	{
-		name: "what a unit keeps", play: keepsAll,
-		rule: "Keeps says what Do commits together with run's writes: markers, output, and that a unit that fails has no effect",
+		name: "a provider's Keeps", play: keepsAll,
+		rule: "Keeps says what Do commits together with run's writes: markers, output, and that a failed unit has no effect",
 	},
 }
 
-// full is a unit that does all that a unit can do: it marks m-1, writes, parks another message, and has output.
+// full returns a unit that does all that a unit can do: it marks m-1, writes, parks another
+// message, and has output.
 func (s *stage) full(fail func(o opened) error) (provider.Unit, func(opened) (provider.Closing, error)) {
 	u := s.of("m-1", "m-2")
 	return u, func(o opened) (provider.Closing, error) {
@@ -91,7 +92,7 @@ func (s *stage) full(fail func(o opened) error) (provider.Unit, func(opened) (pr
 
 func succeed(opened) error { return nil }
 
-// left ends the case unless the full unit has left all of it, or nothing.
+// left fails the case unless the full unit has left all of its effects, or none, as expected.
 func (s *stage) left(by string, all bool) {
 	s.Helper()
 	n, want := 0, []provider.Outcome{provider.OutcomeUnseen, provider.OutcomeUnseen}
@@ -103,7 +104,7 @@ func (s *stage) left(by string, all bool) {
 	s.outcomes("after "+by, []string{"m-1", "m-2"}, want...)
 }
 
-// works ends the case unless the full unit works now, once.
+// works fails the case unless the full unit works now, once.
 func (s *stage) works() {
 	s.Helper()
 	s.open(s.full(succeed))
@@ -122,7 +123,7 @@ func failedUnit(s *stage) {
 	for range 2 {
 		u, run := s.full(func(opened) error { return errRefused })
 		err := s.do(s.ctx, u, run)
-		s.holds(errors.Is(err, errRefused), "the error %v wraps run's", err)
+		s.require(errors.Is(err, errRefused), "the error %v wraps run's", err)
 		s.left("a unit that failed", false)
 	}
 	s.works()
@@ -172,15 +173,15 @@ func errorClasses(s *stage) {
 		err := s.do(s.ctx, u, run)
 		e := s.classed(err, fmt.Sprintf("run returns %v", c.returned), c.class)
 		same(s, "code", e.Code, c.code)
-		s.holds(errors.Is(err, cause), "the error %v wraps run's", err)
+		s.require(errors.Is(err, cause), "the error %v wraps run's", err)
 	}
 	s.left("units that failed", false)
 	err := s.switches(s.ctx, s.name, func(opened, int) (int, error) { return 2, cause })
 	s.classed(err, "Switch whose function fails", provider.ClassUnknown)
-	s.holds(errors.Is(err, cause), "the error %v wraps the function's", err)
+	s.require(errors.Is(err, cause), "the error %v wraps the function's", err)
 }
 
-// notPermanent are the classes of errors that say nothing against a message for good.
+// notPermanent are the classes of errors that do not condemn a message.
 var notPermanent = []provider.Class{provider.ClassUnknown, provider.ClassTransient, provider.ClassShutdown}
 
 func unitEndedContext(s *stage) {
@@ -204,7 +205,7 @@ func unitEndedContext(s *stage) {
 			s.switches(ctx, s.name, func(opened, int) (int, error) { return 2, nil }),
 			s.db.InFlight(ctx, s.name, provider.Worker{Runner: s.name}, []string{"m-1"}),
 		} {
-			s.holds(errors.Is(err, ctx.Err()), "the error %v wraps the context's", err)
+			s.require(errors.Is(err, ctx.Err()), "the error %v wraps the context's", err)
 		}
 	}
 	s.left("an ended context", false)
@@ -232,7 +233,7 @@ func unitEndsTransaction(s *stage) {
 	}
 	u, run := s.full(func(o opened) error { o.end(); return nil })
 	s.classed(s.do(s.ctx, u, run), "a unit that ends its transaction", provider.ClassPermanent)
-	// If the type lets a commit through, effect and marker went with it, and together.
+	// If the type permits a commit, effect and marker were committed together.
 	s.open(s.of("m-1"), func(o opened) (provider.Closing, error) {
 		if !o.Fresh[0][0] {
 			return provider.Closing{}, nil
@@ -264,7 +265,7 @@ func failedStatement(s *stage) {
 			s.classed(err, "a unit with a bad statement", provider.ClassUnknown, provider.ClassPermanent)
 			e, ok := errors.AsType[*provider.MessageError](err)
 			if ok || s.deferred {
-				s.holds(ok && e.Message == bad, "the error %v is of message %d: %+v", err, bad, e)
+				s.require(ok && e.Message == bad, "the error %v names message %d: %+v", err, bad, e)
 			}
 		}
 	}
@@ -285,13 +286,13 @@ func outputOnce(s *stage) {
 			same(s, "message", e.OutboxMessage, out[i])
 			same(s, "status", e.Status, outbox.Pending)
 		}
-		s.holds(entries[0].Seq < entries[1].Seq && entries[1].Seq < entries[2].Seq, "the entries %+v are in order", entries)
+		s.require(entries[0].Seq < entries[1].Seq && entries[1].Seq < entries[2].Seq, "the entries %+v are in order", entries)
 	}
 	s.open(s.of("m-2"), func(opened) (provider.Closing, error) {
 		return provider.Closing{Output: []outbox.Message{{Topic: s.name + " 3"}}}, nil
 	})
 	last := s.entries(outbox.Filter{Topic: s.name + " 3"})[0]
-	s.holds(last.ID != "" && last.Key == last.ID, "an output without id and key gets an id %q, and has it as its key %q", last.ID, last.Key)
+	s.require(last.ID != "" && last.Key == last.ID, "an output without id and key gets a new id %q, and that as its key %q", last.ID, last.Key)
 }
 
 func badOutput(s *stage) {
@@ -338,5 +339,5 @@ func emptyUnit(s *stage) {
 
 func keepsAll(s *stage) {
 	keeps := s.db.Keeps()
-	s.holds(keeps.Atomic && keeps.Markers && keeps.Output, "it keeps all that the other cases show: %+v", keeps)
+	s.require(keeps.Atomic && keeps.Markers && keeps.Output, "the provider keeps all that the other cases require: %+v", keeps)
 }

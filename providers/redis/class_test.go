@@ -19,10 +19,10 @@ import (
 	"github.com/kinora-go/kinora/providers/redis"
 )
 
-// once makes every command one try of the client, so that tests of outages take no time.
-func once(o *goredis.Options) { o.MaxRetries, o.DialerRetries = -1, 1 }
+// oneTry disables the retries of the client, so that tests of outages are fast.
+func oneTry(o *goredis.Options) { o.MaxRetries, o.DialerRetries = -1, 1 }
 
-// incr counts in one key.
+// incr increments one key.
 func (s space) incr(ctx context.Context, tx pipe) error {
 	tx.Incr(ctx, s.prefix+"k")
 	return nil
@@ -48,7 +48,7 @@ func TestAServerThatIsNotReadyIsTransient(t *testing.T) {
 		t.Run(code, func(t *testing.T) {
 			t.Parallel()
 			server := redistest.Private(t, c.settings...)
-			s := newSpace(redistest.Client(t, server.URL, once))
+			s := newSpace(redistest.Client(t, server.URL, oneTry))
 			if c.make != nil {
 				c.make(t, server, redistest.Client(t, server.URL))
 			}
@@ -57,7 +57,8 @@ func TestAServerThatIsNotReadyIsTransient(t *testing.T) {
 				return // the client authenticates once for each connection
 			}
 			err := do(t.Context(), s.units(t), func(ctx context.Context, _ pipe) error { return s.client.Incr(ctx, s.prefix+"k").Err() })
-			requireClass(t, err, provider.ClassTransient, code) // a handler that uses the client itself
+			// a handler that uses the client directly
+			requireClass(t, err, provider.ClassTransient, code)
 		})
 	}
 }
@@ -86,7 +87,8 @@ func busy(t *testing.T, _ *redistest.Server, admin *goredis.Client) {
 	eventually(t, "the script runs", func() bool { return goredis.HasErrorPrefix(admin.Ping(t.Context()).Err(), "BUSY") })
 }
 
-// restartedWithMuch restarts the server, which takes five seconds to load its keys and answers between them.
+// restartedWithMuch restarts the server, which then takes five seconds to load its keys and
+// replies meanwhile.
 func restartedWithMuch(t *testing.T, server *redistest.Server, admin *goredis.Client) {
 	for i := range 1000 {
 		require.NoError(t, admin.Set(t.Context(), fmt.Sprint(i), rand.Text()+rand.Text(), 0).Err())
@@ -105,7 +107,7 @@ func failedSave(t *testing.T, _ *redistest.Server, admin *goredis.Client) {
 	})
 }
 
-// A single server without a cluster's other nodes is a cluster, once it has all slots.
+// A single server is a cluster once it has all slots.
 func TestACluster(t *testing.T) {
 	t.Parallel()
 	server := redistest.Private(t, "--cluster-enabled", "yes")
@@ -136,7 +138,7 @@ func TestACluster(t *testing.T) {
 	requireClass(t, err, provider.ClassUnknown, "ERR")
 }
 
-// The client must not send a transaction again whose reply it has lost, and neither must the unit.
+// Neither the client nor the unit may send a transaction again if its reply was lost.
 func TestALostReplyIsAmbiguous(t *testing.T) {
 	t.Parallel()
 	server := redistest.Private(t)
@@ -170,7 +172,7 @@ func TestAContextThatEndsBeforeTheReplyIsAmbiguous(t *testing.T) {
 	requireClass(t, err, provider.ClassAmbiguous, "")
 	require.ErrorIs(t, err, context.Canceled)
 	require.Less(t, time.Since(began), 10*time.Second)
-	require.Equal(t, "1", redistest.Client(t, server.URL).Get(context.Background(), s.prefix+"k").Val(), "it was applied all the same")
+	require.Equal(t, "1", redistest.Client(t, server.URL).Get(context.Background(), s.prefix+"k").Val(), "it was applied nevertheless")
 }
 
 func TestWithoutAConnectionNothingIsSent(t *testing.T) {
@@ -193,14 +195,15 @@ func TestWithoutAConnectionNothingIsSent(t *testing.T) {
 	err = do(t.Context(), s.units(t), func(ctx context.Context, _ pipe) error {
 		return fmt.Errorf("read: %w", client.Get(ctx, s.prefix+"k").Err())
 	})
-	requireClass(t, err, provider.ClassTransient, "network") // a handler that reads through the client
+	// a handler that reads through the client
+	requireClass(t, err, provider.ClassTransient, "network")
 	require.NoError(t, server.Begin())
 	require.NoError(t, client.Close())
 	requireClass(t, do(t.Context(), s.units(t), s.incr), provider.ClassTransient, "network")
 }
 
-// What a handler returns may come from anywhere. Redis answers, so it is not to blame.
-func TestAnErrorOfAnotherNetworkIsTheHandlers(t *testing.T) {
+// A handler's error may have any source. If Redis replies, Redis is not to blame.
+func TestANetworkErrorIsTheHandlersIfRedisReplies(t *testing.T) {
 	t.Parallel()
 	s := sharedSpace(t)
 	for _, cause := range []error{
@@ -215,7 +218,8 @@ func TestAnErrorOfAnotherNetworkIsTheHandlers(t *testing.T) {
 	requireClass(t, do(t.Context(), s.units(t), func(context.Context, pipe) error { return own }), provider.ClassTransient, "busy")
 }
 
-// A hook of the client, such as a circuit breaker's, is not known: its error is counted unless it says its class.
+// The error of a client's hook, such as a circuit breaker, has no known class: it counts as
+// unknown unless it has one.
 func TestAnErrorOfAHookIsUnknown(t *testing.T) {
 	t.Parallel()
 	client := redistest.Client(t, redistest.Shared(t))

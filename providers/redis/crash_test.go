@@ -27,7 +27,8 @@ import (
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
-// killer kills its process with SIGKILL after a number of units in which handlers ran, when the last one has committed.
+// killer kills its process with SIGKILL after the commit of a number of units in which handlers
+// ran.
 type killer[Tx any] struct {
 	provider.Units[Tx]
 	left *int
@@ -61,19 +62,19 @@ func (k wholeKiller[Tx]) Do(ctx context.Context, u provider.Unit, run func(conte
 	return killer[Tx]{k.Provider, k.left}.Do(ctx, u, run)
 }
 
-// The arms of the test. Each runs in child processes.
+// The variants of the test. Each runs in child processes.
 const (
 	redisBeforeCommit = "Redis, before the commit of the second store"
 	redisBeforeAck    = "Redis, before the ack"
 	sqliteBeforeAck   = "SQLite with markers, before the ack"
 )
 
-// order is what a child process is to do.
+// order is the input of a child process.
 type order struct {
 	URL, Prefix string // of Redis
-	Path        string // of SQLite
+	Path        string // file of SQLite
 	Events      []event
-	KillAfter   int // units; zero: never
+	KillAfter   int // number of units; zero: never
 }
 
 // child applies the events of an order, and prints the id of each when it is acked.
@@ -114,9 +115,9 @@ func countInSQLite(ctx context.Context, tx *sql.Tx, e eventstore.Event[posted]) 
 	return err
 }
 
-// apply delivers the events of an order one after another, and ends when nothing is parked.
+// apply delivers the events of an order one after another, and ends when no message is parked.
 func apply[Tx any](o order, db *sqlite.DB, u provider.Units[Tx], p *projector.Projector[Tx]) error {
-	f := make(feed)
+	f := make(subscription)
 	r, err := projector.NewRunner(u, projector.Subscribe(f, "review"), projector.RunnerConfig{Logger: slog.New(slog.DiscardHandler)}, p)
 	if err != nil {
 		return err
@@ -137,9 +138,10 @@ func apply[Tx any](o order, db *sqlite.DB, u provider.Units[Tx], p *projector.Pr
 	return errors.Join(err, <-done)
 }
 
-// redelivers runs children until each event is acked. As a broker would, it delivers the others again. The first
-// children are killed after so many units. It returns the events that were in hand at the kills.
-func redelivers(t *testing.T, arm string, o order, kills ...int) (inHand []event) {
+// redeliver runs children until each event is acked. As a broker would, it delivers the others
+// again. The first children are killed after so many units. It returns the events in flight at
+// the kills.
+func redeliver(t *testing.T, arm string, o order, kills ...int) (inFlight []event) {
 	t.Helper()
 	for n := 0; n <= len(kills); n++ {
 		if o.KillAfter = 0; n < len(kills) {
@@ -149,13 +151,13 @@ func redelivers(t *testing.T, arm string, o order, kills ...int) (inHand []event
 		require.NoError(t, err)
 		cmd := exec.CommandContext(t.Context(), os.Args[0])
 		cmd.Env = append(os.Environ(), "KINORA_CHILD="+arm)
-		var complaint strings.Builder
-		cmd.Stdin, cmd.Stderr = bytes.NewReader(input), &complaint
+		var stderr strings.Builder
+		cmd.Stdin, cmd.Stderr = bytes.NewReader(input), &stderr
 		said, err := cmd.Output()
 		if n < len(kills) {
-			require.EqualError(t, err, "signal: killed", complaint.String())
+			require.EqualError(t, err, "signal: killed", stderr.String())
 		} else {
-			require.NoError(t, err, complaint.String())
+			require.NoError(t, err, stderr.String())
 		}
 		all := o.Events
 		for line := range strings.Lines(string(said)) {
@@ -164,12 +166,12 @@ func redelivers(t *testing.T, arm string, o order, kills ...int) (inHand []event
 				o.Events = o.Events[1:]
 			} else {
 				id = strings.TrimPrefix(strings.TrimSpace(line), "killed ")
-				inHand = append(inHand, all[indexOf(t, all, id)])
+				inFlight = append(inFlight, all[indexOf(t, all, id)])
 			}
 		}
 	}
 	require.Empty(t, o.Events)
-	return inHand
+	return inFlight
 }
 
 func indexOf(t *testing.T, list []event, id string) int {
@@ -178,13 +180,13 @@ func indexOf(t *testing.T, list []event, id string) int {
 			return i
 		}
 	}
-	t.Fatalf("%s is none of the events that were delivered", id)
+	t.Fatalf("%s is none of the delivered events", id)
 	return 0
 }
 
-// The control's damage: a process that is killed between EXEC and the ack has the effect of its message doubled. With
-// markers in one transaction with the read model it has not.
-func TestAKillBetweenExecAndAckDoublesTheEffect(t *testing.T) {
+// If a process is killed between EXEC and the ack, its message takes effect twice. With markers
+// in the same transaction as the read model it takes effect once.
+func TestAKillBetweenExecAndAckRepeatsTheEffect(t *testing.T) {
 	t.Parallel()
 	for _, arm := range []string{redisBeforeCommit, redisBeforeAck, sqliteBeforeAck} {
 		t.Run(arm, func(t *testing.T) {
@@ -199,14 +201,14 @@ func TestAKillBetweenExecAndAckDoublesTheEffect(t *testing.T) {
 			require.NoError(t, err)
 
 			began := time.Now()
-			inHand := redelivers(t, arm, order{URL: redistest.Shared(t), Prefix: s.prefix, Path: path, Events: list}, 5, 9, 12)
-			require.Len(t, inHand, 3)
-			want, got := stars(append(inHand, list...)...), s.counted(t)
+			inFlight := redeliver(t, arm, order{URL: redistest.Shared(t), Prefix: s.prefix, Path: path, Events: list}, 5, 9, 12)
+			require.Len(t, inFlight, 3)
+			want, got := stars(append(inFlight, list...)...), s.counted(t)
 			if arm == sqliteBeforeAck {
 				want, got = stars(list...), countedInSQLite(t, db)
 			}
 			require.Equal(t, want, got)
-			t.Logf("%d events, %d kills, %s: %d stars expected of an exact projector, got %d", len(list), len(inHand), time.Since(began), sum(stars(list...)), sum(got))
+			t.Logf("%d events, %d kills, %s: an exact projector has %d stars, this one %d", len(list), len(inFlight), time.Since(began), sum(stars(list...)), sum(got))
 		})
 	}
 }

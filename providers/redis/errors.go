@@ -15,7 +15,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 )
 
-// notReady are the replies of a server that refuses commands for a time, whatever they are.
+// notReady lists the replies of a server that temporarily refuses all commands.
 var notReady = []string{"LOADING", "READONLY", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "OOM", "MISCONF", "NOREPLICAS",
 	"MOVED", "ASK", "NOAUTH", "WRONGPASS"}
 
@@ -24,7 +24,7 @@ const (
 	codeCrossSlot = "CROSSSLOT"
 )
 
-// discarded is how Redis begins the reply to an EXEC that it refuses for a reason of the server's.
+// discarded is the prefix of the reply to an EXEC that the server refuses.
 const discarded = "EXECABORT Transaction discarded because of: "
 
 // replyOf returns the error reply of Redis in err.
@@ -41,7 +41,7 @@ func isReply(err error) bool {
 	return ok
 }
 
-// ofReply gives an error reply its class, and its first word as code if that is in capitals.
+// ofReply gives an error reply its class, and its first word as the code if that is in capitals.
 func ofReply(reply string, err error) *provider.Error {
 	code, _, _ := strings.Cut(reply, " ")
 	if code != strings.ToUpper(code) {
@@ -51,7 +51,7 @@ func ofReply(reply string, err error) *provider.Error {
 	switch {
 	case code == codeCrossSlot:
 		e.Class = provider.ClassPermanent
-		e.Err = fmt.Errorf("the keys of a message must be in one hash slot, give them a common {hash tag}: %w", err)
+		e.Err = fmt.Errorf("the keys of a message must be in one hash slot: give them a common {hash tag}: %w", err)
 	case slices.Contains(notReady, code), goredis.IsMaxClientsError(err), errors.Is(err, goredis.TxFailedErr):
 		e.Class = provider.ClassTransient
 	}
@@ -64,7 +64,8 @@ func ofExec(err error, applied bool) *provider.Error {
 	if reply, ok := replyOf(err); ok {
 		e := ofReply(reply, err)
 		if applied && e.Class == provider.ClassTransient {
-			e.Class = provider.ClassUnknown // a retry without limit would apply the others each time
+			// a retry without limit would apply the other commands each time
+			e.Class = provider.ClassUnknown
 		}
 		return e
 	}
@@ -73,7 +74,7 @@ func ofExec(err error, applied bool) *provider.Error {
 		return &provider.Error{Class: provider.ClassTransient, Code: codeNetwork, Err: err}
 	case errors.Is(err, context.Canceled):
 		return &provider.Error{Class: provider.ClassShutdown, Err: err}
-	case errors.Is(err, context.DeadlineExceeded): // while it waited for a connection
+	case errors.Is(err, context.DeadlineExceeded): // while waiting for a connection
 		return &provider.Error{Class: provider.ClassTransient, Code: provider.CodeDeadline, Err: err}
 	case isNetwork(err):
 		return &provider.Error{Class: provider.ClassAmbiguous, Code: codeNetwork, Err: err}
@@ -81,7 +82,7 @@ func ofExec(err error, applied bool) *provider.Error {
 	return &provider.Error{Class: provider.ClassUnknown, Err: err}
 }
 
-// ofContext is the error of a context that ended before anything was sent.
+// ofContext returns the error of a context that ended before a command was sent.
 func ofContext(err error) *provider.Error {
 	if errors.Is(err, context.Canceled) {
 		return &provider.Error{Class: provider.ClassShutdown, Err: err}
@@ -89,8 +90,9 @@ func ofContext(err error) *provider.Error {
 	return &provider.Error{Class: provider.ClassUnknown, Code: provider.CodeDeadline, Err: err}
 }
 
-// ofRun gives an error of a handler its class, unless it has one. The error may come from Redis, if the handler reads
-// through the client. An error of a network may come from anywhere: it is transient if Redis does not answer either.
+// ofRun gives a handler's error its class, unless it has one. The error may come from Redis, if
+// the handler reads through the client. A network error may have any source: it is transient if
+// Redis does not reply either.
 func (t *transaction) ofRun(ctx context.Context, err error) error {
 	if _, ok := errors.AsType[*provider.Error](err); ok {
 		return err
@@ -112,19 +114,20 @@ func (t *transaction) ofRun(ctx context.Context, err error) error {
 	return &provider.Error{Class: provider.ClassUnknown, Err: err}
 }
 
-// answers says whether Redis answers within a second.
+// answers reports whether Redis replies within a second.
 func (t *transaction) answers(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	return t.client.Ping(ctx).Err() == nil
 }
 
-// isOfPool says whether the client gave no connection.
+// isOfPool reports whether the client provided no connection.
 func isOfPool(err error) bool {
 	return errors.Is(err, goredis.ErrPoolTimeout) || errors.Is(err, goredis.ErrPoolExhausted) || errors.Is(err, goredis.ErrClosed)
 }
 
-// isUnsent says whether EXEC, which comes last, was not sent as a whole: there was no connection, or a write failed.
+// isUnsent reports whether EXEC, the last command, was not completely sent: there was no
+// connection, or a write failed.
 func isUnsent(err error) bool {
 	e, ok := errors.AsType[*net.OpError](err)
 	return isOfPool(err) || ok && (e.Op == "dial" || e.Op == "write")

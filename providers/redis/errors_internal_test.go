@@ -16,7 +16,7 @@ type reply string
 func (r reply) Error() string { return string(r) }
 func (reply) RedisError()     {}
 
-// Replies that a test does not get from a server easily.
+// Replies that are hard to provoke with a real server.
 func TestErrorsHaveAClass(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -33,7 +33,8 @@ func TestErrorsHaveAClass(t *testing.T) {
 		{reply("BUSYGROUP Consumer Group name already exists"), false, "unknown BUSYGROUP"},
 		{reply("NOPERM this user has no permissions"), false, "unknown NOPERM"},
 		{reply("NOSCRIPT No matching script"), false, "unknown NOSCRIPT"},
-		{reply("OOM command not allowed"), true, "unknown OOM"}, // of a script, and other commands were applied
+		// of a script, after other commands were applied
+		{reply("OOM command not allowed"), true, "unknown OOM"},
 		{goredis.ErrCrossSlot, false, "permanent CROSSSLOT"},
 		{goredis.ErrClosed, false, "transient network"},
 		{&net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}, false, "transient network"},

@@ -13,7 +13,7 @@ import (
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
-// Stars by product, in Redis. Parked messages are in SQLite.
+// Stars by product are in Redis, parked messages in SQLite.
 func Example() {
 	onPosted := func(ctx context.Context, tx goredis.Pipeliner, e eventstore.Event[posted]) error {
 		tx.HIncrBy(ctx, "stars", e.Data.Product, int64(e.Data.Stars))

@@ -35,8 +35,10 @@ func TestMain(m *testing.M) {
 		return
 	}
 	goleak.VerifyTestMain(m,
-		goleak.IgnoreAnyFunction("github.com/kinora-go/kinora/internal/redistest.Start.func1"), // the shared server lives as long as the process
-		// A client that has met an outage looks for the server every second, until it notices that it was closed.
+		// the shared server lives as long as the process
+		goleak.IgnoreAnyFunction("github.com/kinora-go/kinora/internal/redistest.Start.func1"),
+		// After an outage a client tries to connect every second until it notices that it was
+		// closed.
 		goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
 }
 
@@ -52,7 +54,7 @@ type (
 	onEvent = func(context.Context, pipe, eventstore.Event[posted]) error
 )
 
-// event is an event as the tests deliver it, and as their oracles count it.
+// event is an event as the tests deliver and count it.
 type event struct {
 	ID     string
 	Key    string
@@ -68,7 +70,7 @@ func (e event) message() *message.Message {
 	return m
 }
 
-// events are n events over some keys, the same ones each time.
+// events returns n events with this number of keys, always the same ones.
 func events(n, keys int) []event {
 	list := make([]event, n)
 	for i := range list {
@@ -78,7 +80,7 @@ func events(n, keys int) []event {
 	return list
 }
 
-// stars is the oracle: the sum of the stars by product.
+// stars returns the expected sums of stars by product.
 func stars(list ...event) map[string]int {
 	sum := map[string]int{}
 	for _, e := range list {
@@ -87,7 +89,7 @@ func stars(list ...event) map[string]int {
 	return sum
 }
 
-// space is a part of a server that one test has for itself.
+// space is a range of keys for one test.
 type space struct {
 	client goredis.UniversalClient
 	prefix string
@@ -105,7 +107,7 @@ func newSpace(client goredis.UniversalClient) space {
 	return space{client, fmt.Sprintf("kinora-%d-%d-%d:", os.Getpid(), time.Now().UnixNano(), spaces.n)}
 }
 
-// sharedSpace is one on the shared server, empty again when t ends.
+// sharedSpace returns a space on the shared server. It is emptied when t ends.
 func sharedSpace(t testing.TB) space {
 	s := newSpace(redistest.Client(t, redistest.Shared(t)))
 	t.Cleanup(func() {
@@ -130,7 +132,7 @@ func (s space) count(ctx context.Context, tx pipe, e eventstore.Event[posted]) e
 	return nil
 }
 
-// counted reads what count has written.
+// counted reads the sums that count wrote.
 func (s space) counted(t testing.TB) map[string]int {
 	sum := map[string]int{}
 	all, err := s.client.HGetAll(context.Background(), s.prefix+"stars").Result()
@@ -142,14 +144,16 @@ func (s space) counted(t testing.TB) map[string]int {
 	return sum
 }
 
-// feed is a subscriber whose messages the test sends by hand.
-type feed chan *message.Message
+// subscription is a subscriber whose messages the test sends.
+type subscription chan *message.Message
 
-func (f feed) Subscribe(context.Context, string) (<-chan *message.Message, error) { return f, nil }
-func (feed) Close() error                                                         { return nil }
+func (f subscription) Subscribe(context.Context, string) (<-chan *message.Message, error) {
+	return f, nil
+}
+func (subscription) Close() error { return nil }
 
 // deliver sends an event and waits until it is acked.
-func (f feed) deliver(t testing.TB, e event) {
+func (f subscription) deliver(t testing.TB, e event) {
 	t.Helper()
 	m := e.message()
 	f <- m
@@ -174,8 +178,8 @@ func define(opts projector.Options, fn onEvent) *projector.Projector[pipe] {
 	return projector.Define("stars", types, opts, projector.On("posted", fn))
 }
 
-// run starts a runner over f until the returned function stops it.
-func run[Tx any](t testing.TB, u provider.Units[Tx], f feed, cfg projector.RunnerConfig, ps ...*projector.Projector[Tx]) (stop func()) {
+// run starts a runner on f. The returned function stops it.
+func run[Tx any](t testing.TB, u provider.Units[Tx], f subscription, cfg projector.RunnerConfig, ps ...*projector.Projector[Tx]) (stop func()) {
 	t.Helper()
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -220,7 +224,7 @@ func requireClass(t testing.TB, err error, class provider.Class, code string) {
 	require.Equal(t, class.String()+" "+code, e.Class.String()+" "+e.Code, "%v", err)
 }
 
-// text is a log that several goroutines write.
+// text is a log for several goroutines.
 type text struct {
 	mu sync.Mutex
 	b  strings.Builder

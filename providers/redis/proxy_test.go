@@ -9,12 +9,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// proxy is a network between a client and a server. It can lose the reply to an EXEC, which the server has carried out.
+// proxy is a network between a client and a server. It can lose the reply to an EXEC that the
+// server has executed.
 type proxy struct {
 	addr   string
 	server string
 	mu     sync.Mutex
-	lose   func(client net.Conn) // called once, in place of giving the client the reply to an EXEC
+	lose   func(client net.Conn) // called once instead of forwarding the reply to an EXEC
 	conns  []net.Conn
 	all    sync.WaitGroup
 }
@@ -44,14 +45,14 @@ func newProxy(t testing.TB, server string) *proxy {
 	return p
 }
 
-// loseReply loses the reply to the next EXEC: how is called with the client's connection.
+// loseReply loses the reply to the next EXEC: it calls how with the client's connection.
 func (p *proxy) loseReply(how func(client net.Conn)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.lose = how
 }
 
-// lost returns how the reply to request is lost, once.
+// lost returns the function that loses the reply to request, once.
 func (p *proxy) lost(request []byte) func(net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -63,7 +64,8 @@ func (p *proxy) lost(request []byte) func(net.Conn) {
 	return how
 }
 
-// serve passes on requests and replies, one at a time. Those of the tests are shorter than its buffer.
+// serve forwards requests and replies, one at a time. Those of the tests are shorter than its
+// buffer.
 func (p *proxy) serve(client net.Conn) {
 	server, err := net.Dial("tcp", p.server)
 	if err != nil {

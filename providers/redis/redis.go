@@ -8,18 +8,19 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 )
 
-// Units is provider.Units over a Pipeliner. Its methods may be called concurrently.
+// Units is provider.Units over a Pipeliner. Its methods are safe for concurrent use.
 type Units struct {
 	client goredis.UniversalClient
 }
 
 var _ provider.Units[goredis.Pipeliner] = (*Units)(nil)
 
-// New makes units of client: a Client, a ClusterClient or a failover client. It sends nothing. The caller closes client.
+// New returns units of client: a Client, a ClusterClient or a failover client. It sends no
+// command. The caller closes client.
 //   - A nil client and a Ring are errors.
 func New(client goredis.UniversalClient) (*Units, error) {
 	if client == nil {
-		return nil, errors.New("redis: no client")
+		return nil, errors.New("redis: no client: New requires one")
 	}
 	if _, ring := client.(*goredis.Ring); ring {
 		return nil, errors.New("redis: a Ring has no transaction over its servers: use a client of one server or of a cluster")
@@ -27,16 +28,21 @@ func New(client goredis.UniversalClient) (*Units, error) {
 	return &Units{client}, nil
 }
 
-// Keeps implements provider.Units: it keeps nothing, not even that a unit that fails has no effect.
+// Keeps implements provider.Units. Redis keeps no markers and no output, and a unit that fails
+// may have an effect.
 func (u *Units) Keeps() provider.Keeps { return provider.Keeps{} }
 
-// Do implements provider.Units. It calls run once, and then sends what run has queued in one MULTI/EXEC.
-//   - Found says that each message is fresh, since Redis knows no markers and no parked messages.
-//   - The error of a lost connection or server is transient if EXEC was not sent, and ambiguous if it may have been.
-//   - A command that Redis refuses, before or inside EXEC, is ClassUnknown with the word that its reply begins with as
-//     code ("WRONGTYPE"), or transient if that says that the server is not ready (LOADING, OOM, READONLY and others).
+// Do implements provider.Units. It calls run once, and then sends the commands that run has
+// queued in one MULTI/EXEC.
+//   - Found says that each message is fresh, because Redis has no markers and no parked messages.
+//   - The error of a lost connection or server is transient if EXEC was not sent, and ambiguous
+//     if it may have been.
+//   - If Redis refuses a command, before or inside EXEC, the error is ClassUnknown with the first
+//     word of the reply as its code ("WRONGTYPE"), or transient if the server is not ready
+//     (LOADING, OOM, READONLY and others).
 //   - Keys of several hash slots are permanent, with the code CROSSSLOT.
-//   - Output, parked messages and dry runs are permanent errors: provider.Combine adds a store that keeps them.
+//   - Output, parked messages and dry runs are permanent errors: use provider.Combine with a
+//     store that keeps them.
 func (u *Units) Do(ctx context.Context, unit provider.Unit, run func(context.Context, goredis.Pipeliner, provider.Found) (provider.Closing, error)) error {
 	if unit.DryRun != nil {
 		return permanent("dry_run", errors.New("redis has no dry runs"))
@@ -51,8 +57,8 @@ func (u *Units) Do(ctx context.Context, unit provider.Unit, run func(context.Con
 	return t.end(ctx, err)
 }
 
-// Switch implements provider.Units for what fn writes. Redis keeps no generation: live is 1, and what fn returns is
-// dropped. provider.Combine takes the generation of its store.
+// Switch implements provider.Units for the writes of fn. Redis keeps no generation: live is 1,
+// and the result of fn is ignored. provider.Combine uses the generation of its store.
 func (u *Units) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx goredis.Pipeliner, live int) (int, error)) error {
 	t := u.begin()
 	_, err := fn(ctx, t, 1)

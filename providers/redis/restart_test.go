@@ -15,27 +15,28 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// times counts how often an event has taken effect.
+// times counts how often an event takes effect.
 func (s space) times(ctx context.Context, tx pipe, e eventstore.Event[posted]) error {
 	tx.HIncrBy(ctx, s.prefix+"times", e.ID, 1)
 	return nil
 }
 
-// The server is killed and started again between messages and in the middle of them. With an append-only file that it
-// writes before it replies, nothing that was acked is lost. Without, all of it is. An outage parks nothing.
-func TestAServerThatIsKilledAndStartedAgain(t *testing.T) {
+// The server is killed and started again between messages and during them. With an append-only
+// file that it writes before it replies, no acked message is lost. Without one, all are. An
+// outage parks no message.
+func TestAKilledAndRestartedServer(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		settings []string
 		keeps    bool
 	}{
 		"with an append-only file":  {[]string{"--appendonly", "yes", "--appendfsync", "always"}, true},
-		"the control, without such": {nil, false},
+		"without one, as a control": {nil, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := redistest.Private(t, c.settings...)
-			s, db, f := newSpace(redistest.Client(t, server.URL, once)), newMemory(t), make(feed)
+			s, db, f := newSpace(redistest.Client(t, server.URL, oneTry)), newMemory(t), make(subscription)
 			list := events(400, 13)
 			var retried, ambiguous, acked atomic.Int64
 			cfg := projector.RunnerConfig{Concurrency: 4, Observer: projector.RunnerObserver{
@@ -58,7 +59,8 @@ func TestAServerThatIsKilledAndStartedAgain(t *testing.T) {
 			var sends sync.WaitGroup
 			sends.Go(func() { send(list[:100]) })
 			kills := len(list)/100 - 1
-			for i := range kills { // 50 of each hundred are acked before a kill, and the next hundred is sent after it
+			// 50 of each hundred are acked before a kill; the next hundred is sent after it
+			for i := range kills {
 				eventually(t, "acks", func() bool { return acked.Load() >= int64(100*i+50) })
 				require.NoError(t, server.End("KILL"))
 				before := retried.Load()
@@ -87,7 +89,7 @@ func TestAServerThatIsKilledAndStartedAgain(t *testing.T) {
 			if c.keeps {
 				require.Zero(t, missing)
 			} else {
-				require.GreaterOrEqual(t, missing, 250, "what was acked before the last kill")
+				require.GreaterOrEqual(t, missing, 250, "messages acked before the last kill are missing")
 			}
 		})
 	}

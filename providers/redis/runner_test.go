@@ -40,17 +40,17 @@ func countedInMemory(db *memory.DB) map[string]int {
 func TestARunnerRequiresASecondStore(t *testing.T) {
 	t.Parallel()
 	s := sharedSpace(t)
-	_, err := projector.NewRunner(s.units(t), projector.Subscribe(make(feed), "review"), projector.RunnerConfig{}, define(marked, s.count))
+	_, err := projector.NewRunner(s.units(t), projector.Subscribe(make(subscription), "review"), projector.RunnerConfig{}, define(marked, s.count))
 	require.ErrorContains(t, err, "provider.Combine(units, db)")
-	_, err = projector.NewRunner(provider.Combine(s.units(t), newMemory(t)), projector.Subscribe(make(feed), "review"), projector.RunnerConfig{}, define(marked, s.count))
+	_, err = projector.NewRunner(provider.Combine(s.units(t), newMemory(t)), projector.Subscribe(make(subscription), "review"), projector.RunnerConfig{}, define(marked, s.count))
 	require.NoError(t, err)
 	emits := projector.Define("stars", types, marked, projector.OnEmit("posted",
 		func(context.Context, pipe, eventstore.Event[posted]) ([]outbox.Message, error) { return nil, nil }))
-	_, err = projector.NewRunner(provider.Combine(s.units(t), newMemory(t)), projector.Subscribe(make(feed), "review"), projector.RunnerConfig{}, emits)
+	_, err = projector.NewRunner(provider.Combine(s.units(t), newMemory(t)), projector.Subscribe(make(subscription), "review"), projector.RunnerConfig{}, emits)
 	require.ErrorContains(t, err, "outbox")
 }
 
-// The control's damage. Both arms get each event, every third one twice, every fifth one three times.
+// Both runners get each event, every third one twice, every fifth one three times.
 func TestRedeliveryTakesEffectAgain(t *testing.T) {
 	t.Parallel()
 	list := events(60, 7)
@@ -66,7 +66,7 @@ func TestRedeliveryTakesEffectAgain(t *testing.T) {
 	}
 	s, db, exact := sharedSpace(t), newMemory(t), newMemory(t)
 	log, unmarked := &text{}, atomic.Int64{}
-	f := make(feed)
+	f := make(subscription)
 	stop := run(t, provider.Combine(s.units(t), db), f, projector.RunnerConfig{
 		Logger: slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 		Observer: projector.RunnerObserver{Unmarked: func(handler string) {
@@ -74,7 +74,7 @@ func TestRedeliveryTakesEffectAgain(t *testing.T) {
 			unmarked.Add(1)
 		}},
 	}, define(marked, s.count))
-	inMemory := make(feed)
+	inMemory := make(subscription)
 	stopMemory := run(t, exact, inMemory, projector.RunnerConfig{}, projector.Define("stars", types, marked, projector.On("posted", countInMemory)))
 	for _, e := range delivered {
 		f.deliver(t, e)
@@ -99,8 +99,8 @@ func sum(of map[string]int) (n int) {
 	return n
 }
 
-// appends writes the id of an event behind those of its key.
-func (s space) appends(ctx context.Context, tx pipe, e eventstore.Event[posted]) error {
+// appendID appends the id of an event to the list of its key.
+func (s space) appendID(ctx context.Context, tx pipe, e eventstore.Event[posted]) error {
 	tx.RPush(ctx, s.prefix+"of "+e.Stream, e.ID)
 	return nil
 }
@@ -111,7 +111,7 @@ func (s space) appended(t testing.TB, key string) []string {
 	return list
 }
 
-// idsOf is the oracle of order: the ids of a key as they were sent.
+// idsOf returns the expected order: the ids of a key as they were sent.
 func idsOf(list []event, key string) (ids []string) {
 	for _, e := range list {
 		if e.Key == key {
@@ -121,14 +121,15 @@ func idsOf(list []event, key string) (ids []string) {
 	return ids
 }
 
-// Several are in flight, and some fail: they are parked with those behind them, and are applied in order.
+// Several messages are in flight, and some fail: they are parked with those behind them, and are
+// applied in order.
 func TestMessagesOfAKeyAreAppliedInOrder(t *testing.T) {
 	t.Parallel()
-	s, db, f := sharedSpace(t), newMemory(t), make(feed)
+	s, db, f := sharedSpace(t), newMemory(t), make(subscription)
 	list := events(300, 11)
 	var calls atomic.Int64
 	flaky := func(ctx context.Context, tx pipe, e eventstore.Event[posted]) error {
-		if err := s.appends(ctx, tx, e); err != nil {
+		if err := s.appendID(ctx, tx, e); err != nil {
 			return err
 		}
 		if calls.Add(1)%7 == 0 {
@@ -161,23 +162,24 @@ func keysOf(list []event) (keys []string) {
 	return keys
 }
 
-// A poisoned message holds its key in the second store until a person decides about it.
+// A message that always fails holds its key in the second store until a person decides about it.
 func TestPoisonIsParkedInTheSecondStore(t *testing.T) {
 	t.Parallel()
-	s, db, f := sharedSpace(t), newMemory(t), make(feed)
+	s, db, f := sharedSpace(t), newMemory(t), make(subscription)
 	list := events(20, 2)
 	poison, behind := list[2], idsOf(list[3:], list[2].Key)
 	wrong := s.prefix + "a string"
 	require.NoError(t, s.client.Set(t.Context(), wrong, "s", 0).Err())
-	var mended atomic.Bool
+	var fixed atomic.Bool
 	handler := func(ctx context.Context, tx pipe, e eventstore.Event[posted]) error {
-		if e.ID == poison.ID && !mended.Load() {
-			tx.SAdd(ctx, s.prefix+"also", e.ID) // a command of the same message, which EXEC applies
+		if e.ID == poison.ID && !fixed.Load() {
+			// a command of the same message, which EXEC applies
+			tx.SAdd(ctx, s.prefix+"also", e.ID)
 			tx.HIncrBy(ctx, s.prefix+"attempts", e.ID, 1)
 			tx.LPush(ctx, wrong, e.ID)
 			return nil
 		}
-		return s.appends(ctx, tx, e)
+		return s.appendID(ctx, tx, e)
 	}
 	cfg := projector.RunnerConfig{Version: "v1"}
 	cfg.Retry.Attempts = 3
@@ -186,7 +188,7 @@ func TestPoisonIsParkedInTheSecondStore(t *testing.T) {
 		f.deliver(t, e)
 	}
 	stuck := projector.ParkedFilter{Projector: "stars", States: []projector.ParkedState{projector.StateStuck}}
-	eventually(t, "it is stuck", func() bool { return len(parked(t, db, stuck)) == 1 })
+	eventually(t, "the message is stuck", func() bool { return len(parked(t, db, stuck)) == 1 })
 	row := parked(t, db, stuck)[0]
 	require.Equal(t, []any{poison.ID, poison.Key, "stars/posted", projector.ClassUnknown, "WRONGTYPE", 3, "v1"},
 		[]any{row.MessageID, row.Key, row.Handler, row.Class, row.Code, row.Attempts, row.Version})
@@ -206,11 +208,11 @@ func TestPoisonIsParkedInTheSecondStore(t *testing.T) {
 		}
 	}
 
-	mended.Store(true)
-	n, err := projector.Replay(t.Context(), db, stuck, projector.Decision{By: "ann", Reason: "mended"})
+	fixed.Store(true)
+	n, err := projector.Replay(t.Context(), db, stuck, projector.Decision{By: "ann", Reason: "fixed"})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
-	eventually(t, "nothing is parked", func() bool { return len(parked(t, db, projector.ParkedFilter{})) == 0 })
+	eventually(t, "no message is parked", func() bool { return len(parked(t, db, projector.ParkedFilter{})) == 0 })
 	require.Equal(t, idsOf(list, poison.Key), s.appended(t, poison.Key), "in order")
 	kept := parked(t, db, projector.ParkedFilter{States: []projector.ParkedState{projector.StateReplayed}})
 	require.Len(t, kept, 1)
@@ -218,15 +220,15 @@ func TestPoisonIsParkedInTheSecondStore(t *testing.T) {
 	stop()
 }
 
-func TestASkippedMessageLetsItsKeyGoOn(t *testing.T) {
+func TestASkippedMessageReleasesItsKey(t *testing.T) {
 	t.Parallel()
-	s, db, f := sharedSpace(t), newMemory(t), make(feed)
+	s, db, f := sharedSpace(t), newMemory(t), make(subscription)
 	list := events(5, 1)
 	handler := func(ctx context.Context, tx pipe, e eventstore.Event[posted]) error {
 		if e.ID == list[1].ID {
 			return projector.Permanent(errors.New("poison"))
 		}
-		return s.appends(ctx, tx, e)
+		return s.appendID(ctx, tx, e)
 	}
 	stop := run(t, provider.Combine(s.units(t), db), f, projector.RunnerConfig{}, define(marked, handler))
 	for _, e := range list {
@@ -234,18 +236,19 @@ func TestASkippedMessageLetsItsKeyGoOn(t *testing.T) {
 	}
 	require.Len(t, parked(t, db, projector.ParkedFilter{}), 4)
 	_, err := projector.Skip(t.Context(), db, projector.ParkedFilter{Seqs: []int64{parked(t, db, projector.ParkedFilter{})[0].Seq}},
-		projector.Decision{By: "ann", Reason: "it cannot be applied"})
+		projector.Decision{By: "ann", Reason: "the message cannot be applied"})
 	require.NoError(t, err)
-	eventually(t, "nothing is parked", func() bool { return len(parked(t, db, projector.ParkedFilter{})) == 0 })
+	eventually(t, "no message is parked", func() bool { return len(parked(t, db, projector.ParkedFilter{})) == 0 })
 	require.Equal(t, idsOf(slices.Delete(slices.Clone(list), 1, 2), list[0].Key), s.appended(t, list[0].Key))
 	stop()
 }
 
-// A message that a runner had in hand when its process ended is parked first, and then tried alone.
+// A message that was in flight when a runner's process ended is parked first, and then tried
+// alone.
 func TestASuspectIsFoundThroughTheSecondStore(t *testing.T) {
 	t.Parallel()
-	s, db, f := sharedSpace(t), newMemory(t), make(feed)
-	list := events(3, 5) // of three keys
+	s, db, f := sharedSpace(t), newMemory(t), make(subscription)
+	list := events(3, 5) // three keys
 	_, err := db.Beat(t.Context(), "a runner that was killed", time.Hour, time.Hour)
 	require.NoError(t, err)
 	require.NoError(t, db.InFlight(t.Context(), "stars", provider.Worker{Runner: "a runner that was killed"}, []string{list[1].ID}))
@@ -258,9 +261,9 @@ func TestASuspectIsFoundThroughTheSecondStore(t *testing.T) {
 		f.deliver(t, e)
 	}
 	require.Equal(t, "crashed", <-codes)
-	eventually(t, "nothing is parked", func() bool { return len(parked(t, db, projector.ParkedFilter{})) == 0 })
+	eventually(t, "no message is parked", func() bool { return len(parked(t, db, projector.ParkedFilter{})) == 0 })
 	stop()
-	require.Empty(t, codes, "nothing else was parked")
+	require.Empty(t, codes, "no other message was parked")
 	require.Equal(t, stars(list...), s.counted(t))
 }
 
@@ -273,15 +276,16 @@ func TestWaitReportsThatThereAreNoMarkers(t *testing.T) {
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
-	require.ErrorIs(t, p.Wait(ctx, db, at), context.DeadlineExceeded, "another process may run it in a store with markers")
-	_, err = projector.NewRunner(provider.Combine(s.units(t), db), projector.Subscribe(make(feed), "review"), projector.RunnerConfig{}, p)
+	require.ErrorIs(t, p.Wait(ctx, db, at), context.DeadlineExceeded, "another process may run the projector in a store with markers")
+	_, err = projector.NewRunner(provider.Combine(s.units(t), db), projector.Subscribe(make(subscription), "review"), projector.RunnerConfig{}, p)
 	require.NoError(t, err)
 	ctx, cancel = context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	require.ErrorIs(t, p.Wait(ctx, db, at), projector.ErrNoMarkers)
 }
 
-// A unit of the store is open while the commands are sent, and is undone if they are not: nothing is parked twice.
+// A unit of the store is open while the commands are sent, and is rolled back if they are not: no
+// message is parked twice.
 func TestTheSecondStoreCommitsAfterRedis(t *testing.T) {
 	t.Parallel()
 	s, db := sharedSpace(t), newMemory(t)
@@ -298,12 +302,12 @@ func TestTheSecondStoreCommitsAfterRedis(t *testing.T) {
 	require.ErrorAs(t, err, new(*provider.MessageError))
 	require.Empty(t, parked(t, db, projector.ParkedFilter{}))
 
-	// The damage of the other order: the commit of the store fails after EXEC.
+	// In this order the commit of the store can fail after EXEC.
 	ctx, cancel := context.WithCancel(t.Context())
 	ending := provider.Combine(after{s.units(t), cancel}, db)
 	for _, ctx := range []context.Context{ctx, t.Context(), t.Context()} {
 		err := ending.Do(ctx, u, func(ctx context.Context, tx pipe, found provider.Found) (provider.Closing, error) {
-			require.Equal(t, [][]bool{{true}}, found.Fresh, "no marker is left in the store")
+			require.Equal(t, [][]bool{{true}}, found.Fresh, "the store has no marker")
 			tx.Incr(ctx, s.prefix+"k")
 			return provider.Closing{}, nil
 		})
@@ -316,7 +320,7 @@ func TestTheSecondStoreCommitsAfterRedis(t *testing.T) {
 	require.Equal(t, "3", s.client.Get(t.Context(), s.prefix+"k").Val())
 }
 
-// after calls a function when a unit has been sent.
+// after calls a function after a unit was sent.
 type after struct {
 	provider.Units[pipe]
 	fn func()
@@ -328,13 +332,13 @@ func (a after) Do(ctx context.Context, u provider.Unit, run func(context.Context
 	return err
 }
 
-func TestBesideRefusesWhatItDoesNotKeep(t *testing.T) {
+func TestCombineRefusesWhatItDoesNotKeep(t *testing.T) {
 	t.Parallel()
 	s, db := sharedSpace(t), newMemory(t)
 	both := provider.Combine(s.units(t), db)
 	require.Equal(t, provider.Keeps{}, both.Keeps())
 	require.Equal(t, provider.Keeps{}, provider.Combine(newMemory(t), db).Keeps(), "two stores are never atomic")
-	dry := provider.Unit{Projector: "p", DryRun: func([]provider.Change) { t.Error("it reports changes") }}
+	dry := provider.Unit{Projector: "p", DryRun: func([]provider.Change) { t.Error("DryRun was called") }}
 	for _, c := range []struct {
 		u provider.Unit
 		c provider.Closing
@@ -376,10 +380,10 @@ type notReady struct{ *memory.DB }
 
 func (notReady) ReadyFor(context.Context, provider.Service) error { return errors.New("not migrated") }
 
-func TestARunnerAsksTheSecondStoreWhetherItIsReady(t *testing.T) {
+func TestARunnerChecksThatTheSecondStoreIsReady(t *testing.T) {
 	t.Parallel()
 	s := sharedSpace(t)
-	r, err := projector.NewRunner(provider.Combine(s.units(t), notReady{newMemory(t)}), projector.Subscribe(make(feed), "review"), projector.RunnerConfig{}, define(marked, s.count))
+	r, err := projector.NewRunner(provider.Combine(s.units(t), notReady{newMemory(t)}), projector.Subscribe(make(subscription), "review"), projector.RunnerConfig{}, define(marked, s.count))
 	require.NoError(t, err)
 	require.ErrorContains(t, r.Run(t.Context()), "not migrated")
 }

@@ -11,22 +11,22 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 )
 
-// ErrEnded: a handler tried to send or to discard its commands, or queued a command that ends the transaction or changes
-// the connection.
-var ErrEnded = errors.New("redis: the unit sends the commands of its handlers: queue them only")
+// ErrEnded means that a handler tried to send or discard its commands, or queued a command that
+// ends the transaction or changes the connection.
+var ErrEnded = errors.New("redis: a handler must only queue commands: the unit sends them")
 
 // transaction is the pipeliner that handlers get. Only end sends the commands.
 type transaction struct {
 	goredis.Pipeliner
 	client goredis.UniversalClient
-	starts []start // in order
+	starts []start // in order of commands
 	ended  bool    // a handler called Exec, Discard, Pipelined or TxPipelined
 }
 
-// start says that the commands from an index on belong to a message.
+// start records that the commands from this index on belong to a message.
 type start struct{ command, message int }
 
-// Exec returns ErrEnded, and makes the unit fail.
+// Exec returns ErrEnded and makes the unit fail.
 func (t *transaction) Exec(context.Context) ([]goredis.Cmder, error) {
 	t.ended = true
 	return nil, ErrEnded
@@ -35,12 +35,12 @@ func (t *transaction) Exec(context.Context) ([]goredis.Cmder, error) {
 // Discard makes the unit fail.
 func (t *transaction) Discard() { t.ended = true }
 
-// Pipelined returns ErrEnded, and makes the unit fail.
+// Pipelined returns ErrEnded and makes the unit fail.
 func (t *transaction) Pipelined(ctx context.Context, _ func(goredis.Pipeliner) error) ([]goredis.Cmder, error) {
 	return t.Exec(ctx)
 }
 
-// TxPipelined returns ErrEnded, and makes the unit fail.
+// TxPipelined returns ErrEnded and makes the unit fail.
 func (t *transaction) TxPipelined(ctx context.Context, _ func(goredis.Pipeliner) error) ([]goredis.Cmder, error) {
 	return t.Exec(ctx)
 }
@@ -51,16 +51,17 @@ func (t *transaction) Pipeline() goredis.Pipeliner { return t }
 // TxPipeline returns t.
 func (t *transaction) TxPipeline() goredis.Pipeliner { return t }
 
-// begin says that the next commands belong to a message.
+// begin records that the next commands belong to a message.
 func (t *transaction) begin(message int) {
 	t.starts = append(t.starts, start{t.Len(), message})
 }
 
-// reserved are commands that would end the transaction, or change the connection, which others use after it.
+// reserved lists commands that would end the transaction or change the connection, which others
+// use after it.
 var reserved = []string{"multi", "exec", "discard", "watch", "unwatch", "select", "auth", "hello", "reset", "quit", "client",
 	"subscribe", "psubscribe", "ssubscribe", "unsubscribe", "punsubscribe", "sunsubscribe", "monitor", "asking", "readonly", "readwrite"}
 
-// end sends the commands, unless the unit has failed already, and returns an *Error.
+// end sends the commands, unless the unit has failed. It returns an *Error.
 func (t *transaction) end(ctx context.Context, failed error) error {
 	if failed != nil {
 		return t.ofRun(ctx, failed)
@@ -79,7 +80,8 @@ func (t *transaction) end(ctx context.Context, failed error) error {
 	return t.send(ctx)
 }
 
-// send runs MULTI/EXEC. The client does not notice when a context is canceled, so send waits for the context as well.
+// send runs MULTI/EXEC. The client does not notice that a context is canceled, so send waits for
+// the context too.
 func (t *transaction) send(ctx context.Context) error {
 	type replied struct {
 		cmds []goredis.Cmder
@@ -89,8 +91,9 @@ func (t *transaction) send(ctx context.Context) error {
 	go func() {
 		r := replied{err: errors.New("encoding a command called runtime.Goexit")}
 		defer func() {
-			if p := recover(); p != nil { // encoding.BinaryMarshaler of a value that a handler gave
-				r.err = fmt.Errorf("panic while a command was encoded: %v", p)
+			// MarshalBinary of a handler's value
+			if p := recover(); p != nil {
+				r.err = fmt.Errorf("panic while encoding a command: %v", p)
 			}
 			done <- r
 		}()
@@ -100,17 +103,18 @@ func (t *transaction) send(ctx context.Context) error {
 	case r := <-done:
 		return t.result(r.cmds, r.err)
 	case <-ctx.Done():
-		return &provider.Error{Class: provider.ClassAmbiguous, Err: fmt.Errorf("EXEC has not been answered: %w", ctx.Err())}
+		return &provider.Error{Class: provider.ClassAmbiguous, Err: fmt.Errorf("EXEC has no reply: %w", ctx.Err())}
 	}
 }
 
 // result returns the error of the commands that were sent, or nil.
 func (t *transaction) result(cmds []goredis.Cmder, err error) error {
-	if err != nil && !isReply(err) { // it stands on all commands that have no reply
+	// all commands without a reply have this error
+	if err != nil && !isReply(err) {
 		return ofExec(err, true)
 	}
 	if errors.Is(err, goredis.Nil) {
-		err = nil // a reply that is null is no error
+		err = nil // a null reply is not an error
 	}
 	first, applied := -1, false
 	for i, cmd := range cmds {
@@ -134,7 +138,7 @@ func (t *transaction) result(cmds []goredis.Cmder, err error) error {
 	return e
 }
 
-// messageOf returns the message that a command belongs to, or -1.
+// messageOf returns the message of a command, or -1.
 func (t *transaction) messageOf(command int) int {
 	message := -1
 	for _, s := range t.starts {

@@ -36,7 +36,7 @@ func TestNewRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "Ring")
 }
 
-// The server counts its commands: that is the oracle.
+// The test uses the command statistics of the server.
 func TestAUnitIsOneTransaction(t *testing.T) {
 	t.Parallel()
 	server := redistest.Private(t)
@@ -55,15 +55,16 @@ func TestAUnitIsOneTransaction(t *testing.T) {
 	u := s.units(t)
 	require.NoError(t, do(t.Context(), u, func(ctx context.Context, tx pipe) error {
 		tx.Set(ctx, s.prefix+"a", 1, 0)
-		tx.TxPipeline().Incr(ctx, s.prefix+"b") // a pipeline in the pipeline is the same one
+		// a nested pipeline is the same pipeline
+		tx.TxPipeline().Incr(ctx, s.prefix+"b")
 		tx.Pipeline().Incr(ctx, s.prefix+"b")
-		require.Zero(t, calls("set"), "nothing is sent before run returns")
+		require.Zero(t, calls("set"), "no command is sent before run returns")
 		require.Equal(t, 3, tx.Len())
 		return nil
 	}))
 	require.Equal(t, []int{1, 1, 1, 2}, []int{calls("multi"), calls("exec"), calls("set"), calls("incr")})
 	require.NoError(t, do(t.Context(), u, func(context.Context, pipe) error { return nil }))
-	require.Equal(t, 1, calls("multi"), "a unit that queues nothing sends nothing")
+	require.Equal(t, 1, calls("multi"), "a unit without commands sends none")
 	require.NoError(t, u.Switch(t.Context(), "p", func(ctx context.Context, tx pipe, live int) (int, error) {
 		require.Equal(t, 1, live)
 		tx.Incr(ctx, s.prefix+"b")
@@ -113,24 +114,24 @@ func TestAHandlerCannotEndItsTransaction(t *testing.T) {
 	t.Parallel()
 	s := sharedSpace(t)
 	u := s.units(t)
-	fn := func(goredis.Pipeliner) error { t.Error("it runs"); return nil }
+	fn := func(goredis.Pipeliner) error { t.Error("the function was called"); return nil }
 	for name, end := range map[string]func(context.Context, pipe) error{
-		"Exec":              func(ctx context.Context, tx pipe) error { _, err := tx.Exec(ctx); return err },
-		"a nested Exec":     func(ctx context.Context, tx pipe) error { _, err := tx.TxPipeline().Exec(ctx); return err },
-		"an Exec, ignored":  func(ctx context.Context, tx pipe) error { _, _ = tx.Exec(ctx); return nil },
-		"Discard":           func(_ context.Context, tx pipe) error { tx.Discard(); return nil },
-		"Pipelined":         func(ctx context.Context, tx pipe) error { _, err := tx.Pipelined(ctx, fn); return err },
-		"TxPipelined":       func(ctx context.Context, tx pipe) error { _, err := tx.TxPipelined(ctx, fn); return err },
-		"EXEC by name":      func(ctx context.Context, tx pipe) error { tx.Do(ctx, "EXEC"); return nil },
-		"multi by name":     func(ctx context.Context, tx pipe) error { tx.Do(ctx, "multi"); return nil },
-		"a watch by name":   func(ctx context.Context, tx pipe) error { tx.Do(ctx, "watch", s.prefix+"k"); return nil },
-		"discard by name":   func(ctx context.Context, tx pipe) error { tx.Do(ctx, "discard"); return nil },
-		"another database":  func(ctx context.Context, tx pipe) error { tx.Select(ctx, 1); return nil },
-		"another name":      func(ctx context.Context, tx pipe) error { tx.ClientSetName(ctx, "other"); return nil },
-		"another user":      func(ctx context.Context, tx pipe) error { tx.Auth(ctx, "secret"); return nil },
-		"the end":           func(ctx context.Context, tx pipe) error { tx.Do(ctx, "quit"); return nil },
-		"a subscription":    func(ctx context.Context, tx pipe) error { tx.Do(ctx, "subscribe", "c"); return nil },
-		"a stop of replies": func(ctx context.Context, tx pipe) error { tx.Do(ctx, "client", "reply", "off"); return nil },
+		"Exec":                      func(ctx context.Context, tx pipe) error { _, err := tx.Exec(ctx); return err },
+		"a nested Exec":             func(ctx context.Context, tx pipe) error { _, err := tx.TxPipeline().Exec(ctx); return err },
+		"an ignored Exec":           func(ctx context.Context, tx pipe) error { _, _ = tx.Exec(ctx); return nil },
+		"Discard":                   func(_ context.Context, tx pipe) error { tx.Discard(); return nil },
+		"Pipelined":                 func(ctx context.Context, tx pipe) error { _, err := tx.Pipelined(ctx, fn); return err },
+		"TxPipelined":               func(ctx context.Context, tx pipe) error { _, err := tx.TxPipelined(ctx, fn); return err },
+		"EXEC by name":              func(ctx context.Context, tx pipe) error { tx.Do(ctx, "EXEC"); return nil },
+		"multi by name":             func(ctx context.Context, tx pipe) error { tx.Do(ctx, "multi"); return nil },
+		"a watch by name":           func(ctx context.Context, tx pipe) error { tx.Do(ctx, "watch", s.prefix+"k"); return nil },
+		"discard by name":           func(ctx context.Context, tx pipe) error { tx.Do(ctx, "discard"); return nil },
+		"another database":          func(ctx context.Context, tx pipe) error { tx.Select(ctx, 1); return nil },
+		"another name":              func(ctx context.Context, tx pipe) error { tx.ClientSetName(ctx, "other"); return nil },
+		"another user":              func(ctx context.Context, tx pipe) error { tx.Auth(ctx, "secret"); return nil },
+		"the end of the connection": func(ctx context.Context, tx pipe) error { tx.Do(ctx, "quit"); return nil },
+		"a subscription":            func(ctx context.Context, tx pipe) error { tx.Do(ctx, "subscribe", "c"); return nil },
+		"client replies off":        func(ctx context.Context, tx pipe) error { tx.Do(ctx, "client", "reply", "off"); return nil },
 	} {
 		err := do(t.Context(), u, func(ctx context.Context, tx pipe) error {
 			tx.Incr(ctx, s.prefix+"k")
@@ -142,7 +143,7 @@ func TestAHandlerCannotEndItsTransaction(t *testing.T) {
 	}
 }
 
-// message is a unit's message with one handler.
+// messages returns a unit of n messages with one handler.
 func messages(n int) provider.Unit {
 	u := provider.Unit{Projector: "p"}
 	for i := range n {
@@ -156,7 +157,7 @@ func TestTheErrorNamesTheMessageOfTheCommandThatFailed(t *testing.T) {
 	for name, c := range map[string]struct {
 		fail    func(ctx context.Context, tx pipe, key string)
 		code    string
-		applied int64 // of the other commands
+		applied int64 // number of other commands
 	}{
 		"inside EXEC, which applies the others": {func(ctx context.Context, tx pipe, key string) { tx.LPush(ctx, key, 1) }, "WRONGTYPE", 3},
 		"before EXEC, which applies none":       {func(ctx context.Context, tx pipe, key string) { tx.Do(ctx, "set", key) }, "ERR", 0},
@@ -204,10 +205,11 @@ func TestANullReplyIsNoError(t *testing.T) {
 		tx.Incr(ctx, s.prefix+"string")
 		return nil
 	})
-	requireClass(t, err, provider.ClassUnknown, "ERR") // it is not hidden by the null before it
+	// the null reply before it does not hide it
+	requireClass(t, err, provider.ClassUnknown, "ERR")
 }
 
-func TestWhatRedisDoesNotKeepIsRefused(t *testing.T) {
+func TestOutputParkingAndDryRunsAreRefused(t *testing.T) {
 	t.Parallel()
 	s := sharedSpace(t)
 	u := s.units(t)
@@ -220,9 +222,9 @@ func TestWhatRedisDoesNotKeepIsRefused(t *testing.T) {
 		requireClass(t, err, provider.ClassPermanent, "not_kept")
 	}
 	dry := messages(1)
-	dry.DryRun = func([]provider.Change) { t.Error("it reports changes") }
+	dry.DryRun = func([]provider.Change) { t.Error("DryRun was called") }
 	err := u.Do(t.Context(), dry, func(context.Context, pipe, provider.Found) (provider.Closing, error) {
-		t.Error("it runs")
+		t.Error("run was called")
 		return provider.Closing{}, nil
 	})
 	requireClass(t, err, provider.ClassPermanent, "dry_run")
@@ -237,12 +239,13 @@ type exits struct{}
 
 func (exits) MarshalBinary() ([]byte, error) { runtime.Goexit(); return nil, nil }
 
-// The client encodes values when it sends them: a value that it cannot encode ends the unit, and nothing else.
+// The client encodes values when it sends them: a value that cannot be encoded fails only its
+// unit.
 func TestAValueThatCannotBeEncodedSendsNothing(t *testing.T) {
 	t.Parallel()
 	for name, value := range map[string]any{"a channel": make(chan int), "a panic": panics{}, "an ended goroutine": exits{}} {
 		s := sharedSpace(t)
-		for range 20 { // more than a pool has connections
+		for range 20 { // more often than a pool has connections
 			err := do(t.Context(), s.units(t), func(ctx context.Context, tx pipe) error {
 				tx.Incr(ctx, s.prefix+"k")
 				tx.Set(ctx, s.prefix+"l", value, 0)

@@ -13,8 +13,8 @@ import (
 	sqlite3 "modernc.org/sqlite/lib"
 )
 
-// Append implements eventstore.Store: one transaction of four statements for one event with one entry, and two
-// more for each further pair.
+// Append implements eventstore.Store in one transaction: four statements for one event with one
+// entry, and two for each further pair.
 func (d *DB) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {
 	a, err := d.check(stream, expected, events)
 	if err != nil {
@@ -28,7 +28,7 @@ func (d *DB) Append(ctx context.Context, stream string, expected eventstore.Expe
 }
 
 func (d *Provider) append(ctx context.Context, a *appending) (at eventstore.Appended, err error) {
-	err = d.inTurn(ctx, func(u *unit) error {
+	err = d.writeTx(ctx, func(u *unit) error {
 		at, err = a.run(ctx, u.session)
 		u.entries = a.entries > 0 && !at.Replayed
 		return err
@@ -39,30 +39,31 @@ func (d *Provider) append(ctx context.Context, a *appending) (at eventstore.Appe
 	return at, nil
 }
 
-// resolve appends once more after a commit that may have succeeded: the ids tell whether it has.
+// resolve appends once more after a commit that may have succeeded. The event ids show whether it
+// did.
 func (d *Provider) resolve(ctx context.Context, a *appending, lost error) (eventstore.Appended, error) {
 	at, err := d.append(ctx, a)
 	switch {
 	case errors.Is(err, eventstore.ErrConflict), errors.Is(err, eventstore.ErrEventIDReused):
-		return at, err // it has not
+		return at, err // the first commit did not succeed
 	case err != nil:
 		return at, fmt.Errorf("%w: %w; then %w", eventstore.ErrAmbiguous, lost, err)
 	case at.Replayed:
-		at.Replayed = false // it was this call that wrote them
+		at.Replayed = false // this call wrote them
 		d.added.send()
 	}
 	return at, nil
 }
 
-// appending is an append that passed its checks.
+// appending is an append whose arguments are valid.
 type appending struct {
 	stream   string
 	expected eventstore.Expected
 	events   []eventstore.Draft
 	topics   [][]string
-	ids      string // of the events, as a JSON array
+	ids      string // event ids as a JSON array
 	entries  int
-	at       int64 // when, on SQLite's clock
+	at       int64 // time of the append on SQLite's clock, in milliseconds
 }
 
 func (d *Provider) check(stream string, expected eventstore.Expected, events []eventstore.Draft) (*appending, error) {
@@ -83,7 +84,7 @@ func (d *Provider) check(stream string, expected eventstore.Expected, events []e
 	return a, nil
 }
 
-// wrap leaves a conflict as it is: it names its stream.
+// wrap adds the stream to an error, except to a conflict, which names its stream.
 func (a *appending) wrap(err error) error {
 	if err == nil || errors.Is(err, eventstore.ErrConflict) {
 		return err
@@ -91,7 +92,7 @@ func (a *appending) wrap(err error) error {
 	return fmt.Errorf("append %s: %w", a.stream, err)
 }
 
-// run appends in a transaction. With an error, some of it may be written.
+// run appends in a transaction. If it returns an error, some rows may have been written.
 func (a *appending) run(ctx context.Context, s session) (eventstore.Appended, error) {
 	at, known, err := a.find(ctx, s)
 	if err != nil || known {
@@ -107,8 +108,9 @@ const findEvents = `
 select e.id, e.stream, e.version, e.position
 from json_each(?1) j cross join kinora_events e on e.id = j.value`
 
-// find looks the ids up. The append is known if they are all in the stream already, in order, where expected
-// puts them. If some are not, or not there, it is ErrEventIDReused.
+// find looks the ids up. The append is known if all events are in the stream already, in order,
+// at the versions that expected asks for. It returns ErrEventIDReused if some ids are stored in
+// any other way.
 func (a *appending) find(ctx context.Context, s session) (at eventstore.Appended, known bool, err error) {
 	type place struct {
 		stream            string
@@ -140,8 +142,8 @@ func (a *appending) find(ctx context.Context, s session) (at eventstore.Appended
 	return at, true, nil
 }
 
-// raiseStream raises the stream's version by ?3 if it is at ?4, or at whatever where ?4 is -1. A stream that is
-// not there is made, unless a version above 0 is expected of it. No row: a conflict.
+// raiseStream raises the version of stream ?1 by ?3 if the version is ?4, or if ?4 is -1 (any).
+// It inserts a missing stream, unless ?4 is above 0. No row: a conflict.
 const raiseStream = `
 insert into kinora_streams (stream, category, version)
 select ?1, ?2, ?3 where ?4 <= 0 or exists (select 1 from kinora_streams where stream = ?1)
@@ -222,7 +224,8 @@ func (a *appending) writeEntries(ctx context.Context, s session, at eventstore.A
 			if err != nil {
 				return err
 			}
-			if !added { // somebody enqueued a message of their own under the event's id
+			// an enqueued message has the event's id
+			if !added {
 				return eventstore.ErrEventIDReused
 			}
 		}
@@ -230,7 +233,7 @@ func (a *appending) writeEntries(ctx context.Context, s session, at eventstore.A
 	return nil
 }
 
-// noMetadata is what most events have.
+// noMetadata is the metadata of most events.
 const noMetadata = `{}`
 
 func metadataOf(m eventstore.Metadata) string {
@@ -240,7 +243,7 @@ func metadataOf(m eventstore.Metadata) string {
 	return jsonOf(m)
 }
 
-// jsonOf is for values that always have a JSON form: strings, and maps and structs of them.
+// jsonOf encodes values that always have a JSON form: strings, and maps and structs of them.
 func jsonOf(v any) string {
 	b, err := json.Marshal(v)
 	if err != nil {

@@ -12,11 +12,10 @@ import (
 	"github.com/kinora-go/kinora/outbox"
 )
 
-// refuseEntries makes the outbox refuse the entry of an event, on conditions.
+// refuseEntries is a trigger that refuses the outbox entries of topic review.
 const refuseEntries = `
 create trigger refuse before insert on kinora_outbox when new.topic = 'review' begin select raise(%s, 'refused'); end`
 
-// Events and entries commit together or not at all.
 func TestEventsAndEntriesCommitTogether(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -37,10 +36,10 @@ func TestEventsAndEntriesCommitTogether(t *testing.T) {
 	require.NoError(t, err)
 	at, err := db.Append(ctx, "review-1", eventstore.NoStream, events)
 	require.NoError(t, err)
-	require.Equal(t, eventstore.Appended{Stream: "review-1", Version: 3, Position: 5, Count: 3}, at, "no position was drawn for nothing")
+	require.Equal(t, eventstore.Appended{Stream: "review-1", Version: 3, Position: 5, Count: 3}, at, "the failed append used no position")
 }
 
-// The same in a transaction of the caller's, which goes on without the append.
+// The caller's transaction remains usable, without the append.
 func TestFailedAppendLeavesTheCallersTransactionUsable(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -68,7 +67,8 @@ func TestFailedAppendLeavesTheCallersTransactionUsable(t *testing.T) {
 	require.Equal(t, 1, count(t, db.SQL(), "kinora_streams"))
 }
 
-// A context that ends in the middle of an append must not leave a part of it in the caller's transaction.
+// If the context ends in the middle of an append, the caller's transaction has none of the
+// append.
 func TestAppendInterruptedInCallersTransaction(t *testing.T) {
 	t.Parallel()
 	db := open(t, routed())
@@ -78,7 +78,7 @@ func TestAppendInterruptedInCallersTransaction(t *testing.T) {
 	cancel()
 	_, err = db.InTx(tx).Append(ctx, "review-1", eventstore.NoStream, drafts(2))
 	require.ErrorIs(t, err, context.Canceled)
-	for n := range 40 { // ends at other places each time
+	for n := range 40 { // each one ends at a different place
 		ctx, cancel := context.WithTimeout(context.Background(), time.Duration(n)*20*time.Microsecond)
 		stream := fmt.Sprint("review-", n)
 		before := n
@@ -86,7 +86,7 @@ func TestAppendInterruptedInCallersTransaction(t *testing.T) {
 		cancel()
 		var there int
 		if tx.QueryRow(`select count(*) from kinora_events where stream = ?`, stream).Scan(&there) != nil {
-			break // the interrupt ended the whole transaction: there is nothing to commit
+			break // the interrupt rolled the whole transaction back
 		}
 		if err != nil {
 			require.Equal(t, 0, there, "try %d: %v", before, err)
@@ -98,8 +98,8 @@ func TestAppendInterruptedInCallersTransaction(t *testing.T) {
 	require.Equal(t, count(t, db.SQL(), "kinora_events"), count(t, db.SQL(), "kinora_outbox"))
 }
 
-// An event and its entries happened at the same instant, on SQLite's clock.
-func TestEventAndEntryShareTheInstant(t *testing.T) {
+// An event and its entries have the same creation time, from SQLite's clock.
+func TestEventAndEntryHaveTheSameTime(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	db := open(t, routed())
@@ -120,7 +120,8 @@ func TestEventAndEntryShareTheInstant(t *testing.T) {
 	require.Equal(t, 3, i)
 }
 
-// A stream of several pages is read while another appends, and no connection is held in between.
+// A stream of several pages is read while another goroutine appends. The reader holds no
+// connection between pages.
 func TestReadStreamInPages(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -137,10 +138,10 @@ func TestReadStreamInPages(t *testing.T) {
 		}
 		next++
 	}
-	require.Equal(t, int64(453), next, "what was appended meanwhile is on a later page")
+	require.Equal(t, int64(453), next, "events appended during the read are on a later page")
 }
 
-// Somebody enqueued a message of their own under the id of an event that is appended later.
+// A message was enqueued under the id of an event that is appended later.
 func TestEventIDTakenByAMessage(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -155,7 +156,7 @@ func TestEventIDTakenByAMessage(t *testing.T) {
 	require.Equal(t, 0, count(t, db.SQL(), "kinora_events"))
 }
 
-// A transaction of a pool that Kinora does not know, on the same file, will do too.
+// InTx accepts a transaction of another pool on the same file.
 func TestTransactionOfAnotherPool(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -175,7 +176,7 @@ func TestTransactionOfAnotherPool(t *testing.T) {
 		n++
 	}
 	require.Equal(t, 3, n)
-	require.Equal(t, 1, count(t, db.SQL(), "kinora_events"), "nothing is there before the commit")
+	require.Equal(t, 1, count(t, db.SQL(), "kinora_events"), "no event is visible before the commit")
 	require.NoError(t, tx.Commit())
 	require.Equal(t, 3, count(t, db.SQL(), "kinora_events"))
 	require.Equal(t, 4, count(t, db.SQL(), "kinora_outbox"))

@@ -14,7 +14,7 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// One writer, a stream and an entry for each event.
+// One writer; each event has its own stream and one entry.
 func BenchmarkAppend(b *testing.B) {
 	db := open(b, routed())
 	for i := 0; b.Loop(); i++ {
@@ -33,7 +33,7 @@ func BenchmarkAppend10(b *testing.B) {
 	b.ReportMetric(10*float64(b.N)/b.Elapsed().Seconds(), "events/s")
 }
 
-// The caller's own transaction: nothing is prepared beforehand.
+// A transaction of the caller: no statement is prepared beforehand.
 func BenchmarkAppendInTx(b *testing.B) {
 	db := open(b, routed())
 	for i := 0; b.Loop(); i++ {
@@ -46,7 +46,7 @@ func BenchmarkAppendInTx(b *testing.B) {
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "appends/s")
 }
 
-// A unit of work with a marker and one upsert.
+// A unit with one marker and one upsert.
 func BenchmarkDo(b *testing.B) {
 	db := open(b, nil)
 	for i := 0; b.Loop(); i++ {
@@ -56,7 +56,8 @@ func BenchmarkDo(b *testing.B) {
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "units/s")
 }
 
-// 500 messages in one unit, and the same by hand: each message's marker and effect in two statements.
+// 500 messages in one unit, compared with two statements for each message: one for the marker,
+// one for the effect.
 func BenchmarkDo500(b *testing.B) {
 	ids := func(i int) []string {
 		all := make([]string, 500)
@@ -103,7 +104,7 @@ func BenchmarkDo500(b *testing.B) {
 	})
 }
 
-// Claim 50 and mark them published, over a backlog.
+// Claim 50 entries of a backlog and mark them published.
 func BenchmarkClaimAndMark50(b *testing.B) {
 	for _, keys := range []int{1_000_000, 20} {
 		b.Run(fmt.Sprint("keys=", keys), func(b *testing.B) {
@@ -140,8 +141,8 @@ func BenchmarkClaimAndMark50(b *testing.B) {
 	}
 }
 
-// A claim that finds nothing, beside 100,000 entries that wait behind one that is abandoned.
-func BenchmarkClaimBesideHeld(b *testing.B) {
+// A claim that finds no entry, with 100,000 entries behind an abandoned one.
+func BenchmarkClaimWithHeldBacklog(b *testing.B) {
 	for _, held := range []bool{false, true} {
 		b.Run(fmt.Sprint("held=", held), func(b *testing.B) {
 			db := open(b, nil)

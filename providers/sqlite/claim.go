@@ -11,18 +11,19 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// candidates walks the open entries in order and leaves out those that are not eligible, or that have one
-// before them in their topic and key that is held, or not eligible. The clock is read once, or an entry could be
-// judged leased and its successor, a moment later, as waiting for nobody. What is held is looked at first: there
-// may be many eligible ones to walk over otherwise.
+// candidates walks the open entries in order. It omits entries that are not eligible, and entries
+// behind an earlier one of their topic and key that is held or not eligible. It reads the clock
+// once: otherwise an entry could count as leased, and its successor, a moment later, as free. It
+// checks for held entries first, because there may be many eligible entries behind a held one.
 //
-// Nearby, the first eligible ones are found first, and then what stands before them.
+// A near scan finds the first eligible entries before it checks the entries ahead of them.
 //
-// Where only some topics are asked for, each topic that has anything open is walked by itself, so that it costs
-// nothing how much the others have: as many as are wanted of each, and the first of all those.
+// If only some topics are asked for, the statement walks each topic with open entries separately,
+// so that the entries of other topics cost nothing. It takes up to the limit of each topic, and
+// then the first of all.
 const (
 	candidates          = `with recursive` + ckOnce + allTopics + due + candidateGuard + inOrder
-	candidatesNear      = `with recursive` + ckOnce + nearOnes + due + inOrder + nearGuarded
+	candidatesNear      = `with recursive` + ckOnce + nearEntries + due + inOrder + nearGuarded
 	candidatesUnordered = `with recursive` + ckOnce + allTopics + due + inOrder
 
 	candidatesOfTopics          = `with recursive` + ckOnce + someTopics + due + candidateGuard + inOrderOfTopic
@@ -36,7 +37,7 @@ select ` + entryColumns + `
 from kinora_outbox o indexed by kinora_outbox_open
 where o.open = 1 and o.id > ?4`
 
-	nearOnes = `
+	nearEntries = `
 , near as (
 	select * from kinora_outbox o indexed by kinora_outbox_open
 	where o.open = 1 and o.id > ?4`
@@ -47,7 +48,7 @@ from near o
 where true` + candidateGuard + `
 order by o.id`
 
-	// From topic to topic it leaps by the index; null is the end.
+	// The walk skips from topic to topic by the index; null ends it.
 	someTopics = `,
 walked (topic) as (
 	select min(topic) from kinora_outbox indexed by kinora_outbox_topic where open = 1 and ?2 is null
@@ -88,7 +89,7 @@ order by o.id`
 )
 
 // EntryCandidates implements provider.Outbox.
-func (d *Provider) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]outbox.Entry, error) {
+func (d *Provider) EntryCandidates(ctx context.Context, q provider.EntryQuery, limit int) ([]provider.Entry, error) {
 	if err := provider.CheckQuery(q); err != nil {
 		return nil, fmt.Errorf("read candidates: %w", err)
 	}
@@ -99,7 +100,7 @@ func (d *Provider) EntryCandidates(ctx context.Context, q provider.EntryQuery, l
 	return entries, nil
 }
 
-func candidatesOf(ctx context.Context, from querier, q provider.EntryQuery, limit int) ([]outbox.Entry, error) {
+func candidatesOf(ctx context.Context, from querier, q provider.EntryQuery, limit int) ([]provider.Entry, error) {
 	ordered, near, unordered := candidates, candidatesNear, candidatesUnordered
 	if len(q.Topics) > 0 || len(q.Except) > 0 {
 		ordered, near, unordered = candidatesOfTopics, candidatesOfTopicsNear, candidatesOfTopicsUnordered
@@ -107,12 +108,13 @@ func candidatesOf(ctx context.Context, from querier, q provider.EntryQuery, limi
 	args := []any{max(limit, 0), listOf(q.Topics), listOf(q.Except), q.After}
 	query := ordered
 	switch {
-	case q.Unordered: // and everywhere: it looks at nothing before them anyway
+	// always a full scan: without order there are no earlier entries to check
+	case q.Unordered:
 		query = unordered
 	case q.Near:
 		query = near
 	}
-	var entries []outbox.Entry
+	var entries []provider.Entry
 	bytes := 0
 	err := each(ctx, from, func(rows *sql.Rows) error {
 		e, err := scanEntry(rows)
@@ -133,26 +135,26 @@ func candidatesOf(ctx context.Context, from querier, q provider.EntryQuery, limi
 
 var errEnough = errors.New("enough payload")
 
-// takeEntry takes ?1 for the token ?5, if it still is as ?2 to ?4 say. An entry that is claimed and eligible has
-// lost its claim: at the limit ?8 it is abandoned.
+// takeEntry claims entry ?1 for token ?5, if the entry is still as ?2 to ?4 say. The claim of a
+// claimed and eligible entry has expired: at the limit ?8 of attempts the entry is abandoned.
 const (
 	takeEntry     = takeAsRead + takeGuard + takeReturning
 	takeUnordered = takeAsRead + takeReturning
 
 	takeAsRead = `
 update kinora_outbox as o set
-	status = iif(` + spent + `, 'abandoned', 'claimed'),
-	attempts = iif(` + spent + `, attempts, attempts + 1),
+	status = iif(` + exhausted + `, 'abandoned', 'claimed'),
+	attempts = iif(` + exhausted + `, attempts, attempts + 1),
 	suspect = max(suspect, status = 'claimed'),
-	token = iif(` + spent + `, token, ?5),
-	claimed_by = iif(` + spent + `, claimed_by, ?6),
-	next_attempt_at = iif(` + spent + `, next_attempt_at, ` + clock + ` + ?7),
-	last_attempt_at = iif(` + spent + `, last_attempt_at, ` + clock + `),
-	last_error = iif(` + spent + `, 'crashed', last_error)
+	token = iif(` + exhausted + `, token, ?5),
+	claimed_by = iif(` + exhausted + `, claimed_by, ?6),
+	next_attempt_at = iif(` + exhausted + `, next_attempt_at, ` + clock + ` + ?7),
+	last_attempt_at = iif(` + exhausted + `, last_attempt_at, ` + clock + `),
+	last_error = iif(` + exhausted + `, 'crashed', last_error)
 where id = ?1 and open = 1 and status = ?2 and attempts = ?3 and token is ?4
 	and status <> 'abandoned' and next_attempt_at <= ` + clock
 
-	spent = `status = 'claimed' and ?8 > 0 and attempts >= ?8`
+	exhausted = `status = 'claimed' and ?8 > 0 and attempts >= ?8`
 
 	takeGuard = heldGuard + `
 	and not exists (
@@ -165,11 +167,11 @@ returning status, attempts, suspect, next_attempt_at, last_attempt_at`
 )
 
 // TakeEntry implements provider.Outbox.
-func (d *Provider) TakeEntry(ctx context.Context, e outbox.Entry, q provider.EntryQuery, t claim.Terms) (taken outbox.Entry, ok bool, err error) {
+func (d *Provider) TakeEntry(ctx context.Context, e provider.Entry, q provider.EntryQuery, t claim.Terms) (taken provider.Entry, ok bool, err error) {
 	if t, err = t.WithDefaults(); err != nil {
 		return e, false, err
 	}
-	err = d.inTurn(ctx, func(u *unit) error {
+	err = d.writeTx(ctx, func(u *unit) error {
 		taken, ok, err = u.take(ctx, e, q, t)
 		return err
 	})
@@ -179,7 +181,7 @@ func (d *Provider) TakeEntry(ctx context.Context, e outbox.Entry, q provider.Ent
 	return taken, ok, nil
 }
 
-func (s session) take(ctx context.Context, e outbox.Entry, q provider.EntryQuery, t claim.Terms) (outbox.Entry, bool, error) {
+func (s session) take(ctx context.Context, e provider.Entry, q provider.EntryQuery, t claim.Terms) (provider.Entry, bool, error) {
 	query := takeEntry
 	if q.Unordered {
 		query = takeUnordered
@@ -197,14 +199,15 @@ func (s session) take(ctx context.Context, e outbox.Entry, q provider.EntryQuery
 	}
 	e.Token, e.ClaimedBy = t.Token, t.Holder
 	e.NextAttemptAt, e.LastAttemptedAt = timeOf(next), timeOrZero(attempted)
-	e.Malformed = e.Headers == nil || e.CreatedAt.IsZero() // the claim has set the other times
+	// the claim has set the other times
+	e.Malformed = e.Headers == nil || e.CreatedAt.IsZero()
 	return e, true, nil
 }
 
-// ClaimEntries implements provider.BatchClaimer: the portable claim, all takes in one transaction. The candidates
-// are read before, as every take looks again at all that makes one: so writers do not wait for that, and an idle
-// relay holds up nobody.
-func (d *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) (taken []outbox.Entry, err error) {
+// ClaimEntries implements provider.BatchClaimer: the portable claim, with all takes in one
+// transaction. It reads the candidates before the transaction begins, because each take checks
+// its entry again. So writers do not wait for the reading, and an idle relay takes no write lock.
+func (d *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t claim.Terms) (taken []provider.Entry, err error) {
 	if t, err = t.WithDefaults(); err != nil {
 		return nil, err
 	}
@@ -212,13 +215,14 @@ func (d *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t cl
 	if err != nil || len(read) == 0 {
 		return nil, err
 	}
-	err = d.inTurn(ctx, func(u *unit) error {
-		taken, err = u.claim(ctx, q, t, func(context.Context, int) ([]outbox.Entry, error) { return read, nil })
+	err = d.writeTx(ctx, func(u *unit) error {
+		taken, err = u.claim(ctx, q, t, func(context.Context, int) ([]provider.Entry, error) { return read, nil })
 		if err != nil || len(taken) > 0 {
 			return err
 		}
-		// Another relay was faster. Nobody is now.
-		taken, err = u.claim(ctx, q, t, func(ctx context.Context, limit int) ([]outbox.Entry, error) {
+		// Another relay claimed the candidates first. No relay can while this transaction holds
+		// the lock.
+		taken, err = u.claim(ctx, q, t, func(ctx context.Context, limit int) ([]provider.Entry, error) {
 			return candidatesOf(ctx, u, q, limit)
 		})
 		return err
@@ -229,10 +233,10 @@ func (d *Provider) ClaimEntries(ctx context.Context, q provider.EntryQuery, t cl
 	return taken, nil
 }
 
-func (s session) claim(ctx context.Context, q provider.EntryQuery, t claim.Terms, read func(context.Context, int) ([]outbox.Entry, error)) ([]outbox.Entry, error) {
+func (s session) claim(ctx context.Context, q provider.EntryQuery, t claim.Terms, read func(context.Context, int) ([]provider.Entry, error)) ([]provider.Entry, error) {
 	return claim.Portable(ctx, t, read,
-		func(ctx context.Context, e outbox.Entry, t claim.Terms) (outbox.Entry, bool, error) {
+		func(ctx context.Context, e provider.Entry, t claim.Terms) (provider.Entry, bool, error) {
 			return s.take(ctx, e, q, t)
 		},
-		outbox.Entry.Alone)
+		provider.Entry.Alone)
 }

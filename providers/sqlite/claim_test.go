@@ -24,7 +24,7 @@ import (
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
-// clock is what SQLite's clock says now.
+// clock reads SQLite's clock.
 func clock(t testing.TB, db *sql.DB) time.Time {
 	t.Helper()
 	var ms int64
@@ -32,7 +32,7 @@ func clock(t testing.TB, db *sql.DB) time.Time {
 	return time.UnixMilli(ms).UTC()
 }
 
-// clocked is a connector whose SQLite has the clock that a test sets.
+// clocked is a connector for a SQLite with a clock that a test sets.
 type clocked struct {
 	driver *moderncsqlite.Driver
 	dsn    string
@@ -41,7 +41,7 @@ type clocked struct {
 func (c clocked) Connect(context.Context) (driver.Conn, error) { return c.driver.Open(c.dsn) }
 func (c clocked) Driver() driver.Driver                        { return c.driver }
 
-// Leases and backoffs begin and end on SQLite's clock and no other: here it says 2001, and moves when told to.
+// Leases and backoffs use only SQLite's clock: this test sets it to 2001 and advances it.
 func TestLeaseEndsOnSQLiteClock(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -60,7 +60,8 @@ func TestLeaseEndsOnSQLiteClock(t *testing.T) {
 	_, err = db.Append(ctx, "review-1", eventstore.NoStream, drafts(1))
 	require.NoError(t, err)
 
-	// Neither is ever shorter than asked for. The entry comes free exactly at its end.
+	// A lease and a backoff are never shorter than requested. The entry is claimable exactly at
+	// the end.
 	const lease, rounded = 90*time.Second + time.Microsecond, 90_001
 	takeAtEnd := func() outbox.Entry {
 		t.Helper()
@@ -85,7 +86,7 @@ func TestLeaseEndsOnSQLiteClock(t *testing.T) {
 	takeAtEnd()
 }
 
-// However its context ends, a claim is made as a whole and returned, or is not made.
+// A claim whose context ends is either complete and returned, or not made.
 func TestCancelledClaimIsWholeOrNothing(t *testing.T) {
 	t.Parallel()
 	db := open(t, routed())
@@ -120,10 +121,10 @@ func TestCancelledClaimIsWholeOrNothing(t *testing.T) {
 		require.Equal(t, len(taken), len(stored))
 		made += min(len(stored), 1)
 	}
-	t.Log(made, "of 400 were made")
+	t.Log(made, "of 400 claims were made")
 }
 
-// A claim that waits for its turn ends with its context, and changes nothing.
+// A claim that waits for the write lock ends with its context and changes no entry.
 func TestWaitingClaimEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	db := open(t, routed())
@@ -145,8 +146,8 @@ func TestWaitingClaimEndsWithItsContext(t *testing.T) {
 	require.Equal(t, read, after)
 }
 
-// No code of the package asks for this process's time.
-func TestNoOtherClock(t *testing.T) {
+// The package does not read the clock of the process.
+func TestOnlySQLitesClockIsUsed(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob("*.go")
 	require.NoError(t, err)
@@ -160,8 +161,8 @@ func TestNoOtherClock(t *testing.T) {
 	}
 }
 
-// An idle relay holds up nobody: it does not even begin a transaction.
-func TestIdleClaim(t *testing.T) {
+// An idle relay does not block writers: it does not begin a transaction.
+func TestIdleClaimBeginsNoTransaction(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	db, tr := traced(t, 1, routed())
@@ -176,7 +177,8 @@ func TestIdleClaim(t *testing.T) {
 	require.Len(t, statements, 1)
 }
 
-// The candidates were read, then another relay took the first: the second must not be taken past it.
+// After the candidates were read, another relay claims the first one. The second one must not be
+// taken past it.
 func TestTakeDoesNotPassAnEarlierEntry(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -193,16 +195,16 @@ func TestTakeDoesNotPassAnEarlierEntry(t *testing.T) {
 	mine := claim.Terms{Holder: "mine", Token: claim.NewToken()}
 	_, ok, err := db.TakeEntry(ctx, read[1], provider.EntryQuery{}, mine)
 	require.NoError(t, err)
-	require.False(t, ok, "an earlier entry of its key is with another relay")
+	require.False(t, ok, "another relay has an earlier entry of the key")
 
 	_, err = db.MarkEntries(ctx, []outbox.Mark{{Seq: other[0].Seq, Token: other[0].Token, To: outbox.Pending}})
 	require.NoError(t, err)
 	_, ok, err = db.TakeEntry(ctx, read[1], provider.EntryQuery{}, mine)
 	require.NoError(t, err)
-	require.False(t, ok, "an earlier entry of its key waits")
+	require.False(t, ok, "an earlier entry of the key is pending")
 }
 
-// The lease ended, another relay took over, and the first comes late.
+// The lease ended, another relay claimed the entry, and the first one marks it late.
 func TestLateMarkChangesNothing(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -229,8 +231,8 @@ func TestLateMarkChangesNothing(t *testing.T) {
 	}
 }
 
-// The hint comes after the commit that adds entries, whoever adds them.
-func TestWaking(t *testing.T) {
+// The signal comes after every commit that adds entries.
+func TestEnqueuedSignalsAfterTheCommit(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	db := open(t, routed())
@@ -252,7 +254,7 @@ func TestWaking(t *testing.T) {
 	wake = db.Enqueued()
 	_, err = db.Append(ctx, "review-1", eventstore.NoStream, events)
 	require.NoError(t, err)
-	require.False(t, woken(wake), "not the same append again")
+	require.False(t, woken(wake), "no signal for a replayed append")
 	err = db.Do(ctx, delivery("m1"), func(context.Context, *sql.Tx, provider.Found) (provider.Closing, error) {
 		return provider.Closing{Output: []outbox.Message{{Topic: "out"}}}, nil
 	})
@@ -269,7 +271,7 @@ func TestWaking(t *testing.T) {
 	require.True(t, woken(wake), "a handler's append")
 }
 
-// Whatever some topics' claim looks at, it picks what a claim of all would have picked of these.
+// A claim of some topics returns what a claim of all topics returns for them.
 func TestSomeTopicsAreClaimedLikeAll(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()

@@ -9,7 +9,7 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// close writes all of a unit that commits together with the writes of its handlers.
+// close writes all rows of a unit that commit together with the writes of its handlers.
 func (u *unit) close(ctx context.Context, p *provider.Unit, found provider.Found, c provider.Closing) error {
 	err := u.enqueueAll(ctx, c.Output)
 	u.entries = u.entries || len(c.Output) > 0
@@ -19,13 +19,13 @@ func (u *unit) close(ctx context.Context, p *provider.Unit, found provider.Found
 		err = u.park(ctx, p, c.Park)
 	}
 	if err == nil && p.Careful != nil {
-		_, err = u.exec(ctx, forgetNames, p.Careful.Runner, p.Careful.Number)
+		_, err = u.exec(ctx, clearInFlight, p.Careful.Runner, p.Careful.Number)
 	}
 	return err
 }
 
 const (
-	// Messages that a person decided on are kept. Others are deleted.
+	// Messages with a person's decision are kept. Others are deleted.
 	keepReplayed = `
 update kinora_parked set open = 0, state = 'replayed', due_at = null, resolved_at = ` + clock + `
 where id in (select value from json_each(?1)) and resolved_by <> ''`
@@ -33,7 +33,7 @@ where id in (select value from json_each(?1)) and resolved_by <> ''`
 	dropReplayed = `delete from kinora_parked where id in (select value from json_each(?1)) and resolved_by = ''`
 )
 
-// resolve ends the parking of messages that were applied, and says why others failed again.
+// resolve ends the parking of applied messages and stores why others failed again.
 func (u *unit) resolve(ctx context.Context, p *provider.Unit, s provider.Resolution) error {
 	done := jsonOf(s.Applied)
 	for _, query := range []string{keepReplayed, dropReplayed} {
@@ -47,9 +47,10 @@ func (u *unit) resolve(ctx context.Context, p *provider.Unit, s provider.Resolut
 	return u.advance(ctx, s.Changed)
 }
 
-// parkMessage parks a message, or says why message ?1 failed again. It is tried in ?4 ms if it is the first of its lane;
-// null: it is stuck. A message that is parked already gets the handlers of the new one as well; if it has none, it is
-// for all handlers and has no markers, and those of the new one now have theirs.
+// parkMessage parks a message, or stores why message ?1 failed again. It is tried in ?4 ms if it
+// is the first of its lane; if ?4 is null, it is stuck. If the message is parked already, the
+// handlers of the new one are added. A parked message without handlers is for all handlers and
+// has no markers; the handlers of the new one then have theirs.
 const parkMessage = `
 insert into kinora_parked (
 	id, projector, lane, state, due_at, class, code, attempts, handler, handlers, version, message_id, topic, key, type,
@@ -85,8 +86,8 @@ func (u *unit) park(ctx context.Context, p *provider.Unit, asides []provider.Asi
 	return nil
 }
 
-// dueNow makes the first messages of the lanes ?1 due, if they wait and have no time yet: what was before them is gone, or
-// a person decided about them.
+// dueNow makes the first messages of the lanes ?1 due if they wait and have no due time: the
+// message ahead was resolved, or a person decided to try them again.
 const dueNow = `
 update kinora_parked set due_at = ` + clock + `
 where due_at is null and state = 'waiting' and id in (
@@ -100,7 +101,7 @@ func (u *unit) advance(ctx context.Context, changed provider.Changed) error {
 	return err
 }
 
-// encodeHeaders takes any bytes, which JSON does not.
+// encodeHeaders encodes any bytes, which JSON cannot.
 func encodeHeaders(h map[string]string) string {
 	v := url.Values{}
 	for name, value := range h {

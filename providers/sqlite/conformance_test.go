@@ -20,9 +20,9 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// insertForeign writes entries as other software may.
+// insertForeign writes entries as other software could.
 func insertForeign(db *sqlite.DB, entries []providertest.Foreign) error {
-	const infinity = 1 << 62 // milliseconds, out of all calendars
+	const infinity = 1 << 62 // in milliseconds, outside every calendar
 	instants := map[providertest.Instant]any{
 		providertest.NoTime: nil, providertest.Now: time.Now().UnixMilli(), providertest.BeforeAllTime: -infinity,
 		providertest.AfterAllTime: infinity, providertest.TooEarly: -190000000000000, providertest.TooLate: 569000000000000,

@@ -18,9 +18,9 @@ type posted struct{ Stars int }
 
 var damageTypes = eventstore.NewTypes(eventstore.Type[posted]("review.posted"))
 
-// Somebody deleted a stream's row, or set it back, by hand. Its events can be read, and no append
+// A stream's row was deleted or set back by hand. The stream's events can be read, but no append
 // succeeds until the row is restored.
-func TestEventsWithoutTheirStreamRowAreAnErrorOfTheirOwn(t *testing.T) {
+func TestEventsWithoutTheirStreamRowAreErrDamaged(t *testing.T) {
 	t.Parallel()
 	db := open(t, nil)
 	ctx := t.Context()
@@ -43,7 +43,7 @@ func TestEventsWithoutTheirStreamRowAreAnErrorOfTheirOwn(t *testing.T) {
 				for _, n := range []int{1, 2} {
 					_, err := db.Append(ctx, stream, expected, drafts(n))
 					damaged(t, err, stream, "expected %d", expected)
-					_, err = undone(t, db, func(tx *sqlite.Tx) (eventstore.Appended, error) {
+					_, err = rolledBack(t, db, func(tx *sqlite.Tx) (eventstore.Appended, error) {
 						return tx.Append(ctx, stream, expected, drafts(n))
 					})
 					damaged(t, err, stream, "expected %d in a transaction", expected)
@@ -54,16 +54,16 @@ func TestEventsWithoutTheirStreamRowAreAnErrorOfTheirOwn(t *testing.T) {
 			require.NoError(t, err)
 			_, err = repo.Update(ctx, id, func(a *tally) ([]any, error) {
 				decisions++
-				require.Equal(t, 2, a.n, "the events are read as before")
+				require.Equal(t, 2, a.n, "the events can be read")
 				return []any{posted{5}}, nil
 			})
 			damaged(t, err, stream, "update")
-			require.Equal(t, 1, decisions, "it is no conflict, which is tried again")
-			_, remedy, _ := strings.Cut(err.Error(), "restore the row: ")
-			_, err = db.SQL().ExecContext(ctx, remedy)
-			require.NoError(t, err, remedy)
+			require.Equal(t, 1, decisions, "the error is not a conflict, so Update does not repeat the decision")
+			_, repair, _ := strings.Cut(err.Error(), "restore the row: ")
+			_, err = db.SQL().ExecContext(ctx, repair)
+			require.NoError(t, err, repair)
 			at, err := db.Append(ctx, stream, 2, drafts(1))
-			require.NoError(t, err, "the remedy helps")
+			require.NoError(t, err, "the SQL in the error restores the stream")
 			require.EqualValues(t, 3, at.Version)
 		})
 	}
@@ -78,8 +78,8 @@ func damaged(t *testing.T, err error, stream, what string, args ...any) {
 	require.ErrorContains(t, err, "restore the row: insert into kinora_streams ")
 }
 
-// undone runs fn in a transaction that is rolled back.
-func undone[T any](t *testing.T, db *sqlite.DB, fn func(tx *sqlite.Tx) (T, error)) (v T, err error) {
+// rolledBack runs fn in a transaction that is rolled back.
+func rolledBack[T any](t *testing.T, db *sqlite.DB, fn func(tx *sqlite.Tx) (T, error)) (v T, err error) {
 	t.Helper()
 	tx, err := db.SQL().BeginTx(t.Context(), nil)
 	require.NoError(t, err)

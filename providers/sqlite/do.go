@@ -9,7 +9,7 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// runFunc is what Do runs between the opening and the closing of a unit.
+// runFunc is the function that Do calls between the opening and the closing of a unit.
 type runFunc = func(ctx context.Context, tx *sql.Tx, found provider.Found) (provider.Closing, error)
 
 // Keeps implements provider.Units.
@@ -17,8 +17,9 @@ func (d *Provider) Keeps() provider.Keeps {
 	return provider.Keeps{Atomic: true, Markers: true, Output: true, DryRun: d.owned}
 }
 
-// Do implements provider.Units. It calls run once. run may read through SQL, but it must write through tx. If ctx
-// ends, the transaction is rolled back and others have their turn at once, even if run has not returned.
+// Do implements provider.Units. It calls run once. run may read through SQL, but must write
+// through tx. If ctx ends, the transaction is rolled back and the write lock released at once,
+// even if run has not returned.
 func (d *Provider) Do(ctx context.Context, p provider.Unit, run func(ctx context.Context, tx *sql.Tx, found provider.Found) (provider.Closing, error)) error {
 	if err := checkUnit(&p); err != nil {
 		return unitError(ctx, err)
@@ -26,40 +27,41 @@ func (d *Provider) Do(ctx context.Context, p provider.Unit, run func(ctx context
 	if p.DryRun != nil {
 		return d.dryRun(ctx, &p, run)
 	}
-	return unitError(ctx, d.inTurn(ctx, func(u *unit) error { return u.work(ctx, &p, run) }))
+	return unitError(ctx, d.writeTx(ctx, func(u *unit) error { return u.work(ctx, &p, run) }))
 }
 
-// work opens p, runs it and closes it, all but the commit.
+// work opens p, runs it and closes it. The caller commits.
 func (u *unit) work(ctx context.Context, p *provider.Unit, run runFunc) error {
 	found, err := u.open(ctx, p)
 	if err != nil {
-		return own("open", err)
+		return inStep("open", err)
 	}
 	closing, err := run(ctx, u.tx, found)
-	if err == nil && u.undone.Load() {
+	if err == nil && u.rolledBack.Load() {
 		err = sql.ErrTxDone
 	}
 	if err != nil {
-		return u.blame(err)
+		return u.withMessage(err)
 	}
 	if closing.Output, err = u.db.normalize(closing.Output); err != nil {
 		return err
 	}
-	return own("close", u.close(ctx, p, found, closing))
+	return inStep("close", u.close(ctx, p, found, closing))
 }
 
-// blame adds the message whose statement failed, or ended the transaction, to an error of run.
-func (u *unit) blame(err error) error {
+// withMessage adds to an error of run the message whose statement failed or ended the
+// transaction.
+func (u *unit) withMessage(err error) error {
 	_, classed := errors.AsType[*provider.Error](err)
 	of := int(u.message.Load())
-	if classed || of < 0 || !u.undone.Load() && codeOf(err) == 0 && !endedWith(err) {
+	if classed || of < 0 || !u.rolledBack.Load() && codeOf(err) == 0 && !isTxEnded(err) {
 		return err
 	}
 	return &provider.MessageError{Message: of, Err: err}
 }
 
 const (
-	// live is the generation of projector ?1.
+	// live is the live generation of projector ?1.
 	live = `coalesce((select live from kinora_generations where projector = ?1), 1)`
 
 	readLive = `select ` + live
@@ -68,11 +70,11 @@ insert into kinora_generations (projector, live) values (?1, ?2)
 on conflict (projector) do update set live = ?2`
 )
 
-// Switch implements provider.Units. It needs no fence: there is one writer at a time.
+// Switch implements provider.Units. It needs no further lock: there is one writer at a time.
 func (d *Provider) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx *sql.Tx, live int) (int, error)) error {
-	return unitError(ctx, d.inTurn(ctx, func(u *unit) error {
+	return unitError(ctx, d.writeTx(ctx, func(u *unit) error {
 		var generation int
-		err := own("read the generation", one(ctx, u, []any{&generation}, readLive, projector))
+		err := inStep("read the generation", one(ctx, u, []any{&generation}, readLive, projector))
 		if err == nil {
 			generation, err = fn(ctx, u.tx, generation)
 		}
@@ -80,12 +82,12 @@ func (d *Provider) Switch(ctx context.Context, projector string, fn func(ctx con
 			return err
 		}
 		_, err = u.exec(ctx, setLive, projector, generation)
-		return own("write the generation", err)
+		return inStep("write the generation", err)
 	}))
 }
 
-// checkUnit refuses markers that could not be told apart later. Parked messages without markers are not checked:
-// whatever is wrong with a message, it can be set aside.
+// checkUnit refuses markers whose handler or message id is invalid. It does not check messages
+// without markers: a message can be parked whatever its id is.
 func checkUnit(p *provider.Unit) error {
 	for i, m := range p.Messages {
 		err := provider.CheckText("message id", m.ID, provider.MaxIDBytes)

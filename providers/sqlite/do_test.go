@@ -25,7 +25,7 @@ func requireClass(t *testing.T, err error, class, code string) {
 	require.Equal(t, code, e.Code, "code of %v", err)
 }
 
-// requireMessage requires that err is known to belong to a message.
+// requireMessage requires that err names this message.
 func requireMessage(t *testing.T, err error, message int) {
 	t.Helper()
 	var e *provider.MessageError
@@ -33,7 +33,7 @@ func requireMessage(t *testing.T, err error, message int) {
 	require.Equal(t, message, e.Message)
 }
 
-// requireNothing requires that no unit of work left anything.
+// requireNothing requires that no unit left a row.
 func requireNothing(t *testing.T, db *sqlite.DB) {
 	t.Helper()
 	for _, table := range []string{"kinora_markers", "kinora_outbox", "kinora_parked", "totals"} {
@@ -41,7 +41,7 @@ func requireNothing(t *testing.T, db *sqlite.DB) {
 	}
 }
 
-// A unit is as few statements for many messages as it is for one.
+// A unit needs no more statements for many messages than for one, except the handlers' own.
 func TestUnitStatements(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -75,7 +75,7 @@ func TestUnitStatements(t *testing.T) {
 	require.Len(t, statements, 6, "an append with one entry: begin, ids, version, event, entry, commit")
 }
 
-// A handler that tries to end its transaction, by any means, is undone.
+// If a handler tries to end its transaction, by any means, the unit is rolled back.
 func TestHandlerCannotEndItsTransaction(t *testing.T) {
 	t.Parallel()
 	output := []outbox.Message{{Topic: "review", Payload: []byte("{}")}}
@@ -83,16 +83,16 @@ func TestHandlerCannotEndItsTransaction(t *testing.T) {
 		"commit":     func(_ context.Context, tx *sql.Tx) { _ = tx.Commit() },
 		"rollback":   func(_ context.Context, tx *sql.Tx) { _ = tx.Rollback() },
 		"sql commit": func(ctx context.Context, tx *sql.Tx) { _, _ = tx.ExecContext(ctx, `commit`) },
-		"sql rollback, and on": func(ctx context.Context, tx *sql.Tx) {
+		"sql rollback, then a write": func(ctx context.Context, tx *sql.Tx) {
 			_, _ = tx.ExecContext(ctx, `rollback`)
 			_ = add(ctx, tx, "p2")
 		},
-		"sql rollback, and a transaction of its own": func(ctx context.Context, tx *sql.Tx) {
+		"sql rollback, then another transaction": func(ctx context.Context, tx *sql.Tx) {
 			for _, query := range []string{`rollback`, `begin immediate`, `insert into totals values ('p2', 1)`} {
 				_, _ = tx.ExecContext(ctx, query)
 			}
 		},
-		"an ignored error that rolls back, and on": func(ctx context.Context, tx *sql.Tx) {
+		"an ignored error that rolls back, then a write": func(ctx context.Context, tx *sql.Tx) {
 			_, _ = tx.ExecContext(ctx, `insert or rollback into totals values ('p1', 1)`)
 			_ = add(ctx, tx, "p2")
 		},
@@ -109,7 +109,7 @@ func TestHandlerCannotEndItsTransaction(t *testing.T) {
 				requireClass(t, err, "permanent", "tx_ended")
 				requireNothing(t, db)
 			}
-			require.NoError(t, db.Do(context.Background(), delivery("m1"), adds("p1")), "the next one is not harmed")
+			require.NoError(t, db.Do(context.Background(), delivery("m1"), adds("p1")), "the next unit works")
 			require.Equal(t, 1, total(t, db.SQL(), "p1"))
 		})
 	}
@@ -118,14 +118,14 @@ func TestHandlerCannotEndItsTransaction(t *testing.T) {
 func TestHandlerThatPanicsOrExits(t *testing.T) {
 	t.Parallel()
 	db := open(t, nil)
-	for _, leave := range []func(){func() { panic("no") }, runtime.Goexit} {
+	for _, exit := range []func(){func() { panic("no") }, runtime.Goexit} {
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
 			defer func() { _ = recover() }()
 			_ = db.Do(context.Background(), delivery("m1"), func(ctx context.Context, tx *sql.Tx, _ provider.Found) (provider.Closing, error) {
 				err := add(ctx, tx, "p1")
-				leave()
+				exit()
 				return provider.Closing{}, err
 			})
 		}()
@@ -135,8 +135,8 @@ func TestHandlerThatPanicsOrExits(t *testing.T) {
 	require.NoError(t, db.Do(context.Background(), delivery("m1"), adds("p1")))
 }
 
-// A handler that does not return delays no other writer after its context has ended.
-func TestHandlerThatHangs(t *testing.T) {
+// A handler that does not return blocks no other writer after its context has ended.
+func TestHandlerThatDoesNotReturn(t *testing.T) {
 	t.Parallel()
 	db := open(t, nil)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -163,7 +163,7 @@ func TestHandlerThatHangs(t *testing.T) {
 	require.NoError(t, db.Do(context.Background(), delivery("m1"), adds("p1")))
 }
 
-// The same if it ignores its context, also in a statement that never ends.
+// This also holds if the handler ignores its context, even in a statement that never ends.
 func TestHandlerThatIgnoresItsContext(t *testing.T) {
 	t.Parallel()
 	const forever = `with recursive n (i) as (select 1 union all select i + 1 from n) select count(*) from n`
@@ -210,7 +210,7 @@ func TestHandlerThatIgnoresItsContext(t *testing.T) {
 	}
 }
 
-// furtherRow finds a row at once, and then looks for another one for ever.
+// furtherRow finds one row at once, and then searches for another one without end.
 func furtherRow(ctx context.Context, tx *sql.Tx) error {
 	rows, err := tx.QueryContext(ctx, `with recursive n (i) as (select 1 union all select i + 1 from n) select i from n where i = 1 or i < 0`)
 	if err != nil {
@@ -239,8 +239,8 @@ func TestHandlerPastItsDeadline(t *testing.T) {
 	}
 }
 
-// A handler's deadline may be one of its own, nearer than that of the unit.
-func TestHandlerPastADeadlineOfItsOwn(t *testing.T) {
+// A handler's deadline can be earlier than the unit's.
+func TestHandlerWithAnEarlierDeadline(t *testing.T) {
 	t.Parallel()
 	db := open(t, nil)
 	const forever = `with recursive n (i) as (select 1 union all select i + 1 from n) insert into totals select i, i from n`
@@ -259,10 +259,10 @@ func TestHandlerPastADeadlineOfItsOwn(t *testing.T) {
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		requireNothing(t, db)
 	}
-	require.NoError(t, db.Do(within(t, time.Minute), delivery("m1"), adds("p1")), "the turn is free")
+	require.NoError(t, db.Do(within(t, time.Minute), delivery("m1"), adds("p1")), "the write lock is free")
 }
 
-// With a pool of one connection, and more callers than connections, no caller waits for itself.
+// With a pool of one connection and more callers than connections, no caller deadlocks.
 func TestPoolOfOneConnection(t *testing.T) {
 	t.Parallel()
 	ctx := within(t, time.Minute)
@@ -282,7 +282,8 @@ func TestPoolOfOneConnection(t *testing.T) {
 		go func() {
 			_, err := db.Append(ctx, fmt.Sprint("review-", i), eventstore.NoStream, drafts(2))
 			for range db.ReadStream(ctx, "review-out", 0) {
-				err = errors.Join(err, db.SQL().PingContext(ctx)) // the loop body has the connection to itself
+				// the reader holds no connection in the loop body
+				err = errors.Join(err, db.SQL().PingContext(ctx))
 			}
 			errs <- err
 		}()

@@ -19,8 +19,9 @@ const (
 	beginDryRun = `savepoint kinora_dry_run`
 	undoDryRun  = `rollback to kinora_dry_run`
 
-	// tableColumns lists the columns of table ?1, and once more, in their order, those of its primary key. The name of its
-	// rowid is empty if it has none, and null if columns have all its names.
+	// tableColumns lists the columns of table ?1 of schema ?2, and then again those of its
+	// primary key in key order. The third column is the name of the rowid: empty if the table has
+	// no rowid, null if columns hide all its names.
 	tableColumns = `
 with c as (select name, pk, cid from pragma_table_xinfo(?1, ?2) where hidden <> 1)
 select name, iskey, iif((select wr from pragma_table_list where schema = ?2 and name = ?1), '', (
@@ -36,23 +37,23 @@ with versions as (
 select name, max(r) filter (where former) as was, max(r) filter (where not former) as now from versions
 group by name, k having was is not now order by name, k->>0, k->>1, k->>2, k`
 
-	maxDryRunRows = 100_000 // rows of one table that a dry run reads
+	maxDryRunRows = 100_000 // most rows of one table that a dry run reads
 )
 
 // errDryRun rolls a dry run back.
 var errDryRun = errors.New("it was a dry run")
 
-// dryRun runs p, rolls back, and reports the rows that changed to p.DryRun.
+// dryRun runs p, rolls it back, and passes the changed rows to p.DryRun.
 func (d *Provider) dryRun(ctx context.Context, p *provider.Unit, run runFunc) error {
 	if !d.owned {
-		return &provider.Error{Class: provider.ClassPermanent, Err: errors.New("dry run: a pool given to New does not report changes")}
+		return &provider.Error{Class: provider.ClassPermanent, Err: errors.New("dry run: a DB from New cannot report changes: use Open")}
 	}
 	watch := newDryRun()
 	var changes []provider.Change
-	err := d.inTurn(watched(ctx, watch.note), func(u *unit) error {
+	err := d.writeTx(watched(ctx, watch.note), func(u *unit) error {
 		watch.tx = u.tx
 		_, err := u.exec(ctx, beginDryRun)
-		if err = own("begin a dry run", err); err == nil {
+		if err = inStep("begin a dry run", err); err == nil {
 			err = u.work(ctx, p, run)
 		}
 		if err == nil {
@@ -67,13 +68,13 @@ func (d *Provider) dryRun(ctx context.Context, p *provider.Unit, run runFunc) er
 	return nil
 }
 
-// dryRun finds the rows that a transaction changed, without its commit. SQLite's pre-update hook reports which rows a
-// statement, a trigger, a cascade or a replace changes. They are read at the end, and once more after the transaction
-// has been undone.
+// dryRun finds the rows that a transaction changed, without a commit. SQLite's pre-update hook
+// reports each row that a statement, a trigger, a cascade or a replace changes. The rows are read
+// at the end of the transaction, and again after it was rolled back.
 type dryRun struct {
 	session
 	changed map[tableName]map[int64]bool // rowids; zero in a table without rowids
-	limit   int                          // of the rows of one table
+	limit   int                          // most rows of one table
 }
 
 func newDryRun() *dryRun {
@@ -82,10 +83,11 @@ func newDryRun() *dryRun {
 
 type tableName struct{ schema, name string }
 
-// String is the name that a change has.
+// String returns the table's name in a Change.
 func (t tableName) String() string { return strings.TrimPrefix(t.schema+"."+t.name, "main.") }
 
-// note is called before a row changes. The connection runs one statement at a time, so it needs no lock.
+// note is called before a row changes. It needs no lock, because the connection runs one
+// statement at a time.
 func (d *dryRun) note(u sqlite.SQLitePreUpdateData) {
 	t := tableName{u.DatabaseName, u.TableName}
 	isOwn := t.schema == "main" && strings.HasPrefix(strings.ToLower(t.name), "kinora_")
@@ -103,11 +105,12 @@ func (d *dryRun) note(u sqlite.SQLitePreUpdateData) {
 	}
 }
 
-// changes returns the rows that the transaction has changed since its savepoint, by table and primary key (or rowid),
-// without those that are as they were, and undoes them. Kinora's own tables and temporary ones are left out. A blob is
-// shown as "\x" and hexadecimal digits. Foreign keys that are deferred to the commit are not checked. It reads at most
-// 100,000 rows of a table, otherwise it returns an error ("too_many_rows"): those that were changed or, of a table
-// without rowids, all.
+// changes returns the rows that the transaction changed since its savepoint, by table and primary
+// key (or rowid), and rolls back to the savepoint. It omits unchanged rows, Kinora's tables and
+// temporary tables. A blob is shown as "\x" and hexadecimal digits. Foreign keys that are
+// deferred to the commit are not checked. It reads at most 100,000 changed rows of a table or, in
+// a table without rowids, 100,000 rows; above that it returns an error with the code
+// "too_many_rows".
 func (d *dryRun) changes(ctx context.Context) (changes []provider.Change, err error) {
 	var before string
 	after, err := d.read(ctx)
@@ -128,20 +131,22 @@ func (d *dryRun) changes(ctx context.Context) (changes []provider.Change, err er
 	return result(changes, "dry run", err)
 }
 
-// read returns the changed rows as they are now: a JSON array of their tables, keys and columns.
+// read returns the current content of the changed rows: a JSON array of their tables, keys and
+// columns.
 func (d *dryRun) read(ctx context.Context) (string, error) {
 	var all []string
 	for t, rowids := range d.changed {
 		rows, err := d.rows(ctx, t, rowids)
 		if err != nil {
-			return "", doing("read "+t.String(), err)
+			return "", wrap("read "+t.String(), err)
 		}
 		all = append(all, rows...)
 	}
 	return "[" + strings.Join(all, ",") + "]", nil
 }
 
-// rows returns the rows with these rowids or, of a table without rowids, all; none if there is no such table now.
+// rows returns the rows with these rowids or, of a table without rowids, all rows. It returns
+// none if the table does not exist at this time.
 func (d *dryRun) rows(ctx context.Context, t tableName, rowids map[int64]bool) ([]string, error) {
 	var columns, primary, key []string
 	var rowid sql.NullString
@@ -162,7 +167,7 @@ func (d *dryRun) rows(ctx context.Context, t tableName, rowids map[int64]bool) (
 	where := "?1 <> ''"
 	if rowid.String != "" {
 		where = rowid.String + " in (select value from json_each(?1))"
-		// Without a primary key, or with a null in it, the rowid is the key.
+		// The rowid is the key if the table has no primary key, or if the primary key has a null.
 		key = append(key, fmt.Sprintf("iif((%s) is null, %s, null)", cmp.Or(strings.Join(primary, " || "), "null"), rowid.String))
 	} else if !rowid.Valid {
 		return nil, errors.New("its columns hide its rowid")
@@ -176,7 +181,7 @@ func (d *dryRun) rows(ctx context.Context, t tableName, rowids map[int64]bool) (
 	return found, err
 }
 
-// jsonSQL is a column's value as far as JSON has such values: blobs and infinite numbers become texts.
+// jsonSQL is an expression for a column's value in JSON: blobs and infinite numbers become texts.
 func jsonSQL(column string) string {
 	return fmt.Sprintf(`case typeof(%[1]s) when 'blob' then '\x' || lower(hex(%[1]s))
 	when 'real' then iif(abs(%[1]s) < 9e999, %[1]s, printf('%%+f', %[1]s)) else %[1]s end`, nameSQL(column))

@@ -15,7 +15,8 @@ import (
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
-// dryRun returns what a transaction of these statements changes, as "table before after", and rolls it back.
+// dryRun runs statements in a transaction, rolls it back, and returns the changes as "table
+// before after".
 func dryRun(ctx context.Context, db *sql.DB, statements ...string) (got []string, err error) {
 	return limitedDryRun(ctx, db, 100_000, statements...)
 }
@@ -52,7 +53,7 @@ func limitedDryRun(ctx context.Context, db *sql.DB, limit int, statements ...str
 	return got, err
 }
 
-// dryRunTables are what the dry runs of TestDryRun change.
+// dryRunTables are the tables of TestDryRun.
 var dryRunTables = []string{
 	`create table other.far (x)`,
 	`create table parents (id integer primary key, name text unique)`,
@@ -94,15 +95,15 @@ func TestDryRun(t *testing.T) {
 			`log  {"line":"a"}`, `log  {"line":"a"}`,
 			`totals {"key":"a","total":1} {"key":"a","total":7}`,
 		}},
-		{"upsert of a new row and of an old", []string{
+		{"upsert of a new and an existing row", []string{
 			`insert into totals values ('z', 1), ('b', 1) on conflict (key) do update set total = total + excluded.total`,
 		}, []string{
 			`log  {"line":"b"}`,
 			`totals {"key":"b","total":2} {"key":"b","total":3}`, `totals  {"key":"z","total":1}`,
 		}},
 		{"inserted and deleted", []string{`insert into totals values ('z', 1)`, `delete from totals where key = 'z'`}, nil},
-		{"deleted and put back", []string{`delete from totals`, `insert into totals values ('b', 2), ('a', 1)`}, nil},
-		{"changed, and as it was", []string{`update parents set name = 'r' where id = 1`, `update parents set name = 'p' where id = 1`}, nil},
+		{"deleted and inserted again", []string{`delete from totals`, `insert into totals values ('b', 2), ('a', 1)`}, nil},
+		{"changed and changed back", []string{`update parents set name = 'r' where id = 1`, `update parents set name = 'p' where id = 1`}, nil},
 		{"all deleted at once", []string{`delete from totals`}, []string{`totals {"key":"a","total":1} `, `totals {"key":"b","total":2} `}},
 		{"replaced", []string{`replace into parents values (3, 'q')`}, []string{
 			`children {"id":12,"parent":2,"rowid":"z"} `,
@@ -112,7 +113,7 @@ func TestDryRun(t *testing.T) {
 			`children {"id":10,"parent":1,"rowid":"x"} `, `children {"id":11,"parent":1,"rowid":"y"} `,
 			`parents {"id":1,"name":"p"} `,
 		}},
-		{"another key", []string{`update totals set key = 'c' where key = 'a'`}, []string{
+		{"key changed", []string{`update totals set key = 'c' where key = 'a'`}, []string{
 			`log  {"line":"c"}`,
 			`totals {"key":"a","total":1} `, `totals  {"key":"c","total":1}`,
 		}},
@@ -131,8 +132,8 @@ func TestDryRun(t *testing.T) {
 		{"names, generated columns and times", []string{`insert into "odd ""one" values (x'01', '2026-01-02')`}, []string{
 			`odd "one  {"a \"b":"\\x01","twice":2,"at":"2026-01-02"}`,
 		}},
-		{"a table of its own", []string{`create table made (x primary key) without rowid`, `insert into made values (1)`}, []string{`made  {"x":1}`}},
-		{"a table that goes", []string{`delete from bare`, `drop table pairs`, `create temp table scratch (x)`, `insert into scratch values (1)`}, nil},
+		{"created table", []string{`create table made (x primary key) without rowid`, `insert into made values (1)`}, []string{`made  {"x":1}`}},
+		{"dropped table", []string{`delete from bare`, `drop table pairs`, `create temp table scratch (x)`, `insert into scratch values (1)`}, nil},
 		{"large integers and exact numbers", []string{
 			`insert into bare values (9007199254740993), (-9223372036854775808), (0.1), (1e300), (null)`, `insert into numbers values (9007199254740993, 'b'), (9007199254740992, 'a')`,
 		}, []string{
@@ -140,15 +141,15 @@ func TestDryRun(t *testing.T) {
 			`numbers  {"n":9007199254740992,"x":"a"}`, `numbers  {"n":9007199254740993,"x":"b"}`,
 		}},
 		{"nulls in a primary key", []string{`update loose set x = 'z' where k is null and x = 'b'`}, []string{`loose {"k":null,"x":"b"} {"k":null,"x":"z"}`}},
-		{"a rowid of zero, and less", []string{`insert into numbers values (0, 'zero'), (-1, 'less')`}, []string{`numbers  {"n":-1,"x":"less"}`, `numbers  {"n":0,"x":"zero"}`}},
+		{"rowids of zero and below", []string{`insert into numbers values (0, 'zero'), (-1, 'less')`}, []string{`numbers  {"n":-1,"x":"less"}`, `numbers  {"n":0,"x":"zero"}`}},
 		{"another file", []string{`insert into other.far values (1)`}, []string{`other.far  {"x":1}`}},
 		{"through a view", []string{`insert into seen values ('v')`}, []string{`bare  {"x":"v"}`}},
 		{"a trigger that updates its own table", []string{`update selfs set x = 1 where id = 1`}, []string{`selfs {"id":1,"x":0,"n":0} {"id":1,"x":1,"n":1}`}},
-		{"replaced where a trigger deletes", []string{`replace into selfs values (1, 5, 5)`}, []string{`selfs {"id":1,"x":0,"n":0} {"id":1,"x":5,"n":5}`}},
-		{"a new column", []string{`update pairs set v = 'x' where b = 2`, `alter table pairs add column n int default 7`, `alter table selfs add column n2 int`, `update selfs set n2 = 1`}, []string{
+		{"replaced, with a trigger on delete", []string{`replace into selfs values (1, 5, 5)`}, []string{`selfs {"id":1,"x":0,"n":0} {"id":1,"x":5,"n":5}`}},
+		{"added column", []string{`update pairs set v = 'x' where b = 2`, `alter table pairs add column n int default 7`, `alter table selfs add column n2 int`, `update selfs set n2 = 1`}, []string{
 			`pairs {"v":"v","b":1,"a":"k"} {"v":"v","b":1,"a":"k","n":7}`, `pairs {"v":"w","b":2,"a":"k"} {"v":"x","b":2,"a":"k","n":7}`, `selfs {"id":1,"x":0,"n":0} {"id":1,"x":0,"n":1,"n2":1}`,
 		}},
-		{"a table in place of another", []string{`delete from pairs`, `drop table pairs`, `create table pairs (b int primary key) without rowid`, `insert into pairs values (5)`}, []string{
+		{"table replaced by another one", []string{`delete from pairs`, `drop table pairs`, `create table pairs (b int primary key) without rowid`, `insert into pairs values (5)`}, []string{
 			`pairs  {"b":5}`, `pairs {"v":"v","b":1,"a":"k"} `, `pairs {"v":"w","b":2,"a":"k"} `,
 		}},
 		{"a key with a NUL", []string{`insert into pairs values ('v', 1, 'k' || char(0) || 'l')`}, []string{`pairs  {"v":"v","b":1,"a":"k\u0000l"}`}},
@@ -161,13 +162,13 @@ func TestDryRun(t *testing.T) {
 		require.Equal(t, before, dumpAll(t, db), c.name)
 	}
 	_, err := db.Exec(`insert into totals values ('c', 1)`)
-	require.NoError(t, err, "nothing watches the connection any longer")
+	require.NoError(t, err, "the connection is no longer watched")
 	got, err := dryRun(ctx, db)
 	require.NoError(t, err)
 	require.Empty(t, got)
 }
 
-// dumpAll returns the schema and how many rows each table has.
+// dumpAll returns the schema and the number of rows of each table.
 func dumpAll(t *testing.T, db *sql.DB) (all []string) {
 	t.Helper()
 	rows, err := db.Query(`select name, coalesce(sql, '') from sqlite_schema order by name`)
@@ -199,7 +200,7 @@ func TestDryRunOfTooManyRows(t *testing.T) {
 	require.Equal(t, 0, count(t, db, "totals"))
 	_, err = limitedDryRun(ctx, db, 100, fmt.Sprintf(fill, 101), `delete from totals`)
 	require.ErrorAs(t, err, &e)
-	// A table without rowids is read as a whole.
+	// A table without rowids is read completely.
 	for _, s := range []string{
 		`create table whole (k text primary key, n int) without rowid`,
 		`with recursive n(i) as (select 1 union all select i + 1 from n where i < 100) insert into whole select 'k' || i, i from n`,

@@ -10,7 +10,7 @@ import (
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
-// In UTF-16 other texts come first, and hex and length count other bytes.
+// UTF-16 sorts text in a different order, and hex and length count different bytes.
 func TestAFileThatIsNotUTF8IsRefused(t *testing.T) {
 	t.Parallel()
 	for encoding, fits := range map[string]bool{"UTF-16le": false, "UTF-16be": false, "UTF-8": true} {
@@ -33,6 +33,6 @@ func TestAFileThatIsNotUTF8IsRefused(t *testing.T) {
 			require.ErrorIs(t, err, sqlite.ErrEncoding, what)
 			require.ErrorContains(t, err, encoding, what)
 		}
-		require.Zero(t, count(t, db.SQL(), "sqlite_schema where name like 'kinora_%'"), "nothing is made")
+		require.Zero(t, count(t, db.SQL(), "sqlite_schema where name like 'kinora_%'"), "no table is created")
 	}
 }

@@ -10,13 +10,14 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// insertEntry takes the instant from ?6, or else from the clock.
+// insertEntry takes the creation time from ?6 or, if that is null, from the clock.
 const insertEntry = `
 insert into kinora_outbox (message_id, topic, key, payload, headers, created_at, next_attempt_at)
 values (?1, ?2, ?3, ?4, ?5, coalesce(?6, ` + clock + `), coalesce(?6, ` + clock + `))
 on conflict (topic, message_id) do nothing`
 
-// enqueue adds a message, created at an instant (int64), or now (nil). It tells whether the message is new.
+// enqueue adds a message created at a time (int64), or now (nil). It reports whether the message
+// is new.
 func (s session) enqueue(ctx context.Context, m outbox.Message, at any) (bool, error) {
 	n, err := s.changed(ctx, insertEntry, m.ID, m.Topic, m.Key, blobOf(m.Payload), headersOf(m.Headers), at)
 	return n == 1, err
@@ -31,7 +32,7 @@ func (s session) enqueueAll(ctx context.Context, ready []outbox.Message) error {
 	return nil
 }
 
-// blobOf is never null: the columns are not.
+// blobOf never returns nil, because the columns are not null.
 func blobOf(b []byte) []byte {
 	if b == nil {
 		return []byte{}
@@ -69,7 +70,7 @@ func scanEntry(rows *sql.Rows) (e outbox.Entry, err error) {
 	return e, nil
 }
 
-// setTime sets a time of e, which is malformed if ms is none. Null is the zero time.
+// setTime sets a time of e. If ms is out of range, e is malformed. Null is the zero time.
 func setTime(e *outbox.Entry, to *time.Time, ms sql.NullInt64) {
 	if !ms.Valid {
 		return
@@ -80,7 +81,7 @@ func setTime(e *outbox.Entry, to *time.Time, ms sql.NullInt64) {
 	}
 }
 
-// entriesOf lists what a query that selects entryColumns finds.
+// entriesOf returns the entries of a query that selects entryColumns.
 func entriesOf(ctx context.Context, q querier, query string, args ...any) ([]outbox.Entry, error) {
 	var entries []outbox.Entry
 	err := each(ctx, q, func(rows *sql.Rows) error {
@@ -94,7 +95,7 @@ func entriesOf(ctx context.Context, q querier, query string, args ...any) ([]out
 	return entries, nil
 }
 
-// tokenOf is null for the zero Token, which stands for no claim.
+// tokenOf returns nil (null) for the zero Token, which means no claim.
 func tokenOf(t claim.Token) any {
 	if t == (claim.Token{}) {
 		return nil
@@ -102,7 +103,7 @@ func tokenOf(t claim.Token) any {
 	return t[:]
 }
 
-// listOf is a JSON array for json_each, or null for an empty list, which means all.
+// listOf returns a JSON array for json_each, or nil (null), which means all, for an empty list.
 func listOf[T any](list []T) any {
 	if len(list) == 0 {
 		return nil
@@ -110,7 +111,7 @@ func listOf[T any](list []T) any {
 	return jsonOf(list)
 }
 
-// anyOf is a JSON array for json_each, or null for nil, which means all.
+// anyOf returns a JSON array for json_each, or nil (null), which means all, for a nil list.
 func anyOf[T any](list []T) any {
 	if list == nil {
 		return nil

@@ -13,7 +13,7 @@ import (
 	sqlite3 "modernc.org/sqlite/lib"
 )
 
-// ErrNotMigrated: the file does not have all of Kinora's tables.
+// ErrNotMigrated means that the file lacks some of Kinora's tables.
 var ErrNotMigrated = errors.New("the file does not have Kinora's tables: call Migrate")
 
 // ErrEncoding: the file is not encoded as UTF-8.
@@ -30,7 +30,7 @@ func explain(err error) error {
 	return err
 }
 
-// codeOf is SQLite's extended result code, or 0.
+// codeOf returns SQLite's extended result code, or 0.
 func codeOf(err error) int {
 	if e, ok := errors.AsType[*sqlite.Error](err); ok {
 		return e.Code()
@@ -42,46 +42,47 @@ func primary(code int) int { return code & 0xff }
 
 func isBusy(err error) bool { return primary(codeOf(err)) == sqlite3.SQLITE_BUSY }
 
-// step is in the error of a step of a unit that is Kinora's own.
+// step is part of the error of Kinora's own steps in a unit.
 type step string
 
 const beginning, committing step = "begin", "commit"
 
 func (s step) Error() string { return string(s) }
 
-// own says in which step err happened, or is nil.
-func own(s step, err error) error {
+// inStep adds the step to err. It returns nil for nil.
+func inStep(s step, err error) error {
 	if err == nil {
 		return nil
 	}
 	return fmt.Errorf("%w: %w", s, err)
 }
 
-// isAmbiguous reports whether the transaction may be committed although its commit failed with err. If the write-ahead
-// log could not be synced, this process sees the transaction rolled back, but a recovery after a crash may find it.
+// isAmbiguous reports whether the transaction may be committed although its commit failed with
+// err. If the write-ahead log could not be synced, this process sees the transaction rolled back,
+// but a recovery after a crash may find it committed.
 func isAmbiguous(err error) bool {
 	s, _ := errors.AsType[step](err)
 	return s == committing && primary(codeOf(err)) == sqlite3.SQLITE_IOERR
 }
 
-// doing says what was done when err happened, or is nil.
-func doing(what string, err error) error {
+// wrap adds the failed action to err. It returns nil for nil.
+func wrap(what string, err error) error {
 	if err == nil {
 		return nil
 	}
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// result is v, or else the error with what was done when it happened.
+// result returns v, or the wrapped error.
 func result[T any](v T, what string, err error) (T, error) {
 	if err != nil {
 		var none T
-		return none, doing(what, err)
+		return none, wrap(what, err)
 	}
 	return v, nil
 }
 
-// unitError is err as Do returns it: with its class. ctx is that of the unit.
+// unitError returns err as Do does, with its class. ctx is the unit's context.
 func unitError(ctx context.Context, err error) error {
 	if _, ok := errors.AsType[*provider.Error](err); ok || err == nil {
 		return err
@@ -104,32 +105,34 @@ func unitError(ctx context.Context, err error) error {
 		} else {
 			e.Code = provider.CodeDeadline
 		}
-	case errors.Is(err, context.DeadlineExceeded): // a nearer one, of the handler's
+	// the handler set an earlier deadline
+	case errors.Is(err, context.DeadlineExceeded):
 		e.Code = provider.CodeDeadline
-	case endedWith(err):
+	case isTxEnded(err):
 		e.Class, e.Code = provider.ClassPermanent, "tx_ended"
 	case e.Class == provider.ClassPermanent:
 	case isAmbiguous(err):
 		e.Class = provider.ClassAmbiguous
-	case transient[code], isOwn && at != committing && code != sqlite3.SQLITE_TOOBIG: // which is the message's fault
+	// a statement that is too big is the message's fault
+	case transient[code], isOwn && at != committing && code != sqlite3.SQLITE_TOOBIG:
 		e.Class = provider.ClassTransient
 	}
 	return e
 }
 
-// endedWith reports whether err says that the handler tried to end the transaction.
-func endedWith(err error) bool {
+// isTxEnded reports whether err says that the handler tried to end the transaction.
+func isTxEnded(err error) bool {
 	return errors.Is(err, sql.ErrTxDone) || codeOf(err) == sqlite3.SQLITE_CONSTRAINT_COMMITHOOK ||
 		codeOf(err) == sqlite3.SQLITE_ERROR && strings.Contains(err.Error(), "no transaction is active")
 }
 
-// transient are the primary codes that are not the fault of a message.
+// transient lists the primary codes that are not the fault of a message.
 var transient = map[int]bool{
 	sqlite3.SQLITE_BUSY: true, sqlite3.SQLITE_LOCKED: true, sqlite3.SQLITE_IOERR: true, sqlite3.SQLITE_FULL: true,
 	sqlite3.SQLITE_CANTOPEN: true, sqlite3.SQLITE_NOMEM: true, sqlite3.SQLITE_PROTOCOL: true,
 }
 
-// codeName is SQLite's name of a constraint, or of the family of another code.
+// codeName returns SQLite's name of a constraint, or of the primary code.
 func codeName(code int) string {
 	kind := code >> 8
 	// The driver has texts such as "The database file is locked (SQLITE_BUSY)".

@@ -43,8 +43,8 @@ func TestErrorsOfUnitsAreClassed(t *testing.T) {
 		apply       handlerFunc
 		class, code string
 	}{
-		{"its own error", returns(boom), "unknown", ""},
-		{"a permanent one", returns(fmt.Errorf("handler: %w", &provider.Error{Class: provider.ClassPermanent, Err: boom})), "permanent", ""},
+		{"an error of the handler", returns(boom), "unknown", ""},
+		{"a permanent error", returns(fmt.Errorf("handler: %w", &provider.Error{Class: provider.ClassPermanent, Err: boom})), "permanent", ""},
 		{"unique", fails(`insert into totals values ('there', 1)`), "unknown", "SQLITE_CONSTRAINT_PRIMARYKEY"},
 		{"not null", fails(`insert into totals values ('x', null)`), "unknown", "SQLITE_CONSTRAINT_NOTNULL"},
 		{"datatype", fails(`insert into totals values ('x', 'y')`), "unknown", "SQLITE_CONSTRAINT_DATATYPE"},
@@ -73,22 +73,22 @@ func TestErrorsOfUnitsAreClassed(t *testing.T) {
 	}
 }
 
-// An error names the message whose statement failed, or ended the transaction, if that is known.
+// An error names the message whose statement failed or ended the transaction, if it is known.
 func TestErrorsNameTheirMessage(t *testing.T) {
 	t.Parallel()
 	const fails, endsIt = `insert into totals values ('x', null)`, `insert or rollback into totals values ('there', 1)`
 	for name, c := range map[string]struct {
-		statements  [3]string // of each message
+		statements  [3]string // one of each message
 		swallows    bool
 		message     int
 		class, code string
 	}{
-		"the second one fails":                       {[3]string{"", fails, ""}, false, 1, "unknown", "SQLITE_CONSTRAINT_NOTNULL"},
-		"the first ends the transaction":             {[3]string{endsIt, "", ""}, true, 0, "permanent", "tx_ended"},
-		"the second ends it, and the third fails":    {[3]string{"", endsIt, `insert into nowhere values (1)`}, true, 1, "permanent", "tx_ended"},
-		"a failure that is ignored":                  {[3]string{"", fails, ""}, true, -1, "", ""},
-		"a constraint that is checked at the commit": {[3]string{"", `insert into children values (1, 1)`, ""}, false, -1, "unknown", "SQLITE_CONSTRAINT_FOREIGNKEY"},
-		"an error of its own":                        {[3]string{"", "", "boom"}, false, -1, "unknown", ""},
+		"the second fails":                                     {[3]string{"", fails, ""}, false, 1, "unknown", "SQLITE_CONSTRAINT_NOTNULL"},
+		"the first ends the transaction":                       {[3]string{endsIt, "", ""}, true, 0, "permanent", "tx_ended"},
+		"the second ends the transaction, and the third fails": {[3]string{"", endsIt, `insert into nowhere values (1)`}, true, 1, "permanent", "tx_ended"},
+		"an ignored failure":                                   {[3]string{"", fails, ""}, true, -1, "", ""},
+		"a constraint checked at the commit":                   {[3]string{"", `insert into children values (1, 1)`, ""}, false, -1, "unknown", "SQLITE_CONSTRAINT_FOREIGNKEY"},
+		"an error of the handler":                              {[3]string{"", "", "boom"}, false, -1, "unknown", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -126,8 +126,8 @@ func TestErrorsNameTheirMessage(t *testing.T) {
 	}
 }
 
-// If one of Kinora's own statements fails, no message is to blame.
-func TestOwnErrorsAreTransient(t *testing.T) {
+// If one of Kinora's statements fails, no message is to blame.
+func TestErrorsOfKinorasStatementsAreTransient(t *testing.T) {
 	t.Parallel()
 	for _, table := range []string{"kinora_parked", "kinora_in_flight", "kinora_markers"} {
 		db := open(t, nil)
@@ -148,7 +148,7 @@ func TestOwnErrorsAreTransient(t *testing.T) {
 	}
 }
 
-// An error that comes with a further row is that error, though the query has returned long before.
+// An error at a further row is reported, although the query returned without one.
 func TestErrorsOfFurtherRows(t *testing.T) {
 	t.Parallel()
 	const second = `select json_extract(column1, '$') from (values ('{}'), ('{'))`
@@ -185,7 +185,7 @@ func TestErrorsOfFurtherRows(t *testing.T) {
 	}
 }
 
-// errorOf makes an error of the driver with a code that is hard to provoke.
+// errorOf makes a driver error with a code that is hard to provoke.
 func errorOf(code int64) error {
 	e := &moderncsqlite.Error{}
 	f := reflect.ValueOf(e).Elem().FieldByName("code")
@@ -193,7 +193,7 @@ func errorOf(code int64) error {
 	return e
 }
 
-// The commit goes through, or not, and its caller hears of an i/o error either way.
+// The commit succeeds or not, and the caller gets an i/o error in both cases.
 func TestAmbiguousCommit(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -207,7 +207,7 @@ func TestAmbiguousCommit(t *testing.T) {
 						return tx.Commit()
 					}
 					times--
-					end := tx.Rollback // as the driver does after a commit that failed
+					end := tx.Rollback // as the driver does after a failed commit
 					if committed {
 						end = tx.Commit
 					}
@@ -217,7 +217,7 @@ func TestAmbiguousCommit(t *testing.T) {
 			events := drafts(3)
 			broken(1)
 			at, err := db.Append(ctx, "review-1", eventstore.NoStream, events)
-			require.NoError(t, err, "an append resolves it by the ids of its events")
+			require.NoError(t, err, "an append resolves the ambiguity by its event ids")
 			require.Equal(t, eventstore.Appended{Stream: "review-1", Version: 3, Position: 3, Count: 3}, at)
 			require.Equal(t, 3, count(t, db.SQL(), "kinora_events"))
 			require.Equal(t, 3, count(t, db.SQL(), "kinora_outbox"))
@@ -239,7 +239,7 @@ func TestAmbiguousCommit(t *testing.T) {
 	}
 }
 
-// childFillsDisk lets its files grow no further, and sees what becomes of a unit and of an append.
+// childFillsDisk limits the size of its files, and then runs a unit and an append.
 func childFillsDisk(path string) error {
 	signal.Ignore(syscall.SIGXFSZ)
 	ctx := context.Background()
@@ -287,6 +287,6 @@ func TestFilesThatCannotGrow(t *testing.T) {
 	child.wait()
 	db := openAt(t, path, nil)
 	require.Equal(t, 1, total(t, db.SQL(), "p0"))
-	require.Equal(t, 1, total(t, db.SQL(), "p1"), "what was tried before there was space again left nothing")
+	require.Equal(t, 1, total(t, db.SQL(), "p1"), "the tries without space left no rows")
 	require.Equal(t, 0, count(t, db.SQL(), "kinora_events"))
 }

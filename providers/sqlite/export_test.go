@@ -9,13 +9,13 @@ import (
 	"modernc.org/sqlite"
 )
 
-// DryRun is a dry run of tx, a transaction of conn, for tests of what it shows.
+// DryRun is a dry run of tx, a transaction of conn.
 type DryRun struct {
 	*dryRun
 	conn *sql.Conn
 }
 
-// StartDryRun watches tx from here on, until Stop.
+// StartDryRun watches tx until Stop.
 func StartDryRun(ctx context.Context, conn *sql.Conn, tx *sql.Tx) (*DryRun, error) {
 	d := &DryRun{newDryRun(), conn}
 	d.tx = tx

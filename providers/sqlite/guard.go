@@ -13,61 +13,64 @@ import (
 	sqlite3 "modernc.org/sqlite/lib"
 )
 
-// guard makes a connection commit only Kinora's own transactions, from their begin. Without it, a handler that ends its
-// transaction would commit its marker without its output; and after an error that rolls the whole transaction back, which a
-// handler may ignore, each of its further statements would commit by itself, or Kinora would commit a transaction that the
-// handler has begun.
+// guard makes a connection refuse every commit except those of Kinora's own transactions. Without
+// it, a handler that ends its transaction would commit its marker without its output. After an
+// error that rolls back the whole transaction, which a handler may ignore, each further statement
+// would commit by itself, or Kinora would commit a transaction that the handler began.
 func (d *Provider) guard(c driverConn) driver.Conn {
 	c.RegisterCommitHook(func() int32 {
-		if u := d.current.Load(); u != nil && u.committing.Load() && !u.undone.Load() {
+		if u := d.current.Load(); u != nil && u.committing.Load() && !u.rolledBack.Load() {
 			return 0
 		}
 		return 1
 	})
 	c.RegisterRollbackHook(func() {
 		if u := d.current.Load(); u != nil {
-			u.undone.Store(true)
+			u.rolledBack.Store(true)
 		}
 	})
 	return &guardedConn{driverConn: c, handle: handleOf(c)}
 }
 
-// manner is how a transaction differs from others. It is in the context that it begins with.
-type manner struct {
-	sync  string // empty: full
+// txOptions are the options of one transaction. They are in the context of its BeginTx.
+type txOptions struct {
+	sync  string // value of pragma synchronous; empty: full
 	watch sqlite.PreUpdateHookFn
 }
 
-type mannerKey struct{}
+type txOptionsKey struct{}
 
-// unsynced makes the next transaction's commit one that is not synced: half a dozen times as fast.
+// unsynced makes the next transaction commit without a sync, which is about six times as fast.
 //
-// It is in the log as any other, after what was committed before and before what is committed next. A process that
-// is killed loses nothing, as the log's pages are the operating system's by then. A loss of power may tear the log
-// at any place after its last sync, and recovery ends at the first frame whose checksum, which goes on from frame to
-// frame, does not fit: so it loses this commit, or this one and those after it that are no more synced, and never
-// one that was synced, as that syncs all before it. Nothing is damaged either way: the log is synced before a checkpoint
-// copies it into the database, the database before the log is begun anew, and the log's new header before its first
-// frames. SQLite does all three at synchronous=NORMAL; only the sync at commit is left out.
+// Its frames are in the log between those of the commits before and after it. If the process is
+// killed, nothing is lost, because the operating system has the pages of the log. A loss of power
+// may tear the log at any place after its last sync. Recovery ends at the first frame whose
+// checksum, which continues from frame to frame, does not match. So it may lose this commit and
+// later unsynced ones, but never a synced one, because a sync covers all frames before it. The
+// database is not damaged in either case: SQLite syncs the log before a checkpoint copies it into
+// the database, the database before the log is restarted, and the new header of the log before
+// its first frames. It does all three at synchronous=NORMAL, which omits only the sync at a
+// commit.
 func unsynced(ctx context.Context) context.Context {
-	return context.WithValue(ctx, mannerKey{}, manner{sync: "normal"})
+	return context.WithValue(ctx, txOptionsKey{}, txOptions{sync: "normal"})
 }
 
-// watched makes fn see each row that the next transaction changes, before it does.
+// watched makes SQLite call fn before each row change of the next transaction.
 func watched(ctx context.Context, fn sqlite.PreUpdateHookFn) context.Context {
-	return context.WithValue(ctx, mannerKey{}, manner{watch: fn})
+	return context.WithValue(ctx, txOptionsKey{}, txOptions{watch: fn})
 }
 
-// guardedConn begins transactions in their manner, and ends their statements with their units: a handler may run one with a
-// context that does not end with the unit, and the connection is not free before that statement is over.
+// guardedConn begins transactions with their options, and interrupts their statements when the
+// unit ends: a handler may run a statement with a context that outlives the unit, and the
+// connection is not free before that statement ends.
 type guardedConn struct {
 	driverConn
-	handle uintptr // of SQLite's connection; 0 where the driver does not tell
-	sync   string  // as its last transaction was
+	handle uintptr // SQLite's connection; 0 if the driver does not expose it
+	sync   string  // setting of the last transaction
 }
 
-// handleOf looks into the driver, which interrupts a statement while it searches for its first row, and none that searches for a
-// further one.
+// handleOf reads the handle from the driver's private field. The driver interrupts a statement
+// that searches for its first row, but not one that searches for a further row.
 func handleOf(c driver.Conn) uintptr {
 	v := reflect.Indirect(reflect.ValueOf(c))
 	if v.Kind() != reflect.Struct || v.FieldByName("db").Kind() != reflect.Uintptr {
@@ -76,17 +79,18 @@ func handleOf(c driver.Conn) uintptr {
 	return uintptr(v.FieldByName("db").Uint())
 }
 
-// watch ends, while it is on, each statement that its connection runs when a context has ended, or later. A single interrupt
-// could come just before the statement begins.
+// watch interrupts, while it is on, each statement that its connection runs after a context has
+// ended. It interrupts repeatedly, because a single interrupt could come just before the
+// statement begins.
 type watch struct {
-	mu     sync.Mutex
-	on     bool
-	forget func() bool
+	mu   sync.Mutex
+	on   bool
+	stop func() bool
 }
 
 func (c *guardedConn) watch(ctx context.Context, on bool) *watch {
 	w := &watch{on: on}
-	w.forget = context.AfterFunc(ctx, func() {
+	w.stop = context.AfterFunc(ctx, func() {
 		for w.interrupt(c.handle) {
 			time.Sleep(pauseMax)
 		}
@@ -106,17 +110,18 @@ func (w *watch) interrupt(handle uintptr) (again bool) {
 	return true
 }
 
-func (w *watch) turn(on bool) {
+func (w *watch) set(on bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.on = on
 }
 
-// BeginTx implements driver.ConnBeginTx. SQLite changes the setting between transactions only.
+// BeginTx implements driver.ConnBeginTx. SQLite changes the setting only between transactions.
 func (c *guardedConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
-	m, _ := ctx.Value(mannerKey{}).(manner)
+	m, _ := ctx.Value(txOptionsKey{}).(txOptions)
 	if sync := cmp.Or(m.sync, "full"); sync != c.sync {
-		c.sync = "" // if this fails, it is not known
+		// unknown if the statement fails
+		c.sync = ""
 		if _, err := c.ExecContext(context.Background(), `pragma synchronous = `+sync, nil); err != nil {
 			return nil, err
 		}
@@ -140,8 +145,8 @@ func (tx guardedTx) Commit() error { return tx.end(tx.Tx.Commit) }
 func (tx guardedTx) Rollback() error { return tx.end(tx.Tx.Rollback) }
 
 func (tx guardedTx) end(how func() error) error {
-	tx.unit.forget()
-	tx.unit.turn(false)
+	tx.unit.stop()
+	tx.unit.set(false)
 	return how()
 }
 
@@ -174,7 +179,8 @@ func (s guardedStmt) QueryContext(ctx context.Context, args []driver.NamedValue)
 	return s.conn.guardRows(ctx, rows), err
 }
 
-// guardedRows end the search for a further row when their context ends, before that of the unit does.
+// guardedRows stop the search for a further row when their context ends, even if the unit's
+// context has not ended.
 type guardedRows struct {
 	driverRows
 	*watch
@@ -199,8 +205,8 @@ func (c *guardedConn) guardRows(ctx context.Context, rows driver.Rows) driver.Ro
 
 // Next implements driver.Rows.
 func (r guardedRows) Next(dest []driver.Value) error {
-	r.turn(true)
-	defer r.turn(false)
+	r.set(true)
+	defer r.set(false)
 	if err := r.ctx.Err(); err != nil {
 		return err
 	}
@@ -209,6 +215,6 @@ func (r guardedRows) Next(dest []driver.Value) error {
 
 // Close implements driver.Rows.
 func (r guardedRows) Close() error {
-	r.forget()
+	r.stop()
 	return r.driverRows.Close()
 }

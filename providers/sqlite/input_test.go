@@ -14,13 +14,13 @@ import (
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
-// badTexts are refused wherever a text is an id or a name.
+// badTexts are refused as an id or a name.
 var badTexts = map[string]string{
 	"empty": "", "too long": "review-" + strings.Repeat("x", 249), "NUL": "review-\x00", "control": "review-\x1b[2J",
 	"not UTF-8": "review-\xff\xfe", "half of a rune": "review-\xc3",
 }
 
-// badData is no JSON that every provider could store.
+// badData is JSON that some provider cannot store.
 var badData = map[string]string{
 	"nothing": "", "no JSON": "{", "two values": "{} {}", "a NUL": `{"a":"\u0000"}`, "a NUL key": `{"a\u0000":1}`,
 	"a lone surrogate": `{"a":"\ud800"}`, "not UTF-8": "{\"a\":\"\xff\"}", "a key twice": `{"a":1,"a":2}`,
@@ -29,7 +29,7 @@ var badData = map[string]string{
 	"too deep": strings.Repeat("[", 10000) + strings.Repeat("]", 10000), "too large": `"` + strings.Repeat("x", 1<<20) + `"`,
 }
 
-// Bad input is a typed error, and not one statement runs.
+// Invalid input is a typed error, and no statement runs.
 func TestBadInputReachesNoStatement(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -133,8 +133,8 @@ func TestBadMessages(t *testing.T) {
 	}
 }
 
-// What is allowed comes back letter by letter, however much it looks like SQL.
-func TestOddInputComesBack(t *testing.T) {
+// Valid input is returned unchanged, even if it looks like SQL.
+func TestUnusualInputIsReturnedUnchanged(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	odd := []string{
@@ -170,6 +170,6 @@ func TestOddInputComesBack(t *testing.T) {
 		require.Equal(t, 1, total(t, db.SQL(), s))
 		claimed, err := db.ClaimEntries(ctx, provider.EntryQuery{Topics: []string{s}}, claim.Terms{Holder: s})
 		require.NoError(t, err)
-		require.Equal(t, i+1, len(claimed), "one of each stream so far")
+		require.Equal(t, i+1, len(claimed), "one entry of each stream so far")
 	}
 }

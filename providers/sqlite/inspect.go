@@ -11,10 +11,10 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// defaultPage is how much a listing shows, unless told otherwise.
+// defaultPage is the limit of a listing whose filter has none.
 const defaultPage = 100
 
-// filtered is the condition of a Filter: ?1 to ?8. ?9 is its limit (-1 for none).
+// filtered is the condition of a Filter: ?1 to ?8. ?9 is the limit of rows (-1: none).
 const filtered = ` id > ?1 and id <= ?2
 	and (?3 is null or status in (select value from json_each(?3)))
 	and (?4 = '' or topic = ?4)
@@ -23,12 +23,12 @@ const filtered = ` id > ?1 and id <= ?2
 	and (?7 = 0 or created_at < ` + clock + ` - ?7)
 	and (?8 is null or id in (select value from json_each(?8)))`
 
-func filterArgs(f outbox.Filter, limit int) []any {
+func filterArgs(f provider.EntryFilter, limit int) []any {
 	after, upto := span(f.After, f.Seqs)
 	return []any{after, upto, listOf(f.Status), f.Topic, f.Key, f.Stream, millis(max(f.Older, 0)), anyOf(f.Seqs), limit}
 }
 
-// span is where the Seqs of a filter are.
+// span returns the range of Seqs that a filter can select.
 func span(after int64, seqs []int64) (from, upto int64) {
 	if len(seqs) == 0 {
 		return after, math.MaxInt64
@@ -36,8 +36,8 @@ func span(after int64, seqs []int64) (from, upto int64) {
 	return max(after, slices.Min(seqs)-1), slices.Max(seqs)
 }
 
-// listOpenEntries is of open statuses: entries that claims look at if ?10, held ones if ?11. It merges what both
-// indexes have in order, and sorts nothing.
+// listOpenEntries lists entries of open statuses: claimable ones if ?10, held ones if ?11. It
+// merges two indexes that are in order, and sorts nothing.
 const (
 	listEntries     = `select ` + entryColumns + ` from kinora_outbox where` + filtered + ` order by id limit ?9`
 	listOpenEntries = `
@@ -49,13 +49,13 @@ where ?11 and status = 'held' and` + filtered + `
 order by id limit ?9`
 )
 
-// openAndHeld tells which of both the open statuses in of are about.
+// openAndHeld reports whether the statuses include claimable ones, and whether they include Held.
 func openAndHeld(of []outbox.Status) (open, held bool) {
 	return slices.ContainsFunc(of, func(s outbox.Status) bool { return s != outbox.Held }), slices.Contains(of, outbox.Held)
 }
 
 // Entries implements outbox.Inspector.
-func (d *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, error) {
+func (d *DB) Entries(ctx context.Context, f provider.EntryFilter) ([]provider.Entry, error) {
 	if err := provider.CheckFilter(f); err != nil {
 		return nil, fmt.Errorf("list entries: %w", err)
 	}
@@ -88,11 +88,11 @@ where ?3 and status = 'held' group by status`
 
 // StatusCounts implements outbox.Inspector.
 func (d *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.Status]int64, error) {
-	if err := provider.CheckFilter(outbox.Filter{Status: of}); err != nil {
+	if err := provider.CheckFilter(provider.EntryFilter{Status: of}); err != nil {
 		return nil, fmt.Errorf("count entries: %w", err)
 	}
 	counts, query, args := provider.ZeroCounts(of), countEntries, []any{listOf(of)}
-	if (outbox.Filter{Status: of}).OnlyOpen() {
+	if (provider.EntryFilter{Status: of}).OnlyOpen() {
 		open, held := openAndHeld(of)
 		query, args = countOpenEntries, append(args, open, held)
 	}
@@ -109,7 +109,7 @@ func (d *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox.
 	return counts, nil
 }
 
-// The first and the last instant that can be read: see outbox.Entry.Malformed.
+// The first and the last time that can be read: see provider.Entry.Malformed.
 const (
 	yearOne  = `-62135596800000`
 	year9999 = `253402300799999`
@@ -125,7 +125,7 @@ where id in (
 returning topic, key, ?10 > 0 and coalesce(last_attempt_at < ` + clock + ` - ?10, 0)`
 
 // Requeue implements outbox.Inspector.
-func (d *DB) Requeue(ctx context.Context, f outbox.Filter) (int, error) {
+func (d *DB) Requeue(ctx context.Context, f provider.EntryFilter) (int, error) {
 	window := millis(d.cfg.RequeueWindow)
 	if f.Force {
 		window = 0
@@ -149,7 +149,7 @@ where id in (
 returning topic, key, 0`
 
 // Skip implements outbox.Inspector.
-func (d *DB) Skip(ctx context.Context, f outbox.Filter) (int, error) {
+func (d *DB) Skip(ctx context.Context, f provider.EntryFilter) (int, error) {
 	n, err := d.decide(ctx, skipEntries, f)
 	if err != nil {
 		return 0, fmt.Errorf("skip: %w", err)
@@ -157,7 +157,7 @@ func (d *DB) Skip(ctx context.Context, f outbox.Filter) (int, error) {
 	return n, nil
 }
 
-func (d *Provider) decide(ctx context.Context, query string, f outbox.Filter, more ...any) (n int, err error) {
+func (d *Provider) decide(ctx context.Context, query string, f provider.EntryFilter, more ...any) (n int, err error) {
 	if err := provider.CheckFilter(f); err != nil {
 		return 0, err
 	}
@@ -165,7 +165,7 @@ func (d *Provider) decide(ctx context.Context, query string, f outbox.Filter, mo
 	if limit <= 0 {
 		limit = -1
 	}
-	err = d.inTurn(ctx, func(u *unit) error {
+	err = d.writeTx(ctx, func(u *unit) error {
 		lanes := map[lane]bool{}
 		err := each(ctx, u, func(rows *sql.Rows) error {
 			var l lane
@@ -181,12 +181,13 @@ func (d *Provider) decide(ctx context.Context, query string, f outbox.Filter, mo
 		if err != nil {
 			return err
 		}
-		u.entries = n > 0 // either way there may be something to claim now
+		// requeued entries, or those behind skipped ones, may be claimable now
+		u.entries = n > 0
 		var held bool
-		if err := one(ctx, u, []any{&held}, lookForHeld); err != nil || !held {
+		if err := one(ctx, u, []any{&held}, anyHeld); err != nil || !held {
 			return err
 		}
-		return u.bringBack(ctx, lanes)
+		return u.releaseHeld(ctx, lanes)
 	})
 	if err != nil {
 		return 0, err

@@ -25,7 +25,7 @@ import (
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
-// childEnv makes the test binary play one of children instead of running tests.
+// childEnv makes the test binary run one of children instead of the tests.
 const childEnv = "KINORA_SQLITE_CHILD"
 
 func TestMain(m *testing.M) {
@@ -39,7 +39,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// children are what a second process does with the file at path. It talks with its parent by lines.
+// children are the programs of a second process with the file at path. Parent and child exchange
+// lines.
 var children = map[string]func(path string) error{
 	"hold-lock":       childHoldsLock,
 	"stall":           childStalls,
@@ -48,7 +49,7 @@ var children = map[string]func(path string) error{
 	"hammer":          childHammers,
 	"migrate":         childMigrates,
 	"full-disk":       childFillsDisk,
-	"keep":            childKeeps,
+	"hold":            childHolds,
 	"drain":           childDrains,
 	"try":             childTries,
 	"die":             childDies,
@@ -83,15 +84,15 @@ func start(t *testing.T, child, path string) *proc {
 	return p
 }
 
-// line is what the child says next.
+// line reads the next line of the child.
 func (p *proc) line() string {
 	p.t.Helper()
 	s, err := p.out.ReadString('\n')
-	require.NoError(p.t, err, "the child said %q and no more", s)
+	require.NoError(p.t, err, "the child's output ended after %q", s)
 	return strings.TrimSuffix(s, "\n")
 }
 
-func (p *proc) tell(line string) {
+func (p *proc) send(line string) {
 	p.t.Helper()
 	_, err := io.WriteString(p.in, line+"\n")
 	require.NoError(p.t, err)
@@ -102,13 +103,13 @@ func (p *proc) wait() {
 	require.NoError(p.t, p.cmd.Wait())
 }
 
-// told waits, in a child, for a line of its parent's.
-func told() string {
+// awaitLine waits, in a child, for a line of its parent.
+func awaitLine() string {
 	s, _ := bufio.NewReader(os.Stdin).ReadString('\n')
 	return strings.TrimSuffix(s, "\n")
 }
 
-// template is a migrated file, as bytes.
+// template is the content of a migrated file.
 var template = sync.OnceValues(func() ([]byte, error) {
 	dir, err := os.MkdirTemp("", "kinora")
 	if err != nil {
@@ -135,7 +136,7 @@ var template = sync.OnceValues(func() ([]byte, error) {
 // totalsDDL is the read model of the tests.
 const totalsDDL = `create table totals (key text primary key, total integer not null) strict`
 
-// migrated is the path of a migrated file of the test's own.
+// migrated returns the path of a migrated file for this test only.
 func migrated(t testing.TB) string {
 	t.Helper()
 	bytes, err := template()
@@ -145,7 +146,7 @@ func migrated(t testing.TB) string {
 	return path
 }
 
-// open opens a migrated file, and checks at the end that it is as any file at rest must be.
+// open opens a migrated file, and checks its invariants at the end.
 func open(t testing.TB, cfg *sqlite.Config) *sqlite.DB {
 	t.Helper()
 	return openAt(t, migrated(t), cfg)
@@ -162,7 +163,7 @@ func openAt(t testing.TB, path string, cfg *sqlite.Config) *sqlite.DB {
 	return db
 }
 
-// checkAtRest checks what must hold whatever happened.
+// checkAtRest checks the invariants of a file.
 func checkAtRest(t testing.TB, db *sql.DB) {
 	t.Helper()
 	for what, query := range map[string]string{
@@ -175,11 +176,11 @@ func checkAtRest(t testing.TB, db *sql.DB) {
 			select id from (
 				select id, position < lag(position) over (partition by stream order by version) as back from kinora_events)
 			where back`,
-		"open says what the status says": `
+		"open agrees with status": `
 			select id from kinora_outbox where open <> (status not in ('published', 'held', 'skipped'))`,
-		"what is claimed has a token": `
+		"a claimed entry has a token": `
 			select id from kinora_outbox where status = 'claimed' and (token is null or attempts < 1)`,
-		"the first open message of a lane has a time if it waits, and no other has one": `
+		"the first open message of a lane has a due time if it waits, and no other message has one": `
 			select id from (
 				select id, state, due_at, row_number() over (partition by projector, lane, resolved_at is null order by id) = 1 as first
 				from kinora_parked)
@@ -205,14 +206,14 @@ func drafts(n int) []eventstore.Draft {
 	return ds
 }
 
-// routed is a configuration in which every event makes an entry.
+// routed returns a configuration that makes an entry for every event.
 func routed() *sqlite.Config { return &sqlite.Config{Route: outbox.ByCategory} }
 
 const handler = "totals/posted"
 
 type handlerFunc = func(context.Context, *sql.Tx, provider.Found) (provider.Closing, error)
 
-// delivery is the unit of deliveries, each with a lane of its own, at one handler.
+// delivery returns a unit of deliveries for one handler, each with a separate lane.
 func delivery(ids ...string) provider.Unit {
 	u := provider.Unit{Projector: "totals"}
 	for _, id := range ids {
@@ -225,7 +226,7 @@ func delivery(ids ...string) provider.Unit {
 
 const addToTotal = `insert into totals values (?1, ?2) on conflict (key) do update set total = total + ?2`
 
-// adds is a handler that adds 1 to the total of key for each message that is fresh.
+// adds returns a handler that adds 1 to the total of key for each fresh message.
 func adds(key string) handlerFunc {
 	return func(ctx context.Context, tx *sql.Tx, found provider.Found) (provider.Closing, error) {
 		for i, fresh := range found.Fresh {
@@ -246,7 +247,7 @@ func add(ctx context.Context, tx *sql.Tx, key string) error {
 	return err
 }
 
-// shiftBack makes everything that is stored older, which is as good as a later clock.
+// shiftBack makes all stored times older, which has the effect of a later clock.
 func shiftBack(db *sql.DB, d time.Duration) error {
 	for table, columns := range map[string][]string{
 		"kinora_events":          {"recorded_at"},

@@ -9,7 +9,7 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// markEntry changes ?1, which the claim of token ?2 has taken.
+// markEntry changes entry ?1, which the claim with token ?2 holds.
 const (
 	markEntry = `
 update kinora_outbox set
@@ -24,10 +24,10 @@ where id = ?1 and status = 'claimed' and token = ?2`
 	dropEntry = `
 delete from kinora_outbox where id = ?1 and status = 'claimed' and token = ?2`
 
-	// lanesOf is no row at all where nothing is held.
+	// lanesOf returns no row if no entry is held.
 	lanesOf = `
 select id, topic, key from kinora_outbox
-where (` + lookForHeld + `) and id in (select value from json_each(?1))`
+where (` + anyHeld + `) and id in (select value from json_each(?1))`
 )
 
 // MarkEntries implements provider.Outbox.
@@ -38,8 +38,8 @@ func (d *Provider) MarkEntries(ctx context.Context, marks []outbox.Mark) (late [
 	if len(marks) == 0 {
 		return nil, nil
 	}
-	err = d.inTurn(ctx, func(u *unit) error {
-		lanes, err := u.lanesToFree(ctx, marks)
+	err = d.writeTx(ctx, func(u *unit) error {
+		lanes, err := u.lanesToRelease(ctx, marks)
 		if err != nil {
 			return err
 		}
@@ -55,7 +55,7 @@ func (d *Provider) MarkEntries(ctx context.Context, marks []outbox.Mark) (late [
 				done[l] = true
 			}
 		}
-		return u.bringBack(ctx, done)
+		return u.releaseHeld(ctx, done)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("mark entries: %w", err)
@@ -63,8 +63,8 @@ func (d *Provider) MarkEntries(ctx context.Context, marks []outbox.Mark) (late [
 	return late, nil
 }
 
-// lanesToFree are those of what is to be published, by Seq, where anything is held.
-func (s session) lanesToFree(ctx context.Context, marks []outbox.Mark) (map[int64]lane, error) {
+// lanesToRelease returns the lanes of the entries to be published, by Seq, if any entry is held.
+func (s session) lanesToRelease(ctx context.Context, marks []outbox.Mark) (map[int64]lane, error) {
 	var seqs []int64
 	for _, m := range marks {
 		if m.To == outbox.Published {

@@ -20,7 +20,7 @@ import (
 
 func childMigrates(path string) error {
 	fmt.Println("ready")
-	told()
+	awaitLine()
 	return migrateOnce(path)
 }
 
@@ -32,8 +32,8 @@ func migrateOnce(path string) error {
 	return errors.Join(db.Migrate(context.Background()), db.Close())
 }
 
-// Several migrators at once, each with a handle of its own and two in other processes: on a file that is not
-// there yet, all succeed.
+// Several migrators run at once on a file that does not exist yet, two of them in other
+// processes. All succeed.
 func TestMigratorsAtOnce(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "new.db")
@@ -46,7 +46,7 @@ func TestMigratorsAtOnce(t *testing.T) {
 		go func() { errs <- migrateOnce(path) }()
 	}
 	for _, o := range others {
-		o.tell("go")
+		o.send("go")
 	}
 	for range 6 {
 		require.NoError(t, <-errs)
@@ -58,7 +58,7 @@ func TestMigratorsAtOnce(t *testing.T) {
 	require.Equal(t, 1, count(t, db.SQL(), "kinora_migrations where version_id = 1"))
 	_, err := db.Append(context.Background(), "review-1", eventstore.NoStream, drafts(2))
 	require.NoError(t, err)
-	require.NoError(t, db.Migrate(context.Background()), "migrating again does nothing")
+	require.NoError(t, db.Migrate(context.Background()), "a second migration changes nothing")
 	require.Equal(t, 2, count(t, db.SQL(), "kinora_outbox"))
 }
 
@@ -72,11 +72,11 @@ func TestMigrateLeavesTheUsersTablesAlone(t *testing.T) {
 	require.NoError(t, db.Migrate(context.Background()))
 	require.Equal(t, 1, count(t, db.SQL(), "streams"))
 	const foreign = `sqlite_schema where name not like 'kinora_%' and name not like 'sqlite_%' and name <> 'streams'`
-	require.Equal(t, 0, count(t, db.SQL(), foreign), "every table of Kinora is prefixed")
+	require.Equal(t, 0, count(t, db.SQL(), foreign), "the name of every table of Kinora begins with kinora_")
 	require.NoError(t, db.Close())
 }
 
-// What MigrationSQL prints makes the same tables.
+// The SQL of MigrationSQL makes the same tables.
 func TestMigrationSQL(t *testing.T) {
 	t.Parallel()
 	schema := func(db *sql.DB) (all []string) {
@@ -105,7 +105,8 @@ func TestMigrationSQL(t *testing.T) {
 	require.NoError(t, byHand.Close())
 }
 
-// A file of an older version lacks a table, a column, or an index: it is opened, so that it can be migrated.
+// A file of an older version, which lacks a table, a column or an index, can be opened and
+// migrated.
 func TestAFileOfAnOlderVersionIsOpened(t *testing.T) {
 	t.Parallel()
 	for _, older := range []string{
@@ -169,5 +170,5 @@ func TestNotMigrated(t *testing.T) {
 	require.NoError(t, db.Migrate(ctx))
 	require.NoError(t, db.Ready(ctx))
 	_, err = db.Append(ctx, "review-1", eventstore.Any, drafts(1))
-	require.NoError(t, err, "the same handle goes on")
+	require.NoError(t, err, "the same DB works after the migration")
 }

@@ -21,7 +21,7 @@ func TestASchemaNewerThanTheProgramIsRefused(t *testing.T) {
 	require.NoError(t, db.Ready(t.Context()))
 	_, err := db.SQL().Exec(`insert into kinora_migrations (version_id, is_applied) values (8, 1), (9, 1), (10, 0)`)
 	require.NoError(t, err)
-	relay, err := outbox.NewRelay(db, nowhere{}, nil)
+	relay, err := outbox.NewRelay(db, discard{}, nil)
 	require.NoError(t, err)
 	for what, start := range map[string]func(context.Context) error{"ready": db.Ready, "migrate": db.Migrate, "relay": relay.Run} {
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -39,7 +39,7 @@ func TestASchemaNewerThanTheProgramIsRefused(t *testing.T) {
 	require.NoError(t, db.Ready(t.Context()))
 }
 
-// The versions are recorded when the tables are made by hand, so Migrate has nothing to add to it.
+// MigrationSQL also records the versions, so a later Migrate changes nothing.
 func TestMigrationSQLRecordsTheVersions(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "by-hand.db")
@@ -58,7 +58,7 @@ func TestMigrationSQLRecordsTheVersions(t *testing.T) {
 	require.NoError(t, err)
 }
 
-type nowhere struct{}
+type discard struct{}
 
-func (nowhere) Publish(string, ...*message.Message) error { return nil }
-func (nowhere) Close() error                              { return nil }
+func (discard) Publish(string, ...*message.Message) error { return nil }
+func (discard) Close() error                              { return nil }

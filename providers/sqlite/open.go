@@ -14,15 +14,15 @@ import (
 	"modernc.org/sqlite"
 )
 
-// checkPath makes path absolute, and refuses what names no file.
+// checkPath makes path absolute. It refuses paths that name no file.
 func checkPath(path string) (string, error) {
 	switch {
 	case path == "" || path == ":memory:":
-		return "", fmt.Errorf("sqlite: open %q: an in-memory database is gone with its connection: use package providers/memory", path)
+		return "", fmt.Errorf("sqlite: open %q: an in-memory database ends with its connection: use package providers/memory", path)
 	case strings.HasPrefix(path, "file:"):
-		return "", fmt.Errorf("sqlite: open %q: want a path; open a URI yourself and give the pool to New", path)
+		return "", fmt.Errorf("sqlite: open %q: a URI is not a path: open the URI with database/sql and pass the pool to New", path)
 	case strings.ContainsRune(path, 0):
-		return "", fmt.Errorf("sqlite: open %q: a NUL in the path", path)
+		return "", fmt.Errorf("sqlite: open %q: the path has a NUL byte: remove it", path)
 	}
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -31,15 +31,16 @@ func checkPath(path string) (string, error) {
 	return abs, nil
 }
 
-// These would end the path part of a URI, or begin an escape.
+// These characters would end the path of a URI, or begin an escape.
 var escapePath = strings.NewReplacer("%", "%25", "?", "%3F", "#", "%23")
 
-// dsn is a URI, since only there every path can be written. Its authority is empty, as a path may begin
-// with "//".
+// dsn returns a URI, which can express every path. Its authority is empty, because a path may
+// begin with "//".
 func dsn(path string, busy time.Duration) string {
 	p := filepath.ToSlash(path)
 	if !strings.HasPrefix(p, "/") {
-		p = "/" + p // a drive letter
+		// a Windows path with a drive letter
+		p = "/" + p
 	}
 	q := url.Values{"_txlock": {"immediate"}, "_pragma": {
 		"busy_timeout(" + strconv.FormatInt(busy.Milliseconds(), 10) + ")",
@@ -50,33 +51,34 @@ func dsn(path string, busy time.Duration) string {
 
 func setBusyTimeout(ms int64) string { return "pragma busy_timeout = " + strconv.FormatInt(ms, 10) }
 
-// useWAL is not a part of the dsn: the mode stays with the file, and changing it may meet another process that
-// does the same.
+// useWAL sets the journal mode. The mode is not part of the dsn, because it is stored in the
+// file, and another process may be changing it at the same time.
 func useWAL(ctx context.Context, db *sql.DB) error {
-	return patiently(ctx, func() error {
+	return retryBusy(ctx, func() error {
 		var mode string
 		if err := db.QueryRowContext(ctx, `pragma journal_mode = wal`).Scan(&mode); err != nil {
 			return err
 		}
 		if mode != "wal" {
-			return fmt.Errorf("the journal mode is %s, and cannot be wal here", mode)
+			return fmt.Errorf("the journal mode is %s: this file system does not support wal", mode)
 		}
 		return nil
 	})
 }
 
-// probe finds out whether a pool will do, and the path of its file. It uses one connection of the pool.
+// probe checks whether New can use a pool, and returns the path of its file. It uses one
+// connection of the pool.
 func probe(ctx context.Context, db *sql.DB) (path string, err error) {
 	conn, err := db.Conn(ctx)
 	if err != nil {
 		return "", err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	// Another driver would bring another library, and closing a file in one library drops the locks that the
-	// other holds on it in this process: so this comes first.
+	// This check comes first: another driver would bring another SQLite library, and closing a
+	// file in one library drops the locks that the other holds on the file in this process.
 	_, err = conn.ExecContext(ctx, `select kinora_no_such_function()`)
 	if _, ok := errors.AsType[*sqlite.Error](err); !ok {
-		return "", fmt.Errorf("its driver %T is not that of modernc.org/sqlite: %w", db.Driver(), err)
+		return "", fmt.Errorf("its driver %T is not the one of modernc.org/sqlite: %w", db.Driver(), err)
 	}
 	const mainFile = `select file from pragma_database_list where name = 'main'`
 	var file sql.NullString
@@ -96,8 +98,9 @@ func probe(ctx context.Context, db *sql.DB) (path string, err error) {
 	return file.String, probeImmediate(ctx, conn, file.String)
 }
 
-// probeImmediate holds the write lock through a connection of its own: meanwhile a transaction of the pool can
-// begin only if it does not ask for that lock.
+// probeImmediate checks that the pool's transactions are immediate. It holds the write lock on
+// another connection: meanwhile a transaction of the pool can begin only if it does not take that
+// lock.
 func probeImmediate(ctx context.Context, conn *sql.Conn, path string) (err error) {
 	connector, err := sqlite.NewConnector(dsn(path, 0))
 	if err != nil {
@@ -117,7 +120,7 @@ func probeImmediate(ctx context.Context, conn *sql.Conn, path string) (err error
 		err = errors.Join(err, restored)
 	}()
 	var held *sql.Tx
-	err = patiently(ctx, func() error {
+	err = retryBusy(ctx, func() error {
 		var err error
 		held, err = other.BeginTx(ctx, nil)
 		return err

@@ -31,9 +31,9 @@ func TestOpenRefuses(t *testing.T) {
 	_, err = sqlite.Open(context.Background(), filepath.Join(t.TempDir(), "no", "such", "dir.db"), nil)
 	require.ErrorContains(t, err, "unable to open database file")
 	_, err = sqlite.Open(context.Background(), filepath.Join(t.TempDir(), "x.db"), &sqlite.Config{RequeueWindow: -1})
-	require.ErrorContains(t, err, "requeue window")
+	require.ErrorContains(t, err, "RequeueWindow")
 	_, err = sqlite.Open(context.Background(), filepath.Join(t.TempDir(), "x.db"), &sqlite.Config{MaxPayload: -1})
-	require.ErrorContains(t, err, "max payload")
+	require.ErrorContains(t, err, "MaxPayload")
 	text := filepath.Join(t.TempDir(), "text")
 	require.NoError(t, os.WriteFile(text, []byte("this is a text, and no database at all, however long it gets, "+
 		"and it has to be at least as long as a header of a database"), 0o600))
@@ -41,7 +41,7 @@ func TestOpenRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "not a database")
 }
 
-func TestOddPaths(t *testing.T) {
+func TestUnusualPaths(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{
 		"plain.db", "with space.db", "what?.db", "50%.db", "%41.db", "a#b.db", "a&b=c;d.db", "a?mode=memory.db",
@@ -57,7 +57,7 @@ func TestOddPaths(t *testing.T) {
 			_, err := db.Append(context.Background(), "review-1", eventstore.NoStream, drafts(1))
 			require.NoError(t, err)
 			_, err = os.Stat(path)
-			require.NoError(t, err, "the file has the name that was asked for")
+			require.NoError(t, err, "the file has the requested name")
 			for _, also := range []string{"/" + path, filepath.Join(dir, ".", name)} {
 				again := openAt(t, also, nil)
 				require.Equal(t, 1, count(t, again.SQL(), "kinora_events"))
@@ -66,7 +66,7 @@ func TestOddPaths(t *testing.T) {
 	}
 }
 
-func TestOpenSetsUp(t *testing.T) {
+func TestOpenConfiguresConnections(t *testing.T) {
 	t.Parallel()
 	db := open(t, nil)
 	for pragma, want := range map[string]string{
@@ -81,7 +81,7 @@ func TestOpenSetsUp(t *testing.T) {
 
 func pragmaInUnit(t *testing.T, pragma, want string) handlerFunc {
 	if pragma == "busy_timeout" {
-		want = "0" // a unit holds the write lock, and waits for nobody
+		want = "0" // a unit holds the write lock already
 	}
 	return func(ctx context.Context, tx *sql.Tx, _ provider.Found) (provider.Closing, error) {
 		var got string
@@ -91,7 +91,7 @@ func pragmaInUnit(t *testing.T, pragma, want string) handlerFunc {
 	}
 }
 
-// pooled opens a pool as a user would.
+// pooled opens a pool as an application would.
 func pooled(t *testing.T, path string, params url.Values) *sql.DB {
 	t.Helper()
 	db, err := sql.Open("sqlite", "file:"+path+"?"+params.Encode())
@@ -105,7 +105,7 @@ var immediate = url.Values{"_txlock": {"immediate"}, "_pragma": {"busy_timeout(1
 func TestNewRefuses(t *testing.T) {
 	t.Parallel()
 	_, err := sqlite.New(nil, nil)
-	require.ErrorContains(t, err, "wants a pool")
+	require.ErrorContains(t, err, "requires a pool")
 
 	deferred := pooled(t, migrated(t), url.Values{"_pragma": {"journal_mode(wal)"}})
 	_, err = sqlite.New(deferred, nil)
@@ -127,8 +127,8 @@ func TestNewRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "modernc.org/sqlite")
 }
 
-// The refusal is right also while another process writes: a busy file must not make a deferred pool look like
-// an immediate one.
+// New refuses a deferred pool also while another process writes: a busy file must not make it
+// look like an immediate one.
 func TestNewRefusesDeferredPoolOfABusyFile(t *testing.T) {
 	t.Parallel()
 	path := migrated(t)
@@ -140,12 +140,12 @@ func TestNewRefusesDeferredPoolOfABusyFile(t *testing.T) {
 		_, err := sqlite.New(deferred, nil)
 		refused <- err
 	}()
-	other.tell("let go")
+	other.send("release")
 	require.ErrorContains(t, <-refused, "_txlock=immediate")
 	other.wait()
 }
 
-func TestNewBorrows(t *testing.T) {
+func TestNewLeavesThePoolOpen(t *testing.T) {
 	t.Parallel()
 	pool := pooled(t, migrated(t), immediate)
 	db, err := sqlite.New(pool, routed())
@@ -156,7 +156,7 @@ func TestNewBorrows(t *testing.T) {
 	require.NoError(t, db.Close())
 	var timeout int
 	require.NoError(t, pool.QueryRow(`pragma busy_timeout`).Scan(&timeout), "the pool stays open")
-	require.Equal(t, 1234, timeout, "and as it was")
+	require.Equal(t, 1234, timeout, "with its settings unchanged")
 	require.Equal(t, 1, count(t, pool, "kinora_outbox"))
 }
 

@@ -7,12 +7,13 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// open looks up all that a unit must know before its handlers run. It holds the write lock, so nothing that it reads
-// changes before the commit.
+// open reads what a unit must know before its handlers run. It holds the write lock, so the rows
+// that it reads do not change before the commit.
 func (u *unit) open(ctx context.Context, p *provider.Unit) (provider.Found, error) {
 	found := p.NewFound(false)
 	found.Begin = func(message int) {
-		if !u.undone.Load() { // else its statements fail because of an earlier one
+		// after a rollback, statements fail because of an earlier one
+		if !u.rolledBack.Load() {
 			u.message.Store(int64(message))
 		}
 	}
@@ -45,7 +46,7 @@ where true
 on conflict do nothing`
 )
 
-// mark inserts the markers that are not there, and sets Fresh.
+// mark inserts the markers that do not exist, and sets Fresh.
 func (u *unit) mark(ctx context.Context, p *provider.Unit, found *provider.Found) error {
 	var err error
 	messages, marked := map[string][]string{}, map[provider.Marker]bool{}
@@ -70,7 +71,8 @@ func (u *unit) mark(ctx context.Context, p *provider.Unit, found *provider.Found
 }
 
 const (
-	// findHeld finds the messages whose lanes are held. ?2 are all lanes, one after another. Usually nothing is held.
+	// findHeld finds the messages whose lanes are held. ?2 has all lanes one after another.
+	// Usually no lane is held.
 	findHeld = `
 with recursive message (i) as (select 0 union all select i + 1 from message where i + 1 < length(?2) / 32)
 select message.i
@@ -79,13 +81,13 @@ where exists (
 	select 1 from kinora_parked indexed by kinora_parked_lane
 	where open = 1 and projector = ?1 and lane = substr(?2, 1 + 32 * message.i, 32))`
 
-	// findSuspects finds the messages of ?3 that other runners than ?2 have named.
+	// findSuspects finds the messages of ?3 that are in flight in runners other than ?2.
 	findSuspects = `
 select j.key from json_each(?3) j
 where j.value <> '' and exists (
 	select 1 from kinora_in_flight where message_id = j.value and projector = ?1 and runner <> ?2)`
 
-	forgetNames = `delete from kinora_in_flight where runner = ?1 and worker = ?2`
+	clearInFlight = `delete from kinora_in_flight where runner = ?1 and worker = ?2`
 )
 
 func (u *unit) findHeld(ctx context.Context, p *provider.Unit, found *provider.Found) error {
@@ -114,7 +116,8 @@ func (u *unit) flag(ctx context.Context, flags []bool, query string, args ...any
 	return err
 }
 
-// findFront lists the open messages of lanes. ?2 has the last id to list of each lane. Only one that is due has a time.
+// findFront lists the open messages of lanes. ?2 has the last id to list of each lane. Only a due
+// message gets a due time.
 const findFront = `
 select ` + parkedFields + `, iif(p.due_at <= ` + clock + `, p.due_at, null), '', null
 from json_each(?2) j cross join kinora_parked p on p.id in (

@@ -12,11 +12,11 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// lastID is that of no message.
+// lastID is above every message's id.
 const lastID = `9223372036854775807`
 
-// dueParked lists the first messages of lanes that are due, of ?4 or of all if that is null: one of each lane, or up to ?3
-// that are held.
+// dueParked lists the first messages of due lanes, of the lanes ?4 or, if that is null, of all:
+// one of each lane, or up to ?3 of class held.
 const dueParked = `
 with due (id, lane, class, due_at) as materialized (
 	select id, lane, class, due_at from kinora_parked indexed by kinora_parked_due
@@ -42,20 +42,21 @@ order by front.due_at, p.lane, p.id`
 // Due implements provider.Parking.
 func (d *Provider) Due(ctx context.Context, f provider.DueFilter) (due []provider.Parked, err error) {
 	if err := provider.CheckDueFilter(f); err != nil {
-		return nil, doing("list due messages", err)
+		return nil, wrap("list due messages", err)
 	}
 	for _, projector := range f.Projectors {
 		listed, err := parkedOf(ctx, d.reads, dueParked, projector, max(f.Keys, 0), max(f.Each, 0), anyOf(f.Lanes))
 		if err != nil {
-			return nil, doing("list due messages", err)
+			return nil, wrap("list due messages", err)
 		}
 		due = append(due, listed...)
 	}
 	return due, nil
 }
 
-// tryParked counts an attempt at message ?1 and puts its lane off for ?2 ms, or makes the message stuck if that is null. The rest
-// is how it was listed. Only the first of a lane has a time.
+// tryParked counts an attempt at message ?1 and postpones its lane by ?2 ms or, if that is null,
+// makes the message stuck. The other parameters are the message as it was listed. Only the first
+// message of a lane has a due time.
 const tryParked = `
 update kinora_parked set
 	attempts = attempts + (?2 is not null), state = iif(?2 is null, 'stuck', state), due_at = ` + clock + ` + ?2
@@ -69,7 +70,7 @@ func (d *Provider) Try(ctx context.Context, p provider.Parked, limit int, again 
 	if tried {
 		after = millis(again)
 	}
-	err = d.inTurn(ctx, func(u *unit) error {
+	err = d.writeTx(ctx, func(u *unit) error {
 		n, err := u.changed(ctx, tryParked, p.Seq, after, p.Projector, p.Attempts, anyOf(p.Handlers))
 		tried = tried && n == 1
 		return err
@@ -90,7 +91,8 @@ const (
 	and (?9 is null or id in (select value from json_each(?9)))
 	and (?10 is null or hex(type) in (select value from json_each(?10)))`
 
-	// selected are the ids that a ParkedFilter selects, at most ?11; if ?12, all are open ones of one projector.
+	// selected returns the ids that a ParkedFilter selects, at most ?11. If ?12, all selected
+	// states are open and the filter names a projector.
 	selected = `
 	select id from kinora_parked indexed by kinora_parked_open
 	where ?12 and open = 1 and projector = ?1 and` + matches + `
@@ -100,7 +102,8 @@ const (
 
 	listParked = `select ` + parkedColumns + ` from kinora_parked p where p.id in (` + selected + `) order by p.id`
 
-	// decideParked makes open messages ?13, as ?14 decided because of ?15. If both are empty, the last decision is kept.
+	// decideParked sets open messages to state ?13, by decision of ?14 for reason ?15. If both
+	// are empty, the last decision is kept.
 	decideParked = `
 update kinora_parked set
 	state = ?13, open = ?13 = 'waiting', due_at = null, attempts = iif(?13 = 'waiting', 0, attempts),
@@ -110,16 +113,16 @@ where open = 1 and id in (` + selected + `)
 returning projector, lane`
 )
 
-// filterOf are the arguments of selected; limit is for a filter without one.
+// filterOf returns the arguments of selected. limit is for a filter without one.
 func filterOf(f *provider.ParkedFilter, limit int) []any {
 	after, upto := span(f.After, f.Seqs)
 	names, open := []string{}, f.Projector != ""
 	for _, s := range f.InStates() {
 		names, open = append(names, s.String()), open && s.IsOpen()
 	}
-	types := f.Types[:0:0] // nil if it is
+	types := f.Types[:0:0] // nil if f.Types is nil
 	for _, t := range f.Types {
-		types = append(types, fmt.Sprintf("%X", t)) // it may be no UTF-8
+		types = append(types, fmt.Sprintf("%X", t)) // it may be invalid UTF-8
 	}
 	var class any
 	if f.Class != nil {
@@ -132,19 +135,20 @@ func filterOf(f *provider.ParkedFilter, limit int) []any {
 // Parked implements provider.Parking.
 func (d *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.Parked, error) {
 	if err := provider.CheckParkedFilter(f); err != nil {
-		return nil, doing("list parked messages", err)
+		return nil, wrap("list parked messages", err)
 	}
 	parked, err := parkedOf(ctx, d.reads, listParked, filterOf(&f, defaultPage)...)
 	return result(parked, "list parked messages", err)
 }
 
-// Decide implements provider.Parking. It waits, as all writers do, for a unit that has the messages.
+// Decide implements provider.Parking. It waits, like every write, for a unit that has the
+// messages.
 func (d *Provider) Decide(ctx context.Context, f provider.ParkedFilter, to provider.ParkedState, by provider.Decision) (n int, err error) {
 	if err = provider.CheckDecision(to, by); err == nil {
 		err = provider.CheckParkedFilter(f)
 	}
 	if err == nil {
-		err = d.inTurn(ctx, func(u *unit) error {
+		err = d.writeTx(ctx, func(u *unit) error {
 			changed := provider.Changed{}
 			err := each(ctx, u, func(rows *sql.Rows) error {
 				var q provider.Queue
@@ -162,11 +166,13 @@ func (d *Provider) Decide(ctx context.Context, f provider.ParkedFilter, to provi
 	return result(n, "decide on parked messages", err)
 }
 
+// A blob is greater than any text, so the range includes all projectors if ?1 is empty.
 const countParked = `
 select count(*) from kinora_parked indexed by kinora_parked_open
-where open = 1 and projector between ?1 and iif(?1 = '', x'', ?1)` // which is greater than any text
+where open = 1 and projector between ?1 and iif(?1 = '', x'', ?1)`
 
-// ParkedCount is how many messages of a projector, or of all if it is empty, are waiting or stuck.
+// ParkedCount returns how many messages of a projector wait or are stuck. If the name is empty,
+// it counts those of all projectors.
 func (d *DB) ParkedCount(ctx context.Context, projector string) (n int64, err error) {
 	if err = provider.CheckStorable("projector", projector); err == nil {
 		err = one(ctx, d.reads, []any{&n}, countParked, projector)
@@ -184,7 +190,7 @@ const (
 	p.headers, p.payload`
 )
 
-// parkedOf lists what a query that selects parkedColumns finds.
+// parkedOf returns the messages of a query that selects parkedColumns.
 func parkedOf(ctx context.Context, q querier, query string, args ...any) (parked []provider.Parked, err error) {
 	err = each(ctx, q, func(rows *sql.Rows) error {
 		var p provider.Parked
@@ -197,7 +203,8 @@ func parkedOf(ctx context.Context, q querier, query string, args ...any) (parked
 		p.Class, p.State = provider.ParseClass(class), provider.ParseParkedState(state)
 		p.At, p.ResolvedAt, p.DueAt = timeOf(at), timeOrZero(resolved), timeOrZero(due)
 		p.Headers = decodeHeaders(headers)
-		_ = json.Unmarshal(handlers, &p.Handlers) // as far as a foreign row has any
+		// a row of another writer may have an invalid list
+		_ = json.Unmarshal(handlers, &p.Handlers)
 		parked = append(parked, p)
 		return err
 	}, query, args...)
@@ -206,7 +213,8 @@ func parkedOf(ctx context.Context, q querier, query string, args ...any) (parked
 
 // decodeHeaders is the inverse of encodeHeaders.
 func decodeHeaders(stored string) map[string]string {
-	v, _ := url.ParseQuery(stored) // as far as it is well-formed
+	// returns the well-formed part
+	v, _ := url.ParseQuery(stored)
 	if len(v) == 0 {
 		return nil
 	}

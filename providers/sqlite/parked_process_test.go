@@ -19,7 +19,7 @@ import (
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
-// inOrder applies messages n to keys k as rows of the table applied, whose ids are the order of their commits.
+// inOrderDDL is the table of applied messages n of keys k. Its ids are the order of the commits.
 const inOrderDDL = `create table applied (id integer primary key autoincrement, k integer not null, n integer not null) strict`
 
 const (
@@ -29,8 +29,8 @@ const (
 
 func orderID(k, n int) string { return fmt.Sprintf("%d-%d", k, n) }
 
-// drainOnce applies due messages, each lane in a unit of its own, and returns their number. As in a runner, a failed
-// message is tried alone, and held ones run in one unit.
+// drainOnce applies due messages, each lane in a separate unit, and returns their number. As in a
+// runner, a failed message is tried alone, and held ones run in one unit.
 func drainOnce(ctx context.Context, db *sqlite.DB) (n int, err error) {
 	listed, err := db.Due(ctx, provider.DueFilter{Projectors: []string{"totals"}, Keys: 5, Each: 4})
 	for err == nil && len(listed) > 0 {
@@ -72,7 +72,7 @@ func apply(ctx context.Context, tx *sql.Tx, id string) error {
 	return err
 }
 
-// childDrains applies due messages until its parent says stop.
+// childDrains applies due messages until its parent sends a line.
 func childDrains(path string) error {
 	ctx := context.Background()
 	db, err := sqlite.Open(ctx, path, nil)
@@ -82,7 +82,7 @@ func childDrains(path string) error {
 	stop := make(chan struct{})
 	go func() {
 		defer close(stop)
-		told()
+		awaitLine()
 	}()
 	fmt.Println("ready")
 	for applied := 0; ; {
@@ -100,8 +100,9 @@ func childDrains(path string) error {
 	}
 }
 
-// One process gets messages. Some fail, and later ones of their keys are parked behind them. Two other processes apply
-// the parked messages. Each message takes effect once, and those of a key in order.
+// One process receives messages. Some fail, and later ones of their keys are parked behind them.
+// Two other processes apply the parked messages. Each message takes effect once, and those of a
+// key in order.
 func TestOrderBetweenDeliveriesAndReplaysOfOtherProcesses(t *testing.T) {
 	t.Parallel()
 	ctx := within(t, time.Minute)
@@ -139,25 +140,26 @@ func TestOrderBetweenDeliveriesAndReplaysOfOtherProcesses(t *testing.T) {
 			}
 			return c, err
 		}))
-		for left := int64(orderKeys); left >= orderKeys; { // so that the others have applied some before the next ones
+		// lets the others apply some messages before the next ones
+		for left := int64(orderKeys); left >= orderKeys; {
 			left, err = db.ParkedCount(ctx, "totals")
 			require.NoError(t, err)
 		}
 	}
 	there := 0
 	for _, o := range others {
-		o.tell("stop")
+		o.send("stop")
 		var n int
 		_, err := fmt.Sscan(o.line(), &n)
 		require.NoError(t, err)
 		o.wait()
 		there += n
 	}
-	for rest := 1; rest > 0; {
-		rest, err = drainOnce(ctx, db)
+	for left := 1; left > 0; {
+		left, err = drainOnce(ctx, db)
 		require.NoError(t, err)
 	}
-	require.Empty(t, rows(t, db), "nothing is parked any more")
+	require.Empty(t, rows(t, db), "no message is parked any more")
 	t.Logf("%d messages waited behind others, %d were applied by the other processes", behind, there)
 
 	list, err := db.SQL().Query(`select k, n from applied order by id`)
@@ -175,7 +177,8 @@ func TestOrderBetweenDeliveriesAndReplaysOfOtherProcesses(t *testing.T) {
 	}
 }
 
-// childTries tries all parked messages when its parent says go, and reports how many it may run.
+// childTries tries all parked messages when its parent sends a line, and reports how many it may
+// run.
 func childTries(path string) error {
 	db, err := sqlite.Open(context.Background(), path, nil)
 	if err != nil {
@@ -186,7 +189,7 @@ func childTries(path string) error {
 		return err
 	}
 	fmt.Println("ready")
-	told()
+	awaitLine()
 	n, err := tryAll(db, listed)
 	fmt.Println(n)
 	return errors.Join(err, db.Close())
@@ -205,7 +208,8 @@ func tryAll(db *sqlite.DB, listed []provider.Parked) (n int, err error) {
 	return n, nil
 }
 
-// Of several processes that try a message at once, one may run it, and it is counted once.
+// If several processes try a message at once, one of them may run it, and the try is counted
+// once.
 func TestTriesOfSeveralProcesses(t *testing.T) {
 	t.Parallel()
 	path := migrated(t)
@@ -220,7 +224,7 @@ func TestTriesOfSeveralProcesses(t *testing.T) {
 		require.Equal(t, "ready", o.line())
 	}
 	for _, o := range others {
-		o.tell("go")
+		o.send("go")
 	}
 	tried, err := tryAll(db, listed)
 	require.NoError(t, err)
@@ -238,7 +242,8 @@ func TestTriesOfSeveralProcesses(t *testing.T) {
 	}
 }
 
-// childDies begins a lease, names its messages, counts a try of a due message, and never returns from its handler.
+// childDies renews a lease, records its messages in flight, tries a due message, and never
+// returns from its handler.
 func childDies(path string) error {
 	ctx := context.Background()
 	db, err := sqlite.Open(ctx, path, nil)
@@ -247,12 +252,12 @@ func childDies(path string) error {
 	}
 	w := provider.Worker{Runner: "child", Number: 1}
 	_, beat := db.Beat(ctx, w.Runner, time.Hour, time.Hour)
-	named := errors.Join(db.InFlight(ctx, "totals", w, []string{"old"}), db.InFlight(ctx, "totals", w, []string{"m1"}))
+	recorded := errors.Join(db.InFlight(ctx, "totals", w, []string{"old"}), db.InFlight(ctx, "totals", w, []string{"m1"}))
 	done := delivery("m3")
-	done.Careful = &provider.Worker{Runner: "child", Number: 2} // whose commit takes back its own names
-	named = errors.Join(named, db.InFlight(ctx, "totals", *done.Careful, []string{"m3"}), db.Do(ctx, done, adds("p2")))
+	done.Careful = &provider.Worker{Runner: "child", Number: 2} // its commit deletes its own rows
+	recorded = errors.Join(recorded, db.InFlight(ctx, "totals", *done.Careful, []string{"m3"}), db.Do(ctx, done, adds("p2")))
 	listed, err := db.Due(ctx, provider.DueFilter{Projectors: []string{"totals"}, Keys: 1, Each: 1})
-	if err = errors.Join(beat, named, err); err != nil {
+	if err = errors.Join(beat, recorded, err); err != nil {
 		return err
 	}
 	if _, err := db.Try(ctx, listed[0], 5, time.Minute); err != nil {
@@ -265,8 +270,9 @@ func childDies(path string) error {
 	})
 }
 
-// If a process is killed, the messages that it named are suspect, its try is counted, and the lane is due in time.
-func TestAKilledProcess(t *testing.T) {
+// If a process is killed, its messages in flight are suspect, its try is counted, and the lane is
+// due later.
+func TestKilledProcessLeavesSuspects(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	path := migrated(t)
@@ -284,7 +290,7 @@ func TestAKilledProcess(t *testing.T) {
 	suspects := func(runner string) (found []bool) {
 		u := delivery("m1", "m3", "old")
 		u.Careful = &provider.Worker{Runner: runner, Number: 1}
-		require.NoError(t, db.InFlight(ctx, "totals", *u.Careful, []string{"m1", "m3"}), "its own names do not count")
+		require.NoError(t, db.InFlight(ctx, "totals", *u.Careful, []string{"m1", "m3"}), "a runner's own messages in flight do not count")
 		require.NoError(t, db.Do(ctx, u, func(_ context.Context, _ *sql.Tx, f provider.Found) (provider.Closing, error) {
 			found = f.Suspect
 			return provider.Closing{}, nil
@@ -297,24 +303,25 @@ func TestAKilledProcess(t *testing.T) {
 		require.WithinDuration(t, clock(t, db.SQL()), h.Now, time.Minute)
 		return h.Crashed
 	}
-	require.Zero(t, crashed(), "it may live")
+	require.Zero(t, crashed(), "its lease has not ended")
 	require.Equal(t, []bool{true, false, false}, suspects("here"))
 	require.NoError(t, shiftBack(db.SQL(), 2*time.Hour))
 	require.Equal(t, []string{"parked"}, due(t, db))
 	require.WithinDuration(t, clock(t, db.SQL()).Add(-time.Hour), crashed(), time.Minute)
 	require.Equal(t, []bool{true, false, false}, suspects("here"))
 	require.NoError(t, shiftBack(db.SQL(), 2*time.Hour))
-	require.Zero(t, crashed(), "it is forgotten")
+	require.Zero(t, crashed(), "its record is deleted")
 	require.Equal(t, []bool{false, false, false}, suspects("here"))
 	require.Equal(t, 0, count(t, db.SQL(), "kinora_in_flight"))
 }
 
-// A unit of another process waits for a switch of generations, and is in the new one.
+// A unit of another process waits for a switch of generations, and then uses the new generation.
 func TestSwitchBetweenProcesses(t *testing.T) {
 	t.Parallel()
 	ctx := within(t, time.Minute)
 	path := migrated(t)
-	db, other := openAt(t, path, nil), openAt(t, path, nil) // two files open: they share no turn
+	// two DBs do not share a write lock in the process
+	db, other := openAt(t, path, nil), openAt(t, path, nil)
 	require.NoError(t, db.Do(ctx, delivery("m1"), adds("p1")))
 	inside, release, switched, done := make(chan struct{}), make(chan struct{}), make(chan error, 1), make(chan error, 1)
 	go func() {
@@ -351,7 +358,7 @@ func TestSwitchBetweenProcesses(t *testing.T) {
 	}
 }
 
-// A commit that is not synced leaves the connection as it was: the next one is.
+// After an unsynced commit, the connection syncs the next one.
 func TestUnsyncedCommitsLeaveTheOthersSynced(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -374,7 +381,7 @@ func TestUnsyncedCommitsLeaveTheOthersSynced(t *testing.T) {
 	cancel()
 	require.ErrorIs(t, db.InFlight(ended, "totals", w, []string{"m2"}), context.Canceled)
 	require.Equal(t, full, synced())
-	for range 50 { // it may end anywhere inside
+	for range 50 { // the context ends at a random place
 		ctx, cancel := context.WithCancel(ctx)
 		go cancel()
 		_ = db.InFlight(ctx, "totals", w, []string{"m3"})
@@ -382,8 +389,8 @@ func TestUnsyncedCommitsLeaveTheOthersSynced(t *testing.T) {
 	}
 }
 
-// After a commit that was not synced, a loss of power may leave any part of it in the log, or rubbish. Earlier commits
-// are there.
+// After an unsynced commit, a loss of power may leave a part of it in the log, or garbage.
+// Earlier commits survive.
 func TestTornLogAfterAnUnsyncedCommit(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -420,8 +427,8 @@ func TestTornLogAfterAnUnsyncedCommit(t *testing.T) {
 	}
 }
 
-// Methods that write wait for another process, and those that only read do not.
-func TestBusyDatabaseIsWaitedForByParking(t *testing.T) {
+// Methods that write wait for another process. Methods that only read do not.
+func TestParkingWaitsForABusyDatabase(t *testing.T) {
 	t.Parallel()
 	path := migrated(t)
 	db := openAt(t, path, nil)
@@ -459,14 +466,14 @@ func TestBusyDatabaseIsWaitedForByParking(t *testing.T) {
 	_, err := db.Outcomes(ctx, make([]provider.Question, 10))
 	require.NoError(t, err)
 	n, err := db.Prune(ctx, "totals", []string{handler}, time.Hour, 10)
-	require.NoError(t, err, "there is nothing to prune, so it does not write")
+	require.NoError(t, err, "Prune does not write if it finds no rows to delete")
 	require.Zero(t, n)
 	select {
 	case err := <-done:
 		t.Fatalf("did not wait for the other process: %v", err)
-	case <-time.After(300 * time.Millisecond): // nothing can happen that would say more
+	case <-time.After(300 * time.Millisecond): // a longer wait would prove no more
 	}
-	other.tell("let go")
+	other.send("release")
 	for range writes {
 		require.NoError(t, <-done)
 	}

@@ -17,7 +17,7 @@ import (
 
 var decided = provider.Decision{By: "ann", Reason: "fixed"}
 
-// keyed is the unit of deliveries of one ordering key.
+// keyed returns a unit of deliveries with one ordering key.
 func keyed(key string, ids ...string) provider.Unit {
 	u := delivery(ids...)
 	for i := range u.Messages {
@@ -26,7 +26,7 @@ func keyed(key string, ids ...string) provider.Unit {
 	return u
 }
 
-// asides are the messages of u, set aside with this class.
+// asides returns the messages of u, parked with this class.
 func asides(u provider.Unit, class provider.Class, after time.Duration) (all []provider.Aside) {
 	for i, m := range u.Messages {
 		all = append(all, provider.Aside{Message: i, After: after, Parked: provider.Parked{
@@ -40,14 +40,14 @@ func asides(u provider.Unit, class provider.Class, after time.Duration) (all []p
 	return all
 }
 
-// parks is a handler that sets all messages of u aside.
+// parks returns a handler that parks all messages of u.
 func parks(u provider.Unit, class provider.Class, after time.Duration) handlerFunc {
 	return func(context.Context, *sql.Tx, provider.Found) (provider.Closing, error) {
 		return provider.Closing{Park: asides(u, class, after)}, nil
 	}
 }
 
-// park parks the messages of u: the first one failed, those after it wait behind it.
+// park parks the messages of u: the first one failed, the others wait behind it.
 func park(t testing.TB, db *sqlite.DB, u provider.Unit, after time.Duration) {
 	t.Helper()
 	require.NoError(t, db.Do(context.Background(), u, func(context.Context, *sql.Tx, provider.Found) (provider.Closing, error) {
@@ -55,7 +55,7 @@ func park(t testing.TB, db *sqlite.DB, u provider.Unit, after time.Duration) {
 	}))
 }
 
-// rows are all parked messages, in order.
+// rows returns all parked messages, in order.
 func rows(t testing.TB, db *sqlite.DB) []provider.Parked {
 	t.Helper()
 	all, err := db.Parked(context.Background(), provider.ParkedFilter{Limit: 100_000, States: []provider.ParkedState{
@@ -65,7 +65,7 @@ func rows(t testing.TB, db *sqlite.DB) []provider.Parked {
 	return all
 }
 
-// due lists the ids of the messages that are due.
+// due returns the ids of the due messages.
 func due(t testing.TB, db *sqlite.DB, lanes ...provider.Lane) (ids []string) {
 	t.Helper()
 	listed, err := db.Due(context.Background(), provider.DueFilter{Projectors: []string{"totals"}, Lanes: lanes, Keys: 100, Each: 100})
@@ -76,7 +76,7 @@ func due(t testing.TB, db *sqlite.DB, lanes ...provider.Lane) (ids []string) {
 	return ids
 }
 
-// ofParked is the unit of parked messages.
+// ofParked returns a unit of parked messages.
 func ofParked(parked ...provider.Parked) provider.Unit {
 	u := provider.Unit{Projector: "totals"}
 	for _, p := range parked {
@@ -89,7 +89,8 @@ func ofParked(parked ...provider.Parked) provider.Unit {
 	return u
 }
 
-// Units, and searches for something to do, use the indexes, and are as few statements for many messages as for one.
+// Units and searches for due messages use the indexes, and need no more statements for many
+// messages than for one.
 func TestParkedPlans(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -97,15 +98,15 @@ func TestParkedPlans(t *testing.T) {
 	park(t, db, keyed("a", "a1", "a2", "a3"), 0)
 	park(t, db, keyed("b", "b1"), 0)
 	const (
-		marked = "SEARCH kinora_markers EXISTS USING PRIMARY KEY (handler=? AND generation=? AND message_id=?)"
-		named  = "SEARCH kinora_in_flight EXISTS USING PRIMARY KEY (message_id=? AND projector=?)"
-		worker = "SEARCH kinora_in_flight USING COVERING INDEX kinora_doing_worker (runner=? AND worker=?)"
-		byID   = "SEARCH kinora_parked USING INTEGER PRIMARY KEY (rowid=?)"
-		inLane = "SEARCH kinora_parked USING COVERING INDEX kinora_parked_lane (projector=? AND lane=?)"
-		upto   = "SEARCH kinora_parked USING COVERING INDEX kinora_parked_lane (projector=? AND lane=? AND rowid<?)"
-		held   = "SEARCH kinora_parked EXISTS USING COVERING INDEX kinora_parked_lane (projector=? AND lane=?)"
-		dueAt  = "SEARCH f USING INDEX kinora_parked_lane (projector=? AND lane=?)"
-		open   = "SEARCH kinora_parked USING INDEX kinora_parked_open (projector=? AND rowid>? AND rowid<?)"
+		marked   = "SEARCH kinora_markers EXISTS USING PRIMARY KEY (handler=? AND generation=? AND message_id=?)"
+		inFlight = "SEARCH kinora_in_flight EXISTS USING PRIMARY KEY (message_id=? AND projector=?)"
+		worker   = "SEARCH kinora_in_flight USING COVERING INDEX kinora_in_flight_worker (runner=? AND worker=?)"
+		byID     = "SEARCH kinora_parked USING INTEGER PRIMARY KEY (rowid=?)"
+		inLane   = "SEARCH kinora_parked USING COVERING INDEX kinora_parked_lane (projector=? AND lane=?)"
+		upto     = "SEARCH kinora_parked USING COVERING INDEX kinora_parked_lane (projector=? AND lane=? AND rowid<?)"
+		held     = "SEARCH kinora_parked EXISTS USING COVERING INDEX kinora_parked_lane (projector=? AND lane=?)"
+		dueAt    = "SEARCH f USING INDEX kinora_parked_lane (projector=? AND lane=?)"
+		open     = "SEARCH kinora_parked USING INDEX kinora_parked_open (projector=? AND rowid>? AND rowid<?)"
 	)
 	ok := func(_ any, err error) {
 		t.Helper()
@@ -114,7 +115,7 @@ func TestParkedPlans(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		run   func()
-		plans [][]string // of the statements, in order; nil: of no interest
+		plans [][]string // of the statements, in order; nil: not checked
 	}{
 		{"a careful unit", func() {
 			u := keyed("b", "b2", "b3")
@@ -122,7 +123,7 @@ func TestParkedPlans(t *testing.T) {
 			u.Careful = &provider.Worker{Runner: "r1", Number: 1}
 			ok(nil, db.Do(ctx, u, adds("a")))
 		}, [][]string{
-			nil, {"SEARCH kinora_parked USING COVERING INDEX kinora_parked_open (projector=?)", held}, {marked}, nil, {named}, nil, nil, {worker}, nil,
+			nil, {"SEARCH kinora_parked USING COVERING INDEX kinora_parked_open (projector=?)", held}, {marked}, nil, {inFlight}, nil, nil, {worker}, nil,
 		}},
 		{"a redelivery", func() {
 			u := keyed("a", "a1")
@@ -163,7 +164,7 @@ func TestParkedPlans(t *testing.T) {
 		}}},
 		{"name", func() { ok(nil, db.InFlight(ctx, "totals", provider.Worker{Runner: "r2", Number: 1}, []string{"a1"})) }, [][]string{nil, {worker}, nil, nil}},
 		{"beat", func() { ok(db.Beat(ctx, "r1", time.Minute, time.Hour)) }, [][]string{
-			nil, nil, {"SEARCH kinora_in_flight USING COVERING INDEX kinora_doing_worker (runner=?)"}, nil, nil, nil,
+			nil, nil, {"SEARCH kinora_in_flight USING COVERING INDEX kinora_in_flight_worker (runner=?)"}, nil, nil, nil,
 		}},
 		{"an hour later", func() { require.NoError(t, shiftBack(db.SQL(), time.Hour)) }, make([][]string, 11)},
 		{"prune", func() {
@@ -181,7 +182,7 @@ func TestParkedPlans(t *testing.T) {
 	}
 }
 
-// requirePlans requires of each statement a plan with these lines, and without a scan of a table.
+// requirePlans requires these lines in the plan of each statement, and no scan of a table.
 func requirePlans(t *testing.T, db *sqlite.DB, name string, statements []string, plans [][]string) {
 	t.Helper()
 	require.Len(t, statements, len(plans), "%s: %s", name, strings.Join(statements, "\n"))
@@ -199,15 +200,16 @@ func requirePlans(t *testing.T, db *sqlite.DB, name string, statements []string,
 	}
 }
 
-// A search for due messages, and a unit, cost the same with thousands of other lanes, projectors and held messages.
-func TestBesideWhatIsParked(t *testing.T) {
+// A search for due messages and a unit cost the same with thousands of other lanes, projectors
+// and held messages.
+func TestCostDoesNotGrowWithParkedMessages(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	db := open(t, nil)
 	park(t, db, keyed("a", "a1"), 0)
 	const n, tries = 1000, 20
 	unit := 0
-	look := func() time.Duration {
+	measure := func() time.Duration {
 		best := time.Hour
 		for range tries {
 			unit++
@@ -218,7 +220,7 @@ func TestBesideWhatIsParked(t *testing.T) {
 		}
 		return best
 	}
-	before := look()
+	before := measure()
 	for _, lane := range []string{"cast(i as blob)", "x'01'", "zeroblob(i)"} {
 		projector := map[string]string{"zeroblob(i)": "others"}[lane]
 		_, err := db.SQL().Exec(`
@@ -231,12 +233,12 @@ select iif(?2 = '', 'totals', ?2), `+lane+`, 'waiting', 'held', '', 0, '', '[]',
 update kinora_parked set due_at = iif(projector = 'totals', 4102444800000, 0)
 where class = 'held' and id in (select min(id) from kinora_parked where open = 1 group by projector, lane)`)
 	require.NoError(t, err)
-	after := look()
-	t.Logf("a look for what is due and a unit: %s beside one parked message, %s beside %d", before, after, 3*n+1)
+	after := measure()
+	t.Logf("a search for due messages and a unit: %s with one parked message, %s with %d", before, after, 3*n+1)
 	require.Less(t, after, 5*before+time.Millisecond)
 }
 
-// Whatever is wrong with a message, it can be set aside, and comes back byte for byte.
+// A message can be parked whatever its content is, and comes back byte for byte.
 func TestAnythingCanBeParked(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -248,7 +250,7 @@ func TestAnythingCanBeParked(t *testing.T) {
 		Headers: map[string]string{"valid": "\x00 é ' ☂"}, Class: provider.ClassPermanent, Code: "malformed", Attempts: 1,
 	}
 	aside := provider.Aside{Parked: p, After: time.Hour}
-	for range 2 { // once, since its id is known
+	for range 2 { // parked once, because its id is known
 		require.NoError(t, db.Do(ctx, u, func(context.Context, *sql.Tx, provider.Found) (provider.Closing, error) {
 			return provider.Closing{Park: []provider.Aside{aside}}, nil
 		}))
@@ -268,7 +270,8 @@ func TestAnythingCanBeParked(t *testing.T) {
 	require.Empty(t, rows(t, db))
 }
 
-// Markers go oldest first, and messages of their time are not taken for new ones.
+// The oldest markers are deleted first. Afterwards, messages of their time count as pruned and
+// not as unseen.
 func TestPruneMarkers(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -302,7 +305,8 @@ func TestPruneMarkers(t *testing.T) {
 	require.Equal(t, provider.OutcomeApplied, outcome("m3", now))
 }
 
-// Parked messages are live only as they were listed, in their time, and from the first of their lane on.
+// Parked messages are live only if they are unchanged since they were listed, due, and a gapless
+// start of their lane.
 func TestParkedMessagesAreLiveAsListed(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -314,7 +318,7 @@ func TestParkedMessagesAreLiveAsListed(t *testing.T) {
 		require.NoError(t, db.Do(ctx, u, func(_ context.Context, _ *sql.Tx, found provider.Found) (c provider.Closing, err error) {
 			for i, m := range u.Messages {
 				require.Equal(t, slices.Repeat([]bool{found.Live[i]}, len(m.Handlers)), found.Fresh[i])
-				if found.Live[i] { // it stays as it was
+				if found.Live[i] { // keep it parked
 					c.Park = append(c.Park, provider.Aside{Message: i, Parked: *m.Parked})
 				}
 			}
@@ -328,7 +332,7 @@ func TestParkedMessagesAreLiveAsListed(t *testing.T) {
 	require.Equal(t, []bool{true, true, true, true, true}, live(ofParked(all...)))
 	require.Equal(t, []bool{true, true, true, true, true}, live(ofParked(a[0], b[0], a[1], b[1], a[2])))
 	require.Equal(t, []bool{false, false, true}, live(ofParked(a[1], a[2], b[0])), "not the first of their lane")
-	require.Equal(t, []bool{true, false}, live(ofParked(a[0], a[2])), "one is missing between")
+	require.Equal(t, []bool{true, false}, live(ofParked(a[0], a[2])), "one between them is missing")
 	require.Equal(t, []bool{false, true}, live(ofParked(a[1], a[0])), "in another order")
 
 	redelivered := keyed("a", "a2")
@@ -339,12 +343,12 @@ func TestParkedMessagesAreLiveAsListed(t *testing.T) {
 		return provider.Closing{Park: again}, nil
 	}))
 	require.Equal(t, []string{handler, "totals/added"}, rows(t, db)[1].Handlers)
-	require.Equal(t, []bool{true, false, false}, live(ofParked(a...)), "the second has another handler since")
+	require.Equal(t, []bool{true, false, false}, live(ofParked(a...)), "the second has one more handler since it was listed")
 
 	for range 2 {
 		tried, err := db.Try(ctx, b[0], 5, time.Minute)
 		require.NoError(t, err)
-		require.Equal(t, b[0].Attempts == 1, tried, "once in its time")
+		require.Equal(t, b[0].Attempts == 1, tried, "once while it is due")
 		b[0].Attempts++
 		if tried {
 			require.Equal(t, []bool{true}, live(ofParked(b[0])), "its try is counted")
@@ -352,11 +356,11 @@ func TestParkedMessagesAreLiveAsListed(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
-	require.Equal(t, []bool{false}, live(ofParked(b[0])), "its attempts are not those that were listed")
+	require.Equal(t, []bool{false}, live(ofParked(b[0])), "its attempts have changed since it was listed")
 	require.Equal(t, []bool{false}, live(ofParked(b[1])))
 }
 
-// What other software wrote into a parked message breaks no list of messages, and no other lane.
+// A parked message that other software damaged affects no list and no other lane.
 func TestAForeignParkedMessageHarmsOnlyItself(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()

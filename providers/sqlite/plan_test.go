@@ -17,7 +17,7 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// plan is how SQLite goes about a statement.
+// plan returns SQLite's plan of a statement.
 func plan(t *testing.T, db *sql.DB, query string) (all []string) {
 	t.Helper()
 	args := []any{"[]", "[]", 3, 4, []byte("5"), "6", 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}
@@ -39,7 +39,7 @@ func plan(t *testing.T, db *sql.DB, query string) (all []string) {
 	return all
 }
 
-// A claim costs as much as the backlog, never as much as all that was ever published: by its indexes.
+// The cost of a claim grows with the backlog, not with the number of published entries.
 func TestClaimPlan(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -50,7 +50,7 @@ func TestClaimPlan(t *testing.T) {
 		_, err := db.ClaimEntries(ctx, provider.EntryQuery{}, claim.Terms{})
 		require.NoError(t, err)
 	})
-	require.Len(t, statements, 4, "candidates, begin, one taken, commit")
+	require.Len(t, statements, 4, "candidates, begin, one take, commit")
 	candidates := plan(t, db.SQL(), statements[0])
 	require.Contains(t, candidates, "SEARCH o USING INDEX kinora_outbox_open (id>?)")
 	require.Contains(t, candidates, "SEARCH b USING INDEX kinora_outbox_lane (topic=? AND key=? AND id<?)")
@@ -58,24 +58,24 @@ func TestClaimPlan(t *testing.T) {
 	for _, line := range candidates {
 		require.NotContains(t, line, "TEMP B-TREE", "nothing is sorted")
 	}
-	looks := tr.during(func() {
+	listings := tr.during(func() {
 		open := outbox.Filter{Status: []outbox.Status{outbox.Failed}}
 		_, err := db.Entries(ctx, open)
 		require.NoError(t, err)
 		_, err = db.StatusCounts(ctx, open.Status...)
 		require.NoError(t, err)
 	})
-	for _, look := range looks {
-		require.Contains(t, strings.Join(plan(t, db.SQL(), look), "\n"), "USING INDEX kinora_outbox_open")
+	for _, listing := range listings {
+		require.Contains(t, strings.Join(plan(t, db.SQL(), listing), "\n"), "USING INDEX kinora_outbox_open")
 	}
 	take := plan(t, db.SQL(), statements[2])
 	require.Contains(t, take, "SEARCH o USING INTEGER PRIMARY KEY (rowid=?)")
 	require.Contains(t, take, "SEARCH b USING INDEX kinora_outbox_lane (topic=? AND key=? AND id<?)")
 }
 
-// What relays do for the outbox, and what people decide, goes by the indexes too: no statement walks over the
+// The statements of maintenance and of people's decisions use the indexes too: none scans the
 // whole table, and none sorts a backlog.
-func TestKeepPlans(t *testing.T) {
+func TestMaintenancePlans(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	db, tr := traced(t, 1, routed())
@@ -100,7 +100,7 @@ func TestKeepPlans(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		run   func()
-		plans [][]string // of the statements, in order; nil: of no interest
+		plans [][]string // of the statements, in order; nil: not checked
 	}{
 		{"hold", func() { ok(db.HoldEntries(ctx, time.Second, 10)) }, [][]string{
 			{stuck, lane, nextKey, nextLane, before}, nil, {stuck, lane, byID}, {nextKey, nextLane, before, byID}, nil,
@@ -109,7 +109,7 @@ func TestKeepPlans(t *testing.T) {
 		{"claim", func() { ok(db.EntryCandidates(ctx, provider.EntryQuery{}, 10)) }, [][]string{
 			{"SEARCH h USING COVERING INDEX kinora_outbox_held (topic=? AND key=? AND id<?)"},
 		}},
-		{"claim in no order", func() { ok(db.EntryCandidates(ctx, provider.EntryQuery{Unordered: true}, 10)) }, [][]string{
+		{"claim without order", func() { ok(db.EntryCandidates(ctx, provider.EntryQuery{Unordered: true}, 10)) }, [][]string{
 			{"SEARCH o USING INDEX kinora_outbox_open (id>?)"},
 		}},
 		{"claim some topics", func() {
@@ -160,8 +160,10 @@ func TestKeepPlans(t *testing.T) {
 			}
 			for _, line := range got {
 				require.NotRegexp(t, `^SCAN (kinora_outbox|[bhno])$`, line, c.name)
-				if c.name != "requeue" && c.name != "count" && c.name != "claim some topics" { // what is stuck is little; a count groups; a batch of each
-					if c.name != "claim some topics" { // which sorts a batch of each
+				// few entries are stuck; a count groups; some topics sort a batch each
+				if c.name != "requeue" && c.name != "count" && c.name != "claim some topics" {
+					// sorts a batch of each topic
+					if c.name != "claim some topics" {
 						require.NotContains(t, line, "TEMP B-TREE", c.name)
 					}
 				}
@@ -171,7 +173,7 @@ func TestKeepPlans(t *testing.T) {
 	enqueue(t, db, "c")
 	entries := claimAll(t, db, provider.EntryQuery{})
 	statements := tr.during(func() { markAll(t, db, published(entries, true)...) })
-	require.Len(t, statements, 4, "begin, a look for held ones, one dropped, commit")
+	require.Len(t, statements, 4, "begin, a check for held entries, one drop, commit")
 	require.Contains(t, plan(t, db.SQL(), statements[1]), anyHeld)
 	require.Contains(t, plan(t, db.SQL(), statements[2]), byID)
 }

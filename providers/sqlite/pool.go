@@ -13,21 +13,21 @@ import (
 	sqlite3 "modernc.org/sqlite/lib"
 )
 
-// pool is a pool of connections, with the statements that are prepared on it.
+// pool is a pool of connections with its prepared statements.
 type pool struct {
 	db    *sql.DB
-	stmts sync.Map // of *sql.Stmt, by their text
+	stmts sync.Map // *sql.Stmt by their text
 	warm  atomic.Bool
 }
 
-// newPool keeps up to idle connections open, and has at most limit at once; 0 for no limit.
+// newPool keeps up to idle connections open and opens at most limit; 0 means no limit.
 func newPool(db *sql.DB, idle, limit int) *pool {
 	db.SetMaxOpenConns(limit)
 	db.SetMaxIdleConns(idle)
 	return &pool{db: db}
 }
 
-// stmt prepares query, once. It needs a connection for that, so a caller must not hold one.
+// stmt prepares query once. It needs a connection, so a caller must not hold one.
 func (p *pool) stmt(ctx context.Context, query string) (*sql.Stmt, error) {
 	if s, ok := p.stmts.Load(query); ok {
 		return s.(*sql.Stmt), nil
@@ -42,8 +42,8 @@ func (p *pool) stmt(ctx context.Context, query string) (*sql.Stmt, error) {
 	return s, nil
 }
 
-// warmUp prepares what transactions use, so that none of them needs a second connection for that. A file that lacks a column or an
-// index, too, is ErrNotMigrated.
+// warmUp prepares the statements of transactions, so that a transaction needs no second
+// connection. It returns ErrNotMigrated also if the file lacks a column or an index.
 func (p *pool) warmUp(ctx context.Context) error {
 	if p.warm.Load() {
 		return nil
@@ -69,13 +69,13 @@ func (p *pool) warmUpIfMigrated(ctx context.Context) error {
 	return nil
 }
 
-// inTransactions are the statements of hot transactions.
+// inTransactions lists the statements of frequent transactions.
 var inTransactions = []string{
 	findEvents, raiseStream, readVersion, insertEvent, insertEntry,
-	candidates, candidatesUnordered, takeEntry, takeUnordered, markEntry, dropEntry, lanesOf, bringEntries,
+	candidates, candidatesUnordered, takeEntry, takeUnordered, markEntry, dropEntry, lanesOf, releaseEntries,
 	savepoint, release, readStream,
 	findMarked, insertMarkers, findHeld, findSuspects, findFront, parkMessage, keepReplayed, dropReplayed, dueNow, tryParked,
-	insertNames, forgetNames, extendLease, endNames, endRunner, lastCrash, readLive, setLive,
+	insertInFlight, clearInFlight, extendLease, deleteInFlight, deleteRunner, lastCrash, readLive, setLive,
 }
 
 func (p *pool) query(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
@@ -109,11 +109,13 @@ type querier interface {
 
 // session runs statements inside a transaction.
 type session struct {
-	tx   *sql.Tx
-	pool *pool // where tx comes from, as far as we know
+	tx *sql.Tx
+	// the pool of tx, unless the caller used another one
+	pool *pool
 }
 
-// stmt is the prepared statement on the transaction's connection, or nil if it was not prepared.
+// stmt returns the prepared statement on the transaction's connection, or nil if it was not
+// prepared.
 func (s session) stmt(ctx context.Context, query string) *sql.Stmt {
 	if stmt, ok := s.pool.stmts.Load(query); ok {
 		return s.tx.StmtContext(ctx, stmt.(*sql.Stmt))
@@ -121,7 +123,8 @@ func (s session) stmt(ctx context.Context, query string) *sql.Stmt {
 	return nil
 }
 
-// isForeign reports that tx comes from another pool on the same file, one of the caller's. The statement has not run.
+// isForeign reports whether tx comes from another pool of the caller on the same file. The
+// statement has not run.
 func isForeign(err error) bool {
 	return err != nil && strings.Contains(err.Error(), "statement from different database used")
 }
@@ -146,7 +149,7 @@ func (s session) query(ctx context.Context, query string, args ...any) (*sql.Row
 	return rows, explain(err)
 }
 
-// one scans the one row of a query into dest. It returns sql.ErrNoRows if there is none.
+// one scans the only row of a query into dest. It returns sql.ErrNoRows if there is none.
 func one(ctx context.Context, q querier, dest []any, query string, args ...any) error {
 	found := sql.ErrNoRows
 	err := each(ctx, q, func(rows *sql.Rows) error {
@@ -156,7 +159,7 @@ func one(ctx context.Context, q querier, dest []any, query string, args ...any) 
 	return cmp.Or(err, found)
 }
 
-// column lists the one column that a query selects.
+// column returns the values of a query that selects one column.
 func column[T any](ctx context.Context, q querier, query string, args ...any) (all []T, err error) {
 	err = each(ctx, q, func(rows *sql.Rows) error {
 		var v T
@@ -173,7 +176,8 @@ func each(ctx context.Context, q querier, fn func(*sql.Rows) error, query string
 	if err != nil {
 		return err
 	}
-	defer func() { _ = rows.Close() }() // after the last row it is closed
+	// after the last row it is closed already
+	defer func() { _ = rows.Close() }()
 	for rows.Next() {
 		if err := fn(rows); err != nil {
 			return err

@@ -21,7 +21,7 @@ import (
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
-// childHoldsLock holds the file's write lock from "held" until its parent says so.
+// childHoldsLock holds the file's write lock until its parent sends a line.
 func childHoldsLock(path string) error {
 	db, err := sqlite.Open(context.Background(), path, nil)
 	if err != nil {
@@ -32,12 +32,12 @@ func childHoldsLock(path string) error {
 		return err
 	}
 	fmt.Println("held")
-	told()
+	awaitLine()
 	return errors.Join(tx.Rollback(), db.Close())
 }
 
-// The lock is held until both callers have met it, and for longer than any pause between their tries.
-func TestBusyDatabaseIsWaitedFor(t *testing.T) {
+// The lock is held until all callers wait for it, and longer than the pauses between their tries.
+func TestWritesWaitForABusyDatabase(t *testing.T) {
 	t.Parallel()
 	path := migrated(t)
 	db := openAt(t, path, routed())
@@ -61,17 +61,17 @@ func TestBusyDatabaseIsWaitedFor(t *testing.T) {
 		_, err := db.MarkEntries(ctx, []outbox.Mark{{Seq: 1, To: outbox.Published}})
 		done <- err
 	}()
-	// Readers wait for nobody.
+	// Readers do not wait.
 	require.Equal(t, 1, count(t, db.SQL(), "kinora_events"))
 	for range db.ReadStream(ctx, "review-1", 0) {
-		t.Fatal("there is no event yet")
+		t.Fatal("no event is committed yet")
 	}
 	select {
 	case err := <-done:
 		t.Fatalf("did not wait for the other process: %v", err)
-	case <-time.After(300 * time.Millisecond): // nothing can happen that would tell more
+	case <-time.After(300 * time.Millisecond): // a longer wait would prove no more
 	}
-	other.tell("let go")
+	other.send("release")
 	for range cap(done) {
 		require.NoError(t, <-done)
 	}
@@ -92,12 +92,12 @@ func TestBusyDatabaseIsReportedWhenTheContextEnds(t *testing.T) {
 	requireClass(t, err, "transient", "SQLITE_BUSY")
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 
-	other.tell("let go")
+	other.send("release")
 	other.wait()
 	require.NoError(t, db.Do(context.Background(), delivery("m1"), adds("p1")))
 }
 
-// childStalls applies the message "m1" and does not come back from the handler.
+// childStalls applies the message "m1" and never returns from the handler.
 func childStalls(path string) error {
 	db, err := sqlite.Open(context.Background(), path, nil)
 	if err != nil {
@@ -153,18 +153,19 @@ func childDelivers(path string) error {
 		return err
 	}
 	fmt.Println("ready")
-	told()
+	awaitLine()
 	return errors.Join(deliver(db), db.Close())
 }
 
-// Each message comes 100 times at once, half of them in another process. No loser reports an error.
+// Each message is delivered 100 times at once, half of them in another process. No duplicate gets
+// an error.
 func TestMessageDeliveredManyTimesAtOnceAppliesOnce(t *testing.T) {
 	t.Parallel()
 	path := migrated(t)
 	db := openAt(t, path, nil)
 	other := start(t, "deliver", path)
 	require.Equal(t, "ready", other.line())
-	other.tell("go")
+	other.send("go")
 	require.NoError(t, deliver(db))
 	other.wait()
 	require.Equal(t, 1, total(t, db.SQL(), "m0"))
@@ -172,8 +173,9 @@ func TestMessageDeliveredManyTimesAtOnceAppliesOnce(t *testing.T) {
 	require.Equal(t, 2, count(t, db.SQL(), "kinora_markers"))
 }
 
-// appendAndTake appends to streams that the other process appends to as well, and claims and publishes what
-// there is, until it is told to stop and nothing is left. It returns what it published.
+// appendAndTake appends to streams to which the other process also appends. It claims and
+// publishes entries until stopped reports true and no entry is left. It returns the published
+// entries.
 func appendAndTake(db *sqlite.DB, appends int, stopped func() bool) (seqs []int64, err error) {
 	ctx := context.Background()
 	for i := 0; ; i++ {
@@ -210,7 +212,7 @@ func childAppendsAndTakes(path string) error {
 		return err
 	}
 	fmt.Println("ready")
-	told()
+	awaitLine()
 	seqs, err := appendAndTake(db, appendsEach, func() bool { return true })
 	if err != nil {
 		return err
@@ -218,13 +220,13 @@ func childAppendsAndTakes(path string) error {
 	return errors.Join(json.NewEncoder(os.Stdout).Encode(seqs), db.Close())
 }
 
-func TestTwoProcessesLoseAndDoubleNothing(t *testing.T) {
+func TestTwoProcessesPublishEachEntryOnce(t *testing.T) {
 	t.Parallel()
 	path := migrated(t)
 	db := openAt(t, path, routed())
 	other := start(t, "append-and-take", path)
 	require.Equal(t, "ready", other.line())
-	other.tell("go")
+	other.send("go")
 	gone := make(chan struct{})
 	var theirs []int64
 	go func() {
@@ -259,7 +261,7 @@ func TestTwoProcessesLoseAndDoubleNothing(t *testing.T) {
 	require.Equal(t, entries, count(t, db.SQL(), "kinora_outbox where status = 'published'"))
 }
 
-// hammer appends for as long as told.
+// hammer appends for a time.
 func hammer(db *sqlite.DB, stream string, d time.Duration) (n int, err error) {
 	for end := time.Now().Add(d); time.Now().Before(end); n++ {
 		if _, err := db.Append(context.Background(), stream, eventstore.Any, drafts(1)); err != nil {
@@ -277,7 +279,7 @@ func childHammers(path string) error {
 		return err
 	}
 	fmt.Println("ready")
-	told()
+	awaitLine()
 	n, err := hammer(db, "review-theirs", hammering)
 	fmt.Println(n)
 	return errors.Join(err, db.Close())
@@ -289,7 +291,7 @@ func TestTwoProcessesBothProgress(t *testing.T) {
 	db := openAt(t, path, routed())
 	other := start(t, "hammer", path)
 	require.Equal(t, "ready", other.line())
-	other.tell("go")
+	other.send("go")
 	ours, err := hammer(db, "review-ours", hammering)
 	require.NoError(t, err)
 	var theirs int

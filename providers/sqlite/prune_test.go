@@ -12,7 +12,7 @@ import (
 
 const day = 24 * time.Hour
 
-// What was published or skipped for long enough is deleted, and nothing else ever is.
+// Entries published or skipped long enough ago are deleted, and no others.
 func TestDeleteEntries(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -46,7 +46,7 @@ func TestDeleteEntries(t *testing.T) {
 	require.NoError(t, shiftBack(db.SQL(), 1000*day))
 	prune(keep, 0, all[2:]...)
 
-	// It counts from when it was published or skipped, not from when it was made.
+	// The age counts from the publication or skip, not from the creation.
 	_, err = db.Skip(ctx, outbox.Filter{Key: "abandoned"})
 	require.NoError(t, err)
 	require.Len(t, drain(t, db, false), 3)
@@ -56,38 +56,39 @@ func TestDeleteEntries(t *testing.T) {
 	require.Equal(t, []int64{7}, in(t, db, outbox.Held))
 }
 
-// Entries are looked at in windows. Where all of one were made lately, no later one is looked at.
+// Entries are scanned in windows. If all entries of a window are young, later ones are not
+// scanned.
 func TestDeleteEntriesInWindows(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	db := open(t, nil)
-	backlog(t, db, "a", 2500) // made in 1970
+	backlog(t, db, "a", 2500) // created in 1970
 	_, err := db.SQL().Exec(`update kinora_outbox set status = 'published', open = 0, published_at = 0 where id % 2 = 0`)
 	require.NoError(t, err)
 	_, err = db.SQL().Exec(`update kinora_outbox set created_at = unixepoch('subsec') * 1000 where id = 999`)
 	require.NoError(t, err)
 	keep := outbox.EntryRetention{Published: day, Skipped: day}
-	look := func(after int64, n int, next int64) {
+	scan := func(after int64, n int, next int64) {
 		t.Helper()
 		got, then, err := db.DeleteEntries(ctx, keep, after)
 		require.NoError(t, err)
 		require.Equal(t, []any{n, next}, []any{got, then})
 	}
-	look(0, 500, 1000)
-	look(1000, 500, 2000)
-	look(2000, 250, 0)
-	look(0, 0, 1999) // only odd ones are left
-	look(1999, 0, 0)
-	look(99_999, 0, 0)
+	scan(0, 500, 1000)
+	scan(1000, 500, 2000)
+	scan(2000, 250, 0)
+	scan(0, 0, 1999) // only odd ones are left
+	scan(1999, 0, 0)
+	scan(99_999, 0, 0)
 	_, err = db.SQL().Exec(`update kinora_outbox set created_at = unixepoch('subsec') * 1000 where id <= 1999`)
 	require.NoError(t, err)
-	look(0, 0, 0)
-	keep.Published = 0 // of these, none has to go
+	scan(0, 0, 0)
+	keep.Published = 0 // no published entry expires
 	_, err = db.SQL().Exec(`update kinora_outbox set created_at = 0`)
 	require.NoError(t, err)
 	_, err = db.SQL().Exec(`update kinora_outbox set status = 'published', open = 0, published_at = 0 where id = 2499`)
 	require.NoError(t, err)
-	look(1999, 0, 0)
+	scan(1999, 0, 0)
 	keep.Published = 1
-	look(1999, 1, 0)
+	scan(1999, 1, 0)
 }

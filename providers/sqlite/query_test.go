@@ -13,8 +13,8 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Topics that pause are left out, also where the candidates are read again.
-func TestClaimLeavesTopicsOut(t *testing.T) {
+// Paused topics are omitted, also when the candidates are read again.
+func TestClaimExceptTopics(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	db := open(t, nil)
@@ -39,8 +39,8 @@ func TestClaimLeavesTopicsOut(t *testing.T) {
 	require.Empty(t, claimAll(t, db, provider.EntryQuery{Except: []string{"b"}}))
 }
 
-// Without order nothing waits for another; with it everything does.
-func TestUnorderedClaimPassesWhatWaits(t *testing.T) {
+// Without order no entry waits for another. With order all do.
+func TestUnorderedClaimIgnoresEarlierEntries(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	db := open(t, nil)
@@ -57,11 +57,11 @@ func TestUnorderedClaimPassesWhatWaits(t *testing.T) {
 	_, ok, err = db.TakeEntry(ctx, read[2], q, claim.Terms{Token: claim.NewToken()})
 	require.NoError(t, err)
 	require.True(t, ok)
-	require.Equal(t, []int64{2, 3}, seqs(claimAll(t, db, q)), "a live lease is never stolen")
+	require.Equal(t, []int64{2, 3}, seqs(claimAll(t, db, q)), "an entry with a live lease is not claimed")
 }
 
-// A dropped entry is gone; nobody else's claim can be ended that way.
-func TestDrop(t *testing.T) {
+// A drop deletes an entry. It cannot end another relay's claim.
+func TestDroppedEntryIsDeleted(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	db := open(t, nil)
@@ -75,7 +75,7 @@ func TestDrop(t *testing.T) {
 	require.Equal(t, entries[1:], mustList(t, db, outbox.Filter{}))
 }
 
-// What is given back can wait, and says why where there is a reason.
+// A released entry can get a delay and an error.
 func TestReleaseWithAPause(t *testing.T) {
 	t.Parallel()
 	db := open(t, nil)

@@ -28,7 +28,8 @@ func (w wrapped) Connect(ctx context.Context) (driver.Conn, error) {
 	return w.wrap(full), nil
 }
 
-// driverConn is all of modernc.org/sqlite's connection: through sql.Conn.Raw nothing is lost.
+// driverConn has all methods of modernc.org/sqlite's connection, so that sql.Conn.Raw offers all
+// of them.
 type driverConn interface {
 	driver.Conn
 	driver.ConnBeginTx
@@ -49,9 +50,9 @@ type driverConn interface {
 	IsReadOnly(schema string) (bool, error)
 }
 
-// queue makes the transactions of a connection wait for their turn like Kinora's own, in the order that they came.
-// Without it they would have to guess when the file is free, at longer and longer intervals, and one busy writer in
-// this process would keep them away for seconds.
+// queue makes the transactions of a connection wait for the write lock of this process, like
+// Kinora's own, in the order of their arrival. Otherwise SQLite would retry at growing intervals,
+// and one busy writer of this process could delay them for seconds.
 func (d *Provider) queue(c driverConn) driver.Conn { return queuedConn{c, d} }
 
 type queuedConn struct {
@@ -59,40 +60,43 @@ type queuedConn struct {
 	db *Provider
 }
 
-// BeginTx begins a transaction in its turn. As the context of a sql.DB.Begin never ends, it waits no longer than
-// a statement waits for a lock.
+// BeginTx begins a transaction once it has the write lock. The context of sql.DB.Begin never
+// ends, so BeginTx waits no longer than a statement waits for a lock.
 func (c queuedConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
 	if opts.ReadOnly {
 		return c.driverConn.BeginTx(ctx, opts)
 	}
 	wait, cancel := context.WithTimeout(ctx, busyTimeout)
 	defer cancel()
-	leave := func() {}
+	unlock := func() {}
 	select {
-	case c.db.turn <- struct{}{}:
-		leave = sync.OnceFunc(func() { <-c.db.turn })
-	case <-wait.Done(): // without a turn SQLite reports the error
+	case c.db.lock <- struct{}{}:
+		unlock = sync.OnceFunc(func() { <-c.db.lock })
+	// without the lock SQLite reports the error
+	case <-wait.Done():
 	}
 	tx, err := c.begin(ctx, wait, opts)
 	if err != nil {
-		leave()
+		unlock()
 		return nil, err
 	}
-	return queuedTx{tx, c.db, leave}, nil
+	return queuedTx{tx, c.db, unlock}, nil
 }
 
-// begin looks often whether other processes let it, as others in this one wait behind.
+// begin retries at short intervals while other processes have the file's lock, because other
+// transactions of this process wait behind it.
 func (c queuedConn) begin(ctx, wait context.Context, opts driver.TxOptions) (tx driver.Tx, err error) {
 	if err := c.busyTimeout(0); err != nil {
 		return nil, err
 	}
 	var begun error
-	err = patiently(wait, func() error {
+	err = retryBusy(wait, func() error {
 		tx, begun = c.driverConn.BeginTx(ctx, opts)
 		return begun
 	})
 	if err != nil && ctx.Err() == nil {
-		err = begun // the end of wait is not the caller's
+		// hide the end of wait: it is not the caller's context
+		err = begun
 	}
 	if restored := c.busyTimeout(busyTimeout); restored != nil && err == nil {
 		return nil, errors.Join(restored, tx.Rollback())
@@ -107,8 +111,8 @@ func (c queuedConn) busyTimeout(d time.Duration) error {
 
 type queuedTx struct {
 	driver.Tx
-	db    *Provider
-	leave func()
+	db     *Provider
+	unlock func()
 }
 
 func (tx queuedTx) Commit() error {
@@ -116,12 +120,12 @@ func (tx queuedTx) Commit() error {
 	if tx.db.hinted.Swap(false) && err == nil {
 		tx.db.added.send()
 	}
-	tx.leave()
+	tx.unlock()
 	return err
 }
 
 func (tx queuedTx) Rollback() error {
 	tx.db.hinted.Store(false)
-	defer tx.leave()
+	defer tx.unlock()
 	return tx.Tx.Rollback()
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// A user's transactions and Kinora's own have their turn in the order that they came: while one goroutine appends
-// all the time, a transaction begins after about one append.
+// The application's transactions and Kinora's get the write lock in the order of their arrival:
+// while one goroutine appends continuously, a transaction begins after about one append.
 func TestUsersTransactionsQueueFairly(t *testing.T) {
 	t.Parallel()
 	db := open(t, routed())
@@ -53,11 +53,11 @@ func TestUsersTransactionsQueueFairly(t *testing.T) {
 	}
 	stop()
 	require.Positive(t, <-appended)
-	require.Less(t, seen, 5*begins, "appends that went ahead of %d transactions", begins)
+	require.Less(t, seen, 5*begins, "appends ahead of %d transactions", begins)
 }
 
-// Users' transactions that wait for their turn take no connection from anybody: not from readers, and not from
-// the handler that they wait for.
+// An application's transaction that waits for the write lock takes no connection from readers or
+// from the handler for which it waits.
 func TestReadersDoNotWaitForUsersTransactions(t *testing.T) {
 	t.Parallel()
 	ctx := within(t, 30*time.Second)
@@ -91,8 +91,8 @@ func TestReadersDoNotWaitForUsersTransactions(t *testing.T) {
 	}
 }
 
-// The hint of a caller's own transaction comes with its commit, and only then.
-func TestWakingByACallersTransaction(t *testing.T) {
+// The signal for a caller's transaction comes after its commit, and not after a rollback.
+func TestEnqueuedSignalsAfterTheCallersCommit(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	db := open(t, routed())
@@ -100,7 +100,7 @@ func TestWakingByACallersTransaction(t *testing.T) {
 	for _, end := range []func(*sql.Tx) error{(*sql.Tx).Rollback, (*sql.Tx).Commit} {
 		select {
 		case <-wake:
-			t.Fatal("nothing was committed yet")
+			t.Fatal("no commit yet")
 		default:
 		}
 		tx, err := db.SQL().Begin()
@@ -111,8 +111,8 @@ func TestWakingByACallersTransaction(t *testing.T) {
 	<-wake
 }
 
-// A transaction that waits for its own goroutine's other transaction does not wait for ever.
-func TestUsersTransactionGivesUp(t *testing.T) {
+// A transaction that waits for another one of the same goroutine ends with an error.
+func TestWaitingTransactionTimesOut(t *testing.T) {
 	t.Parallel()
 	db := open(t, nil)
 	tx, err := db.SQL().Begin()
@@ -120,21 +120,21 @@ func TestUsersTransactionGivesUp(t *testing.T) {
 	_, err = db.SQL().BeginTx(within(t, 20*time.Millisecond), nil)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	read, err := db.SQL().BeginTx(context.Background(), &sql.TxOptions{ReadOnly: true})
-	require.NoError(t, err, "a reader waits for nobody")
+	require.NoError(t, err, "a reader does not wait")
 	require.NoError(t, read.Rollback())
 	_, err = db.SQL().Begin()
 	var busy *moderncsqlite.Error
 	require.True(t, errors.As(err, &busy) && busy.Code() == 5, "%v", err)
 	require.NoError(t, tx.Rollback())
-	require.NoError(t, db.Do(context.Background(), delivery("m1"), adds("p1")), "and leaves the turn to others")
+	require.NoError(t, db.Do(context.Background(), delivery("m1"), adds("p1")), "the write lock is free")
 	var timeout int
-	for range 20 { // whichever connection it is
+	for range 20 { // on every connection
 		require.NoError(t, db.SQL().QueryRow(`pragma busy_timeout`).Scan(&timeout))
 		require.Equal(t, 5000, timeout)
 	}
 }
 
-// What the driver can do beyond database/sql is still there.
+// The driver's methods beyond database/sql are reachable.
 func TestDriverIsReachable(t *testing.T) {
 	t.Parallel()
 	db := open(t, nil)

@@ -8,9 +8,9 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// outcomes answers questions: arrays of a message's id, a projector, the names of a handler, and when the message was
-// recorded. It looks for the parked message, for a marker of the live generation, and for the time up to which markers may
-// be missing.
+// outcomes answers questions: arrays of a message's id, a projector, the names of a handler, and
+// the time at which the message was recorded. It looks for the parked message, for a marker of
+// the live generation, and for the low-water mark of the handler.
 const outcomes = `
 with q (i, id, projector, names, recorded) as materialized (
 	select key, value ->> 0, value ->> 1, value -> 2, value ->> 3 from json_each(?1))
@@ -31,28 +31,29 @@ select coalesce(
 	'unseen')
 from q order by q.i`
 
-// outcomeNames are what outcomes returns, by their provider.Outcome.
+// outcomeNames are the results of outcomes by their provider.Outcome.
 var outcomeNames = []string{"unseen", "applied", "waiting", "stuck", "skipped", "pruned"}
 
 // Outcomes implements provider.Records.
 func (d *Provider) Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error) {
 	if err := provider.CheckQuestions(questions); err != nil {
-		return nil, doing("look for outcomes", err)
+		return nil, wrap("look for outcomes", err)
 	}
 	asked, answers := make([]any, len(questions)), make([]provider.Outcome, len(questions))
 	for i, q := range questions {
-		recorded := q.RecordedAt.Add(time.Millisecond - 1).UnixMilli() // rounded up: floors are inclusive
+		// rounded up: low-water marks are inclusive
+		recorded := q.RecordedAt.Add(time.Millisecond - 1).UnixMilli()
 		asked[i] = []any{q.MessageID, q.Projector(), q.Names(), recorded}
 	}
 	names, err := column[string](ctx, d.reads, outcomes, jsonOf(asked))
 	for i, name := range names {
 		answers[i] = provider.Outcome(slices.Index(outcomeNames, name))
 	}
-	return result(answers, "look for outcomes", err)
+	return result(answers, "look up outcomes", err)
 }
 
 const (
-	// Of a handler or projector ?1, at most ?3 that are older than ?2 ms, the oldest first.
+	// Of handler or projector ?1, at most ?3 rows that are older than ?2 ms, the oldest first.
 	oldMarkers = `
 	select handler, generation, message_id from kinora_markers indexed by kinora_markers_age
 	where handler = ?1 and processed_at < ` + clock + ` - ?2 order by processed_at limit ?3`
@@ -64,39 +65,39 @@ const (
 delete from kinora_markers where (handler, generation, message_id) in (` + oldMarkers + `) returning processed_at`
 	pruneResolved = `delete from kinora_parked where id in (` + oldResolved + `) returning resolved_at`
 
-	// raiseFloor never lowers it.
-	raiseFloor = `
+	// raiseLowWater never lowers the mark.
+	raiseLowWater = `
 insert into kinora_low_water_marks (handler, pruned_before) values (?1, ?2)
 on conflict (handler) do update set pruned_before = max(pruned_before, ?2)`
 )
 
-// Prune implements provider.Records. Each handler has a transaction of its own, so that other writers do not wait for
-// all of them.
+// Prune implements provider.Records. Each handler has a separate transaction, so that other
+// writers do not wait for all of them.
 func (d *Provider) Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (pruned int, err error) {
 	if err := provider.CheckPrune(projector, handlers); err != nil {
-		return 0, doing("prune", err)
+		return 0, wrap("prune", err)
 	}
 	for _, handler := range handlers {
 		n, err := d.prune(ctx, `select exists (`+oldMarkers+`)`, pruneMarkers, handler, window, limit)
 		if pruned += n; err != nil {
-			return pruned, doing("prune markers of "+handler, err)
+			return pruned, wrap("prune markers of "+handler, err)
 		}
 	}
 	n, err := d.prune(ctx, `select exists (`+oldResolved+`)`, pruneResolved, projector, window, limit)
-	return pruned + n, doing("prune resolved messages of "+projector, err)
+	return pruned + n, wrap("prune resolved messages of "+projector, err)
 }
 
-// prune waits for its turn only if look finds something.
-func (d *Provider) prune(ctx context.Context, look, query, name string, window time.Duration, limit int) (n int, err error) {
+// prune takes the write lock only if check finds rows to delete.
+func (d *Provider) prune(ctx context.Context, check, query, name string, window time.Duration, limit int) (n int, err error) {
 	args := []any{name, millis(window), max(limit, 0)}
-	old, err := column[bool](ctx, d.reads, look, args...)
+	old, err := column[bool](ctx, d.reads, check, args...)
 	if err != nil || !old[0] {
 		return 0, err
 	}
-	err = d.inTurn(ctx, func(u *unit) error {
+	err = d.writeTx(ctx, func(u *unit) error {
 		times, err := column[int64](ctx, u, query, args...)
 		if n = len(times); err == nil && n > 0 && query == pruneMarkers {
-			_, err = u.exec(ctx, raiseFloor, name, slices.Max(times))
+			_, err = u.exec(ctx, raiseLowWater, name, slices.Max(times))
 		}
 		return err
 	})
@@ -104,7 +105,7 @@ func (d *Provider) prune(ctx context.Context, look, query, name string, window t
 }
 
 const (
-	// It leaps from handler to handler by the key; null is the end.
+	// The walk skips from handler to handler by the key; null ends it.
 	markedHandlers = `
 with recursive h (name) as (
 	select min(handler) from kinora_markers
@@ -126,7 +127,7 @@ func (d *Provider) MarkedHandlers(ctx context.Context) ([]string, error) {
 // DropMarkers implements provider.MarkerMaintainer.
 func (d *Provider) DropMarkers(ctx context.Context, handler string, limit int) (n int, err error) {
 	if err = provider.CheckStorable("handler", handler); err == nil {
-		err = d.inTurn(ctx, func(u *unit) error {
+		err = d.writeTx(ctx, func(u *unit) error {
 			n, err = u.changed(ctx, dropMarkers, handler, limit)
 			return err
 		})

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// statementsOf finds every SQL constant of the package, so that none can be forgotten.
+// statementsOf finds every SQL constant of the package.
 func statementsOf(t *testing.T) map[string]string {
 	t.Helper()
 	paths, err := filepath.Glob("*.go")
@@ -32,7 +32,7 @@ func statementsOf(t *testing.T) map[string]string {
 		files = append(files, f)
 	}
 	info := &types.Info{Defs: map[*ast.Ident]types.Object{}}
-	cfg := types.Config{Error: func(error) {}} // it imports nothing: constants do not need it
+	cfg := types.Config{Error: func(error) {}} // no imports: constants do not need them
 	_, _ = cfg.Check("sqlite", set, files, info)
 	statement := regexp.MustCompile(`^\s*(with|select|insert|update|delete|savepoint|release|rollback)\s`)
 	found := map[string]string{}

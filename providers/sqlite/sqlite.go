@@ -17,46 +17,50 @@ import (
 
 // Config is the configuration of a DB. The zero value is the default.
 type Config struct {
-	Route      outbox.Route // which events make entries, to which topics; nil: none
-	MaxPayload int          // bytes of one event's or message's payload; zero means 1 MiB
+	Route      outbox.Route // maps events to the topics of their entries; nil: no entries
+	MaxPayload int          // most bytes of a payload; zero means 1 MiB
 
-	// RequeueWindow is for how long after its last attempt an entry is requeued without Force: the shortest time for which any of its
-	// consumers keeps markers (marker.Retention.Window). Zero means provider.DefaultRequeueWindow.
+	// RequeueWindow is how long after its last attempt an entry can be requeued without Force:
+	// the shortest time for which any of its consumers keeps markers (marker.Retention.Window).
+	// Zero means provider.DefaultRequeueWindow.
 	RequeueWindow time.Duration
 }
 
-// DB is an event store, an outbox and read models in one SQLite file. Repositories, relays and runners take it. Its methods
-// may be called concurrently.
+// DB is an event store, an outbox and read models in one SQLite file. Repositories, relays and
+// runners take it. Its methods are safe for concurrent use.
 type DB struct{ *Provider }
 
 // Provider has the methods of a DB that relays and runners call. Applications do not need them.
 type Provider struct {
-	cfg   Config
-	path  string // of the file, absolute
-	owned bool   // Open made the pools, else they are one and the same
+	cfg  Config
+	path string // absolute path of the file
+	// Open made the pools; otherwise all three are the caller's pool
+	owned bool
 
-	users *pool // for the user's own statements
-	reads *pool // for Kinora's reading: no transaction that waits for its turn holds a connection of it
+	users *pool // for the application's statements
+	// for Kinora's reads: no transaction holds a connection of it while it waits for the write
+	// lock
+	reads *pool
 	write *pool // for Kinora's transactions: one connection
 
-	turn    chan struct{}        // of size 1: a writer puts something in it
-	current atomic.Pointer[unit] // the unit that has the turn, if it is one
-	added   signal               // entries
-	hinted  atomic.Bool          // the caller's transaction that has the turn added some
+	lock    chan struct{}        // of capacity 1: the writer has one element in it
+	current atomic.Pointer[unit] // the unit that has the write lock, if a unit has it
+	added   signal               // sent after a commit that added entries
+	hinted  atomic.Bool          // the caller's open transaction added entries
 }
 
 const (
-	// A user's own statements wait as long for a lock, unless their context ends first.
+	// Statements of the application wait this long for a lock, unless their context ends first.
 	busyTimeout = 5 * time.Second
-	// New has no context of its caller's.
+	// New has no context of its caller.
 	probeTimeout = 30 * time.Second
 )
 
-// Open opens the file at path, or makes it: in WAL mode, synchronous=FULL, foreign keys on, every transaction
-// immediate. Migrate makes the tables.
+// Open opens the file at path, or creates it. It uses WAL mode, synchronous=FULL, foreign keys
+// and immediate transactions. Call Migrate to create the tables.
 //
-// A path is taken letter by letter, "?", "#" and "%" included. In-memory databases are refused: that is what
-// package providers/memory is for.
+// Open takes a path literally, "?", "#" and "%" included. It refuses in-memory databases: use
+// package providers/memory.
 func Open(ctx context.Context, path string, cfg *Config) (*DB, error) {
 	d, err := newDB(cfg)
 	if err != nil {
@@ -70,13 +74,13 @@ func Open(ctx context.Context, path string, cfg *Config) (*DB, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
-	// Our own transactions wait by taking turns (see begin), not inside of SQLite.
+	// Kinora's transactions wait in begin, not inside SQLite.
 	writes, err := sqlite.NewConnector(dsn(d.path, 0))
 	if err != nil {
 		return nil, fmt.Errorf("open %s: %w", path, err)
 	}
 	size := max(8, 2*runtime.GOMAXPROCS(0))
-	// Without a limit: a handler's own reads must not wait for transactions that wait for the handler.
+	// No limit: a handler's reads must not wait for transactions that wait for the handler.
 	d.users = newPool(sql.OpenDB(wrapped{shared, d.queue}), size, 0)
 	d.reads = newPool(sql.OpenDB(shared), size, size)
 	d.write = newPool(sql.OpenDB(wrapped{writes, d.guard}), 1, 1)
@@ -89,17 +93,18 @@ func Open(ctx context.Context, path string, cfg *Config) (*DB, error) {
 	return d, nil
 }
 
-// New uses a pool of the caller's, whose connections must
-//   - be those of modernc.org/sqlite, to a file in WAL mode;
-//   - begin every transaction as immediate ("_txlock=immediate"), so that a transaction that reads first
-//     never fails to write later.
+// New uses a pool of the caller. Its connections must
+//   - be of modernc.org/sqlite, to a file in WAL mode;
+//   - begin every transaction as immediate ("_txlock=immediate"), so that a transaction that
+//     reads first never fails to write later.
 //
-// It refuses any other. A pool of one connection will do. What else the connections are set to is the caller's:
-// how durable a commit is ("synchronous"), and, by "busy_timeout", how often Kinora's transactions look whether
-// another connection lets them write. With more than a few milliseconds, busy ones hold up the others for long.
+// New refuses any other pool. A pool of one connection is enough. The caller chooses the other
+// settings: "synchronous" determines how durable a commit is, and "busy_timeout" how often
+// Kinora's transactions retry while another connection writes. With more than a few milliseconds,
+// waiting transactions delay others for long.
 func New(db *sql.DB, cfg *Config) (*DB, error) {
 	if db == nil {
-		return nil, errors.New("sqlite: New wants a pool")
+		return nil, errors.New("sqlite: New requires a pool")
 	}
 	d, err := newDB(cfg)
 	if err != nil {
@@ -107,12 +112,12 @@ func New(db *sql.DB, cfg *Config) (*DB, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
 	defer cancel()
-	err = patiently(ctx, func() error {
+	err = retryBusy(ctx, func() error {
 		d.path, err = probe(ctx, db)
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("sqlite: this pool will not do: %w", err)
+		return nil, fmt.Errorf("sqlite: this pool cannot be used: %w", err)
 	}
 	d.users = &pool{db: db}
 	d.reads, d.write = d.users, d.users
@@ -123,15 +128,15 @@ func New(db *sql.DB, cfg *Config) (*DB, error) {
 }
 
 func newDB(cfg *Config) (*DB, error) {
-	d := &DB{&Provider{turn: make(chan struct{}, 1)}}
+	d := &DB{&Provider{lock: make(chan struct{}, 1)}}
 	if cfg != nil {
 		d.cfg = *cfg
 	}
 	if d.cfg.MaxPayload < 0 {
-		return nil, fmt.Errorf("sqlite: max payload %d: want no negative size", d.cfg.MaxPayload)
+		return nil, fmt.Errorf("sqlite: MaxPayload is %d: it must not be negative; zero means 1 MiB", d.cfg.MaxPayload)
 	}
 	if d.cfg.RequeueWindow < 0 {
-		return nil, fmt.Errorf("sqlite: requeue window %s: want no negative time", d.cfg.RequeueWindow)
+		return nil, fmt.Errorf("sqlite: RequeueWindow is %s: it must not be negative; zero means the default", d.cfg.RequeueWindow)
 	}
 	if d.cfg.RequeueWindow == 0 {
 		d.cfg.RequeueWindow = provider.DefaultRequeueWindow
@@ -139,14 +144,15 @@ func newDB(cfg *Config) (*DB, error) {
 	return d, nil
 }
 
-// SQL is the pool for the user's own tables: the one that Open made, or that New was given. Transactions on it
-// are immediate. See InTx for Kinora's part in them. Those of a pool that Open made have their turn in the same
-// order as Kinora's own; a statement outside of a transaction does not queue, and waits for 5s at most. Such a pool
-// opens as many connections as are used at once: with a limit on them, handlers that read through it may wait for
-// transactions that wait for them.
+// SQL returns the pool for the application's tables: the pool that Open made or New received. Its
+// transactions are immediate. InTx adds Kinora's writes to them. Transactions on a pool from Open
+// wait for the write lock in the same order as Kinora's. A statement outside a transaction does
+// not queue, and waits for at most 5s. Such a pool opens as many connections as are used at once.
+// Do not limit them: handlers that read through the pool could wait for transactions that wait
+// for these handlers.
 func (d *DB) SQL() *sql.DB { return d.users.db }
 
-// Close closes what Open opened. A pool that New was given stays open.
+// Close closes the pools of Open. A pool passed to New stays open.
 func (d *DB) Close() error {
 	if !d.owned {
 		return d.users.close(false)

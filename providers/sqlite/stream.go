@@ -22,8 +22,8 @@ const readStream = `
 select position, version, id, type, schema_version, data, metadata, recorded_at
 from kinora_events where stream = ?1 and version > ?2 order by version limit ?3`
 
-// ReadStream implements eventstore.Store. Each page is what was committed when it was read: up to
-// 200 events, and no more after the event that makes it 4 MiB of data and metadata or more.
+// ReadStream implements eventstore.Store. Each page shows the commits up to its read. A page has up
+// to 200 events, and ends after the event with which it reaches 4 MiB of data and metadata.
 func (d *DB) ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[eventstore.Raw, error] {
 	return streamOf(ctx, d.reads, stream, afterVersion)
 }

@@ -12,9 +12,9 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 )
 
-// A page has about 4 MiB, whatever the rows: a reader of many large events does not hold all of
-// them. This test measures the heap of the process, so it is not parallel.
-func TestReadStreamHoldsAPageOfBoundedBytes(t *testing.T) {
+// A page has at most about 4 MiB, so a reader of many large events does not hold all of them. This
+// test measures the heap of the process, so it is not parallel.
+func TestReadStreamReadsPagesOfLimitedBytes(t *testing.T) {
 	const events, size, bound = 60, 1_000_000, 16 << 20
 	db := open(t, nil)
 	for i := range events {

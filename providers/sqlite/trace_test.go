@@ -15,15 +15,15 @@ import (
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
-// tracer is a connector that writes down every statement that runs, and can break a commit.
+// tracer is a connector that records every statement, and can break a commit.
 type tracer struct {
 	driver.Connector
 	mu    sync.Mutex
 	ran   []string
-	onEnd func(tx driver.Tx) error // in place of a commit
+	onEnd func(tx driver.Tx) error // called instead of Commit
 }
 
-// traced opens a migrated file through a tracer, as a pool of at most size connections.
+// traced opens a migrated file through a tracer, with a pool of at most size connections.
 func traced(t *testing.T, size int, cfg *sqlite.Config) (*sqlite.DB, *tracer) {
 	t.Helper()
 	params := url.Values{"_txlock": {"immediate"}, "_pragma": {"busy_timeout(100)", "foreign_keys(1)"}}
@@ -42,7 +42,7 @@ func traced(t *testing.T, size int, cfg *sqlite.Config) (*sqlite.DB, *tracer) {
 	return db, tr
 }
 
-// during lists the statements that ran while fn did.
+// during returns the statements that ran during fn.
 func (tr *tracer) during(fn func()) []string {
 	tr.mu.Lock()
 	tr.ran = nil

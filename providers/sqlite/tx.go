@@ -11,15 +11,16 @@ import (
 	"github.com/kinora-go/kinora/outbox"
 )
 
-// Tx is the event store and the outbox inside a transaction of the caller's. Nothing can be claimed through it.
+// Tx is the event store and the outbox inside a transaction of the caller. It claims no entries.
 type Tx struct {
 	session
 	db   *Provider
-	unit *unit // where the transaction is that of Do
+	unit *unit // set if Do began the transaction
 }
 
-// InTx is the view of tx: one that the caller began, through SQL or any other pool on the same file, or the
-// one that Do handed out. Begin it as immediate, or a conflict with another writer may end it.
+// InTx returns the view of tx. The caller began tx, through SQL or any other pool on the same
+// file, or got it from Do. Begin it as immediate: otherwise a conflict with another writer may
+// end it.
 func (d *DB) InTx(tx *sql.Tx) *Tx {
 	t := &Tx{session: session{tx: tx, pool: d.users}, db: d.Provider}
 	if u := d.current.Load(); u != nil && u.tx == tx {
@@ -50,13 +51,14 @@ func (t *Tx) Append(ctx context.Context, stream string, expected eventstore.Expe
 	return at, nil
 }
 
-// ReadStream implements eventstore.Store, with what the transaction itself has appended.
+// ReadStream implements eventstore.Store. It includes the events that the transaction itself
+// appended.
 func (t *Tx) ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[eventstore.Raw, error] {
 	return streamOf(ctx, t.session, stream, afterVersion)
 }
 
-// Enqueue implements outbox.Enqueuer. Message.OrderedKey needs nothing here: SQLite has one writer, so every key
-// is in the order of commits.
+// Enqueue implements outbox.Enqueuer. Message.OrderedKey needs no lock here: SQLite has one
+// writer, so every key is in the order of commits.
 func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
 	ready, err := t.db.normalize(ms)
 	if err != nil {
@@ -81,8 +83,8 @@ func (d *Provider) normalize(ms []outbox.Message) ([]outbox.Message, error) {
 	return ready, nil
 }
 
-// hint makes the commit tell that there are entries, where the transaction is one of a pool that Open made. The
-// commit of others is not ours to see.
+// hint makes the commit signal that there are entries, if the transaction is one of Do or of a
+// pool from Open. Kinora does not see the commits of other pools.
 func (t *Tx) hint() {
 	if t.unit != nil {
 		t.unit.entries = true
@@ -97,8 +99,8 @@ const (
 	undo      = `rollback to kinora`
 )
 
-// atomically runs fn in a savepoint. Ending that must not depend on ctx: a savepoint left open would commit
-// with the transaction what was reported as not written.
+// atomically runs fn in a savepoint. It ends the savepoint even if ctx has ended: otherwise the
+// transaction would commit rows that were reported as not written.
 func (t *Tx) atomically(ctx context.Context, fn func() error) error {
 	if _, err := t.exec(ctx, savepoint); err != nil {
 		return err

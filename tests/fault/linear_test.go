@@ -15,13 +15,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// asked is one thing that a relay asked of one entry.
+// asked is one request of a relay about one entry.
 type asked struct {
 	seq   int64
 	token claim.Token
-	to    outbox.Status // of a mark; empty for a claim
-	at    time.Time     // of a claim: when it was, on the store.s clock
-	until time.Time     // when the lease ends; of a renewal: not before
+	to    outbox.Status // status of a mark; empty for a claim
+	at    time.Time     // time of a claim on the store's clock
+	until time.Time     // end of the lease; of a renewal: not earlier
 }
 
 // owned is one entry in the model: who has it until when.
@@ -31,7 +31,8 @@ type owned struct {
 	done  bool
 }
 
-// claims is what claim, renew, expire and mark may come to, whatever the store is. Two live claims are none of it.
+// claims models claim, renewal, expiry and mark, independent of the store. Two live claims are
+// impossible in it.
 var claims = porcupine.Model{
 	Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
 		of := map[int64][]porcupine.Operation{}
@@ -49,7 +50,8 @@ var claims = porcupine.Model{
 	Step: func(state, input, output any) (bool, any) {
 		s, in, ok := state.(owned), input.(asked), output.(bool)
 		switch {
-		case in.to == "": // claims that took nothing are not in the history
+		// failed claims are not in the history
+		case in.to == "":
 			return !s.done && (s.by == claim.Token{} || !in.at.Before(s.until)), owned{by: in.token, until: in.until}
 		case !ok:
 			return s.done || s.by != in.token, s
@@ -63,8 +65,9 @@ var claims = porcupine.Model{
 	},
 }
 
-// TestNoTwoRelaysHoldAClaim: relays with short leases pause past them, renew, mark late, and mark what they gave
-// away; the history of all of it is one that a single claim at a time explains.
+// TestNoTwoRelaysHoldAClaim runs relays with short leases. They pause past their leases, renew,
+// mark late, and mark entries that they released. The history must be linearizable with a single
+// claim at a time.
 func TestNoTwoRelaysHoldAClaim(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil)
@@ -104,10 +107,10 @@ func TestNoTwoRelaysHoldAClaim(t *testing.T) {
 	t.Logf("%d claims of %d entries, %d marks were late", taken, len(over), late)
 	require.Greater(t, taken, entries/8)
 	require.Positive(t, late)
-	require.True(t, porcupine.CheckOperations(claims, history), "no single holder at a time explains what happened")
+	require.True(t, porcupine.CheckOperations(claims, history), "the history has no explanation with a single holder at a time")
 }
 
-// playClaim claims some entries and does something with each of them, at some time.
+// playClaim claims some entries, and marks each of them after a random time.
 func playClaim(t *testing.T, db *postgres.DB, lease time.Duration, record func(in asked, ok bool, call, back time.Time)) bool {
 	terms := claim.Terms{Lease: lease, Limit: 1 + rand.IntN(8), Token: claim.NewToken()}
 	call := time.Now()
@@ -120,7 +123,7 @@ func playClaim(t *testing.T, db *postgres.DB, lease time.Duration, record func(i
 	for _, e := range got {
 		record(asked{seq: e.Seq, token: e.Token, at: e.LastAttemptedAt, until: e.NextAttemptAt}, true, call, back)
 	}
-	for range 3 { // the last marks are of what others may have by now
+	for range 3 { // the last marks are of entries that others may have
 		time.Sleep(time.Duration(rand.Int64N(int64(lease))))
 		marks := make([]outbox.Mark, 0, len(got))
 		drop := rand.IntN(12) == 0
@@ -130,7 +133,7 @@ func playClaim(t *testing.T, db *postgres.DB, lease time.Duration, record func(i
 			if to == outbox.Claimed {
 				m.After = lease
 			}
-			if to == outbox.Published && rand.IntN(4) > 0 { // or all is over soon
+			if to == outbox.Published && rand.IntN(4) > 0 { // otherwise all would be published soon
 				m.To = outbox.Failed
 			}
 			if drop {

@@ -1,10 +1,10 @@
--- Migration 1: everything that Kinora keeps. "kinora." is replaced by the configured schema.
+-- Migration 1: all of Kinora's tables. "kinora." is replaced by the configured schema.
 --
--- Operators: creates tables, indexes, three functions and a trigger in one schema; touches nothing else.
--- It runs in one transaction and takes no lock on any table that was there before.
+-- Operators: creates tables, indexes, three functions and a trigger in one schema, and changes
+-- nothing else. It runs in one transaction and takes no lock on any existing table.
 
--- One row a stream: the version check is an update of this row, so that a conflict is zero rows and not an
--- error, draws no position, and leaves the caller's transaction usable.
+-- One row a stream. The version check is an update of this row, so that a conflict is zero rows
+-- and not an error, uses no position, and leaves the caller's transaction usable.
 create table kinora.streams (
 	stream   text collate "C" not null,
 	category text collate "C" not null,
@@ -12,7 +12,7 @@ create table kinora.streams (
 	constraint streams_pkey primary key (stream)
 ) with (fillfactor = 50);
 
--- Not partitioned: unique (stream, version) and unique (id) forbid partitioning by position.
+-- Not partitioned: unique (stream, version) and unique (id) prevent partitioning by position.
 create table kinora.events (
 	position       bigint generated always as identity (cache 1 increment 1 no cycle),
 	stream         text collate "C" not null,
@@ -28,9 +28,10 @@ create table kinora.events (
 	constraint events_id_key unique (id)
 );
 
--- Every writer of events holds this lock in shared mode from before a position is drawn until its
--- transaction ends, so that a reader of the log can wait for exactly those that may still fill a gap. A
--- statement trigger takes it, so that no writer can forget it: psql, COPY and CTEs included.
+-- Every writer of events holds this lock in shared mode from before it gets a position until its
+-- transaction ends, so that a reader of the log can wait for exactly the writers that may still
+-- fill a gap. A statement trigger takes the lock, so that no writer can omit it: psql, COPY and
+-- CTEs included.
 create function kinora.hold_gap() returns trigger language plpgsql as $$
 begin
 	perform pg_advisory_xact_lock_shared(1802661487, tg_relid::int);
@@ -41,12 +42,13 @@ $$;
 create trigger hold_gap before insert on kinora.events
 	for each statement execute function kinora.hold_gap();
 
--- payload is bytea: the same bytes on every publication, which jsonb would rewrite. next_attempt_at is the end of
--- the lease of a claimed entry, when a skipped one was skipped, and the end of the backoff of any other.
--- The partial indexes are on booleans that a claim does not change, never on status, so that it is a HOT update:
---   open   what a claim has to look at: pending, claimed, failed
---   held   what is set aside, and yet stands before the later ones of its topic and key: held, abandoned
---   stuck  what has failed or been abandoned, until it is published, skipped or requeued: behind these others wait
+-- payload is bytea, which returns the same bytes on every publication; jsonb would rewrite them.
+-- next_attempt_at is the end of the lease of a claimed entry, the time of the skip of a skipped
+-- one, and the end of the backoff of any other. The partial indexes use booleans that a claim
+-- does not change, never status, so that a claim is a HOT update:
+--   open   claims scan it: pending, claimed, failed
+--   held   not scanned, but blocks the later entries of its topic and key: held, abandoned
+--   stuck  has failed or been abandoned, until published, skipped or requeued: others wait behind it
 create table kinora.outbox (
 	id              bigint generated always as identity (cache 1),
 	message_id      text collate "C" not null,
@@ -72,12 +74,14 @@ create table kinora.outbox (
 	constraint outbox_topic_message_id_key unique (topic, message_id)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
--- Ids are above 0, and topics not empty. A statement that says so, as the index does, can be planned with this index
--- and not with its neighbour: a walk in order of id never with a sort, the lookup of a key never with a walk. The
--- planner cannot tell them apart by costs, since its statistics are from when little was open, or held.
+-- Ids are above 0, and topics are not empty. If a statement has the same condition as an index,
+-- the planner can use this index and not its neighbour: a walk in order of id needs no sort, and
+-- the lookup of a key no walk. The planner cannot distinguish the indexes by cost, because its
+-- statistics are from when few entries were open or held.
 create index outbox_open_idx on kinora.outbox (id) where open and id > 0;
 create index outbox_lane_idx on kinora.outbox (topic, key, id) where open and topic <> '';
-create index outbox_topic_idx on kinora.outbox (topic, id) where open and topic >= ''; -- claims of some topics
+-- claims of some topics
+create index outbox_topic_idx on kinora.outbox (topic, id) where open and topic >= '';
 create index outbox_held_idx on kinora.outbox (id) where held and id > 0;
 create index outbox_held_lane_idx on kinora.outbox (topic, key, id) where held and topic <> '';
 create index outbox_stuck_idx on kinora.outbox (topic, key, id) where stuck;
@@ -88,8 +92,8 @@ create table kinora.generations (
 	constraint generations_pkey primary key (projector)
 );
 
--- message_id is text: ids from elsewhere are not uuids. One that PostgreSQL cannot store, or that is too long for an index, is
--- "sha256:" and its hash.
+-- message_id is text, because ids of other sources are not uuids. An id that PostgreSQL cannot
+-- store, or that is too long for an index, is stored as "sha256:" and its hash.
 create table kinora.markers (
 	handler      text collate "C" not null,
 	generation   int not null,
@@ -98,7 +102,8 @@ create table kinora.markers (
 	constraint markers_pkey primary key (handler, generation, message_id)
 );
 
-create index markers_age_idx on kinora.markers (handler, processed_at); -- pruning takes a handler's oldest first
+-- pruning deletes a handler's oldest first
+create index markers_age_idx on kinora.markers (handler, processed_at);
 
 -- Markers of a handler up to this time may be pruned.
 create table kinora.low_water_marks (
@@ -107,13 +112,15 @@ create table kinora.low_water_marks (
 	constraint low_water_marks_pkey primary key (handler)
 );
 
--- Parked messages. Ids, keys and types may be longer than an index takes: marker_id is the id as in kinora.markers, empty if it has none.
--- A text that is no UTF-8 or has a NUL is kept as U+FFFD and base64. The messages of a lane are in order of id.
+-- Parked messages. Ids, keys and types may be too long for an index: marker_id is the id as in
+-- kinora.markers, empty if the message has none. A text that is invalid UTF-8 or has a NUL is
+-- stored as U+FFFD and base64. The messages of a lane are in order of id.
 create table kinora.parked (
 	id           bigint generated always as identity (cache 1),
 	projector    text collate "C" not null,
-	handler      text collate "C" not null,           -- that failed
-	handlers     text[] collate "C" not null,         -- that are to run it; none: all that take it
+	handler      text collate "C" not null,           -- the handler that failed
+	-- handlers that are to run it; none: all that take it
+	handlers     text[] collate "C" not null,
 	message_id   text collate "C" not null,
 	marker_id    text collate "C" not null,
 	topic        text collate "C" not null,
@@ -132,20 +139,21 @@ create table kinora.parked (
 	resolved_by  text collate "C" not null default '',
 	reason       text collate "C" not null default '',
 	constraint parked_pkey primary key (id),
-	-- What a list of messages could not show, whoever writes it.
+	-- Values that a list of messages could not show, whoever writes them.
 	constraint parked_shown check (
 		isfinite(parked_at) and coalesce(isfinite(resolved_at), true)
 		and array_position(handlers, null) is null and coalesce(array_ndims(handlers), 1) = 1
 		and jsonb_typeof(headers) = 'object' and not jsonb_path_exists(headers, '$.* ? (@.type() != "string")'))
 ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
--- Conditions that are always true (lane <> '', id > 0) are there for the same reason as those of the outbox's indexes.
+-- Conditions that are always true (lane <> '', id > 0) select an index, as for the outbox.
 create index parked_lane_idx on kinora.parked (projector, lane, id) where state in ('waiting', 'stuck') and lane <> '';
 create index parked_open_idx on kinora.parked (projector, id) where state in ('waiting', 'stuck') and id > 0;
 create index parked_resolved_idx on kinora.parked (projector, resolved_at) where state in ('replayed', 'skipped');
 create unique index parked_message_key on kinora.parked (marker_id, projector) where state <> 'replayed' and marker_id <> '';
 
--- A lane with waiting or stuck messages is held. due_at is when its first message is tried; infinity if that one is stuck.
+-- A lane with waiting or stuck messages is held. due_at is when its first message is tried;
+-- infinity if that one is stuck.
 create table kinora.holds (
 	projector text collate "C" not null,
 	lane      bytea not null,
@@ -155,8 +163,8 @@ create table kinora.holds (
 
 create index holds_due_idx on kinora.holds (projector, due_at) where due_at > '-infinity';
 
--- An error, KN001, if any of these lanes is held. The table is empty most of the time, and a plan that scans it would be kept while it
--- grows.
+-- Raises KN001 if any of these lanes is held. enable_seqscan is off because the table is usually
+-- empty, and a plan that scans it would be kept while it grows.
 create function kinora.unheld(of_projector text, lanes bytea[]) returns void language plpgsql set enable_seqscan = off as $$
 begin
 	if exists (select from unnest(lanes) l(lane), lateral (
@@ -166,8 +174,8 @@ begin
 end
 $$;
 
--- Which of these lanes are held. They stay held until the transaction ends. It looks first whether any is: to prepare the locks
--- costs three times as much.
+-- Returns the held ones of these lanes. They stay held until the transaction ends. It first
+-- checks whether any is held: preparing the locks costs three times as much.
 create function kinora.held(of_projector text, lanes bytea[]) returns setof bytea language plpgsql set enable_seqscan = off as $$
 begin
 	if exists (select from unnest(lanes) l(lane), lateral (
@@ -178,7 +186,7 @@ begin
 end
 $$;
 
--- Which history this is: it changes when a copy of the database starts a history of its own.
+-- Identifies the history of this database: the id changes when a copy begins a separate history.
 create table kinora.incarnation (
 	only_row boolean not null default true check (only_row),
 	id       uuid not null default gen_random_uuid(),
@@ -186,7 +194,8 @@ create table kinora.incarnation (
 );
 insert into kinora.incarnation default values;
 
--- How far a projector's segment of the log is; its token fences the one who held the segment before.
+-- The position of each segment of a projector. The token fences the previous holder of the
+-- segment.
 create table kinora.checkpoints (
 	projector  text collate "C" not null,
 	generation int not null,
@@ -196,8 +205,8 @@ create table kinora.checkpoints (
 	constraint checkpoints_pkey primary key (projector, generation, segment)
 ) with (fillfactor = 50);
 
--- Which runners are alive, and what careful workers are about to run. Unlogged: after a crash of the server no process was ended
--- by a message.
+-- The leases of runners, and the messages that careful workers are about to run. Unlogged: if the
+-- server crashed, no message ended a process.
 create unlogged table kinora.runners (
 	runner     text collate "C" not null,
 	expires_at timestamptz not null,

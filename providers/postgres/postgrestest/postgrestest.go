@@ -1,8 +1,8 @@
-// Package postgrestest gives tests of services a PostgreSQL database each.
+// Package postgrestest gives each test of a service a separate PostgreSQL database.
 //
-// The server is the one that KINORA_POSTGRES names (a superuser's connection string), or else a private one
-// that is started from the installed binaries and goes with the test process. Without either the test fails
-// and says what to do; KINORA_SKIP=postgres makes it skip.
+// The server is the one that KINORA_POSTGRES names (a superuser's connection string). If that is
+// empty, a private server is started from the installed binaries and ends with the test process.
+// Without either, the test fails with an instruction; KINORA_SKIP=postgres skips it.
 package postgrestest
 
 import (
@@ -16,9 +16,10 @@ import (
 	"github.com/kinora-go/kinora/providers/postgres"
 )
 
-// Open gives t a migrated database of its own, and drops it when t ends. setup is run once, in the template
-// that all databases with the same setup are cloned from. When t ends, what must hold of a database at rest is
-// checked: versions are contiguous, no claim is live, and no transaction is open.
+// Open returns a new migrated database for t, and drops it when t ends. setup runs once, in the
+// template from which all databases with the same setup are cloned. When t ends, Open checks the
+// invariants of the database: versions are contiguous, no claim is live, and no transaction is
+// open.
 func Open(t testing.TB, cfg *postgres.Config, setup ...string) *postgres.DB {
 	t.Helper()
 	db := OpenBusy(t, cfg, setup...)
@@ -28,14 +29,15 @@ func Open(t testing.TB, cfg *postgres.Config, setup ...string) *postgres.DB {
 			if err := db.Pool().QueryRow(context.Background(), strings.ReplaceAll(q, "kinora.", schema(cfg)+".")).Scan(&broken); err != nil {
 				t.Errorf("check that %s: %v", rule, err)
 			} else if broken > 0 {
-				t.Errorf("at the test's end it must hold that %s: broken %d times", rule, broken)
+				t.Errorf("at the end of the test %s: violated %d times", rule, broken)
 			}
 		}
 	})
 	return db
 }
 
-// OpenBusy is Open for a test that leaves claims or transactions behind on purpose: only the versions are checked.
+// OpenBusy is Open for a test that leaves claims or transactions open on purpose: it checks only
+// the versions.
 func OpenBusy(t testing.TB, cfg *postgres.Config, setup ...string) *postgres.DB {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(DSN(t, cfg, setup...))
@@ -59,13 +61,14 @@ func OpenBusy(t testing.TB, cfg *postgres.Config, setup ...string) *postgres.DB 
 		if err != nil {
 			t.Errorf("check that versions are contiguous: %v", err)
 		} else if broken > 0 {
-			t.Errorf("%d streams whose versions are not contiguous", broken)
+			t.Errorf("%d streams have versions that are not contiguous", broken)
 		}
 	})
 	return db
 }
 
-// DSN is the connection string of such a database, for a test that hands it to another process.
+// DSN returns the connection string of such a database, for a test that passes it to another
+// process.
 func DSN(t testing.TB, cfg *postgres.Config, setup ...string) string {
 	t.Helper()
 	migration, err := postgres.MigrationSQL(schema(cfg))

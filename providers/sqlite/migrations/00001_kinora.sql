@@ -1,14 +1,15 @@
--- Times are integers: milliseconds since 1970 on SQLite's own clock. Text compares byte by byte.
+-- Times are integers: milliseconds since 1970 on SQLite's clock. Text compares byte by byte.
 
--- One row a stream. The row is what an append checks and raises.
+-- One row a stream. An append checks and raises its version.
 create table kinora_streams (
     stream   text primary key,
     category text not null,
     version  integer not null check (version > 0)
 ) strict, without rowid;
 
--- The log. Positions are drawn after the version check, by the one writer that SQLite admits, so they grow in
--- the order of commits; autoincrement never gives a position twice, also after the last events were deleted.
+-- The log of events. Positions are assigned after the version check by the only writer, so they
+-- grow in the order of commits. With autoincrement no position is used twice, even after the last
+-- events were deleted.
 create table kinora_events (
     position       integer primary key autoincrement,
     stream         text not null,
@@ -22,21 +23,23 @@ create table kinora_events (
     unique (stream, version)
 ) strict;
 
--- Messages beside the events. The payload is published byte for byte; it and the headers come last, as what
--- claims look at would else be read through them.
+-- Outgoing messages. The payload is published byte for byte. The payload and the headers come
+-- last, because SQLite reads a row up to the last column that it needs, and claims need neither.
 create table kinora_outbox (
     id              integer primary key autoincrement,
     message_id      text not null,
     topic           text not null,
     key             text not null,
-    open            integer not null default 1 check (open in (0, 1)), -- claims look at it: neither done with nor held
+    -- claims scan it: neither published, skipped nor held
+    open            integer not null default 1 check (open in (0, 1)),
     status          text not null default 'pending'
                     check (status in ('pending', 'claimed', 'published', 'failed', 'held', 'abandoned', 'skipped')),
     attempts        integer not null default 0,
     suspect         integer not null default 0 check (suspect in (0, 1)),
     token           blob,
     claimed_by      text not null default '',
-    next_attempt_at integer not null, -- while claimed, the end of the lease; skipped, when that was
+    -- claimed: the end of the lease; skipped: the time of that
+    next_attempt_at integer not null,
     last_error      text not null default '', -- the class of the error, never its text
     created_at      integer not null,
     last_attempt_at integer,
@@ -46,18 +49,20 @@ create table kinora_outbox (
     unique (topic, message_id)
 ) strict;
 
--- All three stay as small as the backlog that is not held, however many published entries are kept. A claim changes
--- none of them.
+-- All three grow with the open backlog, not with the number of published or held entries. A claim
+-- changes none of them.
 create index kinora_outbox_open on kinora_outbox (id) where open = 1;
-create index kinora_outbox_topic on kinora_outbox (topic, id) where open = 1; -- claims of some topics
+-- claims of some topics
+create index kinora_outbox_topic on kinora_outbox (topic, id) where open = 1;
 create index kinora_outbox_lane on kinora_outbox (topic, key, id) where open = 1;
 
--- These are empty while all goes well. What is stuck may hold others back for long; those may be held.
+-- These are empty in normal operation. A stuck entry may block others for long; those may be
+-- held.
 create index kinora_outbox_stuck on kinora_outbox (topic, key, id) where status in ('failed', 'abandoned');
 create index kinora_outbox_held on kinora_outbox (topic, key, id) where status = 'held';
 create index kinora_outbox_held_id on kinora_outbox (id) where status = 'held';
 
--- A marker says that a handler applied a message. It commits with the handler's writes.
+-- A marker records that a handler applied a message. It commits with the handler's writes.
 create table kinora_markers (
     handler      text not null,
     generation   integer not null,
@@ -69,36 +74,38 @@ create table kinora_markers (
 -- Markers are pruned by age, the oldest of a handler first.
 create index kinora_markers_age on kinora_markers (handler, processed_at);
 
--- The time up to which markers of a handler may be missing, because they were pruned.
+-- Markers of a handler up to this time may be missing, because they were pruned.
 create table kinora_low_water_marks (
     handler       text primary key,
     pruned_before integer not null -- inclusive
 ) strict, without rowid;
 
--- Which build of a projector's read model is live. No row: the first.
+-- The live generation of a projector's read model. No row: generation 1.
 create table kinora_generations (
     projector text primary key,
     live      integer not null
 ) strict, without rowid;
 
--- Messages set aside, in the order of their ids. Those of a lane are a queue. As long as one is open, neither replayed nor
--- skipped, the lane is held: later messages are parked behind. The payload comes last, so that the other columns are
--- read without it.
+-- Parked messages, in the order of their ids. Those of a lane are a queue. While one is open,
+-- neither replayed nor skipped, the lane is held: later messages are parked behind it. The
+-- payload comes last, so that the other columns are read without it.
 create table kinora_parked (
     id          integer primary key autoincrement,
     projector   text not null,
     lane        blob not null,
     state       text not null check (state in ('waiting', 'stuck', 'replayed', 'skipped')),
-    due_at      integer check (due_at is null or state = 'waiting'), -- of the first open message of a lane alone: when it is tried
-    open        integer not null default 1 check (open = (state in ('waiting', 'stuck'))), -- not resolved
-    resolved_at integer check (open = (resolved_at is null)), -- replayed or skipped
+    -- when the first open message of a lane is tried; null for the others
+    due_at      integer check (due_at is null or state = 'waiting'),
+    -- waiting or stuck
+    open        integer not null default 1 check (open = (state in ('waiting', 'stuck'))),
+    resolved_at integer check (open = (resolved_at is null)), -- when it was replayed or skipped
     resolved_by text not null default '',
     reason      text not null default '',
     class       text not null,
     code        text not null,
     attempts    integer not null,
-    handler     text not null, -- the one that failed; '' if none did
-    handlers    text not null check (json_valid(handlers)), -- those that are to run it: an array
+    handler     text not null, -- the handler that failed; '' if none did
+    handlers    text not null check (json_valid(handlers)), -- handlers that are to run it: an array
     message_id  text not null,
     topic       text not null,
     key         text not null,
@@ -109,24 +116,25 @@ create table kinora_parked (
     payload     blob not null
 ) strict;
 
--- A message is parked once for a projector, and again after it was replayed. Messages without an id are all different.
+-- A message is parked once for a projector, and again after it was replayed. Messages without an
+-- id are all different.
 create unique index kinora_parked_message on kinora_parked (projector, message_id)
     where state <> 'replayed' and message_id <> '';
 
--- The first three are empty while all goes well.
+-- The first three are empty in normal operation.
 create index kinora_parked_lane on kinora_parked (projector, lane) where open = 1;
 create index kinora_parked_due on kinora_parked (projector, due_at) where due_at is not null;
 create index kinora_parked_open on kinora_parked (projector) where open = 1;
 create index kinora_parked_resolved on kinora_parked (projector, resolved_at) where open = 0;
 
--- Until when each runner is alive. Commits to this table and the next may be lost in a loss of power, which ends the
--- runners too.
+-- The end of each runner's lease. A loss of power, which ends the runners too, may lose commits
+-- to this table and to the next.
 create table kinora_runners (
     runner     text primary key,
     expires_at integer not null
 ) strict, without rowid;
 
--- The messages that careful workers are about to run: few rows.
+-- Messages that careful workers are about to run: few rows.
 create table kinora_in_flight (
     message_id text not null,
     projector  text not null,
@@ -135,4 +143,4 @@ create table kinora_in_flight (
     primary key (message_id, projector, runner, worker)
 ) strict, without rowid;
 
-create index kinora_doing_worker on kinora_in_flight (runner, worker);
+create index kinora_in_flight_worker on kinora_in_flight (runner, worker);

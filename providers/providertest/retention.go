@@ -6,26 +6,26 @@ import (
 	"github.com/kinora-go/kinora/outbox"
 )
 
-var keepCases = []testCase{
+var retentionCases = []testCase{
 	{
-		name: "what is done with is deleted", play: deletedByAge,
-		rule: "DeleteEntries deletes entries that have been published or skipped for longer than keep says, and never others",
+		name: "old resolved entries are deleted", play: deletedByAge,
+		rule: "DeleteEntries deletes entries that have been published or skipped for longer than keep says, and no others",
 	},
 	{
-		name: "published ones that others keep", play: keepsWhatOthersKeep,
-		rule: "Retention.Published: zero: leave alone what others keep",
+		name: "published ones that others keep", play: leavesOthersEntries,
+		rule: "Retention.Published: zero: leave alone published entries that others keep",
 	},
 	{
-		name: "a deleted entry is forgotten", play: deletedIsForgotten,
-		rule: "A message whose id is in the outbox for that topic already is ignored: not where its entry was deleted",
+		name: "a deleted entry is forgotten", play: deletedIsNew,
+		rule: "A message whose id is in the outbox for that topic already is ignored, unless its entry was deleted",
 	},
 	{
 		name: "deleting page by page", play: deletedInPages,
-		rule: "DeleteEntries looks at entries after Seq after, some thousand at most; it returns how many it deleted, and the Seq to go on after; 0 at the end",
+		rule: "DeleteEntries reads some thousand entries after Seq after. It returns how many it deleted, and the Seq to continue after; 0 at the end",
 	},
 }
 
-// prune ends the case if Prune does not delete so many.
+// prune fails the case unless Prune deletes so many.
 func (s *stage) prune(published, skipped time.Duration, want int) {
 	s.Helper()
 	n, err := outbox.Prune(s.ctx, s.db, outbox.EntryRetention{Published: published, Skipped: skipped})
@@ -38,15 +38,15 @@ func deletedByAge(s *stage) {
 	each := s.oneOfEach("1")
 	before := s.dump()
 	s.prune(time.Hour, time.Hour, 0)
-	s.unchanged(before, "a prune of what is young")
+	s.unchanged(before, "a prune of young entries")
 	s.advance(2 * time.Hour)
 	young := s.oneOfEach("2")
 	s.prune(time.Hour, 3*time.Hour, 1)
-	same(s, "entries of what is deleted", len(s.entries(outbox.Filter{Seqs: []int64{each[outbox.Published].Seq}})), 0)
+	same(s, "published entries left", len(s.entries(outbox.Filter{Seqs: []int64{each[outbox.Published].Seq}})), 0)
 	s.prune(3*time.Hour, time.Hour, 1)
-	same(s, "entries of what is deleted", len(s.entries(outbox.Filter{Seqs: []int64{each[outbox.Skipped].Seq}})), 0)
+	same(s, "skipped entries left", len(s.entries(outbox.Filter{Seqs: []int64{each[outbox.Skipped].Seq}})), 0)
 	s.advance(10_000 * time.Hour)
-	s.prune(0, 0, 1) // the default: 30 days, and nothing of what is published
+	s.prune(0, 0, 1) // the default: 30 days for skipped entries, none for published ones
 	s.prune(time.Nanosecond, 0, 1)
 	for _, es := range []map[outbox.Status]outbox.Entry{each, young} {
 		for status, e := range es {
@@ -57,7 +57,7 @@ func deletedByAge(s *stage) {
 	}
 }
 
-func keepsWhatOthersKeep(s *stage) {
+func leavesOthersEntries(s *stage) {
 	each := s.oneOfEach("1")
 	s.advance(2 * time.Hour)
 	s.prune(0, time.Hour, 1)
@@ -68,7 +68,7 @@ func keepsWhatOthersKeep(s *stage) {
 	same(s, "entries left", len(s.entries(outbox.Filter{})), len(each))
 }
 
-func deletedIsForgotten(s *stage) {
+func deletedIsNew(s *stage) {
 	each := s.oneOfEach("1")
 	s.advance(2 * time.Hour)
 	s.prune(time.Hour, time.Hour, 2)
@@ -85,15 +85,15 @@ func deletedInPages(s *stage) {
 	const n = 4400
 	ms := line(n, "mail", "")
 	for _, i := range []int{0, 1, n / 2, n - 1} {
-		ms[i].Topic = "audit" // stays
+		ms[i].Topic = "audit" // not deleted
 	}
 	entries := s.enqueue(ms...)
-	s.settle(s.db.Skip, outbox.Filter{Topic: "mail"}, n-4)
+	s.resolve(s.db.Skip, outbox.Filter{Topic: "mail"}, n-4)
 	s.advance(2 * time.Hour)
 	remove := func(after int64) (int, int64) {
 		deleted, next, err := s.db.DeleteEntries(s.ctx, outbox.EntryRetention{Published: time.Hour, Skipped: time.Hour}, after)
 		s.ok(err, "delete entries")
-		s.holds(next == 0 || next > after, "%d, to go on after, comes after %d", next, after)
+		s.require(next == 0 || next > after, "the next Seq %d is greater than %d", next, after)
 		return deleted, next
 	}
 	for _, after := range []int64{entries[n-1].Seq, entries[n-1].Seq + 1000} {

@@ -11,33 +11,34 @@ import (
 	"github.com/kinora-go/kinora/outbox"
 )
 
-// What waits for long is held in two statements of one transaction. The first locks entries that others wait for, of
-// each key the first; the second, whose snapshot is newer, holds those behind them. Whoever changes an
-// entry that others wait for must have its lock, and brings held ones back by a statement whose snapshot is newer
-// still: so either it comes first, and the entry is locked here no more, or it finds what was held. Nothing here
-// waits for a lock. Before it, another finds those entries: it looks at some of what is stuck, from where the last
-// look ended, and once around at most. One relay at a time does all this: what it can do for the claims of
-// others, it does for all.
+// Holding takes two statements in one transaction. The first locks the first entry of each key
+// that others wait for. The second, with a newer snapshot, holds the entries behind them. A
+// transaction that changes an entry for which others wait must have its lock, and releases the
+// held ones with a newer snapshot still. So either it comes first, and the entry is no longer
+// locked here, or it finds the held entries. Nothing here waits for a lock.
+//
+// An earlier statement finds the entries to lock: it scans some stuck ones, from the end of the
+// last scan on, and at most all of them once. One relay at a time does this for all relays.
 const (
 	tryHoldSQL = `select pg_try_advisory_xact_lock($1::int, $2::int)`
 
 	stuckHeadsSQL = `
 with ck as materialized (select clock_timestamp() t),
-rest as materialized (
+ahead as materialized (
 	select o.topic, o.key, o.id, ` + waitsLong + ` as waits from kinora.outbox o, ck
 	where o.stuck and (o.topic, o.key, o.id) > ($2::text, $3::text, $4::bigint)
 	order by o.topic, o.key, o.id limit $5::int),
-again as materialized (
+wrapped as materialized (
 	select o.topic, o.key, o.id, ` + waitsLong + ` as waits from kinora.outbox o, ck
 	where o.stuck and (o.topic, o.key, o.id) <= ($2::text, $3::text, $4::bigint)
-	order by o.topic, o.key, o.id limit $5::int - (select count(*) from rest)),
+	order by o.topic, o.key, o.id limit $5::int - (select count(*) from ahead)),
 heads as materialized (
-	select distinct on (topic, key) topic, key, id from (select * from rest union all select * from again) looked
+	select distinct on (topic, key) topic, key, id from (select * from ahead union all select * from wrapped) scanned
 	where waits order by topic, key, id),
 last as materialized (
-	(select 2 as part, topic, key, id from again order by topic desc, key desc, id desc limit 1)
+	(select 2 as part, topic, key, id from wrapped order by topic desc, key desc, id desc limit 1)
 	union all
-	(select 1 as part, topic, key, id from rest order by topic desc, key desc, id desc limit 1)
+	(select 1 as part, topic, key, id from ahead order by topic desc, key desc, id desc limit 1)
 	order by part desc limit 1)
 select array(
 	select h.id from heads h
@@ -45,7 +46,8 @@ select array(
 		select from kinora.outbox f
 		where f.open and f.topic <> '' and f.topic = h.topic and f.key = h.key and f.id > h.id and f.status = 'pending') then true else false end),
 	coalesce((select topic from last), ''), coalesce((select key from last), ''), coalesce((select id from last), 0)`
-	stuckLook = 2000 // stuck entries that one call looks at; the next call goes on
+	// stuck entries that one call scans; the next call continues
+	stuckScan = 2000
 
 	lockHeadsSQL = `
 with ck as materialized (select clock_timestamp() t)
@@ -66,8 +68,8 @@ where o.id = any(array(
 		for update skip locked) f
 	limit $4::bigint))`
 
-	// Lanes that have something set aside, walked by the index from one to the next: what comes first in one, and
-	// is held, waits for nothing if nothing open precedes it.
+	// Walks the lanes with held or abandoned entries by the index. If the first of them is held
+	// and no open entry precedes it, it waits for none.
 	restoreOrphansSQL = `
 with recursive walked as (
 	(select topic, key, id, status, 1 as n from kinora.outbox where held and topic <> '' and (topic, key) > ($1::text, $2::text)
@@ -84,10 +86,11 @@ lanes as (
 		where e.open and e.topic <> '' and e.topic = w.topic and e.key = w.key and e.id < w.id) then false else true end),` + noneGone + restored + `
 select (select count(*) from restored), coalesce(max(topic) filter (where n = $3::int), ''), coalesce(max(key) filter (where n = $3::int), '')
 from walked`
-	orphanLanes = 1000 // that one call looks at; the next call goes on
+	// lanes that one call scans; the next call continues
+	orphanLanes = 1000
 )
 
-// walk is where the next look for orphans, and for what is stuck, begins.
+// walk is where the next scans for orphans and for stuck entries begin.
 type walk struct {
 	mu   sync.Mutex
 	from places
@@ -113,9 +116,9 @@ func (db *Provider) HoldEntries(ctx context.Context, long time.Duration, limit i
 }
 
 func (db *Provider) hold(ctx context.Context, long time.Duration, limit int) (n, restored int, err error) {
-	db.orphans.mu.Lock()
-	from := db.orphans.from
-	db.orphans.mu.Unlock()
+	db.scans.mu.Lock()
+	from := db.scans.from
+	db.scans.mu.Unlock()
 	to := from
 	err = db.inTx(ctx, func(tx pgx.Tx) error {
 		var mine bool
@@ -127,7 +130,7 @@ func (db *Provider) hold(ctx context.Context, long time.Duration, limit int) (n,
 		b.Queue(db.q(restoreOrphansSQL), from.orphans.topic, from.orphans.key, orphanLanes).QueryRow(func(row pgx.Row) error {
 			return row.Scan(&restored, &to.orphans.topic, &to.orphans.key)
 		})
-		b.Queue(db.q(stuckHeadsSQL), long.Microseconds(), from.stuck.topic, from.stuck.key, from.stuck.id, stuckLook).QueryRow(func(row pgx.Row) error {
+		b.Queue(db.q(stuckHeadsSQL), long.Microseconds(), from.stuck.topic, from.stuck.key, from.stuck.id, stuckScan).QueryRow(func(row pgx.Row) error {
 			return row.Scan(&heads, &to.stuck.topic, &to.stuck.key, &to.stuck.id)
 		})
 		if err := tx.SendBatch(ctx, b).Close(); err != nil || len(heads) == 0 {
@@ -140,15 +143,15 @@ func (db *Provider) hold(ctx context.Context, long time.Duration, limit int) (n,
 		return 0, 0, err
 	}
 	if n == limit {
-		to.stuck = from.stuck // there may be more behind these
+		to.stuck = from.stuck // there may be more entries behind these
 	}
-	db.orphans.mu.Lock()
-	db.orphans.from = to
-	db.orphans.mu.Unlock()
+	db.scans.mu.Lock()
+	db.scans.from = to
+	db.scans.mu.Unlock()
 	return n, restored, nil
 }
 
-// holdBehind holds what is behind these, if they are still what others wait for.
+// holdBehind holds the entries behind these, if others still wait for them.
 func (db *Provider) holdBehind(ctx context.Context, tx pgx.Tx, long time.Duration, limit int, heads []int64) (int, error) {
 	rows, err := tx.Query(ctx, db.q(lockHeadsSQL), planned, long.Microseconds(), limit, heads)
 	if err != nil {
@@ -168,7 +171,7 @@ func (db *Provider) holdBehind(ctx context.Context, tx pgx.Tx, long time.Duratio
 	return int(tag.RowsAffected()), err
 }
 
-// inTx runs fn in a transaction of its own.
+// inTx runs fn in a transaction.
 func (db *Provider) inTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	crash.Point("transaction: before")
 	err := pgx.BeginTxFunc(ctx, db.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
@@ -180,16 +183,17 @@ func (db *Provider) inTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	return err
 }
 
-const deleteLook = 2000 // entries that one call looks at
+const deleteScan = 2000 // entries that one call scans
 
-// A published or skipped entry changes no more: what was looked at may be deleted, but for what another relay is
-// deleting at this moment. If all were created later than the shorter time, nothing after them is old enough. Rows with a
-// creation time in the future, which other writers left, do not count for that.
+// A published or skipped entry does not change any more, so a scanned one can be deleted, unless
+// another relay is deleting it. If all scanned entries were created within the shorter retention,
+// the later ones are not old enough. Rows with a creation time in the future, which other writers
+// left, do not count.
 const deleteEntriesSQL = `
 with ck as materialized (select clock_timestamp() t),
 keep as materialized (
 	select t - $3::bigint * interval '1 microsecond' as published, t - $4::bigint * interval '1 microsecond' as skipped from ck),
-looked as materialized (
+scanned as materialized (
 	select o.id, o.created_at,
 		o.status = 'published' and $3::bigint > 0 and o.published_at < keep.published
 			or o.status = 'skipped' and o.next_attempt_at < keep.skipped as over
@@ -197,18 +201,19 @@ looked as materialized (
 deleted as (
 	delete from kinora.outbox where id = any(array(
 		select o.id from kinora.outbox o
-		where o.id = any(array(select id from looked where over)) and o.status in ('published', 'skipped')
+		where o.id = any(array(select id from scanned where over)) and o.status in ('published', 'skipped')
 		order by o.id for update skip locked))
 	returning id)
 select (select count(*) from deleted), case
 	when count(*) = $2::bigint and coalesce(min(created_at) filter (where created_at <= (select t from ck)), '-infinity') <= (select case when $3::bigint > 0 then greatest(published, skipped) else skipped end from keep) then max(id)
 	else 0 end
-from looked`
+from scanned`
 
 // DeleteEntries implements provider.EntryMaintainer.
 func (db *Provider) DeleteEntries(ctx context.Context, keep outbox.EntryRetention, after int64) (n int, next int64, err error) {
-	published := (keep.Published + time.Microsecond - 1).Microseconds() // none is zero but zero itself
-	err = db.pool.QueryRow(ctx, db.q(deleteEntriesSQL), planned, after, deleteLook, published, keep.Skipped.Microseconds()).Scan(&n, &next)
+	// rounded up: only zero is zero
+	published := (keep.Published + time.Microsecond - 1).Microseconds()
+	err = db.pool.QueryRow(ctx, db.q(deleteEntriesSQL), planned, after, deleteScan, published, keep.Skipped.Microseconds()).Scan(&n, &next)
 	if err != nil {
 		return 0, after, fmt.Errorf("delete entries: %w", clear(err))
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
-// enqueue adds a message to each of keys, in order.
+// enqueue adds one message for each of keys, in order.
 func enqueue(t testing.TB, db *sqlite.DB, keys ...string) {
 	t.Helper()
 	tx, err := db.SQL().Begin()
@@ -60,7 +60,7 @@ func published(entries []outbox.Entry, drop bool) []outbox.Mark {
 	return marks
 }
 
-// stick claims the head of each key and makes it stuck.
+// stick claims the first entry of each key and marks it as failed or abandoned.
 func stick(t testing.TB, db *sqlite.DB, to outbox.Status, keys ...string) {
 	t.Helper()
 	for _, key := range keys {
@@ -98,7 +98,7 @@ func in(t testing.TB, db *sqlite.DB, of ...outbox.Status) []int64 {
 	return seqs(entries)
 }
 
-// drain publishes what there is, and returns it in order.
+// drain publishes all claimable entries and returns them in order.
 func drain(t testing.TB, db *sqlite.DB, drop bool) (all []int64) {
 	t.Helper()
 	for {
@@ -111,7 +111,7 @@ func drain(t testing.TB, db *sqlite.DB, drop bool) (all []int64) {
 	}
 }
 
-// What is held is a wall for what comes later, and is not claimed itself: not even where no order is asked for.
+// A held entry blocks later entries of its key, and cannot be claimed, even without order.
 func TestHeldEntriesKeepTheirPlaces(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -126,7 +126,7 @@ func TestHeldEntriesKeepTheirPlaces(t *testing.T) {
 	require.Equal(t, []int64{2, 3, 6}, in(t, db, outbox.Held))
 	require.Equal(t, []int64{1, 2, 3, 6, 7}, seqs(mustList(t, db, outbox.Filter{
 		Key: "a", Status: []outbox.Status{outbox.Abandoned, outbox.Held, outbox.Pending},
-	})), "both indexes in one order")
+	})), "entries of both indexes in one order")
 	counts, err := db.StatusCounts(ctx, outbox.Held, outbox.Pending)
 	require.NoError(t, err)
 	require.Equal(t, map[outbox.Status]int64{outbox.Held: 3, outbox.Pending: 4}, counts)
@@ -138,7 +138,7 @@ func TestHeldEntriesKeepTheirPlaces(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []int64{4, 5, 7, 8}, seqs(loose))
 
-	// Somebody deletes the head by hand: now only held ones are before the last one.
+	// The first entry is deleted by hand: only held ones precede the last one.
 	_, err = db.SQL().Exec(`delete from kinora_outbox where id = 1`)
 	require.NoError(t, err)
 	some, err := db.EntryCandidates(ctx, provider.EntryQuery{}, 100)
@@ -147,17 +147,17 @@ func TestHeldEntriesKeepTheirPlaces(t *testing.T) {
 	mine := claim.Terms{Token: claim.NewToken()}
 	_, ok, err := db.TakeEntry(ctx, loose[2], provider.EntryQuery{}, mine)
 	require.NoError(t, err)
-	require.False(t, ok, "held entries are before it")
+	require.False(t, ok, "held entries precede it")
 	for _, seq := range in(t, db, outbox.Held) {
 		e := mustList(t, db, outbox.Filter{Seqs: []int64{seq}})[0]
 		for _, q := range []provider.EntryQuery{{}, {Unordered: true}} {
 			_, ok, err = db.TakeEntry(ctx, e, q, mine)
 			require.NoError(t, err)
-			require.False(t, ok, "a held one")
+			require.False(t, ok, "a held entry")
 		}
 	}
 	hold(t, db, 0, 0)
-	require.Equal(t, []int64{3, 6}, in(t, db, outbox.Held), "the first one waits for nothing")
+	require.Equal(t, []int64{3, 6}, in(t, db, outbox.Held), "the first held entry is released, because none precedes it")
 	require.Equal(t, []int64{2, 4, 5, 8, 3, 6, 7}, drain(t, db, false))
 }
 
@@ -168,7 +168,8 @@ func mustList(t testing.TB, db *sqlite.DB, f outbox.Filter) []outbox.Entry {
 	return entries
 }
 
-// Held entries come back in their places, whatever ends the wait; entries that came meanwhile wait for them.
+// Held entries return in their places, however the wait ends. Entries added meanwhile wait for
+// them.
 func TestHeldEntriesComeBackInOrder(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -183,21 +184,21 @@ func TestHeldEntriesComeBackInOrder(t *testing.T) {
 			require.NoError(t, shiftBack(db.SQL(), 2*time.Hour))
 			entries := claimAll(t, db, provider.EntryQuery{})
 			require.Equal(t, []int64{1}, seqs(entries))
-			require.Len(t, in(t, db, outbox.Held), n-1, "the claim alone ends nothing")
+			require.Len(t, in(t, db, outbox.Held), n-1, "a claim alone releases none")
 			markAll(t, db, published(entries, drop)...)
 		}
 	}
 	for name, c := range map[string]struct {
 		stuck outbox.Status
 		end   func(t *testing.T, db *sqlite.DB)
-		first int64 // to be published after it
-		back  int   // held ones, at once
+		first int64 // first to be published after the wait
+		back  int   // how many held entries are released at once
 		drop  bool
 	}{
-		"requeue":   {outbox.Abandoned, requeue, 1, 499, false},
-		"at once":   {outbox.Failed, requeue, 1, 499, true},
-		"published": {outbox.Failed, publish(false), 2, 500, false},
-		"dropped":   {outbox.Failed, publish(true), 2, 500, true},
+		"requeue":                   {outbox.Abandoned, requeue, 1, 499, false},
+		"requeue of a failed entry": {outbox.Failed, requeue, 1, 499, true},
+		"published":                 {outbox.Failed, publish(false), 2, 500, false},
+		"dropped":                   {outbox.Failed, publish(true), 2, 500, true},
 		"skip": {outbox.Abandoned, func(t *testing.T, db *sqlite.DB) {
 			n, err := db.Skip(ctx, outbox.Filter{Seqs: []int64{1}})
 			require.NoError(t, err)
@@ -212,14 +213,14 @@ func TestHeldEntriesComeBackInOrder(t *testing.T) {
 			hold(t, db, 10_000, n-1)
 			enqueue(t, db, "a", "a")
 			c.end(t, db)
-			require.Len(t, in(t, db, outbox.Held), n-1-c.back, "a window of them is back")
+			require.Len(t, in(t, db, outbox.Held), n-1-c.back, "one window of them is released")
 			want := []int64{}
 			for seq := c.first; seq <= n+2; seq++ {
 				want = append(want, seq)
 			}
 			for len(want) > 0 {
 				entries := claimAll(t, db, provider.EntryQuery{})
-				require.Equal(t, want[:min(100, len(want))], seqs(entries), "nothing is in the way")
+				require.Equal(t, want[:min(100, len(want))], seqs(entries), "no entry is blocked")
 				want = want[len(entries):]
 				markAll(t, db, published(entries, c.drop)...)
 			}
@@ -228,7 +229,7 @@ func TestHeldEntriesComeBackInOrder(t *testing.T) {
 	}
 }
 
-// What brings a key back leaves others held.
+// Releasing a key leaves the entries of other keys held.
 func TestOtherKeysStayHeld(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -241,7 +242,7 @@ func TestOtherKeysStayHeld(t *testing.T) {
 	require.Equal(t, 1, n)
 	skipped := mustList(t, db, outbox.Filter{Status: []outbox.Status{outbox.Skipped}})
 	require.Equal(t, []int64{3}, seqs(skipped))
-	require.WithinDuration(t, clock(t, db.SQL()), skipped[0].NextAttemptAt, time.Minute, "when that was")
+	require.WithinDuration(t, clock(t, db.SQL()), skipped[0].NextAttemptAt, time.Minute, "the time of the skip")
 	require.Equal(t, []int64{4}, in(t, db, outbox.Held))
 	hold(t, db, 100, 1)
 	require.Equal(t, []int64{4, 5}, in(t, db, outbox.Held))
@@ -251,23 +252,25 @@ func TestOtherKeysStayHeld(t *testing.T) {
 	require.Equal(t, []int64{2, 4}, drain(t, db, true))
 }
 
-// Short waits are not worth it, and what fails at the end of a backoff is held again.
-func TestOnlyLongWaitsHold(t *testing.T) {
+// Entries behind a short wait are not held. If an entry fails again after its backoff, those
+// behind it are held again.
+func TestOnlyLongWaitsAreHeld(t *testing.T) {
 	t.Parallel()
 	db := open(t, nil)
 	enqueue(t, db, "a", "a", "a")
 	stick(t, db, outbox.Failed, "a")
-	require.NoError(t, shiftBack(db.SQL(), time.Hour-long+time.Minute)) // it has less than long to go
+	// its remaining backoff is shorter than long
+	require.NoError(t, shiftBack(db.SQL(), time.Hour-long+time.Minute))
 	hold(t, db, 100, 0)
 	require.NoError(t, shiftBack(db.SQL(), -2*time.Minute))
 	hold(t, db, 100, 2)
 	require.NoError(t, shiftBack(db.SQL(), 2*time.Hour))
 	hold(t, db, 100, 0)
-	require.Equal(t, []int64{2, 3}, in(t, db, outbox.Held), "they are not freed by the clock")
+	require.Equal(t, []int64{2, 3}, in(t, db, outbox.Held), "time alone does not release them")
 	require.Equal(t, []int64{1, 2, 3}, drain(t, db, false))
 }
 
-// Held is what is pending behind the stuck one: not what is before it, and not what somebody has.
+// Only pending entries behind the stuck one are held: not earlier ones, and not claimed ones.
 func TestOnlyPendingFollowersAreHeld(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -289,7 +292,7 @@ func TestOnlyPendingFollowersAreHeld(t *testing.T) {
 	require.Equal(t, []int64{5}, in(t, db, outbox.Held))
 }
 
-// In many keys, of several topics, the first held one is found where nothing precedes it any more.
+// With many keys and topics, the first held entry of a key is released once no entry precedes it.
 func TestOrphansOfManyKeys(t *testing.T) {
 	t.Parallel()
 	db := open(t, nil)
@@ -297,7 +300,7 @@ func TestOrphansOfManyKeys(t *testing.T) {
 	for i := range 50 {
 		keys = append(keys, fmt.Sprint("k", i%25))
 	}
-	enqueue(t, db, append(keys, keys...)...) // four of each
+	enqueue(t, db, append(keys, keys...)...) // four entries of each key
 	_, err := db.SQL().Exec(`update kinora_outbox set topic = 'topic' || (substr(key, 2) % 3)`)
 	require.NoError(t, err)
 	stick(t, db, outbox.Abandoned, keys[:25]...)
@@ -314,12 +317,12 @@ func TestOrphansOfManyKeys(t *testing.T) {
 	require.Len(t, in(t, db, outbox.Held), 6)
 }
 
-// An idle relay looks, and begins no transaction: neither to hold nor to delete.
-func TestIdleKeeping(t *testing.T) {
+// If an idle relay has nothing to hold or delete, it begins no transaction.
+func TestIdleMaintenanceBeginsNoTransaction(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
 	db, tr := traced(t, 1, routed())
-	look := func() {
+	scan := func() {
 		t.Helper()
 		require.Len(t, tr.during(func() {
 			hold(t, db, 100, 0)
@@ -329,10 +332,10 @@ func TestIdleKeeping(t *testing.T) {
 			require.Zero(t, next)
 		}), 2)
 	}
-	look()
+	scan()
 	_, err := db.Append(ctx, "review-1", eventstore.NoStream, drafts(3))
 	require.NoError(t, err)
 	stick(t, db, outbox.Abandoned, "review-1")
 	hold(t, db, 100, 2)
-	look()
+	scan()
 }

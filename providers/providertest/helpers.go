@@ -15,7 +15,7 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// newID is a random UUID in lower-case canonical form.
+// newID returns a random UUID in lower-case canonical form.
 func newID() string {
 	var b [16]byte
 	_, _ = rand.Read(b[:]) // never fails
@@ -23,7 +23,7 @@ func newID() string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// draft is a good draft with a new id.
+// draft returns a valid draft with a new id.
 func draft() eventstore.Draft {
 	return eventstore.Draft{ID: newID(), Type: "thing.happened", Schema: 1, Data: []byte(`{"n":1}`)}
 }
@@ -45,7 +45,7 @@ func idsOf(ds []eventstore.Draft) []string {
 	return ids
 }
 
-// append appends, and ends the case on an error.
+// append appends, and fails the case on an error.
 func (s *stage) append(stream string, expected eventstore.Expected, ds ...eventstore.Draft) eventstore.Appended {
 	s.Helper()
 	at, err := s.db.Append(s.ctx, stream, expected, ds)
@@ -53,7 +53,7 @@ func (s *stage) append(stream string, expected eventstore.Expected, ds ...events
 	return at
 }
 
-// read reads a stream to its end, and ends the case on an error.
+// read reads a stream to its end, and fails the case on an error.
 func (s *stage) read(from eventstore.Store, stream string, after int64) []eventstore.Raw {
 	s.Helper()
 	var events []eventstore.Raw
@@ -64,7 +64,8 @@ func (s *stage) read(from eventstore.Store, stream string, after int64) []events
 	return events
 }
 
-// readIDs is the ids of a stream in order. It ends the case if the versions are not 1, 2, 3 and so on.
+// readIDs returns the ids of a stream in order. It fails the case if the versions are not 1, 2, 3
+// and so on.
 func (s *stage) readIDs(stream string) []string {
 	s.Helper()
 	ids := []string{}
@@ -76,14 +77,14 @@ func (s *stage) readIDs(stream string) []string {
 	return ids
 }
 
-// dump is all that can be read from a store.
+// dump is the content of a store.
 type dump struct {
 	events  map[string][]eventstore.Raw
 	entries []outbox.Entry
 	parked  []provider.Parked
 }
 
-// dump reads everything, of these streams.
+// dump reads all entries and parked messages, and the events of these streams.
 func (s *stage) dump(streams ...string) dump {
 	s.Helper()
 	d := dump{events: map[string][]eventstore.Raw{}, entries: s.entries(outbox.Filter{})}
@@ -94,7 +95,7 @@ func (s *stage) dump(streams ...string) dump {
 	return d
 }
 
-// unchanged ends the case if anything was written since before was taken.
+// unchanged fails the case if anything was written since the dump before.
 func (s *stage) unchanged(before dump, since string) {
 	s.Helper()
 	streams := make([]string, 0, len(before.events))
@@ -102,11 +103,11 @@ func (s *stage) unchanged(before dump, since string) {
 		streams = append(streams, stream)
 	}
 	if now := s.dump(streams...); !reflect.DeepEqual(before, now) {
-		s.Fatalf("something was written by %s:\nbefore %+v\nnow    %+v", since, before, now)
+		s.Fatalf("%s wrote something:\nbefore %+v\nnow    %+v", since, before, now)
 	}
 }
 
-// entries reads all that f picks, page by page, with times and empty values in one form.
+// entries reads all that f selects, page by page, with times and empty values in one form.
 func (s *stage) entries(f outbox.Filter) []outbox.Entry {
 	s.Helper()
 	all := []outbox.Entry{}
@@ -117,14 +118,14 @@ func (s *stage) entries(f outbox.Filter) []outbox.Entry {
 			return all
 		}
 		for _, e := range page {
-			s.holds(e.Seq > f.After, "entry %d comes after %d", e.Seq, f.After)
+			s.require(e.Seq > f.After, "entry %d comes after %d", e.Seq, f.After)
 			f.After = e.Seq
 			all = append(all, plain(e))
 		}
 	}
 }
 
-// plain is e in the one form that reflect.DeepEqual compares well.
+// plain returns e in a form that reflect.DeepEqual can compare.
 func plain(e outbox.Entry) outbox.Entry {
 	for _, at := range []*time.Time{&e.NextAttemptAt, &e.CreatedAt, &e.LastAttemptedAt, &e.PublishedAt} {
 		*at = at.UTC().Round(0)
@@ -146,7 +147,7 @@ func (s *stage) entry(seq int64) outbox.Entry {
 	return found[0]
 }
 
-// enqueue adds messages in a transaction of their own and returns their entries.
+// enqueue adds messages in a separate transaction and returns their entries.
 func (s *stage) enqueue(ms ...outbox.Message) []outbox.Entry {
 	s.Helper()
 	var after int64
@@ -157,7 +158,7 @@ func (s *stage) enqueue(ms ...outbox.Message) []outbox.Entry {
 	return s.entries(outbox.Filter{After: after})
 }
 
-// line is n messages of one topic and key.
+// line returns n messages of one topic and key.
 func line(n int, topic, key string) []outbox.Message {
 	ms := make([]outbox.Message, n)
 	for i := range ms {
@@ -174,7 +175,7 @@ func seqsOf(entries []outbox.Entry) []int64 {
 	return seqs
 }
 
-// invalid ends the case if err is not an *eventstore.InvalidError.
+// invalid fails the case unless err is an *eventstore.InvalidError.
 func (s *stage) invalid(err error, doing string) {
 	s.Helper()
 	if _, ok := errors.AsType[*eventstore.InvalidError](err); !ok || !errors.Is(err, eventstore.ErrInvalid) {
@@ -182,8 +183,8 @@ func (s *stage) invalid(err error, doing string) {
 	}
 }
 
-// sameJSON compares JSON as values: a database may keep its own spelling of an event's data, and no more
-// than that: every digit of a number counts.
+// sameJSON compares JSON as values: a database may spell an event's data differently, but every
+// digit of a number counts.
 func sameJSON(a, b []byte) bool {
 	x, errX := jsonValue(a)
 	y, errY := jsonValue(b)

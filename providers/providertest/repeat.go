@@ -8,39 +8,39 @@ import (
 	"github.com/kinora-go/kinora/outbox"
 )
 
-const againRule = "If the ids of all events are in this stream already, in order, at expected+1 and on (for Any: anywhere, contiguous), " +
-	"nothing is written and the stored place is returned, Replayed set, whatever was appended later. " +
-	"If only some are, or one is elsewhere, it is ErrEventIDReused"
+const againRule = "If the ids of all events are already in this stream, in order and contiguous, from version expected+1 on (for Any: anywhere), " +
+	"nothing is written. The result is their place with Replayed set, even if later events were appended. " +
+	"If only some ids are stored, or one is stored elsewhere, the error is ErrEventIDReused"
 
 var againCases = []testCase{
 	{name: "appending again", rule: againRule, options: Options{Route: outbox.ByCategory}, play: appendingAgain},
 	{name: "appending again in a caller's transaction", rule: againRule, options: Options{Route: outbox.ByCategory}, play: appendingAgainInTx},
 	{
 		name: "the same append many times at once", play: sameAppendAtOnce, options: Options{Route: outbox.ByCategory},
-		rule: againRule + ". So of many callers that ask for the same append at once, one writes, and all succeed",
+		rule: againRule + ". Therefore, of many callers with the same append at once, one writes, and all succeed",
 	},
 	{
 		name: "an append that was rolled back is new", play: rolledBackIsNew,
-		rule: "Replayed is for what is stored; what was rolled back never was",
+		rule: "Replayed is set only for stored events, not for events that were rolled back",
 	},
 }
 
-// again is an append over a stream that holds the events 0 to 4, appended as 0 1, 2, and 3 4; another stream
-// holds event 5; events 6 and 7 are new.
-type again struct {
+// repeat is an append to streams with these events: review-1 has the events 0 to 4, appended as 0
+// 1, 2, and 3 4; review-2 has event 5. The events 6 and 7 are new.
+type repeat struct {
 	name     string
 	stream   string
 	expected eventstore.Expected
 	events   []int
-	version  int64 // where the events are stored; 0: ErrEventIDReused
+	version  int64 // version of the last stored event; 0: ErrEventIDReused
 }
 
-var repeats = []again{
+var repeats = []repeat{
 	{"a repeat after later appends", "review-1", eventstore.NoStream, []int{0, 1}, 2},
 	{"a repeat of one event", "review-1", 2, []int{2}, 3},
 	{"a repeat of the last append", "review-1", 3, []int{3, 4}, 5},
 	{"a repeat at any version", "review-1", eventstore.Any, []int{0, 1}, 2},
-	{"a repeat of the last at any version", "review-1", eventstore.Any, []int{3, 4}, 5},
+	{"a repeat of the last append at any version", "review-1", eventstore.Any, []int{3, 4}, 5},
 	{"one event of an append", "review-1", 1, []int{1}, 2},
 	{"one event of an append at any version", "review-1", eventstore.Any, []int{3}, 4},
 	{"across two appends", "review-1", 1, []int{1, 2}, 3},
@@ -56,7 +56,7 @@ var repeats = []again{
 	{"expected as a new stream", "review-1", eventstore.NoStream, []int{3, 4}, 0},
 	{"another stream", "review-2", 1, []int{0, 1}, 0},
 	{"another stream at any version", "review-2", eventstore.Any, []int{0}, 0},
-	{"a stream that is not there", "review-3", eventstore.NoStream, []int{0, 1}, 0},
+	{"a stream that does not exist", "review-3", eventstore.NoStream, []int{0, 1}, 0},
 	{"two streams", "review-1", eventstore.Any, []int{4, 5}, 0},
 	{"old, then new", "review-1", 4, []int{4, 6}, 0},
 	{"old, then new at any version", "review-1", eventstore.Any, []int{4, 6}, 0},
@@ -79,16 +79,16 @@ func appendingAgain(s *stage) {
 	ds := s.againSetting()
 	before := s.dump("review-1", "review-2", "review-3")
 	for _, c := range repeats {
-		s.again(s.db, c, ds)
+		s.repeat(s.db, c, ds)
 		s.unchanged(before, c.name)
 	}
 	at := s.append("review-1", 5, ds[6], ds[7])
 	same(s, "version of the new events", at.Version, int64(7))
-	s.holds(!at.Replayed, "new events are not replayed")
+	s.require(!at.Replayed, "new events are not replayed")
 }
 
-// again plays one row on to.
-func (s *stage) again(to eventstore.Store, c again, ds []eventstore.Draft) {
+// repeat plays one row on a store.
+func (s *stage) repeat(to eventstore.Store, c repeat, ds []eventstore.Draft) {
 	s.Helper()
 	events := make([]eventstore.Draft, len(c.events))
 	for i, n := range c.events {
@@ -96,7 +96,7 @@ func (s *stage) again(to eventstore.Store, c again, ds []eventstore.Draft) {
 	}
 	at, err := to.Append(s.ctx, c.stream, c.expected, events)
 	if c.version == 0 {
-		s.holds(errors.Is(err, eventstore.ErrEventIDReused), "%s: the error %v is ErrEventIDReused", c.name, err)
+		s.require(errors.Is(err, eventstore.ErrEventIDReused), "%s: the error %v is ErrEventIDReused", c.name, err)
 		same(s, c.name, at, eventstore.Appended{})
 		return
 	}
@@ -112,7 +112,7 @@ func appendingAgainInTx(s *stage) {
 	before := s.dump("review-1", "review-2", "review-3")
 	s.ok(s.inTx(s.ctx, func(view TxView, add Add) error {
 		for _, c := range repeats {
-			s.again(view, c, ds)
+			s.repeat(view, c, ds)
 		}
 		return add(s.ctx, "after them all", 1)
 	}), "commit")
@@ -120,7 +120,8 @@ func appendingAgainInTx(s *stage) {
 	s.unchanged(before, "appends again")
 
 	s.ok(s.inTx(s.ctx, func(view TxView, _ Add) error {
-		for replayed := range 2 { // the second finds the first, before it has committed
+		// the second append finds the first before its commit
+		for replayed := range 2 {
 			at, err := view.Append(s.ctx, "review-1", 5, ds[6:8])
 			if err != nil {
 				return err
@@ -139,14 +140,14 @@ func sameAppendAtOnce(s *stage) {
 		stream, ds := fmt.Sprintf("review-%d", i), drafts(3)
 		ats, errs := make([]eventstore.Appended, callers), make([]error, callers)
 		together(callers, func(i int) { ats[i], errs[i] = s.db.Append(s.ctx, stream, expected, ds) })
-		s.ok(errors.Join(errs...), "append the same")
+		s.ok(errors.Join(errs...), "append the same events")
 		wrote := 0
 		for _, at := range ats {
 			if !at.Replayed {
 				wrote++
 			}
 			at.Replayed, ats[0].Replayed = false, false
-			same(s, "place that each is told", at, ats[0])
+			same(s, "result of each caller", at, ats[0])
 		}
 		same(s, "callers that wrote", wrote, 1)
 		same(s, "ids in "+stream, s.readIDs(stream), idsOf(ds))
@@ -161,8 +162,8 @@ func rolledBackIsNew(s *stage) {
 		s.ok(err, "append")
 		return undo
 	})
-	s.holds(errors.Is(err, undo), "the error %v is that of the function", err)
+	s.require(errors.Is(err, undo), "the error %v is that of the function", err)
 	at := s.append("review-1", eventstore.NoStream, ds...)
-	s.holds(!at.Replayed, "what was rolled back is new")
+	s.require(!at.Replayed, "an append after a rollback is new")
 	same(s, "version", at.Version, int64(2))
 }

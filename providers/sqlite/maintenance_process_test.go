@@ -17,8 +17,8 @@ import (
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
-// childKeeps holds what waits for long, and has what is stuck go on, until it is told to stop.
-func childKeeps(path string) error {
+// childHolds holds entries and requeues stuck ones until its parent sends a line.
+func childHolds(path string) error {
 	ctx := context.Background()
 	db, err := sqlite.Open(ctx, path, nil)
 	if err != nil {
@@ -28,7 +28,7 @@ func childKeeps(path string) error {
 	stop := make(chan struct{})
 	go func() {
 		defer close(stop)
-		told()
+		awaitLine()
 	}()
 	held := 0
 	for {
@@ -47,14 +47,14 @@ func childKeeps(path string) error {
 	}
 }
 
-// One process publishes and fails now and then, the other holds what waits and requeues: every key is published in
-// order, each of its entries once, while more of them come in.
-func TestOrderThroughHoldsOfAnotherProcess(t *testing.T) {
+// One process publishes and sometimes fails, the other holds and requeues. The entries of every
+// key are published once and in order, while more are added.
+func TestOrderWhileAnotherProcessHolds(t *testing.T) {
 	t.Parallel()
 	ctx := within(t, time.Minute)
 	path := migrated(t)
 	db := openAt(t, path, nil)
-	other := start(t, "keep", path)
+	other := start(t, "hold", path)
 	require.Equal(t, "ready", other.line())
 	const keys, each = 5, 30
 	order := map[string][]int64{}
@@ -85,7 +85,7 @@ func TestOrderThroughHoldsOfAnotherProcess(t *testing.T) {
 		require.NoError(t, err)
 		require.Empty(t, late)
 	}
-	other.tell("stop")
+	other.send("stop")
 	t.Log("held:", other.line())
 	other.wait()
 	for key, seqs := range order {
@@ -96,11 +96,12 @@ func TestOrderThroughHoldsOfAnotherProcess(t *testing.T) {
 	require.Empty(t, in(t, db, outbox.Pending, outbox.Held, outbox.Failed, outbox.Abandoned, outbox.Claimed))
 }
 
-// A claim beside a large backlog that waits behind one stuck entry costs next to nothing, once that is held. It is
-// compared with what it cost before, on the same machine at about the same time.
-func TestClaimBesideWhatIsHeld(t *testing.T) {
+// A claim next to a large backlog behind one stuck entry costs almost nothing once the backlog is
+// held. The test compares it with the cost before, on the same machine at about the same time.
+func TestClaimSkipsHeldEntries(t *testing.T) {
 	t.Parallel()
-	const n, tries = 2000, 3 // with 100,000, see BenchmarkClaimBesideHeld
+	// BenchmarkClaimWithHeldBacklog has 100,000
+	const n, tries = 2000, 3
 	db := open(t, nil)
 	median := func() time.Duration {
 		var took []time.Duration
@@ -128,11 +129,11 @@ func TestClaimBesideWhatIsHeld(t *testing.T) {
 	after := median()
 	began = time.Now()
 	hold(t, db, 10_000, 0)
-	t.Logf("a claim: %s beside an empty outbox, %s beside %d that wait, %s once they are held, which took %s; a look for more %s",
+	t.Logf("a claim: %s with an empty outbox, %s with %d blocked entries, %s once they are held, which took %s; a scan for more to hold: %s",
 		empty, before, n, after, holding, time.Since(began))
 	require.Less(t, 10*after, before)
 
-	// And what comes later waits without a walk over those before it.
+	// Later entries of the key wait without a walk over the held ones.
 	enqueue(t, db, slices.Repeat([]string{"a"}, 50)...)
 	require.Less(t, 5*median(), before)
 }
