@@ -39,8 +39,8 @@ func TestPoisonAmongGoodTraffic(t *testing.T) {
 	}
 }
 
-// Poison at the front of a topic does not keep the others waiting for long, also where a relay has just begun
-// and knows of nothing that got through.
+// Poison at the front of a topic does not delay other keys for long, even if the relay has just started and has not yet
+// published anything.
 func TestPoisonAtTheFront(t *testing.T) {
 	t.Parallel()
 	for _, cfg := range []outbox.RelayConfig{{}, {OrderedPublisher: true}, {Unordered: true}} {
