@@ -81,7 +81,7 @@ func TestAnOutageCostsOneAttemptForEachRelay(t *testing.T) {
 	})
 }
 
-// What died in mid-batch is an outage for the rest of the batch, but for a few that count an attempt.
+// A broker that fails in the middle of a batch is an outage for the rest of the batch: only a few entries count an attempt.
 func TestOutageInMidBatch(t *testing.T) {
 	t.Parallel()
 	for name, keys := range map[string]int{"a key": 1, "keys": 20} {
@@ -131,7 +131,7 @@ func TestOutageThatFlaps(t *testing.T) {
 	}
 }
 
-// What was learnt from a long outage is forgotten once it is over: a short one costs little.
+// A relay forgets the pauses of a long outage when the outage ends, so a short one afterwards costs little.
 func TestOutageThenAShortOne(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -12,5 +12,5 @@ func TestMain(m *testing.M) {
 		os.Exit(child(role))
 	}
 	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("os/exec.(*Cmd).Wait"), // the shared server lives as long as the process
-		goleak.IgnoreAnyFunction("github.com/kinora-go/kinora/internal/pgtest.Start.func1"))
+		goleak.IgnoreAnyFunction("github.com/kinora-go/kinora/internal/testserver.run.func1"))
 }

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	goleak.VerifyTestMain(m,
-		goleak.IgnoreAnyFunction("github.com/kinora-go/kinora/internal/redistest.Start.func1"), // the shared server lives as long as the process
+		goleak.IgnoreAnyFunction("github.com/kinora-go/kinora/internal/testserver.run.func1"), // the shared server lives as long as the process
 		// A client that has met an outage looks for the server every second, until it notices that it was closed.
 		goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))
 }
