@@ -17,11 +17,13 @@ test: race fault-short ## every test, the race detector on, mutants included; li
 # SQLite itself, which is C made Go, is left without the race detector: with it, its tests take ten times as long. Its driver
 # and all that is ours have it.
 #
+# A program with the race detector sleeps for a second before it exits. Tests end programs often, so they sleep less.
+#
 # Without Redis, pgbouncer or a browser, and without a way to install them, the tests of these are skipped, and said to be.
 race: gcc postgres
 	@mkdir -p $(BIN)
 	@for tool in redis pgbouncer browser; do $(MAKE) -s $$tool || KINORA_SKIP="$$KINORA_SKIP,$$tool"; done; export KINORA_SKIP; \
-	go test -race -gcflags=modernc.org/sqlite/lib=-race=false -v -timeout 30m work > $(BIN)/test.log 2>&1; status=$$?; \
+	GORACE=atexit_sleep_ms=100 go test -race -gcflags=modernc.org/sqlite/lib=-race=false -v -timeout 30m work > $(BIN)/test.log 2>&1; status=$$?; \
 	if [ $$status -ne 0 ]; then grep -vE '^(=== |\s*--- PASS|\s*--- SKIP)' $(BIN)/test.log; \
 	else grep -E '^(ok|FAIL|\?)' $(BIN)/test.log; fi; \
 	echo "skipped: $$(grep -cE '^\s*--- SKIP' $(BIN)/test.log)"; \
@@ -66,7 +68,11 @@ browser:
 	{ echo "the tests need a browser: install the package chromium, or set KINORA_SKIP=browser"; exit 1; }
 
 fault: server ## every fault on real processes, judged from outside, in 45 minutes (CELL=kill,zombie for some, SEED=7 again); writes tests/fault/report.json
+	@[ -n "$(CELL)" ] || $(MAKE) -s long
 	go run ./tests/fault -cell "$(CELL)" -seed "$(or $(SEED),0)" $(ARGS)
+
+long: server ## the long form of the tests that have one (see internal/longtest), in ten minutes; part of make fault
+	KINORA_LONG=1 go test -count=1 -timeout 30m ./outbox ./providers/postgres
 
 fault-short: ## each fault for some seconds, in three minutes (CELL=, SEED=)
 	@mkdir -p $(BIN)
@@ -103,4 +109,4 @@ $(BIN)/golangci-lint-$(GOLANGCI):
 	GOBIN=$(BIN) GOFLAGS=-mod=mod go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
 	mv $(BIN)/golangci-lint $@
 
-.PHONY: help demo test race gcc postgres server redis pgbouncer browser fault fault-short mutants bench lint
+.PHONY: help demo test race gcc postgres server redis pgbouncer browser fault long fault-short mutants bench lint

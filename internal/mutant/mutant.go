@@ -107,7 +107,8 @@ func (t Test) Run(ctx context.Context, root, overlay string) (failure, output st
 	for name := range strings.SplitSeq(t.Name, "/") {
 		run = append(run, "^"+regexp.QuoteMeta(name)+"$")
 	}
-	cmd := exec.CommandContext(ctx, "go", "test", "-count=1", "-timeout=2m", "-overlay", overlay, "-run", strings.Join(run, "/"), t.Package)
+	cmd := exec.CommandContext(ctx, "go", "test", "-count=1", "-timeout=2m", "-overlay", overlay, "-run", strings.Join(run, "/"),
+		"-vet=off", "-ldflags=-s", t.Package) // vet and debug information take a third of the build
 	cmd.Dir = root
 	out, _ := cmd.CombinedOutput() // the output contains more than the error
 	failed := regexp.MustCompile(`(?m)^\s*--- FAIL: ` + regexp.QuoteMeta(t.Name) + ` .*`)

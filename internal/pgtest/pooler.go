@@ -8,12 +8,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/internal/testserver"
 )
 
 const poolerRemedy = "no pgbouncer: install Debian's package pgbouncer (make test does), or set KINORA_SKIP=pgbouncer"
@@ -21,20 +20,19 @@ const poolerRemedy = "no pgbouncer: install Debian's package pgbouncer (make tes
 // ErrNoPooler means that pgbouncer is not installed.
 var ErrNoPooler = errors.New(poolerRemedy)
 
-// keepPooler runs pgbouncer and stops it when standard input ends, as keep does for a server.
+// keepPooler runs pgbouncer until standard input ends, and removes its directory.
 const keepPooler = `
-"$1" "$2/pgbouncer.ini" >> "$2.log" 2>&1 < /dev/null &
+"$1" "$2/pgbouncer.ini" >> "$2/log" 2>&1 < /dev/null &
 pid=$!
 cat > /dev/null
 while kill -TERM $pid 2> /dev/null; do sleep 0.1; done
-rm -rf "$2" "$2.log"
+rm -rf "$2"
 `
 
 // Pooler is a private pgbouncer in transaction mode.
 type Pooler struct {
 	host string
-	life *os.File // pgbouncer ends when this is closed, and so when this process ends
-	done chan struct{}
+	keep *testserver.Process
 }
 
 // NewPooler starts a pgbouncer in transaction mode in front of a server, for one test. Settings
@@ -42,9 +40,7 @@ type Pooler struct {
 // KINORA_SKIP=pgbouncer.
 func NewPooler(t testing.TB, server string, settings ...string) *Pooler {
 	t.Helper()
-	if slices.Contains(strings.Split(os.Getenv("KINORA_SKIP"), ","), "pgbouncer") {
-		t.Skip("KINORA_SKIP=pgbouncer")
-	}
+	testserver.Skip(t, "pgbouncer")
 	p, err := startPooler(server, settings...)
 	if err != nil {
 		t.Fatal(err)
@@ -72,10 +68,7 @@ func (p *Pooler) DSN(t testing.TB, dsn string, parameters ...string) string {
 }
 
 // Stop stops the pooler.
-func (p *Pooler) Stop() {
-	_ = p.life.Close()
-	<-p.done
-}
+func (p *Pooler) Stop() { p.keep.Stop() }
 
 func startPooler(server string, settings ...string) (*Pooler, error) {
 	bin, err := exec.LookPath("pgbouncer")
@@ -92,7 +85,7 @@ func startPooler(server string, settings ...string) (*Pooler, error) {
 	if err != nil {
 		return nil, err
 	}
-	port, err := freePort()
+	port, err := testserver.FreePort()
 	if err != nil {
 		return nil, err
 	}
@@ -108,46 +101,17 @@ func startPooler(server string, settings ...string) (*Pooler, error) {
 	if err := os.WriteFile(filepath.Join(dir, "pgbouncer.ini"), []byte(ini), 0o644); err != nil { //nolint:gosec // of a test
 		return nil, err
 	}
-	cmd := exec.Command("sh", "-c", keepPooler, "keep", bin, dir)
-	if err := asOther(cmd, dir); err != nil {
-		return nil, err
-	}
-	read, write, err := os.Pipe()
-	if err != nil {
-		return nil, err
-	}
-	cmd.Stdin = read
-	err = cmd.Start()
-	_ = read.Close()
-	if err != nil {
-		_ = write.Close()
+	p := &Pooler{host: fmt.Sprintf("127.0.0.1:%d", port)}
+	if p.keep, err = testserver.RunUnprivileged(dir, keepPooler, bin, dir); err != nil {
 		return nil, fmt.Errorf("start pgbouncer: %w", err)
 	}
-	p := &Pooler{host: fmt.Sprintf("127.0.0.1:%d", port), life: write, done: make(chan struct{})}
-	go func() { _ = cmd.Wait(); _ = os.RemoveAll(dir); _ = os.Remove(dir + ".log"); close(p.done) }()
-	if err := p.await(fmt.Sprintf("postgres://%s@%s/%s?sslmode=disable&default_query_exec_mode=exec", url.PathEscape(to.User), p.host, to.Database), dir+".log"); err != nil {
+	dsn := fmt.Sprintf("postgres://%s@%s/%s?sslmode=disable&default_query_exec_mode=exec", url.PathEscape(to.User), p.host, to.Database)
+	err = p.keep.Await(filepath.Join(dir, "log"), func(ctx context.Context) error { return run(ctx, dsn, "select 1") })
+	if err != nil {
 		p.Stop()
-		return nil, err
+		return nil, fmt.Errorf("start pgbouncer: %w", err)
 	}
 	return p, nil
-}
-
-func (p *Pooler) await(dsn, log string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-	var err error
-	for ctx.Err() == nil {
-		if err = run(ctx, dsn, "select 1"); err == nil {
-			return nil
-		}
-		select {
-		case <-p.done:
-			return fmt.Errorf("pgbouncer stopped while starting: %w", err)
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
-	output, _ := os.ReadFile(log)
-	return fmt.Errorf("pgbouncer does not answer: %w\n%s", err, output)
 }
 
 func missing(file string) bool {

@@ -11,20 +11,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
-	"os/user"
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/internal/testserver"
 )
 
 const remedy = "no PostgreSQL: install Debian's package postgresql (make test does), or name a server in KINORA_POSTGRES, or set KINORA_SKIP=postgres"
@@ -48,7 +46,7 @@ var shared = sync.OnceValues(func() (string, error) {
 // see Private.
 func Shared(t testing.TB) string {
 	t.Helper()
-	skip(t)
+	testserver.Skip(t, "postgres")
 	dsn, err := shared()
 	if err != nil {
 		t.Fatal(err)
@@ -60,7 +58,7 @@ func Shared(t testing.TB) string {
 // server.
 func Private(t testing.TB, settings ...string) *Server {
 	t.Helper()
-	skip(t)
+	testserver.Skip(t, "postgres")
 	s, err := Start(settings...)
 	if err != nil {
 		t.Fatal(err)
@@ -69,24 +67,16 @@ func Private(t testing.TB, settings ...string) *Server {
 	return s
 }
 
-func skip(t testing.TB) {
-	t.Helper()
-	if slices.Contains(strings.Split(os.Getenv("KINORA_SKIP"), ","), "postgres") {
-		t.Skip("KINORA_SKIP=postgres")
-	}
-}
-
 // Server is a private server.
 type Server struct {
 	DSN  string // as superuser, to the database postgres
 	Dir  string // data directory
 	Port int
-	life *os.File // the server ends when this is closed, and so when this process ends
-	done chan struct{}
+	keep *testserver.Process
 }
 
-// keep starts the server and stops it when standard input ends, that is when the starting process
-// has gone. A line on standard input is a signal that ends the server, which is then started again.
+// keep makes a database cluster, runs the server until standard input ends, and removes the data. A line of standard
+// input is a signal: it ends the server, which is then started again.
 const keep = `
 set -e
 "$1/initdb" -D "$2" -U postgres -A trust -E UTF8 --locale=C --no-sync > "$2.log" 2>&1
@@ -114,41 +104,29 @@ func Start(settings ...string) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp("", "kinora-pg-")
+	dir, err := os.MkdirTemp(parent(settings), "kinora-pg-")
 	if err != nil {
 		return nil, err
 	}
-	port, err := freePort()
+	port, err := testserver.FreePort()
 	if err != nil {
 		return nil, err
 	}
-	read, write, err := os.Pipe()
-	if err != nil {
-		return nil, err
-	}
-	data := filepath.Join(dir, "data")
-	args := []string{"-c", keep, "keep", bin, data, "-p", strconv.Itoa(port), "-k", dir}
-	for _, s := range append([]string{"listen_addresses=127.0.0.1", "fsync=off", "full_page_writes=off", "max_connections=300",
-		"max_prepared_transactions=10", "shared_buffers=64MB", "autovacuum_naptime=5s", "log_min_messages=fatal"}, settings...) {
-		args = append(args, "-c", s)
-	}
-	cmd := exec.Command("sh", args...)
-	cmd.Dir, cmd.Stdin = dir, read
-	if err := asOther(cmd, dir); err != nil {
-		return nil, err
-	}
-	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start postgres: %w", err)
-	}
-	_ = read.Close()
 	s := &Server{
 		DSN: fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", port),
-		Dir: data, Port: port, life: write, done: make(chan struct{}),
+		Dir: filepath.Join(dir, "data"), Port: port,
 	}
-	go func() { _ = cmd.Wait(); _ = os.RemoveAll(dir); close(s.done) }()
-	if err := s.await(data + ".log"); err != nil {
+	args := []string{bin, s.Dir, "-p", strconv.Itoa(port), "-k", dir}
+	for _, setting := range append([]string{"listen_addresses=127.0.0.1", "fsync=off", "full_page_writes=off", "max_connections=300",
+		"max_prepared_transactions=10", "shared_buffers=64MB", "autovacuum_naptime=5s", "log_min_messages=fatal"}, settings...) {
+		args = append(args, "-c", setting)
+	}
+	if s.keep, err = testserver.RunUnprivileged(dir, keep, args...); err != nil {
+		return nil, fmt.Errorf("start postgres: %w", err)
+	}
+	if err := s.keep.Await(s.Log(), s.answers); err != nil {
 		s.Stop()
-		return nil, err
+		return nil, fmt.Errorf("start postgres: %w", err)
 	}
 	return s, nil
 }
@@ -160,7 +138,7 @@ func (s *Server) Restart(signal string) error {
 	if err := s.scan("select pg_postmaster_start_time()", &before); err != nil {
 		return err
 	}
-	if _, err := fmt.Fprintln(s.life, signal); err != nil {
+	if err := s.keep.Send(signal); err != nil {
 		return err
 	}
 	limit := time.Now().Add(60 * time.Second)
@@ -190,37 +168,36 @@ func (s *Server) scan(query string, value any) error {
 // Log returns the path of the server's log file.
 func (s *Server) Log() string { return s.Dir + ".log" }
 
-// Stop stops the server and removes its data.
-func (s *Server) Stop() {
-	_ = s.life.Close()
-	<-s.done
+// Stop stops the server, and removes its data.
+func (s *Server) Stop() { s.keep.Stop() }
+
+// answers checks that the server takes connections.
+func (s *Server) answers(ctx context.Context) error {
+	c, err := pgx.Connect(ctx, s.DSN)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close(ctx) }()
+	var dir string
+	if err := c.QueryRow(ctx, "show data_directory").Scan(&dir); err != nil {
+		return err
+	}
+	if dir != s.Dir {
+		return fmt.Errorf("%w %d", testserver.ErrOtherServer, s.Port)
+	}
+	return nil
 }
 
-func (s *Server) await(log string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
-	defer cancel()
-	var err error
-	for ctx.Err() == nil {
-		var c *pgx.Conn
-		if c, err = pgx.Connect(ctx, s.DSN); err == nil {
-			var dir string // another server may have taken the port meanwhile
-			err = c.QueryRow(ctx, "show data_directory").Scan(&dir)
-			_ = c.Close(ctx)
-			if err == nil && dir != s.Dir {
-				return fmt.Errorf("port %d belongs to another server", s.Port)
-			}
-			if err == nil {
-				return nil
-			}
-		}
-		select {
-		case <-s.done:
-			output, _ := os.ReadFile(log)
-			return fmt.Errorf("postgres stopped while starting: %s", output)
-		case <-time.After(20 * time.Millisecond):
-		}
+// parent returns the directory for the data of a server. A database in memory is created ten times faster than one on disk.
+// A server that is to be durable stays on disk, and so does every server if TMPDIR is set or if there is little memory.
+func parent(settings []string) string {
+	const memory, enough = "/dev/shm", 2 << 30
+	var free syscall.Statfs_t
+	if os.Getenv("TMPDIR") != "" || slices.Contains(settings, "fsync=on") || syscall.Statfs(memory, &free) != nil ||
+		free.Bavail*uint64(free.Bsize) < enough {
+		return ""
 	}
-	return fmt.Errorf("postgres does not answer: %w", err)
+	return memory
 }
 
 // binaries returns the directory of the newest installed server.
@@ -240,33 +217,4 @@ func binaries() (string, error) {
 		return filepath.Dir(p), nil
 	}
 	return "", ErrNoServer
-}
-
-// asOther makes root run the server as another user, because initdb refuses root.
-func asOther(cmd *exec.Cmd, dir string) error {
-	// A Ctrl-C for the tests must not reach the server, which ends after them.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if os.Geteuid() != 0 {
-		return nil
-	}
-	for _, name := range []string{"postgres", "nobody"} {
-		u, err := user.Lookup(name)
-		if err != nil {
-			continue
-		}
-		uid, _ := strconv.ParseUint(u.Uid, 10, 32)
-		gid, _ := strconv.ParseUint(u.Gid, 10, 32)
-		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}
-		return os.Chown(dir, int(uid), int(gid))
-	}
-	return errors.New("start postgres: root may not run it, and there is no user postgres or nobody")
-}
-
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().(*net.TCPAddr).Port, nil
 }

@@ -14,14 +14,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
-	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
+	"github.com/kinora-go/kinora/internal/testserver"
 	goredis "github.com/redis/go-redis/v9"
 )
 
@@ -43,7 +41,7 @@ var shared = sync.OnceValues(func() (string, error) {
 // keys, and must not change settings: see Private.
 func Shared(t testing.TB) string {
 	t.Helper()
-	skip(t)
+	testserver.Skip(t, "redis")
 	url, err := shared()
 	if err != nil {
 		t.Fatal(err)
@@ -54,7 +52,7 @@ func Shared(t testing.TB) string {
 // Private starts a server for one test. Settings ("--appendonly", "yes") override its own.
 func Private(t testing.TB, settings ...string) *Server {
 	t.Helper()
-	skip(t)
+	testserver.Skip(t, "redis")
 	s, err := Start(settings...)
 	if err != nil {
 		t.Fatal(err)
@@ -79,20 +77,12 @@ func Client(t testing.TB, url string, configure ...func(*goredis.Options)) *gore
 	return c
 }
 
-func skip(t testing.TB) {
-	t.Helper()
-	if slices.Contains(strings.Split(os.Getenv("KINORA_SKIP"), ","), "redis") {
-		t.Skip("KINORA_SKIP=redis")
-	}
-}
-
 // Server is a private server.
 type Server struct {
 	URL  string
-	Addr string   // host and port of URL
-	dir  string   // data directory
-	life *os.File // the server ends when this is closed, and so when this process ends
-	done chan struct{}
+	Addr string // of URL
+	dir  string // its data
+	keep *testserver.Process
 }
 
 // keep runs the server, stops it when standard input ends, and removes its data. A line "end
@@ -126,29 +116,17 @@ func Start(settings ...string) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	port, err := freePort()
+	port, err := testserver.FreePort()
 	if err != nil {
 		return nil, err
 	}
-	read, write, err := os.Pipe()
-	if err != nil {
-		return nil, err
-	}
-	s := &Server{Addr: fmt.Sprintf("127.0.0.1:%d", port), dir: dir, life: write, done: make(chan struct{})}
+	s := &Server{Addr: fmt.Sprintf("127.0.0.1:%d", port), dir: dir}
 	s.URL = "redis://" + s.Addr + "/0"
-	args := append([]string{"-c", keep, "keep", dir, bin, "--bind", "127.0.0.1", "--port", strconv.Itoa(port), "--dir", dir,
+	args := append([]string{dir, bin, "--bind", "127.0.0.1", "--port", strconv.Itoa(port), "--dir", dir,
 		"--save", "", "--daemonize", "no"}, settings...)
-	cmd := exec.Command("sh", args...)
-	cmd.Dir, cmd.Stdin = dir, read
-	// A Ctrl-C for the tests must not reach the server, which ends after them.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	err = cmd.Start()
-	_ = read.Close()
-	if err != nil {
-		_ = write.Close()
+	if s.keep, err = testserver.Run(dir, keep, args...); err != nil {
 		return nil, fmt.Errorf("start redis-server: %w", err)
 	}
-	go func() { _ = cmd.Wait(); close(s.done) }()
 	if err := s.await(); err != nil {
 		s.Stop()
 		return nil, err
@@ -158,7 +136,7 @@ func Start(settings ...string) (*Server, error) {
 
 // End ends the server with a signal ("KILL") and returns when it has ended.
 func (s *Server) End(signal string) error {
-	if _, err := fmt.Fprintln(s.life, "end", signal); err != nil {
+	if err := s.keep.Send("end " + signal); err != nil {
 		return err
 	}
 	for limit := time.Now().Add(60 * time.Second); time.Now().Before(limit); time.Sleep(time.Millisecond) {
@@ -173,52 +151,28 @@ func (s *Server) End(signal string) error {
 
 // Begin starts the server again after End, on the same port and data, and returns when it answers.
 func (s *Server) Begin() error {
-	if _, err := fmt.Fprintln(s.life, "start"); err != nil {
+	if err := s.keep.Send("start"); err != nil {
 		return err
 	}
 	return s.await()
 }
 
-// Stop stops the server and removes its data.
-func (s *Server) Stop() {
-	_ = s.life.Close()
-	<-s.done
-}
+// Stop stops the server, and removes its data.
+func (s *Server) Stop() { s.keep.Stop() }
 
-// await waits until the server answers, and checks that the answering server is this one.
+// await waits until the server answers.
 func (s *Server) await() error {
-	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
-	defer cancel()
 	c := goredis.NewClient(&goredis.Options{Addr: s.Addr, MaxRetries: -1, PoolSize: 1})
 	defer func() { _ = c.Close() }()
-	var err error
-	for ctx.Err() == nil {
-		var dir map[string]string
-		if dir, err = c.ConfigGet(ctx, "dir").Result(); err == nil {
-			if dir["dir"] != s.dir {
-				return fmt.Errorf("the address %s belongs to another server", s.Addr)
-			}
-			return nil
+	err := s.keep.Await(filepath.Join(s.dir, "log"), func(ctx context.Context) error {
+		dir, err := c.ConfigGet(ctx, "dir").Result()
+		if err == nil && dir["dir"] != s.dir {
+			err = fmt.Errorf("%w of %s", testserver.ErrOtherServer, s.Addr)
 		}
-		select {
-		case <-s.done:
-			return fmt.Errorf("redis-server stopped while starting: %s", s.output())
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
-	return fmt.Errorf("redis-server does not answer: %w: %s", err, s.output())
-}
-
-func (s *Server) output() []byte {
-	output, _ := os.ReadFile(filepath.Join(s.dir, "log"))
-	return output
-}
-
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+		return err
+	})
 	if err != nil {
-		return 0, err
+		return fmt.Errorf("start redis-server: %w", err)
 	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().(*net.TCPAddr).Port, nil
+	return nil
 }

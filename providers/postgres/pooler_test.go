@@ -2,7 +2,6 @@ package postgres_test
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"sync"
 	"testing"
@@ -12,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/longtest"
 	"github.com/kinora-go/kinora/internal/pgtest"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
@@ -40,11 +40,10 @@ func behindPooler(t *testing.T, settings ...string) (*pgtest.Pooler, string) {
 	return pgtest.NewPooler(t, pgtest.Shared(t), settings...), postgrestest.DSN(t, nil, totals)
 }
 
-var everyMode = flag.Bool("pooler.every-mode", false, "run all conformance suites through a pooler in every mode of pgx that works there, not only in the first")
-
-// All suites run in the first mode. In the others run the suites whose statements are sent in
-// that mode and have arguments of most types: events, and units that queue statements. Nearly all
-// statements of entries are always sent in the first mode.
+// All suites run in the first mode. The long form runs them in every mode. The short form runs, in
+// the other modes, the suites whose statements are sent in that mode and have arguments of most
+// types: events, and units that queue statements. Nearly all statements of entries are always sent
+// in the first mode.
 func TestConformanceThroughAPooler(t *testing.T) {
 	t.Parallel()
 	p := pgtest.NewPooler(t, pgtest.Shared(t))
@@ -57,7 +56,7 @@ func TestConformanceThroughAPooler(t *testing.T) {
 			open := func(t testing.TB, o providertest.Options) providertest.Fixture[pgx.Tx] {
 				return fixture(t, pooled(t, p, mode, config(o)), o)
 			}
-			if i == 0 || *everyMode {
+			if i == 0 || longtest.On() {
 				providertest.All(t, open)
 				return
 			}

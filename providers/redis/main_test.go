@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 	}
 	goleak.VerifyTestMain(m,
 		// the shared server lives as long as the process
-		goleak.IgnoreAnyFunction("github.com/kinora-go/kinora/internal/redistest.Start.func1"),
+		goleak.IgnoreAnyFunction("github.com/kinora-go/kinora/internal/testserver.run.func1"),
 		// After an outage a client tries to connect every second until it notices that it was
 		// closed.
 		goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial"))

@@ -105,12 +105,12 @@ func runSuite(ctx context.Context) (ok bool, err error) {
 	return ok, err
 }
 
-// runAll runs cells one after another, short ones two at a time, because they mostly wait.
+// runAll runs cells one after another, and short cells three at a time, because they mostly wait.
 func (s *suite) runAll(chosen []*cell) []result {
 	results := make([]result, len(chosen))
 	places := make(chan struct{}, 1)
 	if s.short {
-		places = make(chan struct{}, 2)
+		places = make(chan struct{}, 3)
 	}
 	var all sync.WaitGroup
 	for i, c := range chosen {
