@@ -18,7 +18,7 @@ func runBackends(r *run) {
 		r.sleep(r.between(50*time.Millisecond, 400*time.Millisecond))
 		terminate(r)
 	}, r.cell.requires...)
-	r.settle(2 * lease)
+	r.waitDrained(2 * lease)
 	r.judge()
 }
 

@@ -50,7 +50,7 @@ func runClock(r *run) {
 		}
 		r.inject("clock_off", 1)
 	}, "kill_relay", "kill_runner")
-	r.settle(2 * lease)
+	r.waitDrained(2 * lease)
 	early, waited, err := judgeBackoffs(r.dir, firstBackoff)
 	r.must(err)
 	r.inject("backoff", waited)

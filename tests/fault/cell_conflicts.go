@@ -72,7 +72,7 @@ func runConflicts(r *run) {
 		s.Attempts, s.Slow, s.More = 2, 0, map[string]string{"harm": "conflicting"}
 	})
 	r.during(func() { r.sleep(100 * time.Millisecond) })
-	r.settle(5 * lease)
+	r.waitDrained(5 * lease)
 	r.countConflicts()
 	r.judge()
 	if n := r.result.Ambiguous + r.result.Rejected; n > 0 {

@@ -83,7 +83,7 @@ func runCorrupt(r *run) {
 	db, err := postgres.New(r.pool, nil)
 	r.must(err)
 	r.during(func() { r.sleep(500 * time.Millisecond); r.skipCorrupt(db) })
-	r.settle(4 * lease) // plus the time of the held messages
+	r.waitDrained(4 * lease) // plus the time of the held messages
 	r.await("the held messages are replayed", time.Minute, func() bool {
 		r.skipCorrupt(db)
 		return r.countOf(openParked) == 0

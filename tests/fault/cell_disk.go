@@ -43,7 +43,7 @@ func runDisk(r *run) {
 		r.sleep(r.between(time.Second, 3*time.Second))
 		r.must(os.Remove(filler))
 	})
-	r.settle(2 * lease)
+	r.waitDrained(2 * lease)
 	refused := 0
 	for _, p := range r.all {
 		for _, of := range []string{"trace-", "log-"} {

@@ -27,6 +27,6 @@ func runKill(r *run) {
 			runners[r.intn(2)].restart()
 		}
 	}, r.cell.requires...)
-	r.settle(2 * lease)
+	r.waitDrained(2 * lease)
 	r.judge()
 }

@@ -37,7 +37,7 @@ func runNetwork(r *run) {
 		p.delay.Store(0)
 		p.slices.Store(false)
 	}
-	r.settle(heals)
+	r.waitDrained(heals)
 	r.judge()
 }
 

@@ -36,6 +36,6 @@ func runOperator(r *run) {
 		r.sleep(r.between(operatorPause/2, 3*operatorPause/2))
 		runners[r.intn(len(runners))].restart()
 	}, "kill_runner")
-	r.settle(10 * lease)
+	r.waitDrained(10 * lease)
 	r.judge()
 }

@@ -68,7 +68,7 @@ func runPoints(r *run) {
 	}
 	stop()
 	awaitReplayed(r)
-	r.settle(8 * lease)
+	r.waitDrained(8 * lease)
 	r.judge()
 	r.inject("points", len(points))
 	judgeSteps(r)

@@ -82,7 +82,7 @@ func runPoison(r *run) {
 	}
 	r.during(func() { r.sleep(100 * time.Millisecond) })
 	r.requeue(&taken)
-	r.settle(20 * lease)
+	r.waitDrained(20 * lease)
 	r.isolated()
 	for _, p := range runners {
 		p.stop(drainLimit)
@@ -92,7 +92,7 @@ func runPoison(r *run) {
 	r.await("all messages are replayed", 30*time.Second, func() bool {
 		return r.countOf(openParked) == 0
 	})
-	r.settle(2 * lease)
+	r.waitDrained(2 * lease)
 	r.parked = r.countOf(`select count(*) from kinora.parked`)
 	r.judge()
 }

@@ -23,7 +23,7 @@ func runPool(r *run) {
 	r.inject("pool_of_one", 5)
 	r.inject("pool_of_three", 2)
 	r.during(watchProgress(r))
-	r.settle(4 * lease)
+	r.waitDrained(4 * lease)
 	r.judge()
 }
 

@@ -69,7 +69,7 @@ func runReply(r *run) {
 		}
 	}
 	r.during(func() { r.sleep(50 * time.Millisecond); count() }, r.cell.requires...)
-	r.settle(3 * lease)
+	r.waitDrained(3 * lease)
 	count()
 	r.judge()
 }

@@ -24,7 +24,7 @@ func runRestart(r *run) {
 		r.inject("restart", 1)
 		healed(r)
 	}, "restart")
-	r.settle(2 * lease)
+	r.waitDrained(2 * lease)
 	r.judge()
 }
 

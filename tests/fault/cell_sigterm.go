@@ -32,7 +32,7 @@ func runSigterm(r *run) {
 		all.Wait()
 		r.sleep(r.between(0, 100*time.Millisecond))
 	}, r.cell.requires...)
-	r.settle(3 * lease)
+	r.waitDrained(3 * lease)
 	r.judge()
 }
 

@@ -37,7 +37,7 @@ func runSlow(r *run) {
 		})
 	})
 	r.during(func() { r.sleep(lease / 10) })
-	r.settle(10 * slow)
+	r.waitDrained(10 * slow)
 	close(done)
 	watching.Wait()
 	r.blameless()

@@ -31,7 +31,7 @@ func runStorm(r *run) {
 	control.awaitReady(30 * time.Second)
 	begin := time.Now()
 	r.during(func() { r.sleep(100 * time.Millisecond) })
-	r.settle(15 * lease) // no lease expires here, but the copies take time
+	r.waitDrained(15 * lease) // no lease expires here, but the copies take time
 	n := r.broker.count("delivered")
 	r.say("%d deliveries, %d a second", n, int(float64(n)/time.Since(begin).Seconds()))
 	for _, p := range r.of(running) {

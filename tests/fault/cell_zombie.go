@@ -29,7 +29,7 @@ func runZombie(r *run) {
 		both.Wait()
 		r.sleep(r.between(100*time.Millisecond, 500*time.Millisecond))
 	}, "zombie_relay", "zombie_runner")
-	r.settle(2 * lease)
+	r.waitDrained(2 * lease)
 	r.judge()
 }
 

@@ -285,19 +285,19 @@ func (r *run) during(work func(), kinds ...string) {
 // patience is how much longer a cell may take to inject all required faults.
 const patience = 30 * time.Second
 
-// settleLimit is how long a cell waits for its backlog. A mutant may never finish it.
-func (s *suite) settleLimit() time.Duration {
+// drainLimit is how long a cell waits for its backlog. A mutant may never finish it.
+func (s *suite) drainLimit() time.Duration {
 	if s.mutant {
 		return 10 * time.Second
 	}
 	return 90 * time.Second
 }
 
-// settle waits until every event is published and acked, no copy is pending, and no parked message
+// waitDrained waits until every event is published and acked, no copy is pending, and no parked message
 // is retried automatically. It fails the cell if that takes longer than within, or three times as
 // long in short cells, which share the machine. Suspects whose attempt ended with its process have
 // more time: see docs/adr/0014.
-func (r *run) settle(within time.Duration) (took time.Duration) {
+func (r *run) waitDrained(within time.Duration) (took time.Duration) {
 	begin := time.Now()
 	if r.suite.short {
 		within *= 3
@@ -310,19 +310,19 @@ func (r *run) settle(within time.Duration) (took time.Duration) {
 		if err == nil && rest == "" && putOff == 0 {
 			break
 		}
-		if limit := r.suite.settleLimit(); time.Since(begin) > limit {
-			r.fail("not settled in %s: %s, %d lanes delayed, %v; first %s", limit, rest, putOff, err, r.firstLane())
+		if limit := r.suite.drainLimit(); time.Since(begin) > limit {
+			r.fail("not drained in %s: %s, %d lanes delayed, %v; first %s", limit, rest, putOff, err, r.firstLane())
 			return time.Since(begin)
 		}
 		r.sleep(10 * time.Millisecond)
 	}
 	all := time.Since(begin)
-	r.measure("settled_ms", took)
+	r.measure("drained_ms", took)
 	r.measure("put_off_ms", all-took)
 	if took > within {
-		r.fail("settled in %s, the limit is %s", took.Round(time.Millisecond), within)
+		r.fail("drained in %s, the limit is %s", took.Round(time.Millisecond), within)
 	}
-	r.say("settled in %s, suspects in %s", took.Round(time.Millisecond), all.Round(time.Millisecond))
+	r.say("drained in %s, suspects in %s", took.Round(time.Millisecond), all.Round(time.Millisecond))
 	return took
 }
 
