@@ -67,14 +67,14 @@ browser:
 	{ [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && apt-get update -qq && apt-get install -y -qq chromium; } || \
 	{ echo "the tests need a browser: install the package chromium, or set KINORA_SKIP=browser"; exit 1; }
 
-fault: server ## every fault on real processes, judged from outside, in 45 minutes (CELL=kill,zombie for some, SEED=7 again); writes tests/fault/report.json
+fault: server ## every fault on real processes, and the long tests, in an hour (CELL=kill,zombie for some, SEED=7 again); writes tests/fault/report.json
 	@[ -n "$(CELL)" ] || $(MAKE) -s long
 	go run ./tests/fault -cell "$(CELL)" -seed "$(or $(SEED),0)" $(ARGS)
 
-long: server ## the long form of the tests that have one (see internal/longtest), in ten minutes; part of make fault
+long: server pgbouncer ## the long form of the tests that have one (see internal/longtest), in ten minutes; part of make fault
 	KINORA_LONG=1 go test -count=1 -timeout 30m ./outbox ./providers/postgres
 
-fault-short: ## each fault for some seconds, in three minutes (CELL=, SEED=)
+fault-short: ## each fault for some seconds, in two minutes (CELL=, SEED=)
 	@mkdir -p $(BIN)
 	@case ",$$KINORA_SKIP," in *,postgres,*) echo "skipped: the fault suite"; exit 0;; esac; \
 	$(MAKE) -s server && go run ./tests/fault -short -report $(BIN)/fault-short.json -cell "$(CELL)" -seed "$(or $(SEED),0)" $(ARGS)
