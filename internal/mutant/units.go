@@ -1,6 +1,6 @@
 package mutant
 
-// units are the mutants of the rules by which a projector's messages are applied and parked.
+// units lists the mutants of the rules by which a projector's messages are applied and parked.
 var units = []Mutant{
 	{
 		Name: "ack_early",
@@ -12,34 +12,34 @@ var units = []Mutant{
 			}
 			w.apply(ctx, hard, msgs)
 `}},
-		Tests: []Test{{"./projector", "TestNothingIsAckedBeforeItsCommit"}},
+		Tests: []Test{{"./projector", "TestNoMessageIsAckedBeforeItsCommit"}},
 		Cells: []string{"kill"},
 	},
 	{
 		Name:  "no_group_commit",
-		What:  "what arrives while a unit runs does not share the next one: each message has a unit of its own",
+		What:  "messages that arrive while a unit runs do not share the next unit: each has its own",
 		Edits: []Edit{{File: "projector/worker.go", Old: "if len(msgs) == w.batch {", New: "if len(msgs) >= 1 {"}},
-		Tests: []Test{{"./projector", "TestWhatArrivesWhileAUnitRunsSharesTheNextOne/all_of_it"}},
+		Tests: []Test{{"./projector", "TestMessagesThatArriveDuringAUnitShareTheNextOne/all_of_them"}},
 	},
 	{
 		Name:  "twice_in_unit",
-		What:  "a message that was delivered twice may be twice in a unit",
+		What:  "a unit may contain a message twice",
 		Edits: []Edit{{File: "projector/worker.go", Old: `twice && m.msg.UUID != "" {`, New: "twice && i < 0 {"}},
-		Tests: []Test{{"./projector", "TestAnIDThatComesTwiceInAUnitRunsOnce/markers_true"}},
+		Tests: []Test{{"./projector", "TestDuplicateIDInAUnitRunsOnce/markers_true"}},
 	},
 	{
 		Name: "some_handlers",
-		What: "a message is applied if its first handler succeeds, although another one fails",
+		What: "a message is applied if its first handler succeeds, although another handler fails",
 		Edits: []Edit{{File: "projector/unit.go", Old: `		crash.Point("handler: after")
 		if err != nil {
 `, New: `		crash.Point("handler: after")
 		if err != nil && j == 0 {
 `}},
-		Tests: []Test{{"./projector", "TestAMessageIsAppliedByAllItsHandlersOrNone"}},
+		Tests: []Test{{"./projector", "TestMessageIsAppliedByAllItsHandlersOrNone"}},
 	},
 	{
 		Name: "same_transaction",
-		What: "a unit goes on in the same transaction after a message that failed",
+		What: "a unit continues in the same transaction after a message has failed",
 		Edits: []Edit{{File: "projector/unit.go", Old: `			if err != nil {
 				return c, err
 			}
@@ -51,51 +51,51 @@ var units = []Mutant{
 				row = u.failure(i, m, found.Fresh[i])
 			}
 			c.Output`}},
-		Tests: []Test{{"./projector", "TestAFailingUnitIsSplitAtItsCulprit/the_third"}},
+		Tests: []Test{{"./projector", "TestFailingUnitIsSplitAtTheFailingMessage/the_third"}},
 	},
 	{
 		Name:  "counted_in_company",
-		What:  "a message that fails among others is set aside, although it may not fail alone",
+		What:  "a message that fails among others is parked, although it may not fail alone",
 		Edits: []Edit{{File: "projector/worker.go", Old: "case len(part) == 1 || at >= 0 &&", New: "case len(part) == 1 || at >= 0 ||"}},
-		Tests: []Test{{"./projector", "TestOnlyWhatFailsAloneCounts"}},
+		Tests: []Test{{"./projector", "TestOnlyFailuresAloneCount"}},
 	},
 	{
 		Name: "not_set_aside",
-		What: "a worker tries a message that failed alone again, with pauses, before it sets the message aside",
+		What: "a worker retries a message that failed alone, with pauses, before it parks the message",
 		Edits: []Edit{{
 			File: "projector/worker.go",
 			Old:  "case provider.ClassOf(err) == ClassTransient ||",
 			New:  "case len(part) == 1 && tries < 4 || provider.ClassOf(err) == ClassTransient ||",
 		}},
-		Tests: []Test{{"./projector", "TestAFailedMessageIsSetAsideAtOnceAndHoldsItsKey/until_it_is_applied"}},
+		Tests: []Test{{"./projector", "TestFailedMessageIsParkedAtOnceAndHoldsItsKey/until_it_is_applied"}},
 	},
 	{
-		Name:  "no_turns",
-		What:  "units go on in parallel after a deadlock",
+		Name:  "no_serial_units",
+		What:  "units still run in parallel after a deadlock",
 		Edits: []Edit{{File: "projector/unit.go", Old: "u.intent.Serial = until > 0 &&", New: "u.intent.Serial = until < 0 &&"}},
-		Tests: []Test{{"./projector", "TestADeadlockMakesUnitsSerialForAMinute"}},
+		Tests: []Test{{"./projector", "TestDeadlockMakesUnitsSerialForAMinute"}},
 	},
 	{
 		Name: "transient_counted",
-		What: "a message is set aside when the database is busy or away",
+		What: "a message is parked when the database is busy or away",
 		Edits: []Edit{{
 			File: "projector/worker.go",
 			Old:  "case provider.ClassOf(err) == ClassTransient || provider",
 			New:  "case provider",
 		}},
-		Tests: []Test{{"./projector", "TestATransientErrorHalvesAndWaitsAndIsNeverCounted"}},
+		Tests: []Test{{"./projector", "TestTransientErrorHalvesTheUnitAndIsNeverCounted"}},
 	},
 	{
 		Name:  "parked_without_marker",
-		What:  "a unit that parks a message leaves no marker of it",
+		What:  "a unit that parks a message leaves no marker for it",
 		Edits: []Edit{{File: "projector/unit.go", Old: "Mark: m.mark, Parked", New: "Mark: m.mark && m.aside == nil, Parked"}},
-		Tests: []Test{{"./projector", "TestAMessageIsAppliedByAllItsHandlersOrNone"}},
+		Tests: []Test{{"./projector", "TestMessageIsAppliedByAllItsHandlersOrNone"}},
 	},
 	{
 		Name:  "no_hold",
 		What:  "a delivery passes a parked message of its key",
 		Edits: []Edit{{File: "projector/unit.go", Old: "m.parked == nil && found.Held[i] || stopped[m.lane]", New: "stopped[m.lane]"}},
-		Tests: []Test{{"./projector", "TestAFailedMessageIsSetAsideAtOnceAndHoldsItsKey/until_it_is_applied"}},
+		Tests: []Test{{"./projector", "TestFailedMessageIsParkedAtOnceAndHoldsItsKey/until_it_is_applied"}},
 	},
 	{
 		Name: "hold_before_unit",
@@ -128,7 +128,7 @@ var units = []Mutant{
 	},
 	{
 		Name: "hold_not_locked",
-		What: "a unit that finds a lane held does not keep it held: it may park behind a message that is gone",
+		What: "a unit that finds a lane held does not lock the hold: it may park behind a message that has left",
 		Edits: []Edit{{
 			File: "providers/postgres/open.go",
 			Old:  "select kinora.held($1::text, $2::bytea[])",
@@ -138,7 +138,7 @@ var units = []Mutant{
 	},
 	{
 		Name:  "parked_not_first",
-		What:  "a parked message runs although another one of its lane comes before it",
+		What:  "a parked message runs although an earlier message of its lane is parked",
 		Edits: []Edit{{File: "provider/opening.go", Old: "asked && locked && i >= next[is.Lane] &&", New: "asked && locked &&"}},
 		Tests: []Test{{"./providers/memory", "TestConformance/Units/Runs/a_lane_is_emptied_in_order"}},
 	},
@@ -153,46 +153,46 @@ var units = []Mutant{
 	},
 	{
 		Name: "no_count",
-		What: "an attempt at a parked message is counted when it has failed, and not before it runs",
+		What: "an attempt at a parked message is counted after it has failed instead of before it runs",
 		Edits: []Edit{
 			{File: "projector/replay.go", Old: "begun, err := w.runner.store.Try(inner, *row, cfg.Retry.Attempts, again)", New: "begun, err := again > 0, inner.Err()"},
 			{File: "projector/replay.go", Old: "	row.Attempts++\n", New: ""},
 			{File: "projector/replay.go", Old: "m.setAside(u, err, row.Attempts)", New: "m.setAside(u, err, row.Attempts+1)"},
 			{File: "projector/replay.go", Old: "m.setAside(u, err, row.Attempts-1)", New: "m.setAside(u, err, row.Attempts)"},
 		},
-		Tests: []Test{{"./projector", "TestAnAttemptIsCountedBeforeItRuns"}},
+		Tests: []Test{{"./projector", "TestAttemptIsCountedBeforeItRuns"}},
 	},
 	{
 		Name: "replay_not_due",
-		What: "a replay leaves the lane of a stuck message without a time, so no runner takes the message up",
+		What: "a replay leaves the lane of a stuck message without a due time, so no runner replays the message",
 		Edits: []Edit{{
 			File: "providers/memory/parking.go",
 			Old:  "p.Attempts = 0\n				s.keep(p, 0, now)\n",
 			New:  "p.State, p.Attempts = to, 0\n				s.parked = s.parked.put(p.Seq, p)\n",
 		}},
-		Tests: []Test{{"./projector", "TestAFailedMessageIsSetAsideAtOnceAndHoldsItsKey/until_it_is_replayed"}},
+		Tests: []Test{{"./projector", "TestFailedMessageIsParkedAtOnceAndHoldsItsKey/until_it_is_replayed"}},
 	},
 	{
-		Name:  "no_rest",
-		What:  "a worker does not rest when every message fails, and parks the whole backlog",
+		Name:  "no_backoff",
+		What:  "a worker does not back off when every message fails, and parks the whole backlog",
 		Edits: []Edit{{File: "projector/worker.go", Old: "if w.failed >= 3 {", New: "if w.failed < 0 {"}},
-		Tests: []Test{{"./projector", "TestAWorkerRestsWhenNothingPasses/units_of_one"}},
+		Tests: []Test{{"./projector", "TestWorkerBacksOffWhenEveryMessageFails/units_of_one"}},
 	},
 	{
-		Name:  "no_names",
-		What:  "no runner names what it is about to run, or asks what others have named",
+		Name:  "no_in_flight",
+		What:  "no runner records messages as in flight, or asks for the records of others",
 		Edits: []Edit{{File: "projector/unit.go", Old: "if u.intent.DryRun == nil && u.runner.suspicious(u.msgs) {", New: "if false {"}},
-		Tests: []Test{{"./projector", "TestASuspectIsSetAsideAndTriedFromItsRow"}},
+		Tests: []Test{{"./projector", "TestSuspectIsParkedAndRetriedFromItsRow"}},
 	},
 	{
 		Name:  "not_careful_at_start",
-		What:  "a runner names nothing in its first lease, when an earlier process may have ended unnoticed",
+		What:  "a runner records nothing as in flight in its first lease, when an earlier process may have ended unnoticed",
 		Edits: []Edit{{File: "projector/careful.go", Old: "if w.now.Sub(w.began) < r.cfg.Lease &&", New: "if false &&"}},
-		Tests: []Test{{"./projector", "TestOnlyWhatACrashMayHaveLeftIsNamed"}},
+		Tests: []Test{{"./projector", "TestOnlyMessagesLeftByACrashAreRecordedInFlight"}},
 	},
 	{
-		Name:  "names_stay",
-		What:  "the commit of a unit does not take back what its worker named",
+		Name:  "in_flight_stays",
+		What:  "the commit of a unit does not delete its worker's in-flight records",
 		Edits: []Edit{{File: "providers/memory/unit.go", Old: "		s.inFlight = s.inFlight.drop(workerKey(*w))\n", New: ""}},
 		Tests: []Test{{"./providers/memory", "TestConformance/Units/Careful/names_are_deleted_with_the_commit"}},
 	},
@@ -206,7 +206,7 @@ var units = []Mutant{
 		Name:  "suspect_no_barrier",
 		What:  "messages of a suspect's key do not wait for it in its own unit",
 		Edits: []Edit{{File: "projector/unit.go", Old: "found.Held[i] || stopped[m.lane]:", New: "found.Held[i]:"}},
-		Tests: []Test{{"./projector", "TestASuspectIsSetAsideAndTriedFromItsRow"}},
+		Tests: []Test{{"./projector", "TestSuspectIsParkedAndRetriedFromItsRow"}},
 	},
 	{
 		Name: "count_before_process",
@@ -222,7 +222,7 @@ var units = []Mutant{
 	}
 `},
 		},
-		Tests: []Test{{"./projector", "TestASuspectWaitsForItsProcessBeforeItIsCounted/then_it_runs"}},
+		Tests: []Test{{"./projector", "TestSuspectWaitsForItsProcessBeforeItIsCounted/then_it_runs"}},
 	},
 	{
 		Name:  "names_forgotten",
