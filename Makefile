@@ -72,7 +72,7 @@ fault: server ## every fault on real processes, and the long tests, in an hour (
 	go run ./tests/fault -cell "$(CELL)" -seed "$(or $(SEED),0)" $(ARGS)
 
 long: server pgbouncer ## the long form of the tests that have one (see internal/longtest), in ten minutes; part of make fault
-	KINORA_LONG=1 go test -count=1 -timeout 30m ./outbox ./providers/postgres
+	KINORA_LONG=1 go test -count=1 -timeout 30m ./outbox ./providers/postgres/pooled
 
 fault-short: ## each fault for some seconds, in two minutes (CELL=, SEED=)
 	@mkdir -p $(BIN)

@@ -5,6 +5,7 @@ import (
 	"go/token"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/kinora-go/kinora/internal/mutant"
@@ -49,7 +50,26 @@ func TestEveryMutantApplies(t *testing.T) {
 			_, err := parser.ParseFile(token.NewFileSet(), path, text, parser.SkipObjectResolution)
 			require.NoError(t, err, m.Name)
 		}
+		for _, test := range m.Tests {
+			require.True(t, declares(t, filepath.Join(root, test.Package), strings.Split(test.Name, "/")[0]),
+				"%s: %s has no test %s", m.Name, test.Package, test.Name)
+		}
 	}
+}
+
+// declares reports whether a test file of the package in dir declares the test.
+func declares(t *testing.T, dir, test string) bool {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+	require.NoError(t, err)
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		if strings.Contains(string(text), "func "+test+"(") {
+			return true
+		}
+	}
+	return false
 }
 
 func TestMutantReportsWhyItNoLongerApplies(t *testing.T) {

@@ -1,149 +1,35 @@
 package postgres_test
 
 import (
-	"context"
-	"errors"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/internal/pgconform"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
 	"github.com/kinora-go/kinora/providers/providertest"
-	"github.com/stretchr/testify/require"
 )
 
-const totals = `create table totals (key text primary key, n bigint not null)`
+// The table of the suites, which other tests use too.
+const (
+	totals = pgconform.Totals
+	addSQL = pgconform.AddSQL
+)
 
-const addSQL = `insert into totals as t (key, n) values ($1, $2) on conflict (key) do update set n = t.n + excluded.n`
+var add = pgconform.Add
 
 func TestConformance(t *testing.T) {
 	providertest.All(t, func(t testing.TB, o providertest.Options) providertest.Fixture[pgx.Tx] {
-		return fixture(t, postgrestest.OpenBusy(t, &postgres.Config{Route: o.Route, MaxPayload: o.MaxPayload, RequeueWindow: o.RequeueWindow}, totals), o)
+		return pgconform.Fixture(t, conforming(t, o), o)
 	})
-}
-
-func add(ctx context.Context, tx pgx.Tx, key string, n int) error {
-	_, err := tx.Exec(ctx, addSQL, key, n)
-	return err
-}
-
-func fixture(t testing.TB, db *postgres.DB, o providertest.Options) providertest.Fixture[pgx.Tx] {
-	return providertest.Fixture[pgx.Tx]{
-		Provider: db,
-		InTx:     inTx(db),
-		Advance:  advance(t, db),
-		Add:      add,
-		Break: func(ctx context.Context, tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, "select 1 / 0")
-			return err
-		},
-		End: func(ctx context.Context, tx pgx.Tx) {
-			_ = tx.Commit(ctx)
-			_ = tx.Rollback(ctx)
-			_, _ = tx.Exec(ctx, "rollback")
-			_, _ = tx.Conn().Exec(ctx, "rollback") // cannot be refused
-		},
-		Insert: insert(db),
-		Total:  total(t, db),
-		Reopen: func() providertest.Fixture[pgx.Tx] {
-			return fixture(t, reopen(t, db, o), o)
-		},
-	}
-}
-
-func reopen(t testing.TB, db *postgres.DB, o providertest.Options) *postgres.DB {
-	again, err := postgres.Open(context.Background(), db.Pool().Config().ConnString(), &postgres.Config{Route: o.Route, MaxPayload: o.MaxPayload, RequeueWindow: o.RequeueWindow})
-	require.NoError(t, err)
-	t.Cleanup(again.Close)
-	return again
-}
-
-func inTx(db *postgres.DB) func(context.Context, func(providertest.TxView, providertest.Add) error) error {
-	return func(ctx context.Context, fn func(providertest.TxView, providertest.Add) error) error {
-		return pgx.BeginFunc(ctx, db.Pool(), func(tx pgx.Tx) error {
-			return fn(db.InTx(tx), func(ctx context.Context, key string, n int) error { return add(ctx, tx, key, n) })
-		})
-	}
-}
-
-func total(t testing.TB, db *postgres.DB) func(string) int {
-	return func(key string) int {
-		var n int
-		err := db.Pool().QueryRow(context.Background(), `select n from totals where key = $1`, key).Scan(&n)
-		if !errors.Is(err, pgx.ErrNoRows) {
-			require.NoError(t, err)
-		}
-		return n
-	}
-}
-
-var instants = map[providertest.Instant]any{
-	providertest.NoTime: nil, providertest.Now: "now", providertest.BeforeAllTime: "-infinity", providertest.AfterAllTime: "infinity",
-	providertest.TooEarly: "4000-01-01 BC", providertest.TooLate: "20000-01-01",
-}
-
-const insertForeign = `
-insert into kinora.outbox (message_id, topic, key, payload, headers, status, open, held, stuck, next_attempt_at, created_at, last_attempt_at, published_at)
-select $1, $2, $3, 'x', $4::text::jsonb, s, s in ('pending', 'claimed'), s = 'abandoned', s = 'abandoned',
-	$6::text::timestamptz, $7::text::timestamptz, $8::text::timestamptz, $9::text::timestamptz from (values ($5::text)) v (s)`
-
-func insert(db *postgres.DB) func(...providertest.Foreign) error {
-	return func(entries ...providertest.Foreign) error {
-		b := &pgx.Batch{}
-		for _, f := range entries {
-			b.Queue(insertForeign, f.ID, f.Topic, f.Key, f.Headers, string(f.Status),
-				instants[f.Due], instants[f.Created], instants[f.Attempted], instants[f.Published])
-		}
-		return db.Pool().SendBatch(context.Background(), b).Close()
-	}
-}
-
-// advance makes all stored data older.
-func advance(t testing.TB, db *postgres.DB) func(time.Duration) {
-	return func(d time.Duration) {
-		for table, columns := range map[string][]string{
-			"outbox":          {"next_attempt_at", "created_at", "last_attempt_at", "published_at"},
-			"markers":         {"processed_at"},
-			"low_water_marks": {"pruned_before"},
-			"parked":          {"parked_at", "resolved_at"},
-			"holds":           {"due_at"}, // infinity stays
-			"runners":         {"expires_at"},
-		} {
-			var back []string
-			for _, c := range columns {
-				back = append(back, c+" = "+c+" - $1::interval")
-			}
-			_, err := db.Pool().Exec(context.Background(), "update kinora."+table+" set "+strings.Join(back, ", "), d)
-			require.NoError(t, err)
-		}
-	}
 }
 
 func TestBatchedConformance(t *testing.T) {
 	providertest.Units(t, func(t testing.TB, o providertest.Options) providertest.Fixture[*pgx.Batch] {
-		db := postgrestest.OpenBusy(t, &postgres.Config{Route: o.Route, MaxPayload: o.MaxPayload, RequeueWindow: o.RequeueWindow}, totals)
-		return batchedFixture(t, db, o)
+		return pgconform.Batched(t, conforming(t, o), o)
 	}, providertest.Deferred)
 }
 
-func batchedFixture(t testing.TB, db *postgres.DB, o providertest.Options) providertest.Fixture[*pgx.Batch] {
-	return providertest.Fixture[*pgx.Batch]{
-		Provider: db.Batched(),
-		InTx:     inTx(db),
-		Advance:  advance(t, db),
-		Add: func(_ context.Context, b *pgx.Batch, key string, n int) error {
-			b.Queue(addSQL, key, n)
-			return nil
-		},
-		Break: func(_ context.Context, b *pgx.Batch) error {
-			b.Queue("select 1 / 0")
-			return nil
-		},
-		Total: total(t, db),
-		Reopen: func() providertest.Fixture[*pgx.Batch] {
-			return batchedFixture(t, reopen(t, db, o), o)
-		},
-	}
+func conforming(t testing.TB, o providertest.Options) *postgres.DB {
+	return postgrestest.OpenBusy(t, pgconform.Config(o), totals)
 }

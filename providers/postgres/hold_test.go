@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/internal/pgconform"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
@@ -149,7 +150,7 @@ func TestHeldEntriesKeepTheirPlace(t *testing.T) {
 	enqueue(t, db, "k", 1)
 	require.Equal(t, "failed held held pending", statuses(t, db))
 	require.Empty(t, claimAll(t, db))
-	advance(t, db)(2 * time.Hour)
+	pgconform.Advance(t, db)(2 * time.Hour)
 	portably, err := provider.ClaimEntriesPortably(t.Context(), db, provider.EntryQuery{}, claim.Terms{Lease: time.Hour})
 	require.NoError(t, err)
 	require.Equal(t, []int64{1}, seqs(portably))

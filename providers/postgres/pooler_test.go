@@ -11,13 +11,11 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
-	"github.com/kinora-go/kinora/internal/longtest"
 	"github.com/kinora-go/kinora/internal/pgtest"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
-	"github.com/kinora-go/kinora/providers/providertest"
 	"github.com/stretchr/testify/require"
 )
 
@@ -25,50 +23,10 @@ import (
 // for prepared statements.
 var poolerModes = []string{"cache_describe", "exec", "simple_protocol"}
 
-// pooled opens a new database through the pooler, in this mode of pgx.
-func pooled(t testing.TB, p *pgtest.Pooler, mode string, cfg *postgres.Config) *postgres.DB {
-	t.Helper()
-	db, err := postgres.Open(context.Background(), p.DSN(t, postgrestest.DSN(t, cfg, totals), "default_query_exec_mode="+mode, "pool_max_conns=16"), cfg)
-	require.NoError(t, err)
-	t.Cleanup(db.Close)
-	return db
-}
-
 // behindPooler returns a new database and a pooler for its server.
 func behindPooler(t *testing.T, settings ...string) (*pgtest.Pooler, string) {
 	t.Helper()
 	return pgtest.NewPooler(t, pgtest.Shared(t), settings...), postgrestest.DSN(t, nil, totals)
-}
-
-// All suites run in the first mode. The long form runs them in every mode. The short form runs, in
-// the other modes, the suites whose statements are sent in that mode and have arguments of most
-// types: events, and units that queue statements. Nearly all statements of entries are always sent
-// in the first mode.
-func TestConformanceThroughAPooler(t *testing.T) {
-	t.Parallel()
-	p := pgtest.NewPooler(t, pgtest.Shared(t))
-	for i, mode := range poolerModes {
-		config := func(o providertest.Options) *postgres.Config {
-			return &postgres.Config{Route: o.Route, MaxPayload: o.MaxPayload, RequeueWindow: o.RequeueWindow}
-		}
-		t.Run(mode, func(t *testing.T) {
-			t.Parallel()
-			open := func(t testing.TB, o providertest.Options) providertest.Fixture[pgx.Tx] {
-				return fixture(t, pooled(t, p, mode, config(o)), o)
-			}
-			if i == 0 || longtest.On() {
-				providertest.All(t, open)
-				return
-			}
-			t.Run("EventStore", func(t *testing.T) { providertest.EventStore(t, open) })
-		})
-		t.Run(mode+", batched", func(t *testing.T) {
-			t.Parallel()
-			providertest.Units(t, func(t testing.TB, o providertest.Options) providertest.Fixture[*pgx.Batch] {
-				return batchedFixture(t, pooled(t, p, mode, config(o)), o)
-			}, providertest.Deferred)
-		})
-	}
 }
 
 // Through a pooler LISTEN has no effect and returns no error. The listener logs that once; relays

@@ -1,0 +1,151 @@
+// Package pgconform has the fixtures of the conformance suites for PostgreSQL. The suites run directly and through a
+// pooler, in two test packages.
+package pgconform
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/providers/postgres"
+	"github.com/kinora-go/kinora/providers/providertest"
+)
+
+// Totals creates the table that the handlers of the suites change.
+const Totals = `create table totals (key text primary key, n bigint not null)`
+
+// AddSQL adds to a row of the table.
+const AddSQL = `insert into totals as t (key, n) values ($1, $2) on conflict (key) do update set n = t.n + excluded.n`
+
+// Add adds to a row of the table.
+func Add(ctx context.Context, tx pgx.Tx, key string, n int) error {
+	_, err := tx.Exec(ctx, AddSQL, key, n)
+	return err
+}
+
+// Fixture returns the fixture of db for transactions.
+func Fixture(t testing.TB, db *postgres.DB, o providertest.Options) providertest.Fixture[pgx.Tx] {
+	return providertest.Fixture[pgx.Tx]{
+		Provider: db,
+		InTx:     inTx(db),
+		Advance:  Advance(t, db),
+		Add:      Add,
+		Break: func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "select 1 / 0")
+			return err
+		},
+		End: func(ctx context.Context, tx pgx.Tx) {
+			_ = tx.Commit(ctx)
+			_ = tx.Rollback(ctx)
+			_, _ = tx.Exec(ctx, "rollback")
+			_, _ = tx.Conn().Exec(ctx, "rollback") // cannot be refused
+		},
+		Insert: insert(db),
+		Total:  Total(t, db),
+		Reopen: func() providertest.Fixture[pgx.Tx] {
+			return Fixture(t, reopen(t, db, o), o)
+		},
+	}
+}
+
+func reopen(t testing.TB, db *postgres.DB, o providertest.Options) *postgres.DB {
+	again, err := postgres.Open(context.Background(), db.Pool().Config().ConnString(), Config(o))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(again.Close)
+	return again
+}
+
+func inTx(db *postgres.DB) func(context.Context, func(providertest.TxView, providertest.Add) error) error {
+	return func(ctx context.Context, fn func(providertest.TxView, providertest.Add) error) error {
+		return pgx.BeginFunc(ctx, db.Pool(), func(tx pgx.Tx) error {
+			return fn(db.InTx(tx), func(ctx context.Context, key string, n int) error { return Add(ctx, tx, key, n) })
+		})
+	}
+}
+
+// Total returns a function that reads a row of the table.
+func Total(t testing.TB, db *postgres.DB) func(string) int {
+	return func(key string) int {
+		var n int
+		err := db.Pool().QueryRow(context.Background(), `select n from totals where key = $1`, key).Scan(&n)
+		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+			t.Fatal(err)
+		}
+		return n
+	}
+}
+
+var instants = map[providertest.Instant]any{
+	providertest.NoTime: nil, providertest.Now: "now", providertest.BeforeAllTime: "-infinity", providertest.AfterAllTime: "infinity",
+	providertest.TooEarly: "4000-01-01 BC", providertest.TooLate: "20000-01-01",
+}
+
+const insertForeign = `
+insert into kinora.outbox (message_id, topic, key, payload, headers, status, open, held, stuck, next_attempt_at, created_at, last_attempt_at, published_at)
+select $1, $2, $3, 'x', $4::text::jsonb, s, s in ('pending', 'claimed'), s = 'abandoned', s = 'abandoned',
+	$6::text::timestamptz, $7::text::timestamptz, $8::text::timestamptz, $9::text::timestamptz from (values ($5::text)) v (s)`
+
+func insert(db *postgres.DB) func(...providertest.Foreign) error {
+	return func(entries ...providertest.Foreign) error {
+		b := &pgx.Batch{}
+		for _, f := range entries {
+			b.Queue(insertForeign, f.ID, f.Topic, f.Key, f.Headers, string(f.Status),
+				instants[f.Due], instants[f.Created], instants[f.Attempted], instants[f.Published])
+		}
+		return db.Pool().SendBatch(context.Background(), b).Close()
+	}
+}
+
+// Advance returns a function that makes all stored data older.
+func Advance(t testing.TB, db *postgres.DB) func(time.Duration) {
+	return func(d time.Duration) {
+		for table, columns := range map[string][]string{
+			"outbox":          {"next_attempt_at", "created_at", "last_attempt_at", "published_at"},
+			"markers":         {"processed_at"},
+			"low_water_marks": {"pruned_before"},
+			"parked":          {"parked_at", "resolved_at"},
+			"holds":           {"due_at"}, // infinity stays
+			"runners":         {"expires_at"},
+		} {
+			var back []string
+			for _, c := range columns {
+				back = append(back, c+" = "+c+" - $1::interval")
+			}
+			_, err := db.Pool().Exec(context.Background(), "update kinora."+table+" set "+strings.Join(back, ", "), d)
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// Batched returns the fixture of db for units that queue their statements.
+func Batched(t testing.TB, db *postgres.DB, o providertest.Options) providertest.Fixture[*pgx.Batch] {
+	return providertest.Fixture[*pgx.Batch]{
+		Provider: db.Batched(),
+		InTx:     inTx(db),
+		Advance:  Advance(t, db),
+		Add: func(_ context.Context, b *pgx.Batch, key string, n int) error {
+			b.Queue(AddSQL, key, n)
+			return nil
+		},
+		Break: func(_ context.Context, b *pgx.Batch) error {
+			b.Queue("select 1 / 0")
+			return nil
+		},
+		Total: Total(t, db),
+		Reopen: func() providertest.Fixture[*pgx.Batch] {
+			return Batched(t, reopen(t, db, o), o)
+		},
+	}
+}
+
+// Config returns the configuration that o requires.
+func Config(o providertest.Options) *postgres.Config {
+	return &postgres.Config{Route: o.Route, MaxPayload: o.MaxPayload, RequeueWindow: o.RequeueWindow}
+}

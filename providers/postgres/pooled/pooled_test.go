@@ -1,0 +1,65 @@
+// Package pooled runs the conformance suites on PostgreSQL through a pooler. It is a package of its own, so that these tests
+// run at the same time as those of package postgres.
+package pooled_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/internal/longtest"
+	"github.com/kinora-go/kinora/internal/pgconform"
+	"github.com/kinora-go/kinora/internal/pgtest"
+	"github.com/kinora-go/kinora/providers/postgres"
+	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
+	"github.com/kinora-go/kinora/providers/providertest"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) {
+	// the shared server lives as long as the process
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("os/exec.(*Cmd).Wait"),
+		goleak.IgnoreAnyFunction("github.com/kinora-go/kinora/internal/testserver.run.func1"))
+}
+
+// modes are the modes of pgx that work through a pooler in transaction mode without support for
+// prepared statements.
+var modes = []string{"cache_describe", "exec", "simple_protocol"}
+
+// All suites run in the first mode. The long form runs them in every mode. The short form runs, in
+// the other modes, the suites whose statements are sent in that mode and have arguments of most
+// types: events, and units that queue statements. Nearly all statements of entries are always sent
+// in the first mode.
+func TestConformanceThroughAPooler(t *testing.T) {
+	t.Parallel()
+	p := pgtest.NewPooler(t, pgtest.Shared(t))
+	for i, mode := range modes {
+		open := func(t testing.TB, o providertest.Options) *postgres.DB {
+			t.Helper()
+			cfg := pgconform.Config(o)
+			dsn := p.DSN(t, postgrestest.DSN(t, cfg, pgconform.Totals), "default_query_exec_mode="+mode, "pool_max_conns=16")
+			db, err := postgres.Open(context.Background(), dsn, cfg)
+			require.NoError(t, err)
+			t.Cleanup(db.Close)
+			return db
+		}
+		t.Run(mode, func(t *testing.T) {
+			t.Parallel()
+			fixture := func(t testing.TB, o providertest.Options) providertest.Fixture[pgx.Tx] {
+				return pgconform.Fixture(t, open(t, o), o)
+			}
+			if i == 0 || longtest.On() {
+				providertest.All(t, fixture)
+				return
+			}
+			t.Run("EventStore", func(t *testing.T) { providertest.EventStore(t, fixture) })
+		})
+		t.Run(mode+", batched", func(t *testing.T) {
+			t.Parallel()
+			providertest.Units(t, func(t testing.TB, o providertest.Options) providertest.Fixture[*pgx.Batch] {
+				return pgconform.Batched(t, open(t, o), o)
+			}, providertest.Deferred)
+		})
+	}
+}
