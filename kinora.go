@@ -18,7 +18,8 @@ import (
 
 // Service is a relay, a runner, or another long-running part of a program.
 type Service interface {
-	// Run blocks until ctx ends, then finishes its work in flight and returns nil.
+	// Run blocks until ctx ends, then finishes its work in flight and returns nil. It returns an
+	// error if it fails, before or after that.
 	Run(ctx context.Context) error
 	// Running returns a channel that is closed once Run has started its work.
 	Running() <-chan struct{}

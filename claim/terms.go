@@ -12,7 +12,8 @@ const (
 	DefaultLimit = 50
 )
 
-// ErrTerms means that Terms or a Backoff have an invalid field.
+// ErrTerms means that a field of Terms, of a Backoff, or of the retention or batch of an outbox is
+// invalid.
 var ErrTerms = errors.New("invalid claim terms")
 
 // Terms are the terms of one claim.

@@ -14,6 +14,6 @@ type Appended struct {
 	Stream   string
 	Version  int64 // of the last event
 	Position int64 // of the last event, in the log
-	Count    int   // number of events, up to Version; 0 if Update appended nothing
+	Count    int   // number of events: versions Version-Count+1 to Version; 0: none
 	Replayed bool  // the same event ids were stored before, and nothing was written
 }

@@ -16,7 +16,7 @@ type RepositoryConfig struct {
 
 	// OnUpdate is called at the end of each Update and UpdateTx, in the goroutine of the caller:
 	// it must be quick. Its arguments are the result (Count 0: nothing was appended), the number
-	// of conflicts, and the duration. Nil costs nothing.
+	// of conflicts, the duration, and the error. Nil costs nothing.
 	OnUpdate func(at Appended, conflicts int, took time.Duration, err error)
 	Clock    func() time.Time // measures that duration, and nothing else; nil means time.Now
 }
@@ -94,11 +94,13 @@ func (r *Repository[A]) load(ctx context.Context, store Store, id string) (A, Ap
 //   - After a conflict, Update loads the aggregate and calls decide again, at most
 //     RepositoryConfig.Retries times. Then it returns the *ConflictError. So decide must have no
 //     effect outside its return value.
-//   - Retries of one stream in this process run one at a time. The second retry and later ones
+//   - Retries of one stream through this Repository run one at a time. The second and later ones
 //     first wait for a random time of up to 1ms, doubling to 200ms. Otherwise many updates would
 //     keep conflicting.
-//   - If ctx ends before a retry, Update returns the *ConflictError, not the error of ctx.
-//   - If decide returns no events, nothing is written, and Count of the result is 0.
+//   - If ctx ends while Update waits for a retry, Update returns the *ConflictError, not the error
+//     of ctx.
+//   - If decide returns no events, nothing is written. The result has the version and position of
+//     the stream, and Count 0.
 //   - An error of decide is returned unchanged.
 func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([]any, error)) (at Appended, err error) {
 	conflicts := 0

@@ -19,8 +19,8 @@ type Store interface {
 	//     SQL.
 	//   - If the stream's row is missing or behind its events, because a person changed it, the
 	//     error is ErrDamaged.
-	//   - If the reply to COMMIT is lost, Append looks for the event ids. If it cannot do that,
-	//     the error is ErrAmbiguous.
+	//   - If the reply to COMMIT is lost, Append appends again: it finds the event ids, or writes
+	//     the events. If that does not succeed either, the error is ErrAmbiguous.
 	Append(ctx context.Context, stream string, expected Expected, events []Draft) (Appended, error)
 
 	// ReadStream yields the events of stream with a version greater than afterVersion, in order.

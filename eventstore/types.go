@@ -41,11 +41,11 @@ func (t *Types) add(d *TypeDef) {
 		return
 	}
 	if d.encode == nil || d.decode == nil {
-		fault("event type %q: a function of its codec is nil", d.name)
+		fault("event type %q: a function of its codec is nil: give both", d.name)
 		return
 	}
 	if slices.ContainsFunc(d.up, func(u Upcast) bool { return u == nil }) {
-		fault("event type %q: an upcaster is nil", d.name)
+		fault("event type %q: an upcaster is nil: leave it out", d.name)
 	}
 	if other, ok := t.byGo[d.goType]; ok {
 		fault("%s is registered as %q and as %q: register it once, and use Was for old names", d.goType, other.name, d.name)

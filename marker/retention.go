@@ -12,8 +12,8 @@ import (
 // DefaultHorizon is the default of Retention.Horizon: brokers usually keep messages that long.
 const DefaultHorizon = 7 * 24 * time.Hour
 
-// margin covers the time between an event and the publication of its message, and clocks that
-// differ.
+// margin covers the time between an effect and a later publication of its message, and clocks
+// that differ.
 const margin = 24 * time.Hour
 
 // ErrUnsafe: a broker may still redeliver messages when their markers are deleted.
@@ -29,17 +29,20 @@ type Retention struct {
 	Window time.Duration
 }
 
-// WithDefaults returns r with its zero fields filled in. A Window shorter than Horizon and a day
-// is ErrUnsafe.
+// WithDefaults returns r with its zero fields filled in. A negative Horizon, and a Window shorter
+// than Horizon and a day, are ErrUnsafe.
 func (r Retention) WithDefaults() (Retention, error) {
 	if r.Horizon == 0 {
 		r.Horizon = DefaultHorizon
+	}
+	if r.Horizon < 0 {
+		return r, fmt.Errorf("%w: horizon %s: must not be negative", ErrUnsafe, r.Horizon)
 	}
 	if r.Window == 0 {
 		r.Window = r.Horizon + margin
 	}
 	// The sum of Horizon and margin may be too long for a Duration.
-	if r.Horizon < 0 || r.Window < margin || r.Window-margin < r.Horizon {
+	if r.Window < margin || r.Window-margin < r.Horizon {
 		return r, fmt.Errorf("%w: window %s: set it to at least the horizon (%s) and a day",
 			ErrUnsafe, r.Window, r.Horizon)
 	}

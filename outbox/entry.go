@@ -7,7 +7,7 @@ import "github.com/kinora-go/kinora/provider"
 // CreatedAt, LastAttemptedAt, NextAttemptAt and PublishedAt, in UTC on the store's clock.
 type Entry = provider.Entry
 
-// Status is the status of an entry. A string, such as "pending".
+// Status is the status of an entry. It is a string, such as "pending".
 type Status = provider.EntryStatus
 
 // The statuses of an entry. Published and Skipped entries never change again.
@@ -22,8 +22,9 @@ const (
 )
 
 // Filter selects entries by Status, Topic, Key, Stream, Seqs and Older (an age). The zero Filter
-// selects all. Limit is the page size of Inspector.Entries (zero means 100), and After the last
-// Seq of the page before.
+// selects all. Limit is the page size of Inspector.Entries (zero means 100), and the most entries
+// of Requeue and Skip (zero means no limit). After is the last Seq of the page before. With Force,
+// Requeue takes entries that would be ErrStale.
 type Filter = provider.EntryFilter
 
 // Inspector has the methods for operators: Entries lists entries, StatusCounts counts them by

@@ -103,7 +103,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	case <-done:
 		return nil
 	case <-drain.C:
-		return fmt.Errorf("relay: %w: %s", ErrDrain, r.cfg.Drain)
+		return fmt.Errorf("relay: %w: Drain is %s: raise it, or find the call that does not return", ErrDrain, r.cfg.Drain)
 	}
 }
 

@@ -36,8 +36,8 @@ func ToWatermill(e Entry) *message.Message {
 }
 
 // ParseWatermill returns the event of a message that a relay published. It ignores unknown
-// headers. An empty UUID, a missing type, and an invalid number or time are ErrMalformed; then
-// the fields that could be read are returned too.
+// headers. An empty or invalid UUID, a missing type, and an invalid number or time are
+// ErrMalformed; then the fields that could be read are returned too.
 func ParseWatermill(m *message.Message) (eventstore.Raw, error) {
 	raw := eventstore.Raw{
 		ID: m.UUID, Stream: m.Metadata[HeaderStream], Type: m.Metadata[HeaderType], Schema: 1, Data: m.Payload,

@@ -32,9 +32,9 @@ func (c *RunnerConfig) spacing(before int) time.Duration {
 }
 
 // watch is what a runner knows about other runners since its last heartbeat, on the store's
-// clock. If a process crashed while it processed a message, the message was recorded before the
-// crash. So messages are recorded as in flight before they run only if they are older than the
-// last crash, or older than this runner if it started less than a lease ago. See docs/adr/0014.
+// clock. If a process crashed while it processed a message, the event is older than the crash. So a
+// message is recorded as in flight before it runs only if its event is older than the last crash,
+// or older than this runner if it started less than a lease ago. See docs/adr/0014.
 type watch struct {
 	began time.Time // at the first heartbeat
 	until time.Time // messages recorded until then may have crashed a process; zero: none

@@ -36,6 +36,8 @@ type DryRunFailure struct {
 //   - Handlers run, one after another, each within cfg.Timeout. Their effects outside the
 //     transaction are real, and a message that crashed its process may do so again. A nil cfg
 //     means the default.
+//   - If a message fails, the others run again without it, in a new transaction that is rolled
+//     back too.
 //   - ErrNoDryRun: the provider cannot show the changes of a unit.
 //   - ErrInput: f.Projector is another projector, f.Limit is negative, or f.States has other
 //     states than waiting and stuck.
@@ -94,8 +96,14 @@ func (r *Runner) dryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {
 			result.Waiting += len(msgs) - result.Messages
 			return result, nil
 		}
+		if provider.ClassOf(err) == ClassTransient || ctx.Err() != nil {
+			return nil, err
+		}
 		at := u.culprit(err)
-		if at < 0 || provider.ClassOf(err) == ClassTransient || ctx.Err() != nil {
+		if at < 0 && provider.ClassOf(err) == ClassPermanent {
+			at, err = w.firstFailure(ctx, msgs, err)
+		}
+		if at < 0 {
 			return nil, err
 		}
 		// Try again without the message, and so without those that wait behind it.
@@ -103,4 +111,21 @@ func (r *Runner) dryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {
 		msgs = slices.Delete(msgs, at, at+1)
 	}
 	return result, nil
+}
+
+// firstFailure returns the first message whose failure ends a dry run, and its error. It is for an
+// error that belongs to no message, such as output that the outbox refuses: it runs the first
+// message, then the first two, and so on. The result is -1 if none of these fails again, or if the
+// failure is not that of a message.
+func (w *worker) firstFailure(ctx context.Context, msgs []*inbound, err error) (int, error) {
+	for n := 1; n <= len(msgs); n++ {
+		u := w.newUnit(msgs[:n])
+		u.intent.DryRun = func([]Change) {}
+		if again := u.attempt(ctx, false); provider.ClassOf(again) == ClassPermanent {
+			return n - 1, again
+		} else if again != nil {
+			return -1, again
+		}
+	}
+	return -1, err
 }

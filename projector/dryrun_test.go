@@ -160,6 +160,29 @@ func TestDryRunReportsMessagesThisProgramCannotApply(t *testing.T) {
 	})
 }
 
+// Output that the outbox refuses is the failure of its message, and not of the dry run.
+func TestDryRunReportsInvalidOutput(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := newDB(t)
+		parkFirst(t, db, newFaults(map[string]error{"x-1": errNever, "y-1": errNever, "z-1": errNever}), "x", "y", "z")
+		p := projector.Define("p", types, marked, projector.OnEmit("a",
+			func(_ context.Context, _ txn, e eventstore.Event[posted]) ([]outbox.Message, error) {
+				if e.Stream == "y" {
+					return []outbox.Message{{}}, nil // it has no topic
+				}
+				return []outbox.Message{{Topic: "flags"}}, nil
+			}))
+		got, err := p.DryRun(t.Context(), db, projector.ParkedFilter{}, nil)
+		require.NoError(t, err)
+		require.Equal(t, 6, got.Messages)
+		require.Equal(t, 2, got.Waiting)
+		require.Len(t, got.Failures, 1)
+		require.Equal(t, "y-1", got.Failures[0].Parked.MessageID)
+		require.ErrorIs(t, got.Failures[0].Err, eventstore.ErrInvalid)
+	})
+}
+
 // noDryRuns is a provider that cannot report the changes of a unit.
 type noDryRuns struct{ unit }
 

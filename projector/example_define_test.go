@@ -104,8 +104,8 @@ func ExamplePermanent() {
 	// permanent: the amount is not a number
 }
 
-// Each projector has a subscriber of its own, so a slow one delays no other. With Kafka it is one
-// of its consumer group.
+// Each projector has its own subscriber, so a slow projector delays no other. With Kafka, each of
+// these subscribers has its own consumer group.
 func ExampleSubscribeEach() {
 	db, err := memory.New(nil)
 	check(err)

@@ -52,7 +52,8 @@ func On[Tx, E any](name string, fn func(context.Context, Tx, eventstore.Event[E]
 //   - The ID of a message without one is derived from the handler, the event and the index of the
 //     message.
 //   - The Key of a message without one is the stream of the event.
-//   - Each message has the id of the event as its causation id.
+//   - Each message has the id of the event as its causation id, and the event's correlation id and
+//     traceparent, unless its Headers have these already.
 func OnEmit[Tx, E any](
 	name string, fn func(context.Context, Tx, eventstore.Event[E]) ([]outbox.Message, error),
 ) Handler[Tx] {

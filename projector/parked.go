@@ -28,7 +28,7 @@ const (
 
 // ParkedFilter selects parked messages by Projector, Handler, Key, Class, Code, Types, States and
 // Seqs. The zero filter selects all that are waiting or stuck. Limit and After (a Seq) select a
-// page.
+// page: a zero Limit means 100 in a list, and no limit for Replay and Skip.
 type ParkedFilter = provider.ParkedFilter
 
 // Decision is who decided about a parked message (By, 1 to 255 bytes), and why (Reason, 1 to
@@ -39,7 +39,8 @@ type Decision = provider.Decision
 // and returns their number. The runners of their projectors apply them and those that wait behind
 // them, in order. Without a running service, call Projector.ApplyParked afterwards.
 //   - A message that waits behind an earlier stuck one of its key continues to wait.
-//   - ErrInput: d has no By or no Reason, or one of them is too long. Nothing is changed.
+//   - ErrInput: d has no By or no Reason, or one of them is too long, is not UTF-8 or has a NUL.
+//     Nothing is changed.
 func Replay(ctx context.Context, p provider.Parking, f ParkedFilter, d Decision) (int, error) {
 	return decide(ctx, p, "replay", f, StateWaiting, d)
 }
@@ -47,7 +48,8 @@ func Replay(ctx context.Context, p provider.Parking, f ParkedFilter, d Decision)
 // Skip gives up the messages that f selects, stores d with them, and returns their number. This
 // cannot be undone. The messages that wait behind them become due. If a projector has markers, a
 // redelivery of a skipped message is ignored.
-//   - ErrInput: d has no By or no Reason, or one of them is too long. Nothing is changed.
+//   - ErrInput: d has no By or no Reason, or one of them is too long, is not UTF-8 or has a NUL.
+//     Nothing is changed.
 func Skip(ctx context.Context, p provider.Parking, f ParkedFilter, d Decision) (int, error) {
 	return decide(ctx, p, "skip", f, StateSkipped, d)
 }

@@ -144,7 +144,8 @@ func (r *Runner) Run(ctx context.Context) error {
 	case err = <-done:
 	case <-time.After(r.cfg.Drain):
 		stop()
-		err = fmt.Errorf("runner: %w: %s", outbox.ErrDrain, r.cfg.Drain)
+		err = fmt.Errorf("runner: %w: Drain is %s: raise it, or find the handler that does not return",
+			outbox.ErrDrain, r.cfg.Drain)
 	}
 	if cause := context.Cause(work); ctx.Err() == nil && !errors.Is(cause, errFinished) {
 		err = errors.Join(cause, err)

@@ -19,6 +19,8 @@ const (
 // Wait returns nil after p has applied all events of an append: each event has the markers of all
 // its handlers. It polls s, so it works in any process. If a.Count is 0 (nothing was appended),
 // it waits for the last event of the stream.
+//   - An event that s does not show yet, because its transaction is open or s is a replica, is
+//     waited for.
 //   - ErrParked: an event is stuck, or waits behind a stuck one. While a runner tries it again,
 //     Wait continues.
 //   - ErrSkipped: an event was skipped.
@@ -40,7 +42,7 @@ func (p *Projector[Tx]) wait(ctx context.Context, s State, a eventstore.Appended
 	if !p.opts.Markers || p.unmarked.Load() {
 		return ErrNoMarkers
 	}
-	open, err := p.questions(ctx, s, a)
+	open, err := p.visible(ctx, s, a)
 	if err != nil {
 		return err
 	}
@@ -81,27 +83,41 @@ func ask(ctx context.Context, s State, page []provider.Question) (open []provide
 	return open, nil
 }
 
+// visible waits until s shows the events of an append, and returns their questions.
+func (p *Projector[Tx]) visible(ctx context.Context, s State, a eventstore.Appended) ([]provider.Question, error) {
+	for pause := waitMin; ; pause = min(2*pause, waitMax) {
+		open, last, err := p.questions(ctx, s, a)
+		if err != nil || last == a.Version {
+			return open, err
+		}
+		if wait(ctx, pause); ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+	}
+}
+
 // questions returns one question for each handler of each event of an append, in the order of the
-// stream.
+// stream, and the version of the last event that s shows; 0 if s shows none of them.
 func (p *Projector[Tx]) questions(
 	ctx context.Context, s State, a eventstore.Appended,
-) (open []provider.Question, err error) {
+) (open []provider.Question, last int64, err error) {
 	if a.Version == 0 {
-		return nil, nil
+		return nil, 0, nil
 	}
 	takers := p.takers()
 	for raw, err := range s.ReadStream(ctx, a.Stream, a.Version-int64(max(a.Count, 1))) {
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 		if raw.Version > a.Version {
 			break
 		}
+		last = raw.Version
 		for _, h := range takers[raw.Type] {
 			open = append(open, provider.Question{
 				Handler: h.Name, Was: h.Was, MessageID: raw.ID, RecordedAt: raw.RecordedAt,
 			})
 		}
 	}
-	return open, nil
+	return open, last, nil
 }

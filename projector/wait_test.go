@@ -45,6 +45,34 @@ func within(t *testing.T, p *projector.Projector[txn], s projector.State, at eve
 	return p.Wait(ctx, s, at)
 }
 
+// An event that the store does not show yet may be applied later, so Wait must not return nil.
+func TestWaitWaitsForEventsThatAreNotVisibleYet(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f := newDB(t), make(subscription)
+		p := define(marked, newFaults(nil).run)
+		stop := run(t, db, f, projector.RunnerConfig{}, p)
+		at, msgs := appended(t, db, 1)
+		f.deliver(t, msgs...)
+		require.NoError(t, within(t, p, db, at))
+		for name, unseen := range map[string]eventstore.Appended{
+			"a later event":    {Stream: "k-1", Version: 2, Count: 1},
+			"two later events": {Stream: "k-1", Version: 2, Count: 2},
+			"another stream":   {Stream: "k-2", Version: 1, Count: 1},
+		} {
+			require.ErrorIs(t, within(t, p, db, unseen), context.DeadlineExceeded, name)
+		}
+		next := eventstore.Appended{Stream: "k-1", Version: 2, Count: 1}
+		done := make(chan error, 1)
+		go func() { done <- p.Wait(t.Context(), db, next) }()
+		time.Sleep(100 * time.Millisecond)
+		_, msgs = appended(t, db, 2)
+		f.deliver(t, msgs...)
+		require.NoError(t, <-done)
+		require.NoError(t, stop())
+	})
+}
+
 func TestWaitReportsTheOutcomeOfAnEvent(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

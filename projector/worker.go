@@ -69,8 +69,8 @@ func (w *worker) collect(m *inbound) []*inbound {
 
 // apply runs messages in units until each is applied or set aside. A unit that fails is rolled
 // back, and its messages run in new units: those before the message that failed, that message
-// alone, then the rest, beginning with one message and doubling. Only a message that fails alone
-// is set aside. It reports whether the state of any parked message changed.
+// alone, then the rest, beginning with one message and doubling. Only a message that fails alone,
+// or whose handler does not return, is set aside. It reports whether the state of any parked message changed.
 func (w *worker) apply(ctx, hard context.Context, msgs []*inbound) (progress bool) {
 	var culprit *inbound
 	for tries := 0; len(msgs) > 0 && ctx.Err() == nil; {

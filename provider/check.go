@@ -113,8 +113,8 @@ func checkMetadata(at string, m *eventstore.Metadata) error {
 	return checkPairs(at+"extra", m.Extra, maxExtra, maxExtraKey)
 }
 
-// CheckHeaders returns an *eventstore.InvalidError for more than 64 keys, a key of more than 255
-// bytes, a value of more than 1024 bytes, and text that is not UTF-8 or has control characters.
+// CheckHeaders returns an *eventstore.InvalidError for more than 64 keys, a key that is empty or
+// has more than 255 bytes, a value of more than 1024 bytes, and text that is not UTF-8 or has control characters.
 func CheckHeaders(field string, headers map[string]string) error {
 	return checkPairs(field, headers, maxHeaders, MaxIDBytes)
 }

@@ -35,8 +35,10 @@ type EntryMark struct {
 	// After is the backoff of a failed entry, the new lease of a claimed one, and the time until a
 	// pending one can be claimed.
 	After time.Duration
-	Error string // failed, abandoned and pending: the class of the error, never its text
-	Drop  bool   // published: delete the entry instead of marking it
+	// Error is the class of the error, never its text, for failed, abandoned and pending. A
+	// pending mark with an empty Error keeps the last one.
+	Error string
+	Drop  bool // published: delete the entry instead of marking it
 }
 
 // CheckMarks returns an *eventstore.InvalidError for a mark with a To that EntryMark does not

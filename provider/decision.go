@@ -37,7 +37,7 @@ func CheckDecision(to ParkedState, d Decision) error {
 	}
 	for _, f := range []struct{ field, text string }{{"decision.by", d.By}, {"decision.reason", d.Reason}} {
 		if !utf8.ValidString(f.text) || strings.Contains(f.text, "\x00") {
-			return fmt.Errorf("%w: %w", ErrInput, &eventstore.InvalidError{Field: f.field, Reason: "want UTF-8 without NUL characters"})
+			return fmt.Errorf("%w: %w", ErrInput, &eventstore.InvalidError{Field: f.field, Reason: "must be UTF-8 without NUL characters"})
 		}
 	}
 	return nil

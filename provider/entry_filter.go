@@ -7,9 +7,9 @@ import (
 	"github.com/kinora-go/kinora/claim"
 )
 
-// EntryFilter selects entries. The zero filter selects all, up to the default limit. Text that is longer than
-// 255 bytes, is not UTF-8 or has a NUL is an *eventstore.InvalidError in every method that takes an EntryFilter. The same
-// holds for the topics of an EntryQuery.
+// EntryFilter selects entries. The zero filter selects all, up to the default limit. Text that is
+// longer than 255 bytes, is not UTF-8 or has a NUL is an *eventstore.InvalidError in every method
+// that takes an EntryFilter. The same holds for the topics of an EntryQuery.
 type EntryFilter struct {
 	Status []EntryStatus // any of these; empty means all
 	Topic  string

@@ -12,7 +12,8 @@ import (
 )
 
 // timed wraps a provider and reports the duration of each unit. The embedded interface passes
-// Keeps and all other methods on: a wrapper that returned zero Keeps would turn markers off.
+// on Keeps and all other methods of Provider: a wrapper that returned zero Keeps would turn
+// markers off. It does not pass on capabilities: a real wrapper also implements ReadyChecker.
 type timed[Tx any] struct {
 	provider.Provider[Tx]
 	report func(projector string, took time.Duration)

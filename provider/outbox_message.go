@@ -21,7 +21,7 @@ type OutboxMessage struct {
 	// output of a handler, the stream of the event.
 	Key     string
 	Payload []byte            // published unchanged; at most the provider's MaxPayload bytes
-	Headers map[string]string // at most 64, with names of 255 bytes and values of 1024 bytes
+	Headers map[string]string // at most 64; names have at most 255 bytes, values 1024
 	// OrderedKey makes other transactions that enqueue a message of this topic and key with
 	// OrderedKey wait until this transaction ends. So entries of a key that several streams share
 	// are published in commit order. Without it, that order holds only if one transaction commits

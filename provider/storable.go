@@ -8,21 +8,19 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 )
 
-// Every provider calls these checks before any SQL. They refuse with *eventstore.InvalidError text of a filter that is not UTF-8, has a
-// NUL, or is longer than MaxIDBytes: no database stores the former two, and Kinora stores no longer names. Empty text, which
-// is no condition, passes.
-
-// CheckStorable checks texts of one field.
+// CheckStorable returns an *eventstore.InvalidError for text that is longer than MaxIDBytes, is
+// not UTF-8, or has a NUL: nothing is stored under such a text. Empty text, which is no condition,
+// passes. Every provider calls CheckStorable, or the checks below, before any SQL.
 func CheckStorable[T ~string](field string, texts ...T) error {
 	for _, t := range texts {
 		reason := ""
 		switch s := string(t); {
 		case len(s) > MaxIDBytes:
-			reason = fmt.Sprintf("%d bytes: give at most %d", len(s), MaxIDBytes)
+			reason = fmt.Sprintf("%d bytes: at most %d are allowed", len(s), MaxIDBytes)
 		case !utf8.ValidString(s):
-			reason = "not UTF-8: nothing is stored under such a text"
+			reason = "must be UTF-8"
 		case strings.Contains(s, "\x00"):
-			reason = "has a NUL character: nothing is stored under such a text"
+			reason = "must not have NUL characters"
 		default:
 			continue
 		}
@@ -33,8 +31,8 @@ func CheckStorable[T ~string](field string, texts ...T) error {
 
 // CheckFilter checks the statuses, the topic, the key and the stream.
 func CheckFilter(f EntryFilter) error {
-	return firstError(CheckStorable("filter.status", f.Status...), CheckStorable("filter.topic", f.Topic), CheckStorable("filter.key", f.Key),
-		CheckStorable("filter.stream", f.Stream))
+	return firstError(CheckStorable("filter.status", f.Status...), CheckStorable("filter.topic", f.Topic),
+		CheckStorable("filter.key", f.Key), CheckStorable("filter.stream", f.Stream))
 }
 
 // CheckQuery checks the topics.
@@ -42,7 +40,8 @@ func CheckQuery(q EntryQuery) error {
 	return firstError(CheckStorable("query.topics", q.Topics...), CheckStorable("query.except", q.Except...))
 }
 
-// CheckParkedFilter checks the projector and the handler. Key, Code and Types may be any text, because a parked message may have any.
+// CheckParkedFilter checks the projector and the handler. Key, Code and Types may be any text,
+// because those of a parked message may be any text.
 func CheckParkedFilter(f ParkedFilter) error {
 	return firstError(CheckStorable("filter.projector", f.Projector), CheckStorable("filter.handler", f.Handler))
 }

@@ -10,7 +10,7 @@
 //	runner, err := projector.NewRunner(db, projector.Subscribe(subscriber, "review"), projector.RunnerConfig{}, ratings)
 //	db.View(func(m *memory.Model) { rating, ok = m.Get("ratings", "42") })
 //
-// |The example shows a whole service. A transaction must not begin another: a handler that calls
+// The example shows a whole service. A transaction must not begin another: a handler that calls
 // DB.Append waits for its own transaction until its context ends. Inside a transaction, use
 // DB.InTx.
 //
