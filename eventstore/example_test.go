@@ -200,7 +200,7 @@ func ExampleInvalidError() {
 	_, err = db.Append(ctx, "account", eventstore.Any, drafts)
 	fmt.Println(errors.Is(err, eventstore.ErrInvalid), err)
 
-	// Output: true append account: stream: must be "category-id"
+	// Output: true append account: stream: must be "category-id", and neither part empty
 }
 
 func check(err error) {

@@ -101,6 +101,8 @@ func (r *Repository[A]) load(ctx context.Context, store Store, id string) (A, Ap
 //     of ctx.
 //   - If decide returns no events, nothing is written. The result has the version and position of
 //     the stream, and Count 0.
+//   - ErrAmbiguous: the events may be stored. Another Update decides again, and may append twice
+//     unless decide recognizes the repetition.
 //   - An error of decide is returned unchanged.
 func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([]any, error)) (at Appended, err error) {
 	conflicts := 0

@@ -85,7 +85,7 @@ func (t *Types) Encode(ctx context.Context, events ...any) ([]Draft, error) {
 	for _, e := range events {
 		d, ok := t.byGo[reflect.TypeOf(e)]
 		if !ok {
-			return nil, fmt.Errorf("encode %T: %w", e, ErrUnregistered)
+			return nil, fmt.Errorf("encode %T: %w: register the type, and return a value, not a pointer", e, ErrUnregistered)
 		}
 		data, err := d.encode(e)
 		if err != nil {

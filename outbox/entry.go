@@ -3,7 +3,7 @@ package outbox
 import "github.com/kinora-go/kinora/provider"
 
 // Entry is a message in the outbox. Besides the fields of Message it has Seq (the order of
-// entries), Status, Attempts, LastError (a class, never the text of an error), and the times
+// entries), Status, Attempts, LastError (the Go type of the error, never its text), and the times
 // CreatedAt, LastAttemptedAt, NextAttemptAt and PublishedAt, in UTC on the store's clock.
 type Entry = provider.Entry
 
@@ -28,8 +28,9 @@ const (
 type Filter = provider.EntryFilter
 
 // Inspector has the methods for operators: Entries lists entries, StatusCounts counts them by
-// status, Requeue makes failed and abandoned entries pending at once, and Skip gives entries up.
-// Every provider with an outbox implements it.
+// status (of all statuses if none is given), Requeue makes failed and abandoned entries pending at
+// once, and Skip gives up all open entries that it selects, pending ones too: set Seqs. Every
+// provider with an outbox implements it. The methods: go doc provider.Inspector.
 type Inspector = provider.Inspector
 
 // EntryRetention is how long entries are kept after they were Published (zero means that they are

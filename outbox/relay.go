@@ -76,7 +76,11 @@ func (r *Relay) Run(ctx context.Context) error {
 		return errors.New("relay: Run called twice: create a new relay")
 	}
 	if c, ok := r.store.(provider.ReadyChecker); ok {
-		if err := c.ReadyFor(ctx, provider.RelayService); err != nil {
+		err := c.ReadyFor(ctx, provider.RelayService)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
 			return fmt.Errorf("relay: %w", err)
 		}
 	}

@@ -79,6 +79,25 @@ func TestRelayReturnsTheErrorOfReadyAtOnce(t *testing.T) {
 	require.ErrorIs(t, r.Run(t.Context()), errUnready)
 }
 
+// stopped is a store whose check fails because the relay is stopped meanwhile.
+type stopped struct {
+	provider.Outbox
+	stop context.CancelFunc
+}
+
+func (s stopped) ReadyFor(ctx context.Context, _ provider.Service) error {
+	s.stop()
+	return ctx.Err()
+}
+
+func TestRelayStoppedWhileItStartsReturnsNil(t *testing.T) {
+	t.Parallel()
+	ctx, stop := context.WithCancel(t.Context())
+	r, err := outbox.NewRelay(stopped{newDB(t), stop}, newPublisher(nil), nil)
+	require.NoError(t, err)
+	require.NoError(t, r.Run(ctx))
+}
+
 type sqlError struct{}
 
 func (sqlError) Error() string    { return "a secret" }

@@ -1,4 +1,4 @@
-// Package projector applies events to read models, each event exactly once.
+// Package projector applies events to read models, with Options.Markers each event exactly once.
 //
 // A projector is a named set of handlers of one read model. A Runner applies the messages of a
 // Watermill subscriber in units of work. A unit is one transaction, in the store of the read

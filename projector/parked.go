@@ -45,7 +45,7 @@ func Replay(ctx context.Context, p provider.Parking, f ParkedFilter, d Decision)
 	return decide(ctx, p, "replay", f, StateWaiting, d)
 }
 
-// Skip gives up the messages that f selects, stores d with them, and returns their number. This
+// Skip gives up the messages that f selects (the zero filter selects those of all projectors), stores d with them, and returns their number. This
 // cannot be undone. The messages that wait behind them become due. If a projector has markers, a
 // redelivery of a skipped message is ignored.
 //   - ErrInput: d has no By or no Reason, or one of them is too long, is not UTF-8 or has a NUL.
@@ -57,6 +57,8 @@ func Skip(ctx context.Context, p provider.Parking, f ParkedFilter, d Decision) (
 // ApplyParked applies the parked messages of p that are due, and those that become due with them,
 // and returns. Tools call it after Replay or Skip. It needs no running service, and may run next
 // to one. A nil cfg means the default.
+//   - A message that fails again is not an error: it stays parked. List the parked messages
+//     afterwards.
 //   - ErrHalted: p has the option Halt, and a message is stuck.
 //   - If ctx ends, it returns nil after the message in flight.
 func (p *Projector[Tx]) ApplyParked(ctx context.Context, db provider.Units[Tx], cfg *RunnerConfig) error {

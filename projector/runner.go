@@ -31,7 +31,7 @@ type Runner struct {
 }
 
 // NewRunner returns a runner that applies the messages of src to ps, in transactions of db. It
-// checks its arguments, and starts nothing.
+// checks its arguments, and starts nothing. RunnerConfig{} is the default.
 //   - db must implement provider.Provider. Combine a store that does not, such as Redis, with one
 //     that does: provider.Combine(units, db).
 //   - If db cannot commit markers with the read model, Options.Markers is a no-op, which is
@@ -49,7 +49,7 @@ func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ..
 	r := &Runner{src: src, cfg: cfg, id: uuid.NewString(), process: &process, byName: map[string]*projection{},
 		scanSoon: make(chan struct{}, 1), running: make(chan struct{})}
 	if u == nil || len(ps) == 0 {
-		return nil, errors.New("runner: the store is nil or there are no projectors: give both")
+		return nil, errors.New("runner: the store is nil, or there are no projectors: give both")
 	}
 	if err := r.cfg.validate(); err != nil {
 		return nil, fmt.Errorf("runner: %w", err)

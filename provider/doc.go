@@ -1,7 +1,7 @@
 // Package provider has the interfaces that a store implements for projectors and relays.
 //
-// Applications do not need this package: packages projector and outbox have aliases of the types
-// that they use. The author of a store for projectors implements four small interfaces:
+// Applications need not import this package: packages projector and outbox have aliases of the types
+// that they use. The fields and methods of these types are documented here. The author of a store for projectors implements four small interfaces:
 //
 //   - Units: one transaction over messages of a projector, with their markers and parked
 //     messages.

@@ -3,7 +3,7 @@ package provider
 // ParkedFilter selects parked messages. The zero filter selects all that are waiting or stuck.
 type ParkedFilter struct {
 	Projector string
-	Handler   string // the handler that failed
+	Handler   string // the full name of the handler that failed: "balances/deposited"
 	Key       string
 	Class     *Class
 	Code      string

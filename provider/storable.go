@@ -29,9 +29,9 @@ func CheckStorable[T ~string](field string, texts ...T) error {
 	return nil
 }
 
-// CheckFilter checks the statuses, the topic, the key and the stream.
+// CheckFilter checks the limit, the statuses, the topic, the key and the stream.
 func CheckFilter(f EntryFilter) error {
-	return firstError(CheckStorable("filter.status", f.Status...), CheckStorable("filter.topic", f.Topic),
+	return firstError(checkLimit(f.Limit), CheckStorable("filter.status", f.Status...), CheckStorable("filter.topic", f.Topic),
 		CheckStorable("filter.key", f.Key), CheckStorable("filter.stream", f.Stream))
 }
 
@@ -40,10 +40,17 @@ func CheckQuery(q EntryQuery) error {
 	return firstError(CheckStorable("query.topics", q.Topics...), CheckStorable("query.except", q.Except...))
 }
 
-// CheckParkedFilter checks the projector and the handler. Key, Code and Types may be any text,
+// CheckParkedFilter checks the limit, the projector and the handler. Key, Code and Types may be any text,
 // because those of a parked message may be any text.
 func CheckParkedFilter(f ParkedFilter) error {
-	return firstError(CheckStorable("filter.projector", f.Projector), CheckStorable("filter.handler", f.Handler))
+	return firstError(checkLimit(f.Limit), CheckStorable("filter.projector", f.Projector), CheckStorable("filter.handler", f.Handler))
+}
+
+func checkLimit(limit int) error {
+	if limit < 0 {
+		return &eventstore.InvalidError{Field: "filter.limit", Reason: "must not be negative"}
+	}
+	return nil
 }
 
 // CheckDueFilter checks the projectors.

@@ -15,7 +15,7 @@ func knownHosts(listen string, next http.Handler) http.Handler {
 	own := hostOf(listen)
 	refuse := jsonHandler(func(_ http.ResponseWriter, r *http.Request) error {
 		return &httpError{Status: http.StatusForbidden, Code: "foreign_host", Message: fmt.Sprintf(
-			"host %.100q: writes are accepted at localhost, loopback addresses and the host of --addr; start the service with the host that clients use", r.Host)}
+			"host %.100q: writes are accepted at localhost, loopback addresses and the host of --addr (any address if --addr names none); start the service with the host that clients use", r.Host)}
 	})
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		read := r.Method == http.MethodGet || r.Method == http.MethodHead || r.Method == http.MethodOptions

@@ -46,7 +46,7 @@ func Stream(stream string) (field, reason string) {
 	}
 	category, id, ok := strings.Cut(stream, "-")
 	if !ok || id == "" {
-		return "stream", `must be "category-id"`
+		return "stream", `must be "category-id", and neither part empty`
 	}
 	if reason := Name(category); reason != "" {
 		return "stream category", reason

@@ -262,12 +262,13 @@ func (a *appending) refused(ctx context.Context, q querier) (eventstore.Appended
 }
 
 const beyondSQL = `
-select exists (select from kinora.events where stream = $1::text and version > $2::bigint)`
+select exists (select from kinora.events where stream = $1::text
+	and version > coalesce((select version from kinora.streams where stream = $1::text), 0))`
 
 // ahead returns the error of an append that expects a greater version than that of the stream's row.
 func (a *appending) ahead(ctx context.Context, q querier, actual int64) error {
 	var beyond bool
-	err := q.QueryRow(ctx, a.db.q(beyondSQL), planned, a.stream, actual).Scan(&beyond)
+	err := q.QueryRow(ctx, a.db.q(beyondSQL), planned, a.stream).Scan(&beyond)
 	switch {
 	case err != nil:
 		return fmt.Errorf("append to %s: %w", a.stream, clear(err))
@@ -279,9 +280,9 @@ func (a *appending) ahead(ctx context.Context, q querier, actual int64) error {
 
 // damaged says how to restore the stream's row.
 func (a *appending) damaged() error {
-	return fmt.Errorf("append to %s: %w: restore the row: insert into %[3]s.streams (stream, category, version) "+
+	return fmt.Errorf("append to %s: %w: restore the row: insert into %[3]s.streams as s (stream, category, version) "+
 		"select stream, '%[4]s', max(version) from %[3]s.events where stream = '%[5]s' group by stream "+
-		"on conflict (stream) do update set version = excluded.version", a.stream, eventstore.ErrDamaged,
+		"on conflict (stream) do update set version = greatest(s.version, excluded.version)", a.stream, eventstore.ErrDamaged,
 		a.db.cfg.Schema, eventstore.Category(a.stream), strings.ReplaceAll(a.stream, "'", "''"))
 }
 

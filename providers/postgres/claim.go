@@ -108,8 +108,8 @@ const claimedAtOnce = 64 // initial capacity of the result
 // or is held or abandoned. Lookups are in cases, which are never turned into joins: with
 // statistics from when few entries were open, a join walked all of them for each entry (20
 // seconds for a claim of 50 of 100,000). The cases return null, so that the planner estimates
-// that nearly all rows pass. Here and elsewhere, "id > 0" and "topic <> ”" select one of the
-// partial indexes: see migration 1.
+// that nearly all rows pass. Here and elsewhere, a comparison of id with 0 or
+// of topic with the empty text selects one of the partial indexes: see migration 1.
 const (
 	eligible  = `o.open and o.id > 0 and ` + due
 	claimable = eligible + unpreceded

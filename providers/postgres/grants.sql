@@ -18,3 +18,5 @@ grant insert, select (topic, message_id) on kinora.outbox to kinora_projector;
 
 grant select on kinora.migrations to kinora_appender, kinora_relay, kinora_projector;
 grant select on all tables in schema kinora to kinora_reader;
+-- where execute was revoked from public
+grant execute on function kinora.held(text, bytea[]), kinora.unheld(text, bytea[]) to kinora_projector;

@@ -59,8 +59,8 @@ func (db *Provider) InFlight(ctx context.Context, projector string, w provider.W
 	b := &pgx.Batch{}
 	b.Queue(noScanSQL)
 	b.Queue(db.q(inFlightSQL), projector, w.Runner, w.Number, ids)
-	crash.Point("name: before")
+	crash.Point("in flight: before")
 	err := db.pool.SendBatch(ctx, b).Close()
-	crash.Point("name: after")
+	crash.Point("in flight: after")
 	return ofOwn(ctx, wrap("record the messages in flight", err))
 }

@@ -75,9 +75,10 @@ const (
 	recordMigrationSQL = `insert into kinora.migrations (version_id, is_applied) values ($1::bigint, true)`
 )
 
-// Migrate brings the schema up to date, in one transaction on a connection of its own. Any number of migrators may run at
-// once; all succeed. The role needs the right to create the schema, or to create in it. If a newer program has migrated
-// the schema, Migrate changes nothing and returns a *NewerError; if the database is not encoded as UTF-8, ErrEncoding.
+// Migrate brings the schema up to date, in one transaction on a separate connection. Any number of
+// migrators may run at once; all succeed. The role needs the right to create the schema, or to
+// create in it. Migrate changes nothing and returns a *NewerError if a newer program has migrated
+// the schema, ErrEncoding if the database is not encoded as UTF-8, and ErrReadOnly on a standby.
 func (db *DB) Migrate(ctx context.Context) error {
 	conn, err := connect(ctx, db.pool.Config())
 	if err != nil {
@@ -97,6 +98,8 @@ func (db *DB) Migrate(ctx context.Context) error {
 			return is.wrongEncoding()
 		case is.version > known():
 			return fmt.Errorf("schema %s: %w", db.cfg.Schema, &NewerError{Database: is.version, Program: known()})
+		case is.readOnly && is.version < known():
+			return ErrReadOnly
 		}
 		return db.up(ctx, tx, migrations)
 	})

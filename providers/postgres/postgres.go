@@ -181,7 +181,9 @@ func (db *Provider) q(statement string) string {
 
 // in returns a statement for this schema.
 func in(schema, statement string) string {
-	return strings.ReplaceAll(statement, defaultSchema+".", schema+".")
+	// Unlike other names, the name of a type cannot begin with a keyword such as values without
+	// quotes.
+	return strings.NewReplacer("::"+defaultSchema+".", `::"`+schema+`".`, defaultSchema+".", schema+".").Replace(statement)
 }
 
 // querier is a pool, a transaction, or a connection.

@@ -39,7 +39,7 @@ func (db *Provider) readStream(ctx context.Context, q querier, stream string, af
 			yield(eventstore.Raw{}, err)
 			return
 		}
-		for rows := pageRows; ; {
+		for rows, after := pageRows, after; ; {
 			page, bytes, err := db.readPage(ctx, q, stream, after, rows)
 			if err != nil {
 				yield(eventstore.Raw{}, fmt.Errorf("read %s: %w", stream, clear(err)))

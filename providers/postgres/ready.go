@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// It looks into the catalog alone, so that it succeeds before Migrate, and with any role. A right on a column is enough: roles.sql
-	// gives appenders a part of the outbox.
+	// stateSQL reads only the catalog, so it succeeds before Migrate and for every role. A right on
+	// one column is enough, because grants.sql gives appenders only some columns of the outbox.
 	stateSQL = `
 select current_user::text, current_setting('default_transaction_isolation'), current_setting('server_encoding'),
 	pg_is_in_recovery() or current_setting('transaction_read_only') = 'on',
@@ -30,21 +30,24 @@ from (select) one left join pg_namespace n on n.nspname = $1::text`
 // ErrReadOnly: the server is a standby, or the session's transactions are read-only.
 var ErrReadOnly = errors.New("the database is read-only: connect to the primary (target_session_attrs=read-write), without default_transaction_read_only")
 
-// RightsError is the error of Ready if the role of the pool's sessions lacks rights that every such service needs.
+// RightsError is the error of Ready if the role of the pool's sessions lacks rights that the service
+// always needs.
 type RightsError struct {
 	Role    string
 	Missing []string // "usage on schema kinora", "insert on kinora.events"
 }
 
 func (e *RightsError) Error() string {
-	return fmt.Sprintf("role %q lacks rights: %s: grant them, as GrantsSQL does for its roles", e.Role, strings.Join(e.Missing, ", "))
+	return fmt.Sprintf("role %q lacks rights: %s: grant them, as RolesSQL and GrantsSQL do for their roles", e.Role, strings.Join(e.Missing, ", "))
 }
 
 // Ready returns an error if no retry can make the database usable:
 //   - ErrEncoding and ErrIsolation;
 //   - ErrReadOnly on a standby;
-//   - ErrNotMigrated if the schema is older than this package needs, and a *NewerError if it is newer;
-//   - a *RightsError if the role has not all rights of a service that appends, relays or runs projectors.
+//   - ErrNotMigrated if the schema is older than this package needs, and a *NewerError if it is
+//     newer;
+//   - a *RightsError if the role does not have all rights of a service that appends, relays or runs
+//     projectors.
 //
 // If the database is away, it returns nil.
 func (db *DB) Ready(ctx context.Context) error { return db.ReadyFor(ctx, provider.AnyService) }
@@ -60,12 +63,15 @@ func (db *Provider) check(ctx context.Context, service provider.Service) (fault,
 	is, err := db.state(ctx, db.pool)
 	switch {
 	case err != nil:
+		if e := pgError(err); e != nil && strings.HasPrefix(e.Code, "42") { // another program's table
+			return fmt.Errorf("schema %s: %w: %w", db.cfg.Schema, ErrNotMigrated, err), nil
+		}
 		return nil, err
 	case is.encoding != encodingUTF8:
 		return is.wrongEncoding(), nil
 	case is.readOnly:
 		return ErrReadOnly, nil
-	case is.hidden: // its version; the right to read it is among those that lack
+	case is.hidden: // the version cannot be read; the missing right is reported below
 	case is.version < known():
 		return fmt.Errorf("schema %s: %w", db.cfg.Schema, ErrNotMigrated), nil
 	case is.version > known():

@@ -7,8 +7,9 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// What each service always needs, by table. What only some of them need is not among it: the outbox for handlers that emit, updates of
-// generations for a switch. An appender needs the outbox if the DB has a route.
+// The rights that each service must have, by table. Two rights that only some services use are not
+// required: inserts into the outbox by handlers that emit, and updates of generations by Switch. An
+// appender must have the right to insert into the outbox if the DB has a route.
 var (
 	relayNeeds  = rights("migrations: select", "outbox: select update delete")
 	runnerNeeds = rights("migrations: select", "generations: select", "markers: select insert delete", "low_water_marks: select insert update",

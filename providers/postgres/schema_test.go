@@ -6,8 +6,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
 	"github.com/stretchr/testify/require"
@@ -101,5 +103,13 @@ func TestTheServersReservedWordsAreRefused(t *testing.T) {
 		_, err = shop.Append(t.Context(), "a-1", eventstore.NoStream, drafts(t, 1))
 		require.NoError(t, err, word)
 		require.NoError(t, do(t.Context(), shop, marked("m"), nil), word) // this calls functions of the schema
+		u := marked("n")
+		require.NoError(t, shop.Do(t.Context(), u, func(context.Context, pgx.Tx, provider.Found) (provider.Closing, error) {
+			aside := provider.Aside{Parked: provider.Parked{Projector: u.Projector, MessageID: "n", Lane: u.Messages[0].Lane}}
+			return provider.Closing{Park: []provider.Aside{aside}}, nil
+		}), word) // this uses types of the schema
+		list, err := shop.Parked(t.Context(), provider.ParkedFilter{})
+		require.NoError(t, err, word)
+		require.Len(t, list, 1, word)
 	}
 }

@@ -62,6 +62,13 @@ func badEntryFilters(s *stage) {
 			{"Skip of " + field, func(ctx context.Context, text string) error { _, err := s.db.Skip(ctx, each(text)); return err }},
 		})
 	}
+	for call, err := range map[string]error{
+		"Entries": failure(s.db.Entries(s.ctx, provider.EntryFilter{Limit: -1})),
+		"Requeue": failure(s.db.Requeue(s.ctx, provider.EntryFilter{Limit: -1})),
+		"Skip":    failure(s.db.Skip(s.ctx, provider.EntryFilter{Limit: -1})),
+	} {
+		s.invalid(err, call+" with a negative limit")
+	}
 	claims := func(q provider.EntryQuery) error {
 		_, err := s.claims(s.ctx, s.db, q, claim.Terms{Token: claim.NewToken(), Holder: "a", Lease: time.Second, Limit: 1})
 		return err
@@ -140,3 +147,6 @@ func badRecordFilters(s *stage) {
 		{"DropMarkers", func(ctx context.Context, text string) error { _, err := s.db.DropMarkers(ctx, text, 1); return err }},
 	})
 }
+
+// failure returns the error of a call.
+func failure[T any](_ T, err error) error { return err }

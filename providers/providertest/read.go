@@ -165,6 +165,15 @@ func leavingEarly(s *stage) {
 		same(s, "events seen", seen, 3)
 	}
 	s.append("review-1", several, draft())
+	again := s.db.ReadStream(s.ctx, "review-1", 0)
+	for range 2 { // a sequence starts from its beginning each time
+		seen := 0
+		for _, err := range again {
+			s.ok(err, "read review-1")
+			seen++
+		}
+		same(s, "events seen", seen, several+1)
+	}
 }
 
 func streamNotThere(s *stage) {

@@ -44,7 +44,7 @@ func (d *Provider) append(ctx context.Context, a *appending) (at eventstore.Appe
 func (d *Provider) resolve(ctx context.Context, a *appending, lost error) (eventstore.Appended, error) {
 	at, err := d.append(ctx, a)
 	switch {
-	case errors.Is(err, eventstore.ErrConflict), errors.Is(err, eventstore.ErrEventIDReused):
+	case errors.Is(err, eventstore.ErrConflict), errors.Is(err, eventstore.ErrEventIDReused), errors.Is(err, eventstore.ErrDamaged):
 		return at, err // the first commit did not succeed
 	case err != nil:
 		return at, fmt.Errorf("%w: %w; then %w", eventstore.ErrAmbiguous, lost, err)
@@ -212,7 +212,7 @@ func isVersionTaken(err error) bool {
 // damaged says how to restore the stream's row.
 func (a *appending) damaged() error {
 	return fmt.Errorf("%w: restore the row: insert into kinora_streams (stream, category, version) select stream, '%s', max(version) "+
-		"from kinora_events where stream = '%s' group by stream on conflict (stream) do update set version = excluded.version",
+		"from kinora_events where stream = '%s' group by stream on conflict (stream) do update set version = max(version, excluded.version)",
 		eventstore.ErrDamaged, eventstore.Category(a.stream), strings.ReplaceAll(a.stream, "'", "''"))
 }
 

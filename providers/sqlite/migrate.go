@@ -44,8 +44,9 @@ func (d *DB) Migrate(ctx context.Context) error {
 	return nil
 }
 
-// Ready returns ErrEncoding, a *NewerError if a newer program has migrated the file, and ErrNotMigrated if its tables are not those of
-// this version. For the latter it compares the tables, not the recorded version.
+// Ready returns ErrEncoding, a *NewerError if a newer program has migrated the file, and
+// ErrNotMigrated if its tables are not those of this version. For the latter it compares the
+// tables, not the recorded version.
 func (d *DB) Ready(ctx context.Context) error { return d.ReadyFor(ctx, provider.AnyService) }
 
 // ReadyFor implements provider.ReadyChecker. It is Ready: every service has all rights on a file.
@@ -54,15 +55,16 @@ func (d *Provider) ReadyFor(ctx context.Context, _ provider.Service) error {
 	if err == nil {
 		err = d.users.warmUp(ctx)
 	}
-	if err != nil {
-		return fmt.Errorf("ready: %w", err)
+	if err == nil || isBusy(err) || ctx.Err() != nil { // the latter two are no fault of the file
+		return nil
 	}
-	return nil
+	return fmt.Errorf("ready: %w", err)
 }
 
 const readEncoding = `pragma encoding`
 
-// checkFile refuses a file that is not in UTF-8, or newer than the program. A file that notes no versions passes.
+// checkFile refuses a file that is not in UTF-8, or newer than the program. A file without recorded
+// versions passes.
 func checkFile(ctx context.Context, q querier) error {
 	var encoding string
 	if err := one(ctx, q, []any{&encoding}, readEncoding); err != nil {

@@ -163,7 +163,7 @@ func (d *Provider) Decide(ctx context.Context, f provider.ParkedFilter, to provi
 			return u.advance(ctx, changed)
 		})
 	}
-	return result(n, "decide on parked messages", err)
+	return result(n, "decide about parked messages", err)
 }
 
 // A blob is greater than any text, so the range includes all projectors if ?1 is empty.

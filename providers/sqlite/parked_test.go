@@ -195,7 +195,7 @@ func requirePlans(t *testing.T, db *sqlite.DB, name string, statements []string,
 			require.Contains(t, got, line, "%s: %s", name, strings.Join(got, "\n"))
 		}
 		for _, line := range got {
-			require.NotRegexp(t, `^SCAN (kinora_(parked|markers|doing)|[pfhmd])\b`, line, name)
+			require.NotRegexp(t, `^SCAN (kinora_(parked|markers|in_flight)|[pfhmd])\b`, line, name)
 		}
 	}
 }

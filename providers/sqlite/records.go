@@ -37,7 +37,7 @@ var outcomeNames = []string{"unseen", "applied", "waiting", "stuck", "skipped", 
 // Outcomes implements provider.Records.
 func (d *Provider) Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error) {
 	if err := provider.CheckQuestions(questions); err != nil {
-		return nil, wrap("look for outcomes", err)
+		return nil, wrap("look up outcomes", err)
 	}
 	asked, answers := make([]any, len(questions)), make([]provider.Outcome, len(questions))
 	for i, q := range questions {
