@@ -89,7 +89,7 @@ func under[V any](t *tree[string, V], a string) iter.Seq2[string, V] {
 func (db *Provider) Enqueued() <-chan struct{} { return db.committed.Load().added }
 
 // Entries implements outbox.Inspector.
-func (db *DB) Entries(ctx context.Context, f provider.EntryFilter) ([]provider.Entry, error) {
+func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, error) {
 	if err := provider.CheckFilter(f); err != nil {
 		return nil, fmt.Errorf("list entries: %w", err)
 	}
@@ -116,7 +116,7 @@ func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox
 }
 
 // Requeue implements outbox.Inspector.
-func (db *DB) Requeue(ctx context.Context, f provider.EntryFilter) (n int, err error) {
+func (db *DB) Requeue(ctx context.Context, f outbox.Filter) (n int, err error) {
 	return db.change(ctx, f, []outbox.Status{outbox.Failed, outbox.Abandoned}, func(e *provider.Entry, now time.Time) error {
 		if !f.Force && e.LastAttemptedAt.Before(now.Add(-db.cfg.RequeueWindow)) {
 			return fmt.Errorf("entry %d: %w", e.Seq, outbox.ErrStale)
@@ -127,7 +127,7 @@ func (db *DB) Requeue(ctx context.Context, f provider.EntryFilter) (n int, err e
 }
 
 // Skip implements outbox.Inspector.
-func (db *DB) Skip(ctx context.Context, f provider.EntryFilter) (n int, err error) {
+func (db *DB) Skip(ctx context.Context, f outbox.Filter) (n int, err error) {
 	return db.change(ctx, f, []outbox.Status{outbox.Pending, outbox.Failed, outbox.Held, outbox.Abandoned}, func(e *provider.Entry, now time.Time) error {
 		e.Status, e.NextAttemptAt = outbox.Skipped, now
 		return nil

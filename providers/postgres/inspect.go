@@ -122,7 +122,7 @@ func only(f provider.EntryFilter, these ...outbox.Status) bool {
 const noLimit = 1 << 62
 
 // Entries implements outbox.Inspector.
-func (db *DB) Entries(ctx context.Context, f provider.EntryFilter) ([]provider.Entry, error) {
+func (db *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, error) {
 	if err := provider.CheckFilter(f); err != nil {
 		return nil, fmt.Errorf("list entries: %w", err)
 	}
@@ -173,7 +173,7 @@ func (db *DB) StatusCounts(ctx context.Context, of ...outbox.Status) (map[outbox
 }
 
 // Requeue implements outbox.Inspector.
-func (db *DB) Requeue(ctx context.Context, f provider.EntryFilter) (int, error) {
+func (db *DB) Requeue(ctx context.Context, f outbox.Filter) (int, error) {
 	// rounded up: zero means by force
 	window := (db.cfg.RequeueWindow + time.Microsecond - 1).Microseconds()
 	if f.Force {
@@ -190,7 +190,7 @@ func (db *DB) Requeue(ctx context.Context, f provider.EntryFilter) (int, error) 
 }
 
 // Skip implements outbox.Inspector.
-func (db *DB) Skip(ctx context.Context, f provider.EntryFilter) (int, error) {
+func (db *DB) Skip(ctx context.Context, f outbox.Filter) (int, error) {
 	n, err := db.change(ctx, skipSQL, f)
 	if err != nil {
 		return 0, fmt.Errorf("skip entries: %w", err)

@@ -55,7 +55,7 @@ func openAndHeld(of []outbox.Status) (open, held bool) {
 }
 
 // Entries implements outbox.Inspector.
-func (d *DB) Entries(ctx context.Context, f provider.EntryFilter) ([]provider.Entry, error) {
+func (d *DB) Entries(ctx context.Context, f outbox.Filter) ([]outbox.Entry, error) {
 	if err := provider.CheckFilter(f); err != nil {
 		return nil, fmt.Errorf("list entries: %w", err)
 	}
@@ -125,7 +125,7 @@ where id in (
 returning topic, key, ?10 > 0 and coalesce(last_attempt_at < ` + clock + ` - ?10, 0)`
 
 // Requeue implements outbox.Inspector.
-func (d *DB) Requeue(ctx context.Context, f provider.EntryFilter) (int, error) {
+func (d *DB) Requeue(ctx context.Context, f outbox.Filter) (int, error) {
 	window := millis(d.cfg.RequeueWindow)
 	if f.Force {
 		window = 0
@@ -149,7 +149,7 @@ where id in (
 returning topic, key, 0`
 
 // Skip implements outbox.Inspector.
-func (d *DB) Skip(ctx context.Context, f provider.EntryFilter) (int, error) {
+func (d *DB) Skip(ctx context.Context, f outbox.Filter) (int, error) {
 	n, err := d.decide(ctx, skipEntries, f)
 	if err != nil {
 		return 0, fmt.Errorf("skip: %w", err)
