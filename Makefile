@@ -4,7 +4,7 @@ SHELL := /bin/bash
 GOLANGCI := v2.15.0
 BIN := $(CURDIR)/.bin
 
-help: ## what there is to make
+help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## watch a read model stay exact while deliveries are doubled and processes killed (SQLite, nothing to install)
@@ -14,12 +14,12 @@ demo: ## watch a read model stay exact while deliveries are doubled and processe
 
 test: race fault-short ## every test, the race detector on, mutants included; lists what was skipped; each fault for some seconds
 
-# SQLite itself, which is C made Go, is left without the race detector: with it, its tests take ten times as long. Its driver
-# and all that is ours have it.
+# SQLite's own code, which is translated from C, runs without the race detector: with it the tests take ten times as long.
+# The driver and Kinora run with it.
 #
 # A program with the race detector sleeps for a second before it exits. Tests end programs often, so they sleep less.
 #
-# Without Redis, pgbouncer or a browser, and without a way to install them, the tests of these are skipped, and said to be.
+# If Redis, pgbouncer or a browser is missing and cannot be installed, its tests are skipped, and reported as skipped.
 race: gcc postgres
 	@mkdir -p $(BIN)
 	@for tool in redis pgbouncer browser; do $(MAKE) -s $$tool || KINORA_SKIP="$$KINORA_SKIP,$$tool"; done; export KINORA_SKIP; \
@@ -29,7 +29,7 @@ race: gcc postgres
 	echo "skipped: $$(grep -cE '^\s*--- SKIP' $(BIN)/test.log)"; \
 	grep -A2 -E '^\s*--- SKIP' $(BIN)/test.log; exit $$status
 
-gcc: # the race detector wants cgo
+gcc: # the race detector needs cgo
 	@command -v gcc > /dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && \
 	apt-get update -qq && apt-get install -y -qq gcc libc6-dev; } || \
 	{ echo "the race detector needs a C compiler: install gcc"; exit 1; }
