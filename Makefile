@@ -86,7 +86,7 @@ mutants: server ## the fault suite against each mechanism taken out: which cell 
 server:
 	@KINORA_POSTGRES= KINORA_SKIP= $(MAKE) -s postgres
 
-bench: postgres ## measure beside peers and hand-written limits (ONLY=append for a part); writes bench/results.json
+bench: postgres ## measure against peers and hand-written limits (ONLY=append for a part); writes bench/results.json
 	cd bench && go run . -only "$(ONLY)" && go run ./plot
 
 # The direct requirements of the root module, which every application inherits. A new one is a decision: see
