@@ -169,30 +169,6 @@ func FuzzCheckJSON(f *testing.F) {
 	})
 }
 
-func FuzzJoinID(f *testing.F) {
-	f.Add("42-a", "b")
-	f.Add("42", "a-b")
-	f.Add("~", "-~")
-	f.Add("", "")
-	f.Fuzz(func(t *testing.T, a, b string) {
-		parts, err := eventstore.SplitID(eventstore.JoinID(a, b))
-		require.NoError(t, err)
-		require.Equal(t, []string{a, b}, parts)
-	})
-}
-
-func TestJoinID(t *testing.T) {
-	t.Parallel()
-	require.Equal(t, "42-ann", eventstore.JoinID("42", "ann"))
-	require.NotEqual(t, eventstore.JoinID("42-a", "b"), eventstore.JoinID("42", "a-b"))
-	require.NotEqual(t, eventstore.JoinID("-~"), eventstore.JoinID("~-"))
-	for _, bad := range []string{"a~", "a~b"} {
-		_, err := eventstore.SplitID(bad)
-		require.Error(t, err, bad)
-	}
-	require.Equal(t, "review", eventstore.Category("review-42-ann"))
-}
-
 func FuzzCheckStream(f *testing.F) {
 	for _, s := range []string{"a-b", `a"-b`, "a;---", "größe-1", "-", "a-\x00", strings.Repeat("a", 64) + "-1"} {
 		f.Add(s)
