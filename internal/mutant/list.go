@@ -114,7 +114,7 @@ var stores = []Mutant{
 		What: "statements read the clock of the process that sends them instead of the server's",
 		Edits: []Edit{
 			{File: "providers/postgres/postgres.go", Old: "import (\n", New: "import (\n\t\"os\"\n"},
-			{File: "providers/postgres/postgres.go", Old: "func (db *Provider) q(statement string) string {\n", New: `func (db *DB) q(statement string) string {
+			{File: "providers/postgres/postgres.go", Old: "func (db *Provider) q(statement string) string {\n", New: `func (db *Provider) q(statement string) string {
 	if skew := os.Getenv("KINORA_FAULT_SKEW"); skew != "" { // in seconds: see tests/fault/skewed.go
 		statement = strings.ReplaceAll(statement, "clock_timestamp()", "(clock_timestamp() + interval '"+skew+" s')")
 	}

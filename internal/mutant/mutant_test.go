@@ -4,6 +4,7 @@ import (
 	"go/parser"
 	"go/token"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -22,6 +23,15 @@ func TestEveryMutantIsCaught(t *testing.T) {
 		require.NoError(t, err)
 		overlay, err := mutant.Overlay(t.TempDir(), files)
 		require.NoError(t, err)
+		if len(m.Tests) == 0 { // only cells detect it; make mutants runs them
+			t.Run(m.Name+" compiles", func(t *testing.T) {
+				t.Parallel()
+				cmd := exec.CommandContext(t.Context(), "go", "build", "-overlay", overlay, "./...")
+				cmd.Dir = root
+				output, err := cmd.CombinedOutput()
+				require.NoError(t, err, "%s", output)
+			})
+		}
 		for _, test := range m.Tests {
 			t.Run(m.Name+" "+test.Package, func(t *testing.T) {
 				t.Parallel()
