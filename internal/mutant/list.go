@@ -150,7 +150,7 @@ var stores = []Mutant{
 `},
 			{File: "providers/postgres/append.go", Old: `	ambiguous := false // an earlier try may have been executed
 `, New: `	if a.entries {
-		noEntries := &DB{pool: db.pool, cfg: Config{Schema: db.cfg.Schema}}
+		noEntries := &DB{&Provider{pool: db.pool, cfg: Config{Schema: db.cfg.Schema}}}
 		if a, err = noEntries.newAppend(stream, expected, events); err != nil {
 			return eventstore.Appended{}, err
 		}
