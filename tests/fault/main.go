@@ -105,8 +105,8 @@ func runSuite(ctx context.Context) (ok bool, err error) {
 	return ok, err
 }
 
-// runAll runs cells one after another, and short cells two at a time, because they mostly wait. With three, the cell corrupt
-// gets so few messages that only corrupted ones are left, and the workers back off.
+// runAll runs cells one after another, and short cells two at a time, because they mostly wait. With
+// three at a time the cell corrupt once took longer than its limit.
 func (s *suite) runAll(chosen []*cell) []result {
 	results := make([]result, len(chosen))
 	places := make(chan struct{}, 1)
