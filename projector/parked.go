@@ -45,9 +45,9 @@ func Replay(ctx context.Context, p provider.Parking, f ParkedFilter, d Decision)
 	return decide(ctx, p, "replay", f, StateWaiting, d)
 }
 
-// Skip gives up the messages that f selects (the zero filter selects those of all projectors), stores d with them, and returns their number. This
-// cannot be undone. The messages that wait behind them become due. If a projector has markers, a
-// redelivery of a skipped message is ignored.
+// Skip gives up the messages that f selects, stores d with them, and returns their number. The zero
+// filter selects the messages of all projectors. Skip cannot be undone. The messages that wait
+// behind them become due. If a projector has markers, a redelivery of a skipped message is ignored.
 //   - ErrInput: d has no By or no Reason, or one of them is too long, is not UTF-8 or has a NUL.
 //     Nothing is changed.
 func Skip(ctx context.Context, p provider.Parking, f ParkedFilter, d Decision) (int, error) {
