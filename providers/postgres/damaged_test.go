@@ -1,11 +1,15 @@
 package postgres_test
 
 import (
+	"context"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
@@ -87,4 +91,76 @@ func rolledBack[T any](t *testing.T, db *postgres.DB, fn func(tx *postgres.Tx) (
 	})
 	require.ErrorIs(t, end, errRollback)
 	return v, err
+}
+
+// beforeBeyond calls fn before the statement that looks for events past the stream's row.
+type beforeBeyond struct {
+	once sync.Once
+	fn   func()
+}
+
+func (b *beforeBeyond) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	if strings.Contains(q.SQL, "select exists (select from kinora.events") {
+		b.once.Do(b.fn)
+	}
+	return ctx
+}
+
+func (*beforeBeyond) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// Another append commits while an append at a too high version finds out why it failed. The
+// stream is healthy then.
+func TestAConcurrentAppendIsNotTakenForDamage(t *testing.T) {
+	t.Parallel()
+	dsn := postgrestest.DSN(t, nil)
+	other := borrowed(t, nil, dsn)
+	_, err := other.Append(t.Context(), "a-1", eventstore.NoStream, drafts(t, 1))
+	require.NoError(t, err)
+	reached := false
+	trace := &beforeBeyond{fn: func() {
+		reached = true
+		_, err := other.Append(t.Context(), "a-1", 1, drafts(t, 2))
+		require.NoError(t, err)
+	}}
+	db := borrowed(t, nil, dsn, func(c *pgxpool.Config) { c.ConnConfig.Tracer = trace })
+	_, err = db.Append(t.Context(), "a-1", 7, drafts(t, 3))
+	require.True(t, reached)
+	require.ErrorIs(t, err, eventstore.ErrConflict)
+	require.NotErrorIs(t, err, eventstore.ErrDamaged)
+}
+
+// The SQL that restores a stream's row may run again while others append: it never sets the
+// version back.
+func TestRestoringAStreamDoesNotSetItsVersionBack(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.Open(t, &postgres.Config{Schema: "shop"})
+	ctx := t.Context()
+	_, err := db.Append(ctx, "a-1", eventstore.NoStream, drafts(t, 1))
+	require.NoError(t, err)
+	_, err = db.Pool().Exec(ctx, `delete from shop.streams`)
+	require.NoError(t, err)
+	_, err = db.Append(ctx, "a-1", 1, drafts(t, 2))
+	_, repair, _ := strings.Cut(err.Error(), "restore the row: ")
+	_, err = db.Pool().Exec(ctx, repair)
+	require.NoError(t, err)
+
+	done := make(chan error, 1)
+	err = pgx.BeginFunc(ctx, db.Pool(), func(tx pgx.Tx) error {
+		if _, err := db.InTx(tx).Append(ctx, "a-1", 1, drafts(t, 2)); err != nil {
+			return err
+		}
+		go func() {
+			_, err := db.Pool().Exec(ctx, repair)
+			done <- err
+		}()
+		require.Eventually(t, func() bool {
+			return count(t, db, `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`) == 1
+		}, soon, time.Millisecond)
+		return nil
+	})
+	require.NoError(t, err)
+	require.NoError(t, <-done)
+	at, err := db.Append(ctx, "a-1", 2, drafts(t, 3))
+	require.NoError(t, err)
+	require.EqualValues(t, 3, at.Version)
 }
