@@ -62,3 +62,12 @@ type discard struct{}
 
 func (discard) Publish(string, ...*message.Message) error { return nil }
 func (discard) Close() error                              { return nil }
+
+// A check that is broken off says nothing about the file.
+func TestReadyIsNilIfItsContextEnds(t *testing.T) {
+	t.Parallel()
+	db := open(t, nil)
+	ctx, end := context.WithCancel(t.Context())
+	end()
+	require.NoError(t, db.Ready(ctx))
+}
