@@ -285,11 +285,16 @@ func TestConcurrencyKeepsTheOrderOfEachKey(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const keys, each = 16, 20
 				db, f := newDB(t), make(subscription)
-				var now, most atomic.Int64
+				var now atomic.Int64
+				var mu sync.Mutex
+				most := int64(0)
 				store := &faulty{unit: db}
 				store.do = func(ctx context.Context, u provider.Unit, run handle) error {
-					most.Store(max(most.Load(), now.Add(1)))
+					n := now.Add(1)
 					defer now.Add(-1)
+					mu.Lock()
+					most = max(most, n)
+					mu.Unlock()
 					return db.Do(ctx, u, run)
 				}
 				errs := map[string]error{}
@@ -317,7 +322,7 @@ func TestConcurrencyKeepsTheOrderOfEachKey(t *testing.T) {
 				}
 				time.Sleep(2 * time.Minute)
 				require.NoError(t, stop())
-				require.EqualValues(t, workers, most.Load())
+				require.EqualValues(t, workers, most)
 				require.Empty(t, parked(t, db))
 				for k := range keys {
 					require.Equal(t, upTo(each), noted(db, "a", fmt.Sprint("k", k)))
