@@ -1,0 +1,88 @@
+package provider
+
+import (
+	"context"
+	"iter"
+	"time"
+
+	"github.com/kinora-go/kinora/eventstore"
+)
+
+// Log reads the log of a store in pages. A position is settled if no event at or before it can
+// still become visible. Only open appends of this database delay the settled position.
+type Log interface {
+	// LogPage returns the next events. If open appends delay the settled position, it waits for
+	// them for some milliseconds, then returns what is settled, and those appends. It does not
+	// wait for new events.
+	//   - eventstore.ErrInvalid: no store can have this input.
+	//   - eventstore.ErrUnsafeLog: the database or its settings do not show what is settled.
+	LogPage(ctx context.Context, q LogQuery) (LogPage, error)
+
+	// LogPosition returns the position after which from begins. A time is found by binary search:
+	// the store's clock must not have gone back by more than a minute.
+	LogPosition(ctx context.Context, from eventstore.From) (int64, error)
+
+	// LogPlaces returns the places of those of the events that are in the log, by their ids. Ids
+	// may be any text.
+	LogPlaces(ctx context.Context, ids []string) (map[string]LogPlace, error)
+
+	// LogID identifies the log.
+	LogID(ctx context.Context) (LogID, error)
+}
+
+// LogWaker is a capability of a Log: a hint that events were appended.
+type LogWaker interface {
+	// Appended returns a channel that is closed when events are next appended through this value.
+	Appended() <-chan struct{}
+}
+
+// LogQuery selects a page of a log.
+type LogQuery struct {
+	After  int64 // only events with a greater position
+	Filter eventstore.LogFilter
+	Limit  int // the most events; zero means 500. A page also ends after about 8 MiB of data.
+	// Age ends the page before the events at the end of the log that were recorded less than this
+	// time ago, on the store's clock.
+	Age time.Duration
+	// Unsettled adds the visible events behind the settled position, as of one moment. End is not
+	// moved by them.
+	Unsettled bool
+	NoData    bool // leave Data and Metadata empty
+}
+
+// LogPage is a page of a log.
+type LogPage struct {
+	Events []eventstore.Raw // in order of position, settled unless LogQuery.Unsettled
+	// End is the place of a settled event: no event at or before it is missing from this page and
+	// those before. If nothing new is settled, its Position is LogQuery.After, and the rest zero.
+	End LogPlace
+	// More reports whether the log has visible events behind the page, of any type and age.
+	More bool
+	// Waiting are the open appends because of which the settled position is not the last visible
+	// one.
+	Waiting []OpenAppend
+}
+
+// LogPlace is the place of an event in a log.
+type LogPlace struct {
+	Position   int64
+	ID         string // of the event
+	RecordedAt time.Time
+}
+
+// OpenAppend is a transaction that has appended events and has not ended.
+type OpenAppend struct {
+	Backend string // the server's name of it, such as the pid of the backend
+	Since   time.Time
+}
+
+// LogID identifies a log.
+type LogID struct {
+	Lineage string // a copy has the lineage of its original
+	Branch  string // differs between a copy and its original, as far as the database shows it
+}
+
+// ReadLog implements eventstore.Log with the pages of a log.
+func ReadLog(ctx context.Context, log Log, from eventstore.From, f eventstore.LogFilter) iter.Seq2[eventstore.Raw, error] {
+	panic("not written")
+}
