@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"slices"
+
+	"github.com/kinora-go/kinora/claim"
 )
 
 // Combine returns a Provider with the units of a store that has nothing else, such as Redis, and
@@ -16,13 +18,15 @@ import (
 //   - There are no markers, no output and no dry runs.
 //   - Generations are those of the second store.
 func Combine[Tx, Outer any](units Units[Tx], store Provider[Outer]) Provider[Tx] {
-	return &combined[Tx, Outer]{Parking: store, Liveness: store, Records: store, units: units, store: store}
+	return &combined[Tx, Outer]{Parking: store, Liveness: store, Records: store, Progress: store, Leases: store, units: units, store: store}
 }
 
 type combined[Tx, Outer any] struct {
 	Parking
 	Liveness
 	Records
+	Progress
+	claim.Leases
 	units Units[Tx]
 	store Provider[Outer]
 }

@@ -3,10 +3,15 @@ package provider
 // Found is the result of opening a unit, by the index of the message.
 type Found struct {
 	// Fresh reports for each handler of a message whether it must run.
-	//   - A message with Mark: the handler had no marker of it.
+	//   - A message with Mark: the handler had no marker of it. If the projector has a checkpoint,
+	//     and the message a Position, the Position is behind the checkpoint.
 	//   - A message without Mark: always true, unless the message is parked.
 	//   - A parked message: false for all handlers, unless the message is live (see Live).
 	Fresh [][]bool
+	// Left reports whether a delivery is left to the reader of the log, because the projector is in
+	// ModeCatchUp and the message has a Position. Its handlers are not fresh, and it has no
+	// marker. Nil if no message is.
+	Left []bool
 	// Held reports whether the lane is held. It stays held until the unit ends. Always false for
 	// parked messages.
 	Held []bool

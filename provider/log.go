@@ -82,6 +82,9 @@ type LogID struct {
 	Branch  string // differs between a copy and its original, as far as the database shows it
 }
 
+// String returns both parts, as HeaderLog has them.
+func (l LogID) String() string { return l.Lineage + "/" + l.Branch }
+
 // ReadLog implements eventstore.Log with the pages of a log.
 func ReadLog(ctx context.Context, log Log, from eventstore.From, f eventstore.LogFilter) iter.Seq2[eventstore.Raw, error] {
 	panic("not written")

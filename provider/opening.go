@@ -2,6 +2,7 @@ package provider
 
 import (
 	"bytes"
+	"errors"
 	"slices"
 )
 
@@ -76,6 +77,35 @@ func (f *Found) SetFresh(u *Unit, inserted func(Marker) bool) {
 		}
 	}
 }
+
+// SetProgress compares the unit with the checkpoint of its projector, the zero Checkpoint if there
+// is none. Call it after SetFresh, with a checkpoint that was read after the markers. Its error is
+// ErrFenced, or that of ModeClosing.
+func (f *Found) SetProgress(u *Unit, c Checkpoint) error {
+	if a := u.Advance; a != nil && (a.From != c.Place.Position || a.Mode != c.Mode || a.Token != c.Token) {
+		return &Error{Class: ClassTransient, Code: CodeFenced, Err: ErrFenced}
+	}
+	isDelivery := !u.Reader && u.Advance == nil
+	for i := range u.Messages {
+		switch m := &u.Messages[i]; {
+		case !m.Mark || m.Position == 0 || c.Mode == 0:
+			continue
+		case isDelivery && c.Mode == ModeClosing:
+			return errClosing
+		case isDelivery && c.Mode == ModeCatchUp:
+			if f.Left == nil {
+				f.Left = make([]bool, len(u.Messages))
+			}
+			f.Left[i] = true
+		case m.Position > c.Place.Position:
+			continue
+		}
+		clear(f.Fresh[i])
+	}
+	return nil
+}
+
+var errClosing = &Error{Class: ClassTransient, Code: CodeClosing, Err: errors.New("the reader of the log applies the last events")}
 
 // SetHeld sets Held for the messages of a lane.
 func (f *Found) SetHeld(u *Unit, held Lane) {

@@ -89,6 +89,8 @@ const (
 	HeaderSchema      = "kinora_schema"      // its schema version
 	HeaderStream      = "kinora_stream"      // its stream
 	HeaderVersion     = "kinora_version"     // its version in the stream
+	HeaderPosition    = "kinora_position"    // its position in the log
+	HeaderLog         = "kinora_log"         // LogID.String of the log
 	HeaderKey         = "kinora_key"         // the ordering key: for brokers, the partition key
 	HeaderRecordedAt  = "kinora_recorded_at" // RFC 3339 with nanoseconds, UTC
 	HeaderCorrelation = "correlation_id"     // as Watermill's own middleware names it

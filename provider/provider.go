@@ -1,9 +1,13 @@
 package provider
 
+import "github.com/kinora-go/kinora/claim"
+
 // Provider is a store for runners. Tx is the transaction type of its handlers.
 type Provider[Tx any] interface {
 	Units[Tx]
 	Parking
 	Liveness
 	Records
+	Progress
+	claim.Leases
 }

@@ -25,6 +25,7 @@ type Question struct {
 	Was        []string // earlier names of the handler: a marker under one of them counts
 	MessageID  string
 	RecordedAt time.Time // of the message; if zero, the outcome is never OutcomePruned
+	Position   int64     // in the log of the projector's checkpoint; 0 if it has none
 }
 
 // Projector returns the name of the handler's projector.
@@ -41,7 +42,7 @@ type Outcome int
 
 const (
 	OutcomeUnseen  Outcome = iota // no marker, and not parked
-	OutcomeApplied                // it has a marker, and is not parked
+	OutcomeApplied                // it has a marker or is not behind the checkpoint, and is not parked
 	OutcomeWaiting                // parked, and a runner tries it again
 	OutcomeStuck                  // parked, and stuck or behind a stuck message
 	OutcomeSkipped                // it was parked, and an operator gave it up

@@ -9,6 +9,12 @@ type Unit struct {
 	// messages that workers of other runners have in flight (Liveness.InFlight), and the commit
 	// deletes the messages in flight of this worker.
 	Careful *Worker
+	// Reader: the messages were read from the log, so the mode of the checkpoint does not matter.
+	Reader bool
+	// Advance, if not nil, moves the checkpoint in the same transaction. Then no markers are
+	// inserted: a message is fresh for a handler that has no marker of it. The unit may have no
+	// messages.
+	Advance *Advance
 	// Serial: the unit waits until no other serial unit of the projector is open. Runners set it
 	// after deadlocks.
 	Serial bool
@@ -27,7 +33,10 @@ type Message struct {
 	Lane     Lane      // the lane that is held if the message is parked
 	Handlers []Handler // the handlers to run, in order; may be empty
 	Mark     bool      // insert a marker for each of Handlers
-	Parked   *Parked   // the parked message as it was listed; nil for a delivery
+	// Position is that of an event of the log that the projector reads; 0 if the message is none.
+	// Its marker is stored with it.
+	Position int64
+	Parked   *Parked // the parked message as it was listed; nil for a delivery
 }
 
 // Handler has the names of a handler.

@@ -11,6 +11,10 @@ type Units[Tx any] interface {
 	//     (see Switch); the generation; the markers, sorted, while each insert waits for a
 	//     concurrent unit that writes the same marker; which lanes are held, and they stay held
 	//     until the unit ends; which messages other runners have in flight.
+	//   - If the projector has a checkpoint, its mode and position are read in the same step as the
+	//     markers. They decide about messages with Mark and a Position (Found.Left, Found.Fresh).
+	//     The position is read again in a later step, because markers may have been deleted in
+	//     between (Progress.PruneApplied). Unit.Advance locks the checkpoint.
 	//   - The unit locks the lanes of parked messages. If another unit has the lane, the message
 	//     is not fresh, but if it has attempts (Parking.Try), the unit waits for the lane.
 	//   - run may be called again after its earlier writes are undone. Its first call may be

@@ -68,8 +68,11 @@ type state struct {
 	messages *tree[string, int64]                        // Seqs by topic and message id
 	// the live generation of a projector; 1 if absent
 	live *tree[string, int]
-	// creation times by handler, generation and message id
-	markers *tree[string, time.Time]
+	// by handler, generation and message id
+	markers *tree[string, marker]
+	// of projectors, by name and generation
+	checkpoints *tree[string, provider.Checkpoint]
+	leases      *tree[string, lease] // by name
 	// of handlers: markers created up to this time may be deleted
 	lowWater *tree[string, time.Time]
 	parked   *tree[int64, provider.Parked] // by Seq

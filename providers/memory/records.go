@@ -18,17 +18,23 @@ func (s *state) generation(projector string) int {
 	return cmp.Or(live, 1)
 }
 
+// marker says when a marker was created, and the position of its message, or 0.
+type marker struct {
+	at       time.Time
+	position int64
+}
+
 func markerKey(m provider.Marker, generation int) string {
 	return pair(m.Handler, pair(strconv.Itoa(generation), m.MessageID))
 }
 
 // mark inserts a marker, unless it exists.
-func (s *state) mark(m provider.Marker, generation int, now time.Time) (inserted bool) {
+func (s *state) mark(m provider.Marker, generation int, as marker) (inserted bool) {
 	key := markerKey(m, generation)
 	if s.markers.has(key) {
 		return false
 	}
-	s.markers = s.markers.put(key, now)
+	s.markers = s.markers.put(key, as)
 	return true
 }
 
@@ -60,6 +66,9 @@ func (s *state) outcome(q *provider.Question) provider.Outcome {
 		default:
 			return provider.OutcomeWaiting
 		}
+	}
+	if c := s.checkpoint(projector); q.Position > 0 && c.Mode != 0 && q.Position <= c.Place.Position {
+		return provider.OutcomeApplied
 	}
 	unmarked := provider.OutcomeUnseen
 	for _, name := range names {
@@ -95,9 +104,9 @@ func (db *Provider) Prune(ctx context.Context, projector string, handlers []stri
 		}
 		for _, handler := range handlers {
 			marked := map[string]time.Time{}
-			for key, at := range under(s.markers, handler) {
-				if at.Before(before) {
-					marked[key] = at
+			for key, m := range under(s.markers, handler) {
+				if m.at.Before(before) {
+					marked[key] = m.at
 				}
 			}
 			for _, key := range oldest(marked, limit) {

@@ -17,7 +17,10 @@ func (db *Provider) Do(ctx context.Context, u provider.Unit, run func(ctx contex
 		if u.DryRun != nil {
 			tx.wrote = map[cell]struct{}{}
 		}
-		found := tx.staged.openUnit(&u, db.now())
+		found, err := tx.staged.openUnit(&u, db.now())
+		if err != nil {
+			return err
+		}
 		closing, err := run(ctx, tx, found)
 		if err != nil {
 			return err
@@ -73,8 +76,12 @@ func (db *Provider) unit(ctx context.Context, fn func(tx *Model) error) error {
 }
 
 // openUnit determines which handlers and messages u runs, and inserts its markers.
-func (s *state) openUnit(u *provider.Unit, now time.Time) provider.Found {
+func (s *state) openUnit(u *provider.Unit, now time.Time) (provider.Found, error) {
 	found, generation := u.NewFound(false), s.generation(u.Projector)
+	checkpoint := s.checkpoint(u.Projector)
+	if err := found.SetProgress(u, checkpoint); err != nil {
+		return found, err
+	}
 	if u.IsReplay() {
 		var fronts []provider.Parked
 		due := map[provider.Lane]bool{}
@@ -84,7 +91,26 @@ func (s *state) openUnit(u *provider.Unit, now time.Time) provider.Found {
 		}
 		found.SetLive(u, fronts, due)
 	}
-	found.SetFresh(u, func(m provider.Marker) bool { return s.mark(m, generation, now) })
+	positions := map[string]int64{}
+	for i := range u.Messages {
+		if m := &u.Messages[i]; found.Left == nil || !found.Left[i] {
+			positions[m.ID] = m.Position
+		}
+	}
+	found.SetFresh(u, func(m provider.Marker) bool {
+		if u.Advance != nil {
+			return !s.markers.has(markerKey(m, generation))
+		}
+		position, ok := positions[m.MessageID]
+		return ok && s.mark(m, generation, marker{now, position})
+	})
+	if err := found.SetProgress(u, checkpoint); err != nil {
+		return found, err
+	}
+	if a := u.Advance; a != nil {
+		checkpoint.Place = a.To
+		s.setCheckpoint(u.Projector, checkpoint)
+	}
 	for i := range u.Messages {
 		found.Held[i] = !u.IsReplay() && s.lanes.has(laneKey(u.Projector, u.Messages[i].Lane))
 	}
@@ -98,7 +124,7 @@ func (s *state) openUnit(u *provider.Unit, now time.Time) provider.Found {
 		}
 		s.inFlight = s.inFlight.drop(workerKey(*w))
 	}
-	return found
+	return found, nil
 }
 
 // closeUnit parks messages of a delivery unit, or stores the results of a replay.

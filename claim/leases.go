@@ -1,0 +1,14 @@
+package claim
+
+import "context"
+
+// Leases grants leases on names. At most one token has a name at a time, on the store's clock.
+type Leases interface {
+	// AcquireLease leases name to t.Token for t.Lease from now on. If the token has the lease
+	// already, it is extended. It returns false if another token has a lease that has not ended.
+	// t is complete (Terms.WithDefaults).
+	AcquireLease(ctx context.Context, name string, t Terms) (bool, error)
+
+	// ReleaseLease ends the lease of a token. It changes nothing if the token does not have it.
+	ReleaseLease(ctx context.Context, name string, token Token) error
+}

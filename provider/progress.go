@@ -1,0 +1,84 @@
+package provider
+
+import (
+	"context"
+	"errors"
+
+	"github.com/kinora-go/kinora/claim"
+)
+
+// Progress records how far each projector has applied the events of a log. Each method is a
+// separate transaction, and concerns the live generation.
+type Progress interface {
+	// Checkpoint returns the checkpoint of a projector, or the zero Checkpoint if it has none.
+	Checkpoint(ctx context.Context, projector string) (Checkpoint, error)
+
+	// SetCheckpoint replaces the checkpoint while no unit of the projector is open: it waits for
+	// open units, and units that open later see the new one. It returns false, and changes
+	// nothing, unless the position, the mode and the token of the current checkpoint are those of
+	// from.
+	SetCheckpoint(ctx context.Context, projector string, from, to Checkpoint) (bool, error)
+
+	// Unapplied reports for each message whether a unit could find it fresh: it is behind the
+	// checkpoint or has no position, and one of its handlers has no marker of it. Message.Lane,
+	// Mark and Parked are ignored.
+	Unapplied(ctx context.Context, projector string, messages []Message) ([]bool, error)
+
+	// PruneApplied deletes at most limit markers of handlers, in the live generation, whose
+	// position is not behind the checkpoint. Their messages are known by the checkpoint. It
+	// returns the number of deleted markers. Zero means that none is left, except those that
+	// other transactions are deleting.
+	PruneApplied(ctx context.Context, projector string, handlers []string, limit int) (int, error)
+}
+
+// Checkpoint is how far a projector has applied the events of a log.
+type Checkpoint struct {
+	// Place is that of a settled event: every event of Handlers at or before it is applied or
+	// parked. If its Position is zero or was chosen by a person, the rest may be zero.
+	Place   LogPlace
+	Lineage string // LogID.Lineage of the log
+	Mode    Mode   // zero if there is no checkpoint
+	Token   claim.Token
+	// Handlers has the events that the projector takes, and the position behind which each
+	// handler began to take them.
+	Handlers []Began
+}
+
+// Began says that a handler takes the events of a type behind a position.
+type Began struct {
+	Handler  string `json:"handler"` // the full name
+	Type     string `json:"type"`
+	Position int64  `json:"position"`
+}
+
+// Mode says who applies the events of a log that a projector with a checkpoint takes.
+type Mode int
+
+const (
+	// ModeCatchUp: only the reader of the log. Units leave delivered events to it (Found.Left).
+	ModeCatchUp Mode = iota + 1
+	// ModeClosing: the reader applies the last events, and deliveries wait: their units fail with
+	// ClassTransient and CodeClosing.
+	ModeClosing
+	// ModeLive: deliveries, and the reader those that were not delivered. Each event that is
+	// applied has markers, until the checkpoint passes it.
+	ModeLive
+)
+
+// Advance makes a unit move the checkpoint.
+type Advance struct {
+	From  int64    // its position now
+	To    LogPlace // its new place
+	Mode  Mode     // its mode
+	Token claim.Token
+}
+
+// ErrFenced: the checkpoint is not as Unit.Advance says, because another reader has taken over.
+// Nothing was committed.
+var ErrFenced = errors.New("the checkpoint was changed by another reader")
+
+// Codes of an Error that concern a checkpoint. The class is ClassTransient.
+const (
+	CodeFenced  = "fenced"  // ErrFenced
+	CodeClosing = "closing" // the projector is in ModeClosing
+)
