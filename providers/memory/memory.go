@@ -27,6 +27,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
@@ -53,6 +55,7 @@ type Provider struct {
 	cfg       Config
 	committed atomic.Pointer[state]
 	lock      chan struct{} // write lock, of capacity 1: an open transaction has one element in it
+	lineage   string        // of the log
 }
 
 // state is all that is stored. A committed state never changes: a transaction changes a copy, and
@@ -91,7 +94,7 @@ type state struct {
 
 // New returns an empty store.
 func New(cfg *Config) (*DB, error) {
-	db := &DB{&Provider{lock: make(chan struct{}, 1)}}
+	db := &DB{&Provider{lock: make(chan struct{}, 1), lineage: uuid.NewString()}}
 	if cfg != nil {
 		db.cfg = *cfg
 	}
