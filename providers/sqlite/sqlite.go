@@ -47,6 +47,8 @@ type Provider struct {
 	current atomic.Pointer[unit] // the unit that has the write lock, if a unit has it
 	added   signal               // sent after a commit that added entries
 	hinted  atomic.Bool          // the caller's open transaction added entries
+
+	lineage atomic.Pointer[string] // of the log, once it was read
 }
 
 const (
