@@ -59,14 +59,15 @@ const (
 	// At most ?3 markers of handler ?1, of projector ?4, that are older than ?2 ms: those without a
 	// position, the oldest first, then those with one in generations without a checkpoint.
 	oldMarkers = `
-	select handler, generation, message_id from (
-		select handler, generation, message_id from kinora_markers indexed by kinora_markers_position
-		where handler = ?1 and position is null and processed_at < ` + clock + ` - ?2 order by processed_at limit ?3)
-	union all
-	select handler, generation, message_id from kinora_markers m indexed by kinora_markers_position
-	where handler = ?1 and position > 0 and processed_at < ` + clock + ` - ?2
-		and not exists (select 1 from kinora_checkpoints c where c.projector = ?4 and c.generation = m.generation)
-	limit ?3`
+	select * from (
+		select * from (
+			select handler, generation, message_id from kinora_markers indexed by kinora_markers_position
+			where handler = ?1 and position is null and processed_at < ` + clock + ` - ?2 order by processed_at limit ?3)
+		union all
+		select handler, generation, message_id from kinora_markers m indexed by kinora_markers_position
+		where handler = ?1 and position > 0 and processed_at < ` + clock + ` - ?2
+			and not exists (select 1 from kinora_checkpoints c where c.projector = ?4 and c.generation = m.generation)
+		limit ?3)`
 	// At most ?3 resolved messages of projector ?1 that are older than ?2 ms, the oldest first.
 	oldResolved = `
 	select id from kinora_parked indexed by kinora_parked_resolved
