@@ -111,6 +111,7 @@ func Advance(t testing.TB, db *postgres.DB) func(time.Duration) {
 			"parked":          {"parked_at", "resolved_at"},
 			"holds":           {"due_at"}, // infinity stays
 			"runners":         {"expires_at"},
+			"leases":          {"expires_at"},
 		} {
 			var back []string
 			for _, c := range columns {

@@ -6,6 +6,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/provider"
 )
 
 const (
@@ -20,6 +21,9 @@ where l.token = excluded.token or l.expires_at <= clock_timestamp()`
 
 // AcquireLease implements claim.Leases.
 func (db *Provider) AcquireLease(ctx context.Context, name string, t claim.Terms) (bool, error) {
+	if err := provider.CheckStorable("name", name); err != nil {
+		return false, wrap("acquire a lease", err)
+	}
 	crash.Point("acquire lease: before")
 	tag, err := db.pool.Exec(ctx, db.q(acquireLeaseSQL), name, uuid.UUID(t.Token), t.Holder, t.Lease.Microseconds())
 	crash.Point("acquire lease: after")
@@ -28,6 +32,9 @@ func (db *Provider) AcquireLease(ctx context.Context, name string, t claim.Terms
 
 // ReleaseLease implements claim.Leases.
 func (db *Provider) ReleaseLease(ctx context.Context, name string, token claim.Token) error {
+	if err := provider.CheckStorable("name", name); err != nil {
+		return wrap("release a lease", err)
+	}
 	crash.Point("release lease: before")
 	_, err := db.pool.Exec(ctx, db.q(releaseLeaseSQL), name, uuid.UUID(token))
 	crash.Point("release lease: after")

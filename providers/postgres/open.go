@@ -190,7 +190,7 @@ func (w *unit) lookup() ([]any, []provider.Marker) {
 // positions returns the positions of the markers, in the order of Markers(nil), or nil if no
 // message has one.
 func (w *unit) positions() []*int64 {
-	if w.lowest() == nil {
+	if !slices.ContainsFunc(w.Messages, func(m provider.Message) bool { return m.Position > 0 }) {
 		return nil
 	}
 	var all []*int64
@@ -216,7 +216,7 @@ func (w *unit) positions() []*int64 {
 // nil if none is.
 func (w *unit) lowest() (least *int64) {
 	for i := range w.Messages {
-		if m := &w.Messages[i]; m.Mark && m.Position > 0 && (least == nil || m.Position < *least) {
+		if m := &w.Messages[i]; m.Mark && m.Position > 0 && m.Parked == nil && (least == nil || m.Position < *least) {
 			least = &m.Position
 		}
 	}

@@ -3,13 +3,14 @@ package postgres
 import (
 	"context"
 	"encoding/json"
-	"errors"
+	"fmt"
 	"slices"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -86,6 +87,9 @@ func (db *Provider) queueCheckpoint(b *pgx.Batch, projector string, locked bool,
 
 // Checkpoint implements provider.Progress.
 func (db *Provider) Checkpoint(ctx context.Context, projector string) (c provider.Checkpoint, err error) {
+	if err := provider.CheckStorable("projector", projector); err != nil {
+		return c, wrap("read the checkpoint", err)
+	}
 	b := &pgx.Batch{}
 	db.queueCheckpoint(b, projector, false, &c)
 	err = db.pool.SendBatch(ctx, b).Close()
@@ -98,14 +102,11 @@ func (db *Provider) Checkpoint(ctx context.Context, projector string) (c provide
 // SetCheckpoint implements provider.Progress. It takes the fence exclusively, so it waits for the
 // units that have it. Units that open later read the checkpoint after it has committed.
 func (db *Provider) SetCheckpoint(ctx context.Context, projector string, from, to provider.Checkpoint) (set bool, err error) {
-	if modeName(to.Mode) == "" {
-		err := errors.New("the mode is none of ModeCatchUp, ModeClosing and ModeLive")
-		return false, &provider.Error{Class: provider.ClassPermanent, Err: wrap("set the checkpoint", err)}
+	if err := checkCheckpoint(projector, to); err != nil {
+		return false, wrap("set the checkpoint", err)
 	}
-	handlers, err := json.Marshal(append([]provider.Began{}, to.Handlers...))
-	if err != nil {
-		return false, &provider.Error{Class: provider.ClassPermanent, Err: wrap("set the checkpoint", err)}
-	}
+	// always has a JSON form
+	handlers, _ := json.Marshal(append([]provider.Began{}, to.Handlers...))
 	crash.Point("set checkpoint: before")
 	err = wrap("set the checkpoint", pgx.BeginTxFunc(ctx, db.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, exclusiveSQL, lockClassFence, db.fence(projector)); err != nil {
@@ -121,6 +122,19 @@ func (db *Provider) SetCheckpoint(ctx context.Context, projector string, from, t
 	return set && err == nil, ofOwn(ctx, err)
 }
 
+// checkCheckpoint returns an *eventstore.InvalidError for a checkpoint that cannot be stored.
+func checkCheckpoint(projector string, c provider.Checkpoint) error {
+	if modeName(c.Mode) == "" {
+		return &eventstore.InvalidError{Field: "mode", Reason: fmt.Sprintf("%d is none of ModeCatchUp, ModeClosing and ModeLive", c.Mode)}
+	}
+	for _, h := range c.Handlers {
+		if err := provider.CheckStorable("checkpoint.handlers", h.Handler, h.Type); err != nil {
+			return err
+		}
+	}
+	return provider.CheckSetCheckpoint(projector, c)
+}
+
 // recordedAt returns nil if the place has no time.
 func recordedAt(p provider.LogPlace) *time.Time {
 	if p.RecordedAt.IsZero() {
@@ -131,6 +145,9 @@ func recordedAt(p provider.LogPlace) *time.Time {
 
 // Unapplied implements provider.Progress with one statement.
 func (db *Provider) Unapplied(ctx context.Context, projector string, messages []provider.Message) ([]bool, error) {
+	if err := provider.CheckUnapplied(projector, messages); err != nil {
+		return nil, wrap("look up markers", err)
+	}
 	var of []int32     // for each handler of the messages, the index of its message
 	var unmarked []int // for each, the number of its names
 	var number []int32 // for each name

@@ -56,13 +56,10 @@ func (db *Provider) Outcomes(ctx context.Context, questions []provider.Question)
 
 const (
 	// One statement deletes the markers and raises the handler's low-water mark, so that no other
-	// transaction sees only one of these. Markers with a position are kept while they are behind
-	// the checkpoint of their generation: without them the reader of the log would apply the events
-	// again.
+	// transaction sees only one of these.
 	pruneSQL = `
 with ck as materialized (select clock_timestamp() - $3::bigint * interval '1 microsecond' as t),
-live as materialized (select ` + liveGeneration + ` as generation),
-c as materialized (select position from kinora.checkpoint($1::text, false)),
+c as materialized (select array(select generation from kinora.checkpoints where projector = $1::text) as generations),
 gone as (
 	delete from kinora.markers where ctid = any(array(
 		select m.at from unnest($2::text[]) h(name), lateral (
@@ -73,7 +70,7 @@ gone as (
 				union all
 				(select ctid, processed_at from kinora.markers
 				where handler = h.name and position > 0 and processed_at < (select t from ck)
-					and (generation = (select generation from live) and position > (select position from c)) is not true
+					and generation <> all((select generations from c)::int[])
 				order by handler, position limit $4::bigint)) m
 			order by m.processed_at limit $4::bigint) m))
 	returning handler, processed_at),
