@@ -139,6 +139,7 @@ func All[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	t.Run("Parking", func(t *testing.T) { Parking(t, open, differences...) })
 	t.Run("Liveness", func(t *testing.T) { Liveness(t, open, differences...) })
 	t.Run("Records", func(t *testing.T) { Records(t, open, differences...) })
+	t.Run("Progress", func(t *testing.T) { Progress(t, open, differences...) })
 }
 
 // EventStore checks eventstore.Store and eventstore.TxStore.
@@ -185,6 +186,16 @@ func Liveness[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 // Records checks provider.Records, and provider.MarkerMaintainer.
 func Records[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	runGroups(t, open, differences, []group{{name: "Outcomes", cases: outcomeCases}, {name: "Prune", cases: pruneCases}, {name: "Filters", cases: recordFilterCases}})
+}
+
+// Progress checks provider.Progress, claim.Leases, and what a checkpoint means for units and
+// records.
+func Progress[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
+	runGroups(t, open, differences, []group{
+		{name: "Checkpoint", cases: checkpointCases}, {name: "Modes", cases: modeCases}, {name: "Advance", cases: advanceCases},
+		{name: "Applied", cases: appliedCases}, {name: "Concurrent", cases: progressCrowdCases}, {name: "Leases", cases: leaseCases},
+		{name: "DryRun", cases: dryAdvanceCases, needs: func(k provider.Keeps) bool { return k.DryRun }},
+	})
 }
 
 func knows(differences []Difference, d Difference) bool { return slices.Contains(differences, d) }

@@ -51,6 +51,8 @@ type contracts interface {
 	provider.Parking
 	provider.Liveness
 	provider.Records
+	provider.Progress
+	claim.Leases
 	Keeps() provider.Keeps
 	ParkedCount(ctx context.Context, projector string) (int64, error)
 }
