@@ -68,7 +68,7 @@ func violates(err error, constraint string) bool {
 }
 
 // ours matches the server's error if one of Kinora's tables or functions is missing.
-var ours = regexp.MustCompile(`\.(streams|events|outbox|markers|low_water_marks|generations|parked|holds|runners|in_flight|migrations)"|\.(un)?held\(`)
+var ours = regexp.MustCompile(`\.(streams|events|outbox|markers|low_water_marks|generations|parked|holds|runners|in_flight|migrations|incarnation)"|\.(un)?held\(`)
 
 // clear adds ErrNotMigrated to the error of a missing table or function.
 func clear(err error) error {

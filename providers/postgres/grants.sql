@@ -8,7 +8,7 @@ grant insert, select (topic, message_id) on kinora.outbox to kinora_appender;
 
 grant select, update, delete on kinora.outbox to kinora_relay;
 
-grant select on kinora.events to kinora_projector;
+grant select on kinora.events, kinora.incarnation to kinora_projector;
 grant select, insert, update on kinora.generations to kinora_projector;
 -- to prune markers older than its window
 grant select, insert, delete on kinora.markers to kinora_projector;
