@@ -326,8 +326,8 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 				// this call wrote them, and the reply was lost
 				at.Replayed = false
 			}
-			if a.entries && !at.Replayed {
-				db.added()
+			if !at.Replayed {
+				db.appended(a.entries)
 			}
 			return at, nil
 		case errors.Is(err, eventstore.ErrConflict), errors.Is(err, eventstore.ErrEventIDReused), errors.Is(err, eventstore.ErrDamaged):

@@ -30,6 +30,7 @@ func (d *DB) Append(ctx context.Context, stream string, expected eventstore.Expe
 func (d *Provider) append(ctx context.Context, a *appending) (at eventstore.Appended, err error) {
 	err = d.writeTx(ctx, func(u *unit) error {
 		at, err = a.run(ctx, u.session)
+		u.events = !at.Replayed
 		u.entries = a.entries > 0 && !at.Replayed
 		return err
 	})
@@ -50,7 +51,7 @@ func (d *Provider) resolve(ctx context.Context, a *appending, lost error) (event
 		return at, fmt.Errorf("%w: %w; then %w", eventstore.ErrAmbiguous, lost, err)
 	case at.Replayed:
 		at.Replayed = false // this call wrote them
-		d.added.send()
+		d.signal(a.entries > 0, true)
 	}
 	return at, nil
 }

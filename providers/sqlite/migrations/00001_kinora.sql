@@ -144,3 +144,10 @@ create table kinora_in_flight (
 ) strict, without rowid;
 
 create index kinora_in_flight_worker on kinora_in_flight (runner, worker);
+
+-- Identifies the log. A copy of the file has the same id.
+create table kinora_incarnation (
+    only_row integer primary key check (only_row = 1),
+    id       text not null
+) strict;
+insert into kinora_incarnation (only_row, id) values (1, lower(hex(randomblob(16))));
