@@ -86,13 +86,15 @@ func (db *Provider) LogPlaces(ctx context.Context, ids []string) (map[string]pro
 
 // LogID implements provider.Log. The branch is the oid of the database and the timeline of the
 // server. It is empty if the role may not read them, or the server does not show them.
-func (db *Provider) LogID(ctx context.Context) (id provider.LogID, err error) {
-	err = db.pool.QueryRow(ctx, db.q(lineageSQL)).Scan(&id.Lineage)
+func (db *Provider) LogID(ctx context.Context) (provider.LogID, error) { return db.logID(ctx, db.pool) }
+
+func (db *Provider) logID(ctx context.Context, q querier) (id provider.LogID, err error) {
+	err = q.QueryRow(ctx, db.q(lineageSQL)).Scan(&id.Lineage)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = fmt.Errorf("%w: %s.incarnation has no row: insert into %[2]s.incarnation default values", eventstore.ErrUnsafeLog, db.cfg.Schema)
 	}
 	if err == nil {
-		err = db.pool.QueryRow(ctx, timelineSQL).Scan(&id.Branch)
+		err = timeline(ctx, q, &id.Branch)
 		// no right, no such function, or not supported
 		if e := pgError(err); e != nil && (strings.HasPrefix(e.Code, "42") || strings.HasPrefix(e.Code, "0A")) {
 			id.Branch, err = "", nil
@@ -102,4 +104,27 @@ func (db *Provider) LogID(ctx context.Context) (id provider.LogID, err error) {
 		return provider.LogID{}, fmt.Errorf("identify the log: %w", clear(err))
 	}
 	return id, nil
+}
+
+// timeline reads the branch. If q is a transaction, an error does not abort it.
+func timeline(ctx context.Context, q querier, branch *string) error {
+	tx, ok := q.(pgx.Tx)
+	if !ok {
+		return q.QueryRow(ctx, timelineSQL).Scan(branch)
+	}
+	return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, timelineSQL).Scan(branch) })
+}
+
+// logName returns LogID.String. It is read once: readers look events of another branch up by id.
+func (db *Provider) logName(ctx context.Context, q querier) (string, error) {
+	if name := db.logged.Load(); name != nil {
+		return *name, nil
+	}
+	id, err := db.logID(ctx, q)
+	if err != nil {
+		return "", err
+	}
+	name := id.String()
+	db.logged.Store(&name)
+	return name, nil
 }

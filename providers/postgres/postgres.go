@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -61,6 +62,7 @@ type Provider struct {
 	scans    walk
 	log      settling
 	logSize  pageSize
+	logged   atomic.Pointer[string] // LogID.String
 	dryRuns  chan struct{} // lock of dry runs, of capacity 1
 	cached   sync.Map      // statement for schema "kinora" → for this schema
 }
