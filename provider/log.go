@@ -41,7 +41,10 @@ type LogWaker interface {
 type LogQuery struct {
 	After  int64 // only events with a greater position
 	Filter eventstore.LogFilter
-	Limit  int // the most events; zero means 500. A page also ends after about 8 MiB of data.
+	// Streams, if not empty, selects only events of these streams. Then End is not moved, and the
+	// Unsettled events are those behind After.
+	Streams []string
+	Limit   int // the most events; zero means 500. A page also ends after about 8 MiB of data.
 	// Age ends the page before the events at the end of the log that were recorded less than this
 	// time ago, on the store's clock.
 	Age time.Duration
@@ -57,6 +60,8 @@ type LogPage struct {
 	// End is the place of a settled event: no event at or before it is missing from this page and
 	// those before. If nothing new is settled, its Position is LogQuery.After, and the rest zero.
 	End LogPlace
+	// Full reports whether Events ends because of LogQuery.Limit, or of the size of the data.
+	Full bool
 	// More reports whether the log has visible events behind the page, of any type and age.
 	More bool
 	// Waiting are the open appends because of which the settled position is not the last visible
