@@ -63,8 +63,8 @@ type Provider struct {
 	log      settling
 	logSize  pageSize
 	logged   atomic.Pointer[string] // LogID.String
-	dryRuns  chan struct{} // lock of dry runs, of capacity 1
-	cached   sync.Map      // statement for schema "kinora" → for this schema
+	dryRuns  chan struct{}          // lock of dry runs, of capacity 1
+	cached   sync.Map               // statement for schema "kinora" → for this schema
 }
 
 var (
