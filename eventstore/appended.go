@@ -12,8 +12,9 @@ const (
 // model.
 type Appended struct {
 	Stream   string
-	Version  int64 // of the last event
-	Position int64 // of the last event, in the log
-	Count    int   // number of events: versions Version-Count+1 to Version; 0: none
-	Replayed bool  // the same event ids were stored before, and nothing was written
+	Version  int64  // of the last event
+	Position int64  // of the last event, in the log
+	Count    int    // number of events: versions Version-Count+1 to Version; 0: none
+	Log      string // identifies the log of the store; a copy of the database has the same
+	Replayed bool   // the same event ids were stored before, and nothing was written
 }

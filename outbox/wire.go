@@ -18,6 +18,8 @@ const (
 	HeaderSchema      = provider.HeaderSchema      // its schema version
 	HeaderStream      = provider.HeaderStream      // its stream
 	HeaderVersion     = provider.HeaderVersion     // its version in the stream
+	HeaderPosition    = provider.HeaderPosition    // its position in the log
+	HeaderLog         = provider.HeaderLog         // identifies the log
 	HeaderKey         = provider.HeaderKey         // the ordering key, as partition key for brokers
 	HeaderRecordedAt  = provider.HeaderRecordedAt  // RFC 3339 with nanoseconds, UTC
 	HeaderCorrelation = provider.HeaderCorrelation // as Watermill's own middleware names it
@@ -63,6 +65,11 @@ func ParseWatermill(m *message.Message) (eventstore.Raw, error) {
 	if s := m.Metadata[HeaderVersion]; s != "" {
 		if raw.Version, err = strconv.ParseInt(s, 10, 64); err != nil || raw.Version < 1 {
 			return raw, fmt.Errorf("%w: header %s is not a version", ErrMalformed, HeaderVersion)
+		}
+	}
+	if s := m.Metadata[HeaderPosition]; s != "" {
+		if raw.Position, err = strconv.ParseInt(s, 10, 64); err != nil || raw.Position < 1 {
+			return raw, fmt.Errorf("%w: header %s is not a position", ErrMalformed, HeaderPosition)
 		}
 	}
 	if s := m.Metadata[HeaderRecordedAt]; s != "" {

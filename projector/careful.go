@@ -70,7 +70,7 @@ func (r *Runner) beat(ctx context.Context, lease time.Duration) {
 	health, err := r.store.Beat(ctx, r.id, lease, r.cfg.Record)
 	if err != nil {
 		if provider.ClassOf(err) != ClassShutdown {
-			r.log(slog.LevelWarn, "runner lease not renewed", err)
+			r.report(slog.LevelWarn, "runner lease not renewed", err)
 		}
 		return
 	}

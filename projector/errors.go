@@ -51,6 +51,7 @@ const (
 	codeUnregistered = "unregistered" // the type or its version is not registered; due once it is
 	codeUndecodable  = "undecodable"  // the data cannot be decoded as its type
 	codeNoHandler    = "no_handler"   // it was parked for a handler that this program does not have
+	codeNoEvent      = "no_event"     // the log was restored from a backup that does not have the event
 	codePanic        = "panic"
 	codeGoexit       = "goexit"  // the handler called runtime.Goexit
 	codeStuck        = "stuck"   // the handler did not return after its timeout
@@ -65,11 +66,21 @@ var (
 	// ErrPruned: the event is older than the window of markers, so its marker may have been
 	// deleted.
 	ErrPruned = errors.New("the event has no marker and is older than the marker window: it may have been applied")
-	// ErrNoMarkers: the projector has no markers, so nothing records which events it has applied.
-	ErrNoMarkers = errors.New("no markers: Wait requires Options.Markers and a store that keeps markers")
+	// ErrNoMarkers: the projector has neither markers nor a checkpoint, so nothing records which
+	// events it has applied.
+	ErrNoMarkers = errors.New("no markers: Wait requires a runner FromLog, or Options.Markers and a store that keeps markers")
 	// ErrHalted: a message of a projector with Halt is stuck. A new runner starts after it is
 	// replayed or skipped.
 	ErrHalted = errors.New("the projector is halted: replay or skip the stuck message")
+	// ErrNoCheckpoint: the projector has no checkpoint, because no runner has read a log for it.
+	ErrNoCheckpoint = errors.New("the projector has no checkpoint: start a runner that reads the log")
+	// ErrOtherLog: the events were appended to another database or schema.
+	ErrOtherLog = errors.New("the events are in another log")
+	// ErrNoEvent: the log does not have the event, and it cannot appear any more.
+	ErrNoEvent = errors.New("the log does not have the event")
+	// ErrLogChanged: the log is not the one that was read. Its database was restored from a backup,
+	// or it is another log.
+	ErrLogChanged = errors.New("the log has changed")
 	// ErrInput: an argument is invalid, and nothing was changed.
 	ErrInput = provider.ErrInput
 	// ErrNoDryRun: the provider cannot show the changes of a unit.
@@ -80,6 +91,10 @@ var (
 	errBegin     = &Error{Class: ClassTransient, Code: "begin", Err: errors.New("the store did not reply in time")}
 	errNoHandler = &Error{
 		Class: ClassPermanent, Code: codeNoHandler, Err: errors.New("this program does not have the handler of the message"),
+	}
+
+	errNoEvent = &Error{
+		Class: ClassPermanent, Code: codeNoEvent, Err: errors.New("the log no longer has the event: it was probably restored from a backup"),
 	}
 
 	errGoexit = &Error{Class: ClassUnknown, Code: codeGoexit, Err: errors.New("the handler called runtime.Goexit")}

@@ -33,7 +33,7 @@ func (r *Runner) revive(ctx context.Context) {
 	for _, p := range r.projections {
 		for _, code := range []string{codeUnregistered, codeNoHandler} {
 			if err := p.revive(ctx, code); err != nil && ctx.Err() == nil {
-				r.log(slog.LevelWarn, "parked messages of unknown types not revived", err, "projector", p.name)
+				r.report(slog.LevelWarn, "parked messages of unknown types not revived", err, "projector", p.name)
 			}
 		}
 	}
@@ -83,7 +83,7 @@ func (r *Runner) prune(ctx context.Context) {
 			n, err = r.store.Prune(ctx, p.name, p.marked, r.cfg.Markers.Window, pruneLimit)
 			crash.Point("prune: after")
 			if err != nil && ctx.Err() == nil {
-				r.log(slog.LevelWarn, "old markers not deleted", err, "projector", p.name, "again_in", pruneEach*reviveEvery)
+				r.report(slog.LevelWarn, "old markers not deleted", err, "projector", p.name, "again_in", pruneEach*reviveEvery)
 			}
 			if n > 0 && r.cfg.Observer.Pruned != nil {
 				r.cfg.Observer.Pruned(n)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"sync/atomic"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/google/uuid"
@@ -24,6 +25,7 @@ type received struct {
 	raw       eventstore.Raw
 	malformed error        // why raw is incomplete
 	key       string       // its ordering key, else its stream, else ""
+	isLogged  bool         // it was read from the log, and is not acked
 	open      atomic.Int32 // projectors that have not finished it
 }
 
@@ -35,9 +37,30 @@ func receive(topic string, m *message.Message, projectors int) *received {
 	return d
 }
 
+// logged returns an event that was read from the log.
+func logged(raw eventstore.Raw) *received {
+	d := &received{msg: &message.Message{UUID: raw.ID, Payload: raw.Data}, raw: raw, key: raw.Stream, isLogged: true}
+	d.open.Store(1)
+	return d
+}
+
+// headers returns the headers with which a relay would publish the message.
+func (d *received) headers() map[string]string {
+	if !d.isLogged {
+		return d.msg.Metadata
+	}
+	raw := &d.raw
+	h := provider.FromEvent(raw.Stream, raw.Version, eventstore.Draft{
+		ID: raw.ID, Type: raw.Type, Schema: raw.Schema, Metadata: raw.Metadata,
+	}, "").Headers
+	h[outbox.HeaderKey] = raw.Stream
+	h[outbox.HeaderRecordedAt] = raw.RecordedAt.UTC().Format(time.RFC3339Nano)
+	return h
+}
+
 // done is called by each projector after it has applied or parked the message and committed.
 func (d *received) done() {
-	if d.open.Add(-1) == 0 {
+	if d.open.Add(-1) == 0 && !d.isLogged {
 		crash.Point("ack: before")
 		d.msg.Ack()
 		crash.Point("ack: after")
@@ -50,6 +73,7 @@ type inbound struct {
 	handlers   []provider.Handler // that apply it, in order
 	lane       provider.Lane
 	mark       bool
+	position   int64       // in the log that the runner reads; 0: it is not there
 	parked     *Parked     // nil for a delivery
 	duplicates []*received // other deliveries of the same message in the same unit
 	aside      *aside      // not nil: it is set aside instead of applied

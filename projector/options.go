@@ -1,11 +1,24 @@
 package projector
 
+import "github.com/kinora-go/kinora/eventstore"
+
 // Options configure a projector. The zero value is the default.
 type Options struct {
 	// Markers makes each handler apply each message once (deduplication), by a marker in the
 	// transaction of the handler. Without markers a redelivered message takes effect again, and
 	// nothing is written or read for it.
 	Markers bool
+	// From is where a new projector begins to read the log. Zero means at the first event. It has
+	// no effect once the projector has a checkpoint.
+	From eventstore.From
+	// BrokerOnly: events that the broker does not deliver are not read from the log. Without it, a
+	// projector with Markers applies every event of its handlers that is in the log
+	// (RunnerConfig.Log), whatever the topics of the subscription, and a new one begins at From.
+	BrokerOnly bool
+	// Ordered: a delivery brings the earlier events of its stream that are not applied yet, from
+	// the log. Without it, an event that the broker lost is applied behind later ones of its
+	// stream. It requires Markers and a log.
+	Ordered bool
 	// Parking is what happens to the messages behind a parked one.
 	Parking Parking
 	// Unknown is what happens to a message of an unregistered type. A message of a registered

@@ -1,11 +1,13 @@
 package projector
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"slices"
 	"sync/atomic"
 
+	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
@@ -19,10 +21,10 @@ type projection struct {
 	types   *eventstore.Types
 	marks   bool     // it writes markers
 	marked  []string // all handler names in its markers
-	batch   int      // the most messages of a unit
 	dryRuns bool
 	byType  map[string][]provider.Handler
 	workers []*worker
+	reader  *reader       // of the log; nil: it reads none
 	serial  atomic.Int64  // larger units run one at a time until then; Unix nanoseconds
 	revived map[int64]int // by Seq: how often a message that may be revived was seen
 
@@ -34,6 +36,8 @@ type storage interface {
 	provider.Parking
 	provider.Liveness
 	provider.Records
+	provider.Progress
+	claim.Leases
 }
 
 // caller runs a handler, by its name, in the transaction of a unit.
@@ -44,15 +48,16 @@ func newProjection[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx],
 	keeps := u.Keeps()
 	one := &projection{
 		runner: r, name: p.name, opts: p.opts, types: p.types, marks: p.opts.Markers && keeps.Markers,
-		batch: r.cfg.Batch, dryRuns: keeps.DryRun, byType: p.takers(), revived: map[int64]int{},
+		dryRuns: keeps.DryRun, byType: p.takers(), revived: map[int64]int{},
 	}
 	if p.unmarked.Store(p.opts.Markers && !keeps.Markers); p.unmarked.Load() {
 		r.cfg.Logger.Debug("markers are a no-op: the store cannot commit them with the read model", "projector", p.name)
 	}
+	batch := cmp.Or(r.cfg.Batch, deliveryBatch)
 	if !keeps.Atomic {
-		one.batch = 1
+		batch = 1
 	}
-	if one.marks {
+	if keeps.Markers {
 		one.marked = p.Handlers()
 	}
 	byName := map[string]Handler[Tx]{}
@@ -75,9 +80,15 @@ func newProjection[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx],
 	}
 	for i := range r.cfg.Concurrency {
 		one.workers = append(one.workers, &worker{
-			projection: one, number: first + i, size: one.batch,
-			in: make(chan *inbound, one.batch), due: make(chan []*inbound, 1), seen: map[string]int{},
+			projection: one, number: first + i, batch: batch, size: batch,
+			in: make(chan *inbound, batch), due: make(chan []*inbound, 1), seen: map[string]int{},
 		})
+	}
+	if isLog := r.src.log != nil; isLog || r.log != nil && one.marks && !p.opts.BrokerOnly {
+		one.reader = newReader(one, keeps, first+r.cfg.Concurrency)
+		p.logged.Store(true)
+	} else if r.log != nil && !one.marks {
+		r.cfg.Logger.Info("events that are not delivered are not read from the log: the projector has no markers", "projector", p.name)
 	}
 	return one
 }
@@ -106,6 +117,6 @@ func (p *projection) worker(lane provider.Lane) *worker {
 
 // report logs what happened to a message.
 func (p *projection) report(level slog.Level, what string, m *inbound, err error, attempts int) {
-	p.runner.log(level, what, err, "projector", p.name, "topic", m.topic, "message_id", m.msg.UUID, "type", m.raw.Type,
+	p.runner.report(level, what, err, "projector", p.name, "topic", m.topic, "message_id", m.msg.UUID, "type", m.raw.Type,
 		"attempts", attempts)
 }

@@ -19,6 +19,7 @@ type Projector[Tx any] struct {
 	opts     Options
 	handlers []Handler[Tx]
 	unmarked atomic.Bool // the store of a runner in this process keeps no markers
+	logged   atomic.Bool // a runner in this process reads a log for it
 }
 
 // Name returns the projector's name.

@@ -1,6 +1,7 @@
 package projector
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -20,7 +21,7 @@ const (
 func (r *Runner) poll(ctx context.Context) {
 	for ctx.Err() == nil {
 		if _, err := r.dispatchDue(ctx); err != nil && ctx.Err() == nil {
-			r.log(slog.LevelWarn, "parked messages not scanned", err)
+			r.report(slog.LevelWarn, "parked messages not scanned", err)
 		}
 		if err := r.halted(ctx); errors.Is(err, ErrHalted) {
 			r.end(err)
@@ -45,7 +46,8 @@ func (r *Runner) scanNow() {
 // dispatchDue dispatches due messages to the workers that have no due messages yet. It returns
 // false if no message is due, and no worker has due messages.
 func (r *Runner) dispatchDue(ctx context.Context) (some bool, err error) {
-	f := provider.DueFilter{Keys: 4 * r.cfg.Batch, Each: r.cfg.Batch}
+	batch := cmp.Or(r.cfg.Batch, deliveryBatch)
+	f := provider.DueFilter{Keys: 4 * batch, Each: batch}
 	for _, p := range r.projections {
 		f.Projectors = append(f.Projectors, p.name)
 		some = some || slices.ContainsFunc(p.workers, func(w *worker) bool { return w.busy.Load() })
@@ -103,7 +105,10 @@ func (w *worker) catchUp(ctx, hard context.Context, lanes []provider.Lane) {
 	for round := 0; round < 2 && progress && ctx.Err() == nil; round++ {
 		f := provider.DueFilter{Projectors: []string{w.name}, Lanes: lanes, Keys: len(lanes), Each: w.batch}
 		due, _ := w.runner.due(hard, f) // poll reports errors
-		progress = w.replay(ctx, hard, due[w])
+		progress = false
+		for _, msgs := range due { // those of w, or of several workers if w reads the log
+			progress = w.replay(ctx, hard, msgs) || progress
+		}
 	}
 }
 

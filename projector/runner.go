@@ -20,6 +20,8 @@ type Runner struct {
 	projections []*projection // in the given order
 	byName      map[string]*projection
 	store       storage
+	log         provider.Log // of the events; nil: there is none
+	logID       atomic.Pointer[provider.LogID]
 	cfg         RunnerConfig
 	id          string
 	process     *sync.RWMutex         // see careful.go; all runners of this process share it
@@ -58,7 +60,12 @@ func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ..
 	if !ok {
 		return nil, errors.New("runner: the store keeps no parked messages: combine it with another store, provider.Combine(units, db)")
 	}
-	r.store = whole
+	r.store, r.log = whole, src.log
+	if r.log == nil && !src.isZero() {
+		if r.log = r.cfg.Log; r.log == nil {
+			r.log, _ = any(u).(provider.Log)
+		}
+	}
 	for _, p := range ps {
 		if p == nil {
 			return nil, errors.New("runner: a projector is nil: leave it out")
@@ -66,18 +73,21 @@ func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ..
 		if err := p.check(u.Keeps()); err != nil {
 			return nil, fmt.Errorf("runner: %w", err)
 		}
+		if p.opts.Ordered && src.log == nil && (r.log == nil || !p.opts.Markers || !u.Keeps().Markers || p.opts.BrokerOnly) && !src.isZero() {
+			return nil, fmt.Errorf("runner: projector %s: options.Ordered requires Markers, a store that keeps them, and a log", p.name)
+		}
 		if r.byName[p.name] != nil {
 			return nil, fmt.Errorf("runner: two projectors have the name %s: use each name once", p.name)
 		}
-		r.byName[p.name] = newProjection(r, whole, p, len(r.projections)*r.cfg.Concurrency)
+		r.byName[p.name] = newProjection(r, whole, p, len(r.projections)*(r.cfg.Concurrency+1))
 		r.projections = append(r.projections, r.byName[p.name])
 	}
 	return r, nil
 }
 
-// log logs a message with the class and the code of an error. It logs the error's text only with
+// report logs a message with the class and the code of an error. It logs the error's text only with
 // RunnerConfig.LogErrors.
-func (r *Runner) log(level slog.Level, what string, err error, attrs ...any) {
+func (r *Runner) report(level slog.Level, what string, err error, attrs ...any) {
 	attrs = append(attrs, "class", provider.ClassOf(err).String(), "code", provider.CodeOf(err))
 	if r.cfg.LogErrors {
 		attrs = append(attrs, "err", err)
@@ -105,6 +115,9 @@ func (r *Runner) Run(ctx context.Context) error {
 	}
 	if err == nil {
 		err = r.halted(ctx)
+	}
+	if err == nil {
+		err = r.beginReading(ctx)
 	}
 	if ctx.Err() != nil {
 		return nil
@@ -158,6 +171,9 @@ func (r *Runner) start(work, hard context.Context, subs []subscription, all *syn
 	for _, p := range r.projections {
 		for _, w := range p.workers {
 			all.Go(func() { w.run(work, hard) })
+		}
+		if p.reader != nil {
+			all.Go(func() { p.reader.run(work, hard) })
 		}
 	}
 	for _, s := range subs {

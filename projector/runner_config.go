@@ -9,6 +9,7 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/marker"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // RunnerConfig configures a Runner. The zero value is the default.
@@ -16,7 +17,14 @@ type RunnerConfig struct {
 	// Concurrency is the number of workers, and so of concurrent transactions, of each projector.
 	// Messages of one key stay in order. Zero means 1.
 	Concurrency int
-	// Batch is the most messages of a transaction, at most 10,000. Zero means 32.
+	// Log is the log of the events, if it is in another database than the read models. Nil means
+	// that of the store. A runner FromLog ignores it.
+	Log provider.Log
+	// Grace is how long a broker may take to deliver an event. After that the event is read from
+	// the log. Zero means 5s.
+	Grace time.Duration
+	// Batch is the most messages of a transaction, at most 10,000. Zero means 32, and 500 for
+	// events that are read from the log.
 	Batch int
 	// Timeout is how long a handler may take for one message, and how long opening a unit and
 	// committing it may take, each. Zero means 30s.
@@ -52,10 +60,10 @@ type RunnerConfig struct {
 func (c *RunnerConfig) validate() error {
 	c.Timeout, c.Drain = cmp.Or(c.Timeout, 30*time.Second), cmp.Or(c.Drain, 10*time.Second)
 	c.Lease, c.Record = cmp.Or(c.Lease, 15*time.Second), cmp.Or(c.Record, time.Hour)
-	c.Concurrency, c.Batch = cmp.Or(c.Concurrency, 1), cmp.Or(c.Batch, 32)
-	if c.Timeout < 0 || c.Drain < 0 || c.Record < 0 || c.Concurrency < 0 || c.Batch < 0 || c.Batch > maxBatch {
-		return fmt.Errorf("timeout %s, drain %s, record %s, concurrency %d, batch %d: must be at least 0, and batch at most %d",
-			c.Timeout, c.Drain, c.Record, c.Concurrency, c.Batch, maxBatch)
+	c.Concurrency, c.Grace = cmp.Or(c.Concurrency, 1), cmp.Or(c.Grace, 5*time.Second)
+	if c.Timeout < 0 || c.Grace < 0 || c.Drain < 0 || c.Record < 0 || c.Concurrency < 0 || c.Batch < 0 || c.Batch > maxBatch {
+		return fmt.Errorf("timeout %s, drain %s, record %s, grace %s, concurrency %d, batch %d: must be at least 0, and batch at most %d",
+			c.Timeout, c.Drain, c.Record, c.Grace, c.Concurrency, c.Batch, maxBatch)
 	}
 	if c.Lease < time.Second {
 		return fmt.Errorf("lease %s: must be at least 1s", c.Lease)
@@ -77,4 +85,9 @@ func (c *RunnerConfig) validate() error {
 	return err
 }
 
-const maxBatch = 10_000
+// The defaults of Batch, and its greatest value.
+const (
+	deliveryBatch = 32
+	logBatch      = 500
+	maxBatch      = 10_000
+)

@@ -25,6 +25,9 @@ type RunnerObserver struct {
 	// Pruned: a transaction has deleted this number of old rows: markers, and replayed or skipped
 	// messages.
 	Pruned func(rows int)
+	// Completed: an event that was not delivered within RunnerConfig.Grace was read from the log
+	// and applied. reason is a word; see docs/operations.md.
+	Completed func(projector, reason string)
 	// Unmarked: a handler of a projector with Options.Markers ran in a store that keeps no
 	// markers (provider.Keeps).
 	Unmarked func(handler string)

@@ -7,13 +7,27 @@ import (
 	"slices"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/kinora-go/kinora/provider"
 )
 
-// Source is the subscriptions of a runner. Subscribe and SubscribeEach return it.
+// Source is what a runner reads. FromLog, Subscribe and SubscribeEach return it.
 type Source struct {
-	sub    message.Subscriber
-	each   func(projector string) (message.Subscriber, error)
-	topics []string
+	log        provider.Log
+	categories []string
+	sub        message.Subscriber
+	each       func(projector string) (message.Subscriber, error)
+	topics     []string
+}
+
+// FromLog returns a Source that reads the events of log, without a broker: from Options.From on,
+// and then each new event. Of the runners of a projector, in any number of processes, one reads at
+// a time; another takes over when it ends. Each projector needs no markers: its checkpoint is
+// committed with its effects.
+//
+// The events are those that the projector has handlers for. With categories, the events of types
+// that are not registered are read too, in these categories; see Options.Unknown.
+func FromLog(log provider.Log, categories ...string) Source {
+	return Source{log: log, categories: categories}
 }
 
 // Subscribe returns a Source that reads topics from s. The projectors of the runner share each
@@ -30,11 +44,21 @@ func SubscribeEach(subscriber func(projector string) (message.Subscriber, error)
 	return Source{each: subscriber, topics: topics}
 }
 
-func (s Source) isZero() bool { return s.sub == nil && s.each == nil && len(s.topics) == 0 }
+func (s Source) isZero() bool {
+	return s.log == nil && s.sub == nil && s.each == nil && len(s.topics) == 0 && len(s.categories) == 0
+}
 
 func (s Source) check() error {
+	if s.log != nil {
+		for _, category := range s.categories {
+			if err := provider.CheckName("category", category); err != nil {
+				return fmt.Errorf("source: %w", err)
+			}
+		}
+		return nil
+	}
 	if s.sub == nil && s.each == nil || len(s.topics) == 0 {
-		return errors.New("the source has no subscriber or no topics: create it with Subscribe or SubscribeEach")
+		return errors.New("the source has no log, no subscriber or no topics: create it with FromLog, Subscribe or SubscribeEach")
 	}
 	for i, topic := range s.topics {
 		if topic == "" || slices.Contains(s.topics[:i], topic) {
@@ -54,6 +78,9 @@ type subscription struct {
 // open subscribes to every topic. It returns the subscribers that the runner must close, also
 // with an error.
 func (s Source) open(ctx context.Context, all []*projection) (subs []subscription, owned []message.Subscriber, err error) {
+	if s.log != nil {
+		return nil, nil, nil
+	}
 	share, sub := len(all), s.sub
 	if s.each != nil {
 		share = 1

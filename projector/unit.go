@@ -25,8 +25,9 @@ type unit struct {
 	handler atomic.Pointer[provider.Handler] // the running handler; nil: none
 
 	// Results of the last run of the handlers.
-	ran     bool   // a handler ran
-	live    []bool // by message: a parked message that is unchanged
+	ran     bool       // a handler ran
+	applied []*inbound // messages whose handlers ran
+	live    []bool     // by message: a parked message that is unchanged
 	output  []outbox.Message
 	parked  []*provider.Aside // by message; nil: not set aside
 	behind  []provider.Lane   // lanes of deliveries that were parked behind others
@@ -39,8 +40,11 @@ func (w *worker) newUnit(msgs []*inbound) *unit {
 	u.at.Store(-1)
 	for i, m := range msgs {
 		u.intent.Messages[i] = provider.Message{
-			ID: m.msg.UUID, Lane: m.lane, Handlers: m.handlers, Mark: m.mark, Parked: m.parked,
+			ID: m.msg.UUID, Lane: m.lane, Handlers: m.handlers, Mark: m.mark, Position: m.position, Parked: m.parked,
 		}
+	}
+	if w.reader != nil && w.reader.worker == w {
+		w.reader.prepare(u)
 	}
 	return u
 }
@@ -147,13 +151,17 @@ func (u *unit) classified(err error) error {
 // handle runs the handlers, and returns their output and the messages to set aside. It may run
 // again for the same unit.
 func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c provider.Closing, err error) {
-	u.ran, u.live, u.behind, u.reports = false, found.Live, nil, nil
+	u.ran, u.live, u.behind, u.reports, u.applied = false, found.Live, nil, nil, nil
 	u.parked = make([]*provider.Aside, len(u.msgs))
 	stopped := map[provider.Lane]bool{} // lanes in which this unit has set a message aside
 	for i, m := range u.msgs {
 		var row *provider.Aside
 		switch {
 		case m.parked != nil && !found.Live[i]: // it has changed since it was listed
+		case found.Left != nil && found.Left[i]:
+			if m.aside != nil {
+				return c, errWaitsForReader // the reader does not read its type
+			}
 		case m.parked == nil && len(m.handlers) > 0 && !slices.Contains(found.Fresh[i], true):
 			for j := range m.handlers {
 				u.note(m, j, true, 0)
@@ -178,6 +186,9 @@ func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c
 				return c, err
 			}
 			c.Output = append(c.Output, out...)
+			if slices.Contains(found.Fresh[i], true) {
+				u.applied = append(u.applied, m)
+			}
 		}
 		if row != nil {
 			stopped[m.lane] = true
@@ -266,7 +277,7 @@ func (u *unit) row(i int, fresh []bool, class Class, code string) *provider.Asid
 	m := u.msgs[i]
 	row := Parked{
 		Projector: u.name, MessageID: m.msg.UUID, Topic: m.topic, Key: m.key, Lane: m.lane,
-		Type: m.msg.Metadata[outbox.HeaderType], Payload: m.msg.Payload, Headers: m.msg.Metadata,
+		Type: m.raw.Type, Payload: m.msg.Payload, Headers: m.headers(),
 	}
 	if m.parked != nil {
 		row = *m.parked

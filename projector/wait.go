@@ -2,6 +2,7 @@ package projector
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -16,17 +17,23 @@ const (
 	waitPage = 500 // questions per query
 )
 
-// Wait returns nil after p has applied all events of an append: each event has the markers of all
-// its handlers. It polls s, so it works in any process. If a.Count is 0 (nothing was appended),
-// it waits for the last event of the stream.
+// Wait returns nil after p has applied all events of an append: each is at or before the checkpoint
+// of p, or has the markers of all its handlers. It polls s, so it works in any process. If
+// a.Count is 0 (nothing was appended), it waits for the last event of the stream. It returns nil at
+// once if the stream has no events, or if p has no handler for any of the events.
 //   - An event that s does not show yet, because its transaction is open or s is a replica, is
 //     waited for.
 //   - ErrParked: an event is stuck, or waits behind a stuck one. While a runner tries it again,
 //     Wait continues.
 //   - ErrSkipped: an event was skipped.
 //   - ErrPruned: an event has no marker, and markers of that age are deleted.
-//   - ErrNoMarkers: p has no Options.Markers, or the store of a runner in this process keeps no
-//     markers. In another process Wait cannot know that, and waits until ctx ends.
+//   - ErrNoMarkers: p has no Options.Markers and no checkpoint, or the store of a runner in this
+//     process keeps no markers. In another process Wait cannot know the latter, and waits until
+//     ctx ends.
+//   - ErrInput: a is the zero Appended.
+//   - ErrOtherLog: the events were appended to another database or schema than that of s.
+//   - ErrNoEvent: the log of s does not have this version of the stream, and the append is over:
+//     it was rolled back.
 //   - The error of ctx after it ends.
 func (p *Projector[Tx]) Wait(ctx context.Context, s State, a eventstore.Appended) error {
 	if err := p.wait(ctx, s, a); err != nil {
@@ -39,8 +46,20 @@ func (p *Projector[Tx]) wait(ctx context.Context, s State, a eventstore.Appended
 	if err := p.types.Err(); err != nil {
 		return err
 	}
-	if !p.opts.Markers || p.unmarked.Load() {
-		return ErrNoMarkers
+	if a.Stream == "" {
+		return fmt.Errorf("%w: the zero Appended names no events: pass the result of an append", ErrInput)
+	}
+	if err := p.isRecorded(ctx, s); err != nil {
+		return err
+	}
+	if a.Log != "" {
+		id, err := s.LogID(ctx)
+		if err != nil {
+			return err
+		}
+		if id.Lineage != a.Log {
+			return fmt.Errorf("%w: log %s, and this one is %s", ErrOtherLog, a.Log, id.Lineage)
+		}
 	}
 	open, err := p.visible(ctx, s, a)
 	if err != nil {
@@ -60,6 +79,18 @@ func (p *Projector[Tx]) wait(ctx context.Context, s State, a eventstore.Appended
 		}
 	}
 	return nil
+}
+
+// isRecorded returns ErrNoMarkers if nothing records which events p has applied.
+func (p *Projector[Tx]) isRecorded(ctx context.Context, s State) error {
+	if p.logged.Load() || p.opts.Markers && !p.unmarked.Load() {
+		return nil
+	}
+	c, err := s.Checkpoint(ctx, p.name)
+	if err == nil && c.Mode == 0 {
+		return ErrNoMarkers
+	}
+	return err
 }
 
 // ask returns the questions whose events are not applied yet.
@@ -86,14 +117,34 @@ func ask(ctx context.Context, s State, page []provider.Question) (open []provide
 // visible waits until s shows the events of an append, and returns their questions.
 func (p *Projector[Tx]) visible(ctx context.Context, s State, a eventstore.Appended) ([]provider.Question, error) {
 	for pause := waitMin; ; pause = min(2*pause, waitMax) {
+		gone, err := isGone(ctx, s, a) // before the stream is read
+		if err != nil {
+			return nil, err
+		}
 		open, last, err := p.questions(ctx, s, a)
 		if err != nil || last == a.Version {
 			return open, err
+		}
+		if gone {
+			return nil, fmt.Errorf("%w: version %d of %s", ErrNoEvent, a.Version, a.Stream)
 		}
 		if wait(ctx, pause); ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
 	}
+}
+
+// isGone reports whether the position of an append is settled. If the event is not visible then, it
+// never will be. On a replica the answer is no.
+func isGone(ctx context.Context, s State, a eventstore.Appended) (bool, error) {
+	if a.Position < 1 || a.Version == 0 {
+		return false, nil
+	}
+	page, err := s.LogPage(ctx, provider.LogQuery{After: a.Position - 1, Limit: 1, NoData: true})
+	if errors.Is(err, eventstore.ErrUnsafeLog) {
+		return false, nil
+	}
+	return page.End.Position >= a.Position, err
 }
 
 // questions returns one question for each handler of each event of an append, in the order of the
@@ -115,7 +166,7 @@ func (p *Projector[Tx]) questions(
 		last = raw.Version
 		for _, h := range takers[raw.Type] {
 			open = append(open, provider.Question{
-				Handler: h.Name, Was: h.Was, MessageID: raw.ID, RecordedAt: raw.RecordedAt,
+				Handler: h.Name, Was: h.Was, MessageID: raw.ID, RecordedAt: raw.RecordedAt, Position: raw.Position,
 			})
 		}
 	}

@@ -18,6 +18,7 @@ type worker struct {
 	in         chan *inbound   // deliveries, at most those of the next unit
 	due        chan []*inbound // parked messages that are due
 	busy       atomic.Bool     // it has due messages
+	batch      int             // the most messages of a unit
 	size       int             // the most messages of the next unit
 	failed     int             // messages set aside since one was applied
 	seen       map[string]int  // used by collect
@@ -38,7 +39,7 @@ func (w *worker) run(ctx, hard context.Context) {
 			w.busy.Store(false)
 		case m := <-w.in:
 			w.backOff(ctx)
-			w.apply(ctx, hard, w.collect(m))
+			w.apply(ctx, hard, w.locate(ctx, w.collect(m)))
 		}
 	}
 }
@@ -95,8 +96,10 @@ func (w *worker) apply(ctx, hard context.Context, msgs []*inbound) (progress boo
 			if msgs, tries = msgs[len(part):], 0; len(msgs) > 0 && msgs[0].parked == nil {
 				w.backOff(ctx)
 			}
-		case hard.Err() != nil:
+		case hard.Err() != nil, errors.Is(err, provider.ErrFenced):
 			return progress
+		case provider.CodeOf(err) == provider.CodeClosing:
+			wait(ctx, closingPause)
 		case provider.ClassOf(err) == ClassTransient || provider.ClassOf(err) == ClassAmbiguous ||
 			part[0].aside != nil && len(part) == 1:
 			tries++
@@ -111,6 +114,10 @@ func (w *worker) apply(ctx, hard context.Context, msgs []*inbound) (progress boo
 	}
 	return progress
 }
+
+// closingPause is how long a delivery waits before it is tried again, while the reader of the log
+// applies the last events before the projector goes live.
+const closingPause = 10 * time.Millisecond
 
 // grow sets the size of the next unit, given how long the last one took.
 func (w *worker) grow(took time.Duration, alone bool) {
@@ -141,7 +148,7 @@ func (w *worker) backOffUnit(ctx context.Context, n, tries int, err error) {
 	if cfg.Observer.Retried != nil {
 		cfg.Observer.Retried(w.name, provider.ClassOf(err), delay)
 	}
-	w.runner.log(slog.LevelWarn, "unit failed", err,
+	w.runner.report(slog.LevelWarn, "unit failed", err,
 		"projector", w.name, "messages", n, "tries", tries, "again_in", delay)
 	wait(ctx, delay)
 }
@@ -164,6 +171,9 @@ func (w *worker) finish(u *unit) {
 	}
 	if u.ran {
 		w.failed = 0
+	}
+	if w.reader != nil && w.reader.worker == w {
+		w.reader.committed(u)
 	}
 	for i, m := range u.msgs {
 		switch row := u.parked[i]; {

@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
@@ -49,6 +50,11 @@ type Began struct {
 	Handler  string `json:"handler"` // the full name
 	Type     string `json:"type"`
 	Position int64  `json:"position"`
+}
+
+// Compare orders by handler, then by type.
+func (b Began) Compare(c Began) int {
+	return cmp.Or(cmp.Compare(b.Handler, c.Handler), cmp.Compare(b.Type, c.Type))
 }
 
 // Mode says who applies the events of a log that a projector with a checkpoint takes.

@@ -35,9 +35,11 @@ import (
 )
 
 // Provider is the interface that the suites test. They check the capabilities
-// provider.BatchClaimer and provider.Waker if the provider has them.
+// provider.BatchClaimer, provider.Waker and provider.LogWaker if the provider has them.
 type Provider[Tx any] interface {
 	eventstore.Store
+	eventstore.Log
+	provider.Log
 	provider.Outbox
 	outbox.Inspector
 	provider.EntryMaintainer
@@ -134,6 +136,7 @@ const Deferred Difference = "deferred"
 // All runs every suite.
 func All[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	t.Run("EventStore", func(t *testing.T) { EventStore(t, open, differences...) })
+	t.Run("Log", func(t *testing.T) { Log(t, open, differences...) })
 	t.Run("Outbox", func(t *testing.T) { Outbox(t, open, differences...) })
 	t.Run("Units", func(t *testing.T) { Units(t, open, differences...) })
 	t.Run("Parking", func(t *testing.T) { Parking(t, open, differences...) })
@@ -145,6 +148,11 @@ func All[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 // EventStore checks eventstore.Store and eventstore.TxStore.
 func EventStore[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	run(t, open, differences, nil, slices.Concat(appendCases, againCases, readCases, inputCases, txCases))
+}
+
+// Log checks eventstore.Log, provider.Log and provider.LogWaker.
+func Log[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
+	run(t, open, differences, nil, slices.Concat(logPageCases, readLogCases))
 }
 
 // Outbox checks provider.Outbox, provider.EntryMaintainer, outbox.Inspector, provider.Waker and

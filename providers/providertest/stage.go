@@ -44,6 +44,8 @@ type group struct {
 // contracts is Provider without provider.Units, so that cases need no type parameter.
 type contracts interface {
 	eventstore.Store
+	eventstore.Log
+	provider.Log
 	provider.Outbox
 	outbox.Inspector
 	provider.EntryMaintainer

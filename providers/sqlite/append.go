@@ -30,6 +30,7 @@ func (d *DB) Append(ctx context.Context, stream string, expected eventstore.Expe
 func (d *Provider) append(ctx context.Context, a *appending) (at eventstore.Appended, err error) {
 	err = d.writeTx(ctx, func(u *unit) error {
 		at, err = a.run(ctx, u.session)
+		u.events = !at.Replayed
 		u.entries = a.entries > 0 && !at.Replayed
 		return err
 	})
@@ -50,7 +51,7 @@ func (d *Provider) resolve(ctx context.Context, a *appending, lost error) (event
 		return at, fmt.Errorf("%w: %w; then %w", eventstore.ErrAmbiguous, lost, err)
 	case at.Replayed:
 		at.Replayed = false // this call wrote them
-		d.added.send()
+		d.signal(a.entries > 0, true)
 	}
 	return at, nil
 }
@@ -245,8 +246,6 @@ func (a *appending) writeEntries(ctx context.Context, s session, at eventstore.A
 	}
 	return nil
 }
-
-const readLineage = `select id from kinora_incarnation`
 
 // logName returns LogID.String of the log. It reads the lineage once.
 func (d *Provider) logName(ctx context.Context, q querier) (string, error) {

@@ -23,13 +23,6 @@ create table kinora_events (
     unique (stream, version)
 ) strict;
 
--- The identity of the log. A copy of the file has that of its original.
-create table kinora_incarnation (
-    id text not null
-) strict;
-
-insert into kinora_incarnation (id) values (lower(hex(randomblob(16))));
-
 -- Outgoing messages. The payload is published byte for byte. The payload and the headers come
 -- last, because SQLite reads a row up to the last column that it needs, and claims need neither.
 create table kinora_outbox (
@@ -177,3 +170,10 @@ create table kinora_in_flight (
 ) strict, without rowid;
 
 create index kinora_in_flight_worker on kinora_in_flight (runner, worker);
+
+-- Identifies the log. A copy of the file has the same id.
+create table kinora_incarnation (
+    only_row integer primary key check (only_row = 1),
+    id       text not null
+) strict;
+insert into kinora_incarnation (only_row, id) values (1, lower(hex(randomblob(16))));

@@ -1,0 +1,312 @@
+package projector
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
+)
+
+const (
+	completePage = 1000    // events per query
+	closeLimit   = 100_000 // the most visible events behind the checkpoint with which a projector goes live
+)
+
+// goLive applies the last events in ModeClosing, while deliveries wait, and ends it. All visible
+// events are read at one moment: in pages, an event could be read without the one before it in its
+// stream, if both commit between two pages.
+func (r *reader) goLive(ctx, hard context.Context) error {
+	page, err := r.pageAfter(ctx, provider.LogQuery{
+		After: r.read, Filter: r.filter, Limit: closeLimit, Unsettled: true, NoData: true,
+	})
+	if err != nil {
+		return err
+	}
+	missing, err := r.unapplied(ctx, page.Events)
+	if err != nil {
+		return err
+	}
+	if page.Full || len(missing) > completePage {
+		return r.setMode(ctx, provider.ModeCatchUp)
+	}
+	for i, e := range missing { // few: their data was not read
+		one, err := r.pageAfter(ctx, provider.LogQuery{
+			After: e.Position - 1, Streams: []string{e.Stream}, Limit: 1, Unsettled: true,
+		})
+		if err != nil {
+			return err
+		}
+		if len(one.Events) > 0 {
+			missing[i] = one.Events[0]
+		}
+	}
+	if err := r.complete(ctx, hard, missing); err != nil {
+		return err
+	}
+	return r.setMode(ctx, provider.ModeLive)
+}
+
+// completePages applies the events behind the checkpoint that are older than the grace and are not
+// applied, and moves the checkpoint.
+func (r *reader) completePages(ctx, hard context.Context) (more bool, err error) {
+	grace := r.runner.cfg.Grace
+	page, err := r.pageAfter(ctx, provider.LogQuery{After: r.read, Filter: r.filter, Limit: completePage, Age: grace})
+	if err != nil {
+		return false, err
+	}
+	r.reportWaiting(page.Waiting)
+	missing, err := r.unapplied(ctx, page.Events)
+	if err != nil {
+		return false, err
+	}
+	if len(missing) > completePage/2 {
+		// Deliveries would be applied before earlier events of their streams.
+		return true, r.setMode(ctx, provider.ModeCatchUp)
+	}
+	if err := r.complete(ctx, hard, missing); err != nil {
+		return false, err
+	}
+	if len(page.Events) > 0 || page.End.Position-r.at.Place.Position >= idleAdvance {
+		if err := r.advance(hard, page.End); err != nil {
+			return false, err
+		}
+	}
+	more = page.Full
+	r.read = page.End.Position
+	if len(page.Waiting) > 0 && !more {
+		more, err = r.completeUnsettled(ctx, hard, grace)
+	}
+	r.reportMissed(ctx)
+	return more, err
+}
+
+// completeUnsettled applies the next visible events behind the settled position that are older
+// than age and are not applied. The checkpoint does not move. It reports whether there may be more
+// of them.
+func (r *reader) completeUnsettled(ctx, hard context.Context, age time.Duration) (more bool, err error) {
+	r.asked = max(r.asked, r.read)
+	page, err := r.pageAfter(ctx, provider.LogQuery{
+		After: r.asked, Filter: r.filter, Limit: completePage, Age: age, Unsettled: true,
+	})
+	if err != nil {
+		return false, err
+	}
+	missing, err := r.unapplied(ctx, page.Events)
+	if err != nil {
+		return false, err
+	}
+	if err := r.complete(ctx, hard, missing); err != nil {
+		return false, err
+	}
+	if n := len(page.Events); n > 0 {
+		r.asked = page.Events[n-1].Position
+	}
+	return page.Full, nil
+}
+
+// unapplied returns the events that are not applied.
+func (r *reader) unapplied(ctx context.Context, events []eventstore.Raw) (missing []eventstore.Raw, err error) {
+	ctx, cancel := context.WithTimeout(ctx, r.runner.cfg.Timeout)
+	defer cancel()
+	return unapplied(ctx, r.runner.store, r.name, r.byType, events)
+}
+
+// unapplied returns the events that at least one of the handlers of their types has not applied.
+func unapplied(
+	ctx context.Context, s provider.Progress, projector string, byType map[string][]provider.Handler, events []eventstore.Raw,
+) (missing []eventstore.Raw, err error) {
+	for page := range slices.Chunk(events, completePage) {
+		asked := make([]provider.Message, len(page))
+		for i, e := range page {
+			asked[i] = provider.Message{ID: e.ID, Handlers: byType[e.Type], Position: e.Position}
+		}
+		is, err := s.Unapplied(ctx, projector, asked)
+		if err != nil {
+			return nil, err
+		}
+		for i, e := range page {
+			if is[i] {
+				missing = append(missing, e)
+			}
+		}
+	}
+	return missing, nil
+}
+
+// complete applies events with markers. It returns an error if ctx ends first.
+func (r *reader) complete(ctx, hard context.Context, events []eventstore.Raw) error {
+	for msgs := range slices.Chunk(r.accept(events), r.batch) {
+		r.apply(ctx, hard, msgs)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// reportMissed reports the events that the broker has not delivered in time, and why, as far as
+// the outbox shows it.
+func (r *reader) reportMissed(ctx context.Context) {
+	if len(r.missed) == 0 {
+		return
+	}
+	missed := r.missed
+	r.missed = nil
+	counts := map[string]int{}
+	reasons := r.reasons(ctx, missed)
+	for i := range missed {
+		counts[reasons[i]]++
+		if r.runner.cfg.Observer.Completed != nil {
+			r.runner.cfg.Observer.Completed(r.name, reasons[i])
+		}
+	}
+	for reason, n := range counts {
+		r.runner.cfg.Logger.Warn("events were not delivered, and were read from the log", "projector", r.name,
+			"events", n, "reason", reason, "first", missed[slices.Index(reasons, reason)].msg.UUID)
+	}
+}
+
+// Reasons why an event was not delivered.
+const (
+	reasonNotPublished  = "not_published"  // its outbox entry is open: relays are slow or stopped
+	reasonAbandoned     = "abandoned"      // its entry is abandoned, or behind one that is
+	reasonNotSubscribed = "not_subscribed" // it was published to other topics only
+	reasonNotDelivered  = "not_delivered"  // it was published, and the broker did not deliver it in time
+	reasonNoEntry       = "no_entry"       // no route, or published and deleted
+)
+
+// reasons returns for each event why it was not delivered.
+func (r *reader) reasons(ctx context.Context, missed []*inbound) []string {
+	reasons := make([]string, len(missed))
+	entries, _ := r.log.(interface {
+		Entries(ctx context.Context, f provider.EntryFilter) ([]provider.Entry, error)
+	})
+	byStream := map[string][]provider.Entry{}
+	for i, m := range missed {
+		reasons[i] = reasonNoEntry
+		list, asked := byStream[m.raw.Stream]
+		if !asked && entries != nil && len(byStream) < 100 {
+			list, _ = entries.Entries(ctx, provider.EntryFilter{Stream: m.raw.Stream, Limit: 1000})
+			byStream[m.raw.Stream] = list
+		}
+		for _, e := range list {
+			if e.ID == m.msg.UUID {
+				reasons[i] = r.reasonOf(e)
+			}
+		}
+	}
+	return reasons
+}
+
+func (r *reader) reasonOf(e provider.Entry) string {
+	switch {
+	case !slices.Contains(r.runner.src.topics, e.Topic):
+		return reasonNotSubscribed
+	case e.Status == outbox.Abandoned, e.Status == outbox.Held:
+		return reasonAbandoned
+	case e.Status.Open():
+		return reasonNotPublished
+	}
+	return reasonNotDelivered
+}
+
+// locate sets the positions of deliveries. Events of another log have none. For an event that was
+// published without a position, or before this log was restored or moved, the log is asked.
+// With Options.Ordered it adds the earlier events of their streams that are not applied.
+func (w *worker) locate(ctx context.Context, msgs []*inbound) []*inbound {
+	r := w.reader
+	if r == nil || r.isSource {
+		return msgs
+	}
+	for tries := 1; ctx.Err() == nil; tries++ {
+		err := w.findPositions(ctx, msgs)
+		if err == nil && w.opts.Ordered {
+			var earlier []*inbound
+			if earlier, err = w.earlier(ctx, msgs); err == nil {
+				all := append(earlier, msgs...)
+				slices.SortStableFunc(all, func(a, b *inbound) int { return cmp.Compare(a.position, b.position) })
+				return all
+			}
+		}
+		if err == nil {
+			break
+		}
+		w.backOffUnit(ctx, len(msgs), tries, err)
+	}
+	return msgs
+}
+
+func (w *worker) findPositions(ctx context.Context, msgs []*inbound) error {
+	own := *w.runner.logID.Load()
+	var unknown []*inbound
+	var ids []string
+	for _, m := range msgs {
+		lineage, _, named := strings.Cut(m.msg.Metadata[outbox.HeaderLog], "/")
+		switch {
+		case m.malformed != nil, named && lineage != own.Lineage:
+		case named && m.msg.Metadata[outbox.HeaderLog] == own.String():
+			m.position = m.raw.Position
+		default:
+			unknown, ids = append(unknown, m), append(ids, m.msg.UUID)
+		}
+	}
+	if len(ids) == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, w.runner.cfg.Timeout)
+	defer cancel()
+	places, err := w.reader.log.LogPlaces(ctx, ids)
+	if err != nil {
+		return err
+	}
+	for _, m := range unknown {
+		place, ok := places[m.msg.UUID]
+		m.position = place.Position
+		if !ok && m.msg.Metadata[outbox.HeaderLog] != "" && m.aside == nil {
+			m.aside = &aside{cause: errNoEvent, attempts: 1}
+		}
+	}
+	return nil
+}
+
+// earlier returns the events of the messages' streams that are before them and not applied, in
+// order of position.
+func (w *worker) earlier(ctx context.Context, msgs []*inbound) ([]*inbound, error) {
+	ctx, cancel := context.WithTimeout(ctx, w.runner.cfg.Timeout)
+	defer cancel()
+	versions := map[string]int64{}
+	for _, m := range msgs {
+		if m.position > 0 {
+			versions[m.raw.Stream] = max(versions[m.raw.Stream], m.raw.Version)
+		}
+	}
+	c, err := w.runner.store.Checkpoint(ctx, w.name)
+	if err != nil || len(versions) == 0 || c.Mode != provider.ModeLive {
+		return nil, err
+	}
+	q := provider.LogQuery{After: c.Place.Position, Filter: w.reader.filter, Limit: closeLimit, Unsettled: true}
+	for stream := range versions {
+		q.Streams = append(q.Streams, stream)
+	}
+	page, err := w.reader.log.LogPage(ctx, q)
+	if err != nil {
+		return nil, err
+	}
+	seen := map[string]bool{}
+	for _, m := range msgs {
+		seen[m.msg.UUID] = true
+	}
+	before := slices.DeleteFunc(page.Events, func(e eventstore.Raw) bool {
+		return seen[e.ID] || e.Version > versions[e.Stream]
+	})
+	missing, err := w.reader.unapplied(ctx, before)
+	if err != nil {
+		return nil, err
+	}
+	return w.reader.accept(missing), nil
+}

@@ -1,0 +1,68 @@
+package projector
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// Lag is how far a projector is behind a log.
+type Lag struct {
+	Events   int64     // number of visible events that are neither applied nor parked
+	Oldest   time.Time // when the first of them was recorded; zero if there is none
+	Position int64     // every event up to it is applied or parked
+	Live     bool      // deliveries are applied; if false, the projector catches up with the log
+}
+
+// Lag returns how far p is behind the log of s, counted at this moment. It reads the ids of the
+// events behind the checkpoint, so it takes about a second per million.
+//   - ErrNoCheckpoint: no runner has read a log for p.
+func (p *Projector[Tx]) Lag(ctx context.Context, s State) (Lag, error) {
+	lag, err := p.lag(ctx, s)
+	if err != nil {
+		return Lag{}, fmt.Errorf("lag of %s: %w", p.name, err)
+	}
+	return lag, nil
+}
+
+func (p *Projector[Tx]) lag(ctx context.Context, s State) (Lag, error) {
+	if err := p.types.Err(); err != nil {
+		return Lag{}, err
+	}
+	c, err := s.Checkpoint(ctx, p.name)
+	if err != nil {
+		return Lag{}, err
+	}
+	if c.Mode == 0 {
+		return Lag{}, ErrNoCheckpoint
+	}
+	lag, takers := Lag{Position: c.Place.Position, Live: c.Mode == provider.ModeLive}, p.takers()
+	q := provider.LogQuery{
+		After: c.Place.Position, Filter: eventstore.LogFilter{Types: slices.Sorted(maps.Keys(takers))},
+		Limit: 10 * completePage, Unsettled: true, NoData: true,
+	}
+	for {
+		page, err := s.LogPage(ctx, q)
+		if err != nil {
+			return Lag{}, err
+		}
+		missing, err := unapplied(ctx, s, p.name, takers, page.Events)
+		if err != nil {
+			return Lag{}, err
+		}
+		if lag.Events == 0 && len(missing) > 0 {
+			lag.Oldest = missing[0].RecordedAt
+		}
+		lag.Events += int64(len(missing))
+		if n := len(page.Events); n > 0 && page.Full {
+			q.After = page.Events[n-1].Position
+			continue
+		}
+		return lag, nil
+	}
+}
