@@ -286,3 +286,35 @@ func TestARestartBeginsTheProofAgain(t *testing.T) {
 	require.Equal(t, []string{"a-1"}, streamsOf(p))
 	require.Equal(t, []string{fmt.Sprint(pid)}, waitsFor(p))
 }
+
+// A replica does not show the locks of the primary. Once it is promoted, it is another branch of the
+// same log.
+func TestAReplicaIsRefusedUntilItIsPromoted(t *testing.T) {
+	t.Parallel()
+	primary := pgtest.Private(t)
+	db, err := postgres.Open(t.Context(), primary.DSN, nil)
+	require.NoError(t, err)
+	t.Cleanup(db.Close)
+	require.NoError(t, db.Migrate(t.Context()))
+	appendOne(t, db, "a-1")
+	standby := primary.Standby(t)
+	replica, err := postgres.Open(t.Context(), standby.DSN, nil)
+	require.NoError(t, err)
+	t.Cleanup(replica.Close)
+	_, err = replica.LogPage(t.Context(), provider.LogQuery{})
+	require.ErrorIs(t, err, eventstore.ErrUnsafeLog)
+	require.ErrorContains(t, err, "connect to the primary")
+
+	_, err = replica.Pool().Exec(t.Context(), `select pg_promote()`)
+	require.NoError(t, err)
+	require.Equal(t, []string{"a-1"}, streamsOf(page(t, replica, provider.LogQuery{})))
+	before, err := db.LogID(t.Context())
+	require.NoError(t, err)
+	after, err := replica.LogID(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, before.Lineage, after.Lineage)
+	require.NotEqual(t, before.Branch, after.Branch, "two servers with one lineage")
+	again, err := db.LogID(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, before, again)
+}
