@@ -92,6 +92,7 @@ func projectorLines(ctx context.Context, b *bed) ([]line, error) {
 		one("in-flight-32", written(32, false), p.limit(32)),
 		one("in-flight-32-pgx.Tx", run(32, false), p.limitTx(32)),
 		one("batch-markers", written(500, false), p.limit(500)),
+		newLine("projector/batch-checkpoint", "", program{p.begun, p.advances(500)}, program{}, program{p.begun, p.limitAdvance(500)}),
 		newLine("projector/message-careful", "", program{p.empty, written(1, true)}, program{}, program{p.empty, written(1, false)}),
 		newLine("projector/in-flight-32-careful", "", program{p.empty, written(32, true)}, program{}, program{p.empty, written(32, false)}),
 	}, nil
@@ -218,6 +219,70 @@ func (p *projectorBed) limitTx(size int) work {
 		}
 		_, err := conn.Exec(ctx, "commit")
 		return err
+	})
+}
+
+// begun empties the tables and creates the checkpoint of a projector that catches up.
+func (p *projectorBed) begun(ctx context.Context) error {
+	if err := p.empty(ctx); err != nil {
+		return err
+	}
+	for _, stmt := range []string{
+		`delete from kinora.checkpoints`,
+		`drop table if exists model.checkpoints`,
+		`create table model.checkpoints (projector text primary key, position bigint not null, token uuid) with (fillfactor = 50)`,
+		`insert into model.checkpoints values ('read', 0, null)`,
+	} {
+		if _, err := p.pool.Exec(ctx, stmt); err != nil {
+			return err
+		}
+	}
+	_, err := p.db.SetCheckpoint(ctx, "read", provider.Checkpoint{}, provider.Checkpoint{Mode: provider.ModeCatchUp})
+	return err
+}
+
+// advances applies size events in each unit, and moves the checkpoint in its transaction.
+func (p *projectorBed) advances(size int) work {
+	return func(ctx context.Context, _ *bed) (done int64, err error) {
+		units, hard := p.db.Batched(), context.WithoutCancel(ctx)
+		handlers := []provider.Handler{{Name: "read/rated"}}
+		for ; ctx.Err() == nil; done += int64(size) {
+			u := provider.Unit{Projector: "read", Messages: make([]provider.Message, size)}
+			products := make([]string, size)
+			for i := range size {
+				var id string
+				id, products[i] = p.next()
+				u.Messages[i] = provider.Message{
+					ID: id, Lane: provider.LaneOfMessage(id), Handlers: handlers, Mark: true, Position: done + int64(i) + 1,
+				}
+			}
+			u.Advance = &provider.Advance{From: done, To: provider.LogPlace{Position: done + int64(size), ID: u.Messages[size-1].ID, RecordedAt: time.Now()}, Mode: provider.ModeCatchUp}
+			err := units.Do(hard, u, func(_ context.Context, b *pgx.Batch, found provider.Found) (provider.Closing, error) {
+				for i, product := range products {
+					if found.Begin(i); found.Fresh[i][0] {
+						b.Queue(addOne, product)
+					}
+				}
+				return provider.Closing{}, nil
+			})
+			if err != nil {
+				return done, err
+			}
+		}
+		return done, nil
+	}
+}
+
+// limitAdvance applies size events in one round trip: the fence, the checkpoint, and the writes.
+func (p *projectorBed) limitAdvance(size int) work {
+	return p.byHand(size, func(ctx context.Context, conn *pgx.Conn, _, products []string) error {
+		b := &pgx.Batch{}
+		b.Queue(limitFence)
+		b.Queue(`update model.checkpoints set position = position + $1 where projector = 'read' and token is null`, size)
+		for _, product := range products {
+			b.Queue(addOne, product)
+		}
+		return conn.SendBatch(ctx, b).Close()
 	})
 }
 

@@ -2,7 +2,6 @@ package provider
 
 import (
 	"context"
-	"iter"
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
@@ -18,8 +17,10 @@ type Log interface {
 	//   - eventstore.ErrUnsafeLog: the database or its settings do not show what is settled.
 	LogPage(ctx context.Context, q LogQuery) (LogPage, error)
 
-	// LogPosition returns the position after which from begins. A time is found by binary search:
-	// the store's clock must not have gone back by more than a minute.
+	// LogPosition returns the position after which from begins. From.Now is the last visible event:
+	// an open append may still add events before it. A time after that of every event is From.Now.
+	// A time is found by binary search: the store's clock must not have gone back by more than a
+	// minute.
 	LogPosition(ctx context.Context, from eventstore.From) (int64, error)
 
 	// LogPlaces returns the places of those of the events that are in the log, by their ids. Ids
@@ -81,6 +82,14 @@ type OpenAppend struct {
 	Since   time.Time
 }
 
+// String returns the name of the append, and when its transaction began if that is known.
+func (o OpenAppend) String() string {
+	if o.Since.IsZero() {
+		return o.Backend
+	}
+	return o.Backend + " (since " + o.Since.UTC().Format(time.RFC3339Nano) + ")"
+}
+
 // LogID identifies a log.
 type LogID struct {
 	Lineage string // a copy has the lineage of its original
@@ -89,8 +98,3 @@ type LogID struct {
 
 // String returns both parts, as HeaderLog has them.
 func (l LogID) String() string { return l.Lineage + "/" + l.Branch }
-
-// ReadLog implements eventstore.Log with the pages of a log.
-func ReadLog(ctx context.Context, log Log, from eventstore.From, f eventstore.LogFilter) iter.Seq2[eventstore.Raw, error] {
-	panic("not written")
-}

@@ -82,13 +82,14 @@ func (f *Found) SetFresh(u *Unit, inserted func(Marker) bool) {
 // is none. Call it after SetFresh, with a checkpoint that was read after the markers. Its error is
 // ErrFenced, or that of ModeClosing.
 func (f *Found) SetProgress(u *Unit, c Checkpoint) error {
-	if a := u.Advance; a != nil && (a.From != c.Place.Position || a.Mode != c.Mode || a.Token != c.Token) {
+	a := u.Advance
+	if a != nil && (c.Mode == 0 || a.From != c.Place.Position || a.Mode != c.Mode || a.Token != c.Token) {
 		return &Error{Class: ClassTransient, Code: CodeFenced, Err: ErrFenced}
 	}
-	isDelivery := !u.Reader && u.Advance == nil
+	isDelivery := !u.Reader && a == nil
 	for i := range u.Messages {
 		switch m := &u.Messages[i]; {
-		case !m.Mark || m.Position == 0 || c.Mode == 0:
+		case !c.concerns(m):
 			continue
 		case isDelivery && c.Mode == ModeClosing:
 			return errClosing
@@ -97,12 +98,23 @@ func (f *Found) SetProgress(u *Unit, c Checkpoint) error {
 				f.Left = make([]bool, len(u.Messages))
 			}
 			f.Left[i] = true
-		case m.Position > c.Place.Position:
+		case !c.Covers(m):
 			continue
 		}
 		clear(f.Fresh[i])
 	}
 	return nil
+}
+
+// concerns reports whether the checkpoint has a say about m. It has none about parked messages,
+// because it passes events that are parked.
+func (c *Checkpoint) concerns(m *Message) bool {
+	return c.Mode != 0 && m.Mark && m.Position > 0 && m.Parked == nil
+}
+
+// Covers reports whether m is a duplicate because its event is not behind the checkpoint.
+func (c *Checkpoint) Covers(m *Message) bool {
+	return c.concerns(m) && m.Position <= c.Place.Position
 }
 
 var errClosing = &Error{Class: ClassTransient, Code: CodeClosing, Err: errors.New("the reader of the log applies the last events")}

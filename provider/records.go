@@ -16,6 +16,9 @@ type Records interface {
 	// clock, the oldest first. It returns the number of deleted rows. Zero means that none is
 	// left, except those that other transactions are deleting. In the same transaction it stores
 	// the time up to which markers of a handler may be missing.
+	//   - Markers with a position, in a generation that has a checkpoint, are left to
+	//     Progress.PruneApplied: without them, the reader of the log would apply their events again.
+	//     Markers with a position in other generations are deleted in any order.
 	Prune(ctx context.Context, projector string, handlers []string, window time.Duration, limit int) (int, error)
 }
 

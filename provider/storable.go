@@ -66,7 +66,33 @@ func CheckQuestions(questions []Question) error {
 	return nil
 }
 
-// CheckPrune checks the arguments of Records.Prune.
+// CheckSetCheckpoint checks the arguments of Progress.SetCheckpoint.
+func CheckSetCheckpoint(projector string, to Checkpoint) error {
+	if to.Mode < ModeCatchUp || to.Mode > ModeLive {
+		return &eventstore.InvalidError{Field: "checkpoint.mode", Reason: fmt.Sprintf("%d: set one of the modes", to.Mode)}
+	}
+	if to.Place.Position < 0 {
+		return &eventstore.InvalidError{Field: "checkpoint.place.position", Reason: fmt.Sprintf("%d: must not be negative", to.Place.Position)}
+	}
+	return firstError(CheckStorable("projector", projector), CheckStorable("checkpoint.lineage", to.Lineage), CheckStorable("checkpoint.place.id", to.Place.ID))
+}
+
+// CheckUnapplied checks the names of Progress.Unapplied. A message's id may be any text.
+func CheckUnapplied(projector string, messages []Message) error {
+	if err := CheckStorable("projector", projector); err != nil {
+		return err
+	}
+	for i := range messages {
+		for j := range messages[i].Handlers {
+			if err := CheckStorable(fmt.Sprintf("messages[%d].handlers[%d]", i, j), messages[i].Handlers[j].Names()...); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// CheckPrune checks the arguments of Records.Prune and Progress.PruneApplied.
 func CheckPrune(projector string, handlers []string) error {
 	return firstError(CheckStorable("projector", projector), CheckStorable("handlers", handlers...))
 }

@@ -105,12 +105,14 @@ func insert(db *postgres.DB) func(...providertest.Foreign) error {
 func Advance(t testing.TB, db *postgres.DB) func(time.Duration) {
 	return func(d time.Duration) {
 		for table, columns := range map[string][]string{
+			"events":          {"recorded_at"},
 			"outbox":          {"next_attempt_at", "created_at", "last_attempt_at", "published_at"},
 			"markers":         {"processed_at"},
 			"low_water_marks": {"pruned_before"},
 			"parked":          {"parked_at", "resolved_at"},
 			"holds":           {"due_at"}, // infinity stays
 			"runners":         {"expires_at"},
+			"leases":          {"expires_at"},
 		} {
 			var back []string
 			for _, c := range columns {

@@ -83,7 +83,9 @@ func (t *Tx) append(ctx context.Context, stream string, expected eventstore.Expe
 		version++
 		s.add(stream, version, d, now)
 		for _, topic := range topics[i] {
-			if !s.enqueue(provider.FromEvent(stream, version, d, topic), now) {
+			m := provider.FromEvent(stream, version, d, topic)
+			m.SetPlace(s.position, provider.LogID{Lineage: t.db.lineage}.String())
+			if !s.enqueue(m, now) {
 				// an enqueued message has this id
 				return eventstore.Appended{}, eventstore.ErrEventIDReused
 			}
@@ -147,11 +149,13 @@ func (s *state) version(stream string) int64 {
 func (s *state) add(stream string, version int64, d eventstore.Draft, now time.Time) {
 	s.position++
 	s.places = s.places.put(d.ID, place{stream, version, s.position})
-	events, _ := s.streams.get(stream)
-	s.streams = s.streams.put(stream, events.put(version, own(eventstore.Raw{
+	e := own(eventstore.Raw{
 		ID: d.ID, Stream: stream, Version: version, Position: s.position,
 		Type: d.Type, Schema: d.Schema, Data: d.Data, Metadata: d.Metadata, RecordedAt: now,
-	})))
+	})
+	events, _ := s.streams.get(stream)
+	s.streams = s.streams.put(stream, events.put(version, e))
+	s.log = s.log.put(e.Position, e)
 }
 
 func (s *state) read(ctx context.Context, stream string, afterVersion int64, yield func(eventstore.Raw, error) bool) {

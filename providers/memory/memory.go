@@ -22,6 +22,7 @@ package memory
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -53,6 +54,7 @@ type Provider struct {
 	cfg       Config
 	committed atomic.Pointer[state]
 	lock      chan struct{} // write lock, of capacity 1: an open transaction has one element in it
+	lineage   string        // of the log
 }
 
 // state is all that is stored. A committed state never changes: a transaction changes a copy, and
@@ -60,6 +62,7 @@ type Provider struct {
 type state struct {
 	position int64                                       // of the last event
 	streams  *tree[string, *tree[int64, eventstore.Raw]] // events by stream and version
+	log      *tree[int64, eventstore.Raw]                // every event, by its position
 	places   *tree[string, place]                        // of every event, by its id
 	entries  *tree[int64, outbox.Entry]                  // by Seq
 	seq      int64                                       // of the last entry
@@ -85,13 +88,13 @@ type state struct {
 	// messages in flight of careful workers, by runner and number
 	inFlight *tree[string, []string]
 	tables   *tree[string, *tree[string, any]] // the read models
-	// closed when a later state has more entries
-	added chan struct{}
+	// closed when a later state has more entries, or more events
+	added, appended chan struct{}
 }
 
 // New returns an empty store.
 func New(cfg *Config) (*DB, error) {
-	db := &DB{&Provider{lock: make(chan struct{}, 1)}}
+	db := &DB{&Provider{lock: make(chan struct{}, 1), lineage: rand.Text()}}
 	if cfg != nil {
 		db.cfg = *cfg
 	}
@@ -107,7 +110,7 @@ func New(cfg *Config) (*DB, error) {
 	if db.cfg.Clock == nil {
 		db.cfg.Clock = time.Now //nolint:forbidigo // this is the store's clock
 	}
-	db.committed.Store(&state{added: make(chan struct{})})
+	db.committed.Store(&state{added: make(chan struct{}), appended: make(chan struct{})})
 	return db, nil
 }
 
@@ -196,6 +199,10 @@ func (m *Model) commit(ctx context.Context) error {
 		next.added = make(chan struct{})
 		defer close(before.added) // after the next state is stored
 	}
+	if next.position > before.position {
+		next.appended = make(chan struct{})
+		defer close(before.appended)
+	}
 	m.db.committed.Store(&next)
 	return nil
 }
@@ -229,6 +236,9 @@ func (m *Model) endLate(ctx context.Context) (stop func() bool) {
 var (
 	_ eventstore.Store          = (*DB)(nil)
 	_ eventstore.TxStore        = (*Tx)(nil)
+	_ eventstore.Log            = (*DB)(nil)
+	_ provider.Log              = (*DB)(nil)
+	_ provider.LogWaker         = (*DB)(nil)
 	_ provider.Outbox           = (*DB)(nil)
 	_ provider.BatchClaimer     = (*DB)(nil)
 	_ outbox.Inspector          = (*DB)(nil)

@@ -27,6 +27,9 @@ func (s *state) setCheckpoint(projector string, c provider.Checkpoint) {
 
 // Checkpoint implements provider.Progress.
 func (db *Provider) Checkpoint(ctx context.Context, projector string) (provider.Checkpoint, error) {
+	if err := provider.CheckStorable("projector", projector); err != nil {
+		return provider.Checkpoint{}, fmt.Errorf("read the checkpoint: %w", err)
+	}
 	return query(ctx, db, "read the checkpoint", func(s *state, _ time.Time) provider.Checkpoint {
 		c := s.checkpoint(projector)
 		c.Handlers = slices.Clone(c.Handlers)
@@ -36,6 +39,9 @@ func (db *Provider) Checkpoint(ctx context.Context, projector string) (provider.
 
 // SetCheckpoint implements provider.Progress. No unit is open while it has the write lock.
 func (db *Provider) SetCheckpoint(ctx context.Context, projector string, from, to provider.Checkpoint) (bool, error) {
+	if err := provider.CheckSetCheckpoint(projector, to); err != nil {
+		return false, fmt.Errorf("set the checkpoint: %w", err)
+	}
 	return update(ctx, db, "set the checkpoint", func(s *state, _ time.Time) bool {
 		is := s.checkpoint(projector)
 		if is.Place.Position != from.Place.Position || is.Mode != from.Mode || is.Token != from.Token {
@@ -49,6 +55,9 @@ func (db *Provider) SetCheckpoint(ctx context.Context, projector string, from, t
 
 // Unapplied implements provider.Progress.
 func (db *Provider) Unapplied(ctx context.Context, projector string, messages []provider.Message) ([]bool, error) {
+	if err := provider.CheckUnapplied(projector, messages); err != nil {
+		return nil, fmt.Errorf("look up markers: %w", err)
+	}
 	return query(ctx, db, "look up markers", func(s *state, _ time.Time) []bool {
 		generation, c := s.generation(projector), s.checkpoint(projector)
 		unapplied := make([]bool, len(messages))
@@ -95,6 +104,9 @@ type lease struct {
 
 // AcquireLease implements claim.Leases.
 func (db *Provider) AcquireLease(ctx context.Context, name string, t claim.Terms) (bool, error) {
+	if err := provider.CheckStorable("name", name); err != nil {
+		return false, fmt.Errorf("acquire a lease: %w", err)
+	}
 	return update(ctx, db, "acquire a lease", func(s *state, now time.Time) bool {
 		if l, ok := s.leases.get(name); ok && l.token != t.Token && l.until.After(now) {
 			return false
@@ -106,6 +118,9 @@ func (db *Provider) AcquireLease(ctx context.Context, name string, t claim.Terms
 
 // ReleaseLease implements claim.Leases.
 func (db *Provider) ReleaseLease(ctx context.Context, name string, token claim.Token) error {
+	if err := provider.CheckStorable("name", name); err != nil {
+		return fmt.Errorf("release a lease: %w", err)
+	}
 	_, err := update(ctx, db, "release a lease", func(s *state, _ time.Time) bool {
 		if l, _ := s.leases.get(name); l.token == token {
 			s.leases = s.leases.drop(name)

@@ -105,7 +105,9 @@ func (db *Provider) Prune(ctx context.Context, projector string, handlers []stri
 		for _, handler := range handlers {
 			marked := map[string]time.Time{}
 			for key, m := range under(s.markers, handler) {
-				if m.at.Before(before) {
+				generation := first(key[len(pair(handler, "")):])
+				isForLog := m.position > 0 && s.checkpoints.has(pair(projector, generation))
+				if m.at.Before(before) && !isForLog {
 					marked[key] = m.at
 				}
 			}

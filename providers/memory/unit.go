@@ -93,7 +93,7 @@ func (s *state) openUnit(u *provider.Unit, now time.Time) (provider.Found, error
 	}
 	positions := map[string]int64{}
 	for i := range u.Messages {
-		if m := &u.Messages[i]; found.Left == nil || !found.Left[i] {
+		if m := &u.Messages[i]; !checkpoint.Covers(m) && (found.Left == nil || !found.Left[i]) {
 			positions[m.ID] = m.Position
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -61,11 +62,11 @@ ev as (
 	appendOneEntry = `,
 ob as (
 	insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at)
-	select $4::uuid::text, $10::text, $1::text, $11::bytea, $12::jsonb, ck.t, ck.t from s, ck)`
+	select $4::uuid::text, $10::text, $1::text, $11::bytea, $12::jsonb || jsonb_build_object(` + positionHeader + `), ck.t, ck.t from s, ck, ev)`
 	appendOneEntryAny = `,
 ob as (
 	insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at)
-	select $4::uuid::text, $10::text, $1::text, $11::bytea, $12::jsonb || ` + versionHeader + `s.version::text), ck.t, ck.t from s, ck)`
+	select $4::uuid::text, $10::text, $1::text, $11::bytea, $12::jsonb || jsonb_build_object(` + positionHeader + `, ` + versionHeader + `), ck.t, ck.t from s, ck, ev)`
 	appendOneTail = `
 select s.version, ev.position from s, ev`
 
@@ -80,23 +81,26 @@ ev as (
 	insert into kinora.events (stream, version, id, type, schema_version, data, metadata, recorded_at)
 	select $1::text, s.version - $3::bigint + i.o, i.id, i.type, i.schema_version, i.data, i.metadata, ck.t
 	from s, i, ck order by i.o
-	returning position)`
+	returning version, position)`
 	appendEntries = `,
 ob as (
 	insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at)
-	select n.id, n.topic, $1::text, n.payload, n.headers, ck.t, ck.t
-	from s, ck, unnest($10::text[], $11::text[], $12::bytea[], $13::jsonb[]) with ordinality n(id, topic, payload, headers, o)
-	order by n.o)`
+	select n.id, n.topic, $1::text, n.payload, n.headers || jsonb_build_object(` + positionHeader + `), ck.t, ck.t
+	from s, ck, ` + entriesOfEvents + `)`
 	appendEntriesAny = `,
 ob as (
 	insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at)
-	select n.id, n.topic, $1::text, n.payload, n.headers || ` + versionHeader + `(s.version - $3::bigint + n.at)::text), ck.t, ck.t
-	from s, ck, unnest($10::text[], $11::text[], $12::bytea[], $13::jsonb[], $14::int[]) with ordinality n(id, topic, payload, headers, at, o)
-	order by n.o)`
+	select n.id, n.topic, $1::text, n.payload, n.headers || jsonb_build_object(` + positionHeader + `, ` + versionsHeader + `), ck.t, ck.t
+	from s, ck, ` + entriesOfEvents + `)`
+	entriesOfEvents = `
+	unnest($10::text[], $11::text[], $12::bytea[], $13::jsonb[], $14::int[]) with ordinality n(id, topic, payload, headers, at, o)
+	join ev on ev.version = (select version from s) - $3::bigint + n.at order by n.o`
 	appendTail = `
 select s.version, (select max(position) from ev) from s`
 
-	versionHeader = `jsonb_build_object('` + outbox.HeaderVersion + `', `
+	positionHeader = `'` + outbox.HeaderPosition + `', ev.position::text`
+	versionHeader  = `'` + outbox.HeaderVersion + `', s.version::text`
+	versionsHeader = `'` + outbox.HeaderVersion + `', ev.version::text`
 )
 
 // The statements by expected version, without and with entries: for one event with at most one
@@ -142,13 +146,19 @@ type appending struct {
 	refusal bool
 }
 
-func (db *Provider) newAppend(stream string, expected eventstore.Expected, events []eventstore.Draft) (*appending, error) {
+func (db *Provider) newAppend(ctx context.Context, q querier, stream string, expected eventstore.Expected, events []eventstore.Draft) (*appending, error) {
 	if err := provider.CheckAppend(stream, expected, events, db.cfg.MaxPayload); err != nil {
 		return nil, err
 	}
 	topics, err := provider.Topics(db.cfg.Route, stream, events)
 	if err != nil {
 		return nil, err
+	}
+	log := ""
+	if slices.ContainsFunc(topics, func(of []string) bool { return len(of) > 0 }) {
+		if log, err = db.logName(ctx, q); err != nil {
+			return nil, fmt.Errorf("append to %s: %w", stream, err)
+		}
 	}
 	n := len(events)
 	a := &appending{db: db, stream: stream, expected: expected, ids: make([]string, n)}
@@ -169,8 +179,9 @@ func (db *Provider) newAppend(stream string, expected eventstore.Expected, event
 			return nil, err
 		}
 		for _, t := range topics[i] {
-			// Any: the statement sets the version
+			// the statement sets the position and, with Any, the version
 			m := provider.FromEvent(stream, max(int64(expected), 0)+int64(i)+1, d, t)
+			m.Headers[outbox.HeaderLog] = log
 			h, err := json.Marshal(m.Headers)
 			if err != nil {
 				return nil, err
@@ -192,10 +203,7 @@ func (db *Provider) newAppend(stream string, expected eventstore.Expected, event
 	}
 	a.args = append(a.args, a.ids, types, schemas, data, metadata, int64(expected))
 	if a.entries {
-		a.args = append(a.args, ids, topic, payloads, headers)
-	}
-	if a.entries && expected == eventstore.Any {
-		a.args = append(a.args, at)
+		a.args = append(a.args, ids, topic, payloads, headers, at)
 	}
 	a.sql = db.q(pick(expected, a.entries, appendExactSQL, appendNoStreamSQL, appendAnySQL,
 		appendExactEntriesSQL, appendNoStreamEntriesSQL, appendAnyEntriesSQL))
@@ -309,7 +317,7 @@ func (a *appending) tryOnce(ctx context.Context) (at eventstore.Appended, sent b
 // Append implements eventstore.Store with one statement in one round trip. After a deadlock or a
 // serialization failure it tries again, up to 20 times, with pauses of 15 seconds in total.
 func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {
-	a, err := db.newAppend(stream, expected, events)
+	a, err := db.newAppend(ctx, db.pool, stream, expected, events)
 	if err != nil {
 		return eventstore.Appended{}, err
 	}
@@ -326,8 +334,8 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 				// this call wrote them, and the reply was lost
 				at.Replayed = false
 			}
-			if a.entries && !at.Replayed {
-				db.added()
+			if !at.Replayed {
+				db.appended(a.entries)
 			}
 			return at, nil
 		case errors.Is(err, eventstore.ErrConflict), errors.Is(err, eventstore.ErrEventIDReused), errors.Is(err, eventstore.ErrDamaged):
@@ -372,7 +380,7 @@ func pause(ctx context.Context, try int) error {
 // aborts the caller's transaction. The error is then ErrEventIDReused too, and a new transaction
 // finds the ids. ErrDamaged may leave the transaction aborted too.
 func (t *Tx) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {
-	a, err := t.db.newAppend(stream, expected, events)
+	a, err := t.db.newAppend(ctx, t.tx, stream, expected, events)
 	if err != nil {
 		return eventstore.Appended{}, err
 	}

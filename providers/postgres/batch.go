@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/internal/crash"
@@ -47,9 +48,9 @@ func (b *Batched) Do(ctx context.Context, u provider.Unit, run queuing) error {
 // inOneTrip returns false and no error if nothing was committed because the unit needs an opening
 // before its handlers run.
 func (w *unit) inOneTrip(ctx context.Context, run queuing) (done bool, err error) {
-	w.queueFence(&w.Batch)
-	w.queueMarkers(&w.Batch, mustMarkSQL)
-	w.Queue(w.db.q(unheldSQL), w.Projector, each(w.Messages, func(m *provider.Message) []byte { return m.Lane[:] }))
+	if !w.queueOpening() {
+		return false, nil
+	}
 	w.found = w.NewFound(true)
 	closing, err := w.queueHandlers(ctx, run)
 	switch {
@@ -71,13 +72,48 @@ func (w *unit) inOneTrip(ctx context.Context, run queuing) (done bool, err error
 	crash.Point("one trip: before")
 	err = w.send(ctx, pooled)
 	crash.Point("one trip: after")
-	if e := pgError(err); e != nil && w.failed == ofUnit && (e.Code == uniqueViolation || e.Code == laneHeld) {
+	if e := pgError(err); e != nil && w.failed == ofUnit && slices.Contains(needOpening, e.Code) {
 		return false, nil
 	}
 	if err == nil && len(closing.Output) > 0 {
 		w.db.added()
 	}
 	return true, err
+}
+
+// needOpening are the SQLSTATEs of a unit that needs an opening before its handlers run.
+var needOpening = []string{uniqueViolation, laneHeld, checkpointDecides, notReadCommitted}
+
+// queueOpening queues the opening of a unit in one round trip. It returns false if an opening in
+// a separate round trip is needed.
+func (w *unit) queueOpening() bool {
+	w.queueFence(&w.Batch)
+	lowest := w.lowest()
+	if w.Advance == nil {
+		w.queueMarkers(&w.Batch, mustMarkSQL)
+	} else {
+		if lowest != nil && *lowest <= w.Advance.From {
+			return false
+		}
+		lowest = nil
+		w.queueAdvance()
+		if args, all := w.lookup(); len(all) > 0 {
+			w.Queue(w.db.q(unmarkedSQL), args...)
+		}
+	}
+	if len(w.Messages) > 0 {
+		lanes := each(w.Messages, func(m *provider.Message) []byte { return m.Lane[:] })
+		w.Queue(w.db.q(unheldSQL), w.Projector, lanes, lowest, w.Reader)
+	}
+	return true
+}
+
+// queueAdvance queues the statement that moves the checkpoint, once.
+func (w *unit) queueAdvance() {
+	if a := w.Advance; a != nil && !w.advanced {
+		w.advanced = true
+		w.Queue(w.db.q(advanceSQL), w.Projector, a.From, modeName(a.Mode), uuid.UUID(a.Token), a.To.Position, a.To.ID, recordedAt(a.To))
+	}
 }
 
 func (w *unit) queueHandlers(ctx context.Context, run queuing) (provider.Closing, error) {
@@ -142,6 +178,8 @@ func (w *unit) send(ctx context.Context, pooled *pgxpool.Conn) (err error) {
 		err = ofMessage(w.failed, err)
 	}
 	switch {
+	case e != nil && e.Code == checkpointFenced && w.failed == ofUnit:
+		return &provider.Error{Class: provider.ClassTransient, Code: provider.CodeFenced, Err: provider.ErrFenced}
 	case w.commits() && !unsent && isAmbiguous(err) && (conn.IsClosed() || w.failed == ofCommit):
 		return &provider.Error{Class: provider.ClassAmbiguous, Code: "commit", Err: err}
 	case w.failed >= ofHandlers && ctx.Err() != nil && e != nil && e.Code == queryCanceled && now().Sub(sent) > sent.Sub(w.returned):

@@ -81,6 +81,7 @@ func (w *unit) queueClosing(c provider.Closing) error {
 			each(holds, func(a *provider.Aside) []byte { return a.Parked.Lane[:] }),
 			each(holds, func(a *provider.Aside) int64 { return int64(a.After) }))
 	}
+	w.queueAdvance()
 	w.begin(ofCommit)
 	return nil
 }

@@ -30,6 +30,12 @@ func TestBatchedConformance(t *testing.T) {
 	}, providertest.Deferred)
 }
 
+func TestBatchedProgressConformance(t *testing.T) {
+	providertest.Progress(t, func(t testing.TB, o providertest.Options) providertest.Fixture[*pgx.Batch] {
+		return pgconform.Batched(t, conforming(t, o), o)
+	}, providertest.Deferred)
+}
+
 func conforming(t testing.TB, o providertest.Options) *postgres.DB {
 	return postgrestest.OpenBusy(t, pgconform.Config(o), totals)
 }

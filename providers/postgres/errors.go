@@ -18,6 +18,9 @@ import (
 const (
 	uniqueViolation     = "23505"
 	laneHeld            = "KN001" // raised by kinora.unheld
+	checkpointDecides   = "KN002" // raised by kinora.unheld and kinora.unmarked
+	checkpointFenced    = "KN003" // raised by kinora.advance
+	notReadCommitted    = "25001" // raised by fenceSQL
 	undefinedTable      = "42P01"
 	undefinedFunction   = "42883"
 	inFailedTransaction = "25P02"
@@ -68,7 +71,7 @@ func violates(err error, constraint string) bool {
 }
 
 // ours matches the server's error if one of Kinora's tables or functions is missing.
-var ours = regexp.MustCompile(`\.(streams|events|outbox|markers|low_water_marks|generations|parked|holds|runners|in_flight|migrations)"|\.(un)?held\(`)
+var ours = regexp.MustCompile(`\.(streams|events|outbox|markers|low_water_marks|generations|parked|holds|runners|in_flight|checkpoints|leases|incarnation|migrations)"|\.(un)?(held|marked)\(|\.(checkpoint|advance)\(`)
 
 // clear adds ErrNotMigrated to the error of a missing table or function.
 func clear(err error) error {

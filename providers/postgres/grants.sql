@@ -5,18 +5,22 @@ revoke all on all tables in schema kinora from kinora_appender, kinora_relay, ki
 grant select, insert, update on kinora.streams to kinora_appender;
 grant select, insert on kinora.events to kinora_appender;
 grant insert, select (topic, message_id) on kinora.outbox to kinora_appender;
+grant select on kinora.incarnation to kinora_appender;
 
 grant select, update, delete on kinora.outbox to kinora_relay;
 
-grant select on kinora.events to kinora_projector;
+grant select on kinora.events, kinora.incarnation to kinora_projector;
 grant select, insert, update on kinora.generations to kinora_projector;
 -- to prune markers older than its window
 grant select, insert, delete on kinora.markers to kinora_projector;
 grant select, insert, update on kinora.low_water_marks to kinora_projector;
-grant select, insert, update, delete on kinora.parked, kinora.holds, kinora.runners, kinora.in_flight to kinora_projector;
+grant select, insert, update on kinora.checkpoints to kinora_projector;
+grant select, insert, update, delete on kinora.parked, kinora.holds, kinora.runners, kinora.in_flight, kinora.leases to kinora_projector;
 grant insert, select (topic, message_id) on kinora.outbox to kinora_projector;
 
 grant select on kinora.migrations to kinora_appender, kinora_relay, kinora_projector;
 grant select on all tables in schema kinora to kinora_reader;
 -- where execute was revoked from public
-grant execute on function kinora.held(text, bytea[]), kinora.unheld(text, bytea[]) to kinora_projector;
+grant execute on function kinora.held(text, bytea[]), kinora.unheld(text, bytea[], bigint, boolean), kinora.checkpoint(text, boolean),
+	kinora.advance(text, bigint, text, uuid, bigint, text, timestamptz), kinora.marked(text, bigint, text[], text[], text[]),
+	kinora.unmarked(text, bigint, text[], text[], text[]) to kinora_projector;

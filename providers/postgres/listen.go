@@ -161,7 +161,7 @@ func (l *Listener) session(ctx context.Context) (heard bool, err error) {
 		l.log.Info("notifications arrive again")
 		l.warned = false
 	}
-	l.db.wake.signal() // for entries added before
+	l.wake() // for what was added before
 	for {
 		_, err := l.await(ctx, conn, l.cfg.Probe)
 		if errors.Is(err, errQuiet) {
@@ -228,12 +228,17 @@ func (l *Listener) await(ctx context.Context, conn *pgx.Conn, long time.Duration
 	case err == nil && n.Channel == l.probes:
 		return n.Payload, nil
 	case err == nil:
-		l.db.wake.signal()
+		l.wake()
 		return "", nil
 	case ctx.Err() == nil && limit.Err() != nil && !conn.IsClosed():
 		return "", errQuiet
 	}
 	return "", err
+}
+
+func (l *Listener) wake() {
+	l.db.wake.signal()
+	l.db.appends.signal()
 }
 
 // sleep waits for d or until ctx ends.

@@ -31,8 +31,19 @@ func (db *Provider) added() {
 	}
 }
 
-// notify sends one notification. Without a payload it means that entries can be claimed. Callers
-// may ignore its error, because relays poll.
+// appended tells readers of the log that there are events, and relays if there are entries.
+func (db *Provider) appended(entries bool) {
+	db.appends.signal()
+	if entries {
+		db.wake.signal()
+	}
+	if db.cfg.Notify {
+		db.notifier.request()
+	}
+}
+
+// notify sends one notification. Without a payload it means that there are entries or events.
+// Callers may ignore its error, because relays and readers of the log poll.
 func (db *Provider) notify(ctx context.Context, channel, payload string) error {
 	_, err := db.pool.Exec(ctx, notifySQL, channel, payload)
 	return err

@@ -16,23 +16,36 @@ import (
 // the unit checks which lanes are held: a message whose predecessor was parked by such a unit
 // must find the hold.
 const (
-	fenceSQL     = `select pg_advisory_xact_lock_shared($1::int, $2::int)`
+	//
+	// The fence fails in a transaction that is not READ COMMITTED: its later statements would not
+	// see what the fence has waited for.
+	fenceSQL     = `select pg_advisory_xact_lock_shared($1::int, $2::int), set_config('transaction_isolation', 'read committed', true)`
 	exclusiveSQL = `select pg_advisory_xact_lock($1::int, $2::int)`
 
 	// In one round trip the opening cannot decide which statements the handlers queue. Therefore
 	// an existing marker or a held lane is an error: otherwise the message would take effect
 	// again.
-	mustMarkSQL = `
-insert into kinora.markers (handler, generation, message_id)
-select n.handler, ` + liveGeneration + `, n.message_id from unnest($2::text[], $3::text[]) n(handler, message_id) order by 1, 3`
+	mustMarkSQL = insertMarkers + ` order by 1, 3`
 
-	markSQL = mustMarkSQL + ` on conflict on constraint markers_pkey do nothing returning handler, message_id`
+	markSQL = insertMarkers + ` order by 1, 3` + newMarkers
+
+	// Only the markers of messages that the unit can apply. While it waits for other markers, the
+	// checkpoint may pass a message: therefore it is read again in a later statement.
+	markBehindSQL = insertMarkers + ` left join kinora.checkpoint($1::text, false) c on true
+where n.position is null or c.position is null or n.position > c.position and ($5::boolean or c.mode = 'live')
+order by 1, 3` + newMarkers
+
+	insertMarkers = `
+insert into kinora.markers (handler, generation, message_id, position)
+select n.handler, ` + liveGeneration + `, n.message_id, n.position from unnest($2::text[], $3::text[], $4::bigint[]) n(handler, message_id, position)`
+
+	newMarkers = ` on conflict on constraint markers_pkey do nothing returning handler, message_id`
 
 	generationSQL  = `select ` + liveGeneration
 	liveGeneration = `coalesce((select live from kinora.generations where projector = $1::text), 1)`
 
 	heldSQL   = `select kinora.held($1::text, $2::bytea[])`
-	unheldSQL = `select kinora.unheld($1::text, $2::bytea[])`
+	unheldSQL = `select kinora.unheld($1::text, $2::bytea[], $3::bigint, $4::boolean)`
 
 	// The worker's messages in flight are deleted, except for locked rows: the backend of a lost
 	// connection may have them for hours.
@@ -77,7 +90,15 @@ func (w *unit) open(ctx context.Context, conn *pgx.Conn) (pgx.Tx, error) {
 	b := &pgx.Batch{}
 	b.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	w.queueFence(b)
-	w.queueMarkers(b, markSQL)
+	if w.Advance != nil {
+		w.db.queueCheckpoint(b, w.Projector, true, &w.checkpoint)
+		w.queueMarked(b)
+	} else if w.lowest() != nil {
+		w.queueMarkers(b, markBehindSQL)
+		w.db.queueCheckpoint(b, w.Projector, false, &w.checkpoint)
+	} else {
+		w.queueMarkers(b, markSQL)
+	}
 	if !w.IsReplay() && len(w.Messages) > 0 {
 		w.queueHeld(b)
 	}
@@ -96,7 +117,7 @@ func (w *unit) open(ctx context.Context, conn *pgx.Conn) (pgx.Tx, error) {
 		return results.Tx(), err
 	}
 	w.found.SetFresh(&w.Unit, func(m provider.Marker) bool { return w.marked[m] })
-	return results.Tx(), nil
+	return results.Tx(), w.found.SetProgress(&w.Unit, w.checkpoint)
 }
 
 // queueRows queues a statement. It calls found for each row of the result, with the row's columns
@@ -112,7 +133,7 @@ func queueRows(b *pgx.Batch, row []any, found func(), sql string, args ...any) {
 }
 
 func (w *unit) queueFence(b *pgx.Batch) {
-	key := lockKey(w.db.cfg.Schema + "/" + w.Projector)
+	key := w.db.fence(w.Projector)
 	if w.switches {
 		b.Queue(exclusiveSQL, lockClassFence, key)
 		b.Queue(w.db.q(generationSQL), w.Projector).QueryRow(func(row pgx.Row) error { return row.Scan(&w.live) })
@@ -124,14 +145,82 @@ func (w *unit) queueFence(b *pgx.Batch) {
 	}
 }
 
+// fence returns the key of a projector's lock.
+func (db *Provider) fence(projector string) int32 { return lockKey(db.cfg.Schema + "/" + projector) }
+
 // queueMarkers queues the insert of the markers, and records those that did not exist.
 func (w *unit) queueMarkers(b *pgx.Batch, sql string) {
 	if all := w.Markers(nil); len(all) > 0 {
 		var m provider.Marker
 		w.marked = map[provider.Marker]bool{}
 		handlers, messages := columns(all)
-		queueRows(b, []any{&m.Handler, &m.MessageID}, func() { w.marked[m] = true }, w.db.q(sql), w.Projector, handlers, messages)
+		args := []any{w.Projector, handlers, messages, w.positions()}
+		if sql == markBehindSQL {
+			args = append(args, w.Reader)
+		}
+		queueRows(b, []any{&m.Handler, &m.MessageID}, func() { w.marked[m] = true }, w.db.q(sql), args...)
 	}
+}
+
+// queueMarked queues the lookup of the markers, and records those that do not exist.
+func (w *unit) queueMarked(b *pgx.Batch) {
+	if args, all := w.lookup(); len(all) > 0 {
+		var m provider.Marker
+		w.marked = map[provider.Marker]bool{}
+		for _, m := range all {
+			w.marked[m] = true
+		}
+		queueRows(b, []any{&m.Handler, &m.MessageID}, func() { delete(w.marked, m) }, w.db.q(markedSQL), args...)
+	}
+}
+
+// lookup returns the markers of the unit, and the arguments of a statement that looks them up.
+func (w *unit) lookup() ([]any, []provider.Marker) {
+	all := w.Markers(nil)
+	handlers, messages := columns(all)
+	var names []string
+	for _, name := range handlers {
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return []any{w.Projector, w.Advance.From, names, handlers, messages}, all
+}
+
+// positions returns the positions of the markers, in the order of Markers(nil), or nil if no
+// message has one.
+func (w *unit) positions() []*int64 {
+	if !slices.ContainsFunc(w.Messages, func(m provider.Message) bool { return m.Position > 0 }) {
+		return nil
+	}
+	var all []*int64
+	for i := range w.Messages {
+		m := &w.Messages[i]
+		if !m.Mark {
+			continue
+		}
+		var position *int64
+		if m.Position > 0 {
+			position = &m.Position
+		}
+		for j := range m.Handlers {
+			for range len(m.Handlers[j].Was) + 1 {
+				all = append(all, position)
+			}
+		}
+	}
+	return all
+}
+
+// lowest returns the lowest position of the messages that are compared with the checkpoint, or
+// nil if none is.
+func (w *unit) lowest() (least *int64) {
+	for i := range w.Messages {
+		if m := &w.Messages[i]; m.Mark && m.Position > 0 && m.Parked == nil && (least == nil || m.Position < *least) {
+			least = &m.Position
+		}
+	}
+	return least
 }
 
 // columns splits markers into the arguments of a statement.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -56,15 +57,22 @@ type Provider struct {
 	owned    bool
 	cfg      Config
 	wake     waker
+	appends  waker
 	notifier notifier
 	scans    walk
-	dryRuns  chan struct{} // lock of dry runs, of capacity 1
-	cached   sync.Map      // statement for schema "kinora" → for this schema
+	log      settling
+	logSize  pageSize
+	logged   atomic.Pointer[string] // LogID.String
+	dryRuns  chan struct{}          // lock of dry runs, of capacity 1
+	cached   sync.Map               // statement for schema "kinora" → for this schema
 }
 
 var (
 	_ eventstore.Store              = (*DB)(nil)
 	_ eventstore.TxStore            = (*Tx)(nil)
+	_ eventstore.Log                = (*DB)(nil)
+	_ provider.Log                  = (*DB)(nil)
+	_ provider.LogWaker             = (*DB)(nil)
 	_ provider.Outbox               = (*DB)(nil)
 	_ provider.BatchClaimer         = (*DB)(nil)
 	_ outbox.Inspector              = (*DB)(nil)
@@ -111,7 +119,7 @@ func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 	if pool == nil {
 		return nil, errors.New("postgres: New requires a pool")
 	}
-	db := &DB{&Provider{pool: pool, dryRuns: make(chan struct{}, 1)}}
+	db := &DB{&Provider{pool: pool, dryRuns: make(chan struct{}, 1), log: settling{turn: make(chan struct{}, 1)}}}
 	if cfg != nil {
 		db.cfg = *cfg
 	}
@@ -207,7 +215,7 @@ func (db *DB) InTx(tx pgx.Tx) *Tx { return &Tx{db: db.Provider, tx: tx} }
 // CallersTx marks a store inside a caller's transaction.
 func (*Tx) CallersTx() {}
 
-// waker signals listeners that entries were added.
+// waker signals listeners that entries or events were added.
 type waker struct {
 	mu sync.Mutex
 	ch chan struct{}

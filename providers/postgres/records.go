@@ -15,7 +15,7 @@ import (
 const outcomesSQL = `
 with q as materialized (
 	select n.*, coalesce((select live from kinora.generations where generations.projector = n.projector), 1) as live
-	from json_to_recordset($1::json) n(o int, projector text, names text[], message_id text, recorded_at bigint))
+	from json_to_recordset($1::json) n(o int, projector text, names text[], message_id text, recorded_at bigint, position bigint))
 select coalesce(
 	(select case
 		when p.state = 'skipped' then 4
@@ -26,6 +26,7 @@ select coalesce(
 	where p.state <> 'replayed' and p.marker_id <> '' and p.marker_id = q.message_id and p.projector = q.projector
 		and (p.handlers = '{}' or p.handlers && q.names) limit 1),
 	case
+		when (select c.position from kinora.checkpoints c where c.projector = q.projector and c.generation = q.live limit 1) >= q.position then 1
 		when exists (
 			select from kinora.markers m where m.message_id = q.message_id and m.handler = any(q.names) and m.generation = q.live) then 1
 		when 'epoch'::timestamptz + q.recorded_at * interval '1 microsecond' <= (select max(f.pruned_before) from kinora.low_water_marks f where f.handler = any(q.names)) then 5
@@ -43,6 +44,9 @@ func (db *Provider) Outcomes(ctx context.Context, questions []provider.Question)
 		if !q.RecordedAt.IsZero() {
 			asked[i]["recorded_at"] = q.RecordedAt.UnixMicro()
 		}
+		if q.Position > 0 {
+			asked[i]["position"] = q.Position
+		}
 	}
 	// always has a JSON form
 	text, _ := json.Marshal(asked)
@@ -55,11 +59,20 @@ const (
 	// transaction sees only one of these.
 	pruneSQL = `
 with ck as materialized (select clock_timestamp() - $3::bigint * interval '1 microsecond' as t),
+c as materialized (select array(select generation from kinora.checkpoints where projector = $1::text) as generations),
 gone as (
 	delete from kinora.markers where ctid = any(array(
 		select m.at from unnest($2::text[]) h(name), lateral (
-			select ctid as at from kinora.markers where handler = h.name and processed_at < (select t from ck)
-			order by handler, processed_at limit $4::bigint) m))
+			select m.at from (
+				(select ctid as at, processed_at from kinora.markers
+				where handler = h.name and position is null and processed_at < (select t from ck)
+				order by handler, position, processed_at limit $4::bigint)
+				union all
+				(select ctid, processed_at from kinora.markers
+				where handler = h.name and position > 0 and processed_at < (select t from ck)
+					and generation <> all((select generations from c)::int[])
+				order by handler, position limit $4::bigint)) m
+			order by m.processed_at limit $4::bigint) m))
 	returning handler, processed_at),
 raised as (
 	insert into kinora.low_water_marks as f (handler, pruned_before)
@@ -82,7 +95,7 @@ select name from h where name is not null`
 
 	dropMarkersSQL = `
 delete from kinora.markers where ctid = any(array(
-	select ctid from kinora.markers where handler = $1::text order by handler, processed_at limit $2::int))`
+	select ctid from kinora.markers where handler = $1::text order by handler, position, processed_at limit $2::int))`
 )
 
 // Prune implements provider.Records.

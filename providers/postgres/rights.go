@@ -14,7 +14,7 @@ var (
 	relayNeeds  = rights("migrations: select", "outbox: select update delete")
 	runnerNeeds = rights("migrations: select", "generations: select", "markers: select insert delete", "low_water_marks: select insert update",
 		"parked: select insert update delete", "holds: select insert update delete", "runners: select insert update delete",
-		"in_flight: select insert update delete")
+		"in_flight: select insert update delete", "checkpoints: select insert update", "leases: select insert update delete")
 	appenderNeeds = rights("migrations: select", "streams: select insert update", "events: select insert")
 	routeNeeds    = rights("outbox: insert")
 )

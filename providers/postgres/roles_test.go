@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -63,6 +64,19 @@ func roleOps(t *testing.T) map[string]func(ctx context.Context, db *postgres.DB)
 			}
 			return nil
 		},
+		"read the log": func(ctx context.Context, db *postgres.DB) error {
+			for _, err := range db.ReadLog(ctx, eventstore.From{Time: time.Now().Add(-time.Hour)}, eventstore.LogFilter{Types: []string{"t"}}) {
+				return err
+			}
+			if _, err := db.LogPlaces(ctx, []string{uuid.NewString()}); err != nil {
+				return err
+			}
+			id, err := db.LogID(ctx)
+			if err == nil && id.Branch == "" {
+				err = errors.New("the role sees no branch")
+			}
+			return err
+		},
 		"relay":   relays,
 		"project": projects,
 		"decide": func(ctx context.Context, db *postgres.DB) error {
@@ -102,8 +116,8 @@ func TestRolesHaveExactlyTheirRights(t *testing.T) {
 	may := map[string][]string{
 		"kinora_appender":  {"append", "read streams"},
 		"kinora_relay":     {"relay", "delete entries"},
-		"kinora_projector": {"project", "decide", "prune", "delete markers", "read streams"},
-		"kinora_reader":    {"read streams", "inspect"},
+		"kinora_projector": {"project", "decide", "prune", "delete markers", "read streams", "read the log"},
+		"kinora_reader":    {"read streams", "read the log", "inspect"},
 	}
 	for role, can := range may {
 		t.Run(role, func(t *testing.T) {

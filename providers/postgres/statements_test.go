@@ -42,6 +42,7 @@ func constants(t *testing.T) map[string]string {
 	// Imports are not followed, except for the constants that statements use.
 	headers := types.NewPackage("github.com/kinora-go/kinora/outbox", "outbox")
 	headers.Scope().Insert(types.NewConst(0, headers, "HeaderVersion", types.Typ[types.UntypedString], constant.MakeString(outbox.HeaderVersion)))
+	headers.Scope().Insert(types.NewConst(0, headers, "HeaderPosition", types.Typ[types.UntypedString], constant.MakeString(outbox.HeaderPosition)))
 	headers.Scope().Insert(types.NewConst(0, headers, "HeaderStream", types.Typ[types.UntypedString], constant.MakeString(outbox.HeaderStream)))
 	headers.MarkComplete()
 	conf := types.Config{Error: func(error) {}, Importer: importer{headers}}

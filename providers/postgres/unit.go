@@ -25,7 +25,10 @@ type unit struct {
 	switches bool // it is a call of Switch
 	live     int  // live generation
 	found    provider.Found
-	marked   map[provider.Marker]bool // the markers that the opening inserted
+	// the markers that the opening inserted, or with Advance those that do not exist
+	marked     map[provider.Marker]bool
+	checkpoint provider.Checkpoint
+	advanced   bool // the statement that moves the checkpoint is queued
 	// message whose handlers run, or in which the transaction failed; -1: none
 	now      int
 	parts    []part    // parts of the batch

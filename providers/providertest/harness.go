@@ -35,9 +35,11 @@ import (
 )
 
 // Provider is the interface that the suites test. They check the capabilities
-// provider.BatchClaimer and provider.Waker if the provider has them.
+// provider.BatchClaimer, provider.Waker and provider.LogWaker if the provider has them.
 type Provider[Tx any] interface {
 	eventstore.Store
+	eventstore.Log
+	provider.Log
 	provider.Outbox
 	outbox.Inspector
 	provider.EntryMaintainer
@@ -134,16 +136,23 @@ const Deferred Difference = "deferred"
 // All runs every suite.
 func All[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	t.Run("EventStore", func(t *testing.T) { EventStore(t, open, differences...) })
+	t.Run("Log", func(t *testing.T) { Log(t, open, differences...) })
 	t.Run("Outbox", func(t *testing.T) { Outbox(t, open, differences...) })
 	t.Run("Units", func(t *testing.T) { Units(t, open, differences...) })
 	t.Run("Parking", func(t *testing.T) { Parking(t, open, differences...) })
 	t.Run("Liveness", func(t *testing.T) { Liveness(t, open, differences...) })
 	t.Run("Records", func(t *testing.T) { Records(t, open, differences...) })
+	t.Run("Progress", func(t *testing.T) { Progress(t, open, differences...) })
 }
 
 // EventStore checks eventstore.Store and eventstore.TxStore.
 func EventStore[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	run(t, open, differences, nil, slices.Concat(appendCases, againCases, readCases, inputCases, txCases))
+}
+
+// Log checks eventstore.Log, provider.Log and provider.LogWaker.
+func Log[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
+	run(t, open, differences, nil, slices.Concat(logPageCases, readLogCases))
 }
 
 // Outbox checks provider.Outbox, provider.EntryMaintainer, outbox.Inspector, provider.Waker and
@@ -185,6 +194,16 @@ func Liveness[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 // Records checks provider.Records, and provider.MarkerMaintainer.
 func Records[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	runGroups(t, open, differences, []group{{name: "Outcomes", cases: outcomeCases}, {name: "Prune", cases: pruneCases}, {name: "Filters", cases: recordFilterCases}})
+}
+
+// Progress checks provider.Progress, claim.Leases, and what a checkpoint means for units and
+// records.
+func Progress[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
+	runGroups(t, open, differences, []group{
+		{name: "Checkpoint", cases: checkpointCases}, {name: "Modes", cases: modeCases}, {name: "Advance", cases: advanceCases},
+		{name: "Applied", cases: appliedCases}, {name: "Concurrent", cases: progressCrowdCases}, {name: "Leases", cases: leaseCases},
+		{name: "DryRun", cases: dryAdvanceCases, needs: func(k provider.Keeps) bool { return k.DryRun }},
+	})
 }
 
 func knows(differences []Difference, d Difference) bool { return slices.Contains(differences, d) }

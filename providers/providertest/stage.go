@@ -44,6 +44,8 @@ type group struct {
 // contracts is Provider without provider.Units, so that cases need no type parameter.
 type contracts interface {
 	eventstore.Store
+	eventstore.Log
+	provider.Log
 	provider.Outbox
 	outbox.Inspector
 	provider.EntryMaintainer
@@ -51,6 +53,8 @@ type contracts interface {
 	provider.Parking
 	provider.Liveness
 	provider.Records
+	provider.Progress
+	claim.Leases
 	Keeps() provider.Keeps
 	ParkedCount(ctx context.Context, projector string) (int64, error)
 }

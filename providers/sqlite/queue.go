@@ -117,15 +117,15 @@ type queuedTx struct {
 
 func (tx queuedTx) Commit() error {
 	err := tx.Tx.Commit()
-	if tx.db.hinted.Swap(false) && err == nil {
-		tx.db.added.send()
+	if entries, events := tx.db.hinted.take(); err == nil {
+		tx.db.signal(entries, events)
 	}
 	tx.unlock()
 	return err
 }
 
 func (tx queuedTx) Rollback() error {
-	tx.db.hinted.Store(false)
+	tx.db.hinted.take()
 	defer tx.unlock()
 	return tx.Tx.Rollback()
 }

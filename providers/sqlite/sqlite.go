@@ -46,7 +46,10 @@ type Provider struct {
 	lock    chan struct{}        // of capacity 1: the writer has one element in it
 	current atomic.Pointer[unit] // the unit that has the write lock, if a unit has it
 	added   signal               // sent after a commit that added entries
-	hinted  atomic.Bool          // the caller's open transaction added entries
+	appends signal               // sent after a commit that added events
+	hinted  hints                // what the caller's open transaction added
+
+	lineage atomic.Pointer[string] // of the log, once it was read
 }
 
 const (
@@ -163,6 +166,9 @@ func (d *DB) Close() error {
 var (
 	_ eventstore.Store           = (*DB)(nil)
 	_ eventstore.TxStore         = (*Tx)(nil)
+	_ eventstore.Log             = (*DB)(nil)
+	_ provider.Log               = (*DB)(nil)
+	_ provider.LogWaker          = (*DB)(nil)
 	_ outbox.Enqueuer            = (*Tx)(nil)
 	_ provider.Outbox            = (*DB)(nil)
 	_ provider.BatchClaimer      = (*DB)(nil)

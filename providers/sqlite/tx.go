@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"sync/atomic"
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
@@ -45,9 +46,7 @@ func (t *Tx) Append(ctx context.Context, stream string, expected eventstore.Expe
 	if err != nil {
 		return eventstore.Appended{}, a.wrap(err)
 	}
-	if a.entries > 0 {
-		t.hint()
-	}
+	t.hint(a.entries > 0, !at.Replayed)
 	return at, nil
 }
 
@@ -68,7 +67,7 @@ func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
 	if err != nil {
 		return fmt.Errorf("enqueue: %w", err)
 	}
-	t.hint()
+	t.hint(true, false)
 	return nil
 }
 
@@ -83,15 +82,30 @@ func (d *Provider) normalize(ms []outbox.Message) ([]outbox.Message, error) {
 	return ready, nil
 }
 
-// hint makes the commit signal that there are entries, if the transaction is one of Do or of a
-// pool from Open. Kinora does not see the commits of other pools.
-func (t *Tx) hint() {
+// hint makes the commit signal that there are entries or events, if the transaction is one of Do
+// or of a pool from Open. Kinora does not see the commits of other pools.
+func (t *Tx) hint(entries, events bool) {
 	if t.unit != nil {
-		t.unit.entries = true
+		t.unit.entries, t.unit.events = t.unit.entries || entries, t.unit.events || events
 	} else {
-		t.db.hinted.Store(true)
+		t.db.hinted.add(entries, events)
 	}
 }
+
+// hints records what a transaction of the caller added.
+type hints struct{ entries, events atomic.Bool }
+
+func (h *hints) add(entries, events bool) {
+	if entries {
+		h.entries.Store(true)
+	}
+	if events {
+		h.events.Store(true)
+	}
+}
+
+// take returns what was added, and forgets it.
+func (h *hints) take() (entries, events bool) { return h.entries.Swap(false), h.events.Swap(false) }
 
 const (
 	savepoint = `savepoint kinora`

@@ -17,6 +17,7 @@ type unit struct {
 	session
 	db         *Provider
 	entries    bool // the transaction added outbox entries
+	events     bool // the transaction added events
 	committing atomic.Bool
 	// the transaction was rolled back: another one may be open on its connection
 	rolledBack atomic.Bool
@@ -96,8 +97,8 @@ func (d *Provider) writeTx(ctx context.Context, fn func(u *unit) error) error {
 		u.committing.Store(true)
 		err = inStep(committing, u.tx.Commit())
 		u.committing.Store(false)
-		if err == nil && u.entries {
-			d.added.send()
+		if err == nil {
+			d.signal(u.entries, u.events)
 		}
 	}
 	// After database/sql has rolled a transaction back, an error may only say that the
@@ -106,6 +107,16 @@ func (d *Provider) writeTx(ctx context.Context, fn func(u *unit) error) error {
 		return fmt.Errorf("%w: %w", ctx.Err(), err)
 	}
 	return err
+}
+
+// signal signals a commit to relays and to readers of the log.
+func (d *Provider) signal(entries, events bool) {
+	if entries {
+		d.added.send()
+	}
+	if events {
+		d.appends.send()
+	}
 }
 
 // clock is SQLite's clock in milliseconds. It does not change while a statement runs.

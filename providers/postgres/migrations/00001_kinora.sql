@@ -1,6 +1,6 @@
 -- Migration 1: all of Kinora's tables. "kinora." is replaced by the configured schema.
 --
--- Operators: creates tables, indexes, three functions and a trigger in one schema, and changes
+-- Operators: creates tables, indexes, seven functions and a trigger in one schema, and changes
 -- nothing else. It runs in one transaction and takes no lock on any existing table.
 
 -- One row a stream. The version check is an update of this row, so that a conflict is zero rows
@@ -93,17 +93,19 @@ create table kinora.generations (
 );
 
 -- message_id is text, because ids of other sources are not uuids. An id that PostgreSQL cannot
--- store, or that is too long for an index, is stored as "sha256:" and its hash.
+-- store, or that is too long for an index, is stored as "sha256:" and its hash. position is that
+-- of an event in the log of the projector's checkpoint, null for other messages.
 create table kinora.markers (
 	handler      text collate "C" not null,
 	generation   int not null,
 	message_id   text collate "C" not null,
 	processed_at timestamptz not null default clock_timestamp(),
+	position     bigint,
 	constraint markers_pkey primary key (handler, generation, message_id)
 );
 
--- pruning deletes a handler's oldest first
-create index markers_age_idx on kinora.markers (handler, processed_at);
+-- Pruning deletes those that the checkpoint has passed, and the oldest without a position.
+create index markers_prune_idx on kinora.markers (handler, position, processed_at);
 
 -- Markers of a handler up to this time may be pruned.
 create table kinora.low_water_marks (
@@ -163,17 +165,6 @@ create table kinora.holds (
 
 create index holds_due_idx on kinora.holds (projector, due_at) where due_at > '-infinity';
 
--- Raises KN001 if any of these lanes is held. enable_seqscan is off because the table is usually
--- empty, and a plan that scans it would be kept while it grows.
-create function kinora.unheld(of_projector text, lanes bytea[]) returns void language plpgsql set enable_seqscan = off as $$
-begin
-	if exists (select from unnest(lanes) l(lane), lateral (
-		select from kinora.holds where holds.projector = of_projector and holds.lane = l.lane limit 1) h) then
-		raise exception 'a lane is held' using errcode = 'KN001';
-	end if;
-end
-$$;
-
 -- Returns the held ones of these lanes. They stay held until the transaction ends. It first
 -- checks whether any is held: preparing the locks costs three times as much.
 create function kinora.held(of_projector text, lanes bytea[]) returns setof bytea language plpgsql set enable_seqscan = off as $$
@@ -194,16 +185,91 @@ create table kinora.incarnation (
 );
 insert into kinora.incarnation default values;
 
--- The position of each segment of a projector. The token fences the previous holder of the
--- segment.
+-- How far a projector has applied the events of a log. The token fences earlier readers of the
+-- log. The mode says who applies the events behind the position: only the reader (catch-up), the
+-- reader while deliveries wait (closing), or both (live).
 create table kinora.checkpoints (
-	projector  text collate "C" not null,
-	generation int not null,
-	segment    int not null,
-	position   bigint not null,
-	token      uuid,
-	constraint checkpoints_pkey primary key (projector, generation, segment)
-) with (fillfactor = 50);
+	projector   text collate "C" not null,
+	generation  int not null,
+	position    bigint not null,
+	event_id    text collate "C" not null,
+	recorded_at timestamptz,
+	lineage     text collate "C" not null,
+	mode        text collate "C" not null check (mode in ('catch-up', 'closing', 'live')),
+	token       uuid not null,
+	handlers    jsonb not null,
+	constraint checkpoints_pkey primary key (projector, generation)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+
+-- The functions of checkpoints. Each statement of a volatile function has a new snapshot. Scans
+-- are off as in kinora.held.
+
+-- Returns the checkpoint of the live generation. locked locks it until the transaction ends.
+create function kinora.checkpoint(of_projector text, locked boolean) returns setof kinora.checkpoints language plpgsql set enable_seqscan = off as $$
+begin
+	if locked then
+		return query select * from kinora.checkpoints c
+			where c.projector = of_projector and c.generation = coalesce((select g.live from kinora.generations g where g.projector = of_projector), 1) for no key update;
+	else
+		return query select * from kinora.checkpoints c
+			where c.projector = of_projector and c.generation = coalesce((select g.live from kinora.generations g where g.projector = of_projector), 1);
+	end if;
+end
+$$;
+
+-- Raises KN001 if any of these lanes is held. Raises KN002 if the projector has a checkpoint, and
+-- lowest, the lowest position of the messages, is not behind it, or only the reader of the log
+-- applies them.
+create function kinora.unheld(of_projector text, lanes bytea[], lowest bigint, reader boolean) returns void language plpgsql set enable_seqscan = off as $$
+begin
+	if exists (select from unnest(lanes) l(lane), lateral (
+		select from kinora.holds where holds.projector = of_projector and holds.lane = l.lane limit 1) h) then
+		raise exception 'a lane is held' using errcode = 'KN001';
+	end if;
+	if lowest is not null and exists (select from kinora.checkpoints c
+		where c.projector = of_projector and c.generation = coalesce((select g.live from kinora.generations g where g.projector = of_projector), 1)
+			and (c.position >= lowest or c.mode <> 'live' and not reader)) then
+		raise exception 'the checkpoint decides' using errcode = 'KN002';
+	end if;
+end
+$$;
+
+-- Returns those of the markers that exist, in the live generation. names are their handlers, each
+-- once. It first checks whether these have any marker that is behind a position or has none.
+create function kinora.marked(of_projector text, behind bigint, names text[], handlers text[], ids text[])
+returns table (handler text, message_id text) language plpgsql set enable_seqscan = off as $$
+begin
+	if exists (select from unnest(names) n(name), lateral (
+			select from kinora.markers m where m.handler = n.name and m.position > behind limit 1) x)
+		or exists (select from unnest(names) n(name), lateral (
+			select from kinora.markers m where m.handler = n.name and m.position is null limit 1) x) then
+		return query select x.handler, x.message_id from unnest(handlers, ids) n(handler, id), lateral (
+			select m.handler, m.message_id from kinora.markers m where m.handler = n.handler and m.generation = coalesce((select g.live from kinora.generations g where g.projector = of_projector), 1) and m.message_id = n.id limit 1) x;
+	end if;
+end
+$$;
+
+-- Raises KN002 if any of these markers exists.
+create function kinora.unmarked(of_projector text, behind bigint, names text[], handlers text[], ids text[]) returns void language plpgsql as $$
+begin
+	if exists (select from kinora.marked(of_projector, behind, names, handlers, ids)) then
+		raise exception 'a marker exists' using errcode = 'KN002';
+	end if;
+end
+$$;
+
+-- Moves the checkpoint. Raises KN003 if it does not have this position, mode and token.
+create function kinora.advance(of_projector text, was bigint, of_mode text, of_token uuid, moved bigint, event text, recorded timestamptz)
+returns void language plpgsql set enable_seqscan = off as $$
+begin
+	update kinora.checkpoints c set position = moved, event_id = event, recorded_at = recorded
+	where c.projector = of_projector and c.generation = coalesce((select g.live from kinora.generations g where g.projector = of_projector), 1)
+		and c.position = was and c.mode = of_mode and c.token = of_token;
+	if not found then
+		raise exception 'another reader changed the checkpoint' using errcode = 'KN003';
+	end if;
+end
+$$;
 
 -- The leases of runners, and the messages that careful workers are about to run. Unlogged: if the
 -- server crashed, no message ended a process.

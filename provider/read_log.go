@@ -1,0 +1,200 @@
+package provider
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/kinora-go/kinora/eventstore"
+)
+
+// Sizes of a page of a log.
+const (
+	LogPageEvents = 500     // if LogQuery.Limit is zero
+	LogPageBytes  = 8 << 20 // of data and metadata; the event that reaches it ends the page
+	// With a filter, a page covers this many positions at most: its End moves although the filter
+	// selects few events.
+	LogPageScan = 20_000
+)
+
+// ReadLog implements eventstore.Log.ReadLog with the pages of a log.
+func ReadLog(ctx context.Context, log Log, from eventstore.From, f eventstore.LogFilter) iter.Seq2[eventstore.Raw, error] {
+	return func(yield func(eventstore.Raw, error) bool) {
+		err := readLog(ctx, log, from, f, func(e eventstore.Raw) bool { return yield(e, nil) })
+		if err != nil {
+			yield(eventstore.Raw{}, fmt.Errorf("read the log: %w", err))
+		}
+	}
+}
+
+// readLog returns nil after yield has returned false.
+func readLog(ctx context.Context, log Log, from eventstore.From, f eventstore.LogFilter, yield func(eventstore.Raw) bool) error {
+	q := LogQuery{Filter: f}
+	if err := firstError(CheckFrom(from), CheckLogQuery(q)); err != nil {
+		return err
+	}
+	head, err := log.LogPosition(ctx, eventstore.From{Now: true})
+	if err != nil {
+		return err
+	}
+	if q.After, err = log.LogPosition(ctx, from); err != nil {
+		return err
+	}
+	var wait logWait
+	for q.After < head {
+		page, err := log.LogPage(ctx, q)
+		if err != nil {
+			return wait.explain(ctx, err)
+		}
+		for _, e := range page.Events {
+			if e.Position > head || !yield(e) {
+				return nil
+			}
+		}
+		switch {
+		case page.End.Position > q.After:
+			q.After, wait = page.End.Position, logWait{}
+		case !page.More:
+			return nil // the rest was deleted
+		default:
+			if err := wait.pause(ctx, page.Waiting); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+const (
+	logPauseMin = time.Millisecond
+	logPauseMax = 100 * time.Millisecond
+)
+
+// logWait is the wait of a reader for open appends.
+type logWait struct {
+	began time.Time
+	next  time.Duration // the next pause
+	open  []OpenAppend
+}
+
+// pause waits a little longer than the last time, or until ctx ends.
+func (w *logWait) pause(ctx context.Context, open []OpenAppend) error {
+	if w.began.IsZero() {
+		w.began = time.Now() //nolint:forbidigo // a duration
+	}
+	w.open, w.next = open, min(max(2*w.next, logPauseMin), logPauseMax)
+	t := time.NewTimer(w.next)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return w.explain(ctx, ctx.Err())
+	}
+}
+
+// explain adds the open appends to an error if ctx has ended during the wait.
+func (w *logWait) explain(ctx context.Context, err error) error {
+	if ctx.Err() == nil || len(w.open) == 0 {
+		return err
+	}
+	waited := time.Since(w.began) //nolint:forbidigo // a duration
+	return fmt.Errorf("waited %s for %s: %w", waited.Round(time.Millisecond), OpenAppends(w.open), err)
+}
+
+// OpenAppends describes open appends for an error.
+func OpenAppends(open []OpenAppend) string {
+	names := make([]string, len(open))
+	for i, o := range open {
+		names[i] = o.String()
+	}
+	return "the open appends of " + strings.Join(names, ", ")
+}
+
+// CheckFrom refuses a negative position, and more than one field.
+func CheckFrom(from eventstore.From) error {
+	set := 0
+	for _, is := range []bool{from.Position != 0, !from.Time.IsZero(), from.Now} {
+		if is {
+			set++
+		}
+	}
+	switch {
+	case set > 1:
+		return invalidf("from", "has %d fields: set Position, Time or Now", set)
+	case from.Position < 0:
+		return invalidf("from.position", "%d: must not be negative; zero is the beginning", from.Position)
+	}
+	return nil
+}
+
+// CheckLogQuery checks the numbers and the filter of a query.
+func CheckLogQuery(q LogQuery) error {
+	switch {
+	case q.After < 0:
+		return invalidf("after", "%d: must not be negative; zero is the beginning", q.After)
+	case q.Limit < 0:
+		return invalidf("limit", "%d: must not be negative; zero means %d", q.Limit, LogPageEvents)
+	case q.Age < 0:
+		return invalidf("age", "%s: must not be negative", q.Age)
+	}
+	return firstError(CheckStorable("filter.categories", q.Filter.Categories...), CheckStorable("filter.types", q.Filter.Types...))
+}
+
+// EventIDs returns those of the texts that can be the id of an event, each once.
+func EventIDs(texts []string) []string {
+	var ids []string
+	seen := make(map[string]bool, len(texts))
+	for _, t := range texts {
+		id, err := uuid.Parse(t)
+		if err == nil && id.String() == t && !seen[t] {
+			seen[t], ids = true, append(ids, t)
+		}
+	}
+	return ids
+}
+
+// LogIndex finds visible events of a log. FindPosition calls it.
+type LogIndex interface {
+	// Head returns the position of the last event, or zero.
+	Head(ctx context.Context) (int64, error)
+	// Next returns the first event after a position, or a zero LogPlace.
+	Next(ctx context.Context, after int64) (LogPlace, error)
+	// Since finds the first event after a position that was recorded at t or later, and returns
+	// the position of the event before it, or zero. It returns false if there is no such event.
+	Since(ctx context.Context, after int64, t time.Time) (int64, bool, error)
+}
+
+// FindPosition implements Log.LogPosition.
+func FindPosition(ctx context.Context, log LogIndex, from eventstore.From) (int64, error) {
+	if err := CheckFrom(from); err != nil || !from.Now && from.Time.IsZero() {
+		return from.Position, err
+	}
+	head, err := log.Head(ctx)
+	if err != nil || from.Now {
+		return head, err
+	}
+	// Every event up to lo was recorded before from.Time, if the clock went back by less than a
+	// minute: the event at lo was recorded more than a minute before.
+	lo, hi := int64(0), head
+	for lo < hi {
+		mid := lo + (hi-lo)/2
+		next, err := log.Next(ctx, mid)
+		switch {
+		case err != nil:
+			return 0, err
+		case next.Position == 0 || !next.RecordedAt.Before(from.Time.Add(-time.Minute)):
+			hi = mid
+		default:
+			lo = next.Position
+		}
+	}
+	before, found, err := log.Since(ctx, lo, from.Time)
+	if err != nil || found {
+		return before, err
+	}
+	return head, nil
+}

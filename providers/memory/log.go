@@ -1,0 +1,140 @@
+package memory
+
+import (
+	"cmp"
+	"context"
+	"iter"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// ReadLog implements eventstore.Log.
+func (db *DB) ReadLog(ctx context.Context, from eventstore.From, f eventstore.LogFilter) iter.Seq2[eventstore.Raw, error] {
+	return provider.ReadLog(ctx, db, from, f)
+}
+
+// Appended implements provider.LogWaker. Every commit that adds events closes the channel.
+func (db *Provider) Appended() <-chan struct{} { return db.committed.Load().appended }
+
+// LogID implements provider.Log. A store has no copies, so Branch is empty.
+func (db *Provider) LogID(ctx context.Context) (provider.LogID, error) {
+	return provider.LogID{Lineage: db.lineage}, ctx.Err()
+}
+
+// LogPage implements provider.Log. Transactions run one after another, so every committed event is
+// settled.
+func (db *Provider) LogPage(ctx context.Context, q provider.LogQuery) (provider.LogPage, error) {
+	if err := provider.CheckLogQuery(q); err != nil {
+		return provider.LogPage{}, err
+	}
+	return query(ctx, db, "read the log", func(s *state, now time.Time) provider.LogPage { return s.logPage(q, now) })
+}
+
+func (s *state) logPage(q provider.LogQuery, now time.Time) provider.LogPage {
+	page := provider.LogPage{End: provider.LogPlace{Position: q.After}}
+	limit, bytes := cmp.Or(q.Limit, provider.LogPageEvents), 0
+	for e := range s.after(q.After) {
+		if len(page.Events) == limit || bytes >= provider.LogPageBytes {
+			break
+		}
+		page.End = logPlace(e)
+		if !selects(q.Filter, e) {
+			continue
+		}
+		if q.NoData {
+			e.Data, e.Metadata = nil, eventstore.Metadata{}
+		}
+		page.Events, bytes = append(page.Events, own(e)), bytes+len(e.Data)
+	}
+	if q.Age > 0 {
+		s.dropYoung(&page, q, now)
+	}
+	page.More = page.End.Position < s.position
+	return page
+}
+
+// dropYoung ends the page at the last event of the log that is old enough, if that is within the
+// page.
+func (s *state) dropYoung(page *provider.LogPage, q provider.LogQuery, now time.Time) {
+	end := provider.LogPlace{Position: q.After}
+	for e := range s.after(q.After) {
+		if e.RecordedAt.After(now.Add(-q.Age)) {
+			continue
+		}
+		if end = logPlace(e); end.Position >= page.End.Position {
+			return
+		}
+	}
+	page.End = end
+	page.Events = slices.DeleteFunc(page.Events, func(e eventstore.Raw) bool { return e.Position > end.Position })
+}
+
+// after yields the events behind a position.
+func (s *state) after(position int64) iter.Seq[eventstore.Raw] {
+	return func(yield func(eventstore.Raw) bool) {
+		if position == math.MaxInt64 {
+			return
+		}
+		for _, e := range s.log.from(position + 1) {
+			if !yield(e) {
+				return
+			}
+		}
+	}
+}
+
+func selects(f eventstore.LogFilter, e eventstore.Raw) bool {
+	return (f.Categories == nil || slices.Contains(f.Categories, eventstore.Category(e.Stream))) &&
+		(f.Types == nil || slices.Contains(f.Types, e.Type))
+}
+
+func logPlace(e eventstore.Raw) provider.LogPlace {
+	return provider.LogPlace{Position: e.Position, ID: e.ID, RecordedAt: e.RecordedAt}
+}
+
+// LogPosition implements provider.Log.
+func (db *Provider) LogPosition(ctx context.Context, from eventstore.From) (int64, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	return provider.FindPosition(ctx, logIndex{db.committed.Load()}, from)
+}
+
+// logIndex implements provider.LogIndex.
+type logIndex struct{ *state }
+
+func (x logIndex) Head(context.Context) (int64, error) { return x.position, nil }
+
+func (x logIndex) Next(_ context.Context, after int64) (provider.LogPlace, error) {
+	for e := range x.after(after) {
+		return logPlace(e), nil
+	}
+	return provider.LogPlace{}, nil
+}
+
+func (x logIndex) Since(_ context.Context, after int64, t time.Time) (int64, bool, error) {
+	for e := range x.after(after) {
+		if !e.RecordedAt.Before(t) {
+			return e.Position - 1, true, nil
+		}
+	}
+	return 0, false, nil
+}
+
+// LogPlaces implements provider.Log.
+func (db *Provider) LogPlaces(ctx context.Context, ids []string) (map[string]provider.LogPlace, error) {
+	return query(ctx, db, "find events by id", func(s *state, _ time.Time) map[string]provider.LogPlace {
+		places := map[string]provider.LogPlace{}
+		for _, id := range ids {
+			if at, ok := s.places.get(id); ok {
+				e, _ := s.log.get(at.position)
+				places[id] = logPlace(e)
+			}
+		}
+		return places
+	})
+}

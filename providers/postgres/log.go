@@ -1,0 +1,305 @@
+package postgres
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"math"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// ReadLog implements eventstore.Log.
+func (db *DB) ReadLog(ctx context.Context, from eventstore.From, f eventstore.LogFilter) iter.Seq2[eventstore.Raw, error] {
+	return provider.ReadLog(ctx, db, from, f)
+}
+
+// Appended implements provider.LogWaker. Appends through this DB signal, except in a caller's
+// transaction, and a Listener signals for events of other processes.
+func (db *Provider) Appended() <-chan struct{} { return db.appends.listen() }
+
+const (
+	// branchSQL is sent with the rows: they must be of the server on which the position was
+	// settled.
+	branchSQL = `select ` + onBranch + `, clock_timestamp()`
+
+	// logEndSQL reads the place of the last event that a page with a filter covers, and whether that
+	// is before the settled position $2.
+	logEndSQL = `
+select position, id, recorded_at, coalesce(` + logScanned + ` < $2::bigint, false) from kinora.events
+where position > $1::bigint and position <= least($2::bigint, ` + logScanned + `)
+order by position desc limit 1`
+
+	// $3 is the number of positions that a page with a filter covers.
+	logScanned = `(select position + $3::bigint - 1 from kinora.events where position > $1::bigint order by position limit 1)`
+
+	logSQL = `
+select position, stream, version, id, type, schema_version, data, metadata, recorded_at
+from kinora.events where position > $1::bigint and position <= $2::bigint order by position limit $3::int`
+
+	logNoDataSQL = `
+select position, stream, version, id, type, schema_version, null::jsonb, null::jsonb, recorded_at
+from kinora.events where position > $1::bigint and position <= $2::bigint order by position limit $3::int`
+
+	// A page with a filter covers positions up to the settled one, or up to $5 if it reaches that.
+	logFilteredSQL = `
+select position, stream, version, id, type, schema_version, data, metadata, recorded_at ` + logFiltered
+
+	logFilteredNoDataSQL = `
+select position, stream, version, id, type, schema_version, null::jsonb, null::jsonb, recorded_at ` + logFiltered
+
+	logFiltered = `
+from kinora.events
+where position > $1::bigint and position <= case when ` + logScanned + ` < $2::bigint then ` + logScanned + ` else $5::bigint end
+	and ($6::text[] is null or split_part(stream, '-', 1) = any($6::text[])) and ($7::text[] is null or type = any($7::text[]))
+order by position limit $4::int`
+
+	// logOldSQL finds the last event behind $1 that is older than $2 microseconds. It reads the
+	// younger ones.
+	logOldSQL = `
+select position, id, recorded_at from kinora.events
+where position > $1::bigint and recorded_at <= clock_timestamp() - $2::bigint * interval '1 microsecond'
+order by position desc limit 1`
+)
+
+// LogPage implements provider.Log.
+func (db *Provider) LogPage(ctx context.Context, q provider.LogQuery) (provider.LogPage, error) {
+	if err := provider.CheckLogQuery(q); err != nil {
+		return provider.LogPage{}, err
+	}
+	if q.Limit == 0 {
+		q.Limit = provider.LogPageEvents
+	}
+	page, err := db.logPage(ctx, q)
+	for try := 1; try < 3 && errors.Is(err, errBranch); try++ {
+		page, err = db.logPage(ctx, q)
+	}
+	if err != nil {
+		return provider.LogPage{}, fmt.Errorf("read the log after %d: %w", q.After, clear(err))
+	}
+	return page, nil
+}
+
+// errBranch: the rows are of another branch than the settled position.
+var errBranch = errors.New("the server was restarted or replaced during the read")
+
+func (db *Provider) logPage(ctx context.Context, q provider.LogQuery) (provider.LogPage, error) {
+	is := db.log.known()
+	r := logRows{settled: -1}
+	if q.After < is.position && !q.Unsettled { // a page of settled events needs no sighting
+		r = newLogRows(q, is.branch, is.position, db.logSize.limit(q))
+		if err := r.read(ctx, db); err != nil || r.full {
+			r.page.More = true
+			return r.page, err
+		}
+	}
+	is, settled, open, err := db.settle(ctx, q.After)
+	if err != nil {
+		return r.page, err
+	}
+	if settled != r.settled {
+		r = newLogRows(q, is.branch, settled, db.logSize.limit(q))
+		if err := r.read(ctx, db); err != nil {
+			return r.page, err
+		}
+	}
+	last := r.page.End.Position
+	if n := len(r.page.Events); n > 0 {
+		last = max(last, r.page.Events[n-1].Position)
+	}
+	whole := q.Unsettled && !r.full && !r.young // it has all visible events
+	r.page.More = r.full || is.head > last && !whole
+	r.page.Waiting = open
+	return r.page, nil
+}
+
+// logRows reads the rows of one page.
+type logRows struct {
+	provider.LogQuery
+	branch  string // on which the next one is settled
+	settled int64
+	limit   int
+	page    provider.LogPage
+	last    provider.LogPlace // the last settled event that a page with a filter covers
+	bytes   int
+	full    bool      // there are events behind the page, up to the settled position
+	young   bool      // events that are too young were dropped
+	now     time.Time // on the store's clock
+}
+
+func newLogRows(q provider.LogQuery, branch string, settled int64, limit int) logRows {
+	return logRows{LogQuery: q, branch: branch, settled: settled, limit: limit, page: provider.LogPage{End: provider.LogPlace{Position: q.After}}}
+}
+
+func (r *logRows) read(ctx context.Context, db *Provider) error {
+	if err := db.pool.SendBatch(ctx, r.batch(db)).Close(); err != nil {
+		if errors.Is(err, errBranch) {
+			db.log.forget(r.branch)
+		}
+		return err
+	}
+	db.logSize.set(r)
+	r.end()
+	if r.Age > 0 {
+		return r.dropYoung(ctx, db)
+	}
+	return nil
+}
+
+func (r *logRows) filtered() bool { return r.Filter.Categories != nil || r.Filter.Types != nil }
+
+// selectsNone reports whether no event can pass the filter.
+func (r *logRows) selectsNone() bool {
+	none := func(of []string) bool { return of != nil && len(of) == 0 }
+	return none(r.Filter.Categories) || none(r.Filter.Types)
+}
+
+func (r *logRows) batch(db *Provider) *pgx.Batch {
+	b := &pgx.Batch{}
+	b.Queue(db.q(branchSQL)).QueryRow(func(row pgx.Row) error {
+		var branch string
+		if err := row.Scan(&branch, &r.now); err != nil {
+			return err
+		}
+		if branch != r.branch {
+			return errBranch
+		}
+		return nil
+	})
+	upper := r.settled
+	if r.Unsettled {
+		upper = math.MaxInt64
+	}
+	if !r.filtered() {
+		b.Queue(db.q(pickData(r.NoData, logSQL, logNoDataSQL)), r.After, upper, r.limit+1).Query(r.scan)
+		return b
+	}
+	scan := int64(provider.LogPageScan)
+	if r.selectsNone() {
+		scan = math.MaxInt32
+	}
+	b.Queue(db.q(logEndSQL), r.After, r.settled, scan).QueryRow(func(row pgx.Row) (err error) {
+		r.last, err = placeOf(row, &r.full)
+		return err
+	})
+	if !r.selectsNone() {
+		b.Queue(db.q(pickData(r.NoData, logFilteredSQL, logFilteredNoDataSQL)),
+			r.After, r.settled, scan, r.limit+1, upper, r.Filter.Categories, r.Filter.Types).Query(r.scan)
+	}
+	return b
+}
+
+func pickData(none bool, with, without string) string {
+	if none {
+		return without
+	}
+	return with
+}
+
+// placeOf returns the place of an event and further columns. The place is zero if there is no row.
+func placeOf(row pgx.Row, more ...any) (p provider.LogPlace, err error) {
+	var id uuid.UUID
+	err = row.Scan(append([]any{&p.Position, &id, &p.RecordedAt}, more...)...)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return provider.LogPlace{}, nil
+	}
+	p.ID, p.RecordedAt = id.String(), p.RecordedAt.UTC()
+	return p, err
+}
+
+// scan reads rows up to the limit and LogPageBytes, and drops the remaining ones.
+func (r *logRows) scan(rows pgx.Rows) error {
+	defer rows.Close()
+	for rows.Next() {
+		if len(r.page.Events) == r.limit || r.bytes >= provider.LogPageBytes {
+			r.full, r.last = true, provider.LogPlace{}
+			break
+		}
+		raw, bytes, err := scanRaw(rows)
+		if err != nil {
+			return err
+		}
+		r.page.Events, r.bytes = append(r.page.Events, raw), r.bytes+bytes
+	}
+	rows.Close()
+	return rows.Err()
+}
+
+func scanRaw(rows pgx.Rows) (raw eventstore.Raw, bytes int, err error) {
+	var id uuid.UUID
+	var metadata []byte
+	err = rows.Scan(&raw.Position, &raw.Stream, &raw.Version, &id, &raw.Type, &raw.Schema, &raw.Data, &metadata, &raw.RecordedAt)
+	if err != nil {
+		return raw, 0, err
+	}
+	raw.ID, raw.RecordedAt = id.String(), raw.RecordedAt.UTC()
+	if len(metadata) > len(`{}`) {
+		err = json.Unmarshal(metadata, &raw.Metadata)
+	}
+	return raw, len(raw.Data) + len(metadata), err
+}
+
+// end sets the page's end to the last settled event that it covers.
+func (r *logRows) end() {
+	if r.last.Position > 0 {
+		r.page.End = r.last
+		return
+	}
+	for i := len(r.page.Events) - 1; i >= 0; i-- {
+		if e := &r.page.Events[i]; e.Position <= r.settled {
+			r.page.End = provider.LogPlace{Position: e.Position, ID: e.ID, RecordedAt: e.RecordedAt}
+			return
+		}
+	}
+}
+
+// dropYoung ends the page at the last event of the log that is old enough, if that is within the
+// page.
+func (r *logRows) dropYoung(ctx context.Context, db *Provider) error {
+	last := r.page.End
+	if n := len(r.page.Events); n > 0 && r.page.Events[n-1].Position > last.Position {
+		last.Position, last.RecordedAt = r.page.Events[n-1].Position, r.page.Events[n-1].RecordedAt
+	}
+	if last.Position == r.After || !last.RecordedAt.After(r.now.Add(-r.Age)) {
+		return nil
+	}
+	old, err := placeOf(db.pool.QueryRow(ctx, db.q(logOldSQL), r.After, r.Age.Microseconds()))
+	if err != nil || old.Position >= last.Position {
+		return err
+	}
+	r.young, r.full = true, false
+	r.page.Events = slices.DeleteFunc(r.page.Events, func(e eventstore.Raw) bool { return e.Position > old.Position })
+	switch {
+	case old.Position == 0:
+		r.page.End = provider.LogPlace{Position: r.After}
+	case old.Position < r.page.End.Position:
+		r.page.End = old
+	}
+	return nil
+}
+
+// pageSize limits the rows of a page by the mean size of the rows of the last page, so that few are
+// read and dropped.
+type pageSize struct{ mean atomic.Int64 }
+
+func (s *pageSize) limit(q provider.LogQuery) int {
+	mean := s.mean.Load()
+	if q.NoData || mean == 0 {
+		return q.Limit
+	}
+	return int(min(int64(q.Limit), max(provider.LogPageBytes/mean, 1)))
+}
+
+func (s *pageSize) set(r *logRows) {
+	if n := len(r.page.Events); n > 0 && !r.NoData {
+		s.mean.Store(int64(max(r.bytes/n, 1)))
+	}
+}

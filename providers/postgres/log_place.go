@@ -1,0 +1,130 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/provider"
+)
+
+const (
+	logHeadSQL = `select coalesce(max(position), 0) from kinora.events`
+
+	logNextSQL = `select position, id, recorded_at from kinora.events where position > $1::bigint order by position limit 1`
+
+	logSinceSQL = `
+select coalesce((select max(position) from kinora.events where position < e.position), 0) from (
+	select position from kinora.events
+	where position > $1::bigint and recorded_at >= $2::timestamptz order by position limit 1) e`
+
+	logPlacesSQL = `
+select e.position, e.id, e.recorded_at from unnest($1::text[]::uuid[]) i(id),
+	lateral (select position, id, recorded_at from kinora.events where id = i.id limit 1) e`
+
+	lineageSQL = `select id::text from kinora.incarnation`
+
+	// The first eight digits of the name of a WAL file are the timeline.
+	timelineSQL = `
+select oid::text || '.' || ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::int::text
+from pg_database where datname = current_database()`
+)
+
+// logIndex implements provider.LogIndex.
+type logIndex struct{ db *Provider }
+
+func (x logIndex) Head(ctx context.Context) (head int64, err error) {
+	err = x.db.pool.QueryRow(ctx, x.db.q(logHeadSQL)).Scan(&head)
+	return head, err
+}
+
+func (x logIndex) Next(ctx context.Context, after int64) (provider.LogPlace, error) {
+	return placeOf(x.db.pool.QueryRow(ctx, x.db.q(logNextSQL), after))
+}
+
+func (x logIndex) Since(ctx context.Context, after int64, t time.Time) (before int64, found bool, err error) {
+	err = x.db.pool.QueryRow(ctx, x.db.q(logSinceSQL), after, t).Scan(&before)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return 0, false, nil
+	}
+	return before, err == nil, err
+}
+
+// LogPosition implements provider.Log.
+func (db *Provider) LogPosition(ctx context.Context, from eventstore.From) (int64, error) {
+	position, err := provider.FindPosition(ctx, logIndex{db}, from)
+	return position, wrap("find a position of the log", clear(err))
+}
+
+// LogPlaces implements provider.Log.
+func (db *Provider) LogPlaces(ctx context.Context, ids []string) (map[string]provider.LogPlace, error) {
+	places := map[string]provider.LogPlace{}
+	known := provider.EventIDs(ids)
+	if len(known) == 0 {
+		return places, wrap("find events by id", ctx.Err())
+	}
+	rows, err := db.pool.Query(ctx, db.q(logPlacesSQL), known)
+	if err == nil {
+		var p provider.LogPlace
+		var id uuid.UUID
+		_, err = pgx.ForEachRow(rows, []any{&p.Position, &id, &p.RecordedAt}, func() error {
+			p.ID, p.RecordedAt = id.String(), p.RecordedAt.UTC()
+			places[p.ID] = p
+			return nil
+		})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find events by id: %w", clear(err))
+	}
+	return places, nil
+}
+
+// LogID implements provider.Log. The branch is the oid of the database and the timeline of the
+// server. It is empty if the role may not read them, or the server does not show them.
+func (db *Provider) LogID(ctx context.Context) (provider.LogID, error) { return db.logID(ctx, db.pool) }
+
+func (db *Provider) logID(ctx context.Context, q querier) (id provider.LogID, err error) {
+	err = q.QueryRow(ctx, db.q(lineageSQL)).Scan(&id.Lineage)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = fmt.Errorf("%w: %s.incarnation has no row: insert into %[2]s.incarnation default values", eventstore.ErrUnsafeLog, db.cfg.Schema)
+	}
+	if err == nil {
+		err = timeline(ctx, q, &id.Branch)
+		// no right, no such function, or not supported
+		if e := pgError(err); e != nil && (strings.HasPrefix(e.Code, "42") || strings.HasPrefix(e.Code, "0A")) {
+			id.Branch, err = "", nil
+		}
+	}
+	if err != nil {
+		return provider.LogID{}, fmt.Errorf("identify the log: %w", clear(err))
+	}
+	return id, nil
+}
+
+// timeline reads the branch. If q is a transaction, an error does not abort it.
+func timeline(ctx context.Context, q querier, branch *string) error {
+	tx, ok := q.(pgx.Tx)
+	if !ok {
+		return q.QueryRow(ctx, timelineSQL).Scan(branch)
+	}
+	return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, timelineSQL).Scan(branch) })
+}
+
+// logName returns LogID.String. It is read once: readers look events of another branch up by id.
+func (db *Provider) logName(ctx context.Context, q querier) (string, error) {
+	if name := db.logged.Load(); name != nil {
+		return *name, nil
+	}
+	id, err := db.logID(ctx, q)
+	if err != nil {
+		return "", err
+	}
+	name := id.String()
+	db.logged.Store(&name)
+	return name, nil
+}

@@ -1,0 +1,239 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// Positions are drawn from a sequence, and transactions commit in any order. So a missing position
+// is rolled back, or its event is about to become visible. Every writer of events holds the gap
+// lock, in shared mode, from before it draws a position until its transaction ends (the trigger
+// hold_gap). A sighting reads the highest visible position, and then the holders of the lock:
+//   - If a transaction is not among the holders, it has ended, or it will draw positions behind the
+//     highest visible one only.
+//   - Therefore the events of a holder are behind the highest visible position of the last
+//     sighting without it.
+//
+// Rows are read after the sighting, with a newer snapshot: they include the events of the
+// transactions that had ended.
+
+// onBranchSQL differs after a restart, a failover or a restore, and after the table was rewritten.
+const (
+	onBranch = `pg_postmaster_start_time()::text || ' ' || pg_relation_filepath('kinora.events')`
+
+	// The fourth column is the end of the positions from $1 on of which none is missing. It is
+	// searched in the next 500 events only.
+	headSQL = `
+select ` + onBranch + `, pg_is_in_recovery(), coalesce((select max(position) from kinora.events), 0), coalesce((
+		select max(position) from (
+			select position, row_number() over (order by position) n
+			from (select position from kinora.events where position > $1::bigint order by position limit 500) e) e
+		where position = $1::bigint + n), $1::bigint),
+	exists (select from pg_subscription_rel where srrelid = 'kinora.events'::regclass),
+	exists (select from pg_trigger where tgrelid = 'kinora.events'::regclass and tgname = 'hold_gap' and tgenabled in ('O', 'A')),
+	coalesce((
+		select seqcache = 1 and seqincrement = 1 and not seqcycle from pg_sequence
+		where seqrelid = pg_get_serial_sequence('kinora.events', 'position')::regclass), false)`
+
+	// The gap lock of this database: see migration 1.
+	gapLock = `
+l.locktype = 'advisory' and l.classid = 1802661487 and l.objid = 'kinora.events'::regclass and l.objsubid = 2 and l.granted
+	and l.database = (select oid from pg_database where datname = current_database())`
+
+	holdersSQL = `select distinct l.virtualtransaction from pg_locks l where ` + gapLock
+
+	// The process of a prepared transaction has gone. pg_stat_activity shows the time only to roles
+	// that may see it.
+	openAppendsSQL = `
+select distinct coalesce(l.pid::text, 'prepared transaction ' || p.gid, 'prepared transaction'), coalesce(a.xact_start, p.prepared)
+from pg_locks l
+	left join pg_stat_activity a on a.pid = l.pid
+	left join pg_locks x on l.pid is null and x.pid is null and x.locktype = 'transactionid' and x.virtualtransaction = l.virtualtransaction
+	left join pg_prepared_xacts p on p.transaction = x.transactionid
+where l.virtualtransaction = any($1::text[]) and ` + gapLock + ` order by 1`
+)
+
+// sighting is what one look at the log shows.
+type sighting struct {
+	branch  string
+	from    int64 // the argument of headSQL
+	head    int64 // the highest visible position
+	whole   int64 // no position from from to this one is missing
+	holders []string
+}
+
+func (db *Provider) sight(ctx context.Context, from int64) (s sighting, err error) {
+	s.from = from
+	var replica, subscriber, trigger, sequence bool
+	b := &pgx.Batch{}
+	b.Queue(db.q(headSQL), from).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&s.branch, &replica, &s.head, &s.whole, &subscriber, &trigger, &sequence)
+	})
+	b.Queue(db.q(holdersSQL)).Query(func(rows pgx.Rows) (err error) {
+		s.holders, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		return err
+	})
+	if err := db.pool.SendBatch(ctx, b).Close(); err != nil {
+		return s, clear(err)
+	}
+	reason := ""
+	switch {
+	case replica:
+		reason = "the server is a replica: connect to the primary (target_session_attrs=read-write)"
+	case subscriber:
+		reason = "a logical subscription writes %s.events: read the log on the publisher, or drop the subscription"
+	case !trigger:
+		reason = "the trigger hold_gap of %[1]s.events is missing or disabled: alter table %[1]s.events enable trigger hold_gap"
+	case !sequence:
+		reason = "the sequence of %[1]s.events draws positions out of order: alter table %[1]s.events alter position " +
+			"set cache 1 set increment 1 set no cycle, and end the sessions that have appended"
+	default:
+		return s, nil
+	}
+	if !replica {
+		reason = fmt.Sprintf(reason, db.cfg.Schema)
+	}
+	return s, fmt.Errorf("%w: %s", eventstore.ErrUnsafeLog, reason)
+}
+
+// settled is what is known about the positions of the log on one branch. All of it stays true on
+// the branch.
+type settled struct {
+	branch   string
+	position int64 // every event at or before it is visible, or never becomes visible
+	head     int64 // the highest visible position of the last sighting
+	// The holders at the last sighting: the events of each that are not visible are behind this
+	// position.
+	holders map[string]int64
+}
+
+// settling keeps what is known. Sightings follow one another.
+type settling struct {
+	turn chan struct{} // of capacity 1
+	mu   sync.Mutex
+	is   settled
+}
+
+func (s *settling) known() settled {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.is
+}
+
+// forget drops what is known about a branch: the server shows another one.
+func (s *settling) forget(branch string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.is.branch == branch {
+		s.is = settled{}
+	}
+}
+
+// add returns what is known after a sighting.
+func (s *settling) add(now sighting) settled {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	is := s.is
+	if is.branch != now.branch || now.head < is.position {
+		is = settled{branch: now.branch}
+		now.whole = 0 // it began at a position of the other branch
+	}
+	holders, position := make(map[string]int64, len(now.holders)), now.head
+	for _, h := range now.holders {
+		behind, known := is.holders[h]
+		if !known {
+			behind = is.head
+		}
+		holders[h], position = behind, min(position, behind)
+	}
+	is.head, is.holders, is.position = now.head, holders, max(is.position, position)
+	if now.from <= is.position {
+		is.position = max(is.position, now.whole)
+	}
+	s.is = is
+	return is
+}
+
+// look adds a sighting. The returned position is settled for a reader that has read up to after.
+func (db *Provider) look(ctx context.Context, after int64) (is settled, position int64, err error) {
+	select {
+	case db.log.turn <- struct{}{}:
+		defer func() { <-db.log.turn }()
+	case <-ctx.Done():
+		return is, 0, ctx.Err()
+	}
+	from := max(after, db.log.known().position)
+	now, err := db.sight(ctx, from)
+	if err != nil {
+		return is, 0, err
+	}
+	is = db.log.add(now)
+	position = is.position
+	if from == after { // no position is missing between that of the reader and this one
+		position = max(position, now.whole)
+	}
+	return is, position, nil
+}
+
+const (
+	settleLimit    = 20 * time.Millisecond // how long a page waits for open appends
+	settlePauseMin = 500 * time.Microsecond
+	settlePauseMax = 4 * time.Millisecond
+)
+
+// settle waits until the events that are visible at its beginning are settled, at most settleLimit.
+// Then it returns the settled position, and the open appends for which it has waited in vain.
+func (db *Provider) settle(ctx context.Context, after int64) (is settled, position int64, open []provider.OpenAppend, err error) {
+	limit := time.NewTimer(settleLimit)
+	defer limit.Stop()
+	wanted := int64(-1)
+	for pause := settlePauseMin; ; pause = min(2*pause, settlePauseMax) {
+		if is, position, err = db.look(ctx, after); err != nil {
+			return is, 0, nil, err
+		}
+		if wanted < 0 {
+			wanted = is.head
+		}
+		if position >= wanted {
+			return is, position, nil, nil
+		}
+		next := time.NewTimer(pause)
+		select {
+		case <-next.C:
+		case <-limit.C:
+			next.Stop()
+			open, err = db.openAppends(ctx, is, wanted)
+			return is, position, open, err
+		case <-ctx.Done():
+			next.Stop()
+			return is, 0, nil, ctx.Err()
+		}
+	}
+}
+
+// openAppends names the open appends that may add events before a position.
+func (db *Provider) openAppends(ctx context.Context, is settled, before int64) ([]provider.OpenAppend, error) {
+	var holders []string
+	for h, behind := range is.holders {
+		if behind < before {
+			holders = append(holders, h)
+		}
+	}
+	rows, err := db.pool.Query(ctx, db.q(openAppendsSQL), holders)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (o provider.OpenAppend, err error) {
+		var since *time.Time
+		if err = row.Scan(&o.Backend, &since); since != nil {
+			o.Since = since.UTC()
+		}
+		return o, err
+	})
+}

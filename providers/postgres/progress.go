@@ -1,0 +1,192 @@
+package postgres
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/provider"
+)
+
+const (
+	checkpointSQL = `
+select position, event_id, recorded_at, lineage, mode, token, handlers from kinora.checkpoint($1::text, $2::boolean)`
+
+	advanceSQL = `select kinora.advance($1::text, $2::bigint, $3::text, $4::uuid, $5::bigint, $6::text, $7::timestamptz)`
+
+	markedSQL   = `select handler, message_id from kinora.marked($1::text, $2::bigint, $3::text[], $4::text[], $5::text[])`
+	unmarkedSQL = `select kinora.unmarked($1::text, $2::bigint, $3::text[], $4::text[], $5::text[])`
+
+	// $9 to $11 are the position, the mode and the token of the current checkpoint.
+	setCheckpointSQL = `
+insert into kinora.checkpoints as c (projector, generation, position, event_id, recorded_at, lineage, mode, token, handlers)
+select $1::text, ` + liveGeneration + `, $2::bigint, $3::text, $4::timestamptz, $5::text, $6::text, $7::uuid, $8::jsonb
+where ($9::bigint, $10::text, $11::uuid) = (0, '', '00000000-0000-0000-0000-000000000000')
+	or exists (select from kinora.checkpoint($1::text, false))
+on conflict on constraint checkpoints_pkey do update
+set (position, event_id, recorded_at, lineage, mode, token, handlers) =
+	(excluded.position, excluded.event_id, excluded.recorded_at, excluded.lineage, excluded.mode, excluded.token, excluded.handlers)
+where (c.position, c.mode, c.token) = ($9::bigint, $10::text, $11::uuid)`
+
+	// One row for each name without a marker, unless the checkpoint has passed the message.
+	unappliedSQL = `
+with live as materialized (select ` + liveGeneration + ` as generation),
+passed as materialized (select position from kinora.checkpoint($1::text, false))
+select n.o from live, unnest($2::int[], $3::text[], $4::text[], $5::bigint[]) n(o, handler, id, position)
+left join lateral (
+	select true as found from kinora.markers m
+	where m.handler = n.handler and m.generation = (select generation from live) and m.message_id = n.id limit 1) m on true
+where m.found is null and (n.position = 0 or n.position > coalesce((select position from passed), 0))`
+
+	pruneAppliedSQL = `
+with live as materialized (select ` + liveGeneration + ` as generation),
+passed as materialized (select position from kinora.checkpoint($1::text, false))
+delete from kinora.markers where ctid = any(array(
+	select m.at from unnest($2::text[]) h(name), lateral (
+		select ctid as at from kinora.markers
+		where handler = h.name and position <= (select position from passed) and generation = (select generation from live)
+		order by handler, position limit $3::bigint) m
+	limit $3::bigint))`
+)
+
+// modes are the names of provider.Mode, by its number.
+var modes = [...]string{"", "catch-up", "closing", "live"}
+
+func modeName(m provider.Mode) string {
+	if m < 0 || int(m) >= len(modes) {
+		return ""
+	}
+	return modes[m]
+}
+
+// queueCheckpoint queues a statement that reads the checkpoint into c. c is not changed if there is
+// none.
+func (db *Provider) queueCheckpoint(b *pgx.Batch, projector string, locked bool, c *provider.Checkpoint) {
+	var mode string
+	var token uuid.UUID
+	var recorded *time.Time
+	var handlers []byte
+	b.Queue(db.q(checkpointSQL), projector, locked).Query(func(rows pgx.Rows) error {
+		_, err := pgx.ForEachRow(rows, []any{&c.Place.Position, &c.Place.ID, &recorded, &c.Lineage, &mode, &token, &handlers}, func() error {
+			c.Mode, c.Token = provider.Mode(slices.Index(modes[:], mode)), claim.Token(token)
+			if recorded != nil {
+				c.Place.RecordedAt = recorded.UTC()
+			}
+			return json.Unmarshal(handlers, &c.Handlers)
+		})
+		return err
+	})
+}
+
+// Checkpoint implements provider.Progress.
+func (db *Provider) Checkpoint(ctx context.Context, projector string) (c provider.Checkpoint, err error) {
+	if err := provider.CheckStorable("projector", projector); err != nil {
+		return c, wrap("read the checkpoint", err)
+	}
+	b := &pgx.Batch{}
+	db.queueCheckpoint(b, projector, false, &c)
+	err = db.pool.SendBatch(ctx, b).Close()
+	if len(c.Handlers) == 0 {
+		c.Handlers = nil
+	}
+	return c, ofOwn(ctx, wrap("read the checkpoint", err))
+}
+
+// SetCheckpoint implements provider.Progress. It takes the fence exclusively, so it waits for the
+// units that have it. Units that open later read the checkpoint after it has committed.
+func (db *Provider) SetCheckpoint(ctx context.Context, projector string, from, to provider.Checkpoint) (set bool, err error) {
+	if err := checkCheckpoint(projector, to); err != nil {
+		return false, wrap("set the checkpoint", err)
+	}
+	// always has a JSON form
+	handlers, _ := json.Marshal(append([]provider.Began{}, to.Handlers...))
+	crash.Point("set checkpoint: before")
+	err = wrap("set the checkpoint", pgx.BeginTxFunc(ctx, db.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, exclusiveSQL, lockClassFence, db.fence(projector)); err != nil {
+			return err
+		}
+		tag, err := tx.Exec(ctx, db.q(setCheckpointSQL), projector,
+			to.Place.Position, to.Place.ID, recordedAt(to.Place), to.Lineage, modeName(to.Mode), uuid.UUID(to.Token), handlers,
+			from.Place.Position, modeName(from.Mode), uuid.UUID(from.Token))
+		set = err == nil && tag.RowsAffected() == 1
+		return err
+	}))
+	crash.Point("set checkpoint: after")
+	return set && err == nil, ofOwn(ctx, err)
+}
+
+// checkCheckpoint returns an *eventstore.InvalidError for a checkpoint that cannot be stored.
+func checkCheckpoint(projector string, c provider.Checkpoint) error {
+	if modeName(c.Mode) == "" {
+		return &eventstore.InvalidError{Field: "mode", Reason: fmt.Sprintf("%d is none of ModeCatchUp, ModeClosing and ModeLive", c.Mode)}
+	}
+	for _, h := range c.Handlers {
+		if err := provider.CheckStorable("checkpoint.handlers", h.Handler, h.Type); err != nil {
+			return err
+		}
+	}
+	return provider.CheckSetCheckpoint(projector, c)
+}
+
+// recordedAt returns nil if the place has no time.
+func recordedAt(p provider.LogPlace) *time.Time {
+	if p.RecordedAt.IsZero() {
+		return nil
+	}
+	return &p.RecordedAt
+}
+
+// Unapplied implements provider.Progress with one statement.
+func (db *Provider) Unapplied(ctx context.Context, projector string, messages []provider.Message) ([]bool, error) {
+	if err := provider.CheckUnapplied(projector, messages); err != nil {
+		return nil, wrap("look up markers", err)
+	}
+	var of []int32     // for each handler of the messages, the index of its message
+	var unmarked []int // for each, the number of its names
+	var number []int32 // for each name
+	var names, ids []string
+	var positions []int64
+	for i := range messages {
+		m := &messages[i]
+		for j := range m.Handlers {
+			all := m.Handlers[j].Names()
+			for _, name := range all {
+				number, names = append(number, int32(len(of))), append(names, name)
+				ids, positions = append(ids, markerID(m.ID)), append(positions, m.Position)
+			}
+			of, unmarked = append(of, int32(i)), append(unmarked, len(all))
+		}
+	}
+	unapplied := make([]bool, len(messages))
+	if len(names) == 0 {
+		return unapplied, nil
+	}
+	missing, err := collect(ctx, db.pool, pgx.RowTo[int32], db.q(unappliedSQL), planned, projector, number, names, ids, positions)
+	if err != nil {
+		return nil, ofOwn(ctx, wrap("look up markers", err))
+	}
+	for _, n := range missing {
+		if unmarked[n]--; unmarked[n] == 0 {
+			unapplied[of[n]] = true
+		}
+	}
+	return unapplied, nil
+}
+
+// PruneApplied implements provider.Progress.
+func (db *Provider) PruneApplied(ctx context.Context, projector string, handlers []string, limit int) (int, error) {
+	if err := provider.CheckPrune(projector, handlers); err != nil {
+		return 0, wrap("prune applied", err)
+	}
+	crash.Point("prune applied: before")
+	tag, err := db.pool.Exec(ctx, db.q(pruneAppliedSQL), planned, projector, handlers, max(limit, 0))
+	crash.Point("prune applied: after")
+	return int(tag.RowsAffected()), ofOwn(ctx, wrap("prune applied", err))
+}

@@ -1,0 +1,237 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// ReadLog implements eventstore.Log.
+func (d *DB) ReadLog(ctx context.Context, from eventstore.From, f eventstore.LogFilter) iter.Seq2[eventstore.Raw, error] {
+	return provider.ReadLog(ctx, d, from, f)
+}
+
+// Appended implements provider.LogWaker. Kinora does not see the commits of other processes, nor
+// those of a caller's transactions on a pool that New received.
+func (d *Provider) Appended() <-chan struct{} { return d.appends.wait() }
+
+const (
+	// readLog reads the events up to position ?2. ?4 and ?5 are arrays, or null for all. Without ?6,
+	// data and metadata are not read.
+	readLog = `
+select position, stream, version, id, type, schema_version, iif(?6, data, ''), iif(?6, metadata, '{}'), recorded_at
+from kinora_events
+where position > ?1 and position <= ?2
+	and (?4 is null or substr(stream, 1, instr(stream || '-', '-') - 1) in (select value from json_each(?4)))
+	and (?5 is null or type in (select value from json_each(?5)))
+order by position limit ?3`
+
+	// readLogEnd reads the last event of the next ?2 positions.
+	readLogEnd = `
+select position, id, recorded_at from kinora_events
+where position > ?1 and position <= (select position + ?2 - 1 from kinora_events where position > ?1 order by position limit 1)
+order by position desc limit 1`
+
+	// readLogOld reads the last event that is older than ?2 milliseconds. It reads the younger ones.
+	readLogOld = `
+select position, id, recorded_at from kinora_events
+where position > ?1 and recorded_at <= ` + clock + ` - ?2 order by position desc limit 1`
+
+	readLogHead = `select coalesce(max(position), 0) from kinora_events`
+)
+
+// LogPage implements provider.Log. There is one writer at a time, so every committed event is
+// settled.
+func (d *Provider) LogPage(ctx context.Context, q provider.LogQuery) (provider.LogPage, error) {
+	if err := provider.CheckLogQuery(q); err != nil {
+		return provider.LogPage{}, err
+	}
+	page, err := d.logPage(ctx, q)
+	if err != nil {
+		return provider.LogPage{}, fmt.Errorf("read the log after %d: %w", q.After, err)
+	}
+	return page, nil
+}
+
+func (d *Provider) logPage(ctx context.Context, q provider.LogQuery) (page provider.LogPage, err error) {
+	page.End.Position = q.After
+	if q.Limit == 0 {
+		q.Limit = provider.LogPageEvents
+	}
+	var covered provider.LogPlace // the last event that a page with a filter covers
+	upper := int64(math.MaxInt64)
+	if q.Filter.Categories != nil || q.Filter.Types != nil {
+		if covered, err = d.logPlace(ctx, readLogEnd, q.After, provider.LogPageScan); err != nil {
+			return page, err
+		}
+		upper = covered.Position
+	}
+	full, err := d.readLogRows(ctx, q, upper, &page)
+	if err != nil {
+		return page, err
+	}
+	if n := len(page.Events); n > 0 {
+		page.End = placeOf(&page.Events[n-1])
+	}
+	if covered.Position > 0 && !full {
+		page.End = covered
+	}
+	if q.Age > 0 {
+		if err := d.dropYoung(ctx, q, &page); err != nil {
+			return page, err
+		}
+	}
+	var head int64
+	err = one(ctx, d.reads, []any{&head}, readLogHead)
+	page.More = head > page.End.Position
+	return page, err
+}
+
+// readLogRows adds the events up to a position, until the page is full.
+func (d *Provider) readLogRows(ctx context.Context, q provider.LogQuery, upper int64, page *provider.LogPage) (full bool, err error) {
+	bytes := 0
+	err = each(ctx, d.reads, func(rows *sql.Rows) error {
+		e, size, err := scanRaw(rows)
+		if err != nil {
+			return err
+		}
+		if q.NoData {
+			e.Data = nil
+		}
+		page.Events, bytes = append(page.Events, e), bytes+size
+		if len(page.Events) == q.Limit || bytes >= provider.LogPageBytes {
+			return errFull
+		}
+		return nil
+	}, readLog, q.After, upper, q.Limit, arrayOf(q.Filter.Categories), arrayOf(q.Filter.Types), !q.NoData)
+	if errors.Is(err, errFull) {
+		return true, nil
+	}
+	return false, err
+}
+
+// arrayOf returns a JSON array, or null for nil.
+func arrayOf(texts []string) any {
+	if texts == nil {
+		return nil
+	}
+	return jsonOf(texts)
+}
+
+func scanRaw(rows *sql.Rows) (e eventstore.Raw, size int, err error) {
+	var metadata string
+	var at int64
+	err = rows.Scan(&e.Position, &e.Stream, &e.Version, &e.ID, &e.Type, &e.Schema, &e.Data, &metadata, &at)
+	if err == nil && metadata != noMetadata {
+		err = json.Unmarshal([]byte(metadata), &e.Metadata)
+	}
+	e.RecordedAt = timeOf(at)
+	return e, len(e.Data) + len(metadata), err
+}
+
+func placeOf(e *eventstore.Raw) provider.LogPlace {
+	return provider.LogPlace{Position: e.Position, ID: e.ID, RecordedAt: e.RecordedAt}
+}
+
+// dropYoung ends the page at the last event of the log that is old enough, if that is within the
+// page.
+func (d *Provider) dropYoung(ctx context.Context, q provider.LogQuery, page *provider.LogPage) error {
+	old, err := d.logPlace(ctx, readLogOld, q.After, millis(q.Age))
+	if err != nil || old.Position >= page.End.Position {
+		return err
+	}
+	if page.End = old; old.Position == 0 {
+		page.End.Position = q.After
+	}
+	page.Events = slices.DeleteFunc(page.Events, func(e eventstore.Raw) bool { return e.Position > old.Position })
+	return nil
+}
+
+// logPlace returns the place of an event, or a zero one if there is none.
+func (d *Provider) logPlace(ctx context.Context, query string, args ...any) (p provider.LogPlace, err error) {
+	var at int64
+	err = one(ctx, d.reads, []any{&p.Position, &p.ID, &at}, query, args...)
+	if errors.Is(err, sql.ErrNoRows) {
+		return provider.LogPlace{}, nil
+	}
+	p.RecordedAt = timeOf(at)
+	return p, err
+}
+
+const (
+	readLogNext = `select position, id, recorded_at from kinora_events where position > ?1 order by position limit 1`
+
+	// readLogSince reads the position before that of the first event that was recorded at ?2 or later.
+	readLogSince = `
+select coalesce((select max(position) from kinora_events where position < e.position), 0) from (
+	select position from kinora_events where position > ?1 and recorded_at >= ?2 order by position limit 1) e`
+
+	readLogPlaces = `
+select e.position, e.id, e.recorded_at from json_each(?1) j cross join kinora_events e on e.id = j.value`
+
+	readLineage = `select id from kinora_incarnation`
+)
+
+// logIndex implements provider.LogIndex.
+type logIndex struct{ db *Provider }
+
+func (x logIndex) Head(ctx context.Context) (head int64, err error) {
+	err = one(ctx, x.db.reads, []any{&head}, readLogHead)
+	return head, err
+}
+
+func (x logIndex) Next(ctx context.Context, after int64) (provider.LogPlace, error) {
+	return x.db.logPlace(ctx, readLogNext, after)
+}
+
+// Since rounds t up to the clock's milliseconds.
+func (x logIndex) Since(ctx context.Context, after int64, t time.Time) (before int64, found bool, err error) {
+	err = one(ctx, x.db.reads, []any{&before}, readLogSince, after, t.Add(time.Millisecond-1).UnixMilli())
+	if errors.Is(err, sql.ErrNoRows) {
+		return 0, false, nil
+	}
+	return before, err == nil, err
+}
+
+// LogPosition implements provider.Log.
+func (d *Provider) LogPosition(ctx context.Context, from eventstore.From) (int64, error) {
+	position, err := provider.FindPosition(ctx, logIndex{d}, from)
+	if err != nil {
+		return 0, fmt.Errorf("find a position of the log: %w", err)
+	}
+	return position, nil
+}
+
+// LogPlaces implements provider.Log.
+func (d *Provider) LogPlaces(ctx context.Context, ids []string) (map[string]provider.LogPlace, error) {
+	places := map[string]provider.LogPlace{}
+	err := each(ctx, d.reads, func(rows *sql.Rows) error {
+		var p provider.LogPlace
+		var at int64
+		err := rows.Scan(&p.Position, &p.ID, &at)
+		p.RecordedAt = timeOf(at)
+		places[p.ID] = p
+		return err
+	}, readLogPlaces, jsonOf(provider.EventIDs(ids)))
+	if err != nil {
+		return nil, fmt.Errorf("find events by id: %w", err)
+	}
+	return places, nil
+}
+
+// LogID implements provider.Log. A file does not show that it is a copy, so Branch is empty.
+func (d *Provider) LogID(ctx context.Context) (id provider.LogID, err error) {
+	if err = one(ctx, d.reads, []any{&id.Lineage}, readLineage); err != nil {
+		return provider.LogID{}, fmt.Errorf("identify the log: %w", err)
+	}
+	return id, nil
+}
