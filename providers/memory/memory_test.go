@@ -44,7 +44,7 @@ func open(t testing.TB, o providertest.Options) providertest.Fixture[*memory.Mod
 	return providertest.Fixture[*memory.Model]{
 		Provider: db,
 		InTx: func(ctx context.Context, fn func(providertest.TxView, providertest.Add) error) error {
-			return db.Tx(ctx, func(tx *memory.Model) error {
+			return db.Transact(ctx, func(_ context.Context, tx *memory.Model) error {
 				return fn(db.InTx(tx), func(ctx context.Context, key string, n int) error { return add(ctx, tx, key, n) })
 			})
 		},
