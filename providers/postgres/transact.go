@@ -187,8 +187,8 @@ func (r *run) resolve(ctx context.Context, xid, life string, lost error) (again 
 }
 
 // outlast returns a context that ends some time after ctx.
-func outlast(ctx context.Context, by time.Duration) (late context.Context, cancel context.CancelFunc) {
-	late, cancel = context.WithCancel(context.WithoutCancel(ctx))
+func outlast(ctx context.Context, by time.Duration) (context.Context, context.CancelFunc) {
+	late, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	stop := context.AfterFunc(ctx, func() { time.AfterFunc(by, cancel) })
 	return late, func() { stop(); cancel() }
 }
