@@ -268,6 +268,9 @@ func TestTransactRollsBack(t *testing.T) {
 			require.Equal(t, c.runs, runs)
 			require.Zero(t, count(t, db, `select count(*) from totals`))
 			require.Zero(t, db.Pool().Stat().AcquiredConns())
+			if c.is == refused || c.panic {
+				require.EqualValues(t, 1, db.Pool().Stat().NewConnsCount(), "the connection can be used again")
+			}
 			select {
 			case <-woken:
 				require.Fail(t, "nothing was written, and relays were woken")
@@ -280,12 +283,19 @@ func TestTransactRollsBack(t *testing.T) {
 func TestTransactEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil, totals)
-	ctx, cancel := context.WithCancel(t.Context())
-	err := db.Transact(ctx, func(ctx context.Context, tx pgx.Tx) error {
+	for name, statement := range map[string]string{"between statements": "select 1", "in a statement": "select pg_sleep(60)"} {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
-		return add(ctx, tx, "k", 1)
-	})
-	require.ErrorIs(t, err, context.Canceled)
+		err := db.Transact(ctx, func(ctx context.Context, tx pgx.Tx) error {
+			if err := add(ctx, tx, "k", 1); err != nil {
+				return err
+			}
+			_, _ = tx.Exec(ctx, statement)
+			<-ctx.Done()
+			return nil
+		})
+		require.ErrorIs(t, err, context.DeadlineExceeded, name)
+	}
 	require.Zero(t, count(t, db, `select count(*) from totals`))
 }
 
@@ -425,6 +435,15 @@ func TestTransactAndWakeWakeRelays(t *testing.T) {
 			dsn := postgrestest.DSN(t, nil)
 			db, other := notifying(t, dsn, true), ear(t, dsn)
 			woken := db.Enqueued()
+			require.NoError(t, db.Transact(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, `select count(*) from kinora.outbox`)
+				return err
+			}))
+			select {
+			case <-woken:
+				require.Fail(t, "a transaction that only reads wakes no relay")
+			default:
+			}
 			require.NoError(t, write(db))
 			awake(t, woken, soon, name)
 			require.Empty(t, hear(t, other))

@@ -90,6 +90,10 @@ type Fixture[Tx any] struct {
 	//     connection.
 	InTx func(ctx context.Context, fn func(view TxView, add Add) error) error
 
+	// Transact is InTx by a method of the provider that commits for its user and may run fn
+	// several times. Nil if the provider has none.
+	Transact func(ctx context.Context, fn func(view TxView, add Add) error) error
+
 	// Advance makes all stored data older by d: with an injected clock, or by moving each stored
 	// time back.
 	Advance func(d time.Duration)
@@ -141,9 +145,9 @@ func All[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	t.Run("Records", func(t *testing.T) { Records(t, open, differences...) })
 }
 
-// EventStore checks eventstore.Store and eventstore.TxStore.
+// EventStore checks eventstore.Store, eventstore.TxStore, and Transact if the fixture has it.
 func EventStore[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
-	run(t, open, differences, nil, slices.Concat(appendCases, againCases, readCases, inputCases, txCases))
+	run(t, open, differences, nil, slices.Concat(appendCases, againCases, readCases, inputCases, txCases, transactCases))
 }
 
 // Outbox checks provider.Outbox, provider.EntryMaintainer, outbox.Inspector, provider.Waker and
