@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/crash"
 )
 
 const (
@@ -113,7 +114,10 @@ func (r *run) once(ctx context.Context) (again bool, err error) {
 	// the end of ctx does not make the result of a commit unknown at once
 	late, stop := outlast(ctx, commitGrace)
 	defer stop()
-	switch err = wrap("transact: commit", begun.Commit(late)); {
+	crash.Point("commit: before")
+	err = wrap("transact: commit", begun.Commit(late))
+	crash.Point("commit: after")
+	switch {
 	case xid == "" && (err == nil || isAmbiguous(err)): // nothing was written
 		return false, nil
 	case err == nil:
