@@ -73,6 +73,7 @@ fault: server ## every fault on real processes, and the long tests, in an hour (
 
 long: server pgbouncer ## the long form of the tests that have one (see internal/longtest), in ten minutes; part of make fault
 	KINORA_LONG=1 go test -count=1 -timeout 30m ./outbox ./providers/postgres/pooled
+	KINORA_LONG=1 go test -count=1 -run TestNoEventIsSkippedWhateverTheOrderOfCommits ./providers/postgres
 
 fault-short: ## each fault for some seconds, in two minutes (CELL=, SEED=)
 	@mkdir -p $(BIN)

@@ -116,7 +116,7 @@ func run(ctx context.Context, only string, rounds int, length, open time.Duratio
 	if err != nil {
 		return err
 	}
-	lines = append(append(lines, relays...), projectors...)
+	lines = slices.Concat(lines, relays, projectors, sqliteLines())
 	for _, l := range lines {
 		if !strings.HasPrefix(l.name, only) {
 			continue

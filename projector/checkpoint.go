@@ -121,38 +121,43 @@ func (r *reader) handlersFrom(recorded []provider.Began, position int64) (all []
 // removeAfter is the number of leases after which a program records that handlers were removed.
 const removeAfter = 2
 
+// errOlder: a program with other handlers may be running that is newer than this one.
+var errOlder = errors.New("handlers of another program are recorded")
+
 // attach makes this reader the one that moves the checkpoint, and records the handlers of this
-// program. It returns false if a newer program may be running: one whose handlers this program
-// does not have. It waits for it for some leases, since an old program may be restarted during a
-// deployment.
-func (r *reader) attach(ctx context.Context) (bool, error) {
+// program. If this program does not have all recorded handlers, it may be an old one that was
+// restarted during a deployment: then attach returns errOlder, until no other reader has taken the
+// lease for some leases.
+func (r *reader) attach(ctx context.Context) error {
 	c, err := r.begin(ctx)
 	if err != nil {
-		return false, err
+		return err
 	}
-	to := c
-	to.Token, to.Handlers = r.terms.Token, r.handlersFrom(c.Handlers, c.Place.Position)
 	now := r.runner.cfg.Clock()
 	if removed := r.removed(c.Handlers); len(removed) > 0 {
 		if r.older.IsZero() {
 			r.older = now
 		}
 		if now.Sub(r.older) < removeAfter*r.runner.cfg.Lease {
-			wait(ctx, r.runner.cfg.Lease/3)
-			return false, nil
+			return errOlder
 		}
 		r.runner.cfg.Logger.Warn("handlers were removed: they take no more events", "projector", r.name, "handlers", removed)
 	}
+	to := c
+	to.Token, to.Handlers = r.terms.Token, r.handlersFrom(c.Handlers, c.Place.Position)
 	if r.isSource {
 		to.Mode = provider.ModeCatchUp
 	}
 	ok, err := r.runner.store.SetCheckpoint(ctx, r.name, c, to)
-	if !ok || err != nil {
-		return false, err
+	if err == nil && !ok {
+		err = provider.ErrFenced
+	}
+	if err != nil {
+		return err
 	}
 	r.at, r.read, r.asked, r.next, r.verified = to, to.Place.Position, 0, nil, now
 	r.reportAdded(ctx, c.Handlers)
-	return true, nil
+	return nil
 }
 
 // removed returns the recorded handlers and types that this program does not have.
@@ -201,10 +206,11 @@ func (r *reader) setMode(ctx context.Context, mode provider.Mode) error {
 		return err
 	}
 	r.at = to
-	if mode != provider.ModeClosing {
-		r.runner.cfg.Logger.Info("the projector "+map[provider.Mode]string{
-			provider.ModeCatchUp: "catches up with the log", provider.ModeLive: "is live",
-		}[mode], "projector", r.name, "position", r.at.Place.Position)
+	switch {
+	case mode == provider.ModeCatchUp && !r.isSource:
+		r.runner.cfg.Logger.Info("the projector catches up with the log", "projector", r.name, "position", r.read)
+	case mode == provider.ModeLive && r.read > 0:
+		r.runner.cfg.Logger.Info("the projector is live", "projector", r.name, "position", r.read)
 	}
 	return nil
 }

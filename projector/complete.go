@@ -76,7 +76,7 @@ func (r *reader) completePages(ctx, hard context.Context) (more bool, err error)
 			return false, err
 		}
 	}
-	more = page.Full
+	more = page.Full && page.End.Position > r.read
 	r.read = page.End.Position
 	if len(page.Waiting) > 0 && !more {
 		more, err = r.completeUnsettled(ctx, hard, grace)
@@ -105,8 +105,9 @@ func (r *reader) completeUnsettled(ctx, hard context.Context, age time.Duration)
 	}
 	if n := len(page.Events); n > 0 {
 		r.asked = page.Events[n-1].Position
+		more = page.Full
 	}
-	return page.Full, nil
+	return more, nil
 }
 
 // unapplied returns the events that are not applied.

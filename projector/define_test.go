@@ -282,6 +282,6 @@ func TestWaitFollowsAnAppendThroughRelayAndBroker(t *testing.T) {
 	bad, err := reviews.Update(t.Context(), "1", func(*review) ([]any, error) { return []any{posted{0}, posted{1}}, nil })
 	require.NoError(t, err)
 	require.ErrorIs(t, p.Wait(t.Context(), db, bad), projector.ErrParked)
-	require.ErrorIs(t, define(projector.Options{}, add).Wait(t.Context(), db, at), projector.ErrNoMarkers)
+	require.ErrorIs(t, named("other", projector.Options{}, add).Wait(t.Context(), db, at), projector.ErrNoMarkers)
 	require.NoError(t, g.Stop())
 }

@@ -36,8 +36,10 @@ type (
 
 var (
 	marked = projector.Options{Markers: true}
-	person = projector.Decision{By: "ann", Reason: "fixed"}
-	all    = projector.ParkedFilter{}
+	// only what the test delivers is applied
+	delivered = projector.Options{Markers: true, BrokerOnly: true}
+	person    = projector.Decision{By: "ann", Reason: "fixed"}
+	all       = projector.ParkedFilter{}
 )
 
 func newDB(t *testing.T) *memory.DB {

@@ -73,24 +73,36 @@ func (p *projection) revive(ctx context.Context, code string) error {
 	}
 }
 
-// prune deletes old markers and resolved messages in small transactions, with pauses so that the
-// units are not slowed.
+// prune deletes old rows in small transactions, with pauses so that the units are not slowed:
+// resolved messages, and markers that are old or not needed behind a checkpoint.
 func (r *Runner) prune(ctx context.Context) {
 	for _, p := range r.projections {
-		for n, err := 1, error(nil); n > 0 && err == nil && ctx.Err() == nil; {
-			began := r.cfg.Clock()
-			crash.Point("prune: before")
-			n, err = r.store.Prune(ctx, p.name, p.marked, r.cfg.Markers.Window, pruneLimit)
-			crash.Point("prune: after")
-			if err != nil && ctx.Err() == nil {
-				r.report(slog.LevelWarn, "old markers not deleted", err, "projector", p.name, "again_in", pruneEach*reviveEvery)
-			}
-			if n > 0 && r.cfg.Observer.Pruned != nil {
-				r.cfg.Observer.Pruned(n)
-			}
-			if n > 0 {
-				wait(ctx, 4*r.cfg.Clock().Sub(began))
-			}
+		if p.reader != nil {
+			r.pruneRows(ctx, p, func(ctx context.Context) (int, error) {
+				return r.store.PruneApplied(ctx, p.name, p.marked, pruneLimit)
+			})
+		}
+		r.pruneRows(ctx, p, func(ctx context.Context) (int, error) {
+			return r.store.Prune(ctx, p.name, p.marked, r.cfg.Markers.Window, pruneLimit)
+		})
+	}
+}
+
+// pruneRows calls prune until it deletes nothing.
+func (r *Runner) pruneRows(ctx context.Context, p *projection, prune func(context.Context) (int, error)) {
+	for n, err := 1, error(nil); n > 0 && err == nil && ctx.Err() == nil; {
+		began := r.cfg.Clock()
+		crash.Point("prune: before")
+		n, err = prune(ctx)
+		crash.Point("prune: after")
+		if err != nil && ctx.Err() == nil {
+			r.report(slog.LevelWarn, "old markers not deleted", err, "projector", p.name, "again_in", pruneEach*reviveEvery)
+		}
+		if n > 0 && r.cfg.Observer.Pruned != nil {
+			r.cfg.Observer.Pruned(n)
+		}
+		if n > 0 {
+			wait(ctx, 4*r.cfg.Clock().Sub(began))
 		}
 	}
 }

@@ -76,6 +76,8 @@ func (r *reader) run(ctx, hard context.Context) {
 		case errors.Is(err, ErrLogChanged):
 			r.runner.end(err)
 			return
+		case errors.Is(err, errOlder):
+			wait(ctx, cfg.Lease/3)
 		case err != nil && !errors.Is(err, provider.ErrFenced):
 			r.runner.report(slog.LevelWarn, "log not read", err, "projector", r.name, "again_in", cfg.Lease/3)
 			wait(ctx, cfg.Lease/3)
@@ -111,7 +113,7 @@ func (r *reader) serve(ctx, hard context.Context) error {
 		defer cancel()
 		_ = r.runner.store.ReleaseLease(release, r.leaseName(), r.terms.Token) // else it expires
 	}()
-	if ready, err := r.attach(ctx); !ready || err != nil {
+	if err := r.attach(ctx); err != nil {
 		return err
 	}
 	for pause := readMin; ctx.Err() == nil; {

@@ -78,7 +78,7 @@ func TestWaitReportsTheOutcomeOfAnEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db, f := newDB(t), make(subscription)
 		bad := newFaults(map[string]error{})
-		p := define(marked, bad.run)
+		p := define(delivered, bad.run)
 		at, msgs := appended(t, db, 1, 2)
 		later, more := appended(t, db, 3)
 		require.ErrorIs(t, within(t, p, db, at), context.DeadlineExceeded, "the message has not been delivered")
@@ -112,7 +112,7 @@ func TestWaitReportsThatMarkersArePruned(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, f := newDB(t), make(subscription)
-		p := define(marked, note("a"))
+		p := define(delivered, note("a"))
 		at, msgs := appended(t, db, 1)
 		stop := run(t, db, f, projector.RunnerConfig{}, p)
 		f.deliver(t, msgs...)
@@ -137,6 +137,8 @@ func TestWaitRefuses(t *testing.T) {
 
 // long is a stream of n events that are applied one after another.
 type long struct {
+	projector.State // not called
+
 	n         int
 	applied   func() int
 	questions int

@@ -126,3 +126,9 @@ func FromEvent(stream string, version int64, d eventstore.Draft, topic string) O
 	}
 	return OutboxMessage{ID: d.ID, Topic: topic, Key: stream, Payload: d.Data, Headers: h}
 }
+
+// SetPlace adds the headers of the position of an event in its log. log is LogID.String.
+func (m *OutboxMessage) SetPlace(position int64, log string) {
+	m.Headers[HeaderPosition] = strconv.FormatInt(position, 10)
+	m.Headers[HeaderLog] = log
+}

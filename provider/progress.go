@@ -17,7 +17,7 @@ type Progress interface {
 	// SetCheckpoint replaces the checkpoint while no unit of the projector is open: it waits for
 	// open units, and units that open later see the new one. It returns false, and changes
 	// nothing, unless the position, the mode and the token of the current checkpoint are those of
-	// from.
+	// from. to must have a mode.
 	SetCheckpoint(ctx context.Context, projector string, from, to Checkpoint) (bool, error)
 
 	// Unapplied reports for each message whether a unit could find it fresh: it is behind the

@@ -66,8 +66,14 @@ func CheckQuestions(questions []Question) error {
 	return nil
 }
 
-// CheckSetCheckpoint checks the texts of Progress.SetCheckpoint.
+// CheckSetCheckpoint checks the arguments of Progress.SetCheckpoint.
 func CheckSetCheckpoint(projector string, to Checkpoint) error {
+	if to.Mode < ModeCatchUp || to.Mode > ModeLive {
+		return &eventstore.InvalidError{Field: "checkpoint.mode", Reason: fmt.Sprintf("%d: set one of the modes", to.Mode)}
+	}
+	if to.Place.Position < 0 {
+		return &eventstore.InvalidError{Field: "checkpoint.place.position", Reason: fmt.Sprintf("%d: must not be negative", to.Place.Position)}
+	}
 	return firstError(CheckStorable("projector", projector), CheckStorable("checkpoint.lineage", to.Lineage), CheckStorable("checkpoint.place.id", to.Place.ID))
 }
 

@@ -130,6 +130,47 @@ var stores = []Mutant{
 		Cells: []string{"kill"},
 	},
 	{
+		Name:  "log_without_proof",
+		What:  "a page of the log ends at the highest visible position",
+		Edits: []Edit{{File: "providers/postgres/log_settled.go", Old: "position = is.position\n", New: "position = is.head\n"}},
+		Tests: []Test{
+			{"./providers/postgres", "TestNoEventIsSkippedWhateverTheOrderOfCommits"},
+			{"./providers/postgres", "TestAPageWaitsForAnOpenAppendOnly"},
+		},
+	},
+	{
+		Name: "gap_lock_not_awaited",
+		What: "a reader of the log does not look at the holders of the gap lock",
+		Edits: []Edit{{
+			File: "providers/postgres/log_settled.go",
+			Old:  "select distinct l.virtualtransaction from pg_locks l where ",
+			New:  "select distinct l.virtualtransaction from pg_locks l where false and ",
+		}},
+		Tests: []Test{
+			{"./providers/postgres", "TestNoEventIsSkippedWhateverTheOrderOfCommits"},
+			{"./providers/postgres", "TestAPageWaitsForAPreparedAppend"},
+		},
+	},
+	{
+		Name: "log_rows_with_holders",
+		What: "a reader of the log lists the holders of the gap lock before it reads the highest visible position",
+		Edits: []Edit{
+			{File: "providers/postgres/log_settled.go", Old: "	b := &pgx.Batch{}\n	b.Queue(db.q(headSQL), from)", New: `	if s.holders, err = collect(ctx, db.pool, pgx.RowTo[string], db.q(holdersSQL)); err != nil {
+		return s, err
+	}
+	b := &pgx.Batch{}
+	b.Queue(db.q(headSQL), from)`},
+			{File: "providers/postgres/log_settled.go", Old: "		s.holders, err = pgx.CollectRows(", New: "		_, err = pgx.CollectRows("},
+		},
+		Tests: []Test{{"./providers/postgres", "TestNoEventIsSkippedWhateverTheOrderOfCommits"}},
+	},
+	{
+		Name:  "log_of_another_server",
+		What:  "what was settled on one server counts on the next one",
+		Edits: []Edit{{File: "providers/postgres/log_settled.go", Old: "is.branch != now.branch ||", New: "is.branch == \"\" ||"}, {File: "providers/postgres/log.go", Old: "if branch != r.branch {", New: "if false {"}},
+		Tests: []Test{{"./providers/postgres", "TestARestartBeginsTheProofAgain"}},
+	},
+	{
 		Name: "two_transactions",
 		What: "an append commits its events before its outbox entries",
 		Edits: []Edit{

@@ -75,11 +75,13 @@ type Server struct {
 	keep *testserver.Process
 }
 
-// keep makes a database cluster, runs the server until standard input ends, and removes the data. A line of standard
-// input is a signal: it ends the server, which is then started again.
-const keep = `
+const initialize = `
 set -e
-"$1/initdb" -D "$2" -U postgres -A trust -E UTF8 --locale=C --no-sync > "$2.log" 2>&1
+"$1/initdb" -D "$2" -U postgres -A trust -E UTF8 --locale=C --no-sync > "$2.log" 2>&1`
+
+// keep follows the making of a database cluster. It runs the server until standard input ends, and removes the data. A line of
+// standard input is a signal: it ends the server, which is then started again.
+const keep = `
 bin=$1; data=$2; shift 2
 start() {
 	"$bin/postgres" -D "$data" "$@" >> "$data.log" 2>&1 < /dev/null &
@@ -99,7 +101,22 @@ rm -rf "$data" "$data.log" "${data%/data}"
 
 // Start starts a private server. Settings ("max_connections=20") override its own. The server runs
 // without fsync unless a setting says otherwise: killed processes lose nothing by that.
-func Start(settings ...string) (*Server, error) {
+func Start(settings ...string) (*Server, error) { return start(initialize, settings) }
+
+// Standby starts a replica of the server for one test.
+func (s *Server) Standby(t testing.TB) *Server {
+	t.Helper()
+	standby, err := start(fmt.Sprintf(`
+set -e
+"$1/pg_basebackup" -D "$2" -d '%s' -R -c fast --no-sync > "$2.log" 2>&1`, s.DSN), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(standby.Stop)
+	return standby
+}
+
+func start(initialize string, settings []string) (*Server, error) {
 	bin, err := binaries()
 	if err != nil {
 		return nil, err
@@ -121,7 +138,7 @@ func Start(settings ...string) (*Server, error) {
 		"max_prepared_transactions=10", "shared_buffers=64MB", "autovacuum_naptime=5s", "log_min_messages=fatal"}, settings...) {
 		args = append(args, "-c", setting)
 	}
-	if s.keep, err = testserver.RunUnprivileged(dir, keep, args...); err != nil {
+	if s.keep, err = testserver.RunUnprivileged(dir, initialize+keep, args...); err != nil {
 		return nil, fmt.Errorf("start postgres: %w", err)
 	}
 	if err := s.keep.Await(s.Log(), s.answers); err != nil {

@@ -83,7 +83,9 @@ func (t *Tx) append(ctx context.Context, stream string, expected eventstore.Expe
 		version++
 		s.add(stream, version, d, now)
 		for _, topic := range topics[i] {
-			if !s.enqueue(provider.FromEvent(stream, version, d, topic), now) {
+			m := provider.FromEvent(stream, version, d, topic)
+			m.SetPlace(s.position, provider.LogID{Lineage: t.db.lineage}.String())
+			if !s.enqueue(m, now) {
 				// an enqueued message has this id
 				return eventstore.Appended{}, eventstore.ErrEventIDReused
 			}

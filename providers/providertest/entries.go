@@ -34,6 +34,10 @@ var entryCases = []testCase{
 		rule: "Append adds an entry for each topic of the route: with the event's id, its stream as the key, its data byte for byte, its place in the headers; pending, in order",
 	},
 	{
+		name: "the place of an event", play: entryPlace, options: Options{Route: toTopics},
+		rule: "The entries of an event have its position in the log, and the identity of the log, in their headers",
+	},
+	{
 		name: "no route, no entries", play: noRouteNoEntries,
 		rule: "A nil Route makes no entries",
 	},
@@ -83,6 +87,7 @@ func entryEachTopic(s *stage) {
 		for i, n := range of {
 			e := entries[i]
 			want := provider.FromEvent("review-1", int64(n+1), ds[n], topic)
+			want.SetPlace(s.read(s.db, "review-1", int64(n))[0].Position, e.Headers[provider.HeaderLog])
 			same(s, "message", e.OutboxMessage, want)
 			s.require(!e.CreatedAt.IsZero(), "an entry has its creation time")
 			s.require(!e.NextAttemptAt.After(e.CreatedAt), "a new entry is due")
@@ -95,6 +100,52 @@ func entryEachTopic(s *stage) {
 	page, err := s.db.Entries(s.ctx, outbox.Filter{Limit: 1})
 	s.ok(err, "list entries")
 	same(s, "zone of CreatedAt", page[0].CreatedAt.Location(), time.UTC)
+}
+
+func entryPlace(s *stage) {
+	mail := func(n int) []eventstore.Draft {
+		ds := drafts(n)
+		for i := range ds {
+			ds[i].Type = "mail audit"
+		}
+		return ds
+	}
+	s.append("other-1", eventstore.NoStream, drafts(3)...) // topic "thing.happened"
+	s.append("review-1", eventstore.NoStream, mail(2)...)
+	s.append("review-1", 2, mail(1)...)
+	s.ok(s.inTx(s.ctx, func(view TxView, _ Add) error {
+		_, err := view.Append(s.ctx, "review-1", 3, mail(2))
+		return err
+	}), "append in a transaction")
+	positions := map[string]int64{}
+	for _, stream := range []string{"other-1", "review-1"} {
+		for _, e := range s.read(s.db, stream, 0) {
+			positions[e.ID] = e.Position
+		}
+	}
+	entries := s.entries(outbox.Filter{})
+	same(s, "entries", len(entries), 3+2*5)
+	id := entries[0].Headers[provider.HeaderLog]
+	if log, ok := s.db.(provider.Log); ok {
+		is, err := log.LogID(s.ctx)
+		s.ok(err, "identify the log")
+		same(s, "header of the log", id, is.String())
+	}
+	lineage, _, ok := strings.Cut(id, "/")
+	s.require(ok && lineage != "", "the header of the log, %q, has a lineage", id)
+	for _, e := range entries {
+		same(s, "header of the log", e.Headers[provider.HeaderLog], id)
+		same(s, "header of the position", e.Headers[provider.HeaderPosition], strconv.FormatInt(positions[e.ID], 10))
+	}
+	for _, e := range s.enqueue(outbox.Message{Topic: "mail"}) {
+		same(s, "headers of a message that is no event", e.Headers, nil)
+	}
+	if s.reopen == nil {
+		return
+	}
+	s.reopen().append("review-1", 5, mail(1)...)
+	entries = s.entries(outbox.Filter{Topic: "audit"})
+	same(s, "header of the log through a new handle", entries[len(entries)-1].Headers[provider.HeaderLog], id)
 }
 
 // inKeyOrder fails the case unless the entries of each key are in the order of their events.

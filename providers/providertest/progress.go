@@ -34,13 +34,14 @@ var checkpointCases = []testCase{
 		name: "SetCheckpoint waits for an open unit", unless: Deferred, play: setCheckpointWaits,
 		rule: "SetCheckpoint replaces the checkpoint while no unit of the projector is open: it waits for open units",
 	},
+	{name: "a checkpoint that cannot be stored", rule: "SetCheckpoint: to must have a mode", play: badCheckpoint},
 	{name: "text that cannot be stored", rule: filterRule, play: badProgressText},
 }
 
 // place returns the place of an event with this position.
 func place(position int64) provider.LogPlace {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 678_901_000, time.UTC)
-	return provider.LogPlace{Position: position, ID: fmt.Sprint("e-", position), RecordedAt: at.Add(time.Duration(position) * time.Second)}
+	return provider.LogPlace{Position: position, ID: fmt.Sprint("e-", position), RecordedAt: at.Add(time.Duration(position%1000) * time.Second)}
 }
 
 // checkpoint returns the checkpoint of the case's projector, in a form that reflect.DeepEqual can
@@ -274,6 +275,14 @@ func setCheckpointWaits(s *stage) {
 	same(s, "left by a later unit", s.open(s.events(2), effects).Left, []bool{true})
 }
 
+func badCheckpoint(s *stage) {
+	c := s.begins(5, provider.ModeLive)
+	for _, to := range []provider.Checkpoint{{}, {Mode: -1}, {Mode: provider.ModeLive + 1}, {Mode: provider.ModeLive, Place: provider.LogPlace{Position: -1}}} {
+		s.invalid(failure(s.db.SetCheckpoint(s.ctx, s.name, c, to)), fmt.Sprintf("set the checkpoint to %+v", to))
+	}
+	same(s, "checkpoint", s.checkpoint(), c)
+}
+
 func badProgressText(s *stage) {
 	terms := claim.Terms{Token: claim.NewToken(), Lease: time.Hour, Limit: 1}
 	message := func(handler string) []provider.Message {
@@ -290,7 +299,9 @@ func badProgressText(s *stage) {
 		{"Unapplied of a projector", func(ctx context.Context, text string) error {
 			return failure(s.db.Unapplied(ctx, text, message(s.name+"/a")))
 		}},
-		{"Unapplied of a handler", func(ctx context.Context, text string) error { return failure(s.db.Unapplied(ctx, s.name, message(text))) }},
+		{"Unapplied of a handler", func(ctx context.Context, text string) error {
+			return failure(s.db.Unapplied(ctx, s.name, message(text)))
+		}},
 		{"PruneApplied of a projector", func(ctx context.Context, text string) error {
 			return failure(s.db.PruneApplied(ctx, text, []string{s.name + "/a"}, 1))
 		}},

@@ -64,7 +64,9 @@ type appending struct {
 	topics   [][]string
 	ids      string // event ids as a JSON array
 	entries  int
-	at       int64 // time of the append on SQLite's clock, in milliseconds
+	db       *Provider
+	at       int64   // time of the append on SQLite's clock, in milliseconds
+	position []int64 // of each event
 }
 
 func (d *Provider) check(stream string, expected eventstore.Expected, events []eventstore.Draft) (*appending, error) {
@@ -75,7 +77,7 @@ func (d *Provider) check(stream string, expected eventstore.Expected, events []e
 	if err != nil {
 		return nil, err
 	}
-	a := &appending{stream: stream, expected: expected, events: events, topics: topics}
+	a := &appending{stream: stream, expected: expected, events: events, topics: topics, db: d}
 	ids := make([]string, len(events))
 	for i := range events {
 		ids[i] = events[i].ID
@@ -167,6 +169,7 @@ func (a *appending) writeEvents(ctx context.Context, s session) (at eventstore.A
 		return at, err
 	}
 	at.Stream, at.Count = a.stream, len(a.events)
+	a.position = make([]int64, len(a.events))
 	for i := range a.events {
 		e := &a.events[i]
 		r, err := s.exec(ctx, insertEvent, a.stream, at.Version-n+int64(i)+1, e.ID, e.Type, e.Schema,
@@ -180,6 +183,7 @@ func (a *appending) writeEvents(ctx context.Context, s session) (at eventstore.A
 		if at.Position, err = r.LastInsertId(); err != nil {
 			return at, err
 		}
+		a.position[i] = at.Position
 	}
 	return at, nil
 }
@@ -218,10 +222,19 @@ func (a *appending) damaged() error {
 }
 
 func (a *appending) writeEntries(ctx context.Context, s session, at eventstore.Appended) error {
+	if a.entries == 0 {
+		return nil
+	}
+	log, err := a.db.logName(ctx, s)
+	if err != nil {
+		return err
+	}
 	first := at.Version - int64(at.Count) + 1
 	for i := range a.events {
 		for _, topic := range a.topics[i] {
-			added, err := s.enqueue(ctx, provider.FromEvent(a.stream, first+int64(i), a.events[i], topic), a.at)
+			m := provider.FromEvent(a.stream, first+int64(i), a.events[i], topic)
+			m.SetPlace(a.position[i], log)
+			added, err := s.enqueue(ctx, m, a.at)
 			if err != nil {
 				return err
 			}
@@ -232,6 +245,19 @@ func (a *appending) writeEntries(ctx context.Context, s session, at eventstore.A
 		}
 	}
 	return nil
+}
+
+// logName returns LogID.String of the log. It reads the lineage once.
+func (d *Provider) logName(ctx context.Context, q querier) (string, error) {
+	if lineage := d.lineage.Load(); lineage != nil {
+		return provider.LogID{Lineage: *lineage}.String(), nil
+	}
+	var lineage string
+	if err := one(ctx, q, []any{&lineage}, readLineage); err != nil {
+		return "", wrap("read the lineage of the log", err)
+	}
+	d.lineage.Store(&lineage)
+	return provider.LogID{Lineage: lineage}.String(), nil
 }
 
 // noMetadata is the metadata of most events.

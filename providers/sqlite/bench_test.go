@@ -56,6 +56,63 @@ func BenchmarkDo(b *testing.B) {
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "units/s")
 }
 
+// addAll adds to 500 totals.
+func addAll(ctx context.Context, tx *sql.Tx) error {
+	stmt, err := tx.PrepareContext(ctx, addToTotal)
+	for i := range 500 {
+		if err == nil {
+			_, err = stmt.ExecContext(ctx, fmt.Sprint("p", i), 1)
+		}
+	}
+	return err
+}
+
+// 500 events in one unit that moves the checkpoint, compared with the effects and one update.
+func BenchmarkAdvance500(b *testing.B) {
+	ctx := context.Background()
+	for _, marked := range []bool{false, true} {
+		b.Run(fmt.Sprintf("kinora/marked=%v", marked), func(b *testing.B) {
+			db := open(b, nil)
+			_, err := db.SetCheckpoint(ctx, "totals", provider.Checkpoint{}, live(0))
+			require.NoError(b, err)
+			if marked {
+				require.NoError(b, db.Do(ctx, placed(1<<60), nil0))
+			}
+			for i := int64(0); b.Loop(); i++ {
+				u := provider.Unit{Projector: "totals", Advance: &provider.Advance{
+					From: 500 * i, To: provider.LogPlace{Position: 500 * (i + 1)}, Mode: provider.ModeLive,
+				}}
+				handlers := []provider.Handler{{Name: handler}}
+				for j := range int64(500) {
+					id := fmt.Sprintf("01a1f84d-1bb0-703b-aedd-%012d", i*500+j)
+					u.Messages = append(u.Messages, provider.Message{
+						ID: id, Lane: provider.LaneOfKey(id), Handlers: handlers, Mark: true, Position: i*500 + j + 1,
+					})
+				}
+				err := db.Do(ctx, u, func(ctx context.Context, tx *sql.Tx, _ provider.Found) (provider.Closing, error) {
+					return provider.Closing{}, addAll(ctx, tx)
+				})
+				require.NoError(b, err)
+			}
+			b.ReportMetric(500*float64(b.N)/b.Elapsed().Seconds(), "events/s")
+		})
+	}
+	b.Run("by hand", func(b *testing.B) {
+		db := open(b, nil)
+		_, err := db.SetCheckpoint(ctx, "totals", provider.Checkpoint{}, live(0))
+		require.NoError(b, err)
+		for i := 0; b.Loop(); i++ {
+			tx, err := db.SQL().BeginTx(ctx, nil)
+			require.NoError(b, err)
+			require.NoError(b, addAll(ctx, tx))
+			_, err = tx.ExecContext(ctx, `update kinora_checkpoints set position = ?1 where projector = 'totals' and generation = 1`, 500*(i+1))
+			require.NoError(b, err)
+			require.NoError(b, tx.Commit())
+		}
+		b.ReportMetric(500*float64(b.N)/b.Elapsed().Seconds(), "events/s")
+	})
+}
+
 // 500 messages in one unit, compared with two statements for each message: one for the marker,
 // one for the effect.
 func BenchmarkDo500(b *testing.B) {
@@ -65,15 +122,6 @@ func BenchmarkDo500(b *testing.B) {
 			all[j] = fmt.Sprintf("01a1f84d-1bb0-703b-aedd-%012d", i*500+j)
 		}
 		return all
-	}
-	addAll := func(ctx context.Context, tx *sql.Tx) error {
-		stmt, err := tx.PrepareContext(ctx, addToTotal)
-		for i := range 500 {
-			if err == nil {
-				_, err = stmt.ExecContext(ctx, fmt.Sprint("p", i), 1)
-			}
-		}
-		return err
 	}
 	b.Run("kinora", func(b *testing.B) {
 		db := open(b, nil)
@@ -91,7 +139,7 @@ func BenchmarkDo500(b *testing.B) {
 		for i := 0; b.Loop(); i++ {
 			tx, err := db.SQL().BeginTx(ctx, nil)
 			require.NoError(b, err)
-			mark, err := tx.PrepareContext(ctx, `insert into kinora_markers values ('h', 1, ?, 0) on conflict do nothing`)
+			mark, err := tx.PrepareContext(ctx, `insert into kinora_markers (handler, generation, message_id, processed_at) values ('h', 1, ?, 0) on conflict do nothing`)
 			require.NoError(b, err)
 			for _, id := range ids(i) {
 				_, err := mark.ExecContext(ctx, id)

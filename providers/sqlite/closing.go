@@ -18,6 +18,9 @@ func (u *unit) close(ctx context.Context, p *provider.Unit, found provider.Found
 	} else if err == nil {
 		err = u.park(ctx, p, c.Park)
 	}
+	if err == nil && p.Advance != nil {
+		err = u.moveCheckpoint(ctx, p)
+	}
 	if err == nil && p.Careful != nil {
 		_, err = u.exec(ctx, clearInFlight, p.Careful.Runner, p.Careful.Number)
 	}

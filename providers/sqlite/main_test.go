@@ -185,6 +185,8 @@ func checkAtRest(t testing.TB, db *sql.DB) {
 				select id, state, due_at, row_number() over (partition by projector, lane, resolved_at is null order by id) = 1 as first
 				from kinora_parked)
 			where (due_at is not null) <> (first and state = 'waiting')`,
+		"a marker with a position is of an event": `
+			select handler from kinora_markers where position <= 0`,
 		"sqlite itself": `select integrity_check from pragma_integrity_check where integrity_check <> 'ok'`,
 	} {
 		rows, err := db.Query(query)
@@ -256,6 +258,7 @@ func shiftBack(db *sql.DB, d time.Duration) error {
 		"kinora_low_water_marks": {"pruned_before"},
 		"kinora_parked":          {"parked_at", "due_at", "resolved_at"},
 		"kinora_runners":         {"expires_at"},
+		"kinora_leases":          {"expires_at"},
 	} {
 		for _, column := range columns {
 			shift := fmt.Sprintf(`update %s set %[2]s = %[2]s - %d where %[2]s is not null`, table, column, d.Milliseconds())
@@ -264,7 +267,8 @@ func shiftBack(db *sql.DB, d time.Duration) error {
 			}
 		}
 	}
-	return nil
+	_, err := db.Exec(`update kinora_checkpoints set recorded_at = recorded_at - ?`, d.Microseconds())
+	return err
 }
 
 func total(t testing.TB, db *sql.DB, key string) (n int) {

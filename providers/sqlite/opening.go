@@ -32,42 +32,86 @@ func (u *unit) open(ctx context.Context, p *provider.Unit) (provider.Found, erro
 }
 
 const (
-	// ?2 is an object with the messages of each handler.
+	// ?2 is an object with the messages of each handler: their positions, or 0, by their ids.
 	ofMarkers = `jsonb_each(?2) j cross join json_each(j.value) i`
 
 	findMarked = `
-select j.key, i.value from ` + ofMarkers + `
-where exists (select 1 from kinora_markers where handler = j.key and generation = ` + live + ` and message_id = i.value)`
+select j.key, i.key from ` + ofMarkers + `
+where exists (select 1 from kinora_markers where handler = j.key and generation = ` + live + ` and message_id = i.key)`
 
 	insertMarkers = `
-insert into kinora_markers (handler, generation, message_id, processed_at)
-select j.key, ` + live + `, i.value, (select ` + clock + `) from ` + ofMarkers + `
+insert into kinora_markers (handler, generation, message_id, processed_at, position)
+select j.key, ` + live + `, i.key, (select ` + clock + `), nullif(i.value, 0) from ` + ofMarkers + `
 where true
 on conflict do nothing`
 )
 
-// mark inserts the markers that do not exist, and sets Fresh.
+// mark inserts the markers that do not exist, except with Advance, and sets Fresh and Left.
 func (u *unit) mark(ctx context.Context, p *provider.Unit, found *provider.Found) error {
-	var err error
-	messages, marked := map[string][]string{}, map[provider.Marker]bool{}
-	markers := p.Markers(found)
-	for _, m := range markers {
-		messages[m.Handler] = append(messages[m.Handler], m.MessageID)
+	c, err := u.checkpointOf(ctx, p)
+	if err == nil {
+		err = found.SetProgress(p, c)
 	}
-	if len(markers) > 0 {
-		of := jsonOf(messages)
-		err = each(ctx, u, func(rows *sql.Rows) error {
-			var m provider.Marker
-			err := rows.Scan(&m.Handler, &m.MessageID)
-			marked[m] = true
-			return err
-		}, findMarked, p.Projector, of)
-		if err == nil && len(marked) < len(markers) {
-			_, err = u.exec(ctx, insertMarkers, p.Projector, of)
+	if err != nil {
+		return err
+	}
+	var marked map[provider.Marker]bool
+	if asked, n := markersOf(p, found, &c); n > 0 {
+		markers := jsonOf(asked)
+		marked, err = findMarkers(ctx, u, p.Projector, markers)
+		if err == nil && p.Advance == nil && len(marked) < n {
+			_, err = u.exec(ctx, insertMarkers, p.Projector, markers)
 		}
 	}
+	if err != nil {
+		return err
+	}
 	found.SetFresh(p, func(m provider.Marker) bool { return !marked[m] })
-	return err
+	return found.SetProgress(p, c)
+}
+
+// markersOf returns the markers of p for ofMarkers, and their number, without those of messages
+// that are not fresh in any case.
+func markersOf(p *provider.Unit, found *provider.Found, c *provider.Checkpoint) (of map[string]map[string]int64, n int) {
+	of = map[string]map[string]int64{}
+	for i := range p.Messages {
+		m := &p.Messages[i]
+		if !m.Mark || c.Covers(m) || found.Live != nil && !found.Live[i] || found.Left != nil && found.Left[i] {
+			continue
+		}
+		for j := range m.Handlers {
+			n += addMarkers(of, &m.Handlers[j], m)
+		}
+	}
+	return of, n
+}
+
+// addMarkers adds the markers of a message under each name of the handler, and returns their
+// number.
+func addMarkers(of map[string]map[string]int64, h *provider.Handler, m *provider.Message) int {
+	add := func(name string) {
+		if of[name] == nil {
+			of[name] = map[string]int64{}
+		}
+		of[name][m.ID] = m.Position
+	}
+	add(h.Name)
+	for _, was := range h.Was {
+		add(was)
+	}
+	return 1 + len(h.Was)
+}
+
+// findMarkers returns the markers that exist. markers is for ofMarkers.
+func findMarkers(ctx context.Context, q querier, projector, markers string) (map[provider.Marker]bool, error) {
+	marked := map[provider.Marker]bool{}
+	err := each(ctx, q, func(rows *sql.Rows) error {
+		var m provider.Marker
+		err := rows.Scan(&m.Handler, &m.MessageID)
+		marked[m] = true
+		return err
+	}, findMarked, projector, markers)
+	return marked, err
 }
 
 const (

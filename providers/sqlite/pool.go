@@ -71,10 +71,10 @@ func (p *pool) warmUpIfMigrated(ctx context.Context) error {
 
 // inTransactions lists the statements of frequent transactions.
 var inTransactions = []string{
-	findEvents, raiseStream, readVersion, insertEvent, insertEntry,
+	findEvents, raiseStream, readVersion, insertEvent, insertEntry, readLineage,
 	candidates, candidatesUnordered, takeEntry, takeUnordered, markEntry, dropEntry, lanesOf, releaseEntries,
 	savepoint, release, readStream,
-	findMarked, insertMarkers, findHeld, findSuspects, findFront, parkMessage, keepReplayed, dropReplayed, dueNow, tryParked,
+	findMarked, insertMarkers, findHeld, findSuspects, findFront, parkMessage, keepReplayed, dropReplayed, dueNow, tryParked, readCheckpoint, moveCheckpoint,
 	insertInFlight, clearInFlight, extendLease, deleteInFlight, deleteRunner, lastCrash, readLive, setLive,
 }
 

@@ -8,12 +8,12 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// outcomes answers questions: arrays of a message's id, a projector, the names of a handler, and
-// the time at which the message was recorded. It looks for the parked message, for a marker of
-// the live generation, and for the low-water mark of the handler.
+// outcomes answers questions: arrays of a message's id, a projector, the names of a handler, the
+// time at which the message was recorded, and its position. It looks for the parked message, for
+// the checkpoint and a marker of the live generation, and for the low-water mark of the handler.
 const outcomes = `
-with q (i, id, projector, names, recorded) as materialized (
-	select key, value ->> 0, value ->> 1, value -> 2, value ->> 3 from json_each(?1))
+with q (i, id, projector, names, recorded, position) as materialized (
+	select key, value ->> 0, value ->> 1, value -> 2, value ->> 3, value ->> 4 from json_each(?1))
 select coalesce(
 	(select case when p.state = 'skipped' then 'skipped' when 'stuck' in (p.state, (
 			select f.state from kinora_parked f indexed by kinora_parked_lane
@@ -23,6 +23,9 @@ select coalesce(
 		where p.state <> 'replayed' and p.message_id <> '' and p.projector = q.projector and p.message_id = q.id
 			and (p.handlers = '[]' or exists (
 				select 1 from json_each(p.handlers) a join json_each(q.names) b on a.value = b.value))),
+	(select 'applied' from kinora_checkpoints c
+		where c.projector = q.projector and q.position between 1 and c.position
+			and c.generation = coalesce((select live from kinora_generations g where g.projector = q.projector), 1)),
 	(select 'applied' from json_each(q.names) n cross join kinora_markers m
 		where m.handler = n.value and m.message_id = q.id
 			and m.generation = coalesce((select live from kinora_generations g where g.projector = q.projector), 1)),
@@ -43,7 +46,7 @@ func (d *Provider) Outcomes(ctx context.Context, questions []provider.Question) 
 	for i, q := range questions {
 		// rounded up: low-water marks are inclusive
 		recorded := q.RecordedAt.Add(time.Millisecond - 1).UnixMilli()
-		asked[i] = []any{q.MessageID, q.Projector(), q.Names(), recorded}
+		asked[i] = []any{q.MessageID, q.Projector(), q.Names(), recorded, q.Position}
 	}
 	names, err := column[string](ctx, d.reads, outcomes, jsonOf(asked))
 	for i, name := range names {
@@ -53,10 +56,19 @@ func (d *Provider) Outcomes(ctx context.Context, questions []provider.Question) 
 }
 
 const (
-	// Of handler or projector ?1, at most ?3 rows that are older than ?2 ms, the oldest first.
+	// At most ?3 markers of handler ?1, of projector ?4, that are older than ?2 ms: those without a
+	// position, the oldest first, then those with one in generations without a checkpoint.
 	oldMarkers = `
-	select handler, generation, message_id from kinora_markers indexed by kinora_markers_age
-	where handler = ?1 and processed_at < ` + clock + ` - ?2 order by processed_at limit ?3`
+	select * from (
+		select * from (
+			select handler, generation, message_id from kinora_markers indexed by kinora_markers_position
+			where handler = ?1 and position is null and processed_at < ` + clock + ` - ?2 order by processed_at limit ?3)
+		union all
+		select handler, generation, message_id from kinora_markers m indexed by kinora_markers_position
+		where handler = ?1 and position > 0 and processed_at < ` + clock + ` - ?2
+			and not exists (select 1 from kinora_checkpoints c where c.projector = ?4 and c.generation = m.generation)
+		limit ?3)`
+	// At most ?3 resolved messages of projector ?1 that are older than ?2 ms, the oldest first.
 	oldResolved = `
 	select id from kinora_parked indexed by kinora_parked_resolved
 	where open = 0 and projector = ?1 and resolved_at < ` + clock + ` - ?2 order by resolved_at limit ?3`
@@ -78,20 +90,19 @@ func (d *Provider) Prune(ctx context.Context, projector string, handlers []strin
 		return 0, wrap("prune", err)
 	}
 	for _, handler := range handlers {
-		n, err := d.prune(ctx, `select exists (`+oldMarkers+`)`, pruneMarkers, handler, window, limit)
+		n, err := d.prune(ctx, oldMarkers, pruneMarkers, handler, window, limit, projector)
 		if pruned += n; err != nil {
 			return pruned, wrap("prune markers of "+handler, err)
 		}
 	}
-	n, err := d.prune(ctx, `select exists (`+oldResolved+`)`, pruneResolved, projector, window, limit)
+	n, err := d.prune(ctx, oldResolved, pruneResolved, projector, window, limit)
 	return pruned + n, wrap("prune resolved messages of "+projector, err)
 }
 
-// prune takes the write lock only if check finds rows to delete.
-func (d *Provider) prune(ctx context.Context, check, query, name string, window time.Duration, limit int) (n int, err error) {
-	args := []any{name, millis(window), max(limit, 0)}
-	old, err := column[bool](ctx, d.reads, check, args...)
-	if err != nil || !old[0] {
+// prune takes the write lock only if old selects rows to delete.
+func (d *Provider) prune(ctx context.Context, old, query, name string, window time.Duration, limit int, more ...any) (n int, err error) {
+	args := append([]any{name, millis(window), max(limit, 0)}, more...)
+	if any, err := column[bool](ctx, d.reads, `select exists (`+old+`)`, args...); err != nil || !any[0] {
 		return 0, err
 	}
 	err = d.writeTx(ctx, func(u *unit) error {

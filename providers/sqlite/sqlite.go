@@ -48,6 +48,8 @@ type Provider struct {
 	added   signal               // sent after a commit that added entries
 	appends signal               // sent after a commit that added events
 	hinted  hints                // what the caller's open transaction added
+
+	lineage atomic.Pointer[string] // of the log, once it was read
 }
 
 const (

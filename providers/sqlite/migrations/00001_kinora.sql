@@ -68,11 +68,37 @@ create table kinora_markers (
     generation   integer not null,
     message_id   text not null,
     processed_at integer not null,
+    position     integer, -- of the event in the log; null if the message is none
     primary key (handler, generation, message_id)
 ) strict, without rowid;
 
--- Markers are pruned by age, the oldest of a handler first.
-create index kinora_markers_age on kinora_markers (handler, processed_at);
+-- Markers of events are deleted up to the checkpoint. Those without a position are pruned by age,
+-- the oldest of a handler first.
+create index kinora_markers_position on kinora_markers (handler, position, processed_at);
+
+-- How far each generation of a projector has applied the events of a log.
+create table kinora_checkpoints (
+    projector   text not null,
+    generation  integer not null,
+    -- the last settled event up to which all are applied or parked
+    position    integer not null,
+    event_id    text not null,
+    recorded_at integer,       -- in microseconds, because the log may be in another database
+    lineage     text not null, -- of the log
+    mode        text not null check (mode in ('catch-up', 'closing', 'live')),
+    token       blob,          -- of the reader; only its units move the position
+    handlers    text not null, -- json: where each handler began
+    primary key (projector, generation)
+) strict, without rowid;
+
+-- Leases on names, such as those of the readers of the log. A loss of power may lose commits to
+-- this table.
+create table kinora_leases (
+    name       text primary key,
+    token      blob not null,
+    holder     text not null, -- only people read it
+    expires_at integer not null
+) strict, without rowid;
 
 -- Markers of a handler up to this time may be missing, because they were pruned.
 create table kinora_low_water_marks (

@@ -1,0 +1,208 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// modes are the names of provider.Mode.
+var modes = []string{"", "catch-up", "closing", "live"}
+
+const (
+	// ofLive selects the checkpoint of the live generation of projector ?1.
+	ofLive = `projector = ?1 and generation = ` + live
+
+	readCheckpoint = `select position, mode, token from kinora_checkpoints where ` + ofLive
+
+	readWholeCheckpoint = `
+select position, mode, token, event_id, recorded_at, lineage, handlers from kinora_checkpoints where ` + ofLive
+
+	moveCheckpoint = `update kinora_checkpoints set position = ?2, event_id = ?3, recorded_at = ?4 where ` + ofLive
+
+	setCheckpoint = `
+insert into kinora_checkpoints (projector, generation, position, event_id, recorded_at, lineage, mode, token, handlers)
+values (?1, ` + live + `, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+on conflict (projector, generation) do update set position = excluded.position, event_id = excluded.event_id,
+	recorded_at = excluded.recorded_at, lineage = excluded.lineage, mode = excluded.mode, token = excluded.token,
+	handlers = excluded.handlers`
+)
+
+// checkpointOf returns the position, the mode and the token of the checkpoint that p needs. They
+// do not change before the commit.
+func (u *unit) checkpointOf(ctx context.Context, p *provider.Unit) (provider.Checkpoint, error) {
+	isNeeded := p.Advance != nil || slices.ContainsFunc(p.Messages, func(m provider.Message) bool {
+		return m.Mark && m.Position > 0 && m.Parked == nil
+	})
+	if !isNeeded {
+		return provider.Checkpoint{}, nil
+	}
+	return u.briefly(ctx, p.Projector)
+}
+
+func (u *unit) briefly(ctx context.Context, projector string) (provider.Checkpoint, error) {
+	return oneCheckpoint(ctx, u, readCheckpoint, projector, nil)
+}
+
+// oneCheckpoint scans the first columns of query, and the others into more.
+func oneCheckpoint(ctx context.Context, q querier, query, projector string, more []any) (c provider.Checkpoint, err error) {
+	var mode string
+	var token []byte
+	err = one(ctx, q, append([]any{&c.Place.Position, &mode, &token}, more...), query, projector)
+	if errors.Is(err, sql.ErrNoRows) {
+		return provider.Checkpoint{}, nil
+	}
+	copy(c.Token[:], token)
+	c.Mode = provider.Mode(slices.Index(modes, mode))
+	return c, err
+}
+
+// moveCheckpoint moves the checkpoint as p.Advance says. The opening has compared it.
+func (u *unit) moveCheckpoint(ctx context.Context, p *provider.Unit) error {
+	to := p.Advance.To
+	_, err := u.exec(ctx, moveCheckpoint, p.Projector, to.Position, to.ID, microsOf(to.RecordedAt))
+	return err
+}
+
+// microsOf returns nil (null) for the zero time.
+func microsOf(t time.Time) any {
+	if t.IsZero() {
+		return nil
+	}
+	return t.UnixMicro()
+}
+
+// Checkpoint implements provider.Progress.
+func (d *Provider) Checkpoint(ctx context.Context, projector string) (provider.Checkpoint, error) {
+	var id, lineage, handlers string
+	var recorded sql.NullInt64
+	err := provider.CheckStorable("projector", projector)
+	if err != nil {
+		return provider.Checkpoint{}, wrap("read the checkpoint", err)
+	}
+	c, err := oneCheckpoint(ctx, d.reads, readWholeCheckpoint, projector, []any{&id, &recorded, &lineage, &handlers})
+	if err == nil && c.Mode != 0 {
+		c.Place.ID, c.Lineage = id, lineage
+		if recorded.Valid {
+			c.Place.RecordedAt = time.UnixMicro(recorded.Int64).UTC()
+		}
+		err = json.Unmarshal([]byte(handlers), &c.Handlers)
+	}
+	return result(c, "read the checkpoint", err)
+}
+
+// SetCheckpoint implements provider.Progress. No unit is open while it has the write lock.
+func (d *Provider) SetCheckpoint(ctx context.Context, projector string, from, to provider.Checkpoint) (set bool, err error) {
+	if err := provider.CheckSetCheckpoint(projector, to); err != nil {
+		return false, wrap("set the checkpoint", err)
+	}
+	err = d.writeTx(ctx, func(u *unit) error {
+		is, err := u.briefly(ctx, projector)
+		set = is.Place.Position == from.Place.Position && is.Mode == from.Mode && is.Token == from.Token
+		if err == nil && set {
+			_, err = u.exec(ctx, setCheckpoint, projector, to.Place.Position, to.Place.ID, microsOf(to.Place.RecordedAt), to.Lineage,
+				modes[to.Mode], tokenOf(to.Token), jsonOf(to.Handlers))
+		}
+		return err
+	})
+	return result(set, "set the checkpoint", err)
+}
+
+// Unapplied implements provider.Progress. It reads the checkpoint after the markers, which may be
+// deleted when the checkpoint has moved.
+func (d *Provider) Unapplied(ctx context.Context, projector string, messages []provider.Message) ([]bool, error) {
+	if err := provider.CheckUnapplied(projector, messages); err != nil {
+		return nil, wrap("look up markers", err)
+	}
+	of := map[string]map[string]int64{}
+	for i := range messages {
+		for j := range messages[i].Handlers {
+			addMarkers(of, &messages[i].Handlers[j], &messages[i])
+		}
+	}
+	marked, err := findMarkers(ctx, d.reads, projector, jsonOf(of))
+	if err != nil {
+		return nil, wrap("look up markers", err)
+	}
+	c, err := oneCheckpoint(ctx, d.reads, readCheckpoint, projector, nil)
+	if err != nil {
+		return nil, wrap("read the checkpoint", err)
+	}
+	unapplied := make([]bool, len(messages))
+	for i := range messages {
+		m := &messages[i]
+		isMarked := func(name string) bool { return marked[provider.Marker{Handler: name, MessageID: m.ID}] }
+		unapplied[i] = (m.Position == 0 || m.Position > c.Place.Position) &&
+			slices.ContainsFunc(m.Handlers, func(h provider.Handler) bool {
+				return !isMarked(h.Name) && !slices.ContainsFunc(h.Was, isMarked)
+			})
+	}
+	return unapplied, nil
+}
+
+const (
+	appliedMarkers = `
+	select handler, generation, message_id from kinora_markers indexed by kinora_markers_position
+	where handler in (select value from json_each(?2)) and generation = ` + live + `
+		and position <= (select position from kinora_checkpoints where ` + ofLive + `)
+	limit ?3`
+
+	pruneApplied = `delete from kinora_markers where (handler, generation, message_id) in (` + appliedMarkers + `)`
+)
+
+// PruneApplied implements provider.Progress. It takes the write lock only if there are markers to
+// delete.
+func (d *Provider) PruneApplied(ctx context.Context, projector string, handlers []string, limit int) (n int, err error) {
+	if err := provider.CheckPrune(projector, handlers); err != nil {
+		return 0, wrap("prune applied", err)
+	}
+	args := []any{projector, jsonOf(handlers), max(limit, 0)}
+	if any, err := column[bool](ctx, d.reads, `select exists (`+appliedMarkers+`)`, args...); err != nil || !any[0] {
+		return 0, wrap("prune applied", err)
+	}
+	err = d.writeTx(ctx, func(u *unit) error {
+		n, err = u.changed(ctx, pruneApplied, args...)
+		return err
+	})
+	return result(n, "prune applied", err)
+}
+
+const (
+	acquireLease = `
+insert into kinora_leases (name, token, holder, expires_at) values (?1, ?2, ?3, ` + clock + ` + ?4)
+on conflict (name) do update set token = excluded.token, holder = excluded.holder, expires_at = excluded.expires_at
+where token = excluded.token or expires_at <= ` + clock
+
+	releaseLease = `delete from kinora_leases where name = ?1 and token = ?2`
+)
+
+// AcquireLease implements claim.Leases. Its commit is not synced, except on a DB from New.
+func (d *Provider) AcquireLease(ctx context.Context, name string, t claim.Terms) (acquired bool, err error) {
+	if err := provider.CheckStorable("name", name); err != nil {
+		return false, wrap("acquire a lease", err)
+	}
+	err = d.writeTx(unsynced(ctx), func(u *unit) error {
+		n, err := u.changed(ctx, acquireLease, name, t.Token[:], t.Holder, millis(t.Lease))
+		acquired = n == 1
+		return err
+	})
+	return result(acquired, "acquire the lease on "+name, err)
+}
+
+// ReleaseLease implements claim.Leases. Its commit is not synced, except on a DB from New.
+func (d *Provider) ReleaseLease(ctx context.Context, name string, token claim.Token) error {
+	if err := provider.CheckStorable("name", name); err != nil {
+		return wrap("release a lease", err)
+	}
+	err := d.writeTx(unsynced(ctx), func(u *unit) error {
+		_, err := u.exec(ctx, releaseLease, name, token[:])
+		return err
+	})
+	return wrap("release the lease on "+name, err)
+}
