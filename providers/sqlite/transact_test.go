@@ -137,5 +137,9 @@ func TestWake(t *testing.T) {
 	default:
 	}
 	db.Wake()
-	<-woken
+	select {
+	case <-woken:
+	case <-time.After(5 * time.Second):
+		t.Fatal("not woken")
+	}
 }
