@@ -18,8 +18,8 @@ const (
 type arm struct {
 	name, prefix string
 	opts         projector.Options
-	loses        bool // it must lose events, and nothing else
-	misorders    bool // it must apply events out of order, and nothing else
+	loses        bool // it must lose events
+	misorders    bool // it must apply events out of order
 }
 
 // armKinds are the projectors that settings.Arms may name.
@@ -30,7 +30,7 @@ var armKinds = map[string]arm{
 	// The topic of this one is never published to.
 	unheardName:   {name: unheardName, prefix: "unheard_", opts: projector.Options{Markers: true}},
 	unorderedName: {name: unorderedName, prefix: "unordered_", opts: projector.Options{Markers: true}, misorders: true},
-	brokerName:    {name: brokerName, prefix: "broker_", opts: projector.Options{Markers: true, BrokerOnly: true}, loses: true},
+	brokerName:    {name: brokerName, prefix: "broker_", opts: projector.Options{Markers: true, BrokerOnly: true}, loses: true, misorders: true},
 	tenthName:     {name: tenthName, prefix: "tenth_", opts: projector.Options{Markers: true}},
 }
 

@@ -29,7 +29,7 @@ func runBrokerLoses(r *run) {
 	}
 	_, relays, runners := r.startAll(2, 2, lossy)
 	r.during(func() {
-		r.sleep(r.between(500*time.Millisecond, 1500*time.Millisecond))
+		r.sleep(r.between(300*time.Millisecond, 900*time.Millisecond))
 		if r.intn(4) == 0 {
 			relays[r.intn(2)].restart()
 		} else {

@@ -205,9 +205,9 @@ func newArms[Tx any](w *work, s *started, u provider.Units[Tx], exec func(contex
 	both := &arms[Tx]{w: w, s: s, units: u}
 	for _, name := range w.Arms {
 		if kind := armKinds[name]; name == unheardName {
-			both.unheard = append(both.unheard, arm(name, kind.prefix, kind.opts))
+			both.unheard = append(both.unheard, arm(kind.name, kind.prefix, kind.opts))
 		} else {
-			both.projectors = append(both.projectors, arm(name, kind.prefix, kind.opts))
+			both.projectors = append(both.projectors, arm(kind.name, kind.prefix, kind.opts))
 		}
 	}
 	if len(w.Arms) == 0 && w.More["arm"] != controlName {
@@ -220,6 +220,9 @@ func newArms[Tx any](w *work, s *started, u provider.Units[Tx], exec func(contex
 		Concurrency: w.Concurrency, Batch: w.Unit, Careful: w.Careful, Lease: w.Lease, Timeout: w.Timeout, Drain: 5 * time.Second, LogErrors: true,
 		Retry: claim.Backoff{Base: 50 * time.Millisecond, Max: time.Second, Attempts: w.Attempts}, Grace: w.Grace,
 		Observer: projector.RunnerObserver{Completed: w.completed},
+	}
+	if len(w.Arms) > 0 { // the other cells judge what the broker alone delivers
+		both.cfg.Log = w.db
 	}
 	return both
 }
