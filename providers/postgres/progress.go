@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/crash"
@@ -45,13 +46,18 @@ left join lateral (
 	where m.handler = n.handler and m.generation = (select generation from live) and m.message_id = n.id limit 1) m on true
 where m.found is null and (n.position = 0 or n.position > coalesce((select position from passed), 0))`
 
+	// Markers are deleted in the order of an index, of which only the first part is read. Otherwise
+	// the planner, whose statistics may be of an empty table, reads and sorts all of them.
+	inOrderSQL = `
+select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)`
+
 	pruneAppliedSQL = `
 with live as materialized (select ` + liveGeneration + ` as generation),
 passed as materialized (select position from kinora.checkpoint($1::text, false))
 delete from kinora.markers where ctid = any(array(
 	select m.at from unnest($2::text[]) h(name), lateral (
 		select ctid as at from kinora.markers
-		where handler = h.name and position <= (select position from passed) and generation = (select generation from live)
+		where handler = h.name and position <= (select position from passed) and (generation = (select generation from live)) is true
 		order by handler, position limit $3::bigint) m
 	limit $3::bigint))`
 )
@@ -186,7 +192,14 @@ func (db *Provider) PruneApplied(ctx context.Context, projector string, handlers
 		return 0, wrap("prune applied", err)
 	}
 	crash.Point("prune applied: before")
-	tag, err := db.pool.Exec(ctx, db.q(pruneAppliedSQL), planned, projector, handlers, max(limit, 0))
+	var n int64
+	b := &pgx.Batch{}
+	b.Queue(inOrderSQL)
+	b.Queue(db.q(pruneAppliedSQL), projector, handlers, max(limit, 0)).Exec(func(tag pgconn.CommandTag) error {
+		n = tag.RowsAffected()
+		return nil
+	})
+	err := db.pool.SendBatch(ctx, b).Close()
 	crash.Point("prune applied: after")
-	return int(tag.RowsAffected()), ofOwn(ctx, wrap("prune applied", err))
+	return int(n), ofOwn(ctx, wrap("prune applied", err))
 }
