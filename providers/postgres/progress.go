@@ -3,7 +3,6 @@ package postgres
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"slices"
 	"time"
 
@@ -11,7 +10,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/kinora-go/kinora/claim"
-	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -113,26 +111,24 @@ func (db *Provider) SetCheckpoint(ctx context.Context, projector string, from, t
 	}
 	// always has a JSON form
 	handlers, _ := json.Marshal(append([]provider.Began{}, to.Handlers...))
+	b := &pgx.Batch{}
+	b.Queue(`begin isolation level read committed`)
+	b.Queue(exclusiveSQL, lockClassFence, db.fence(projector))
+	b.Queue(db.q(setCheckpointSQL), projector,
+		to.Place.Position, to.Place.ID, recordedAt(to.Place), to.Lineage, modeName(to.Mode), uuid.UUID(to.Token), string(handlers),
+		from.Place.Position, modeName(from.Mode), uuid.UUID(from.Token)).Exec(func(tag pgconn.CommandTag) error {
+		set = tag.RowsAffected() == 1
+		return nil
+	})
+	b.Queue(`commit`)
 	crash.Point("set checkpoint: before")
-	err = wrap("set the checkpoint", pgx.BeginTxFunc(ctx, db.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, exclusiveSQL, lockClassFence, db.fence(projector)); err != nil {
-			return err
-		}
-		tag, err := tx.Exec(ctx, db.q(setCheckpointSQL), projector,
-			to.Place.Position, to.Place.ID, recordedAt(to.Place), to.Lineage, modeName(to.Mode), uuid.UUID(to.Token), handlers,
-			from.Place.Position, modeName(from.Mode), uuid.UUID(from.Token))
-		set = err == nil && tag.RowsAffected() == 1
-		return err
-	}))
+	err = db.pool.SendBatch(ctx, b).Close() // after an error, the pool closes the connection
 	crash.Point("set checkpoint: after")
-	return set && err == nil, ofOwn(ctx, err)
+	return set && err == nil, ofOwn(ctx, wrap("set the checkpoint", err))
 }
 
 // checkCheckpoint returns an *eventstore.InvalidError for a checkpoint that cannot be stored.
 func checkCheckpoint(projector string, c provider.Checkpoint) error {
-	if modeName(c.Mode) == "" {
-		return &eventstore.InvalidError{Field: "mode", Reason: fmt.Sprintf("%d is none of ModeCatchUp, ModeClosing and ModeLive", c.Mode)}
-	}
 	for _, h := range c.Handlers {
 		if err := provider.CheckStorable("checkpoint.handlers", h.Handler, h.Type); err != nil {
 			return err
