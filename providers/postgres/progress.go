@@ -44,8 +44,8 @@ left join lateral (
 	where m.handler = n.handler and m.generation = (select generation from live) and m.message_id = n.id limit 1) m on true
 where m.found is null and (n.position = 0 or n.position > coalesce((select position from passed), 0))`
 
-	// Markers are deleted in the order of an index, of which only the first part is read. Otherwise
-	// the planner, whose statistics may be of an empty table, reads and sorts all of them.
+	// Pruning reads the first markers in the order of an index. Without these settings, if the
+	// statistics are from an empty table, the planner reads and sorts all markers.
 	inOrderSQL = `
 select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)`
 
