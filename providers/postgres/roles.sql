@@ -8,8 +8,9 @@
 --   kinora_appender   appends events with entries, reads streams and the log; changes no event,
 --                     claims nothing
 --   kinora_relay      claims, marks, holds, requeues, skips and deletes entries; sees no event
---   kinora_projector  reads the log, moves checkpoints, takes leases, marks, parks, replays, skips, prunes markers, switches generations, emits,
---                     reads streams; claims nothing. Grant it the read model's tables yourself.
+--   kinora_projector  marks, parks, replays, skips, prunes markers, switches generations, emits,
+--                     reads streams and the log, moves checkpoints, leases their readers; claims
+--                     nothing. Grant it the read model's tables yourself.
 --   kinora_reader     reads everything, changes nothing
 do $$
 declare
