@@ -54,12 +54,15 @@ func (s *sqliteBed) close() error { return errors.Join(s.db.Close(), os.RemoveAl
 // addBatch is the effect of a batch, with one statement for each event.
 func (s *sqliteBed) addBatch(ctx context.Context, tx *sql.Tx) error {
 	stmt, err := tx.PrepareContext(ctx, `insert into totals (product, n) values (?1, 1) on conflict (product) do update set n = n + 1`)
+	if err != nil {
+		return err
+	}
 	for i := range int64(sqliteBatch) {
 		if err == nil {
 			_, err = stmt.ExecContext(ctx, fmt.Sprintf("p%d", (s.last+i)%products))
 		}
 	}
-	return err
+	return errors.Join(err, stmt.Close())
 }
 
 // whole runs batch until ctx ends.
