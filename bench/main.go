@@ -116,7 +116,11 @@ func run(ctx context.Context, only string, rounds int, length, open time.Duratio
 	if err != nil {
 		return err
 	}
-	lines = slices.Concat(lines, relays, projectors, sqliteLines())
+	logs, err := logLines(ctx, b)
+	if err != nil {
+		return err
+	}
+	lines = slices.Concat(lines, relays, projectors, logs, sqliteLines())
 	for _, l := range lines {
 		if !strings.HasPrefix(l.name, only) {
 			continue

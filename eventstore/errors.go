@@ -11,10 +11,10 @@ var (
 	// ErrEventIDReused: an event id of this append is already stored, with other events or at
 	// another place. The same call can never succeed.
 	ErrEventIDReused = errors.New("event id is already used by another append")
-	// ErrAmbiguous: the reply to the commit of an append was lost, and the store could not be
-	// asked again. The events may be stored. Append the same drafts again: the events are found,
-	// or written.
-	ErrAmbiguous = errors.New("the events may have been written: append the same drafts again")
+	// ErrAmbiguous: the reply to a commit was lost, and the store could not be asked again. The
+	// events may be stored. After Append, append the same drafts again: the events are found, or
+	// written. After Transact of a provider, read what is stored before you repeat the call.
+	ErrAmbiguous = errors.New("the commit may have taken effect: append the same drafts again, or read what is stored")
 	// ErrDamaged: the stream has events that its row in the table of streams does not count,
 	// because a person deleted or changed the row. The events can be read. Appends fail until the
 	// row is restored; the error has the SQL for that.

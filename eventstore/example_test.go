@@ -84,7 +84,7 @@ func ExampleRepository_UpdateTx() {
 	accounts, err := eventstore.NewRepository(db, accountTypes, "account", newAccount, nil)
 	check(err)
 
-	err = db.Tx(ctx, func(tx *memory.Model) error { // a *sql.Tx with sqlite, a pgx.Tx with postgres
+	err = db.Transact(ctx, func(ctx context.Context, tx *memory.Model) error { // a *sql.Tx with sqlite, a pgx.Tx with postgres
 		tx.Put("requests", "r-1", "done")
 		_, err := accounts.UpdateTx(ctx, db.InTx(tx), "7", func(a *Account) ([]any, error) { return a.Deposit(500) })
 		return err

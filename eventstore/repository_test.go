@@ -247,7 +247,7 @@ func TestRepositoryUpdateTxReturnsTheConflictAndLeavesTheTransactionUsable(t *te
 	t.Parallel()
 	db := newDB(t)
 	r := repository(t, db, nil)
-	err := db.Tx(t.Context(), func(tx *memory.Model) error {
+	err := db.Transact(t.Context(), func(_ context.Context, tx *memory.Model) error {
 		view := db.InTx(tx)
 		_, err := r.UpdateTx(t.Context(), view, "1", func(*tally) ([]any, error) {
 			// In the same transaction, without the first update's knowledge.

@@ -82,7 +82,7 @@ func ExampleEnqueuer() {
 	ctx := context.Background()
 	db, err := memory.New(nil)
 	must(err)
-	err = db.Tx(ctx, func(tx *memory.Model) error { // a *sql.Tx with sqlite, a pgx.Tx with postgres
+	err = db.Transact(ctx, func(ctx context.Context, tx *memory.Model) error { // a *sql.Tx with sqlite, a pgx.Tx with postgres
 		tx.Put("customers", "ann", "moved")
 		return db.InTx(tx).Enqueue(ctx, outbox.Message{Topic: "letters", Key: "ann", Payload: []byte("welcome home")})
 	})

@@ -50,7 +50,7 @@ func ExampleInspector() {
 
 // abandon makes entries whose attempts are exhausted.
 func abandon(ctx context.Context, db *memory.DB, ids ...string) {
-	err := db.Tx(ctx, func(tx *memory.Model) error {
+	err := db.Transact(ctx, func(ctx context.Context, tx *memory.Model) error {
 		for _, id := range ids {
 			if err := db.InTx(tx).Enqueue(ctx, outbox.Message{ID: id, Topic: "billing"}); err != nil {
 				return err

@@ -368,7 +368,7 @@ func TestRelayBoundsPayload(t *testing.T) {
 			return nil
 		})
 		db := newDB(t)
-		require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error {
+		require.NoError(t, db.Transact(t.Context(), func(_ context.Context, tx *memory.Model) error {
 			for i, n := range []int{400, 400, 300, 2000, 600, 500} {
 				m := outbox.Message{ID: fmt.Sprint(i), Topic: "t", Key: fmt.Sprint(i), Payload: bytes.Repeat([]byte("x"), n)}
 				if err := db.InTx(tx).Enqueue(t.Context(), m); err != nil {

@@ -1,6 +1,7 @@
 package outbox_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -24,7 +25,7 @@ func TestRelayNeverOvertakes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, step := newSteppingDB(t)
-		require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error {
+		require.NoError(t, db.Transact(t.Context(), func(_ context.Context, tx *memory.Model) error {
 			return db.InTx(tx).Enqueue(t.Context(), outbox.Message{ID: "x1", Topic: "other", Key: "x"},
 				outbox.Message{ID: "v1", Topic: "t", Key: "k"}, outbox.Message{ID: "v2", Topic: "t", Key: "k"}, outbox.Message{ID: "v3", Topic: "t", Key: "k"})
 		}))
@@ -96,7 +97,7 @@ func TestCrashedClaimsOfADownTopicDelayNoOtherTopic(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db, n := newDB(t), 50
-		require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error {
+		require.NoError(t, db.Transact(t.Context(), func(_ context.Context, tx *memory.Model) error {
 			for i := range n {
 				if err := db.InTx(tx).Enqueue(t.Context(), outbox.Message{Topic: "down", Key: fmt.Sprint(i)}); err != nil {
 					return err

@@ -84,7 +84,7 @@ func newDB(t *testing.T) *memory.DB {
 // enqueue adds messages to topic t in order. The first letter of an id is its key.
 func enqueue(t *testing.T, db *memory.DB, ids ...string) {
 	t.Helper()
-	require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error {
+	require.NoError(t, db.Transact(t.Context(), func(_ context.Context, tx *memory.Model) error {
 		for _, id := range ids {
 			m := outbox.Message{ID: id, Topic: "t", Key: id[:1], Payload: []byte("payload of " + id)}
 			if err := db.InTx(tx).Enqueue(t.Context(), m); err != nil {
@@ -375,7 +375,7 @@ func TestRelayStopsCleanly(t *testing.T) {
 		})
 		db := newDB(t)
 		enqueue(t, db, "a1", "b1", "a2", "a3")
-		require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error {
+		require.NoError(t, db.Transact(t.Context(), func(_ context.Context, tx *memory.Model) error {
 			return db.InTx(tx).Enqueue(t.Context(), outbox.Message{ID: "other", Topic: "another topic"})
 		}))
 		stop := start(t, db, pub, outbox.RelayConfig{})
@@ -462,7 +462,7 @@ func TestRelayPublishesOnlyItsTopics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db, pub := newDB(t), newPublisher(nil)
 		enqueue(t, db, "a1")
-		require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error {
+		require.NoError(t, db.Transact(t.Context(), func(_ context.Context, tx *memory.Model) error {
 			return db.InTx(tx).Enqueue(t.Context(), outbox.Message{ID: "x1", Topic: "other"})
 		}))
 		stop := start(t, db, pub, outbox.RelayConfig{Topics: []string{"other"}})

@@ -1,6 +1,7 @@
 package outbox_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strconv"
@@ -62,7 +63,7 @@ func (*traffic) Close() error { return nil }
 // add enqueues messages with ids "key-n" to a topic.
 func (b *traffic) add(topic string, ids ...string) {
 	b.Helper()
-	require.NoError(b, b.db.Tx(b.Context(), func(tx *memory.Model) error {
+	require.NoError(b, b.db.Transact(b.Context(), func(_ context.Context, tx *memory.Model) error {
 		for _, id := range ids {
 			b.added[id] = time.Since(b.start)
 			key, _, _ := strings.Cut(id, "-")

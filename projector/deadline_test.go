@@ -26,7 +26,7 @@ func TestWaitForTransactionDoesNotCountAgainstHandler(t *testing.T) {
 		go func() {
 			defer close(hog)
 			for held := 10 * time.Second; ctx.Err() == nil; held = 900 * time.Millisecond {
-				_ = db.Tx(ctx, func(txn) error { time.Sleep(held); return nil })
+				_ = db.Transact(ctx, func(_ context.Context, _ txn) error { time.Sleep(held); return nil })
 			}
 		}()
 		synctest.Wait()

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/examples/reviews/review"
@@ -157,12 +158,13 @@ func (im *importer) runBatch(ctx context.Context, db serviceStore, batch []item)
 		return nil
 	}
 	var changed int64
+	var done []item
 	err := db.inTx(ctx, func(tx eventstore.TxStore) error {
 		commands, err := review.NewCommands(tx)
-		changed = 0
-		for i := 0; i < len(batch) && err == nil; i++ {
+		changed, done = 0, slices.Clone(batch) // without the results of an earlier run
+		for i := 0; i < len(done) && err == nil; i++ {
 			var events int
-			events, err = batch[i].command(ctx, commands)
+			events, err = done[i].command(ctx, commands)
 			changed += int64(events)
 		}
 		return err
@@ -171,7 +173,7 @@ func (im *importer) runBatch(ctx context.Context, db serviceStore, batch []item)
 		return err
 	}
 	im.changed.Add(changed)
-	for _, it := range batch {
+	for _, it := range done {
 		if it.bad != nil {
 			im.reportBad(it)
 		}

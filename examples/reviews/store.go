@@ -34,7 +34,7 @@ type serviceStore interface {
 	applyParked(ctx context.Context) error
 	// dryRun shows what a replay of parked messages would change.
 	dryRun(ctx context.Context, f projector.ParkedFilter) (*projector.DryRun, error)
-	// inTx runs fn in a transaction. fn may run again after a rollback.
+	// inTx runs fn in a transaction, as Transact of a provider does: fn may run several times.
 	inTx(ctx context.Context, fn func(tx eventstore.TxStore) error) error
 	// wait returns when the read models show the appended events.
 	wait(ctx context.Context, at eventstore.Appended) error

@@ -65,7 +65,7 @@ func (s *postgresStore) Close() error {
 }
 
 func (s *postgresStore) inTx(ctx context.Context, fn func(eventstore.TxStore) error) error {
-	return pgx.BeginFunc(ctx, s.Pool(), func(tx pgx.Tx) error { return fn(s.InTx(tx)) })
+	return s.Transact(ctx, func(_ context.Context, tx pgx.Tx) error { return fn(s.InTx(tx)) })
 }
 
 var postgresReviews = productReviews[pgx.Tx](reviewsProjector, projector.Options{Markers: true}, postgresModel{})

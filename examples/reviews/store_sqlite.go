@@ -64,15 +64,7 @@ func openSQLite(ctx context.Context, path string) (*sqliteStore, error) {
 }
 
 func (s *sqliteStore) inTx(ctx context.Context, fn func(eventstore.TxStore) error) error {
-	tx, err := s.SQL().BeginTx(ctx, nil)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = tx.Rollback() }() // no effect after the commit
-	if err := fn(s.InTx(tx)); err != nil {
-		return err
-	}
-	return tx.Commit()
+	return s.Transact(ctx, func(_ context.Context, tx *sql.Tx) error { return fn(s.InTx(tx)) })
 }
 
 var sqliteReviews = productReviews[*sql.Tx](reviewsProjector, projector.Options{Markers: true}, sqliteModel{})

@@ -31,8 +31,11 @@ func Fixture(t testing.TB, db *postgres.DB, o providertest.Options) providertest
 	return providertest.Fixture[pgx.Tx]{
 		Provider: db,
 		InTx:     inTx(db),
-		Advance:  Advance(t, db),
-		Add:      Add,
+		Transact: func(ctx context.Context, fn func(providertest.TxView, providertest.Add) error) error {
+			return db.Transact(ctx, func(_ context.Context, tx pgx.Tx) error { return fn(view(db, tx)) })
+		},
+		Advance: Advance(t, db),
+		Add:     Add,
 		Break: func(ctx context.Context, tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, "select 1 / 0")
 			return err
@@ -62,10 +65,12 @@ func reopen(t testing.TB, db *postgres.DB, o providertest.Options) *postgres.DB 
 
 func inTx(db *postgres.DB) func(context.Context, func(providertest.TxView, providertest.Add) error) error {
 	return func(ctx context.Context, fn func(providertest.TxView, providertest.Add) error) error {
-		return pgx.BeginFunc(ctx, db.Pool(), func(tx pgx.Tx) error {
-			return fn(db.InTx(tx), func(ctx context.Context, key string, n int) error { return Add(ctx, tx, key, n) })
-		})
+		return pgx.BeginFunc(ctx, db.Pool(), func(tx pgx.Tx) error { return fn(view(db, tx)) })
 	}
+}
+
+func view(db *postgres.DB, tx pgx.Tx) (providertest.TxView, providertest.Add) {
+	return db.InTx(tx), func(ctx context.Context, key string, n int) error { return Add(ctx, tx, key, n) }
 }
 
 // Total returns a function that reads a row of the table.

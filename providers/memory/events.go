@@ -43,7 +43,7 @@ type Tx struct {
 	db *Provider
 }
 
-// InTx returns the view of a transaction that Tx or Do began.
+// InTx returns the view of a transaction that Transact or Do began.
 func (db *DB) InTx(tx *Model) *Tx { return &Tx{tx: tx, db: db.Provider} }
 
 // CallersTx implements eventstore.TxStore.

@@ -117,10 +117,13 @@ func New(cfg *Config) (*DB, error) {
 // now returns the store's time. Each method reads it once.
 func (db *Provider) now() time.Time { return db.cfg.Clock().UTC().Round(0) }
 
-// Tx runs fn once, in a transaction. The writes of fn through tx and InTx(tx) are committed when
-// fn returns nil. If fn returns an error, panics or calls runtime.Goexit, or if ctx has ended,
-// nothing is written.
-func (db *DB) Tx(ctx context.Context, fn func(tx *Model) error) error { return db.tx(ctx, fn) }
+// Transact runs fn once, in a transaction, and commits if fn returns nil. The writes of fn through
+// tx and InTx(tx) are visible after the commit, and wake relays then. If fn returns an error, panics
+// or calls runtime.Goexit, or if ctx has ended, nothing is written. Transactions run one after
+// another: a conflict cannot pass in another run, and there is no lost reply.
+func (db *DB) Transact(ctx context.Context, fn func(ctx context.Context, tx *Model) error) error {
+	return db.tx(ctx, func(tx *Model) error { return fn(ctx, tx) })
+}
 
 func (db *Provider) tx(ctx context.Context, fn func(tx *Model) error) error {
 	tx, err := db.begin(ctx)

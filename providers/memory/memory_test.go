@@ -41,15 +41,17 @@ func open(t testing.TB, o providertest.Options) providertest.Fixture[*memory.Mod
 	c := &clock{}
 	db, err := memory.New(&memory.Config{Route: o.Route, MaxPayload: o.MaxPayload, RequeueWindow: o.RequeueWindow, Clock: c.now})
 	require.NoError(t, err)
+	inTx := func(ctx context.Context, fn func(providertest.TxView, providertest.Add) error) error {
+		return db.Transact(ctx, func(_ context.Context, tx *memory.Model) error {
+			return fn(db.InTx(tx), func(ctx context.Context, key string, n int) error { return add(ctx, tx, key, n) })
+		})
+	}
 	return providertest.Fixture[*memory.Model]{
 		Provider: db,
-		InTx: func(ctx context.Context, fn func(providertest.TxView, providertest.Add) error) error {
-			return db.Tx(ctx, func(tx *memory.Model) error {
-				return fn(db.InTx(tx), func(ctx context.Context, key string, n int) error { return add(ctx, tx, key, n) })
-			})
-		},
-		Advance: c.advance,
-		Add:     add,
+		InTx:     inTx,
+		Transact: inTx,
+		Advance:  c.advance,
+		Add:      add,
 		Total: func(key string) (total int) {
 			db.View(func(m *memory.Model) { total = totalOf(m, key) })
 			return total

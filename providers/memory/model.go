@@ -61,7 +61,7 @@ func (m *Model) table(name string) *tree[string, any] {
 
 func (m *Model) write(at cell) {
 	if m.readOnly {
-		panic("memory: a Model from View is read-only: write in Tx or in a handler")
+		panic("memory: a Model from View is read-only: write in Transact or in a handler")
 	}
 	if m.wrote != nil {
 		m.wrote[at] = struct{}{}

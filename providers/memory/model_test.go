@@ -39,14 +39,14 @@ func TestNewRefusesANegativeSize(t *testing.T) {
 func TestModelSeesItsOwnWrites(t *testing.T) {
 	t.Parallel()
 	db := newDB(t, nil)
-	require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error {
+	require.NoError(t, db.Transact(t.Context(), func(_ context.Context, tx *memory.Model) error {
 		for _, k := range []string{"b", "", "a", "c"} {
 			tx.Put("letters", k, k+"!")
 		}
 		tx.Put("others", "a", 1)
 		return nil
 	}))
-	require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error {
+	require.NoError(t, db.Transact(t.Context(), func(_ context.Context, tx *memory.Model) error {
 		tx.Delete("letters", "b")
 		tx.Delete("letters", "not there")
 		tx.Put("letters", "a", "A!")
@@ -79,7 +79,7 @@ func TestViewIsOfOneMoment(t *testing.T) {
 	t.Parallel()
 	db := newDB(t, nil)
 	put := func(n int) {
-		require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error {
+		require.NoError(t, db.Transact(t.Context(), func(_ context.Context, tx *memory.Model) error {
 			tx.Put("t", "a", n)
 			tx.Put("t", "b", n)
 			return nil
@@ -98,7 +98,7 @@ func TestModelIsForItsFunctionOnly(t *testing.T) {
 	t.Parallel()
 	db := newDB(t, nil)
 	var kept *memory.Model
-	require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error { kept = tx; return nil }))
+	require.NoError(t, db.Transact(t.Context(), func(_ context.Context, tx *memory.Model) error { kept = tx; return nil }))
 	require.Panics(t, func() { kept.Get("t", "k") })
 	require.Panics(t, func() { kept.Put("t", "k", 1) })
 	_, err := db.InTx(kept).Append(t.Context(), "thing-1", eventstore.Any, drafted(t))
@@ -116,7 +116,7 @@ func TestModelIsForItsFunctionOnly(t *testing.T) {
 	})
 	require.Panics(t, func() { kept.Get("t", "k") })
 	other := newDB(t, nil)
-	require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error {
+	require.NoError(t, db.Transact(t.Context(), func(_ context.Context, tx *memory.Model) error {
 		require.ErrorContains(t, other.InTx(tx).Enqueue(t.Context(), outbox.Message{Topic: "t"}), "not a transaction of this store")
 		return nil
 	}))
@@ -131,12 +131,12 @@ func TestTxLeavesNothing(t *testing.T) {
 		_, err := db.InTx(tx).Append(t.Context(), "thing-1", eventstore.Any, drafted(t))
 		require.NoError(t, err)
 	}
-	require.ErrorIs(t, db.Tx(t.Context(), func(tx *memory.Model) error { write(tx); return undo }), undo)
+	require.ErrorIs(t, db.Transact(t.Context(), func(_ context.Context, tx *memory.Model) error { write(tx); return undo }), undo)
 	require.PanicsWithError(t, undo.Error(), func() {
-		_ = db.Tx(t.Context(), func(tx *memory.Model) error { write(tx); panic(undo) })
+		_ = db.Transact(t.Context(), func(_ context.Context, tx *memory.Model) error { write(tx); panic(undo) })
 	})
 	ctx, cancel := context.WithCancel(t.Context())
-	err := db.Tx(ctx, func(tx *memory.Model) error { write(tx); cancel(); return nil })
+	err := db.Transact(ctx, func(_ context.Context, tx *memory.Model) error { write(tx); cancel(); return nil })
 	require.ErrorIs(t, err, context.Canceled)
 	db.View(func(m *memory.Model) { require.Empty(t, keys(m, "t")) })
 	at, err := db.Append(t.Context(), "thing-1", eventstore.NoStream, drafted(t))

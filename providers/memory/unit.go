@@ -53,7 +53,7 @@ func (db *Provider) Keeps() provider.Keeps {
 	return provider.Keeps{Atomic: true, Markers: true, Output: true, DryRun: true}
 }
 
-// unit is Tx, but releases the write lock if fn does not return after ctx has ended. It returns a
+// unit is tx, but releases the write lock if fn does not return after ctx has ended. It returns a
 // *provider.Error.
 func (db *Provider) unit(ctx context.Context, fn func(tx *Model) error) error {
 	var failed error

@@ -39,7 +39,7 @@ func TestDryRunReportsRows(t *testing.T) {
 	t.Parallel()
 	db := newDB(t, nil)
 	unknown := make(chan int) // JSON has no channels
-	require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error {
+	require.NoError(t, db.Transact(t.Context(), func(_ context.Context, tx *memory.Model) error {
 		tx.Put("letters", "a", 1)
 		tx.Put("letters", "b", 2)
 		tx.Put("letters", "c", map[string]int{"n": 3})
@@ -104,14 +104,14 @@ func TestAHandlerThatOutlivesItsContextKeepsItsOwnModel(t *testing.T) {
 	}()
 	<-ctx.Done()
 	// begins after the second has passed
-	require.NoError(t, db.Tx(t.Context(), func(tx *memory.Model) error {
+	require.NoError(t, db.Transact(t.Context(), func(_ context.Context, tx *memory.Model) error {
 		tx.Put("t", "k", "others")
 		tx.Put("t", "l", "others")
 		return nil
 	}))
 	close(others)
 	require.ErrorIs(t, <-done, context.Canceled)
-	require.NoError(t, db.Tx(t.Context(), func(*memory.Model) error { return nil }), "the write lock was released twice")
+	require.NoError(t, db.Transact(t.Context(), func(_ context.Context, _ *memory.Model) error { return nil }), "the write lock was released twice")
 	db.View(func(m *memory.Model) {
 		v, _ := m.Get("t", "k")
 		require.Equal(t, "others", v)
@@ -126,7 +126,7 @@ func TestAHandlerThatOutlivesItsContextKeepsItsOwnModel(t *testing.T) {
 func TestDeadlinesHaveAClass(t *testing.T) {
 	t.Parallel()
 	db := newDB(t, nil)
-	require.NoError(t, db.Tx(t.Context(), func(*memory.Model) error {
+	require.NoError(t, db.Transact(t.Context(), func(_ context.Context, _ *memory.Model) error {
 		ctx, cancel := context.WithTimeout(t.Context(), soon)
 		defer cancel()
 		err := unit(ctx, db, func(context.Context, *memory.Model) error { return nil })

@@ -363,13 +363,18 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 	}
 }
 
-// pause waits longer with each try, 10ms to 1s. It returns ctx's error if ctx ends first.
-func pause(ctx context.Context, try int) error {
-	t := time.NewTimer(min(10*time.Millisecond<<min(try, 7), time.Second))
+// pauseAfter returns a pause that is longer after each try, 20ms to 1s.
+func pauseAfter(try int) time.Duration { return min(10*time.Millisecond<<min(try, 7), time.Second) }
+
+func pause(ctx context.Context, try int) error { return wait(ctx, pauseAfter(try)) }
+
+// wait waits for d. It returns ctx's error if ctx ends first.
+func wait(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:
-		return nil
+		return ctx.Err()
 	case <-ctx.Done():
 		return ctx.Err()
 	}

@@ -82,7 +82,7 @@ func (w *unit) inOneTrip(ctx context.Context, run queuing) (done bool, err error
 }
 
 // needOpening are the SQLSTATEs of a unit that needs an opening before its handlers run.
-var needOpening = []string{uniqueViolation, laneHeld, checkpointDecides, notReadCommitted}
+var needOpening = []string{uniqueViolation, laneHeld, checkpointDecides}
 
 // queueOpening queues the opening of a unit in one round trip. It returns false if an opening in
 // a separate round trip is needed.

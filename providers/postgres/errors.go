@@ -18,9 +18,8 @@ import (
 const (
 	uniqueViolation     = "23505"
 	laneHeld            = "KN001" // raised by kinora.unheld
-	checkpointDecides   = "KN002" // raised by kinora.unheld and kinora.unmarked
+	checkpointDecides   = "KN002" // raised by kinora.unheld, kinora.unmarked and kinora.advance
 	checkpointFenced    = "KN003" // raised by kinora.advance
-	notReadCommitted    = "25001" // raised by fenceSQL
 	undefinedTable      = "42P01"
 	undefinedFunction   = "42883"
 	inFailedTransaction = "25P02"

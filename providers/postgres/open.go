@@ -16,10 +16,7 @@ import (
 // the unit checks which lanes are held: a message whose predecessor was parked by such a unit
 // must find the hold.
 const (
-	//
-	// The fence fails in a transaction that is not READ COMMITTED: its later statements would not
-	// see what the fence has waited for.
-	fenceSQL     = `select pg_advisory_xact_lock_shared($1::int, $2::int), set_config('transaction_isolation', 'read committed', true)`
+	fenceSQL     = `select pg_advisory_xact_lock_shared($1::int, $2::int)`
 	exclusiveSQL = `select pg_advisory_xact_lock($1::int, $2::int)`
 
 	// In one round trip the opening cannot decide which statements the handlers queue. Therefore

@@ -31,9 +31,9 @@ type Config struct {
 	RequeueWindow time.Duration
 
 	// Notify makes additions of entries through this DB notify the Listeners of other processes:
-	// after the commit, separately, and at most once in about 10ms. Additions in a caller's
-	// transaction (InTx) do not notify, because NOTIFY would make its commit wait for other
-	// notifying ones. Close sends the last notification.
+	// after the commit, separately, and at most once in about 10ms. After a transaction that
+	// you began yourself, call Wake: NOTIFY in the transaction would make its commit wait for
+	// other notifying ones. Close sends the last notification.
 	Notify bool
 }
 
@@ -64,7 +64,9 @@ type Provider struct {
 	logSize  pageSize
 	logged   atomic.Pointer[string] // LogID.String
 	dryRuns  chan struct{}          // lock of dry runs, of capacity 1
-	cached   sync.Map               // statement for schema "kinora" → for this schema
+	turns    chan struct{}          // lock of repeated runs of Transact, of capacity 1
+	lifetime atomic.Pointer[string]
+	cached   sync.Map // statement for schema "kinora" → for this schema
 }
 
 var (
@@ -119,7 +121,9 @@ func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 	if pool == nil {
 		return nil, errors.New("postgres: New requires a pool")
 	}
-	db := &DB{&Provider{pool: pool, dryRuns: make(chan struct{}, 1), log: settling{turn: make(chan struct{}, 1)}}}
+	db := &DB{&Provider{
+		pool: pool, dryRuns: make(chan struct{}, 1), turns: make(chan struct{}, 1), log: settling{turn: make(chan struct{}, 1)},
+	}}
 	if cfg != nil {
 		db.cfg = *cfg
 	}

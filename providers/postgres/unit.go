@@ -250,19 +250,19 @@ func rollback(ctx context.Context, tx pgx.Tx) {
 	_ = tx.Rollback(ctx)
 }
 
-// ErrHeld is the error of Commit and Rollback of a handler's transaction: the unit ends it.
-var ErrHeld = errors.New("the unit ends this transaction: a handler must not")
+// ErrHeld is the error of Commit and Rollback of a transaction of a handler or of Transact.
+var ErrHeld = errors.New("return to end this transaction: nil commits it, an error rolls it back")
 
 var errEnded = &provider.Error{Class: provider.ClassPermanent, Code: "tx_ended", Err: errors.New("a handler ended the transaction")}
 
-// heldTx is a transaction that only its unit ends.
+// heldTx is a transaction that only its unit or Transact ends.
 type heldTx struct{ pgx.Tx }
 
 func (heldTx) Commit(context.Context) error   { return ErrHeld }
 func (heldTx) Rollback(context.Context) error { return ErrHeld }
 
 // Exec refuses statements that end the transaction. It does not catch those sent through Conn or
-// behind a comment. The unit then notices that its transaction has ended, unless another one was
+// behind a comment. The owner then notices that its transaction has ended, unless another one was
 // begun in its place.
 func (t heldTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
 	if endsTx(sql) {

@@ -92,6 +92,10 @@ type Fixture[Tx any] struct {
 	//     connection.
 	InTx func(ctx context.Context, fn func(view TxView, add Add) error) error
 
+	// Transact is InTx by a method of the provider that commits for its user and may run fn
+	// several times. Nil if the provider has none.
+	Transact func(ctx context.Context, fn func(view TxView, add Add) error) error
+
 	// Advance makes all stored data older by d: with an injected clock, or by moving each stored
 	// time back.
 	Advance func(d time.Duration)
@@ -145,9 +149,9 @@ func All[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	t.Run("Progress", func(t *testing.T) { Progress(t, open, differences...) })
 }
 
-// EventStore checks eventstore.Store and eventstore.TxStore.
+// EventStore checks eventstore.Store, eventstore.TxStore, and Transact if the fixture has it.
 func EventStore[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
-	run(t, open, differences, nil, slices.Concat(appendCases, againCases, readCases, inputCases, txCases))
+	run(t, open, differences, nil, slices.Concat(appendCases, againCases, readCases, inputCases, txCases, transactCases))
 }
 
 // Log checks eventstore.Log, provider.Log and provider.LogWaker.

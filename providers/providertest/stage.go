@@ -68,6 +68,7 @@ type stage struct {
 	db       contracts
 	claims   claimFunc
 	inTx     func(ctx context.Context, fn func(view TxView, add Add) error) error
+	transact func(ctx context.Context, fn func(view TxView, add Add) error) error // nil if the provider has none
 	do       func(ctx context.Context, u provider.Unit, run func(o opened) (provider.Closing, error)) error
 	switches func(ctx context.Context, projector string, fn func(o opened, live int) (int, error)) error
 	advance  func(time.Duration)
@@ -162,7 +163,7 @@ func newStage[Tx any](t *testing.T, c *testCase, f Fixture[Tx], differences []Di
 	})
 	s := &stage{
 		T: t, ctx: ctx, name: "ratings", db: f.Provider, claims: claims, deferred: knows(differences, Deferred),
-		inTx: f.InTx, advance: f.Advance, total: f.Total, canEnd: f.End != nil, insert: f.Insert,
+		inTx: f.InTx, transact: f.Transact, advance: f.Advance, total: f.Total, canEnd: f.End != nil, insert: f.Insert,
 	}
 	prepare := func(ctx context.Context, tx Tx) opened {
 		o := opened{

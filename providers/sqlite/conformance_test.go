@@ -64,6 +64,11 @@ func fixture(t testing.TB, path string, o providertest.Options) providertest.Fix
 			}
 			return tx.Commit()
 		},
+		Transact: func(ctx context.Context, fn func(view providertest.TxView, add providertest.Add) error) error {
+			return db.Transact(ctx, func(_ context.Context, tx *sql.Tx) error {
+				return fn(db.InTx(tx), func(ctx context.Context, key string, n int) error { return add(ctx, tx, key, n) })
+			})
+		},
 		Advance: func(d time.Duration) { require.NoError(t, shiftBack(db.SQL(), d)) },
 		Add:     add,
 		Break: func(ctx context.Context, tx *sql.Tx) error {

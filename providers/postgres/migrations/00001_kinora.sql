@@ -219,17 +219,23 @@ $$;
 
 -- Raises KN001 if any of these lanes is held. Raises KN002 if the projector has a checkpoint, and
 -- lowest, the lowest position of the messages, is not behind it, or only the reader of the log
--- applies them.
+-- applies them. It also raises KN002 in a transaction that is not READ COMMITTED: the statements
+-- would not see what the fence has waited for.
 create function kinora.unheld(of_projector text, lanes bytea[], lowest bigint, reader boolean) returns void language plpgsql set enable_seqscan = off as $$
 begin
 	if exists (select from unnest(lanes) l(lane), lateral (
 		select from kinora.holds where holds.projector = of_projector and holds.lane = l.lane limit 1) h) then
 		raise exception 'a lane is held' using errcode = 'KN001';
 	end if;
-	if lowest is not null and exists (select from kinora.checkpoints c
-		where c.projector = of_projector and c.generation = coalesce((select g.live from kinora.generations g where g.projector = of_projector), 1)
-			and (c.position >= lowest or c.mode <> 'live' and not reader)) then
-		raise exception 'the checkpoint decides' using errcode = 'KN002';
+	if lowest is not null then
+		if exists (select from kinora.checkpoints c
+			where c.projector = of_projector and c.generation = coalesce((select g.live from kinora.generations g where g.projector = of_projector), 1)
+				and (c.position >= lowest or c.mode <> 'live' and not reader)) then
+			raise exception 'the checkpoint decides' using errcode = 'KN002';
+		end if;
+	end if;
+	if current_setting('transaction_isolation') <> 'read committed' then
+		raise exception 'the transaction is not READ COMMITTED' using errcode = 'KN002';
 	end if;
 end
 $$;
@@ -258,7 +264,8 @@ begin
 end
 $$;
 
--- Moves the checkpoint. Raises KN003 if it does not have this position, mode and token.
+-- Moves the checkpoint. Raises KN003 if it does not have this position, mode and token, and KN002
+-- as kinora.unheld does.
 create function kinora.advance(of_projector text, was bigint, of_mode text, of_token uuid, moved bigint, event text, recorded timestamptz)
 returns void language plpgsql set enable_seqscan = off as $$
 begin
@@ -267,6 +274,9 @@ begin
 		and c.position = was and c.mode = of_mode and c.token = of_token;
 	if not found then
 		raise exception 'another reader changed the checkpoint' using errcode = 'KN003';
+	end if;
+	if current_setting('transaction_isolation') <> 'read committed' then
+		raise exception 'the transaction is not READ COMMITTED' using errcode = 'KN002';
 	end if;
 end
 $$;

@@ -1,0 +1,305 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/crash"
+)
+
+const (
+	transactTries = 20
+	transactLimit = 15 * time.Second // from the end of the first run to the begin of the last one
+	turnLimit     = 3 * time.Second  // for a run's turn, in case the run before it takes long
+	commitGrace   = time.Second      // for the reply to a commit after ctx has ended
+)
+
+// Transact runs fn in a transaction at READ COMMITTED and commits if fn returns nil. Otherwise,
+// also if fn panics or calls runtime.Goexit, it rolls back. After a commit that wrote, it wakes
+// relays as Wake does.
+//   - fn may run several times, each time in a new transaction. So fn must load in the transaction
+//     the data that it decides on, for example with UpdateTx of a repository, and must have no
+//     other effects.
+//   - fn runs again after a deadlock or a serialization failure of the transaction, even if fn
+//     does not return that error, and after a commit that failed without a reply.
+//   - fn runs again if it returns a *eventstore.ConflictError, unless the run before it had a
+//     conflict with the same expected version: then fn does not load that version.
+//   - There are pauses between the runs, and repeated runs of this DB take turns, because they
+//     would conflict with each other again. After 20 runs, after 15 seconds, or if ctx ends,
+//     Transact returns the last error.
+//   - An error of fn is returned unchanged.
+//   - tx refuses Commit and Rollback. Its Begin makes savepoints. If fn ends the transaction by
+//     other means, the error is ErrHeld, and the writes up to there may be committed.
+//   - If the reply to the commit is lost, Transact asks the server whether the transaction is
+//     committed. eventstore.ErrAmbiguous: the server cannot be asked, or has crashed or been
+//     replaced meanwhile. Read what is stored before you call Transact again.
+func (db *DB) Transact(ctx context.Context, fn func(ctx context.Context, tx pgx.Tx) error) error {
+	run := &run{DB: db, fn: fn}
+	again, err := run.once(ctx)
+	if !again {
+		return err
+	}
+	limit, cancel := context.WithTimeout(ctx, transactLimit)
+	defer cancel()
+	for try := 1; again && try < transactTries; try++ {
+		if wait(limit, rand.N(pauseAfter(try))) != nil {
+			return err
+		}
+		again, err = run.inTurn(ctx, limit, err)
+	}
+	return err
+}
+
+// Wake makes relays claim entries at once: those of this process and, with Config.Notify, those
+// of others. Call it after the commit of a transaction that you began yourself. Appends, units and
+// Transact call it.
+func (db *DB) Wake() { db.added() }
+
+// run is a call of Transact.
+type run struct {
+	*DB
+	fn       func(ctx context.Context, tx pgx.Tx) error
+	conflict eventstore.ConflictError // the last one
+}
+
+// inTurn calls once when it is this call's turn. It returns the previous error if limit ends first.
+func (r *run) inTurn(ctx, limit context.Context, previous error) (again bool, err error) {
+	turn := time.NewTimer(turnLimit)
+	defer turn.Stop()
+	select {
+	case r.turns <- struct{}{}:
+		defer func() { <-r.turns }()
+	case <-turn.C:
+	case <-limit.Done():
+		return false, previous
+	}
+	return r.once(ctx)
+}
+
+// once runs fn in one transaction. again reports whether another run may succeed.
+func (r *run) once(ctx context.Context) (again bool, err error) {
+	life := r.life(ctx)
+	defer func() {
+		if isNetwork(err) { // the server may have crashed: then this call of life was too early
+			r.lifetime.Store(nil)
+		}
+	}()
+	pooled, err := r.pool.Acquire(ctx)
+	if err != nil {
+		return false, wrap("transact: acquire a connection", err)
+	}
+	defer pooled.Release()
+	begun, err := pooled.Conn().BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	if err != nil {
+		return false, wrap("transact: begin", err)
+	}
+	defer rollback(ctx, begun) // also after a panic or runtime.Goexit in fn
+	tx := watchedTx{begun, &failure{conn: begun.Conn().PgConn()}}
+	if err := r.fn(ctx, heldTx{tx}); err != nil {
+		return isRolledBack(err) || isRolledBack(tx.cause()) || r.loadsAgain(err), err
+	}
+	var xid string
+	if err = tx.usable(ctx); err == nil {
+		err = wrap("transact: before the commit", begun.QueryRow(ctx, xidSQL).Scan(&xid))
+	}
+	if err != nil {
+		return isRolledBack(err), err
+	}
+	// the end of ctx does not make the result of a commit unknown at once
+	late, stop := outlast(ctx, commitGrace)
+	defer stop()
+	crash.Point("commit: before")
+	err = wrap("transact: commit", begun.Commit(late))
+	crash.Point("commit: after")
+	switch {
+	case xid == "" && (err == nil || isAmbiguous(err)): // nothing was written
+		return false, nil
+	case err == nil:
+		r.added()
+		return false, nil
+	case isAmbiguous(err):
+		return r.resolve(late, xid, life, err)
+	}
+	return isRolledBack(err), err
+}
+
+// loadsAgain reports whether err is a conflict, unless fn expected the same version before: then
+// fn does not load the version in the transaction.
+func (r *run) loadsAgain(err error) bool {
+	c, ok := errors.AsType[*eventstore.ConflictError](err)
+	if !ok || c.Stream == r.conflict.Stream && c.Expected == r.conflict.Expected {
+		return false
+	}
+	r.conflict = *c
+	return true
+}
+
+const (
+	xidSQL    = `select coalesce(pg_current_xact_id_if_assigned()::text, '')`
+	statusSQL = `select coalesce(pg_xact_status($1::text::xid8), '')`
+
+	// The server resets these statistics when it recovers from a crash. A standby has its own.
+	lifeSQL = `
+select extract(epoch from pg_postmaster_start_time())::text || ' ' || coalesce(extract(epoch from stats_reset)::text, '')
+from pg_stat_bgwriter`
+)
+
+// life identifies the time between two crashes of one server, because after a crash the server may
+// give the number of a lost transaction to another one. life reads it once: reading statistics is
+// slow in some versions.
+func (db *Provider) life(ctx context.Context) string {
+	if s := db.lifetime.Load(); s != nil {
+		return *s
+	}
+	var s string
+	if err := db.pool.QueryRow(ctx, lifeSQL).Scan(&s); err != nil {
+		return "" // unknown
+	}
+	db.lifetime.Store(&s)
+	return s
+}
+
+// resolve asks the server whether a transaction is committed, because the reply to its commit was
+// lost. again reports that it is not.
+func (r *run) resolve(ctx context.Context, xid, life string, lost error) (again bool, err error) {
+	for try := 1; try <= resolveTries; try++ {
+		var status string
+		// an error: the server may be restarting
+		_ = r.pool.QueryRow(ctx, statusSQL, xid).Scan(&status)
+		if status == "aborted" {
+			return true, lost
+		}
+		if status == "committed" {
+			r.added()
+			r.lifetime.Store(nil)
+			if now := r.life(ctx); now != "" && now == life {
+				return false, nil
+			}
+			break
+		}
+		if pause(ctx, try) != nil {
+			break
+		}
+	}
+	return false, fmt.Errorf("%w: %w", eventstore.ErrAmbiguous, lost)
+}
+
+// outlast returns a context that ends some time after ctx.
+func outlast(ctx context.Context, by time.Duration) (context.Context, context.CancelFunc) {
+	late, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(by, cancel) })
+	return late, func() { stop(); cancel() }
+}
+
+// failure records why a transaction failed, because its function may hide the error.
+type failure struct {
+	conn *pgconn.PgConn
+	err  error        // of a statement
+	last func() error // returns the error of the last statement whose result is read by the caller
+}
+
+// note records the errors of the last statement and of this one. A statement in a failed
+// transaction has an error that does not say why.
+func (f *failure) note(err error) {
+	if f.last != nil {
+		last := f.last
+		f.last = nil
+		f.note(last())
+	}
+	if e := pgError(err); e != nil && e.Code != inFailedTransaction {
+		f.err = err
+	}
+}
+
+// cause returns the error because of which the transaction is in the failed state, or nil if it is
+// in another state.
+func (f *failure) cause() error {
+	if f.conn.TxStatus() != 'E' {
+		return nil
+	}
+	if !f.conn.IsBusy() {
+		f.note(nil)
+	}
+	return f.err
+}
+
+// usable returns an error if ctx has ended, or if fn left the transaction in a state that cannot be
+// committed.
+func (f *failure) usable(ctx context.Context) error {
+	switch {
+	case ctx.Err() != nil:
+		return wrap("transact", ctx.Err())
+	case f.conn.IsClosed():
+		return errors.New("transact: the connection was lost before the commit")
+	case f.conn.IsBusy():
+		return errors.New("transact: fn has left the rows of a query open: close them")
+	case f.conn.TxStatus() == 'I':
+		return fmt.Errorf("transact: fn has ended the transaction: %w", ErrHeld)
+	case f.conn.TxStatus() == 'E':
+		const what = "transact: fn returned nil after an SQL error, which rolled the transaction back"
+		if err := f.cause(); err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		return errors.New(what)
+	}
+	return nil
+}
+
+// watchedTx is a transaction, or a savepoint in one, whose errors are recorded.
+type watchedTx struct {
+	pgx.Tx
+	*failure
+}
+
+func (t watchedTx) Begin(ctx context.Context) (pgx.Tx, error) {
+	inner, err := t.Tx.Begin(ctx)
+	t.note(err)
+	return watchedTx{inner, t.failure}, err
+}
+
+func (t watchedTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	tag, err := t.Tx.Exec(ctx, sql, args...)
+	t.note(err)
+	return tag, err
+}
+
+func (t watchedTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	t.note(nil)
+	rows, err := t.Tx.Query(ctx, sql, args...)
+	t.last = rows.Err
+	return rows, err
+}
+
+func (t watchedTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return watchedRow{t.Tx.QueryRow(ctx, sql, args...), t.failure}
+}
+
+func (t watchedTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
+	n, err := t.Tx.CopyFrom(ctx, table, columns, rows)
+	t.note(err)
+	return n, err
+}
+
+func (t watchedTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	t.note(nil)
+	results := t.Tx.SendBatch(ctx, b)
+	t.last = results.Close
+	return results
+}
+
+type watchedRow struct {
+	pgx.Row
+	*failure
+}
+
+func (r watchedRow) Scan(dest ...any) error {
+	err := r.Row.Scan(dest...)
+	r.note(err)
+	return err
+}

@@ -1,0 +1,74 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/kinora-go/kinora/eventstore"
+)
+
+const (
+	transactTries = 20
+	transactLimit = 15 * time.Second // from the end of the first run to the begin of the last one
+)
+
+// Transact runs fn in an immediate transaction and commits if fn returns nil. Otherwise, also if
+// fn panics or calls runtime.Goexit, or if ctx ends, it rolls back. After the commit it wakes
+// relays if fn added entries through InTx.
+//   - Transact waits for other writers until ctx ends.
+//   - fn may run several times, each time in a new transaction. So fn must have no effects outside
+//     of it. fn runs again if it or the commit fails with SQLITE_BUSY: up to 20 times, within 15
+//     seconds and until ctx ends.
+//   - fn must write through tx or InTx(tx) only: any other write waits for this transaction.
+//   - An error of fn is returned unchanged. A conflict too, without another run: no other writer
+//     can have moved a stream that fn loads through InTx.
+//   - fn must not end the transaction. On a DB from Open, SQLite then rolls it back and Transact
+//     returns an error. On a DB from New, the writes up to there may be committed.
+//   - eventstore.ErrAmbiguous: the commit failed while it was written to disk. Read what is stored
+//     before you call Transact again.
+func (d *DB) Transact(ctx context.Context, fn func(ctx context.Context, tx *sql.Tx) error) error {
+	err := d.transact(ctx, fn)
+	if !isBusy(err) {
+		return err
+	}
+	limit, cancel := context.WithTimeout(ctx, transactLimit)
+	defer cancel()
+	for try, pause := 1, pauseMax; isBusy(err) && try < transactTries; try, pause = try+1, min(2*pause, time.Second) {
+		select {
+		case <-time.After(rand.N(pause)):
+		case <-limit.Done():
+		}
+		if limit.Err() != nil {
+			return err
+		}
+		err = d.transact(ctx, fn)
+	}
+	return err
+}
+
+// transact is one run of Transact.
+func (d *DB) transact(ctx context.Context, fn func(ctx context.Context, tx *sql.Tx) error) error {
+	var failed error // an error of fn
+	err := d.writeTx(ctx, func(u *unit) error {
+		if failed = fn(ctx, u.tx); failed == nil && u.rolledBack.Load() {
+			return sql.ErrTxDone
+		}
+		return failed
+	})
+	switch {
+	case err == nil || failed != nil:
+		return err
+	case isTxEnded(err):
+		return fmt.Errorf("transact: fn has ended the transaction: return nil to commit it: %w", err)
+	case isAmbiguous(err):
+		return fmt.Errorf("transact: %w: %w", eventstore.ErrAmbiguous, err)
+	}
+	return fmt.Errorf("transact: %w", err)
+}
+
+// Wake makes relays of this DB claim entries at once. Call it after the commit of a transaction
+// that began on another pool than that of Open: the DB does not see such commits.
+func (d *DB) Wake() { d.added.send() }
