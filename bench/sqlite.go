@@ -57,12 +57,13 @@ func (s *sqliteBed) addBatch(ctx context.Context, tx *sql.Tx) error {
 	if err != nil {
 		return err
 	}
+	defer func() { _ = stmt.Close() }()
 	for i := range int64(sqliteBatch) {
-		if err == nil {
-			_, err = stmt.ExecContext(ctx, fmt.Sprintf("p%d", (s.last+i)%products))
+		if _, err := stmt.ExecContext(ctx, fmt.Sprintf("p%d", (s.last+i)%products)); err != nil {
+			return err
 		}
 	}
-	return errors.Join(err, stmt.Close())
+	return nil
 }
 
 // whole runs batch until ctx ends.
