@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/google/uuid"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
@@ -82,10 +81,9 @@ func (s *sqliteBed) units(ctx context.Context, _ *bed) (int64, error) {
 			From: s.last, To: provider.LogPlace{Position: s.last + sqliteBatch}, Mode: provider.ModeCatchUp,
 		}}
 		for i := range u.Messages {
-			id := uuid.NewString()
-			u.Messages[i] = provider.Message{
-				ID: id, Lane: provider.LaneOfKey("review-" + id), Handlers: handlers, Mark: true, Position: s.last + int64(i) + 1,
-			}
+			position := s.last + int64(i) + 1
+			id := fmt.Sprintf("01a1f84d-1bb0-703b-aedd-%012d", position)
+			u.Messages[i] = provider.Message{ID: id, Lane: provider.LaneOfKey(id), Handlers: handlers, Mark: true, Position: position}
 		}
 		return s.db.Do(ctx, u, func(ctx context.Context, tx *sql.Tx, _ provider.Found) (provider.Closing, error) {
 			return provider.Closing{}, s.addBatch(ctx, tx)
