@@ -35,14 +35,12 @@ func (r *reader) goLive(ctx, hard context.Context) error {
 		return r.setMode(ctx, provider.ModeCatchUp)
 	}
 	for i, e := range missing { // few: their data was not read
-		one, err := r.pageAfter(ctx, provider.LogQuery{
-			After: e.Position - 1, Streams: []string{e.Stream}, Limit: 1, Unsettled: true,
-		})
+		one, err := r.log.LogStreams(ctx, map[string]int64{e.Stream: e.Version}, e.Position-1)
 		if err != nil {
 			return err
 		}
-		if len(one.Events) > 0 {
-			missing[i] = one.Events[0]
+		if len(one) > 0 {
+			missing[i] = one[0]
 		}
 	}
 	if err := r.complete(ctx, hard, missing); err != nil {
@@ -290,11 +288,7 @@ func (w *worker) earlier(ctx context.Context, msgs []*inbound) ([]*inbound, erro
 	if err != nil || len(versions) == 0 || c.Mode != provider.ModeLive {
 		return nil, err
 	}
-	q := provider.LogQuery{After: c.Place.Position, Filter: w.reader.filter, Limit: closeLimit, Unsettled: true}
-	for stream := range versions {
-		q.Streams = append(q.Streams, stream)
-	}
-	page, err := w.reader.log.LogPage(ctx, q)
+	events, err := w.reader.log.LogStreams(ctx, versions, c.Place.Position)
 	if err != nil {
 		return nil, err
 	}
@@ -302,9 +296,7 @@ func (w *worker) earlier(ctx context.Context, msgs []*inbound) ([]*inbound, erro
 	for _, m := range msgs {
 		seen[m.msg.UUID] = true
 	}
-	before := slices.DeleteFunc(page.Events, func(e eventstore.Raw) bool {
-		return seen[e.ID] || e.Version > versions[e.Stream]
-	})
+	before := slices.DeleteFunc(events, func(e eventstore.Raw) bool { return seen[e.ID] || len(w.byType[e.Type]) == 0 })
 	missing, err := w.reader.unapplied(ctx, before)
 	if err != nil {
 		return nil, err

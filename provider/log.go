@@ -27,6 +27,10 @@ type Log interface {
 	// may be any text.
 	LogPlaces(ctx context.Context, ids []string) (map[string]LogPlace, error)
 
+	// LogStreams returns, of each stream, the visible events up to a version that are behind a
+	// position, in order of position and as of one moment.
+	LogStreams(ctx context.Context, versions map[string]int64, after int64) ([]eventstore.Raw, error)
+
 	// LogID identifies the log.
 	LogID(ctx context.Context) (LogID, error)
 }
@@ -41,10 +45,7 @@ type LogWaker interface {
 type LogQuery struct {
 	After  int64 // only events with a greater position
 	Filter eventstore.LogFilter
-	// Streams, if not empty, selects only events of these streams. Then End is not moved, and the
-	// Unsettled events are those behind After.
-	Streams []string
-	Limit   int // the most events; zero means 500. A page also ends after about 8 MiB of data.
+	Limit  int // the most events; zero means 500. A page also ends after about 8 MiB of data.
 	// Age ends the page before the events at the end of the log that were recorded less than this
 	// time ago, on the store's clock.
 	Age time.Duration
@@ -60,7 +61,8 @@ type LogPage struct {
 	// End is the place of a settled event: no event at or before it is missing from this page and
 	// those before. If nothing new is settled, its Position is LogQuery.After, and the rest zero.
 	End LogPlace
-	// Full reports whether Events ends because of LogQuery.Limit, or of the size of the data.
+	// Full reports whether the page ends because of a limit: of events, of data, or of the positions
+	// that one page covers.
 	Full bool
 	// More reports whether the log has visible events behind the page, of any type and age.
 	More bool

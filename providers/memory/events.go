@@ -72,6 +72,9 @@ func (t *Tx) append(ctx context.Context, stream string, expected eventstore.Expe
 	// a copy, which replaces the staged state once all events are added
 	s := t.tx.staged
 	if at, known, err := s.known(stream, expected, events); known || err != nil {
+		if known {
+			at.Log = t.db.lineage
+		}
 		return at, err
 	}
 	version := s.version(stream)
@@ -92,7 +95,7 @@ func (t *Tx) append(ctx context.Context, stream string, expected eventstore.Expe
 		}
 	}
 	t.tx.staged = s
-	return eventstore.Appended{Stream: stream, Version: version, Position: s.position, Count: len(events)}, nil
+	return eventstore.Appended{Stream: stream, Version: version, Position: s.position, Count: len(events), Log: t.db.lineage}, nil
 }
 
 // ReadStream implements eventstore.Store. It includes the events that the transaction itself

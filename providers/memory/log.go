@@ -38,7 +38,7 @@ func (s *state) logPage(q provider.LogQuery, now time.Time) provider.LogPage {
 	page := provider.LogPage{End: provider.LogPlace{Position: q.After}}
 	limit, bytes := cmp.Or(q.Limit, provider.LogPageEvents), 0
 	for e := range s.after(q.After) {
-		if len(page.Events) == limit || bytes >= provider.LogPageBytes {
+		if page.Full = len(page.Events) == limit || bytes >= provider.LogPageBytes; page.Full {
 			break
 		}
 		page.End = logPlace(e)
@@ -69,7 +69,7 @@ func (s *state) dropYoung(page *provider.LogPage, q provider.LogQuery, now time.
 			return
 		}
 	}
-	page.End = end
+	page.End, page.Full = end, false
 	page.Events = slices.DeleteFunc(page.Events, func(e eventstore.Raw) bool { return e.Position > end.Position })
 }
 
@@ -123,6 +123,24 @@ func (x logIndex) Since(_ context.Context, after int64, t time.Time) (int64, boo
 		}
 	}
 	return 0, false, nil
+}
+
+// LogStreams implements provider.Log.
+func (db *Provider) LogStreams(ctx context.Context, versions map[string]int64, after int64) ([]eventstore.Raw, error) {
+	return query(ctx, db, "read streams of the log", func(s *state, _ time.Time) (found []eventstore.Raw) {
+		for stream, last := range versions {
+			events, _ := s.streams.get(stream)
+			for version := last; version > 0; version-- {
+				e, ok := events.get(version)
+				if !ok || e.Position <= after {
+					break
+				}
+				found = append(found, own(e))
+			}
+		}
+		slices.SortFunc(found, func(a, b eventstore.Raw) int { return cmp.Compare(a.Position, b.Position) })
+		return found
+	})
 }
 
 // LogPlaces implements provider.Log.

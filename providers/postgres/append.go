@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -139,6 +138,7 @@ type appending struct {
 	expected eventstore.Expected
 	// as text: pgx encodes slices of uuids only if it knows the parameter's type
 	ids     []string
+	log     string // LogID.Lineage
 	sql     string
 	args    []any
 	entries bool
@@ -154,14 +154,13 @@ func (db *Provider) newAppend(ctx context.Context, q querier, stream string, exp
 	if err != nil {
 		return nil, err
 	}
-	log := ""
-	if slices.ContainsFunc(topics, func(of []string) bool { return len(of) > 0 }) {
-		if log, err = db.logName(ctx, q); err != nil {
-			return nil, fmt.Errorf("append to %s: %w", stream, err)
-		}
+	log, err := db.logName(ctx, q)
+	if err != nil {
+		return nil, fmt.Errorf("append to %s: %w", stream, err)
 	}
 	n := len(events)
 	a := &appending{db: db, stream: stream, expected: expected, ids: make([]string, n)}
+	a.log, _, _ = strings.Cut(log, "/")
 	types, schemas, data, metadata := make([]string, n), make([]int32, n), make([]json.RawMessage, n), make([]json.RawMessage, n)
 	var at []int32
 	var ids, topic []string
@@ -227,7 +226,7 @@ func pick(expected eventstore.Expected, entries bool, statements ...string) stri
 
 // run sends the statement once.
 func (a *appending) run(ctx context.Context, q querier) (eventstore.Appended, error) {
-	at := eventstore.Appended{Stream: a.stream, Count: len(a.ids)}
+	at := eventstore.Appended{Stream: a.stream, Count: len(a.ids), Log: a.log}
 	a.refusal = false
 	crash.Point("append: before")
 	err := q.QueryRow(ctx, a.sql, a.args...).Scan(&at.Version, &at.Position)
@@ -264,7 +263,7 @@ func (a *appending) refused(ctx context.Context, q querier) (eventstore.Appended
 		return eventstore.Appended{}, &eventstore.ConflictError{Stream: a.stream, Expected: a.expected, Actual: actual}
 	case known == len(a.ids) && base != nil && (a.expected == eventstore.Any || *base == int64(a.expected)):
 		n := len(a.ids)
-		return eventstore.Appended{Stream: a.stream, Version: *base + int64(n), Position: *last, Count: n, Replayed: true}, nil
+		return eventstore.Appended{Stream: a.stream, Version: *base + int64(n), Position: *last, Count: n, Log: a.log, Replayed: true}, nil
 	}
 	return eventstore.Appended{}, fmt.Errorf("append to %s: %w", a.stream, eventstore.ErrEventIDReused)
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"maps"
 	"math"
 	"slices"
 	"sync/atomic"
@@ -70,6 +71,27 @@ where position > $1::bigint and recorded_at <= clock_timestamp() - $2::bigint * 
 order by position desc limit 1`
 )
 
+// logStreamsSQL walks each stream back from a version.
+const logStreamsSQL = `
+with recursive back as (
+	select e.* from unnest($1::text[], $2::bigint[]) s(stream, version), lateral (
+		select * from kinora.events where stream = s.stream and version = s.version and position > $3::bigint limit 1) e
+	union all
+	select e.* from back, lateral (
+		select * from kinora.events where stream = back.stream and version = back.version - 1 and position > $3::bigint limit 1) e)
+select position, stream, version, id, type, schema_version, data, metadata, recorded_at from back order by position`
+
+// LogStreams implements provider.Log.
+func (db *Provider) LogStreams(ctx context.Context, versions map[string]int64, after int64) ([]eventstore.Raw, error) {
+	streams := slices.Collect(maps.Keys(versions))
+	last := each(streams, func(stream *string) int64 { return versions[*stream] })
+	found, err := collect(ctx, db.pool, func(row pgx.CollectableRow) (eventstore.Raw, error) {
+		e, _, err := scanRaw(row)
+		return e, err
+	}, db.q(logStreamsSQL), planned, streams, last, after)
+	return found, wrap("read streams of the log", clear(err))
+}
+
 // LogPage implements provider.Log.
 func (db *Provider) LogPage(ctx context.Context, q provider.LogQuery) (provider.LogPage, error) {
 	if err := provider.CheckLogQuery(q); err != nil {
@@ -97,7 +119,7 @@ func (db *Provider) logPage(ctx context.Context, q provider.LogQuery) (provider.
 	if q.After < is.position && !q.Unsettled { // a page of settled events needs no sighting
 		r = newLogRows(q, is.branch, is.position, db.logSize.limit(q))
 		if err := r.read(ctx, db); err != nil || r.full {
-			r.page.More = true
+			r.page.More, r.page.Full = true, r.full
 			return r.page, err
 		}
 	}
@@ -116,6 +138,7 @@ func (db *Provider) logPage(ctx context.Context, q provider.LogQuery) (provider.
 		last = max(last, r.page.Events[n-1].Position)
 	}
 	whole := q.Unsettled && !r.full && !r.young // it has all visible events
+	r.page.Full = r.full
 	r.page.More = r.full || is.head > last && !whole
 	r.page.Waiting = open
 	return r.page, nil
@@ -233,7 +256,7 @@ func (r *logRows) scan(rows pgx.Rows) error {
 	return rows.Err()
 }
 
-func scanRaw(rows pgx.Rows) (raw eventstore.Raw, bytes int, err error) {
+func scanRaw(rows pgx.CollectableRow) (raw eventstore.Raw, bytes int, err error) {
 	var id uuid.UUID
 	var metadata []byte
 	err = rows.Scan(&raw.Position, &raw.Stream, &raw.Version, &id, &raw.Type, &raw.Schema, &raw.Data, &metadata, &raw.RecordedAt)

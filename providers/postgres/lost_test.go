@@ -93,7 +93,7 @@ func TestAppendWhoseReplyIsLostIsWrittenOnce(t *testing.T) {
 			at, err := db.Append(t.Context(), stream, expected, drafts(t, 2, 3))
 			require.NoError(t, err)
 			require.Equal(t, 1, proxy.Lost())
-			require.Equal(t, eventstore.Appended{Stream: stream, Version: before + 2, Position: at.Position, Count: 2}, at)
+			require.Equal(t, eventstore.Appended{Stream: stream, Version: before + 2, Position: at.Position, Count: 2, Log: at.Log}, at)
 			require.Equal(t, entries+2, count(t, direct, `select count(*) from kinora.outbox`))
 			require.Equal(t, int(before)+2, count(t, direct, `select count(*) from kinora.events where stream = '`+stream+`'`))
 			require.Equal(t, int(at.Position), count(t, direct, `select max(position) from kinora.events`))
@@ -290,7 +290,7 @@ func TestAppendIsTriedAgainAfterADeadlock(t *testing.T) {
 				return
 			}
 			require.NoError(t, err)
-			require.Equal(t, eventstore.Appended{Stream: "a-1", Version: 1, Position: at.Position, Count: 1}, at)
+			require.Equal(t, eventstore.Appended{Stream: "a-1", Version: 1, Position: at.Position, Count: 1, Log: at.Log}, at)
 			require.Equal(t, 1, count(t, db, `select count(*) from kinora.events`))
 			require.Equal(t, 1, count(t, db, `select count(*) from kinora.outbox`))
 			require.Equal(t, c.tries+1, count(t, db, `select last_value from tries`))

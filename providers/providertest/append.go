@@ -56,7 +56,8 @@ func versionsAreContiguous(s *stage) {
 		version += int64(n)
 		wants = append(wants, idsOf(ds)...)
 		s.require(at.Position > 0, "position %d is positive", at.Position)
-		at.Position = 0
+		same(s, "log", at.Log, s.logID())
+		at.Position, at.Log = 0, ""
 		same(s, "appended", at, eventstore.Appended{Stream: "review-1", Version: version, Count: n})
 	}
 	same(s, "ids in review-1", s.readIDs("review-1"), wants)

@@ -60,6 +60,14 @@ var logPageCases = []testCase{
 		rule: "Page after page, a reader gets each event once, and those of each stream in order, while others append and roll back",
 	},
 	{
+		name: "a page that is full", play: fullPages,
+		rule: "Full reports whether the page ends because of a limit, and not because of Age",
+	},
+	{
+		name: "streams up to a version", play: logStreams,
+		rule: "LogStreams returns, of each stream, the events up to a version that are behind a position, in order of position",
+	},
+	{
 		name: "queries that no store can answer", play: badLogQueries,
 		rule: "Negative numbers, more than one field of From, and text that cannot be stored are an *InvalidError",
 	},
@@ -67,6 +75,14 @@ var logPageCases = []testCase{
 		name: "an event wakes readers", play: appendedWakes,
 		rule: "The channel of Appended is closed when events are next appended through this value, also without entries, and not before",
 	},
+}
+
+// logID returns the lineage of the log.
+func (s *stage) logID() string {
+	s.Helper()
+	id, err := s.db.LogID(s.ctx)
+	s.ok(err, "identify the log")
+	return id.Lineage
 }
 
 // position returns a position of the log.
@@ -432,4 +448,43 @@ func (s *stage) write(stream string, n int) error {
 		}
 	}
 	return nil
+}
+
+func fullPages(s *stage) {
+	s.append("review-1", eventstore.Any, drafts(5)...)
+	same(s, "five of five", s.page(provider.LogQuery{Limit: 6}).Full, false)
+	same(s, "four of five", s.page(provider.LogQuery{Limit: 4}).Full, true)
+	s.advance(time.Hour)
+	s.append("review-1", eventstore.Any, drafts(5)...)
+	page := s.page(provider.LogQuery{Limit: 6, Age: time.Minute})
+	same(s, "events that are old enough", len(page.Events), 5)
+	same(s, "a page that Age ends", page.Full, false)
+}
+
+func logStreams(s *stage) {
+	var ids []string
+	var third int64
+	for n := range 5 {
+		one, two := draft(), draft()
+		at := s.append("review-1", eventstore.Any, one)
+		s.append("review-2", eventstore.Any, two)
+		s.append("review-3", eventstore.Any, draft())
+		if n == 2 {
+			third = at.Position
+		}
+		ids = append(ids, one.ID, two.ID)
+	}
+	of := func(versions map[string]int64, after int64) (found []string) {
+		events, err := s.db.LogStreams(s.ctx, versions, after)
+		s.ok(err, "read streams")
+		for _, e := range events {
+			s.require(len(e.Data) > 0, "event %d has data", e.Position)
+			found = append(found, e.ID)
+		}
+		return found
+	}
+	same(s, "all of two streams", of(map[string]int64{"review-1": 5, "review-2": 5}, 0), ids)
+	same(s, "up to a version", of(map[string]int64{"review-1": 3, "review-2": 1}, 0), []string{ids[0], ids[1], ids[2], ids[4]})
+	same(s, "behind a position", of(map[string]int64{"review-1": 5, "review-2": 3}, third), []string{ids[5], ids[6], ids[8]})
+	same(s, "no such version, no such stream", of(map[string]int64{"review-1": 6, "review-9": 1}, 0), nil)
 }

@@ -103,7 +103,7 @@ func (s *stage) repeat(to eventstore.Store, c repeat, ds []eventstore.Draft) {
 	s.ok(err, c.name)
 	stored := s.read(s.db, c.stream, c.version-1)
 	same(s, c.name, at, eventstore.Appended{
-		Stream: c.stream, Version: c.version, Position: stored[0].Position, Count: len(events), Replayed: true,
+		Stream: c.stream, Version: c.version, Position: stored[0].Position, Count: len(events), Log: s.logID(), Replayed: true,
 	})
 }
 

@@ -97,14 +97,19 @@ func (a *appending) wrap(err error) error {
 
 // run appends in a transaction. If it returns an error, some rows may have been written.
 func (a *appending) run(ctx context.Context, s session) (eventstore.Appended, error) {
+	log, err := a.db.logName(ctx, s)
+	if err != nil {
+		return eventstore.Appended{}, err
+	}
 	at, known, err := a.find(ctx, s)
+	if err == nil && !known {
+		at, err = a.writeEvents(ctx, s)
+	}
+	at.Log, _, _ = strings.Cut(log, "/")
 	if err != nil || known {
 		return at, err
 	}
-	if at, err = a.writeEvents(ctx, s); err != nil {
-		return at, err
-	}
-	return at, a.writeEntries(ctx, s, at)
+	return at, a.writeEntries(ctx, s, at, log)
 }
 
 const findEvents = `
@@ -221,14 +226,7 @@ func (a *appending) damaged() error {
 		eventstore.ErrDamaged, eventstore.Category(a.stream), strings.ReplaceAll(a.stream, "'", "''"))
 }
 
-func (a *appending) writeEntries(ctx context.Context, s session, at eventstore.Appended) error {
-	if a.entries == 0 {
-		return nil
-	}
-	log, err := a.db.logName(ctx, s)
-	if err != nil {
-		return err
-	}
+func (a *appending) writeEntries(ctx context.Context, s session, at eventstore.Appended, log string) error {
 	first := at.Version - int64(at.Count) + 1
 	for i := range a.events {
 		for _, topic := range a.topics[i] {

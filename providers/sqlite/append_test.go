@@ -36,7 +36,7 @@ func TestEventsAndEntriesCommitTogether(t *testing.T) {
 	require.NoError(t, err)
 	at, err := db.Append(ctx, "review-1", eventstore.NoStream, events)
 	require.NoError(t, err)
-	require.Equal(t, eventstore.Appended{Stream: "review-1", Version: 3, Position: 5, Count: 3}, at, "the failed append used no position")
+	require.Equal(t, eventstore.Appended{Stream: "review-1", Version: 3, Position: 5, Count: 3, Log: at.Log}, at, "the failed append used no position")
 }
 
 // The caller's transaction remains usable, without the append.

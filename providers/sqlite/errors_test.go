@@ -218,7 +218,7 @@ func TestAmbiguousCommit(t *testing.T) {
 			broken(1)
 			at, err := db.Append(ctx, "review-1", eventstore.NoStream, events)
 			require.NoError(t, err, "an append resolves the ambiguity by its event ids")
-			require.Equal(t, eventstore.Appended{Stream: "review-1", Version: 3, Position: 3, Count: 3}, at)
+			require.Equal(t, eventstore.Appended{Stream: "review-1", Version: 3, Position: 3, Count: 3, Log: at.Log}, at)
 			require.Equal(t, 3, count(t, db.SQL(), "kinora_events"))
 			require.Equal(t, 3, count(t, db.SQL(), "kinora_outbox"))
 
@@ -228,7 +228,7 @@ func TestAmbiguousCommit(t *testing.T) {
 			require.ErrorIs(t, err, eventstore.ErrAmbiguous)
 			at, err = db.Append(ctx, "review-2", eventstore.NoStream, events)
 			require.NoError(t, err, "the same drafts again")
-			require.Equal(t, eventstore.Appended{Stream: "review-2", Version: 2, Position: 5, Count: 2, Replayed: committed}, at)
+			require.Equal(t, eventstore.Appended{Stream: "review-2", Version: 2, Position: 5, Count: 2, Replayed: committed, Log: at.Log}, at)
 			require.Equal(t, 5, count(t, db.SQL(), "kinora_outbox"))
 
 			broken(1)

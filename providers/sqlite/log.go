@@ -46,6 +46,14 @@ order by position desc limit 1`
 select position, id, recorded_at from kinora_events
 where position > ?1 and recorded_at <= ` + clock + ` - ?2 order by position desc limit 1`
 
+	// readLogStreams walks each stream of the object ?1 back from a version.
+	readLogStreams = `
+with recursive back as (
+	select e.* from json_each(?1) j cross join kinora_events e on e.stream = j.key and e.version = j.value where e.position > ?2
+	union all
+	select e.* from back cross join kinora_events e on e.stream = back.stream and e.version = back.version - 1 where e.position > ?2)
+select position, stream, version, id, type, schema_version, data, metadata, recorded_at from back order by position`
+
 	readLogHead = `select coalesce(max(position), 0) from kinora_events`
 )
 
@@ -69,7 +77,7 @@ func (d *Provider) logPage(ctx context.Context, q provider.LogQuery) (page provi
 	}
 	var covered provider.LogPlace // the last event that a page with a filter covers
 	upper := int64(math.MaxInt64)
-	if q.Filter.Categories != nil || q.Filter.Types != nil {
+	if (q.Filter.Categories != nil || q.Filter.Types != nil) && !q.Unsettled {
 		if covered, err = d.logPlace(ctx, readLogEnd, q.After, provider.LogPageScan); err != nil {
 			return page, err
 		}
@@ -85,6 +93,7 @@ func (d *Provider) logPage(ctx context.Context, q provider.LogQuery) (page provi
 	if covered.Position > 0 && !full {
 		page.End = covered
 	}
+	page.Full = full
 	if q.Age > 0 {
 		if err := d.dropYoung(ctx, q, &page); err != nil {
 			return page, err
@@ -93,6 +102,8 @@ func (d *Provider) logPage(ctx context.Context, q provider.LogQuery) (page provi
 	var head int64
 	err = one(ctx, d.reads, []any{&head}, readLogHead)
 	page.More = head > page.End.Position
+	// the page covers no more positions
+	page.Full = page.Full || page.More && covered.Position > 0 && page.End == covered
 	return page, err
 }
 
@@ -149,6 +160,7 @@ func (d *Provider) dropYoung(ctx context.Context, q provider.LogQuery, page *pro
 	if err != nil || old.Position >= page.End.Position {
 		return err
 	}
+	page.Full = false
 	if page.End = old; old.Position == 0 {
 		page.End.Position = q.After
 	}
@@ -209,6 +221,19 @@ func (d *Provider) LogPosition(ctx context.Context, from eventstore.From) (int64
 		return 0, fmt.Errorf("find a position of the log: %w", err)
 	}
 	return position, nil
+}
+
+// LogStreams implements provider.Log.
+func (d *Provider) LogStreams(ctx context.Context, versions map[string]int64, after int64) (found []eventstore.Raw, err error) {
+	err = each(ctx, d.reads, func(rows *sql.Rows) error {
+		e, _, err := scanRaw(rows)
+		found = append(found, e)
+		return err
+	}, readLogStreams, jsonOf(versions), after)
+	if err != nil {
+		return nil, fmt.Errorf("read streams of the log: %w", err)
+	}
+	return found, nil
 }
 
 // LogPlaces implements provider.Log.
