@@ -15,30 +15,30 @@ import (
 
 const (
 	transactTries = 20
-	transactLimit = 15 * time.Second // from the end of the first run to the begin of the last one
-	turnLimit     = 3 * time.Second  // for a run's turn, in case the run before it takes long
+	transactLimit = 15 * time.Second // from the end of the first run to the start of the last one
+	turnLimit     = 3 * time.Second  // longest wait for a turn: another run may take long
 	commitGrace   = time.Second      // for the reply to a commit after ctx has ended
 )
 
 // Transact runs fn in a transaction at READ COMMITTED and commits if fn returns nil. Otherwise,
-// also if fn panics or calls runtime.Goexit, it rolls back. After a commit that wrote, it wakes
-// relays as Wake does.
-//   - fn may run several times, each time in a new transaction. So fn must load in the transaction
-//     the data that it decides on, for example with UpdateTx of a repository, and must have no
+// also if fn panics or calls runtime.Goexit, it rolls back. After the commit of a transaction that
+// wrote, it wakes relays as Wake does.
+//   - fn may run several times, each time in a new transaction. So fn must load the data for its
+//     decisions in the transaction, for example with UpdateTx of a repository, and must have no
 //     other effects.
 //   - fn runs again after a deadlock or a serialization failure of the transaction, even if fn
-//     does not return that error, and after a commit that failed without a reply.
+//     hides that error, and after a commit that failed without a reply.
 //   - fn runs again if it returns a *eventstore.ConflictError, unless the run before it had a
 //     conflict with the same expected version: then fn does not load that version.
-//   - There are pauses between the runs, and repeated runs of this DB take turns, because they
-//     would conflict with each other again. After 20 runs, after 15 seconds, or if ctx ends,
-//     Transact returns the last error.
+//   - Transact pauses before another run. Repeated runs of this DB take turns, because they would
+//     conflict with each other again. After 20 runs, or after 15 seconds, or if ctx ends, Transact
+//     returns the last error.
 //   - An error of fn is returned unchanged.
 //   - tx refuses Commit and Rollback. Its Begin makes savepoints. If fn ends the transaction by
 //     other means, the error is ErrHeld, and the writes up to there may be committed.
 //   - If the reply to the commit is lost, Transact asks the server whether the transaction is
-//     committed. eventstore.ErrAmbiguous: the server cannot be asked, or has crashed or been
-//     replaced meanwhile. Read what is stored before you call Transact again.
+//     committed. eventstore.ErrAmbiguous: the server does not reply, or it crashed, restarted or
+//     was replaced. Read the stored data before you call Transact again.
 func (db *DB) Transact(ctx context.Context, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	run := &run{DB: db, fn: fn}
 	again, err := run.once(ctx)
@@ -68,7 +68,8 @@ type run struct {
 	conflict eventstore.ConflictError // the last one
 }
 
-// inTurn calls once when it is this call's turn. It returns the previous error if limit ends first.
+// inTurn waits for this call's turn, at most turnLimit, and calls once. If limit ends first, it
+// returns the previous error.
 func (r *run) inTurn(ctx, limit context.Context, previous error) (again bool, err error) {
 	turn := time.NewTimer(turnLimit)
 	defer turn.Stop()
@@ -217,8 +218,8 @@ func (f *failure) note(err error) {
 	}
 }
 
-// cause returns the error because of which the transaction is in the failed state, or nil if it is
-// in another state.
+// cause returns the error that put the transaction into the failed state, or nil if the transaction
+// is in another state.
 func (f *failure) cause() error {
 	if f.conn.TxStatus() != 'E' {
 		return nil

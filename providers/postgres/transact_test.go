@@ -268,7 +268,7 @@ func TestTransactRollsBack(t *testing.T) {
 			require.Equal(t, c.runs, runs)
 			require.Zero(t, count(t, db, `select count(*) from totals`))
 			require.Zero(t, db.Pool().Stat().AcquiredConns())
-			if c.is == refused || c.panic {
+			if name == "error" || c.panic {
 				require.EqualValues(t, 1, db.Pool().Stat().NewConnsCount(), "the connection can be used again")
 			}
 			select {
