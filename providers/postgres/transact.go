@@ -15,7 +15,7 @@ import (
 
 const (
 	transactTries = 20
-	transactLimit = 15 * time.Second // from the end of the first run to the start of the last one
+	transactLimit = 15 * time.Second // from the end of the first run to the start of the last one, and for resolve
 	turnLimit     = 3 * time.Second  // longest wait for a turn: another run may take long
 	commitGrace   = time.Second      // for the reply to a commit after ctx has ended
 )
@@ -86,48 +86,56 @@ func (r *run) inTurn(ctx, limit context.Context, previous error) (again bool, er
 // once runs fn in one transaction. again reports whether another run may succeed.
 func (r *run) once(ctx context.Context) (again bool, err error) {
 	life := r.life(ctx)
-	defer func() {
-		if isNetwork(err) { // the server may have crashed: then this call of life was too early
-			r.lifetime.Store(nil)
-		}
-	}()
+	// the end of ctx does not make the result of a commit unknown at once
+	late, stop := outlast(ctx, commitGrace)
+	defer stop()
+	again, lost, err := r.transaction(ctx, late)
+	if isNetwork(err) || lost != "" { // the server may have crashed: the next call of life must ask again
+		r.lifetime.Store(nil)
+	}
+	if lost != "" { // the connection is released: the pool may have no other one
+		return r.resolve(late, lost, life, err)
+	}
+	return again, err
+}
+
+// transaction runs fn and commits with late. lost is the number of a transaction that may be
+// committed.
+func (r *run) transaction(ctx, late context.Context) (again bool, lost string, err error) {
 	pooled, err := r.pool.Acquire(ctx)
 	if err != nil {
-		return false, wrap("transact: acquire a connection", err)
+		return false, "", wrap("transact: acquire a connection", err)
 	}
 	defer pooled.Release()
 	begun, err := pooled.Conn().BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	if err != nil {
-		return false, wrap("transact: begin", err)
+		return false, "", wrap("transact: begin", err)
 	}
 	defer rollback(ctx, begun) // also after a panic or runtime.Goexit in fn
 	tx := watchedTx{begun, &failure{conn: begun.Conn().PgConn()}}
 	if err := r.fn(ctx, heldTx{tx}); err != nil {
-		return isRolledBack(err) || isRolledBack(tx.cause()) || r.loadsAgain(err), err
+		return isRolledBack(err) || isRolledBack(tx.cause()) || r.loadsAgain(err), "", err
 	}
 	var xid string
 	if err = tx.usable(ctx); err == nil {
 		err = wrap("transact: before the commit", begun.QueryRow(ctx, xidSQL).Scan(&xid))
 	}
 	if err != nil {
-		return isRolledBack(err), err
+		return isRolledBack(err), "", err
 	}
-	// the end of ctx does not make the result of a commit unknown at once
-	late, stop := outlast(ctx, commitGrace)
-	defer stop()
 	crash.Point("commit: before")
 	err = wrap("transact: commit", begun.Commit(late))
 	crash.Point("commit: after")
 	switch {
 	case xid == "" && (err == nil || isAmbiguous(err)): // nothing was written
-		return false, nil
+		return false, "", nil
 	case err == nil:
 		r.added()
-		return false, nil
+		return false, "", nil
 	case isAmbiguous(err):
-		return r.resolve(late, xid, life, err)
+		return false, xid, err
 	}
-	return isRolledBack(err), err
+	return isRolledBack(err), "", err
 }
 
 // loadsAgain reports whether err is a conflict, unless fn expected the same version before: then
@@ -143,12 +151,11 @@ func (r *run) loadsAgain(err error) bool {
 
 const (
 	xidSQL    = `select coalesce(pg_current_xact_id_if_assigned()::text, '')`
-	statusSQL = `select coalesce(pg_xact_status($1::text::xid8), '')`
+	lifeSQL   = `select ` + lifeColumn + ` from pg_stat_bgwriter`
+	statusSQL = `select coalesce(pg_xact_status($1::text::xid8), ''), ` + lifeColumn + ` from pg_stat_bgwriter`
 
-	// The server resets these statistics when it recovers from a crash. A standby has its own.
-	lifeSQL = `
-select extract(epoch from pg_postmaster_start_time())::text || ' ' || coalesce(extract(epoch from stats_reset)::text, '')
-from pg_stat_bgwriter`
+	// The server resets its statistics when it recovers from a crash. A standby has its own.
+	lifeColumn = `extract(epoch from pg_postmaster_start_time())::text || ' ' || coalesce(extract(epoch from stats_reset)::text, '')`
 )
 
 // life identifies the time between two crashes of one server, because after a crash the server may
@@ -169,26 +176,23 @@ func (db *Provider) life(ctx context.Context) string {
 // resolve asks the server whether a transaction is committed, because the reply to its commit was
 // lost. again reports that it is not.
 func (r *run) resolve(ctx context.Context, xid, life string, lost error) (again bool, err error) {
-	for try := 1; try <= resolveTries; try++ {
-		var status string
+	ctx, cancel := context.WithTimeout(ctx, transactLimit)
+	defer cancel()
+	for try := 1; ; try++ {
+		var status, now string
 		// an error: the server may be restarting
-		_ = r.pool.QueryRow(ctx, statusSQL, xid).Scan(&status)
-		if status == "aborted" {
+		_ = r.pool.QueryRow(ctx, statusSQL, xid).Scan(&status, &now)
+		switch {
+		case status == "aborted":
 			return true, lost
-		}
-		if status == "committed" {
+		case status == "committed" && now == life:
 			r.added()
-			r.lifetime.Store(nil)
-			if now := r.life(ctx); now != "" && now == life {
-				return false, nil
-			}
-			break
-		}
-		if pause(ctx, try) != nil {
-			break
+			return false, nil
+		case status == "committed" || try >= resolveTries || pause(ctx, try) != nil:
+			r.added()
+			return false, fmt.Errorf("%w: %w", eventstore.ErrAmbiguous, lost)
 		}
 	}
-	return false, fmt.Errorf("%w: %w", eventstore.ErrAmbiguous, lost)
 }
 
 // outlast returns a context that ends some time after ctx.
