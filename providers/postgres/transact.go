@@ -15,9 +15,9 @@ import (
 
 const (
 	transactTries = 20
-	transactLimit = 15 * time.Second // from the end of the first run to the start of the last one, and for resolve
-	turnLimit     = 3 * time.Second  // longest wait for a turn: another run may take long
-	commitGrace   = time.Second      // for the reply to a commit after ctx has ended
+	transactLimit = 30 * time.Second // from the end of the first run to the start of the last one
+	resolveLimit  = 15 * time.Second
+	commitGrace   = time.Second // for the reply to a commit after ctx has ended
 )
 
 // Transact runs fn in a transaction at READ COMMITTED and commits if fn returns nil. Otherwise,
@@ -31,7 +31,7 @@ const (
 //   - fn runs again if it returns a *eventstore.ConflictError, unless the run before it had a
 //     conflict with the same expected version: then fn does not load that version.
 //   - Transact pauses before another run. Repeated runs of this DB take turns, because they would
-//     conflict with each other again. After 20 runs, or after 15 seconds, or if ctx ends, Transact
+//     conflict with each other again. After 20 runs, or after 30 seconds, or if ctx ends, Transact
 //     returns the last error.
 //   - An error of fn is returned unchanged.
 //   - tx refuses Commit and Rollback. Its Begin makes savepoints. If fn ends the transaction by
@@ -68,15 +68,13 @@ type run struct {
 	conflict eventstore.ConflictError // the last one
 }
 
-// inTurn waits for this call's turn, at most turnLimit, and calls once. If limit ends first, it
-// returns the previous error.
+// inTurn waits for this call's turn and calls once. If limit ends first, it returns the previous
+// error. A turn has no shorter limit: after several deadlocks, which take a second each, all the
+// waiting runs would begin together and deadlock again.
 func (r *run) inTurn(ctx, limit context.Context, previous error) (again bool, err error) {
-	turn := time.NewTimer(turnLimit)
-	defer turn.Stop()
 	select {
 	case r.turns <- struct{}{}:
 		defer func() { <-r.turns }()
-	case <-turn.C:
 	case <-limit.Done():
 		return false, previous
 	}
@@ -176,7 +174,7 @@ func (db *Provider) life(ctx context.Context) string {
 // resolve asks the server whether a transaction is committed, because the reply to its commit was
 // lost. again reports that it is not.
 func (r *run) resolve(ctx context.Context, xid, life string, lost error) (again bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, transactLimit)
+	ctx, cancel := context.WithTimeout(ctx, resolveLimit)
 	defer cancel()
 	for try := 1; ; try++ {
 		var status, now string
