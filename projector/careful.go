@@ -38,7 +38,6 @@ func (c *RunnerConfig) spacing(before int) time.Duration {
 type watch struct {
 	began time.Time // at the first heartbeat
 	until time.Time // messages recorded until then may have crashed a process; zero: none
-	known bool      // a process has crashed; if false, until is only a precaution
 	now   time.Time // at the last heartbeat
 	at    time.Time // the same on this process's clock
 }
@@ -63,13 +62,6 @@ func (r *Runner) suspicious(msgs []*inbound) bool {
 	})
 }
 
-// mayCrash reports whether one of msgs may have been in flight when a process is known to have
-// crashed.
-func (r *Runner) mayCrash(msgs []*inbound) bool {
-	w := r.watch.Load()
-	return w != nil && w.known && r.suspicious(msgs)
-}
-
 // beat sends a heartbeat: the runner is alive for a lease, or ended cleanly if lease is zero. The
 // store returns whether other runners have crashed.
 func (r *Runner) beat(ctx context.Context, lease time.Duration) {
@@ -82,7 +74,7 @@ func (r *Runner) beat(ctx context.Context, lease time.Duration) {
 		}
 		return
 	}
-	w := &watch{began: health.Now, until: health.Crashed, known: !health.Crashed.IsZero(), now: health.Now, at: r.cfg.Clock()}
+	w := &watch{began: health.Now, until: health.Crashed, now: health.Now, at: r.cfg.Clock()}
 	if before := r.watch.Load(); before != nil {
 		w.began = before.began
 	}
