@@ -27,7 +27,7 @@ var armKinds = map[string]arm{
 	// The exact one brings the events that the broker lost before each delivery.
 	orderedName: {name: exactName, opts: projector.Options{Markers: true, Ordered: true}},
 	exactName:   {name: exactName, opts: projector.Options{Markers: true}},
-	// The topic of this one is never published to.
+	// The topic of this one has no publishers.
 	unheardName:   {name: unheardName, prefix: "unheard_", opts: projector.Options{Markers: true}},
 	unorderedName: {name: unorderedName, prefix: "unordered_", opts: projector.Options{Markers: true}, misorders: true},
 	brokerName:    {name: brokerName, prefix: "broker_", opts: projector.Options{Markers: true, BrokerOnly: true}, loses: true, misorders: true},

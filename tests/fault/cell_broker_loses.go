@@ -11,13 +11,13 @@ import (
 
 var brokerLosesCell = &cell{
 	name: "broker-loses", number: 24,
-	summary: "a broker that loses, doubles and delays deliveries, and a topic that nobody publishes to: exact by the log, each miss counted, under kill -9",
+	summary: "a broker that loses, doubles and delays deliveries, and a topic without publishers: exact by the log, each miss counted, under kill -9",
 	full:    3 * time.Minute, short: 4 * time.Second, redelivers: true,
 	requires: []string{"kill_runner", "lost", "delayed", "doubled", "counted"}, run: runBrokerLoses,
 }
 
-// countFor is how long commands flow without kills: what a killed process has completed and not
-// yet counted is not known.
+// countFor is the part of the cell's time in which no process is killed. A process that is killed
+// may have completed events that it has not counted yet.
 const countFor = 20
 
 func runBrokerLoses(r *run) {
@@ -122,7 +122,7 @@ func (r *run) waitPruned(projectors ...string) {
 	r.measure("pruned_ms", time.Since(begin))
 }
 
-// tracedSince counts the messages of which runners have traced a word, each once, from a time on.
+// tracedSince counts the messages for which runners have traced a word since begin, each once.
 func tracedSince(dir, word string, begin int64) (int, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "trace-runner*"))
 	if err != nil {

@@ -128,7 +128,7 @@ type arms[Tx any] struct {
 	units      provider.Units[Tx]
 	cfg        projector.RunnerConfig
 	projectors []*projector.Projector[Tx]
-	unheard    []*projector.Projector[Tx] // those of a topic that nobody publishes to
+	unheard    []*projector.Projector[Tx] // those of a topic without publishers
 }
 
 // runners returns a runner of all arms over the same deliveries, and one of the unheard arms.
