@@ -100,6 +100,7 @@ func (s *stage) page(q provider.LogQuery) provider.LogPage {
 	if len(page.Events) == 0 {
 		page.Events = nil
 	}
+	page.Server = "" // each provider has its own
 	return page
 }
 
