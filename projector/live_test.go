@@ -73,7 +73,7 @@ func TestGoingLiveLosesDoublesAndMisordersNothing(t *testing.T) {
 			require.True(t, waits(), "the reader has not applied the events before it")
 		}}
 		stop := run(t, store, f, projector.RunnerConfig{Log: log}, define(marked, note("a")))
-		time.Sleep(time.Second + 100*time.Millisecond)
+		time.Sleep(3 * time.Second)
 		require.Equal(t, provider.ModeLive, checkpoint(t, db).Mode)
 		require.False(t, waits())
 		for n := range next() - 3 {

@@ -86,7 +86,7 @@ func (w *work) unit(s *started, u provider.Unit) (end func()) {
 		w.trace.printf("end%s", ids.String())
 		w.status.add(of[1], -1)
 		for _, m := range u.Messages {
-			if m.Parked != nil || u.Reader { // it gets no ack
+			if m.Parked != nil || u.Reader != nil { // it gets no ack
 				s.acking(m.ID)
 			}
 		}
