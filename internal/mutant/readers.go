@@ -53,7 +53,7 @@ var readers = []Mutant{
 	{
 		Name:  "deliveries_not_left",
 		What:  "deliveries of a new projector are applied while its reader applies the events before them",
-		Edits: []Edit{{File: "provider/opening.go", Old: "case isDelivery && c.Mode == ModeCatchUp:", New: "case isDelivery && c.Mode == 0:"}},
+		Edits: []Edit{{File: "provider/opening.go", Old: "case isDelivery && c.Mode == ModeCatchUp && !c.Covers(m):", New: "case isDelivery && c.Mode == 0:"}},
 		Tests: []Test{{"./projector", "TestNewProjectorGetsThePastInOrder"}},
 	},
 	{
