@@ -70,11 +70,11 @@ func runNewProjector(r *run) {
 }
 
 // catchUp lets commands flow, and kills runners until a projector is live, and at least for a time.
-// It returns the most memory that one of them has used, in kB.
+// A short cell kills only for that time, and until it has killed the reader of the log once. It returns the most memory that one of them has used, in kB.
 func (r *run) catchUp(projector string, runners []*process, least time.Duration) (memory int) {
 	defer r.flow()()
 	begin, live := time.Now(), time.Duration(0)
-	for next := lease / 2; live == 0 || time.Since(begin) < least; {
+	for next := lease / 4; live == 0 || time.Since(begin) < least; {
 		r.sleep(20 * time.Millisecond)
 		for _, p := range runners {
 			memory = max(memory, p.memory())
@@ -85,11 +85,14 @@ func (r *run) catchUp(projector string, runners []*process, least time.Duration)
 			r.measure(projector+"_live_ms", live)
 			r.say("%s is live after %s", projector, live.Round(time.Millisecond))
 		}
-		if since := time.Since(begin); since > next {
+		since := time.Since(begin)
+		kills := r.length >= time.Minute || since < least || r.kinds()["left_to_reader"] == 0
+		if since > next && kills {
+			next = since + lease/4
 			if runners[r.intn(2)].restart() && mode == "catch-up" {
 				r.inject("left_to_reader", 1)
+				next = time.Since(begin) + r.between(2*lease, 4*lease)
 			}
-			next = time.Since(begin) + r.between(2*lease, 4*lease)
 		}
 		if time.Since(begin) > 10*least+r.suite.drainLimit() {
 			r.fail("%s is %s after %s", projector, mode, time.Since(begin))
