@@ -155,11 +155,12 @@ var stores = []Mutant{
 		Name: "log_rows_with_holders",
 		What: "a reader of the log lists the holders of the gap lock before it reads the highest visible position",
 		Edits: []Edit{
-			{File: "providers/postgres/log_settled.go", Old: "	b := &pgx.Batch{}\n	b.Queue(db.q(headSQL), from)", New: `	if s.holders, err = collect(ctx, db.pool, pgx.RowTo[string], db.q(holdersSQL)); err != nil {
+			{File: "providers/postgres/log_settled.go", Old: "	b := &pgx.Batch{}\n	b.Queue(byIndexSQL)\n", New: `	if s.holders, err = collect(ctx, db.pool, pgx.RowTo[string], db.q(holdersSQL)); err != nil {
 		return s, err
 	}
 	b := &pgx.Batch{}
-	b.Queue(db.q(headSQL), from)`},
+	b.Queue(byIndexSQL)
+`},
 			{File: "providers/postgres/log_settled.go", Old: "		s.holders, err = pgx.CollectRows(", New: "		_, err = pgx.CollectRows("},
 		},
 		Tests: []Test{{"./providers/postgres", "TestNoEventIsSkippedWhateverTheOrderOfCommits"}},

@@ -23,14 +23,17 @@ import (
 // Rows are read after the sighting, with a newer snapshot: they include the events of the
 // transactions that had ended.
 
-// onBranchSQL differs after a restart, a failover or a restore, and after the table was rewritten.
 const (
+	// onBranch differs after a restart, a failover or a restore, and after the table was rewritten.
 	onBranch = `pg_postmaster_start_time()::text || ' ' || pg_relation_filepath('kinora.events')`
+
+	// The plan of max(position) for a small table reads all of it.
+	lastPosition = `(select position from kinora.events order by position desc limit 1)`
 
 	// The fourth column is the end of the positions from $1 on of which none is missing. It is
 	// searched in the next 500 events only.
 	headSQL = `
-select ` + onBranch + `, pg_is_in_recovery(), coalesce((select max(position) from kinora.events), 0), coalesce((
+select ` + onBranch + `, pg_is_in_recovery(), coalesce(` + lastPosition + `, 0), coalesce((
 		select max(position) from (
 			select position, row_number() over (order by position) n
 			from (select position from kinora.events where position > $1::bigint order by position limit 500) e) e
@@ -72,6 +75,7 @@ func (db *Provider) sight(ctx context.Context, from int64) (s sighting, err erro
 	s.from = from
 	var replica, subscriber, trigger, sequence bool
 	b := &pgx.Batch{}
+	b.Queue(byIndexSQL)
 	b.Queue(db.q(headSQL), from).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&s.branch, &replica, &s.head, &s.whole, &subscriber, &trigger, &sequence)
 	})

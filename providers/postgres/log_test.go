@@ -210,6 +210,23 @@ func TestAPageWaitsForAPreparedAppend(t *testing.T) {
 	require.Equal(t, []string{"a-1", "a-2"}, streamsOf(page(t, db, provider.LogQuery{})))
 }
 
+// A Listener wakes readers of the log when another process appends events, also without entries.
+func TestNotificationsWakeReadersOfOtherProcesses(t *testing.T) {
+	t.Parallel()
+	dsn := postgrestest.DSN(t, nil)
+	here := notifying(t, dsn, false)
+	there, err := postgres.Open(t.Context(), dsn, &postgres.Config{Notify: true})
+	require.NoError(t, err)
+	t.Cleanup(there.Close)
+	listen(t, here, nil, true)
+	for range 3 {
+		appended := here.Appended()
+		appendOne(t, there, "a-1")
+		awake(t, appended, soon, "another process has appended")
+		require.NotEmpty(t, page(t, here, provider.LogQuery{}).Events)
+	}
+}
+
 // A database that does not show what is missing is refused, with the remedy.
 func TestAnUnsafeLogIsRefused(t *testing.T) {
 	t.Parallel()

@@ -29,9 +29,9 @@ type Config struct {
 	// Zero means provider.DefaultRequeueWindow.
 	RequeueWindow time.Duration
 
-	// Notify makes additions of entries through this DB notify the Listeners of other processes:
-	// after the commit, separately, and at most once in about 10ms. Additions in a caller's
-	// transaction (InTx) do not notify, because NOTIFY would make its commit wait for other
+	// Notify makes additions of events and entries through this DB notify the Listeners of other
+	// processes: after the commit, separately, and at most once in about 10ms. Additions in a
+	// caller's transaction (InTx) do not notify, because NOTIFY would make its commit wait for other
 	// notifying ones. Close sends the last notification.
 	Notify bool
 }
