@@ -7,7 +7,7 @@ import "slices"
 // TestEveryMutantApplies.
 var All = slices.Concat(stores, units)
 
-// stores lists the mutants of markers, generations, appends and the outbox.
+// stores lists the mutants of markers, generations, appends, the log and the outbox.
 var stores = []Mutant{
 	{
 		Name: "no_marker",
@@ -140,7 +140,7 @@ var stores = []Mutant{
 	},
 	{
 		Name: "gap_lock_not_awaited",
-		What: "a reader of the log does not look at the holders of the gap lock",
+		What: "a reader of the log ignores the holders of the gap lock",
 		Edits: []Edit{{
 			File: "providers/postgres/log_settled.go",
 			Old:  "select distinct l.virtualtransaction from pg_locks l where ",
@@ -167,7 +167,7 @@ var stores = []Mutant{
 	},
 	{
 		Name:  "log_of_another_server",
-		What:  "what was settled on one server counts on the next one",
+		What:  "a position that was settled on one server counts on the next one",
 		Edits: []Edit{{File: "providers/postgres/log_settled.go", Old: "is.branch != now.branch ||", New: "is.branch == \"\" ||"}, {File: "providers/postgres/log.go", Old: "if branch != r.branch {", New: "if false {"}},
 		Tests: []Test{{"./providers/postgres", "TestARestartBeginsTheProofAgain"}},
 	},
