@@ -26,7 +26,7 @@ const retryPatience = time.Minute
 func waitCaughtUp(ctx context.Context, s serviceStore, ended <-chan struct{}, report func(behind int64)) (stuck int, err error) {
 	retried := retries{patience: retryPatience}
 	for pause, absent := 5*time.Millisecond, false; ; pause = min(2*pause, 200*time.Millisecond) {
-		behind, err := eventsBehind(ctx, s)
+		lag, err := lagOf(ctx, s)
 		switch noRunner := errors.Is(err, projector.ErrNoCheckpoint); {
 		case noRunner && !absent:
 			absent = true
@@ -34,8 +34,8 @@ func waitCaughtUp(ctx context.Context, s serviceStore, ended <-chan struct{}, re
 		case noRunner:
 		case err != nil:
 			return 0, err
-		case behind > 0:
-			report(behind)
+		case lag.Events > 0:
+			report(lag.Events)
 		default:
 			report(0)
 			// Counted later than the events: those that were not behind are applied or parked.
@@ -57,23 +57,23 @@ func waitCaughtUp(ctx context.Context, s serviceStore, ended <-chan struct{}, re
 	}
 }
 
-// eventsBehind returns the number of events that are neither applied nor parked. While the
-// projector catches up from far behind, it returns the number of positions instead: Lag reads each
-// event, which would slow the projector down.
-func eventsBehind(ctx context.Context, s serviceStore) (int64, error) {
+// lagOf returns how far the read models are behind. While they catch up from far behind, it returns
+// an estimate from positions: an exact lag reads each event, which takes long.
+func lagOf(ctx context.Context, s serviceStore) (projector.Lag, error) {
 	c, err := s.Checkpoint(ctx, reviewsProjector)
 	if err != nil {
-		return 0, err
+		return projector.Lag{}, err
 	}
 	if c.Mode == provider.ModeCatchUp {
 		head, err := s.LogPosition(ctx, eventstore.From{Now: true})
-		if behind := head - c.Place.Position; err != nil || behind > 1000 {
-			return behind, err
+		if behind := head - c.Place.Position; err != nil || behind > farBehind {
+			return projector.Lag{Events: behind, Oldest: c.Place.RecordedAt, Position: c.Place.Position}, err
 		}
 	}
-	lag, err := s.lag(ctx)
-	return lag.Events, err
+	return s.lag(ctx)
 }
+
+const farBehind = 1000 // positions
 
 // retries observes the messages that are tried again.
 type retries struct {

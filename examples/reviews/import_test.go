@@ -166,6 +166,27 @@ func TestImportKilled(t *testing.T) {
 	require.Equal(t, events, queryInt(t, db, countEvents))
 }
 
+// TestImportChangesBroker: imports over a broker and from the log, by turns, apply each event once.
+func TestImportChangesBroker(t *testing.T) {
+	t.Parallel()
+	db, all := filepath.Join(t.TempDir(), "reviews.db"), filepath.Join(t.TempDir(), "all.json")
+	var text []byte
+	numbers := map[int]bool{}
+	for i, broker := range []string{noneKind, memoryKind, noneKind, memoryKind} {
+		path, bad := generateFile(t, 600, "-seed", fmt.Sprint(20+i))
+		o := reviews(t, "import", "--db", "sqlite:"+db, "--broker", broker, path)
+		require.Zero(t, o.code, o.stderr)
+		part, err := os.ReadFile(path)
+		require.NoError(t, err)
+		text = append(text, part...)
+		for n := range bad {
+			numbers[600*i+n] = true
+		}
+		require.NoError(t, os.WriteFile(all, text, 0o600))
+		require.Equal(t, expectedReport(t, all, numbers), report(t, db), broker)
+	}
+}
+
 // TestImportRefuses: invalid arguments fail with the reason and create no file.
 func TestImportRefuses(t *testing.T) {
 	t.Parallel()

@@ -70,7 +70,7 @@ type view struct {
 	Product           string // the product whose reviews are shown; empty: all products
 	Latest            []currentReview
 	Lag               projector.Lag // how far the read model is behind the events
-	Behind            time.Duration // the age of the oldest event that the read model lacks; in seconds
+	Behind            time.Duration // the age of the oldest of them, in whole seconds
 	NoRunner          bool          // no process has ever updated the read model: there is no lag
 	Abandoned, Parked int64
 	Trouble           bool // the database does not answer: the fields above are not set
@@ -110,11 +110,11 @@ func (p *page) view(ctx context.Context, key pageKey) (v view, err error) {
 
 // pipeline sets the lag, and the counts of abandoned and parked messages.
 func (p *page) pipeline(ctx context.Context, v *view) error {
-	lag, err := p.db.lag(ctx)
+	lag, err := lagOf(ctx, p.db)
 	if v.NoRunner = errors.Is(err, projector.ErrNoCheckpoint); err != nil && !v.NoRunner {
 		return err
 	}
-	if v.Lag = lag; lag.Events > 0 {
+	if v.Lag = lag; !lag.Oldest.IsZero() {
 		v.Behind = max(p.clock().Sub(lag.Oldest), 0).Round(time.Second)
 	}
 	counts, err := p.db.StatusCounts(ctx, outbox.Abandoned)

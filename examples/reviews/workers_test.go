@@ -172,8 +172,8 @@ func importWhileKilling(t *testing.T, db, broker, file string, workers ...[]stri
 	}
 }
 
-// TestProjectWithoutRelay: a projector that is subscribed to topics completes from the log what
-// nobody publishes.
+// TestProjectWithoutRelay: a projector that is subscribed to topics reads the events from the log if
+// no relay publishes them.
 func TestProjectWithoutRelay(t *testing.T) {
 	t.Parallel()
 	path, bad := generateFile(t, 300, "-seed", "14")
