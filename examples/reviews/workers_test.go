@@ -215,7 +215,7 @@ func TestProjectorTakesOver(t *testing.T) {
 	require.NoError(t, err)
 	first := startProcess(t, dsn, "project", "--broker", "sql")
 	require.Eventually(t, func() bool { return queryPostgresInt(t, other, inBatch) == 1 }, 20*time.Second, 5*time.Millisecond)
-	startProcess(t, dsn, "project", "--broker", "sql")
+	second := startProcess(t, dsn, "project", "--broker", "sql")
 	require.Eventually(t, func() bool { return queryPostgresInt(t, other, `select count(*) `+waiting) == 1 }, 20*time.Second, 5*time.Millisecond)
 	since := `select (extract(epoch from min(xact_start)) * 1000)::bigint ` + waiting
 	began := queryPostgresInt(t, other, since)
@@ -227,6 +227,8 @@ func TestProjectorTakesOver(t *testing.T) {
 	require.NoError(t, tx.Rollback(t.Context()))
 	require.Eventually(t, func() bool { return queryPostgresInt(t, other, `select sum(reviews) from ratings`) == 4 }, 20*time.Second, 10*time.Millisecond)
 	require.Equal(t, want, postgresReport(t, dsn))
+	require.NoError(t, second.Process.Signal(syscall.SIGTERM))
+	require.NoError(t, second.Wait(), second.stderr.String())
 }
 
 // TestWorkersStop: on a signal a worker drains and exits with status 0. It logs that it is running,
