@@ -21,4 +21,5 @@ var cells = []*cell{
 	diskCell,
 	fuzzCell,
 	operatorCell,
+	readersCell,
 }
