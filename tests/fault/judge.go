@@ -16,7 +16,7 @@ const drainLimit = 15 * time.Second
 
 // judge drains all children and compares their results with the ledger.
 func (r *run) judge() {
-	for _, as := range []role{producing, relaying, running} {
+	for _, as := range []role{producing, relaying, running, reading} {
 		for _, p := range r.of(as) {
 			p.stop(r.drain)
 		}

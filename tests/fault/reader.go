@@ -36,6 +36,14 @@ on conflict (stream) do update set items = l.items || excluded.items, total = l.
 func readerName(i int) string   { return fmt.Sprintf("reader-%d", i) }
 func readerPrefix(i int) string { return fmt.Sprintf("reader_%d_", i) }
 
+// readerTables creates the read models of n projectors.
+func (r *run) readerTables(n int) {
+	for i := range n {
+		_, err := r.pool.Exec(r.suite.ctx, fmt.Sprintf(readerTables, readerPrefix(i)))
+		r.must(err)
+	}
+}
+
 // read runs the projectors of a reader from the log: half of them with transactions, half with
 // batches.
 func (w *work) read(ctx context.Context) error {

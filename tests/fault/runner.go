@@ -187,6 +187,9 @@ func newArms[Tx any](w *work, s *started, u provider.Units[Tx], exec func(contex
 		Concurrency: w.Concurrency, Batch: w.Unit, Careful: w.Careful, Lease: w.Lease, Timeout: w.Timeout, Drain: 5 * time.Second, LogErrors: true,
 		Retry: claim.Backoff{Base: 50 * time.Millisecond, Max: time.Second, Attempts: w.Attempts},
 	}
+	if w.More["log"] != "" { // what the broker does not deliver is read from the log
+		both.cfg.Log, both.cfg.Grace = w.db, time.Second
+	}
 	return both
 }
 
