@@ -10,12 +10,12 @@ import (
 	"github.com/kinora-go/kinora/providers/postgres"
 )
 
-const logEvents = 500_000
+const logEvents = 1_000_000
 
 // fillLog adds events to streams of 100, once.
 const fillLog = `
 insert into kinora.events (stream, version, id, type, schema_version, data, metadata, recorded_at)
-select 'log-' || g / 100, g % 100 + 1, gen_random_uuid(), 'review.posted', 1, $2::jsonb, '{}', clock_timestamp()
+select 'log-' || g / 100, g % 100 + 1, gen_random_uuid(), 'review.posted', 1, jsonb_build_object('product_id', 'p' || g % 1000, 'rating', 5, 'text', repeat('x', $2::int)), '{}', clock_timestamp()
 from generate_series(0, $1::int - 1) g where not exists (select from kinora.events where stream = 'log-0')`
 
 func logLines(_ context.Context, b *bed) ([]line, error) {
@@ -23,14 +23,7 @@ func logLines(_ context.Context, b *bed) ([]line, error) {
 	if err != nil {
 		return nil, err
 	}
-	fill := func(ctx context.Context) error {
-		tag, err := b.pool.Exec(ctx, fillLog, logEvents, payload)
-		if err != nil || tag.RowsAffected() == 0 {
-			return err
-		}
-		_, err = b.pool.Exec(ctx, "vacuum analyze kinora.events")
-		return err
-	}
+	fill := func(ctx context.Context) error { return fillTheLog(ctx, b) }
 	return []line{{"log/read", "events/s", "", program{fill, readLog(db)}, program{}, program{fill, readLogByHand}}}, nil
 }
 
@@ -87,4 +80,13 @@ func readLogByHand(ctx context.Context, b *bed) (done int64, err error) {
 		}
 	}
 	return done, nil
+}
+
+func fillTheLog(ctx context.Context, b *bed) error {
+	tag, err := b.pool.Exec(ctx, fillLog, logEvents, len(payload))
+	if err != nil || tag.RowsAffected() == 0 {
+		return err
+	}
+	_, err = b.pool.Exec(ctx, "vacuum analyze kinora.events")
+	return err
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -49,6 +50,7 @@ type projectorBed struct {
 	*bed
 	db  *postgres.DB
 	sql *sql.DB
+	log string       // identifies the log, as in the headers of published events
 	n   atomic.Int64 // distinguishes the messages of all rounds
 }
 
@@ -60,7 +62,11 @@ func projectorLines(ctx context.Context, b *bed) ([]line, error) {
 	if _, err := b.pool.Exec(ctx, totalTables); err != nil {
 		return nil, err
 	}
-	p := &projectorBed{bed: b, db: db, sql: stdlib.OpenDBFromPool(b.pool)}
+	id, err := db.LogID(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p := &projectorBed{bed: b, db: db, sql: stdlib.OpenDBFromPool(b.pool), log: id.String()}
 	schema := wsql.PublisherConfig{SchemaAdapter: wsql.DefaultPostgreSQLSchema{}, AutoInitializeSchema: true}
 	pub, err := wsql.NewPublisher(p.sql, schema, watermill.NopLogger{})
 	if err != nil {
@@ -92,7 +98,8 @@ func projectorLines(ctx context.Context, b *bed) ([]line, error) {
 		one("in-flight-32", written(32, false), p.limit(32)),
 		one("in-flight-32-pgx.Tx", run(32, false), p.limitTx(32)),
 		one("batch-markers", written(500, false), p.limit(500)),
-		newLine("projector/batch-checkpoint", "", program{p.begun, p.advances(500)}, program{}, program{p.begun, p.limitAdvance(500)}),
+		newLine("projector/batch-checkpoint", name, program{p.begun, p.reads}, peer, program{p.begun, p.limitAdvance(500)}),
+		newLine("catchup/1M", "", program{p.begun, p.reads}, program{}, program{p.begun, p.readsByHand(500)}),
 		newLine("projector/message-careful", "", program{p.empty, written(1, true)}, program{}, program{p.empty, written(1, false)}),
 		newLine("projector/in-flight-32-careful", "", program{p.empty, written(32, true)}, program{}, program{p.empty, written(32, false)}),
 	}, nil
@@ -102,9 +109,20 @@ func newLine(name, peerName string, ours, peer, limit program) line {
 	return line{name: name, unit: "messages/s", peerName: peerName, ours: ours, peer: peer, limit: limit}
 }
 
+// empty makes the projectors live at the end of the log.
 func (p *projectorBed) empty(ctx context.Context) error {
-	for _, stmt := range []string{"truncate model.totals, model.markers, kinora.markers, kinora.parked, kinora.holds, kinora.in_flight, kinora.runners", "vacuum analyze", "checkpoint"} {
+	for _, stmt := range []string{"truncate kinora.checkpoints, model.totals, model.markers, kinora.markers, kinora.parked, kinora.holds, kinora.in_flight, kinora.runners", "vacuum analyze", "checkpoint"} {
 		if _, err := p.pool.Exec(ctx, stmt); err != nil {
+			return err
+		}
+	}
+	head, err := p.db.LogPosition(ctx, eventstore.From{Now: true})
+	if err != nil {
+		return err
+	}
+	live := provider.Checkpoint{Place: provider.LogPlace{Position: head}, Mode: provider.ModeLive}
+	for _, name := range []string{"written", "run"} {
+		if _, err := p.db.SetCheckpoint(ctx, name, provider.Checkpoint{}, live); err != nil {
 			return err
 		}
 	}
@@ -146,6 +164,7 @@ func (s *supply) Subscribe(ctx context.Context, _ string) (<-chan *message.Messa
 			m := message.NewMessage(id, fmt.Appendf(nil, `{"product_id":%q,"rating":5}`, product))
 			m.Metadata[outbox.HeaderType], m.Metadata[outbox.HeaderSchema] = "review.posted", "1"
 			m.Metadata[outbox.HeaderStream], m.Metadata[outbox.HeaderKey] = "review-"+id, "review-"+id
+			m.Metadata[outbox.HeaderPosition], m.Metadata[outbox.HeaderLog] = strconv.FormatInt(1<<40+s.n.Load(), 10), s.log
 			m.Metadata[outbox.HeaderRecordedAt] = time.Now().UTC().Format(time.RFC3339Nano)
 			*place = m
 			select {
@@ -222,13 +241,13 @@ func (p *projectorBed) limitTx(size int) work {
 	})
 }
 
-// begun empties the tables and creates the checkpoint of a projector that catches up.
+// begun empties the tables, and fills the log.
 func (p *projectorBed) begun(ctx context.Context) error {
 	if err := p.empty(ctx); err != nil {
 		return err
 	}
 	for _, stmt := range []string{
-		`delete from kinora.checkpoints`,
+		`truncate kinora.checkpoints`,
 		`drop table if exists model.checkpoints`,
 		`create table model.checkpoints (projector text primary key, position bigint not null, token uuid) with (fillfactor = 50)`,
 		`insert into model.checkpoints values ('read', 0, null)`,
@@ -237,39 +256,93 @@ func (p *projectorBed) begun(ctx context.Context) error {
 			return err
 		}
 	}
-	_, err := p.db.SetCheckpoint(ctx, "read", provider.Checkpoint{}, provider.Checkpoint{Mode: provider.ModeCatchUp})
-	return err
+	return fillTheLog(ctx, p.bed)
 }
 
-// advances applies size events in each unit, and moves the checkpoint in its transaction.
-func (p *projectorBed) advances(size int) work {
-	return func(ctx context.Context, _ *bed) (done int64, err error) {
-		units, hard := p.db.Batched(), context.WithoutCancel(ctx)
-		handlers := []provider.Handler{{Name: "read/rated"}}
-		for ; ctx.Err() == nil; done += int64(size) {
-			u := provider.Unit{Projector: "read", Messages: make([]provider.Message, size)}
-			products := make([]string, size)
-			for i := range size {
-				var id string
-				id, products[i] = p.next()
-				u.Messages[i] = provider.Message{
-					ID: id, Lane: provider.LaneOfMessage(id), Handlers: handlers, Mark: true, Position: done + int64(i) + 1,
-				}
+// reads runs Kinora: a new projector reads the log.
+func (p *projectorBed) reads(ctx context.Context, _ *bed) (int64, error) {
+	var done atomic.Int64
+	read := projector.Define("read", ratings, projector.Options{},
+		projector.On("rated", func(_ context.Context, b *pgx.Batch, e eventstore.Event[rated]) error {
+			b.Queue(addOne, e.Data.ProductID)
+			return nil
+		}))
+	cfg := projector.RunnerConfig{Logger: slog.New(slog.DiscardHandler), Observer: projector.RunnerObserver{
+		Unit: func(_ string, n int, _ time.Duration, err error) {
+			if err == nil {
+				done.Add(int64(n))
 			}
-			u.Advance = &provider.Advance{From: done, To: provider.LogPlace{Position: done + int64(size), ID: u.Messages[size-1].ID, RecordedAt: time.Now()}, Mode: provider.ModeCatchUp}
-			err := units.Do(hard, u, func(_ context.Context, b *pgx.Batch, found provider.Found) (provider.Closing, error) {
-				for i, product := range products {
-					if found.Begin(i); found.Fresh[i][0] {
-						b.Queue(addOne, product)
-					}
-				}
-				return provider.Closing{}, nil
-			})
-			if err != nil {
+		},
+	}}
+	runner, err := projector.NewRunner(p.db.Batched(), projector.FromLog(p.db), cfg, read)
+	if err != nil {
+		return 0, err
+	}
+	err = runner.Run(ctx)
+	return done.Load(), err
+}
+
+// readsByHand reads a page while it applies the one before, with the checkpoint, in one round trip.
+func (p *projectorBed) readsByHand(size int) work {
+	return func(ctx context.Context, _ *bed) (done int64, err error) {
+		reading, stop := context.WithCancel(context.WithoutCancel(ctx))
+		defer stop()
+		pages, failed := make(chan []string, 1), make(chan error, 1)
+		go func() {
+			defer close(pages)
+			failed <- p.pagesByHand(reading, size, pages)
+		}()
+		conn, err := p.pool.Acquire(reading)
+		if err != nil {
+			return 0, err
+		}
+		defer conn.Release()
+		for page := range pages {
+			if ctx.Err() != nil {
+				return done, nil
+			}
+			b := &pgx.Batch{}
+			b.Queue(limitFence)
+			b.Queue(`update model.checkpoints set position = position + $1 where projector = 'read' and token is null`, len(page))
+			for _, product := range page {
+				b.Queue(addOne, product)
+			}
+			if err := conn.SendBatch(reading, b).Close(); err != nil {
 				return done, err
 			}
+			done += int64(len(page))
 		}
-		return done, nil
+		return done, <-failed
+	}
+}
+
+// pagesByHand sends the products of each page of the log.
+func (p *projectorBed) pagesByHand(ctx context.Context, size int, pages chan<- []string) error {
+	for after := int64(0); ; {
+		rows, err := p.pool.Query(ctx, `select position, id, type, data from kinora.events where position > $1 order by position limit $2`, after, size)
+		if err != nil {
+			return err
+		}
+		var page []string
+		var id uuid.UUID
+		var kind string
+		var data []byte
+		_, err = pgx.ForEachRow(rows, []any{&after, &id, &kind, &data}, func() error {
+			var e rated
+			if err := json.Unmarshal(data, &e); err != nil {
+				return err
+			}
+			page = append(page, e.ProductID)
+			return nil
+		})
+		if err != nil || len(page) == 0 {
+			return err
+		}
+		select {
+		case pages <- page:
+		case <-ctx.Done():
+			return nil
+		}
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/google/uuid"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
@@ -54,12 +53,16 @@ func (s *sqliteBed) close() error { return errors.Join(s.db.Close(), os.RemoveAl
 // addBatch is the effect of a batch, with one statement for each event.
 func (s *sqliteBed) addBatch(ctx context.Context, tx *sql.Tx) error {
 	stmt, err := tx.PrepareContext(ctx, `insert into totals (product, n) values (?1, 1) on conflict (product) do update set n = n + 1`)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = stmt.Close() }()
 	for i := range int64(sqliteBatch) {
-		if err == nil {
-			_, err = stmt.ExecContext(ctx, fmt.Sprintf("p%d", (s.last+i)%products))
+		if _, err := stmt.ExecContext(ctx, fmt.Sprintf("p%d", (s.last+i)%products)); err != nil {
+			return err
 		}
 	}
-	return err
+	return nil
 }
 
 // whole runs batch until ctx ends.
@@ -78,10 +81,9 @@ func (s *sqliteBed) units(ctx context.Context, _ *bed) (int64, error) {
 			From: s.last, To: provider.LogPlace{Position: s.last + sqliteBatch}, Mode: provider.ModeCatchUp,
 		}}
 		for i := range u.Messages {
-			id := uuid.NewString()
-			u.Messages[i] = provider.Message{
-				ID: id, Lane: provider.LaneOfKey("review-" + id), Handlers: handlers, Mark: true, Position: s.last + int64(i) + 1,
-			}
+			position := s.last + int64(i) + 1
+			id := fmt.Sprintf("01a1f84d-1bb0-703b-aedd-%012d", position)
+			u.Messages[i] = provider.Message{ID: id, Lane: provider.LaneOfKey(id), Handlers: handlers, Mark: true, Position: position}
 		}
 		return s.db.Do(ctx, u, func(ctx context.Context, tx *sql.Tx, _ provider.Found) (provider.Closing, error) {
 			return provider.Closing{}, s.addBatch(ctx, tx)

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 
+	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -156,8 +157,25 @@ func (r *reader) attach(ctx context.Context) error {
 		return err
 	}
 	r.at, r.read, r.asked, r.next, r.verified = to, to.Place.Position, 0, nil, now
+	if r.suspects = 0; c.Token != (claim.Token{}) && c.Token != to.Token { // that reader did not detach
+		r.suspects = maxBatch
+	}
 	r.reportAdded(ctx, c.Handlers)
 	return nil
+}
+
+// detach records that this reader ended cleanly, and releases its lease. If that fails, the lease
+// expires, and the next reader suspects the next events of having crashed this one.
+func (r *reader) detach(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, r.runner.cfg.Timeout)
+	defer cancel()
+	to := r.at
+	to.Token = claim.Token{}
+	if r.at.Token == r.terms.Token {
+		_, _ = r.runner.store.SetCheckpoint(ctx, r.name, r.at, to)
+	}
+	r.at = provider.Checkpoint{}
+	_ = r.runner.store.ReleaseLease(ctx, r.leaseName(), r.terms.Token)
 }
 
 // removed returns the recorded handlers and types that this program does not have.

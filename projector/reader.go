@@ -31,6 +31,7 @@ type reader struct {
 	at       provider.Checkpoint // as this reader has written it
 	read     int64               // every event up to it is applied; may be behind at.Place
 	verified time.Time           // when the log was last compared with the checkpoint
+	suspects int                 // number of next events that may have been in flight when a reader crashed
 	page     *provider.LogPage   // whose events the worker applies; nil: without moving the checkpoint
 	last     *inbound            // of the page
 	next     *pageAhead
@@ -109,9 +110,7 @@ func (r *reader) serve(ctx, hard context.Context) error {
 	defer func() {
 		lost()
 		<-renewed
-		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.runner.cfg.Timeout)
-		defer cancel()
-		_ = r.runner.store.ReleaseLease(release, r.leaseName(), r.terms.Token) // else it expires
+		r.detach(context.WithoutCancel(ctx))
 	}()
 	if err := r.attach(ctx); err != nil {
 		return err
@@ -297,6 +296,7 @@ func (r *reader) committed(u *unit) {
 	switch {
 	case u.intent.Advance != nil:
 		r.at.Place = u.intent.Advance.To
+		r.suspects = max(r.suspects-len(u.msgs), 0)
 	case u.intent.Reader && r.at.Mode == provider.ModeLive:
 		r.missed = append(r.missed, u.applied...)
 	}

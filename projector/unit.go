@@ -56,7 +56,7 @@ func (u *unit) attempt(hard context.Context, alone bool) error {
 	if !alone {
 		u.runner.process.RLock()
 		defer u.runner.process.RUnlock()
-		if u.intent.DryRun == nil && u.runner.suspicious(u.msgs) {
+		if u.intent.DryRun == nil && u.isSuspicious() {
 			u.intent.Careful = &provider.Worker{Runner: u.runner.id, Number: u.number}
 			if err := u.recordInFlight(hard, *u.intent.Careful, u.msgs); err != nil {
 				return err
@@ -64,6 +64,14 @@ func (u *unit) attempt(hard context.Context, alone bool) error {
 		}
 	}
 	return u.transact(hard)
+}
+
+// isSuspicious reports whether one of the messages may have been in flight when a process crashed.
+func (u *unit) isSuspicious() bool {
+	if u.intent.Advance != nil {
+		return u.reader.suspects > 0 || u.runner.cfg.Careful
+	}
+	return u.runner.suspicious(u.msgs)
 }
 
 // transact runs the unit in the background goroutine. So a handler that panics or calls

@@ -17,7 +17,8 @@
 // Authors of a provider can read the package in this order: state, in this file, lists the stored
 // data; unit.go implements provider.Units; parking.go implements the queues of parked messages
 // and provider.Parking; liveness.go implements provider.Liveness; records.go implements the
-// markers and provider.Records.
+// markers and provider.Records; progress.go implements provider.Progress and claim.Leases; log.go
+// implements provider.Log.
 package memory
 
 import (

@@ -298,7 +298,7 @@ func advanceMany(s *stage) {
 	same(s, "checkpoint", s.checkpoint(), c)
 	s.applied("by a move of many", all, slices.Repeat([]bool{true}, n)...)
 	s.prunedApplied("by a move of many", []string{"posted"}, n, len(some))
-	c = s.mode(c, provider.ModeLive)
+	s.mode(c, provider.ModeLive)
 	s.advance(time.Hour)
 	same(s, "fresh later", slices.Contains(slices.Concat(s.open(s.events(all...), nothing).Fresh...), true), false)
 }

@@ -239,7 +239,7 @@ func checkpointOfGeneration(s *stage) {
 	s.switchTo(1, 2)
 	same(s, "checkpoint of the first generation", s.checkpoint(), first)
 	s.applied("in the first generation", []int64{4, 6, 7}, true, true, false)
-	first = s.move(first, 6)
+	s.move(first, 6)
 	s.prunedApplied("of the first generation", []string{"posted"}, 10, 1)
 	s.switchTo(2, 1)
 	same(s, "checkpoint of the second generation", s.checkpoint(), second)

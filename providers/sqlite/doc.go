@@ -18,8 +18,8 @@
 // machine that has the file.
 //
 // A unit is one immediate transaction, so no process can change the rows that its opening read
-// before it commits. It needs at most two statements for markers and one for holds, however many
-// messages and handlers it has.
+// before it commits. It needs at most two statements for markers, one for the checkpoint and one
+// for holds, however many messages and handlers it has.
 //
 // A handler gets a *sql.Tx and must not end it. On a DB from Open, SQLite refuses every commit
 // except Kinora's own and rolls the unit back: also if the handler sends COMMIT as SQL, begins
@@ -30,10 +30,10 @@
 // all of them and rolls the unit back: inside the rows of another query, a handler must not
 // continue after a query that timed out.
 //
-// The leases of runners and the messages in flight of careful runners are committed without a
-// sync. They survive the end of the process. A loss of power may lose them, and nothing else. A
-// runner cannot renew its lease while a handler runs in any process that shares the file: make
-// the lease longer than handlers take.
+// Leases, and the messages in flight of careful runners, are committed without a sync. They
+// survive the end of the process. A loss of power may lose them, and nothing else. A runner
+// cannot renew its lease while a handler runs in any process that shares the file: make the lease
+// longer than handlers take.
 //
 // The driver is modernc.org/sqlite.
 package sqlite
