@@ -21,7 +21,7 @@ const (
 // events are read at one moment: in pages, an event could be read without the one before it in its
 // stream, if both commit between two pages.
 func (r *reader) goLive(ctx, hard context.Context) error {
-	page, err := r.pageAfter(ctx, provider.LogQuery{
+	page, err := r.pageOn(ctx, provider.LogQuery{
 		After: r.read, Filter: r.filter, Limit: closeLimit, Unsettled: true, NoData: true,
 	})
 	if err != nil {
@@ -53,7 +53,7 @@ func (r *reader) goLive(ctx, hard context.Context) error {
 // applied, and moves the checkpoint.
 func (r *reader) completePages(ctx, hard context.Context) (more bool, err error) {
 	grace := r.runner.cfg.Grace
-	page, err := r.pageAfter(ctx, provider.LogQuery{After: r.read, Filter: r.filter, Limit: completePage, Age: grace})
+	page, err := r.pageOn(ctx, provider.LogQuery{After: r.read, Filter: r.filter, Limit: completePage, Age: grace})
 	if err != nil {
 		return false, err
 	}
@@ -88,7 +88,7 @@ func (r *reader) completePages(ctx, hard context.Context) (more bool, err error)
 // of them.
 func (r *reader) completeUnsettled(ctx, hard context.Context, age time.Duration) (more bool, err error) {
 	r.asked = max(r.asked, r.read)
-	page, err := r.pageAfter(ctx, provider.LogQuery{
+	page, err := r.pageOn(ctx, provider.LogQuery{
 		After: r.asked, Filter: r.filter, Limit: completePage, Age: age, Unsettled: true,
 	})
 	if err != nil {

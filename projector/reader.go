@@ -29,6 +29,7 @@ type reader struct {
 	terms    claim.Terms // of its lease
 
 	at       provider.Checkpoint // as this reader has written it
+	server   string              // that the last page was read from; see onServer
 	read     int64               // every event up to it is applied; may be behind at.Place
 	verified time.Time           // when the log was last compared with the checkpoint
 	suspects int                 // number of next events that may have been in flight when a reader crashed
@@ -79,7 +80,7 @@ func (r *reader) run(ctx, hard context.Context) {
 			return
 		case errors.Is(err, errOlder):
 			wait(ctx, cfg.Lease/3)
-		case err != nil && !errors.Is(err, provider.ErrFenced):
+		case err != nil && !errors.Is(err, provider.ErrFenced) && !errors.Is(err, errServer):
 			r.runner.report(slog.LevelWarn, "log not read", err, "projector", r.name, "again_in", cfg.Lease/3)
 			wait(ctx, cfg.Lease/3)
 		case !has:
@@ -188,6 +189,9 @@ const idleAdvance = 1000
 // catchUpPage applies a page of settled events, and moves the checkpoint.
 func (r *reader) catchUpPage(ctx, hard context.Context) (more bool, err error) {
 	page, err := r.readPage(ctx)
+	if err == nil {
+		err = r.onServer(ctx, page)
+	}
 	if err != nil {
 		return false, err
 	}
@@ -249,6 +253,32 @@ func (r *reader) readAhead(ctx context.Context, after int64) *pageAhead {
 		a.page, a.err = r.pageAfter(ctx, provider.LogQuery{After: after, Filter: r.filter, Limit: r.batch})
 	}()
 	return a
+}
+
+// errServer: a page was read from another server than the one before it.
+var errServer = errors.New("the server of the log was restarted or replaced")
+
+// onServer is called with each page before it is applied. If the server has changed, the log may be
+// an older one: onServer returns errServer, and the reader begins again at its checkpoint, after it
+// has compared the checkpoint with the log.
+func (r *reader) onServer(ctx context.Context, page provider.LogPage) error {
+	before := r.server
+	if r.server = page.Server; before == "" && r.server != "" {
+		return r.verify(ctx, r.at)
+	}
+	if r.server != before {
+		return errServer
+	}
+	return nil
+}
+
+// pageOn returns a page that onServer accepts.
+func (r *reader) pageOn(ctx context.Context, q provider.LogQuery) (provider.LogPage, error) {
+	page, err := r.pageAfter(ctx, q)
+	if err == nil {
+		err = r.onServer(ctx, page)
+	}
+	return page, err
 }
 
 func (r *reader) pageAfter(ctx context.Context, q provider.LogQuery) (provider.LogPage, error) {

@@ -66,6 +66,9 @@ type LogPage struct {
 	Full bool
 	// More reports whether the log has visible events behind the page, of any type and age.
 	More bool
+	// Server changes when the server is restarted or replaced, or the log is restored. It is empty
+	// if the log does not show that.
+	Server string
 	// Waiting are the open appends because of which the settled position is not the last visible
 	// one.
 	Waiting []OpenAppend

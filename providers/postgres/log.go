@@ -159,7 +159,8 @@ type logRows struct {
 }
 
 func newLogRows(q provider.LogQuery, branch string, settled int64, limit int) logRows {
-	return logRows{LogQuery: q, branch: branch, settled: settled, limit: limit, page: provider.LogPage{End: provider.LogPlace{Position: q.After}}}
+	page := provider.LogPage{End: provider.LogPlace{Position: q.After}, Server: branch}
+	return logRows{LogQuery: q, branch: branch, settled: settled, limit: limit, page: page}
 }
 
 func (r *logRows) read(ctx context.Context, db *Provider) error {
