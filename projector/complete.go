@@ -273,6 +273,29 @@ func (w *worker) findPositions(ctx context.Context, msgs []*inbound) error {
 	return nil
 }
 
+// findLost sets parked messages aside whose events the log no longer has. They were parked behind
+// others before their events were looked up.
+func (w *worker) findLost(ctx context.Context, msgs []*inbound) {
+	if w.reader == nil {
+		return
+	}
+	own := *w.runner.logID.Load()
+	others := slices.DeleteFunc(slices.Clone(msgs), func(m *inbound) bool {
+		lineage, _, named := strings.Cut(m.msg.Metadata[outbox.HeaderLog], "/")
+		return !named || lineage != own.Lineage || m.msg.Metadata[outbox.HeaderLog] == own.String()
+	})
+	for tries := 1; ctx.Err() == nil; tries++ {
+		err := w.findPositions(ctx, others)
+		if err == nil {
+			break
+		}
+		w.backOffUnit(ctx, len(others), tries, err)
+	}
+	for _, m := range others {
+		m.position = 0 // it is not compared with the checkpoint
+	}
+}
+
 // earlier returns the events of the messages' streams that are before them and not applied, in
 // order of position.
 func (w *worker) earlier(ctx context.Context, msgs []*inbound) ([]*inbound, error) {

@@ -1,6 +1,7 @@
 package postgres_test
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -59,7 +60,10 @@ func (r *restorable) backup() (restore func()) {
 	r.Helper()
 	r.Pool().Close()
 	copied := r.name + "_backup"
-	r.exec("create database %s template %s", copied, r.name)
+	require.Eventually(r, func() bool { // the backends of the pool may still be ending
+		_, err := r.server.Exec(r.Context(), fmt.Sprintf("create database %s template %s", copied, r.name))
+		return err == nil
+	}, 20*time.Second, 50*time.Millisecond)
 	r.open()
 	return func() {
 		r.exec("drop database %s with (force)", r.name)
@@ -201,25 +205,29 @@ func TestMessagesOfLostEventsAreParked(t *testing.T) {
 	db.open()
 	require.Len(t, listsOf(t, db.DB), 3)
 	stop = run()
-	appendCounted(t, db.DB, 31, 36) // at the positions of the lost events
 	f.deliver(t, lost...)
-	f.deliver(t, before...) // one of them is lost as well
+	f.deliver(t, before...)         // one of them is lost as well
+	appendCounted(t, db.DB, 31, 36) // at the positions of the lost events
 	f.deliver(t, messagesOf(t, db.DB, "c-1")...)
 	want := listedUpTo(36)
 	want["c-0"] = listedUpTo(30)["c-0"] // the rest of the stream waits for a decision
 	awaitLists(t, db.DB, want)
-	stuck := projector.ParkedFilter{States: []projector.ParkedState{projector.StateStuck}}
-	list, err := db.Parked(t.Context(), stuck)
-	require.NoError(t, err)
-	var ids []string
-	for _, p := range list {
-		require.Equal(t, []any{"no_event", projector.ClassPermanent}, []any{p.Code, p.Class})
-		ids = append(ids, p.MessageID)
+	// The second lost event of a stream waits behind the first one. It is not applied either.
+	for _, ids := range [][]string{{lost[0].UUID, before[10].UUID}, {lost[1].UUID}} {
+		stuck := projector.ParkedFilter{States: []projector.ParkedState{projector.StateStuck}}
+		var list []provider.Parked
+		require.Eventually(t, func() bool {
+			var err error
+			list, err = db.Parked(context.Background(), stuck)
+			return err == nil && len(list) == len(ids)
+		}, 20*time.Second, 10*time.Millisecond)
+		for _, p := range list {
+			require.Contains(t, ids, p.MessageID)
+			require.Equal(t, []any{"no_event", projector.ClassPermanent}, []any{p.Code, p.Class})
+		}
+		_, err = projector.Skip(t.Context(), db.DB, stuck, projector.Decision{By: "test", Reason: "lost"})
+		require.NoError(t, err)
 	}
-	require.ElementsMatch(t, []string{lost[0].UUID, lost[1].UUID, before[10].UUID}, ids)
-
-	_, err = projector.Skip(t.Context(), db.DB, stuck, projector.Decision{By: "test", Reason: "lost"})
-	require.NoError(t, err)
 	awaitLists(t, db.DB, listedUpTo(36))
 	require.NoError(t, stop())
 	require.Equal(t, listedUpTo(36), listsOf(t, db.DB))
