@@ -97,6 +97,7 @@ func (s *stage) page(q provider.LogQuery) provider.LogPage {
 	s.Helper()
 	page, err := s.db.LogPage(s.ctx, q)
 	s.ok(err, "read a page")
+	page.Server = ""
 	if len(page.Events) == 0 {
 		page.Events = nil
 	}
