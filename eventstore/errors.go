@@ -13,8 +13,8 @@ var (
 	ErrEventIDReused = errors.New("event id is already used by another append")
 	// ErrAmbiguous: the reply to a commit was lost, and the store could not be asked again. The
 	// events may be stored. After Append, append the same drafts again: the events are found, or
-	// written. After Transact of a provider, read what is stored before you repeat the call.
-	ErrAmbiguous = errors.New("the commit may have taken effect: append the same drafts again, or read what is stored")
+	// written. After Transact of a provider, read the stored data before you repeat it.
+	ErrAmbiguous = errors.New("the commit may have taken effect: append the same drafts again, or read the stored data")
 	// ErrDamaged: the stream has events that its row in the table of streams does not count,
 	// because a person deleted or changed the row. The events can be read. Appends fail until the
 	// row is restored; the error has the SQL for that.

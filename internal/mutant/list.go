@@ -5,7 +5,7 @@ import "slices"
 // All lists the mutants. An edit's old text is short and part of the mechanism, so that other
 // changes of the file do not affect it. A mutant that no longer applies fails
 // TestEveryMutantApplies.
-var All = slices.Concat(stores, units)
+var All = slices.Concat(stores, units, progress)
 
 // stores lists the mutants of markers, generations, appends, the log and the outbox.
 var stores = []Mutant{
@@ -13,7 +13,7 @@ var stores = []Mutant{
 		Name: "no_marker",
 		What: "an existing marker does not prevent a handler from running",
 		Edits: []Edit{
-			{File: "providers/memory/unit.go", Old: "return s.mark(m, generation, now)", New: "return s.mark(m, generation, now) || true"},
+			{File: "providers/memory/unit.go", Old: "s.mark(m, generation, marker{now, position})", New: "(s.mark(m, generation, marker{now, position}) || true)"},
 			{File: "providers/sqlite/opening.go", Old: "return !marked[m] })", New: "return true })"},
 			{File: "providers/postgres/open.go", Old: "return w.marked[", New: "return true || w.marked["},
 		},

@@ -19,6 +19,7 @@ type Proxy struct {
 	fatal atomic.Bool
 	mutes atomic.Int64
 	away  atomic.Bool
+	deaf  atomic.Bool
 	conns sync.WaitGroup
 	mu    sync.Mutex
 	open  map[net.Conn]bool
@@ -36,6 +37,12 @@ func (p *Proxy) AnswerFatal() { p.fatal.Store(true) }
 // Mute makes the existing connections half-open: the server's replies are lost from now on, and no
 // side closes.
 func (p *Proxy) Mute() { p.mutes.Add(1) }
+
+// IgnoreCancels makes the proxy drop requests to cancel a statement. pgx sends one when it loses a
+// connection.
+func (p *Proxy) IgnoreCancels() { p.deaf.Store(true) }
+
+const cancelCode = 80877102 // of a first message
 
 // Away makes the server unreachable, or reachable again. Existing connections break, and new ones
 // are closed.
@@ -124,6 +131,9 @@ func (p *Proxy) requests(client io.Reader, server io.Writer, losing *atomic.Bool
 	for first := true; ; first = false {
 		kind, raw, err := Message(client, first)
 		if err != nil {
+			return
+		}
+		if first && p.deaf.Load() && binary.BigEndian.Uint32(raw[4:]) == cancelCode {
 			return
 		}
 		if kind == 'S' || kind == 'Q' {

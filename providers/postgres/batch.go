@@ -15,8 +15,8 @@ import (
 )
 
 // Batched runs units for handlers that only write: they queue statements. The opening, their
-// statements, their output and the commit are sent in one round trip, or in two if a marker
-// exists or a lane is held. A queued statement must not read, have a callback, or begin or end a
+// statements, their output and the commit are sent in one round trip. If a marker exists, a lane
+// is held, or an event is not behind the checkpoint, two more follow. A queued statement must not read, have a callback, or begin or end a
 // transaction: that is a permanent error.
 type Batched struct{ *DB }
 
@@ -33,8 +33,8 @@ func (b *Batched) queuing(u provider.Unit) *unit {
 type queuing = func(ctx context.Context, tx *pgx.Batch, found provider.Found) (provider.Closing, error)
 
 // Do implements provider.Units. It calls run before it sends a statement. If the server then
-// replies that a marker exists or a lane is held, or if run parks messages, Do calls run again,
-// after an opening like that of DB.Do.
+// replies that a marker exists, a lane is held or the checkpoint decides, or if run parks
+// messages, Do calls run again, after an opening like that of DB.Do.
 func (b *Batched) Do(ctx context.Context, u provider.Unit, run queuing) error {
 	if ctx.Err() == nil && !u.Once && u.Careful == nil && u.DryRun == nil && !u.IsReplay() {
 		if done, err := b.queuing(u).inOneTrip(ctx, run); done || err != nil {

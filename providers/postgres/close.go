@@ -62,8 +62,10 @@ where h.projector = l.projector and h.lane = l.lane and l.id is not null`
 
 	// Markers that the opening inserted for parked messages that are not live.
 	unmarkSQL = `
-delete from kinora.markers m using unnest($2::text[], $3::text[]) n(handler, message_id)
-where m.handler = n.handler and m.message_id = n.message_id and m.generation = ` + liveGeneration
+delete from kinora.markers where ctid = any(array(
+	select m.at from unnest($2::text[], $3::text[]) n(handler, message_id), lateral (
+		select ctid as at from kinora.markers
+		where handler = n.handler and generation = ` + liveGeneration + ` and message_id = n.message_id limit 1) m))`
 )
 
 // queueClosing queues the unit's own writes: output, and the parking or resolving of messages.
@@ -93,6 +95,7 @@ func (w *unit) queueResolved(c provider.Closing) {
 	// markers of messages that are not live
 	if len(w.marked) > 0 {
 		handlers, messages := columns(slices.Collect(maps.Keys(w.marked)))
+		w.Queue(noScanSQL)
 		w.Queue(w.db.q(unmarkSQL), w.Projector, handlers, messages)
 	}
 	s := c.Resolution(&w.Unit, w.found)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/internal/pgtest"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
@@ -33,6 +34,7 @@ func TestNoStatementOfARunnerIsCompiled(t *testing.T) {
 
 	message := provider.Message{ID: "1", Lane: provider.LaneOfKey("k"), Handlers: []provider.Handler{{Name: "p/h"}}, Mark: true}
 	var parked []provider.Parked
+	checkpoint := provider.Checkpoint{Mode: provider.ModeLive}
 	run := func(_ context.Context, _ pgx.Tx, found provider.Found) (provider.Closing, error) {
 		if found.Live != nil {
 			return provider.Closing{}, nil
@@ -58,6 +60,27 @@ func TestNoStatementOfARunnerIsCompiled(t *testing.T) {
 		},
 		func() error { _, err := db.Prune(t.Context(), "p", []string{"p/h"}, time.Hour, 10); return err },
 		func() error { _, err := db.Beat(t.Context(), "a", 0, time.Hour); return err },
+		func() error {
+			_, err := db.SetCheckpoint(t.Context(), "p", provider.Checkpoint{}, checkpoint)
+			return err
+		},
+		func() error { return queue(t.Context(), db, event(map[string]int64{"e": 1}, "e"), nil) },
+		func() error { return do(t.Context(), db, event(map[string]int64{"e": 1, "f": 2}, "e", "f"), nil) },
+		func() error {
+			_, err := db.Unapplied(t.Context(), "p", marked("e", "g").Messages)
+			return err
+		},
+		func() error {
+			u := event(map[string]int64{"f": 2, "g": 3}, "f", "g")
+			u.Advance = advance(checkpoint, 3)
+			return queue(t.Context(), db, u, nil)
+		},
+		func() error { _, err := db.PruneApplied(t.Context(), "p", []string{"p/a"}, 10); return err },
+		func() error { _, err := db.Checkpoint(t.Context(), "p"); return err },
+		func() error {
+			_, err := db.AcquireLease(t.Context(), "l", claim.Terms{Token: claim.NewToken(), Lease: time.Hour})
+			return err
+		},
 	} {
 		require.NoError(t, step())
 	}

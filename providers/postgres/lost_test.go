@@ -183,6 +183,12 @@ func TestRoundTrips(t *testing.T) {
 				return nil, add(ctx, tx, "k", 1)
 			})
 		}},
+		"a transaction with an append: begin, append, the transaction's number, commit": {4, func() error {
+			return db.Transact(t.Context(), func(ctx context.Context, tx pgx.Tx) error {
+				_, err := db.InTx(tx).Append(ctx, stream(), eventstore.NoStream, drafts(t, 1))
+				return err
+			})
+		}},
 		"a unit that only writes, markers, output and commit included": {1, func() error {
 			return queue(t.Context(), db, unit(), func(_ context.Context, b *pgx.Batch) ([]outbox.Message, error) {
 				b.Queue(addSQL, "k", 1)

@@ -29,12 +29,12 @@ const (
 	// Only the markers of messages that the unit can apply. While it waits for other markers, the
 	// checkpoint may pass a message: therefore it is read again in a later statement.
 	markBehindSQL = insertMarkers + ` left join kinora.checkpoint($1::text, false) c on true
-where n.position is null or c.position is null or n.position > c.position and ($5::boolean or c.mode = 'live')
+where nullif(n.position, 0) is null or c.position is null or n.position > c.position and ($5::boolean or c.mode = 'live')
 order by 1, 3` + newMarkers
 
 	insertMarkers = `
 insert into kinora.markers (handler, generation, message_id, position)
-select n.handler, ` + liveGeneration + `, n.message_id, n.position from unnest($2::text[], $3::text[], $4::bigint[]) n(handler, message_id, position)`
+select n.handler, ` + liveGeneration + `, n.message_id, nullif(n.position, 0) from unnest($2::text[], $3::text[], $4::bigint[]) n(handler, message_id, position)`
 
 	newMarkers = ` on conflict on constraint markers_pkey do nothing returning handler, message_id`
 
@@ -186,23 +186,19 @@ func (w *unit) lookup() ([]any, []provider.Marker) {
 
 // positions returns the positions of the markers, in the order of Markers(nil), or nil if no
 // message has one.
-func (w *unit) positions() []*int64 {
+func (w *unit) positions() []int64 {
 	if !slices.ContainsFunc(w.Messages, func(m provider.Message) bool { return m.Position > 0 }) {
 		return nil
 	}
-	var all []*int64
+	var all []int64
 	for i := range w.Messages {
 		m := &w.Messages[i]
 		if !m.Mark {
 			continue
 		}
-		var position *int64
-		if m.Position > 0 {
-			position = &m.Position
-		}
 		for j := range m.Handlers {
 			for range len(m.Handlers[j].Was) + 1 {
-				all = append(all, position)
+				all = append(all, m.Position)
 			}
 		}
 	}

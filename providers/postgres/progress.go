@@ -3,14 +3,13 @@ package postgres
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"slices"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/kinora-go/kinora/claim"
-	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -45,13 +44,18 @@ left join lateral (
 	where m.handler = n.handler and m.generation = (select generation from live) and m.message_id = n.id limit 1) m on true
 where m.found is null and (n.position = 0 or n.position > coalesce((select position from passed), 0))`
 
+	// Pruning reads the first markers in the order of an index. Without these settings, if the
+	// statistics are from an empty table, the planner reads and sorts all markers.
+	inOrderSQL = `
+select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)`
+
 	pruneAppliedSQL = `
 with live as materialized (select ` + liveGeneration + ` as generation),
 passed as materialized (select position from kinora.checkpoint($1::text, false))
 delete from kinora.markers where ctid = any(array(
 	select m.at from unnest($2::text[]) h(name), lateral (
 		select ctid as at from kinora.markers
-		where handler = h.name and position <= (select position from passed) and generation = (select generation from live)
+		where handler = h.name and position <= (select position from passed) and (generation = (select generation from live)) is true
 		order by handler, position limit $3::bigint) m
 	limit $3::bigint))`
 )
@@ -107,26 +111,24 @@ func (db *Provider) SetCheckpoint(ctx context.Context, projector string, from, t
 	}
 	// always has a JSON form
 	handlers, _ := json.Marshal(append([]provider.Began{}, to.Handlers...))
+	b := &pgx.Batch{}
+	b.Queue(`begin isolation level read committed`)
+	b.Queue(exclusiveSQL, lockClassFence, db.fence(projector))
+	b.Queue(db.q(setCheckpointSQL), projector,
+		to.Place.Position, to.Place.ID, recordedAt(to.Place), to.Lineage, modeName(to.Mode), uuid.UUID(to.Token), string(handlers),
+		from.Place.Position, modeName(from.Mode), uuid.UUID(from.Token)).Exec(func(tag pgconn.CommandTag) error {
+		set = tag.RowsAffected() == 1
+		return nil
+	})
+	b.Queue(`commit`)
 	crash.Point("set checkpoint: before")
-	err = wrap("set the checkpoint", pgx.BeginTxFunc(ctx, db.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, exclusiveSQL, lockClassFence, db.fence(projector)); err != nil {
-			return err
-		}
-		tag, err := tx.Exec(ctx, db.q(setCheckpointSQL), projector,
-			to.Place.Position, to.Place.ID, recordedAt(to.Place), to.Lineage, modeName(to.Mode), uuid.UUID(to.Token), handlers,
-			from.Place.Position, modeName(from.Mode), uuid.UUID(from.Token))
-		set = err == nil && tag.RowsAffected() == 1
-		return err
-	}))
+	err = db.pool.SendBatch(ctx, b).Close() // after an error, the pool closes the connection
 	crash.Point("set checkpoint: after")
-	return set && err == nil, ofOwn(ctx, err)
+	return set && err == nil, ofOwn(ctx, wrap("set the checkpoint", err))
 }
 
 // checkCheckpoint returns an *eventstore.InvalidError for a checkpoint that cannot be stored.
 func checkCheckpoint(projector string, c provider.Checkpoint) error {
-	if modeName(c.Mode) == "" {
-		return &eventstore.InvalidError{Field: "mode", Reason: fmt.Sprintf("%d is none of ModeCatchUp, ModeClosing and ModeLive", c.Mode)}
-	}
 	for _, h := range c.Handlers {
 		if err := provider.CheckStorable("checkpoint.handlers", h.Handler, h.Type); err != nil {
 			return err
@@ -186,7 +188,14 @@ func (db *Provider) PruneApplied(ctx context.Context, projector string, handlers
 		return 0, wrap("prune applied", err)
 	}
 	crash.Point("prune applied: before")
-	tag, err := db.pool.Exec(ctx, db.q(pruneAppliedSQL), planned, projector, handlers, max(limit, 0))
+	var n int64
+	b := &pgx.Batch{}
+	b.Queue(inOrderSQL)
+	b.Queue(db.q(pruneAppliedSQL), projector, handlers, max(limit, 0)).Exec(func(tag pgconn.CommandTag) error {
+		n = tag.RowsAffected()
+		return nil
+	})
+	err := db.pool.SendBatch(ctx, b).Close()
 	crash.Point("prune applied: after")
-	return int(tag.RowsAffected()), ofOwn(ctx, wrap("prune applied", err))
+	return int(n), ofOwn(ctx, wrap("prune applied", err))
 }

@@ -104,7 +104,10 @@ func (db *Provider) Prune(ctx context.Context, projector string, handlers []stri
 		return 0, wrap("prune", err)
 	}
 	crash.Point("prune: before")
-	err = db.pool.QueryRow(ctx, db.q(pruneSQL), planned, projector, handlers, window.Microseconds(), max(limit, 0)).Scan(&n)
+	b := &pgx.Batch{}
+	b.Queue(inOrderSQL)
+	b.Queue(db.q(pruneSQL), projector, handlers, window.Microseconds(), max(limit, 0)).QueryRow(func(row pgx.Row) error { return row.Scan(&n) })
+	err = db.pool.SendBatch(ctx, b).Close()
 	crash.Point("prune: after")
 	return n, ofOwn(ctx, wrap("prune", err))
 }

@@ -5,10 +5,12 @@
 --   kinora_owner      owns schema and tables; no one logs in as it
 --   kinora_migrator   becomes the owner to migrate:
 --                     alter role deploy in database shop set role kinora_owner
---   kinora_appender   appends events with entries, reads streams; changes no event, claims nothing
+--   kinora_appender   appends events with entries, reads streams and the log; changes no event,
+--                     claims nothing
 --   kinora_relay      claims, marks, holds, requeues, skips and deletes entries; sees no event
 --   kinora_projector  marks, parks, replays, skips, prunes markers, switches generations, emits,
---                     reads streams; claims nothing. Grant it the read model's tables yourself.
+--                     reads streams and the log, moves checkpoints, leases their readers; claims
+--                     nothing. Grant it the read model's tables yourself.
 --   kinora_reader     reads everything, changes nothing
 do $$
 declare

@@ -114,7 +114,7 @@ func roleOps(t *testing.T) map[string]func(ctx context.Context, db *postgres.DB)
 func TestRolesHaveExactlyTheirRights(t *testing.T) {
 	t.Parallel()
 	may := map[string][]string{
-		"kinora_appender":  {"append", "read streams"},
+		"kinora_appender":  {"append", "read streams", "read the log"},
 		"kinora_relay":     {"relay", "delete entries"},
 		"kinora_projector": {"project", "decide", "prune", "delete markers", "read streams", "read the log"},
 		"kinora_reader":    {"read streams", "read the log", "inspect"},
@@ -236,7 +236,37 @@ func projects(ctx context.Context, db *postgres.DB) error {
 		_, err = db.Beat(ctx, "me", 0, time.Hour)
 	}
 	if err == nil {
+		err = reads(ctx, db)
+	}
+	if err == nil {
 		err = db.Switch(ctx, "p", func(_ context.Context, _ pgx.Tx, live int) (int, error) { return live + 1, nil })
 	}
 	return err
+}
+
+// reads applies an event of the log with each statement of a reader.
+func reads(ctx context.Context, db *postgres.DB) error {
+	c, terms := provider.Checkpoint{Mode: provider.ModeLive}, claim.Terms{Token: claim.NewToken(), Lease: time.Hour}
+	_, err := db.AcquireLease(ctx, "p", terms)
+	if err != nil {
+		return err
+	}
+	if _, err = db.SetCheckpoint(ctx, "p", provider.Checkpoint{}, c); err != nil {
+		return err
+	}
+	u := event(map[string]int64{"e": 1}, "e")
+	for _, form := range []func() error{
+		func() error { return do(ctx, db, u, nil) },
+		func() error { return queue(ctx, db, u, nil) },
+		func() error { _, err := db.Unapplied(ctx, "p", u.Messages); return err },
+		func() error { u.Advance = advance(c, 1); return queue(ctx, db, u, nil) },
+		func() error { _, err := db.PruneApplied(ctx, "p", []string{"p/a"}, 10); return err },
+		func() error { _, err := db.Checkpoint(ctx, "p"); return err },
+		func() error { return db.ReleaseLease(ctx, "p", terms.Token) },
+	} {
+		if err := form(); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -15,30 +15,30 @@ import (
 
 const (
 	transactTries = 20
-	transactLimit = 15 * time.Second // from the end of the first run to the begin of the last one
-	turnLimit     = 3 * time.Second  // for a run's turn, in case the run before it takes long
-	commitGrace   = time.Second      // for the reply to a commit after ctx has ended
+	transactLimit = 30 * time.Second // from the end of the first run to the start of the last one
+	resolveLimit  = 15 * time.Second
+	commitGrace   = time.Second // for the reply to a commit after ctx has ended
 )
 
 // Transact runs fn in a transaction at READ COMMITTED and commits if fn returns nil. Otherwise,
-// also if fn panics or calls runtime.Goexit, it rolls back. After a commit that wrote, it wakes
-// relays as Wake does.
-//   - fn may run several times, each time in a new transaction. So fn must load in the transaction
-//     the data that it decides on, for example with UpdateTx of a repository, and must have no
+// also if fn panics or calls runtime.Goexit, it rolls back. After the commit of a transaction that
+// wrote, it wakes relays as Wake does.
+//   - fn may run several times, each time in a new transaction. So fn must load the data for its
+//     decisions in the transaction, for example with UpdateTx of a repository, and must have no
 //     other effects.
 //   - fn runs again after a deadlock or a serialization failure of the transaction, even if fn
-//     does not return that error, and after a commit that failed without a reply.
+//     hides that error, and after a commit that failed without a reply.
 //   - fn runs again if it returns a *eventstore.ConflictError, unless the run before it had a
 //     conflict with the same expected version: then fn does not load that version.
-//   - There are pauses between the runs, and repeated runs of this DB take turns, because they
-//     would conflict with each other again. After 20 runs, after 15 seconds, or if ctx ends,
-//     Transact returns the last error.
+//   - Transact pauses before another run. Repeated runs of this DB take turns, because they would
+//     conflict with each other again. After 20 runs, or after 30 seconds, or if ctx ends, Transact
+//     returns the last error.
 //   - An error of fn is returned unchanged.
 //   - tx refuses Commit and Rollback. Its Begin makes savepoints. If fn ends the transaction by
 //     other means, the error is ErrHeld, and the writes up to there may be committed.
 //   - If the reply to the commit is lost, Transact asks the server whether the transaction is
-//     committed. eventstore.ErrAmbiguous: the server cannot be asked, or has crashed or been
-//     replaced meanwhile. Read what is stored before you call Transact again.
+//     committed. eventstore.ErrAmbiguous: the server does not reply, or it crashed, restarted or
+//     was replaced. Read the stored data before you call Transact again.
 func (db *DB) Transact(ctx context.Context, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	run := &run{DB: db, fn: fn}
 	again, err := run.once(ctx)
@@ -68,14 +68,13 @@ type run struct {
 	conflict eventstore.ConflictError // the last one
 }
 
-// inTurn calls once when it is this call's turn. It returns the previous error if limit ends first.
+// inTurn waits for this call's turn and calls once. If limit ends first, it returns the previous
+// error. A turn has no shorter limit: after several deadlocks, which take a second each, all the
+// waiting runs would begin together and deadlock again.
 func (r *run) inTurn(ctx, limit context.Context, previous error) (again bool, err error) {
-	turn := time.NewTimer(turnLimit)
-	defer turn.Stop()
 	select {
 	case r.turns <- struct{}{}:
 		defer func() { <-r.turns }()
-	case <-turn.C:
 	case <-limit.Done():
 		return false, previous
 	}
@@ -85,48 +84,56 @@ func (r *run) inTurn(ctx, limit context.Context, previous error) (again bool, er
 // once runs fn in one transaction. again reports whether another run may succeed.
 func (r *run) once(ctx context.Context) (again bool, err error) {
 	life := r.life(ctx)
-	defer func() {
-		if isNetwork(err) { // the server may have crashed: then this call of life was too early
-			r.lifetime.Store(nil)
-		}
-	}()
+	// the end of ctx does not make the result of a commit unknown at once
+	late, stop := outlast(ctx, commitGrace)
+	defer stop()
+	again, lost, err := r.transaction(ctx, late)
+	if isNetwork(err) || lost != "" { // the server may have crashed: the next call of life must ask again
+		r.lifetime.Store(nil)
+	}
+	if lost != "" { // the connection is released: the pool may have no other one
+		return r.resolve(late, lost, life, err)
+	}
+	return again, err
+}
+
+// transaction runs fn and commits with late. lost is the number of a transaction that may be
+// committed.
+func (r *run) transaction(ctx, late context.Context) (again bool, lost string, err error) {
 	pooled, err := r.pool.Acquire(ctx)
 	if err != nil {
-		return false, wrap("transact: acquire a connection", err)
+		return false, "", wrap("transact: acquire a connection", err)
 	}
 	defer pooled.Release()
 	begun, err := pooled.Conn().BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	if err != nil {
-		return false, wrap("transact: begin", err)
+		return false, "", wrap("transact: begin", err)
 	}
 	defer rollback(ctx, begun) // also after a panic or runtime.Goexit in fn
 	tx := watchedTx{begun, &failure{conn: begun.Conn().PgConn()}}
 	if err := r.fn(ctx, heldTx{tx}); err != nil {
-		return isRolledBack(err) || isRolledBack(tx.cause()) || r.loadsAgain(err), err
+		return isRolledBack(err) || isRolledBack(tx.cause()) || r.loadsAgain(err), "", err
 	}
 	var xid string
 	if err = tx.usable(ctx); err == nil {
 		err = wrap("transact: before the commit", begun.QueryRow(ctx, xidSQL).Scan(&xid))
 	}
 	if err != nil {
-		return isRolledBack(err), err
+		return isRolledBack(err), "", err
 	}
-	// the end of ctx does not make the result of a commit unknown at once
-	late, stop := outlast(ctx, commitGrace)
-	defer stop()
 	crash.Point("commit: before")
 	err = wrap("transact: commit", begun.Commit(late))
 	crash.Point("commit: after")
 	switch {
 	case xid == "" && (err == nil || isAmbiguous(err)): // nothing was written
-		return false, nil
+		return false, "", nil
 	case err == nil:
 		r.added()
-		return false, nil
+		return false, "", nil
 	case isAmbiguous(err):
-		return r.resolve(late, xid, life, err)
+		return false, xid, err
 	}
-	return isRolledBack(err), err
+	return isRolledBack(err), "", err
 }
 
 // loadsAgain reports whether err is a conflict, unless fn expected the same version before: then
@@ -142,12 +149,11 @@ func (r *run) loadsAgain(err error) bool {
 
 const (
 	xidSQL    = `select coalesce(pg_current_xact_id_if_assigned()::text, '')`
-	statusSQL = `select coalesce(pg_xact_status($1::text::xid8), '')`
+	lifeSQL   = `select ` + lifeColumn + ` from pg_stat_bgwriter`
+	statusSQL = `select coalesce(pg_xact_status($1::text::xid8), ''), ` + lifeColumn + ` from pg_stat_bgwriter`
 
-	// The server resets these statistics when it recovers from a crash. A standby has its own.
-	lifeSQL = `
-select extract(epoch from pg_postmaster_start_time())::text || ' ' || coalesce(extract(epoch from stats_reset)::text, '')
-from pg_stat_bgwriter`
+	// The server resets its statistics when it recovers from a crash. A standby has its own.
+	lifeColumn = `extract(epoch from pg_postmaster_start_time())::text || ' ' || coalesce(extract(epoch from stats_reset)::text, '')`
 )
 
 // life identifies the time between two crashes of one server, because after a crash the server may
@@ -168,26 +174,23 @@ func (db *Provider) life(ctx context.Context) string {
 // resolve asks the server whether a transaction is committed, because the reply to its commit was
 // lost. again reports that it is not.
 func (r *run) resolve(ctx context.Context, xid, life string, lost error) (again bool, err error) {
-	for try := 1; try <= resolveTries; try++ {
-		var status string
+	ctx, cancel := context.WithTimeout(ctx, resolveLimit)
+	defer cancel()
+	for try := 1; ; try++ {
+		var status, now string
 		// an error: the server may be restarting
-		_ = r.pool.QueryRow(ctx, statusSQL, xid).Scan(&status)
-		if status == "aborted" {
+		_ = r.pool.QueryRow(ctx, statusSQL, xid).Scan(&status, &now)
+		switch {
+		case status == "aborted":
 			return true, lost
-		}
-		if status == "committed" {
+		case status == "committed" && now == life:
 			r.added()
-			r.lifetime.Store(nil)
-			if now := r.life(ctx); now != "" && now == life {
-				return false, nil
-			}
-			break
-		}
-		if pause(ctx, try) != nil {
-			break
+			return false, nil
+		case status == "committed" || try >= resolveTries || pause(ctx, try) != nil:
+			r.added()
+			return false, fmt.Errorf("%w: %w", eventstore.ErrAmbiguous, lost)
 		}
 	}
-	return false, fmt.Errorf("%w: %w", eventstore.ErrAmbiguous, lost)
 }
 
 // outlast returns a context that ends some time after ctx.
@@ -217,8 +220,8 @@ func (f *failure) note(err error) {
 	}
 }
 
-// cause returns the error because of which the transaction is in the failed state, or nil if it is
-// in another state.
+// cause returns the error that put the transaction into the failed state, or nil if the transaction
+// is in another state.
 func (f *failure) cause() error {
 	if f.conn.TxStatus() != 'E' {
 		return nil

@@ -12,22 +12,22 @@ import (
 
 const (
 	transactTries = 20
-	transactLimit = 15 * time.Second // from the end of the first run to the begin of the last one
+	transactLimit = 15 * time.Second // from the end of the first run to the start of the last one
 )
 
 // Transact runs fn in an immediate transaction and commits if fn returns nil. Otherwise, also if
 // fn panics or calls runtime.Goexit, or if ctx ends, it rolls back. After the commit it wakes
 // relays if fn added entries through InTx.
 //   - Transact waits for other writers until ctx ends.
-//   - fn may run several times, each time in a new transaction. So fn must have no effects outside
-//     of it. fn runs again if it or the commit fails with SQLITE_BUSY: up to 20 times, within 15
-//     seconds and until ctx ends.
-//   - fn must write through tx or InTx(tx) only: any other write waits for this transaction.
-//   - An error of fn is returned unchanged. A conflict too, without another run: no other writer
-//     can have moved a stream that fn loads through InTx.
+//   - fn may run several times, each time in a new transaction, so it must have no other effects.
+//     It runs again if it or the commit fails with SQLITE_BUSY: up to 20 runs in 15 seconds, or
+//     until ctx ends.
+//   - fn must write only through tx and InTx(tx). Any other write waits for this transaction.
+//   - An error of fn is returned unchanged. After a conflict fn does not run again: no other writer
+//     can change a stream between a read and an append of fn.
 //   - fn must not end the transaction. On a DB from Open, SQLite then rolls it back and Transact
 //     returns an error. On a DB from New, the writes up to there may be committed.
-//   - eventstore.ErrAmbiguous: the commit failed while it was written to disk. Read what is stored
+//   - eventstore.ErrAmbiguous: the commit failed while it was written to disk. Read the stored data
 //     before you call Transact again.
 func (d *DB) Transact(ctx context.Context, fn func(ctx context.Context, tx *sql.Tx) error) error {
 	err := d.transact(ctx, fn)

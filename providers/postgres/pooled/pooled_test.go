@@ -58,9 +58,11 @@ func TestConformanceThroughAPooler(t *testing.T) {
 		})
 		t.Run(mode+", batched", func(t *testing.T) {
 			t.Parallel()
-			providertest.Units(t, func(t testing.TB, o providertest.Options) providertest.Fixture[*pgx.Batch] {
+			fixture := func(t testing.TB, o providertest.Options) providertest.Fixture[*pgx.Batch] {
 				return pgconform.Batched(t, open(t, o), o)
-			}, providertest.Deferred)
+			}
+			providertest.Units(t, fixture, providertest.Deferred)
+			t.Run("Progress", func(t *testing.T) { providertest.Progress(t, fixture, providertest.Deferred) })
 		})
 	}
 }

@@ -1,0 +1,92 @@
+package mutant
+
+// progress lists the mutants of checkpoints, their modes, and the readers of the log.
+var progress = []Mutant{
+	{
+		Name: "no_look_at_the_checkpoint",
+		What: "a unit does not compare its events with the checkpoint, only with markers",
+		Edits: []Edit{
+			{File: "providers/postgres/open.go", Old: "w.found.SetProgress(&w.Unit, w.checkpoint)", New: "nil"},
+			{File: "providers/postgres/batch.go", Old: "lanes, lowest, w.Reader)", New: "lanes, (*int64)(nil), w.Reader)"},
+		},
+		Tests: []Test{
+			{"./providers/postgres", "TestTheCheckpointIsReadAfterTheMarkers/tx"},
+			{"./providers/postgres", "TestTheCheckpointIsReadAfterTheMarkers/batch"},
+		},
+	},
+	{
+		Name: "checkpoint_before_markers",
+		What: "markers are pruned, but a unit does not read the checkpoint again after its wait for markers",
+		Edits: []Edit{
+			{File: "providers/postgres/open.go", Old: `		w.queueMarkers(b, markBehindSQL)
+		w.db.queueCheckpoint(b, w.Projector, false, &w.checkpoint)
+`, New: `		w.db.queueCheckpoint(b, w.Projector, false, &w.checkpoint)
+		w.queueMarkers(b, markBehindSQL)
+`},
+		},
+		Tests: []Test{{"./providers/postgres", "TestTheCheckpointIsReadAfterTheMarkers/tx"}},
+	},
+	{
+		Name: "checkpoint_in_the_insert",
+		What: "in one round trip the insert of the markers selects the events behind the checkpoint, which is no error for the others",
+		Edits: []Edit{
+			{File: "providers/postgres/open.go", Old: "	mustMarkSQL = insertMarkers + ` order by 1, 3`\n", New: "	mustMarkSQL = insertMarkers + ` left join kinora.checkpoint($1::text, false) c on true where c.position is null or n.position > c.position order by 1, 3`\n"},
+			{File: "providers/postgres/batch.go", Old: "lanes, lowest, w.Reader)", New: "lanes, (*int64)(nil), w.Reader)"},
+		},
+		Tests: []Test{{"./providers/postgres", "TestBatchedProgressConformance/Applied/a_redelivery_after_PruneApplied"}},
+	},
+	{
+		Name: "fence_after_markers",
+		What: "a unit takes the fence after its markers, so it does not see the mode that the fence has waited for",
+		Edits: []Edit{
+			{File: "providers/postgres/open.go", Old: "	w.queueFence(b)\n	if w.Advance != nil {\n", New: "	if w.Advance != nil {\n"},
+			{File: "providers/postgres/open.go", Old: "	if !w.IsReplay() && len(w.Messages) > 0 {\n		w.queueHeld(b)\n", New: "	w.queueFence(b)\n	if !w.IsReplay() && len(w.Messages) > 0 {\n		w.queueHeld(b)\n"},
+		},
+		Tests: []Test{{"./providers/postgres", "TestUnitsThatWaitForAChangeOfTheModeSeeIt/tx"}},
+	},
+	{
+		Name: "mode_remembered",
+		What: "a process remembers the mode of a projector",
+		Edits: []Edit{
+			{File: "providers/postgres/open.go", Old: "w.found.SetProgress(&w.Unit, w.checkpoint)", New: "w.found.SetProgress(&w.Unit, w.db.remembered(w.checkpoint))"},
+			{File: "providers/postgres/open.go", Old: "// queueRows queues a statement.", New: `func (db *Provider) remembered(c provider.Checkpoint) provider.Checkpoint {
+	first, _ := db.cached.LoadOrStore(0, c.Mode)
+	c.Mode = first.(provider.Mode)
+	return c
+}
+
+// queueRows queues a statement.`},
+		},
+		Tests: []Test{{"./providers/postgres", "TestUnitsThatWaitForAChangeOfTheModeSeeIt/tx"}},
+	},
+	{
+		Name:  "mode_not_asked",
+		What:  "a unit in one round trip does not ask for the mode",
+		Edits: []Edit{{File: "providers/postgres/batch.go", Old: "lanes, lowest, w.Reader)", New: "lanes, lowest, true)"}},
+		Tests: []Test{{"./providers/postgres", "TestUnitsThatWaitForAChangeOfTheModeSeeIt/batch"}},
+	},
+	{
+		Name: "batches_do_not_skip",
+		What: "a batch that moves the checkpoint applies events that have markers",
+		Edits: []Edit{
+			{File: "providers/postgres/open.go", Old: "func() { delete(w.marked, m) }", New: "func() {}"},
+			{File: "providers/postgres/batch.go", Old: "if args, all := w.lookup(); len(all) > 0 {", New: "if args, all := w.lookup(); len(all) < 0 {"},
+		},
+		Tests: []Test{
+			{"./providers/postgres", "TestABatchSkipsWhatHasAMarker/tx"},
+			{"./providers/postgres", "TestABatchSkipsWhatHasAMarker/batch"},
+		},
+	},
+	{
+		Name:  "unfenced_change_of_the_mode",
+		What:  "a change of the checkpoint does not wait for open units",
+		Edits: []Edit{{File: "providers/postgres/progress.go", Old: "	b.Queue(exclusiveSQL, lockClassFence, db.fence(projector))\n", New: ""}},
+		Tests: []Test{{"./providers/postgres", "TestConformance/Progress/Checkpoint/SetCheckpoint_waits_for_an_open_unit"}},
+	},
+	{
+		Name:  "aged_markers_of_events",
+		What:  "pruning by age deletes markers of events that are behind the checkpoint",
+		Edits: []Edit{{File: "providers/postgres/records.go", Old: "and generation <> all((select generations from c)::int[])", New: "and (select generations from c) is not null"}},
+		Tests: []Test{{"./providers/postgres", "TestConformance/Progress/Applied/markers_of_a_projector_with_a_checkpoint"}},
+	},
+}
