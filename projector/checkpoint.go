@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"time"
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
@@ -16,13 +17,24 @@ import (
 // is applied: deliveries of a new projector are left to its reader. It waits for a store that does
 // not reply.
 func (r *Runner) beginReading(ctx context.Context) error {
+	if c, ok := r.log.(provider.ReadyChecker); ok && r.log != nil {
+		if err := c.ReadyFor(ctx, provider.AnyService); err != nil {
+			return err
+		}
+	}
 	for _, p := range r.projections {
+		if p.opts.BrokerOnly && p.marks {
+			c, err := r.store.Checkpoint(ctx, p.name)
+			if err == nil && c.Mode != 0 {
+				return fmt.Errorf("projector %s has a checkpoint, and no markers of events before it: it cannot be BrokerOnly", p.name)
+			}
+		}
 		for tries := 1; p.reader != nil; tries++ {
 			_, err := p.reader.begin(ctx)
 			if err == nil || ctx.Err() != nil {
 				break
 			}
-			for _, final := range []error{ErrLogChanged, eventstore.ErrUnsafeLog, eventstore.ErrInvalid} {
+			for _, final := range []error{ErrLogChanged, eventstore.ErrUnsafeLog, eventstore.ErrInvalid, errPruned} {
 				if errors.Is(err, final) {
 					return fmt.Errorf("projector %s: %w", p.name, err)
 				}
@@ -53,6 +65,11 @@ func (r *reader) begin(ctx context.Context) (provider.Checkpoint, error) {
 		if c.Place, err = r.placeOf(ctx, r.opts.From); err != nil {
 			return c, err
 		}
+		if c.Place.Position == 0 {
+			if err := r.checkPruned(ctx); err != nil {
+				return c, err
+			}
+		}
 		c.Mode, c.Lineage = provider.ModeCatchUp, r.runner.logID.Load().Lineage
 		c.Handlers = r.handlersFrom(nil, c.Place.Position)
 		created, err := r.runner.store.SetCheckpoint(ctx, r.name, provider.Checkpoint{}, c)
@@ -62,16 +79,56 @@ func (r *reader) begin(ctx context.Context) (provider.Checkpoint, error) {
 	}
 }
 
-// placeOf returns the place after which from begins.
+// checkPruned returns errPruned if markers of the projector were deleted by age: from the beginning
+// it would apply their events again.
+func (r *reader) checkPruned(ctx context.Context) error {
+	var questions []provider.Question
+	for _, handlers := range r.byType {
+		for _, h := range handlers {
+			questions = append(questions, provider.Question{Handler: h.Name, Was: h.Was, MessageID: "\x00", RecordedAt: time.Unix(1, 0)})
+		}
+	}
+	outcomes, err := r.runner.store.Outcomes(ctx, questions)
+	if err == nil && slices.Contains(outcomes, provider.OutcomePruned) {
+		err = errPruned
+	}
+	return err
+}
+
+var errPruned = errors.New("the projector has applied events without a log, and their markers were deleted by age: " +
+	"set Options.From to where it begins to read the log, or Options.BrokerOnly")
+
+// placeOf returns the place after which from begins. It is settled: otherwise open appends with
+// smaller positions would be missed. So From.Now includes visible events behind such an append.
 func (r *reader) placeOf(ctx context.Context, from eventstore.From) (place provider.LogPlace, err error) {
-	if place.Position, err = r.log.LogPosition(ctx, from); err != nil || place.Position == 0 {
+	position, err := r.log.LogPosition(ctx, from)
+	if err != nil || position == 0 {
 		return place, err
 	}
-	page, err := r.log.LogPage(ctx, provider.LogQuery{After: place.Position - 1, Limit: 1, NoData: true})
-	if err == nil && len(page.Events) > 0 && page.Events[0].Position == place.Position {
-		place.ID, place.RecordedAt = page.Events[0].ID, page.Events[0].RecordedAt
+	for q := (provider.LogQuery{After: position - 1, Limit: 1, NoData: true}); ; {
+		page, err := r.log.LogPage(ctx, q)
+		switch {
+		case err != nil:
+			return place, err
+		case page.End.Position >= position:
+			if place.Position = position; len(page.Events) > 0 && page.Events[0].Position == position {
+				place = logPlace(page.Events[0])
+			}
+			return place, nil
+		case page.End.Position > q.After:
+			place, q.After = page.End, page.End.Position
+		case q.Filter.Types == nil && len(page.Waiting) > 0: // look for the settled position
+			q.After, q.Filter.Types = 0, []string{}
+		case len(page.Waiting) > 0:
+			return place, nil
+		default: // no event behind it
+			return provider.LogPlace{Position: position}, nil
+		}
 	}
-	return place, err
+}
+
+func logPlace(e eventstore.Raw) provider.LogPlace {
+	return provider.LogPlace{Position: e.Position, ID: e.ID, RecordedAt: e.RecordedAt}
 }
 
 // verify returns ErrLogChanged if the log is not the one of the checkpoint, or no longer has its
@@ -157,7 +214,7 @@ func (r *reader) attach(ctx context.Context) error {
 		return err
 	}
 	r.at, r.read, r.asked, r.next, r.verified = to, to.Place.Position, 0, nil, now
-	if r.suspects = 0; c.Token != (claim.Token{}) && c.Token != to.Token { // that reader did not detach
+	if c.Token != (claim.Token{}) && c.Token != to.Token { // that reader did not detach
 		r.suspects = maxBatch
 	}
 	r.reportAdded(ctx, c.Handlers)
@@ -167,15 +224,16 @@ func (r *reader) attach(ctx context.Context) error {
 // detach records that this reader ended cleanly, and releases its lease. If that fails, the lease
 // expires, and the next reader suspects the next events of having crashed this one.
 func (r *reader) detach(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, r.runner.cfg.Timeout)
+	limited, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	to := r.at
-	to.Token = claim.Token{}
-	if r.at.Token == r.terms.Token {
-		_, _ = r.runner.store.SetCheckpoint(ctx, r.name, r.at, to)
+	if to := r.at; to.Token == r.terms.Token {
+		to.Token = claim.Token{}
+		_, _ = r.runner.store.SetCheckpoint(limited, r.name, r.at, to)
 	}
 	r.at = provider.Checkpoint{}
-	_ = r.runner.store.ReleaseLease(ctx, r.leaseName(), r.terms.Token)
+	limited, cancel = context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	_ = r.runner.store.ReleaseLease(limited, r.leaseName(), r.terms.Token)
 }
 
 // removed returns the recorded handlers and types that this program does not have.
@@ -189,25 +247,44 @@ func (r *reader) removed(recorded []provider.Began) (missing []string) {
 	return missing
 }
 
-// reportAdded logs how many earlier events the handlers that begin now do not get.
+// reportAdded logs how many earlier events the handlers that begin now do not get. It counts up to
+// 10,000.
 func (r *reader) reportAdded(ctx context.Context, recorded []provider.Began) {
-	isNew := func(b provider.Began) bool {
-		return !slices.ContainsFunc(recorded, func(was provider.Began) bool {
-			return was.Type == b.Type && was.Position == b.Position
-		})
-	}
+	const most = 10_000
 	for _, b := range r.at.Handlers {
-		if len(recorded) == 0 || b.Position == 0 || b.Position != r.at.Place.Position || !isNew(b) {
+		if len(recorded) == 0 || b.Position != r.at.Place.Position || slices.ContainsFunc(recorded, func(was provider.Began) bool {
+			return was.Type == b.Type && r.isNamed(b, was.Handler)
+		}) {
 			continue
 		}
-		const most = 10_000
-		page, err := r.pageAfter(ctx, provider.LogQuery{Filter: eventstore.LogFilter{Types: []string{b.Type}}, Limit: most, NoData: true})
-		missed := slices.DeleteFunc(page.Events, func(e eventstore.Raw) bool { return e.Position > b.Position })
-		if err == nil && len(missed) > 0 {
+		q, missed := provider.LogQuery{Filter: eventstore.LogFilter{Types: []string{b.Type}}, Limit: most, NoData: true}, 0
+		for missed < most {
+			page, err := r.pageAfter(ctx, q)
+			if err != nil {
+				return
+			}
+			for _, e := range page.Events {
+				if e.Position <= b.Position {
+					missed++
+				}
+			}
+			if page.End.Position <= q.After || page.End.Position >= b.Position {
+				break
+			}
+			q.After = page.End.Position
+		}
+		if missed > 0 {
 			r.runner.cfg.Logger.Warn("a new handler does not get earlier events: rebuild the projector to apply them",
-				"projector", r.name, "handler", b.Handler, "type", b.Type, "events", len(missed), "or_more", len(missed) == most)
+				"projector", r.name, "handler", b.Handler, "type", b.Type, "events", missed, "or_more", missed >= most)
 		}
 	}
+}
+
+// isNamed reports whether the handler of b has or had a name.
+func (r *reader) isNamed(b provider.Began, name string) bool {
+	return slices.ContainsFunc(r.byType[b.Type], func(h provider.Handler) bool {
+		return h.Name == b.Handler && slices.Contains(h.Names(), name)
+	})
 }
 
 // setMode changes the mode of the checkpoint, after open units have ended.
@@ -231,8 +308,4 @@ func (r *reader) setMode(ctx context.Context, mode provider.Mode) error {
 		r.runner.cfg.Logger.Info("the projector is live", "projector", r.name, "position", r.read)
 	}
 	return nil
-}
-
-var errWaitsForReader = &Error{
-	Class: ClassTransient, Code: provider.CodeClosing, Err: errors.New("the event waits until the projector is live"),
 }

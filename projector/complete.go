@@ -19,7 +19,8 @@ const (
 
 // goLive applies the last events in ModeClosing, while deliveries wait, and ends it. All visible
 // events are read at one moment: in pages, an event could be read without the one before it in its
-// stream, if both commit between two pages.
+// stream, if both commit between two pages. With too many events, or if some of them fail, the
+// projector goes on catching up.
 func (r *reader) goLive(ctx, hard context.Context) error {
 	page, err := r.pageAfter(ctx, provider.LogQuery{
 		After: r.read, Filter: r.filter, Limit: closeLimit, Unsettled: true, NoData: true,
@@ -27,12 +28,15 @@ func (r *reader) goLive(ctx, hard context.Context) error {
 	if err != nil {
 		return err
 	}
+	if page.Full {
+		return r.postpone(ctx)
+	}
 	missing, err := r.unapplied(ctx, page.Events)
 	if err != nil {
 		return err
 	}
-	if page.Full || len(missing) > completePage {
-		return r.setMode(ctx, provider.ModeCatchUp)
+	if len(missing) > completePage {
+		return r.postpone(ctx)
 	}
 	for i, e := range missing { // few: their data was not read
 		one, err := r.log.LogStreams(ctx, map[string]int64{e.Stream: e.Version}, e.Position-1)
@@ -43,10 +47,24 @@ func (r *reader) goLive(ctx, hard context.Context) error {
 			missing[i] = one[0]
 		}
 	}
-	if err := r.complete(ctx, hard, missing); err != nil {
-		return err
+	for msgs := range slices.Chunk(missing, r.batch) {
+		if err := r.complete(ctx, hard, msgs); err != nil {
+			return err
+		}
+		if r.failed > 0 {
+			return r.postpone(ctx)
+		}
 	}
+	r.closings = 0
 	return r.setMode(ctx, provider.ModeLive)
+}
+
+// postpone goes on catching up. The next attempt to go live is after a pause that doubles.
+func (r *reader) postpone(ctx context.Context) error {
+	r.closings++
+	r.closeAt = r.runner.cfg.Clock().Add(readMin << min(r.closings, 10))
+	r.failed = 0
+	return r.setMode(ctx, provider.ModeCatchUp)
 }
 
 // completePages applies the events behind the checkpoint that are older than the grace and are not
@@ -54,6 +72,9 @@ func (r *reader) goLive(ctx, hard context.Context) error {
 func (r *reader) completePages(ctx, hard context.Context) (more bool, err error) {
 	grace := r.runner.cfg.Grace
 	page, err := r.pageAfter(ctx, provider.LogQuery{After: r.read, Filter: r.filter, Limit: completePage, Age: grace})
+	if err == nil {
+		err = r.check(ctx, &page)
+	}
 	if err != nil {
 		return false, err
 	}
@@ -79,7 +100,6 @@ func (r *reader) completePages(ctx, hard context.Context) (more bool, err error)
 	if len(page.Waiting) > 0 && !more {
 		more, err = r.completeUnsettled(ctx, hard, grace)
 	}
-	r.reportMissed(ctx)
 	return more, err
 }
 
@@ -95,6 +115,9 @@ func (r *reader) completeUnsettled(ctx, hard context.Context, age time.Duration)
 		return false, err
 	}
 	missing, err := r.unapplied(ctx, page.Events)
+	if err == nil && len(missing) > 0 {
+		missing, err = r.withEarlier(ctx, missing)
+	}
 	if err != nil {
 		return false, err
 	}
@@ -106,6 +129,22 @@ func (r *reader) completeUnsettled(ctx, hard context.Context, age time.Duration)
 		more = page.Full
 	}
 	return more, nil
+}
+
+// withEarlier returns events, and those of their streams that are before them and not applied,
+// in order of position and as of one moment. An event may have become visible since the page was
+// read that should have had it.
+func (r *reader) withEarlier(ctx context.Context, events []eventstore.Raw) ([]eventstore.Raw, error) {
+	versions := map[string]int64{}
+	for _, e := range events {
+		versions[e.Stream] = max(versions[e.Stream], e.Version)
+	}
+	all, err := r.log.LogStreams(ctx, versions, r.read)
+	if err != nil {
+		return nil, err
+	}
+	all = slices.DeleteFunc(all, func(e eventstore.Raw) bool { return len(r.byType[e.Type]) == 0 })
+	return r.unapplied(ctx, all)
 }
 
 // unapplied returns the events that are not applied.
@@ -140,28 +179,28 @@ func unapplied(
 // complete applies events with markers. It returns an error if ctx ends first.
 func (r *reader) complete(ctx, hard context.Context, events []eventstore.Raw) error {
 	for msgs := range slices.Chunk(r.accept(events), r.batch) {
+		r.fenced = false
 		r.apply(ctx, hard, msgs)
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
 			return ctx.Err()
+		case r.fenced:
+			return provider.ErrFenced
 		}
 	}
 	return nil
 }
 
-// reportMissed reports the events that the broker has not delivered in time, and why, as far as
-// the outbox shows it.
-func (r *reader) reportMissed(ctx context.Context) {
-	if len(r.missed) == 0 {
-		return
-	}
-	missed := r.missed
-	r.missed = nil
-	counts := map[string]int{}
-	reasons := r.reasons(ctx, missed)
-	for i := range missed {
-		counts[reasons[i]]++
+// reportMissed reports events that the broker has not delivered in time, and why, as far as the
+// outbox shows it.
+func (r *reader) reportMissed(missed []*inbound) {
+	ctx, cancel := context.WithTimeout(context.Background(), r.runner.cfg.Timeout)
+	defer cancel()
+	counts, reasons := map[string]int{}, r.reasons(ctx, missed)
+	for _, reason := range reasons {
+		counts[reason]++
 		if r.runner.cfg.Observer.Completed != nil {
-			r.runner.cfg.Observer.Completed(r.name, reasons[i])
+			r.runner.cfg.Observer.Completed(r.name, reason)
 		}
 	}
 	for reason, n := range counts {
@@ -285,7 +324,7 @@ func (w *worker) earlier(ctx context.Context, msgs []*inbound) ([]*inbound, erro
 		}
 	}
 	c, err := w.runner.store.Checkpoint(ctx, w.name)
-	if err != nil || len(versions) == 0 || c.Mode != provider.ModeLive {
+	if err != nil || len(versions) == 0 || c.Mode == provider.ModeCatchUp {
 		return nil, err
 	}
 	events, err := w.reader.log.LogStreams(ctx, versions, c.Place.Position)

@@ -59,10 +59,13 @@ func (p *Projector[Tx]) lag(ctx context.Context, s State) (Lag, error) {
 			lag.Oldest = missing[0].RecordedAt
 		}
 		lag.Events += int64(len(missing))
-		if n := len(page.Events); n > 0 && page.Full {
-			q.After = page.Events[n-1].Position
-			continue
+		last := page.End.Position
+		if n := len(page.Events); n > 0 {
+			last = max(last, page.Events[n-1].Position)
 		}
-		return lag, nil
+		if !page.Full || last <= q.After {
+			return lag, nil
+		}
+		q.After = last
 	}
 }

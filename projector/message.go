@@ -25,6 +25,7 @@ type received struct {
 	raw       eventstore.Raw
 	malformed error        // why raw is incomplete
 	key       string       // its ordering key, else its stream, else ""
+	log       string       // LogID.String, if isLogged
 	isLogged  bool         // it was read from the log, and is not acked
 	open      atomic.Int32 // projectors that have not finished it
 }
@@ -38,8 +39,8 @@ func receive(topic string, m *message.Message, projectors int) *received {
 }
 
 // logged returns an event that was read from the log.
-func logged(raw eventstore.Raw) *received {
-	d := &received{msg: &message.Message{UUID: raw.ID, Payload: raw.Data}, raw: raw, key: raw.Stream, isLogged: true}
+func logged(raw eventstore.Raw, log string) *received {
+	d := &received{log: log, msg: &message.Message{UUID: raw.ID, Payload: raw.Data}, raw: raw, key: raw.Stream, isLogged: true}
 	d.open.Store(1)
 	return d
 }
@@ -50,9 +51,11 @@ func (d *received) headers() map[string]string {
 		return d.msg.Metadata
 	}
 	raw := &d.raw
-	h := provider.FromEvent(raw.Stream, raw.Version, eventstore.Draft{
+	m := provider.FromEvent(raw.Stream, raw.Version, eventstore.Draft{
 		ID: raw.ID, Type: raw.Type, Schema: raw.Schema, Metadata: raw.Metadata,
-	}, "").Headers
+	}, "")
+	m.SetPlace(raw.Position, d.log)
+	h := m.Headers
 	h[outbox.HeaderKey] = raw.Stream
 	h[outbox.HeaderRecordedAt] = raw.RecordedAt.UTC().Format(time.RFC3339Nano)
 	return h

@@ -30,15 +30,18 @@ type reader struct {
 
 	at       provider.Checkpoint // as this reader has written it
 	read     int64               // every event up to it is applied; may be behind at.Place
+	server   string              // LogPage.Server of the last page
 	verified time.Time           // when the log was last compared with the checkpoint
 	suspects int                 // number of next events that may have been in flight when a reader crashed
 	page     *provider.LogPage   // whose events the worker applies; nil: without moving the checkpoint
 	last     *inbound            // of the page
 	next     *pageAhead
-	asked    int64      // unsettled events up to it were completed
-	missed   []*inbound // events that were completed since the last report
-	reported time.Time  // when an open append was last reported
-	older    time.Time  // since when this program is older than the recorded one and could read
+	closings int                 // attempts to go live that were broken off
+	closeAt  time.Time           // when the next one may begin
+	asked    int64               // unsettled events up to it were completed
+	waitsFor provider.OpenAppend // that delays it
+	reported time.Time           // when this was last reported
+	older    time.Time           // since when this program is older than the recorded one and could read
 }
 
 func newReader(p *projection, keeps provider.Keeps, number int) *reader {
@@ -80,9 +83,12 @@ func (r *reader) run(ctx, hard context.Context) {
 		case errors.Is(err, errOlder):
 			wait(ctx, cfg.Lease/3)
 		case err != nil && !errors.Is(err, provider.ErrFenced):
-			r.runner.report(slog.LevelWarn, "log not read", err, "projector", r.name, "again_in", cfg.Lease/3)
+			r.reportError(err)
 			wait(ctx, cfg.Lease/3)
 		case !has:
+			if id, err := r.log.LogID(ctx); err == nil {
+				r.runner.logID.Store(&id)
+			}
 			wait(ctx, cfg.Lease/3)
 		default:
 			wait(ctx, readMin)
@@ -110,22 +116,32 @@ func (r *reader) serve(ctx, hard context.Context) error {
 	defer func() {
 		lost()
 		<-renewed
+		if r.next != nil {
+			<-r.next.done
+		}
 		r.detach(context.WithoutCancel(ctx))
 	}()
 	if err := r.attach(ctx); err != nil {
 		return err
 	}
-	for pause := readMin; ctx.Err() == nil; {
+	for tries, pause := 0, readMin; ctx.Err() == nil; {
 		var appended <-chan struct{}
 		if w, ok := r.log.(provider.LogWaker); ok && r.at.Mode == provider.ModeCatchUp {
 			appended = w.Appended()
 		}
 		more, err := r.step(ctx, hard)
+		if tries++; err == nil {
+			tries = 0
+		}
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case err != nil:
+		case errors.Is(err, provider.ErrFenced), errors.Is(err, ErrLogChanged):
 			return err
+		case err != nil:
+			r.reportError(err)
+			pause, _ = r.runner.cfg.Retry.Delay(tries)
+			r.next = nil
 		case more:
 			pause = readMin
 			continue
@@ -152,12 +168,13 @@ func (r *reader) renew(ctx context.Context, lost func()) {
 		if wait(ctx, lease/3); ctx.Err() != nil {
 			return
 		}
-		began := clock()
-		has, err := r.runner.store.AcquireLease(ctx, r.leaseName(), r.terms)
+		limited, cancel := context.WithTimeout(ctx, lease/3)
+		has, err := r.runner.store.AcquireLease(limited, r.leaseName(), r.terms)
+		cancel()
 		if err == nil {
-			last = began
+			last = clock()
 		}
-		if err == nil && !has || clock().Sub(last) > lease {
+		if err == nil && !has || clock().Sub(last) > lease*2/3 {
 			lost()
 			return
 		}
@@ -188,6 +205,9 @@ const idleAdvance = 1000
 // catchUpPage applies a page of settled events, and moves the checkpoint.
 func (r *reader) catchUpPage(ctx, hard context.Context) (more bool, err error) {
 	page, err := r.readPage(ctx)
+	if err == nil {
+		err = r.check(ctx, &page)
+	}
 	if err != nil {
 		return false, err
 	}
@@ -210,12 +230,18 @@ func (r *reader) catchUpPage(ctx, hard context.Context) (more bool, err error) {
 	case r.read > before && page.More:
 		return true, nil
 	case r.isSource:
-		return r.read > before, nil
+		if len(page.Events) == 0 && r.read > before {
+			wait(ctx, readMin) // other projectors' events wake this reader too
+		}
+		return false, nil
 	case len(page.Waiting) > 0:
 		full, err := r.completeUnsettled(ctx, hard, 0)
 		if full || err != nil {
 			return full, err
 		}
+	}
+	if r.runner.cfg.Clock().Before(r.closeAt) {
+		return false, nil
 	}
 	return true, r.setMode(ctx, provider.ModeClosing)
 }
@@ -257,11 +283,24 @@ func (r *reader) pageAfter(ctx context.Context, q provider.LogQuery) (provider.L
 	return r.log.LogPage(ctx, q)
 }
 
+// check compares the log with the checkpoint if the page is of another server or history than the
+// one before.
+func (r *reader) check(ctx context.Context, page *provider.LogPage) error {
+	if page.Server == r.server {
+		return nil
+	}
+	err := r.verify(ctx, r.at)
+	if err == nil {
+		r.server = page.Server
+	}
+	return err
+}
+
 // accept returns the events that the projector takes.
 func (r *reader) accept(events []eventstore.Raw) []*inbound {
-	msgs := make([]*inbound, 0, len(events))
+	msgs, log := make([]*inbound, 0, len(events)), r.runner.logID.Load().String()
 	for _, raw := range events {
-		if m := r.projection.accept(logged(raw), nil); m != nil {
+		if m := r.projection.accept(logged(raw, log), nil); m != nil {
 			m.mark, m.position = r.marks, raw.Position
 			msgs = append(msgs, m)
 		}
@@ -275,7 +314,7 @@ func (r *reader) prepare(u *unit) {
 	if u.intent.IsReplay() {
 		return
 	}
-	u.intent.Reader = true
+	u.intent.Reader = r.identity()
 	if r.page == nil {
 		return
 	}
@@ -287,18 +326,32 @@ func (r *reader) prepare(u *unit) {
 	u.intent.Advance = r.advanceTo(to)
 }
 
+func (r *reader) identity() *provider.Reader {
+	return &provider.Reader{Mode: r.at.Mode, Token: r.at.Token}
+}
+
 func (r *reader) advanceTo(to provider.LogPlace) *provider.Advance {
 	return &provider.Advance{From: r.at.Place.Position, To: to, Mode: r.at.Mode, Token: r.at.Token}
 }
 
-// committed is called after each unit of the reader's worker.
+// committed is called after each unit of the projector.
 func (r *reader) committed(u *unit) {
-	switch {
-	case u.intent.Advance != nil:
+	if u.intent.Advance != nil {
 		r.at.Place = u.intent.Advance.To
 		r.suspects = max(r.suspects-len(u.msgs), 0)
-	case u.intent.Reader && r.at.Mode == provider.ModeLive:
-		r.missed = append(r.missed, u.applied...)
+		return
+	}
+	if u.worker == r.worker && r.at.Mode != provider.ModeLive {
+		return // the projector catches up: its events were left to the reader
+	}
+	var missed []*inbound
+	for _, m := range u.applied {
+		if m.isLogged {
+			missed = append(missed, m)
+		}
+	}
+	if len(missed) > 0 {
+		r.reportMissed(missed)
 	}
 }
 
@@ -306,7 +359,7 @@ func (r *reader) committed(u *unit) {
 func (r *reader) advance(hard context.Context, to provider.LogPlace) error {
 	ctx, cancel := context.WithTimeout(hard, r.runner.cfg.Timeout)
 	defer cancel()
-	u := provider.Unit{Projector: r.name, Reader: true, Advance: r.advanceTo(to)}
+	u := provider.Unit{Projector: r.name, Reader: r.identity(), Advance: r.advanceTo(to)}
 	err := r.do(ctx, u, func(context.Context, caller, provider.Found) (provider.Closing, error) {
 		return provider.Closing{}, nil
 	})
@@ -316,19 +369,28 @@ func (r *reader) advance(hard context.Context, to provider.LogPlace) error {
 	return err
 }
 
-// reportWaiting logs the open appends that delay the reader for more than a second, every ten
+func (r *reader) reportError(err error) {
+	attrs := []any{"projector", r.name}
+	if errors.Is(err, eventstore.ErrUnsafeLog) { // its text has no data of users
+		attrs = append(attrs, "reason", err.Error())
+	}
+	r.runner.report(slog.LevelWarn, "log not read", err, attrs...)
+}
+
+// reportWaiting logs an open append that delays the reader for more than a second, every ten
 // seconds.
 func (r *reader) reportWaiting(open []provider.OpenAppend) {
 	now := r.runner.cfg.Clock()
-	switch {
-	case len(open) == 0:
-		r.reported = now.Add(time.Second - reportEvery)
-	case now.Sub(r.reported) >= reportEvery:
-		r.reported = now
-		for _, a := range open {
-			r.runner.cfg.Logger.Warn("an open append delays the reading of the log",
-				"projector", r.name, "backend", a.Backend, "since", a.Since)
+	if !slices.Contains(open, r.waitsFor) {
+		if r.waitsFor = (provider.OpenAppend{}); len(open) > 0 {
+			r.waitsFor = open[0]
 		}
+		r.reported = now.Add(time.Second - reportEvery)
+	}
+	if r.waitsFor != (provider.OpenAppend{}) && now.Sub(r.reported) >= reportEvery {
+		r.reported = now
+		r.runner.cfg.Logger.Warn("an open append delays the reading of the log",
+			"projector", r.name, "backend", r.waitsFor.Backend, "since", r.waitsFor.Since)
 	}
 }
 

@@ -167,8 +167,9 @@ func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c
 		switch {
 		case m.parked != nil && !found.Live[i]: // it has changed since it was listed
 		case found.Left != nil && found.Left[i]:
-			if m.aside != nil {
-				return c, errWaitsForReader // the reader does not read its type
+			if m.aside != nil && len(m.handlers) == 0 { // the reader does not read its type
+				row = u.failure(i, m, found.Fresh[i])
+				row.Parked.Lane = provider.LaneOfMessage(m.msg.UUID) // earlier events of its stream follow
 			}
 		case m.parked == nil && len(m.handlers) > 0 && !slices.Contains(found.Fresh[i], true):
 			for j := range m.handlers {

@@ -21,6 +21,7 @@ type worker struct {
 	batch      int             // the most messages of a unit
 	size       int             // the most messages of the next unit
 	failed     int             // messages set aside since one was applied
+	fenced     bool            // a unit of a reader failed because another reader has taken over
 	seen       map[string]int  // used by collect
 	background chan func()     // functions for the background goroutine; see unit.transact
 }
@@ -74,6 +75,7 @@ func (w *worker) collect(m *inbound) []*inbound {
 // or whose handler does not return, is set aside. It reports whether the state of any parked message changed.
 func (w *worker) apply(ctx, hard context.Context, msgs []*inbound) (progress bool) {
 	var culprit *inbound
+	pause := closingPause
 	for tries := 0; len(msgs) > 0 && ctx.Err() == nil; {
 		// The part ends before the message that made the last unit fail, or is that message alone.
 		part := msgs[:min(len(msgs), w.size)]
@@ -93,13 +95,18 @@ func (w *worker) apply(ctx, hard context.Context, msgs []*inbound) (progress boo
 			progress = progress || slices.Contains(u.live, true)
 			w.grow(w.runner.cfg.Clock().Sub(began), alone)
 			w.catchUp(ctx, hard, u.behind)
+			pause = closingPause
 			if msgs, tries = msgs[len(part):], 0; len(msgs) > 0 && msgs[0].parked == nil {
 				w.backOff(ctx)
 			}
-		case hard.Err() != nil, errors.Is(err, provider.ErrFenced):
+		case hard.Err() != nil:
+			return progress
+		case errors.Is(err, provider.ErrFenced): // only units of a reader
+			w.fenced = true
 			return progress
 		case provider.CodeOf(err) == provider.CodeClosing:
-			wait(ctx, closingPause)
+			wait(ctx, pause)
+			pause = min(2*pause, 20*closingPause)
 		case provider.ClassOf(err) == ClassTransient || provider.ClassOf(err) == ClassAmbiguous ||
 			part[0].aside != nil && len(part) == 1:
 			tries++
@@ -172,7 +179,7 @@ func (w *worker) finish(u *unit) {
 	if u.ran {
 		w.failed = 0
 	}
-	if w.reader != nil && w.reader.worker == w {
+	if w.reader != nil {
 		w.reader.committed(u)
 	}
 	for i, m := range u.msgs {

@@ -9,7 +9,7 @@ type Found struct {
 	//   - A parked message: false for all handlers, unless the message is live (see Live).
 	Fresh [][]bool
 	// Left reports whether a delivery is left to the reader of the log, because the projector is in
-	// ModeCatchUp and the message has a Position. Its handlers are not fresh, and it has no
+	// ModeCatchUp and the message has a Position behind the checkpoint. Its handlers are not fresh, and it has no
 	// marker. Nil if no message is.
 	Left []bool
 	// Held reports whether the lane is held. It stays held until the unit ends. Always false for

@@ -66,6 +66,9 @@ type LogPage struct {
 	Full bool
 	// More reports whether the log has visible events behind the page, of any type and age.
 	More bool
+	// Server identifies the server and the history that were read. It changes after a restart, a
+	// failover or a restore. Empty if the store does not know.
+	Server string
 	// Waiting are the open appends because of which the settled position is not the last visible
 	// one.
 	Waiting []OpenAppend

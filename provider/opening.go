@@ -82,18 +82,19 @@ func (f *Found) SetFresh(u *Unit, inserted func(Marker) bool) {
 // is none. Call it after SetFresh, with a checkpoint that was read after the markers. Its error is
 // ErrFenced, or that of ModeClosing.
 func (f *Found) SetProgress(u *Unit, c Checkpoint) error {
-	a := u.Advance
-	if a != nil && (c.Mode == 0 || a.From != c.Place.Position || a.Mode != c.Mode || a.Token != c.Token) {
+	a, r := u.Advance, u.Reader
+	if a != nil && (c.Mode == 0 || a.From != c.Place.Position || a.Mode != c.Mode || a.Token != c.Token) ||
+		r != nil && (r.Mode != c.Mode || r.Token != c.Token) {
 		return &Error{Class: ClassTransient, Code: CodeFenced, Err: ErrFenced}
 	}
-	isDelivery := !u.Reader && a == nil
+	isDelivery := r == nil && a == nil
 	for i := range u.Messages {
 		switch m := &u.Messages[i]; {
 		case !c.concerns(m):
 			continue
 		case isDelivery && c.Mode == ModeClosing:
 			return errClosing
-		case isDelivery && c.Mode == ModeCatchUp:
+		case isDelivery && c.Mode == ModeCatchUp && !c.Covers(m):
 			if f.Left == nil {
 				f.Left = make([]bool, len(u.Messages))
 			}

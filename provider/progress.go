@@ -14,8 +14,10 @@ type Progress interface {
 	// Checkpoint returns the checkpoint of a projector, or the zero Checkpoint if it has none.
 	Checkpoint(ctx context.Context, projector string) (Checkpoint, error)
 
-	// SetCheckpoint replaces the checkpoint while no unit of the projector is open: it waits for
-	// open units, and units that open later see the new one. It returns false, and changes
+	// SetCheckpoint replaces the checkpoint. A new mode, and the first checkpoint, are set while no
+	// unit of the projector is open: SetCheckpoint waits for open units, and units that open later
+	// see the new one. To set only others of its values it waits for units with Unit.Reader or
+	// Unit.Advance. It returns false, and changes
 	// nothing, unless the position, the mode and the token of the current checkpoint are those of
 	// from. to must have a mode.
 	SetCheckpoint(ctx context.Context, projector string, from, to Checkpoint) (bool, error)
@@ -71,6 +73,12 @@ const (
 	ModeLive
 )
 
+// Reader identifies a reader of the log, by what it has set in the checkpoint.
+type Reader struct {
+	Mode  Mode
+	Token claim.Token
+}
+
 // Advance makes a unit move the checkpoint.
 type Advance struct {
 	From  int64    // its position now
@@ -79,8 +87,8 @@ type Advance struct {
 	Token claim.Token
 }
 
-// ErrFenced: the checkpoint is not as Unit.Advance says, because another reader has taken over.
-// Nothing was committed.
+// ErrFenced: the checkpoint is not as Unit.Advance or Unit.Reader says, because another reader has
+// taken over. Nothing was committed.
 var ErrFenced = errors.New("the checkpoint was changed by another reader")
 
 // Codes of an Error that concern a checkpoint. The class is ClassTransient.

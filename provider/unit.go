@@ -9,8 +9,10 @@ type Unit struct {
 	// messages that workers of other runners have in flight (Liveness.InFlight), and the commit
 	// deletes the messages in flight of this worker.
 	Careful *Worker
-	// Reader: the messages were read from the log, so the mode of the checkpoint does not matter.
-	Reader bool
+	// Reader, if not nil, is the reader of the log that read the messages. They are applied in every
+	// mode, and the checkpoint has its mode and token until the unit ends. If they are others, the
+	// error is ErrFenced.
+	Reader *Reader
 	// Advance, if not nil, moves the checkpoint in the same transaction. Then no markers are
 	// inserted: a message is fresh for a handler that has no marker of it. The unit may have no
 	// messages.

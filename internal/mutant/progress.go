@@ -7,7 +7,7 @@ var progress = []Mutant{
 		What: "a unit does not compare its events with the checkpoint, only with markers",
 		Edits: []Edit{
 			{File: "providers/postgres/open.go", Old: "w.found.SetProgress(&w.Unit, w.checkpoint)", New: "nil"},
-			{File: "providers/postgres/batch.go", Old: "lanes, lowest, w.Reader)", New: "lanes, (*int64)(nil), w.Reader)"},
+			{File: "providers/postgres/batch.go", Old: "lanes, lowest)", New: "lanes, (*int64)(nil))"},
 		},
 		Tests: []Test{
 			{"./providers/postgres", "TestTheCheckpointIsReadAfterTheMarkers/tx"},
@@ -19,8 +19,8 @@ var progress = []Mutant{
 		What: "markers are pruned, but a unit does not read the checkpoint again after its wait for markers",
 		Edits: []Edit{
 			{File: "providers/postgres/open.go", Old: `		w.queueMarkers(b, markBehindSQL)
-		w.db.queueCheckpoint(b, w.Projector, false, &w.checkpoint)
-`, New: `		w.db.queueCheckpoint(b, w.Projector, false, &w.checkpoint)
+		w.db.queueCheckpoint(b, w.Projector, unlocked, &w.checkpoint)
+`, New: `		w.db.queueCheckpoint(b, w.Projector, unlocked, &w.checkpoint)
 		w.queueMarkers(b, markBehindSQL)
 `},
 		},
@@ -30,8 +30,8 @@ var progress = []Mutant{
 		Name: "checkpoint_in_the_insert",
 		What: "in one round trip the insert of the markers selects the events behind the checkpoint, which is no error for the others",
 		Edits: []Edit{
-			{File: "providers/postgres/open.go", Old: "	mustMarkSQL = insertMarkers + ` order by 1, 3`\n", New: "	mustMarkSQL = insertMarkers + ` left join kinora.checkpoint($1::text, false) c on true where c.position is null or n.position > c.position order by 1, 3`\n"},
-			{File: "providers/postgres/batch.go", Old: "lanes, lowest, w.Reader)", New: "lanes, (*int64)(nil), w.Reader)"},
+			{File: "providers/postgres/open.go", Old: "	mustMarkSQL = insertMarkers + ` order by 1, 3`\n", New: "	mustMarkSQL = insertMarkers + ` left join kinora.checkpoint($1::text, '') c on true where c.position is null or n.position > c.position order by 1, 3`\n"},
+			{File: "providers/postgres/batch.go", Old: "lanes, lowest)", New: "lanes, (*int64)(nil))"},
 		},
 		Tests: []Test{{"./providers/postgres", "TestBatchedProgressConformance/Applied/a_redelivery_after_PruneApplied"}},
 	},
@@ -62,7 +62,7 @@ var progress = []Mutant{
 	{
 		Name:  "mode_not_asked",
 		What:  "a unit in one round trip does not ask for the mode",
-		Edits: []Edit{{File: "providers/postgres/batch.go", Old: "lanes, lowest, w.Reader)", New: "lanes, lowest, true)"}},
+		Edits: []Edit{{File: "providers/postgres/migrations/00001_kinora.sql", Old: "(c.position >= lowest or c.mode <> 'live')", New: "(c.position >= lowest)"}},
 		Tests: []Test{{"./providers/postgres", "TestUnitsThatWaitForAChangeOfTheModeSeeIt/batch"}},
 	},
 	{

@@ -36,7 +36,7 @@ type queuing = func(ctx context.Context, tx *pgx.Batch, found provider.Found) (p
 // replies that a marker exists, a lane is held or the checkpoint decides, or if run parks
 // messages, Do calls run again, after an opening like that of DB.Do.
 func (b *Batched) Do(ctx context.Context, u provider.Unit, run queuing) error {
-	if ctx.Err() == nil && !u.Once && u.Careful == nil && u.DryRun == nil && !u.IsReplay() {
+	if ctx.Err() == nil && !u.Once && u.Careful == nil && u.DryRun == nil && !u.IsReplay() && (u.Reader == nil || u.Advance != nil) {
 		if done, err := b.queuing(u).inOneTrip(ctx, run); done || err != nil {
 			return err
 		}
@@ -103,7 +103,7 @@ func (w *unit) queueOpening() bool {
 	}
 	if len(w.Messages) > 0 {
 		lanes := each(w.Messages, func(m *provider.Message) []byte { return m.Lane[:] })
-		w.Queue(w.db.q(unheldSQL), w.Projector, lanes, lowest, w.Reader)
+		w.Queue(w.db.q(unheldSQL), w.Projector, lanes, lowest)
 	}
 	return true
 }

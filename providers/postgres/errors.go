@@ -17,6 +17,7 @@ import (
 // SQLSTATEs that the code distinguishes.
 const (
 	uniqueViolation     = "23505"
+	lockNotAvailable    = "55P03"
 	laneHeld            = "KN001" // raised by kinora.unheld
 	checkpointDecides   = "KN002" // raised by kinora.unheld, kinora.unmarked and kinora.advance
 	checkpointFenced    = "KN003" // raised by kinora.advance

@@ -163,7 +163,9 @@ type logRows struct {
 }
 
 func newLogRows(q provider.LogQuery, branch string, settled int64, limit int) logRows {
-	return logRows{LogQuery: q, branch: branch, settled: settled, limit: limit, page: provider.LogPage{End: provider.LogPlace{Position: q.After}}}
+	return logRows{LogQuery: q, branch: branch, settled: settled, limit: limit, page: provider.LogPage{
+		End: provider.LogPlace{Position: q.After}, Server: branch,
+	}}
 }
 
 func (r *logRows) read(ctx context.Context, db *Provider) error {

@@ -28,7 +28,7 @@ const (
 
 	// Only the markers of messages that the unit can apply. While it waits for other markers, the
 	// checkpoint may pass a message: therefore it is read again in a later statement.
-	markBehindSQL = insertMarkers + ` left join kinora.checkpoint($1::text, false) c on true
+	markBehindSQL = insertMarkers + ` left join kinora.checkpoint($1::text, '') c on true
 where nullif(n.position, 0) is null or c.position is null or n.position > c.position and ($5::boolean or c.mode = 'live')
 order by 1, 3` + newMarkers
 
@@ -42,7 +42,7 @@ select n.handler, ` + liveGeneration + `, n.message_id, nullif(n.position, 0) fr
 	liveGeneration = `coalesce((select live from kinora.generations where projector = $1::text), 1)`
 
 	heldSQL   = `select kinora.held($1::text, $2::bytea[])`
-	unheldSQL = `select kinora.unheld($1::text, $2::bytea[], $3::bigint, $4::boolean)`
+	unheldSQL = `select kinora.unheld($1::text, $2::bytea[], $3::bigint)`
 
 	// The worker's messages in flight are deleted, except for locked rows: the backend of a lost
 	// connection may have them for hours.
@@ -88,11 +88,14 @@ func (w *unit) open(ctx context.Context, conn *pgx.Conn) (pgx.Tx, error) {
 	b.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 	w.queueFence(b)
 	if w.Advance != nil {
-		w.db.queueCheckpoint(b, w.Projector, true, &w.checkpoint)
+		w.db.queueCheckpoint(b, w.Projector, isToBeSet, &w.checkpoint)
 		w.queueMarked(b)
+	} else if w.Reader != nil {
+		w.queueMarkers(b, markBehindSQL)
+		w.db.queueCheckpoint(b, w.Projector, mustStay, &w.checkpoint)
 	} else if w.lowest() != nil {
 		w.queueMarkers(b, markBehindSQL)
-		w.db.queueCheckpoint(b, w.Projector, false, &w.checkpoint)
+		w.db.queueCheckpoint(b, w.Projector, unlocked, &w.checkpoint)
 	} else {
 		w.queueMarkers(b, markSQL)
 	}
@@ -153,7 +156,7 @@ func (w *unit) queueMarkers(b *pgx.Batch, sql string) {
 		handlers, messages := columns(all)
 		args := []any{w.Projector, handlers, messages, w.positions()}
 		if sql == markBehindSQL {
-			args = append(args, w.Reader)
+			args = append(args, w.Reader != nil)
 		}
 		queueRows(b, []any{&m.Handler, &m.MessageID}, func() { w.marked[m] = true }, w.db.q(sql), args...)
 	}

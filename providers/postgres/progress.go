@@ -16,7 +16,7 @@ import (
 
 const (
 	checkpointSQL = `
-select position, event_id, recorded_at, lineage, mode, token, handlers from kinora.checkpoint($1::text, $2::boolean)`
+select position, event_id, recorded_at, lineage, mode, token, handlers from kinora.checkpoint($1::text, $2::text)`
 
 	advanceSQL = `select kinora.advance($1::text, $2::bigint, $3::text, $4::uuid, $5::bigint, $6::text, $7::timestamptz)`
 
@@ -28,7 +28,7 @@ select position, event_id, recorded_at, lineage, mode, token, handlers from kino
 insert into kinora.checkpoints as c (projector, generation, position, event_id, recorded_at, lineage, mode, token, handlers)
 select $1::text, ` + liveGeneration + `, $2::bigint, $3::text, $4::timestamptz, $5::text, $6::text, $7::uuid, $8::jsonb
 where ($9::bigint, $10::text, $11::uuid) = (0, '', '00000000-0000-0000-0000-000000000000')
-	or exists (select from kinora.checkpoint($1::text, false))
+	or exists (select from kinora.checkpoint($1::text, ''))
 on conflict on constraint checkpoints_pkey do update
 set (position, event_id, recorded_at, lineage, mode, token, handlers) =
 	(excluded.position, excluded.event_id, excluded.recorded_at, excluded.lineage, excluded.mode, excluded.token, excluded.handlers)
@@ -37,7 +37,7 @@ where (c.position, c.mode, c.token) = ($9::bigint, $10::text, $11::uuid)`
 	// One row for each name without a marker, unless the checkpoint has passed the message.
 	unappliedSQL = `
 with live as materialized (select ` + liveGeneration + ` as generation),
-passed as materialized (select position from kinora.checkpoint($1::text, false))
+passed as materialized (select position from kinora.checkpoint($1::text, ''))
 select n.o from live, unnest($2::int[], $3::text[], $4::text[], $5::bigint[]) n(o, handler, id, position)
 left join lateral (
 	select true as found from kinora.markers m
@@ -51,7 +51,7 @@ select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan'
 
 	pruneAppliedSQL = `
 with live as materialized (select ` + liveGeneration + ` as generation),
-passed as materialized (select position from kinora.checkpoint($1::text, false))
+passed as materialized (select position from kinora.checkpoint($1::text, ''))
 delete from kinora.markers where ctid = any(array(
 	select m.at from unnest($2::text[]) h(name), lateral (
 		select ctid as at from kinora.markers
@@ -70,9 +70,16 @@ func modeName(m provider.Mode) string {
 	return modes[m]
 }
 
+// What a transaction does to the checkpoint that it reads.
+const (
+	unlocked  = ""
+	mustStay  = "stay" // its mode and token stay until the end of the transaction
+	isToBeSet = "move"
+)
+
 // queueCheckpoint queues a statement that reads the checkpoint into c. c is not changed if there is
 // none.
-func (db *Provider) queueCheckpoint(b *pgx.Batch, projector string, locked bool, c *provider.Checkpoint) {
+func (db *Provider) queueCheckpoint(b *pgx.Batch, projector string, locked string, c *provider.Checkpoint) {
 	var mode string
 	var token uuid.UUID
 	var recorded *time.Time
@@ -95,7 +102,7 @@ func (db *Provider) Checkpoint(ctx context.Context, projector string) (c provide
 		return c, wrap("read the checkpoint", err)
 	}
 	b := &pgx.Batch{}
-	db.queueCheckpoint(b, projector, false, &c)
+	db.queueCheckpoint(b, projector, unlocked, &c)
 	err = db.pool.SendBatch(ctx, b).Close()
 	if len(c.Handlers) == 0 {
 		c.Handlers = nil
@@ -103,26 +110,35 @@ func (db *Provider) Checkpoint(ctx context.Context, projector string) (c provide
 	return c, ofOwn(ctx, wrap("read the checkpoint", err))
 }
 
-// SetCheckpoint implements provider.Progress. It takes the fence exclusively, so it waits for the
-// units that have it. Units that open later read the checkpoint after it has committed.
+// SetCheckpoint implements provider.Progress. A new mode takes the fence exclusively, so it waits
+// for the units that have it. Units that open meanwhile wait too: therefore it waits for at most a
+// second at a time.
 func (db *Provider) SetCheckpoint(ctx context.Context, projector string, from, to provider.Checkpoint) (set bool, err error) {
 	if err := checkCheckpoint(projector, to); err != nil {
 		return false, wrap("set the checkpoint", err)
 	}
 	// always has a JSON form
 	handlers, _ := json.Marshal(append([]provider.Began{}, to.Handlers...))
-	b := &pgx.Batch{}
-	b.Queue(`begin isolation level read committed`)
-	b.Queue(exclusiveSQL, lockClassFence, db.fence(projector))
-	b.Queue(db.q(setCheckpointSQL), projector,
-		to.Place.Position, to.Place.ID, recordedAt(to.Place), to.Lineage, modeName(to.Mode), uuid.UUID(to.Token), string(handlers),
-		from.Place.Position, modeName(from.Mode), uuid.UUID(from.Token)).Exec(func(tag pgconn.CommandTag) error {
-		set = tag.RowsAffected() == 1
-		return nil
-	})
-	b.Queue(`commit`)
 	crash.Point("set checkpoint: before")
-	err = db.pool.SendBatch(ctx, b).Close() // after an error, the pool closes the connection
+	for try := 1; ; try++ {
+		b := &pgx.Batch{}
+		b.Queue(`begin isolation level read committed`)
+		if from.Mode != to.Mode {
+			b.Queue(`set local lock_timeout = '1s'`)
+			b.Queue(exclusiveSQL, lockClassFence, db.fence(projector))
+		}
+		b.Queue(db.q(setCheckpointSQL), projector,
+			to.Place.Position, to.Place.ID, recordedAt(to.Place), to.Lineage, modeName(to.Mode), uuid.UUID(to.Token), string(handlers),
+			from.Place.Position, modeName(from.Mode), uuid.UUID(from.Token)).Exec(func(tag pgconn.CommandTag) error {
+			set = tag.RowsAffected() == 1
+			return nil
+		})
+		b.Queue(`commit`)
+		err = db.pool.SendBatch(ctx, b).Close() // after an error, the pool closes the connection
+		if e := pgError(err); e == nil || e.Code != lockNotAvailable || pause(ctx, try) != nil {
+			break
+		}
+	}
 	crash.Point("set checkpoint: after")
 	return set && err == nil, ofOwn(ctx, wrap("set the checkpoint", err))
 }

@@ -268,7 +268,6 @@ func TestTheRoundTripsOfUnitsWithACheckpoint(t *testing.T) {
 		fresh int
 	}{
 		{"events", func() provider.Unit { return unit(3) }, 1, 3},
-		{"events of the reader", func() provider.Unit { u := unit(3); u.Reader = true; return u }, 1, 3},
 		{"no events", func() provider.Unit { return moves(unit(0)) }, 1, 0},
 		{"a batch", func() provider.Unit { return moves(unit(500)) }, 1, 500},
 		{"a marker exists", func() provider.Unit {

@@ -125,7 +125,7 @@ func redeliveredAfterApplied(s *stage) {
 	s.prunedApplied("after a move", []string{"posted"}, 10, 3)
 	for range 2 {
 		same(s, "fresh", s.open(s.events(3, 1, 4), nothing).Fresh[:2], [][]bool{{false}, {false}})
-		same(s, "fresh for the reader", s.open(reading(s.events(2)), effects).Fresh, [][]bool{{false}})
+		same(s, "fresh for the reader", s.open(s.reading(s.events(2)), effects).Fresh, [][]bool{{false}})
 	}
 	same(s, "fresh in a move", s.open(s.upTo(c, 5, 3, 5), effects).Fresh, [][]bool{{false}, {true}})
 	s.effectsOf("of each event", 4, 1, 2, 3, 5)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -23,6 +24,10 @@ var modeCases = []testCase{
 	{
 		name: "units of the reader", play: readerUnits,
 		rule: "Unit.Reader: the mode of the checkpoint does not matter. At or before the checkpoint an event is a duplicate",
+	},
+	{
+		name: "a reader that was replaced", play: replacedReader,
+		rule: "Unit.Reader: the checkpoint has its mode and token until the unit ends. If they are others, the error is ErrFenced, and nothing is committed",
 	},
 	{
 		name: "messages that are in no log", play: foreignInModes,
@@ -58,7 +63,7 @@ func catchingUp(s *stage) {
 	u.Messages = append(u.Messages, s.message("foreign", ""))
 	for i := range 2 {
 		found := s.open(u, effects)
-		same(s, "left", found.Left, []bool{true, true, true, false})
+		same(s, "left", found.Left, []bool{false, true, true, false})
 		same(s, "fresh", found.Fresh, [][]bool{{false}, {false}, {false}, {i == 0}})
 	}
 	s.effectsOf("of deliveries that are left", 0, 4, 6, 7)
@@ -109,7 +114,7 @@ func readerUnits(s *stage) {
 		}
 		at := int64(10 + i)
 		for again := range 2 {
-			found := s.open(reading(s.events(5, at, 20)), effects)
+			found := s.open(s.reading(s.events(5, at, 20)), effects)
 			same(s, "fresh", found.Fresh, [][]bool{{false}, {again == 0}, {again == 0 && i == 0}})
 			same(s, "left", found.Left, nil)
 		}
@@ -119,6 +124,20 @@ func readerUnits(s *stage) {
 	same(s, "fresh in a delivery", s.open(s.events(5, 10, 20, 30), effects).Fresh, [][]bool{{false}, {false}, {false}, {true}})
 	s.move(c, 20)
 	s.prunedApplied("of the reader", []string{"posted"}, 10, 4)
+}
+
+func replacedReader(s *stage) {
+	c := s.begins(5, provider.ModeLive)
+	old := s.reading(s.events(10))
+	next := c
+	next.Token = claim.NewToken()
+	next = s.set(c, next)
+	s.fenced(s.do(s.ctx, old, effects), "by another token")
+	old = s.reading(s.events(10))
+	s.mode(next, provider.ModeCatchUp)
+	s.fenced(s.do(s.ctx, old, effects), "by another mode")
+	s.effectsOf("of fenced units", 0, 10)
+	s.applied("by fenced units", []int64{10}, false)
 }
 
 func foreignInModes(s *stage) {

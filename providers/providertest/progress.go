@@ -101,9 +101,12 @@ func (s *stage) events(positions ...int64) provider.Unit {
 	return u
 }
 
-// reading returns u as a unit of the reader of the log.
-func reading(u provider.Unit) provider.Unit {
-	u.Reader = true
+// reading returns u as a unit of the reader that has set the checkpoint.
+func (s *stage) reading(u provider.Unit) provider.Unit {
+	s.Helper()
+	c, err := s.db.Checkpoint(s.ctx, u.Projector)
+	s.ok(err, "read the checkpoint")
+	u.Reader = &provider.Reader{Mode: c.Mode, Token: c.Token}
 	return u
 }
 

@@ -116,7 +116,7 @@ func deliveredAndRead(s *stage) {
 				u.Messages = append(u.Messages, s.event(at))
 			}
 			_, err := s.db.PruneApplied(s.ctx, s.name, []string{s.name + "/posted"}, batch)
-			errs[i] = errors.Join(err, s.do(s.ctx, reading(u), effects), s.do(s.ctx, s.upTo(c, from+batch), nothing))
+			errs[i] = errors.Join(err, s.do(s.ctx, s.reading(u), effects), s.do(s.ctx, s.upTo(c, from+batch), nothing))
 			c = moved(c, from+batch)
 		}
 	})
@@ -178,7 +178,7 @@ func modesAtOnce(s *stage) {
 	for at := range int64(events) {
 		all = append(all, at+1)
 	}
-	s.open(reading(s.events(all...)), effects)
+	s.open(s.reading(s.events(all...)), effects)
 	for _, at := range all {
 		s.effectsOf("of an event", 1, at)
 	}
@@ -272,5 +272,5 @@ func (s *stage) goLive(c provider.Checkpoint, batch int64, appended *atomic.Int6
 	if err := set(provider.ModeClosing); err != nil {
 		return err
 	}
-	return errors.Join(s.do(s.ctx, reading(s.events(upTo(appended.Load())...)), effects), set(provider.ModeLive))
+	return errors.Join(s.do(s.ctx, s.reading(s.events(upTo(appended.Load())...)), effects), set(provider.ModeLive))
 }

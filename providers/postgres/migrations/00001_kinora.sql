@@ -205,11 +205,14 @@ create table kinora.checkpoints (
 -- are off as in kinora.held.
 
 -- Returns the checkpoint of the live generation. locked locks it until the transaction ends.
-create function kinora.checkpoint(of_projector text, locked boolean) returns setof kinora.checkpoints language plpgsql set enable_seqscan = off as $$
+create function kinora.checkpoint(of_projector text, locked text) returns setof kinora.checkpoints language plpgsql set enable_seqscan = off as $$
 begin
-	if locked then
+	if locked = 'move' then
 		return query select * from kinora.checkpoints c
 			where c.projector = of_projector and c.generation = coalesce((select g.live from kinora.generations g where g.projector = of_projector), 1) for no key update;
+	elsif locked = 'stay' then
+		return query select * from kinora.checkpoints c
+			where c.projector = of_projector and c.generation = coalesce((select g.live from kinora.generations g where g.projector = of_projector), 1) for share;
 	else
 		return query select * from kinora.checkpoints c
 			where c.projector = of_projector and c.generation = coalesce((select g.live from kinora.generations g where g.projector = of_projector), 1);
@@ -221,7 +224,7 @@ $$;
 -- lowest, the lowest position of the messages, is not behind it, or only the reader of the log
 -- applies them. It also raises KN002 in a transaction that is not READ COMMITTED: the statements
 -- would not see what the fence has waited for.
-create function kinora.unheld(of_projector text, lanes bytea[], lowest bigint, reader boolean) returns void language plpgsql set enable_seqscan = off as $$
+create function kinora.unheld(of_projector text, lanes bytea[], lowest bigint) returns void language plpgsql set enable_seqscan = off as $$
 begin
 	if exists (select from unnest(lanes) l(lane), lateral (
 		select from kinora.holds where holds.projector = of_projector and holds.lane = l.lane limit 1) h) then
@@ -230,7 +233,7 @@ begin
 	if lowest is not null then
 		if exists (select from kinora.checkpoints c
 			where c.projector = of_projector and c.generation = coalesce((select g.live from kinora.generations g where g.projector = of_projector), 1)
-				and (c.position >= lowest or c.mode <> 'live' and not reader)) then
+				and (c.position >= lowest or c.mode <> 'live')) then
 			raise exception 'the checkpoint decides' using errcode = 'KN002';
 		end if;
 	end if;
