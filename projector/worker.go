@@ -79,6 +79,9 @@ func (w *worker) apply(ctx, hard context.Context, msgs []*inbound) (progress boo
 	for tries := 0; len(msgs) > 0 && ctx.Err() == nil; {
 		// The part ends before the message that made the last unit fail, or is that message alone.
 		part := msgs[:min(len(msgs), w.size)]
+		if r := w.reader; r != nil && r.worker == w && r.suspects > 0 {
+			part = part[:min(len(part), suspectBatch)]
+		}
 		if i := slices.Index(part, culprit); i >= 0 {
 			part = part[:max(i, 1)]
 		}
@@ -121,6 +124,10 @@ func (w *worker) apply(ctx, hard context.Context, msgs []*inbound) (progress boo
 	}
 	return progress
 }
+
+// suspectBatch is the most events of a unit that may have been in flight when a reader crashed. If
+// this one crashes too, each of them is a suspect: it runs alone, and its stream waits for it.
+const suspectBatch = 100
 
 // closingPause is how long a delivery waits before it is tried again, while the reader of the log
 // applies the last events before the projector goes live.

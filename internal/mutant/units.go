@@ -5,12 +5,12 @@ var units = []Mutant{
 	{
 		Name: "ack_early",
 		What: "deliveries are acknowledged before their unit runs",
-		Edits: []Edit{{File: "projector/worker.go", Old: `			w.apply(ctx, hard, w.collect(m))
+		Edits: []Edit{{File: "projector/worker.go", Old: `			w.apply(ctx, hard, w.locate(ctx, w.collect(m)))
 `, New: `			msgs := w.collect(m)
 			for _, m := range msgs {
 				m.done()
 			}
-			w.apply(ctx, hard, msgs)
+			w.apply(ctx, hard, w.locate(ctx, msgs))
 `}},
 		Tests: []Test{{"./projector", "TestNoMessageIsAckedBeforeItsCommit"}},
 		Cells: []string{"kill"},
@@ -88,7 +88,7 @@ var units = []Mutant{
 	{
 		Name:  "parked_without_marker",
 		What:  "a unit that parks a message leaves no marker for it",
-		Edits: []Edit{{File: "projector/unit.go", Old: "Mark: m.mark, Parked", New: "Mark: m.mark && m.aside == nil, Parked"}},
+		Edits: []Edit{{File: "projector/unit.go", Old: "Mark: m.mark, Position", New: "Mark: m.mark && m.aside == nil, Position"}},
 		Tests: []Test{{"./projector", "TestMessageIsAppliedByAllItsHandlersOrNone"}},
 	},
 	{
@@ -181,7 +181,7 @@ var units = []Mutant{
 	{
 		Name:  "no_in_flight",
 		What:  "no runner records messages as in flight, or asks for the records of others",
-		Edits: []Edit{{File: "projector/unit.go", Old: "if u.intent.DryRun == nil && u.runner.suspicious(u.msgs) {", New: "if false {"}},
+		Edits: []Edit{{File: "projector/unit.go", Old: "if u.intent.DryRun == nil && u.isSuspicious() {", New: "if false {"}},
 		Tests: []Test{{"./projector", "TestSuspectIsParkedAndRetriedFromItsRow"}},
 	},
 	{

@@ -93,7 +93,7 @@ func (db *Provider) LogStreams(ctx context.Context, versions map[string]int64, a
 		e, _, err := scanRaw(row)
 		return e, err
 	}, db.q(logStreamsSQL), planned, streams, last, after)
-	return found, wrap("read streams of the log", clear(err))
+	return found, ofOwn(ctx, wrap("read streams of the log", err))
 }
 
 // LogPage implements provider.Log.
@@ -109,7 +109,7 @@ func (db *Provider) LogPage(ctx context.Context, q provider.LogQuery) (provider.
 		page, err = db.logPage(ctx, q)
 	}
 	if err != nil {
-		return provider.LogPage{}, fmt.Errorf("read the log after %d: %w", q.After, clear(err))
+		return provider.LogPage{}, ofOwn(ctx, fmt.Errorf("read the log after %d: %w", q.After, err))
 	}
 	return page, nil
 }

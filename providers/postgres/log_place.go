@@ -58,7 +58,7 @@ func (x logIndex) Since(ctx context.Context, after int64, t time.Time) (before i
 // LogPosition implements provider.Log.
 func (db *Provider) LogPosition(ctx context.Context, from eventstore.From) (int64, error) {
 	position, err := provider.FindPosition(ctx, logIndex{db}, from)
-	return position, wrap("find a position of the log", clear(err))
+	return position, ofOwn(ctx, wrap("find a position of the log", err))
 }
 
 // LogPlaces implements provider.Log.
@@ -79,7 +79,7 @@ func (db *Provider) LogPlaces(ctx context.Context, ids []string) (map[string]pro
 		})
 	}
 	if err != nil {
-		return nil, fmt.Errorf("find events by id: %w", clear(err))
+		return nil, ofOwn(ctx, fmt.Errorf("find events by id: %w", err))
 	}
 	return places, nil
 }

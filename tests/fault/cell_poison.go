@@ -112,8 +112,8 @@ func (r *run) requeue(taken *atomic.Bool) {
 	r.inject("requeued", n)
 }
 
-func (r *run) countOf(sql string) (n int) {
-	r.must(r.pool.QueryRow(r.suite.ctx, sql).Scan(&n))
+func (r *run) countOf(sql string, args ...any) (n int) {
+	r.must(r.pool.QueryRow(r.suite.ctx, sql, args...).Scan(&n))
 	return n
 }
 

@@ -21,4 +21,7 @@ var cells = []*cell{
 	diskCell,
 	fuzzCell,
 	operatorCell,
+	brokerLosesCell,
+	newProjectorCell,
+	moveCell,
 }

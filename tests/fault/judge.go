@@ -35,6 +35,9 @@ func (r *run) judge() {
 	h := judgeLog(ledger, events, &v)
 	judgeModel(h, exact, &v)
 	judgeModel(h, control, &without)
+	for _, a := range r.arms {
+		r.judgeArm(a, h)
+	}
 	for _, stream := range r.broker.wrong {
 		v.find(&v.Misordered, stream, "a first publication was out of order")
 	}

@@ -81,7 +81,11 @@ func (p *producer) issue(ctx context.Context, worker int) {
 			pause(ctx, time.Millisecond)
 			continue
 		}
+		begin := time.Now()
 		p.command(ctx, s, rnd)
+		if p.Rate > 0 {
+			pause(ctx, time.Duration(p.Workers)*time.Second/time.Duration(p.Rate)-time.Since(begin))
+		}
 	}
 }
 

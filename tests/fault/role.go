@@ -54,6 +54,7 @@ type settings struct {
 	Workers int  // producer: number of concurrent commands
 	Length  int  // producer: commands per stream
 	Alone   bool // producer: no other producer uses its streams
+	Rate    int  // producer: most commands a second; zero means no limit
 
 	Batch   int  // relay: entries per claim
 	Ordered bool // relay: one Publish call keeps the order of its messages
@@ -68,6 +69,11 @@ type settings struct {
 	SlowOneIn   int           // runner: one message in so many is slow; zero means all
 	Control     bool          // runner: also run a control projector without markers
 	Timeout     time.Duration // runner: a handler's deadline
+	Arms        []string      // runner: its projectors, from arms.go; empty means exact
+	Log         bool          // runner: reads the log, without the broker
+	From        int64         // runner: the position behind which new projectors begin
+	Grace       time.Duration // runner: RunnerConfig.Grace
+	Lossy       bool          // runner: its broker loses, doubles and delays deliveries (see lossy.go)
 
 	More map[string]string // settings for a cell's own code
 }

@@ -65,6 +65,8 @@ type run struct {
 	// parked is the number of messages that may remain in the table of parked messages: those that
 	// a person decided on.
 	parked int
+	past   int   // number of events that were never published
+	arms   []arm // further arms, which judge judges
 	result result
 }
 
@@ -366,7 +368,7 @@ func (r *run) backlog() (rest string, putOff int, err error) {
 		return "", 0, err
 	}
 	messages, idle := r.broker.idle()
-	if entries == 0 && idle && messages == events && due == 0 {
+	if entries == 0 && idle && messages+r.past == events && due == 0 {
 		return "", putOff, nil
 	}
 	return fmt.Sprintf("%d events, %d messages, %d open entries, idle: %t, %d lanes to retry", events, messages, entries, idle, due), putOff, nil

@@ -68,8 +68,8 @@ func (p traced[Tx]) Do(ctx context.Context, u provider.Unit, run func(context.Co
 	})
 }
 
-// unit records the begin of a unit. end records its end; the parked messages of the unit get no ack
-// afterwards.
+// unit records the begin of a unit. end records its end; messages that are parked, or were read
+// from the log, get no ack afterwards.
 func (w *work) unit(s *started, u provider.Unit) (end func()) {
 	var ids strings.Builder
 	for _, m := range u.Messages {
@@ -86,7 +86,7 @@ func (w *work) unit(s *started, u provider.Unit) (end func()) {
 		w.trace.printf("end%s", ids.String())
 		w.status.add(of[1], -1)
 		for _, m := range u.Messages {
-			if m.Parked != nil {
+			if m.Parked != nil || u.Reader != nil { // it gets no ack
 				s.acking(m.ID)
 			}
 		}
@@ -95,39 +95,64 @@ func (w *work) unit(s *started, u provider.Unit) (end func()) {
 
 func (w *work) project(ctx context.Context) error {
 	s := &started{status: w.status, ids: map[string]bool{}}
-	sub := &subscriber{socket: w.Socket, name: w.Name, group: w.Group, acking: s.acking}
-	var runner *projector.Runner
+	var runners []*projector.Runner
 	var err error
-	src := projector.Subscribe(sub, category)
 	if w.Batched {
-		runner, err = newArms(w, s, traced[*pgx.Batch]{w.db.Batched(), w.db, w, s}, func(_ context.Context, b *pgx.Batch, sql string, args ...any) error {
+		runners, err = newArms(w, s, traced[*pgx.Batch]{w.db.Batched(), w.db, w, s}, func(_ context.Context, b *pgx.Batch, sql string, args ...any) error {
 			b.Queue(sql, args...)
 			return nil
-		}).runner(src)
+		}).runners()
 	} else {
-		runner, err = newTxArms(w, s).runner(src)
+		runners, err = newTxArms(w, s).runners()
 	}
 	if err != nil {
 		return err
 	}
-	w.ready(runner.Running())
+	services := make([]kinora.Service, len(runners))
+	for i, r := range runners {
+		services[i] = r
+	}
+	w.ready(runners[len(runners)-1].Running()) // the last one starts when the others are running
 	defer w.replay(ctx)()
 	if name := w.More["replay"]; name != "" {
-		go w.replayStuck(ctx, runner, name)
+		go w.replayStuck(ctx, runners[0], name)
 	}
-	return kinora.Run(ctx, runner)
+	return kinora.Run(ctx, services...)
 }
 
-// arms are the projectors of a process: the exact one, and the control without markers.
+// arms are the projectors of a process: the exact one or those of settings.Arms, and the control
+// without markers.
 type arms[Tx any] struct {
+	w          *work
+	s          *started
 	units      provider.Units[Tx]
 	cfg        projector.RunnerConfig
 	projectors []*projector.Projector[Tx]
+	unheard    []*projector.Projector[Tx] // those of a topic without publishers
 }
 
-// runner returns a runner with both arms over the same deliveries.
-func (a *arms[Tx]) runner(src projector.Source) (*projector.Runner, error) {
-	return projector.NewRunner(a.units, src, a.cfg, a.projectors...)
+// runners returns a runner of all arms over the same deliveries, and one of the unheard arms.
+func (a *arms[Tx]) runners() (all []*projector.Runner, err error) {
+	add := func(src projector.Source, ps []*projector.Projector[Tx]) {
+		if len(ps) == 0 || err != nil {
+			return
+		}
+		var r *projector.Runner
+		r, err = projector.NewRunner(a.units, src, a.cfg, ps...)
+		all = append(all, r)
+	}
+	sub := &subscriber{socket: a.w.Socket, name: a.w.Name, group: a.w.Group, acking: a.s.acking}
+	switch {
+	case a.w.Log:
+		add(projector.FromLog(a.w.db), a.projectors)
+	case a.w.Lossy:
+		add(projector.Subscribe(newLossy(a.w, sub), category), a.projectors)
+	default:
+		add(projector.Subscribe(sub, category), a.projectors)
+	}
+	// The broker does not know the group: nothing is delivered.
+	add(projector.Subscribe(&subscriber{socket: a.w.Socket, name: a.w.Name, group: unheardName, acking: func(string) {}}, unheardName), a.unheard)
+	return all, err
 }
 
 // applyParked applies the parked messages that are due.
@@ -149,11 +174,12 @@ func newTxArms(w *work, s *started) *arms[pgx.Tx] {
 }
 
 func newArms[Tx any](w *work, s *started, u provider.Units[Tx], exec func(context.Context, Tx, string, ...any) error) *arms[Tx] {
-	arm := func(name, prefix string, marked bool) *projector.Projector[Tx] {
-		sql := fmt.Sprintf(applySQL, prefix)
-		return projector.Define(name, types, projector.Options{Markers: marked}, projector.OnEmit(movedAs,
+	arm := func(name, prefix string, opts projector.Options) *projector.Projector[Tx] {
+		sql, exact := fmt.Sprintf(applySQL, prefix), name == exactName
+		opts.From.Position = w.From
+		return projector.Define(name, types, opts, projector.OnEmit(movedAs,
 			func(ctx context.Context, tx Tx, e eventstore.Event[moved]) ([]outbox.Message, error) {
-				if marked {
+				if exact {
 					s.start(e.ID)
 					w.status.add(wordDone, 1)
 					w.trace.printf("start %s %s %d", e.ID, e.Data.Stream, e.Data.N)
@@ -161,7 +187,7 @@ func newArms[Tx any](w *work, s *started, u provider.Units[Tx], exec func(contex
 				if w.isSlow(e) {
 					pause(ctx, w.Least+rand.N(w.Slow-w.Least))
 				}
-				if marked {
+				if exact {
 					if err := w.fails(e.Data); err != nil {
 						return nil, err
 					}
@@ -169,23 +195,34 @@ func newArms[Tx any](w *work, s *started, u provider.Units[Tx], exec func(contex
 						return nil, err
 					}
 				}
-				out, err := w.output(ctx, tx, marked, e)
+				out, err := w.output(ctx, tx, exact, e)
 				if err != nil {
 					return nil, err
 				}
 				return out, exec(ctx, tx, sql, e.Data.Stream, e.Data.N, e.Data.Amount)
 			}))
 	}
-	both := &arms[Tx]{units: u}
-	if w.More["arm"] != controlName {
-		both.projectors = append(both.projectors, arm(exactName, "", true))
+	both := &arms[Tx]{w: w, s: s, units: u}
+	for _, name := range w.Arms {
+		if kind := armKinds[name]; name == unheardName {
+			both.unheard = append(both.unheard, arm(kind.name, kind.prefix, kind.opts))
+		} else {
+			both.projectors = append(both.projectors, arm(kind.name, kind.prefix, kind.opts))
+		}
+	}
+	if len(w.Arms) == 0 && w.More["arm"] != controlName {
+		both.projectors = append(both.projectors, arm(exactName, "", projector.Options{Markers: true}))
 	}
 	if w.Control {
-		both.projectors = append(both.projectors, arm(controlName, "control_", false))
+		both.projectors = append(both.projectors, arm(controlName, "control_", projector.Options{}))
 	}
 	both.cfg = projector.RunnerConfig{
 		Concurrency: w.Concurrency, Batch: w.Unit, Careful: w.Careful, Lease: w.Lease, Timeout: w.Timeout, Drain: 5 * time.Second, LogErrors: true,
-		Retry: claim.Backoff{Base: 50 * time.Millisecond, Max: time.Second, Attempts: w.Attempts},
+		Retry: claim.Backoff{Base: 50 * time.Millisecond, Max: time.Second, Attempts: w.Attempts}, Grace: w.Grace,
+		Observer: projector.RunnerObserver{Completed: w.completed},
+	}
+	if len(w.Arms) > 0 { // the other cells judge what the broker alone delivers
+		both.cfg.Log = w.db
 	}
 	return both
 }

@@ -29,7 +29,9 @@ const (
 
 	wordUnitOpen // runner: open units of one message
 	wordManyOpen // runner: open units of several messages
-	wordStreams  = 64
+
+	wordCompleted = 32 // runner: by arm, the events that the reader of the log completed, as the observer counts them
+	wordStreams   = 64
 )
 
 func openStatus(path string) (*status, error) {

@@ -1,0 +1,84 @@
+package mutant
+
+// readers lists the mutants of the readers of the log, and of deliveries that they complete.
+var readers = []Mutant{
+	{
+		Name: "checkpoint_at_the_head",
+		What: "the checkpoint of a live projector moves to the head of the log, not to the end of the events that are old enough",
+		Edits: []Edit{{File: "projector/complete.go", Old: "	if len(page.Events) > 0 || page.End.Position-r.at.Place", New: `	if head, err := r.log.LogPosition(ctx, eventstore.From{Now: true}); err == nil && len(page.Events) > 0 {
+		page.End = provider.LogPlace{Position: head}
+	}
+	if len(page.Events) > 0 || page.End.Position-r.at.Place`}},
+		Tests: []Test{{"./projector", "TestTheCheckpointStaysBehindTheGrace"}},
+	},
+	{
+		Name: "settled_after_the_read",
+		What: "when a projector goes live, the checkpoint moves to what is settled after the last events were read",
+		Edits: []Edit{{File: "projector/complete.go", Old: "	return r.setMode(ctx, provider.ModeLive)", New: `	later, err := r.pageAfter(ctx, provider.LogQuery{After: r.read, Filter: r.filter, Limit: closeLimit, NoData: true})
+	if err == nil {
+		err = r.advance(hard, later.End)
+	}
+	if err != nil {
+		return err
+	}
+	r.read = later.End.Position
+	return r.setMode(ctx, provider.ModeLive)`}},
+		Tests: []Test{{"./projector", "TestGoingLiveLosesDoublesAndMisordersNothing"}},
+	},
+	{
+		Name:  "last_step_without_markers",
+		What:  "the units in which a projector goes live write no markers",
+		Edits: []Edit{{File: "projector/reader.go", Old: "m.mark, m.position = r.marks, raw.Position", New: "m.mark, m.position = r.marks && r.at.Mode != provider.ModeClosing, raw.Position"}},
+		Tests: []Test{{"./projector", "TestGoingLiveLosesDoublesAndMisordersNothing"}},
+	},
+	{
+		Name: "read_before_closing",
+		What: "the last events before a projector goes live are read before its deliveries wait",
+		Edits: []Edit{
+			{File: "projector/complete.go", Old: `	page, err := r.pageAfter(ctx, provider.LogQuery{
+		After: r.read, Filter: r.filter, Limit: closeLimit, Unsettled: true, NoData: true,
+	})
+`, New: `	page, err := r.early, error(nil)
+`},
+			{File: "projector/reader.go", Old: "	return true, r.setMode(ctx, provider.ModeClosing)", New: `	if r.early, err = r.pageAfter(ctx, provider.LogQuery{
+		After: r.read, Filter: r.filter, Limit: closeLimit, Unsettled: true, NoData: true,
+	}); err != nil {
+		return false, err
+	}
+	return true, r.setMode(ctx, provider.ModeClosing)`},
+			{File: "projector/reader.go", Old: "	next     *pageAhead\n", New: "	next     *pageAhead\n	early    provider.LogPage\n"},
+		},
+		Tests: []Test{{"./projector", "TestGoingLiveLosesDoublesAndMisordersNothing"}},
+	},
+	{
+		Name:  "deliveries_not_left",
+		What:  "deliveries of a new projector are applied while its reader applies the events before them",
+		Edits: []Edit{{File: "provider/opening.go", Old: "case isDelivery && c.Mode == ModeCatchUp && !c.Covers(m):", New: "case isDelivery && c.Mode == 0:"}},
+		Tests: []Test{{"./projector", "TestNewProjectorGetsThePastInOrder"}},
+	},
+	{
+		Name:  "deliveries_do_not_wait",
+		What:  "deliveries do not wait while a projector goes live",
+		Edits: []Edit{{File: "provider/opening.go", Old: "case isDelivery && c.Mode == ModeClosing:", New: "case isDelivery && c.Mode == 0:"}},
+		Tests: []Test{{"./projector", "TestGoingLiveLosesDoublesAndMisordersNothing"}},
+	},
+	{
+		Name:  "earlier_not_brought",
+		What:  "with Ordered, a delivery does not bring the earlier events of its stream",
+		Edits: []Edit{{File: "projector/complete.go", Old: "if err == nil && w.opts.Ordered {", New: "if err == nil && w.opts.Ordered && w.reader == nil {"}},
+		Tests: []Test{{"./projector", "TestOrderedBringsWhatWasLost"}},
+		Cells: []string{"broker-loses"},
+	},
+	{
+		Name:  "checkpoint_not_asked",
+		What:  "a delivery at or before the checkpoint is applied again if its marker was deleted",
+		Edits: []Edit{{File: "provider/opening.go", Old: "m.Position <= c.Place.Position", New: "m.Position < 0"}},
+		Tests: []Test{{"./projector", "TestEventsThatAreNotDeliveredAreReadFromTheLog"}},
+	},
+	{
+		Name:  "large_units_after_a_crash",
+		What:  "events that were in flight when a reader crashed run in units of the usual size",
+		Edits: []Edit{{File: "projector/worker.go", Old: "r.worker == w && r.suspects > 0", New: "r.worker == w && r.suspects < 0"}},
+		Tests: []Test{{"./projector", "TestEventsOfACrashedReaderRunInSmallUnits"}},
+	},
+}

@@ -1,0 +1,83 @@
+package main
+
+import (
+	"slices"
+
+	"github.com/kinora-go/kinora/projector"
+)
+
+const (
+	unorderedName = "unordered"
+	unheardName   = "unheard"
+	brokerName    = "broker"
+	orderedName   = "ordered"
+	tenthName     = "tenth"
+)
+
+// arm is a projector with tables of its own.
+type arm struct {
+	name, prefix string
+	opts         projector.Options
+	loses        bool // it must lose events
+	misorders    bool // it must apply events out of order
+}
+
+// armKinds are the projectors that settings.Arms may name.
+var armKinds = map[string]arm{
+	// The exact one brings the events that the broker lost before each delivery.
+	orderedName: {name: exactName, opts: projector.Options{Markers: true, Ordered: true}},
+	exactName:   {name: exactName, opts: projector.Options{Markers: true}},
+	// The topic of this one has no publishers.
+	unheardName:   {name: unheardName, prefix: "unheard_", opts: projector.Options{Markers: true}},
+	unorderedName: {name: unorderedName, prefix: "unordered_", opts: projector.Options{Markers: true}, misorders: true},
+	brokerName:    {name: brokerName, prefix: "broker_", opts: projector.Options{Markers: true, BrokerOnly: true}, loses: true, misorders: true},
+	tenthName:     {name: tenthName, prefix: "tenth_", opts: projector.Options{Markers: true}},
+}
+
+// armNumber is the index of an arm's words in a status.
+func armNumber(name string) int {
+	return slices.Index([]string{exactName, unorderedName, unheardName, brokerName, tenthName, controlName}, name)
+}
+
+// completed implements projector.RunnerObserver.Completed.
+func (w *work) completed(projector, _ string) { w.status.add(wordCompleted+armNumber(projector), 1) }
+
+// addArms creates the tables of arms, and makes judge judge them.
+func (r *run) addArms(names ...string) {
+	for _, name := range names {
+		a := armKinds[name]
+		_, err := r.pool.Exec(r.suite.ctx, `create table `+a.prefix+`sums (like sums including all); create table `+a.prefix+`lists (like lists including all)`)
+		r.must(err)
+		r.arms = append(r.arms, a)
+	}
+}
+
+// judgeArm judges a further arm. The violations that it must have are counted as injected.
+func (r *run) judgeArm(a arm, h history) {
+	m, err := readModel(r.suite.ctx, r.pool, a.prefix)
+	r.must(err)
+	var v verdict
+	judgeModel(h, m, &v)
+	for _, why := range v.reasons {
+		r.trace.printf("verdict %s %s", a.name, why)
+	}
+	if a.loses {
+		r.inject(a.name+"_lost", v.Lost)
+		v.Lost = r.proves(a, "lost", v.Lost)
+	}
+	if a.misorders {
+		r.inject(a.name+"_misordered", v.Misordered)
+		v.Misordered = r.proves(a, "misordered", v.Misordered)
+	}
+	if !v.ok() {
+		r.fail("%s: lost %d, doubled %d, phantom %d, misordered %d: %s", a.name, v.Lost, v.Doubled, v.Phantom, v.Misordered, v.reasons[0])
+	}
+}
+
+// proves fails the cell if an arm that must be wrong is right.
+func (r *run) proves(a arm, what string, n int) int {
+	if n == 0 {
+		r.fail("the arm %s has %s nothing: the cell proves nothing", a.name, what)
+	}
+	return 0
+}

@@ -1,0 +1,60 @@
+package main
+
+import "time"
+
+var moveCell = &cell{
+	name: "move", number: 27,
+	summary: "a projector that is moved between a broker and the log at random moments, one process at a time, under kill -9",
+	full:    3 * time.Minute, short: 8 * time.Second, redelivers: true, byFault: true,
+	requires: []string{"kill_runner", "moved_to_log", "moved_to_broker", "all_on_log"}, run: runMove,
+}
+
+func runMove(r *run) {
+	r.ahead = 20_000 // while all runners read the log, nothing is acked
+	r.server(brokerConfig{Duplicate: 0.05})
+	_, relays, runners := r.startAll(2, 2, func(s *settings) {
+		s.Rate, s.Grace, s.Arms = 300, time.Second, []string{orderedName}
+	})
+	onLog := 0
+	r.during(func() {
+		r.sleep(r.between(300*time.Millisecond, 2*lease))
+		p := runners[r.intn(2)]
+		if r.intn(5) == 0 {
+			relays[r.intn(2)].restart()
+		}
+		clean := r.intn(4) == 0
+		if clean {
+			p.stop(r.drain)
+		} else {
+			p.kill()
+		}
+		if r.intn(4) > 0 {
+			r.move(p, !p.Log, &onLog)
+		}
+		r.must(p.begin())
+	}, r.cell.requires...)
+	for _, p := range runners {
+		if p.Log {
+			p.kill()
+			r.move(p, false, &onLog)
+			r.must(p.begin())
+		}
+		p.awaitReady(30 * time.Second)
+	}
+	r.waitCompleted(10*lease, exactName)
+	r.judge()
+}
+
+// move sets what the next life of a runner reads. onLog is the number of runners that read the log.
+func (r *run) move(p *process, toLog bool, onLog *int) {
+	if p.Log = toLog; toLog {
+		*onLog++
+		r.inject("moved_to_log", 1)
+	} else {
+		*onLog--
+		r.inject("moved_to_broker", 1)
+	}
+	if *onLog == len(r.of(running)) {
+		r.inject("all_on_log", 1)
+	}
+}
