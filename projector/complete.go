@@ -47,6 +47,7 @@ func (r *reader) goLive(ctx, hard context.Context) error {
 			missing[i] = one[0]
 		}
 	}
+	r.failed = 0
 	for msgs := range slices.Chunk(missing, r.batch) {
 		if err := r.complete(ctx, hard, msgs); err != nil {
 			return err
@@ -63,7 +64,6 @@ func (r *reader) goLive(ctx, hard context.Context) error {
 func (r *reader) postpone(ctx context.Context) error {
 	r.closings++
 	r.closeAt = r.runner.cfg.Clock().Add(readMin << min(r.closings, 10))
-	r.failed = 0
 	return r.setMode(ctx, provider.ModeCatchUp)
 }
 
