@@ -112,7 +112,11 @@ func run(ctx context.Context, only string, rounds int, length, open time.Duratio
 	if err != nil {
 		return err
 	}
-	projectors, err := projectorLines(ctx, b)
+	projected, err := newProjectorBed(ctx, b)
+	if err != nil {
+		return err
+	}
+	projectors, err := projected.lines()
 	if err != nil {
 		return err
 	}
@@ -141,6 +145,13 @@ func run(ctx context.Context, only string, rounds int, length, open time.Duratio
 			return err
 		}
 		r.Results = append(r.Results, pruned)
+	}
+	if strings.HasPrefix("latency/append-to-visible", only) {
+		seen, err := projected.visible(ctx, rounds)
+		if err != nil {
+			return err
+		}
+		r.Results = append(r.Results, seen)
 	}
 	if strings.HasPrefix("latency", only) {
 		times, err := latencies(ctx, b)

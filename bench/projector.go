@@ -54,7 +54,7 @@ type projectorBed struct {
 	n   atomic.Int64 // distinguishes the messages of all rounds
 }
 
-func projectorLines(ctx context.Context, b *bed) ([]line, error) {
+func newProjectorBed(ctx context.Context, b *bed) (*projectorBed, error) {
 	db, err := postgres.New(b.pool, nil)
 	if err != nil {
 		return nil, err
@@ -66,7 +66,10 @@ func projectorLines(ctx context.Context, b *bed) ([]line, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &projectorBed{bed: b, db: db, sql: stdlib.OpenDBFromPool(b.pool), log: id.String()}
+	return &projectorBed{bed: b, db: db, sql: stdlib.OpenDBFromPool(b.pool), log: id.String()}, nil
+}
+
+func (p *projectorBed) lines() ([]line, error) {
 	schema := wsql.PublisherConfig{SchemaAdapter: wsql.DefaultPostgreSQLSchema{}, AutoInitializeSchema: true}
 	pub, err := wsql.NewPublisher(p.sql, schema, watermill.NopLogger{})
 	if err != nil {

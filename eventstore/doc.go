@@ -6,6 +6,9 @@
 // does. Appending the same events again succeeds without writing, so a caller
 // who did not get the reply repeats the call.
 //
+// The events of all streams form the log, in the order of their positions. Log reads it from a
+// position or a time on, by category and type, and skips no event.
+//
 // The package does not depend on a database. Providers implement Store. Types
 // maps Go types to stored names. Repository loads an aggregate, calls a function
 // that decides, and appends the events that it returns.

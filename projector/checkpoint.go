@@ -213,7 +213,7 @@ func (r *reader) attach(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.at, r.read, r.asked, r.next, r.verified = to, to.Place.Position, 0, nil, now
+	r.at, r.read, r.asked, r.next, r.verified, r.server = to, to.Place.Position, 0, nil, now, ""
 	if c.Token != (claim.Token{}) && c.Token != to.Token { // that reader did not detach
 		r.suspects = maxBatch
 	}

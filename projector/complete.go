@@ -22,7 +22,7 @@ const (
 // stream, if both commit between two pages. With too many events, or if some of them fail, the
 // projector goes on catching up.
 func (r *reader) goLive(ctx, hard context.Context) error {
-	page, err := r.pageAfter(ctx, provider.LogQuery{
+	page, err := r.pageOn(ctx, provider.LogQuery{
 		After: r.read, Filter: r.filter, Limit: closeLimit, Unsettled: true, NoData: true,
 	})
 	if err != nil {
@@ -47,6 +47,7 @@ func (r *reader) goLive(ctx, hard context.Context) error {
 			missing[i] = one[0]
 		}
 	}
+	r.failed = 0
 	for msgs := range slices.Chunk(missing, r.batch) {
 		if err := r.complete(ctx, hard, msgs); err != nil {
 			return err
@@ -63,7 +64,6 @@ func (r *reader) goLive(ctx, hard context.Context) error {
 func (r *reader) postpone(ctx context.Context) error {
 	r.closings++
 	r.closeAt = r.runner.cfg.Clock().Add(readMin << min(r.closings, 10))
-	r.failed = 0
 	return r.setMode(ctx, provider.ModeCatchUp)
 }
 
@@ -71,10 +71,7 @@ func (r *reader) postpone(ctx context.Context) error {
 // applied, and moves the checkpoint.
 func (r *reader) completePages(ctx, hard context.Context) (more bool, err error) {
 	grace := r.runner.cfg.Grace
-	page, err := r.pageAfter(ctx, provider.LogQuery{After: r.read, Filter: r.filter, Limit: completePage, Age: grace})
-	if err == nil {
-		err = r.check(ctx, &page)
-	}
+	page, err := r.pageOn(ctx, provider.LogQuery{After: r.read, Filter: r.filter, Limit: completePage, Age: grace})
 	if err != nil {
 		return false, err
 	}
@@ -108,7 +105,7 @@ func (r *reader) completePages(ctx, hard context.Context) (more bool, err error)
 // of them.
 func (r *reader) completeUnsettled(ctx, hard context.Context, age time.Duration) (more bool, err error) {
 	r.asked = max(r.asked, r.read)
-	page, err := r.pageAfter(ctx, provider.LogQuery{
+	page, err := r.pageOn(ctx, provider.LogQuery{
 		After: r.asked, Filter: r.filter, Limit: completePage, Age: age, Unsettled: true,
 	})
 	if err != nil {
@@ -310,6 +307,29 @@ func (w *worker) findPositions(ctx context.Context, msgs []*inbound) error {
 		}
 	}
 	return nil
+}
+
+// findLost sets parked messages aside whose events the log no longer has. They were parked behind
+// others before their events were looked up.
+func (w *worker) findLost(ctx context.Context, msgs []*inbound) {
+	if w.reader == nil {
+		return
+	}
+	own := *w.runner.logID.Load()
+	others := slices.DeleteFunc(slices.Clone(msgs), func(m *inbound) bool {
+		lineage, _, named := strings.Cut(m.msg.Metadata[outbox.HeaderLog], "/")
+		return !named || lineage != own.Lineage || m.msg.Metadata[outbox.HeaderLog] == own.String()
+	})
+	for tries := 1; ctx.Err() == nil; tries++ {
+		err := w.findPositions(ctx, others)
+		if err == nil {
+			break
+		}
+		w.backOffUnit(ctx, len(others), tries, err)
+	}
+	for _, m := range others {
+		m.position = 0 // it is not compared with the checkpoint
+	}
 }
 
 // earlier returns the events of the messages' streams that are before them and not applied, in

@@ -1,21 +1,26 @@
-// Package projector applies events to read models, with Options.Markers each event exactly once.
+// Package projector applies events to read models, each event exactly once.
 //
-// A projector is a named set of handlers of one read model. A Runner applies the messages of a
-// Watermill subscriber in units of work. A unit is one transaction, in the store of the read
-// model, over one or more messages. With Options.Markers (deduplication) the unit writes a marker
-// for each message and handler in that transaction. So a message takes effect once, also if it is
-// redelivered, delivered twice at the same moment, or interrupted by a crash. Of two concurrent
-// deliveries one waits for the other, and is then skipped and acked.
+// A projector is a named set of handlers of one read model. A Runner applies events in units of
+// work. A unit is one transaction, in the store of the read model, over one or more events.
+//
+// The source of a runner is the log (FromLog) or a broker (Subscribe, SubscribeEach). From the log,
+// a projector gets all events from Options.From on, and then each new one. The unit also moves the
+// checkpoint of the projector, so an event takes effect once.
+//
+// A broker may deliver a message twice, or never. With Options.Markers (deduplication) the unit
+// writes a marker for each message and handler. So a message takes effect once, also if it is
+// redelivered, delivered twice at the same moment, or interrupted by a crash. The runner also reads
+// the log, RunnerConfig.Grace behind its end, and applies the events that were not delivered. A new
+// projector first catches up with the log. Projector.Lag returns how far a projector is.
 //
 // A unit that fails is rolled back and split. A message that fails alone is parked (as a dead
 // letter): it is stored with its payload and the reason, and acked. It is never dropped. Later
 // messages of its key wait behind it, in order. The runner tries the parked message again until
 // it is applied. After its last attempt it is stuck, and waits for an operator.
 //
-//	var ratings = projector.Define("product-ratings", types, projector.Options{Markers: true},
+//	var ratings = projector.Define("product-ratings", types, projector.Options{},
 //		projector.On("posted", onPosted))
 //
-//	source := projector.Subscribe(subscriber, "review")
-//	runner, err := projector.NewRunner(db, source, projector.RunnerConfig{}, ratings)
-//	err = kinora.Run(ctx, runner, relay)
+//	runner, err := projector.NewRunner(db, projector.FromLog(db), projector.RunnerConfig{}, ratings)
+//	err = kinora.Run(ctx, runner)
 package projector

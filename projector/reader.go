@@ -138,6 +138,8 @@ func (r *reader) serve(ctx, hard context.Context) error {
 			return nil
 		case errors.Is(err, provider.ErrFenced), errors.Is(err, ErrLogChanged):
 			return err
+		case errors.Is(err, errServer):
+			pause = readMin
 		case err != nil:
 			r.reportError(err)
 			pause, _ = r.runner.cfg.Retry.Delay(tries)
@@ -283,17 +285,33 @@ func (r *reader) pageAfter(ctx context.Context, q provider.LogQuery) (provider.L
 	return r.log.LogPage(ctx, q)
 }
 
-// check compares the log with the checkpoint if the page is of another server or history than the
-// one before.
+// errServer: the page was read from another server than the one before it.
+var errServer = errors.New("the server of the log was restarted or replaced")
+
+// check is called with each page before it is applied. If the server has changed, the log may be an
+// older one: the reader compares its checkpoint with the log, and begins there again.
 func (r *reader) check(ctx context.Context, page *provider.LogPage) error {
 	if page.Server == r.server {
 		return nil
 	}
-	err := r.verify(ctx, r.at)
-	if err == nil {
-		r.server = page.Server
+	if err := r.verify(ctx, r.at); err != nil {
+		return err
 	}
-	return err
+	isFirst := r.server == ""
+	if r.server = page.Server; isFirst {
+		return nil
+	}
+	r.read, r.asked, r.next = r.at.Place.Position, 0, nil
+	return errServer
+}
+
+// pageOn returns a page that was checked.
+func (r *reader) pageOn(ctx context.Context, q provider.LogQuery) (provider.LogPage, error) {
+	page, err := r.pageAfter(ctx, q)
+	if err == nil {
+		err = r.check(ctx, &page)
+	}
+	return page, err
 }
 
 // accept returns the events that the projector takes.

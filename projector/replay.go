@@ -88,6 +88,7 @@ func (w *worker) replay(ctx, hard context.Context, rows []*inbound) (progress bo
 			failed = append(failed, m)
 		}
 	}
+	w.findLost(ctx, waiting)
 	for msgs := range slices.Chunk(waiting, w.batch) {
 		progress = w.apply(ctx, hard, msgs) || progress
 	}

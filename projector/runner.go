@@ -103,6 +103,7 @@ func (r *Runner) Running() <-chan struct{} { return r.running }
 //   - outbox.ErrDrain: that took longer than RunnerConfig.Drain. Units in flight are canceled,
 //     rolled back, and not acked.
 //   - ErrHalted: a projector with Halt has a stuck message, at the start or later.
+//   - ErrLogChanged: the log is not the one of a checkpoint, or no longer has its event.
 //   - It also returns an error if the store is not ready, for example not migrated, if a
 //     subscription fails or ends by itself, and on a second call.
 func (r *Runner) Run(ctx context.Context) error {

@@ -1,13 +1,18 @@
 // Package provider has the interfaces that a store implements for projectors and relays.
 //
 // Applications need not import this package: packages projector and outbox have aliases of the types
-// that they use. The fields and methods of these types are documented here. The author of a store for projectors implements four small interfaces:
+// that they use. The fields and methods of these types are documented here. The author of a store
+// for projectors implements six small interfaces:
 //
 //   - Units: one transaction over messages of a projector, with their markers and parked
 //     messages.
 //   - Parking: the queues of messages that could not be applied.
 //   - Liveness: which runners are alive, and which messages they have in flight.
 //   - Records: what happened to messages, and deleting old rows.
+//   - Progress: how far each projector has applied the log.
+//   - claim.Leases: which process reads the log for a projector.
+//
+// A store of events also implements Log, which reads the events in pages.
 //
 // A store that has only Units, such as Redis, is combined with another one: see Combine. A store
 // for relays implements Outbox. Package providertest has a conformance suite for each interface.

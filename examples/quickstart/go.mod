@@ -2,12 +2,10 @@ module github.com/kinora-go/kinora/examples/quickstart
 
 go 1.26.0
 
-require (
-	github.com/ThreeDotsLabs/watermill v1.5.1
-	github.com/kinora-go/kinora v0.0.0
-)
+require github.com/kinora-go/kinora v0.0.0
 
 require (
+	github.com/ThreeDotsLabs/watermill v1.5.1 // indirect
 	github.com/dustin/go-humanize v1.1.0 // indirect
 	github.com/go-json-experiment/json v0.0.0-20260820222146-c27c302e5fc3 // indirect
 	github.com/google/uuid v1.6.0 // indirect

@@ -8,12 +8,8 @@ import (
 	"fmt"
 	"log"
 
-	"github.com/ThreeDotsLabs/watermill"
-	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
-
 	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/eventstore"
-	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
@@ -46,7 +42,7 @@ func (r *Review) Post(product, author string, stars int) ([]any, error) {
 }
 
 // A handler updates the read model in the transaction that it is given. The same transaction
-// writes the marker that makes a redelivery harmless.
+// records how far the projector has read, so each event takes effect exactly once.
 func onPosted(ctx context.Context, tx *sql.Tx, e eventstore.Event[ReviewPosted]) error {
 	_, err := tx.ExecContext(ctx, `
 		insert into ratings (product, reviews, stars) values (?1, 1, ?2)
@@ -55,15 +51,15 @@ func onPosted(ctx context.Context, tx *sql.Tx, e eventstore.Event[ReviewPosted])
 	return err
 }
 
-var ratings = projector.Define("product-ratings", types, projector.Options{Markers: true},
+var ratings = projector.Define("product-ratings", types, projector.Options{},
 	projector.On("posted", onPosted)) // stored as "product-ratings/posted": keep the names
 
 func run(ctx context.Context, path string) (err error) {
-	db, err := sqlite.Open(ctx, path, &sqlite.Config{Route: outbox.ByCategory})
+	db, err := sqlite.Open(ctx, path, nil)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, db.Close()) }()
+	defer func() { err = errors.Join(err, db.Close()) }() // after the runner has stopped
 	if err := db.Migrate(ctx); err != nil {
 		return err
 	}
@@ -72,21 +68,20 @@ func run(ctx context.Context, path string) (err error) {
 		return err
 	}
 
-	// An in-memory broker must wait for acks. Otherwise the relay would mark messages as published
-	// that the broker loses in a crash.
-	broker := gochannel.NewGoChannel(gochannel.Config{BlockPublishUntilSubscriberAck: true}, watermill.NopLogger{})
-	reviews, err1 := eventstore.NewRepository(db, types, "review", func(string) *Review { return &Review{} }, nil)
-	runner, err2 := projector.NewRunner(db, projector.Subscribe(broker, "review"), projector.RunnerConfig{}, ratings)
-	relay, err3 := outbox.NewRelay(db, broker, nil)
-	if err := errors.Join(err1, err2, err3); err != nil {
-		return err
-	}
-	app, err := kinora.Start(ctx, runner, relay) // consumers come first
+	reviews, err := eventstore.NewRepository(db, types, "review", func(string) *Review { return &Review{} }, nil)
 	if err != nil {
 		return err
 	}
-	// The relay stops first, and the database closes last.
-	defer func() { err = errors.Join(err, app.Stop(), broker.Close()) }()
+	// The runner reads all events from the log, and then each new one.
+	runner, err := projector.NewRunner(db, projector.FromLog(db), projector.RunnerConfig{}, ratings)
+	if err != nil {
+		return err
+	}
+	app, err := kinora.Start(ctx, runner)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, app.Stop()) }()
 
 	id := eventstore.JoinID("42", "ann")
 	at, err := reviews.Update(ctx, id, func(r *Review) ([]any, error) { return r.Post("42", "ann", 5) })

@@ -8,6 +8,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
+
+	"github.com/kinora-go/kinora/outbox"
 )
 
 // broker carries messages from the relay to the runner.
@@ -24,10 +26,21 @@ type unconsumedCounter interface {
 	unconsumed(ctx context.Context) (int64, error)
 }
 
+// The values of --broker.
 const (
+	noneKind   = "none"
 	memoryKind = "memory"
 	sqlKind    = "sql"
 )
+
+// routeFor returns the topics of events. Without a broker they have none, and so no entries in the
+// outbox.
+func routeFor(broker string) outbox.Route {
+	if broker == noneKind {
+		return nil
+	}
+	return outbox.ByCategory
+}
 
 // checkBroker checks the flags before anything is opened.
 func checkBroker(kind string, d database) error {

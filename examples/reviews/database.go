@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/url"
 	"strings"
+
+	"github.com/kinora-go/kinora/outbox"
 )
 
 // database is the value of --db.
@@ -48,13 +50,13 @@ func (d database) flag() string {
 	return d.String()
 }
 
-// create opens the database, and creates or updates its tables.
-func (d database) create(ctx context.Context) (serviceStore, error) {
-	switch d.kind {
+// create opens the database, and creates or updates its tables. broker is the value of --broker.
+func (d database) create(ctx context.Context, broker string) (serviceStore, error) {
+	switch route := routeFor(broker); d.kind {
 	case "sqlite":
-		return createSQLite(ctx, d.path, sqliteModel{})
+		return createSQLite(ctx, d.path, route, sqliteModel{})
 	case "postgres":
-		return createPostgres(ctx, d.path, postgresModel{})
+		return createPostgres(ctx, d.path, route, postgresModel{})
 	}
 	return nil, d.errUnsupported()
 }
@@ -78,9 +80,9 @@ func (d database) errUnsupported() error {
 func (d database) createDemo(ctx context.Context) (demoStore, error) {
 	switch d.kind {
 	case "sqlite":
-		return createSQLite(ctx, d.path, sqliteModel{exactPrefix}, sqliteModel{controlPrefix})
+		return createSQLite(ctx, d.path, outbox.ByCategory, sqliteModel{exactPrefix}, sqliteModel{controlPrefix})
 	case "postgres":
-		return createPostgres(ctx, d.path, postgresModel{exactPrefix}, postgresModel{controlPrefix})
+		return createPostgres(ctx, d.path, outbox.ByCategory, postgresModel{exactPrefix}, postgresModel{controlPrefix})
 	}
 	return newMemory()
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/examples/reviews/review"
+	"github.com/kinora-go/kinora/outbox"
 )
 
 type demoCmd struct {
@@ -114,6 +115,22 @@ func checkUnused(ctx context.Context, db demoStore) error {
 	return err
 }
 
+// checkApplied returns an error if there are abandoned entries or parked messages.
+func checkApplied(ctx context.Context, s store) error {
+	counts, err := s.StatusCounts(ctx, outbox.Abandoned)
+	if err != nil {
+		return err
+	}
+	parked, err := s.ParkedCount(ctx, "")
+	if err != nil {
+		return err
+	}
+	if counts[outbox.Abandoned] > 0 || parked > 0 {
+		return fmt.Errorf("%d outbox entries are abandoned, and %d messages are parked", counts[outbox.Abandoned], parked)
+	}
+	return nil
+}
+
 // demo is one run of the demo.
 type demo struct {
 	*demoCmd
@@ -205,8 +222,11 @@ func (d *demo) issueAndWait(ctx context.Context) error {
 	}
 	d.logf("all commands issued: %d accepted, %d rejected, %d events", d.commander.tally.accepted,
 		d.commander.tally.rejected, d.commander.events.Load())
-	// No channel for the end of the pipeline: ctx ends with the worker.
-	if err := waitCaughtUp(ctx, d.db, d.broker, nil, func(int64) {}); err != nil {
+	// ctx ends with the worker.
+	if err := waitPublished(ctx, d.db); err != nil {
+		return err
+	}
+	if err := waitDrained(ctx, d.broker, d.db); err != nil {
 		return err
 	}
 	d.logf("all events are published and acked; delivering the last copies")

@@ -25,14 +25,15 @@ const (
 
 // newDemoRunner returns a runner with the service's projector twice: the same deliveries and
 // handlers, and different tables. One projector has markers. The other, the control, has none and
-// shows the effect of duplicates.
+// shows the effect of duplicates. BrokerOnly: neither reads the log, so that all depends on the
+// deliveries.
 func newDemoRunner[Tx any](db provider.Provider[Tx], src projector.Source, t *trace, exact, control readModel[Tx]) (*projector.Runner, error) {
 	return projector.NewRunner(tracedUnits[Tx]{db, t}, src, projector.RunnerConfig{
 		Lease: time.Second,                 // how soon a killed worker's runner counts as dead
 		Retry: claim.Backoff{Attempts: -1}, // a kill counts as an attempt, and the demo kills on purpose
 	},
 		productReviews("demo-control", projector.Options{}, control),
-		productReviews("demo-exactly-once", projector.Options{Markers: true}, exact))
+		productReviews("demo-exactly-once", projector.Options{Markers: true, BrokerOnly: true}, exact))
 }
 
 // role is the task of a worker.
@@ -126,6 +127,19 @@ const drainTimeout = time.Minute
 // parkedCounter counts the parked messages of a store.
 type parkedCounter interface {
 	ParkedCount(ctx context.Context, projector string) (int64, error)
+}
+
+// waitPublished waits until every outbox entry is published.
+func waitPublished(ctx context.Context, s outbox.Inspector) error {
+	for {
+		counts, err := s.StatusCounts(ctx, outbox.Pending, outbox.Claimed, outbox.Failed)
+		if err != nil || counts[outbox.Pending]+counts[outbox.Claimed]+counts[outbox.Failed] == 0 {
+			return err
+		}
+		if err := sleep(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+	}
 }
 
 // waitDrained waits until every published message is acked and no message is parked.

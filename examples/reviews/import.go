@@ -30,8 +30,8 @@ type badLinesError struct{ n int64 }
 func (e badLinesError) Error() string { return fmt.Sprintf("%d bad lines", e.n) }
 func (e badLinesError) ExitCode() int { return 2 }
 
-// Run imports a file. Each line is a command, and the read model is updated at the same time. The
-// import may be killed at any moment and run again: imported lines change nothing.
+// Run imports a file. Each line is a command. After the last line the read model is brought up to
+// date. The import may be killed at any moment and run again: imported lines change nothing.
 func (c *importCmd) Run(ctx context.Context) (err error) {
 	file, err := os.Open(c.File)
 	if err != nil {
@@ -45,17 +45,18 @@ func (c *importCmd) Run(ctx context.Context) (err error) {
 	if im.lines, err = newLines(im); err != nil {
 		return fmt.Errorf("read %s: %w", c.File, err)
 	}
-	db, err := c.DB.create(ctx)
+	db, err := c.DB.create(ctx, c.Broker)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
-	if err := im.importAll(ctx, c.DB, c.pipelineFlags, db); err != nil {
+	stuck, err := im.importAll(ctx, c.DB, c.pipelineFlags, db)
+	if err != nil {
 		return err
 	}
 	fmt.Println(im)
-	if err := checkApplied(ctx, db); err != nil {
-		return err
+	if stuck > 0 {
+		return errStuck(stuck)
 	}
 	if n := im.bad.Load(); c.Strict && n > 0 {
 		return badLinesError{n}
@@ -77,30 +78,36 @@ func (im *importer) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (im *importer) importAll(ctx context.Context, d database, flags pipelineFlags, db serviceStore) (err error) {
-	pipe, err := flags.start(ctx, d, db)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, pipe.Stop()) }()
+func (im *importer) importAll(ctx context.Context, d database, flags pipelineFlags, db serviceStore) (stuck int, err error) {
 	defer im.show()()
 	if err = im.runAll(ctx, db); err == nil {
-		err = waitCaughtUp(ctx, db, pipe, pipe.done, im.open.Store)
+		stuck, err = im.apply(ctx, d, flags, db)
 	}
 	switch {
 	case err == nil:
-		return nil
+		return stuck, nil
 	case ctx.Err() != nil:
-		return errors.New("interrupted: run the same import again to continue")
+		return 0, errors.New("interrupted: run the same import again to continue")
 	default:
-		return fmt.Errorf("import stopped after line %d: %w", im.line.Load(), err)
+		return 0, fmt.Errorf("import stopped after line %d: %w", im.line.Load(), err)
 	}
 }
 
-// Limits of the lines that share a transaction, and so one write to the disk. They are low because
-// the read model's units of work wait for the transaction.
+// apply brings the read model up to date. It starts after the last line: then the runner applies
+// large batches, and does not compete with the lines for the disk.
+func (im *importer) apply(ctx context.Context, d database, flags pipelineFlags, db serviceStore) (stuck int, err error) {
+	pipe, err := flags.start(ctx, d, db)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, pipe.Stop()) }()
+	return waitCaughtUp(ctx, db, pipe.Ended(), im.open.Store)
+}
+
+// Limits of the lines that share a transaction, and so one write to the disk. A service on the same
+// file waits for the transaction.
 const (
-	linesPerTx = 100
+	linesPerTx = 500
 	bytesPerTx = 1 << 20 // the last line may exceed this
 )
 

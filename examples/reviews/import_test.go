@@ -15,13 +15,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/examples/reviews/review"
+	"github.com/kinora-go/kinora/projector"
 )
 
 const (
 	countEvents  = `select count(*) from kinora_events`
-	countApplied = `select count(*) from kinora_outbox where status = 'published'`
-	countOpen    = `select count(*) from kinora_outbox where open = 1`
+	countEntries = `select count(*) from kinora_outbox`
+	countApplied = `select coalesce(sum(position), 0) from kinora_checkpoints`
 )
 
 // generateFile writes a file of generated lines and returns its path and the numbers of the bad
@@ -111,7 +112,8 @@ func TestImport(t *testing.T) {
 	}
 	require.Equal(t, expectedReport(t, path, bad), report(t, db))
 	events := queryInt(t, db, countEvents)
-	require.Zero(t, queryInt(t, db, countOpen))
+	require.Zero(t, queryInt(t, db, countEntries), "without a broker there are no outbox entries")
+	require.Equal(t, events, queryInt(t, db, countApplied))
 	require.Equal(t, queryInt(t, db, `select count(*) from latest_reviews`), queryInt(t, db, `select sum(reviews) from ratings`))
 
 	again := reviews(t, "import", "--db", "sqlite:"+db, "--strict", path)
@@ -130,23 +132,26 @@ func TestImportGzip(t *testing.T) {
 	require.Empty(t, bad)
 	db := filepath.Join(t.TempDir(), "reviews.db")
 	// Run in this process, where the race detector sees it.
-	c := &importCmd{DB: database{kind: "sqlite", path: db}, File: zipped, Strict: true, pipelineFlags: pipelineFlags{memoryKind, true}}
+	c := &importCmd{DB: database{kind: "sqlite", path: db}, File: zipped, Strict: true, pipelineFlags: inProcess}
 	require.NoError(t, c.Run(t.Context()))
 	require.Equal(t, expectedReport(t, plain, nil), report(t, db))
 }
 
-// TestImportKilled: an import that is killed halfway and run again gives the expected report, and
-// soon takes over the claims of the killed process.
+// TestImportKilled: an import that is killed while it reads the file, and again while it updates
+// the read model, gives the expected report when it is run again.
 func TestImportKilled(t *testing.T) {
 	t.Parallel()
-	path, bad := generateFile(t, 6000, "-seed", "9")
+	path, bad := generateFile(t, 20_000, "-seed", "9")
 	db := filepath.Join(t.TempDir(), "reviews.db")
-	cmd := exec.Command(reviewsBin, "import", "--db", "sqlite:"+db, path)
-	require.NoError(t, cmd.Start())
-	waitApplied(t, db, 500)
-	require.NoError(t, cmd.Process.Kill())
-	require.Error(t, cmd.Wait())
-	applied := queryInt(t, db, countApplied)
+	for _, progress := range []string{countEvents, countApplied} {
+		cmd := exec.Command(reviewsBin, "import", "--db", "sqlite:"+db, path)
+		require.NoError(t, cmd.Start())
+		waitUntil(t, db, progress, 500)
+		require.NoError(t, cmd.Process.Kill())
+		require.Error(t, cmd.Wait())
+		applied, events := queryInt(t, db, countApplied), queryInt(t, db, countEvents)
+		require.Less(t, applied, events, "the import was killed halfway")
+	}
 
 	start := time.Now()
 	o := reviews(t, "import", "--db", "sqlite:"+db, path)
@@ -154,12 +159,32 @@ func TestImportKilled(t *testing.T) {
 	require.Less(t, time.Since(start), time.Minute)
 	require.Equal(t, expectedReport(t, path, bad), report(t, db))
 	events := queryInt(t, db, countEvents)
-	require.Less(t, applied, events, "the import was killed halfway")
 	require.Equal(t, queryInt(t, db, countApplied), events)
 
 	o = reviews(t, "import", "--db", "sqlite:"+db, path)
 	require.Zero(t, o.code, o.stderr)
 	require.Equal(t, events, queryInt(t, db, countEvents))
+}
+
+// TestImportChangesBroker: imports over a broker and from the log, by turns, apply each event once.
+func TestImportChangesBroker(t *testing.T) {
+	t.Parallel()
+	db, all := filepath.Join(t.TempDir(), "reviews.db"), filepath.Join(t.TempDir(), "all.json")
+	var text []byte
+	numbers := map[int]bool{}
+	for i, broker := range []string{noneKind, memoryKind, noneKind, memoryKind} {
+		path, bad := generateFile(t, 600, "-seed", fmt.Sprint(20+i))
+		o := reviews(t, "import", "--db", "sqlite:"+db, "--broker", broker, path)
+		require.Zero(t, o.code, o.stderr)
+		part, err := os.ReadFile(path)
+		require.NoError(t, err)
+		text = append(text, part...)
+		for n := range bad {
+			numbers[600*i+n] = true
+		}
+		require.NoError(t, os.WriteFile(all, text, 0o600))
+		require.Equal(t, expectedReport(t, all, numbers), report(t, db), broker)
+	}
 }
 
 // TestImportRefuses: invalid arguments fail with the reason and create no file.
@@ -189,8 +214,9 @@ func TestImportRefuses(t *testing.T) {
 	require.Empty(t, report(t, db))
 }
 
-// TestImportReportsUnappliedEvents: an import fails if the read model lacks events.
-func TestImportReportsUnappliedEvents(t *testing.T) {
+// TestImportReportsStuckEvents: an import waits for messages that are tried again, and fails if one
+// is stuck.
+func TestImportReportsStuckEvents(t *testing.T) {
 	t.Parallel()
 	path := importFile(t, fourReviews)
 	empty := filepath.Join(t.TempDir(), "empty")
@@ -198,24 +224,43 @@ func TestImportReportsUnappliedEvents(t *testing.T) {
 	again := func() outcome { return reviews(t, "import", "--db", "sqlite:"+path, empty) }
 	require.Zero(t, again().code)
 
-	db, err := createSQLite(t.Context(), path)
+	db, err := createSQLite(t.Context(), path, nil)
 	require.NoError(t, err)
-	require.NoError(t, db.inTx(t.Context(), func(tx eventstore.TxStore) error {
-		_, err := tx.Append(t.Context(), "review-x-y", eventstore.NoStream, []eventstore.Draft{
-			{ID: "0190a6f0-0000-7000-8000-000000000000", Type: "review.unheard_of", Schema: 1, Data: []byte(`{}`)},
-		})
-		return err
-	}))
+	defer func() { require.NoError(t, db.Close()) }()
+	commands, err := review.NewCommands(db)
+	require.NoError(t, err)
+	// The handler fails for ann, and is tried five times.
+	_, err = db.SQL().ExecContext(t.Context(),
+		`create trigger refuse before insert on latest_reviews when new.author = 'ann' begin select raise(abort, 'no'); end`)
+	require.NoError(t, err)
+	for _, stars := range []int{1, 2} {
+		_, err = commands.Post(t.Context(), "x", "ann", review.Content{Stars: stars}, time.Unix(int64(stars), 0))
+		require.NoError(t, err)
+	}
 	o := again()
 	require.Equal(t, 1, o.code)
-	require.Contains(t, o.stderr, "0 outbox entries are abandoned, 1 messages are parked")
+	require.Contains(t, o.stderr, "waiting for parked messages that are tried again")
+	require.Contains(t, o.stderr, "2 messages are stuck, or wait behind a stuck one")
 
-	_, err = db.SQL().ExecContext(t.Context(), `update kinora_outbox set status = 'abandoned', open = 1 where id = 1`)
+	// With the cause removed and the attempts reset, the next import applies both.
+	_, err = db.SQL().ExecContext(t.Context(), `drop trigger refuse`)
 	require.NoError(t, err)
-	require.NoError(t, db.Close())
+	_, err = projector.Replay(t.Context(), db, projector.ParkedFilter{}, projector.Decision{By: "ann", Reason: "test"})
+	require.NoError(t, err)
 	o = again()
-	require.Equal(t, 1, o.code)
-	require.Contains(t, o.stderr, "1 outbox entries are abandoned, 1 messages are parked")
+	require.Zero(t, o.code, o.stderr)
+	require.Equal(t, 2, queryInt(t, path, `select stars from latest_reviews where product = 'x'`))
+}
+
+// TestImportWaitsForWaitingMessages: a message that is tried again later is not an error, and the
+// wait for it is bounded.
+func TestImportWaitsForWaitingMessages(t *testing.T) {
+	t.Parallel()
+	r := retries{patience: 20 * time.Millisecond}
+	require.NoError(t, r.check(2))
+	require.Eventually(t, func() bool { return r.check(2) != nil }, time.Minute, time.Millisecond)
+	require.ErrorContains(t, r.check(2), "2 messages are tried again, and none was applied for 20ms")
+	require.NoError(t, r.check(1), "one was applied")
 }
 
 // TestImportInterrupted: Ctrl-C stops an import at once and cleanly, and the next import continues.
@@ -227,24 +272,23 @@ func TestImportInterrupted(t *testing.T) {
 	cmd := exec.Command(reviewsBin, "import", "--db", "sqlite:"+db, path)
 	cmd.Stderr = &stderr
 	require.NoError(t, cmd.Start())
-	waitApplied(t, db, 100)
+	waitUntil(t, db, countEvents, 100)
 	require.NoError(t, cmd.Process.Signal(os.Interrupt))
 	require.Error(t, cmd.Wait())
 	require.Equal(t, 1, cmd.ProcessState.ExitCode())
 	require.Contains(t, stderr.String(), "interrupted")
-	require.Zero(t, queryInt(t, db, `select count(*) from kinora_outbox where status = 'claimed'`), "claims are released")
 
 	o := reviews(t, "import", "--db", "sqlite:"+db, path)
 	require.Zero(t, o.code, o.stderr)
 	require.Equal(t, expectedReport(t, path, bad), report(t, db))
 }
 
-// waitApplied waits until an import in another process has applied some events.
-func waitApplied(t *testing.T, db string, events int) {
+// waitUntil waits until a count of an import in another process is larger than a number.
+func waitUntil(t *testing.T, db, count string, more int) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		_, err := os.Stat(db + "-wal")
 		return err == nil && queryInt(t, db, `select count(*) from sqlite_master where name = 'latest_reviews'`) == 1 &&
-			queryInt(t, db, countApplied) > events
-	}, time.Minute, 5*time.Millisecond)
+			queryInt(t, db, count) > more
+	}, time.Minute, time.Millisecond)
 }

@@ -5,15 +5,18 @@ import (
 	"cmp"
 	"context"
 	"embed"
+	"errors"
 	"html/template"
 	"net/http"
 	"net/url"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/examples/reviews/review"
 	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
 )
 
 //go:embed web
@@ -30,8 +33,7 @@ var templates = template.Must(template.New("").Funcs(template.FuncMap{
 // page serves the web page. Without JavaScript everything except the live part works.
 type page struct {
 	*api
-	live       *live
-	unconsumed func(context.Context) (int64, error) // counts the messages that are not acked yet
+	live *live
 }
 
 func (p *page) routes(mux *http.ServeMux) {
@@ -67,7 +69,9 @@ type view struct {
 	First, Next       string // URLs; empty if there is no such page
 	Product           string // the product whose reviews are shown; empty: all products
 	Latest            []currentReview
-	Pending           int64 // events that the read model does not show yet
+	Lag               projector.Lag // how far the read model is behind the events
+	Behind            time.Duration // the age of the oldest of them, in whole seconds
+	NoRunner          bool          // no process has ever updated the read model: there is no lag
 	Abandoned, Parked int64
 	Trouble           bool // the database does not answer: the fields above are not set
 	Form              form
@@ -104,17 +108,19 @@ func (p *page) view(ctx context.Context, key pageKey) (v view, err error) {
 	return v, p.pipeline(ctx, &v)
 }
 
-// pipeline sets the counts of pending, abandoned and parked events.
+// pipeline sets the lag, and the counts of abandoned and parked messages.
 func (p *page) pipeline(ctx context.Context, v *view) error {
-	counts, err := p.db.StatusCounts(ctx, outbox.Pending, outbox.Claimed, outbox.Failed, outbox.Held, outbox.Abandoned)
+	lag, err := lagOf(ctx, p.db)
+	if v.NoRunner = errors.Is(err, projector.ErrNoCheckpoint); err != nil && !v.NoRunner {
+		return err
+	}
+	if v.Lag = lag; !lag.Oldest.IsZero() {
+		v.Behind = max(p.clock().Sub(lag.Oldest), 0).Round(time.Second)
+	}
+	counts, err := p.db.StatusCounts(ctx, outbox.Abandoned)
 	if err != nil {
 		return err
 	}
-	v.Pending, err = p.unconsumed(ctx)
-	if err != nil {
-		return err
-	}
-	v.Pending += counts[outbox.Pending] + counts[outbox.Claimed] + counts[outbox.Failed] + counts[outbox.Held]
 	v.Abandoned = counts[outbox.Abandoned]
 	v.Parked, err = p.db.ParkedCount(ctx, "")
 	return err

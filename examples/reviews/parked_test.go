@@ -27,7 +27,7 @@ import (
 func TestPoisonSkipped(t *testing.T) {
 	t.Parallel()
 	onEachDatabase(t, func(t *testing.T, d database) {
-		s := startService(t, d, inProcess, 20*time.Second)
+		s := startService(t, d, overMemory, 20*time.Second)
 		s.enqueuePoison("review-tea-ann")
 		s.eventuallyParked(1)
 		a := s.post("tea", "ann", 5)

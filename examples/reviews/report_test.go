@@ -112,15 +112,15 @@ func TestReportRefuses(t *testing.T) {
 func withdraw(t *testing.T, path, product, author string) {
 	t.Helper()
 	d := database{kind: "sqlite", path: path}
-	db, err := d.create(t.Context())
+	db, err := d.create(t.Context(), noneKind)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, db.Close()) }()
 	commands, err := review.NewCommands(db)
 	require.NoError(t, err)
-	pipe, err := pipelineFlags{memoryKind, true}.start(t.Context(), d, db)
+	pipe, err := inProcess.start(t.Context(), d, db)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, pipe.Stop()) }()
-	_, err = commands.Withdraw(t.Context(), product, author, time.Now())
+	at, err := commands.Withdraw(t.Context(), product, author, time.Now())
 	require.NoError(t, err)
-	require.NoError(t, waitCaughtUp(t.Context(), db, pipe, pipe.done, func(int64) {}))
+	require.NoError(t, db.wait(t.Context(), at))
 }

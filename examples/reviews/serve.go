@@ -38,7 +38,7 @@ func (c *serveCmd) Run(ctx context.Context) (err error) {
 	if err := c.check(c.DB); err != nil {
 		return err
 	}
-	db, err := c.DB.create(ctx)
+	db, err := c.DB.create(ctx, c.Broker)
 	if err != nil {
 		return err
 	}
@@ -68,7 +68,7 @@ func (c *serveCmd) Run(ctx context.Context) (err error) {
 	fmt.Fprintf(os.Stderr, "reviews: http://%s on %s\n", listener.Addr(), c.DB)
 	select {
 	case <-ctx.Done():
-	case <-pipe.done: // Stop returns the reason
+	case <-pipe.Ended(): // Stop returns the reason
 		slog.Error("pipeline ended unexpectedly")
 	case err := <-served:
 		return err
@@ -93,7 +93,7 @@ func newService(
 		return nil, err
 	}
 	a := &api{db: db, commands: commands, clock: time.Now, strongWait: strongWait, stopping: stopping}
-	p := &page{api: a, unconsumed: pipe.unconsumed}
+	p := &page{api: a}
 	p.live = newLive(stopping.Done(), p.fragment)
 	mux := http.NewServeMux()
 	a.routes(mux)
@@ -118,7 +118,7 @@ func ready(w http.ResponseWriter, r *http.Request, db serviceStore, pipe *pipeli
 	select {
 	case <-stopping:
 		return notReady("the service is stopping")
-	case <-pipe.done:
+	case <-pipe.Ended():
 		return notReady("the pipeline has ended")
 	default:
 	}

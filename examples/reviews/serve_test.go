@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/kinora-go/kinora"
 )
 
 // databases returns a new database of each kind that the service supports.
@@ -52,7 +54,7 @@ type testService struct {
 // startService starts a service. With --no-pipeline no events reach the read model.
 func startService(t *testing.T, d database, flags pipelineFlags, strongWait time.Duration) *testService {
 	t.Helper()
-	db, err := d.create(t.Context())
+	db, err := d.create(t.Context(), flags.Broker)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = db.Close() })
 	pipe, err := flags.start(t.Context(), d, db)
@@ -74,7 +76,8 @@ func newTestServer(t *testing.T, h http.Handler) (url string) {
 }
 
 var (
-	inProcess = pipelineFlags{Broker: "memory", Pipeline: true}
+	inProcess  = pipelineFlags{Broker: noneKind, Pipeline: true}
+	overMemory = pipelineFlags{Broker: memoryKind, Pipeline: true}
 )
 
 // answer is an HTTP response.
@@ -251,6 +254,13 @@ func TestServeRefuses(t *testing.T) {
 	}
 }
 
+// endedService is a service that ends by itself.
+type endedService struct{}
+
+func (endedService) Run(context.Context) error { return nil }
+
+func (endedService) Running() <-chan struct{} { return nil }
+
 func TestReady(t *testing.T) {
 	t.Parallel()
 	onEachDatabase(t, func(t *testing.T, db database) {
@@ -266,12 +276,17 @@ func TestReady(t *testing.T) {
 		requireStatus("/healthz", http.StatusOK)
 
 		s = startService(t, db, inProcess, time.Second)
-		require.NoError(t, s.pipe.Stop())
+		ended, err := kinora.Start(t.Context(), endedService{})
+		require.NoError(t, err)
+		<-ended.Ended()
+		handler, err := newService(t.Context(), s.db, &pipeline{Group: ended}, time.Second, "127.0.0.1:0")
+		require.NoError(t, err)
+		s.url = newTestServer(t, handler)
 		requireStatus("/readyz", http.StatusServiceUnavailable)
 
 		s = startService(t, db, inProcess, time.Second)
 		require.NoError(t, s.pipe.Stop())
-		requireStatus("/readyz", http.StatusServiceUnavailable)
+		requireStatus("/readyz", http.StatusOK)
 		require.NoError(t, s.db.Close())
 		requireStatus("/readyz", http.StatusServiceUnavailable)
 		requireStatus("/healthz", http.StatusOK)

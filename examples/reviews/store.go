@@ -28,6 +28,7 @@ type store interface {
 // serviceStore is a store with the read models of the service.
 type serviceStore interface {
 	store
+	projector.State
 	// runner returns a runner of the read models.
 	runner(src projector.Source) (*projector.Runner, error)
 	// applyParked applies parked messages that are due.
@@ -38,6 +39,9 @@ type serviceStore interface {
 	inTx(ctx context.Context, fn func(tx eventstore.TxStore) error) error
 	// wait returns when the read models show the appended events.
 	wait(ctx context.Context, at eventstore.Appended) error
+	// lag returns how far the read models are behind the events. It returns
+	// projector.ErrNoCheckpoint if no runner has started yet.
+	lag(ctx context.Context) (projector.Lag, error)
 
 	// products returns the ratings of products with reviews, sorted by product: at most limit
 	// products after the given one.

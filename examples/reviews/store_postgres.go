@@ -26,8 +26,8 @@ var (
 )
 
 // createPostgres connects and creates missing tables.
-func createPostgres(ctx context.Context, dsn string, models ...postgresModel) (*postgresStore, error) {
-	db, err := postgres.Open(ctx, dsn, &postgres.Config{Route: outbox.ByCategory})
+func createPostgres(ctx context.Context, dsn string, route outbox.Route, models ...postgresModel) (*postgresStore, error) {
+	db, err := postgres.Open(ctx, dsn, &postgres.Config{Route: route})
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +46,7 @@ func createPostgres(ctx context.Context, dsn string, models ...postgresModel) (*
 
 // openPostgres opens a database that createPostgres prepared. It creates nothing.
 func openPostgres(ctx context.Context, dsn string) (*postgresStore, error) {
-	db, err := postgres.Open(ctx, dsn, &postgres.Config{Route: outbox.ByCategory})
+	db, err := postgres.Open(ctx, dsn, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -71,7 +71,7 @@ func (s *postgresStore) inTx(ctx context.Context, fn func(eventstore.TxStore) er
 var postgresReviews = productReviews[pgx.Tx](reviewsProjector, projector.Options{Markers: true}, postgresModel{})
 
 func (s *postgresStore) runner(src projector.Source) (*projector.Runner, error) {
-	return projector.NewRunner(s.DB, src, projector.RunnerConfig{}, postgresReviews)
+	return projector.NewRunner(s.DB, src, projector.RunnerConfig{Lease: lease}, postgresReviews)
 }
 
 func (s *postgresStore) applyParked(ctx context.Context) error {
@@ -84,6 +84,10 @@ func (s *postgresStore) dryRun(ctx context.Context, f projector.ParkedFilter) (*
 
 func (s *postgresStore) wait(ctx context.Context, at eventstore.Appended) error {
 	return postgresReviews.Wait(ctx, s.DB, at)
+}
+
+func (s *postgresStore) lag(ctx context.Context) (projector.Lag, error) {
+	return postgresReviews.Lag(ctx, s.DB)
 }
 
 func (s *postgresStore) demoRunner(src projector.Source, t *trace) (*projector.Runner, error) {

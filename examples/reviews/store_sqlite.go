@@ -23,8 +23,8 @@ var (
 )
 
 // createSQLite opens a file and creates it and its tables if they are missing.
-func createSQLite(ctx context.Context, path string, models ...sqliteModel) (*sqliteStore, error) {
-	db, err := sqlite.Open(ctx, path, &sqlite.Config{Route: outbox.ByCategory})
+func createSQLite(ctx context.Context, path string, route outbox.Route, models ...sqliteModel) (*sqliteStore, error) {
+	db, err := sqlite.Open(ctx, path, &sqlite.Config{Route: route})
 	if err != nil {
 		return nil, err
 	}
@@ -48,7 +48,7 @@ func openSQLite(ctx context.Context, path string) (*sqliteStore, error) {
 	} else if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%s is not a regular file: give the path of a SQLite file", path)
 	}
-	db, err := sqlite.Open(ctx, path, &sqlite.Config{Route: outbox.ByCategory})
+	db, err := sqlite.Open(ctx, path, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +70,7 @@ func (s *sqliteStore) inTx(ctx context.Context, fn func(eventstore.TxStore) erro
 var sqliteReviews = productReviews[*sql.Tx](reviewsProjector, projector.Options{Markers: true}, sqliteModel{})
 
 func (s *sqliteStore) runner(src projector.Source) (*projector.Runner, error) {
-	return projector.NewRunner(s.DB, src, projector.RunnerConfig{}, sqliteReviews)
+	return projector.NewRunner(s.DB, src, projector.RunnerConfig{Lease: lease}, sqliteReviews)
 }
 
 func (s *sqliteStore) applyParked(ctx context.Context) error {
@@ -83,6 +83,10 @@ func (s *sqliteStore) dryRun(ctx context.Context, f projector.ParkedFilter) (*pr
 
 func (s *sqliteStore) wait(ctx context.Context, at eventstore.Appended) error {
 	return sqliteReviews.Wait(ctx, s.DB, at)
+}
+
+func (s *sqliteStore) lag(ctx context.Context) (projector.Lag, error) {
+	return sqliteReviews.Lag(ctx, s.DB)
 }
 
 func (s *sqliteStore) demoRunner(src projector.Source, t *trace) (*projector.Runner, error) {

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 
 	"github.com/kinora-go/kinora"
@@ -11,39 +10,33 @@ import (
 	"github.com/kinora-go/kinora/projector"
 )
 
-// workerFlags are the flags of a part of the pipeline in its own process.
-type workerFlags struct {
-	DB database `required:"" env:"REVIEWS_DB" placeholder:"postgres://…" help:"The database with the data and the topics. Missing tables are created."`
+// pipelineWorker is a part of the pipeline in its own process.
+type pipelineWorker struct {
+	name          string
+	db            database
+	broker        string // noneKind or sqlKind
+	subscriptions int
+	service       func(s serviceStore, b broker) (kinora.Service, error) // b is nil without a broker
 }
 
-// Validate is called by kong.
-func (f *workerFlags) Validate() error { return f.check() }
-
-func (f *workerFlags) check() error {
-	if f.DB.kind != "postgres" {
-		return fmt.Errorf("--db %s has no broker that other processes can reach: use postgres://…", f.DB.kind)
-	}
-	return nil
-}
-
-// run runs a service until ctx ends and the service has drained.
-func (f *workerFlags) run(ctx context.Context, name string, subscriptions int,
-	service func(serviceStore, broker) (kinora.Service, error),
-) (err error) {
-	if err := f.check(); err != nil {
+// run runs the service until ctx ends and the service has drained.
+func (w *pipelineWorker) run(ctx context.Context) (err error) {
+	if err := checkBroker(w.broker, w.db); err != nil {
 		return err
 	}
-	db, err := f.DB.create(ctx)
+	db, err := w.db.create(ctx, w.broker)
 	if err != nil {
 		return nilIfEnded(ctx, err)
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
-	b, err := openBroker(ctx, sqlKind, f.DB, subscriptions, review.Category)
-	if err != nil {
-		return nilIfEnded(ctx, err)
+	var b broker
+	if w.broker == sqlKind {
+		if b, err = openBroker(ctx, w.broker, w.db, w.subscriptions, review.Category); err != nil {
+			return nilIfEnded(ctx, err)
+		}
+		defer func() { err = errors.Join(err, b.Close()) }()
 	}
-	defer func() { err = errors.Join(err, b.Close()) }()
-	s, err := service(db, b)
+	s, err := w.service(db, b)
 	if err != nil {
 		return err
 	}
@@ -53,7 +46,7 @@ func (f *workerFlags) run(ctx context.Context, name string, subscriptions int,
 		defer close(up)
 		select {
 		case <-s.Running():
-			slog.Info(name+" is running", "topic", review.Category)
+			slog.Info(w.name+" is running", "broker", w.broker)
 		case <-done:
 		}
 	}()
@@ -73,23 +66,37 @@ func nilIfEnded(ctx context.Context, err error) error {
 
 // relayCmd publishes the entries of the outbox.
 type relayCmd struct {
-	workerFlags `embed:""`
+	DB database `required:"" env:"REVIEWS_DB" placeholder:"postgres://…" help:"The database with the data and the topics. Missing tables are created."`
 }
+
+// Validate is called by kong.
+func (c *relayCmd) Validate() error { return checkBroker(sqlKind, c.DB) }
 
 // Run relays until ctx ends.
 func (c *relayCmd) Run(ctx context.Context) error {
-	return c.run(ctx, "relay", 0, func(s serviceStore, b broker) (kinora.Service, error) { return newRelay(s, b) })
+	w := pipelineWorker{name: "relay", db: c.DB, broker: sqlKind,
+		service: func(s serviceStore, b broker) (kinora.Service, error) { return newRelay(s, b) }}
+	return w.run(ctx)
 }
 
-// projectCmd applies the published messages.
+// projectCmd applies events to the read models.
 type projectCmd struct {
-	workerFlags `embed:""`
+	DB     database `required:"" env:"REVIEWS_DB" placeholder:"sqlite:PATH" help:"The database: sqlite:PATH or postgres://…. Missing files and tables are created."`
+	Broker string   `enum:"none,sql" default:"none" help:"How events reach this process: none, from the event log, or sql, through topics in the same PostgreSQL database."`
 }
 
-// Run projects until ctx ends. Only one of several processes has a batch of messages at a time.
-// When that process ends, another one takes over.
+// Validate is called by kong.
+func (c *projectCmd) Validate() error { return checkBroker(c.Broker, c.DB) }
+
+// Run projects until ctx ends. Only one of several processes reads the log, or has a batch of
+// messages, at a time. When that process ends, another one takes over.
 func (c *projectCmd) Run(ctx context.Context) error {
-	return c.run(ctx, "project", 1, func(s serviceStore, b broker) (kinora.Service, error) {
-		return s.runner(projector.Subscribe(b, review.Category))
-	})
+	w := pipelineWorker{name: "project", db: c.DB, broker: c.Broker, subscriptions: 1,
+		service: func(s serviceStore, b broker) (kinora.Service, error) {
+			if b == nil {
+				return s.runner(fromLog(s))
+			}
+			return s.runner(projector.Subscribe(b, review.Category))
+		}}
+	return w.run(ctx)
 }

@@ -5,9 +5,11 @@ import (
 	"context"
 	"encoding/json"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -111,38 +113,81 @@ func TestImportSQLBroker(t *testing.T) {
 	require.NoError(t, c.Run(t.Context()))
 }
 
-// TestWorkersKilled: the read model is exact although two relays and two projectors, each in its
-// own process, are killed repeatedly during an import.
+// TestWorkersKilled: the read model is exact although the processes that update it are killed
+// repeatedly during an import. The import waits for the messages that they had in flight.
 func TestWorkersKilled(t *testing.T) {
 	t.Parallel()
-	path, bad := generateFile(t, 4000, "-seed", "12")
-	dsn := postgresDSN(t)
+	t.Run("log", func(t *testing.T) {
+		t.Parallel()
+		db := filepath.Join(t.TempDir(), "reviews.db")
+		path, bad := generateFile(t, 20_000, "-seed", "13")
+		project := []string{"project"}
+		importWhileKilling(t, "sqlite:"+db, "none", path, project, project)
+		require.Equal(t, expectedReport(t, path, bad), report(t, db))
+	})
+	t.Run("topics", func(t *testing.T) {
+		t.Parallel()
+		dsn := postgresDSN(t)
+		path, bad := generateFile(t, 4000, "-seed", "12")
+		project, relay := []string{"project", "--broker", "sql"}, []string{"relay"}
+		importWhileKilling(t, dsn, "sql", path, relay, relay, project, project)
+		require.Equal(t, expectedReport(t, path, bad), postgresReport(t, dsn))
+	})
+}
+
+// importWhileKilling imports a file while workers run, each in its own process. Each is killed a few
+// times soon after its start.
+func importWhileKilling(t *testing.T, db, broker, file string, workers ...[]string) {
+	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
-	var workers sync.WaitGroup
+	defer stop()
+	var running sync.WaitGroup
 	var mu sync.Mutex
 	kills := map[string]int{}
-	for _, name := range []string{"relay", "relay", "project", "project"} {
-		workers.Go(func() {
-			for ctx.Err() == nil {
-				life, cancel := context.WithTimeout(ctx, 300*time.Millisecond+rand.N(1200*time.Millisecond)) // then SIGKILL
-				cmd := exec.CommandContext(life, reviewsBin, name, "--db", dsn)
+	for _, args := range workers {
+		running.Go(func() {
+			for n := 1; ctx.Err() == nil; n++ {
+				lasts := time.Hour
+				if n <= 6 {
+					lasts = 300*time.Millisecond + rand.N(1200*time.Millisecond)
+				}
+				life, cancel := context.WithTimeout(ctx, lasts) // then SIGKILL
+				cmd := exec.CommandContext(life, reviewsBin, slices.Concat(args, []string{"--db", db})...)
 				err := cmd.Run()
 				if ctx.Err() == nil && life.Err() != nil && err != nil {
 					mu.Lock()
-					kills[name]++
+					kills[args[0]]++
 					mu.Unlock()
 				}
 				cancel()
 			}
 		})
 	}
-	o := reviews(t, "import", "--no-pipeline", "--broker", "sql", "--db", dsn, path)
+	o := reviews(t, "import", "--no-pipeline", "--broker", broker, "--db", db, file)
 	stop()
-	workers.Wait()
+	running.Wait()
+	require.Zero(t, o.code, o.stderr)
+	for _, args := range workers {
+		require.Positive(t, kills[args[0]], args)
+	}
+}
+
+// TestProjectWithoutRelay: a projector that is subscribed to topics reads the events from the log if
+// no relay publishes them.
+func TestProjectWithoutRelay(t *testing.T) {
+	t.Parallel()
+	path, bad := generateFile(t, 300, "-seed", "14")
+	dsn := postgresDSN(t)
+	conn := postgresConn(t, dsn)
+	p := startProcess(t, dsn, "project", "--broker", "sql")
+	live := `select count(*) from kinora.checkpoints where mode = 'live'`
+	require.Eventually(t, func() bool { return queryPostgresInt(t, conn, live) == 1 }, time.Minute, 10*time.Millisecond)
+	o := reviews(t, "import", "--no-pipeline", "--broker", "sql", "--db", dsn, path)
 	require.Zero(t, o.code, o.stderr)
 	require.Equal(t, expectedReport(t, path, bad), postgresReport(t, dsn))
-	require.Positive(t, kills["relay"])
-	require.Positive(t, kills["project"])
+	require.Positive(t, queryPostgresInt(t, conn, `select count(*) from kinora.outbox where status = 'pending'`))
+	require.NoError(t, p.Process.Signal(syscall.SIGTERM))
+	require.NoError(t, p.Wait(), p.stderr.String())
 }
 
 // TestProjectorTakesOver: one of two projectors has the messages, and the other waits for it
@@ -156,6 +201,7 @@ func TestProjectorTakesOver(t *testing.T) {
 	require.Zero(t, reviews(t, "import", "--broker", "sql", "--db", dsn, path).code) // creates the tables
 	want := postgresReport(t, dsn)
 	_, err := conn.Exec(t.Context(), `truncate ratings, latest_reviews, kinora.markers;
+		update kinora.checkpoints set mode = 'live', position = 0, event_id = '', recorded_at = null;
 		update watermill_offsets_review set offset_acked = 0, last_processed_transaction_id = '0'`) // redelivers all
 	require.NoError(t, err)
 
@@ -167,9 +213,9 @@ func TestProjectorTakesOver(t *testing.T) {
 	require.NoError(t, err)
 	_, err = tx.Exec(t.Context(), `lock table ratings in exclusive mode`) // makes the handler wait
 	require.NoError(t, err)
-	first := startProcess(t, dsn, "project")
+	first := startProcess(t, dsn, "project", "--broker", "sql")
 	require.Eventually(t, func() bool { return queryPostgresInt(t, other, inBatch) == 1 }, 20*time.Second, 5*time.Millisecond)
-	startProcess(t, dsn, "project")
+	second := startProcess(t, dsn, "project", "--broker", "sql")
 	require.Eventually(t, func() bool { return queryPostgresInt(t, other, `select count(*) `+waiting) == 1 }, 20*time.Second, 5*time.Millisecond)
 	since := `select (extract(epoch from min(xact_start)) * 1000)::bigint ` + waiting
 	began := queryPostgresInt(t, other, since)
@@ -181,6 +227,8 @@ func TestProjectorTakesOver(t *testing.T) {
 	require.NoError(t, tx.Rollback(t.Context()))
 	require.Eventually(t, func() bool { return queryPostgresInt(t, other, `select sum(reviews) from ratings`) == 4 }, 20*time.Second, 10*time.Millisecond)
 	require.Equal(t, want, postgresReport(t, dsn))
+	require.NoError(t, second.Process.Signal(syscall.SIGTERM))
+	require.NoError(t, second.Wait(), second.stderr.String())
 }
 
 // TestWorkersStop: on a signal a worker drains and exits with status 0. It logs that it is running,
@@ -217,12 +265,13 @@ func TestBrokerRefuses(t *testing.T) {
 		args []string
 	}{
 		{"use --db postgres://", []string{"import", "--broker", "sql", "--db", db, text}},
-		{"use --broker sql", []string{"import", "--no-pipeline", "--db", db, text}},
-		{"use --broker sql", []string{"import", "--no-pipeline", "--db", nowhere, text}},
+		{"use --broker none or sql", []string{"import", "--no-pipeline", "--broker", "memory", "--db", db, text}},
+		{"use --broker none or sql", []string{"import", "--no-pipeline", "--broker", "memory", "--db", nowhere, text}},
 		{"use --db postgres://", []string{"demo", "--broker", "sql"}},
 		{"--processes", []string{"demo", "--processes", "2"}},
-		{"use postgres://", []string{"relay", "--db", db}},
-		{"use postgres://", []string{"project", "--db", db}},
+		{"use --db postgres://", []string{"relay", "--db", db}},
+		{"use --db postgres://", []string{"project", "--broker", "sql", "--db", db}},
+		{"use sqlite:PATH", []string{"project", "--db", "memory"}},
 		{"open postgres", []string{"project", "--db", nowhere}},
 	} {
 		o := reviews(t, c.args...)
@@ -233,26 +282,24 @@ func TestBrokerRefuses(t *testing.T) {
 	}
 }
 
-// TestParkedSQLBroker: a message of an unknown type is parked, and messages of other keys are
-// applied.
-func TestParkedSQLBroker(t *testing.T) {
+// TestUnknownType: an event of an unknown type is parked, whether it is read from the log or from a
+// topic, and events of other keys are applied.
+func TestUnknownType(t *testing.T) {
 	t.Parallel()
-	path := filepath.Join(t.TempDir(), "four.json")
-	require.NoError(t, os.WriteFile(path, []byte(fourReviews), 0o600))
-	dsn := postgresDSN(t)
-	db, err := createPostgres(t.Context(), dsn)
-	require.NoError(t, err)
-	require.NoError(t, db.inTx(t.Context(), func(tx eventstore.TxStore) error {
-		_, err := tx.Append(t.Context(), "review-x-y", eventstore.NoStream, []eventstore.Draft{
-			{ID: uuid.NewString(), Type: "review.unheard_of", Schema: 1, Data: []byte(`{}`)},
+	for _, broker := range []string{noneKind, sqlKind} {
+		t.Run(broker, func(t *testing.T) {
+			t.Parallel()
+			s := startService(t, database{kind: "postgres", path: postgresDSN(t)}, pipelineFlags{broker, true}, 20*time.Second)
+			require.NoError(t, s.db.inTx(t.Context(), func(tx eventstore.TxStore) error {
+				_, err := tx.Append(t.Context(), "review-x-y", eventstore.NoStream, []eventstore.Draft{
+					{ID: uuid.NewString(), Type: "review.unheard_of", Schema: 1, Data: []byte(`{}`)},
+				})
+				return err
+			}))
+			s.eventuallyParked(1)
+			require.Equal(t, http.StatusCreated, s.post("tea", "ben", 3).status)
 		})
-		return err
-	}))
-	require.NoError(t, db.Close())
-	o := reviews(t, "import", "--broker", "sql", "--db", dsn, path)
-	require.Equal(t, 1, o.code)
-	require.Contains(t, o.stderr, "1 messages are parked")
-	require.Len(t, postgresReport(t, dsn), 2)
+	}
 }
 
 // TestDemoSQLBroker: the demo works with topics in the database, with one worker and with several.

@@ -42,7 +42,9 @@ func TestWriters(t *testing.T) {
 		start := time.Now()
 		ctx, cancel := context.WithTimeout(t.Context(), writerPatience)
 		defer cancel()
-		require.NoError(t, waitCaughtUp(ctx, s.db, s.pipe, s.pipe.done, func(int64) {}))
+		stuck, err := waitCaughtUp(ctx, s.db, s.pipe.Ended(), func(int64) {})
+		require.NoError(t, err)
+		require.Zero(t, stuck)
 		t.Logf("%d commands accepted in %s; the read model caught up %s later", accepted.Load(), *writersFor, time.Since(start).Round(time.Millisecond))
 
 		want := map[string]rating{}

@@ -7,7 +7,7 @@ import "slices"
 // TestEveryMutantApplies.
 var All = slices.Concat(stores, units, progress, readers)
 
-// stores lists the mutants of markers, generations, appends and the outbox.
+// stores lists the mutants of markers, generations, appends, the log and the outbox.
 var stores = []Mutant{
 	{
 		Name: "no_marker",
@@ -140,7 +140,7 @@ var stores = []Mutant{
 	},
 	{
 		Name: "gap_lock_not_awaited",
-		What: "a reader of the log does not look at the holders of the gap lock",
+		What: "a reader of the log ignores the holders of the gap lock",
 		Edits: []Edit{{
 			File: "providers/postgres/log_settled.go",
 			Old:  "select distinct l.virtualtransaction from pg_locks l where ",
@@ -155,18 +155,19 @@ var stores = []Mutant{
 		Name: "log_rows_with_holders",
 		What: "a reader of the log lists the holders of the gap lock before it reads the highest visible position",
 		Edits: []Edit{
-			{File: "providers/postgres/log_settled.go", Old: "	b := &pgx.Batch{}\n	b.Queue(db.q(headSQL), from)", New: `	if s.holders, err = collect(ctx, db.pool, pgx.RowTo[string], db.q(holdersSQL)); err != nil {
+			{File: "providers/postgres/log_settled.go", Old: "	b := &pgx.Batch{}\n	b.Queue(byIndexSQL)\n", New: `	if s.holders, err = collect(ctx, db.pool, pgx.RowTo[string], db.q(holdersSQL)); err != nil {
 		return s, err
 	}
 	b := &pgx.Batch{}
-	b.Queue(db.q(headSQL), from)`},
+	b.Queue(byIndexSQL)
+`},
 			{File: "providers/postgres/log_settled.go", Old: "		s.holders, err = pgx.CollectRows(", New: "		_, err = pgx.CollectRows("},
 		},
 		Tests: []Test{{"./providers/postgres", "TestNoEventIsSkippedWhateverTheOrderOfCommits"}},
 	},
 	{
 		Name:  "log_of_another_server",
-		What:  "what was settled on one server counts on the next one",
+		What:  "a position that was settled on one server counts on the next one",
 		Edits: []Edit{{File: "providers/postgres/log_settled.go", Old: "is.branch != now.branch ||", New: "is.branch == \"\" ||"}, {File: "providers/postgres/log.go", Old: "if branch != r.branch {", New: "if false {"}},
 		Tests: []Test{{"./providers/postgres", "TestARestartBeginsTheProofAgain"}},
 	},

@@ -24,10 +24,10 @@ type ListenerConfig struct {
 	Logger *slog.Logger // nil: slog.Default()
 }
 
-// Listener wakes the relays of this process when another process adds entries through a DB with
-// Config.Notify on the same database and schema. It has a separate connection. It is optional:
-// relays without it, or while it is disconnected, find the same entries by polling
-// (outbox.RelayConfig.Poll).
+// Listener wakes the relays of this process, and its readers of the log, when another process adds
+// entries or events through a DB with Config.Notify on the same database and schema. It has a
+// separate connection. It is optional: without it, or while it is disconnected, relays and readers
+// find the same entries and events by polling (outbox.RelayConfig.Poll).
 type Listener struct {
 	db      *DB
 	cfg     ListenerConfig
@@ -68,7 +68,8 @@ func NewListener(db *DB, cfg *ListenerConfig) (*Listener, error) {
 	return l, nil
 }
 
-// Running is closed once Run has begun. Run then connects, and wakes relays when it is connected.
+// Running is closed once Run has begun. Run then connects, and wakes relays and readers when it is
+// connected.
 func (l *Listener) Running() <-chan struct{} { return l.running }
 
 const (
@@ -87,8 +88,8 @@ var (
 )
 
 // Run listens until ctx ends, and then returns nil. Call it once.
-//   - If a connection is lost, or a probe does not arrive, Run connects again and wakes relays,
-//     because notifications may have been missed.
+//   - If a connection is lost, or a probe does not arrive, Run connects again and wakes relays and
+//     readers, because notifications may have been missed.
 //   - If probes do not arrive on a new connection either, as through a pooler in transaction
 //     mode, Run logs a warning once, and tries again every ListenerConfig.Probe.
 func (l *Listener) Run(ctx context.Context) error {
@@ -218,8 +219,8 @@ func (l *Listener) probe(ctx context.Context, conn *pgx.Conn) error {
 	}
 }
 
-// await waits for one notification, wakes relays if it is for them, and returns the payload of a
-// probe.
+// await waits for one notification, and returns the payload of a probe. Any other notification
+// wakes relays and readers.
 func (l *Listener) await(ctx context.Context, conn *pgx.Conn, long time.Duration) (string, error) {
 	limit, cancel := context.WithTimeout(ctx, long)
 	defer cancel()

@@ -28,6 +28,10 @@ func (db *DB) ReadLog(ctx context.Context, from eventstore.From, f eventstore.Lo
 func (db *Provider) Appended() <-chan struct{} { return db.appends.listen() }
 
 const (
+	// byIndexSQL comes first in a transaction whose statements walk the primary key. Otherwise a plan
+	// that scans the table, made while there were few events, would be kept while the table grows.
+	byIndexSQL = `select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)`
+
 	// branchSQL is sent with the rows: they must be of the server on which the position was
 	// settled.
 	branchSQL = `select ` + onBranch + `, clock_timestamp()`
@@ -89,7 +93,7 @@ func (db *Provider) LogStreams(ctx context.Context, versions map[string]int64, a
 		e, _, err := scanRaw(row)
 		return e, err
 	}, db.q(logStreamsSQL), planned, streams, last, after)
-	return found, wrap("read streams of the log", clear(err))
+	return found, ofOwn(ctx, wrap("read streams of the log", err))
 }
 
 // LogPage implements provider.Log.
@@ -105,7 +109,7 @@ func (db *Provider) LogPage(ctx context.Context, q provider.LogQuery) (provider.
 		page, err = db.logPage(ctx, q)
 	}
 	if err != nil {
-		return provider.LogPage{}, fmt.Errorf("read the log after %d: %w", q.After, clear(err))
+		return provider.LogPage{}, ofOwn(ctx, fmt.Errorf("read the log after %d: %w", q.After, err))
 	}
 	return page, nil
 }
@@ -189,6 +193,7 @@ func (r *logRows) selectsNone() bool {
 
 func (r *logRows) batch(db *Provider) *pgx.Batch {
 	b := &pgx.Batch{}
+	b.Queue(byIndexSQL)
 	b.Queue(db.q(branchSQL)).QueryRow(func(row pgx.Row) error {
 		var branch string
 		if err := row.Scan(&branch, &r.now); err != nil {
@@ -296,7 +301,7 @@ func (r *logRows) dropYoung(ctx context.Context, db *Provider) error {
 	if last.Position == r.After || !last.RecordedAt.After(r.now.Add(-r.Age)) {
 		return nil
 	}
-	old, err := placeOf(db.pool.QueryRow(ctx, db.q(logOldSQL), r.After, r.Age.Microseconds()))
+	old, err := placeOf(db.pool.QueryRow(ctx, db.q(logOldSQL), planned, r.After, r.Age.Microseconds()))
 	if err != nil || old.Position >= last.Position {
 		return err
 	}

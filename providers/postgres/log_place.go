@@ -14,12 +14,12 @@ import (
 )
 
 const (
-	logHeadSQL = `select coalesce(max(position), 0) from kinora.events`
+	logHeadSQL = `select coalesce(` + lastPosition + `, 0)`
 
 	logNextSQL = `select position, id, recorded_at from kinora.events where position > $1::bigint order by position limit 1`
 
 	logSinceSQL = `
-select coalesce((select max(position) from kinora.events where position < e.position), 0) from (
+select coalesce((select position from kinora.events where position < e.position order by position desc limit 1), 0) from (
 	select position from kinora.events
 	where position > $1::bigint and recorded_at >= $2::timestamptz order by position limit 1) e`
 
@@ -39,16 +39,16 @@ from pg_database where datname = current_database()`
 type logIndex struct{ db *Provider }
 
 func (x logIndex) Head(ctx context.Context) (head int64, err error) {
-	err = x.db.pool.QueryRow(ctx, x.db.q(logHeadSQL)).Scan(&head)
+	err = x.db.pool.QueryRow(ctx, x.db.q(logHeadSQL), planned).Scan(&head)
 	return head, err
 }
 
 func (x logIndex) Next(ctx context.Context, after int64) (provider.LogPlace, error) {
-	return placeOf(x.db.pool.QueryRow(ctx, x.db.q(logNextSQL), after))
+	return placeOf(x.db.pool.QueryRow(ctx, x.db.q(logNextSQL), planned, after))
 }
 
 func (x logIndex) Since(ctx context.Context, after int64, t time.Time) (before int64, found bool, err error) {
-	err = x.db.pool.QueryRow(ctx, x.db.q(logSinceSQL), after, t).Scan(&before)
+	err = x.db.pool.QueryRow(ctx, x.db.q(logSinceSQL), planned, after, t).Scan(&before)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return 0, false, nil
 	}
@@ -58,7 +58,7 @@ func (x logIndex) Since(ctx context.Context, after int64, t time.Time) (before i
 // LogPosition implements provider.Log.
 func (db *Provider) LogPosition(ctx context.Context, from eventstore.From) (int64, error) {
 	position, err := provider.FindPosition(ctx, logIndex{db}, from)
-	return position, wrap("find a position of the log", clear(err))
+	return position, ofOwn(ctx, wrap("find a position of the log", err))
 }
 
 // LogPlaces implements provider.Log.
@@ -68,7 +68,7 @@ func (db *Provider) LogPlaces(ctx context.Context, ids []string) (map[string]pro
 	if len(known) == 0 {
 		return places, wrap("find events by id", ctx.Err())
 	}
-	rows, err := db.pool.Query(ctx, db.q(logPlacesSQL), known)
+	rows, err := db.pool.Query(ctx, db.q(logPlacesSQL), planned, known)
 	if err == nil {
 		var p provider.LogPlace
 		var id uuid.UUID
@@ -79,7 +79,7 @@ func (db *Provider) LogPlaces(ctx context.Context, ids []string) (map[string]pro
 		})
 	}
 	if err != nil {
-		return nil, fmt.Errorf("find events by id: %w", clear(err))
+		return nil, ofOwn(ctx, fmt.Errorf("find events by id: %w", err))
 	}
 	return places, nil
 }

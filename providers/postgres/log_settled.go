@@ -12,25 +12,28 @@ import (
 )
 
 // Positions are drawn from a sequence, and transactions commit in any order. So a missing position
-// is rolled back, or its event is about to become visible. Every writer of events holds the gap
-// lock, in shared mode, from before it draws a position until its transaction ends (the trigger
-// hold_gap). A sighting reads the highest visible position, and then the holders of the lock:
-//   - If a transaction is not among the holders, it has ended, or it will draw positions behind the
-//     highest visible one only.
-//   - Therefore the events of a holder are behind the highest visible position of the last
-//     sighting without it.
+// was rolled back, or its event may still become visible. Every writer of events holds the gap lock,
+// in shared mode, from before it draws a position until its transaction ends (the trigger hold_gap).
+// A sighting reads the highest visible position, and then the holders of the lock:
+//   - A transaction that is not among the holders has ended, or will draw only positions behind the
+//     highest visible one.
+//   - Therefore the open events of a holder are behind the highest visible position of the last
+//     sighting in which it was not a holder.
 //
-// Rows are read after the sighting, with a newer snapshot: they include the events of the
+// Rows are read after the sighting, with a newer snapshot. They include the events of all
 // transactions that had ended.
 
-// onBranchSQL differs after a restart, a failover or a restore, and after the table was rewritten.
 const (
+	// onBranch differs after a restart, a failover or a restore, and after the table was rewritten.
 	onBranch = `pg_postmaster_start_time()::text || ' ' || pg_relation_filepath('kinora.events')`
 
-	// The fourth column is the end of the positions from $1 on of which none is missing. It is
-	// searched in the next 500 events only.
+	// The plan of max(position) for a small table reads all of it.
+	lastPosition = `(select position from kinora.events order by position desc limit 1)`
+
+	// The fourth column is the last position before the first gap behind $1. Only the next 500 events
+	// are searched.
 	headSQL = `
-select ` + onBranch + `, pg_is_in_recovery(), coalesce((select max(position) from kinora.events), 0), coalesce((
+select ` + onBranch + `, pg_is_in_recovery(), coalesce(` + lastPosition + `, 0), coalesce((
 		select max(position) from (
 			select position, row_number() over (order by position) n
 			from (select position from kinora.events where position > $1::bigint order by position limit 500) e) e
@@ -59,7 +62,7 @@ from pg_locks l
 where l.virtualtransaction = any($1::text[]) and ` + gapLock + ` order by 1`
 )
 
-// sighting is what one look at the log shows.
+// sighting is the result of reading the head and the holders once.
 type sighting struct {
 	branch  string
 	from    int64 // the argument of headSQL
@@ -72,6 +75,7 @@ func (db *Provider) sight(ctx context.Context, from int64) (s sighting, err erro
 	s.from = from
 	var replica, subscriber, trigger, sequence bool
 	b := &pgx.Batch{}
+	b.Queue(byIndexSQL)
 	b.Queue(db.q(headSQL), from).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&s.branch, &replica, &s.head, &s.whole, &subscriber, &trigger, &sequence)
 	})
@@ -102,8 +106,7 @@ func (db *Provider) sight(ctx context.Context, from int64) (s sighting, err erro
 	return s, fmt.Errorf("%w: %s", eventstore.ErrUnsafeLog, reason)
 }
 
-// settled is what is known about the positions of the log on one branch. All of it stays true on
-// the branch.
+// settled has facts about the positions of the log that stay true on one branch.
 type settled struct {
 	branch   string
 	position int64 // every event at or before it is visible, or never becomes visible
@@ -113,7 +116,7 @@ type settled struct {
 	holders map[string]int64
 }
 
-// settling keeps what is known. Sightings follow one another.
+// settling keeps these facts from sighting to sighting. Sightings do not overlap.
 type settling struct {
 	turn chan struct{} // of capacity 1
 	mu   sync.Mutex
@@ -126,7 +129,7 @@ func (s *settling) known() settled {
 	return s.is
 }
 
-// forget drops what is known about a branch: the server shows another one.
+// forget drops the facts about a branch. It is called when the server is on another one.
 func (s *settling) forget(branch string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,7 +138,7 @@ func (s *settling) forget(branch string) {
 	}
 }
 
-// add returns what is known after a sighting.
+// add adds a sighting, and returns the facts that follow.
 func (s *settling) add(now sighting) settled {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -188,7 +191,7 @@ const (
 )
 
 // settle waits until the events that are visible at its beginning are settled, at most settleLimit.
-// Then it returns the settled position, and the open appends for which it has waited in vain.
+// Then it returns the settled position, and the appends that are still open.
 func (db *Provider) settle(ctx context.Context, after int64) (is settled, position int64, open []provider.OpenAppend, err error) {
 	limit := time.NewTimer(settleLimit)
 	defer limit.Stop()

@@ -159,8 +159,8 @@ func TestReadLogNamesWhatItWaitsFor(t *testing.T) {
 	require.Equal(t, []string{"a-1", "a-2"}, <-read)
 }
 
-// A reader that has seen the log knows that an append which began later is behind what it has
-// seen, whatever is missing there.
+// If a reader has read the head, an append that begins later adds events only behind that head. It
+// does not delay earlier events, even if positions are missing there.
 func TestAnAppendDelaysOnlyWhatIsBehindIt(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil)
@@ -210,7 +210,24 @@ func TestAPageWaitsForAPreparedAppend(t *testing.T) {
 	require.Equal(t, []string{"a-1", "a-2"}, streamsOf(page(t, db, provider.LogQuery{})))
 }
 
-// A database that does not show what is missing is refused, with the remedy.
+// A Listener wakes readers of the log when another process appends events, also without entries.
+func TestNotificationsWakeReadersOfOtherProcesses(t *testing.T) {
+	t.Parallel()
+	dsn := postgrestest.DSN(t, nil)
+	here := notifying(t, dsn, false)
+	there, err := postgres.Open(t.Context(), dsn, &postgres.Config{Notify: true})
+	require.NoError(t, err)
+	t.Cleanup(there.Close)
+	listen(t, here, nil, true)
+	for range 3 {
+		appended := here.Appended()
+		appendOne(t, there, "a-1")
+		awake(t, appended, soon, "another process has appended")
+		require.NotEmpty(t, page(t, here, provider.LogQuery{}).Events)
+	}
+}
+
+// If a database cannot show which events are missing, reading is refused, with the remedy.
 func TestAnUnsafeLogIsRefused(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct{ spoil, says, remedy string }{
@@ -259,8 +276,8 @@ func TestAnOpenAppendOfAnotherRoleIsNamed(t *testing.T) {
 	require.Equal(t, []provider.OpenAppend{{Backend: fmt.Sprint(pid)}}, p.Waiting)
 }
 
-// What was settled on one server says nothing about the next one. Here an event is restored behind
-// the settled position, as a restore from a backup would do.
+// A settled position counts for one server only. Here the table goes back behind that position, as
+// after a restore from a backup, and the sequence goes on from there.
 func TestARestartBeginsTheProofAgain(t *testing.T) {
 	t.Parallel()
 	server := pgtest.Private(t, "fsync=on")

@@ -332,6 +332,55 @@ func (a after) Do(ctx context.Context, u provider.Unit, run func(context.Context
 	return err
 }
 
+// aborted makes the unit of the second store fail after a unit was sent, as if the process ended
+// between the two commits. It does so once for each value of fails.
+type aborted struct {
+	provider.Units[pipe]
+	fails chan struct{}
+}
+
+func (a aborted) Do(ctx context.Context, u provider.Unit, run func(context.Context, pipe, provider.Found) (provider.Closing, error)) error {
+	if err := a.Units.Do(ctx, u, run); err != nil {
+		return err
+	}
+	select {
+	case <-a.fails:
+		return &provider.Error{Class: provider.ClassTransient, Err: errors.New("the second store does not commit")}
+	default:
+		return nil
+	}
+}
+
+// From the log, an event is applied at least once: again if the second store, which has the
+// checkpoint, does not commit after EXEC.
+func TestEventsOfTheLogAreAppliedAtLeastOnce(t *testing.T) {
+	t.Parallel()
+	s, db := sharedSpace(t), newMemory(t)
+	var at eventstore.Appended
+	for range 20 {
+		drafts, err := types.Encode(t.Context(), posted{"p", 1})
+		require.NoError(t, err)
+		at, err = db.Append(t.Context(), "review-1", eventstore.Any, drafts)
+		require.NoError(t, err)
+	}
+	u, p := aborted{s.units(t), make(chan struct{}, 3)}, define(projector.Options{}, s.count)
+	for range cap(u.fails) {
+		u.fails <- struct{}{}
+	}
+	r, err := projector.NewRunner(provider.Combine(u, db), projector.FromLog(db), projector.RunnerConfig{Logger: slog.New(slog.DiscardHandler)}, p)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.Run(ctx) }()
+	require.NoError(t, p.Wait(t.Context(), db, at))
+	cancel()
+	require.NoError(t, <-done)
+	require.Equal(t, map[string]int{"p": 23}, s.counted(t))
+	c, err := db.Checkpoint(t.Context(), p.Name())
+	require.NoError(t, err)
+	require.EqualValues(t, 20, c.Place.Position)
+}
+
 func TestCombineRefusesWhatItDoesNotKeep(t *testing.T) {
 	t.Parallel()
 	s, db := sharedSpace(t), newMemory(t)

@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -19,7 +21,12 @@ var pointsCell = &cell{
 // all other points.
 var pointRole = map[string]string{
 	"append": "producer", "claim": "relay", "publish": "relay", "mark": "relay", "transaction": "relay", "one": "batched",
+	"set": "reader", "acquire": "reader", "release": "reader",
 }
+
+// readerToo are the first words of points that the reader of a log reaches too. Its units move the
+// checkpoint, in one round trip or in two.
+var readerToo = []string{"open", "close", "commit", "one", "handler", "prune", "beat", "in"}
 
 // runPoints ends processes at one point after another. Handlers fail, so that messages are parked,
 // held and replayed, and the replayed handlers' output is an event again.
@@ -28,18 +35,25 @@ func runPoints(r *run) {
 	r.must(err)
 	r.ahead, r.parked = 60, 1<<30
 	r.server(brokerConfig{Duplicate: 0.05})
-	r.startAll(2, 3, func(s *settings) {
+	r.readerTables(pointReaders)
+	change := func(s *settings) {
 		s.Streams, s.Hot, s.Workers, s.More = 60, 0, 4, map[string]string{"steps": "1"}
+		if s.Role == reading {
+			s.Lease, s.Attempts, s.Unit = time.Second, 2, 20
+			s.More["projectors"], s.More["failsOneIn"] = strconv.Itoa(pointReaders), "50"
+		}
 		if s.Role != running {
 			return
 		}
-		s.Lease, s.Attempts, s.More["fails"] = time.Second, 2, "1"
+		s.Lease, s.Attempts, s.More["fails"], s.More["log"] = time.Second, 2, "1", "1"
 		if !s.Batched {
 			s.More["emits"], s.More["replays"] = "1", "1"
 		}
-	})
+	}
+	r.startAll(2, 3, change)
+	r.child(reading, change).awaitReady(30 * time.Second)
 	todo := map[string]chan string{}
-	for _, name := range []string{"producer", "relay", "runner", "batched"} {
+	for _, name := range []string{"producer", "relay", "runner", "batched", "reader"} {
 		todo[name] = make(chan string, 10*len(points))
 	}
 	deal := func() {
@@ -50,6 +64,9 @@ func runPoints(r *run) {
 				who = "runner"
 			}
 			todo[who] <- point
+			if who != "reader" && slices.Contains(readerToo, first) {
+				todo["reader"] <- point
+			}
 		}
 	}
 	stop := r.flow()
@@ -67,12 +84,21 @@ func runPoints(r *run) {
 		all.Wait()
 	}
 	stop()
+	r.await("the reader reads the whole log", drainLimit, func() bool {
+		return r.countOf(`select count(*) from kinora.checkpoints where projector like 'reader-%' and position = (select max(position) from kinora.events)`) == pointReaders
+	})
 	awaitReplayed(r)
 	r.waitDrained(8 * lease)
 	r.judge()
+	var v verdict
+	_, h := r.judgeAppends(&v)
+	r.judgeProjectors(pointReaders, false, h, &v)
 	r.inject("points", len(points))
 	judgeSteps(r)
 }
+
+// pointReaders are the projectors of the reader: one with transactions, and one with batches.
+const pointReaders = 2
 
 // dieAtEach ends p at one point after another, until none is left.
 func dieAtEach(r *run, p *process, todo chan string, round int) {
@@ -96,13 +122,21 @@ func dieAtEach(r *run, p *process, todo chan string, round int) {
 // during work.
 func (r *run) dieAt(p *process, point string, nth int) {
 	patience := 3 * time.Second
-	if p.Role == relaying {
+	switch p.Role {
+	case relaying:
 		patience = 8 * time.Second // for the work that relays do every five seconds
+	case reading: // units of one round trip begin after a lease: then no message may have been in flight
+		patience = 8 * time.Second
 	}
 	for range 6 {
 		p.Point = fmt.Sprintf("%s#%d", point, nth)
 		r.must(p.begin())
 		ended := p.life()
+		if strings.HasPrefix(point, "release lease") { // it is released at the end
+			p.awaitReady(drainLimit)
+			r.sleep(2 * p.Lease)
+			p.signal(syscall.SIGTERM)
+		}
 		if r.awaitOr(patience, func() bool { return isClosed(ended) }) {
 			r.inject("died_at_a_point", 1)
 			if p.open() {

@@ -24,4 +24,5 @@ var cells = []*cell{
 	brokerLosesCell,
 	newProjectorCell,
 	moveCell,
+	readersCell,
 }

@@ -16,7 +16,7 @@ const drainLimit = 15 * time.Second
 
 // judge drains all children and compares their results with the ledger.
 func (r *run) judge() {
-	for _, as := range []role{producing, relaying, running} {
+	for _, as := range []role{producing, relaying, running, reading} {
 		for _, p := range r.of(as) {
 			p.stop(r.drain)
 		}
@@ -55,22 +55,10 @@ func (r *run) judge() {
 
 // count fills in the report.
 func (r *run) count(ledger map[string]*command, v *verdict, controlWrong, parked int) {
+	r.tally(ledger, v)
 	res := &r.result
-	for _, c := range ledger {
-		res.Commands++
-		switch c.outcome {
-		case acked:
-			res.Acked++
-		case ambiguous:
-			res.Ambiguous++
-		case rejected:
-			res.Rejected++
-		}
-	}
-	res.Lost, res.Doubled, res.Phantom, res.Misordered = v.Lost, v.Doubled, v.Phantom, v.Misordered
 	res.ControlWrong, res.Parked = controlWrong, parked
 	res.Deliveries = r.broker.count("delivered")
-	res.Judged = true
 	for _, kind := range []string{"twin", "again", "lost_reply", "republished", "redelivered", "late_ack"} {
 		if n := r.broker.count(kind); n > 0 {
 			r.inject(kind, n)
@@ -99,6 +87,35 @@ func (r *run) count(ledger map[string]*command, v *verdict, controlWrong, parked
 	if parked > r.parked {
 		r.fail("%d messages are parked, want %d", parked, r.parked)
 	}
+	r.requireKinds()
+	if r.cell.redelivers && controlWrong == 0 {
+		r.fail("the control arm is right: the cell proves nothing")
+	}
+	if r.cell.byFault && res.ControlByFault == 0 {
+		r.fail("the control arm has doubled only copied messages: the cell proves nothing")
+	}
+}
+
+// tally fills in the counts of commands and violations.
+func (r *run) tally(ledger map[string]*command, v *verdict) {
+	res := &r.result
+	for _, c := range ledger {
+		res.Commands++
+		switch c.outcome {
+		case acked:
+			res.Acked++
+		case ambiguous:
+			res.Ambiguous++
+		case rejected:
+			res.Rejected++
+		}
+	}
+	res.Lost, res.Doubled, res.Phantom, res.Misordered = v.Lost, v.Doubled, v.Phantom, v.Misordered
+	res.Judged = true
+}
+
+// requireKinds fails the cell if a kind was not injected that the cell requires.
+func (r *run) requireKinds() {
 	kinds := r.cell.requires
 	if r.length >= time.Minute {
 		kinds = append(kinds, r.cell.requiresLong...)
@@ -107,12 +124,6 @@ func (r *run) count(ledger map[string]*command, v *verdict, controlWrong, parked
 		if r.kinds()[kind] == 0 {
 			r.fail("no %s was injected: the cell proves nothing", kind)
 		}
-	}
-	if r.cell.redelivers && controlWrong == 0 {
-		r.fail("the control arm is right: the cell proves nothing")
-	}
-	if r.cell.byFault && res.ControlByFault == 0 {
-		r.fail("the control arm has doubled only copied messages: the cell proves nothing")
 	}
 }
 

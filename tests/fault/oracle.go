@@ -46,6 +46,14 @@ func (v *verdict) find(kind *int, stream, format string, args ...any) {
 	}
 }
 
+// merge adds the violations of a read model.
+func (v *verdict) merge(name string, one *verdict) {
+	v.Lost, v.Doubled, v.Phantom, v.Misordered = v.Lost+one.Lost, v.Doubled+one.Doubled, v.Phantom+one.Phantom, v.Misordered+one.Misordered
+	for _, why := range one.reasons {
+		v.reasons = append(v.reasons, name+": "+why)
+	}
+}
+
 // history is the expected effect: by stream and number, the amount.
 type history map[string]map[int]int64
 

@@ -74,7 +74,7 @@ func pointOf(n ast.Node) (name string, ok bool) {
 var exempt = []struct{ sql, why string }{
 	{"begin", "nothing is written yet"},
 	{"rollback", "nothing is written"},
-	{"select ", "a read, unless it takes part in a batch"},
+	{"select ", "a read"},
 	{"with known as materialized (", "a read: why an append was refused"},
 	{"with ck as materialized (select clock_timestamp() t), keep as materialized (", "once a minute: deletes entries that are no longer read"},
 	{"with ck as materialized (select clock_timestamp() t), h as materialized ( select n.projector", "a read: which parked messages are due"},
@@ -84,13 +84,24 @@ var exempt = []struct{ sql, why string }{
 }
 
 // isExempt reports whether a statement needs no points. The sql of a batch contains all its
-// statements.
+// statements: it needs none if all of them read, and none takes a lock or moves a checkpoint.
 func isExempt(sql string) bool {
-	if strings.Contains(sql, "; ") || strings.Contains(sql, "insert into") || strings.Contains(sql, "delete from") || strings.Contains(sql, "update kinora") {
-		return false
+	for _, write := range []string{"insert into", "delete from", "update kinora"} {
+		if strings.Contains(sql, write) {
+			return false
+		}
 	}
-	return slices.ContainsFunc(exempt, func(p struct{ sql, why string }) bool { return strings.HasPrefix(sql, p.sql) })
+	parts := strings.Split(sql, "; ")
+	if len(parts) == 1 {
+		return slices.ContainsFunc(exempt, func(p struct{ sql, why string }) bool { return strings.HasPrefix(sql, p.sql) })
+	}
+	return !slices.ContainsFunc(parts, func(part string) bool {
+		return !strings.HasPrefix(strings.TrimSpace(part), "select ") || strings.Contains(part, "_lock") || strings.Contains(part, "kinora.advance")
+	})
 }
+
+// whole lists the points before a transaction that the library begins and commits in one call.
+var whole = []string{"transaction: before", "set checkpoint: before"}
 
 type bareStep struct {
 	n     int
@@ -105,7 +116,7 @@ type lastStep struct {
 }
 
 // bareSteps returns the statements of all processes without a point right before or right after
-// them. A transaction that the library begins and commits in one call ("transaction") has points
+// them. A transaction that the library begins and commits in one call (whole) has points
 // only around the whole, because its statements are invisible until its commit.
 func bareSteps(dir string) (bare map[string]*bareStep, passed int, err error) {
 	files, err := filepath.Glob(filepath.Join(dir, "trace-*-[0-9]*"))
@@ -166,7 +177,7 @@ func readSteps(from io.Reader, bare map[string]*bareStep) (passed int, err error
 			w.point, w.query = rest, ""
 			passed++
 		case "query":
-			if w.exact = !isExempt(rest) && w.point != "transaction: before"; !w.exact {
+			if w.exact = !isExempt(rest) && !slices.Contains(whole, w.point); !w.exact {
 				break
 			}
 			if w.query != "" {

@@ -23,6 +23,8 @@ func TestStatementWithoutPointsIsReported(t *testing.T) {
 		"points of another goroutine":       {"point 8 a: before|" + update + "|result 7|point 7 a: after|shut", "no point right before"},
 		"a read":                            {"query 7 select 1|result 7|shut", ""},
 		"a part of a transaction":           {"point 7 transaction: before|query 7 begin|result 7|" + update + "|result 7|point 7 x|query 7 commit|result 7|point 7 y|shut", ""},
+		"a batch that reads":                {"query 7 select 1; select 2|result 7|shut", ""},
+		"a batch that moves a checkpoint":   {"query 7 select 1; select kinora.advance(1)|result 7|shut", "no point right before"},
 		"a batch that begins a transaction": {"query 7 begin; insert into kinora.markers|result 7|point 7 x|shut", "no point right before"},
 	} {
 		bare := map[string]*bareStep{}

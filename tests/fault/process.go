@@ -16,7 +16,8 @@ import (
 type process struct {
 	settings
 	r      *run
-	status *status // shared by all lives
+	status *status    // shared by all lives
+	lives  sync.Mutex // held by a cell while it ends and begins lives, if several goroutines do
 
 	mu     sync.Mutex
 	cmd    *exec.Cmd

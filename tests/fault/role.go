@@ -29,6 +29,7 @@ const (
 	producing role = "producer"
 	relaying  role = "relay"
 	running   role = "runner"
+	reading   role = "reader"
 )
 
 // settings configure a child.
@@ -163,6 +164,8 @@ func (w *work) life(ctx context.Context) (err error) {
 		return w.relay(ctx)
 	case running:
 		return w.project(ctx)
+	case reading:
+		return w.read(ctx)
 	}
 	return fmt.Errorf("unknown role %q", w.Role)
 }
@@ -170,6 +173,9 @@ func (w *work) life(ctx context.Context) (err error) {
 // open connects and retries while the server is away. It returns nil if ctx ends first.
 func (w *work) open(ctx context.Context) *postgres.DB {
 	cfg := &postgres.Config{Route: outbox.ByCategory, Notify: true}
+	if w.More["unrouted"] != "" {
+		cfg.Route = nil
+	}
 	for {
 		db, err := w.connect(ctx, fmt.Sprintf("%s&pool_max_conns=%d&application_name=%s", w.DSN, w.Conns, w.Name), cfg)
 		if err == nil {

@@ -224,6 +224,9 @@ func newArms[Tx any](w *work, s *started, u provider.Units[Tx], exec func(contex
 	if len(w.Arms) > 0 { // the other cells judge what the broker alone delivers
 		both.cfg.Log = w.db
 	}
+	if w.More["log"] != "" { // what the broker does not deliver is read from the log
+		both.cfg.Log, both.cfg.Grace = w.db, time.Second
+	}
 	return both
 }
 

@@ -1,0 +1,187 @@
+package postgres_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
+	"github.com/kinora-go/kinora/providers/postgres"
+	"github.com/stretchr/testify/require"
+)
+
+// A writing transaction that appends nothing does not delay a reader, in this database and in
+// another one, nor does an open append in another one.
+func TestOtherTransactionsDelayNoReader(t *testing.T) {
+	t.Parallel()
+	db, other := logged(t), logged(t)
+	var out logs
+	_, stop := runListed(t, db, projector.FromLog(db), projector.RunnerConfig{Logger: out.logger()}, listed(projector.Options{}))
+	appendCounted(t, db, 1, 3)
+	awaitLists(t, db, listedUpTo(3))
+	write := func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `insert into sums values ('k', 1)`)
+		return err
+	}
+	opened(t, db.Pool().Config().ConnString(), write)
+	opened(t, other.Pool().Config().ConnString(), write)
+	openAppend(t, other, "c-0")
+	for n := 4; n <= 12; n++ {
+		began := time.Now()
+		appendCounted(t, db, n, n)
+		awaitLists(t, db, listedUpTo(n))
+		require.Less(t, time.Since(began), 5*time.Second)
+	}
+	require.NoError(t, stop())
+	require.Zero(t, out.count("delays the reading"))
+}
+
+// A reader waits for an open append whose event may come before visible ones, logs its backend, and
+// then applies all of them in order.
+func TestAReaderWaitsForAnOpenAppendAndNamesIt(t *testing.T) {
+	t.Parallel()
+	for _, commits := range []bool{true, false} {
+		t.Run(fmt.Sprint("commits ", commits), func(t *testing.T) {
+			t.Parallel()
+			db := logged(t)
+			var out logs
+			_, stop := runListed(t, db, projector.FromLog(db), projector.RunnerConfig{Logger: out.logger()}, listed(projector.Options{}))
+			appendCounted(t, db, 1, 3)
+			awaitLists(t, db, listedUpTo(3))
+			tx, pid := openAppend(t, db, "late-1")
+			appendCounted(t, db, 4, 6)
+			warning := fmt.Sprintf("an open append delays the reading of the log\" projector=listed backend=%d since=", pid)
+			require.Eventually(t, func() bool { return out.count(warning) > 0 }, 20*time.Second, 10*time.Millisecond)
+			require.Equal(t, listedUpTo(3), listsOf(t, db))
+			want := listedUpTo(6)
+			if commits {
+				require.NoError(t, tx.Commit(t.Context()))
+				want["late-1"] = []int{1}
+			} else {
+				require.NoError(t, tx.Rollback(t.Context()))
+			}
+			awaitLists(t, db, want)
+			require.NoError(t, stop())
+		})
+	}
+}
+
+// While an append is open, deliveries of a live projector are applied, and events that are not
+// delivered are completed after the grace. The checkpoint waits.
+func TestALiveProjectorDoesNotWaitForAnOpenAppend(t *testing.T) {
+	t.Parallel()
+	db, f := logged(t), make(feed)
+	var out logs
+	cfg := projector.RunnerConfig{Grace: 300 * time.Millisecond, Logger: out.logger()}
+	_, stop := runListed(t, db, projector.Subscribe(f, "c"), cfg, listed(projector.Options{Markers: true}))
+	appendCounted(t, db, 1, 3)
+	awaitLists(t, db, listedUpTo(3))
+	require.Eventually(t, func() bool {
+		c := checkpointOf(t, db)
+		return c.Mode == provider.ModeLive && c.Place.Position == 3
+	}, 20*time.Second, 10*time.Millisecond)
+	tx, pid := openAppend(t, db, "late-1")
+	appendCounted(t, db, 4, 4)
+	began := time.Now()
+	f.deliver(t, messagesOf(t, db, "c-0")...)
+	awaitLists(t, db, listedUpTo(4))
+	appendCounted(t, db, 5, 9) // the broker loses these
+	awaitLists(t, db, listedUpTo(9))
+	require.EqualValues(t, 3, checkpointOf(t, db).Place.Position)
+	require.Eventually(t, func() bool {
+		return out.count(fmt.Sprintf("an open append delays the reading of the log\" projector=listed backend=%d ", pid)) > 0
+	}, 20*time.Second, 10*time.Millisecond)
+	t.Logf("completed %s after the append was opened", time.Since(began).Round(time.Millisecond))
+	require.NoError(t, tx.Commit(t.Context()))
+	want := listedUpTo(9)
+	want["late-1"] = []int{1}
+	awaitLists(t, db, want)
+	require.Eventually(t, func() bool { return checkpointOf(t, db).Place.Position == 10 }, 20*time.Second, 10*time.Millisecond)
+	for _, stream := range []string{"c-0", "c-1", "c-2", "late-1"} {
+		f.deliver(t, messagesOf(t, db, stream)...)
+	}
+	require.NoError(t, stop())
+	require.Equal(t, want, listsOf(t, db))
+}
+
+// A new projector goes live while an append is open, and applies the event of that append after it
+// has committed.
+func TestANewProjectorGoesLiveWhileAnAppendIsOpen(t *testing.T) {
+	t.Parallel()
+	db, f := logged(t), make(feed)
+	appendCounted(t, db, 1, 30)
+	tx, _ := openAppend(t, db, "late-1")
+	appendCounted(t, db, 31, 60)
+	_, stop := runListed(t, db, projector.Subscribe(f, "c"), projector.RunnerConfig{Grace: 300 * time.Millisecond},
+		listed(projector.Options{Markers: true}))
+	require.Eventually(t, func() bool { return checkpointOf(t, db).Mode == provider.ModeLive }, 20*time.Second, 10*time.Millisecond)
+	require.Equal(t, listedUpTo(60), listsOf(t, db))
+	require.EqualValues(t, 30, checkpointOf(t, db).Place.Position)
+	appendCounted(t, db, 61, 63)
+	for i := range 3 {
+		f.deliver(t, messagesOf(t, db, fmt.Sprint("c-", i))...)
+	}
+	awaitLists(t, db, listedUpTo(63))
+	require.NoError(t, tx.Commit(t.Context()))
+	want := listedUpTo(63)
+	want["late-1"] = []int{1}
+	awaitLists(t, db, want)
+	require.NoError(t, stop())
+	require.Equal(t, want, listsOf(t, db))
+}
+
+// latencies returns the sorted times from an append through one DB to the commit of a projector
+// that reads the log in another one. Before each append nothing happens for a moment.
+func latencies(t *testing.T, from, to *postgres.DB, n int, idle time.Duration) (all []time.Duration) {
+	t.Helper()
+	p := listed(projector.Options{})
+	_, stop := runListed(t, to, projector.FromLog(to), projector.RunnerConfig{}, p)
+	appendCounted(t, from, 1, 3)
+	awaitLists(t, to, listedUpTo(3))
+	for i := range n {
+		time.Sleep(idle)
+		began := time.Now()
+		at, err := from.Append(t.Context(), fmt.Sprint("l-", i), eventstore.Any, drafts(t, 1))
+		require.NoError(t, err)
+		require.NoError(t, p.Wait(t.Context(), to, at))
+		all = append(all, time.Since(began))
+	}
+	require.NoError(t, stop())
+	slices.Sort(all)
+	return all
+}
+
+// An append through the same DB, or a notification of another process, wakes the reader. Without
+// that, an idle reader finds the event when it next polls, after up to a second.
+func TestAReaderAppliesAnEventSoonAfterItsAppend(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct{ other, notifies, listens bool }{
+		"this process":      {},
+		"notified":          {other: true, notifies: true, listens: true},
+		"another, by polls": {other: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := logged(t)
+			from := db
+			if c.other {
+				from = notifying(t, db.Pool().Config().ConnString(), c.notifies)
+			}
+			if c.listens {
+				listen(t, db, nil, true)
+			}
+			all := latencies(t, from, db, 9, 1500*time.Millisecond)
+			t.Logf("from append to visible: fastest %s, median %s, slowest %s", all[0], all[len(all)/2], all[len(all)-1])
+			if c.other && !c.listens {
+				require.Greater(t, all[len(all)-1], 100*time.Millisecond, "the reader polls: otherwise this test shows nothing")
+				return
+			}
+			require.Less(t, all[len(all)/2], 100*time.Millisecond)
+		})
+	}
+}
