@@ -35,11 +35,7 @@ var readers = []Mutant{
 		Name: "read_before_closing",
 		What: "the last events before a projector goes live are read before its deliveries wait",
 		Edits: []Edit{
-			{File: "projector/complete.go", Old: `	page, err := r.pageAfter(ctx, provider.LogQuery{
-		After: r.read, Filter: r.filter, Limit: closeLimit, Unsettled: true, NoData: true,
-	})
-`, New: `	page, err := r.early, error(nil)
-`},
+			{File: "projector/complete.go", Old: "	if page.Full {\n", New: "	if page = r.early; page.Full {\n"},
 			{File: "projector/reader.go", Old: "	return true, r.setMode(ctx, provider.ModeClosing)", New: `	if r.early, err = r.pageAfter(ctx, provider.LogQuery{
 		After: r.read, Filter: r.filter, Limit: closeLimit, Unsettled: true, NoData: true,
 	}); err != nil {
