@@ -39,8 +39,8 @@ func runPoints(r *run) {
 	change := func(s *settings) {
 		s.Streams, s.Hot, s.Workers, s.More = 60, 0, 4, map[string]string{"steps": "1"}
 		if s.Role == reading {
-			s.Lease, s.Attempts, s.Unit = time.Second, 2, 20
-			s.More["projectors"], s.More["failsOneIn"] = strconv.Itoa(pointReaders), "50"
+			s.Lease, s.Attempts, s.Unit = time.Second, 2, 200
+			s.More["projectors"], s.More["failsOneIn"] = strconv.Itoa(pointReaders), "1000"
 		}
 		if s.Role != running {
 			return
