@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// restorable is a database of which a test takes a backup, and which it restores from that.
+// restorable is a database that a test copies to a backup, and restores from it.
 type restorable struct {
 	*testing.T
 	*postgres.DB

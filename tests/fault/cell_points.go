@@ -39,8 +39,8 @@ func runPoints(r *run) {
 	change := func(s *settings) {
 		s.Streams, s.Hot, s.Workers, s.More = 60, 0, 4, map[string]string{"steps": "1"}
 		if s.Role == reading {
-			s.Lease, s.Attempts, s.Unit = time.Second, 2, 20
-			s.More["projectors"], s.More["failsOneIn"] = strconv.Itoa(pointReaders), "50"
+			s.Lease, s.Attempts, s.Unit = time.Second, 2, 200
+			s.More["projectors"], s.More["failsOneIn"] = strconv.Itoa(pointReaders), "1000"
 		}
 		if s.Role != running {
 			return
@@ -122,11 +122,11 @@ func dieAtEach(r *run, p *process, todo chan string, round int) {
 // during work.
 func (r *run) dieAt(p *process, point string, nth int) {
 	patience := 3 * time.Second
-	switch p.Role {
-	case relaying:
+	switch {
+	case p.Role == relaying:
 		patience = 8 * time.Second // for the work that relays do every five seconds
-	case reading: // units of one round trip begin after a lease: then no message may have been in flight
-		patience = 8 * time.Second
+	case p.Role == reading || p.Batched: // units of one round trip only have events that are younger than each crash
+		patience = 15 * time.Second
 	}
 	for range 6 {
 		p.Point = fmt.Sprintf("%s#%d", point, nth)

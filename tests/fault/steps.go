@@ -35,7 +35,7 @@ func (w *work) passed(point string) { w.trace.printf("point %s %s", goroutine(),
 type steps struct{ *work }
 
 func (s steps) begin(sql string) {
-	s.trace.printf("query %s %.200s", goroutine(), strings.Join(strings.Fields(sql), " "))
+	s.trace.printf("query %s %.300s", goroutine(), strings.Join(strings.Fields(sql), " "))
 }
 
 func (s steps) end() { s.trace.printf("result %s", goroutine()) }
