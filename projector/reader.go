@@ -220,7 +220,7 @@ func (r *reader) catchUpPage(ctx, hard context.Context) (more bool, err error) {
 		r.apply(ctx, hard, msgs)
 		r.page = nil
 		if r.at.Place != page.End {
-			return false, cmp.Or(ctx.Err(), error(provider.ErrFenced))
+			return false, cmp.Or(ctx.Err(), provider.ErrFenced)
 		}
 	} else if page.End.Position-r.at.Place.Position >= idleAdvance {
 		if err := r.advance(hard, page.End); err != nil {
