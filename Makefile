@@ -12,7 +12,7 @@ demo: ## watch a read model stay exact while deliveries are doubled and processe
 	go build -o $(BIN)/reviews ./examples/reviews
 	$(BIN)/reviews demo $(ARGS)
 
-test: race fault-short ## every test, the race detector on, mutants included; lists what was skipped; each fault for some seconds
+test: race fault-short ## every test, the race detector on, some mutants included; lists what was skipped; each fault for some seconds
 
 # SQLite's own code, which is translated from C, runs without the race detector: with it the tests take ten times as long.
 # The driver and Kinora run with it.
@@ -72,7 +72,7 @@ fault: server ## every fault on real processes, and the long tests, in an hour (
 	go run ./tests/fault -cell "$(CELL)" -seed "$(or $(SEED),0)" $(ARGS)
 
 long: server pgbouncer ## the long form of the tests that have one (see internal/longtest), in ten minutes; part of make fault
-	KINORA_LONG=1 go test -count=1 -timeout 30m ./outbox ./providers/postgres/pooled
+	KINORA_LONG=1 go test -count=1 -timeout 30m ./outbox ./providers/postgres/pooled ./internal/mutant
 	KINORA_LONG=1 go test -count=1 -run TestNoEventIsSkippedWhateverTheOrderOfCommits ./providers/postgres
 
 fault-short: ## each fault for some seconds, in two minutes (CELL=, SEED=)

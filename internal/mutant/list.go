@@ -187,13 +187,13 @@ var stores = []Mutant{
 		return err
 	})
 	if a.topics = topics; err == nil && !at.Replayed {
-		err = d.writeTx(ctx, func(u *unit) error { return a.writeEntries(ctx, u.session, at) })
+		err = d.writeTx(ctx, func(u *unit) error { return a.writeEntries(ctx, u.session, at, at.Log+"/") })
 	}
 `},
 			{File: "providers/postgres/append.go", Old: `	ambiguous := false // an earlier try may have been executed
 `, New: `	if a.entries {
 		noEntries := &DB{&Provider{pool: db.pool, cfg: Config{Schema: db.cfg.Schema}}}
-		if a, err = noEntries.newAppend(stream, expected, events); err != nil {
+		if a, err = noEntries.newAppend(ctx, db.pool, stream, expected, events); err != nil {
 			return eventstore.Appended{}, err
 		}
 		at, err := a.run(ctx, db.pool)
