@@ -55,7 +55,7 @@ func TestThroughWatermillsBrokersWithARestart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := postgrestest.OpenBusy(t, &postgres.Config{Route: outbox.ByCategory}, noteTables)
-			sums := projector.Define("sums", notes, projector.Options{Markers: true}, projector.On("noted", sum))
+			sums := projector.Define("sums", notes, projector.Options{Markers: true, BrokerOnly: true}, projector.On("noted", sum))
 			quiet := slog.New(slog.DiscardHandler)
 			begin := func() (stop func()) {
 				pub, sub := broker(t, db)

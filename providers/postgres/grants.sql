@@ -21,6 +21,6 @@ grant insert, select (topic, message_id) on kinora.outbox to kinora_projector;
 grant select on kinora.migrations to kinora_appender, kinora_relay, kinora_projector;
 grant select on all tables in schema kinora to kinora_reader;
 -- where execute was revoked from public
-grant execute on function kinora.held(text, bytea[]), kinora.unheld(text, bytea[], bigint, boolean), kinora.checkpoint(text, boolean),
+grant execute on function kinora.held(text, bytea[]), kinora.unheld(text, bytea[], bigint), kinora.checkpoint(text, text),
 	kinora.advance(text, bigint, text, uuid, bigint, text, timestamptz), kinora.marked(text, bigint, text[], text[], text[]),
 	kinora.unmarked(text, bigint, text[], text[], text[]) to kinora_projector;

@@ -45,9 +45,10 @@ left join lateral (
 where m.found is null and (n.position = 0 or n.position > coalesce((select position from passed), 0))`
 
 	// Pruning reads the first markers in the order of an index. Without these settings, if the
-	// statistics are from an empty table, the planner reads and sorts all markers.
+	// statistics are from an empty table, the planner reads and sorts all markers. The plans then have
+	// high costs, for which the server would compile them.
 	inOrderSQL = `
-select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)`
+select set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)`
 
 	pruneAppliedSQL = `
 with live as materialized (select ` + liveGeneration + ` as generation),

@@ -205,7 +205,9 @@ create table kinora.checkpoints (
 -- are off as in kinora.held.
 
 -- Returns the checkpoint of the live generation. locked locks it until the transaction ends.
-create function kinora.checkpoint(of_projector text, locked text) returns setof kinora.checkpoints language plpgsql set enable_seqscan = off as $$
+create function kinora.checkpoint(of_projector text, locked text)
+returns table (projector text, generation int, "position" bigint, event_id text, recorded_at timestamptz, lineage text, mode text, token uuid, handlers jsonb)
+language plpgsql set enable_seqscan = off as $$
 begin
 	if locked = 'move' then
 		return query select * from kinora.checkpoints c
