@@ -23,10 +23,11 @@ func (r *Runner) beginReading(ctx context.Context) error {
 		}
 	}
 	for _, p := range r.projections {
-		if p.opts.BrokerOnly && p.marks {
+		if p.reader == nil && !r.src.isZero() && (p.opts.BrokerOnly || !p.opts.Markers) {
 			c, err := r.store.Checkpoint(ctx, p.name)
 			if err == nil && c.Mode != 0 {
-				return fmt.Errorf("projector %s has a checkpoint, and no markers of events before it: it cannot be BrokerOnly", p.name)
+				return fmt.Errorf("projector %s has a checkpoint, and no markers of events before it: "+
+					"it cannot be BrokerOnly or without Markers, unless it reads FromLog", p.name)
 			}
 		}
 		for tries := 1; p.reader != nil; tries++ {
@@ -98,33 +99,33 @@ func (r *reader) checkPruned(ctx context.Context) error {
 var errPruned = errors.New("the projector has applied events without a log, and their markers were deleted by age: " +
 	"set Options.From to where it begins to read the log, or Options.BrokerOnly")
 
-// placeOf returns the place after which from begins. It is settled: otherwise open appends with
-// smaller positions would be missed. So From.Now includes visible events behind such an append.
+// placeOf returns the place after which from begins. That of From.Now is settled: otherwise events
+// of open appends would be missed. So it is before visible events that are behind an open append.
 func (r *reader) placeOf(ctx context.Context, from eventstore.From) (place provider.LogPlace, err error) {
-	position, err := r.log.LogPosition(ctx, from)
-	if err != nil || position == 0 {
-		return place, err
-	}
-	for q := (provider.LogQuery{After: position - 1, Limit: 1, NoData: true}); ; {
-		page, err := r.log.LogPage(ctx, q)
-		switch {
-		case err != nil:
-			return place, err
-		case page.End.Position >= position:
-			if place.Position = position; len(page.Events) > 0 && page.Events[0].Position == position {
-				place = logPlace(page.Events[0])
+	if from.Now {
+		for q := (provider.LogQuery{Filter: eventstore.LogFilter{Types: []string{}}}); ; q.After = place.Position {
+			page, err := r.log.LogPage(ctx, q)
+			if err != nil || page.End.Position == q.After {
+				return place, err
 			}
-			return place, nil
-		case page.End.Position > q.After:
-			place, q.After = page.End, page.End.Position
-		case q.Filter.Types == nil && len(page.Waiting) > 0: // look for the settled position
-			q.After, q.Filter.Types = 0, []string{}
-		case len(page.Waiting) > 0:
-			return place, nil
-		default: // no event behind it
-			return provider.LogPlace{Position: position}, nil
+			place = page.End
 		}
 	}
+	head, err := r.log.LogPosition(ctx, eventstore.From{Now: true})
+	if err == nil {
+		place.Position, err = r.log.LogPosition(ctx, from)
+	}
+	switch {
+	case err != nil || place.Position == 0:
+		return place, err
+	case place.Position > head || from.Time.After(time.Now().Add(time.Minute)): //nolint:forbidigo // a minute is allowed for clocks that differ
+		return place, &eventstore.InvalidError{Field: "options.From", Reason: "is after the end of the log: use From.Now for events that come"}
+	}
+	page, err := r.log.LogPage(ctx, provider.LogQuery{After: place.Position - 1, Limit: 1, Unsettled: true, NoData: true})
+	if err == nil && len(page.Events) > 0 && page.Events[0].Position == place.Position {
+		place = logPlace(page.Events[0])
+	}
+	return place, err
 }
 
 func logPlace(e eventstore.Raw) provider.LogPlace {
@@ -154,7 +155,7 @@ func (r *reader) verify(ctx context.Context, c provider.Checkpoint) error {
 		return err
 	}
 	return fmt.Errorf("%w: it was probably restored from a backup: the effects of positions %d to %d have no event in it, "+
-		"and events at these positions were not applied (the checkpoint is event %s at position %d)",
+		"and events that it has at these positions now were not applied (the checkpoint is event %s at position %d)",
 		ErrLogChanged, min(last, c.Place.Position-1)+1, c.Place.Position, c.Place.ID, c.Place.Position)
 }
 

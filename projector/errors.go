@@ -78,6 +78,8 @@ var (
 	ErrOtherLog = errors.New("the events are in another log")
 	// ErrNoEvent: the log does not have the event, and it cannot appear any more.
 	ErrNoEvent = errors.New("the log does not have the event")
+	// ErrNotTaken: the event is before the position at which a handler began to read the log.
+	ErrNotTaken = errors.New("the handler began behind the event")
 	// ErrLogChanged: the log is not the one that was read. Its database was restored from a backup,
 	// or it is another log.
 	ErrLogChanged = errors.New("the log has changed")

@@ -21,7 +21,9 @@ type Lag struct {
 
 // Lag returns how far p is behind the log of s, counted at this moment. It reads the ids of the
 // events behind the checkpoint, so it takes about a second per million.
-//   - ErrNoCheckpoint: no runner has read a log for p.
+//   - ErrNoCheckpoint: no runner has read a log for p. A projector on a broker without Markers, or
+//     with BrokerOnly, has no lag.
+//   - ErrOtherLog: the log of s is not the one that p reads; see StateOf.
 func (p *Projector[Tx]) Lag(ctx context.Context, s State) (Lag, error) {
 	lag, err := p.lag(ctx, s)
 	if err != nil {
@@ -40,6 +42,13 @@ func (p *Projector[Tx]) lag(ctx context.Context, s State) (Lag, error) {
 	}
 	if c.Mode == 0 {
 		return Lag{}, ErrNoCheckpoint
+	}
+	id, err := s.LogID(ctx)
+	if err != nil {
+		return Lag{}, err
+	}
+	if c.Lineage != "" && c.Lineage != id.Lineage {
+		return Lag{}, fmt.Errorf("%w: the checkpoint is in log %s, and this one is %s: use StateOf", ErrOtherLog, c.Lineage, id.Lineage)
 	}
 	lag, takers := Lag{Position: c.Place.Position, Live: c.Mode == provider.ModeLive}, p.takers()
 	q := provider.LogQuery{

@@ -66,6 +66,9 @@ func (p *Projector[Tx]) check(keeps provider.Keeps) error {
 		errs = append(errs, fmt.Errorf("options.Parking is %d and options.Unknown is %d: use the constants of their types",
 			p.opts.Parking, p.opts.Unknown))
 	}
+	if err := provider.CheckFrom(p.opts.From); err != nil {
+		errs = append(errs, fmt.Errorf("options.From: %w", err))
+	}
 	if len(p.handlers) == 0 {
 		errs = append(errs, errors.New("there are no handlers: give at least one"))
 	}

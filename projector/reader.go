@@ -23,10 +23,12 @@ import (
 type reader struct {
 	*worker
 	log      provider.Log
-	isSource bool // the runner reads only the log, so the projector never goes live
-	marks    bool // the store keeps markers
-	filter   eventstore.LogFilter
-	terms    claim.Terms // of its lease
+	isSource bool                 // the runner reads only the log, so the projector never goes live
+	marks    bool                 // the store keeps markers
+	filter   eventstore.LogFilter // empty if there are categories: see accept
+	// of which events of unregistered types are read too
+	categories []string
+	terms      claim.Terms // of its lease
 
 	at       provider.Checkpoint // as this reader has written it
 	read     int64               // every event up to it is applied; may be behind at.Place
@@ -55,7 +57,7 @@ func newReader(p *projection, keeps provider.Keeps, number int) *reader {
 		log:    p.runner.log, isSource: p.runner.src.log != nil, marks: keeps.Markers,
 		terms: claim.Terms{Holder: p.runner.id, Token: claim.NewToken(), Lease: cfg.Lease},
 	}
-	if r.filter.Categories = p.runner.src.categories; len(r.filter.Categories) == 0 {
+	if r.categories = p.runner.src.categories; len(r.categories) == 0 {
 		for eventType := range p.byType {
 			r.filter.Types = append(r.filter.Types, eventType)
 		}
@@ -318,6 +320,9 @@ func (r *reader) pageOn(ctx context.Context, q provider.LogQuery) (provider.LogP
 func (r *reader) accept(events []eventstore.Raw) []*inbound {
 	msgs, log := make([]*inbound, 0, len(events)), r.runner.logID.Load().String()
 	for _, raw := range events {
+		if len(r.byType[raw.Type]) == 0 && !slices.Contains(r.categories, eventstore.Category(raw.Stream)) {
+			continue
+		}
 		if m := r.projection.accept(logged(raw, log), nil); m != nil {
 			m.mark, m.position = r.marks, raw.Position
 			msgs = append(msgs, m)
@@ -388,6 +393,9 @@ func (r *reader) advance(hard context.Context, to provider.LogPlace) error {
 }
 
 func (r *reader) reportError(err error) {
+	if provider.ClassOf(err) == ClassShutdown {
+		return
+	}
 	attrs := []any{"projector", r.name}
 	if errors.Is(err, eventstore.ErrUnsafeLog) { // its text has no data of users
 		attrs = append(attrs, "reason", err.Error())

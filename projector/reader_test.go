@@ -170,3 +170,92 @@ func TestReplayHasThePositionOfTheEvent(t *testing.T) {
 		require.Equal(t, []int64{1, 1, 1}, got)
 	})
 }
+
+// Categories add events of unregistered types, and take away none.
+func TestCategoriesAddEventsOfUnregisteredTypes(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := newDB(t)
+		for i, stream := range []string{"k-1", "other-1"} {
+			write(t, db, stream, 1)
+			_, err := db.Append(t.Context(), stream, eventstore.Any, []eventstore.Draft{{
+				ID: fmt.Sprint("7f4b3a52-6e1d-4a8e-9c3f-00000000000", i), Type: "novel", Schema: 1, Data: []byte(`{}`),
+			}})
+			require.NoError(t, err)
+		}
+		stop := start(t, newRunner(t, db, projector.FromLog(db, "k"), projector.RunnerConfig{}, define(projector.Options{}, note("a"))))
+		time.Sleep(time.Second)
+		require.NoError(t, stop())
+		require.Equal(t, upTo(1), noted(db, "a", "k-1"))
+		require.Equal(t, upTo(1), noted(db, "a", "other-1"))
+		require.Equal(t, []string{"7f4b3a52-6e1d-4a8e-9c3f-000000000000 stuck permanent unregistered 1"}, rows(parked(t, db)))
+	})
+}
+
+func TestAProjectorWithACheckpointNeedsMarkersOnABroker(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := newDB(t)
+		require.NoError(t, fromLog(t, db, projector.RunnerConfig{}, define(projector.Options{}, note("a")))())
+		src := projector.Subscribe(make(subscription), "review")
+		err := newRunner(t, db, src, projector.RunnerConfig{}, define(projector.Options{}, note("a"))).Run(t.Context())
+		require.ErrorContains(t, err, "it cannot be BrokerOnly or without Markers")
+	})
+}
+
+func TestFromMustNotBeAfterTheEndOfTheLog(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := newDB(t)
+		write(t, db, "k-1", 1)
+		for _, from := range []eventstore.From{{Position: 2}, {Time: time.Now().Add(time.Hour)}} {
+			err := newRunner(t, db, projector.FromLog(db), projector.RunnerConfig{}, define(projector.Options{From: from}, note("a"))).Run(t.Context())
+			require.ErrorIs(t, err, eventstore.ErrInvalid)
+		}
+		_, err := projector.NewRunner(db, projector.FromLog(db), projector.RunnerConfig{}, define(projector.Options{From: eventstore.From{Now: true, Position: 1}}, note("a")))
+		require.ErrorIs(t, err, eventstore.ErrInvalid)
+	})
+}
+
+// The read model is in one store, and the events are in another.
+func TestStateOfTwoStores(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		model, events := newDB(t), newDB(t)
+		p := define(projector.Options{}, note("a"))
+		stop := start(t, newRunner(t, model, projector.FromLog(events), projector.RunnerConfig{}, p))
+		at := write(t, events, "k-1", 1)
+		both := projector.StateOf(model, events)
+		require.NoError(t, p.Wait(t.Context(), both, at))
+		require.ErrorIs(t, p.Wait(t.Context(), model, at), projector.ErrOtherLog)
+		require.NoError(t, stop())
+		write(t, events, "k-1", 2)
+		lag, err := p.Lag(t.Context(), both)
+		require.NoError(t, err)
+		require.EqualValues(t, 1, lag.Events)
+		_, err = p.Lag(t.Context(), model)
+		require.ErrorIs(t, err, projector.ErrOtherLog)
+	})
+}
+
+// Wait never returns nil for an event that a handler does not get.
+func TestWaitForAnEventThatIsNotTaken(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := newDB(t)
+		before, after := define(projector.Options{}, note("a")), define(projector.Options{}, note("a"), note("b"))
+		stop := fromLog(t, db, projector.RunnerConfig{}, before)
+		at := write(t, db, "k-1", 1)
+		require.NoError(t, before.Wait(t.Context(), db, at))
+		require.ErrorIs(t, within(t, after, db, at), context.DeadlineExceeded, "the handler has not begun")
+		rolledBack := at
+		rolledBack.Position = 7
+		require.ErrorIs(t, before.Wait(t.Context(), db, rolledBack), projector.ErrNoEvent)
+		require.NoError(t, stop())
+		stop = fromLog(t, db, projector.RunnerConfig{}, after)
+		time.Sleep(time.Second)
+		require.ErrorIs(t, after.Wait(t.Context(), db, at), projector.ErrNotTaken)
+		require.NoError(t, after.Wait(t.Context(), db, write(t, db, "k-1", 2)))
+		require.NoError(t, stop())
+	})
+}

@@ -73,6 +73,9 @@ func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ..
 		if err := p.check(u.Keeps()); err != nil {
 			return nil, fmt.Errorf("runner: %w", err)
 		}
+		if p.opts.BrokerOnly && src.log != nil {
+			return nil, fmt.Errorf("runner: projector %s: options.BrokerOnly is for brokers, and this runner reads FromLog", p.name)
+		}
 		if p.opts.Ordered && src.log == nil && (r.log == nil || !p.opts.Markers || !u.Keeps().Markers || p.opts.BrokerOnly) && !src.isZero() {
 			return nil, fmt.Errorf("runner: projector %s: options.Ordered requires Markers, a store that keeps them, and a log", p.name)
 		}

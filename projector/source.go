@@ -24,8 +24,10 @@ type Source struct {
 // a time; another takes over when it ends. Each projector needs no markers: its checkpoint is
 // committed with its effects.
 //
-// The events are those that the projector has handlers for. With categories, the events of types
-// that are not registered are read too, in these categories; see Options.Unknown.
+// The events are those that the projector has handlers for, of every category. In addition, events
+// of types that are not registered are read in these categories, and parked until a program knows
+// the type (Options.Unknown); without categories they are skipped. With categories, the whole log is
+// read, and filtered in this process.
 func FromLog(log provider.Log, categories ...string) Source {
 	return Source{log: log, categories: categories}
 }

@@ -11,9 +11,23 @@ import (
 // State reads events, and what projectors did with them. Every provider with an event store
 // implements it. See Projector.Wait and Projector.Lag.
 type State interface {
-	// ReadStream yields the events of stream after afterVersion; see eventstore.Store.
-	ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[eventstore.Raw, error]
 	provider.Records
 	provider.Progress
+	eventLog
+}
+
+// StateOf returns the State of read models whose events are in another database: what projectors
+// did is read from model, and events from events.
+func StateOf(model, events State) State {
+	return struct {
+		provider.Records
+		provider.Progress
+		eventLog
+	}{model, model, events}
+}
+
+// eventLog is the part of a State that reads events.
+type eventLog interface {
+	ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[eventstore.Raw, error]
 	provider.Log
 }

@@ -32,8 +32,10 @@ const (
 //     ctx ends.
 //   - ErrInput: a is the zero Appended.
 //   - ErrOtherLog: the events were appended to another database or schema than that of s.
-//   - ErrNoEvent: the log of s does not have this version of the stream, and the append is over:
-//     it was rolled back.
+//   - ErrNoEvent: the log of s does not have the event, and the append is over: it was rolled back.
+//     This is known once the log has a later event.
+//   - ErrNotTaken: a handler of p began to read the log behind the event (Options.From, or a handler
+//     that was added later), so it does not get it.
 //   - The error of ctx after it ends.
 func (p *Projector[Tx]) Wait(ctx context.Context, s State, a eventstore.Appended) error {
 	if err := p.wait(ctx, s, a); err != nil {
@@ -61,7 +63,11 @@ func (p *Projector[Tx]) wait(ctx context.Context, s State, a eventstore.Appended
 			return fmt.Errorf("%w: log %s, and this one is %s", ErrOtherLog, a.Log, id.Lineage)
 		}
 	}
-	open, err := p.visible(ctx, s, a)
+	types := map[string]string{} // by message id
+	open, err := p.visible(ctx, s, a, types)
+	if err == nil {
+		err = p.begun(ctx, s, open, types)
+	}
 	if err != nil {
 		return err
 	}
@@ -79,6 +85,34 @@ func (p *Projector[Tx]) wait(ctx context.Context, s State, a eventstore.Appended
 		}
 	}
 	return nil
+}
+
+// begun waits until the checkpoint of p, if it has one, lists the handlers of all questions: before
+// that, a program without them moves it. It returns ErrNotTaken if a handler began behind an event.
+func (p *Projector[Tx]) begun(ctx context.Context, s State, open []provider.Question, types map[string]string) error {
+	for pause := waitMin; ; pause = min(2*pause, waitMax) {
+		c, err := s.Checkpoint(ctx, p.name)
+		if err != nil || c.Mode == 0 {
+			return err
+		}
+		missing := false
+		for i := range open {
+			q := &open[i]
+			at := slices.IndexFunc(c.Handlers, func(b provider.Began) bool {
+				return b.Type == types[q.MessageID] && slices.Contains(q.Names(), b.Handler)
+			})
+			if missing = missing || at < 0; at >= 0 && q.Position <= c.Handlers[at].Position {
+				return fmt.Errorf("%w: handler %s began at position %d, behind the event at %d",
+					ErrNotTaken, q.Handler, c.Handlers[at].Position, q.Position)
+			}
+		}
+		if !missing {
+			return nil
+		}
+		if wait(ctx, pause); ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
 }
 
 // isRecorded returns ErrNoMarkers if nothing records which events p has applied.
@@ -115,13 +149,13 @@ func ask(ctx context.Context, s State, page []provider.Question) (open []provide
 }
 
 // visible waits until s shows the events of an append, and returns their questions.
-func (p *Projector[Tx]) visible(ctx context.Context, s State, a eventstore.Appended) ([]provider.Question, error) {
+func (p *Projector[Tx]) visible(ctx context.Context, s State, a eventstore.Appended, types map[string]string) ([]provider.Question, error) {
 	for pause := waitMin; ; pause = min(2*pause, waitMax) {
 		gone, err := isGone(ctx, s, a) // before the stream is read
 		if err != nil {
 			return nil, err
 		}
-		open, last, err := p.questions(ctx, s, a)
+		open, last, err := p.questions(ctx, s, a, types)
 		if err != nil || last == a.Version {
 			return open, err
 		}
@@ -150,7 +184,7 @@ func isGone(ctx context.Context, s State, a eventstore.Appended) (bool, error) {
 // questions returns one question for each handler of each event of an append, in the order of the
 // stream, and the version of the last event that s shows; 0 if s shows none of them.
 func (p *Projector[Tx]) questions(
-	ctx context.Context, s State, a eventstore.Appended,
+	ctx context.Context, s State, a eventstore.Appended, types map[string]string,
 ) (open []provider.Question, last int64, err error) {
 	if a.Version == 0 {
 		return nil, 0, nil
@@ -163,7 +197,11 @@ func (p *Projector[Tx]) questions(
 		if raw.Version > a.Version {
 			break
 		}
-		last = raw.Version
+		last, types[raw.ID] = raw.Version, raw.Type
+		if raw.Version == a.Version && a.Position > 0 && raw.Position != a.Position {
+			return nil, 0, fmt.Errorf("%w: version %d of %s is at position %d, not %d: this append was rolled back",
+				ErrNoEvent, a.Version, a.Stream, raw.Position, a.Position)
+		}
 		for _, h := range takers[raw.Type] {
 			open = append(open, provider.Question{
 				Handler: h.Name, Was: h.Was, MessageID: raw.ID, RecordedAt: raw.RecordedAt, Position: raw.Position,

@@ -137,7 +137,7 @@ func TestWaitRefuses(t *testing.T) {
 
 // long is a stream of n events that are applied one after another.
 type long struct {
-	projector.State // not called
+	projector.State // its other methods are not called
 
 	n         int
 	applied   func() int
@@ -155,6 +155,10 @@ func (l *long) ReadStream(_ context.Context, stream string, after int64) iter.Se
 			}
 		}
 	}
+}
+
+func (*long) Checkpoint(context.Context, string) (provider.Checkpoint, error) {
+	return provider.Checkpoint{}, nil
 }
 
 func (l *long) Outcomes(_ context.Context, questions []provider.Question) ([]provider.Outcome, error) {
