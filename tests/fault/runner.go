@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -144,7 +145,9 @@ func (a *arms[Tx]) runners() (all []*projector.Runner, err error) {
 	sub := &subscriber{socket: a.w.Socket, name: a.w.Name, group: a.w.Group, acking: a.s.acking}
 	switch {
 	case a.w.Log:
-		add(projector.FromLog(a.w.db), a.projectors)
+		// With a checkpoint, the control could not be moved back to the broker: it has no markers.
+		isControl := func(p *projector.Projector[Tx]) bool { return p.Name() == controlName }
+		add(projector.FromLog(a.w.db), slices.DeleteFunc(slices.Clone(a.projectors), isControl))
 	case a.w.Lossy:
 		add(projector.Subscribe(newLossy(a.w, sub), category), a.projectors)
 	default:
