@@ -7,7 +7,7 @@ var progress = []Mutant{
 		What: "a unit does not compare its events with the checkpoint, only with markers",
 		Edits: []Edit{
 			{File: "providers/postgres/open.go", Old: "w.found.SetProgress(&w.Unit, w.checkpoint)", New: "nil"},
-			{File: "providers/postgres/batch.go", Old: "lanes, lowest)", New: "lanes, (*int64)(nil))"},
+			{File: "providers/postgres/batch.go", Old: "w.lanes(), lowest)", New: "w.lanes(), (*int64)(nil))"},
 		},
 		Tests: []Test{
 			{"./providers/postgres", "TestTheCheckpointIsReadAfterTheMarkers/tx"},
@@ -31,7 +31,7 @@ var progress = []Mutant{
 		What: "in one round trip the insert of the markers selects the events behind the checkpoint, which is no error for the others",
 		Edits: []Edit{
 			{File: "providers/postgres/open.go", Old: "	mustMarkSQL = insertMarkers + ` order by 1, 3`\n", New: "	mustMarkSQL = insertMarkers + ` left join kinora.checkpoint($1::text, '') c on true where c.position is null or n.position > c.position order by 1, 3`\n"},
-			{File: "providers/postgres/batch.go", Old: "lanes, lowest)", New: "lanes, (*int64)(nil))"},
+			{File: "providers/postgres/batch.go", Old: "w.lanes(), lowest)", New: "w.lanes(), (*int64)(nil))"},
 		},
 		Tests: []Test{{"./providers/postgres", "TestBatchedProgressConformance/Applied/a_redelivery_after_PruneApplied"}},
 	},

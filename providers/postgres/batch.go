@@ -102,8 +102,7 @@ func (w *unit) queueOpening() bool {
 		}
 	}
 	if len(w.Messages) > 0 {
-		lanes := each(w.Messages, func(m *provider.Message) []byte { return m.Lane[:] })
-		w.Queue(w.db.q(unheldSQL), w.Projector, lanes, lowest)
+		w.Queue(w.db.q(unheldSQL), w.Projector, w.lanes(), lowest)
 	}
 	return true
 }
