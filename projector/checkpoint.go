@@ -17,7 +17,7 @@ import (
 // is applied: deliveries of a new projector are left to its reader. It waits for a store that does
 // not reply.
 func (r *Runner) beginReading(ctx context.Context) error {
-	if c, ok := r.log.(provider.ReadyChecker); ok && r.log != nil {
+	if c, ok := r.log.(provider.ReadyChecker); ok {
 		if err := c.ReadyFor(ctx, provider.AnyService); err != nil {
 			return err
 		}

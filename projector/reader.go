@@ -342,7 +342,7 @@ func (r *reader) prepare(u *unit) {
 		return
 	}
 	m := u.msgs[len(u.msgs)-1]
-	to := provider.LogPlace{Position: m.position, ID: m.raw.ID, RecordedAt: m.raw.RecordedAt}
+	to := logPlace(m.raw)
 	if m == r.last {
 		to = r.page.End
 	}
