@@ -71,11 +71,11 @@ fault: server ## every fault on real processes, and the long tests, in an hour (
 	@[ -n "$(CELL)" ] || $(MAKE) -s long
 	go run ./tests/fault -cell "$(CELL)" -seed "$(or $(SEED),0)" $(ARGS)
 
-long: server pgbouncer ## the long form of the tests that have one (see internal/longtest), in ten minutes; part of make fault
+long: server pgbouncer ## the long form of the tests that have one (see internal/longtest), and every mutant, in a quarter of an hour; part of make fault
 	KINORA_LONG=1 go test -count=1 -timeout 30m ./outbox ./providers/postgres/pooled ./internal/mutant
 	KINORA_LONG=1 go test -count=1 -run TestNoEventIsSkippedWhateverTheOrderOfCommits ./providers/postgres
 
-fault-short: ## each fault for some seconds, in two minutes (CELL=, SEED=)
+fault-short: ## each fault for some seconds, in three minutes (CELL=, SEED=)
 	@mkdir -p $(BIN)
 	@case ",$$KINORA_SKIP," in *,postgres,*) echo "skipped: the fault suite"; exit 0;; esac; \
 	$(MAKE) -s server && go run ./tests/fault -short -report $(BIN)/fault-short.json -cell "$(CELL)" -seed "$(or $(SEED),0)" $(ARGS)

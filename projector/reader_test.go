@@ -49,6 +49,14 @@ func (l *openLog) LogStreams(ctx context.Context, versions map[string]int64, aft
 	return slices.DeleteFunc(events, func(e eventstore.Raw) bool { return l.hidden[e.Position] }), err
 }
 
+// refused returns the error of a runner that must not start.
+func refused(t *testing.T, r *projector.Runner) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	return r.Run(ctx)
+}
+
 // While an append is open, a projector goes live, and the events of each stream are in order also
 // if one becomes visible behind the reader.
 func TestOpenAppendsDoNotStopANewProjector(t *testing.T) {
@@ -81,7 +89,7 @@ func TestBrokerOnlyIsRefusedWithACheckpoint(t *testing.T) {
 		db, f := newDB(t), make(subscription)
 		stop := run(t, db, f, projector.RunnerConfig{}, define(marked, note("a")))
 		require.NoError(t, stop())
-		err := newRunner(t, db, projector.Subscribe(f, "review"), projector.RunnerConfig{}, define(delivered, note("a"))).Run(t.Context())
+		err := refused(t, newRunner(t, db, projector.Subscribe(f, "review"), projector.RunnerConfig{}, define(delivered, note("a"))))
 		require.ErrorContains(t, err, "it cannot be BrokerOnly")
 	})
 }
@@ -99,7 +107,7 @@ func TestTheFirstCheckpointIsRefusedAfterMarkersWereDeleted(t *testing.T) {
 		stop = run(t, db, f, projector.RunnerConfig{}, define(delivered, note("a")))
 		time.Sleep(2 * time.Minute)
 		require.NoError(t, stop())
-		err := newRunner(t, db, projector.Subscribe(f, "review"), projector.RunnerConfig{}, define(marked, note("a"))).Run(t.Context())
+		err := refused(t, newRunner(t, db, projector.Subscribe(f, "review"), projector.RunnerConfig{}, define(marked, note("a"))))
 		require.ErrorContains(t, err, "set Options.From")
 		from := projector.Options{Markers: true, From: eventstore.From{Now: true}}
 		stop = run(t, db, f, projector.RunnerConfig{}, define(from, note("a")))
@@ -198,7 +206,7 @@ func TestAProjectorWithACheckpointNeedsMarkersOnABroker(t *testing.T) {
 		db := newDB(t)
 		require.NoError(t, fromLog(t, db, projector.RunnerConfig{}, define(projector.Options{}, note("a")))())
 		src := projector.Subscribe(make(subscription), "review")
-		err := newRunner(t, db, src, projector.RunnerConfig{}, define(projector.Options{}, note("a"))).Run(t.Context())
+		err := refused(t, newRunner(t, db, src, projector.RunnerConfig{}, define(projector.Options{}, note("a"))))
 		require.ErrorContains(t, err, "it cannot be BrokerOnly or without Markers")
 	})
 }
@@ -209,7 +217,7 @@ func TestFromMustNotBeAfterTheEndOfTheLog(t *testing.T) {
 		db := newDB(t)
 		write(t, db, "k-1", 1)
 		for _, from := range []eventstore.From{{Position: 2}, {Time: time.Now().Add(time.Hour)}} {
-			err := newRunner(t, db, projector.FromLog(db), projector.RunnerConfig{}, define(projector.Options{From: from}, note("a"))).Run(t.Context())
+			err := refused(t, newRunner(t, db, projector.FromLog(db), projector.RunnerConfig{}, define(projector.Options{From: from}, note("a"))))
 			require.ErrorIs(t, err, eventstore.ErrInvalid)
 		}
 		_, err := projector.NewRunner(db, projector.FromLog(db), projector.RunnerConfig{}, define(projector.Options{From: eventstore.From{Now: true, Position: 1}}, note("a")))

@@ -135,6 +135,21 @@ func TestANewProjectorGoesLiveWhileAnAppendIsOpen(t *testing.T) {
 	require.Equal(t, want, listsOf(t, db))
 }
 
+// From.Now begins at a settled position: an append that was open then is not missed.
+func TestFromNowMissesNoOpenAppend(t *testing.T) {
+	t.Parallel()
+	db := logged(t)
+	appendCounted(t, db, 1, 3)
+	tx, _ := openAppend(t, db, "late-1")
+	appendCounted(t, db, 4, 6)
+	_, stop := runListed(t, db, projector.FromLog(db), projector.RunnerConfig{}, listed(projector.Options{From: eventstore.From{Now: true}}))
+	require.Eventually(t, func() bool { return checkpointOf(t, db).Mode != 0 }, 20*time.Second, 10*time.Millisecond)
+	require.NoError(t, tx.Commit(t.Context()))
+	want := map[string][]int{"late-1": {1}, "c-0": {4}, "c-1": {5}, "c-2": {6}}
+	awaitLists(t, db, want)
+	require.NoError(t, stop())
+}
+
 // latencies returns the sorted times from an append through one DB to the commit of a projector
 // that reads the log in another one. Before each append nothing happens for a moment.
 func latencies(t *testing.T, from, to *postgres.DB, n int, idle time.Duration) (all []time.Duration) {
