@@ -128,13 +128,15 @@ func (g *gapLoad) savepoint(ctx context.Context, tx pgx.Tx, write func(pgx.Tx) e
 }
 
 // prepare leaves the transaction prepared for some time, and then commits it on another connection.
+// The end of ctx does not interrupt it: the transaction would stay prepared.
 func (g *gapLoad) prepare(ctx context.Context, tx pgx.Tx, name string) error {
-	if _, err := tx.Exec(ctx, "prepare transaction '"+name+"'"); err != nil {
+	whole := context.WithoutCancel(ctx)
+	if _, err := tx.Exec(whole, "prepare transaction '"+name+"'"); err != nil {
 		return err
 	}
 	sleepUpTo(ctx, 20*time.Millisecond)
 	g.prepared.Add(1)
-	_, err := g.db.Pool().Exec(context.WithoutCancel(ctx), "commit prepared '"+name+"'")
+	_, err := g.db.Pool().Exec(whole, "commit prepared '"+name+"'")
 	return err
 }
 
@@ -168,7 +170,8 @@ func (r *reading) take(e eventstore.Raw) error {
 	return nil
 }
 
-// live reads page after page until ctx has ended and the log has no more.
+// live reads page after page until ctx has ended, the log has no more, and no append is open: the
+// server may still be ending those of connections that were closed.
 func (r *reading) live(ctx context.Context, db *postgres.DB, q provider.LogQuery) error {
 	q.Filter = r.filter
 	for {
@@ -185,7 +188,7 @@ func (r *reading) live(ctx context.Context, db *postgres.DB, q provider.LogQuery
 		r.waits += min(len(page.Waiting), 1)
 		q.After = page.End.Position
 		switch {
-		case last && !page.More:
+		case last && !page.More && len(page.Waiting) == 0:
 			return nil
 		case !page.More:
 			select {
