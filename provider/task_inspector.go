@@ -1,0 +1,76 @@
+package provider
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+)
+
+// TaskInspector lists tasks, and has the decisions of operators. Each decision is one transaction,
+// and adds a row to the trail of each task that it changes. A Decision that Decision.Validate
+// refuses is ErrInput, and nothing is changed.
+type TaskInspector interface {
+	// Tasks lists the tasks that f selects in order of ID.
+	Tasks(ctx context.Context, f TaskFilter) ([]Task, error)
+	// TaskCounts counts tasks by status; kind empty means all kinds. Each status is in the result.
+	TaskCounts(ctx context.Context, kind string) (map[TaskStatus]int64, error)
+	// TaskGroup returns a group, and false if there is none.
+	TaskGroup(ctx context.Context, id string) (TaskGroup, bool, error)
+	// TaskTrail returns the records of a task in order.
+	TaskTrail(ctx context.Context, id string) ([]TaskRecord, error)
+	// RequeueTasks makes the abandoned and failed tasks that f selects pending at once, resets their
+	// attempts, and returns their number. Slots and direction stay.
+	RequeueTasks(ctx context.Context, f TaskFilter, d Decision) (int, error)
+	// CancelTasks does what TaskTx.Cancel does for the tasks that f selects, and returns their number.
+	CancelTasks(ctx context.Context, f TaskFilter, d Decision) (int, error)
+	// CompleteTask makes an abandoned task that goes forward pending with a result: a worker ends it
+	// as done without running it, and counts its group. ErrTaskVersion: it is not such a task.
+	// Invalid JSON is an *eventstore.InvalidError.
+	CompleteTask(ctx context.Context, id string, result json.RawMessage, d Decision) error
+	// PatchTask changes the state of a task that is pending, failed, waiting or abandoned, by a JSON
+	// merge patch (RFC 7386). A null removes a slot, so its step runs again. ErrTaskVersion: the task
+	// has another version, or a worker has it. A result that is not a state is an
+	// *eventstore.InvalidError. See PatchState.
+	PatchTask(ctx context.Context, id string, version int64, patch json.RawMessage, d Decision) error
+}
+
+// TaskFilter selects tasks. The zero filter selects all. Text that is longer than 255 bytes, is not
+// UTF-8 or has a NUL is an *eventstore.InvalidError.
+type TaskFilter struct {
+	IDs       []string // only these; nil means all, empty means none
+	Kind      string
+	Group     string // the id of the group
+	GroupKind string
+	Status    []TaskStatus // any of these; empty means all
+	Code      string
+	After     string // only greater ids; for the next page, the last ID of this one
+	Limit     int    // zero means 100 for Tasks, and no limit for decisions
+}
+
+// TaskRecord is a record of what happened to a task.
+type TaskRecord struct {
+	// ID is the same if a worker reports the same end of a task again.
+	ID     string
+	Task   string
+	Kind   string
+	Group  string
+	What   string // one of the What constants
+	Detail string // a slot or a code; never a text
+	By     string // the operator, the worker, or the id of the answer
+	Reason string // of the operator
+	At     time.Time
+}
+
+// What a TaskRecord reports.
+const (
+	WhatAnswered  = "answered" // Detail is the slot
+	WhatGaveUp    = "gave_up"  // Detail is the code
+	WhatPostponed = "postponed"
+	WhatDone      = "done"
+	WhatUndone    = "undone"
+	WhatAbandoned = "abandoned" // Detail is the code
+	WhatRequeued  = "requeued"
+	WhatCanceled  = "canceled"
+	WhatCompleted = "completed"
+	WhatPatched   = "patched"
+)

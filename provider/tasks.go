@@ -1,0 +1,191 @@
+package provider
+
+import (
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/kinora-go/kinora/claim"
+)
+
+// TaskProvider is a store for workers. Tx is the transaction type of its handlers.
+type TaskProvider[Tx any] interface {
+	Tasks
+	Units[Tx]
+	// TasksIn returns the tasks in a transaction: one that the caller owns, or that of a handler.
+	TasksIn(tx Tx) TaskTx
+}
+
+// Tasks is a store of tasks for workers.
+//
+// A task is due while its status is open and its NextAt is not in the future on the store's clock.
+// The clock is read once per statement. A claimed task that is due has vanished: its worker has
+// neither changed it nor renewed the lease.
+type Tasks interface {
+	// TaskCandidates returns at most limit due tasks of q.Kinds without taking them. Each kind is in
+	// order of NextAt and ID, and the kinds take turns: the first of each kind, the second of each
+	// kind, and so on. So neither a backlog of one kind, nor tasks that wait, delay other kinds.
+	// With q.Alone it returns only suspect tasks, else none of them.
+	TaskCandidates(ctx context.Context, q TaskQuery, limit int) ([]Task, error)
+
+	// TakeTask takes c if it is unchanged since it was read (version, status, attempts, token) and
+	// still due. It checks both in one atomic step. The direction, the slots and the wait stay.
+	//   - Taking sets the token and the holder of t, counts an attempt, and leases the task for
+	//     t.Lease.
+	//   - If c has vanished: at q.Attempts it is taken with Spent, and no attempt is counted. Else
+	//     if it is the second time in a row, it becomes failed and Suspect, stays due, and is not
+	//     taken. The code is CodeVanished in all three cases.
+	//   - If its time to wait is over, it is taken with TimedOut.
+	//   - If c was not taken, the result is (c, false, nil). t is complete
+	//     (claim.Terms.WithDefaults).
+	TakeTask(ctx context.Context, c Task, q TaskQuery, t claim.Terms) (Task, bool, error)
+
+	// ChangeTasks applies changes in one transaction, each on its own, and returns their results in
+	// the same order. A change that CheckTaskChanges refuses is an *eventstore.InvalidError, and
+	// nothing is changed.
+	ChangeTasks(ctx context.Context, changes []TaskChange) ([]TaskChanged, error)
+
+	// RenewTasks leases claimed tasks anew. It returns the ids of the tasks that are no longer
+	// claimed with their token. It waits for no lock: a task whose row another transaction has
+	// locked is not renewed and not reported.
+	RenewTasks(ctx context.Context, tasks []Task, lease time.Duration) (late []string, err error)
+
+	// TaskKinds returns the kinds of the open tasks of a domain, without those that are only
+	// suspect, sorted. Its cost grows with the number of kinds, not of tasks.
+	TaskKinds(ctx context.Context, domain string) ([]string, error)
+
+	// DeleteTasks deletes at most limit tasks that were done or undone longer ago than keep says,
+	// with their trails, and returns their number. Groups are deleted keep.Done after they were
+	// completed. keep is complete (TaskRetention.WithDefaults).
+	DeleteTasks(ctx context.Context, keep TaskRetention, limit int) (int, error)
+}
+
+// TaskTx is the tasks in a transaction. It never ends the transaction, and nothing can be claimed
+// through it. An *eventstore.InvalidError and ErrTaskIDReused leave the transaction usable.
+type TaskTx interface {
+	// Enqueue adds tasks, in order of their ids. A task is ignored if one with the same id, kind,
+	// input and group exists; ErrTaskIDReused if it exists with another one of these.
+	Enqueue(ctx context.Context, tasks ...TaskDraft) error
+
+	// EnqueueGroup adds a group with all its tasks. It is ignored if the group exists with the same
+	// kind, data and tasks; else ErrTaskIDReused.
+	EnqueueGroup(ctx context.Context, g TaskGroupDraft) error
+
+	// Answer fills the slot of a wait, now or before the task waits. A task that waits for it
+	// becomes pending.
+	Answer(ctx context.Context, a TaskAnswer) (AnswerOutcome, error)
+
+	// Postpone makes a pending, failed or claimed task that goes forward due at this time of the
+	// store's clock, with no attempts counted. It returns false, and changes nothing, for a task
+	// with slots and in any other case. If a worker is running the task, the result of that run does
+	// not count: the transaction of DefineTx is rolled back, and a call may have been made.
+	Postpone(ctx context.Context, id string, at time.Time) (bool, error)
+
+	// Cancel gives a task up, with WhyCanceled: what its steps did is undone. It returns false if the
+	// task is being undone already, is final, or does not exist. A worker that runs the task notices
+	// it at its next change.
+	Cancel(ctx context.Context, id string) (bool, error)
+
+	// Change is ChangeTasks for one change. If it is to TaskDone and the task has a group, it counts
+	// the group down, and keeps the group's row locked until the transaction ends. Workers call it.
+	Change(ctx context.Context, c TaskChange) (TaskChanged, error)
+}
+
+// TaskWaker is a capability of Tasks: a hint that tasks became due.
+type TaskWaker interface {
+	// TasksDue returns a channel that is closed when tasks are next added, answered or released
+	// through this value, after the commit if this value commits.
+	TasksDue() <-chan struct{}
+}
+
+// TaskQuery selects tasks to claim.
+type TaskQuery struct {
+	Kinds []string // only these
+	// Attempts is the limit of attempts; ≤ 0 means none.
+	Attempts int
+	Alone    bool // one suspect task, and no other
+}
+
+// TaskChange is a change of a claimed task. It is applied only if the task is claimed with Token.
+type TaskChange struct {
+	ID    string
+	Token claim.Token
+	// To is the new status. TaskClaimed keeps the claim and renews its lease, TaskPending releases
+	// the task and gives its attempt back.
+	To TaskStatus
+	// After is the lease of a claimed task, the backoff of a failed one, the delay of a pending one,
+	// and the time of a waiting one, ≤ 0 without end. The end of a wait is set once per slot: a task
+	// that waits again for Open waits until the time that was set first.
+	After time.Duration
+	Slots map[string]Slot // to be set; may be nil
+	// Open is a slot. The change is refused if it is filled. TaskWaiting requires it: the task waits
+	// for this slot.
+	Open string
+	// Progress: attempts begin again with this claim as the first one, Vanished and Suspect end, and
+	// the wait is over.
+	Progress bool
+	GiveUp   string // not empty: the direction becomes undo, with this Why
+	Doubt    bool   // with GiveUp: a step had begun and is not recorded
+	Result   json.RawMessage
+	Code     string // of TaskFailed, TaskAbandoned and TaskPending; empty keeps the last one
+}
+
+// TaskChanged is the result of a TaskChange.
+//
+// TaskDone and TaskWaiting are also refused if the direction is undo.
+type TaskChanged struct {
+	Applied bool
+	// Now is the task after the change: only ID, Undo, Version and Group if it was applied. If it was
+	// refused, it is the stored task, or its zero value if there is none.
+	Now   Task
+	Group *TaskGroup // of TaskTx.Change to TaskDone: the group after it was counted
+}
+
+// Late reports whether the change was refused because the claim with token has ended.
+func (c TaskChanged) Late(token claim.Token) bool {
+	return !c.Applied && (c.Now.Status != TaskClaimed || c.Now.Token != token)
+}
+
+// TaskRetention is how long ended tasks are kept, and with them the ids under which tasks are added
+// once. Abandoned tasks are kept until an operator decides.
+type TaskRetention struct {
+	Done   time.Duration // zero means 7 days
+	Undone time.Duration // zero means 30 days
+}
+
+// TaskBatchClaimer is a capability of Tasks: ClaimTasks in one transaction.
+type TaskBatchClaimer interface {
+	// ClaimTasks does what the function ClaimTasks does. t is complete (claim.Terms.WithDefaults).
+	ClaimTasks(ctx context.Context, q TaskQuery, t claim.Terms) ([]Task, error)
+}
+
+// ClaimTasks claims due tasks as TaskCandidates lists them. It uses TaskBatchClaimer if s implements
+// it, else ClaimTasksPortably. A task has at most one live claim. The tasks are as they are after the
+// claim. With an error, they are those taken before it.
+func ClaimTasks(ctx context.Context, s Tasks, q TaskQuery, t claim.Terms) ([]Task, error) {
+	t, err := t.WithDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if b, ok := s.(TaskBatchClaimer); ok {
+		return b.ClaimTasks(ctx, q, t)
+	}
+	return ClaimTasksPortably(ctx, s, q, t)
+}
+
+// ClaimTasksPortably does what ClaimTasks does, with Tasks.TaskCandidates and one Tasks.TakeTask per
+// task. It never uses TaskBatchClaimer.
+func ClaimTasksPortably(ctx context.Context, s Tasks, q TaskQuery, t claim.Terms) ([]Task, error) {
+	t, err := t.WithDefaults()
+	if err != nil {
+		return nil, err
+	}
+	if q.Alone {
+		t.Limit = 1
+	}
+	return claim.Portable(ctx, t,
+		func(ctx context.Context, limit int) ([]Task, error) { return s.TaskCandidates(ctx, q, limit) },
+		func(ctx context.Context, c Task, t claim.Terms) (Task, bool, error) {
+			return s.TakeTask(ctx, c, q, t)
+		}, nil)
+}
