@@ -100,7 +100,8 @@ func (db *DB) RequeueTasks(ctx context.Context, f provider.TaskFilter, d provide
 		})
 		for _, was := range picked {
 			is := was
-			is.restart(now)
+			restart(&is, now)
+			is.Version++
 			s.work.decide(was, is, provider.WhatRequeued, d, now)
 		}
 		return len(picked)
@@ -109,7 +110,6 @@ func (db *DB) RequeueTasks(ctx context.Context, f provider.TaskFilter, d provide
 
 // decide stores is, which a decision has made of was.
 func (w *work) decide(was, is task, what string, d provider.Decision, now time.Time) {
-	is.Version++
 	w.put(was, is)
 	w.record(is, what, "", d, now)
 }
@@ -137,7 +137,8 @@ func (db *DB) CompleteTask(ctx context.Context, id string, result json.RawMessag
 			return fmt.Errorf("task %s: %w", id, provider.ErrTaskVersion)
 		}
 		is := was
-		is.restart(now)
+		restart(&is, now)
+		is.Version++
 		is.Result = slices.Clone(result)
 		w.decide(was, is, provider.WhatCompleted, d, now)
 		return nil
@@ -148,17 +149,15 @@ func (db *DB) CompleteTask(ctx context.Context, id string, result json.RawMessag
 // becomes pending.
 func (db *DB) PatchTask(ctx context.Context, id string, version int64, patch json.RawMessage, d provider.Decision) error {
 	invalid := cmp.Or(provider.CheckStorable("task id", id), provider.CheckTaskDecision(provider.TaskFilter{}, d))
-	return db.decideOne(ctx, "patch a task", invalid, func(w *work, now time.Time) (err error) {
+	return db.decideOne(ctx, "patch a task", invalid, func(w *work, now time.Time) error {
 		was, _ := w.tasks.get(id)
-		patchable := was.Status != provider.TaskClaimed && !was.Status.Final()
-		if was.ID == "" || was.Version != version || !patchable {
-			return fmt.Errorf("task %s: %w", id, provider.ErrTaskVersion)
-		}
-		is := was
-		if is.State, err = provider.PatchState(was.State, patch); err != nil {
+		is, ok, err := was.Patch(version, patch, now)
+		if err != nil {
 			return err
 		}
-		is.resume(now)
+		if !ok {
+			return fmt.Errorf("task %s: %w", id, provider.ErrTaskVersion)
+		}
 		w.decide(was, is, provider.WhatPatched, d, now)
 		return nil
 	})

@@ -97,32 +97,16 @@ func (t taskTx) EnqueueGroup(ctx context.Context, g provider.TaskGroupDraft) err
 func (t taskTx) Answer(ctx context.Context, a provider.TaskAnswer) (provider.AnswerOutcome, error) {
 	return updateTasks(ctx, t, "answer a task", provider.CheckTaskAnswer(a), func(w *work, now time.Time) (provider.AnswerOutcome, error) {
 		was, known := w.tasks.get(a.Task)
-		slot := was.State[a.Name]
-		switch {
-		case !known:
+		if !known {
 			return provider.AnswerNotFound, nil
-		case slot.Filled() && slot.By == a.ID:
-			return provider.AnswerAgain, nil
-		case slot.Filled() || was.Status.Final():
-			return provider.AnswerLate, nil
 		}
-		is := was
-		is.State = ownState(was.State)
-		slot.Out, slot.By, slot.At = bytes.Clone(a.Out), a.ID, now.Format(time.RFC3339Nano)
-		is.State[a.Name] = slot
-		is.Version++
-		is.resume(now)
-		w.put(was, is)
-		w.record(is, provider.WhatAnswered, a.Name, provider.Decision{By: a.ID}, now)
-		return provider.AnswerTaken, nil
+		is, outcome := was.Answer(&a, now)
+		if outcome == provider.AnswerTaken {
+			w.put(was, is)
+			w.record(is, provider.WhatAnswered, a.Name, provider.Decision{By: a.ID}, now)
+		}
+		return outcome, nil
 	})
-}
-
-// resume makes a waiting task pending if its slot is filled.
-func (t *task) resume(now time.Time) {
-	if t.Status == provider.TaskWaiting && t.State[t.Waits].Filled() {
-		t.Status, t.NextAt = provider.TaskPending, now
-	}
 }
 
 // Postpone implements provider.TaskTx.
@@ -138,7 +122,7 @@ func (t taskTx) Postpone(ctx context.Context, id string, at time.Time) (bool, er
 			return false, nil
 		}
 		is := was
-		is.restart(at.UTC().Round(0))
+		restart(&is, at.UTC().Round(0))
 		is.Version++
 		w.put(was, is)
 		w.record(is, provider.WhatPostponed, "", provider.Decision{}, now)

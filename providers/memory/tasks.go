@@ -6,12 +6,12 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/internal/taskrow"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -28,11 +28,8 @@ type work struct {
 	ended, completed *tree[string, string]
 }
 
-// task is a stored task. TimedOut and Spent are set only in the result of a claim.
-type task struct {
-	provider.Task
-	waitEnds time.Time // the end of the wait for Waits; zero: none
-}
+// task is a stored task. Package taskrow has the changes that workers and answers make.
+type task = taskrow.Row
 
 // group is a stored group, with the tasks that were added with it.
 type group struct {
@@ -179,7 +176,7 @@ func (w *work) take(c provider.Task, q provider.TaskQuery, t claim.Terms, now ti
 	is.Status, is.Token, is.ClaimedBy, is.NextAt = provider.TaskClaimed, t.Token, t.Holder, now.Add(t.Lease)
 	w.put(was, is)
 	result := ownTask(is.Task)
-	result.Spent, result.TimedOut = spent, !is.waitEnds.IsZero() && !is.waitEnds.After(now)
+	result.Spent, result.TimedOut = spent, !is.WaitEnds.IsZero() && !is.WaitEnds.After(now)
 	return result, true
 }
 
@@ -260,15 +257,6 @@ func (db *Provider) TasksDue() <-chan struct{} { return db.committed.Load().task
 
 // ownTask copies the bytes and maps of a task, as own does for an event.
 func ownTask(t provider.Task) provider.Task {
-	t.Input, t.Result, t.State = bytes.Clone(t.Input), bytes.Clone(t.Result), ownState(t.State)
+	t.Input, t.Result, t.State = bytes.Clone(t.Input), bytes.Clone(t.Result), taskrow.CloneState(t.State)
 	return t
-}
-
-func ownState(state map[string]provider.Slot) map[string]provider.Slot {
-	state = maps.Clone(state)
-	for name, s := range state {
-		s.Out = bytes.Clone(s.Out)
-		state[name] = s
-	}
-	return state
 }
