@@ -330,7 +330,7 @@ create table kinora.tasks (
 	suspect    boolean not null default false,       -- it is claimed alone
 	undo       boolean not null default false,       -- its direction
 	why        text collate "C" not null default '', -- it is being undone
-	doubt      boolean not null default false,       -- the step after the last recorded one may have begun
+	doubt      boolean not null default false,       -- a step that is not recorded may have begun
 	version    bigint not null default 1,
 	attempts   int not null default 0,
 	vanished   int not null default 0,
@@ -471,8 +471,7 @@ begin
 			|| jsonb_build_object('out', answer, 'by', answer_id, 'at', to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))),
 		version    = t.version + 1,
 		status     = case when t.status = 'waiting' and t.waits = of_name then 'pending' else t.status end,
-		next_at    = case when t.status = 'waiting' and t.waits = of_name then clock_timestamp() else t.next_at end,
-		wait_until = case when t.status = 'waiting' and t.waits = of_name then null else t.wait_until end
+		next_at    = case when t.status = 'waiting' and t.waits = of_name then clock_timestamp() else t.next_at end
 	where t.id = of_id and t.status not in ('done', 'undone')
 		and not coalesce(t.state -> of_name ? 'out' or t.state -> of_name ->> 'timeout' = 'true', false);
 	if found then
@@ -531,6 +530,7 @@ begin
 			code       = case when p.gone then 'vanished' else o.code end,
 			token      = case when p.apart then null else new_token end,
 			claimed_by = case when p.apart then o.claimed_by else holder end,
+			doubt      = o.doubt or not o.undo and not p.apart,
 			attempts   = case when p.spent or p.apart then o.attempts else least(o.attempts + 1, 1000000000) end,
 			next_at    = case when p.apart then o.next_at else ck + lease * interval '1 microsecond' end
 		from picked p where o.id = p.id
@@ -620,6 +620,7 @@ begin
 						case when jsonb_typeof(coalesce(c.slots -> c.open, slot)) = 'object' then coalesce(c.slots -> c.open, slot) else '{}' end
 						|| jsonb_build_object('until', to_char(until at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))) end,
 					version    = o.version + 1,
+					doubt      = false,
 					attempts   = 0,
 					vanished   = 0,
 					suspect    = false,
