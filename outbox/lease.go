@@ -3,6 +3,8 @@ package outbox
 import (
 	"context"
 	"time"
+
+	"github.com/kinora-go/kinora/internal/errclass"
 )
 
 // lease is how long a claim protects its entries, as the relay measures it. It begins before the
@@ -79,13 +81,13 @@ func (b *batch) renewClaims() bool {
 	}
 	late, err := b.markOnce(marks)
 	if err != nil {
-		b.log.Warn("claims not renewed", "entries", len(marks), "class", errorClass(err))
+		b.log.Warn("claims not renewed", "entries", len(marks), "class", errclass.Of(err))
 		return false
 	}
 	if behind := b.drop(late); len(behind) > 0 {
 		// If this fails, other relays take over when the lease ends.
 		if _, err := b.markOnce(releases(behind)); err != nil {
-			b.log.Warn("entries not released", "entries", len(behind), "class", errorClass(err))
+			b.log.Warn("entries not released", "entries", len(behind), "class", errclass.Of(err))
 		}
 	}
 	return true

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/kinora-go/kinora/internal/errclass"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -42,7 +43,7 @@ func (r *Relay) maintain(ctx context.Context) {
 			}
 		}
 		if err != nil && ctx.Err() == nil {
-			r.log.Warn(what, "class", errorClass(err))
+			r.log.Warn(what, "class", errclass.Of(err))
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/internal/errclass"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -331,14 +332,14 @@ func (b *batch) outageMarks(topic string, v verdict) []Mark {
 		b.cfg.Observer.Paused(topic, v.outage)
 	}
 	last := v.failed[len(v.failed)-1]
-	attrs := []any{"topic", topic, "tried", len(v.failed), "class", errorClass(last.err), "for", v.outage}
+	attrs := []any{"topic", topic, "tried", len(v.failed), "class", errclass.Of(last.err), "for", v.outage}
 	if b.cfg.LogErrors {
 		attrs = append(attrs, "err", last.err)
 	}
 	b.log.Warn("topic paused: every publish fails", attrs...)
 	marks := make([]Mark, len(v.failed))
 	for i, f := range v.failed {
-		marks[i] = Mark{Seq: f.Seq, Token: f.Token, To: Pending, After: 2 * v.outage, Error: errorClass(f.err)}
+		marks[i] = Mark{Seq: f.Seq, Token: f.Token, To: Pending, After: 2 * v.outage, Error: errclass.Of(f.err)}
 	}
 	return marks
 }
@@ -346,7 +347,7 @@ func (b *batch) outageMarks(topic string, v verdict) []Mark {
 // failureMark returns the mark of an entry that is itself at fault: Failed, or Abandoned after
 // the last attempt.
 func (b *batch) failureMark(f failure) Mark {
-	m := Mark{Seq: f.Seq, Token: f.Token, To: Failed, Error: errorClass(f.err)}
+	m := Mark{Seq: f.Seq, Token: f.Token, To: Failed, Error: errclass.Of(f.err)}
 	if b.cfg.Backoff.Exhausted(f.Attempts) {
 		m.To = Abandoned
 	} else {
@@ -403,7 +404,7 @@ func (b *batch) mark(marks []Mark) {
 			}
 			return
 		}
-		b.log.Warn("marks not stored", "entries", len(marks), "class", errorClass(err), "again_in", pause)
+		b.log.Warn("marks not stored", "entries", len(marks), "class", errclass.Of(err), "again_in", pause)
 		if sleep(b.lease, pause, nil); b.lease.Err() != nil {
 			return
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/internal/errclass"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -139,7 +140,7 @@ func (r *Relay) loop(ctx, hard context.Context) {
 		}
 		found, err := r.scan(ctx, hard, scans, at, now)
 		if err != nil {
-			r.log.Warn("entries not claimed", "class", errorClass(err), "again_in", retry)
+			r.log.Warn("entries not claimed", "class", errclass.Of(err), "again_in", retry)
 			sleep(ctx, retry, nil)
 			retry = min(2*retry, retryMax)
 			continue
@@ -259,39 +260,6 @@ func sleep(ctx context.Context, d time.Duration, wake <-chan struct{}) bool {
 	case <-ctx.Done():
 	}
 	return false
-}
-
-// errorClass returns the innermost type of an error, and its database code if it has one. It
-// never uses the text, which may contain a secret. Of joined errors it uses the last one.
-func errorClass(err error) string {
-	if errors.Is(err, context.DeadlineExceeded) {
-		return "deadline exceeded"
-	}
-	if state, ok := errors.AsType[interface {
-		error
-		SQLState() string
-	}](err); ok {
-		return fmt.Sprintf("%T %s", state, state.SQLState())
-	}
-	for {
-		var next error
-		switch e := err.(type) { //nolint:errorlint // the loop unwraps the error
-		case interface{ Unwrap() error }:
-			next = e.Unwrap()
-		case interface{ Unwrap() []error }:
-			if all := e.Unwrap(); len(all) > 0 {
-				next = all[len(all)-1]
-			}
-		}
-		if next == nil {
-			break
-		}
-		err = next
-	}
-	if coded, ok := err.(interface{ Code() int }); ok {
-		return fmt.Sprintf("%T %d", err, coded.Code())
-	}
-	return fmt.Sprintf("%T", err)
 }
 
 // since returns the time since begin on the relay's clock.

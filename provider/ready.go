@@ -18,4 +18,5 @@ const (
 	AnyService    Service = iota // any: the rights of one of them are enough
 	RelayService                 // outbox.Relay
 	RunnerService                // projector.Runner
+	WorkerService                // task.Worker
 )

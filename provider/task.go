@@ -54,7 +54,9 @@ type Task struct {
 	Status    TaskStatus
 	Undo      bool   // direction: its steps are being undone
 	Why       string // with Undo: the code of GiveUp, or WhyCanceled
-	Doubt     bool   // with Undo: the step after the last recorded one may have begun
+	// Doubt: a step that is not recorded may have begun. A claim sets it unless the direction is
+	// undo, TaskWaiting clears it, and GiveUp sets it to TaskChange.Doubt. Nothing else changes it.
+	Doubt     bool
 	Version   int64  // one more after every change except claims and renewals
 	Attempts  int    // claims since its last progress, the live one included
 	Vanished  int    // leases in a row that ended without a change

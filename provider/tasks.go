@@ -31,7 +31,7 @@ type Tasks interface {
 	// TakeTask takes c if it is unchanged since it was read (version, status, attempts, token) and
 	// still due. It checks both in one atomic step. The direction, the slots and the wait stay.
 	//   - Taking sets the token and the holder of t, counts an attempt, and leases the task for
-	//     t.Lease.
+	//     t.Lease. It sets Doubt, unless the direction is undo.
 	//   - If c has vanished: at q.Attempts it is taken with Spent, and no attempt is counted. Else
 	//     if it is the second time in a row, it becomes failed and Suspect, stays due, and is not
 	//     taken. The code is CodeVanished in all three cases.
@@ -122,7 +122,7 @@ type TaskChange struct {
 	// for this slot.
 	Open string
 	// Progress: attempts begin again with this claim as the first one, Vanished and Suspect end, and
-	// the wait is over.
+	// the wait is over. TaskWaiting is progress too, with no attempts counted.
 	Progress bool
 	GiveUp   string // not empty: the direction becomes undo, with this Why
 	Doubt    bool   // with GiveUp: a step had begun and is not recorded

@@ -18,7 +18,7 @@
 // data; unit.go implements provider.Units; parking.go implements the queues of parked messages
 // and provider.Parking; liveness.go implements provider.Liveness; records.go implements the
 // markers and provider.Records; progress.go implements provider.Progress and claim.Leases; log.go
-// implements provider.Log.
+// implements provider.Log; tasks.go, task_changes.go and task_tx.go implement the tasks of workers.
 package memory
 
 import (
@@ -89,8 +89,9 @@ type state struct {
 	// messages in flight of careful workers, by runner and number
 	inFlight *tree[string, []string]
 	tables   *tree[string, *tree[string, any]] // the read models
-	// closed when a later state has more entries, or more events
-	added, appended chan struct{}
+	work     work                              // the tasks
+	// closed when a later state has more entries, more events, or more tasks to claim
+	added, appended, tasksDue chan struct{}
 }
 
 // New returns an empty store.
@@ -111,7 +112,7 @@ func New(cfg *Config) (*DB, error) {
 	if db.cfg.Clock == nil {
 		db.cfg.Clock = time.Now //nolint:forbidigo // this is the store's clock
 	}
-	db.committed.Store(&state{added: make(chan struct{}), appended: make(chan struct{})})
+	db.committed.Store(&state{added: make(chan struct{}), appended: make(chan struct{}), tasksDue: make(chan struct{})})
 	return db, nil
 }
 
@@ -207,6 +208,10 @@ func (m *Model) commit(ctx context.Context) error {
 		next.appended = make(chan struct{})
 		defer close(before.appended)
 	}
+	if next.work.wakes > before.work.wakes {
+		next.tasksDue = make(chan struct{})
+		defer close(before.tasksDue)
+	}
 	m.db.committed.Store(&next)
 	return nil
 }
@@ -238,14 +243,17 @@ func (m *Model) endLate(ctx context.Context) (stop func() bool) {
 }
 
 var (
-	_ eventstore.Store          = (*DB)(nil)
-	_ eventstore.TxStore        = (*Tx)(nil)
-	_ eventstore.Log            = (*DB)(nil)
-	_ provider.Log              = (*DB)(nil)
-	_ provider.LogWaker         = (*DB)(nil)
-	_ provider.Outbox           = (*DB)(nil)
-	_ provider.BatchClaimer     = (*DB)(nil)
-	_ outbox.Inspector          = (*DB)(nil)
-	_ provider.Waker            = (*DB)(nil)
-	_ provider.Provider[*Model] = (*DB)(nil)
+	_ eventstore.Store              = (*DB)(nil)
+	_ eventstore.TxStore            = (*Tx)(nil)
+	_ eventstore.Log                = (*DB)(nil)
+	_ provider.Log                  = (*DB)(nil)
+	_ provider.LogWaker             = (*DB)(nil)
+	_ provider.Outbox               = (*DB)(nil)
+	_ provider.BatchClaimer         = (*DB)(nil)
+	_ outbox.Inspector              = (*DB)(nil)
+	_ provider.Waker                = (*DB)(nil)
+	_ provider.Provider[*Model]     = (*DB)(nil)
+	_ provider.TaskProvider[*Model] = (*DB)(nil)
+	_ provider.TaskInspector        = (*DB)(nil)
+	_ provider.TaskWaker            = (*DB)(nil)
 )

@@ -1,0 +1,142 @@
+// Package taskrow has the changes of a task that stores without JSON statements of their own make
+// in Go: read the row, change it, and write it, all under one lock.
+package taskrow
+
+import (
+	"bytes"
+	"cmp"
+	"maps"
+	"time"
+
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// Row is a stored task. TimedOut and Spent are set only in the result of a claim.
+type Row struct {
+	provider.Task
+	WaitEnds time.Time // the end of the wait for Waits; zero: none
+}
+
+// Record is a row of a task's trail, without the columns of the task.
+type Record struct{ What, Detail, By string }
+
+// Change returns r after c, with the records of the change. It returns false if r refuses c.
+func (r Row) Change(c *provider.TaskChange, now time.Time) (is Row, records []Record, ok bool) {
+	switch {
+	case r.Status != provider.TaskClaimed || r.Token != c.Token,
+		c.Open != "" && r.State[c.Open].Filled(),
+		r.Undo && (c.To == provider.TaskDone || c.To == provider.TaskWaiting):
+		return r, nil, false
+	}
+	is = r
+	is.Status, is.NextAt, is.Vanished, is.Version = c.To, now.Add(c.After), 0, r.Version+1
+	if c.To != provider.TaskClaimed {
+		is.Token = claim.Token{}
+	}
+	is.State = CloneState(r.State)
+	maps.Copy(is.State, CloneState(c.Slots))
+	if c.Result != nil {
+		is.Result = bytes.Clone(c.Result)
+	}
+	if c.GiveUp != "" {
+		is.Undo, is.Why, is.Doubt = true, c.GiveUp, c.Doubt
+		records = append(records, Record{provider.WhatGaveUp, c.GiveUp, is.ClaimedBy})
+	}
+	if c.Progress {
+		is.Attempts, is.Suspect, is.Waits, is.WaitEnds = 1, false, "", time.Time{}
+	}
+	switch c.To {
+	case provider.TaskPending:
+		is.Attempts, is.Code = max(is.Attempts-1, 0), cmp.Or(c.Code, is.Code)
+	case provider.TaskFailed:
+		is.Code = cmp.Or(c.Code, is.Code)
+	case provider.TaskWaiting:
+		is.wait(c, r.State[c.Open].Until, now)
+	case provider.TaskDone:
+		is.Code = ""
+		records = append(records, is.end(provider.WhatDone, now))
+	case provider.TaskUndone:
+		records = append(records, is.end(provider.WhatUndone, now))
+	case provider.TaskAbandoned:
+		is.Code = cmp.Or(c.Code, is.Code)
+		records = append(records, is.end(provider.WhatAbandoned, now))
+	}
+	return is, records, true
+}
+
+// wait makes r wait for c.Open. until is the end of an earlier wait for it, as its slot has it.
+func (r *Row) wait(c *provider.TaskChange, until string, now time.Time) {
+	ends, err := time.Parse(time.RFC3339Nano, until)
+	if _, ok := provider.StoredTime(ends); err != nil || !ok {
+		if ends = (time.Time{}); c.After > 0 {
+			ends = now.Add(c.After)
+		}
+	}
+	slot := r.State[c.Open]
+	if slot.Until = ""; !ends.IsZero() {
+		slot.Until = ends.Format(time.RFC3339Nano)
+	}
+	r.State[c.Open] = slot
+	r.Attempts, r.Suspect, r.Waits, r.WaitEnds, r.NextAt = 0, false, c.Open, ends, ends
+}
+
+// end ends r with its new status.
+func (r *Row) end(what string, now time.Time) Record {
+	detail := r.Code
+	r.Suspect, r.Waits, r.WaitEnds, r.EndedAt = false, "", time.Time{}, now
+	if r.Status.Final() {
+		r.Attempts, detail = 0, ""
+	}
+	return Record{what, detail, r.ClaimedBy}
+}
+
+// Answer returns r after a, and the result. Only AnswerTaken changes r.
+func (r Row) Answer(a *provider.TaskAnswer, now time.Time) (Row, provider.AnswerOutcome) {
+	slot := r.State[a.Name]
+	switch {
+	case slot.Filled() && slot.By == a.ID:
+		return r, provider.AnswerAgain
+	case slot.Filled() || r.Status.Final():
+		return r, provider.AnswerLate
+	}
+	is := r
+	is.State = CloneState(r.State)
+	slot.Out, slot.By, slot.At = bytes.Clone(a.Out), a.ID, now.Format(time.RFC3339Nano)
+	is.State[a.Name] = slot
+	is.Version++
+	is.resume(now)
+	return is, provider.AnswerTaken
+}
+
+// resume makes a waiting task pending if its slot is filled.
+func (r *Row) resume(now time.Time) {
+	if r.Status == provider.TaskWaiting && r.State[r.Waits].Filled() {
+		r.Status, r.NextAt = provider.TaskPending, now
+	}
+}
+
+// Patch returns r after a patch of its state. It returns false if r does not have this version, or
+// cannot be patched.
+func (r Row) Patch(version int64, patch []byte, now time.Time) (is Row, ok bool, err error) {
+	if r.ID == "" || r.Version != version || r.Status == provider.TaskClaimed || r.Status.Final() {
+		return r, false, nil
+	}
+	is = r
+	if is.State, err = provider.PatchState(r.State, patch); err != nil {
+		return r, false, err
+	}
+	is.Version++
+	is.resume(now)
+	return is, true, nil
+}
+
+// CloneState copies a state. It never returns nil.
+func CloneState(state map[string]provider.Slot) map[string]provider.Slot {
+	own := make(map[string]provider.Slot, len(state)+1)
+	for name, s := range state {
+		s.Out = bytes.Clone(s.Out)
+		own[name] = s
+	}
+	return own
+}

@@ -1,0 +1,163 @@
+package memory
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kinora-go/kinora/internal/check"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// taskTx implements provider.TaskTx.
+type taskTx struct{ *Tx }
+
+// TasksIn implements provider.TaskProvider: the tasks in a transaction that Transact or Do began.
+func (db *DB) TasksIn(tx *Model) provider.TaskTx { return taskTx{db.InTx(tx)} }
+
+// updateTasks runs change on a copy of the tasks, which replaces them if change returns no error.
+func updateTasks[R any](ctx context.Context, t taskTx, doing string, invalid error, change func(w *work, now time.Time) (R, error)) (R, error) {
+	var none R
+	err := cmp.Or(t.usable(ctx), invalid)
+	if err == nil {
+		w := t.tx.staged.work
+		result, failed := change(&w, t.db.now())
+		if failed == nil {
+			t.tx.staged.work = w
+			return result, nil
+		}
+		err = failed
+	}
+	return none, fmt.Errorf("%s: %w", doing, err)
+}
+
+// Enqueue implements provider.TaskTx.
+func (t taskTx) Enqueue(ctx context.Context, tasks ...provider.TaskDraft) error {
+	_, err := updateTasks(ctx, t, "enqueue tasks", provider.CheckTaskDrafts(tasks), func(w *work, now time.Time) (bool, error) {
+		for _, d := range tasks {
+			is, known := w.tasks.get(d.ID)
+			if known && (is.Group != "" || !sameDraft(d, provider.TaskDraft{ID: is.ID, Kind: is.Kind, Input: is.Input})) {
+				return false, fmt.Errorf("task %s: %w", d.ID, provider.ErrTaskIDReused)
+			}
+			if !known {
+				w.add(d, provider.TaskGroup{}, now)
+			}
+		}
+		return true, nil
+	})
+	return err
+}
+
+func sameDraft(a, b provider.TaskDraft) bool {
+	return a.ID == b.ID && a.Kind == b.Kind && check.SameJSON(a.Input, b.Input)
+}
+
+func (w *work) add(d provider.TaskDraft, of provider.TaskGroup, now time.Time) {
+	due := now.Add(d.After)
+	if at := d.At.UTC().Round(0); at.After(due) {
+		due = at
+	}
+	w.put(task{}, task{Task: provider.Task{
+		ID: d.ID, Kind: d.Kind, Group: of.ID, GroupKind: of.Kind, Input: bytes.Clone(d.Input), State: map[string]provider.Slot{},
+		Status: provider.TaskPending, Version: 1, NextAt: due, CreatedAt: now,
+	}})
+}
+
+// EnqueueGroup implements provider.TaskTx.
+func (t taskTx) EnqueueGroup(ctx context.Context, g provider.TaskGroupDraft) error {
+	_, err := updateTasks(ctx, t, "enqueue a group of tasks", provider.CheckTaskGroup(g), func(w *work, now time.Time) (bool, error) {
+		added := group{drafts: slices.Clone(g.Tasks), TaskGroup: provider.TaskGroup{
+			ID: g.ID, Kind: g.Kind, Data: bytes.Clone(g.Data), Total: len(g.Tasks), Open: len(g.Tasks),
+		}}
+		slices.SortFunc(added.drafts, func(a, b provider.TaskDraft) int { return strings.Compare(a.ID, b.ID) })
+		if is, ok := w.groups.get(g.ID); ok {
+			if is.Kind != g.Kind || !check.SameJSON(is.Data, g.Data) || !slices.EqualFunc(is.drafts, added.drafts, sameDraft) {
+				return false, fmt.Errorf("group %s: %w", g.ID, provider.ErrTaskIDReused)
+			}
+			return true, nil
+		}
+		for i, d := range added.drafts {
+			if w.tasks.has(d.ID) {
+				return false, fmt.Errorf("task %s: %w", d.ID, provider.ErrTaskIDReused)
+			}
+			added.drafts[i].Input = bytes.Clone(d.Input)
+			w.add(d, added.TaskGroup, now)
+		}
+		w.groups = w.groups.put(g.ID, added)
+		return true, nil
+	})
+	return err
+}
+
+// Answer implements provider.TaskTx.
+func (t taskTx) Answer(ctx context.Context, a provider.TaskAnswer) (provider.AnswerOutcome, error) {
+	return updateTasks(ctx, t, "answer a task", provider.CheckTaskAnswer(a), func(w *work, now time.Time) (provider.AnswerOutcome, error) {
+		was, known := w.tasks.get(a.Task)
+		if !known {
+			return provider.AnswerNotFound, nil
+		}
+		is, outcome := was.Answer(&a, now)
+		if outcome == provider.AnswerTaken {
+			w.put(was, is)
+			w.record(is, provider.WhatAnswered, a.Name, provider.Decision{By: a.ID}, now)
+		}
+		return outcome, nil
+	})
+}
+
+// Postpone implements provider.TaskTx.
+func (t taskTx) Postpone(ctx context.Context, id string, at time.Time) (bool, error) {
+	return updateTasks(ctx, t, "postpone a task", provider.CheckPostpone(id, at), func(w *work, now time.Time) (bool, error) {
+		was, _ := w.tasks.get(id)
+		switch was.Status {
+		case provider.TaskPending, provider.TaskFailed, provider.TaskClaimed:
+		default:
+			return false, nil
+		}
+		if was.Undo || len(was.State) > 0 {
+			return false, nil
+		}
+		is := was
+		restart(&is, at.UTC().Round(0))
+		is.Version++
+		w.put(was, is)
+		w.record(is, provider.WhatPostponed, "", provider.Decision{}, now)
+		return true, nil
+	})
+}
+
+// Cancel implements provider.TaskTx.
+func (t taskTx) Cancel(ctx context.Context, id string) (bool, error) {
+	return updateTasks(ctx, t, "cancel a task", provider.CheckStorable("task id", id), func(w *work, now time.Time) (bool, error) {
+		was, _ := w.tasks.get(id)
+		return w.cancel(was, provider.Decision{}, now), nil
+	})
+}
+
+// Change implements provider.TaskTx. The transaction has the write lock, and so the group's row.
+func (t taskTx) Change(ctx context.Context, c provider.TaskChange) (provider.TaskChanged, error) {
+	invalid := provider.CheckTaskChanges([]provider.TaskChange{c})
+	return updateTasks(ctx, t, "change a task", invalid, func(w *work, now time.Time) (provider.TaskChanged, error) {
+		changed := w.change(&c, now)
+		g, ok := w.groups.get(changed.Now.Group)
+		if !ok || !changed.Applied || c.To != provider.TaskDone {
+			return changed, nil
+		}
+		if g.Open--; g.Open == 0 {
+			g.completed = now
+			w.completed = w.completed.put(timeKey(now, g.ID), g.ID)
+		}
+		w.groups = w.groups.put(g.ID, g)
+		changed.Group = new(ownGroup(g))
+		return changed, nil
+	})
+}
+
+func ownGroup(g group) provider.TaskGroup {
+	g.Data = bytes.Clone(g.Data)
+	return g.TaskGroup
+}

@@ -1,0 +1,262 @@
+package memory
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/internal/taskrow"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// work is the part of the state that has the tasks.
+type work struct {
+	tasks  *tree[string, task] // by id
+	groups *tree[string, group]
+	trails *tree[string, *tree[int64, provider.TaskRecord]] // by id of the task and number
+	number int64                                            // of the last record
+	wakes  int64                                            // grows when tasks become due
+	// ids of the open tasks by kind and time; tasks that are suspect are only in the second
+	open, suspect *tree[string, *tree[string, string]]
+	// ids of done and undone tasks, and of completed groups, by time
+	ended, completed *tree[string, string]
+}
+
+// task is a stored task. Package taskrow has the changes that workers and answers make.
+type task = taskrow.Row
+
+// group is a stored group, with the tasks that were added with it.
+type group struct {
+	provider.TaskGroup
+	drafts    []provider.TaskDraft // in order of ID
+	completed time.Time
+}
+
+// timeKey is a key that is ordered by time and then by id. The zero time is last.
+func timeKey(t time.Time, id string) string {
+	if t.IsZero() {
+		return "\xff" + id
+	}
+	seconds := uint64(t.Unix()) ^ 1<<63 //nolint:gosec // times before 1970 come first
+	key := binary.BigEndian.AppendUint64(nil, seconds)
+	return string(binary.BigEndian.AppendUint32(key, uint32(t.Nanosecond()))) + id //nolint:gosec // never negative
+}
+
+// index returns the index that lists t, or nil if none does.
+func (w *work) index(t task) **tree[string, *tree[string, string]] {
+	switch {
+	case !t.Status.Open():
+		return nil
+	case t.Suspect:
+		return &w.suspect
+	}
+	return &w.open
+}
+
+// put stores t in place of was, which is the zero task if t is new.
+func (w *work) put(was, t task) {
+	w.unindex(was)
+	w.tasks = w.tasks.put(t.ID, t)
+	if index := w.index(t); index != nil {
+		ids, _ := (*index).get(t.Kind)
+		*index = (*index).put(t.Kind, ids.put(timeKey(t.NextAt, t.ID), t.ID))
+	}
+	if t.Status.Final() {
+		w.ended = w.ended.put(timeKey(t.EndedAt, t.ID), t.ID)
+	}
+	if t.Status == provider.TaskPending {
+		w.wakes++
+	}
+}
+
+func (w *work) unindex(t task) {
+	w.ended = w.ended.drop(timeKey(t.EndedAt, t.ID))
+	if index := w.index(t); index != nil {
+		ids, _ := (*index).get(t.Kind)
+		if ids = ids.drop(timeKey(t.NextAt, t.ID)); ids == nil {
+			*index = (*index).drop(t.Kind)
+		} else {
+			*index = (*index).put(t.Kind, ids)
+		}
+	}
+}
+
+// record adds a row to the trail of t.
+func (w *work) record(t task, what, detail string, by provider.Decision, now time.Time) {
+	w.number++
+	trail, _ := w.trails.get(t.ID)
+	w.trails = w.trails.put(t.ID, trail.put(w.number, provider.TaskRecord{
+		ID: fmt.Sprintf("%s/%d", t.ID, w.number), Task: t.ID, Kind: t.Kind, Group: t.Group,
+		What: what, Detail: detail, By: by.By, Reason: by.Reason, At: now,
+	}))
+}
+
+// TaskCandidates implements provider.Tasks.
+func (db *Provider) TaskCandidates(ctx context.Context, q provider.TaskQuery, limit int) ([]provider.Task, error) {
+	if err := provider.CheckStorable("query.kinds", q.Kinds...); err != nil {
+		return nil, fmt.Errorf("read task candidates: %w", err)
+	}
+	return query(ctx, db, "read task candidates", func(s *state, now time.Time) []provider.Task { return s.work.candidates(q, limit, now) })
+}
+
+func (w *work) candidates(q provider.TaskQuery, limit int, now time.Time) []provider.Task {
+	type candidate struct {
+		turn int
+		provider.Task
+	}
+	index := w.open
+	if q.Alone {
+		index = w.suspect
+	}
+	var found []candidate
+	for _, kind := range slices.Compact(slices.Sorted(slices.Values(q.Kinds))) {
+		ids, _ := index.get(kind)
+		turn := 0
+		for _, id := range ids.from("") {
+			t, _ := w.tasks.get(id)
+			if turn >= limit || !isDueTask(t, now) {
+				break
+			}
+			turn++
+			found = append(found, candidate{turn, t.Task})
+		}
+	}
+	slices.SortFunc(found, func(a, b candidate) int {
+		return cmp.Or(a.turn-b.turn, a.NextAt.Compare(b.NextAt), strings.Compare(a.ID, b.ID))
+	})
+	tasks := make([]provider.Task, min(limit, len(found)))
+	for i := range tasks {
+		tasks[i] = ownTask(found[i].Task)
+	}
+	return tasks
+}
+
+func isDueTask(t task, now time.Time) bool {
+	return t.Status.Open() && !t.NextAt.IsZero() && !t.NextAt.After(now)
+}
+
+// TakeTask implements provider.Tasks.
+func (db *Provider) TakeTask(ctx context.Context, c provider.Task, q provider.TaskQuery, t claim.Terms) (taken provider.Task, ok bool, err error) {
+	err = db.tx(ctx, func(tx *Model) error {
+		taken, ok = tx.staged.work.take(c, q, t, db.now())
+		return nil
+	})
+	if err != nil {
+		return c, false, fmt.Errorf("take task %s: %w", c.ID, err)
+	}
+	return taken, ok, nil
+}
+
+func (w *work) take(c provider.Task, q provider.TaskQuery, t claim.Terms, now time.Time) (provider.Task, bool) {
+	was, _ := w.tasks.get(c.ID)
+	asRead := was.Version == c.Version && was.Status == c.Status && was.Attempts == c.Attempts && was.Token == c.Token
+	if !asRead || !isDueTask(was, now) {
+		return c, false
+	}
+	is, spent := was, false
+	if was.Status == provider.TaskClaimed { // its lease has ended
+		is.Vanished++
+		is.Code = provider.CodeVanished
+		spent = q.Attempts > 0 && was.Attempts >= q.Attempts
+		if !spent && !was.Suspect && is.Vanished > 1 {
+			is.Status, is.Suspect, is.Token = provider.TaskFailed, true, claim.Token{}
+			w.put(was, is)
+			return c, false
+		}
+	}
+	if !spent {
+		is.Attempts++
+	}
+	is.Status, is.Token, is.ClaimedBy, is.NextAt = provider.TaskClaimed, t.Token, t.Holder, now.Add(t.Lease)
+	w.put(was, is)
+	result := ownTask(is.Task)
+	result.Spent, result.TimedOut = spent, !is.WaitEnds.IsZero() && !is.WaitEnds.After(now)
+	return result, true
+}
+
+// RenewTasks implements provider.Tasks. An open transaction has all tasks locked: RenewTasks waits
+// only briefly for the transaction to end, and then renews and reports no task.
+func (db *Provider) RenewTasks(ctx context.Context, tasks []provider.Task, lease time.Duration) (late []string, err error) {
+	wait, cancel := context.WithTimeout(ctx, min(lease/4, time.Second))
+	defer cancel()
+	err = db.tx(wait, func(tx *Model) error {
+		now := db.now()
+		for _, c := range tasks {
+			was, _ := tx.staged.work.tasks.get(c.ID)
+			if was.Status != provider.TaskClaimed || was.Token != c.Token {
+				late = append(late, c.ID)
+				continue
+			}
+			is := was
+			is.NextAt = now.Add(lease)
+			tx.staged.work.put(was, is)
+		}
+		return nil
+	})
+	switch {
+	case err == nil:
+		return late, nil
+	case wait.Err() != nil && ctx.Err() == nil:
+		return nil, nil
+	}
+	return nil, fmt.Errorf("renew tasks: %w", err)
+}
+
+// TaskKinds implements provider.Tasks.
+func (db *Provider) TaskKinds(ctx context.Context, domain string) ([]string, error) {
+	if err := provider.CheckStorable("domain", domain); err != nil {
+		return nil, fmt.Errorf("list kinds of tasks: %w", err)
+	}
+	return query(ctx, db, "list kinds of tasks", func(s *state, _ time.Time) (kinds []string) {
+		for kind := range s.work.open.from(domain + "/") {
+			if !strings.HasPrefix(kind, domain+"/") {
+				break
+			}
+			kinds = append(kinds, kind)
+		}
+		return kinds
+	})
+}
+
+// DeleteTasks implements provider.Tasks.
+func (db *Provider) DeleteTasks(ctx context.Context, keep provider.TaskRetention, limit int) (int, error) {
+	return update(ctx, db, "delete tasks", func(s *state, now time.Time) (n int) {
+		w, longest := &s.work, now.Add(-min(keep.Done, keep.Undone))
+		for _, id := range w.ended.from("") {
+			t, _ := w.tasks.get(id)
+			if n >= limit || !t.EndedAt.Before(longest) {
+				break
+			}
+			kept := map[provider.TaskStatus]time.Duration{provider.TaskDone: keep.Done, provider.TaskUndone: keep.Undone}
+			if t.EndedAt.Before(now.Add(-kept[t.Status])) {
+				w.unindex(t)
+				w.tasks, w.trails = w.tasks.drop(id), w.trails.drop(id)
+				n++
+			}
+		}
+		if n >= limit {
+			return n // the tasks of a group are deleted before the group
+		}
+		for key, id := range w.completed.from("") {
+			if g, _ := w.groups.get(id); g.completed.Before(now.Add(-keep.Done)) {
+				w.groups, w.completed = w.groups.drop(id), w.completed.drop(key)
+			}
+		}
+		return n
+	})
+}
+
+// TasksDue implements provider.TaskWaker. Every commit that makes a task pending closes the channel.
+func (db *Provider) TasksDue() <-chan struct{} { return db.committed.Load().tasksDue }
+
+// ownTask copies the bytes and maps of a task, as own does for an event.
+func ownTask(t provider.Task) provider.Task {
+	t.Input, t.Result, t.State = bytes.Clone(t.Input), bytes.Clone(t.Result), taskrow.CloneState(t.State)
+	return t
+}

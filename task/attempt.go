@@ -1,0 +1,458 @@
+package task
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// ending is how a run of a handler has ended.
+type ending struct {
+	again bool   // run again under the same claim: a slot was filled, or the direction has changed
+	to    Status // the new status; empty: unchanged, or unknown
+	code  string // of a failure
+	err   error  // to be logged
+}
+
+// attempt is one claim of a task.
+type attempt[Tx any] struct {
+	*engine[Tx]
+	hold *held
+	task Task // as it is stored, as far as this worker knows
+	def  handler[Tx]
+}
+
+// handle runs a claimed task until it ends, fails, or waits.
+func (e *engine[Tx]) handle(t Task) {
+	e.mu.Lock()
+	a := &attempt[Tx]{engine: e, hold: e.holds[t.ID], task: t}
+	e.mu.Unlock()
+	defer func() {
+		e.mu.Lock()
+		delete(e.holds, t.ID)
+		e.mu.Unlock()
+	}()
+	began := now()
+	for {
+		end := a.run()
+		if end.err != nil {
+			e.log.Warn("task failed", e.attrs(end.err, "kind", t.Kind, "id", t.ID, "status", end.to, "code", end.code)...)
+		}
+		if !end.again {
+			if end.to != "" && e.cfg.Observer.Ended != nil {
+				e.cfg.Observer.Ended(t.Kind, end.to, end.code, now().Sub(began))
+			}
+			return
+		}
+	}
+}
+
+// run runs the handler once, and records how far the task is.
+func (a *attempt[Tx]) run() ending {
+	t := &a.task
+	if a.stopping.Load() {
+		return a.end(provider.TaskChange{To: Pending})
+	}
+	known := false
+	if a.def, known = a.kinds.handlers[t.Kind]; !known {
+		return a.end(provider.TaskChange{To: Abandoned, Code: provider.CodeUnknown})
+	}
+	if _, ok := a.kinds.groups[t.GroupKind]; t.Group != "" && !ok {
+		return a.end(provider.TaskChange{To: Abandoned, Code: codeUnknownGroup})
+	}
+	ctx, cancel := context.WithCancelCause(a.work)
+	defer cancel(nil)
+	a.mu.Lock()
+	a.hold.lose = cancel
+	a.mu.Unlock()
+	switch {
+	case t.Spent:
+		return a.end(provider.TaskChange{To: Abandoned, Code: provider.CodeVanished})
+	case t.Result != nil && !t.Undo: // an operator has completed it
+		return a.finish(t.Result, nil)
+	case a.def.tx != nil && t.Undo:
+		return a.end(provider.TaskChange{To: Undone})
+	}
+	clock := newLimit(a.cfg.Timeout, cancel)
+	defer clock.pause()
+	if a.def.tx != nil {
+		return a.runTx(ctx, clock)
+	}
+	r := &Run[Tx]{w: a.engine, hold: a.hold, task: *t, clock: clock, asked: map[string]bool{}, notes: map[string]Slot{}}
+	out, err := a.guarded(ctx, clock, func() (json.RawMessage, error) { return a.def.run(ctx, r, t.Input) })
+	r.dead.Store(true)
+	if errors.Is(err, errStuck) {
+		return a.fail(ctx, err)
+	}
+	clock.pause()
+	*t = r.task
+	return a.ran(ctx, r, out, err)
+}
+
+// ran decides what to do after the handler has returned.
+func (a *attempt[Tx]) ran(ctx context.Context, r *Run[Tx], out json.RawMessage, err error) ending {
+	t := &a.task
+	if a.hold.misused.Load() {
+		return a.fail(ctx, ErrMisuse)
+	}
+	if r.stop != nil && (err == nil || isEnd(r.stop)) {
+		err = r.stop
+	}
+	if lost := context.Cause(ctx); errors.Is(lost, errLost) {
+		err = lost
+	}
+	var decided *gaveUp
+	gives := errors.As(err, &decided)
+	if err == nil || gives || errors.Is(err, errWaiting) || errors.Is(err, errUndoing) {
+		if changed := r.unasked(); changed != nil {
+			err, gives = changed, false
+		}
+	}
+	switch {
+	case errors.Is(err, errLost):
+		return ending{}
+	case errors.Is(err, errFenced):
+		return ending{again: true}
+	case errors.Is(err, errStopping):
+		return a.end(provider.TaskChange{To: Pending})
+	case isPermanent(err):
+		return a.fail(ctx, err)
+	case gives && !t.Undo:
+		return a.giveUp(ctx, r, decided.code)
+	case t.Undo && (err == nil || gives || errors.Is(err, errUndoing)):
+		return a.undo(ctx, r)
+	case errors.Is(err, errWaiting):
+		c, err := r.fill(*r.waits, r.waits.Open, Slot{Call: r.calls})
+		if err != nil {
+			return a.fail(ctx, err)
+		}
+		return a.end(c)
+	case err != nil:
+		return a.fail(ctx, causeOf(ctx, err))
+	}
+	return a.finish(out, r.notes)
+}
+
+// guarded calls f in a goroutine of its own, so that runtime.Goexit and a handler that does not
+// return end nothing else.
+func (a *attempt[Tx]) guarded(ctx context.Context, clock *limit, f func() (json.RawMessage, error)) (json.RawMessage, error) {
+	type result struct {
+		out json.RawMessage
+		err error
+	}
+	done := make(chan result, 1)
+	go func() {
+		r := result{err: errGoexit}
+		defer func() {
+			if p := recover(); p != nil {
+				attrs := []any{"kind", a.task.Kind, "id", a.task.ID, "stack", string(debug.Stack())}
+				if a.cfg.LogErrors {
+					attrs = append(attrs, "panic", p)
+				}
+				a.log.Error("handler panicked", attrs...)
+				r = result{err: &provider.Error{Class: provider.ClassUnknown, Code: codePanic, Err: errors.New("the handler panicked")}}
+			}
+			done <- r
+		}()
+		crash.Point("task: before the handler")
+		out, err := f()
+		crash.Point("task: after the handler")
+		r = result{out, err}
+	}()
+	ended := ctx.Done()
+	for {
+		select {
+		case r := <-done:
+			return r.out, r.err
+		case <-ended: // also by a lost lease, or by the end of the drain
+			ended = nil
+			time.AfterFunc(grace, clock.abandon)
+		case <-clock.stuck:
+			return nil, errStuck
+		}
+	}
+}
+
+// runTx runs the handler of DefineTx: its writes and the end of the task are committed together.
+func (a *attempt[Tx]) runTx(ctx context.Context, clock *limit) ending {
+	var got provider.TaskChanged
+	_, err := a.guarded(ctx, clock, func() (json.RawMessage, error) {
+		return nil, a.unit(ctx, clock, func(ctx context.Context, tx Tx) ([]outbox.Message, error) {
+			out, ms, err := a.def.tx(ctx, tx, a.task.Input)
+			clock.database()
+			if err != nil {
+				return nil, err
+			}
+			// In the transaction, so that there is no record of an end that the handler refused.
+			if err := a.audit(ctx, Done, ""); err != nil {
+				return nil, err
+			}
+			more, err := a.count(ctx, tx, provider.TaskChange{To: Done, Result: out}, &got)
+			return append(ms, more...), err
+		})
+	})
+	return a.finished(ctx, got, err)
+}
+
+// unit runs fn in a transaction.
+func (e *engine[Tx]) unit(ctx context.Context, clock *limit, fn func(ctx context.Context, tx Tx) ([]outbox.Message, error)) error {
+	clock.database()
+	defer clock.start()
+	return e.db.Do(ctx, provider.Unit{}, func(ctx context.Context, tx Tx, _ provider.Found) (provider.Closing, error) {
+		clock.start()
+		ms, err := fn(ctx, tx)
+		clock.database()
+		return provider.Closing{Output: ms}, err
+	})
+}
+
+// finish makes the task done. If it has a group, that is one transaction with the count of the group
+// and, for the last task, the completion.
+func (a *attempt[Tx]) finish(out json.RawMessage, notes map[string]Slot) ending {
+	c := provider.TaskChange{To: Done, Result: out, Slots: notes}
+	if a.task.Group == "" {
+		return a.end(c)
+	}
+	if err := a.audit(a.work, Done, ""); err != nil {
+		return a.unrecorded(err)
+	}
+	ctx, cancel := context.WithCancelCause(a.work)
+	defer cancel(nil)
+	clock := newLimit(a.cfg.Timeout, cancel)
+	defer clock.pause()
+	var got provider.TaskChanged
+	_, err := a.guarded(ctx, clock, func() (json.RawMessage, error) {
+		return nil, a.unit(ctx, clock, func(ctx context.Context, tx Tx) ([]outbox.Message, error) {
+			return a.count(ctx, tx, c, &got)
+		})
+	})
+	return a.finished(ctx, got, err)
+}
+
+// count makes the task done in tx. If it was the last one of its group, it completes the group.
+func (a *attempt[Tx]) count(ctx context.Context, tx Tx, c provider.TaskChange, got *provider.TaskChanged) (ms []outbox.Message, err error) {
+	c.ID, c.Token = a.task.ID, a.task.Token
+	began := now()
+	if *got, err = a.db.TasksIn(tx).Change(ctx, c); err != nil {
+		return nil, err
+	}
+	if !got.Applied {
+		return nil, errFenced
+	}
+	if got.Group == nil {
+		return nil, nil
+	}
+	if observe := a.cfg.Observer.Counted; observe != nil {
+		observe(got.Group.Kind, now().Sub(began))
+	}
+	if got.Group.Open > 0 {
+		return nil, nil
+	}
+	crash.Point("group: before the completion")
+	return a.kinds.groups[got.Group.Kind](ctx, tx, got.Group)
+}
+
+// finished returns the ending of a transaction that makes the task done.
+func (a *attempt[Tx]) finished(ctx context.Context, got provider.TaskChanged, err error) ending {
+	var decided *gaveUp
+	var sink *auditError
+	switch {
+	case err == nil:
+		return ending{to: Done}
+	case errors.Is(err, errFenced):
+		return a.refused(got)
+	case errors.As(err, &sink):
+		return a.unrecorded(err)
+	case errors.As(err, &decided) && a.def.tx != nil: // nothing was written
+		return a.end(provider.TaskChange{To: Undone, GiveUp: decided.code})
+	}
+	return a.fail(ctx, causeOf(ctx, err))
+}
+
+// giveUp turns the task to undo, and undoes its steps.
+func (a *attempt[Tx]) giveUp(ctx context.Context, r *Run[Tx], code string) ending {
+	c, err := r.fill(provider.TaskChange{To: Claimed, GiveUp: code, Doubt: r.stop != nil}, "", Slot{})
+	if err != nil {
+		return a.fail(ctx, err)
+	}
+	began := now()
+	got, err := a.change(c)
+	if err != nil {
+		return ending{err: err}
+	}
+	r.stop = nil
+	if err := r.changed(c, got, began); err != nil {
+		return ending{}
+	}
+	r.task.Undo, r.task.Why, r.task.Doubt = true, code, c.Doubt
+	return a.undo(ctx, r)
+}
+
+// undo undoes the steps of the task, the last one first. If that fails for one, the earlier ones
+// wait for it.
+func (a *attempt[Tx]) undo(ctx context.Context, r *Run[Tx]) ending {
+	r.stop = nil
+	for i := len(r.undos) - 1; i >= 0; i-- {
+		u := r.undos[i]
+		name := provider.UndoSlot(u.step)
+		if r.task.State[name].Filled() {
+			continue
+		}
+		if a.stopping.Load() {
+			a.task = r.task
+			return a.end(provider.TaskChange{To: Pending})
+		}
+		_, err := a.guarded(ctx, r.clock, func() (json.RawMessage, error) {
+			r.clock.start()
+			if err := u.fn(ctx); err != nil {
+				return nil, err
+			}
+			r.clock.pause()
+			if r.task.State[name].Filled() { // recorded in its transaction
+				return nil, nil
+			}
+			return nil, r.record(name, Slot{Out: json.RawMessage("true")})
+		})
+		if errors.Is(err, errStuck) {
+			return a.fail(ctx, err)
+		}
+		a.task = r.task
+		switch {
+		case errors.Is(err, errLost):
+			return ending{}
+		case errors.Is(err, errFenced):
+			continue // the slot is filled
+		case err != nil:
+			return a.fail(ctx, causeOf(ctx, err))
+		}
+	}
+	a.task = r.task
+	return a.end(provider.TaskChange{To: Undone})
+}
+
+// fail records a failure: the task is released, tried again, or abandoned.
+func (a *attempt[Tx]) fail(ctx context.Context, cause error) ending {
+	switch context.Cause(ctx) { //nolint:errorlint // these are passed unwrapped
+	case errLost:
+		return ending{}
+	case errStopping:
+		if errors.Is(cause, errStuck) { // the lease protects the task until the handler has returned
+			return ending{err: cause}
+		}
+		return a.end(provider.TaskChange{To: Pending})
+	}
+	if provider.ClassOf(cause) == provider.ClassUnknown && !isPermanent(cause) {
+		if e := provider.HandlerError(cause); e.Class == provider.ClassPermanent {
+			cause = e
+		}
+	}
+	c := provider.TaskChange{To: Failed, Code: codeOf(cause)}
+	if len(c.Code) > provider.MaxIDBytes {
+		c.Code = c.Code[:provider.MaxIDBytes]
+	}
+	attempts := int(a.hold.attempts.Load())
+	switch {
+	case isPermanent(cause):
+		c.To = Abandoned
+	case isUncounted(cause) && !errors.Is(cause, errDeadline):
+		c.To, c.After = Pending, uncountedPause
+	case a.cfg.Backoff.Exhausted(attempts):
+		c.To = Abandoned
+	default:
+		c.After, _ = a.cfg.Backoff.Delay(max(attempts, 1))
+	}
+	end := a.end(c)
+	end.err = errors.Join(cause, end.err)
+	return end
+}
+
+// uncountedPause is the pause after a failure that is not counted, for example an outage.
+const uncountedPause = time.Second
+
+// end ends the claim.
+func (a *attempt[Tx]) end(c provider.TaskChange) ending {
+	c.ID, c.Token = a.task.ID, a.task.Token
+	if c.To == Done || c.To == Undone || c.To == Abandoned {
+		if err := a.audit(a.work, c.To, c.Code); err != nil {
+			return a.unrecorded(err)
+		}
+	}
+	crash.Point("task: before its end")
+	got, err := a.change(c)
+	crash.Point("task: after its end")
+	if err != nil {
+		return ending{err: err}
+	}
+	if !got.Applied {
+		return a.refused(got)
+	}
+	if open := c.To == Pending || c.To == Failed || c.To == Waiting; open && c.After < a.cfg.Poll && (c.After > 0 || c.To != Waiting) {
+		time.AfterFunc(c.After, func() { signal(a.soon) })
+	}
+	return ending{to: c.To, code: c.Code}
+}
+
+// refused returns the ending after a change that was refused.
+func (a *attempt[Tx]) refused(got provider.TaskChanged) ending {
+	if got.Late(a.task.Token) {
+		a.observeFenced(a.task.Kind)
+		return ending{}
+	}
+	t, now := &a.task, got.Now
+	t.State, t.Undo, t.Doubt, t.Why = now.State, now.Undo, now.Doubt, now.Why
+	return ending{again: true}
+}
+
+// unrecorded releases a task that could not be audited for the length of a lease. If its claim were
+// left to end, that would count as an attempt, and a long outage of the sink would abandon the task.
+func (a *attempt[Tx]) unrecorded(cause error) ending {
+	got, err := a.change(provider.TaskChange{ID: a.task.ID, Token: a.task.Token, To: Pending, After: a.cfg.Lease, Code: codeAudit})
+	end := ending{err: errors.Join(cause, err)}
+	if got.Applied {
+		end.to, end.code = Pending, codeAudit
+	}
+	return end
+}
+
+// auditError is an error of the audit sink.
+type auditError struct{ error }
+
+func (e *auditError) Unwrap() error { return e.error }
+
+// audit passes a record to the audit sink.
+func (a *attempt[Tx]) audit(ctx context.Context, to Status, code string) error {
+	if a.cfg.Audit == nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, a.cfg.Timeout)
+	defer cancel()
+	t := &a.task
+	crash.Point("audit: before")
+	err := a.cfg.Audit.Append(ctx, Record{
+		ID: t.ID + "/" + string(to), Task: t.ID, Kind: t.Kind, Group: t.Group, What: string(to), Detail: code, By: a.cfg.Holder, At: now().UTC(),
+	})
+	crash.Point("audit: after")
+	if err != nil {
+		return &auditError{fmt.Errorf("audit sink: %w", err)}
+	}
+	return nil
+}
+
+func (e *engine[Tx]) observeStep(kind, step string, began time.Time, err error) {
+	if e.cfg.Observer.Step != nil {
+		e.cfg.Observer.Step(kind, step, now().Sub(began), err)
+	}
+}
+
+func (e *engine[Tx]) observeFenced(kind string) {
+	if e.cfg.Observer.Fenced != nil {
+		e.cfg.Observer.Fenced(kind)
+	}
+}

@@ -1,0 +1,403 @@
+package task
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/internal/errclass"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// Worker claims tasks and runs their handlers. Any number of workers may run on one store. Create it
+// with NewWorker.
+type Worker struct {
+	once    sync.Once
+	busy    atomic.Bool // Run or RunOnce is in progress
+	running chan struct{}
+	run     func(ctx context.Context, running chan<- struct{}) error
+	runOnce func(ctx context.Context) (int, error)
+}
+
+// NewWorker returns a worker of the tasks and groups of these kinds. *postgres.DB is a
+// provider.TaskProvider[pgx.Tx], *sqlite.DB one of *sql.Tx, *memory.DB one of *memory.Model. It
+// checks its arguments, and starts nothing.
+//
+// A worker without WorkerConfig.Kinds is responsible for the domains of its kinds, the parts before
+// the "/": it abandons their tasks of other kinds, with the code "unknown". A worker that defines the kind
+// requeues such tasks. So all kinds of a domain belong into one service.
+func NewWorker[Tx any](db provider.TaskProvider[Tx], cfg WorkerConfig, definitions ...Kind[Tx]) (*Worker, error) {
+	e := &engine[Tx]{
+		db: db, cfg: cfg, changes: make(chan *pendingChange, 1024), holds: map[string]*held{},
+		freed: make(chan struct{}, 1), soon: make(chan struct{}, 1),
+		kinds: kinds[Tx]{
+			handlers: map[string]handler[Tx]{},
+			groups:   map[string]func(ctx context.Context, tx Tx, g *provider.TaskGroup) ([]outbox.Message, error){},
+		},
+	}
+	errs := []error{e.cfg.validate()}
+	if db == nil {
+		errs = append(errs, errors.New("the database is nil: give one"))
+	}
+	for _, d := range definitions {
+		if d == nil {
+			errs = append(errs, errors.New("a definition is nil: leave it out"))
+			continue
+		}
+		errs = append(errs, d.define(&e.kinds))
+	}
+	if len(e.kinds.handlers) == 0 {
+		errs = append(errs, errors.New("there are no kinds of tasks: give at least one definition"))
+	}
+	for kind := range e.kinds.handlers {
+		if cfg.Kinds == nil || slices.Contains(cfg.Kinds, kind) {
+			e.names = append(e.names, kind)
+		}
+	}
+	for _, kind := range cfg.Kinds {
+		if _, ok := e.kinds.handlers[kind]; !ok {
+			errs = append(errs, fmt.Errorf("kinds has %q, which no definition has: pass its definition", kind))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("worker: %w", err)
+	}
+	slices.Sort(e.names)
+	e.log = e.cfg.Logger.With("worker", e.cfg.Holder)
+	return &Worker{running: make(chan struct{}), run: e.run, runOnce: e.runOnce}, nil
+}
+
+// Running returns a channel that is closed once Run has checked the store and started.
+func (w *Worker) Running() <-chan struct{} { return w.running }
+
+// Run works until ctx ends. Then it claims no more, begins no new step, and returns nil after the
+// handlers have returned. Tasks that are not finished are released without counting an attempt.
+//   - outbox.ErrDrain: that took longer than WorkerConfig.Drain. Other workers take over the tasks
+//     when their leases end.
+//   - It returns an error at once if the store is not ready, for example not migrated, and on a
+//     second call.
+func (w *Worker) Run(ctx context.Context) error {
+	started := false
+	w.once.Do(func() { started = true })
+	if !started {
+		return errors.New("worker: Run called twice: create a new worker")
+	}
+	if !w.busy.CompareAndSwap(false, true) {
+		return errBusy
+	}
+	defer w.busy.Store(false)
+	return w.run(ctx, w.running)
+}
+
+var errBusy = errors.New("worker: it is running: wait until Run or RunOnce has returned, or create another worker")
+
+// RunOnce claims the tasks that are due, at most WorkerConfig.Concurrency, runs them, and returns their
+// number. It is for tests and scheduled jobs, and may be called again.
+func (w *Worker) RunOnce(ctx context.Context) (int, error) {
+	if !w.busy.CompareAndSwap(false, true) {
+		return 0, errBusy
+	}
+	defer w.busy.Store(false)
+	return w.runOnce(ctx)
+}
+
+// engine is a worker with the type of its transactions.
+type engine[Tx any] struct {
+	db      provider.TaskProvider[Tx]
+	cfg     WorkerConfig
+	kinds   kinds[Tx]
+	names   []string // of the kinds to claim
+	log     *slog.Logger
+	changes chan *pendingChange
+
+	hard     context.Context // ends when Run returns; for statements of the database
+	work     context.Context // ends before that; for handlers
+	stopping atomic.Bool     // no new step may begin
+
+	freed, soon chan struct{} // a task has ended; a task becomes due
+
+	mu      sync.Mutex
+	holds   map[string]*held // by the id of the task
+	unknown []string         // kinds of its domains that it does not define
+	waiting bool             // a suspect task is due
+
+	reached atomic.Int64 // when the store last replied
+}
+
+// held is a task that this worker has claimed.
+type held struct {
+	task     Task // as it was claimed
+	lose     context.CancelCauseFunc
+	attempts atomic.Int64 // counted since its last progress
+	until    atomic.Int64 // end of the lease on this process's clock, not later than in the store
+	lease    time.Duration
+	misused  atomic.Bool
+}
+
+// renewed extends the lease from the moment before a renewal was sent.
+func (h *held) renewed(began time.Time) { h.until.Store(began.Add(h.lease).UnixNano()) }
+
+// isOver reports whether the lease may have ended.
+func (h *held) isOver() bool { return now().UnixNano() >= h.until.Load() }
+
+// start prepares a run or a call of RunOnce. stop ends it.
+func (e *engine[Tx]) start(ctx context.Context) (stop func()) {
+	hard, end := context.WithCancel(context.WithoutCancel(ctx))
+	work, endWork := context.WithCancelCause(hard)
+	e.hard, e.work = hard, work
+	var all sync.WaitGroup
+	all.Go(e.flush)
+	all.Go(e.heartbeat)
+	return func() {
+		endWork(errStopping)
+		end()
+		all.Wait()
+	}
+}
+
+func (e *engine[Tx]) ready(ctx context.Context) error {
+	c, ok := e.db.(provider.ReadyChecker)
+	if !ok {
+		return nil
+	}
+	if err := c.ReadyFor(ctx, provider.WorkerService); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("worker: %w", err)
+	}
+	return nil
+}
+
+func (e *engine[Tx]) runOnce(ctx context.Context) (int, error) {
+	if err := e.ready(ctx); err != nil {
+		return 0, err
+	}
+	defer e.start(ctx)()
+	e.findUnknown(ctx)
+	tasks, err := e.claim(ctx, e.cfg.Concurrency, false)
+	if err == nil && len(tasks) == 0 {
+		tasks, err = e.claim(ctx, 1, true)
+	}
+	var all sync.WaitGroup
+	for _, t := range tasks {
+		all.Go(func() { e.handle(t) })
+	}
+	all.Wait()
+	return len(tasks), err
+}
+
+func (e *engine[Tx]) run(ctx context.Context, running chan<- struct{}) error {
+	if err := e.ready(ctx); err != nil {
+		return err
+	}
+	stop := e.start(ctx)
+	defer stop()
+	var handlers, maintenance sync.WaitGroup
+	maintenance.Go(func() { e.maintain(ctx) })
+	close(running)
+	e.loop(ctx, &handlers)
+	e.stopping.Store(true)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		handlers.Wait()
+		maintenance.Wait()
+	}()
+	// Handlers that have not returned by then are interrupted, and their tasks released.
+	interrupt := time.AfterFunc(e.cfg.Drain*3/4, func() { e.interrupt(errStopping) })
+	defer interrupt.Stop()
+	drain := time.NewTimer(e.cfg.Drain)
+	defer drain.Stop()
+	select {
+	case <-done:
+		return nil
+	case <-drain.C:
+		return fmt.Errorf("worker: %w: Drain is %s: raise it, or find the handler that does not return", outbox.ErrDrain, e.cfg.Drain)
+	}
+}
+
+// interrupt ends the contexts of all handlers.
+func (e *engine[Tx]) interrupt(cause error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, h := range e.holds {
+		h.lose(cause)
+	}
+}
+
+const (
+	pauseMin = 5 * time.Millisecond // the first pause of an idle worker; it doubles
+	retryMin = 50 * time.Millisecond
+	retryMax = 5 * time.Second
+)
+
+// loop claims tasks and starts their handlers until ctx ends. It claims no more than can run: a
+// task that waited in this process would use up its lease.
+func (e *engine[Tx]) loop(ctx context.Context, handlers *sync.WaitGroup) {
+	pause, retry := pauseMin, retryMin
+	waker, _ := e.db.(provider.TaskWaker)
+	for ctx.Err() == nil {
+		running := e.running()
+		var due <-chan struct{}
+		if waker != nil { // requested before the claim, so that no task is missed
+			due = waker.TasksDue()
+		}
+		free, alone := e.cfg.Concurrency-running, e.suspectWaits()
+		var tasks []Task
+		var err error
+		switch {
+		case alone && running == 0:
+			tasks, err = e.claim(ctx, 1, true)
+			e.suspectTaken()
+		case free > 0 && !alone:
+			tasks, err = e.claim(ctx, free, false)
+		}
+		for _, t := range tasks {
+			handlers.Go(func() {
+				defer signal(e.freed)
+				e.handle(t)
+			})
+		}
+		if err != nil && ctx.Err() == nil {
+			e.log.Warn("tasks not claimed", "class", errclass.Of(err), "again_in", retry)
+			e.sleep(ctx, retry, nil, nil)
+			retry = min(2*retry, retryMax)
+			continue
+		}
+		retry = retryMin
+		if alone && running == 0 {
+			for e.running() > 0 && ctx.Err() == nil { // it runs alone
+				e.sleep(ctx, e.cfg.Poll, nil, e.freed)
+			}
+			continue
+		}
+		if len(tasks) > 0 {
+			pause = pauseMin
+		}
+		if len(tasks) == free || alone { // full
+			e.sleep(ctx, e.cfg.Poll, nil, e.freed)
+			continue
+		}
+		e.sleep(ctx, min(pause, e.cfg.Poll), due, e.soon)
+		pause = min(2*pause, e.cfg.Poll)
+	}
+}
+
+// running returns the number of tasks that this worker has claimed.
+func (e *engine[Tx]) running() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.holds)
+}
+
+// sleep waits for d, for one of the channels, or for the end of ctx.
+func (e *engine[Tx]) sleep(ctx context.Context, d time.Duration, due, or <-chan struct{}) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-due:
+	case <-or:
+	case <-t.C:
+	case <-ctx.Done():
+	}
+}
+
+// signal makes a receiver of ch continue, now or at its next wait.
+func signal(ch chan<- struct{}) {
+	select {
+	case ch <- struct{}{}:
+	default:
+	}
+}
+
+// claimLimit is the limit of one claim. A claim in progress at the end of ctx may finish, because
+// its tasks would be unknown otherwise.
+const claimLimit = 30 * time.Second
+
+// claim claims tasks, and holds them.
+func (e *engine[Tx]) claim(ctx context.Context, limit int, alone bool) ([]Task, error) {
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	limited, cancel := context.WithTimeout(e.hard, claimLimit)
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(e.cfg.Drain/2, cancel) })()
+	e.mu.Lock()
+	q := provider.TaskQuery{Kinds: append(slices.Clone(e.names), e.unknown...), Attempts: e.cfg.Backoff.Attempts, Alone: alone}
+	e.mu.Unlock()
+	began := now()
+	tasks, err := provider.ClaimTasks(limited, e.db, q, claim.Terms{Holder: e.cfg.Holder, Lease: e.cfg.Lease, Limit: limit})
+	if observe := e.cfg.Observer.Claimed; observe != nil {
+		observe(tasks, now().Sub(began), err)
+	}
+	e.replied(err)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for i := range tasks {
+		h := &held{task: tasks[i], lease: e.cfg.Lease, lose: func(error) {}}
+		h.attempts.Store(int64(tasks[i].Attempts))
+		h.renewed(began)
+		e.holds[tasks[i].ID] = h
+	}
+	return tasks, err
+}
+
+// replied records that the store has replied.
+func (e *engine[Tx]) replied(err error) {
+	if err == nil {
+		e.reached.Store(now().UnixNano())
+	}
+}
+
+// heartbeat renews the leases of tasks three times per lease. If another worker has taken a task
+// over, the context of its handler ends.
+func (e *engine[Tx]) heartbeat() {
+	tick := time.NewTicker(e.cfg.Lease / 3)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-e.hard.Done():
+			return
+		}
+		began := now()
+		var renew []Task
+		e.mu.Lock()
+		for _, h := range e.holds {
+			if began.Add(e.cfg.Lease*2/3).UnixNano() >= h.until.Load() { // not one that was just claimed
+				renew = append(renew, h.task)
+			}
+		}
+		e.mu.Unlock()
+		if len(renew) == 0 {
+			continue
+		}
+		ctx, cancel := context.WithTimeout(e.hard, max(e.cfg.Lease/3, time.Second))
+		late, err := e.db.RenewTasks(ctx, renew, e.cfg.Lease)
+		cancel()
+		e.replied(err)
+		if err != nil {
+			if e.hard.Err() == nil {
+				e.log.Warn("leases not renewed", "tasks", len(renew), "class", errclass.Of(err))
+			}
+			continue
+		}
+		e.mu.Lock()
+		for _, t := range renew {
+			if h := e.holds[t.ID]; h != nil && h.task.Token == t.Token {
+				h.renewed(began)
+			}
+		}
+		for _, id := range late {
+			if h := e.holds[id]; h != nil {
+				h.lose(errLost)
+			}
+		}
+		e.mu.Unlock()
+	}
+}
