@@ -28,7 +28,7 @@ type taskClaim func(context.Context, provider.Tasks, provider.TaskQuery, claim.T
 const taskLimit = 8
 
 // kind returns a kind of the case.
-func (s *stage) kind(name string) string { return s.name + "/" + name }
+func (s *stage) kind(name string) string { return s.name + "/" + strings.ReplaceAll(name, " ", "-") }
 
 // id returns the id of the case's task of this name.
 func (s *stage) id(name string) string { return s.name + " " + name }

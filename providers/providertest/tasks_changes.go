@@ -54,7 +54,7 @@ var taskChangeCases = []testCase{
 	},
 	{
 		name: "the step in doubt", play: taskDoubt,
-		rule: "Doubt of a canceled task: a claim since the last recorded step may have begun the next one",
+		rule: "A claim sets Doubt unless the direction is undo, TaskWaiting clears it, and GiveUp sets it. Nothing else changes it",
 	},
 }
 
@@ -352,14 +352,23 @@ func taskDoubt(s *stage) {
 	s.apply(s.begun("requeued"), provider.TaskChange{To: provider.TaskAbandoned})
 	_, err := s.tasks.RequeueTasks(s.ctx, provider.TaskFilter{IDs: s.ids("requeued")}, ann)
 	s.ok(err, "requeue")
-	t := s.begun("stepped")
-	s.apply(t, step("charge", 1, `1`))
-	s.begun("vanished")
-	s.vanish()
+	s.apply(s.begun("stepped"), step("charge", 1, `1`))
+	s.begun("claimed")
+	s.apply(s.begun("waiting"), wait("paid", 1, lease))
+	s.apply(s.begun("answered"), wait("paid", 1, lease))
+	s.answerTask("answered", "paid", "m1", `1`)
+	s.apply(s.begun("again"), wait("paid", 1, lease))
+	s.answerTask("again", "paid", "m1", `1`)
+	s.take("again")
 	for name, doubt := range map[string]bool{
-		"never": false, "failed": true, "released": true, "abandoned": true, "requeued": true, "stepped": true, "vanished": true,
+		"never": false, "failed": true, "released": true, "abandoned": true, "requeued": true, "stepped": true, "claimed": true,
+		"waiting": false, "answered": false, "again": true,
 	} {
-		same(s, "cancel", s.cancelTask(name), true)
 		same(s, "doubt of the task that is "+name, s.task(name).Doubt, doubt)
+		same(s, "cancel", s.cancelTask(name), true)
+		same(s, "doubt of the canceled task that was "+name, s.task(name).Doubt, doubt)
+		if s.task(name).Status == provider.TaskPending {
+			same(s, "doubt of the claimed task that was "+name, s.take(name).Doubt, doubt)
+		}
 	}
 }

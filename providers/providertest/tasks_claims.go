@@ -74,7 +74,9 @@ func (s *stage) taskCandidates(q provider.TaskQuery, limit int) []string {
 // claimedIDs claims, and returns the ids in order of ids.
 func (s *stage) claimedIDs(q provider.TaskQuery, limit int) []string {
 	s.Helper()
-	return slices.Sorted(slices.Values(taskIDs(s.claimAll(q, limit))))
+	ids := taskIDs(s.claimAll(q, limit))
+	slices.Sort(ids)
+	return ids
 }
 
 func (s *stage) ids(names ...string) []string {

@@ -255,7 +255,7 @@ func taskInvalidDrafts(s *stage) {
 	for name, change := range badTasks {
 		bad := s.draftTask("bad")
 		change(&bad)
-		good := s.draftTask("good " + name)
+		good := s.draftTasks("good", "good "+name)[0]
 		s.ok(s.inTask(s.ctx, func(v taskView) error {
 			s.invalid(v.Enqueue(s.ctx, bad), name)
 			s.invalid(v.Enqueue(s.ctx, s.draftTask("next"), bad), name+" next to a good one")
@@ -319,7 +319,7 @@ func taskEnqueueRollback(s *stage) {
 	other := s.draftTask("a") // the id is free
 	other.Kind = s.kind("b")
 	s.addTasks(other)
-	s.take("b")
+	same(s, "claimed", s.claimedIDs(s.query("b"), 10), s.ids("a"))
 }
 
 func taskTimes(s *stage) {

@@ -133,7 +133,7 @@ func taskClaimedFresh(s *stage) {
 	s.ok(err, "claim")
 	same(s, "ids of the claim", taskIDs(taken), []string{s.id("call")})
 	want := was
-	want.Status, want.Attempts, want.Token, want.ClaimedBy = provider.TaskClaimed, 1, t.Token, t.Holder
+	want.Status, want.Attempts, want.Token, want.ClaimedBy, want.Doubt = provider.TaskClaimed, 1, t.Token, t.Holder, true
 	want.NextAt = plainTask(taken[0]).NextAt
 	same(s, "the claimed task", plainTask(taken[0]), want)
 	same(s, "the stored task", s.task("call"), want)
