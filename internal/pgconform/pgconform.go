@@ -34,6 +34,9 @@ func Fixture(t testing.TB, db *postgres.DB, o providertest.Options) providertest
 		Transact: func(ctx context.Context, fn func(providertest.TxView, providertest.Add) error) error {
 			return db.Transact(ctx, func(_ context.Context, tx pgx.Tx) error { return fn(view(db, tx)) })
 		},
+		Owned: func(ctx context.Context, fn func(tx pgx.Tx) error) error {
+			return pgx.BeginFunc(ctx, db.Pool(), fn)
+		},
 		Advance: Advance(t, db),
 		Add:     Add,
 		Break: func(ctx context.Context, tx pgx.Tx) error {
