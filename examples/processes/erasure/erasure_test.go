@@ -11,10 +11,11 @@ import (
 	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
-	"github.com/kinora-go/kinora/examples/processes/erasure"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/sqlite"
 	"github.com/kinora-go/kinora/task"
+
+	"github.com/kinora-go/kinora/examples/processes/erasure"
 )
 
 // system is another system. It records each effect by the key of its call.

@@ -10,9 +10,10 @@ import (
 
 	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/eventstore"
-	"github.com/kinora-go/kinora/examples/processes/transfers"
 	"github.com/kinora-go/kinora/providers/sqlite"
 	"github.com/kinora-go/kinora/task"
+
+	"github.com/kinora-go/kinora/examples/processes/transfers"
 )
 
 // bank is a bank with three accounts: ann and ben have 100.00 each, and that of cy is closed.
