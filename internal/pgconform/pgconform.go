@@ -34,6 +34,9 @@ func Fixture(t testing.TB, db *postgres.DB, o providertest.Options) providertest
 		Transact: func(ctx context.Context, fn func(providertest.TxView, providertest.Add) error) error {
 			return db.Transact(ctx, func(_ context.Context, tx pgx.Tx) error { return fn(view(db, tx)) })
 		},
+		Owned: func(ctx context.Context, fn func(tx pgx.Tx) error) error {
+			return pgx.BeginFunc(ctx, db.Pool(), fn)
+		},
 		Advance: Advance(t, db),
 		Add:     Add,
 		Break: func(ctx context.Context, tx pgx.Tx) error {
@@ -118,6 +121,9 @@ func Advance(t testing.TB, db *postgres.DB) func(time.Duration) {
 			"holds":           {"due_at"}, // infinity stays
 			"runners":         {"expires_at"},
 			"leases":          {"expires_at"},
+			"tasks":           {"next_at", "wait_until", "created_at", "ended_at"}, // infinity stays
+			"task_groups":     {"created_at", "completed_at"},
+			"task_trail":      {"at"},
 		} {
 			var back []string
 			for _, c := range columns {
