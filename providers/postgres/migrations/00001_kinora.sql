@@ -401,8 +401,8 @@ begin
 			raise exception 'another transaction added a task with one of these ids' using errcode = 'serialization_failure';
 		end if;
 		exit when pass = 2;
-		insert into kinora.tasks (id, kind, input, next_at)
-		select d.id, d.kind, d.input, greatest(ck.t + d.after * interval '1 microsecond', d.at)
+		insert into kinora.tasks (id, kind, input, next_at, created_at)
+		select d.id, d.kind, d.input, greatest(ck.t + d.after * interval '1 microsecond', d.at), ck.t
 		from (select clock_timestamp() t) ck, unnest(ids, kinds, inputs, afters, ats) d(id, kind, input, after, at)
 		order by d.id collate "C"
 		on conflict on constraint tasks_pkey do nothing;
@@ -438,8 +438,8 @@ begin
 					select from unnest(ids, kinds, inputs) d(id, kind, input)
 					where d.id = t.id and d.kind = t.kind and d.input = t.input));
 	end if;
-	insert into kinora.tasks (id, kind, group_id, group_kind, input, next_at)
-	select d.id, d.kind, of_id, of_kind, d.input, greatest(ck.t + d.after * interval '1 microsecond', d.at)
+	insert into kinora.tasks (id, kind, group_id, group_kind, input, next_at, created_at)
+	select d.id, d.kind, of_id, of_kind, d.input, greatest(ck.t + d.after * interval '1 microsecond', d.at), ck.t
 	from (select clock_timestamp() t) ck, unnest(ids, kinds, inputs, afters, ats) d(id, kind, input, after, at)
 	order by d.id collate "C"
 	on conflict on constraint tasks_pkey do nothing;
