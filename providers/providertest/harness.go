@@ -232,6 +232,7 @@ func Tasks[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	}
 	runTasks(t, open, differences, provider.ClaimTasks, []group{
 		{name: "Enqueue", cases: taskEnqueueCases}, {name: "Changes", cases: taskChangeCases}, {name: "Answers", cases: taskAnswerCases}, {name: "Groups", cases: taskGroupCases},
+		{name: "Inspector", cases: taskInspectCases}, {name: "Retention", cases: taskRetentionCases},
 	})
 }
 
