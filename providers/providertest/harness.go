@@ -227,6 +227,7 @@ func Tasks[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 		t.Run(name, func(t *testing.T) {
 			runTasks(t, open, differences, claims, []group{
 				{name: "States", cases: taskStateCases}, {name: "Claims", cases: taskClaimCases}, {name: "Vanished", cases: taskVanishedCases},
+				{name: "Model", cases: taskModelCases},
 			})
 		})
 	}
