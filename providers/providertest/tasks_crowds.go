@@ -1,6 +1,7 @@
 package providertest
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -150,7 +151,7 @@ func (s *stage) changeSome(r *rand.Rand, some []provider.Task) error {
 var taskWakeCases = []testCase{
 	{
 		name: "a hint at due tasks", play: taskWakes,
-		rule: "TasksDue returns a channel that is closed when tasks are next added, answered or released through this value (checked if the provider is a provider.TaskWaker)",
+		rule: "TasksDue returns a channel that is closed when tasks are next added, answered or released through this value, after the commit if this value commits (checked if the provider is a provider.TaskWaker)",
 	},
 	{
 		name: "no task is missed", play: taskNoneMissed, long: true,
@@ -182,14 +183,24 @@ func taskWakes(s *stage) {
 		what string
 		do   func()
 	}{
-		{"tasks added in a transaction of the caller", func() { s.addTasks(s.draftTask("a")) }},
 		{"tasks added in a unit", func() {
 			in(func(v provider.TaskTx) error { return v.Enqueue(s.ctx, s.draftTask("b")) })
 		}},
 		{"a group added in a unit", func() {
 			in(func(v provider.TaskTx) error { return v.EnqueueGroup(s.ctx, s.group("g", "c")) })
 		}},
-		{"an answer", func() { s.answerTask("waits", "paid", "m1", `1`) }},
+		{"an answer", func() {
+			in(func(v provider.TaskTx) error {
+				_, err := v.Answer(s.ctx, provider.TaskAnswer{Task: s.id("waits"), Name: "paid", ID: "m1", Out: json.RawMessage(`1`)})
+				return err
+			})
+		}},
+		{"a cancellation", func() {
+			in(func(v provider.TaskTx) error {
+				_, err := v.Cancel(s.ctx, s.id("abandoned"))
+				return err
+			})
+		}},
 		{"a release", func() { s.try(t, provider.TaskChange{To: provider.TaskPending}) }},
 	} {
 		hint := w.TasksDue()
