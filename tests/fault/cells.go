@@ -25,4 +25,5 @@ var cells = []*cell{
 	newProjectorCell,
 	moveCell,
 	readersCell,
+	taskPointsCell,
 }
