@@ -26,4 +26,5 @@ var cells = []*cell{
 	moveCell,
 	readersCell,
 	taskPointsCell,
+	taskTransferCell,
 }
