@@ -27,4 +27,5 @@ var cells = []*cell{
 	readersCell,
 	taskPointsCell,
 	taskTransferCell,
+	taskErasureCell,
 }
