@@ -28,4 +28,6 @@ var cells = []*cell{
 	taskPointsCell,
 	taskTransferCell,
 	taskErasureCell,
+	taskCodeCell,
+	taskKillersCell,
 }

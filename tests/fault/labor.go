@@ -19,7 +19,7 @@ import (
 
 // programs are what a worker can run, by the name in More["program"].
 var programs = map[string]func(w *work) []task.Kind[pgx.Tx]{
-	"shop": (*work).shop, "bank": (*work).bank, "people": (*work).people,
+	"shop": (*work).shop, "bank": (*work).bank, "people": (*work).people, "code": (*work).code, "killers": (*work).killers,
 }
 
 // portable hides that the provider claims in one statement.
