@@ -243,6 +243,7 @@ const (
 // task that waited in this process would use up its lease.
 func (e *engine[Tx]) loop(ctx context.Context, handlers *sync.WaitGroup) {
 	pause, retry := pauseMin, retryMin
+	next := false // the last suspect task may not have been the only one
 	waker, _ := e.db.(provider.TaskWaker)
 	for ctx.Err() == nil {
 		running := e.running()
@@ -256,9 +257,14 @@ func (e *engine[Tx]) loop(ctx context.Context, handlers *sync.WaitGroup) {
 		switch {
 		case alone && running == 0:
 			tasks, err = e.claim(ctx, 1, true)
-			e.suspectTaken()
+			e.setSuspect(false)
+			next = len(tasks) > 0
 		case free > 0 && !alone:
 			tasks, err = e.claim(ctx, free, false)
+			if next { // others have had their turn
+				next = false
+				e.setSuspect(true)
+			}
 		}
 		for _, t := range tasks {
 			handlers.Go(func() {
