@@ -36,7 +36,9 @@ func (e *engine[Tx]) handle(t Task) {
 	e.mu.Unlock()
 	defer func() {
 		e.mu.Lock()
-		delete(e.holds, t.ID)
+		if e.holds[t.ID] == a.hold { // not that of a later claim
+			delete(e.holds, t.ID)
+		}
 		e.mu.Unlock()
 	}()
 	began := now()
