@@ -389,13 +389,13 @@ func (e *engine[Tx]) heartbeat() {
 		}
 		e.mu.Lock()
 		for _, t := range renew {
-			if h := e.holds[t.ID]; h != nil && h.task.Token == t.Token {
-				h.renewed(began)
-			}
-		}
-		for _, id := range late {
-			if h := e.holds[id]; h != nil {
+			h := e.holds[t.ID]
+			switch {
+			case h == nil || h.task.Token != t.Token: // the claim has ended meanwhile
+			case slices.Contains(late, t.ID):
 				h.lose(errLost)
+			default:
+				h.renewed(began)
 			}
 		}
 		e.mu.Unlock()
