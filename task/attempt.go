@@ -104,11 +104,11 @@ func (a *attempt[Tx]) ran(ctx context.Context, r *Run[Tx], out json.RawMessage, 
 	if a.hold.misused.Load() {
 		return a.fail(ctx, ErrMisuse)
 	}
-	if r.stop != nil && (err == nil || isEnd(r.stop)) {
+	if r.stop != nil && (err == nil || isEnd(r.stop) || isUncounted(r.stop)) {
 		err = r.stop
 	}
-	if lost := context.Cause(ctx); errors.Is(lost, errLost) {
-		err = lost
+	if cause := context.Cause(ctx); errors.Is(cause, errLost) || err != nil && errors.Is(cause, errStopping) {
+		err = cause
 	}
 	var decided *gaveUp
 	gives := errors.As(err, &decided)
@@ -272,7 +272,7 @@ func (a *attempt[Tx]) finished(ctx context.Context, got provider.TaskChanged, er
 		return a.refused(got)
 	case errors.As(err, &sink):
 		return a.unrecorded(err)
-	case errors.As(err, &decided) && a.def.tx != nil: // nothing was written
+	case errors.As(err, &decided) && a.def.tx != nil && !errors.Is(context.Cause(ctx), errStopping): // nothing was written
 		return a.end(provider.TaskChange{To: Undone, GiveUp: decided.code})
 	}
 	return a.fail(ctx, causeOf(ctx, err))
