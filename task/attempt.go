@@ -280,7 +280,7 @@ func (a *attempt[Tx]) finished(ctx context.Context, got provider.TaskChanged, er
 
 // giveUp turns the task to undo, and undoes its steps.
 func (a *attempt[Tx]) giveUp(ctx context.Context, r *Run[Tx], code string) ending {
-	c, err := r.fill(provider.TaskChange{To: Claimed, GiveUp: code, Doubt: r.stop != nil}, "", Slot{})
+	c, err := r.fill(provider.TaskChange{To: Claimed, GiveUp: code, Doubt: r.stop != nil, Progress: true}, "", Slot{})
 	if err != nil {
 		return a.fail(ctx, err)
 	}
@@ -294,6 +294,10 @@ func (a *attempt[Tx]) giveUp(ctx context.Context, r *Run[Tx], code string) endin
 		return ending{}
 	}
 	r.task.Undo, r.task.Why, r.task.Doubt = true, code, c.Doubt
+	if ctx.Err() != nil { // the undos need one that has not ended
+		a.task = r.task
+		return ending{again: true}
+	}
 	return a.undo(ctx, r)
 }
 
