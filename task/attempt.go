@@ -59,7 +59,7 @@ func (e *engine[Tx]) handle(t Task) {
 // run runs the handler once, and records how far the task is.
 func (a *attempt[Tx]) run() ending {
 	t := &a.task
-	if a.stopping.Load() {
+	if a.stopping.Load() && !t.Spent { // released, a spent task would be run again
 		return a.end(provider.TaskChange{To: Pending})
 	}
 	known := false
@@ -419,6 +419,9 @@ func (a *attempt[Tx]) refused(got provider.TaskChanged) ending {
 // unrecorded releases a task that could not be audited for the length of a lease. If its claim were
 // left to end, that would count as an attempt, and a long outage of the sink would abandon the task.
 func (a *attempt[Tx]) unrecorded(cause error) ending {
+	if a.task.Spent { // released, it would be run again
+		return ending{err: cause}
+	}
 	got, err := a.change(provider.TaskChange{ID: a.task.ID, Token: a.task.Token, To: Pending, After: a.cfg.Lease, Code: codeAudit})
 	end := ending{err: errors.Join(cause, err)}
 	if got.Applied {
