@@ -103,11 +103,12 @@ func Step[T, Tx any](ctx context.Context, r *Run[Tx], name string,
 	if err := r.record(name, Slot{Call: r.calls, Out: data}); err != nil {
 		return none, err
 	}
-	if err := r.recorded(name, r.task.State[name], &out); err != nil {
+	stored := none // not out: what is not in the JSON would be kept
+	if err := r.recorded(name, r.task.State[name], &stored); err != nil {
 		return none, err
 	}
-	done = &out
-	return out, nil
+	done = &stored
+	return stored, nil
 }
 
 // StepTx does something in the database, once: the writes of do through tx, the messages that it
