@@ -93,6 +93,9 @@ func (a *attempt[Tx]) run() ending {
 	if errors.Is(err, errStuck) {
 		return a.fail(ctx, err)
 	}
+	if r.busy.Load() { // in another goroutine
+		return a.fail(ctx, ErrMisuse)
+	}
 	clock.pause()
 	*t = r.task
 	return a.ran(ctx, r, out, err)
