@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora/internal/crash"
@@ -363,9 +364,7 @@ func (a *attempt[Tx]) fail(ctx context.Context, cause error) ending {
 		}
 	}
 	c := provider.TaskChange{To: Failed, Code: codeOf(cause)}
-	if len(c.Code) > provider.MaxIDBytes {
-		c.Code = c.Code[:provider.MaxIDBytes]
-	}
+	c.Code = strings.ReplaceAll(strings.ToValidUTF8(c.Code[:min(len(c.Code), provider.MaxIDBytes)], ""), "\x00", "")
 	attempts := int(a.hold.attempts.Load())
 	switch {
 	case isPermanent(cause):
