@@ -64,7 +64,8 @@ func (a *attempt[Tx]) run() ending {
 		return a.end(provider.TaskChange{To: Pending})
 	}
 	known := false
-	if a.def, known = a.kinds.handlers[t.Kind]; !known {
+	completed := t.Result != nil && !t.Undo // by an operator
+	if a.def, known = a.kinds.handlers[t.Kind]; !known && !completed {
 		return a.end(provider.TaskChange{To: Abandoned, Code: provider.CodeUnknown})
 	}
 	if _, ok := a.kinds.groups[t.GroupKind]; t.Group != "" && !ok {
@@ -78,7 +79,7 @@ func (a *attempt[Tx]) run() ending {
 	switch {
 	case t.Spent:
 		return a.end(provider.TaskChange{To: Abandoned, Code: provider.CodeVanished})
-	case t.Result != nil && !t.Undo: // an operator has completed it
+	case completed:
 		return a.finish(t.Result, nil)
 	case a.def.tx != nil && t.Undo:
 		return a.end(provider.TaskChange{To: Undone})
