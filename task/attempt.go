@@ -63,6 +63,9 @@ func (a *attempt[Tx]) run() ending {
 	if a.stopping.Load() && !t.Spent { // released, a spent task would be run again
 		return a.end(provider.TaskChange{To: Pending})
 	}
+	if t.Undo && !t.Doubt && len(t.State) == 0 { // it has never begun
+		return a.end(provider.TaskChange{To: Undone})
+	}
 	known := false
 	completed := t.Result != nil && !t.Undo // by an operator
 	if a.def, known = a.kinds.handlers[t.Kind]; !known && !completed {
