@@ -369,7 +369,7 @@ func (e *engine[Tx]) heartbeat() {
 		var renew []Task
 		e.mu.Lock()
 		for _, h := range e.holds {
-			if began.Add(e.cfg.Lease*2/3).UnixNano() >= h.until.Load() { // not one that was just claimed
+			if began.Add(e.cfg.Lease*5/6).UnixNano() >= h.until.Load() { // not one that was just claimed
 				renew = append(renew, h.task)
 			}
 		}
