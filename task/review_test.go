@@ -43,7 +43,7 @@ func TestTheEndOfAnOldClaimKeepsTheNewOne(t *testing.T) {
 			require.NoError(w, err)
 			require.True(w, ok)
 		})
-		time.Sleep(2 * time.Second)
+		time.Sleep(30 * time.Second) // until a renewal reports that it was lost
 		require.EqualValues(w, 2, runs.Load())
 		close(first)
 		got := w.becomes("a", task.Done)
@@ -238,9 +238,9 @@ func TestALostReplyLeavesNoStepThatIsNotUndone(t *testing.T) {
 	})
 }
 
-type sink func(ctx context.Context, r task.Record) error
+type appends func(ctx context.Context, r task.Record) error
 
-func (s sink) Append(ctx context.Context, r task.Record) error { return s(ctx, r) }
+func (s appends) Append(ctx context.Context, r task.Record) error { return s(ctx, r) }
 
 // A task that has killed its workers up to the limit is not run again because the sink is down, or
 // because the worker that was to abandon it stops.
@@ -254,7 +254,7 @@ func TestASpentTaskIsNeverRunAgain(t *testing.T) {
 		require.Len(w, w.take(time.Second, "orders/kill"), 1) // and its worker dies
 		time.Sleep(2 * time.Second)
 		var tries atomic.Int64
-		audit := sink(func(context.Context, task.Record) error {
+		audit := appends(func(context.Context, task.Record) error {
 			if tries.Add(1) < 3 {
 				return errors.New("down")
 			}
@@ -328,7 +328,7 @@ func TestRunReportsAHandlerThatDoesNotReturn(t *testing.T) {
 func TestAShutdownWhileTheSinkHangsCountsNothing(t *testing.T) {
 	inWorld(t, func(w *world) {
 		kind := task.Define("mail/welcome", func(context.Context, run, int) (int, error) { return 0, nil })
-		audit := sink(func(ctx context.Context, _ task.Record) error {
+		audit := appends(func(ctx context.Context, _ task.Record) error {
 			<-ctx.Done()
 			return ctx.Err()
 		})
@@ -349,7 +349,7 @@ func TestASinkThatNeverReturnsIsNoticed(t *testing.T) {
 		defer close(release)
 		kind := task.Define("mail/welcome", func(context.Context, run, int) (int, error) { return 0, nil })
 		var calls atomic.Int64
-		audit := sink(func(context.Context, task.Record) error {
+		audit := appends(func(context.Context, task.Record) error {
 			if calls.Add(1) == 1 {
 				<-release
 			}

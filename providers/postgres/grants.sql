@@ -1,6 +1,6 @@
 -- The rights of each role in Kinora's schema. Run it as the owner, after Migrate. It can be run
 -- again.
-revoke all on all tables in schema kinora from kinora_appender, kinora_relay, kinora_projector, kinora_reader;
+revoke all on all tables in schema kinora from kinora_appender, kinora_relay, kinora_projector, kinora_worker, kinora_reader;
 
 grant select, insert, update on kinora.streams to kinora_appender;
 grant select, insert on kinora.events to kinora_appender;
@@ -18,9 +18,22 @@ grant select, insert, update on kinora.checkpoints to kinora_projector;
 grant select, insert, update, delete on kinora.parked, kinora.holds, kinora.runners, kinora.in_flight, kinora.leases to kinora_projector;
 grant insert, select (topic, message_id) on kinora.outbox to kinora_projector;
 
-grant select on kinora.migrations to kinora_appender, kinora_relay, kinora_projector;
+-- to start, answer, postpone and cancel tasks
+grant select, insert, update on kinora.tasks to kinora_appender, kinora_projector;
+grant select, insert on kinora.task_groups to kinora_appender, kinora_projector;
+grant insert on kinora.task_trail to kinora_appender, kinora_projector;
+grant select, insert, update, delete on kinora.tasks, kinora.task_groups, kinora.task_trail to kinora_worker;
+grant insert, select (topic, message_id) on kinora.outbox to kinora_worker;
+
+grant select on kinora.migrations to kinora_appender, kinora_relay, kinora_projector, kinora_worker;
 grant select on all tables in schema kinora to kinora_reader;
 -- where execute was revoked from public
 grant execute on function kinora.held(text, bytea[]), kinora.unheld(text, bytea[], bigint), kinora.checkpoint(text, text),
 	kinora.advance(text, bigint, text, uuid, bigint, text, timestamptz), kinora.marked(text, bigint, text[], text[], text[]),
 	kinora.unmarked(text, bigint, text[], text[], text[]) to kinora_projector;
+grant execute on function kinora.enqueue_tasks(text[], text[], jsonb[], bigint[], timestamptz[]),
+	kinora.enqueue_task_group(text, text, jsonb, text[], text[], jsonb[], bigint[], timestamptz[]),
+	kinora.answer_task(text, text, text, jsonb), kinora.postpone_task(text, timestamptz)
+	to kinora_appender, kinora_projector, kinora_worker;
+grant execute on function kinora.claim_tasks(text[], boolean, int, int, uuid, text, bigint),
+	kinora.change_tasks(text[], uuid[], text[], bigint[], jsonb[], text[], boolean[], text[], boolean[], jsonb[], text[]) to kinora_worker;

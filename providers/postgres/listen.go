@@ -240,6 +240,7 @@ func (l *Listener) await(ctx context.Context, conn *pgx.Conn, long time.Duration
 func (l *Listener) wake() {
 	l.db.wake.signal()
 	l.db.appends.signal()
+	l.db.due.signal()
 }
 
 // sleep waits for d or until ctx ends.

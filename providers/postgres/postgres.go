@@ -58,6 +58,8 @@ type Provider struct {
 	cfg      Config
 	wake     waker
 	appends  waker
+	due      waker        // of workers
+	tasked   atomic.Int64 // calls that may have made tasks due in a transaction
 	notifier notifier
 	scans    walk
 	log      settling
@@ -81,6 +83,10 @@ var (
 	_ provider.EntryMaintainer      = (*DB)(nil)
 	_ provider.MarkerMaintainer     = (*DB)(nil)
 	_ provider.Waker                = (*DB)(nil)
+	_ provider.TaskProvider[pgx.Tx] = (*DB)(nil)
+	_ provider.TaskBatchClaimer     = (*DB)(nil)
+	_ provider.TaskInspector        = (*DB)(nil)
+	_ provider.TaskWaker            = (*DB)(nil)
 	_ provider.ReadyChecker         = (*DB)(nil)
 	_ provider.ReadyChecker         = (*Batched)(nil)
 	_ outbox.Enqueuer               = (*Tx)(nil)

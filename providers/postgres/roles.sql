@@ -5,18 +5,21 @@
 --   kinora_owner      owns schema and tables; no one logs in as it
 --   kinora_migrator   becomes the owner to migrate:
 --                     alter role deploy in database shop set role kinora_owner
---   kinora_appender   appends events with entries, reads streams and the log; changes no event,
---                     claims nothing
+--   kinora_appender   appends events with entries, reads streams and the log, starts and answers
+--                     tasks; changes no event, claims nothing
 --   kinora_relay      claims, marks, holds, requeues, skips and deletes entries; sees no event
 --   kinora_projector  marks, parks, replays, skips, prunes markers, switches generations, emits,
---                     reads streams and the log, moves checkpoints, leases their readers; claims
---                     nothing. Grant it the read model's tables yourself.
+--                     reads streams and the log, moves checkpoints, leases their readers, starts
+--                     and answers tasks; claims nothing. Grant it the read model's tables
+--                     yourself.
+--   kinora_worker     claims, changes, starts, answers and deletes tasks, decides about them, and
+--                     emits. If its handlers append events, grant it kinora_appender too.
 --   kinora_reader     reads everything, changes nothing
 do $$
 declare
 	name text;
 begin
-	foreach name in array array['owner', 'migrator', 'appender', 'relay', 'projector', 'reader'] loop
+	foreach name in array array['owner', 'migrator', 'appender', 'relay', 'projector', 'worker', 'reader'] loop
 		begin
 			execute format('create role kinora_%s nologin', name);
 		exception when duplicate_object or unique_violation then null;
@@ -28,4 +31,4 @@ $$;
 grant kinora_owner to kinora_migrator;
 create schema if not exists kinora authorization kinora_owner;
 alter schema kinora owner to kinora_owner;
-grant usage on schema kinora to kinora_appender, kinora_relay, kinora_projector, kinora_reader;
+grant usage on schema kinora to kinora_appender, kinora_relay, kinora_projector, kinora_worker, kinora_reader;

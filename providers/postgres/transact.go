@@ -22,7 +22,7 @@ const (
 
 // Transact runs fn in a transaction at READ COMMITTED and commits if fn returns nil. Otherwise,
 // also if fn panics or calls runtime.Goexit, it rolls back. After the commit of a transaction that
-// wrote, it wakes relays as Wake does.
+// wrote, it wakes relays and workers as Wake does.
 //   - fn may run several times, each time in a new transaction. So fn must load the data for its
 //     decisions in the transaction, for example with UpdateTx of a repository, and must have no
 //     other effects.
@@ -56,10 +56,13 @@ func (db *DB) Transact(ctx context.Context, fn func(ctx context.Context, tx pgx.
 	return err
 }
 
-// Wake makes relays claim entries at once: those of this process and, with Config.Notify, those
+// Wake makes relays claim entries, and workers claim tasks, at once: those of this process and, with Config.Notify, those
 // of others. Call it after the commit of a transaction that you began yourself. Appends, units and
 // Transact call it.
-func (db *DB) Wake() { db.added() }
+func (db *DB) Wake() {
+	db.added()
+	db.due.signal()
+}
 
 // run is a call of Transact.
 type run struct {
@@ -128,7 +131,7 @@ func (r *run) transaction(ctx, late context.Context) (again bool, lost string, e
 	case xid == "" && (err == nil || isAmbiguous(err)): // nothing was written
 		return false, "", nil
 	case err == nil:
-		r.added()
+		r.Wake()
 		return false, "", nil
 	case isAmbiguous(err):
 		return false, xid, err
@@ -184,10 +187,10 @@ func (r *run) resolve(ctx context.Context, xid, life string, lost error) (again 
 		case status == "aborted":
 			return true, lost
 		case status == "committed" && now == life:
-			r.added()
+			r.Wake()
 			return false, nil
 		case status == "committed" || try >= resolveTries || pause(ctx, try) != nil:
-			r.added()
+			r.Wake()
 			return false, fmt.Errorf("%w: %w", eventstore.ErrAmbiguous, lost)
 		}
 	}

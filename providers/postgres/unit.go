@@ -69,6 +69,7 @@ func (db *Provider) Do(ctx context.Context, u provider.Unit, run func(ctx contex
 // unit is a dry run or an error occurs.
 func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) (provider.Closing, error)) (err error) {
 	var outside *dryRun
+	tasked := w.db.tasked.Load()
 	if w.DryRun != nil {
 		if outside, err = w.db.beginDryRun(ctx); err != nil {
 			return ofOwn(ctx, err)
@@ -131,6 +132,9 @@ func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) (provider.Closing, er
 	}
 	if len(closing.Output) > 0 {
 		w.db.added()
+	}
+	if w.db.tasked.Load() != tasked {
+		w.db.tasksDue()
 	}
 	return nil
 }

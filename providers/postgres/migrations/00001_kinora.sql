@@ -1,6 +1,6 @@
 -- Migration 1: all of Kinora's tables. "kinora." is replaced by the configured schema.
 --
--- Operators: creates tables, indexes, seven functions and a trigger in one schema, and changes
+-- Operators: creates tables, indexes, thirteen functions and a trigger in one schema, and changes
 -- nothing else. It runs in one transaction and takes no lock on any existing table.
 
 -- One row a stream. The version check is an update of this row, so that a conflict is zero rows
@@ -311,3 +311,363 @@ create table kinora.leases (
 	expires_at timestamptz not null,
 	constraint leases_pkey primary key (name)
 ) with (fillfactor = 50);
+
+-- Durable tasks, one row each: the queue, the state and the outcome. state has the slots by name.
+-- next_at is when the task is due: the end of its lease, of its backoff or of its wait; infinity if
+-- the wait has no end. Indexes do not use columns that a recorded step changes, so that it is a HOT
+-- update.
+create table kinora.tasks (
+	id         text collate "C" not null,
+	kind       text collate "C" not null,
+	group_id   text collate "C" not null default '',
+	group_kind text collate "C" not null default '',
+	input      jsonb not null,
+	state      jsonb not null default '{}',
+	result     jsonb,
+	status     text collate "C" not null default 'pending'
+		check (status in ('pending', 'claimed', 'failed', 'waiting', 'done', 'undone', 'abandoned')),
+	open       boolean not null default true,        -- pending, claimed, failed or waiting: claims look at it
+	suspect    boolean not null default false,       -- it is claimed alone
+	undo       boolean not null default false,       -- its direction
+	why        text collate "C" not null default '', -- it is being undone
+	doubt      boolean not null default false,       -- a step that is not recorded may have begun
+	version    bigint not null default 1,
+	attempts   int not null default 0,
+	vanished   int not null default 0,
+	waits      text collate "C" not null default '',
+	wait_until timestamptz,
+	token      uuid,
+	claimed_by text collate "C" not null default '',
+	code       text collate "C" not null default '',
+	next_at    timestamptz not null,
+	created_at timestamptz not null default clock_timestamp(),
+	ended_at   timestamptz,
+	constraint tasks_pkey primary key (id),
+	constraint tasks_open check (open = (status in ('pending', 'claimed', 'failed', 'waiting'))),
+	-- Values that a claim or a list of tasks could not read or count, whoever writes them.
+	constraint tasks_shown check (
+		jsonb_typeof(state) = 'object' and attempts between 0 and 1000000000 and vanished between 0 and 1000000000
+		and created_at >= '0001-01-01 00:00Z' and created_at < '10000-01-01 00:00Z'
+		and next_at >= '0001-01-01 00:00Z' and (next_at < '10000-01-01 00:00Z' or status = 'waiting' and next_at = 'infinity')
+		and (wait_until is null or wait_until >= '0001-01-01 00:00Z' and wait_until < '10000-01-01 00:00Z')
+		and (ended_at is null or ended_at >= '0001-01-01 00:00Z' and ended_at < '10000-01-01 00:00Z'))
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+
+-- claims walk each kind
+create index tasks_open_idx on kinora.tasks (suspect, kind, next_at, id) where open;
+create index tasks_group_idx on kinora.tasks (group_id, id) where group_id <> '';
+create index tasks_stuck_idx on kinora.tasks (kind, id) where status in ('failed', 'abandoned');
+create index tasks_ended_idx on kinora.tasks (status, ended_at) where status in ('done', 'undone');
+
+-- A task that is done counts its group down. open includes undone and abandoned tasks.
+create table kinora.task_groups (
+	id           text collate "C" not null,
+	kind         text collate "C" not null,
+	data         jsonb not null,
+	total        int not null,
+	open         int not null check (open between 0 and total),
+	created_at   timestamptz not null default clock_timestamp(),
+	completed_at timestamptz,
+	constraint task_groups_pkey primary key (id)
+) with (fillfactor = 50);
+
+create index task_groups_completed_idx on kinora.task_groups (completed_at) where completed_at is not null;
+
+-- Answers, outcomes and decisions. The record of a done or undone task is the row of the task:
+-- these never change again.
+create table kinora.task_trail (
+	seq    bigint generated always as identity (cache 1),
+	task   text collate "C" not null,
+	what   text collate "C" not null,
+	detail text collate "C" not null default '',
+	by     text collate "C" not null default '',
+	reason text collate "C" not null default '',
+	at     timestamptz not null default clock_timestamp()
+		check (at >= '0001-01-01 00:00Z' and at < '10000-01-01 00:00Z'),
+	constraint task_trail_pkey primary key (task, seq)
+);
+
+-- The functions of tasks. Scans are off as in kinora.held. All conditions of a change are on the
+-- task's own row, so that they are checked again after a wait for its lock.
+
+-- Adds tasks, in order of id. Returns false, and adds nothing, if one exists with another kind,
+-- input or group. Raises 40001 if another transaction added such a one at the same time.
+create function kinora.enqueue_tasks(ids text[], kinds text[], inputs jsonb[], afters bigint[], ats timestamptz[])
+returns boolean language plpgsql set enable_seqscan = off as $$
+#variable_conflict use_column
+declare
+	added int;
+begin
+	for pass in 1 .. 2 loop
+		if exists (
+			select from unnest(ids, kinds, inputs) d(id, kind, input), lateral (
+				select t.kind, t.input, t.group_id from kinora.tasks t where t.id = d.id limit 1) t
+			where t.kind <> d.kind or t.input <> d.input or t.group_id <> '') then
+			if pass = 1 then
+				return false;
+			end if;
+			raise exception 'another transaction added a task with one of these ids' using errcode = 'serialization_failure';
+		end if;
+		exit when pass = 2;
+		insert into kinora.tasks (id, kind, input, next_at)
+		select d.id, d.kind, d.input, greatest(ck.t + d.after * interval '1 microsecond', d.at)
+		from (select clock_timestamp() t) ck, unnest(ids, kinds, inputs, afters, ats) d(id, kind, input, after, at)
+		order by d.id collate "C"
+		on conflict on constraint tasks_pkey do nothing;
+		get diagnostics added = row_count;
+		exit when added = cardinality(ids);
+	end loop;
+	return true;
+end
+$$;
+
+-- Adds a group with its tasks. Returns false, and adds nothing, if it exists with another kind,
+-- other data or other tasks, or if a task exists outside it. Raises 40001 as enqueue_tasks does.
+create function kinora.enqueue_task_group(of_id text, of_kind text, of_data jsonb, ids text[], kinds text[], inputs jsonb[], afters bigint[], ats timestamptz[])
+returns boolean language plpgsql set enable_seqscan = off as $$
+#variable_conflict use_column
+declare
+	added int;
+begin
+	if exists (
+		select from unnest(ids) d(id), lateral (
+			select t.group_id from kinora.tasks t where t.id = d.id limit 1) t where t.group_id <> of_id) then
+		return false;
+	end if;
+	insert into kinora.task_groups (id, kind, data, total, open) values (of_id, of_kind, of_data, cardinality(ids), cardinality(ids))
+	on conflict on constraint task_groups_pkey do nothing;
+	if not found then
+		-- tasks that were done long ago may be deleted
+		return exists (
+				select from kinora.task_groups g
+				where g.id = of_id and g.kind = of_kind and g.data = of_data and g.total = cardinality(ids))
+			and not exists (
+				select from kinora.tasks t where t.group_id = of_id and t.group_id <> '' and not exists (
+					select from unnest(ids, kinds, inputs) d(id, kind, input)
+					where d.id = t.id and d.kind = t.kind and d.input = t.input));
+	end if;
+	insert into kinora.tasks (id, kind, group_id, group_kind, input, next_at)
+	select d.id, d.kind, of_id, of_kind, d.input, greatest(ck.t + d.after * interval '1 microsecond', d.at)
+	from (select clock_timestamp() t) ck, unnest(ids, kinds, inputs, afters, ats) d(id, kind, input, after, at)
+	order by d.id collate "C"
+	on conflict on constraint tasks_pkey do nothing;
+	get diagnostics added = row_count;
+	if added < cardinality(ids) then
+		raise exception 'another transaction added a task with one of these ids' using errcode = 'serialization_failure';
+	end if;
+	return true;
+end
+$$;
+
+-- Fills a slot with an answer, and returns the outcome.
+create function kinora.answer_task(of_id text, of_name text, answer_id text, answer jsonb)
+returns text language plpgsql set enable_seqscan = off as $$
+#variable_conflict use_column
+declare
+	answered text;
+begin
+	update kinora.tasks t set
+		state      = t.state || jsonb_build_object(of_name, case when jsonb_typeof(t.state -> of_name) = 'object' then t.state -> of_name else '{}' end
+			|| jsonb_build_object('out', answer, 'by', answer_id, 'at', to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))),
+		version    = t.version + 1,
+		status     = case when t.status = 'waiting' and t.waits = of_name then 'pending' else t.status end,
+		next_at    = case when t.status = 'waiting' and t.waits = of_name then clock_timestamp() else t.next_at end
+	where t.id = of_id and t.status not in ('done', 'undone')
+		and not coalesce(t.state -> of_name ? 'out' or t.state -> of_name ->> 'timeout' = 'true', false);
+	if found then
+		insert into kinora.task_trail (task, what, detail, by) values (of_id, 'answered', of_name, answer_id);
+		return 'taken';
+	end if;
+	select t.state -> of_name ->> 'by' into answered from kinora.tasks t where t.id = of_id;
+	return case when not found then 'not_found' when answered = answer_id then 'again' else 'late' end;
+end
+$$;
+
+-- Makes a task without slots due at another time. Returns false if it cannot be postponed.
+create function kinora.postpone_task(of_id text, until timestamptz)
+returns boolean language plpgsql set enable_seqscan = off as $$
+#variable_conflict use_column
+begin
+	update kinora.tasks t set status = 'pending', token = null, next_at = until, attempts = 0, vanished = 0, suspect = false, version = t.version + 1
+	where t.id = of_id and t.status in ('pending', 'failed', 'claimed') and not t.undo and t.state = '{}';
+	if found then
+		insert into kinora.task_trail (task, what) values (of_id, 'postponed');
+	end if;
+	return found;
+end
+$$;
+
+-- Claims due tasks. The clock is read once and is a bound of each walk. The kinds take turns. A
+-- claimed task that is due has vanished: at the limit of attempts it is taken as spent; the second
+-- time in a row it becomes suspect, and is not taken.
+create function kinora.claim_tasks(kinds text[], alone boolean, most int, attempts_limit int, new_token uuid, holder text, lease bigint)
+returns table (id text, kind text, group_id text, group_kind text, input jsonb, state jsonb, result jsonb, undo boolean, why text, doubt boolean,
+	version bigint, attempts int, vanished int, suspect boolean, waits text, timed_out boolean, spent boolean, code text, next_at timestamptz, created_at timestamptz)
+language plpgsql set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
+#variable_conflict use_column
+declare
+	ck timestamptz := clock_timestamp();
+begin
+	return query
+	with seen as materialized (
+		select p.*, row_number() over (partition by p.kind order by p.next_at, p.id) as turn
+		from unnest(kinds) k(kind), lateral (
+			select o.id, o.kind, o.next_at, o.status = 'claimed' as gone,
+				o.status = 'claimed' and attempts_limit > 0 and o.attempts >= attempts_limit as spent,
+				o.status = 'claimed' and not o.suspect and o.vanished >= 1 as again
+			from kinora.tasks o
+			where o.open and o.suspect = alone and o.kind = k.kind and o.next_at <= ck
+			order by o.next_at, o.id limit most
+			for update of o skip locked) p),
+	picked as materialized (
+		select s.id, s.next_at, s.turn, s.gone, s.spent, s.again and not s.spent as apart
+		from seen s order by s.turn, s.next_at, s.id limit most),
+	taken as (
+		update kinora.tasks o set
+			status     = case when p.apart then 'failed' else 'claimed' end,
+			suspect    = o.suspect or p.apart,
+			vanished   = case when p.gone then least(o.vanished + 1, 1000000000) else o.vanished end,
+			code       = case when p.gone then 'vanished' else o.code end,
+			token      = case when p.apart then null else new_token end,
+			claimed_by = case when p.apart then o.claimed_by else holder end,
+			doubt      = o.doubt or not o.undo and not p.apart,
+			attempts   = case when p.spent or p.apart then o.attempts else least(o.attempts + 1, 1000000000) end,
+			next_at    = case when p.apart then o.next_at else ck + lease * interval '1 microsecond' end
+		from picked p where o.id = p.id
+		returning o.*, p.apart, p.spent, p.turn, p.next_at as was_due)
+	select o.id, o.kind, o.group_id, o.group_kind, o.input, o.state, o.result, o.undo, o.why, o.doubt,
+		o.version, o.attempts, o.vanished, o.suspect, o.waits, coalesce(o.wait_until <= ck, false), o.spent, o.code, o.next_at, o.created_at
+	from taken o where not o.apart order by o.turn, o.was_due, o.id;
+end
+$$;
+
+-- Applies changes of claimed tasks, each on its own, in order of id. Returns the ones that were
+-- applied, with their numbers from 1. A lease that has nine tenths of its time left stays as it
+-- is, so that steps that follow each other quickly change no index.
+create function kinora.change_tasks(ids text[], tokens uuid[], statuses text[], afters bigint[], slots jsonb[], opens text[], progresses boolean[],
+	give_ups text[], doubts boolean[], results jsonb[], codes text[])
+returns table (n int, undo boolean, version bigint, group_id text) language plpgsql set enable_seqscan = off as $$
+#variable_conflict use_column
+declare
+	c record;
+	slot jsonb;
+	until timestamptz;
+	code text;
+	worker text;
+	applied boolean;
+begin
+	for c in
+		select * from unnest(ids, tokens, statuses, afters, slots, opens, progresses, give_ups, doubts, results, codes)
+			with ordinality u(id, token, status, after, slots, open, progress, give_up, doubt, result, code, n)
+		order by u.id collate "C", u.n
+	loop
+		if c.status = 'claimed' and c.give_up = '' then
+			update kinora.tasks o set
+				state      = case when c.slots is null then o.state else o.state || c.slots end,
+				result     = coalesce(c.result, o.result),
+				version    = o.version + 1,
+				attempts   = case when c.progress then 1 else o.attempts end,
+				vanished   = 0,
+				suspect    = o.suspect and not c.progress,
+				waits      = case when c.progress then '' else o.waits end,
+				wait_until = case when c.progress then null else o.wait_until end,
+				next_at    = case when o.next_at >= clock_timestamp() + c.after * 0.9::float8 * interval '1 microsecond' and o.next_at <= clock_timestamp() + c.after * interval '1 microsecond'
+					then o.next_at else clock_timestamp() + c.after * interval '1 microsecond' end
+			where o.id = c.id and o.token = c.token and o.status = 'claimed'
+				and (c.open = '' or not coalesce(o.state -> c.open ? 'out' or o.state -> c.open ->> 'timeout' = 'true', false))
+			returning o.undo, o.version, o.group_id into undo, version, group_id;
+			applied := found;
+		elsif c.status = 'done' then
+			update kinora.tasks o set
+				status     = 'done',
+				open       = false,
+				state      = case when c.slots is null then o.state else o.state || c.slots end,
+				result     = coalesce(c.result, o.result),
+				version    = o.version + 1,
+				attempts   = 0,
+				vanished   = 0,
+				suspect    = false,
+				waits      = '',
+				wait_until = null,
+				token      = null,
+				code       = '',
+				ended_at   = clock_timestamp()
+			where o.id = c.id and o.token = c.token and o.status = 'claimed' and not o.undo
+				and (c.open = '' or not coalesce(o.state -> c.open ? 'out' or o.state -> c.open ->> 'timeout' = 'true', false))
+			returning o.undo, o.version, o.group_id into undo, version, group_id;
+			applied := found;
+		elsif c.status = 'waiting' then
+			select o.state -> c.open into slot from kinora.tasks o
+			where o.id = c.id and o.token = c.token and o.status = 'claimed' and not o.undo
+				and not coalesce(o.state -> c.open ? 'out' or o.state -> c.open ->> 'timeout' = 'true', false)
+			for update;
+			applied := found;
+			if applied then
+				until := null;
+				if slot ? 'until' then
+					begin
+						until := slot ->> 'until';
+					exception when data_exception then
+						until := null; -- another program wrote it
+					end;
+				end if;
+				if until is null or until < '0001-01-01 00:00Z' or until >= '10000-01-01 00:00Z' then
+					until := case when c.after > 0 then clock_timestamp() + c.after * interval '1 microsecond' end;
+				end if;
+				update kinora.tasks o set
+					status     = 'waiting',
+					state      = o.state || coalesce(c.slots, '{}') || case when until is null then '{}' else jsonb_build_object(c.open,
+						case when jsonb_typeof(coalesce(c.slots -> c.open, slot)) = 'object' then coalesce(c.slots -> c.open, slot) else '{}' end
+						|| jsonb_build_object('until', to_char(until at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))) end,
+					version    = o.version + 1,
+					doubt      = false,
+					attempts   = 0,
+					vanished   = 0,
+					suspect    = false,
+					waits      = c.open,
+					wait_until = until,
+					token      = null,
+					next_at    = coalesce(until, 'infinity')
+				where o.id = c.id
+				returning o.undo, o.version, o.group_id into undo, version, group_id;
+			end if;
+		else
+			update kinora.tasks o set
+				status     = c.status,
+				open       = c.status not in ('undone', 'abandoned'),
+				state      = case when c.slots is null then o.state else o.state || c.slots end,
+				result     = coalesce(c.result, o.result),
+				undo       = o.undo or c.give_up <> '',
+				why        = case when c.give_up <> '' then c.give_up else o.why end,
+				doubt      = case when c.give_up <> '' then c.doubt else o.doubt end,
+				version    = o.version + 1,
+				attempts   = case c.status
+					when 'undone' then 0
+					when 'pending' then case when c.progress then 0 else greatest(o.attempts - 1, 0) end
+					else case when c.progress then 1 else o.attempts end end,
+				vanished   = 0,
+				suspect    = o.suspect and not c.progress and c.status not in ('undone', 'abandoned'),
+				waits      = case when c.progress or c.status in ('undone', 'abandoned') then '' else o.waits end,
+				wait_until = case when c.progress or c.status in ('undone', 'abandoned') then null else o.wait_until end,
+				token      = case when c.status = 'claimed' then o.token end,
+				code       = case when c.code <> '' and c.status in ('pending', 'failed', 'abandoned') then c.code else o.code end,
+				ended_at   = case when c.status in ('undone', 'abandoned') then clock_timestamp() end,
+				next_at    = case when c.status in ('undone', 'abandoned') then o.next_at else clock_timestamp() + c.after * interval '1 microsecond' end
+			where o.id = c.id and o.token = c.token and o.status = 'claimed'
+				and (c.open = '' or not coalesce(o.state -> c.open ? 'out' or o.state -> c.open ->> 'timeout' = 'true', false))
+			returning o.undo, o.version, o.group_id, o.code, o.claimed_by into undo, version, group_id, code, worker;
+			applied := found;
+			if applied and c.give_up <> '' then
+				insert into kinora.task_trail (task, what, detail, by) values (c.id, 'gave_up', c.give_up, worker);
+			end if;
+			if applied and c.status = 'abandoned' then
+				insert into kinora.task_trail (task, what, detail, by) values (c.id, 'abandoned', code, worker);
+			end if;
+		end if;
+		if applied then
+			n := c.n;
+			return next;
+		end if;
+	end loop;
+end
+$$;

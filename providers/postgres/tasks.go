@@ -1,0 +1,243 @@
+package postgres
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// The columns of a task.
+const taskColumns = `o.id, o.kind, o.group_id, o.group_kind, o.input, o.state, o.result, o.status, o.undo, o.why, o.doubt, o.version, o.attempts,
+	o.vanished, o.suspect, o.waits, o.token, o.claimed_by, o.code, o.next_at, o.created_at, o.ended_at`
+
+// taskRow is a row of tasks as the driver reads it.
+type taskRow struct {
+	provider.Task
+	state                []byte
+	token                *uuid.UUID
+	next, created, ended pgtype.Timestamptz
+}
+
+// columns are the destinations of taskColumns.
+func (r *taskRow) columns() []any {
+	return []any{&r.ID, &r.Kind, &r.Group, &r.GroupKind, &r.Input, &r.state, &r.Result, &r.Status, &r.Undo, &r.Why, &r.Doubt, &r.Version, &r.Attempts,
+		&r.Vanished, &r.Suspect, &r.Waits, &r.token, &r.ClaimedBy, &r.Code, &r.next, &r.created, &r.ended}
+}
+
+// task returns the task. readable is false if its state is not an object of slots, because another
+// program wrote it; then State is nil.
+func (r *taskRow) task() (t provider.Task, readable bool) {
+	t = r.Task
+	if r.token != nil {
+		t.Token = claim.Token(*r.token)
+	}
+	t.NextAt, t.CreatedAt, t.EndedAt = storedTime(r.next), storedTime(r.created), storedTime(r.ended)
+	if err := json.Unmarshal(r.state, &t.State); err != nil {
+		t.State = nil
+		return t, false
+	}
+	return t, true
+}
+
+// storedTime returns the zero time for a time that is null, infinite or outside the years 1 to
+// 9999.
+func storedTime(t pgtype.Timestamptz) time.Time {
+	if !t.Valid || t.InfinityModifier != pgtype.Finite {
+		return time.Time{}
+	}
+	at, _ := provider.StoredTime(t.Time)
+	return at
+}
+
+func scanTask(row pgx.CollectableRow) (provider.Task, error) {
+	var r taskRow
+	err := row.Scan(r.columns()...)
+	t, _ := r.task()
+	return t, err
+}
+
+const claimTasksSQL = `
+select id, kind, group_id, group_kind, input, state, result, undo, why, doubt, version, attempts, vanished, suspect, waits, timed_out, spent, code, next_at, created_at
+from kinora.claim_tasks($1::text[], $2::boolean, $3::int, $4::int, $5::uuid, $6::text, $7::bigint)`
+
+// codeMalformed is the code of a task whose state cannot be read, because another program wrote it.
+const codeMalformed = "malformed"
+
+// ClaimTasks implements provider.TaskBatchClaimer with one statement. A task whose state cannot be
+// read is abandoned instead.
+func (db *Provider) ClaimTasks(ctx context.Context, q provider.TaskQuery, t claim.Terms) ([]provider.Task, error) {
+	if err := provider.CheckStorable("query.kinds", q.Kinds...); err != nil {
+		return nil, wrap("claim tasks", err)
+	}
+	limit := t.Limit
+	if q.Alone {
+		limit = 1
+	}
+	var malformed []provider.TaskChange
+	crash.Point("claim tasks: before")
+	tasks, err := collect(ctx, db.pool, func(row pgx.CollectableRow) (provider.Task, error) {
+		r := taskRow{Task: provider.Task{Status: provider.TaskClaimed, ClaimedBy: t.Holder}, token: (*uuid.UUID)(&t.Token)}
+		err := row.Scan(&r.ID, &r.Kind, &r.Group, &r.GroupKind, &r.Input, &r.state, &r.Result, &r.Undo, &r.Why, &r.Doubt, &r.Version, &r.Attempts,
+			&r.Vanished, &r.Suspect, &r.Waits, &r.TimedOut, &r.Spent, &r.Code, &r.next, &r.created)
+		task, readable := r.task()
+		if err == nil && !readable {
+			malformed = append(malformed, abandonMalformed(task))
+		}
+		return task, err
+	}, db.q(claimTasksSQL), some(q.Kinds), q.Alone, limit, max(q.Attempts, 0), uuid.UUID(t.Token), t.Holder, t.Lease.Microseconds())
+	crash.Point("claim tasks: after")
+	if err == nil && len(malformed) > 0 {
+		readable := tasks[:0]
+		for _, task := range tasks {
+			if task.State != nil {
+				readable = append(readable, task)
+			}
+		}
+		tasks = readable
+		_, err = db.ChangeTasks(ctx, malformed)
+	}
+	return tasks, ofOwn(ctx, wrap("claim tasks", clear(err)))
+}
+
+func abandonMalformed(t provider.Task) provider.TaskChange {
+	return provider.TaskChange{ID: t.ID, Token: t.Token, To: provider.TaskAbandoned, Code: codeMalformed}
+}
+
+// The walk is as in kinora.claim_tasks. The tasks are read by their keys, whatever the statistics.
+const taskCandidatesSQL = `
+with ck as materialized (select clock_timestamp() t),
+seen as materialized (
+	select p.*, row_number() over (partition by p.kind order by p.next_at, p.id) as turn
+	from unnest($1::text[]) k(kind), lateral (
+		select o.id, o.kind, o.next_at from kinora.tasks o
+		where o.open and o.suspect = $2::boolean and o.kind = k.kind and o.next_at <= (select t from ck)
+		order by o.next_at, o.id limit $3::int) p),
+picked as materialized (select * from seen order by turn, next_at, id limit $3::int)
+select ` + taskColumns + `
+from picked p, lateral (select * from kinora.tasks where id = p.id limit 1) o order by p.turn, p.next_at, p.id`
+
+// TaskCandidates implements provider.Tasks.
+func (db *Provider) TaskCandidates(ctx context.Context, q provider.TaskQuery, limit int) ([]provider.Task, error) {
+	if err := provider.CheckStorable("query.kinds", q.Kinds...); err != nil {
+		return nil, wrap("read due tasks", err)
+	}
+	tasks, err := collect(ctx, db.pool, scanTask, db.q(taskCandidatesSQL), planned, some(q.Kinds), q.Alone, limit)
+	return tasks, ofOwn(ctx, wrap("read due tasks", clear(err)))
+}
+
+// All conditions are on the task's row, so they are checked again after a wait for its lock, with
+// an earlier clock.
+const takeTaskSQL = `
+with ck as materialized (select clock_timestamp() t)
+update kinora.tasks o set
+	status     = case when ` + takenApart + ` then 'failed' else 'claimed' end,
+	suspect    = o.suspect or ` + takenApart + `,
+	vanished   = case when o.status = 'claimed' then least(o.vanished + 1, 1000000000) else o.vanished end,
+	code       = case when o.status = 'claimed' then 'vanished' else o.code end,
+	token      = case when ` + takenApart + ` then null else $2::uuid end,
+	claimed_by = case when ` + takenApart + ` then o.claimed_by else $3::text end,
+	doubt      = o.doubt or not o.undo and not ` + takenApart + `,
+	attempts   = case when ` + takenSpent + ` or ` + takenApart + ` then o.attempts else least(o.attempts + 1, 1000000000) end,
+	next_at    = case when ` + takenApart + ` then o.next_at else ck.t + $4::bigint * interval '1 microsecond' end
+from ck
+where o.id = $1::text and o.open and o.version = $6::bigint and o.status = $7::text and o.attempts = $8::int and o.token is not distinct from $9::uuid
+	and o.next_at <= ck.t
+returning ` + taskColumns + `, coalesce(o.wait_until <= ck.t, false), $7::text = 'claimed' and $5::int > 0 and $8::int >= $5::int`
+
+const (
+	takenSpent = `(o.status = 'claimed' and $5::int > 0 and o.attempts >= $5::int)`
+	takenApart = `(o.status = 'claimed' and not o.suspect and o.vanished >= 1 and not ($5::int > 0 and o.attempts >= $5::int))`
+)
+
+// TakeTask implements provider.Tasks. A task whose state cannot be read is abandoned instead.
+func (db *Provider) TakeTask(ctx context.Context, c provider.Task, q provider.TaskQuery, t claim.Terms) (provider.Task, bool, error) {
+	var token *uuid.UUID
+	if c.Token != (claim.Token{}) {
+		token = (*uuid.UUID)(&c.Token)
+	}
+	var r taskRow
+	crash.Point("take task: before")
+	err := db.pool.QueryRow(ctx, db.q(takeTaskSQL), planned, c.ID, uuid.UUID(t.Token), t.Holder, t.Lease.Microseconds(), max(q.Attempts, 0),
+		c.Version, string(c.Status), c.Attempts, token).Scan(append(r.columns(), &r.TimedOut, &r.Spent)...)
+	crash.Point("take task: after")
+	if errors.Is(err, pgx.ErrNoRows) {
+		return c, false, nil
+	}
+	taken, readable := r.task()
+	switch {
+	case err != nil:
+		return c, false, ofOwn(ctx, wrap("take a task", clear(err)))
+	case taken.Status != provider.TaskClaimed:
+		return c, false, nil
+	case !readable:
+		_, err := db.ChangeTasks(ctx, []provider.TaskChange{abandonMalformed(taken)})
+		return c, false, err
+	}
+	return taken, true, nil
+}
+
+// The character after a slash is 0. The walk skips from kind to kind through the index.
+const taskKindsSQL = `
+with recursive k as (
+	(select kind from kinora.tasks where open and not suspect and kind > $1::text || '/' and kind < $1::text || '0' order by kind limit 1)
+	union all
+	select n.kind from k, lateral (
+		select kind from kinora.tasks where open and not suspect and kind > k.kind and kind < $1::text || '0' order by kind limit 1) n)
+select kind from k`
+
+// TaskKinds implements provider.Tasks.
+func (db *Provider) TaskKinds(ctx context.Context, domain string) ([]string, error) {
+	if err := provider.CheckStorable("domain", domain); err != nil {
+		return nil, wrap("read the kinds of tasks", err)
+	}
+	kinds, err := collect(ctx, db.pool, pgx.RowTo[string], db.q(taskKindsSQL), planned, domain)
+	return kinds, ofOwn(ctx, wrap("read the kinds of tasks", clear(err)))
+}
+
+// Trails are deleted with their tasks. Locked rows are skipped: another worker is deleting them.
+const deleteTasksSQL = `
+with ck as materialized (select clock_timestamp() - $1::bigint * interval '1 microsecond' as done, clock_timestamp() - $2::bigint * interval '1 microsecond' as undone),
+old as materialized (
+	select id from (
+		(select id, ended_at from kinora.tasks where status = 'done' and ended_at < (select done from ck) order by ended_at limit $3::bigint)
+		union all
+		(select id, ended_at from kinora.tasks where status = 'undone' and ended_at < (select undone from ck) order by ended_at limit $3::bigint)) o
+	order by ended_at limit $3::bigint),
+gone as (
+	delete from kinora.tasks where id = any(array(
+		select id from kinora.tasks where id = any(array(select id from old)) and status in ('done', 'undone') order by id for update skip locked))
+	returning id),
+trails as (delete from kinora.task_trail where task = any(array(select id from gone))),
+groups as (
+	delete from kinora.task_groups where id = any(array(
+		select id from kinora.task_groups where completed_at < (select done from ck) order by completed_at limit $3::bigint for update skip locked)))
+select count(*) from gone`
+
+// DeleteTasks implements provider.Tasks.
+func (db *Provider) DeleteTasks(ctx context.Context, keep provider.TaskRetention, limit int) (n int, err error) {
+	crash.Point("delete tasks: before")
+	err = db.pool.QueryRow(ctx, db.q(deleteTasksSQL), planned, keep.Done.Microseconds(), keep.Undone.Microseconds(), max(limit, 0)).Scan(&n)
+	crash.Point("delete tasks: after")
+	return n, ofOwn(ctx, wrap("delete tasks", clear(err)))
+}
+
+// TasksDue implements provider.TaskWaker. ChangeTasks, units, Transact and Wake signal, and a
+// Listener signals for tasks of other processes.
+func (db *Provider) TasksDue() <-chan struct{} { return db.due.listen() }
+
+// tasksDue tells workers that tasks became due: those of this process and, with Config.Notify,
+// those of others.
+func (db *Provider) tasksDue() {
+	db.due.signal()
+	if db.cfg.Notify {
+		db.notifier.request()
+	}
+}

@@ -1,0 +1,250 @@
+package postgres
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// The condition of a filter. $1 to $7 are its arguments in all statements, and $8 is the limit. The
+// group's comparison with the empty text selects an index.
+const taskFiltered = `
+	($1::text[] is null or o.id = any($1::text[])) and ($2::text = '' or o.kind = $2::text)
+	and ($3::text = '' or o.group_id = $3::text and o.group_id <> '') and ($4::text = '' or o.group_kind = $4::text)
+	and ($5::text[] is null or o.status = any($5::text[])) and ($6::text = '' or o.code = $6::text) and o.id > $7::text`
+
+const (
+	tasksSQL = `select ` + taskColumns + ` from kinora.tasks o where ` + taskFiltered + ` order by o.id limit $8::bigint`
+
+	// Failed and abandoned tasks have an index, whatever order the planner prefers.
+	stuckTasksSQL = `
+with f as materialized (select o.id from kinora.tasks o where o.status in ('failed', 'abandoned') and ` + taskFiltered + `)
+select ` + taskColumns + `
+from (select id from f order by id limit $8::bigint) f, lateral (select * from kinora.tasks where id = f.id limit 1) o order by o.id`
+
+	taskCountsSQL = `select status, count(*) from kinora.tasks where $1::text = '' or kind = $1::text group by status`
+
+	taskGroupSQL = `select kind, data, total, open from kinora.task_groups where id = $1::text`
+
+	// The last record of a done or undone task is its row.
+	taskTrailSQL = `
+select r.record_id, o.id, o.kind, o.group_id, r.what, r.detail, r.by, r.reason, r.at
+from kinora.tasks o, lateral (
+	select t.task || '/' || t.seq as record_id, t.seq, t.what, t.detail, t.by, t.reason, t.at from kinora.task_trail t where t.task = o.id
+	union all
+	select o.id || '/' || o.status, null, o.status, '', o.claimed_by, '', o.ended_at where o.status in ('done', 'undone')) r
+where o.id = $1::text order by r.seq nulls last`
+)
+
+func taskArgs(f provider.TaskFilter, limit int64) []any {
+	if f.Limit > 0 {
+		limit = int64(f.Limit)
+	}
+	return []any{planned, f.IDs, f.Kind, f.Group, f.GroupKind, some(each(f.Status, func(s *provider.TaskStatus) string { return string(*s) })), f.Code, f.After, limit}
+}
+
+// Tasks implements provider.TaskInspector. The State of a task that another program wrote is nil if
+// it is not an object of slots.
+func (db *DB) Tasks(ctx context.Context, f provider.TaskFilter) ([]provider.Task, error) {
+	if err := provider.CheckTaskFilter(f); err != nil {
+		return nil, wrap("list tasks", err)
+	}
+	sql, stuck := tasksSQL, len(f.Status) > 0
+	for _, s := range f.Status {
+		stuck = stuck && (s == provider.TaskFailed || s == provider.TaskAbandoned)
+	}
+	if stuck {
+		sql = stuckTasksSQL
+	}
+	tasks, err := collect(ctx, db.pool, scanTask, db.q(sql), taskArgs(f, 100)...)
+	return tasks, wrap("list tasks", clear(err))
+}
+
+// TaskCounts implements provider.TaskInspector. It reads all tasks.
+func (db *DB) TaskCounts(ctx context.Context, kind string) (map[provider.TaskStatus]int64, error) {
+	if err := provider.CheckStorable("kind", kind); err != nil {
+		return nil, wrap("count tasks", err)
+	}
+	counts := provider.ZeroTaskCounts()
+	var status provider.TaskStatus
+	var n int64
+	rows, _ := db.pool.Query(ctx, db.q(taskCountsSQL), planned, kind) // the rows return its error too
+	_, err := pgx.ForEachRow(rows, []any{&status, &n}, func() error { counts[status] = n; return nil })
+	return counts, wrap("count tasks", clear(err))
+}
+
+// TaskGroup implements provider.TaskInspector.
+func (db *DB) TaskGroup(ctx context.Context, id string) (provider.TaskGroup, bool, error) {
+	g := provider.TaskGroup{ID: id}
+	if err := provider.CheckStorable("group", id); err != nil {
+		return g, false, wrap("read a group of tasks", err)
+	}
+	err := db.pool.QueryRow(ctx, db.q(taskGroupSQL), planned, id).Scan(&g.Kind, &g.Data, &g.Total, &g.Open)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return provider.TaskGroup{}, false, nil
+	}
+	return g, err == nil, wrap("read a group of tasks", clear(err))
+}
+
+// TaskTrail implements provider.TaskInspector.
+func (db *DB) TaskTrail(ctx context.Context, id string) ([]provider.TaskRecord, error) {
+	if err := provider.CheckStorable("task id", id); err != nil {
+		return nil, wrap("read the trail of a task", err)
+	}
+	trail, err := collect(ctx, db.pool, func(row pgx.CollectableRow) (r provider.TaskRecord, err error) {
+		var at pgtype.Timestamptz
+		err = row.Scan(&r.ID, &r.Task, &r.Kind, &r.Group, &r.What, &r.Detail, &r.By, &r.Reason, &at)
+		r.At = storedTime(at)
+		return r, err
+	}, db.q(taskTrailSQL), planned, id)
+	return trail, wrap("read the trail of a task", clear(err))
+}
+
+// A decision locks the tasks in order of id, as changes do, and then checks their status again. Tasks that it waited for count in
+// their new status.
+const (
+	requeueTasksSQL = decideTasksHead + `o.status in ('failed', 'abandoned') and` + taskFiltered + decideTasksLock + `
+	status = 'pending', open = true, suspect = false, attempts = 0, vanished = 0, next_at = ck.t, ended_at = null
+from ck, locked where o.id = locked.id and o.status in ('failed', 'abandoned')` + decideTasksTail + `'requeued'` + decideTasksEnd
+
+	// A worker notices at its next change.
+	cancelTasksSQL = decideTasksHead + canCancel + ` and` + taskFiltered + decideTasksLock + `
+	undo = true, why = 'canceled', open = true, ended_at = null,
+	status     = case when o.status = 'claimed' then 'claimed' else 'pending' end,
+	attempts   = case when o.status = 'claimed' then o.attempts else 0 end,
+	next_at    = case when o.status = 'claimed' then o.next_at else ck.t end
+from ck, locked where o.id = locked.id and ` + canCancel + decideTasksTail + `'canceled'` + decideTasksEnd
+
+	canCancel = `o.status in ('pending', 'claimed', 'failed', 'waiting', 'abandoned') and not o.undo`
+
+	decideTasksHead = `
+with ck as materialized (select clock_timestamp() t),
+locked as materialized (
+	select o.id from kinora.tasks o where `
+	decideTasksLock = `
+	order by o.id limit $8::bigint for update),
+changed as (
+	update kinora.tasks o set version = o.version + 1,`
+	decideTasksTail = `
+	returning o.id)
+insert into kinora.task_trail (task, what, by, reason) select id, `
+	decideTasksEnd = `, $9::text, $10::text from changed`
+
+	completeTaskSQL = `
+with changed as (
+	update kinora.tasks o set status = 'pending', open = true, suspect = false, attempts = 0, vanished = 0, next_at = clock_timestamp(),
+		ended_at = null, result = $2::jsonb, version = o.version + 1
+	where o.id = $1::text and o.status = 'abandoned' and not o.undo
+	returning o.id)
+insert into kinora.task_trail (task, what, by, reason) select id, 'completed', $3::text, $4::text from changed`
+
+	lockTaskSQL = `
+select state from kinora.tasks where id = $1::text and version = $2::bigint and status in ('pending', 'failed', 'waiting', 'abandoned') for update`
+
+	patchTaskSQL = `
+with changed as (
+	update kinora.tasks o set state = $2::jsonb, version = o.version + 1,
+		status  = case when o.status = 'waiting' and o.waits = any($5::text[]) then 'pending' else o.status end,
+		next_at = case when o.status = 'waiting' and o.waits = any($5::text[]) then clock_timestamp() else o.next_at end
+	where o.id = $1::text returning o.id)
+insert into kinora.task_trail (task, what, by, reason) select id, 'patched', $3::text, $4::text from changed`
+)
+
+// decideTasks runs a decision and returns the number of changed tasks.
+func (db *Provider) decideTasks(ctx context.Context, on querier, sql string, f provider.TaskFilter, d provider.Decision) (int, error) {
+	crash.Point("decide tasks: before")
+	tag, err := on.Exec(ctx, db.q(sql), append(taskArgs(f, noLimit), d.By, d.Reason)...)
+	crash.Point("decide tasks: after")
+	return int(tag.RowsAffected()), clear(err)
+}
+
+// RequeueTasks implements provider.TaskInspector.
+func (db *DB) RequeueTasks(ctx context.Context, f provider.TaskFilter, d provider.Decision) (int, error) {
+	return db.decide(ctx, "requeue tasks", requeueTasksSQL, f, d)
+}
+
+// CancelTasks implements provider.TaskInspector.
+func (db *DB) CancelTasks(ctx context.Context, f provider.TaskFilter, d provider.Decision) (int, error) {
+	return db.decide(ctx, "cancel tasks", cancelTasksSQL, f, d)
+}
+
+func (db *DB) decide(ctx context.Context, what, sql string, f provider.TaskFilter, d provider.Decision) (int, error) {
+	if err := provider.CheckTaskDecision(f, d); err != nil {
+		return 0, wrap(what, err)
+	}
+	n, err := db.decideTasks(ctx, db.pool, sql, f, d)
+	if n > 0 {
+		db.tasksDue()
+	}
+	return n, wrap(what, err)
+}
+
+// CompleteTask implements provider.TaskInspector.
+func (db *DB) CompleteTask(ctx context.Context, id string, result json.RawMessage, d provider.Decision) error {
+	err := provider.CheckTaskDecision(provider.TaskFilter{IDs: []string{id}}, d)
+	if err == nil {
+		err = provider.CheckTaskResult(result)
+	}
+	if err != nil {
+		return wrap("complete a task", err)
+	}
+	crash.Point("complete task: before")
+	tag, err := db.pool.Exec(ctx, db.q(completeTaskSQL), planned, id, string(result), d.By, d.Reason)
+	crash.Point("complete task: after")
+	if err == nil && tag.RowsAffected() == 0 {
+		err = provider.ErrTaskVersion
+	}
+	if err == nil {
+		db.tasksDue()
+	}
+	return wrap("complete a task", clear(err))
+}
+
+// PatchTask implements provider.TaskInspector. A task that waits for a slot that the patch fills
+// becomes pending.
+func (db *DB) PatchTask(ctx context.Context, id string, version int64, patch json.RawMessage, d provider.Decision) error {
+	err := provider.CheckTaskDecision(provider.TaskFilter{IDs: []string{id}}, d)
+	if err == nil {
+		err = provider.CheckJSON("patch", patch, provider.MaxTaskState)
+	}
+	if err != nil {
+		return wrap("patch a task", err)
+	}
+	err = db.inTx(ctx, func(tx pgx.Tx) error {
+		var before []byte
+		if err := tx.QueryRow(ctx, db.q(lockTaskSQL), planned, id, version).Scan(&before); err != nil {
+			if errors.Is(err, pgx.ErrNoRows) {
+				err = provider.ErrTaskVersion
+			}
+			return err
+		}
+		var state map[string]provider.Slot
+		if err := json.Unmarshal(before, &state); err != nil {
+			state = nil // another program wrote it: the patch is the new state
+		}
+		state, err := provider.PatchState(state, patch)
+		if err != nil {
+			return err
+		}
+		var filled []string
+		for name, slot := range state {
+			if slot.Filled() {
+				filled = append(filled, name)
+			}
+		}
+		after, err := json.Marshal(state)
+		if err == nil {
+			_, err = tx.Exec(ctx, db.q(patchTaskSQL), planned, id, string(after), d.By, d.Reason, filled)
+		}
+		return err
+	})
+	if err == nil {
+		db.tasksDue()
+	}
+	return wrap("patch a task", clear(err))
+}

@@ -1,0 +1,150 @@
+package postgres
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// taskTx is the tasks in a transaction.
+type taskTx struct {
+	db *Provider
+	tx pgx.Tx
+}
+
+// TasksIn returns the tasks in tx, which must be at READ COMMITTED. After the commit of a
+// transaction that you began yourself, call Wake.
+func (db *DB) TasksIn(tx pgx.Tx) provider.TaskTx { return &taskTx{db: db.Provider, tx: tx} }
+
+const (
+	// One task, the usual case.
+	enqueueTaskSQL = `
+insert into kinora.tasks (id, kind, input, next_at)
+values ($1::text, $2::text, $3::jsonb, greatest(clock_timestamp() + $4::bigint * interval '1 microsecond', $5::timestamptz))
+on conflict on constraint tasks_pkey do nothing`
+
+	enqueueTasksSQL = `select kinora.enqueue_tasks($1::text[], $2::text[], $3::jsonb[], $4::bigint[], $5::timestamptz[])`
+
+	enqueueTaskGroupSQL = `
+select kinora.enqueue_task_group($1::text, $2::text, $3::jsonb, $4::text[], $5::text[], $6::jsonb[], $7::bigint[], $8::timestamptz[])`
+)
+
+// Enqueue implements provider.TaskTx.
+func (t *taskTx) Enqueue(ctx context.Context, tasks ...provider.TaskDraft) error {
+	if err := provider.CheckTaskDrafts(tasks); err != nil || len(tasks) == 0 {
+		return wrap("enqueue tasks", err)
+	}
+	defer t.db.tasked.Add(1)
+	if d := &tasks[0]; len(tasks) == 1 {
+		crash.Point("enqueue task: before")
+		tag, err := t.tx.Exec(ctx, t.db.q(enqueueTaskSQL), d.ID, d.Kind, string(d.Input), d.After.Microseconds(), dueAt(d))
+		crash.Point("enqueue task: after")
+		if err != nil || tag.RowsAffected() == 1 {
+			return wrap("enqueue tasks", clear(err))
+		}
+	}
+	return t.add(ctx, "enqueue tasks", enqueueTasksSQL, draftArgs(tasks)...)
+}
+
+// EnqueueGroup implements provider.TaskTx.
+func (t *taskTx) EnqueueGroup(ctx context.Context, g provider.TaskGroupDraft) error {
+	if err := provider.CheckTaskGroup(g); err != nil {
+		return wrap("enqueue a group of tasks", err)
+	}
+	defer t.db.tasked.Add(1)
+	args := append([]any{g.ID, g.Kind, string(g.Data)}, draftArgs(g.Tasks)...)
+	return t.add(ctx, "enqueue a group of tasks", enqueueTaskGroupSQL, args...)
+}
+
+// add runs a statement that returns false if an id is used.
+func (t *taskTx) add(ctx context.Context, what, sql string, args ...any) error {
+	var same bool
+	crash.Point("enqueue tasks: before")
+	err := t.tx.QueryRow(ctx, t.db.q(sql), args...).Scan(&same)
+	crash.Point("enqueue tasks: after")
+	if err == nil && !same {
+		err = provider.ErrTaskIDReused
+	}
+	return wrap(what, clear(err))
+}
+
+func dueAt(d *provider.TaskDraft) *time.Time {
+	if d.At.IsZero() {
+		return nil
+	}
+	return &d.At
+}
+
+func draftArgs(tasks []provider.TaskDraft) []any {
+	return []any{
+		each(tasks, func(d *provider.TaskDraft) string { return d.ID }),
+		each(tasks, func(d *provider.TaskDraft) string { return d.Kind }),
+		each(tasks, func(d *provider.TaskDraft) string { return string(d.Input) }),
+		each(tasks, func(d *provider.TaskDraft) int64 { return d.After.Microseconds() }),
+		each(tasks, dueAt),
+	}
+}
+
+const (
+	answerTaskSQL   = `select kinora.answer_task($1::text, $2::text, $3::text, $4::jsonb)`
+	postponeTaskSQL = `select kinora.postpone_task($1::text, $2::timestamptz)`
+)
+
+// Answer implements provider.TaskTx.
+func (t *taskTx) Answer(ctx context.Context, a provider.TaskAnswer) (outcome provider.AnswerOutcome, err error) {
+	if err := provider.CheckTaskAnswer(a); err != nil {
+		return "", wrap("answer a task", err)
+	}
+	defer t.db.tasked.Add(1)
+	crash.Point("answer task: before")
+	err = t.tx.QueryRow(ctx, t.db.q(answerTaskSQL), a.Task, a.Name, a.ID, string(a.Out)).Scan(&outcome)
+	crash.Point("answer task: after")
+	return outcome, wrap("answer a task", clear(err))
+}
+
+// Postpone implements provider.TaskTx.
+func (t *taskTx) Postpone(ctx context.Context, id string, at time.Time) (done bool, err error) {
+	if err := provider.CheckPostpone(id, at); err != nil {
+		return false, wrap("postpone a task", err)
+	}
+	defer t.db.tasked.Add(1)
+	crash.Point("postpone task: before")
+	err = t.tx.QueryRow(ctx, t.db.q(postponeTaskSQL), id, at).Scan(&done)
+	crash.Point("postpone task: after")
+	return done, wrap("postpone a task", clear(err))
+}
+
+// Cancel implements provider.TaskTx.
+func (t *taskTx) Cancel(ctx context.Context, id string) (bool, error) {
+	f := provider.TaskFilter{IDs: []string{id}}
+	if err := provider.CheckTaskFilter(f); err != nil {
+		return false, wrap("cancel a task", err)
+	}
+	defer t.db.tasked.Add(1)
+	n, err := t.db.decideTasks(ctx, t.tx, cancelTasksSQL, f, provider.Decision{})
+	return n > 0, wrap("cancel a task", err)
+}
+
+// Change implements provider.TaskTx. The row of the group is the only lock that the tasks of a
+// group share: each locks its own row first, and then that row.
+func (t *taskTx) Change(ctx context.Context, c provider.TaskChange) (provider.TaskChanged, error) {
+	crash.Point("change task: before")
+	all, err := t.db.changeTasks(ctx, t.tx, []provider.TaskChange{c})
+	crash.Point("change task: after")
+	if err != nil {
+		return provider.TaskChanged{}, err
+	}
+	changed := all[0]
+	if c.To != provider.TaskDone || !changed.Applied || changed.Now.Group == "" {
+		return changed, nil
+	}
+	g := provider.TaskGroup{ID: changed.Now.Group}
+	crash.Point("count task: before")
+	err = t.tx.QueryRow(ctx, t.db.q(countTaskSQL), planned, g.ID).Scan(&g.Kind, &g.Data, &g.Total, &g.Open)
+	crash.Point("count task: after")
+	changed.Group = &g
+	return changed, wrap("count the group of a task", clear(err))
+}
