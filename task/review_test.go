@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -572,6 +573,181 @@ func TestAnOutageOfSomeStatementsCountsNothing(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		down.Store(false)
 		w.becomes("a", task.Done)
+		require.Len(w, w.called(), 1)
+	})
+}
+
+// lockedRow is a store in which another transaction has locked the row of task "a": a statement that
+// changes that row waits, with the rows that it has locked until then.
+type lockedRow struct {
+	*failing
+	locked atomic.Bool
+}
+
+func (l *lockedRow) ChangeTasks(ctx context.Context, changes []provider.TaskChange) ([]provider.TaskChanged, error) {
+	for l.locked.Load() && changesTask(changes, "a") {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	return l.DB.ChangeTasks(ctx, changes)
+}
+
+func changesTask(changes []provider.TaskChange, id string) bool {
+	for _, c := range changes {
+		if c.ID == id {
+			return true
+		}
+	}
+	return false
+}
+
+// A transaction of the application has answered a task and stays open: the worker's change of that
+// task waits. The other tasks of the worker continue.
+func TestALockedRowDelaysNoOtherTask(t *testing.T) {
+	inWorld(t, func(w *world) {
+		db := &lockedRow{failing: &failing{DB: w.db, broken: func(string) error { return nil }}}
+		kind := task.Define("orders/fulfil", func(ctx context.Context, r run, _ int) (int, error) {
+			for _, name := range []string{"s1", "s2", "s3", "s4"} {
+				if _, err := w.step(ctx, r, name); err != nil {
+					return 0, err
+				}
+			}
+			return 0, nil
+		})
+		db.locked.Store(true)
+		w.start(w.workerOf(db, task.WorkerConfig{Lease: 20 * time.Second}, kind))
+		w.enqueue(kind.New("a", 1))
+		time.Sleep(time.Second)
+		began := time.Now()
+		w.enqueue(kind.New("b", 1))
+		w.becomes("b", task.Done)
+		require.Less(w, time.Since(began), 20*time.Second)
+		db.locked.Store(false)
+		w.becomes("a", task.Done)
+		require.Equal(w, 1, countOf(w.called(), "b/s1"))
+	})
+}
+
+func countOf(all []string, one string) (n int) {
+	for _, s := range all {
+		if s == one {
+			n++
+		}
+	}
+	return n
+}
+
+// RunOnce runs tasks also after Run has ended.
+func TestRunOnceAfterRun(t *testing.T) {
+	inWorld(t, func(w *world) {
+		kind := task.Define("mail/welcome", func(context.Context, run, int) (int, error) { return 0, nil })
+		worker := w.worker(task.WorkerConfig{}, kind)
+		require.NoError(w, w.start(worker)())
+		w.enqueue(kind.New("a", 1))
+		n, err := worker.RunOnce(w.Context())
+		require.NoError(w, err)
+		require.Equal(w, 1, n)
+		require.Equal(w, task.Done, w.task("a").Status)
+	})
+}
+
+// A handler of DefineTx that returns long after its timeout is no data race (with -race).
+func TestALateTransactionIsNoRace(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var runs atomic.Int64
+		kind := task.DefineTx("orders/fulfil", func(context.Context, tx, int) (int, []outbox.Message, error) {
+			if runs.Add(1) == 1 {
+				time.Sleep(time.Minute)
+			}
+			return 0, nil, nil
+		})
+		w.start(w.worker(task.WorkerConfig{Timeout: time.Second}, kind))
+		w.enqueue(kind.New("a", 1))
+		w.becomes("a", task.Done)
+		time.Sleep(2 * time.Minute)
+	})
+}
+
+// A suspect task waits until a worker is idle. Meanwhile one long task does not keep the worker from
+// all others.
+func TestASuspectTaskDelaysOthersOnlyBriefly(t *testing.T) {
+	inWorld(t, func(w *world) {
+		bad := task.Define("orders/bad", func(context.Context, run, int) (int, error) { return 0, nil })
+		long := task.Define("orders/long", func(ctx context.Context, r run, _ int) (int, error) {
+			for i := range 100 {
+				_, err := task.Step(ctx, r, fmt.Sprintf("s%d", i), func(ctx context.Context, _ string) (int, error) {
+					select {
+					case <-time.After(20 * time.Second):
+					case <-ctx.Done():
+					}
+					return 0, ctx.Err()
+				}, nil)
+				if err != nil {
+					return 0, err
+				}
+			}
+			return 0, nil
+		})
+		quick := task.Define("orders/quick", func(context.Context, run, int) (int, error) { return 0, nil })
+		w.enqueue(bad.New("bad", 1))
+		w.take(time.Second, "orders/bad")
+		time.Sleep(2 * time.Second)
+		w.take(10*time.Second, "orders/bad")
+		w.start(w.worker(task.WorkerConfig{}, long, quick, bad))
+		w.enqueue(long.New("long", 1))
+		for !w.task("bad").Suspect {
+			time.Sleep(time.Second)
+		}
+		time.Sleep(10 * time.Second)
+		began := time.Now()
+		w.enqueue(quick.New("quick", 1))
+		w.becomes("quick", task.Done)
+		require.Less(w, time.Since(began), 2*time.Minute)
+	})
+}
+
+// A task that is abandoned, requeued and abandoned again has two ends, with two records. A sink that
+// stores a record of one ID once has both.
+func TestEachAbandonmentHasItsRecord(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var mu sync.Mutex
+		ids := map[string]string{}
+		audit := appends(func(_ context.Context, r task.Record) error {
+			mu.Lock()
+			defer mu.Unlock()
+			ids[r.ID] = r.Detail
+			return nil
+		})
+		var runs atomic.Int64
+		kind := task.Define("mail/welcome", func(context.Context, run, int) (int, error) {
+			return 0, &provider.Error{Class: provider.ClassPermanent, Code: fmt.Sprintf("code_%d", runs.Add(1)), Err: errors.New("refused")}
+		})
+		w.start(w.worker(task.WorkerConfig{Audit: audit}, kind))
+		w.enqueue(kind.New("a", 1))
+		w.becomes("a", task.Abandoned)
+		_, err := w.db.RequeueTasks(w.Context(), task.Filter{}, decision)
+		require.NoError(w, err)
+		require.Eventually(w, func() bool { return w.task("a").Code == "code_2" }, time.Hour, time.Second)
+		mu.Lock()
+		defer mu.Unlock()
+		require.Len(w, ids, 2)
+	})
+}
+
+// Only tasks that a worker abandoned because it did not know their kind are requeued when it is known:
+// a handler's own code is no reason.
+func TestACodeOfAHandlerIsNotRequeued(t *testing.T) {
+	inWorld(t, func(w *world) {
+		kind := task.Define("mail/welcome", func(_ context.Context, r run, _ int) (int, error) {
+			w.call(r.Key())
+			return 0, &provider.Error{Class: provider.ClassPermanent, Code: provider.CodeUnknown, Err: errors.New("unknown recipient")}
+		})
+		w.start(w.worker(task.WorkerConfig{}, kind))
+		w.enqueue(kind.New("a", 1))
+		time.Sleep(time.Hour)
 		require.Len(w, w.called(), 1)
 	})
 }
