@@ -205,6 +205,9 @@ func (a *attempt[Tx]) runTx(ctx context.Context, clock *limit) ending {
 			return append(ms, more...), err
 		})
 	})
+	if errors.Is(err, errStuck) { // the handler may still write got
+		return a.fail(ctx, err)
+	}
 	return a.finished(ctx, got, err)
 }
 
@@ -240,6 +243,9 @@ func (a *attempt[Tx]) finish(out json.RawMessage, notes map[string]Slot) ending 
 			return a.count(ctx, tx, c, &got)
 		})
 	})
+	if errors.Is(err, errStuck) { // the handler may still write got
+		return a.fail(ctx, err)
+	}
 	return a.finished(ctx, got, err)
 }
 
