@@ -346,7 +346,7 @@ func (r *Run[Tx]) fill(c provider.TaskChange, name string, s Slot) (provider.Tas
 	for name, s := range r.task.State {
 		size += len(name) + len(s.Out) + slotBytes
 	}
-	if size > MaxState {
+	if size > MaxState && !r.task.Undo { // what is too large can still be undone
 		return c, permanent(codeTooLarge, fmt.Errorf("the state would have %d bytes: at most %d are allowed; use a group", size, MaxState))
 	}
 	c.Slots = make(map[string]Slot, len(r.notes)+1)
