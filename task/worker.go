@@ -155,6 +155,7 @@ func (e *engine[Tx]) start(ctx context.Context) (stop func()) {
 	hard, end := context.WithCancel(context.WithoutCancel(ctx))
 	work, endWork := context.WithCancelCause(hard)
 	e.hard, e.work = hard, work
+	e.stopping.Store(false)
 	var all sync.WaitGroup
 	all.Go(e.flush)
 	all.Go(e.heartbeat)
