@@ -221,7 +221,10 @@ func (r *Run[Tx]) ask(name string) (Slot, error) {
 	if !r.busy.CompareAndSwap(false, true) {
 		return Slot{}, fmt.Errorf("step %q began while another one was in progress: %w", name, r.misuse())
 	}
-	slot, err := r.next(name)
+	slot, err := Slot{}, errLost
+	if !r.dead.Load() { // again, now that it is busy
+		slot, err = r.next(name)
+	}
 	if err != nil {
 		r.busy.Store(false)
 	}
