@@ -155,6 +155,7 @@ func (e *engine[Tx]) start(ctx context.Context) (stop func()) {
 	hard, end := context.WithCancel(context.WithoutCancel(ctx))
 	work, endWork := context.WithCancelCause(hard)
 	e.hard, e.work = hard, work
+	e.stopping.Store(false)
 	var all sync.WaitGroup
 	all.Go(e.flush)
 	all.Go(e.heartbeat)
@@ -394,7 +395,7 @@ func (e *engine[Tx]) heartbeat() {
 		var renew []Task
 		e.mu.Lock()
 		for _, h := range e.holds {
-			if began.Add(e.cfg.Lease*2/3).UnixNano() >= h.until.Load() { // not one that was just claimed
+			if began.Add(e.cfg.Lease*5/6).UnixNano() >= h.until.Load() { // not one that was just claimed
 				renew = append(renew, h.task)
 			}
 		}
@@ -414,13 +415,13 @@ func (e *engine[Tx]) heartbeat() {
 		}
 		e.mu.Lock()
 		for _, t := range renew {
-			if h := e.holds[t.ID]; h != nil && h.task.Token == t.Token {
-				h.renewed(began)
-			}
-		}
-		for _, id := range late {
-			if h := e.holds[id]; h != nil {
+			h := e.holds[t.ID]
+			switch {
+			case h == nil || h.task.Token != t.Token: // the claim has ended meanwhile
+			case slices.Contains(late, t.ID):
 				h.lose(errLost)
+			default:
+				h.renewed(began)
 			}
 		}
 		e.mu.Unlock()
