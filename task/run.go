@@ -103,11 +103,12 @@ func Step[T, Tx any](ctx context.Context, r *Run[Tx], name string,
 	if err := r.record(name, Slot{Call: r.calls, Out: data}); err != nil {
 		return none, err
 	}
-	if err := r.recorded(name, r.task.State[name], &out); err != nil {
+	stored := none // not out: what is not in the JSON would be kept
+	if err := r.recorded(name, r.task.State[name], &stored); err != nil {
 		return none, err
 	}
-	done = &out
-	return out, nil
+	done = &stored
+	return stored, nil
 }
 
 // StepTx does something in the database, once: the writes of do through tx, the messages that it
@@ -220,7 +221,10 @@ func (r *Run[Tx]) ask(name string) (Slot, error) {
 	if !r.busy.CompareAndSwap(false, true) {
 		return Slot{}, fmt.Errorf("step %q began while another one was in progress: %w", name, r.misuse())
 	}
-	slot, err := r.next(name)
+	slot, err := Slot{}, errLost
+	if !r.dead.Load() { // again, now that it is busy
+		slot, err = r.next(name)
+	}
 	if err != nil {
 		r.busy.Store(false)
 	}
@@ -248,14 +252,16 @@ func (r *Run[Tx]) next(name string) (Slot, error) {
 	r.asked[name] = true
 	r.calls++
 	slot := r.task.State[name]
-	for other, s := range r.task.State {
-		switch {
-		case other == name && s.Call != 0 && s.Call != r.calls:
-			return Slot{}, r.halt(fmt.Errorf("step %q was call %d when it ran, and is call %d now: %w", name, s.Call, r.calls, ErrChanged))
-		case other != name && s.Call == r.calls:
-			return Slot{}, r.halt(fmt.Errorf("call %d was step %q when it ran, and is %q now: %w", r.calls, other, name, ErrChanged))
-		case slot.Call == 0 && s.Call > r.calls && s.Out != nil && s.By == "": // not an answer or a timeout: these did nothing
-			return Slot{}, r.halt(fmt.Errorf("step %q is new, and before step %q, which has run: %w", name, other, ErrChanged))
+	before := r.first(func(_ string, s Slot) bool { return s.Call == r.calls })
+	switch {
+	case before != "" && before != name:
+		return Slot{}, r.halt(fmt.Errorf("call %d was step %q when it ran, and is %q now: %w", r.calls, before, name, ErrChanged))
+	case slot.Call != 0 && slot.Call != r.calls:
+		return Slot{}, r.halt(fmt.Errorf("step %q was call %d when it ran, and is call %d now: %w", name, slot.Call, r.calls, ErrChanged))
+	case slot.Call == 0:
+		// Answers and timeouts did nothing, so they may be behind it.
+		if behind := r.first(func(_ string, s Slot) bool { return s.Call > r.calls && s.Out != nil && s.By == "" }); behind != "" {
+			return Slot{}, r.halt(fmt.Errorf("step %q is new, and before step %q, which has run: %w", name, behind, ErrChanged))
 		}
 	}
 	return slot, nil
@@ -263,12 +269,20 @@ func (r *Run[Tx]) next(name string) (Slot, error) {
 
 // unasked returns an error if a recorded step was not asked for.
 func (r *Run[Tx]) unasked() error {
-	for name, s := range r.task.State {
-		if s.Call > 0 && !r.asked[name] {
-			return fmt.Errorf("step %q has run, and the handler does not ask for it: %w", name, ErrChanged)
-		}
+	if name := r.first(func(name string, s Slot) bool { return s.Call > 0 && !r.asked[name] }); name != "" {
+		return fmt.Errorf("step %q has run, and the handler does not ask for it: %w", name, ErrChanged)
 	}
 	return nil
+}
+
+// first returns the earliest of the slots that is selects, or "".
+func (r *Run[Tx]) first(is func(name string, s Slot) bool) (first string) {
+	for name, s := range r.task.State {
+		if is(name, s) && (first == "" || s.Call < r.task.State[first].Call) {
+			first = name
+		}
+	}
+	return first
 }
 
 // begins returns an error if no new step may begin.
@@ -335,7 +349,7 @@ func (r *Run[Tx]) fill(c provider.TaskChange, name string, s Slot) (provider.Tas
 	for name, s := range r.task.State {
 		size += len(name) + len(s.Out) + slotBytes
 	}
-	if size > MaxState {
+	if size > MaxState && !r.task.Undo { // what is too large can still be undone
 		return c, permanent(codeTooLarge, fmt.Errorf("the state would have %d bytes: at most %d are allowed; use a group", size, MaxState))
 	}
 	c.Slots = make(map[string]Slot, len(r.notes)+1)

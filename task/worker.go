@@ -125,7 +125,8 @@ type engine[Tx any] struct {
 	turn        chan struct{} // of capacity 1: a unit that conflicted runs again
 
 	mu      sync.Mutex
-	holds   map[string]*held // by the id of the task
+	holds   map[string]*held // by the id of the task; the last one
+	active  int              // tasks that were claimed and have not been handled
 	unknown []string         // kinds of its domains that it does not define
 	waiting bool             // a suspect task is due
 
@@ -140,6 +141,8 @@ type held struct {
 	until    atomic.Int64 // end of the lease on this process's clock, not later than in the store
 	lease    time.Duration
 	misused  atomic.Bool
+	before   *held         // an earlier claim whose lease ended, by this worker
+	done     chan struct{} // closed when its handler has ended
 }
 
 // renewed extends the lease from the moment before a renewal was sent.
@@ -153,6 +156,7 @@ func (e *engine[Tx]) start(ctx context.Context) (stop func()) {
 	hard, end := context.WithCancel(context.WithoutCancel(ctx))
 	work, endWork := context.WithCancelCause(hard)
 	e.hard, e.work = hard, work
+	e.stopping.Store(false)
 	var all sync.WaitGroup
 	all.Go(e.flush)
 	all.Go(e.heartbeat)
@@ -241,6 +245,7 @@ const (
 // task that waited in this process would use up its lease.
 func (e *engine[Tx]) loop(ctx context.Context, handlers *sync.WaitGroup) {
 	pause, retry := pauseMin, retryMin
+	next := false // the last suspect task may not have been the only one
 	waker, _ := e.db.(provider.TaskWaker)
 	for ctx.Err() == nil {
 		running := e.running()
@@ -249,14 +254,19 @@ func (e *engine[Tx]) loop(ctx context.Context, handlers *sync.WaitGroup) {
 			due = waker.TasksDue()
 		}
 		free, alone := e.cfg.Concurrency-running, e.suspectWaits()
-		var tasks []Task
+		var tasks []*held
 		var err error
 		switch {
 		case alone && running == 0:
 			tasks, err = e.claim(ctx, 1, true)
-			e.suspectTaken()
+			e.setSuspect(false)
+			next = len(tasks) > 0
 		case free > 0 && !alone:
 			tasks, err = e.claim(ctx, free, false)
+			if next { // others have had their turn
+				next = false
+				e.setSuspect(true)
+			}
 		}
 		for _, t := range tasks {
 			handlers.Go(func() {
@@ -293,7 +303,7 @@ func (e *engine[Tx]) loop(ctx context.Context, handlers *sync.WaitGroup) {
 func (e *engine[Tx]) running() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return len(e.holds)
+	return e.active
 }
 
 // sleep waits for d, for one of the channels, or for the end of ctx.
@@ -321,7 +331,7 @@ func signal(ch chan<- struct{}) {
 const claimLimit = 30 * time.Second
 
 // claim claims tasks, and holds them.
-func (e *engine[Tx]) claim(ctx context.Context, limit int, alone bool) ([]Task, error) {
+func (e *engine[Tx]) claim(ctx context.Context, limit int, alone bool) ([]*held, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
@@ -339,13 +349,29 @@ func (e *engine[Tx]) claim(ctx context.Context, limit int, alone bool) ([]Task, 
 	e.replied(err)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for i := range tasks {
-		h := &held{task: tasks[i], lease: e.cfg.Lease, lose: func(error) {}}
-		h.attempts.Store(int64(tasks[i].Attempts))
+	holds := make([]*held, len(tasks))
+	for i, t := range tasks {
+		h := &held{task: t, lease: e.cfg.Lease, lose: func(error) {}, before: e.holds[t.ID], done: make(chan struct{})}
+		h.attempts.Store(int64(t.Attempts))
 		h.renewed(began)
-		e.holds[tasks[i].ID] = h
+		if h.before != nil {
+			h.before.lose(errLost)
+		}
+		holds[i], e.holds[t.ID] = h, h
 	}
-	return tasks, err
+	e.active += len(holds)
+	return holds, err
+}
+
+// letGo ends the handling of a task.
+func (e *engine[Tx]) letGo(h *held) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.active--
+	if e.holds[h.task.ID] == h {
+		delete(e.holds, h.task.ID)
+	}
+	close(h.done)
 }
 
 // replied records that the store has replied.
@@ -370,7 +396,7 @@ func (e *engine[Tx]) heartbeat() {
 		var renew []Task
 		e.mu.Lock()
 		for _, h := range e.holds {
-			if began.Add(e.cfg.Lease*2/3).UnixNano() >= h.until.Load() { // not one that was just claimed
+			if began.Add(e.cfg.Lease*5/6).UnixNano() >= h.until.Load() { // not one that was just claimed
 				renew = append(renew, h.task)
 			}
 		}
@@ -390,13 +416,13 @@ func (e *engine[Tx]) heartbeat() {
 		}
 		e.mu.Lock()
 		for _, t := range renew {
-			if h := e.holds[t.ID]; h != nil && h.task.Token == t.Token {
-				h.renewed(began)
-			}
-		}
-		for _, id := range late {
-			if h := e.holds[id]; h != nil {
+			h := e.holds[t.ID]
+			switch {
+			case h == nil || h.task.Token != t.Token: // the claim has ended meanwhile
+			case slices.Contains(late, t.ID):
 				h.lose(errLost)
+			default:
+				h.renewed(began)
 			}
 		}
 		e.mu.Unlock()
