@@ -173,7 +173,7 @@ func Log[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 func Outbox[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	claiming := slices.Concat(claimCases, markCases, guardCases, crashCases, heldCases, inspectCases, crowdCases, foreignClaimCases)
 	t.Run("Entries", func(t *testing.T) {
-		run(t, open, differences, provider.ClaimEntries, slices.Concat(entryCases, retentionCases, foreignCases, entryFilterCases))
+		run(t, open, differences, provider.ClaimEntries, slices.Concat(entryCases, pathCases, retentionCases, foreignCases, entryFilterCases))
 	})
 	t.Run("Claim", func(t *testing.T) { run(t, open, differences, provider.ClaimEntries, claiming) })
 	t.Run("ClaimPortably", func(t *testing.T) { run(t, open, differences, provider.ClaimEntriesPortably, claiming) })
