@@ -114,19 +114,21 @@ func TestCheckTaskAnswer(t *testing.T) {
 		field  string
 		change func(a *provider.TaskAnswer)
 	}{
-		"no task":         {"answer.task", func(a *provider.TaskAnswer) { a.Task = "" }},
-		"a long task":     {"answer.task", func(a *provider.TaskAnswer) { a.Task = longText }},
-		"no name":         {"answer.name", func(a *provider.TaskAnswer) { a.Name = "" }},
-		"a bad name":      {"answer.name", func(a *provider.TaskAnswer) { a.Name = "x y" }},
-		"an undo":         {"answer.name", func(a *provider.TaskAnswer) { a.Name = provider.UndoSlot("paid") }},
-		"no id":           {"answer.id", func(a *provider.TaskAnswer) { a.ID = "" }},
-		"an id with NUL":  {"answer.id", func(a *provider.TaskAnswer) { a.ID = "\x00" }},
-		"no answer":       {"answer.out", func(a *provider.TaskAnswer) { a.Out = nil }},
-		"no JSON":         {"answer.out", func(a *provider.TaskAnswer) { a.Out = json.RawMessage(`{`) }},
-		"a NUL":           {"answer.out", func(a *provider.TaskAnswer) { a.Out = json.RawMessage(`"\u0000"`) }},
-		"a lone half":     {"answer.out", func(a *provider.TaskAnswer) { a.Out = json.RawMessage(`"\ud800"`) }},
-		"a large number":  {"answer.out", func(a *provider.TaskAnswer) { a.Out = json.RawMessage(`1e131072`) }},
-		"a large answer":  {"answer.out", func(a *provider.TaskAnswer) { a.Out = json.RawMessage(strings.Repeat(" ", provider.MaxTaskState) + "1") }},
+		"no task":        {"answer.task", func(a *provider.TaskAnswer) { a.Task = "" }},
+		"a long task":    {"answer.task", func(a *provider.TaskAnswer) { a.Task = longText }},
+		"no name":        {"answer.name", func(a *provider.TaskAnswer) { a.Name = "" }},
+		"a bad name":     {"answer.name", func(a *provider.TaskAnswer) { a.Name = "x y" }},
+		"an undo":        {"answer.name", func(a *provider.TaskAnswer) { a.Name = provider.UndoSlot("paid") }},
+		"no id":          {"answer.id", func(a *provider.TaskAnswer) { a.ID = "" }},
+		"an id with NUL": {"answer.id", func(a *provider.TaskAnswer) { a.ID = "\x00" }},
+		"no answer":      {"answer.out", func(a *provider.TaskAnswer) { a.Out = nil }},
+		"no JSON":        {"answer.out", func(a *provider.TaskAnswer) { a.Out = json.RawMessage(`{`) }},
+		"a NUL":          {"answer.out", func(a *provider.TaskAnswer) { a.Out = json.RawMessage(`"\u0000"`) }},
+		"a lone half":    {"answer.out", func(a *provider.TaskAnswer) { a.Out = json.RawMessage(`"\ud800"`) }},
+		"a large number": {"answer.out", func(a *provider.TaskAnswer) { a.Out = json.RawMessage(`1e131072`) }},
+		"a large answer": {"answer.out", func(a *provider.TaskAnswer) {
+			a.Out = json.RawMessage(strings.Repeat(" ", provider.MaxTaskState) + "1")
+		}},
 		"several answers": {"answer.out", func(a *provider.TaskAnswer) { a.Out = json.RawMessage(`1 2`) }},
 	} {
 		a := good
@@ -249,7 +251,9 @@ func TestTaskStatuses(t *testing.T) {
 func TestLateChange(t *testing.T) {
 	t.Parallel()
 	mine, other := claim.NewToken(), claim.NewToken()
-	now := func(s provider.TaskStatus, token claim.Token) provider.Task { return provider.Task{Status: s, Token: token} }
+	now := func(s provider.TaskStatus, token claim.Token) provider.Task {
+		return provider.Task{Status: s, Token: token}
+	}
 	require.False(t, provider.TaskChanged{Applied: true}.Late(mine))
 	require.False(t, provider.TaskChanged{Now: now(provider.TaskClaimed, mine)}.Late(mine), "refused for another reason")
 	require.True(t, provider.TaskChanged{Now: now(provider.TaskClaimed, other)}.Late(mine))
