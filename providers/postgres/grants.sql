@@ -8,6 +8,8 @@ grant insert, select (topic, message_id) on kinora.outbox to kinora_appender;
 grant select on kinora.incarnation to kinora_appender;
 
 grant select, update, delete on kinora.outbox to kinora_relay;
+-- to delete old entries in one relay at a time
+grant select, insert, update, delete on kinora.leases to kinora_relay;
 
 grant select on kinora.events, kinora.incarnation to kinora_projector;
 grant select, insert, update on kinora.generations to kinora_projector;

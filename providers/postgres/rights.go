@@ -12,7 +12,7 @@ import (
 // appender must have the rights to insert into the outbox and to identify the log if the DB has a
 // route.
 var (
-	relayNeeds  = rights("migrations: select", "outbox: select update delete")
+	relayNeeds  = rights("migrations: select", "outbox: select update delete", "leases: select insert update delete")
 	runnerNeeds = rights("migrations: select", "generations: select", "markers: select insert delete", "low_water_marks: select insert update",
 		"parked: select insert update delete", "holds: select insert update delete", "runners: select insert update delete",
 		"in_flight: select insert update delete", "checkpoints: select insert update", "leases: select insert update delete")

@@ -259,6 +259,13 @@ func relays(ctx context.Context, db *postgres.DB) error {
 	if _, err := db.HoldEntries(ctx, time.Second, 10); err != nil {
 		return err
 	}
+	terms := claim.Terms{Token: claim.NewToken(), Lease: time.Millisecond}
+	if _, err := db.AcquireLease(ctx, "prune-entries", terms); err != nil {
+		return err
+	}
+	if err := db.ReleaseLease(ctx, "prune-entries", terms.Token); err != nil {
+		return err
+	}
 	_, _, err := db.DeleteEntries(ctx, outbox.EntryRetention{Published: 1}, 0)
 	return err
 }
