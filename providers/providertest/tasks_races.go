@@ -43,6 +43,10 @@ var taskRaceCases = []testCase{
 		name: "two finishes", play: raceFinish, long: true,
 		rule: "A change is applied once, however often it is sent",
 	},
+}
+
+// taskClaimerCases run on both paths of claims.
+var taskClaimerCases = []testCase{
 	{
 		name: "several claimers", play: raceClaimers, long: true,
 		rule: "A task has at most one live claim, with any number of claimers",
