@@ -35,7 +35,7 @@ func runTaskBroken(r *run) {
 	begin("loses replies", func(s *settings) { s.DSN = r.through((&loser{pick: r.pickChange(lost)}).serve).dsn })
 	begin("pool of one", func(s *settings) { s.Conns = 1 })
 	begin("clock", func(s *settings) { s.Skew = skew(r) })
-	switch p, err := pgtest.StartPooler(r.dsn); {
+	switch p, err := pgtest.StartPooler(r.dsn, "server_login_retry=1"); {
 	case errors.Is(err, pgtest.ErrNoPooler):
 		r.note = "ok, without pgbouncer"
 	default:
