@@ -50,8 +50,8 @@ type Tasks interface {
 	// locked is not renewed and not reported.
 	RenewTasks(ctx context.Context, tasks []Task, lease time.Duration) (late []string, err error)
 
-	// TaskKinds returns the kinds of the open tasks of a domain, without those that are only
-	// suspect, sorted. Its cost grows with the number of kinds, not of tasks.
+	// TaskKinds returns the kinds of the open tasks of a domain, sorted. Its cost grows with the
+	// number of kinds, not of tasks.
 	TaskKinds(ctx context.Context, domain string) ([]string, error)
 
 	// DeleteTasks deletes at most limit tasks that were done or undone longer ago than keep says,

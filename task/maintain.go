@@ -86,24 +86,48 @@ func (e *engine[Tx]) findSuspect(ctx context.Context) {
 		return
 	}
 	if len(found) > 0 {
-		e.setSuspect(true)
+		e.suspectFound()
 	}
 }
 
-func (e *engine[Tx]) suspectWaits() bool {
+// suspects says when suspect tasks have their turn.
+type suspects struct {
+	waits bool      // one is due: no other tasks are claimed
+	since time.Time // it waits
+	rest  time.Time // until then none has a turn
+}
+
+// suspectRest is how long no suspect task has a turn after one waited in vain for the others, in timeouts
+// of a step.
+const suspectRest = 10
+
+// suspectFound records that a suspect task is due.
+func (e *engine[Tx]) suspectFound() {
+	e.mu.Lock()
+	if s, at := &e.suspect, now(); !s.waits && !at.Before(s.rest) {
+		s.waits, s.since = true, at
+	}
+	e.mu.Unlock()
+	signal(e.soon)
+}
+
+// suspectTaken records that a suspect task was claimed, or that there is none.
+func (e *engine[Tx]) suspectTaken() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.waiting
+	e.suspect.waits = false
 }
 
-// setSuspect sets whether a suspect task waits.
-func (e *engine[Tx]) setSuspect(waits bool) {
+// suspectFirst reports whether a suspect task is to run next. It waits for the running tasks at most for
+// one timeout: they may take longer.
+func (e *engine[Tx]) suspectFirst() bool {
 	e.mu.Lock()
-	e.waiting = waits
-	e.mu.Unlock()
-	if waits {
-		signal(e.soon)
+	defer e.mu.Unlock()
+	s, at := &e.suspect, now()
+	if s.waits && e.active > 0 && at.Sub(s.since) > e.cfg.Timeout {
+		s.waits, s.rest = false, at.Add(suspectRest*e.cfg.Timeout)
 	}
+	return s.waits
 }
 
 // requeueKnown requeues tasks that were abandoned because their kind, or that of their group, was
