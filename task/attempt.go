@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
@@ -224,10 +225,33 @@ func (a *attempt[Tx]) runTx(ctx context.Context, clock *limit) ending {
 	return a.finished(ctx, got, err)
 }
 
-// unit runs fn in a transaction.
+// unitTries is how often a unit runs if it conflicts with other writers. The last conflict counts.
+const unitTries = 20
+
+// unit runs fn in a transaction. After a conflict it runs again at once: that is not the fault of
+// the task. These runs take turns in this process, because units that conflicted once would do so
+// again.
 func (e *engine[Tx]) unit(ctx context.Context, clock *limit, fn func(ctx context.Context, tx Tx) ([]outbox.Message, error)) error {
-	clock.database()
 	defer clock.start()
+	err := e.unitOnce(ctx, clock, fn)
+	if !errors.Is(err, eventstore.ErrConflict) {
+		return err
+	}
+	clock.database()
+	select {
+	case e.turn <- struct{}{}:
+		defer func() { <-e.turn }()
+	case <-ctx.Done():
+		return err
+	}
+	for n := 1; n < unitTries && errors.Is(err, eventstore.ErrConflict) && ctx.Err() == nil; n++ {
+		err = e.unitOnce(ctx, clock, fn)
+	}
+	return err
+}
+
+func (e *engine[Tx]) unitOnce(ctx context.Context, clock *limit, fn func(ctx context.Context, tx Tx) ([]outbox.Message, error)) error {
+	clock.database()
 	return e.db.Do(ctx, provider.Unit{}, func(ctx context.Context, tx Tx, _ provider.Found) (provider.Closing, error) {
 		clock.start()
 		ms, err := fn(ctx, tx)
