@@ -61,7 +61,7 @@ func (a *attempt[Tx]) run() ending {
 	if a.stopping.Load() && !t.Spent { // released, a spent task would be run again
 		return a.end(provider.TaskChange{To: Pending})
 	}
-	if t.Undo && !t.Doubt && len(t.State) == 0 { // it has never begun
+	if t.Undo && !t.Doubt && !hasBegun(t.State) {
 		return a.end(provider.TaskChange{To: Undone})
 	}
 	known := false
@@ -113,6 +113,16 @@ func (a *attempt[Tx]) run() ending {
 	clock.pause()
 	*t = r.task
 	return a.ran(ctx, r, out, err)
+}
+
+// hasBegun reports whether a handler has asked for a slot.
+func hasBegun(state map[string]Slot) bool {
+	for _, s := range state {
+		if s.Call > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // ran decides what to do after the handler has returned.
@@ -520,8 +530,15 @@ func (a *attempt[Tx]) audit(ctx context.Context, to Status, code string) error {
 	done := make(chan error, 1)
 	a.live.Add(1)
 	go func() {
-		defer a.live.Add(-1)
-		done <- a.cfg.Audit.Append(ctx, Record{
+		err := errors.New("it panicked or ended its goroutine")
+		defer func() {
+			if p := recover(); p != nil {
+				a.log.Error("audit sink panicked", "kind", t.Kind, "id", t.ID, "stack", string(debug.Stack()))
+			}
+			a.live.Add(-1)
+			done <- err
+		}()
+		err = a.cfg.Audit.Append(ctx, Record{
 			ID: id, Task: t.ID, Kind: t.Kind, Group: t.Group, What: string(to), Detail: code, By: a.cfg.Holder, At: now().UTC(),
 		})
 	}()
