@@ -182,7 +182,7 @@ func (w *work) take(c provider.Task, q provider.TaskQuery, t claim.Terms, now ti
 }
 
 // RenewTasks implements provider.Tasks. No task has a lock of its own: RenewTasks waits until no other
-// transaction is open or ctx ends. Meanwhile nobody can claim a task.
+// transaction is open or ctx ends. Meanwhile no worker can claim a task.
 func (db *Provider) RenewTasks(ctx context.Context, tasks []provider.Task, lease time.Duration) (late []string, err error) {
 	err = db.tx(ctx, func(tx *Model) error {
 		now := db.now()
