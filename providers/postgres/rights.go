@@ -7,7 +7,7 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// The rights that each service must have, by table. Two rights that only some services use are not
+// The rights that each service must have, by table. Rights that only some services use are not
 // required: inserts into the outbox by handlers that emit, and updates of generations by Switch. An
 // appender must have the rights to insert into the outbox and to identify the log if the DB has a
 // route.
@@ -16,10 +16,10 @@ var (
 	runnerNeeds = rights("migrations: select", "generations: select", "markers: select insert delete", "low_water_marks: select insert update",
 		"parked: select insert update delete", "holds: select insert update delete", "runners: select insert update delete",
 		"in_flight: select insert update delete", "checkpoints: select insert update", "leases: select insert update delete")
+	workerNeeds = rights("migrations: select", "tasks: select update delete", "task_groups: select update delete", "task_trail: select insert delete",
+		"leases: select insert update delete")
 	appenderNeeds = rights("migrations: select", "streams: select insert update", "events: select insert")
-	workerNeeds   = rights("migrations: select", "tasks: select insert update delete", "task_groups: select insert update delete",
-		"task_trail: select insert delete")
-	routeNeeds = rights("outbox: insert", "incarnation: select")
+	routeNeeds    = rights("outbox: insert", "incarnation: select")
 )
 
 // right is a right on a table.

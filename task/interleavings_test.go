@@ -751,20 +751,3 @@ func TestACodeOfAHandlerIsNotRequeued(t *testing.T) {
 		require.Len(w, w.called(), 1)
 	})
 }
-
-// A sink that stores its records in the database of the tasks does not wait for the transaction that
-// waits for it.
-func TestASinkInTheDatabaseOfTheTasks(t *testing.T) {
-	inWorld(t, func(w *world) {
-		audit := appends(func(ctx context.Context, r task.Record) error {
-			return w.db.Transact(ctx, func(_ context.Context, tx tx) error {
-				tx.Put("audit", r.ID, r.What)
-				return nil
-			})
-		})
-		kind := task.DefineTx("orders/place", func(context.Context, tx, int) (int, []outbox.Message, error) { return 0, nil, nil })
-		w.start(w.worker(task.WorkerConfig{Audit: audit}, kind))
-		w.enqueue(kind.New("a", 1))
-		require.Eventually(w, func() bool { return w.task("a").Status == task.Done }, 24*time.Hour, time.Minute, "%+v", w.task("a"))
-	})
-}
