@@ -22,6 +22,8 @@ type TaskInspector interface {
 	// attempts, and returns their number. Slots and direction stay.
 	RequeueTasks(ctx context.Context, f TaskFilter, d Decision) (int, error)
 	// CancelTasks does what TaskTx.Cancel does for the tasks that f selects, and returns their number.
+	// To find what to undo, the handler of a task that has begun runs once more: a call outside of a
+	// step is repeated, with the same key.
 	CancelTasks(ctx context.Context, f TaskFilter, d Decision) (int, error)
 	// CompleteTask makes an abandoned task that goes forward pending with a result: a worker ends it
 	// as done without running it, and counts its group. ErrTaskVersion: it is not such a task.
