@@ -6,7 +6,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/internal/errclass"
+	"github.com/kinora-go/kinora/internal/sweep"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -158,20 +160,22 @@ func (e *engine[Tx]) requeueKnown(ctx context.Context) {
 	}
 }
 
-// deleteOld deletes tasks at the end of their retention.
+// deleteOld deletes tasks at the end of their retention. If there are many, one worker at a time deletes
+// them.
 func (e *engine[Tx]) deleteOld(ctx context.Context) {
-	for n := deleteBatch; n == deleteBatch && ctx.Err() == nil; {
+	leases, _ := e.db.(claim.Leases)
+	turn := sweep.Turn{Leases: leases, Name: "prune-tasks", Holder: e.cfg.Holder, Clock: now}
+	err := sweep.Run(ctx, turn, func(ctx context.Context) (more bool, err error) {
 		limited, cancel := e.statement(ctx)
-		var err error
-		n, err = e.db.DeleteTasks(limited, e.cfg.Keep, deleteBatch)
-		cancel()
-		if err != nil {
-			e.failed(ctx, "tasks not deleted", err)
-			return
-		}
+		defer cancel()
+		n, err := e.db.DeleteTasks(limited, e.cfg.Keep, deleteBatch)
 		if n > 0 && e.cfg.Observer.Deleted != nil {
 			e.cfg.Observer.Deleted(n)
 		}
+		return n == deleteBatch && ctx.Err() == nil, err
+	})
+	if err != nil {
+		e.failed(ctx, "old tasks not deleted", err)
 	}
 }
 

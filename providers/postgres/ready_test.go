@@ -56,6 +56,9 @@ var needs = map[string]struct {
 		"parked": "select insert update delete", "holds": "select insert update delete", "runners": "select insert update delete",
 		"in_flight": "select insert update delete",
 	}},
+	"kinora_worker": {provider.WorkerService, map[string]string{
+		"migrations": "select", "tasks": "select insert update delete", "task_groups": "select insert update delete", "task_trail": "select insert delete",
+	}},
 	"kinora_appender": {provider.AnyService, map[string]string{"migrations": "select", "streams": "select insert update", "events": "select insert", "outbox": "insert"}},
 }
 

@@ -7,7 +7,7 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// The rights that each service must have, by table. Two rights that only some services use are not
+// The rights that each service must have, by table. Rights that only some services use are not
 // required: inserts into the outbox by handlers that emit, and updates of generations by Switch. An
 // appender must have the rights to insert into the outbox and to identify the log if the DB has a
 // route.
@@ -17,7 +17,9 @@ var (
 		"parked: select insert update delete", "holds: select insert update delete", "runners: select insert update delete",
 		"in_flight: select insert update delete", "checkpoints: select insert update", "leases: select insert update delete")
 	appenderNeeds = rights("migrations: select", "streams: select insert update", "events: select insert")
-	routeNeeds    = rights("outbox: insert", "incarnation: select")
+	workerNeeds   = rights("migrations: select", "tasks: select insert update delete", "task_groups: select insert update delete",
+		"task_trail: select insert delete", "leases: select insert update delete")
+	routeNeeds = rights("outbox: insert", "incarnation: select")
 )
 
 // right is a right on a table.
@@ -35,7 +37,7 @@ func rights(lines ...string) (all []right) {
 
 // asked are all rights, each once, which stateSQL looks at.
 var asked = func() (all []right) {
-	for _, r := range slices.Concat(relayNeeds, runnerNeeds, appenderNeeds, routeNeeds) {
+	for _, r := range slices.Concat(relayNeeds, runnerNeeds, workerNeeds, appenderNeeds, routeNeeds) {
 		if !slices.Contains(all, r) {
 			all = append(all, r)
 		}
@@ -50,12 +52,14 @@ func (db *Provider) lacks(service provider.Service, missing []right) []string {
 	if db.cfg.Route != nil {
 		appender = slices.Concat(appenderNeeds, routeNeeds)
 	}
-	services := [][]right{appender, runnerNeeds, relayNeeds}
+	services := [][]right{appender, runnerNeeds, relayNeeds, workerNeeds}
 	switch service {
 	case provider.RelayService:
 		services = [][]right{relayNeeds}
 	case provider.RunnerService:
 		services = [][]right{runnerNeeds}
+	case provider.WorkerService:
+		services = [][]right{workerNeeds}
 	}
 	var fewest []string
 	for i, needs := range services {
