@@ -41,7 +41,7 @@ var storedTasks = []Mutant{
 	{
 		Name:  "forward_again",
 		What:  "a claim makes a task go forward again",
-		Edits: []Edit{{File: tasksSQL, Old: "			suspect    = o.suspect or p.apart,\n", New: "			suspect    = o.suspect or p.apart,\n			undo       = false,\n"}},
+		Edits: []Edit{{File: tasksSQL, Old: "			claimed_by = holder,\n", New: "			claimed_by = holder,\n			undo       = false,\n"}},
 		Tests: conforms("Claim/States/the_direction_stays"),
 	},
 	{
@@ -55,7 +55,7 @@ var storedTasks = []Mutant{
 		Name: "failures_counted",
 		What: "attempts are counted when a task has failed, not when it is claimed",
 		Edits: []Edit{
-			{File: tasksSQL, Old: "else least(o.attempts + 1, 1000000000) end", New: "else o.attempts end"},
+			{File: tasksSQL, Old: "else least(o.attempts, 999999999) + 1 end", New: "else o.attempts end"},
 			{File: tasksSQL, Old: "					else case when progresses[i] then 1 else o.attempts end end,", New: "					when 'failed' then o.attempts + 1\n					else case when progresses[i] then 1 else o.attempts end end,"},
 		},
 		Tests: conforms("Claim/Vanished/tasks_that_kill_their_workers"),
@@ -79,8 +79,8 @@ var storedTasks = []Mutant{
 			},
 			{
 				File: tasksSQL,
-				Old:  "			suspect    = o.suspect or p.apart,\n",
-				New:  "			suspect    = o.suspect or p.apart,\n			state      = o.state || coalesce((select jsonb_object_agg(b.name, b.slot) from kinora.task_inbox b where b.task = o.id), '{}'),\n",
+				Old:  "			claimed_by = holder,\n",
+				New:  "			claimed_by = holder,\n			state      = o.state || coalesce((select jsonb_object_agg(b.name, b.slot) from kinora.task_inbox b where b.task = o.id), '{}'),\n",
 			},
 			{
 				File: tasksSQL,
@@ -88,7 +88,7 @@ var storedTasks = []Mutant{
 				New:  "				and not exists (select from kinora.task_inbox b where b.task = ids[i] and b.name = opens[i])\n			for update;\n			applied := found;\n			if applied then\n",
 			},
 		},
-		Tests: conforms("Races/an_answer_and_a_suspension"),
+		Tests: conforms("Answers/an_answer_before_the_wait"),
 	},
 	{
 		Name: "group_uncounted",
@@ -147,7 +147,7 @@ var storedTasks = []Mutant{
 	{
 		Name:  "doubt_lost",
 		What:  "a claim does not note that the next step may begin",
-		Edits: []Edit{{File: tasksSQL, Old: "			doubt      = o.doubt or not o.undo and not p.apart,\n", New: ""}},
+		Edits: []Edit{{File: tasksSQL, Old: "			doubt      = o.doubt or not o.undo,\n", New: ""}},
 		Tests: conforms("Changes/the_step_in_doubt"),
 	},
 }
