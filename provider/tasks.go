@@ -95,7 +95,8 @@ type TaskTx interface {
 // TaskWaker is a capability of Tasks: a hint that tasks became due.
 type TaskWaker interface {
 	// TasksDue returns a channel that is closed when tasks are next added, answered or released
-	// through this value, after the commit if this value commits.
+	// through this value, after the commit if this value commits. A provider may give no hint for a
+	// transaction that the caller commits.
 	TasksDue() <-chan struct{}
 }
 

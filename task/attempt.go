@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
@@ -60,7 +61,7 @@ func (a *attempt[Tx]) run() ending {
 	if a.stopping.Load() && !t.Spent { // released, a spent task would be run again
 		return a.end(provider.TaskChange{To: Pending})
 	}
-	if t.Undo && !t.Doubt && len(t.State) == 0 { // it has never begun
+	if t.Undo && !t.Doubt && !hasBegun(t.State) {
 		return a.end(provider.TaskChange{To: Undone})
 	}
 	known := false
@@ -112,6 +113,16 @@ func (a *attempt[Tx]) run() ending {
 	clock.pause()
 	*t = r.task
 	return a.ran(ctx, r, out, err)
+}
+
+// hasBegun reports whether a handler has asked for a slot.
+func hasBegun(state map[string]Slot) bool {
+	for _, s := range state {
+		if s.Call > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // ran decides what to do after the handler has returned.
@@ -224,10 +235,33 @@ func (a *attempt[Tx]) runTx(ctx context.Context, clock *limit) ending {
 	return a.finished(ctx, got, err)
 }
 
-// unit runs fn in a transaction.
+// unitTries is how often a unit runs if it conflicts with other writers. The last conflict counts.
+const unitTries = 20
+
+// unit runs fn in a transaction. After a conflict it runs again at once: that is not the fault of
+// the task. These runs take turns in this process, because units that conflicted once would do so
+// again.
 func (e *engine[Tx]) unit(ctx context.Context, clock *limit, fn func(ctx context.Context, tx Tx) ([]outbox.Message, error)) error {
-	clock.database()
 	defer clock.start()
+	err := e.unitOnce(ctx, clock, fn)
+	if !errors.Is(err, eventstore.ErrConflict) {
+		return err
+	}
+	clock.database()
+	select {
+	case e.turn <- struct{}{}:
+		defer func() { <-e.turn }()
+	case <-ctx.Done():
+		return err
+	}
+	for n := 1; n < unitTries && errors.Is(err, eventstore.ErrConflict) && ctx.Err() == nil; n++ {
+		err = e.unitOnce(ctx, clock, fn)
+	}
+	return err
+}
+
+func (e *engine[Tx]) unitOnce(ctx context.Context, clock *limit, fn func(ctx context.Context, tx Tx) ([]outbox.Message, error)) error {
+	clock.database()
 	return e.db.Do(ctx, provider.Unit{}, func(ctx context.Context, tx Tx, _ provider.Found) (provider.Closing, error) {
 		clock.start()
 		ms, err := fn(ctx, tx)
@@ -496,8 +530,15 @@ func (a *attempt[Tx]) audit(ctx context.Context, to Status, code string) error {
 	done := make(chan error, 1)
 	a.live.Add(1)
 	go func() {
-		defer a.live.Add(-1)
-		done <- a.cfg.Audit.Append(ctx, Record{
+		err := errors.New("it panicked or ended its goroutine")
+		defer func() {
+			if p := recover(); p != nil {
+				a.log.Error("audit sink panicked", "kind", t.Kind, "id", t.ID, "stack", string(debug.Stack()))
+			}
+			a.live.Add(-1)
+			done <- err
+		}()
+		err = a.cfg.Audit.Append(ctx, Record{
 			ID: id, Task: t.ID, Kind: t.Kind, Group: t.Group, What: string(to), Detail: code, By: a.cfg.Holder, At: now().UTC(),
 		})
 	}()

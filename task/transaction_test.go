@@ -291,3 +291,29 @@ func TestTimers(t *testing.T) {
 		require.Nil(w, w.row("dormant", "b"))
 	})
 }
+
+// A sink that panics is a sink that is down.
+func TestASinkThatPanics(t *testing.T) {
+	inWorld(t, func(w *world) {
+		kind := call("calls/some", func(context.Context, run) error { return nil })
+		s := &panicking{sink: sink{world: w}}
+		w.start(w.worker(task.WorkerConfig{Audit: s, Lease: 10 * time.Second}, kind))
+		w.enqueue(kind.New("a", 1))
+		time.Sleep(time.Second)
+		require.Equal(w, "audit", w.task("a").Code)
+		w.becomes("a", task.Done)
+		require.Equal(w, []string{"a/done"}, s.got())
+	})
+}
+
+type panicking struct {
+	sink
+	before atomic.Bool
+}
+
+func (p *panicking) Append(ctx context.Context, r task.Record) error {
+	if p.before.CompareAndSwap(false, true) {
+		panic("no")
+	}
+	return p.sink.Append(ctx, r)
+}

@@ -36,7 +36,7 @@ type Worker struct {
 func NewWorker[Tx any](db provider.TaskProvider[Tx], cfg WorkerConfig, definitions ...Kind[Tx]) (*Worker, error) {
 	e := &engine[Tx]{
 		db: db, cfg: cfg, changes: make(chan *pendingChange, 1024), holds: map[string]*held{},
-		freed: make(chan struct{}, 1), soon: make(chan struct{}, 1),
+		freed: make(chan struct{}, 1), soon: make(chan struct{}, 1), turn: make(chan struct{}, 1),
 		kinds: kinds[Tx]{
 			handlers: map[string]handler[Tx]{},
 			groups:   map[string]func(ctx context.Context, tx Tx, g *provider.TaskGroup) ([]outbox.Message, error){},
@@ -122,6 +122,7 @@ type engine[Tx any] struct {
 	stopping atomic.Bool     // no new step may begin
 
 	freed, soon chan struct{} // a task has ended; a task becomes due
+	turn        chan struct{} // of capacity 1: a unit that conflicted runs again
 
 	mu      sync.Mutex
 	holds   map[string]*held // by the id of the task; the last one

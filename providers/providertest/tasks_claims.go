@@ -93,7 +93,7 @@ func taskOrder(s *stage) {
 	s.addTasks(ds...)
 	same(s, "candidates before they are due", s.taskCandidates(s.query("k"), 10), s.ids())
 	s.advance(4 * time.Hour)
-	s.addTasks(s.draftTasks("k", "0")...) // due after the others, although its id is before theirs
+	s.addTasks(s.draftTasks("k", "0")...) // due after the others, although its id is less
 	same(s, "candidates", s.taskCandidates(s.query("k"), 10), s.ids("e", "c", "b", "d", "0"))
 	same(s, "two candidates", s.taskCandidates(s.query("k"), 2), s.ids("e", "c"))
 	same(s, "a claim of two", s.claimedIDs(s.query("k"), 2), s.ids("c", "e"))
@@ -286,7 +286,7 @@ func taskLease(s *stage) {
 	s.advance(2 * time.Hour)
 	s.notDue("call")
 	s.vanish()
-	renew(lease) // over, but nobody has taken the task
+	renew(lease) // the lease has ended, and no claim has taken the task
 	s.notDue("call")
 	s.vanish()
 	same(s, "Vanished", s.take("call").Vanished, 1)
