@@ -57,7 +57,7 @@ var needs = map[string]struct {
 		"in_flight": "select insert update delete",
 	}},
 	"kinora_worker": {provider.WorkerService, map[string]string{
-		"migrations": "select", "tasks": "select update delete", "task_groups": "select update delete", "task_trail": "select insert delete",
+		"migrations": "select", "tasks": "select insert update delete", "task_groups": "select insert update delete", "task_trail": "select insert delete",
 		"leases": "select insert update delete",
 	}},
 	"kinora_appender": {provider.AnyService, map[string]string{"migrations": "select", "streams": "select insert update", "events": "select insert", "outbox": "insert"}},
