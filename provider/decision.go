@@ -8,8 +8,8 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 )
 
-// Decision is who decided about a parked message, and why. It is stored with the message. The
-// zero Decision is that of a runner.
+// Decision is who decided about a parked message or a task, and why. It is stored with the message,
+// or in the trail of the task. The zero Decision is that of a runner; for tasks it is refused.
 type Decision struct{ By, Reason string }
 
 // Validate returns ErrInput unless both By (at most 255 bytes) and Reason (at most 1000 bytes)

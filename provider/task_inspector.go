@@ -51,7 +51,8 @@ type TaskFilter struct {
 
 // TaskRecord is a record of what happened to a task.
 type TaskRecord struct {
-	// ID is the same if a worker reports the same end of a task again.
+	// ID of a record for a task.AuditSink is the same if a worker reports the same end of a task
+	// again. The ids of a trail are others.
 	ID     string
 	Task   string
 	Kind   string

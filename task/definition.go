@@ -42,7 +42,8 @@ func Define[Tx, In, Out any](kind string, fn func(ctx context.Context, r *Run[Tx
 
 // DefineTx returns a kind of tasks that are one transaction each: the writes of fn through tx, the
 // messages that it returns, and the end of the task are committed together, once. fn may run again
-// after it was rolled back. It has no steps and must not call other systems.
+// after it was rolled back. It has no steps and must not call other systems. Use only tx in it: on
+// SQLite a statement through the database itself waits for the transaction, until the timeout.
 func DefineTx[Tx, In, Out any](kind string, fn func(ctx context.Context, tx Tx, in In) (Out, []outbox.Message, error)) *Definition[Tx, In, Out] {
 	return &Definition[Tx, In, Out]{name: kind, tx: fn}
 }
@@ -56,7 +57,9 @@ func (d *Definition[Tx, In, Out]) Was(kinds ...string) *Definition[Tx, In, Out] 
 }
 
 // New returns a task of this kind to be added. The id is chosen by the caller: a second task with
-// the same id, kind and input is ignored.
+// the same id, kind and input is ignored, also for 7 days after the first one is done, and for 30
+// days after it is undone (WorkerConfig.Keep). So a timer that can be needed again requires an id
+// for each occurrence, such as the cart's id and the event's id.
 func (d *Definition[Tx, In, Out]) New(id string, in In) Draft {
 	data, err := json.Marshal(in)
 	return Draft{ID: id, Kind: d.name, Input: data, Err: err}

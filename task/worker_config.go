@@ -25,7 +25,8 @@ type WorkerConfig struct {
 	// The tasks of a worker that crashed wait until it ends. Zero means 1m.
 	Lease time.Duration
 	// Timeout is how long each step may take, and the handler between two steps. Then the context of
-	// the handler ends, and the task has failed. Zero means 30s.
+	// the handler is canceled, and the task has failed. That context has no deadline: context.Cause
+	// returns why it was canceled. The context of a Step has a deadline. Zero means 30s.
 	Timeout time.Duration
 	// Backoff is the delay after a failure. Attempts are those since the task last made progress.
 	// Zero means 30s doubling to 1h, 8 attempts.
@@ -50,7 +51,8 @@ type WorkerConfig struct {
 // AuditSink stores records of how tasks end, in a system of the user's.
 type AuditSink interface {
 	// Append stores a record. If it returns an error, the task does not end: it is released for the
-	// length of a lease, and no attempt is counted. So no task ends without its record.
+	// length of a lease, and no attempt is counted. So no task ends without its record. The result of
+	// a handler of Define is kept meanwhile: the handler does not run again.
 	//   - A record may be passed again, with the same ID: then store it once.
 	//   - A record may be followed by another one of its task, if a crash kept the task from ending.
 	//   - For tasks of DefineTx, Append is called in their transaction, after the handler. So it must

@@ -24,10 +24,11 @@ type ListenerConfig struct {
 	Logger *slog.Logger // nil: slog.Default()
 }
 
-// Listener wakes the relays of this process, and its readers of the log, when another process adds
-// entries or events through a DB with Config.Notify on the same database and schema. It has a
-// separate connection. It is optional: without it, or while it is disconnected, relays and readers
-// find the same entries and events by polling (outbox.RelayConfig.Poll).
+// Listener wakes the relays and workers of this process, and its readers of the log, when another
+// process adds entries, tasks or events through a DB with Config.Notify on the same database and
+// schema. It has a separate connection. It is optional: without it, or while it is disconnected,
+// relays, workers and readers find the same by polling (outbox.RelayConfig.Poll,
+// task.WorkerConfig.Poll).
 type Listener struct {
 	db      *DB
 	cfg     ListenerConfig
@@ -39,7 +40,7 @@ type Listener struct {
 	warned  bool // a warning was logged
 }
 
-// NewListener returns a listener for the relays of db. It only checks cfg: Run connects.
+// NewListener returns a listener for the relays, workers and readers of db. It only checks cfg: Run connects.
 func NewListener(db *DB, cfg *ListenerConfig) (*Listener, error) {
 	if db == nil {
 		return nil, errors.New("listener: NewListener requires a DB")

@@ -30,8 +30,9 @@ type Config struct {
 	// Zero means provider.DefaultRequeueWindow.
 	RequeueWindow time.Duration
 
-	// Notify makes additions of events and entries through this DB notify the Listeners of other processes:
-	// after the commit, separately, and at most once in about 10ms. After a transaction that
+	// Notify makes additions of events, entries and tasks through this DB, and changes that make
+	// tasks due, notify the Listeners of other processes: after the commit, separately, and at most
+	// once in about 10ms. After a transaction that
 	// you began yourself, call Wake: NOTIFY in the transaction would make its commit wait for
 	// other notifying ones. Close sends the last notification.
 	Notify bool
