@@ -58,7 +58,7 @@ func TestGuideShowsTheExamples(t *testing.T) {
 		require.NoError(t, err)
 		for _, b := range parsePage(t, name, string(page)) {
 			f, ok := b.(file)
-			if !ok || !regexp.MustCompile(`^(dormant|erasure|transfers)/`).MatchString(f.path) {
+			if !ok || !regexp.MustCompile(`^(dormant|erasure|every|orders|transfers)/`).MatchString(f.path) {
 				continue
 			}
 			want, err := os.ReadFile("../examples/processes/" + f.path)
@@ -67,7 +67,7 @@ func TestGuideShowsTheExamples(t *testing.T) {
 			shown++
 		}
 	}
-	require.Equal(t, 9, shown)
+	require.Equal(t, 13, shown)
 }
 
 // file is a file that the reader creates or replaces.
