@@ -72,8 +72,11 @@ func TestProcess(t *testing.T) {
 			check(t, err)
 			found, err := db.Tasks(t.Context(), task.Filter{IDs: []string{c.id}})
 			check(t, err)
-			if len(found) != 1 || found[0].Status != want {
-				t.Errorf("got %v, want one that is %s", found, want)
+			if len(found) != 1 {
+				t.Fatalf("%s: %d tasks, want 1", c.id, len(found))
+			}
+			if found[0].Status != want {
+				t.Errorf("%s is %s, want %s", c.id, found[0].Status, want)
 			}
 		}
 		run(c.before)
