@@ -46,8 +46,9 @@ type Tasks interface {
 	ChangeTasks(ctx context.Context, changes []TaskChange) ([]TaskChanged, error)
 
 	// RenewTasks leases claimed tasks anew. It returns the ids of the tasks that are no longer
-	// claimed with their token. It waits for no lock: a task whose row another transaction has
-	// locked is not renewed and not reported.
+	// claimed with their token. It waits for no lock of a row: a task that another transaction has
+	// locked is not renewed and not reported. A store with a single writer waits for it, and returns
+	// an error if it is not free before ctx ends.
 	RenewTasks(ctx context.Context, tasks []Task, lease time.Duration) (late []string, err error)
 
 	// TaskKinds returns the kinds of the open tasks of a domain, sorted. Its cost grows with the

@@ -419,8 +419,8 @@ func (a *attempt[Tx]) undo(ctx context.Context, r *Run[Tx]) ending {
 
 // fail records a failure: the task is released, tried again, or abandoned.
 func (a *attempt[Tx]) fail(ctx context.Context, cause error) ending {
-	switch context.Cause(ctx) { //nolint:errorlint // these are passed unwrapped
-	case errLost:
+	switch context.Cause(ctx) {
+	case errLost: //nolint:errorlint // these are passed unwrapped
 		return ending{}
 	case errStopping:
 		if errors.Is(cause, errStuck) { // the lease protects the task until the handler has returned

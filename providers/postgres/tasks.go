@@ -43,9 +43,8 @@ func (r *taskRow) task() (t provider.Task, readable bool) {
 	t.NextAt, t.CreatedAt, t.EndedAt = storedTime(r.next), storedTime(r.created), storedTime(r.ended)
 	if err := json.Unmarshal(r.state, &t.State); err != nil {
 		t.State = nil
-		return t, false
 	}
-	return t, true
+	return t, t.State != nil
 }
 
 // storedTime returns the zero time for a time that is null, infinite or outside the years 1 to

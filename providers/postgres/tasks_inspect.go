@@ -105,8 +105,8 @@ func (db *DB) TaskTrail(ctx context.Context, id string) ([]provider.TaskRecord, 
 	return trail, wrap("read the trail of a task", clear(err))
 }
 
-// A decision locks the tasks in order of id, as changes do, and then checks their status again. Tasks that it waited for count in
-// their new status.
+// A decision locks the tasks in order of id, as changes do. The status of a task counts as it is
+// after a wait for its lock.
 const (
 	requeueTasksSQL = decideTasksHead + `o.status in ('failed', 'abandoned') and` + taskFiltered + decideTasksLock + `
 	status = 'pending', open = true, suspect = false, attempts = 0, vanished = 0, next_at = ck.t, ended_at = null

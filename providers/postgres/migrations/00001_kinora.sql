@@ -314,9 +314,9 @@ create table kinora.leases (
 
 -- Durable tasks, one row each: the queue, the state and the outcome. state has the slots by name.
 -- next_at is when the task is due: the end of its lease, of its backoff or of its wait; infinity if
--- the wait has no end. The table has no checks: the server would parse them again in each statement,
--- which makes a change twice as slow. Rows that another program wrote must harm only themselves, so
--- functions and readers of this table accept any value.
+-- the wait has no end. The table has no checks, because the server would parse them again in each
+-- statement, which makes a change twice as slow. Rows that another program wrote must harm only
+-- themselves, so functions and readers of this table accept any value.
 create table kinora.tasks (
 	id         text collate "C" not null,
 	kind       text collate "C" not null,
