@@ -81,7 +81,7 @@ func runTaskErasure(r *run) {
 	}
 	o.set(func(*outside) { down = false })
 
-	// What is left are the calls that crm declines. They block their groups, visibly.
+	// Only the calls that crm declines remain. They block their groups, visibly.
 	blocked := (n + 1) / 2
 	if !r.awaitOr(r.suite.drainLimit(), func() bool { return r.countOf(openTasks) == r.countOf(openTasks+` and status = 'abandoned'`) }) {
 		r.awaitEnded(0)
