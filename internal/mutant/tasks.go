@@ -218,6 +218,12 @@ var workers = []Mutant{
 		Tests: []Test{{"./providers/postgres", "TestAnAnswerDoesNotWaitForAStep"}},
 	},
 	{
+		Name:  "conflict_counted",
+		What:  "a conflict of two steps over a version counts as a failure",
+		Edits: []Edit{{File: "task/attempt.go", Old: "for n := 1; n < unitTries &&", New: "for n := unitTries; n < unitTries &&"}},
+		Tests: []Test{{"./task", "TestConflictingStepsRunAgainAtOnce"}},
+	},
+	{
 		Name:  "claim_before_room",
 		What:  "a worker claims tasks although it has no room for them",
 		Edits: []Edit{{File: "task/worker.go", Old: "free, alone := e.cfg.Concurrency-running,", New: "free, alone := e.cfg.Concurrency,"}},
