@@ -31,7 +31,7 @@ type Tasks interface {
 	// TakeTask takes c if it is unchanged since it was read (version, status, attempts, token) and
 	// still due. It checks both in one atomic step. The direction, the slots and the wait stay.
 	//   - Taking sets the token and the holder of t, counts an attempt, and leases the task for
-	//     t.Lease. It sets Doubt, unless the direction is undo.
+	//     t.Lease. It sets the stored Doubt, unless the direction is undo.
 	//   - If c has vanished: at q.Attempts it is taken with Spent, and no attempt is counted. Else
 	//     if it is the second time in a row, it becomes failed and Suspect, stays due, and is not
 	//     taken. The code is CodeVanished in all three cases.
@@ -56,8 +56,8 @@ type Tasks interface {
 	TaskKinds(ctx context.Context, domain string) ([]string, error)
 
 	// DeleteTasks deletes at most limit tasks that were done or undone longer ago than keep says,
-	// with their trails, and returns their number. Groups are deleted keep.Done after they were
-	// completed. keep is complete (TaskRetention.WithDefaults).
+	// with their trails, and returns their number. Tasks of a group are kept until it is complete.
+	// Groups are deleted keep.Done after they were completed. keep is complete (TaskRetention.WithDefaults).
 	DeleteTasks(ctx context.Context, keep TaskRetention, limit int) (int, error)
 }
 
@@ -128,9 +128,12 @@ type TaskChange struct {
 	// the wait is over. TaskWaiting is progress too, with no attempts counted.
 	Progress bool
 	GiveUp   string // not empty: the direction becomes undo, with this Why
-	Doubt    bool   // with GiveUp: a step had begun and is not recorded
-	Result   json.RawMessage
-	Code     string // of TaskFailed, TaskAbandoned and TaskPending; empty keeps the last one
+	// Doubt is the new Task.Doubt if the change gives up, or ends the claim with TaskPending,
+	// TaskFailed or TaskAbandoned: a step may have begun that is not recorded. It is ignored if the
+	// direction was undo before.
+	Doubt  bool
+	Result json.RawMessage
+	Code   string // of TaskFailed, TaskAbandoned and TaskPending; empty keeps the last one
 }
 
 // TaskChanged is the result of a TaskChange.

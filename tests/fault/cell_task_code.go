@@ -28,7 +28,7 @@ func runTaskCode(r *run) {
 	r.must(err)
 	defer db.Close()
 	o := r.systems()
-	each := 8
+	each := 16
 	if !r.suite.short {
 		each = 100
 	}
@@ -84,13 +84,15 @@ func runTaskCode(r *run) {
 	// One of two workers has the later code.
 	deploy(workers[0], true)
 	r.enqueue(taskDraft("code/new", "new-second", "")) // a worker knows the kind
-	for n := range each / 2 {
+	n := 0
+	for ; n < each/4 || n < each-4 && r.kinds()["finished_by_old_code"] == 0; n++ {
 		open(n)
+		settled("each task has ended or waits", 0)
+		r.inject("finished_by_old_code", r.countOf(`select count(*) from kinora.tasks where status = 'done' and result #>> '{}' = $1 and id like '%-' || $2::int`, workers[1].Name, n))
 	}
-	settled("each task has ended or waits", 0)
-	r.inject("finished_by_old_code", r.countOf(`select count(*) from kinora.tasks where status = 'done' and result #>> '{}' = $1`, workers[1].Name))
 	deploy(workers[1], true)
-	for n := each / 2; n < each; n++ {
+	opened := n
+	for ; n < each; n++ {
 		open(n)
 	}
 	r.await("the new kind", r.suite.drainLimit(), func() bool {
@@ -99,14 +101,14 @@ func runTaskCode(r *run) {
 	settled("each task has ended", 0)
 	r.inject("changed", r.countOf(`select count(*) from kinora.tasks where status = 'abandoned' and code = 'changed'`))
 	r.inject("went_on", r.countOf(`select count(*) from kinora.tasks where status = 'done' and kind = 'code/appended'`))
-	r.countAbandonedLater(each / 2)
+	r.countAbandonedLater(each - opened)
 
 	for _, p := range workers {
 		deploy(p, false)
 	}
-	n, err := db.RequeueTasks(ctx, task.Filter{Code: "changed", Status: []task.Status{task.Abandoned}}, task.Decision{By: "suite", Reason: "the old code is back"})
+	requeued, err := db.RequeueTasks(ctx, task.Filter{Code: "changed", Status: []task.Status{task.Abandoned}}, task.Decision{By: "suite", Reason: "the old code is back"})
 	r.must(err)
-	r.inject("rolled_back", n)
+	r.inject("rolled_back", requeued)
 	r.awaitEnded(r.suite.drainLimit())
 	r.stopWorkers()
 	r.judgeCode(o, each)

@@ -32,7 +32,7 @@ func runTaskErasure(r *run) {
 	r.must(err)
 	defer db.Close()
 	o := r.systems()
-	down, deciding := true, false
+	down, deciding, calm := true, false, false
 	o.set(func(o *outside) {
 		o.trouble = func(system, key string, n int) trouble {
 			switch {
@@ -44,7 +44,7 @@ func runTaskErasure(r *run) {
 					r.inject("declined", 1)
 				}
 				return declines
-			case n > 4:
+			case n > 4 || calm:
 				return works
 			}
 			t := []trouble{works, works, fails, loses, hangs}[r.intn(5)]
@@ -81,7 +81,7 @@ func runTaskErasure(r *run) {
 	}
 	o.set(func(*outside) { down = false })
 
-	// What is left are the calls that crm declines. They block their groups, visibly.
+	// Only the calls that crm declines remain. They block their groups, visibly.
 	blocked := (n + 1) / 2
 	if !r.awaitOr(r.suite.drainLimit(), func() bool { return r.countOf(openTasks) == r.countOf(openTasks+` and status = 'abandoned'`) }) {
 		r.awaitEnded(0)
@@ -115,7 +115,7 @@ func runTaskErasure(r *run) {
 		r.must(p.begin())
 	}
 	before := r.countOf(`select count(*) from kinora.tasks where status = 'done'`)
-	o.set(func(o *outside) { o.sink = true })
+	o.set(func(o *outside) { o.sink, calm = true, true })
 	add(4)
 	r.sleep(10 * taskLease)
 	if got := r.countOf(`select count(*) from kinora.tasks where status = 'done'`) - before; got > 0 {

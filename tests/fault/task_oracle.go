@@ -83,7 +83,7 @@ func (r *run) taskRows() map[string]taskRow {
 	return all
 }
 
-// effectsOf returns the references of the effects by task and what they are.
+// effectsOf returns the references of the effects, by task and kind of effect.
 func (r *run) effectsOf() map[string][]string {
 	rows, err := r.pool.Query(r.suite.ctx, `select task || ' ' || what, array_agg(ref) from effects group by 1`)
 	r.must(err)
