@@ -11,7 +11,8 @@ import (
 type Payments interface {
 	// Charge takes money from a card.
 	Charge(ctx context.Context, key, card string, cents int64) error
-	// Refund gives back what was charged under the key charge. It does nothing if nothing was charged.
+	// Refund gives the money of a charge back. charge is the key of the charge. If there was no charge
+	// with that key, Refund does nothing.
 	Refund(ctx context.Context, key, charge string) error
 }
 
@@ -19,7 +20,8 @@ type Payments interface {
 type Warehouse interface {
 	// Deliver orders a delivery. It returns false if the product is sold out.
 	Deliver(ctx context.Context, key, product string) (bool, error)
-	// Recall cancels what was ordered under the key delivery. It does nothing if nothing was ordered.
+	// Recall cancels a delivery. delivery is the key of the delivery. If there was no delivery with that
+	// key, Recall does nothing.
 	Recall(ctx context.Context, key, delivery string) error
 }
 
