@@ -30,15 +30,14 @@ type attempt[Tx any] struct {
 }
 
 // handle runs a claimed task until it ends, fails, or waits.
-func (e *engine[Tx]) handle(t Task) {
-	e.mu.Lock()
-	a := &attempt[Tx]{engine: e, hold: e.holds[t.ID], task: t}
-	e.mu.Unlock()
-	defer func() {
-		e.mu.Lock()
-		delete(e.holds, t.ID)
-		e.mu.Unlock()
-	}()
+func (e *engine[Tx]) handle(h *held) {
+	defer e.letGo(h)
+	t := h.task
+	a := &attempt[Tx]{engine: e, hold: h, task: t}
+	if h.before != nil { // it has lost the task
+		<-h.before.done
+		h.before = nil
+	}
 	began := now()
 	for {
 		end := a.run()

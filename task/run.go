@@ -248,14 +248,16 @@ func (r *Run[Tx]) next(name string) (Slot, error) {
 	r.asked[name] = true
 	r.calls++
 	slot := r.task.State[name]
-	for other, s := range r.task.State {
-		switch {
-		case other == name && s.Call != 0 && s.Call != r.calls:
-			return Slot{}, r.halt(fmt.Errorf("step %q was call %d when it ran, and is call %d now: %w", name, s.Call, r.calls, ErrChanged))
-		case other != name && s.Call == r.calls:
-			return Slot{}, r.halt(fmt.Errorf("call %d was step %q when it ran, and is %q now: %w", r.calls, other, name, ErrChanged))
-		case slot.Call == 0 && s.Call > r.calls && s.Out != nil && s.By == "": // not an answer or a timeout: these did nothing
-			return Slot{}, r.halt(fmt.Errorf("step %q is new, and before step %q, which has run: %w", name, other, ErrChanged))
+	before := r.first(func(_ string, s Slot) bool { return s.Call == r.calls })
+	switch {
+	case before != "" && before != name:
+		return Slot{}, r.halt(fmt.Errorf("call %d was step %q when it ran, and is %q now: %w", r.calls, before, name, ErrChanged))
+	case slot.Call != 0 && slot.Call != r.calls:
+		return Slot{}, r.halt(fmt.Errorf("step %q was call %d when it ran, and is call %d now: %w", name, slot.Call, r.calls, ErrChanged))
+	case slot.Call == 0:
+		// Answers and timeouts did nothing, so they may be behind it.
+		if behind := r.first(func(_ string, s Slot) bool { return s.Call > r.calls && s.Out != nil && s.By == "" }); behind != "" {
+			return Slot{}, r.halt(fmt.Errorf("step %q is new, and before step %q, which has run: %w", name, behind, ErrChanged))
 		}
 	}
 	return slot, nil
@@ -263,12 +265,20 @@ func (r *Run[Tx]) next(name string) (Slot, error) {
 
 // unasked returns an error if a recorded step was not asked for.
 func (r *Run[Tx]) unasked() error {
-	for name, s := range r.task.State {
-		if s.Call > 0 && !r.asked[name] {
-			return fmt.Errorf("step %q has run, and the handler does not ask for it: %w", name, ErrChanged)
-		}
+	if name := r.first(func(name string, s Slot) bool { return s.Call > 0 && !r.asked[name] }); name != "" {
+		return fmt.Errorf("step %q has run, and the handler does not ask for it: %w", name, ErrChanged)
 	}
 	return nil
+}
+
+// first returns the earliest of the slots that is selects, or "".
+func (r *Run[Tx]) first(is func(name string, s Slot) bool) (first string) {
+	for name, s := range r.task.State {
+		if is(name, s) && (first == "" || s.Call < r.task.State[first].Call) {
+			first = name
+		}
+	}
+	return first
 }
 
 // begins returns an error if no new step may begin.

@@ -124,7 +124,8 @@ type engine[Tx any] struct {
 	freed, soon chan struct{} // a task has ended; a task becomes due
 
 	mu      sync.Mutex
-	holds   map[string]*held // by the id of the task
+	holds   map[string]*held // by the id of the task; the last one
+	active  int              // tasks that were claimed and have not been handled
 	unknown []string         // kinds of its domains that it does not define
 	waiting bool             // a suspect task is due
 
@@ -139,6 +140,8 @@ type held struct {
 	until    atomic.Int64 // end of the lease on this process's clock, not later than in the store
 	lease    time.Duration
 	misused  atomic.Bool
+	before   *held         // an earlier claim whose lease ended, by this worker
+	done     chan struct{} // closed when its handler has ended
 }
 
 // renewed extends the lease from the moment before a renewal was sent.
@@ -248,7 +251,7 @@ func (e *engine[Tx]) loop(ctx context.Context, handlers *sync.WaitGroup) {
 			due = waker.TasksDue()
 		}
 		free, alone := e.cfg.Concurrency-running, e.suspectWaits()
-		var tasks []Task
+		var tasks []*held
 		var err error
 		switch {
 		case alone && running == 0:
@@ -292,7 +295,7 @@ func (e *engine[Tx]) loop(ctx context.Context, handlers *sync.WaitGroup) {
 func (e *engine[Tx]) running() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return len(e.holds)
+	return e.active
 }
 
 // sleep waits for d, for one of the channels, or for the end of ctx.
@@ -320,7 +323,7 @@ func signal(ch chan<- struct{}) {
 const claimLimit = 30 * time.Second
 
 // claim claims tasks, and holds them.
-func (e *engine[Tx]) claim(ctx context.Context, limit int, alone bool) ([]Task, error) {
+func (e *engine[Tx]) claim(ctx context.Context, limit int, alone bool) ([]*held, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
@@ -338,13 +341,29 @@ func (e *engine[Tx]) claim(ctx context.Context, limit int, alone bool) ([]Task, 
 	e.replied(err)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for i := range tasks {
-		h := &held{task: tasks[i], lease: e.cfg.Lease, lose: func(error) {}}
-		h.attempts.Store(int64(tasks[i].Attempts))
+	holds := make([]*held, len(tasks))
+	for i, t := range tasks {
+		h := &held{task: t, lease: e.cfg.Lease, lose: func(error) {}, before: e.holds[t.ID], done: make(chan struct{})}
+		h.attempts.Store(int64(t.Attempts))
 		h.renewed(began)
-		e.holds[tasks[i].ID] = h
+		if h.before != nil {
+			h.before.lose(errLost)
+		}
+		holds[i], e.holds[t.ID] = h, h
 	}
-	return tasks, err
+	e.active += len(holds)
+	return holds, err
+}
+
+// letGo ends the handling of a task.
+func (e *engine[Tx]) letGo(h *held) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.active--
+	if e.holds[h.task.ID] == h {
+		delete(e.holds, h.task.ID)
+	}
+	close(h.done)
 }
 
 // replied records that the store has replied.

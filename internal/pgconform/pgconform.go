@@ -34,6 +34,9 @@ func Fixture(t testing.TB, db *postgres.DB, o providertest.Options) providertest
 		Transact: func(ctx context.Context, fn func(providertest.TxView, providertest.Add) error) error {
 			return db.Transact(ctx, func(_ context.Context, tx pgx.Tx) error { return fn(view(db, tx)) })
 		},
+		Owned: func(ctx context.Context, fn func(tx pgx.Tx) error) error {
+			return pgx.BeginFunc(ctx, db.Pool(), fn)
+		},
 		Advance: Advance(t, db),
 		Add:     Add,
 		Break: func(ctx context.Context, tx pgx.Tx) error {
@@ -106,6 +109,13 @@ func insert(db *postgres.DB) func(...providertest.Foreign) error {
 	}
 }
 
+// untilSQL makes the ends of waits older that slots have as text.
+const untilSQL = `
+update kinora.tasks set state = (
+	select jsonb_object_agg(key, case when value ? 'until' then value || jsonb_build_object('until', (value ->> 'until')::timestamptz - $1::interval) else value end)
+	from jsonb_each(state))
+where jsonb_path_exists(state, '$.*.until')`
+
 // Advance returns a function that makes all stored data older.
 func Advance(t testing.TB, db *postgres.DB) func(time.Duration) {
 	return func(d time.Duration) {
@@ -130,6 +140,9 @@ func Advance(t testing.TB, db *postgres.DB) func(time.Duration) {
 			if err != nil {
 				t.Fatal(err)
 			}
+		}
+		if _, err := db.Pool().Exec(context.Background(), untilSQL, d); err != nil {
+			t.Fatal(err)
 		}
 	}
 }

@@ -78,7 +78,7 @@ func (r *Row) wait(c *provider.TaskChange, until string, now time.Time) {
 		slot.Until = ends.Format(time.RFC3339Nano)
 	}
 	r.State[c.Open] = slot
-	r.Attempts, r.Suspect, r.Waits, r.WaitEnds, r.NextAt = 0, false, c.Open, ends, ends
+	r.Attempts, r.Suspect, r.Doubt, r.Waits, r.WaitEnds, r.NextAt = 0, false, false, c.Open, ends, ends
 }
 
 // end ends r with its new status.

@@ -49,6 +49,9 @@ func open(t testing.TB, o providertest.Options) providertest.Fixture[*memory.Mod
 	return providertest.Fixture[*memory.Model]{
 		Provider: db,
 		InTx:     inTx,
+		Owned: func(ctx context.Context, fn func(tx *memory.Model) error) error {
+			return db.Transact(ctx, func(_ context.Context, tx *memory.Model) error { return fn(tx) })
+		},
 		Transact: inTx,
 		Advance:  c.advance,
 		Add:      add,

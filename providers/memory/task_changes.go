@@ -49,15 +49,13 @@ func restart(t *task, now time.Time) {
 }
 
 // cancel gives a task up, and returns false if it is being undone already or is final. A claimed
-// task stays claimed. A step may have begun even if no attempt is counted, because a release gives
-// the attempt back.
+// task stays claimed.
 func (w *work) cancel(was task, d provider.Decision, now time.Time) bool {
 	if was.ID == "" || was.Undo || was.Status.Final() {
 		return false
 	}
 	is := was
 	is.Undo, is.Why, is.Version = true, provider.WhyCanceled, was.Version+1
-	is.Doubt = was.Attempts > 0 || was.ClaimedBy != "" && was.Status != provider.TaskWaiting
 	if is.Status != provider.TaskClaimed {
 		restart(&is, now)
 		is.Suspect = was.Suspect && was.Status != provider.TaskAbandoned

@@ -173,6 +173,7 @@ func (w *work) take(c provider.Task, q provider.TaskQuery, t claim.Terms, now ti
 	if !spent {
 		is.Attempts++
 	}
+	is.Doubt = is.Doubt || !is.Undo
 	is.Status, is.Token, is.ClaimedBy, is.NextAt = provider.TaskClaimed, t.Token, t.Holder, now.Add(t.Lease)
 	w.put(was, is)
 	result := ownTask(is.Task)

@@ -144,6 +144,7 @@ update kinora.tasks o set
 	code       = case when o.status = 'claimed' then 'vanished' else o.code end,
 	token      = case when ` + takenApart + ` then null else $2::uuid end,
 	claimed_by = case when ` + takenApart + ` then o.claimed_by else $3::text end,
+	doubt      = o.doubt or not o.undo and not ` + takenApart + `,
 	attempts   = case when ` + takenSpent + ` or ` + takenApart + ` then o.attempts else least(o.attempts + 1, 1000000000) end,
 	next_at    = case when ` + takenApart + ` then o.next_at else ck.t + $4::bigint * interval '1 microsecond' end
 from ck

@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -33,7 +35,8 @@ func (db *Provider) changeTasks(ctx context.Context, on querier, changes []provi
 	if err := provider.CheckTaskChanges(changes); err != nil {
 		return nil, wrap("change tasks", err)
 	}
-	args, err := changeArgs(changes)
+	order := inOrder(changes)
+	args, err := changeArgs(changes, order)
 	if err != nil {
 		return nil, wrap("change tasks", err)
 	}
@@ -42,8 +45,9 @@ func (db *Provider) changeTasks(ctx context.Context, on querier, changes []provi
 	var n, applied int
 	var now provider.Task
 	_, err = pgx.ForEachRow(rows, []any{&n, &now.Undo, &now.Version, &now.Group}, func() error {
-		now.ID = changes[n-1].ID
-		changed[n-1] = provider.TaskChanged{Applied: true, Now: now}
+		at := order[n-1]
+		now.ID = changes[at].ID
+		changed[at] = provider.TaskChanged{Applied: true, Now: now}
 		applied++
 		return nil
 	})
@@ -74,14 +78,25 @@ func (db *Provider) readRefused(ctx context.Context, on querier, changes []provi
 	return err
 }
 
-// changeArgs returns the arguments of changeTasksSQL.
-func changeArgs(changes []provider.TaskChange) ([]any, error) {
+// inOrder returns the indexes of changes in order of their ids: all statements that lock several
+// tasks lock them in this order.
+func inOrder(changes []provider.TaskChange) []int {
+	order := make([]int, len(changes))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return strings.Compare(changes[a].ID, changes[b].ID) })
+	return order
+}
+
+// changeArgs returns the arguments of changeTasksSQL, in this order.
+func changeArgs(changes []provider.TaskChange, order []int) ([]any, error) {
 	n := len(changes)
 	ids, tokens, to, after := make([]string, n), make([]uuid.UUID, n), make([]string, n), make([]int64, n)
 	slots, open, progress := make([]*string, n), make([]string, n), make([]bool, n)
 	gaveUp, doubts, results, codes := make([]string, n), make([]bool, n), make([]*string, n), make([]string, n)
-	for i := range changes {
-		c := &changes[i]
+	for i, at := range order {
+		c := &changes[at]
 		ids[i], tokens[i], to[i], open[i], progress[i] = c.ID, uuid.UUID(c.Token), string(c.To), c.Open, c.Progress
 		gaveUp[i], doubts[i], codes[i] = c.GiveUp, c.Doubt, c.Code
 		if after[i] = c.After.Microseconds(); c.After > 0 {
@@ -90,7 +105,7 @@ func changeArgs(changes []provider.TaskChange) ([]any, error) {
 		if len(c.Slots) > 0 {
 			text, err := json.Marshal(c.Slots)
 			if err == nil && len(text) > provider.MaxTaskState {
-				err = &eventstore.InvalidError{Field: fmt.Sprintf("changes[%d].slots", i), Reason: fmt.Sprintf("%d bytes: at most %d are allowed", len(text), provider.MaxTaskState)}
+				err = &eventstore.InvalidError{Field: fmt.Sprintf("changes[%d].slots", at), Reason: fmt.Sprintf("%d bytes: at most %d are allowed", len(text), provider.MaxTaskState)}
 			}
 			if err != nil {
 				return nil, err

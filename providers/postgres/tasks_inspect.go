@@ -114,12 +114,10 @@ from ck, locked where o.id = locked.id and o.status in ('failed', 'abandoned')` 
 
 	// A worker notices at its next change.
 	cancelTasksSQL = decideTasksHead + canCancel + ` and` + taskFiltered + decideTasksLock + `
-	undo = true, why = 'canceled', doubt = o.attempts > 0, open = true, ended_at = null,
+	undo = true, why = 'canceled', open = true, ended_at = null,
 	status     = case when o.status = 'claimed' then 'claimed' else 'pending' end,
 	attempts   = case when o.status = 'claimed' then o.attempts else 0 end,
-	next_at    = case when o.status = 'claimed' then o.next_at else ck.t end,
-	waits      = case when o.status = 'waiting' then '' else o.waits end,
-	wait_until = case when o.status = 'waiting' then null else o.wait_until end
+	next_at    = case when o.status = 'claimed' then o.next_at else ck.t end
 from ck, locked where o.id = locked.id and ` + canCancel + decideTasksTail + `'canceled'` + decideTasksEnd
 
 	canCancel = `o.status in ('pending', 'claimed', 'failed', 'waiting', 'abandoned') and not o.undo`
@@ -149,7 +147,11 @@ insert into kinora.task_trail (task, what, by, reason) select id, 'completed', $
 select state from kinora.tasks where id = $1::text and version = $2::bigint and status in ('pending', 'failed', 'waiting', 'abandoned') for update`
 
 	patchTaskSQL = `
-with changed as (update kinora.tasks o set state = $2::jsonb, version = o.version + 1 where o.id = $1::text returning o.id)
+with changed as (
+	update kinora.tasks o set state = $2::jsonb, version = o.version + 1,
+		status  = case when o.status = 'waiting' and o.waits = any($5::text[]) then 'pending' else o.status end,
+		next_at = case when o.status = 'waiting' and o.waits = any($5::text[]) then clock_timestamp() else o.next_at end
+	where o.id = $1::text returning o.id)
 insert into kinora.task_trail (task, what, by, reason) select id, 'patched', $3::text, $4::text from changed`
 )
 
@@ -203,7 +205,8 @@ func (db *DB) CompleteTask(ctx context.Context, id string, result json.RawMessag
 	return wrap("complete a task", clear(err))
 }
 
-// PatchTask implements provider.TaskInspector.
+// PatchTask implements provider.TaskInspector. A task that waits for a slot that the patch fills
+// becomes pending.
 func (db *DB) PatchTask(ctx context.Context, id string, version int64, patch json.RawMessage, d provider.Decision) error {
 	err := provider.CheckTaskDecision(provider.TaskFilter{IDs: []string{id}}, d)
 	if err == nil {
@@ -228,11 +231,20 @@ func (db *DB) PatchTask(ctx context.Context, id string, version int64, patch jso
 		if err != nil {
 			return err
 		}
+		var filled []string
+		for name, slot := range state {
+			if slot.Filled() {
+				filled = append(filled, name)
+			}
+		}
 		after, err := json.Marshal(state)
 		if err == nil {
-			_, err = tx.Exec(ctx, db.q(patchTaskSQL), planned, id, string(after), d.By, d.Reason)
+			_, err = tx.Exec(ctx, db.q(patchTaskSQL), planned, id, string(after), d.By, d.Reason, filled)
 		}
 		return err
 	})
+	if err == nil {
+		db.tasksDue()
+	}
 	return wrap("patch a task", clear(err))
 }

@@ -22,8 +22,9 @@ func (db *DB) TasksIn(tx pgx.Tx) provider.TaskTx { return &taskTx{db: db.Provide
 const (
 	// One task, the usual case.
 	enqueueTaskSQL = `
-insert into kinora.tasks (id, kind, input, next_at)
-values ($1::text, $2::text, $3::jsonb, greatest(clock_timestamp() + $4::bigint * interval '1 microsecond', $5::timestamptz))
+insert into kinora.tasks (id, kind, input, next_at, created_at)
+select $1::text, $2::text, $3::jsonb, greatest(ck.t + $4::bigint * interval '1 microsecond', $5::timestamptz), ck.t
+from (select clock_timestamp() t) ck
 on conflict on constraint tasks_pkey do nothing`
 
 	enqueueTasksSQL = `select kinora.enqueue_tasks($1::text[], $2::text[], $3::jsonb[], $4::bigint[], $5::timestamptz[])`

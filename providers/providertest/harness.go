@@ -14,7 +14,7 @@
 //   - Add, which adds to a total through the transaction that Units.Do passes to handlers, and
 //     Total, which reads a committed total in any other way. With these two the suites see
 //     effects from outside.
-//   - InTx, a transaction as a user of the provider begins it.
+//   - InTx and Owned, a transaction as a user of the provider begins it.
 //   - Advance, which makes all stored data older. If the provider has an injected clock, move it
 //     forward. If it uses the database's clock, subtract from every stored time. A time that
 //     stands for "never" must stay so.
@@ -68,6 +68,10 @@ type Options struct {
 	MaxPayload int          // bytes; zero means the provider's default
 
 	RequeueWindow time.Duration // zero means the provider's default
+
+	// Conns is the most connections of the provider; zero means the fixture's default. A provider
+	// without connections ignores it.
+	Conns int
 }
 
 // Open opens a provider for one case, or for several that run one after another: fresh, migrated,
@@ -95,6 +99,10 @@ type Fixture[Tx any] struct {
 	// Transact is InTx by a method of the provider that commits for its user and may run fn
 	// several times. Nil if the provider has none.
 	Transact func(ctx context.Context, fn func(view TxView, add Add) error) error
+
+	// Owned begins a transaction as InTx does, and passes it to fn. It commits if fn returns nil.
+	// Otherwise it rolls back and returns fn's error. Nil if Tx is no transaction that users begin.
+	Owned func(ctx context.Context, fn func(tx Tx) error) error
 
 	// Advance makes all stored data older by d: with an injected clock, or by moving each stored
 	// time back.
@@ -147,6 +155,7 @@ func All[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	t.Run("Liveness", func(t *testing.T) { Liveness(t, open, differences...) })
 	t.Run("Records", func(t *testing.T) { Records(t, open, differences...) })
 	t.Run("Progress", func(t *testing.T) { Progress(t, open, differences...) })
+	t.Run("Tasks", func(t *testing.T) { Tasks(t, open, differences...) })
 }
 
 // EventStore checks eventstore.Store, eventstore.TxStore, and Transact if the fixture has it.
@@ -207,6 +216,23 @@ func Progress[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 		{name: "Checkpoint", cases: checkpointCases}, {name: "Modes", cases: modeCases}, {name: "Advance", cases: advanceCases},
 		{name: "Applied", cases: appliedCases}, {name: "Concurrent", cases: progressCrowdCases}, {name: "Leases", cases: leaseCases},
 		{name: "DryRun", cases: dryAdvanceCases, needs: func(k provider.Keeps) bool { return k.DryRun }},
+	})
+}
+
+// Tasks checks provider.Tasks, provider.TaskTx, provider.TaskInspector and provider.TaskWaker. The
+// cases that claim run once with provider.ClaimTasks and once with provider.ClaimTasksPortably.
+// Fixture.Owned is required.
+func Tasks[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
+	for name, claims := range map[string]taskClaim{"Claim": provider.ClaimTasks, "ClaimPortably": provider.ClaimTasksPortably} {
+		t.Run(name, func(t *testing.T) {
+			runTasks(t, open, differences, claims, []group{
+				{name: "States", cases: taskStateCases}, {name: "Claims", cases: taskClaimCases}, {name: "Vanished", cases: taskVanishedCases},
+			})
+		})
+	}
+	runTasks(t, open, differences, provider.ClaimTasks, []group{
+		{name: "Enqueue", cases: taskEnqueueCases}, {name: "Changes", cases: taskChangeCases}, {name: "Answers", cases: taskAnswerCases}, {name: "Groups", cases: taskGroupCases},
+		{name: "Inspector", cases: taskInspectCases}, {name: "Retention", cases: taskRetentionCases},
 	})
 }
 

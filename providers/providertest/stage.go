@@ -39,6 +39,8 @@ type group struct {
 	name  string
 	cases []testCase
 	needs func(provider.Keeps) bool // nil: nothing
+	// of the provider that the group opens
+	options Options
 }
 
 // contracts is Provider without provider.Units, so that cases need no type parameter.
@@ -63,7 +65,8 @@ type contracts interface {
 type stage struct {
 	*testing.T
 	ctx      context.Context // ends with the case or after patience
-	name     string          // name of the case's projector
+	name     string          // name of the case's projector, and domain of its tasks
+	prefix   string          // of the keys of its totals
 	deferred bool            // the provider is Deferred
 	db       contracts
 	claims   claimFunc
@@ -77,6 +80,11 @@ type stage struct {
 	insert   func(...Foreign) error // nil if the store has no other writers
 	reopen   func() *stage
 	another  func() *stage // a second provider, opened like this one
+
+	// of a provider.TaskProvider, else nil
+	tasks      taskStore
+	claimTasks taskClaim
+	inTask     func(ctx context.Context, fn func(v taskView) error) error
 }
 
 // opened is the argument of a unit's function.
@@ -85,6 +93,8 @@ type opened struct {
 	ctx  context.Context
 	unit provider.Unit
 	add  func(key string, n int) error
+	// nil if the provider has no tasks
+	tasks provider.TaskTx
 	// by a statement of the transaction, if its type has statements
 	fail func() error
 	end  func()
@@ -111,11 +121,25 @@ func run[Tx any](t *testing.T, open Open[Tx], differences []Difference, claims c
 
 // runGroups runs groups in parallel, and the cases of a group in order.
 func runGroups[Tx any](t *testing.T, open Open[Tx], differences []Difference, groups []group) {
+	runStages(t, open, differences, groups, func(*stage) {})
+}
+
+// runTasks is runGroups with the tasks of the provider.
+func runTasks[Tx any](t *testing.T, open Open[Tx], differences []Difference, claims taskClaim, groups []group) {
+	runStages(t, open, differences, groups, func(s *stage) {
+		if s.tasks == nil || s.inTask == nil {
+			s.Fatal("the provider is a provider.TaskProvider and a provider.TaskInspector, and the fixture has Owned")
+		}
+		s.claimTasks = claims
+	})
+}
+
+func runStages[Tx any](t *testing.T, open Open[Tx], differences []Difference, groups []group, prepare func(*stage)) {
 	checkDifferences(t, differences)
 	for _, g := range groups {
 		t.Run(g.name, func(t *testing.T) {
 			t.Parallel()
-			f := openFixture(t, open, Options{}, differences)
+			f := openFixture(t, open, g.options, differences)
 			if g.needs != nil && !g.needs(f.Provider.Keeps()) {
 				t.Logf("not for a provider that keeps %+v", f.Provider.Keeps())
 				return
@@ -125,6 +149,7 @@ func runGroups[Tx any](t *testing.T, open Open[Tx], differences []Difference, gr
 					t.Run(c.name, func(t *testing.T) {
 						s := newStage(t, &c, f, differences, provider.ClaimEntries)
 						s.use(fmt.Sprint("p", i))
+						prepare(s)
 						c.play(s)
 					})
 				}
@@ -165,11 +190,26 @@ func newStage[Tx any](t *testing.T, c *testCase, f Fixture[Tx], differences []Di
 		T: t, ctx: ctx, name: "ratings", db: f.Provider, claims: claims, deferred: knows(differences, Deferred),
 		inTx: f.InTx, transact: f.Transact, advance: f.Advance, total: f.Total, canEnd: f.End != nil, insert: f.Insert,
 	}
+	var tasksIn func(Tx) provider.TaskTx
+	if p, ok := any(f.Provider).(interface {
+		taskStore
+		TasksIn(tx Tx) provider.TaskTx
+	}); ok && f.Owned != nil {
+		s.tasks, tasksIn = p, p.TasksIn
+		s.inTask = func(ctx context.Context, fn func(taskView) error) error {
+			return f.Owned(ctx, func(tx Tx) error {
+				return fn(taskView{TaskTx: tasksIn(tx), add: func(key string, n int) error { return f.Add(ctx, tx, s.prefix+key, n) }})
+			})
+		}
+	}
 	prepare := func(ctx context.Context, tx Tx) opened {
 		o := opened{
 			ctx: ctx,
 			add: func(key string, n int) error { return f.Add(ctx, tx, key, n) },
 			end: func() { f.End(ctx, tx) },
+		}
+		if tasksIn != nil {
+			o.tasks = tasksIn(tx)
 		}
 		if o.fail = func() error { return errRefused }; f.Break != nil {
 			o.fail = func() error { return f.Break(ctx, tx) }
@@ -201,7 +241,7 @@ func newStage[Tx any](t *testing.T, c *testCase, f Fixture[Tx], differences []Di
 // use gives the case a separate projector and totals.
 func (s *stage) use(name string) {
 	total, do := s.total, s.do
-	s.name = name
+	s.name, s.prefix = name, name+" "
 	s.total = func(key string) int { return total(name + " " + key) }
 	own := func(o *opened) {
 		add := o.add

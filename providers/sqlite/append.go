@@ -51,7 +51,7 @@ func (d *Provider) resolve(ctx context.Context, a *appending, lost error) (event
 		return at, fmt.Errorf("%w: %w; then %w", eventstore.ErrAmbiguous, lost, err)
 	case at.Replayed:
 		at.Replayed = false // this call wrote them
-		d.signal(a.entries > 0, true)
+		d.signal(news{entries: a.entries > 0, events: true})
 	}
 	return at, nil
 }

@@ -50,19 +50,24 @@ func fixture(t testing.TB, path string, o providertest.Options) providertest.Fix
 		_, err := tx.ExecContext(ctx, addToTotal, key, n)
 		return err
 	}
+	owned := func(ctx context.Context, fn func(tx *sql.Tx) error) error {
+		tx, err := db.SQL().BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = tx.Rollback() }()
+		if err := fn(tx); err != nil {
+			return err
+		}
+		return tx.Commit()
+	}
 	return providertest.Fixture[*sql.Tx]{
 		Provider: db,
+		Owned:    owned,
 		InTx: func(ctx context.Context, fn func(view providertest.TxView, add providertest.Add) error) error {
-			tx, err := db.SQL().BeginTx(ctx, nil)
-			if err != nil {
-				return err
-			}
-			defer func() { _ = tx.Rollback() }()
-			err = fn(db.InTx(tx), func(ctx context.Context, key string, n int) error { return add(ctx, tx, key, n) })
-			if err != nil {
-				return err
-			}
-			return tx.Commit()
+			return owned(ctx, func(tx *sql.Tx) error {
+				return fn(db.InTx(tx), func(ctx context.Context, key string, n int) error { return add(ctx, tx, key, n) })
+			})
 		},
 		Transact: func(ctx context.Context, fn func(view providertest.TxView, add providertest.Add) error) error {
 			return db.Transact(ctx, func(_ context.Context, tx *sql.Tx) error {

@@ -259,6 +259,9 @@ func shiftBack(db *sql.DB, d time.Duration) error {
 		"kinora_parked":          {"parked_at", "due_at", "resolved_at"},
 		"kinora_runners":         {"expires_at"},
 		"kinora_leases":          {"expires_at"},
+		"kinora_tasks":           {"next_at", "wait_until", "created_at", "ended_at"},
+		"kinora_task_groups":     {"completed_at"},
+		"kinora_task_trail":      {"at"},
 	} {
 		for _, column := range columns {
 			shift := fmt.Sprintf(`update %s set %[2]s = %[2]s - %d where %[2]s is not null`, table, column, d.Milliseconds())
@@ -268,6 +271,15 @@ func shiftBack(db *sql.DB, d time.Duration) error {
 		}
 	}
 	_, err := db.Exec(`update kinora_checkpoints set recorded_at = recorded_at - ?`, d.Microseconds())
+	if err != nil {
+		return err
+	}
+	_, err = db.Exec(`
+update kinora_tasks set state = (
+	select json_group_object(key, iif(value ->> 'until' is null, json(value), json_set(value, '$.until',
+		strftime('%Y-%m-%dT%H:%M:%fZ', value ->> 'until', printf('-%.3f seconds', ?1 / 1000.0)))))
+	from json_each(state))
+where json_valid(state) and state like '%"until"%'`, d.Milliseconds())
 	return err
 }
 

@@ -75,6 +75,7 @@ var inTransactions = []string{
 	candidates, candidatesUnordered, takeEntry, takeUnordered, markEntry, dropEntry, lanesOf, releaseEntries,
 	savepoint, release, readStream,
 	findMarked, insertMarkers, findHeld, findSuspects, findFront, parkMessage, keepReplayed, dropReplayed, dueNow, tryParked, readCheckpoint, moveCheckpoint,
+	findTask, saveTask, insertTasks, takeTask, readClock, damageTask, insertTrail, insertGroup, findGroup, countGroup, renewTask, taskCandidates, suspectCandidates,
 	insertInFlight, clearInFlight, extendLease, deleteInFlight, deleteRunner, lastCrash, readLive, setLive,
 }
 

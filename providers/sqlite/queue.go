@@ -117,8 +117,8 @@ type queuedTx struct {
 
 func (tx queuedTx) Commit() error {
 	err := tx.Tx.Commit()
-	if entries, events := tx.db.hinted.take(); err == nil {
-		tx.db.signal(entries, events)
+	if n := tx.db.hinted.take(); err == nil {
+		tx.db.signal(n)
 	}
 	tx.unlock()
 	return err

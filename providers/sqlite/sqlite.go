@@ -47,6 +47,7 @@ type Provider struct {
 	current atomic.Pointer[unit] // the unit that has the write lock, if a unit has it
 	added   signal               // sent after a commit that added entries
 	appends signal               // sent after a commit that added events
+	due     signal               // sent after a commit that may have made tasks due
 	hinted  hints                // what the caller's open transaction added
 
 	lineage atomic.Pointer[string] // of the log, once it was read
@@ -178,4 +179,9 @@ var (
 	_ provider.MarkerMaintainer  = (*DB)(nil)
 	_ provider.ReadyChecker      = (*DB)(nil)
 	_ provider.Provider[*sql.Tx] = (*DB)(nil)
+
+	_ provider.TaskProvider[*sql.Tx] = (*DB)(nil)
+	_ provider.TaskBatchClaimer      = (*DB)(nil)
+	_ provider.TaskInspector         = (*DB)(nil)
+	_ provider.TaskWaker             = (*DB)(nil)
 )

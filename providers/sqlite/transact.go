@@ -69,6 +69,6 @@ func (d *DB) transact(ctx context.Context, fn func(ctx context.Context, tx *sql.
 	return fmt.Errorf("transact: %w", err)
 }
 
-// Wake makes relays of this DB claim entries at once. Call it after the commit of a transaction
+// Wake makes relays and workers of this DB claim at once. Call it after the commit of a transaction
 // that began on another pool than that of Open: the DB does not see such commits.
-func (d *DB) Wake() { d.added.send() }
+func (d *DB) Wake() { d.signal(news{entries: true, tasks: true}) }

@@ -46,7 +46,7 @@ func (t *Tx) Append(ctx context.Context, stream string, expected eventstore.Expe
 	if err != nil {
 		return eventstore.Appended{}, a.wrap(err)
 	}
-	t.hint(a.entries > 0, !at.Replayed)
+	t.hint(news{entries: a.entries > 0, events: !at.Replayed})
 	return at, nil
 }
 
@@ -67,7 +67,7 @@ func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
 	if err != nil {
 		return fmt.Errorf("enqueue: %w", err)
 	}
-	t.hint(true, false)
+	t.hint(news{entries: true})
 	return nil
 }
 
@@ -82,30 +82,33 @@ func (d *Provider) normalize(ms []outbox.Message) ([]outbox.Message, error) {
 	return ready, nil
 }
 
-// hint makes the commit signal that there are entries or events, if the transaction is one of Do
-// or of a pool from Open. Kinora does not see the commits of other pools.
-func (t *Tx) hint(entries, events bool) {
-	if t.unit != nil {
-		t.unit.entries, t.unit.events = t.unit.entries || entries, t.unit.events || events
+// hint makes the commit signal n, if the transaction is one of Do or of a pool from Open. Kinora does not see the commits of other pools.
+func (t *Tx) hint(n news) {
+	if u := t.unit; u != nil {
+		u.entries, u.events, u.tasks = u.entries || n.entries, u.events || n.events, u.tasks || n.tasks
 	} else {
-		t.db.hinted.add(entries, events)
+		t.db.hinted.add(n)
 	}
 }
 
 // hints records what a transaction of the caller added.
-type hints struct{ entries, events atomic.Bool }
+type hints struct{ entries, events, tasks atomic.Bool }
 
-func (h *hints) add(entries, events bool) {
-	if entries {
-		h.entries.Store(true)
-	}
-	if events {
-		h.events.Store(true)
+func (h *hints) add(n news) {
+	for _, f := range []struct {
+		added bool
+		to    *atomic.Bool
+	}{{n.entries, &h.entries}, {n.events, &h.events}, {n.tasks, &h.tasks}} {
+		if f.added {
+			f.to.Store(true)
+		}
 	}
 }
 
-// take returns what was added, and forgets it.
-func (h *hints) take() (entries, events bool) { return h.entries.Swap(false), h.events.Swap(false) }
+// take returns the hints, and forgets them.
+func (h *hints) take() news {
+	return news{entries: h.entries.Swap(false), events: h.events.Swap(false), tasks: h.tasks.Swap(false)}
+}
 
 const (
 	savepoint = `savepoint kinora`

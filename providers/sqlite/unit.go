@@ -15,9 +15,8 @@ import (
 // unit is a write transaction that holds the write lock.
 type unit struct {
 	session
+	news
 	db         *Provider
-	entries    bool // the transaction added outbox entries
-	events     bool // the transaction added events
 	committing atomic.Bool
 	// the transaction was rolled back: another one may be open on its connection
 	rolledBack atomic.Bool
@@ -98,7 +97,7 @@ func (d *Provider) writeTx(ctx context.Context, fn func(u *unit) error) error {
 		err = inStep(committing, u.tx.Commit())
 		u.committing.Store(false)
 		if err == nil {
-			d.signal(u.entries, u.events)
+			d.signal(u.news)
 		}
 	}
 	// After database/sql has rolled a transaction back, an error may only say that the
@@ -109,13 +108,23 @@ func (d *Provider) writeTx(ctx context.Context, fn func(u *unit) error) error {
 	return err
 }
 
-// signal signals a commit to relays and to readers of the log.
-func (d *Provider) signal(entries, events bool) {
-	if entries {
+// news is what a transaction added.
+type news struct {
+	entries bool // of the outbox
+	events  bool
+	tasks   bool // that may be due
+}
+
+// signal signals a commit to relays, to readers of the log, and to workers of tasks.
+func (d *Provider) signal(n news) {
+	if n.entries {
 		d.added.send()
 	}
-	if events {
+	if n.events {
 		d.appends.send()
+	}
+	if n.tasks {
+		d.due.send()
 	}
 }
 

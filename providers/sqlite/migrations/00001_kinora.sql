@@ -177,3 +177,68 @@ create table kinora_incarnation (
     id       text not null
 ) strict;
 insert into kinora_incarnation (only_row, id) values (1, lower(hex(randomblob(16))));
+
+-- Tasks. A row is the queue entry, the state and the outcome of a task. The long columns come last,
+-- because SQLite reads a row up to the last column that it needs.
+create table kinora_tasks (
+    id         text not null primary key,
+    kind       text not null,
+    group_id   text not null default '', -- '' if it has no group
+    group_kind text not null default '',
+    status     text not null default 'pending'
+               check (status in ('pending', 'claimed', 'failed', 'waiting', 'done', 'undone', 'abandoned')),
+    -- claims look at it
+    open       integer not null default 1 check (open = (status in ('pending', 'claimed', 'failed', 'waiting'))),
+    suspect    integer not null default 0 check (suspect in (0, 1)), -- it is claimed alone
+    undo       integer not null default 0 check (undo in (0, 1)),    -- its steps are being undone
+    why        text not null default '',                             -- it is being undone
+    doubt      integer not null default 0 check (doubt in (0, 1)),   -- a step may have begun that is not recorded
+    version    integer not null default 1 check (version between 1 and 9007199254740992),
+    attempts   integer not null default 0 check (attempts between 0 and 1000000000),
+    vanished   integer not null default 0 check (vanished between 0 and 1000000000),
+    waits      text not null default '', -- the slot of its last wait
+    wait_until integer,                  -- the end of that wait; null if it has none
+    token      blob check ((token is null) = (status <> 'claimed')),
+    claimed_by text not null default '',
+    code       text not null default '', -- of the last failure, never its text
+    -- claimed: the end of the lease; null: a wait without end
+    next_at    integer check (next_at is not null or status = 'waiting'),
+    created_at integer not null,
+    ended_at   integer check ((ended_at is null) = open),
+    input      text not null,              -- json
+    state      text not null default '{}', -- json: the slots by name
+    result     text                        -- json
+) strict;
+
+-- Claims walk one of the first two, each kind separately. They grow with the open tasks.
+create index kinora_tasks_due on kinora_tasks (kind, next_at, id) where open = 1 and suspect = 0;
+create index kinora_tasks_suspect on kinora_tasks (kind, next_at, id) where open = 1 and suspect = 1;
+create index kinora_tasks_stuck on kinora_tasks (id) where status in ('failed', 'abandoned');
+create index kinora_tasks_group on kinora_tasks (group_id, id) where group_id <> '';
+create index kinora_tasks_ended on kinora_tasks (status, ended_at) where status in ('done', 'undone');
+
+-- Groups of tasks. The transaction that makes a task done counts its group down.
+create table kinora_task_groups (
+    id           text not null primary key,
+    kind         text not null,
+    total        integer not null,
+    open         integer not null check (open between 0 and total), -- tasks that are not done
+    tasks        text not null, -- a digest of the tasks that were added with it
+    completed_at integer check ((completed_at is null) = (open > 0)),
+    data         text not null -- json
+) strict;
+
+create index kinora_task_groups_completed on kinora_task_groups (completed_at) where completed_at is not null;
+
+-- What happened to a task, in the order of ids.
+create table kinora_task_trail (
+    id      integer primary key autoincrement,
+    task    text not null,
+    what    text not null,
+    detail  text not null,
+    by_whom text not null, -- an operator, a worker, or an answer
+    reason  text not null,
+    at      integer not null
+) strict;
+
+create index kinora_task_trail_task on kinora_task_trail (task);

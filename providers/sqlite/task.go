@@ -1,0 +1,283 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/taskrow"
+	"github.com/kinora-go/kinora/provider"
+)
+
+const taskColumns = `id, kind, group_id, group_kind, status, undo, why, doubt, version, attempts, vanished, suspect,
+	waits, wait_until, token, claimed_by, code, next_at, created_at, ended_at, input, state, result`
+
+// errMalformed: another program changed a task, and its state is not an object of slots.
+var errMalformed = errors.New("its state is malformed: repair it with PatchTask")
+
+// codeMalformed is the code of a task that is abandoned because its state is malformed.
+const codeMalformed = "malformed"
+
+// scanTask scans taskColumns and then more. If the state of the task is malformed, State is nil and
+// the error is nil. A time outside the years 1 to 9999 is zero.
+func scanTask(rows *sql.Rows, more ...any) (r taskrow.Row, err error) {
+	var token, input, state, result []byte
+	var created int64
+	var wait, next, ended sql.NullInt64
+	err = rows.Scan(append([]any{&r.ID, &r.Kind, &r.Group, &r.GroupKind, &r.Status, &r.Undo, &r.Why, &r.Doubt, &r.Version, &r.Attempts,
+		&r.Vanished, &r.Suspect, &r.Waits, &wait, &token, &r.ClaimedBy, &r.Code, &next, &created, &ended, &input, &state, &result}, more...)...)
+	if err != nil {
+		return r, err
+	}
+	copy(r.Token[:], token)
+	r.Input, r.Result = input, result
+	if json.Unmarshal(state, &r.State) != nil {
+		r.State = nil
+	}
+	r.WaitEnds, r.NextAt, r.EndedAt = storedTime(wait), storedTime(next), storedTime(ended)
+	r.CreatedAt = storedTime(sql.NullInt64{Int64: created, Valid: true})
+	return r, nil
+}
+
+func storedTime(ms sql.NullInt64) time.Time {
+	t, _ := provider.StoredTime(timeOrZero(ms))
+	return t
+}
+
+// tasksOf returns the tasks of a query that selects taskColumns.
+func tasksOf(ctx context.Context, q querier, query string, args ...any) (tasks []provider.Task, err error) {
+	err = each(ctx, q, func(rows *sql.Rows) error {
+		r, err := scanTask(rows)
+		tasks = append(tasks, r.Task)
+		return err
+	}, query, args...)
+	return tasks, err
+}
+
+const (
+	findTask = `select ` + taskColumns + `, ` + clock + ` from kinora_tasks o where id = ?1`
+
+	saveTask = `
+update kinora_tasks set
+	status = ?2, open = ?3, suspect = ?4, undo = ?5, why = ?6, doubt = ?7, version = ?8, attempts = ?9, vanished = ?10, waits = ?11,
+	wait_until = ?12, token = ?13, code = ?14, next_at = ?15, ended_at = ?16, state = ?17, result = ?18
+where id = ?1`
+
+	insertTrail = `
+insert into kinora_task_trail (task, what, detail, by_whom, reason, at) values (?1, ?2, ?3, ?4, ?5, ` + clock + `)`
+)
+
+// task reads a task and the clock. The error is sql.ErrNoRows if there is none.
+func (s session) task(ctx context.Context, id string) (r taskrow.Row, now time.Time, err error) {
+	found := sql.ErrNoRows
+	err = each(ctx, s, func(rows *sql.Rows) error {
+		var ms int64
+		r, found = scanTask(rows, &ms)
+		now = timeOf(ms)
+		return nil
+	}, findTask, id)
+	if err == nil {
+		err = found
+	}
+	return r, now, err
+}
+
+// save writes the columns of r that changes of a task can change.
+func (s session) save(ctx context.Context, r taskrow.Row) error {
+	state, err := json.Marshal(r.State)
+	if err != nil {
+		return &eventstore.InvalidError{Field: "slots", Reason: "cannot be encoded as JSON: " + err.Error()}
+	}
+	var result any
+	if r.Result != nil {
+		result = string(r.Result)
+	}
+	_, err = s.exec(ctx, saveTask, r.ID, string(r.Status), r.Status.Open(), r.Suspect, r.Undo, r.Why, r.Doubt, r.Version, r.Attempts, r.Vanished,
+		r.Waits, msOf(r.WaitEnds), tokenOf(r.Token), r.Code, msOf(r.NextAt), msOf(r.EndedAt), string(state), result)
+	return err
+}
+
+// saveWith saves r and adds records to its trail.
+func (s session) saveWith(ctx context.Context, r taskrow.Row, records ...taskrow.Record) error {
+	if err := s.save(ctx, r); err != nil {
+		return err
+	}
+	for _, rec := range records {
+		if err := s.record(ctx, r.ID, rec.What, rec.Detail, provider.Decision{By: rec.By}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// msOf rounds up, so that a task is never due too early. The zero time is null.
+func msOf(t time.Time) any {
+	if t.IsZero() {
+		return nil
+	}
+	return t.Add(time.Millisecond - 1).UnixMilli()
+}
+
+func (s session) record(ctx context.Context, task, what, detail string, by provider.Decision) error {
+	_, err := s.exec(ctx, insertTrail, task, what, detail, by.By, by.Reason)
+	return err
+}
+
+// changeTask applies c. It reads the task and writes it: the transaction has the write lock, or fails
+// to write if it has not.
+func (s session) changeTask(ctx context.Context, c *provider.TaskChange) (provider.TaskChanged, error) {
+	was, now, err := s.task(ctx, c.ID)
+	if errors.Is(err, sql.ErrNoRows) {
+		return provider.TaskChanged{}, nil
+	}
+	if err != nil {
+		return provider.TaskChanged{}, err
+	}
+	is, records, ok := was.Change(c, now)
+	if !ok {
+		return provider.TaskChanged{Now: was.Task}, nil
+	}
+	if was.State == nil {
+		return provider.TaskChanged{}, fmt.Errorf("task %s: %w", c.ID, errMalformed)
+	}
+	if err := s.saveWith(ctx, is, records...); err != nil {
+		return provider.TaskChanged{}, err
+	}
+	return provider.TaskChanged{
+		Applied: true, Now: provider.Task{ID: is.ID, Undo: is.Undo, Version: is.Version, Group: is.Group},
+	}, nil
+}
+
+// ChangeTasks implements provider.Tasks.
+func (d *Provider) ChangeTasks(ctx context.Context, changes []provider.TaskChange) ([]provider.TaskChanged, error) {
+	if err := provider.CheckTaskChanges(changes); err != nil {
+		return nil, wrap("change tasks", err)
+	}
+	if len(changes) == 0 {
+		return nil, nil
+	}
+	changed := make([]provider.TaskChanged, len(changes))
+	err := d.writeTx(ctx, func(u *unit) (err error) {
+		for i := range changes {
+			if changed[i], err = u.changeTask(ctx, &changes[i]); err != nil {
+				return err
+			}
+			u.tasks = u.tasks || changes[i].To == provider.TaskPending
+		}
+		return nil
+	})
+	return result(changed, "change tasks", err)
+}
+
+const renewTask = `
+update kinora_tasks set next_at = ` + clock + ` + ?3 where id = ?1 and status = 'claimed' and token = ?2`
+
+// RenewTasks implements provider.Tasks. Another write transaction has all tasks locked: RenewTasks
+// waits only briefly for it to end, and then renews and reports no task. A loss of power, which ends
+// the workers too, may lose its commit.
+func (d *Provider) RenewTasks(ctx context.Context, tasks []provider.Task, lease time.Duration) (late []string, err error) {
+	if len(tasks) == 0 {
+		return nil, nil
+	}
+	wait, cancel := context.WithTimeout(ctx, min(lease/4, time.Second))
+	defer cancel()
+	err = d.writeTx(unsynced(wait), func(u *unit) error {
+		for _, t := range tasks {
+			n, err := u.changed(wait, renewTask, t.ID, tokenOf(t.Token), millis(lease))
+			if err != nil {
+				return err
+			}
+			if n == 0 {
+				late = append(late, t.ID)
+			}
+		}
+		return nil
+	})
+	if err != nil && wait.Err() != nil && ctx.Err() == nil {
+		return nil, nil
+	}
+	return result(late, "renew tasks", err)
+}
+
+// TaskKinds walks from kind to kind by the index; null ends the walk. The character after a slash
+// is 0.
+const taskKinds = `
+with recursive k (kind) as (
+	select min(kind) from kinora_tasks indexed by kinora_tasks_due
+	where open = 1 and suspect = 0 and kind > ?1 || '/' and kind < ?1 || '0'
+	union all
+	select (
+		select min(kind) from kinora_tasks indexed by kinora_tasks_due
+		where open = 1 and suspect = 0 and kind > k.kind and kind < ?1 || '0')
+	from k where k.kind is not null)
+select kind from k where kind is not null`
+
+// TaskKinds implements provider.Tasks.
+func (d *Provider) TaskKinds(ctx context.Context, domain string) (kinds []string, err error) {
+	if err = provider.CheckStorable("domain", domain); err == nil {
+		kinds, err = column[string](ctx, d.reads, taskKinds, domain)
+	}
+	return result(kinds, "list kinds of tasks", err)
+}
+
+const (
+	// oldTasks selects at most ?3 tasks that were done more than ?1 ms ago or undone more than ?2 ms
+	// ago.
+	oldTasks = `
+select id from kinora_tasks indexed by kinora_tasks_ended
+where status in ('done', 'undone') and status = 'done' and ended_at < ` + clock + ` - ?1
+union all
+select id from kinora_tasks indexed by kinora_tasks_ended
+where status in ('done', 'undone') and status = 'undone' and ended_at < ` + clock + ` - ?2
+limit ?3`
+
+	// oldGroups selects at most ?2 groups that were completed more than ?1 ms ago. Their tasks are
+	// deleted first.
+	oldGroups = `
+select id from kinora_task_groups g indexed by kinora_task_groups_completed
+where completed_at < ` + clock + ` - ?1 and not exists (
+	select 1 from kinora_tasks indexed by kinora_tasks_group where group_id <> '' and group_id = g.id)
+limit ?2`
+
+	hasOldTasks  = `select exists (` + oldTasks + `)`
+	hasOldGroups = `select exists (` + oldGroups + `)`
+
+	deleteTasks  = `delete from kinora_tasks where id in (select value from json_each(?1))`
+	deleteTrails = `delete from kinora_task_trail where task in (select value from json_each(?1))`
+	deleteGroups = `delete from kinora_task_groups where id in (` + oldGroups + `)`
+)
+
+// DeleteTasks implements provider.Tasks. It writes only if it finds tasks or groups to delete.
+func (d *Provider) DeleteTasks(ctx context.Context, keep provider.TaskRetention, limit int) (n int, err error) {
+	limit = max(limit, 0)
+	done, undone := millis(keep.Done), millis(keep.Undone)
+	var tasks, groups bool
+	if err = one(ctx, d.reads, []any{&tasks}, hasOldTasks, done, undone, limit); err == nil {
+		err = one(ctx, d.reads, []any{&groups}, hasOldGroups, done, limit)
+	}
+	if err == nil && (tasks || groups) {
+		err = d.writeTx(ctx, func(u *unit) error {
+			ids, err := column[string](ctx, u, oldTasks, done, undone, limit)
+			if err != nil {
+				return err
+			}
+			n = len(ids)
+			if _, err := u.exec(ctx, deleteTrails, listOf(ids)); err != nil {
+				return err
+			}
+			if _, err := u.exec(ctx, deleteTasks, listOf(ids)); err != nil {
+				return err
+			}
+			_, err = u.exec(ctx, deleteGroups, done, limit)
+			return err
+		})
+	}
+	return result(n, "delete tasks", err)
+}
+
+// TasksDue implements provider.TaskWaker.
+func (d *Provider) TasksDue() <-chan struct{} { return d.due.wait() }

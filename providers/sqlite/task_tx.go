@@ -1,0 +1,210 @@
+package sqlite
+
+import (
+	"context"
+	"crypto/sha256"
+	"database/sql"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kinora-go/kinora/internal/check"
+	"github.com/kinora-go/kinora/internal/taskrow"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// taskTx implements provider.TaskTx.
+type taskTx struct{ *Tx }
+
+// TasksIn implements provider.TaskProvider. For tx, see InTx.
+func (d *DB) TasksIn(tx *sql.Tx) provider.TaskTx { return taskTx{d.InTx(tx)} }
+
+// update runs change in a savepoint, so that its error leaves the transaction as it was.
+func (t taskTx) update(ctx context.Context, doing string, invalid error, change func() error) error {
+	err := invalid
+	if err == nil {
+		err = t.atomically(ctx, change)
+	}
+	if err == nil {
+		t.hint(news{tasks: true})
+	}
+	return wrap(doing, err)
+}
+
+// insertTasks adds the tasks ?1 of group ?2 and kind ?3: arrays of the id, the kind, the input, the
+// delay and the earliest time. It returns the ids that no task had.
+const insertTasks = `
+insert into kinora_tasks (id, kind, group_id, group_kind, input, created_at, next_at)
+select value ->> 0, value ->> 1, ?2, ?3, value ->> 2, ` + clock + `, max(` + clock + ` + (value ->> 3), coalesce(value ->> 4, 0))
+from json_each(?1) where true
+on conflict (id) do nothing
+returning id`
+
+// addTasks returns the ids that no task had.
+func (s session) addTasks(ctx context.Context, tasks []provider.TaskDraft, group, groupKind string) (map[string]bool, error) {
+	rows := make([][]any, len(tasks))
+	for i, d := range tasks {
+		rows[i] = []any{d.ID, d.Kind, string(d.Input), millis(d.After), msOf(d.At)}
+	}
+	added := map[string]bool{}
+	ids, err := column[string](ctx, s, insertTasks, jsonOf(rows), group, groupKind)
+	for _, id := range ids {
+		added[id] = true
+	}
+	return added, err
+}
+
+// Enqueue implements provider.TaskTx.
+func (t taskTx) Enqueue(ctx context.Context, tasks ...provider.TaskDraft) error {
+	return t.update(ctx, "enqueue tasks", provider.CheckTaskDrafts(tasks), func() error {
+		added, err := t.addTasks(ctx, tasks, "", "")
+		for i := 0; err == nil && i < len(tasks); i++ {
+			if d := &tasks[i]; !added[d.ID] {
+				err = t.sameTask(ctx, d)
+			}
+		}
+		return err
+	})
+}
+
+// sameTask returns ErrTaskIDReused unless the stored task is that of d.
+func (s session) sameTask(ctx context.Context, d *provider.TaskDraft) error {
+	is, _, err := s.task(ctx, d.ID)
+	if err == nil && (is.Kind != d.Kind || is.Group != "" || !check.SameJSON(is.Input, d.Input)) {
+		err = fmt.Errorf("task %s: %w", d.ID, provider.ErrTaskIDReused)
+	}
+	return err
+}
+
+const (
+	insertGroup = `
+insert into kinora_task_groups (id, kind, data, total, open, tasks) values (?1, ?2, ?3, ?4, ?4, ?5)
+on conflict (id) do nothing`
+
+	findGroup = `select kind, data, total, open, tasks from kinora_task_groups where id = ?1`
+
+	countGroup = `
+update kinora_task_groups set open = open - 1, completed_at = iif(open = 1, ` + clock + `, null)
+where id = ?1
+returning kind, data, total, open`
+)
+
+// EnqueueGroup implements provider.TaskTx.
+func (t taskTx) EnqueueGroup(ctx context.Context, g provider.TaskGroupDraft) error {
+	return t.update(ctx, "enqueue a group of tasks", provider.CheckTaskGroup(g), func() error {
+		digest := digestOf(g.Tasks)
+		n, err := t.changed(ctx, insertGroup, g.ID, g.Kind, string(g.Data), len(g.Tasks), digest)
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			is, stored, err := t.group(ctx, g.ID)
+			if err == nil && (is.Kind != g.Kind || stored != digest || !check.SameJSON(is.Data, g.Data)) {
+				err = fmt.Errorf("group %s: %w", g.ID, provider.ErrTaskIDReused)
+			}
+			return err
+		}
+		added, err := t.addTasks(ctx, g.Tasks, g.ID, g.Kind)
+		for i := 0; err == nil && i < len(g.Tasks); i++ {
+			if id := g.Tasks[i].ID; !added[id] {
+				err = fmt.Errorf("task %s: %w", id, provider.ErrTaskIDReused)
+			}
+		}
+		return err
+	})
+}
+
+// digestOf identifies the ids, the kinds and the inputs of tasks, in any order. Tasks of a group may
+// be deleted before the group.
+func digestOf(tasks []provider.TaskDraft) string {
+	all := make([][3]string, len(tasks))
+	for i, d := range tasks {
+		all[i] = [3]string{d.ID, d.Kind, check.CanonicalJSON(d.Input)}
+	}
+	slices.SortFunc(all, func(a, b [3]string) int { return strings.Compare(a[0], b[0]) })
+	sum := sha256.Sum256([]byte(jsonOf(all)))
+	return hex.EncodeToString(sum[:])
+}
+
+func groupOf(ctx context.Context, q querier, id string) (g provider.TaskGroup, digest string, err error) {
+	g.ID = id
+	var data string
+	err = one(ctx, q, []any{&g.Kind, &data, &g.Total, &g.Open, &digest}, findGroup, id)
+	g.Data = []byte(data)
+	return g, digest, err
+}
+
+func (s session) group(ctx context.Context, id string) (provider.TaskGroup, string, error) {
+	return groupOf(ctx, s, id)
+}
+
+// Answer implements provider.TaskTx.
+func (t taskTx) Answer(ctx context.Context, a provider.TaskAnswer) (outcome provider.AnswerOutcome, err error) {
+	err = t.update(ctx, "answer a task", provider.CheckTaskAnswer(a), func() error {
+		was, now, err := t.task(ctx, a.Task)
+		switch {
+		case errors.Is(err, sql.ErrNoRows):
+			outcome = provider.AnswerNotFound
+			return nil
+		case err == nil && was.State == nil:
+			err = fmt.Errorf("task %s: %w", a.Task, errMalformed)
+		}
+		if err != nil {
+			return err
+		}
+		is, answered := was.Answer(&a, now)
+		if outcome = answered; outcome != provider.AnswerTaken {
+			return nil
+		}
+		return t.saveWith(ctx, is, taskrow.Record{What: provider.WhatAnswered, Detail: a.Name, By: a.ID})
+	})
+	if err != nil {
+		return "", err
+	}
+	return outcome, nil
+}
+
+// Postpone implements provider.TaskTx.
+func (t taskTx) Postpone(ctx context.Context, id string, at time.Time) (bool, error) {
+	d := taskDecision{
+		what: provider.WhatPostponed, set: restartTask + `, next_at = ?set`, value: msOf(at),
+		when: `status in ('pending', 'failed', 'claimed') and undo = 0 and state = '{}'`,
+	}
+	return t.decideOne(ctx, "postpone a task", provider.CheckPostpone(id, at), id, d)
+}
+
+// Cancel implements provider.TaskTx.
+func (t taskTx) Cancel(ctx context.Context, id string) (bool, error) {
+	return t.decideOne(ctx, "cancel a task", provider.CheckStorable("task id", id), id, cancelTask)
+}
+
+func (t taskTx) decideOne(ctx context.Context, doing string, invalid error, id string, d taskDecision) (ok bool, err error) {
+	err = t.update(ctx, doing, invalid, func() error {
+		n, err := t.decideTasks(ctx, provider.TaskFilter{IDs: []string{id}}, d)
+		ok = n == 1
+		return err
+	})
+	return ok && err == nil, err
+}
+
+// Change implements provider.TaskTx. The transaction has the write lock, and so the group's row.
+func (t taskTx) Change(ctx context.Context, c provider.TaskChange) (changed provider.TaskChanged, err error) {
+	err = t.update(ctx, "change a task", provider.CheckTaskChanges([]provider.TaskChange{c}), func() error {
+		changed, err = t.changeTask(ctx, &c)
+		if err != nil || c.To != provider.TaskDone || !changed.Applied || changed.Now.Group == "" {
+			return err
+		}
+		g := &provider.TaskGroup{ID: changed.Now.Group}
+		var data string
+		err = one(ctx, t, []any{&g.Kind, &data, &g.Total, &g.Open}, countGroup, g.ID)
+		g.Data, changed.Group = []byte(data), g
+		return wrap("count group "+g.ID, err)
+	})
+	if err != nil {
+		return provider.TaskChanged{}, err
+	}
+	return changed, nil
+}
