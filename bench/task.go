@@ -159,9 +159,11 @@ func (t *taskBed) ours(steps int) func(ctx context.Context) (taskWorker, error) 
 		ended := newCountdown(taskCount)
 		stop, err := t.work(ctx, task.WorkerObserver{Ended: func(_ string, to task.Status, code string, _ time.Duration) { ended.one(to == task.Done, code) }}, of)
 		add := func(ctx context.Context, i int) error {
-			return t.db.Transact(ctx, func(ctx context.Context, tx pgx.Tx) error {
+			err := pgx.BeginFunc(ctx, t.pool, func(tx pgx.Tx) error {
 				return t.db.TasksIn(tx).Enqueue(ctx, of.New(fmt.Sprintf("task-%d", i), i))
 			})
+			t.db.Wake()
+			return err
 		}
 		return taskWorker{add, ended.wait, stop}, err
 	}
