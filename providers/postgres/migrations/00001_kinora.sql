@@ -533,9 +533,8 @@ begin
 end
 $$;
 
--- Applies changes of claimed tasks, each on its own, in order of id. Returns the ones that were
--- applied, with their numbers from 1. A lease that has nine tenths of its time left stays as it
--- is, so that steps that follow each other quickly change no index.
+-- Applies changes of claimed tasks, each on its own, in the given order. Returns the ones that were
+-- applied, with their numbers from 1.
 create function kinora.change_tasks(ids text[], tokens uuid[], statuses text[], afters bigint[], slots jsonb[], opens text[], progresses boolean[],
 	give_ups text[], doubts boolean[], results jsonb[], codes text[])
 returns table (n int, undo boolean, version bigint, group_id text) language plpgsql set enable_seqscan = off set plan_cache_mode = force_generic_plan as $$
@@ -558,8 +557,7 @@ begin
 				suspect    = o.suspect and not progresses[i],
 				waits      = case when progresses[i] then '' else o.waits end,
 				wait_until = case when progresses[i] then null else o.wait_until end,
-				next_at    = case when o.next_at >= clock_timestamp() + afters[i] * 0.9::float8 * interval '1 microsecond' and o.next_at <= clock_timestamp() + afters[i] * interval '1 microsecond'
-					then o.next_at else clock_timestamp() + afters[i] * interval '1 microsecond' end
+				next_at    = clock_timestamp() + afters[i] * interval '1 microsecond'
 			where o.id = ids[i] and o.token = tokens[i] and o.status = 'claimed'
 				and (opens[i] = '' or not coalesce(o.state -> opens[i] ? 'out' or o.state -> opens[i] ->> 'timeout' = 'true', false))
 			returning o.undo, o.version, o.group_id into undo, version, group_id;
