@@ -8,5 +8,15 @@
 //   - Taking a row counts as an attempt, whether or not it fails. So a row that kills its worker
 //     each time still reaches its limit of attempts.
 //
-// The package builds no queries: each provider writes the claim statements for its tables.
+// The package builds no queries: each provider writes the claim statements for its tables. It
+// chooses the path of a claim by its methods: a provider with provider.BatchClaimer claims entries
+// in one transaction, and one with provider.TaskBatchClaimer claims tasks so. Any other provider
+// gets Portable.
+//
+//	entries of the outbox     Terms, Token, Backoff, Portable
+//	tasks                     Terms, Token, Backoff, Portable
+//	readers of the log        Leases: "reader/<projector>"
+//	deletion of old entries   Leases: "prune-entries"
+//	deletion of old markers   Leases: "prune-markers/<projector>"
+//	parked messages           Backoff
 package claim

@@ -4,7 +4,9 @@ import (
 	"context"
 	"time"
 
+	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/internal/errclass"
+	"github.com/kinora-go/kinora/internal/sweep"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -38,7 +40,7 @@ func (r *Relay) maintain(ctx context.Context) {
 		case <-prune.C:
 			what = "old entries not deleted"
 			var n int
-			if n, err = Prune(ctx, m, r.cfg.Keep); n > 0 && r.cfg.Observer.Deleted != nil {
+			if n, err = deleteEntries(ctx, m, r.cfg.Keep, r.turn()); n > 0 && r.cfg.Observer.Deleted != nil {
 				r.cfg.Observer.Deleted(n)
 			}
 		}
@@ -48,6 +50,8 @@ func (r *Relay) maintain(ctx context.Context) {
 	}
 }
 
+// hold needs no lease: a relay must hold entries soon after a failure, calls at the same time are
+// safe, and a call that finds no entry writes nothing.
 func (r *Relay) hold(ctx context.Context, m provider.EntryMaintainer) error {
 	if r.cfg.Unordered {
 		return nil
@@ -65,22 +69,31 @@ func (r *Relay) hold(ctx context.Context, m provider.EntryMaintainer) error {
 	}
 }
 
+// turn is the lease of the relay that deletes entries.
+func (r *Relay) turn() sweep.Turn {
+	leases, _ := r.store.(claim.Leases)
+	return sweep.Turn{Leases: leases, Name: "prune-entries", Holder: r.cfg.Holder, Clock: r.cfg.Clock}
+}
+
 // Prune deletes entries that were published or skipped longer ago than keep says, some thousand
 // at a time, and returns their number, also with an error. Relays do this every minute with
-// RelayConfig.Keep: call Prune to delete entries now, or with another retention. Abandoned
-// entries are never deleted: Skip them first. A negative duration is claim.ErrTerms.
+// RelayConfig.Keep, one relay at a time: call Prune to delete entries now, or with another
+// retention. Abandoned entries are never deleted: Skip them first. A negative duration is
+// claim.ErrTerms.
 func Prune(ctx context.Context, m provider.EntryMaintainer, keep EntryRetention) (int, error) {
-	keep, err := keep.WithDefaults()
-	if err != nil {
+	return deleteEntries(ctx, m, keep, sweep.Turn{})
+}
+
+func deleteEntries(ctx context.Context, m provider.EntryMaintainer, keep EntryRetention, t sweep.Turn) (total int, err error) {
+	if keep, err = keep.WithDefaults(); err != nil {
 		return 0, err
 	}
-	total := 0
-	for after := int64(0); ; {
-		n, next, err := m.DeleteEntries(ctx, keep, after)
+	after := int64(0)
+	err = sweep.Run(ctx, t, func(ctx context.Context) (more bool, err error) {
+		n := 0
+		n, after, err = m.DeleteEntries(ctx, keep, after)
 		total += n
-		if err != nil || next == 0 {
-			return total, err
-		}
-		after = next
-	}
+		return after != 0, err
+	})
+	return total, err
 }

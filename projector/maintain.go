@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/internal/sweep"
 )
 
 const (
@@ -88,22 +89,25 @@ func (r *Runner) prune(ctx context.Context) {
 	}
 }
 
-// pruneRows calls prune until it deletes nothing.
+// pruneRows calls prune until it deletes nothing. Of the runners of a projector, one at a time does
+// that, so that their pauses add up to the intended ones.
 func (r *Runner) pruneRows(ctx context.Context, p *projection, prune func(context.Context) (int, error)) {
-	for n, err := 1, error(nil); n > 0 && err == nil && ctx.Err() == nil; {
+	turn := sweep.Turn{Leases: r.store, Name: "prune-markers/" + p.name, Holder: r.id, Clock: r.cfg.Clock}
+	err := sweep.Run(ctx, turn, func(ctx context.Context) (bool, error) {
 		began := r.cfg.Clock()
 		crash.Point("prune: before")
-		n, err = prune(ctx)
+		n, err := prune(ctx)
 		crash.Point("prune: after")
-		if err != nil && ctx.Err() == nil {
-			r.report(slog.LevelWarn, "old markers not deleted", err, "projector", p.name, "again_in", pruneEach*reviveEvery)
-		}
 		if n > 0 && r.cfg.Observer.Pruned != nil {
 			r.cfg.Observer.Pruned(n)
 		}
 		if n > 0 {
 			wait(ctx, 4*r.cfg.Clock().Sub(began))
 		}
+		return n > 0 && ctx.Err() == nil, err
+	})
+	if err != nil && ctx.Err() == nil {
+		r.report(slog.LevelWarn, "old markers not deleted", err, "projector", p.name, "again_in", pruneEach*reviveEvery)
 	}
 }
 

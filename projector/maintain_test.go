@@ -2,11 +2,14 @@ package projector_test
 
 import (
 	"context"
+	"fmt"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/providers/memory"
@@ -123,4 +126,44 @@ type pruning struct {
 
 func (p *pruning) Prune(context.Context, string, []string, time.Duration, int) (int, error) {
 	return p.prune()
+}
+
+// dying is the store of a runner whose process dies: its lease is not released.
+type dying struct{ pruning }
+
+func (*dying) ReleaseLease(context.Context, string, claim.Token) error { return nil }
+
+// Each runner looks for old markers, and one of them deletes the rest. After the runner has died,
+// another takes over.
+func TestOneRunnerDeletesOldMarkers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, began, calls, mu := newDB(t), time.Now(), map[string]int{}, sync.Mutex{}
+		count := func(runner string, left int) func() (int, error) {
+			return func() (int, error) {
+				mu.Lock()
+				calls[fmt.Sprintf("minute %d, runner %s", int(time.Since(began).Minutes()), runner)]++
+				mu.Unlock()
+				time.Sleep(200 * time.Millisecond) // and a pause of 800 ms
+				left = (left + 19) % 20
+				return left, nil
+			}
+		}
+		first := &dying{pruning{unit: db, prune: count("a", 0)}}
+		stop := run(t, first, make(subscription), projector.RunnerConfig{}, define(marked, note("a")))
+		for _, runner := range []string{"b", "c"} {
+			time.Sleep(100 * time.Millisecond)
+			stop := run(t, &pruning{unit: db, prune: count(runner, 0)}, make(subscription), projector.RunnerConfig{}, define(marked, note("a")))
+			defer func() { require.NoError(t, stop()) }()
+		}
+		time.Sleep(8*time.Second + time.Millisecond - time.Since(began))
+		require.NoError(t, stop())
+		time.Sleep(2*time.Minute - time.Since(began) - time.Second)
+		mu.Lock()
+		defer mu.Unlock()
+		require.Equal(t, map[string]int{
+			"minute 0, runner a": 9, "minute 0, runner b": 1, "minute 0, runner c": 1,
+			"minute 1, runner b": 19, "minute 1, runner c": 1,
+		}, calls)
+	})
 }

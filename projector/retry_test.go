@@ -79,6 +79,38 @@ func cfgDelay(b claim.Backoff, n int) (time.Duration, error) {
 	return b.Delay(n)
 }
 
+// Messages that fail together are tried again at different times with a jitter, and at the same time
+// without.
+func TestRunnerAppliesItsJitter(t *testing.T) {
+	t.Parallel()
+	for _, jitter := range []float64{0, 0.5} {
+		t.Run(fmt.Sprint(jitter), func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				db, f := newDB(t), make(subscription)
+				cfg := projector.RunnerConfig{Retry: claim.Backoff{Base: time.Hour, Jitter: jitter}}
+				stop := run(t, db, f, cfg, define(marked, func(context.Context, txn, eventstore.Event[posted]) error { return errNo }))
+				for n := range 10 {
+					f.deliver(t, keyed(fmt.Sprint("k", n), 1))
+				}
+				require.NoError(t, stop())
+				delays := map[time.Duration]bool{}
+				for _, row := range parked(t, db) {
+					delay := row.DueAt.Sub(row.At)
+					require.LessOrEqual(t, delay, time.Hour, row.MessageID)
+					require.GreaterOrEqual(t, delay, time.Hour-time.Duration(jitter*float64(time.Hour)), row.MessageID)
+					delays[delay] = true
+				}
+				if jitter == 0 {
+					require.Equal(t, map[time.Duration]bool{time.Hour: true}, delays)
+				} else {
+					require.Len(t, delays, 10)
+				}
+			})
+		})
+	}
+}
+
 func TestBackoffHasAnUpperLimit(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

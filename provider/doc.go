@@ -10,7 +10,7 @@
 //   - Liveness: which runners are alive, and which messages they have in flight.
 //   - Records: what happened to messages, and deleting old rows.
 //   - Progress: how far each projector has applied the log.
-//   - claim.Leases: which process reads the log for a projector.
+//   - claim.Leases: which process reads the log for a projector, and which one deletes old rows.
 //
 // A store of events also implements Log, which reads the events in pages.
 //

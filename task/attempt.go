@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora/internal/crash"
@@ -56,11 +57,15 @@ func (e *engine[Tx]) handle(h *held) {
 // run runs the handler once, and records how far the task is.
 func (a *attempt[Tx]) run() ending {
 	t := &a.task
-	if a.stopping.Load() {
+	if a.stopping.Load() && !t.Spent { // released, a spent task would be run again
 		return a.end(provider.TaskChange{To: Pending})
 	}
+	if t.Undo && !t.Doubt && len(t.State) == 0 { // it has never begun
+		return a.end(provider.TaskChange{To: Undone})
+	}
 	known := false
-	if a.def, known = a.kinds.handlers[t.Kind]; !known {
+	completed := t.Result != nil && !t.Undo // by an operator
+	if a.def, known = a.kinds.handlers[t.Kind]; !known && !completed {
 		return a.end(provider.TaskChange{To: Abandoned, Code: provider.CodeUnknown})
 	}
 	if _, ok := a.kinds.groups[t.GroupKind]; t.Group != "" && !ok {
@@ -74,7 +79,7 @@ func (a *attempt[Tx]) run() ending {
 	switch {
 	case t.Spent:
 		return a.end(provider.TaskChange{To: Abandoned, Code: provider.CodeVanished})
-	case t.Result != nil && !t.Undo: // an operator has completed it
+	case completed:
 		return a.finish(t.Result, nil)
 	case a.def.tx != nil && t.Undo:
 		return a.end(provider.TaskChange{To: Undone})
@@ -90,6 +95,9 @@ func (a *attempt[Tx]) run() ending {
 	if errors.Is(err, errStuck) {
 		return a.fail(ctx, err)
 	}
+	if r.busy.Load() { // in another goroutine
+		return a.fail(ctx, ErrMisuse)
+	}
 	clock.pause()
 	*t = r.task
 	return a.ran(ctx, r, out, err)
@@ -101,11 +109,11 @@ func (a *attempt[Tx]) ran(ctx context.Context, r *Run[Tx], out json.RawMessage, 
 	if a.hold.misused.Load() {
 		return a.fail(ctx, ErrMisuse)
 	}
-	if r.stop != nil && (err == nil || isEnd(r.stop)) {
+	if r.stop != nil && (err == nil || isEnd(r.stop) || isUncounted(r.stop)) {
 		err = r.stop
 	}
-	if lost := context.Cause(ctx); errors.Is(lost, errLost) {
-		err = lost
+	if cause := context.Cause(ctx); errors.Is(cause, errLost) || err != nil && errors.Is(cause, errStopping) {
+		err = cause
 	}
 	var decided *gaveUp
 	gives := errors.As(err, &decided)
@@ -197,6 +205,9 @@ func (a *attempt[Tx]) runTx(ctx context.Context, clock *limit) ending {
 			return append(ms, more...), err
 		})
 	})
+	if errors.Is(err, errStuck) { // the handler may still write got
+		return a.fail(ctx, err)
+	}
 	return a.finished(ctx, got, err)
 }
 
@@ -232,6 +243,9 @@ func (a *attempt[Tx]) finish(out json.RawMessage, notes map[string]Slot) ending 
 			return a.count(ctx, tx, c, &got)
 		})
 	})
+	if errors.Is(err, errStuck) { // the handler may still write got
+		return a.fail(ctx, err)
+	}
 	return a.finished(ctx, got, err)
 }
 
@@ -269,7 +283,7 @@ func (a *attempt[Tx]) finished(ctx context.Context, got provider.TaskChanged, er
 		return a.refused(got)
 	case errors.As(err, &sink):
 		return a.unrecorded(err)
-	case errors.As(err, &decided) && a.def.tx != nil: // nothing was written
+	case errors.As(err, &decided) && a.def.tx != nil && !errors.Is(context.Cause(ctx), errStopping): // nothing was written
 		return a.end(provider.TaskChange{To: Undone, GiveUp: decided.code})
 	}
 	return a.fail(ctx, causeOf(ctx, err))
@@ -277,7 +291,7 @@ func (a *attempt[Tx]) finished(ctx context.Context, got provider.TaskChanged, er
 
 // giveUp turns the task to undo, and undoes its steps.
 func (a *attempt[Tx]) giveUp(ctx context.Context, r *Run[Tx], code string) ending {
-	c, err := r.fill(provider.TaskChange{To: Claimed, GiveUp: code, Doubt: r.stop != nil}, "", Slot{})
+	c, err := r.fill(provider.TaskChange{To: Claimed, GiveUp: code, Doubt: r.stop != nil, Progress: true}, "", Slot{})
 	if err != nil {
 		return a.fail(ctx, err)
 	}
@@ -291,6 +305,10 @@ func (a *attempt[Tx]) giveUp(ctx context.Context, r *Run[Tx], code string) endin
 		return ending{}
 	}
 	r.task.Undo, r.task.Why, r.task.Doubt = true, code, c.Doubt
+	if ctx.Err() != nil { // the undos need one that has not ended
+		a.task = r.task
+		return ending{again: true}
+	}
 	return a.undo(ctx, r)
 }
 
@@ -353,9 +371,7 @@ func (a *attempt[Tx]) fail(ctx context.Context, cause error) ending {
 		}
 	}
 	c := provider.TaskChange{To: Failed, Code: codeOf(cause)}
-	if len(c.Code) > provider.MaxIDBytes {
-		c.Code = c.Code[:provider.MaxIDBytes]
-	}
+	c.Code = strings.ReplaceAll(strings.ToValidUTF8(c.Code[:min(len(c.Code), provider.MaxIDBytes)], ""), "\x00", "")
 	attempts := int(a.hold.attempts.Load())
 	switch {
 	case isPermanent(cause):
@@ -412,6 +428,9 @@ func (a *attempt[Tx]) refused(got provider.TaskChanged) ending {
 // unrecorded releases a task that could not be audited for the length of a lease. If its claim were
 // left to end, that would count as an attempt, and a long outage of the sink would abandon the task.
 func (a *attempt[Tx]) unrecorded(cause error) ending {
+	if a.task.Spent { // released, it would be run again
+		return ending{err: cause}
+	}
 	got, err := a.change(provider.TaskChange{ID: a.task.ID, Token: a.task.Token, To: Pending, After: a.cfg.Lease, Code: codeAudit})
 	end := ending{err: errors.Join(cause, err)}
 	if got.Applied {

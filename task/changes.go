@@ -127,7 +127,7 @@ func (e *engine[Tx]) applyEach(batch []*pendingChange, err error) (left []*pendi
 		}
 		switch {
 		case err == nil:
-		case p.fails >= changeTries && e.reached.Load() > p.since.UnixNano(): // the store replies to others
+		case p.fails >= changeTries && now().Sub(p.since) > e.cfg.Lease && e.reached.Load() > p.since.UnixNano(): // the store replies to others
 			p.reply <- changeResult{err: err}
 		default:
 			left = append(left, p)

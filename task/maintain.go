@@ -73,7 +73,7 @@ func (e *engine[Tx]) findUnknown(ctx context.Context) {
 }
 
 // findSuspect looks for a suspect task. The loop claims it when no other task runs, and meanwhile
-// claims no others.
+// claims no others. After it, others have their turn, and then the loop looks for the next one.
 func (e *engine[Tx]) findSuspect(ctx context.Context) {
 	limited, cancel := e.statement(ctx)
 	defer cancel()
@@ -86,10 +86,7 @@ func (e *engine[Tx]) findSuspect(ctx context.Context) {
 		return
 	}
 	if len(found) > 0 {
-		e.mu.Lock()
-		e.waiting = true
-		e.mu.Unlock()
-		signal(e.soon)
+		e.setSuspect(true)
 	}
 }
 
@@ -99,10 +96,14 @@ func (e *engine[Tx]) suspectWaits() bool {
 	return e.waiting
 }
 
-func (e *engine[Tx]) suspectTaken() {
+// setSuspect sets whether a suspect task waits.
+func (e *engine[Tx]) setSuspect(waits bool) {
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.waiting = false
+	e.waiting = waits
+	e.mu.Unlock()
+	if waits {
+		signal(e.soon)
+	}
 }
 
 // requeueKnown requeues tasks that were abandoned because their kind, or that of their group, was

@@ -103,11 +103,12 @@ func Step[T, Tx any](ctx context.Context, r *Run[Tx], name string,
 	if err := r.record(name, Slot{Call: r.calls, Out: data}); err != nil {
 		return none, err
 	}
-	if err := r.recorded(name, r.task.State[name], &out); err != nil {
+	stored := none // not out: what is not in the JSON would be kept
+	if err := r.recorded(name, r.task.State[name], &stored); err != nil {
 		return none, err
 	}
-	done = &out
-	return out, nil
+	done = &stored
+	return stored, nil
 }
 
 // StepTx does something in the database, once: the writes of do through tx, the messages that it
@@ -220,7 +221,10 @@ func (r *Run[Tx]) ask(name string) (Slot, error) {
 	if !r.busy.CompareAndSwap(false, true) {
 		return Slot{}, fmt.Errorf("step %q began while another one was in progress: %w", name, r.misuse())
 	}
-	slot, err := r.next(name)
+	slot, err := Slot{}, errLost
+	if !r.dead.Load() { // again, now that it is busy
+		slot, err = r.next(name)
+	}
 	if err != nil {
 		r.busy.Store(false)
 	}
@@ -345,7 +349,7 @@ func (r *Run[Tx]) fill(c provider.TaskChange, name string, s Slot) (provider.Tas
 	for name, s := range r.task.State {
 		size += len(name) + len(s.Out) + slotBytes
 	}
-	if size > MaxState {
+	if size > MaxState && !r.task.Undo { // what is too large can still be undone
 		return c, permanent(codeTooLarge, fmt.Errorf("the state would have %d bytes: at most %d are allowed; use a group", size, MaxState))
 	}
 	c.Slots = make(map[string]Slot, len(r.notes)+1)

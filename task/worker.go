@@ -155,6 +155,7 @@ func (e *engine[Tx]) start(ctx context.Context) (stop func()) {
 	hard, end := context.WithCancel(context.WithoutCancel(ctx))
 	work, endWork := context.WithCancelCause(hard)
 	e.hard, e.work = hard, work
+	e.stopping.Store(false)
 	var all sync.WaitGroup
 	all.Go(e.flush)
 	all.Go(e.heartbeat)
@@ -243,6 +244,7 @@ const (
 // task that waited in this process would use up its lease.
 func (e *engine[Tx]) loop(ctx context.Context, handlers *sync.WaitGroup) {
 	pause, retry := pauseMin, retryMin
+	next := false // the last suspect task may not have been the only one
 	waker, _ := e.db.(provider.TaskWaker)
 	for ctx.Err() == nil {
 		running := e.running()
@@ -256,9 +258,14 @@ func (e *engine[Tx]) loop(ctx context.Context, handlers *sync.WaitGroup) {
 		switch {
 		case alone && running == 0:
 			tasks, err = e.claim(ctx, 1, true)
-			e.suspectTaken()
+			e.setSuspect(false)
+			next = len(tasks) > 0
 		case free > 0 && !alone:
 			tasks, err = e.claim(ctx, free, false)
+			if next { // others have had their turn
+				next = false
+				e.setSuspect(true)
+			}
 		}
 		for _, t := range tasks {
 			handlers.Go(func() {
@@ -388,7 +395,7 @@ func (e *engine[Tx]) heartbeat() {
 		var renew []Task
 		e.mu.Lock()
 		for _, h := range e.holds {
-			if began.Add(e.cfg.Lease*2/3).UnixNano() >= h.until.Load() { // not one that was just claimed
+			if began.Add(e.cfg.Lease*5/6).UnixNano() >= h.until.Load() { // not one that was just claimed
 				renew = append(renew, h.task)
 			}
 		}
@@ -408,13 +415,13 @@ func (e *engine[Tx]) heartbeat() {
 		}
 		e.mu.Lock()
 		for _, t := range renew {
-			if h := e.holds[t.ID]; h != nil && h.task.Token == t.Token {
-				h.renewed(began)
-			}
-		}
-		for _, id := range late {
-			if h := e.holds[id]; h != nil {
+			h := e.holds[t.ID]
+			switch {
+			case h == nil || h.task.Token != t.Token: // the claim has ended meanwhile
+			case slices.Contains(late, t.ID):
 				h.lose(errLost)
+			default:
+				h.renewed(began)
 			}
 		}
 		e.mu.Unlock()

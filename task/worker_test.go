@@ -146,6 +146,37 @@ func TestATaskThatKillsItsWorkers(t *testing.T) {
 	})
 }
 
+// A killer makes those that ran beside it suspect too.
+func TestManySuspects(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var all, most atomic.Int64
+		kind := call("calls/some", func(context.Context, run) error {
+			defer all.Add(-1)
+			most.Store(max(most.Load(), all.Add(1)))
+			time.Sleep(10 * time.Millisecond)
+			return nil
+		})
+		var drafts []task.Draft
+		for i := range 40 {
+			drafts = append(drafts, kind.New(fmt.Sprint("suspect-", i), 1))
+		}
+		w.enqueue(drafts...)
+		for range 3 {
+			w.take(time.Second, "calls/some")
+			time.Sleep(2 * time.Second)
+		}
+		require.True(w, w.task("suspect-39").Suspect)
+		began := time.Now()
+		w.start(w.worker(task.WorkerConfig{}, kind))
+		w.mustComplete(kind)
+		require.Less(w, time.Since(began), 3*time.Second, "one follows the other")
+		require.EqualValues(w, 1, most.Load(), "each ran alone")
+
+		w.enqueue(kind.New("last", 1))
+		w.becomes("last", task.Done)
+	})
+}
+
 func (w *world) mustCount(s task.Status) int64 {
 	w.Helper()
 	counts, err := w.db.TaskCounts(w.Context(), "")

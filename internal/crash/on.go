@@ -14,10 +14,15 @@ import (
 // the third time.
 const Env = "KINORA_CRASH_POINT"
 
+// EnvStops, if not empty, makes the process stop with SIGSTOP at the point. It continues there after
+// SIGCONT.
+const EnvStops = "KINORA_CRASH_STOPS"
+
 var (
 	armed, last = split(os.Getenv(Env))
 	passed      atomic.Int64
 	watch       atomic.Pointer[func(string)]
+	stops       = os.Getenv(EnvStops) != ""
 )
 
 func split(text string) (name string, n int64) {
@@ -29,12 +34,16 @@ func split(text string) (name string, n int64) {
 	return name, n
 }
 
-// Point kills the process with SIGKILL if Env names this point and this is its turn.
+// Point kills the process with SIGKILL, or stops it with EnvStops, if Env names this point and this is its turn.
 func Point(name string) {
 	if f := watch.Load(); f != nil {
 		(*f)(name)
 	}
 	if name == armed && passed.Add(1) == last {
+		if stops {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+			return
+		}
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 		select {}
 	}

@@ -104,23 +104,3 @@ func TestTasksInAnotherTransaction(t *testing.T) {
 	}))
 	require.ErrorContains(t, other.TasksIn(over).Enqueue(t.Context(), draft("a")), "the transaction is over")
 }
-
-// RenewTasks gives up soon while a transaction is open, and reports no task.
-func TestRenewTasksWaitsForNoTransaction(t *testing.T) {
-	t.Parallel()
-	db, err := memory.New(nil)
-	require.NoError(t, err)
-	ctx := t.Context()
-	addTasks(t, db, draft("a"))
-	taken, err := provider.ClaimTasks(ctx, db, provider.TaskQuery{Kinds: []string{"orders/fulfil"}}, claim.Terms{})
-	require.NoError(t, err)
-	require.NoError(t, db.Transact(ctx, func(ctx context.Context, _ *memory.Model) error {
-		late, err := db.RenewTasks(ctx, append(taken, provider.Task{ID: "b"}), 100*time.Millisecond)
-		require.NoError(t, err)
-		require.Empty(t, late)
-		return nil
-	}))
-	late, err := db.RenewTasks(ctx, append(taken, provider.Task{ID: "b"}), time.Hour)
-	require.NoError(t, err)
-	require.Equal(t, []string{"b"}, late)
-}

@@ -181,12 +181,10 @@ func (w *work) take(c provider.Task, q provider.TaskQuery, t claim.Terms, now ti
 	return result, true
 }
 
-// RenewTasks implements provider.Tasks. An open transaction has all tasks locked: RenewTasks waits
-// only briefly for the transaction to end, and then renews and reports no task.
+// RenewTasks implements provider.Tasks. No task has a lock of its own: RenewTasks waits until no other
+// transaction is open or ctx ends. Meanwhile nobody can claim a task.
 func (db *Provider) RenewTasks(ctx context.Context, tasks []provider.Task, lease time.Duration) (late []string, err error) {
-	wait, cancel := context.WithTimeout(ctx, min(lease/4, time.Second))
-	defer cancel()
-	err = db.tx(wait, func(tx *Model) error {
+	err = db.tx(ctx, func(tx *Model) error {
 		now := db.now()
 		for _, c := range tasks {
 			was, _ := tx.staged.work.tasks.get(c.ID)
@@ -200,13 +198,10 @@ func (db *Provider) RenewTasks(ctx context.Context, tasks []provider.Task, lease
 		}
 		return nil
 	})
-	switch {
-	case err == nil:
-		return late, nil
-	case wait.Err() != nil && ctx.Err() == nil:
-		return nil, nil
+	if err != nil {
+		return nil, fmt.Errorf("renew tasks: %w", err)
 	}
-	return nil, fmt.Errorf("renew tasks: %w", err)
+	return late, nil
 }
 
 // TaskKinds implements provider.Tasks.

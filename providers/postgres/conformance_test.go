@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/internal/pgconform"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
@@ -37,5 +38,8 @@ func TestBatchedProgressConformance(t *testing.T) {
 }
 
 func conforming(t testing.TB, o providertest.Options) *postgres.DB {
+	if cfg := pgconform.Config(o); o.Conns > 0 {
+		return borrowed(t, cfg, postgrestest.DSN(t, cfg, totals), func(c *pgxpool.Config) { c.MaxConns = int32(o.Conns) }) //nolint:gosec // small
+	}
 	return postgrestest.OpenBusy(t, pgconform.Config(o), totals)
 }

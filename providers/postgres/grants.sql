@@ -8,6 +8,8 @@ grant insert, select (topic, message_id) on kinora.outbox to kinora_appender;
 grant select on kinora.incarnation to kinora_appender;
 
 grant select, update, delete on kinora.outbox to kinora_relay;
+-- to delete old entries in one relay at a time
+grant select, insert, update, delete on kinora.leases to kinora_relay;
 
 grant select on kinora.events, kinora.incarnation to kinora_projector;
 grant select, insert, update on kinora.generations to kinora_projector;
@@ -22,7 +24,8 @@ grant insert, select (topic, message_id) on kinora.outbox to kinora_projector;
 grant select, insert, update on kinora.tasks to kinora_appender, kinora_projector;
 grant select, insert on kinora.task_groups to kinora_appender, kinora_projector;
 grant insert on kinora.task_trail to kinora_appender, kinora_projector;
-grant select, insert, update, delete on kinora.tasks, kinora.task_groups, kinora.task_trail to kinora_worker;
+grant select, insert, update, delete on kinora.tasks, kinora.task_groups to kinora_worker;
+grant select, insert, delete on kinora.task_trail to kinora_worker;
 grant insert, select (topic, message_id) on kinora.outbox to kinora_worker;
 
 grant select on kinora.migrations to kinora_appender, kinora_relay, kinora_projector, kinora_worker;

@@ -48,7 +48,7 @@ func throughProxy(t *testing.T) (*pgtest.Proxy, *postgres.DB, *postgres.DB) {
 }
 
 // borrowed returns a DB on a pool of the test, with a changed configuration.
-func borrowed(t *testing.T, cfg *postgres.Config, dsn string, change ...func(*pgxpool.Config)) *postgres.DB {
+func borrowed(t testing.TB, cfg *postgres.Config, dsn string, change ...func(*pgxpool.Config)) *postgres.DB {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(dsn)
 	require.NoError(t, err)

@@ -50,11 +50,14 @@ var needs = map[string]struct {
 	service provider.Service
 	tables  map[string]string
 }{
-	"kinora_relay": {provider.RelayService, map[string]string{"migrations": "select", "outbox": "select update delete"}},
+	"kinora_relay": {provider.RelayService, map[string]string{"migrations": "select", "outbox": "select update delete", "leases": "select insert update delete"}},
 	"kinora_projector": {provider.RunnerService, map[string]string{
 		"migrations": "select", "generations": "select", "markers": "select insert delete", "low_water_marks": "select insert update",
 		"parked": "select insert update delete", "holds": "select insert update delete", "runners": "select insert update delete",
 		"in_flight": "select insert update delete",
+	}},
+	"kinora_worker": {provider.WorkerService, map[string]string{
+		"migrations": "select", "tasks": "select insert update delete", "task_groups": "select insert update delete", "task_trail": "select insert delete",
 	}},
 	"kinora_appender": {provider.AnyService, map[string]string{"migrations": "select", "streams": "select insert update", "events": "select insert", "outbox": "insert"}},
 }

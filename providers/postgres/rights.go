@@ -12,12 +12,14 @@ import (
 // appender must have the rights to insert into the outbox and to identify the log if the DB has a
 // route.
 var (
-	relayNeeds  = rights("migrations: select", "outbox: select update delete")
+	relayNeeds  = rights("migrations: select", "outbox: select update delete", "leases: select insert update delete")
 	runnerNeeds = rights("migrations: select", "generations: select", "markers: select insert delete", "low_water_marks: select insert update",
 		"parked: select insert update delete", "holds: select insert update delete", "runners: select insert update delete",
 		"in_flight: select insert update delete", "checkpoints: select insert update", "leases: select insert update delete")
 	appenderNeeds = rights("migrations: select", "streams: select insert update", "events: select insert")
-	routeNeeds    = rights("outbox: insert", "incarnation: select")
+	workerNeeds   = rights("migrations: select", "tasks: select insert update delete", "task_groups: select insert update delete",
+		"task_trail: select insert delete")
+	routeNeeds = rights("outbox: insert", "incarnation: select")
 )
 
 // right is a right on a table.
@@ -35,7 +37,7 @@ func rights(lines ...string) (all []right) {
 
 // asked are all rights, each once, which stateSQL looks at.
 var asked = func() (all []right) {
-	for _, r := range slices.Concat(relayNeeds, runnerNeeds, appenderNeeds, routeNeeds) {
+	for _, r := range slices.Concat(relayNeeds, runnerNeeds, workerNeeds, appenderNeeds, routeNeeds) {
 		if !slices.Contains(all, r) {
 			all = append(all, r)
 		}
@@ -50,12 +52,14 @@ func (db *Provider) lacks(service provider.Service, missing []right) []string {
 	if db.cfg.Route != nil {
 		appender = slices.Concat(appenderNeeds, routeNeeds)
 	}
-	services := [][]right{appender, runnerNeeds, relayNeeds}
+	services := [][]right{appender, runnerNeeds, relayNeeds, workerNeeds}
 	switch service {
 	case provider.RelayService:
 		services = [][]right{relayNeeds}
 	case provider.RunnerService:
 		services = [][]right{runnerNeeds}
+	case provider.WorkerService:
+		services = [][]right{workerNeeds}
 	}
 	var fewest []string
 	for i, needs := range services {

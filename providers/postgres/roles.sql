@@ -7,7 +7,8 @@
 --                     alter role deploy in database shop set role kinora_owner
 --   kinora_appender   appends events with entries, reads streams and the log, starts and answers
 --                     tasks; changes no event, claims nothing
---   kinora_relay      claims, marks, holds, requeues, skips and deletes entries; sees no event
+--   kinora_relay      claims, marks, holds, requeues, skips and deletes entries; takes leases; sees no
+--                     event
 --   kinora_projector  marks, parks, replays, skips, prunes markers, switches generations, emits,
 --                     reads streams and the log, moves checkpoints, leases their readers, starts
 --                     and answers tasks; claims nothing. Grant it the read model's tables

@@ -2,6 +2,7 @@ package postgres_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
@@ -77,8 +78,10 @@ func roleOps(t *testing.T) map[string]func(ctx context.Context, db *postgres.DB)
 			}
 			return err
 		},
-		"relay":   relays,
-		"project": projects,
+		"relay":                  relays,
+		"start and answer tasks": startsTasks,
+		"work":                   works,
+		"project":                projects,
 		"decide": func(ctx context.Context, db *postgres.DB) error {
 			// a role that must not decide has no right to this
 			if _, err := db.Pool().Exec(ctx, `update kinora.parked set reason = ''`); err != nil {
@@ -114,9 +117,10 @@ func roleOps(t *testing.T) map[string]func(ctx context.Context, db *postgres.DB)
 func TestRolesHaveExactlyTheirRights(t *testing.T) {
 	t.Parallel()
 	may := map[string][]string{
-		"kinora_appender":  {"append", "read streams", "read the log"},
+		"kinora_appender":  {"append", "read streams", "read the log", "start and answer tasks"},
 		"kinora_relay":     {"relay", "delete entries"},
-		"kinora_projector": {"project", "decide", "prune", "delete markers", "read streams", "read the log"},
+		"kinora_projector": {"project", "decide", "prune", "delete markers", "read streams", "read the log", "start and answer tasks"},
+		"kinora_worker":    {"work", "start and answer tasks"},
 		"kinora_reader":    {"read streams", "read the log", "inspect"},
 	}
 	for role, can := range may {
@@ -173,6 +177,68 @@ func TestAMigratorMigratesAsTheOwner(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// startsTasks runs all operations of a service that starts tasks.
+func startsTasks(ctx context.Context, db *postgres.DB) error {
+	return db.Transact(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		tasks := db.TasksIn(tx)
+		if err := tasks.EnqueueGroup(ctx, provider.TaskGroupDraft{ID: "g", Kind: "t/g", Data: json.RawMessage("1"), Tasks: []provider.TaskDraft{draft("in g")}}); err != nil {
+			return err
+		}
+		for _, drafts := range [][]provider.TaskDraft{{draft("a")}, {draft("a")}, {draft("b"), draft("c")}} {
+			if err := tasks.Enqueue(ctx, drafts...); err != nil {
+				return err
+			}
+		}
+		if _, err := tasks.Answer(ctx, provider.TaskAnswer{Task: "a", Name: "w", ID: "m", Out: json.RawMessage("1")}); err != nil {
+			return err
+		}
+		if _, err := tasks.Postpone(ctx, "b", time.Now()); err != nil {
+			return err
+		}
+		_, err := tasks.Cancel(ctx, "c")
+		return err
+	})
+}
+
+// works runs all operations of a worker.
+func works(ctx context.Context, db *postgres.DB) error {
+	if _, err := db.TaskKinds(ctx, "t"); err != nil {
+		return err
+	}
+	if _, err := db.ChangeTasks(ctx, []provider.TaskChange{{ID: "none", To: provider.TaskDone}}); err != nil {
+		return err
+	}
+	if err := startsTasks(ctx, db); err != nil {
+		return err
+	}
+	for _, store := range []provider.Tasks{db, struct{ provider.Tasks }{db}} {
+		tasks, err := provider.ClaimTasks(ctx, store, provider.TaskQuery{Kinds: []string{"t/a"}}, claim.Terms{Limit: 1})
+		if err != nil || len(tasks) == 0 {
+			return errors.Join(err, errors.New("nothing is claimed"))
+		}
+		if _, err := db.RenewTasks(ctx, tasks, time.Minute); err != nil {
+			return err
+		}
+		err = db.Do(ctx, provider.Unit{}, func(ctx context.Context, tx pgx.Tx, _ provider.Found) (provider.Closing, error) {
+			changed, err := db.TasksIn(tx).Change(ctx, provider.TaskChange{ID: tasks[0].ID, Token: tasks[0].Token, To: provider.TaskDone})
+			if err == nil && !changed.Applied && !tasks[0].Undo {
+				err = errors.New("not applied")
+			}
+			return provider.Closing{Output: []outbox.Message{{Topic: "t"}}}, err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if _, err := db.RequeueTasks(ctx, provider.TaskFilter{}, ann); err != nil {
+		return err
+	}
+	if _, err := db.DeleteTasks(ctx, provider.TaskRetention{}, 10); err != nil {
+		return err
+	}
+	return db.ReadyFor(ctx, provider.WorkerService)
+}
+
 // relays runs all operations of a relay.
 func relays(ctx context.Context, db *postgres.DB) error {
 	if _, err := provider.ClaimEntries(ctx, db, provider.EntryQuery{}, claim.Terms{Lease: time.Millisecond}); err != nil {
@@ -191,6 +257,13 @@ func relays(ctx context.Context, db *postgres.DB) error {
 		return err
 	}
 	if _, err := db.HoldEntries(ctx, time.Second, 10); err != nil {
+		return err
+	}
+	terms := claim.Terms{Token: claim.NewToken(), Lease: time.Millisecond}
+	if _, err := db.AcquireLease(ctx, "prune-entries", terms); err != nil {
+		return err
+	}
+	if err := db.ReleaseLease(ctx, "prune-entries", terms.Token); err != nil {
 		return err
 	}
 	_, _, err := db.DeleteEntries(ctx, outbox.EntryRetention{Published: 1}, 0)

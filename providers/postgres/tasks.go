@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -92,7 +93,7 @@ func (db *Provider) ClaimTasks(ctx context.Context, q provider.TaskQuery, t clai
 			malformed = append(malformed, abandonMalformed(task))
 		}
 		return task, err
-	}, db.q(claimTasksSQL), some(q.Kinds), q.Alone, limit, max(q.Attempts, 0), uuid.UUID(t.Token), t.Holder, t.Lease.Microseconds())
+	}, db.q(claimTasksSQL), kindsOf(q), q.Alone, limit, max(q.Attempts, 0), uuid.UUID(t.Token), t.Holder, t.Lease.Microseconds())
 	crash.Point("claim tasks: after")
 	if err == nil && len(malformed) > 0 {
 		readable := tasks[:0]
@@ -105,6 +106,11 @@ func (db *Provider) ClaimTasks(ctx context.Context, q provider.TaskQuery, t clai
 		_, err = db.ChangeTasks(ctx, malformed)
 	}
 	return tasks, ofOwn(ctx, wrap("claim tasks", clear(err)))
+}
+
+// kindsOf returns each kind once.
+func kindsOf(q provider.TaskQuery) []string {
+	return slices.Compact(slices.Sorted(slices.Values(q.Kinds)))
 }
 
 func abandonMalformed(t provider.Task) provider.TaskChange {
@@ -129,7 +135,7 @@ func (db *Provider) TaskCandidates(ctx context.Context, q provider.TaskQuery, li
 	if err := provider.CheckStorable("query.kinds", q.Kinds...); err != nil {
 		return nil, wrap("read due tasks", err)
 	}
-	tasks, err := collect(ctx, db.pool, scanTask, db.q(taskCandidatesSQL), planned, some(q.Kinds), q.Alone, limit)
+	tasks, err := collect(ctx, db.pool, scanTask, db.q(taskCandidatesSQL), planned, kindsOf(q), q.Alone, limit)
 	return tasks, ofOwn(ctx, wrap("read due tasks", clear(err)))
 }
 
@@ -140,12 +146,12 @@ with ck as materialized (select clock_timestamp() t)
 update kinora.tasks o set
 	status     = case when ` + takenApart + ` then 'failed' else 'claimed' end,
 	suspect    = o.suspect or ` + takenApart + `,
-	vanished   = case when o.status = 'claimed' then least(o.vanished + 1, 1000000000) else o.vanished end,
+	vanished   = case when o.status = 'claimed' then least(o.vanished, 999999999) + 1 else o.vanished end,
 	code       = case when o.status = 'claimed' then 'vanished' else o.code end,
 	token      = case when ` + takenApart + ` then null else $2::uuid end,
 	claimed_by = case when ` + takenApart + ` then o.claimed_by else $3::text end,
 	doubt      = o.doubt or not o.undo and not ` + takenApart + `,
-	attempts   = case when ` + takenSpent + ` or ` + takenApart + ` then o.attempts else least(o.attempts + 1, 1000000000) end,
+	attempts   = case when ` + takenSpent + ` or ` + takenApart + ` then o.attempts else least(o.attempts, 999999999) + 1 end,
 	next_at    = case when ` + takenApart + ` then o.next_at else ck.t + $4::bigint * interval '1 microsecond' end
 from ck
 where o.id = $1::text and o.open and o.version = $6::bigint and o.status = $7::text and o.attempts = $8::int and o.token is not distinct from $9::uuid

@@ -19,7 +19,7 @@ import (
 const (
 	changeTasksSQL = `
 select n, undo, version, group_id
-from kinora.change_tasks($1::text[], $2::uuid[], $3::text[], $4::bigint[], $5::jsonb[], $6::text[], $7::boolean[], $8::text[], $9::boolean[], $10::jsonb[], $11::text[])`
+from kinora.change_tasks($1::text[], $2::text[]::uuid[], $3::text[], $4::bigint[], $5::jsonb[], $6::text[], $7::boolean[], $8::text[], $9::boolean[], $10::jsonb[], $11::text[])`
 
 	tasksByIDSQL = `
 select ` + taskColumns + ` from unnest($1::text[]) n(id), lateral (select * from kinora.tasks where id = n.id limit 1) o`
@@ -92,12 +92,12 @@ func inOrder(changes []provider.TaskChange) []int {
 // changeArgs returns the arguments of changeTasksSQL, in this order.
 func changeArgs(changes []provider.TaskChange, order []int) ([]any, error) {
 	n := len(changes)
-	ids, tokens, to, after := make([]string, n), make([]uuid.UUID, n), make([]string, n), make([]int64, n)
+	ids, tokens, to, after := make([]string, n), make([]string, n), make([]string, n), make([]int64, n)
 	slots, open, progress := make([]*string, n), make([]string, n), make([]bool, n)
 	gaveUp, doubts, results, codes := make([]string, n), make([]bool, n), make([]*string, n), make([]string, n)
 	for i, at := range order {
 		c := &changes[at]
-		ids[i], tokens[i], to[i], open[i], progress[i] = c.ID, uuid.UUID(c.Token), string(c.To), c.Open, c.Progress
+		ids[i], tokens[i], to[i], open[i], progress[i] = c.ID, uuid.UUID(c.Token).String(), string(c.To), c.Open, c.Progress
 		gaveUp[i], doubts[i], codes[i] = c.GiveUp, c.Doubt, c.Code
 		if after[i] = c.After.Microseconds(); c.After > 0 {
 			after[i] = max(after[i], 1)

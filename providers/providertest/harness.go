@@ -173,7 +173,7 @@ func Log[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 func Outbox[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	claiming := slices.Concat(claimCases, markCases, guardCases, crashCases, heldCases, inspectCases, crowdCases, foreignClaimCases)
 	t.Run("Entries", func(t *testing.T) {
-		run(t, open, differences, provider.ClaimEntries, slices.Concat(entryCases, retentionCases, foreignCases, entryFilterCases))
+		run(t, open, differences, provider.ClaimEntries, slices.Concat(entryCases, pathCases, retentionCases, foreignCases, entryFilterCases))
 	})
 	t.Run("Claim", func(t *testing.T) { run(t, open, differences, provider.ClaimEntries, claiming) })
 	t.Run("ClaimPortably", func(t *testing.T) { run(t, open, differences, provider.ClaimEntriesPortably, claiming) })
@@ -227,12 +227,15 @@ func Tasks[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 		t.Run(name, func(t *testing.T) {
 			runTasks(t, open, differences, claims, []group{
 				{name: "States", cases: taskStateCases}, {name: "Claims", cases: taskClaimCases}, {name: "Vanished", cases: taskVanishedCases},
+				{name: "Model", cases: taskModelCases},
 			})
 		})
 	}
 	runTasks(t, open, differences, provider.ClaimTasks, []group{
 		{name: "Enqueue", cases: taskEnqueueCases}, {name: "Changes", cases: taskChangeCases}, {name: "Answers", cases: taskAnswerCases}, {name: "Groups", cases: taskGroupCases},
 		{name: "Inspector", cases: taskInspectCases}, {name: "Retention", cases: taskRetentionCases},
+		{name: "Races", cases: taskRaceCases}, {name: "Crowds", cases: taskGroupRaces}, {name: "Wakes", cases: taskWakeCases},
+		{name: "OneConnection", cases: taskGroupRaces, options: Options{Conns: 1}},
 	})
 }
 

@@ -46,6 +46,9 @@ values (?1, ?2, ?3, x'78', ?4, ?5, ?5 <> 'published', ?6, ?7, ?8, ?9)`,
 
 func fixture(t testing.TB, path string, o providertest.Options) providertest.Fixture[*sql.Tx] {
 	db := openAt(t, path, &sqlite.Config{Route: o.Route, MaxPayload: o.MaxPayload, RequeueWindow: o.RequeueWindow})
+	if o.Conns > 0 {
+		db.SQL().SetMaxOpenConns(o.Conns)
+	}
 	add := func(ctx context.Context, tx *sql.Tx, key string, n int) error {
 		_, err := tx.ExecContext(ctx, addToTotal, key, n)
 		return err

@@ -30,10 +30,10 @@
 // all of them and rolls the unit back: inside the rows of another query, a handler must not
 // continue after a query that timed out.
 //
-// Leases, and the messages in flight of careful runners, are committed without a sync. They
-// survive the end of the process. A loss of power may lose them, and nothing else. A runner
-// cannot renew its lease while a handler runs in any process that shares the file: make the lease
-// longer than handlers take.
+// Leases, renewals of tasks, and the messages in flight of careful runners, are committed without a
+// sync. They survive the end of the process. A loss of power may lose them, and nothing else. Runners
+// and workers cannot renew leases while a handler's transaction is open in any process that shares
+// the file: make leases longer than such handlers take.
 //
 // The driver is modernc.org/sqlite.
 package sqlite

@@ -176,18 +176,16 @@ func (d *Provider) ChangeTasks(ctx context.Context, changes []provider.TaskChang
 const renewTask = `
 update kinora_tasks set next_at = ` + clock + ` + ?3 where id = ?1 and status = 'claimed' and token = ?2`
 
-// RenewTasks implements provider.Tasks. Another write transaction has all tasks locked: RenewTasks
-// waits only briefly for it to end, and then renews and reports no task. A loss of power, which ends
-// the workers too, may lose its commit.
+// RenewTasks implements provider.Tasks. No row has a lock of its own: RenewTasks waits, as every
+// write does, until no other transaction writes or ctx ends. Meanwhile nobody can claim a task. A loss
+// of power, which ends the workers too, may lose its commit.
 func (d *Provider) RenewTasks(ctx context.Context, tasks []provider.Task, lease time.Duration) (late []string, err error) {
 	if len(tasks) == 0 {
 		return nil, nil
 	}
-	wait, cancel := context.WithTimeout(ctx, min(lease/4, time.Second))
-	defer cancel()
-	err = d.writeTx(unsynced(wait), func(u *unit) error {
+	err = d.writeTx(unsynced(ctx), func(u *unit) error {
 		for _, t := range tasks {
-			n, err := u.changed(wait, renewTask, t.ID, tokenOf(t.Token), millis(lease))
+			n, err := u.changed(ctx, renewTask, t.ID, tokenOf(t.Token), millis(lease))
 			if err != nil {
 				return err
 			}
@@ -197,9 +195,6 @@ func (d *Provider) RenewTasks(ctx context.Context, tasks []provider.Task, lease 
 		}
 		return nil
 	})
-	if err != nil && wait.Err() != nil && ctx.Err() == nil {
-		return nil, nil
-	}
 	return result(late, "renew tasks", err)
 }
 

@@ -14,10 +14,10 @@ import (
 // of other kinds and tasks that wait cost nothing. The kinds take turns. It reads the clock once, and
 // the long columns only of the tasks that it returns.
 const (
-	taskCandidates    = selectTurns + `kinora_tasks_due where open = 1 and suspect = 0` + inTurns
-	suspectCandidates = selectTurns + `kinora_tasks_suspect where open = 1 and suspect = 1` + inTurns
+	taskCandidates    = `with` + turnsOf + `kinora_tasks_due where open = 1 and suspect = 0` + inTurns
+	suspectCandidates = `with` + turnsOf + `kinora_tasks_suspect where open = 1 and suspect = 1` + inTurns
 
-	selectTurns = `with` + ckOnce + `,
+	turnsOf = ckOnce + `,
 kinds (kind) as materialized (select distinct value from json_each(?2)),
 turns (task, due, turn) as materialized (
 	select p.id, p.next_at, row_number() over (partition by p.kind order by p.next_at, p.id)
@@ -62,7 +62,7 @@ update kinora_tasks set
 	doubt      = doubt or undo = 0,
 	attempts   = iif(` + secondInRow + ` or ` + isSpent + `, attempts, min(attempts, 999999999) + 1),
 	vanished   = iif(status = 'claimed', min(vanished, 999999999) + 1, vanished),
-	code       = iif(status = 'claimed', '` + provider.CodeVanished + `', code)
+	code       = iif(status = 'claimed', 'vanished', code)
 where id = ?1 and open = 1 and version = ?2 and status = ?3 and attempts = ?4 and token is ?5 and next_at <= ` + claimedAt + `
 returning ` + taskColumns + `, coalesce(wait_until <= ` + claimedAt + `, 0)`
 

@@ -58,6 +58,9 @@ func runPoints(r *run) {
 	}
 	deal := func() {
 		for _, point := range points {
+			if isTaskPoint(point) { // see the cell task-points
+				continue
+			}
 			first, _, _ := strings.Cut(strings.ReplaceAll(point, ":", " "), " ")
 			who, ok := pointRole[first]
 			if !ok {

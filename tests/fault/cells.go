@@ -25,4 +25,9 @@ var cells = []*cell{
 	newProjectorCell,
 	moveCell,
 	readersCell,
+	taskPointsCell,
+	taskTransferCell,
+	taskErasureCell,
+	taskCodeCell,
+	taskKillersCell,
 }

@@ -53,6 +53,9 @@ func (p *process) begin() error {
 	}
 	cmd := exec.Command(binary)
 	cmd.Env = append(os.Environ(), roleEnv+"="+string(text), "KINORA_CRASH_POINT="+p.Point, fmt.Sprintf("%s=%d", skewEnv, int(p.Skew/time.Second)))
+	if p.Stops {
+		cmd.Env = append(cmd.Env, "KINORA_CRASH_STOPS=yes")
+	}
 	cmd.Stdout, cmd.Stderr = log, log
 	// A Ctrl-C goes to the suite only.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
@@ -130,12 +133,14 @@ func (p *process) kill() (counts bool) {
 
 // awaitStopped waits until the kernel has stopped all threads of the process.
 func (p *process) awaitStopped() {
-	path := fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid)
-	p.r.await(p.Name+" to stop", 5*time.Second, func() bool {
-		text, err := os.ReadFile(path)
-		_, after, _ := strings.Cut(string(text), ") ")
-		return err != nil || strings.HasPrefix(after, "T")
-	})
+	p.r.await(p.Name+" to stop", 5*time.Second, p.isStopped)
+}
+
+// isStopped reports whether the process is stopped, or gone.
+func (p *process) isStopped() bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+	_, after, _ := strings.Cut(string(text), ") ")
+	return err != nil || strings.HasPrefix(after, "T")
 }
 
 // restart kills the process and begins its next life.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -30,6 +31,7 @@ const (
 	relaying  role = "relay"
 	running   role = "runner"
 	reading   role = "reader"
+	laboring  role = "worker"
 )
 
 // settings configure a child.
@@ -49,6 +51,7 @@ type settings struct {
 	Attempts int
 	Skew     time.Duration // error of its clock, in whole seconds (see skewed.go)
 	Point    string        // crash point at which it kills itself, with the build tag kinora_fault
+	Stops    bool          // it stops itself there instead
 
 	Streams int  // producer: number of streams with commands at a time
 	Hot     int  // producer: number of them that get most commands
@@ -85,6 +88,7 @@ type work struct {
 	status *status
 	trace  *trace
 	db     *postgres.DB
+	http   *http.Client // of a worker
 }
 
 // child runs the program as a child until SIGTERM.
@@ -166,6 +170,8 @@ func (w *work) life(ctx context.Context) (err error) {
 		return w.project(ctx)
 	case reading:
 		return w.read(ctx)
+	case laboring:
+		return w.labor(ctx)
 	}
 	return fmt.Errorf("unknown role %q", w.Role)
 }

@@ -198,6 +198,11 @@ func newArms[Tx any](w *work, s *started, u provider.Units[Tx], exec func(contex
 						return nil, err
 					}
 				}
+				if exact {
+					if err := w.transfers(ctx, tx, e); err != nil {
+						return nil, err
+					}
+				}
 				out, err := w.output(ctx, tx, exact, e)
 				if err != nil {
 					return nil, err

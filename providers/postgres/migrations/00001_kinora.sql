@@ -504,7 +504,7 @@ begin
 	with seen as materialized (
 		select p.*, row_number() over (partition by p.kind order by p.next_at, p.id) as turn
 		from unnest(kinds) k(kind), lateral (
-			select o.id, o.kind, o.next_at, o.status = 'claimed' as gone,
+			select o.id, o.kind, o.next_at,
 				o.status = 'claimed' and attempts_limit > 0 and o.attempts >= attempts_limit as spent,
 				o.status = 'claimed' and not o.suspect and o.vanished >= 1 as again
 			from kinora.tasks o
@@ -512,24 +512,27 @@ begin
 			order by o.next_at, o.id limit most
 			for update of o skip locked) p),
 	picked as materialized (
-		select s.id, s.next_at, s.turn, s.gone, s.spent, s.again and not s.spent as apart
-		from seen s order by s.turn, s.next_at, s.id limit most),
+		select s.id, s.next_at, s.turn, s.spent, s.again and not s.spent as apart from seen s order by s.turn, s.next_at, s.id limit most),
+	-- Arrays of ids leave the planner only lookups.
+	suspects as (
+		update kinora.tasks o set status = 'failed', suspect = true, vanished = least(o.vanished, 999999999) + 1, code = 'vanished', token = null
+		where o.id = any(array(select p.id from picked p where p.apart))),
 	taken as (
 		update kinora.tasks o set
-			status     = case when p.apart then 'failed' else 'claimed' end,
-			suspect    = o.suspect or p.apart,
-			vanished   = case when p.gone then least(o.vanished + 1, 1000000000) else o.vanished end,
-			code       = case when p.gone then 'vanished' else o.code end,
-			token      = case when p.apart then null else new_token end,
-			claimed_by = case when p.apart then o.claimed_by else holder end,
-			doubt      = o.doubt or not o.undo and not p.apart,
-			attempts   = case when p.spent or p.apart then o.attempts else least(o.attempts + 1, 1000000000) end,
-			next_at    = case when p.apart then o.next_at else ck + lease * interval '1 microsecond' end
-		from picked p where o.id = p.id
-		returning o.*, p.apart, p.spent, p.turn, p.next_at as was_due)
+			status     = 'claimed',
+			vanished   = case when o.status = 'claimed' then least(o.vanished, 999999999) + 1 else o.vanished end,
+			code       = case when o.status = 'claimed' then 'vanished' else o.code end,
+			token      = new_token,
+			claimed_by = holder,
+			doubt      = o.doubt or not o.undo,
+			attempts   = case when o.status = 'claimed' and attempts_limit > 0 and o.attempts >= attempts_limit then o.attempts
+				else least(o.attempts, 999999999) + 1 end,
+			next_at    = ck + lease * interval '1 microsecond'
+		where o.id = any(array(select p.id from picked p where not p.apart))
+		returning o.*)
 	select o.id, o.kind, o.group_id, o.group_kind, o.input, o.state, o.result, o.undo, o.why, o.doubt,
-		o.version, o.attempts, o.vanished, o.suspect, o.waits, coalesce(o.wait_until <= ck, false), o.spent, o.code, o.next_at, o.created_at
-	from taken o where not o.apart order by o.turn, o.was_due, o.id;
+		o.version, o.attempts, o.vanished, o.suspect, o.waits, coalesce(o.wait_until <= ck, false), p.spent, o.code, o.next_at, o.created_at
+	from taken o join picked p on p.id = o.id order by p.turn, p.next_at, p.id;
 end
 $$;
 

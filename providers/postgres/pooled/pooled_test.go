@@ -3,7 +3,9 @@
 package pooled_test
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -38,7 +40,7 @@ func TestConformanceThroughAPooler(t *testing.T) {
 		open := func(t testing.TB, o providertest.Options) *postgres.DB {
 			t.Helper()
 			cfg := pgconform.Config(o)
-			dsn := p.DSN(t, postgrestest.DSN(t, cfg, pgconform.Totals), "default_query_exec_mode="+mode, "pool_max_conns=16")
+			dsn := p.DSN(t, postgrestest.DSN(t, cfg, pgconform.Totals), "default_query_exec_mode="+mode, fmt.Sprint("pool_max_conns=", cmp.Or(o.Conns, 16)))
 			db, err := postgres.Open(context.Background(), dsn, cfg)
 			require.NoError(t, err)
 			t.Cleanup(db.Close)

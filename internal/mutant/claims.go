@@ -1,0 +1,98 @@
+package mutant
+
+// claims lists the mutants of the paths of a claim, of its backoff, and of maintenance under leases.
+var claims = []Mutant{
+	{
+		Name:  "claim_waits",
+		What:  "a claim waits for entries that other transactions have locked",
+		Edits: []Edit{{File: "providers/postgres/claim.go", Old: "for update of o skip locked", New: "for update of o", Count: 2}},
+		Tests: []Test{{"./providers/postgres", "TestAClaimSkipsLockedEntries"}},
+	},
+	{
+		Name: "claim_unsorted",
+		What: "a claim returns entries in the order in which the database returned their rows",
+		Edits: []Edit{{
+			File: "providers/postgres/claim.go",
+			Old:  "return cmp.Compare(a.Seq, b.Seq) })",
+			New:  "return 0 * cmp.Compare(a.Seq, b.Seq) })",
+		}},
+		Tests: []Test{{"./providers/postgres", "TestAClaimIsSortedBySeq"}},
+	},
+	{
+		Name: "no_fast_path",
+		What: "a claim takes one entry after another although the store has BatchClaimer",
+		Edits: []Edit{{
+			File: "provider/claim_entries.go",
+			Old:  "if b, ok := s.(BatchClaimer); ok {",
+			New:  "if b, ok := s.(BatchClaimer); ok && b == nil {",
+		}},
+		Tests: []Test{
+			{"./providers/memory", "TestConformance/Outbox/Entries/the_path_of_a_claim"},
+			{"./providers/sqlite", "TestConformance/Outbox/Entries/the_path_of_a_claim"},
+			{"./providers/postgres", "TestConformance/Outbox/Entries/the_path_of_a_claim"},
+		},
+	},
+	{
+		Name: "no_portable_path",
+		What: "a portable claim uses BatchClaimer",
+		Edits: []Edit{{File: "provider/claim_entries.go", Old: "	return claim.Portable(ctx, t,", New: `	if b, ok := s.(BatchClaimer); ok {
+		return b.ClaimEntries(ctx, q, t)
+	}
+	return claim.Portable(ctx, t,`}},
+		Tests: []Test{{"./providers/memory", "TestConformance/Outbox/Entries/the_path_of_a_claim"}},
+	},
+	{
+		Name: "claim_in_transaction",
+		What: "a transaction of the caller has claims",
+		Edits: []Edit{{File: "providers/memory/claim.go", Old: "// lane identifies", New: `func (t *Tx) ClaimEntries(ctx context.Context, q provider.EntryQuery, terms claim.Terms) ([]provider.Entry, error) {
+	return t.db.ClaimEntries(ctx, q, terms)
+}
+
+// lane identifies`}},
+		Tests: []Test{{"./providers/memory", "TestConformance/Outbox/Entries/no_claim_in_a_transaction"}},
+	},
+	{
+		Name: "no_jitter",
+		What: "relays and runners ignore the jitter of their backoff",
+		Edits: []Edit{
+			{File: "outbox/publish.go", Old: "		m.After, _ = b.cfg.Backoff.Delay(", New: `		exact := b.cfg.Backoff
+		exact.Jitter = 0
+		m.After, _ = exact.Delay(`},
+			{File: "projector/unit.go", Old: "		row.After, _ = retry.Delay(", New: `		exact := retry
+		exact.Jitter = 0
+		row.After, _ = exact.Delay(`},
+		},
+		Tests: []Test{
+			{"./outbox", "TestRelayAppliesItsJitter"},
+			{"./projector", "TestRunnerAppliesItsJitter"},
+		},
+	},
+	{
+		Name: "all_sweep",
+		What: "every relay and every runner deletes old rows at the same time",
+		Edits: []Edit{{
+			File: "internal/sweep/sweep.go",
+			Old:  "if more, err = t.Leases.AcquireLease(ctx, t.Name, terms); !more || err != nil {",
+			New:  "if _, err = t.Leases.AcquireLease(ctx, t.Name, terms); err != nil {",
+		}},
+		Tests: []Test{
+			{"./outbox", "TestOneRelayDeletesOldEntries"},
+			{"./projector", "TestOneRunnerDeletesOldMarkers"},
+		},
+	},
+	{
+		Name:  "sweep_ends_with_its_process",
+		What:  "after a process has died while it deleted old rows, no other process takes over",
+		Edits: []Edit{{File: "internal/sweep/sweep.go", Old: "length = 15 * time.Second", New: "length = 1000 * time.Hour"}},
+		Tests: []Test{
+			{"./outbox", "TestOneRelayDeletesOldEntries"},
+			{"./projector", "TestOneRunnerDeletesOldMarkers"},
+		},
+	},
+	{
+		Name:  "sweep_not_released",
+		What:  "a process that has deleted all old rows keeps its lease",
+		Edits: []Edit{{File: "internal/sweep/sweep.go", Old: "ReleaseLease(limited, t.Name, terms.Token)", New: "ReleaseLease(limited, t.Name, claim.Token{})"}},
+		Tests: []Test{{"./outbox", "TestOneRelayDeletesOldEntries"}},
+	},
+}

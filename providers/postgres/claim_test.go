@@ -1,0 +1,64 @@
+package postgres_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
+	"github.com/kinora-go/kinora/providers/postgres"
+	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
+	"github.com/stretchr/testify/require"
+)
+
+// claimQueries has a query for each claim statement.
+var claimQueries = []provider.EntryQuery{
+	{}, {Near: true}, {Unordered: true},
+	{Topics: []string{"t"}}, {Topics: []string{"t"}, Near: true}, {Topics: []string{"t"}, Unordered: true},
+}
+
+// A claim takes the entries that no other transaction has locked, and waits for none.
+func TestAClaimSkipsLockedEntries(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.OpenBusy(t, nil)
+	fill(t, db, 5, 5)
+	other := begin(t, db)
+	var locked int
+	require.NoError(t, other.QueryRow(t.Context(), `select count(*) from (select from kinora.outbox order by id limit 2 for update) o`).Scan(&locked))
+	require.Equal(t, 2, locked)
+	for _, q := range claimQueries {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		taken, err := provider.ClaimEntries(ctx, db, q, claim.Terms{Lease: time.Hour})
+		cancel()
+		require.NoError(t, err, "%+v: the claim must not wait", q)
+		require.Equal(t, []int64{3, 4, 5}, seqs(taken), "%+v", q)
+		markAll(t, db, taken, outbox.Mark{To: outbox.Pending})
+	}
+	require.NoError(t, other.Rollback(t.Context()))
+	taken, err := provider.ClaimEntries(t.Context(), db, claimQueries[0], claim.Terms{Lease: time.Hour})
+	require.NoError(t, err)
+	require.Equal(t, []int64{1, 2, 3, 4, 5}, seqs(taken))
+}
+
+// The rows of a claim may come in any order, here in that of the table. The entries are in order
+// of Seq.
+func TestAClaimIsSortedBySeq(t *testing.T) {
+	t.Parallel()
+	scanning, err := pgxpool.New(t.Context(), postgrestest.DSN(t, nil)+"&enable_nestloop=off&enable_mergejoin=off&enable_indexscan=off&enable_bitmapscan=off")
+	require.NoError(t, err)
+	defer scanning.Close()
+	db, err := postgres.New(scanning, nil)
+	require.NoError(t, err)
+	_, err = scanning.Exec(t.Context(), `
+		insert into kinora.outbox (id, message_id, topic, key, payload, headers, next_attempt_at, created_at) overriding system value
+		select g, g, 't', g, '', '{}', now(), now() from generate_series(50, 1, -1) g`)
+	require.NoError(t, err)
+	taken, err := provider.ClaimEntries(t.Context(), db, provider.EntryQuery{}, claim.Terms{Lease: time.Hour})
+	require.NoError(t, err)
+	require.Len(t, taken, 50)
+	require.True(t, slices.IsSorted(seqs(taken)), "%v", seqs(taken))
+}

@@ -1,0 +1,770 @@
+package task_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
+	"github.com/kinora-go/kinora/task"
+	"github.com/stretchr/testify/require"
+)
+
+// A task that was postponed while it ran is claimed again by the same worker. The end of the first
+// run does not end the renewals of the second.
+func TestTheEndOfAnOldClaimKeepsTheNewOne(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var runs atomic.Int64
+		first := make(chan struct{})
+		kind := task.Define("mail/remind", func(ctx context.Context, _ run, _ int) (int, error) {
+			switch runs.Add(1) {
+			case 1:
+				<-first
+			case 2:
+				select {
+				case <-time.After(5 * time.Minute):
+				case <-ctx.Done():
+				}
+			}
+			return 0, nil
+		})
+		w.start(w.worker(task.WorkerConfig{Lease: 30 * time.Second, Timeout: time.Hour}, kind))
+		w.enqueue(kind.New("a", 1))
+		time.Sleep(2 * time.Second)
+		w.in(func(ctx context.Context, tx task.Tx) {
+			ok, err := tx.Postpone(ctx, "a", time.Now())
+			require.NoError(w, err)
+			require.True(w, ok)
+		})
+		time.Sleep(30 * time.Second) // until a renewal reports that it was lost
+		require.EqualValues(w, 2, runs.Load())
+		close(first)
+		got := w.becomes("a", task.Done)
+		require.EqualValues(w, 2, runs.Load(), "the lease of the second run was not renewed")
+		require.Zero(w, got.Vanished)
+	})
+}
+
+// slowRenew is a store whose next renewal waits for a function.
+type slowRenew struct {
+	*failing
+	before atomic.Pointer[func()]
+}
+
+func (s *slowRenew) RenewTasks(ctx context.Context, tasks []provider.Task, lease time.Duration) ([]string, error) {
+	if f := s.before.Swap(nil); f != nil {
+		(*f)()
+	}
+	return s.DB.RenewTasks(ctx, tasks, lease)
+}
+
+// A task waits, is answered and is claimed again while a renewal of its last claim is in progress.
+// The renewal reports the old claim as late, and the new one continues.
+func TestALateReportEndsOnlyItsClaim(t *testing.T) {
+	inWorld(t, func(w *world) {
+		db := &slowRenew{failing: &failing{DB: w.db, broken: func(string) error { return nil }}}
+		ready := make(chan struct{})
+		kind := task.Define("orders/fulfil", func(ctx context.Context, r run, _ int) (int, error) {
+			if _, err := w.step(ctx, r, "first"); err != nil {
+				return 0, err
+			}
+			<-ready
+			if _, err := task.Wait[int](ctx, r, "paid", 0); err != nil {
+				return 0, err
+			}
+			return task.Step(ctx, r, "second", func(ctx context.Context, _ string) (int, error) {
+				select {
+				case <-time.After(10 * time.Second):
+					return 0, nil
+				case <-ctx.Done():
+					return 0, ctx.Err()
+				}
+			}, nil)
+		})
+		renewing := func() {
+			close(ready)
+			w.becomes("a", task.Waiting)
+			w.answer("a", "paid", "m1", "1")
+			w.becomes("a", task.Claimed)
+			time.Sleep(time.Second) // its handler runs
+		}
+		db.before.Store(&renewing)
+		w.start(w.workerOf(db, task.WorkerConfig{Lease: time.Minute}, kind))
+		w.enqueue(kind.New("a", 1))
+		began := time.Now()
+		got := w.becomes("a", task.Done)
+		require.Less(w, time.Since(began), time.Minute, "the new claim was left to its lease")
+		require.Equal(w, 1, got.Attempts+1, "%+v", got)
+		require.NotEqual(w, provider.CodeVanished, got.Code)
+	})
+}
+
+// A canceled task that has not begun has nothing to undo, and its handler is not called: a timer
+// that was canceled does not ring.
+func TestCancelOfATaskThatHasNotBegunCallsNothing(t *testing.T) {
+	inWorld(t, func(w *world) {
+		kind := task.Define("mail/remind", func(_ context.Context, r run, _ int) (int, error) {
+			w.call(r.Key())
+			return 0, nil
+		})
+		w.start(w.worker(task.WorkerConfig{}, kind))
+		w.enqueue(kind.New("a", 1).Later(90 * 24 * time.Hour))
+		w.in(func(ctx context.Context, tx task.Tx) {
+			ok, err := tx.Cancel(ctx, "a")
+			require.NoError(w, err)
+			require.True(w, ok)
+		})
+		w.becomes("a", task.Undone)
+		require.Empty(w, w.called())
+	})
+}
+
+// A task without steps that is canceled while its handler runs is not called a second time.
+func TestCancelDuringACallDoesNotRepeatIt(t *testing.T) {
+	inWorld(t, func(w *world) {
+		kind := task.Define("mail/remind", func(_ context.Context, r run, _ int) (int, error) {
+			w.call(r.Key())
+			time.Sleep(time.Second)
+			return 0, nil
+		})
+		w.start(w.worker(task.WorkerConfig{}, kind))
+		w.enqueue(kind.New("a", 1))
+		time.Sleep(500 * time.Millisecond)
+		w.in(func(ctx context.Context, tx task.Tx) {
+			_, err := tx.Cancel(ctx, "a")
+			require.NoError(w, err)
+		})
+		w.becomes("a", task.Undone)
+		require.Equal(w, []string{"a"}, w.called())
+	})
+}
+
+// A handler that gives up when a step fails does not give up because its worker stops.
+func TestAShutdownIsNoDecisionToGiveUp(t *testing.T) {
+	charge := func(ctx context.Context) error {
+		select {
+		case <-time.After(20 * time.Second):
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	for name, kind := range map[string]*task.Definition[tx, int, int]{
+		"step": task.Define("orders/fulfil", func(ctx context.Context, r run, _ int) (int, error) {
+			_, err := task.Step(ctx, r, "charge", func(ctx context.Context, _ string) (int, error) { return 0, charge(ctx) }, nil)
+			if err != nil {
+				return 0, task.GiveUp("charge_failed")
+			}
+			return 0, nil
+		}),
+		"call": task.Define("orders/fulfil", func(ctx context.Context, _ run, _ int) (int, error) {
+			if charge(ctx) != nil {
+				return 0, task.GiveUp("charge_failed")
+			}
+			return 0, nil
+		}),
+		"transaction": task.DefineTx("orders/fulfil", func(ctx context.Context, _ tx, _ int) (int, []outbox.Message, error) {
+			if charge(ctx) != nil {
+				return 0, nil, task.GiveUp("charge_failed")
+			}
+			return 0, nil, nil
+		}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				stop := w.start(w.worker(task.WorkerConfig{}, kind))
+				w.enqueue(kind.New("a", 1))
+				time.Sleep(2 * time.Second)
+				require.NoError(w, stop())
+				got := w.task("a")
+				require.Equal(w, task.Pending, got.Status)
+				require.False(w, got.Undo, got.Why)
+				require.Zero(w, got.Attempts)
+			})
+		})
+	}
+}
+
+// lostReply is a store whose next unit is committed, and its reply lost.
+type lostReply struct {
+	*failing
+	lose atomic.Bool
+}
+
+func (l *lostReply) Do(ctx context.Context, u provider.Unit, run func(context.Context, tx, provider.Found) (provider.Closing, error)) error {
+	err := l.DB.Do(ctx, u, run)
+	if err == nil && l.lose.CompareAndSwap(true, false) {
+		return &provider.Error{Class: provider.ClassAmbiguous, Err: errors.New("connection reset")}
+	}
+	return err
+}
+
+// The reply to the commit of a step is lost, and the handler gives up because of that error. The
+// step was committed: it is not left as it is.
+func TestALostReplyLeavesNoStepThatIsNotUndone(t *testing.T) {
+	inWorld(t, func(w *world) {
+		db := &lostReply{failing: &failing{DB: w.db, broken: func(string) error { return nil }}}
+		db.lose.Store(true)
+		kind := task.Define("orders/fulfil", func(ctx context.Context, r run, _ int) (int, error) {
+			_, err := task.StepTx(ctx, r, "reserve",
+				func(_ context.Context, tx tx) (int, []outbox.Message, error) {
+					tx.Put("stock", "reserved", 1)
+					return 1, nil, nil
+				},
+				func(_ context.Context, tx tx, _ int) ([]outbox.Message, error) {
+					tx.Delete("stock", "reserved")
+					return nil, nil
+				})
+			if err != nil {
+				return 0, task.GiveUp("not_reserved")
+			}
+			return 0, nil
+		})
+		w.start(w.workerOf(db, task.WorkerConfig{}, kind))
+		w.enqueue(kind.New("a", 1))
+		var got task.Task
+		require.Eventually(w, func() bool { got = w.task("a"); return got.Status.Final() }, time.Hour, time.Second)
+		w.db.View(func(m tx) {
+			_, reserved := m.Get("stock", "reserved")
+			require.Equal(w, got.Status == task.Done, reserved, "the task is %s", got.Status)
+		})
+	})
+}
+
+type appends func(ctx context.Context, r task.Record) error
+
+func (s appends) Append(ctx context.Context, r task.Record) error { return s(ctx, r) }
+
+// A task that has killed its workers up to the limit is not run again because the sink is down, or
+// because the worker that was to abandon it stops.
+func TestASpentTaskIsNeverRunAgain(t *testing.T) {
+	inWorld(t, func(w *world) {
+		kind := task.Define("orders/kill", func(_ context.Context, r run, _ int) (int, error) {
+			w.call(r.Key())
+			return 0, nil
+		})
+		w.enqueue(kind.New("a", 1))
+		require.Len(w, w.take(time.Second, "orders/kill"), 1) // and its worker dies
+		time.Sleep(2 * time.Second)
+		var tries atomic.Int64
+		audit := appends(func(context.Context, task.Record) error {
+			if tries.Add(1) < 3 {
+				return errors.New("down")
+			}
+			return nil
+		})
+		w.start(w.worker(task.WorkerConfig{Audit: audit, Backoff: claim.Backoff{Attempts: 1}}, kind))
+		var got task.Task
+		require.Eventually(w, func() bool {
+			got = w.task("a")
+			return got.Status == task.Abandoned || got.Status.Final()
+		}, time.Hour, time.Second)
+		require.Empty(w, w.called())
+		require.Equal(w, task.Abandoned, got.Status)
+		require.Equal(w, provider.CodeVanished, got.Code)
+	})
+}
+
+// RunOnce ends soon after its context, also if the database is away.
+func TestRunOnceEndsWithItsContext(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var away atomic.Bool
+		db := &failing{DB: w.db, broken: func(string) error {
+			if away.Load() {
+				return errors.New("connection refused")
+			}
+			return nil
+		}}
+		kind := task.Define("mail/welcome", func(context.Context, run, int) (int, error) {
+			away.Store(true)
+			return 0, nil
+		})
+		w.enqueue(kind.New("a", 1))
+		ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
+		defer cancel()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_, _ = w.workerOf(db, task.WorkerConfig{}, kind).RunOnce(ctx)
+		}()
+		select {
+		case <-done:
+		case <-time.After(time.Hour):
+			t.Error("RunOnce has not returned an hour after its context ended")
+		}
+		away.Store(false)
+		<-done
+	})
+}
+
+// Run does not return nil while a handler still runs.
+func TestRunReportsAHandlerThatDoesNotReturn(t *testing.T) {
+	for name, after := range map[string]time.Duration{"in time": time.Second, "after its timeout": time.Minute} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				release := make(chan struct{})
+				defer close(release)
+				kind := task.Define("mail/welcome", func(context.Context, run, int) (int, error) {
+					<-release
+					return 0, nil
+				})
+				stop := w.start(w.worker(task.WorkerConfig{Backoff: claim.Backoff{Base: time.Hour}}, kind))
+				w.enqueue(kind.New("a", 1))
+				time.Sleep(after)
+				require.ErrorIs(w, stop(), outbox.ErrDrain)
+			})
+		})
+	}
+}
+
+// A sink that does not reply while the worker stops costs no attempt.
+func TestAShutdownWhileTheSinkHangsCountsNothing(t *testing.T) {
+	inWorld(t, func(w *world) {
+		kind := task.Define("mail/welcome", func(context.Context, run, int) (int, error) { return 0, nil })
+		audit := appends(func(ctx context.Context, _ task.Record) error {
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		stop := w.start(w.worker(task.WorkerConfig{Audit: audit}, kind))
+		w.enqueue(kind.New("a", 1))
+		time.Sleep(time.Second)
+		require.NoError(w, stop())
+		got := w.task("a")
+		require.Equal(w, task.Pending, got.Status)
+		require.Zero(w, got.Attempts)
+	})
+}
+
+// A sink that ignores its context does not keep a task claimed for ever.
+func TestASinkThatNeverReturnsIsNoticed(t *testing.T) {
+	inWorld(t, func(w *world) {
+		release := make(chan struct{})
+		defer close(release)
+		kind := task.Define("mail/welcome", func(context.Context, run, int) (int, error) { return 0, nil })
+		var calls atomic.Int64
+		audit := appends(func(context.Context, task.Record) error {
+			if calls.Add(1) == 1 {
+				<-release
+			}
+			return nil
+		})
+		w.start(w.worker(task.WorkerConfig{Audit: audit}, kind))
+		w.enqueue(kind.New("a", 1))
+		require.Eventually(w, func() bool { return w.task("a").Status == task.Done }, 24*time.Hour, time.Minute)
+	})
+}
+
+// A permanent error with a code that cannot be stored, or that is cut in the middle of a character,
+// abandons the task at once.
+func TestACodeThatCannotBeStored(t *testing.T) {
+	for name, code := range map[string]string{"NUL": "a\x00b", "not UTF-8": "a\xff", "long": strings.Repeat("é", 200)} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				kind := task.Define("mail/welcome", func(_ context.Context, r run, _ int) (int, error) {
+					w.call(r.Key())
+					return 0, &provider.Error{Class: provider.ClassPermanent, Code: code, Err: errors.New("refused")}
+				})
+				w.start(w.worker(task.WorkerConfig{}, kind))
+				w.enqueue(kind.New("a", 1))
+				got := w.becomes("a", task.Abandoned)
+				require.Len(w, w.called(), 1)
+				require.NotEqual(w, provider.CodeVanished, got.Code)
+			})
+		})
+	}
+}
+
+// A task whose state is too large can still be undone.
+func TestATaskThatIsTooLargeCanBeUndone(t *testing.T) {
+	inWorld(t, func(w *world) {
+		kind := task.Define("orders/fulfil", func(ctx context.Context, r run, _ int) (int, error) {
+			if _, err := w.step(ctx, r, "charge"); err != nil {
+				return 0, err
+			}
+			if _, err := task.Wait[string](ctx, r, "scanned", 0); err != nil {
+				return 0, err
+			}
+			if _, err := w.step(ctx, r, "send"); err != nil {
+				return 0, err
+			}
+			return 0, nil
+		})
+		w.start(w.worker(task.WorkerConfig{}, kind))
+		w.enqueue(kind.New("a", 1))
+		w.becomes("a", task.Waiting)
+		out, err := json.Marshal(strings.Repeat("x", task.MaxState-2))
+		require.NoError(w, err)
+		require.Equal(w, task.Taken, w.answer("a", "scanned", "m", string(out)))
+		w.becomes("a", task.Abandoned)
+		_, err = w.db.CancelTasks(w.Context(), task.Filter{}, decision)
+		require.NoError(w, err)
+		require.Eventually(w, func() bool { return w.task("a").Status == task.Undone }, time.Hour, time.Second, "%s", w.log)
+	})
+}
+
+// A handler gives up at its last attempt, because a step took too long. Its undos get a context that
+// has not ended, and attempts of their own.
+func TestGivingUpAtTheLastAttemptIsUndone(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var undos atomic.Int64
+		kind := task.Define("orders/fulfil", func(ctx context.Context, r run, _ int) (int, error) {
+			_, err := task.Step(ctx, r, "reserve", func(context.Context, string) (int, error) { return 1, nil },
+				func(ctx context.Context, _ string, _ *int) error {
+					undos.Add(1)
+					return ctx.Err()
+				})
+			if err != nil {
+				return 0, err
+			}
+			if _, err = task.Step(ctx, r, "charge", func(ctx context.Context, _ string) (int, error) {
+				<-ctx.Done()
+				return 0, ctx.Err()
+			}, nil); err != nil && r.Attempt() >= 2 {
+				return 0, task.GiveUp("charge_failed")
+			}
+			return 0, err
+		})
+		w.start(w.worker(task.WorkerConfig{Backoff: claim.Backoff{Base: time.Second, Attempts: 2}}, kind))
+		w.enqueue(kind.New("a", 1))
+		require.Eventually(w, func() bool { s := w.task("a").Status; return s == task.Undone || s == task.Abandoned }, time.Hour, time.Second)
+		require.Equal(w, task.Undone, w.task("a").Status)
+		require.EqualValues(w, 1, undos.Load())
+	})
+}
+
+// The undos have a budget of their own: the first failure of one does not abandon a task that was
+// given up at its last attempt.
+func TestUndosHaveTheirOwnAttempts(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var undos atomic.Int64
+		kind := task.Define("orders/fulfil", func(ctx context.Context, r run, _ int) (int, error) {
+			_, err := task.Step(ctx, r, "reserve", func(context.Context, string) (int, error) { return 1, nil },
+				func(context.Context, string, *int) error {
+					if undos.Add(1) == 1 {
+						return errors.New("unavailable")
+					}
+					return nil
+				})
+			if err != nil {
+				return 0, err
+			}
+			if r.Attempt() >= 3 {
+				return 0, task.GiveUp("charge_failed")
+			}
+			return 0, errors.New("charge failed")
+		})
+		w.start(w.worker(task.WorkerConfig{}, kind))
+		w.enqueue(kind.New("a", 1))
+		require.Eventually(w, func() bool { s := w.task("a").Status; return s == task.Undone || s == task.Abandoned }, time.Hour, time.Second)
+		require.Equal(w, task.Undone, w.task("a").Status)
+	})
+}
+
+// A suspect task whose kind was removed from the program is abandoned, as any of an unknown kind.
+func TestASuspectTaskOfAnUnknownKindIsAbandoned(t *testing.T) {
+	inWorld(t, func(w *world) {
+		known := task.Define("orders/known", func(context.Context, run, int) (int, error) { return 0, nil })
+		gone := task.Define("orders/gone", func(context.Context, run, int) (int, error) { return 0, nil })
+		w.enqueue(gone.New("a", 1))
+		for range 3 {
+			w.take(time.Second, "orders/gone")
+			time.Sleep(2 * time.Second)
+		}
+		require.True(w, w.task("a").Suspect)
+		w.start(w.worker(task.WorkerConfig{}, known))
+		require.Eventually(w, func() bool { return w.task("a").Status == task.Abandoned }, 24*time.Hour, time.Minute)
+	})
+}
+
+// An operator can complete a task of a kind that nobody defines any more.
+func TestCompleteATaskOfAnUnknownKind(t *testing.T) {
+	inWorld(t, func(w *world) {
+		known := task.Define("orders/known", func(context.Context, run, int) (int, error) { return 0, nil })
+		gone := task.Define("orders/gone", func(context.Context, run, int) (int, error) { return 0, nil })
+		w.start(w.worker(task.WorkerConfig{}, known))
+		w.enqueue(gone.New("a", 1))
+		w.becomes("a", task.Abandoned)
+		require.NoError(w, w.db.CompleteTask(w.Context(), "a", json.RawMessage("1"), decision))
+		require.Eventually(w, func() bool { return w.task("a").Status == task.Done }, time.Hour, time.Second)
+	})
+}
+
+// A handler that returns while a step runs in another goroutine has misused its run.
+func TestAHandlerThatLeavesAStepBehindIsMisuse(t *testing.T) {
+	inWorld(t, func(w *world) {
+		kind := task.Define("orders/fulfil", func(ctx context.Context, r run, _ int) (int, error) {
+			begun := make(chan struct{})
+			go func() {
+				_, _ = task.Step(ctx, r, "charge", func(context.Context, string) (int, error) {
+					close(begun)
+					time.Sleep(time.Second)
+					w.call("charge")
+					return 0, nil
+				}, nil)
+			}()
+			<-begun
+			return 0, nil
+		})
+		w.start(w.worker(task.WorkerConfig{}, kind))
+		w.enqueue(kind.New("a", 1))
+		require.Eventually(w, func() bool { s := w.task("a").Status; return s == task.Done || s == task.Abandoned }, time.Hour, time.Second)
+		time.Sleep(2 * time.Second)
+		require.Equal(w, task.Abandoned, w.task("a").Status)
+	})
+}
+
+type receipt struct {
+	Ref    string
+	Secret string `json:"-"`
+}
+
+// A step returns what was recorded, also the first time. Otherwise the handler sees other values when
+// it runs again.
+func TestAStepReturnsWhatIsRecorded(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var mu sync.Mutex
+		var got []receipt
+		kind := task.Define("orders/fulfil", func(ctx context.Context, r run, _ int) (int, error) {
+			a, err := task.Step(ctx, r, "charge", func(context.Context, string) (receipt, error) {
+				return receipt{"r1", "s"}, nil
+			}, nil)
+			if err != nil {
+				return 0, err
+			}
+			mu.Lock()
+			got = append(got, a)
+			mu.Unlock()
+			return 0, r.Sleep(ctx, "pause", time.Second)
+		})
+		w.start(w.worker(task.WorkerConfig{}, kind))
+		w.enqueue(kind.New("a", 1))
+		w.becomes("a", task.Done)
+		require.Len(w, got, 2)
+		require.Equal(w, got[1], got[0])
+	})
+}
+
+// The database drops the connection of each change for a while, and replies to claims meanwhile: a
+// failover. The outcome of a call is recorded after that.
+func TestAnOutageOfSomeStatementsCountsNothing(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var down atomic.Bool
+		db := &failing{DB: w.db, broken: func(method string) error {
+			if method == "change" && down.Load() {
+				return errors.New("connection reset by peer")
+			}
+			return nil
+		}}
+		kind := task.Define("mail/welcome", func(_ context.Context, r run, _ int) (int, error) {
+			w.call(r.Key())
+			return 0, nil
+		})
+		w.start(w.workerOf(db, task.WorkerConfig{}, kind))
+		down.Store(true)
+		w.enqueue(kind.New("a", 1))
+		time.Sleep(5 * time.Second)
+		down.Store(false)
+		w.becomes("a", task.Done)
+		require.Len(w, w.called(), 1)
+	})
+}
+
+// lockedRow is a store in which another transaction has locked the row of task "a": a statement that
+// changes that row waits, with the rows that it has locked until then.
+type lockedRow struct {
+	*failing
+	locked atomic.Bool
+}
+
+func (l *lockedRow) ChangeTasks(ctx context.Context, changes []provider.TaskChange) ([]provider.TaskChanged, error) {
+	for l.locked.Load() && changesTask(changes, "a") {
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	return l.DB.ChangeTasks(ctx, changes)
+}
+
+func changesTask(changes []provider.TaskChange, id string) bool {
+	for _, c := range changes {
+		if c.ID == id {
+			return true
+		}
+	}
+	return false
+}
+
+// A transaction of the application has answered a task and stays open: the worker's change of that
+// task waits. The other tasks of the worker continue.
+func TestALockedRowDelaysNoOtherTask(t *testing.T) {
+	inWorld(t, func(w *world) {
+		db := &lockedRow{failing: &failing{DB: w.db, broken: func(string) error { return nil }}}
+		kind := task.Define("orders/fulfil", func(ctx context.Context, r run, _ int) (int, error) {
+			for _, name := range []string{"s1", "s2", "s3", "s4"} {
+				if _, err := w.step(ctx, r, name); err != nil {
+					return 0, err
+				}
+			}
+			return 0, nil
+		})
+		db.locked.Store(true)
+		w.start(w.workerOf(db, task.WorkerConfig{Lease: 20 * time.Second}, kind))
+		w.enqueue(kind.New("a", 1))
+		time.Sleep(time.Second)
+		began := time.Now()
+		w.enqueue(kind.New("b", 1))
+		w.becomes("b", task.Done)
+		require.Less(w, time.Since(began), 20*time.Second)
+		db.locked.Store(false)
+		w.becomes("a", task.Done)
+		require.Equal(w, 1, countOf(w.called(), "b/s1"))
+	})
+}
+
+func countOf(all []string, one string) (n int) {
+	for _, s := range all {
+		if s == one {
+			n++
+		}
+	}
+	return n
+}
+
+// RunOnce runs tasks also after Run has ended.
+func TestRunOnceAfterRun(t *testing.T) {
+	inWorld(t, func(w *world) {
+		kind := task.Define("mail/welcome", func(context.Context, run, int) (int, error) { return 0, nil })
+		worker := w.worker(task.WorkerConfig{}, kind)
+		require.NoError(w, w.start(worker)())
+		w.enqueue(kind.New("a", 1))
+		n, err := worker.RunOnce(w.Context())
+		require.NoError(w, err)
+		require.Equal(w, 1, n)
+		require.Equal(w, task.Done, w.task("a").Status)
+	})
+}
+
+// A handler of DefineTx that returns long after its timeout is no data race (with -race).
+func TestALateTransactionIsNoRace(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var runs atomic.Int64
+		kind := task.DefineTx("orders/fulfil", func(context.Context, tx, int) (int, []outbox.Message, error) {
+			if runs.Add(1) == 1 {
+				time.Sleep(time.Minute)
+			}
+			return 0, nil, nil
+		})
+		w.start(w.worker(task.WorkerConfig{Timeout: time.Second}, kind))
+		w.enqueue(kind.New("a", 1))
+		w.becomes("a", task.Done)
+		time.Sleep(2 * time.Minute)
+	})
+}
+
+// A suspect task waits until a worker is idle. Meanwhile one long task does not keep the worker from
+// all others.
+func TestASuspectTaskDelaysOthersOnlyBriefly(t *testing.T) {
+	inWorld(t, func(w *world) {
+		bad := task.Define("orders/bad", func(context.Context, run, int) (int, error) { return 0, nil })
+		long := task.Define("orders/long", func(ctx context.Context, r run, _ int) (int, error) {
+			for i := range 100 {
+				_, err := task.Step(ctx, r, fmt.Sprintf("s%d", i), func(ctx context.Context, _ string) (int, error) {
+					select {
+					case <-time.After(20 * time.Second):
+					case <-ctx.Done():
+					}
+					return 0, ctx.Err()
+				}, nil)
+				if err != nil {
+					return 0, err
+				}
+			}
+			return 0, nil
+		})
+		quick := task.Define("orders/quick", func(context.Context, run, int) (int, error) { return 0, nil })
+		w.enqueue(bad.New("bad", 1))
+		w.take(time.Second, "orders/bad")
+		time.Sleep(2 * time.Second)
+		w.take(10*time.Second, "orders/bad")
+		w.start(w.worker(task.WorkerConfig{}, long, quick, bad))
+		w.enqueue(long.New("long", 1))
+		for !w.task("bad").Suspect {
+			time.Sleep(time.Second)
+		}
+		time.Sleep(10 * time.Second)
+		began := time.Now()
+		w.enqueue(quick.New("quick", 1))
+		w.becomes("quick", task.Done)
+		require.Less(w, time.Since(began), 2*time.Minute)
+	})
+}
+
+// A task that is abandoned, requeued and abandoned again has two ends, with two records. A sink that
+// stores a record of one ID once has both.
+func TestEachAbandonmentHasItsRecord(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var mu sync.Mutex
+		ids := map[string]string{}
+		audit := appends(func(_ context.Context, r task.Record) error {
+			mu.Lock()
+			defer mu.Unlock()
+			ids[r.ID] = r.Detail
+			return nil
+		})
+		var runs atomic.Int64
+		kind := task.Define("mail/welcome", func(context.Context, run, int) (int, error) {
+			return 0, &provider.Error{Class: provider.ClassPermanent, Code: fmt.Sprintf("code_%d", runs.Add(1)), Err: errors.New("refused")}
+		})
+		w.start(w.worker(task.WorkerConfig{Audit: audit}, kind))
+		w.enqueue(kind.New("a", 1))
+		w.becomes("a", task.Abandoned)
+		_, err := w.db.RequeueTasks(w.Context(), task.Filter{}, decision)
+		require.NoError(w, err)
+		require.Eventually(w, func() bool { return w.task("a").Code == "code_2" }, time.Hour, time.Second)
+		mu.Lock()
+		defer mu.Unlock()
+		require.Len(w, ids, 2)
+	})
+}
+
+// Only tasks that a worker abandoned because it did not know their kind are requeued when it is known:
+// a handler's own code is no reason.
+func TestACodeOfAHandlerIsNotRequeued(t *testing.T) {
+	inWorld(t, func(w *world) {
+		kind := task.Define("mail/welcome", func(_ context.Context, r run, _ int) (int, error) {
+			w.call(r.Key())
+			return 0, &provider.Error{Class: provider.ClassPermanent, Code: provider.CodeUnknown, Err: errors.New("unknown recipient")}
+		})
+		w.start(w.worker(task.WorkerConfig{}, kind))
+		w.enqueue(kind.New("a", 1))
+		time.Sleep(time.Hour)
+		require.Len(w, w.called(), 1)
+	})
+}
+
+// A sink that stores its records in the database of the tasks does not wait for the transaction that
+// waits for it.
+func TestASinkInTheDatabaseOfTheTasks(t *testing.T) {
+	inWorld(t, func(w *world) {
+		audit := appends(func(ctx context.Context, r task.Record) error {
+			return w.db.Transact(ctx, func(_ context.Context, tx tx) error {
+				tx.Put("audit", r.ID, r.What)
+				return nil
+			})
+		})
+		kind := task.DefineTx("orders/place", func(context.Context, tx, int) (int, []outbox.Message, error) { return 0, nil, nil })
+		w.start(w.worker(task.WorkerConfig{Audit: audit}, kind))
+		w.enqueue(kind.New("a", 1))
+		require.Eventually(w, func() bool { return w.task("a").Status == task.Done }, 24*time.Hour, time.Minute, "%+v", w.task("a"))
+	})
+}

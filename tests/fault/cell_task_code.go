@@ -1,0 +1,176 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/providers/postgres"
+	"github.com/kinora-go/kinora/task"
+)
+
+var taskCodeCell = &cell{
+	name: "task-code", number: 36,
+	summary: "a rolling deploy of code with steps renamed, added, removed and appended, and of a new kind in both orders; and back again",
+	full:    20 * time.Second, short: time.Second,
+	requires: []string{"changed", "finished_by_old_code", "went_on", "unknown", "rolled_back"}, run: runTaskCode,
+}
+
+func runTaskCode(r *run) {
+	r.server(brokerConfig{})
+	ctx := r.suite.ctx
+	db, err := postgres.New(r.pool, &postgres.Config{Notify: true})
+	r.must(err)
+	defer db.Close()
+	o := r.systems()
+	each := 8
+	if !r.suite.short {
+		each = 100
+	}
+	open := func(n int) {
+		r.must(pgx.BeginFunc(ctx, r.pool, func(tx pgx.Tx) error {
+			for kind := range codeSteps {
+				_, err := db.TasksIn(tx).Answer(ctx, task.Answer{Task: codeID(kind, n), Name: "gate", ID: "open", Out: json.RawMessage(`""`)})
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		}))
+	}
+	deploy := func(p *process, later bool) {
+		p.stop(r.drain)
+		delete(p.More, "later")
+		if later {
+			p.More["later"] = "yes"
+		}
+		r.must(p.begin())
+		p.awaitReady(30 * time.Second)
+	}
+	settled := func(what string, open int) {
+		r.await(what, r.suite.drainLimit(), func() bool {
+			return r.countOf(`select count(*) from kinora.tasks where status in ('pending', 'claimed', 'failed')`) == open
+		})
+	}
+	waitUnknown := func(n int) {
+		r.await("a task of an unknown kind", r.suite.drainLimit(), func() bool {
+			return r.countOf(`select count(*) from kinora.tasks where status = 'abandoned' and code = 'unknown'`) == n
+		})
+		r.inject("unknown", n)
+	}
+
+	// The program that adds tasks of a new kind is deployed first.
+	r.enqueue(taskDraft("code/new", "new-first", ""))
+	var workers []*process
+	for range 2 {
+		workers = append(workers, r.worker(o, "code", nil))
+	}
+	for n := range each {
+		for kind := range codeSteps {
+			r.enqueue(taskDraft("code/"+kind, codeID(kind, n), ""))
+		}
+	}
+	for _, p := range workers {
+		p.awaitReady(30 * time.Second)
+	}
+	waitUnknown(1)
+	settled("all tasks wait", 0)
+
+	// One of two workers has the later code.
+	deploy(workers[0], true)
+	r.enqueue(taskDraft("code/new", "new-second", "")) // a worker knows the kind
+	for n := range each / 2 {
+		open(n)
+	}
+	settled("each task has ended or waits", 0)
+	r.inject("finished_by_old_code", r.countOf(`select count(*) from kinora.tasks where status = 'done' and result #>> '{}' = $1`, workers[1].Name))
+	deploy(workers[1], true)
+	for n := each / 2; n < each; n++ {
+		open(n)
+	}
+	r.await("the new kind", r.suite.drainLimit(), func() bool {
+		return r.countOf(`select count(*) from kinora.tasks where kind = 'code/new' and status = 'done'`) == 2
+	})
+	settled("each task has ended", 0)
+	r.inject("changed", r.countOf(`select count(*) from kinora.tasks where status = 'abandoned' and code = 'changed'`))
+	r.inject("went_on", r.countOf(`select count(*) from kinora.tasks where status = 'done' and kind = 'code/appended'`))
+	r.countAbandonedLater(each / 2)
+
+	for _, p := range workers {
+		deploy(p, false)
+	}
+	n, err := db.RequeueTasks(ctx, task.Filter{Code: "changed", Status: []task.Status{task.Abandoned}}, task.Decision{By: "suite", Reason: "the old code is back"})
+	r.must(err)
+	r.inject("rolled_back", n)
+	r.awaitEnded(r.suite.drainLimit())
+	r.stopWorkers()
+	r.judgeCode(o, each)
+}
+
+// countAbandonedLater fails the cell if the later code has ended a task that it could not go on with.
+func (r *run) countAbandonedLater(least int) {
+	for kind, c := range codeSteps {
+		if got := r.countOf(`select count(*) from kinora.tasks where status = 'abandoned' and code = 'changed' and kind = $1`, "code/"+kind); !c.goesOn && got < least {
+			r.fail("lost 0, doubled 0, phantom %d, misordered 0: only %d tasks of %s are abandoned, want at least %d", least-got, got, kind, least)
+		}
+	}
+}
+
+// judgeCode checks that each step was called once, by its old name, and that the errors name both.
+func (r *run) judgeCode(o *outside, each int) {
+	var v verdict
+	tasks := r.taskRows()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	left := maps.Clone(o.done)
+	once := func(id, key string) {
+		switch n := left[key]; {
+		case n == 0:
+			v.find(&v.Lost, id, "%s was not called", key)
+		case n > 1:
+			v.find(&v.Doubled, id, "%s was called %d times", key, n)
+		}
+		delete(left, key)
+	}
+	for kind, c := range codeSteps {
+		for n := range each {
+			id := codeID(kind, n)
+			if tasks[id].Status != "done" {
+				v.find(&v.Lost, id, "it is %q", tasks[id].Status)
+			}
+			for _, step := range c.old {
+				if step != "gate" {
+					once(id, id+"/"+step)
+				}
+			}
+			if c.goesOn {
+				delete(left, id+"/"+c.later[len(c.later)-1])
+			}
+		}
+	}
+	once("new", "new-first")
+	once("new", "new-second")
+	for key, n := range left {
+		v.find(&v.Doubled, key, "a step of the later code was called %d times for a task of the old code", n)
+	}
+	var logs string
+	for _, p := range r.of(laboring) {
+		text, err := os.ReadFile(filepath.Join(r.dir, "log-"+p.Name))
+		r.must(err)
+		logs += strings.ReplaceAll(string(text), `\"`, `"`)
+	}
+	for _, kind := range slices.Sorted(maps.Keys(codeSteps)) {
+		if !strings.Contains(logs, codeSteps[kind].names) {
+			v.find(&v.Lost, kind, "no error names both: %s", codeSteps[kind].names)
+		}
+	}
+	r.endTasks(o, &v, each*len(codeSteps))
+}
+
+var _ = fmt.Sprint

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"fmt"
+	"time"
+)
+
+var taskKillersCell = &cell{
+	name: "task-killers", number: 37,
+	summary: "three tasks that end their process, among a thousand at 16 at a time: they are abandoned, and no other is",
+	full:    20 * time.Second, short: time.Second, redelivers: true, requires: []string{"deaths"}, run: runTaskKillers,
+}
+
+const killerTasks = 3
+
+func runTaskKillers(r *run) {
+	r.server(brokerConfig{})
+	o := r.systems()
+	n := 1000
+	if r.suite.short {
+		n = 300
+	}
+	isKiller := func(i int) bool { return i%(n/killerTasks) == 40 }
+	for i := range n {
+		r.enqueue(taskDraft("killers/call", fmt.Sprintf("call-%04d", i), isKiller(i)))
+	}
+	for range 2 {
+		p := r.worker(o, "killers", func(s *settings) { s.Concurrency, s.Attempts = 16, 3 })
+		p.onEnd(func(int) bool {
+			r.inject("deaths", 1)
+			go p.revive()
+			return true
+		})
+	}
+	begin := time.Now()
+	limit := 2 * r.suite.drainLimit()
+	if !r.awaitOr(limit, func() bool {
+		return r.countOf(openTasks) == r.countOf(openTasks+` and status = 'abandoned'`)
+	}) {
+		r.awaitEnded(0)
+	}
+	r.measure("drained_ms", time.Since(begin))
+	for _, p := range r.of(laboring) {
+		p.onEnd(nil)
+	}
+	r.stopWorkers()
+	var v verdict
+	tasks := r.taskRows()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for i := range n {
+		id := fmt.Sprintf("call-%04d", i)
+		switch status := tasks[id].Status; {
+		case isKiller(i) && status != "abandoned":
+			v.find(&v.Phantom, id, "a killer is %q", status)
+		case !isKiller(i) && status != "done":
+			v.find(&v.Lost, id, "an innocent is %q", status)
+		case !isKiller(i) && o.done[id] == 0:
+			v.find(&v.Lost, id, "it was not called")
+		}
+	}
+	if got := r.countOf(`select count(*) from kinora.tasks where status = 'abandoned' and code = 'vanished'`); got != killerTasks {
+		v.find(&v.Lost, "killers", "%d are abandoned as vanished", got)
+	}
+	r.endTasks(o, &v, n)
+}

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+var taskTransferCell = &cell{
+	name: "task-transfer", number: 34,
+	summary: "transfers between 200 accounts, a third refused, under kill -9 of workers, projectors and relays: the sum of money at every read",
+	full:    2 * time.Minute, short: 5 * time.Second, redelivers: true,
+	requires: []string{"kill_worker", "kill_runner", "money_read"}, requiresLong: []string{"kill_relay"}, run: runTaskTransfer,
+}
+
+const (
+	transfersFull = 20_000
+	transfersFew  = 400
+)
+
+func runTaskTransfer(r *run) {
+	r.server(brokerConfig{Duplicate: 0.05})
+	_, err := r.pool.Exec(r.suite.ctx, fmt.Sprintf(bankTables, balance, accounts-1))
+	r.must(err)
+	enough := int64(transfersFull)
+	if r.suite.short {
+		enough = transfersFew
+	}
+	change := func(s *settings) {
+		s.Batched, s.Control, s.Rate = false, s.Role == running, 250
+		s.More = map[string]string{"transfers": "yes"}
+	}
+	_, relays, runners := r.startAll(2, 2, change)
+	o := r.systems() // nothing calls it
+	var workers []*process
+	for range 2 {
+		workers = append(workers, r.worker(o, "bank", nil))
+	}
+	for _, p := range workers {
+		p.awaitReady(30 * time.Second)
+	}
+	stop := r.watchMoney()
+	r.during(func() {
+		r.sleep(r.between(100*time.Millisecond, 500*time.Millisecond))
+		switch r.intn(5) {
+		case 0:
+			relays[r.intn(2)].restart()
+		case 1:
+			runners[r.intn(2)].restart()
+		default:
+			workers[r.intn(2)].restart()
+		}
+	}, r.cell.requires...)
+	resume := r.flow()
+	r.await("enough transfers", 5*time.Minute, func() bool { return r.sum(producing, wordAcked) >= enough })
+	resume()
+	r.waitDrained(4 * lease)
+	r.awaitEnded(r.suite.drainLimit())
+	stop()
+	r.stopWorkers()
+	r.judge()
+	r.judgeMoney()
+}
+
+// watchMoney reads all money again and again, and fails the cell if some is missing or made up.
+func (r *run) watchMoney() (stop func()) {
+	done := make(chan struct{})
+	var all sync.WaitGroup
+	all.Go(func() {
+		for ; !isClosed(done); pause(r.suite.ctx, 10*time.Millisecond) {
+			var money int64
+			if err := r.pool.QueryRow(r.suite.ctx, moneySQL).Scan(&money); err != nil {
+				continue
+			}
+			r.inject("money_read", 1)
+			if money != bankMoney {
+				r.fail("lost %d, doubled 0, phantom 0, misordered 0: of all money", bankMoney-money)
+				return
+			}
+		}
+	})
+	return func() { close(done); all.Wait() }
+}
+
+// judgeMoney compares each account with the transfers of all events, and each transfer's end with the
+// rule.
+func (r *run) judgeMoney() {
+	ctx := r.suite.ctx
+	events, err := readEvents(ctx, r.pool)
+	r.must(err)
+	want := make([]int64, accounts)
+	for i := range want {
+		want[i] = balance
+	}
+	tasks := r.taskRows()
+	var v verdict
+	for _, e := range events {
+		t, end := transferOf(e.ID, e.Amount), "done"
+		if t.refused() {
+			end = "undone"
+			r.inject("refused", 1)
+		} else {
+			want[t.From] -= t.Amount
+			want[t.To] += t.Amount
+		}
+		if got := tasks[e.ID].Status; got != end {
+			v.find(&v.Lost, e.ID, "its transfer is %q, want %q", got, end)
+		}
+	}
+	read := func(table string) []int64 {
+		rows, err := r.pool.Query(ctx, `select balance from `+table+` order by id`)
+		r.must(err)
+		list, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+		r.must(err)
+		return list
+	}
+	got, control := read("accounts"), read("control_accounts")
+	for i := range want {
+		if got[i] != want[i] {
+			v.find(&v.Doubled, fmt.Sprint("account ", i), "has %d, want %d", got[i], want[i])
+		}
+		if control[i] != want[i] {
+			r.inject("control_accounts_wrong", 1)
+		}
+	}
+	if n := r.countOf(`select count(*) from transit`); n > 0 {
+		v.find(&v.Lost, "transit", "%d transfers have money in transit", n)
+	}
+	if len(tasks) != 2*len(events) {
+		v.find(&v.Phantom, "tasks", "%d for %d events", len(tasks), len(events))
+	}
+	if !v.ok() {
+		r.fail("lost %d, doubled %d, phantom %d, misordered %d: %s", v.Lost, v.Doubled, v.Phantom, v.Misordered, v.reasons[0])
+	}
+	if slices.Equal(control, want) {
+		r.fail("the transfers without steps are right: the cell proves nothing")
+	}
+}
