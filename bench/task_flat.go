@@ -26,8 +26,8 @@ const (
 		from generate_series(1, 1000000) g`
 )
 
-// claimLine compares claims that find nothing beside a million waiting tasks of the same kind with
-// such claims of an empty table.
+// claimLine compares claims that find nothing, in a table with a million waiting tasks of the kind, and
+// in an empty table.
 func (t *taskBed) claimLine(ctx context.Context) (line, error) {
 	const schema = "waiting"
 	beside, err := postgres.New(t.pool, &postgres.Config{Schema: schema})
