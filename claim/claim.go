@@ -18,5 +18,6 @@
 //	readers of the log        Leases: "reader/<projector>"
 //	deletion of old entries   Leases: "prune-entries"
 //	deletion of old markers   Leases: "prune-markers/<projector>"
+//	deletion of old tasks     Leases: "prune-tasks"
 //	parked messages           Backoff
 package claim

@@ -30,7 +30,7 @@ func TestGuide(t *testing.T) {
 	t.Parallel()
 	pages, err := filepath.Glob("guide/[0-9]*.md")
 	require.NoError(t, err)
-	require.GreaterOrEqual(t, len(pages), 6)
+	require.GreaterOrEqual(t, len(pages), 9)
 	index, err := os.ReadFile("guide/README.md")
 	require.NoError(t, err)
 	r := newReader(t)
@@ -47,6 +47,27 @@ func TestGuide(t *testing.T) {
 			break // later pages build on this one
 		}
 	}
+}
+
+// The packages on tasks that the guide shows are those of examples/processes.
+func TestGuideShowsTheExamples(t *testing.T) {
+	t.Parallel()
+	shown := 0
+	for _, name := range []string{"6-external-calls-and-timers.md", "7-several-aggregates.md"} {
+		page, err := os.ReadFile("guide/" + name)
+		require.NoError(t, err)
+		for _, b := range parsePage(t, name, string(page)) {
+			f, ok := b.(file)
+			if !ok || !regexp.MustCompile(`^(dormant|erasure|transfers)/`).MatchString(f.path) {
+				continue
+			}
+			want, err := os.ReadFile("../examples/processes/" + f.path)
+			require.NoError(t, err)
+			require.Equal(t, strings.ReplaceAll(string(want), "github.com/kinora-go/kinora/examples/processes/", "example.com/reviews/"), f.text, f.path)
+			shown++
+		}
+	}
+	require.Equal(t, 9, shown)
 }
 
 // file is a file that the reader creates or replaces.

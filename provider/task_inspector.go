@@ -22,15 +22,17 @@ type TaskInspector interface {
 	// attempts, and returns their number. Slots and direction stay.
 	RequeueTasks(ctx context.Context, f TaskFilter, d Decision) (int, error)
 	// CancelTasks does what TaskTx.Cancel does for the tasks that f selects, and returns their number.
+	// To find what to undo, the handler of a task that has begun runs once more: a call outside of a
+	// step is repeated, with the same key.
 	CancelTasks(ctx context.Context, f TaskFilter, d Decision) (int, error)
 	// CompleteTask makes an abandoned task that goes forward pending with a result: a worker ends it
 	// as done without running it, and counts its group. ErrTaskVersion: it is not such a task.
 	// Invalid JSON is an *eventstore.InvalidError.
 	CompleteTask(ctx context.Context, id string, result json.RawMessage, d Decision) error
 	// PatchTask changes the state of a task that is pending, failed, waiting or abandoned, by a JSON
-	// merge patch (RFC 7386). A null removes a slot, so its step runs again. ErrTaskVersion: the task
-	// has another version, or a worker has it. A result that is not a state is an
-	// *eventstore.InvalidError. See PatchState.
+	// merge patch (RFC 7386). A null removes a slot, so its step runs again. A task that waits for a
+	// slot that the patch fills becomes pending. ErrTaskVersion: the task has another version, or a
+	// worker has it. A result that is not a state is an *eventstore.InvalidError. See PatchState.
 	PatchTask(ctx context.Context, id string, version int64, patch json.RawMessage, d Decision) error
 }
 

@@ -50,8 +50,8 @@ type Tasks interface {
 	// locked is not renewed and not reported.
 	RenewTasks(ctx context.Context, tasks []Task, lease time.Duration) (late []string, err error)
 
-	// TaskKinds returns the kinds of the open tasks of a domain, without those that are only
-	// suspect, sorted. Its cost grows with the number of kinds, not of tasks.
+	// TaskKinds returns the kinds of the open tasks of a domain, sorted. Its cost grows with the
+	// number of kinds, not of tasks.
 	TaskKinds(ctx context.Context, domain string) ([]string, error)
 
 	// DeleteTasks deletes at most limit tasks that were done or undone longer ago than keep says,
@@ -78,7 +78,8 @@ type TaskTx interface {
 	// Postpone makes a pending, failed or claimed task that goes forward due at this time of the
 	// store's clock, with no attempts counted. It returns false, and changes nothing, for a task
 	// with slots and in any other case. If a worker is running the task, the result of that run does
-	// not count: the transaction of DefineTx is rolled back, and a call may have been made.
+	// not count: the transaction of DefineTx is rolled back, and a call may have been made. A handler
+	// must not postpone its own task.
 	Postpone(ctx context.Context, id string, at time.Time) (bool, error)
 
 	// Cancel gives a task up, with WhyCanceled: what its steps did is undone. It returns false if the
@@ -94,7 +95,8 @@ type TaskTx interface {
 // TaskWaker is a capability of Tasks: a hint that tasks became due.
 type TaskWaker interface {
 	// TasksDue returns a channel that is closed when tasks are next added, answered or released
-	// through this value, after the commit if this value commits.
+	// through this value, after the commit if this value commits. A provider may give no hint for a
+	// transaction that the caller commits.
 	TasksDue() <-chan struct{}
 }
 

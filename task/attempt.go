@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
@@ -60,7 +61,7 @@ func (a *attempt[Tx]) run() ending {
 	if a.stopping.Load() && !t.Spent { // released, a spent task would be run again
 		return a.end(provider.TaskChange{To: Pending})
 	}
-	if t.Undo && !t.Doubt && len(t.State) == 0 { // it has never begun
+	if t.Undo && !t.Doubt && !hasBegun(t.State) {
 		return a.end(provider.TaskChange{To: Undone})
 	}
 	known := false
@@ -76,11 +77,22 @@ func (a *attempt[Tx]) run() ending {
 	a.mu.Lock()
 	a.hold.lose = cancel
 	a.mu.Unlock()
+	if a.hold.isOver() { // the process may have been stopped
+		began := now()
+		got, err := a.change(provider.TaskChange{ID: t.ID, Token: t.Token, To: Claimed, After: a.cfg.Lease})
+		switch {
+		case err != nil:
+			return ending{err: err}
+		case !got.Applied:
+			return a.refused(got)
+		}
+		a.hold.renewed(began)
+	}
 	switch {
 	case t.Spent:
 		return a.end(provider.TaskChange{To: Abandoned, Code: provider.CodeVanished})
 	case completed:
-		return a.finish(t.Result, nil)
+		return a.finish(ctx, nil, t.Result)
 	case a.def.tx != nil && t.Undo:
 		return a.end(provider.TaskChange{To: Undone})
 	}
@@ -101,6 +113,16 @@ func (a *attempt[Tx]) run() ending {
 	clock.pause()
 	*t = r.task
 	return a.ran(ctx, r, out, err)
+}
+
+// hasBegun reports whether a handler has asked for a slot.
+func hasBegun(state map[string]Slot) bool {
+	for _, s := range state {
+		if s.Call > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // ran decides what to do after the handler has returned.
@@ -144,7 +166,7 @@ func (a *attempt[Tx]) ran(ctx context.Context, r *Run[Tx], out json.RawMessage, 
 	case err != nil:
 		return a.fail(ctx, causeOf(ctx, err))
 	}
-	return a.finish(out, r.notes)
+	return a.finish(ctx, r, out)
 }
 
 // guarded calls f in a goroutine of its own, so that runtime.Goexit and a handler that does not
@@ -155,7 +177,9 @@ func (a *attempt[Tx]) guarded(ctx context.Context, clock *limit, f func() (json.
 		err error
 	}
 	done := make(chan result, 1)
+	a.live.Add(1)
 	go func() {
+		defer a.live.Add(-1)
 		r := result{err: errGoexit}
 		defer func() {
 			if p := recover(); p != nil {
@@ -211,10 +235,33 @@ func (a *attempt[Tx]) runTx(ctx context.Context, clock *limit) ending {
 	return a.finished(ctx, got, err)
 }
 
-// unit runs fn in a transaction.
+// unitTries is how often a unit runs if it conflicts with other writers. The last conflict counts.
+const unitTries = 20
+
+// unit runs fn in a transaction. After a conflict it runs again at once: that is not the fault of
+// the task. These runs take turns in this process, because units that conflicted once would do so
+// again.
 func (e *engine[Tx]) unit(ctx context.Context, clock *limit, fn func(ctx context.Context, tx Tx) ([]outbox.Message, error)) error {
-	clock.database()
 	defer clock.start()
+	err := e.unitOnce(ctx, clock, fn)
+	if !errors.Is(err, eventstore.ErrConflict) {
+		return err
+	}
+	clock.database()
+	select {
+	case e.turn <- struct{}{}:
+		defer func() { <-e.turn }()
+	case <-ctx.Done():
+		return err
+	}
+	for n := 1; n < unitTries && errors.Is(err, eventstore.ErrConflict) && ctx.Err() == nil; n++ {
+		err = e.unitOnce(ctx, clock, fn)
+	}
+	return err
+}
+
+func (e *engine[Tx]) unitOnce(ctx context.Context, clock *limit, fn func(ctx context.Context, tx Tx) ([]outbox.Message, error)) error {
+	clock.database()
 	return e.db.Do(ctx, provider.Unit{}, func(ctx context.Context, tx Tx, _ provider.Found) (provider.Closing, error) {
 		clock.start()
 		ms, err := fn(ctx, tx)
@@ -224,9 +271,21 @@ func (e *engine[Tx]) unit(ctx context.Context, clock *limit, fn func(ctx context
 }
 
 // finish makes the task done. If it has a group, that is one transaction with the count of the group
-// and, for the last task, the completion.
-func (a *attempt[Tx]) finish(out json.RawMessage, notes map[string]Slot) ending {
-	c := provider.TaskChange{To: Done, Result: out, Slots: notes}
+// and, for the last task, the completion. r is nil if no handler ran.
+func (a *attempt[Tx]) finish(ran context.Context, r *Run[Tx], out json.RawMessage) ending {
+	c := provider.TaskChange{To: Done, Result: out}
+	if r != nil {
+		c.Slots = r.notes
+	}
+	end := a.finishGroup(c)
+	if r != nil && end.again && a.task.Undo { // it was canceled: the handler need not run again
+		r.task = a.task
+		return a.undo(ran, r)
+	}
+	return end
+}
+
+func (a *attempt[Tx]) finishGroup(c provider.TaskChange) ending {
 	if a.task.Group == "" {
 		return a.end(c)
 	}
@@ -269,7 +328,11 @@ func (a *attempt[Tx]) count(ctx context.Context, tx Tx, c provider.TaskChange, g
 		return nil, nil
 	}
 	crash.Point("group: before the completion")
-	return a.kinds.groups[got.Group.Kind](ctx, tx, got.Group)
+	ms, err = a.kinds.groups[got.Group.Kind](ctx, tx, got.Group)
+	if decided := (*gaveUp)(nil); errors.As(err, &decided) {
+		err = &provider.Error{Code: codeMisuse, Err: errors.New("the completion of a group cannot give up")}
+	}
+	return ms, err
 }
 
 // finished returns the ending of a transaction that makes the task done.
@@ -371,6 +434,9 @@ func (a *attempt[Tx]) fail(ctx context.Context, cause error) ending {
 		}
 	}
 	c := provider.TaskChange{To: Failed, Code: codeOf(cause)}
+	if c.Code == provider.CodeUnknown || c.Code == codeUnknownGroup { // of a handler: those would be requeued
+		c.Code = codePermanent
+	}
 	c.Code = strings.ReplaceAll(strings.ToValidUTF8(c.Code[:min(len(c.Code), provider.MaxIDBytes)], ""), "\x00", "")
 	attempts := int(a.hold.attempts.Load())
 	switch {
@@ -431,10 +497,14 @@ func (a *attempt[Tx]) unrecorded(cause error) ending {
 	if a.task.Spent { // released, it would be run again
 		return ending{err: cause}
 	}
-	got, err := a.change(provider.TaskChange{ID: a.task.ID, Token: a.task.Token, To: Pending, After: a.cfg.Lease, Code: codeAudit})
+	c := provider.TaskChange{ID: a.task.ID, Token: a.task.Token, To: Pending, After: a.cfg.Lease, Code: codeAudit}
+	if a.work.Err() != nil { // the worker stops
+		c.After, c.Code = 0, ""
+	}
+	got, err := a.change(c)
 	end := ending{err: errors.Join(cause, err)}
 	if got.Applied {
-		end.to, end.code = Pending, codeAudit
+		end.to, end.code = Pending, c.Code
 	}
 	return end
 }
@@ -452,15 +522,50 @@ func (a *attempt[Tx]) audit(ctx context.Context, to Status, code string) error {
 	ctx, cancel := context.WithTimeout(ctx, a.cfg.Timeout)
 	defer cancel()
 	t := &a.task
+	id := t.ID + "/" + string(to)
+	if !to.Final() { // it may be abandoned again after a requeue
+		id += fmt.Sprintf("/%d", t.Version)
+	}
 	crash.Point("audit: before")
-	err := a.cfg.Audit.Append(ctx, Record{
-		ID: t.ID + "/" + string(to), Task: t.ID, Kind: t.Kind, Group: t.Group, What: string(to), Detail: code, By: a.cfg.Holder, At: now().UTC(),
-	})
+	done := make(chan error, 1)
+	a.live.Add(1)
+	go func() {
+		err := errors.New("it panicked or ended its goroutine")
+		defer func() {
+			if p := recover(); p != nil {
+				a.log.Error("audit sink panicked", "kind", t.Kind, "id", t.ID, "stack", string(debug.Stack()))
+			}
+			a.live.Add(-1)
+			done <- err
+		}()
+		err = a.cfg.Audit.Append(ctx, Record{
+			ID: id, Task: t.ID, Kind: t.Kind, Group: t.Group, What: string(to), Detail: code, By: a.cfg.Holder, At: now().UTC(),
+		})
+	}()
+	var err error
+	if !returns(ctx, done, &err) {
+		err = errors.New("it did not return after its timeout")
+	}
 	crash.Point("audit: after")
 	if err != nil {
 		return &auditError{fmt.Errorf("audit sink: %w", err)}
 	}
 	return nil
+}
+
+// returns waits for the result of a call, until the grace after the end of ctx is over.
+func returns(ctx context.Context, done <-chan error, err *error) bool {
+	select {
+	case *err = <-done:
+		return true
+	case <-ctx.Done():
+	}
+	select {
+	case *err = <-done:
+		return true
+	case <-time.After(grace):
+		return false
+	}
 }
 
 func (e *engine[Tx]) observeStep(kind, step string, began time.Time, err error) {

@@ -39,34 +39,42 @@ func (e *engine[Tx]) change(c provider.TaskChange) (provider.TaskChanged, error)
 
 const (
 	changeBatch = 500
-	changeTries = 3 // of a change that fails while the store replies to others
+	changeLimit = 5 * time.Second // of a statement with several changes
+	changeTries = 3               // of a change that fails while the store replies to others
 	changeMin   = 10 * time.Millisecond
 	changeMax   = time.Second
 )
 
-// flush applies changes. Those that come while a statement is in progress share the next one.
+// flush applies changes. Those that come while a statement is in progress share the next one. If that
+// fails, each of its changes continues alone: one may be at fault, or wait for a lock.
 func (e *engine[Tx]) flush() {
-	var batch []*pendingChange
-	pause := changeMin
-	for e.hard.Err() == nil {
-		if len(batch) == 0 {
-			select {
-			case p := <-e.changes:
-				batch = append(batch, p)
-			case <-e.hard.Done():
-				return
+	for {
+		select {
+		case p := <-e.changes:
+			batch := e.collect([]*pendingChange{p})
+			if err := e.apply(batch, min(changeLimit, max(e.cfg.Lease/4, changeMin))); err != nil {
+				e.failed(e.hard, "tasks not changed", err)
+				for _, p := range batch {
+					go e.repeat(p, err)
+				}
 			}
+		case <-e.hard.Done():
+			return
 		}
-		batch = e.collect(batch)
-		err := e.apply(batch)
-		if err == nil {
-			batch, pause = batch[:0], changeMin
-			continue
+	}
+}
+
+// repeat applies a change that has failed until it succeeds. A change that failed for a lease, while the
+// store replied to others, is at fault.
+func (e *engine[Tx]) repeat(p *pendingChange, err error) {
+	for pause := changeMin; e.hard.Err() == nil; pause = min(2*pause, changeMax) {
+		if p.fails >= changeTries && now().Sub(p.since) > e.cfg.Lease && e.reached.Load() > p.since.UnixNano() {
+			p.reply <- changeResult{err: err}
+			return
 		}
-		e.failed(e.hard, "tasks not changed", err)
-		if batch = e.applyEach(batch, err); len(batch) > 0 {
-			e.sleep(e.hard, pause, nil, nil)
-			pause = min(2*pause, changeMax)
+		e.sleep(e.hard, pause, nil, nil)
+		if err = e.apply([]*pendingChange{p}, claimLimit); err == nil {
+			return
 		}
 	}
 }
@@ -86,12 +94,12 @@ func (e *engine[Tx]) collect(batch []*pendingChange) []*pendingChange {
 }
 
 // apply applies changes in one statement, and replies to them if that succeeds.
-func (e *engine[Tx]) apply(batch []*pendingChange) error {
+func (e *engine[Tx]) apply(batch []*pendingChange, limit time.Duration) error {
 	changes := make([]provider.TaskChange, len(batch))
 	for i, p := range batch {
 		changes[i] = p.c
 	}
-	ctx, cancel := context.WithTimeout(e.hard, claimLimit)
+	ctx, cancel := context.WithTimeout(e.hard, limit)
 	defer cancel()
 	began := now()
 	got, err := e.db.ChangeTasks(ctx, changes)
@@ -116,22 +124,4 @@ func (e *engine[Tx]) apply(batch []*pendingChange) error {
 		observe(len(batch), refused, now().Sub(began), err)
 	}
 	return err
-}
-
-// applyEach applies each change of a batch that failed with err alone, because one of them may be at
-// fault. It returns those that are to be tried again.
-func (e *engine[Tx]) applyEach(batch []*pendingChange, err error) (left []*pendingChange) {
-	for _, p := range batch {
-		if len(batch) > 1 {
-			err = e.apply([]*pendingChange{p})
-		}
-		switch {
-		case err == nil:
-		case p.fails >= changeTries && now().Sub(p.since) > e.cfg.Lease && e.reached.Load() > p.since.UnixNano(): // the store replies to others
-			p.reply <- changeResult{err: err}
-		default:
-			left = append(left, p)
-		}
-	}
-	return left
 }

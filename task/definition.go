@@ -47,7 +47,8 @@ func DefineTx[Tx, In, Out any](kind string, fn func(ctx context.Context, tx Tx, 
 	return &Definition[Tx, In, Out]{name: kind, tx: fn}
 }
 
-// Was returns d with earlier names of the kind: d also handles tasks that were added under them.
+// Was returns d with earlier names of the kind: d also handles tasks that were added under them. Such
+// a task keeps its kind: to add its id again under the new one is ErrIDReused.
 func (d *Definition[Tx, In, Out]) Was(kinds ...string) *Definition[Tx, In, Out] {
 	c := *d
 	c.was = append(append([]string{}, d.was...), kinds...)

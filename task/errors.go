@@ -1,6 +1,7 @@
 package task
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,13 +29,13 @@ var (
 	ErrNotDone = errors.New("the task is not done")
 )
 
-// Permanent returns err as an error for which no retry can help: the task is abandoned at once. It
-// returns nil if err is nil.
+// Permanent returns err as an error for which no retry can help: the task is abandoned at once, with
+// the code of a *provider.Error in err, else "permanent". It returns nil if err is nil.
 func Permanent(err error) error {
 	if err == nil {
 		return nil
 	}
-	return &provider.Error{Class: provider.ClassPermanent, Err: err}
+	return permanent(cmp.Or(provider.CodeOf(err), codePermanent), err)
 }
 
 // GiveUp returns an error with which a handler ends its task without success, as a decision: what
@@ -74,6 +75,7 @@ const (
 	codeTooLarge     = "too_large"     // more than MaxState
 	codeChanged      = "changed"       // ErrChanged
 	codeMisuse       = "misuse"        // ErrMisuse
+	codePermanent    = "permanent"     // Permanent, of an error without a code
 	codePanic        = "panic"         // the handler panicked
 	codeUnknownGroup = "unknown_group" // no worker of the domain defines the kind of its group
 	codeAudit        = "audit"         // the audit sink failed

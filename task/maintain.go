@@ -6,7 +6,9 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/internal/errclass"
+	"github.com/kinora-go/kinora/internal/sweep"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -86,24 +88,48 @@ func (e *engine[Tx]) findSuspect(ctx context.Context) {
 		return
 	}
 	if len(found) > 0 {
-		e.setSuspect(true)
+		e.suspectFound()
 	}
 }
 
-func (e *engine[Tx]) suspectWaits() bool {
+// suspects says when suspect tasks have their turn.
+type suspects struct {
+	waits bool      // one is due: no other tasks are claimed
+	since time.Time // it waits
+	rest  time.Time // until then none has a turn
+}
+
+// suspectRest is how long no suspect task has a turn after one waited in vain for the others, in timeouts
+// of a step.
+const suspectRest = 10
+
+// suspectFound records that a suspect task is due.
+func (e *engine[Tx]) suspectFound() {
+	e.mu.Lock()
+	if s, at := &e.suspect, now(); !s.waits && !at.Before(s.rest) {
+		s.waits, s.since = true, at
+	}
+	e.mu.Unlock()
+	signal(e.soon)
+}
+
+// suspectTaken records that a suspect task was claimed, or that there is none.
+func (e *engine[Tx]) suspectTaken() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.waiting
+	e.suspect.waits = false
 }
 
-// setSuspect sets whether a suspect task waits.
-func (e *engine[Tx]) setSuspect(waits bool) {
+// suspectFirst reports whether a suspect task is to run next. It waits for the running tasks at most for
+// one timeout: they may take longer.
+func (e *engine[Tx]) suspectFirst() bool {
 	e.mu.Lock()
-	e.waiting = waits
-	e.mu.Unlock()
-	if waits {
-		signal(e.soon)
+	defer e.mu.Unlock()
+	s, at := &e.suspect, now()
+	if s.waits && e.active > 0 && at.Sub(s.since) > e.cfg.Timeout {
+		s.waits, s.rest = false, at.Add(suspectRest*e.cfg.Timeout)
 	}
+	return s.waits
 }
 
 // requeueKnown requeues tasks that were abandoned because their kind, or that of their group, was
@@ -134,20 +160,22 @@ func (e *engine[Tx]) requeueKnown(ctx context.Context) {
 	}
 }
 
-// deleteOld deletes tasks at the end of their retention.
+// deleteOld deletes tasks at the end of their retention. If there are many, one worker at a time deletes
+// them.
 func (e *engine[Tx]) deleteOld(ctx context.Context) {
-	for n := deleteBatch; n == deleteBatch && ctx.Err() == nil; {
+	leases, _ := e.db.(claim.Leases)
+	turn := sweep.Turn{Leases: leases, Name: "prune-tasks", Holder: e.cfg.Holder, Clock: now}
+	err := sweep.Run(ctx, turn, func(ctx context.Context) (more bool, err error) {
 		limited, cancel := e.statement(ctx)
-		var err error
-		n, err = e.db.DeleteTasks(limited, e.cfg.Keep, deleteBatch)
-		cancel()
-		if err != nil {
-			e.failed(ctx, "tasks not deleted", err)
-			return
-		}
+		defer cancel()
+		n, err := e.db.DeleteTasks(limited, e.cfg.Keep, deleteBatch)
 		if n > 0 && e.cfg.Observer.Deleted != nil {
 			e.cfg.Observer.Deleted(n)
 		}
+		return n == deleteBatch && ctx.Err() == nil, err
+	})
+	if err != nil {
+		e.failed(ctx, "old tasks not deleted", err)
 	}
 }
 

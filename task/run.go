@@ -43,7 +43,9 @@ func (r *Run[Tx]) ID() string { return r.task.ID }
 // step has its own key.
 func (r *Run[Tx]) Key() string { return r.task.ID }
 
-// Attempt returns the number of claims since the task last made progress, this one included.
+// Attempt returns the number of claims since the task last made progress, this one included. A handler
+// that gives up because of it does so behind the step that fails: a step that it did not ask for is not
+// undone.
 func (r *Run[Tx]) Attempt() int { return r.task.Attempts }
 
 // Step does something outside of the database, at least once. Its result is recorded, and returned
@@ -295,7 +297,12 @@ func (r *Run[Tx]) begins(ctx context.Context) error {
 	case ctx.Err() != nil:
 		return r.halt(causeOf(ctx, ctx.Err()))
 	case r.hold.isOver(): // the process may have been stopped
-		return r.change(provider.TaskChange{To: Claimed}, "", Slot{})
+		if err := r.change(provider.TaskChange{To: Claimed}, "", Slot{}); err != nil {
+			return err
+		}
+		if r.task.Undo {
+			return r.halt(errUndoing)
+		}
 	}
 	return nil
 }

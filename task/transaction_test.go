@@ -28,7 +28,7 @@ func (s *sink) Append(_ context.Context, r task.Record) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	line := r.ID
+	line := r.Task + "/" + r.What
 	if r.Detail != "" {
 		line += " " + r.Detail
 	}
@@ -238,7 +238,7 @@ func TestTheAuditSink(t *testing.T) {
 		for id, status := range map[string]task.Status{"call": task.Done, "command": task.Done, "gives": task.Undone, "bad": task.Abandoned} {
 			w.becomes(id, status)
 		}
-		require.Equal(w, []string{"bad/abandoned *errors.errorString", "call/done", "command/done", "gives/undone"}, s.got())
+		require.Equal(w, []string{"bad/abandoned permanent", "call/done", "command/done", "gives/undone"}, s.got())
 	})
 }
 
@@ -252,7 +252,7 @@ func TestTheSinkIsNotToldOfATransactionThatFails(t *testing.T) {
 		w.start(w.worker(task.WorkerConfig{Audit: s}, kind))
 		w.enqueue(kind.New("a", 1))
 		w.becomes("a", task.Abandoned)
-		require.Equal(w, []string{"a/abandoned *errors.errorString"}, s.got())
+		require.Equal(w, []string{"a/abandoned permanent"}, s.got())
 	})
 }
 
@@ -290,4 +290,30 @@ func TestTimers(t *testing.T) {
 		require.Equal(w, true, w.row("dormant", "a"))
 		require.Nil(w, w.row("dormant", "b"))
 	})
+}
+
+// A sink that panics is a sink that is down.
+func TestASinkThatPanics(t *testing.T) {
+	inWorld(t, func(w *world) {
+		kind := call("calls/some", func(context.Context, run) error { return nil })
+		s := &panicking{sink: sink{world: w}}
+		w.start(w.worker(task.WorkerConfig{Audit: s, Lease: 10 * time.Second}, kind))
+		w.enqueue(kind.New("a", 1))
+		time.Sleep(time.Second)
+		require.Equal(w, "audit", w.task("a").Code)
+		w.becomes("a", task.Done)
+		require.Equal(w, []string{"a/done"}, s.got())
+	})
+}
+
+type panicking struct {
+	sink
+	before atomic.Bool
+}
+
+func (p *panicking) Append(ctx context.Context, r task.Record) error {
+	if p.before.CompareAndSwap(false, true) {
+		panic("no")
+	}
+	return p.sink.Append(ctx, r)
 }

@@ -36,7 +36,7 @@ type Worker struct {
 func NewWorker[Tx any](db provider.TaskProvider[Tx], cfg WorkerConfig, definitions ...Kind[Tx]) (*Worker, error) {
 	e := &engine[Tx]{
 		db: db, cfg: cfg, changes: make(chan *pendingChange, 1024), holds: map[string]*held{},
-		freed: make(chan struct{}, 1), soon: make(chan struct{}, 1),
+		freed: make(chan struct{}, 1), soon: make(chan struct{}, 1), turn: make(chan struct{}, 1),
 		kinds: kinds[Tx]{
 			handlers: map[string]handler[Tx]{},
 			groups:   map[string]func(ctx context.Context, tx Tx, g *provider.TaskGroup) ([]outbox.Message, error){},
@@ -122,14 +122,16 @@ type engine[Tx any] struct {
 	stopping atomic.Bool     // no new step may begin
 
 	freed, soon chan struct{} // a task has ended; a task becomes due
+	turn        chan struct{} // of capacity 1: a unit that conflicted runs again
 
 	mu      sync.Mutex
 	holds   map[string]*held // by the id of the task; the last one
 	active  int              // tasks that were claimed and have not been handled
 	unknown []string         // kinds of its domains that it does not define
-	waiting bool             // a suspect task is due
+	suspect suspects
 
 	reached atomic.Int64 // when the store last replied
+	live    atomic.Int64 // handlers and sinks that have not returned
 }
 
 // held is a task that this worker has claimed.
@@ -150,8 +152,9 @@ func (h *held) renewed(began time.Time) { h.until.Store(began.Add(h.lease).UnixN
 // isOver reports whether the lease may have ended.
 func (h *held) isOver() bool { return now().UnixNano() >= h.until.Load() }
 
-// start prepares a run or a call of RunOnce. stop ends it.
-func (e *engine[Tx]) start(ctx context.Context) (stop func()) {
+// start prepares a run or a call of RunOnce. stop ends it, and interrupt ends the contexts of the
+// handlers.
+func (e *engine[Tx]) start(ctx context.Context) (stop func(), interrupt context.CancelCauseFunc) {
 	hard, end := context.WithCancel(context.WithoutCancel(ctx))
 	work, endWork := context.WithCancelCause(hard)
 	e.hard, e.work = hard, work
@@ -163,7 +166,7 @@ func (e *engine[Tx]) start(ctx context.Context) (stop func()) {
 		endWork(errStopping)
 		end()
 		all.Wait()
-	}
+	}, endWork
 }
 
 func (e *engine[Tx]) ready(ctx context.Context) error {
@@ -181,57 +184,67 @@ func (e *engine[Tx]) runOnce(ctx context.Context) (int, error) {
 	if err := e.ready(ctx); err != nil {
 		return 0, err
 	}
-	defer e.start(ctx)()
+	stop, interrupt := e.start(ctx)
+	defer stop()
 	e.findUnknown(ctx)
 	tasks, err := e.claim(ctx, e.cfg.Concurrency, false)
 	if err == nil && len(tasks) == 0 {
 		tasks, err = e.claim(ctx, 1, true)
 	}
-	var all sync.WaitGroup
-	for _, t := range tasks {
-		all.Go(func() { e.handle(t) })
+	var handlers sync.WaitGroup
+	for _, h := range tasks {
+		handlers.Go(func() { e.handle(h) })
 	}
-	all.Wait()
-	return len(tasks), err
+	done := e.ended(handlers.Wait)
+	select {
+	case <-done:
+		return len(tasks), err
+	case <-ctx.Done():
+		return len(tasks), errors.Join(err, e.drain(interrupt, done))
+	}
 }
 
 func (e *engine[Tx]) run(ctx context.Context, running chan<- struct{}) error {
 	if err := e.ready(ctx); err != nil {
 		return err
 	}
-	stop := e.start(ctx)
+	stop, interrupt := e.start(ctx)
 	defer stop()
 	var handlers, maintenance sync.WaitGroup
 	maintenance.Go(func() { e.maintain(ctx) })
 	close(running)
 	e.loop(ctx, &handlers)
-	e.stopping.Store(true)
+	return e.drain(interrupt, e.ended(handlers.Wait, maintenance.Wait))
+}
+
+// ended returns a channel that is closed when all functions have returned.
+func (e *engine[Tx]) ended(wait ...func()) <-chan struct{} {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		handlers.Wait()
-		maintenance.Wait()
+		for _, w := range wait {
+			w()
+		}
 	}()
-	// Handlers that have not returned by then are interrupted, and their tasks released.
-	interrupt := time.AfterFunc(e.cfg.Drain*3/4, func() { e.interrupt(errStopping) })
-	defer interrupt.Stop()
-	drain := time.NewTimer(e.cfg.Drain)
-	defer drain.Stop()
-	select {
-	case <-done:
-		return nil
-	case <-drain.C:
-		return fmt.Errorf("worker: %w: Drain is %s: raise it, or find the handler that does not return", outbox.ErrDrain, e.cfg.Drain)
-	}
+	return done
 }
 
-// interrupt ends the contexts of all handlers.
-func (e *engine[Tx]) interrupt(cause error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, h := range e.holds {
-		h.lose(cause)
+// drain waits for the handlers. After three quarters of Drain it ends their contexts, and their tasks are
+// released.
+func (e *engine[Tx]) drain(interrupt context.CancelCauseFunc, done <-chan struct{}) error {
+	e.stopping.Store(true)
+	soon := time.AfterFunc(e.cfg.Drain*3/4, func() { interrupt(errStopping) })
+	defer soon.Stop()
+	late := time.NewTimer(e.cfg.Drain)
+	defer late.Stop()
+	select {
+	case <-done:
+		if e.live.Load() == 0 {
+			return nil
+		}
+	case <-late.C:
 	}
+	return fmt.Errorf("worker: %w: Drain is %s: raise it, or find the handler that does not return", outbox.ErrDrain, e.cfg.Drain)
 }
 
 const (
@@ -252,19 +265,19 @@ func (e *engine[Tx]) loop(ctx context.Context, handlers *sync.WaitGroup) {
 		if waker != nil { // requested before the claim, so that no task is missed
 			due = waker.TasksDue()
 		}
-		free, alone := e.cfg.Concurrency-running, e.suspectWaits()
+		free, alone := e.cfg.Concurrency-running, e.suspectFirst()
 		var tasks []*held
 		var err error
 		switch {
 		case alone && running == 0:
 			tasks, err = e.claim(ctx, 1, true)
-			e.setSuspect(false)
+			e.suspectTaken()
 			next = len(tasks) > 0
 		case free > 0 && !alone:
 			tasks, err = e.claim(ctx, free, false)
 			if next { // others have had their turn
 				next = false
-				e.setSuspect(true)
+				e.suspectFound()
 			}
 		}
 		for _, t := range tasks {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // WorkerConfig configures a Worker. The zero value is the default.
@@ -49,9 +50,12 @@ type WorkerConfig struct {
 // AuditSink stores records of how tasks end, in a system of the user's.
 type AuditSink interface {
 	// Append stores a record. If it returns an error, the task does not end: it is released for the
-	// length of a lease, and no attempt is counted. So no task ends without its record. A record may be
-	// passed again, with the same ID: then store it once. A record may also be followed by another one
-	// of its task, if the task was not ended because of a crash.
+	// length of a lease, and no attempt is counted. So no task ends without its record.
+	//   - A record may be passed again, with the same ID: then store it once.
+	//   - A record may be followed by another one of its task, if a crash kept the task from ending.
+	//   - For tasks of DefineTx, Append is called in their transaction, after the handler. So it must
+	//     not write to the same SQLite or memory database, which has one writer, and it needs
+	//     connections of its own to a PostgreSQL database.
 	Append(ctx context.Context, r Record) error
 }
 
@@ -93,6 +97,9 @@ func (c *WorkerConfig) validate() (err error) {
 	if c.Holder == "" {
 		host, _ := os.Hostname()
 		c.Holder = fmt.Sprintf("%s/%d", host, os.Getpid())
+	}
+	if err := provider.CheckText("holder", c.Holder, provider.MaxIDBytes); err != nil {
+		return err
 	}
 	c.Logger = cmp.Or(c.Logger, slog.Default())
 	if c.Keep, err = c.Keep.WithDefaults(); err != nil {

@@ -93,7 +93,7 @@ func TestFailuresAreRetriedAndThenAbandoned(t *testing.T) {
 			code  string
 			calls int
 		}{
-			"error": {"*errors.errorString", 3}, "permanent": {"*errors.errorString", 1}, "invalid": {"invalid", 1}, "panic": {"panic", 3},
+			"error": {"*errors.errorString", 3}, "permanent": {"permanent", 1}, "invalid": {"invalid", 1}, "panic": {"panic", 3},
 			"goexit": {"goexit", 3}, "result": {"unencodable", 1}, "code": {"card_refused", 3}, "undecodable": {"undecodable", 0},
 		} {
 			got := w.becomes(id, task.Abandoned)

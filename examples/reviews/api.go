@@ -38,6 +38,7 @@ type api struct {
 func (a *api) routes(mux *http.ServeMux) {
 	mux.Handle("POST /products/{id}/reviews", jsonHandler(a.post))
 	mux.Handle("DELETE /products/{id}/reviews/{author}", jsonHandler(a.withdraw))
+	mux.Handle("POST /moderation/{task}", jsonHandler(a.answer))
 	mux.Handle("GET /products", jsonHandler(a.list))
 	mux.Handle("GET /products/{id}", jsonHandler(a.get))
 }

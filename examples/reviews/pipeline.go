@@ -38,16 +38,16 @@ type pipeline struct {
 	broker broker // nil without a broker
 }
 
-// start starts the runner, and with a broker the relay. With --no-pipeline it starts nothing. Stop
-// the pipeline before the store is closed.
-func (f pipelineFlags) start(ctx context.Context, d database, s serviceStore) (*pipeline, error) {
+// start starts more services, the runner, and with a broker the relay. With --no-pipeline it starts
+// only the first ones. Stop the pipeline before the store is closed.
+func (f pipelineFlags) start(ctx context.Context, d database, s serviceStore, more ...kinora.Service) (*pipeline, error) {
 	if err := f.check(d); err != nil {
 		return nil, err
 	}
 	p := &pipeline{}
 	services, err := p.services(ctx, f, d, s)
 	if err == nil {
-		p.Group, err = kinora.Start(ctx, services...)
+		p.Group, err = kinora.Start(ctx, append(more, services...)...)
 	}
 	if err != nil {
 		return nil, errors.Join(err, p.closeBroker())

@@ -81,6 +81,13 @@ func productReviews[Tx any](name string, opts projector.Options, m readModel[Tx]
 			}
 			return m.remove(ctx, tx, d.Product, d.Author)
 		}),
+		projector.On("hidden", func(ctx context.Context, tx Tx, e eventstore.Event[review.Hidden]) error {
+			d := e.Data
+			if err := m.add(ctx, tx, d.Product, -1, -d.WasStars); err != nil {
+				return err
+			}
+			return m.remove(ctx, tx, d.Product, d.Author)
+		}),
 	)
 }
 

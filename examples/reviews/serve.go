@@ -7,16 +7,21 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"time"
 
 	"github.com/kinora-go/kinora/examples/reviews/review"
+	"github.com/kinora-go/kinora/task"
 )
 
 type serveCmd struct {
 	DB         database      `required:"" env:"REVIEWS_DB" placeholder:"sqlite:PATH" help:"The database: sqlite:PATH or postgres://…. Missing files and tables are created."`
 	Addr       string        `default:"127.0.0.1:8080" help:"Address to listen on."`
 	StrongWait time.Duration `default:"5s" help:"How long a write with strong consistency waits for the read model."`
+
+	Moderator         string        `placeholder:"URL" help:"The moderator of new reviews, an HTTP endpoint. Without it a local rule hides reviews with links."`
+	ModerationTimeout time.Duration `default:"24h" help:"How long to wait for a verdict that the moderator sends later. After that the review stays visible."`
 
 	pipelineFlags `embed:""`
 }
@@ -25,6 +30,12 @@ type serveCmd struct {
 func (c *serveCmd) Validate() error {
 	if c.StrongWait <= 0 || c.StrongWait >= requestLimit {
 		return fmt.Errorf("--strong-wait is %s: use more than 0s and less than %s", c.StrongWait, requestLimit)
+	}
+	if c.ModerationTimeout <= 0 {
+		return fmt.Errorf("--moderation-timeout is %s: use more than 0s", c.ModerationTimeout)
+	}
+	if u, err := url.Parse(c.Moderator); c.Moderator != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
+		return fmt.Errorf("--moderator is %q: use an http or https URL", c.Moderator)
 	}
 	return nil
 }
@@ -43,7 +54,11 @@ func (c *serveCmd) Run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
-	pipe, err := c.start(ctx, c.DB, db)
+	moderating, err := db.moderation(moderation{ask: newModerator(c.Moderator), timeout: c.ModerationTimeout, worker: task.WorkerConfig{Lease: lease}})
+	if err != nil {
+		return err
+	}
+	pipe, err := c.start(ctx, c.DB, db, moderating...)
 	if err != nil {
 		return err
 	}

@@ -247,6 +247,8 @@ func TestServeRefuses(t *testing.T) {
 		{"address already in use", []string{"--db", db, "--addr", strings.TrimPrefix(taken.url, "http://")}},
 		{"--strong-wait", []string{"--db", db, "--strong-wait", "0s"}},
 		{"--strong-wait", []string{"--db", db, "--strong-wait", "1h"}},
+		{"--moderator", []string{"--db", db, "--moderator", "localhost:9000"}},
+		{"--moderation-timeout", []string{"--db", db, "--moderation-timeout", "0s"}},
 	} {
 		o := reviews(t, append([]string{"serve"}, c.args...)...)
 		require.NotZero(t, o.code, c.args)

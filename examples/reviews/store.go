@@ -3,10 +3,12 @@ package main
 import (
 	"context"
 
+	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
+	"github.com/kinora-go/kinora/task"
 )
 
 // store is a database of any kind: Kinora's contracts and the ratings. Only the files store_*.go
@@ -37,6 +39,10 @@ type serviceStore interface {
 	dryRun(ctx context.Context, f projector.ParkedFilter) (*projector.DryRun, error)
 	// inTx runs fn in a transaction, as Transact of a provider does: fn may run several times.
 	inTx(ctx context.Context, fn func(tx eventstore.TxStore) error) error
+	// moderation returns the services that moderate reviews.
+	moderation(m moderation) ([]kinora.Service, error)
+	// answer passes an answer to a task.
+	answer(ctx context.Context, a task.Answer) (task.Outcome, error)
 	// wait returns when the read models show the appended events.
 	wait(ctx context.Context, at eventstore.Appended) error
 	// lag returns how far the read models are behind the events. It returns

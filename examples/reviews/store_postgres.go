@@ -11,10 +11,12 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/providers/postgres"
+	"github.com/kinora-go/kinora/task"
 )
 
 // postgresStore keeps events, outbox and read models in one database.
@@ -72,6 +74,18 @@ var postgresReviews = productReviews[pgx.Tx](reviewsProjector, projector.Options
 
 func (s *postgresStore) runner(src projector.Source) (*projector.Runner, error) {
 	return projector.NewRunner(s.DB, src, projector.RunnerConfig{Lease: lease}, postgresReviews)
+}
+
+func (s *postgresStore) moderation(m moderation) ([]kinora.Service, error) {
+	return moderationServices(s.DB, func(tx pgx.Tx) eventstore.TxStore { return s.InTx(tx) }, m)
+}
+
+func (s *postgresStore) answer(ctx context.Context, a task.Answer) (out task.Outcome, err error) {
+	err = s.Transact(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		out, err = s.TasksIn(tx).Answer(ctx, a)
+		return err
+	})
+	return out, err
 }
 
 func (s *postgresStore) applyParked(ctx context.Context) error {

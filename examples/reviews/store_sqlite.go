@@ -8,10 +8,12 @@ import (
 	"os"
 	"time"
 
+	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/providers/sqlite"
+	"github.com/kinora-go/kinora/task"
 )
 
 // sqliteStore keeps events, outbox and read models in one file.
@@ -71,6 +73,18 @@ var sqliteReviews = productReviews[*sql.Tx](reviewsProjector, projector.Options{
 
 func (s *sqliteStore) runner(src projector.Source) (*projector.Runner, error) {
 	return projector.NewRunner(s.DB, src, projector.RunnerConfig{Lease: lease}, sqliteReviews)
+}
+
+func (s *sqliteStore) moderation(m moderation) ([]kinora.Service, error) {
+	return moderationServices(s.DB, func(tx *sql.Tx) eventstore.TxStore { return s.InTx(tx) }, m)
+}
+
+func (s *sqliteStore) answer(ctx context.Context, a task.Answer) (out task.Outcome, err error) {
+	err = s.Transact(ctx, func(ctx context.Context, tx *sql.Tx) error {
+		out, err = s.TasksIn(tx).Answer(ctx, a)
+		return err
+	})
+	return out, err
 }
 
 func (s *sqliteStore) applyParked(ctx context.Context) error {

@@ -41,7 +41,7 @@ type Pooler struct {
 func NewPooler(t testing.TB, server string, settings ...string) *Pooler {
 	t.Helper()
 	testserver.Skip(t, "pgbouncer")
-	p, err := startPooler(server, settings...)
+	p, err := StartPooler(server, settings...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,9 +53,18 @@ func NewPooler(t testing.TB, server string, settings ...string) *Pooler {
 // ("default_query_exec_mode=exec").
 func (p *Pooler) DSN(t testing.TB, dsn string, parameters ...string) string {
 	t.Helper()
-	u, err := url.Parse(dsn)
+	through, err := p.Through(dsn, parameters...)
 	if err != nil {
 		t.Fatal(err)
+	}
+	return through
+}
+
+// Through is DSN without a test.
+func (p *Pooler) Through(dsn string, parameters ...string) (string, error) {
+	u, err := url.Parse(dsn)
+	if err != nil {
+		return "", err
 	}
 	u.Host = p.host
 	query := u.Query()
@@ -64,13 +73,15 @@ func (p *Pooler) DSN(t testing.TB, dsn string, parameters ...string) string {
 		query.Set(name, value)
 	}
 	u.RawQuery = query.Encode()
-	return u.String()
+	return u.String(), nil
 }
 
 // Stop stops the pooler.
 func (p *Pooler) Stop() { p.keep.Stop() }
 
-func startPooler(server string, settings ...string) (*Pooler, error) {
+// StartPooler is NewPooler without a test: the caller calls Stop. ErrNoPooler: pgbouncer is not
+// installed.
+func StartPooler(server string, settings ...string) (*Pooler, error) {
 	bin, err := exec.LookPath("pgbouncer")
 	if err != nil {
 		if bin = "/usr/sbin/pgbouncer"; missing(bin) { // not in every user's PATH

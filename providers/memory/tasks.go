@@ -210,13 +210,16 @@ func (db *Provider) TaskKinds(ctx context.Context, domain string) ([]string, err
 		return nil, fmt.Errorf("list kinds of tasks: %w", err)
 	}
 	return query(ctx, db, "list kinds of tasks", func(s *state, _ time.Time) (kinds []string) {
-		for kind := range s.work.open.from(domain + "/") {
-			if !strings.HasPrefix(kind, domain+"/") {
-				break
+		for _, index := range []*tree[string, *tree[string, string]]{s.work.open, s.work.suspect} {
+			for kind := range index.from(domain + "/") {
+				if !strings.HasPrefix(kind, domain+"/") {
+					break
+				}
+				kinds = append(kinds, kind)
 			}
-			kinds = append(kinds, kind)
 		}
-		return kinds
+		slices.Sort(kinds)
+		return slices.Compact(kinds)
 	})
 }
 

@@ -24,7 +24,7 @@ grant insert, select (topic, message_id) on kinora.outbox to kinora_projector;
 grant select, insert, update on kinora.tasks to kinora_appender, kinora_projector;
 grant select, insert on kinora.task_groups to kinora_appender, kinora_projector;
 grant insert on kinora.task_trail to kinora_appender, kinora_projector;
-grant select, insert, update, delete on kinora.tasks, kinora.task_groups to kinora_worker;
+grant select, insert, update, delete on kinora.tasks, kinora.task_groups, kinora.leases to kinora_worker;
 grant select, insert, delete on kinora.task_trail to kinora_worker;
 grant insert, select (topic, message_id) on kinora.outbox to kinora_worker;
 

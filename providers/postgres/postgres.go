@@ -69,6 +69,7 @@ type Provider struct {
 	turns    chan struct{}          // lock of repeated runs of Transact, of capacity 1
 	lifetime atomic.Pointer[string]
 	cached   sync.Map // statement for schema "kinora" → for this schema
+	describe bool     // see described
 }
 
 var (
@@ -148,8 +149,20 @@ func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 	if err := checkSchema(db.cfg.Schema); err != nil {
 		return nil, err
 	}
+	if mode := pool.Config().ConnConfig.DefaultQueryExecMode; mode == pgx.QueryExecModeExec || mode == pgx.QueryExecModeSimpleProtocol {
+		db.describe = true
+	}
 	db.notifier.send = func(ctx context.Context) { _ = db.notify(ctx, db.channel(), "") }
 	return db, nil
+}
+
+// described returns the arguments of a statement that has lists of uuids, times or nulls. pgx cannot
+// encode these without a description of the statement, which two modes of pools do not ask for.
+func (db *Provider) described(args []any) []any {
+	if db.describe {
+		return append([]any{planned}, args...)
+	}
+	return args
 }
 
 // Pool returns the pool, for the service's own statements.

@@ -7,7 +7,7 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// The rights that each service must have, by table. Two rights that only some services use are not
+// The rights that each service must have, by table. Rights that only some services use are not
 // required: inserts into the outbox by handlers that emit, and updates of generations by Switch. An
 // appender must have the rights to insert into the outbox and to identify the log if the DB has a
 // route.
@@ -18,7 +18,7 @@ var (
 		"in_flight: select insert update delete", "checkpoints: select insert update", "leases: select insert update delete")
 	appenderNeeds = rights("migrations: select", "streams: select insert update", "events: select insert")
 	workerNeeds   = rights("migrations: select", "tasks: select insert update delete", "task_groups: select insert update delete",
-		"task_trail: select insert delete")
+		"task_trail: select insert delete", "leases: select insert update delete")
 	routeNeeds = rights("outbox: insert", "incarnation: select")
 )
 

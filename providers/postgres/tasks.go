@@ -192,12 +192,17 @@ func (db *Provider) TakeTask(ctx context.Context, c provider.Task, q provider.Ta
 
 // The character after a slash is 0. The walk skips from kind to kind through the index.
 const taskKindsSQL = `
-with recursive k as (
-	(select kind from kinora.tasks where open and not suspect and kind > $1::text || '/' and kind < $1::text || '0' order by kind limit 1)
+with recursive k(suspect, kind) as (
+	select s.suspect, (
+		select kind from kinora.tasks t
+		where t.open and t.suspect = s.suspect and t.kind > $1::text || '/' and t.kind < $1::text || '0' order by t.kind limit 1)
+	from (values (false), (true)) s(suspect)
 	union all
-	select n.kind from k, lateral (
-		select kind from kinora.tasks where open and not suspect and kind > k.kind and kind < $1::text || '0' order by kind limit 1) n)
-select kind from k`
+	select k.suspect, (
+		select t.kind from kinora.tasks t
+		where t.open and t.suspect = k.suspect and t.kind > k.kind and t.kind < $1::text || '0' order by t.kind limit 1)
+	from k where k.kind is not null)
+select distinct kind from k where kind is not null order by kind`
 
 // TaskKinds implements provider.Tasks.
 func (db *Provider) TaskKinds(ctx context.Context, domain string) ([]string, error) {

@@ -41,7 +41,7 @@ func (db *Provider) changeTasks(ctx context.Context, on querier, changes []provi
 		return nil, wrap("change tasks", err)
 	}
 	changed := make([]provider.TaskChanged, len(changes))
-	rows, _ := on.Query(ctx, db.q(changeTasksSQL), args...) // the rows return its error too
+	rows, _ := on.Query(ctx, db.q(changeTasksSQL), db.described(args)...) // the rows return its error too
 	var n, applied int
 	var now provider.Task
 	_, err = pgx.ForEachRow(rows, []any{&n, &now.Undo, &now.Version, &now.Group}, func() error {

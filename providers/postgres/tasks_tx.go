@@ -64,7 +64,7 @@ func (t *taskTx) EnqueueGroup(ctx context.Context, g provider.TaskGroupDraft) er
 func (t *taskTx) add(ctx context.Context, what, sql string, args ...any) error {
 	var same bool
 	crash.Point("enqueue tasks: before")
-	err := t.tx.QueryRow(ctx, t.db.q(sql), args...).Scan(&same)
+	err := t.tx.QueryRow(ctx, t.db.q(sql), t.db.described(args)...).Scan(&same)
 	crash.Point("enqueue tasks: after")
 	if err == nil && !same {
 		err = provider.ErrTaskIDReused

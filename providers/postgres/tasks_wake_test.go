@@ -244,7 +244,7 @@ func TestChangesAndDecisionsDoNotDeadlock(t *testing.T) {
 }
 
 // Two transactions that add one id with different inputs: the second waits, and fails so that
-// Transact runs it again. The next run is told that the id is used.
+// Transact runs it again. The next run returns that the id is used.
 func TestTasksAddedAtTheSameTime(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, nil)
@@ -265,7 +265,7 @@ func TestTasksAddedAtTheSameTime(t *testing.T) {
 	require.NoError(t, first.Commit(t.Context()))
 	require.ErrorIs(t, <-done, provider.ErrTaskIDReused)
 	require.Equal(t, 2, runs)
-	require.Equal(t, 1, int(count(t, db, `select count(*) from kinora.tasks`)))
+	require.Equal(t, 1, count(t, db, `select count(*) from kinora.tasks`))
 }
 
 // waitsForLock waits until a session waits for a lock.

@@ -227,12 +227,13 @@ func Tasks[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 		t.Run(name, func(t *testing.T) {
 			runTasks(t, open, differences, claims, []group{
 				{name: "States", cases: taskStateCases}, {name: "Claims", cases: taskClaimCases}, {name: "Vanished", cases: taskVanishedCases},
-				{name: "Model", cases: taskModelCases},
+				{name: "Model", cases: taskModelCases}, {name: "Claimers", cases: taskClaimerCases},
 			})
 		})
 	}
 	runTasks(t, open, differences, provider.ClaimTasks, []group{
-		{name: "Enqueue", cases: taskEnqueueCases}, {name: "Changes", cases: taskChangeCases}, {name: "Answers", cases: taskAnswerCases}, {name: "Groups", cases: taskGroupCases},
+		{name: "Enqueue", cases: taskEnqueueCases}, {name: "Changes", cases: taskChangeCases}, {name: "Answers", cases: taskAnswerCases},
+		{name: "Units", cases: taskUnitCases}, {name: "Groups", cases: taskGroupCases},
 		{name: "Inspector", cases: taskInspectCases}, {name: "Retention", cases: taskRetentionCases},
 		{name: "Races", cases: taskRaceCases}, {name: "Crowds", cases: taskGroupRaces}, {name: "Wakes", cases: taskWakeCases},
 		{name: "OneConnection", cases: taskGroupRaces, options: Options{Conns: 1}},

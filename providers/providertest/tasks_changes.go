@@ -30,7 +30,7 @@ var taskChangeCases = []testCase{
 	},
 	{
 		name: "slots of a change", play: taskSlots,
-		rule: "A change sets its slots and leaves the others; names and values are kept",
+		rule: "A change sets its slots and leaves the others; names and values are stored as they are",
 	},
 	{
 		name: "null is a value", play: taskNull,
@@ -146,7 +146,7 @@ func taskNoFence(s *stage) {
 	s.outdated(t)
 	s.outdated(second)
 	s.apply(third, step("charge", 1, `1`))
-	s.vanish() // over, but nobody has taken it: the claim still counts
+	s.vanish() // the lease has ended, and no claim has taken the task: this claim still counts
 	s.apply(third, provider.TaskChange{To: provider.TaskDone})
 	s.outdated(third)
 }
@@ -169,7 +169,7 @@ func taskUntilStays(s *stage) {
 		same(s, "the end of the wait", end(), first)
 		same(s, "slot of the wait", []any{now.State["paid"].Call, now.State["paid"].Until != "", now.State["paid"].Filled()}, []any{1, true, false})
 	}
-	// its answer is taken back by a patch: it is claimed before its time, and waits for what is left
+	// A patch removes the answer, so the task is claimed before the end of its wait.
 	s.apply(s.begun("early"), wait("paid", 1, 9*time.Hour))
 	until := s.task("early").State["paid"].Until
 	s.answerTask("early", "paid", "m1", `1`)

@@ -21,7 +21,7 @@ var taskRaceCases = []testCase{
 	},
 	{
 		name: "an answer and a timeout", play: raceTimeout, long: true,
-		rule: "An answer and a timeout: one fills the slot, and both sides learn which",
+		rule: "An answer and a timeout: one fills the slot, and both sides get the same result",
 	},
 	{
 		name: "an answer and a claim", play: raceClaim, long: true,
@@ -41,8 +41,12 @@ var taskRaceCases = []testCase{
 	},
 	{
 		name: "two finishes", play: raceFinish, long: true,
-		rule: "A change is applied once, however often and by whomever it is sent",
+		rule: "A change is applied once, however often it is sent",
 	},
+}
+
+// taskClaimerCases run on both paths of claims.
+var taskClaimerCases = []testCase{
 	{
 		name: "several claimers", play: raceClaimers, long: true,
 		rule: "A task has at most one live claim, with any number of claimers",
@@ -57,11 +61,11 @@ var taskGroupRaces = []testCase{
 	},
 	{
 		name: "the same tasks from many", play: raceEnqueue, long: true,
-		rule: "Tasks and groups that are added by many at once, in any order, are added once, and nobody gets an error",
+		rule: "Tasks and groups that many callers add at once, in any order, are added once, and no call fails",
 	},
 	{
 		name: "batches in any order", play: raceBatches, long: true,
-		rule: "Changes, renewals, answers and decisions of many rows lock them in one order: none ends in a deadlock",
+		rule: "Changes, claims, renewals and decisions of many tasks lock the rows in one order, so that no deadlock ends them",
 	},
 }
 
@@ -71,7 +75,7 @@ func races() int { return longtest.Or(100, 1000) }
 // racers is how many races run at once.
 const racers = 4
 
-// race adds n tasks, claims them, and runs round for each. round returns what is wrong, or "".
+// race adds n tasks, claims them, and runs round for each. round returns the fault, or "".
 func (s *stage) race(prepare func(t provider.Task) provider.TaskChange, round func(t provider.Task) string) {
 	s.Helper()
 	n := races()
@@ -155,7 +159,7 @@ func (s *stage) stored(t provider.Task) (provider.Task, error) {
 	return found[0], nil
 }
 
-// wrong returns what is wrong: the first error, or what if is is false.
+// wrong returns the error, or what and the task if is is false, or "".
 func wrong(is bool, what string, now provider.Task, errs ...error) string {
 	if err := errors.Join(errs...); err != nil {
 		return err.Error()

@@ -88,7 +88,7 @@ var taskStateCases = []testCase{
 	},
 	{
 		name: "cancel", play: taskCanceled,
-		rule: "Cancel makes any task but a final one pending and to be undone; a claimed one stays claimed, and its worker learns it with its next change",
+		rule: "Cancel makes a task that is not final pending, with the direction undo; a claimed one stays claimed, and its worker notices it at its next change",
 	},
 	{
 		name: "all undos are settled", play: taskUndone,

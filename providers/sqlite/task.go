@@ -200,16 +200,21 @@ func (d *Provider) RenewTasks(ctx context.Context, tasks []provider.Task, lease 
 
 // TaskKinds walks from kind to kind by the index; null ends the walk. The character after a slash
 // is 0.
-const taskKinds = `
-with recursive k (kind) as (
-	select min(kind) from kinora_tasks indexed by kinora_tasks_due
-	where open = 1 and suspect = 0 and kind > ?1 || '/' and kind < ?1 || '0'
+var taskKinds = `
+with recursive due (kind) as (` + walkKinds("due", "kinora_tasks_due", 0) + `),
+alone (kind) as (` + walkKinds("alone", "kinora_tasks_suspect", 1) + `)
+select kind from due where kind is not null union select kind from alone where kind is not null order by kind`
+
+func walkKinds(walk, index string, suspect int) string {
+	return fmt.Sprintf(`
+	select min(kind) from kinora_tasks indexed by %[2]s
+	where open = 1 and suspect = %[3]d and kind > ?1 || '/' and kind < ?1 || '0'
 	union all
 	select (
-		select min(kind) from kinora_tasks indexed by kinora_tasks_due
-		where open = 1 and suspect = 0 and kind > k.kind and kind < ?1 || '0')
-	from k where k.kind is not null)
-select kind from k where kind is not null`
+		select min(kind) from kinora_tasks indexed by %[2]s
+		where open = 1 and suspect = %[3]d and kind > %[1]s.kind and kind < ?1 || '0')
+	from %[1]s where %[1]s.kind is not null`, walk, index, suspect)
+}
 
 // TaskKinds implements provider.Tasks.
 func (d *Provider) TaskKinds(ctx context.Context, domain string) (kinds []string, err error) {

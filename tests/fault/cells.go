@@ -30,4 +30,5 @@ var cells = []*cell{
 	taskErasureCell,
 	taskCodeCell,
 	taskKillersCell,
+	taskBrokenCell,
 }

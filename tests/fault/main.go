@@ -27,17 +27,18 @@ import (
 
 // suite is one run of the program.
 type suite struct {
-	ctx    context.Context
-	seed   uint64
-	short  bool
-	length time.Duration // of each cell, unless zero
-	dir    string
-	mutant bool              // the children lack a mechanism
-	kept   bool              // dir is never removed
-	binary string            // the children's program
-	skewed string            // the program of children with a wrong clock, once it is built
-	flags  []string          // flags for go build
-	edited map[string]string // file contents that builds use instead of the sources, by path
+	ctx     context.Context
+	seed    uint64
+	short   bool
+	length  time.Duration // of each cell, unless zero
+	dir     string
+	mutant  bool   // the children lack a mechanism
+	kept    bool   // dir is never removed
+	binary  string // the children's program
+	skewed  string // the program of children with a wrong clock, once it is built
+	skewing sync.Mutex
+	flags   []string          // flags for go build
+	edited  map[string]string // file contents that builds use instead of the sources, by path
 }
 
 func main() {

@@ -34,6 +34,7 @@ type outside struct {
 	trouble func(system, key string, n int) trouble
 	// after, if not nil, runs in a goroutine of its own after a call took effect.
 	after   func(system, key, ref string)
+	delay   time.Duration       // of replies
 	records map[string][]string // of the audit sink: how a task ended, by task
 	sink    bool                // the audit sink is down
 	refused map[string]int      // records that the sink refused, by task
@@ -78,8 +79,9 @@ func (o *outside) call(w http.ResponseWriter, q *http.Request) {
 		o.done[key]++
 		ref = fmt.Sprintf("%s#%d", key, o.done[key])
 	}
-	after := o.after
+	after, delay := o.after, o.delay
 	o.mu.Unlock()
+	time.Sleep(delay)
 	if ref != "" && after != nil {
 		o.all.Go(func() { after(system, key, ref) })
 	}

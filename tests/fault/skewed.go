@@ -42,6 +42,8 @@ var faultSkew = func() int64 {
 
 // buildSkewed builds the program of children with a wrong clock, once.
 func (s *suite) buildSkewed() error {
+	s.skewing.Lock()
+	defer s.skewing.Unlock()
 	if s.skewed != "" {
 		return nil
 	}

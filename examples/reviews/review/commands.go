@@ -41,6 +41,17 @@ func (c *Commands) PostAsOf(ctx context.Context, product, author string, content
 	return c.update(ctx, product, author, func(r *Review) ([]any, error) { return r.PostAsOf(content, at) })
 }
 
+// HideTx hides the review of product by author, in the caller's transaction. See Review.Hide.
+func (c *Commands) HideTx(
+	ctx context.Context, tx eventstore.TxStore, product, author string, rejected Content, reason string, at time.Time,
+) (eventstore.Appended, error) {
+	id, err := ID(product, author)
+	if err != nil {
+		return eventstore.Appended{}, err
+	}
+	return c.reviews.UpdateTx(ctx, tx, id, func(r *Review) ([]any, error) { return r.Hide(rejected, reason, at) })
+}
+
 func (c *Commands) update(ctx context.Context, product, author string, decide func(*Review) ([]any, error)) (eventstore.Appended, error) {
 	id, err := ID(product, author)
 	if err != nil {

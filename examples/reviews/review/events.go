@@ -37,10 +37,20 @@ type Withdrawn struct {
 	WithdrawnAt time.Time `json:"withdrawn_at"`
 }
 
+// Hidden is the event of a review that a moderator has rejected. The author may post another one.
+type Hidden struct {
+	Product  string    `json:"product"`
+	Author   string    `json:"author"`
+	WasStars int       `json:"was_stars"`
+	Reason   string    `json:"reason,omitempty"`
+	HiddenAt time.Time `json:"hidden_at"`
+}
+
 // Types maps the events to their stored names. A stored name never changes. The Go type may be
 // renamed.
 var Types = eventstore.NewTypes(
 	eventstore.Type[Posted]("review.posted"),
 	eventstore.Type[Edited]("review.edited"),
 	eventstore.Type[Withdrawn]("review.withdrawn"),
+	eventstore.Type[Hidden]("review.hidden"),
 )

@@ -74,7 +74,7 @@ func (c Content) check() error {
 // do not change the state. The events that they return are appended and then passed to Apply.
 type Review struct {
 	product, author string
-	posted          bool // posted and not withdrawn since
+	posted          bool // posted and not withdrawn or hidden since
 	content         Content
 	latest          time.Time // the latest time of all its events
 }
@@ -119,6 +119,9 @@ func (r *Review) Apply(event any) {
 	case Withdrawn:
 		r.posted, r.content = false, Content{}
 		r.noteTime(e.WithdrawnAt)
+	case Hidden:
+		r.posted, r.content = false, Content{}
+		r.noteTime(e.HiddenAt)
 	}
 }
 
@@ -172,4 +175,13 @@ func (r *Review) Withdraw(at time.Time) ([]any, error) {
 		return nil, nil
 	}
 	return []any{Withdrawn{r.product, r.author, r.content.Stars, at.UTC()}}, nil
+}
+
+// Hide hides a review that a moderator has rejected. It returns no event if the review has other
+// content by now, or is not posted.
+func (r *Review) Hide(rejected Content, reason string, at time.Time) ([]any, error) {
+	if !r.posted || r.content != rejected {
+		return nil, nil
+	}
+	return []any{Hidden{r.product, r.author, r.content.Stars, reason, at.UTC()}}, nil
 }

@@ -28,6 +28,10 @@ func withdrawn(was, at int) review.Withdrawn {
 	return review.Withdrawn{Product: "42", Author: "ann", WasStars: was, WithdrawnAt: day(at)}
 }
 
+func hidden(was, at int) review.Hidden {
+	return review.Hidden{Product: "42", Author: "ann", WasStars: was, Reason: "rude", HiddenAt: day(at)}
+}
+
 // TestDecisions: each command returns the right events for the past events of a review.
 func TestDecisions(t *testing.T) {
 	t.Parallel()
@@ -39,6 +43,9 @@ func TestDecisions(t *testing.T) {
 	}
 	withdraw := func(at int) func(*review.Review) ([]any, error) {
 		return func(r *review.Review) ([]any, error) { return r.Withdraw(day(at)) }
+	}
+	hide := func(stars, at int) func(*review.Review) ([]any, error) {
+		return func(r *review.Review) ([]any, error) { return r.Hide(content(stars), "rude", day(at)) }
 	}
 	past := func(events ...any) []any { return events }
 	for _, c := range []struct {
@@ -55,6 +62,13 @@ func TestDecisions(t *testing.T) {
 		{"withdraw", past(posted(5, 1), edited(3, 5, 2)), withdraw(3), past(withdrawn(3, 3))},
 		{"withdraw twice returns no event", past(posted(5, 1), withdrawn(5, 2)), withdraw(3), nil},
 		{"post the old content after a withdrawal", past(posted(5, 1), withdrawn(5, 2)), post(5, 3), past(posted(5, 3))},
+		{"hide", past(posted(5, 1)), hide(5, 2), past(hidden(5, 2))},
+		{"hide twice returns no event", past(posted(5, 1), hidden(5, 2)), hide(5, 3), nil},
+		{"hide content that was edited", past(posted(5, 1), edited(3, 5, 2)), hide(5, 3), nil},
+		{"hide a withdrawn review", past(posted(5, 1), withdrawn(5, 2)), hide(5, 3), nil},
+		{"withdraw a hidden review", past(posted(5, 1), hidden(5, 2)), withdraw(3), nil},
+		{"post after hiding", past(posted(5, 1), hidden(5, 2)), post(5, 3), past(posted(5, 3))},
+		{"record before hiding", past(posted(5, 1), hidden(5, 4)), asOf(3, 3), nil},
 		{"first record", nil, asOf(5, 1), past(posted(5, 1))},
 		{"repeated record", past(posted(5, 2)), asOf(5, 2), nil},
 		{"record of the same time with other content", past(posted(5, 2)), asOf(1, 2), nil},
