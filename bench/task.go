@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	taskCount = 2000
-	taskAtOne = 16 // starters, and tasks that run at the same time
+	taskCount = 5000 // so many because each connection plans its statements again in each round
+	taskAtOne = 16   // starters, and tasks that run at the same time
 	taskLimit = 2 * time.Minute
 
 	// The limit has no claims, fences, versions and trail.
@@ -96,7 +96,7 @@ func (t *taskBed) fresh(ctx context.Context) error {
 		}
 		t.running = taskWorker{}
 	}
-	for _, stmt := range []string{"truncate lim.tasks, kinora.tasks, kinora.task_groups, kinora.task_trail", "vacuum analyze", "checkpoint"} {
+	for _, stmt := range []string{"truncate lim.tasks, kinora.tasks, kinora.task_groups, kinora.task_trail", "vacuum analyze lim.tasks, kinora.tasks", "checkpoint"} {
 		if _, err := t.pool.Exec(ctx, stmt); err != nil {
 			return err
 		}
