@@ -181,8 +181,8 @@ func (w *work) take(c provider.Task, q provider.TaskQuery, t claim.Terms, now ti
 	return result, true
 }
 
-// RenewTasks implements provider.Tasks. No task has a lock of its own: RenewTasks waits until no other
-// transaction is open or ctx ends. Meanwhile nobody can claim a task.
+// RenewTasks implements provider.Tasks. No task has a lock of its own: RenewTasks waits until no
+// other transaction is open or ctx ends. Meanwhile no worker can claim a task.
 func (db *Provider) RenewTasks(ctx context.Context, tasks []provider.Task, lease time.Duration) (late []string, err error) {
 	err = db.tx(ctx, func(tx *Model) error {
 		now := db.now()
@@ -251,7 +251,8 @@ func (db *Provider) DeleteTasks(ctx context.Context, keep provider.TaskRetention
 	})
 }
 
-// TasksDue implements provider.TaskWaker. Every commit that makes a task pending closes the channel.
+// TasksDue implements provider.TaskWaker. Every commit that makes a task pending closes the
+// channel.
 func (db *Provider) TasksDue() <-chan struct{} { return db.committed.Load().tasksDue }
 
 // ownTask copies the bytes and maps of a task, as own does for an event.

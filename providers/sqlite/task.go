@@ -127,8 +127,8 @@ func (s session) record(ctx context.Context, task, what, detail string, by provi
 	return err
 }
 
-// changeTask applies c. It reads the task and writes it: the transaction has the write lock, or fails
-// to write if it has not.
+// changeTask applies c. It reads the task and writes it: the transaction has the write lock, or
+// fails to write if it has not.
 func (s session) changeTask(ctx context.Context, c *provider.TaskChange) (provider.TaskChanged, error) {
 	was, now, err := s.task(ctx, c.ID)
 	if errors.Is(err, sql.ErrNoRows) {
@@ -177,8 +177,8 @@ const renewTask = `
 update kinora_tasks set next_at = ` + clock + ` + ?3 where id = ?1 and status = 'claimed' and token = ?2`
 
 // RenewTasks implements provider.Tasks. No row has a lock of its own: RenewTasks waits, as every
-// write does, until no other transaction writes or ctx ends. Meanwhile nobody can claim a task. A loss
-// of power, which ends the workers too, may lose its commit.
+// write does, until no other transaction writes or ctx ends. Meanwhile no worker can claim a
+// task. A loss of power, which ends the workers too, may lose its commit.
 func (d *Provider) RenewTasks(ctx context.Context, tasks []provider.Task, lease time.Duration) (late []string, err error) {
 	if len(tasks) == 0 {
 		return nil, nil

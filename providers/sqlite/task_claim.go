@@ -10,9 +10,9 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// taskCandidates walks the due tasks of each kind of ?2 separately, up to the limit ?1, so that tasks
-// of other kinds and tasks that wait cost nothing. The kinds take turns. It reads the clock once, and
-// the long columns only of the tasks that it returns.
+// taskCandidates walks the due tasks of each kind of ?2 separately, up to the limit ?1, so that
+// tasks of other kinds and tasks that wait cost nothing. The kinds take turns. It reads the
+// clock once, and the long columns only of the tasks that it returns.
 const (
 	taskCandidates    = `with` + turnsOf + `kinora_tasks_due where open = 1 and suspect = 0` + inTurns
 	suspectCandidates = `with` + turnsOf + `kinora_tasks_suspect where open = 1 and suspect = 1` + inTurns

@@ -52,7 +52,8 @@ func execSQL(t *testing.T, db *sqlite.DB, query string, args ...any) {
 	require.NoError(t, err)
 }
 
-// No statement of workers scans the table of tasks, and a claim sorts only the tasks that it returns.
+// No statement of workers scans the table of tasks, and a claim sorts only the tasks that it
+// returns.
 func TestTaskPlans(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()
@@ -269,8 +270,8 @@ func TestForeignTasks(t *testing.T) {
 	}
 }
 
-// Claims, changes and renewals wait for another process that has the write lock, until their contexts
-// end.
+// Claims, changes and renewals wait for another process that has the write lock, until their
+// contexts end.
 func TestTasksOfABusyDatabase(t *testing.T) {
 	t.Parallel()
 	path := migrated(t)

@@ -117,8 +117,8 @@ func (t taskTx) EnqueueGroup(ctx context.Context, g provider.TaskGroupDraft) err
 	})
 }
 
-// digestOf identifies the ids, the kinds and the inputs of tasks, in any order. Tasks of a group may
-// be deleted before the group.
+// digestOf identifies the ids, the kinds and the inputs of tasks, in any order. Tasks of a group
+// may be deleted before the group.
 func digestOf(tasks []provider.TaskDraft) string {
 	all := make([][3]string, len(tasks))
 	for i, d := range tasks {
