@@ -111,13 +111,15 @@ func (e *MessageError) Error() string { return e.Err.Error() }
 func (e *MessageError) Unwrap() error { return e.Err }
 
 // HandlerError returns an *Error for an error that a handler returned without a class. It is
-// permanent if err is eventstore.ErrInvalid or ErrEventIDReused, else unknown.
+// permanent if err is eventstore.ErrInvalid, ErrEventIDReused or ErrTaskIDReused, else unknown.
 func HandlerError(err error) *Error {
 	switch {
 	case errors.Is(err, eventstore.ErrInvalid):
 		return &Error{Class: ClassPermanent, Code: "invalid", Err: err}
 	case errors.Is(err, eventstore.ErrEventIDReused):
 		return &Error{Class: ClassPermanent, Code: "event_id_reused", Err: err}
+	case errors.Is(err, ErrTaskIDReused):
+		return &Error{Class: ClassPermanent, Code: "task_id_reused", Err: err}
 	}
 	return &Error{Class: ClassUnknown, Err: err}
 }

@@ -154,6 +154,14 @@ func CheckTaskDecision(f TaskFilter, d Decision) error {
 	return firstError(CheckTaskFilter(f), d.Validate(), CheckDecision(StateWaiting, d))
 }
 
+// CheckTaskCancel is CheckTaskDecision, and returns ErrInput for a filter that selects all tasks.
+func CheckTaskCancel(f TaskFilter, d Decision) error {
+	if f.IDs == nil && f.Kind == "" && f.Group == "" && f.GroupKind == "" && len(f.Status) == 0 && f.Code == "" {
+		return fmt.Errorf("%w: filter: selects all tasks: select those to cancel", ErrInput)
+	}
+	return CheckTaskDecision(f, d)
+}
+
 // CheckTaskResult returns an *eventstore.InvalidError for a result that no provider can store.
 func CheckTaskResult(result json.RawMessage) error {
 	return CheckJSON("result", result, MaxTaskState)

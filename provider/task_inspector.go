@@ -22,12 +22,14 @@ type TaskInspector interface {
 	// attempts, and returns their number. Slots and direction stay.
 	RequeueTasks(ctx context.Context, f TaskFilter, d Decision) (int, error)
 	// CancelTasks does what TaskTx.Cancel does for the tasks that f selects, and returns their number.
-	// To find what to undo, the handler of a task that has begun runs once more: a call outside of a
-	// step is repeated, with the same key.
+	// The result of CompleteTask, if there is one, is dropped. A zero filter is ErrInput.
+	//
+	// To find what to undo, the handler of a task with recorded steps runs again, and so does that of
+	// a task whose worker crashed. A call outside of a step is not made if the handler asks for Run.Key.
 	CancelTasks(ctx context.Context, f TaskFilter, d Decision) (int, error)
-	// CompleteTask makes an abandoned task that goes forward pending with a result: a worker ends it
-	// as done without running it, and counts its group. ErrTaskVersion: it is not such a task.
-	// Invalid JSON is an *eventstore.InvalidError.
+	// CompleteTask makes an abandoned task pending with a result. A worker ends it without running it:
+	// as done, and counts its group; or as undone if the task was being undone. ErrTaskVersion: it is
+	// not abandoned. Invalid JSON is an *eventstore.InvalidError.
 	CompleteTask(ctx context.Context, id string, result json.RawMessage, d Decision) error
 	// PatchTask changes the state of a task that is pending, failed, waiting or abandoned, by a JSON
 	// merge patch (RFC 7386). A null removes a slot, so its step runs again. A task that waits for a

@@ -31,7 +31,7 @@ type Tasks interface {
 	// TakeTask takes c if it is unchanged since it was read (version, status, attempts, token) and
 	// still due. It checks both in one atomic step. The direction, the slots and the wait stay.
 	//   - Taking sets the token and the holder of t, counts an attempt, and leases the task for
-	//     t.Lease. It sets Doubt, unless the direction is undo.
+	//     t.Lease. It sets the stored Doubt, unless the direction is undo.
 	//   - If c has vanished: at q.Attempts it is taken with Spent, and no attempt is counted. Else
 	//     if it is the second time in a row, it becomes failed and Suspect, stays due, and is not
 	//     taken. The code is CodeVanished in all three cases.
@@ -46,8 +46,9 @@ type Tasks interface {
 	ChangeTasks(ctx context.Context, changes []TaskChange) ([]TaskChanged, error)
 
 	// RenewTasks leases claimed tasks anew. It returns the ids of the tasks that are no longer
-	// claimed with their token. It waits for no lock: a task whose row another transaction has
-	// locked is not renewed and not reported.
+	// claimed with their token. It waits for no lock of a row: a task that another transaction has
+	// locked is not renewed and not reported. A store with a single writer waits for it, and returns
+	// an error if it is not free before ctx ends.
 	RenewTasks(ctx context.Context, tasks []Task, lease time.Duration) (late []string, err error)
 
 	// TaskKinds returns the kinds of the open tasks of a domain, sorted. Its cost grows with the
@@ -55,8 +56,8 @@ type Tasks interface {
 	TaskKinds(ctx context.Context, domain string) ([]string, error)
 
 	// DeleteTasks deletes at most limit tasks that were done or undone longer ago than keep says,
-	// with their trails, and returns their number. Groups are deleted keep.Done after they were
-	// completed. keep is complete (TaskRetention.WithDefaults).
+	// with their trails, and returns their number. Tasks of a group are kept until it is complete.
+	// Groups are deleted keep.Done after they were completed. keep is complete (TaskRetention.WithDefaults).
 	DeleteTasks(ctx context.Context, keep TaskRetention, limit int) (int, error)
 }
 
@@ -127,9 +128,12 @@ type TaskChange struct {
 	// the wait is over. TaskWaiting is progress too, with no attempts counted.
 	Progress bool
 	GiveUp   string // not empty: the direction becomes undo, with this Why
-	Doubt    bool   // with GiveUp: a step had begun and is not recorded
-	Result   json.RawMessage
-	Code     string // of TaskFailed, TaskAbandoned and TaskPending; empty keeps the last one
+	// Doubt is the new Task.Doubt if the change gives up, or ends the claim with TaskPending,
+	// TaskFailed or TaskAbandoned: a step may have begun that is not recorded. It is ignored if the
+	// direction was undo before.
+	Doubt  bool
+	Result json.RawMessage
+	Code   string // of TaskFailed, TaskAbandoned and TaskPending; empty keeps the last one
 }
 
 // TaskChanged is the result of a TaskChange.

@@ -20,6 +20,7 @@ type ending struct {
 	again bool   // run again under the same claim: a slot was filled, or the direction has changed
 	to    Status // the new status; empty: unchanged, or unknown
 	code  string // of a failure
+	step  string // the last one that the handler asked for
 	err   error  // to be logged
 }
 
@@ -44,7 +45,7 @@ func (e *engine[Tx]) handle(h *held) {
 	for {
 		end := a.run()
 		if end.err != nil {
-			e.log.Warn("task failed", e.attrs(end.err, "kind", t.Kind, "id", t.ID, "status", end.to, "code", end.code)...)
+			e.report(t, end, int(h.attempts.Load()))
 		}
 		if !end.again {
 			if end.to != "" && e.cfg.Observer.Ended != nil {
@@ -55,17 +56,51 @@ func (e *engine[Tx]) handle(h *held) {
 	}
 }
 
+// report logs an error of a task.
+func (e *engine[Tx]) report(t Task, end ending, attempts int) {
+	what, attrs := "task failed", []any{"kind", t.Kind, "id", t.ID}
+	switch end.to {
+	case Abandoned:
+		what = "task abandoned"
+	case Pending:
+		what = "task released"
+	case "":
+		what = "task left to its lease"
+	}
+	if end.step != "" {
+		attrs = append(attrs, "step", end.step)
+	}
+	e.log.Warn(what, e.attrs(end.err, append(attrs, "attempts", attempts, "code", end.code)...)...)
+}
+
+// confirm asks whether a refused change of a transaction was refused because of a change in the
+// transaction itself, which was rolled back with it. Else it returns the task as it is stored.
+func (e *engine[Tx]) confirm(t Task, got provider.TaskChanged) (own bool, stored provider.TaskChanged) {
+	if !got.Late(t.Token) && !got.Now.Undo {
+		return false, got
+	}
+	now, err := e.change(provider.TaskChange{ID: t.ID, Token: t.Token, To: Claimed, After: e.cfg.Lease})
+	if err != nil || !now.Applied {
+		return false, now
+	}
+	if now.Now.Undo { // canceled by another transaction
+		got.Now.Status, got.Now.Token = Claimed, t.Token
+		return false, got
+	}
+	return true, now
+}
+
 // run runs the handler once, and records how far the task is.
 func (a *attempt[Tx]) run() ending {
 	t := &a.task
 	if a.stopping.Load() && !t.Spent { // released, a spent task would be run again
-		return a.end(provider.TaskChange{To: Pending})
+		return a.end(provider.TaskChange{To: Pending, Doubt: t.Doubt})
 	}
-	if t.Undo && !t.Doubt && !hasBegun(t.State) {
+	if t.Undo && (t.Result != nil || !t.Doubt && !hasBegun(t.State)) {
 		return a.end(provider.TaskChange{To: Undone})
 	}
 	known := false
-	completed := t.Result != nil && !t.Undo // by an operator
+	completed := t.Result != nil // by an operator, or before its end could be audited
 	if a.def, known = a.kinds.handlers[t.Kind]; !known && !completed {
 		return a.end(provider.TaskChange{To: Abandoned, Code: provider.CodeUnknown})
 	}
@@ -105,9 +140,11 @@ func (a *attempt[Tx]) run() ending {
 	out, err := a.guarded(ctx, clock, func() (json.RawMessage, error) { return a.def.run(ctx, r, t.Input) })
 	r.dead.Store(true)
 	if errors.Is(err, errStuck) {
+		t.Doubt = true
 		return a.fail(ctx, err)
 	}
 	if r.busy.Load() { // in another goroutine
+		t.Doubt = true
 		return a.fail(ctx, ErrMisuse)
 	}
 	clock.pause()
@@ -129,7 +166,11 @@ func hasBegun(state map[string]Slot) bool {
 func (a *attempt[Tx]) ran(ctx context.Context, r *Run[Tx], out json.RawMessage, err error) ending {
 	t := &a.task
 	if a.hold.misused.Load() {
+		t.Doubt = true
 		return a.fail(ctx, ErrMisuse)
+	}
+	if r.inside && !errors.Is(err, errGoexit) { // the handler has recovered
+		err = errPanic
 	}
 	if r.stop != nil && (err == nil || isEnd(r.stop) || isUncounted(r.stop)) {
 		err = r.stop
@@ -150,23 +191,49 @@ func (a *attempt[Tx]) ran(ctx context.Context, r *Run[Tx], out json.RawMessage, 
 	case errors.Is(err, errFenced):
 		return ending{again: true}
 	case errors.Is(err, errStopping):
-		return a.end(provider.TaskChange{To: Pending})
-	case isPermanent(err):
-		return a.fail(ctx, err)
-	case gives && !t.Undo:
-		return a.giveUp(ctx, r, decided.code)
-	case t.Undo && (err == nil || gives || errors.Is(err, errUndoing)):
+		return a.end(provider.TaskChange{To: Pending, Doubt: a.inDoubt(r)})
+	case t.Undo && a.knowsUndos(r, err):
 		return a.undo(ctx, r)
+	case isPermanent(err):
+		return a.failed(ctx, r, err)
+	case gives:
+		return a.giveUp(ctx, r, decided.code)
 	case errors.Is(err, errWaiting):
 		c, err := r.fill(*r.waits, r.waits.Open, Slot{Call: r.calls})
 		if err != nil {
-			return a.fail(ctx, err)
+			return a.failed(ctx, r, err)
 		}
 		return a.end(c)
 	case err != nil:
-		return a.fail(ctx, causeOf(ctx, err))
+		return a.failed(ctx, r, causeOf(ctx, err))
 	}
 	return a.finish(ctx, r, out)
+}
+
+// inDoubt reports whether a step may have begun that is not recorded: in this run, or in an earlier one
+// that did not end in order.
+func (a *attempt[Tx]) inDoubt(r *Run[Tx]) bool { return a.task.Doubt || r.open }
+
+// knowsUndos reports whether a run in the direction of undo, which ended with err, has asked for every
+// step that may have begun. An error of the handler itself ends such a run: without it, a task that
+// always fails could not be undone.
+func (a *attempt[Tx]) knowsUndos(r *Run[Tx], err error) bool {
+	switch {
+	case r.unasked() != nil, errors.Is(err, ErrChanged):
+		return false
+	case err == nil, errors.Is(err, errUndoing), isPermanent(err):
+		return true
+	}
+	var decided *gaveUp
+	return errors.As(err, &decided) || !isUncounted(err) && !a.task.Doubt
+}
+
+// failed is fail after a run of the handler.
+func (a *attempt[Tx]) failed(ctx context.Context, r *Run[Tx], cause error) ending {
+	a.task.Doubt = a.inDoubt(r)
+	end := a.fail(ctx, cause)
+	end.step = r.step
+	return end
 }
 
 // guarded calls f in a goroutine of its own, so that runtime.Goexit and a handler that does not
@@ -188,7 +255,7 @@ func (a *attempt[Tx]) guarded(ctx context.Context, clock *limit, f func() (json.
 					attrs = append(attrs, "panic", p)
 				}
 				a.log.Error("handler panicked", attrs...)
-				r = result{err: &provider.Error{Class: provider.ClassUnknown, Code: codePanic, Err: errors.New("the handler panicked")}}
+				r = result{err: errPanic}
 			}
 			done <- r
 		}()
@@ -290,7 +357,7 @@ func (a *attempt[Tx]) finishGroup(c provider.TaskChange) ending {
 		return a.end(c)
 	}
 	if err := a.audit(a.work, Done, ""); err != nil {
-		return a.unrecorded(err)
+		return a.unrecorded(err, c.Result)
 	}
 	ctx, cancel := context.WithCancelCause(a.work)
 	defer cancel(nil)
@@ -343,9 +410,13 @@ func (a *attempt[Tx]) finished(ctx context.Context, got provider.TaskChanged, er
 	case err == nil:
 		return ending{to: Done}
 	case errors.Is(err, errFenced):
-		return a.refused(got)
+		own, confirmed := a.confirm(a.task, got)
+		if own {
+			return a.fail(ctx, errOwnTask)
+		}
+		return a.refused(confirmed)
 	case errors.As(err, &sink):
-		return a.unrecorded(err)
+		return a.unrecorded(err, nil)
 	case errors.As(err, &decided) && a.def.tx != nil && !errors.Is(context.Cause(ctx), errStopping): // nothing was written
 		return a.end(provider.TaskChange{To: Undone, GiveUp: decided.code})
 	}
@@ -354,7 +425,7 @@ func (a *attempt[Tx]) finished(ctx context.Context, got provider.TaskChanged, er
 
 // giveUp turns the task to undo, and undoes its steps.
 func (a *attempt[Tx]) giveUp(ctx context.Context, r *Run[Tx], code string) ending {
-	c, err := r.fill(provider.TaskChange{To: Claimed, GiveUp: code, Doubt: r.stop != nil, Progress: true}, "", Slot{})
+	c, err := r.fill(provider.TaskChange{To: Claimed, GiveUp: code, Doubt: a.inDoubt(r), Progress: true}, "", Slot{})
 	if err != nil {
 		return a.fail(ctx, err)
 	}
@@ -419,21 +490,21 @@ func (a *attempt[Tx]) undo(ctx context.Context, r *Run[Tx]) ending {
 
 // fail records a failure: the task is released, tried again, or abandoned.
 func (a *attempt[Tx]) fail(ctx context.Context, cause error) ending {
-	switch context.Cause(ctx) { //nolint:errorlint // these are passed unwrapped
-	case errLost:
+	switch context.Cause(ctx) {
+	case errLost: //nolint:errorlint // these are passed unwrapped
 		return ending{}
 	case errStopping:
 		if errors.Is(cause, errStuck) { // the lease protects the task until the handler has returned
 			return ending{err: cause}
 		}
-		return a.end(provider.TaskChange{To: Pending})
+		return a.end(provider.TaskChange{To: Pending, Doubt: a.task.Doubt})
 	}
 	if provider.ClassOf(cause) == provider.ClassUnknown && !isPermanent(cause) {
 		if e := provider.HandlerError(cause); e.Class == provider.ClassPermanent {
 			cause = e
 		}
 	}
-	c := provider.TaskChange{To: Failed, Code: codeOf(cause)}
+	c := provider.TaskChange{To: Failed, Code: codeOf(cause), Doubt: a.task.Doubt}
 	if c.Code == provider.CodeUnknown || c.Code == codeUnknownGroup { // of a handler: those would be requeued
 		c.Code = codePermanent
 	}
@@ -462,7 +533,7 @@ func (a *attempt[Tx]) end(c provider.TaskChange) ending {
 	c.ID, c.Token = a.task.ID, a.task.Token
 	if c.To == Done || c.To == Undone || c.To == Abandoned {
 		if err := a.audit(a.work, c.To, c.Code); err != nil {
-			return a.unrecorded(err)
+			return a.unrecorded(err, c.Result)
 		}
 	}
 	crash.Point("task: before its end")
@@ -496,12 +567,13 @@ func (a *attempt[Tx]) refused(got provider.TaskChanged) ending {
 }
 
 // unrecorded releases a task that could not be audited for the length of a lease. If its claim were
-// left to end, that would count as an attempt, and a long outage of the sink would abandon the task.
-func (a *attempt[Tx]) unrecorded(cause error) ending {
+// left to end, that would count as an attempt, and a long outage of the sink would abandon the task. The
+// result of a handler is kept, so that the handler does not run again.
+func (a *attempt[Tx]) unrecorded(cause error, result json.RawMessage) ending {
 	if a.task.Spent { // released, it would be run again
 		return ending{err: cause}
 	}
-	c := provider.TaskChange{ID: a.task.ID, Token: a.task.Token, To: Pending, After: a.cfg.Lease, Code: codeAudit}
+	c := provider.TaskChange{ID: a.task.ID, Token: a.task.Token, To: Pending, After: a.cfg.Lease, Code: codeAudit, Doubt: a.task.Doubt, Result: result}
 	if a.work.Err() != nil { // the worker stops
 		c.After, c.Code = 0, ""
 	}

@@ -63,7 +63,10 @@ var (
 
 var (
 	errFenced   = errors.New("the task has changed") // rolls a unit back
+	errDead     = errors.New("the run has ended: do not use a Run after its handler has returned")
 	errDeadline = errors.New("the handler took longer than its timeout")
+	errOwnTask  = fmt.Errorf("a handler must not postpone or cancel its own task in its transaction: %w", ErrMisuse)
+	errPanic    = &provider.Error{Class: provider.ClassUnknown, Code: codePanic, Err: errors.New("the handler panicked")}
 	errGoexit   = &provider.Error{Class: provider.ClassUnknown, Code: "goexit", Err: errors.New("the handler called runtime.Goexit")}
 	errStuck    = &provider.Error{Class: provider.ClassUnknown, Code: "stuck", Err: errors.New("the handler did not return after its timeout, and may still run")}
 )
@@ -117,12 +120,15 @@ func codeOf(err error) string {
 	if code := provider.CodeOf(err); code != "" {
 		return code
 	}
+	if errors.Is(err, ErrIDReused) {
+		return "task_id_reused"
+	}
 	return errclass.Of(err)
 }
 
 // causeOf returns err, and errDeadline with it if that ended ctx.
 func causeOf(ctx context.Context, err error) error {
-	if err != nil && errors.Is(context.Cause(ctx), errDeadline) {
+	if err != nil && errors.Is(context.Cause(ctx), errDeadline) && !errors.Is(err, errDeadline) {
 		return fmt.Errorf("%w: %w", errDeadline, err)
 	}
 	return err

@@ -21,19 +21,23 @@ const (
 
 // maintain does, until ctx ends, what is needed every few seconds or minutes.
 func (e *engine[Tx]) maintain(ctx context.Context) {
-	var requeued, deleted time.Time
 	for ctx.Err() == nil {
-		e.findUnknown(ctx)
 		e.findSuspect(ctx)
-		if began := now(); began.Sub(requeued) >= requeueEvery {
-			requeued = began
-			e.requeueKnown(ctx)
-		}
-		if began := now(); began.Sub(deleted) >= deleteEvery {
-			deleted = began
-			e.deleteOld(ctx)
-		}
+		e.maintainOnce(ctx)
 		e.sleep(ctx, lookEvery, nil, nil)
+	}
+}
+
+// maintainOnce does what is due.
+func (e *engine[Tx]) maintainOnce(ctx context.Context) {
+	e.findUnknown(ctx)
+	if began := now(); began.Sub(e.requeued) >= requeueEvery {
+		e.requeued = began
+		e.requeueKnown(ctx)
+	}
+	if began := now(); began.Sub(e.deleted) >= deleteEvery {
+		e.deleted = began
+		e.deleteOld(ctx)
 	}
 }
 

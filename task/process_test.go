@@ -169,11 +169,11 @@ func TestCancelUndoesTheStepInDoubt(t *testing.T) {
 		w.enqueue(kind.New("a", 1))
 		claimed := w.take(time.Second, "orders/fulfil")
 		w.call("a/first") // the other worker made the call, and vanished
-		_, err := w.db.ChangeTasks(w.Context(), []provider.TaskChange{{ID: "a", Token: claimed[0].Token, To: task.Abandoned}})
+		_, err := w.db.ChangeTasks(w.Context(), []provider.TaskChange{{ID: "a", Token: claimed[0].Token, To: task.Abandoned, Doubt: true}})
 		require.NoError(w, err)
 		_, err = w.db.RequeueTasks(w.Context(), task.Filter{}, decision)
 		require.NoError(w, err)
-		_, err = w.db.CancelTasks(w.Context(), task.Filter{}, decision)
+		_, err = w.db.CancelTasks(w.Context(), task.Filter{Status: []task.Status{task.Pending, task.Claimed, task.Failed, task.Waiting, task.Abandoned}}, decision)
 		require.NoError(w, err)
 		w.start(w.worker(task.WorkerConfig{}, kind))
 		got := w.becomes("a", task.Undone)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync/atomic"
 	"time"
 
@@ -16,18 +17,21 @@ import (
 // Run is one run of a handler. Do not use it after the handler has returned, nor from two goroutines
 // at the same time.
 type Run[Tx any] struct {
-	w     *engine[Tx]
-	hold  *held
-	task  Task // as it is stored, so far as this run knows
-	clock *limit
-	dead  atomic.Bool // the run has ended, but its handler has not returned
-	busy  atomic.Bool // a step or a wait is in progress
-	calls int         // of Step, StepTx and Wait
-	asked map[string]bool
-	notes map[string]Slot // slots of answers that were asked for; stored with the next change
-	stop  error           // ends the run: every later step returns it
-	waits *provider.TaskChange
-	undos []undo
+	w      *engine[Tx]
+	hold   *held
+	task   Task // as it is stored, so far as this run knows
+	clock  *limit
+	dead   atomic.Bool // the run has ended, but its handler has not returned
+	busy   atomic.Bool // a step or a wait is in progress
+	calls  int         // of Step, StepTx and Wait
+	asked  map[string]bool
+	notes  map[string]Slot // slots of answers that were asked for; stored with the next change
+	stop   error           // ends the run: every later step returns it
+	open   bool            // a step has begun that is not recorded
+	inside bool            // a step has neither returned an error nor a result
+	step   string          // the last one that was asked for
+	waits  *provider.TaskChange
+	undos  []undo
 }
 
 // undo undoes a step.
@@ -40,8 +44,15 @@ type undo struct {
 func (r *Run[Tx]) ID() string { return r.task.ID }
 
 // Key returns the idempotency key for the call of a handler without steps: the id of the task. A
-// step has its own key.
-func (r *Run[Tx]) Key() string { return r.task.ID }
+// step has its own key. If the task is being undone, and has no recorded steps, Key does not return:
+// it ends the handler with runtime.Goexit, because the call must not be made any more.
+func (r *Run[Tx]) Key() string {
+	if r.task.Undo && !hasBegun(r.task.State) && !r.dead.Load() {
+		_ = r.halt(errUndoing)
+		runtime.Goexit()
+	}
+	return r.task.ID
+}
 
 // Attempt returns the number of claims since the task last made progress, this one included. A handler
 // that gives up because of it does so behind the step that fails: a step that it did not ask for is not
@@ -89,10 +100,16 @@ func Step[T, Tx any](ctx context.Context, r *Run[Tx], name string,
 		return out, err
 	}
 	began := now()
+	r.open = true
 	crash.Point("step: before")
-	r.clock.start()
-	out, err = do(ctx, key)
-	r.clock.start()
+	err = r.abrupt(func() error {
+		r.clock.start()
+		defer r.clock.start()
+		ctx, cancel := context.WithTimeout(ctx, r.w.cfg.Timeout)
+		defer cancel()
+		out, err = do(ctx, key)
+		return err
+	})
 	crash.Point("step: after")
 	r.w.observeStep(r.task.Kind, name, began, err)
 	if err != nil {
@@ -143,9 +160,11 @@ func StepTx[T, Tx any](ctx context.Context, r *Run[Tx], name string,
 			return out, err
 		}
 		began := now()
-		err = r.unit(ctx, name, r.calls, func(ctx context.Context, tx Tx) (any, []outbox.Message, error) {
-			result, ms, err := do(ctx, tx)
-			return result, ms, err
+		err = r.abrupt(func() error {
+			return r.unit(ctx, name, r.calls, func(ctx context.Context, tx Tx) (any, []outbox.Message, error) {
+				result, ms, err := do(ctx, tx)
+				return result, ms, err
+			})
 		})
 		r.w.observeStep(r.task.Kind, name, began, err)
 		if err != nil {
@@ -202,6 +221,15 @@ func (r *Run[Tx]) Sleep(ctx context.Context, name string, d time.Duration) error
 	return err
 }
 
+// abrupt calls f. If f panics or ends its goroutine, the run ends with that, also if the handler
+// recovers.
+func (r *Run[Tx]) abrupt(f func() error) error {
+	r.inside = true
+	err := f()
+	r.inside = false
+	return err
+}
+
 // onUndo adds what undoes a step. It runs with the timeout of a step.
 func (r *Run[Tx]) onUndo(step string, fn func(ctx context.Context) error) {
 	r.undos = append(r.undos, undo{step, fn})
@@ -218,12 +246,12 @@ func (r *Run[Tx]) halt(err error) error {
 // ask returns the slot of the next call. On success the run is busy.
 func (r *Run[Tx]) ask(name string) (Slot, error) {
 	if r.dead.Load() {
-		return Slot{}, errLost
+		return Slot{}, errDead
 	}
 	if !r.busy.CompareAndSwap(false, true) {
 		return Slot{}, fmt.Errorf("step %q began while another one was in progress: %w", name, r.misuse())
 	}
-	slot, err := Slot{}, errLost
+	slot, err := Slot{}, errDead
 	if !r.dead.Load() { // again, now that it is busy
 		slot, err = r.next(name)
 	}
@@ -242,6 +270,9 @@ func (r *Run[Tx]) misuse() error {
 // next checks that this call is the one that the task had before. Nothing new begins while a
 // recorded step has not been asked for.
 func (r *Run[Tx]) next(name string) (Slot, error) {
+	if r.inside {
+		return Slot{}, r.halt(errPanic)
+	}
 	if r.stop != nil {
 		return Slot{}, r.stop
 	}
@@ -251,7 +282,7 @@ func (r *Run[Tx]) next(name string) (Slot, error) {
 	if r.asked[name] {
 		return Slot{}, r.halt(fmt.Errorf("step %q was taken twice: %w", name, ErrMisuse))
 	}
-	r.asked[name] = true
+	r.asked[name], r.step = true, name
 	r.calls++
 	slot := r.task.State[name]
 	before := r.first(func(_ string, s Slot) bool { return s.Call == r.calls })
@@ -385,7 +416,8 @@ func (r *Run[Tx]) changed(c provider.TaskChange, got provider.TaskChanged, began
 		clear(r.notes)
 		r.task.Undo = got.Now.Undo
 		if c.Progress {
-			r.task.Attempts, r.task.TimedOut = 1, false
+			r.task.Attempts, r.task.TimedOut, r.open = 1, false, false
+			r.task.Doubt = r.task.Doubt && r.task.Undo
 			r.hold.attempts.Store(1)
 		}
 		r.hold.renewed(began)
@@ -429,7 +461,11 @@ func (r *Run[Tx]) unit(ctx context.Context, name string, call int,
 	crash.Point("step in transaction: after")
 	switch {
 	case errors.Is(err, errFenced):
-		if err := r.changed(c, got, began); err != nil {
+		own, confirmed := r.w.confirm(r.task, got)
+		if own {
+			return r.halt(errOwnTask)
+		}
+		if err := r.changed(c, confirmed, began); err != nil {
 			return err
 		}
 		return errFenced // the slot is filled: the unit was rolled back, and the next run has that value

@@ -136,7 +136,7 @@ func TestCancelDuringATransaction(t *testing.T) {
 		w.start(w.workerOf(once, task.WorkerConfig{}, kind))
 		w.enqueue(kind.New("a", 1))
 		<-began
-		n, err := w.db.CancelTasks(w.Context(), task.Filter{}, decision)
+		n, err := w.db.CancelTasks(w.Context(), task.Filter{Status: []task.Status{task.Pending, task.Claimed, task.Failed, task.Waiting, task.Abandoned}}, decision)
 		require.NoError(w, err)
 		require.Equal(w, 1, n)
 		close(canceled)
@@ -233,7 +233,7 @@ func TestTheAuditSink(t *testing.T) {
 		}
 		require.Empty(w, s.got())
 		require.Nil(w, w.row("commands", "x"))
-		require.Less(w, calls["call"].Load(), int64(12))
+		require.EqualValues(w, 1, calls["call"].Load(), "its result is kept")
 		s.down.Store(false)
 		for id, status := range map[string]task.Status{"call": task.Done, "command": task.Done, "gives": task.Undone, "bad": task.Abandoned} {
 			w.becomes(id, status)

@@ -131,6 +131,8 @@ type engine[Tx any] struct {
 	unknown []string         // kinds of its domains that it does not define
 	suspect suspects
 
+	requeued, deleted time.Time // when maintenance did so
+
 	reached atomic.Int64 // when the store last replied
 	live    atomic.Int64 // handlers and sinks that have not returned
 }
@@ -188,7 +190,7 @@ func (e *engine[Tx]) runOnce(ctx context.Context) (int, error) {
 	}
 	stop, interrupt := e.start(ctx)
 	defer stop()
-	e.findUnknown(ctx)
+	e.maintainOnce(ctx)
 	tasks, err := e.claim(ctx, e.cfg.Concurrency, false)
 	if err == nil && len(tasks) == 0 {
 		tasks, err = e.claim(ctx, 1, true)

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
-	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/memory"
 	"github.com/kinora-go/kinora/task"
@@ -209,5 +208,3 @@ func (w *world) take(lease time.Duration, kinds ...string) []task.Task {
 	require.NoError(w, err)
 	return got
 }
-
-func none(context.Context, tx) ([]outbox.Message, error) { return nil, nil }

@@ -9,6 +9,7 @@
 //	reviews parked --db sqlite:reviews.db
 //	reviews replay --db sqlite:reviews.db --seq 3 --dry-run
 //	reviews skip --db sqlite:reviews.db --seq 4 --reason "…"
+//	reviews tasks --db sqlite:reviews.db
 //	reviews demo
 package main
 
@@ -30,6 +31,7 @@ type commandLine struct {
 	Parked  parkedCmd  `cmd:"" help:"List parked messages (dead letters): those that could not be applied, and those that wait behind them."`
 	Replay  replayCmd  `cmd:"" help:"Apply parked messages again, or show the changes with --dry-run."`
 	Skip    skipCmd    `cmd:"" help:"Skip parked messages for good, so that the messages behind them are applied."`
+	Tasks   tasksCmd   `cmd:"" help:"List the tasks that moderate reviews, or requeue or cancel them."`
 	Demo    demoCmd    `cmd:"" help:"Show that the read model stays exact while messages are repeated and processes are killed."`
 
 	DemoWorker demoWorkerCmd `cmd:"" hidden:""`

@@ -50,12 +50,13 @@ const (
 	verdictLater   = "later" // the moderator sends the verdict later
 )
 
-// The task's wait, and its results.
+// The names of tasks and of their wait, which are stored, and their results.
 const (
-	verdictWait = "verdict"
-	published   = "published"
-	hidden      = "hidden"
-	unanswered  = "published without a verdict"
+	moderateKind = "reviews/moderate"
+	verdictWait  = "verdict"
+	published    = "published"
+	hidden       = "hidden"
+	unanswered   = "published without a verdict"
 )
 
 // moderatedStore is a database of any kind with tasks.
@@ -110,7 +111,7 @@ func moderationServices[Tx any](db moderatedStore[Tx], inTx func(tx Tx) eventsto
 		return nil, err
 	}
 	h := &moderate[Tx]{moderation: m, db: db, inTx: inTx, commands: commands, clock: time.Now}
-	kind := task.Define("reviews/moderate", h.run)
+	kind := task.Define(moderateKind, h.run)
 	start := func(ctx context.Context, tx Tx, event string, recorded, reviewed time.Time, q question) error {
 		// Imported records are reviewed long before they are recorded.
 		if q.Text == "" || recorded.Sub(reviewed) > 24*time.Hour {

@@ -1,12 +1,16 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -61,10 +65,7 @@ func (m *fakeModerator) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 // moderatedService is a service with a moderator.
-type moderatedService struct {
-	*testService
-	inspect task.Inspector
-}
+type moderatedService struct{ *testService }
 
 func startModerated(t *testing.T, d database, ask moderator, timeout time.Duration) *moderatedService {
 	t.Helper()
@@ -76,7 +77,7 @@ func startModerated(t *testing.T, d database, ask moderator, timeout time.Durati
 	pipe, err := pipelineFlags{Broker: noneKind}.start(t.Context(), d, s.db, services...)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, pipe.Stop()) })
-	return &moderatedService{s, s.db.(task.Inspector)}
+	return &moderatedService{s}
 }
 
 // post posts a review and returns its task once that has the status.
@@ -95,7 +96,7 @@ func (s *moderatedService) post(author, text string, status task.Status) task.Ta
 func (s *moderatedService) task(id string, status task.Status) (found task.Task) {
 	s.Helper()
 	require.Eventually(s, func() bool {
-		all, err := s.inspect.Tasks(s.Context(), task.Filter{IDs: []string{id}})
+		all, err := s.db.Tasks(s.Context(), task.Filter{IDs: []string{id}})
 		require.NoError(s, err)
 		if len(all) == 1 {
 			found = all[0]
@@ -144,6 +145,7 @@ func TestModeration(t *testing.T) {
 		held := s.post("dee", "refused", task.Abandoned)
 		require.Equal(t, "http_422", held.Code)
 		s.visible("ann", "dee")
+		require.Contains(t, call(t, "GET", s.url+"/", "").text, `<dt>Abandoned</dt><dd class="error">1</dd>`)
 
 		waiting := s.post("eve", "later", task.Waiting)
 		s.visible("ann", "dee", "eve")
@@ -167,7 +169,7 @@ func TestModeration(t *testing.T) {
 		s.visible("ann", "dee", "fay", "eve")
 
 		require.Equal(t, http.StatusCreated, call(t, "POST", s.url+"/products/p/reviews", reviewJSON("gil", 5, ""), strong).status)
-		tasks, err := s.inspect.Tasks(t.Context(), task.Filter{})
+		tasks, err := s.db.Tasks(t.Context(), task.Filter{})
 		require.NoError(t, err)
 		require.Len(t, tasks, 8, "one for each text")
 		m.mu.Lock()
@@ -175,6 +177,40 @@ func TestModeration(t *testing.T) {
 		require.Len(t, m.calls, 8, "one key for each task")
 		require.Equal(t, 3, m.calls[m.asked["cy"].Task+"/ask"], "the key stays the same")
 		require.NotContains(t, m.asked, "gil")
+	})
+}
+
+// TestTasksCommand: an operator sees an abandoned task, requeues it after the cause is fixed, and
+// cancels another one.
+func TestTasksCommand(t *testing.T) {
+	t.Parallel()
+	onEachDatabase(t, func(t *testing.T, d database) {
+		var fixed atomic.Bool
+		s := startModerated(t, d, func(context.Context, string, question) (verdict, error) {
+			if !fixed.Load() {
+				return verdict{}, permanent("http_401", errors.New("the token has expired"))
+			}
+			return verdict{verdictHide, "rude"}, nil
+		}, time.Hour)
+		ann, ben := s.post("ann", "rude", task.Abandoned), s.post("ben", "rude", task.Abandoned)
+		o := runOperator(t, d, "tasks")
+		require.Zero(t, o.code, o.stderr)
+		require.Regexp(t, regexp.QuoteMeta(ann.ID)+`\s+abandoned\s+http_401`, o.stdout)
+		require.Contains(t, o.stdout, ben.ID)
+		require.Contains(t, runOperator(t, d, "tasks", "--requeue").stderr, "--reason is missing")
+		require.Equal(t, 1, runOperator(t, d, "tasks", "--requeue", "--id", "other", "--reason", "r").code)
+
+		o = runOperator(t, d, "tasks", "--cancel", "--id", ben.ID, "--reason", "not so rude", "--by", "dee")
+		require.Equal(t, "1 canceled\n", o.stdout, o.stderr)
+		require.Equal(t, task.Undone, s.task(ben.ID, task.Undone).Status)
+		fixed.Store(true)
+		o = runOperator(t, d, "tasks", "--requeue", "--code", "http_401", "--reason", "new token")
+		require.Equal(t, "1 requeued\n", o.stdout, o.stderr)
+		s.task(ann.ID, task.Done)
+		s.visible("ben")
+		trail, err := s.db.TaskTrail(t.Context(), ben.ID)
+		require.NoError(t, err)
+		require.Contains(t, fmt.Sprint(trail), "dee not so rude")
 	})
 }
 

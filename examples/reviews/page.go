@@ -17,6 +17,7 @@ import (
 	"github.com/kinora-go/kinora/examples/reviews/review"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/task"
 )
 
 //go:embed web
@@ -108,7 +109,7 @@ func (p *page) view(ctx context.Context, key pageKey) (v view, err error) {
 	return v, p.pipeline(ctx, &v)
 }
 
-// pipeline sets the lag, and the counts of abandoned and parked messages.
+// pipeline sets the lag, and the counts of abandoned entries and tasks, and of parked messages.
 func (p *page) pipeline(ctx context.Context, v *view) error {
 	lag, err := lagOf(ctx, p.db)
 	if v.NoRunner = errors.Is(err, projector.ErrNoCheckpoint); err != nil && !v.NoRunner {
@@ -121,7 +122,11 @@ func (p *page) pipeline(ctx context.Context, v *view) error {
 	if err != nil {
 		return err
 	}
-	v.Abandoned = counts[outbox.Abandoned]
+	tasks, err := p.db.TaskCounts(ctx, moderateKind)
+	if err != nil {
+		return err
+	}
+	v.Abandoned = counts[outbox.Abandoned] + tasks[task.Abandoned]
 	v.Parked, err = p.db.ParkedCount(ctx, "")
 	return err
 }

@@ -26,18 +26,18 @@ func (f operatorFlags) with(ctx context.Context, do func(serviceStore) error) (e
 	return do(db)
 }
 
-// decisionFlags name the person who decides about parked messages, and the reason. Both are stored
-// with the messages.
+// decisionFlags name the person who decides about parked messages or tasks, and the reason. Both are
+// stored with them.
 type decisionFlags struct {
-	By     string `default:"${user}" help:"The person who decides. Stored with the messages."`
-	Reason string `help:"The reason. Stored with the messages."`
+	By     string `default:"${user}" help:"The person who decides. Stored with the decision."`
+	Reason string `help:"The reason. Stored with the decision."`
 }
 
 func (f decisionFlags) decision() projector.Decision {
 	return projector.Decision{By: f.By, Reason: f.Reason}
 }
 
-var errNoReason = errors.New("--reason is missing: give a reason, which is stored with the messages")
+var errNoReason = errors.New("--reason is missing: give a reason, which is stored with the decision")
 
 // userName returns the name of the system's current user, or "" if it is unknown.
 func userName() string {

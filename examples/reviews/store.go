@@ -31,6 +31,7 @@ type store interface {
 type serviceStore interface {
 	store
 	projector.State
+	task.Inspector
 	// runner returns a runner of the read models.
 	runner(src projector.Source) (*projector.Runner, error)
 	// applyParked applies parked messages that are due.

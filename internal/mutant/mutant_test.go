@@ -35,7 +35,9 @@ func TestEveryMutantIsCaught(t *testing.T) {
 				defer func() { <-places }()
 				cmd := exec.CommandContext(t.Context(), "go", "build", "-overlay", overlay)
 				for file := range files {
-					cmd.Args = append(cmd.Args, filepath.Dir(file))
+					if filepath.Ext(file) == ".go" {
+						cmd.Args = append(cmd.Args, filepath.Dir(file))
+					}
 				}
 				cmd.Dir = root
 				output, err := cmd.CombinedOutput()

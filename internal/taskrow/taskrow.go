@@ -39,8 +39,12 @@ func (r Row) Change(c *provider.TaskChange, now time.Time) (is Row, records []Re
 	if c.Result != nil {
 		is.Result = bytes.Clone(c.Result)
 	}
+	ends := c.To == provider.TaskPending || c.To == provider.TaskFailed || c.To == provider.TaskAbandoned
+	if !r.Undo && (ends || c.GiveUp != "") {
+		is.Doubt = c.Doubt
+	}
 	if c.GiveUp != "" {
-		is.Undo, is.Why, is.Doubt = true, c.GiveUp, c.Doubt
+		is.Undo, is.Why = true, c.GiveUp
 		records = append(records, Record{provider.WhatGaveUp, c.GiveUp, is.ClaimedBy})
 	}
 	if c.Progress {

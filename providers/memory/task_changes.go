@@ -55,7 +55,7 @@ func (w *work) cancel(was task, d provider.Decision, now time.Time) bool {
 		return false
 	}
 	is := was
-	is.Undo, is.Why, is.Version = true, provider.WhyCanceled, was.Version+1
+	is.Undo, is.Why, is.Result, is.Version = true, provider.WhyCanceled, nil, was.Version+1
 	if is.Status != provider.TaskClaimed {
 		restart(&is, now)
 		is.Suspect = was.Suspect && was.Status != provider.TaskAbandoned

@@ -116,7 +116,7 @@ func (w *work) decide(was, is task, what string, d provider.Decision, now time.T
 
 // CancelTasks implements provider.TaskInspector.
 func (db *DB) CancelTasks(ctx context.Context, f provider.TaskFilter, d provider.Decision) (int, error) {
-	if err := provider.CheckTaskDecision(f, d); err != nil {
+	if err := provider.CheckTaskCancel(f, d); err != nil {
 		return 0, fmt.Errorf("cancel tasks: %w", err)
 	}
 	return update(ctx, db.Provider, "cancel tasks", func(s *state, now time.Time) int {
@@ -133,7 +133,7 @@ func (db *DB) CompleteTask(ctx context.Context, id string, result json.RawMessag
 	invalid := cmp.Or(provider.CheckStorable("task id", id), provider.CheckTaskResult(result), provider.CheckTaskDecision(provider.TaskFilter{}, d))
 	return db.decideOne(ctx, "complete a task", invalid, func(w *work, now time.Time) error {
 		was, _ := w.tasks.get(id)
-		if was.Status != provider.TaskAbandoned || was.Undo {
+		if was.Status != provider.TaskAbandoned {
 			return fmt.Errorf("task %s: %w", id, provider.ErrTaskVersion)
 		}
 		is := was

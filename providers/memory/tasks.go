@@ -177,6 +177,7 @@ func (w *work) take(c provider.Task, q provider.TaskQuery, t claim.Terms, now ti
 	is.Status, is.Token, is.ClaimedBy, is.NextAt = provider.TaskClaimed, t.Token, t.Holder, now.Add(t.Lease)
 	w.put(was, is)
 	result := ownTask(is.Task)
+	result.Doubt = was.Doubt
 	result.Spent, result.TimedOut = spent, !is.WaitEnds.IsZero() && !is.WaitEnds.After(now)
 	return result, true
 }
@@ -233,6 +234,9 @@ func (db *Provider) DeleteTasks(ctx context.Context, keep provider.TaskRetention
 				break
 			}
 			kept := map[provider.TaskStatus]time.Duration{provider.TaskDone: keep.Done, provider.TaskUndone: keep.Undone}
+			if g, _ := w.groups.get(t.Group); t.Group != "" && g.Open > 0 {
+				continue
+			}
 			if t.EndedAt.Before(now.Add(-kept[t.Status])) {
 				w.unindex(t)
 				w.tasks, w.trails = w.tasks.drop(id), w.trails.drop(id)

@@ -33,6 +33,9 @@ func (d *dryRun) Changes(ctx context.Context, tx pgx.Tx) ([]provider.Change, err
 }
 func (d *dryRun) End(ctx context.Context) { d.end(ctx) }
 
+// TaskCandidatesSQL reads the tasks that are due.
+const TaskCandidatesSQL = taskCandidatesSQL
+
 // Migrations are those of this version.
 func Migrations() []string { return migrations }
 

@@ -58,6 +58,7 @@ var needs = map[string]struct {
 	}},
 	"kinora_worker": {provider.WorkerService, map[string]string{
 		"migrations": "select", "tasks": "select insert update delete", "task_groups": "select insert update delete", "task_trail": "select insert delete",
+		"leases": "select insert update delete",
 	}},
 	"kinora_appender": {provider.AnyService, map[string]string{"migrations": "select", "streams": "select insert update", "events": "select insert", "outbox": "insert"}},
 }

@@ -236,6 +236,9 @@ func works(ctx context.Context, db *postgres.DB) error {
 	if _, err := db.DeleteTasks(ctx, provider.TaskRetention{}, 10); err != nil {
 		return err
 	}
+	if _, err := db.AcquireLease(ctx, "tasks", claim.Terms{Token: claim.NewToken(), Lease: time.Hour}); err != nil {
+		return err
+	}
 	return db.ReadyFor(ctx, provider.WorkerService)
 }
 

@@ -43,9 +43,8 @@ func (r *taskRow) task() (t provider.Task, readable bool) {
 	t.NextAt, t.CreatedAt, t.EndedAt = storedTime(r.next), storedTime(r.created), storedTime(r.ended)
 	if err := json.Unmarshal(r.state, &t.State); err != nil {
 		t.State = nil
-		return t, false
 	}
-	return t, true
+	return t, t.State != nil
 }
 
 // storedTime returns the zero time for a time that is null, infinite or outside the years 1 to
@@ -187,6 +186,7 @@ func (db *Provider) TakeTask(ctx context.Context, c provider.Task, q provider.Ta
 		_, err := db.ChangeTasks(ctx, []provider.TaskChange{abandonMalformed(taken)})
 		return c, false, err
 	}
+	taken.Doubt = c.Doubt
 	return taken, true, nil
 }
 
@@ -213,14 +213,17 @@ func (db *Provider) TaskKinds(ctx context.Context, domain string) ([]string, err
 	return kinds, ofOwn(ctx, wrap("read the kinds of tasks", clear(err)))
 }
 
+const notOpen = `not exists (select from kinora.task_groups g where g.id = t.group_id and g.open > 0)`
+
 // Trails are deleted with their tasks. Locked rows are skipped: another worker is deleting them.
+// So are tasks of open groups, because an operator looks for them.
 const deleteTasksSQL = `
 with ck as materialized (select clock_timestamp() - $1::bigint * interval '1 microsecond' as done, clock_timestamp() - $2::bigint * interval '1 microsecond' as undone),
 old as materialized (
 	select id from (
-		(select id, ended_at from kinora.tasks where status = 'done' and ended_at < (select done from ck) order by ended_at limit $3::bigint)
+		(select id, ended_at from kinora.tasks t where status = 'done' and ended_at < (select done from ck) and ` + notOpen + ` order by ended_at limit $3::bigint)
 		union all
-		(select id, ended_at from kinora.tasks where status = 'undone' and ended_at < (select undone from ck) order by ended_at limit $3::bigint)) o
+		(select id, ended_at from kinora.tasks t where status = 'undone' and ended_at < (select undone from ck) and ` + notOpen + ` order by ended_at limit $3::bigint)) o
 	order by ended_at limit $3::bigint),
 gone as (
 	delete from kinora.tasks where id = any(array(

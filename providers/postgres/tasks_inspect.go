@@ -105,8 +105,8 @@ func (db *DB) TaskTrail(ctx context.Context, id string) ([]provider.TaskRecord, 
 	return trail, wrap("read the trail of a task", clear(err))
 }
 
-// A decision locks the tasks in order of id, as changes do, and then checks their status again. Tasks that it waited for count in
-// their new status.
+// A decision locks the tasks in order of id, as changes do. The status of a task counts as it is
+// after a wait for its lock.
 const (
 	requeueTasksSQL = decideTasksHead + `o.status in ('failed', 'abandoned') and` + taskFiltered + decideTasksLock + `
 	status = 'pending', open = true, suspect = false, attempts = 0, vanished = 0, next_at = ck.t, ended_at = null
@@ -114,7 +114,7 @@ from ck, locked where o.id = locked.id and o.status in ('failed', 'abandoned')` 
 
 	// A worker notices at its next change.
 	cancelTasksSQL = decideTasksHead + canCancel + ` and` + taskFiltered + decideTasksLock + `
-	undo = true, why = 'canceled', open = true, ended_at = null,
+	undo = true, why = 'canceled', open = true, ended_at = null, result = null,
 	status     = case when o.status = 'claimed' then 'claimed' else 'pending' end,
 	attempts   = case when o.status = 'claimed' then o.attempts else 0 end,
 	next_at    = case when o.status = 'claimed' then o.next_at else ck.t end
@@ -139,7 +139,7 @@ insert into kinora.task_trail (task, what, by, reason) select id, `
 with changed as (
 	update kinora.tasks o set status = 'pending', open = true, suspect = false, attempts = 0, vanished = 0, next_at = clock_timestamp(),
 		ended_at = null, result = $2::jsonb, version = o.version + 1
-	where o.id = $1::text and o.status = 'abandoned' and not o.undo
+	where o.id = $1::text and o.status = 'abandoned'
 	returning o.id)
 insert into kinora.task_trail (task, what, by, reason) select id, 'completed', $3::text, $4::text from changed`
 
@@ -170,6 +170,9 @@ func (db *DB) RequeueTasks(ctx context.Context, f provider.TaskFilter, d provide
 
 // CancelTasks implements provider.TaskInspector.
 func (db *DB) CancelTasks(ctx context.Context, f provider.TaskFilter, d provider.Decision) (int, error) {
+	if err := provider.CheckTaskCancel(f, d); err != nil {
+		return 0, wrap("cancel tasks", err)
+	}
 	return db.decide(ctx, "cancel tasks", cancelTasksSQL, f, d)
 }
 

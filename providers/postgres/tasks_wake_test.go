@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"sync"
 	"testing"
 	"time"
 
@@ -165,6 +164,7 @@ func TestForeignTasksHarmThemselvesOnly(t *testing.T) {
 			done := map[string]bool{}
 			for _, store := range []provider.Tasks{struct{ provider.Tasks }{db}, db} {
 				for _, a := range claimTasks(t, store, 2) {
+					require.NotNil(t, a.State)
 					late, err := db.RenewTasks(t.Context(), []provider.Task{a}, time.Minute)
 					require.NoError(t, err)
 					require.Empty(t, late)
@@ -176,6 +176,9 @@ func TestForeignTasksHarmThemselvesOnly(t *testing.T) {
 				}
 			}
 			require.True(t, done["a"] && done["c"])
+			if b := theTask(t, db, "b"); b.State == nil {
+				require.Equal(t, []any{provider.TaskAbandoned, "malformed"}, []any{b.Status, b.Code})
+			}
 			_, err = db.CancelTasks(t.Context(), provider.TaskFilter{}, ann)
 			require.NoError(t, err)
 			_, err = db.DeleteTasks(t.Context(), provider.TaskRetention{Done: time.Hour, Undone: time.Hour}, 10)
@@ -195,6 +198,8 @@ func TestARenewalWaitsForNoLock(t *testing.T) {
 	tasksIn(t, db, func(ctx context.Context, in provider.TaskTx) {
 		_, err := in.Answer(ctx, provider.TaskAnswer{Task: "b", Name: "w", ID: "m", Out: json.RawMessage("1")})
 		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
 		late, err := db.RenewTasks(ctx, append(tasks, provider.Task{ID: "none"}), time.Hour)
 		require.NoError(t, err)
 		require.ElementsMatch(t, []string{"c", "none"}, late)
@@ -205,42 +210,37 @@ func TestARenewalWaitsForNoLock(t *testing.T) {
 	require.True(t, changeTask(t, db, provider.TaskChange{ID: "b", Token: tasks[1].Token, To: provider.TaskDone}).Applied)
 }
 
-// Batches of changes and decisions of operators lock tasks in one order, so they do not deadlock.
-func TestChangesAndDecisionsDoNotDeadlock(t *testing.T) {
+// A batch of changes locks tasks in order of id, as decisions do, so that these do not deadlock.
+func TestChangesLockTasksInOrder(t *testing.T) {
 	t.Parallel()
-	db := postgrestest.OpenBusy(t, nil)
-	var drafts []provider.TaskDraft
-	for i := range 40 {
-		drafts = append(drafts, draft(string(rune('a'+i%26))+string(rune('a'+i/26))))
+	db := postgrestest.Open(t, nil)
+	enqueueTasks(t, db, draft("a"), draft("b"), draft("c"))
+	tasks := claimTasks(t, db, 3)
+	tx, err := db.Pool().Begin(t.Context())
+	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	_, err = tx.Exec(t.Context(), `select from kinora.tasks where id = 'b' for update`)
+	require.NoError(t, err)
+	changes := make([]provider.TaskChange, len(tasks))
+	for i, task := range tasks {
+		changes[len(tasks)-1-i] = provider.TaskChange{ID: task.ID, Token: task.Token, To: provider.TaskDone}
 	}
-	enqueueTasks(t, db, drafts...)
-	tasks := claimTasks(t, db, len(drafts))
-	var all sync.WaitGroup
-	for worker := range 4 {
-		all.Go(func() {
-			for range 25 {
-				if worker == 0 {
-					if _, err := db.CancelTasks(t.Context(), provider.TaskFilter{}, ann); err != nil {
-						t.Error(err)
-					}
-					_, err := db.Pool().Exec(t.Context(), `update kinora.tasks set undo = false where id = any(array(select id from kinora.tasks order by id for update))`)
-					if err != nil {
-						t.Error(err)
-					}
-					continue
-				}
-				changes := make([]provider.TaskChange, len(tasks))
-				for i := range tasks {
-					of := tasks[(i*(worker*2+1))%len(tasks)]
-					changes[i] = provider.TaskChange{ID: of.ID, Token: of.Token, To: provider.TaskClaimed, After: time.Minute}
-				}
-				if _, err := db.ChangeTasks(t.Context(), changes); err != nil {
-					t.Error(err)
-				}
+	done := make(chan error, 1)
+	go func() {
+		changed, err := db.ChangeTasks(t.Context(), changes)
+		for _, c := range changed {
+			if !c.Applied {
+				err = errors.New("not applied")
 			}
-		})
-	}
-	all.Wait()
+		}
+		done <- err
+	}()
+	waitsForLock(t, db.Pool())
+	var free string
+	require.NoError(t, db.Pool().QueryRow(t.Context(), `select string_agg(id, '') from (select id from kinora.tasks for update skip locked) t`).Scan(&free))
+	require.Equal(t, "c", free)
+	require.NoError(t, tx.Commit(t.Context()))
+	require.NoError(t, <-done)
 }
 
 // Two transactions that add one id with different inputs: the second waits, and fails so that
@@ -250,10 +250,11 @@ func TestTasksAddedAtTheSameTime(t *testing.T) {
 	db := postgrestest.Open(t, nil)
 	first, err := db.Pool().Begin(t.Context())
 	require.NoError(t, err)
+	defer func() { _ = first.Rollback(context.Background()) }()
 	require.NoError(t, db.TasksIn(first).Enqueue(t.Context(), draft("b")))
 	other := draft("b")
 	other.Input = json.RawMessage("2")
-	done := make(chan error)
+	done := make(chan error, 1)
 	runs := 0
 	go func() {
 		done <- db.Transact(t.Context(), func(ctx context.Context, tx pgx.Tx) error {

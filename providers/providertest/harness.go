@@ -234,7 +234,7 @@ func Tasks[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	runTasks(t, open, differences, provider.ClaimTasks, []group{
 		{name: "Enqueue", cases: taskEnqueueCases}, {name: "Changes", cases: taskChangeCases}, {name: "Answers", cases: taskAnswerCases},
 		{name: "Units", cases: taskUnitCases}, {name: "Groups", cases: taskGroupCases},
-		{name: "Inspector", cases: taskInspectCases}, {name: "Retention", cases: taskRetentionCases},
+		{name: "Inspector", cases: taskInspectCases}, {name: "Decisions", cases: taskDecideCases}, {name: "Retention", cases: taskRetentionCases},
 		{name: "Races", cases: taskRaceCases}, {name: "Crowds", cases: taskGroupRaces}, {name: "Wakes", cases: taskWakeCases},
 		{name: "OneConnection", cases: taskGroupRaces, options: Options{Conns: 1}},
 	})

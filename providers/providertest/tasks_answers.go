@@ -257,6 +257,7 @@ func taskNotPostponed(s *stage) {
 	s.addTasks(s.draftTask("answered"))
 	s.answerTask("answered", "paid", "m1", `1`)
 	s.apply(s.begun("waiting"), wait("paid", 1, time.Hour))
+	s.apply(s.begun("endless"), provider.TaskChange{To: provider.TaskWaiting, Open: "paid"})
 	s.apply(s.begun("abandoned"), provider.TaskChange{To: provider.TaskAbandoned})
 	s.apply(s.begun("done"), provider.TaskChange{To: provider.TaskDone})
 	s.addTasks(s.draftTask("canceled"))
@@ -265,7 +266,7 @@ func taskNotPostponed(s *stage) {
 	s.cancelTask("undone")
 	s.apply(u, provider.TaskChange{To: provider.TaskUndone})
 	at := s.taskClock().Add(time.Hour)
-	for _, name := range []string{"stepped", "answered", "waiting", "abandoned", "done", "canceled", "undone"} {
+	for _, name := range []string{"stepped", "answered", "waiting", "endless", "abandoned", "done", "canceled", "undone"} {
 		was, trail := s.task(name), len(s.records(name))
 		same(s, "postpone a task that is "+name, s.postpone(name, at), false)
 		same(s, "the task", s.task(name), was)

@@ -159,6 +159,9 @@ var taskWakeCases = []testCase{
 	},
 }
 
+// stall is how long a case waits for a hint.
+const stall = 20 * time.Second
+
 func (s *stage) taskWaker() (provider.TaskWaker, bool) {
 	w, ok := s.tasks.(provider.TaskWaker)
 	if !ok {
@@ -212,7 +215,7 @@ func taskWakes(s *stage) {
 		c.do()
 		select {
 		case <-hint:
-		case <-s.ctx.Done():
+		case <-time.After(stall):
 			s.Fatalf("the hint at %s did not come", c.what)
 		}
 	}
@@ -235,7 +238,7 @@ func taskNoneMissed(s *stage) {
 				})
 				return
 			}
-			stall := time.After(20 * time.Second)
+			stalled := time.After(stall)
 			for left := writers; left > 0; {
 				hint := w.TasksDue()
 				got, err := s.claimTasks(s.ctx, s.tasks, s.query("k"), claim.Terms{Lease: lease})
@@ -245,7 +248,7 @@ func taskNoneMissed(s *stage) {
 				if left -= len(got); left > 0 {
 					select {
 					case <-hint:
-					case <-stall:
+					case <-stalled:
 						errs[i] = fmt.Errorf("round %d: no hint at %d of %d tasks", round, left, writers)
 						return
 					}

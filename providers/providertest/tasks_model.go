@@ -330,8 +330,10 @@ func (t *modelTask) differs(got provider.Task, trail []string) string {
 	}
 	if t.status.Open() {
 		check("attempts", got.Attempts, t.attempts)
-		check("vanished", got.Vanished, t.vanished)
 		check("suspect", got.Suspect, t.suspect)
+	}
+	if t.status.Open() && !t.suspect { // the contract does not say what a cancellation makes of a suspect's
+		check("vanished", got.Vanished, t.vanished)
 	}
 	if t.status == provider.TaskClaimed {
 		check("token", got.Token, t.token)

@@ -228,12 +228,14 @@ const (
 	// oldTasks selects at most ?3 tasks that were done more than ?1 ms ago or undone more than ?2 ms
 	// ago.
 	oldTasks = `
-select id from kinora_tasks indexed by kinora_tasks_ended
-where status in ('done', 'undone') and status = 'done' and ended_at < ` + clock + ` - ?1
+select id from kinora_tasks t indexed by kinora_tasks_ended
+where status in ('done', 'undone') and status = 'done' and ended_at < ` + clock + ` - ?1` + notOpen + `
 union all
-select id from kinora_tasks indexed by kinora_tasks_ended
-where status in ('done', 'undone') and status = 'undone' and ended_at < ` + clock + ` - ?2
+select id from kinora_tasks t indexed by kinora_tasks_ended
+where status in ('done', 'undone') and status = 'undone' and ended_at < ` + clock + ` - ?2` + notOpen + `
 limit ?3`
+
+	notOpen = ` and not exists (select 1 from kinora_task_groups g where g.id = t.group_id and g.open > 0)`
 
 	// oldGroups selects at most ?2 groups that were completed more than ?1 ms ago. Their tasks are
 	// deleted first.

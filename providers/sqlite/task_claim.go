@@ -119,6 +119,7 @@ func (s session) takeTask(ctx context.Context, c provider.Task, q provider.TaskQ
 	case taken.Status != provider.TaskClaimed:
 		return c, false, nil
 	}
+	taken.Doubt = c.Doubt
 	taken.Spent = c.Status == provider.TaskClaimed && q.Attempts > 0 && c.Attempts >= q.Attempts
 	return taken, true, nil
 }

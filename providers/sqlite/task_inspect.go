@@ -153,7 +153,7 @@ var (
 	attempts = iif(status = 'claimed', attempts, 0),
 	vanished = iif(status = 'claimed', vanished, 0),
 	next_at  = iif(status = 'claimed', next_at, ` + clock + `),
-	ended_at = null`,
+	ended_at = null, result = null`,
 		when: `undo = 0 and status not in ('done', 'undone')`,
 	}
 )
@@ -195,6 +195,9 @@ func (d *DB) RequeueTasks(ctx context.Context, f provider.TaskFilter, by provide
 
 // CancelTasks implements provider.TaskInspector.
 func (d *DB) CancelTasks(ctx context.Context, f provider.TaskFilter, by provider.Decision) (int, error) {
+	if err := provider.CheckTaskCancel(f, by); err != nil {
+		return 0, wrap("cancel tasks", err)
+	}
 	return d.decideAll(ctx, "cancel tasks", f, cancelTask, by)
 }
 
@@ -206,7 +209,7 @@ func (d *DB) CompleteTask(ctx context.Context, id string, out json.RawMessage, b
 	}
 	n, err := d.decideAll(ctx, "complete a task", f, taskDecision{
 		what: provider.WhatCompleted, set: restartTask + `, next_at = ` + clock + `, result = ?set`, value: string(out),
-		when: `status = 'abandoned' and undo = 0`,
+		when: `status = 'abandoned'`,
 	}, by)
 	if err == nil && n == 0 {
 		err = fmt.Errorf("complete task %s: %w", id, provider.ErrTaskVersion)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -172,5 +171,3 @@ func (r *run) judgeCode(o *outside, each int) {
 	}
 	r.endTasks(o, &v, each*len(codeSteps))
 }
-
-var _ = fmt.Sprint

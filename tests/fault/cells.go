@@ -31,4 +31,5 @@ var cells = []*cell{
 	taskCodeCell,
 	taskKillersCell,
 	taskBrokenCell,
+	taskCrowdCell,
 }

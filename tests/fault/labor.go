@@ -19,7 +19,7 @@ import (
 
 // programs are what a worker can run, by the name in More["program"].
 var programs = map[string]func(w *work) []task.Kind[pgx.Tx]{
-	"shop": (*work).shop, "bank": (*work).bank, "people": (*work).people, "code": (*work).code, "killers": (*work).killers,
+	"shop": (*work).shop, "bank": (*work).bank, "people": (*work).people, "code": (*work).code, "killers": (*work).killers, "crowd": (*work).crowd,
 }
 
 // portable hides that the provider claims in one statement.
@@ -37,6 +37,9 @@ func (w *work) labor(ctx context.Context) error {
 		Concurrency: w.Concurrency, Lease: w.Lease, Timeout: w.Timeout, Poll: 100 * time.Millisecond, Drain: 5 * time.Second, Holder: w.Name, LogErrors: true,
 		Backoff: claim.Backoff{Base: 100 * time.Millisecond, Max: time.Second, Attempts: w.Attempts},
 		Observer: task.WorkerObserver{
+			Claimed: func(_ []task.Task, took time.Duration, _ error) {
+				w.status.set(wordClaim, max(w.status.get(wordClaim), int64(took)))
+			},
 			Fenced: func(string) { w.status.add(wordLate, 1) },
 			Ended:  func(string, task.Status, string, time.Duration) { w.status.add(wordDone, 1) },
 		},
@@ -187,5 +190,12 @@ func (w *work) operate(ctx context.Context) (stop func()) {
 	return func() { cancel(); <-done }
 }
 
-// shopTables, orderID: the suite's side of the program.
+// crowd is a program whose tasks are one transaction each.
+func (w *work) crowd() []task.Kind[pgx.Tx] {
+	return []task.Kind[pgx.Tx]{task.DefineTx("crowd/count", func(ctx context.Context, tx pgx.Tx, id string) (int, []outbox.Message, error) {
+		defer w.busy()()
+		return 1, nil, effect(ctx, tx, id, "counted", "")
+	})}
+}
+
 func orderID(n int) string { return fmt.Sprintf("order-%d", n) }

@@ -82,7 +82,7 @@ var exempt = []struct{ sql, why string }{
 	{"with ck as materialized (select clock_timestamp() t), h as materialized ( select n.projector", "a read: which parked messages are due"},
 	{"with ck as materialized (select clock_timestamp() t), seen as materialized ( select p.*, row_number()", "a read: which tasks are due"},
 	{"with f as materialized (", "a read: a list of tasks"},
-	{"with recursive k as (", "a read: the kinds of tasks"},
+	{"with recursive k(", "a read: the kinds of tasks"},
 	{"-- ping", "no effect"},
 	{"listen ", "polling finds what a notification misses"},
 	{"unlisten ", "polling finds what a notification misses"},

@@ -31,6 +31,7 @@ const (
 	wordManyOpen // runner: open units of several messages
 
 	wordCompleted = 32 // runner: by arm, the events that the reader of the log completed, as the observer counts them
+	wordClaim     = 48 // worker: the longest claim of all lives, in nanoseconds
 	wordStreams   = 64
 )
 

@@ -2,10 +2,7 @@ package main
 
 import (
 	"encoding/json"
-	"fmt"
-	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -214,24 +211,9 @@ func (r *run) worker(o *outside, program string, change func(*settings)) *proces
 // taskLease is the lease of workers.
 const taskLease = 400 * time.Millisecond
 
-// abandoned fails the cell for each abandoned task, and returns their number.
-func (r *run) abandoned(kinds ...string) {
-	rows, err := r.pool.Query(r.suite.ctx, `select format('%s is abandoned as %s', id, code) from kinora.tasks where status = 'abandoned' and kind = any($1) order by id limit 5`, kinds)
-	r.must(err)
-	list, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	r.must(err)
-	for _, text := range list {
-		r.fail("%s", text)
-	}
-}
-
 // stopWorkers drains the workers.
 func (r *run) stopWorkers() {
 	for _, p := range r.of(laboring) {
 		p.stop(r.drain)
 	}
 }
-
-var _ = fmt.Sprint
-var _ = maps.Keys[map[string]int]
-var _ = strings.Contains

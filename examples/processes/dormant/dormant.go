@@ -15,15 +15,15 @@ const After = 90 * 24 * time.Hour
 // Events of a customer. Period counts from 1: it is one more after each time that the customer was
 // dormant.
 type (
-	// Ordered: the customer placed an order.
+	// Ordered is the event of a customer who placed an order.
 	Ordered struct {
 		Customer string
 		Period   int
 		At       time.Time
 	}
-	// Dormant: the customer has not ordered for 90 days.
+	// Dormant is the event of a customer who has not ordered for 90 days.
 	Dormant struct{ Customer string }
-	// Left: the customer closed the account.
+	// Left is the event of a customer who closed the account.
 	Left struct {
 		Customer string
 		Period   int

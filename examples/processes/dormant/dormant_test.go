@@ -93,13 +93,28 @@ func TestDormant(t *testing.T) {
 			}
 		}
 	}
+	timer := func(id string) task.Task {
+		t.Helper()
+		found, err := db.Tasks(t.Context(), task.Filter{IDs: []string{id}})
+		check(t, err)
+		if len(found) != 1 {
+			t.Fatalf("%s is missing", id)
+		}
+		return found[0]
+	}
 	for _, customer := range []string{"ann", "ben", "cy"} {
 		order(customer)
 	}
 	after(80*day, nil)
-	order("ann")                                     // postpones
-	do("cy", (*dormant.Customer).Leave)              // cancels
+	order("ann")                        // postpones
+	do("cy", (*dormant.Customer).Leave) // cancels
+	if at := timer("dormant-1-ann").NextAt; !at.Equal(c.Now().Add(dormant.After)) {
+		t.Errorf("the timer is due at %s", at)
+	}
 	after(11*day, map[string]int{"customer-ben": 1}) // day 91
+	if is := timer("dormant-1-cy"); is.Status != task.Undone {
+		t.Errorf("the timer is %s", is.Status)
+	}
 	after(78*day, map[string]int{"customer-ben": 1}) // day 169
 	after(2*day, map[string]int{"customer-ben": 1, "customer-ann": 1})
 	order("ben") // the next period

@@ -12,7 +12,7 @@ import (
 	"github.com/kinora-go/kinora/task"
 )
 
-// Erased: no system knows the person any more.
+// Erased is the event of a person whose data no system has any more.
 type Erased struct{ Person string }
 
 // Types gives the event its stored name.

@@ -9,22 +9,22 @@ import (
 
 // Events of an account. Transfer is the id of the transfer, or of another cause.
 type (
-	// Deposited: money came in.
+	// Deposited is the event of money that came in.
 	Deposited struct {
 		Transfer string
 		Cents    int64
 	}
-	// Withdrawn: money went out.
+	// Withdrawn is the event of money that went out.
 	Withdrawn struct {
 		Transfer string
 		Cents    int64
 	}
-	// Returned: money came back, because the other account did not take it.
+	// Returned is the event of money that came back, because the other account did not take it.
 	Returned struct {
 		Transfer string
 		Cents    int64
 	}
-	// Closed: the account takes no more money.
+	// Closed is the event of an account that takes no more money.
 	Closed struct{}
 )
 

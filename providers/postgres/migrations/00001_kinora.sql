@@ -314,9 +314,9 @@ create table kinora.leases (
 
 -- Durable tasks, one row each: the queue, the state and the outcome. state has the slots by name.
 -- next_at is when the task is due: the end of its lease, of its backoff or of its wait; infinity if
--- the wait has no end. The table has no checks: the server would parse them again in each statement,
--- which makes a change twice as slow. Rows that another program wrote must harm only themselves, so
--- functions and readers of this table accept any value.
+-- the wait has no end. The table has no checks, because the server would parse them again in each
+-- statement, which makes a change twice as slow. Rows that another program wrote must harm only
+-- themselves, so functions and readers of this table accept any value.
 create table kinora.tasks (
 	id         text collate "C" not null,
 	kind       text collate "C" not null,
@@ -504,7 +504,7 @@ begin
 	with seen as materialized (
 		select p.*, row_number() over (partition by p.kind order by p.next_at, p.id) as turn
 		from unnest(kinds) k(kind), lateral (
-			select o.id, o.kind, o.next_at,
+			select o.id, o.kind, o.next_at, o.doubt,
 				o.status = 'claimed' and attempts_limit > 0 and o.attempts >= attempts_limit as spent,
 				o.status = 'claimed' and not o.suspect and o.vanished >= 1 as again
 			from kinora.tasks o
@@ -512,7 +512,7 @@ begin
 			order by o.next_at, o.id limit most
 			for update of o skip locked) p),
 	picked as materialized (
-		select s.id, s.next_at, s.turn, s.spent, s.again and not s.spent as apart from seen s order by s.turn, s.next_at, s.id limit most),
+		select s.id, s.next_at, s.doubt, s.turn, s.spent, s.again and not s.spent as apart from seen s order by s.turn, s.next_at, s.id limit most),
 	-- Arrays of ids leave the planner only lookups.
 	suspects as (
 		update kinora.tasks o set status = 'failed', suspect = true, vanished = least(o.vanished, 999999999) + 1, code = 'vanished', token = null
@@ -530,7 +530,7 @@ begin
 			next_at    = ck + lease * interval '1 microsecond'
 		where o.id = any(array(select p.id from picked p where not p.apart))
 		returning o.*)
-	select o.id, o.kind, o.group_id, o.group_kind, o.input, o.state, o.result, o.undo, o.why, o.doubt,
+	select o.id, o.kind, o.group_id, o.group_kind, o.input, o.state, o.result, o.undo, o.why, p.doubt,
 		o.version, o.attempts, o.vanished, o.suspect, o.waits, coalesce(o.wait_until <= ck, false), p.spent, o.code, o.next_at, o.created_at
 	from taken o join picked p on p.id = o.id order by p.turn, p.next_at, p.id;
 end
@@ -627,7 +627,7 @@ begin
 				result     = coalesce(results[i], o.result),
 				undo       = o.undo or give_ups[i] <> '',
 				why        = case when give_ups[i] <> '' then give_ups[i] else o.why end,
-				doubt      = case when give_ups[i] <> '' then doubts[i] else o.doubt end,
+				doubt      = case when o.undo or statuses[i] = 'undone' and give_ups[i] = '' then o.doubt else doubts[i] end,
 				version    = o.version + 1,
 				attempts   = case statuses[i]
 					when 'undone' then 0

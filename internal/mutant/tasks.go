@@ -1,0 +1,233 @@
+package mutant
+
+import "slices"
+
+const (
+	tasksSQL = "providers/postgres/migrations/00001_kinora.sql"
+
+	// unfilled is the guard of a slot in kinora.change_tasks.
+	unfilled = "(opens[i] = '' or not coalesce(o.state -> opens[i] ? 'out' or o.state -> opens[i] ->> 'timeout' = 'true', false))"
+)
+
+// conforms is a case of the conformance suite of tasks on PostgreSQL.
+func conforms(name string) []Test {
+	return []Test{{"./providers/postgres", "TestConformance/Tasks/" + name}}
+}
+
+// tasks lists the mutants of durable tasks.
+var tasks = slices.Concat(storedTasks, workers)
+
+// storedTasks lists those of the provider.
+var storedTasks = []Mutant{
+	{
+		Name:  "task_no_fence",
+		What:  "a change of a task does not compare the token",
+		Edits: []Edit{{File: tasksSQL, Old: "o.token = tokens[i] and o.status = 'claimed'", New: "o.status = 'claimed'", Count: 4}},
+		Tests: conforms("Changes/no_claim,_no_change"),
+		Cells: []string{"task-points"},
+	},
+	{
+		Name:  "no_slot_guard",
+		What:  "a change fills a slot that is filled",
+		Edits: []Edit{{File: tasksSQL, Old: "and " + unfilled, New: "", Count: 3}},
+		Tests: conforms("Claim/States/a_filled_slot_is_settled_again"),
+	},
+	{
+		Name:  "done_despite_undo",
+		What:  "a task ends as done although it was canceled",
+		Edits: []Edit{{File: tasksSQL, Old: "and not o.undo\n				and " + unfilled, New: "and " + unfilled}},
+		Tests: conforms("Claim/States/the_handler_returns_after_a_cancellation"),
+	},
+	{
+		Name:  "forward_again",
+		What:  "a claim makes a task go forward again",
+		Edits: []Edit{{File: tasksSQL, Old: "			claimed_by = holder,\n", New: "			claimed_by = holder,\n			undo       = false,\n"}},
+		Tests: conforms("Claim/States/the_direction_stays"),
+	},
+	{
+		Name:  "suspects_together",
+		What:  "tasks that have vanished twice in a row are claimed with others",
+		Edits: []Edit{{File: tasksSQL, Old: "o.status = 'claimed' and not o.suspect and o.vanished >= 1 as again", New: "false as again"}},
+		Tests: conforms("Claim/States/vanished_twice_in_a_row"),
+		Cells: []string{"task-killers"},
+	},
+	{
+		Name: "failures_counted",
+		What: "attempts are counted when a task has failed, not when it is claimed",
+		Edits: []Edit{
+			{File: tasksSQL, Old: "else least(o.attempts, 999999999) + 1 end", New: "else o.attempts end"},
+			{File: tasksSQL, Old: "					else case when progresses[i] then 1 else o.attempts end end,", New: "					when 'failed' then o.attempts + 1\n					else case when progresses[i] then 1 else o.attempts end end,"},
+		},
+		Tests: conforms("Claim/Vanished/tasks_that_kill_their_workers"),
+	},
+	{
+		Name: "inbox_apart",
+		What: "answers are kept in a table of their own until their task is claimed",
+		Edits: []Edit{
+			{File: tasksSQL, Old: "-- Fills a slot with an answer, and returns the outcome.\n", New: "create table kinora.task_inbox (task text, name text, slot jsonb);\n"},
+			{
+				File: tasksSQL,
+				Old:  "	update kinora.tasks t set\n		state      = t.state || jsonb_build_object(of_name, case",
+				New: `	insert into kinora.task_inbox select of_id, of_name, jsonb_build_object('out', answer, 'by', answer_id)
+		where exists (select from kinora.tasks t where t.id = of_id);
+	update kinora.tasks t set status = 'pending', next_at = clock_timestamp() where t.id = of_id and t.status = 'waiting' and t.waits = of_name;
+	if exists (select from kinora.tasks t where t.id = of_id) then
+		return 'taken';
+	end if;
+	update kinora.tasks t set
+		state      = t.state || jsonb_build_object(of_name, case`,
+			},
+			{
+				File: tasksSQL,
+				Old:  "			claimed_by = holder,\n",
+				New:  "			claimed_by = holder,\n			state      = o.state || coalesce((select jsonb_object_agg(b.name, b.slot) from kinora.task_inbox b where b.task = o.id), '{}'),\n",
+			},
+			{
+				File: tasksSQL,
+				Old:  "			for update;\n			applied := found;\n			if applied then\n",
+				New:  "				and not exists (select from kinora.task_inbox b where b.task = ids[i] and b.name = opens[i])\n			for update;\n			applied := found;\n			if applied then\n",
+			},
+		},
+		Tests: conforms("Answers/an_answer_before_the_wait"),
+	},
+	{
+		Name: "group_uncounted",
+		What: "a finisher looks at the other tasks of its group, without a lock that they share",
+		Edits: []Edit{{
+			File: "providers/postgres/tasks_change.go",
+			Old:  "update kinora.task_groups set open = open - 1, completed_at = case when open = 1 then clock_timestamp() end\nwhere id = $1::text returning kind, data, total, open",
+			New:  "select kind, data, total, (select count(*)::int from kinora.tasks t where t.group_id = g.id and t.status <> 'done') from kinora.task_groups g where id = $1::text",
+		}},
+		Tests: conforms("Crowds/finishers_of_a_group"),
+		Cells: []string{"task-points"},
+	},
+	{
+		Name:  "group_open",
+		What:  "tasks can be added to a group later",
+		Edits: []Edit{{File: tasksSQL, Old: "	if not found then\n		-- tasks that", New: "	if false then\n		-- tasks that"}},
+		Tests: conforms("Enqueue/a_group's_id_that_is_used"),
+	},
+	{
+		Name:  "renew_waits",
+		What:  "a renewal waits for the rows of tasks that are locked",
+		Edits: []Edit{{File: "providers/postgres/tasks_change.go", Old: "order by o.id for update skip locked", New: "order by o.id for update"}},
+		Tests: []Test{{"./providers/postgres", "TestARenewalWaitsForNoRow"}},
+		Cells: []string{"task-broken"},
+	},
+	{
+		Name:  "clock_joined",
+		What:  "the clock is not a bound of the walk of a claim: a claim reads every waiting task",
+		Edits: []Edit{{File: tasksSQL, Old: "o.kind = k.kind and o.next_at <= ck\n", New: "o.kind = k.kind and o.next_at <= (clock_timestamp())\n"}},
+		Tests: []Test{{"./providers/postgres", "TestAClaimReadsNoWaitingTasks"}},
+	},
+	{
+		Name:  "oldest_first",
+		What:  "a claim takes the tasks that are due for longest, whatever their kind",
+		Edits: []Edit{{File: tasksSQL, Old: "from seen s order by s.turn, s.next_at, s.id limit most", New: "from seen s order by s.next_at, s.id limit most"}},
+		Tests: conforms("Claim/Claims/kinds_take_turns"),
+	},
+	{
+		Name:  "null_dropped",
+		What:  "slots are set as a merge patch does, which drops nulls",
+		Edits: []Edit{{File: tasksSQL, Old: "else o.state || slots[i] end", New: "else jsonb_strip_nulls(o.state || slots[i]) end", Count: 3}},
+		Tests: conforms("Changes/null_is_a_value"),
+	},
+	{
+		Name:  "until_moves",
+		What:  "a wait begins anew when its task waits again",
+		Edits: []Edit{{File: tasksSQL, Old: "if slot ? 'until' then", New: "if false then"}},
+		Tests: conforms("Changes/the_end_of_a_wait_is_set_once"),
+	},
+	{
+		Name:  "attempts_for_ever",
+		What:  "a recorded step does not begin a new budget of attempts",
+		Edits: []Edit{{File: tasksSQL, Old: "				attempts   = case when progresses[i] then 1 else o.attempts end,\n", New: ""}},
+		Tests: conforms("Claim/Vanished/progress_begins_a_new_budget"),
+	},
+	{
+		Name:  "doubt_lost",
+		What:  "a claim does not note that the next step may begin",
+		Edits: []Edit{{File: tasksSQL, Old: "			doubt      = o.doubt or not o.undo,\n", New: ""}},
+		Tests: conforms("Changes/the_step_in_doubt"),
+	},
+}
+
+// workers lists the mutants of package task.
+var workers = []Mutant{
+	{
+		Name: "status_before_record",
+		What: "a task ends before the audit sink has its record",
+		Edits: []Edit{
+			{File: "task/attempt.go", Old: "	if c.To == Done || c.To == Undone || c.To == Abandoned {\n		if err := a.audit(", New: "	if c.To == \"\" {\n		if err := a.audit("},
+			{File: "task/attempt.go", Old: "	crash.Point(\"task: after its end\")\n", New: "	crash.Point(\"task: after its end\")\n	if c.To == Done || c.To == Undone || c.To == Abandoned {\n		_ = a.audit(a.work, c.To, c.Code)\n	}\n"},
+		},
+		Tests: []Test{{"./task", "TestTheAuditSink"}},
+		Cells: []string{"task-erasure"},
+	},
+	{
+		Name: "completion_apart",
+		What: "a group is completed in a transaction of its own",
+		Edits: []Edit{
+			{File: "task/attempt.go", Old: "	ms, err = a.kinds.groups[got.Group.Kind](ctx, tx, got.Group)\n", New: `	err = a.db.Do(ctx, provider.Unit{}, func(ctx context.Context, tx Tx, _ provider.Found) (provider.Closing, error) {
+		ms, err := a.kinds.groups[got.Group.Kind](ctx, tx, got.Group)
+		return provider.Closing{Output: ms}, err
+	})
+`},
+		},
+		Tests: []Test{{"./providers/postgres", "TestAGroupIsCompletedOnItsOneConnection"}},
+	},
+	{
+		Name: "position_only",
+		What: "the result of a step is found by the number of the call alone",
+		Edits: []Edit{
+			{File: "task/run.go", Old: "	slot := r.task.State[name]\n	before :=", New: "	slot := r.task.State[r.first(func(_ string, s Slot) bool { return s.Call == r.calls })]\n	return slot, nil\n	before :="},
+			{File: "task/run.go", Old: "	if name := r.first(func(name string, s Slot) bool { return s.Call > 0 && !r.asked[name] }); name != \"\" {", New: "	if name := \"\"; name != \"\" {"},
+		},
+		Tests: []Test{{"./task", "TestChangedCode"}},
+	},
+	{
+		Name: "name_only",
+		What: "the result of a step is found by its name alone",
+		Edits: []Edit{
+			{File: "task/run.go", Old: "	slot := r.task.State[name]\n	before :=", New: "	slot := r.task.State[name]\n	return slot, nil\n	before :="},
+			{File: "task/run.go", Old: "	if name := r.first(func(name string, s Slot) bool { return s.Call > 0 && !r.asked[name] }); name != \"\" {", New: "	if name := \"\"; name != \"\" {"},
+		},
+		Tests: []Test{{"./task", "TestChangedCode"}},
+		Cells: []string{"task-code"},
+	},
+	{
+		Name:  "undo_recorded_only",
+		What:  "a step that may have begun, and is not recorded, is not undone",
+		Edits: []Edit{{File: "task/run.go", Old: "if !r.task.Doubt && undo != nil {", New: "if undo != nil {"}},
+		Tests: []Test{{"./task", "TestCancelUndoesTheStepInDoubt"}},
+	},
+	{
+		Name:  "undo_past_failure",
+		What:  "earlier steps are undone although the undo of a later one has failed",
+		Edits: []Edit{{File: "task/attempt.go", Old: "		case err != nil:\n			return a.fail(ctx, causeOf(ctx, err))\n		}\n	}\n	a.task = r.task\n", New: "		}\n	}\n	a.task = r.task\n"}},
+		Tests: []Test{{"./task", "TestUndoStopsAtTheFirstFailure"}},
+	},
+	{
+		Name: "fence_first",
+		What: "the transaction of a step changes the task's row first, and keeps it locked",
+		Edits: []Edit{{File: "task/run.go", Old: "		out, ms, err := fn(ctx, tx)\n		r.clock.database()\n", New: `		if _, err := r.w.db.TasksIn(tx).Change(ctx, provider.TaskChange{ID: r.task.ID, Token: r.task.Token, To: Claimed, After: r.w.cfg.Lease}); err != nil {
+			return nil, err
+		}
+		out, ms, err := fn(ctx, tx)
+		r.clock.database()
+`}},
+		Tests: []Test{{"./providers/postgres", "TestAnAnswerDoesNotWaitForAStep"}},
+	},
+	{
+		Name:  "conflict_counted",
+		What:  "a conflict of two steps over a version counts as a failure",
+		Edits: []Edit{{File: "task/attempt.go", Old: "for n := 1; n < unitTries &&", New: "for n := unitTries; n < unitTries &&"}},
+		Tests: []Test{{"./task", "TestConflictingStepsRunAgainAtOnce"}},
+	},
+	{
+		Name:  "claim_before_room",
+		What:  "a worker claims tasks although it has no room for them",
+		Edits: []Edit{{File: "task/worker.go", Old: "free, alone := e.cfg.Concurrency-running,", New: "free, alone := e.cfg.Concurrency,"}},
+		Tests: []Test{{"./task", "TestTheBoundComesBeforeTheClaim"}},
+	},
+}
