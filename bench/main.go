@@ -124,7 +124,15 @@ func run(ctx context.Context, only string, rounds int, length, open time.Duratio
 	if err != nil {
 		return err
 	}
-	lines = slices.Concat(lines, relays, projectors, logs, sqliteLines())
+	tasked, err := newTaskBed(ctx, b)
+	if err != nil {
+		return err
+	}
+	tasks, err := tasked.lines(ctx)
+	if err != nil {
+		return err
+	}
+	lines = slices.Concat(lines, relays, projectors, logs, tasks, sqliteLines())
 	for _, l := range lines {
 		if !strings.HasPrefix(l.name, only) {
 			continue
@@ -145,6 +153,13 @@ func run(ctx context.Context, only string, rounds int, length, open time.Duratio
 			return err
 		}
 		r.Results = append(r.Results, pruned)
+	}
+	if strings.HasPrefix("task/timers-50k", only) {
+		due, err := tasked.timers(ctx)
+		if err != nil {
+			return err
+		}
+		r.Results = append(r.Results, due)
 	}
 	if strings.HasPrefix("latency/append-to-visible", only) {
 		seen, err := projected.visible(ctx, rounds)

@@ -156,10 +156,13 @@ func CheckTaskDecision(f TaskFilter, d Decision) error {
 
 // CheckTaskCancel is CheckTaskDecision, and returns ErrInput for a filter that selects all tasks.
 func CheckTaskCancel(f TaskFilter, d Decision) error {
+	if err := CheckTaskDecision(f, d); err != nil {
+		return err
+	}
 	if f.IDs == nil && f.Kind == "" && f.Group == "" && f.GroupKind == "" && len(f.Status) == 0 && f.Code == "" {
 		return fmt.Errorf("%w: filter: selects all tasks: select those to cancel", ErrInput)
 	}
-	return CheckTaskDecision(f, d)
+	return nil
 }
 
 // CheckTaskResult returns an *eventstore.InvalidError for a result that no provider can store.

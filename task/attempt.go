@@ -537,12 +537,16 @@ func (a *attempt[Tx]) end(c provider.TaskChange) ending {
 		}
 	}
 	crash.Point("task: before its end")
+	if c.To == Done {
+		a.recording(a.hold, true)
+	}
 	got, err := a.change(c)
 	crash.Point("task: after its end")
 	if err != nil {
 		return ending{err: err}
 	}
 	if !got.Applied {
+		a.recording(a.hold, false)
 		return a.refused(got)
 	}
 	if open := c.To == Pending || c.To == Failed || c.To == Waiting; open && c.After < a.cfg.Poll && (c.After > 0 || c.To != Waiting) {

@@ -120,8 +120,8 @@ func codeOf(err error) string {
 	if code := provider.CodeOf(err); code != "" {
 		return code
 	}
-	if errors.Is(err, ErrIDReused) {
-		return "task_id_reused"
+	if decided := (*gaveUp)(nil); errors.As(err, &decided) { // by an undo
+		return provider.WhatGaveUp
 	}
 	return errclass.Of(err)
 }

@@ -127,6 +127,7 @@ type engine[Tx any] struct {
 	mu      sync.Mutex
 	holds   map[string]*held // by the id of the task; the last one
 	active  int              // tasks that were claimed and have not been handled
+	ending  int              // those of them whose ends are being recorded
 	unknown []string         // kinds of its domains that it does not define
 	suspect suspects
 
@@ -144,6 +145,7 @@ type held struct {
 	until    atomic.Int64 // end of the lease on this process's clock, not later than in the store
 	lease    time.Duration
 	misused  atomic.Bool
+	ending   bool          // under engine.mu: its end is being recorded
 	before   *held         // an earlier claim whose lease ended, by this worker
 	done     chan struct{} // closed when its handler has ended
 }
@@ -250,7 +252,8 @@ func (e *engine[Tx]) drain(interrupt context.CancelCauseFunc, done <-chan struct
 }
 
 const (
-	pauseMin = 5 * time.Millisecond // the first pause of an idle worker; it doubles
+	pauseMin = 5 * time.Millisecond   // the first pause of an idle worker; it doubles
+	gather   = 300 * time.Microsecond // one claim for handlers that return at about the same time
 	retryMin = 50 * time.Millisecond
 	retryMax = 5 * time.Second
 )
@@ -267,7 +270,7 @@ func (e *engine[Tx]) loop(ctx context.Context, handlers *sync.WaitGroup) {
 		if waker != nil { // requested before the claim, so that no task is missed
 			due = waker.TasksDue()
 		}
-		free, alone := e.cfg.Concurrency-running, e.suspectFirst()
+		free, alone := e.free(), e.suspectFirst()
 		var tasks []*held
 		var err error
 		switch {
@@ -304,8 +307,9 @@ func (e *engine[Tx]) loop(ctx context.Context, handlers *sync.WaitGroup) {
 		if len(tasks) > 0 {
 			pause = pauseMin
 		}
-		if len(tasks) == free || alone { // full
+		if len(tasks) >= free || alone { // full
 			e.sleep(ctx, e.cfg.Poll, nil, e.freed)
+			e.sleep(ctx, gather, nil, nil)
 			continue
 		}
 		e.sleep(ctx, min(pause, e.cfg.Poll), due, e.soon)
@@ -318,6 +322,30 @@ func (e *engine[Tx]) running() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.active
+}
+
+// free returns the number of tasks that may be claimed now. Other tasks run while the ends of done
+// ones are recorded, at most as many.
+func (e *engine[Tx]) free() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return min(e.cfg.Concurrency-(e.active-e.ending), 2*e.cfg.Concurrency-e.active)
+}
+
+// recording records whether the handler of a task has returned and the end of the task is being
+// recorded.
+func (e *engine[Tx]) recording(h *held, is bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case is == h.ending:
+	case is:
+		e.ending++
+		signal(e.freed)
+	default:
+		e.ending--
+	}
+	h.ending = is
 }
 
 // sleep waits for d, for one of the channels, or for the end of ctx.
@@ -382,6 +410,9 @@ func (e *engine[Tx]) letGo(h *held) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.active--
+	if h.ending {
+		e.ending--
+	}
 	if e.holds[h.task.ID] == h {
 		delete(e.holds, h.task.ID)
 	}

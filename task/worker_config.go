@@ -18,8 +18,8 @@ type WorkerConfig struct {
 	// Kinds are the kinds that the worker claims, of those that are passed to NewWorker. Nil means
 	// all. With Kinds set, the worker does not abandon tasks of unknown kinds.
 	Kinds []string
-	// Concurrency is the number of tasks that run at the same time. No more are claimed. Zero means
-	// 16.
+	// Concurrency is the number of tasks that run at the same time. No more are claimed, except while
+	// the ends of done tasks are recorded: then at most as many others. Zero means 16.
 	Concurrency int
 	// Lease is how long a claim protects a task, at least 10ms. It is renewed while the task runs.
 	// The tasks of a worker that crashed wait until it ends. Zero means 1m.

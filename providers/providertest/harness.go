@@ -2,8 +2,9 @@
 //
 // A provider runs All in its tests. Each case has the rule that it checks, in the words of the
 // contract, and prints the rule if it fails. Cases do not sleep, and cases with separate
-// databases run in parallel. A provider that differs declares it (Difference). The suite then
-// checks what that Difference promises: no case is skipped.
+// databases run in parallel. With KINORA_LONG=1 the races of tasks run 1,000 times each, and the
+// model of tasks plays longer sequences. A provider that differs declares it (Difference). The
+// suite then checks what that Difference promises: no case is skipped.
 //
 //	func TestConformance(t *testing.T) { providertest.All(t, open, providertest.Volatile) }
 //

@@ -54,7 +54,7 @@ var taskChangeCases = []testCase{
 	},
 	{
 		name: "the step in doubt", play: taskDoubt,
-		rule: "A claim sets Doubt unless the direction is undo, TaskWaiting clears it, and GiveUp sets it. Nothing else changes it",
+		rule: "A claim sets Doubt unless the direction is undo and returns the former one, TaskWaiting clears it, and the end of a claim and GiveUp set it. Nothing else changes it",
 	},
 }
 
@@ -346,10 +346,13 @@ func taskLargeState(s *stage) {
 
 func taskDoubt(s *stage) {
 	s.addTasks(s.draftTask("never"))
-	s.apply(s.begun("failed"), provider.TaskChange{To: provider.TaskFailed})
-	s.apply(s.begun("released"), provider.TaskChange{To: provider.TaskPending})
-	s.apply(s.begun("abandoned"), provider.TaskChange{To: provider.TaskAbandoned})
-	s.apply(s.begun("requeued"), provider.TaskChange{To: provider.TaskAbandoned})
+	s.apply(s.begun("failed"), provider.TaskChange{To: provider.TaskFailed, Doubt: true})
+	s.apply(s.begun("released"), provider.TaskChange{To: provider.TaskPending, Doubt: true})
+	s.apply(s.begun("abandoned"), provider.TaskChange{To: provider.TaskAbandoned, Doubt: true})
+	s.apply(s.begun("sure failed"), provider.TaskChange{To: provider.TaskFailed})
+	s.apply(s.begun("sure released"), provider.TaskChange{To: provider.TaskPending})
+	s.apply(s.begun("sure abandoned"), provider.TaskChange{To: provider.TaskAbandoned})
+	s.apply(s.begun("requeued"), provider.TaskChange{To: provider.TaskAbandoned, Doubt: true})
 	_, err := s.tasks.RequeueTasks(s.ctx, provider.TaskFilter{IDs: s.ids("requeued")}, ann)
 	s.ok(err, "requeue")
 	s.apply(s.begun("stepped"), step("charge", 1, `1`))
@@ -361,7 +364,7 @@ func taskDoubt(s *stage) {
 	s.answerTask("again", "paid", "m1", `1`)
 	s.take("again")
 	for name, doubt := range map[string]bool{
-		"never": false, "failed": true, "released": true, "abandoned": true, "requeued": true, "stepped": true, "claimed": true,
+		"never": false, "failed": true, "released": true, "abandoned": true, "requeued": true, "sure failed": false, "sure released": false, "sure abandoned": false, "stepped": true, "claimed": true,
 		"waiting": false, "answered": false, "again": true,
 	} {
 		same(s, "doubt of the task that is "+name, s.task(name).Doubt, doubt)

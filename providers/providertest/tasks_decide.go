@@ -23,7 +23,7 @@ var taskDecideCases = []testCase{
 	},
 	{
 		name: "complete only abandoned tasks", play: taskCompleteOnly,
-		rule: "CompleteTask is ErrTaskVersion unless the task is abandoned and goes forward; invalid JSON is an *InvalidError",
+		rule: "CompleteTask is ErrTaskVersion unless the task is abandoned; invalid JSON is an *InvalidError",
 	},
 	{
 		name: "patch", play: taskPatched,
@@ -129,12 +129,20 @@ func taskCompleteOnly(s *stage) {
 	for _, result := range []string{``, `{`, `"\u0000"`, `1e131072`, `{"a":1,"a":2}`} {
 		s.invalid(s.tasks.CompleteTask(s.ctx, s.id("abandoned"), json.RawMessage(result), ann), "complete with "+result)
 	}
-	t := s.begun("undo") // abandoned while it was being undone: it cannot be done
+	t := s.begun("undo") // abandoned while it was being undone: a worker ends it as undone
 	s.cancelTask("undo")
 	s.apply(t, provider.TaskChange{To: provider.TaskAbandoned})
-	err = s.tasks.CompleteTask(s.ctx, t.ID, json.RawMessage(`1`), ann)
-	s.require(errors.Is(err, provider.ErrTaskVersion), "complete a task that is being undone: the error %v is ErrTaskVersion", err)
-	same(s, "status", s.task("undo").Status, provider.TaskAbandoned)
+	s.ok(s.tasks.CompleteTask(s.ctx, t.ID, json.RawMessage(`1`), ann), "complete a task that is being undone")
+	now := s.task("undo")
+	same(s, "the completed task", []any{now.Status, now.Undo, string(now.Result)}, []any{provider.TaskPending, true, "1"})
+	// a later cancellation of a completed task drops the result: its steps are undone
+	s.ok(s.tasks.CompleteTask(s.ctx, s.id("abandoned"), json.RawMessage(`1`), ann), "complete")
+	same(s, "cancel", s.cancelTask("abandoned"), true)
+	same(s, "the result of a canceled task", string(s.task("abandoned").Result), "")
+	_, err = s.tasks.CancelTasks(s.ctx, provider.TaskFilter{}, ann)
+	s.require(errors.Is(err, provider.ErrInput), "cancel all tasks: the error %v is ErrInput", err)
+	_, err = s.tasks.CancelTasks(s.ctx, provider.TaskFilter{After: "a", Limit: 3}, ann)
+	s.require(errors.Is(err, provider.ErrInput), "cancel any tasks: the error %v is ErrInput", err)
 }
 
 func taskPatched(s *stage) {

@@ -154,8 +154,12 @@ func (m *taskModel) change(c provider.TaskChange) bool {
 	if c.Progress {
 		t.attempts, t.suspect, t.waits, t.waitEnd = 1, false, "", never
 	}
+	ends := c.To == provider.TaskPending || c.To == provider.TaskFailed || c.To == provider.TaskAbandoned
+	if !t.undo && (ends || c.GiveUp != "") {
+		t.doubt = c.Doubt
+	}
 	if c.GiveUp != "" {
-		t.undo, t.why, t.doubt = true, c.GiveUp, c.Doubt
+		t.undo, t.why = true, c.GiveUp
 		t.trail = append(t.trail, "gave_up "+c.GiveUp)
 	}
 	if c.Code != "" {
@@ -234,7 +238,7 @@ func (m *taskModel) cancel(id string) bool {
 	if t == nil || t.undo || t.status.Final() {
 		return false
 	}
-	t.undo, t.why = true, provider.WhyCanceled
+	t.undo, t.why, t.result = true, provider.WhyCanceled, ""
 	if t.status == provider.TaskClaimed {
 		t.version++
 		t.trail = append(t.trail, provider.WhatCanceled)
@@ -268,7 +272,7 @@ func (m *taskModel) requeue(ids []string) (n int) {
 
 func (m *taskModel) complete(id, result string) bool {
 	t := m.tasks[id]
-	if t == nil || t.status != provider.TaskAbandoned || t.undo {
+	if t == nil || t.status != provider.TaskAbandoned {
 		return false
 	}
 	t.restart(provider.WhatCompleted, m.now)

@@ -188,6 +188,9 @@ func (p *taskPlayer) randomChange() (c provider.TaskChange, ok bool) {
 	default:
 		c = provider.TaskChange{To: provider.TaskDone, Result: json.RawMessage(pick(p.r, `null`, `7`))}
 	}
+	if c.To == provider.TaskFailed || c.To == provider.TaskPending || c.To == provider.TaskAbandoned {
+		c.Doubt = p.r.IntN(2) == 0
+	}
 	c.ID, c.Token = id, token
 	return c, true
 }

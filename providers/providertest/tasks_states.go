@@ -135,8 +135,9 @@ func taskClaimedFresh(s *stage) {
 	want := was
 	want.Status, want.Attempts, want.Token, want.ClaimedBy, want.Doubt = provider.TaskClaimed, 1, t.Token, t.Holder, true
 	want.NextAt = plainTask(taken[0]).NextAt
-	same(s, "the claimed task", plainTask(taken[0]), want)
 	same(s, "the stored task", s.task("call"), want)
+	want.Doubt = false // as before the claim
+	same(s, "the claimed task", plainTask(taken[0]), want)
 	same(s, "TimedOut, Spent", []bool{taken[0].TimedOut, taken[0].Spent}, []bool{false, false})
 	age := want.NextAt.Sub(was.CreatedAt)
 	s.require(age >= t.Lease && age < t.Lease+patience, "the lease ends %v after the task was created, with a lease of %v", age, t.Lease)
