@@ -226,7 +226,7 @@ var workers = []Mutant{
 	{
 		Name:  "claim_before_room",
 		What:  "a worker claims tasks although it has no room for them",
-		Edits: []Edit{{File: "task/worker.go", Old: "free, alone := e.cfg.Concurrency-running,", New: "free, alone := e.cfg.Concurrency,"}},
+		Edits: []Edit{{File: "task/worker.go", Old: "return min(e.cfg.Concurrency-(e.active-e.ending), 2*e.cfg.Concurrency-e.active)", New: "return e.cfg.Concurrency"}},
 		Tests: []Test{{"./task", "TestTheBoundComesBeforeTheClaim"}},
 	},
 }
