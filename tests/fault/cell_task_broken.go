@@ -33,7 +33,7 @@ func runTaskBroken(r *run) {
 		})
 	}
 	begin("loses replies", func(s *settings) { s.DSN = r.through((&loser{pick: r.pickChange(lost)}).serve).dsn })
-	begin("pool of one", func(s *settings) { s.Conns = 1 })
+	one := begin("pool of one", func(s *settings) { s.Conns = 1 })
 	begin("clock", func(s *settings) { s.Skew = skew(r) })
 	switch p, err := pgtest.StartPooler(r.dsn, "server_login_retry=1"); {
 	case errors.Is(err, pgtest.ErrNoPooler):
@@ -64,7 +64,7 @@ func runTaskBroken(r *run) {
 	}
 	o.set(func(o *outside) { o.delay = 2 * taskLease }) // so that tasks need renewals
 	r.sleep(taskLease)
-	r.lockOne()
+	r.lockOne(one.Name) // there a change that waits has the only connection
 	o.set(func(o *outside) { o.delay = 0 })
 	n := stop()
 	r.away(10 * taskLease)
@@ -90,9 +90,9 @@ func (r *run) pickChange(lost map[string]*atomic.Int64) func(statements []string
 	}
 }
 
-// lockOne locks the row of a claimed task for four leases, and counts the leases of other tasks that
+// lockOne locks the row of a task, claimed by another worker than but, for four leases, and counts the leases of other tasks that
 // end meanwhile. If renewals waited for the row, all leases of its worker would end.
-func (r *run) lockOne() {
+func (r *run) lockOne(but string) {
 	ctx := r.suite.ctx
 	tx, err := r.pool.Begin(ctx)
 	r.must(err)
@@ -100,7 +100,7 @@ func (r *run) lockOne() {
 	var id, holder string
 	r.await("a claimed task", patience, func() bool {
 		return tx.QueryRow(ctx, `select id, claimed_by from kinora.tasks
-			where status = 'claimed' and kind = 'shop/order' and next_at > clock_timestamp() limit 1 for update skip locked`).Scan(&id, &holder) == nil
+			where status = 'claimed' and kind = 'shop/order' and claimed_by <> $1 and next_at > clock_timestamp() limit 1 for update skip locked`, but).Scan(&id, &holder) == nil
 	})
 	r.inject("locked", 1)
 	before := r.countOf(`select count(*) from kinora.tasks where status in ('done', 'undone')`)

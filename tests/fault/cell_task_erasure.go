@@ -33,10 +33,11 @@ func runTaskErasure(r *run) {
 	defer db.Close()
 	o := r.systems()
 	down, deciding, calm := true, false, false
+	begin := time.Now()
 	o.set(func(o *outside) {
 		o.trouble = func(system, key string, n int) trouble {
 			switch {
-			case system == "ads" && down:
+			case system == "ads" && down && time.Since(begin)/(10*taskLease)%2 == 0: // for ten leases, again and again
 				r.inject("calls_while_down", 1)
 				return isDown
 			case system == "crm" && isEven(subjectOf(key)) && !deciding:
@@ -74,7 +75,7 @@ func runTaskErasure(r *run) {
 			n++
 		}
 	}
-	for begin := time.Now(); time.Since(begin) < max(10*taskLease, r.length) || r.kinds()["kill_worker"] == 0; {
+	for time.Since(begin) < max(10*taskLease, r.length) || r.kinds()["kill_worker"] == 0 {
 		add(4)
 		workers[r.intn(2)].restart()
 		r.sleep(r.between(taskLease, 3*taskLease))

@@ -194,6 +194,7 @@ func (w *work) operate(ctx context.Context) (stop func()) {
 func (w *work) crowd() []task.Kind[pgx.Tx] {
 	return []task.Kind[pgx.Tx]{task.DefineTx("crowd/count", func(ctx context.Context, tx pgx.Tx, id string) (int, []outbox.Message, error) {
 		defer w.busy()()
+		pause(ctx, 5*time.Millisecond)
 		return 1, nil, effect(ctx, tx, id, "counted", "")
 	})}
 }
