@@ -54,9 +54,9 @@ type Task struct {
 	Status    TaskStatus
 	Undo      bool   // direction: its steps are being undone
 	Why       string // with Undo: the code of GiveUp, or WhyCanceled
-	// Doubt: a step that is not recorded may have begun. While the direction is forward, a claim
-	// sets it, TaskWaiting clears it, and the end of a claim sets it to TaskChange.Doubt. The result
-	// of a claim has the value from before the claim.
+	// Doubt: a step that is not recorded may have begun. A claim sets it unless the direction is undo,
+	// TaskWaiting clears it, and the end of a claim sets it to TaskChange.Doubt. The result of a claim
+	// has the value from before the claim.
 	Doubt     bool
 	Version   int64  // one more after every change except claims and renewals
 	Attempts  int    // claims since its last progress, the live one included

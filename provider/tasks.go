@@ -129,8 +129,7 @@ type TaskChange struct {
 	Progress bool
 	GiveUp   string // not empty: the direction becomes undo, with this Why
 	// Doubt is the new Task.Doubt if the change gives up, or ends the claim with TaskPending,
-	// TaskFailed or TaskAbandoned: a step may have begun that is not recorded. It is ignored if the
-	// direction was undo before.
+	// TaskFailed or TaskAbandoned: a step may have begun that is not recorded.
 	Doubt  bool
 	Result json.RawMessage
 	Code   string // of TaskFailed, TaskAbandoned and TaskPending; empty keeps the last one

@@ -51,6 +51,26 @@ func TestACanceledCallIsNotMade(t *testing.T) {
 	})
 }
 
+// A call that fails after it was canceled is not made again, also without a key.
+func TestACallThatIsCanceledWhileItRuns(t *testing.T) {
+	inWorld(t, func(w *world) {
+		began, canceled := make(chan struct{}), make(chan struct{})
+		kind := call("mails/welcome", func(context.Context, run) error {
+			w.call("mail")
+			close(began)
+			<-canceled
+			return errors.New("unavailable")
+		})
+		w.start(w.worker(task.WorkerConfig{}, kind))
+		w.enqueue(kind.New("a", 1))
+		<-began
+		w.cancel("a")
+		close(canceled)
+		w.becomes("a", task.Undone)
+		require.Equal(w, []string{"mail"}, w.called())
+	})
+}
+
 // A task whose handler always fails can be canceled: its recorded steps are undone.
 func TestCancelOfAnAbandonedTask(t *testing.T) {
 	for _, how := range []string{"permanent", "error", "panic", "misuse", "undecodable", "result"} {

@@ -417,9 +417,11 @@ func (r *Run[Tx]) changed(c provider.TaskChange, got provider.TaskChanged, began
 		}
 		clear(r.notes)
 		r.task.Undo = got.Now.Undo
+		if c.Slots[c.Open].Call > 0 { // the step in doubt, if there was one, is recorded now
+			r.task.Doubt, r.open = false, false
+		}
 		if c.Progress {
-			r.task.Attempts, r.task.TimedOut, r.open = 1, false, false
-			r.task.Doubt = r.task.Doubt && r.task.Undo
+			r.task.Attempts, r.task.TimedOut = 1, false
 			r.hold.attempts.Store(1)
 		}
 		r.hold.renewed(began)

@@ -157,8 +157,8 @@ var workers = []Mutant{
 		Name: "status_before_record",
 		What: "a task ends before the audit sink has its record",
 		Edits: []Edit{
-			{File: "task/attempt.go", Old: "	if c.To == Done || c.To == Undone || c.To == Abandoned {\n		if err := a.audit(", New: "	if c.To == \"\" {\n		if err := a.audit("},
-			{File: "task/attempt.go", Old: "	crash.Point(\"task: after its end\")\n", New: "	crash.Point(\"task: after its end\")\n	if c.To == Done || c.To == Undone || c.To == Abandoned {\n		_ = a.audit(a.work, c.To, c.Code)\n	}\n"},
+			{File: "task/end.go", Old: "	if c.To == Done || c.To == Undone || c.To == Abandoned {\n		if err := a.audit(", New: "	if c.To == \"\" {\n		if err := a.audit("},
+			{File: "task/end.go", Old: "	crash.Point(\"task: after its end\")\n", New: "	crash.Point(\"task: after its end\")\n	if c.To == Done || c.To == Undone || c.To == Abandoned {\n		_ = a.audit(a.work, c.To, c.Code)\n	}\n"},
 		},
 		Tests: []Test{{"./task", "TestTheAuditSink"}},
 		Cells: []string{"task-erasure"},
@@ -167,7 +167,7 @@ var workers = []Mutant{
 		Name: "completion_apart",
 		What: "a group is completed in a transaction of its own",
 		Edits: []Edit{
-			{File: "task/attempt.go", Old: "	ms, err = a.kinds.groups[got.Group.Kind](ctx, tx, got.Group)\n", New: `	err = a.db.Do(ctx, provider.Unit{}, func(ctx context.Context, tx Tx, _ provider.Found) (provider.Closing, error) {
+			{File: "task/finish.go", Old: "	ms, err = a.kinds.groups[got.Group.Kind](ctx, tx, got.Group)\n", New: `	err = a.db.Do(ctx, provider.Unit{}, func(ctx context.Context, tx Tx, _ provider.Found) (provider.Closing, error) {
 		ms, err := a.kinds.groups[got.Group.Kind](ctx, tx, got.Group)
 		return provider.Closing{Output: ms}, err
 	})
@@ -203,7 +203,7 @@ var workers = []Mutant{
 	{
 		Name:  "undo_past_failure",
 		What:  "earlier steps are undone although the undo of a later one has failed",
-		Edits: []Edit{{File: "task/attempt.go", Old: "		case err != nil:\n			return a.fail(ctx, causeOf(ctx, err))\n		}\n	}\n	a.task = r.task\n", New: "		}\n	}\n	a.task = r.task\n"}},
+		Edits: []Edit{{File: "task/undo.go", Old: "		case err != nil:\n			return a.fail(ctx, causeOf(ctx, err))\n		}\n	}\n	a.task = r.task\n", New: "		}\n	}\n	a.task = r.task\n"}},
 		Tests: []Test{{"./task", "TestUndoStopsAtTheFirstFailure"}},
 	},
 	{
@@ -220,7 +220,7 @@ var workers = []Mutant{
 	{
 		Name:  "conflict_counted",
 		What:  "a conflict of two steps over a version counts as a failure",
-		Edits: []Edit{{File: "task/attempt.go", Old: "for n := 1; n < unitTries &&", New: "for n := unitTries; n < unitTries &&"}},
+		Edits: []Edit{{File: "task/finish.go", Old: "for n := 1; n < unitTries &&", New: "for n := unitTries; n < unitTries &&"}},
 		Tests: []Test{{"./task", "TestConflictingStepsRunAgainAtOnce"}},
 	},
 	{

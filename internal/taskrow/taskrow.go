@@ -40,7 +40,7 @@ func (r Row) Change(c *provider.TaskChange, now time.Time) (is Row, records []Re
 		is.Result = bytes.Clone(c.Result)
 	}
 	ends := c.To == provider.TaskPending || c.To == provider.TaskFailed || c.To == provider.TaskAbandoned
-	if !r.Undo && (ends || c.GiveUp != "") {
+	if ends || c.GiveUp != "" {
 		is.Doubt = c.Doubt
 	}
 	if c.GiveUp != "" {

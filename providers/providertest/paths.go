@@ -90,6 +90,10 @@ func noClaimInTx(s *stage) {
 			}](view),
 			"ClaimEntries": is[provider.BatchClaimer](view),
 			"AcquireLease": is[claim.Leases](view),
+			"TakeTask": is[interface {
+				TakeTask(context.Context, provider.Task, provider.TaskQuery, claim.Terms) (provider.Task, bool, error)
+			}](view),
+			"ClaimTasks": is[provider.TaskBatchClaimer](view),
 		} {
 			s.require(!has, "the transaction has no method %s", name)
 		}

@@ -58,6 +58,10 @@ var taskClaimCases = []testCase{
 		rule: "TaskKinds returns the kinds of the open tasks of a domain, suspect ones included, sorted",
 	},
 	{
+		name: "no claim in a transaction", play: taskNoClaimInTx,
+		rule: "The tasks in a transaction cannot be claimed: a claim is a transaction of its own",
+	},
+	{
 		name: "a claim with an ended context", play: taskClaimEnded,
 		rule: "A call whose context has ended returns an error, and nothing changes",
 	},
@@ -308,6 +312,23 @@ func taskLateRenewals(s *stage) {
 	none, err := s.tasks.RenewTasks(s.ctx, nil, lease)
 	s.ok(err, "renew nothing")
 	same(s, "late of none", len(none), 0)
+}
+
+func taskNoClaimInTx(s *stage) {
+	s.ok(s.inTask(s.ctx, func(v taskView) error {
+		for name, has := range map[string]bool{
+			"TakeTask": is[interface {
+				TakeTask(context.Context, provider.Task, provider.TaskQuery, claim.Terms) (provider.Task, bool, error)
+			}](v.TaskTx),
+			"ClaimTasks": is[provider.TaskBatchClaimer](v.TaskTx),
+			"ChangeTasks": is[interface {
+				ChangeTasks(context.Context, []provider.TaskChange) ([]provider.TaskChanged, error)
+			}](v.TaskTx),
+		} {
+			s.require(!has, "the tasks in the transaction have no method %s", name)
+		}
+		return nil
+	}), "commit")
 }
 
 func taskKinds(s *stage) {

@@ -155,7 +155,7 @@ func (m *taskModel) change(c provider.TaskChange) bool {
 		t.attempts, t.suspect, t.waits, t.waitEnd = 1, false, "", never
 	}
 	ends := c.To == provider.TaskPending || c.To == provider.TaskFailed || c.To == provider.TaskAbandoned
-	if !t.undo && (ends || c.GiveUp != "") {
+	if ends || c.GiveUp != "" {
 		t.doubt = c.Doubt
 	}
 	if c.GiveUp != "" {

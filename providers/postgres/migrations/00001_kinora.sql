@@ -627,7 +627,7 @@ begin
 				result     = coalesce(results[i], o.result),
 				undo       = o.undo or give_ups[i] <> '',
 				why        = case when give_ups[i] <> '' then give_ups[i] else o.why end,
-				doubt      = case when o.undo or statuses[i] = 'undone' and give_ups[i] = '' then o.doubt else doubts[i] end,
+				doubt      = case when statuses[i] = 'undone' and give_ups[i] = '' then o.doubt else doubts[i] end,
 				version    = o.version + 1,
 				attempts   = case statuses[i]
 					when 'undone' then 0

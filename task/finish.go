@@ -1,0 +1,174 @@
+package task
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// confirm asks whether a refused change of a transaction was refused because of a change in the
+// transaction itself, which was rolled back with it. Else it returns the task as it is stored.
+func (e *engine[Tx]) confirm(t Task, got provider.TaskChanged) (own bool, stored provider.TaskChanged) {
+	if !got.Late(t.Token) && !got.Now.Undo {
+		return false, got
+	}
+	now, err := e.change(provider.TaskChange{ID: t.ID, Token: t.Token, To: Claimed, After: e.cfg.Lease})
+	if err != nil || !now.Applied {
+		return false, now
+	}
+	if now.Now.Undo { // canceled by another transaction
+		got.Now.Status, got.Now.Token = Claimed, t.Token
+		return false, got
+	}
+	return true, now
+}
+
+// runTx runs the handler of DefineTx: its writes and the end of the task are committed together.
+func (a *attempt[Tx]) runTx(ctx context.Context, clock *limit) ending {
+	var got provider.TaskChanged
+	_, err := a.guarded(ctx, clock, func() (json.RawMessage, error) {
+		return nil, a.unit(ctx, clock, func(ctx context.Context, tx Tx) ([]outbox.Message, error) {
+			out, ms, err := a.def.tx(ctx, tx, a.task.Input)
+			clock.database()
+			if err != nil {
+				return nil, err
+			}
+			// In the transaction, so that there is no record of an end that the handler refused.
+			if err := a.audit(ctx, Done, ""); err != nil {
+				return nil, err
+			}
+			more, err := a.count(ctx, tx, provider.TaskChange{To: Done, Result: out}, &got)
+			return append(ms, more...), err
+		})
+	})
+	if errors.Is(err, errStuck) { // the handler may still write got
+		return a.fail(ctx, err)
+	}
+	return a.finished(ctx, got, err)
+}
+
+// unitTries is how often a unit runs if it conflicts with other writers. The last conflict counts.
+const unitTries = 20
+
+// unit runs fn in a transaction. After a conflict it runs again at once: that is not the fault of
+// the task. These runs take turns in this process, because units that conflicted once would do so
+// again.
+func (e *engine[Tx]) unit(ctx context.Context, clock *limit, fn func(ctx context.Context, tx Tx) ([]outbox.Message, error)) error {
+	defer clock.start()
+	err := e.unitOnce(ctx, clock, fn)
+	if !errors.Is(err, eventstore.ErrConflict) {
+		return err
+	}
+	clock.database()
+	select {
+	case e.turn <- struct{}{}:
+		defer func() { <-e.turn }()
+	case <-ctx.Done():
+		return err
+	}
+	for n := 1; n < unitTries && errors.Is(err, eventstore.ErrConflict) && ctx.Err() == nil; n++ {
+		err = e.unitOnce(ctx, clock, fn)
+	}
+	return err
+}
+
+func (e *engine[Tx]) unitOnce(ctx context.Context, clock *limit, fn func(ctx context.Context, tx Tx) ([]outbox.Message, error)) error {
+	clock.database()
+	return e.db.Do(ctx, provider.Unit{}, func(ctx context.Context, tx Tx, _ provider.Found) (provider.Closing, error) {
+		clock.start()
+		ms, err := fn(ctx, tx)
+		clock.database()
+		return provider.Closing{Output: ms}, err
+	})
+}
+
+// finish makes the task done. If it has a group, that is one transaction with the count of the group
+// and, for the last task, the completion. r is nil if no handler ran.
+func (a *attempt[Tx]) finish(ran context.Context, r *Run[Tx], out json.RawMessage) ending {
+	c := provider.TaskChange{To: Done, Result: out}
+	if r != nil {
+		c.Slots = r.notes
+	}
+	end := a.finishGroup(c)
+	if r != nil && end.again && a.task.Undo { // it was canceled: the handler need not run again
+		r.task = a.task
+		return a.undo(ran, r)
+	}
+	return end
+}
+
+func (a *attempt[Tx]) finishGroup(c provider.TaskChange) ending {
+	if a.task.Group == "" {
+		return a.end(c)
+	}
+	if err := a.audit(a.work, Done, ""); err != nil {
+		return a.unrecorded(err, c.Result)
+	}
+	ctx, cancel := context.WithCancelCause(a.work)
+	defer cancel(nil)
+	clock := newLimit(a.cfg.Timeout, cancel)
+	defer clock.pause()
+	var got provider.TaskChanged
+	_, err := a.guarded(ctx, clock, func() (json.RawMessage, error) {
+		return nil, a.unit(ctx, clock, func(ctx context.Context, tx Tx) ([]outbox.Message, error) {
+			return a.count(ctx, tx, c, &got)
+		})
+	})
+	if errors.Is(err, errStuck) { // the handler may still write got
+		return a.fail(ctx, err)
+	}
+	return a.finished(ctx, got, err)
+}
+
+// count makes the task done in tx. If it was the last one of its group, it completes the group.
+func (a *attempt[Tx]) count(ctx context.Context, tx Tx, c provider.TaskChange, got *provider.TaskChanged) (ms []outbox.Message, err error) {
+	c.ID, c.Token = a.task.ID, a.task.Token
+	began := now()
+	if *got, err = a.db.TasksIn(tx).Change(ctx, c); err != nil {
+		return nil, err
+	}
+	if !got.Applied {
+		return nil, errFenced
+	}
+	if got.Group == nil {
+		return nil, nil
+	}
+	if observe := a.cfg.Observer.Counted; observe != nil {
+		observe(got.Group.Kind, now().Sub(began))
+	}
+	if got.Group.Open > 0 {
+		return nil, nil
+	}
+	crash.Point("group: before the completion")
+	ms, err = a.kinds.groups[got.Group.Kind](ctx, tx, got.Group)
+	if decided := (*gaveUp)(nil); errors.As(err, &decided) {
+		err = &provider.Error{Code: codeMisuse, Err: errors.New("the completion of a group cannot give up")}
+	}
+	return ms, err
+}
+
+// finished returns the ending of a transaction that makes the task done.
+func (a *attempt[Tx]) finished(ctx context.Context, got provider.TaskChanged, err error) ending {
+	var decided *gaveUp
+	var sink *auditError
+	switch {
+	case err == nil:
+		return ending{to: Done}
+	case errors.Is(err, errFenced):
+		own, confirmed := a.confirm(a.task, got)
+		if own {
+			return a.fail(ctx, errOwnTask)
+		}
+		return a.refused(confirmed)
+	case errors.As(err, &sink):
+		return a.unrecorded(err, nil)
+	case errors.As(err, &decided) && a.def.tx != nil && !errors.Is(context.Cause(ctx), errStopping): // nothing was written
+		return a.end(provider.TaskChange{To: Undone, GiveUp: decided.code})
+	}
+	return a.fail(ctx, causeOf(ctx, err))
+}
