@@ -131,8 +131,8 @@ type TaskChange struct {
 	// Doubt is the new Task.Doubt if the change gives up, or ends the claim with TaskPending,
 	// TaskFailed or TaskAbandoned: a step may have begun that is not recorded.
 	Doubt  bool
-	Result json.RawMessage
-	Code   string // of TaskFailed, TaskAbandoned and TaskPending; empty keeps the last one
+	Result json.RawMessage // ignored if the direction is undo
+	Code   string          // of TaskFailed, TaskAbandoned and TaskPending; empty keeps the last one
 }
 
 // TaskChanged is the result of a TaskChange.

@@ -116,7 +116,7 @@ func (a *attempt[Tx]) refused(got provider.TaskChanged) ending {
 		return ending{}
 	}
 	t, now := &a.task, got.Now
-	t.State, t.Undo, t.Doubt, t.Why = now.State, now.Undo, now.Doubt, now.Why
+	t.State, t.Undo, t.Why, t.Result = now.State, now.Undo, now.Why, now.Result // Doubt was set by the claim
 	return ending{again: true}
 }
 

@@ -430,7 +430,7 @@ func (r *Run[Tx]) changed(c provider.TaskChange, got provider.TaskChanged, began
 		r.w.observeFenced(r.task.Kind)
 		return r.halt(errLost)
 	}
-	r.task.State, r.task.Undo, r.task.Doubt, r.task.Why = got.Now.State, got.Now.Undo, got.Now.Doubt, got.Now.Why
+	r.task.State, r.task.Undo, r.task.Why = got.Now.State, got.Now.Undo, got.Now.Why // Doubt was set by the claim
 	return nil
 }
 

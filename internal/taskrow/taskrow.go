@@ -36,7 +36,7 @@ func (r Row) Change(c *provider.TaskChange, now time.Time) (is Row, records []Re
 	}
 	is.State = CloneState(r.State)
 	maps.Copy(is.State, CloneState(c.Slots))
-	if c.Result != nil {
+	if c.Result != nil && !r.Undo {
 		is.Result = bytes.Clone(c.Result)
 	}
 	ends := c.To == provider.TaskPending || c.To == provider.TaskFailed || c.To == provider.TaskAbandoned

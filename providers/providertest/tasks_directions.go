@@ -52,6 +52,8 @@ func taskDoneDespiteUndo(s *stage) {
 	same(s, "the refused change", []any{got.Now.Undo, got.Now.Why, got.Late(t.Token)}, []any{true, provider.WhyCanceled, false})
 	tx := s.changeTx(t, provider.TaskChange{To: provider.TaskDone, Result: json.RawMessage(`1`)})
 	same(s, "the change in a transaction", []any{tx.Applied, tx.Group == nil, tx.Now.Undo}, []any{false, true, true})
+	now := s.apply(t, provider.TaskChange{To: provider.TaskPending, Result: json.RawMessage(`1`)})
+	same(s, "the result that is ignored", string(now.Result), "")
 
 	t = s.begun("gave up")
 	s.apply(t, provider.TaskChange{To: provider.TaskClaimed, After: lease, GiveUp: "refused"})

@@ -624,7 +624,7 @@ begin
 				status     = statuses[i],
 				open       = statuses[i] not in ('undone', 'abandoned'),
 				state      = case when slots[i] is null then o.state else o.state || slots[i] end,
-				result     = coalesce(results[i], o.result),
+				result     = case when o.undo then o.result else coalesce(results[i], o.result) end,
 				undo       = o.undo or give_ups[i] <> '',
 				why        = case when give_ups[i] <> '' then give_ups[i] else o.why end,
 				doubt      = case when statuses[i] = 'undone' and give_ups[i] = '' then o.doubt else doubts[i] end,

@@ -1,0 +1,59 @@
+package task_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+
+	"github.com/kinora-go/kinora/task"
+	"github.com/stretchr/testify/require"
+)
+
+// A task is canceled while the audit sink is down: at the first try, whose result is about to be kept, or
+// at the second one, which ends the task with the kept result. Its steps are undone in both cases.
+func TestCancelOfAResultThatIsKept(t *testing.T) {
+	for name, at := range map[string]int64{"while it is kept": 1, "while it is recorded": 2} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				var tries atomic.Int64
+				audit := appends(func(context.Context, task.Record) error {
+					n := tries.Add(1)
+					if n == at {
+						w.cancel("a")
+					}
+					if n == 1 {
+						return errors.New("down")
+					}
+					return nil
+				})
+				kind := task.Define("orders/fulfil", func(ctx context.Context, r run, _ int) (string, error) { return w.step(ctx, r, "charge") })
+				w.start(w.worker(task.WorkerConfig{Audit: audit}, kind))
+				w.enqueue(kind.New("a", 1))
+				w.becomes("a", task.Undone)
+				require.Equal(w, []string{"a/charge", "undo a/charge"}, w.called())
+			})
+		})
+	}
+}
+
+// A call whose result was kept is not made again if it is canceled then.
+func TestCancelOfACallWhoseResultIsKept(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var tries atomic.Int64
+		audit := appends(func(context.Context, task.Record) error {
+			switch tries.Add(1) {
+			case 1:
+				return errors.New("down")
+			case 2:
+				w.cancel("a")
+			}
+			return nil
+		})
+		kind := call("mails/welcome", func(context.Context, run) error { w.call("mail"); return nil })
+		w.start(w.worker(task.WorkerConfig{Audit: audit}, kind))
+		w.enqueue(kind.New("a", 1))
+		w.becomes("a", task.Undone)
+		require.Equal(w, []string{"mail"}, w.called())
+	})
+}
