@@ -64,10 +64,10 @@ func (a *attempt[Tx]) run() ending {
 	known := false
 	completed := t.Result != nil // by an operator, or before its end could be audited
 	if a.def, known = a.kinds.handlers[t.Kind]; !known && !completed {
-		return a.end(provider.TaskChange{To: Abandoned, Code: provider.CodeUnknown})
+		return a.end(provider.TaskChange{To: Abandoned, Code: provider.CodeUnknown, Doubt: t.Doubt})
 	}
 	if _, ok := a.kinds.groups[t.GroupKind]; t.Group != "" && !ok {
-		return a.end(provider.TaskChange{To: Abandoned, Code: codeUnknownGroup})
+		return a.end(provider.TaskChange{To: Abandoned, Code: codeUnknownGroup, Doubt: t.Doubt})
 	}
 	ctx, cancel := context.WithCancelCause(a.work)
 	defer cancel(nil)
@@ -87,7 +87,7 @@ func (a *attempt[Tx]) run() ending {
 	}
 	switch {
 	case t.Spent:
-		return a.end(provider.TaskChange{To: Abandoned, Code: provider.CodeVanished})
+		return a.end(provider.TaskChange{To: Abandoned, Code: provider.CodeVanished, Doubt: t.Doubt})
 	case completed:
 		return a.finish(ctx, nil, t.Result)
 	case a.def.tx != nil && t.Undo:

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"sync/atomic"
 	"testing"
+	"time"
 
+	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/task"
 	"github.com/stretchr/testify/require"
 )
@@ -56,4 +58,31 @@ func TestCancelOfACallWhoseResultIsKept(t *testing.T) {
 		w.becomes("a", task.Undone)
 		require.Equal(w, []string{"mail"}, w.called())
 	})
+}
+
+// A task whose workers crashed in a step is abandoned. If it is canceled then, that step is undone: it may
+// have been done.
+func TestCancelOfATaskThatVanishedUndoesItsStep(t *testing.T) {
+	for _, how := range []string{"at the limit", "unknown"} {
+		t.Run(how, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				kind := task.Define("orders/fulfil", func(ctx context.Context, r run, _ int) (string, error) { return w.step(ctx, r, "charge") })
+				w.enqueue(kind.New("a", 1))
+				require.Len(w, w.take(time.Second, "orders/fulfil"), 1) // its worker crashes in the step
+				time.Sleep(2 * time.Second)
+				first := kind
+				attempts := 1
+				if how == "unknown" {
+					first, attempts = task.Define("orders/other", func(context.Context, run, int) (string, error) { return "", nil }), 3
+				}
+				stop := w.start(w.worker(task.WorkerConfig{Backoff: claim.Backoff{Attempts: attempts}}, first))
+				require.True(w, w.becomes("a", task.Abandoned).Doubt)
+				w.cancel("a")
+				require.NoError(w, stop())
+				w.start(w.worker(task.WorkerConfig{}, kind))
+				w.becomes("a", task.Undone)
+				require.Equal(w, []string{"undo a/charge in doubt"}, w.called())
+			})
+		})
+	}
 }

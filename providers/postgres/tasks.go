@@ -113,7 +113,7 @@ func kindsOf(q provider.TaskQuery) []string {
 }
 
 func abandonMalformed(t provider.Task) provider.TaskChange {
-	return provider.TaskChange{ID: t.ID, Token: t.Token, To: provider.TaskAbandoned, Code: codeMalformed}
+	return provider.TaskChange{ID: t.ID, Token: t.Token, To: provider.TaskAbandoned, Code: codeMalformed, Doubt: t.Doubt}
 }
 
 // The walk is as in kinora.claim_tasks. The tasks are read by their keys, whatever the statistics.
