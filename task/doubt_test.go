@@ -86,3 +86,31 @@ func TestCancelOfATaskThatVanishedUndoesItsStep(t *testing.T) {
 		})
 	}
 }
+
+// An undo that does not return is tried again, also if it is that of a step in doubt.
+func TestAnUndoInDoubtThatHangsIsTriedAgain(t *testing.T) {
+	inWorld(t, func(w *world) {
+		release := make(chan struct{})
+		defer close(release)
+		var undos atomic.Int64
+		kind := task.Define("orders/fulfil", func(ctx context.Context, r run, _ int) (int, error) {
+			_, err := task.Step(ctx, r, "charge",
+				func(context.Context, string) (int, error) { return 0, errors.New("connection reset") },
+				func(context.Context, string, *int) error {
+					if undos.Add(1) == 1 {
+						<-release
+					}
+					w.call("undone")
+					return nil
+				})
+			if err != nil {
+				return 0, task.GiveUp("not_charged")
+			}
+			return 0, nil
+		})
+		w.start(w.worker(task.WorkerConfig{}, kind))
+		w.enqueue(kind.New("a", 1))
+		w.becomes("a", task.Undone)
+		require.Equal(w, []string{"undone"}, w.called())
+	})
+}

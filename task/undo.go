@@ -26,7 +26,7 @@ func (a *attempt[Tx]) knowsUndos(r *Run[Tx], err error) bool {
 func (a *attempt[Tx]) giveUp(ctx context.Context, r *Run[Tx], code string) ending {
 	c, err := r.fill(provider.TaskChange{To: Claimed, GiveUp: code, Doubt: a.inDoubt(r), Progress: true}, "", Slot{})
 	if err != nil {
-		return a.fail(ctx, err)
+		return a.failed(ctx, r, err)
 	}
 	began := now()
 	got, err := a.change(c)
@@ -49,6 +49,7 @@ func (a *attempt[Tx]) giveUp(ctx context.Context, r *Run[Tx], code string) endin
 // wait for it.
 func (a *attempt[Tx]) undo(ctx context.Context, r *Run[Tx]) ending {
 	r.stop = nil
+	a.task = r.task // an undo that does not return may write r.task
 	for i := len(r.undos) - 1; i >= 0; i-- {
 		u := r.undos[i]
 		name := provider.UndoSlot(u.step)
