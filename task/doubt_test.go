@@ -3,6 +3,7 @@ package task_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -112,5 +113,33 @@ func TestAnUndoInDoubtThatHangsIsTriedAgain(t *testing.T) {
 		w.enqueue(kind.New("a", 1))
 		w.becomes("a", task.Undone)
 		require.Equal(w, []string{"undone"}, w.called())
+	})
+}
+
+// Others have their turn after each suspect task, also if suspect tasks take long.
+func TestSlowSuspectsTakeTurnsWithOthers(t *testing.T) {
+	inWorld(t, func(w *world) {
+		slow := task.Define("orders/slow", func(ctx context.Context, _ run, _ int) (int, error) {
+			select {
+			case <-time.After(20 * time.Second):
+			case <-ctx.Done():
+			}
+			return 0, ctx.Err()
+		})
+		quick := call("orders/quick", func(context.Context, run) error { return nil })
+		for i := range 20 {
+			w.enqueue(slow.New(fmt.Sprint("slow-", i), 1))
+		}
+		for range 3 {
+			w.take(time.Second, "orders/slow")
+			time.Sleep(2 * time.Second)
+		}
+		require.True(w, w.task("slow-19").Suspect)
+		w.start(w.worker(task.WorkerConfig{}, slow, quick))
+		time.Sleep(30 * time.Second)
+		began := time.Now()
+		w.enqueue(quick.New("quick", 1))
+		w.becomes("quick", task.Done)
+		require.Less(w, time.Since(began), 2*time.Minute)
 	})
 }

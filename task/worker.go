@@ -270,7 +270,7 @@ func (e *engine[Tx]) loop(ctx context.Context, handlers *sync.WaitGroup) {
 		if waker != nil { // requested before the claim, so that no task is missed
 			due = waker.TasksDue()
 		}
-		free, alone := e.free(), e.suspectFirst()
+		free, alone := e.free(), e.suspectFirst() && !next
 		var tasks []*held
 		var err error
 		switch {
