@@ -84,6 +84,10 @@ func (a *attempt[Tx]) run() ending {
 			return a.refused(got)
 		}
 		a.hold.renewed(began)
+		if got.Now.Undo && !t.Undo { // canceled since the claim
+			t.Undo, t.Result = true, nil
+			return ending{again: true}
+		}
 	}
 	switch {
 	case t.Spent:

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/task"
 	"github.com/stretchr/testify/require"
 )
@@ -141,5 +142,51 @@ func TestSlowSuspectsTakeTurnsWithOthers(t *testing.T) {
 		w.enqueue(quick.New("quick", 1))
 		w.becomes("quick", task.Done)
 		require.Less(w, time.Since(began), 2*time.Minute)
+	})
+}
+
+// lateTake is a store that replies to a claim when its lease is over. The task was canceled meanwhile.
+type lateTake struct {
+	*failing
+	cancel func(id string)
+}
+
+func (l *lateTake) TakeTask(ctx context.Context, c task.Task, q provider.TaskQuery, t claim.Terms) (task.Task, bool, error) {
+	got, ok, err := l.failing.TakeTask(ctx, c, q, t)
+	if ok && !got.Undo {
+		l.cancel(c.ID)
+		time.Sleep(2 * t.Lease)
+	}
+	return got, ok, err
+}
+
+// A worker that renews its claim before it calls the handler notices that the task was canceled.
+func TestACancellationBeforeALateCall(t *testing.T) {
+	inWorld(t, func(w *world) {
+		db := &lateTake{failing: &failing{DB: w.db, broken: func(string) error { return nil }}, cancel: w.cancel}
+		kind := call("mails/welcome", func(context.Context, run) error { w.call("mail"); return nil })
+		w.start(w.workerOf(db, task.WorkerConfig{Lease: 10 * time.Second}, kind))
+		w.enqueue(kind.New("a", 1))
+		w.becomes("a", task.Undone)
+		require.Empty(w, w.called())
+	})
+}
+
+// A task is undone also if its handler fails behind its steps because another system is away.
+func TestCancelWhileAnotherSystemIsAway(t *testing.T) {
+	inWorld(t, func(w *world) {
+		kind := task.Define("orders/fulfil", func(ctx context.Context, r run, _ int) (string, error) {
+			if _, err := w.step(ctx, r, "charge"); err != nil {
+				return "", err
+			}
+			return "", &provider.Error{Class: provider.ClassTransient, Err: errors.New("away")}
+		})
+		w.start(w.worker(task.WorkerConfig{}, kind))
+		w.enqueue(kind.New("a", 1))
+		time.Sleep(10 * time.Second)
+		w.cancel("a")
+		time.Sleep(time.Minute)
+		require.Equal(w, task.Undone, w.task("a").Status)
+		require.Equal(w, []string{"a/charge", "undo a/charge"}, w.called())
 	})
 }

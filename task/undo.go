@@ -19,7 +19,7 @@ func (a *attempt[Tx]) knowsUndos(r *Run[Tx], err error) bool {
 		return true
 	}
 	var decided *gaveUp
-	return errors.As(err, &decided) || !isUncounted(err) && !a.task.Doubt
+	return errors.As(err, &decided) || !a.task.Doubt
 }
 
 // giveUp turns the task to undo, and undoes its steps.
