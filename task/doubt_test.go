@@ -190,3 +190,28 @@ func TestCancelWhileAnotherSystemIsAway(t *testing.T) {
 		require.Equal(w, []string{"a/charge", "undo a/charge"}, w.called())
 	})
 }
+
+// A handler that takes too long in the direction of undo leaves its undos their own time.
+func TestUndosHaveTheirOwnTime(t *testing.T) {
+	inWorld(t, func(w *world) {
+		kind := task.Define("orders/fulfil", func(ctx context.Context, r run, _ int) (int, error) {
+			_, err := task.Step(ctx, r, "charge", func(context.Context, string) (int, error) { return 1, nil },
+				func(ctx context.Context, _ string, _ *int) error {
+					w.call("undo")
+					return ctx.Err()
+				})
+			if err != nil {
+				return 0, err
+			}
+			<-ctx.Done() // a call that hangs
+			return 0, ctx.Err()
+		})
+		w.start(w.worker(task.WorkerConfig{Timeout: time.Second}, kind))
+		w.enqueue(kind.New("a", 1))
+		w.becomes("a", task.Failed)
+		w.cancel("a")
+		time.Sleep(time.Hour)
+		require.Equal(w, task.Undone, w.task("a").Status)
+		require.Equal(w, []string{"undo"}, w.called())
+	})
+}

@@ -50,6 +50,15 @@ func (a *attempt[Tx]) giveUp(ctx context.Context, r *Run[Tx], code string) endin
 func (a *attempt[Tx]) undo(ctx context.Context, r *Run[Tx]) ending {
 	r.stop = nil
 	a.task = r.task // an undo that does not return may write r.task
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, errLost) { // the handler took too long
+		fresh, cancel := context.WithCancelCause(a.work)
+		defer cancel(nil)
+		a.mu.Lock()
+		a.hold.lose = cancel
+		a.mu.Unlock()
+		ctx, r.clock = fresh, newLimit(a.cfg.Timeout, cancel)
+		defer r.clock.pause()
+	}
 	for i := len(r.undos) - 1; i >= 0; i-- {
 		u := r.undos[i]
 		name := provider.UndoSlot(u.step)
