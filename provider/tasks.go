@@ -78,7 +78,7 @@ type TaskTx interface {
 
 	// Postpone makes a pending, failed or claimed task that goes forward due at this time of the
 	// store's clock, with no attempts counted. It returns false, and changes nothing, for a task
-	// with slots and in any other case. If a worker is running the task, the result of that run does
+	// with slots or a result and in any other case. If a worker is running the task, the result of that run does
 	// not count: the transaction of DefineTx is rolled back, and a call may have been made. A handler
 	// must not postpone its own task.
 	Postpone(ctx context.Context, id string, at time.Time) (bool, error)

@@ -118,7 +118,7 @@ func (t taskTx) Postpone(ctx context.Context, id string, at time.Time) (bool, er
 		default:
 			return false, nil
 		}
-		if was.Undo || len(was.State) > 0 {
+		if was.Undo || len(was.State) > 0 || was.Result != nil {
 			return false, nil
 		}
 		is := was

@@ -44,7 +44,7 @@ var taskAnswerCases = []testCase{
 	},
 	{
 		name: "postpone refused", play: taskNotPostponed,
-		rule: "Postpone returns false, and changes nothing, for a task with slots, one that is waiting, abandoned, final or to be undone, and one that does not exist",
+		rule: "Postpone returns false, and changes nothing, for a task with slots or a result, one that is waiting, abandoned, final or to be undone, and one that does not exist",
 	},
 	{
 		name: "postpone and cancel in a transaction", play: taskTimerTx,
@@ -254,6 +254,7 @@ func taskPostponed(s *stage) {
 
 func taskNotPostponed(s *stage) {
 	s.apply(s.begun("stepped"), step("charge", 1, `1`))
+	s.apply(s.begun("kept"), provider.TaskChange{To: provider.TaskPending, Result: json.RawMessage(`1`)})
 	s.addTasks(s.draftTask("answered"))
 	s.answerTask("answered", "paid", "m1", `1`)
 	s.apply(s.begun("waiting"), wait("paid", 1, time.Hour))
@@ -266,7 +267,7 @@ func taskNotPostponed(s *stage) {
 	s.cancelTask("undone")
 	s.apply(u, provider.TaskChange{To: provider.TaskUndone})
 	at := s.taskClock().Add(time.Hour)
-	for _, name := range []string{"stepped", "answered", "waiting", "endless", "abandoned", "done", "canceled", "undone"} {
+	for _, name := range []string{"stepped", "kept", "answered", "waiting", "endless", "abandoned", "done", "canceled", "undone"} {
 		was, trail := s.task(name), len(s.records(name))
 		same(s, "postpone a task that is "+name, s.postpone(name, at), false)
 		same(s, "the task", s.task(name), was)

@@ -171,7 +171,7 @@ func (t taskTx) Answer(ctx context.Context, a provider.TaskAnswer) (outcome prov
 func (t taskTx) Postpone(ctx context.Context, id string, at time.Time) (bool, error) {
 	d := taskDecision{
 		what: provider.WhatPostponed, set: restartTask + `, next_at = ?set`, value: msOf(at),
-		when: `status in ('pending', 'failed', 'claimed') and undo = 0 and state = '{}'`,
+		when: `status in ('pending', 'failed', 'claimed') and undo = 0 and state = '{}' and result is null`,
 	}
 	return t.decideOne(ctx, "postpone a task", provider.CheckPostpone(id, at), id, d)
 }

@@ -475,13 +475,13 @@ begin
 end
 $$;
 
--- Makes a task without slots due at another time. Returns false if it cannot be postponed.
+-- Makes a task without slots and result due at another time. Returns false if it cannot be postponed.
 create function kinora.postpone_task(of_id text, until timestamptz)
 returns boolean language plpgsql set enable_seqscan = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 begin
 	update kinora.tasks t set status = 'pending', token = null, next_at = until, attempts = 0, vanished = 0, suspect = false, version = t.version + 1
-	where t.id = of_id and t.status in ('pending', 'failed', 'claimed') and not t.undo and t.state = '{}';
+	where t.id = of_id and t.status in ('pending', 'failed', 'claimed') and not t.undo and t.state = '{}' and t.result is null;
 	if found then
 		insert into kinora.task_trail (task, what) values (of_id, 'postponed');
 	end if;
