@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/task"
 	"github.com/stretchr/testify/require"
@@ -213,5 +215,32 @@ func TestUndosHaveTheirOwnTime(t *testing.T) {
 		time.Sleep(time.Hour)
 		require.Equal(w, task.Undone, w.task("a").Status)
 		require.Equal(w, []string{"undo"}, w.called())
+	})
+}
+
+// A transaction that conflicted, and then does not return, does not keep the turn of those that conflict
+// later.
+func TestATurnThatIsNotGivenBack(t *testing.T) {
+	inWorld(t, func(w *world) {
+		release := make(chan struct{})
+		defer close(release)
+		var tries [2]atomic.Int64
+		kind := task.Define("orders/fulfil", func(ctx context.Context, r run, i int) (int, error) {
+			return task.StepTx(ctx, r, "a", func(context.Context, tx) (int, []outbox.Message, error) {
+				if tries[i].Add(1) == 1 {
+					return 0, nil, eventstore.ErrConflict
+				}
+				if i == 0 {
+					<-release
+				}
+				return 0, nil, nil
+			}, nil)
+		})
+		w.start(w.worker(task.WorkerConfig{Backoff: claim.Backoff{Base: time.Hour, Attempts: 3}}, kind))
+		w.enqueue(kind.New("hangs", 0))
+		w.becomes("hangs", task.Failed)
+		w.enqueue(kind.New("conflicts", 1))
+		time.Sleep(50 * time.Minute)
+		require.Equal(w, task.Done, w.task("conflicts").Status)
 	})
 }

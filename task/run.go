@@ -45,7 +45,8 @@ func (r *Run[Tx]) ID() string { return r.task.ID }
 
 // Key returns the idempotency key for the call of a handler without steps: the id of the task. A
 // step has its own key. If the task is being undone, and has no recorded steps, Key does not return:
-// it ends the handler with runtime.Goexit, because the call must not be made any more.
+// it ends the handler with runtime.Goexit, because the call must not be made any more. So a handler
+// with steps uses ID instead: a first step that may have begun would not be undone.
 func (r *Run[Tx]) Key() string {
 	if r.task.Undo && !hasBegun(r.task.State) && !r.dead.Load() {
 		_ = r.halt(errUndoing)

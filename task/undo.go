@@ -49,7 +49,8 @@ func (a *attempt[Tx]) giveUp(ctx context.Context, r *Run[Tx], code string) endin
 // wait for it.
 func (a *attempt[Tx]) undo(ctx context.Context, r *Run[Tx]) ending {
 	r.stop = nil
-	a.task = r.task // an undo that does not return may write r.task
+	// Before the first undo: one that does not return may write r.task.
+	a.task = r.task
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(cause, errLost) { // the handler took too long
 		fresh, cancel := context.WithCancelCause(a.work)
 		defer cancel(nil)
