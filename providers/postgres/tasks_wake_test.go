@@ -72,7 +72,7 @@ func TestTasksDueIsClosedAfterTheCommit(t *testing.T) {
 	})
 	wakes("Transact", true, func() { enqueueTasks(t, db, draft("b")) })
 	wakes("a decision", true, func() {
-		_, err := db.CancelTasks(t.Context(), provider.TaskFilter{}, ann)
+		_, err := db.CancelTasks(t.Context(), provider.TaskFilter{Status: notFinal}, ann)
 		require.NoError(t, err)
 	})
 	wakes("Wake", true, db.Wake)
@@ -179,7 +179,7 @@ func TestForeignTasksHarmThemselvesOnly(t *testing.T) {
 			if b := theTask(t, db, "b"); b.State == nil {
 				require.Equal(t, []any{provider.TaskAbandoned, "malformed"}, []any{b.Status, b.Code})
 			}
-			_, err = db.CancelTasks(t.Context(), provider.TaskFilter{}, ann)
+			_, err = db.CancelTasks(t.Context(), provider.TaskFilter{Status: notFinal}, ann)
 			require.NoError(t, err)
 			_, err = db.DeleteTasks(t.Context(), provider.TaskRetention{Done: time.Hour, Undone: time.Hour}, 10)
 			require.NoError(t, err)
