@@ -244,3 +244,19 @@ func TestATurnThatIsNotGivenBack(t *testing.T) {
 		require.Equal(w, task.Done, w.task("conflicts").Status)
 	})
 }
+
+// A completion that takes longer than its timeout counts as a failure, also in the transaction of DefineTx.
+func TestACompletionThatHangs(t *testing.T) {
+	inWorld(t, func(w *world) {
+		kind := task.DefineTx("orders/command", func(context.Context, tx, int) (int, []outbox.Message, error) { return 0, nil, nil })
+		group := task.DefineGroup("orders/all", func(ctx context.Context, _ tx, _ string, _ int) ([]outbox.Message, error) {
+			<-ctx.Done()
+			return nil, ctx.Err()
+		})
+		w.start(w.worker(task.WorkerConfig{Timeout: time.Second}, kind, group))
+		w.in(func(ctx context.Context, tx task.Tx) {
+			require.NoError(w, tx.EnqueueGroup(ctx, group.New("g", 1, kind.New("a", 1))))
+		})
+		require.Equal(w, "deadline", w.becomes("a", task.Failed).Code)
+	})
+}

@@ -43,7 +43,7 @@ func (a *attempt[Tx]) runTx(ctx context.Context, clock *limit) ending {
 			if err := a.audit(ctx, Done, ""); err != nil {
 				return nil, err
 			}
-			more, err := a.count(ctx, tx, provider.TaskChange{To: Done, Result: out}, &got)
+			more, err := a.count(ctx, tx, clock, provider.TaskChange{To: Done, Result: out}, &got)
 			return append(ms, more...), err
 		})
 	})
@@ -121,7 +121,7 @@ func (a *attempt[Tx]) finishGroup(c provider.TaskChange) ending {
 	var got provider.TaskChanged
 	_, err := a.guarded(ctx, clock, func() (json.RawMessage, error) {
 		return nil, a.unit(ctx, clock, func(ctx context.Context, tx Tx) ([]outbox.Message, error) {
-			return a.count(ctx, tx, c, &got)
+			return a.count(ctx, tx, clock, c, &got)
 		})
 	})
 	if errors.Is(err, errStuck) { // the handler may still write got
@@ -131,7 +131,7 @@ func (a *attempt[Tx]) finishGroup(c provider.TaskChange) ending {
 }
 
 // count makes the task done in tx. If it was the last one of its group, it completes the group.
-func (a *attempt[Tx]) count(ctx context.Context, tx Tx, c provider.TaskChange, got *provider.TaskChanged) (ms []outbox.Message, err error) {
+func (a *attempt[Tx]) count(ctx context.Context, tx Tx, clock *limit, c provider.TaskChange, got *provider.TaskChanged) (ms []outbox.Message, err error) {
 	c.ID, c.Token = a.task.ID, a.task.Token
 	began := now()
 	if *got, err = a.db.TasksIn(tx).Change(ctx, c); err != nil {
@@ -150,6 +150,7 @@ func (a *attempt[Tx]) count(ctx context.Context, tx Tx, c provider.TaskChange, g
 		return nil, nil
 	}
 	crash.Point("group: before the completion")
+	clock.start()
 	ms, err = a.kinds.groups[got.Group.Kind](ctx, tx, got.Group)
 	if decided := (*gaveUp)(nil); errors.As(err, &decided) {
 		err = &provider.Error{Code: codeMisuse, Err: errors.New("the completion of a group cannot give up")}
