@@ -118,10 +118,10 @@ func (a *attempt[Tx]) run() ending {
 	return a.ran(ctx, r, out, err)
 }
 
-// hasBegun reports whether a handler has asked for a slot.
+// hasBegun reports whether a step is recorded. Waits, answers and timeouts did nothing.
 func hasBegun(state map[string]Slot) bool {
 	for _, s := range state {
-		if s.Call > 0 {
+		if s.Call > 0 && s.Out != nil && s.By == "" {
 			return true
 		}
 	}

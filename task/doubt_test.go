@@ -260,3 +260,20 @@ func TestACompletionThatHangs(t *testing.T) {
 		require.Equal(w, "deadline", w.becomes("a", task.Failed).Code)
 	})
 }
+
+// A call before a wait is not made again if the task is canceled while it waits: no step is recorded.
+func TestCancelOfAWaitRepeatsNoCall(t *testing.T) {
+	inWorld(t, func(w *world) {
+		kind := call("mails/ask", func(ctx context.Context, r run) error {
+			w.call(r.Key())
+			_, err := task.Wait[int](ctx, r, "reply", 0)
+			return err
+		})
+		w.start(w.worker(task.WorkerConfig{}, kind))
+		w.enqueue(kind.New("a", 1))
+		w.becomes("a", task.Waiting)
+		w.cancel("a")
+		w.becomes("a", task.Undone)
+		require.Equal(w, []string{"a"}, w.called())
+	})
+}
