@@ -55,7 +55,7 @@ func (e *engine[Tx]) flush() {
 			if err := e.apply(batch, min(changeLimit, max(e.cfg.Lease/4, changeMin))); err != nil {
 				e.failed(e.hard, "tasks not changed", err)
 				for _, p := range batch {
-					go e.repeat(p, err)
+					e.repeats.Go(func() { e.repeat(p, err) })
 				}
 			}
 		case <-e.hard.Done():

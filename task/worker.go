@@ -116,6 +116,7 @@ type engine[Tx any] struct {
 	names   []string // of the kinds to claim
 	log     *slog.Logger
 	changes chan *pendingChange
+	repeats sync.WaitGroup // changes that continue alone
 
 	hard     context.Context // ends when Run returns; for statements of the database
 	work     context.Context // ends before that; for handlers
@@ -170,6 +171,7 @@ func (e *engine[Tx]) start(ctx context.Context) (stop func(), interrupt context.
 		endWork(errStopping)
 		end()
 		all.Wait()
+		e.repeats.Wait()
 	}, endWork
 }
 
