@@ -277,3 +277,35 @@ func TestCancelOfAWaitRepeatsNoCall(t *testing.T) {
 		require.Equal(w, []string{"a"}, w.called())
 	})
 }
+
+// skipping is a store that renews nothing, as if other transactions had locked the rows.
+type skipping struct{ failing }
+
+func (*skipping) RenewTasks(context.Context, []provider.Task, time.Duration) ([]string, error) {
+	return nil, nil
+}
+
+// A renewal that skipped a task does not let a step begin after another worker took the task over.
+func TestNoStepBeginsAfterARenewalThatSkipped(t *testing.T) {
+	inWorld(t, func(w *world) {
+		var stopped atomic.Bool
+		broken := &skipping{failing{DB: w.db, broken: func(method string) error {
+			if method == "claim" && stopped.Load() {
+				return errors.New("stopped")
+			}
+			return nil
+		}}}
+		kind := call("calls/slow", func(ctx context.Context, r run) error {
+			stopped.Store(true)
+			time.Sleep(10 * time.Second)
+			_, err := w.step(ctx, r, "first")
+			return err
+		})
+		w.start(w.workerOf(broken, task.WorkerConfig{Lease: 3 * time.Second}, kind))
+		w.enqueue(kind.New("a", 1))
+		time.Sleep(5 * time.Second)
+		require.Len(w, w.take(time.Hour, "calls/slow"), 1)
+		time.Sleep(time.Minute)
+		require.Empty(w, w.called())
+	})
+}

@@ -151,7 +151,8 @@ type held struct {
 	done     chan struct{} // closed when its handler has ended
 }
 
-// renewed extends the lease from the moment before a renewal was sent.
+// renewed extends the lease from the moment before a claim or a change was sent. Renewals do not: they
+// skip rows that are locked.
 func (h *held) renewed(began time.Time) { h.until.Store(began.Add(h.lease).UnixNano()) }
 
 // isOver reports whether the lease may have ended.
@@ -463,13 +464,9 @@ func (e *engine[Tx]) heartbeat() {
 		}
 		e.mu.Lock()
 		for _, t := range renew {
-			h := e.holds[t.ID]
-			switch {
-			case h == nil || h.task.Token != t.Token: // the claim has ended meanwhile
-			case slices.Contains(late, t.ID):
+			// else the claim has ended meanwhile
+			if h := e.holds[t.ID]; h != nil && h.task.Token == t.Token && slices.Contains(late, t.ID) {
 				h.lose(errLost)
-			default:
-				h.renewed(began)
 			}
 		}
 		e.mu.Unlock()
