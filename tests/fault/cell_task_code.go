@@ -43,8 +43,11 @@ func runTaskCode(r *run) {
 			return nil
 		}))
 	}
-	deploy := func(p *process, later bool) {
+	deploy := func(p *process, later bool, meanwhile ...func()) {
 		p.stop(r.drain)
+		for _, f := range meanwhile {
+			f()
+		}
 		delete(p.More, "later")
 		if later {
 			p.More["later"] = "yes"
@@ -81,14 +84,18 @@ func runTaskCode(r *run) {
 	waitUnknown(1)
 	settled("all tasks wait", 0)
 
-	// One of two workers has the later code.
-	deploy(workers[0], true)
-	r.enqueue(taskDraft("code/new", "new-second", "")) // a worker knows the kind
+	// One of two workers has the later code. While it is replaced, the other one has all tasks.
 	n := 0
-	for ; n < each/4 || n < each-4 && r.kinds()["finished_by_old_code"] == 0; n++ {
+	round := func() {
 		open(n)
 		settled("each task has ended or waits", 0)
 		r.inject("finished_by_old_code", r.countOf(`select count(*) from kinora.tasks where status = 'done' and result #>> '{}' = $1 and id like '%-' || $2::int`, workers[1].Name, n))
+		n++
+	}
+	deploy(workers[0], true, round)
+	r.enqueue(taskDraft("code/new", "new-second", "")) // a worker knows the kind
+	for n < each/4 {
+		round()
 	}
 	deploy(workers[1], true)
 	opened := n
