@@ -86,7 +86,7 @@ type Slot struct {
 	Out     json.RawMessage `json:"out,omitempty"`     // the result or the answer; null is a value
 	By      string          `json:"by,omitempty"`      // the id of the answer
 	Until   string          `json:"until,omitempty"`   // the end of the wait, as the store writes it
-	Timeout bool            `json:"timeout,omitempty"` // nobody answered in time
+	Timeout bool            `json:"timeout,omitempty"` // there was no answer in time
 	At      string          `json:"at,omitempty"`      // when it was answered, as the store writes it
 }
 

@@ -45,7 +45,7 @@ type Tasks interface {
 	// nothing is changed.
 	ChangeTasks(ctx context.Context, changes []TaskChange) ([]TaskChanged, error)
 
-	// RenewTasks leases claimed tasks anew. It returns the ids of the tasks that are no longer
+	// RenewTasks renews the leases of claimed tasks. It returns the ids of the tasks that are no longer
 	// claimed with their token. It waits for no lock of a row: a task that another transaction has
 	// locked is not renewed and not reported. A store with a single writer waits for it, and returns
 	// an error if it is not free before ctx ends.

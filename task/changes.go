@@ -20,8 +20,8 @@ type changeResult struct {
 	err error
 }
 
-// change applies a change. While the database is away it waits: the task is still that of this
-// worker if nobody else could take it over.
+// change applies a change. While the database is away it waits: another worker cannot take the task over
+// then.
 func (e *engine[Tx]) change(c provider.TaskChange) (provider.TaskChanged, error) {
 	p := &pendingChange{c: c, reply: make(chan changeResult, 1)}
 	select {

@@ -28,7 +28,7 @@ type Definition[Tx, In, Out any] struct {
 // kind, "domain/name", so do not change it. Both parts must match ^[a-z][a-z0-9_-]{0,40}$.
 //
 //   - fn may run any number of times: after a crash, after a failure, after a wait. It runs from its
-//     beginning, and Step, StepTx and Wait return what was recorded. So everything that has an effect,
+//     beginning, and Step, StepTx and Wait return the recorded results. So everything that has an effect,
 //     or may have another result the second time, belongs in a step.
 //   - A handler without steps calls the other system itself, with r.Key() as the idempotency key.
 //   - Tasks that have begun must find the steps that they began with, in the same order. Otherwise

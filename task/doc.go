@@ -1,7 +1,7 @@
 // Package task runs durable work: calls to other systems, commands, timers, and processes of
 // several steps.
 //
-// A task is a row in the database: its id, its input, and what has happened so far. It is added in a
+// A task is a row in the database: its id, its input, and its progress. It is added in a
 // transaction, together with what caused it: an append, a handler of a projector, a command. A
 // Worker claims tasks that are due and runs their handlers. Any number of workers may run.
 //

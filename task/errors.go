@@ -11,9 +11,9 @@ import (
 )
 
 var (
-	// ErrTimeout is the error of Wait if nobody answered in time. It is recorded: a later answer is
+	// ErrTimeout is the error of Wait if there was no answer in time. It is recorded: a later answer is
 	// Late, and Wait returns ErrTimeout whenever the handler runs again.
-	ErrTimeout = errors.New("nobody answered in time")
+	ErrTimeout = errors.New("no answer in time")
 	// ErrChanged: the handler asks for other steps than the task began with. The task is abandoned
 	// with the code "changed".
 	ErrChanged = errors.New("the handler has other steps than the task began with: deploy the code that it began with, or patch the task")
@@ -107,7 +107,7 @@ func isUncounted(err error) bool {
 	return false
 }
 
-// codeOf returns what is stored of an error: a word or a class, never its text.
+// codeOf returns the code of an error, which is stored: a word or a class, never its text.
 func codeOf(err error) string {
 	switch {
 	case errors.Is(err, ErrChanged):

@@ -19,7 +19,7 @@ const (
 	deleteBatch  = 1000
 )
 
-// maintain does, until ctx ends, what is needed every few seconds or minutes.
+// maintain looks for tasks that need attention every few seconds or minutes, until ctx ends.
 func (e *engine[Tx]) maintain(ctx context.Context) {
 	for ctx.Err() == nil {
 		e.findSuspect(ctx)
@@ -28,7 +28,7 @@ func (e *engine[Tx]) maintain(ctx context.Context) {
 	}
 }
 
-// maintainOnce does what is due.
+// maintainOnce does the parts of it that are due.
 func (e *engine[Tx]) maintainOnce(ctx context.Context) {
 	e.findUnknown(ctx)
 	if began := now(); began.Sub(e.requeued) >= requeueEvery {
@@ -103,8 +103,8 @@ type suspects struct {
 	rest  time.Time // until then none has a turn
 }
 
-// suspectRest is how long no suspect task has a turn after one waited in vain for the others, in timeouts
-// of a step.
+// suspectRest is how long no suspect task has a turn after one gave its turn up because the others took too
+// long, in timeouts of a step.
 const suspectRest = 10
 
 // suspectFound records that a suspect task is due.

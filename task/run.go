@@ -123,7 +123,7 @@ func Step[T, Tx any](ctx context.Context, r *Run[Tx], name string,
 	if err := r.record(name, Slot{Call: r.calls, Out: data}); err != nil {
 		return none, err
 	}
-	stored := none // not out: what is not in the JSON would be kept
+	stored := none // not out: fields that are not in the JSON would keep their values
 	if err := r.recorded(name, r.task.State[name], &stored); err != nil {
 		return none, err
 	}
@@ -390,7 +390,7 @@ func (r *Run[Tx]) fill(c provider.TaskChange, name string, s Slot) (provider.Tas
 	for name, s := range r.task.State {
 		size += len(name) + len(s.Out) + slotBytes
 	}
-	if size > MaxState && !r.task.Undo { // what is too large can still be undone
+	if size > MaxState && !r.task.Undo { // a task that is too large can still be undone
 		return c, permanent(codeTooLarge, fmt.Errorf("the state would have %d bytes: at most %d are allowed; use a group", size, MaxState))
 	}
 	c.Slots = make(map[string]Slot, len(r.notes)+1)

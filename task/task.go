@@ -18,8 +18,8 @@ type GroupDraft = provider.TaskGroupDraft
 // Answer, Postpone and Cancel. It never ends the transaction. The methods: go doc provider.TaskTx.
 type Tx = provider.TaskTx
 
-// Answer fills the slot of a Wait: Task and Name say of which, ID is that of the message, so that
-// the same message is not a second answer, and Out is JSON.
+// Answer fills the slot of the Wait that Task and Name identify. ID is that of the message, so that
+// the same message is not a second answer. Out is JSON.
 type Answer = provider.TaskAnswer
 
 // Outcome is the result of Tx.Answer.
@@ -48,7 +48,7 @@ const (
 )
 
 // Inspector has the methods for operators: Tasks lists tasks, TaskCounts counts them by status,
-// TaskTrail returns what happened to one; RequeueTasks, CancelTasks, CompleteTask and PatchTask are
+// TaskTrail returns the records of one; RequeueTasks, CancelTasks, CompleteTask and PatchTask are
 // decisions. Every provider with tasks implements it. The methods: go doc provider.TaskInspector.
 type Inspector = provider.TaskInspector
 
@@ -58,7 +58,7 @@ type Filter = provider.TaskFilter
 // Decision is who decided, and why. Both are required.
 type Decision = provider.Decision
 
-// Record is a record of what happened to a task: What is a word such as "done" or "requeued".
+// Record is a record in the life of a task: What is a word such as "done" or "requeued".
 type Record = provider.TaskRecord
 
 // Retention is how long tasks are kept after they were Done (zero means 7 days) or Undone (30 days).
