@@ -31,21 +31,28 @@ func (e *engine[Tx]) confirm(t Task, got provider.TaskChanged) (own bool, stored
 
 // runTx runs the handler of DefineTx: its writes and the end of the task are committed together.
 func (a *attempt[Tx]) runTx(ctx context.Context, clock *limit) ending {
+	return a.finishIn(ctx, clock, func(ctx context.Context, tx Tx, got *provider.TaskChanged) ([]outbox.Message, error) {
+		out, ms, err := a.def.tx(ctx, tx, a.task.Input)
+		clock.database()
+		if err != nil {
+			return nil, err
+		}
+		// In the transaction, so that there is no record of an end that the handler refused.
+		if err := a.audit(ctx, Done, ""); err != nil {
+			return nil, err
+		}
+		more, err := a.count(ctx, tx, clock, provider.TaskChange{To: Done, Result: out}, got)
+		return append(ms, more...), err
+	})
+}
+
+// finishIn runs fn, which makes the task done, in a transaction. fn sets got.
+func (a *attempt[Tx]) finishIn(ctx context.Context, clock *limit,
+	fn func(ctx context.Context, tx Tx, got *provider.TaskChanged) ([]outbox.Message, error),
+) ending {
 	var got provider.TaskChanged
 	_, err := a.guarded(ctx, clock, func() (json.RawMessage, error) {
-		return nil, a.unit(ctx, clock, func(ctx context.Context, tx Tx) ([]outbox.Message, error) {
-			out, ms, err := a.def.tx(ctx, tx, a.task.Input)
-			clock.database()
-			if err != nil {
-				return nil, err
-			}
-			// In the transaction, so that there is no record of an end that the handler refused.
-			if err := a.audit(ctx, Done, ""); err != nil {
-				return nil, err
-			}
-			more, err := a.count(ctx, tx, clock, provider.TaskChange{To: Done, Result: out}, &got)
-			return append(ms, more...), err
-		})
+		return nil, a.unit(ctx, clock, func(ctx context.Context, tx Tx) ([]outbox.Message, error) { return fn(ctx, tx, &got) })
 	})
 	if errors.Is(err, errStuck) { // the handler may still write got
 		return a.fail(ctx, err)
@@ -118,16 +125,9 @@ func (a *attempt[Tx]) finishGroup(c provider.TaskChange) ending {
 	defer cancel(nil)
 	clock := newLimit(a.cfg.Timeout, cancel)
 	defer clock.pause()
-	var got provider.TaskChanged
-	_, err := a.guarded(ctx, clock, func() (json.RawMessage, error) {
-		return nil, a.unit(ctx, clock, func(ctx context.Context, tx Tx) ([]outbox.Message, error) {
-			return a.count(ctx, tx, clock, c, &got)
-		})
+	return a.finishIn(ctx, clock, func(ctx context.Context, tx Tx, got *provider.TaskChanged) ([]outbox.Message, error) {
+		return a.count(ctx, tx, clock, c, got)
 	})
-	if errors.Is(err, errStuck) { // the handler may still write got
-		return a.fail(ctx, err)
-	}
-	return a.finished(ctx, got, err)
 }
 
 // count makes the task done in tx. If it was the last one of its group, it completes the group.

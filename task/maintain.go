@@ -83,10 +83,7 @@ func (e *engine[Tx]) findUnknown(ctx context.Context) {
 func (e *engine[Tx]) findSuspect(ctx context.Context) {
 	limited, cancel := e.statement(ctx)
 	defer cancel()
-	e.mu.Lock()
-	q := provider.TaskQuery{Kinds: append([]string(nil), append(e.names, e.unknown...)...), Attempts: e.cfg.Backoff.Attempts, Alone: true}
-	e.mu.Unlock()
-	found, err := e.db.TaskCandidates(limited, q, 1)
+	found, err := e.db.TaskCandidates(limited, e.query(true), 1)
 	if err != nil {
 		e.failed(ctx, "suspect tasks not listed", err)
 		return

@@ -383,11 +383,8 @@ func (e *engine[Tx]) claim(ctx context.Context, limit int, alone bool) ([]*held,
 	limited, cancel := context.WithTimeout(e.hard, claimLimit)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(e.cfg.Drain/2, cancel) })()
-	e.mu.Lock()
-	q := provider.TaskQuery{Kinds: append(slices.Clone(e.names), e.unknown...), Attempts: e.cfg.Backoff.Attempts, Alone: alone}
-	e.mu.Unlock()
 	began := now()
-	tasks, err := provider.ClaimTasks(limited, e.db, q, claim.Terms{Holder: e.cfg.Holder, Lease: e.cfg.Lease, Limit: limit})
+	tasks, err := provider.ClaimTasks(limited, e.db, e.query(alone), claim.Terms{Holder: e.cfg.Holder, Lease: e.cfg.Lease, Limit: limit})
 	if observe := e.cfg.Observer.Claimed; observe != nil {
 		observe(tasks, now().Sub(began), err)
 	}
@@ -406,6 +403,13 @@ func (e *engine[Tx]) claim(ctx context.Context, limit int, alone bool) ([]*held,
 	}
 	e.active += len(holds)
 	return holds, err
+}
+
+// query selects the tasks that this worker claims.
+func (e *engine[Tx]) query(alone bool) provider.TaskQuery {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return provider.TaskQuery{Kinds: slices.Concat(e.names, e.unknown), Attempts: e.cfg.Backoff.Attempts, Alone: alone}
 }
 
 // letGo ends the handling of a task.

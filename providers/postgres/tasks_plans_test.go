@@ -45,12 +45,8 @@ func agedTasks(t *testing.T) *postgres.DB {
 	return aged
 }
 
-// The statements of tasks read only a few pages, whatever number of tasks of their kinds and of
-// others wait, is due or has ended, even if their plans were made while the tables were empty.
-func TestTheCostOfTasksIsFlat(t *testing.T) {
-	t.Parallel()
-	many := longtest.Or(20_000, 200_000)
-	db := agedTasks(t)
+// taskCalls are calls of every statement of tasks.
+func taskCalls(t *testing.T, db *postgres.DB) map[string]func() {
 	n := 0
 	name := func() string { n++; return "x" + time.Duration(n).String() }
 	claimed := func(store provider.Tasks, limit int) []provider.Task {
@@ -62,7 +58,7 @@ func TestTheCostOfTasksIsFlat(t *testing.T) {
 		enqueueTasks(t, db, draft(name()))
 		return claimed(db, 1)[0]
 	}
-	calls := map[string]func(){
+	return map[string]func(){
 		"an empty claim":          func() { require.Empty(t, claimed(db, 50)) },
 		"an empty portable claim": func() { require.Empty(t, claimed(struct{ provider.Tasks }{db}, 50)) },
 		"enqueue, claim, step, wait, answer": func() {
@@ -138,6 +134,15 @@ func TestTheCostOfTasksIsFlat(t *testing.T) {
 			require.NoError(t, err)
 		},
 	}
+}
+
+// The statements of tasks read only a few pages, whatever number of tasks of their kinds and of
+// others wait, is due or has ended, even if their plans were made while the tables were empty.
+func TestTheCostOfTasksIsFlat(t *testing.T) {
+	t.Parallel()
+	many := longtest.Or(20_000, 200_000)
+	db := agedTasks(t)
+	calls := taskCalls(t, db)
 	for range 7 { // the fifth makes the plan that is kept
 		for _, call := range calls {
 			call()

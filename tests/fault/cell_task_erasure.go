@@ -95,19 +95,7 @@ func runTaskErasure(r *run) {
 		r.fail("lost 0, doubled 0, phantom %d, misordered 0: %d completion events, want %d", got-n+blocked, got, n-blocked)
 	}
 	o.set(func(*outside) { deciding = true })
-	list, err := db.Tasks(ctx, task.Filter{Status: []task.Status{task.Abandoned}, Limit: 100_000})
-	r.must(err)
-	who := task.Decision{By: "suite", Reason: "crm was asked by telephone"}
-	for i, t := range list {
-		if i%2 == 0 {
-			r.must(db.CompleteTask(ctx, t.ID, json.RawMessage(`"by hand"`), who))
-			continue
-		}
-		if _, err := db.RequeueTasks(ctx, task.Filter{IDs: []string{t.ID}}, who); err != nil {
-			r.must(err)
-		}
-	}
-	r.inject("decided", len(list))
+	r.decide(db)
 	r.awaitEnded(r.suite.drainLimit())
 
 	for _, p := range workers {
@@ -126,6 +114,24 @@ func runTaskErasure(r *run) {
 	r.awaitEnded(r.suite.drainLimit())
 	r.stopWorkers()
 	r.judgeErasures(o, n)
+}
+
+// decide completes every second abandoned task by hand, and requeues the others.
+func (r *run) decide(db *postgres.DB) {
+	ctx := r.suite.ctx
+	list, err := db.Tasks(ctx, task.Filter{Status: []task.Status{task.Abandoned}, Limit: 100_000})
+	r.must(err)
+	who := task.Decision{By: "suite", Reason: "crm was asked by telephone"}
+	for i, t := range list {
+		if i%2 == 0 {
+			r.must(db.CompleteTask(ctx, t.ID, json.RawMessage(`"by hand"`), who))
+			continue
+		}
+		if _, err := db.RequeueTasks(ctx, task.Filter{IDs: []string{t.ID}}, who); err != nil {
+			r.must(err)
+		}
+	}
+	r.inject("decided", len(list))
 }
 
 // confirm answers the task of a call to mail twice at the same time, and a third time otherwise.
