@@ -11,6 +11,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -46,6 +47,7 @@ type bed struct {
 	pool    *pgxpool.Pool
 	open    time.Duration // how long the transaction of an ageing snapshot stays open
 	profile string        // directory for Kinora's CPU profiles; empty writes none
+	data    string        // directory of the server's data
 }
 
 // result is a row of bench/results.json.
@@ -95,7 +97,7 @@ func run(ctx context.Context, only string, rounds int, length, open time.Duratio
 		return err
 	}
 	defer pool.Close()
-	b := &bed{server.DSN, pool, open, profile}
+	b := &bed{server.DSN, pool, open, profile, server.Dir}
 	r := report{Machine: machine(), Settings: map[string]string{"rounds": fmt.Sprint(rounds), "round": length.String()}}
 	for _, name := range []string{"server_version", "fsync", "synchronous_commit", "shared_buffers", "full_page_writes"} {
 		var v string
@@ -104,35 +106,10 @@ func run(ctx context.Context, only string, rounds int, length, open time.Duratio
 		}
 		r.Settings[name] = v
 	}
-	lines, err := appendLines(ctx, b)
+	lines, projected, tasked, err := allLines(ctx, b)
 	if err != nil {
 		return err
 	}
-	relays, err := relayLines(ctx, b)
-	if err != nil {
-		return err
-	}
-	projected, err := newProjectorBed(ctx, b)
-	if err != nil {
-		return err
-	}
-	projectors, err := projected.lines()
-	if err != nil {
-		return err
-	}
-	logs, err := logLines(ctx, b)
-	if err != nil {
-		return err
-	}
-	tasked, err := newTaskBed(ctx, b)
-	if err != nil {
-		return err
-	}
-	tasks, err := tasked.lines(ctx)
-	if err != nil {
-		return err
-	}
-	lines = slices.Concat(lines, relays, projectors, logs, tasks, sqliteLines())
 	for _, l := range lines {
 		if !strings.HasPrefix(l.name, only) {
 			continue
@@ -153,6 +130,23 @@ func run(ctx context.Context, only string, rounds int, length, open time.Duratio
 			return err
 		}
 		r.Results = append(r.Results, pruned)
+	}
+	if strings.HasPrefix("rebuild/heap-1M", only) {
+		heap, err := rebuildHeap(ctx, b, rounds)
+		if err != nil {
+			return err
+		}
+		r.Results = append(r.Results, heap)
+	}
+	for _, broker := range []bool{false, true} {
+		if !strings.HasPrefix(besideName(broker), only) {
+			continue
+		}
+		beside, err := besideRebuild(ctx, b, broker, rounds)
+		if err != nil {
+			return err
+		}
+		r.Results = append(r.Results, beside)
 	}
 	if strings.HasPrefix("task/timers-50k", only) {
 		due, err := tasked.timers(ctx)
@@ -177,6 +171,43 @@ func run(ctx context.Context, only string, rounds int, length, open time.Duratio
 	}
 	print(r.Results)
 	return r.write(out)
+}
+
+// allLines returns the lines that are measured by turns, and the beds of others.
+func allLines(ctx context.Context, b *bed) ([]line, *projectorBed, *taskBed, error) {
+	lines, err := appendLines(ctx, b)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	relays, err := relayLines(ctx, b)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	projected, err := newProjectorBed(ctx, b)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	projectors, err := projected.lines()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	logs, err := logLines(ctx, b)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	tasked, err := newTaskBed(ctx, b)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	tasks, err := tasked.lines(ctx)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	rebuilt, err := rebuildLines(ctx, b)
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	return slices.Concat(lines, relays, projectors, logs, rebuilt, tasks, sqliteLines()), projected, tasked, nil
 }
 
 // write writes the report, merged with an earlier run's results for lines that this run did not
@@ -230,8 +261,10 @@ func measure(ctx context.Context, b *bed, l line, rounds int, length time.Durati
 			if err != nil {
 				return result{}, err
 			}
+			slog.Info("round", "name", l.name, "program", [...]string{"kinora", "peer", "limit"}[i], "rate", int(rate.perSecond),
+				"own_cpu_us", rate.own, "server_cpu_us", rate.server)
 			if round > 0 {
-				rates[i] = append(rates[i], rate)
+				rates[i] = append(rates[i], rate.perSecond)
 			}
 		}
 	}
@@ -246,10 +279,13 @@ func measure(ctx context.Context, b *bed, l line, rounds int, length time.Durati
 	return r, nil
 }
 
-func once(ctx context.Context, b *bed, p program, length time.Duration, profile string) (float64, error) {
+// rate is the rate of a round, and the CPU times of this process and the server per unit of work, in µs.
+type rate struct{ perSecond, own, server float64 }
+
+func once(ctx context.Context, b *bed, p program, length time.Duration, profile string) (r rate, err error) {
 	if p.prepare != nil {
 		if err := p.prepare(ctx); err != nil {
-			return 0, fmt.Errorf("prepare: %w", err)
+			return r, fmt.Errorf("prepare: %w", err)
 		}
 	}
 	ctx, cancel := context.WithTimeout(ctx, length)
@@ -257,20 +293,22 @@ func once(ctx context.Context, b *bed, p program, length time.Duration, profile 
 	if profile != "" {
 		f, err := os.Create(profile)
 		if err != nil {
-			return 0, err
+			return r, err
 		}
 		defer f.Close()
 		if err := pprof.StartCPUProfile(f); err != nil {
-			return 0, err
+			return r, err
 		}
 		defer pprof.StopCPUProfile()
 	}
-	begin := time.Now()
+	begin, before := time.Now(), b.cpu()
 	done, err := p.work(ctx, b)
 	if err != nil {
-		return 0, err
+		return r, err
 	}
-	return float64(done) / time.Since(begin).Seconds(), nil
+	r.perSecond = float64(done) / time.Since(begin).Seconds()
+	r.own, r.server = b.cpu().since(before, done)
+	return r, nil
 }
 
 func median(xs []float64) float64 {

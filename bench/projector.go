@@ -125,7 +125,7 @@ func (p *projectorBed) empty(ctx context.Context) error {
 	}
 	live := provider.Checkpoint{Place: provider.LogPlace{Position: head}, Mode: provider.ModeLive}
 	for _, name := range []string{"written", "run"} {
-		if _, err := p.db.SetCheckpoint(ctx, name, provider.Checkpoint{}, live); err != nil {
+		if _, err := p.db.SetCheckpoint(ctx, provider.Build{Projector: name}, provider.Checkpoint{}, live); err != nil {
 			return err
 		}
 	}
@@ -206,7 +206,7 @@ func projects[Tx any](p *projectorBed, u provider.Units[Tx], of *projector.Proje
 const (
 	limitFence  = `select pg_advisory_xact_lock_shared(78, 1)`
 	limitMarker = `insert into model.markers (handler, generation, message_id)
-		select 'written/rated', coalesce((select live from kinora.generations where projector = 'written'), 1), m from unnest($1::text[]) m order by 1, 3`
+		select 'written/rated', 1, m from unnest($1::text[]) m order by 1, 3`
 )
 
 // limit applies size messages in one round trip: the fence, the markers, whose insert fails if one
@@ -293,7 +293,7 @@ func (p *projectorBed) readsByHand(size int) work {
 		pages, failed := make(chan []string, 1), make(chan error, 1)
 		go func() {
 			defer close(pages)
-			failed <- p.pagesByHand(reading, size, pages)
+			failed <- p.pagesByHand(reading, "kinora", size, pages)
 		}()
 		conn, err := p.pool.Acquire(reading)
 		if err != nil {
@@ -320,9 +320,9 @@ func (p *projectorBed) readsByHand(size int) work {
 }
 
 // pagesByHand sends the products of each page of the log.
-func (p *projectorBed) pagesByHand(ctx context.Context, size int, pages chan<- []string) error {
+func (p *projectorBed) pagesByHand(ctx context.Context, schema string, size int, pages chan<- []string) error {
 	for after := int64(0); ; {
-		rows, err := p.pool.Query(ctx, `select position, id, type, data from kinora.events where position > $1 order by position limit $2`, after, size)
+		rows, err := p.pool.Query(ctx, `select position, id, type, data from `+schema+`.events where position > $1 order by position limit $2`, after, size)
 		if err != nil {
 			return err
 		}

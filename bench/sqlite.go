@@ -44,7 +44,7 @@ func (s *sqliteBed) empty(ctx context.Context) (err error) {
 	}
 	s.last = 0
 	_, created := s.db.SQL().ExecContext(ctx, `create table totals (product text primary key, n integer not null) strict`)
-	_, set := s.db.SetCheckpoint(ctx, "written", provider.Checkpoint{}, provider.Checkpoint{Mode: provider.ModeCatchUp})
+	_, set := s.db.SetCheckpoint(ctx, provider.Build{Projector: "written"}, provider.Checkpoint{}, provider.Checkpoint{Mode: provider.ModeCatchUp})
 	return errors.Join(created, set)
 }
 

@@ -56,8 +56,8 @@ func percentile(times []time.Duration, share float64) float64 {
 	return float64(times[int(share*float64(len(times)-1))].Microseconds()) / 1000
 }
 
-// write calls add at the rate, and returns after visibleFor.
-func (p *projectorBed) write(ctx context.Context, add func(ctx context.Context, data []byte) error) error {
+// write calls add at the rate, and returns after the given time.
+func (p *projectorBed) write(ctx context.Context, long time.Duration, add func(ctx context.Context, data []byte) error) error {
 	var all sync.WaitGroup
 	errs := make(chan error, visibleWriters)
 	began := time.Now()
@@ -65,7 +65,7 @@ func (p *projectorBed) write(ctx context.Context, add func(ctx context.Context, 
 		all.Go(func() {
 			tick := time.NewTicker(visibleWriters * time.Second / visibleRate)
 			defer tick.Stop()
-			for time.Since(began) < visibleFor {
+			for time.Since(began) < long {
 				<-tick.C
 				_, product := p.next()
 				data, err := json.Marshal(sent{product, time.Now().UnixNano()})
@@ -118,7 +118,7 @@ func (p *projectorBed) visibleFromLog(ctx context.Context) (times []time.Duratio
 	ended := make(chan error, 1)
 	go func() { ended <- runner.Run(running) }()
 	<-runner.Running()
-	err = p.write(ctx, func(ctx context.Context, data []byte) error {
+	err = p.write(ctx, visibleFor, func(ctx context.Context, data []byte) error {
 		id := uuid.Must(uuid.NewV7()).String()
 		_, err := p.db.Append(ctx, "sent-"+id, eventstore.NoStream, []eventstore.Draft{{ID: id, Type: "sent", Schema: 1, Data: data}})
 		return err
@@ -165,7 +165,7 @@ func (p *projectorBed) visibleToPeer(ctx context.Context) (times []time.Duration
 		}
 		ended <- nil
 	}()
-	err = p.write(ctx, func(_ context.Context, data []byte) error {
+	err = p.write(ctx, visibleFor, func(_ context.Context, data []byte) error {
 		return pub.Publish("visible", message.NewMessage(uuid.NewString(), data))
 	})
 	time.Sleep(time.Second)

@@ -2,18 +2,22 @@ package eventstore
 
 import (
 	"encoding/json"
+	"fmt"
 	"reflect"
 	"slices"
 )
 
 // TypeDef is the definition of one event type. Type returns it.
 type TypeDef struct {
-	name   string
-	was    []string
-	up     []Upcast
-	goType reflect.Type
-	decode func([]byte) (any, error)
-	encode func(any) ([]byte, error)
+	name     string
+	was      []string
+	up       []Upcast
+	added    []string
+	removed  []string
+	goType   reflect.Type
+	decode   func([]byte) (any, error)
+	encode   func(any) ([]byte, error)
+	ownCodec bool
 }
 
 // Was declares earlier stored names. Events that are stored under them decode into this type.
@@ -22,10 +26,25 @@ func (d TypeDef) Was(names ...string) TypeDef {
 	return d
 }
 
+// Added declares fields of the type that events stored earlier do not have: such an event decodes to
+// the zero value. A field is named as in JSON, such as "language" or "address.country". Without the
+// declaration, GoldenTypes reports the field. Decoding ignores the declaration.
+func (d TypeDef) Added(fields ...string) TypeDef {
+	d.added = append(slices.Clip(d.added), fields...)
+	return d
+}
+
+// Removed declares fields that events stored earlier have and the type does not read any more.
+// Without the declaration, GoldenTypes reports the field. Decoding ignores the declaration.
+func (d TypeDef) Removed(fields ...string) TypeDef {
+	d.removed = append(slices.Clip(d.removed), fields...)
+	return d
+}
+
 // Codec replaces encoding/json for this type. encode must return JSON, and decode must return a
 // value of the registered type.
 func (d TypeDef) Codec(encode func(any) ([]byte, error), decode func([]byte) (any, error)) TypeDef {
-	d.encode, d.decode = encode, decode
+	d.encode, d.decode, d.ownCodec = encode, decode, true
 	return d
 }
 
@@ -42,4 +61,16 @@ func Type[E any](name string, up ...Upcast) TypeDef {
 		decode: func(b []byte) (any, error) { var e E; err := json.Unmarshal(b, &e); return e, err },
 		encode: json.Marshal,
 	}
+}
+
+// upcast converts data of a schema version to the current one.
+func (d *TypeDef) upcast(schema int, data []byte) ([]byte, error) {
+	for ; schema <= len(d.up); schema++ {
+		next, err := d.up[schema-1](data)
+		if err != nil {
+			return nil, fmt.Errorf("from schema %d: %w", schema, err)
+		}
+		data = next
+	}
+	return data, nil
 }

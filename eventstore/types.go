@@ -127,12 +127,9 @@ func Decode[E any](t *Types, r Raw) (Event[E], error) {
 		return Event[E]{}, fmt.Errorf("decode %s: schema version %d, the newest registered is %d: %w",
 			r.Type, schema, len(d.up)+1, ErrUnregistered)
 	}
-	data := r.Data
-	for ; schema <= len(d.up); schema++ {
-		var err error
-		if data, err = d.up[schema-1](data); err != nil {
-			return Event[E]{}, fmt.Errorf("upcast %s from schema %d: %w", r.Type, schema, err)
-		}
+	data, err := d.upcast(schema, r.Data)
+	if err != nil {
+		return Event[E]{}, fmt.Errorf("upcast %s %w", r.Type, err)
 	}
 	v, err := d.decode(data)
 	if err != nil {

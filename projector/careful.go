@@ -114,7 +114,7 @@ func (w *worker) recordInFlight(ctx context.Context, me provider.Worker, msgs []
 			ids = append(ids, m.msg.UUID)
 		}
 	}
-	if err := w.runner.store.InFlight(ctx, w.name, me, ids); err != nil {
+	if err := w.runner.store.InFlight(ctx, w.build(), me, ids); err != nil {
 		// An error of the store is not the fault of a message.
 		err = fmt.Errorf("record messages in flight: %w", err)
 		return &Error{Class: ClassTransient, Code: provider.CodeOf(err), Err: err}

@@ -25,7 +25,7 @@ func crash(t *testing.T, db *memory.DB, runner string, lease time.Duration, ids 
 	t.Helper()
 	_, err := db.Beat(t.Context(), runner, lease, time.Hour)
 	require.NoError(t, err)
-	require.NoError(t, db.InFlight(t.Context(), "p", provider.Worker{Runner: runner}, ids))
+	require.NoError(t, db.InFlight(t.Context(), provider.Build{Projector: "p"}, provider.Worker{Runner: runner}, ids))
 }
 
 // inFlightStore records the messages that a runner records as in flight before it runs them.
@@ -38,7 +38,7 @@ type inFlightStore struct {
 
 func newInFlightStore(db unit) *inFlightStore {
 	n := &inFlightStore{faulty: faulty{unit: db}}
-	n.name = func(ctx context.Context, projector string, w provider.Worker, ids []string) error {
+	n.name = func(ctx context.Context, projector provider.Build, w provider.Worker, ids []string) error {
 		n.mu.Lock()
 		n.calls++
 		n.ids = append(n.ids, ids...)
@@ -145,7 +145,7 @@ func TestMessageThatCannotBeRecordedDoesNotRun(t *testing.T) {
 				db, f, fails := newDB(t), make(subscription), 10
 				bad := newFaults(nil)
 				store := &faulty{unit: db}
-				store.name = func(ctx context.Context, p string, w provider.Worker, ids []string) error {
+				store.name = func(ctx context.Context, p provider.Build, w provider.Worker, ids []string) error {
 					if fails--; fails >= 0 {
 						require.Zero(t, bad.tried("k-1"))
 						return &projector.Error{Class: class, Err: errors.New("away")}

@@ -24,18 +24,23 @@ func (r *Runner) beginReading(ctx context.Context) error {
 	}
 	for _, p := range r.projections {
 		if p.reader == nil && !r.src.isZero() && (p.opts.BrokerOnly || !p.opts.Markers) {
-			c, err := r.store.Checkpoint(ctx, p.name)
+			c, err := r.store.Checkpoint(ctx, provider.Build{Projector: p.name})
 			if err == nil && c.Mode != 0 {
 				return fmt.Errorf("projector %s has a checkpoint, and no markers of events before it: "+
 					"it cannot be BrokerOnly or without Markers, unless it reads FromLog", p.name)
 			}
 		}
 		for tries := 1; p.reader != nil; tries++ {
-			_, err := p.reader.begin(ctx)
+			_, err := p.reader.begin(ctx, p.current.Load())
+			if errors.Is(err, provider.ErrEnded) && !r.assigned { // it was retired since it was chosen
+				if err = r.chooseFor(ctx, p); err == nil {
+					continue
+				}
+			}
 			if err == nil || ctx.Err() != nil {
 				break
 			}
-			for _, final := range []error{ErrLogChanged, eventstore.ErrUnsafeLog, eventstore.ErrInvalid, errPruned} {
+			for _, final := range []error{ErrNoRebuild, provider.ErrEnded, ErrLogChanged, eventstore.ErrUnsafeLog, eventstore.ErrInvalid, errPruned} {
 				if errors.Is(err, final) {
 					return fmt.Errorf("projector %s: %w", p.name, err)
 				}
@@ -48,14 +53,21 @@ func (r *Runner) beginReading(ctx context.Context) error {
 	return nil
 }
 
-// begin returns the checkpoint of the projector. If it has none, begin creates it.
-func (r *reader) begin(ctx context.Context) (provider.Checkpoint, error) {
+// begin returns the checkpoint of the projector. If it has none, begin creates it. For a program that
+// feeds no generation, it only reads the id of the log, which deliveries require.
+func (r *reader) begin(ctx context.Context, g *generation) (provider.Checkpoint, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.runner.cfg.Timeout)
 	defer cancel()
+	if g.Generation == 0 {
+		return provider.Checkpoint{}, r.verify(ctx, provider.Checkpoint{})
+	}
 	for {
-		c, err := r.runner.store.Checkpoint(ctx, r.name)
+		c, err := r.runner.store.Checkpoint(ctx, g.Build)
 		if err != nil {
 			return c, err
+		}
+		if c.Mode == provider.ModeEnded {
+			return c, provider.ErrEnded
 		}
 		if c.Mode != 0 {
 			return c, r.verify(ctx, c)
@@ -63,21 +75,39 @@ func (r *reader) begin(ctx context.Context) (provider.Checkpoint, error) {
 		if err := r.verify(ctx, c); err != nil {
 			return c, err
 		}
-		if c.Place, err = r.placeOf(ctx, r.opts.From); err != nil {
+		if c.Place, err = r.beginning(ctx, g.Source); err != nil {
 			return c, err
 		}
-		if c.Place.Position == 0 {
+		if c.Place.Position == 0 && g.Source == 0 { // markers of other generations do not count
 			if err := r.checkPruned(ctx); err != nil {
 				return c, err
 			}
 		}
 		c.Mode, c.Lineage = provider.ModeCatchUp, r.runner.logID.Load().Lineage
 		c.Handlers = r.handlersFrom(nil, c.Place.Position)
-		created, err := r.runner.store.SetCheckpoint(ctx, r.name, provider.Checkpoint{}, c)
+		created, err := r.runner.store.SetCheckpoint(ctx, g.Build, provider.Checkpoint{}, c)
 		if created || err != nil {
 			return c, err
 		}
 	}
+}
+
+// beginning returns the place after which a generation begins. That is the place after which its source
+// began, or Options.From if it has no source.
+func (p *projection) beginning(ctx context.Context, source int) (provider.LogPlace, error) {
+	from := p.opts.From
+	if source != 0 {
+		c, err := p.runner.store.Checkpoint(ctx, provider.Build{Projector: p.name, Generation: source})
+		if err != nil {
+			return provider.LogPlace{}, err
+		}
+		for i, b := range c.Handlers {
+			if i == 0 || b.Position < from.Position {
+				from = eventstore.From{Position: b.Position}
+			}
+		}
+	}
+	return p.reader.placeOf(ctx, from)
 }
 
 // checkPruned returns errPruned if markers of the projector were deleted by age: from the beginning
@@ -188,7 +218,7 @@ var errOlder = errors.New("handlers of another program are recorded")
 // restarted during a deployment: then attach returns errOlder, until no other reader has taken the
 // lease for some leases.
 func (r *reader) attach(ctx context.Context) error {
-	c, err := r.begin(ctx)
+	c, err := r.begin(ctx, r.serving)
 	if err != nil {
 		return err
 	}
@@ -204,10 +234,10 @@ func (r *reader) attach(ctx context.Context) error {
 	}
 	to := c
 	to.Token, to.Handlers = r.terms.Token, r.handlersFrom(c.Handlers, c.Place.Position)
-	if r.isSource {
+	if r.isSource || !r.serving.isLive() {
 		to.Mode = provider.ModeCatchUp
 	}
-	ok, err := r.runner.store.SetCheckpoint(ctx, r.name, c, to)
+	ok, err := r.runner.store.SetCheckpoint(ctx, r.build(), c, to)
 	if err == nil && !ok {
 		err = provider.ErrFenced
 	}
@@ -215,11 +245,26 @@ func (r *reader) attach(ctx context.Context) error {
 		return err
 	}
 	r.at, r.read, r.asked, r.next, r.verified, r.server = to, to.Place.Position, 0, nil, now, ""
+	r.applied, r.chases = r.serving.Applied, false
+	r.stood, r.retrying = time.Time{}, time.Time{}
+	clear(r.waiting)
+	r.moved = now.Add(limitAge + limitAge/4 - busyAge)     // busy until trail has looked at the live generation twice
 	if c.Token != (claim.Token{}) && c.Token != to.Token { // that reader did not detach
 		r.suspects = maxBatch
 	}
 	r.reportAdded(ctx, c.Handlers)
-	return nil
+	return r.checkServing(ctx)
+}
+
+// checkServing returns ErrFenced if the generation has become live, or is no longer live, and this
+// program has not noticed yet. A later change makes the units of this reader fail.
+func (r *reader) checkServing(ctx context.Context) error {
+	g, err := r.runner.generation(ctx, r.serving.Build)
+	if err == nil && g.isLive() != r.serving.isLive() {
+		r.runner.followNow()
+		err = provider.ErrFenced
+	}
+	return err
 }
 
 // detach records that this reader ended cleanly, and releases its lease. If that fails, the lease
@@ -229,12 +274,10 @@ func (r *reader) detach(ctx context.Context) {
 	defer cancel()
 	if to := r.at; to.Token == r.terms.Token {
 		to.Token = claim.Token{}
-		_, _ = r.runner.store.SetCheckpoint(limited, r.name, r.at, to)
+		_, _ = r.runner.store.SetCheckpoint(limited, r.build(), r.at, to)
 	}
 	r.at = provider.Checkpoint{}
-	limited, cancel = context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	_ = r.runner.store.ReleaseLease(limited, r.leaseName(), r.terms.Token)
+	r.runner.release(ctx, r.lease, r.terms)
 }
 
 // removed returns the recorded handlers and types that this program does not have.
@@ -294,7 +337,7 @@ func (r *reader) setMode(ctx context.Context, mode provider.Mode) error {
 	defer cancel()
 	to := r.at
 	to.Mode = mode
-	ok, err := r.runner.store.SetCheckpoint(ctx, r.name, r.at, to)
+	ok, err := r.runner.store.SetCheckpoint(ctx, r.build(), r.at, to)
 	if err == nil && !ok {
 		err = provider.ErrFenced
 	}

@@ -57,7 +57,11 @@ func (r *reader) goLive(ctx, hard context.Context) error {
 		}
 	}
 	r.closings = 0
-	return r.setMode(ctx, provider.ModeLive)
+	if err := r.setMode(ctx, provider.ModeLive); err != nil {
+		return err
+	}
+	_, err = r.caughtUp(ctx)
+	return err
 }
 
 // postpone goes on catching up. The next attempt to go live is after a pause that doubles.
@@ -71,16 +75,20 @@ func (r *reader) postpone(ctx context.Context) error {
 // applied, and moves the checkpoint.
 func (r *reader) completePages(ctx, hard context.Context) (more bool, err error) {
 	grace := r.runner.cfg.Grace
+	if _, err := r.caughtUp(ctx); err != nil { // goLive may have failed to record it
+		return false, err
+	}
 	page, err := r.pageOn(ctx, provider.LogQuery{After: r.read, Filter: r.filter, Limit: completePage, Age: grace})
 	if err != nil {
 		return false, err
 	}
 	r.reportWaiting(page.Waiting)
+	r.saw(page.Events)
 	missing, err := r.unapplied(ctx, page.Events)
 	if err != nil {
 		return false, err
 	}
-	if len(missing) > completePage/2 {
+	if r.serving.shared || len(missing) > completePage/2 {
 		// Deliveries would be applied before earlier events of their streams.
 		return true, r.setMode(ctx, provider.ModeCatchUp)
 	}
@@ -148,19 +156,19 @@ func (r *reader) withEarlier(ctx context.Context, events []eventstore.Raw) ([]ev
 func (r *reader) unapplied(ctx context.Context, events []eventstore.Raw) (missing []eventstore.Raw, err error) {
 	ctx, cancel := context.WithTimeout(ctx, r.runner.cfg.Timeout)
 	defer cancel()
-	return unapplied(ctx, r.runner.store, r.name, r.byType, events)
+	return unapplied(ctx, r.runner.store, r.build(), r.byType, events)
 }
 
 // unapplied returns the events that at least one of the handlers of their types has not applied.
 func unapplied(
-	ctx context.Context, s provider.Progress, projector string, byType map[string][]provider.Handler, events []eventstore.Raw,
+	ctx context.Context, s provider.Progress, b provider.Build, byType map[string][]provider.Handler, events []eventstore.Raw,
 ) (missing []eventstore.Raw, err error) {
 	for page := range slices.Chunk(events, completePage) {
 		asked := make([]provider.Message, len(page))
 		for i, e := range page {
 			asked[i] = provider.Message{ID: e.ID, Handlers: byType[e.Type], Position: e.Position}
 		}
-		is, err := s.Unapplied(ctx, projector, asked)
+		is, err := s.Unapplied(ctx, b, asked)
 		if err != nil {
 			return nil, err
 		}
@@ -175,15 +183,20 @@ func unapplied(
 
 // complete applies events with markers. It returns an error if ctx ends first.
 func (r *reader) complete(ctx, hard context.Context, events []eventstore.Raw) error {
-	for msgs := range slices.Chunk(r.accept(events), r.batch) {
+	all, err := r.accept(ctx, events)
+	if err != nil {
+		return err
+	}
+	for msgs := range slices.Chunk(all, r.batch) {
 		r.fenced = false
-		r.apply(ctx, hard, msgs)
+		err := r.inTurn(ctx, hard, msgs, r.setReplayed, func(ctx, hard context.Context) { r.apply(ctx, hard, msgs) })
 		switch {
-		case ctx.Err() != nil:
-			return ctx.Err()
+		case cmp.Or(err, ctx.Err()) != nil:
+			return cmp.Or(err, ctx.Err())
 		case r.fenced:
 			return provider.ErrFenced
 		}
+		r.applied += int64(len(msgs))
 	}
 	return nil
 }
@@ -343,7 +356,7 @@ func (w *worker) earlier(ctx context.Context, msgs []*inbound) ([]*inbound, erro
 			versions[m.raw.Stream] = max(versions[m.raw.Stream], m.raw.Version)
 		}
 	}
-	c, err := w.runner.store.Checkpoint(ctx, w.name)
+	c, err := w.runner.store.Checkpoint(ctx, w.build())
 	if err != nil || len(versions) == 0 || c.Mode == provider.ModeCatchUp {
 		return nil, err
 	}
@@ -356,9 +369,9 @@ func (w *worker) earlier(ctx context.Context, msgs []*inbound) ([]*inbound, erro
 		seen[m.msg.UUID] = true
 	}
 	before := slices.DeleteFunc(events, func(e eventstore.Raw) bool { return seen[e.ID] || len(w.byType[e.Type]) == 0 })
-	missing, err := w.reader.unapplied(ctx, before)
+	missing, err := unapplied(ctx, w.runner.store, w.build(), w.byType, before)
 	if err != nil {
 		return nil, err
 	}
-	return w.reader.accept(missing), nil
+	return w.reader.accept(ctx, missing)
 }

@@ -180,7 +180,7 @@ func (l *life) Beat(ctx context.Context, runner string, lease, record time.Durat
 	return l.db().Beat(ctx, runner, lease, record)
 }
 
-func (l *life) InFlight(ctx context.Context, p string, w provider.Worker, ids []string) error {
+func (l *life) InFlight(ctx context.Context, p provider.Build, w provider.Worker, ids []string) error {
 	if l.isDead() {
 		return errBusy
 	}

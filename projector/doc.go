@@ -18,6 +18,12 @@
 // messages of its key wait behind it, in order. The runner tries the parked message again until
 // it is applied. After its last attempt it is stuck, and waits for an operator.
 //
+// A read model can be rebuilt from the log: in place, or in new tables that take the place of the
+// old ones in one transaction (BlueGreen). Each rebuild makes a new generation of the read model. It
+// is requested with Runner.Rebuild or RequestRebuild, or by a program with a higher Options.Version.
+// Projector.Generations returns the progress, Control pauses, cancels or promotes a generation, and
+// Projector.Verify compares the live read model with one that is made from the log.
+//
 //	var ratings = projector.Define("product-ratings", types, projector.Options{},
 //		projector.On("posted", onPosted))
 //

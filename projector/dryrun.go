@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
@@ -30,8 +31,8 @@ type DryRunFailure struct {
 }
 
 // DryRun replays parked messages of p in one transaction that is rolled back, and returns the
-// rows that would change. It counts no attempts and changes no parked message. It needs no
-// running service, and may run next to one.
+// rows that would change. Their tables have the names of Options.Tables. It counts no attempts and
+// changes no parked message. It needs no running service, and may run next to one.
 //   - f selects the messages, at most f.Limit (zero means 100). An empty f.Projector means p.
 //   - Handlers run, one after another, each within cfg.Timeout. Their effects outside the
 //     transaction are real, and a message that crashed its process may do so again. A nil cfg
@@ -39,6 +40,7 @@ type DryRunFailure struct {
 //   - If a message fails, the others run again without it, in a new transaction that is rolled
 //     back too.
 //   - ErrNoDryRun: the provider cannot show the changes of a unit.
+//   - ErrGeneration: no generation of the read model is that of p's Version.
 //   - ErrInput: f.Projector is another projector, f.Limit is negative, or f.States has other
 //     states than waiting and stuck.
 func (p *Projector[Tx]) DryRun(
@@ -67,6 +69,10 @@ func (r *Runner) dryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {
 	case f.Limit < 0 || slices.ContainsFunc(f.States, resolved):
 		return nil, fmt.Errorf("%w: filter.Limit must be at least 0, and filter.States only waiting and stuck", ErrInput)
 	}
+	if err := r.chooseOnce(ctx); err != nil {
+		return nil, err
+	}
+	f.Generation = p.build().Generation
 	rows, err := r.store.Parked(ctx, f)
 	if err != nil {
 		return nil, err
@@ -84,7 +90,7 @@ func (r *Runner) dryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {
 	defer w.endBackground()
 	for len(msgs) > 0 {
 		u := w.newUnit(msgs)
-		u.intent.DryRun = func(changes []Change) { result.Changes = changes }
+		u.intent.DryRun = func(changes []Change) { result.Changes = p.named(changes) }
 		err := u.attempt(ctx, false)
 		if err == nil {
 			for _, live := range u.live {
@@ -111,6 +117,17 @@ func (r *Runner) dryRun(ctx context.Context, f ParkedFilter) (*DryRun, error) {
 		msgs = slices.Delete(msgs, at, at+1)
 	}
 	return result, nil
+}
+
+// named gives changes the names of Options.Tables.
+func (p *projection) named(changes []Change) []Change {
+	suffix := p.current.Load().Suffix
+	for i, c := range changes {
+		if name, ok := strings.CutSuffix(c.Table, suffix); ok && slices.Contains(p.opts.Tables, name) {
+			changes[i].Table = name
+		}
+	}
+	return changes
 }
 
 // firstFailure returns the first message whose failure ends a dry run, and its error. It is for an

@@ -14,8 +14,9 @@ type Handler[Tx any] struct {
 	name  string
 	was   []string
 	match func(*eventstore.Types) []string
-	run   func(ctx context.Context, tx Tx, t *eventstore.Types, r eventstore.Raw) ([]outbox.Message, error)
+	run   func(ctx context.Context, tx Tx, t *eventstore.Types, m *inbound) ([]outbox.Message, error)
 	emits bool
+	setup bool // OnCreate or OnReset: it takes no events
 }
 
 // Was declares earlier names of the handler: of the same projector ("created"), or of another
@@ -62,8 +63,8 @@ func OnEmit[Tx, E any](
 	}
 	return Handler[Tx]{
 		name: name, match: eventstore.Matching[E], emits: true,
-		run: func(ctx context.Context, tx Tx, t *eventstore.Types, r eventstore.Raw) ([]outbox.Message, error) {
-			e, err := eventstore.Decode[E](t, r)
+		run: func(ctx context.Context, tx Tx, t *eventstore.Types, m *inbound) ([]outbox.Message, error) {
+			e, err := decode[E](t, m)
 			if err != nil {
 				return nil, undecodable(err)
 			}

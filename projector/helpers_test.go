@@ -263,6 +263,14 @@ func start(t *testing.T, r *projector.Runner) (stop func() error) {
 	}
 }
 
+// rebuild is r.Rebuild of projector "p". It returns an error if that takes 20 minutes.
+func rebuild(t *testing.T, r *projector.Runner, request projector.Rebuild) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
+	defer cancel()
+	return r.Rebuild(ctx, "p", request)
+}
+
 // run starts a runner of ps on f. The returned function stops it.
 func run(t *testing.T, u unit, f subscription, cfg projector.RunnerConfig, ps ...*projector.Projector[txn]) (stop func() error) {
 	t.Helper()
@@ -328,7 +336,7 @@ type faulty struct {
 	do       do
 	due      func(context.Context, provider.DueFilter) ([]provider.Parked, error)
 	try      func(context.Context, provider.Parked, int, time.Duration) (bool, error)
-	name     func(context.Context, string, provider.Worker, []string) error
+	name     func(context.Context, provider.Build, provider.Worker, []string) error
 	beat     func(ctx context.Context, runner string, lease, record time.Duration) (provider.Health, error)
 	outcomes func(context.Context, []provider.Question) ([]provider.Outcome, error)
 }
@@ -354,7 +362,7 @@ func (f *faulty) Try(ctx context.Context, p provider.Parked, limit int, again ti
 	return f.try(ctx, p, limit, again)
 }
 
-func (f *faulty) InFlight(ctx context.Context, p string, w provider.Worker, ids []string) error {
+func (f *faulty) InFlight(ctx context.Context, p provider.Build, w provider.Worker, ids []string) error {
 	if f.name == nil {
 		return f.unit.InFlight(ctx, p, w, ids)
 	}

@@ -3,8 +3,6 @@ package projector
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
@@ -36,7 +34,7 @@ func (p *Projector[Tx]) lag(ctx context.Context, s State) (Lag, error) {
 	if err := p.types.Err(); err != nil {
 		return Lag{}, err
 	}
-	c, err := s.Checkpoint(ctx, p.name)
+	c, err := s.Checkpoint(ctx, provider.Build{Projector: p.name})
 	if err != nil {
 		return Lag{}, err
 	}
@@ -52,7 +50,7 @@ func (p *Projector[Tx]) lag(ctx context.Context, s State) (Lag, error) {
 	}
 	lag, takers := Lag{Position: c.Place.Position, Live: c.Mode == provider.ModeLive}, p.takers()
 	q := provider.LogQuery{
-		After: c.Place.Position, Filter: eventstore.LogFilter{Types: slices.Sorted(maps.Keys(takers))},
+		After: c.Place.Position, Filter: eventstore.LogFilter{Types: p.eventTypes()},
 		Limit: 10 * completePage, Unsettled: true, NoData: true,
 	}
 	for {
@@ -60,7 +58,7 @@ func (p *Projector[Tx]) lag(ctx context.Context, s State) (Lag, error) {
 		if err != nil {
 			return Lag{}, err
 		}
-		missing, err := unapplied(ctx, s, p.name, takers, page.Events)
+		missing, err := unapplied(ctx, s, provider.Build{Projector: p.name, Generation: c.Generation}, takers, page.Events)
 		if err != nil {
 			return Lag{}, err
 		}

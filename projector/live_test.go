@@ -17,7 +17,7 @@ type stepped struct {
 	before func(to provider.Checkpoint)
 }
 
-func (s stepped) SetCheckpoint(ctx context.Context, projector string, from, to provider.Checkpoint) (bool, error) {
+func (s stepped) SetCheckpoint(ctx context.Context, projector provider.Build, from, to provider.Checkpoint) (bool, error) {
 	s.before(to)
 	return s.unit.SetCheckpoint(ctx, projector, from, to)
 }
@@ -118,7 +118,7 @@ func TestEventsOfACrashedReaderRunInSmallUnits(t *testing.T) {
 		for name, want := range map[string]int{"crashed": 100, "new": 500} {
 			p := named(name, projector.Options{}, note(name))
 			if name == "crashed" {
-				_, err := db.SetCheckpoint(t.Context(), name, provider.Checkpoint{}, provider.Checkpoint{
+				_, err := db.SetCheckpoint(t.Context(), provider.Build{Projector: name}, provider.Checkpoint{}, provider.Checkpoint{
 					Mode: provider.ModeCatchUp, Token: [16]byte{1}, Handlers: []provider.Began{{Handler: name + "/a", Type: "posted"}},
 				})
 				require.NoError(t, err)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
@@ -62,7 +63,7 @@ func fromLog(t *testing.T, db *memory.DB, cfg projector.RunnerConfig, ps ...*pro
 
 func checkpoint(t *testing.T, db *memory.DB) provider.Checkpoint {
 	t.Helper()
-	c, err := db.Checkpoint(t.Context(), "p")
+	c, err := db.Checkpoint(t.Context(), provider.Build{Projector: "p"})
 	require.NoError(t, err)
 	return c
 }
@@ -499,6 +500,42 @@ func TestWaitWithoutAnAnswer(t *testing.T) {
 		gone := at
 		gone.Version, gone.Position = 2, 1
 		require.ErrorIs(t, p.Wait(t.Context(), db, gone), projector.ErrNoEvent)
+		require.NoError(t, stop())
+	})
+}
+
+// lateLease is a store that acquires a lease only after 200 ms, also if the caller has given up.
+type lateLease struct{ unit }
+
+func (l lateLease) AcquireLease(ctx context.Context, name string, t claim.Terms) (has bool, err error) {
+	acquired := make(chan struct{})
+	go func() {
+		defer close(acquired)
+		time.Sleep(200 * time.Millisecond)
+		has, err = l.unit.AcquireLease(context.WithoutCancel(ctx), name, t)
+	}()
+	select {
+	case <-ctx.Done():
+		return false, ctx.Err()
+	case <-acquired:
+		return has, err
+	}
+}
+
+// A program that ends while it acquires the lease of a reader releases it: the next one reads at once.
+func TestAReaderThatEndsWhileItAcquiresTheLease(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := newDB(t)
+		write(t, db, "k-1", 1)
+		stop := start(t, newRunner(t, lateLease{db}, projector.FromLog(db), projector.RunnerConfig{}, define(projector.Options{}, note("a"))))
+		time.Sleep(100 * time.Millisecond)
+		require.NoError(t, stop())
+		require.Empty(t, noted(db, "a", "k-1"))
+		time.Sleep(time.Second)
+		stop = fromLog(t, db, projector.RunnerConfig{}, define(projector.Options{}, note("a")))
+		time.Sleep(100 * time.Millisecond)
+		require.Equal(t, []int{1}, noted(db, "a", "k-1"))
 		require.NoError(t, stop())
 	})
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/internal/sweep"
+	"github.com/kinora-go/kinora/provider"
 )
 
 const (
@@ -23,6 +24,7 @@ func (r *Runner) maintain(ctx context.Context) {
 		r.revive(ctx)
 		if n%pruneEach == 0 {
 			r.prune(ctx)
+			r.clearRetired(ctx)
 		}
 		wait(ctx, reviveEvery)
 	}
@@ -31,7 +33,7 @@ func (r *Runner) maintain(ctx context.Context) {
 // revive makes messages due that other programs parked because they did not have the type or the
 // handler, if this program has it.
 func (r *Runner) revive(ctx context.Context) {
-	for _, p := range r.projections {
+	for _, p := range r.feeding() {
 		for _, code := range []string{codeUnregistered, codeNoHandler} {
 			if err := p.revive(ctx, code); err != nil && ctx.Err() == nil {
 				r.report(slog.LevelWarn, "parked messages of unknown types not revived", err, "projector", p.name)
@@ -42,7 +44,7 @@ func (r *Runner) revive(ctx context.Context) {
 
 func (p *projection) revive(ctx context.Context, code string) error {
 	f := ParkedFilter{
-		Projector: p.name, Code: code, Types: p.types.Names(), States: []ParkedState{StateStuck}, Limit: 100,
+		Projector: p.name, Generation: p.build().Generation, Code: code, Types: p.types.Names(), States: []ParkedState{StateStuck}, Limit: 100,
 	}
 	for {
 		rows, err := p.runner.store.Parked(ctx, f)
@@ -77,11 +79,14 @@ func (p *projection) revive(ctx context.Context, code string) error {
 // prune deletes old rows in small transactions, with pauses so that the units are not slowed:
 // resolved messages, and markers that are old or not needed behind a checkpoint.
 func (r *Runner) prune(ctx context.Context) {
-	for _, p := range r.projections {
+	for _, p := range r.feeding() {
 		if p.reader != nil {
 			r.pruneRows(ctx, p, func(ctx context.Context) (int, error) {
-				return r.store.PruneApplied(ctx, p.name, p.marked, pruneLimit)
+				return r.store.PruneApplied(ctx, p.build(), p.marked, pruneLimit)
 			})
+		}
+		if p != r.byName[p.name] {
+			continue // the main one prunes by age
 		}
 		r.pruneRows(ctx, p, func(ctx context.Context) (int, error) {
 			return r.store.Prune(ctx, p.name, p.marked, r.cfg.Markers.Window, pruneLimit)
@@ -92,7 +97,7 @@ func (r *Runner) prune(ctx context.Context) {
 // pruneRows calls prune until it deletes nothing. Of the runners of a projector, one at a time does
 // that, so that their pauses add up to the intended ones.
 func (r *Runner) pruneRows(ctx context.Context, p *projection, prune func(context.Context) (int, error)) {
-	turn := sweep.Turn{Leases: r.store, Name: "prune-markers/" + p.name, Holder: r.id, Clock: r.cfg.Clock}
+	turn := sweep.Turn{Leases: r.store, Name: "prune-markers/" + p.build().String(), Holder: r.id, Clock: r.cfg.Clock}
 	err := sweep.Run(ctx, turn, func(ctx context.Context) (bool, error) {
 		began := r.cfg.Clock()
 		crash.Point("prune: before")
@@ -108,6 +113,40 @@ func (r *Runner) pruneRows(ctx context.Context, p *projection, prune func(contex
 	})
 	if err != nil && ctx.Err() == nil {
 		r.report(slog.LevelWarn, "old markers not deleted", err, "projector", p.name, "again_in", pruneEach*reviveEvery)
+	}
+}
+
+// clearRetired deletes the rows and the tables of retired generations.
+func (r *Runner) clearRetired(ctx context.Context) {
+	for _, p := range r.projections {
+		if p.reader == nil {
+			continue
+		}
+		all, err := r.generationsOf(ctx, p.name)
+		if err != nil {
+			return
+		}
+		for _, g := range all {
+			isSource := find(all, func(of *generation) bool { return of.replays(g.Generation) }) != nil
+			if g.state == provider.GenerationRetired && !g.Cleared && !isSource {
+				p.clear(ctx, g)
+			}
+		}
+	}
+}
+
+func (p *projection) clear(ctx context.Context, g *generation) {
+	r := p.runner
+	isDone := false
+	r.pruneRows(ctx, p, func(ctx context.Context) (int, error) {
+		n, err := r.store.ClearGeneration(ctx, g.Build, g.Handlers, g.Tables, pruneLimit)
+		isDone = err == nil && n == 0
+		return n, err
+	})
+	if isDone {
+		if _, err := change(ctx, r.store, g, func(g *generation) { g.Cleared = true }); err != nil && ctx.Err() == nil {
+			r.report(slog.LevelWarn, "generation not changed", err, "projector", p.name)
+		}
 	}
 }
 

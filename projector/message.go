@@ -61,6 +61,10 @@ func (d *received) headers() map[string]string {
 	return h
 }
 
+// headerReplayed marks a message that was parked during a rebuild, and that an earlier generation
+// has applied.
+const headerReplayed = "kinora_replayed"
+
 // done is called by each projector after it has applied or parked the message and committed.
 func (d *received) done() {
 	if d.open.Add(-1) == 0 && !d.isLogged {
@@ -80,6 +84,10 @@ type inbound struct {
 	parked     *Parked     // nil for a delivery
 	duplicates []*received // other deliveries of the same message in the same unit
 	aside      *aside      // not nil: it is set aside instead of applied
+	replayed   bool        // another generation has applied it: its output is dropped
+	contested  bool        // another generation may apply it at the same time: see inTurn
+	ahead      *decoding   // nil: the handler decodes the event
+	skipped    bool        // an operator has skipped it in an earlier generation
 }
 
 // aside is the reason why a message is set aside.
@@ -97,6 +105,7 @@ func (p *projection) accept(d *received, parked *Parked) *inbound {
 	switch {
 	case parked != nil:
 		m.lane, attempts, names = parked.Lane, max(parked.Attempts, 1), parked.Handlers
+		m.replayed = isReplayed(parked)
 		m.mark = p.marks && len(names) == 0
 	case d.key != "" && p.opts.Parking != ParkMessage:
 		m.lane = provider.LaneOfKey(d.key)

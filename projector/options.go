@@ -19,6 +19,17 @@ type Options struct {
 	// the log. Without it, an event that the broker lost is applied behind later ones of its
 	// stream. It requires Markers and a log.
 	Ordered bool
+	// Version is that of the handlers. Raise it when they write other rows than before. Runners with
+	// different Versions feed different generations of the read model, if the newer one has
+	// RebuildOnChange. Zero means 1.
+	Version int
+	// RebuildOnChange says how a runner rebuilds the read model if Version is higher than that of the
+	// live one.
+	RebuildOnChange RebuildHow
+	// Tables are the names of the read model's tables, without a suffix (see Table), and with the
+	// schema unless that is the default one: "reports.ratings". They are emptied before a rebuild in
+	// place, unless there is OnReset. OnCreate creates them.
+	Tables []string
 	// Parking is what happens to the messages behind a parked one.
 	Parking Parking
 	// Unknown is what happens to a message of an unregistered type. A message of a registered

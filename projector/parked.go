@@ -59,6 +59,7 @@ func Skip(ctx context.Context, p provider.Parking, f ParkedFilter, d Decision) (
 // to one. A nil cfg means the default.
 //   - A message that fails again is not an error: it stays parked. List the parked messages
 //     afterwards.
+//   - ErrGeneration: no generation of the read model is that of p's Version.
 //   - ErrHalted: p has the option Halt, and a message is stuck.
 //   - If ctx ends, it returns nil after the message in flight.
 func (p *Projector[Tx]) ApplyParked(ctx context.Context, db provider.Units[Tx], cfg *RunnerConfig) error {

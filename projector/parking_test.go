@@ -194,7 +194,7 @@ func TestUnhandleableMessageIsParkedWithItsPayload(t *testing.T) {
 				require.False(t, got.At.IsZero())
 				lane := provider.LaneOfKey("review-1")
 				want := projector.Parked{
-					Seq: got.Seq, At: got.At, Projector: "p", Handler: c.handler, MessageID: c.m.UUID, Topic: "review", Key: "review-1",
+					Seq: got.Seq, At: got.At, Projector: "p", Generation: 1, Handler: c.handler, MessageID: c.m.UUID, Topic: "review", Key: "review-1",
 					Lane: lane, Type: c.m.Metadata[outbox.HeaderType], Version: "v7", State: projector.StateStuck,
 					Payload: c.m.Payload, Headers: c.m.Metadata, Class: projector.ClassPermanent, Code: c.code, Attempts: 1,
 				}

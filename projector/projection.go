@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
@@ -15,18 +16,31 @@ import (
 
 // projection is a projector in a runner, without its type parameter.
 type projection struct {
-	runner  *Runner
-	name    string
-	opts    Options
-	types   *eventstore.Types
-	marks   bool     // it writes markers
-	marked  []string // all handler names in its markers
-	dryRuns bool
-	byType  map[string][]provider.Handler
-	workers []*worker
-	reader  *reader       // of the log; nil: it reads none
-	serial  atomic.Int64  // larger units run one at a time until then; Unix nanoseconds
-	revived map[int64]int // by Seq: how often a message that may be revived was seen
+	runner       *Runner
+	name         string
+	opts         Options
+	keeps        provider.Keeps
+	types        *eventstore.Types
+	marks        bool     // it writes markers
+	marked       []string // all handler names in its markers
+	dryRuns      bool
+	byType       map[string][]provider.Handler
+	workers      []*worker
+	reader       *reader                    // of the log; nil: it reads none
+	emits        bool                       // one of its handlers has output
+	creates      bool                       // it has OnCreate
+	resets       bool                       // it has OnReset
+	current      atomic.Pointer[generation] // that deliveries are applied to
+	others       map[int]*other             // generations that it also feeds
+	fed          map[int]beat               // by generation: when its Beat changed last
+	visits       beat                       // when generationData.Visits changed last
+	visited      time.Time                  // when this program called visit last
+	reportedIdle time.Time                  // when reportIdle logged last
+	tries        int                        // of a look at the generations that fails
+	retryAt      time.Time                  // of the next one
+	looked       time.Time                  // when retireAbandoned asked for the lease last
+	serial       atomic.Int64               // larger units run one at a time until then; Unix nanoseconds
+	revived      map[int64]int              // by Seq: how often a message that may be revived was seen
 
 	do func(context.Context, provider.Unit, func(context.Context, caller, provider.Found) (provider.Closing, error)) error
 }
@@ -37,61 +51,89 @@ type storage interface {
 	provider.Liveness
 	provider.Records
 	provider.Progress
+	provider.Builds
 	claim.Leases
 }
 
 // caller runs a handler, by its name, in the transaction of a unit.
-type caller func(ctx context.Context, handler string, raw eventstore.Raw) ([]outbox.Message, error)
+type caller func(ctx context.Context, handler string, m *inbound) ([]outbox.Message, error)
 
-// newProjection returns a projection whose workers have numbers from first on.
-func newProjection[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx], first int) *projection {
+// newProjection returns a projection of the first generation.
+func newProjection[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx]) *projection {
 	keeps := u.Keeps()
 	one := &projection{
 		runner: r, name: p.name, opts: p.opts, types: p.types, marks: p.opts.Markers && keeps.Markers,
-		dryRuns: keeps.DryRun, byType: p.takers(), revived: map[int64]int{},
+		dryRuns: keeps.DryRun, byType: p.takers(), keeps: keeps,
+		creates: p.setupOf(created) != nil, resets: p.setupOf(reset) != nil,
+	}
+	one.opts.Version = max(p.opts.Version, 1)
+	for _, h := range p.handlers {
+		one.emits = one.emits || h.emits
 	}
 	if p.unmarked.Store(p.opts.Markers && !keeps.Markers); p.unmarked.Load() {
 		r.cfg.Logger.Debug("markers are a no-op: the store cannot commit them with the read model", "projector", p.name)
-	}
-	batch := cmp.Or(r.cfg.Batch, deliveryBatch)
-	if !keeps.Atomic {
-		batch = 1
 	}
 	if keeps.Markers {
 		one.marked = p.Handlers()
 	}
 	byName := map[string]Handler[Tx]{}
 	for _, h := range p.handlers {
-		byName[p.full(h).Name] = h
+		if h.setup {
+			byName[h.name] = h
+		} else {
+			byName[p.full(h).Name] = h
+		}
 	}
 	one.do = func(ctx context.Context, unit provider.Unit, run func(context.Context, caller, provider.Found) (provider.Closing, error)) error {
 		return u.Do(ctx, unit, func(ctx context.Context, tx Tx, found provider.Found) (provider.Closing, error) {
-			return run(ctx, func(ctx context.Context, name string, raw eventstore.Raw) ([]outbox.Message, error) {
-				out, err := byName[name].run(ctx, tx, p.types, raw)
+			return run(ctx, func(ctx context.Context, name string, m *inbound) ([]outbox.Message, error) {
+				out, err := byName[name].run(ctx, tx, p.types, m)
 				if err == nil {
 					err = ctx.Err() // a handler may have ignored the errors of its writes
 				}
-				if err != nil || len(out) == 0 {
+				if err != nil || len(out) == 0 || scopeOf(ctx).replayed {
 					return nil, err
 				}
-				return completed(out, name, raw), nil
+				return completed(out, name, m.raw), nil
 			}, found)
 		})
 	}
-	for i := range r.cfg.Concurrency {
-		one.workers = append(one.workers, &worker{
-			projection: one, number: first + i, batch: batch, size: batch,
-			in: make(chan *inbound, batch), due: make(chan []*inbound, 1), seen: map[string]int{},
-		})
-	}
-	if isLog := r.src.log != nil; isLog || r.log != nil && one.marks && !p.opts.BrokerOnly {
-		one.reader = newReader(one, keeps, first+r.cfg.Concurrency)
+	isLogged := r.src.log != nil || r.log != nil && one.marks && !p.opts.BrokerOnly
+	if isLogged {
 		p.logged.Store(true)
 	} else if r.log != nil && !one.marks {
 		r.cfg.Logger.Info("events that are not delivered are not read from the log: the projector has no markers", "projector", p.name)
 	}
+	return one.in(&generation{Build: provider.Build{Projector: p.name, Generation: 1}, state: provider.GenerationLive}, isLogged)
+}
+
+// in returns a copy of the projection for a generation, with workers and a reader of its own.
+func (p *projection) in(g *generation, isLogged bool) *projection {
+	r := p.runner
+	batch := cmp.Or(r.cfg.Batch, deliveryBatch)
+	if !p.keeps.Atomic {
+		batch = 1
+	}
+	one := &projection{
+		runner: r, name: p.name, opts: p.opts, types: p.types, keeps: p.keeps, marks: p.marks, marked: p.marked, dryRuns: p.dryRuns,
+		byType: p.byType, emits: p.emits, creates: p.creates, resets: p.resets, do: p.do,
+		revived: map[int64]int{}, others: map[int]*other{}, fed: map[int]beat{},
+	}
+	one.current.Store(g)
+	for range r.cfg.Concurrency {
+		one.workers = append(one.workers, &worker{
+			projection: one, number: r.nextWorker(), batch: batch, size: batch,
+			in: make(chan *inbound, batch), due: make(chan []*inbound, 1), seen: map[string]int{},
+		})
+	}
+	if isLogged {
+		one.reader = newReader(one, r.nextWorker())
+	}
 	return one
 }
+
+// build returns the generation that deliveries are applied to.
+func (p *projection) build() provider.Build { return p.current.Load().Build }
 
 // handlersFor returns the handlers of an event type: all, or those with one of names if there are
 // names. ok is false if this program does not have a handler of names.

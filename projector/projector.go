@@ -30,8 +30,9 @@ func (p *Projector[Tx]) Name() string { return p.name }
 func (p *Projector[Tx]) Handlers() []string {
 	var names []string
 	for _, h := range p.handlers {
-		full := p.full(h)
-		names = append(names, full.Names()...)
+		if full := p.full(h); !h.setup {
+			names = append(names, full.Names()...)
+		}
 	}
 	return names
 }
@@ -40,11 +41,24 @@ func (p *Projector[Tx]) Handlers() []string {
 func (p *Projector[Tx]) takers() map[string][]provider.Handler {
 	byType := map[string][]provider.Handler{}
 	for _, h := range p.handlers {
+		if h.setup {
+			continue
+		}
 		for _, eventType := range h.match(p.types) {
 			byType[eventType] = append(byType[eventType], p.full(h))
 		}
 	}
 	return byType
+}
+
+// setupOf returns the handler of OnCreate or OnReset, or nil.
+func (p *Projector[Tx]) setupOf(name string) *Handler[Tx] {
+	for i := range p.handlers {
+		if h := &p.handlers[i]; h.setup && h.name == name {
+			return h
+		}
+	}
+	return nil
 }
 
 // full returns a handler with its full names, as markers have them.
@@ -69,11 +83,19 @@ func (p *Projector[Tx]) check(keeps provider.Keeps) error {
 	if err := provider.CheckFrom(p.opts.From); err != nil {
 		errs = append(errs, fmt.Errorf("options.From: %w", err))
 	}
-	if len(p.handlers) == 0 {
+	if len(p.Handlers()) == 0 {
 		errs = append(errs, errors.New("there are no handlers: give at least one"))
 	}
+	errs = append(errs, p.checkRebuild(keeps))
 	seen := map[string]bool{}
 	for _, h := range p.handlers {
+		if h.setup {
+			if seen[h.name] || h.run == nil {
+				errs = append(errs, fmt.Errorf("handler %q: give one function that is not nil", h.name))
+			}
+			seen[h.name] = true
+			continue
+		}
 		full := p.full(h)
 		for _, name := range full.Names() {
 			if seen[name] {

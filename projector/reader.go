@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
@@ -26,10 +27,27 @@ type reader struct {
 	isSource bool                 // the runner reads only the log, so the projector never goes live
 	marks    bool                 // the store keeps markers
 	filter   eventstore.LogFilter // empty if there are categories: see accept
-	// of which events of unregistered types are read too
+	// whose events of unregistered types are read too
 	categories []string
 	terms      claim.Terms // of its lease
 
+	serving      *generation       // that it reads for
+	lease        string            // its name
+	limit        provider.LogPlace // the place of the live generation, if serving is another one
+	limited      time.Time         // when that was read
+	moved        time.Time         // when it was seen to move; at first, shortly before
+	retrying     time.Time         // since when the switch waits for parked messages
+	passing      sync.Mutex        // protects passed
+	passed       map[int]passed    // by generation; see notPassed
+	stood        time.Time         // since when it has not moved, although it had events to apply
+	stalled      time.Time         // when that was logged last
+	applied      int64             // events of the rebuild; see generationData
+	chases       bool              // it has applied the events that existed when the rebuild began
+	recorded     time.Time         // when progress was stored last
+	seenVersions map[schemaVersion]bool
+	unseen       []schemaVersion // not stored yet
+
+	assigned chan struct{}       // receives when the projection feeds another generation
 	at       provider.Checkpoint // as this reader has written it
 	read     int64               // every event up to it is applied; may be behind at.Place
 	server   string              // LogPage.Server of the last page
@@ -38,23 +56,25 @@ type reader struct {
 	page     *provider.LogPage   // whose events the worker applies; nil: without moving the checkpoint
 	last     *inbound            // of the page
 	next     *pageAhead
-	closings int                 // attempts to go live that were broken off
-	closeAt  time.Time           // when the next one may begin
-	asked    int64               // unsettled events up to it were completed
-	waitsFor provider.OpenAppend // that delays it
-	reported time.Time           // when this was last reported
-	older    time.Time           // since when this program is older than the recorded one and could read
+	closings int                    // attempts to go live that were broken off
+	closeAt  time.Time              // when the next one may begin
+	waiting  map[provider.Lane]bool // parked lanes, whose events the last step leaves to the reader
+	asked    int64                  // unsettled events up to it were completed
+	waitsFor provider.OpenAppend    // that delays it
+	reported time.Time              // when this was last reported
+	older    time.Time              // since when this program is older than the recorded one and could read
 }
 
-func newReader(p *projection, keeps provider.Keeps, number int) *reader {
+func newReader(p *projection, number int) *reader {
 	cfg := &p.runner.cfg
 	batch := cmp.Or(cfg.Batch, logBatch)
-	if !keeps.Atomic {
+	if !p.keeps.Atomic {
 		batch = 1
 	}
 	r := &reader{
-		worker: &worker{projection: p, number: number, batch: batch, size: batch},
-		log:    p.runner.log, isSource: p.runner.src.log != nil, marks: keeps.Markers,
+		worker: &worker{projection: p, number: number, batch: batch, size: batch}, seenVersions: map[schemaVersion]bool{}, passed: map[int]passed{}, waiting: map[provider.Lane]bool{},
+		assigned: make(chan struct{}, 1),
+		log:      p.runner.log, isSource: p.runner.src.log != nil, marks: p.keeps.Markers,
 		terms: claim.Terms{Holder: p.runner.id, Token: claim.NewToken(), Lease: cfg.Lease},
 	}
 	if r.categories = p.runner.src.categories; len(r.categories) == 0 {
@@ -69,9 +89,15 @@ func newReader(p *projection, keeps provider.Keeps, number int) *reader {
 // run reads the log while this reader has the lease, until ctx ends.
 func (r *reader) run(ctx, hard context.Context) {
 	defer r.endBackground()
-	cfg, store := &r.runner.cfg, r.runner.store
+	cfg := &r.runner.cfg
 	for ctx.Err() == nil {
-		has, err := store.AcquireLease(ctx, r.leaseName(), r.terms)
+		r.serving = r.current.Load()
+		if r.serving.Generation == 0 {
+			wait(ctx, followFast)
+			continue
+		}
+		r.lease = r.leaseName()
+		has, err := r.runner.acquire(ctx, r.lease, r.terms)
 		if err == nil && has {
 			err = r.serve(ctx, hard)
 		} else {
@@ -84,12 +110,22 @@ func (r *reader) run(ctx, hard context.Context) {
 			return
 		case errors.Is(err, errOlder):
 			wait(ctx, cfg.Lease/3)
+		case errors.Is(err, provider.ErrEnded) && r.runner.assigned:
+			r.runner.end(err) // no other generation follows
+			return
+		case errors.Is(err, provider.ErrEnded):
+			r.runner.followNow()
+			wait(ctx, followFast)
 		case err != nil && !errors.Is(err, provider.ErrFenced):
 			r.reportError(err)
 			wait(ctx, cfg.Lease/3)
 		case !has:
 			if id, err := r.log.LogID(ctx); err == nil {
 				r.runner.logID.Store(&id)
+			}
+			if !r.serving.isLive() {
+				wait(ctx, min(followFast, cfg.Lease/3))
+				continue
 			}
 			wait(ctx, cfg.Lease/3)
 		default:
@@ -98,12 +134,14 @@ func (r *reader) run(ctx, hard context.Context) {
 	}
 }
 
-func (r *reader) leaseName() string { return "reader/" + r.name }
+func (r *reader) leaseName() string { return "reader/" + r.build().String() }
 
 // Pauses of a reader that finds nothing to do. An append through the same provider ends them.
 const (
 	readMin = 5 * time.Millisecond
 	readMax = time.Second
+	// while deliveries are left to readers, and while a build is near the live generation
+	sharedMax = 20 * time.Millisecond
 )
 
 // serve reads until ctx ends, the lease is lost, or an error. It returns ErrFenced if another
@@ -113,13 +151,13 @@ func (r *reader) serve(ctx, hard context.Context) error {
 	renewed := make(chan struct{})
 	go func() {
 		defer close(renewed)
-		r.renew(ctx, lost)
+		r.runner.renew(ctx, r.lease, r.terms, lost)
 	}()
 	defer func() {
 		lost()
 		<-renewed
 		if r.next != nil {
-			<-r.next.done
+			<-r.next.read
 		}
 		r.detach(context.WithoutCancel(ctx))
 	}()
@@ -131,6 +169,11 @@ func (r *reader) serve(ctx, hard context.Context) error {
 		if w, ok := r.log.(provider.LogWaker); ok && r.at.Mode == provider.ModeCatchUp {
 			appended = w.Appended()
 		}
+		if g := r.current.Load(); g.Build != r.serving.Build || g.isLive() != r.serving.isLive() {
+			return nil // it serves another generation now, or in another way
+		} else {
+			r.serving = g
+		}
 		more, err := r.step(ctx, hard)
 		if tries++; err == nil {
 			tries = 0
@@ -138,9 +181,9 @@ func (r *reader) serve(ctx, hard context.Context) error {
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case errors.Is(err, provider.ErrFenced), errors.Is(err, ErrLogChanged):
+		case errors.Is(err, provider.ErrFenced), errors.Is(err, ErrLogChanged), errors.Is(err, provider.ErrEnded):
 			return err
-		case errors.Is(err, errServer):
+		case errors.Is(err, errServer), errors.Is(err, errTurn):
 			pause = readMin
 		case err != nil:
 			r.reportError(err)
@@ -151,6 +194,8 @@ func (r *reader) serve(ctx, hard context.Context) error {
 			continue
 		case r.at.Mode == provider.ModeLive:
 			pause = min(max(r.runner.cfg.Grace/5, readMin), readMax)
+		case r.serving.shared || r.serving.isBuild() || r.serving.Promoted:
+			pause = min(2*pause, sharedMax)
 		default:
 			pause = min(2*pause, readMax)
 		}
@@ -158,22 +203,44 @@ func (r *reader) serve(ctx, hard context.Context) error {
 		case <-ctx.Done():
 		case <-appended:
 			pause = readMin
+		case <-r.assigned:
 		case <-time.After(pause):
 		}
 	}
 	return nil
 }
 
-// renew extends the lease three times per lease. It calls lost when another reader has the lease,
-// or when it could not be extended in time.
-func (r *reader) renew(ctx context.Context, lost func()) {
-	lease, clock := r.runner.cfg.Lease, r.runner.cfg.Clock
+// acquire acquires a lease. If ctx ends meanwhile, it waits for the reply, and releases the lease: a
+// statement that was canceled may still acquire it, and then nobody had it until it expires.
+func (r *Runner) acquire(ctx context.Context, name string, terms claim.Terms) (bool, error) {
+	patient, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(terms.Lease/3, r.cfg.Timeout))
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(time.Second, cancel) })()
+	has, err := r.store.AcquireLease(patient, name, terms)
+	if err = cmp.Or(ctx.Err(), err); err != nil {
+		r.release(ctx, name, terms)
+		return false, err
+	}
+	return has, nil
+}
+
+// release releases a lease. If that fails, the lease expires.
+func (r *Runner) release(ctx context.Context, name string, terms claim.Terms) {
+	limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	_ = r.store.ReleaseLease(limited, name, terms.Token)
+}
+
+// renew extends a lease three times per lease. It calls lost when another program has the lease, or
+// when it could not be extended in time.
+func (r *Runner) renew(ctx context.Context, name string, terms claim.Terms, lost func()) {
+	lease, clock := terms.Lease, r.cfg.Clock
 	for last := clock(); ; {
 		if wait(ctx, lease/3); ctx.Err() != nil {
 			return
 		}
 		limited, cancel := context.WithTimeout(ctx, lease/3)
-		has, err := r.runner.store.AcquireLease(limited, r.leaseName(), r.terms)
+		has, err := r.store.AcquireLease(limited, name, terms)
 		cancel()
 		if err == nil {
 			last = clock()
@@ -193,6 +260,9 @@ func (r *reader) step(ctx, hard context.Context) (more bool, err error) {
 		}
 		r.verified = now
 	}
+	if err := r.record(ctx); err != nil || r.serving.Paused && r.serving.isReplaying() {
+		return false, err
+	}
 	switch r.at.Mode {
 	case provider.ModeCatchUp:
 		return r.catchUpPage(ctx, hard)
@@ -208,19 +278,30 @@ const idleAdvance = 1000
 
 // catchUpPage applies a page of settled events, and moves the checkpoint.
 func (r *reader) catchUpPage(ctx, hard context.Context) (more bool, err error) {
-	page, err := r.readPage(ctx)
+	page, msgs, err := r.readPage(ctx)
 	if err == nil {
 		err = r.check(ctx, &page)
+	}
+	if err == nil && !r.serving.isLive() {
+		err = r.trail(ctx, &page)
 	}
 	if err != nil {
 		return false, err
 	}
 	r.reportWaiting(page.Waiting)
-	before := r.read
-	if msgs := r.accept(page.Events); len(msgs) > 0 {
+	before, began := r.read, r.runner.cfg.Clock()
+	r.saw(page.Events)
+	msgs = slices.DeleteFunc(msgs, func(m *inbound) bool { return m.position > page.End.Position })
+	if err := r.setReplayed(ctx, msgs); err != nil {
+		return false, err
+	}
+	if len(msgs) > 0 {
 		r.page, r.last = &page, msgs[len(msgs)-1]
-		r.apply(ctx, hard, msgs)
+		err := r.inTurn(ctx, hard, msgs, r.setReplayed, func(ctx, hard context.Context) { r.apply(ctx, hard, msgs) })
 		r.page = nil
+		if err != nil {
+			return false, err
+		}
 		if r.at.Place != page.End {
 			return false, cmp.Or(ctx.Err(), provider.ErrFenced)
 		}
@@ -230,9 +311,15 @@ func (r *reader) catchUpPage(ctx, hard context.Context) (more bool, err error) {
 		}
 	}
 	r.read = page.End.Position
+	r.applied += int64(len(msgs))
 	switch {
 	case r.read > before && page.More:
+		r.throttle(ctx, len(msgs), r.runner.cfg.Clock().Sub(began))
 		return true, nil
+	case !r.serving.isLive():
+		return r.reached(ctx, hard)
+	case r.isSource && r.serving.isReplaying():
+		return r.caughtUp(ctx)
 	case r.isSource:
 		if len(page.Events) == 0 && r.read > before {
 			wait(ctx, readMin) // other projectors' events wake this reader too
@@ -244,41 +331,15 @@ func (r *reader) catchUpPage(ctx, hard context.Context) (more bool, err error) {
 			return full, err
 		}
 	}
-	if r.runner.cfg.Clock().Before(r.closeAt) {
+	if r.serving.shared && len(page.Waiting) == 0 {
+		if _, err := r.caughtUp(ctx); err != nil { // it does not go live: see leave.go
+			return false, err
+		}
+	}
+	if r.serving.shared || r.runner.cfg.Clock().Before(r.closeAt) {
 		return false, nil
 	}
 	return true, r.setMode(ctx, provider.ModeClosing)
-}
-
-// pageAhead is a page that is read while the one before it is applied.
-type pageAhead struct {
-	after int64
-	done  chan struct{}
-	page  provider.LogPage
-	err   error
-}
-
-// readPage returns the page behind r.read, and begins to read the one after it.
-func (r *reader) readPage(ctx context.Context) (provider.LogPage, error) {
-	ahead := r.next
-	if ahead == nil || ahead.after != r.read {
-		ahead = r.readAhead(ctx, r.read)
-	}
-	r.next = nil
-	<-ahead.done
-	if ahead.err == nil && ahead.page.More && ahead.page.End.Position > ahead.after {
-		r.next = r.readAhead(ctx, ahead.page.End.Position)
-	}
-	return ahead.page, ahead.err
-}
-
-func (r *reader) readAhead(ctx context.Context, after int64) *pageAhead {
-	a := &pageAhead{after: after, done: make(chan struct{})}
-	go func() {
-		defer close(a.done)
-		a.page, a.err = r.pageAfter(ctx, provider.LogQuery{After: after, Filter: r.filter, Limit: r.batch})
-	}()
-	return a
 }
 
 func (r *reader) pageAfter(ctx context.Context, q provider.LogQuery) (provider.LogPage, error) {
@@ -316,8 +377,15 @@ func (r *reader) pageOn(ctx context.Context, q provider.LogQuery) (provider.LogP
 	return page, err
 }
 
-// accept returns the events that the projector takes.
-func (r *reader) accept(events []eventstore.Raw) []*inbound {
+// accept returns the events that the projector takes. If the generation is replaying, it asks which
+// of them another generation has applied.
+func (r *reader) accept(ctx context.Context, events []eventstore.Raw) ([]*inbound, error) {
+	msgs := r.messages(events)
+	return msgs, r.setReplayed(ctx, msgs)
+}
+
+// messages returns the messages of the events that the projector takes.
+func (r *reader) messages(events []eventstore.Raw) []*inbound {
 	msgs, log := make([]*inbound, 0, len(events)), r.runner.logID.Load().String()
 	for _, raw := range events {
 		if len(r.byType[raw.Type]) == 0 && !slices.Contains(r.categories, eventstore.Category(raw.Stream)) {
@@ -382,7 +450,7 @@ func (r *reader) committed(u *unit) {
 func (r *reader) advance(hard context.Context, to provider.LogPlace) error {
 	ctx, cancel := context.WithTimeout(hard, r.runner.cfg.Timeout)
 	defer cancel()
-	u := provider.Unit{Projector: r.name, Reader: r.identity(), Advance: r.advanceTo(to)}
+	u := provider.Unit{Projector: r.name, Generation: r.build().Generation, Reader: r.identity(), Advance: r.advanceTo(to)}
 	err := r.do(ctx, u, func(context.Context, caller, provider.Found) (provider.Closing, error) {
 		return provider.Closing{}, nil
 	})

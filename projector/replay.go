@@ -48,8 +48,8 @@ func (r *Runner) scanNow() {
 func (r *Runner) dispatchDue(ctx context.Context) (some bool, err error) {
 	batch := cmp.Or(r.cfg.Batch, deliveryBatch)
 	f := provider.DueFilter{Keys: 4 * batch, Each: batch}
-	for _, p := range r.projections {
-		f.Projectors = append(f.Projectors, p.name)
+	for _, p := range r.feeding() {
+		f.Builds = append(f.Builds, p.build())
 		some = some || slices.ContainsFunc(p.workers, func(w *worker) bool { return w.busy.Load() })
 	}
 	due, err := r.due(ctx, f)
@@ -66,11 +66,13 @@ func (r *Runner) due(ctx context.Context, f provider.DueFilter) (map[*worker][]*
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
 	rows, err := r.store.Due(ctx, f)
-	due := map[*worker][]*inbound{}
+	due, feeding := map[*worker][]*inbound{}, r.feeding()
 	for _, row := range rows {
-		if p := r.byName[row.Projector]; p != nil {
-			w := p.worker(row.Lane)
-			due[w] = append(due[w], p.acceptParked(row))
+		of := provider.Build{Projector: row.Projector, Generation: row.Generation}
+		i := slices.IndexFunc(feeding, func(p *projection) bool { return p.build() == of })
+		if i >= 0 {
+			w := feeding[i].worker(row.Lane)
+			due[w] = append(due[w], feeding[i].acceptParked(row))
 		}
 	}
 	return due, err
@@ -80,6 +82,12 @@ func (r *Runner) due(ctx context.Context, f provider.DueFilter) (map[*worker][]*
 // all others alone, and their attempts are counted before they run. It reports whether the state
 // of any message changed.
 func (w *worker) replay(ctx, hard context.Context, rows []*inbound) (progress bool) {
+	if err := w.setSent(ctx, rows); err != nil {
+		if ctx.Err() == nil {
+			w.runner.report(slog.LevelWarn, "generations not asked", err, "projector", w.name)
+		}
+		return false
+	}
 	var waiting, failed []*inbound
 	for _, m := range rows {
 		if m.parked.Class == ClassHeld {
@@ -89,11 +97,16 @@ func (w *worker) replay(ctx, hard context.Context, rows []*inbound) (progress bo
 		}
 	}
 	w.findLost(ctx, waiting)
-	for msgs := range slices.Chunk(waiting, w.batch) {
-		progress = w.apply(ctx, hard, msgs) || progress
-	}
-	for _, m := range failed {
-		progress = ctx.Err() == nil && w.try(ctx, hard, m) || progress
+	err := w.inTurn(ctx, hard, rows, w.setSent, func(ctx, hard context.Context) {
+		for msgs := range slices.Chunk(waiting, w.batch) {
+			progress = w.apply(ctx, hard, msgs) || progress
+		}
+		for _, m := range failed {
+			progress = ctx.Err() == nil && w.try(ctx, hard, m) || progress
+		}
+	})
+	if err != nil && !errors.Is(err, errTurn) && ctx.Err() == nil {
+		w.runner.report(slog.LevelWarn, "parked messages not applied", err, "projector", w.name)
 	}
 	return progress
 }
@@ -104,7 +117,7 @@ func (w *worker) replay(ctx, hard context.Context, rows []*inbound) (progress bo
 func (w *worker) catchUp(ctx, hard context.Context, lanes []provider.Lane) {
 	progress := len(lanes) > 0
 	for round := 0; round < 2 && progress && ctx.Err() == nil; round++ {
-		f := provider.DueFilter{Projectors: []string{w.name}, Lanes: lanes, Keys: len(lanes), Each: w.batch}
+		f := provider.DueFilter{Builds: []provider.Build{w.build()}, Lanes: lanes, Keys: len(lanes), Each: w.batch}
 		due, _ := w.runner.due(hard, f) // poll reports errors
 		progress = false
 		for _, msgs := range due { // those of w, or of several workers if w reads the log

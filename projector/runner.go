@@ -30,6 +30,11 @@ type Runner struct {
 	started     atomic.Bool
 	running     chan struct{}
 	end         context.CancelCauseFunc // ends Run with an error
+	workers     atomic.Int64            // number of workers that were created
+	followSoon  chan struct{}           // requests a look at the generations
+	others      sync.Mutex              // protects projection.others
+	assigned    bool                    // it keeps the generation that its projector has
+	reached     func()                  // called when the reader of a scratch generation has caught up
 }
 
 // NewRunner returns a runner that applies the messages of src to ps, in transactions of db. It
@@ -49,7 +54,7 @@ func NewRunner[Tx any](db provider.Units[Tx], src Source, cfg RunnerConfig, ps .
 // messages, and ends.
 func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ...*Projector[Tx]) (*Runner, error) {
 	r := &Runner{src: src, cfg: cfg, id: uuid.NewString(), process: &process, byName: map[string]*projection{},
-		scanSoon: make(chan struct{}, 1), running: make(chan struct{})}
+		scanSoon: make(chan struct{}, 1), followSoon: make(chan struct{}, 1), running: make(chan struct{})}
 	if u == nil || len(ps) == 0 {
 		return nil, errors.New("runner: the store is nil, or there are no projectors: give both")
 	}
@@ -82,11 +87,16 @@ func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ..
 		if r.byName[p.name] != nil {
 			return nil, fmt.Errorf("runner: two projectors have the name %s: use each name once", p.name)
 		}
-		r.byName[p.name] = newProjection(r, whole, p, len(r.projections)*(r.cfg.Concurrency+1))
+		r.byName[p.name] = newProjection(r, whole, p)
+		if one := r.byName[p.name]; one.creates && one.reader == nil && !src.isZero() {
+			return nil, fmt.Errorf("runner: projector %s: OnCreate requires a log: give it Markers, and not BrokerOnly, or a runner FromLog", p.name)
+		}
 		r.projections = append(r.projections, r.byName[p.name])
 	}
 	return r, nil
 }
+
+func (r *Runner) nextWorker() int { return int(r.workers.Add(1)) - 1 }
 
 // report logs a message with the class and the code of an error. It logs the error's text only with
 // RunnerConfig.LogErrors.
@@ -116,6 +126,9 @@ func (r *Runner) Run(ctx context.Context) error {
 	var err error
 	if c, ok := r.store.(provider.ReadyChecker); ok {
 		err = c.ReadyFor(ctx, provider.RunnerService)
+	}
+	if err == nil {
+		err = r.choose(ctx)
 	}
 	if err == nil {
 		err = r.halted(ctx)
@@ -173,12 +186,7 @@ func (r *Runner) Run(ctx context.Context) error {
 // start starts the goroutines of the runner.
 func (r *Runner) start(work, hard context.Context, subs []subscription, all *sync.WaitGroup) {
 	for _, p := range r.projections {
-		for _, w := range p.workers {
-			all.Go(func() { w.run(work, hard) })
-		}
-		if p.reader != nil {
-			all.Go(func() { p.reader.run(work, hard) })
-		}
+		p.start(work, hard, all)
 	}
 	for _, s := range subs {
 		all.Go(func() {
@@ -192,16 +200,27 @@ func (r *Runner) start(work, hard context.Context, subs []subscription, all *syn
 		return
 	}
 	all.Go(func() { r.poll(work) })
+	all.Go(func() { r.followGenerations(work, hard) })
 	all.Go(func() { r.maintain(work) })
+}
+
+// start starts the workers and the reader.
+func (p *projection) start(work, hard context.Context, all *sync.WaitGroup) {
+	for _, w := range p.workers {
+		all.Go(func() { w.run(work, hard) })
+	}
+	if p.reader != nil {
+		all.Go(func() { p.reader.run(work, hard) })
+	}
 }
 
 // halted returns ErrHalted if a message of a projector with Halt is stuck.
 func (r *Runner) halted(ctx context.Context) error {
 	for _, p := range r.projections {
-		if p.opts.Parking != Halt {
+		if p.opts.Parking != Halt || p.build().Generation == 0 {
 			continue
 		}
-		rows, err := r.store.Parked(ctx, ParkedFilter{Projector: p.name, States: []ParkedState{StateStuck}, Limit: 1})
+		rows, err := r.store.Parked(ctx, ParkedFilter{Projector: p.name, Generation: p.build().Generation, States: []ParkedState{StateStuck}, Limit: 1})
 		if err != nil {
 			return err
 		}

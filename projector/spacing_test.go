@@ -21,7 +21,7 @@ func TestSuspectIsDelayedByLeases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const lease = time.Minute
 		db := newDB(t)
-		require.NoError(t, db.InFlight(t.Context(), "p", provider.Worker{Runner: "dead"}, []string{"suspect"}))
+		require.NoError(t, db.InFlight(t.Context(), provider.Build{Projector: "p"}, provider.Worker{Runner: "dead"}, []string{"suspect"}))
 		var began time.Time
 		var after []time.Duration
 		attempt := make(chan struct{}, 1)
@@ -62,7 +62,7 @@ func TestOthersLeaveARunningAttemptAlone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
-		require.NoError(t, db.InFlight(t.Context(), "p", provider.Worker{Runner: "dead"}, []string{"suspect"}))
+		require.NoError(t, db.InFlight(t.Context(), provider.Build{Projector: "p"}, provider.Worker{Runner: "dead"}, []string{"suspect"}))
 		done := make(chan struct{})
 		p := projector.Define("p", types, marked, projector.On("h", func(ctx context.Context, _ txn, _ eventstore.Event[posted]) error {
 			<-ctx.Done()
@@ -73,7 +73,7 @@ func TestOthersLeaveARunningAttemptAlone(t *testing.T) {
 		stop := run(t, db, f, projector.RunnerConfig{Timeout: time.Minute, Lease: time.Second}, p)
 		f.deliver(t, msg("suspect", "posted", `{"Stars":1}`))
 		time.Sleep(10 * time.Second)
-		due, err := db.Due(t.Context(), provider.DueFilter{Projectors: []string{"p"}, Keys: 1, Each: 1})
+		due, err := db.Due(t.Context(), provider.DueFilter{Builds: []provider.Build{{Projector: "p"}}, Keys: 1, Each: 1})
 		<-done
 		require.NoError(t, stop())
 		require.NoError(t, err)

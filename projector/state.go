@@ -13,6 +13,7 @@ import (
 type State interface {
 	provider.Records
 	provider.Progress
+	provider.Builds
 	eventLog
 }
 
@@ -22,8 +23,9 @@ func StateOf(model, events State) State {
 	return struct {
 		provider.Records
 		provider.Progress
+		provider.Builds
 		eventLog
-	}{model, model, events}
+	}{model, model, model, events}
 }
 
 // eventLog is the part of a State that reads events.

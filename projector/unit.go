@@ -30,23 +30,33 @@ type unit struct {
 	live    []bool     // by message: a parked message that is unchanged
 	output  []outbox.Message
 	parked  []*provider.Aside // by message; nil: not set aside
+	left    bool              // deliveries were left to the reader of the log
 	behind  []provider.Lane   // lanes of deliveries that were parked behind others
 	reports []func()          // observer calls to make after the commit
+	waiting []provider.Lane   // lanes of messages that a unit with Switch would have parked
+	setup   string            // the handler without events that it runs first
+	suffix  string            // of the tables; see Table
 }
 
 func (w *worker) newUnit(msgs []*inbound) *unit {
-	intent := provider.Unit{Projector: w.name, Messages: make([]provider.Message, len(msgs))}
-	u := &unit{worker: w, msgs: msgs, intent: intent}
+	g := w.generation()
+	intent := provider.Unit{Projector: w.name, Generation: g.Generation, Messages: messagesOf(msgs)}
+	u := &unit{worker: w, msgs: msgs, intent: intent, suffix: g.Suffix}
 	u.at.Store(-1)
-	for i, m := range msgs {
-		u.intent.Messages[i] = provider.Message{
-			ID: m.msg.UUID, Lane: m.lane, Handlers: m.handlers, Mark: m.mark, Position: m.position, Parked: m.parked,
-		}
-	}
-	if w.reader != nil && w.reader.worker == w {
+	if w.isReader() {
 		w.reader.prepare(u)
 	}
 	return u
+}
+
+func messagesOf(msgs []*inbound) []provider.Message {
+	all := make([]provider.Message, len(msgs))
+	for i, m := range msgs {
+		all[i] = provider.Message{
+			ID: m.msg.UUID, Lane: m.lane, Handlers: m.handlers, Mark: m.mark, Position: m.position, Parked: m.parked,
+		}
+	}
+	return all
 }
 
 // attempt runs the unit. If alone is set, the caller has locked the process.
@@ -79,7 +89,7 @@ func (u *unit) isSuspicious() bool {
 // return.
 func (u *unit) transact(hard context.Context) error {
 	ctx, cancel := context.WithCancel(hard)
-	u.timer = time.AfterFunc(u.runner.cfg.Timeout, cancel)
+	u.timer = time.AfterFunc(u.limit(), cancel)
 	ended, err := false, error(errGoexit)
 	done := make(chan struct{})
 	u.inBackground(func() {
@@ -113,6 +123,23 @@ func (u *unit) transact(hard context.Context) error {
 		return &Error{Class: ClassTransient, Code: "begin", Err: err}
 	}
 	return u.classified(err)
+}
+
+// compareTime is how long the comparison of whole tables may take.
+const compareTime = 24 * time.Hour
+
+// setupTime is how long OnCreate, and emptying a read model, may take.
+const setupTime = 10 * time.Minute
+
+// limit returns how long the opening and the commit of the unit may take, each.
+func (u *unit) limit() time.Duration {
+	switch s := u.intent.Switch; {
+	case s != nil && s.Snapshot && s.Compare != nil: // no unit waits for it
+		return max(compareTime, u.runner.cfg.Timeout)
+	case s != nil && (u.setup != "" || len(s.Reset) > 0): // OnReset may delete many rows
+		return max(setupTime, u.runner.cfg.Timeout)
+	}
+	return u.runner.cfg.Timeout
 }
 
 // inBackground runs f in the worker's background goroutine. All units share it: a new goroutine
@@ -159,14 +186,24 @@ func (u *unit) classified(err error) error {
 // handle runs the handlers, and returns their output and the messages to set aside. It may run
 // again for the same unit.
 func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c provider.Closing, err error) {
-	u.ran, u.live, u.behind, u.reports, u.applied = false, found.Live, nil, nil, nil
+	u.ran, u.left, u.live, u.behind, u.reports, u.applied = false, false, found.Live, nil, nil, nil
 	u.parked = make([]*provider.Aside, len(u.msgs))
+	if u.setup != "" {
+		u.timer.Reset(u.limit())
+		crash.Point("handler: before")
+		_, failed := call(context.WithValue(ctx, scopeKey{}, scope{suffix: u.suffix}), u.setup, nil)
+		crash.Point("handler: after")
+		if failed != nil {
+			return c, failed
+		}
+	}
 	stopped := map[provider.Lane]bool{} // lanes in which this unit has set a message aside
 	for i, m := range u.msgs {
 		var row *provider.Aside
 		switch {
 		case m.parked != nil && !found.Live[i]: // it has changed since it was listed
 		case found.Left != nil && found.Left[i]:
+			u.left = true
 			if m.aside != nil && len(m.handlers) == 0 { // the reader does not read its type
 				row = u.failure(i, m, found.Fresh[i])
 				row.Parked.Lane = provider.LaneOfMessage(m.msg.UUID) // earlier events of its stream follow
@@ -175,6 +212,7 @@ func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c
 			for j := range m.handlers {
 				u.note(m, j, true, 0)
 			}
+		case m.skipped:
 		case m.parked == nil && found.Held[i] || stopped[m.lane]:
 			row = u.row(i, found.Fresh[i], ClassHeld, "")
 			if m.parked == nil && !stopped[m.lane] {
@@ -205,9 +243,18 @@ func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c
 			c.Park = append(c.Park, *row)
 		}
 	}
+	if u.intent.Switch != nil && len(c.Park) > 0 {
+		for i := range c.Park {
+			u.waiting = append(u.waiting, c.Park[i].Parked.Lane)
+		}
+		return c, errParks
+	}
 	u.output = c.Output
 	return c, nil
 }
+
+// errParks: a unit with Switch has messages that it would set aside.
+var errParks = errors.New("messages of the last step are parked")
 
 // run runs the handlers of a message that have not applied it yet.
 //
@@ -234,11 +281,14 @@ func (u *unit) run(
 		if values := m.msg.Context(); values != context.Background() {
 			parent = handlerContext{ctx, context.WithoutCancel(values)}
 		}
+		if s := (scope{u.suffix, m.replayed}); s != (scope{}) {
+			parent = context.WithValue(parent, scopeKey{}, s)
+		}
 		inner, cancel := context.WithTimeout(parent, each)
-		some, err := call(inner, m.handlers[j].Name, m.raw)
+		some, err := call(inner, m.handlers[j].Name, m)
 		u.over.Store(inner.Err() != nil) // a handler that returned in time is not at fault
 		cancel()
-		u.timer.Reset(each)
+		u.timer.Reset(u.limit())
 		crash.Point("handler: after")
 		if err != nil {
 			return nil, err
@@ -285,11 +335,14 @@ func (u *unit) failure(i int, m *inbound, fresh []bool) *provider.Aside {
 func (u *unit) row(i int, fresh []bool, class Class, code string) *provider.Aside {
 	m := u.msgs[i]
 	row := Parked{
-		Projector: u.name, MessageID: m.msg.UUID, Topic: m.topic, Key: m.key, Lane: m.lane,
+		Projector: u.name, Generation: u.intent.Generation, MessageID: m.msg.UUID, Topic: m.topic, Key: m.key, Lane: m.lane,
 		Type: m.raw.Type, Payload: m.msg.Payload, Headers: m.headers(),
 	}
-	if m.parked != nil {
+	switch {
+	case m.parked != nil:
 		row = *m.parked
+	case m.replayed:
+		row.Headers[headerReplayed] = "true" // the map belongs to the row: deliveries are not replayed
 	}
 	row.Class, row.Code, row.Version = class, code, u.runner.cfg.Version
 	named := len(row.Handlers) > 0

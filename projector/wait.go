@@ -91,7 +91,7 @@ func (p *Projector[Tx]) wait(ctx context.Context, s State, a eventstore.Appended
 // that, a program without them moves it. It returns ErrNotTaken if a handler began behind an event.
 func (p *Projector[Tx]) begun(ctx context.Context, s State, open []provider.Question, types map[string]string) error {
 	for pause := waitMin; ; pause = min(2*pause, waitMax) {
-		c, err := s.Checkpoint(ctx, p.name)
+		c, err := s.Checkpoint(ctx, provider.Build{Projector: p.name})
 		if err != nil || c.Mode == 0 {
 			return err
 		}
@@ -120,7 +120,7 @@ func (p *Projector[Tx]) isRecorded(ctx context.Context, s State) error {
 	if p.logged.Load() || p.opts.Markers && !p.unmarked.Load() {
 		return nil
 	}
-	c, err := s.Checkpoint(ctx, p.name)
+	c, err := s.Checkpoint(ctx, provider.Build{Projector: p.name})
 	if err == nil && c.Mode == 0 {
 		return ErrNoMarkers
 	}

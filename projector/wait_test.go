@@ -157,7 +157,7 @@ func (l *long) ReadStream(_ context.Context, stream string, after int64) iter.Se
 	}
 }
 
-func (*long) Checkpoint(context.Context, string) (provider.Checkpoint, error) {
+func (*long) Checkpoint(context.Context, provider.Build) (provider.Checkpoint, error) {
 	return provider.Checkpoint{}, nil
 }
 

@@ -21,6 +21,7 @@ type worker struct {
 	batch      int             // the most messages of a unit
 	size       int             // the most messages of the next unit
 	failed     int             // messages set aside since one was applied
+	hasTurn    bool            // it holds the lease of inTurn
 	fenced     bool            // a unit of a reader failed because another reader has taken over
 	seen       map[string]int  // used by collect
 	background chan func()     // functions for the background goroutine; see unit.transact
@@ -40,10 +41,23 @@ func (w *worker) run(ctx, hard context.Context) {
 			w.busy.Store(false)
 		case m := <-w.in:
 			w.backOff(ctx)
-			w.apply(ctx, hard, w.locate(ctx, w.collect(m)))
+			w.apply(ctx, hard, w.leave(ctx, w.locate(ctx, w.collect(m))))
 		}
 	}
 }
+
+// generation returns the generation that the units of the worker belong to.
+func (w *worker) generation() *generation {
+	if w.isReader() {
+		return w.reader.serving
+	}
+	return w.current.Load()
+}
+
+func (w *worker) build() provider.Build { return w.generation().Build }
+
+// isReader reports whether the worker is that of the reader of the log.
+func (w *worker) isReader() bool { return w.reader != nil && w.reader.worker == w }
 
 // collect returns m and the messages that have arrived since. So a unit has one message under a
 // low load, and many messages share a commit under a high load. A message that was delivered
@@ -79,7 +93,7 @@ func (w *worker) apply(ctx, hard context.Context, msgs []*inbound) (progress boo
 	for tries := 0; len(msgs) > 0 && ctx.Err() == nil; {
 		// The part ends before the message that made the last unit fail, or is that message alone.
 		part := msgs[:min(len(msgs), w.size)]
-		if r := w.reader; r != nil && r.worker == w && r.suspects > 0 {
+		if r := w.reader; w.isReader() && r.suspects > 0 {
 			part = part[:min(len(part), suspectBatch)]
 		}
 		if i := slices.Index(part, culprit); i >= 0 {
@@ -93,6 +107,10 @@ func (w *worker) apply(ctx, hard context.Context, msgs []*inbound) (progress boo
 			observe(w.name, len(part), w.runner.cfg.Clock().Sub(began), err)
 		}
 		switch at := u.culprit(err); {
+		case err == nil && u.left && !w.mayLeave(ctx, u):
+			w.runner.followNow()
+			wait(ctx, closingPause)
+			msgs = w.leave(ctx, msgs)
 		case err == nil:
 			w.finish(u)
 			progress = progress || slices.Contains(u.live, true)
@@ -107,6 +125,16 @@ func (w *worker) apply(ctx, hard context.Context, msgs []*inbound) (progress boo
 		case errors.Is(err, provider.ErrFenced): // only units of a reader
 			w.fenced = true
 			return progress
+		case errors.Is(err, provider.ErrEnded):
+			w.fenced = true
+			w.runner.followNow()
+			if w.isReader() || part[0].parked != nil {
+				return progress
+			}
+			wait(ctx, pause)
+			if pause = min(2*pause, 20*closingPause); !w.generation().isLive() {
+				msgs = w.leave(ctx, msgs)
+			}
 		case provider.CodeOf(err) == provider.CodeClosing:
 			wait(ctx, pause)
 			pause = min(2*pause, 20*closingPause)

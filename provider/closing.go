@@ -13,7 +13,7 @@ func (c *Closing) Resolution(u *Unit, f Found) Resolution {
 	}
 	for i := range u.Messages {
 		if m := &u.Messages[i]; f.Live[i] {
-			if r.Changed.Add(u.Projector, m.Lane, m.Parked.Seq); !stays[i] {
+			if r.Changed.Add(u.Build(), m.Lane, m.Parked.Seq); !stays[i] {
 				r.Applied = append(r.Applied, m.Parked.Seq)
 			}
 		}

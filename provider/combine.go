@@ -15,10 +15,10 @@ import (
 //     as exact as in one store. It commits after the first store. If its commit fails, or the
 //     process ends between the two commits, the messages of the unit take effect again. So Keeps
 //     is zero, and units have one message.
-//   - There are no markers, no output and no dry runs.
+//   - There are no markers, no output, no dry runs and no snapshots.
 //   - Generations are those of the second store.
 func Combine[Tx, Outer any](units Units[Tx], store Provider[Outer]) Provider[Tx] {
-	return &combined[Tx, Outer]{Parking: store, Liveness: store, Records: store, Progress: store, Leases: store, units: units, store: store}
+	return &combined[Tx, Outer]{Parking: store, Liveness: store, Records: store, Progress: store, Builds: store, Leases: store, units: units, store: store}
 }
 
 type combined[Tx, Outer any] struct {
@@ -26,20 +26,21 @@ type combined[Tx, Outer any] struct {
 	Liveness
 	Records
 	Progress
+	Builds
 	claim.Leases
 	units Units[Tx]
 	store Provider[Outer]
 }
 
 var errNotCombined = &Error{
-	Class: ClassPermanent, Code: "not_kept", Err: errors.New("units of two stores have no output and no dry runs"),
+	Class: ClassPermanent, Code: "not_kept", Err: errors.New("units of two stores have no output, no dry runs and no snapshots"),
 }
 
 func (b *combined[Tx, Outer]) Do(ctx context.Context, u Unit, run func(context.Context, Tx, Found) (Closing, error)) error {
-	if u.DryRun != nil {
+	if u.DryRun != nil || u.Switch != nil && u.Switch.Snapshot {
 		return errNotCombined
 	}
-	inner := Unit{Projector: u.Projector, Messages: u.Messages, Once: true}
+	inner := Unit{Projector: u.Projector, Generation: u.Generation, Messages: u.Messages, Once: true}
 	u.Messages, u.Once = slices.Clone(u.Messages), true
 	for i := range u.Messages {
 		u.Messages[i].Mark = false // a marker in one store does not prove the commit of the other
@@ -57,18 +58,6 @@ func (b *combined[Tx, Outer]) Do(ctx context.Context, u Unit, run func(context.C
 }
 
 func (b *combined[Tx, Outer]) Keeps() Keeps { return Keeps{} }
-
-func (b *combined[Tx, Outer]) Switch(
-	ctx context.Context, projector string, fn func(ctx context.Context, tx Tx, live int) (int, error),
-) error {
-	return b.store.Switch(ctx, projector, func(ctx context.Context, _ Outer, live int) (next int, err error) {
-		err = b.units.Switch(ctx, projector, func(ctx context.Context, tx Tx, _ int) (int, error) {
-			next, err = fn(ctx, tx, live)
-			return next, err
-		})
-		return next, err
-	})
-}
 
 // ReadyFor calls ReadyChecker of both stores.
 func (b *combined[Tx, Outer]) ReadyFor(ctx context.Context, service Service) error {

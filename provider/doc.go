@@ -2,7 +2,7 @@
 //
 // Applications need not import this package: packages projector and outbox have aliases of the types
 // that they use. The fields and methods of these types are documented here. The author of a store
-// for projectors implements six small interfaces:
+// for projectors implements seven small interfaces:
 //
 //   - Units: one transaction over messages of a projector, with their markers and parked
 //     messages.
@@ -10,6 +10,7 @@
 //   - Liveness: which runners are alive, and which messages they have in flight.
 //   - Records: what happened to messages, and deleting old rows.
 //   - Progress: how far each projector has applied the log.
+//   - Builds: which generations of read models exist, and which one is live.
 //   - claim.Leases: which process reads the log for a projector, and which one deletes old rows.
 //
 // A store of events also implements Log, which reads the events in pages.

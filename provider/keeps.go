@@ -8,6 +8,7 @@ type Keeps struct {
 	Markers bool // markers of Message.Mark
 	Output  bool // Closing.Output
 	DryRun  bool // Unit.DryRun is supported
+	Tables  bool // Unit.Switch can reset, rename, show and compare tables
 }
 
 // Change is a row that a dry run inserted (no Before), updated, or deleted (no After).

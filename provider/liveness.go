@@ -15,7 +15,7 @@ type Liveness interface {
 	Beat(ctx context.Context, runner string, lease, record time.Duration) (Health, error)
 
 	// InFlight records the messages that w is about to run. They replace those of the call before.
-	InFlight(ctx context.Context, projector string, w Worker, messages []string) error
+	InFlight(ctx context.Context, b Build, w Worker, messages []string) error
 }
 
 // Worker identifies a worker of a runner.

@@ -11,10 +11,10 @@ import (
 // still become visible. Only open appends of this database delay the settled position.
 type Log interface {
 	// LogPage returns the next events. If open appends delay the settled position, it waits for
-	// them for some milliseconds, then returns what is settled, and those appends. It does not
-	// wait for new events.
+	// them for some milliseconds, then returns the settled events, and those appends. It does
+	// not wait for new events.
 	//   - eventstore.ErrInvalid: no store can have this input.
-	//   - eventstore.ErrUnsafeLog: the database or its settings do not show what is settled.
+	//   - eventstore.ErrUnsafeLog: the database or its settings do not show which positions are settled.
 	LogPage(ctx context.Context, q LogQuery) (LogPage, error)
 
 	// LogPosition returns the position after which from begins. From.Now is the last visible event:
@@ -39,6 +39,13 @@ type Log interface {
 type LogWaker interface {
 	// Appended returns a channel that is closed when events are next appended through this value.
 	Appended() <-chan struct{}
+}
+
+// LogCounter is a capability of a Log: it counts events without reading them.
+type LogCounter interface {
+	// CountLog returns the number of visible events of types (nil: of all) behind the position after,
+	// up to the position to.
+	CountLog(ctx context.Context, types []string, after, to int64) (int64, error)
 }
 
 // LogQuery selects a page of a log.
@@ -69,8 +76,7 @@ type LogPage struct {
 	// Server identifies the server and the history that were read. It changes after a restart, a
 	// failover or a restore. Empty if the store does not know.
 	Server string
-	// Waiting are the open appends because of which the settled position is not the last visible
-	// one.
+	// Waiting are the open appends that keep the settled position behind the last visible one.
 	Waiting []OpenAppend
 }
 

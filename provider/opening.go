@@ -10,6 +10,9 @@ import (
 // to write and to lock, and how the rows that were found decide what runs. A provider reads its
 // store, and calls them with the result.
 
+// Build returns the generation that the unit belongs to.
+func (u *Unit) Build() Build { return Build{u.Projector, max(u.Generation, 1)} }
+
 // IsReplay reports whether the messages of u are parked ones.
 func (u *Unit) IsReplay() bool { return len(u.Messages) > 0 && u.Messages[0].Parked != nil }
 
@@ -83,6 +86,9 @@ func (f *Found) SetFresh(u *Unit, inserted func(Marker) bool) {
 // ErrFenced, or that of ModeClosing.
 func (f *Found) SetProgress(u *Unit, c Checkpoint) error {
 	a, r := u.Advance, u.Reader
+	if c.Mode == ModeEnded {
+		return &Error{Class: ClassTransient, Code: CodeEnded, Err: ErrEnded}
+	}
 	if a != nil && (c.Mode == 0 || a.From != c.Place.Position || a.Mode != c.Mode || a.Token != c.Token) ||
 		r != nil && (r.Mode != c.Mode || r.Token != c.Token) {
 		return &Error{Class: ClassTransient, Code: CodeFenced, Err: ErrFenced}

@@ -11,6 +11,8 @@ import (
 type Parked struct {
 	Seq       int64 // the order of parking
 	Projector string
+	// Generation is that of the read model; see Build.
+	Generation int
 	// Handler is the full name of the handler that failed, or "".
 	Handler string
 	// Handlers are the full names of the handlers that must run. Empty means all handlers of its

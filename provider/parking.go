@@ -7,7 +7,7 @@ import (
 
 // Parking stores parked messages, as one queue per lane. Each method is a separate transaction.
 type Parking interface {
-	// Due returns the first messages of due lanes, by projector and lane, the lanes in order of
+	// Due returns the first messages of due lanes, by build and lane, the lanes in order of
 	// the time when they became due. Of each lane it returns one message, or up to f.Each if
 	// these are ClassHeld. A lane whose first message is stuck is never due.
 	Due(ctx context.Context, f DueFilter) ([]Parked, error)

@@ -9,33 +9,33 @@ import (
 )
 
 // Progress records how far each projector has applied the events of a log. Each method is a
-// separate transaction, and concerns the live generation.
+// separate transaction.
 type Progress interface {
-	// Checkpoint returns the checkpoint of a projector, or the zero Checkpoint if it has none.
-	Checkpoint(ctx context.Context, projector string) (Checkpoint, error)
+	// Checkpoint returns the checkpoint of a generation. If it has none, only Generation is set.
+	Checkpoint(ctx context.Context, b Build) (Checkpoint, error)
 
 	// SetCheckpoint replaces the checkpoint. A new mode, and the first checkpoint, are set while no
 	// unit of the projector is open: SetCheckpoint waits for open units, and units that open later
-	// see the new one. To set only others of its values it waits for units with Unit.Reader or
-	// Unit.Advance. It returns false, and changes
-	// nothing, unless the position, the mode and the token of the current checkpoint are those of
-	// from. to must have a mode.
-	SetCheckpoint(ctx context.Context, projector string, from, to Checkpoint) (bool, error)
+	// see the new one. If the mode stays, it waits only for units with Unit.Reader or Unit.Advance.
+	// It returns false, and changes nothing, if the checkpoint has ModeEnded, or if its position,
+	// mode or token are not those of from. to must have a mode. Checkpoint.Generation is ignored.
+	SetCheckpoint(ctx context.Context, b Build, from, to Checkpoint) (bool, error)
 
 	// Unapplied reports for each message whether a unit could find it fresh: it is behind the
 	// checkpoint or has no position, and one of its handlers has no marker of it. Message.Lane,
 	// Mark and Parked are ignored.
-	Unapplied(ctx context.Context, projector string, messages []Message) ([]bool, error)
+	Unapplied(ctx context.Context, b Build, messages []Message) ([]bool, error)
 
-	// PruneApplied deletes at most limit markers of handlers, in the live generation, whose
+	// PruneApplied deletes at most limit markers of handlers, in the generation, whose
 	// position is not behind the checkpoint. Their messages are known by the checkpoint. It
 	// returns the number of deleted markers. Zero means that none is left, except those that
 	// other transactions are deleting.
-	PruneApplied(ctx context.Context, projector string, handlers []string, limit int) (int, error)
+	PruneApplied(ctx context.Context, b Build, handlers []string, limit int) (int, error)
 }
 
 // Checkpoint is how far a projector has applied the events of a log.
 type Checkpoint struct {
+	Generation int // whose checkpoint it is, as Progress.Checkpoint returns it
 	// Place is that of a settled event: every event of Handlers at or before it is applied or
 	// parked. If its Position is zero or was chosen by a person, the rest may be zero.
 	Place   LogPlace
@@ -71,9 +71,11 @@ const (
 	// ModeLive: deliveries, and the reader those that were not delivered. Each event that is
 	// applied has markers, until the checkpoint passes it.
 	ModeLive
+	// ModeEnded: none. The generation is retired: all its units fail with ErrEnded.
+	ModeEnded
 )
 
-// Reader identifies a reader of the log, by what it has set in the checkpoint.
+// Reader identifies a reader of the log by the mode and the token that it has set in the checkpoint.
 type Reader struct {
 	Mode  Mode
 	Token claim.Token
@@ -91,8 +93,12 @@ type Advance struct {
 // taken over. Nothing was committed.
 var ErrFenced = errors.New("the checkpoint was changed by another reader")
 
+// ErrEnded: the generation of the unit is retired (ModeEnded). Nothing was committed.
+var ErrEnded = errors.New("the generation is retired")
+
 // Codes of an Error that concern a checkpoint. The class is ClassTransient.
 const (
+	CodeEnded   = "ended"   // ErrEnded
 	CodeFenced  = "fenced"  // ErrFenced
 	CodeClosing = "closing" // the projector is in ModeClosing
 )

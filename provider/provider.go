@@ -9,5 +9,6 @@ type Provider[Tx any] interface {
 	Liveness
 	Records
 	Progress
+	Builds
 	claim.Leases
 }

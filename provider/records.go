@@ -8,7 +8,7 @@ import (
 
 // Records reports what happened to messages, and deletes old rows.
 type Records interface {
-	// Outcomes returns the outcome of each question, in the live generation.
+	// Outcomes returns the outcome of each question.
 	Outcomes(ctx context.Context, questions []Question) ([]Outcome, error)
 
 	// Prune deletes at most limit markers of each of handlers, of any generation, and at most
@@ -24,6 +24,7 @@ type Records interface {
 
 // Question identifies a message and a handler.
 type Question struct {
+	Generation int      // see Build; zero means the live one
 	Handler    string   // "product-ratings/posted"
 	Was        []string // earlier names of the handler: a marker under one of them counts
 	MessageID  string
@@ -49,5 +50,7 @@ const (
 	OutcomeWaiting                // parked, and a runner tries it again
 	OutcomeStuck                  // parked, and stuck or behind a stuck message
 	OutcomeSkipped                // it was parked, and an operator gave it up
-	OutcomePruned                 // no marker, and markers of its age may have been deleted
+	// OutcomePruned: no marker, and markers of its age may have been deleted. Never for a message with
+	// a Position in a generation with a checkpoint: Prune leaves its marker.
+	OutcomePruned
 )

@@ -14,15 +14,16 @@ type Resolution struct {
 type Changed map[Queue]int64
 
 // Add records that a message was changed.
-func (c Changed) Add(projector string, lane Lane, seq int64) {
-	q := Queue{projector, lane}
+func (c Changed) Add(b Build, lane Lane, seq int64) {
+	q := Queue{b.Projector, b.Number(), lane}
 	if first, ok := c[q]; !ok || seq < first {
 		c[q] = seq
 	}
 }
 
-// Queue is a lane of a projector.
+// Queue is a lane of a generation.
 type Queue struct {
-	Projector string `json:"projector"`
-	Lane      Lane   `json:"lane"`
+	Projector  string `json:"projector"`
+	Generation int    `json:"generation"`
+	Lane       Lane   `json:"lane"`
 }

@@ -2,6 +2,7 @@ package provider
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -54,7 +55,56 @@ func checkLimit(limit int) error {
 }
 
 // CheckDueFilter checks the projectors.
-func CheckDueFilter(f DueFilter) error { return CheckStorable("filter.projectors", f.Projectors...) }
+func CheckDueFilter(f DueFilter) error {
+	for _, b := range f.Builds {
+		if err := CheckStorable("filter.builds", b.Projector); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// CheckSwitch returns ErrInput for a Switch that no store can run.
+func CheckSwitch(u *Unit) error {
+	s := u.Switch
+	if len(u.Messages) > 0 || !u.Once || u.Advance != nil || u.DryRun != nil {
+		return fmt.Errorf("%w: a unit with Switch must have Once, and neither Messages, Advance nor DryRun", ErrInput)
+	}
+	for _, g := range s.Set {
+		if err := CheckGeneration(g); err != nil {
+			return err
+		}
+		if g.Projector != u.Projector {
+			return fmt.Errorf("%w: switch.Set has a generation of projector %s, and the unit is of %s", ErrInput, g.Projector, u.Projector)
+		}
+	}
+	pairs := slices.Concat(s.Rename, s.Show)
+	if c := s.Compare; c != nil {
+		if pairs = slices.Concat(pairs, c.Pairs); c.Limit < 1 || c.Found == nil || c.Repair && c.Only == nil {
+			return fmt.Errorf("%w: switch.Compare must have a Limit and Found, and with Repair also Only", ErrInput)
+		}
+	}
+	for _, p := range pairs {
+		if err := CheckTables(p.Table, p.Other); err != nil {
+			return err
+		}
+	}
+	return CheckTables(s.Reset...)
+}
+
+// CheckTables returns ErrInput for names that are not those of tables: at most two parts, of 1 to
+// 63 bytes each, without quotes and control characters.
+func CheckTables(names ...string) error {
+	for _, name := range names {
+		parts := strings.Split(name, ".")
+		for _, part := range parts {
+			if len(parts) > 2 || part == "" || len(part) > 63 || CheckStorable("table", part) != nil || strings.ContainsAny(part, "\"'`") {
+				return fmt.Errorf("%w: table %q: give a name, or a schema and a name: \"reports.ratings\"", ErrInput, name)
+			}
+		}
+	}
+	return nil
+}
 
 // CheckQuestions checks the names of the handlers. A message's id may be any text.
 func CheckQuestions(questions []Question) error {

@@ -3,8 +3,9 @@ package provider
 // Unit describes one transaction of a projector. Its messages are either all deliveries or all
 // parked ones.
 type Unit struct {
-	Projector string
-	Messages  []Message // in order; no id twice
+	Projector  string
+	Generation int       // see Build
+	Messages   []Message // in order; no id twice
 	// Careful, if not nil, is the worker that runs the unit. Then Found.Suspect reports the
 	// messages that workers of other runners have in flight (Liveness.InFlight), and the commit
 	// deletes the messages in flight of this worker.
@@ -20,6 +21,8 @@ type Unit struct {
 	// Serial: the unit waits until no other serial unit of the projector is open. Runners set it
 	// after deadlocks.
 	Serial bool
+	// Switch, if not nil, makes the unit change the live generation, or compare two generations.
+	Switch *Switch
 	// Once: run is called only once, after the opening, because its effects cannot be undone.
 	Once bool
 	// DryRun, if not nil, makes the unit a dry run: it is rolled back instead of committed. Then

@@ -8,13 +8,15 @@ type Units[Tx any] interface {
 	// through tx, the Closing that it returned, and the markers. It commits all of these, or
 	// nothing.
 	//   - The opening has these steps, each with a new snapshot: the shared lock of the projector
-	//     (see Switch); the generation; the markers, sorted, while each insert waits for a
-	//     concurrent unit that writes the same marker; which lanes are held, and they stay held
-	//     until the unit ends; which messages other runners have in flight.
+	//     (see Switch); the markers, sorted, while each insert waits for a concurrent unit that
+	//     writes the same marker; which lanes are held, and they stay held until the unit ends;
+	//     which messages other runners have in flight.
 	//   - If the projector has a checkpoint, its mode and position are read in the same step as the
 	//     markers. They decide about messages with Mark and a Position (Found.Left, Found.Fresh).
 	//     The position is read again in a later step, because markers may have been deleted in
 	//     between (Progress.PruneApplied). Unit.Advance locks the checkpoint.
+	//   - A unit of a generation whose checkpoint has ModeEnded fails with ErrEnded, whatever its
+	//     messages are.
 	//   - The unit locks the lanes of parked messages. If another unit has the lane, the message
 	//     is not fresh, but if it has attempts (Parking.Try), the unit waits for the lane.
 	//   - run may be called again after its earlier writes are undone. Its first call may be
@@ -35,9 +37,4 @@ type Units[Tx any] interface {
 
 	// Keeps returns what Do commits together with the writes of run. A wrapper must pass it on.
 	Keeps() Keeps
-
-	// Switch calls fn while no unit of the projector is open. It makes the generation that fn
-	// returns the live one, in the same transaction as the writes of fn. live is the current
-	// generation; the first one is 1. Units wait for Switch, and then run in the new generation.
-	Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx Tx, live int) (int, error)) error
 }

@@ -236,7 +236,7 @@ func TestDatabaseUnavailable(t *testing.T) {
 func TestStrongConsistencyParked(t *testing.T) {
 	t.Parallel()
 	s := startService(t, databases["sqlite"](t), inProcess, 20*time.Second)
-	_, err := s.db.(*sqliteStore).SQL().Exec(`create trigger fail before insert on ratings begin select raise(abort, 'no'); end`)
+	_, err := s.db.(*sqliteStore).SQL().Exec(`create trigger fail before insert on ratings_g1 begin select raise(abort, 'no'); end`)
 	require.NoError(t, err)
 	a := call(t, "POST", s.url+"/products/p/reviews", reviewJSON("ann", 5, ""), strong)
 	require.Equal(t, http.StatusInternalServerError, a.status, a.text)

@@ -39,7 +39,11 @@ func waitCaughtUp(ctx context.Context, s serviceStore, ended <-chan struct{}, re
 		default:
 			report(0)
 			// Counted later than the events: those that were not behind are applied or parked.
-			waiting, stuck, err := count(ctx, s, projector.ParkedFilter{Projector: reviewsProjector})
+			f, err := ofLive(ctx, s, projector.ParkedFilter{})
+			if err != nil {
+				return 0, err
+			}
+			waiting, stuck, err := count(ctx, s, f)
 			if err != nil || waiting == 0 {
 				return stuck, err
 			}
@@ -60,7 +64,7 @@ func waitCaughtUp(ctx context.Context, s serviceStore, ended <-chan struct{}, re
 // lagOf returns how far the read models are behind. While they catch up from far behind, it returns
 // an estimate from positions: an exact lag reads each event, which takes long.
 func lagOf(ctx context.Context, s serviceStore) (projector.Lag, error) {
-	c, err := s.Checkpoint(ctx, reviewsProjector)
+	c, err := s.Checkpoint(ctx, provider.Build{Projector: reviewsProjector})
 	if err != nil {
 		return projector.Lag{}, err
 	}

@@ -51,14 +51,22 @@ func (d database) flag() string {
 }
 
 // create opens the database, and creates or updates its tables. broker is the value of --broker.
-func (d database) create(ctx context.Context, broker string) (serviceStore, error) {
+func (d database) create(ctx context.Context, broker string) (s serviceStore, err error) {
 	switch route := routeFor(broker); d.kind {
 	case "sqlite":
-		return createSQLite(ctx, d.path, route, sqliteModel{})
+		s, err = createSQLite(ctx, d.path, route)
 	case "postgres":
-		return createPostgres(ctx, d.path, route, postgresModel{})
+		s, err = createPostgres(ctx, d.path, route)
+	default:
+		err = d.errUnsupported()
 	}
-	return nil, d.errUnsupported()
+	if err != nil {
+		return nil, err
+	}
+	if err := s.createReadModel(ctx); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	return s, nil
 }
 
 // open opens an existing database. It creates no tables.
@@ -76,13 +84,13 @@ func (d database) errUnsupported() error {
 	return fmt.Errorf("--db %s keeps data only in this process, so other commands cannot read it: use sqlite:PATH or postgres://…", d)
 }
 
-// createDemo opens the database for the demo and creates its tables.
+// createDemo opens the database for the demo, and creates or updates Kinora's tables.
 func (d database) createDemo(ctx context.Context) (demoStore, error) {
 	switch d.kind {
 	case "sqlite":
-		return createSQLite(ctx, d.path, outbox.ByCategory, sqliteModel{exactPrefix}, sqliteModel{controlPrefix})
+		return createSQLite(ctx, d.path, outbox.ByCategory)
 	case "postgres":
-		return createPostgres(ctx, d.path, outbox.ByCategory, postgresModel{exactPrefix}, postgresModel{controlPrefix})
+		return createPostgres(ctx, d.path, outbox.ByCategory)
 	}
 	return newMemory()
 }

@@ -63,6 +63,9 @@ func (c *demoCmd) Run(ctx context.Context) (err error) {
 	if err := checkUnused(ctx, db); err != nil {
 		return fmt.Errorf("%s: %w", c.DB, err)
 	}
+	if err := db.createDemoTables(ctx); err != nil {
+		return err
+	}
 	observer, err := openBroker(ctx, c.Broker, c.DB, 0, review.Category, againTopic)
 	if err != nil {
 		return err

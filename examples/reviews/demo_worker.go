@@ -36,6 +36,21 @@ func newDemoRunner[Tx any](db provider.Provider[Tx], src projector.Source, t *tr
 		productReviews("demo-exactly-once", projector.Options{Markers: true, BrokerOnly: true}, exact))
 }
 
+// createDemoTables creates the tables of the read models. Their projectors do not read the log, so
+// they cannot be rebuilt and their runner creates no tables.
+func createDemoTables[Tx any](ctx context.Context, db interface {
+	Transact(ctx context.Context, fn func(context.Context, Tx) error) error
+}, models ...readModel[Tx]) error {
+	return db.Transact(ctx, func(ctx context.Context, tx Tx) error {
+		for _, m := range models {
+			if err := m.create(ctx, tx); err != nil {
+				return fmt.Errorf("create the read models: %w", err)
+			}
+		}
+		return nil
+	})
+}
+
 // role is the task of a worker.
 type role string
 

@@ -231,7 +231,7 @@ func TestImportReportsStuckEvents(t *testing.T) {
 	require.NoError(t, err)
 	// The handler fails for ann, and is tried five times.
 	_, err = db.SQL().ExecContext(t.Context(),
-		`create trigger refuse before insert on latest_reviews when new.author = 'ann' begin select raise(abort, 'no'); end`)
+		`create trigger refuse before insert on latest_reviews_g1 when new.author = 'ann' begin select raise(abort, 'no'); end`)
 	require.NoError(t, err)
 	for _, stars := range []int{1, 2} {
 		_, err = commands.Post(t.Context(), "x", "ann", review.Content{Stars: stars}, time.Unix(int64(stars), 0))

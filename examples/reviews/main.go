@@ -9,6 +9,8 @@
 //	reviews parked --db sqlite:reviews.db
 //	reviews replay --db sqlite:reviews.db --seq 3 --dry-run
 //	reviews skip --db sqlite:reviews.db --seq 4 --reason "…"
+//	reviews rebuild --db sqlite:reviews.db --reason "…"
+//	reviews verify --db sqlite:reviews.db
 //	reviews tasks --db sqlite:reviews.db
 //	reviews demo
 package main
@@ -31,6 +33,8 @@ type commandLine struct {
 	Parked  parkedCmd  `cmd:"" help:"List parked messages (dead letters): those that could not be applied, and those that wait behind them."`
 	Replay  replayCmd  `cmd:"" help:"Apply parked messages again, or show the changes with --dry-run."`
 	Skip    skipCmd    `cmd:"" help:"Skip parked messages for good, so that the messages behind them are applied."`
+	Rebuild rebuildCmd `cmd:"" help:"Rebuild the read model from the events, and control rebuilds."`
+	Verify  verifyCmd  `cmd:"" help:"Compare the read model with the events, and repair it. The exit status is 1 if rows differ."`
 	Tasks   tasksCmd   `cmd:"" help:"List the tasks that moderate reviews, or requeue or cancel them."`
 	Demo    demoCmd    `cmd:"" help:"Show that the read model stays exact while messages are repeated and processes are killed."`
 

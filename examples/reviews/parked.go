@@ -106,6 +106,7 @@ type parkedRow struct {
 	Headers    map[string]string `json:"headers"`
 	Payload    string            `json:"payload"`
 	State      string            `json:"state"`
+	Generation int               `json:"generation"`
 	DueAt      time.Time         `json:"due_at,omitzero"`
 	ResolvedAt time.Time         `json:"resolved_at,omitzero"`
 	By         string            `json:"by,omitempty"`
@@ -117,7 +118,7 @@ func parkedRows(list []projector.Parked) []parkedRow {
 	for _, p := range list {
 		rows = append(rows, parkedRow{
 			p.Seq, p.At.UTC(), handlerOf(p), p.Key, p.MessageID, p.Topic, p.Type, p.Class.String(), p.Code, p.Attempts, p.Version,
-			p.Headers, string(p.Payload), p.State.String(), p.DueAt.UTC(), p.ResolvedAt.UTC(), p.By, p.Reason,
+			p.Headers, string(p.Payload), p.State.String(), p.Generation, p.DueAt.UTC(), p.ResolvedAt.UTC(), p.By, p.Reason,
 		})
 	}
 	return rows
@@ -132,15 +133,15 @@ func handlerOf(p projector.Parked) string {
 }
 
 func parkedTable(list []projector.Parked, state string) []string {
-	head := "seq\tparked (UTC)\thandler\tkey\tmessage\tclass\tcode\tattempts\tversion\tstate"
+	head := "seq\tparked (UTC)\thandler\tkey\tmessage\tclass\tcode\tattempts\tversion\tstate\tgeneration"
 	resolved := state == "replayed" || state == "skipped"
 	if resolved {
 		head += "\t" + state + " (UTC)\tby\treason"
 	}
 	table := []string{head}
 	for _, p := range list {
-		row := fmt.Sprintf("%d\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s", p.Seq, p.At.UTC().Format(time.DateTime), printable(handlerOf(p)),
-			printable(p.Key), printable(p.MessageID), p.Class, printable(p.Code), p.Attempts, printable(p.Version), p.State)
+		row := fmt.Sprintf("%d\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%d", p.Seq, p.At.UTC().Format(time.DateTime), printable(handlerOf(p)),
+			printable(p.Key), printable(p.MessageID), p.Class, printable(p.Code), p.Attempts, printable(p.Version), p.State, p.Generation)
 		if resolved {
 			row += fmt.Sprintf("\t%s\t%s\t%s", p.ResolvedAt.UTC().Format(time.DateTime), printable(p.By), printable(p.Reason))
 		}

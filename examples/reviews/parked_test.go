@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -159,7 +160,7 @@ func TestParkedRefuses(t *testing.T) {
 	}
 	o := reviews(t, "parked", "--db", db)
 	require.Zero(t, o.code, o.stderr)
-	require.Equal(t, "seq   parked (UTC)   handler   key   message   class   code   attempts   version   state\n", o.stdout)
+	require.Equal(t, "seq   parked (UTC)   handler   key   message   class   code   attempts   version   state   generation\n", o.stdout)
 }
 
 // TestOperatorsCommandsAsDocumented: the commands in the documents parse, and their dry run is the
@@ -192,7 +193,7 @@ func TestOperatorsCommandsAsDocumented(t *testing.T) {
 // runOperator runs an operator's command while the service runs.
 func runOperator(t *testing.T, d database, command string, args ...string) outcome {
 	t.Helper()
-	return reviews(t, append([]string{command, "--db", d.flag()}, args...)...)
+	return reviews(t, slices.Concat([]string{command}, args, []string{"--db", d.flag()})...)
 }
 
 func parkedList(t *testing.T, d database, args ...string) (rows []parkedRow) {
@@ -269,12 +270,12 @@ ratings
 
 // refuse makes the read model refuse reviews by an author.
 func (s *testService) refuse(author string) {
-	s.exec(`create trigger refuse before insert on latest_reviews when new.author = '`+author+`' begin select raise(abort, 'no'); end`,
-		`alter table latest_reviews add constraint refuse check (author <> '`+author+`')`)
+	s.exec(`create trigger refuse before insert on latest_reviews_g1 when new.author = '`+author+`' begin select raise(abort, 'no'); end`,
+		`alter table latest_reviews_g1 add constraint refuse check (author <> '`+author+`')`)
 }
 
 func (s *testService) allow() {
-	s.exec(`drop trigger refuse`, `alter table latest_reviews drop constraint refuse`)
+	s.exec(`drop trigger refuse`, `alter table latest_reviews_g1 drop constraint refuse`)
 }
 
 func (s *testService) exec(sqlite, postgres string) {

@@ -44,6 +44,8 @@ func (r rating) average() float64 {
 // readModel writes the ratings and the latest reviews in a transaction of its database.
 // productReviews applies events to it, in the same way for all databases.
 type readModel[Tx any] interface {
+	// create creates the tables.
+	create(ctx context.Context, tx Tx) error
 	// add adds to the rating of a product. The values are differences, so that a duplicate would be
 	// visible.
 	add(ctx context.Context, tx Tx, product string, reviews, stars int) error
@@ -52,14 +54,47 @@ type readModel[Tx any] interface {
 	remove(ctx context.Context, tx Tx, product, author string) error
 }
 
+// The tables of the read model. Readers use views with these names.
+const (
+	tableRatings = "ratings"
+	tableLatest  = "latest_reviews"
+)
+
+// tables names the tables that a handler writes. The service's tables have no prefix, and those of
+// the demo have two.
+type tables struct{ prefix string }
+
+func (t tables) ratings(ctx context.Context) string {
+	return projector.Table(ctx, t.prefix+tableRatings)
+}
+
+func (t tables) latest(ctx context.Context) string {
+	return projector.Table(ctx, t.prefix+tableLatest)
+}
+
 // reviewsProjector is the name of the service's projector. It must never change: every marker has
 // it.
 const reviewsProjector = "product-reviews"
 
+// reviewsVersion is the version of the handlers. Raise it when one of them writes other rows: the new
+// program then fills new tables, and shows them to readers when they are complete.
+const reviewsVersion = 1
+
+// serviceReviews defines the service's projector.
+func serviceReviews[Tx any](m readModel[Tx]) *projector.Projector[Tx] {
+	return productReviews(reviewsProjector, projector.Options{
+		Markers: true,
+		Tables:  []string{tableRatings, tableLatest},
+		Version: reviewsVersion, RebuildOnChange: projector.BlueGreen,
+	}, m, projector.OnCreate(m.create))
+}
+
 // productReviews defines the projector of ratings and latest reviews. Both are written in one unit
 // of work, so that no reader sees a review that the average lacks.
-func productReviews[Tx any](name string, opts projector.Options, m readModel[Tx]) *projector.Projector[Tx] {
-	return projector.Define(name, review.Types, opts,
+func productReviews[Tx any](
+	name string, opts projector.Options, m readModel[Tx], more ...projector.Handler[Tx],
+) *projector.Projector[Tx] {
+	return projector.Define(name, review.Types, opts, append(more,
 		projector.On("posted", func(ctx context.Context, tx Tx, e eventstore.Event[review.Posted]) error {
 			d := e.Data
 			if err := m.add(ctx, tx, d.Product, 1, d.Stars); err != nil {
@@ -88,7 +123,7 @@ func productReviews[Tx any](name string, opts projector.Options, m readModel[Tx]
 			}
 			return m.remove(ctx, tx, d.Product, d.Author)
 		}),
-	)
+	)...)
 }
 
 const excerptRunes = 280 // the read model has an excerpt; the event has the whole text

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
 )
 
 // replayCmd applies parked messages again.
@@ -39,7 +40,10 @@ func (c *replayCmd) Validate() error {
 // service may apply them at the same time. With --dry-run it only shows the changes.
 func (c *replayCmd) Run(ctx context.Context) error {
 	return c.with(ctx, func(db serviceStore) error {
-		f := projector.ParkedFilter{Projector: reviewsProjector, Seqs: c.Seq, Key: c.Key, Class: classNamed(c.Class)}
+		f, err := ofLive(ctx, db, projector.ParkedFilter{Seqs: c.Seq, Key: c.Key, Class: classNamed(c.Class)})
+		if err != nil {
+			return err
+		}
 		if c.DryRun {
 			return c.dryRun(ctx, db, f)
 		}
@@ -53,6 +57,13 @@ func (c *replayCmd) Run(ctx context.Context) error {
 		f.Class = nil // the class changes when a message fails for another reason
 		return c.finish(ctx, db, f, n)
 	})
+}
+
+// ofLive selects the messages of the generation of the read model that readers see.
+func ofLive(ctx context.Context, db serviceStore, f projector.ParkedFilter) (projector.ParkedFilter, error) {
+	all, err := db.Generations(ctx, reviewsProjector)
+	f.Projector, f.Generation = reviewsProjector, provider.LiveGeneration(all)
+	return f, err
 }
 
 // finish applies due messages until no selected message is waiting or --wait is over.

@@ -32,12 +32,20 @@ type serviceStore interface {
 	store
 	projector.State
 	task.Inspector
+	// createReadModel creates the tables of the read model, and the views that readers use.
+	createReadModel(ctx context.Context) error
 	// runner returns a runner of the read models.
 	runner(src projector.Source) (*projector.Runner, error)
 	// applyParked applies parked messages that are due.
 	applyParked(ctx context.Context) error
 	// dryRun shows what a replay of parked messages would change.
 	dryRun(ctx context.Context, f projector.ParkedFilter) (*projector.DryRun, error)
+	// plan returns what a rebuild of the read model would do.
+	plan(ctx context.Context, how projector.RebuildHow) (*projector.Plan, error)
+	// generations returns the generations of the read model.
+	generations(ctx context.Context) ([]projector.Generation, error)
+	// verify compares the read model with the events, and repairs it.
+	verify(ctx context.Context, v projector.Verification) (*projector.Verified, error)
 	// inTx runs fn in a transaction, as Transact of a provider does: fn may run several times.
 	inTx(ctx context.Context, fn func(tx eventstore.TxStore) error) error
 	// moderation returns the services that moderate reviews.
@@ -63,6 +71,8 @@ type serviceStore interface {
 // demoStore is a store with the read models of the demo.
 type demoStore interface {
 	store
+	// createDemoTables creates the tables of the demo's read models.
+	createDemoTables(ctx context.Context) error
 	// demoRunner returns a runner of the demo's two projectors.
 	demoRunner(src projector.Source, t *trace) (*projector.Runner, error)
 }

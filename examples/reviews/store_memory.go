@@ -24,31 +24,38 @@ func newMemory() (*memoryStore, error) {
 
 func (s *memoryStore) Close() error { return nil }
 
-func (s *memoryStore) demoRunner(src projector.Source, t *trace) (*projector.Runner, error) {
-	return newDemoRunner(s.DB, src, t, memoryModel{exactPrefix}, memoryModel{controlPrefix})
+func (s *memoryStore) createDemoTables(ctx context.Context) error {
+	return createDemoTables[*memory.Model](ctx, s.DB, memoryModel{tables{exactPrefix}}, memoryModel{tables{controlPrefix}})
 }
 
-// memoryModel writes the read models to tables with a prefix.
-type memoryModel struct{ prefix string }
+func (s *memoryStore) demoRunner(src projector.Source, t *trace) (*projector.Runner, error) {
+	return newDemoRunner(s.DB, src, t, memoryModel{tables{exactPrefix}}, memoryModel{tables{controlPrefix}})
+}
 
-func (m memoryModel) add(_ context.Context, tx *memory.Model, product string, reviews, stars int) error {
+// memoryModel writes the read models.
+type memoryModel struct{ tables }
+
+// create creates nothing: a table exists once it has a row.
+func (m memoryModel) create(context.Context, *memory.Model) error { return nil }
+
+func (m memoryModel) add(ctx context.Context, tx *memory.Model, product string, reviews, stars int) error {
 	row := rating{Product: product}
-	if had, ok := tx.Get(m.prefix+"ratings", product); ok {
+	if had, ok := tx.Get(m.ratings(ctx), product); ok {
 		row = had.(rating)
 	}
 	row.Reviews += reviews
 	row.Stars += stars
-	tx.Put(m.prefix+"ratings", product, row)
+	tx.Put(m.ratings(ctx), product, row)
 	return nil
 }
 
-func (m memoryModel) put(_ context.Context, tx *memory.Model, s currentReview) error {
-	tx.Put(m.prefix+"latest_reviews", eventstore.JoinID(s.Product, s.Author), s)
+func (m memoryModel) put(ctx context.Context, tx *memory.Model, s currentReview) error {
+	tx.Put(m.latest(ctx), eventstore.JoinID(s.Product, s.Author), s)
 	return nil
 }
 
-func (m memoryModel) remove(_ context.Context, tx *memory.Model, product, author string) error {
-	tx.Delete(m.prefix+"latest_reviews", eventstore.JoinID(product, author))
+func (m memoryModel) remove(ctx context.Context, tx *memory.Model, product, author string) error {
+	tx.Delete(m.latest(ctx), eventstore.JoinID(product, author))
 	return nil
 }
 

@@ -27,8 +27,9 @@ var (
 	_ demoStore    = (*postgresStore)(nil)
 )
 
-// createPostgres connects and creates missing tables.
-func createPostgres(ctx context.Context, dsn string, route outbox.Route, models ...postgresModel) (*postgresStore, error) {
+// createPostgres connects, and creates Kinora's tables if they are missing. The runner creates those
+// of the read model.
+func createPostgres(ctx context.Context, dsn string, route outbox.Route) (*postgresStore, error) {
 	db, err := postgres.Open(ctx, dsn, &postgres.Config{Route: route})
 	if err != nil {
 		return nil, err
@@ -36,12 +37,6 @@ func createPostgres(ctx context.Context, dsn string, route outbox.Route, models 
 	if err := db.Migrate(ctx); err != nil {
 		db.Close()
 		return nil, err
-	}
-	for _, m := range models {
-		if err := m.create(ctx, db); err != nil {
-			db.Close()
-			return nil, fmt.Errorf("create the read models: %w", err)
-		}
 	}
 	return &postgresStore{db}, nil
 }
@@ -70,7 +65,11 @@ func (s *postgresStore) inTx(ctx context.Context, fn func(eventstore.TxStore) er
 	return s.Transact(ctx, func(_ context.Context, tx pgx.Tx) error { return fn(s.InTx(tx)) })
 }
 
-var postgresReviews = productReviews[pgx.Tx](reviewsProjector, projector.Options{Markers: true}, postgresModel{})
+var postgresReviews = serviceReviews[pgx.Tx](postgresModel{})
+
+func (s *postgresStore) createReadModel(ctx context.Context) error {
+	return postgresReviews.Create(ctx, s.DB, nil)
+}
 
 func (s *postgresStore) runner(src projector.Source) (*projector.Runner, error) {
 	return projector.NewRunner(s.DB, src, projector.RunnerConfig{Lease: lease}, postgresReviews)
@@ -96,6 +95,18 @@ func (s *postgresStore) dryRun(ctx context.Context, f projector.ParkedFilter) (*
 	return postgresReviews.DryRun(ctx, s.DB, f, nil)
 }
 
+func (s *postgresStore) plan(ctx context.Context, how projector.RebuildHow) (*projector.Plan, error) {
+	return postgresReviews.Plan(ctx, s.DB, how, nil)
+}
+
+func (s *postgresStore) generations(ctx context.Context) ([]projector.Generation, error) {
+	return postgresReviews.Generations(ctx, s.DB)
+}
+
+func (s *postgresStore) verify(ctx context.Context, v projector.Verification) (*projector.Verified, error) {
+	return postgresReviews.Verify(ctx, s.DB, v, nil)
+}
+
 func (s *postgresStore) wait(ctx context.Context, at eventstore.Appended) error {
 	return postgresReviews.Wait(ctx, s.DB, at)
 }
@@ -104,24 +115,25 @@ func (s *postgresStore) lag(ctx context.Context) (projector.Lag, error) {
 	return postgresReviews.Lag(ctx, s.DB)
 }
 
-func (s *postgresStore) demoRunner(src projector.Source, t *trace) (*projector.Runner, error) {
-	return newDemoRunner(s.DB, src, t, postgresModel{exactPrefix}, postgresModel{controlPrefix})
+func (s *postgresStore) createDemoTables(ctx context.Context) error {
+	return createDemoTables[pgx.Tx](ctx, s.DB, postgresModel{tables{exactPrefix}}, postgresModel{tables{controlPrefix}})
 }
 
-// postgresModel writes the read models to tables with a prefix.
-type postgresModel struct{ prefix string }
+func (s *postgresStore) demoRunner(src projector.Source, t *trace) (*projector.Runner, error) {
+	return newDemoRunner(s.DB, src, t, postgresModel{tables{exactPrefix}}, postgresModel{tables{controlPrefix}})
+}
 
-// create creates the tables under a lock, because "if not exists" fails if several processes run it
-// at once.
-func (m postgresModel) create(ctx context.Context, db *postgres.DB) error {
-	ddl := strings.ReplaceAll(`
-		select pg_advisory_xact_lock(20261120);
-		create table if not exists {}ratings (
+// postgresModel writes the read models.
+type postgresModel struct{ tables }
+
+func (m postgresModel) create(ctx context.Context, tx pgx.Tx) error {
+	_, err := tx.Exec(ctx, strings.NewReplacer("{ratings}", m.ratings(ctx), "{latest}", m.latest(ctx)).Replace(`
+		create table {ratings} (
 			product text collate "C" primary key,
 			reviews bigint not null,
 			stars bigint not null
 		) with (fillfactor = 50);
-		create table if not exists {}latest_reviews (
+		create table {latest} (
 			product text collate "C" not null,
 			author text collate "C" not null,
 			stars int not null,
@@ -130,15 +142,14 @@ func (m postgresModel) create(ctx context.Context, db *postgres.DB) error {
 			reviewed_at timestamptz not null,
 			primary key (product, author)
 		);
-		create index if not exists {}latest_reviews_newest on {}latest_reviews (product, reviewed_at desc);
-		create index if not exists {}latest_reviews_newest_of_all on {}latest_reviews (reviewed_at desc, product, author)`, "{}", m.prefix)
-	_, err := db.Pool().Exec(ctx, ddl) // one call with several statements is one transaction
+		create index {latest}_newest on {latest} (product, reviewed_at desc);
+		create index {latest}_newest_of_all on {latest} (reviewed_at desc, product, author)`))
 	return err
 }
 
 func (m postgresModel) add(ctx context.Context, tx pgx.Tx, product string, reviews, stars int) error {
 	_, err := tx.Exec(ctx, `
-		insert into `+m.prefix+`ratings as r (product, reviews, stars) values ($1, $2, $3)
+		insert into `+m.ratings(ctx)+` as r (product, reviews, stars) values ($1, $2, $3)
 		on conflict (product) do update set reviews = r.reviews + excluded.reviews, stars = r.stars + excluded.stars`,
 		product, reviews, stars)
 	return err
@@ -146,7 +157,7 @@ func (m postgresModel) add(ctx context.Context, tx pgx.Tx, product string, revie
 
 func (m postgresModel) put(ctx context.Context, tx pgx.Tx, s currentReview) error {
 	_, err := tx.Exec(ctx, `
-		insert into `+m.prefix+`latest_reviews (product, author, stars, summary, excerpt, reviewed_at)
+		insert into `+m.latest(ctx)+` (product, author, stars, summary, excerpt, reviewed_at)
 		values ($1, $2, $3, $4, $5, $6)
 		on conflict (product, author) do update set stars = excluded.stars, summary = excluded.summary,
 			excerpt = excluded.excerpt, reviewed_at = excluded.reviewed_at`,
@@ -155,7 +166,7 @@ func (m postgresModel) put(ctx context.Context, tx pgx.Tx, s currentReview) erro
 }
 
 func (m postgresModel) remove(ctx context.Context, tx pgx.Tx, product, author string) error {
-	_, err := tx.Exec(ctx, `delete from `+m.prefix+`latest_reviews where product = $1 and author = $2`, product, author)
+	_, err := tx.Exec(ctx, `delete from `+m.latest(ctx)+` where product = $1 and author = $2`, product, author)
 	return err
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora"
@@ -24,21 +25,15 @@ var (
 	_ demoStore    = (*sqliteStore)(nil)
 )
 
-// createSQLite opens a file and creates it and its tables if they are missing.
-func createSQLite(ctx context.Context, path string, route outbox.Route, models ...sqliteModel) (*sqliteStore, error) {
+// createSQLite opens a file, and creates it and Kinora's tables if they are missing. The runner
+// creates those of the read model.
+func createSQLite(ctx context.Context, path string, route outbox.Route) (*sqliteStore, error) {
 	db, err := sqlite.Open(ctx, path, &sqlite.Config{Route: route})
 	if err != nil {
 		return nil, err
 	}
 	if err := db.Migrate(ctx); err != nil {
 		return nil, errors.Join(err, db.Close())
-	}
-	for _, m := range models {
-		for _, ddl := range m.ddl() {
-			if _, err := db.SQL().ExecContext(ctx, ddl); err != nil {
-				return nil, errors.Join(fmt.Errorf("create the read models: %w", err), db.Close())
-			}
-		}
 	}
 	return &sqliteStore{db}, nil
 }
@@ -54,7 +49,7 @@ func openSQLite(ctx context.Context, path string) (*sqliteStore, error) {
 	if err != nil {
 		return nil, err
 	}
-	const find = `select count(*) from sqlite_master where type = 'table' and name in ('ratings', 'latest_reviews')`
+	const find = `select count(*) from sqlite_master where name in ('ratings', 'latest_reviews')`
 	var tables int
 	if err := db.SQL().QueryRowContext(ctx, find).Scan(&tables); err != nil {
 		return nil, errors.Join(fmt.Errorf("find the read model in %s: %w", path, err), db.Close())
@@ -69,7 +64,11 @@ func (s *sqliteStore) inTx(ctx context.Context, fn func(eventstore.TxStore) erro
 	return s.Transact(ctx, func(_ context.Context, tx *sql.Tx) error { return fn(s.InTx(tx)) })
 }
 
-var sqliteReviews = productReviews[*sql.Tx](reviewsProjector, projector.Options{Markers: true}, sqliteModel{})
+var sqliteReviews = serviceReviews[*sql.Tx](sqliteModel{})
+
+func (s *sqliteStore) createReadModel(ctx context.Context) error {
+	return sqliteReviews.Create(ctx, s.DB, nil)
+}
 
 func (s *sqliteStore) runner(src projector.Source) (*projector.Runner, error) {
 	return projector.NewRunner(s.DB, src, projector.RunnerConfig{Lease: lease}, sqliteReviews)
@@ -95,6 +94,18 @@ func (s *sqliteStore) dryRun(ctx context.Context, f projector.ParkedFilter) (*pr
 	return sqliteReviews.DryRun(ctx, s.DB, f, nil)
 }
 
+func (s *sqliteStore) plan(ctx context.Context, how projector.RebuildHow) (*projector.Plan, error) {
+	return sqliteReviews.Plan(ctx, s.DB, how, nil)
+}
+
+func (s *sqliteStore) generations(ctx context.Context) ([]projector.Generation, error) {
+	return sqliteReviews.Generations(ctx, s.DB)
+}
+
+func (s *sqliteStore) verify(ctx context.Context, v projector.Verification) (*projector.Verified, error) {
+	return sqliteReviews.Verify(ctx, s.DB, v, nil)
+}
+
 func (s *sqliteStore) wait(ctx context.Context, at eventstore.Appended) error {
 	return sqliteReviews.Wait(ctx, s.DB, at)
 }
@@ -103,22 +114,25 @@ func (s *sqliteStore) lag(ctx context.Context) (projector.Lag, error) {
 	return sqliteReviews.Lag(ctx, s.DB)
 }
 
-func (s *sqliteStore) demoRunner(src projector.Source, t *trace) (*projector.Runner, error) {
-	return newDemoRunner(s.DB, src, t, sqliteModel{exactPrefix}, sqliteModel{controlPrefix})
+func (s *sqliteStore) createDemoTables(ctx context.Context) error {
+	return createDemoTables[*sql.Tx](ctx, s.DB, sqliteModel{tables{exactPrefix}}, sqliteModel{tables{controlPrefix}})
 }
 
-// sqliteModel writes the read models to tables with a prefix. The service has no prefix, the demo
-// has two.
-type sqliteModel struct{ prefix string }
+func (s *sqliteStore) demoRunner(src projector.Source, t *trace) (*projector.Runner, error) {
+	return newDemoRunner(s.DB, src, t, sqliteModel{tables{exactPrefix}}, sqliteModel{tables{controlPrefix}})
+}
 
-func (m sqliteModel) ddl() []string {
-	return []string{
-		`create table if not exists ` + m.prefix + `ratings (
+// sqliteModel writes the read models.
+type sqliteModel struct{ tables }
+
+func (m sqliteModel) create(ctx context.Context, tx *sql.Tx) error {
+	_, err := tx.ExecContext(ctx, strings.NewReplacer("{ratings}", m.ratings(ctx), "{latest}", m.latest(ctx)).Replace(`
+		create table {ratings} (
 			product text primary key,
 			reviews integer not null,
 			stars integer not null
-		) strict, without rowid`,
-		`create table if not exists ` + m.prefix + `latest_reviews (
+		) strict, without rowid;
+		create table {latest} (
 			product text not null,
 			author text not null,
 			stars integer not null,
@@ -126,24 +140,22 @@ func (m sqliteModel) ddl() []string {
 			excerpt text not null,
 			reviewed_at integer not null, -- milliseconds since 1970
 			primary key (product, author)
-		) strict, without rowid`,
-		`create index if not exists ` + m.prefix + `latest_reviews_newest
-			on ` + m.prefix + `latest_reviews (product, reviewed_at desc)`,
-		`create index if not exists ` + m.prefix + `latest_reviews_newest_of_all
-			on ` + m.prefix + `latest_reviews (reviewed_at desc, product, author)`,
-	}
+		) strict, without rowid;
+		create index {latest}_newest on {latest} (product, reviewed_at desc);
+		create index {latest}_newest_of_all on {latest} (reviewed_at desc, product, author)`))
+	return err
 }
 
 func (m sqliteModel) add(ctx context.Context, tx *sql.Tx, product string, reviews, stars int) error {
 	_, err := tx.ExecContext(ctx, `
-		insert into `+m.prefix+`ratings (product, reviews, stars) values (?1, ?2, ?3)
+		insert into `+m.ratings(ctx)+` (product, reviews, stars) values (?1, ?2, ?3)
 		on conflict (product) do update set reviews = reviews + ?2, stars = stars + ?3`, product, reviews, stars)
 	return err
 }
 
 func (m sqliteModel) put(ctx context.Context, tx *sql.Tx, s currentReview) error {
 	_, err := tx.ExecContext(ctx, `
-		insert into `+m.prefix+`latest_reviews (product, author, stars, summary, excerpt, reviewed_at)
+		insert into `+m.latest(ctx)+` (product, author, stars, summary, excerpt, reviewed_at)
 		values (?1, ?2, ?3, ?4, ?5, ?6)
 		on conflict (product, author) do update set stars = ?3, summary = ?4, excerpt = ?5, reviewed_at = ?6`,
 		s.Product, s.Author, s.Stars, s.Summary, s.Excerpt, s.ReviewedAt.UnixMilli())
@@ -151,7 +163,7 @@ func (m sqliteModel) put(ctx context.Context, tx *sql.Tx, s currentReview) error
 }
 
 func (m sqliteModel) remove(ctx context.Context, tx *sql.Tx, product, author string) error {
-	_, err := tx.ExecContext(ctx, `delete from `+m.prefix+`latest_reviews where product = ?1 and author = ?2`, product, author)
+	_, err := tx.ExecContext(ctx, `delete from `+m.latest(ctx)+` where product = ?1 and author = ?2`, product, author)
 	return err
 }
 

@@ -200,7 +200,7 @@ func TestProjectorTakesOver(t *testing.T) {
 	conn, other := postgresConn(t, dsn), postgresConn(t, dsn)
 	require.Zero(t, reviews(t, "import", "--broker", "sql", "--db", dsn, path).code) // creates the tables
 	want := postgresReport(t, dsn)
-	_, err := conn.Exec(t.Context(), `truncate ratings, latest_reviews, kinora.markers;
+	_, err := conn.Exec(t.Context(), `truncate ratings_g1, latest_reviews_g1, kinora.markers;
 		update kinora.checkpoints set mode = 'live', position = 0, event_id = '', recorded_at = null;
 		update watermill_offsets_review set offset_acked = 0, last_processed_transaction_id = '0'`) // redelivers all
 	require.NoError(t, err)

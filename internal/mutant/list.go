@@ -5,7 +5,7 @@ import "slices"
 // All lists the mutants. An edit's old text is short and part of the mechanism, so that other
 // changes of the file do not affect it. A mutant that no longer applies fails
 // TestEveryMutantApplies.
-var All = slices.Concat(stores, claims, units, progress, readers, tasks)
+var All = slices.Concat(stores, claims, units, progress, generations, readers, rebuilds, tasks, events)
 
 // stores lists the mutants of markers, generations, appends, the log and the outbox.
 var stores = []Mutant{
@@ -13,7 +13,7 @@ var stores = []Mutant{
 		Name: "no_marker",
 		What: "an existing marker does not prevent a handler from running",
 		Edits: []Edit{
-			{File: "providers/memory/unit.go", Old: "s.mark(m, generation, marker{now, position})", New: "(s.mark(m, generation, marker{now, position}) || true)"},
+			{File: "providers/memory/unit.go", Old: "s.mark(m, build, marker{now, position})", New: "(s.mark(m, build, marker{now, position}) || true)"},
 			{File: "providers/sqlite/opening.go", Old: "return !marked[m] })", New: "return true })"},
 			{File: "providers/postgres/open.go", Old: "return w.marked[", New: "return true || w.marked["},
 		},
@@ -27,8 +27,8 @@ var stores = []Mutant{
 	{
 		Name: "marker_apart",
 		What: "markers are committed before the handler's transaction begins",
-		Edits: []Edit{{File: "providers/postgres/open.go", Old: `	w.queueMarkers(b, markSQL)
-`, New: `	w.queueMarkers(b, markSQL)
+		Edits: []Edit{{File: "providers/postgres/open.go", Old: `	w.queueMarkers(b, sql)
+`, New: `	w.queueMarkers(b, sql)
 	if !w.IsReplay() && w.Careful == nil {
 		b.Queue("commit")
 		b.Queue("begin")

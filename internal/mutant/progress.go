@@ -18,10 +18,14 @@ var progress = []Mutant{
 		Name: "checkpoint_before_markers",
 		What: "markers are pruned, but a unit does not read the checkpoint again after its wait for markers",
 		Edits: []Edit{
-			{File: "providers/postgres/open.go", Old: `		w.queueMarkers(b, markBehindSQL)
-		w.db.queueCheckpoint(b, w.Projector, unlocked, &w.checkpoint)
-`, New: `		w.db.queueCheckpoint(b, w.Projector, unlocked, &w.checkpoint)
-		w.queueMarkers(b, markBehindSQL)
+			{File: "providers/postgres/open.go", Old: `		w.queueMarkers(b, sql)
+		if w.Projector != "" {
+			w.db.queueCheckpoint(b, w.Build(), locked, &w.checkpoint)
+		}
+`, New: `		if w.Projector != "" {
+			w.db.queueCheckpoint(b, w.Build(), locked, &w.checkpoint)
+		}
+		w.queueMarkers(b, sql)
 `},
 		},
 		Tests: []Test{{"./providers/postgres", "TestTheCheckpointIsReadAfterTheMarkers/tx"}},
@@ -30,7 +34,8 @@ var progress = []Mutant{
 		Name: "checkpoint_in_the_insert",
 		What: "in one round trip the insert of the markers selects the events behind the checkpoint, which is no error for the others",
 		Edits: []Edit{
-			{File: "providers/postgres/open.go", Old: "	mustMarkSQL = insertMarkers + ` order by 1, 3`\n", New: "	mustMarkSQL = insertMarkers + ` left join kinora.checkpoint($1::text, '') c on true where c.position is null or n.position > c.position order by 1, 3`\n"},
+			{File: "providers/postgres/open.go", Old: "	mustMarkSQL = insertMarkers + ` order by 1, 3`\n", New: "	mustMarkSQL = insertMarkers + ` left join kinora.checkpoint($5::text, $1::int, '') c on true where $6::boolean is not null and (c.position is null or n.position > c.position) order by 1, 3`\n"},
+			{File: "providers/postgres/open.go", Old: "if sql == markBehindSQL {", New: "if sql != markSQL {"},
 			{File: "providers/postgres/batch.go", Old: "w.lanes(), lowest)", New: "w.lanes(), (*int64)(nil))"},
 		},
 		Tests: []Test{{"./providers/postgres", "TestBatchedProgressConformance/Applied/a_redelivery_after_PruneApplied"}},
@@ -39,8 +44,8 @@ var progress = []Mutant{
 		Name: "fence_after_markers",
 		What: "a unit takes the fence after its markers, so it does not see the mode that the fence has waited for",
 		Edits: []Edit{
-			{File: "providers/postgres/open.go", Old: "	w.queueFence(b)\n	if w.Advance != nil {\n", New: "	if w.Advance != nil {\n"},
-			{File: "providers/postgres/open.go", Old: "	if !w.IsReplay() && len(w.Messages) > 0 {\n		w.queueHeld(b)\n", New: "	w.queueFence(b)\n	if !w.IsReplay() && len(w.Messages) > 0 {\n		w.queueHeld(b)\n"},
+			{File: "providers/postgres/open.go", Old: "ReadCommitted})\n		w.queueFence(b)\n", New: "ReadCommitted})\n"},
+			{File: "providers/postgres/open.go", Old: "	if !w.IsReplay() && len(w.Messages) > 0 {\n		w.queueHeld(b)\n", New: "	if w.Switch == nil {\n		w.queueFence(b)\n	}\n	if !w.IsReplay() && len(w.Messages) > 0 {\n		w.queueHeld(b)\n"},
 		},
 		Tests: []Test{{"./providers/postgres", "TestUnitsThatWaitForAChangeOfTheModeSeeIt/tx"}},
 	},

@@ -14,7 +14,7 @@ var readers = []Mutant{
 	{
 		Name: "settled_after_the_read",
 		What: "when a projector goes live, the checkpoint moves to what is settled after the last events were read",
-		Edits: []Edit{{File: "projector/complete.go", Old: "	return r.setMode(ctx, provider.ModeLive)", New: `	later, err := r.pageAfter(ctx, provider.LogQuery{After: r.read, Filter: r.filter, Limit: closeLimit, NoData: true})
+		Edits: []Edit{{File: "projector/complete.go", Old: "	if err := r.setMode(ctx, provider.ModeLive); err != nil {\n", New: `	later, err := r.pageAfter(ctx, provider.LogQuery{After: r.read, Filter: r.filter, Limit: closeLimit, NoData: true})
 	if err == nil {
 		err = r.advance(hard, later.End)
 	}
@@ -22,7 +22,8 @@ var readers = []Mutant{
 		return err
 	}
 	r.read = later.End.Position
-	return r.setMode(ctx, provider.ModeLive)`}},
+	if err := r.setMode(ctx, provider.ModeLive); err != nil {
+`}},
 		Tests: []Test{{"./projector", "TestGoingLiveLosesDoublesAndMisordersNothing"}},
 	},
 	{
@@ -74,7 +75,7 @@ var readers = []Mutant{
 	{
 		Name:  "large_units_after_a_crash",
 		What:  "events that were in flight when a reader crashed run in units of the usual size",
-		Edits: []Edit{{File: "projector/worker.go", Old: "r.worker == w && r.suspects > 0", New: "r.worker == w && r.suspects < 0"}},
+		Edits: []Edit{{File: "projector/worker.go", Old: "w.isReader() && r.suspects > 0", New: "w.isReader() && r.suspects < 0"}},
 		Tests: []Test{{"./projector", "TestEventsOfACrashedReaderRunInSmallUnits"}},
 	},
 	{
@@ -88,9 +89,9 @@ var readers = []Mutant{
 			},
 			{
 				File: "providers/postgres/progress.go",
-				Old:  "kinora.advance($1::text, $2::bigint, $3::text, $4::uuid,",
-				New: "kinora.advance($1::text, (select position from kinora.checkpoint($1::text, '')) + 0 * $2::bigint, " +
-					"$3::text, (select token from kinora.checkpoint($1::text, '') where $4::uuid is not null),",
+				Old:  "kinora.advance($1::text, $2::int, $3::bigint, $4::text, $5::uuid,",
+				New: "kinora.advance($1::text, $2::int, (select position from kinora.checkpoint($1::text, $2::int, '')) + 0 * $3::bigint, " +
+					"$4::text, (select token from kinora.checkpoint($1::text, $2::int, '') where $5::uuid is not null),",
 			},
 		},
 		Tests: []Test{{"./providers/postgres", "TestConformance/Progress/Advance/a_fenced_move"}},

@@ -5,12 +5,12 @@ var units = []Mutant{
 	{
 		Name: "ack_early",
 		What: "deliveries are acknowledged before their unit runs",
-		Edits: []Edit{{File: "projector/worker.go", Old: `			w.apply(ctx, hard, w.locate(ctx, w.collect(m)))
+		Edits: []Edit{{File: "projector/worker.go", Old: `			w.apply(ctx, hard, w.leave(ctx, w.locate(ctx, w.collect(m))))
 `, New: `			msgs := w.collect(m)
 			for _, m := range msgs {
 				m.done()
 			}
-			w.apply(ctx, hard, w.locate(ctx, msgs))
+			w.apply(ctx, hard, w.leave(ctx, w.locate(ctx, msgs)))
 `}},
 		Tests: []Test{{"./projector", "TestNoMessageIsAckedBeforeItsCommit"}},
 		Cells: []string{"kill"},
@@ -101,14 +101,15 @@ var units = []Mutant{
 		Name: "hold_before_unit",
 		What: "a unit asks which lanes are held before its transaction begins",
 		Edits: []Edit{
-			{File: "providers/postgres/open.go", Old: "	b := &pgx.Batch{}\n	b.BeginTx(", New: `	if ask := (&pgx.Batch{}); !w.IsReplay() && len(w.Messages) > 0 {
+			{File: "providers/postgres/open.go", Old: "	b := &pgx.Batch{}\n	if w.Switch == nil {\n", New: `	if ask := (&pgx.Batch{}); !w.IsReplay() && len(w.Messages) > 0 {
 		w.queueHeld(ask)
 		if err := conn.SendBatch(ctx, ask).Close(); err != nil {
 			return nil, err
 		}
 	}
 	b := &pgx.Batch{}
-	b.BeginTx(`},
+	if w.Switch == nil {
+`},
 			{File: "providers/postgres/open.go", Old: "	if !w.IsReplay() && len(w.Messages) > 0 {\n		w.queueHeld(b)\n	}\n", New: ""},
 		},
 		Tests: []Test{{"./providers/postgres", "TestHoldsAreReadAfterTheWaitForMarkers/tx"}},
@@ -118,10 +119,10 @@ var units = []Mutant{
 		What: "a unit asks which lanes are held before it waits for markers",
 		Edits: []Edit{
 			{File: "providers/postgres/open.go", Old: "	if !w.IsReplay() && len(w.Messages) > 0 {\n		w.queueHeld(b)\n	}\n", New: ""},
-			{File: "providers/postgres/open.go", Old: "	w.queueMarkers(b, markSQL)\n", New: `	if !w.IsReplay() && len(w.Messages) > 0 {
+			{File: "providers/postgres/open.go", Old: "	w.queueMarkers(b, sql)\n", New: `	if !w.IsReplay() && len(w.Messages) > 0 {
 		w.queueHeld(b)
 	}
-	w.queueMarkers(b, markSQL)
+	w.queueMarkers(b, sql)
 `},
 		},
 		Tests: []Test{{"./providers/postgres", "TestHoldsAreReadAfterTheWaitForMarkers/tx"}},
@@ -131,8 +132,8 @@ var units = []Mutant{
 		What: "a unit that finds a lane held does not lock the hold: it may park behind a message that has left",
 		Edits: []Edit{{
 			File: "providers/postgres/open.go",
-			Old:  "select kinora.held($1::text, $2::bytea[])",
-			New:  "select lane from kinora.holds where projector = $1::text and lane = any($2::bytea[])",
+			Old:  "select kinora.held($1::text, $2::int, $3::bytea[])",
+			New:  "select lane from kinora.holds where projector = $1::text and generation = $2::int and lane = any($3::bytea[])",
 		}},
 		Tests: []Test{{"./providers/postgres", "TestADeliveryAndAParkedMessageOfOneLaneFollowOneAnother"}},
 	},
@@ -199,7 +200,7 @@ var units = []Mutant{
 	{
 		Name:  "careful_in_one_trip",
 		What:  "a careful unit runs its handlers before it knows which messages are suspects",
-		Edits: []Edit{{File: "providers/postgres/batch.go", Old: "!u.Once && u.Careful == nil &&", New: "!u.Once &&"}},
+		Edits: []Edit{{File: "providers/postgres/batch.go", Old: "u.Switch == nil && u.Careful == nil &&", New: "u.Switch == nil &&"}},
 		Tests: []Test{{"./providers/postgres", "TestBatchedConformance/Careful/a_careful_unit_asks_first"}},
 	},
 	{

@@ -5,11 +5,13 @@ package pgconform
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/providertest"
 )
@@ -50,7 +52,11 @@ func Fixture(t testing.TB, db *postgres.DB, o providertest.Options) providertest
 			_, _ = tx.Conn().Exec(ctx, "rollback") // cannot be refused
 		},
 		Insert: insert(db),
-		Total:  Total(t, db),
+		Tables: tables(db, func(ctx context.Context, tx pgx.Tx, sql string) error {
+			_, err := tx.Exec(ctx, sql)
+			return err
+		}),
+		Total: Total(t, db),
 		Reopen: func() providertest.Fixture[pgx.Tx] {
 			return Fixture(t, reopen(t, db, o), o)
 		},
@@ -69,6 +75,35 @@ func reopen(t testing.TB, db *postgres.DB, o providertest.Options) *postgres.DB 
 func inTx(db *postgres.DB) func(context.Context, func(providertest.TxView, providertest.Add) error) error {
 	return func(ctx context.Context, fn func(providertest.TxView, providertest.Add) error) error {
 		return pgx.BeginFunc(ctx, db.Pool(), func(tx pgx.Tx) error { return fn(view(db, tx)) })
+	}
+}
+
+// tables returns functions that write by run. The statements are in blocks, because a batch is parsed
+// before it is executed: another statement of it may create the table.
+func tables[Tx any](db *postgres.DB, run func(ctx context.Context, tx Tx, sql string) error) *providertest.Tables[Tx] {
+	text := func(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
+	write := func(ctx context.Context, tx Tx, table, sql string) error {
+		return run(ctx, tx, "do $do$ begin "+strings.ReplaceAll(sql, "?table", pgx.Identifier{table}.Sanitize())+"; end $do$")
+	}
+	return &providertest.Tables[Tx]{
+		Create: func(ctx context.Context, tx Tx, table string) error {
+			return write(ctx, tx, table, `create table ?table (key text primary key, n int not null, note text not null)`)
+		},
+		Put: func(ctx context.Context, tx Tx, table string, row providertest.Row) error {
+			return write(ctx, tx, table, fmt.Sprintf(`insert into ?table values (%s, %d, %s)
+				on conflict (key) do update set n = excluded.n, note = excluded.note`, text(row.Key), row.N, text(row.Note)))
+		},
+		Delete: func(ctx context.Context, tx Tx, table, key string) error {
+			return write(ctx, tx, table, `delete from ?table where key = `+text(key))
+		},
+		Rows: func(ctx context.Context, table string) ([]providertest.Row, error) {
+			rows, _ := db.Pool().Query(ctx, `select key, n, note from `+pgx.Identifier{table}.Sanitize()+` order by key collate "C"`)
+			all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[providertest.Row])
+			if e, ok := errors.AsType[*pgconn.PgError](err); ok && e.Code == "42P01" {
+				return nil, nil
+			}
+			return all, err
+		},
 	}
 }
 
@@ -124,6 +159,7 @@ func Advance(t testing.TB, db *postgres.DB) func(time.Duration) {
 			"outbox":          {"next_attempt_at", "created_at", "last_attempt_at", "published_at"},
 			"markers":         {"processed_at"},
 			"low_water_marks": {"pruned_before"},
+			"generations":     {"created_at", "changed_at"},
 			"parked":          {"parked_at", "resolved_at"},
 			"holds":           {"due_at"}, // infinity stays
 			"runners":         {"expires_at"},
@@ -161,6 +197,10 @@ func Batched(t testing.TB, db *postgres.DB, o providertest.Options) providertest
 			b.Queue("select 1 / 0")
 			return nil
 		},
+		Tables: tables(db, func(_ context.Context, b *pgx.Batch, sql string) error {
+			b.Queue(sql)
+			return nil
+		}),
 		Total: Total(t, db),
 		Reopen: func() providertest.Fixture[*pgx.Batch] {
 			return Batched(t, reopen(t, db, o), o)

@@ -31,10 +31,10 @@ func (db *Provider) Beat(ctx context.Context, runner string, lease, record time.
 }
 
 // InFlight implements provider.Liveness.
-func (db *Provider) InFlight(ctx context.Context, projector string, w provider.Worker, messages []string) error {
+func (db *Provider) InFlight(ctx context.Context, b provider.Build, w provider.Worker, messages []string) error {
 	ids := make([]string, len(messages))
 	for i, id := range messages {
-		ids[i] = pair(projector, id)
+		ids[i] = pair(buildKey(b), id)
 	}
 	_, err := update(ctx, db, "record the messages in flight", func(s *state, _ time.Time) struct{} {
 		s.inFlight = s.inFlight.put(workerKey(w), ids)

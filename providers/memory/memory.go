@@ -15,7 +15,8 @@
 // DB.InTx.
 //
 // Authors of a provider can read the package in this order: state, in this file, lists the stored
-// data; unit.go implements provider.Units; parking.go implements the queues of parked messages
+// data; unit.go and switch.go implement provider.Units; generations.go implements
+// provider.Builds; parking.go implements the queues of parked messages
 // and provider.Parking; liveness.go implements provider.Liveness; records.go implements the
 // markers and provider.Records; progress.go implements provider.Progress and claim.Leases; log.go
 // implements provider.Log; tasks.go, task_changes.go and task_tx.go implement the tasks of workers.
@@ -70,25 +71,26 @@ type state struct {
 	open     *tree[int64, struct{}]                      // the Seqs of the open entries
 	held     *tree[int64, struct{}]                      // the Seqs of the held entries
 	messages *tree[string, int64]                        // Seqs by topic and message id
-	// the live generation of a projector; 1 if absent
-	live *tree[string, int]
+	// by projector and number
+	generations *tree[string, provider.Generation]
 	// by handler, generation and message id
 	markers *tree[string, marker]
-	// of projectors, by name and generation
+	// by projector and generation
 	checkpoints *tree[string, provider.Checkpoint]
 	leases      *tree[string, lease] // by name
 	// of handlers: markers created up to this time may be deleted
 	lowWater *tree[string, time.Time]
 	parked   *tree[int64, provider.Parked] // by Seq
-	// Seqs of the messages not replayed, by projector and message id
+	// Seqs of the messages not replayed, by projector, generation and message id
 	parkedIDs *tree[string, int64]
 	parkings  int64 // the last Seq of a parked message
-	// Seqs of the messages that wait or are stuck, by projector and lane
+	// Seqs of the messages that wait or are stuck, by projector, generation and lane
 	lanes   *tree[string, *tree[int64, struct{}]]
 	runners *tree[string, time.Time] // the ends of their leases
 	// messages in flight of careful workers, by runner and number
 	inFlight *tree[string, []string]
 	tables   *tree[string, *tree[string, any]] // the read models
+	views    *tree[string, string]             // the tables that views show
 	work     work                              // the tasks
 	// closed when a later state has more entries, more events, or more tasks to claim
 	added, appended, tasksDue chan struct{}
@@ -132,6 +134,10 @@ func (db *Provider) tx(ctx context.Context, fn func(tx *Model) error) error {
 	if err != nil {
 		return err
 	}
+	return tx.run(ctx, fn)
+}
+
+func (tx *Model) run(ctx context.Context, fn func(tx *Model) error) error {
 	defer tx.end()
 	if err := fn(tx); err != nil {
 		return err
@@ -186,13 +192,13 @@ func (db *Provider) begin(ctx context.Context) (*Model, error) {
 	}
 }
 
-// commit replaces the committed state with the staged one, unless ctx has ended. A dry run is not
-// committed.
+// commit replaces the committed state with the staged one, unless ctx has ended or the changes
+// are to be discarded.
 func (m *Model) commit(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("commit: %w", err)
 	}
-	if m.wrote != nil {
+	if m.discard {
 		return nil
 	}
 	if !m.endOnce() {

@@ -55,9 +55,33 @@ func open(t testing.TB, o providertest.Options) providertest.Fixture[*memory.Mod
 		Transact: inTx,
 		Advance:  c.advance,
 		Add:      add,
+		Tables:   tables(db),
 		Total: func(key string) (total int) {
 			db.View(func(m *memory.Model) { total = totalOf(m, key) })
 			return total
+		},
+	}
+}
+
+// tables returns tables whose values are providertest.Row. They exist while they have rows.
+func tables(db *memory.DB) *providertest.Tables[*memory.Model] {
+	return &providertest.Tables[*memory.Model]{
+		Create: func(context.Context, *memory.Model, string) error { return nil },
+		Put: func(_ context.Context, tx *memory.Model, table string, row providertest.Row) error {
+			tx.Put(table, row.Key, row)
+			return nil
+		},
+		Delete: func(_ context.Context, tx *memory.Model, table, key string) error {
+			tx.Delete(table, key)
+			return nil
+		},
+		Rows: func(_ context.Context, table string) (rows []providertest.Row, err error) {
+			db.View(func(m *memory.Model) {
+				for _, row := range m.All(table) {
+					rows = append(rows, row.(providertest.Row))
+				}
+			})
+			return rows, nil
 		},
 	}
 }

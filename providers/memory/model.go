@@ -14,7 +14,8 @@ import (
 )
 
 // Model is the read model as a transaction sees it, its own writes included: tables of values by
-// string keys. Other transactions see the writes after the commit. A Model must be used by one
+// string keys. A table can also be read and written under the names of its views
+// (provider.Switch). Other transactions see the writes after the commit. A Model must be used by one
 // goroutine, and only until the function that received it returns: any later use panics.
 //
 // Values are stored as they are, not copied. Do not change a stored value: Put a new one.
@@ -24,6 +25,7 @@ type Model struct {
 	readOnly bool
 	over     bool
 	ended    atomic.Bool       // set once the write lock is released
+	discard  bool              // it is not committed
 	wrote    map[cell]struct{} // rows that a dry run wrote; nil if this is no dry run
 }
 
@@ -41,12 +43,14 @@ func (m *Model) All(table string) iter.Seq2[string, any] {
 
 // Put sets the value of key in table.
 func (m *Model) Put(table, key string, v any) {
+	table = m.staged.shownBy(table)
 	m.write(cell{table, key})
 	m.staged.tables = m.staged.tables.put(table, m.table(table).put(key, v))
 }
 
 // Delete removes key from table. A key that does not exist is not an error.
 func (m *Model) Delete(table, key string) {
+	table = m.staged.shownBy(table)
 	m.write(cell{table, key})
 	m.staged.tables = m.staged.tables.put(table, m.table(table).drop(key))
 }
@@ -55,7 +59,7 @@ func (m *Model) table(name string) *tree[string, any] {
 	if m.over {
 		panic("memory: " + errOver.Error())
 	}
-	t, _ := m.staged.tables.get(name)
+	t, _ := m.staged.tables.get(m.staged.shownBy(name))
 	return t
 }
 
@@ -88,7 +92,7 @@ func (m *Model) changes() ([]provider.Change, error) {
 
 // row returns a row as JSON, or nil if the row does not exist.
 func (s *state) row(at cell) (json.RawMessage, error) {
-	table, _ := s.tables.get(at.table)
+	table, _ := s.tables.get(s.shownBy(at.table))
 	v, ok := table.get(at.key)
 	if !ok {
 		return nil, nil

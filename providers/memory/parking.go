@@ -16,7 +16,15 @@ import (
 // queue is not empty, and is due when its first message is. The DueAt of the other messages does
 // not count until they are first.
 
-func laneKey(projector string, lane provider.Lane) string { return pair(projector, string(lane[:])) }
+func laneKey(b provider.Build, lane provider.Lane) string { return pair(buildKey(b), string(lane[:])) }
+
+func laneOfParked(p *provider.Parked) string { return laneKey(buildOf(p), p.Lane) }
+
+func messageKey(p *provider.Parked) string { return pair(buildKey(buildOf(p)), p.MessageID) }
+
+func buildOf(p *provider.Parked) provider.Build {
+	return provider.Build{Projector: p.Projector, Generation: p.Generation}
+}
 
 // front returns the first messages of a lane, at most n.
 func (s *state) front(lane string, n int) (front []provider.Parked) {
@@ -38,9 +46,10 @@ func isDue(front []provider.Parked, now time.Time) bool {
 // park adds a delivery to the end of its lane. If the message is parked already, park adds the
 // handlers to it, unless a person skipped the message. A parked message without handlers was
 // parked before its type was known: only handlers added later have left their markers.
-func (s *state) park(a provider.Aside, now time.Time) {
+func (s *state) park(b provider.Build, a provider.Aside, now time.Time) {
 	p := ownParked(a.Parked)
-	id, lane := pair(p.Projector, p.MessageID), laneKey(p.Projector, p.Lane)
+	p.Projector, p.Generation = b.Projector, b.Generation
+	id, lane := messageKey(&p), laneOfParked(&p)
 	if seq, ok := s.parkedIDs.get(id); ok {
 		if is, _ := s.parked.get(seq); is.State.IsOpen() {
 			isThere := func(handler string) bool { return slices.Contains(is.Handlers, handler) }
@@ -74,15 +83,23 @@ func (s *state) resolve(p provider.Parked, to provider.ParkedState, now time.Tim
 	p.State, p.ResolvedAt, p.DueAt = to, now, time.Time{}
 	s.parked = s.parked.put(p.Seq, p)
 	if to == provider.StateReplayed {
-		s.parkedIDs = s.parkedIDs.drop(pair(p.Projector, p.MessageID))
+		s.parkedIDs = s.parkedIDs.drop(messageKey(&p))
 	}
-	lane := laneKey(p.Projector, p.Lane)
+	s.leaveLane(&p)
+	front := s.front(laneOfParked(&p), 1)
+	if len(front) > 0 && front[0].Seq > p.Seq && front[0].State == provider.StateWaiting {
+		s.keep(front[0], 0, now)
+	}
+}
+
+// leaveLane removes a message from the queue of its lane.
+func (s *state) leaveLane(p *provider.Parked) {
+	lane := laneOfParked(p)
 	queue, _ := s.lanes.get(lane)
-	s.lanes = s.lanes.put(lane, queue.drop(p.Seq))
-	if front := s.front(lane, 1); len(front) == 0 {
+	if queue = queue.drop(p.Seq); queue == nil {
 		s.lanes = s.lanes.drop(lane)
-	} else if next := front[0]; next.Seq > p.Seq && next.State == provider.StateWaiting {
-		s.keep(next, 0, now)
+	} else {
+		s.lanes = s.lanes.put(lane, queue)
 	}
 }
 
@@ -92,16 +109,16 @@ func (db *Provider) Due(ctx context.Context, f provider.DueFilter) ([]provider.P
 		return nil, fmt.Errorf("list due messages: %w", err)
 	}
 	return query(ctx, db, "list due messages", func(s *state, now time.Time) (due []provider.Parked) {
-		for _, projector := range f.Projectors {
-			due = append(due, s.due(projector, f, now)...)
+		for _, b := range f.Builds {
+			due = append(due, s.due(b, f, now)...)
 		}
 		return due
 	})
 }
 
-func (s *state) due(projector string, f provider.DueFilter, now time.Time) (due []provider.Parked) {
+func (s *state) due(b provider.Build, f provider.DueFilter, now time.Time) (due []provider.Parked) {
 	var firsts []provider.Parked
-	for lane := range under(s.lanes, projector) {
+	for lane := range under(s.lanes, buildKey(b)) {
 		front := s.front(lane, 1)
 		if isDue(front, now) && (f.Lanes == nil || slices.Contains(f.Lanes, front[0].Lane)) {
 			firsts = append(firsts, front[0])
@@ -109,7 +126,7 @@ func (s *state) due(projector string, f provider.DueFilter, now time.Time) (due 
 	}
 	slices.SortStableFunc(firsts, func(a, b provider.Parked) int { return a.DueAt.Compare(b.DueAt) })
 	for _, first := range firsts[:min(f.Keys, len(firsts))] {
-		for i, p := range s.front(laneKey(projector, first.Lane), f.Each) {
+		for i, p := range s.front(laneKey(b, first.Lane), f.Each) {
 			waits := p.Class == provider.ClassHeld && p.State == provider.StateWaiting
 			if i == 0 || waits {
 				due = append(due, s.shown(p))
@@ -125,7 +142,7 @@ func (s *state) due(projector string, f provider.DueFilter, now time.Time) (due 
 // Try implements provider.Parking.
 func (db *Provider) Try(ctx context.Context, p provider.Parked, limit int, again time.Duration) (bool, error) {
 	return update(ctx, db, "try a parked message", func(s *state, now time.Time) bool {
-		front := s.front(laneKey(p.Projector, p.Lane), 1)
+		front := s.front(laneOfParked(&p), 1)
 		if !isDue(front, now) || front[0].Seq != p.Seq || !front[0].Unchanged(&p) {
 			return false
 		}
@@ -149,14 +166,18 @@ func (db *DB) Parked(ctx context.Context, f provider.ParkedFilter) ([]provider.P
 	return query(ctx, db.Provider, "list parked messages", func(s *state, _ time.Time) []provider.Parked { return s.pickParked(f) })
 }
 
-// ParkedCount returns how many messages of a projector wait or are stuck. If the name is empty,
-// it counts those of all projectors.
+// ParkedCount returns how many messages of a projector's live generation wait or are stuck. If the
+// name is empty, it counts those of all projectors.
 func (db *DB) ParkedCount(ctx context.Context, projector string) (int64, error) {
 	if err := provider.CheckStorable("projector", projector); err != nil {
 		return 0, fmt.Errorf("count parked messages: %w", err)
 	}
 	return query(ctx, db.Provider, "count parked messages", func(s *state, _ time.Time) int64 {
-		return int64(len(s.pickParked(provider.ParkedFilter{Projector: projector})))
+		rows := s.pickParked(provider.ParkedFilter{Projector: projector})
+		return int64(len(slices.DeleteFunc(rows, func(p provider.Parked) bool {
+			g, known := s.generations.get(buildKey(provider.Build{Projector: p.Projector, Generation: p.Generation}))
+			return known && g.State != provider.GenerationLive
+		})))
 	})
 }
 
@@ -194,6 +215,7 @@ func (s *state) pickParked(f provider.ParkedFilter) (picked []provider.Parked) {
 		switch {
 		case !slices.Contains(states, p.State),
 			f.Projector != "" && p.Projector != f.Projector,
+			f.Generation != 0 && p.Generation != f.Generation,
 			f.Handler != "" && p.Handler != f.Handler,
 			f.Key != "" && p.Key != f.Key,
 			f.Class != nil && p.Class != *f.Class,
@@ -213,7 +235,7 @@ func (s *state) pickParked(f provider.ParkedFilter) (picked []provider.Parked) {
 // maps.
 func (s *state) shown(p provider.Parked) provider.Parked {
 	if p = ownParked(p); p.State.IsOpen() {
-		p.DueAt = s.front(laneKey(p.Projector, p.Lane), 1)[0].DueAt
+		p.DueAt = s.front(laneOfParked(&p), 1)[0].DueAt
 	}
 	return p
 }

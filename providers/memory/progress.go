@@ -4,89 +4,88 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/provider"
 )
 
-func (s *state) checkpointKey(projector string) string {
-	return pair(projector, strconv.Itoa(s.generation(projector)))
-}
-
-func (s *state) checkpoint(projector string) provider.Checkpoint {
-	c, _ := s.checkpoints.get(s.checkpointKey(projector))
+// checkpoint returns the checkpoint of a generation. Only Generation is set if there is none.
+func (s *state) checkpoint(b provider.Build) provider.Checkpoint {
+	c, _ := s.checkpoints.get(buildKey(b))
+	c.Generation, c.Handlers = b.Number(), slices.Clone(c.Handlers)
 	return c
 }
 
-func (s *state) setCheckpoint(projector string, c provider.Checkpoint) {
-	s.checkpoints = s.checkpoints.put(s.checkpointKey(projector), c)
+func (s *state) setCheckpoint(b provider.Build, c provider.Checkpoint) {
+	c.Handlers = slices.Clone(c.Handlers)
+	s.checkpoints = s.checkpoints.put(buildKey(b), c)
 }
 
 // Checkpoint implements provider.Progress.
-func (db *Provider) Checkpoint(ctx context.Context, projector string) (provider.Checkpoint, error) {
-	if err := provider.CheckStorable("projector", projector); err != nil {
+func (db *Provider) Checkpoint(ctx context.Context, b provider.Build) (provider.Checkpoint, error) {
+	if err := provider.CheckStorable("projector", b.Projector); err != nil {
 		return provider.Checkpoint{}, fmt.Errorf("read the checkpoint: %w", err)
 	}
 	return query(ctx, db, "read the checkpoint", func(s *state, _ time.Time) provider.Checkpoint {
-		c := s.checkpoint(projector)
-		c.Handlers = slices.Clone(c.Handlers)
-		return c
+		return s.checkpoint(s.build(b))
 	})
 }
 
 // SetCheckpoint implements provider.Progress. No unit is open while it has the write lock.
-func (db *Provider) SetCheckpoint(ctx context.Context, projector string, from, to provider.Checkpoint) (bool, error) {
-	if err := provider.CheckSetCheckpoint(projector, to); err != nil {
+func (db *Provider) SetCheckpoint(ctx context.Context, b provider.Build, from, to provider.Checkpoint) (bool, error) {
+	if err := provider.CheckSetCheckpoint(b.Projector, to); err != nil {
 		return false, fmt.Errorf("set the checkpoint: %w", err)
 	}
 	return update(ctx, db, "set the checkpoint", func(s *state, _ time.Time) bool {
-		is := s.checkpoint(projector)
-		if is.Place.Position != from.Place.Position || is.Mode != from.Mode || is.Token != from.Token {
+		b := s.build(b)
+		is := s.checkpoint(b)
+		if is.Mode == provider.ModeEnded || is.Place.Position != from.Place.Position || is.Mode != from.Mode || is.Token != from.Token {
 			return false
 		}
-		to.Handlers = slices.Clone(to.Handlers)
-		s.setCheckpoint(projector, to)
+		s.setCheckpoint(b, to)
 		return true
 	})
 }
 
 // Unapplied implements provider.Progress.
-func (db *Provider) Unapplied(ctx context.Context, projector string, messages []provider.Message) ([]bool, error) {
-	if err := provider.CheckUnapplied(projector, messages); err != nil {
+func (db *Provider) Unapplied(ctx context.Context, b provider.Build, messages []provider.Message) ([]bool, error) {
+	if err := provider.CheckUnapplied(b.Projector, messages); err != nil {
 		return nil, fmt.Errorf("look up markers: %w", err)
 	}
 	return query(ctx, db, "look up markers", func(s *state, _ time.Time) []bool {
-		generation, c := s.generation(projector), s.checkpoint(projector)
-		unapplied := make([]bool, len(messages))
-		for i, m := range messages {
-			if m.Position > 0 && m.Position <= c.Place.Position {
-				continue
-			}
-			marked := func(h provider.Handler) bool {
-				return slices.ContainsFunc(h.Names(), func(name string) bool {
-					return s.markers.has(markerKey(provider.Marker{Handler: name, MessageID: m.ID}, generation))
-				})
-			}
-			unapplied[i] = slices.ContainsFunc(m.Handlers, func(h provider.Handler) bool { return !marked(h) })
-		}
-		return unapplied
+		return s.unapplied(s.build(b), messages)
 	})
 }
 
+func (s *state) unapplied(b provider.Build, messages []provider.Message) []bool {
+	c := s.checkpoint(b)
+	unapplied := make([]bool, len(messages))
+	for i, m := range messages {
+		if m.Position > 0 && m.Position <= c.Place.Position {
+			continue
+		}
+		marked := func(h provider.Handler) bool {
+			return slices.ContainsFunc(h.Names(), func(name string) bool {
+				return s.markers.has(markerKey(provider.Marker{Handler: name, MessageID: m.ID}, b))
+			})
+		}
+		unapplied[i] = slices.ContainsFunc(m.Handlers, func(h provider.Handler) bool { return !marked(h) })
+	}
+	return unapplied
+}
+
 // PruneApplied implements provider.Progress.
-func (db *Provider) PruneApplied(ctx context.Context, projector string, handlers []string, limit int) (int, error) {
-	if err := provider.CheckPrune(projector, handlers); err != nil {
+func (db *Provider) PruneApplied(ctx context.Context, b provider.Build, handlers []string, limit int) (int, error) {
+	if err := provider.CheckPrune(b.Projector, handlers); err != nil {
 		return 0, fmt.Errorf("prune applied: %w", err)
 	}
 	return update(ctx, db, "prune applied", func(s *state, _ time.Time) (n int) {
-		live, c := pair(strconv.Itoa(s.generation(projector)), ""), s.checkpoint(projector)
+		b := s.build(b)
+		c := s.checkpoint(b)
 		for _, handler := range handlers {
 			for key, m := range under(s.markers, handler) {
-				isLive := strings.HasPrefix(key[len(pair(handler, "")):], live)
-				if isLive && m.position > 0 && m.position <= c.Place.Position && n < limit {
+				if isOfGeneration(key, handler, b) && m.position > 0 && m.position <= c.Place.Position && n < limit {
 					s.markers = s.markers.drop(key)
 					n++
 				}

@@ -12,25 +12,26 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// generation returns the live generation of a projector.
-func (s *state) generation(projector string) int {
-	live, _ := s.live.get(projector)
-	return cmp.Or(live, 1)
-}
-
 // marker says when a marker was created, and the position of its message, or 0.
 type marker struct {
 	at       time.Time
 	position int64
 }
 
-func markerKey(m provider.Marker, generation int) string {
-	return pair(m.Handler, pair(strconv.Itoa(generation), m.MessageID))
+func markerKey(m provider.Marker, b provider.Build) string {
+	return pair(m.Handler, pair(strconv.Itoa(b.Number()), m.MessageID))
+}
+
+// generationOf returns the generation in the key of a marker of handler.
+func generationOf(key, handler string) string { return first(key[len(pair(handler, "")):]) }
+
+func isOfGeneration(key, handler string, b provider.Build) bool {
+	return generationOf(key, handler) == strconv.Itoa(b.Number())
 }
 
 // mark inserts a marker, unless it exists.
-func (s *state) mark(m provider.Marker, generation int, as marker) (inserted bool) {
-	key := markerKey(m, generation)
+func (s *state) mark(m provider.Marker, b provider.Build, as marker) (inserted bool) {
+	key := markerKey(m, b)
 	if s.markers.has(key) {
 		return false
 	}
@@ -53,29 +54,31 @@ func (db *Provider) Outcomes(ctx context.Context, questions []provider.Question)
 }
 
 func (s *state) outcome(q *provider.Question) provider.Outcome {
-	projector, names := q.Projector(), q.Names()
+	b, names := s.build(provider.Build{Projector: q.Projector(), Generation: q.Generation}), q.Names()
 	isAsked := func(handler string) bool { return slices.Contains(names, handler) }
-	if seq, ok := s.parkedIDs.get(pair(projector, q.MessageID)); ok {
+	if seq, ok := s.parkedIDs.get(pair(buildKey(b), q.MessageID)); ok {
 		p, _ := s.parked.get(seq)
 		switch {
 		case len(p.Handlers) > 0 && !slices.ContainsFunc(p.Handlers, isAsked): // parked for other handlers
 		case p.State == provider.StateSkipped:
 			return provider.OutcomeSkipped
-		case p.State == provider.StateStuck, s.front(laneKey(projector, p.Lane), 1)[0].State == provider.StateStuck:
+		case p.State == provider.StateStuck, s.front(laneKey(b, p.Lane), 1)[0].State == provider.StateStuck:
 			return provider.OutcomeStuck
 		default:
 			return provider.OutcomeWaiting
 		}
 	}
-	if c := s.checkpoint(projector); q.Position > 0 && c.Mode != 0 && q.Position <= c.Place.Position {
+	c := s.checkpoint(b)
+	isPlaced := q.Position > 0 && c.Mode != 0
+	if isPlaced && q.Position <= c.Place.Position {
 		return provider.OutcomeApplied
 	}
 	unmarked := provider.OutcomeUnseen
 	for _, name := range names {
-		if s.markers.has(markerKey(provider.Marker{Handler: name, MessageID: q.MessageID}, s.generation(projector))) {
+		if s.markers.has(markerKey(provider.Marker{Handler: name, MessageID: q.MessageID}, b)) {
 			return provider.OutcomeApplied
 		}
-		if mark, _ := s.lowWater.get(name); !q.RecordedAt.IsZero() && !q.RecordedAt.After(mark) {
+		if mark, _ := s.lowWater.get(name); !isPlaced && !q.RecordedAt.IsZero() && !q.RecordedAt.After(mark) {
 			unmarked = provider.OutcomePruned
 		}
 	}
@@ -97,7 +100,7 @@ func (db *Provider) Prune(ctx context.Context, projector string, handlers []stri
 		}
 		for _, seq := range oldest(resolved, limit) {
 			if p, _ := s.parked.get(seq); p.State == provider.StateSkipped {
-				s.parkedIDs = s.parkedIDs.drop(pair(projector, p.MessageID))
+				s.parkedIDs = s.parkedIDs.drop(messageKey(&p))
 			}
 			s.parked = s.parked.drop(seq)
 			n++
@@ -105,8 +108,7 @@ func (db *Provider) Prune(ctx context.Context, projector string, handlers []stri
 		for _, handler := range handlers {
 			marked := map[string]time.Time{}
 			for key, m := range under(s.markers, handler) {
-				generation := first(key[len(pair(handler, "")):])
-				isForLog := m.position > 0 && s.checkpoints.has(pair(projector, generation))
+				isForLog := m.position > 0 && s.checkpoints.has(pair(projector, generationOf(key, handler)))
 				if m.at.Before(before) && !isForLog {
 					marked[key] = m.at
 				}

@@ -3,6 +3,7 @@ package memory
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -12,24 +13,24 @@ import (
 // Do implements provider.Units. It calls run once. Transactions run one after another, so the
 // opening waits only for the write lock: no other unit can hold a marker or a lane.
 func (db *Provider) Do(ctx context.Context, u provider.Unit, run func(ctx context.Context, tx *Model, found provider.Found) (provider.Closing, error)) error {
+	if u.Switch != nil {
+		if err := provider.CheckSwitch(&u); err != nil {
+			return invalidUnit(err)
+		}
+	}
 	var changes []provider.Change
-	err := db.unit(ctx, func(tx *Model) error {
+	err := db.unit(ctx, u.Switch, func(tx *Model) (err error) {
 		if u.DryRun != nil {
-			tx.wrote = map[cell]struct{}{}
+			tx.discard, tx.wrote = true, map[cell]struct{}{}
 		}
-		found, err := tx.staged.openUnit(&u, db.now())
-		if err != nil {
+		if u.Switch != nil {
+			if u, err = tx.switched(ctx, u); err != nil {
+				return err
+			}
+		}
+		if err := tx.work(ctx, &u, run); err != nil {
 			return err
 		}
-		closing, err := run(ctx, tx, found)
-		if err != nil {
-			return err
-		}
-		// the commit checks ctx
-		if err := (&Tx{tx: tx, db: db}).Enqueue(context.WithoutCancel(ctx), closing.Output...); err != nil {
-			return err
-		}
-		tx.staged.closeUnit(&u, found, &closing, db.now())
 		changes, err = tx.changes()
 		return err
 	})
@@ -39,30 +40,59 @@ func (db *Provider) Do(ctx context.Context, u provider.Unit, run func(ctx contex
 	return err
 }
 
-// Switch implements provider.Units.
-func (db *Provider) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx *Model, live int) (int, error)) error {
-	return db.unit(ctx, func(tx *Model) error {
-		next, err := fn(ctx, tx, tx.staged.generation(projector))
-		tx.staged.live = tx.staged.live.put(projector, next)
+func invalidUnit(err error) error {
+	return &provider.Error{Class: provider.ClassPermanent, Code: "invalid", Err: err}
+}
+
+// work opens u, runs it and closes it.
+func (m *Model) work(ctx context.Context, u *provider.Unit, run func(ctx context.Context, tx *Model, found provider.Found) (provider.Closing, error)) error {
+	found, err := m.staged.openUnit(u, m.db.now())
+	if err != nil {
 		return err
-	})
+	}
+	if u.Switch != nil {
+		m.staged.reset(u.Switch.Reset)
+	}
+	closing, err := run(ctx, m, found)
+	if err != nil {
+		return err
+	}
+	// the commit checks ctx
+	if err := (&Tx{tx: m, db: m.db}).Enqueue(context.WithoutCancel(ctx), closing.Output...); err != nil {
+		return err
+	}
+	if u.Switch != nil && len(closing.Park) > 0 {
+		return invalidUnit(fmt.Errorf("%w: a unit with Switch cannot park messages", provider.ErrInput))
+	}
+	now := m.db.now()
+	if m.staged.closeUnit(u, found, &closing, now); u.Switch == nil {
+		return nil
+	}
+	return m.finish(u.Switch, now)
 }
 
 // Keeps implements provider.Units.
 func (db *Provider) Keeps() provider.Keeps {
-	return provider.Keeps{Atomic: true, Markers: true, Output: true, DryRun: true}
+	return provider.Keeps{Atomic: true, Markers: true, Output: true, DryRun: true, Tables: true}
 }
 
 // unit is tx, but releases the write lock if fn does not return after ctx has ended. It returns a
 // *provider.Error.
-func (db *Provider) unit(ctx context.Context, fn func(tx *Model) error) error {
+func (db *Provider) unit(ctx context.Context, s *provider.Switch, fn func(tx *Model) error) error {
+	begin := db.begin
+	if s != nil {
+		begin = func(ctx context.Context) (*Model, error) { return db.beginSwitch(ctx, s) }
+	}
 	var failed error
 	late := provider.ClassTransient // the unit waited for others: its messages are not to blame
-	err := db.tx(ctx, func(tx *Model) error {
-		defer tx.endLate(ctx)()
-		late, failed = provider.ClassUnknown, fn(tx)
-		return failed
-	})
+	tx, err := begin(ctx)
+	if err == nil {
+		err = tx.run(ctx, func(tx *Model) error {
+			defer tx.endLate(ctx)()
+			late, failed = provider.ClassUnknown, fn(tx)
+			return failed
+		})
+	}
 	_, classed := errors.AsType[*provider.Error](err)
 	switch {
 	case err == nil, classed:
@@ -77,8 +107,8 @@ func (db *Provider) unit(ctx context.Context, fn func(tx *Model) error) error {
 
 // openUnit determines which handlers and messages u runs, and inserts its markers.
 func (s *state) openUnit(u *provider.Unit, now time.Time) (provider.Found, error) {
-	found, generation := u.NewFound(false), s.generation(u.Projector)
-	checkpoint := s.checkpoint(u.Projector)
+	found, build := u.NewFound(false), u.Build()
+	checkpoint := s.checkpoint(build)
 	if err := found.SetProgress(u, checkpoint); err != nil {
 		return found, err
 	}
@@ -86,7 +116,7 @@ func (s *state) openUnit(u *provider.Unit, now time.Time) (provider.Found, error
 		var fronts []provider.Parked
 		due := map[provider.Lane]bool{}
 		for _, lane := range u.Lanes() {
-			front := s.front(laneKey(u.Projector, lane), len(u.Messages))
+			front := s.front(laneKey(build, lane), len(u.Messages))
 			fronts, due[lane] = append(fronts, front...), isDue(front, now)
 		}
 		found.SetLive(u, fronts, due)
@@ -99,25 +129,25 @@ func (s *state) openUnit(u *provider.Unit, now time.Time) (provider.Found, error
 	}
 	found.SetFresh(u, func(m provider.Marker) bool {
 		if u.Advance != nil {
-			return !s.markers.has(markerKey(m, generation))
+			return !s.markers.has(markerKey(m, build))
 		}
 		position, ok := positions[m.MessageID]
-		return ok && s.mark(m, generation, marker{now, position})
+		return ok && s.mark(m, build, marker{now, position})
 	})
 	if err := found.SetProgress(u, checkpoint); err != nil {
 		return found, err
 	}
 	if a := u.Advance; a != nil {
 		checkpoint.Place = a.To
-		s.setCheckpoint(u.Projector, checkpoint)
+		s.setCheckpoint(build, checkpoint)
 	}
 	for i := range u.Messages {
-		found.Held[i] = !u.IsReplay() && s.lanes.has(laneKey(u.Projector, u.Messages[i].Lane))
+		found.Held[i] = !u.IsReplay() && s.lanes.has(laneKey(build, u.Messages[i].Lane))
 	}
 	if w := u.Careful; w != nil {
 		found.Suspect = make([]bool, len(u.Messages))
 		for i := range u.Messages {
-			id := pair(u.Projector, u.Messages[i].ID)
+			id := pair(buildKey(build), u.Messages[i].ID)
 			for worker, ids := range s.inFlight.from("") {
 				found.Suspect[i] = found.Suspect[i] || first(worker) != w.Runner && slices.Contains(ids, id)
 			}
@@ -131,7 +161,7 @@ func (s *state) openUnit(u *provider.Unit, now time.Time) (provider.Found, error
 func (s *state) closeUnit(u *provider.Unit, found provider.Found, c *provider.Closing, now time.Time) {
 	if !u.IsReplay() {
 		for _, a := range c.Park {
-			s.park(a, now)
+			s.park(u.Build(), a, now)
 		}
 		return
 	}

@@ -17,7 +17,8 @@ import (
 // Batched runs units for handlers that only write: they queue statements. The opening, their
 // statements, their output and the commit are sent in one round trip. If a marker exists, a lane
 // is held, or an event is not behind the checkpoint, two more follow. A queued statement must not read, have a callback, or begin or end a
-// transaction: that is a permanent error.
+// transaction: that is a permanent error. The statements of a unit are parsed before the first one is
+// executed, so none can use a table that another one creates.
 type Batched struct{ *DB }
 
 // Batched returns the provider for handlers of *pgx.Batch.
@@ -36,7 +37,7 @@ type queuing = func(ctx context.Context, tx *pgx.Batch, found provider.Found) (p
 // replies that a marker exists, a lane is held or the checkpoint decides, or if run parks
 // messages, Do calls run again, after an opening like that of DB.Do.
 func (b *Batched) Do(ctx context.Context, u provider.Unit, run queuing) error {
-	if ctx.Err() == nil && !u.Once && u.Careful == nil && u.DryRun == nil && !u.IsReplay() && (u.Reader == nil || u.Advance != nil) {
+	if ctx.Err() == nil && !u.Once && u.Switch == nil && u.Careful == nil && u.DryRun == nil && !u.IsReplay() && (u.Reader == nil || u.Advance != nil) {
 		if done, err := b.queuing(u).inOneTrip(ctx, run); done || err != nil {
 			return err
 		}
@@ -101,8 +102,8 @@ func (w *unit) queueOpening() bool {
 			w.Queue(w.db.q(unmarkedSQL), args...)
 		}
 	}
-	if len(w.Messages) > 0 {
-		w.Queue(w.db.q(unheldSQL), w.Projector, w.lanes(), lowest)
+	if len(w.Messages) > 0 || w.Projector != "" && w.Advance == nil {
+		w.Queue(w.db.q(unheldSQL), w.Projector, w.Generation, w.lanes(), lowest)
 	}
 	return true
 }
@@ -111,7 +112,7 @@ func (w *unit) queueOpening() bool {
 func (w *unit) queueAdvance() {
 	if a := w.Advance; a != nil && !w.advanced {
 		w.advanced = true
-		w.Queue(w.db.q(advanceSQL), w.Projector, a.From, modeName(a.Mode), uuid.UUID(a.Token), a.To.Position, a.To.ID, recordedAt(a.To))
+		w.Queue(w.db.q(advanceSQL), w.Projector, w.Generation, a.From, modeName(a.Mode), uuid.UUID(a.Token), a.To.Position, a.To.ID, recordedAt(a.To))
 	}
 }
 
@@ -178,7 +179,7 @@ func (w *unit) send(ctx context.Context, pooled *pgxpool.Conn) (err error) {
 	}
 	switch {
 	case e != nil && e.Code == checkpointFenced && w.failed == ofUnit:
-		return &provider.Error{Class: provider.ClassTransient, Code: provider.CodeFenced, Err: provider.ErrFenced}
+		return errFenced
 	case w.commits() && !unsent && isAmbiguous(err) && (conn.IsClosed() || w.failed == ofCommit):
 		return &provider.Error{Class: provider.ClassAmbiguous, Code: "commit", Err: err}
 	case w.failed >= ofHandlers && ctx.Err() != nil && e != nil && e.Code == queryCanceled && now().Sub(sent) > sent.Sub(w.returned):
@@ -225,15 +226,3 @@ func ofMessage(of int, err error) error {
 
 // now measures durations.
 func now() time.Time { return time.Now() } //nolint:forbidigo // not compared with the store's times
-
-// Switch implements provider.Units.
-func (b *Batched) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx *pgx.Batch, live int) (int, error)) error {
-	return b.DB.Switch(ctx, projector, func(ctx context.Context, tx pgx.Tx, live int) (int, error) {
-		batch := &pgx.Batch{}
-		next, err := fn(ctx, batch, live)
-		if err == nil && batch.Len() > 0 {
-			err = tx.SendBatch(ctx, batch).Close()
-		}
-		return next, err
-	})
-}

@@ -17,15 +17,15 @@ const (
 	parkSQL = `
 with ck as materialized (select clock_timestamp() t),
 parked as (
-	insert into kinora.parked as p (projector, ` + parkedAs + `)
-	select $1::text, ` + parkedAs + ` from json_populate_recordset(null::kinora.parked, $2::json)
-	on conflict (marker_id, projector) where state <> 'replayed' and marker_id <> '' do update
+	insert into kinora.parked as p (projector, generation, ` + parkedAs + `)
+	select $1::text, $2::int, ` + parkedAs + ` from json_populate_recordset(null::kinora.parked, $3::json)
+	on conflict (marker_id, projector, generation) where state <> 'replayed' and marker_id <> '' do update
 	set handlers = p.handlers || array(select h from unnest(excluded.handlers) h where h <> all(p.handlers))
 	where p.state in ('waiting', 'stuck') and not excluded.handlers <@ p.handlers
 	returning p.lane)
-insert into kinora.holds as h (projector, lane, due_at)
-select $1::text, l.lane, case when l.after < 0 then 'infinity' else ck.t + l.after / 1000 * interval '1 microsecond' end
-from ck, unnest($3::bytea[], $4::bigint[]) l(lane, after) where l.lane in (select lane from parked) order by l.lane
+insert into kinora.holds as h (projector, generation, lane, due_at)
+select $1::text, $2::int, l.lane, case when l.after < 0 then 'infinity' else ck.t + l.after / 1000 * interval '1 microsecond' end
+from ck, unnest($4::bytea[], $5::bigint[]) l(lane, after) where l.lane in (select lane from parked) order by l.lane
 on conflict on constraint holds_pkey do update set due_at = h.due_at`
 
 	parkedAs = `handler, handlers, message_id, marker_id, topic, key, lane, type, payload, headers, class, code, attempts, version, state`
@@ -48,24 +48,24 @@ update kinora.parked set state = 'replayed', resolved_at = clock_timestamp() whe
 	releaseSQL = `
 with ck as materialized (select clock_timestamp() t),
 l as materialized (
-	select l.*, f.* from json_to_recordset($1::json) l(projector text, lane bytea, changed bigint) left join lateral (
+	select l.*, f.* from json_to_recordset($1::json) l(projector text, generation int, lane bytea, changed bigint) left join lateral (
 		select id, state from kinora.parked
-		where parked.projector = l.projector and parked.lane = l.lane and parked.lane <> '' and state in ('waiting', 'stuck')
+		where parked.projector = l.projector and parked.generation = l.generation and parked.lane = l.lane and parked.lane <> '' and state in ('waiting', 'stuck')
 		order by id limit 1) f on true),
-gone as (delete from kinora.holds h using l where h.projector = l.projector and h.lane = l.lane and l.id is null)
+gone as (delete from kinora.holds h using l where h.projector = l.projector and h.generation = l.generation and h.lane = l.lane and l.id is null)
 update kinora.holds h set due_at = case
 	when l.state = 'stuck' then 'infinity'
 	when l.id < l.changed then h.due_at
 	else ck.t + coalesce(a.after, 0) / 1000 * interval '1 microsecond' end
 from ck, l left join json_to_recordset($2::json) a(id bigint, after bigint) on a.id = l.id
-where h.projector = l.projector and h.lane = l.lane and l.id is not null`
+where h.projector = l.projector and h.generation = l.generation and h.lane = l.lane and l.id is not null`
 
 	// Markers that the opening inserted for parked messages that are not live.
 	unmarkSQL = `
 delete from kinora.markers where ctid = any(array(
 	select m.at from unnest($2::text[], $3::text[]) n(handler, message_id), lateral (
 		select ctid as at from kinora.markers
-		where handler = n.handler and generation = ` + liveGeneration + ` and message_id = n.message_id limit 1) m))`
+		where handler = n.handler and generation = $1::int and message_id = n.message_id limit 1) m))`
 )
 
 // queueClosing queues the unit's own writes: output, and the parking or resolving of messages.
@@ -79,7 +79,7 @@ func (w *unit) queueClosing(c provider.Closing) error {
 		w.queueResolved(c)
 	} else if len(c.Park) > 0 {
 		holds := c.Holds(&w.Unit, w.found)
-		w.Queue(w.db.q(parkSQL), w.Projector, w.rows(c.Park),
+		w.Queue(w.db.q(parkSQL), w.Projector, w.Generation, w.rows(c.Park),
 			each(holds, func(a *provider.Aside) []byte { return a.Parked.Lane[:] }),
 			each(holds, func(a *provider.Aside) int64 { return int64(a.After) }))
 	}
@@ -96,7 +96,7 @@ func (w *unit) queueResolved(c provider.Closing) {
 	if len(w.marked) > 0 {
 		handlers, messages := columns(slices.Collect(maps.Keys(w.marked)))
 		w.Queue(noScanSQL)
-		w.Queue(w.db.q(unmarkSQL), w.Projector, handlers, messages)
+		w.Queue(w.db.q(unmarkSQL), w.Generation, handlers, messages)
 	}
 	s := c.Resolution(&w.Unit, w.found)
 	if len(s.Changed) == 0 {
@@ -104,7 +104,7 @@ func (w *unit) queueResolved(c provider.Closing) {
 	}
 	var changed []map[string]any
 	for q, seq := range s.Changed {
-		changed = append(changed, map[string]any{"projector": q.Projector, "lane": fmt.Sprintf(`\x%x`, q.Lane), "changed": seq})
+		changed = append(changed, map[string]any{"projector": q.Projector, "generation": q.Generation, "lane": fmt.Sprintf(`\x%x`, q.Lane), "changed": seq})
 	}
 	// always has a JSON form
 	text, _ := json.Marshal(changed)

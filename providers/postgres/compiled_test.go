@@ -44,12 +44,14 @@ func TestNoStatementOfARunnerIsCompiled(t *testing.T) {
 	}
 	for _, step := range []func() error{
 		func() error { _, err := db.Beat(t.Context(), "a", time.Second, time.Hour); return err },
-		func() error { return db.InFlight(t.Context(), "p", provider.Worker{Runner: "a"}, []string{"1"}) },
+		func() error {
+			return db.InFlight(t.Context(), provider.Build{Projector: "p"}, provider.Worker{Runner: "a"}, []string{"1"})
+		},
 		func() error {
 			return db.Do(t.Context(), provider.Unit{Projector: "p", Messages: []provider.Message{message}, Careful: &provider.Worker{Runner: "b"}}, run)
 		},
 		func() (err error) {
-			parked, err = db.Due(t.Context(), provider.DueFilter{Projectors: []string{"p"}, Keys: 1, Each: 1})
+			parked, err = db.Due(t.Context(), provider.DueFilter{Builds: []provider.Build{{Projector: "p"}}, Keys: 1, Each: 1})
 			return err
 		},
 		func() error { _, err := db.Try(t.Context(), parked[0], 5, time.Minute); return err },
@@ -61,13 +63,13 @@ func TestNoStatementOfARunnerIsCompiled(t *testing.T) {
 		func() error { _, err := db.Prune(t.Context(), "p", []string{"p/h"}, time.Hour, 10); return err },
 		func() error { _, err := db.Beat(t.Context(), "a", 0, time.Hour); return err },
 		func() error {
-			_, err := db.SetCheckpoint(t.Context(), "p", provider.Checkpoint{}, checkpoint)
+			_, err := db.SetCheckpoint(t.Context(), provider.Build{Projector: "p"}, provider.Checkpoint{}, checkpoint)
 			return err
 		},
 		func() error { return queue(t.Context(), db, event(map[string]int64{"e": 1}, "e"), nil) },
 		func() error { return do(t.Context(), db, event(map[string]int64{"e": 1, "f": 2}, "e", "f"), nil) },
 		func() error {
-			_, err := db.Unapplied(t.Context(), "p", marked("e", "g").Messages)
+			_, err := db.Unapplied(t.Context(), provider.Build{Projector: "p"}, marked("e", "g").Messages)
 			return err
 		},
 		func() error {
@@ -75,8 +77,11 @@ func TestNoStatementOfARunnerIsCompiled(t *testing.T) {
 			u.Advance = advance(checkpoint, 3)
 			return queue(t.Context(), db, u, nil)
 		},
-		func() error { _, err := db.PruneApplied(t.Context(), "p", []string{"p/a"}, 10); return err },
-		func() error { _, err := db.Checkpoint(t.Context(), "p"); return err },
+		func() error {
+			_, err := db.PruneApplied(t.Context(), provider.Build{Projector: "p"}, []string{"p/a"}, 10)
+			return err
+		},
+		func() error { _, err := db.Checkpoint(t.Context(), provider.Build{Projector: "p"}); return err },
 		func() error {
 			_, err := db.AcquireLease(t.Context(), "l", claim.Terms{Token: claim.NewToken(), Lease: time.Hour})
 			return err

@@ -37,6 +37,12 @@ func TestBatchedProgressConformance(t *testing.T) {
 	}, providertest.Deferred)
 }
 
+func TestBatchedGenerationsConformance(t *testing.T) {
+	providertest.Generations(t, func(t testing.TB, o providertest.Options) providertest.Fixture[*pgx.Batch] {
+		return pgconform.Batched(t, conforming(t, o), o)
+	}, providertest.Deferred)
+}
+
 func conforming(t testing.TB, o providertest.Options) *postgres.DB {
 	if cfg := pgconform.Config(o); o.Conns > 0 {
 		return borrowed(t, cfg, postgrestest.DSN(t, cfg, totals), func(c *pgxpool.Config) { c.MaxConns = int32(o.Conns) }) //nolint:gosec // small

@@ -32,7 +32,7 @@ func TestAForeignParkedMessageHarmsOnlyItself(t *testing.T) {
 	n, err := db.Decide(t.Context(), provider.ParkedFilter{Seqs: []int64{usual.Seq}}, provider.StateWaiting, provider.Decision{By: "ann", Reason: "fixed"})
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
-	due, err := db.Due(t.Context(), provider.DueFilter{Projectors: []string{"p"}, Keys: 10, Each: 10})
+	due, err := db.Due(t.Context(), provider.DueFilter{Builds: []provider.Build{{Projector: "p"}}, Keys: 10, Each: 10})
 	require.NoError(t, err)
 	require.Len(t, due, 1)
 	tried, err := db.Try(t.Context(), due[0], 5, time.Minute)

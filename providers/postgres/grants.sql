@@ -31,9 +31,9 @@ grant insert, select (topic, message_id) on kinora.outbox to kinora_worker;
 grant select on kinora.migrations to kinora_appender, kinora_relay, kinora_projector, kinora_worker;
 grant select on all tables in schema kinora to kinora_reader;
 -- where execute was revoked from public
-grant execute on function kinora.held(text, bytea[]), kinora.unheld(text, bytea[], bigint), kinora.checkpoint(text, text),
-	kinora.advance(text, bigint, text, uuid, bigint, text, timestamptz), kinora.marked(text, bigint, text[], text[], text[]),
-	kinora.unmarked(text, bigint, text[], text[], text[]) to kinora_projector;
+grant execute on function kinora.held(text, int, bytea[]), kinora.unheld(text, int, bytea[], bigint), kinora.checkpoint(text, int, text),
+	kinora.advance(text, int, bigint, text, uuid, bigint, text, timestamptz), kinora.marked(int, bigint, text[], text[], text[]),
+	kinora.unmarked(int, bigint, text[], text[], text[]), kinora.refuse_write() to kinora_projector;
 grant execute on function kinora.enqueue_tasks(text[], text[], jsonb[], bigint[], timestamptz[]),
 	kinora.enqueue_task_group(text, text, jsonb, text[], text[], jsonb[], bigint[], timestamptz[]),
 	kinora.answer_task(text, text, text, jsonb), kinora.postpone_task(text, timestamptz)

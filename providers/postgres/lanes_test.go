@@ -25,7 +25,8 @@ func question(handler, id string) provider.Question {
 func isQueue(t *testing.T, db *postgres.DB) {
 	t.Helper()
 	require.Zero(t, count(t, db, `select count(*) from kinora.holds h full join (
-		select distinct on (projector, lane) projector, lane, state from kinora.parked where state in ('waiting', 'stuck') order by projector, lane, id) p using (projector, lane)
+		select distinct on (projector, generation, lane) projector, generation, lane, state from kinora.parked
+		where state in ('waiting', 'stuck') order by projector, generation, lane, id) p using (projector, generation, lane)
 		where h.due_at is null or p.state is null or (p.state = 'stuck') <> (h.due_at = 'infinity')`), "holds and parked messages disagree")
 }
 
@@ -123,7 +124,7 @@ func TestAParkedMessageIsNeverWithoutAHold(t *testing.T) {
 	require.NoError(t, applies())
 	require.NoError(t, <-done)
 	isQueue(t, db)
-	list, err := db.Due(t.Context(), provider.DueFilter{Projectors: []string{"p"}, Keys: 10, Each: 10})
+	list, err := db.Due(t.Context(), provider.DueFilter{Builds: []provider.Build{{Projector: "p"}}, Keys: 10, Each: 10})
 	require.NoError(t, err)
 	require.Len(t, list, 1)
 	require.Equal(t, "late", list[0].MessageID)
@@ -173,7 +174,7 @@ func TestADeliveryAndAParkedMessageOfOneLaneFollowOneAnother(t *testing.T) {
 	require.NoError(t, applies())
 	require.NoError(t, <-done)
 	isQueue(t, db)
-	list, err = db.Due(t.Context(), provider.DueFilter{Projectors: []string{"p"}, Keys: 10, Each: 10})
+	list, err = db.Due(t.Context(), provider.DueFilter{Builds: []provider.Build{{Projector: "p"}}, Keys: 10, Each: 10})
 	require.NoError(t, err)
 	require.Equal(t, []string{"behind", "third"}, []string{list[0].MessageID, list[1].MessageID})
 }
@@ -344,7 +345,7 @@ func (c *laneCrowd) deliver(ctx context.Context, key, id string) {
 
 // drain runs the due messages, each failed one alone after a try.
 func (c *laneCrowd) drain(ctx context.Context, keys int) {
-	list, err := c.db.Due(ctx, provider.DueFilter{Projectors: []string{"p"}, Keys: keys, Each: 8})
+	list, err := c.db.Due(ctx, provider.DueFilter{Builds: []provider.Build{{Projector: "p"}}, Keys: keys, Each: 8})
 	if err != nil {
 		return
 	}
@@ -424,13 +425,13 @@ func TestLockedRowsOfMessagesInFlightAreSkipped(t *testing.T) {
 	t.Parallel()
 	db, _ := private(t)
 	w := provider.Worker{Runner: "me", Number: 1}
-	require.NoError(t, db.InFlight(t.Context(), "p", w, []string{"old"}))
+	require.NoError(t, db.InFlight(t.Context(), provider.Build{Projector: "p"}, w, []string{"old"}))
 	lost := begin(t, db)
 	_, err := lost.Exec(t.Context(), `delete from kinora.in_flight`)
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	require.NoError(t, db.InFlight(ctx, "p", w, []string{"new"}))
+	require.NoError(t, db.InFlight(ctx, provider.Build{Projector: "p"}, w, []string{"new"}))
 	u := marked("new")
 	u.Careful = &w
 	require.NoError(t, do(ctx, db, u, nil))
@@ -438,7 +439,7 @@ func TestLockedRowsOfMessagesInFlightAreSkipped(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 1, count(t, db, `select count(*) from kinora.in_flight`), "the other transaction has the row")
 	require.NoError(t, lost.Rollback(t.Context()))
-	require.NoError(t, db.InFlight(ctx, "p", w, nil))
+	require.NoError(t, db.InFlight(ctx, provider.Build{Projector: "p"}, w, nil))
 	require.Zero(t, count(t, db, `select count(*) from kinora.in_flight`))
 }
 
@@ -460,7 +461,7 @@ func TestADecisionSeesAMessageParkedBehind(t *testing.T) {
 	require.NoError(t, end())
 	require.NoError(t, <-decided)
 	isQueue(t, db)
-	list, err := db.Due(t.Context(), provider.DueFilter{Projectors: []string{"p"}, Keys: 1, Each: 1})
+	list, err := db.Due(t.Context(), provider.DueFilter{Builds: []provider.Build{{Projector: "p"}}, Keys: 1, Each: 1})
 	require.NoError(t, err)
 	require.Len(t, list, 1)
 	require.Equal(t, "behind", list[0].MessageID)

@@ -54,11 +54,11 @@ func (db *Provider) Beat(ctx context.Context, runner string, lease, record time.
 }
 
 // InFlight implements provider.Liveness.
-func (db *Provider) InFlight(ctx context.Context, projector string, w provider.Worker, messages []string) error {
+func (db *Provider) InFlight(ctx context.Context, of provider.Build, w provider.Worker, messages []string) error {
 	ids := each(messages, func(id *string) string { return markerID(*id) })
 	b := &pgx.Batch{}
 	b.Queue(noScanSQL)
-	b.Queue(db.q(inFlightSQL), projector, w.Runner, w.Number, ids)
+	b.Queue(db.q(inFlightSQL), of.String(), w.Runner, w.Number, ids)
 	crash.Point("in flight: before")
 	err := db.pool.SendBatch(ctx, b).Close()
 	crash.Point("in flight: after")

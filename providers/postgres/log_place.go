@@ -23,6 +23,9 @@ select coalesce((select position from kinora.events where position < e.position 
 	select position from kinora.events
 	where position > $1::bigint and recorded_at >= $2::timestamptz order by position limit 1) e`
 
+	logCountSQL = `
+select count(*) from kinora.events where position > $1::bigint and position <= $2::bigint and ($3::text[] is null or type = any($3::text[]))`
+
 	logPlacesSQL = `
 select e.position, e.id, e.recorded_at from unnest($1::text[]::uuid[]) i(id),
 	lateral (select position, id, recorded_at from kinora.events where id = i.id limit 1) e`
@@ -59,6 +62,12 @@ func (x logIndex) Since(ctx context.Context, after int64, t time.Time) (before i
 func (db *Provider) LogPosition(ctx context.Context, from eventstore.From) (int64, error) {
 	position, err := provider.FindPosition(ctx, logIndex{db}, from)
 	return position, ofOwn(ctx, wrap("find a position of the log", err))
+}
+
+// CountLog implements provider.LogCounter.
+func (db *Provider) CountLog(ctx context.Context, types []string, after, to int64) (n int64, err error) {
+	err = db.pool.QueryRow(ctx, db.q(logCountSQL), planned, after, to, types).Scan(&n)
+	return n, ofOwn(ctx, wrap("count events", err))
 }
 
 // LogPlaces implements provider.Log.

@@ -151,7 +151,7 @@ func logged(t *testing.T) *postgres.DB {
 
 func checkpointOf(t *testing.T, db *postgres.DB) provider.Checkpoint {
 	t.Helper()
-	c, err := db.Checkpoint(t.Context(), "listed")
+	c, err := db.Checkpoint(t.Context(), provider.Build{Projector: "listed"})
 	require.NoError(t, err)
 	return c
 }
@@ -234,7 +234,7 @@ func TestTheLogOfAReadModelInSQLite(t *testing.T) {
 				return all
 			}
 			position := func() int64 {
-				c, err := db.Checkpoint(t.Context(), "listed")
+				c, err := db.Checkpoint(t.Context(), provider.Build{Projector: "listed"})
 				require.NoError(t, err)
 				return c.Place.Position
 			}

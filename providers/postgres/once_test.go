@@ -204,7 +204,7 @@ func TestAppendForcesDurability(t *testing.T) {
 		return !flushed
 	}
 	require.True(t, behind(func() {
-		_, err := db.Pool().Exec(t.Context(), `insert into kinora.generations values ('x', 1)`)
+		_, err := db.Pool().Exec(t.Context(), `insert into kinora.generations values ('x', 1, 1, 'live', '{}', now(), now())`)
 		require.NoError(t, err)
 	}), "as a control: another statement's commit does not wait")
 	require.False(t, behind(func() {

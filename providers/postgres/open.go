@@ -11,10 +11,9 @@ import (
 )
 
 // A unit opens with these statements, in this order, each with a new snapshot. The fence is the
-// projector's lock in shared mode; Switch takes it exclusively. The markers read the generation
-// after the wait for the fence. They wait for concurrent units with the same markers. Only then
-// the unit checks which lanes are held: a message whose predecessor was parked by such a unit
-// must find the hold.
+// projector's lock in shared mode; Unit.Switch takes it exclusively. The markers wait for
+// concurrent units with the same markers. Only then the unit checks which lanes are held: a
+// message whose predecessor was parked by such a unit must find the hold.
 const (
 	fenceSQL     = `select pg_advisory_xact_lock_shared($1::int, $2::int)`
 	exclusiveSQL = `select pg_advisory_xact_lock($1::int, $2::int)`
@@ -28,21 +27,18 @@ const (
 
 	// Only the markers of messages that the unit can apply. While it waits for other markers, the
 	// checkpoint may pass a message: therefore it is read again in a later statement.
-	markBehindSQL = insertMarkers + ` left join kinora.checkpoint($1::text, '') c on true
-where nullif(n.position, 0) is null or c.position is null or n.position > c.position and ($5::boolean or c.mode = 'live')
+	markBehindSQL = insertMarkers + ` left join kinora.checkpoint($5::text, $1::int, '') c on true
+where nullif(n.position, 0) is null or c.position is null or n.position > c.position and ($6::boolean or c.mode = 'live')
 order by 1, 3` + newMarkers
 
 	insertMarkers = `
 insert into kinora.markers (handler, generation, message_id, position)
-select n.handler, ` + liveGeneration + `, n.message_id, nullif(n.position, 0) from unnest($2::text[], $3::text[], $4::bigint[]) n(handler, message_id, position)`
+select n.handler, $1::int, n.message_id, nullif(n.position, 0) from unnest($2::text[], $3::text[], $4::bigint[]) n(handler, message_id, position)`
 
 	newMarkers = ` on conflict on constraint markers_pkey do nothing returning handler, message_id`
 
-	generationSQL  = `select ` + liveGeneration
-	liveGeneration = `coalesce((select live from kinora.generations where projector = $1::text), 1)`
-
-	heldSQL   = `select kinora.held($1::text, $2::bytea[])`
-	unheldSQL = `select kinora.unheld($1::text, $2::bytea[], $3::bigint)`
+	heldSQL   = `select kinora.held($1::text, $2::int, $3::bytea[])`
+	unheldSQL = `select kinora.unheld($1::text, $2::int, $3::bytea[], $4::bigint)`
 
 	// The worker's messages in flight are deleted, except for locked rows: the backend of a lost
 	// connection may have them for hours.
@@ -69,35 +65,62 @@ select set_config('kinora.enable_seqscan', current_setting('enable_seqscan'), tr
 
 	lanes = `
 with ck as materialized (select clock_timestamp() t)
-select h.lane, h.due_at <= ck.t from ck, unnest($2::bytea[]) l(lane), lateral (
-	select lane, due_at from kinora.holds where projector = $1::text and holds.lane = l.lane limit 1`
+select h.lane, h.due_at <= ck.t from ck, unnest($3::bytea[]) l(lane), lateral (
+	select lane, due_at from kinora.holds where projector = $1::text and generation = $2::int and holds.lane = l.lane limit 1`
 
 	// A redelivery that adds handlers to a message waits for the unit that runs it, and the other
 	// way round.
 	firstInLanesSQL = `
-select p.id, p.lane, p.attempts, p.state, p.handlers from (select lane, count(*) n from unnest($2::bytea[]) lane group by lane) l, lateral (
+select p.id, p.lane, p.attempts, p.state, p.handlers from (select lane, count(*) n from unnest($3::bytea[]) lane group by lane) l, lateral (
 	select id, lane, attempts, state, handlers from kinora.parked
-	where projector = $1::text and parked.lane = l.lane and parked.lane <> '' and state in ('waiting', 'stuck')
+	where projector = $1::text and generation = $2::int and parked.lane = l.lane and parked.lane <> '' and state in ('waiting', 'stuck')
 	order by id limit l.n for no key update) p`
 )
 
-// open begins the transaction and opens the unit, in one round trip.
-func (w *unit) open(ctx context.Context, conn *pgx.Conn) (pgx.Tx, error) {
-	w.found = w.NewFound(false)
+// open begins the transaction and opens the unit, in one round trip unless it has a Switch. The
+// transaction is not nil if it has begun, also with an error.
+func (w *unit) open(ctx context.Context, conn *pgx.Conn) (tx pgx.Tx, err error) {
 	b := &pgx.Batch{}
-	b.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
-	w.queueFence(b)
+	if w.Switch == nil {
+		b.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+		w.queueFence(b)
+	} else if tx, err = w.beginSwitch(ctx, conn); err != nil {
+		return tx, err
+	}
+	w.found = w.NewFound(false)
+	w.queueOpen(b)
+	if b.Len() > 0 {
+		results := conn.SendBatch(ctx, b)
+		err = results.Close() // this calls the callbacks
+		if tx == nil {
+			tx = results.Tx()
+		}
+	}
+	if err != nil {
+		return tx, ofOwn(ctx, wrap("open the unit", err))
+	}
+	w.found.SetFresh(&w.Unit, func(m provider.Marker) bool { return w.marked[m] })
+	return tx, ofOwn(ctx, wrap("open the unit", w.found.SetProgress(&w.Unit, w.checkpoint)))
+}
+
+// queueOpen queues the opening after the fence. All units of a projector read the checkpoint,
+// which shows that the generation is not retired.
+func (w *unit) queueOpen(b *pgx.Batch) {
+	sql, locked := markSQL, unlocked
+	if w.Reader != nil || w.lowest() != nil {
+		sql = markBehindSQL
+	}
+	if w.Reader != nil && !w.isSnapshot() {
+		locked = mustStay
+	}
 	if w.Advance != nil {
-		w.db.queueCheckpoint(b, w.Projector, isToBeSet, &w.checkpoint)
+		w.db.queueCheckpoint(b, w.Build(), isToBeSet, &w.checkpoint)
 		w.queueMarked(b)
-	} else if w.Reader != nil {
-		w.queueMarkers(b, markBehindSQL)
-		w.db.queueCheckpoint(b, w.Projector, mustStay, &w.checkpoint)
-	} else if w.lowest() != nil {
-		w.queueMarkers(b, markBehindSQL)
-		w.db.queueCheckpoint(b, w.Projector, unlocked, &w.checkpoint)
 	} else {
-		w.queueMarkers(b, markSQL)
+		w.queueMarkers(b, sql)
+		if w.Projector != "" {
+			w.db.queueCheckpoint(b, w.Build(), locked, &w.checkpoint)
+		}
 	}
 	if !w.IsReplay() && len(w.Messages) > 0 {
 		w.queueHeld(b)
@@ -112,12 +135,6 @@ func (w *unit) open(ctx context.Context, conn *pgx.Conn) (pgx.Tx, error) {
 		}
 		b.Queue(scanAgainSQL)
 	}
-	results := conn.SendBatch(ctx, b)
-	if err := results.Close(); err != nil { // this calls the callbacks
-		return results.Tx(), err
-	}
-	w.found.SetFresh(&w.Unit, func(m provider.Marker) bool { return w.marked[m] })
-	return results.Tx(), w.found.SetProgress(&w.Unit, w.checkpoint)
 }
 
 // queueRows queues a statement. It calls found for each row of the result, with the row's columns
@@ -134,11 +151,6 @@ func queueRows(b *pgx.Batch, row []any, found func(), sql string, args ...any) {
 
 func (w *unit) queueFence(b *pgx.Batch) {
 	key := w.db.fence(w.Projector)
-	if w.switches {
-		b.Queue(exclusiveSQL, lockClassFence, key)
-		b.Queue(w.db.q(generationSQL), w.Projector).QueryRow(func(row pgx.Row) error { return row.Scan(&w.live) })
-		return
-	}
 	b.Queue(fenceSQL, lockClassFence, key)
 	if w.Serial {
 		b.Queue(exclusiveSQL, lockClassSerial, key)
@@ -154,9 +166,9 @@ func (w *unit) queueMarkers(b *pgx.Batch, sql string) {
 		var m provider.Marker
 		w.marked = map[provider.Marker]bool{}
 		handlers, messages := columns(all)
-		args := []any{w.Projector, handlers, messages, w.positions()}
+		args := []any{w.Generation, handlers, messages, w.positions()}
 		if sql == markBehindSQL {
-			args = append(args, w.Reader != nil)
+			args = append(args, w.Projector, w.Reader != nil)
 		}
 		queueRows(b, []any{&m.Handler, &m.MessageID}, func() { w.marked[m] = true }, w.db.q(sql), args...)
 	}
@@ -184,7 +196,7 @@ func (w *unit) lookup() ([]any, []provider.Marker) {
 			names = append(names, name)
 		}
 	}
-	return []any{w.Projector, w.Advance.From, names, handlers, messages}, all
+	return []any{w.Generation, w.Advance.From, names, handlers, messages}, all
 }
 
 // positions returns the positions of the markers, in the order of Markers(nil), or nil if no
@@ -231,7 +243,7 @@ func (w *unit) lanes() [][]byte {
 
 func (w *unit) queueHeld(b *pgx.Batch) {
 	var lane provider.Lane
-	queueRows(b, []any{&lane}, func() { w.found.SetHeld(&w.Unit, lane) }, w.db.q(heldSQL), w.Projector, w.lanes())
+	queueRows(b, []any{&lane}, func() { w.found.SetHeld(&w.Unit, lane) }, w.db.q(heldSQL), w.Projector, w.Generation, w.lanes())
 }
 
 func (w *unit) queueSuspects(b *pgx.Batch) {
@@ -239,7 +251,7 @@ func (w *unit) queueSuspects(b *pgx.Batch) {
 	w.found.Suspect = make([]bool, len(w.Messages))
 	ids := each(w.Messages, func(m *provider.Message) string { return m.ID })
 	queueRows(b, []any{&i}, func() { w.found.Suspect[i] = true },
-		w.db.q(suspectSQL), w.Projector, ids, w.Careful.Runner, w.Careful.Number)
+		w.db.q(suspectSQL), w.Build().String(), ids, w.Careful.Runner, w.Careful.Number)
 }
 
 func (w *unit) queueLanes(b *pgx.Batch) {
@@ -250,9 +262,9 @@ func (w *unit) queueLanes(b *pgx.Batch) {
 	if slices.ContainsFunc(w.Messages, func(m provider.Message) bool { return m.Parked.Attempts > 0 }) {
 		sql = awaitLanesSQL
 	}
-	queueRows(b, []any{&lane, &isDue}, func() { due[lane] = isDue }, w.db.q(sql), w.Projector, w.lanes())
+	queueRows(b, []any{&lane, &isDue}, func() { due[lane] = isDue }, w.db.q(sql), w.Projector, w.Generation, w.lanes())
 	all := each(w.Messages, func(m *provider.Message) []byte { return m.Lane[:] })
-	b.Queue(w.db.q(firstInLanesSQL), w.Projector, all).Query(func(rows pgx.Rows) error {
+	b.Queue(w.db.q(firstInLanesSQL), w.Projector, w.Generation, all).Query(func(rows pgx.Rows) error {
 		front, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (p provider.Parked, err error) {
 			var state string
 			err = row.Scan(&p.Seq, &p.Lane, &p.Attempts, &state, &p.Handlers)

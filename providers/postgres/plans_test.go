@@ -20,12 +20,12 @@ import (
 func fillParked(t *testing.T, db *postgres.DB, projector string, n, inLane int) {
 	t.Helper()
 	_, err := db.Pool().Exec(t.Context(), `
-		insert into kinora.parked (projector, handler, handlers, message_id, marker_id, topic, key, lane, type, payload, headers, class, code, attempts, version)
-		select $1::text, 'p/a', '{p/a}', 'm' || g || '-' || i, 'm' || g || '-' || i, '', '', sha256(g::text::bytea), '', '', '{}',
+		insert into kinora.parked (projector, generation, handler, handlers, message_id, marker_id, topic, key, lane, type, payload, headers, class, code, attempts, version)
+		select $1::text, 1, 'p/a', '{p/a}', 'm' || g || '-' || i, 'm' || g || '-' || i, '', '', sha256(g::text::bytea), '', '', '{}',
 			case when i = 1 then 'unknown' else 'held' end, '', 0, '' from generate_series(1, $2::int) g, generate_series(1, $3::int) i`, projector, n, inLane)
 	require.NoError(t, err)
 	_, err = db.Pool().Exec(t.Context(), `
-		insert into kinora.holds (projector, lane, due_at) select $1::text, sha256(g::text::bytea), clock_timestamp() from generate_series(1, $2::int) g`, projector, n)
+		insert into kinora.holds (projector, generation, lane, due_at) select $1::text, 1, sha256(g::text::bytea), clock_timestamp() from generate_series(1, $2::int) g`, projector, n)
 	require.NoError(t, err)
 }
 
@@ -100,22 +100,24 @@ func TestTheCostOfUnitsIsFlat(t *testing.T) {
 		"move, batch":         func() error { return queue(t.Context(), one, moves(events(10)), nil) },
 		"move without events": func() error { return queue(t.Context(), one, moves(unit(0)), nil) },
 		"unapplied": func() error {
-			_, err := one.Unapplied(t.Context(), "p", events(10).Messages)
+			_, err := one.Unapplied(t.Context(), provider.Build{Projector: "p"}, events(10).Messages)
 			return err
 		},
 		"prune applied": func() error {
-			_, err := one.PruneApplied(t.Context(), "p", []string{"p/a"}, 10)
+			_, err := one.PruneApplied(t.Context(), provider.Build{Projector: "p"}, []string{"p/a"}, 10)
 			return err
 		},
-		"name":    func() error { return one.InFlight(t.Context(), "p", *careful, []string{"a", "b"}) },
+		"name": func() error {
+			return one.InFlight(t.Context(), provider.Build{Projector: "p"}, *careful, []string{"a", "b"})
+		},
 		"beat":    func() error { _, err := one.Beat(t.Context(), "me", 1e9, 1e9); return err },
 		"careful": func() error { u := unit(10); u.Careful = careful; return do(t.Context(), one, u, nil) },
 		"due": func() error {
-			_, err := one.Due(t.Context(), provider.DueFilter{Projectors: []string{"p"}, Keys: 32, Each: 32})
+			_, err := one.Due(t.Context(), provider.DueFilter{Builds: []provider.Build{{Projector: "p"}}, Keys: 32, Each: 32})
 			return err
 		},
 		"due, lanes": func() error {
-			_, err := one.Due(t.Context(), provider.DueFilter{Projectors: []string{"p"}, Lanes: []provider.Lane{{1}, {2}}, Keys: 32, Each: 32})
+			_, err := one.Due(t.Context(), provider.DueFilter{Builds: []provider.Build{{Projector: "p"}}, Lanes: []provider.Lane{{1}, {2}}, Keys: 32, Each: 32})
 			return err
 		},
 		"parked": func() error {
@@ -187,8 +189,8 @@ func TestTheCostOfDueIsFlat(t *testing.T) {
 	one, err := postgres.New(pool, nil)
 	require.NoError(t, err)
 	for _, f := range []provider.DueFilter{
-		{Projectors: []string{"p"}, Keys: 10, Each: 5},
-		{Projectors: []string{"none", "p"}, Keys: 10, Each: 5},
+		{Builds: []provider.Build{{Projector: "p"}}, Keys: 10, Each: 5},
+		{Builds: []provider.Build{{Projector: "none"}, {Projector: "p"}}, Keys: 10, Each: 5},
 	} {
 		var list []provider.Parked
 		n := pages(t, pool, func() {
@@ -226,13 +228,13 @@ func TestThePlansOfParkedMessages(t *testing.T) {
 				args []any
 				want []string
 			}{
-				"dueSQL":          {[]any{[]string{"p"}, 10, 10, nil}, []string{"using holds_due_idx on holds", "using parked_lane_idx on parked", "using parked_pkey on parked"}},
-				"dueSQL, lanes":   {[]any{[]string{"p"}, 10, 10, lane}, []string{"using holds_pkey on holds", "using parked_lane_idx on parked", "using parked_pkey on parked"}},
-				"trySQL":          {[]any{"p", lane[0], 1, 0, []string{}, 5, 1}, []string{"using holds_pkey on holds", "using parked_lane_idx on parked"}},
-				"lockLanesSQL":    {[]any{"p", lane}, []string{"using holds_pkey on holds"}},
-				"awaitLanesSQL":   {[]any{"p", lane}, []string{"using holds_pkey on holds"}},
-				"firstInLanesSQL": {[]any{"p", lane}, []string{"using parked_lane_idx on parked"}},
-				"releaseSQL": {[]any{fmt.Sprintf(`[{"projector": "p", "lane": "\\x%x", "changed": 1}]`, lane[0]), `[]`},
+				"dueSQL":          {[]any{[]string{"p"}, []int{1}, 10, 10, nil}, []string{"using holds_due_idx on holds", "using parked_lane_idx on parked", "using parked_pkey on parked"}},
+				"dueSQL, lanes":   {[]any{[]string{"p"}, []int{1}, 10, 10, lane}, []string{"using holds_pkey on holds", "using parked_lane_idx on parked", "using parked_pkey on parked"}},
+				"trySQL":          {[]any{"p", lane[0], 1, 0, []string{}, 5, 1, 1}, []string{"using holds_pkey on holds", "using parked_lane_idx on parked"}},
+				"lockLanesSQL":    {[]any{"p", 1, lane}, []string{"using holds_pkey on holds"}},
+				"awaitLanesSQL":   {[]any{"p", 1, lane}, []string{"using holds_pkey on holds"}},
+				"firstInLanesSQL": {[]any{"p", 1, lane}, []string{"using parked_lane_idx on parked"}},
+				"releaseSQL": {[]any{fmt.Sprintf(`[{"projector": "p", "generation": 1, "lane": "\\x%x", "changed": 1}]`, lane[0]), `[]`},
 					[]string{"using holds_pkey on holds", "using parked_lane_idx on parked"}},
 			} {
 				sql, _, _ := strings.Cut(name, ",")
@@ -256,9 +258,9 @@ func TestTheFunctionsNeverScan(t *testing.T) {
 	require.NoError(t, err)
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[struct{ Name, Config string }])
 	require.NoError(t, err)
-	require.Len(t, all, 13)
+	require.Len(t, all, 14)
 	for _, f := range all {
-		if f.Name != "hold_gap" && f.Name != "unmarked" {
+		if f.Name != "hold_gap" && f.Name != "refuse_write" && f.Name != "unmarked" {
 			require.Contains(t, f.Config, "enable_seqscan=off", f.Name)
 		}
 	}
@@ -285,7 +287,9 @@ func TestTheCostOfPruningIsFlat(t *testing.T) {
 	one, err := postgres.New(pool, nil)
 	require.NoError(t, err)
 	for name, call := range map[string]func() (int, error){
-		"applied":                   func() (int, error) { return one.PruneApplied(t.Context(), "p", []string{"p/a", "p/b"}, 10) },
+		"applied": func() (int, error) {
+			return one.PruneApplied(t.Context(), provider.Build{Projector: "p"}, []string{"p/a", "p/b"}, 10)
+		},
 		"old, without a checkpoint": func() (int, error) { return one.Prune(t.Context(), "q", []string{"q/a"}, 24*time.Hour, 10) },
 		"old, without a position":   func() (int, error) { return one.Prune(t.Context(), "p", []string{"p/foreign"}, 24*time.Hour, 10) },
 	} {

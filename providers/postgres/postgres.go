@@ -79,6 +79,7 @@ var (
 	_ eventstore.Log                = (*DB)(nil)
 	_ provider.Log                  = (*DB)(nil)
 	_ provider.LogWaker             = (*DB)(nil)
+	_ provider.LogCounter           = (*DB)(nil)
 	_ provider.Outbox               = (*DB)(nil)
 	_ provider.BatchClaimer         = (*DB)(nil)
 	_ outbox.Inspector              = (*DB)(nil)

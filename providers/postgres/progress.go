@@ -15,33 +15,42 @@ import (
 )
 
 const (
+	// The generation, or the live one if it is zero.
+	build          = `coalesce(nullif($2::int, 0), ` + liveGeneration + `, 1)`
+	liveGeneration = `(select generation from kinora.generations where projector = $1::text and state = 'live')`
+
 	checkpointSQL = `
-select position, event_id, recorded_at, lineage, mode, token, handlers from kinora.checkpoint($1::text, $2::text)`
+select generation, position, event_id, recorded_at, lineage, mode, token, handlers from kinora.checkpoint($1::text, $2::int, $3::text)`
 
-	advanceSQL = `select kinora.advance($1::text, $2::bigint, $3::text, $4::uuid, $5::bigint, $6::text, $7::timestamptz)`
+	checkpointOfSQL = `
+select b.generation, coalesce(c.position, 0), coalesce(c.event_id, ''), c.recorded_at, coalesce(c.lineage, ''), coalesce(c.mode, ''), c.token, c.handlers
+from (select ` + build + ` as generation) b left join lateral kinora.checkpoint($1::text, b.generation, '') c on true`
 
-	markedSQL   = `select handler, message_id from kinora.marked($1::text, $2::bigint, $3::text[], $4::text[], $5::text[])`
-	unmarkedSQL = `select kinora.unmarked($1::text, $2::bigint, $3::text[], $4::text[], $5::text[])`
+	advanceSQL = `select kinora.advance($1::text, $2::int, $3::bigint, $4::text, $5::uuid, $6::bigint, $7::text, $8::timestamptz)`
 
-	// $9 to $11 are the position, the mode and the token of the current checkpoint.
+	markedSQL   = `select handler, message_id from kinora.marked($1::int, $2::bigint, $3::text[], $4::text[], $5::text[])`
+	unmarkedSQL = `select kinora.unmarked($1::int, $2::bigint, $3::text[], $4::text[], $5::text[])`
+
+	// $10 to $12 are the position, the mode and the token of the current checkpoint.
 	setCheckpointSQL = `
 insert into kinora.checkpoints as c (projector, generation, position, event_id, recorded_at, lineage, mode, token, handlers)
-select $1::text, ` + liveGeneration + `, $2::bigint, $3::text, $4::timestamptz, $5::text, $6::text, $7::uuid, $8::jsonb
-where ($9::bigint, $10::text, $11::uuid) = (0, '', '00000000-0000-0000-0000-000000000000')
-	or exists (select from kinora.checkpoint($1::text, ''))
+select $1::text, b.generation, $3::bigint, $4::text, $5::timestamptz, $6::text, $7::text, $8::uuid, $9::jsonb
+from (select ` + build + ` as generation) b
+where ($10::bigint, $11::text, $12::uuid) = (0, '', '00000000-0000-0000-0000-000000000000')
+	or exists (select from kinora.checkpoint($1::text, b.generation, ''))
 on conflict on constraint checkpoints_pkey do update
 set (position, event_id, recorded_at, lineage, mode, token, handlers) =
 	(excluded.position, excluded.event_id, excluded.recorded_at, excluded.lineage, excluded.mode, excluded.token, excluded.handlers)
-where (c.position, c.mode, c.token) = ($9::bigint, $10::text, $11::uuid)`
+where (c.position, c.mode, c.token) = ($10::bigint, $11::text, $12::uuid) and c.mode <> 'ended'`
 
 	// One row for each name without a marker, unless the checkpoint has passed the message.
 	unappliedSQL = `
-with live as materialized (select ` + liveGeneration + ` as generation),
-passed as materialized (select position from kinora.checkpoint($1::text, ''))
-select n.o from live, unnest($2::int[], $3::text[], $4::text[], $5::bigint[]) n(o, handler, id, position)
+with b as materialized (select ` + build + ` as generation),
+passed as materialized (select c.position from b, kinora.checkpoint($1::text, b.generation, '') c)
+select n.o from unnest($3::int[], $4::text[], $5::text[], $6::bigint[]) n(o, handler, id, position)
 left join lateral (
 	select true as found from kinora.markers m
-	where m.handler = n.handler and m.generation = (select generation from live) and m.message_id = n.id limit 1) m on true
+	where m.handler = n.handler and m.generation = (select generation from b) and m.message_id = n.id limit 1) m on true
 where m.found is null and (n.position = 0 or n.position > coalesce((select position from passed), 0))`
 
 	// Pruning reads the first markers in the order of an index. Without these settings, if the
@@ -51,18 +60,18 @@ where m.found is null and (n.position = 0 or n.position > coalesce((select posit
 select set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_sort', 'off', true)`
 
 	pruneAppliedSQL = `
-with live as materialized (select ` + liveGeneration + ` as generation),
-passed as materialized (select position from kinora.checkpoint($1::text, ''))
+with b as materialized (select ` + build + ` as generation),
+passed as materialized (select c.position from b, kinora.checkpoint($1::text, b.generation, '') c)
 delete from kinora.markers where ctid = any(array(
-	select m.at from unnest($2::text[]) h(name), lateral (
+	select m.at from unnest($3::text[]) h(name), lateral (
 		select ctid as at from kinora.markers
-		where handler = h.name and position <= (select position from passed) and (generation = (select generation from live)) is true
-		order by handler, position limit $3::bigint) m
-	limit $3::bigint))`
+		where handler = h.name and position <= (select position from passed) and (generation = (select generation from b)) is true
+		order by handler, position limit $4::bigint) m
+	limit $4::bigint))`
 )
 
 // modes are the names of provider.Mode, by its number.
-var modes = [...]string{"", "catch-up", "closing", "live"}
+var modes = [...]string{"", "catch-up", "closing", "live", "ended"}
 
 func modeName(m provider.Mode) string {
 	if m < 0 || int(m) >= len(modes) {
@@ -80,68 +89,89 @@ const (
 
 // queueCheckpoint queues a statement that reads the checkpoint into c. c is not changed if there is
 // none.
-func (db *Provider) queueCheckpoint(b *pgx.Batch, projector string, locked string, c *provider.Checkpoint) {
-	var mode string
-	var token uuid.UUID
-	var recorded *time.Time
-	var handlers []byte
-	b.Queue(db.q(checkpointSQL), projector, locked).Query(func(rows pgx.Rows) error {
-		_, err := pgx.ForEachRow(rows, []any{&c.Place.Position, &c.Place.ID, &recorded, &c.Lineage, &mode, &token, &handlers}, func() error {
-			c.Mode, c.Token = provider.Mode(slices.Index(modes[:], mode)), claim.Token(token)
-			if recorded != nil {
-				c.Place.RecordedAt = recorded.UTC()
-			}
-			return json.Unmarshal(handlers, &c.Handlers)
-		})
+func (db *Provider) queueCheckpoint(b *pgx.Batch, of provider.Build, locked string, c *provider.Checkpoint) {
+	b.Queue(db.q(checkpointSQL), of.Projector, of.Number(), locked).Query(func(rows pgx.Rows) error {
+		read, err := pgx.CollectRows(rows, scanCheckpoint)
+		if len(read) > 0 {
+			*c = read[0]
+		}
 		return err
 	})
 }
 
-// Checkpoint implements provider.Progress.
-func (db *Provider) Checkpoint(ctx context.Context, projector string) (c provider.Checkpoint, err error) {
-	if err := provider.CheckStorable("projector", projector); err != nil {
-		return c, wrap("read the checkpoint", err)
+func scanCheckpoint(row pgx.CollectableRow) (c provider.Checkpoint, err error) {
+	var mode string
+	var token uuid.NullUUID
+	var recorded *time.Time
+	var handlers []byte
+	err = row.Scan(&c.Generation, &c.Place.Position, &c.Place.ID, &recorded, &c.Lineage, &mode, &token, &handlers)
+	c.Mode, c.Token = provider.Mode(slices.Index(modes[:], mode)), claim.Token(token.UUID)
+	if recorded != nil {
+		c.Place.RecordedAt = recorded.UTC()
 	}
-	b := &pgx.Batch{}
-	db.queueCheckpoint(b, projector, unlocked, &c)
-	err = db.pool.SendBatch(ctx, b).Close()
+	if err == nil && handlers != nil {
+		err = json.Unmarshal(handlers, &c.Handlers)
+	}
 	if len(c.Handlers) == 0 {
 		c.Handlers = nil
 	}
-	return c, ofOwn(ctx, wrap("read the checkpoint", err))
+	return c, err
+}
+
+// Checkpoint implements provider.Progress.
+func (db *Provider) Checkpoint(ctx context.Context, of provider.Build) (c provider.Checkpoint, err error) {
+	if err := provider.CheckStorable("projector", of.Projector); err != nil {
+		return c, wrap("read the checkpoint", err)
+	}
+	c, err = db.checkpoint(ctx, db.pool, of)
+	return c, ofOwn(ctx, err)
+}
+
+func (db *Provider) checkpoint(ctx context.Context, on querier, of provider.Build) (provider.Checkpoint, error) {
+	// the rows return its error too
+	rows, _ := on.Query(ctx, db.q(checkpointOfSQL), planned, of.Projector, of.Generation)
+	c, err := pgx.CollectExactlyOneRow(rows, scanCheckpoint)
+	return c, wrap("read the checkpoint", err)
 }
 
 // SetCheckpoint implements provider.Progress. A new mode takes the fence exclusively, so it waits
 // for the units that have it. Units that open meanwhile wait too: therefore it waits for at most a
 // second at a time.
-func (db *Provider) SetCheckpoint(ctx context.Context, projector string, from, to provider.Checkpoint) (set bool, err error) {
-	if err := checkCheckpoint(projector, to); err != nil {
+func (db *Provider) SetCheckpoint(ctx context.Context, of provider.Build, from, to provider.Checkpoint) (set bool, err error) {
+	if err := checkCheckpoint(of.Projector, to); err != nil {
 		return false, wrap("set the checkpoint", err)
 	}
 	// always has a JSON form
 	handlers, _ := json.Marshal(append([]provider.Began{}, to.Handlers...))
 	crash.Point("set checkpoint: before")
-	for try := 1; ; try++ {
-		b := &pgx.Batch{}
-		b.Queue(`begin isolation level read committed`)
-		if from.Mode != to.Mode {
-			b.Queue(`set local lock_timeout = '1s'`)
-			b.Queue(exclusiveSQL, lockClassFence, db.fence(projector))
-		}
-		b.Queue(db.q(setCheckpointSQL), projector,
+	err = db.fenced(ctx, of.Projector, from.Mode != to.Mode, func(b *pgx.Batch) {
+		b.Queue(db.q(setCheckpointSQL), of.Projector, of.Generation,
 			to.Place.Position, to.Place.ID, recordedAt(to.Place), to.Lineage, modeName(to.Mode), uuid.UUID(to.Token), string(handlers),
 			from.Place.Position, modeName(from.Mode), uuid.UUID(from.Token)).Exec(func(tag pgconn.CommandTag) error {
 			set = tag.RowsAffected() == 1
 			return nil
 		})
-		b.Queue(`commit`)
-		err = db.pool.SendBatch(ctx, b).Close() // after an error, the pool closes the connection
-		if e := pgError(err); e == nil || e.Code != lockNotAvailable || pause(ctx, try) != nil {
-			break
-		}
-	}
+	})
 	crash.Point("set checkpoint: after")
 	return set && err == nil, ofOwn(ctx, wrap("set the checkpoint", err))
+}
+
+// fenced runs statements in a transaction, if exclusive while no unit of the projector is open.
+func (db *Provider) fenced(ctx context.Context, projector string, exclusive bool, queue func(b *pgx.Batch)) error {
+	for try := 1; ; try++ {
+		b := &pgx.Batch{}
+		b.Queue(`begin isolation level read committed`)
+		if exclusive {
+			b.Queue(`set local lock_timeout = '1s'`)
+			b.Queue(exclusiveSQL, lockClassFence, db.fence(projector))
+		}
+		queue(b)
+		b.Queue(`commit`)
+		err := db.pool.SendBatch(ctx, b).Close() // after an error, the pool closes the connection
+		if e := pgError(err); e == nil || e.Code != lockNotAvailable || pause(ctx, try) != nil {
+			return err
+		}
+	}
 }
 
 // checkCheckpoint returns an *eventstore.InvalidError for a checkpoint that cannot be stored.
@@ -163,8 +193,12 @@ func recordedAt(p provider.LogPlace) *time.Time {
 }
 
 // Unapplied implements provider.Progress with one statement.
-func (db *Provider) Unapplied(ctx context.Context, projector string, messages []provider.Message) ([]bool, error) {
-	if err := provider.CheckUnapplied(projector, messages); err != nil {
+func (db *Provider) Unapplied(ctx context.Context, of provider.Build, messages []provider.Message) ([]bool, error) {
+	return db.unapplied(ctx, db.pool, of, messages)
+}
+
+func (db *Provider) unapplied(ctx context.Context, on querier, b provider.Build, messages []provider.Message) ([]bool, error) {
+	if err := provider.CheckUnapplied(b.Projector, messages); err != nil {
 		return nil, wrap("look up markers", err)
 	}
 	var of []int32     // for each handler of the messages, the index of its message
@@ -187,7 +221,7 @@ func (db *Provider) Unapplied(ctx context.Context, projector string, messages []
 	if len(names) == 0 {
 		return unapplied, nil
 	}
-	missing, err := collect(ctx, db.pool, pgx.RowTo[int32], db.q(unappliedSQL), planned, projector, number, names, ids, positions)
+	missing, err := collect(ctx, on, pgx.RowTo[int32], db.q(unappliedSQL), planned, b.Projector, b.Generation, number, names, ids, positions)
 	if err != nil {
 		return nil, ofOwn(ctx, wrap("look up markers", err))
 	}
@@ -200,15 +234,15 @@ func (db *Provider) Unapplied(ctx context.Context, projector string, messages []
 }
 
 // PruneApplied implements provider.Progress.
-func (db *Provider) PruneApplied(ctx context.Context, projector string, handlers []string, limit int) (int, error) {
-	if err := provider.CheckPrune(projector, handlers); err != nil {
+func (db *Provider) PruneApplied(ctx context.Context, of provider.Build, handlers []string, limit int) (int, error) {
+	if err := provider.CheckPrune(of.Projector, handlers); err != nil {
 		return 0, wrap("prune applied", err)
 	}
 	crash.Point("prune applied: before")
 	var n int64
 	b := &pgx.Batch{}
 	b.Queue(inOrderSQL)
-	b.Queue(db.q(pruneAppliedSQL), projector, handlers, max(limit, 0)).Exec(func(tag pgconn.CommandTag) error {
+	b.Queue(db.q(pruneAppliedSQL), of.Projector, of.Generation, handlers, max(limit, 0)).Exec(func(tag pgconn.CommandTag) error {
 		n = tag.RowsAffected()
 		return nil
 	})

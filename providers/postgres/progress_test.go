@@ -33,7 +33,7 @@ func begins(t *testing.T, db *postgres.DB, position int64, mode provider.Mode) p
 
 func set(t *testing.T, db *postgres.DB, from, to provider.Checkpoint) {
 	t.Helper()
-	ok, err := db.SetCheckpoint(t.Context(), "p", from, to)
+	ok, err := db.SetCheckpoint(t.Context(), provider.Build{Projector: "p"}, from, to)
 	require.NoError(t, err)
 	require.True(t, ok)
 }
@@ -102,7 +102,7 @@ func TestTheCheckpointIsReadAfterTheMarkers(t *testing.T) {
 				func(context.Context, pgx.Tx, provider.Found) (provider.Closing, error) {
 					return provider.Closing{}, nil
 				}))
-			n, err := db.PruneApplied(t.Context(), "p", []string{"p/a"}, 10)
+			n, err := db.PruneApplied(t.Context(), provider.Build{Projector: "p"}, []string{"p/a"}, 10)
 			require.NoError(t, err)
 			require.Equal(t, 1, n)
 			close(resume)
@@ -128,7 +128,7 @@ func TestUnitsThatWaitForAChangeOfTheModeSeeIt(t *testing.T) {
 			next.Mode = provider.ModeCatchUp
 			changed, done := make(chan error, 1), make(chan error, 1)
 			go func() {
-				ok, err := db.SetCheckpoint(t.Context(), "p", c, next)
+				ok, err := db.SetCheckpoint(t.Context(), provider.Build{Projector: "p"}, c, next)
 				if !ok {
 					err = errors.Join(err, errors.New("not set"))
 				}

@@ -52,7 +52,7 @@ var needs = map[string]struct {
 }{
 	"kinora_relay": {provider.RelayService, map[string]string{"migrations": "select", "outbox": "select update delete", "leases": "select insert update delete"}},
 	"kinora_projector": {provider.RunnerService, map[string]string{
-		"migrations": "select", "generations": "select", "markers": "select insert delete", "low_water_marks": "select insert update",
+		"migrations": "select", "generations": "select insert update", "markers": "select insert delete", "low_water_marks": "select insert update",
 		"parked": "select insert update delete", "holds": "select insert update delete", "runners": "select insert update delete",
 		"in_flight": "select insert update delete",
 	}},

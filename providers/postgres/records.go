@@ -14,21 +14,24 @@ import (
 // or for all if it has none.
 const outcomesSQL = `
 with q as materialized (
-	select n.*, coalesce((select live from kinora.generations where generations.projector = n.projector), 1) as live
-	from json_to_recordset($1::json) n(o int, projector text, names text[], message_id text, recorded_at bigint, position bigint))
+	select n.*, coalesce(nullif(n.generation, 0),
+		(select g.generation from kinora.generations g where g.projector = n.projector and g.state = 'live'), 1) as build
+	from json_to_recordset($1::json) n(o int, projector text, generation int, names text[], message_id text, recorded_at bigint, position bigint))
 select coalesce(
 	(select case
 		when p.state = 'skipped' then 4
 		when p.state = 'stuck' then 3
-		when (select due_at from kinora.holds h where h.projector = p.projector and h.lane = p.lane limit 1) = 'infinity' then 3
+		when (select due_at from kinora.holds h where h.projector = p.projector and h.generation = p.generation and h.lane = p.lane limit 1) = 'infinity' then 3
 		else 2 end
 	from kinora.parked p
-	where p.state <> 'replayed' and p.marker_id <> '' and p.marker_id = q.message_id and p.projector = q.projector
+	where p.state <> 'replayed' and p.marker_id <> '' and p.marker_id = q.message_id and p.projector = q.projector and p.generation = q.build
 		and (p.handlers = '{}' or p.handlers && q.names) limit 1),
 	case
-		when (select c.position from kinora.checkpoints c where c.projector = q.projector and c.generation = q.live limit 1) >= q.position then 1
+		when (select c.position from kinora.checkpoints c where c.projector = q.projector and c.generation = q.build limit 1) >= q.position then 1
 		when exists (
-			select from kinora.markers m where m.message_id = q.message_id and m.handler = any(q.names) and m.generation = q.live) then 1
+			select from kinora.markers m where m.message_id = q.message_id and m.handler = any(q.names) and m.generation = q.build) then 1
+		when q.position is not null and (
+			select c.position from kinora.checkpoints c where c.projector = q.projector and c.generation = q.build limit 1) is not null then 0
 		when 'epoch'::timestamptz + q.recorded_at * interval '1 microsecond' <= (select max(f.pruned_before) from kinora.low_water_marks f where f.handler = any(q.names)) then 5
 		else 0 end)
 from q order by q.o`
@@ -40,7 +43,7 @@ func (db *Provider) Outcomes(ctx context.Context, questions []provider.Question)
 	}
 	asked := make([]map[string]any, len(questions))
 	for i, q := range questions {
-		asked[i] = map[string]any{"o": i, "projector": q.Projector(), "names": q.Names(), "message_id": markerID(q.MessageID)}
+		asked[i] = map[string]any{"o": i, "projector": q.Projector(), "generation": q.Generation, "names": q.Names(), "message_id": markerID(q.MessageID)}
 		if !q.RecordedAt.IsZero() {
 			asked[i]["recorded_at"] = q.RecordedAt.UnixMicro()
 		}
@@ -58,7 +61,15 @@ const (
 	// One statement deletes the markers and raises the handler's low-water mark, so that no other
 	// transaction sees only one of these.
 	pruneSQL = `
-with ck as materialized (select clock_timestamp() - $3::bigint * interval '1 microsecond' as t),
+with recursive ck as materialized (select clock_timestamp() - $3::bigint * interval '1 microsecond' as t),
+-- The walk skips from generation to generation of resolved messages.
+builds as (
+	select min(generation) as generation from kinora.parked where state in ('replayed', 'skipped') and projector = $1::text
+	union all
+	select (
+		select min(generation) from kinora.parked
+		where state in ('replayed', 'skipped') and projector = $1::text and generation > b.generation)
+	from builds b where b.generation is not null),
 c as materialized (select array(select generation from kinora.checkpoints where projector = $1::text) as generations),
 gone as (
 	delete from kinora.markers where ctid = any(array(
@@ -80,8 +91,11 @@ raised as (
 	on conflict on constraint low_water_marks_pkey do update set pruned_before = greatest(f.pruned_before, excluded.pruned_before)),
 resolved as (
 	delete from kinora.parked where state in ('replayed', 'skipped') and id = any(array(
-		select id from kinora.parked where state in ('replayed', 'skipped') and projector = $1::text and resolved_at < (select t from ck)
-		order by resolved_at limit $4::bigint))
+		select p.id from builds b, lateral (
+			select id, resolved_at from kinora.parked
+			where state in ('replayed', 'skipped') and projector = $1::text and generation = b.generation and resolved_at < (select t from ck)
+			order by projector, generation, resolved_at limit $4::bigint) p
+		order by p.resolved_at limit $4::bigint))
 	returning 1)
 select (select count(*) from gone) + (select count(*) from resolved)`
 

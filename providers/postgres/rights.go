@@ -8,12 +8,11 @@ import (
 )
 
 // The rights that each service must have, by table. Rights that only some services use are not
-// required: inserts into the outbox by handlers that emit, and updates of generations by Switch. An
-// appender must have the rights to insert into the outbox and to identify the log if the DB has a
-// route.
+// required: inserts into the outbox by handlers that emit. An appender must have the rights to insert
+// into the outbox and to identify the log if the DB has a route.
 var (
 	relayNeeds  = rights("migrations: select", "outbox: select update delete", "leases: select insert update delete")
-	runnerNeeds = rights("migrations: select", "generations: select", "markers: select insert delete", "low_water_marks: select insert update",
+	runnerNeeds = rights("migrations: select", "generations: select insert update", "markers: select insert delete", "low_water_marks: select insert update",
 		"parked: select insert update delete", "holds: select insert update delete", "runners: select insert update delete",
 		"in_flight: select insert update delete", "checkpoints: select insert update", "leases: select insert update delete")
 	appenderNeeds = rights("migrations: select", "streams: select insert update", "events: select insert")

@@ -12,7 +12,8 @@
 --   kinora_projector  marks, parks, replays, skips, prunes markers, switches generations, emits,
 --                     reads streams and the log, moves checkpoints, leases their readers, starts
 --                     and answers tasks; claims nothing. Grant it the read model's tables
---                     yourself.
+--                     yourself. A rebuild empties them, or creates, renames and drops tables,
+--                     and creates views: grant it truncate, or let it own them.
 --   kinora_worker     claims, changes, starts, answers and deletes tasks, decides about them, and
 --                     emits. If its handlers append events, grant it kinora_appender too.
 --   kinora_reader     reads everything, changes nothing

@@ -279,7 +279,7 @@ func projects(ctx context.Context, db *postgres.DB) error {
 	if _, err := db.Beat(ctx, "me", time.Second, time.Hour); err != nil {
 		return err
 	}
-	if err := db.InFlight(ctx, "p", me, []string{"m"}); err != nil {
+	if err := db.InFlight(ctx, provider.Build{Projector: "p"}, me, []string{"m"}); err != nil {
 		return err
 	}
 	u := marked("m", "poison")
@@ -295,7 +295,7 @@ func projects(ctx context.Context, db *postgres.DB) error {
 	if err := queue(ctx, db, marked("another"), nil); err != nil {
 		return err
 	}
-	due, err := db.Due(ctx, provider.DueFilter{Projectors: []string{"p"}, Keys: 1, Each: 1})
+	due, err := db.Due(ctx, provider.DueFilter{Builds: []provider.Build{{Projector: "p"}}, Keys: 1, Each: 1})
 	if err != nil || len(due) != 1 {
 		return errors.Join(err, fmt.Errorf("%d messages are due", len(due)))
 	}
@@ -315,8 +315,30 @@ func projects(ctx context.Context, db *postgres.DB) error {
 		err = reads(ctx, db)
 	}
 	if err == nil {
-		err = db.Switch(ctx, "p", func(_ context.Context, _ pgx.Tx, live int) (int, error) { return live + 1, nil })
+		err = switches(ctx, db)
 	}
+	return err
+}
+
+// switches makes another generation live, and clears the first one.
+func switches(ctx context.Context, db *postgres.DB) error {
+	set := []provider.Generation{
+		{Build: provider.Build{Projector: "p", Generation: 2}, State: provider.GenerationLive},
+		{Build: provider.Build{Projector: "p", Generation: 1}, State: provider.GenerationStandby},
+	}
+	err := db.Do(ctx, provider.Unit{Projector: "p", Generation: 2, Once: true, Switch: &provider.Switch{Set: set}},
+		func(context.Context, pgx.Tx, provider.Found) (provider.Closing, error) {
+			return provider.Closing{}, nil
+		})
+	if err != nil {
+		return err
+	}
+	first := set[1]
+	first.Revision, first.State = 1, provider.GenerationRetired
+	if ok, err := db.SetGeneration(ctx, first); err != nil || !ok {
+		return errors.Join(err, errors.New("the generation is not retired"))
+	}
+	_, err = db.ClearGeneration(ctx, first.Build, []string{"p/a"}, nil, 10)
 	return err
 }
 
@@ -327,17 +349,20 @@ func reads(ctx context.Context, db *postgres.DB) error {
 	if err != nil {
 		return err
 	}
-	if _, err = db.SetCheckpoint(ctx, "p", provider.Checkpoint{}, c); err != nil {
+	if _, err = db.SetCheckpoint(ctx, provider.Build{Projector: "p"}, provider.Checkpoint{}, c); err != nil {
 		return err
 	}
 	u := event(map[string]int64{"e": 1}, "e")
 	for _, form := range []func() error{
 		func() error { return do(ctx, db, u, nil) },
 		func() error { return queue(ctx, db, u, nil) },
-		func() error { _, err := db.Unapplied(ctx, "p", u.Messages); return err },
+		func() error { _, err := db.Unapplied(ctx, provider.Build{Projector: "p"}, u.Messages); return err },
 		func() error { u.Advance = advance(c, 1); return queue(ctx, db, u, nil) },
-		func() error { _, err := db.PruneApplied(ctx, "p", []string{"p/a"}, 10); return err },
-		func() error { _, err := db.Checkpoint(ctx, "p"); return err },
+		func() error {
+			_, err := db.PruneApplied(ctx, provider.Build{Projector: "p"}, []string{"p/a"}, 10)
+			return err
+		},
+		func() error { _, err := db.Checkpoint(ctx, provider.Build{Projector: "p"}); return err },
 		func() error { return db.ReleaseLease(ctx, "p", terms.Token) },
 	} {
 		if err := form(); err != nil {

@@ -129,10 +129,10 @@ func TestThePlansOfMarkersDoNotAge(t *testing.T) {
 		require.NoError(t, err)
 		_, err = aged.DropMarkers(t.Context(), "p/none", 10)
 		require.NoError(t, err)
-		_, err = aged.Unapplied(t.Context(), "p", marked("m1", "none").Messages)
+		_, err = aged.Unapplied(t.Context(), provider.Build{Projector: "p"}, marked("m1", "none").Messages)
 		require.NoError(t, err)
 		for _, handler := range []string{"p/none", "p/a"} {
-			_, err = aged.PruneApplied(t.Context(), "p", []string{handler}, 10)
+			_, err = aged.PruneApplied(t.Context(), provider.Build{Projector: "p"}, []string{handler}, 10)
 			require.NoError(t, err)
 			_, err = aged.Prune(t.Context(), "p", []string{handler}, time.Hour, 10)
 			require.NoError(t, err)
@@ -160,7 +160,7 @@ func TestThePlansOfMarkersDoNotAge(t *testing.T) {
 	}{
 		"outcomesSQL": {[]any{`[{"projector": "p", "message_id": "m1", "names": ["p/a"]}]`},
 			[]string{"using markers_pkey on markers m", "using parked_message_key on parked p"}},
-		"unappliedSQL":      {[]any{"p", []int32{0, 1}, []string{"p/a", "p/a"}, []string{"m1", "none"}, []int64{7, 0}}, []string{"using markers_pkey on markers m"}},
+		"unappliedSQL":      {[]any{"p", 0, []int32{0, 1}, []string{"p/a", "p/a"}, []string{"m1", "none"}, []int64{7, 0}}, []string{"using markers_pkey on markers m"}},
 		"markedHandlersSQL": {nil, []string{"using markers_"}},
 		"dropMarkersSQL":    {[]any{"p/a", 1000}, []string{"markers_prune_idx", "Tid Scan on markers"}},
 	} {

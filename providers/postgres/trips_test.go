@@ -330,7 +330,7 @@ func TestMarkersOfAnyID(t *testing.T) {
 	db := postgrestest.Open(t, nil, totals)
 	ids := []string{"plain", "nul\x00", "nul\uFFFD", "no \xff text", "no \xfe text", strings.Repeat("long ", 2000), strings.Repeat("long ", 2000) + "x"}
 	w := &provider.Worker{Runner: "me"}
-	require.NoError(t, db.InFlight(t.Context(), "p", provider.Worker{Runner: "other"}, ids[1:3]))
+	require.NoError(t, db.InFlight(t.Context(), provider.Build{Projector: "p"}, provider.Worker{Runner: "other"}, ids[1:3]))
 	for range 2 {
 		for name, apply := range forms {
 			for _, id := range ids {
@@ -340,7 +340,7 @@ func TestMarkersOfAnyID(t *testing.T) {
 		}
 	}
 	require.Equal(t, 2*len(ids)+1, count(t, db, `select n from totals where key = 'k'`))
-	require.NoError(t, db.InFlight(t.Context(), "p", *w, ids))
+	require.NoError(t, db.InFlight(t.Context(), provider.Build{Projector: "p"}, *w, ids))
 	u := marked(ids...)
 	u.Careful = w
 	require.NoError(t, db.Do(t.Context(), u, func(_ context.Context, _ pgx.Tx, found provider.Found) (provider.Closing, error) {

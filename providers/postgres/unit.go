@@ -15,16 +15,14 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// unit is a call of Do or Switch. Its messages have their ids as in the table of markers.
+// unit is a call of Do. Its messages have their ids as in the table of markers.
 type unit struct {
 	provider.Unit
 	// the closing, after the statements that handlers queued; in one round trip the whole unit
 	pgx.Batch
-	db       *Provider
-	queues   bool // its handlers queue statements
-	switches bool // it is a call of Switch
-	live     int  // live generation
-	found    provider.Found
+	db     *Provider
+	queues bool // its handlers queue statements
+	found  provider.Found
 	// the markers that the opening inserted, or with Advance those that do not exist
 	marked     map[provider.Marker]bool
 	checkpoint provider.Checkpoint
@@ -37,22 +35,40 @@ type unit struct {
 }
 
 func (db *Provider) newUnit(u provider.Unit) *unit {
-	for i := range u.Messages {
-		if id := markerID(u.Messages[i].ID); id != u.Messages[i].ID {
-			u.Messages = slices.Clone(u.Messages)
-			u.Messages[i].ID = id
+	u.Generation = u.Build().Generation
+	u.Messages = withMarkerIDs(u.Messages)
+	return &unit{Unit: u, db: db, now: -1}
+}
+
+// withMarkerIDs returns the messages with their ids as in the table of markers.
+func withMarkerIDs(messages []provider.Message) []provider.Message {
+	for i := range messages {
+		if id := markerID(messages[i].ID); id != messages[i].ID {
+			messages = slices.Clone(messages)
+			messages[i].ID = id
 		}
 	}
-	return &unit{Unit: u, db: db, now: -1}
+	return messages
 }
 
 // Keeps implements provider.Units.
 func (db *Provider) Keeps() provider.Keeps {
-	return provider.Keeps{Atomic: true, Markers: true, Output: true, DryRun: true}
+	return provider.Keeps{Atomic: true, Markers: true, Output: true, DryRun: true, Tables: true}
 }
 
 // Do implements provider.Units at READ COMMITTED. One round trip opens the unit. run's tx refuses
-// Commit and Rollback; its Begin makes savepoints.
+// Commit and Rollback; its Begin makes savepoints. For a unit with Switch:
+//   - With Snapshot the transaction is REPEATABLE READ.
+//   - A lock that is not free within a second is CodeBusy, and one of a table of Reset, Rename and
+//     Show within 300 ms: less than the default of deadlock_timeout, so that a reader who has locked
+//     some of these tables gets no error. Readers of these tables wait until the unit ends.
+//   - Reset truncates: a transaction with an older snapshot then finds the tables empty.
+//   - The role must own the tables of Rename and the existing views of Show, and must have the
+//     rights to truncate those of Reset and to create views.
+//   - If a view of Show must be dropped to change its columns, no other view may depend on it.
+//     Its owner, options and grants are restored, except grants on columns that it has no longer.
+//     If the type of a column changes, a prepared statement that reads the view fails once ("0A000").
+//     If a renamed table had the name of the view, those who could read the table can read the view.
 func (db *Provider) Do(ctx context.Context, u provider.Unit, run func(ctx context.Context, tx pgx.Tx, found provider.Found) (provider.Closing, error)) error {
 	w := db.newUnit(u)
 	return w.do(ctx, func(tx pgx.Tx) (provider.Closing, error) {
@@ -68,6 +84,9 @@ func (db *Provider) Do(ctx context.Context, u provider.Unit, run func(ctx contex
 // do opens the unit, calls run, and closes the unit with one round trip. It commits unless the
 // unit is a dry run or an error occurs.
 func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) (provider.Closing, error)) (err error) {
+	if err := w.checkSwitch(); err != nil {
+		return err
+	}
 	var outside *dryRun
 	tasked := w.db.tasked.Load()
 	if w.DryRun != nil {
@@ -85,9 +104,14 @@ func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) (provider.Closing, er
 	crash.Point("open unit: before")
 	tx, err := w.open(ctx, conn)
 	crash.Point("open unit: after")
-	defer rollback(ctx, tx) // also after a panic or runtime.Goexit in run
+	if tx != nil {
+		defer rollback(ctx, tx) // also after a panic or runtime.Goexit in run
+	}
 	if err != nil {
-		return ofOwn(ctx, wrap("open the unit", err))
+		return err
+	}
+	if err := w.reset(ctx, tx); err != nil {
+		return err
 	}
 	var closing provider.Closing
 	if watch(ctx, pooled, false, func() { closing, err = run(tx) }) {
@@ -103,6 +127,9 @@ func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) (provider.Closing, er
 		}
 		return class(err)
 	}
+	if w.Switch != nil && len(closing.Park) > 0 {
+		return errParks
+	}
 	if err := w.usable(ctx, conn); err != nil {
 		return err
 	}
@@ -117,7 +144,10 @@ func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) (provider.Closing, er
 		err = w.send(ctx, pooled)
 		crash.Point("close unit: after")
 	}
-	if err == nil && w.DryRun == nil && !w.commits() {
+	if err == nil && w.Switch != nil {
+		err = w.endSwitch(ctx, tx)
+	}
+	if err == nil && w.DryRun == nil && !w.commits() && !w.isSnapshot() {
 		err = commit(ctx, tx)
 	}
 	if err != nil {
@@ -130,7 +160,7 @@ func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) (provider.Closing, er
 		}
 		return class(err)
 	}
-	if len(closing.Output) > 0 {
+	if len(closing.Output) > 0 && !w.isSnapshot() {
 		w.db.added()
 	}
 	if w.db.tasked.Load() != tasked {
@@ -141,7 +171,7 @@ func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) (provider.Closing, er
 
 // commits reports whether the unit commits within its batch. If its handlers have a transaction,
 // pgx commits instead, and then refuses handlers that keep the transaction.
-func (w *unit) commits() bool { return w.queues && w.DryRun == nil }
+func (w *unit) commits() bool { return w.queues && w.DryRun == nil && w.Switch == nil }
 
 func commit(ctx context.Context, tx pgx.Tx) error {
 	crash.Point("commit: before")
@@ -177,21 +207,6 @@ func ended(ctx context.Context) error {
 		return &provider.Error{Class: provider.ClassShutdown, Err: ctx.Err()}
 	}
 	return &provider.Error{Class: provider.ClassUnknown, Code: provider.CodeDeadline, Err: ctx.Err()}
-}
-
-const switchSQL = `
-insert into kinora.generations (projector, live) values ($1::text, $2::int)
-on conflict on constraint generations_pkey do update set live = excluded.live`
-
-// Switch implements provider.Units.
-func (db *Provider) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx pgx.Tx, live int) (int, error)) error {
-	w := db.newUnit(provider.Unit{Projector: projector})
-	w.switches = true
-	return w.do(ctx, func(tx pgx.Tx) (provider.Closing, error) {
-		next, err := fn(ctx, heldTx{tx}, w.live)
-		w.Queue(db.q(switchSQL), projector, next)
-		return provider.Closing{}, err
-	})
 }
 
 // grace is how long a handler has to return after its context has ended.

@@ -19,7 +19,7 @@ var appliedCases = []testCase{
 	},
 	{
 		name: "markers at or before the checkpoint", play: prunesApplied,
-		rule: "PruneApplied deletes at most limit markers of handlers, in the live generation, whose position is not behind the checkpoint. Zero means that none is left",
+		rule: "PruneApplied deletes at most limit markers of handlers, in the generation, whose position is not behind the checkpoint. Zero means that none is left",
 	},
 	{
 		name: "a redelivery after PruneApplied", play: redeliveredAfterApplied,
@@ -49,7 +49,7 @@ func unappliedMessages(s *stage) {
 		with(s.event(6), given), with(s.event(6), given, rated), with(s.event(7), given), with(s.message("foreign", ""), rated), with(s.event(7)),
 	}
 	ask := func(what string, want ...bool) {
-		got, err := s.db.Unapplied(s.ctx, s.name, messages)
+		got, err := s.db.Unapplied(s.ctx, s.build(), messages)
 		s.ok(err, "look up markers")
 		same(s, "unapplied "+what, got, want)
 	}
@@ -58,10 +58,10 @@ func unappliedMessages(s *stage) {
 	ask("while it catches up", false, false, true, false, true, false, false, true, true, true, false)
 	s.move(c, 7)
 	ask("after a move", false, false, false, false, true, false, false, false, false, true, false)
-	none, err := s.db.Unapplied(s.ctx, s.name, nil)
+	none, err := s.db.Unapplied(s.ctx, s.build(), nil)
 	s.ok(err, "look up no markers")
 	same(s, "unapplied of no messages", len(none), 0)
-	other, err := s.db.Unapplied(s.ctx, s.name+"x", []provider.Message{s.event(5), s.event(6)})
+	other, err := s.db.Unapplied(s.ctx, provider.Build{Projector: s.name + "x"}, []provider.Message{s.event(5), s.event(6)})
 	s.ok(err, "look up markers of another projector")
 	same(s, "unapplied at another projector, which has no checkpoint", other, []bool{true, false})
 }
@@ -136,7 +136,7 @@ func agedWithCheckpoint(s *stage) {
 	s.open(s.events(1, 2, 3), effects)
 	s.open(s.of("foreign"), effects)
 	c = s.move(c, 1)
-	s.switchTo(2, 1)
+	s.generation = 2
 	s.open(s.events(1, 2), effects)
 	s.open(s.of("foreign 2"), effects)
 	s.advance(2 * time.Hour)
@@ -146,7 +146,7 @@ func agedWithCheckpoint(s *stage) {
 	s.pruned([]string{"posted"}, time.Hour, 2, 0)
 	s.outcomes("in a generation without a checkpoint", []string{"e-1", "e-2", "e-3", "foreign 2"},
 		provider.OutcomeUnseen, provider.OutcomeUnseen, provider.OutcomeApplied, provider.OutcomeUnseen)
-	s.switchTo(1, 2)
+	s.generation = 1
 	s.applied("in a generation with a checkpoint", []int64{1, 2, 3, 4}, true, true, true, false)
 	s.outcomes("of a foreign message", []string{"foreign"}, provider.OutcomeUnseen)
 	s.move(c, 3)
@@ -179,7 +179,7 @@ func outcomesByPosition(s *stage) {
 	s.open(s.of("old"), nothing)
 	s.advance(2 * time.Hour)
 	s.pruned([]string{"posted"}, time.Hour, 10, 6) // old, the markers of four parked deliveries, and the skipped message
-	same(s, "outcomes after a prune", s.answers(old, lower), []provider.Outcome{provider.OutcomeApplied, provider.OutcomePruned})
+	same(s, "outcomes after a prune", s.answers(old, lower), []provider.Outcome{provider.OutcomeApplied, provider.OutcomeUnseen})
 	s.move(c, 6)
 	same(s, "outcomes after a move", s.answers(lower, at(7)), []provider.Outcome{provider.OutcomeApplied, provider.OutcomeApplied})
 }

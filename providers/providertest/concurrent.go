@@ -39,16 +39,16 @@ var concurrentCases = []testCase{
 		rule: "Of two units with the same message that are both in run, one takes effect",
 	},
 	{
-		name: "units and Switch", unless: Deferred, play: switchWaits,
-		rule: "Switch calls fn while no unit of the projector is open",
+		name: "a unit with Switch waits for open units", unless: Deferred, play: switchWaits,
+		rule: "A unit with Switch waits until no other unit of the projector is open, in any generation",
 	},
 	{
-		name: "a unit that waits for Switch", play: unitWaitsForSwitch,
-		rule: "A unit waits for Switch, and runs in the new generation",
+		name: "units that wait for a unit with Switch", play: unitWaitsForSwitch,
+		rule: "Units that open later wait for a unit with Switch, and see the generations that it has set",
 	},
 	{
 		name: "units and switches at once", play: switchesAtOnce,
-		rule: "A unit is of one generation: its markers are of the generation in which it commits",
+		rule: "A switch does not change the generation of a unit: each message takes effect once in each generation",
 	},
 	{
 		name: "units that deadlock, and serial units", play: serialUnits,
@@ -193,63 +193,64 @@ func inRunAtOnce(s *stage) {
 }
 
 func switchWaits(s *stage) {
-	finish := s.inside(s.of("m-1"), effects)
-	var open, early atomic.Bool
-	open.Store(true)
-	wait := begin(func() error {
-		return s.switches(s.ctx, s.name, func(opened, int) (int, error) {
-			early.Store(open.Load())
-			return 2, nil
-		})
-	})
-	open.Store(false)
-	s.ok(finish(), "the open unit")
-	s.ok(wait(), "switch")
-	s.require(!early.Load(), "Switch calls fn only after the unit")
-	s.outcomes("in the next generation", []string{"m-1"}, provider.OutcomeUnseen)
-	s.switchTo(1, 2)
-	s.outcomes("in the unit's generation", []string{"m-1"}, provider.OutcomeApplied)
-}
-
-func unitWaitsForSwitch(s *stage) {
-	s.open(s.of("m-1"), effects)
-	var wait func() error
-	var fresh [][]bool
-	s.ok(s.switches(s.ctx, s.name, func(opened, int) (int, error) {
-		wait = begin(func() error {
-			return s.do(s.ctx, s.of("m-1"), func(o opened) (provider.Closing, error) {
-				fresh = o.Fresh
-				return effects(o)
+	for i, generation := range []int{1, 2, 3} {
+		other := s.in(generation)
+		finish := other.inside(other.of("m-1"), effects)
+		var open, early atomic.Bool
+		open.Store(true)
+		wait := begin(func() error {
+			return s.switches(s.ctx, 2-i%2, provider.GenerationStandby, func(opened) (provider.Closing, error) {
+				early.Store(open.Load())
+				return provider.Closing{}, nil
 			})
 		})
-		return 2, nil
-	}), "switch")
-	s.ok(wait(), "a unit that waits for Switch")
-	same(s, "fresh", fresh, [][]bool{{true}})
-	same(s, "total", s.total("m-1"), 2)
-	s.outcomes("in the new generation", []string{"m-1"}, provider.OutcomeApplied)
+		open.Store(false)
+		s.ok(finish(), "the open unit")
+		s.ok(wait(), "switch")
+		s.require(!early.Load(), "run is called only after the unit of generation %d", generation)
+		other.outcomes("in the unit's generation", []string{"m-1"}, provider.OutcomeApplied)
+	}
 }
 
-// switchesAtOnce delivers each message until it has taken effect in both generations, while the
-// generations are switched.
+// unitWaitsForSwitch begins units of three generations while one of them is retired.
+func unitWaitsForSwitch(s *stage) {
+	s.open(s.of("m-1"), effects)
+	var waits []func() error
+	fresh := make([][][]bool, 3)
+	s.ok(s.switches(s.ctx, 2, provider.GenerationRetired, func(opened) (provider.Closing, error) {
+		for i := range fresh {
+			other := s.in(1 + i)
+			waits = append(waits, begin(func() error {
+				return s.do(s.ctx, other.of("m-1", "m-2"), func(o opened) (provider.Closing, error) {
+					fresh[i] = o.Fresh
+					return effects(o)
+				})
+			}))
+		}
+		return provider.Closing{}, nil
+	}), "switch")
+	s.hasEnded(waits[0](), "a unit of the generation that is retired")
+	for i, wait := range waits[1:] {
+		s.ok(wait(), "a unit that waits")
+		same(s, "fresh", fresh[1+i], [][]bool{{true}, {true}})
+	}
+	same(s, "totals", []int{s.total("m-1"), s.total("m-2")}, []int{3, 2})
+}
+
+// switchesAtOnce delivers each message to both generations, while they are switched.
 func switchesAtOnce(s *stage) {
 	const workers, messages, switches = 4, 25, 12
 	errs := make([]error, workers+1)
 	together(len(errs), func(i int) {
 		for n := 0; n < switches && i == workers && errs[i] == nil; n++ {
-			errs[i] = s.switches(s.ctx, s.name, func(_ opened, live int) (int, error) { return 3 - live, nil })
+			errs[i] = s.switches(s.ctx, 2-n%2, provider.GenerationStandby, nothing)
 		}
+		of := s.in(1 + i%2)
 		for n := 0; n < 2*messages && i < workers && errs[i] == nil; n++ {
-			errs[i] = s.do(s.ctx, s.of(fmt.Sprint("m-", n%messages)), effects)
+			errs[i] = of.do(s.ctx, of.of(fmt.Sprint("m-", n%messages)), effects)
 		}
 	})
 	s.ok(errors.Join(errs...), "deliver and switch at once")
-	for generation := 1; generation <= 2; generation++ {
-		for n := range messages {
-			s.open(s.of(fmt.Sprint("m-", n)), effects)
-		}
-		s.switchTo(3-generation, generation)
-	}
 	for n := range messages {
 		same(s, "effects, one in each generation", s.total(fmt.Sprint("m-", n)), 2)
 	}

@@ -47,7 +47,7 @@ func dueInOrder(s *stage) {
 	s.advance(3 * time.Hour)
 	s.isDueInOrder("at the end", "m-0", "m-1", "m-2", "m-3", "m-4")
 	for keys, want := range [][]string{{}, {"m-0"}, {"m-0", "m-1"}} {
-		due, err := s.db.Due(s.ctx, provider.DueFilter{Projectors: []string{s.name}, Keys: keys, Each: 10})
+		due, err := s.db.Due(s.ctx, provider.DueFilter{Builds: []provider.Build{s.build()}, Keys: keys, Each: 10})
 		s.ok(err, "list due messages")
 		same(s, fmt.Sprintf("due, %d lanes", keys), idsOfParked(due), want)
 	}
@@ -66,7 +66,7 @@ func dueFirst(s *stage) {
 		2:  {"a1", "b1", "b2", "c1", "c2", "d1", "e1", "e2"},
 		10: {"a1", "b1", "b2", "b3", "b4", "c1", "c2", "d1", "e1", "e2"},
 	} {
-		due, err := s.db.Due(s.ctx, provider.DueFilter{Projectors: []string{s.name}, Keys: 100, Each: each})
+		due, err := s.db.Due(s.ctx, provider.DueFilter{Builds: []provider.Build{s.build()}, Keys: 100, Each: each})
 		s.ok(err, "list due messages")
 		// the order of lanes with the same time is free
 		lanes := []provider.Lane{}
@@ -97,7 +97,7 @@ func dueLanes(s *stage) {
 		{[]provider.Lane{provider.LaneOfKey("m-3"), provider.LaneOfMessage("ann"), provider.LaneOfKey("nobody")}, []string{}},
 		{[]provider.Lane{provider.LaneOfMessage("m-3"), provider.LaneOfKey("cid"), provider.LaneOfKey("dan")}, []string{"m-3", "m-5"}},
 	} {
-		due, err := s.db.Due(s.ctx, provider.DueFilter{Projectors: []string{s.name}, Lanes: c.lanes, Keys: 10, Each: 10})
+		due, err := s.db.Due(s.ctx, provider.DueFilter{Builds: []provider.Build{s.build()}, Lanes: c.lanes, Keys: 10, Each: 10})
 		s.ok(err, "list due messages")
 		same(s, "due", idsOfParked(due), c.want)
 	}
@@ -135,7 +135,11 @@ func dueOfSeveral(s *stage) {
 		{names, nil, 10, 3}, {names, nil, 2, 2}, {names[1:2], nil, 10, 3}, {names, []provider.Lane{laneOf("", "key 1")}, 2, 1}, {nil, nil, 10, 0},
 		{names[:2], []provider.Lane{}, 10, 0}, {[]string{s.name + "z"}, nil, 10, 0},
 	} {
-		due, err := s.db.Due(s.ctx, provider.DueFilter{Projectors: c.projectors, Lanes: c.lanes, Keys: c.keys, Each: 10})
+		var builds []provider.Build
+		for _, name := range c.projectors {
+			builds = append(builds, provider.Build{Projector: name})
+		}
+		due, err := s.db.Due(s.ctx, provider.DueFilter{Builds: builds, Lanes: c.lanes, Keys: c.keys, Each: 10})
 		s.ok(err, "list due messages")
 		of, last := map[string]int{}, ""
 		for _, p := range due {

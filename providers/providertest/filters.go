@@ -112,7 +112,7 @@ func badParkedFilters(s *stage) {
 	s.refusesText([]filterCall{
 		{"ParkedCount", func(ctx context.Context, text string) error { _, err := s.db.ParkedCount(ctx, text); return err }},
 		{"Due", func(ctx context.Context, text string) error {
-			_, err := s.db.Due(ctx, provider.DueFilter{Projectors: []string{s.name, text}, Keys: 1, Each: 1})
+			_, err := s.db.Due(ctx, provider.DueFilter{Builds: []provider.Build{s.build(), {Projector: text}}, Keys: 1, Each: 1})
 			return err
 		}},
 	})

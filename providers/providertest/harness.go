@@ -36,7 +36,7 @@ import (
 )
 
 // Provider is the interface that the suites test. They check the capabilities
-// provider.BatchClaimer, provider.Waker and provider.LogWaker if the provider has them.
+// provider.BatchClaimer, provider.Waker, provider.LogWaker and provider.LogCounter if the provider has them.
 type Provider[Tx any] interface {
 	eventstore.Store
 	eventstore.Log
@@ -47,8 +47,8 @@ type Provider[Tx any] interface {
 	provider.MarkerMaintainer
 	provider.Provider[Tx]
 
-	// ParkedCount returns how many messages of a projector wait or are stuck. If the name is
-	// empty, it counts those of all projectors.
+	// ParkedCount returns how many messages of a projector's live generation wait or are stuck. If
+	// the name is empty, it counts those of all projectors.
 	ParkedCount(ctx context.Context, projector string) (int64, error)
 }
 
@@ -121,6 +121,9 @@ type Fixture[Tx any] struct {
 	// every means of the type. Nil if the type has none.
 	End func(ctx context.Context, tx Tx)
 
+	// Tables are tables that the suites create. Nil if the provider's Keeps has no Tables.
+	Tables *Tables[Tx]
+
 	// Insert writes entries with the payload "x" into the outbox as other software could: all of
 	// them or none. It returns an error if the store refuses one. Nil if the store has no other
 	// writers.
@@ -132,6 +135,26 @@ type Fixture[Tx any] struct {
 	// Reopen opens the same data through a new handle, as a new process would. Nil if the
 	// provider is Volatile.
 	Reopen func() Fixture[Tx]
+}
+
+// Tables are functions for tables of a key, a number "n" and a text "note". The key is the primary
+// key. The functions with a transaction use the one that Units.Do passes to its function.
+type Tables[Tx any] struct {
+	Create func(ctx context.Context, tx Tx, table string) error
+	// Put inserts or replaces a row.
+	Put    func(ctx context.Context, tx Tx, table string, row Row) error
+	Delete func(ctx context.Context, tx Tx, table, key string) error
+	// Rows returns the committed rows of a table or a view, in order of their keys, by one
+	// statement. A table that does not exist has none.
+	Rows func(ctx context.Context, table string) ([]Row, error)
+}
+
+// Row is a row of a table. As JSON it is an object of its columns, or has them as fields of a column
+// "value".
+type Row struct {
+	Key  string `json:"-"`
+	N    int    `json:"n"`
+	Note string `json:"note"`
 }
 
 // Difference is a promise that a provider does not make. The list is fixed.
@@ -156,6 +179,7 @@ func All[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	t.Run("Liveness", func(t *testing.T) { Liveness(t, open, differences...) })
 	t.Run("Records", func(t *testing.T) { Records(t, open, differences...) })
 	t.Run("Progress", func(t *testing.T) { Progress(t, open, differences...) })
+	t.Run("Generations", func(t *testing.T) { Generations(t, open, differences...) })
 	t.Run("Tasks", func(t *testing.T) { Tasks(t, open, differences...) })
 }
 
@@ -164,7 +188,7 @@ func EventStore[Tx any](t *testing.T, open Open[Tx], differences ...Difference) 
 	run(t, open, differences, nil, slices.Concat(appendCases, againCases, readCases, inputCases, txCases, transactCases))
 }
 
-// Log checks eventstore.Log, provider.Log and provider.LogWaker.
+// Log checks eventstore.Log, provider.Log, provider.LogWaker and provider.LogCounter.
 func Log[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	run(t, open, differences, nil, slices.Concat(logPageCases, readLogCases))
 }
@@ -217,6 +241,15 @@ func Progress[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 		{name: "Checkpoint", cases: checkpointCases}, {name: "Modes", cases: modeCases}, {name: "Advance", cases: advanceCases},
 		{name: "Applied", cases: appliedCases}, {name: "Concurrent", cases: progressCrowdCases}, {name: "Leases", cases: leaseCases},
 		{name: "DryRun", cases: dryAdvanceCases, needs: func(k provider.Keeps) bool { return k.DryRun }},
+	})
+}
+
+// Generations checks provider.Builds, units with Switch, and that generations are independent.
+func Generations[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
+	runGroups(t, open, differences, []group{
+		{name: "Independent", cases: independentCases}, {name: "States", cases: generationCases}, {name: "Ended", cases: endedCases},
+		{name: "Switch", cases: switchCases}, {name: "Concurrent", cases: switchCrowdCases}, {name: "Clear", cases: clearCases},
+		{name: "Tables", cases: tableCases, needs: func(k provider.Keeps) bool { return k.Tables }},
 	})
 }
 

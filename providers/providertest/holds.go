@@ -179,7 +179,7 @@ func (s *stage) isSuspect(what string, ids []string, want ...bool) {
 
 func (s *stage) inFlight(w provider.Worker, ids ...string) {
 	s.Helper()
-	s.ok(s.db.InFlight(s.ctx, s.name, w, ids), "record the messages in flight")
+	s.ok(s.db.InFlight(s.ctx, s.build(), w, ids), "record the messages in flight")
 }
 
 func suspects(s *stage) {
@@ -317,7 +317,7 @@ func handlerOutlivesContext(s *stage) {
 		})
 		s.promptly("a unit of the same message", func(ctx context.Context) error { return s.do(ctx, s.of("m-1"), effects) })
 		s.promptly("switch", func(ctx context.Context) error {
-			return s.switches(ctx, s.name, func(opened, int) (int, error) { return 1, nil })
+			return s.switches(ctx, 2, provider.GenerationStandby, nothing)
 		})
 	})
 	s.outcomes("afterwards", []string{"m-1", "m-2"}, provider.OutcomeApplied, provider.OutcomeUnseen)

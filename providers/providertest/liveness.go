@@ -164,7 +164,7 @@ func beatsAtOnce(s *stage) {
 		runner := fmt.Sprint("runner ", i%5)
 		for range 5 {
 			_, err := s.db.Beat(s.ctx, runner, time.Hour, day)
-			errs[i] = errors.Join(errs[i], err, s.db.InFlight(s.ctx, s.name, provider.Worker{Runner: runner, Number: i / 5}, []string{"m-1", fmt.Sprint("n-", i)}))
+			errs[i] = errors.Join(errs[i], err, s.db.InFlight(s.ctx, s.build(), provider.Worker{Runner: runner, Number: i / 5}, []string{"m-1", fmt.Sprint("n-", i)}))
 		}
 	})
 	s.ok(errors.Join(errs...), "beat and record at once")

@@ -3,6 +3,7 @@ package providertest
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -232,6 +233,28 @@ func logFilters(s *stage) {
 		for _, limit := range []int{2, 100} {
 			same(s, fmt.Sprintf("events of %+v", f), s.log(provider.LogQuery{Filter: f, Limit: limit}), want)
 		}
+		if f.Categories == nil {
+			s.logCounts(f.Types, want)
+		}
+	}
+}
+
+// logCounts compares provider.LogCounter with the events of some types.
+func (s *stage) logCounts(types []string, events []eventstore.Raw) {
+	counter, ok := s.db.(provider.LogCounter)
+	if !ok || len(events) < 2 {
+		return
+	}
+	second := events[1].Position
+	for _, c := range []struct {
+		after, to int64
+		want      int
+	}{
+		{0, math.MaxInt64, len(events)}, {second, math.MaxInt64, len(events) - 2}, {0, second - 1, 1}, {0, second, 2},
+	} {
+		n, err := counter.CountLog(s.ctx, types, c.after, c.to)
+		s.ok(err, "count events")
+		same(s, fmt.Sprintf("number of events of types %q behind %d up to %d", types, c.after, c.to), int(n), c.want)
 	}
 }
 

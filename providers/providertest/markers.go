@@ -27,11 +27,11 @@ var markerCases = []testCase{
 	},
 	{
 		name: "generations", play: generations,
-		rule: "Switch makes the generation that fn returns the live one, in the transaction of fn's writes; the first one is 1. Markers are of a generation",
+		rule: "Markers are of the generation that the unit names, whichever is live. Zero and no generation mean the first one, which is 1",
 	},
 	{
-		name: "a failed Switch", play: failedSwitch,
-		rule: "If fn fails, Switch leaves the generation, and fn's writes are rolled back",
+		name: "a unit with Switch that fails", play: failedSwitch,
+		rule: "If run fails, the live generation does not change, and run's writes are rolled back",
 	},
 	{
 		name: "several messages in a unit", play: severalMessages,
@@ -119,41 +119,41 @@ func earlierNames(s *stage) {
 	same(s, "totals", []int{s.total("m-1"), s.total("m-2"), s.total("m-9")}, []int{1, 1, 1})
 }
 
-// switchTo makes another generation live, and fails the case unless this one was.
-func (s *stage) switchTo(next, was int) {
-	s.Helper()
-	s.ok(s.switches(s.ctx, s.name, func(o opened, live int) (int, error) {
-		same(s, "live generation", live, was)
-		return next, o.add("switched", 1)
-	}), "switch generations")
-}
-
 func generations(s *stage) {
 	s.open(s.of("m-1"), effects)
-	s.switchTo(2, 1)
-	same(s, "total that Switch wrote", s.total("switched"), 1)
-	s.outcomes("in the next generation", []string{"m-1"}, provider.OutcomeUnseen)
-	same(s, "fresh in the next generation", s.open(s.of("m-1"), effects).Fresh, [][]bool{{true}})
-	same(s, "fresh again", s.open(s.of("m-1", "m-2"), effects).Fresh, [][]bool{{false}, {true}})
-	s.switchTo(1, 2)
-	same(s, "fresh in the first generation", s.open(s.of("m-1", "m-2"), effects).Fresh, [][]bool{{false}, {true}})
-	same(s, "totals", []int{s.total("m-1"), s.total("m-2")}, []int{2, 2})
-	err := s.switches(s.ctx, s.name+"x", func(_ opened, live int) (int, error) {
-		same(s, "live generation of another projector", live, 1)
-		return live, nil
-	})
-	s.ok(err, "switch another projector")
+	second := s.in(2)
+	for _, switched := range []bool{false, true} {
+		if switched {
+			s.in(1).switchTo(2, 1)
+		}
+		second.outcomes("in the next generation", []string{"m-1"}, map[bool]provider.Outcome{true: provider.OutcomeApplied}[switched])
+		same(s, "fresh in the next generation", second.open(second.of("m-1"), effects).Fresh, [][]bool{{!switched}})
+		same(s, "fresh again", second.open(second.of("m-1", "m-2"), effects).Fresh, [][]bool{{false}, {!switched}})
+		same(s, "fresh in the first generation", s.open(s.of("m-1", "m-2"), effects).Fresh, [][]bool{{false}, {!switched}})
+	}
+	same(s, "totals", []int{s.total("m-1"), s.total("m-2"), s.total("switched")}, []int{2, 2, 1})
+	unnamed := s.of("m-1", "m-3")
+	unnamed.Generation = 0
+	same(s, "fresh in a unit that names no generation", s.open(unnamed, effects).Fresh, [][]bool{{false}, {true}})
+	same(s, "fresh in the first generation", s.open(s.of("m-3"), effects).Fresh, [][]bool{{false}})
+	other := s.in(1)
+	other.name += "x"
+	other.isLive(1)
 }
 
 func failedSwitch(s *stage) {
 	s.open(s.of("m-1"), effects)
-	err := s.switches(s.ctx, s.name, func(o opened, _ int) (int, error) { return 2, errors.Join(o.add("switched", 1), errRefused) })
-	s.require(errors.Is(err, errRefused), "the error %v is fn's", err)
+	err := s.switches(s.ctx, 2, provider.GenerationStandby, func(o opened) (provider.Closing, error) {
+		return provider.Closing{}, errors.Join(o.add("switched", 1), errRefused)
+	})
+	s.require(errors.Is(err, errRefused), "the error %v is run's", err)
+	s.isLive(1)
 	func() {
 		defer func() { same(s, "what was recovered", recover(), any("poison")) }()
-		_ = s.switches(s.ctx, s.name, func(opened, int) (int, error) { panic("poison") })
+		_ = s.switches(s.ctx, 2, provider.GenerationStandby, func(opened) (provider.Closing, error) { panic("poison") })
 	}()
-	same(s, "total that Switch wrote", s.total("switched"), 0)
+	s.isLive(1)
+	same(s, "total that run wrote", s.total("switched"), 0)
 	same(s, "fresh", s.open(s.of("m-1"), effects).Fresh, [][]bool{{false}})
 	s.switchTo(7, 1)
 	s.switchTo(8, 7)

@@ -51,6 +51,14 @@ func (s *stage) fenced(err error, doing string) {
 	s.require(errors.Is(err, provider.ErrFenced), "the error %v is ErrFenced", err)
 }
 
+// hasEnded fails the case unless err is ErrEnded as an *Error.
+func (s *stage) hasEnded(err error, doing string) {
+	s.Helper()
+	e := s.classed(err, doing, provider.ClassTransient)
+	same(s, "code", e.Code, provider.CodeEnded)
+	s.require(errors.Is(err, provider.ErrEnded), "the error %v is ErrEnded", err)
+}
+
 // isClosing fails the case unless err is that of ModeClosing.
 func (s *stage) isClosing(err error, doing string) {
 	s.Helper()

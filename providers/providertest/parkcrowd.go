@@ -146,7 +146,7 @@ func (s *stage) drain(random *rand.Rand) error {
 			return fmt.Errorf("decide: %w", err)
 		}
 	}
-	due, err := s.db.Due(s.ctx, provider.DueFilter{Projectors: []string{s.name}, Keys: 1 + random.IntN(4), Each: 1 + random.IntN(5)})
+	due, err := s.db.Due(s.ctx, provider.DueFilter{Builds: []provider.Build{s.build()}, Keys: 1 + random.IntN(4), Each: 1 + random.IntN(5)})
 	if err != nil {
 		return fmt.Errorf("list due messages: %w", err)
 	}

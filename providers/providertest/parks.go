@@ -60,7 +60,7 @@ func parkedIsKept(s *stage) {
 		p.Class, p.Code, p.Attempts, p.Type, p.Version = class, "23'505", 5+int(class), "review.posted'é", `v1.2-"日本"`
 		want = append(want, p)
 	}
-	want = append(want, provider.Parked{Projector: s.name, Payload: []byte("malformed: no id, no handler, no headers"), Class: provider.ClassPermanent, Attempts: 1, Lane: laneOf("none", "")})
+	want = append(want, provider.Parked{Projector: s.name, Generation: s.generation, Payload: []byte("malformed: no id, no handler, no headers"), Class: provider.ClassPermanent, Attempts: 1, Lane: laneOf("none", "")})
 	theirs := slices.Clone(want)
 	theirs[0].Seq, theirs[0].State, theirs[0].At, theirs[0].DueAt = 77, provider.StateSkipped, time.Unix(0, 0), time.Unix(0, 0)
 	s.park(time.Hour, theirs...)
@@ -139,7 +139,7 @@ func parkedInOrder(s *stage) {
 	}
 	rows := slices.DeleteFunc(s.rows(), func(p provider.Parked) bool { return p.Key != "ann" })
 	same(s, "in order of Seq", idsOfParked(rows), want)
-	due, err := s.db.Due(s.ctx, provider.DueFilter{Projectors: []string{s.name}, Lanes: []provider.Lane{provider.LaneOfKey("ann")}, Keys: 1, Each: 100})
+	due, err := s.db.Due(s.ctx, provider.DueFilter{Builds: []provider.Build{s.build()}, Lanes: []provider.Lane{provider.LaneOfKey("ann")}, Keys: 1, Each: 100})
 	s.ok(err, "list due messages")
 	same(s, "due", idsOfParked(due), want)
 }

@@ -12,7 +12,7 @@ import (
 var checkpointCases = []testCase{
 	{
 		name: "a projector without a checkpoint", play: noCheckpoint,
-		rule: "Checkpoint returns the zero Checkpoint if the projector has none. Its units work as without a log",
+		rule: "If a generation has no checkpoint, Checkpoint returns one with only Generation set. Its units work as without a log",
 	},
 	{
 		name: "a checkpoint is kept", play: checkpointKept,
@@ -24,7 +24,7 @@ var checkpointCases = []testCase{
 	},
 	{
 		name: "checkpoints of generations", play: checkpointOfGeneration,
-		rule: "Each generation has its own checkpoint. Every method concerns that of the live generation",
+		rule: "Each generation has its own checkpoint, and every method concerns that of the generation that it names",
 	},
 	{
 		name: "a new handle knows the checkpoint", unless: Volatile, play: newHandleKnowsCheckpoint,
@@ -44,13 +44,14 @@ func place(position int64) provider.LogPlace {
 	return provider.LogPlace{Position: position, ID: fmt.Sprint("e-", position), RecordedAt: at.Add(time.Duration(position%1000) * time.Second)}
 }
 
-// checkpoint returns the checkpoint of the case's projector, in a form that reflect.DeepEqual can
-// compare.
+// checkpoint returns the checkpoint of the case's projector, without its Generation, in a form that
+// reflect.DeepEqual can compare.
 func (s *stage) checkpoint() provider.Checkpoint {
 	s.Helper()
-	c, err := s.db.Checkpoint(s.ctx, s.name)
+	c, err := s.db.Checkpoint(s.ctx, s.build())
 	s.ok(err, "read the checkpoint")
-	if c.Place.RecordedAt = c.Place.RecordedAt.UTC(); c.Place.RecordedAt.IsZero() {
+	same(s, "generation of the checkpoint", c.Generation, s.generation)
+	if c.Generation, c.Place.RecordedAt = 0, c.Place.RecordedAt.UTC(); c.Place.RecordedAt.IsZero() {
 		c.Place.RecordedAt = time.Time{}
 	}
 	if len(c.Handlers) == 0 {
@@ -62,7 +63,7 @@ func (s *stage) checkpoint() provider.Checkpoint {
 // set replaces the checkpoint, and fails the case if it is not from.
 func (s *stage) set(from, to provider.Checkpoint) provider.Checkpoint {
 	s.Helper()
-	ok, err := s.db.SetCheckpoint(s.ctx, s.name, from, to)
+	ok, err := s.db.SetCheckpoint(s.ctx, s.build(), from, to)
 	s.ok(err, "set the checkpoint")
 	same(s, "the checkpoint was set", ok, true)
 	return to
@@ -104,7 +105,7 @@ func (s *stage) events(positions ...int64) provider.Unit {
 // reading returns u as a unit of the reader that has set the checkpoint.
 func (s *stage) reading(u provider.Unit) provider.Unit {
 	s.Helper()
-	c, err := s.db.Checkpoint(s.ctx, u.Projector)
+	c, err := s.db.Checkpoint(s.ctx, u.Build())
 	s.ok(err, "read the checkpoint")
 	u.Reader = &provider.Reader{Mode: c.Mode, Token: c.Token}
 	return u
@@ -143,7 +144,7 @@ func (s *stage) effectsOf(what string, want int, positions ...int64) {
 // applied fails the case unless these of the positions are applied.
 func (s *stage) applied(what string, positions []int64, want ...bool) {
 	s.Helper()
-	got, err := s.db.Unapplied(s.ctx, s.name, s.events(positions...).Messages)
+	got, err := s.db.Unapplied(s.ctx, s.build(), s.events(positions...).Messages)
 	s.ok(err, "look up markers")
 	for i := range got {
 		got[i] = !got[i]
@@ -159,7 +160,7 @@ func (s *stage) prunedApplied(what string, handlers []string, limit, want int) {
 	for i, h := range handlers {
 		full[i] = s.name + "/" + h
 	}
-	n, err := s.db.PruneApplied(s.ctx, s.name, full, limit)
+	n, err := s.db.PruneApplied(s.ctx, s.build(), full, limit)
 	s.ok(err, "prune applied")
 	same(s, "markers deleted "+what, n, want)
 }
@@ -194,15 +195,15 @@ func checkpointKept(s *stage) {
 	least := provider.Checkpoint{Place: provider.LogPlace{Position: 3}, Mode: provider.ModeClosing}
 	s.set(next, least)
 	same(s, "checkpoint", s.checkpoint(), least)
-	other, err := s.db.Checkpoint(s.ctx, s.name+"x")
+	other, err := s.db.Checkpoint(s.ctx, provider.Build{Projector: s.name + "x"})
 	s.ok(err, "read the checkpoint of another projector")
-	same(s, "checkpoint of another projector", other, provider.Checkpoint{})
+	same(s, "checkpoint of another projector", other, provider.Checkpoint{Generation: 1})
 }
 
 func checkpointCompared(s *stage) {
 	refused := func(what string, from provider.Checkpoint) {
 		is := s.checkpoint()
-		ok, err := s.db.SetCheckpoint(s.ctx, s.name, from, provider.Checkpoint{Place: place(99), Mode: provider.ModeLive, Token: claim.NewToken()})
+		ok, err := s.db.SetCheckpoint(s.ctx, s.build(), from, provider.Checkpoint{Place: place(99), Mode: provider.ModeLive, Token: claim.NewToken()})
 		s.ok(err, "set the checkpoint")
 		same(s, "the checkpoint was set, from "+what, ok, false)
 		same(s, "checkpoint", s.checkpoint(), is)
@@ -228,24 +229,22 @@ func checkpointCompared(s *stage) {
 func checkpointOfGeneration(s *stage) {
 	first := s.begins(5, provider.ModeLive)
 	s.open(s.events(6), effects)
-	s.switchTo(2, 1)
-	same(s, "checkpoint of a new generation", s.checkpoint(), provider.Checkpoint{})
-	s.prunedApplied("in a new generation", []string{"posted"}, 10, 0)
-	s.applied("in a new generation", []int64{4, 6}, false, false)
-	q := s.question("e-4")
+	next := s.in(2)
+	same(s, "checkpoint of a new generation", next.checkpoint(), provider.Checkpoint{})
+	next.prunedApplied("in a new generation", []string{"posted"}, 10, 0)
+	next.applied("in a new generation", []int64{4, 6}, false, false)
+	q := next.question("e-4")
 	q.Position = 4
 	same(s, "outcome in a new generation", s.answers(q), []provider.Outcome{provider.OutcomeUnseen})
-	same(s, "fresh in a new generation", s.open(s.events(4, 6), effects).Fresh, [][]bool{{true}, {true}})
-	s.fenced(s.do(s.ctx, s.upTo(first, 9), nothing), "a move of another generation's checkpoint")
-	second := s.move(s.begins(0, provider.ModeLive), 6)
-	s.prunedApplied("of the second generation", []string{"posted"}, 10, 2)
-	s.switchTo(1, 2)
+	same(s, "fresh in a new generation", next.open(next.events(4, 6), effects).Fresh, [][]bool{{true}, {true}})
+	next.fenced(s.do(s.ctx, next.upTo(first, 9), nothing), "a move of another generation's checkpoint")
+	second := next.move(next.begins(0, provider.ModeLive), 6)
+	next.prunedApplied("of the second generation", []string{"posted"}, 10, 2)
 	same(s, "checkpoint of the first generation", s.checkpoint(), first)
 	s.applied("in the first generation", []int64{4, 6, 7}, true, true, false)
 	s.move(first, 6)
 	s.prunedApplied("of the first generation", []string{"posted"}, 10, 1)
-	s.switchTo(2, 1)
-	same(s, "checkpoint of the second generation", s.checkpoint(), second)
+	same(s, "checkpoint of the second generation", next.checkpoint(), second)
 }
 
 func newHandleKnowsCheckpoint(s *stage) {
@@ -266,7 +265,7 @@ func setCheckpointWaits(s *stage) {
 	var ok bool
 	ended := make(chan error, 1)
 	wait := begin(func() (err error) {
-		ok, err = s.db.SetCheckpoint(s.ctx, s.name, c, next)
+		ok, err = s.db.SetCheckpoint(s.ctx, s.build(), c, next)
 		ended <- err
 		return err
 	})
@@ -280,8 +279,8 @@ func setCheckpointWaits(s *stage) {
 
 func badCheckpoint(s *stage) {
 	c := s.begins(5, provider.ModeLive)
-	for _, to := range []provider.Checkpoint{{}, {Mode: -1}, {Mode: provider.ModeLive + 1}, {Mode: provider.ModeLive, Place: provider.LogPlace{Position: -1}}} {
-		s.invalid(failure(s.db.SetCheckpoint(s.ctx, s.name, c, to)), fmt.Sprintf("set the checkpoint to %+v", to))
+	for _, to := range []provider.Checkpoint{{}, {Mode: -1}, {Mode: provider.ModeEnded + 1}, {Mode: provider.ModeLive, Place: provider.LogPlace{Position: -1}}} {
+		s.invalid(failure(s.db.SetCheckpoint(s.ctx, s.build(), c, to)), fmt.Sprintf("set the checkpoint to %+v", to))
 	}
 	same(s, "checkpoint", s.checkpoint(), c)
 }
@@ -292,24 +291,26 @@ func badProgressText(s *stage) {
 		return []provider.Message{{ID: "m", Handlers: []provider.Handler{{Name: handler}}}}
 	}
 	s.refusesText([]filterCall{
-		{"Checkpoint", func(ctx context.Context, text string) error { return failure(s.db.Checkpoint(ctx, text)) }},
+		{"Checkpoint", func(ctx context.Context, text string) error {
+			return failure(s.db.Checkpoint(ctx, provider.Build{Projector: text}))
+		}},
 		{"SetCheckpoint", func(ctx context.Context, text string) error {
-			return failure(s.db.SetCheckpoint(ctx, text, provider.Checkpoint{}, provider.Checkpoint{Mode: provider.ModeLive}))
+			return failure(s.db.SetCheckpoint(ctx, provider.Build{Projector: text}, provider.Checkpoint{}, provider.Checkpoint{Mode: provider.ModeLive}))
 		}},
 		{"SetCheckpoint to a lineage", func(ctx context.Context, text string) error {
-			return failure(s.db.SetCheckpoint(ctx, s.name, provider.Checkpoint{}, provider.Checkpoint{Mode: provider.ModeLive, Lineage: text}))
+			return failure(s.db.SetCheckpoint(ctx, s.build(), provider.Checkpoint{}, provider.Checkpoint{Mode: provider.ModeLive, Lineage: text}))
 		}},
 		{"Unapplied of a projector", func(ctx context.Context, text string) error {
-			return failure(s.db.Unapplied(ctx, text, message(s.name+"/a")))
+			return failure(s.db.Unapplied(ctx, provider.Build{Projector: text}, message(s.name+"/a")))
 		}},
 		{"Unapplied of a handler", func(ctx context.Context, text string) error {
-			return failure(s.db.Unapplied(ctx, s.name, message(text)))
+			return failure(s.db.Unapplied(ctx, s.build(), message(text)))
 		}},
 		{"PruneApplied of a projector", func(ctx context.Context, text string) error {
-			return failure(s.db.PruneApplied(ctx, text, []string{s.name + "/a"}, 1))
+			return failure(s.db.PruneApplied(ctx, provider.Build{Projector: text}, []string{s.name + "/a"}, 1))
 		}},
 		{"PruneApplied of a handler", func(ctx context.Context, text string) error {
-			return failure(s.db.PruneApplied(ctx, s.name, []string{s.name + "/a", text}, 1))
+			return failure(s.db.PruneApplied(ctx, s.build(), []string{s.name + "/a", text}, 1))
 		}},
 		{"AcquireLease", func(ctx context.Context, text string) error { return failure(s.db.AcquireLease(ctx, text, terms)) }},
 		{"ReleaseLease", func(ctx context.Context, text string) error { return s.db.ReleaseLease(ctx, text, terms.Token) }},

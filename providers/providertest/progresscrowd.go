@@ -74,7 +74,7 @@ func setAtOnce(s *stage) {
 		won, errs := make([]bool, readers), make([]error, readers)
 		together(readers, func(i int) {
 			to := provider.Checkpoint{Place: place(100*round + int64(i) + 1), Mode: provider.ModeLive}
-			won[i], errs[i] = s.db.SetCheckpoint(s.ctx, s.name, c, to)
+			won[i], errs[i] = s.db.SetCheckpoint(s.ctx, s.build(), c, to)
 		})
 		s.ok(errors.Join(errs...), "set the checkpoint at once")
 		n := 0
@@ -115,7 +115,7 @@ func deliveredAndRead(s *stage) {
 			for at := from + 1; at <= from+batch; at++ {
 				u.Messages = append(u.Messages, s.event(at))
 			}
-			_, err := s.db.PruneApplied(s.ctx, s.name, []string{s.name + "/posted"}, batch)
+			_, err := s.db.PruneApplied(s.ctx, s.build(), []string{s.name + "/posted"}, batch)
 			errs[i] = errors.Join(err, s.do(s.ctx, s.reading(u), effects), s.do(s.ctx, s.upTo(c, from+batch), nothing))
 			c = moved(c, from+batch)
 		}
@@ -126,7 +126,7 @@ func deliveredAndRead(s *stage) {
 	}
 	for n := 1; n > 0; {
 		var err error
-		n, err = s.db.PruneApplied(s.ctx, s.name, []string{s.name + "/posted"}, 100)
+		n, err = s.db.PruneApplied(s.ctx, s.build(), []string{s.name + "/posted"}, 100)
 		s.ok(err, "prune applied")
 	}
 	handlers, err := s.db.MarkedHandlers(s.ctx)
@@ -152,7 +152,7 @@ func modesAtOnce(s *stage) {
 				next := c
 				next.Mode = provider.ModeCatchUp + provider.ModeLive - c.Mode
 				changing.Add(1)
-				_, errs[i] = s.db.SetCheckpoint(s.ctx, s.name, c, next)
+				_, errs[i] = s.db.SetCheckpoint(s.ctx, s.build(), c, next)
 				c = next
 				mode.Store(int64(next.Mode))
 				changing.Add(1)
@@ -250,7 +250,7 @@ func (s *stage) goLive(c provider.Checkpoint, batch int64, appended *atomic.Int6
 	set := func(mode provider.Mode) error {
 		next := c
 		next.Mode = mode
-		ok, err := s.db.SetCheckpoint(s.ctx, s.name, c, next)
+		ok, err := s.db.SetCheckpoint(s.ctx, s.build(), c, next)
 		if c = next; err == nil && !ok {
 			err = errors.New("the checkpoint has changed")
 		}

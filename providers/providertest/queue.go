@@ -36,7 +36,7 @@ func (s *stage) message(id, key string) provider.Message {
 }
 
 func (s *stage) unit(ms ...provider.Message) provider.Unit {
-	return provider.Unit{Projector: s.name, Messages: ms}
+	return provider.Unit{Projector: s.name, Generation: s.generation, Messages: ms}
 }
 
 // of returns a unit of deliveries without keys.
@@ -79,7 +79,7 @@ func nothing(opened) (provider.Closing, error) { return provider.Closing{}, nil 
 // failed returns a message as it is parked after its first failure.
 func (s *stage) failed(id, key string) provider.Parked {
 	return provider.Parked{
-		Projector: s.name, Handler: s.name + "/posted", Handlers: []string{s.name + "/posted"}, MessageID: id, Topic: "review",
+		Projector: s.name, Generation: s.generation, Handler: s.name + "/posted", Handlers: []string{s.name + "/posted"}, MessageID: id, Topic: "review",
 		Key: key, Lane: laneOf(id, key), Type: "review.posted", Payload: []byte("payload of " + id),
 		Headers: map[string]string{outbox.HeaderType: "review.posted"}, Class: provider.ClassUnknown, Code: "panic", Attempts: 1, Version: "v1",
 	}
@@ -228,7 +228,7 @@ func idsOfParked(ps []provider.Parked) []string {
 // due returns the due messages of the case's projector, up to ten of a lane.
 func (s *stage) due() []provider.Parked {
 	s.Helper()
-	due, err := s.db.Due(s.ctx, provider.DueFilter{Projectors: []string{s.name}, Keys: 1000, Each: 10})
+	due, err := s.db.Due(s.ctx, provider.DueFilter{Builds: []provider.Build{s.build()}, Keys: 1000, Each: 10})
 	s.ok(err, "list due messages")
 	for i := range due {
 		due[i] = plainParked(due[i])
@@ -275,7 +275,7 @@ func (s *stage) skip(p provider.Parked) {
 
 // question asks for the outcome of a message at the handler "posted".
 func (s *stage) question(id string) provider.Question {
-	return provider.Question{Handler: s.name + "/posted", MessageID: id}
+	return provider.Question{Generation: s.generation, Handler: s.name + "/posted", MessageID: id}
 }
 
 // outcomes fails the case unless these are the outcomes of messages at the handler "posted".
@@ -311,13 +311,16 @@ func (s *stage) classed(err error, doing string, of ...provider.Class) *provider
 
 // begin starts fn in a goroutine, and gives it a moment to begin its wait. wait returns fn's
 // error.
-func begin(fn func() error) (wait func() error) {
+func begin(fn func() error) (wait func() error) { return beginFor(50*time.Millisecond, fn) }
+
+// beginFor is begin with a longer moment, so that fn can end in it.
+func beginFor(moment time.Duration, fn func() error) (wait func() error) {
 	done := make(chan error, 1)
 	go func() { done <- fn() }()
 	select {
 	case err := <-done:
 		done <- err
-	case <-time.After(50 * time.Millisecond):
+	case <-time.After(moment):
 	}
 	return func() error { return <-done }
 }

@@ -144,8 +144,7 @@ func (s *stage) now() time.Time {
 
 func orphans(s *stage) {
 	mark := func(handler string, generation, n int) {
-		s.ok(s.switches(s.ctx, s.name, func(opened, int) (int, error) { return generation, nil }), "switch")
-		u := s.unit()
+		u := s.in(generation).unit()
 		for i := range n {
 			m := s.message(fmt.Sprint("m-", i), "")
 			m.Handlers[0].Name = handler
@@ -284,11 +283,11 @@ func oldMarkers(s *stage) {
 
 func oldGenerations(s *stage) {
 	s.open(s.of("m-1"), nothing)
-	s.switchTo(2, 1)
+	s.generation = 2
 	s.open(s.of("m-1", "m-2"), nothing)
 	s.advance(2 * time.Hour)
 	s.pruned([]string{"posted"}, time.Hour, 10, 3)
-	s.switchTo(1, 2)
+	s.generation = 1
 	same(s, "fresh", s.open(s.of("m-1"), nothing).Fresh, [][]bool{{true}})
 }
 

@@ -56,6 +56,7 @@ type contracts interface {
 	provider.Liveness
 	provider.Records
 	provider.Progress
+	provider.Builds
 	claim.Leases
 	Keeps() provider.Keeps
 	ParkedCount(ctx context.Context, projector string) (int64, error)
@@ -64,22 +65,24 @@ type contracts interface {
 // stage is the environment of a case: a fixture without its type parameter.
 type stage struct {
 	*testing.T
-	ctx      context.Context // ends with the case or after patience
-	name     string          // name of the case's projector, and domain of its tasks
-	prefix   string          // of the keys of its totals
-	deferred bool            // the provider is Deferred
-	db       contracts
-	claims   claimFunc
-	inTx     func(ctx context.Context, fn func(view TxView, add Add) error) error
-	transact func(ctx context.Context, fn func(view TxView, add Add) error) error // nil if the provider has none
-	do       func(ctx context.Context, u provider.Unit, run func(o opened) (provider.Closing, error)) error
-	switches func(ctx context.Context, projector string, fn func(o opened, live int) (int, error)) error
-	advance  func(time.Duration)
-	total    func(key string) int
-	canEnd   bool
-	insert   func(...Foreign) error // nil if the store has no other writers
-	reopen   func() *stage
-	another  func() *stage // a second provider, opened like this one
+	ctx  context.Context // ends with the case or after patience
+	name string          // name of the case's projector, and domain of its tasks
+	// of the units, checkpoints and questions of the case
+	generation int
+	prefix     string // of the keys of its totals
+	deferred   bool   // the provider is Deferred
+	db         contracts
+	claims     claimFunc
+	inTx       func(ctx context.Context, fn func(view TxView, add Add) error) error
+	transact   func(ctx context.Context, fn func(view TxView, add Add) error) error // nil if the provider has none
+	do         func(ctx context.Context, u provider.Unit, run func(o opened) (provider.Closing, error)) error
+	advance    func(time.Duration)
+	total      func(key string) int
+	canEnd     bool
+	insert     func(...Foreign) error                                 // nil if the store has no other writers
+	rowsOf     func(ctx context.Context, table string) ([]Row, error) // nil if the provider has no tables
+	reopen     func() *stage
+	another    func() *stage // a second provider, opened like this one
 
 	// of a provider.TaskProvider, else nil
 	tasks      taskStore
@@ -95,6 +98,10 @@ type opened struct {
 	add  func(key string, n int) error
 	// nil if the provider has no tasks
 	tasks provider.TaskTx
+	// nil if the provider has no tables
+	create func(table string) error
+	put    func(table string, row Row) error
+	remove func(table, key string) error
 	// by a statement of the transaction, if its type has statements
 	fail func() error
 	end  func()
@@ -171,6 +178,9 @@ func openFixture[Tx any](t *testing.T, open Open[Tx], o Options, differences []D
 	if (f.Reopen == nil) != knows(differences, Volatile) {
 		t.Fatal("a provider has Fixture.Reopen or declares Volatile")
 	}
+	if (f.Tables != nil) != f.Provider.Keeps().Tables {
+		t.Fatal("Fixture.Tables is set if the provider's Keeps has Tables, and only then")
+	}
 	return f
 }
 
@@ -187,8 +197,11 @@ func newStage[Tx any](t *testing.T, c *testCase, f Fixture[Tx], differences []Di
 		}
 	})
 	s := &stage{
-		T: t, ctx: ctx, name: "ratings", db: f.Provider, claims: claims, deferred: knows(differences, Deferred),
+		T: t, ctx: ctx, name: "ratings", generation: 1, db: f.Provider, claims: claims, deferred: knows(differences, Deferred),
 		inTx: f.InTx, transact: f.Transact, advance: f.Advance, total: f.Total, canEnd: f.End != nil, insert: f.Insert,
+	}
+	if f.Tables != nil {
+		s.rowsOf = f.Tables.Rows
 	}
 	var tasksIn func(Tx) provider.TaskTx
 	if p, ok := any(f.Provider).(interface {
@@ -211,6 +224,11 @@ func newStage[Tx any](t *testing.T, c *testCase, f Fixture[Tx], differences []Di
 		if tasksIn != nil {
 			o.tasks = tasksIn(tx)
 		}
+		if f.Tables != nil {
+			o.create = func(table string) error { return f.Tables.Create(ctx, tx, table) }
+			o.put = func(table string, row Row) error { return f.Tables.Put(ctx, tx, table, row) }
+			o.remove = func(table, key string) error { return f.Tables.Delete(ctx, tx, table, key) }
+		}
 		if o.fail = func() error { return errRefused }; f.Break != nil {
 			o.fail = func() error { return f.Break(ctx, tx) }
 		}
@@ -223,15 +241,11 @@ func newStage[Tx any](t *testing.T, c *testCase, f Fixture[Tx], differences []Di
 			return run(o)
 		})
 	}
-	s.switches = func(ctx context.Context, projector string, fn func(opened, int) (int, error)) error {
-		return f.Provider.Switch(ctx, projector, func(ctx context.Context, tx Tx, live int) (int, error) {
-			return fn(prepare(ctx, tx), live)
-		})
-	}
 	if f.Reopen != nil {
 		s.reopen = func() *stage {
 			again := newStage(t, c, f.Reopen(), differences, claims)
 			again.use(s.name)
+			again.generation = s.generation
 			return again
 		}
 	}
@@ -243,23 +257,25 @@ func (s *stage) use(name string) {
 	total, do := s.total, s.do
 	s.name, s.prefix = name, name+" "
 	s.total = func(key string) int { return total(name + " " + key) }
-	own := func(o *opened) {
-		add := o.add
-		o.add = func(key string, n int) error { return add(name+" "+key, n) }
-	}
 	s.do = func(ctx context.Context, u provider.Unit, run func(opened) (provider.Closing, error)) error {
 		return do(ctx, u, func(o opened) (provider.Closing, error) {
-			own(&o)
+			add := o.add
+			o.add = func(key string, n int) error { return add(name+" "+key, n) }
 			return run(o)
 		})
 	}
-	switches := s.switches
-	s.switches = func(ctx context.Context, projector string, fn func(opened, int) (int, error)) error {
-		return switches(ctx, projector, func(o opened, live int) (int, error) {
-			own(&o)
-			return fn(o, live)
-		})
-	}
+}
+
+// in returns the case with another generation.
+func (s *stage) in(generation int) *stage {
+	other := *s
+	other.generation = generation
+	return &other
+}
+
+// build returns the generation of the case's projector.
+func (s *stage) build() provider.Build {
+	return provider.Build{Projector: s.name, Generation: s.generation}
 }
 
 // ok fails the case if err is not nil.

@@ -253,7 +253,7 @@ func (m *taskModel) cancel(id string) bool {
 func (m *taskModel) postpone(id string, at time.Duration) bool {
 	t := m.tasks[id]
 	can := []provider.TaskStatus{provider.TaskPending, provider.TaskFailed, provider.TaskClaimed}
-	if t == nil || t.undo || len(t.slots) > 0 || !slices.Contains(can, t.status) {
+	if t == nil || t.undo || len(t.slots) > 0 || t.result != "" || !slices.Contains(can, t.status) {
 		return false
 	}
 	t.restart(provider.WhatPostponed, at)

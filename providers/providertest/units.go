@@ -176,9 +176,9 @@ func errorClasses(s *stage) {
 		s.require(errors.Is(err, cause), "the error %v wraps run's", err)
 	}
 	s.left("units that failed", false)
-	err := s.switches(s.ctx, s.name, func(opened, int) (int, error) { return 2, cause })
-	s.classed(err, "Switch whose function fails", provider.ClassUnknown)
-	s.require(errors.Is(err, cause), "the error %v wraps the function's", err)
+	err := s.switches(s.ctx, 2, provider.GenerationStandby, func(opened) (provider.Closing, error) { return provider.Closing{}, cause })
+	s.classed(err, "a unit with Switch whose run fails", provider.ClassUnknown)
+	s.require(errors.Is(err, cause), "the error %v wraps run's", err)
 }
 
 // notPermanent are the classes of errors that do not condemn a message.
@@ -193,17 +193,20 @@ func unitEndedContext(s *stage) {
 	for _, ctx := range []context.Context{ended, late} {
 		err := s.do(ctx, u, run)
 		s.classed(err, "a unit whose context has ended", notPermanent...)
-		_, dueErr := s.db.Due(ctx, provider.DueFilter{Projectors: []string{s.name}, Keys: 1, Each: 1})
+		_, dueErr := s.db.Due(ctx, provider.DueFilter{Builds: []provider.Build{s.build()}, Keys: 1, Each: 1})
 		_, tryErr := s.db.Try(ctx, s.failed("m-1", ""), 1, time.Second)
 		_, listErr := s.db.Parked(ctx, provider.ParkedFilter{})
 		_, decideErr := s.db.Decide(ctx, provider.ParkedFilter{Projector: s.name}, provider.StateSkipped, ann)
 		_, beatErr := s.db.Beat(ctx, s.name, time.Hour, time.Hour)
 		_, outcomesErr := s.db.Outcomes(ctx, []provider.Question{s.question("m-1")})
 		_, pruneErr := s.db.Prune(ctx, s.name, []string{s.name + "/posted"}, time.Hour, 1)
+		_, generationsErr := s.db.Generations(ctx, s.name)
+		_, setErr := s.db.SetGeneration(ctx, s.becomes(nil, 2, provider.GenerationRequested))
+		_, clearErr := s.db.ClearGeneration(ctx, s.build(), nil, nil, 1)
 		for _, err := range []error{
-			err, dueErr, tryErr, listErr, decideErr, beatErr, outcomesErr, pruneErr,
-			s.switches(ctx, s.name, func(opened, int) (int, error) { return 2, nil }),
-			s.db.InFlight(ctx, s.name, provider.Worker{Runner: s.name}, []string{"m-1"}),
+			err, dueErr, tryErr, listErr, decideErr, beatErr, outcomesErr, pruneErr, generationsErr, setErr, clearErr,
+			s.switches(ctx, 2, provider.GenerationStandby, nothing),
+			s.db.InFlight(ctx, s.build(), provider.Worker{Runner: s.name}, []string{"m-1"}),
 		} {
 			s.require(errors.Is(err, ctx.Err()), "the error %v wraps the context's", err)
 		}

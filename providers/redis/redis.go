@@ -41,13 +41,16 @@ func (u *Units) Keeps() provider.Keeps { return provider.Keeps{} }
 //     word of the reply as its code ("WRONGTYPE"), or transient if the server is not ready
 //     (LOADING, OOM, READONLY and others).
 //   - Keys of several hash slots are permanent, with the code CROSSSLOT.
-//   - Output, parked messages and dry runs are permanent errors: use provider.Combine with a
-//     store that keeps them.
+//   - Output, parked messages, dry runs and units with Switch are permanent errors: use
+//     provider.Combine with a store that keeps them.
 func (u *Units) Do(ctx context.Context, unit provider.Unit, run func(context.Context, goredis.Pipeliner, provider.Found) (provider.Closing, error)) error {
 	if unit.DryRun != nil {
 		return permanent("dry_run", errors.New("redis has no dry runs"))
 	}
-	t := u.begin()
+	if unit.Switch != nil {
+		return permanent("not_kept", errors.New("redis keeps no generations: use provider.Combine"))
+	}
+	t := &transaction{Pipeliner: u.client.TxPipeline(), client: u.client}
 	found := unit.NewFound(true)
 	found.Begin = t.begin
 	closing, err := run(ctx, t, found)
@@ -55,18 +58,6 @@ func (u *Units) Do(ctx context.Context, unit provider.Unit, run func(context.Con
 		err = permanent("not_kept", errors.New("redis keeps no output and no parked messages: use provider.Combine"))
 	}
 	return t.end(ctx, err)
-}
-
-// Switch implements provider.Units for the writes of fn. Redis keeps no generation: live is 1,
-// and the result of fn is ignored. provider.Combine uses the generation of its store.
-func (u *Units) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx goredis.Pipeliner, live int) (int, error)) error {
-	t := u.begin()
-	_, err := fn(ctx, t, 1)
-	return t.end(ctx, err)
-}
-
-func (u *Units) begin() *transaction {
-	return &transaction{Pipeliner: u.client.TxPipeline(), client: u.client}
 }
 
 func permanent(code string, err error) error {

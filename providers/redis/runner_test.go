@@ -251,7 +251,7 @@ func TestASuspectIsFoundThroughTheSecondStore(t *testing.T) {
 	list := events(3, 5) // three keys
 	_, err := db.Beat(t.Context(), "a runner that was killed", time.Hour, time.Hour)
 	require.NoError(t, err)
-	require.NoError(t, db.InFlight(t.Context(), "stars", provider.Worker{Runner: "a runner that was killed"}, []string{list[1].ID}))
+	require.NoError(t, db.InFlight(t.Context(), provider.Build{Projector: "stars"}, provider.Worker{Runner: "a runner that was killed"}, []string{list[1].ID}))
 	codes := make(chan string, 10)
 	stop := run(t, provider.Combine(s.units(t), db), f, projector.RunnerConfig{
 		Careful:  true,
@@ -376,7 +376,7 @@ func TestEventsOfTheLogAreAppliedAtLeastOnce(t *testing.T) {
 	cancel()
 	require.NoError(t, <-done)
 	require.Equal(t, map[string]int{"p": 23}, s.counted(t))
-	c, err := db.Checkpoint(t.Context(), p.Name())
+	c, err := db.Checkpoint(t.Context(), provider.Build{Projector: p.Name()})
 	require.NoError(t, err)
 	require.EqualValues(t, 20, c.Place.Position)
 }
@@ -401,27 +401,35 @@ func TestCombineRefusesWhatItDoesNotKeep(t *testing.T) {
 	require.Zero(t, s.client.Exists(t.Context(), s.prefix+"k").Val())
 }
 
-func TestASwitchUsesTheGenerationOfTheSecondStore(t *testing.T) {
+func TestGenerationsAreThoseOfTheSecondStore(t *testing.T) {
 	t.Parallel()
 	s, db := sharedSpace(t), newMemory(t)
 	both := provider.Combine(s.units(t), db)
-	for want := 1; want <= 3; want++ {
-		require.NoError(t, both.Switch(t.Context(), "p", func(ctx context.Context, tx pipe, live int) (int, error) {
-			require.Equal(t, want, live)
-			tx.Set(ctx, s.prefix+"live", live+1, 0)
-			return live + 1, nil
-		}))
+	do := func(u provider.Unit, value int, fails error) error {
+		return both.Do(t.Context(), u, func(ctx context.Context, tx pipe, _ provider.Found) (provider.Closing, error) {
+			tx.Set(ctx, s.prefix+"live", value, 0)
+			return provider.Closing{}, fails
+		})
 	}
+	build := provider.Build{Projector: "p", Generation: 2}
+	u := provider.Unit{Projector: "p", Generation: 2, Once: true, Switch: &provider.Switch{Set: []provider.Generation{{Build: build, State: provider.GenerationLive}}}}
 	failed := errors.New("failed")
-	require.ErrorIs(t, both.Switch(t.Context(), "p", func(ctx context.Context, tx pipe, live int) (int, error) {
-		tx.Set(ctx, s.prefix+"live", 9, 0)
-		return 9, failed
-	}), failed)
-	require.Equal(t, "4", s.client.Get(t.Context(), s.prefix+"live").Val())
-	require.NoError(t, db.Switch(t.Context(), "p", func(_ context.Context, _ *memory.Model, live int) (int, error) {
-		require.Equal(t, 4, live)
-		return live, nil
-	}))
+	require.ErrorIs(t, do(u, 9, failed), failed)
+	all, err := both.Generations(t.Context(), "p")
+	require.NoError(t, err)
+	require.Empty(t, all)
+	require.NoError(t, do(u, 2, nil))
+	all, err = db.Generations(t.Context(), "p")
+	require.NoError(t, err)
+	require.Equal(t, 2, provider.LiveGeneration(all))
+	requireClass(t, do(provider.Unit{Projector: "p", Once: true, Switch: &provider.Switch{Snapshot: true}}, 9, nil), provider.ClassPermanent, "not_kept")
+
+	set, err := both.SetGeneration(t.Context(), provider.Generation{Build: provider.Build{Projector: "p", Generation: 1}, State: provider.GenerationRetired})
+	require.NoError(t, err)
+	require.True(t, set)
+	require.ErrorIs(t, do(provider.Unit{Projector: "p"}, 9, nil), provider.ErrEnded)
+	require.NoError(t, do(provider.Unit{Projector: "p", Generation: 2}, 3, nil))
+	require.Equal(t, "3", s.client.Get(t.Context(), s.prefix+"live").Val())
 }
 
 // notReady is a store that is not migrated.

@@ -65,13 +65,6 @@ func TestAUnitIsOneTransaction(t *testing.T) {
 	require.Equal(t, []int{1, 1, 1, 2}, []int{calls("multi"), calls("exec"), calls("set"), calls("incr")})
 	require.NoError(t, do(t.Context(), u, func(context.Context, pipe) error { return nil }))
 	require.Equal(t, 1, calls("multi"), "a unit without commands sends none")
-	require.NoError(t, u.Switch(t.Context(), "p", func(ctx context.Context, tx pipe, live int) (int, error) {
-		require.Equal(t, 1, live)
-		tx.Incr(ctx, s.prefix+"b")
-		tx.Incr(ctx, s.prefix+"b")
-		return 2, nil
-	}))
-	require.Equal(t, []int{2, 2, 4}, []int{calls("multi"), calls("exec"), calls("incr")})
 }
 
 func TestAUnitThatFailsSendsNothing(t *testing.T) {
@@ -82,9 +75,6 @@ func TestAUnitThatFailsSendsNothing(t *testing.T) {
 	queue := func(ctx context.Context, tx pipe) { tx.Incr(ctx, s.prefix+"k") }
 
 	err := do(t.Context(), u, func(ctx context.Context, tx pipe) error { queue(ctx, tx); return cause })
-	require.ErrorIs(t, err, cause)
-	requireClass(t, err, provider.ClassUnknown, "")
-	err = u.Switch(t.Context(), "p", func(ctx context.Context, tx pipe, _ int) (int, error) { queue(ctx, tx); return 2, cause })
 	require.ErrorIs(t, err, cause)
 	requireClass(t, err, provider.ClassUnknown, "")
 	require.PanicsWithValue(t, "poison", func() {
@@ -209,7 +199,7 @@ func TestANullReplyIsNoError(t *testing.T) {
 	requireClass(t, err, provider.ClassUnknown, "ERR")
 }
 
-func TestOutputParkingAndDryRunsAreRefused(t *testing.T) {
+func TestWhatRedisDoesNotKeepIsRefused(t *testing.T) {
 	t.Parallel()
 	s := sharedSpace(t)
 	u := s.units(t)
@@ -228,6 +218,11 @@ func TestOutputParkingAndDryRunsAreRefused(t *testing.T) {
 		return provider.Closing{}, nil
 	})
 	requireClass(t, err, provider.ClassPermanent, "dry_run")
+	err = u.Do(t.Context(), provider.Unit{Once: true, Switch: &provider.Switch{}}, func(context.Context, pipe, provider.Found) (provider.Closing, error) {
+		t.Error("run was called")
+		return provider.Closing{}, nil
+	})
+	requireClass(t, err, provider.ClassPermanent, "not_kept")
 	require.Zero(t, s.client.Exists(t.Context(), s.prefix+"k").Val())
 }
 

@@ -73,7 +73,7 @@ func BenchmarkAdvance500(b *testing.B) {
 	for _, marked := range []bool{false, true} {
 		b.Run(fmt.Sprintf("kinora/marked=%v", marked), func(b *testing.B) {
 			db := open(b, nil)
-			_, err := db.SetCheckpoint(ctx, "totals", provider.Checkpoint{}, live(0))
+			_, err := db.SetCheckpoint(ctx, totals, provider.Checkpoint{}, live(0))
 			require.NoError(b, err)
 			if marked {
 				require.NoError(b, db.Do(ctx, placed(1<<60), nil0))
@@ -99,7 +99,7 @@ func BenchmarkAdvance500(b *testing.B) {
 	}
 	b.Run("by hand", func(b *testing.B) {
 		db := open(b, nil)
-		_, err := db.SetCheckpoint(ctx, "totals", provider.Checkpoint{}, live(0))
+		_, err := db.SetCheckpoint(ctx, totals, provider.Checkpoint{}, live(0))
 		require.NoError(b, err)
 		for i := 0; b.Loop(); i++ {
 			tx, err := db.SQL().BeginTx(ctx, nil)

@@ -56,16 +56,16 @@ func (u *unit) resolve(ctx context.Context, p *provider.Unit, s provider.Resolut
 // has no markers; the handlers of the new one then have theirs.
 const parkMessage = `
 insert into kinora_parked (
-	id, projector, lane, state, due_at, class, code, attempts, handler, handlers, version, message_id, topic, key, type,
+	id, projector, generation, lane, state, due_at, class, code, attempts, handler, handlers, version, message_id, topic, key, type,
 	parked_at, headers, payload)
-values (?1, ?2, ?3, iif(?4 is null, 'stuck', 'waiting'), iif(exists (
+values (?1, ?2, ?17, ?3, iif(?4 is null, 'stuck', 'waiting'), iif(exists (
 		select 1 from kinora_parked indexed by kinora_parked_lane
-		where open = 1 and projector = ?2 and lane = ?3 and id < coalesce(?1, ` + lastID + `)), null, ` + clock + ` + ?4),
+		where open = 1 and projector = ?2 and generation = ?17 and lane = ?3 and id < coalesce(?1, ` + lastID + `)), null, ` + clock + ` + ?4),
 	?5, ?6, ?7, ?8, coalesce(?9, '[]'), ?10, ?11, ?12, ?13, ?14, ` + clock + `, ?15, ?16)
 on conflict (id) do update set
 	state = excluded.state, due_at = excluded.due_at, class = excluded.class, code = excluded.code, attempts = excluded.attempts,
 	handler = excluded.handler, handlers = iif(excluded.handlers = '[]', handlers, excluded.handlers), version = excluded.version
-on conflict (projector, message_id) where state <> 'replayed' and message_id <> '' do update set handlers = (
+on conflict (projector, generation, message_id) where state <> 'replayed' and message_id <> '' do update set handlers = (
 	select json_group_array(distinct value) from (
 		select value from json_each(kinora_parked.handlers) union all select value from json_each(excluded.handlers)))
 	where open = 1`
@@ -81,7 +81,7 @@ func (u *unit) park(ctx context.Context, p *provider.Unit, asides []provider.Asi
 			due = millis(a.After)
 		}
 		_, err := u.exec(ctx, parkMessage, seq, p.Projector, m.Lane[:], due, is.Class.String(), is.Code, is.Attempts, is.Handler,
-			anyOf(is.Handlers), is.Version, is.MessageID, is.Topic, is.Key, is.Type, encodeHeaders(is.Headers), blobOf(is.Payload))
+			anyOf(is.Handlers), is.Version, is.MessageID, is.Topic, is.Key, is.Type, encodeHeaders(is.Headers), blobOf(is.Payload), p.Build().Generation)
 		if err != nil {
 			return err
 		}
@@ -96,7 +96,7 @@ update kinora_parked set due_at = ` + clock + `
 where due_at is null and state = 'waiting' and id in (
 	select (
 		select id from kinora_parked indexed by kinora_parked_lane
-		where open = 1 and projector = j.value ->> 'projector' and lane = unhex(j.value ->> 'lane') order by id limit 1)
+		where open = 1 and projector = j.value ->> 'projector' and generation = j.value ->> 'generation' and lane = unhex(j.value ->> 'lane') order by id limit 1)
 	from json_each(?1) j)`
 
 func (u *unit) advance(ctx context.Context, changed provider.Changed) error {

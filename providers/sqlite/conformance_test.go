@@ -3,6 +3,8 @@ package sqlite_test
 import (
 	"context"
 	"database/sql"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -89,8 +91,45 @@ func fixture(t testing.TB, path string, o providertest.Options) providertest.Fix
 			_ = tx.Commit()
 			_ = tx.Rollback()
 		},
+		Tables: tables(db),
 		Insert: func(entries ...providertest.Foreign) error { return insertForeign(db, entries) },
 		Total:  func(key string) int { return total(t, db.SQL(), key) },
 		Reopen: func() providertest.Fixture[*sql.Tx] { return fixture(t, path, o) },
+	}
+}
+
+func tables(db *sqlite.DB) *providertest.Tables[*sql.Tx] {
+	write := func(ctx context.Context, tx *sql.Tx, query, table string, args ...any) error {
+		_, err := tx.ExecContext(ctx, strings.ReplaceAll(query, "?table", strconv.Quote(table)), args...)
+		return err
+	}
+	return &providertest.Tables[*sql.Tx]{
+		Create: func(ctx context.Context, tx *sql.Tx, table string) error {
+			return write(ctx, tx, `create table ?table (key text primary key, n integer not null, note text not null) strict`, table)
+		},
+		Put: func(ctx context.Context, tx *sql.Tx, table string, row providertest.Row) error {
+			return write(ctx, tx, `insert or replace into ?table values (?, ?, ?)`, table, row.Key, row.N, row.Note)
+		},
+		Delete: func(ctx context.Context, tx *sql.Tx, table, key string) error {
+			return write(ctx, tx, `delete from ?table where key = ?`, table, key)
+		},
+		Rows: func(ctx context.Context, table string) (all []providertest.Row, err error) {
+			rows, err := db.SQL().QueryContext(ctx, `select key, n, note from `+strconv.Quote(table)+` order by key`)
+			if err != nil && strings.Contains(err.Error(), "no such table") {
+				return nil, nil
+			}
+			if err != nil {
+				return nil, err
+			}
+			defer rows.Close()
+			for rows.Next() {
+				var r providertest.Row
+				if err := rows.Scan(&r.Key, &r.N, &r.Note); err != nil {
+					return nil, err
+				}
+				all = append(all, r)
+			}
+			return all, rows.Err()
+		},
 	}
 }

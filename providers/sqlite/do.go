@@ -5,6 +5,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 
 	"github.com/kinora-go/kinora/provider"
 )
@@ -14,7 +15,7 @@ type runFunc = func(ctx context.Context, tx *sql.Tx, found provider.Found) (prov
 
 // Keeps implements provider.Units.
 func (d *Provider) Keeps() provider.Keeps {
-	return provider.Keeps{Atomic: true, Markers: true, Output: true, DryRun: d.owned}
+	return provider.Keeps{Atomic: true, Markers: true, Output: true, DryRun: d.owned, Tables: true}
 }
 
 // Do implements provider.Units. It calls run once. run may read through SQL, but must write
@@ -24,7 +25,10 @@ func (d *Provider) Do(ctx context.Context, p provider.Unit, run func(ctx context
 	if err := checkUnit(&p); err != nil {
 		return unitError(ctx, err)
 	}
-	if p.DryRun != nil {
+	switch {
+	case p.Switch != nil:
+		return d.doSwitch(ctx, &p, run)
+	case p.DryRun != nil:
 		return d.dryRun(ctx, &p, run)
 	}
 	return unitError(ctx, d.writeTx(ctx, func(u *unit) error { return u.work(ctx, &p, run) }))
@@ -36,12 +40,20 @@ func (u *unit) work(ctx context.Context, p *provider.Unit, run runFunc) error {
 	if err != nil {
 		return inStep("open", err)
 	}
+	if p.Switch != nil {
+		if err := u.reset(ctx, p.Switch.Reset); err != nil {
+			return err
+		}
+	}
 	closing, err := run(ctx, u.tx, found)
 	if err == nil && u.rolledBack.Load() {
 		err = sql.ErrTxDone
 	}
 	if err != nil {
 		return u.withMessage(err)
+	}
+	if p.Switch != nil && len(closing.Park) > 0 {
+		return invalidSwitch(fmt.Errorf("%w: a unit with Switch cannot park messages", provider.ErrInput))
 	}
 	if closing.Output, err = u.db.normalize(closing.Output); err != nil {
 		return err
@@ -58,32 +70,6 @@ func (u *unit) withMessage(err error) error {
 		return err
 	}
 	return &provider.MessageError{Message: of, Err: err}
-}
-
-const (
-	// live is the live generation of projector ?1.
-	live = `coalesce((select live from kinora_generations where projector = ?1), 1)`
-
-	readLive = `select ` + live
-	setLive  = `
-insert into kinora_generations (projector, live) values (?1, ?2)
-on conflict (projector) do update set live = ?2`
-)
-
-// Switch implements provider.Units. It needs no further lock: there is one writer at a time.
-func (d *Provider) Switch(ctx context.Context, projector string, fn func(ctx context.Context, tx *sql.Tx, live int) (int, error)) error {
-	return unitError(ctx, d.writeTx(ctx, func(u *unit) error {
-		var generation int
-		err := inStep("read the generation", one(ctx, u, []any{&generation}, readLive, projector))
-		if err == nil {
-			generation, err = fn(ctx, u.tx, generation)
-		}
-		if err != nil {
-			return err
-		}
-		_, err = u.exec(ctx, setLive, projector, generation)
-		return inStep("write the generation", err)
-	}))
 }
 
 // checkUnit refuses markers whose handler or message id is invalid. It does not check messages

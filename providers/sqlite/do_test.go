@@ -50,7 +50,7 @@ func TestUnitStatements(t *testing.T) {
 		return tr.during(func() { require.NoError(t, db.Do(ctx, u, adds("p1"))) })
 	}
 	plain := provider.Unit{Projector: "totals", Messages: []provider.Message{{ID: "m0", Handlers: []provider.Handler{{Name: handler}}}}}
-	require.Len(t, unit(plain), 4, "without a marker: begin, holds, the handler's, commit")
+	require.Len(t, unit(plain), 5, "without a marker: begin, holds, the checkpoint, the handler's, commit")
 	require.Equal(t, 0, count(t, db.SQL(), "kinora_markers"))
 
 	many := make([]string, 500)
@@ -59,12 +59,13 @@ func TestUnitStatements(t *testing.T) {
 	}
 	for _, ids := range [][]string{{"m1"}, many} {
 		statements := unit(delivery(ids...))
-		require.Len(t, statements, 5+len(ids), "begin, held lanes, markers twice, the handler's, commit")
+		require.Len(t, statements, 6+len(ids), "begin, held lanes, the checkpoint, markers twice, the handler's, commit")
 		require.Contains(t, statements[1], "from kinora_parked")
-		require.Contains(t, statements[2], "from kinora_markers")
-		require.Contains(t, statements[3], "insert into kinora_markers")
-		require.Equal(t, addToTotal, statements[4])
-		require.Len(t, unit(delivery(ids...)), 4, "duplicates: begin, held lanes, markers, commit")
+		require.Contains(t, statements[2], "from kinora_checkpoints")
+		require.Contains(t, statements[3], "from kinora_markers")
+		require.Contains(t, statements[4], "insert into kinora_markers")
+		require.Equal(t, addToTotal, statements[5])
+		require.Len(t, unit(delivery(ids...)), 5, "duplicates: begin, held lanes, the checkpoint, markers, commit")
 	}
 	require.Equal(t, 502, total(t, db.SQL(), "p1"))
 

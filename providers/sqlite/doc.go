@@ -21,6 +21,13 @@
 // before it commits. It needs at most two statements for markers, one for the checkpoint and one
 // for holds, however many messages and handlers it has.
 //
+// A unit with Switch is such a transaction too, also with Snapshot: other writers wait for it. Its
+// tables and views are those of the file or of one attached schema, because a view cannot show a
+// table of another schema. Replacing a view drops the view's triggers. Rows are compared with IS, so
+// 1 and 1.0 are equal, and 1 and '1' are not. In a Difference a blob is shown as "\x" and
+// hexadecimal digits. A repair does not write generated columns, and fails if a row that it does not
+// repair has a unique value of one that it does.
+//
 // A handler gets a *sql.Tx and must not end it. On a DB from Open, SQLite refuses every commit
 // except Kinora's own and rolls the unit back: also if the handler sends COMMIT as SQL, begins
 // another transaction, or continues after an error that rolled everything back. A DB from New has

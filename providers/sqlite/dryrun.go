@@ -182,9 +182,11 @@ func (d *dryRun) rows(ctx context.Context, t tableName, rowids map[int64]bool) (
 }
 
 // jsonSQL is an expression for a column's value in JSON: blobs and infinite numbers become texts.
-func jsonSQL(column string) string {
+func jsonSQL(column string) string { return valueSQL(nameSQL(column)) }
+
+func valueSQL(column string) string {
 	return fmt.Sprintf(`case typeof(%[1]s) when 'blob' then '\x' || lower(hex(%[1]s))
-	when 'real' then iif(abs(%[1]s) < 9e999, %[1]s, printf('%%+f', %[1]s)) else %[1]s end`, nameSQL(column))
+	when 'real' then iif(abs(%[1]s) < 9e999, %[1]s, printf('%%+f', %[1]s)) else %[1]s end`, column)
 }
 
 func nameSQL(name string) string { return `"` + strings.ReplaceAll(name, `"`, `""`) + `"` }

@@ -46,18 +46,18 @@ func (d *Provider) Beat(ctx context.Context, runner string, lease, record time.D
 }
 
 const insertInFlight = `
-insert into kinora_in_flight (message_id, projector, runner, worker)
+insert into kinora_in_flight (message_id, build, runner, worker)
 select value, ?1, ?2, ?3 from json_each(?4)
 where true
 on conflict do nothing`
 
 // InFlight implements provider.Liveness. Its commit is not synced, except on a DB from New.
-func (d *Provider) InFlight(ctx context.Context, projector string, w provider.Worker, messages []string) error {
+func (d *Provider) InFlight(ctx context.Context, b provider.Build, w provider.Worker, messages []string) error {
 	err := d.writeTx(unsynced(ctx), func(u *unit) error {
 		if _, err := u.exec(ctx, clearInFlight, w.Runner, w.Number); err != nil {
 			return err
 		}
-		_, err := u.exec(ctx, insertInFlight, projector, w.Runner, w.Number, anyOf(messages))
+		_, err := u.exec(ctx, insertInFlight, b.String(), w.Runner, w.Number, anyOf(messages))
 		return err
 	})
 	return wrap("record the messages in flight of runner "+w.Runner, err)

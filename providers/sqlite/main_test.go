@@ -182,7 +182,7 @@ func checkAtRest(t testing.TB, db *sql.DB) {
 			select id from kinora_outbox where status = 'claimed' and (token is null or attempts < 1)`,
 		"the first open message of a lane has a due time if it waits, and no other message has one": `
 			select id from (
-				select id, state, due_at, row_number() over (partition by projector, lane, resolved_at is null order by id) = 1 as first
+				select id, state, due_at, row_number() over (partition by projector, generation, lane, resolved_at is null order by id) = 1 as first
 				from kinora_parked)
 			where (due_at is not null) <> (first and state = 'waiting')`,
 		"a marker with a position is of an event": `
@@ -212,6 +212,8 @@ func drafts(n int) []eventstore.Draft {
 func routed() *sqlite.Config { return &sqlite.Config{Route: outbox.ByCategory} }
 
 const handler = "totals/posted"
+
+var totals = provider.Build{Projector: "totals", Generation: 1}
 
 type handlerFunc = func(context.Context, *sql.Tx, provider.Found) (provider.Closing, error)
 
@@ -259,6 +261,7 @@ func shiftBack(db *sql.DB, d time.Duration) error {
 		"kinora_parked":          {"parked_at", "due_at", "resolved_at"},
 		"kinora_runners":         {"expires_at"},
 		"kinora_leases":          {"expires_at"},
+		"kinora_generations":     {"created_at", "changed_at"},
 		"kinora_tasks":           {"next_at", "wait_until", "created_at", "ended_at"},
 		"kinora_task_groups":     {"completed_at"},
 		"kinora_task_trail":      {"at"},

@@ -37,18 +37,18 @@ const (
 
 	findMarked = `
 select j.key, i.key from ` + ofMarkers + `
-where exists (select 1 from kinora_markers where handler = j.key and generation = ` + live + ` and message_id = i.key)`
+where exists (select 1 from kinora_markers where handler = j.key and generation = ?1 and message_id = i.key)`
 
 	insertMarkers = `
 insert into kinora_markers (handler, generation, message_id, processed_at, position)
-select j.key, ` + live + `, i.key, (select ` + clock + `), nullif(i.value, 0) from ` + ofMarkers + `
+select j.key, ?1, i.key, (select ` + clock + `), nullif(i.value, 0) from ` + ofMarkers + `
 where true
 on conflict do nothing`
 )
 
 // mark inserts the markers that do not exist, except with Advance, and sets Fresh and Left.
 func (u *unit) mark(ctx context.Context, p *provider.Unit, found *provider.Found) error {
-	c, err := u.checkpointOf(ctx, p)
+	c, err := briefly(ctx, u, p.Build())
 	if err == nil {
 		err = found.SetProgress(p, c)
 	}
@@ -58,9 +58,9 @@ func (u *unit) mark(ctx context.Context, p *provider.Unit, found *provider.Found
 	var marked map[provider.Marker]bool
 	if asked, n := markersOf(p, found, &c); n > 0 {
 		markers := jsonOf(asked)
-		marked, err = findMarkers(ctx, u, p.Projector, markers)
+		marked, err = findMarkers(ctx, u, p.Build(), markers)
 		if err == nil && p.Advance == nil && len(marked) < n {
-			_, err = u.exec(ctx, insertMarkers, p.Projector, markers)
+			_, err = u.exec(ctx, insertMarkers, p.Build().Generation, markers)
 		}
 	}
 	if err != nil {
@@ -103,33 +103,33 @@ func addMarkers(of map[string]map[string]int64, h *provider.Handler, m *provider
 }
 
 // findMarkers returns the markers that exist. markers is for ofMarkers.
-func findMarkers(ctx context.Context, q querier, projector, markers string) (map[provider.Marker]bool, error) {
+func findMarkers(ctx context.Context, q querier, b provider.Build, markers string) (map[provider.Marker]bool, error) {
 	marked := map[provider.Marker]bool{}
 	err := each(ctx, q, func(rows *sql.Rows) error {
 		var m provider.Marker
 		err := rows.Scan(&m.Handler, &m.MessageID)
 		marked[m] = true
 		return err
-	}, findMarked, projector, markers)
+	}, findMarked, b.Number(), markers)
 	return marked, err
 }
 
 const (
-	// findHeld finds the messages whose lanes are held. ?2 has all lanes one after another.
+	// findHeld finds the messages whose lanes are held. ?3 has all lanes one after another.
 	// Usually no lane is held.
 	findHeld = `
-with recursive message (i) as (select 0 union all select i + 1 from message where i + 1 < length(?2) / 32)
+with recursive message (i) as (select 0 union all select i + 1 from message where i + 1 < length(?3) / 32)
 select message.i
-from (select 1 from kinora_parked indexed by kinora_parked_open where open = 1 and projector = ?1 limit 1) cross join message
+from (select 1 from kinora_parked indexed by kinora_parked_lane where open = 1 and projector = ?1 and generation = ?2 limit 1) cross join message
 where exists (
 	select 1 from kinora_parked indexed by kinora_parked_lane
-	where open = 1 and projector = ?1 and lane = substr(?2, 1 + 32 * message.i, 32))`
+	where open = 1 and projector = ?1 and generation = ?2 and lane = substr(?3, 1 + 32 * message.i, 32))`
 
 	// findSuspects finds the messages of ?3 that are in flight in runners other than ?2.
 	findSuspects = `
 select j.key from json_each(?3) j
 where j.value <> '' and exists (
-	select 1 from kinora_in_flight where message_id = j.value and projector = ?1 and runner <> ?2)`
+	select 1 from kinora_in_flight where message_id = j.value and build = ?1 and runner <> ?2)`
 
 	clearInFlight = `delete from kinora_in_flight where runner = ?1 and worker = ?2`
 )
@@ -139,7 +139,7 @@ func (u *unit) findHeld(ctx context.Context, p *provider.Unit, found *provider.F
 	for i := range p.Messages {
 		lanes = append(lanes, p.Messages[i].Lane[:]...)
 	}
-	return u.flag(ctx, found.Held, findHeld, p.Projector, lanes)
+	return u.flag(ctx, found.Held, findHeld, p.Projector, p.Build().Generation, lanes)
 }
 
 func (u *unit) findSuspects(ctx context.Context, p *provider.Unit, found *provider.Found) error {
@@ -148,7 +148,7 @@ func (u *unit) findSuspects(ctx context.Context, p *provider.Unit, found *provid
 		ids[i] = p.Messages[i].ID
 	}
 	found.Suspect = make([]bool, len(ids))
-	return u.flag(ctx, found.Suspect, findSuspects, p.Projector, p.Careful.Runner, jsonOf(ids))
+	return u.flag(ctx, found.Suspect, findSuspects, p.Build().String(), p.Careful.Runner, jsonOf(ids))
 }
 
 // flag sets the flags at the indexes that a query selects.
@@ -160,13 +160,13 @@ func (u *unit) flag(ctx context.Context, flags []bool, query string, args ...any
 	return err
 }
 
-// findFront lists the open messages of lanes. ?2 has the last id to list of each lane. Only a due
+// findFront lists the open messages of lanes. ?3 has the last id to list of each lane. Only a due
 // message gets a due time.
 const findFront = `
 select ` + parkedFields + `, iif(p.due_at <= ` + clock + `, p.due_at, null), '', null
-from json_each(?2) j cross join kinora_parked p on p.id in (
+from json_each(?3) j cross join kinora_parked p on p.id in (
 	select id from kinora_parked indexed by kinora_parked_lane
-	where open = 1 and projector = ?1 and lane = unhex(j.key) and id <= j.value)
+	where open = 1 and projector = ?1 and generation = ?2 and lane = unhex(j.key) and id <= j.value)
 order by p.id`
 
 func (u *unit) findLive(ctx context.Context, p *provider.Unit, found *provider.Found) error {
@@ -174,7 +174,7 @@ func (u *unit) findLive(ctx context.Context, p *provider.Unit, found *provider.F
 	for _, m := range p.Messages {
 		last[m.Lane] = max(last[m.Lane], m.Parked.Seq)
 	}
-	front, err := parkedOf(ctx, u, findFront, p.Projector, jsonOf(last))
+	front, err := parkedOf(ctx, u, findFront, p.Projector, p.Build().Generation, jsonOf(last))
 	for i := range front {
 		due[front[i].Lane] = due[front[i].Lane] || !front[i].DueAt.IsZero()
 	}

@@ -15,25 +15,25 @@ import (
 // lastID is above every message's id.
 const lastID = `9223372036854775807`
 
-// dueParked lists the first messages of due lanes, of the lanes ?4 or, if that is null, of all:
+// dueParked lists the first messages of due lanes of generation ?5, of the lanes ?4 or, if that is null, of all:
 // one of each lane, or up to ?3 of class held.
 const dueParked = `
 with due (id, lane, class, due_at) as materialized (
 	select id, lane, class, due_at from kinora_parked indexed by kinora_parked_due
-	where ?4 is null and projector = ?1 and due_at <= ` + clock + `
+	where ?4 is null and projector = ?1 and generation = ?5 and due_at <= ` + clock + `
 	union all
 	select id, lane, class, due_at from kinora_parked
 	where due_at <= ` + clock + ` and id in (
 		select (
 			select id from kinora_parked indexed by kinora_parked_lane
-			where open = 1 and projector = ?1 and lane = unhex(j.value) order by id limit 1)
+			where open = 1 and projector = ?1 and generation = ?5 and lane = unhex(j.value) order by id limit 1)
 		from json_each(?4) j)
 	order by due_at limit ?2),
 front (id, due_at, others) as (
 	select p.id, due.due_at, sum(p.class <> 'held' or p.state <> 'waiting') over (partition by due.lane order by p.id)
 	from due cross join kinora_parked p on p.id in (
 		select id from kinora_parked indexed by kinora_parked_lane
-		where open = 1 and projector = ?1 and lane = due.lane and id <= iif(due.class = 'held', ` + lastID + `, due.id)
+		where open = 1 and projector = ?1 and generation = ?5 and lane = due.lane and id <= iif(due.class = 'held', ` + lastID + `, due.id)
 		order by id limit ?3))
 select ` + parkedColumns + ` from front cross join kinora_parked p on p.id = front.id
 where front.others = 0 or p.due_at is not null
@@ -44,8 +44,8 @@ func (d *Provider) Due(ctx context.Context, f provider.DueFilter) (due []provide
 	if err := provider.CheckDueFilter(f); err != nil {
 		return nil, wrap("list due messages", err)
 	}
-	for _, projector := range f.Projectors {
-		listed, err := parkedOf(ctx, d.reads, dueParked, projector, max(f.Keys, 0), max(f.Each, 0), anyOf(f.Lanes))
+	for _, b := range f.Builds {
+		listed, err := parkedOf(ctx, d.reads, dueParked, b.Projector, max(f.Keys, 0), max(f.Each, 0), anyOf(f.Lanes), b.Number())
 		if err != nil {
 			return nil, wrap("list due messages", err)
 		}
@@ -89,7 +89,8 @@ const (
 	and (?7 is null or class = ?7)
 	and (?8 = '' or code = ?8)
 	and (?9 is null or id in (select value from json_each(?9)))
-	and (?10 is null or hex(type) in (select value from json_each(?10)))`
+	and (?10 is null or hex(type) in (select value from json_each(?10)))
+	and (?13 = 0 or generation = ?13)`
 
 	// selected returns the ids that a ParkedFilter selects, at most ?11. If ?12, all selected
 	// states are open and the filter names a projector.
@@ -102,15 +103,15 @@ const (
 
 	listParked = `select ` + parkedColumns + ` from kinora_parked p where p.id in (` + selected + `) order by p.id`
 
-	// decideParked sets open messages to state ?13, by decision of ?14 for reason ?15. If both
+	// decideParked sets open messages to state ?14, by decision of ?15 for reason ?16. If both
 	// are empty, the last decision is kept.
 	decideParked = `
 update kinora_parked set
-	state = ?13, open = ?13 = 'waiting', due_at = null, attempts = iif(?13 = 'waiting', 0, attempts),
-	resolved_at = iif(?13 = 'waiting', null, ` + clock + `),
-	resolved_by = iif(?14 || ?15 = '', resolved_by, ?14), reason = iif(?14 || ?15 = '', reason, ?15)
+	state = ?14, open = ?14 = 'waiting', due_at = null, attempts = iif(?14 = 'waiting', 0, attempts),
+	resolved_at = iif(?14 = 'waiting', null, ` + clock + `),
+	resolved_by = iif(?15 || ?16 = '', resolved_by, ?15), reason = iif(?15 || ?16 = '', reason, ?16)
 where open = 1 and id in (` + selected + `)
-returning projector, lane`
+returning projector, generation, lane`
 )
 
 // filterOf returns the arguments of selected. limit is for a filter without one.
@@ -129,7 +130,7 @@ func filterOf(f *provider.ParkedFilter, limit int) []any {
 		class = f.Class.String()
 	}
 	return []any{f.Projector, jsonOf(names), after, upto, f.Handler, f.Key, class, f.Code, anyOf(f.Seqs), anyOf(types),
-		cmp.Or(max(f.Limit, 0), limit), open}
+		cmp.Or(max(f.Limit, 0), limit), open, f.Generation}
 }
 
 // Parked implements provider.Parking.
@@ -152,7 +153,7 @@ func (d *Provider) Decide(ctx context.Context, f provider.ParkedFilter, to provi
 			changed := provider.Changed{}
 			err := each(ctx, u, func(rows *sql.Rows) error {
 				var q provider.Queue
-				err := rows.Scan(&q.Projector, &q.Lane)
+				err := rows.Scan(&q.Projector, &q.Generation, &q.Lane)
 				changed[q] = 0
 				n++
 				return err
@@ -168,11 +169,12 @@ func (d *Provider) Decide(ctx context.Context, f provider.ParkedFilter, to provi
 
 // A blob is greater than any text, so the range includes all projectors if ?1 is empty.
 const countParked = `
-select count(*) from kinora_parked indexed by kinora_parked_open
-where open = 1 and projector between ?1 and iif(?1 = '', x'', ?1)`
+select count(*) from kinora_parked p indexed by kinora_parked_open
+where open = 1 and projector between ?1 and iif(?1 = '', x'', ?1) and not exists (
+	select 1 from kinora_generations g where g.projector = p.projector and g.generation = p.generation and g.state <> 'live')`
 
-// ParkedCount returns how many messages of a projector wait or are stuck. If the name is empty,
-// it counts those of all projectors.
+// ParkedCount returns how many messages of a projector's live generation wait or are stuck. If the
+// name is empty, it counts those of all projectors.
 func (d *DB) ParkedCount(ctx context.Context, projector string) (n int64, err error) {
 	if err = provider.CheckStorable("projector", projector); err == nil {
 		err = one(ctx, d.reads, []any{&n}, countParked, projector)
@@ -181,12 +183,12 @@ func (d *DB) ParkedCount(ctx context.Context, projector string) (n int64, err er
 }
 
 const (
-	parkedFields = `p.id, p.projector, p.handler, nullif(p.handlers, '[]'), p.message_id, p.topic, p.key, p.lane, p.type,
+	parkedFields = `p.id, p.projector, p.generation, p.handler, nullif(p.handlers, '[]'), p.message_id, p.topic, p.key, p.lane, p.type,
 	p.class, p.code, p.attempts, p.version, p.parked_at, p.state, p.resolved_at, p.resolved_by, p.reason`
 
 	parkedColumns = parkedFields + `, (
 		select f.due_at from kinora_parked f indexed by kinora_parked_lane
-		where p.open = 1 and f.open = 1 and f.projector = p.projector and f.lane = p.lane order by f.id limit 1),
+		where p.open = 1 and f.open = 1 and f.projector = p.projector and f.generation = p.generation and f.lane = p.lane order by f.id limit 1),
 	p.headers, p.payload`
 )
 
@@ -198,7 +200,7 @@ func parkedOf(ctx context.Context, q querier, query string, args ...any) (parked
 		var headers, class, state string
 		var at int64
 		var resolved, due sql.NullInt64
-		err := rows.Scan(&p.Seq, &p.Projector, &p.Handler, &handlers, &p.MessageID, &p.Topic, &p.Key, &p.Lane, &p.Type,
+		err := rows.Scan(&p.Seq, &p.Projector, &p.Generation, &p.Handler, &handlers, &p.MessageID, &p.Topic, &p.Key, &p.Lane, &p.Type,
 			&class, &p.Code, &p.Attempts, &p.Version, &at, &state, &resolved, &p.By, &p.Reason, &due, &headers, &p.Payload)
 		p.Class, p.State = provider.ParseClass(class), provider.ParseParkedState(state)
 		p.At, p.ResolvedAt, p.DueAt = timeOf(at), timeOrZero(resolved), timeOrZero(due)

@@ -32,7 +32,7 @@ func orderID(k, n int) string { return fmt.Sprintf("%d-%d", k, n) }
 // drainOnce applies due messages, each lane in a separate unit, and returns their number. As in a
 // runner, a failed message is tried alone, and held ones run in one unit.
 func drainOnce(ctx context.Context, db *sqlite.DB) (n int, err error) {
-	listed, err := db.Due(ctx, provider.DueFilter{Projectors: []string{"totals"}, Keys: 5, Each: 4})
+	listed, err := db.Due(ctx, provider.DueFilter{Builds: []provider.Build{totals}, Keys: 5, Each: 4})
 	for err == nil && len(listed) > 0 {
 		end := slices.IndexFunc(listed, func(p provider.Parked) bool { return p.Lane != listed[0].Lane })
 		if end < 0 {
@@ -252,11 +252,11 @@ func childDies(path string) error {
 	}
 	w := provider.Worker{Runner: "child", Number: 1}
 	_, beat := db.Beat(ctx, w.Runner, time.Hour, time.Hour)
-	recorded := errors.Join(db.InFlight(ctx, "totals", w, []string{"old"}), db.InFlight(ctx, "totals", w, []string{"m1"}))
+	recorded := errors.Join(db.InFlight(ctx, totals, w, []string{"old"}), db.InFlight(ctx, totals, w, []string{"m1"}))
 	done := delivery("m3")
 	done.Careful = &provider.Worker{Runner: "child", Number: 2} // its commit deletes its own rows
-	recorded = errors.Join(recorded, db.InFlight(ctx, "totals", *done.Careful, []string{"m3"}), db.Do(ctx, done, adds("p2")))
-	listed, err := db.Due(ctx, provider.DueFilter{Projectors: []string{"totals"}, Keys: 1, Each: 1})
+	recorded = errors.Join(recorded, db.InFlight(ctx, totals, *done.Careful, []string{"m3"}), db.Do(ctx, done, adds("p2")))
+	listed, err := db.Due(ctx, provider.DueFilter{Builds: []provider.Build{totals}, Keys: 1, Each: 1})
 	if err = errors.Join(beat, recorded, err); err != nil {
 		return err
 	}
@@ -290,7 +290,7 @@ func TestKilledProcessLeavesSuspects(t *testing.T) {
 	suspects := func(runner string) (found []bool) {
 		u := delivery("m1", "m3", "old")
 		u.Careful = &provider.Worker{Runner: runner, Number: 1}
-		require.NoError(t, db.InFlight(ctx, "totals", *u.Careful, []string{"m1", "m3"}), "a runner's own messages in flight do not count")
+		require.NoError(t, db.InFlight(ctx, totals, *u.Careful, []string{"m1", "m3"}), "a runner's own messages in flight do not count")
 		require.NoError(t, db.Do(ctx, u, func(_ context.Context, _ *sql.Tx, f provider.Found) (provider.Closing, error) {
 			found = f.Suspect
 			return provider.Closing{}, nil
@@ -315,7 +315,8 @@ func TestKilledProcessLeavesSuspects(t *testing.T) {
 	require.Equal(t, 0, count(t, db.SQL(), "kinora_in_flight"))
 }
 
-// A unit of another process waits for a switch of generations, and then uses the new generation.
+// A unit of another process waits for a unit with Switch that retires its generation, and then
+// fails.
 func TestSwitchBetweenProcesses(t *testing.T) {
 	t.Parallel()
 	ctx := within(t, time.Minute)
@@ -324,20 +325,25 @@ func TestSwitchBetweenProcesses(t *testing.T) {
 	db, other := openAt(t, path, nil), openAt(t, path, nil)
 	require.NoError(t, db.Do(ctx, delivery("m1"), adds("p1")))
 	inside, release, switched, done := make(chan struct{}), make(chan struct{}), make(chan error, 1), make(chan error, 1)
+	u := switching(build(1, provider.GenerationRetired), build(2, provider.GenerationLive))
+	u.Switch.Reset = []string{"totals"}
 	go func() {
-		switched <- other.Switch(ctx, "totals", func(ctx context.Context, tx *sql.Tx, live int) (int, error) {
+		switched <- other.Do(ctx, u, func(context.Context, *sql.Tx, provider.Found) (provider.Closing, error) {
 			close(inside)
 			<-release
-			_, err := tx.ExecContext(ctx, `delete from totals`)
-			return live + 1, err
+			return provider.Closing{}, nil
 		})
 	}()
 	<-inside
-	go func() { done <- db.Do(ctx, delivery("m1"), adds("p1")) }()
+	go func() { done <- db.Do(ctx, delivery("m2"), adds("p1")) }()
 	require.Equal(t, 1, total(t, db.SQL(), "p1"), "readers do not wait")
 	close(release)
 	require.NoError(t, <-switched)
-	require.NoError(t, <-done)
+	require.ErrorIs(t, <-done, provider.ErrEnded)
+	require.Equal(t, 0, total(t, db.SQL(), "p1"))
+	next := delivery("m1")
+	next.Generation = 2
+	require.NoError(t, db.Do(ctx, next, adds("p1")))
 	require.Equal(t, 1, total(t, db.SQL(), "p1"))
 	require.Equal(t, 2, count(t, db.SQL(), "kinora_markers"), "one of each generation")
 
@@ -347,14 +353,14 @@ func TestSwitchBetweenProcesses(t *testing.T) {
 		func(tx *sql.Tx) error { _ = tx.Commit(); return nil },
 		func(tx *sql.Tx) error { _, _ = tx.Exec(`commit`); return nil },
 	} {
-		err := db.Switch(ctx, "totals", func(ctx context.Context, tx *sql.Tx, live int) (int, error) {
-			require.Equal(t, 2, live)
+		err := db.Do(ctx, switching(build(3, provider.GenerationBuilding)), func(ctx context.Context, tx *sql.Tx, _ provider.Found) (provider.Closing, error) {
 			require.NoError(t, add(ctx, tx, "p1"))
-			return 7, fails(tx)
+			return provider.Closing{}, fails(tx)
 		})
 		var e *provider.Error
 		require.ErrorAs(t, err, &e)
 		require.Equal(t, 1, total(t, db.SQL(), "p1"))
+		require.Equal(t, 2, count(t, db.SQL(), "kinora_generations"))
 	}
 }
 
@@ -373,18 +379,18 @@ func TestUnsyncedCommitsLeaveTheOthersSynced(t *testing.T) {
 	}
 	const full = 2
 	require.Equal(t, full, synced())
-	require.NoError(t, db.InFlight(ctx, "totals", w, []string{"m1"}))
+	require.NoError(t, db.InFlight(ctx, totals, w, []string{"m1"}))
 	_, err := db.Beat(ctx, w.Runner, time.Minute, time.Minute)
 	require.NoError(t, err)
 	require.Equal(t, full, synced())
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
-	require.ErrorIs(t, db.InFlight(ended, "totals", w, []string{"m2"}), context.Canceled)
+	require.ErrorIs(t, db.InFlight(ended, totals, w, []string{"m2"}), context.Canceled)
 	require.Equal(t, full, synced())
 	for range 50 { // the context ends at a random place
 		ctx, cancel := context.WithCancel(ctx)
 		go cancel()
-		_ = db.InFlight(ctx, "totals", w, []string{"m3"})
+		_ = db.InFlight(ctx, totals, w, []string{"m3"})
 		require.Equal(t, full, synced())
 	}
 }
@@ -403,7 +409,7 @@ func TestTornLogAfterAnUnsyncedCommit(t *testing.T) {
 	}
 	require.NoError(t, db.Do(ctx, delivery("m1"), adds("a")))
 	synced := len(log())
-	require.NoError(t, db.InFlight(ctx, "totals", provider.Worker{Runner: "r1", Number: 1}, []string{"m2", "m3"}))
+	require.NoError(t, db.InFlight(ctx, totals, provider.Worker{Runner: "r1", Number: 1}, []string{"m2", "m3"}))
 	whole := log()
 	require.Greater(t, len(whole), synced)
 	file, err := os.ReadFile(path)
@@ -446,10 +452,8 @@ func TestParkingWaitsForABusyDatabase(t *testing.T) {
 			return err
 		},
 		func() error { _, err := db.Beat(ctx, "r1", time.Minute, time.Minute); return err },
-		func() error { return db.InFlight(ctx, "totals", provider.Worker{Runner: "r1"}, []string{"m1"}) },
-		func() error {
-			return db.Switch(ctx, "others", func(context.Context, *sql.Tx, int) (int, error) { return 2, nil })
-		},
+		func() error { return db.InFlight(ctx, totals, provider.Worker{Runner: "r1"}, []string{"m1"}) },
+		func() error { _, err := db.SetGeneration(ctx, build(2, provider.GenerationRequested)); return err },
 	}
 	done := make(chan error, len(writes))
 	var begun sync.WaitGroup

@@ -68,7 +68,7 @@ func rows(t testing.TB, db *sqlite.DB) []provider.Parked {
 // due returns the ids of the due messages.
 func due(t testing.TB, db *sqlite.DB, lanes ...provider.Lane) (ids []string) {
 	t.Helper()
-	listed, err := db.Due(context.Background(), provider.DueFilter{Projectors: []string{"totals"}, Lanes: lanes, Keys: 100, Each: 100})
+	listed, err := db.Due(context.Background(), provider.DueFilter{Builds: []provider.Build{totals}, Lanes: lanes, Keys: 100, Each: 100})
 	require.NoError(t, err)
 	for _, p := range listed {
 		ids = append(ids, p.MessageID)
@@ -98,17 +98,18 @@ func TestParkedPlans(t *testing.T) {
 	park(t, db, keyed("a", "a1", "a2", "a3"), 0)
 	park(t, db, keyed("b", "b1"), 0)
 	const (
-		marked   = "SEARCH kinora_markers EXISTS USING PRIMARY KEY (handler=? AND generation=? AND message_id=?)"
-		inFlight = "SEARCH kinora_in_flight EXISTS USING PRIMARY KEY (message_id=? AND projector=?)"
-		worker   = "SEARCH kinora_in_flight USING COVERING INDEX kinora_in_flight_worker (runner=? AND worker=?)"
-		byID     = "SEARCH kinora_parked USING INTEGER PRIMARY KEY (rowid=?)"
-		inLane   = "SEARCH kinora_parked USING COVERING INDEX kinora_parked_lane (projector=? AND lane=?)"
-		upto     = "SEARCH kinora_parked USING COVERING INDEX kinora_parked_lane (projector=? AND lane=? AND rowid<?)"
-		held     = "SEARCH kinora_parked EXISTS USING COVERING INDEX kinora_parked_lane (projector=? AND lane=?)"
-		dueAt    = "SEARCH f USING INDEX kinora_parked_lane (projector=? AND lane=?)"
-		open     = "SEARCH kinora_parked USING INDEX kinora_parked_open (projector=? AND rowid>? AND rowid<?)"
-		foreign  = "SEARCH kinora_markers USING COVERING INDEX kinora_markers_position (handler=? AND position=? AND processed_at<?)"
-		events   = "SEARCH m USING COVERING INDEX kinora_markers_position (handler=? AND position>?)"
+		marked     = "SEARCH kinora_markers EXISTS USING PRIMARY KEY (handler=? AND generation=? AND message_id=?)"
+		checkpoint = "SEARCH kinora_checkpoints USING PRIMARY KEY (projector=? AND generation=?)"
+		inFlight   = "SEARCH kinora_in_flight EXISTS USING PRIMARY KEY (message_id=? AND build=?)"
+		worker     = "SEARCH kinora_in_flight USING COVERING INDEX kinora_in_flight_worker (runner=? AND worker=?)"
+		byID       = "SEARCH kinora_parked USING INTEGER PRIMARY KEY (rowid=?)"
+		inLane     = "SEARCH kinora_parked USING COVERING INDEX kinora_parked_lane (projector=? AND generation=? AND lane=?)"
+		upto       = "SEARCH kinora_parked USING COVERING INDEX kinora_parked_lane (projector=? AND generation=? AND lane=? AND rowid<?)"
+		held       = "SEARCH kinora_parked EXISTS USING COVERING INDEX kinora_parked_lane (projector=? AND generation=? AND lane=?)"
+		dueAt      = "SEARCH f USING INDEX kinora_parked_lane (projector=? AND generation=? AND lane=?)"
+		open       = "SEARCH kinora_parked USING INDEX kinora_parked_open (projector=? AND rowid>? AND rowid<?)"
+		foreign    = "SEARCH kinora_markers USING COVERING INDEX kinora_markers_position (handler=? AND position=? AND processed_at<?)"
+		events     = "SEARCH m USING COVERING INDEX kinora_markers_position (handler=? AND position>?)"
 	)
 	ok := func(_ any, err error) {
 		t.Helper()
@@ -125,14 +126,14 @@ func TestParkedPlans(t *testing.T) {
 			u.Careful = &provider.Worker{Runner: "r1", Number: 1}
 			ok(nil, db.Do(ctx, u, adds("a")))
 		}, [][]string{
-			nil, {"SEARCH kinora_parked USING COVERING INDEX kinora_parked_open (projector=?)", held}, {marked}, nil, {inFlight}, nil, nil, {worker}, nil,
+			nil, {"SEARCH kinora_parked USING COVERING INDEX kinora_parked_lane (projector=? AND generation=?)", held}, {checkpoint}, {marked}, nil, {inFlight}, nil, nil, {worker}, nil,
 		}},
 		{"a redelivery", func() {
 			u := keyed("a", "a1")
 			ok(nil, db.Do(ctx, u, parks(u, provider.ClassUnknown, 0)))
-		}, [][]string{nil, {held}, {marked}, {upto}, nil}},
+		}, [][]string{nil, {held}, {checkpoint}, {marked}, {upto}, nil}},
 		{"due", func() { require.Equal(t, []string{"a1", "b1"}, due(t, db)) }, [][]string{{
-			"SEARCH kinora_parked USING INDEX kinora_parked_due (projector=? AND due_at<?)",
+			"SEARCH kinora_parked USING INDEX kinora_parked_due (projector=? AND generation=? AND due_at<?)",
 			"SEARCH p USING INTEGER PRIMARY KEY (rowid=?)", upto, dueAt,
 		}}},
 		{"due in lanes", func() { require.Equal(t, []string{"b1"}, due(t, db, provider.LaneOfKey("b"))) }, [][]string{{byID, inLane, upto}}},
@@ -147,8 +148,8 @@ func TestParkedPlans(t *testing.T) {
 				require.Equal(t, []bool{true, true, true, true}, found.Live)
 				return provider.Closing{Park: []provider.Aside{{Message: 3, Parked: parked[3]}}}, nil
 			}))
-		}, [][]string{nil, nil, {upto}, {byID}, {byID}, {upto}, {byID, inLane}, nil}},
-		{"park more", func() { park(t, db, keyed("a", "a4", "a5"), -1) }, make([][]string, 7)},
+		}, [][]string{nil, nil, {upto}, {checkpoint}, {byID}, {byID}, {upto}, {byID, inLane}, nil}},
+		{"park more", func() { park(t, db, keyed("a", "a4", "a5"), -1) }, make([][]string, 8)},
 		{"decide", func() {
 			n, err := db.Decide(ctx, provider.ParkedFilter{Projector: "totals", Key: "k"}, provider.StateSkipped, decided)
 			ok(nil, err)
@@ -157,18 +158,20 @@ func TestParkedPlans(t *testing.T) {
 		{"list", func() { ok(db.Parked(ctx, provider.ParkedFilter{Projector: "totals"})) }, [][]string{
 			{open, "SEARCH p USING INTEGER PRIMARY KEY (rowid=?)", dueAt},
 		}},
-		{"count", func() { ok(db.ParkedCount(ctx, "totals")) }, [][]string{{"SEARCH kinora_parked USING COVERING INDEX kinora_parked_open (projector>? AND projector<?)"}}},
+		{"count", func() { ok(db.ParkedCount(ctx, "totals")) }, [][]string{{
+			"SEARCH p USING INDEX kinora_parked_open (projector>? AND projector<?)", "SEARCH g USING PRIMARY KEY (projector=? AND generation=?)",
+		}}},
 		{"outcomes", func() {
 			ok(db.Outcomes(ctx, slices.Repeat([]provider.Question{{Handler: handler, MessageID: "a1"}}, 500)))
 		}, [][]string{{
-			"SEARCH p USING INDEX kinora_parked_message (projector=? AND message_id=?)",
+			"SEARCH p USING INDEX kinora_parked_message (projector=? AND generation=? AND message_id=?)",
 			"SEARCH m USING PRIMARY KEY (handler=? AND generation=? AND message_id=?)", "SEARCH f USING PRIMARY KEY (handler=?)",
 		}}},
-		{"name", func() { ok(nil, db.InFlight(ctx, "totals", provider.Worker{Runner: "r2", Number: 1}, []string{"a1"})) }, [][]string{nil, {worker}, nil, nil}},
+		{"name", func() { ok(nil, db.InFlight(ctx, totals, provider.Worker{Runner: "r2", Number: 1}, []string{"a1"})) }, [][]string{nil, {worker}, nil, nil}},
 		{"beat", func() { ok(db.Beat(ctx, "r1", time.Minute, time.Hour)) }, [][]string{
 			nil, nil, {"SEARCH kinora_in_flight USING COVERING INDEX kinora_in_flight_worker (runner=?)"}, nil, nil, nil,
 		}},
-		{"an hour later", func() { require.NoError(t, shiftBack(db.SQL(), time.Hour)) }, make([][]string, 20)},
+		{"an hour later", func() { require.NoError(t, shiftBack(db.SQL(), time.Hour)) }, make([][]string, 22)},
 		{"prune", func() {
 			n, err := db.Prune(ctx, "totals", []string{handler}, time.Minute, 100)
 			ok(nil, err)
@@ -227,8 +230,8 @@ func TestCostDoesNotGrowWithParkedMessages(t *testing.T) {
 		projector := map[string]string{"zeroblob(i)": "others"}[lane]
 		_, err := db.SQL().Exec(`
 with recursive n (i) as (select 1 union all select i + 1 from n where i < ?1)
-insert into kinora_parked (projector, lane, state, class, code, attempts, handler, handlers, message_id, topic, key, type, version, parked_at, headers, payload)
-select iif(?2 = '', 'totals', ?2), `+lane+`, 'waiting', 'held', '', 0, '', '[]', '', '', '', '', '', 0, '', zeroblob(100) from n`, n, projector)
+insert into kinora_parked (projector, generation, lane, state, class, code, attempts, handler, handlers, message_id, topic, key, type, version, parked_at, headers, payload)
+select iif(?2 = '', 'totals', ?2), 1, `+lane+`, 'waiting', 'held', '', 0, '', '[]', '', '', '', '', '', 0, '', zeroblob(100) from n`, n, projector)
 		require.NoError(t, err)
 	}
 	_, err := db.SQL().Exec(`
@@ -248,7 +251,7 @@ func TestAnythingCanBeParked(t *testing.T) {
 	bad := "\x00\xff'; drop table kinora_parked; --" + strings.Repeat("long", 100)
 	u := provider.Unit{Projector: "totals", Messages: []provider.Message{{ID: bad, Lane: provider.LaneOfMessage(bad)}}}
 	p := provider.Parked{
-		Projector: "totals", MessageID: bad, Topic: bad, Key: bad, Lane: u.Messages[0].Lane, Type: bad, Version: bad, Payload: []byte(bad),
+		Projector: "totals", Generation: 1, MessageID: bad, Topic: bad, Key: bad, Lane: u.Messages[0].Lane, Type: bad, Version: bad, Payload: []byte(bad),
 		Headers: map[string]string{"valid": "\x00 é ' ☂"}, Class: provider.ClassPermanent, Code: "malformed", Attempts: 1,
 	}
 	aside := provider.Aside{Parked: p, After: time.Hour}

@@ -76,10 +76,13 @@ var inTransactions = []string{
 	savepoint, release, readStream,
 	findMarked, insertMarkers, findHeld, findSuspects, findFront, parkMessage, keepReplayed, dropReplayed, dueNow, tryParked, readCheckpoint, moveCheckpoint,
 	findTask, saveTask, insertTasks, takeTask, readClock, damageTask, insertTrail, insertGroup, findGroup, countGroup, renewTask, taskCandidates, suspectCandidates,
-	insertInFlight, clearInFlight, extendLease, deleteInFlight, deleteRunner, lastCrash, readLive, setLive,
+	insertInFlight, clearInFlight, extendLease, deleteInFlight, deleteRunner, lastCrash, readLive,
 }
 
 func (p *pool) query(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
+	if s, ok := ctx.Value(sessionKey{}).(session); ok && s.pool == p {
+		return s.query(ctx, query, args...)
+	}
 	s, err := p.stmt(ctx, query)
 	if err != nil {
 		return nil, err
@@ -113,6 +116,14 @@ type session struct {
 	tx *sql.Tx
 	// the pool of tx, unless the caller used another one
 	pool *pool
+}
+
+type sessionKey struct{}
+
+// within returns a context whose reads through the session's pool use the session: another
+// connection of the pool may not exist. The pools of Open have others.
+func (s session) within(ctx context.Context) context.Context {
+	return context.WithValue(ctx, sessionKey{}, s)
 }
 
 // stmt returns the prepared statement on the transaction's connection, or nil if it was not

@@ -13,50 +13,56 @@ import (
 )
 
 // modes are the names of provider.Mode.
-var modes = []string{"", "catch-up", "closing", "live"}
+var modes = []string{"", "catch-up", "closing", "live", "ended"}
 
 const (
-	// ofLive selects the checkpoint of the live generation of projector ?1.
-	ofLive = `projector = ?1 and generation = ` + live
+	// ofBuild selects generation ?2 of projector ?1.
+	ofBuild = `projector = ?1 and generation = ?2`
 
-	readCheckpoint = `select position, mode, token from kinora_checkpoints where ` + ofLive
+	readCheckpoint = `select position, mode, token from kinora_checkpoints where ` + ofBuild
 
 	readWholeCheckpoint = `
-select position, mode, token, event_id, recorded_at, lineage, handlers from kinora_checkpoints where ` + ofLive
+select position, mode, token, event_id, recorded_at, lineage, handlers from kinora_checkpoints where ` + ofBuild
 
-	moveCheckpoint = `update kinora_checkpoints set position = ?2, event_id = ?3, recorded_at = ?4 where ` + ofLive
+	moveCheckpoint = `update kinora_checkpoints set position = ?3, event_id = ?4, recorded_at = ?5 where ` + ofBuild
 
 	setCheckpoint = `
 insert into kinora_checkpoints (projector, generation, position, event_id, recorded_at, lineage, mode, token, handlers)
-values (?1, ` + live + `, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
 on conflict (projector, generation) do update set position = excluded.position, event_id = excluded.event_id,
 	recorded_at = excluded.recorded_at, lineage = excluded.lineage, mode = excluded.mode, token = excluded.token,
 	handlers = excluded.handlers`
 )
 
-// checkpointOf returns the position, the mode and the token of the checkpoint that p needs. They
-// do not change before the commit.
-func (u *unit) checkpointOf(ctx context.Context, p *provider.Unit) (provider.Checkpoint, error) {
-	isNeeded := p.Advance != nil || slices.ContainsFunc(p.Messages, func(m provider.Message) bool {
-		return m.Mark && m.Position > 0 && m.Parked == nil
-	})
-	if !isNeeded {
-		return provider.Checkpoint{}, nil
-	}
-	return u.briefly(ctx, p.Projector)
+// briefly returns the position, the mode and the token of a checkpoint. In a unit they do not
+// change before the commit.
+func briefly(ctx context.Context, q querier, b provider.Build) (provider.Checkpoint, error) {
+	return oneCheckpoint(ctx, q, readCheckpoint, b, nil)
 }
 
-func (u *unit) briefly(ctx context.Context, projector string) (provider.Checkpoint, error) {
-	return oneCheckpoint(ctx, u, readCheckpoint, projector, nil)
+// wholly returns a checkpoint.
+func wholly(ctx context.Context, q querier, b provider.Build) (provider.Checkpoint, error) {
+	var id, lineage, handlers string
+	var recorded sql.NullInt64
+	c, err := oneCheckpoint(ctx, q, readWholeCheckpoint, b, []any{&id, &recorded, &lineage, &handlers})
+	if err == nil && c.Mode != 0 {
+		c.Place.ID, c.Lineage = id, lineage
+		if recorded.Valid {
+			c.Place.RecordedAt = time.UnixMicro(recorded.Int64).UTC()
+		}
+		err = json.Unmarshal([]byte(handlers), &c.Handlers)
+	}
+	return c, err
 }
 
 // oneCheckpoint scans the first columns of query, and the others into more.
-func oneCheckpoint(ctx context.Context, q querier, query, projector string, more []any) (c provider.Checkpoint, err error) {
+func oneCheckpoint(ctx context.Context, q querier, query string, b provider.Build, more []any) (c provider.Checkpoint, err error) {
 	var mode string
 	var token []byte
-	err = one(ctx, q, append([]any{&c.Place.Position, &mode, &token}, more...), query, projector)
+	c.Generation = b.Number()
+	err = one(ctx, q, append([]any{&c.Place.Position, &mode, &token}, more...), query, b.Projector, c.Generation)
 	if errors.Is(err, sql.ErrNoRows) {
-		return provider.Checkpoint{}, nil
+		return provider.Checkpoint{Generation: b.Number()}, nil
 	}
 	copy(c.Token[:], token)
 	c.Mode = provider.Mode(slices.Index(modes, mode))
@@ -66,7 +72,7 @@ func oneCheckpoint(ctx context.Context, q querier, query, projector string, more
 // moveCheckpoint moves the checkpoint as p.Advance says. The opening has compared it.
 func (u *unit) moveCheckpoint(ctx context.Context, p *provider.Unit) error {
 	to := p.Advance.To
-	_, err := u.exec(ctx, moveCheckpoint, p.Projector, to.Position, to.ID, microsOf(to.RecordedAt))
+	_, err := u.exec(ctx, moveCheckpoint, p.Projector, p.Build().Generation, to.Position, to.ID, microsOf(to.RecordedAt))
 	return err
 }
 
@@ -79,60 +85,64 @@ func microsOf(t time.Time) any {
 }
 
 // Checkpoint implements provider.Progress.
-func (d *Provider) Checkpoint(ctx context.Context, projector string) (provider.Checkpoint, error) {
-	var id, lineage, handlers string
-	var recorded sql.NullInt64
-	err := provider.CheckStorable("projector", projector)
-	if err != nil {
-		return provider.Checkpoint{}, wrap("read the checkpoint", err)
+func (d *Provider) Checkpoint(ctx context.Context, b provider.Build) (c provider.Checkpoint, err error) {
+	if err = provider.CheckStorable("projector", b.Projector); err == nil {
+		b, err = numbered(ctx, d.reads, b)
 	}
-	c, err := oneCheckpoint(ctx, d.reads, readWholeCheckpoint, projector, []any{&id, &recorded, &lineage, &handlers})
-	if err == nil && c.Mode != 0 {
-		c.Place.ID, c.Lineage = id, lineage
-		if recorded.Valid {
-			c.Place.RecordedAt = time.UnixMicro(recorded.Int64).UTC()
-		}
-		err = json.Unmarshal([]byte(handlers), &c.Handlers)
+	if err == nil {
+		c, err = wholly(ctx, d.reads, b)
 	}
 	return result(c, "read the checkpoint", err)
 }
 
 // SetCheckpoint implements provider.Progress. No unit is open while it has the write lock.
-func (d *Provider) SetCheckpoint(ctx context.Context, projector string, from, to provider.Checkpoint) (set bool, err error) {
-	if err := provider.CheckSetCheckpoint(projector, to); err != nil {
+func (d *Provider) SetCheckpoint(ctx context.Context, b provider.Build, from, to provider.Checkpoint) (set bool, err error) {
+	if err := provider.CheckSetCheckpoint(b.Projector, to); err != nil {
 		return false, wrap("set the checkpoint", err)
 	}
 	err = d.writeTx(ctx, func(u *unit) error {
-		is, err := u.briefly(ctx, projector)
-		set = is.Place.Position == from.Place.Position && is.Mode == from.Mode && is.Token == from.Token
+		b, err := numbered(ctx, u, b)
+		if err != nil {
+			return err
+		}
+		is, err := briefly(ctx, u, b)
+		set = is.Mode != provider.ModeEnded && is.Place.Position == from.Place.Position && is.Mode == from.Mode && is.Token == from.Token
 		if err == nil && set {
-			_, err = u.exec(ctx, setCheckpoint, projector, to.Place.Position, to.Place.ID, microsOf(to.Place.RecordedAt), to.Lineage,
-				modes[to.Mode], tokenOf(to.Token), jsonOf(to.Handlers))
+			_, err = u.exec(ctx, setCheckpoint, b.Projector, b.Generation, to.Place.Position, to.Place.ID, microsOf(to.Place.RecordedAt),
+				to.Lineage, modes[to.Mode], tokenOf(to.Token), jsonOf(to.Handlers))
 		}
 		return err
 	})
 	return result(set, "set the checkpoint", err)
 }
 
-// Unapplied implements provider.Progress. It reads the checkpoint after the markers, which may be
-// deleted when the checkpoint has moved.
-func (d *Provider) Unapplied(ctx context.Context, projector string, messages []provider.Message) ([]bool, error) {
-	if err := provider.CheckUnapplied(projector, messages); err != nil {
-		return nil, wrap("look up markers", err)
+// Unapplied implements provider.Progress.
+func (d *Provider) Unapplied(ctx context.Context, b provider.Build, messages []provider.Message) (all []bool, err error) {
+	if err = provider.CheckUnapplied(b.Projector, messages); err == nil {
+		b, err = numbered(ctx, d.reads, b)
 	}
+	if err == nil {
+		all, err = unapplied(ctx, d.reads, b, messages)
+	}
+	return result(all, "look up markers", err)
+}
+
+// unapplied reads the checkpoint after the markers, which may be deleted when the checkpoint has
+// moved.
+func unapplied(ctx context.Context, q querier, b provider.Build, messages []provider.Message) ([]bool, error) {
 	of := map[string]map[string]int64{}
 	for i := range messages {
 		for j := range messages[i].Handlers {
 			addMarkers(of, &messages[i].Handlers[j], &messages[i])
 		}
 	}
-	marked, err := findMarkers(ctx, d.reads, projector, jsonOf(of))
+	marked, err := findMarkers(ctx, q, b, jsonOf(of))
 	if err != nil {
-		return nil, wrap("look up markers", err)
+		return nil, err
 	}
-	c, err := oneCheckpoint(ctx, d.reads, readCheckpoint, projector, nil)
+	c, err := briefly(ctx, q, b)
 	if err != nil {
-		return nil, wrap("read the checkpoint", err)
+		return nil, err
 	}
 	unapplied := make([]bool, len(messages))
 	for i := range messages {
@@ -149,20 +159,23 @@ func (d *Provider) Unapplied(ctx context.Context, projector string, messages []p
 const (
 	appliedMarkers = `
 	select handler, generation, message_id from kinora_markers indexed by kinora_markers_position
-	where handler in (select value from json_each(?2)) and generation = ` + live + `
-		and position <= (select position from kinora_checkpoints where ` + ofLive + `)
-	limit ?3`
+	where handler in (select value from json_each(?3)) and generation = ?2
+		and position <= (select position from kinora_checkpoints where ` + ofBuild + `)
+	limit ?4`
 
 	pruneApplied = `delete from kinora_markers where (handler, generation, message_id) in (` + appliedMarkers + `)`
 )
 
 // PruneApplied implements provider.Progress. It takes the write lock only if there are markers to
 // delete.
-func (d *Provider) PruneApplied(ctx context.Context, projector string, handlers []string, limit int) (n int, err error) {
-	if err := provider.CheckPrune(projector, handlers); err != nil {
+func (d *Provider) PruneApplied(ctx context.Context, b provider.Build, handlers []string, limit int) (n int, err error) {
+	if err = provider.CheckPrune(b.Projector, handlers); err == nil {
+		b, err = numbered(ctx, d.reads, b)
+	}
+	if err != nil {
 		return 0, wrap("prune applied", err)
 	}
-	args := []any{projector, jsonOf(handlers), max(limit, 0)}
+	args := []any{b.Projector, b.Generation, jsonOf(handlers), max(limit, 0)}
 	if any, err := column[bool](ctx, d.reads, `select exists (`+appliedMarkers+`)`, args...); err != nil || !any[0] {
 		return 0, wrap("prune applied", err)
 	}

@@ -36,7 +36,7 @@ func moving(from, to int64, positions ...int64) provider.Unit {
 
 // live is a checkpoint of totals at a position.
 func live(position int64) provider.Checkpoint {
-	return provider.Checkpoint{Place: provider.LogPlace{Position: position}, Mode: provider.ModeLive}
+	return provider.Checkpoint{Generation: 1, Place: provider.LogPlace{Position: position}, Mode: provider.ModeLive}
 }
 
 // Units with a checkpoint, and all that reads or changes it, use the indexes, and need no more
@@ -60,22 +60,22 @@ func TestProgressPlans(t *testing.T) {
 		run   func()
 		plans [][]string // of the statements, in order; nil: not checked
 	}{
-		{"set the checkpoint", func() { ok(db.SetCheckpoint(ctx, "totals", provider.Checkpoint{}, live(5))) }, [][]string{nil, {checkpoint}, nil, nil}},
+		{"set the checkpoint", func() { ok(db.SetCheckpoint(ctx, totals, provider.Checkpoint{}, live(5))) }, [][]string{nil, {checkpoint}, nil, nil}},
 		{"deliver", func() { ok(nil, db.Do(ctx, placed(6, 7), nil0)) }, [][]string{nil, nil, {checkpoint}, {marked}, nil, nil}},
 		{"deliver what the checkpoint covers", func() { ok(nil, db.Do(ctx, placed(4, 5), nil0)) }, [][]string{nil, nil, {checkpoint}, nil}},
 		{"move", func() { ok(nil, db.Do(ctx, moving(5, 9, 8, 9), nil0)) }, [][]string{nil, nil, {checkpoint}, {marked}, {checkpoint}, nil}},
 		{"move without messages", func() { ok(nil, db.Do(ctx, moving(9, 10), nil0)) }, [][]string{nil, nil, {checkpoint}, {checkpoint}, nil}},
-		{"read the checkpoint", func() { ok(db.Checkpoint(ctx, "totals")) }, [][]string{{checkpoint}}},
-		{"unapplied", func() { ok(db.Unapplied(ctx, "totals", placed(1, 6, 7, 8, 9, 10, 11).Messages)) }, [][]string{{marked}, {checkpoint}}},
+		{"read the checkpoint", func() { ok(db.Checkpoint(ctx, totals)) }, [][]string{{checkpoint}}},
+		{"unapplied", func() { ok(db.Unapplied(ctx, totals, placed(1, 6, 7, 8, 9, 10, 11).Messages)) }, [][]string{{marked}, {checkpoint}}},
 		{"outcomes", func() {
 			ok(db.Outcomes(ctx, []provider.Question{{Handler: handler, MessageID: "e-1", Position: 1}}))
 		}, [][]string{{"SEARCH c USING PRIMARY KEY (projector=? AND generation=?)"}}},
 		{"prune", func() {
-			n, err := db.PruneApplied(ctx, "totals", []string{handler}, 10)
+			n, err := db.PruneApplied(ctx, totals, []string{handler}, 10)
 			ok(nil, err)
 			require.Equal(t, 2, n)
 		}, [][]string{{applied, checkpoint}, nil, {applied, checkpoint, byKey}, nil}},
-		{"nothing to prune", func() { ok(db.PruneApplied(ctx, "totals", []string{handler}, 10)) }, [][]string{nil}},
+		{"nothing to prune", func() { ok(db.PruneApplied(ctx, totals, []string{handler}, 10)) }, [][]string{nil}},
 		{"lease", func() {
 			ok(db.AcquireLease(ctx, "reader", claim.Terms{Token: claim.NewToken(), Lease: time.Minute}))
 			ok(nil, db.ReleaseLease(ctx, "reader", claim.NewToken()))
@@ -98,7 +98,7 @@ func TestMoveWaitsForRedelivery(t *testing.T) {
 	ctx := within(t, time.Minute)
 	path := migrated(t)
 	one, other := openAt(t, path, nil), openAt(t, path, nil)
-	set, err := one.SetCheckpoint(ctx, "totals", provider.Checkpoint{}, live(0))
+	set, err := one.SetCheckpoint(ctx, totals, provider.Checkpoint{}, live(0))
 	require.NoError(t, err)
 	require.True(t, set)
 	require.NoError(t, one.Do(ctx, placed(1), adds("k")))
@@ -108,14 +108,14 @@ func TestMoveWaitsForRedelivery(t *testing.T) {
 		require.Equal(t, [][]bool{{false}, {true}}, found.Fresh)
 		go func() {
 			err := other.Do(ctx, moving(0, 1), nil0)
-			n, pruned := other.PruneApplied(ctx, "totals", []string{handler}, 10)
+			n, pruned := other.PruneApplied(ctx, totals, []string{handler}, 10)
 			if n != 1 {
 				pruned = errors.Join(pruned, fmt.Errorf("%d markers deleted", n))
 			}
 			moved <- errors.Join(err, pruned)
 		}()
 		// a reader does not wait: it sees the checkpoint before the move
-		c, err := one.Checkpoint(ctx, "totals")
+		c, err := one.Checkpoint(ctx, totals)
 		require.NoError(t, err)
 		require.Equal(t, live(0), c)
 		select {

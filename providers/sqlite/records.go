@@ -9,26 +9,28 @@ import (
 )
 
 // outcomes answers questions: arrays of a message's id, a projector, the names of a handler, the
-// time at which the message was recorded, and its position. It looks for the parked message, for
-// the checkpoint and a marker of the live generation, and for the low-water mark of the handler.
+// time at which the message was recorded, its position, and a generation. It looks for the parked
+// message, for the checkpoint and a marker, and for the low-water mark of the handler.
 const outcomes = `
-with q (i, id, projector, names, recorded, position) as materialized (
-	select key, value ->> 0, value ->> 1, value -> 2, value ->> 3, value ->> 4 from json_each(?1))
+with q (i, id, projector, names, recorded, position, generation) as materialized (
+	select key, value ->> 0, value ->> 1, value -> 2, value ->> 3, value ->> 4, coalesce(nullif(value ->> 5, 0), (
+		select generation from kinora_generations where projector = value ->> 1 and state = 'live'), 1)
+	from json_each(?1))
 select coalesce(
 	(select case when p.state = 'skipped' then 'skipped' when 'stuck' in (p.state, (
 			select f.state from kinora_parked f indexed by kinora_parked_lane
-			where f.open = 1 and f.projector = p.projector and f.lane = p.lane order by f.id limit 1)) then 'stuck'
+			where f.open = 1 and f.projector = p.projector and f.generation = p.generation and f.lane = p.lane order by f.id limit 1)) then 'stuck'
 		else 'waiting' end
 		from kinora_parked p indexed by kinora_parked_message
-		where p.state <> 'replayed' and p.message_id <> '' and p.projector = q.projector and p.message_id = q.id
+		where p.state <> 'replayed' and p.message_id <> '' and p.projector = q.projector and p.generation = q.generation and p.message_id = q.id
 			and (p.handlers = '[]' or exists (
 				select 1 from json_each(p.handlers) a join json_each(q.names) b on a.value = b.value))),
 	(select 'applied' from kinora_checkpoints c
-		where c.projector = q.projector and q.position between 1 and c.position
-			and c.generation = coalesce((select live from kinora_generations g where g.projector = q.projector), 1)),
+		where c.projector = q.projector and c.generation = q.generation and q.position between 1 and c.position),
 	(select 'applied' from json_each(q.names) n cross join kinora_markers m
-		where m.handler = n.value and m.message_id = q.id
-			and m.generation = coalesce((select live from kinora_generations g where g.projector = q.projector), 1)),
+		where m.handler = n.value and m.generation = q.generation and m.message_id = q.id),
+	(select 'unseen' from kinora_checkpoints c
+		where c.projector = q.projector and c.generation = q.generation and q.position >= 1),
 	(select 'pruned' from json_each(q.names) n cross join kinora_low_water_marks f
 		where f.handler = n.value and f.pruned_before >= q.recorded and q.recorded > ` + yearOne + `),
 	'unseen')
@@ -46,7 +48,7 @@ func (d *Provider) Outcomes(ctx context.Context, questions []provider.Question) 
 	for i, q := range questions {
 		// rounded up: low-water marks are inclusive
 		recorded := q.RecordedAt.Add(time.Millisecond - 1).UnixMilli()
-		asked[i] = []any{q.MessageID, q.Projector(), q.Names(), recorded, q.Position}
+		asked[i] = []any{q.MessageID, q.Projector(), q.Names(), recorded, q.Position, q.Generation}
 	}
 	names, err := column[string](ctx, d.reads, outcomes, jsonOf(asked))
 	for i, name := range names {

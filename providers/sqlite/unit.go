@@ -10,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/kinora-go/kinora/provider"
 )
 
 // unit is a write transaction that holds the write lock.
@@ -33,12 +35,27 @@ const (
 )
 
 // begin waits for the write lock of this process, in the order of arrival, and then for the lock
-// of the file, until ctx ends. It has no connection while it waits for the first.
-func (d *Provider) begin(ctx context.Context) (*unit, error) {
+// of the file, until ctx ends or, unless it is zero, for limit: then the error has CodeBusy. It
+// has no connection while it waits for the first.
+func (d *Provider) begin(ctx context.Context, limit time.Duration) (*unit, error) {
+	wait := ctx
+	if limit > 0 {
+		var cancel func()
+		wait, cancel = context.WithTimeout(ctx, limit)
+		defer cancel()
+	}
+	u, err := d.beginWithin(ctx, wait)
+	if err != nil && wait.Err() != nil && ctx.Err() == nil {
+		err = &provider.Error{Class: provider.ClassTransient, Code: provider.CodeBusy, Err: err}
+	}
+	return u, err
+}
+
+func (d *Provider) beginWithin(ctx, wait context.Context) (*unit, error) {
 	select {
 	case d.lock <- struct{}{}:
-	case <-ctx.Done():
-		return nil, inStep(beginning, fmt.Errorf("wait for the write lock: %w", ctx.Err()))
+	case <-wait.Done():
+		return nil, inStep(beginning, fmt.Errorf("wait for the write lock: %w", wait.Err()))
 	}
 	u := &unit{db: d, session: session{pool: d.write}}
 	u.message.Store(-1)
@@ -46,7 +63,7 @@ func (d *Provider) begin(ctx context.Context) (*unit, error) {
 		d.current.CompareAndSwap(u, nil)
 		<-d.lock
 	})
-	err := retryBusy(ctx, func() error {
+	err := retryBusy(wait, func() error {
 		err := d.write.warmUp(ctx)
 		if err == nil {
 			u.tx, err = d.write.db.BeginTx(ctx, nil)
@@ -80,7 +97,12 @@ func retryBusy(ctx context.Context, fn func() error) error {
 // back and the write lock released, even if fn has not returned. If fn panics or calls
 // runtime.Goexit, nothing is committed.
 func (d *Provider) writeTx(ctx context.Context, fn func(u *unit) error) error {
-	u, err := d.begin(ctx)
+	return d.writeTxWithin(ctx, 0, fn)
+}
+
+// writeTxWithin is writeTx with the limit of begin.
+func (d *Provider) writeTxWithin(ctx context.Context, limit time.Duration, fn func(u *unit) error) error {
+	u, err := d.begin(ctx, limit)
 	if err != nil {
 		return err
 	}

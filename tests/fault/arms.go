@@ -20,6 +20,7 @@ type arm struct {
 	opts         projector.Options
 	loses        bool // it must lose events
 	misorders    bool // it must apply events out of order
+	wrong        bool // it must be wrong in some way
 }
 
 // armKinds are the projectors that settings.Arms may name.
@@ -60,6 +61,12 @@ func (r *run) judgeArm(a arm, h history) {
 	judgeModel(h, m, &v)
 	for _, why := range v.reasons {
 		r.trace.printf("verdict %s %s", a.name, why)
+	}
+	if a.wrong {
+		n := v.Lost + v.Doubled + v.Phantom + v.Misordered
+		r.inject(a.name+"_wrong", n)
+		r.proves(a, "lost, doubled or misordered", n)
+		return
 	}
 	if a.loses {
 		r.inject(a.name+"_lost", v.Lost)

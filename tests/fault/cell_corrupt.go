@@ -83,7 +83,8 @@ func runCorrupt(r *run) {
 	db, err := postgres.New(r.pool, nil)
 	r.must(err)
 	r.during(func() { r.sleep(500 * time.Millisecond); r.skipCorrupt(db) })
-	r.waitDrained(4 * lease) // plus the time of the held messages
+	// plus the time of the held messages, and up to 30 s each that a worker rests while nothing can be applied
+	r.waitDrained(4*lease + 30*time.Second)
 	r.await("the held messages are replayed", time.Minute, func() bool {
 		r.skipCorrupt(db)
 		return r.countOf(openParked) == 0

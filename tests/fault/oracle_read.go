@@ -17,8 +17,12 @@ func readEvents(ctx context.Context, pool *pgxpool.Pool) ([]stored, error) {
 
 // readModel reads the read model whose table names begin with prefix.
 func readModel(ctx context.Context, pool *pgxpool.Pool, prefix string) (model, error) {
+	return readTables(ctx, pool, prefix+"sums", prefix+"lists")
+}
+
+func readTables(ctx context.Context, pool *pgxpool.Pool, sums, lists string) (model, error) {
 	m := model{map[string]int64{}, map[string][]int{}}
-	rows, err := pool.Query(ctx, `select stream, total from `+prefix+`sums`)
+	rows, err := pool.Query(ctx, `select stream, total from `+sums)
 	if err != nil {
 		return m, err
 	}
@@ -27,7 +31,7 @@ func readModel(ctx context.Context, pool *pgxpool.Pool, prefix string) (model, e
 	if _, err = pgx.ForEachRow(rows, []any{&stream, &total}, func() error { m.Totals[stream] = total; return nil }); err != nil {
 		return m, err
 	}
-	if rows, err = pool.Query(ctx, `select stream, items from `+prefix+`lists`); err != nil {
+	if rows, err = pool.Query(ctx, `select stream, items from `+lists); err != nil {
 		return m, err
 	}
 	var items []int

@@ -72,17 +72,18 @@ func pointOf(n ast.Node) (name string, ok bool) {
 
 // exempt lists parts of statements that need no points.
 var exempt = []struct{ sql, why string }{
-	{"with q as materialized ( select n.*, coalesce((select live", "outcomes are only read"},
+	{"with q as materialized ( select n.*, coalesce(nullif(n.generation", "outcomes are only read"},
 	{"begin", "nothing is written yet"},
 	{"rollback", "nothing is written"},
 	{"select ", "a read"},
 	{"with known as materialized (", "a read: why an append was refused"},
-	{"with live as materialized (", "a read: which events are not applied"},
+	{"with b as materialized (", "a read: which events are not applied"},
 	{"with ck as materialized (select clock_timestamp() t), keep as materialized (", "once a minute: deletes entries that are no longer read"},
 	{"with ck as materialized (select clock_timestamp() t), h as materialized ( select n.projector", "a read: which parked messages are due"},
 	{"with ck as materialized (select clock_timestamp() t), seen as materialized ( select p.*, row_number()", "a read: which tasks are due"},
 	{"with f as materialized (", "a read: a list of tasks"},
 	{"with recursive k(", "a read: the kinds of tasks"},
+	{"with t as (select to_regclass", "a read: the columns of tables to compare"},
 	{"-- ping", "no effect"},
 	{"listen ", "polling finds what a notification misses"},
 	{"unlisten ", "polling finds what a notification misses"},

@@ -112,6 +112,9 @@ type watchedUnits[Tx any] struct {
 // Do implements provider.Units.
 func (p watchedUnits[Tx]) Do(ctx context.Context, u provider.Unit, run func(context.Context, Tx, provider.Found) (provider.Closing, error)) error {
 	p.w.status.add(wordOpen, 1)
+	if p.w.Role == building && u.Reader != nil && u.Generation > 1 {
+		p.w.status.add(wordReads, 1)
+	}
 	err := p.Provider.Do(ctx, u, run)
 	p.w.status.add(wordOpen, -1)
 	switch {

@@ -32,6 +32,7 @@ const (
 	running   role = "runner"
 	reading   role = "reader"
 	laboring  role = "worker"
+	building  role = "builder"
 )
 
 // settings configure a child.
@@ -172,6 +173,8 @@ func (w *work) life(ctx context.Context) (err error) {
 		return w.read(ctx)
 	case laboring:
 		return w.labor(ctx)
+	case building:
+		return w.build(ctx)
 	}
 	return fmt.Errorf("unknown role %q", w.Role)
 }

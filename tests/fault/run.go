@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -56,6 +57,9 @@ type run struct {
 	cleanup []func()
 	last    []func() // called after the server's end
 	flowing sync.WaitGroup
+	held    atomic.Bool // no commands flow
+	// starting is held by cells whose goroutines start children.
+	starting sync.Mutex
 
 	mu       sync.Mutex
 	rnd      *rand.Rand
@@ -67,6 +71,7 @@ type run struct {
 	parked int
 	past   int   // number of events that were never published
 	arms   []arm // further arms, which judge judges
+	asks   int64 // number of requests for rebuilds
 	result result
 }
 
@@ -256,7 +261,7 @@ func (r *run) flow() (stop func()) {
 		defer r.gate(0)
 		for {
 			var open int64
-			if r.sum(producing, wordAcked)-int64(r.broker.count("acked")) < int64(r.ahead) {
+			if r.sum(producing, wordAcked)-int64(r.broker.count("acked")) < int64(r.ahead) && !r.held.Load() {
 				open = 1
 			}
 			r.gate(open)

@@ -152,10 +152,26 @@ func (w *work) replay(ctx context.Context) (stop func()) {
 	return func() { cancel(); all.Wait() }
 }
 
+// liveAgain makes the live generation live again, which adds one to its revision.
+func (w *work) liveAgain(ctx context.Context) error {
+	all, err := w.db.Generations(ctx, exactName)
+	if err != nil {
+		return err
+	}
+	live := provider.Generation{Build: provider.Build{Projector: exactName, Generation: 1}}
+	if len(all) > 0 {
+		live = all[0]
+	}
+	live.State = provider.GenerationLive
+	u := provider.Unit{Projector: exactName, Once: true, Switch: &provider.Switch{Set: []provider.Generation{live}}}
+	return w.db.Do(ctx, u, func(context.Context, pgx.Tx, provider.Found) (provider.Closing, error) {
+		return provider.Closing{}, nil
+	})
+}
+
 func (w *work) replayOnce(ctx context.Context, round int) error {
 	if round%10 == 0 {
-		err := w.db.Switch(ctx, exactName, func(_ context.Context, _ pgx.Tx, live int) (int, error) { return live, nil })
-		if err != nil {
+		if err := w.liveAgain(ctx); err != nil {
 			return err
 		}
 		if _, err := w.db.DropMarkers(ctx, exactName+"/gone", 10); err != nil {

@@ -86,11 +86,30 @@ create index outbox_held_idx on kinora.outbox (id) where held and id > 0;
 create index outbox_held_lane_idx on kinora.outbox (topic, key, id) where held and topic <> '';
 create index outbox_stuck_idx on kinora.outbox (topic, key, id) where stuck;
 
+-- The generations of read models. A projector without rows has one: 1, which is live. revision is
+-- the number of changes of the row.
 create table kinora.generations (
-	projector text collate "C" not null,
-	live      int not null,
-	constraint generations_pkey primary key (projector)
-);
+	projector  text collate "C" not null,
+	generation int not null,
+	revision   bigint not null,
+	state      text collate "C" not null check (state in ('requested', 'building', 'live', 'standby', 'retired')),
+	data       jsonb not null,
+	created_at timestamptz not null,
+	changed_at timestamptz not null,
+	constraint generations_pkey primary key (projector, generation)
+) with (fillfactor = 50);
+
+create unique index generations_live_key on kinora.generations (projector) where state = 'live';
+create unique index generations_built_key on kinora.generations (projector) where state in ('requested', 'building');
+
+-- The trigger of views that show the live generation of a read model. Without it, a handler that does
+-- not name the table of its generation would write the live one.
+create function kinora.refuse_write() returns trigger language plpgsql as $$
+begin
+	raise exception 'the view % shows the live read model: a handler must write the table that projector.Table returns for this name', tg_table_name
+		using errcode = '55000';
+end
+$$;
 
 -- message_id is text, because ids of other sources are not uuids. An id that PostgreSQL cannot
 -- store, or that is too long for an index, is stored as "sha256:" and its hash. position is that
@@ -120,6 +139,7 @@ create table kinora.low_water_marks (
 create table kinora.parked (
 	id           bigint generated always as identity (cache 1),
 	projector    text collate "C" not null,
+	generation   int not null,
 	handler      text collate "C" not null,           -- the handler that failed
 	-- handlers that are to run it; none: all that take it
 	handlers     text[] collate "C" not null,
@@ -149,30 +169,31 @@ create table kinora.parked (
 ) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
 -- Conditions that are always true (lane <> '', id > 0) select an index, as for the outbox.
-create index parked_lane_idx on kinora.parked (projector, lane, id) where state in ('waiting', 'stuck') and lane <> '';
-create index parked_open_idx on kinora.parked (projector, id) where state in ('waiting', 'stuck') and id > 0;
-create index parked_resolved_idx on kinora.parked (projector, resolved_at) where state in ('replayed', 'skipped');
-create unique index parked_message_key on kinora.parked (marker_id, projector) where state <> 'replayed' and marker_id <> '';
+create index parked_lane_idx on kinora.parked (projector, generation, lane, id) where state in ('waiting', 'stuck') and lane <> '';
+create index parked_open_idx on kinora.parked (projector, generation, id) where state in ('waiting', 'stuck') and id > 0;
+create index parked_resolved_idx on kinora.parked (projector, generation, resolved_at) where state in ('replayed', 'skipped');
+create unique index parked_message_key on kinora.parked (marker_id, projector, generation) where state <> 'replayed' and marker_id <> '';
 
 -- A lane with waiting or stuck messages is held. due_at is when its first message is tried;
 -- infinity if that one is stuck.
 create table kinora.holds (
-	projector text collate "C" not null,
-	lane      bytea not null,
-	due_at    timestamptz not null,
-	constraint holds_pkey primary key (projector, lane)
+	projector  text collate "C" not null,
+	generation int not null,
+	lane       bytea not null,
+	due_at     timestamptz not null,
+	constraint holds_pkey primary key (projector, generation, lane)
 ) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
-create index holds_due_idx on kinora.holds (projector, due_at) where due_at > '-infinity';
+create index holds_due_idx on kinora.holds (projector, generation, due_at) where due_at > '-infinity';
 
 -- Returns the held ones of these lanes. They stay held until the transaction ends. It first
 -- checks whether any is held: preparing the locks costs three times as much.
-create function kinora.held(of_projector text, lanes bytea[]) returns setof bytea language plpgsql set enable_seqscan = off as $$
+create function kinora.held(of_projector text, of_generation int, lanes bytea[]) returns setof bytea language plpgsql set enable_seqscan = off as $$
 begin
 	if exists (select from unnest(lanes) l(lane), lateral (
-		select from kinora.holds where holds.projector = of_projector and holds.lane = l.lane limit 1) h) then
+		select from kinora.holds where holds.projector = of_projector and holds.generation = of_generation and holds.lane = l.lane limit 1) h) then
 		return query select h.lane from unnest(lanes) l(lane), lateral (
-			select holds.lane from kinora.holds where holds.projector = of_projector and holds.lane = l.lane limit 1 for share) h;
+			select holds.lane from kinora.holds where holds.projector = of_projector and holds.generation = of_generation and holds.lane = l.lane limit 1 for share) h;
 	end if;
 end
 $$;
@@ -187,7 +208,7 @@ insert into kinora.incarnation default values;
 
 -- How far a projector has applied the events of a log. The token fences earlier readers of the
 -- log. The mode says who applies the events behind the position: only the reader (catch-up), the
--- reader while deliveries wait (closing), or both (live).
+-- reader while deliveries wait (closing), or both (live). ended: the generation is retired.
 create table kinora.checkpoints (
 	projector   text collate "C" not null,
 	generation  int not null,
@@ -195,7 +216,7 @@ create table kinora.checkpoints (
 	event_id    text collate "C" not null,
 	recorded_at timestamptz,
 	lineage     text collate "C" not null,
-	mode        text collate "C" not null check (mode in ('catch-up', 'closing', 'live')),
+	mode        text collate "C" not null check (mode in ('catch-up', 'closing', 'live', 'ended')),
 	token       uuid not null,
 	handlers    jsonb not null,
 	constraint checkpoints_pkey primary key (projector, generation)
@@ -204,40 +225,38 @@ create table kinora.checkpoints (
 -- The functions of checkpoints. Each statement of a volatile function has a new snapshot. Scans
 -- are off as in kinora.held.
 
--- Returns the checkpoint of the live generation. locked locks it until the transaction ends.
-create function kinora.checkpoint(of_projector text, locked text)
+-- Returns a checkpoint. locked locks it until the transaction ends.
+create function kinora.checkpoint(of_projector text, of_generation int, locked text)
 returns table (projector text, generation int, "position" bigint, event_id text, recorded_at timestamptz, lineage text, mode text, token uuid, handlers jsonb)
 language plpgsql set enable_seqscan = off as $$
 begin
 	if locked = 'move' then
 		return query select * from kinora.checkpoints c
-			where c.projector = of_projector and c.generation = coalesce((select g.live from kinora.generations g where g.projector = of_projector), 1) for no key update;
+			where c.projector = of_projector and c.generation = of_generation for no key update;
 	elsif locked = 'stay' then
 		return query select * from kinora.checkpoints c
-			where c.projector = of_projector and c.generation = coalesce((select g.live from kinora.generations g where g.projector = of_projector), 1) for share;
+			where c.projector = of_projector and c.generation = of_generation for share;
 	else
 		return query select * from kinora.checkpoints c
-			where c.projector = of_projector and c.generation = coalesce((select g.live from kinora.generations g where g.projector = of_projector), 1);
+			where c.projector = of_projector and c.generation = of_generation;
 	end if;
 end
 $$;
 
--- Raises KN001 if any of these lanes is held. Raises KN002 if the projector has a checkpoint, and
--- lowest, the lowest position of the messages, is not behind it, or only the reader of the log
--- applies them. It also raises KN002 in a transaction that is not READ COMMITTED: the statements
--- would not see what the fence has waited for.
-create function kinora.unheld(of_projector text, lanes bytea[], lowest bigint) returns void language plpgsql set enable_seqscan = off as $$
+-- Raises KN001 if any of these lanes is held. Raises KN002 if the generation is retired. If it has
+-- a checkpoint, raises KN002 if lowest, the lowest position of the messages, is not behind it, or
+-- if only the reader of the log applies them. It also raises KN002 in a transaction that is not READ
+-- COMMITTED: the statements would not see what the fence has waited for.
+create function kinora.unheld(of_projector text, of_generation int, lanes bytea[], lowest bigint) returns void language plpgsql set enable_seqscan = off as $$
 begin
 	if exists (select from unnest(lanes) l(lane), lateral (
-		select from kinora.holds where holds.projector = of_projector and holds.lane = l.lane limit 1) h) then
+		select from kinora.holds where holds.projector = of_projector and holds.generation = of_generation and holds.lane = l.lane limit 1) h) then
 		raise exception 'a lane is held' using errcode = 'KN001';
 	end if;
-	if lowest is not null then
-		if exists (select from kinora.checkpoints c
-			where c.projector = of_projector and c.generation = coalesce((select g.live from kinora.generations g where g.projector = of_projector), 1)
-				and (c.position >= lowest or c.mode <> 'live')) then
-			raise exception 'the checkpoint decides' using errcode = 'KN002';
-		end if;
+	if exists (select from kinora.checkpoints c
+		where c.projector = of_projector and c.generation = of_generation
+			and (c.mode = 'ended' or lowest is not null and (c.position >= lowest or c.mode <> 'live'))) then
+		raise exception 'the checkpoint decides' using errcode = 'KN002';
 	end if;
 	if current_setting('transaction_isolation') <> 'read committed' then
 		raise exception 'the transaction is not READ COMMITTED' using errcode = 'KN002';
@@ -245,9 +264,9 @@ begin
 end
 $$;
 
--- Returns those of the markers that exist, in the live generation. names are their handlers, each
--- once. It first checks whether these have any marker that is behind a position or has none.
-create function kinora.marked(of_projector text, behind bigint, names text[], handlers text[], ids text[])
+-- Returns those of the markers that exist. names are their handlers, each once. It first checks
+-- whether these have any marker that is behind a position or has none.
+create function kinora.marked(of_generation int, behind bigint, names text[], handlers text[], ids text[])
 returns table (handler text, message_id text) language plpgsql set enable_seqscan = off as $$
 begin
 	if exists (select from unnest(names) n(name), lateral (
@@ -255,15 +274,15 @@ begin
 		or exists (select from unnest(names) n(name), lateral (
 			select from kinora.markers m where m.handler = n.name and m.position is null limit 1) x) then
 		return query select x.handler, x.message_id from unnest(handlers, ids) n(handler, id), lateral (
-			select m.handler, m.message_id from kinora.markers m where m.handler = n.handler and m.generation = coalesce((select g.live from kinora.generations g where g.projector = of_projector), 1) and m.message_id = n.id limit 1) x;
+			select m.handler, m.message_id from kinora.markers m where m.handler = n.handler and m.generation = of_generation and m.message_id = n.id limit 1) x;
 	end if;
 end
 $$;
 
 -- Raises KN002 if any of these markers exists.
-create function kinora.unmarked(of_projector text, behind bigint, names text[], handlers text[], ids text[]) returns void language plpgsql as $$
+create function kinora.unmarked(of_generation int, behind bigint, names text[], handlers text[], ids text[]) returns void language plpgsql as $$
 begin
-	if exists (select from kinora.marked(of_projector, behind, names, handlers, ids)) then
+	if exists (select from kinora.marked(of_generation, behind, names, handlers, ids)) then
 		raise exception 'a marker exists' using errcode = 'KN002';
 	end if;
 end
@@ -271,13 +290,16 @@ $$;
 
 -- Moves the checkpoint. Raises KN003 if it does not have this position, mode and token, and KN002
 -- as kinora.unheld does.
-create function kinora.advance(of_projector text, was bigint, of_mode text, of_token uuid, moved bigint, event text, recorded timestamptz)
+create function kinora.advance(of_projector text, of_generation int, was bigint, of_mode text, of_token uuid, moved bigint, event text, recorded timestamptz)
 returns void language plpgsql set enable_seqscan = off as $$
 begin
 	update kinora.checkpoints c set position = moved, event_id = event, recorded_at = recorded
-	where c.projector = of_projector and c.generation = coalesce((select g.live from kinora.generations g where g.projector = of_projector), 1)
-		and c.position = was and c.mode = of_mode and c.token = of_token;
+	where c.projector = of_projector and c.generation = of_generation
+		and c.position = was and c.mode = of_mode and c.token = of_token and c.mode <> 'ended';
 	if not found then
+		if exists (select from kinora.checkpoints c where c.projector = of_projector and c.generation = of_generation and c.mode = 'ended') then
+			raise exception 'the generation is retired' using errcode = 'KN002';
+		end if;
 		raise exception 'another reader changed the checkpoint' using errcode = 'KN003';
 	end if;
 	if current_setting('transaction_isolation') <> 'read committed' then
@@ -296,7 +318,7 @@ create unlogged table kinora.runners (
 
 create unlogged table kinora.in_flight (
 	message_id text collate "C" not null, -- as in kinora.markers
-	projector  text collate "C" not null,
+	projector  text collate "C" not null, -- with the number of a later generation: ratings@2
 	runner     text collate "C" not null,
 	worker     int not null,
 	constraint in_flight_pkey primary key (message_id, projector, runner, worker)

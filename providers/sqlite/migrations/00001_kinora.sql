@@ -85,7 +85,7 @@ create table kinora_checkpoints (
     event_id    text not null,
     recorded_at integer,       -- in microseconds, because the log may be in another database
     lineage     text not null, -- of the log
-    mode        text not null check (mode in ('catch-up', 'closing', 'live')),
+    mode        text not null check (mode in ('catch-up', 'closing', 'live', 'ended')),
     token       blob,          -- of the reader; only its units move the position
     handlers    text not null, -- json: where each handler began
     primary key (projector, generation)
@@ -106,11 +106,20 @@ create table kinora_low_water_marks (
     pruned_before integer not null -- inclusive
 ) strict, without rowid;
 
--- The live generation of a projector's read model. No row: generation 1.
+-- The generations of a projector's read model. No live one: generation 1 is live.
 create table kinora_generations (
-    projector text primary key,
-    live      integer not null
+    projector  text not null,
+    generation integer not null check (generation > 0),
+    revision   integer not null check (revision > 0), -- the number of changes of the row
+    state      text not null check (state in ('requested', 'building', 'live', 'standby', 'retired')),
+    data       text not null check (json_valid(data)), -- json
+    created_at integer not null,
+    changed_at integer not null, -- when the state changed
+    primary key (projector, generation)
 ) strict, without rowid;
+
+create unique index kinora_generations_live on kinora_generations (projector) where state = 'live';
+create unique index kinora_generations_next on kinora_generations (projector) where state in ('requested', 'building');
 
 -- Parked messages, in the order of their ids. Those of a lane are a queue. While one is open,
 -- neither replayed nor skipped, the lane is held: later messages are parked behind it. The
@@ -118,6 +127,7 @@ create table kinora_generations (
 create table kinora_parked (
     id          integer primary key autoincrement,
     projector   text not null,
+    generation  integer not null check (generation > 0),
     lane        blob not null,
     state       text not null check (state in ('waiting', 'stuck', 'replayed', 'skipped')),
     -- when the first open message of a lane is tried; null for the others
@@ -142,14 +152,14 @@ create table kinora_parked (
     payload     blob not null
 ) strict;
 
--- A message is parked once for a projector, and again after it was replayed. Messages without an
+-- A message is parked once for a generation, and again after it was replayed. Messages without an
 -- id are all different.
-create unique index kinora_parked_message on kinora_parked (projector, message_id)
+create unique index kinora_parked_message on kinora_parked (projector, generation, message_id)
     where state <> 'replayed' and message_id <> '';
 
 -- The first three are empty in normal operation.
-create index kinora_parked_lane on kinora_parked (projector, lane) where open = 1;
-create index kinora_parked_due on kinora_parked (projector, due_at) where due_at is not null;
+create index kinora_parked_lane on kinora_parked (projector, generation, lane) where open = 1;
+create index kinora_parked_due on kinora_parked (projector, generation, due_at) where due_at is not null;
 create index kinora_parked_open on kinora_parked (projector) where open = 1;
 create index kinora_parked_resolved on kinora_parked (projector, resolved_at) where open = 0;
 
@@ -163,10 +173,10 @@ create table kinora_runners (
 -- Messages that careful workers are about to run: few rows.
 create table kinora_in_flight (
     message_id text not null,
-    projector  text not null,
+    build      text not null, -- the projector, and "@2" for generation 2
     runner     text not null,
     worker     integer not null,
-    primary key (message_id, projector, runner, worker)
+    primary key (message_id, build, runner, worker)
 ) strict, without rowid;
 
 create index kinora_in_flight_worker on kinora_in_flight (runner, worker);

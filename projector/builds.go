@@ -1,0 +1,174 @@
+package projector
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/kinora-go/kinora/provider"
+)
+
+// Generation is a generation of a projector's read model: one that is live, was live, or is being
+// built.
+type Generation struct {
+	Number int
+	// State is "requested", "building", "live", "standby" (it was live, and is kept up to date for
+	// Promote) or "retired" (its tables are being dropped).
+	State    string
+	How      RebuildHow // how it was built; NoRebuild for the first
+	Decision            // who requested it, and why
+	// Programs with an Options.Version from Oldest to Newest feed it. Both are zero until a runner has
+	// taken the request up.
+	Oldest, Newest int
+	Position       int64 // its checkpoint
+	Paused         bool
+	CaughtUp       bool   // it has reached the end of the log, or the live generation
+	Failed         string // why it was given up, or waits for Promote or Cancel
+	// Applied is the number of events that the rebuild has applied. Total is the number of all events:
+	// first those that existed when the rebuild began, and then those that existed when it had applied
+	// these.
+	Applied, Total int64
+	PerSecond      float64          // events per second
+	Left           time.Duration    // the estimated time until it has caught up; zero if it is not known
+	Behind         int64            // the number of events that the live generation has applied and it has not
+	Seen           map[string][]int // the schema versions of the events of each type that it has applied
+	CreatedAt      time.Time        // on the store's clock
+	ChangedAt      time.Time        // when State changed last
+}
+
+// Generations returns the generations of p, the oldest first. Retired ones whose rows and tables are
+// deleted are left out, unless they have Failed and are newer than the live one. The events behind are
+// counted, which takes about a second per million.
+func (p *Projector[Tx]) Generations(ctx context.Context, s State) ([]Generation, error) {
+	all, err := p.generations(ctx, s)
+	if err != nil {
+		return nil, fmt.Errorf("generations of %s: %w", p.name, err)
+	}
+	return all, nil
+}
+
+func (p *Projector[Tx]) generations(ctx context.Context, s State) (shown []Generation, err error) {
+	all, err := readGenerations(ctx, s, p.name)
+	if err != nil {
+		return nil, err
+	}
+	at, err := s.Checkpoint(ctx, live(all).Build)
+	if err != nil {
+		return nil, err
+	}
+	for _, g := range all {
+		if g.Cleared && (g.Failed == "" || g.Generation < at.Generation) {
+			continue
+		}
+		one := Generation{
+			Number: g.Generation, State: string(g.state), How: g.How, Decision: Decision{By: g.By, Reason: g.Reason},
+			Oldest: g.Oldest, Newest: g.Newest, Paused: g.Paused, CaughtUp: g.Done, Failed: g.Failed,
+			Applied: g.Applied, Total: g.Total, PerSecond: g.PerSecond, Seen: g.Seen, ChangedAt: g.changed, CreatedAt: g.created,
+		}
+		c, err := s.Checkpoint(ctx, g.Build)
+		if err != nil {
+			return nil, err
+		}
+		one.Position = c.Place.Position
+		if behind := at.Place.Position - c.Place.Position; behind > 0 && (g.isBuild() || g.state == provider.GenerationStandby) {
+			if one.Behind, err = count(ctx, s, p.eventTypes(), c.Place.Position, at.Place.Position); err != nil {
+				return nil, err
+			}
+		}
+		if rest := max(g.Total-g.Applied, one.Behind); !g.Done && g.PerSecond > 0 && rest > 0 {
+			one.Left = time.Duration(float64(rest) / g.PerSecond * float64(time.Second)).Round(time.Second)
+		}
+		shown = append(shown, one)
+	}
+	return shown, nil
+}
+
+// GenerationAction is what Control does to a generation.
+type GenerationAction int
+
+const (
+	// Pause stops a rebuild until Resume. If the read model is rebuilt in place, readers see it
+	// incomplete meanwhile.
+	Pause GenerationAction = iota + 1
+	Resume
+	// Cancel ends a blue/green rebuild or a request, and drops the new tables. A rebuild in place
+	// that has begun cannot be canceled: the old rows are gone.
+	Cancel
+	// Promote makes a generation live that stands by (a rollback), or that waits because of
+	// Rebuild.Check. A runner of its Version must run: it does that within about a second. If none has
+	// run for some time, the generation catches up first: see Generation.Behind. If messages of the
+	// generation are parked and tried again, the switch waits for them for at most 30 s.
+	Promote
+	// Drop retires a generation that stands by, and drops its tables.
+	Drop
+)
+
+// String returns "pause", "resume", "cancel", "promote" or "drop".
+func (a GenerationAction) String() string {
+	if names := [...]string{"", "pause", "resume", "cancel", "promote", "drop"}; a > 0 && int(a) < len(names) {
+		return names[a]
+	}
+	return fmt.Sprintf("GenerationAction(%d)", int(a))
+}
+
+// Control applies an action to a generation of a projector. d says who has decided this, and why;
+// it is stored with the generation.
+//   - ErrGeneration: the state of the generation does not allow the action, or it does not exist.
+//   - ErrInput: a is not one of the constants, or d is not complete.
+func Control(ctx context.Context, b provider.Builds, projector string, generation int, a GenerationAction, d Decision) error {
+	if err := control(ctx, b, provider.Build{Projector: projector, Generation: generation}, a, d); err != nil {
+		return fmt.Errorf("%s generation %d of %s: %w", a, generation, projector, err)
+	}
+	return nil
+}
+
+func control(ctx context.Context, b provider.Builds, of provider.Build, a GenerationAction, d Decision) error {
+	if err := d.Validate(); err != nil {
+		return err
+	}
+	if a < Pause || a > Drop {
+		return fmt.Errorf("%w: use the constants of GenerationAction", ErrInput)
+	}
+	for {
+		all, err := readGenerations(ctx, b, of.Projector)
+		if err != nil {
+			return err
+		}
+		g := find(all, func(g *generation) bool { return g.Build == of })
+		if g == nil {
+			return fmt.Errorf("%w: it does not exist", ErrGeneration)
+		}
+		to := *g
+		if to.By, to.Reason = d.By, d.Reason; !to.act(a) {
+			return fmt.Errorf("%w: it is %s", ErrGeneration, g.state)
+		}
+		if set, err := b.SetGeneration(ctx, to.stored()); set || err != nil {
+			return err
+		}
+	}
+}
+
+// act applies an action to g. It returns false if the state does not allow the action.
+func (g *generation) act(a GenerationAction) (can bool) {
+	isBuild := g.isBuild() && g.How != scratch
+	isStandby := g.state == provider.GenerationStandby
+	switch a {
+	case Pause, Resume:
+		can, g.Paused = isBuild || g.isReplaying() && g.isLive(), a == Pause
+	case Cancel:
+		can, g.state = isBuild, provider.GenerationRetired
+	case Promote:
+		can = isStandby || isBuild && g.How == BlueGreen && g.Failed != ""
+		g.Promoted, g.Failed = true, "" // it no longer waits
+	case Drop:
+		can, g.state = isStandby, provider.GenerationRetired
+	}
+	return can
+}
+
+// eventTypes returns the types of the events that p takes.
+func (p *Projector[Tx]) eventTypes() []string {
+	return slices.Sorted(maps.Keys(p.takers()))
+}

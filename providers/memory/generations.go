@@ -1,0 +1,152 @@
+package memory
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/provider"
+)
+
+func buildKey(b provider.Build) string { return pair(b.Projector, strconv.Itoa(b.Number())) }
+
+// build returns b, with the live generation of its projector if its number is zero.
+func (s *state) build(b provider.Build) provider.Build {
+	if b.Generation == 0 {
+		b.Generation = provider.LiveGeneration(s.generationsOf(b.Projector))
+	}
+	return b
+}
+
+func (s *state) generationsOf(projector string) (all []provider.Generation) {
+	for _, g := range under(s.generations, projector) {
+		all = append(all, g)
+	}
+	return all
+}
+
+// Generations implements provider.Builds.
+func (db *Provider) Generations(ctx context.Context, projector string) ([]provider.Generation, error) {
+	if err := provider.CheckStorable("projector", projector); err != nil {
+		return nil, fmt.Errorf("list generations: %w", err)
+	}
+	return query(ctx, db, "list generations", func(s *state, _ time.Time) (all []provider.Generation) {
+		for _, g := range s.generations.from("") {
+			if projector == "" || g.Projector == projector {
+				g.Data = bytes.Clone(g.Data)
+				all = append(all, g)
+			}
+		}
+		slices.SortFunc(all, func(a, b provider.Generation) int {
+			return cmp.Or(strings.Compare(a.Projector, b.Projector), cmp.Compare(a.Generation, b.Generation))
+		})
+		return all
+	})
+}
+
+// SetGeneration implements provider.Builds.
+func (db *Provider) SetGeneration(ctx context.Context, g provider.Generation) (bool, error) {
+	if err := provider.CheckGeneration(g); err != nil {
+		return false, fmt.Errorf("set a generation: %w", err)
+	}
+	return update(ctx, db, "set a generation", func(s *state, now time.Time) bool {
+		can := provider.CanSet(s.generationsOf(g.Projector), g)
+		if can {
+			s.setGeneration(g, now)
+		}
+		return can
+	})
+}
+
+// setGeneration stores g. Its revision was compared.
+func (s *state) setGeneration(g provider.Generation, now time.Time) {
+	key := buildKey(g.Build)
+	was, known := s.generations.get(key)
+	if g.CreatedAt, g.ChangedAt = was.CreatedAt, was.ChangedAt; !known {
+		g.CreatedAt = now
+	}
+	g.Revision, g.Data = g.Revision+1, bytes.Clone(g.Data)
+	if len(g.Data) == 0 {
+		g.Data = []byte("{}")
+	}
+	if g.State != was.State {
+		g.ChangedAt = now
+		c, has := s.checkpoints.get(key)
+		switch {
+		case g.State == provider.GenerationStandby && has:
+			c.Mode, c.Token = provider.ModeCatchUp, claim.Token{}
+			s.checkpoints = s.checkpoints.put(key, c)
+		case g.State == provider.GenerationRetired:
+			c.Mode = provider.ModeEnded
+			s.checkpoints = s.checkpoints.put(key, c)
+		}
+	}
+	s.generations = s.generations.put(key, g)
+}
+
+// Unlogged implements provider.Builds.
+func (db *Provider) Unlogged(ctx context.Context, b provider.Build, handlers []string) (bool, error) {
+	if err := provider.CheckPrune(b.Projector, handlers); err != nil {
+		return false, fmt.Errorf("look up markers: %w", err)
+	}
+	return query(ctx, db, "look up markers", func(s *state, _ time.Time) bool {
+		for _, handler := range handlers {
+			for key, m := range under(s.markers, handler) {
+				if m.position == 0 && isOfGeneration(key, handler, b) {
+					return true
+				}
+			}
+		}
+		return false
+	})
+}
+
+// ClearGeneration implements provider.Builds.
+func (db *Provider) ClearGeneration(ctx context.Context, b provider.Build, handlers, tables []string, limit int) (n int, err error) {
+	err = cmp.Or(provider.CheckPrune(b.Projector, handlers), provider.CheckTables(tables...))
+	if err == nil {
+		err = db.tx(ctx, func(tx *Model) error {
+			s := &tx.staged
+			if g, _ := s.generations.get(buildKey(b)); g.State != provider.GenerationRetired {
+				return fmt.Errorf("%w: generation %s is not retired: retire it first", provider.ErrInput, b)
+			}
+			if n = s.clear(b, handlers, max(limit, 1)); n == 0 {
+				for _, table := range tables {
+					s.tables = s.tables.drop(table)
+				}
+			}
+			return nil
+		})
+	}
+	if err != nil {
+		return 0, fmt.Errorf("clear a generation: %w", err)
+	}
+	return n, nil
+}
+
+// clear deletes at most limit markers and parked messages of a generation.
+func (s *state) clear(b provider.Build, handlers []string, limit int) (n int) {
+	for _, handler := range handlers {
+		for key := range under(s.markers, handler) {
+			if n < limit && isOfGeneration(key, handler, b) {
+				s.markers = s.markers.drop(key)
+				n++
+			}
+		}
+	}
+	for seq, p := range s.parked.from(0) {
+		if n < limit && buildOf(&p) == (provider.Build{Projector: b.Projector, Generation: b.Number()}) {
+			s.parked = s.parked.drop(seq)
+			s.parkedIDs = s.parkedIDs.drop(messageKey(&p))
+			s.leaveLane(&p)
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,317 @@
+package postgres
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// These are the steps of a unit with Switch that other units do not have.
+
+const (
+	lockTimeoutSQL = `select set_config('lock_timeout', $1::text, true)`
+	fenceTimeout   = "1s"
+	// Less than deadlock_timeout, by default 1s: a reader that has locked another view or table of the
+	// switch before must not get the error.
+	tableTimeout = "300ms"
+
+	relationSQL = `
+select c.oid::bigint, c.relkind::text, coalesce(' with (' || array_to_string(c.reloptions, ', ') || ')', ''),
+	case when c.relowner = (select oid from pg_roles where rolname = current_user) then '' else quote_ident(pg_get_userbyid(c.relowner)) end
+from pg_class c where c.oid = to_regclass($1::text)`
+
+	// The statements that give the view $2 the grants of a view or a table. Of a table, only the
+	// rights to read it.
+	relationGrantsSQL = `
+select g.attname, format('grant %s%s on %s to %s%s', g.privilege_type, ' (' || quote_ident(g.attname) || ')', $2::text,
+	case g.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(g.grantee)) end, case when g.is_grantable then ' with grant option' end)
+from (
+	select a.privilege_type, a.grantee, a.is_grantable, null::text as attname, c.relkind from pg_class c, aclexplode(c.relacl) a where c.oid = $1::bigint
+	union all
+	select a.privilege_type, a.grantee, a.is_grantable, t.attname, c.relkind
+	from pg_class c join pg_attribute t on t.attrelid = c.oid, aclexplode(t.attacl) a where c.oid = $1::bigint and not t.attisdropped) g
+where g.relkind = 'v' or g.privilege_type = 'SELECT'`
+
+	columnNamesSQL = `
+select attname::text from pg_attribute where attrelid = to_regclass($1::text) and attnum > 0 and not attisdropped`
+
+	// Whether a view can be replaced: the columns of the table begin with its columns.
+	fitsSQL = `
+select not exists (
+	select row_number() over (order by attnum), attname, atttypid, atttypmod, attcollation
+	from pg_attribute where attrelid = to_regclass($1::text) and attnum > 0 and not attisdropped
+	except
+	select row_number() over (order by attnum), attname, atttypid, atttypmod, attcollation
+	from pg_attribute where attrelid = to_regclass($2::text) and attnum > 0 and not attisdropped)`
+)
+
+func (w *unit) isSnapshot() bool { return w.Switch != nil && w.Switch.Snapshot }
+
+func (w *unit) checkSwitch() error {
+	if w.Switch == nil {
+		return nil
+	}
+	if err := provider.CheckSwitch(&w.Unit); err != nil {
+		return invalidUnit(err)
+	}
+	return nil
+}
+
+func invalidUnit(err error) error {
+	return &provider.Error{Class: provider.ClassPermanent, Code: "invalid", Err: err}
+}
+
+var errFenced = &provider.Error{Class: provider.ClassTransient, Code: provider.CodeFenced, Err: provider.ErrFenced}
+
+// busy gives an error of a lock that was not free within a second its code.
+func busy(err error) error {
+	if e := pgError(err); e != nil && e.Code == lockNotAvailable {
+		return &provider.Error{Class: provider.ClassTransient, Code: provider.CodeBusy, Err: err}
+	}
+	return err
+}
+
+// beginSwitch begins the transaction and gets the messages of the unit. The transaction is not nil
+// if it has begun, also with an error. Its first statement that reads takes the snapshot.
+func (w *unit) beginSwitch(ctx context.Context, conn *pgx.Conn) (pgx.Tx, error) {
+	level, sql := pgx.ReadCommitted, lockGenerationsSQL
+	if w.isSnapshot() {
+		level, sql = pgx.RepeatableRead, generationsSQL
+	}
+	tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
+	if err != nil {
+		return nil, ofOwn(ctx, wrap("begin the unit", err))
+	}
+	if !w.isSnapshot() {
+		if _, err = tx.Exec(ctx, lockTimeoutSQL, fenceTimeout); err == nil {
+			_, err = tx.Exec(ctx, exclusiveSQL, lockClassFence, w.db.fence(w.Projector))
+		}
+		if err != nil {
+			return tx, ofSwitch(ctx, wrap("wait for the open units of the projector", err))
+		}
+	}
+	all, err := collect(ctx, tx, scanGeneration, w.db.q(sql), planned, w.Projector)
+	if err != nil {
+		return tx, ofSwitch(ctx, wrap("read the generations", err))
+	}
+	if !provider.CanSet(all, w.Switch.Set...) {
+		return tx, errFenced
+	}
+	if w.Switch.Last == nil {
+		return tx, nil
+	}
+	of := provider.Build{Projector: w.Projector, Generation: provider.LiveGeneration(all)}
+	live := provider.Live{Unapplied: func(ctx context.Context, messages []provider.Message) ([]bool, error) {
+		return w.db.unapplied(ctx, tx, of, messages)
+	}}
+	if live.Checkpoint, err = w.db.checkpoint(ctx, tx, of); err != nil {
+		return tx, ofSwitch(ctx, err)
+	}
+	messages, err := w.Switch.Last(ctx, live)
+	if err != nil {
+		return tx, class(ofHandler(err))
+	}
+	if slices.ContainsFunc(messages, func(m provider.Message) bool { return m.Parked != nil }) {
+		return tx, invalidUnit(fmt.Errorf("%w: switch.Last returned a parked message: it must return events", provider.ErrInput))
+	}
+	w.Messages = withMarkerIDs(messages)
+	return tx, nil
+}
+
+// ofSwitch classes an error of a statement on the library's tables in a unit with Switch.
+func ofSwitch(ctx context.Context, err error) error { return ofOwn(ctx, busy(err)) }
+
+// ofTables classes an error of a statement on tables of the read model.
+func ofTables(ctx context.Context, err error) error {
+	switch {
+	case errors.Is(err, provider.ErrInput):
+		return invalidUnit(err)
+	case ctx.Err() != nil && pgError(err) == nil:
+		return ofOwn(ctx, err)
+	}
+	return class(busy(err))
+}
+
+// reset empties tables.
+func (w *unit) reset(ctx context.Context, tx pgx.Tx) error {
+	if w.Switch == nil || len(w.Switch.Reset) == 0 {
+		return nil
+	}
+	if err := w.lockTablesBriefly(ctx, tx); err != nil {
+		return err
+	}
+	return w.exec(ctx, tx, `truncate table `+quoted(w.Switch.Reset...))
+}
+
+// lockTablesBriefly limits how long the next statements wait for locks.
+func (w *unit) lockTablesBriefly(ctx context.Context, tx pgx.Tx) error {
+	_, err := tx.Exec(ctx, lockTimeoutSQL, tableTimeout)
+	return ofSwitch(ctx, wrap("set the lock timeout", err))
+}
+
+// exec runs a statement that concerns tables of the read model.
+func (w *unit) exec(ctx context.Context, tx pgx.Tx, sql string, args ...any) error {
+	crash.Point("switch unit: before")
+	_, err := tx.Exec(ctx, sql, args...)
+	crash.Point("switch unit: after")
+	return ofTables(ctx, wrap(fmt.Sprintf("%.100s", sql), err))
+}
+
+// endSwitch does what follows the handlers. They must not have parked messages.
+func (w *unit) endSwitch(ctx context.Context, tx pgx.Tx) error {
+	if len(w.Switch.Rename)+len(w.Switch.Show) > 0 {
+		if err := w.lockTablesBriefly(ctx, tx); err != nil {
+			return err
+		}
+	}
+	was := make([]relation, len(w.Switch.Show))
+	for i, p := range w.Switch.Show {
+		var err error
+		if was[i], err = readRelation(ctx, tx, p.Other); err != nil {
+			return err
+		}
+	}
+	for _, p := range w.Switch.Rename {
+		if err := w.rename(ctx, tx, p); err != nil {
+			return err
+		}
+	}
+	for i, p := range w.Switch.Show {
+		if err := w.show(ctx, tx, p, was[i]); err != nil {
+			return err
+		}
+	}
+	if w.Switch.Compare != nil {
+		if err := w.compare(ctx, tx, w.Switch.Compare); err != nil {
+			return err
+		}
+	}
+	if w.isSnapshot() {
+		return nil
+	}
+	return w.setGenerations(ctx, tx)
+}
+
+// setGenerations stores those that are no longer live or building first.
+func (w *unit) setGenerations(ctx context.Context, tx pgx.Tx) error {
+	if len(w.Switch.Set) == 0 {
+		return nil
+	}
+	order := []provider.GenerationState{provider.GenerationRetired, provider.GenerationStandby, provider.GenerationLive, provider.GenerationBuilding, provider.GenerationRequested}
+	rank := func(g provider.Generation) int { return slices.Index(order, g.State) }
+	set := make([]bool, len(w.Switch.Set))
+	b := &pgx.Batch{}
+	for i, g := range slices.SortedStableFunc(slices.Values(w.Switch.Set), func(a, b provider.Generation) int { return cmp.Compare(rank(a), rank(b)) }) {
+		w.db.queueGeneration(b, g, &set[i])
+	}
+	crash.Point("switch unit: before")
+	err := tx.SendBatch(ctx, b).Close()
+	crash.Point("switch unit: after")
+	if isSecond(err) || err == nil && slices.Contains(set, false) {
+		return errFenced
+	}
+	return ofSwitch(ctx, wrap("set the generations", err))
+}
+
+// relation is a table or a view. The zero relation does not exist.
+type relation struct {
+	ID      int64
+	Kind    string // of pg_class.relkind
+	Options string // of a view, in SQL
+	Owner   string // in SQL; empty if it is the current user
+	grants  []grant
+}
+
+// grant is a statement that grants a right on a view, or on one of its columns.
+type grant struct {
+	Column *string
+	SQL    string
+}
+
+// readRelation reads the relation with this name, and its grants.
+func readRelation(ctx context.Context, tx pgx.Tx, name string) (r relation, err error) {
+	found, err := collect(ctx, tx, func(row pgx.CollectableRow) (r relation, err error) {
+		return r, row.Scan(&r.ID, &r.Kind, &r.Options, &r.Owner)
+	}, relationSQL, planned, quoted(name))
+	if err == nil && len(found) > 0 {
+		r = found[0]
+		r.grants, err = collect(ctx, tx, pgx.RowToStructByPos[grant], relationGrantsSQL, planned, r.ID, quoted(name))
+	}
+	return r, ofTables(ctx, wrap("look up "+name, err))
+}
+
+func (w *unit) rename(ctx context.Context, tx pgx.Tx, p provider.TablePair) error {
+	from, to := identifier(p.Table), identifier(p.Other)
+	if len(to) > 1 && !slices.Equal(from[:len(from)-1], to[:1]) {
+		return invalidUnit(fmt.Errorf("%w: switch.Rename: %q has another schema than %q: a table keeps its schema", provider.ErrInput, p.Other, p.Table))
+	}
+	is, err := readRelation(ctx, tx, p.Table)
+	if err != nil || is.ID == 0 || is.Kind == "v" {
+		return err
+	}
+	return w.exec(ctx, tx, `alter table `+quoted(p.Table)+` rename to `+to[len(to)-1:].Sanitize())
+}
+
+// show makes a view that shows a table. was is the relation that had the view's name before.
+func (w *unit) show(ctx context.Context, tx pgx.Tx, p provider.TablePair, was relation) error {
+	view := quoted(p.Other)
+	isView, fits, options := was.Kind == "v", false, ""
+	if isView {
+		options = was.Options
+		if err := tx.QueryRow(ctx, fitsSQL, planned, view, quoted(p.Table)).Scan(&fits); err != nil {
+			return ofTables(ctx, wrap("look up "+p.Other, err))
+		}
+		if !fits {
+			if err := w.exec(ctx, tx, `drop view `+view); err != nil {
+				return err
+			}
+		}
+	}
+	err := w.exec(ctx, tx, `create or replace view `+view+options+` as select * from `+quoted(p.Table))
+	if err == nil {
+		err = w.exec(ctx, tx, `drop trigger if exists kinora_refuse_write on `+view)
+	}
+	if err == nil {
+		err = w.exec(ctx, tx, `create trigger kinora_refuse_write instead of insert or update or delete on `+view+
+			` for each row execute function `+w.db.q(`kinora.refuse_write()`))
+	}
+	if err != nil || fits { // a view that is replaced keeps its owner and its grants
+		return err
+	}
+	columns, err := collect(ctx, tx, pgx.RowTo[string], columnNamesSQL, planned, view)
+	if err != nil {
+		return ofTables(ctx, err)
+	}
+	for _, g := range was.grants {
+		if g.Column == nil || slices.Contains(columns, *g.Column) {
+			if err := w.exec(ctx, tx, g.SQL); err != nil {
+				return err
+			}
+		}
+	}
+	if isView && was.Owner != "" {
+		return w.exec(ctx, tx, `alter view `+view+` owner to `+was.Owner)
+	}
+	return nil
+}
+
+// identifier splits the name of a table.
+func identifier(name string) pgx.Identifier { return strings.Split(name, ".") }
+
+// quoted returns names of tables in SQL.
+func quoted(names ...string) string {
+	all := make([]string, len(names))
+	for i, name := range names {
+		all[i] = identifier(name).Sanitize()
+	}
+	return strings.Join(all, ", ")
+}
+
+var errParks = invalidUnit(errors.New("a handler parked a message in a unit with Switch"))

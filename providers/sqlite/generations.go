@@ -1,0 +1,201 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/kinora-go/kinora/provider"
+)
+
+const (
+	readLive = `select generation from kinora_generations where projector = ?1 and state = 'live'`
+
+	// A blob is greater than any text, so the range includes all projectors if ?1 is empty.
+	listGenerations = `
+select projector, generation, revision, state, data, created_at, changed_at from kinora_generations
+where projector between ?1 and iif(?1 = '', x'', ?1) order by projector, generation`
+)
+
+// numbered returns b, with the live generation of its projector if its number is zero.
+func numbered(ctx context.Context, q querier, b provider.Build) (provider.Build, error) {
+	if b.Generation != 0 {
+		return b, nil
+	}
+	b.Generation = 1
+	err := one(ctx, q, []any{&b.Generation}, readLive, b.Projector)
+	if errors.Is(err, sql.ErrNoRows) {
+		return b, nil
+	}
+	return b, err
+}
+
+func generationsOf(ctx context.Context, q querier, projector string) (all []provider.Generation, err error) {
+	err = each(ctx, q, func(rows *sql.Rows) error {
+		var g provider.Generation
+		var created, changed int64
+		err := rows.Scan(&g.Projector, &g.Generation, &g.Revision, &g.State, (*[]byte)(&g.Data), &created, &changed)
+		g.CreatedAt, g.ChangedAt = timeOf(created), timeOf(changed)
+		all = append(all, g)
+		return err
+	}, listGenerations, projector)
+	return all, err
+}
+
+// Generations implements provider.Builds.
+func (d *Provider) Generations(ctx context.Context, projector string) (all []provider.Generation, err error) {
+	if err = provider.CheckStorable("projector", projector); err == nil {
+		all, err = generationsOf(ctx, d.reads, projector)
+	}
+	return result(all, "list generations", err)
+}
+
+// SetGeneration implements provider.Builds.
+func (d *Provider) SetGeneration(ctx context.Context, g provider.Generation) (set bool, err error) {
+	if err = provider.CheckGeneration(g); err == nil {
+		err = d.writeTx(ctx, func(u *unit) error {
+			stored, err := generationsOf(ctx, u, g.Projector)
+			if set = err == nil && provider.CanSet(stored, g); set {
+				err = u.setGenerations(ctx, stored, g)
+			}
+			return err
+		})
+	}
+	return result(set, "set a generation", err)
+}
+
+const (
+	// freeGenerations makes room in the unique indexes, because the generations ?2 may change
+	// places.
+	freeGenerations = `
+update kinora_generations set state = 'standby' where projector = ?1 and generation in (select value from json_each(?2))`
+
+	setGeneration = `
+insert into kinora_generations (projector, generation, revision, state, data, created_at, changed_at)
+values (?1, ?2, ?3, ?4, ?5, ` + clock + `, ` + clock + `)
+on conflict (projector, generation) do update set revision = excluded.revision, state = excluded.state, data = excluded.data,
+	changed_at = iif(?6, excluded.changed_at, changed_at)`
+
+	standBy = `update kinora_checkpoints set mode = 'catch-up', token = null where ` + ofBuild
+
+	retire = `
+insert into kinora_checkpoints (projector, generation, position, event_id, lineage, mode, handlers)
+values (?1, ?2, 0, '', '', 'ended', 'null')
+on conflict (projector, generation) do update set mode = excluded.mode`
+)
+
+// setGenerations stores set. stored was read in this transaction, and provider.CanSet was true.
+func (u *unit) setGenerations(ctx context.Context, stored []provider.Generation, set ...provider.Generation) error {
+	states, numbers := map[int]provider.GenerationState{}, make([]int, len(set))
+	for _, g := range stored {
+		states[g.Generation] = g.State
+	}
+	for i, g := range set {
+		numbers[i] = g.Generation
+	}
+	if len(set) > 1 {
+		if _, err := u.exec(ctx, freeGenerations, set[0].Projector, jsonOf(numbers)); err != nil {
+			return err
+		}
+	}
+	for _, g := range set {
+		if len(g.Data) == 0 {
+			g.Data = json.RawMessage(`{}`)
+		}
+		isNew := states[g.Generation] != g.State
+		_, err := u.exec(ctx, setGeneration, g.Projector, g.Generation, g.Revision+1, string(g.State), string(g.Data), isNew)
+		switch {
+		case err == nil && isNew && g.State == provider.GenerationStandby:
+			_, err = u.exec(ctx, standBy, g.Projector, g.Generation)
+		case err == nil && isNew && g.State == provider.GenerationRetired:
+			_, err = u.exec(ctx, retire, g.Projector, g.Generation)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const (
+	clearMarkers = `
+delete from kinora_markers where (handler, generation, message_id) in (
+	select handler, generation, message_id from kinora_markers
+	where handler in (select value from json_each(?1)) and generation = ?2 limit ?3)`
+
+	clearParked = `
+delete from kinora_parked where id in (
+	select id from kinora_parked indexed by kinora_parked_lane where open = 1 and ` + ofBuild + `
+	union all
+	select id from kinora_parked indexed by kinora_parked_resolved where open = 0 and ` + ofBuild + `
+	limit ?3)`
+)
+
+const unlogged = `
+select exists (
+	select 1 from json_each(?1) h where exists (
+		select 1 from kinora_markers where handler = h.value and position is null and generation = ?2))`
+
+// Unlogged implements provider.Builds.
+func (d *Provider) Unlogged(ctx context.Context, b provider.Build, handlers []string) (has bool, err error) {
+	if err := provider.CheckPrune(b.Projector, handlers); err != nil {
+		return false, wrap("look up markers", err)
+	}
+	err = one(ctx, d.reads, []any{&has}, unlogged, jsonOf(handlers), b.Number())
+	return has, wrap("look up markers", err)
+}
+
+// ClearGeneration implements provider.Builds.
+func (d *Provider) ClearGeneration(ctx context.Context, b provider.Build, handlers, tables []string, limit int) (n int, err error) {
+	err = provider.CheckPrune(b.Projector, handlers)
+	if err == nil {
+		err = provider.CheckTables(tables...)
+	}
+	if err == nil {
+		err = d.writeTx(ctx, func(u *unit) error {
+			n, err = u.clear(ctx, b, handlers, max(limit, 1))
+			if err == nil && n == 0 {
+				err = u.drop(ctx, tables)
+			}
+			return err
+		})
+	}
+	return result(n, "clear a generation", err)
+}
+
+func (u *unit) clear(ctx context.Context, b provider.Build, handlers []string, limit int) (int, error) {
+	stored, err := generationsOf(ctx, u, b.Projector)
+	if err != nil {
+		return 0, err
+	}
+	isRetired := func(g provider.Generation) bool {
+		return g.Generation == b.Number() && g.State == provider.GenerationRetired
+	}
+	if !slices.ContainsFunc(stored, isRetired) {
+		return 0, fmt.Errorf("%w: generation %s is not retired: retire it first", provider.ErrInput, b)
+	}
+	markers, err := u.changed(ctx, clearMarkers, jsonOf(handlers), b.Number(), limit)
+	if err != nil || markers == limit {
+		return markers, err
+	}
+	parked, err := u.changed(ctx, clearParked, b.Projector, b.Number(), limit-markers)
+	return markers + parked, err
+}
+
+// drop drops tables that exist.
+func (u *unit) drop(ctx context.Context, tables []string) error {
+	for _, name := range tables {
+		t := tableOf(name)
+		exists, err := u.isTable(ctx, t)
+		if err == nil && exists {
+			_, err = u.tx.ExecContext(ctx, `drop table `+t.sql())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

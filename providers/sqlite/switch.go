@@ -1,0 +1,155 @@
+package sqlite
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kinora-go/kinora/provider"
+)
+
+const busyAfter = time.Second // a unit with Switch waits this long for other writers
+
+// errSnapshot rolls a snapshot back.
+var errSnapshot = errors.New("it was a snapshot")
+
+// doSwitch is Do for a unit with Switch. Its transaction is immediate also with Snapshot, because
+// it writes: other writers wait, as for each unit.
+func (d *Provider) doSwitch(ctx context.Context, p *provider.Unit, run runFunc) error {
+	if err := provider.CheckSwitch(p); err != nil {
+		return invalidSwitch(err)
+	}
+	limit := busyAfter
+	if p.Switch.Snapshot {
+		limit = 0
+	}
+	err := d.writeTxWithin(ctx, limit, func(u *unit) error { return u.workSwitch(ctx, p, run) })
+	if errors.Is(err, errSnapshot) {
+		return nil
+	}
+	return unitError(ctx, err)
+}
+
+func invalidSwitch(err error) error {
+	return &provider.Error{Class: provider.ClassPermanent, Code: "invalid", Err: err}
+}
+
+// workSwitch runs the steps of a unit with Switch.
+func (u *unit) workSwitch(ctx context.Context, p *provider.Unit, run runFunc) error {
+	stored, err := generationsOf(ctx, u, p.Projector)
+	if err != nil {
+		return inStep("open", err)
+	}
+	if !provider.CanSet(stored, p.Switch.Set...) {
+		return &provider.Error{Class: provider.ClassTransient, Code: provider.CodeFenced, Err: provider.ErrFenced}
+	}
+	if p.Switch.Last != nil {
+		live := provider.Build{Projector: p.Projector, Generation: provider.LiveGeneration(stored)}
+		if p.Messages, err = u.last(ctx, p.Switch, live); err != nil {
+			return err
+		}
+		if err := checkUnit(p); err != nil {
+			return err
+		}
+	}
+	if err := u.work(ctx, p, run); err != nil {
+		return err
+	}
+	if err := u.changeTables(ctx, p.Switch); err != nil {
+		return err
+	}
+	if len(p.Switch.Set) > 0 {
+		if err := u.setGenerations(ctx, stored, p.Switch.Set...); err != nil {
+			return inStep("close", err)
+		}
+	}
+	if p.Switch.Snapshot {
+		return errSnapshot
+	}
+	return nil
+}
+
+// last calls Last. Its context lets it read through a pool of one connection.
+func (u *unit) last(ctx context.Context, s *provider.Switch, live provider.Build) ([]provider.Message, error) {
+	c, err := wholly(ctx, u, live)
+	if err != nil {
+		return nil, inStep("open", err)
+	}
+	return s.Last(u.within(ctx), provider.Live{
+		Checkpoint: c,
+		Unapplied: func(ctx context.Context, messages []provider.Message) ([]bool, error) {
+			return unapplied(ctx, u, live, messages)
+		},
+	})
+}
+
+// deferForeignKeys checks foreign keys at the commit, because tables are changed in any order.
+const deferForeignKeys = `pragma defer_foreign_keys = on`
+
+// reset deletes the rows of tables.
+func (u *unit) reset(ctx context.Context, tables []string) error {
+	for i, name := range tables {
+		query := `delete from ` + tableOf(name).sql()
+		if i == 0 {
+			query = deferForeignKeys + "; " + query
+		}
+		if _, err := u.tx.ExecContext(ctx, query); err != nil {
+			return wrap("reset "+name, err)
+		}
+	}
+	return nil
+}
+
+// changeTables runs the steps of s that follow the handlers.
+func (u *unit) changeTables(ctx context.Context, s *provider.Switch) error {
+	for _, p := range s.Rename {
+		if err := u.rename(ctx, p); err != nil {
+			return wrap("rename "+p.Table, err)
+		}
+	}
+	for _, p := range s.Show {
+		view := tableOf(p.Other).sql()
+		_, err := u.tx.ExecContext(ctx, fmt.Sprintf(`drop view if exists %[1]s; create view %[1]s as select * from %[2]s`, view, tableOf(p.Table).sql()))
+		if err != nil {
+			return wrap("show "+p.Table, err)
+		}
+	}
+	if s.Compare != nil {
+		return u.compare(ctx, s.Compare)
+	}
+	return nil
+}
+
+// rename renames a table, if it exists and is not a view. Views that show the table still do.
+func (u *unit) rename(ctx context.Context, p provider.TablePair) error {
+	from, to := tableOf(p.Table), tableOf(p.Other)
+	if !strings.EqualFold(from.schema, to.schema) {
+		return invalidSwitch(fmt.Errorf("%w: %s and %s are in different schemas", provider.ErrInput, p.Table, p.Other))
+	}
+	exists, err := u.isTable(ctx, from)
+	if err == nil && exists {
+		_, err = u.tx.ExecContext(ctx, fmt.Sprintf(`alter table %s rename to %s`, from.sql(), nameSQL(to.name)))
+	}
+	return err
+}
+
+const findTable = `
+select true from pragma_table_list where schema = ?1 collate nocase and name = ?2 collate nocase and type <> 'view'`
+
+func (u *unit) isTable(ctx context.Context, t tableName) (bool, error) {
+	found, err := column[bool](ctx, u, findTable, t.schema, t.name)
+	return slices.Contains(found, true), err
+}
+
+// tableOf parses a name that provider.CheckTables has checked.
+func tableOf(name string) tableName {
+	if schema, table, ok := strings.Cut(name, "."); ok {
+		return tableName{schema, table}
+	}
+	return tableName{"main", name}
+}
+
+func (t tableName) sql() string { return nameSQL(t.schema) + "." + nameSQL(t.name) }
