@@ -3,6 +3,7 @@ package projector_test
 import (
 	"context"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -104,12 +105,13 @@ func TestAProjectorWhoseGenerationsCannotBeChanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
 		write(t, db, "k-1", upTo(10)...)
-		fails, tries := false, 0
+		var fails atomic.Bool
+		var tries atomic.Int32
 		store := switching{db, db, func(u provider.Unit) error {
-			if !fails || u.Projector != "p" {
+			if !fails.Load() || u.Projector != "p" {
 				return nil
 			}
-			tries++
+			tries.Add(1)
 			return errBusy
 		}}
 		p := built(projector.Options{}, 1)
@@ -118,7 +120,7 @@ func TestAProjectorWhoseGenerationsCannotBeChanged(t *testing.T) {
 		r := newRunner(t, store, projector.FromLog(db), projector.RunnerConfig{}, p, q)
 		stop := start(t, r)
 		time.Sleep(time.Second)
-		fails = true
+		fails.Store(true)
 		n, err := projector.RequestRebuild(t.Context(), db, "p", request(projector.BlueGreen))
 		require.NoError(t, err)
 		time.Sleep(30 * time.Second)
@@ -126,16 +128,17 @@ func TestAProjectorWhoseGenerationsCannotBeChanged(t *testing.T) {
 		require.NoError(t, r.Rebuild(t.Context(), "q", request(projector.InPlace)))
 		require.Less(t, time.Since(began), 3*time.Second)
 		time.Sleep(5 * time.Minute)
-		require.Greater(t, tries, 10)
-		require.Less(t, tries, 30)
-		fails = false
+		require.Greater(t, tries.Load(), int32(10))
+		require.Less(t, tries.Load(), int32(30))
+		fails.Store(false)
 		state(t, db, p, n, "live")
 
-		fails, tries = true, 0
+		fails.Store(true)
+		tries.Store(0)
 		_, err = projector.RequestRebuild(t.Context(), db, "p", request(projector.BlueGreen))
 		require.NoError(t, err)
 		time.Sleep(10 * time.Second)
-		require.Greater(t, tries, 4, "after a success the pauses are short again")
+		require.Greater(t, tries.Load(), int32(4), "after a success the pauses are short again")
 		require.NoError(t, stop())
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"time"
 
@@ -222,39 +223,38 @@ func (r *reader) waitsForParked(ctx context.Context) (bool, error) {
 }
 
 // applyBehind applies the events that the live generation has applied above its checkpoint, until
-// few are left. If this reader catches up, and the live generation has moved on by many events
-// meanwhile, it returns errMany.
+// few are left. If this reader catches up, and they do not become fewer, it returns errMany.
 func (r *reader) applyBehind(ctx, hard context.Context, catchesUp bool) error {
-	for range 20 {
-		behind, to, err := r.behindNow(ctx)
+	for before, tries := math.MaxInt, 0; tries < 20; tries++ {
+		behind, err := r.behindNow(ctx)
 		if err != nil {
 			return err
 		}
-		if catchesUp && to.Position-r.read > promoteMost {
+		n := len(behind)
+		if catchesUp && n > promoteMost && n >= before {
 			return errMany
 		}
 		if err := r.complete(ctx, hard, behind); err != nil {
 			return err
 		}
-		if len(behind) <= promoteMost/2 {
+		if n <= promoteMost { // meanwhile the live generation has applied fewer
 			break
 		}
+		before = n
 	}
 	return nil
 }
 
-// behindNow returns events that the live generation has applied and this one has not, and the place
-// of the live checkpoint.
-func (r *reader) behindNow(ctx context.Context) (behind []eventstore.Raw, to provider.LogPlace, err error) {
+// behindNow returns events that the live generation has applied and this one has not.
+func (r *reader) behindNow(ctx context.Context) (behind []eventstore.Raw, err error) {
 	c, err := r.runner.store.Checkpoint(ctx, provider.Build{Projector: r.name})
 	if err != nil {
-		return nil, to, err
+		return nil, err
 	}
 	b := provider.Build{Projector: r.name, Generation: c.Generation}
-	behind, err = r.behindLive(ctx, provider.Live{Checkpoint: c, Unapplied: func(ctx context.Context, m []provider.Message) ([]bool, error) {
+	return r.behindLive(ctx, provider.Live{Checkpoint: c, Unapplied: func(ctx context.Context, m []provider.Message) ([]bool, error) {
 		return r.runner.store.Unapplied(ctx, b, m)
 	}}, true)
-	return behind, c.Place, err
 }
 
 // lastStep returns Switch.Last of a unit: the events that the live generation has applied and this one

@@ -69,9 +69,10 @@ func (r *reader) reportStall(now time.Time) {
 	}
 }
 
-// isBusy reports whether a rebuild goes on next to a live generation that applies events.
+// isBusy reports whether a rebuild goes on next to a live generation that applies events, and leaves
+// time to it. One that is to become live now does not.
 func (r *reader) isBusy() bool {
-	return !r.serving.isLive() && r.runner.cfg.Clock().Sub(r.moved) < busyAge
+	return !r.serving.isLive() && !r.serving.Promoted && r.runner.cfg.Clock().Sub(r.moved) < busyAge
 }
 
 // throttle waits after a page of a rebuild, which took this time. A rebuild that has applied all
