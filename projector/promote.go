@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math"
 	"slices"
 	"time"
 
@@ -223,38 +222,39 @@ func (r *reader) waitsForParked(ctx context.Context) (bool, error) {
 }
 
 // applyBehind applies the events that the live generation has applied above its checkpoint, until
-// few are left. If this reader catches up, and they do not become fewer, it returns errMany.
+// few are left. If this reader catches up, and many events up to the live checkpoint are not applied,
+// it returns errMany.
 func (r *reader) applyBehind(ctx, hard context.Context, catchesUp bool) error {
-	for before, tries := math.MaxInt, 0; tries < 20; tries++ {
-		behind, err := r.behindNow(ctx)
+	for range 20 {
+		behind, live, err := r.behindNow(ctx)
 		if err != nil {
 			return err
 		}
-		n := len(behind)
-		if catchesUp && n > promoteMost && n >= before {
+		if catchesUp && len(behind) > promoteMost && behind[promoteMost].Position <= live.Position {
 			return errMany
 		}
 		if err := r.complete(ctx, hard, behind); err != nil {
 			return err
 		}
-		if n <= promoteMost { // meanwhile the live generation has applied fewer
+		if len(behind) <= promoteMost/2 {
 			break
 		}
-		before = n
 	}
 	return nil
 }
 
-// behindNow returns events that the live generation has applied and this one has not.
-func (r *reader) behindNow(ctx context.Context) (behind []eventstore.Raw, err error) {
+// behindNow returns events that the live generation has applied and this one has not, and the place
+// of the live checkpoint.
+func (r *reader) behindNow(ctx context.Context) (behind []eventstore.Raw, live provider.LogPlace, err error) {
 	c, err := r.runner.store.Checkpoint(ctx, provider.Build{Projector: r.name})
 	if err != nil {
-		return nil, err
+		return nil, live, err
 	}
 	b := provider.Build{Projector: r.name, Generation: c.Generation}
-	return r.behindLive(ctx, provider.Live{Checkpoint: c, Unapplied: func(ctx context.Context, m []provider.Message) ([]bool, error) {
+	behind, err = r.behindLive(ctx, provider.Live{Checkpoint: c, Unapplied: func(ctx context.Context, m []provider.Message) ([]bool, error) {
 		return r.runner.store.Unapplied(ctx, b, m)
 	}}, true)
+	return behind, c.Place, err
 }
 
 // lastStep returns Switch.Last of a unit: the events that the live generation has applied and this one

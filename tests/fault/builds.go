@@ -256,11 +256,12 @@ func (r *run) watchBuilt(name string) *builtWatch {
 	w.all.Go(func() {
 		defer func() { _ = conn.Close(context.Background()) }()
 		for ctx.Err() == nil {
+			begin := time.Now()
 			if err := w.look(ctx, conn); err != nil && ctx.Err() == nil {
 				r.fail("the reader of %s: %v", name, err)
 				return
 			}
-			pause(ctx, 30*time.Millisecond)
+			pause(ctx, max(30*time.Millisecond, 3*time.Since(begin))) // it reads everything
 		}
 	})
 	r.cleanup = append(r.cleanup, w.stop)
