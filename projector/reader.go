@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -109,7 +110,9 @@ func (r *reader) run(ctx, hard context.Context) {
 			r.runner.end(err)
 			return
 		case errors.Is(err, errOlder):
-			wait(ctx, cfg.Lease/3)
+			// At a random time: a newer program asks for the lease at fixed intervals, and must not find
+			// it taken each time.
+			wait(ctx, cfg.Lease/6+rand.N(cfg.Lease/3))
 		case errors.Is(err, provider.ErrEnded) && r.runner.assigned:
 			r.runner.end(err) // no other generation follows
 			return
