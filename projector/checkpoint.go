@@ -253,7 +253,10 @@ func (r *reader) attach(ctx context.Context) error {
 		r.suspects = maxBatch
 	}
 	r.reportAdded(ctx, c.Handlers)
-	return r.checkServing(ctx)
+	if err := r.checkServing(ctx); err != nil {
+		return err
+	}
+	return r.beginRestored(ctx, c.Restored)
 }
 
 // checkServing returns ErrFenced if the generation has become live, or is no longer live, and this

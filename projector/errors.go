@@ -99,6 +99,7 @@ var (
 		Class: ClassPermanent, Code: codeNoEvent, Err: errors.New("the log no longer has the event: it was probably restored from a backup"),
 	}
 
+	errPartly = &Error{Class: ClassPermanent, Code: provider.CodePartly, Err: errors.New("a part of its writes took effect, and cannot be undone")}
 	errGoexit = &Error{Class: ClassUnknown, Code: codeGoexit, Err: errors.New("the handler called runtime.Goexit")}
 	errStuck  = &Error{
 		Class: ClassPermanent, Code: codeStuck, Err: errors.New("the handler did not return after its timeout, and may still run"),

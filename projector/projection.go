@@ -111,9 +111,6 @@ func newProjection[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx])
 func (p *projection) in(g *generation, isLogged bool) *projection {
 	r := p.runner
 	batch := cmp.Or(r.cfg.Batch, deliveryBatch)
-	if !p.keeps.Atomic {
-		batch = 1
-	}
 	one := &projection{
 		runner: r, name: p.name, opts: p.opts, types: p.types, keeps: p.keeps, marks: p.marks, marked: p.marked, dryRuns: p.dryRuns,
 		byType: p.byType, emits: p.emits, creates: p.creates, resets: p.resets, do: p.do,

@@ -64,14 +64,17 @@ type reader struct {
 	waitsFor provider.OpenAppend    // that delays it
 	reported time.Time              // when this was last reported
 	older    time.Time              // since when this program is older than the recorded one and could read
+
+	// After the read model has gone back to an earlier state: see restore.go.
+	restored  bool  // until the projector is live, or has reached lost
+	lost      int64 // events up to it may have been applied before
+	cameAgain int   // of these
+	restores  bool  // the worker applies events that were parked
 }
 
 func newReader(p *projection, number int) *reader {
 	cfg := &p.runner.cfg
 	batch := cmp.Or(cfg.Batch, logBatch)
-	if !p.keeps.Atomic {
-		batch = 1
-	}
 	r := &reader{
 		worker: &worker{projection: p, number: number, batch: batch, size: batch}, seenVersions: map[schemaVersion]bool{}, passed: map[int]passed{}, waiting: map[provider.Lane]bool{},
 		assigned: make(chan struct{}, 1),
@@ -165,6 +168,9 @@ func (r *reader) serve(ctx, hard context.Context) error {
 		r.detach(context.WithoutCancel(ctx))
 	}()
 	if err := r.attach(ctx); err != nil {
+		return err
+	}
+	if err := r.restore(ctx, hard); err != nil {
 		return err
 	}
 	for tries, pause := 0, readMin; ctx.Err() == nil; {
@@ -261,6 +267,9 @@ func (r *reader) step(ctx, hard context.Context) (more bool, err error) {
 		if err := r.verify(ctx, r.at); err != nil {
 			return false, err
 		}
+		if err := r.checkModel(ctx); err != nil {
+			return false, err
+		}
 		r.verified = now
 	}
 	if err := r.record(ctx); err != nil || r.serving.Paused && r.serving.isReplaying() {
@@ -315,6 +324,7 @@ func (r *reader) catchUpPage(ctx, hard context.Context) (more bool, err error) {
 	}
 	r.read = page.End.Position
 	r.applied += int64(len(msgs))
+	r.endRestored()
 	switch {
 	case r.read > before && page.More:
 		r.throttle(ctx, len(msgs), r.runner.cfg.Clock().Sub(began))
@@ -408,7 +418,8 @@ func (r *reader) prepare(u *unit) {
 	if u.intent.IsReplay() {
 		return
 	}
-	u.intent.Reader = r.identity()
+	u.intent.Reader, u.intent.Restore = r.identity(), r.restores
+	u.intent.Once = r.restored // so that events that are still applied are not counted
 	if r.page == nil {
 		return
 	}
@@ -433,6 +444,11 @@ func (r *reader) committed(u *unit) {
 	if u.intent.Advance != nil {
 		r.at.Place = u.intent.Advance.To
 		r.suspects = max(r.suspects-len(u.msgs), 0)
+		r.countAgain(u.applied)
+		return
+	}
+	if u.worker == r.worker && (r.restored || r.restores) {
+		r.countAgain(u.applied)
 		return
 	}
 	if u.worker == r.worker && r.at.Mode != provider.ModeLive {

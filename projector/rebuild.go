@@ -191,8 +191,10 @@ func (p *projection) canRebuild(how RebuildHow) error {
 	switch {
 	case p.reader == nil:
 		return refuse("its runner reads no log for it: give it Options.Markers, and RunnerConfig.Log or a store with events")
-	case !p.keeps.Atomic:
-		return refuse("its store is not transactional")
+	case !p.keeps.Atomic && !p.keeps.Markers:
+		return refuse("its store keeps no markers")
+	case how == InPlace && !p.resets && !p.keeps.Reset:
+		return refuse("give it OnReset: its store cannot empty tables")
 	case how == InPlace && !p.resets && len(p.opts.Tables) == 0:
 		return refuse("give it OnReset or Options.Tables")
 	case how != InPlace && (!p.creates || len(p.opts.Tables) == 0):
@@ -211,6 +213,8 @@ func (p *Projector[Tx]) checkRebuild(keeps provider.Keeps) error {
 	switch {
 	case p.opts.Version < 0 || how < NoRebuild || how > BlueGreen:
 		err = errors.Join(err, fmt.Errorf("options.Version is %d and options.RebuildOnChange %s: use at least 0, and a constant", p.opts.Version, how))
+	case how == InPlace && !resets && keeps.Tables && !keeps.Reset:
+		err = errors.Join(err, errors.New("options.RebuildOnChange InPlace requires OnReset: the store cannot empty tables"))
 	case how == InPlace && !resets && len(p.opts.Tables) == 0:
 		err = errors.Join(err, errors.New("options.RebuildOnChange InPlace requires OnReset or options.Tables"))
 	case how == BlueGreen && !creates:

@@ -98,7 +98,11 @@ func (w *worker) replay(ctx, hard context.Context, rows []*inbound) (progress bo
 	}
 	w.findLost(ctx, waiting)
 	err := w.inTurn(ctx, hard, rows, w.setSent, func(ctx, hard context.Context) {
-		for msgs := range slices.Chunk(waiting, w.batch) {
+		batch := w.batch
+		if !w.keeps.Atomic && !w.keeps.Markers {
+			batch = 1 // if one fails, the store of parked messages forgets that others were applied
+		}
+		for msgs := range slices.Chunk(waiting, batch) {
 			progress = w.apply(ctx, hard, msgs) || progress
 		}
 		for _, m := range failed {

@@ -68,7 +68,7 @@ func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ..
 	r.store, r.log = whole, src.log
 	if r.log == nil && !src.isZero() {
 		if r.log = r.cfg.Log; r.log == nil {
-			r.log, _ = any(u).(provider.Log)
+			r.log = provider.LogOf(u)
 		}
 	}
 	for _, p := range ps {

@@ -19,13 +19,21 @@ type State interface {
 
 // StateOf returns the State of read models whose events are in another database: what projectors
 // did is read from model, and events from events.
-func StateOf(model, events State) State {
+// The model is a provider, such as provider.Combine returns.
+func StateOf(model modelState, events State) State {
 	return struct {
 		provider.Records
 		provider.Progress
 		provider.Builds
 		eventLog
 	}{model, model, model, events}
+}
+
+// modelState is the part of a State that reads what projectors did.
+type modelState interface {
+	provider.Records
+	provider.Progress
+	provider.Builds
 }
 
 // eventLog is the part of a State that reads events.

@@ -213,6 +213,9 @@ func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c
 				u.note(m, j, true, 0)
 			}
 		case m.skipped:
+		case found.Partly != nil && found.Partly[i]: // it must not wait: what waits is applied again
+			m.aside = &aside{cause: errPartly, attempts: 1}
+			row = u.failure(i, m, found.Fresh[i])
 		case m.parked == nil && found.Held[i] || stopped[m.lane]:
 			row = u.row(i, found.Fresh[i], ClassHeld, "")
 			if m.parked == nil && !stopped[m.lane] {

@@ -102,8 +102,7 @@ func (p *Projector[Tx]) verify(ctx context.Context, db provider.Units[Tx], v Ver
 func runnerOfLog[Tx any](db provider.Units[Tx], cfg *RunnerConfig, p *Projector[Tx]) (*Runner, error) {
 	log := orZero(cfg).Log
 	if log == nil {
-		var ok bool
-		if log, ok = any(db).(provider.Log); !ok {
+		if log = provider.LogOf(db); log == nil {
 			return nil, refuse("cfg.Log is nil, and the store has no log")
 		}
 	}

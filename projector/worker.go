@@ -142,8 +142,11 @@ func (w *worker) apply(ctx, hard context.Context, msgs []*inbound) (progress boo
 			part[0].aside != nil && len(part) == 1:
 			tries++
 			w.backOffUnit(ctx, len(part), tries, err)
-		case len(part) == 1 || at >= 0 && errors.Is(err, errStuck):
+		case len(part) == 1 || at >= 0 && (errors.Is(err, errStuck) || provider.CodeOf(err) == provider.CodePartly || isOnly(err)):
 			part[max(at, 0)].setAside(u, err, 1)
+			if isOnly(err) {
+				msgs = append(w.finishOthers(u, at), msgs[len(part):]...)
+			}
 		case at >= 0:
 			culprit = part[at]
 		default:
@@ -151,6 +154,27 @@ func (w *worker) apply(ctx, hard context.Context, msgs []*inbound) (progress boo
 		}
 	}
 	return progress
+}
+
+// isOnly reports whether a message has failed, and the other messages of its unit were applied.
+func isOnly(err error) bool {
+	e, ok := errors.AsType[*provider.MessageError](err)
+	return ok && e.Others
+}
+
+// finishOthers finishes the messages of a unit that were applied although the unit failed, because the
+// store cannot undo them. It returns the others: the one that failed, and those to set aside.
+func (w *worker) finishOthers(u *unit, failed int) (rest []*inbound) {
+	done := &unit{worker: w, intent: u.intent, ran: u.ran, reports: u.reports}
+	for i, m := range u.msgs {
+		if i == failed || u.parked[i] != nil {
+			rest = append(rest, m)
+		} else {
+			done.msgs, done.parked = append(done.msgs, m), append(done.parked, nil)
+		}
+	}
+	w.finish(done)
+	return rest
 }
 
 // suspectBatch is the most events of a unit that may have been in flight when a reader crashed. If

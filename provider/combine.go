@@ -9,15 +9,28 @@ import (
 )
 
 // Combine returns a Provider with the units of a store that has nothing else, such as Redis, and
-// the parked messages and records of another store, such as PostgreSQL.
+// the parked messages, leases and generations of another store, such as PostgreSQL.
 //
-//   - A unit of the second store is open while the handlers run, so holds and parked messages are
-//     as exact as in one store. It commits after the first store. If its commit fails, or the
-//     process ends between the two commits, the messages of the unit take effect again. So Keeps
-//     is zero, and units have one message.
-//   - There are no markers, no output, no dry runs and no snapshots.
-//   - Generations are those of the second store.
+// A unit of the second store is open while the handlers run, so holds and parked messages are
+// as exact as in one store. It commits after the first store.
+//
+// If units keep markers (MarkerUnits), the markers and the checkpoint are next to the read model:
+//   - If the process ends between the two commits, or the second one fails, the messages come again,
+//     and their markers show that they are applied.
+//   - Output is committed first, in the second store, with a marker for each message of it.
+//   - If the read model goes back to an earlier state, for example because its server lost its last
+//     writes, its checkpoint goes back with it, and the reader of the log applies the rest again. For
+//     that, the second store has a copy of the checkpoint's handlers. If the second store is a Log,
+//     runners read it.
+//
+// Otherwise, if the process ends between the two commits, the messages of the unit take effect again.
+// Then there are no markers and no output.
+//
+// There are no dry runs, and no snapshots except for comparisons.
 func Combine[Tx, Outer any](units Units[Tx], store Provider[Outer]) Provider[Tx] {
+	if m, ok := units.(MarkerUnits[Tx]); ok && m.Keeps().Markers {
+		return newMarkedPair(m, store)
+	}
 	return &combined[Tx, Outer]{Parking: store, Liveness: store, Records: store, Progress: store, Builds: store, Leases: store, units: units, store: store}
 }
 
@@ -59,14 +72,24 @@ func (b *combined[Tx, Outer]) Do(ctx context.Context, u Unit, run func(context.C
 
 func (b *combined[Tx, Outer]) Keeps() Keeps { return Keeps{} }
 
+// LogOf returns the log of a store: the store itself, or the second store of Combine if the first one
+// keeps markers. It returns nil if there is none.
+func LogOf(store any) Log {
+	if pair, ok := store.(interface{ second() any }); ok {
+		store = pair.second()
+	}
+	log, _ := store.(Log)
+	return log
+}
+
 // ReadyFor calls ReadyChecker of both stores.
 func (b *combined[Tx, Outer]) ReadyFor(ctx context.Context, service Service) error {
-	for _, s := range []any{b.store, b.units} {
-		if c, ok := s.(ReadyChecker); ok {
-			if err := c.ReadyFor(ctx, service); err != nil {
-				return err
-			}
-		}
+	return errors.Join(readyFor(ctx, service, b.store), readyFor(ctx, service, b.units))
+}
+
+func readyFor(ctx context.Context, service Service, store any) error {
+	if c, ok := store.(ReadyChecker); ok {
+		return c.ReadyFor(ctx, service)
 	}
 	return nil
 }

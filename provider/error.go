@@ -51,6 +51,9 @@ func ParseClass(s string) Class {
 const (
 	CodeDeadline = "deadline" // a handler took longer than its timeout
 	CodeDeadlock = "deadlock" // the database ended the unit to resolve a deadlock
+	// CodePartly: a part of the message's writes took effect, and the store cannot undo them. Always
+	// with ClassPermanent.
+	CodePartly = "partly_applied"
 )
 
 // Error is an error with a class and a code.
@@ -102,7 +105,10 @@ func CodeOf(err error) string {
 // the provider knows the message.
 type MessageError struct {
 	Message int // index in Unit.Messages
-	Err     error
+	// Others: all other messages of the unit that are not set aside were applied. Only in a store that
+	// is not Keeps.Atomic, and if the messages have no markers.
+	Others bool
+	Err    error
 }
 
 func (e *MessageError) Error() string { return e.Err.Error() }

@@ -18,6 +18,9 @@ type Found struct {
 	// Suspect reports whether another runner has recorded the message as in flight. Set only with
 	// Unit.Careful.
 	Suspect []bool
+	// Partly reports whether an earlier unit has applied a part of the message, and could not undo it. It
+	// must be set aside with CodePartly. Nil if none is.
+	Partly []bool
 	// Live reports whether a parked message can run: it is still waiting as it was listed (same
 	// Attempts, same Handlers), no other unit has its lane, and all messages before it in the
 	// lane are in this unit before it. Nil for deliveries.

@@ -4,11 +4,15 @@ import "encoding/json"
 
 // Keeps lists what Units.Do can commit together with the writes of handlers.
 type Keeps struct {
-	Atomic  bool // a unit that fails has no effect; if false, units have one message
+	// Atomic: a unit that fails has no effect. If false, the messages of a unit are applied one after
+	// another, and a unit that fails may have applied some of them. Their markers show which. Without
+	// markers, MessageError.Others does.
+	Atomic  bool
 	Markers bool // markers of Message.Mark
 	Output  bool // Closing.Output
 	DryRun  bool // Unit.DryRun is supported
-	Tables  bool // Unit.Switch can reset, rename, show and compare tables
+	Tables  bool // Unit.Switch can rename, show and compare tables
+	Reset   bool // Unit.Switch can empty tables
 }
 
 // Change is a row that a dry run inserted (no Before), updated, or deleted (no After).

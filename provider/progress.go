@@ -36,6 +36,10 @@ type Progress interface {
 // Checkpoint is how far a projector has applied the events of a log.
 type Checkpoint struct {
 	Generation int // whose checkpoint it is, as Progress.Checkpoint returns it
+	// Restored: the read model may have gone back to an earlier state since the checkpoint was stored
+	// elsewhere, for example because its server was restarted without its last writes. Events behind
+	// the checkpoint may be applied again. Progress.SetCheckpoint ignores it.
+	Restored bool
 	// Place is that of a settled event: every event of Handlers at or before it is applied or
 	// parked. If its Position is zero or was chosen by a person, the rest may be zero.
 	Place   LogPlace

@@ -18,6 +18,9 @@ type Unit struct {
 	// inserted: a message is fresh for a handler that has no marker of it. The unit may have no
 	// messages.
 	Advance *Advance
+	// Restore: the messages are recorded as parked next to the read model, but they are not parked. They
+	// were applied once, and the read model has gone back to an earlier state. They are applied again.
+	Restore bool
 	// Serial: the unit waits until no other serial unit of the projector is open. Runners set it
 	// after deadlocks.
 	Serial bool

@@ -73,7 +73,7 @@ func (m *Model) work(ctx context.Context, u *provider.Unit, run func(ctx context
 
 // Keeps implements provider.Units.
 func (db *Provider) Keeps() provider.Keeps {
-	return provider.Keeps{Atomic: true, Markers: true, Output: true, DryRun: true, Tables: true}
+	return provider.Keeps{Atomic: true, Markers: true, Output: true, DryRun: true, Tables: true, Reset: true}
 }
 
 // unit is tx, but releases the write lock if fn does not return after ctx has ended. It returns a

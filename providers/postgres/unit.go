@@ -53,7 +53,7 @@ func withMarkerIDs(messages []provider.Message) []provider.Message {
 
 // Keeps implements provider.Units.
 func (db *Provider) Keeps() provider.Keeps {
-	return provider.Keeps{Atomic: true, Markers: true, Output: true, DryRun: true, Tables: true}
+	return provider.Keeps{Atomic: true, Markers: true, Output: true, DryRun: true, Tables: true, Reset: true}
 }
 
 // Do implements provider.Units at READ COMMITTED. One round trip opens the unit. run's tx refuses

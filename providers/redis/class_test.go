@@ -224,7 +224,7 @@ func TestAnErrorOfAHookIsUnknown(t *testing.T) {
 	t.Parallel()
 	client := redistest.Client(t, redistest.Shared(t))
 	client.AddHook(refusing{})
-	u, err := redis.New(client)
+	u, err := redis.New(client, nil)
 	require.NoError(t, err)
 	err = do(t.Context(), u, func(ctx context.Context, tx pipe) error { tx.Ping(ctx); return nil })
 	requireClass(t, err, provider.ClassUnknown, "")

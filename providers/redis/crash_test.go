@@ -95,7 +95,7 @@ func child(arm string) error {
 		return err
 	}
 	s := space{goredis.NewClient(options), o.Prefix}
-	units, err := redis.New(s.client)
+	units, err := redis.New(s.client, nil)
 	if err != nil {
 		return err
 	}

@@ -3,7 +3,7 @@
 // Redis holds only the read model. Parked messages, leases of runners and decisions are in a
 // second store, which a runner requires:
 //
-//	units, err := redis.New(client)
+//	units, err := redis.New(client, nil)
 //	runner, err := projector.NewRunner(provider.Combine(units, db), projector.Subscribe(subscriber, "review"), projector.RunnerConfig{}, stars)
 //
 // Handlers queue commands. The commands of a message are sent together, in one MULTI/EXEC, after

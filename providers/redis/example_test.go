@@ -22,7 +22,7 @@ func Example() {
 	stars := projector.Define("product-stars", types, projector.Options{}, projector.On("posted", onPosted))
 
 	serve := func(ctx context.Context, client *goredis.Client, db *sqlite.DB, subscriber message.Subscriber) error {
-		units, err := redis.New(client)
+		units, err := redis.New(client, nil)
 		if err != nil {
 			return err
 		}

@@ -121,7 +121,7 @@ func sharedSpace(t testing.TB) space {
 }
 
 func (s space) units(t testing.TB) *redis.Units {
-	u, err := redis.New(s.client)
+	u, err := redis.New(s.client, nil)
 	require.NoError(t, err)
 	return u
 }

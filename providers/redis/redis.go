@@ -3,34 +3,49 @@ package redis
 import (
 	"context"
 	"errors"
+	"sync"
 
 	"github.com/kinora-go/kinora/provider"
 	goredis "github.com/redis/go-redis/v9"
 )
 
-// Units is provider.Units over a Pipeliner. Its methods are safe for concurrent use.
+// Units is provider.MarkerUnits over a Pipeliner. Its methods are safe for concurrent use. Pass it
+// to provider.Combine.
 type Units struct {
 	client goredis.UniversalClient
+	cfg    Config
+	tag    string // "{tag}", or ""
+
+	mu       sync.Mutex
+	checked  string                        // the server whose settings were checked
+	scans    map[string]uint64             // by build: where ClearGeneration continues
+	commands map[string]*goredis.CommandInfo // of a cluster; see slots.go
 }
 
-var _ provider.Units[goredis.Pipeliner] = (*Units)(nil)
+var _ provider.MarkerUnits[goredis.Pipeliner] = (*Units)(nil)
 
 // New returns units of client: a Client, a ClusterClient or a failover client. It sends no
-// command. The caller closes client.
-//   - A nil client and a Ring are errors.
-func New(client goredis.UniversalClient) (*Units, error) {
-	if client == nil {
-		return nil, errors.New("redis: no client: New requires one")
+// command. The caller closes client. A nil cfg means the default.
+//   - A nil client and a Ring are errors, and so is an invalid cfg.
+//   - With OwnMarkers in a cluster, cfg.HashTag is required, and the client must read from masters.
+func New(client goredis.UniversalClient, cfg *Config) (*Units, error) {
+	u := &Units{client: client, scans: map[string]uint64{}}
+	if cfg != nil {
+		u.cfg = *cfg
 	}
-	if _, ring := client.(*goredis.Ring); ring {
-		return nil, errors.New("redis: a Ring has no transaction over its servers: use a client of one server or of a cluster")
+	if err := u.cfg.validate(client); err != nil {
+		return nil, err
 	}
-	return &Units{client}, nil
+	if u.cfg.HashTag != "" {
+		u.tag = "{" + u.cfg.HashTag + "}"
+	}
+	return u, nil
 }
 
-// Keeps implements provider.Units. Redis keeps no markers and no output, and a unit that fails
-// may have an effect.
-func (u *Units) Keeps() provider.Keeps { return provider.Keeps{} }
+// Keeps implements provider.Units. Redis undoes nothing: a unit that fails may have an effect.
+func (u *Units) Keeps() provider.Keeps {
+	return provider.Keeps{Markers: u.cfg.OwnMarkers, Tables: u.cfg.OwnMarkers}
+}
 
 // Do implements provider.Units. It calls run once, and then sends the commands that run has
 // queued in one MULTI/EXEC.
@@ -39,11 +54,26 @@ func (u *Units) Keeps() provider.Keeps { return provider.Keeps{} }
 //     if it may have been.
 //   - If Redis refuses a command, before or inside EXEC, the error is ClassUnknown with the first
 //     word of the reply as its code ("WRONGTYPE"), or transient if the server is not ready
-//     (LOADING, OOM, READONLY and others).
+//     (LOADING, OOM, READONLY and others). If other commands of the message took effect, it is
+//     permanent with CodePartly.
 //   - Keys of several hash slots are permanent, with the code CROSSSLOT.
 //   - Output, parked messages, dry runs and units with Switch are permanent errors: use
-//     provider.Combine with a store that keeps them.
+//     provider.Combine with a store that keeps them. With OwnMarkers, all units are.
 func (u *Units) Do(ctx context.Context, unit provider.Unit, run func(context.Context, goredis.Pipeliner, provider.Found) (provider.Closing, error)) error {
+	if u.cfg.OwnMarkers {
+		return permanent("not_kept", errors.New("redis keeps no parked messages: use provider.Combine"))
+	}
+	return u.exec(ctx, unit, func(ctx context.Context, p goredis.Pipeliner, found provider.Found) (provider.Closing, error) {
+		c, err := run(ctx, p, found)
+		if err == nil && len(c.Output)+len(c.Park) > 0 {
+			err = permanent("not_kept", errors.New("redis keeps no output and no parked messages: use provider.Combine"))
+		}
+		return c, err
+	})
+}
+
+// exec runs a unit without markers.
+func (u *Units) exec(ctx context.Context, unit provider.Unit, run func(context.Context, goredis.Pipeliner, provider.Found) (provider.Closing, error)) error {
 	if unit.DryRun != nil {
 		return permanent("dry_run", errors.New("redis has no dry runs"))
 	}
@@ -53,10 +83,7 @@ func (u *Units) Do(ctx context.Context, unit provider.Unit, run func(context.Con
 	t := &transaction{Pipeliner: u.client.TxPipeline(), client: u.client}
 	found := unit.NewFound(true)
 	found.Begin = t.begin
-	closing, err := run(ctx, t, found)
-	if err == nil && len(closing.Output)+len(closing.Park) > 0 {
-		err = permanent("not_kept", errors.New("redis keeps no output and no parked messages: use provider.Combine"))
-	}
+	_, err := run(ctx, t, found)
 	return t.end(ctx, err)
 }
 

@@ -21,6 +21,9 @@ type transaction struct {
 	client goredis.UniversalClient
 	starts []start // in order of commands
 	ended  bool    // a handler called Exec, Discard, Pipelined or TxPipelined
+
+	marked  *marked        // nil: the commands are sent in one MULTI/EXEC
+	watches map[int]*watch // by message
 }
 
 // start records that the commands from this index on belong to a message.
@@ -56,23 +59,54 @@ func (t *transaction) begin(message int) {
 	t.starts = append(t.starts, start{t.Len(), message})
 }
 
+// began reports whether begin was called for a message.
+func (t *transaction) began(message int) bool {
+	return slices.ContainsFunc(t.starts, func(s start) bool { return s.message == message })
+}
+
+// commandsOf returns the range of the commands of a message.
+func (t *transaction) commandsOf(message int) (first, last int) {
+	i := slices.IndexFunc(t.starts, func(s start) bool { return s.message == message })
+	if last = t.Len(); i+1 < len(t.starts) {
+		last = t.starts[i+1].command
+	}
+	return t.starts[i].command, last
+}
+
 // reserved lists commands that would end the transaction or change the connection, which others
 // use after it.
 var reserved = []string{"multi", "exec", "discard", "watch", "unwatch", "select", "auth", "hello", "reset", "quit", "client",
 	"subscribe", "psubscribe", "ssubscribe", "unsubscribe", "punsubscribe", "sunsubscribe", "monitor", "asking", "readonly", "readwrite"}
+
+// noScript lists commands that a script cannot run.
+var noScript = []string{"eval", "evalsha", "eval_ro", "evalsha_ro", "fcall", "fcall_ro", "script", "function", "blpop", "brpop", "blmove",
+	"brpoplpush", "bzpopmin", "bzpopmax", "blmpop", "bzmpop", "wait", "waitaof", "xread", "xreadgroup"}
+
+// refused returns an error if a handler has ended the transaction, or has queued a command that cannot
+// be part of it.
+func (t *transaction) refused() error {
+	for _, cmd := range t.Cmds() {
+		name := strings.ToLower(cmd.Name())
+		if slices.Contains(reserved, name) {
+			return permanent("tx_ended", fmt.Errorf("%w: %s", ErrEnded, cmd.Name()))
+		}
+		if t.marked != nil && slices.Contains(noScript, name) {
+			return permanent("no_script", fmt.Errorf("redis: with OwnMarkers, a handler cannot use %s: its commands are run by a script", cmd.Name()))
+		}
+	}
+	if t.ended {
+		return permanent("tx_ended", ErrEnded)
+	}
+	return nil
+}
 
 // end sends the commands, unless the unit has failed. It returns an *Error.
 func (t *transaction) end(ctx context.Context, failed error) error {
 	if failed != nil {
 		return t.ofRun(ctx, failed)
 	}
-	for _, cmd := range t.Cmds() {
-		if slices.Contains(reserved, strings.ToLower(cmd.Name())) {
-			return permanent("tx_ended", fmt.Errorf("%w: %s", ErrEnded, cmd.Name()))
-		}
-	}
-	if t.ended {
-		return permanent("tx_ended", ErrEnded)
+	if err := t.refused(); err != nil {
+		return err
 	}
 	if err := ctx.Err(); err != nil {
 		return ofContext(fmt.Errorf("before EXEC: %w", err))
@@ -116,11 +150,11 @@ func (t *transaction) result(cmds []goredis.Cmder, err error) error {
 	if errors.Is(err, goredis.Nil) {
 		err = nil // a null reply is not an error
 	}
-	first, applied := -1, false
+	first, applied := -1, map[int]bool{}
 	for i, cmd := range cmds {
 		switch one := cmd.Err(); {
 		case one == nil || errors.Is(one, goredis.Nil):
-			applied = true
+			applied[t.messageOf(i)] = true
 		case first < 0 && !goredis.IsExecAbortError(one):
 			first = i
 		}
@@ -129,12 +163,18 @@ func (t *transaction) result(cmds []goredis.Cmder, err error) error {
 		if err == nil {
 			return nil
 		}
-		return ofExec(err, applied)
+		return ofExec(err, len(applied) > 0)
 	}
-	e := ofExec(fmt.Errorf("%s: %w", cmds[first].Name(), cmds[first].Err()), applied)
-	if m := t.messageOf(first); m >= 0 {
-		e.Err = &provider.MessageError{Message: m, Err: e.Err}
+	e := ofExec(fmt.Errorf("%s: %w", cmds[first].Name(), cmds[first].Err()), len(applied) > 0)
+	m := t.messageOf(first)
+	if m < 0 {
+		return e
 	}
+	if applied[m] {
+		e = &provider.Error{Class: provider.ClassPermanent, Code: provider.CodePartly, Err: e}
+	}
+	others := len(applied) > 1 || len(applied) == 1 && !applied[m]
+	e.Err = &provider.MessageError{Message: m, Others: others, Err: e.Err}
 	return e
 }
 

@@ -28,11 +28,11 @@ func do(ctx context.Context, u *redis.Units, fn func(ctx context.Context, tx pip
 
 func TestNewRefuses(t *testing.T) {
 	t.Parallel()
-	_, err := redis.New(nil)
+	_, err := redis.New(nil, nil)
 	require.ErrorContains(t, err, "no client")
 	ring := goredis.NewRing(&goredis.RingOptions{Addrs: map[string]string{"one": "127.0.0.1:1"}})
 	defer ring.Close()
-	_, err = redis.New(ring)
+	_, err = redis.New(ring, nil)
 	require.ErrorContains(t, err, "Ring")
 }
 
@@ -146,11 +146,12 @@ func TestTheErrorNamesTheMessageOfTheCommandThatFailed(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		fail    func(ctx context.Context, tx pipe, key string)
+		class   provider.Class
 		code    string
 		applied int64 // number of other commands
 	}{
-		"inside EXEC, which applies the others": {func(ctx context.Context, tx pipe, key string) { tx.LPush(ctx, key, 1) }, "WRONGTYPE", 3},
-		"before EXEC, which applies none":       {func(ctx context.Context, tx pipe, key string) { tx.Do(ctx, "set", key) }, "ERR", 0},
+		"inside EXEC, which applies the others": {func(ctx context.Context, tx pipe, key string) { tx.LPush(ctx, key, 1) }, provider.ClassPermanent, provider.CodePartly, 3},
+		"before EXEC, which applies none":       {func(ctx context.Context, tx pipe, key string) { tx.Do(ctx, "set", key) }, provider.ClassUnknown, "ERR", 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -169,10 +170,11 @@ func TestTheErrorNamesTheMessageOfTheCommandThatFailed(t *testing.T) {
 					}
 					return provider.Closing{}, nil
 				})
-				requireClass(t, err, provider.ClassUnknown, c.code)
+				requireClass(t, err, c.class, c.code)
 				e := new(provider.MessageError)
 				require.ErrorAs(t, err, &e)
 				require.Equal(t, bad, e.Message)
+				require.Equal(t, c.applied > 0, e.Others)
 				require.Equal(t, c.applied, s.client.SCard(t.Context(), s.prefix+"set").Val())
 			}
 		})

@@ -15,7 +15,7 @@ type runFunc = func(ctx context.Context, tx *sql.Tx, found provider.Found) (prov
 
 // Keeps implements provider.Units.
 func (d *Provider) Keeps() provider.Keeps {
-	return provider.Keeps{Atomic: true, Markers: true, Output: true, DryRun: d.owned, Tables: true}
+	return provider.Keeps{Atomic: true, Markers: true, Output: true, DryRun: d.owned, Tables: true, Reset: true}
 }
 
 // Do implements provider.Units. It calls run once. run may read through SQL, but must write

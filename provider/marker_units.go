@@ -1,0 +1,58 @@
+package provider
+
+import (
+	"context"
+	"time"
+)
+
+// MarkerUnits are Units of a store that keeps markers and checkpoints next to the read model, and
+// nothing else, such as Redis. Keeps().Markers must be true. Combine adds a second store.
+//
+// Parked messages are in the second store. Next to the read model is a record of each of them
+// (Asides), so that a parked message is applied once although the two stores commit one after the
+// other:
+//   - A message is parked in the second store first, and then recorded.
+//   - The writes of a parked message and the end of its record are one commit. The second store is
+//     changed afterwards. If it is not, the message comes again, has a marker and no record, and is
+//     not applied.
+type MarkerUnits[Tx any] interface {
+	Units[Tx]
+	Progress
+
+	// DoCombined is Do for a unit whose parked messages, output and generations are in a second store.
+	// Unit.Switch has no Last, and Set is not stored. It calls run once or several times, with
+	// the markers and the checkpoint that it finds, and commits what run has written.
+	//   - Unit.Advance moves the checkpoint up to the first parked message.
+	//   - Finish.Commit must be called after the second store has committed: it records the parked
+	//     messages, and moves the checkpoint to Advance.To. Finish.Rollback must be called if the
+	//     second store has not: it shows the tables that were shown before. Both may be nil.
+	DoCombined(ctx context.Context, u Unit, run func(context.Context, Tx, Found) (Closing, error)) (Finish, error)
+
+	// Outcomes returns the outcomes of questions whose Generation is not zero, by markers, records and
+	// checkpoints. A recorded message is OutcomeWaiting.
+	Outcomes(ctx context.Context, questions []Question) ([]Outcome, error)
+
+	// Asides returns the recorded messages of a generation: their ids, and positions or 0.
+	Asides(ctx context.Context, b Build) (map[string]int64, error)
+
+	// Forget deletes the records of messages that were skipped. Their markers stay.
+	Forget(ctx context.Context, b Build, ids []string) error
+
+	// Prune, Unlogged and ClearGeneration are those of Records and Builds, for markers, records and
+	// tables.
+	Prune(ctx context.Context, b Build, handlers []string, window time.Duration, limit int) (int, error)
+	Unlogged(ctx context.Context, b Build, handlers []string) (bool, error)
+	ClearGeneration(ctx context.Context, b Build, handlers, tables []string, limit int) (int, error)
+
+	// SetState changes the checkpoint as Builds.SetGeneration does for the State of g.
+	SetState(ctx context.Context, g Generation) error
+
+	// Differing returns the keys of rows that differ, at most 100,000 of them, while units may change
+	// them. A comparison during a switch then looks only at these.
+	Differing(ctx context.Context, c Comparison) ([]Difference, error)
+}
+
+// Finish ends a unit of MarkerUnits after the second store has committed or not.
+type Finish struct {
+	Commit, Rollback func(context.Context) error
+}

@@ -1,0 +1,224 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/kinora-go/kinora/provider"
+	goredis "github.com/redis/go-redis/v9"
+)
+
+// A table is a set of keys: its name with the hash tag, and all keys that begin with that and a colon.
+// A generation has its own tables, with its suffix in their names. Which of them readers see is in one
+// hash, shown, by the plain names.
+
+// Shown returns the name of the table that readers of the read model see for a name in
+// projector.Options.Tables: that of the live generation. Pass it to Key. Readers of several keys
+// call it once, so that they see one generation.
+func (u *Units) Shown(ctx context.Context, table string) (string, error) {
+	name, err := u.client.HGet(ctx, u.shownKey(), table).Result()
+	if err == goredis.Nil { //nolint:errorlint // as go-redis documents it
+		return table, nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("which table is live: %w", ofExec(err, false))
+	}
+	return name, nil
+}
+
+func (u *Units) shownKey() string   { return u.own("shown") }
+func (u *Units) renamedKey() string { return u.own("renamed") }
+
+// finishSwitch shows and compares tables. Tables are shown before the second store commits: if the
+// process ends in between, the switch is repeated.
+func (m *marked) finishSwitch(ctx context.Context) (f provider.Finish, err error) {
+	s := m.unit.Switch
+	if s.Compare != nil {
+		if err := m.compare(ctx, s.Compare); err != nil {
+			return f, err
+		}
+	}
+	if len(s.Show)+len(s.Rename) == 0 {
+		return f, nil
+	}
+	before, err := m.client.HGetAll(ctx, m.shownKey()).Result()
+	if err != nil {
+		return f, ofExec(err, false)
+	}
+	names := map[string]any{}
+	for _, p := range s.Show {
+		names[p.Other] = p.Table
+	}
+	_, err = m.client.TxPipelined(ctx, func(p goredis.Pipeliner) error {
+		for _, pair := range s.Rename { // its keys stay: nobody looks for it under its plain name
+			p.HSet(ctx, m.renamedKey(), pair.Other, pair.Table)
+		}
+		if len(names) > 0 {
+			p.HSet(ctx, m.shownKey(), names)
+		}
+		return nil
+	})
+	if err != nil {
+		return f, ofExec(err, false)
+	}
+	f.Rollback = func(ctx context.Context) error {
+		_, err := m.client.TxPipelined(ctx, func(p goredis.Pipeliner) error {
+			for name := range names {
+				if was, shown := before[name]; shown {
+					p.HSet(ctx, m.shownKey(), name, was)
+				} else {
+					p.HDel(ctx, m.shownKey(), name)
+				}
+			}
+			return nil
+		})
+		return err
+	}
+	return f, nil
+}
+
+// SetState implements provider.MarkerUnits.
+func (u *Units) SetState(ctx context.Context, g provider.Generation) error {
+	mode := ""
+	switch g.State {
+	case provider.GenerationStandby:
+		mode = modeText(provider.ModeCatchUp)
+	case provider.GenerationRetired:
+		mode = modeText(provider.ModeEnded)
+	case provider.GenerationRequested, provider.GenerationBuilding, provider.GenerationLive:
+		return nil
+	}
+	_, err := u.run(ctx, stateScript, u.client, u.keysOf(g.Build).list[:1], []any{mode})
+	return err
+}
+
+// ClearGeneration implements provider.MarkerUnits. The keys of tables are found by a scan of all keys of
+// the server.
+func (u *Units) ClearGeneration(ctx context.Context, b provider.Build, handlers, tables []string, limit int) (n int, err error) {
+	k, limit := u.keysOf(b), max(limit, 1)
+	for _, h := range handlers {
+		for _, set := range []string{k.events(h), k.others(h)} {
+			some, err := u.client.ZRange(ctx, set, 0, int64(limit-n)-1).Result()
+			if err != nil {
+				return n, ofExec(err, false)
+			}
+			if len(some) == 0 {
+				continue
+			}
+			if err := u.client.ZRem(ctx, set, anys(some)...).Err(); err != nil {
+				return n, ofExec(err, false)
+			}
+			if n += len(some); n >= limit {
+				return n, nil
+			}
+		}
+	}
+	if err := u.client.Unlink(ctx, k.list[1]).Err(); err != nil {
+		return n, ofExec(err, false)
+	}
+	for _, table := range tables {
+		name, err := u.renamedFrom(ctx, table)
+		if err == nil {
+			var some int
+			some, err = u.unlinkTable(ctx, b, name, limit-n)
+			n += some
+		}
+		if err != nil || n >= limit {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+// renamedFrom returns the name that a table had before a switch has renamed it.
+func (u *Units) renamedFrom(ctx context.Context, table string) (string, error) {
+	name, err := u.client.HGet(ctx, u.renamedKey(), table).Result()
+	if err == goredis.Nil { //nolint:errorlint // as go-redis documents it
+		return table, nil
+	}
+	return name, wrapped("clear a generation", err)
+}
+
+// unlinkTable deletes at most limit keys of a table. Zero: none is left. It continues where the last call
+// has stopped.
+func (u *Units) unlinkTable(ctx context.Context, b provider.Build, table string, limit int) (n int, err error) {
+	node, err := u.nodeOf(ctx, u.own("shown"))
+	if err != nil {
+		return 0, ofExec(err, false)
+	}
+	scan := b.String() + "/" + table
+	u.mu.Lock()
+	cursor := u.scans[scan]
+	u.mu.Unlock()
+	for isFirst := true; isFirst || cursor != 0 && n < limit; isFirst = false {
+		var keys []string
+		if keys, cursor, err = node.Scan(ctx, cursor, escaped(u.Key(table))+"*", 1000).Result(); err != nil {
+			return n, ofExec(err, false)
+		}
+		keys = slices.DeleteFunc(keys, func(key string) bool { return !u.isOf(table, key) })
+		if len(keys) > 0 {
+			if err := node.Unlink(ctx, keys...).Err(); err != nil {
+				return n, ofExec(err, false)
+			}
+		}
+		n += len(keys)
+	}
+	u.mu.Lock()
+	if u.scans[scan] = cursor; cursor == 0 {
+		delete(u.scans, scan)
+	}
+	u.mu.Unlock()
+	if cursor != 0 {
+		n = max(n, 1)
+	}
+	return n, nil
+}
+
+// isOf reports whether a key is one of a table.
+func (u *Units) isOf(table, key string) bool {
+	rest, ok := strings.CutPrefix(key, u.Key(table))
+	return ok && (rest == "" || rest[0] == ':')
+}
+
+// escaped returns a name as a pattern of SCAN.
+func escaped(name string) string {
+	return strings.NewReplacer("*", `\*`, "?", `\?`, "[", `\[`, "]", `\]`, `\`, `\\`).Replace(name)
+}
+
+// nodeOf returns a client of the server that has a key.
+func (u *Units) nodeOf(ctx context.Context, key string) (goredis.Cmdable, error) {
+	if c, is := u.client.(*goredis.ClusterClient); is {
+		return c.MasterForKey(ctx, key)
+	}
+	return u.client, nil
+}
+
+// keysOfTable calls fn with the keys of a table, in pages, some of them several times.
+func (u *Units) keysOfTable(ctx context.Context, table string, fn func(keys []string) error) error {
+	node, err := u.nodeOf(ctx, u.own("shown"))
+	if err != nil {
+		return ofExec(err, false)
+	}
+	for cursor, isFirst := uint64(0), true; isFirst || cursor != 0; isFirst = false {
+		var keys []string
+		if keys, cursor, err = node.Scan(ctx, cursor, escaped(u.Key(table))+"*", 1000).Result(); err != nil {
+			return ofExec(err, false)
+		}
+		keys = slices.DeleteFunc(keys, func(key string) bool { return !u.isOf(table, key) })
+		if err := fn(slices.Sorted(maps.Keys(setOf(keys)))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func setOf(keys []string) map[string]bool {
+	set := make(map[string]bool, len(keys))
+	for _, key := range keys {
+		set[key] = true
+	}
+	return set
+}

@@ -1,0 +1,113 @@
+package redis
+
+import (
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"github.com/kinora-go/kinora/provider"
+)
+
+// Checkpoint implements provider.Progress. b has a number. On another server than the one that the
+// checkpoint was stored on, ModeClosing and ModeLive become ModeCatchUp, and Restored is set.
+func (u *Units) Checkpoint(ctx context.Context, b provider.Build) (c provider.Checkpoint, err error) {
+	if err := provider.CheckStorable("projector", b.Projector); err != nil {
+		return c, fmt.Errorf("read the checkpoint: %w", err)
+	}
+	c.Generation = b.Number()
+	a, err := u.run(ctx, getCheckpointScript, u.client, u.keysOf(b).list[:1], nil)
+	if err != nil {
+		return c, fmt.Errorf("read the checkpoint: %w", err)
+	}
+	var fields answer
+	if len(a) == 3 {
+		fields, _ = a[2].([]any)
+	}
+	is := map[string]string{}
+	for i := 0; i+1 < len(fields); i += 2 {
+		is[fields.text(i)] = fields.text(i + 1)
+	}
+	if c.Mode = modeOf(a.text(0)); c.Mode == 0 {
+		return c, nil
+	}
+	c.Restored = a.number(1) == 1
+	_, _ = fmt.Sscan(is["position"], &c.Place.Position)
+	c.Place.ID, c.Place.RecordedAt, c.Lineage = is["id"], timeOf(is["recorded"]), is["lineage"]
+	_, _ = hex.Decode(c.Token[:], []byte(is["token"])) // what a foreign hand wrote is no token of a reader
+	if err := json.Unmarshal([]byte(is["handlers"]), &c.Handlers); err != nil {
+		return c, fmt.Errorf("read the checkpoint of %s: its handlers: %w", b, err)
+	}
+	if err := u.checkServer(ctx); err != nil {
+		return c, err
+	}
+	return c, nil
+}
+
+// SetCheckpoint implements provider.Progress. b has a number.
+func (u *Units) SetCheckpoint(ctx context.Context, b provider.Build, from, to provider.Checkpoint) (bool, error) {
+	if err := provider.CheckSetCheckpoint(b.Projector, to); err != nil {
+		return false, fmt.Errorf("set the checkpoint: %w", err)
+	}
+	if err := u.checkServer(ctx); err != nil {
+		return false, err
+	}
+	handlers, err := json.Marshal(to.Handlers)
+	if err != nil {
+		return false, fmt.Errorf("set the checkpoint: %w", err)
+	}
+	k := u.keysOf(b)
+	for _, h := range to.Handlers {
+		k.set(h.Handler)
+	}
+	a, err := u.run(ctx, setCheckpointScript, u.client, k.list, []any{
+		modeText(from.Mode), from.Place.Position, from.Token.String(),
+		"mode", modeText(to.Mode), "position", to.Place.Position, "id", to.Place.ID, "recorded", timeText(to.Place.RecordedAt),
+		"lineage", to.Lineage, "token", to.Token.String(), "handlers", handlers,
+	})
+	if err != nil {
+		return false, fmt.Errorf("set the checkpoint: %w", err)
+	}
+	return a.number(0) == 1, nil
+}
+
+// lookPage is the most messages that one script looks up.
+const lookPage = 500
+
+// Unapplied implements provider.Progress. b has a number.
+func (u *Units) Unapplied(ctx context.Context, b provider.Build, messages []provider.Message) ([]bool, error) {
+	if err := provider.CheckUnapplied(b.Projector, messages); err != nil {
+		return nil, fmt.Errorf("look up markers: %w", err)
+	}
+	unapplied := make([]bool, 0, len(messages))
+	for page := range slices.Chunk(messages, lookPage) {
+		m := &marked{Units: u, unit: provider.Unit{Projector: b.Projector, Generation: b.Generation, Messages: page}, keys: u.keysOf(b)}
+		is, err := m.lookUp(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("look up markers: %w", err)
+		}
+		for i := range page {
+			behind := page[i].Position == 0 || page[i].Position > is.checkpoint.Place.Position
+			unapplied = append(unapplied, behind && slices.Contains(is.marked[i], false))
+		}
+	}
+	return unapplied, nil
+}
+
+// PruneApplied implements provider.Progress. b has a number.
+func (u *Units) PruneApplied(ctx context.Context, b provider.Build, handlers []string, limit int) (int, error) {
+	if err := provider.CheckPrune(b.Projector, handlers); err != nil {
+		return 0, fmt.Errorf("prune applied: %w", err)
+	}
+	k := u.keysOf(b)
+	sets := k.list[:1]
+	for _, h := range handlers {
+		sets = append(sets, k.events(h))
+	}
+	a, err := u.run(ctx, pruneAppliedScript, u.client, sets, []any{limit})
+	if err != nil {
+		return 0, fmt.Errorf("prune applied: %w", err)
+	}
+	return int(a.number(0)), nil
+}

@@ -1,0 +1,145 @@
+package redis
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/kinora-go/kinora/provider"
+	goredis "github.com/redis/go-redis/v9"
+)
+
+// Outcomes implements provider.MarkerUnits.
+func (u *Units) Outcomes(ctx context.Context, questions []provider.Question) ([]provider.Outcome, error) {
+	if err := provider.CheckQuestions(questions); err != nil {
+		return nil, fmt.Errorf("look up outcomes: %w", err)
+	}
+	outcomes, asked := make([]provider.Outcome, len(questions)), map[provider.Build][]int{}
+	for i := range questions {
+		q := &questions[i]
+		b := provider.Build{Projector: q.Projector(), Generation: q.Generation}
+		asked[b] = append(asked[b], i)
+	}
+	for b, all := range asked {
+		m := &marked{Units: u, unit: provider.Unit{Projector: b.Projector, Generation: b.Generation}, keys: u.keysOf(b)}
+		for _, i := range all {
+			q := &questions[i]
+			m.unit.Messages = append(m.unit.Messages, provider.Message{ID: q.MessageID, Handlers: []provider.Handler{{Name: q.Handler, Was: q.Was}}})
+		}
+		is, err := m.lookUp(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("look up outcomes: %w", err)
+		}
+		pruned, err := u.client.HGetAll(ctx, u.own(b.String(), "pruned")).Result()
+		if err != nil {
+			return nil, fmt.Errorf("look up outcomes: %w", ofExec(err, false))
+		}
+		for n, i := range all {
+			q := &questions[i]
+			isPlaced := q.Position > 0 && is.checkpoint.Mode != 0
+			switch {
+			case is.records[n] != "":
+				outcomes[i] = provider.OutcomeWaiting
+			case isPlaced && q.Position <= is.checkpoint.Place.Position, is.marked[n][0]:
+				outcomes[i] = provider.OutcomeApplied
+			case !isPlaced && isPruned(q, pruned):
+				outcomes[i] = provider.OutcomePruned
+			}
+		}
+	}
+	return outcomes, nil
+}
+
+// isPruned reports whether markers of the message's age may have been deleted.
+func isPruned(q *provider.Question, pruned map[string]string) bool {
+	for _, name := range q.Names() {
+		ms, err := strconv.ParseInt(pruned[name], 10, 64)
+		if err == nil && !q.RecordedAt.IsZero() && !q.RecordedAt.After(time.UnixMilli(ms)) {
+			return true
+		}
+	}
+	return false
+}
+
+// Prune implements provider.MarkerUnits. Markers of events are left to PruneApplied: their age is not
+// known.
+func (u *Units) Prune(ctx context.Context, b provider.Build, handlers []string, window time.Duration, limit int) (n int, err error) {
+	if err := provider.CheckPrune(b.Projector, handlers); err != nil {
+		return 0, fmt.Errorf("prune: %w", err)
+	}
+	before, k := time.Now().Add(-window).UnixMilli(), u.keysOf(b) //nolint:forbidigo // markers have times of this process' clock
+	for _, h := range handlers {
+		old, err := u.client.ZRangeByScoreWithScores(ctx, k.others(h), &goredis.ZRangeBy{Min: "-inf", Max: strconv.FormatInt(before, 10), Count: int64(limit)}).Result()
+		if err != nil {
+			return n, fmt.Errorf("prune: %w", ofExec(err, false))
+		}
+		if len(old) == 0 {
+			continue
+		}
+		members := make([]any, len(old))
+		for i, z := range old {
+			members[i] = z.Member
+		}
+		_, err = u.client.TxPipelined(ctx, func(p goredis.Pipeliner) error {
+			p.HSet(ctx, u.own(b.String(), "pruned"), h, int64(old[len(old)-1].Score))
+			p.ZRem(ctx, k.others(h), members...)
+			return nil
+		})
+		if err != nil {
+			return n, fmt.Errorf("prune: %w", ofExec(err, false))
+		}
+		n += len(old)
+	}
+	return n, nil
+}
+
+// Asides implements provider.MarkerUnits.
+func (u *Units) Asides(ctx context.Context, b provider.Build) (map[string]int64, error) {
+	all, err := u.client.HGetAll(ctx, u.keysOf(b).list[1]).Result()
+	if err != nil {
+		return nil, fmt.Errorf("list records of parked messages: %w", ofExec(err, false))
+	}
+	asides := make(map[string]int64, len(all))
+	for m, record := range all {
+		position, _ := strconv.ParseInt(strings.TrimPrefix(record, "partly "), 10, 64)
+		asides[idOf(m)] = position
+	}
+	return asides, nil
+}
+
+// Forget implements provider.MarkerUnits.
+func (u *Units) Forget(ctx context.Context, b provider.Build, ids []string) error {
+	members := make([]string, len(ids))
+	for i, id := range ids {
+		members[i] = member(id)
+	}
+	if err := u.client.HDel(ctx, u.keysOf(b).list[1], members...).Err(); err != nil {
+		return fmt.Errorf("delete records of parked messages: %w", ofExec(err, false))
+	}
+	return nil
+}
+
+// Unlogged implements provider.MarkerUnits.
+func (u *Units) Unlogged(ctx context.Context, b provider.Build, handlers []string) (bool, error) {
+	if err := provider.CheckPrune(b.Projector, handlers); err != nil {
+		return false, fmt.Errorf("look up markers: %w", err)
+	}
+	k := u.keysOf(b)
+	for _, h := range handlers {
+		n, err := u.client.Exists(ctx, k.others(h)).Result()
+		if n > 0 || err != nil {
+			return n > 0, wrapped("look up markers", err)
+		}
+	}
+	return false, nil
+}
+
+// wrapped returns err with its class, after a verb.
+func wrapped(doing string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", doing, ofExec(err, false))
+}

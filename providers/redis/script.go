@@ -1,0 +1,106 @@
+package redis
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+
+	"github.com/kinora-go/kinora/provider"
+	goredis "github.com/redis/go-redis/v9"
+)
+
+var (
+	//go:embed scripts/server.lua
+	serverLua string
+	//go:embed scripts/unit.lua
+	unitLua string
+	//go:embed scripts/look.lua
+	lookLua string
+	//go:embed scripts/record.lua
+	recordLua string
+	//go:embed scripts/set_checkpoint.lua
+	setCheckpointLua string
+	//go:embed scripts/get_checkpoint.lua
+	getCheckpointLua string
+	//go:embed scripts/prune_applied.lua
+	pruneAppliedLua string
+	//go:embed scripts/state.lua
+	stateLua string
+
+	unitScript          = goredis.NewScript(serverLua + unitLua)
+	lookScript          = goredis.NewScript(serverLua + lookLua)
+	recordScript        = goredis.NewScript(serverLua + recordLua)
+	setCheckpointScript = goredis.NewScript(serverLua + setCheckpointLua)
+	getCheckpointScript = goredis.NewScript(serverLua + getCheckpointLua)
+	pruneAppliedScript  = goredis.NewScript(serverLua + pruneAppliedLua)
+	stateScript         = goredis.NewScript(serverLua + stateLua)
+)
+
+// answer is the reply of a script that is a list.
+type answer []any
+
+func (a answer) text(i int) string {
+	if i < len(a) {
+		switch v := a[i].(type) {
+		case string:
+			return v
+		case int64:
+			return fmt.Sprint(v)
+		}
+	}
+	return ""
+}
+
+func (a answer) number(i int) int64 {
+	if i < len(a) {
+		switch v := a[i].(type) {
+		case int64:
+			return v
+		case string:
+			var n int64
+			_, _ = fmt.Sscan(v, &n)
+			return n
+		}
+	}
+	return 0
+}
+
+// errReply: a script did not return what it returns.
+var errReply = errors.New("a script of Kinora has an unexpected reply")
+
+// run runs a script. The client does not notice that a context is canceled, so run waits for the
+// context too. An error is a *provider.Error. It is ambiguous if the script may have run.
+func (u *Units) run(ctx context.Context, s *goredis.Script, c goredis.Scripter, keys []string, args []any) (answer, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, ofContext(fmt.Errorf("before a script: %w", err))
+	}
+	type replied struct {
+		reply any
+		err   error
+	}
+	done := make(chan replied, 1)
+	go func() {
+		r := replied{err: errors.New("encoding a command called runtime.Goexit")}
+		defer func() {
+			if p := recover(); p != nil { // MarshalBinary of a handler's value
+				r.err = fmt.Errorf("panic while encoding a command: %v", p)
+			}
+			done <- r
+		}()
+		r.reply, r.err = s.Run(ctx, c, keys, args...).Result()
+	}()
+	select {
+	case r := <-done:
+		if r.err != nil {
+			return nil, ofExec(r.err, false)
+		}
+		list, ok := r.reply.([]any)
+		if !ok {
+			return nil, &provider.Error{Class: provider.ClassUnknown, Err: errReply}
+		}
+		return list, nil
+	case <-ctx.Done():
+		return nil, &provider.Error{Class: provider.ClassAmbiguous, Err: fmt.Errorf("a script has no reply: %w", ctx.Err())}
+	}
+}

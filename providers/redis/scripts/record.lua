@@ -1,0 +1,32 @@
+-- Records that messages are parked, and moves the checkpoint.
+--
+-- KEYS: as in unit.lua. ARGV: kind, mode, token and position as in unit.lua; the time; the number of
+-- messages, and for each: member, position, whether it has no handlers, and the indices of its sets; then
+-- the place to move to.
+local kind, want, token, from, now = arg(), arg(), arg(), arg(), arg()
+local mode, position, is, other = checkpoint()
+if mode == 'ended' or mode == 'emptied' then return {'ended', -1} end
+if other and kind == 'replay' then return {'behind', -1} end
+if other and kind ~= 'delivery' then return {'fenced', -1} end
+if want ~= '' and (mode ~= want or is ~= token) then return {'fenced', -1} end
+if kind == 'advance' and tonumber(from) ~= position then return {'fenced', -1} end
+for _ = 1, tonumber(arg()) do
+  local member, place, has_no_handlers = arg(), tonumber(arg()), arg() == '1'
+  local inserted = 0
+  local covered = kind ~= 'advance' and place > 0 and place <= position
+  for _ = 1, tonumber(arg()) do
+    local set = tonumber(arg())
+    if covered then
+      -- nothing
+    elseif place > 0 then
+      inserted = inserted + redis.call('ZADD', KEYS[set], 'NX', place, member)
+    else
+      inserted = inserted + redis.call('ZADD', KEYS[set + 1], 'NX', now, member)
+    end
+  end
+  -- Without a new marker, or at or before the checkpoint, another unit has applied the message.
+  if inserted > 0 or has_no_handlers and not covered then redis.call('HSETNX', KEYS[2], member, tostring(place)) end
+end
+local to, id, recorded = arg(), arg(), arg()
+if to ~= '' then redis.call('HSET', KEYS[1], 'position', to, 'id', id, 'recorded', recorded) end
+return {'applied', -1}

@@ -1,0 +1,24 @@
+-- server identifies the process of the server and its history: it changes with a restart, and when a
+-- replica becomes the master.
+local function server()
+  local text = redis.call('INFO', 'server') .. redis.call('INFO', 'replication')
+  return (string.match(text, 'run_id:(%x+)') or '') .. '/' .. (string.match(text, 'master_replid:(%x+)') or '')
+end
+
+-- checkpoint returns the mode, position and token of the checkpoint KEYS[1], and whether this is another
+-- server than the one that it was stored on. Then data may be missing, and the projector catches up.
+local function checkpoint()
+  local is = redis.call('HMGET', KEYS[1], 'mode', 'position', 'token', 'server')
+  local mode, other = is[1] or '', false
+  if mode ~= '' and is[4] ~= server() then
+    other = true
+    if mode == 'live' or mode == 'closing' then mode = 'catch_up' end
+  end
+  return mode, tonumber(is[2] or '0'), is[3] or '', other
+end
+
+local at = 0
+local function arg()
+  at = at + 1
+  return ARGV[at]
+end
