@@ -10,11 +10,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -81,23 +83,30 @@ func Client(t testing.TB, url string, configure ...func(*goredis.Options)) *gore
 type Server struct {
 	URL  string
 	Addr string // of URL
-	dir  string // its data
+	port int
+	dir  string // its data, the log and the file pid
 	keep *testserver.Process
 }
 
 // keep runs the server, stops it when standard input ends, and removes its data. A line "end
-// SIGNAL" on standard input ends the server, and "start" starts it again.
+// SIGNAL" on standard input ends the server, "start" starts it again, and "signal SIGNAL" sends it
+// a signal that does not end it. The file pid exists while the server runs.
+//
+// The kernel sends SIGHUP if the test process ends while the server is suspended.
 const keep = `
+trap '' HUP
 dir=$1; shift
 start() {
 	"$@" >> "$dir/log" 2>&1 < /dev/null &
 	pid=$!
+	echo $pid > "$dir/pid"
 }
 start "$@"
 while read -r verb signal; do
 	case $verb in
-	end) kill -"$signal" $pid; wait $pid;;
+	end) kill -"$signal" $pid; wait $pid; rm -f "$dir/pid";;
 	start) start "$@";;
+	signal) kill -"$signal" $pid;;
 	esac
 done
 kill -KILL $pid 2> /dev/null
@@ -108,30 +117,63 @@ rm -rf "$dir"
 // Start starts a private server. Settings override its own. The server keeps nothing on disk unless
 // a setting says otherwise ("--appendonly", "yes").
 func Start(settings ...string) (*Server, error) {
-	bin, err := exec.LookPath("redis-server")
+	s, err := prepare()
 	if err != nil {
-		return nil, ErrNoServer
+		return nil, err
+	}
+	args := []string{"--bind", "127.0.0.1", "--port", strconv.Itoa(s.port), "--dir", s.dir, "--save", "", "--daemonize", "no"}
+	if err := s.run(append(args, settings...)...); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// prepare returns a server that is not started, with a port and an empty directory.
+func prepare() (*Server, error) {
+	port, err := freePort()
+	if err != nil {
+		return nil, err
 	}
 	dir, err := os.MkdirTemp("", "kinora-redis-")
 	if err != nil {
 		return nil, err
 	}
-	port, err := testserver.FreePort()
-	if err != nil {
-		return nil, err
+	addr := fmt.Sprintf("127.0.0.1:%d", port)
+	return &Server{URL: "redis://" + addr + "/0", Addr: addr, port: port, dir: dir}, nil
+}
+
+// freePort returns a port of 127.0.0.1 that no server listens on. It is below the ports that
+// outgoing connections get, so none of them takes the port while a test has ended the server.
+func freePort() (port int, err error) {
+	for range 100 {
+		port = 10000 + rand.IntN(20000)
+		l, failed := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if failed == nil {
+			return port, l.Close()
+		}
+		err = failed
 	}
-	s := &Server{Addr: fmt.Sprintf("127.0.0.1:%d", port), dir: dir}
-	s.URL = "redis://" + s.Addr + "/0"
-	args := append([]string{dir, bin, "--bind", "127.0.0.1", "--port", strconv.Itoa(port), "--dir", dir,
-		"--save", "", "--daemonize", "no"}, settings...)
-	if s.keep, err = testserver.Run(dir, keep, args...); err != nil {
-		return nil, fmt.Errorf("start redis-server: %w", err)
+	return 0, err
+}
+
+// run starts redis-server with arguments, and returns when it answers. If it returns an error, it
+// has stopped the server and removed its directory.
+func (s *Server) run(args ...string) error {
+	bin, err := exec.LookPath("redis-server")
+	if err == nil {
+		s.keep, err = testserver.Run(s.dir, keep, append([]string{s.dir, bin}, args...)...)
+	} else {
+		err = ErrNoServer
+	}
+	if err != nil {
+		_ = os.RemoveAll(s.dir)
+		return err
 	}
 	if err := s.await(); err != nil {
 		s.Stop()
-		return nil, err
+		return err
 	}
-	return s, nil
+	return nil
 }
 
 // End ends the server with a signal ("KILL") and returns when it has ended.
@@ -139,19 +181,52 @@ func (s *Server) End(signal string) error {
 	if err := s.keep.Send("end " + signal); err != nil {
 		return err
 	}
-	for limit := time.Now().Add(60 * time.Second); time.Now().Before(limit); time.Sleep(time.Millisecond) {
-		c, err := net.Dial("tcp", s.Addr)
-		if err != nil {
-			return nil
+	return until(func(context.Context) error {
+		if _, err := os.Stat(s.file("pid")); !errors.Is(err, os.ErrNotExist) {
+			return errors.Join(fmt.Errorf("redis-server did not end after %s", signal), err)
 		}
-		_ = c.Close()
-	}
-	return fmt.Errorf("redis-server did not end after %s", signal)
+		return nil
+	})
 }
 
-// Begin starts the server again after End, on the same port and data, and returns when it answers.
+// Begin starts the server again after End, on the same port and data, and returns when it answers. It
+// answers with LOADING until it has loaded its data, which is noticeable only if they are large.
 func (s *Server) Begin() error {
 	if err := s.keep.Send("start"); err != nil {
+		return err
+	}
+	return s.await()
+}
+
+// DeleteData deletes the snapshot and the append-only file of a server that has ended. After Begin
+// the server is empty. A node of a cluster keeps its slots.
+func (s *Server) DeleteData() error {
+	return errors.Join(os.RemoveAll(s.file("dump.rdb")), os.RemoveAll(s.file("appendonlydir")))
+}
+
+// Suspend stops the server's process (SIGSTOP) and returns when it has stopped. The server still
+// accepts connections, and answers nothing. End("KILL") ends a suspended server.
+func (s *Server) Suspend() error {
+	if err := s.keep.Send("signal STOP"); err != nil {
+		return err
+	}
+	pid, err := s.pid()
+	if err != nil {
+		return err
+	}
+	return until(func(context.Context) error {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if _, state, _ := strings.Cut(string(stat), ") "); err == nil && !strings.HasPrefix(state, "T") {
+			err = fmt.Errorf("redis-server did not stop: %s", stat)
+		}
+		return err
+	})
+}
+
+// Resume continues a suspended server (SIGCONT) and returns when it answers. The server handles the
+// requests that it received while it was suspended.
+func (s *Server) Resume() error {
+	if err := s.keep.Send("signal CONT"); err != nil {
 		return err
 	}
 	return s.await()
@@ -160,19 +235,63 @@ func (s *Server) Begin() error {
 // Stop stops the server, and removes its data.
 func (s *Server) Stop() { s.keep.Stop() }
 
-// await waits until the server answers.
+// await waits until the server answers. It may still load its data.
 func (s *Server) await() error {
-	c := goredis.NewClient(&goredis.Options{Addr: s.Addr, MaxRetries: -1, PoolSize: 1})
+	c := s.admin()
 	defer func() { _ = c.Close() }()
-	err := s.keep.Await(filepath.Join(s.dir, "log"), func(ctx context.Context) error {
-		dir, err := c.ConfigGet(ctx, "dir").Result()
-		if err == nil && dir["dir"] != s.dir {
-			err = fmt.Errorf("%w of %s", testserver.ErrOtherServer, s.Addr)
+	err := s.keep.Await(s.file("log"), func(ctx context.Context) error {
+		conn, err := net.Dial("tcp", s.Addr) // the client would log each failure, and pause for a second
+		if err != nil {
+			return err
 		}
-		return err
+		_ = conn.Close()
+		info := c.InfoMap(ctx)
+		if err := info.Err(); err != nil {
+			return err
+		}
+		pid, err := s.pid()
+		switch {
+		case err != nil: // the shell has not written the file yet
+			return err
+		case info.Item("Server", "process_id") != strconv.Itoa(pid):
+			return fmt.Errorf("%w of %s", testserver.ErrOtherServer, s.Addr)
+		}
+		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("start redis-server: %w", err)
 	}
 	return nil
+}
+
+// admin returns a client with one connection, which tries each command once.
+func (s *Server) admin() *goredis.Client {
+	return goredis.NewClient(&goredis.Options{Addr: s.Addr, MaxRetries: -1, DialerRetries: 1, PoolSize: 1})
+}
+
+func (s *Server) file(name string) string { return filepath.Join(s.dir, name) }
+
+func (s *Server) pid() (int, error) {
+	text, err := os.ReadFile(s.file("pid"))
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(text)))
+}
+
+// until calls try until it returns nil. After a minute it returns the last error.
+func until(try func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	for {
+		err := try(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
 }

@@ -75,6 +75,7 @@ type order struct {
 	Path        string // file of SQLite
 	Events      []event
 	KillAfter   int // number of units; zero: never
+	Step        string
 }
 
 // child applies the events of an order, and prints the id of each when it is acked.
@@ -87,8 +88,11 @@ func child(arm string) error {
 	if err != nil {
 		return err
 	}
+	if o.Step != "" {
+		return ownChild(arm, o, db)
+	}
 	if arm == sqliteBeforeAck {
-		return apply(o, db, wholeKiller[*sql.Tx]{db, &o.KillAfter}, projector.Define("stars", types, marked, projector.On("posted", countInSQLite)))
+		return apply(o, projector.RunnerConfig{}, db, wholeKiller[*sql.Tx]{db, &o.KillAfter}, projector.Define("stars", types, marked, projector.On("posted", countInSQLite)))
 	}
 	options, err := goredis.ParseURL(o.URL)
 	if err != nil {
@@ -106,7 +110,7 @@ func child(arm string) error {
 	case redisBeforeAck:
 		u = wholeKiller[pipe]{u, &o.KillAfter}
 	}
-	return apply(o, db, u, define(marked, s.count))
+	return apply(o, projector.RunnerConfig{}, db, u, define(marked, s.count))
 }
 
 func countInSQLite(ctx context.Context, tx *sql.Tx, e eventstore.Event[posted]) error {
@@ -116,9 +120,10 @@ func countInSQLite(ctx context.Context, tx *sql.Tx, e eventstore.Event[posted]) 
 }
 
 // apply delivers the events of an order one after another, and ends when no message is parked.
-func apply[Tx any](o order, db *sqlite.DB, u provider.Units[Tx], p *projector.Projector[Tx]) error {
+func apply[Tx any](o order, cfg projector.RunnerConfig, db *sqlite.DB, u provider.Units[Tx], p *projector.Projector[Tx]) error {
 	f := make(subscription)
-	r, err := projector.NewRunner(u, projector.Subscribe(f, "review"), projector.RunnerConfig{Logger: slog.New(slog.DiscardHandler)}, p)
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	r, err := projector.NewRunner(u, projector.Subscribe(f, "review"), cfg, p)
 	if err != nil {
 		return err
 	}
@@ -147,20 +152,14 @@ func redeliver(t *testing.T, arm string, o order, kills ...int) (inFlight []even
 		if o.KillAfter = 0; n < len(kills) {
 			o.KillAfter = kills[n]
 		}
-		input, err := json.Marshal(o)
-		require.NoError(t, err)
-		cmd := exec.CommandContext(t.Context(), os.Args[0])
-		cmd.Env = append(os.Environ(), "KINORA_CHILD="+arm)
-		var stderr strings.Builder
-		cmd.Stdin, cmd.Stderr = bytes.NewReader(input), &stderr
-		said, err := cmd.Output()
+		said, err := runChild(t, arm, o)
 		if n < len(kills) {
-			require.EqualError(t, err, "signal: killed", stderr.String())
+			require.EqualError(t, err, "signal: killed")
 		} else {
-			require.NoError(t, err, stderr.String())
+			require.NoError(t, err)
 		}
 		all := o.Events
-		for line := range strings.Lines(string(said)) {
+		for line := range strings.Lines(said) {
 			if id, ok := strings.CutPrefix(strings.TrimSpace(line), "acked "); ok {
 				require.Equal(t, o.Events[0].ID, id)
 				o.Events = o.Events[1:]
@@ -172,6 +171,21 @@ func redeliver(t *testing.T, arm string, o order, kills ...int) (inFlight []even
 	}
 	require.Empty(t, o.Events)
 	return inFlight
+}
+
+// runChild runs a child process, and returns what it printed.
+func runChild(t *testing.T, arm string, o order) (said string, err error) {
+	input, err := json.Marshal(o)
+	require.NoError(t, err)
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), "KINORA_CHILD="+arm)
+	var stderr strings.Builder
+	cmd.Stdin, cmd.Stderr = bytes.NewReader(input), &stderr
+	out, err := cmd.Output()
+	if err != nil && stderr.Len() > 0 {
+		t.Log(stderr.String())
+	}
+	return string(out), err
 }
 
 func indexOf(t *testing.T, list []event, id string) int {

@@ -91,6 +91,7 @@ func TestTheLogBringsBackWhatRedisHasLost(t *testing.T) {
 			}
 			if c.fromLog { // by itself, also if nothing happens
 				eventually(t, "what was lost is there again", isBack(before+lost))
+				eventually(t, "it is counted", func() bool { return came.Load() >= c.comes })
 				require.Equal(t, c.comes, came.Load(), "events that came again")
 			}
 			deliver(after)

@@ -79,7 +79,9 @@ type writer struct {
 	n  map[string]int // by stream
 }
 
-func newWriter(t testing.TB, db *memory.DB) *writer { return &writer{t: t, db: db, n: map[string]int{}} }
+func newWriter(t testing.TB, db *memory.DB) *writer {
+	return &writer{t: t, db: db, n: map[string]int{}}
+}
 
 func newRouted(t testing.TB) *memory.DB {
 	db, err := memory.New(&memory.Config{Route: outbox.ByCategory})

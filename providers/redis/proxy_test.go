@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// proxy is a network between a client and a server. It can lose the reply to an EXEC that the
+// proxy is a network between a client and a server. It can lose the reply to an EXEC or a script that the
 // server has executed.
 type proxy struct {
 	addr   string
@@ -56,7 +56,8 @@ func (p *proxy) loseReply(how func(client net.Conn)) {
 func (p *proxy) lost(request []byte) func(net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.lose == nil || !bytes.Contains(bytes.ToLower(request), []byte("exec\r\n")) {
+	request = bytes.ToLower(request)
+	if p.lose == nil || !bytes.Contains(request, []byte("exec\r\n")) && !bytes.Contains(request, []byte("evalsha\r\n")) {
 		return nil
 	}
 	how := p.lose

@@ -40,10 +40,10 @@ func TestAKilledAndRestartedServer(t *testing.T) {
 			list := events(400, 13)
 			var retried, ambiguous, acked atomic.Int64
 			cfg := projector.RunnerConfig{Concurrency: 4, Observer: projector.RunnerObserver{
-				Retried: func(_ string, class projector.Class, _ time.Duration) {
-					retried.Add(1)
-					if class == projector.ClassAmbiguous {
-						ambiguous.Add(1)
+				Retried: func(string, projector.Class, time.Duration) { retried.Add(1) },
+				Unit: func(_ string, messages int, _ time.Duration, err error) {
+					if provider.ClassOf(err) == projector.ClassAmbiguous {
+						ambiguous.Add(int64(messages))
 					}
 				},
 				Parked: func(_, _ string, class projector.Class, code string) { t.Errorf("parked: %s %s", class, code) },
@@ -83,7 +83,7 @@ func TestAKilledAndRestartedServer(t *testing.T) {
 					again++
 				}
 			}
-			t.Logf("%d kills, %d retries, %d ambiguous: of %d acked messages %d are missing, and %d took effect more than once",
+			t.Logf("%d kills, %d retries, %d messages in ambiguous units: of %d acked messages %d are missing, and %d took effect more than once",
 				kills, retried.Load(), ambiguous.Load(), len(list), missing, again)
 			require.LessOrEqual(t, again, int(ambiguous.Load()))
 			if c.keeps {
