@@ -232,6 +232,9 @@ func (r *reader) attach(ctx context.Context) error {
 		}
 		r.runner.cfg.Logger.Warn("handlers were removed: they take no more events", "projector", r.name, "handlers", removed)
 	}
+	if err := r.beginRestored(ctx, c); err != nil { // first: afterwards it is not known any more
+		return err
+	}
 	to := c
 	to.Token, to.Handlers = r.terms.Token, r.handlersFrom(c.Handlers, c.Place.Position)
 	if r.isSource || !r.serving.isLive() {
@@ -253,10 +256,7 @@ func (r *reader) attach(ctx context.Context) error {
 		r.suspects = maxBatch
 	}
 	r.reportAdded(ctx, c.Handlers)
-	if err := r.checkServing(ctx); err != nil {
-		return err
-	}
-	return r.beginRestored(ctx, c.Restored)
+	return r.checkServing(ctx)
 }
 
 // checkServing returns ErrFenced if the generation has become live, or is no longer live, and this

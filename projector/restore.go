@@ -14,18 +14,18 @@ import (
 // reasonLost: the event had been applied, and the read model had lost it.
 const reasonLost = "lost"
 
-// beginRestored is called when this reader begins. went: the read model may have gone back.
-func (r *reader) beginRestored(ctx context.Context, went bool) error {
-	if r.restored = r.restored || went; !went {
+// beginRestored is called with the checkpoint before this reader begins.
+func (r *reader) beginRestored(ctx context.Context, c provider.Checkpoint) error {
+	if !c.Restored {
 		return nil
 	}
 	head, err := r.log.LogPosition(ctx, eventstore.From{Now: true})
 	if err != nil {
 		return err
 	}
-	r.lost, r.cameAgain = max(r.lost, head), 0
+	r.restored, r.lost, r.cameAgain = true, max(r.lost, head), 0
 	r.runner.cfg.Logger.Warn("the store of the read model was restarted or replaced: events that it has lost are applied again",
-		"projector", r.name, "generation", r.serving.Generation, "position", r.at.Place.Position)
+		"projector", r.name, "generation", r.serving.Generation, "position", c.Place.Position)
 	return nil
 }
 

@@ -11,8 +11,19 @@ import (
 
 // watch is a connection on which keys are watched for a message.
 type watch struct {
-	conn *goredis.Conn
-	seen bool // EXEC or UNWATCH was called
+	conn *goredis.Conn // nil: it was given back
+}
+
+// end gives the connection back. watches: EXEC was not called.
+func (w *watch) end(watches bool) {
+	if w.conn == nil {
+		return
+	}
+	if watches {
+		w.conn.Do(context.Background(), "unwatch") // or EXEC of another user of the connection fails
+	}
+	_ = w.conn.Close()
+	w.conn = nil
 }
 
 // Watch calls read with a client that reads keys in the middle of a handler. If another client changes
@@ -75,13 +86,10 @@ func (m *marked) node(ctx context.Context) (*goredis.Client, error) {
 	return nil, fmt.Errorf("redis: Watch does not support a client of type %T", m.client)
 }
 
-// unwatch closes the connections of the unit's watches.
+// unwatch gives back the connections of the unit's watches.
 func (t *transaction) unwatch() {
 	for _, w := range t.watches {
-		if !w.seen {
-			w.conn.Do(context.Background(), "unwatch") // or EXEC of another user of the connection fails
-		}
-		_ = w.conn.Close()
+		w.end(true)
 	}
 	t.watches = nil
 }
@@ -93,7 +101,7 @@ func (m *marked) execWatched(ctx context.Context, w *watch, args []any) (answer,
 		cmd = unitScript.Eval(ctx, p, m.keys.list, args...)
 		return nil
 	})
-	w.seen = true
+	w.end(false)
 	if errors.Is(err, goredis.TxFailedErr) {
 		return nil, errChanged
 	}
