@@ -471,14 +471,16 @@ func (m *marked) setRecorded(i int, is *looked) {
 	switch kind := m.kind(); {
 	case kind == "replay" && record == "":
 		set(func(j int) bool { return !is.marked[i][j] && !covered })
-	case kind == "replay", kind == "restore":
-		set(func(int) bool { return record != "" })
+	case kind == "replay": // also of one that was partly applied: a person has decided
+		set(func(int) bool { return true })
 	case strings.HasPrefix(record, "partly"):
 		if m.found.Partly == nil {
 			m.found.Partly = make([]bool, len(m.unit.Messages))
 		}
 		m.found.Partly[i] = true
 		set(func(int) bool { return true })
+	case kind == "restore":
+		set(func(int) bool { return record != "" })
 	}
 }
 

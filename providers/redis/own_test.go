@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/google/uuid"
-	goredis "github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/kinora-go/kinora/eventstore"
@@ -255,5 +253,118 @@ func TestWithOwnMarkersPoisonHoldsItsKey(t *testing.T) {
 	}
 }
 
-var _ = goredis.Nil
-var _ = slices.Sort[[]int]
+// The output of a handler is in the outbox once, and never without its effect in the end: also if the
+// handler runs again because the process ended between the two stores.
+func TestOutputIsCommittedOnce(t *testing.T) {
+	t.Parallel()
+	s, db := sharedSpace(t), &noCommit{DB: newMemory(t)}
+	p := projector.Define("stars", types, marked, projector.OnEmit("posted",
+		func(ctx context.Context, tx pipe, e eventstore.Event[posted]) ([]outbox.Message, error) {
+			if err := s.list(ctx, tx, e); err != nil || e.Data.Stars%2 == 1 {
+				return nil, err
+			}
+			return []outbox.Message{{Topic: "thanks", Payload: []byte(e.ID)}, {Topic: "thanks", Payload: []byte(e.ID + "!")}}, nil
+		}))
+	w := newWriter(t, db.DB)
+	w.write(20, streams(3)...)
+	db.left.Store(7)
+	u := provider.Combine(s.own(t), db)
+	cfg := projector.RunnerConfig{Batch: 5, Lease: time.Second}
+	cfg.Retry.Base, cfg.Retry.Max = time.Millisecond, 5*time.Millisecond
+	fromLog(t, u, db, cfg, p)
+	eventually(t, "all is applied", func() bool { return len(s.listed(t, "review-2")) == 20 })
+	s.requireLists(t, w.n)
+	require.Negative(t, db.left.Load(), "units of the second store were not committed")
+	entries, err := db.Entries(t.Context(), provider.EntryFilter{Topic: "thanks", Limit: 1000})
+	require.NoError(t, err)
+	sent := map[string]int{}
+	for _, e := range entries {
+		sent[string(e.Payload)]++
+	}
+	require.Len(t, sent, 3*10*2)
+	for payload, n := range sent {
+		require.Equal(t, 1, n, payload)
+	}
+}
+
+// noCommit is a second store that does not commit some units, every other one.
+type noCommit struct {
+	*memory.DB
+	left  atomic.Int64
+	calls atomic.Int64
+}
+
+func (n *noCommit) Do(ctx context.Context, u provider.Unit, run func(context.Context, *memory.Model, provider.Found) (provider.Closing, error)) error {
+	return n.DB.Do(ctx, u, func(ctx context.Context, tx *memory.Model, found provider.Found) (provider.Closing, error) {
+		c, err := run(ctx, tx, found)
+		if err == nil && n.calls.Add(1)%2 == 0 && n.left.Add(-1) >= 0 {
+			err = &provider.Error{Class: provider.ClassTransient, Err: errors.New("the second store does not commit")}
+		}
+		return c, err
+	})
+}
+
+// Without an outbox in the second store, a handler with output is refused at the start.
+func TestOutputRequiresAnOutbox(t *testing.T) {
+	t.Parallel()
+	s := sharedSpace(t)
+	emits := projector.Define("stars", types, marked, projector.OnEmit("posted",
+		func(context.Context, pipe, eventstore.Event[posted]) ([]outbox.Message, error) { return nil, nil }))
+	_, err := projector.NewRunner(provider.Combine(s.own(t), newMemory(t)), projector.FromLog(newMemory(t)), projector.RunnerConfig{}, emits)
+	require.NoError(t, err)
+	_, err = projector.NewRunner(s.own(t), projector.FromLog(newMemory(t)), projector.RunnerConfig{}, emits)
+	require.ErrorContains(t, err, "provider.Combine(units, db)", "Redis keeps no parked messages")
+}
+
+// A message of which a part was applied is stuck at once, and stays so until a person decides. The others
+// go on, and nothing of them is applied twice.
+func TestAMessageThatWasPartlyAppliedIsStuck(t *testing.T) {
+	t.Parallel()
+	for _, source := range []string{"log", "broker"} {
+		t.Run(source, func(t *testing.T) {
+			t.Parallel()
+			s, db, f := sharedSpace(t), newRouted(t), make(subscription)
+			wrong := s.prefix + "a string"
+			require.NoError(t, s.client.Set(t.Context(), wrong, "s", 0).Err())
+			p := define(marked, func(ctx context.Context, tx pipe, e eventstore.Event[posted]) error {
+				if e.Stream == "review-1" && e.Data.Stars == 3 {
+					tx.Incr(ctx, s.prefix+"part")
+					tx.LPush(ctx, wrong, 1)
+				}
+				if e.Stream == "review-2" && e.Data.Stars == 4 {
+					tx.LPush(ctx, wrong, 1) // alone it has no effect, and is tried again
+				}
+				return s.list(ctx, tx, e)
+			})
+			cfg := projector.RunnerConfig{}
+			cfg.Retry.Attempts, cfg.Retry.Base, cfg.Retry.Max = 3, time.Millisecond, 5*time.Millisecond
+			w, u := newWriter(t, db), provider.Combine(s.own(t), db)
+			w.write(8, streams(3)...)
+			if source == "log" {
+				fromLog(t, u, db, cfg, p)
+			} else {
+				run(t, u, f, cfg, p)
+				for _, m := range w.published(streams(3)...) {
+					f <- m
+					<-m.Acked()
+				}
+			}
+			stuck := projector.ParkedFilter{Projector: "stars", States: []projector.ParkedState{projector.StateStuck}}
+			eventually(t, "two are stuck", func() bool { return len(parked(t, db, stuck)) == 2 && len(s.listed(t, "review-0")) == 8 })
+			codes := map[string]string{}
+			for _, row := range parked(t, db, stuck) {
+				codes[row.Key] = fmt.Sprintf("%s %s %d", row.Class, row.Code, row.Attempts)
+			}
+			require.Equal(t, map[string]string{"review-1": "permanent partly_applied 1", "review-2": "unknown WRONGTYPE 3"}, codes)
+			require.Equal(t, "1", s.client.Get(t.Context(), s.prefix+"part").Val(), "it is not tried again by itself")
+			require.Equal(t, upTo(2), s.listed(t, "review-1"))
+			require.Equal(t, upTo(3), s.listed(t, "review-2"))
+			require.NoError(t, s.client.Unlink(t.Context(), wrong).Err())
+			_, err := projector.Replay(t.Context(), db, stuck, projector.Decision{By: "ann", Reason: "checked"})
+			require.NoError(t, err)
+			eventually(t, "the rest follows", func() bool { return len(s.listed(t, "review-1")) == 8 && len(s.listed(t, "review-2")) == 8 })
+			s.requireLists(t, w.n)
+			require.Equal(t, "2", s.client.Get(t.Context(), s.prefix+"part").Val(), "the person has decided that")
+		})
+	}
+}
