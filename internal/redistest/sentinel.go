@@ -118,7 +118,7 @@ func (s *Sentinels) each(try func(context.Context, *goredis.SentinelClient) erro
 		err := until(func(ctx context.Context) error { return try(ctx, c) })
 		_ = c.Close()
 		if err != nil {
-			return fmt.Errorf("Sentinel %s: %w", addr, err)
+			return fmt.Errorf("sentinel %s: %w", addr, err)
 		}
 	}
 	return nil

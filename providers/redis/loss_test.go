@@ -157,3 +157,34 @@ func TestWhatWasParkedComesBackAfterALoss(t *testing.T) {
 	require.Equal(t, upTo(13), s.listed(t, "review-0"))
 	require.EqualValues(t, 6+7, came.Load(), "events that came again")
 }
+
+// A message that is stuck when Redis loses everything keeps its place: the events before it in its stream
+// are applied again, and those behind it wait.
+func TestAStuckMessageKeepsItsPlaceAfterALoss(t *testing.T) {
+	t.Parallel()
+	server := redistest.Private(t)
+	s, db := newSpace(redistest.Client(t, server.URL)), newRouted(t)
+	w := newWriter(t, db)
+	var fixed atomic.Bool
+	p := define(projector.Options{}, func(ctx context.Context, tx pipe, e eventstore.Event[posted]) error {
+		if e.Stream == "review-1" && e.Data.Stars == 5 && !fixed.Load() {
+			return projector.Permanent(errors.New("poison"))
+		}
+		return s.list(ctx, tx, e)
+	})
+	fromLog(t, provider.Combine(s.own(t), db), db, projector.RunnerConfig{Lease: time.Second}, p)
+	w.write(10, streams(3)...)
+	stuck := projector.ParkedFilter{Projector: "stars", States: []projector.ParkedState{projector.StateStuck}}
+	eventually(t, "one is stuck", func() bool { return len(parked(t, db, projector.ParkedFilter{})) == 6 && len(s.listed(t, "review-2")) == 10 })
+	require.NoError(t, server.End("KILL"))
+	require.NoError(t, server.Begin())
+	w.write(2, streams(3)...)
+	eventually(t, "the others are applied", func() bool { return len(s.listed(t, "review-0")) == 12 && len(s.listed(t, "review-2")) == 12 })
+	require.Equal(t, upTo(4), s.listed(t, "review-1"))
+	require.Len(t, parked(t, db, stuck), 1)
+	fixed.Store(true)
+	_, err := projector.Replay(t.Context(), db, stuck, projector.Decision{By: "ann", Reason: "fixed"})
+	require.NoError(t, err)
+	eventually(t, "the rest follows", func() bool { return len(s.listed(t, "review-1")) == 12 })
+	s.requireLists(t, w.n)
+}

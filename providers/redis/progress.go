@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
+	"time"
 
 	"github.com/kinora-go/kinora/provider"
 )
@@ -70,6 +72,31 @@ func (u *Units) SetCheckpoint(ctx context.Context, b provider.Build, from, to pr
 		return false, fmt.Errorf("set the checkpoint: %w", err)
 	}
 	return a.number(0) == 1, nil
+}
+
+const modeEmptied = "emptied"
+
+var modeTexts = [...]string{"", "catch_up", "closing", "live", "ended"}
+
+func modeText(m provider.Mode) string { return modeTexts[m] }
+
+// modeOf returns the mode of a checkpoint; zero if there is none, or the read model was emptied.
+func modeOf(text string) provider.Mode {
+	return provider.Mode(max(slices.Index(modeTexts[:], text), 0))
+}
+
+func timeText(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return strconv.FormatInt(t.UnixMicro(), 10)
+}
+
+func timeOf(text string) (t time.Time) {
+	if n, err := strconv.ParseInt(text, 10, 64); err == nil {
+		t = time.UnixMicro(n).UTC()
+	}
+	return t
 }
 
 // lookPage is the most messages that one script looks up.

@@ -311,7 +311,9 @@ func TestVerifyAndRepair(t *testing.T) {
 	require.Len(t, found.Repaired, 4)
 	close(stop)
 	all.Wait()
-	eventually(t, "all is applied", func() bool { return len(b.read(t)["review-2"]) == w.n["review-2"] && len(b.read(t)["review-0"]) == w.n["review-0"] })
+	eventually(t, "all is applied", func() bool {
+		return len(b.read(t)["review-2"]) == w.n["review-2"] && len(b.read(t)["review-0"]) == w.n["review-0"]
+	})
 	require.Empty(t, verify(projector.Verification{}).Differences)
 	requireBuilt(t, b.read(t), w, 1)
 	require.Equal(t, "kept", b.client.Get(t.Context(), other).Val())

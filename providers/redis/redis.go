@@ -17,8 +17,8 @@ type Units struct {
 	tag    string // "{tag}", or ""
 
 	mu       sync.Mutex
-	checked  string                        // the server whose settings were checked
-	scans    map[string]uint64             // by build: where ClearGeneration continues
+	checked  string                          // the server whose settings were checked
+	scans    map[string]uint64               // by build: where ClearGeneration continues
 	commands map[string]*goredis.CommandInfo // of a cluster; see slots.go
 }
 

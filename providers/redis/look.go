@@ -1,0 +1,132 @@
+package redis
+
+import (
+	"context"
+	"strconv"
+	"strings"
+
+	"github.com/kinora-go/kinora/provider"
+)
+
+// look reads the checkpoint and the markers, and sets found.
+func (m *marked) look(ctx context.Context) error {
+	is, err := m.lookUp(ctx)
+	if err != nil {
+		return err
+	}
+	u := m.unit
+	if u.Advance != nil { // the messages before have moved the checkpoint
+		advance := *u.Advance
+		advance.From = m.from
+		u.Advance = &advance
+	}
+	marked := map[provider.Marker]bool{}
+	for i := range u.Messages {
+		for j, h := range u.Messages[i].Handlers {
+			for _, name := range h.Names() {
+				marked[provider.Marker{Handler: name, MessageID: u.Messages[i].ID}] = is.marked[i][j]
+			}
+		}
+	}
+	m.found.SetFresh(&u, func(k provider.Marker) bool { return !marked[k] })
+	if err := m.found.SetProgress(&u, is.checkpoint); err != nil {
+		return err
+	}
+	m.places = make([]int64, len(u.Messages))
+	for i := range u.Messages {
+		if p := u.Messages[i].Parked; p != nil {
+			m.places[i] = placeIn(p, is.checkpoint.Lineage)
+		}
+		m.setRecorded(i, &is)
+	}
+	return nil
+}
+
+// place returns the position of a message in the log of the checkpoint, or 0.
+func (m *marked) place(i int) int64 {
+	if m.unit.Messages[i].Parked != nil {
+		return m.places[i]
+	}
+	return m.unit.Messages[i].Position
+}
+
+// placeIn returns the position of a parked message in a log, or 0.
+func placeIn(p *provider.Parked, lineage string) int64 {
+	of, _, _ := strings.Cut(p.Headers[provider.HeaderLog], "/")
+	position, err := strconv.ParseInt(p.Headers[provider.HeaderPosition], 10, 64)
+	if err != nil || position < 0 || of != lineage || lineage == "" {
+		return 0
+	}
+	return position
+}
+
+// looked is what look.lua has found.
+type looked struct {
+	checkpoint provider.Checkpoint // its Mode, Position, Token and Lineage
+	records    []string            // by message
+	marked     [][]bool            // by message and handler
+}
+
+func (m *marked) lookUp(ctx context.Context) (is looked, err error) {
+	_, token := m.identity()
+	args := []any{token.String(), len(m.unit.Messages)}
+	for i := range m.unit.Messages {
+		args = m.addNames(append(args, member(m.unit.Messages[i].ID)), &m.unit.Messages[i])
+	}
+	a, err := m.Units.run(ctx, lookScript, m.client, m.keys.list, args)
+	if err != nil {
+		return is, err
+	}
+	is.checkpoint = provider.Checkpoint{Mode: modeOf(a.text(0)), Place: provider.LogPlace{Position: a.number(1)}, Lineage: a.text(3)}
+	if a.number(2) == 1 {
+		is.checkpoint.Token = token
+	}
+	for i := range m.unit.Messages {
+		flags := a.text(5 + 2*i)
+		has := make([]bool, len(m.unit.Messages[i].Handlers))
+		for j := range has {
+			has[j] = j < len(flags) && flags[j] == '1'
+		}
+		is.records, is.marked = append(is.records, a.text(4+2*i)), append(is.marked, has)
+	}
+	return is, nil
+}
+
+// addNames adds the names of the handlers of a message, by their sets.
+func (m *marked) addNames(args []any, msg *provider.Message) []any {
+	args = append(args, len(msg.Handlers))
+	for i := range msg.Handlers {
+		names := msg.Handlers[i].Names()
+		args = append(args, len(names))
+		for _, name := range names {
+			args = append(args, m.keys.set(name))
+		}
+	}
+	return args
+}
+
+// setRecorded sets found for a message by its record as a parked one. An event that the checkpoint has
+// passed is applied, unless it is recorded.
+func (m *marked) setRecorded(i int, is *looked) {
+	fresh, record := m.found.Fresh[i], is.records[i]
+	set := func(to func(j int) bool) {
+		for j := range fresh {
+			fresh[j] = to(j)
+		}
+	}
+	covered := m.place(i) > 0 && m.place(i) <= is.checkpoint.Place.Position
+	switch kind := m.kind(); {
+	case kind == "replay" && record == "":
+		set(func(j int) bool { return !is.marked[i][j] && !covered })
+	case kind == "replay": // also of one that was partly applied: a person has decided
+		set(func(int) bool { return true })
+	case strings.HasPrefix(record, "partly"):
+		if m.found.Partly == nil {
+			m.found.Partly = make([]bool, len(m.unit.Messages))
+		}
+		m.found.Partly[i] = true
+		set(func(int) bool { return true })
+	case kind == "restore":
+		set(func(int) bool { return record != "" })
+	}
+}
