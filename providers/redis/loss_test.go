@@ -175,7 +175,9 @@ func TestAStuckMessageKeepsItsPlaceAfterALoss(t *testing.T) {
 	fromLog(t, provider.Combine(s.own(t), db), db, projector.RunnerConfig{Lease: time.Second}, p)
 	w.write(10, streams(3)...)
 	stuck := projector.ParkedFilter{Projector: "stars", States: []projector.ParkedState{projector.StateStuck}}
-	eventually(t, "one is stuck", func() bool { return len(parked(t, db, projector.ParkedFilter{})) == 6 && len(s.listed(t, "review-2")) == 10 })
+	eventually(t, "one is stuck", func() bool {
+		return len(parked(t, db, projector.ParkedFilter{})) == 6 && len(s.listed(t, "review-2")) == 10
+	})
 	require.NoError(t, server.End("KILL"))
 	require.NoError(t, server.Begin())
 	w.write(2, streams(3)...)
