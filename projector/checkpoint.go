@@ -232,11 +232,14 @@ func (r *reader) attach(ctx context.Context) error {
 		}
 		r.runner.cfg.Logger.Warn("handlers were removed: they take no more events", "projector", r.name, "handlers", removed)
 	}
-	if err := r.beginRestored(ctx, c); err != nil { // first: afterwards it is not known any more
+	if err := r.resetLost(ctx, c); err != nil {
 		return err
 	}
 	to := c
-	to.Token, to.Handlers = r.terms.Token, r.handlersFrom(c.Handlers, c.Place.Position)
+	if to.Lost, err = r.beginRestored(ctx, c); err != nil {
+		return err
+	}
+	to.Restored, to.Token, to.Handlers = false, r.terms.Token, r.handlersFrom(c.Handlers, c.Place.Position)
 	if r.isSource || !r.serving.isLive() {
 		to.Mode = provider.ModeCatchUp
 	}

@@ -66,10 +66,10 @@ type reader struct {
 	older    time.Time              // since when this program is older than the recorded one and could read
 
 	// After the read model has gone back to an earlier state: see restore.go.
-	restored  bool  // until the projector is live, or has reached lost
-	lost      int64 // events up to it may have been applied before
-	cameAgain int   // of these
-	restores  bool  // the worker applies events that were parked
+	cameAgain int      // events up to at.Lost that were applied again
+	restores  bool     // the worker applies events that were parked
+	unshown   bool     // the store may show other tables
+	skips     []string // sorted ids of events that operators have skipped
 }
 
 func newReader(p *projection, number int) *reader {
@@ -272,6 +272,9 @@ func (r *reader) step(ctx, hard context.Context) (more bool, err error) {
 		}
 		r.verified = now
 	}
+	if err := r.showLive(ctx, hard); err != nil {
+		return false, err
+	}
 	if err := r.record(ctx); err != nil || r.serving.Paused && r.serving.isReplaying() {
 		return false, err
 	}
@@ -301,7 +304,7 @@ func (r *reader) catchUpPage(ctx, hard context.Context) (more bool, err error) {
 		return false, err
 	}
 	r.reportWaiting(page.Waiting)
-	before, began := r.read, r.runner.cfg.Clock()
+	before, began, wasRestored := r.read, r.runner.cfg.Clock(), r.isRestored()
 	r.saw(page.Events)
 	msgs = slices.DeleteFunc(msgs, func(m *inbound) bool { return m.position > page.End.Position })
 	if err := r.setReplayed(ctx, msgs); err != nil {
@@ -324,7 +327,7 @@ func (r *reader) catchUpPage(ctx, hard context.Context) (more bool, err error) {
 	}
 	r.read = page.End.Position
 	r.applied += int64(len(msgs))
-	r.endRestored()
+	r.endRestored(wasRestored)
 	switch {
 	case r.read > before && page.More:
 		r.throttle(ctx, len(msgs), r.runner.cfg.Clock().Sub(began))
@@ -419,7 +422,8 @@ func (r *reader) prepare(u *unit) {
 		return
 	}
 	u.intent.Reader, u.intent.Restore = r.identity(), r.restores
-	u.intent.Once = r.restored // so that events that are still applied are not counted
+	u.intent.Again = r.isRestored()
+	u.intent.Once = u.intent.Once || u.intent.Again // so that events that are still applied are not counted
 	if r.page == nil {
 		return
 	}
@@ -447,7 +451,7 @@ func (r *reader) committed(u *unit) {
 		r.countAgain(u.applied)
 		return
 	}
-	if u.worker == r.worker && (r.restored || r.restores) {
+	if u.worker == r.worker && (r.isRestored() || r.restores) {
 		r.countAgain(u.applied)
 		return
 	}

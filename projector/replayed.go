@@ -14,7 +14,9 @@ import (
 func (r *reader) setReplayed(ctx context.Context, msgs []*inbound) error {
 	g := r.current.Load()
 	for _, m := range msgs {
-		_, m.skipped = slices.BinarySearch(g.Skipped, m.msg.UUID)
+		if _, m.skipped = slices.BinarySearch(g.Skipped, m.msg.UUID); !m.skipped {
+			_, m.skipped = slices.BinarySearch(r.skips, m.msg.UUID)
+		}
 	}
 	if !g.isReplaying() || len(msgs) == 0 {
 		return nil

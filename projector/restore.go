@@ -2,7 +2,9 @@ package projector
 
 import (
 	"context"
+	"slices"
 
+	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -14,25 +16,66 @@ import (
 // reasonLost: the event had been applied, and the read model had lost it.
 const reasonLost = "lost"
 
-// beginRestored is called with the checkpoint before this reader begins.
-func (r *reader) beginRestored(ctx context.Context, c provider.Checkpoint) error {
-	if !c.Restored {
+// beginRestored is called with the checkpoint before this reader begins. It returns the position up to
+// which events may have been applied before, or 0.
+func (r *reader) beginRestored(ctx context.Context, c provider.Checkpoint) (lost int64, err error) {
+	_, mayGoBack := r.runner.store.(provider.Restorer)
+	r.unshown, r.cameAgain, r.skips = mayGoBack && r.showsTables(), 0, nil
+	if lost = c.Lost; c.Restored {
+		head, err := r.log.LogPosition(ctx, eventstore.From{Now: true})
+		if err != nil {
+			return 0, err
+		}
+		lost = max(lost, head)
+		r.runner.cfg.Logger.Warn("the store of the read model was restarted or replaced: events that it may have lost are applied again",
+			"projector", r.name, "generation", r.serving.Generation, "position", c.Place.Position)
+	}
+	if lost > c.Place.Position {
+		r.skips, err = r.skippedIn(ctx, r.serving)
+	}
+	return lost, err
+}
+
+// resetLost empties the read model if it has gone back to a time before it was rebuilt in place: it has the
+// events of an earlier generation then, and none of the checkpoint of this one.
+func (r *reader) resetLost(ctx context.Context, c provider.Checkpoint) error {
+	if !c.Restored || c.Place.ID != "" || c.Token != (claim.Token{}) {
 		return nil
 	}
-	head, err := r.log.LogPosition(ctx, eventstore.From{Now: true})
+	all, err := r.runner.generationsOf(ctx, r.name)
 	if err != nil {
 		return err
 	}
-	r.restored, r.lost, r.cameAgain = true, max(r.lost, head), 0
-	r.runner.cfg.Logger.Warn("the store of the read model was restarted or replaced: events that it has lost are applied again",
-		"projector", r.name, "generation", r.serving.Generation, "position", c.Place.Position)
+	for _, g := range all {
+		if g.Build == r.serving.Build || g.Suffix != r.serving.Suffix {
+			continue
+		}
+		is, err := r.runner.store.Checkpoint(ctx, g.Build)
+		if err != nil {
+			return err
+		}
+		if is.Mode == 0 || is.Mode == provider.ModeEnded {
+			continue
+		}
+		if !r.resets {
+			return refuse("the read model has gone back to generation %d, and the projector has no OnReset: delete its keys", g.Generation)
+		}
+		return r.alone(ctx, r.serving, reset, provider.Switch{})
+	}
 	return nil
 }
+
+// isRestored reports whether the read model has less than it had.
+func (r *reader) isRestored() bool { return r.at.Lost > r.at.Place.Position }
+
+// showsTables reports whether readers find the tables of the generation by their plain names.
+func (r *reader) showsTables() bool { return r.serving.isLive() && r.serving.Suffix != "" }
 
 // checkModel returns ErrFenced if the read model may have gone back. Units notice that themselves, but
 // there may be none.
 func (r *reader) checkModel(ctx context.Context) error {
-	if _, ok := r.runner.store.(provider.Restorer); !ok {
+	s, ok := r.runner.store.(provider.Restorer)
+	if !ok {
 		return nil
 	}
 	limited, cancel := context.WithTimeout(ctx, r.runner.cfg.Timeout)
@@ -41,17 +84,19 @@ func (r *reader) checkModel(ctx context.Context) error {
 	if err == nil && (c.Restored || c.Token != r.at.Token) {
 		err = provider.ErrFenced
 	}
+	if err == nil && r.showsTables() && !r.unshown {
+		var shows bool
+		shows, err = s.Shows(limited, r.shown(r.serving.Suffix))
+		r.unshown = err == nil && !shows
+	}
 	return err
 }
 
 // countAgain reports events that were applied again. Events that were appended since the read model went
 // back are not counted.
 func (r *reader) countAgain(applied []*inbound) {
-	if !r.restored && !r.restores {
-		return
-	}
 	for _, m := range applied {
-		if m.position > r.lost && !r.restores {
+		if m.position > r.at.Lost && !r.restores {
 			continue
 		}
 		r.cameAgain++
@@ -62,12 +107,38 @@ func (r *reader) countAgain(applied []*inbound) {
 }
 
 // endRestored is called after each page: the end of the events that were lost.
-func (r *reader) endRestored() {
-	if r.restored && r.read >= r.lost {
-		r.restored = false
+func (r *reader) endRestored(was bool) {
+	if was && !r.isRestored() {
+		r.skips = nil
 		r.runner.cfg.Logger.Info("the read model has again what it had lost", "projector", r.name, "events", r.cameAgain)
 	}
 }
+
+// showLive shows the tables of the live generation, because the store may have lost which these are. It
+// does so once for each reader, when the events that were lost are applied again.
+func (r *reader) showLive(ctx, hard context.Context) error {
+	if !r.unshown || r.isRestored() {
+		return nil
+	}
+	err := r.alone(hard, r.serving, "", provider.Switch{
+		Show: r.shown(r.serving.Suffix),
+		Last: func(_ context.Context, live provider.Live) ([]provider.Message, error) {
+			if live.Checkpoint.Generation != r.serving.Generation {
+				return nil, &Error{Class: ClassTransient, Code: provider.CodeFenced, Err: provider.ErrFenced}
+			}
+			return nil, nil
+		},
+	})
+	if provider.CodeOf(err) == provider.CodeBusy {
+		wait(ctx, followFast)
+		return nil
+	}
+	r.unshown = err != nil
+	return err
+}
+
+// restorePage is the most events that restore looks up at a time.
+const restorePage = 500
 
 // restore applies events again that are recorded as parked, and were applied since: the read model has
 // lost that. They are before the checkpoint, so the reader would not read them.
@@ -77,30 +148,44 @@ func (r *reader) restore(ctx, hard context.Context) error {
 		return nil
 	}
 	limited, cancel := context.WithTimeout(ctx, r.runner.cfg.Timeout)
-	defer cancel()
 	ids, err := s.Lost(limited, r.build())
-	if err != nil || len(ids) == 0 {
-		return err
-	}
-	places, err := r.log.LogPlaces(limited, ids)
+	cancel()
 	if err != nil {
 		return err
 	}
-	var events []eventstore.Raw
-	for _, id := range ids {
-		place, ok := places[id]
-		if !ok {
-			continue // the log was restored too
+	r.restores = true
+	defer func() { r.restores = false }()
+	for page := range slices.Chunk(ids, restorePage) {
+		events, err := r.eventsOf(ctx, page)
+		if err == nil {
+			err = r.complete(ctx, hard, events)
 		}
-		page, err := r.pageAfter(ctx, provider.LogQuery{After: place.Position - 1, Limit: 1, Unsettled: true})
 		if err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// eventsOf returns the events with these ids, as far as the log has them.
+func (r *reader) eventsOf(ctx context.Context, ids []string) (events []eventstore.Raw, err error) {
+	limited, cancel := context.WithTimeout(ctx, r.runner.cfg.Timeout)
+	defer cancel()
+	places, err := r.log.LogPlaces(limited, ids)
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range ids {
+		if places[id].Position == 0 {
+			continue // the log was restored too
+		}
+		page, err := r.pageAfter(ctx, provider.LogQuery{After: places[id].Position - 1, Limit: 1, Unsettled: true})
+		if err != nil {
+			return nil, err
 		}
 		if len(page.Events) > 0 && page.Events[0].ID == id {
 			events = append(events, page.Events[0])
 		}
 	}
-	r.restores = true
-	defer func() { r.restores = false }()
-	return r.complete(ctx, hard, events)
+	return events, nil
 }

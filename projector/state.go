@@ -20,13 +20,19 @@ type State interface {
 // StateOf returns the State of read models whose events are in another database: what projectors
 // did is read from model, and events from events.
 // The model is a provider, such as provider.Combine returns.
-func StateOf(model modelState, events State) State {
-	return struct {
-		provider.Records
-		provider.Progress
-		provider.Builds
-		eventLog
-	}{model, model, model, events}
+func StateOf(model modelState, events State) State { return twoStores{model, events} }
+
+type twoStores struct {
+	modelState
+	eventLog
+}
+
+// CountLog implements provider.LogCounter.
+func (s twoStores) CountLog(ctx context.Context, types []string, after, to int64) (int64, error) {
+	if c, ok := s.eventLog.(provider.LogCounter); ok {
+		return c.CountLog(ctx, types, after, to)
+	}
+	return countPages(ctx, s.eventLog, types, after, to)
 }
 
 // modelState is the part of a State that reads what projectors did.

@@ -343,6 +343,9 @@ func (r *reader) compareOnce(ctx context.Context, s provider.Switch) (position i
 		if position = l.Checkpoint.Place.Position; l.Checkpoint.Generation != is.Generation {
 			return nil, fmt.Errorf("%w: another generation has become live", ErrGeneration)
 		}
+		if l.Checkpoint.Restored {
+			return nil, fmt.Errorf("%w: the read model has gone back to an earlier state: first a runner must apply the lost events again", ErrGeneration)
+		}
 		if err := r.checkParked(ctx, is.Build); err != nil { // not in the snapshot, so it was checked before too
 			return nil, err
 		}

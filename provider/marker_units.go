@@ -23,10 +23,11 @@ type MarkerUnits[Tx any] interface {
 	// Unit.Switch has no Last, and Set is not stored. It calls run once or several times, with
 	// the markers and the checkpoint that it finds, and commits what run has written.
 	//   - Unit.Advance moves the checkpoint up to the first parked message.
-	//   - Finish.Commit must be called after the second store has committed: it records the parked
-	//     messages, and moves the checkpoint to Advance.To. Finish.Rollback must be called if the
-	//     second store has not: it shows the tables that were shown before. Both may be nil.
-	DoCombined(ctx context.Context, u Unit, run func(context.Context, Tx, Found) (Closing, error)) (Finish, error)
+	//   - commit, if not nil, must be called after the second store has committed: it records the
+	//     parked messages, and moves the checkpoint to Advance.To.
+	//   - Unit.Switch shows tables before the second store commits. If that does not commit, the reader
+	//     of the live generation notices (Shows), and shows its own.
+	DoCombined(ctx context.Context, u Unit, run func(context.Context, Tx, Found) (Closing, error)) (commit func(context.Context) error, err error)
 
 	// Outcomes returns the outcomes of questions whose Generation is not zero, by markers, records and
 	// checkpoints. A recorded message is OutcomeWaiting.
@@ -47,12 +48,10 @@ type MarkerUnits[Tx any] interface {
 	// SetState changes the checkpoint as Builds.SetGeneration does for the State of g.
 	SetState(ctx context.Context, g Generation) error
 
+	// Shows is that of Restorer.
+	Shows(ctx context.Context, pairs []TablePair) (bool, error)
+
 	// Differing returns the keys of rows that differ, at most 100,000 of them, while units may change
 	// them. A comparison during a switch then looks only at these.
 	Differing(ctx context.Context, c Comparison) ([]Difference, error)
-}
-
-// Finish ends a unit of MarkerUnits after the second store has committed or not.
-type Finish struct {
-	Commit, Rollback func(context.Context) error
 }

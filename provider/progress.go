@@ -40,6 +40,9 @@ type Checkpoint struct {
 	// elsewhere, for example because its server was restarted without its last writes. Events behind
 	// the checkpoint may be applied again. Progress.SetCheckpoint ignores it.
 	Restored bool
+	// Lost is the position up to which events may have been applied before: until the checkpoint
+	// reaches it, the read model has less than it had. Zero in stores that lose nothing.
+	Lost int64
 	// Place is that of a settled event: every event of Handlers at or before it is applied or
 	// parked. If its Position is zero or was chosen by a person, the rest may be zero.
 	Place   LogPlace

@@ -9,4 +9,7 @@ type Restorer interface {
 	// applied and that are recorded as parked, although they are not parked: they were applied, and the
 	// read model has lost it. A unit with Restore applies them again.
 	Lost(ctx context.Context, b Build) ([]string, error)
+
+	// Shows reports whether readers see the tables of pairs under their other names.
+	Shows(ctx context.Context, pairs []TablePair) (bool, error)
 }

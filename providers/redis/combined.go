@@ -28,25 +28,25 @@ const (
 //   - If the first command of a message fails, the message is not applied, and the error is that
 //     of MULTI/EXEC in Do. If a later one fails, the error is permanent with CodePartly.
 //   - A message that is larger than a script may be is permanent, with the code "too_large".
-func (u *Units) DoCombined(ctx context.Context, unit provider.Unit, run func(context.Context, goredis.Pipeliner, provider.Found) (provider.Closing, error)) (provider.Finish, error) {
+func (u *Units) DoCombined(ctx context.Context, unit provider.Unit, run func(context.Context, goredis.Pipeliner, provider.Found) (provider.Closing, error)) (commit func(context.Context) error, err error) {
 	if !u.cfg.OwnMarkers || !hasMarkers(&unit) {
-		return provider.Finish{}, u.exec(ctx, unit, run)
+		return nil, u.exec(ctx, unit, run)
 	}
 	if s := unit.Switch; s != nil && (len(s.Reset) > 0 || s.Snapshot) {
-		return provider.Finish{}, permanent("not_kept", errors.New("redis cannot empty tables: give the projector OnReset"))
+		return nil, permanent("not_kept", errors.New("redis cannot empty tables: give the projector OnReset"))
 	}
 	m := &marked{Units: u, unit: unit, keys: u.keysOf(unit.Build()), run: run, from: -1}
 	if unit.Advance != nil {
 		m.from = unit.Advance.From
 	}
-	err := m.do(ctx)
+	err = m.do(ctx)
 	if err == nil && unit.Switch != nil {
-		return m.finishSwitch(ctx)
+		err = m.finishSwitch(ctx)
 	}
 	if err != nil || len(m.closing.Park) == 0 {
-		return provider.Finish{}, err
+		return nil, err
 	}
-	return provider.Finish{Commit: m.record}, nil
+	return m.record, nil
 }
 
 // hasMarkers reports whether a unit uses markers or the checkpoint. Parked messages of a projector without
@@ -67,10 +67,8 @@ type marked struct {
 	looked  bool    // found is what the store has
 	places  []int64 // of parked messages, in the log of the checkpoint; 0: not there
 	tx      *transaction
-	sent    int  // number of messages that were looked at by send
-	parks   bool // one of them is to be parked
+	parks   bool // a message that send has looked at is to be parked
 	closing provider.Closing
-	failed  error // of a send that a handler caused
 }
 
 // errChanged: messages are not as the unit has found them.
@@ -104,15 +102,12 @@ func pause(ctx context.Context, d time.Duration) {
 
 // once runs the handlers and sends their commands.
 func (m *marked) once(ctx context.Context) error {
-	m.sent, m.parks, m.failed = 0, false, nil
+	m.parks = false
 	m.tx = &transaction{Pipeliner: m.client.Pipeline(), client: m.client, marked: m}
 	defer m.tx.unwatch()
 	m.found.Begin = m.tx.begin
 	var err error
 	m.closing, err = m.run(ctx, m.tx, m.found)
-	if m.failed != nil {
-		return m.failed
-	}
 	if err != nil {
 		return m.tx.ofRun(ctx, err)
 	}
@@ -127,5 +122,5 @@ func (m *marked) once(ctx context.Context) error {
 	if len(m.unit.Messages) == 0 && m.unit.Advance == nil {
 		return m.setup(ctx)
 	}
-	return m.send(ctx, len(m.unit.Messages), true)
+	return m.send(ctx)
 }

@@ -20,15 +20,15 @@ const differingMost = 100_000
 
 // Differing implements provider.MarkerUnits. A row is a key of a table. Its columns are the type of the
 // key, and the value of a string, or the fields, members or items that differ. Members of a sorted
-// set have their scores, those of a set are true, and items of a list are numbered from 0. Expiry is
-// not compared.
+// set have their scores, those of a set are true, and items of a list are numbered from 0. Fields and
+// members of c.Ignore, and expiry, are not compared.
 func (u *Units) Differing(ctx context.Context, c provider.Comparison) (found []provider.Difference, err error) {
 	for _, pair := range c.Pairs {
 		for i, table := range []string{pair.Table, pair.Other} {
 			err := u.keysOfTable(ctx, table, func(keys []string) error {
 				for _, key := range keys {
 					rest := strings.TrimPrefix(key, u.Key(table))
-					d, differs, err := u.difference(ctx, pair, rest, i == 1)
+					d, differs, err := u.difference(ctx, pair, c.Ignore, rest, i == 1)
 					if err != nil {
 						return err
 					}
@@ -59,7 +59,7 @@ func (m *marked) compare(ctx context.Context, c *provider.Comparison) error {
 		}
 		slices.Sort(keys)
 		for _, key := range slices.Compact(keys) {
-			d, differs, err := m.difference(ctx, pair, key, false)
+			d, differs, err := m.difference(ctx, pair, c.Ignore, key, false)
 			if err != nil {
 				return err
 			}
@@ -91,9 +91,9 @@ func (u *Units) copyKey(ctx context.Context, from, to string) error {
 
 // difference compares the key of a row in two tables. rest is the part of the key after the table.
 // onlyExtra: if the right table has the key, it was compared already.
-func (u *Units) difference(ctx context.Context, pair provider.TablePair, rest string, onlyExtra bool) (d provider.Difference, differs bool, err error) {
+func (u *Units) difference(ctx context.Context, pair provider.TablePair, ignore []string, rest string, onlyExtra bool) (d provider.Difference, differs bool, err error) {
 	d.Table = pair.Other
-	d.Key, _ = json.Marshal(map[string]string{"key": rest}) // cannot fail
+	d.Key = encoded(map[string]any{"key": rest})
 	want, err := u.value(ctx, u.Key(pair.Table)+rest)
 	if err != nil || onlyExtra && want.kind != "none" {
 		return d, false, err
@@ -101,6 +101,10 @@ func (u *Units) difference(ctx context.Context, pair provider.TablePair, rest st
 	got, err := u.value(ctx, u.Key(pair.Other)+rest)
 	if err != nil {
 		return d, false, err
+	}
+	for _, part := range ignore {
+		delete(want.parts, part)
+		delete(got.parts, part)
 	}
 	if want.kind == got.kind && maps.Equal(want.parts, got.parts) {
 		return d, false, nil
@@ -179,6 +183,10 @@ func (v value) without(other value) json.RawMessage {
 	if whole, is := parts[""]; is && len(parts) == 1 {
 		row["value"] = whole
 	}
+	return encoded(row)
+}
+
+func encoded(row map[string]any) json.RawMessage {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)

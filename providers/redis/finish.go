@@ -17,7 +17,7 @@ func (m *marked) record(ctx context.Context) error {
 	args := append(m.head(), len(m.closing.Park))
 	for _, p := range m.closing.Park {
 		msg := &m.unit.Messages[p.Message]
-		args = m.addSets(append(args, member(msg.ID), m.place(p.Message), bit(len(msg.Handlers) == 0)), p.Message)
+		args = m.addSets(append(args, member(msg.ID), m.place(p.Message)), p.Message)
 	}
 	var to *provider.LogPlace
 	if m.unit.Advance != nil {

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -15,69 +16,63 @@ import (
 // A generation has its own tables, with its suffix in their names. Which of them readers see is in one
 // hash, shown, by the plain names.
 
-// Shown returns the name of the table that readers of the read model see for a name in
-// projector.Options.Tables: that of the live generation. Pass it to Key. Readers of several keys
-// call it once, so that they see one generation.
-func (u *Units) Shown(ctx context.Context, table string) (string, error) {
-	name, err := u.client.HGet(ctx, u.shownKey(), table).Result()
-	if err == goredis.Nil { //nolint:errorlint // as go-redis documents it
-		return table, nil
-	}
+// Shown returns the names of the tables that readers of the read model see for names in
+// projector.Options.Tables: those of the live generation. Pass them to Key. Readers of several keys or
+// tables call it once, so that they see one generation.
+func (u *Units) Shown(ctx context.Context, tables ...string) (names []string, err error) {
+	shown, err := u.client.HMGet(ctx, u.shownKey(), tables...).Result()
 	if err != nil {
-		return "", fmt.Errorf("which table is live: %w", ofExec(err, false))
+		return nil, fmt.Errorf("which tables are live: %w", ofExec(err, false))
 	}
-	return name, nil
+	for i, table := range tables {
+		name, _ := shown[i].(string)
+		names = append(names, cmp.Or(name, table))
+	}
+	return names, nil
 }
 
 func (u *Units) shownKey() string   { return u.own("shown") }
 func (u *Units) renamedKey() string { return u.own("renamed") }
 
-// finishSwitch shows and compares tables. Tables are shown before the second store commits: if the
-// process ends in between, the switch is repeated.
-func (m *marked) finishSwitch(ctx context.Context) (f provider.Finish, err error) {
+// finishSwitch shows and compares tables.
+func (m *marked) finishSwitch(ctx context.Context) error {
 	s := m.unit.Switch
 	if s.Compare != nil {
 		if err := m.compare(ctx, s.Compare); err != nil {
-			return f, err
+			return err
 		}
 	}
 	if len(s.Show)+len(s.Rename) == 0 {
-		return f, nil
+		return nil
 	}
-	before, err := m.client.HGetAll(ctx, m.shownKey()).Result()
-	if err != nil {
-		return f, ofExec(err, false)
-	}
-	names := map[string]any{}
-	for _, p := range s.Show {
-		names[p.Other] = p.Table
-	}
-	_, err = m.client.TxPipelined(ctx, func(p goredis.Pipeliner) error {
-		for _, pair := range s.Rename { // its keys stay: nobody looks for it under its plain name
+	_, err := m.client.TxPipelined(ctx, func(p goredis.Pipeliner) error {
+		for _, pair := range s.Rename { // its keys stay: readers do not look for it under its plain name
 			p.HSet(ctx, m.renamedKey(), pair.Other, pair.Table)
 		}
-		if len(names) > 0 {
-			p.HSet(ctx, m.shownKey(), names)
+		for _, pair := range s.Show {
+			p.HSet(ctx, m.shownKey(), pair.Other, pair.Table)
 		}
 		return nil
 	})
-	if err != nil {
-		return f, ofExec(err, false)
+	return wrapped("show tables", err)
+}
+
+// Shows implements provider.MarkerUnits.
+func (u *Units) Shows(ctx context.Context, pairs []provider.TablePair) (bool, error) {
+	tables := make([]string, len(pairs))
+	for i, p := range pairs {
+		tables[i] = p.Other
 	}
-	f.Rollback = func(ctx context.Context) error {
-		_, err := m.client.TxPipelined(ctx, func(p goredis.Pipeliner) error {
-			for name := range names {
-				if was, shown := before[name]; shown {
-					p.HSet(ctx, m.shownKey(), name, was)
-				} else {
-					p.HDel(ctx, m.shownKey(), name)
-				}
-			}
-			return nil
-		})
-		return err
+	if len(tables) == 0 {
+		return true, nil
 	}
-	return f, nil
+	names, err := u.Shown(ctx, tables...)
+	for i, p := range pairs {
+		if err == nil && names[i] != p.Table {
+			return false, nil
+		}
+	}
+	return err == nil, err
 }
 
 // SetState implements provider.MarkerUnits.
@@ -99,7 +94,7 @@ func (u *Units) SetState(ctx context.Context, g provider.Generation) error {
 // the server.
 func (u *Units) ClearGeneration(ctx context.Context, b provider.Build, handlers, tables []string, limit int) (n int, err error) {
 	k, limit := u.keysOf(b), max(limit, 1)
-	for _, h := range handlers {
+	for _, h := range append([]string{noHandler}, handlers...) {
 		for _, set := range []string{k.events(h), k.others(h)} {
 			some, err := u.client.ZRange(ctx, set, 0, int64(limit-n)-1).Result()
 			if err != nil {

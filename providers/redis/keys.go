@@ -39,6 +39,10 @@ func (u *Units) keysOf(b provider.Build) *keys {
 func (k *keys) events(handler string) string { return k.u.own(k.build, "events", handler) }
 func (k *keys) others(handler string) string { return k.u.own(k.build, "others", handler) }
 
+// noHandler is the name in the marker of a message that was parked without handlers, for example because
+// its type was not registered.
+const noHandler = ""
+
 // set returns the index of the sets of a handler's name.
 func (k *keys) set(name string) int {
 	i, ok := k.sets[name]

@@ -32,6 +32,9 @@ func (m *marked) look(ctx context.Context) error {
 	if err := m.found.SetProgress(&u, is.checkpoint); err != nil {
 		return err
 	}
+	if is.checkpoint.Mode == 0 && u.Checkpointed {
+		return errMissing
+	}
 	m.places = make([]int64, len(u.Messages))
 	for i := range u.Messages {
 		if p := u.Messages[i].Parked; p != nil {
@@ -114,13 +117,14 @@ func (m *marked) setRecorded(i int, is *looked) {
 			fresh[j] = to(j)
 		}
 	}
+	isPartly := strings.HasPrefix(record, "partly")
 	covered := m.place(i) > 0 && m.place(i) <= is.checkpoint.Place.Position
 	switch kind := m.kind(); {
 	case kind == "replay" && record == "":
 		set(func(j int) bool { return !is.marked[i][j] && !covered })
-	case kind == "replay": // also of one that was partly applied: a person has decided
+	case kind == "replay" && (!isPartly || m.unit.Messages[i].Parked.Code == provider.CodePartly): // a person has decided
 		set(func(int) bool { return true })
-	case strings.HasPrefix(record, "partly"):
+	case isPartly:
 		if m.found.Partly == nil {
 			m.found.Partly = make([]bool, len(m.unit.Messages))
 		}

@@ -4,12 +4,14 @@ import (
 	"context"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"time"
 
 	"github.com/kinora-go/kinora/provider"
+	goredis "github.com/redis/go-redis/v9"
 )
 
 // Checkpoint implements provider.Progress. b has a number. On another server than the one that the
@@ -36,6 +38,7 @@ func (u *Units) Checkpoint(ctx context.Context, b provider.Build) (c provider.Ch
 	}
 	c.Restored = a.number(1) == 1
 	_, _ = fmt.Sscan(is["position"], &c.Place.Position)
+	_, _ = fmt.Sscan(is["lost"], &c.Lost)
 	c.Place.ID, c.Place.RecordedAt, c.Lineage = is["id"], timeOf(is["recorded"]), is["lineage"]
 	_, _ = hex.Decode(c.Token[:], []byte(is["token"])) // what a foreign hand wrote is no token of a reader
 	if err := json.Unmarshal([]byte(is["handlers"]), &c.Handlers); err != nil {
@@ -60,13 +63,15 @@ func (u *Units) SetCheckpoint(ctx context.Context, b provider.Build, from, to pr
 		return false, fmt.Errorf("set the checkpoint: %w", err)
 	}
 	k := u.keysOf(b)
-	for _, h := range to.Handlers {
-		k.set(h.Handler)
+	if from.Mode == 0 {
+		if err := u.unlinkEmptied(ctx, b); err != nil {
+			return false, fmt.Errorf("set the checkpoint: %w", err)
+		}
 	}
-	a, err := u.run(ctx, setCheckpointScript, u.client, k.list, []any{
+	a, err := u.run(ctx, setCheckpointScript, u.client, k.list[:1], []any{
 		modeText(from.Mode), from.Place.Position, from.Token.String(),
 		"mode", modeText(to.Mode), "position", to.Place.Position, "id", to.Place.ID, "recorded", timeText(to.Place.RecordedAt),
-		"lineage", to.Lineage, "token", to.Token.String(), "handlers", handlers,
+		"lineage", to.Lineage, "token", to.Token.String(), "handlers", handlers, "lost", to.Lost,
 	})
 	if err != nil {
 		return false, fmt.Errorf("set the checkpoint: %w", err)
@@ -99,6 +104,37 @@ func timeOf(text string) (t time.Time) {
 	return t
 }
 
+// unlinkEmptied deletes the markers and records of a generation whose read model was emptied. Until it has
+// a checkpoint again, no unit of it can commit.
+func (u *Units) unlinkEmptied(ctx context.Context, b provider.Build) error {
+	k := u.keysOf(b)
+	mode, err := u.client.HGet(ctx, k.list[0], "mode").Result()
+	if mode != modeEmptied {
+		if errors.Is(err, goredis.Nil) {
+			err = nil
+		}
+		return wrapped("look for a checkpoint", err)
+	}
+	node, err := u.nodeOf(ctx, k.list[0])
+	if err != nil {
+		return wrapped("look for markers", err)
+	}
+	for cursor, isFirst := uint64(0), true; isFirst || cursor != 0; isFirst = false {
+		var keys []string
+		if keys, cursor, err = node.Scan(ctx, cursor, escaped(u.own(k.build, ""))+"*", 1000).Result(); err != nil {
+			return wrapped("look for markers", err)
+		}
+		for _, key := range keys {
+			if key != k.list[0] {
+				if err := node.Unlink(ctx, key).Err(); err != nil {
+					return wrapped("delete markers", err)
+				}
+			}
+		}
+	}
+	return nil
+}
+
 // lookPage is the most messages that one script looks up.
 const lookPage = 500
 
@@ -129,7 +165,7 @@ func (u *Units) PruneApplied(ctx context.Context, b provider.Build, handlers []s
 	}
 	k := u.keysOf(b)
 	sets := k.list[:1]
-	for _, h := range handlers {
+	for _, h := range append([]string{noHandler}, handlers...) {
 		sets = append(sets, k.events(h))
 	}
 	a, err := u.run(ctx, pruneAppliedScript, u.client, sets, []any{limit})

@@ -22,7 +22,11 @@ func (u *Units) ReadyFor(ctx context.Context, _ provider.Service) error {
 	if !u.cfg.OwnMarkers {
 		return nil
 	}
-	if err := u.checkServer(ctx); errors.Is(err, ErrUnsafe) {
+	err := u.checkServer(ctx)
+	if reply, _ := replyOf(err); strings.HasPrefix(reply, "NOPERM") {
+		return fmt.Errorf("%w: INFO is not allowed, so a restart could not be noticed: %w", ErrUnsafe, err)
+	}
+	if errors.Is(err, ErrUnsafe) {
 		return err
 	}
 	return nil // it is only unreachable

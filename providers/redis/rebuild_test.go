@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/redistest"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/memory"
@@ -50,10 +51,16 @@ func (b built) define(opts projector.Options, times int) *projector.Projector[pi
 		}))
 }
 
+// shown returns the table that readers see.
+func (b built) shown(t testing.TB) string {
+	names, err := b.units.Shown(context.Background(), b.lists)
+	require.NoError(t, err)
+	return names[0]
+}
+
 // read returns the lists that readers see.
 func (b built) read(t testing.TB) map[string][]int {
-	table, err := b.units.Shown(context.Background(), b.lists)
-	require.NoError(t, err)
+	table := b.shown(t)
 	lists := map[string][]int{}
 	for _, name := range streams(5) {
 		all, err := b.client.LRange(context.Background(), b.units.Key(table, name), 0, -1).Result()
@@ -220,8 +227,7 @@ func TestARebuildInPlace(t *testing.T) {
 	w, u := newWriter(t, db.DB), provider.Combine(b.units, db)
 	w.write(50, streams(5)...)
 	r, stop := b.start(t, u, w, 1)
-	table, err := b.units.Shown(t.Context(), b.lists)
-	require.NoError(t, err)
+	table := b.shown(t)
 	require.NoError(t, b.client.RPush(t.Context(), b.units.Key(table, "review-0"), 999).Err())
 	db.mu.Lock()
 	db.left = 3
@@ -241,12 +247,12 @@ func TestARebuildInPlace(t *testing.T) {
 	next := old
 	old.State, next.State, next.Generation, next.Revision = provider.GenerationRetired, provider.GenerationLive, live+1, 0
 	unit := provider.Unit{Projector: "lists", Generation: live + 1, Once: true, Switch: &provider.Switch{Set: []provider.Generation{old, next}}}
-	finish, err := b.units.DoCombined(t.Context(), unit, func(ctx context.Context, tx pipe, _ provider.Found) (provider.Closing, error) {
+	commit, err := b.units.DoCombined(t.Context(), unit, func(ctx context.Context, tx pipe, _ provider.Found) (provider.Closing, error) {
 		tx.Unlink(ctx, b.units.Key(table, "review-0"))
 		return provider.Closing{}, nil
 	})
-	require.NoError(t, errors.Join(err, nil))
-	require.Nil(t, finish.Commit)
+	require.NoError(t, err)
+	require.Nil(t, commit)
 	err = u.Do(t.Context(), provider.Unit{Projector: "lists", Generation: live, Messages: markedMessages(1).Messages}, func(ctx context.Context, tx pipe, f provider.Found) (provider.Closing, error) {
 		f.Begin(0)
 		tx.Incr(ctx, b.prefix+"never")
@@ -288,8 +294,7 @@ func TestVerifyAndRepair(t *testing.T) {
 	}
 	require.Empty(t, verify(projector.Verification{}).Differences)
 
-	table, err := b.units.Shown(t.Context(), b.lists)
-	require.NoError(t, err)
+	table := b.shown(t)
 	require.NoError(t, b.client.LSet(t.Context(), b.units.Key(table, "review-4"), 1, 77).Err())
 	require.NoError(t, b.client.Unlink(t.Context(), b.units.Key(table, "review-3")).Err())
 	require.NoError(t, b.client.Set(t.Context(), b.units.Key(table, "review-9"), "extra", 0).Err())
@@ -327,8 +332,7 @@ func TestANewVersionAndTheEndOfTheOldOne(t *testing.T) {
 	w, u := newWriter(t, db), provider.Combine(b.units, db)
 	w.write(20, streams(5)...)
 	_, stop := b.start(t, u, w, 1)
-	old, err := b.units.Shown(t.Context(), b.lists)
-	require.NoError(t, err)
+	old := b.shown(t)
 	for i := range 3000 { // many keys
 		require.NoError(t, b.client.Set(t.Context(), b.units.Key(old, "more", strconv.Itoa(i)), i, 0).Err())
 	}
@@ -357,4 +361,32 @@ func TestANewVersionAndTheEndOfTheOldOne(t *testing.T) {
 	cancel()
 	require.NoError(t, <-done)
 	requireBuilt(t, b.read(t), w, 2)
+}
+
+// After a loss, readers see the live table again. Until all is applied again, a verification is refused.
+func TestReadersSeeTheLiveTableAfterALoss(t *testing.T) {
+	t.Parallel()
+	server := redistest.Private(t)
+	s, db := newSpace(redistest.Client(t, server.URL)), newMemory(t)
+	b := built{s, s.own(t), s.prefix + "lists"}
+	w, u := newWriter(t, db), provider.Combine(b.units, db)
+	w.write(5, streams(5)...)
+	r, stop := b.start(t, u, w, 1)
+	require.NoError(t, s.client.Save(t.Context()).Err())
+	require.NoError(t, r.Rebuild(t.Context(), "lists", projector.Rebuild{How: projector.BlueGreen, Decision: because}))
+	require.Equal(t, b.lists+"_g2", b.shown(t))
+	for range 2 { // the snapshot shows another table, and then nothing is left
+		stop()
+		require.NoError(t, server.End("KILL"))
+		require.NoError(t, server.Begin())
+		_, err := b.define(projector.Options{}, 1).Verify(t.Context(), u, projector.Verification{}, &projector.RunnerConfig{Lease: time.Second, Logger: slog.New(slog.DiscardHandler)})
+		require.ErrorIs(t, err, projector.ErrGeneration)
+		require.NotEqual(t, b.lists+"_g2", b.shown(t))
+		w.write(1, streams(5)...)
+		_, stop = b.start(t, u, w, 1)
+		eventually(t, "the live table is shown", func() bool { return b.shown(t) == b.lists+"_g2" })
+		eventually(t, "it has all", func() bool { return len(b.read(t)["review-4"]) == w.n["review-4"] })
+		requireBuilt(t, b.read(t), w, 1)
+		require.NoError(t, server.DeleteData())
+	}
 }

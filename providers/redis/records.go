@@ -70,7 +70,7 @@ func (u *Units) Prune(ctx context.Context, b provider.Build, handlers []string, 
 		return 0, fmt.Errorf("prune: %w", err)
 	}
 	before, k := time.Now().Add(-window).UnixMilli(), u.keysOf(b) //nolint:forbidigo // markers have times of this process' clock
-	for _, h := range handlers {
+	for _, h := range append([]string{noHandler}, handlers...) {
 		old, err := u.client.ZRangeByScoreWithScores(ctx, k.others(h), &goredis.ZRangeBy{Min: "-inf", Max: strconv.FormatInt(before, 10), Count: int64(limit)}).Result()
 		if err != nil {
 			return n, fmt.Errorf("prune: %w", ofExec(err, false))

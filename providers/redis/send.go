@@ -21,43 +21,39 @@ type entry struct {
 	watch   *watch // its keys are watched on this connection
 }
 
-// send sends the commands of the messages up to a number. last: there are no more.
-func (m *marked) send(ctx context.Context, upTo int, last bool) error {
+// send sends the commands of all messages, in scripts of limited size.
+func (m *marked) send(ctx context.Context) error {
 	var part []entry
 	commands, bytes := 0, 0
-	for ; m.sent < upTo; m.sent++ {
-		begun, isFresh := m.tx.began(m.sent), slices.Contains(m.found.Fresh[m.sent], true)
-		isLeft := m.found.Left != nil && m.found.Left[m.sent]
+	for i := range m.unit.Messages {
+		begun, isFresh := m.tx.began(i), slices.Contains(m.found.Fresh[i], true)
+		isLeft := m.found.Left != nil && m.found.Left[i]
 		if !begun || !isFresh {
-			m.parks = m.parks || !begun && !isLeft && (isFresh || len(m.unit.Messages[m.sent].Handlers) == 0)
+			m.parks = m.parks || !begun && !isLeft && (isFresh || len(m.unit.Messages[i].Handlers) == 0)
 			continue
 		}
-		e := entry{message: m.sent, watch: m.tx.watches[m.sent]}
-		e.first, e.last = m.tx.commandsOf(m.sent)
+		e := entry{message: i, watch: m.tx.watches[i]}
+		e.first, e.last = m.tx.commandsOf(i)
 		e.moves = m.unit.Advance != nil && !m.parks
 		e.mark = !e.moves
 		size, err := m.checkSize(e)
 		if err != nil {
 			return err
 		}
-		if full := commands+e.last-e.first > scriptCommands || bytes+size > scriptBytes; len(part) > 0 && (full || e.watch != nil) {
+		isFull := commands+e.last-e.first > scriptCommands || bytes+size > scriptBytes || len(part) > 0 && part[0].watch != nil
+		if len(part) > 0 && isFull {
 			if err := m.sendPart(ctx, part, false); err != nil {
 				return err
 			}
 			part, commands, bytes = nil, 0, 0
 		}
 		part, commands, bytes = append(part, e), commands+e.last-e.first, bytes+size
-		if e.watch != nil {
-			if err := m.sendPart(ctx, part, false); err != nil {
-				return err
-			}
-			part, commands, bytes = nil, 0, 0
-		}
 	}
-	if last && (len(part) > 0 || m.unit.Advance != nil && len(m.closing.Park) == 0) || len(part) > 0 {
-		return m.sendPart(ctx, part, last && len(m.closing.Park) == 0)
+	ends := m.unit.Advance != nil && len(m.closing.Park) == 0
+	if len(part) == 0 && !ends {
+		return nil
 	}
-	return nil
+	return m.sendPart(ctx, part, ends)
 }
 
 // checkSize returns the bytes of a message's commands.
@@ -105,7 +101,8 @@ func (m *marked) kind() string {
 // head returns the first arguments of a script.
 func (m *marked) head() []any {
 	mode, token := m.identity()
-	return []any{m.kind(), modeText(mode), token.String(), m.from, time.Now().UnixMilli()} //nolint:forbidigo // the age of markers of foreign messages is that of this process' clock
+	now := time.Now().UnixMilli() //nolint:forbidigo // the age of markers of foreign messages is that of this process' clock
+	return []any{m.kind(), modeText(mode), token.String(), m.from, now, bit(m.unit.Checkpointed)}
 }
 
 // identity returns the mode and the token that the checkpoint must have, or zero.
@@ -119,7 +116,7 @@ func (m *marked) identity() (provider.Mode, claim.Token) {
 	return 0, claim.Token{}
 }
 
-// addSets adds the indices of the sets of the handlers of a message that are fresh.
+// addSets adds the indices of the sets of a message: those of its handlers that are fresh.
 func (m *marked) addSets(args []any, message int) []any {
 	msg := &m.unit.Messages[message]
 	count := len(args)
@@ -130,6 +127,9 @@ func (m *marked) addSets(args []any, message int) []any {
 				args = append(args, m.keys.set(name))
 			}
 		}
+	}
+	if len(msg.Handlers) == 0 || msg.Parked != nil && len(msg.Parked.Handlers) == 0 {
+		args = append(args, m.keys.set(noHandler))
 	}
 	args[count] = len(args) - count - 1
 	return args
@@ -143,13 +143,13 @@ func addPlace(args []any, to *provider.LogPlace) []any {
 	return append(args, to.Position, to.ID, timeText(to.RecordedAt))
 }
 
-// sendPart runs a script for some messages. isLast: it also moves the checkpoint to Advance.To.
-func (m *marked) sendPart(ctx context.Context, part []entry, isLast bool) error {
+// sendPart runs a script for some messages. moves: it also moves the checkpoint to Advance.To.
+func (m *marked) sendPart(ctx context.Context, part []entry, moves bool) error {
 	args := append(m.head(), len(part))
 	for _, e := range part {
 		msg := &m.unit.Messages[e.message]
 		args = m.addSets(append(args, member(msg.ID), m.place(e.message)), e.message)
-		args = append(args, bit(e.mark))
+		args = append(args, bit(e.mark), bit(msg.Parked != nil && msg.Parked.Code == provider.CodePartly))
 		if e.moves {
 			args = addPlace(args, &provider.LogPlace{Position: msg.Position, ID: msg.ID})
 		} else {
@@ -164,7 +164,7 @@ func (m *marked) sendPart(ctx context.Context, part []entry, isLast bool) error 
 		}
 	}
 	var to *provider.LogPlace
-	if isLast && m.unit.Advance != nil {
+	if moves {
 		to = &m.unit.Advance.To
 	}
 	args = addPlace(args, to)
@@ -219,7 +219,7 @@ func (m *marked) result(part []entry, a answer) error {
 	case "changed":
 		return errChanged
 	case "missing":
-		return &provider.Error{Class: provider.ClassTransient, Code: "lost", Err: errors.New("redis has lost the checkpoint: the reader of the log applies all events again")}
+		return errMissing
 	case "failed", "partly":
 		reply := a.text(3)
 		command := "a command"
@@ -235,5 +235,7 @@ func (m *marked) result(part []entry, a answer) error {
 	}
 	return &provider.Error{Class: provider.ClassUnknown, Err: fmt.Errorf("%w: %q", errReply, word)}
 }
+
+var errMissing = &provider.Error{Class: provider.ClassTransient, Code: "lost", Err: errors.New("redis has lost the checkpoint: the reader of the log applies all events again")}
 
 var errClosing = &provider.Error{Class: provider.ClassTransient, Code: provider.CodeClosing, Err: errors.New("the reader of the log applies the last events")}

@@ -52,9 +52,9 @@ func (k stepKiller) reached(step string) {
 	}
 }
 
-func (k stepKiller) DoCombined(ctx context.Context, u provider.Unit, run func(context.Context, pipe, provider.Found) (provider.Closing, error)) (provider.Finish, error) {
+func (k stepKiller) DoCombined(ctx context.Context, u provider.Unit, run func(context.Context, pipe, provider.Found) (provider.Closing, error)) (func(context.Context) error, error) {
 	ran, parks := false, false
-	f, err := k.Units.DoCombined(ctx, u, func(ctx context.Context, tx pipe, found provider.Found) (provider.Closing, error) {
+	commit, err := k.Units.DoCombined(ctx, u, func(ctx context.Context, tx pipe, found provider.Found) (provider.Closing, error) {
 		c, err := run(ctx, tx, found)
 		parks = len(c.Park) > 0
 		if ran = ran || tx.Len() > 0 || len(c.Park) > 0; ran && err == nil {
@@ -68,17 +68,18 @@ func (k stepKiller) DoCombined(ctx context.Context, u provider.Unit, run func(co
 	if err == nil && parks {
 		k.reached(stepParks)
 	}
-	if commit := f.Commit; commit != nil {
-		f.Commit = func(ctx context.Context) error {
+	switch {
+	case commit != nil:
+		return func(ctx context.Context) error {
 			k.reached(stepRecord)
 			err := commit(ctx)
 			k.reached(stepEnd)
 			return err
-		}
-	} else if err == nil && ran {
-		f.Commit = func(context.Context) error { k.reached(stepEnd); return nil }
+		}, err
+	case err == nil && ran:
+		return func(context.Context) error { k.reached(stepEnd); return nil }, nil
 	}
-	return f, err
+	return nil, err
 }
 
 // ownChild applies the events of an order with markers in Redis, from a broker or from the log. One event

@@ -29,8 +29,9 @@ func (w *watch) end(watches bool) {
 // Watch calls read with a client that reads keys in the middle of a handler. If another client changes
 // one of the keys before the handler's commands are applied, nothing is applied, and the handler runs
 // again. So a handler can compute a value from the one that it reads. tx is the handler's transaction.
-//   - read sees the effects of all earlier messages, also of the same unit, but not the commands that the
-//     handler has queued for its own message. It must only read.
+//   - read sees the effects of all earlier messages, but not the commands that the handler has queued. It
+//     must only read. A message that reads so runs in a unit without other messages before it.
+//   - The handler must return the error of Watch.
 //   - Watch requires Config.OwnMarkers. In a cluster, keys must be in the hash slot of the unit's.
 func Watch(ctx context.Context, tx goredis.Pipeliner, read func(ctx context.Context, c goredis.Cmdable) error, keys ...string) error {
 	t, ok := tx.(*transaction)
@@ -46,20 +47,17 @@ func Watch(ctx context.Context, tx goredis.Pipeliner, read func(ctx context.Cont
 	message := t.starts[len(t.starts)-1].message
 	w := t.watches[message]
 	if w == nil {
-		// What earlier messages have queued must be visible.
-		if err := t.marked.send(ctx, message, false); err != nil {
-			t.marked.failed = err
-			return err
+		if len(t.starts) > 1 { // what they have queued is not visible yet
+			return &provider.Error{Class: provider.ClassUnknown, Code: "watch", Err: &provider.MessageError{
+				Message: message, Err: errors.New("a message that reads with Watch runs without others before it"),
+			}}
 		}
 		node, err := t.marked.node(ctx)
 		if err != nil {
 			return ofExec(err, false)
 		}
 		w = &watch{conn: node.Conn()}
-		if t.watches == nil {
-			t.watches = map[int]*watch{}
-		}
-		t.watches[message] = w
+		t.watches = map[int]*watch{message: w}
 	}
 	if err := w.conn.Do(ctx, append([]any{"watch"}, anys(keys)...)...).Err(); err != nil {
 		return ofExec(err, false)

@@ -1,17 +1,17 @@
 -- Records that messages are parked, and moves the checkpoint.
 --
--- KEYS: as in unit.lua. ARGV: kind, mode, token and position as in unit.lua; the time; the number of
--- messages, and for each: member, position, whether it has no handlers, and the indices of its sets; then
--- the place to move to.
-local kind, want, token, from, now = arg(), arg(), arg(), arg(), arg()
+-- KEYS: as in unit.lua. ARGV: kind to checkpointed as in unit.lua; the number of messages, and for each: member, position and the indices of its sets; then the place to move to.
+local kind, want, token, from, now, checkpointed = arg(), arg(), arg(), arg(), arg(), arg() == '1'
 local mode, position, is, other = checkpoint()
 if mode == 'ended' or mode == 'emptied' then return {'ended', -1} end
 if other and kind == 'replay' then return {'behind', -1} end
+if mode == '' and checkpointed then return {'missing', -1} end
 if other and kind ~= 'delivery' then return {'fenced', -1} end
 if want ~= '' and (mode ~= want or is ~= token) then return {'fenced', -1} end
 if kind == 'advance' and tonumber(from) ~= position then return {'fenced', -1} end
 for _ = 1, tonumber(arg()) do
-  local member, place, has_no_handlers = arg(), tonumber(arg()), arg() == '1'
+  local member, text = arg(), arg()
+  local place = tonumber(text)
   local inserted = 0
   local covered = kind ~= 'advance' and place > 0 and place <= position
   for _ = 1, tonumber(arg()) do
@@ -25,7 +25,7 @@ for _ = 1, tonumber(arg()) do
     end
   end
   -- Without a new marker, or at or before the checkpoint, another unit has applied the message.
-  if inserted > 0 or has_no_handlers and not covered then redis.call('HSETNX', KEYS[2], member, tostring(place)) end
+  if inserted > 0 then redis.call('HSETNX', KEYS[2], member, text) end
 end
 local to, id, recorded = arg(), arg(), arg()
 if to ~= '' then redis.call('HSET', KEYS[1], 'position', to, 'id', id, 'recorded', recorded) end
