@@ -40,7 +40,8 @@
 //     applies the lost events again, in order. Until then, events that are delivered wait.
 //     RunnerObserver.Completed gets each of them, with the reason "lost". Messages that were parked
 //     at the time of the snapshot and have been applied since are applied again, too. Output is
-//     not sent again while the second store keeps its markers (marker.Retention).
+//     not sent again while the second store keeps its markers (marker.Retention). A handler that was
+//     added later also gets the events before that, if Redis is empty.
 //   - Without the log (Options.BrokerOnly, or messages that are no events of it), what Redis has lost is
 //     missing. Rebuild the read model from another source.
 //
@@ -54,7 +55,9 @@
 //   - Handlers cannot use scripts, transactions and blocking commands: their commands run in a script. One
 //     script has at most 512 commands and 1 MiB, or one message with at most 10,000 commands and 16 MiB, and
 //     blocks Redis for that long.
-//   - If the second store has an outbox, OnEmit works. Output is committed before its effect, once.
+//   - If the second store has an outbox, OnEmit works. Output is committed before its effect, once. The
+//     handler runs again for the effect: it must return the same output then.
+//   - The switch to OwnMarkers requires an empty read model and another name of the projector.
 //
 // In a cluster, all keys of the units must be in one hash slot: set Config.HashTag, and make keys with
 // Units.Key. A key of another slot is an error before anything is written. Sentinel needs nothing
