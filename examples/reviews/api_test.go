@@ -21,7 +21,7 @@ import (
 // TestAPI: each endpoint returns the documented status and body.
 func TestAPI(t *testing.T) {
 	t.Parallel()
-	onEachDatabase(t, func(t *testing.T, db database) {
+	onEachProjection(t, func(t *testing.T, db database) {
 		s := startService(t, db, inProcess, 10*time.Second)
 		post := func(product, body string, headers ...string) answer {
 			return call(t, "POST", s.url+"/products/"+product+"/reviews", body, headers...)
@@ -84,7 +84,7 @@ func code(t *testing.T, a answer) any {
 // TestProductPages: pages of any size list every product once and in order.
 func TestProductPages(t *testing.T) {
 	t.Parallel()
-	onEachDatabase(t, func(t *testing.T, db database) {
+	onEachProjection(t, func(t *testing.T, db database) {
 		s := startService(t, db, inProcess, 10*time.Second)
 		var want []string
 		for i := range 25 {
@@ -185,7 +185,7 @@ func TestBadInput(t *testing.T) {
 // TestStrongConsistency: a write with strong consistency returns when the read model shows it.
 func TestStrongConsistency(t *testing.T) {
 	t.Parallel()
-	onEachDatabase(t, func(t *testing.T, db database) {
+	onEachProjection(t, func(t *testing.T, db database) {
 		s := startService(t, db, inProcess, 10*time.Second)
 		for i := range 30 {
 			a := call(t, "POST", s.url+"/products/p/reviews", reviewJSON(fmt.Sprint("a", i), 5, ""), strong)

@@ -64,7 +64,7 @@ func waitCaughtUp(ctx context.Context, s serviceStore, ended <-chan struct{}, re
 // lagOf returns how far the read models are behind. While they catch up from far behind, it returns
 // an estimate from positions: an exact lag reads each event, which takes long.
 func lagOf(ctx context.Context, s serviceStore) (projector.Lag, error) {
-	c, err := s.Checkpoint(ctx, provider.Build{Projector: reviewsProjector})
+	c, err := s.state().Checkpoint(ctx, provider.Build{Projector: s.name()})
 	if err != nil {
 		return projector.Lag{}, err
 	}

@@ -24,6 +24,8 @@ type demoCmd struct {
 	Processes  int      `default:"0" help:"With --broker sql: number of relays and number of projectors, each in its own process, instead of one worker."`
 	Seed       uint64   `help:"Seed of the commands and duplicates. 0 means a random seed."`
 	JSON       string   `placeholder:"FILE" help:"Also write the result to this file."`
+
+	projectionFlags `embed:""`
 }
 
 // Validate is called by kong.
@@ -37,6 +39,8 @@ func (c *demoCmd) Validate() error {
 		return errors.New("--kills must be at least 0")
 	case c.DB.kind == "memory" && c.Kills > 0:
 		return errors.New("--db memory runs everything in one process, which cannot survive a kill: use --kills 0")
+	case c.DB.kind == "memory" && c.Projection == "redis":
+		return errors.New("--db memory has its read models in this process: use --projection sql")
 	case c.Processes < 0 || c.Processes > 0 && c.Broker != sqlKind:
 		return errors.New("--processes must be at least 0 and requires --broker sql, which processes can share")
 	}
@@ -55,6 +59,9 @@ func (c *demoCmd) Run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, cleanup()) }()
+	if c.DB = c.of(c.DB); c.DB.redis.url != "" {
+		c.DB.redis.tag = demoTag
+	}
 	db, err := c.DB.createDemo(ctx)
 	if err != nil {
 		return err
@@ -87,6 +94,9 @@ func (c *demoCmd) Run(ctx context.Context) (err error) {
 	}
 	return nil
 }
+
+// demoTag is the hash tag of the demo's keys in Redis. The demo deletes those of the last one.
+const demoTag = "reviews-demo"
 
 // prepareDB chooses a temporary database if none is given. The caller must call cleanup at the end.
 func (c *demoCmd) prepareDB() (cleanup func() error, err error) {

@@ -36,21 +36,6 @@ func newDemoRunner[Tx any](db provider.Provider[Tx], src projector.Source, t *tr
 		productReviews("demo-exactly-once", projector.Options{Markers: true, BrokerOnly: true}, exact))
 }
 
-// createDemoTables creates the tables of the read models. Their projectors do not read the log, so
-// they cannot be rebuilt and their runner creates no tables.
-func createDemoTables[Tx any](ctx context.Context, db interface {
-	Transact(ctx context.Context, fn func(context.Context, Tx) error) error
-}, models ...readModel[Tx]) error {
-	return db.Transact(ctx, func(ctx context.Context, tx Tx) error {
-		for _, m := range models {
-			if err := m.create(ctx, tx); err != nil {
-				return fmt.Errorf("create the read models: %w", err)
-			}
-		}
-		return nil
-	})
-}
-
 // role is the task of a worker.
 type role string
 
@@ -173,11 +158,15 @@ func waitDrained(ctx context.Context, u unconsumedCounter, p parkedCounter) erro
 	}
 }
 
-const demoDBEnv = "REVIEWS_DEMO_DB"
+const (
+	demoDBEnv    = "REVIEWS_DEMO_DB"
+	demoRedisEnv = "REVIEWS_DEMO_REDIS" // empty: the read models are in the database
+)
 
 // demoWorkerCmd is the process that the demo starts, kills, and restarts.
 type demoWorkerCmd struct {
 	DB         database `required:"" env:"REVIEWS_DEMO_DB"`
+	Redis      string   `env:"REVIEWS_DEMO_REDIS"`
 	Broker     string
 	Role       role
 	Duplicates float64
@@ -190,6 +179,9 @@ func (c *demoWorkerCmd) Run(ctx context.Context) (err error) {
 	slog.SetLogLoggerLevel(slog.LevelWarn)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
+	if c.Redis != "" {
+		c.DB.redis = redisKeys{c.Redis, demoTag}
+	}
 	db, err := c.DB.createDemo(ctx)
 	if err != nil {
 		return err

@@ -98,7 +98,7 @@ func (d *demo) supervisor(self string, r role, number int, k *killer) *superviso
 				"--duplicates", strconv.FormatFloat(d.Duplicates, 'g', -1, 64),
 				"--seed", strconv.FormatUint(d.Seed+uint64(incarnation)+uint64(number)<<32, 10))
 			// Not an argument: the URL may have a password, and arguments are visible to all users.
-			c.Env = append(os.Environ(), demoDBEnv+"="+d.DB.flag())
+			c.Env = append(os.Environ(), demoDBEnv+"="+d.DB.flag(), demoRedisEnv+"="+d.DB.redis.url)
 			return c
 		},
 	}

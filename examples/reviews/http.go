@@ -43,7 +43,7 @@ func asHTTP(err error) *httpError {
 		return &httpError{Status: http.StatusConflict, Code: "conflict", Message: "other clients kept changing this review: nothing was written, send the command again"}
 	case errors.Is(err, eventstore.ErrAmbiguous):
 		return &httpError{Status: http.StatusServiceUnavailable, Code: "unknown_outcome", Message: "the database did not confirm the write: read the review, or send the command again"}
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), postgresUnavailable(err):
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled), postgresUnavailable(err), redisUnavailable(err):
 		return &httpError{Status: http.StatusServiceUnavailable, Code: "unavailable", Message: "the database does not answer: send the request again later"}
 	}
 	return &httpError{Status: http.StatusInternalServerError, Code: "internal", Message: "internal error: the log of the service has the details"}

@@ -18,7 +18,8 @@ type importCmd struct {
 	File   string   `arg:"" help:"A file of JSON lines, as in the public Amazon review sets, plain or gzip."`
 	Strict bool     `help:"Exit with status 2 if any line is bad."`
 
-	pipelineFlags `embed:""`
+	projectionFlags `embed:""`
+	pipelineFlags   `embed:""`
 }
 
 // Validate is called by kong.
@@ -45,7 +46,7 @@ func (c *importCmd) Run(ctx context.Context) (err error) {
 	if im.lines, err = newLines(im); err != nil {
 		return fmt.Errorf("read %s: %w", c.File, err)
 	}
-	db, err := c.DB.create(ctx, c.Broker)
+	db, err := c.of(c.DB).create(ctx, c.Broker)
 	if err != nil {
 		return err
 	}

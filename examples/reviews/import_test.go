@@ -224,7 +224,7 @@ func TestImportReportsStuckEvents(t *testing.T) {
 	again := func() outcome { return reviews(t, "import", "--db", "sqlite:"+path, empty) }
 	require.Zero(t, again().code)
 
-	db, err := createSQLite(t.Context(), path, nil)
+	db, err := createSQLite(t.Context(), database{kind: "sqlite", path: path}, nil)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, db.Close()) }()
 	commands, err := review.NewCommands(db)

@@ -23,7 +23,7 @@ func reviewForm(product, author, stars, text string) string {
 // TestPageWithoutJavaScript: a posted form redirects to a page that shows the review.
 func TestPageWithoutJavaScript(t *testing.T) {
 	t.Parallel()
-	onEachDatabase(t, func(t *testing.T, db database) {
+	onEachProjection(t, func(t *testing.T, db database) {
 		s := startService(t, db, inProcess, 10*time.Second)
 		require.Contains(t, call(t, "GET", s.url+"/", "").text, "No reviews yet")
 		a := call(t, "POST", s.url+"/?product=p%26q", reviewForm("p&q", "<ann>", "4", "one\r\n<script>two"), formType, "Sec-Fetch-Site: same-origin")
@@ -157,7 +157,7 @@ func (s *stream) waitFor(name string, parts ...string) {
 // by other clients.
 func TestLive(t *testing.T) {
 	t.Parallel()
-	onEachDatabase(t, func(t *testing.T, db database) {
+	onEachProjection(t, func(t *testing.T, db database) {
 		s := startService(t, db, inProcess, 10*time.Second)
 		all, one := listen(t, s.url+"/live"), listen(t, s.url+"/live?product=p1")
 		all.waitFor("page", "No reviews yet", `id="pending">0<`)

@@ -15,10 +15,12 @@ import (
 // work whether a service runs on it or not.
 type operatorFlags struct {
 	DB database `required:"" env:"REVIEWS_DB" placeholder:"sqlite:PATH" help:"The database: sqlite:PATH or postgres://…."`
+
+	projectionFlags `embed:""`
 }
 
 func (f operatorFlags) with(ctx context.Context, do func(serviceStore) error) (err error) {
-	db, err := f.DB.open(ctx)
+	db, err := f.of(f.DB).open(ctx)
 	if err != nil {
 		return err
 	}
@@ -171,7 +173,7 @@ func (c *skipCmd) Run(ctx context.Context) error {
 		return errNothingSelected // no number would select all messages
 	}
 	return c.with(ctx, func(db serviceStore) error {
-		n, err := projector.Skip(ctx, db, projector.ParkedFilter{Projector: reviewsProjector, Seqs: c.Seq}, c.decision())
+		n, err := projector.Skip(ctx, db, projector.ParkedFilter{Projector: db.name(), Seqs: c.Seq}, c.decision())
 		if err != nil {
 			return err
 		}

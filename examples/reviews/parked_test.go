@@ -193,7 +193,7 @@ func TestOperatorsCommandsAsDocumented(t *testing.T) {
 // runOperator runs an operator's command while the service runs.
 func runOperator(t *testing.T, d database, command string, args ...string) outcome {
 	t.Helper()
-	return reviews(t, slices.Concat([]string{command}, args, []string{"--db", d.flag()})...)
+	return reviews(t, slices.Concat([]string{command}, args, d.args())...)
 }
 
 func parkedList(t *testing.T, d database, args ...string) (rows []parkedRow) {

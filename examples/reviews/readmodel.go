@@ -13,8 +13,8 @@ import (
 // rating is the sum of the reviews of one product.
 type rating struct {
 	Product string
-	Reviews int
-	Stars   int // of all reviews
+	Reviews int `redis:"reviews"`
+	Stars   int `redis:"stars"` // of all reviews
 }
 
 // currentReview is a posted review, as readers see it.
@@ -54,11 +54,13 @@ type readModel[Tx any] interface {
 	remove(ctx context.Context, tx Tx, product, author string) error
 }
 
-// The tables of the read model. Readers use views with these names.
+// The tables of the read model in a SQL database. Readers use views with these names.
 const (
 	tableRatings = "ratings"
 	tableLatest  = "latest_reviews"
 )
+
+var sqlTables = []string{tableRatings, tableLatest}
 
 // tables names the tables that a handler writes. The service's tables have no prefix, and those of
 // the demo have two.
@@ -72,21 +74,25 @@ func (t tables) latest(ctx context.Context) string {
 	return projector.Table(ctx, t.prefix+tableLatest)
 }
 
-// reviewsProjector is the name of the service's projector. It must never change: every marker has
-// it.
-const reviewsProjector = "product-reviews"
+// The names of the service's projector. They must never change: every marker has one. The read model in
+// Redis has a projector of its own, and so its own checkpoint and parked messages: a service may change
+// from one to the other and back, and each catches up with the events.
+const (
+	reviewsProjector = "product-reviews"
+	redisProjector   = "product-reviews-redis"
+)
 
 // reviewsVersion is the version of the handlers. Raise it when one of them writes other rows: the new
 // program then fills new tables, and shows them to readers when they are complete.
 const reviewsVersion = 1
 
 // serviceReviews defines the service's projector.
-func serviceReviews[Tx any](m readModel[Tx]) *projector.Projector[Tx] {
-	return productReviews(reviewsProjector, projector.Options{
+func serviceReviews[Tx any](name string, tables []string, m readModel[Tx], more ...projector.Handler[Tx]) *projector.Projector[Tx] {
+	return productReviews(name, projector.Options{
 		Markers: true,
-		Tables:  []string{tableRatings, tableLatest},
+		Tables:  tables,
 		Version: reviewsVersion, RebuildOnChange: projector.BlueGreen,
-	}, m, projector.OnCreate(m.create))
+	}, m, append(more, projector.OnCreate(m.create))...)
 }
 
 // productReviews defines the projector of ratings and latest reviews. Both are written in one unit

@@ -59,6 +59,8 @@ func (f howFlags) printPlan(ctx context.Context, db serviceStore) error {
 		fmt.Printf(", about %s", max(took.Round(time.Second), time.Second))
 	}
 	switch {
+	case f.InPlace && len(plan.Reset) == 0:
+		fmt.Println("; it first empties the read model")
 	case f.InPlace:
 		fmt.Printf("; it first empties %s\n", strings.Join(plan.Reset, ", "))
 	default:
@@ -112,7 +114,7 @@ func (c *rebuildStartCmd) Run(ctx context.Context) error {
 		} else if err := c.printPlan(ctx, db); err != nil {
 			return err
 		}
-		n, err := projector.RequestRebuild(ctx, db, reviewsProjector, projector.Rebuild{
+		n, err := projector.RequestRebuild(ctx, db.state(), db.name(), projector.Rebuild{
 			How: c.how(), Decision: c.decision(), Rate: c.Rate, Check: c.Check,
 		})
 		if err != nil {
@@ -213,7 +215,7 @@ func (c *controlFlags) control(ctx context.Context, a projector.GenerationAction
 			}
 			n = g.Number
 		}
-		if err := projector.Control(ctx, db, reviewsProjector, n, a, c.decision()); err != nil {
+		if err := projector.Control(ctx, db.state(), db.name(), n, a, c.decision()); err != nil {
 			return err
 		}
 		if a != projector.Promote {

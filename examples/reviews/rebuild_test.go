@@ -21,7 +21,7 @@ import (
 // sees a product with fewer reviews than before, or with other stars.
 func TestRebuildUnderLoad(t *testing.T) {
 	t.Parallel()
-	onEachDatabase(t, func(t *testing.T, d database) {
+	onEachProjection(t, func(t *testing.T, d database) {
 		s := startService(t, d, inProcess, 20*time.Second)
 		ctx, stop := context.WithCancel(t.Context())
 		var accepted atomic.Int64
@@ -183,7 +183,7 @@ func TestRebuildWithoutService(t *testing.T) {
 // TestRebuildIsControlled: a rebuild is interrupted, joined, paused, resumed and canceled.
 func TestRebuildIsControlled(t *testing.T) {
 	t.Parallel()
-	onEachDatabase(t, func(t *testing.T, d database) {
+	onEachProjection(t, func(t *testing.T, d database) {
 		path, _ := generateFile(t, 1500)
 		require.Zero(t, runOperator(t, d, "import", path).code)
 		want := productsOf(t, d)
@@ -193,13 +193,13 @@ func TestRebuildIsControlled(t *testing.T) {
 				return strings.Contains(runOperator(t, d, "rebuild", "list").stdout, what)
 			}, time.Minute, 100*time.Millisecond, what)
 		}
-		first := startProcess(t, d.flag(), "rebuild", "--rate", "50", "--reason", "slowly")
+		first := startProcess(t, d.flag(), append([]string{"rebuild", "--rate", "50", "--reason", "slowly"}, d.args()...)...)
 		listed(" building ")
 		require.NoError(t, first.Process.Signal(syscall.SIGINT))
 		require.Error(t, first.Wait())
 		require.Contains(t, first.stderr.String(), "interrupted")
 
-		second := startProcess(t, d.flag(), "rebuild", "--reason", "again")
+		second := startProcess(t, d.flag(), append([]string{"rebuild", "--reason", "again"}, d.args()...)...)
 		_ = runOperator(t, d, "rebuild", "pause", "--reason", "too much load", "--by", "ann")
 		listed("building, paused")
 		listed("too much load")

@@ -61,8 +61,8 @@ func (c *replayCmd) Run(ctx context.Context) error {
 
 // ofLive selects the messages of the generation of the read model that readers see.
 func ofLive(ctx context.Context, db serviceStore, f projector.ParkedFilter) (projector.ParkedFilter, error) {
-	all, err := db.Generations(ctx, reviewsProjector)
-	f.Projector, f.Generation = reviewsProjector, provider.LiveGeneration(all)
+	all, err := db.state().Generations(ctx, db.name())
+	f.Projector, f.Generation = db.name(), provider.LiveGeneration(all)
 	return f, err
 }
 

@@ -17,6 +17,9 @@ type reportCmd struct {
 	JSON    bool     `help:"Print JSON."`
 	Product string   `help:"Print the latest reviews of this product instead."`
 	Limit   int      `default:"10" help:"Maximum number of these reviews."`
+	Best    int      `placeholder:"N" help:"Print only the N products with the most stars, the best first."`
+
+	projectionFlags `embed:""`
 }
 
 // reportRow is a product in the report.
@@ -29,7 +32,7 @@ type reportRow struct {
 
 // Run prints the read model.
 func (c *reportCmd) Run(ctx context.Context) (err error) {
-	db, err := c.DB.open(ctx)
+	db, err := c.of(c.DB).open(ctx)
 	if err != nil {
 		return err
 	}
@@ -41,7 +44,12 @@ func (c *reportCmd) Run(ctx context.Context) (err error) {
 		}
 		return show(c.JSON, append([]currentReview{}, reviews...), latestTable(reviews))
 	}
-	ratings, err := db.ratings(ctx, "")
+	var ratings []rating
+	if c.Best > 0 {
+		ratings, err = db.best(ctx, c.Best)
+	} else {
+		ratings, err = db.ratings(ctx, "")
+	}
 	if err != nil {
 		return err
 	}

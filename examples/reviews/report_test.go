@@ -2,8 +2,10 @@ package main
 
 import (
 	"database/sql"
+	"encoding/json"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -72,6 +74,25 @@ func TestReportOmitsProductsWithoutReviews(t *testing.T) {
 
 	withdraw(t, db, "p2", "bob")
 	require.Equal(t, []reportRow{{"p2", 2, 5, 2.5}}, report(t, db))
+}
+
+// TestReportBest: the products with the most stars come first.
+func TestReportBest(t *testing.T) {
+	t.Parallel()
+	onEachProjection(t, func(t *testing.T, d database) {
+		importFour(t, d)
+		for best, want := range map[string]string{"1": "p2", "2": "p2 p<1>", "9": "p2 p<1>"} {
+			var products []string
+			o := runOperator(t, d, "report", "--json", "--best", best)
+			require.Zero(t, o.code, o.stderr)
+			var rows []reportRow
+			require.NoError(t, json.Unmarshal([]byte(o.stdout), &rows))
+			for _, row := range rows {
+				products = append(products, row.Product)
+			}
+			require.Equal(t, want, strings.Join(products, " "))
+		}
+	})
 }
 
 // TestReportRefuses: report fails without a file, a database or a read model, names the problem,

@@ -11,6 +11,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/examples/reviews/review"
 	"github.com/kinora-go/kinora/task"
 )
@@ -23,7 +24,8 @@ type serveCmd struct {
 	Moderator         string        `placeholder:"URL" help:"The moderator of new reviews, an HTTP endpoint. Without it a local rule hides reviews with links."`
 	ModerationTimeout time.Duration `default:"24h" help:"How long to wait for a verdict that the moderator sends later. After that the review stays visible."`
 
-	pipelineFlags `embed:""`
+	projectionFlags `embed:""`
+	pipelineFlags   `embed:""`
 }
 
 // Validate is called by kong.
@@ -49,7 +51,7 @@ func (c *serveCmd) Run(ctx context.Context) (err error) {
 	if err := c.check(c.DB); err != nil {
 		return err
 	}
-	db, err := c.DB.create(ctx, c.Broker)
+	db, err := c.of(c.DB).create(ctx, c.Broker)
 	if err != nil {
 		return err
 	}
@@ -80,7 +82,7 @@ func (c *serveCmd) Run(ctx context.Context) (err error) {
 	}
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
-	fmt.Fprintf(os.Stderr, "reviews: http://%s on %s\n", listener.Addr(), c.DB)
+	fmt.Fprintf(os.Stderr, "reviews: http://%s on %s\n", listener.Addr(), c.of(c.DB))
 	select {
 	case <-ctx.Done():
 	case <-pipe.Ended(): // Stop returns the reason
@@ -139,7 +141,11 @@ func ready(w http.ResponseWriter, r *http.Request, db serviceStore, pipe *pipeli
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), readyLimit)
 	defer cancel()
-	if _, err := db.products(ctx, "", 1); err != nil {
+	_, err := db.products(ctx, "", 1)
+	if err == nil { // the events may be in another database
+		_, err = db.LogPosition(ctx, eventstore.From{Now: true})
+	}
+	if err != nil {
 		return notReady("the database does not answer")
 	}
 	return writeJSON(w, http.StatusOK, map[string]string{"status": "ready"})

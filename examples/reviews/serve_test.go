@@ -197,8 +197,8 @@ func (p *serviceProcess) stop(t *testing.T, by os.Signal) (code int) {
 // all events. A restart shows every accepted write.
 func TestServeStops(t *testing.T) {
 	t.Parallel()
-	onEachDatabase(t, func(t *testing.T, db database) {
-		p := startServiceProcess(t, "--db", db.flag(), "--addr", "127.0.0.1:0")
+	onEachProjection(t, func(t *testing.T, db database) {
+		p := startServiceProcess(t, append(db.args(), "--addr", "127.0.0.1:0")...)
 		page, err := http.Get(p.url + "/live")
 		require.NoError(t, err)
 		defer page.Body.Close()
@@ -226,7 +226,7 @@ func TestServeStops(t *testing.T) {
 		}
 		require.Positive(t, accepted)
 
-		p = startServiceProcess(t, "--db", db.flag(), "--addr", "127.0.0.1:0")
+		p = startServiceProcess(t, append(db.args(), "--addr", "127.0.0.1:0")...)
 		product := call(t, "GET", p.url+"/products/p", "").decode(t)
 		require.EqualValues(t, accepted, product["reviews"])
 		require.EqualValues(t, 5*accepted, product["stars"])
@@ -265,7 +265,7 @@ func (endedService) Running() <-chan struct{} { return nil }
 
 func TestReady(t *testing.T) {
 	t.Parallel()
-	onEachDatabase(t, func(t *testing.T, db database) {
+	onEachProjection(t, func(t *testing.T, db database) {
 		s := startService(t, db, inProcess, time.Second)
 		requireStatus := func(path string, status int) {
 			t.Helper()

@@ -11,8 +11,8 @@ import (
 	"github.com/kinora-go/kinora/task"
 )
 
-// store is a database of any kind: Kinora's contracts and the ratings. Only the files store_*.go
-// use a provider.
+// store is a database of any kind: Kinora's contracts and the ratings. Only the files store_*.go and
+// projection_redis.go use a provider.
 type store interface {
 	eventstore.Store
 	provider.Outbox
@@ -27,50 +27,28 @@ type store interface {
 	Close() error
 }
 
-// serviceStore is a store with the read models of the service.
+// serviceStore is a store with the read model of the service, which may be in another server.
 type serviceStore interface {
 	store
-	projector.State
+	provider.Log
 	task.Inspector
-	// createReadModel creates the tables of the read model, and the views that readers use.
-	createReadModel(ctx context.Context) error
-	// runner returns a runner of the read models.
-	runner(src projector.Source) (*projector.Runner, error)
-	// applyParked applies parked messages that are due.
-	applyParked(ctx context.Context) error
-	// dryRun shows what a replay of parked messages would change.
-	dryRun(ctx context.Context, f projector.ParkedFilter) (*projector.DryRun, error)
-	// plan returns what a rebuild of the read model would do.
-	plan(ctx context.Context, how projector.RebuildHow) (*projector.Plan, error)
-	// generations returns the generations of the read model.
-	generations(ctx context.Context) ([]projector.Generation, error)
-	// verify compares the read model with the events, and repairs it.
-	verify(ctx context.Context, v projector.Verification) (*projector.Verified, error)
+	projection
 	// inTx runs fn in a transaction, as Transact of a provider does: fn may run several times.
 	inTx(ctx context.Context, fn func(tx eventstore.TxStore) error) error
 	// moderation returns the services that moderate reviews.
 	moderation(m moderation) ([]kinora.Service, error)
 	// answer passes an answer to a task.
 	answer(ctx context.Context, a task.Answer) (task.Outcome, error)
-	// wait returns when the read models show the appended events.
-	wait(ctx context.Context, at eventstore.Appended) error
-	// lag returns how far the read models are behind the events. It returns
-	// projector.ErrNoCheckpoint if no runner has started yet.
-	lag(ctx context.Context) (projector.Lag, error)
-
-	// products returns the ratings of products with reviews, sorted by product: at most limit
-	// products after the given one.
-	products(ctx context.Context, after string, limit int) ([]rating, error)
-	// product returns the rating of one product and at most limit of its newest reviews, both read
-	// in one snapshot. A product without reviews has a zero rating.
-	product(ctx context.Context, product string, limit int) (rating, []currentReview, error)
-	// newest returns at most limit of the newest reviews of all products.
-	newest(ctx context.Context, limit int) ([]currentReview, error)
 }
 
 // demoStore is a store with the read models of the demo.
 type demoStore interface {
 	store
+	demoModels
+}
+
+// demoModels are the read models of the demo.
+type demoModels interface {
 	// createDemoTables creates the tables of the demo's read models.
 	createDemoTables(ctx context.Context) error
 	// demoRunner returns a runner of the demo's two projectors.

@@ -10,17 +10,21 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/task"
 )
 
-// postgresStore keeps events, outbox and read models in one database.
-type postgresStore struct{ *postgres.DB }
+// postgresStore keeps events, outbox and read models in one database. The read model may be in Redis
+// instead.
+type postgresStore struct {
+	*postgres.DB
+	projection
+}
 
 var (
 	_ serviceStore = (*postgresStore)(nil)
@@ -29,8 +33,8 @@ var (
 
 // createPostgres connects, and creates Kinora's tables if they are missing. The runner creates those
 // of the read model.
-func createPostgres(ctx context.Context, dsn string, route outbox.Route) (*postgresStore, error) {
-	db, err := postgres.Open(ctx, dsn, &postgres.Config{Route: route})
+func createPostgres(ctx context.Context, d database, route outbox.Route) (*postgresStore, error) {
+	db, err := postgres.Open(ctx, d.path, &postgres.Config{Route: route})
 	if err != nil {
 		return nil, err
 	}
@@ -38,41 +42,42 @@ func createPostgres(ctx context.Context, dsn string, route outbox.Route) (*postg
 		db.Close()
 		return nil, err
 	}
-	return &postgresStore{db}, nil
+	return newPostgresStore(ctx, d, db)
 }
 
 // openPostgres opens a database that createPostgres prepared. It creates nothing.
-func openPostgres(ctx context.Context, dsn string) (*postgresStore, error) {
-	db, err := postgres.Open(ctx, dsn, nil)
+func openPostgres(ctx context.Context, d database) (*postgresStore, error) {
+	db, err := postgres.Open(ctx, d.path, nil)
 	if err != nil {
 		return nil, err
 	}
-	var exist bool
-	const find = `select to_regclass('ratings') is not null and to_regclass('latest_reviews') is not null`
-	if err := db.Pool().QueryRow(ctx, find).Scan(&exist); err != nil || !exist {
-		db.Close()
-		return nil, errors.Join(errors.New("the database has no read model of reviews: import a file first"), err)
+	return newPostgresStore(ctx, d, db)
+}
+
+// newPostgresStore closes db if it returns an error.
+func newPostgresStore(ctx context.Context, d database, db *postgres.DB) (*postgresStore, error) {
+	if d.redis != (redisKeys{}) {
+		p, err := openRedis(ctx, d.redis, db)
+		if err != nil {
+			db.Close()
+			return nil, err
+		}
+		return &postgresStore{db, p}, nil
 	}
-	return &postgresStore{db}, nil
+	return &postgresStore{db, &projectionOf[pgx.Tx]{
+		reader: postgresReader{db.Pool()}, reviews: postgresReviews, db: db, read: db, transact: db.Transact,
+		exact: postgresModel{tables{exactPrefix}}, control: postgresModel{tables{controlPrefix}},
+	}}, nil
 }
 
 func (s *postgresStore) Close() error {
+	err := s.closeProjection()
 	s.DB.Close()
-	return nil
+	return err
 }
 
 func (s *postgresStore) inTx(ctx context.Context, fn func(eventstore.TxStore) error) error {
 	return s.Transact(ctx, func(_ context.Context, tx pgx.Tx) error { return fn(s.InTx(tx)) })
-}
-
-var postgresReviews = serviceReviews[pgx.Tx](postgresModel{})
-
-func (s *postgresStore) createReadModel(ctx context.Context) error {
-	return postgresReviews.Create(ctx, s.DB, nil)
-}
-
-func (s *postgresStore) runner(src projector.Source) (*projector.Runner, error) {
-	return projector.NewRunner(s.DB, src, projector.RunnerConfig{Lease: lease}, postgresReviews)
 }
 
 func (s *postgresStore) moderation(m moderation) ([]kinora.Service, error) {
@@ -87,41 +92,7 @@ func (s *postgresStore) answer(ctx context.Context, a task.Answer) (out task.Out
 	return out, err
 }
 
-func (s *postgresStore) applyParked(ctx context.Context) error {
-	return postgresReviews.ApplyParked(ctx, s.DB, nil)
-}
-
-func (s *postgresStore) dryRun(ctx context.Context, f projector.ParkedFilter) (*projector.DryRun, error) {
-	return postgresReviews.DryRun(ctx, s.DB, f, nil)
-}
-
-func (s *postgresStore) plan(ctx context.Context, how projector.RebuildHow) (*projector.Plan, error) {
-	return postgresReviews.Plan(ctx, s.DB, how, nil)
-}
-
-func (s *postgresStore) generations(ctx context.Context) ([]projector.Generation, error) {
-	return postgresReviews.Generations(ctx, s.DB)
-}
-
-func (s *postgresStore) verify(ctx context.Context, v projector.Verification) (*projector.Verified, error) {
-	return postgresReviews.Verify(ctx, s.DB, v, nil)
-}
-
-func (s *postgresStore) wait(ctx context.Context, at eventstore.Appended) error {
-	return postgresReviews.Wait(ctx, s.DB, at)
-}
-
-func (s *postgresStore) lag(ctx context.Context) (projector.Lag, error) {
-	return postgresReviews.Lag(ctx, s.DB)
-}
-
-func (s *postgresStore) createDemoTables(ctx context.Context) error {
-	return createDemoTables[pgx.Tx](ctx, s.DB, postgresModel{tables{exactPrefix}}, postgresModel{tables{controlPrefix}})
-}
-
-func (s *postgresStore) demoRunner(src projector.Source, t *trace) (*projector.Runner, error) {
-	return newDemoRunner(s.DB, src, t, postgresModel{tables{exactPrefix}}, postgresModel{tables{controlPrefix}})
-}
+var postgresReviews = serviceReviews[pgx.Tx](reviewsProjector, sqlTables, postgresModel{})
 
 // postgresModel writes the read models.
 type postgresModel struct{ tables }
@@ -170,20 +141,28 @@ func (m postgresModel) remove(ctx context.Context, tx pgx.Tx, product, author st
 	return err
 }
 
-func (s *postgresStore) ratings(ctx context.Context, prefix string) ([]rating, error) {
-	return queryPostgres(ctx, s, pgx.RowToStructByPos[rating], `select product, reviews, stars from `+prefix+`ratings order by product`)
+// postgresReader reads the read model.
+type postgresReader struct{ db *pgxpool.Pool }
+
+func (r postgresReader) ratings(ctx context.Context, prefix string) ([]rating, error) {
+	return queryPostgres(ctx, r.db, pgx.RowToStructByPos[rating], `select product, reviews, stars from `+prefix+`ratings order by product`)
 }
 
-func (s *postgresStore) products(ctx context.Context, after string, limit int) ([]rating, error) {
-	return queryPostgres(ctx, s, pgx.RowToStructByPos[rating], `
+func (r postgresReader) products(ctx context.Context, after string, limit int) ([]rating, error) {
+	return queryPostgres(ctx, r.db, pgx.RowToStructByPos[rating], `
 		select product, reviews, stars from ratings where product > $1 and reviews > 0 order by product limit $2`, after, limit)
 }
 
+func (r postgresReader) best(ctx context.Context, limit int) ([]rating, error) {
+	return queryPostgres(ctx, r.db, pgx.RowToStructByPos[rating], `
+		select product, reviews, stars from ratings where reviews > 0 order by stars desc, product limit $1`, limit)
+}
+
 // product uses one statement, so that both results are of one snapshot.
-func (s *postgresStore) product(ctx context.Context, product string, limit int) (r rating, latest []currentReview, err error) {
-	r.Product = product
-	rows, err := queryPostgres(ctx, s, func(row pgx.CollectableRow) (one currentReview, err error) {
-		err = row.Scan(&r.Reviews, &r.Stars, &one.Author, &one.Stars, &one.Summary, &one.Excerpt, &one.ReviewedAt)
+func (r postgresReader) product(ctx context.Context, product string, limit int) (of rating, latest []currentReview, err error) {
+	of.Product = product
+	rows, err := queryPostgres(ctx, r.db, func(row pgx.CollectableRow) (one currentReview, err error) {
+		err = row.Scan(&of.Reviews, &of.Stars, &one.Author, &one.Stars, &one.Summary, &one.Excerpt, &one.ReviewedAt)
 		one.Product, one.ReviewedAt = product, one.ReviewedAt.Truncate(time.Millisecond).UTC()
 		return one, err
 	}, `
@@ -192,11 +171,11 @@ func (s *postgresStore) product(ctx context.Context, product string, limit int) 
 			select author, stars, summary, excerpt, reviewed_at from latest_reviews
 			where product = $1 order by reviewed_at desc, author limit $2) l on true
 		where r.product = $1 order by l.reviewed_at desc, l.author`, product, limit)
-	return r, withoutEmptyRow(rows), err
+	return of, withoutEmptyRow(rows), err
 }
 
-func (s *postgresStore) newest(ctx context.Context, limit int) ([]currentReview, error) {
-	return queryPostgres(ctx, s, func(row pgx.CollectableRow) (currentReview, error) {
+func (r postgresReader) newest(ctx context.Context, limit int) ([]currentReview, error) {
+	return queryPostgres(ctx, r.db, func(row pgx.CollectableRow) (currentReview, error) {
 		one, err := pgx.RowToStructByPos[currentReview](row)
 		one.ReviewedAt = one.ReviewedAt.Truncate(time.Millisecond).UTC()
 		return one, err
@@ -218,8 +197,8 @@ func postgresUnavailable(err error) bool {
 	return ok && (strings.HasPrefix(pg.Code, "08") || strings.HasPrefix(pg.Code, "53") || strings.HasPrefix(pg.Code, "57"))
 }
 
-func queryPostgres[T any](ctx context.Context, s *postgresStore, scan pgx.RowToFunc[T], stmt string, args ...any) ([]T, error) {
-	rows, err := s.Pool().Query(ctx, stmt, args...)
+func queryPostgres[T any](ctx context.Context, db *pgxpool.Pool, scan pgx.RowToFunc[T], stmt string, args ...any) ([]T, error) {
+	rows, err := db.Query(ctx, stmt, args...)
 	if err == nil {
 		var all []T
 		if all, err = pgx.CollectRows(rows, scan); err == nil {

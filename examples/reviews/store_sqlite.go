@@ -12,13 +12,15 @@ import (
 	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
-	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/providers/sqlite"
 	"github.com/kinora-go/kinora/task"
 )
 
-// sqliteStore keeps events, outbox and read models in one file.
-type sqliteStore struct{ *sqlite.DB }
+// sqliteStore keeps events, outbox and read models in one file. The read model may be in Redis instead.
+type sqliteStore struct {
+	*sqlite.DB
+	projection
+}
 
 var (
 	_ serviceStore = (*sqliteStore)(nil)
@@ -27,51 +29,50 @@ var (
 
 // createSQLite opens a file, and creates it and Kinora's tables if they are missing. The runner
 // creates those of the read model.
-func createSQLite(ctx context.Context, path string, route outbox.Route) (*sqliteStore, error) {
-	db, err := sqlite.Open(ctx, path, &sqlite.Config{Route: route})
+func createSQLite(ctx context.Context, d database, route outbox.Route) (*sqliteStore, error) {
+	db, err := sqlite.Open(ctx, d.path, &sqlite.Config{Route: route})
 	if err != nil {
 		return nil, err
 	}
 	if err := db.Migrate(ctx); err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
-	return &sqliteStore{db}, nil
+	return newSQLiteStore(ctx, d, db)
 }
 
 // openSQLite opens a file that createSQLite prepared. It creates nothing.
-func openSQLite(ctx context.Context, path string) (*sqliteStore, error) {
-	if info, err := os.Stat(path); err != nil {
+func openSQLite(ctx context.Context, d database) (*sqliteStore, error) {
+	if info, err := os.Stat(d.path); err != nil {
 		return nil, err
 	} else if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%s is not a regular file: give the path of a SQLite file", path)
+		return nil, fmt.Errorf("%s is not a regular file: give the path of a SQLite file", d.path)
 	}
-	db, err := sqlite.Open(ctx, path, nil)
+	db, err := sqlite.Open(ctx, d.path, nil)
 	if err != nil {
 		return nil, err
 	}
-	const find = `select count(*) from sqlite_master where name in ('ratings', 'latest_reviews')`
-	var tables int
-	if err := db.SQL().QueryRowContext(ctx, find).Scan(&tables); err != nil {
-		return nil, errors.Join(fmt.Errorf("find the read model in %s: %w", path, err), db.Close())
-	}
-	if tables != 2 {
-		return nil, errors.Join(fmt.Errorf("%s has no read model of reviews: import a file first", path), db.Close())
-	}
-	return &sqliteStore{db}, nil
+	return newSQLiteStore(ctx, d, db)
 }
+
+// newSQLiteStore closes db if it returns an error.
+func newSQLiteStore(ctx context.Context, d database, db *sqlite.DB) (*sqliteStore, error) {
+	if d.redis != (redisKeys{}) {
+		p, err := openRedis(ctx, d.redis, db)
+		if err != nil {
+			return nil, errors.Join(err, db.Close())
+		}
+		return &sqliteStore{db, p}, nil
+	}
+	return &sqliteStore{db, &projectionOf[*sql.Tx]{
+		reader: sqliteReader{db.SQL()}, reviews: sqliteReviews, db: db, read: db, transact: db.Transact,
+		exact: sqliteModel{tables{exactPrefix}}, control: sqliteModel{tables{controlPrefix}},
+	}}, nil
+}
+
+func (s *sqliteStore) Close() error { return errors.Join(s.closeProjection(), s.DB.Close()) }
 
 func (s *sqliteStore) inTx(ctx context.Context, fn func(eventstore.TxStore) error) error {
 	return s.Transact(ctx, func(_ context.Context, tx *sql.Tx) error { return fn(s.InTx(tx)) })
-}
-
-var sqliteReviews = serviceReviews[*sql.Tx](sqliteModel{})
-
-func (s *sqliteStore) createReadModel(ctx context.Context) error {
-	return sqliteReviews.Create(ctx, s.DB, nil)
-}
-
-func (s *sqliteStore) runner(src projector.Source) (*projector.Runner, error) {
-	return projector.NewRunner(s.DB, src, projector.RunnerConfig{Lease: lease}, sqliteReviews)
 }
 
 func (s *sqliteStore) moderation(m moderation) ([]kinora.Service, error) {
@@ -86,41 +87,7 @@ func (s *sqliteStore) answer(ctx context.Context, a task.Answer) (out task.Outco
 	return out, err
 }
 
-func (s *sqliteStore) applyParked(ctx context.Context) error {
-	return sqliteReviews.ApplyParked(ctx, s.DB, nil)
-}
-
-func (s *sqliteStore) dryRun(ctx context.Context, f projector.ParkedFilter) (*projector.DryRun, error) {
-	return sqliteReviews.DryRun(ctx, s.DB, f, nil)
-}
-
-func (s *sqliteStore) plan(ctx context.Context, how projector.RebuildHow) (*projector.Plan, error) {
-	return sqliteReviews.Plan(ctx, s.DB, how, nil)
-}
-
-func (s *sqliteStore) generations(ctx context.Context) ([]projector.Generation, error) {
-	return sqliteReviews.Generations(ctx, s.DB)
-}
-
-func (s *sqliteStore) verify(ctx context.Context, v projector.Verification) (*projector.Verified, error) {
-	return sqliteReviews.Verify(ctx, s.DB, v, nil)
-}
-
-func (s *sqliteStore) wait(ctx context.Context, at eventstore.Appended) error {
-	return sqliteReviews.Wait(ctx, s.DB, at)
-}
-
-func (s *sqliteStore) lag(ctx context.Context) (projector.Lag, error) {
-	return sqliteReviews.Lag(ctx, s.DB)
-}
-
-func (s *sqliteStore) createDemoTables(ctx context.Context) error {
-	return createDemoTables[*sql.Tx](ctx, s.DB, sqliteModel{tables{exactPrefix}}, sqliteModel{tables{controlPrefix}})
-}
-
-func (s *sqliteStore) demoRunner(src projector.Source, t *trace) (*projector.Runner, error) {
-	return newDemoRunner(s.DB, src, t, sqliteModel{tables{exactPrefix}}, sqliteModel{tables{controlPrefix}})
-}
+var sqliteReviews = serviceReviews[*sql.Tx](reviewsProjector, sqlTables, sqliteModel{})
 
 // sqliteModel writes the read models.
 type sqliteModel struct{ tables }
@@ -167,8 +134,11 @@ func (m sqliteModel) remove(ctx context.Context, tx *sql.Tx, product, author str
 	return err
 }
 
-func (s *sqliteStore) ratings(ctx context.Context, prefix string) ([]rating, error) {
-	return query(ctx, s.SQL(), scanRating, `select product, reviews, stars from `+prefix+`ratings order by product`)
+// sqliteReader reads the read model.
+type sqliteReader struct{ db *sql.DB }
+
+func (r sqliteReader) ratings(ctx context.Context, prefix string) ([]rating, error) {
+	return query(ctx, r.db, scanRating, `select product, reviews, stars from `+prefix+`ratings order by product`)
 }
 
 func scanRating(rows *sql.Rows) (r rating, err error) {
@@ -176,17 +146,22 @@ func scanRating(rows *sql.Rows) (r rating, err error) {
 	return r, err
 }
 
-func (s *sqliteStore) products(ctx context.Context, after string, limit int) ([]rating, error) {
-	return query(ctx, s.SQL(), scanRating, `
+func (r sqliteReader) products(ctx context.Context, after string, limit int) ([]rating, error) {
+	return query(ctx, r.db, scanRating, `
 		select product, reviews, stars from ratings where product > ?1 and reviews > 0 order by product limit ?2`, after, limit)
 }
 
+func (r sqliteReader) best(ctx context.Context, limit int) ([]rating, error) {
+	return query(ctx, r.db, scanRating, `
+		select product, reviews, stars from ratings where reviews > 0 order by stars desc, product limit ?1`, limit)
+}
+
 // product uses one statement, so that both results are of one snapshot.
-func (s *sqliteStore) product(ctx context.Context, product string, limit int) (r rating, latest []currentReview, err error) {
-	r.Product = product
-	rows, err := query(ctx, s.SQL(), func(rows *sql.Rows) (one currentReview, err error) {
+func (r sqliteReader) product(ctx context.Context, product string, limit int) (of rating, latest []currentReview, err error) {
+	of.Product = product
+	rows, err := query(ctx, r.db, func(rows *sql.Rows) (one currentReview, err error) {
 		var at int64
-		err = rows.Scan(&r.Reviews, &r.Stars, &one.Author, &one.Stars, &one.Summary, &one.Excerpt, &at)
+		err = rows.Scan(&of.Reviews, &of.Stars, &one.Author, &one.Stars, &one.Summary, &one.Excerpt, &at)
 		one.Product, one.ReviewedAt = product, time.UnixMilli(at).UTC()
 		return one, err
 	}, `
@@ -195,15 +170,15 @@ func (s *sqliteStore) product(ctx context.Context, product string, limit int) (r
 			select author, stars, summary, excerpt, reviewed_at from latest_reviews
 			where product = ?1 order by reviewed_at desc, author limit ?2) l
 		where r.product = ?1 order by l.reviewed_at desc, l.author`, product, limit)
-	return r, withoutEmptyRow(rows), err
+	return of, withoutEmptyRow(rows), err
 }
 
-func (s *sqliteStore) newest(ctx context.Context, limit int) ([]currentReview, error) {
-	return query(ctx, s.SQL(), func(rows *sql.Rows) (r currentReview, err error) {
+func (r sqliteReader) newest(ctx context.Context, limit int) ([]currentReview, error) {
+	return query(ctx, r.db, func(rows *sql.Rows) (one currentReview, err error) {
 		var at int64
-		err = rows.Scan(&r.Product, &r.Author, &r.Stars, &r.Summary, &r.Excerpt, &at)
-		r.ReviewedAt = time.UnixMilli(at).UTC()
-		return r, err
+		err = rows.Scan(&one.Product, &one.Author, &one.Stars, &one.Summary, &one.Excerpt, &at)
+		one.ReviewedAt = time.UnixMilli(at).UTC()
+		return one, err
 	}, `
 		select product, author, stars, summary, excerpt, reviewed_at from latest_reviews
 		order by reviewed_at desc, product, author limit ?1`, limit)

@@ -83,6 +83,8 @@ func (c *relayCmd) Run(ctx context.Context) error {
 type projectCmd struct {
 	DB     database `required:"" env:"REVIEWS_DB" placeholder:"sqlite:PATH" help:"The database: sqlite:PATH or postgres://…. Missing files and tables are created."`
 	Broker string   `enum:"none,sql" default:"none" help:"How events reach this process: none, from the event log, or sql, through topics in the same PostgreSQL database."`
+
+	projectionFlags `embed:""`
 }
 
 // Validate is called by kong.
@@ -91,7 +93,7 @@ func (c *projectCmd) Validate() error { return checkBroker(c.Broker, c.DB) }
 // Run projects until ctx ends. Only one of several processes reads the log, or has a batch of
 // messages, at a time. When that process ends, another one takes over.
 func (c *projectCmd) Run(ctx context.Context) error {
-	w := pipelineWorker{name: "project", db: c.DB, broker: c.Broker, subscriptions: 1,
+	w := pipelineWorker{name: "project", db: c.of(c.DB), broker: c.Broker, subscriptions: 1,
 		service: func(s serviceStore, b broker) (kinora.Service, error) {
 			if b == nil {
 				return s.runner(fromLog(s))

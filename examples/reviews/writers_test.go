@@ -28,7 +28,7 @@ const (
 // products.
 func TestWriters(t *testing.T) {
 	t.Parallel()
-	onEachDatabase(t, func(t *testing.T, db database) {
+	onEachProjection(t, func(t *testing.T, db database) {
 		s := startService(t, db, inProcess, 10*time.Second)
 		var all sync.WaitGroup
 		var accepted atomic.Int64
