@@ -48,6 +48,7 @@ type bed struct {
 	open    time.Duration // how long the transaction of an ageing snapshot stays open
 	profile string        // directory for Kinora's CPU profiles; empty writes none
 	data    string        // directory of the server's data
+	redis   int           // process of Redis; 0 before it is started
 }
 
 // result is a row of bench/results.json.
@@ -97,7 +98,7 @@ func run(ctx context.Context, only string, rounds int, length, open time.Duratio
 		return err
 	}
 	defer pool.Close()
-	b := &bed{server.DSN, pool, open, profile, server.Dir}
+	b := &bed{server.DSN, pool, open, profile, server.Dir, 0}
 	r := report{Machine: machine(), Settings: map[string]string{"rounds": fmt.Sprint(rounds), "round": length.String()}}
 	for _, name := range []string{"server_version", "fsync", "synchronous_commit", "shared_buffers", "full_page_writes"} {
 		var v string
@@ -110,6 +111,9 @@ func run(ctx context.Context, only string, rounds int, length, open time.Duratio
 	if err != nil {
 		return err
 	}
+	inRedis := newRedisBed(projected)
+	defer inRedis.close()
+	lines = append(lines, inRedis.lines()...)
 	for _, l := range lines {
 		if !strings.HasPrefix(l.name, only) {
 			continue
@@ -262,7 +266,7 @@ func measure(ctx context.Context, b *bed, l line, rounds int, length time.Durati
 				return result{}, err
 			}
 			slog.Info("round", "name", l.name, "program", [...]string{"kinora", "peer", "limit"}[i], "rate", int(rate.perSecond),
-				"own_cpu_us", rate.own, "server_cpu_us", rate.server)
+				"own_cpu_us", rate.own, "server_cpu_us", rate.server, "redis_cpu_us", rate.redis)
 			if round > 0 {
 				rates[i] = append(rates[i], rate.perSecond)
 			}
@@ -279,8 +283,9 @@ func measure(ctx context.Context, b *bed, l line, rounds int, length time.Durati
 	return r, nil
 }
 
-// rate is the rate of a round, and the CPU times of this process and the server per unit of work, in µs.
-type rate struct{ perSecond, own, server float64 }
+// rate is the rate of a round, and the CPU times of this process, of PostgreSQL and of Redis per unit of
+// work, in µs.
+type rate struct{ perSecond, own, server, redis float64 }
 
 func once(ctx context.Context, b *bed, p program, length time.Duration, profile string) (r rate, err error) {
 	if p.prepare != nil {
@@ -307,7 +312,7 @@ func once(ctx context.Context, b *bed, p program, length time.Duration, profile 
 		return r, err
 	}
 	r.perSecond = float64(done) / time.Since(begin).Seconds()
-	r.own, r.server = b.cpu().since(before, done)
+	r.own, r.server, r.redis = b.cpu().since(before, done)
 	return r, nil
 }
 

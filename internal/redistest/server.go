@@ -142,18 +142,25 @@ func prepare() (*Server, error) {
 	return &Server{URL: "redis://" + addr + "/0", Addr: addr, port: port, dir: dir}, nil
 }
 
-// freePort returns a port of 127.0.0.1 that no server listens on. It is below the ports that
-// outgoing connections get, so none of them takes the port while a test has ended the server.
+// freePort returns a port of 127.0.0.1 that no server listens on, nor on the one 10,000 above, which a
+// node of a cluster uses too. Both are below the ports that outgoing connections get, so none of them
+// takes a port while a test has ended the server.
 func freePort() (port int, err error) {
 	for range 100 {
-		port = 10000 + rand.IntN(20000)
-		l, failed := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
-		if failed == nil {
-			return port, l.Close()
+		port = 10000 + rand.IntN(12000)
+		if err = errors.Join(isFree(port), isFree(port+10000)); err == nil {
+			return port, nil
 		}
-		err = failed
 	}
 	return 0, err
+}
+
+func isFree(port int) error {
+	l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+	if err != nil {
+		return err
+	}
+	return l.Close()
 }
 
 // run starts redis-server with arguments, and returns when it answers. If it returns an error, it

@@ -13,7 +13,7 @@ import (
 
 // Limits of a script. It blocks all other clients of Redis while it runs.
 const (
-	scriptCommands  = 512     // a script has at most so many commands, or those of one message
+	scriptCommands  = 1000    // a script has at most so many commands, or those of one message
 	scriptBytes     = 1 << 20 // and so many bytes
 	messageCommands = 10_000  // of one message
 	messageBytes    = 16 << 20

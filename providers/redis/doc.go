@@ -53,7 +53,7 @@
 //   - Restarts, failovers and FLUSHALL are noticed. Data that is replaced inside a running server is
 //     not (DEBUG RELOAD, RESTORE of Kinora's keys).
 //   - Handlers cannot use scripts, transactions and blocking commands: their commands run in a script. One
-//     script has at most 512 commands and 1 MiB, or one message with at most 10,000 commands and 16 MiB, and
+//     script has at most 1,000 commands and 1 MiB, or one message with at most 10,000 commands and 16 MiB, and
 //     blocks Redis for that long.
 //   - If the second store has an outbox, OnEmit works. Output is committed before its effect, once. The
 //     handler runs again for the effect: it must return the same output then.

@@ -145,17 +145,16 @@ func addPlace(args []any, to *provider.LogPlace) []any {
 
 // sendPart runs a script for some messages. moves: it also moves the checkpoint to Advance.To.
 func (m *marked) sendPart(ctx context.Context, part []entry, moves bool) error {
-	args := append(m.head(), len(part))
+	size := 16 + 10*len(part)
+	for _, e := range part {
+		size += 6 * (e.last - e.first)
+	}
+	args := append(append(make([]any, 0, size), m.head()...), len(part))
 	for _, e := range part {
 		msg := &m.unit.Messages[e.message]
 		args = m.addSets(append(args, member(msg.ID), m.place(e.message)), e.message)
-		args = append(args, bit(e.mark), bit(msg.Parked != nil && msg.Parked.Code == provider.CodePartly))
-		if e.moves {
-			args = addPlace(args, &provider.LogPlace{Position: msg.Position, ID: msg.ID})
-		} else {
-			args = addPlace(args, nil)
-		}
-		args = append(args, e.last-e.first)
+		isPartly := msg.Parked != nil && msg.Parked.Code == provider.CodePartly
+		args = append(args, bit(e.mark), bit(isPartly), bit(e.moves), e.last-e.first)
 		for _, cmd := range m.tx.Cmds()[e.first:e.last] {
 			args = append(append(args, len(cmd.Args())), cmd.Args()...)
 		}

@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,14 +60,20 @@ func (t *transaction) begin(message int) {
 	t.starts = append(t.starts, start{t.Len(), message})
 }
 
+// startOf returns the index in starts of a message.
+func (t *transaction) startOf(message int) (int, bool) {
+	return slices.BinarySearchFunc(t.starts, message, func(s start, message int) int { return cmp.Compare(s.message, message) })
+}
+
 // began reports whether begin was called for a message.
 func (t *transaction) began(message int) bool {
-	return slices.ContainsFunc(t.starts, func(s start) bool { return s.message == message })
+	_, is := t.startOf(message)
+	return is
 }
 
 // commandsOf returns the range of the commands of a message.
 func (t *transaction) commandsOf(message int) (first, last int) {
-	i := slices.IndexFunc(t.starts, func(s start) bool { return s.message == message })
+	i, _ := t.startOf(message)
 	if last = t.Len(); i+1 < len(t.starts) {
 		last = t.starts[i+1].command
 	}
@@ -75,22 +82,22 @@ func (t *transaction) commandsOf(message int) (first, last int) {
 
 // reserved lists commands that would end the transaction or change the connection, which others
 // use after it.
-var reserved = []string{"multi", "exec", "discard", "watch", "unwatch", "select", "auth", "hello", "reset", "quit", "client",
-	"subscribe", "psubscribe", "ssubscribe", "unsubscribe", "punsubscribe", "sunsubscribe", "monitor", "asking", "readonly", "readwrite"}
+var reserved = setOf([]string{"multi", "exec", "discard", "watch", "unwatch", "select", "auth", "hello", "reset", "quit", "client",
+	"subscribe", "psubscribe", "ssubscribe", "unsubscribe", "punsubscribe", "sunsubscribe", "monitor", "asking", "readonly", "readwrite"})
 
 // noScript lists commands that a script cannot run.
-var noScript = []string{"eval", "evalsha", "eval_ro", "evalsha_ro", "fcall", "fcall_ro", "script", "function", "blpop", "brpop", "blmove",
-	"brpoplpush", "bzpopmin", "bzpopmax", "blmpop", "bzmpop", "wait", "waitaof", "xread", "xreadgroup"}
+var noScript = setOf([]string{"eval", "evalsha", "eval_ro", "evalsha_ro", "fcall", "fcall_ro", "script", "function", "blpop", "brpop", "blmove",
+	"brpoplpush", "bzpopmin", "bzpopmax", "blmpop", "bzmpop", "wait", "waitaof", "xread", "xreadgroup"})
 
 // refused returns an error if a handler has ended the transaction, or has queued a command that cannot
 // be part of it.
 func (t *transaction) refused() error {
 	for _, cmd := range t.Cmds() {
 		name := strings.ToLower(cmd.Name())
-		if slices.Contains(reserved, name) {
+		if reserved[name] {
 			return permanent("tx_ended", fmt.Errorf("%w: %s", ErrEnded, cmd.Name()))
 		}
-		if t.marked != nil && slices.Contains(noScript, name) {
+		if t.marked != nil && noScript[name] {
 			return permanent("no_script", fmt.Errorf("redis: with OwnMarkers, a handler cannot use %s: its commands are run by a script", cmd.Name()))
 		}
 	}

@@ -1,14 +1,15 @@
--- Applies messages, one after another: the markers of each, then its commands.
+-- Applies messages, one after another: the markers of each, then its commands. It stops at the first one
+-- that is not as the unit has found it.
 --
 -- KEYS: the checkpoint, the records of parked messages, then the sets of markers, two for each name of
 -- a handler: of events, by position, and of other messages, by time.
 -- ARGV: kind, and for a reader the mode, token and position that the checkpoint must have; the time in
 -- milliseconds; whether there must be a checkpoint; the number of messages, and for each: member,
 -- position, the indices of its sets of events, whether it is marked, whether it may have been applied in
--- part, the place to move the checkpoint to, and its commands; then the last place.
+-- part, whether the checkpoint moves to it, and its commands; then the place to move to in the end.
 -- Returns a word, the index of the message that it is about, and details. The messages before it are
 -- applied.
-local kind, want, token, from, now, checkpointed = arg(), arg(), arg(), arg(), arg(), arg() == '1'
+local kind, want, token, from, now, checkpointed = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6] == '1'
 local mode, position, is, other = checkpoint()
 if mode == 'ended' or mode == 'emptied' then return {'ended', -1} end
 if other and kind == 'replay' then return {'behind', -1} end
@@ -16,81 +17,110 @@ if mode == '' and checkpointed then return {'missing', -1} end
 if other and kind ~= 'delivery' then return {'fenced', -1} end
 if want ~= '' and (mode ~= want or is ~= token) then return {'fenced', -1} end
 if kind == 'advance' and tonumber(from) ~= position then return {'fenced', -1} end
+local again = kind == 'replay' or kind == 'restore'
 
-local function move()
-  local to, id, recorded = arg(), arg(), arg()
-  if to ~= '' then
-    redis.call('HSET', KEYS[1], 'position', to, 'id', id, 'recorded', recorded)
-    position = tonumber(to)
-  end
+local moved -- the position to which messages have moved the checkpoint
+local function stop(...)
+  if moved then redis.call('HSET', KEYS[1], 'position', moved, 'id', '', 'recorded', '') end
+  return {...}
 end
 
-for message = 0, tonumber(arg()) - 1 do
-  local member, text = arg(), arg()
-  local place = tonumber(text)
-  local sets = {}
-  for set = 1, tonumber(arg()) do sets[set] = tonumber(arg()) end
-  local mark, may_be_partly = arg() == '1', arg() == '1'
+-- Most sets are empty, of events or of other messages. What this script inserts is not asked about: a
+-- unit has no id twice.
+local empty = {}
+local function has(set, member)
+  if empty[set] == nil then empty[set] = redis.call('EXISTS', KEYS[set]) == 0 end
+  return not empty[set] and redis.call('ZSCORE', KEYS[set], member)
+end
+
+-- insert inserts the markers of a message whose sets are in ARGV[first] to ARGV[last]. It returns how many
+-- there were already, and the keys of the others.
+local function insert(member, place, text, first, last)
+  local markers, inserted = 0, nil
+  for set = first, last do
+    local own = tonumber(ARGV[set])
+    local other_set, score = own + 1, text
+    if place == 0 then own, other_set, score = own + 1, own, now end
+    if has(other_set, member) then
+      markers = markers + 1
+    elseif redis.call('ZADD', KEYS[own], 'NX', score, member) == 0 then
+      markers = markers + 1
+    elseif inserted then
+      inserted[#inserted + 1] = KEYS[own]
+    else
+      inserted = {KEYS[own]}
+    end
+  end
+  return markers, inserted
+end
+
+local function undo(inserted, member)
+  for _, key in ipairs(inserted or {}) do redis.call('ZREM', key, member) end
+end
+
+local at = 7
+for message = 0, tonumber(ARGV[at]) - 1 do
+  local member, text, count = ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3])
+  local place, sets = tonumber(text), at + 3
+  at = sets + count
+  local mark, may_be_partly, moves, commands = ARGV[at + 1] == '1', ARGV[at + 2] == '1', ARGV[at + 3] == '1', tonumber(ARGV[at + 4])
+  at = at + 4
+
   local covered = place > 0 and place <= position
   if kind == 'delivery' and place > 0 then
-    if mode == '' then return {'missing', message} end
-    if mode == 'closing' then return {'closing', message} end
-    if not covered and mode == 'catch_up' then return {'changed', message} end
+    if mode == '' then return stop('missing', message) end
+    if mode == 'closing' then return stop('closing', message) end
+    if not covered and mode == 'catch_up' then return stop('changed', message) end
   end
-  if covered and (kind == 'delivery' or kind == 'reader') then return {'changed', message} end
+  if covered and (kind == 'delivery' or kind == 'reader') then return stop('changed', message) end
 
-  local markers = 0
-  for _, set in ipairs(sets) do
-    if redis.call('ZSCORE', KEYS[set], member) or redis.call('ZSCORE', KEYS[set + 1], member) then
-      markers = markers + 1
+  local markers, inserted = 0, nil
+  if mark then
+    markers, inserted = insert(member, place, text, sets + 1, sets + count)
+  else
+    for set = sets + 1, sets + count do
+      local own = tonumber(ARGV[set])
+      if has(own, member) or has(own + 1, member) then markers = markers + 1 end
     end
   end
-  local marked = markers > 0
-  local record = false
-  local again = kind == 'replay' or kind == 'restore'
-  if marked or again then record = redis.call('HGET', KEYS[2], member) end
-  local skip = false
+  local record, skip = false, false
+  if markers > 0 or again then record = redis.call('HGET', KEYS[2], member) end
+  local changed, behind = false, false
   if again then
-    if (marked or covered) and not record then return {'changed', message} end
-    if record and string.sub(record, 1, 6) == 'partly' and not may_be_partly then return {'changed', message} end
-    if kind == 'replay' and not record and place > position and mode == 'catch_up' then return {'behind', message} end
-  elseif marked then
-    if kind ~= 'advance' or record or markers < #sets then return {'changed', message} end
-    skip = true
+    changed = (markers > 0 or covered) and not record
+      or record and string.sub(record, 1, 6) == 'partly' and not may_be_partly
+    behind = kind == 'replay' and not record and place > position and mode == 'catch_up'
+  elseif markers > 0 then
+    changed = kind ~= 'advance' or record or markers < count
+    skip = not changed
   end
-
-  local inserted = {}
-  local function insert()
-    for _, set in ipairs(sets) do
-      local key, score = KEYS[set], place
-      if place == 0 then key, score = KEYS[set + 1], now end
-      if redis.call('ZADD', key, 'NX', score, member) == 1 then inserted[#inserted + 1] = key end
-    end
+  if changed or behind then
+    undo(inserted, member)
+    return stop(changed and 'changed' or 'behind', message)
   end
-  if mark and not skip then insert() end
   if record then redis.call('HDEL', KEYS[2], member) end
 
-  local moved = at
-  at = at + 3
-  for command = 1, tonumber(arg()) do
-    local size = tonumber(arg())
-    local reply = not skip and redis.pcall(unpack(ARGV, at + 1, at + size))
-    at = at + size
+  for command = 1, commands do
+    local size = tonumber(ARGV[at + 1])
+    local reply = not skip and redis.pcall(unpack(ARGV, at + 2, at + 1 + size))
+    at = at + 1 + size
     if type(reply) == 'table' and reply.err then
       if command == 1 then -- nothing has happened
-        for _, key in ipairs(inserted) do redis.call('ZREM', key, member) end
+        undo(inserted, member)
         if record then redis.call('HSET', KEYS[2], member, record) end
-        return {'failed', message, command - 1, reply.err, position}
+        return stop('failed', message, command - 1, reply.err)
       end
-      if not mark then insert() end
+      if not mark then insert(member, place, text, sets + 1, sets + count) end
       redis.call('HSET', KEYS[2], member, 'partly ' .. text)
-      return {'partly', message, command - 1, reply.err, position}
+      return stop('partly', message, command - 1, reply.err)
     end
   end
-  local after = at
-  at = moved
-  move()
-  at = after
+  if moves then moved, position = text, place end
 end
-move()
-return {'applied', -1, position}
+
+local to = ARGV[at + 1]
+if to ~= '' then
+  redis.call('HSET', KEYS[1], 'position', to, 'id', ARGV[at + 2], 'recorded', ARGV[at + 3])
+  return {'applied', -1, to}
+end
+return stop('applied', -1, moved or from)
