@@ -55,19 +55,19 @@ func (p *markedPair[Tx, Outer]) Do(ctx context.Context, u Unit, run func(context
 			return &Error{Class: ClassPermanent, Code: "invalid", Err: err}
 		}
 		if err := p.compareFirst(ctx, &u); err != nil {
-			return err
+			return notBegun(err)
 		}
 	}
 	one := pairUnit[Tx, Outer]{p: p, u: u}
 	if u.Again {
 		if one.firstParked, err = p.parkedFirst(ctx, u.Build()); err != nil {
-			return err
+			return notBegun(err)
 		}
 	}
 	if u.IsReplay() { // it must not be applied before the events that an empty read model has lost
 		c, err := p.store.Checkpoint(ctx, u.Build())
 		if err != nil {
-			return err
+			return notBegun(err)
 		}
 		one.u.Checkpointed = c.Mode != 0
 	}
@@ -78,6 +78,14 @@ func (p *markedPair[Tx, Outer]) Do(ctx context.Context, u Unit, run func(context
 		}
 	}
 	return err
+}
+
+// notBegun returns an error of a query before the unit: no message is to blame for it.
+func notBegun(err error) error {
+	if _, ok := errors.AsType[*Error](err); ok {
+		return err
+	}
+	return &Error{Class: ClassTransient, Code: "begin", Err: err}
 }
 
 // compareFirst looks for differences while other units go on, so that the unit itself, for which they
