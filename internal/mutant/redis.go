@@ -5,7 +5,7 @@ var redis = []Mutant{
 	{
 		Name:  "redis_no_marker",
 		What:  "a script applies a message although it has markers",
-		Edits: []Edit{{File: "providers/redis/scripts/unit.lua", Old: "  elseif marked then\n", New: "  elseif false then\n"}},
+		Edits: []Edit{{File: "providers/redis/scripts/unit.lua", Old: "  elseif markers > 0 then\n", New: "  elseif false then\n"}},
 		Tests: []Test{{"./providers/redis", "TestWithOwnMarkersAMessageTakesEffectOnce"}},
 		Cells: []string{"redis"},
 	},
@@ -55,7 +55,7 @@ var redis = []Mutant{
 	{
 		Name:  "redis_partly_forgotten",
 		What:  "a message that was applied in part is tried again",
-		Edits: []Edit{{File: "providers/redis/scripts/unit.lua", Old: "      redis.call('HSET', KEYS[2], member, 'partly ' .. text)\n", New: "      for _, set in ipairs(sets) do redis.call('ZREM', KEYS[set], member) end\n"}},
+		Edits: []Edit{{File: "providers/redis/scripts/unit.lua", Old: "      redis.call('HSET', KEYS[2], member, 'partly ' .. text)\n", New: "      for set = sets + 1, sets + count do redis.call('ZREM', KEYS[tonumber(ARGV[set])], member) end\n"}},
 		Tests: []Test{{"./providers/redis", "TestAMessageThatWasPartlyAppliedIsStuck/log"}},
 	},
 	{
