@@ -84,9 +84,10 @@ fault-short: ## each fault for some seconds, in three minutes (CELL=, SEED=)
 mutants: server ## the fault suite against each mechanism taken out: which cell notices, and how soon; writes tests/fault/mutants.json
 	go run ./tests/fault -mutants -report tests/fault/mutants.json -seed "$(or $(SEED),0)" $(ARGS)
 
-# The fault suite stops and fills up servers: they are always its own.
+# The fault suite stops and fills up servers: they are always its own. KINORA_SKIP=redis skips its cell with Redis.
 server:
 	@KINORA_POSTGRES= KINORA_SKIP= $(MAKE) -s postgres
+	@$(MAKE) -s redis
 
 bench: postgres ## measure against peers and hand-written limits (ONLY=append for a part); writes bench/results.json
 	cd bench && go run . -only "$(ONLY)" && go run ./plot

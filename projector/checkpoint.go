@@ -239,6 +239,7 @@ func (r *reader) attach(ctx context.Context) error {
 	if to.Lost, err = r.beginRestored(ctx, c); err != nil {
 		return err
 	}
+	to.Restoring = c.Restoring || c.Restored
 	to.Restored, to.Token, to.Handlers = false, r.terms.Token, r.handlersFrom(c.Handlers, c.Place.Position)
 	if r.isSource || !r.serving.isLive() {
 		to.Mode = provider.ModeCatchUp

@@ -422,8 +422,7 @@ func (r *reader) prepare(u *unit) {
 		return
 	}
 	u.intent.Reader, u.intent.Restore = r.identity(), r.restores
-	u.intent.Again = r.isRestored()
-	u.intent.Once = u.intent.Once || u.intent.Again // so that events that are still applied are not counted
+	u.intent.Once = u.intent.Once || r.isRestored() // so that events that are still applied are not counted
 	if r.page == nil {
 		return
 	}

@@ -82,6 +82,9 @@ func (r *Runner) due(ctx context.Context, f provider.DueFilter) (map[*worker][]*
 // all others alone, and their attempts are counted before they run. It reports whether the state
 // of any message changed.
 func (w *worker) replay(ctx, hard context.Context, rows []*inbound) (progress bool) {
+	if !w.canReplay(ctx) {
+		return false
+	}
 	if err := w.setSent(ctx, rows); err != nil {
 		if ctx.Err() == nil {
 			w.runner.report(slog.LevelWarn, "generations not asked", err, "projector", w.name)

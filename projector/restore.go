@@ -148,13 +148,23 @@ func (r *reader) restore(ctx, hard context.Context) error {
 		return nil
 	}
 	limited, cancel := context.WithTimeout(ctx, r.runner.cfg.Timeout)
-	ids, err := s.Lost(limited, r.build())
+	var err error
+	if r.at.Restoring {
+		err = s.DropAhead(limited, r.build(), r.at.Place.Position)
+	}
+	var ids []string
+	if err == nil {
+		ids, err = s.Lost(limited, r.build())
+	}
 	cancel()
 	if err != nil {
 		return err
 	}
 	r.restores = true
 	defer func() { r.restores = false }()
+	if len(ids) > 0 {
+		r.runner.cfg.Logger.Info("events that were parked, and applied since, are applied again", "projector", r.name, "events", len(ids))
+	}
 	for page := range slices.Chunk(ids, restorePage) {
 		events, err := r.eventsOf(ctx, page)
 		if err == nil {
@@ -164,7 +174,31 @@ func (r *reader) restore(ctx, hard context.Context) error {
 			return err
 		}
 	}
-	return nil
+	if !r.at.Restoring {
+		return nil
+	}
+	to := r.at
+	to.Restoring = false
+	set, err := r.runner.store.SetCheckpoint(ctx, r.build(), r.at, to)
+	if err == nil && !set {
+		err = provider.ErrFenced
+	}
+	if err == nil {
+		r.at = to
+	}
+	return err
+}
+
+// canReplay reports whether parked messages can be applied now.
+func (p *projection) canReplay(ctx context.Context) bool {
+	s, ok := p.runner.store.(provider.Restorer)
+	if !ok {
+		return true
+	}
+	limited, cancel := context.WithTimeout(ctx, p.runner.cfg.Timeout)
+	defer cancel()
+	can, err := s.CanReplay(limited, p.build())
+	return err == nil && can
 }
 
 // eventsOf returns the events with these ids, as far as the log has them.

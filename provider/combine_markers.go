@@ -20,14 +20,13 @@ type markedPair[Tx, Outer any] struct {
 	store Provider[Outer]
 
 	mu     sync.Mutex
-	first  map[Build]parkedFirst
 	pruned map[Build]time.Time
 }
 
 func newMarkedPair[Tx, Outer any](units MarkerUnits[Tx], store Provider[Outer]) *markedPair[Tx, Outer] {
 	return &markedPair[Tx, Outer]{
 		Parking: store, Liveness: store, Leases: store, units: units, store: store,
-		first: map[Build]parkedFirst{}, pruned: map[Build]time.Time{},
+		pruned: map[Build]time.Time{},
 	}
 }
 
@@ -58,12 +57,7 @@ func (p *markedPair[Tx, Outer]) Do(ctx context.Context, u Unit, run func(context
 			return notBegun(err)
 		}
 	}
-	one := pairUnit[Tx, Outer]{p: p, u: u}
-	if u.Again {
-		if one.firstParked, err = p.parkedFirst(ctx, u.Build()); err != nil {
-			return notBegun(err)
-		}
-	}
+	one := pairUnit[Tx, Outer]{p: p, u: u, recorded: map[string]bool{}}
 	if u.IsReplay() { // it must not be applied before the events that an empty read model has lost
 		c, err := p.store.Checkpoint(ctx, u.Build())
 		if err != nil {
@@ -71,13 +65,18 @@ func (p *markedPair[Tx, Outer]) Do(ctx context.Context, u Unit, run func(context
 		}
 		one.u.Checkpointed = c.Mode != 0
 	}
-	if err = one.do(ctx, run); errors.Is(err, errEmits) {
-		if err = p.emit(ctx, u, one.output); err == nil {
+	for {
+		switch err = one.do(ctx, run); {
+		case errors.Is(err, errStale):
+		case errors.Is(err, errEmits):
+			if err = p.emit(ctx, u, one.output); err != nil {
+				return err
+			}
 			one.emitted = true
-			err = one.do(ctx, run)
+		default:
+			return err
 		}
 	}
-	return err
 }
 
 // notBegun returns an error of a query before the unit: no message is to blame for it.
@@ -104,25 +103,29 @@ func (p *markedPair[Tx, Outer]) compareFirst(ctx context.Context, u *Unit) error
 
 // pairUnit is one unit of both stores.
 type pairUnit[Tx, Outer any] struct {
-	p           *markedPair[Tx, Outer]
-	u           Unit
-	inner       Unit // as the read model's store gets it
-	output      []OutboxMessage
-	emitted     bool           // the output is committed
-	firstParked map[Lane]int64 // for Unit.Again
+	p        *markedPair[Tx, Outer]
+	u        Unit
+	inner    Unit // as the read model's store gets it
+	output   []OutboxMessage
+	emitted  bool            // the output is committed
+	recorded map[string]bool // ids of messages that were recorded as parked before the second store was asked
 }
 
-// errEmits: the output must be committed first.
-var errEmits = errors.New("the output must be committed first")
+var (
+	errEmits = errors.New("the output must be committed first")
+	errStale = errors.New("another unit has parked a message since the second store was asked which lanes are held")
+)
 
 func (o *pairUnit[Tx, Outer]) do(ctx context.Context, run func(context.Context, Tx, Found) (Closing, error)) error {
 	outer := o.split()
 	var commit func(context.Context) error
 	err := o.p.store.Do(ctx, outer, func(ctx context.Context, _ Outer, found Found) (c Closing, err error) {
-		o.release(&found)
 		commit, err = o.p.units.DoCombined(ctx, o.inner, func(ctx context.Context, tx Tx, own Found) (Closing, error) {
-			own.Held, own.Live, own.Suspect = found.Held, found.Live, found.Suspect
-			own.keepLive()
+			if o.isStale(&own) {
+				return c, errStale
+			}
+			own.Held, own.Suspect = found.Held, found.Suspect
+			own.setLive(found.Live)
 			var err error
 			if c, err = run(ctx, tx, own); err == nil && len(c.Output) > 0 && !o.emitted {
 				o.output, err = c.Output, errEmits
@@ -171,13 +174,26 @@ func unmarked(msgs []Message) []Message {
 	return msgs
 }
 
-// keepLive makes parked messages that are not live not fresh.
-func (f *Found) keepLive() {
-	for i := range f.Live {
-		if !f.Live[i] {
+// isStale reports whether a message is recorded as parked that was not known to be so: its lane may be held
+// now.
+func (o *pairUnit[Tx, Outer]) isStale(own *Found) (stale bool) {
+	for i := range own.Recorded {
+		if id := o.inner.Messages[i].ID; own.Recorded[i] && !o.inner.IsReplay() && !o.recorded[id] {
+			o.recorded[id], stale = true, true
+		}
+	}
+	return stale
+}
+
+// setLive sets Live: a parked message is live if it is so in both stores. Others are not fresh.
+func (f *Found) setLive(live []bool) {
+	for i := range live {
+		live[i] = live[i] && (f.Live == nil || f.Live[i])
+		if !live[i] {
 			clear(f.Fresh[i])
 		}
 	}
+	f.Live = live
 }
 
 // last returns the messages of Switch.Last, with the checkpoint of the read model's store.
@@ -193,55 +209,6 @@ func (o *pairUnit[Tx, Outer]) last(ctx context.Context, live int) ([]Message, er
 	return o.u.Switch.Last(ctx, Live{Checkpoint: c, Unapplied: func(ctx context.Context, m []Message) ([]bool, error) {
 		return o.p.units.Unapplied(ctx, b, m)
 	}})
-}
-
-// release sets Held to false for events that are before the parked ones of their lane: the read model
-// went back to an earlier state.
-func (o *pairUnit[Tx, Outer]) release(found *Found) {
-	for i := range found.Held {
-		m := &o.inner.Messages[i]
-		if first, known := o.firstParked[m.Lane]; known && m.Position > 0 {
-			found.Held[i] = found.Held[i] && m.Position >= first
-		}
-	}
-}
-
-// firstAge is how long the result of parkedFirst is used again.
-const firstAge = time.Second
-
-// parkedFirst returns the lowest position of the parked messages of each lane.
-func (p *markedPair[Tx, Outer]) parkedFirst(ctx context.Context, b Build) (map[Lane]int64, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	now := time.Now() //nolint:forbidigo // only for a cache
-	if is := p.first[b]; now.Sub(is.at) < firstAge {
-		return is.first, nil
-	}
-	first := map[Lane]int64{}
-	f := ParkedFilter{Projector: b.Projector, Generation: b.Number(), Limit: 1000}
-	for {
-		rows, err := p.store.Parked(ctx, f)
-		if err != nil {
-			return nil, err
-		}
-		if len(rows) == 0 {
-			p.first[b] = parkedFirst{first, now}
-			return first, nil
-		}
-		for i := range rows {
-			f.After = rows[i].Seq
-			at := positionOf(&rows[i])
-			if is, known := first[rows[i].Lane]; !known || at < is {
-				first[rows[i].Lane] = at
-			}
-		}
-	}
-}
-
-// parkedFirst is a result of markedPair.parkedFirst.
-type parkedFirst struct {
-	first map[Lane]int64
-	at    time.Time
 }
 
 // positionOf returns the position of a parked event, or -1: then nothing is before it.

@@ -86,6 +86,73 @@ func (p *markedPair[Tx, Outer]) SetCheckpoint(ctx context.Context, b Build, from
 	return p.units.SetCheckpoint(ctx, b, from, to)
 }
 
+// DropAhead implements Restorer.
+func (p *markedPair[Tx, Outer]) DropAhead(ctx context.Context, b Build, position int64) error {
+	// Units that have looked at the read model before may still park messages: it waits for these.
+	fence := Unit{Projector: b.Projector, Generation: b.Generation, Once: true, Switch: &Switch{}}
+	if err := p.store.Do(ctx, fence, func(context.Context, Outer, Found) (Closing, error) { return Closing{}, nil }); err != nil {
+		return err
+	}
+	recorded, err := p.units.Asides(ctx, b)
+	if err != nil {
+		return err
+	}
+	keeps := map[Lane]bool{}
+	var ahead []Parked
+	f := ParkedFilter{Projector: b.Projector, Generation: b.Number(), Limit: 1000}
+	for {
+		rows, err := p.store.Parked(ctx, f)
+		if err != nil {
+			return err
+		}
+		if len(rows) == 0 {
+			break
+		}
+		for i := range rows {
+			f.After = rows[i].Seq
+			_, is := recorded[rows[i].MessageID]
+			if keeps[rows[i].Lane] = keeps[rows[i].Lane] || is || positionOf(&rows[i]) <= position; !keeps[rows[i].Lane] {
+				ahead = append(ahead, rows[i])
+			}
+		}
+	}
+	for page := range slices.Chunk(ahead, 100) {
+		if err := p.drop(ctx, b, page); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// drop resolves parked messages without applying them.
+func (p *markedPair[Tx, Outer]) drop(ctx context.Context, b Build, rows []Parked) error {
+	f := ParkedFilter{Projector: b.Projector, Generation: b.Number()}
+	for i := range rows {
+		f.Seqs = append(f.Seqs, rows[i].Seq)
+	}
+	if _, err := p.store.Decide(ctx, f, StateWaiting, Decision{}); err != nil { // stuck ones cannot be resolved
+		return err
+	}
+	rows, err := p.store.Parked(ctx, f)
+	if err != nil {
+		return err
+	}
+	u := Unit{Projector: b.Projector, Generation: b.Generation}
+	for i := range rows {
+		u.Messages = append(u.Messages, Message{ID: rows[i].MessageID, Lane: rows[i].Lane, Parked: &rows[i]})
+	}
+	if len(u.Messages) == 0 {
+		return nil
+	}
+	return p.store.Do(ctx, u, func(context.Context, Outer, Found) (Closing, error) { return Closing{}, nil })
+}
+
+// CanReplay implements Restorer.
+func (p *markedPair[Tx, Outer]) CanReplay(ctx context.Context, b Build) (bool, error) {
+	c, err := p.Checkpoint(ctx, b)
+	return err == nil && !c.Restored && !c.Restoring, err
+}
+
 // Unapplied implements Progress.
 func (p *markedPair[Tx, Outer]) Unapplied(ctx context.Context, b Build, messages []Message) ([]bool, error) {
 	b, err := p.live(ctx, b)

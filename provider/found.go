@@ -18,6 +18,8 @@ type Found struct {
 	// Suspect reports whether another runner has recorded the message as in flight. Set only with
 	// Unit.Careful.
 	Suspect []bool
+	// Recorded reports whether the message is recorded as parked (MarkerUnits). Nil if none is.
+	Recorded []bool
 	// Partly reports whether an earlier unit has applied a part of the message, and could not undo it. It
 	// must be set aside with CodePartly. Nil if none is.
 	Partly []bool

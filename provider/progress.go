@@ -43,6 +43,8 @@ type Checkpoint struct {
 	// Lost is the position up to which events may have been applied before: until the checkpoint
 	// reaches it, the read model has less than it had. Zero in stores that lose nothing.
 	Lost int64
+	// Restoring: the reader applies the events of Restorer.Lost. Until then parked messages wait.
+	Restoring bool
 	// Place is that of a settled event: every event of Handlers at or before it is applied or
 	// parked. If its Position is zero or was chosen by a person, the rest may be zero.
 	Place   LogPlace

@@ -10,6 +10,15 @@ type Restorer interface {
 	// read model has lost it. A unit with Restore applies them again.
 	Lost(ctx context.Context, b Build) ([]string, error)
 
+	// DropAhead deletes the first parked messages of each lane, as far as they are behind the position and
+	// the read model has no record of them: it has gone back, and the log brings them again, in their
+	// place among the events that were lost.
+	DropAhead(ctx context.Context, b Build, position int64) error
+
+	// CanReplay reports whether parked messages can be applied now: the read model has not gone back, or
+	// Lost events are applied again.
+	CanReplay(ctx context.Context, b Build) (bool, error)
+
 	// Shows reports whether readers see the tables of pairs under their other names.
 	Shows(ctx context.Context, pairs []TablePair) (bool, error)
 }

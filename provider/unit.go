@@ -21,9 +21,6 @@ type Unit struct {
 	// Restore: the messages are recorded as parked next to the read model, but they are not parked. They
 	// were applied once, and the read model has gone back to an earlier state. They are applied again.
 	Restore bool
-	// Again: events of the unit may be before parked ones of their lane, because the read model has gone
-	// back. Such an event is not held.
-	Again bool
 	// Checkpointed: the projector has a checkpoint. If the read model's store has none, it has lost it.
 	Checkpointed bool
 	// Serial: the unit waits until no other serial unit of the projector is open. Runners set it

@@ -2,6 +2,7 @@ package redis
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -28,12 +29,13 @@ func (m *marked) look(ctx context.Context) error {
 			}
 		}
 	}
+	isAhead := func(m provider.Message) bool { return m.Mark && m.Position > 0 }
+	if m.kind() == "delivery" && is.checkpoint.Mode == 0 && slices.ContainsFunc(u.Messages, isAhead) {
+		return errMissing
+	}
 	m.found.SetFresh(&u, func(k provider.Marker) bool { return !marked[k] })
 	if err := m.found.SetProgress(&u, is.checkpoint); err != nil {
 		return err
-	}
-	if is.checkpoint.Mode == 0 && u.Checkpointed {
-		return errMissing
 	}
 	m.places = make([]int64, len(u.Messages))
 	for i := range u.Messages {
@@ -41,8 +43,30 @@ func (m *marked) look(ctx context.Context) error {
 			m.places[i] = placeIn(p, is.checkpoint.Lineage)
 		}
 		m.setRecorded(i, &is)
+		if is.records[i] != "" && m.found.Recorded == nil {
+			m.found.Recorded = make([]bool, len(u.Messages))
+		}
+		if is.records[i] != "" {
+			m.found.Recorded[i] = true
+		}
+	}
+	if u.IsReplay() {
+		m.setLive(&is)
 	}
 	return nil
+}
+
+// setLive sets Live of parked messages: they wait while the read model lacks events before them.
+func (m *marked) setLive(is *looked) {
+	all := !is.waits && (is.checkpoint.Mode != 0 || !m.unit.Checkpointed)
+	waits := map[provider.Lane]bool{}
+	m.found.Live = make([]bool, len(m.unit.Messages))
+	for i := range m.unit.Messages {
+		lane := m.unit.Messages[i].Lane
+		behind := is.checkpoint.Mode == provider.ModeCatchUp && m.place(i) > is.checkpoint.Place.Position
+		waits[lane] = waits[lane] || behind
+		m.found.Live[i] = all && !waits[lane]
+	}
 }
 
 // place returns the position of a message in the log of the checkpoint, or 0.
@@ -66,6 +90,7 @@ func placeIn(p *provider.Parked, lineage string) int64 {
 // looked is what look.lua has found.
 type looked struct {
 	checkpoint provider.Checkpoint // its Mode, Position, Token and Lineage
+	waits      bool                // parked messages must wait
 	records    []string            // by message
 	marked     [][]bool            // by message and handler
 }
@@ -80,17 +105,18 @@ func (m *marked) lookUp(ctx context.Context) (is looked, err error) {
 	if err != nil {
 		return is, err
 	}
-	is.checkpoint = provider.Checkpoint{Mode: modeOf(a.text(0)), Place: provider.LogPlace{Position: a.number(1)}, Lineage: a.text(3)}
+	is.checkpoint = provider.Checkpoint{Mode: modeOf(a.text(0)), Place: provider.LogPlace{Position: a.number(1)}, Lineage: a.text(4)}
+	is.waits = a.number(3) == 1
 	if a.number(2) == 1 {
 		is.checkpoint.Token = token
 	}
 	for i := range m.unit.Messages {
-		flags := a.text(5 + 2*i)
+		flags := a.text(6 + 2*i)
 		has := make([]bool, len(m.unit.Messages[i].Handlers))
 		for j := range has {
 			has[j] = j < len(flags) && flags[j] == '1'
 		}
-		is.records, is.marked = append(is.records, a.text(4+2*i)), append(is.marked, has)
+		is.records, is.marked = append(is.records, a.text(5+2*i)), append(is.marked, has)
 	}
 	return is, nil
 }

@@ -36,7 +36,7 @@ func (u *Units) Checkpoint(ctx context.Context, b provider.Build) (c provider.Ch
 	if c.Mode = modeOf(a.text(0)); c.Mode == 0 {
 		return c, nil
 	}
-	c.Restored = a.number(1) == 1
+	c.Restored, c.Restoring = a.number(1) == 1, is["restoring"] == "1"
 	_, _ = fmt.Sscan(is["position"], &c.Place.Position)
 	_, _ = fmt.Sscan(is["lost"], &c.Lost)
 	c.Place.ID, c.Place.RecordedAt, c.Lineage = is["id"], timeOf(is["recorded"]), is["lineage"]
@@ -72,6 +72,7 @@ func (u *Units) SetCheckpoint(ctx context.Context, b provider.Build, from, to pr
 		modeText(from.Mode), from.Place.Position, from.Token.String(),
 		"mode", modeText(to.Mode), "position", to.Place.Position, "id", to.Place.ID, "recorded", timeText(to.Place.RecordedAt),
 		"lineage", to.Lineage, "token", to.Token.String(), "handlers", handlers, "lost", to.Lost,
+		"restoring", bit(to.Restoring),
 	})
 	if err != nil {
 		return false, fmt.Errorf("set the checkpoint: %w", err)

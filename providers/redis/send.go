@@ -213,8 +213,6 @@ func (m *marked) result(part []entry, a answer) error {
 		return &provider.Error{Class: provider.ClassTransient, Code: provider.CodeFenced, Err: provider.ErrFenced}
 	case "closing":
 		return errClosing
-	case "behind":
-		return &provider.Error{Class: provider.ClassTransient, Code: "behind", Err: errors.New("earlier events of the log are not applied yet")}
 	case "changed":
 		return errChanged
 	case "missing":

@@ -29,6 +29,7 @@ var cells = []*cell{
 	rebuildPointsCell,
 	rebuildDeployCell,
 	rebuildVerifyCell,
+	redisCell,
 	taskPointsCell,
 	taskTransferCell,
 	taskErasureCell,

@@ -168,6 +168,9 @@ func (w *work) life(ctx context.Context) (err error) {
 	case relaying:
 		return w.relay(ctx)
 	case running:
+		if w.More["redis"] != "" {
+			return w.projectRedis(ctx)
+		}
 		return w.project(ctx)
 	case reading:
 		return w.read(ctx)

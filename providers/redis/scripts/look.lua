@@ -1,11 +1,12 @@
--- Returns the mode and position of the checkpoint, whether it has the token, its lineage, and for each message the
+-- Returns the mode and position of the checkpoint, whether it has the token, whether
+-- parked messages must wait, its lineage, and for each message the
 -- record of it as a parked one, and for each of its handlers whether it has a marker.
 --
 -- KEYS: as in unit.lua. ARGV: the token; the number of messages, and for each: member, the number of
 -- handlers, and for each the number of its names and the indices of their sets.
 local token = arg()
-local mode, position, is = checkpoint()
-local found = {mode, position, is == token and 1 or 0, redis.call('HGET', KEYS[1], 'lineage') or ''}
+local mode, position, is, other, restoring = checkpoint()
+local found = {mode, position, is == token and 1 or 0, (other or restoring) and 1 or 0, redis.call('HGET', KEYS[1], 'lineage') or ''}
 for _ = 1, tonumber(arg()) do
   local member = arg()
   local marked = {}

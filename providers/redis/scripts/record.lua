@@ -2,10 +2,10 @@
 --
 -- KEYS: as in unit.lua. ARGV: kind to checkpointed as in unit.lua; the number of messages, and for each: member, position and the indices of its sets; then the place to move to.
 local kind, want, token, from, now, checkpointed = arg(), arg(), arg(), arg(), arg(), arg() == '1'
-local mode, position, is, other = checkpoint()
+local mode, position, is, other, restoring = checkpoint()
 if mode == 'ended' or mode == 'emptied' then return {'ended', -1} end
-if other and kind == 'replay' then return {'behind', -1} end
-if mode == '' and checkpointed then return {'missing', -1} end
+-- Its row is found again: by the reader, which then records it, or by another attempt.
+if kind == 'replay' and (other or restoring or mode == '' and checkpointed) then return {'applied', -1} end
 if other and kind ~= 'delivery' then return {'fenced', -1} end
 if want ~= '' and (mode ~= want or is ~= token) then return {'fenced', -1} end
 if kind == 'advance' and tonumber(from) ~= position then return {'fenced', -1} end
@@ -14,6 +14,7 @@ for _ = 1, tonumber(arg()) do
   local place = tonumber(text)
   local inserted = 0
   local covered = kind ~= 'advance' and place > 0 and place <= position
+  if (kind == 'delivery' or kind == 'replay') and (mode == 'catch_up' or mode == '') and place > position then covered = true end
   for _ = 1, tonumber(arg()) do
     local set = tonumber(arg())
     if covered then

@@ -5,16 +5,17 @@ local function server()
   return (string.match(text, 'run_id:(%x+)') or '') .. '/' .. (string.match(text, 'master_replid:(%x+)') or '')
 end
 
--- checkpoint returns the mode, position and token of the checkpoint KEYS[1], and whether this is another
--- server than the one that it was stored on. Then data may be missing, and the projector catches up.
+-- checkpoint returns the mode, position and token of the checkpoint KEYS[1], whether this is another server
+-- than the one that it was stored on, and whether parked messages must wait. On another server data may
+-- be missing, and the projector catches up.
 local function checkpoint()
-  local is = redis.call('HMGET', KEYS[1], 'mode', 'position', 'token', 'server')
+  local is = redis.call('HMGET', KEYS[1], 'mode', 'position', 'token', 'server', 'restoring')
   local mode, other = is[1] or '', false
   if mode ~= '' and is[4] ~= server() then
     other = true
     if mode == 'live' or mode == 'closing' then mode = 'catch_up' end
   end
-  return mode, tonumber(is[2] or '0'), is[3] or '', other
+  return mode, tonumber(is[2] or '0'), is[3] or '', other, is[5] == '1'
 end
 
 local at = 0

@@ -10,10 +10,9 @@
 -- Returns a word, the index of the message that it is about, and details. The messages before it are
 -- applied.
 local kind, want, token, from, now, checkpointed = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6] == '1'
-local mode, position, is, other = checkpoint()
+local mode, position, is, other, restoring = checkpoint()
 if mode == 'ended' or mode == 'emptied' then return {'ended', -1} end
-if other and kind == 'replay' then return {'behind', -1} end
-if mode == '' and checkpointed then return {'missing', -1} end
+if kind == 'replay' and (other or restoring or mode == '' and checkpointed) then return {'changed', -1} end
 if other and kind ~= 'delivery' then return {'fenced', -1} end
 if want ~= '' and (mode ~= want or is ~= token) then return {'fenced', -1} end
 if kind == 'advance' and tonumber(from) ~= position then return {'fenced', -1} end
@@ -85,18 +84,18 @@ for message = 0, tonumber(ARGV[at]) - 1 do
   end
   local record, skip = false, false
   if markers > 0 or again then record = redis.call('HGET', KEYS[2], member) end
-  local changed, behind = false, false
+  local changed = false
   if again then
     changed = (markers > 0 or covered) and not record
       or record and string.sub(record, 1, 6) == 'partly' and not may_be_partly
-    behind = kind == 'replay' and not record and place > position and mode == 'catch_up'
+    changed = changed or kind == 'replay' and place > position and mode == 'catch_up'
   elseif markers > 0 then
     changed = kind ~= 'advance' or record or markers < count
     skip = not changed
   end
-  if changed or behind then
+  if changed then
     undo(inserted, member)
-    return stop(changed and 'changed' or 'behind', message)
+    return stop('changed', message)
   end
   if record then redis.call('HDEL', KEYS[2], member) end
 
