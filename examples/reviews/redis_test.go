@@ -113,6 +113,8 @@ func TestRedisLosesItsData(t *testing.T) {
 			writers.Wait()
 			write(20)
 			writers.Wait()
+			require.Eventually(t, func() bool { return call(t, "GET", s.url+"/readyz", "").status == http.StatusOK },
+				30*time.Second, 50*time.Millisecond, "the client tries to connect once a second")
 			require.Equal(t, http.StatusCreated, s.post("last", "ann", 5).status, "a write waits until it is visible")
 			want.Store("last", 5)
 			var all []rating
