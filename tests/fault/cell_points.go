@@ -58,7 +58,7 @@ func runPoints(r *run) {
 	}
 	deal := func() {
 		for _, point := range points {
-			if isTaskPoint(point) { // see the cell task-points
+			if isTaskPoint(point) || slices.Contains(redisPoints, point) { // see the cells task-points and redis
 				continue
 			}
 			first, _, _ := strings.Cut(strings.ReplaceAll(point, ":", " "), " ")

@@ -48,12 +48,12 @@ func runTaskCrowd(r *run) {
 		return r.countOf(`select count(*) from kinora.tasks where kind = 'crowd/count' and status in ('pending', 'claimed', 'failed')`)
 	}
 	begin := time.Now()
-	for left() > 0 && time.Since(begin) < 5*time.Minute {
+	for n := left(); n > 0 && time.Since(begin) < 5*time.Minute; n = left() {
 		p := workers[r.intn(2)]
 		if r.kinds()["kill_worker"] == 0 {
 			r.awaitOr(time.Second, p.open)
 		}
-		if p.open() {
+		if n > due/10 && p.open() { // the last run alone, as suspects: more kills in a row would abandon them
 			p.restart()
 			r.sleep(r.between(300*time.Millisecond, time.Second))
 			r.sleep(time.Duration(due/1000) * 20 * time.Millisecond)
