@@ -147,35 +147,23 @@ func (r *reader) restore(ctx, hard context.Context) error {
 	if !ok {
 		return nil
 	}
-	limited, cancel := context.WithTimeout(ctx, r.runner.cfg.Timeout)
-	var err error
 	if r.at.Restoring {
-		err = s.DropAhead(limited, r.build(), r.at.Place.Position)
-	}
-	var ids []string
-	if err == nil {
-		ids, err = s.Lost(limited, r.build())
-	}
-	cancel()
-	if err != nil {
-		return err
-	}
-	r.restores = true
-	defer func() { r.restores = false }()
-	if len(ids) > 0 {
-		r.runner.cfg.Logger.Info("events that were parked, and applied since, are applied again", "projector", r.name, "events", len(ids))
-	}
-	for page := range slices.Chunk(ids, restorePage) {
-		events, err := r.eventsOf(ctx, page)
-		if err == nil {
-			err = r.complete(ctx, hard, events)
-		}
-		if err != nil {
+		if err := r.dropAhead(ctx, s); err != nil {
 			return err
 		}
 	}
-	if !r.at.Restoring {
-		return nil
+	r.restores = true
+	defer func() { r.restores = false }()
+	n := 0
+	err := r.eachLost(ctx, s, func(events []eventstore.Raw) error {
+		n += len(events)
+		return r.complete(ctx, hard, events)
+	})
+	if n > 0 {
+		r.runner.cfg.Logger.Info("events that were parked, and applied since, are applied again", "projector", r.name, "events", n)
+	}
+	if err != nil || !r.at.Restoring {
+		return err
 	}
 	to := r.at
 	to.Restoring = false
@@ -187,6 +175,50 @@ func (r *reader) restore(ctx, hard context.Context) error {
 		r.at = to
 	}
 	return err
+}
+
+// dropAhead deletes parked messages that the log or restore apply again. They may have been parked before
+// messages that were lost and come again now, and would be applied before them.
+func (r *reader) dropAhead(ctx context.Context, s provider.Restorer) error {
+	drop := func(lost map[provider.Lane]bool) error {
+		limited, cancel := context.WithTimeout(ctx, r.runner.cfg.Timeout)
+		defer cancel()
+		return s.DropAhead(limited, r.build(), r.at.Place.Position, lost)
+	}
+	if err := drop(nil); err != nil {
+		return err
+	}
+	lost := map[provider.Lane]bool{}
+	err := r.eachLost(ctx, s, func(events []eventstore.Raw) error {
+		for _, m := range r.messages(events) {
+			lost[m.lane] = true
+		}
+		return nil
+	})
+	if err != nil || len(lost) == 0 {
+		return err
+	}
+	return drop(lost)
+}
+
+// eachLost calls f with pages of the events that the read model has lost, and that are recorded as parked.
+func (r *reader) eachLost(ctx context.Context, s provider.Restorer, f func([]eventstore.Raw) error) error {
+	limited, cancel := context.WithTimeout(ctx, r.runner.cfg.Timeout)
+	ids, err := s.Lost(limited, r.build())
+	cancel()
+	if err != nil {
+		return err
+	}
+	for page := range slices.Chunk(ids, restorePage) {
+		events, err := r.eventsOf(ctx, page)
+		if err == nil {
+			err = f(events)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // canReplay reports whether parked messages can be applied now.

@@ -87,7 +87,7 @@ func (p *markedPair[Tx, Outer]) SetCheckpoint(ctx context.Context, b Build, from
 }
 
 // DropAhead implements Restorer.
-func (p *markedPair[Tx, Outer]) DropAhead(ctx context.Context, b Build, position int64) error {
+func (p *markedPair[Tx, Outer]) DropAhead(ctx context.Context, b Build, position int64, lost map[Lane]bool) error {
 	// Units that have looked at the read model before may still park messages: it waits for these.
 	fence := Unit{Projector: b.Projector, Generation: b.Generation, Once: true, Switch: &Switch{}}
 	if err := p.store.Do(ctx, fence, func(context.Context, Outer, Found) (Closing, error) { return Closing{}, nil }); err != nil {
@@ -110,8 +110,10 @@ func (p *markedPair[Tx, Outer]) DropAhead(ctx context.Context, b Build, position
 		}
 		for i := range rows {
 			f.After = rows[i].Seq
-			_, is := recorded[rows[i].MessageID]
-			if keeps[rows[i].Lane] = keeps[rows[i].Lane] || is || positionOf(&rows[i]) <= position; !keeps[rows[i].Lane] {
+			own, is := recorded[rows[i].MessageID]
+			lane, at := rows[i].Lane, max(positionOf(&rows[i]), own)
+			again := lost[lane] && at > 0 || !is && at > position
+			if keeps[lane] = keeps[lane] || !again; !keeps[lane] {
 				ahead = append(ahead, rows[i])
 			}
 		}
@@ -124,28 +126,43 @@ func (p *markedPair[Tx, Outer]) DropAhead(ctx context.Context, b Build, position
 	return nil
 }
 
-// drop resolves parked messages without applying them.
+// drop resolves parked messages without applying them. If another unit has locked their lane, it asks again:
+// that unit leaves them as they are.
 func (p *markedPair[Tx, Outer]) drop(ctx context.Context, b Build, rows []Parked) error {
 	f := ParkedFilter{Projector: b.Projector, Generation: b.Number()}
 	for i := range rows {
 		f.Seqs = append(f.Seqs, rows[i].Seq)
 	}
-	if _, err := p.store.Decide(ctx, f, StateWaiting, Decision{}); err != nil { // stuck ones cannot be resolved
-		return err
+	for {
+		if _, err := p.store.Decide(ctx, f, StateWaiting, Decision{}); err != nil { // stuck ones cannot be resolved
+			return err
+		}
+		rows, err := p.store.Parked(ctx, f)
+		if err != nil || len(rows) == 0 {
+			return err
+		}
+		u := Unit{Projector: b.Projector, Generation: b.Generation}
+		for i := range rows {
+			u.Messages = append(u.Messages, Message{ID: rows[i].MessageID, Lane: rows[i].Lane, Parked: &rows[i]})
+		}
+		var live []bool
+		err = p.store.Do(ctx, u, func(_ context.Context, _ Outer, found Found) (Closing, error) {
+			live = found.Live
+			return Closing{}, nil
+		})
+		if err != nil || !slices.Contains(live, false) {
+			return err
+		}
+		select {
+		case <-time.After(dropAgain):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
-	rows, err := p.store.Parked(ctx, f)
-	if err != nil {
-		return err
-	}
-	u := Unit{Projector: b.Projector, Generation: b.Generation}
-	for i := range rows {
-		u.Messages = append(u.Messages, Message{ID: rows[i].MessageID, Lane: rows[i].Lane, Parked: &rows[i]})
-	}
-	if len(u.Messages) == 0 {
-		return nil
-	}
-	return p.store.Do(ctx, u, func(context.Context, Outer, Found) (Closing, error) { return Closing{}, nil })
 }
+
+// dropAgain is the pause before drop asks again.
+const dropAgain = 5 * time.Millisecond
 
 // CanReplay implements Restorer.
 func (p *markedPair[Tx, Outer]) CanReplay(ctx context.Context, b Build) (bool, error) {

@@ -10,10 +10,11 @@ type Restorer interface {
 	// read model has lost it. A unit with Restore applies them again.
 	Lost(ctx context.Context, b Build) ([]string, error)
 
-	// DropAhead deletes the first parked messages of each lane, as far as they are behind the position and
-	// the read model has no record of them: it has gone back, and the log brings them again, in their
-	// place among the events that were lost.
-	DropAhead(ctx context.Context, b Build, position int64) error
+	// DropAhead deletes parked messages that are applied again, in their place among the events that were
+	// lost. These are the first messages of each lane, as far as they are behind the position and the read
+	// model has no record of them: the log brings them again. In a lane of lost, which are those of Lost
+	// events, they are all: Lost returns them too then, or the log brings them.
+	DropAhead(ctx context.Context, b Build, position int64, lost map[Lane]bool) error
 
 	// CanReplay reports whether parked messages can be applied now: the read model has not gone back, or
 	// Lost events are applied again.

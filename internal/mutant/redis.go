@@ -42,15 +42,35 @@ var redis = []Mutant{
 	{
 		Name:  "redis_parked_not_restored",
 		What:  "messages that were parked at the time of an old snapshot, and applied since, are not applied again",
-		Edits: []Edit{{File: "projector/restore.go", Old: "	r.restores = true\n", New: "	r.restores, ids = true, nil\n"}},
+		Edits: []Edit{{File: "projector/restore.go", Old: "		return r.complete(ctx, hard, events)\n", New: "		return nil\n"}},
 		Tests: []Test{{"./providers/redis", "TestWhatWasParkedComesBackAfterALoss"}},
 		Cells: []string{"redis"},
 	},
 	{
 		Name:  "redis_earlier_held",
 		What:  "events that are read again wait behind parked ones of their stream that come later",
-		Edits: []Edit{{File: "projector/restore.go", Old: "	if r.at.Restoring {\n		err =", New: "	if false {\n		err ="}},
+		Edits: []Edit{{File: "projector/restore.go", Old: "	if r.at.Restoring {\n		if err := r.drop", New: "	if false {\n		if err := r.drop"}},
 		Tests: []Test{{"./providers/redis", "TestAStuckMessageKeepsItsPlaceAfterALoss"}},
+	},
+	{
+		Name:  "redis_lost_behind_parked",
+		What:  "events that were lost wait behind parked ones of their stream that come later",
+		Edits: []Edit{{File: "provider/combine_records.go", Old: "lost[lane] && at > 0 ||", New: ""}},
+		Tests: []Test{{"./providers/redis", "TestWhatIsLostComesBeforeWhatIsParked"}},
+		Cells: []string{"redis"},
+	},
+	{
+		Name:  "redis_busy_lane_kept",
+		What:  "a parked message that comes again in its place is not deleted if another unit tries it",
+		Edits: []Edit{{File: "provider/combine_records.go", Old: "err != nil || !slices.Contains(live, false)", New: "true"}},
+		Tests: []Test{{"./providers/redis", "TestWhatIsParkedIsDroppedWhileAnotherUnitTriesIt"}},
+		Cells: []string{"redis"},
+	},
+	{
+		Name:  "redis_loss_overwritten",
+		What:  "a reader that has not noticed a loss stores its checkpoint",
+		Edits: []Edit{{File: "providers/redis/scripts/set_checkpoint.lua", Old: " or other ~= (ARGV[4] == '1')", New: ""}},
+		Tests: []Test{{"./providers/redis", "TestWhatIsLostComesBeforeWhatIsParked"}},
 	},
 	{
 		Name:  "redis_partly_forgotten",

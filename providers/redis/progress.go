@@ -69,7 +69,7 @@ func (u *Units) SetCheckpoint(ctx context.Context, b provider.Build, from, to pr
 		}
 	}
 	a, err := u.run(ctx, setCheckpointScript, u.client, k.list[:1], []any{
-		modeText(from.Mode), from.Place.Position, from.Token.String(),
+		modeText(from.Mode), from.Place.Position, from.Token.String(), bit(from.Restored),
 		"mode", modeText(to.Mode), "position", to.Place.Position, "id", to.Place.ID, "recorded", timeText(to.Place.RecordedAt),
 		"lineage", to.Lineage, "token", to.Token.String(), "handlers", handlers, "lost", to.Lost,
 		"restoring", bit(to.Restoring),
