@@ -49,7 +49,7 @@ func (r *reader) readAhead(ctx context.Context, after int64) *pageAhead {
 		}
 		msgs := a.msgs
 		close(a.read)
-		r.decodeAhead(msgs)
+		r.decodeAhead(msgs...)
 	}()
 	return a
 }
@@ -62,7 +62,7 @@ type decoding struct {
 
 // decodeAhead decodes the events of messages until a handler has overtaken it. An event that cannot
 // be decoded is left to its handler.
-func (r *reader) decodeAhead(msgs []*inbound) {
+func (p *projection) decodeAhead(msgs ...*inbound) {
 	defer func() { _ = recover() }() // by a decoder of the user: it panics again in the handler
 	for _, m := range msgs {
 		if len(m.handlers) == 0 {
@@ -71,7 +71,7 @@ func (r *reader) decodeAhead(msgs []*inbound) {
 		if !m.ahead.begun.CompareAndSwap(false, true) {
 			return
 		}
-		if e, err := eventstore.Decode[any](r.types, m.raw); err == nil {
+		if e, err := eventstore.Decode[any](p.types, m.raw); err == nil {
 			m.ahead.event = e
 			m.ahead.done.Store(true)
 		}

@@ -108,3 +108,58 @@ func TestTimeoutMayBeTheLongestDuration(t *testing.T) {
 		require.Greater(t, again[0], 100*365*24*time.Hour, "no other runner tries the message meanwhile")
 	})
 }
+
+// A handler's context ends with its timeout, and when the handler returns, whether or not somebody waits for
+// that, and so do contexts that are derived from it.
+func TestAHandlersContextEnds(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		waits, late bool
+		want        error
+	}{
+		"when it returns":               {want: context.Canceled},
+		"when it returns, waited for":   {waits: true, want: context.Canceled},
+		"after the timeout":             {late: true, want: context.DeadlineExceeded},
+		"after the timeout, waited for": {waits: true, late: true, want: context.DeadlineExceeded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				db, f := newDB(t), make(subscription)
+				var ctxs []context.Context
+				stop := run(t, db, f, projector.RunnerConfig{Timeout: time.Second}, define(marked, func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
+					if len(ctxs) > 0 {
+						return add(ctx, tx, e)
+					}
+					at, has := ctx.Deadline()
+					require.True(t, has)
+					require.Equal(t, time.Second, time.Until(at))
+					require.NoError(t, ctx.Err())
+					ctxs = append(ctxs, ctx)
+					if c.waits {
+						derived, cancel := context.WithCancel(ctx)
+						t.Cleanup(cancel)
+						ctxs = append(ctxs, derived)
+						require.NoError(t, derived.Err())
+					}
+					if c.late {
+						time.Sleep(1500 * time.Millisecond)
+						for _, one := range ctxs {
+							require.ErrorIs(t, one.Err(), c.want)
+						}
+						return ctx.Err()
+					}
+					return add(ctx, tx, e)
+				}))
+				f.deliver(t, msg("1", "posted", `{"Stars":5}`))
+				time.Sleep(time.Hour)
+				for _, one := range ctxs {
+					<-one.Done()
+					require.ErrorIs(t, one.Err(), c.want)
+				}
+				require.NoError(t, stop())
+				require.Equal(t, 5, total(db, "totals"))
+			})
+		})
+	}
+}

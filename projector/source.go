@@ -128,10 +128,18 @@ func (s subscription) read(ctx context.Context) error {
 				d.done()
 				continue
 			}
+			w := p.worker(one.lane)
+			waits := len(w.in) > 0
+			if waits {
+				one.ahead = &decoding{}
+			}
 			select {
 			case <-ctx.Done():
 				return nil
-			case p.worker(one.lane).in <- one:
+			case w.in <- one:
+			}
+			if waits {
+				p.decodeAhead(one)
 			}
 		}
 	}

@@ -289,10 +289,9 @@ func (u *unit) run(
 		if s := (scope{u.suffix, m.replayed}); s != (scope{}) {
 			parent = context.WithValue(parent, scopeKey{}, s)
 		}
-		inner, cancel := context.WithTimeout(parent, each)
-		some, err := call(inner, m.handlers[j].Name, m)
-		u.over.Store(inner.Err() != nil) // a handler that returned in time is not at fault
-		cancel()
+		limited := withDeadline(parent, each)
+		some, err := call(limited, m.handlers[j].Name, m)
+		u.over.Store(limited.end() != nil) // a handler that returned in time is not at fault
 		u.timer.Reset(u.limit())
 		crash.Point("handler: after")
 		if err != nil {

@@ -17,7 +17,11 @@ func (m *marked) record(ctx context.Context) error {
 	args := append(m.head(), len(m.closing.Park))
 	for _, p := range m.closing.Park {
 		msg := &m.unit.Messages[p.Message]
-		args = m.addSets(append(args, member(msg.ID), m.place(p.Message)), p.Message)
+		sets := slices.Collect(m.sets(p.Message))
+		args = append(args, member(msg.ID), m.place(p.Message), len(sets))
+		for _, set := range sets {
+			args = append(args, set)
+		}
 	}
 	var to *provider.LogPlace
 	if m.unit.Advance != nil {

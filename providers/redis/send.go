@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
@@ -23,17 +25,23 @@ type entry struct {
 
 // send sends the commands of all messages, in scripts of limited size.
 func (m *marked) send(ctx context.Context) error {
-	var part []entry
+	part := make([]entry, 0, len(m.unit.Messages))
 	commands, bytes := 0, 0
+	rest := m.tx.starts
 	for i := range m.unit.Messages {
-		begun, isFresh := m.tx.began(i), slices.Contains(m.found.Fresh[i], true)
+		e, begun := entry{message: i, watch: m.tx.watches[i], last: m.tx.Len()}, len(rest) > 0 && rest[0].message == i
+		if begun {
+			e.first, rest = rest[0].command, rest[1:]
+		}
+		if len(rest) > 0 {
+			e.last = rest[0].command
+		}
+		isFresh := slices.Contains(m.found.Fresh[i], true)
 		isLeft := m.found.Left != nil && m.found.Left[i]
 		if !begun || !isFresh {
 			m.parks = m.parks || !begun && !isLeft && (isFresh || len(m.unit.Messages[i].Handlers) == 0)
 			continue
 		}
-		e := entry{message: i, watch: m.tx.watches[i]}
-		e.first, e.last = m.tx.commandsOf(i)
 		e.moves = m.unit.Advance != nil && !m.parks
 		e.mark = !e.moves
 		size, err := m.checkSize(e)
@@ -45,7 +53,7 @@ func (m *marked) send(ctx context.Context) error {
 			if err := m.sendPart(ctx, part, false); err != nil {
 				return err
 			}
-			part, commands, bytes = nil, 0, 0
+			part, commands, bytes = part[:0], 0, 0
 		}
 		part, commands, bytes = append(part, e), commands+e.last-e.first, bytes+size
 	}
@@ -116,23 +124,38 @@ func (m *marked) identity() (provider.Mode, claim.Token) {
 	return 0, claim.Token{}
 }
 
-// addSets adds the indices of the sets of a message: those of its handlers that are fresh.
-func (m *marked) addSets(args []any, message int) []any {
-	msg := &m.unit.Messages[message]
-	count := len(args)
-	args = append(args, 0)
-	for i := range msg.Handlers {
-		if m.found.Fresh[message][i] {
-			for _, name := range msg.Handlers[i].Names() {
-				args = append(args, m.keys.set(name))
+// sets yields the indices of the sets of a message: those of its handlers that are fresh.
+func (m *marked) sets(message int) iter.Seq[int] {
+	return func(yield func(int) bool) {
+		msg := &m.unit.Messages[message]
+		for i := range msg.Handlers {
+			if m.found.Fresh[message][i] {
+				for _, name := range msg.Handlers[i].Names() {
+					if !yield(m.keys.set(name)) {
+						return
+					}
+				}
 			}
 		}
+		if len(msg.Handlers) == 0 || msg.Parked != nil && len(msg.Parked.Handlers) == 0 {
+			yield(m.keys.set(noHandler))
+		}
 	}
-	if len(msg.Handlers) == 0 || msg.Parked != nil && len(msg.Parked.Handlers) == 0 {
-		args = append(args, m.keys.set(noHandler))
+}
+
+// appendShape appends what unit.lua must know about a message, except for its words.
+func (m *marked) appendShape(to []byte, e entry) []byte {
+	p := m.unit.Messages[e.message].Parked
+	for _, is := range []bool{e.mark, p != nil && p.Code == provider.CodePartly, e.moves} {
+		to = strconv.AppendInt(to, int64(bit(is)), 10)
 	}
-	args[count] = len(args) - count - 1
-	return args
+	for set := range m.sets(e.message) {
+		to = strconv.AppendInt(append(to, 's'), int64(set), 10)
+	}
+	for _, cmd := range m.tx.Cmds()[e.first:e.last] {
+		to = strconv.AppendInt(append(to, ' '), int64(len(cmd.Args())), 10)
+	}
+	return to
 }
 
 // addPlace adds the place that the checkpoint moves to, or none.
@@ -145,18 +168,20 @@ func addPlace(args []any, to *provider.LogPlace) []any {
 
 // sendPart runs a script for some messages. moves: it also moves the checkpoint to Advance.To.
 func (m *marked) sendPart(ctx context.Context, part []entry, moves bool) error {
-	size := 16 + 10*len(part)
+	size := 16 + 3*len(part)
 	for _, e := range part {
-		size += 6 * (e.last - e.first)
+		size += 4 * (e.last - e.first)
 	}
 	args := append(append(make([]any, 0, size), m.head()...), len(part))
+	var shape []byte
+	var last any // the shape of the message before
 	for _, e := range part {
-		msg := &m.unit.Messages[e.message]
-		args = m.addSets(append(args, member(msg.ID), m.place(e.message)), e.message)
-		isPartly := msg.Parked != nil && msg.Parked.Code == provider.CodePartly
-		args = append(args, bit(e.mark), bit(isPartly), bit(e.moves), e.last-e.first)
+		if shape = m.appendShape(shape[:0], e); last == nil || last.(string) != string(shape) {
+			last = string(shape)
+		}
+		args = append(args, member(m.unit.Messages[e.message].ID), m.place(e.message), last)
 		for _, cmd := range m.tx.Cmds()[e.first:e.last] {
-			args = append(append(args, len(cmd.Args())), cmd.Args()...)
+			args = append(args, cmd.Args()...)
 		}
 		if err := m.checkSlots(ctx, m.tx.Cmds()[e.first:e.last]); err != nil {
 			return m.of(e.message, err)

@@ -1,12 +1,9 @@
 package redis
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 
 	"github.com/kinora-go/kinora/provider"
 	goredis "github.com/redis/go-redis/v9"
@@ -60,26 +57,6 @@ func (t *transaction) begin(message int) {
 	t.starts = append(t.starts, start{t.Len(), message})
 }
 
-// startOf returns the index in starts of a message.
-func (t *transaction) startOf(message int) (int, bool) {
-	return slices.BinarySearchFunc(t.starts, message, func(s start, message int) int { return cmp.Compare(s.message, message) })
-}
-
-// began reports whether begin was called for a message.
-func (t *transaction) began(message int) bool {
-	_, is := t.startOf(message)
-	return is
-}
-
-// commandsOf returns the range of the commands of a message.
-func (t *transaction) commandsOf(message int) (first, last int) {
-	i, _ := t.startOf(message)
-	if last = t.Len(); i+1 < len(t.starts) {
-		last = t.starts[i+1].command
-	}
-	return t.starts[i].command, last
-}
-
 // reserved lists commands that would end the transaction or change the connection, which others
 // use after it.
 var reserved = setOf([]string{"multi", "exec", "discard", "watch", "unwatch", "select", "auth", "hello", "reset", "quit", "client",
@@ -93,7 +70,7 @@ var noScript = setOf([]string{"eval", "evalsha", "eval_ro", "evalsha_ro", "fcall
 // be part of it.
 func (t *transaction) refused() error {
 	for _, cmd := range t.Cmds() {
-		name := strings.ToLower(cmd.Name())
+		name := cmd.Name() // in lower case
 		if reserved[name] {
 			return permanent("tx_ended", fmt.Errorf("%w: %s", ErrEnded, cmd.Name()))
 		}

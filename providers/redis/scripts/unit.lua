@@ -5,8 +5,9 @@
 -- a handler: of events, by position, and of other messages, by time.
 -- ARGV: kind, and for a reader the mode, token and position that the checkpoint must have; the time in
 -- milliseconds; whether there must be a checkpoint; the number of messages, and for each: member,
--- position, the indices of its sets of events, whether it is marked, whether it may have been applied in
--- part, whether the checkpoint moves to it, and its commands; then the place to move to in the end.
+-- position, shape, and the words of its commands; then the place to move to in the end. A shape has whether
+-- the message is marked, whether it may have been applied in part, whether the checkpoint moves to it, a
+-- word for each of its sets of events ('s' and the index), and the number of words of each command.
 -- Returns a word, the index of the message that it is about, and details. The messages before it are
 -- applied.
 local kind, want, token, from, now, checkpointed = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6] == '1'
@@ -32,14 +33,25 @@ local function has(set, member)
   return not empty[set] and redis.call('ZSCORE', KEYS[set], member)
 end
 
--- insert inserts the markers of a message whose sets are in ARGV[first] to ARGV[last]. It returns how many
--- there were already, and the keys of the others.
-local function insert(member, place, text, first, last)
+-- Messages of one type usually have the same shape.
+local shapes = {}
+local function shape_of(text)
+  local is = shapes[text]
+  if is then return is end
+  is = {mark = string.sub(text, 1, 1) == '1', may_be_partly = string.sub(text, 2, 2) == '1', moves = string.sub(text, 3, 3) == '1', sets = {}, commands = {}}
+  for set in string.gmatch(text, 's(%d+)') do is.sets[#is.sets + 1] = tonumber(set) end
+  for size in string.gmatch(text, ' (%d+)') do is.commands[#is.commands + 1] = tonumber(size) end
+  shapes[text] = is
+  return is
+end
+
+-- insert inserts the markers of a message in sets. It returns how many there were already, and the keys of
+-- the others.
+local function insert(member, place, text, sets)
   local markers, inserted = 0, nil
-  for set = first, last do
-    local own = tonumber(ARGV[set])
-    local other_set, score = own + 1, text
-    if place == 0 then own, other_set, score = own + 1, own, now end
+  for _, set in ipairs(sets) do
+    local own, other_set, score = set, set + 1, text
+    if place == 0 then own, other_set, score = set + 1, set, now end
     if has(other_set, member) then
       markers = markers + 1
     elseif redis.call('ZADD', KEYS[own], 'NX', score, member) == 0 then
@@ -59,11 +71,9 @@ end
 
 local at = 7
 for message = 0, tonumber(ARGV[at]) - 1 do
-  local member, text, count = ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3])
-  local place, sets = tonumber(text), at + 3
-  at = sets + count
-  local mark, may_be_partly, moves, commands = ARGV[at + 1] == '1', ARGV[at + 2] == '1', ARGV[at + 3] == '1', tonumber(ARGV[at + 4])
-  at = at + 4
+  local member, text, shape = ARGV[at + 1], ARGV[at + 2], shape_of(ARGV[at + 3])
+  local place, sets = tonumber(text), shape.sets
+  at = at + 3
 
   local covered = place > 0 and place <= position
   if kind == 'delivery' and place > 0 then
@@ -74,12 +84,11 @@ for message = 0, tonumber(ARGV[at]) - 1 do
   if covered and (kind == 'delivery' or kind == 'reader') then return stop('changed', message) end
 
   local markers, inserted = 0, nil
-  if mark then
-    markers, inserted = insert(member, place, text, sets + 1, sets + count)
+  if shape.mark then
+    markers, inserted = insert(member, place, text, sets)
   else
-    for set = sets + 1, sets + count do
-      local own = tonumber(ARGV[set])
-      if has(own, member) or has(own + 1, member) then markers = markers + 1 end
+    for _, set in ipairs(sets) do
+      if has(set, member) or has(set + 1, member) then markers = markers + 1 end
     end
   end
   local record, skip = false, false
@@ -87,10 +96,10 @@ for message = 0, tonumber(ARGV[at]) - 1 do
   local changed = false
   if again then
     changed = (markers > 0 or covered) and not record
-      or record and string.sub(record, 1, 6) == 'partly' and not may_be_partly
+      or record and string.sub(record, 1, 6) == 'partly' and not shape.may_be_partly
     changed = changed or kind == 'replay' and place > position and mode == 'catch_up'
   elseif markers > 0 then
-    changed = kind ~= 'advance' or record or markers < count
+    changed = kind ~= 'advance' or record or markers < #sets
     skip = not changed
   end
   if changed then
@@ -99,22 +108,21 @@ for message = 0, tonumber(ARGV[at]) - 1 do
   end
   if record then redis.call('HDEL', KEYS[2], member) end
 
-  for command = 1, commands do
-    local size = tonumber(ARGV[at + 1])
-    local reply = not skip and redis.pcall(unpack(ARGV, at + 2, at + 1 + size))
-    at = at + 1 + size
+  for command, size in ipairs(shape.commands) do
+    local reply = not skip and redis.pcall(unpack(ARGV, at + 1, at + size))
+    at = at + size
     if type(reply) == 'table' and reply.err then
       if command == 1 then -- nothing has happened
         undo(inserted, member)
         if record then redis.call('HSET', KEYS[2], member, record) end
         return stop('failed', message, command - 1, reply.err)
       end
-      if not mark then insert(member, place, text, sets + 1, sets + count) end
+      if not shape.mark then insert(member, place, text, sets) end
       redis.call('HSET', KEYS[2], member, 'partly ' .. text)
       return stop('partly', message, command - 1, reply.err)
     end
   end
-  if moves then moved, position = text, place end
+  if shape.moves then moved, position = text, place end
 end
 
 local to = ARGV[at + 1]
