@@ -291,16 +291,18 @@ func (w *worker) locate(ctx context.Context, msgs []*inbound) []*inbound {
 
 func (w *worker) findPositions(ctx context.Context, msgs []*inbound) error {
 	own := *w.runner.logID.Load()
+	named := own.String()
 	var unknown []*inbound
 	var ids []string
 	for _, m := range msgs {
-		lineage, _, named := strings.Cut(m.msg.Metadata[outbox.HeaderLog], "/")
-		switch {
-		case m.malformed != nil, named && lineage != own.Lineage:
-		case named && m.msg.Metadata[outbox.HeaderLog] == own.String():
+		switch log := m.msg.Metadata[outbox.HeaderLog]; {
+		case m.malformed != nil:
+		case log == named:
 			m.position = m.raw.Position
 		default:
-			unknown, ids = append(unknown, m), append(ids, m.msg.UUID)
+			if lineage, _, of := strings.Cut(log, "/"); !of || lineage == own.Lineage {
+				unknown, ids = append(unknown, m), append(ids, m.msg.UUID)
+			}
 		}
 	}
 	if len(ids) == 0 {
