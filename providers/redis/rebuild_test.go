@@ -132,7 +132,8 @@ func TestRebuildsNextToTheLiveReadModel(t *testing.T) {
 			w, f := newWriter(t, db.DB), make(subscription)
 			w.write(100, streams(5)...)
 			u := provider.Combine(b.units, db)
-			cfg := projector.RunnerConfig{Lease: time.Second, Grace: 100 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)}
+			// Three times a lease, the live reader shows its own tables again if the switch is not committed.
+			cfg := projector.RunnerConfig{Lease: 10 * time.Second, Grace: 100 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)}
 			src, opts := projector.FromLog(db), projector.Options{}
 			if source == "broker" {
 				src, opts = projector.Subscribe(f, "review"), marked
