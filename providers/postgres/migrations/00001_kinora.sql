@@ -187,13 +187,11 @@ create table kinora.holds (
 create index holds_due_idx on kinora.holds (projector, generation, due_at) where due_at > '-infinity';
 
 -- Returns the held ones of these lanes. They stay held until the transaction ends. It first
--- checks whether any lane of the projector is held, which takes 0.12 instead of 0.3 ms for 500 lanes, and
--- then whether one of these is: preparing the locks costs three times as much.
+-- checks whether any is held: preparing the locks costs three times as much.
 create function kinora.held(of_projector text, of_generation int, lanes bytea[]) returns setof bytea language plpgsql set enable_seqscan = off as $$
 begin
-	if exists (select from kinora.holds where holds.projector = of_projector and holds.generation = of_generation limit 1)
-		and exists (select from unnest(lanes) l(lane), lateral (
-			select from kinora.holds where holds.projector = of_projector and holds.generation = of_generation and holds.lane = l.lane limit 1) h) then
+	if exists (select from unnest(lanes) l(lane), lateral (
+		select from kinora.holds where holds.projector = of_projector and holds.generation = of_generation and holds.lane = l.lane limit 1) h) then
 		return query select h.lane from unnest(lanes) l(lane), lateral (
 			select holds.lane from kinora.holds where holds.projector = of_projector and holds.generation = of_generation and holds.lane = l.lane limit 1 for share) h;
 	end if;
@@ -251,9 +249,8 @@ $$;
 -- COMMITTED: the statements would not see what the fence has waited for.
 create function kinora.unheld(of_projector text, of_generation int, lanes bytea[], lowest bigint) returns void language plpgsql set enable_seqscan = off as $$
 begin
-	if exists (select from kinora.holds where holds.projector = of_projector and holds.generation = of_generation limit 1)
-		and exists (select from unnest(lanes) l(lane), lateral (
-			select from kinora.holds where holds.projector = of_projector and holds.generation = of_generation and holds.lane = l.lane limit 1) h) then
+	if exists (select from unnest(lanes) l(lane), lateral (
+		select from kinora.holds where holds.projector = of_projector and holds.generation = of_generation and holds.lane = l.lane limit 1) h) then
 		raise exception 'a lane is held' using errcode = 'KN001';
 	end if;
 	if exists (select from kinora.checkpoints c
