@@ -26,7 +26,7 @@ func (j *journal) add(line string) {
 	j.lines = append(j.lines, line)
 }
 
-// service runs until its ctx ends or it is told to fail.
+// service runs until its ctx ends or the test makes it fail.
 type service struct {
 	name    string
 	j       *journal

@@ -647,7 +647,7 @@ func TestADeliveryToAProgramThatMissedASwitchWaits(t *testing.T) {
 	})
 }
 
-// Handlers are told that an event was applied before, also without output: exactly for those events.
+// Handlers can see that an event was applied before, also without output: exactly for those events.
 func TestReplaying(t *testing.T) {
 	t.Parallel()
 	for _, how := range []projector.RebuildHow{projector.InPlace, projector.BlueGreen} {

@@ -362,7 +362,7 @@ func (l *logs) String() string {
 
 func (l *logs) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
 
-// A handler that is added begins at the checkpoint. What it misses is logged. A program without it
+// A handler that is added begins at the checkpoint. The events that it misses are logged. A program without it
 // does not move the checkpoint while one with it may be running.
 func TestAddedHandlerBeginsAtTheCheckpoint(t *testing.T) {
 	t.Parallel()

@@ -220,7 +220,7 @@ func (r *reader) serve(ctx, hard context.Context) error {
 }
 
 // acquire acquires a lease. If ctx ends meanwhile, it waits for the reply, and releases the lease: a
-// statement that was canceled may still acquire it, and then nobody had it until it expires.
+// statement that was canceled may still acquire it, and then no program had it until it expires.
 func (r *Runner) acquire(ctx context.Context, name string, terms claim.Terms) (bool, error) {
 	patient, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(terms.Lease/3, r.cfg.Timeout))
 	defer cancel()

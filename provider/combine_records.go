@@ -267,7 +267,7 @@ func (p *markedPair[Tx, Outer]) Shows(ctx context.Context, pairs []TablePair) (b
 
 // Lost implements Restorer.
 func (p *markedPair[Tx, Outer]) Lost(ctx context.Context, b Build) (ids []string, err error) {
-	recorded, err := p.units.Asides(ctx, b) // first: what is recorded was parked before
+	recorded, err := p.units.Asides(ctx, b) // first: recorded messages were parked before
 	if err != nil || len(recorded) == 0 {
 		return nil, err
 	}

@@ -125,7 +125,7 @@ func TestCompleteATaskThatIsBeingUndone(t *testing.T) {
 	})
 }
 
-// A handler that postpones or cancels its own task in its transaction is told so.
+// A task whose handler postpones or cancels it in its own transaction is abandoned: that is a misuse.
 func TestAHandlerThatChangesItsOwnTask(t *testing.T) {
 	inWorld(t, func(w *world) {
 		own := func(ctx context.Context, tx tx, how string) error {

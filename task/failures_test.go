@@ -140,7 +140,7 @@ func TestASuspectTaskOfAnUnknownKindIsAbandoned(t *testing.T) {
 	})
 }
 
-// An operator can complete a task of a kind that nobody defines any more.
+// An operator can complete a task of a kind that is not defined any more.
 func TestCompleteATaskOfAnUnknownKind(t *testing.T) {
 	inWorld(t, func(w *world) {
 		known := task.Define("orders/known", func(context.Context, run, int) (int, error) { return 0, nil })
@@ -182,7 +182,7 @@ type receipt struct {
 	Secret string `json:"-"`
 }
 
-// A step returns what was recorded, also the first time. Otherwise the handler sees other values when
+// A step returns the recorded result, also the first time. Otherwise the handler sees other values when
 // it runs again.
 func TestAStepReturnsWhatIsRecorded(t *testing.T) {
 	inWorld(t, func(w *world) {

@@ -106,7 +106,7 @@ func TestFailuresAreRetriedAndThenAbandoned(t *testing.T) {
 }
 
 // Each attempt is the claim: a task that makes its workers vanish is abandoned, not run, at the
-// limit, and other tasks do not run beside it.
+// limit, and other tasks do not run at the same time.
 func TestATaskThatKillsItsWorkers(t *testing.T) {
 	inWorld(t, func(w *world) {
 		var beside, together atomic.Int64
@@ -146,7 +146,7 @@ func TestATaskThatKillsItsWorkers(t *testing.T) {
 	})
 }
 
-// A killer makes those that ran beside it suspect too.
+// A killer makes those that ran at the same time suspect too.
 func TestManySuspects(t *testing.T) {
 	inWorld(t, func(w *world) {
 		var all, most atomic.Int64
@@ -549,7 +549,7 @@ func TestEndedTasksAreDeleted(t *testing.T) {
 	})
 }
 
-// RunOnce runs what is due, and returns.
+// RunOnce runs the due tasks, and returns.
 func TestRunOnce(t *testing.T) {
 	inWorld(t, func(w *world) {
 		kind := call("calls/some", func(_ context.Context, r run) error { w.call(r.Key()); return nil })

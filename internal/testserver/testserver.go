@@ -43,7 +43,7 @@ type Process struct {
 }
 
 // Run starts sh with a script and its arguments, in dir. The script runs the server until its standard input ends, and then
-// removes dir. Run removes what is left of dir after the script.
+// removes dir. Run removes the rest of dir after the script.
 func Run(dir, script string, args ...string) (*Process, error) { return run(dir, nil, script, args) }
 
 // RunUnprivileged is Run, as the user postgres or nobody if this process runs as root. That user then owns dir.

@@ -163,7 +163,7 @@ func (l *Listener) session(ctx context.Context) (heard bool, err error) {
 		l.log.Info("notifications arrive again")
 		l.warned = false
 	}
-	l.wake() // for what was added before
+	l.wake() // for rows that were added before
 	for {
 		_, err := l.await(ctx, conn, l.cfg.Probe)
 		if errors.Is(err, errQuiet) {

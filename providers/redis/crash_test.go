@@ -173,7 +173,7 @@ func redeliver(t *testing.T, arm string, o order, kills ...int) (inFlight []even
 	return inFlight
 }
 
-// runChild runs a child process, and returns what it printed.
+// runChild runs a child process, and returns its output.
 func runChild(t *testing.T, arm string, o order) (said string, err error) {
 	input, err := json.Marshal(o)
 	require.NoError(t, err)

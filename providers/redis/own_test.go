@@ -316,7 +316,7 @@ func TestOutputRequiresAnOutbox(t *testing.T) {
 	require.ErrorContains(t, err, "provider.Combine(units, db)", "Redis keeps no parked messages")
 }
 
-// A message of which a part was applied is stuck at once, and stays so until a person decides. The others
+// A message that was partly applied is stuck at once, and stays so until a person decides. The others
 // go on, and nothing of them is applied twice.
 func TestAMessageThatWasPartlyAppliedIsStuck(t *testing.T) {
 	t.Parallel()

@@ -238,7 +238,7 @@ func TestARebuildInPlace(t *testing.T) {
 	eventually(t, "all is applied", func() bool { return len(b.read(t)["review-4"]) == 55 })
 	requireBuilt(t, b.read(t), w, 1)
 
-	// The process ends between the two commits, and nobody asks for the rebuild again.
+	// The process ends between the two commits, and the rebuild is not requested again.
 	stop()
 	live := b.generation(t, u, provider.GenerationLive)
 	failed := errors.New("killed")

@@ -26,7 +26,7 @@ import (
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
 
-// The steps of a unit of both stores, before each of which a process is killed.
+// The steps of a unit of both stores. A process is killed before each of them.
 const (
 	stepScripts = "the scripts"
 	stepCommit  = "the commit of the second store"

@@ -207,7 +207,7 @@ func TestOwnMarkersRefuseWhatCannotKeepThem(t *testing.T) {
 	})
 }
 
-// A handler that reads and writes a key is run again if somebody else changes the key in between.
+// A handler that reads and writes a key is run again if another client changes the key in between.
 func TestWatchRunsTheHandlerAgain(t *testing.T) {
 	t.Parallel()
 	s, db, f := sharedSpace(t), newMemory(t), make(subscription)

@@ -91,7 +91,7 @@ func (d *Provider) migrate(ctx context.Context) (err error) {
 	}
 	db := sql.OpenDB(connector)
 	db.SetMaxOpenConns(1)
-	defer func() { err = errors.Join(err, db.Close()) }() // rolls back what was not committed
+	defer func() { err = errors.Join(err, db.Close()) }() // rolls back
 	// The write lock comes before the look at the version, so that migrators run one after another.
 	err = retryBusy(ctx, func() error {
 		_, err := db.ExecContext(ctx, `begin immediate`)

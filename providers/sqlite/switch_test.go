@@ -103,7 +103,7 @@ func differences(t *testing.T, db *sqlite.DB, c provider.Comparison) (found []pr
 	return found, all
 }
 
-// requireRepaired requires that a repair of what was found leaves no differences.
+// requireRepaired requires that a repair leaves no differences.
 func requireRepaired(t *testing.T, db *sqlite.DB, c provider.Comparison) {
 	t.Helper()
 	found, before := differences(t, db, c)

@@ -145,7 +145,7 @@ func (s *redisRun) suspend() {
 }
 
 // loseRedis kills Redis, which restarts empty or with the last snapshot. Half of the times it waits until the
-// read models have again what they have lost.
+// read models are complete again.
 func (s *redisRun) loseRedis() {
 	all, items := s.countOf(`select count(*) from kinora.events`), s.items(exactName)
 	if items < all-s.ahead {

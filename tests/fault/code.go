@@ -66,7 +66,7 @@ func (w *work) killers() []task.Kind[pgx.Tx] {
 			select {}
 		}
 		ref, err := w.call(ctx, "shop", r.Key())
-		pause(ctx, 40*time.Millisecond) // a killer beside it kills meanwhile
+		pause(ctx, 40*time.Millisecond) // a killer kills at the same time
 		return ref, err
 	})}
 }
