@@ -18,7 +18,8 @@ import (
 
 // Shown returns the names of the tables that readers of the read model see for names in
 // projector.Options.Tables: those of the live generation. Pass them to Key. Readers of several keys or
-// tables call it once, so that they see one generation.
+// tables call it once, so that they see one generation. They call it again after they have read, and read again
+// if the names have changed, if events must never vanish: the tables before may already have later events.
 func (u *Units) Shown(ctx context.Context, tables ...string) (names []string, err error) {
 	shown, err := u.client.HMGet(ctx, u.shownKey(), tables...).Result()
 	if err != nil {

@@ -58,9 +58,18 @@ func (b built) shown(t testing.TB) string {
 	return names[0]
 }
 
-// read returns the lists that readers see.
+// read returns the lists that readers see. It reads them again if others were shown meanwhile: those that are
+// not shown any more may already have later events.
 func (b built) read(t testing.TB) map[string][]int {
-	table := b.shown(t)
+	for {
+		table := b.shown(t)
+		if lists := b.listsOf(t, table); b.shown(t) == table {
+			return lists
+		}
+	}
+}
+
+func (b built) listsOf(t testing.TB, table string) map[string][]int {
 	lists := map[string][]int{}
 	for _, name := range streams(5) {
 		all, err := b.client.LRange(context.Background(), b.units.Key(table, name), 0, -1).Result()
