@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -211,9 +212,10 @@ func (o *pairUnit[Tx, Outer]) last(ctx context.Context, live int) ([]Message, er
 	}})
 }
 
-// positionOf returns the position of a parked event, or -1: then nothing is before it.
-func positionOf(p *Parked) int64 {
-	if n, err := strconv.ParseInt(p.Headers[HeaderPosition], 10, 64); err == nil && n > 0 {
+// positionOf returns the position of a parked event in a log, or -1: it is not there.
+func positionOf(p *Parked, lineage string) int64 {
+	of, _, _ := strings.Cut(p.Headers[HeaderLog], "/")
+	if n, err := strconv.ParseInt(p.Headers[HeaderPosition], 10, 64); err == nil && n > 0 && of == lineage {
 		return n
 	}
 	return -1

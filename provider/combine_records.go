@@ -97,6 +97,10 @@ func (p *markedPair[Tx, Outer]) DropAhead(ctx context.Context, b Build, position
 	if err != nil {
 		return err
 	}
+	c, err := p.Checkpoint(ctx, b)
+	if err != nil {
+		return err
+	}
 	keeps := map[Lane]bool{}
 	var ahead []Parked
 	f := ParkedFilter{Projector: b.Projector, Generation: b.Number(), Limit: 1000}
@@ -111,7 +115,7 @@ func (p *markedPair[Tx, Outer]) DropAhead(ctx context.Context, b Build, position
 		for i := range rows {
 			f.After = rows[i].Seq
 			own, is := recorded[rows[i].MessageID]
-			lane, at := rows[i].Lane, max(positionOf(&rows[i]), own)
+			lane, at := rows[i].Lane, max(positionOf(&rows[i], c.Lineage), own)
 			again := lost[lane] && at > 0 || !is && at > position
 			if keeps[lane] = keeps[lane] || !again; !keeps[lane] {
 				ahead = append(ahead, rows[i])

@@ -257,16 +257,22 @@ func TestWhatIsParkedIsDroppedWhileAnotherUnitTriesIt(t *testing.T) {
 	t.Parallel()
 	s, db := sharedSpace(t), &busyLanes{DB: newRouted(t)}
 	u, id := provider.Combine(s.own(t), db), provider.Build{Projector: "stars"}
-	aside := provider.Parked{
-		Projector: id.Projector, MessageID: "m-1", Lane: provider.LaneOfKey("review-1"), Class: provider.ClassUnknown,
-		Headers: map[string]string{provider.HeaderPosition: "7"},
+	park := func(message, log string) {
+		aside := provider.Parked{
+			Projector: id.Projector, MessageID: message, Lane: provider.LaneOfKey(message), Class: provider.ClassUnknown,
+			Headers: map[string]string{provider.HeaderPosition: "7", provider.HeaderLog: log},
+		}
+		require.NoError(t, db.Do(t.Context(), provider.Unit{Projector: id.Projector, Messages: []provider.Message{{ID: message, Lane: aside.Lane}}},
+			func(context.Context, *memory.Model, provider.Found) (provider.Closing, error) {
+				return provider.Closing{Park: []provider.Aside{{Parked: aside}}}, nil
+			}))
 	}
-	require.NoError(t, db.Do(t.Context(), provider.Unit{Projector: id.Projector, Messages: []provider.Message{{ID: aside.MessageID, Lane: aside.Lane}}},
-		func(context.Context, *memory.Model, provider.Found) (provider.Closing, error) {
-			return provider.Closing{Park: []provider.Aside{{Parked: aside}}}, nil
-		}))
+	park("m-1", "")
+	park("of-another-log", "OTHER/")
 	db.units.Store(3)
 	require.NoError(t, u.(provider.Restorer).DropAhead(t.Context(), id, 6, nil))
-	require.Empty(t, parked(t, db, provider.ParkedFilter{}))
+	left := parked(t, db, provider.ParkedFilter{})
+	require.Len(t, left, 1, "this log does not bring it again")
+	require.Equal(t, "of-another-log", left[0].MessageID)
 	require.Negative(t, db.units.Load())
 }
