@@ -5,7 +5,7 @@ import "time"
 var moveCell = &cell{
 	name: "move", number: 32,
 	summary: "a projector that is moved between a broker and the log at random moments, one process at a time, under kill -9",
-	full:    3 * time.Minute, short: 8 * time.Second, redelivers: true, byFault: true,
+	full:    3 * time.Minute, short: 8 * time.Second, redelivers: true, byFaultLong: true,
 	requires: []string{"kill_runner", "moved_to_log", "moved_to_broker", "all_on_log"}, run: runMove,
 }
 

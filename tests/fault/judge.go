@@ -91,7 +91,7 @@ func (r *run) count(ledger map[string]*command, v *verdict, controlWrong, parked
 	if r.cell.redelivers && controlWrong == 0 {
 		r.fail("the control arm is right: the cell proves nothing")
 	}
-	if r.cell.byFault && res.ControlByFault == 0 {
+	if (r.cell.byFault || r.cell.byFaultLong && r.length >= time.Minute) && res.ControlByFault == 0 {
 		r.fail("the control arm has doubled only copied messages: the cell proves nothing")
 	}
 }

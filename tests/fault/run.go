@@ -27,6 +27,7 @@ type cell struct {
 	short        time.Duration // time to inject faults in a short run
 	redelivers   bool          // the control arm must be wrong
 	byFault      bool          // the control arm must be wrong even without the broker's copies
+	byFaultLong  bool          // that, in runs of a minute or more
 	fails        bool          // handlers fail, or messages are corrupted
 	requires     []string      // kinds that must be injected, or the cell proves nothing
 	requiresLong []string      // kinds that must also be injected in runs of a minute or more
