@@ -71,12 +71,16 @@ func appendLines(ctx context.Context, b *bed) ([]line, error) {
 	if err != nil {
 		return nil, err
 	}
+	snapshots, err := snapshotLines(db)
+	if err != nil {
+		return nil, err
+	}
 	const name = "Watermill forwarder, publishing in a transaction"
-	return []line{
+	return append([]line{
 		{"append/1", "appends/s", name, program{work: ours(db, 1, 1)}, program{work: peer(1)}, program{work: limit(1, 1)}},
 		{"append/1x8", "appends/s", name, program{work: ours(db, 8, 1)}, program{work: peer(8)}, program{work: limit(8, 1)}},
 		{"append/10", "events/s", "", program{work: ours(db, 4, 10)}, program{}, program{work: limit(4, 10)}},
-	}, nil
+	}, snapshots...), nil
 }
 
 // many calls step in that many goroutines until ctx ends, each with its own numbers from 0, and

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"time"
 
 	"github.com/kinora-go/kinora/internal/check"
@@ -19,6 +20,8 @@ type RepositoryConfig struct {
 	// of conflicts, the duration, and the error. Nil costs nothing.
 	OnUpdate func(at Appended, conflicts int, took time.Duration, err error)
 	Clock    func() time.Time // measures that duration, and nothing else; nil means time.Now
+
+	Snapshots Snapshots // for long streams; the zero value stores none
 }
 
 // Repository loads aggregates of one category, and appends new events to their streams.
@@ -29,6 +32,7 @@ type Repository[A Aggregate] struct {
 	fresh    func(id string) A
 	retries  int
 	streams  keyedMutex
+	snaps    *snapshots // nil: none
 	observe  func(at Appended, conflicts int, took time.Duration, err error)
 	clock    func() time.Time
 }
@@ -51,6 +55,12 @@ func NewRepository[A Aggregate](
 	if cfg != nil && cfg.Retries != 0 {
 		r.retries = max(cfg.Retries, 0)
 	}
+	if cfg != nil {
+		var err error
+		if r.snaps, err = newSnapshots(cfg.Snapshots, reflect.TypeFor[A](), store); err != nil {
+			return nil, fmt.Errorf("repository %s: %w", category, err)
+		}
+	}
 	if cfg != nil && cfg.OnUpdate != nil {
 		r.observe, r.clock = cfg.OnUpdate, cfg.Clock
 		if r.clock == nil {
@@ -64,29 +74,51 @@ func NewRepository[A Aggregate](
 // version of the stream. A stream without events has version 0. An event of an unregistered type
 // is ErrUnregistered.
 func (r *Repository[A]) Load(ctx context.Context, id string) (A, int64, error) {
-	a, at, err := r.load(ctx, r.store, id)
-	return a, at.Version, err
+	l, err := r.load(ctx, r.store, id)
+	return l.aggregate, l.at.Version, err
 }
 
-func (r *Repository[A]) load(ctx context.Context, store Store, id string) (A, Appended, error) {
-	at := Appended{Stream: StreamName(r.category, id)}
-	var none A
-	if err := invalid(check.Stream(at.Stream)); err != nil {
-		return none, at, err
+// loaded is an aggregate with the events of its stream.
+type loaded[A Aggregate] struct {
+	aggregate A
+	at        Appended // the place of the last event
+	eventID   string   // its id
+	applied   int64    // events that were read after the snapshot
+}
+
+// load returns the aggregate of a stream. Its at has the stream also with an error.
+func (r *Repository[A]) load(ctx context.Context, store Store, id string) (l loaded[A], err error) {
+	l.at.Stream = StreamName(r.category, id)
+	if err := invalid(check.Stream(l.at.Stream)); err != nil {
+		return l, err
 	}
-	a := r.fresh(id)
-	for raw, err := range store.ReadStream(ctx, at.Stream, 0) {
-		if err != nil {
-			return none, at, fmt.Errorf("load %s: %w", at.Stream, err)
+	var used bool
+	if r.snaps != nil {
+		if used, err = r.loadSnapshot(ctx, store, id, &l); err != nil || used {
+			return l, err
 		}
-		e, err := Decode[any](r.types, raw)
-		if err != nil {
-			return none, at, fmt.Errorf("load %s at version %d: %w", at.Stream, raw.Version, err)
-		}
-		a.Apply(e.Data)
-		at.Version, at.Position = raw.Version, raw.Position
 	}
-	return a, at, nil
+	l.aggregate = r.fresh(id)
+	for raw, err := range store.ReadStream(ctx, l.at.Stream, 0) {
+		if err == nil {
+			err = r.apply(&l, raw)
+		}
+		if err != nil {
+			return loaded[A]{at: Appended{Stream: l.at.Stream}}, fmt.Errorf("load %s: %w", l.at.Stream, err)
+		}
+	}
+	return l, nil
+}
+
+func (r *Repository[A]) apply(l *loaded[A], raw Raw) error {
+	e, err := Decode[any](r.types, raw)
+	if err != nil {
+		return fmt.Errorf("version %d: %w", raw.Version, err)
+	}
+	l.aggregate.Apply(e.Data)
+	l.at.Version, l.at.Position, l.eventID = raw.Version, raw.Position, raw.ID
+	l.applied++
+	return nil
 }
 
 // Update loads the aggregate, calls decide, and appends the events that decide returns at the
@@ -166,21 +198,23 @@ func (r *Repository[A]) report(at *Appended, conflicts *int, err *error) func() 
 func (r *Repository[A]) update(
 	ctx context.Context, store Store, id string, decide func(A) ([]any, error),
 ) (at Appended, stale bool, err error) {
-	a, at, err := r.load(ctx, store, id)
+	l, err := r.load(ctx, store, id)
 	if err != nil {
 		return Appended{}, false, err
 	}
-	events, err := decide(a)
+	due := r.snapshot(id, &l) // before decide, which may change the aggregate
+	events, err := decide(l.aggregate)
 	if err != nil {
 		return Appended{}, false, err
 	}
-	if len(events) == 0 {
-		return at, false, nil
+	if at = l.at; len(events) > 0 {
+		drafts, err := r.types.Encode(ctx, events...)
+		if err != nil {
+			return Appended{}, false, fmt.Errorf("update %s: %w", at.Stream, err)
+		}
+		if at, err = store.Append(ctx, at.Stream, Expected(at.Version), drafts); err != nil {
+			return at, errors.Is(err, ErrConflict), err
+		}
 	}
-	drafts, err := r.types.Encode(ctx, events...)
-	if err != nil {
-		return Appended{}, false, fmt.Errorf("update %s: %w", at.Stream, err)
-	}
-	at, err = store.Append(ctx, at.Stream, Expected(at.Version), drafts)
-	return at, errors.Is(err, ErrConflict), err
+	return at, false, r.saveSnapshot(ctx, store, at, due)
 }

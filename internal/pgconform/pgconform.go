@@ -167,6 +167,7 @@ func Advance(t testing.TB, db *postgres.DB) func(time.Duration) {
 			"tasks":           {"next_at", "wait_until", "created_at", "ended_at"}, // infinity stays
 			"task_groups":     {"created_at", "completed_at"},
 			"task_trail":      {"at"},
+			"snapshots":       {"saved_at"},
 		} {
 			var back []string
 			for _, c := range columns {

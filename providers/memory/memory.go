@@ -66,11 +66,13 @@ type state struct {
 	streams  *tree[string, *tree[int64, eventstore.Raw]] // events by stream and version
 	log      *tree[int64, eventstore.Raw]                // every event, by its position
 	places   *tree[string, place]                        // of every event, by its id
-	entries  *tree[int64, outbox.Entry]                  // by Seq
-	seq      int64                                       // of the last entry
-	open     *tree[int64, struct{}]                      // the Seqs of the open entries
-	held     *tree[int64, struct{}]                      // the Seqs of the held entries
-	messages *tree[string, int64]                        // Seqs by topic and message id
+	// by stream and schema
+	snapshots *tree[string, *tree[string, snapshot]]
+	entries   *tree[int64, outbox.Entry] // by Seq
+	seq       int64                      // of the last entry
+	open      *tree[int64, struct{}]     // the Seqs of the open entries
+	held      *tree[int64, struct{}]     // the Seqs of the held entries
+	messages  *tree[string, int64]       // Seqs by topic and message id
 	// by projector and number
 	generations *tree[string, provider.Generation]
 	// by handler, generation and message id
@@ -251,6 +253,8 @@ func (m *Model) endLate(ctx context.Context) (stop func() bool) {
 var (
 	_ eventstore.Store              = (*DB)(nil)
 	_ eventstore.TxStore            = (*Tx)(nil)
+	_ eventstore.SnapshotStore      = (*DB)(nil)
+	_ eventstore.SnapshotStore      = (*Tx)(nil)
 	_ eventstore.Log                = (*DB)(nil)
 	_ provider.Log                  = (*DB)(nil)
 	_ provider.LogWaker             = (*DB)(nil)

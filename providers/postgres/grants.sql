@@ -4,6 +4,7 @@ revoke all on all tables in schema kinora from kinora_appender, kinora_relay, ki
 
 grant select, insert, update on kinora.streams to kinora_appender;
 grant select, insert on kinora.events to kinora_appender;
+grant select, insert, update, delete on kinora.snapshots to kinora_appender;
 grant insert, select (topic, message_id) on kinora.outbox to kinora_appender;
 grant select on kinora.incarnation to kinora_appender;
 

@@ -76,6 +76,8 @@ type Provider struct {
 var (
 	_ eventstore.Store              = (*DB)(nil)
 	_ eventstore.TxStore            = (*Tx)(nil)
+	_ eventstore.SnapshotStore      = (*DB)(nil)
+	_ eventstore.SnapshotStore      = (*Tx)(nil)
 	_ eventstore.Log                = (*DB)(nil)
 	_ provider.Log                  = (*DB)(nil)
 	_ provider.LogWaker             = (*DB)(nil)

@@ -15,7 +15,7 @@ var (
 	runnerNeeds = rights("migrations: select", "generations: select insert update", "markers: select insert delete", "low_water_marks: select insert update",
 		"parked: select insert update delete", "holds: select insert update delete", "runners: select insert update delete",
 		"in_flight: select insert update delete", "checkpoints: select insert update", "leases: select insert update delete")
-	appenderNeeds = rights("migrations: select", "streams: select insert update", "events: select insert")
+	appenderNeeds = rights("migrations: select", "streams: select insert update", "events: select insert", "snapshots: select insert update delete")
 	workerNeeds   = rights("migrations: select", "tasks: select insert update delete", "task_groups: select insert update delete",
 		"task_trail: select insert delete", "leases: select insert update delete")
 	routeNeeds = rights("outbox: insert", "incarnation: select")

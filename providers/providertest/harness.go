@@ -39,6 +39,7 @@ import (
 // provider.BatchClaimer, provider.Waker, provider.LogWaker and provider.LogCounter if the provider has them.
 type Provider[Tx any] interface {
 	eventstore.Store
+	eventstore.SnapshotStore
 	eventstore.Log
 	provider.Log
 	provider.Outbox
@@ -55,6 +56,7 @@ type Provider[Tx any] interface {
 // TxView is the event store and the outbox inside a transaction that the caller owns.
 type TxView interface {
 	eventstore.TxStore
+	eventstore.SnapshotStore
 	// Enqueue adds messages to the outbox. They are added if the transaction commits, and only
 	// then.
 	//   - A message whose id is in the outbox for that topic already is ignored.
@@ -183,9 +185,9 @@ func All[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	t.Run("Tasks", func(t *testing.T) { Tasks(t, open, differences...) })
 }
 
-// EventStore checks eventstore.Store, eventstore.TxStore, and Transact if the fixture has it.
+// EventStore checks eventstore.Store, eventstore.TxStore, eventstore.SnapshotStore, and Transact if the fixture has it.
 func EventStore[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
-	run(t, open, differences, nil, slices.Concat(appendCases, againCases, readCases, inputCases, txCases, transactCases))
+	run(t, open, differences, nil, slices.Concat(appendCases, againCases, readCases, inputCases, txCases, transactCases, snapshotCases))
 }
 
 // Log checks eventstore.Log, provider.Log, provider.LogWaker and provider.LogCounter.

@@ -46,6 +46,7 @@ type group struct {
 // contracts is Provider without provider.Units, so that cases need no type parameter.
 type contracts interface {
 	eventstore.Store
+	eventstore.SnapshotStore
 	eventstore.Log
 	provider.Log
 	provider.Outbox

@@ -265,6 +265,7 @@ func shiftBack(db *sql.DB, d time.Duration) error {
 		"kinora_tasks":           {"next_at", "wait_until", "created_at", "ended_at"},
 		"kinora_task_groups":     {"completed_at"},
 		"kinora_task_trail":      {"at"},
+		"kinora_snapshots":       {"saved_at"},
 	} {
 		for _, column := range columns {
 			shift := fmt.Sprintf(`update %s set %[2]s = %[2]s - %d where %[2]s is not null`, table, column, d.Milliseconds())

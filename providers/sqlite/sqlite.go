@@ -167,6 +167,8 @@ func (d *DB) Close() error {
 var (
 	_ eventstore.Store           = (*DB)(nil)
 	_ eventstore.TxStore         = (*Tx)(nil)
+	_ eventstore.SnapshotStore   = (*DB)(nil)
+	_ eventstore.SnapshotStore   = (*Tx)(nil)
 	_ eventstore.Log             = (*DB)(nil)
 	_ provider.Log               = (*DB)(nil)
 	_ provider.LogWaker          = (*DB)(nil)

@@ -42,6 +42,18 @@ $$;
 create trigger hold_gap before insert on kinora.events
 	for each statement execute function kinora.hold_gap();
 
+-- States of aggregates, so that a long stream need not be read from its beginning. They are copies:
+-- rows can be deleted at any time.
+create table kinora.snapshots (
+	stream   text collate "C" not null,
+	schema   text collate "C" not null,
+	version  bigint not null,
+	event_id text collate "C" not null, -- of the event with this version
+	state    bytea not null,
+	saved_at timestamptz not null,
+	constraint snapshots_pkey primary key (stream, schema)
+);
+
 -- payload is bytea, which returns the same bytes on every publication; jsonb would rewrite them.
 -- next_attempt_at is the end of the lease of a claimed entry, the time of the skip of a skipped
 -- one, and the end of the backoff of any other. The partial indexes use booleans that a claim

@@ -23,6 +23,18 @@ create table kinora_events (
     unique (stream, version)
 ) strict;
 
+-- States of aggregates, so that a long stream need not be read from its beginning. They are copies:
+-- rows can be deleted at any time.
+create table kinora_snapshots (
+    stream   text not null,
+    schema   text not null,
+    version  integer not null,
+    event_id text not null, -- of the event with this version
+    state    blob not null,
+    saved_at integer not null,
+    primary key (stream, schema)
+) strict, without rowid;
+
 -- Outgoing messages. The payload is published byte for byte. The payload and the headers come
 -- last, because SQLite reads a row up to the last column that it needs, and claims need neither.
 create table kinora_outbox (

@@ -1,0 +1,189 @@
+package eventstore
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+)
+
+// Snapshot is the state of an aggregate at a version of its stream, as a SnapshotStore stores it.
+type Snapshot struct {
+	Schema  string // at most 64 bytes
+	Version int64  // zero: there is no snapshot
+	EventID string // the id of the event with this version
+	State   []byte // at most MaxSnapshot bytes
+}
+
+// MaxSnapshot is the most bytes of Snapshot.State. The state of a larger aggregate is not stored.
+const MaxSnapshot = 4 << 20
+
+// SnapshotStore is a Store that also stores snapshots: at most one for each stream and schema. They
+// can be deleted at any time. The stores of Kinora and their TxStores implement it.
+type SnapshotStore interface {
+	// LoadSnapshot returns the snapshot of a stream for a schema, or the zero Snapshot.
+	LoadSnapshot(ctx context.Context, stream, schema string) (Snapshot, error)
+
+	// SaveSnapshot replaces the snapshot of the stream for s.Schema. Snapshots of the stream for
+	// other schemas, which nobody has replaced for a day, are deleted.
+	SaveSnapshot(ctx context.Context, stream string, s Snapshot) error
+}
+
+// Snapshots makes a Repository store the state of its aggregates, so that a load applies only the
+// newest events of a long stream.
+//   - Update and UpdateTx store a snapshot after a load that has applied Every events or more. Update
+//     does it after its append, and a failure is only reported to OnError. UpdateTx does it in the
+//     caller's transaction if events were appended, and then a failure is an error of UpdateTx.
+//   - The state is the aggregate in JSON. NewRepository returns an error if that would lose fields:
+//     unexported ones, interfaces and functions, unless the type implements json.Marshaler and
+//     json.Unmarshaler. Fields with the tag `json:"-"` keep the value that the function fresh of
+//     NewRepository sets.
+//   - A snapshot counts only if its checksum is right, and the stream has the event that it names at
+//     its version. Otherwise it is reported to OnError, and all events are read.
+type Snapshots struct {
+	Every int // zero: no snapshots
+
+	// Schema names what the state means, in at most 40 bytes. Change it when Apply, an upcaster or the
+	// meaning of a field changes: snapshots with another Schema are not used. Changes of the fields'
+	// names and types need no new Schema.
+	Schema string
+
+	OnError func(stream string, err error) // nil: errors are not reported
+}
+
+// ErrSnapshot is reported to Snapshots.OnError for a snapshot that is not used, and for an aggregate
+// whose state cannot be stored.
+var ErrSnapshot = errors.New("the snapshot is not used")
+
+// snapshots is the policy of a Repository, checked.
+type snapshots struct {
+	every   int64
+	schema  string // with the fingerprint of the aggregate's type
+	onError func(stream string, err error)
+}
+
+// newSnapshots returns nil if there are none.
+func newSnapshots(s Snapshots, of reflect.Type, store Store) (*snapshots, error) {
+	switch _, ok := store.(SnapshotStore); {
+	case s.Every == 0:
+		return nil, nil
+	case s.Every < 0:
+		return nil, invalid("snapshots", "Every must not be negative")
+	case len(s.Schema) > 40:
+		return nil, invalid("snapshots", "Schema must have at most 40 bytes")
+	case !ok:
+		return nil, invalid("snapshots", "the store has no snapshots: it must implement SnapshotStore")
+	}
+	w := typeWalk{seen: map[reflect.Type]bool{}}
+	if w.visit(of, of.String()); w.err != nil {
+		return nil, w.err
+	}
+	sum := sha256.Sum256(w.text.Bytes())
+	one := &snapshots{every: int64(s.Every), schema: fmt.Sprintf("%s/%x", s.Schema, sum[:8]), onError: s.OnError}
+	if one.onError == nil {
+		one.onError = func(string, error) {}
+	}
+	return one, nil
+}
+
+// typeWalk writes the structure of a type, as JSON sees it, and finds what JSON would lose.
+type typeWalk struct {
+	seen map[reflect.Type]bool
+	text bytes.Buffer
+	err  error
+}
+
+var (
+	jsonMarshaler   = reflect.TypeFor[json.Marshaler]()
+	jsonUnmarshaler = reflect.TypeFor[json.Unmarshaler]()
+)
+
+func (w *typeWalk) visit(t reflect.Type, path string) {
+	if w.err != nil {
+		return
+	}
+	fmt.Fprintf(&w.text, "%s:%s;", t.Kind(), t)
+	if w.seen[t] || reflect.PointerTo(t).Implements(jsonMarshaler) && reflect.PointerTo(t).Implements(jsonUnmarshaler) {
+		return
+	}
+	w.seen[t] = true
+	switch t.Kind() {
+	case reflect.Pointer, reflect.Slice, reflect.Array:
+		w.visit(t.Elem(), path)
+	case reflect.Map:
+		w.visit(t.Key(), path)
+		w.visit(t.Elem(), path)
+	case reflect.Interface, reflect.Func, reflect.Chan, reflect.UnsafePointer, reflect.Complex64, reflect.Complex128:
+		w.err = invalid("snapshots", fmt.Sprintf("JSON cannot store %s (%s): tag the field with json:\"-\", or implement json.Marshaler and json.Unmarshaler", path, t))
+	case reflect.Struct:
+		for i := range t.NumField() {
+			f := t.Field(i)
+			tag := f.Tag.Get("json")
+			switch {
+			case tag == "-":
+			case !f.IsExported() && !f.Anonymous:
+				w.err = invalid("snapshots", fmt.Sprintf("JSON does not store %s.%s: export the field, tag it with json:\"-\", or implement json.Marshaler and json.Unmarshaler", path, f.Name))
+				return
+			default:
+				fmt.Fprintf(&w.text, "%s %q", f.Name, tag)
+				w.visit(f.Type, path+"."+f.Name)
+			}
+		}
+	}
+}
+
+// seal returns the state with a checksum over it and the place that it belongs to.
+func seal(stream string, s Snapshot) []byte {
+	h := sha256.New()
+	for _, text := range []string{stream, s.Schema, s.EventID, string(s.State)} {
+		_ = binary.Write(h, binary.BigEndian, int64(len(text))) // a hash never fails
+		h.Write([]byte(text))
+	}
+	_ = binary.Write(h, binary.BigEndian, s.Version)
+	return append(h.Sum(nil), s.State...)
+}
+
+// open returns the state of a stored snapshot.
+func (s *snapshots) open(stream string, stored Snapshot) ([]byte, error) {
+	if len(stored.State) < sha256.Size {
+		return nil, fmt.Errorf("%w: its checksum is wrong", ErrSnapshot)
+	}
+	sealed := stored.State
+	stored.State = sealed[sha256.Size:]
+	if stored.Schema != s.schema || !bytes.Equal(seal(stream, stored), sealed) {
+		return nil, fmt.Errorf("%w: its checksum is wrong", ErrSnapshot)
+	}
+	return stored.State, nil
+}
+
+// encode returns the snapshot of an aggregate. again is a new aggregate, which is used to check that
+// the state can be read back.
+func (s *snapshots) encode(a, again any, stream, eventID string, version int64) (Snapshot, error) {
+	one := Snapshot{Schema: s.schema, Version: version, EventID: eventID}
+	var err error
+	if one.State, err = json.Marshal(a); err != nil {
+		return one, fmt.Errorf("%w: encode %T: %w", ErrSnapshot, a, err)
+	}
+	if err := restore(again, one.State); err != nil {
+		return one, err
+	}
+	if read, err := json.Marshal(again); err != nil || !bytes.Equal(read, one.State) {
+		return one, fmt.Errorf("%w: %T reads back differently", ErrSnapshot, a)
+	}
+	if one.State = seal(stream, one); len(one.State) > MaxSnapshot {
+		return one, fmt.Errorf("%w: the state has %d bytes, the limit is %d", ErrSnapshot, len(one.State), MaxSnapshot)
+	}
+	return one, nil
+}
+
+// restore sets the state of a new aggregate.
+func restore(a any, state []byte) error {
+	if err := json.Unmarshal(state, a); err != nil {
+		return fmt.Errorf("%w: decode %T: %w", ErrSnapshot, a, err)
+	}
+	return nil
+}
