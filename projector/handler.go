@@ -9,12 +9,14 @@ import (
 	"github.com/kinora-go/kinora/outbox"
 )
 
-// Handler is one handler of a projector. On and OnEmit return it.
+// Handler is one handler of a projector. On, OnEmit and OnBatch return it.
 type Handler[Tx any] struct {
 	name  string
 	was   []string
 	match func(*eventstore.Types) []string
 	run   func(ctx context.Context, tx Tx, t *eventstore.Types, m *inbound) ([]outbox.Message, error)
+	batch func(ctx context.Context, tx Tx, events []any) error // of OnBatch, instead of run
+	take  func(t *eventstore.Types, m *inbound) (any, error)   // returns an event for batch
 	emits bool
 	setup bool // OnCreate or OnReset: it takes no events
 }
@@ -69,6 +71,39 @@ func OnEmit[Tx, E any](
 				return nil, undecodable(err)
 			}
 			return fn(ctx, tx, e)
+		},
+	}
+}
+
+// OnBatch returns a handler that calls fn for several events at once, for statements that apply many
+// rows. It is like On otherwise.
+//   - events are those of a unit, at least one and at most RunnerConfig.Batch, in the order of the unit.
+//     So a stream is in order. No other handler of the projector runs for a later event of a stream
+//     before fn has run for the earlier ones. Between events of different streams, fn may run before or
+//     after other handlers.
+//   - If fn returns an error, the unit is rolled back, and fn runs again for fewer events, until only
+//     the one that fails is left. That one is parked.
+//   - RunnerConfig.Timeout is for one call of fn.
+//   - The store must undo a unit as a whole: NewRunner refuses Redis.
+func OnBatch[Tx, E any](name string, fn func(ctx context.Context, tx Tx, events []eventstore.Event[E]) error) Handler[Tx] {
+	if fn == nil {
+		return Handler[Tx]{name: name} // NewRunner reports it
+	}
+	return Handler[Tx]{
+		name: name, match: eventstore.Matching[E],
+		take: func(t *eventstore.Types, m *inbound) (any, error) {
+			e, err := decode[E](t, m)
+			if err != nil {
+				return nil, undecodable(err)
+			}
+			return e, nil
+		},
+		batch: func(ctx context.Context, tx Tx, events []any) error {
+			all := make([]eventstore.Event[E], len(events))
+			for i, e := range events {
+				all[i] = e.(eventstore.Event[E])
+			}
+			return fn(ctx, tx, all)
 		},
 	}
 }

@@ -25,6 +25,7 @@ type projection struct {
 	marked       []string // all handler names in its markers
 	dryRuns      bool
 	byType       map[string][]provider.Handler
+	takes        map[string]taker // the handlers of OnBatch, by name
 	workers      []*worker
 	reader       *reader                    // of the log; nil: it reads none
 	emits        bool                       // one of its handlers has output
@@ -45,6 +46,9 @@ type projection struct {
 	do func(context.Context, provider.Unit, func(context.Context, caller, provider.Found) (provider.Closing, error)) error
 }
 
+// taker decodes the event of a message for a handler of OnBatch.
+type taker = func(*eventstore.Types, *inbound) (any, error)
+
 // storage is a provider without Units.
 type storage interface {
 	provider.Parking
@@ -55,8 +59,9 @@ type storage interface {
 	claim.Leases
 }
 
-// caller runs a handler, by its name, in the transaction of a unit.
-type caller func(ctx context.Context, handler string, m *inbound) ([]outbox.Message, error)
+// caller runs a handler, by its name, in the transaction of a unit: for a message, or for the events of
+// a handler of OnBatch.
+type caller func(ctx context.Context, handler string, m *inbound, events []any) ([]outbox.Message, error)
 
 // newProjection returns a projection of the first generation.
 func newProjection[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx]) *projection {
@@ -76,18 +81,26 @@ func newProjection[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx])
 	if keeps.Markers {
 		one.marked = p.Handlers()
 	}
-	byName := map[string]Handler[Tx]{}
+	byName, takes := map[string]Handler[Tx]{}, map[string]taker{}
 	for _, h := range p.handlers {
 		if h.setup {
 			byName[h.name] = h
 		} else {
 			byName[p.full(h).Name] = h
+			if h.take != nil {
+				takes[p.full(h).Name] = h.take
+			}
 		}
 	}
+	one.takes = takes
 	one.do = func(ctx context.Context, unit provider.Unit, run func(context.Context, caller, provider.Found) (provider.Closing, error)) error {
 		return u.Do(ctx, unit, func(ctx context.Context, tx Tx, found provider.Found) (provider.Closing, error) {
-			return run(ctx, func(ctx context.Context, name string, m *inbound) ([]outbox.Message, error) {
-				out, err := byName[name].run(ctx, tx, p.types, m)
+			return run(ctx, func(ctx context.Context, name string, m *inbound, events []any) (out []outbox.Message, err error) {
+				if h := byName[name]; events != nil {
+					err = h.batch(ctx, tx, events)
+				} else {
+					out, err = h.run(ctx, tx, p.types, m)
+				}
 				if err == nil {
 					err = ctx.Err() // a handler may have ignored the errors of its writes
 				}
@@ -113,7 +126,7 @@ func (p *projection) in(g *generation, isLogged bool) *projection {
 	batch := cmp.Or(r.cfg.Batch, deliveryBatch)
 	one := &projection{
 		runner: r, name: p.name, opts: p.opts, types: p.types, keeps: p.keeps, marks: p.marks, marked: p.marked, dryRuns: p.dryRuns,
-		byType: p.byType, emits: p.emits, creates: p.creates, resets: p.resets, do: p.do,
+		byType: p.byType, takes: p.takes, emits: p.emits, creates: p.creates, resets: p.resets, do: p.do,
 		revived: map[int64]int{}, others: map[int]*other{}, fed: map[int]beat{},
 	}
 	one.current.Store(g)

@@ -106,10 +106,12 @@ func (p *Projector[Tx]) check(keeps provider.Keeps) error {
 			errs = append(errs, checkName("projector", owner), checkName("handler", short))
 		}
 		switch {
-		case h.run == nil:
-			errs = append(errs, fmt.Errorf("handler %q: create it with On or OnEmit, and a function that is not nil", h.name))
+		case h.run == nil && h.batch == nil:
+			errs = append(errs, fmt.Errorf("handler %q: create it with On, OnEmit or OnBatch, and a function that is not nil", h.name))
 		case p.types.Err() == nil && len(h.match(p.types)) == 0:
 			errs = append(errs, fmt.Errorf("handler %q: no registered event type matches its event: register the type", h.name))
+		case h.batch != nil && !keeps.Atomic:
+			errs = append(errs, fmt.Errorf("handler %q: OnBatch requires a store that undoes a unit as a whole", h.name))
 		case h.emits && !keeps.Output:
 			errs = append(errs, fmt.Errorf("handler %q: OnEmit requires a store with an outbox", h.name))
 		}

@@ -33,6 +33,8 @@ type unit struct {
 	left    bool              // deliveries were left to the reader of the log
 	behind  []provider.Lane   // lanes of deliveries that were parked behind others
 	reports []func()          // observer calls to make after the commit
+	batches []*batch          // events that handlers of OnBatch have not got yet
+	begin   func(message int) // Found.Begin
 	waiting []provider.Lane   // lanes of messages that a unit with Switch would have parked
 	setup   string            // the handler without events that it runs first
 	suffix  string            // of the tables; see Table
@@ -189,11 +191,12 @@ func (u *unit) classified(err error) error {
 // again for the same unit.
 func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c provider.Closing, err error) {
 	u.ran, u.left, u.live, u.behind, u.reports, u.applied = false, false, found.Live, nil, nil, nil
+	u.batches, u.begin = nil, found.Begin
 	u.parked = make([]*provider.Aside, len(u.msgs))
 	if u.setup != "" {
 		u.timer.Reset(u.limit())
 		crash.Point("handler: before")
-		_, failed := call(context.WithValue(ctx, scopeKey{}, scope{suffix: u.suffix}), u.setup, nil)
+		_, failed := call(context.WithValue(ctx, scopeKey{}, scope{suffix: u.suffix}), u.setup, nil, nil)
 		crash.Point("handler: after")
 		if failed != nil {
 			return c, failed
@@ -248,6 +251,9 @@ func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c
 			c.Park = append(c.Park, *row)
 		}
 	}
+	if err := u.flush(ctx, call); err != nil {
+		return c, err
+	}
 	if u.intent.Switch != nil && len(c.Park) > 0 {
 		for i := range c.Park {
 			u.waiting = append(u.waiting, c.Park[i].Parked.Lane)
@@ -261,48 +267,61 @@ func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c
 // errParks: a unit with Switch has messages that it would set aside.
 var errParks = errors.New("messages of the last step are parked")
 
-// run runs the handlers of a message that have not applied it yet.
-//
-// The opening, each handler, and the commit have separate timeouts. So the time that a unit waits
-// for others does not count for a handler.
-func (u *unit) run(
-	ctx context.Context, call caller, i int, m *inbound, fresh []bool,
-) (out []outbox.Message, err error) {
+// run runs the handlers of a message that have not applied it yet. Handlers of OnBatch run later.
+func (u *unit) run(ctx context.Context, call caller, i int, m *inbound, fresh []bool) (out []outbox.Message, err error) {
 	u.at.Store(int64(i))
 	for j := range m.handlers {
 		if !fresh[j] {
 			u.note(m, j, true, 0)
 			continue
 		}
-		each, began := u.runner.cfg.Timeout, u.runner.cfg.Clock()
-		if !u.timer.Reset(sum(each, each)) { // ends the unit if the handler ignores its context
-			return nil, errBegin
+		if err := u.flushBefore(ctx, call, i, m, &m.handlers[j]); err != nil {
+			return nil, err
 		}
-		u.ran = true
-		u.handler.Store(&m.handlers[j])
-		u.over.Store(true)
-		crash.Point("handler: before")
+		if take := u.takes[m.handlers[j].Name]; take != nil {
+			if err := u.collect(i, m, j, take); err != nil {
+				return nil, err
+			}
+			continue
+		}
 		parent := ctx
 		if values := m.msg.Context(); values != context.Background() {
 			parent = handlerContext{ctx, context.WithoutCancel(values)}
 		}
-		if s := (scope{u.suffix, m.replayed}); s != (scope{}) {
-			parent = context.WithValue(parent, scopeKey{}, s)
-		}
-		limited := withDeadline(parent, each)
-		some, err := call(limited, m.handlers[j].Name, m)
-		u.over.Store(limited.end() != nil) // a handler that returned in time is not at fault
-		u.timer.Reset(u.limit())
-		crash.Point("handler: after")
+		some, took, err := u.call(parent, call, &m.handlers[j], m, nil)
 		if err != nil {
 			return nil, err
 		}
-		u.note(m, j, false, u.runner.cfg.Clock().Sub(began))
+		u.note(m, j, false, took)
 		out = append(out, some...)
 	}
 	u.at.Store(-1)
 	u.handler.Store(nil)
 	return out, nil
+}
+
+// call runs one handler, and returns how long it took.
+//
+// The opening, each handler, and the commit have separate timeouts. So the time that a unit waits
+// for others does not count for a handler.
+func (u *unit) call(ctx context.Context, call caller, h *provider.Handler, m *inbound, events []any) (out []outbox.Message, took time.Duration, err error) {
+	each, began := u.runner.cfg.Timeout, u.runner.cfg.Clock()
+	if !u.timer.Reset(sum(each, each)) { // ends the unit if the handler ignores its context
+		return nil, 0, errBegin
+	}
+	u.ran = true
+	u.handler.Store(h)
+	u.over.Store(true)
+	crash.Point("handler: before")
+	if s := (scope{u.suffix, m != nil && m.replayed}); s != (scope{}) {
+		ctx = context.WithValue(ctx, scopeKey{}, s)
+	}
+	limited := withDeadline(ctx, each)
+	out, err = call(limited, h.Name, m, events)
+	u.over.Store(limited.end() != nil) // a handler that returned in time is not at fault
+	u.timer.Reset(u.limit())
+	crash.Point("handler: after")
+	return out, u.runner.cfg.Clock().Sub(began), err
 }
 
 // note records for the observer that a handler has applied a message, now or before.

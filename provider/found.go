@@ -28,6 +28,7 @@ type Found struct {
 	// lane are in this unit before it. Nil for deliveries.
 	Live []bool
 	// Begin must be called with the index of a message before its handlers run. Then the provider
-	// can report the message of a failed statement in a *MessageError.
+	// can report the message of a failed statement in a *MessageError. -1: the statements that follow
+	// belong to several messages.
 	Begin func(message int)
 }

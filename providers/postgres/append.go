@@ -313,9 +313,25 @@ func (a *appending) tryOnce(ctx context.Context) (at eventstore.Appended, sent b
 	return at, true, err
 }
 
-// Append implements eventstore.Store with one statement in one round trip. After a deadlock or a
+// try sends the statement, alone or together with the appends of other callers.
+func (a *appending) try(ctx context.Context, shared bool) (at eventstore.Appended, sent bool, err error) {
+	if shared {
+		var again bool
+		if at, sent, again, err = a.share(ctx); !again {
+			return at, sent, err
+		}
+	}
+	return a.tryOnce(ctx)
+}
+
+// Append implements eventstore.Store with one statement in one round trip. Many callers at once share
+// transactions, and so commits; each has its own result. After a deadlock or a
 // serialization failure it tries again, up to 20 times, with pauses of 15 seconds in total.
 func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {
+	shared := isSmall(events)
+	if shared {
+		events = copied(events) // the shared transaction may send them after this call has returned
+	}
 	a, err := db.newAppend(ctx, db.pool, stream, expected, events)
 	if err != nil {
 		return eventstore.Appended{}, err
@@ -325,7 +341,8 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 	}
 	ambiguous := false // an earlier try may have been executed
 	for try := 1; ; try++ {
-		at, sent, err := a.tryOnce(ctx)
+		at, sent, err := a.try(ctx, shared)
+		shared = false
 		lost := sent && maybeExecuted(err)
 		switch {
 		case err == nil:

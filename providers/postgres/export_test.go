@@ -41,3 +41,17 @@ func Migrations() []string { return migrations }
 
 // Up applies those of all that the schema does not have.
 func (db *DB) Up(ctx context.Context, tx pgx.Tx, all []string) error { return db.up(ctx, tx, all) }
+
+// WaitingAppends returns how many appends wait for the next transaction.
+func WaitingAppends(db *DB) int {
+	db.queue.mu.Lock()
+	defer db.queue.mu.Unlock()
+	return len(db.queue.waiting)
+}
+
+// RunningAppends returns how many transactions of appends run.
+func RunningAppends(db *DB) int {
+	db.queue.mu.Lock()
+	defer db.queue.mu.Unlock()
+	return db.queue.running
+}

@@ -62,6 +62,7 @@ type Provider struct {
 	due      waker        // of workers
 	tasked   atomic.Int64 // calls that may have made tasks due in a transaction
 	notifier notifier
+	queue    appendQueue
 	scans    walk
 	log      settling
 	logSize  pageSize
@@ -156,6 +157,7 @@ func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 	if mode := pool.Config().ConnConfig.DefaultQueryExecMode; mode == pgx.QueryExecModeExec || mode == pgx.QueryExecModeSimpleProtocol {
 		db.describe = true
 	}
+	db.queue.most = most(pool.Config().MaxConns)
 	db.notifier.send = func(ctx context.Context) { _ = db.notify(ctx, db.channel(), "") }
 	return db, nil
 }

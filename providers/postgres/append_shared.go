@@ -1,0 +1,244 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/crash"
+)
+
+// appendQueue makes appends of this process share transactions, because a commit costs more than an
+// append. A few appends run at a time, each alone. The others wait; when one of the few ends, the next
+// transaction takes all that wait, each with its own statement and its own result.
+type appendQueue struct {
+	most    int // transactions at a time
+	mu      sync.Mutex
+	running int
+	waiting []*sharedAppend
+}
+
+// Limits of a shared transaction. An append that is larger than a share runs alone.
+const (
+	sharedAppends = 64
+	sharedEvents  = 20       // of one append
+	sharedBytes   = 32 << 10 // of the data of one append
+)
+
+// shareLockSQL limits how long one append makes the others wait, for example for the row of a stream that
+// another transaction has updated. Then each runs alone.
+const shareLockSQL = `select set_config('lock_timeout', '100ms', true)`
+
+// sharedAppend is an append that waits for others.
+type sharedAppend struct {
+	*appending
+	done   chan struct{} // closed after the transaction
+	group  *shareGroup   // nil while it waits
+	at     eventstore.Appended
+	err    error // of the transaction
+	result shareResult
+}
+
+// shareGroup are the appends of one transaction.
+type shareGroup struct {
+	calls  []*sharedAppend
+	left   atomic.Int64 // callers that do not wait any more
+	ctx    context.Context
+	cancel context.CancelFunc
+}
+
+// leave ends the transaction if no caller waits any more.
+func (g *shareGroup) leave() {
+	if g.left.Add(1) == int64(len(g.calls)) {
+		g.cancel()
+	}
+}
+
+type shareResult int
+
+const (
+	shareFailed  shareResult = iota // see err
+	shareApplied                    // see at
+	shareRefused                    // nothing was written
+	shareAlone                      // nothing was executed: the append must run alone
+)
+
+// most returns how many transactions of appends run at a time.
+func most(conns int32) int { return min(max(2, runtime.GOMAXPROCS(0)), max(1, int(conns)/2)) }
+
+// begin reports whether an append may run alone now. Then end must be called after it. Otherwise s waits.
+func (q *appendQueue) begin(s *sharedAppend) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.running < q.most {
+		q.running++
+		return true
+	}
+	q.waiting = append(q.waiting, s)
+	return false
+}
+
+// end ends a transaction. Those that wait share the next one.
+func (q *appendQueue) end(db *Provider) {
+	if group := q.next(); group != nil {
+		go func() {
+			for ; group != nil; group = q.next() {
+				db.appendTogether(group)
+			}
+		}()
+	}
+}
+
+// next returns the appends of the next transaction, or nil if it is not needed.
+func (q *appendQueue) next() *shareGroup {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	n := min(len(q.waiting), sharedAppends)
+	if n == 0 {
+		q.running--
+		return nil
+	}
+	g := &shareGroup{calls: slices.Clone(q.waiting[:n])}
+	g.ctx, g.cancel = context.WithCancel(context.Background())
+	q.waiting = slices.Delete(q.waiting, 0, n)
+	for _, s := range g.calls {
+		s.group = g
+	}
+	return g
+}
+
+// remove reports whether s still waited.
+func (q *appendQueue) remove(s *sharedAppend) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	i := slices.Index(q.waiting, s)
+	if i >= 0 {
+		q.waiting = slices.Delete(q.waiting, i, i+1)
+	}
+	return i >= 0
+}
+
+// isSmall reports whether an append may share a transaction.
+func isSmall(events []eventstore.Draft) bool {
+	bytes := 0
+	for i := range events {
+		bytes += len(events[i].Data)
+	}
+	return len(events) <= sharedEvents && bytes <= sharedBytes
+}
+
+// copied returns copies of events.
+func copied(events []eventstore.Draft) []eventstore.Draft {
+	events = slices.Clone(events)
+	for i := range events {
+		events[i].Data = slices.Clone(events[i].Data)
+	}
+	return events
+}
+
+// share runs the append alone, or with others if too many are running. The results are those of tryOnce.
+// again means that it has not run, and must run alone.
+func (a *appending) share(ctx context.Context) (at eventstore.Appended, sent, again bool, err error) {
+	db := a.db
+	s := &sharedAppend{appending: a, done: make(chan struct{})}
+	if db.queue.begin(s) {
+		defer db.queue.end(db)
+		at, sent, err = a.tryOnce(ctx)
+		return at, sent, false, err
+	}
+	select {
+	case <-s.done:
+	case <-ctx.Done():
+		if db.queue.remove(s) {
+			return at, false, false, fmt.Errorf("append to %s: %w", a.stream, ctx.Err())
+		}
+		select {
+		case <-s.done:
+		default:
+			s.group.leave()
+			return at, true, false, fmt.Errorf("append to %s: %w: %w", a.stream, errLeft, ctx.Err())
+		}
+	}
+	switch s.result {
+	case shareAlone:
+		return at, false, true, nil
+	case shareApplied:
+		return s.at, true, false, nil
+	case shareRefused:
+		conn, err := db.pool.Acquire(ctx)
+		if err != nil {
+			return at, false, false, fmt.Errorf("append to %s: %w", a.stream, err)
+		}
+		defer conn.Release()
+		a.refusal = true
+		at, err = a.refused(ctx, conn)
+		return at, true, false, err
+	}
+	return at, true, false, s.err
+}
+
+// errLeft: the caller's context ended while a shared transaction was under way.
+var errLeft = errors.New("the transaction that the append shares with others is not stopped")
+
+// appendTogether runs appends in one transaction.
+func (db *Provider) appendTogether(g *shareGroup) {
+	defer g.cancel()
+	defer func() {
+		for _, s := range g.calls {
+			close(s.done)
+		}
+	}()
+	// All transactions lock the rows of streams in one order. Appends to one stream keep theirs.
+	order := slices.Clone(g.calls)
+	slices.SortStableFunc(order, func(a, b *sharedAppend) int { return strings.Compare(a.stream, b.stream) })
+	conn, err := db.pool.Acquire(g.ctx)
+	if err == nil {
+		defer conn.Release()
+		crash.Point("append: before")
+		err = db.sendTogether(g.ctx, conn.Conn(), order)
+		crash.Point("append: after")
+	}
+	_, unsent := errors.AsType[pgx.ErrPreprocessingBatch](err)
+	for _, s := range order {
+		switch {
+		case err == nil && s.result == shareApplied:
+			db.appended(s.entries)
+		case err == nil:
+		case conn == nil || unsent || !maybeExecuted(err):
+			s.result = shareAlone
+		default:
+			s.result, s.err = shareFailed, fmt.Errorf("append to %s: %w", s.stream, err)
+		}
+	}
+}
+
+// sendTogether sends the statements in one round trip, which is one transaction without BEGIN.
+func (db *Provider) sendTogether(ctx context.Context, conn *pgx.Conn, order []*sharedAppend) error {
+	b := &pgx.Batch{}
+	b.Queue(shareLockSQL)
+	for _, s := range order {
+		b.Queue(s.sql, s.args...)
+	}
+	results := conn.SendBatch(ctx, b)
+	_, err := results.Exec()
+	for _, s := range order {
+		if err != nil {
+			break
+		}
+		s.at, s.result = eventstore.Appended{Stream: s.stream, Count: len(s.ids), Log: s.appending.log}, shareApplied
+		if err = results.QueryRow().Scan(&s.at.Version, &s.at.Position); errors.Is(err, pgx.ErrNoRows) {
+			s.result, err = shareRefused, nil
+		}
+	}
+	if closed := results.Close(); err == nil {
+		err = closed
+	}
+	return err
+}
