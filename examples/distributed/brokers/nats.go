@@ -1,0 +1,127 @@
+package brokers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"strings"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	wnats "github.com/ThreeDotsLabs/watermill-nats/v2/pkg/nats"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/kinora-go/kinora/outbox"
+)
+
+// natsBroker is NATS JetStream. A topic is a stream, whose subjects "topic.0", "topic.1", … are
+// partitions.
+type natsBroker struct {
+	hosts    []string
+	takeover time.Duration
+	log      watermill.LoggerAdapter
+}
+
+// natsPartitions limits how many messages of a projector are in flight, and so how many runners
+// work at the same time. Changing it moves keys to other partitions: their order is not kept
+// meanwhile.
+const natsPartitions = 8
+
+const (
+	natsTimeout  = 2 * time.Second  // of a publication, an ack or another request
+	natsElection = 30 * time.Second // in which a cluster must have elected leaders
+)
+
+// Prepare creates streams. With three servers each stream is on all of them.
+func (n natsBroker) Prepare(ctx context.Context, topics ...string) error {
+	conn, err := n.connect()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	js, err := jetstream.New(conn)
+	if err != nil {
+		return err
+	}
+	for _, topic := range topics {
+		_, err := js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
+			Name: topic, Subjects: []string{topic + ".*"},
+			Storage: jetstream.FileStorage, Replicas: len(n.hosts),
+			// Limits, not WorkQueue: each projector reads every message. Messages are deleted by age.
+			Retention: jetstream.LimitsPolicy, MaxAge: 7 * 24 * time.Hour, Discard: jetstream.DiscardOld,
+			// A message that is published again within this time is dropped. It saves deliveries: markers
+			// recognize a repetition at any time.
+			Duplicates: 2 * time.Minute,
+		})
+		if err != nil {
+			return wrap("create stream "+topic, err)
+		}
+	}
+	return nil
+}
+
+func (n natsBroker) Publisher() (message.Publisher, error) {
+	conn, err := n.connect()
+	if err != nil {
+		return nil, err
+	}
+	return wnats.NewPublisherWithNatsConn(conn, wnats.PublisherPublishConfig{
+		Marshaler:         natsMarshaler{},
+		SubjectCalculator: wnats.DefaultSubjectCalculator,
+		JetStream: wnats.JetStreamConfig{
+			TrackMsgId:     true, // for Duplicates
+			ConnectOptions: []nats.JSOpt{nats.MaxWait(natsTimeout)},
+		},
+	}, n.log)
+}
+
+// natsMarshaler publishes to the partition of the ordering key.
+type natsMarshaler struct{ wnats.NATSMarshaler }
+
+func (m natsMarshaler) Marshal(topic string, msg *message.Message) (*nats.Msg, error) {
+	hash := fnv.New32a()
+	_, _ = hash.Write([]byte(msg.Metadata[outbox.HeaderKey]))
+	return m.NATSMarshaler.Marshal(natsSubject(topic, int(hash.Sum32()%natsPartitions)), msg)
+}
+
+func natsSubject(topic string, partition int) string { return fmt.Sprintf("%s.%d", topic, partition) }
+
+func (n natsBroker) Subscriber(group string) (message.Subscriber, error) {
+	conn, err := n.connect()
+	if err != nil {
+		return nil, err
+	}
+	js, err := jetstream.New(conn)
+	if err != nil {
+		return nil, err
+	}
+	s := &natsSubscriber{conn: conn, js: js, log: n.log, consumer: func(partition int, topic string) jetstream.ConsumerConfig {
+		return jetstream.ConsumerConfig{
+			Durable:       fmt.Sprintf("%s-%d", group, partition), // shared by all runners
+			FilterSubject: natsSubject(topic, partition),
+			DeliverPolicy: jetstream.DeliverAllPolicy, // a new group begins with the oldest message
+			AckPolicy:     jetstream.AckExplicitPolicy,
+			// One message of a partition is in flight at a time, in all processes. This keeps the order
+			// of a key, also if a runner is killed.
+			MaxAckPending: 1,
+			AckWait:       n.takeover,
+			MaxDeliver:    -1, // without limit: the runner parks what it cannot apply
+		}
+	}}
+	s.life, s.end = context.WithCancel(context.Background())
+	return s, nil
+}
+
+func (n natsBroker) connect() (*nats.Conn, error) {
+	conn, err := nats.Connect("nats://"+strings.Join(n.hosts, ",nats://"), nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1),
+		nats.ReconnectWait(250*time.Millisecond), nats.Timeout(natsTimeout),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+			if !errors.Is(err, nats.ErrConsumerLeadershipChanged) {
+				n.log.Debug("NATS reports an error", watermill.LogFields{"err": err.Error()})
+			}
+		}))
+	return conn, wrap("connect to NATS", err)
+}
