@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"strings"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -16,6 +18,11 @@ import (
 type broker interface {
 	message.Publisher
 	message.Subscriber // Close closes both, and may be called again
+}
+
+// demoBroker is a broker of the demo.
+type demoBroker interface {
+	broker
 	unconsumedCounter
 }
 
@@ -31,7 +38,21 @@ const (
 	noneKind   = "none"
 	memoryKind = "memory"
 	sqlKind    = "sql"
+	natsKind   = "nats"
+	redisKind  = "redis"
+	kafkaKind  = "kafka"
 )
+
+// brokerURL is the address of a broker that is a server of its own.
+type brokerURL struct {
+	BrokerURL string `name:"broker-url" env:"REVIEWS_BROKER_URL" placeholder:"URL" help:"The address of the broker of --broker nats, redis or kafka. Default: nats://127.0.0.1:4222, redis://127.0.0.1:6379/0 or kafka://127.0.0.1:9092. Several hosts are separated by commas."`
+}
+
+// of returns the broker of a kind.
+func (u brokerURL) at(kind string) brokerAddress { return brokerAddress{kind, u.BrokerURL} }
+
+// brokerAddress is a broker.
+type brokerAddress struct{ kind, url string }
 
 // routeFor returns the topics of events. Without a broker they have none, and so no entries in the
 // outbox.
@@ -42,24 +63,40 @@ func routeFor(broker string) outbox.Route {
 	return outbox.ByCategory
 }
 
-// checkBroker checks the flags before anything is opened.
-func checkBroker(kind string, d database) error {
-	if kind == sqlKind && d.kind != "postgres" {
+// check checks the flags before anything is opened.
+func (a brokerAddress) check(d database) error {
+	remote := a.kind == natsKind || a.kind == redisKind || a.kind == kafkaKind
+	switch {
+	case a.kind == sqlKind && d.kind != "postgres":
 		return errors.New("--broker sql stores its topics in PostgreSQL: use --db postgres://…")
+	case remote && a.url != "" && !strings.HasPrefix(a.url, a.kind+"://"):
+		return fmt.Errorf("--broker-url must begin with %s://, as --broker is %s", a.kind, a.kind)
 	}
 	return nil
 }
 
-// openBroker opens a broker for a process with the given number of subscriptions. Close the broker
+// open opens the broker for a process with the given number of subscriptions. Close the broker
 // after its users have stopped.
-func openBroker(ctx context.Context, kind string, d database, subscriptions int, topics ...string) (broker, error) {
-	if err := checkBroker(kind, d); err != nil {
+func (a brokerAddress) open(ctx context.Context, d database, subscriptions int, topics ...string) (broker, error) {
+	if err := a.check(d); err != nil {
 		return nil, err
 	}
-	if kind == sqlKind {
+	switch a.kind {
+	case sqlKind:
 		return newSQLBroker(ctx, d.path, subscriptions, topics...)
+	case memoryKind:
+		return newBroker(), nil
 	}
-	return newBroker(), nil
+	return newRemoteBroker(ctx, a, topics...)
+}
+
+// openDemo opens a broker of the demo.
+func (a brokerAddress) openDemo(ctx context.Context, d database, subscriptions int, topics ...string) (demoBroker, error) {
+	b, err := a.open(ctx, d, subscriptions, topics...)
+	if err != nil {
+		return nil, err
+	}
+	return b.(demoBroker), nil // --broker has no other kind there
 }
 
 // memoryBroker is an in-process broker that waits for acks. Without that wait the relay would mark

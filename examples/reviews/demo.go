@@ -44,7 +44,7 @@ func (c *demoCmd) Validate() error {
 	case c.Processes < 0 || c.Processes > 0 && c.Broker != sqlKind:
 		return errors.New("--processes must be at least 0 and requires --broker sql, which processes can share")
 	}
-	return checkBroker(c.Broker, c.DB)
+	return brokerAddress{kind: c.Broker}.check(c.DB)
 }
 
 // Run shows that a read model stays exact while messages are delivered twice and processes are
@@ -73,7 +73,7 @@ func (c *demoCmd) Run(ctx context.Context) (err error) {
 	if err := db.createDemoTables(ctx); err != nil {
 		return err
 	}
-	observer, err := openBroker(ctx, c.Broker, c.DB, 0, review.Category, againTopic)
+	observer, err := brokerAddress{kind: c.Broker}.openDemo(ctx, c.DB, 0, review.Category, againTopic)
 	if err != nil {
 		return err
 	}
@@ -148,7 +148,7 @@ func checkApplied(ctx context.Context, s store) error {
 type demo struct {
 	*demoCmd
 	db        demoStore
-	broker    broker // of this process; a memory broker carries messages only if the worker runs here
+	broker    demoBroker // of this process; a memory broker carries messages only if the worker runs here
 	commander *commander
 	ledger    *ledger
 	start     time.Time

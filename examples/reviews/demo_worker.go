@@ -50,7 +50,7 @@ const (
 type worker struct {
 	role       role
 	db         demoStore
-	broker     broker
+	broker     demoBroker
 	duplicates float64
 	seed       uint64
 	trace      *trace
@@ -195,7 +195,7 @@ func (c *demoWorkerCmd) Run(ctx context.Context) (err error) {
 	if c.Role == relayWork {
 		subscriptions = 0
 	}
-	b, err := openBroker(ctx, c.Broker, c.DB, subscriptions, review.Category, againTopic)
+	b, err := brokerAddress{kind: c.Broker}.openDemo(ctx, c.DB, subscriptions, review.Category, againTopic)
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@
 //	reviews project --db sqlite:reviews.db
 //	reviews relay --db postgres://…
 //	reviews project --db postgres://… --broker sql
+//	reviews serve --db sqlite:reviews.db --broker nats --broker-url nats://…
 //	reviews parked --db sqlite:reviews.db
 //	reviews replay --db sqlite:reviews.db --seq 3 --dry-run
 //	reviews skip --db sqlite:reviews.db --seq 4 --reason "…"
@@ -28,8 +29,8 @@ type commandLine struct {
 	Import  importCmd  `cmd:"" help:"Import a file of reviews and bring the read model up to date."`
 	Report  reportCmd  `cmd:"" help:"Print the read model: reviews, stars and average of each product."`
 	Serve   serveCmd   `cmd:"" help:"Serve reviews and ratings over HTTP, as an API and as a web page."`
-	Relay   relayCmd   `cmd:"" help:"Publish events to topics in the database (--broker sql) until stopped. Any number of processes may run."`
-	Project projectCmd `cmd:"" help:"Apply events from the log, or from these topics, to the read model until stopped. Any number of processes may run."`
+	Relay   relayCmd   `cmd:"" help:"Publish events to a broker until stopped. Any number of processes may run."`
+	Project projectCmd `cmd:"" help:"Apply events from the log, or from a broker, to the read model until stopped. Any number of processes may run."`
 	Parked  parkedCmd  `cmd:"" help:"List parked messages (dead letters): those that could not be applied, and those that wait behind them."`
 	Replay  replayCmd  `cmd:"" help:"Apply parked messages again, or show the changes with --dry-run."`
 	Skip    skipCmd    `cmd:"" help:"Skip parked messages for good, so that the messages behind them are applied."`

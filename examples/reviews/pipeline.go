@@ -20,16 +20,18 @@ const lease = 5 * time.Second
 
 // pipelineFlags configure the pipeline from the events to the read models.
 type pipelineFlags struct {
-	Broker   string `enum:"none,memory,sql" default:"none" help:"How events reach the read models: none, from the event log; memory, through a broker in this process; sql, through topics in the same PostgreSQL database."`
-	Pipeline bool   `default:"true" negatable:"" help:"Update the read models in this process. With --no-pipeline 'reviews project' does it in other processes, and with --broker sql also 'reviews relay'."`
+	Broker   string `enum:"none,memory,sql,nats,redis,kafka" default:"none" help:"How events reach the read models: none, from the event log; memory, through a broker in this process; sql, through topics in the same PostgreSQL database; nats, redis or kafka, through the server at --broker-url."`
+	Pipeline bool   `default:"true" negatable:"" help:"Update the read models in this process. With --no-pipeline 'reviews project' does it in other processes, and with a broker also 'reviews relay'."`
+
+	brokerURL `embed:""`
 }
 
 // check checks the flags before anything is opened.
 func (f pipelineFlags) check(d database) error {
 	if !f.Pipeline && f.Broker == memoryKind {
-		return errors.New("--no-pipeline requires events that other processes can reach: use --broker none or sql")
+		return errors.New("--no-pipeline requires events that other processes can reach: use another --broker")
 	}
-	return checkBroker(f.Broker, d)
+	return f.at(f.Broker).check(d)
 }
 
 // pipeline carries events to the read models.
@@ -64,7 +66,7 @@ func (p *pipeline) services(ctx context.Context, f pipelineFlags, d database, s 
 		runner, err := s.runner(fromLog(s))
 		return []kinora.Service{runner}, err
 	}
-	b, err := openBroker(ctx, f.Broker, d, 1, review.Category)
+	b, err := f.at(f.Broker).open(ctx, d, 1, review.Category)
 	if err != nil {
 		return nil, err
 	}
@@ -82,8 +84,8 @@ func fromLog(s provider.Log) projector.Source { return projector.FromLog(s, revi
 // retention keeps published entries for people who look for them.
 var retention = outbox.EntryRetention{Published: 24 * time.Hour}
 
-// newRelay returns a relay to a broker that keeps the order of a batch. Both brokers do: one takes
-// a batch in one statement, the other takes one message after another.
+// newRelay returns a relay to a broker that keeps the order of a batch. All brokers do: one takes
+// a batch in one statement, the others take one message after another.
 func newRelay(s provider.Outbox, to message.Publisher) (*outbox.Relay, error) {
 	return outbox.NewRelay(s, to, &outbox.RelayConfig{
 		Lease: lease, OrderedPublisher: true,

@@ -14,24 +14,24 @@ import (
 type pipelineWorker struct {
 	name          string
 	db            database
-	broker        string // noneKind or sqlKind
+	broker        brokerAddress
 	subscriptions int
 	service       func(s serviceStore, b broker) (kinora.Service, error) // b is nil without a broker
 }
 
 // run runs the service until ctx ends and the service has drained.
 func (w *pipelineWorker) run(ctx context.Context) (err error) {
-	if err := checkBroker(w.broker, w.db); err != nil {
+	if err := w.broker.check(w.db); err != nil {
 		return err
 	}
-	db, err := w.db.create(ctx, w.broker)
+	db, err := w.db.create(ctx, w.broker.kind)
 	if err != nil {
 		return nilIfEnded(ctx, err)
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
 	var b broker
-	if w.broker == sqlKind {
-		if b, err = openBroker(ctx, w.broker, w.db, w.subscriptions, review.Category); err != nil {
+	if w.broker.kind != noneKind {
+		if b, err = w.broker.open(ctx, w.db, w.subscriptions, review.Category); err != nil {
 			return nilIfEnded(ctx, err)
 		}
 		defer func() { err = errors.Join(err, b.Close()) }()
@@ -46,7 +46,7 @@ func (w *pipelineWorker) run(ctx context.Context) (err error) {
 		defer close(up)
 		select {
 		case <-s.Running():
-			slog.Info(w.name+" is running", "broker", w.broker)
+			slog.Info(w.name+" is running", "broker", w.broker.kind)
 		case <-done:
 		}
 	}()
@@ -66,15 +66,18 @@ func nilIfEnded(ctx context.Context, err error) error {
 
 // relayCmd publishes the entries of the outbox.
 type relayCmd struct {
-	DB database `required:"" env:"REVIEWS_DB" placeholder:"postgres://…" help:"The database with the data and the topics. Missing tables are created."`
+	DB     database `required:"" env:"REVIEWS_DB" placeholder:"sqlite:PATH" help:"The database: sqlite:PATH or postgres://…. Missing files and tables are created."`
+	Broker string   `enum:"sql,nats,redis,kafka" default:"sql" help:"The broker: sql, topics in the same PostgreSQL database, or nats, redis or kafka, the server at --broker-url."`
+
+	brokerURL `embed:""`
 }
 
 // Validate is called by kong.
-func (c *relayCmd) Validate() error { return checkBroker(sqlKind, c.DB) }
+func (c *relayCmd) Validate() error { return c.at(c.Broker).check(c.DB) }
 
 // Run relays until ctx ends.
 func (c *relayCmd) Run(ctx context.Context) error {
-	w := pipelineWorker{name: "relay", db: c.DB, broker: sqlKind,
+	w := pipelineWorker{name: "relay", db: c.DB, broker: c.at(c.Broker),
 		service: func(s serviceStore, b broker) (kinora.Service, error) { return newRelay(s, b) }}
 	return w.run(ctx)
 }
@@ -82,18 +85,19 @@ func (c *relayCmd) Run(ctx context.Context) error {
 // projectCmd applies events to the read models.
 type projectCmd struct {
 	DB     database `required:"" env:"REVIEWS_DB" placeholder:"sqlite:PATH" help:"The database: sqlite:PATH or postgres://…. Missing files and tables are created."`
-	Broker string   `enum:"none,sql" default:"none" help:"How events reach this process: none, from the event log, or sql, through topics in the same PostgreSQL database."`
+	Broker string   `enum:"none,sql,nats,redis,kafka" default:"none" help:"How events reach this process: none, from the event log; sql, through topics in the same PostgreSQL database; nats, redis or kafka, through the server at --broker-url."`
 
 	projectionFlags `embed:""`
+	brokerURL       `embed:""`
 }
 
 // Validate is called by kong.
-func (c *projectCmd) Validate() error { return checkBroker(c.Broker, c.DB) }
+func (c *projectCmd) Validate() error { return c.at(c.Broker).check(c.DB) }
 
 // Run projects until ctx ends. Only one of several processes reads the log, or has a batch of
 // messages, at a time. When that process ends, another one takes over.
 func (c *projectCmd) Run(ctx context.Context) error {
-	w := pipelineWorker{name: "project", db: c.of(c.DB), broker: c.Broker, subscriptions: 1,
+	w := pipelineWorker{name: "project", db: c.of(c.DB), broker: c.at(c.Broker), subscriptions: 1,
 		service: func(s serviceStore, b broker) (kinora.Service, error) {
 			if b == nil {
 				return s.runner(fromLog(s))

@@ -108,7 +108,7 @@ func TestImportSQLBroker(t *testing.T) {
 		require.Equal(t, expectedReport(t, path, bad), postgresReport(t, dsn))
 	}
 	// Again in this process, where the race detector sees it.
-	c := &importCmd{File: path, pipelineFlags: pipelineFlags{sqlKind, true}}
+	c := &importCmd{File: path, pipelineFlags: pipelineFlags{Broker: sqlKind, Pipeline: true}}
 	require.NoError(t, c.DB.UnmarshalText([]byte(postgresDSN(t))))
 	require.NoError(t, c.Run(t.Context()))
 }
@@ -139,6 +139,12 @@ func TestWorkersKilled(t *testing.T) {
 // times soon after its start.
 func importWhileKilling(t *testing.T, db, broker, file string, workers ...[]string) {
 	t.Helper()
+	importOverWhileKilling(t, db, []string{"--broker", broker}, file, workers...)
+}
+
+// importOverWhileKilling is importWhileKilling with the flags of a broker.
+func importOverWhileKilling(t *testing.T, db string, broker []string, file string, workers ...[]string) {
+	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	var running sync.WaitGroup
@@ -163,7 +169,7 @@ func importWhileKilling(t *testing.T, db, broker, file string, workers ...[]stri
 			}
 		})
 	}
-	o := reviews(t, "import", "--no-pipeline", "--broker", broker, "--db", db, file)
+	o := reviews(t, slices.Concat([]string{"import", "--no-pipeline", "--db", db, file}, broker)...)
 	stop()
 	running.Wait()
 	require.Zero(t, o.code, o.stderr)
@@ -289,7 +295,7 @@ func TestUnknownType(t *testing.T) {
 	for _, broker := range []string{noneKind, sqlKind} {
 		t.Run(broker, func(t *testing.T) {
 			t.Parallel()
-			s := startService(t, database{kind: "postgres", path: postgresDSN(t)}, pipelineFlags{broker, true}, 20*time.Second)
+			s := startService(t, database{kind: "postgres", path: postgresDSN(t)}, pipelineFlags{Broker: broker, Pipeline: true}, 20*time.Second)
 			require.NoError(t, s.db.inTx(t.Context(), func(tx eventstore.TxStore) error {
 				_, err := tx.Append(t.Context(), "review-x-y", eventstore.NoStream, []eventstore.Draft{
 					{ID: uuid.NewString(), Type: "review.unheard_of", Schema: 1, Data: []byte(`{}`)},
