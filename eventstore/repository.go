@@ -133,13 +133,21 @@ func (r *Repository[A]) apply(l *loaded[A], raw Raw) error {
 //     of ctx.
 //   - If decide returns no events, nothing is written. The result has the version and position of
 //     the stream, and Count 0.
-//   - ErrAmbiguous: the events may be stored. Another Update decides again, and may append twice
-//     unless decide recognizes the repetition.
+//   - ErrAmbiguous: the events may be stored. Call Update again with the same CommandID. Without one it
+//     decides again, and may append twice.
 //   - An error of decide is returned unchanged.
-func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([]any, error)) (at Appended, err error) {
+//   - With a CommandID, the ids of the events are derived from it. If the command has already appended
+//     events to the stream, whenever that was, decide is not called, and the result is their place with
+//     Replayed set. So a command may be sent again after any error. A command that has appended nothing is
+//     decided again.
+func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([]any, error), command ...CommandID) (at Appended, err error) {
 	conflicts := 0
 	defer r.report(&at, &conflicts, &err)()
-	at, stale, err := r.update(ctx, r.store, id, decide)
+	c, err := theCommand(command)
+	if err != nil {
+		return at, err
+	}
+	at, stale, err := r.update(ctx, r.store, id, decide, c)
 	if !stale {
 		return at, err
 	}
@@ -153,7 +161,7 @@ func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([
 	}
 	defer unlock()
 	for try := 1; ; try++ {
-		at, stale, err = r.update(ctx, r.store, id, decide)
+		at, stale, err = r.update(ctx, r.store, id, decide, c)
 		if !stale {
 			return at, err
 		}
@@ -172,13 +180,18 @@ func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([
 }
 
 // UpdateTx does what Update does inside the caller's transaction, but without retries. A conflict
-// is returned; the transaction stays usable.
+// is returned; the transaction stays usable. ErrEventIDReused with a CommandID: the command was committed
+// meanwhile, and a new transaction finds its events.
 func (r *Repository[A]) UpdateTx(
-	ctx context.Context, tx TxStore, id string, decide func(A) ([]any, error),
+	ctx context.Context, tx TxStore, id string, decide func(A) ([]any, error), command ...CommandID,
 ) (at Appended, err error) {
 	conflicts := 0
 	defer r.report(&at, &conflicts, &err)()
-	at, stale, err := r.update(ctx, tx, id, decide)
+	c, err := theCommand(command)
+	if err != nil {
+		return at, err
+	}
+	at, stale, err := r.update(ctx, tx, id, decide, c)
 	if stale {
 		conflicts++
 	}
@@ -196,8 +209,21 @@ func (r *Repository[A]) report(at *Appended, conflicts *int, err *error) func() 
 
 // update is one attempt. stale reports a conflict, after which another attempt may succeed.
 func (r *Repository[A]) update(
-	ctx context.Context, store Store, id string, decide func(A) ([]any, error),
+	ctx context.Context, store Store, id string, decide func(A) ([]any, error), command CommandID,
 ) (at Appended, stale bool, err error) {
+	if command != "" {
+		stream := StreamName(r.category, id)
+		if err := invalid(check.Stream(stream)); err != nil {
+			return Appended{}, false, err
+		}
+		at, err := command.outcome(ctx, store, stream)
+		if err != nil {
+			return Appended{}, false, fmt.Errorf("update %s: find the command: %w", stream, err)
+		}
+		if at.Count > 0 {
+			return at, false, nil
+		}
+	}
 	l, err := r.load(ctx, store, id)
 	if err != nil {
 		return Appended{}, false, err
@@ -212,8 +238,14 @@ func (r *Repository[A]) update(
 		if err != nil {
 			return Appended{}, false, fmt.Errorf("update %s: %w", at.Stream, err)
 		}
+		for i := range drafts {
+			if command != "" {
+				drafts[i].ID = command.eventID(at.Stream, i)
+			}
+		}
 		if at, err = store.Append(ctx, at.Stream, Expected(at.Version), drafts); err != nil {
-			return at, errors.Is(err, ErrConflict), err
+			committed := command != "" && errors.Is(err, ErrEventIDReused) // meanwhile, by the same command
+			return at, errors.Is(err, ErrConflict) || committed, err
 		}
 	}
 	return at, false, r.saveSnapshot(ctx, store, at, due)

@@ -191,8 +191,8 @@ func (s *scenario) await(ctx context.Context) error {
 // options are the flags of relays and runners.
 type options struct {
 	dsn, broker string
-	takeover   time.Duration
-	redeliver  int
+	takeover    time.Duration
+	redeliver   int
 }
 
 func (o options) args() []string {

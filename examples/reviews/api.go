@@ -65,7 +65,7 @@ func (a *api) post(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	done, err := a.do(r.Context(), r.PathValue("id"), body.Author, strong, func(ctx context.Context, product, author string) (eventstore.Appended, error) {
-		return a.commands.Post(ctx, product, author, review.Content{Stars: body.Stars, Text: body.Text}, a.clock())
+		return a.commands.Post(ctx, product, author, review.Content{Stars: body.Stars, Text: body.Text}, a.clock(), commandID(r)...)
 	})
 	if err != nil {
 		return err
@@ -83,12 +83,21 @@ func (a *api) withdraw(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	done, err := a.do(r.Context(), r.PathValue("id"), r.PathValue("author"), strong, func(ctx context.Context, product, author string) (eventstore.Appended, error) {
-		return a.commands.Withdraw(ctx, product, author, a.clock())
+		return a.commands.Withdraw(ctx, product, author, a.clock(), commandID(r)...)
 	})
 	if err != nil {
 		return err
 	}
 	return writeJSON(w, http.StatusOK, done)
+}
+
+// commandID returns the header Idempotency-Key, if the request has one. Of requests with one key for one
+// review, the first that changes something counts, and the others get its result.
+func commandID(r *http.Request) []eventstore.CommandID {
+	if keys := r.Header.Values("Idempotency-Key"); len(keys) > 0 {
+		return []eventstore.CommandID{eventstore.CommandID(keys[0])}
+	}
+	return nil
 }
 
 // do runs a command. With strong consistency it waits until the read model shows the result.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -82,6 +83,31 @@ func code(t *testing.T, a answer) any {
 }
 
 // TestProductPages: pages of any size list every product once and in order.
+// TestIdempotencyKey: an old request that arrives again does not undo what came after it.
+func TestIdempotencyKey(t *testing.T) {
+	t.Parallel()
+	s := startService(t, database{kind: "sqlite", path: filepath.Join(t.TempDir(), "reviews.db")}, inProcess, 10*time.Second)
+	post := func(body, key string) answer {
+		return call(t, "POST", s.url+"/products/p1/reviews", body, strong, "Idempotency-Key: "+key)
+	}
+	first := post(reviewJSON("ann", 4, "first"), "k1")
+	require.Equal(t, http.StatusCreated, first.status, first.text)
+	require.Equal(t, http.StatusCreated, post(reviewJSON("ann", 1, "second"), "k2").status)
+	again := post(reviewJSON("ann", 4, "first"), "k1")
+	require.Equal(t, http.StatusCreated, again.status)
+	require.Equal(t, first.text, again.text)
+	require.EqualValues(t, 1, call(t, "GET", s.url+"/products/p1", "").decode(t)["stars"])
+	require.Equal(t, http.StatusCreated, post(reviewJSON("bob", 5, ""), "k1").status, "the key of another review")
+	require.Equal(t, http.StatusBadRequest, post(reviewJSON("ann", 3, ""), strings.Repeat("k", 256)).status)
+	withdraw := func() answer {
+		return call(t, "DELETE", s.url+"/products/p1/reviews/ann", "", strong, "Idempotency-Key: k3")
+	}
+	gone := withdraw()
+	require.Equal(t, http.StatusCreated, post(reviewJSON("ann", 2, "back"), "k4").status)
+	require.Equal(t, gone.text, withdraw().text)
+	require.EqualValues(t, 7, call(t, "GET", s.url+"/products/p1", "").decode(t)["stars"])
+}
+
 func TestProductPages(t *testing.T) {
 	t.Parallel()
 	onEachProjection(t, func(t *testing.T, db database) {

@@ -40,6 +40,7 @@ import (
 type Provider[Tx any] interface {
 	eventstore.Store
 	eventstore.SnapshotStore
+	eventstore.EventFinder
 	eventstore.Log
 	provider.Log
 	provider.Outbox
@@ -57,6 +58,7 @@ type Provider[Tx any] interface {
 type TxView interface {
 	eventstore.TxStore
 	eventstore.SnapshotStore
+	eventstore.EventFinder
 	// Enqueue adds messages to the outbox. They are added if the transaction commits, and only
 	// then.
 	//   - A message whose id is in the outbox for that topic already is ignored.
@@ -185,9 +187,9 @@ func All[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	t.Run("Tasks", func(t *testing.T) { Tasks(t, open, differences...) })
 }
 
-// EventStore checks eventstore.Store, eventstore.TxStore, eventstore.SnapshotStore, and Transact if the fixture has it.
+// EventStore checks eventstore.Store, eventstore.TxStore, eventstore.SnapshotStore, eventstore.EventFinder, and Transact if the fixture has it.
 func EventStore[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
-	run(t, open, differences, nil, slices.Concat(appendCases, againCases, readCases, inputCases, txCases, transactCases, snapshotCases))
+	run(t, open, differences, nil, slices.Concat(appendCases, againCases, readCases, inputCases, txCases, transactCases, snapshotCases, commandCases))
 }
 
 // Log checks eventstore.Log, provider.Log, provider.LogWaker and provider.LogCounter.

@@ -47,6 +47,7 @@ type group struct {
 type contracts interface {
 	eventstore.Store
 	eventstore.SnapshotStore
+	eventstore.EventFinder
 	eventstore.Log
 	provider.Log
 	provider.Outbox

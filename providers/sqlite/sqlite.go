@@ -169,6 +169,8 @@ var (
 	_ eventstore.TxStore         = (*Tx)(nil)
 	_ eventstore.SnapshotStore   = (*DB)(nil)
 	_ eventstore.SnapshotStore   = (*Tx)(nil)
+	_ eventstore.EventFinder     = (*DB)(nil)
+	_ eventstore.EventFinder     = (*Tx)(nil)
 	_ eventstore.Log             = (*DB)(nil)
 	_ provider.Log               = (*DB)(nil)
 	_ provider.LogWaker          = (*DB)(nil)

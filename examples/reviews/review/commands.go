@@ -27,13 +27,17 @@ func NewCommands(store eventstore.Store) (*Commands, error) {
 }
 
 // Post posts the review of product by author, or edits it. See Review.Post.
-func (c *Commands) Post(ctx context.Context, product, author string, content Content, at time.Time) (eventstore.Appended, error) {
-	return c.update(ctx, product, author, func(r *Review) ([]any, error) { return r.Post(content, at) })
+func (c *Commands) Post(
+	ctx context.Context, product, author string, content Content, at time.Time, command ...eventstore.CommandID,
+) (eventstore.Appended, error) {
+	return c.update(ctx, product, author, func(r *Review) ([]any, error) { return r.Post(content, at) }, command...)
 }
 
 // Withdraw withdraws the review of product by author. See Review.Withdraw.
-func (c *Commands) Withdraw(ctx context.Context, product, author string, at time.Time) (eventstore.Appended, error) {
-	return c.update(ctx, product, author, func(r *Review) ([]any, error) { return r.Withdraw(at) })
+func (c *Commands) Withdraw(
+	ctx context.Context, product, author string, at time.Time, command ...eventstore.CommandID,
+) (eventstore.Appended, error) {
+	return c.update(ctx, product, author, func(r *Review) ([]any, error) { return r.Withdraw(at) }, command...)
 }
 
 // PostAsOf posts a historical record. See Review.PostAsOf.
@@ -52,10 +56,12 @@ func (c *Commands) HideTx(
 	return c.reviews.UpdateTx(ctx, tx, id, func(r *Review) ([]any, error) { return r.Hide(rejected, reason, at) })
 }
 
-func (c *Commands) update(ctx context.Context, product, author string, decide func(*Review) ([]any, error)) (eventstore.Appended, error) {
+func (c *Commands) update(
+	ctx context.Context, product, author string, decide func(*Review) ([]any, error), command ...eventstore.CommandID,
+) (eventstore.Appended, error) {
 	id, err := ID(product, author)
 	if err != nil {
 		return eventstore.Appended{}, err
 	}
-	return c.reviews.Update(ctx, id, decide)
+	return c.reviews.Update(ctx, id, decide, command...)
 }
