@@ -98,7 +98,7 @@ func TestIdempotencyKey(t *testing.T) {
 	require.Equal(t, first.text, again.text)
 	require.EqualValues(t, 1, call(t, "GET", s.url+"/products/p1", "").decode(t)["stars"])
 	require.Equal(t, http.StatusCreated, post(reviewJSON("bob", 5, ""), "k1").status, "the key of another review")
-	require.Equal(t, http.StatusBadRequest, post(reviewJSON("ann", 3, ""), strings.Repeat("k", 256)).status)
+	require.Equal(t, http.StatusUnprocessableEntity, post(reviewJSON("ann", 3, ""), strings.Repeat("k", 256)).status)
 	withdraw := func() answer {
 		return call(t, "DELETE", s.url+"/products/p1/reviews/ann", "", strong, "Idempotency-Key: k3")
 	}
