@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"errors"
-	"fmt"
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
@@ -51,20 +50,11 @@ func (s *SQL) Do(ctx context.Context, u provider.Unit, run func(ctx context.Cont
 		}
 		closing, err := run(ctx, h.tx, w.found)
 		h.end()
-		return closing, w.ofSQL(ctx, h, err)
+		if h.driver.ended.Load() && (err == nil || errors.Is(err, sql.ErrTxDone)) {
+			err = &provider.Error{Class: errEnded.Class, Code: errEnded.Code, Err: ofMessage(w.now, errEnded.Err)}
+		}
+		return closing, err
 	})
-}
-
-// ofSQL returns the error of handlers of *sql.Tx.
-func (w *unit) ofSQL(ctx context.Context, h *handlersTx, err error) error {
-	done := errors.Is(err, sql.ErrTxDone)
-	switch {
-	case h.driver.ended.Load() && (err == nil || done):
-		return &provider.Error{Class: errEnded.Class, Code: errEnded.Code, Err: ofMessage(w.now, errEnded.Err)}
-	case ctx.Err() != nil && (done || errors.Is(err, driver.ErrBadConn)):
-		return fmt.Errorf("%w: %w", ctx.Err(), err)
-	}
-	return err
 }
 
 // handlersTx is the transaction of a unit as a *sql.Tx. Its database has this one connection.

@@ -207,30 +207,45 @@ func TestASQLUnitFindsAnErrorInOpenRows(t *testing.T) {
 // A goroutine of a handler uses the transaction while the unit ends.
 func TestASQLTransactionUsedWhileItsUnitEnds(t *testing.T) {
 	t.Parallel()
-	db := postgrestest.Open(t, nil, totals)
-	for n := range 20 {
-		began, done := make(chan struct{}, 1), make(chan error, 1)
-		require.NoError(t, doSQL(t.Context(), db, provider.Unit{Projector: "p"}, func(ctx context.Context, tx *sql.Tx) error {
-			go func() {
-				for {
-					if err := addTo(context.WithoutCancel(ctx), tx, 1); err != nil {
-						done <- err
-						return
-					}
-					select {
-					case began <- struct{}{}:
-					default:
-					}
-				}
-			}()
-			<-began
-			if n%2 == 1 {
-				_, err := tx.PrepareContext(ctx, addSQL) //nolint:sqlclosecheck // left open
-				return err
+	for name, ends := range map[string]func(tx *sql.Tx){
+		"return":  func(*sql.Tx) {},
+		"panic":   func(*sql.Tx) { panic("poison") },
+		"end":     func(tx *sql.Tx) { go func() { _ = tx.Rollback() }() },
+		"in time": func(tx *sql.Tx) { _ = tx.Rollback() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := postgrestest.Open(t, nil, totals)
+			for range 20 {
+				began, done := make(chan struct{}, 1), make(chan error, 1)
+				func() {
+					defer func() { _ = recover() }()
+					_ = doSQL(t.Context(), db, provider.Unit{Projector: "p"}, func(ctx context.Context, tx *sql.Tx) error {
+						for _, s := range []string{`select 1`, `select 2`, `select 3`} { // to be closed at the end
+							if _, err := tx.PrepareContext(ctx, s); err != nil { //nolint:sqlclosecheck // left open
+								return err
+							}
+						}
+						go func() {
+							for {
+								if err := addTo(context.WithoutCancel(ctx), tx, 1); err != nil {
+									done <- err
+									return
+								}
+								select {
+								case began <- struct{}{}:
+								default:
+								}
+							}
+						}()
+						<-began
+						ends(tx)
+						return nil
+					})
+				}()
+				require.ErrorIs(t, <-done, sql.ErrTxDone)
 			}
-			return nil
-		}))
-		require.ErrorIs(t, <-done, sql.ErrTxDone)
+		})
 	}
 }
 

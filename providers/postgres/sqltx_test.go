@@ -70,7 +70,10 @@ func inEach(t *testing.T, test func(t *testing.T, db *postgres.DB, begin func(se
 			require.NoError(t, err)
 			t.Cleanup(func() { tx.Rollback() })
 			return callers{db.InSQLTx(tx), db.SQL().TasksIn(tx),
-				func(ctx context.Context, statement string) error { _, err := tx.ExecContext(ctx, statement); return err },
+				func(ctx context.Context, statement string) error {
+					_, err := tx.ExecContext(ctx, statement)
+					return err
+				},
 				tx.Commit, tx.Rollback}
 		})
 	})
@@ -165,6 +168,24 @@ func TestErrorsInACallersTransaction(t *testing.T) {
 		require.Equal(t, 2, count(t, db, `select count(*) from kinora.events`))
 		require.Equal(t, 0, count(t, db, `select count(*) from kinora.tasks`))
 	})
+}
+
+// The connection is in use: the error is that of pgx.
+func TestASQLTransactionWithOpenRows(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.Open(t, nil)
+	tx, err := sqlDB(t, db.Pool().Config().ConnString()).BeginTx(t.Context(), nil)
+	require.NoError(t, err)
+	defer tx.Rollback()
+	rows, err := tx.QueryContext(t.Context(), `select generate_series(1, 100000)`)
+	require.NoError(t, err)
+	require.True(t, rows.Next())
+	_, err = db.InSQLTx(tx).Append(t.Context(), "a-1", eventstore.NoStream, drafts(t, 1))
+	require.ErrorContains(t, err, "append to a-1: conn busy")
+	require.NoError(t, rows.Close())
+	_, err = db.InSQLTx(tx).Append(t.Context(), "a-1", eventstore.NoStream, drafts(t, 1))
+	require.NoError(t, err)
+	require.NoError(t, tx.Commit())
 }
 
 // The context ends while an append waits for another one.
