@@ -100,7 +100,7 @@ func TestASQLHandlerCannotEndItsTransaction(t *testing.T) {
 			return tx.QueryRowContext(ctx, "rollback").Scan()
 		}, true},
 		"prepare": {func(ctx context.Context, tx *sql.Tx) error {
-			_, err := tx.PrepareContext(ctx, "commit") //nolint:sqlclosecheck // refused
+			_, err := tx.PrepareContext(ctx, "commit")
 			return err
 		}, true},
 		"rollback behind a comment": {statement("/**/ rollback"), false},
@@ -165,7 +165,7 @@ func TestASQLUnitEndsItsTransaction(t *testing.T) {
 	var prepared *sql.Stmt
 	err := doSQL(t.Context(), db, marked("a"), func(ctx context.Context, tx *sql.Tx) (err error) {
 		kept = tx
-		if prepared, err = tx.PrepareContext(ctx, addSQL); err != nil { //nolint:sqlclosecheck // left open
+		if prepared, err = tx.PrepareContext(ctx, addSQL); err != nil {
 			return err
 		}
 		for range 2 {
@@ -173,7 +173,7 @@ func TestASQLUnitEndsItsTransaction(t *testing.T) {
 				return err
 			}
 		}
-		open, err = tx.QueryContext(ctx, `select generate_series(1, 100000)`) //nolint:sqlclosecheck,rowserrcheck // left open
+		open, err = tx.QueryContext(ctx, `select generate_series(1, 100000)`)
 		require.True(t, open.Next())
 		return err
 	})
@@ -196,7 +196,7 @@ func TestASQLUnitFindsAnErrorInOpenRows(t *testing.T) {
 	t.Parallel()
 	db := single(t)
 	err := doSQL(t.Context(), db, marked("a"), func(ctx context.Context, tx *sql.Tx) error {
-		rows, err := tx.QueryContext(ctx, `select 1 / (50000 - i) from generate_series(1, 50000) i`) //nolint:sqlclosecheck,rowserrcheck // left open
+		rows, err := tx.QueryContext(ctx, `select 1 / (50000 - i) from generate_series(1, 50000) i`)
 		require.True(t, rows.Next())
 		return err
 	})
@@ -222,7 +222,7 @@ func TestASQLTransactionUsedWhileItsUnitEnds(t *testing.T) {
 					defer func() { _ = recover() }()
 					_ = doSQL(t.Context(), db, provider.Unit{Projector: "p"}, func(ctx context.Context, tx *sql.Tx) error {
 						for _, s := range []string{`select 1`, `select 2`, `select 3`} { // to be closed at the end
-							if _, err := tx.PrepareContext(ctx, s); err != nil { //nolint:sqlclosecheck // left open
+							if _, err := tx.PrepareContext(ctx, s); err != nil {
 								return err
 							}
 						}
@@ -262,7 +262,7 @@ func TestASQLHandlerThatDoesNotReturnLeavesNothing(t *testing.T) {
 				if err := addTo(ctx, tx, 1); err != nil {
 					return err
 				}
-				rows, err := tx.QueryContext(ctx, `select generate_series(1, 100000)`) //nolint:sqlclosecheck,rowserrcheck // left open
+				rows, err := tx.QueryContext(ctx, `select generate_series(1, 100000)`)
 				if err == nil && rows.Next() {
 					exit()
 				}
