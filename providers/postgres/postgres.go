@@ -236,8 +236,8 @@ type session interface {
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 }
 
-// within calls f, which sends statements in a transaction, and returns f's error. After an error of
-// its own, f was not called.
+// within calls f, which sends statements in a transaction. It returns f's error, or an error of the
+// transaction.
 type within func(ctx context.Context, f func(q session) error) error
 
 func inTx(tx pgx.Tx) within {
