@@ -93,7 +93,7 @@ bench: postgres ## measure against peers and hand-written limits (ONLY=append fo
 	cd bench && go run . -only "$(ONLY)" && go run ./plot
 
 # The direct requirements of the root module, which every application inherits. A new one is a decision: see
-# docs/adr/0017-the-root-module-is-the-library.md. What only examples, tests/fault or bench use belongs in their own go.mod.
+# docs/adr/0017-the-root-module-is-the-library.md. What only examples, tests/fault, tests/sqlkits or bench use belongs in their own go.mod.
 REQUIRES := github.com/ThreeDotsLabs/watermill github.com/ThreeDotsLabs/watermill-sql/v3 github.com/go-json-experiment/json \
 	github.com/google/uuid github.com/jackc/pgx/v5 github.com/redis/go-redis/v9 \
 	github.com/stretchr/testify go.uber.org/goleak modernc.org/libc modernc.org/sqlite

@@ -16,6 +16,18 @@ var units = []Mutant{
 		Cells: []string{"kill"},
 	},
 	{
+		Name:  "sql_tx_ended",
+		What:  "a unit does not notice that a handler ended its *sql.Tx",
+		Edits: []Edit{{File: "providers/postgres/sql.go", Old: "if h.driver.ended.Load() && (", New: "if false && ("}},
+		Tests: []Test{{"./providers/postgres", "TestASQLHandlerCannotEndItsTransaction"}},
+	},
+	{
+		Name:  "sql_any_driver",
+		What:  "a *sql.Tx of another driver is not refused",
+		Edits: []Edit{{File: "providers/postgres/sqltx.go", Old: "case !b.borrowed:\n\t\t\treturn unborrowed(ctx, err)", New: "case !b.borrowed:\n\t\t\treturn nil"}},
+		Tests: []Test{{"./providers/postgres", "TestASQLTransactionOfAnotherDriverIsRefused"}},
+	},
+	{
 		Name:  "no_group_commit",
 		What:  "messages that arrive while a unit runs do not share the next unit: each has its own",
 		Edits: []Edit{{File: "projector/worker.go", Old: "if len(msgs) == w.batch {", New: "if len(msgs) >= 1 {"}},

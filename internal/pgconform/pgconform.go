@@ -4,6 +4,7 @@ package pgconform
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"strings"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/providertest"
 )
@@ -207,6 +209,53 @@ func Batched(t testing.TB, db *postgres.DB, o providertest.Options) providertest
 			return Batched(t, reopen(t, db, o), o)
 		},
 	}
+}
+
+// SQL returns the fixture of db for transactions of database/sql.
+func SQL(t testing.TB, db *postgres.DB, o providertest.Options) providertest.Fixture[*sql.Tx] {
+	pool := stdlib.OpenDBFromPool(db.Pool())
+	t.Cleanup(func() { _ = pool.Close() })
+	owned := func(ctx context.Context, fn func(tx *sql.Tx) error) error {
+		tx, err := pool.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		defer tx.Rollback()
+		if err := fn(tx); err != nil {
+			return err
+		}
+		return tx.Commit()
+	}
+	add := func(ctx context.Context, tx *sql.Tx, key string, n int) error { return write(ctx, tx, AddSQL, key, n) }
+	return providertest.Fixture[*sql.Tx]{
+		Provider: db.SQL(),
+		InTx: func(ctx context.Context, fn func(providertest.TxView, providertest.Add) error) error {
+			return owned(ctx, func(tx *sql.Tx) error {
+				return fn(db.InSQLTx(tx), func(ctx context.Context, key string, n int) error { return add(ctx, tx, key, n) })
+			})
+		},
+		Owned:   owned,
+		Advance: Advance(t, db),
+		Add:     add,
+		Break:   func(ctx context.Context, tx *sql.Tx) error { return write(ctx, tx, "select 1 / 0") },
+		End: func(ctx context.Context, tx *sql.Tx) {
+			_ = write(ctx, tx, "rollback")
+			_ = write(ctx, tx, "/**/ rollback") // cannot be refused
+			_ = tx.Commit()
+			_ = tx.Rollback()
+		},
+		Insert: insert(db),
+		Tables: tables(db, func(ctx context.Context, tx *sql.Tx, s string) error { return write(ctx, tx, s) }),
+		Total:  Total(t, db),
+		Reopen: func() providertest.Fixture[*sql.Tx] {
+			return SQL(t, reopen(t, db, o), o)
+		},
+	}
+}
+
+func write(ctx context.Context, tx *sql.Tx, statement string, args ...any) error {
+	_, err := tx.ExecContext(ctx, statement, args...)
+	return err
 }
 
 // Config returns the configuration that o requires.

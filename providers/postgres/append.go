@@ -400,12 +400,15 @@ func wait(ctx context.Context, d time.Duration) error {
 // appending one of the ids at the same time, or a message was enqueued under it, PostgreSQL
 // aborts the caller's transaction. The error is then ErrEventIDReused too, and a new transaction
 // finds the ids. ErrDamaged may leave the transaction aborted too.
-func (t *Tx) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {
-	a, err := t.db.newAppend(ctx, t.tx, stream, expected, events)
-	if err != nil {
-		return eventstore.Appended{}, err
-	}
-	at, err := a.run(ctx, t.tx)
+func (t *Tx) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (at eventstore.Appended, err error) {
+	err = t.in(ctx, func(q session) error {
+		a, err := t.db.newAppend(ctx, q, stream, expected, events)
+		if err != nil {
+			return err
+		}
+		at, err = a.run(ctx, q)
+		return err
+	})
 	if violates(err, "events_id_key") {
 		err = fmt.Errorf("%w: %w", eventstore.ErrEventIDReused, err)
 	}

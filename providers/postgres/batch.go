@@ -9,7 +9,6 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -65,13 +64,13 @@ func (w *unit) inOneTrip(ctx context.Context, run queuing) (done bool, err error
 	if err := w.queueClosing(closing); err != nil {
 		return true, class(err)
 	}
-	pooled, err := w.db.pool.Acquire(ctx)
+	conn, err := w.acquire(ctx)
 	if err != nil {
 		return true, ofOwn(ctx, wrap("acquire a connection", err))
 	}
-	defer pooled.Release()
+	defer conn.release()
 	crash.Point("one trip: before")
-	err = w.send(ctx, pooled)
+	err = w.send(ctx, conn)
 	crash.Point("one trip: after")
 	if e := pgError(err); e != nil && w.failed == ofUnit && slices.Contains(needOpening, e.Code) {
 		return false, nil
@@ -162,9 +161,9 @@ func (w *unit) of(statement int) int {
 // server rolled back the handlers' statements, that counts like a handler that takes too long,
 // unless most of the time was spent waiting for a connection. If the server does not reply, the
 // result is ambiguous, which does not count.
-func (w *unit) send(ctx context.Context, pooled *pgxpool.Conn) (err error) {
-	sent, conn := now(), pooled.Conn()
-	watch(ctx, pooled, true, func() { err = w.results(conn.SendBatch(context.WithoutCancel(ctx), &w.Batch)) })
+func (w *unit) send(ctx context.Context, conn *leased) (err error) {
+	sent := now()
+	watch(ctx, conn, true, func() { err = w.results(conn.SendBatch(context.WithoutCancel(ctx), &w.Batch)) })
 	if err == nil {
 		if w.commits() && conn.PgConn().TxStatus() != 'I' { // a handler began a transaction
 			return errEnded

@@ -1,6 +1,7 @@
 package postgres_test
 
 import (
+	"database/sql"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -41,6 +42,12 @@ func TestBatchedGenerationsConformance(t *testing.T) {
 	providertest.Generations(t, func(t testing.TB, o providertest.Options) providertest.Fixture[*pgx.Batch] {
 		return pgconform.Batched(t, conforming(t, o), o)
 	}, providertest.Deferred)
+}
+
+func TestSQLConformance(t *testing.T) {
+	providertest.All(t, func(t testing.TB, o providertest.Options) providertest.Fixture[*sql.Tx] {
+		return pgconform.SQL(t, conforming(t, o), o)
+	})
 }
 
 func conforming(t testing.TB, o providertest.Options) *postgres.DB {

@@ -19,5 +19,6 @@
 //
 // *DB is a provider.Provider[pgx.Tx]. db.Batched() is a provider.Provider[*pgx.Batch], for
 // handlers that only write: all their statements, the markers and the commit are sent in one
-// round trip.
+// round trip. db.SQL() is a provider.Provider[*sql.Tx]. Services on database/sql, sqlx, GORM or sqlc
+// use the event store and the outbox in their transactions with db.InSQLTx.
 package postgres

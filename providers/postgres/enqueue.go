@@ -60,7 +60,7 @@ func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
 		return err
 	}
 	crash.Point("enqueue: before")
-	err := t.tx.SendBatch(ctx, b).Close()
+	err := t.in(ctx, func(q session) error { return q.SendBatch(ctx, b).Close() })
 	crash.Point("enqueue: after")
 	if err != nil {
 		return fmt.Errorf("enqueue: %w", clear(err))

@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"hash/fnv"
@@ -126,7 +127,7 @@ func class(err error) error {
 // neither, but connecting has a separate deadline.
 func isNetwork(err error) bool {
 	_, network := errors.AsType[net.Error](err) // includes net.ErrClosed
-	network = network || errors.Is(err, pgconn.ErrConnClosed) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+	network = network || errors.Is(err, pgconn.ErrConnClosed) || errors.Is(err, driver.ErrBadConn) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 	return isConnect(err) || network && !errors.Is(err, context.Canceled) && !errors.Is(err, context.DeadlineExceeded)
 }
 

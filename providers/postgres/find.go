@@ -20,7 +20,12 @@ func (db *DB) FindEvent(ctx context.Context, id string) (eventstore.Appended, er
 
 // FindEvent implements eventstore.EventFinder. It also finds events that the transaction has appended.
 func (t *Tx) FindEvent(ctx context.Context, id string) (eventstore.Appended, error) {
-	return t.db.findEvent(ctx, t.tx, id)
+	var at eventstore.Appended
+	err := t.in(ctx, func(q session) (err error) {
+		at, err = t.db.findEvent(ctx, q, id)
+		return err
+	})
+	return at, err
 }
 
 func (db *Provider) findEvent(ctx context.Context, q querier, id string) (eventstore.Appended, error) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -117,11 +118,20 @@ func (db *Provider) logID(ctx context.Context, q querier) (id provider.LogID, er
 
 // timeline reads the branch. If q is a transaction, an error does not abort it.
 func timeline(ctx context.Context, q querier, branch *string) error {
-	tx, ok := q.(pgx.Tx)
-	if !ok {
-		return q.QueryRow(ctx, timelineSQL).Scan(branch)
+	read := func() error { return q.QueryRow(ctx, timelineSQL).Scan(branch) }
+	if _, ok := q.(*pgxpool.Pool); ok {
+		return read()
 	}
-	return pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, timelineSQL).Scan(branch) })
+	if _, err := q.Exec(ctx, `savepoint kinora`); err != nil {
+		return err
+	}
+	err := read()
+	if err != nil {
+		_, back := q.Exec(ctx, `rollback to savepoint kinora`)
+		err = errors.Join(err, back)
+	}
+	_, end := q.Exec(ctx, `release savepoint kinora`)
+	return errors.Join(err, end)
 }
 
 // logName returns LogID.String. It is read once: readers look events of another branch up by id.

@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"strings"
@@ -75,31 +76,34 @@ type Provider struct {
 }
 
 var (
-	_ eventstore.Store              = (*DB)(nil)
-	_ eventstore.TxStore            = (*Tx)(nil)
-	_ eventstore.SnapshotStore      = (*DB)(nil)
-	_ eventstore.SnapshotStore      = (*Tx)(nil)
-	_ eventstore.EventFinder        = (*DB)(nil)
-	_ eventstore.EventFinder        = (*Tx)(nil)
-	_ eventstore.Log                = (*DB)(nil)
-	_ provider.Log                  = (*DB)(nil)
-	_ provider.LogWaker             = (*DB)(nil)
-	_ provider.LogCounter           = (*DB)(nil)
-	_ provider.Outbox               = (*DB)(nil)
-	_ provider.BatchClaimer         = (*DB)(nil)
-	_ outbox.Inspector              = (*DB)(nil)
-	_ provider.EntryMaintainer      = (*DB)(nil)
-	_ provider.MarkerMaintainer     = (*DB)(nil)
-	_ provider.Waker                = (*DB)(nil)
-	_ provider.TaskProvider[pgx.Tx] = (*DB)(nil)
-	_ provider.TaskBatchClaimer     = (*DB)(nil)
-	_ provider.TaskInspector        = (*DB)(nil)
-	_ provider.TaskWaker            = (*DB)(nil)
-	_ provider.ReadyChecker         = (*DB)(nil)
-	_ provider.ReadyChecker         = (*Batched)(nil)
-	_ outbox.Enqueuer               = (*Tx)(nil)
-	_ provider.Provider[pgx.Tx]     = (*DB)(nil)
-	_ provider.Provider[*pgx.Batch] = (*Batched)(nil)
+	_ eventstore.Store               = (*DB)(nil)
+	_ eventstore.TxStore             = (*Tx)(nil)
+	_ eventstore.Log                 = (*DB)(nil)
+	_ provider.Log                   = (*DB)(nil)
+	_ provider.LogWaker              = (*DB)(nil)
+	_ provider.LogCounter            = (*DB)(nil)
+	_ provider.Outbox                = (*DB)(nil)
+	_ provider.BatchClaimer          = (*DB)(nil)
+	_ outbox.Inspector               = (*DB)(nil)
+	_ provider.EntryMaintainer       = (*DB)(nil)
+	_ provider.MarkerMaintainer      = (*DB)(nil)
+	_ provider.Waker                 = (*DB)(nil)
+	_ provider.TaskProvider[pgx.Tx]  = (*DB)(nil)
+	_ provider.TaskBatchClaimer      = (*DB)(nil)
+	_ provider.TaskInspector         = (*DB)(nil)
+	_ provider.TaskWaker             = (*DB)(nil)
+	_ provider.ReadyChecker          = (*DB)(nil)
+	_ provider.ReadyChecker          = (*Batched)(nil)
+	_ provider.ReadyChecker          = (*SQL)(nil)
+	_ outbox.Enqueuer                = (*Tx)(nil)
+	_ provider.Provider[pgx.Tx]      = (*DB)(nil)
+	_ provider.Provider[*pgx.Batch]  = (*Batched)(nil)
+	_ provider.Provider[*sql.Tx]     = (*SQL)(nil)
+	_ provider.TaskProvider[*sql.Tx] = (*SQL)(nil)
+	_ eventstore.SnapshotStore       = (*DB)(nil)
+	_ eventstore.SnapshotStore       = (*Tx)(nil)
+	_ eventstore.EventFinder         = (*DB)(nil)
+	_ eventstore.EventFinder         = (*Tx)(nil)
 )
 
 // Open connects to dsn with a separate pool, which Close closes. An idle connection that does not
@@ -232,16 +236,30 @@ type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
+// session is a transaction, or its connection.
+type session interface {
+	querier
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+}
+
+// within calls f, which sends statements in a transaction. It returns f's error, or an error of the
+// transaction.
+type within func(ctx context.Context, f func(q session) error) error
+
+func inTx(tx pgx.Tx) within {
+	return func(_ context.Context, f func(q session) error) error { return f(tx) }
+}
+
 // Tx is the event store and the outbox inside a transaction of the caller. It claims no entries.
 type Tx struct {
 	db *Provider
-	tx pgx.Tx
+	in within
 }
 
 // InTx returns the view of tx, which must be at READ COMMITTED: at a higher level, PostgreSQL
 // replies to a stale expected version with 40001 and an aborted transaction instead of a
 // conflict.
-func (db *DB) InTx(tx pgx.Tx) *Tx { return &Tx{db: db.Provider, tx: tx} }
+func (db *DB) InTx(tx pgx.Tx) *Tx { return &Tx{db: db.Provider, in: inTx(tx)} }
 
 // CallersTx marks a store inside a caller's transaction.
 func (*Tx) CallersTx() {}

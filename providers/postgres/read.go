@@ -24,23 +24,33 @@ from kinora.events where stream = $1::text and version > $2::bigint order by ver
 // ReadStream implements eventstore.Store, in pages of up to 200 events. A page ends with the event
 // that makes it 4 MiB of data and metadata or more.
 func (db *DB) ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[eventstore.Raw, error] {
-	return db.readStream(ctx, db.pool, stream, afterVersion)
+	return db.readStream(stream, afterVersion, func(after int64, limit int) ([]eventstore.Raw, int, error) {
+		return db.readPage(ctx, db.pool, stream, after, limit)
+	})
 }
 
 // ReadStream implements eventstore.TxStore. It includes the events that the transaction itself
 // appended.
 func (t *Tx) ReadStream(ctx context.Context, stream string, afterVersion int64) iter.Seq2[eventstore.Raw, error] {
-	return t.db.readStream(ctx, t.tx, stream, afterVersion)
+	return t.db.readStream(stream, afterVersion, func(after int64, limit int) (page []eventstore.Raw, bytes int, err error) {
+		err = t.in(ctx, func(q session) error {
+			page, bytes, err = t.db.readPage(ctx, q, stream, after, limit)
+			return err
+		})
+		return page, bytes, err
+	})
 }
 
-func (db *Provider) readStream(ctx context.Context, q querier, stream string, after int64) iter.Seq2[eventstore.Raw, error] {
+// readStream reads pages by read, which gets the version after which a page begins and the greatest
+// number of its events.
+func (db *Provider) readStream(stream string, after int64, read func(after int64, limit int) ([]eventstore.Raw, int, error)) iter.Seq2[eventstore.Raw, error] {
 	return func(yield func(eventstore.Raw, error) bool) {
 		if err := provider.CheckStream(stream); err != nil {
 			yield(eventstore.Raw{}, err)
 			return
 		}
 		for rows, after := pageRows, after; ; {
-			page, bytes, err := db.readPage(ctx, q, stream, after, rows)
+			page, bytes, err := read(after, rows)
 			if err != nil {
 				yield(eventstore.Raw{}, fmt.Errorf("read %s: %w", stream, clear(err)))
 				return

@@ -36,13 +36,18 @@ func (db *DB) SaveSnapshot(ctx context.Context, stream string, s eventstore.Snap
 
 // LoadSnapshot implements eventstore.SnapshotStore.
 func (t *Tx) LoadSnapshot(ctx context.Context, stream, schema string) (eventstore.Snapshot, error) {
-	return t.db.loadSnapshot(ctx, t.tx, stream, schema)
+	var s eventstore.Snapshot
+	err := t.in(ctx, func(q session) (err error) {
+		s, err = t.db.loadSnapshot(ctx, q, stream, schema)
+		return err
+	})
+	return s, err
 }
 
 // SaveSnapshot implements eventstore.SnapshotStore. Like any statement that fails, it leaves the
 // transaction aborted if it fails.
 func (t *Tx) SaveSnapshot(ctx context.Context, stream string, s eventstore.Snapshot) error {
-	return t.db.saveSnapshot(ctx, t.tx, stream, s)
+	return t.in(ctx, func(q session) error { return t.db.saveSnapshot(ctx, q, stream, s) })
 }
 
 func (db *Provider) loadSnapshot(ctx context.Context, q querier, stream, schema string) (eventstore.Snapshot, error) {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -12,12 +13,12 @@ import (
 // taskTx is the tasks in a transaction.
 type taskTx struct {
 	db *Provider
-	tx pgx.Tx
+	in within
 }
 
 // TasksIn returns the tasks in tx, which must be at READ COMMITTED. After the commit of a
 // transaction that you began yourself, call Wake.
-func (db *DB) TasksIn(tx pgx.Tx) provider.TaskTx { return &taskTx{db: db.Provider, tx: tx} }
+func (db *DB) TasksIn(tx pgx.Tx) provider.TaskTx { return &taskTx{db: db.Provider, in: inTx(tx)} }
 
 const (
 	// One task, the usual case.
@@ -41,7 +42,11 @@ func (t *taskTx) Enqueue(ctx context.Context, tasks ...provider.TaskDraft) error
 	defer t.db.tasked.Add(1)
 	if d := &tasks[0]; len(tasks) == 1 {
 		crash.Point("enqueue task: before")
-		tag, err := t.tx.Exec(ctx, t.db.q(enqueueTaskSQL), d.ID, d.Kind, string(d.Input), d.After.Microseconds(), dueAt(d))
+		var tag pgconn.CommandTag
+		err := t.in(ctx, func(q session) (err error) {
+			tag, err = q.Exec(ctx, t.db.q(enqueueTaskSQL), d.ID, d.Kind, string(d.Input), d.After.Microseconds(), dueAt(d))
+			return err
+		})
 		crash.Point("enqueue task: after")
 		if err != nil || tag.RowsAffected() == 1 {
 			return wrap("enqueue tasks", clear(err))
@@ -64,12 +69,17 @@ func (t *taskTx) EnqueueGroup(ctx context.Context, g provider.TaskGroupDraft) er
 func (t *taskTx) add(ctx context.Context, what, sql string, args ...any) error {
 	var same bool
 	crash.Point("enqueue tasks: before")
-	err := t.tx.QueryRow(ctx, t.db.q(sql), t.db.described(args)...).Scan(&same)
+	err := t.row(ctx, sql, t.db.described(args), &same)
 	crash.Point("enqueue tasks: after")
 	if err == nil && !same {
 		err = provider.ErrTaskIDReused
 	}
 	return wrap(what, clear(err))
+}
+
+// row runs a statement that returns one row.
+func (t *taskTx) row(ctx context.Context, sql string, args []any, into ...any) error {
+	return t.in(ctx, func(q session) error { return q.QueryRow(ctx, t.db.q(sql), args...).Scan(into...) })
 }
 
 func dueAt(d *provider.TaskDraft) *time.Time {
@@ -101,7 +111,7 @@ func (t *taskTx) Answer(ctx context.Context, a provider.TaskAnswer) (outcome pro
 	}
 	defer t.db.tasked.Add(1)
 	crash.Point("answer task: before")
-	err = t.tx.QueryRow(ctx, t.db.q(answerTaskSQL), a.Task, a.Name, a.ID, string(a.Out)).Scan(&outcome)
+	err = t.row(ctx, answerTaskSQL, []any{a.Task, a.Name, a.ID, string(a.Out)}, &outcome)
 	crash.Point("answer task: after")
 	return outcome, wrap("answer a task", clear(err))
 }
@@ -113,7 +123,7 @@ func (t *taskTx) Postpone(ctx context.Context, id string, at time.Time) (done bo
 	}
 	defer t.db.tasked.Add(1)
 	crash.Point("postpone task: before")
-	err = t.tx.QueryRow(ctx, t.db.q(postponeTaskSQL), id, at).Scan(&done)
+	err = t.row(ctx, postponeTaskSQL, []any{id, at}, &done)
 	crash.Point("postpone task: after")
 	return done, wrap("postpone a task", clear(err))
 }
@@ -125,7 +135,11 @@ func (t *taskTx) Cancel(ctx context.Context, id string) (bool, error) {
 		return false, wrap("cancel a task", err)
 	}
 	defer t.db.tasked.Add(1)
-	n, err := t.db.decideTasks(ctx, t.tx, cancelTasksSQL, f, provider.Decision{})
+	var n int
+	err := t.in(ctx, func(q session) (err error) {
+		n, err = t.db.decideTasks(ctx, q, cancelTasksSQL, f, provider.Decision{})
+		return err
+	})
 	return n > 0, wrap("cancel a task", err)
 }
 
@@ -133,7 +147,11 @@ func (t *taskTx) Cancel(ctx context.Context, id string) (bool, error) {
 // group share: each locks its own row first, and then that row.
 func (t *taskTx) Change(ctx context.Context, c provider.TaskChange) (provider.TaskChanged, error) {
 	crash.Point("change task: before")
-	all, err := t.db.changeTasks(ctx, t.tx, []provider.TaskChange{c})
+	var all []provider.TaskChanged
+	err := t.in(ctx, func(q session) (err error) {
+		all, err = t.db.changeTasks(ctx, q, []provider.TaskChange{c})
+		return err
+	})
 	crash.Point("change task: after")
 	if err != nil {
 		return provider.TaskChanged{}, err
@@ -144,7 +162,7 @@ func (t *taskTx) Change(ctx context.Context, c provider.TaskChange) (provider.Ta
 	}
 	g := provider.TaskGroup{ID: changed.Now.Group}
 	crash.Point("count task: before")
-	err = t.tx.QueryRow(ctx, t.db.q(countTaskSQL), planned, g.ID).Scan(&g.Kind, &g.Data, &g.Total, &g.Open)
+	err = t.row(ctx, countTaskSQL, []any{planned, g.ID}, &g.Kind, &g.Data, &g.Total, &g.Open)
 	crash.Point("count task: after")
 	changed.Group = &g
 	return changed, wrap("count the group of a task", clear(err))

@@ -10,7 +10,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -20,9 +19,10 @@ type unit struct {
 	provider.Unit
 	// the closing, after the statements that handlers queued; in one round trip the whole unit
 	pgx.Batch
-	db     *Provider
-	queues bool // its handlers queue statements
-	found  provider.Found
+	db      *Provider
+	acquire func(ctx context.Context) (*leased, error)
+	queues  bool // its handlers queue statements
+	found   provider.Found
 	// the markers that the opening inserted, or with Advance those that do not exist
 	marked     map[provider.Marker]bool
 	checkpoint provider.Checkpoint
@@ -37,7 +37,24 @@ type unit struct {
 func (db *Provider) newUnit(u provider.Unit) *unit {
 	u.Generation = u.Build().Generation
 	u.Messages = withMarkerIDs(u.Messages)
-	return &unit{Unit: u, db: db, now: -1}
+	return &unit{Unit: u, db: db, acquire: db.lease, now: -1}
+}
+
+// leased is a connection of the pool, for a unit.
+type leased struct {
+	*pgx.Conn
+	release func()
+	// abandon gives the connection's place in the pool to another one. Its network connection is
+	// closed, but a handler may still be using the rest.
+	abandon func()
+}
+
+func (db *Provider) lease(ctx context.Context) (*leased, error) {
+	pooled, err := db.pool.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &leased{pooled.Conn(), pooled.Release, func() { pooled.Hijack() }}, nil
 }
 
 // withMarkerIDs returns the messages with their ids as in the table of markers.
@@ -95,14 +112,13 @@ func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) (provider.Closing, er
 		}
 		defer outside.end(ctx)
 	}
-	pooled, err := w.db.pool.Acquire(ctx)
+	conn, err := w.acquire(ctx)
 	if err != nil {
 		return ofOwn(ctx, wrap("acquire a connection", err))
 	}
-	defer pooled.Release()
-	conn := pooled.Conn()
+	defer conn.release()
 	crash.Point("open unit: before")
-	tx, err := w.open(ctx, conn)
+	tx, err := w.open(ctx, conn.Conn)
 	crash.Point("open unit: after")
 	if tx != nil {
 		defer rollback(ctx, tx) // also after a panic or runtime.Goexit in run
@@ -114,7 +130,7 @@ func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) (provider.Closing, er
 		return err
 	}
 	var closing provider.Closing
-	if watch(ctx, pooled, false, func() { closing, err = run(tx) }) {
+	if watch(ctx, conn, false, func() { closing, err = run(tx) }) {
 		return &provider.Error{Class: provider.ClassUnknown, Code: provider.CodeDeadline,
 			Err: fmt.Errorf("the handler did not return, and its transaction was rolled back: %w", ctx.Err())}
 	}
@@ -130,7 +146,7 @@ func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) (provider.Closing, er
 	if w.Switch != nil && len(closing.Park) > 0 {
 		return errParks
 	}
-	if err := w.usable(ctx, conn); err != nil {
+	if err := w.usable(ctx, conn.Conn); err != nil {
 		return err
 	}
 	if err := w.queueClosing(closing); err != nil {
@@ -141,7 +157,7 @@ func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) (provider.Closing, er
 	}
 	if w.Len() > 0 {
 		crash.Point("close unit: before")
-		err = w.send(ctx, pooled)
+		err = w.send(ctx, conn)
 		crash.Point("close unit: after")
 	}
 	if err == nil && w.Switch != nil {
@@ -218,8 +234,8 @@ const grace = time.Second
 // network connection, because f may be using the rest. If f only waits for the server, interrupt
 // requests cancellation from the end of ctx on, repeatedly, because a request that comes too
 // early is lost. A late request may hit the next statement, so the connection is closed then too.
-func watch(ctx context.Context, pooled *pgxpool.Conn, interrupt bool, f func()) (lost bool) {
-	conn, broken := pooled.Conn(), false
+func watch(ctx context.Context, conn *leased, interrupt bool, f func()) (lost bool) {
+	broken := false
 	returned, watched := make(chan struct{}), make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(watched)
@@ -237,8 +253,8 @@ func watch(ctx context.Context, pooled *pgxpool.Conn, interrupt bool, f func()) 
 			}
 		}
 		broken = true
-		pooled.Hijack()
 		_ = conn.PgConn().Conn().Close()
+		conn.abandon()
 		limit, cancel = context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
 		// otherwise the server would notice only at the end of a statement
@@ -251,7 +267,7 @@ func watch(ctx context.Context, pooled *pgxpool.Conn, interrupt bool, f func()) 
 		}
 		<-watched
 		if lost = broken; lost || interrupt {
-			closeConn(ctx, conn)
+			closeConn(ctx, conn.Conn)
 		}
 	}()
 	f()
