@@ -75,7 +75,7 @@ func child(ctx context.Context, role string, args []string) error {
 	flags.StringVar(&o.dsn, "db", "", "connection string of PostgreSQL")
 	flags.StringVar(&o.broker, "broker", "", "address of the broker")
 	flags.DurationVar(&o.takeover, "takeover", brokers.Takeover, "how long the messages of a killed runner wait")
-	flags.IntVar(&o.redeliver, "redeliver", 0, "nack every so manieth message after it is applied")
+	flags.IntVar(&o.redeliver, "redeliver", 0, "nack every message number N, 2N, … after it is applied")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}

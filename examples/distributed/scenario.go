@@ -124,6 +124,7 @@ func (s *scenario) claiming(ctx context.Context, all []*process) (int, error) {
 				continue
 			}
 			p.signal(syscall.SIGSTOP)
+			time.Sleep(50 * time.Millisecond) // a statement of this relay that has been sent ends meanwhile
 			left, err := s.db.Entries(ctx, outbox.Filter{Status: []outbox.Status{outbox.Claimed}, Seqs: []int64{entries[0].Seq}})
 			if err != nil || len(left) == 1 && left[0].Token == entries[0].Token {
 				return i, err
@@ -191,8 +192,8 @@ func (s *scenario) await(ctx context.Context) error {
 // options are the flags of relays and runners.
 type options struct {
 	dsn, broker string
-	takeover   time.Duration
-	redeliver  int
+	takeover    time.Duration
+	redeliver   int
 }
 
 func (o options) args() []string {

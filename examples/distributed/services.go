@@ -48,14 +48,18 @@ func newRelay(db *postgres.DB, p message.Publisher, holder string, log *slog.Log
 	})
 }
 
-// newRunner returns a runner of both projectors, each with its own consumer group. It prints a word
-// for each delivery that was applied before, and for each event that came from the log.
-func newRunner(db *postgres.DB, b brokers.Broker, redeliver int, log *slog.Logger, out io.Writer) (*projector.Runner, error) {
-	source := projector.SubscribeEach(func(name string) (message.Subscriber, error) {
+// each returns a source in which each projector has its own consumer group.
+func each(b brokers.Broker, redeliver int) projector.Source {
+	return projector.SubscribeEach(func(name string) (message.Subscriber, error) {
 		sub, err := b.Subscriber(name)
 		return redelivering{sub, redeliver}, err
 	}, topic)
-	return projector.NewRunner(db, source, projector.RunnerConfig{
+}
+
+// newRunner returns a runner of both projectors. It prints a word for each delivery that was applied
+// before, and for each event that came from the log.
+func newRunner(db *postgres.DB, from projector.Source, log *slog.Logger, out io.Writer) (*projector.Runner, error) {
+	return projector.NewRunner(db, from, projector.RunnerConfig{
 		Lease: lease, Logger: log,
 		Grace: 2 * lease, // more than a takeover takes
 		Observer: projector.RunnerObserver{
@@ -100,7 +104,7 @@ func serve(ctx context.Context, role string, o options, out io.Writer) (err erro
 		if err != nil {
 			return err
 		}
-	} else if service, err = newRunner(db, b, o.redeliver, log, out); err != nil {
+	} else if service, err = newRunner(db, each(b, o.redeliver), log, out); err != nil {
 		return err
 	}
 	group, err := kinora.Start(ctx, service)
