@@ -129,7 +129,10 @@ func demonstrate(ctx context.Context, ps *processes, dsn string, events int, out
 	if err != nil {
 		return err
 	}
-	defer cluster.remove()
+	defer func() {
+		_ = ps.stopAll() // its error is returned by the call of the parent, or below
+		cluster.remove()
+	}()
 	fmt.Fprintln(out, "three NATS servers are ready")
 	s := &scenario{
 		processes: ps, ledger: &ledger{db: db, amounts: map[string][]int64{}}, accounts: 20, services: 3, say: out,
