@@ -83,7 +83,7 @@ func (p *inProcess) await(table string, events int) {
 }
 
 // TestMemory: a broker without storage loses what no runner has subscribed to, and what a runner that
-// ends has not acked. The log brings what is missing: balances is exact, and in order.
+// ends has not acked. The log has them: balances is exact, and in order.
 func TestMemory(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.Open(t, &postgres.Config{Route: outbox.ByCategory}, tables)
@@ -93,7 +93,7 @@ func TestMemory(t *testing.T) {
 	defer stopOther()
 	require.NoError(t, p.appendTo(t.Context(), 20, 5))
 	lost := p.events
-	require.Eventually(t, func() bool { // published to nobody
+	require.Eventually(t, func() bool { // without a subscriber
 		n, err := db.StatusCounts(t.Context(), outbox.Published)
 		return err == nil && n[outbox.Published] == int64(lost)
 	}, 30*time.Second, 10*time.Millisecond)

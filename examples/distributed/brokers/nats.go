@@ -108,7 +108,7 @@ func (n natsBroker) Subscriber(group string) (message.Subscriber, error) {
 			// of a key, also if a runner is killed.
 			MaxAckPending: 1,
 			AckWait:       n.takeover,
-			MaxDeliver:    -1, // without limit: the runner parks what it cannot apply
+			MaxDeliver:    -1, // without limit: the runner parks messages that it cannot apply
 		}
 	}}
 	s.life, s.end = context.WithCancel(context.Background())
