@@ -91,7 +91,7 @@ func scenarioOn(t *testing.T, ps *processes, dsn, broker string, takeover time.D
 	t.Cleanup(db.Close)
 	t.Cleanup(func() { _ = ps.stopAll() }) // before the database is dropped
 	return &scenario{
-		processes: ps, ledger: &ledger{db: db, amounts: map[string][]int64{}}, accounts: 20, services: 2, say: io.Discard,
+		processes: ps, ledger: &ledger{db: db, amounts: map[string][]int64{}}, accounts: 20, services: 2, out: io.Discard,
 		options: options{dsn: dsn, broker: broker, takeover: takeover, redeliver: 10},
 	}
 }

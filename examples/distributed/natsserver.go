@@ -67,7 +67,7 @@ func (n *natsNode) serve(ctx context.Context, out io.Writer) error {
 	if !s.ReadyForConnections(20 * time.Second) {
 		return errors.New("the NATS server does not accept connections")
 	}
-	fmt.Fprintln(out, isReady)
+	say(out, isReady)
 	<-ctx.Done()
 	return nil
 }

@@ -25,7 +25,7 @@ type scenario struct {
 	accounts int
 	services int                         // relays, and as many runners
 	outage   func(context.Context) error // restarts the broker or one of its servers; nil means none
-	say      io.Writer
+	out      io.Writer
 
 	relays, runners []*process
 }
@@ -74,11 +74,11 @@ func (s *scenario) disturb(ctx context.Context, phase int, b brokers.Broker) err
 		if s.outage == nil {
 			return nil
 		}
-		fmt.Fprintln(s.say, "the broker fails and comes back")
+		say(s.out, "the broker fails and comes back")
 		return s.outage(ctx)
 	case 4:
 		n, err := republish(ctx, s.ledger, b)
-		fmt.Fprintf(s.say, "%d messages are published again\n", n)
+		say(s.out, "%d messages are published again", n)
 		return err
 	}
 	return nil
@@ -99,7 +99,7 @@ func (s *scenario) replace(ctx context.Context, role string, all []*process) (er
 			return err
 		}
 	}
-	fmt.Fprintf(s.say, "a %s is killed, and another one started\n", role)
+	say(s.out, "a %s is killed, and another one started", role)
 	all[i].kill()
 	all[i], err = s.start(ctx, role, s.args()...)
 	return err

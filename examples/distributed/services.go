@@ -41,7 +41,7 @@ func newRelay(db *postgres.DB, p message.Publisher, holder string, log *slog.Log
 		Observer: outbox.RelayObserver{Claimed: func(entries []outbox.Entry, _ time.Duration, _ error) {
 			for _, e := range entries {
 				if e.Suspect {
-					fmt.Fprintln(out, takenOver)
+					say(out, takenOver)
 				}
 			}
 		}},
@@ -65,10 +65,10 @@ func newRunner(db *postgres.DB, from projector.Source, log *slog.Logger, out io.
 		Observer: projector.RunnerObserver{
 			Handled: func(_ string, skipped bool, _, _ time.Duration, _ error) {
 				if skipped {
-					fmt.Fprintln(out, skippedTwice)
+					say(out, skippedTwice)
 				}
 			},
-			Completed: func(string, string) { fmt.Fprintln(out, fromLog) },
+			Completed: func(string, string) { say(out, fromLog) },
 		},
 	}, deliveries, balances)
 }
@@ -80,6 +80,9 @@ const (
 	skippedTwice = "skipped"    // a delivery whose marker existed
 	fromLog      = "from the log"
 )
+
+// say prints a line. Its error does not matter: the reader is a test, a person or the parent.
+func say(out io.Writer, format string, args ...any) { _, _ = fmt.Fprintf(out, format+"\n", args...) }
 
 // serve runs a relay or a runner until ctx ends.
 func serve(ctx context.Context, role string, o options, out io.Writer) (err error) {
@@ -111,7 +114,7 @@ func serve(ctx context.Context, role string, o options, out io.Writer) (err erro
 	if err != nil {
 		return err
 	}
-	fmt.Fprintln(out, isReady)
+	say(out, isReady)
 	select {
 	case <-ctx.Done():
 	case <-group.Ended():
