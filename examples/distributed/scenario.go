@@ -105,18 +105,25 @@ func (s *scenario) replace(ctx context.Context, role string, all []*process) (er
 	return err
 }
 
-// claiming returns a relay that has claimed entries and is suspended, so that it keeps them. It
-// appends events until there is one.
+// claiming returns a relay that has claimed entries and is suspended, so that it keeps them. If all
+// entries are published, it appends more events.
 func (s *scenario) claiming(ctx context.Context, all []*process) (int, error) {
 	for {
+		open, err := s.db.Entries(ctx, outbox.Filter{Status: []outbox.Status{outbox.Claimed, outbox.Pending, outbox.Failed}, Limit: 1})
+		if err != nil {
+			return 0, err
+		}
+		if len(open) == 0 {
+			if err := s.appendTo(ctx, s.accounts, 2); err != nil {
+				return 0, err
+			}
+		}
 		entries, err := s.db.Entries(ctx, outbox.Filter{Status: []outbox.Status{outbox.Claimed}, Limit: 1})
 		if err != nil {
 			return 0, err
 		}
 		if len(entries) == 0 {
-			if err := s.appendTo(ctx, s.accounts, 1); err != nil {
-				return 0, err
-			}
+			time.Sleep(time.Millisecond)
 			continue
 		}
 		for i, p := range all {
