@@ -3,7 +3,6 @@ package brokers_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"strconv"
@@ -16,7 +15,6 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/pubsub/tests"
-	"github.com/nats-io/nats-server/v2/server"
 	"github.com/stretchr/testify/require"
 	"github.com/twmb/franz-go/pkg/kfake"
 
@@ -160,25 +158,8 @@ func TestSQLConforms(t *testing.T) {
 
 func TestNATSConforms(t *testing.T) {
 	t.Parallel()
-	options := &server.Options{Host: "127.0.0.1", Port: freePort(t), JetStream: true, StoreDir: t.TempDir(), NoLog: true, NoSigs: true}
-	start := func() *server.Server {
-		s, err := server.NewServer(options.Clone())
-		require.NoError(t, err)
-		s.Start()
-		require.True(t, s.ReadyForConnections(10*time.Second))
-		return s
-	}
-	stop := func(s *server.Server) {
-		s.Shutdown()
-		s.WaitForShutdown()
-	}
-	s := start()
-	t.Cleanup(func() { stop(s) })
-	conform(t, fmt.Sprintf("nats://127.0.0.1:%d", options.Port), 5*time.Second, func() error {
-		stop(s)
-		s = start()
-		return nil
-	})
+	address, restart := startNATS(t)
+	conform(t, address, 5*time.Second, restart)
 }
 
 func TestKafkaConforms(t *testing.T) {
