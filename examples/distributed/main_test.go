@@ -100,7 +100,7 @@ func scenarioOn(t *testing.T, ps *processes, dsn, broker string, takeover time.D
 // once. If the broker keeps the order of keys, so must it.
 func (s *scenario) finish(t *testing.T, ordered bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), longtest.Or(90*time.Second, 5*time.Minute))
+	ctx, cancel := context.WithTimeout(t.Context(), longtest.Or(3*time.Minute, 15*time.Minute))
 	defer cancel()
 	begin := time.Now()
 	require.NoError(t, s.run(ctx, longtest.Or(1000, 10_000)))
