@@ -75,6 +75,7 @@ fault: server ## every fault on real processes, and the long tests, in an hour (
 long: server pgbouncer ## the long form of the tests that have one (see internal/longtest), and every mutant, in a quarter of an hour; part of make fault
 	KINORA_LONG=1 go test -count=1 -timeout 30m ./outbox ./providers/postgres/pooled ./internal/mutant
 	KINORA_LONG=1 go test -count=1 -run TestNoEventIsSkippedWhateverTheOrderOfCommits ./providers/postgres
+	KINORA_LONG=1 go test -count=1 -timeout 30m ./examples/distributed/...
 
 fault-short: ## each fault for some seconds, in three minutes (CELL=, SEED=)
 	@mkdir -p $(BIN)

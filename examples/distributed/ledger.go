@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -33,8 +34,15 @@ func (l *ledger) appendTo(ctx context.Context, accounts, events int) error {
 		if err != nil {
 			return err
 		}
-		if _, err := l.db.Append(ctx, stream, eventstore.Expected(len(l.amounts[stream])), drafts); err != nil {
-			return fmt.Errorf("append to %s: %w", stream, err)
+		// After an error the events may be stored. Appending them again is safe: see eventstore.Store.
+		for try := 0; ; try++ {
+			if _, err = l.db.Append(ctx, stream, eventstore.Expected(len(l.amounts[stream])), drafts); err == nil {
+				break
+			}
+			if try == 50 || ctx.Err() != nil {
+				return fmt.Errorf("append to %s: %w", stream, err)
+			}
+			time.Sleep(100 * time.Millisecond)
 		}
 		l.amounts[stream] = append(l.amounts[stream], amounts...)
 		l.events += events

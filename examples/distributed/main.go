@@ -75,7 +75,7 @@ func child(ctx context.Context, role string, args []string) error {
 	flags.StringVar(&o.dsn, "db", "", "connection string of PostgreSQL")
 	flags.StringVar(&o.broker, "broker", "", "address of the broker")
 	flags.DurationVar(&o.takeover, "takeover", brokers.Takeover, "how long the messages of a killed runner wait")
-	flags.IntVar(&o.redeliver, "redeliver", 0, "nack every so manieth message after it is applied")
+	flags.IntVar(&o.redeliver, "redeliver", 0, "nack every message number N, 2N, … after it is applied")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -124,15 +124,18 @@ func demonstrate(ctx context.Context, ps *processes, dsn string, events int, out
 	if err := prepareDB(ctx, db); err != nil {
 		return err
 	}
-	fmt.Fprintln(out, "PostgreSQL is ready")
+	say(out, "PostgreSQL is ready")
 	cluster, err := startCluster(ctx, ps, 3)
 	if err != nil {
 		return err
 	}
-	defer cluster.remove()
-	fmt.Fprintln(out, "three NATS servers are ready")
+	defer func() {
+		_ = ps.stopAll() // its error is returned by the call of the parent, or below
+		cluster.remove()
+	}()
+	say(out, "three NATS servers are ready")
 	s := &scenario{
-		processes: ps, ledger: &ledger{db: db, amounts: map[string][]int64{}}, accounts: 20, services: 3, say: out,
+		processes: ps, ledger: &ledger{db: db, amounts: map[string][]int64{}}, accounts: 20, services: 3, out: out,
 		options: options{dsn: dsn, broker: cluster.address(), takeover: lease, redeliver: 20},
 		outage:  cluster.killOne,
 	}
@@ -147,10 +150,10 @@ func demonstrate(ctx context.Context, ps *processes, dsn string, events int, out
 
 // report prints the counts, and returns an error if a read model is wrong.
 func (s *scenario) report(ctx context.Context, took time.Duration, out io.Writer) error {
-	fmt.Fprintf(out, "%d events of %d accounts in %s\n", s.events, len(s.amounts), took.Round(100*time.Millisecond))
-	fmt.Fprintf(out, "entries taken over from a killed relay: %d\n", s.printed(takenOver))
-	fmt.Fprintf(out, "deliveries of applied messages, skipped: %d\n", s.printed(skippedTwice))
-	fmt.Fprintf(out, "events that came from the log before the broker delivered them: %d\n", s.printed(fromLog))
+	say(out, "%d events of %d accounts in %s", s.events, len(s.amounts), took.Round(100*time.Millisecond))
+	say(out, "entries taken over from a killed relay: %d", s.printed(takenOver))
+	say(out, "deliveries of applied messages, skipped: %d", s.printed(skippedTwice))
+	say(out, "events that came from the log before the broker delivered them: %d", s.printed(fromLog))
 	for _, table := range []string{"deliveries", "balances"} {
 		c, err := s.compare(ctx, table)
 		if err != nil {
@@ -159,7 +162,7 @@ func (s *scenario) report(ctx context.Context, took time.Duration, out io.Writer
 		if len(c.wrong)+len(c.unordered) > 0 {
 			return fmt.Errorf("%s is wrong for %v, and out of order for %v", table, c.wrong, c.unordered)
 		}
-		fmt.Fprintf(out, "%s is exact: %d events, each once, in the order of its account\n", table, c.applied)
+		say(out, "%s is exact: %d events, each once, in the order of its account", table, c.applied)
 	}
 	return nil
 }

@@ -67,7 +67,7 @@ func (n *natsNode) serve(ctx context.Context, out io.Writer) error {
 	if !s.ReadyForConnections(20 * time.Second) {
 		return errors.New("the NATS server does not accept connections")
 	}
-	fmt.Fprintln(out, isReady)
+	say(out, isReady)
 	<-ctx.Done()
 	return nil
 }
@@ -82,12 +82,18 @@ type cluster struct {
 }
 
 // startCluster starts servers, and returns when JetStream answers.
-func startCluster(ctx context.Context, ps *processes, servers int) (*cluster, error) {
+func startCluster(ctx context.Context, ps *processes, servers int) (_ *cluster, err error) {
 	dir, err := os.MkdirTemp("", "kinora-nats-")
 	if err != nil {
 		return nil, err
 	}
 	c := &cluster{processes: ps, dir: dir}
+	defer func() {
+		if err != nil {
+			_ = ps.stopAll()
+			c.remove()
+		}
+	}()
 	addresses, err := freeAddresses(2 * servers)
 	if err != nil {
 		return nil, err
@@ -100,7 +106,7 @@ func startCluster(ctx context.Context, ps *processes, servers int) (*cluster, er
 		c.nodes = append(c.nodes, n)
 		p, err := ps.start(ctx, natsRole, n.args()...)
 		if err != nil {
-			return c, err
+			return nil, err
 		}
 		c.run = append(c.run, p)
 	}

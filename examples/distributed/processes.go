@@ -18,7 +18,7 @@ import (
 // them with stopAll.
 type processes struct {
 	program string    // this one, unless a test sets it
-	log     io.Writer // what they log
+	log     io.Writer // gets their logs
 
 	mu      sync.Mutex
 	all     []*process

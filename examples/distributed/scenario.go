@@ -25,7 +25,7 @@ type scenario struct {
 	accounts int
 	services int                         // relays, and as many runners
 	outage   func(context.Context) error // restarts the broker or one of its servers; nil means none
-	say      io.Writer
+	out      io.Writer
 
 	relays, runners []*process
 }
@@ -74,11 +74,11 @@ func (s *scenario) disturb(ctx context.Context, phase int, b brokers.Broker) err
 		if s.outage == nil {
 			return nil
 		}
-		fmt.Fprintln(s.say, "the broker fails and comes back")
+		say(s.out, "the broker fails and comes back")
 		return s.outage(ctx)
 	case 4:
 		n, err := republish(ctx, s.ledger, b)
-		fmt.Fprintf(s.say, "%d messages are published again\n", n)
+		say(s.out, "%d messages are published again", n)
 		return err
 	}
 	return nil
@@ -99,24 +99,31 @@ func (s *scenario) replace(ctx context.Context, role string, all []*process) (er
 			return err
 		}
 	}
-	fmt.Fprintf(s.say, "a %s is killed, and another one started\n", role)
+	say(s.out, "a %s is killed, and another one started", role)
 	all[i].kill()
 	all[i], err = s.start(ctx, role, s.args()...)
 	return err
 }
 
-// claiming returns a relay that has claimed entries and is suspended, so that it keeps them. It
-// appends events until there is one.
+// claiming returns a relay that has claimed entries and is suspended, so that it keeps them. If all
+// entries are published, it appends more events.
 func (s *scenario) claiming(ctx context.Context, all []*process) (int, error) {
 	for {
+		open, err := s.db.Entries(ctx, outbox.Filter{Status: []outbox.Status{outbox.Claimed, outbox.Pending, outbox.Failed}, Limit: 1})
+		if err != nil {
+			return 0, err
+		}
+		if len(open) == 0 {
+			if err := s.appendTo(ctx, s.accounts, 2); err != nil {
+				return 0, err
+			}
+		}
 		entries, err := s.db.Entries(ctx, outbox.Filter{Status: []outbox.Status{outbox.Claimed}, Limit: 1})
 		if err != nil {
 			return 0, err
 		}
 		if len(entries) == 0 {
-			if err := s.appendTo(ctx, s.accounts, 1); err != nil {
-				return 0, err
-			}
+			time.Sleep(time.Millisecond)
 			continue
 		}
 		for i, p := range all {
@@ -124,6 +131,7 @@ func (s *scenario) claiming(ctx context.Context, all []*process) (int, error) {
 				continue
 			}
 			p.signal(syscall.SIGSTOP)
+			time.Sleep(50 * time.Millisecond) // a statement of this relay that has been sent ends meanwhile
 			left, err := s.db.Entries(ctx, outbox.Filter{Status: []outbox.Status{outbox.Claimed}, Seqs: []int64{entries[0].Seq}})
 			if err != nil || len(left) == 1 && left[0].Token == entries[0].Token {
 				return i, err

@@ -41,30 +41,34 @@ func newRelay(db *postgres.DB, p message.Publisher, holder string, log *slog.Log
 		Observer: outbox.RelayObserver{Claimed: func(entries []outbox.Entry, _ time.Duration, _ error) {
 			for _, e := range entries {
 				if e.Suspect {
-					fmt.Fprintln(out, takenOver)
+					say(out, takenOver)
 				}
 			}
 		}},
 	})
 }
 
-// newRunner returns a runner of both projectors, each with its own consumer group. It prints a word
-// for each delivery that was applied before, and for each event that came from the log.
-func newRunner(db *postgres.DB, b brokers.Broker, redeliver int, log *slog.Logger, out io.Writer) (*projector.Runner, error) {
-	source := projector.SubscribeEach(func(name string) (message.Subscriber, error) {
+// each returns a source in which each projector has its own consumer group.
+func each(b brokers.Broker, redeliver int) projector.Source {
+	return projector.SubscribeEach(func(name string) (message.Subscriber, error) {
 		sub, err := b.Subscriber(name)
 		return redelivering{sub, redeliver}, err
 	}, topic)
-	return projector.NewRunner(db, source, projector.RunnerConfig{
+}
+
+// newRunner returns a runner of both projectors. It prints a word for each delivery that was applied
+// before, and for each event that came from the log.
+func newRunner(db *postgres.DB, from projector.Source, log *slog.Logger, out io.Writer) (*projector.Runner, error) {
+	return projector.NewRunner(db, from, projector.RunnerConfig{
 		Lease: lease, Logger: log,
 		Grace: 2 * lease, // more than a takeover takes
 		Observer: projector.RunnerObserver{
 			Handled: func(_ string, skipped bool, _, _ time.Duration, _ error) {
 				if skipped {
-					fmt.Fprintln(out, skippedTwice)
+					say(out, skippedTwice)
 				}
 			},
-			Completed: func(string, string) { fmt.Fprintln(out, fromLog) },
+			Completed: func(string, string) { say(out, fromLog) },
 		},
 	}, deliveries, balances)
 }
@@ -76,6 +80,9 @@ const (
 	skippedTwice = "skipped"    // a delivery whose marker existed
 	fromLog      = "from the log"
 )
+
+// say prints a line. Its error does not matter: the reader is a test, a person or the parent.
+func say(out io.Writer, format string, args ...any) { _, _ = fmt.Fprintf(out, format+"\n", args...) }
 
 // serve runs a relay or a runner until ctx ends.
 func serve(ctx context.Context, role string, o options, out io.Writer) (err error) {
@@ -100,14 +107,14 @@ func serve(ctx context.Context, role string, o options, out io.Writer) (err erro
 		if err != nil {
 			return err
 		}
-	} else if service, err = newRunner(db, b, o.redeliver, log, out); err != nil {
+	} else if service, err = newRunner(db, each(b, o.redeliver), log, out); err != nil {
 		return err
 	}
 	group, err := kinora.Start(ctx, service)
 	if err != nil {
 		return err
 	}
-	fmt.Fprintln(out, isReady)
+	say(out, isReady)
 	select {
 	case <-ctx.Done():
 	case <-group.Ended():

@@ -69,7 +69,7 @@ func Open(c Config) (Broker, error) {
 	return nil, errors.New("the address of the broker must begin with redis://, nats://, kafka:// or postgres://")
 }
 
-// wrap adds what was tried to an error.
+// wrap adds the failed call to an error.
 func wrap(what string, err error) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", what, err)

@@ -68,7 +68,7 @@ func (k kafkaBroker) Publisher() (message.Publisher, error) {
 func (k kafkaBroker) Subscriber(group string) (message.Subscriber, error) {
 	config := kafka.DefaultSaramaSubscriberConfig()
 	config.Version = sarama.V2_1_0_0
-	// The default is the newest: what was published before a new group has begun would be lost.
+	// The default is the newest: a new group would lose the messages before its beginning.
 	config.Consumer.Offsets.Initial = sarama.OffsetOldest
 	// The partitions of a killed runner go to others after the session timeout. It must be within
 	// the server's group.min.session.timeout.ms (6s) and group.max.session.timeout.ms.

@@ -10,6 +10,9 @@ import (
 // Memory is a broker in this process: Watermill's gochannel. It stores nothing. It loses a message
 // that has no subscriber, or whose subscriber ends before it acks. Use it only for projectors that
 // also read the log.
+//
+// Start runners before relays, and give a runner one subscription (projector.Subscribe with one
+// topic): while Publish waits for an ack, Subscribe waits for Publish.
 type Memory struct{ channel *gochannel.GoChannel }
 
 var _ Broker = Memory{}

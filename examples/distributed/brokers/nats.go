@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
-	wnats "github.com/ThreeDotsLabs/watermill-nats/v2/pkg/nats"
+	wmnats "github.com/ThreeDotsLabs/watermill-nats/v2/pkg/nats"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -68,10 +68,10 @@ func (n natsBroker) Publisher() (message.Publisher, error) {
 	if err != nil {
 		return nil, err
 	}
-	return wnats.NewPublisherWithNatsConn(conn, wnats.PublisherPublishConfig{
+	return wmnats.NewPublisherWithNatsConn(conn, wmnats.PublisherPublishConfig{
 		Marshaler:         natsMarshaler{},
-		SubjectCalculator: wnats.DefaultSubjectCalculator,
-		JetStream: wnats.JetStreamConfig{
+		SubjectCalculator: wmnats.DefaultSubjectCalculator,
+		JetStream: wmnats.JetStreamConfig{
 			TrackMsgId:     true, // for Duplicates
 			ConnectOptions: []nats.JSOpt{nats.MaxWait(natsTimeout)},
 		},
@@ -79,7 +79,7 @@ func (n natsBroker) Publisher() (message.Publisher, error) {
 }
 
 // natsMarshaler publishes to the partition of the ordering key.
-type natsMarshaler struct{ wnats.NATSMarshaler }
+type natsMarshaler struct{ wmnats.NATSMarshaler }
 
 func (m natsMarshaler) Marshal(topic string, msg *message.Message) (*nats.Msg, error) {
 	hash := fnv.New32a()
@@ -108,7 +108,7 @@ func (n natsBroker) Subscriber(group string) (message.Subscriber, error) {
 			// of a key, also if a runner is killed.
 			MaxAckPending: 1,
 			AckWait:       n.takeover,
-			MaxDeliver:    -1, // without limit: the runner parks what it cannot apply
+			MaxDeliver:    -1, // without limit: the runner parks messages that it cannot apply
 		}
 	}}
 	s.life, s.end = context.WithCancel(context.Background())

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
-	wnats "github.com/ThreeDotsLabs/watermill-nats/v2/pkg/nats"
+	wmnats "github.com/ThreeDotsLabs/watermill-nats/v2/pkg/nats"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -101,7 +101,7 @@ func (s *natsSubscriber) read(ctx context.Context, messages jetstream.MessagesCo
 // deliver sends a message to the runner and waits for its ack. While it waits, it extends AckWait:
 // only the messages of a runner that is gone are given to another one.
 func (s *natsSubscriber) deliver(ctx context.Context, m jetstream.Msg, out chan<- *message.Message) {
-	msg, err := (&wnats.NATSMarshaler{}).Unmarshal(&nats.Msg{Data: m.Data(), Header: m.Headers()})
+	msg, err := (&wmnats.NATSMarshaler{}).Unmarshal(&nats.Msg{Data: m.Data(), Header: m.Headers()})
 	if err != nil {
 		s.log.Error("a message is not Watermill's", err, watermill.LogFields{"subject": m.Subject()})
 		_ = m.Term()

@@ -19,7 +19,7 @@ type sqlBroker struct {
 }
 
 var sqlSchema = wsql.DefaultPostgreSQLSchema{
-	// bytea keeps the bytes of a payload. The default, JSON, refuses what is not JSON.
+	// bytea keeps the bytes of a payload. The default, JSON, refuses other bytes.
 	GeneratePayloadType: func(string) string { return "bytea" },
 	// The messages that a consumer takes in one transaction. Their acks commit together, so a
 	// killed runner gets at most this many messages again.
@@ -67,7 +67,7 @@ func (s sqlBroker) Publisher() (message.Publisher, error) {
 
 // sqlAckDeadline ends the consumer's transaction if one message takes longer. While such a
 // transaction is open, no consumer of any topic in this cluster sees newer messages: Watermill reads
-// only what is older than every open transaction. A retried message needs this limit.
+// only messages that are older than every open transaction. A retried message needs this limit.
 const sqlAckDeadline = 10 * time.Second
 
 func (s sqlBroker) Subscriber(group string) (message.Subscriber, error) {

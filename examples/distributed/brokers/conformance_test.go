@@ -1,0 +1,191 @@
+package brokers_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/pubsub/tests"
+	"github.com/stretchr/testify/require"
+	"github.com/twmb/franz-go/pkg/kfake"
+
+	"github.com/kinora-go/kinora/examples/distributed/brokers"
+	"github.com/kinora-go/kinora/internal/longtest"
+	"github.com/kinora-go/kinora/internal/pgtest"
+	"github.com/kinora-go/kinora/internal/redistest"
+)
+
+// reconnect is the case TestReconnect of the suite. That one reads the list of published messages while
+// another goroutine may still write it. Many goroutines publish while the server is restarted twice. Each
+// message must arrive.
+func reconnect(t *testing.T, b brokers.Broker, open func(*testing.T, string) (message.Publisher, message.Subscriber), restart func() error) {
+	t.Helper()
+	const publishers, each = 50, 60
+	require.NoError(t, b.Prepare(t.Context(), "reconnect"))
+	publisher, subscriber := open(t, "one")
+	messages, err := subscriber.Subscribe(t.Context(), "reconnect")
+	require.NoError(t, err)
+	var ids sync.Map // of published messages
+	var sent atomic.Int64
+	var work sync.WaitGroup
+	for range publishers {
+		work.Go(func() {
+			for range each {
+				m := message.NewMessage(watermill.NewUUID(), []byte("x"))
+				ids.Store(m.UUID, true)
+				for publisher.Publish("reconnect", m) != nil { // the server is away
+					time.Sleep(50 * time.Millisecond)
+				}
+				sent.Add(1)
+			}
+		})
+	}
+	work.Go(func() {
+		for _, after := range []int64{publishers * each / 3, publishers * each / 2} {
+			for sent.Load() < after {
+				time.Sleep(time.Millisecond)
+			}
+			if err := restart(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	got := map[string]bool{}
+	for len(got) < publishers*each {
+		select {
+		case m := <-messages:
+			require.NotNil(t, m, "the subscription has ended")
+			_, known := ids.Load(m.UUID)
+			require.True(t, known)
+			got[m.UUID] = true
+			m.Ack()
+		case <-time.After(30 * time.Second):
+			require.FailNow(t, "messages are missing", "%d of %d arrived", len(got), publishers*each)
+		}
+	}
+	work.Wait()
+	require.NoError(t, publisher.Close())
+	require.NoError(t, subscriber.Close())
+}
+
+// prepared calls Prepare for each topic of the suite.
+type prepared struct {
+	message.Subscriber
+	broker brokers.Broker
+}
+
+func (p prepared) SubscribeInitialize(topic string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	return p.broker.Prepare(ctx, topic)
+}
+
+// cases are those of the suite, except reconnect. The suite would choose them too, but skips the one in
+// fresh, because the subscribers of the others share a group.
+var (
+	cases = map[string]func(*testing.T, tests.TestContext, tests.PubSubConstructor){
+		"PublishSubscribe":                  tests.TestPublishSubscribe,
+		"ConcurrentSubscribe":               tests.TestConcurrentSubscribe,
+		"ConcurrentSubscribeMultipleTopics": tests.TestConcurrentSubscribeMultipleTopics,
+		"ResendOnError":                     tests.TestResendOnError,
+		"NoAck":                             tests.TestNoAck,
+		"ContinueAfterSubscribeClose":       tests.TestContinueAfterSubscribeClose,
+		"ConcurrentClose":                   tests.TestConcurrentClose,
+		"ContinueAfterErrors":               tests.TestContinueAfterErrors,
+		"PublishSubscribeInOrder":           tests.TestPublishSubscribeInOrder,
+		"PublisherClose":                    tests.TestPublisherClose,
+		"Topic":                             tests.TestTopic,
+		"MessageCtx":                        tests.TestMessageCtx,
+		"SubscribeCtx":                      tests.TestSubscribeCtx,
+	}
+	fresh = tests.TestNewSubscriberReceivesOldMessages
+)
+
+// conform runs Watermill's suite against the broker at an address. restart restarts the server.
+func conform(t *testing.T, address string, takeover time.Duration, restart func() error) {
+	t.Helper()
+	b, err := brokers.Open(brokers.Config{Address: address, Takeover: takeover, Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(t, err)
+	open := func(t *testing.T, group string) (message.Publisher, message.Subscriber) {
+		t.Helper()
+		p, err := b.Publisher()
+		require.NoError(t, err)
+		s, err := b.Subscriber(group)
+		require.NoError(t, err)
+		return p, prepared{s, b}
+	}
+	one := func(t *testing.T) (message.Publisher, message.Subscriber) { t.Helper(); return open(t, "one") }
+	suite := func() tests.TestContext {
+		return tests.TestContext{TestID: tests.NewTestID(), Features: tests.Features{
+			ConsumerGroups: true, Persistent: true, GuaranteedOrder: true, GuaranteedOrderWithSingleSubscriber: true,
+			NewSubscriberReceivesOldMessages: true, ForceShort: !longtest.On(),
+		}}
+	}
+	t.Run("Reconnect", func(t *testing.T) { reconnect(t, b, open, restart) }) // before the others, which run together
+	for name, test := range cases {
+		t.Run(name, func(t *testing.T) { t.Parallel(); test(t, suite(), one) })
+	}
+	t.Run("ConsumerGroups", func(t *testing.T) { t.Parallel(); tests.TestConsumerGroups(t, suite(), open) })
+	t.Run("NewSubscriberReceivesOldMessages", func(t *testing.T) {
+		t.Parallel()
+		fresh(t, suite(), func(t *testing.T) (message.Publisher, message.Subscriber) {
+			t.Helper()
+			return open(t, "g"+watermill.NewShortUUID())
+		})
+	})
+}
+
+func TestRedisStreamsConform(t *testing.T) {
+	t.Parallel()
+	s := redistest.Private(t, "--appendonly", "yes")
+	conform(t, s.URL, time.Second, func() error { return errors.Join(s.End("KILL"), s.Begin()) })
+}
+
+func TestSQLConforms(t *testing.T) {
+	t.Parallel()
+	s := pgtest.Private(t)
+	conform(t, s.DSN, 0, func() error { return s.Restart("QUIT") })
+}
+
+func TestNATSConforms(t *testing.T) {
+	t.Parallel()
+	address, restart := startNATS(t)
+	conform(t, address, 5*time.Second, restart)
+}
+
+func TestKafkaConforms(t *testing.T) {
+	t.Parallel()
+	dir, port := t.TempDir(), freePort(t)
+	start := func() *kfake.Cluster {
+		c, err := kfake.NewCluster(kfake.Ports(port), kfake.DataDir(dir), kfake.GroupMinSessionTimeout(time.Second))
+		require.NoError(t, err)
+		return c
+	}
+	c := start()
+	t.Cleanup(func() { c.Close() })
+	conform(t, "kafka://127.0.0.1:"+strconv.Itoa(port), 5*time.Second, func() error {
+		c.Close()
+		c = start()
+		return nil
+	})
+}
+
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	require.NoError(t, l.Close())
+	_, port, _ := strings.Cut(l.Addr().String(), ":")
+	n, err := strconv.Atoi(port)
+	require.NoError(t, err)
+	return n
+}
