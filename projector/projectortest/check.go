@@ -42,20 +42,40 @@ func (k *Kit[Tx, DB, Row]) judge(t testing.TB, events []prepared, c check, clean
 // report shortens the history of a check that has failed with problem, and fails the test.
 func (k *Kit[Tx, DB, Row]) report(t testing.TB, of string, sub *subject, c check, found *problem) {
 	t.Helper()
-	short, found, complete := k.shorten(t, sub.events, c, found)
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s: projector %s: %s\n", of, sub.name, c.what)
-	size := "the shortest history found"
+	size, complete, short := "the shortest history found", true, c
+	if found.kind == "waits" { // each try would take as long
+		size, short = "the history", c.until(sub.events, found.event)
+	} else {
+		short, found, complete = k.shorten(t, sub.events, c, found)
+	}
 	if !complete {
 		size += " in time"
 	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s: projector %s: %s\n", of, sub.name, titleOf(found, c.what))
 	fmt.Fprintf(&b, "%s (%d of %d events), %s:\n%s", size, len(short.got.events()), len(sub.events), short.got.source, describeSteps(sub.events, short.got))
 	if !slices.Equal(short.clean.events(), short.got.events()) {
 		fmt.Fprintf(&b, "compared with this order:\n%s", describeSteps(sub.events, short.clean))
 	}
-	fmt.Fprintf(&b, "%s\n%s\n", found.text, hintOf(found, c.hint))
+	b.WriteString(found.text + "\n")
+	if hint := hintOf(found, c.hint); hint != "" {
+		b.WriteString(hint + "\n")
+	}
 	fmt.Fprintf(&b, "To repeat it: %s=%d", seedVariable, sub.seed)
 	t.Errorf("%s", b.String())
+}
+
+// titleOf returns what is wrong, in one line.
+func titleOf(p *problem, what string) string {
+	switch p.kind {
+	case "outside":
+		return "a handler writes outside of its transaction"
+	case "handler":
+		return "a handler fails"
+	case "waits":
+		return "a handler waits, and does not return"
+	}
+	return what
 }
 
 // hintOf returns what to do about a problem.
@@ -64,6 +84,9 @@ func hintOf(p *problem, hint string) string {
 	case "outside":
 		return "A handler writes outside of its transaction: with another connection, a pool, or a repository instead of\n" +
 			"InTx(tx) and UpdateTx. Such a write stays after a rollback, and happens again when the handler runs again."
+	case "waits":
+		return "If the handler uses a repository or a pool, it waits for its own transaction. Read and write through the\n" +
+			"transaction that the handler is given (InTx(tx), UpdateTx)."
 	case "handler", "rows":
 		return ""
 	case "rebuild":
@@ -97,14 +120,11 @@ func (k *Kit[Tx, DB, Row]) shorten(t testing.TB, events []prepared, c check, fou
 		again = false
 		list := c.got.events()
 		for size := (len(list) + 1) / 2; size > 0 && len(list) > 1; size /= 2 {
-			for at := 0; at < len(list); {
+			for at := (len(list) - 1) / size * size; at >= 0; at -= size {
 				gone := list[at:min(at+size, len(list))]
-				if try(c.keep(func(e int) bool { return !slices.Contains(gone, e) })) {
-					list, again = c.got.events(), true
-				} else {
-					at += size
-				}
+				again = try(c.keep(func(e int) bool { return !slices.Contains(gone, e) })) || again
 			}
+			list = c.got.events()
 		}
 		again = c.simplify(try) || again
 	}
@@ -129,6 +149,15 @@ func (c check) simplify(try func(check) bool) (changed bool) {
 		}
 	}
 	return changed
+}
+
+// until returns c with the steps up to that of an event.
+func (c check) until(events []prepared, id string) check {
+	if n := slices.IndexFunc(c.got.steps, func(s step) bool { return events[s.event].draft.ID == id }); n >= 0 {
+		c.got.steps = c.got.steps[:n+1]
+		c.clean = c.got
+	}
+	return c
 }
 
 // keep returns c with those of its events that f selects.

@@ -23,7 +23,7 @@ type Event struct {
 // In returns the event data of a stream.
 func In(stream string, data any) Event { return Event{Stream: stream, Data: data} }
 
-func (e *Event) String() string { return fmt.Sprintf("%s  %+v", e.Stream, e.Data) }
+func (e *Event) String() string { return fmt.Sprintf("%s  %T%+v", e.Stream, e.Data, e.Data) }
 
 // prepared is an event with what is the same in every pass: its id and its time.
 type prepared struct {

@@ -13,18 +13,19 @@ const most = 12
 // tick is longer than a second: times that differ by it differ in a column of whole seconds.
 const tick = 1100 * time.Millisecond
 
+// Why the rows may differ.
 const (
-	hintPure = "Two clean passes of the same events differ, so a handler uses something other than its event and its tables: the\n" +
-		"clock, a random value or id, or a variable of the program. Use the times and ids of the event (e.RecordedAt, e.ID),\n" +
+	hintPure = "Two clean passes of the same events differ, so a handler uses something other than its event and its tables:\n" +
+		"the clock, a random value or id, or a variable of the program. Use times and ids of the event (e.RecordedAt, e.ID),\n" +
 		"keep state in tables, and leave columns that the database fills by itself out of Rows."
-	hintClock = "The second pass began more than a second after the first one, so a handler, or a default of a column, uses the\n" +
-		"clock. Use e.RecordedAt, or a time in the event, or leave the column out of Rows."
-	hintAgain = "A handler has an effect that a rollback does not undo, so it takes effect again when the handler runs again: a\n" +
-		"variable of the program, or a write outside of its transaction."
+	hintClock = "The second pass began more than a second later, so a handler, or a default of a column, uses the clock.\n" +
+		"Use e.RecordedAt, or a time in the event, or leave the column out of Rows."
+	hintAgain = "A handler has an effect that a rollback does not undo, so it takes effect again when the handler runs again:\n" +
+		"a variable of the program, or a write outside of its transaction."
 	hintTwice = "An event takes effect more than once. Handlers must write only through their transaction."
-	hintOrder = "The projector depends on the order of events of different streams. A broker keeps the order of a stream only, so\n" +
-		"let the projector read the log alone (projector.FromLog, Kit.LogOnly), or write rows that do not depend on it."
-	hintRebuild = "A rebuild gives other rows. Does Rows read a table that is not in Options.Tables, or OnReset leave rows?"
+	hintOrder = "The projector depends on the order of events of different streams. A broker keeps only the order of each stream,\n" +
+		"so let the projector read the log alone (projector.FromLog, Kit.LogOnly), or write rows that do not depend on it."
+	hintRebuild = "Does Rows read a table that is not in Options.Tables, or does OnReset leave rows?"
 )
 
 // ExactlyOnce applies events to a projector, each time in an empty database, with duplicates, concurrent
@@ -56,26 +57,32 @@ func (k *Kit[Tx, DB, Row]) ExactlyOnce(t testing.TB, events ...Event) {
 		k.report(t, "ExactlyOnce", sub, check{what: "the events cannot be applied", clean: clean, got: clean}, first.problem)
 		return
 	}
-	for _, c := range exactlyOnce(sub, clean) {
-		if c.got.pause > 0 {
-			c.got.pause = max(tick-time.Since(began), 0)
-		}
-		found, err := k.judge(t, sub.events, c, &first)
+	all := exactlyOnce(sub, clean)
+	later := &all[len(all)-1]
+	for i := range all {
+		later.got.pause = max(tick-time.Since(began), 0)
+		found, err := k.judge(t, sub.events, all[i], &first)
 		if err != nil {
-			t.Fatalf("ExactlyOnce: projector %s: %s: %v", sub.name, c.what, err)
+			t.Fatalf("ExactlyOnce: projector %s: %s: %v", sub.name, all[i].what, err)
 		}
 		if found == nil {
 			continue
 		}
-		if c.got.pause > 0 {
-			c.got.pause = tick
+		c := all[i]
+		if i > 0 && found.isDifference() { // a clock changes the rows of any pass
+			later.got.pause = max(tick-time.Since(began), 0)
+			if differs, err := k.judge(t, sub.events, *later, &first); err == nil && differs != nil {
+				c, found = *later, differs
+				c.got.pause = tick
+			}
 		}
 		k.report(t, "ExactlyOnce", sub, c, found)
 		return
 	}
 }
 
-// exactlyOnce returns the checks of ExactlyOnce, those with the clearest failures first.
+// exactlyOnce returns the checks of ExactlyOnce, those with the clearest failures first. The last one is a clean
+// pass that begins later than the first one.
 func exactlyOnce(sub *subject, clean history) []check {
 	all := []check{{what: "a second clean pass gives other rows", hint: hintPure, clean: clean, got: clean}}
 	random := rand.New(rand.NewPCG(sub.seed, 1))
@@ -95,9 +102,7 @@ func exactlyOnce(sub *subject, clean history) []check {
 		together.atOnce, together.rebuild = true, true
 		all = append(all, check{what: "events that are applied in one transaction, or again by a rebuild, give other rows", hint: hintPure, clean: clean, got: together})
 	}
-	later := clean
-	later.pause = tick
-	return append(all, check{what: "a later pass gives other rows", hint: hintClock, clean: clean, got: later})
+	return append(all, check{what: "a later pass gives other rows", hint: hintClock, clean: clean, got: clean})
 }
 
 // deliveries returns the checks of a projector that has a broker.

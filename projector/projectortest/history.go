@@ -209,7 +209,7 @@ func describeSteps(events []prepared, h history) string {
 		for _, f := range s.faults {
 			notes = append(notes, f.String())
 		}
-		fmt.Fprintf(&b, "  %d. %s  %T%+v", i+1, e.Stream, e.Data, e.Data)
+		fmt.Fprintf(&b, "  %d. %s", i+1, e)
 		if len(notes) > 0 {
 			fmt.Fprintf(&b, "\n       %s", strings.Join(notes, "\n       "))
 		}

@@ -150,6 +150,7 @@ const seedVariable = "KINORA_TEST_SEED"
 type Applied[Row any] struct {
 	t      testing.TB
 	name   string
+	events []prepared
 	passes []appliedPass[Row]
 }
 
@@ -166,7 +167,7 @@ type appliedPass[Row any] struct {
 func (k *Kit[Tx, DB, Row]) Given(t testing.TB, events ...Event) *Applied[Row] {
 	t.Helper()
 	sub := k.prepare(t, false, events)
-	a := &Applied[Row]{t: t, name: sub.name}
+	a := &Applied[Row]{t: t, name: sub.name, events: sub.events}
 	all := make([]int, len(events))
 	for i := range all {
 		all[i] = i
@@ -209,9 +210,20 @@ func (a *Applied[Row]) check() {
 	a.t.Helper()
 	for _, one := range a.passes {
 		if res, _ := one.read(); res.problem != nil {
-			a.t.Fatalf("projector %s, events %s: %s", a.name, one.source, res.problem.text)
+			a.t.Fatalf("projector %s, events %s: %s: %s\n%s\n%s", a.name, one.source, titleOf(res.problem, "the rows differ"),
+				a.event(res.problem.event), res.problem.text, hintOf(res.problem, ""))
 		}
 	}
+}
+
+// event describes an event with an id.
+func (a *Applied[Row]) event(id string) string {
+	for i := range a.events {
+		if a.events[i].draft.ID == id {
+			return a.events[i].String()
+		}
+	}
+	return "an event of a handler"
 }
 
 // Then compares the rows with want, in order.

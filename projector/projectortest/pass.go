@@ -229,7 +229,7 @@ func (w *pass[Tx, DB, Row]) deliver(e *prepared, at eventstore.Appended, to []*r
 				return true, nil
 			case <-changed:
 			case <-time.After(patience):
-				return false, fmt.Errorf("%s: not acked within %s", e, patience)
+				return false, fmt.Errorf("%s: not acked within %s%s", e, patience, w.record.last(e.draft.ID))
 			}
 		}
 	}
@@ -256,7 +256,7 @@ func (w *pass[Tx, DB, Row]) applied(id, name string, died <-chan struct{}) (cras
 		case <-changed:
 		case <-died:
 		case <-late:
-			return false, fmt.Errorf("%s: not applied within %s", name, patience)
+			return false, fmt.Errorf("%s: not applied within %s%s", name, patience, w.record.last(id))
 		}
 	}
 }

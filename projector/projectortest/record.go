@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
@@ -18,6 +19,9 @@ type problem struct {
 	event string // the id of the event, if the problem belongs to one
 	text  string
 }
+
+// isDifference reports whether rows or output differ between two passes.
+func (p *problem) isDifference() bool { return p.kind == "rows differ" || p.kind == "output differs" }
 
 // record has what the runners of one pass have committed. They share it.
 type record struct {
@@ -97,24 +101,38 @@ func (r *record) parked(p *provider.Parked) *problem {
 	if err := r.errs[p.MessageID]; err != nil {
 		text = fmt.Sprintf("%s failed for this event: %v", name, err)
 	}
-	if p.Code == provider.CodeDeadline || p.Code == "stuck" || isLocked(text) {
-		text += "\nThe handler waits for something until its time is over. If it uses a repository or a pool, it waits for" +
-			"\nits own transaction: read and write through the transaction that the handler is given (InTx, UpdateTx)."
+	kind := "handler"
+	if p.Code == provider.CodeDeadline || p.Code == "stuck" {
+		kind = "waits"
 	}
-	return &problem{kind: "handler", event: p.MessageID, text: text}
+	return &problem{kind: kind, event: p.MessageID, text: text}
 }
 
-// isLocked reports whether an error is that of SQLite for a second writer.
-func isLocked(text string) bool { return strings.Contains(text, "database is locked") }
-
-// failed records the error of a unit.
-func (r *record) failed(u *provider.Unit, err error) {
-	if len(u.Messages) == 1 {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.errs[u.Messages[0].ID] = err
-	}
+// failed records the error of a unit whose handlers took that long.
+func (r *record) failed(u *provider.Unit, err error, took time.Duration) {
+	r.change(func() {
+		if len(u.Messages) == 1 {
+			r.errs[u.Messages[0].ID] = err
+		}
+		if r.err == nil && took > waitTime {
+			r.err = &problem{kind: "waits", event: r.eventOf(u), text: fmt.Sprintf("the handlers took %s: %v", took.Round(time.Second), err)}
+		}
+	})
 }
+
+// last returns the last error of an event, as text.
+func (r *record) last(id string) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.errs[id]; err != nil {
+		return ": " + err.Error()
+	}
+	return ""
+}
+
+// waitTime is how long handlers take at least that end with an error because they wait. It is shorter than
+// SQLite's busy timeout.
+const waitTime = 3 * time.Second
 
 // fail records the first problem.
 func (r *record) fail(p *problem) {

@@ -93,9 +93,12 @@ func (t *tap[Tx]) do(
 ) (fired bool, err error) {
 	var closing provider.Closing
 	var found provider.Found
+	var took time.Duration
 	err = t.Provider.Do(ctx, u, func(ctx context.Context, tx Tx, is provider.Found) (c provider.Closing, err error) {
 		handlers := func() error {
+			began := time.Now()
 			c, err = run(ctx, tx, is)
+			took = time.Since(began)
 			return err
 		}
 		if fired = isFresh(is); around == nil {
@@ -108,7 +111,7 @@ func (t *tap[Tx]) do(
 	})
 	switch {
 	case err != nil:
-		t.record.failed(&u, err)
+		t.record.failed(&u, err, took)
 	case u.DryRun == nil && u.Switch == nil:
 		t.record.committed(&u, found, closing)
 	}
