@@ -17,7 +17,7 @@ const tick = 1100 * time.Millisecond
 const (
 	hintPure = "Two clean passes of the same events differ, so a handler uses something other than its event and its tables:\n" +
 		"the clock, a random value or id, or a variable of the program. Use times and ids of the event (e.RecordedAt, e.ID),\n" +
-		"keep state in tables, and leave columns that the database fills by itself out of Rows."
+		"keep state in tables, and leave columns that the database fills by itself out of Rows. Fresh must open an empty database."
 	hintClock = "The second pass began more than a second later, so a handler, or a default of a column, uses the clock.\n" +
 		"Use e.RecordedAt, or a time in the event, or leave the column out of Rows."
 	hintAgain = "A handler has an effect that a rollback does not undo, so it takes effect again when the handler runs again:\n" +

@@ -68,8 +68,9 @@ func newPass[Tx any, DB Store[Tx], Row any](t testing.TB, k *Kit[Tx, DB, Row], e
 	db := k.Fresh(t)
 	w := &pass[Tx, DB, Row]{
 		kit: k, t: t, db: db, p: k.Projector(db), events: events, record: newRecord(events), source: s,
-		log: &fixedLog{Log: db, times: map[string]time.Time{}}, appended: map[int]eventstore.Appended{},
+		appended: map[int]eventstore.Appended{},
 	}
+	w.log = &fixedLog{Log: db, times: map[string]time.Time{}, record: w.record}
 	for i := range events {
 		w.log.times[events[i].draft.ID] = events[i].RecordedAt
 	}
@@ -159,7 +160,7 @@ func (w *pass[Tx, DB, Row]) append(n int) error {
 	}
 	e := &w.events[n]
 	at, err := w.db.Append(w.t.Context(), e.Stream, eventstore.Any, []eventstore.Draft{e.draft})
-	w.appended[n] = at
+	w.record.change(func() { w.appended[n] = at }) // wakes the readers of the log
 	return err
 }
 
