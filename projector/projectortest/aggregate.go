@@ -78,10 +78,7 @@ func (d *Decided) Then(want ...any) {
 func outcome(events []any, err error) string {
 	var parts []string
 	for _, e := range events {
-		parts = append(parts, fmt.Sprintf("%+v", e))
-		if t := fmt.Sprintf("%T", e); len(parts) > 0 {
-			parts[len(parts)-1] = t + parts[len(parts)-1]
-		}
+		parts = append(parts, fmt.Sprintf("%T%+v", e, e))
 	}
 	if err != nil {
 		parts = append(parts, "error "+err.Error())

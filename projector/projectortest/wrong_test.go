@@ -3,6 +3,7 @@ package projectortest_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/projector"
 	. "github.com/kinora-go/kinora/projector/projectortest"
+	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/sqlite"
 )
@@ -272,4 +274,48 @@ func TestFindsAHandlerThatIsMissing(t *testing.T) {
 	skips.ExactlyOnce(t, events...)
 	skips.Skip = []any{flagged{}, posted{}}
 	require.Contains(t, failure(t, func(t testing.TB) { skips.Given(t, events...) }), "Kit.Skip has projectortest_test.posted, and projector ratings has a handler for it")
+}
+
+// markless is a store that forgets its markers.
+type markless struct{ *sqlite.DB }
+
+func (s markless) Do(ctx context.Context, u provider.Unit, run func(context.Context, txn, provider.Found) (provider.Closing, error)) error {
+	u.Messages = slices.Clone(u.Messages)
+	for i := range u.Messages {
+		u.Messages[i].Mark = false
+	}
+	return s.DB.Do(ctx, u, run)
+}
+
+// Duplicates, and crashes between the commit and the ack, show in the rows if nothing keeps them out.
+func TestFindsEventsThatTakeEffectTwice(t *testing.T) {
+	t.Parallel()
+	open := func(t testing.TB) markless { return markless{openSQLite(t)} }
+	kit := New(open, ratings, func(ctx context.Context, s markless) ([]string, error) { return readSQLite(ctx, s.DB) })
+	text := failure(t, func(t testing.TB) { kit.ExactlyOnce(t, oneStream...) })
+	shortest(t, text, 1, 5)
+	require.Regexp(t, `the reply is lost|the process ends after the commit and before the ack`, text)
+	require.Contains(t, text, "- 42 | 1 | 5\n  + 42 | 2 | 10")
+	text = failure(t, func(t testing.TB) { kit.Given(t, oneStream[:1]...).Then("42 | 1 | 5").Redeliver().Then("42 | 1 | 5") })
+	require.Contains(t, text, "got:\n  42 | 2 | 10")
+}
+
+// Each fault happens to each event.
+func TestFaultsHappen(t *testing.T) {
+	t.Parallel()
+	var passes []*atomic.Int64
+	kit := New(openSQLite, nil, readLatest)
+	kit.Projector = func(*sqlite.DB) *projector.Projector[txn] {
+		calls := &atomic.Int64{}
+		passes = append(passes, calls)
+		return onlyPosted(marked, latest(func(eventstore.Event[posted]) string { calls.Add(1); return "" }))
+	}
+	kit.ExactlyOnce(t, oneStream...)
+	var counts []int64
+	for _, calls := range passes[1:] { // the first one is not run
+		counts = append(counts, calls.Load())
+	}
+	// The first pass and its repetition; two passes with faults from the log and two from a broker, in each of
+	// which the handlers of each event run twice; a broker, duplicates, two runners; all at once; later.
+	require.Equal(t, []int64{5, 5, 10, 10, 10, 10, 5, 5, 5, 5, 5}, counts)
 }
