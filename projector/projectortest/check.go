@@ -65,7 +65,7 @@ func (k *Kit[Tx, DB, Row]) report(t testing.TB, of string, sub *subject, c check
 	t.Errorf("%s", b.String())
 }
 
-// titleOf returns what is wrong, in one line.
+// titleOf describes a problem in one line.
 func titleOf(p *problem, what string) string {
 	switch p.kind {
 	case "outside":
@@ -78,7 +78,7 @@ func titleOf(p *problem, what string) string {
 	return what
 }
 
-// hintOf returns what to do about a problem.
+// hintOf returns advice about a problem.
 func hintOf(p *problem, hint string) string {
 	switch p.kind {
 	case "outside":

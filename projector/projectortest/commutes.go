@@ -6,7 +6,7 @@ import "testing"
 const interleavings = 20
 
 // Commutes fails the test if the rows depend on the order of events of different streams: it applies the events
-// in other orders, each of which keeps the order of every stream, and compares the rows with those of the
+// in other orders, which keep the order of each stream, and compares the rows with those of the
 // given order. A projector that passes for histories that show all its cases may be fed by a broker that
 // keeps the order of a stream only, and may be split by streams. A failure shows the shortest
 // counterexample that was found.

@@ -13,5 +13,5 @@
 //
 // The function Given tests an aggregate: Given(t, newReview, past...).When(decide).Then(events...).
 //
-// docs/reliability.md says what the kit finds, and what it cannot find.
+// docs/reliability.md lists the mistakes that the kit finds, and those that it cannot find.
 package projectortest

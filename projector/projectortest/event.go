@@ -25,7 +25,7 @@ func In(stream string, data any) Event { return Event{Stream: stream, Data: data
 
 func (e *Event) String() string { return fmt.Sprintf("%s  %T%+v", e.Stream, e.Data, e.Data) }
 
-// prepared is an event with what is the same in every pass: its id and its time.
+// prepared is an event with its id and its time, which are the same in every pass.
 type prepared struct {
 	Event
 	draft eventstore.Draft

@@ -137,7 +137,7 @@ func (w *pass[Tx, DB, Row]) rebuild() error {
 	return nil
 }
 
-// compare returns what is wrong with the result of a pass; want is that of a clean one.
+// compare returns the difference between the result of a pass and that of a clean one, or nil.
 func compare[Row any](want, got result[Row]) *problem {
 	if got.problem != nil {
 		return got.problem

@@ -33,8 +33,8 @@ type Store[Tx any] interface {
 // Kit tests a projector. New returns one; change its fields before its first use. Its methods may be called
 // at the same time.
 type Kit[Tx any, DB Store[Tx], Row any] struct {
-	// Fresh opens a migrated, empty database, for one pass. What it adds to Cleanup runs at the end of
-	// the pass. It must not use t.Parallel.
+	// Fresh opens a migrated, empty database, for one pass. Its Cleanup functions run at the end of the
+	// pass. It must not use t.Parallel.
 	Fresh func(t testing.TB) DB
 	// Projector returns the projector of a database. It may depend on the database, for example if the
 	// handlers get a repository.

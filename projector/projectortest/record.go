@@ -13,7 +13,7 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// problem is what is wrong with a projector.
+// problem is a mistake of a projector that a pass has shown.
 type problem struct {
 	kind  string // problems of one kind have the same cause
 	event string // the id of the event, if the problem belongs to one

@@ -16,7 +16,7 @@ import (
 type tap[Tx any] struct {
 	provider.Provider[Tx]
 	record *record
-	probe  func(ctx context.Context) (string, error) // what is outside of a unit's transaction; see rolledBack
+	probe  func(ctx context.Context) (string, error) // see pass.probe
 	dead   atomic.Bool
 	died   chan struct{} // closed by the crash
 }
@@ -86,7 +86,7 @@ func (t *tap[Tx]) Do(ctx context.Context, u provider.Unit, run func(context.Cont
 	return err
 }
 
-// do runs a unit, and records what it commits. around, if not nil, is called instead of the handlers.
+// do runs a unit, and records its commit. around, if not nil, is called instead of the handlers.
 func (t *tap[Tx]) do(
 	ctx context.Context, u provider.Unit, run func(context.Context, Tx, provider.Found) (provider.Closing, error),
 	around func(fresh bool, handlers func() error) error,

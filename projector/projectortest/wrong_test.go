@@ -315,7 +315,7 @@ func TestFaultsHappen(t *testing.T) {
 	for _, calls := range passes[1:] { // the first one is not run
 		counts = append(counts, calls.Load())
 	}
-	// The first pass and its repetition; two passes with faults from the log and two from a broker, in each of
-	// which the handlers of each event run twice; a broker, duplicates, two runners; all at once; later.
+	// The first pass and its repetition; two passes with faults from the log and two from a broker, where the handlers
+	// of each event run twice; a broker, duplicates, two runners; all at once; later.
 	require.Equal(t, []int64{5, 5, 10, 10, 10, 10, 5, 5, 5, 5, 5}, counts)
 }
