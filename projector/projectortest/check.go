@@ -17,7 +17,7 @@ type check struct {
 }
 
 // budget is how long the kit shortens a history that fails.
-const budget = 5 * time.Second
+const budget = 10 * time.Second
 
 // judge runs both histories of c. clean is the result of its clean history, if it is known.
 func (k *Kit[Tx, DB, Row]) judge(t testing.TB, events []prepared, c check, clean *result[Row]) (*problem, error) {

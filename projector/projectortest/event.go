@@ -49,6 +49,7 @@ func prepare(t testing.TB, types *eventstore.Types, events []Event) []prepared {
 		if e.RecordedAt.IsZero() {
 			e.RecordedAt = began.Add(time.Duration(i) * time.Millisecond)
 		}
+		e.RecordedAt = e.RecordedAt.UTC().Truncate(time.Microsecond) // as stores have it
 		all[i] = prepared{e, drafts[0]}
 	}
 	return all

@@ -21,7 +21,8 @@ const (
 	hintClock = "The second pass began more than a second later, so a handler, or a default of a column, uses the clock.\n" +
 		"Use e.RecordedAt, or a time in the event, or leave the column out of Rows."
 	hintAgain = "A handler has an effect that a rollback does not undo, so it takes effect again when the handler runs again:\n" +
-		"a variable of the program, or a write outside of its transaction."
+		"a variable of the program, or a write outside of its transaction. A rollback does not give numbers of a sequence\n" +
+		"back either: leave such columns out of Rows."
 	hintTwice = "An event takes effect more than once. Handlers must write only through their transaction."
 	hintOrder = "The projector depends on the order of events of different streams. A broker keeps only the order of each stream,\n" +
 		"so let the projector read the log alone (projector.FromLog, Kit.LogOnly), or write rows that do not depend on it."
