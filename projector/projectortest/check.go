@@ -30,7 +30,9 @@ func (k *Kit[Tx, DB, Row]) judge(t testing.TB, events []prepared, c check, clean
 		clean = &first
 	}
 	if clean.problem != nil {
-		return clean.problem, nil
+		p := *clean.problem
+		p.clean = true
+		return &p, nil
 	}
 	got, err := k.play(t, events, c.got)
 	if err != nil {
@@ -71,6 +73,9 @@ func titleOf(p *problem, what string) string {
 	case "outside":
 		return "a handler writes outside of its transaction"
 	case "handler":
+		if !p.clean {
+			return "a handler fails that does not fail in a clean pass"
+		}
 		return "a handler fails"
 	case "waits":
 		return "a handler waits, and does not return"
@@ -87,8 +92,12 @@ func hintOf(p *problem, hint string) string {
 	case "waits":
 		return "If the handler uses a repository or a pool, it waits for its own transaction. Read and write through the\n" +
 			"transaction that the handler is given (InTx(tx), UpdateTx)."
-	case "handler", "rows":
+	case "rows":
 		return ""
+	case "handler":
+		if p.clean {
+			return ""
+		}
 	case "rebuild":
 		return hintRebuild
 	}
@@ -106,7 +115,7 @@ func (k *Kit[Tx, DB, Row]) shorten(t testing.TB, events []prepared, c check, fou
 			return false
 		}
 		p, err := k.judge(t, events, next, nil)
-		if err != nil || p == nil || p.kind != found.kind {
+		if err != nil || p == nil || p.kind != found.kind || p.clean != found.clean {
 			return false
 		}
 		c, found = next, p

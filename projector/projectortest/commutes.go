@@ -32,6 +32,7 @@ func (k *Kit[Tx, DB, Row]) Commutes(t testing.TB, events ...Event) {
 		t.Fatalf("Commutes: projector %s: %v", sub.name, err)
 	}
 	if first.problem != nil {
+		first.problem.clean = true
 		k.report(t, "Commutes", sub, check{what: "the events cannot be applied", clean: clean, got: clean}, first.problem)
 		return
 	}

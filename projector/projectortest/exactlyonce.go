@@ -55,6 +55,7 @@ func (k *Kit[Tx, DB, Row]) ExactlyOnce(t testing.TB, events ...Event) {
 		t.Fatalf("ExactlyOnce: projector %s: %v", sub.name, err)
 	}
 	if first.problem != nil {
+		first.problem.clean = true
 		k.report(t, "ExactlyOnce", sub, check{what: "the events cannot be applied", clean: clean, got: clean}, first.problem)
 		return
 	}

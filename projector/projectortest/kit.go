@@ -210,6 +210,7 @@ func (a *Applied[Row]) check() {
 	a.t.Helper()
 	for _, one := range a.passes {
 		if res, _ := one.read(); res.problem != nil {
+			res.problem.clean = true
 			a.t.Fatalf("projector %s, events %s: %s: %s\n%s\n%s", a.name, one.source, titleOf(res.problem, "the rows differ"),
 				a.event(res.problem.event), res.problem.text, hintOf(res.problem, ""))
 		}

@@ -18,6 +18,7 @@ type problem struct {
 	kind  string // problems of one kind have the same cause
 	event string // the id of the event, if the problem belongs to one
 	text  string
+	clean bool // a clean pass has shown it
 }
 
 // isDifference reports whether rows or output differ between two passes.

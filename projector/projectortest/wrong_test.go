@@ -2,6 +2,7 @@ package projectortest_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -302,6 +303,32 @@ func TestFindsADependenceOnTheOrderAcrossStreams(t *testing.T) {
 			require.Contains(t, text, "depends on the order of events of different streams")
 		})
 	}
+}
+
+// A handler may also fail if the order is another one.
+func TestFindsAHandlerThatFailsInAnotherOrder(t *testing.T) {
+	t.Parallel()
+	p := onlyPosted(marked, projector.On("posted", func(ctx context.Context, tx txn, e eventstore.Event[posted]) error {
+		if e.Data.Product != "2" {
+			return onPosted(ctx, tx, e)
+		}
+		r, err := tx.ExecContext(ctx, `update ratings set stars = stars + 1 where product = '1'`)
+		if err != nil {
+			return err
+		}
+		if n, _ := r.RowsAffected(); n == 0 {
+			return projector.Permanent(errors.New("product 1 is missing"))
+		}
+		return nil
+	}))
+	text := failure(t, func(t testing.TB) { New(openSQLite, p, readSQLite).ExactlyOnce(t, posts...) })
+	require.Regexp(t, `the shortest history found( in time)? \(2 of 6 events\)`, text)
+	require.Contains(t, text, "a handler fails that does not fail in a clean pass")
+	require.Contains(t, text, "product 1 is missing")
+	require.Contains(t, text, "depends on the order of events of different streams")
+	text = failure(t, func(t testing.TB) { New(openSQLite, p, readSQLite).ExactlyOnce(t, posts[1:]...) })
+	shortest(t, text, 1, 5)
+	require.Contains(t, text, "ExactlyOnce: projector ratings: a handler fails\n")
 }
 
 // It is exact if it reads the log alone.
