@@ -285,3 +285,14 @@ func TestWaitFollowsAnAppendThroughRelayAndBroker(t *testing.T) {
 	require.ErrorIs(t, named("other", projector.Options{}, add).Wait(t.Context(), db, at), projector.ErrNoMarkers)
 	require.NoError(t, g.Stop())
 }
+
+// Types, Options and Takes return what the projector was defined with.
+func TestDefinitionIsReadable(t *testing.T) {
+	t.Parallel()
+	p := define(marked, add)
+	require.Same(t, types, p.Types())
+	require.Equal(t, marked, p.Options())
+	require.Equal(t, []string{"posted"}, p.Takes())
+	renamed := eventstore.NewTypes(eventstore.Type[posted]("review.posted").Was("posted"), eventstore.Type[unhandled]("unhandled"))
+	require.Equal(t, []string{"posted", "review.posted"}, projector.Define("p", renamed, marked, projector.On("a", add)).Takes())
+}

@@ -3,7 +3,9 @@ package projector
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -24,6 +26,16 @@ type Projector[Tx any] struct {
 
 // Name returns the projector's name.
 func (p *Projector[Tx]) Name() string { return p.name }
+
+// Types returns the table of types that p was defined with.
+func (p *Projector[Tx]) Types() *eventstore.Types { return p.types }
+
+// Options returns the options that p was defined with.
+func (p *Projector[Tx]) Options() Options { return p.opts }
+
+// Takes returns the stored names of the event types that p has handlers for, sorted. It includes earlier
+// names.
+func (p *Projector[Tx]) Takes() []string { return slices.Sorted(maps.Keys(p.takers())) }
 
 // Handlers returns the full names of the handlers, such as "product-ratings/posted", including
 // earlier names: all names in the markers of p. marker.Prune and marker.Orphans take them.
