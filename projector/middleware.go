@@ -165,9 +165,6 @@ func (o *once[Tx]) call(ctx context.Context, m *message.Message, h message.Handl
 	crash.Point("handler: before")
 	out, err := h(m)
 	crash.Point("handler: after")
-	if err == nil {
-		err = ctx.Err() // the handler may have ignored the errors of its writes
-	}
 	if err != nil || len(out) == 0 {
 		return nil, err
 	}
