@@ -76,6 +76,7 @@ func appendLines(ctx context.Context, b *bed) ([]line, error) {
 		{"append/1", "appends/s", name, program{work: ours(db, 1, 1)}, program{work: peer(1)}, program{work: limit(1, 1)}},
 		{"append/1x8", "appends/s", name, program{work: ours(db, 8, 1)}, program{work: peer(8)}, program{work: limit(8, 1)}},
 		{"append/10", "events/s", "", program{work: ours(db, 4, 10)}, program{}, program{work: limit(4, 10)}},
+		publishLine(db, peer(publishers)),
 	}, nil
 }
 
