@@ -86,11 +86,14 @@ func TestHandleIsCompletedByTheLog(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		db := newDB(t)
-		r := newRunner(t, db, projector.FromRouter(), projector.RunnerConfig{}, define(marked, note("a")))
+		counts := map[string]int{}
+		r := newRunner(t, db, projector.FromRouter(), completed(counts), define(marked, note("a")))
 		stop := start(t, r)
+		time.Sleep(time.Second) // it is live
 		write(t, db, "k-1", 1, 2)
 		time.Sleep(10 * time.Second)
 		require.NoError(t, stop())
+		require.Equal(t, map[string]int{"not_published": 2}, counts)
 		require.Equal(t, upTo(2), noted(db, "a", "k-1"))
 	})
 }

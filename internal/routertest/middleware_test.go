@@ -12,6 +12,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
+	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/stretchr/testify/require"
@@ -231,5 +232,9 @@ func deletesOldMarkers[Tx any](t *testing.T, d *database[Tx], age, measure strin
 	apply(50, 101)
 	require.NoError(t, d.exec(t.Context(), measure))
 	d.requireTotal(t, 51, "markers")
+	require.NoError(t, d.exec(t.Context(), age))
+	n, err := marker.Prune(t.Context(), d, marker.Retention{}, "", "count")
+	require.NoError(t, err)
+	require.Equal(t, 51, n)
 	d.requireTotal(t, 101, "a")
 }
