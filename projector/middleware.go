@@ -53,7 +53,7 @@ import (
 //		return (class == projector.ClassUnknown || class == projector.ClassPermanent) && !errors.Is(err, context.Canceled)
 //	})
 //
-// Markers are kept for kept.Window, 8 days if kept is zero. With each hundredth message the middleware
+// Markers are kept for kept.Window, 8 days if kept is zero. With the first of each hundred messages it
 // deletes up to 500 older ones. marker.Prune(ctx, db, kept, "", name) deletes all of them, and marker.Drop
 // those of a handler that was removed.
 //
