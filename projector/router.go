@@ -23,7 +23,8 @@ import (
 // Failures of handlers are not returned: the message is parked and acked. An error means that m must be
 // delivered again:
 //   - ClassShutdown: the runner has stopped, or the context of m ended before a worker took m. Once m is
-//     taken, the end of its context has no effect, since routers cancel all messages when they close.
+//     taken, the end of its context has no effect, since routers cancel all messages when they close. If
+//     the runner had stopped before, Handle returns after a second, so that redeliveries are not a busy loop.
 //   - ClassTransient: Run was not called within RunnerConfig.Timeout. Before that, Handle waits.
 //   - ClassPermanent: the source of the runner is not FromRouter.
 //
@@ -58,6 +59,12 @@ func (r *Runner) Handle(m *message.Message) error {
 // awaitRunning waits until the runner has started.
 func (r *Runner) awaitRunning(ctx context.Context) error {
 	select {
+	case <-r.ended:
+		wait(ctx, stoppedPause)
+		return errStopped
+	default:
+	}
+	select {
 	case <-r.running:
 		return nil
 	default:
@@ -75,6 +82,10 @@ func (r *Runner) awaitRunning(ctx context.Context) error {
 		return &Error{Class: ClassTransient, Code: "begin", Err: errors.New("runner: it is not running: start it before the router")}
 	}
 }
+
+// stoppedPause is how long a message waits for its error if the runner has stopped: most brokers deliver it
+// again at once.
+const stoppedPause = time.Second
 
 func notTaken(ctx context.Context) error {
 	return &Error{Class: ClassShutdown, Err: fmt.Errorf("runner: the message was not taken: %w", ctx.Err())}

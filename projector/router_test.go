@@ -196,7 +196,9 @@ func TestHandleWhileTheRunnerStops(t *testing.T) {
 		for _, result := range results[1:] {
 			requireClass(t, projector.ClassShutdown, <-result)
 		}
+		began := time.Now()
 		requireClass(t, projector.ClassShutdown, r.Handle(keyed("k", 21)))
+		require.Equal(t, time.Second, time.Since(began), "redeliveries are not a busy loop")
 		require.Equal(t, upTo(1), noted(db, "a", "k"))
 	})
 }
