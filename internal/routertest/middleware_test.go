@@ -12,9 +12,11 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
+	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/marker"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/stretchr/testify/require"
 )
 
@@ -237,4 +239,28 @@ func deletesOldMarkers[Tx any](t *testing.T, d *database[Tx], age, measure strin
 	require.NoError(t, err)
 	require.Equal(t, 51, n)
 	d.requireTotal(t, 101, "a")
+}
+
+// A handler that only queues statements runs once, after the marker is known. A statement that fails undoes
+// the marker.
+func TestMiddlewareOfAQueuingHandler(t *testing.T) {
+	t.Parallel()
+	d, calls := newPostgres(t), 0
+	once, err := projector.Middleware(d.Provider.(*postgres.DB).Batched(), "count", marker.Retention{})
+	require.NoError(t, err)
+	handle := once(func(m *message.Message) ([]*message.Message, error) {
+		batch, ok := projector.TxFrom[*pgx.Batch](m.Context())
+		require.True(t, ok)
+		if batch.Queue(addSQL, string(m.Payload)); calls == 0 {
+			batch.Queue("select 1 / 0")
+		}
+		calls++
+		return nil, nil
+	})
+	for n := range 4 {
+		_, err := handle(message.NewMessage("m-1", []byte("a")))
+		require.Equal(t, n == 0, err != nil, err)
+	}
+	require.Equal(t, 2, calls)
+	d.requireTotal(t, 1, "a")
 }
