@@ -56,10 +56,7 @@ func inARouter[Tx any](t *testing.T, d *database[Tx]) {
 	in := gochannel.NewGoChannel(gochannel.Config{BlockPublishUntilSubscriberAck: true}, watermill.NopLogger{})
 	poisoned := gochannel.NewGoChannel(gochannel.Config{Persistent: true}, watermill.NopLogger{})
 	t.Cleanup(func() { require.NoError(t, poisoned.Close()) })
-	poison, err := middleware.PoisonQueueWithFilter(poisoned, "poison", func(err error) bool {
-		class := projector.ClassOf(err)
-		return (class == projector.ClassUnknown || class == projector.ClassPermanent) && !errors.Is(err, context.Canceled)
-	})
+	poison, err := middleware.PoisonQueueWithFilter(poisoned, "poison", isPoison)
 	require.NoError(t, err)
 	retry := middleware.Retry{MaxRetries: 2, InitialInterval: time.Millisecond}
 	faults := &tries{all: map[string]int{}}
@@ -263,4 +260,62 @@ func TestMiddlewareOfAQueuingHandler(t *testing.T) {
 	}
 	require.Equal(t, 2, calls)
 	d.requireTotal(t, 1, "a")
+}
+
+// channel is a subscriber whose messages the test sends itself.
+type channel chan *message.Message
+
+func (c channel) Subscribe(ctx context.Context, _ string) (<-chan *message.Message, error) {
+	out := make(chan *message.Message)
+	go func() {
+		defer close(out)
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case m := <-c:
+				m.SetContext(ctx)
+				out <- m
+			}
+		}
+	}()
+	return out, nil
+}
+
+func (channel) Close() error { return nil }
+
+// A router closes while a message waits for a retry: it is nacked, and does not go to the poison queue.
+func TestWaitingRetryIsNotPoison(t *testing.T) {
+	t.Parallel()
+	d, in, failed := newSQLite(t), make(channel), make(chan struct{}, 1)
+	poisoned := gochannel.NewGoChannel(gochannel.Config{}, watermill.NopLogger{}) // accepts all, and nobody reads it
+	poison, err := middleware.PoisonQueueWithFilter(poisoned, "poison", isPoison)
+	require.NoError(t, err)
+	retry := middleware.Retry{MaxRetries: 2, InitialInterval: time.Hour}
+	router := newRouter(t)
+	router.AddMiddleware(poison, retry.Middleware)
+	router.AddConsumerHandler("count handler", "reviews", in, func(m *message.Message) error {
+		failed <- struct{}{}
+		return errors.Join(d.count(m), errNo)
+	}).AddMiddleware(d.once(t))
+	done := make(chan error, 1)
+	go func() { done <- router.Run(context.Background()) }()
+	<-router.Running()
+	m := message.NewMessage("m-1", []byte("a"))
+	in <- m
+	<-failed
+	require.NoError(t, router.Close())
+	require.NoError(t, <-done)
+	select {
+	case <-m.Nacked():
+	case <-m.Acked():
+		t.Fatal("acked")
+	}
+	d.requireTotal(t, 0, "a")
+}
+
+// isPoison is the filter of the documentation of Middleware.
+func isPoison(err error) bool {
+	class := projector.ClassOf(err)
+	return (class == projector.ClassUnknown || class == projector.ClassPermanent) && !errors.Is(err, context.Canceled)
 }
