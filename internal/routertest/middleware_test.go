@@ -288,7 +288,7 @@ func (channel) Close() error { return nil }
 func TestWaitingRetryIsNotPoison(t *testing.T) {
 	t.Parallel()
 	d, in, failed := newSQLite(t), make(channel), make(chan struct{}, 1)
-	poisoned := gochannel.NewGoChannel(gochannel.Config{}, watermill.NopLogger{}) // accepts all, and nobody reads it
+	poisoned := gochannel.NewGoChannel(gochannel.Config{}, watermill.NopLogger{}) // accepts all, and has no reader
 	poison, err := middleware.PoisonQueueWithFilter(poisoned, "poison", isPoison)
 	require.NoError(t, err)
 	retry := middleware.Retry{MaxRetries: 2, InitialInterval: time.Hour}
