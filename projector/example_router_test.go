@@ -5,11 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/ThreeDotsLabs/watermill/message/router/middleware"
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
 	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/eventstore"
@@ -27,16 +25,9 @@ func ExampleMiddleware() {
 	broker := gochannel.NewGoChannel(gochannel.Config{BlockPublishUntilSubscriberAck: true}, watermill.NopLogger{})
 	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
 	check(err)
-	poison, err := middleware.PoisonQueueWithFilter(broker, "poison", func(err error) bool {
-		class := projector.ClassOf(err)
-		return (class == projector.ClassUnknown || class == projector.ClassPermanent) && !errors.Is(err, context.Canceled)
-	})
-	check(err)
-	retry := middleware.Retry{MaxRetries: 3, InitialInterval: 100 * time.Millisecond}
 	once, err := projector.Middleware(db, "count-reviews", marker.Retention{})
 	check(err)
 
-	router.AddMiddleware(poison, retry.Middleware, middleware.CorrelationID)
 	router.AddConsumerHandler("count", "reviews", broker, func(m *message.Message) error {
 		tx, _ := projector.TxFrom[*memory.Model](m.Context())
 		n, _ := tx.Get("counts", "reviews")
