@@ -81,6 +81,7 @@ func appendLines(ctx context.Context, b *bed) ([]line, error) {
 		{"append/1x8", "appends/s", name, program{work: ours(db, 8, 1)}, program{work: peer(8)}, program{work: limit(8, 1)}},
 		{"append/1x64", "appends/s", name, program{work: ours(db, 64, 1)}, program{work: peer(64)}, program{work: limitShared(64)}},
 		{"append/10", "events/s", "", program{work: ours(db, 4, 10)}, program{}, program{work: limit(4, 10)}},
+		publishLine(db, peer(publishers)),
 	}, snapshots...), nil
 }
 

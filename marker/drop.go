@@ -10,7 +10,7 @@ import (
 
 // Orphans returns the handlers that have markers and are not among known. Pass the handlers of
 // all projectors of all services that share the database (projector.Projector.Handlers, which
-// includes earlier names).
+// includes earlier names), and the names given to projector.Middleware.
 func Orphans(ctx context.Context, k provider.MarkerMaintainer, known ...string) ([]string, error) {
 	handlers, err := k.MarkedHandlers(ctx)
 	if err != nil {

@@ -12,6 +12,9 @@
 //   - If every message of a topic fails, the relay treats it as an outage: the topic pauses, and
 //     no attempt is counted.
 //
+// NewPublisher is a Watermill publisher that adds messages to the outbox in a transaction of the caller,
+// for services that do not store events.
+//
 // docs/operations.md says what each status means and what to do.
 //
 //	relay, err := outbox.NewRelay(db, publisher, nil)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
@@ -70,4 +71,29 @@ func abandon(ctx context.Context, db *memory.DB, ids ...string) {
 			panic(err)
 		}
 	}
+}
+
+// A service that stores no events publishes in its own transaction, with a Watermill publisher.
+func ExampleNewPublisher() {
+	ctx := context.Background()
+	db, err := memory.New(nil) // or sqlite.Open, postgres.Open
+	if err != nil {
+		panic(err)
+	}
+	err = db.Transact(ctx, func(_ context.Context, tx *memory.Model) error {
+		tx.Put("orders", "order-1", "tea")
+		shipped := message.NewMessage("order-1", []byte("tea"))
+		shipped.Metadata[outbox.HeaderKey] = "customer-ann" // her orders stay in order
+		return outbox.NewPublisher(db.InTx(tx)).Publish("orders", shipped)
+	})
+	if err != nil {
+		panic(err)
+	}
+	entries, err := db.Entries(ctx, outbox.Filter{})
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(entries[0].Topic, entries[0].ID, entries[0].Key, entries[0].Status)
+
+	// Output: orders order-1 customer-ann pending
 }

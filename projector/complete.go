@@ -253,7 +253,7 @@ func (r *reader) reasons(ctx context.Context, missed []*inbound) []string {
 
 func (r *reader) reasonOf(e provider.Entry) string {
 	switch {
-	case !slices.Contains(r.runner.src.topics, e.Topic):
+	case !r.runner.src.router && !slices.Contains(r.runner.src.topics, e.Topic):
 		return reasonNotSubscribed
 	case e.Status == outbox.Abandoned, e.Status == outbox.Held:
 		return reasonAbandoned

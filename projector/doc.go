@@ -24,6 +24,9 @@
 // Projector.Generations returns the progress, Control pauses, cancels or promotes a generation, and
 // Projector.Verify compares the live read model with one that is made from the log.
 //
+// A service that has a Watermill router keeps it: the router passes its messages to Runner.Handle
+// (FromRouter), or a plain handler gets a marker and a transaction from Middleware.
+//
 //	var ratings = projector.Define("product-ratings", types, projector.Options{},
 //		projector.On("posted", onPosted))
 //

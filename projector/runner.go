@@ -29,6 +29,8 @@ type Runner struct {
 	scanSoon    chan struct{}         // requests a scan of parked messages that are due
 	started     atomic.Bool
 	running     chan struct{}
+	ended       chan struct{}           // closed once Run has returned
+	taking      context.Context         // ends when Run takes no more messages; set before running is closed
 	end         context.CancelCauseFunc // ends Run with an error
 	workers     atomic.Int64            // number of workers that were created
 	followSoon  chan struct{}           // requests a look at the generations
@@ -54,7 +56,7 @@ func NewRunner[Tx any](db provider.Units[Tx], src Source, cfg RunnerConfig, ps .
 // messages, and ends.
 func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ...*Projector[Tx]) (*Runner, error) {
 	r := &Runner{src: src, cfg: cfg, id: uuid.NewString(), process: &process, byName: map[string]*projection{},
-		scanSoon: make(chan struct{}, 1), followSoon: make(chan struct{}, 1), running: make(chan struct{})}
+		scanSoon: make(chan struct{}, 1), followSoon: make(chan struct{}, 1), running: make(chan struct{}), ended: make(chan struct{})}
 	if u == nil || len(ps) == 0 {
 		return nil, errors.New("runner: the store is nil, or there are no projectors: give both")
 	}
@@ -123,6 +125,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	if r.started.Swap(true) {
 		return errors.New("runner: Run called twice: create a new runner")
 	}
+	defer close(r.ended)
 	var err error
 	if c, ok := r.store.(provider.ReadyChecker); ok {
 		err = c.ReadyFor(ctx, provider.RunnerService)
@@ -161,6 +164,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	} else {
 		alive = r.stayAlive(work)
 		r.start(work, hard, subs, &all)
+		r.taking = work
 		close(r.running)
 	}
 	<-work.Done()

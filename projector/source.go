@@ -10,8 +10,9 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Source is what a runner reads. FromLog, Subscribe and SubscribeEach return it.
+// Source is what a runner reads. FromLog, Subscribe, SubscribeEach and FromRouter return it.
 type Source struct {
+	router     bool
 	log        provider.Log
 	categories []string
 	sub        message.Subscriber
@@ -46,11 +47,18 @@ func SubscribeEach(subscriber func(projector string) (message.Subscriber, error)
 	return Source{each: subscriber, topics: topics}
 }
 
+// FromRouter returns a Source without a subscription: a Watermill router passes the messages to
+// Runner.Handle. The projectors of the runner share each message, as with Subscribe.
+func FromRouter() Source { return Source{router: true} }
+
 func (s Source) isZero() bool {
-	return s.log == nil && s.sub == nil && s.each == nil && len(s.topics) == 0 && len(s.categories) == 0
+	return !s.router && s.log == nil && s.sub == nil && s.each == nil && len(s.topics) == 0 && len(s.categories) == 0
 }
 
 func (s Source) check() error {
+	if s.router {
+		return nil
+	}
 	if s.log != nil {
 		for _, category := range s.categories {
 			if err := provider.CheckName("category", category); err != nil {
@@ -60,7 +68,7 @@ func (s Source) check() error {
 		return nil
 	}
 	if s.sub == nil && s.each == nil || len(s.topics) == 0 {
-		return errors.New("the source has no log, no subscriber or no topics: create it with FromLog, Subscribe or SubscribeEach")
+		return errors.New("the source has no log, no subscriber or no topics: create it with FromLog, Subscribe, SubscribeEach or FromRouter")
 	}
 	for i, topic := range s.topics {
 		if topic == "" || slices.Contains(s.topics[:i], topic) {
@@ -80,7 +88,7 @@ type subscription struct {
 // open subscribes to every topic. It returns the subscribers that the runner must close, also
 // with an error.
 func (s Source) open(ctx context.Context, all []*projection) (subs []subscription, owned []message.Subscriber, err error) {
-	if s.log != nil {
+	if s.log != nil || s.router {
 		return nil, nil, nil
 	}
 	share, sub := len(all), s.sub
@@ -121,28 +129,42 @@ func (s subscription) read(ctx context.Context) error {
 		if m == nil { // the channel is closed
 			return fmt.Errorf("the subscription to %s ended", s.topic)
 		}
-		d := receive(s.topic, m, len(s.projections))
-		for _, p := range s.projections {
-			one := p.accept(d, nil)
-			if one == nil {
-				d.done()
-				continue
-			}
-			w := p.worker(one.lane)
-			waits := len(w.in) > 0
-			if waits {
-				one.ahead = &decoding{}
-			}
-			select {
-			case <-ctx.Done():
-				return nil
-			case w.in <- one:
-			}
-			if waits {
-				p.decodeAhead(one)
-			}
+		if !dispatch(ctx, nil, receive(s.topic, m, len(s.projections)), s.projections) {
+			return nil
 		}
 	}
+}
+
+// dispatch gives a delivery to the workers of its projectors. It returns false if ctx or canceled ends
+// while a worker has no room for it.
+func dispatch(ctx context.Context, canceled <-chan struct{}, d *received, projections []*projection) bool {
+	for _, p := range projections {
+		one := p.accept(d, nil)
+		if one == nil {
+			d.done()
+			continue
+		}
+		w := p.worker(one.lane)
+		waits := len(w.in) > 0
+		if waits {
+			one.ahead = &decoding{}
+		}
+		select {
+		case w.in <- one:
+		default:
+			select {
+			case <-ctx.Done():
+				return false
+			case <-canceled:
+				return false
+			case w.in <- one:
+			}
+		}
+		if waits {
+			p.decodeAhead(one)
+		}
+	}
+	return true
 }
 
 func closeAll(owned []message.Subscriber) (err error) {
