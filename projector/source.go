@@ -110,7 +110,7 @@ func (s Source) open(ctx context.Context, all []*projection) (subs []subscriptio
 }
 
 // read passes the messages of a subscription to the workers of its projectors until ctx ends.
-func (s subscription) read(ctx context.Context) error {
+func (s subscription) read(ctx context.Context, r *Runner) error {
 	for {
 		var m *message.Message
 		select {
@@ -121,7 +121,7 @@ func (s subscription) read(ctx context.Context) error {
 		if m == nil { // the channel is closed
 			return fmt.Errorf("the subscription to %s ended", s.topic)
 		}
-		d := receive(s.topic, m, len(s.projections))
+		d := r.receive(s.topic, m, len(s.projections))
 		for _, p := range s.projections {
 			one := p.accept(d, nil)
 			if one == nil {
