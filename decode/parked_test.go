@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -21,7 +22,11 @@ import (
 	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// The shared server lives as long as the process.
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("os/exec.(*Cmd).Wait"),
+		goleak.IgnoreAnyFunction("github.com/kinora-go/kinora/internal/testserver.run.func1"))
+}
 
 var orderTypes = eventstore.NewTypes(eventstore.Type[orderPlaced]("order.placed"))
 
@@ -74,7 +79,7 @@ func anyMessage[Tx any](t *testing.T, db interface {
 	long := strings.Repeat("ü", 100_000)
 	odd := foreign("", "\x00\xff{", "type", "order.placed", "id", "a\x00", "a\x00b", "c\x00d", "\xff", "\xfe", "", long, long, "", "\ufffdx", "\u0085")
 	fails := foreign("", `{"Stars":1}`, "type", "order.placed", "id", "b", "customer", "\x00"+long, "\xff", "\x00")
-	for i := range 1000 {
+	for i := range 20_000 {
 		odd.Metadata[fmt.Sprint("header-", i)] = "x"
 	}
 	types := orderTypes
@@ -89,7 +94,7 @@ func anyMessage[Tx any](t *testing.T, db interface {
 		}))
 	d, err := decode.NewJSON(decode.JSONConfig{Type: decode.Place{Header: "type"}, ID: decode.Place{Header: "id"}, Key: decode.Place{Header: "customer"}})
 	require.NoError(t, err)
-	f, cfg := make(subscription), projector.RunnerConfig{Decode: d}
+	f, cfg := make(subscription), projector.RunnerConfig{Decode: d, Logger: slog.New(slog.DiscardHandler)}
 	r, err := projector.NewRunner(db, projector.Subscribe(f, "orders"), cfg, p)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())

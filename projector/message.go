@@ -126,6 +126,7 @@ func (p *projection) accept(d *received, parked *Parked) *inbound {
 	case d.malformed != nil && p.lacksDecoder(parked):
 		m.aside = &aside{cause: errNoDecoder, attempts: parked.Attempts}
 	case d.malformed != nil:
+		m.mark = m.mark && provider.CheckText("message id", d.id, provider.MaxIDBytes) == nil // else no store has its marker
 		refuse(&Error{Class: ClassPermanent, Code: codeMalformed, Err: d.malformed})
 	case known:
 		if m.handlers, known = p.handlersFor(d.raw.Type, names); !known {
