@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -23,6 +24,10 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if dsn := os.Getenv("KINORA_TEST_CHILD"); dsn != "" {
+		fmt.Fprintln(os.Stderr, runProjector(dsn))
+		os.Exit(1)
+	}
 	// The shared server lives as long as the process.
 	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("os/exec.(*Cmd).Wait"),
 		goleak.IgnoreAnyFunction("github.com/kinora-go/kinora/internal/testserver.run.func1"))
