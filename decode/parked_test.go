@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/jackc/pgx/v5"
@@ -51,6 +52,8 @@ func (s subscription) deliver(t *testing.T, m *message.Message) {
 	case <-m.Acked():
 	case <-m.Nacked():
 		t.Fatal("nacked")
+	case <-time.After(30 * time.Second):
+		t.Fatal("not acked")
 	}
 }
 
