@@ -49,7 +49,7 @@ func contractSQL(t *testing.T, name string) string {
 	return block[1]
 }
 
-// psql runs SQL in a psql process, which stops at the first error.
+// psql runs SQL in a psql process with the rights of an appender. It stops at the first error.
 func psql(t *testing.T, dsn, sql string, vars map[string]string) (string, error) {
 	t.Helper()
 	path, err := exec.LookPath("psql")
@@ -59,7 +59,7 @@ func psql(t *testing.T, dsn, sql string, vars map[string]string) (string, error)
 		args = append([]string{"-v", name + "=" + value}, args...)
 	}
 	c := exec.CommandContext(t.Context(), path, args...)
-	c.Stdin = strings.NewReader(sql)
+	c.Stdin = strings.NewReader("set role kinora_appender;\n" + sql)
 	var failed strings.Builder
 	c.Stderr = &failed
 	out, err := c.Output()
@@ -139,6 +139,9 @@ func services[Tx any](t *testing.T, db provider.Provider[Tx], ob provider.Outbox
 	broker := gochannel.NewGoChannel(gochannel.Config{OutputChannelBuffer: 100, BlockPublishUntilSubscriberAck: true}, nil)
 	project := func(name string, opts projector.Options) *projector.Projector[Tx] {
 		return projector.Define(name, soldTypes, opts, projector.On("sum", func(ctx context.Context, tx Tx, e eventstore.Event[sold]) error {
+			if e.Metadata.Actor != "ann" && e.Data.N != 0 && e.Stream != "shop-go" {
+				return fmt.Errorf("the metadata is %+v", e.Metadata)
+			}
 			return write(ctx, tx, name, e)
 		}))
 	}
@@ -212,6 +215,12 @@ func TestSQLContractOnPostgreSQL(t *testing.T) {
 	db, err := postgres.Open(t.Context(), dsn, &postgres.Config{Route: sales})
 	require.NoError(t, err)
 	t.Cleanup(func() { db.Close() })
+	for _, script := range []func(string) (string, error){postgres.RolesSQL, postgres.GrantsSQL} {
+		text, err := script("kinora")
+		require.NoError(t, err)
+		_, err = db.Pool().Exec(t.Context(), text)
+		require.NoError(t, err)
+	}
 	stop := services(t, provider.Provider[pgx.Tx](db), db, db, func(ctx context.Context, tx pgx.Tx, name string, e eventstore.Event[sold]) error {
 		_, err := tx.Exec(ctx, `insert into sums values ($1, $2, $3, $4) on conflict (projector, stream) do update
 			set n = sums.n + excluded.n, versions = sums.versions || excluded.versions`, name, e.Stream, e.Data.N, fmt.Sprint(e.Version, " "))
@@ -312,7 +321,7 @@ func contract(t *testing.T, p producer, read func(projector, stream string) (int
 func project(t *testing.T, read func(projector, stream string) (int, string), stream string, want int) {
 	t.Helper()
 	for _, name := range []string{"log", "relay"} {
-		require.Eventually(t, func() bool { n, _ := read(name, stream); return n >= want }, 30*time.Second, 10*time.Millisecond, "%s %s", name, stream)
+		require.Eventually(t, func() bool { n, _ := read(name, stream); return n >= want }, time.Minute, 10*time.Millisecond, "%s %s", name, stream)
 		n, versions := read(name, stream)
 		require.Equal(t, want, n)
 		for i, v := range strings.Fields(versions) {

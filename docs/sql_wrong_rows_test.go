@@ -158,7 +158,7 @@ func harmless[Tx any](t *testing.T, db interface {
 		select {
 		case name := <-applied:
 			names = append(names, name)
-		case <-time.After(30 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatalf("only %v have applied the event behind the wrong rows", names)
 		}
 	}
