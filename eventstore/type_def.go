@@ -42,7 +42,8 @@ func (d TypeDef) Removed(fields ...string) TypeDef {
 }
 
 // Codec replaces encoding/json for this type. encode must return JSON, and decode must return a
-// value of the registered type.
+// value of the registered type. decode also gets the data of messages of other software, as their
+// projector.Decoder returns it, for example Protobuf.
 func (d TypeDef) Codec(encode func(any) ([]byte, error), decode func([]byte) (any, error)) TypeDef {
 	d.encode, d.decode, d.ownCodec = encode, decode, true
 	return d

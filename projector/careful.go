@@ -34,7 +34,8 @@ func (c *RunnerConfig) spacing(before int) time.Duration {
 // watch is what a runner knows about other runners since its last heartbeat, on the store's
 // clock. If a process crashed while it processed a message, the event is older than the crash. So a
 // message is recorded as in flight before it runs only if its event is older than the last crash,
-// or older than this runner if it started less than a lease ago. See docs/adr/0014.
+// or older than this runner if it started less than a lease ago. See docs/adr/0014. The clock of
+// other software is not compared.
 type watch struct {
 	began time.Time // at the first heartbeat
 	until time.Time // messages recorded until then may have crashed a process; zero: none
@@ -58,7 +59,7 @@ func (r *Runner) suspicious(msgs []*inbound) bool {
 	future := w.now.Add(r.cfg.Clock().Sub(w.at) + skew)
 	return slices.ContainsFunc(msgs, func(m *inbound) bool {
 		at := m.raw.RecordedAt
-		return at.IsZero() || !at.After(w.until) || at.After(future)
+		return m.isForeign || at.IsZero() || !at.After(w.until) || at.After(future)
 	})
 }
 
@@ -110,8 +111,8 @@ func (w *worker) recordInFlight(ctx context.Context, me provider.Worker, msgs []
 	defer cancel()
 	ids := make([]string, 0, len(msgs))
 	for _, m := range msgs {
-		if m.msg.UUID != "" && len(m.handlers) > 0 {
-			ids = append(ids, m.msg.UUID)
+		if m.id != "" && len(m.handlers) > 0 {
+			ids = append(ids, m.id)
 		}
 	}
 	if err := w.runner.store.InFlight(ctx, w.build(), me, ids); err != nil {

@@ -215,7 +215,7 @@ func (r *reader) reportMissed(missed []*inbound) {
 	}
 	for reason, n := range counts {
 		r.runner.cfg.Logger.Warn("events were not delivered, and were read from the log", "projector", r.name,
-			"events", n, "reason", reason, "first", missed[slices.Index(reasons, reason)].msg.UUID)
+			"events", n, "reason", reason, "first", missed[slices.Index(reasons, reason)].id)
 	}
 }
 
@@ -243,7 +243,7 @@ func (r *reader) reasons(ctx context.Context, missed []*inbound) []string {
 			byStream[m.raw.Stream] = list
 		}
 		for _, e := range list {
-			if e.ID == m.msg.UUID {
+			if e.ID == m.id {
 				reasons[i] = r.reasonOf(e)
 			}
 		}
@@ -296,12 +296,12 @@ func (w *worker) findPositions(ctx context.Context, msgs []*inbound) error {
 	var ids []string
 	for _, m := range msgs {
 		switch log := m.msg.Metadata[outbox.HeaderLog]; {
-		case m.malformed != nil:
+		case m.malformed != nil, m.isForeign:
 		case log == named:
 			m.position = m.raw.Position
 		default:
 			if lineage, _, of := strings.Cut(log, "/"); !of || lineage == own.Lineage {
-				unknown, ids = append(unknown, m), append(ids, m.msg.UUID)
+				unknown, ids = append(unknown, m), append(ids, m.id)
 			}
 		}
 	}
@@ -315,7 +315,7 @@ func (w *worker) findPositions(ctx context.Context, msgs []*inbound) error {
 		return err
 	}
 	for _, m := range unknown {
-		place, ok := places[m.msg.UUID]
+		place, ok := places[m.id]
 		m.position = place.Position
 		if !ok && m.msg.Metadata[outbox.HeaderLog] != "" && m.aside == nil {
 			m.aside = &aside{cause: errNoEvent, attempts: 1}
@@ -333,7 +333,7 @@ func (w *worker) findLost(ctx context.Context, msgs []*inbound) {
 	own := *w.runner.logID.Load()
 	others := slices.DeleteFunc(slices.Clone(msgs), func(m *inbound) bool {
 		lineage, _, named := strings.Cut(m.msg.Metadata[outbox.HeaderLog], "/")
-		return !named || lineage != own.Lineage || m.msg.Metadata[outbox.HeaderLog] == own.String()
+		return m.isForeign || !named || lineage != own.Lineage || m.msg.Metadata[outbox.HeaderLog] == own.String()
 	})
 	for tries := 1; ctx.Err() == nil; tries++ {
 		err := w.findPositions(ctx, others)
@@ -368,7 +368,7 @@ func (w *worker) earlier(ctx context.Context, msgs []*inbound) ([]*inbound, erro
 	}
 	seen := map[string]bool{}
 	for _, m := range msgs {
-		seen[m.msg.UUID] = true
+		seen[m.id] = true
 	}
 	before := slices.DeleteFunc(events, func(e eventstore.Raw) bool { return seen[e.ID] || len(w.byType[e.Type]) == 0 })
 	missing, err := unapplied(ctx, w.runner.store, w.build(), w.byType, before)

@@ -13,6 +13,10 @@
 // the log, RunnerConfig.Grace behind its end, and applies the events that were not delivered. A new
 // projector first catches up with the log. Projector.Lag returns how far a projector is.
 //
+// A message of other software, in another form than that of package outbox, is decoded by
+// RunnerConfig.Decode. Package decode has decoders for JSON, Watermill's CQRS component and
+// CloudEvents.
+//
 // A unit that fails is rolled back and split. A message that fails alone is parked (as a dead
 // letter): it is stored with its payload and the reason, and acked. It is never dropped. Later
 // messages of its key wait behind it, in order. The runner tries the parked message again until

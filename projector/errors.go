@@ -47,7 +47,8 @@ func Permanent(err error) error {
 
 // Codes of parked messages. Others are SQLSTATEs and codes of providers.
 const (
-	codeMalformed    = "malformed"    // the headers are not those of a published event
+	codeMalformed    = "malformed"    // the headers are not those of a published event, or the Decoder failed
+	codeNoDecoder    = "no_decoder"   // a Decoder has read it before, and this runner has none
 	codeUnregistered = "unregistered" // the type or its version is not registered; due once it is
 	codeUndecodable  = "undecodable"  // the data cannot be decoded as its type
 	codeNoHandler    = "no_handler"   // it was parked for a handler that this program does not have
@@ -93,6 +94,11 @@ var (
 	errBegin     = &Error{Class: ClassTransient, Code: "begin", Err: errors.New("the store did not reply in time")}
 	errNoHandler = &Error{
 		Class: ClassPermanent, Code: codeNoHandler, Err: errors.New("this program does not have the handler of the message"),
+	}
+
+	errNoDecoder = &Error{
+		Class: ClassTransient, Code: codeNoDecoder,
+		Err: errors.New("the message is of other software: set RunnerConfig.Decode to the decoder of its runner"),
 	}
 
 	errNoEvent = &Error{

@@ -33,7 +33,7 @@ func (w *worker) leave(ctx context.Context, msgs []*inbound) []*inbound {
 		}
 		if msgs = rest; can && len(msgs) > 0 && !warned {
 			w.runner.cfg.Logger.Warn("a message that is not in the log waits until this program feeds the live read model",
-				"projector", w.name, "message_id", msgs[0].msg.UUID)
+				"projector", w.name, "message_id", msgs[0].id)
 			warned = true
 		}
 		if len(msgs) > 0 {

@@ -1,7 +1,6 @@
 package projector
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -152,11 +151,17 @@ func (p *projection) clear(ctx context.Context, g *generation) {
 
 var errFinished = errors.New("nothing is due")
 
-// finish dispatches due messages until nothing is due, and returns errFinished.
+// finish dispatches due messages until nothing is due, and returns errFinished, or errNoDecoder.
 func (r *Runner) finish(ctx context.Context) error {
 	for r.revive(ctx); ctx.Err() == nil; wait(ctx, scanPause) {
-		if some, err := r.dispatchDue(ctx); err != nil || !some {
-			return cmp.Or(err, errFinished)
+		some, err := r.dispatchDue(ctx)
+		switch {
+		case err != nil:
+			return err
+		case !some && r.undecoded.Load():
+			return errNoDecoder
+		case !some:
+			return errFinished
 		}
 	}
 	return nil

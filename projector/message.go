@@ -22,6 +22,8 @@ import (
 type received struct {
 	topic     string
 	msg       *message.Message
+	id        string // its message id: that of its event, else that of msg
+	isForeign bool   // a Decoder has read it: it is not in the log
 	raw       eventstore.Raw
 	malformed error        // why raw is incomplete
 	key       string       // its ordering key, else its stream, else ""
@@ -30,25 +32,30 @@ type received struct {
 	open      atomic.Int32 // projectors that have not finished it
 }
 
-func receive(topic string, m *message.Message, projectors int) *received {
-	raw, err := outbox.ParseWatermill(m)
-	key := cmp.Or(m.Metadata[outbox.HeaderKey], m.Metadata[outbox.HeaderStream])
-	d := &received{topic: topic, msg: m, raw: raw, malformed: err, key: key}
+func (r *Runner) receive(topic string, m *message.Message, projectors int) *received {
+	d := &received{topic: topic, msg: m, id: m.UUID}
+	if d.isForeign = r.cfg.Decode != nil && !isOwn(m.Metadata); d.isForeign {
+		d.decode(r.cfg.Decode)
+	} else {
+		d.raw, d.malformed = outbox.ParseWatermill(m)
+		d.key = cmp.Or(m.Metadata[outbox.HeaderKey], m.Metadata[outbox.HeaderStream])
+	}
 	d.open.Store(int32(projectors))
 	return d
 }
 
 // logged returns an event that was read from the log.
 func logged(raw eventstore.Raw, log string) *received {
-	d := &received{log: log, msg: &message.Message{UUID: raw.ID, Payload: raw.Data}, raw: raw, key: raw.Stream, isLogged: true}
+	d := &received{log: log, id: raw.ID, msg: &message.Message{UUID: raw.ID, Payload: raw.Data}, raw: raw, key: raw.Stream, isLogged: true}
 	d.open.Store(1)
 	return d
 }
 
-// headers returns the headers with which a relay would publish the message.
+// headers returns the headers of a parked message: those of the delivery, or those with which a
+// relay would publish an event of the log.
 func (d *received) headers() map[string]string {
 	if !d.isLogged {
-		return d.msg.Metadata
+		return d.deliveredHeaders()
 	}
 	raw := &d.raw
 	m := provider.FromEvent(raw.Stream, raw.Version, eventstore.Draft{
@@ -109,14 +116,17 @@ func (p *projection) accept(d *received, parked *Parked) *inbound {
 		m.mark = p.marks && len(names) == 0
 	case d.key != "" && p.opts.Parking != ParkMessage:
 		m.lane = provider.LaneOfKey(d.key)
-	case d.msg.UUID != "":
-		m.lane = provider.LaneOfMessage(d.msg.UUID)
+	case d.id != "":
+		m.lane = provider.LaneOfMessage(d.id)
 	default:
 		m.lane = provider.LaneOfMessage("\x00" + string(d.msg.Payload))
 	}
 	refuse := func(why error) { m.aside = &aside{cause: why, attempts: attempts} }
 	switch known := p.types.Has(d.raw.Type); {
+	case d.malformed != nil && p.lacksDecoder(parked):
+		m.aside = &aside{cause: errNoDecoder, attempts: parked.Attempts}
 	case d.malformed != nil:
+		m.mark = m.mark && provider.CheckText("message id", d.id, provider.MaxIDBytes) == nil // else no store has its marker
 		refuse(&Error{Class: ClassPermanent, Code: codeMalformed, Err: d.malformed})
 	case known:
 		if m.handlers, known = p.handlersFor(d.raw.Type, names); !known {
@@ -136,7 +146,14 @@ func (p *projection) accept(d *received, parked *Parked) *inbound {
 func (p *projection) acceptParked(row Parked) *inbound {
 	msg := message.NewMessage(row.MessageID, row.Payload)
 	msg.Metadata = row.Headers
-	return p.accept(receive(row.Topic, msg, 1), &row)
+	if id, ok := row.Headers[headerUUID]; ok {
+		msg.UUID = id
+	}
+	d := p.runner.receive(row.Topic, msg, 1)
+	if d.isForeign && d.key == "" { // the decoder took it from the context of the delivery
+		d.key, d.raw.Stream = row.Key, row.Key
+	}
+	return p.accept(d, &row)
 }
 
 // handlerContext ends with the unit, and has the values of the message's context. It does not end

@@ -169,6 +169,6 @@ func (p *projection) worker(lane provider.Lane) *worker {
 
 // report logs what happened to a message.
 func (p *projection) report(level slog.Level, what string, m *inbound, err error, attempts int) {
-	p.runner.report(level, what, err, "projector", p.name, "topic", m.topic, "message_id", m.msg.UUID, "type", m.raw.Type,
+	p.runner.report(level, what, err, "projector", p.name, "topic", m.topic, "message_id", m.id, "type", m.raw.Type,
 		"attempts", attempts)
 }

@@ -14,8 +14,8 @@ import (
 func (r *reader) setReplayed(ctx context.Context, msgs []*inbound) error {
 	g := r.current.Load()
 	for _, m := range msgs {
-		if _, m.skipped = slices.BinarySearch(g.Skipped, m.msg.UUID); !m.skipped {
-			_, m.skipped = slices.BinarySearch(r.skips, m.msg.UUID)
+		if _, m.skipped = slices.BinarySearch(g.Skipped, m.id); !m.skipped {
+			_, m.skipped = slices.BinarySearch(r.skips, m.id)
 		}
 	}
 	if !g.isReplaying() || len(msgs) == 0 {
@@ -66,7 +66,7 @@ func (r *reader) notPassed(ctx context.Context, msgs []*inbound, of int) (rest [
 		r.passed[of] = p
 	}
 	for _, m := range msgs {
-		if m.replayed = m.raw.Position <= p.position && !p.parked[m.msg.UUID]; !m.replayed {
+		if m.replayed = m.raw.Position <= p.position && !p.parked[m.id]; !m.replayed {
 			rest = append(rest, m)
 		}
 	}
@@ -116,7 +116,7 @@ func (p *projection) parkedAsReplayed(ctx context.Context, m *inbound, of int) (
 			return false, err
 		}
 		for i := range rows {
-			if rows[i].MessageID == m.msg.UUID {
+			if rows[i].MessageID == m.id {
 				return isReplayed(&rows[i]), nil
 			}
 		}
@@ -167,7 +167,7 @@ func (p *projection) askReplayed(ctx context.Context, msgs []*inbound, of int, i
 		if len(m.handlers) > 0 {
 			h := m.handlers[0]
 			asked, questions = append(asked, m), append(questions, provider.Question{
-				Generation: of, Handler: h.Name, Was: h.Was, MessageID: m.msg.UUID, RecordedAt: m.raw.RecordedAt, Position: m.raw.Position,
+				Generation: of, Handler: h.Name, Was: h.Was, MessageID: m.id, RecordedAt: m.raw.RecordedAt, Position: m.raw.Position,
 			})
 		}
 	}

@@ -39,7 +39,7 @@ func (r *Runner) Handle(m *message.Message) error {
 		return err
 	}
 	own := m.CopyWithContext() // the router may change m after Handle has returned
-	d := receive(message.SubscribeTopicFromCtx(ctx), own, len(r.projections))
+	d := r.receive(message.SubscribeTopicFromCtx(ctx), own, len(r.projections))
 	if !dispatch(r.taking, ctx.Done(), d, r.projections) && r.taking.Err() == nil {
 		return notTaken(ctx)
 	}

@@ -36,6 +36,7 @@ type Runner struct {
 	followSoon  chan struct{}           // requests a look at the generations
 	others      sync.Mutex              // protects projection.others
 	assigned    bool                    // it keeps the generation that its projector has
+	undecoded   atomic.Bool             // a parked message requires a Decoder
 	reached     func()                  // called when the reader of a scratch generation has caught up
 }
 
@@ -194,7 +195,7 @@ func (r *Runner) start(work, hard context.Context, subs []subscription, all *syn
 	}
 	for _, s := range subs {
 		all.Go(func() {
-			if err := s.read(work); err != nil {
+			if err := s.read(work, r); err != nil {
 				r.end(err)
 			}
 		})

@@ -46,6 +46,8 @@ type RunnerConfig struct {
 	// Markers is how long markers, and replayed and skipped messages, are kept. The runner
 	// deletes older ones.
 	Markers marker.Retention
+	// Decode decodes messages of other software. Nil means that they are parked as malformed.
+	Decode Decoder
 	// Version is the version of the program, stored with parked messages. Empty means that of its
 	// build info.
 	Version string

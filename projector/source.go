@@ -118,7 +118,7 @@ func (s Source) open(ctx context.Context, all []*projection) (subs []subscriptio
 }
 
 // read passes the messages of a subscription to the workers of its projectors until ctx ends.
-func (s subscription) read(ctx context.Context) error {
+func (s subscription) read(ctx context.Context, r *Runner) error {
 	for {
 		var m *message.Message
 		select {
@@ -129,7 +129,7 @@ func (s subscription) read(ctx context.Context) error {
 		if m == nil { // the channel is closed
 			return fmt.Errorf("the subscription to %s ended", s.topic)
 		}
-		if !dispatch(ctx, nil, receive(s.topic, m, len(s.projections)), s.projections) {
+		if !dispatch(ctx, nil, r.receive(s.topic, m, len(s.projections)), s.projections) {
 			return nil
 		}
 	}

@@ -57,7 +57,7 @@ func messagesOf(msgs []*inbound) []provider.Message {
 	all := make([]provider.Message, len(msgs))
 	for i, m := range msgs {
 		all[i] = provider.Message{
-			ID: m.msg.UUID, Lane: m.lane, Handlers: m.handlers, Mark: m.mark, Position: m.position, Parked: m.parked,
+			ID: m.id, Lane: m.lane, Handlers: m.handlers, Mark: m.mark, Position: m.position, Parked: m.parked,
 		}
 	}
 	return all
@@ -211,7 +211,7 @@ func (u *unit) handle(ctx context.Context, call caller, found provider.Found) (c
 			u.left = true
 			if m.aside != nil && len(m.handlers) == 0 { // the reader does not read its type
 				row = u.failure(i, m, found.Fresh[i])
-				row.Parked.Lane = provider.LaneOfMessage(m.msg.UUID) // earlier events of its stream follow
+				row.Parked.Lane = provider.LaneOfMessage(m.id) // earlier events of its stream follow
 			}
 		case m.parked == nil && len(m.handlers) > 0 && !slices.Contains(found.Fresh[i], true):
 			for j := range m.handlers {
@@ -358,7 +358,7 @@ func (u *unit) failure(i int, m *inbound, fresh []bool) *provider.Aside {
 func (u *unit) row(i int, fresh []bool, class Class, code string) *provider.Aside {
 	m := u.msgs[i]
 	row := Parked{
-		Projector: u.name, Generation: u.intent.Generation, MessageID: m.msg.UUID, Topic: m.topic, Key: m.key, Lane: m.lane,
+		Projector: u.name, Generation: u.intent.Generation, MessageID: m.id, Topic: m.topic, Key: m.key, Lane: m.lane,
 		Type: m.raw.Type, Payload: m.msg.Payload, Headers: m.headers(),
 	}
 	switch {

@@ -66,10 +66,10 @@ func (w *worker) collect(m *inbound) []*inbound {
 	clear(w.seen)
 	msgs := make([]*inbound, 0, min(w.batch, 1+len(w.in)))
 	for {
-		if i, twice := w.seen[m.msg.UUID]; twice && m.msg.UUID != "" {
+		if i, twice := w.seen[m.id]; twice && m.id != "" {
 			msgs[i].duplicates = append(msgs[i].duplicates, m.received)
 		} else {
-			w.seen[m.msg.UUID] = len(msgs)
+			w.seen[m.id] = len(msgs)
 			msgs = append(msgs, m)
 		}
 		if len(msgs) == w.batch {

@@ -36,7 +36,7 @@ var units = []Mutant{
 	{
 		Name:  "twice_in_unit",
 		What:  "a unit may contain a message twice",
-		Edits: []Edit{{File: "projector/worker.go", Old: `twice && m.msg.UUID != "" {`, New: "twice && i < 0 {"}},
+		Edits: []Edit{{File: "projector/worker.go", Old: `twice && m.id != "" {`, New: "twice && i < 0 {"}},
 		Tests: []Test{{"./projector", "TestDuplicateIDInAUnitRunsOnce/markers_true"}},
 	},
 	{

@@ -271,10 +271,17 @@ func scanRaw(rows pgx.CollectableRow) (raw eventstore.Raw, bytes int, err error)
 		return raw, 0, err
 	}
 	raw.ID, raw.RecordedAt = id.String(), raw.RecordedAt.UTC()
-	if len(metadata) > len(`{}`) {
-		err = json.Unmarshal(metadata, &raw.Metadata)
+	raw.Metadata = metadataOf(metadata)
+	return raw, len(raw.Data) + len(metadata), nil
+}
+
+// metadataOf returns stored metadata. What other software wrote in another form is left out: an error
+// would make the events behind it unreadable.
+func metadataOf(stored []byte) (m eventstore.Metadata) {
+	if len(stored) > len(`{}`) {
+		_ = json.Unmarshal(stored, &m)
 	}
-	return raw, len(raw.Data) + len(metadata), err
+	return m
 }
 
 // end sets the page's end to the last settled event that it covers.

@@ -2,7 +2,6 @@ package postgres
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"iter"
 
@@ -90,9 +89,7 @@ func (db *Provider) readPage(ctx context.Context, q querier, stream string, afte
 			return nil, 0, err
 		}
 		raw.ID, raw.RecordedAt = id.String(), raw.RecordedAt.UTC()
-		if err := json.Unmarshal(metadata, &raw.Metadata); err != nil {
-			return nil, 0, err
-		}
+		raw.Metadata = metadataOf(metadata)
 		page, bytes = append(page, raw), bytes+len(raw.Data)+len(metadata)
 	}
 	rows.Close()

@@ -143,7 +143,9 @@ func scanRaw(rows *sql.Rows) (e eventstore.Raw, size int, err error) {
 	var at int64
 	err = rows.Scan(&e.Position, &e.Stream, &e.Version, &e.ID, &e.Type, &e.Schema, &e.Data, &metadata, &at)
 	if err == nil && metadata != noMetadata {
-		err = json.Unmarshal([]byte(metadata), &e.Metadata)
+		// What other software wrote in another form is left out: an error would make the events behind
+		// it unreadable.
+		_ = json.Unmarshal([]byte(metadata), &e.Metadata)
 	}
 	e.RecordedAt = timeOf(at)
 	return e, len(e.Data) + len(metadata), err

@@ -90,7 +90,7 @@ func TestAFilteredPageIsBounded(t *testing.T) {
 		insert into kinora_streams select 'review-' || value, 'review', 1 from g`, n)
 	require.NoError(t, err)
 	_, err = db.SQL().Exec(`insert into kinora_events (stream, version, id, type, schema_version, data, metadata, recorded_at)
-		select stream, 1, stream, 'review.posted', 1, '{}', '{}', 0 from kinora_streams`)
+		select stream, 1, printf('00000000-0000-7000-8000-%012d', n), 'review.posted', 1, '{}', '{}', 0 from (select stream, row_number() over () n from kinora_streams)`)
 	require.NoError(t, err)
 	q, pages := provider.LogQuery{Filter: eventstore.LogFilter{Types: []string{"other"}}}, 0
 	for more := true; more; pages++ {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora/provider"
@@ -215,14 +216,17 @@ func parkedOf(ctx context.Context, q querier, query string, args ...any) (parked
 
 // decodeHeaders is the inverse of encodeHeaders.
 func decodeHeaders(stored string) map[string]string {
-	// returns the well-formed part
-	v, _ := url.ParseQuery(stored)
-	if len(v) == 0 {
+	if stored == "" {
 		return nil
 	}
-	h := make(map[string]string, len(v))
-	for name := range v {
-		h[name] = v.Get(name)
+	h := map[string]string{}
+	for pair := range strings.SplitSeq(stored, "&") { // url.ParseQuery limits their number
+		name, value, _ := strings.Cut(pair, "=")
+		name, err := url.QueryUnescape(name)
+		value, errValue := url.QueryUnescape(value)
+		if err == nil && errValue == nil { // another writer may have written the rest
+			h[name] = value
+		}
 	}
 	return h
 }

@@ -20,6 +20,8 @@ var fuzzers = [][2]string{
 	{"provider", "FuzzCheckJSON"}, {"provider", "FuzzCheckStream"}, {"provider", "FuzzParseHeaders"}, {"eventstore", "FuzzJoinID"},
 	{"outbox", "FuzzParseWatermill"}, {"outbox", "FuzzWireRoundTrip"},
 	{"claim", "FuzzBackoff"}, {"claim", "FuzzTerms"}, {"marker", "FuzzRetention"}, {"providers/postgres", "FuzzSchemaName"},
+	{"decode", "FuzzJSON"}, {"decode", "FuzzCQRS"}, {"decode", "FuzzCloudEventsStructured"}, {"decode", "FuzzCloudEventsBinary"},
+	{"projector", "FuzzDecoder"},
 }
 
 var execs = regexp.MustCompile(`execs: (\d+)`)

@@ -16,13 +16,14 @@ create table kinora.streams (
 create table kinora.events (
 	position       bigint generated always as identity (cache 1 increment 1 no cycle),
 	stream         text collate "C" not null,
-	version        bigint not null,
+	version        bigint not null check (version > 0),
 	id             uuid not null,
 	type           text collate "C" not null,
 	schema_version int not null,
 	data           jsonb not null,
 	metadata       jsonb not null,
-	recorded_at    timestamptz not null,
+	-- A reader could not read another time, and not the events behind it.
+	recorded_at    timestamptz not null check (recorded_at between '0001-01-02 00:00Z' and '9999-12-30 00:00Z'),
 	constraint events_pkey primary key (position),
 	constraint events_stream_version_key unique (stream, version),
 	constraint events_id_key unique (id)

@@ -13,8 +13,9 @@ create table kinora_streams (
 create table kinora_events (
     position       integer primary key autoincrement,
     stream         text not null,
-    version        integer not null,
-    id             text not null unique,
+    version        integer not null check (version > 0),
+    -- a UUID in lower case; no store has a marker for any other text
+    id             text not null unique check (length(id) = 36 and id not glob '*[^0-9a-f-]*'),
     type           text not null,
     schema_version integer not null,
     data           text not null, -- json

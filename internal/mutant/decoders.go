@@ -1,0 +1,72 @@
+package mutant
+
+// decoders lists the mutants of messages of other software, and of rows that other software writes.
+var decoders = []Mutant{
+	{
+		Name: "foreign_position",
+		What: "the headers of a position make a message of other software an event of the log",
+		Edits: []Edit{{
+			File: "projector/complete.go", Old: "case m.malformed != nil, m.isForeign:", New: "case m.malformed != nil:",
+		}},
+		Tests: []Test{{"./projector", "TestMessageOfOtherSoftwareIsNotInTheLog"}},
+	},
+	{
+		Name: "foreign_uuid",
+		What: "markers have the UUID of the delivery instead of the id that the decoder returned",
+		Edits: []Edit{{
+			File: "projector/foreign.go", Old: "		d.id = raw.ID\n", New: "		raw.ID = d.id\n",
+		}},
+		Tests: []Test{{"./projector", "TestMessagesOfOtherSoftwareAreAppliedOnce"}},
+	},
+	{
+		Name: "decoder_shares_message",
+		What: "a decoder gets the delivery itself, and may change or ack it",
+		Edits: []Edit{{
+			File: "projector/foreign.go", Old: "one := m.CopyWithContext()", New: "one := m",
+		}},
+		Tests: []Test{{"./projector", "TestMessageThatTheDecoderRefusesIsParked"}},
+	},
+	{
+		Name: "foreign_clock",
+		What: "the clock of other software decides whether a message may have crashed a process",
+		Edits: []Edit{{
+			File: "projector/careful.go", Old: "return m.isForeign || at.IsZero()", New: "return at.IsZero()",
+		}},
+		Tests: []Test{{"./projector", "TestClockOfOtherSoftwareDoesNotHideACrash"}},
+	},
+	{
+		Name: "no_decoder_malformed",
+		What: "a runner without the decoder makes parked messages of other software stuck",
+		Edits: []Edit{{
+			File: "projector/message.go", Old: "case d.malformed != nil && p.lacksDecoder(parked):", New: "case d.malformed == errNoDecoder:",
+		}},
+		Tests: []Test{{"./projector", "TestReplayWithoutTheDecoder"}},
+	},
+	{
+		Name: "mark_without_id",
+		What: "a message without an id is parked with markers, which SQLite refuses",
+		Edits: []Edit{{
+			File: "projector/message.go", Old: "m.mark = m.mark && provider.CheckText", New: "_ = m.mark && provider.CheckText",
+		}},
+		Tests: []Test{{"./decode", "TestAnyMessageIsParkedAndReplayed/sqlite"}},
+	},
+	{
+		Name: "metadata_must_parse",
+		What: "an event with metadata of another form cannot be read, nor the events behind it",
+		Edits: []Edit{{
+			File: "providers/postgres/log.go",
+			Old:  "	raw.Metadata = metadataOf(metadata)\n	return raw, len(raw.Data) + len(metadata), nil",
+			New:  "	if len(metadata) > 2 {\n		err = json.Unmarshal(metadata, &raw.Metadata)\n	}\n	return raw, len(raw.Data) + len(metadata), err",
+		}},
+		Tests: []Test{{"./docs", "TestWrongRowsOnPostgreSQL"}},
+	},
+	{
+		Name: "time_unchecked",
+		What: "the database accepts an event whose time cannot be read",
+		Edits: []Edit{{
+			File: "providers/postgres/migrations/00001_kinora.sql",
+			Old:  " check (recorded_at between '0001-01-02 00:00Z' and '9999-12-30 00:00Z')", New: "",
+		}},
+		Tests: []Test{{"./docs", "TestWrongRowsOnPostgreSQL"}},
+	},
+}
