@@ -211,6 +211,7 @@ func TestALockedStreamDelaysNoOtherAppendForLong(t *testing.T) {
 	require.NoError(t, err)
 	tx, err := db.Pool().Begin(t.Context())
 	require.NoError(t, err)
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
 	_, err = tx.Exec(t.Context(), `select from kinora.streams where stream = 'a-locked' for update`)
 	require.NoError(t, err)
 	ends := make(chan error, 100)
@@ -228,7 +229,7 @@ func TestALockedStreamDelaysNoOtherAppendForLong(t *testing.T) {
 		select {
 		case err := <-ends:
 			require.NoError(t, err)
-		case <-time.After(20 * time.Second):
+		case <-time.After(10 * time.Second):
 			t.Fatal("an append waits for the stream of another one")
 		}
 	}

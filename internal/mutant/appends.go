@@ -1,0 +1,44 @@
+package mutant
+
+// appends lists the mutants of snapshots, commands that are sent again, appends that share a transaction,
+// and handlers of many events.
+var appends = []Mutant{
+	{
+		Name:  "snapshot_any_event",
+		What:  "a snapshot is used although its version of the stream is another event",
+		Edits: []Edit{{File: "eventstore/snapshot_load.go", Old: ` || raw.ID != stored.EventID`, New: ``}},
+		Tests: []Test{{"./eventstore", "TestASnapshotOfARestoredDatabase"}},
+	},
+	{
+		Name:  "snapshot_no_checksum",
+		What:  "the checksum of a snapshot is not compared",
+		Edits: []Edit{{File: "eventstore/snapshot.go", Old: `!bytes.Equal(seal(stream, stored), sealed)`, New: `len(seal(stream, stored)) < 0`}},
+		Tests: []Test{{"./eventstore", "TestSnapshotsAreNotTrustedOverTheStream"}},
+	},
+	{
+		Name: "command_decided_again",
+		What: "a command that has appended events is decided again",
+		Edits: []Edit{{File: "eventstore/repository.go", Old: `		if at.Count > 0 {
+			return at, false, nil`, New: `		if at.Count > 1<<40 {
+			return at, false, nil`}},
+		Tests: []Test{{"./providers/memory", "TestConformance/EventStore/commands_that_are_sent_again"}},
+	},
+	{
+		Name:  "shared_failure_for_all",
+		What:  "a statement that fails fails all appends of its transaction",
+		Edits: []Edit{{File: "providers/postgres/append_shared.go", Old: `case conn == nil || unsent || !maybeExecuted(err):`, New: `case conn == nil || unsent:`}},
+		Tests: []Test{{"./providers/postgres", "TestAppendsThatShareACommit"}},
+	},
+	{
+		Name:  "shared_no_lock_limit",
+		What:  "appends that share a transaction wait without limit for a lock of one of them",
+		Edits: []Edit{{File: "providers/postgres/append_shared.go", Old: `'lock_timeout', '100ms'`, New: `'lock_timeout', '0'`}},
+		Tests: []Test{{"./providers/postgres", "TestALockedStreamDelaysNoOtherAppendForLong"}},
+	},
+	{
+		Name:  "batch_overtaken",
+		What:  "a handler gets an event although another handler has not got an earlier one of its stream",
+		Edits: []Edit{{File: "projector/batch.go", Old: `if b.keys[m.key] && b.handler.Name != h.Name {`, New: `if b.keys[m.key] && b.handler.Name == "" {`}},
+		Tests: []Test{{"./projector", "TestOnBatchKeepsTheOrderOfEachStream"}},
+	},
+}
