@@ -232,7 +232,7 @@ func (db *Provider) sendTogether(ctx context.Context, conn *pgx.Conn, order []*s
 		if err != nil {
 			break
 		}
-		s.at, s.result = eventstore.Appended{Stream: s.stream, Count: len(s.ids), Log: s.appending.log}, shareApplied
+		s.at, s.result = eventstore.Appended{Stream: s.stream, Count: len(s.ids), Log: s.log}, shareApplied
 		if err = results.QueryRow().Scan(&s.at.Version, &s.at.Position); errors.Is(err, pgx.ErrNoRows) {
 			s.result, err = shareRefused, nil
 		}

@@ -108,7 +108,7 @@ func (a *appender) judge(ctx context.Context, stream string, events []eventstore
 		a.kinds["canceled or terminated"]++
 		a.refused = append(a.refused, ids...)
 	default:
-		return fmt.Errorf("want %v: %w", want, err)
+		return fmt.Errorf("want %w, got %w", want, err)
 	}
 	return nil
 }
