@@ -1,0 +1,57 @@
+package main
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/pubsub/tests"
+	"github.com/stretchr/testify/require"
+)
+
+// suiteBroker creates the topics of the suite.
+type suiteBroker struct{ *sqlBroker }
+
+func (b suiteBroker) SubscribeInitialize(topic string) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	b.topics = append(b.topics, topic)
+	return b.createTables(ctx)
+}
+
+// TestSQLBrokerConforms runs Watermill's suite, except for consumer groups: the broker has one.
+func TestSQLBrokerConforms(t *testing.T) {
+	t.Parallel()
+	dsn := postgresDSN(t)
+	open := func(t *testing.T) (message.Publisher, message.Subscriber) {
+		t.Helper()
+		p, err := newSQLBroker(t.Context(), dsn, 0)
+		require.NoError(t, err)
+		s, err := newSQLBroker(t.Context(), dsn, 20)
+		require.NoError(t, err)
+		t.Cleanup(func() { // not each case closes them
+			require.NoError(t, p.Close())
+			require.NoError(t, s.Close())
+		})
+		return p, suiteBroker{s}
+	}
+	features := tests.Features{Persistent: true, GuaranteedOrder: true, GuaranteedOrderWithSingleSubscriber: true, ForceShort: true}
+	for name, test := range map[string]func(*testing.T, tests.TestContext, tests.PubSubConstructor){
+		"PublishSubscribe":                  tests.TestPublishSubscribe,
+		"ConcurrentSubscribe":               tests.TestConcurrentSubscribe,
+		"ConcurrentSubscribeMultipleTopics": tests.TestConcurrentSubscribeMultipleTopics,
+		"ResendOnError":                     tests.TestResendOnError,
+		"NoAck":                             tests.TestNoAck,
+		"ContinueAfterSubscribeClose":       tests.TestContinueAfterSubscribeClose,
+		"ConcurrentClose":                   tests.TestConcurrentClose,
+		"ContinueAfterErrors":               tests.TestContinueAfterErrors,
+		"PublishSubscribeInOrder":           tests.TestPublishSubscribeInOrder,
+		"PublisherClose":                    tests.TestPublisherClose,
+		"Topic":                             tests.TestTopic,
+		"MessageCtx":                        tests.TestMessageCtx,
+		"SubscribeCtx":                      tests.TestSubscribeCtx,
+	} {
+		t.Run(name, func(t *testing.T) { test(t, tests.TestContext{TestID: tests.NewTestID(), Features: features}, open) })
+	}
+}
