@@ -29,7 +29,7 @@ type SnapshotStore interface {
 	LoadSnapshot(ctx context.Context, stream, schema string) (Snapshot, error)
 
 	// SaveSnapshot replaces the snapshot of the stream for s.Schema. Snapshots of the stream for
-	// other schemas, which nobody has replaced for a day, are deleted.
+	// other schemas, that were not replaced for a day, are deleted.
 	SaveSnapshot(ctx context.Context, stream string, s Snapshot) error
 }
 

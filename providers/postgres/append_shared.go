@@ -184,7 +184,7 @@ func (a *appending) share(ctx context.Context) (at eventstore.Appended, sent, ag
 	return at, true, false, s.err
 }
 
-// errLeft: the caller's context ended while a shared transaction was under way.
+// errLeft: the caller's context ended while a shared transaction was running.
 var errLeft = errors.New("the transaction that the append shares with others is not stopped")
 
 // appendTogether runs appends in one transaction.

@@ -157,7 +157,7 @@ func TestAppendsThatShareACommit(t *testing.T) {
 	requireShared(t, db, callers)
 }
 
-// requireShared compares the streams with what the callers were told.
+// requireShared compares the streams with the results of the callers.
 func requireShared(t *testing.T, db *postgres.DB, callers []*appender) {
 	t.Helper()
 	kinds, hot, unknown := map[string]int{}, map[string]int{}, map[string]bool{}
@@ -203,7 +203,7 @@ func requireShared(t *testing.T, db *postgres.DB, callers []*appender) {
 }
 
 // TestALockedStreamDelaysNoOtherAppendForLong: the transactions of appends wait for the row of a stream,
-// which somebody else has locked.
+// which another transaction has locked.
 func TestALockedStreamDelaysNoOtherAppendForLong(t *testing.T) {
 	t.Parallel()
 	db := postgrestest.OpenBusy(t, nil)

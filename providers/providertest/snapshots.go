@@ -15,7 +15,7 @@ var snapshotCases = []testCase{
 	},
 	{
 		name: "old snapshots of other schemas", play: oldSnapshotsGo,
-		rule: "SaveSnapshot deletes snapshots of the stream for other schemas that nobody has replaced for a day",
+		rule: "SaveSnapshot deletes snapshots of the stream for other schemas that were not replaced for a day",
 	},
 	{
 		name: "snapshots in a transaction", play: snapshotInTx,
