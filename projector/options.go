@@ -8,6 +8,10 @@ type Options struct {
 	// transaction of the handler. Without markers a redelivered message takes effect again, and
 	// nothing is written or read for it.
 	Markers bool
+	// RepeatSafe: the handlers may run again for a message that they have applied, for example because
+	// they only replace values. Without Markers and without RepeatSafe, a runner that subscribes to a
+	// broker warns once that redelivered messages take effect again.
+	RepeatSafe bool
 	// From is where a new projector begins to read the log. Zero means at the first event. It has
 	// no effect once the projector has a checkpoint.
 	From eventstore.From

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -135,6 +137,7 @@ func (r *Runner) Run(ctx context.Context) error {
 		err = r.choose(ctx)
 	}
 	if err == nil {
+		r.reportRenamed(ctx)
 		err = r.halted(ctx)
 	}
 	if err == nil {
@@ -216,6 +219,27 @@ func (p *projection) start(work, hard context.Context, all *sync.WaitGroup) {
 	}
 	if p.reader != nil {
 		all.Go(func() { p.reader.run(work, hard) })
+	}
+}
+
+// reportRenamed warns of markers of handlers that a projector does not have.
+func (r *Runner) reportRenamed(ctx context.Context) {
+	k, ok := r.store.(provider.MarkerMaintainer)
+	if !ok || r.src.isZero() {
+		return
+	}
+	stored, err := k.MarkedHandlers(ctx)
+	if err != nil {
+		r.report(slog.LevelWarn, "handlers with markers not listed", err)
+		return
+	}
+	for _, p := range r.projections {
+		for _, handler := range stored {
+			if p.marks && strings.HasPrefix(handler, p.name+"/") && !slices.Contains(p.marked, handler) {
+				r.cfg.Logger.Warn("the projector has no handler of this name, but markers of it. If it was renamed, declare the name with Was: "+
+					"otherwise redelivered messages take effect again. If it was removed, call marker.Drop", "projector", p.name, "handler", handler)
+			}
+		}
 	}
 }
 
