@@ -192,6 +192,8 @@ func TestUnhandleableMessageIsParkedWithItsPayload(t *testing.T) {
 				require.Len(t, list, 1)
 				got := list[0]
 				require.False(t, got.At.IsZero())
+				require.Contains(t, got.Error, c.code)
+				got.Error = ""
 				lane := provider.LaneOfKey("review-1")
 				want := projector.Parked{
 					Seq: got.Seq, At: got.At, Projector: "p", Generation: 1, Handler: c.handler, MessageID: c.m.UUID, Topic: "review", Key: "review-1",

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime/debug"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -102,7 +103,7 @@ func (u *unit) transact(hard context.Context) error {
 		defer u.timer.Stop()
 		defer func() {
 			if p := recover(); p != nil {
-				err = &Error{Class: ClassUnknown, Code: codePanic, Err: fmt.Errorf("panic: %v", p)}
+				err = &Error{Class: ClassUnknown, Code: codePanic, Err: &panicError{p, debug.Stack()}}
 			}
 		}()
 		err = u.do(ctx, u.intent, u.handle)
@@ -341,7 +342,7 @@ func (u *unit) note(m *inbound, handler int, before bool, took time.Duration) {
 func (u *unit) failure(i int, m *inbound, fresh []bool) *provider.Aside {
 	row := u.row(i, fresh, provider.ClassOf(m.aside.cause), provider.CodeOf(m.aside.cause))
 	p, retry := &row.Parked, u.runner.cfg.Retry
-	p.Attempts, p.Handler, row.After = m.aside.attempts, m.aside.handler, -1
+	p.Attempts, p.Handler, p.Error, row.After = m.aside.attempts, m.aside.handler, textOf(m.aside.cause), -1
 	if p.Class == ClassTransient && m.parked != nil && m.parked.Code == codeCrashed {
 		p.Code = codeCrashed // the next attempt runs alone too
 	}

@@ -27,6 +27,7 @@ type Parked struct {
 	Headers   map[string]string
 	Class     Class  // ClassHeld: the message has not failed, but waits behind an earlier one
 	Code      string // a SQLSTATE or a word; see docs/operations.md
+	Error     string // the text of the last error, with the stack of a panic; at most MaxParkedError bytes
 	Attempts  int    // attempts that failed or have begun, in any process
 	Version   string // projector.RunnerConfig.Version of the program that parked it or failed last
 	At        time.Time
@@ -36,6 +37,9 @@ type Parked struct {
 	ResolvedAt time.Time // when it was replayed or skipped
 	Decision             // the last decision of an operator
 }
+
+// MaxParkedError is the most bytes of Parked.Error. Runners cut longer texts.
+const MaxParkedError = 4096
 
 // ParkedState is the state of a parked message.
 type ParkedState int

@@ -84,10 +84,10 @@ func (a brokerAddress) open(ctx context.Context, d database, subscriptions int, 
 	switch a.kind {
 	case sqlKind:
 		return newSQLBroker(ctx, d.path, subscriptions, topics...)
-	case memoryKind:
-		return newBroker(), nil
+	case natsKind, redisKind, kafkaKind:
+		return newRemoteBroker(ctx, a, topics...)
 	}
-	return newRemoteBroker(ctx, a, topics...)
+	return newBroker(), nil
 }
 
 // openDemo opens a broker of the demo.

@@ -41,7 +41,7 @@ func TestRemoteBrokers(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			flags := []string{"--broker", kind, "--broker-url", start(t)}
-			path, bad := generateFile(t, 1500, "-seed", "15")
+			path, bad := generateFile(t, 8000, "-seed", "15") // imported for longer than the first lives of the workers
 			db := filepath.Join(t.TempDir(), "reviews.db")
 			worker := func(name string) []string { return slices.Concat([]string{name}, flags) }
 			importOverWhileKilling(t, "sqlite:"+db, flags, path, worker("relay"), worker("project"), worker("project"))

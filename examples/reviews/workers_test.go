@@ -271,8 +271,8 @@ func TestBrokerRefuses(t *testing.T) {
 		args []string
 	}{
 		{"use --db postgres://", []string{"import", "--broker", "sql", "--db", db, text}},
-		{"use --broker none or sql", []string{"import", "--no-pipeline", "--broker", "memory", "--db", db, text}},
-		{"use --broker none or sql", []string{"import", "--no-pipeline", "--broker", "memory", "--db", nowhere, text}},
+		{"use another --broker", []string{"import", "--no-pipeline", "--broker", "memory", "--db", db, text}},
+		{"use another --broker", []string{"import", "--no-pipeline", "--broker", "memory", "--db", nowhere, text}},
 		{"use --db postgres://", []string{"demo", "--broker", "sql"}},
 		{"--processes", []string{"demo", "--processes", "2"}},
 		{"use --db postgres://", []string{"relay", "--db", db}},

@@ -28,11 +28,11 @@ select $1::text, $2::int, l.lane, case when l.after < 0 then 'infinity' else ck.
 from ck, unnest($4::bytea[], $5::bigint[]) l(lane, after) where l.lane in (select lane from parked) order by l.lane
 on conflict on constraint holds_pkey do update set due_at = h.due_at`
 
-	parkedAs = `handler, handlers, message_id, marker_id, topic, key, lane, type, payload, headers, class, code, attempts, version, state`
+	parkedAs = `handler, handlers, message_id, marker_id, topic, key, lane, type, payload, headers, class, code, error, attempts, version, state`
 
 	// Without new handlers, a message keeps its handlers.
 	updateParkedSQL = `
-update kinora.parked p set class = a.class, code = a.code, attempts = a.attempts, handler = a.handler, version = a.version, state = a.state,
+update kinora.parked p set class = a.class, code = a.code, error = a.error, attempts = a.attempts, handler = a.handler, version = a.version, state = a.state,
 	handlers = case when a.handlers = '{}' then p.handlers else a.handlers end
 from json_populate_recordset(null::kinora.parked, $1::json) a where p.id = a.id`
 
@@ -128,7 +128,7 @@ func (w *unit) rows(asides []provider.Aside) string {
 			"message_id": storable(p.MessageID), "marker_id": markerID(p.MessageID),
 			"topic": storable(p.Topic), "key": storable(p.Key), "lane": fmt.Sprintf(`\x%x`, p.Lane), "type": storable(p.Type),
 			"payload": fmt.Sprintf(`\x%x`, p.Payload), "headers": inHeaders(p.Headers, storable),
-			"class": p.Class.String(), "code": storable(p.Code), "attempts": p.Attempts, "version": storable(p.Version),
+			"class": p.Class.String(), "code": storable(p.Code), "error": storable(p.Error), "attempts": p.Attempts, "version": storable(p.Version),
 			"state": state.String(), "after": a.After,
 		}
 		if w.IsReplay() {

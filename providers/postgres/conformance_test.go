@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/kinora-go/kinora/internal/longtest"
 	"github.com/kinora-go/kinora/internal/pgconform"
 	"github.com/kinora-go/kinora/providers/postgres"
 	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
@@ -44,10 +45,19 @@ func TestBatchedGenerationsConformance(t *testing.T) {
 	}, providertest.Deferred)
 }
 
+// TestSQLConformance runs the suites of transactions of database/sql. The others do not use them, and run
+// in the long form only.
 func TestSQLConformance(t *testing.T) {
-	providertest.All(t, func(t testing.TB, o providertest.Options) providertest.Fixture[*sql.Tx] {
+	open := func(t testing.TB, o providertest.Options) providertest.Fixture[*sql.Tx] {
 		return pgconform.SQL(t, conforming(t, o), o)
-	})
+	}
+	if longtest.On() {
+		providertest.All(t, open)
+		return
+	}
+	t.Run("EventStore", func(t *testing.T) { providertest.EventStore(t, open) })
+	t.Run("Units", func(t *testing.T) { providertest.Units(t, open) })
+	t.Run("Tasks", func(t *testing.T) { providertest.Tasks(t, open) })
 }
 
 func conforming(t testing.TB, o providertest.Options) *postgres.DB {

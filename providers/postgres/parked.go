@@ -47,7 +47,7 @@ func inHeaders(h map[string]string, to func(string) string) map[string]string {
 
 const (
 	parkedColumns = `p.id, p.projector, p.generation, p.handler, p.handlers, p.message_id, p.topic, p.key, p.lane, p.type, p.payload, p.headers,
-	p.class, p.code, p.attempts, p.version, p.parked_at, p.state, coalesce(p.resolved_at, ` + never + `), p.resolved_by, p.reason`
+	p.class, p.code, p.error, p.attempts, p.version, p.parked_at, p.state, coalesce(p.resolved_at, ` + never + `), p.resolved_by, p.reason`
 
 	never = `'0001-01-01 00:00Z'::timestamptz` // the zero time
 
@@ -203,8 +203,8 @@ func scanParked(row pgx.CollectableRow) (provider.Parked, error) {
 	var p provider.Parked
 	var class, state string
 	err := row.Scan(&p.Seq, &p.Projector, &p.Generation, &p.Handler, &p.Handlers, &p.MessageID, &p.Topic, &p.Key, &p.Lane, &p.Type, &p.Payload, &p.Headers,
-		&class, &p.Code, &p.Attempts, &p.Version, &p.At, &state, &p.ResolvedAt, &p.By, &p.Reason, &p.DueAt)
-	for _, text := range []*string{&p.Handler, &p.MessageID, &p.Topic, &p.Key, &p.Type, &p.Code, &p.Version, &p.By, &p.Reason} {
+		&class, &p.Code, &p.Error, &p.Attempts, &p.Version, &p.At, &state, &p.ResolvedAt, &p.By, &p.Reason, &p.DueAt)
+	for _, text := range []*string{&p.Handler, &p.MessageID, &p.Topic, &p.Key, &p.Type, &p.Code, &p.Error, &p.Version, &p.By, &p.Reason} {
 		*text = original(*text)
 	}
 	p.Headers = inHeaders(p.Headers, original)

@@ -186,13 +186,13 @@ func staying(s *stage) {
 		first, third := s.failed("x", "x"), s.failed("x", "x")
 		// not changed by the Aside
 		first.Payload, first.Headers, first.Topic, first.Type = nil, nil, "x", "x"
-		first.Class, first.Code, first.Attempts, first.Version = provider.ClassTransient, "suspect", 4, "v9"
+		first.Class, first.Code, first.Error, first.Attempts, first.Version = provider.ClassTransient, "suspect", "again", 4, "v9"
 		return provider.Closing{Park: []provider.Aside{{Message: 0, Parked: first, After: time.Hour}, {Message: 2, Parked: third, After: -1}}}, nil
 	})
 	left := s.rows()
 	same(s, "left", idsOfParked(left), []string{"m-1", "m-3"})
 	want := rows[0]
-	want.Class, want.Code, want.Attempts, want.Handler, want.Version = provider.ClassTransient, "suspect", 4, s.name+"/posted", "v9"
+	want.Class, want.Code, want.Error, want.Attempts, want.Handler, want.Version = provider.ClassTransient, "suspect", "again", 4, s.name+"/posted", "v9"
 	want.DueAt = left[0].DueAt
 	same(s, "the message that stays", left[0], want)
 	s.states("of those that stay", left, provider.StateWaiting, provider.StateStuck)

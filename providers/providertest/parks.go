@@ -57,7 +57,7 @@ func parkedIsKept(s *stage) {
 		p.Topic, p.Payload = `t'o"p;ic`, []byte("binary \x00\xff"+class.String())
 		p.Headers = map[string]string{outbox.HeaderType: "review.posted", "o'dd": `v"\ 日本`, "empty": ""}
 		p.Handlers = []string{s.name + "/posted", s.name + "/it's"}
-		p.Class, p.Code, p.Attempts, p.Type, p.Version = class, "23'505", 5+int(class), "review.posted'é", `v1.2-"日本"`
+		p.Class, p.Code, p.Error, p.Attempts, p.Type, p.Version = class, "23'505", "it's\n\x00 \xff a stack", 5+int(class), "review.posted'é", `v1.2-"日本"`
 		want = append(want, p)
 	}
 	want = append(want, provider.Parked{Projector: s.name, Generation: s.generation, Payload: []byte("malformed: no id, no handler, no headers"), Class: provider.ClassPermanent, Attempts: 1, Lane: laneOf("none", "")})

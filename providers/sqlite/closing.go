@@ -56,14 +56,14 @@ func (u *unit) resolve(ctx context.Context, p *provider.Unit, s provider.Resolut
 // has no markers; the handlers of the new one then have theirs.
 const parkMessage = `
 insert into kinora_parked (
-	id, projector, generation, lane, state, due_at, class, code, attempts, handler, handlers, version, message_id, topic, key, type,
+	id, projector, generation, lane, state, due_at, class, code, error, attempts, handler, handlers, version, message_id, topic, key, type,
 	parked_at, headers, payload)
 values (?1, ?2, ?17, ?3, iif(?4 is null, 'stuck', 'waiting'), iif(exists (
 		select 1 from kinora_parked indexed by kinora_parked_lane
 		where open = 1 and projector = ?2 and generation = ?17 and lane = ?3 and id < coalesce(?1, ` + lastID + `)), null, ` + clock + ` + ?4),
-	?5, ?6, ?7, ?8, coalesce(?9, '[]'), ?10, ?11, ?12, ?13, ?14, ` + clock + `, ?15, ?16)
+	?5, ?6, ?18, ?7, ?8, coalesce(?9, '[]'), ?10, ?11, ?12, ?13, ?14, ` + clock + `, ?15, ?16)
 on conflict (id) do update set
-	state = excluded.state, due_at = excluded.due_at, class = excluded.class, code = excluded.code, attempts = excluded.attempts,
+	state = excluded.state, due_at = excluded.due_at, class = excluded.class, code = excluded.code, error = excluded.error, attempts = excluded.attempts,
 	handler = excluded.handler, handlers = iif(excluded.handlers = '[]', handlers, excluded.handlers), version = excluded.version
 on conflict (projector, generation, message_id) where state <> 'replayed' and message_id <> '' do update set handlers = (
 	select json_group_array(distinct value) from (
@@ -81,7 +81,7 @@ func (u *unit) park(ctx context.Context, p *provider.Unit, asides []provider.Asi
 			due = millis(a.After)
 		}
 		_, err := u.exec(ctx, parkMessage, seq, p.Projector, m.Lane[:], due, is.Class.String(), is.Code, is.Attempts, is.Handler,
-			anyOf(is.Handlers), is.Version, is.MessageID, is.Topic, is.Key, is.Type, encodeHeaders(is.Headers), blobOf(is.Payload), p.Build().Generation)
+			anyOf(is.Handlers), is.Version, is.MessageID, is.Topic, is.Key, is.Type, encodeHeaders(is.Headers), blobOf(is.Payload), p.Build().Generation, is.Error)
 		if err != nil {
 			return err
 		}

@@ -185,7 +185,7 @@ func (d *DB) ParkedCount(ctx context.Context, projector string) (n int64, err er
 
 const (
 	parkedFields = `p.id, p.projector, p.generation, p.handler, nullif(p.handlers, '[]'), p.message_id, p.topic, p.key, p.lane, p.type,
-	p.class, p.code, p.attempts, p.version, p.parked_at, p.state, p.resolved_at, p.resolved_by, p.reason`
+	p.class, p.code, p.error, p.attempts, p.version, p.parked_at, p.state, p.resolved_at, p.resolved_by, p.reason`
 
 	parkedColumns = parkedFields + `, (
 		select f.due_at from kinora_parked f indexed by kinora_parked_lane
@@ -202,7 +202,7 @@ func parkedOf(ctx context.Context, q querier, query string, args ...any) (parked
 		var at int64
 		var resolved, due sql.NullInt64
 		err := rows.Scan(&p.Seq, &p.Projector, &p.Generation, &p.Handler, &handlers, &p.MessageID, &p.Topic, &p.Key, &p.Lane, &p.Type,
-			&class, &p.Code, &p.Attempts, &p.Version, &at, &state, &resolved, &p.By, &p.Reason, &due, &headers, &p.Payload)
+			&class, &p.Code, &p.Error, &p.Attempts, &p.Version, &at, &state, &resolved, &p.By, &p.Reason, &due, &headers, &p.Payload)
 		p.Class, p.State = provider.ParseClass(class), provider.ParseParkedState(state)
 		p.At, p.ResolvedAt, p.DueAt = timeOf(at), timeOrZero(resolved), timeOrZero(due)
 		p.Headers = decodeHeaders(headers)

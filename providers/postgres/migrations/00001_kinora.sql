@@ -166,6 +166,7 @@ create table kinora.parked (
 	headers      jsonb not null,                      -- an object of texts
 	class        text collate "C" not null,
 	code         text collate "C" not null,
+	error        text collate "C" not null default '',
 	attempts     int not null,
 	version      text collate "C" not null,
 	state        text collate "C" not null default 'waiting' check (state in ('waiting', 'stuck', 'replayed', 'skipped')),

@@ -152,6 +152,7 @@ create table kinora_parked (
     reason      text not null default '',
     class       text not null,
     code        text not null,
+    error       text not null default '',
     attempts    integer not null,
     handler     text not null, -- the handler that failed; '' if none did
     handlers    text not null check (json_valid(handlers)), -- handlers that are to run it: an array
