@@ -16,8 +16,8 @@ type suiteBroker struct{ *sqlBroker }
 func (b suiteBroker) SubscribeInitialize(topic string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	b.topics = append(b.topics, topic)
-	return b.createTables(ctx)
+	one := &sqlBroker{db: b.db, schema: b.schema, topics: []string{topic}}
+	return one.createTables(ctx)
 }
 
 // TestSQLBrokerConforms runs Watermill's suite, except for consumer groups: the broker has one.

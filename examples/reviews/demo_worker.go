@@ -25,14 +25,14 @@ const (
 
 // newDemoRunner returns a runner with the service's projector twice: the same deliveries and
 // handlers, and different tables. One projector has markers. The other, the control, has none and
-// shows the effect of duplicates. BrokerOnly: neither reads the log, so that all depends on the
+// shows the effect of duplicates: RepeatSafe only suppresses the warning of that. BrokerOnly: neither reads the log, so that all depends on the
 // deliveries.
 func newDemoRunner[Tx any](db provider.Provider[Tx], src projector.Source, t *trace, exact, control readModel[Tx]) (*projector.Runner, error) {
 	return projector.NewRunner(tracedUnits[Tx]{db, t}, src, projector.RunnerConfig{
 		Lease: time.Second,                 // how soon a killed worker's runner counts as dead
 		Retry: claim.Backoff{Attempts: -1}, // a kill counts as an attempt, and the demo kills on purpose
 	},
-		productReviews("demo-control", projector.Options{}, control),
+		productReviews("demo-control", projector.Options{RepeatSafe: true}, control),
 		productReviews("demo-exactly-once", projector.Options{Markers: true, BrokerOnly: true}, exact))
 }
 
