@@ -55,7 +55,6 @@ func TestSQLConformance(t *testing.T) {
 		providertest.All(t, open)
 		return
 	}
-	t.Run("EventStore", func(t *testing.T) { providertest.EventStore(t, open) })
 	t.Run("Units", func(t *testing.T) { providertest.Units(t, open) })
 	t.Run("Tasks", func(t *testing.T) { providertest.Tasks(t, open) })
 }

@@ -31,7 +31,7 @@ var modes = []string{"cache_describe", "exec", "simple_protocol"}
 
 // All suites run in the first mode. The long form runs them in every mode. The short form runs, in
 // the other modes, the suites whose statements are sent in that mode and have arguments of most
-// types: events, the log, tasks, and units that queue statements. Nearly all statements of entries are always sent
+// types: events, the log, and units that queue statements. Nearly all statements of entries are always sent
 // in the first mode.
 func TestConformanceThroughAPooler(t *testing.T) {
 	t.Parallel()
@@ -57,7 +57,6 @@ func TestConformanceThroughAPooler(t *testing.T) {
 			}
 			t.Run("EventStore", func(t *testing.T) { providertest.EventStore(t, fixture) })
 			t.Run("Log", func(t *testing.T) { providertest.Log(t, fixture) })
-			t.Run("Tasks", func(t *testing.T) { providertest.Tasks(t, fixture) })
 		})
 		t.Run(mode+", batched", func(t *testing.T) {
 			t.Parallel()
@@ -65,6 +64,9 @@ func TestConformanceThroughAPooler(t *testing.T) {
 				return pgconform.Batched(t, open(t, o), o)
 			}
 			providertest.Units(t, fixture, providertest.Deferred)
+			if i > 0 && !longtest.On() {
+				return
+			}
 			t.Run("Progress", func(t *testing.T) { providertest.Progress(t, fixture, providertest.Deferred) })
 		})
 	}
