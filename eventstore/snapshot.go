@@ -9,6 +9,9 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strings"
+
+	"github.com/kinora-go/kinora/internal/check"
 )
 
 // Snapshot is the state of an aggregate at a version of its stream, as a SnapshotStore stores it.
@@ -35,12 +38,12 @@ type SnapshotStore interface {
 
 // Snapshots makes a Repository store the state of its aggregates, so that a load applies only the
 // newest events of a long stream.
-//   - Update and UpdateTx store a snapshot after a load that has applied Every events or more. Update
-//     does it after its append, and a failure is only reported to OnError. UpdateTx does it in the
-//     caller's transaction if events were appended, and then a failure is an error of UpdateTx.
+//   - Update and UpdateTx store a snapshot when they append events, after a load that has applied Every
+//     events or more. Update does it after its append, and a failure is only reported to OnError. UpdateTx
+//     does it in the caller's transaction, and then a failure is an error of UpdateTx.
 //   - The state is the aggregate in JSON. NewRepository returns an error if that would lose fields:
-//     unexported ones, interfaces and functions, unless the type implements json.Marshaler and
-//     json.Unmarshaler. Fields with the tag `json:"-"` keep the value that the function fresh of
+//     unexported ones, interfaces, functions, and two of one name, unless the type implements
+//     json.Marshaler and json.Unmarshaler. Two references to one object become two objects. Fields with the tag `json:"-"` keep the value that the function fresh of
 //     NewRepository sets.
 //   - A snapshot counts only if its checksum is right, and the stream has the event that it names at
 //     its version. Otherwise it is reported to OnError, and all events are read.
@@ -73,8 +76,8 @@ func newSnapshots(s Snapshots, of reflect.Type, store Store) (*snapshots, error)
 		return nil, nil
 	case s.Every < 0:
 		return nil, invalid("snapshots", "Every must not be negative")
-	case len(s.Schema) > 40:
-		return nil, invalid("snapshots", "Schema must have at most 40 bytes")
+	case s.Schema != "" && check.Text(s.Schema, 40) != "":
+		return nil, invalid("snapshots", "Schema "+check.Text(s.Schema, 40))
 	case !ok:
 		return nil, invalid("snapshots", "the store has no snapshots: it must implement SnapshotStore")
 	}
@@ -102,12 +105,16 @@ var (
 	jsonUnmarshaler = reflect.TypeFor[json.Unmarshaler]()
 )
 
-func (w *typeWalk) visit(t reflect.Type, path string) {
-	if w.err != nil {
-		return
+func (w *typeWalk) refuse(format string, args ...any) {
+	if w.err == nil {
+		w.err = invalid("snapshots", fmt.Sprintf(format, args...)+", tag the field with json:\"-\", or implement json.Marshaler and json.Unmarshaler")
 	}
+}
+
+func (w *typeWalk) visit(t reflect.Type, path string) {
 	fmt.Fprintf(&w.text, "%s:%s;", t.Kind(), t)
-	if w.seen[t] || reflect.PointerTo(t).Implements(jsonMarshaler) && reflect.PointerTo(t).Implements(jsonUnmarshaler) {
+	pointer := reflect.PointerTo(t)
+	if w.seen[t] || pointer.Implements(jsonMarshaler) && pointer.Implements(jsonUnmarshaler) {
 		return
 	}
 	w.seen[t] = true
@@ -116,22 +123,49 @@ func (w *typeWalk) visit(t reflect.Type, path string) {
 		w.visit(t.Elem(), path)
 	case reflect.Map:
 		w.visit(t.Key(), path)
+		if e := t.Elem(); reflect.PointerTo(e).Implements(jsonMarshaler) && !e.Implements(jsonMarshaler) {
+			w.refuse("JSON does not call MarshalJSON of %s for the values of %s: give it a value receiver", e, path)
+		}
 		w.visit(t.Elem(), path)
 	case reflect.Interface, reflect.Func, reflect.Chan, reflect.UnsafePointer, reflect.Complex64, reflect.Complex128:
-		w.err = invalid("snapshots", fmt.Sprintf("JSON cannot store %s (%s): tag the field with json:\"-\", or implement json.Marshaler and json.Unmarshaler", path, t))
+		w.refuse("JSON cannot store %s (%s): use another type", path, t)
 	case reflect.Struct:
-		for i := range t.NumField() {
-			f := t.Field(i)
-			tag := f.Tag.Get("json")
-			switch {
-			case tag == "-":
-			case !f.IsExported() && !f.Anonymous:
-				w.err = invalid("snapshots", fmt.Sprintf("JSON does not store %s.%s: export the field, tag it with json:\"-\", or implement json.Marshaler and json.Unmarshaler", path, f.Name))
-				return
-			default:
-				fmt.Fprintf(&w.text, "%s %q", f.Name, tag)
-				w.visit(f.Type, path+"."+f.Name)
+		w.fields(t, path, map[string]bool{})
+	}
+}
+
+// fields visits the fields of a struct, and of those that it embeds: their names are in one object.
+func (w *typeWalk) fields(t reflect.Type, path string, names map[string]bool) {
+	if len(path) > 1000 { // it embeds itself
+		w.refuse("JSON cannot store %s: use another type", t)
+		return
+	}
+	for i := range t.NumField() {
+		f := t.Field(i)
+		tag := f.Tag.Get("json")
+		name, _, _ := strings.Cut(tag, ",")
+		embedded := f.Type
+		if embedded.Kind() == reflect.Pointer {
+			embedded = embedded.Elem()
+		}
+		switch {
+		case tag == "-":
+		case f.Anonymous && name == "" && embedded.Kind() == reflect.Struct && !embedded.Implements(jsonMarshaler) && !reflect.PointerTo(embedded).Implements(jsonMarshaler):
+			fmt.Fprintf(&w.text, "%s{", embedded)
+			w.fields(embedded, path+"."+f.Name, names)
+			w.text.WriteString("}")
+		case !f.IsExported():
+			w.refuse("JSON does not store %s.%s: export the field", path, f.Name)
+		default:
+			if name == "" {
+				name = f.Name
 			}
+			if names[name] {
+				w.refuse("JSON has one field for two of the name %s in %s: rename one", name, path)
+			}
+			names[name] = true
+			fmt.Fprintf(&w.text, "%s %q", f.Name, tag)
+			w.visit(f.Type, path+"."+f.Name)
 		}
 	}
 }

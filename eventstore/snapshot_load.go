@@ -85,10 +85,10 @@ func (r *Repository[A]) saveSnapshot(ctx context.Context, store Store, at Append
 	if !ok || s.Version == 0 {
 		return nil
 	}
-	_, inTx := store.(TxStore)
-	if inTx && at.Count == 0 {
-		return nil // without the lock of an append, transactions could wait for each other
+	if at.Count == 0 {
+		return nil // without the lock of an append, it could wait for another transaction
 	}
+	_, inTx := store.(TxStore)
 	err := to.SaveSnapshot(ctx, at.Stream, s)
 	switch {
 	case err == nil:

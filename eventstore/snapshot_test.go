@@ -320,3 +320,39 @@ func TestNewRepositoryRefusesSnapshotsThatLoseState(t *testing.T) {
 	_, err = eventstore.NewRepository(struct{ eventstore.Store }{newDB(t)}, types, "a", func(string) *own { return &own{} }, open(some))
 	require.ErrorContains(t, err, "SnapshotStore")
 }
+
+type (
+	balance  int64
+	embedded struct{ balance }
+	under    struct{ Version int }
+	twice    struct {
+		under
+		Version int
+	}
+	money  struct{ cents int }
+	purses struct{ By map[string]money }
+)
+
+func (*embedded) Apply(any) {}
+func (*twice) Apply(any)    {}
+func (*purses) Apply(any)   {}
+
+func (m *money) MarshalJSON() ([]byte, error) { return json.Marshal(m.cents) }
+func (m *money) UnmarshalJSON(b []byte) error { _ = json.Unmarshal(b, &m.cents); return nil }
+
+func refused[A eventstore.Aggregate](t *testing.T, want string) {
+	t.Helper()
+	_, err := eventstore.NewRepository(newDB(t), types, "a", func(string) (a A) { return a },
+		&eventstore.RepositoryConfig{Snapshots: eventstore.Snapshots{Every: 5}})
+	require.ErrorContains(t, err, want)
+}
+
+func TestNewRepositoryRefusesWhatJSONDropsSilently(t *testing.T) {
+	t.Parallel()
+	refused[*embedded](t, "embedded.balance: export the field")
+	refused[*twice](t, "two of the name Version")
+	refused[*purses](t, "MarshalJSON of eventstore_test.money")
+	_, err := eventstore.NewRepository(newDB(t), types, "a", func(string) *own { return &own{} },
+		&eventstore.RepositoryConfig{Snapshots: eventstore.Snapshots{Every: 5, Schema: "a\x00"}})
+	require.ErrorContains(t, err, "Schema")
+}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
 	"github.com/kinora-go/kinora/providers/memory"
@@ -189,4 +190,38 @@ func TestOnBatchRequiresAnAtomicStore(t *testing.T) {
 	_, err = projector.NewRunner(db, projector.FromLog(db), projector.RunnerConfig{}, projector.Define("p", types, projector.Options{},
 		projector.OnBatch[txn, posted]("a", nil)))
 	require.ErrorContains(t, err, "not nil")
+}
+
+// TestOnBatchKeepsTheOrderOfHandlers: also for a message without a key, which decoders of other software may
+// return.
+func TestOnBatchKeepsTheOrderOfHandlers(t *testing.T) {
+	t.Parallel()
+	for _, key := range []string{"", "k"} {
+		db := newDB(t)
+		f := make(subscription)
+		step := func(name string) func(txn) {
+			return func(tx txn) {
+				v, _ := tx.Get("a", "steps")
+				steps, _ := v.(string)
+				tx.Put("a", "steps", steps+name)
+			}
+		}
+		p := projector.Define("p", types, delivered,
+			projector.OnBatch("insert", func(_ context.Context, tx txn, events []eventstore.Event[posted]) error {
+				for range events {
+					step("i")(tx)
+				}
+				return nil
+			}),
+			projector.On("update", func(_ context.Context, tx txn, _ eventstore.Event[posted]) error { step("u")(tx); return nil }))
+		stop := run(t, db, f, projector.RunnerConfig{}, p)
+		m := keyed(key, 1)
+		m.Metadata[outbox.HeaderKey], m.Metadata[outbox.HeaderStream] = key, key
+		f.deliver(t, m)
+		require.NoError(t, stop())
+		db.View(func(m *memory.Model) {
+			v, _ := m.Get("a", "steps")
+			require.Equal(t, "iu", v)
+		})
+	}
 }

@@ -117,8 +117,8 @@ func newProjection[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx])
 	} else if r.log != nil && !one.marks {
 		r.cfg.Logger.Info("events that are not delivered are not read from the log: the projector has no markers", "projector", p.name)
 	}
-	if overBroker := r.src.log == nil && !r.src.isZero(); overBroker && !one.marks && !p.opts.RepeatSafe {
-		r.cfg.Logger.Warn("redelivered messages take effect again: the projector has no markers. Set Options.Markers and use a store that keeps them, or Options.RepeatSafe",
+	if overBroker := r.src.log == nil && !r.src.isZero(); overBroker && !p.opts.Markers && !p.opts.RepeatSafe {
+		r.cfg.Logger.Warn("redelivered messages take effect again: the projector has no markers. Set Options.Markers, or Options.RepeatSafe if the handlers may run again",
 			"projector", p.name)
 	}
 	return one.in(&generation{Build: provider.Build{Projector: p.name, Generation: 1}, state: provider.GenerationLive}, isLogged)

@@ -280,7 +280,7 @@ func (u *unit) run(ctx context.Context, call caller, i int, m *inbound, fresh []
 			return nil, err
 		}
 		if take := u.takes[m.handlers[j].Name]; take != nil {
-			if err := u.collect(i, m, j, take); err != nil {
+			if err := u.collect(ctx, i, m, j, take); err != nil {
 				return nil, err
 			}
 			continue
@@ -289,7 +289,7 @@ func (u *unit) run(ctx context.Context, call caller, i int, m *inbound, fresh []
 		if values := m.msg.Context(); values != context.Background() {
 			parent = handlerContext{ctx, context.WithoutCancel(values)}
 		}
-		some, took, err := u.call(parent, call, &m.handlers[j], m, nil)
+		some, took, err := u.call(parent, call, &m.handlers[j], m.replayed, m, nil)
 		if err != nil {
 			return nil, err
 		}
@@ -305,7 +305,9 @@ func (u *unit) run(ctx context.Context, call caller, i int, m *inbound, fresh []
 //
 // The opening, each handler, and the commit have separate timeouts. So the time that a unit waits
 // for others does not count for a handler.
-func (u *unit) call(ctx context.Context, call caller, h *provider.Handler, m *inbound, events []any) (out []outbox.Message, took time.Duration, err error) {
+func (u *unit) call(
+	ctx context.Context, call caller, h *provider.Handler, replayed bool, m *inbound, events []any,
+) (out []outbox.Message, took time.Duration, err error) {
 	each, began := u.runner.cfg.Timeout, u.runner.cfg.Clock()
 	if !u.timer.Reset(sum(each, each)) { // ends the unit if the handler ignores its context
 		return nil, 0, errBegin
@@ -314,7 +316,7 @@ func (u *unit) call(ctx context.Context, call caller, h *provider.Handler, m *in
 	u.handler.Store(h)
 	u.over.Store(true)
 	crash.Point("handler: before")
-	if s := (scope{u.suffix, m != nil && m.replayed}); s != (scope{}) {
+	if s := (scope{u.suffix, replayed}); s != (scope{}) {
 		ctx = context.WithValue(ctx, scopeKey{}, s)
 	}
 	limited := withDeadline(ctx, each)

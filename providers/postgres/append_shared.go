@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/eventstore"
@@ -32,6 +32,9 @@ const (
 	sharedBytes   = 32 << 10 // of the data of one append
 )
 
+// shareLock is how long an append may wait for a lock while it keeps others from running.
+const shareLock = 100 * time.Millisecond
+
 // shareLockSQL limits how long one append makes the others wait, for example for the row of a stream that
 // another transaction has updated. Then each runs alone.
 const shareLockSQL = `select set_config('lock_timeout', '100ms', true)`
@@ -40,6 +43,7 @@ const shareLockSQL = `select set_config('lock_timeout', '100ms', true)`
 type sharedAppend struct {
 	*appending
 	done   chan struct{} // closed after the transaction
+	left   bool          // its caller has left before it was sent
 	group  *shareGroup   // nil while it waits
 	at     eventstore.Appended
 	err    error // of the transaction
@@ -49,16 +53,10 @@ type sharedAppend struct {
 // shareGroup are the appends of one transaction.
 type shareGroup struct {
 	calls  []*sharedAppend
-	left   atomic.Int64 // callers that do not wait any more
+	left   int  // callers that do not wait any more
+	sent   bool // the transaction is about to be sent
 	ctx    context.Context
 	cancel context.CancelFunc
-}
-
-// leave ends the transaction if no caller waits any more.
-func (g *shareGroup) leave() {
-	if g.left.Add(1) == int64(len(g.calls)) {
-		g.cancel()
-	}
 }
 
 type shareResult int
@@ -114,15 +112,38 @@ func (q *appendQueue) next() *shareGroup {
 	return g
 }
 
-// remove reports whether s still waited.
-func (q *appendQueue) remove(s *sharedAppend) bool {
+// leave is called if the caller of s does not wait any more. unsent: s has not been sent, and will not be.
+// over: it has ended. If no caller of a transaction waits any more, the transaction is stopped.
+func (q *appendQueue) leave(s *sharedAppend) (unsent, over bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	i := slices.Index(q.waiting, s)
-	if i >= 0 {
+	if i := slices.Index(q.waiting, s); i >= 0 {
 		q.waiting = slices.Delete(q.waiting, i, i+1)
+		return true, false
 	}
-	return i >= 0
+	select {
+	case <-s.done:
+		return false, true
+	default:
+	}
+	g := s.group
+	s.left = !g.sent
+	if g.left++; g.left == len(g.calls) {
+		g.cancel()
+	}
+	return !g.sent, false
+}
+
+// send returns the appends of a group whose callers wait, in the order of their statements. After it, the
+// others cannot leave without an unknown result.
+func (q *appendQueue) send(g *shareGroup) []*sharedAppend {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	g.sent = true
+	order := slices.DeleteFunc(slices.Clone(g.calls), func(s *sharedAppend) bool { return s.left })
+	// All transactions lock the rows of streams in one order. Appends to one stream keep theirs.
+	slices.SortStableFunc(order, func(a, b *sharedAppend) int { return strings.Compare(a.stream, b.stream) })
+	return order
 }
 
 // isSmall reports whether an append may share a transaction.
@@ -149,20 +170,23 @@ func (a *appending) share(ctx context.Context) (at eventstore.Appended, sent, ag
 	db := a.db
 	s := &sharedAppend{appending: a, done: make(chan struct{})}
 	if db.queue.begin(s) {
-		defer db.queue.end(db)
+		// While it waits for a lock, it must not stop the others.
+		end := sync.OnceFunc(func() { db.queue.end(db) })
+		late := time.AfterFunc(shareLock, end)
+		defer end()
+		defer late.Stop()
 		at, sent, err = a.tryOnce(ctx)
 		return at, sent, false, err
 	}
 	select {
 	case <-s.done:
 	case <-ctx.Done():
-		if db.queue.remove(s) {
+		unsent, over := db.queue.leave(s)
+		switch {
+		case over: // it has a result
+		case unsent:
 			return at, false, false, fmt.Errorf("append to %s: %w", a.stream, ctx.Err())
-		}
-		select {
-		case <-s.done:
 		default:
-			s.group.leave()
 			return at, true, false, fmt.Errorf("append to %s: %w: %w", a.stream, errLeft, ctx.Err())
 		}
 	}
@@ -195,10 +219,8 @@ func (db *Provider) appendTogether(g *shareGroup) {
 			close(s.done)
 		}
 	}()
-	// All transactions lock the rows of streams in one order. Appends to one stream keep theirs.
-	order := slices.Clone(g.calls)
-	slices.SortStableFunc(order, func(a, b *sharedAppend) int { return strings.Compare(a.stream, b.stream) })
 	conn, err := db.pool.Acquire(g.ctx)
+	order := db.queue.send(g)
 	if err == nil {
 		defer conn.Release()
 		crash.Point("append: before")

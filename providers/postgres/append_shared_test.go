@@ -238,46 +238,49 @@ func TestALockedStreamDelaysNoOtherAppendForLong(t *testing.T) {
 	require.NoError(t, <-ends)
 }
 
-// occupied returns a DB whose transactions of appends all wait for streams that another transaction has
-// locked, until release is called. wait waits until n more appends wait.
-func occupied(t *testing.T) (db *postgres.DB, wait func(n int), release func()) {
-	t.Helper()
-	db = postgrestest.OpenBusy(t, nil)
+// TestLockedStreamsStopNoOtherAppend: appends that run alone wait for the row of a stream, as many as run at
+// a time.
+func TestLockedStreamsStopNoOtherAppend(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.OpenBusy(t, nil)
+	_, err := db.Append(t.Context(), "a-locked", eventstore.Any, drafts(t, 1))
+	require.NoError(t, err)
 	tx, err := db.Pool().Begin(t.Context())
 	require.NoError(t, err)
-	_, err = db.Append(t.Context(), "a-0", eventstore.Any, drafts(t, 1)) // identifies the log
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	_, err = tx.Exec(t.Context(), `select from kinora.streams where stream = 'a-locked' for update`)
 	require.NoError(t, err)
-	const holders = 8 // more than transactions of appends at a time
-	for i := range holders {
-		_, err = db.InTx(tx).Append(t.Context(), fmt.Sprint("a-", i), eventstore.Any, drafts(t, 1))
-		require.NoError(t, err)
-	}
-	wait = func(n int) {
-		t.Helper()
-		require.Eventually(t, func() bool { return postgres.WaitingAppends(db) == n }, 10*time.Second, time.Millisecond)
-	}
-	ends, running := make(chan error, holders), 0
-	for postgres.WaitingAppends(db) == 0 {
-		stream := fmt.Sprint("a-", running)
+	blocked := postgres.MostAppends(db)
+	ends := make(chan error, blocked)
+	for i := range blocked {
 		go func() {
-			_, err := db.Append(t.Context(), stream, eventstore.Any, drafts(t, 2))
+			_, err := db.Append(t.Context(), "a-locked", eventstore.Any, drafts(t, 2))
 			ends <- err
 		}()
-		running++
-		require.Eventually(t, func() bool { return postgres.RunningAppends(db)+postgres.WaitingAppends(db) == running },
-			10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool {
+			return count(t, db, `select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`) == i+1
+		}, 10*time.Second, time.Millisecond)
 	}
-	return db, wait, func() {
-		require.NoError(t, tx.Rollback(t.Context()))
-		for range running {
-			require.NoError(t, <-ends)
-		}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	_, err = db.Append(ctx, "a-other", eventstore.Any, drafts(t, 3))
+	require.NoError(t, err)
+	require.NoError(t, tx.Rollback(t.Context()))
+	for range blocked {
+		require.NoError(t, <-ends)
 	}
+}
+
+// waitingAppends waits until n appends wait for the next transaction.
+func waitingAppends(t *testing.T, db *postgres.DB, n int) {
+	t.Helper()
+	require.Eventually(t, func() bool { return postgres.WaitingAppends(db) == n }, 10*time.Second, time.Millisecond)
 }
 
 func TestAppendsThatWaitShareATransaction(t *testing.T) {
 	t.Parallel()
-	db, wait, release := occupied(t)
+	db := postgrestest.OpenBusy(t, nil)
+	release := postgres.HoldAppends(db)
 	const callers = 40
 	ends := make(chan error, callers)
 	for i := range callers {
@@ -286,7 +289,7 @@ func TestAppendsThatWaitShareATransaction(t *testing.T) {
 			ends <- err
 		}()
 	}
-	wait(callers + 1)
+	waitingAppends(t, db, callers)
 	release()
 	for range callers {
 		require.NoError(t, <-ends)
@@ -295,20 +298,50 @@ func TestAppendsThatWaitShareATransaction(t *testing.T) {
 	require.Equal(t, 1, count(t, db, `select count(distinct xmin::text) from kinora.events where stream like 'b-%'`))
 }
 
+// TestACanceledAppendThatWaitsIsNotAmbiguous: nothing is sent if the append waits for its turn, or its
+// transaction for a connection.
 func TestACanceledAppendThatWaitsIsNotAmbiguous(t *testing.T) {
 	t.Parallel()
-	db, wait, release := occupied(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() {
-		_, err := db.Append(ctx, "b-1", eventstore.Any, drafts(t, 3))
-		ended <- err
-	}()
-	wait(2)
-	cancel()
-	err := <-ended
-	require.ErrorIs(t, err, context.Canceled)
-	require.NotErrorIs(t, err, eventstore.ErrAmbiguous)
-	release()
-	require.Zero(t, count(t, db, `select count(*) from kinora.events where stream = 'b-1'`))
+	for _, what := range []string{"turn", "connection"} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			db := postgrestest.OpenBusy(t, nil)
+			_, err := db.Append(t.Context(), "a-1", eventstore.Any, drafts(t, 1)) // identifies the log
+			require.NoError(t, err)
+			release := postgres.HoldAppends(db)
+			ctx, cancel := context.WithCancel(t.Context())
+			ended, other := make(chan error, 1), make(chan error, 1)
+			go func() {
+				_, err := db.Append(ctx, "b-1", eventstore.Any, drafts(t, 3))
+				ended <- err
+			}()
+			go func() {
+				_, err := db.Append(t.Context(), "b-2", eventstore.Any, drafts(t, 3))
+				other <- err
+			}()
+			waitingAppends(t, db, 2)
+			var conns []*pgxpool.Conn
+			if what == "connection" {
+				for range db.Pool().Config().MaxConns {
+					conn, err := db.Pool().Acquire(t.Context())
+					require.NoError(t, err)
+					conns = append(conns, conn)
+				}
+				release()
+				waitingAppends(t, db, 0)
+			}
+			cancel()
+			err = <-ended
+			require.ErrorIs(t, err, context.Canceled)
+			require.NotErrorIs(t, err, eventstore.ErrAmbiguous)
+			for _, conn := range conns {
+				conn.Release()
+			}
+			if what == "turn" {
+				release()
+			}
+			require.NoError(t, <-other)
+			require.Zero(t, count(t, db, `select count(*) from kinora.events where stream = 'b-1'`))
+		})
+	}
 }

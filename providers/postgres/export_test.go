@@ -49,9 +49,17 @@ func WaitingAppends(db *DB) int {
 	return len(db.queue.waiting)
 }
 
-// RunningAppends returns how many transactions of appends run.
-func RunningAppends(db *DB) int {
+// HoldAppends takes the place of all transactions of appends until the returned function is called.
+func HoldAppends(db *DB) (release func()) {
 	db.queue.mu.Lock()
 	defer db.queue.mu.Unlock()
-	return db.queue.running
+	db.queue.running += db.queue.most
+	return func() {
+		for range db.queue.most {
+			db.queue.end(db.Provider)
+		}
+	}
 }
+
+// MostAppends returns how many transactions of appends run at a time.
+func MostAppends(db *DB) int { return db.queue.most }
