@@ -333,7 +333,7 @@ type (
 	purses struct{ By map[string]money }
 )
 
-func (*embedded) Apply(any) {}
+func (e *embedded) Apply(any) { e.balance++ }
 func (*twice) Apply(any)    {}
 func (*purses) Apply(any)   {}
 
