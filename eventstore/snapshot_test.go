@@ -334,8 +334,8 @@ type (
 )
 
 func (e *embedded) Apply(any) { e.balance++ }
-func (*twice) Apply(any)    {}
-func (*purses) Apply(any)   {}
+func (*twice) Apply(any)      {}
+func (*purses) Apply(any)     {}
 
 func (m *money) MarshalJSON() ([]byte, error) { return json.Marshal(m.cents) }
 func (m *money) UnmarshalJSON(b []byte) error { _ = json.Unmarshal(b, &m.cents); return nil }
