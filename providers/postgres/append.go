@@ -325,7 +325,8 @@ func (a *appending) try(ctx context.Context, shared bool) (at eventstore.Appende
 }
 
 // Append implements eventstore.Store with one statement in one round trip. Many callers at once share
-// transactions, and so commits; each has its own result. After a deadlock or a
+// transactions, and so commits; each has its own result. The connection of a shared transaction is
+// acquired without the values of the callers' contexts. After a deadlock or a
 // serialization failure it tries again, up to 20 times, with pauses of 15 seconds in total.
 func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Expected, events []eventstore.Draft) (eventstore.Appended, error) {
 	shared := isSmall(events)
