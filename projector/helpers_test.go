@@ -179,6 +179,18 @@ func (f subscription) deliver(t *testing.T, msgs ...*message.Message) {
 	}
 }
 
+// redeliver sends copies of a message until one is acked. A runner that stops does not ack what waits for
+// its workers, and a broker delivers that again.
+func (f subscription) redeliver(m *message.Message) {
+	for {
+		select {
+		case <-f.send(m)[0].Acked():
+			return
+		case <-time.After(10 * time.Second):
+		}
+	}
+}
+
 // acked waits until the messages are acked.
 func acked(t *testing.T, msgs ...*message.Message) {
 	t.Helper()
