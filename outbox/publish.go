@@ -358,15 +358,8 @@ func (b *batch) failureMark(f failure) Mark {
 	return m
 }
 
-// logFailure logs why e was not published. If e will block its key for long, it requests that the
-// entries behind it are held.
+// logFailure logs why e was not published.
 func (b *batch) logFailure(e Entry, m Mark, err error) {
-	if m.To == Abandoned || m.After >= holdLong {
-		select {
-		case b.holdSoon <- struct{}{}:
-		default: // already requested
-		}
-	}
 	attrs := []any{
 		"to", string(m.To), "topic", e.Topic, "key", e.Key, "message_id", e.ID, "attempt", e.Attempts, "class", m.Error,
 	}
@@ -399,6 +392,7 @@ func (b *batch) mark(marks []Mark) {
 		late, err := b.markOnce(marks)
 		if err == nil {
 			b.forget(marks)
+			b.holdBehind(marks)
 			if len(late) > 0 {
 				b.log.Warn("marked too late: another relay has taken over", "entries", len(late))
 			}
@@ -407,6 +401,18 @@ func (b *batch) mark(marks []Mark) {
 		b.log.Warn("marks not stored", "entries", len(marks), "class", errclass.Of(err), "again_in", pause)
 		if sleep(b.lease, pause, nil); b.lease.Err() != nil {
 			return
+		}
+	}
+}
+
+// holdBehind requests that the entries behind failed ones are held, if one of these blocks its key for long.
+// The marks must be stored: before that, there is nothing to hold.
+func (b *batch) holdBehind(marks []Mark) {
+	blocks := func(m Mark) bool { return m.To == Abandoned || m.To == Failed && m.After >= holdLong }
+	if slices.ContainsFunc(marks, blocks) {
+		select {
+		case b.holdSoon <- struct{}{}:
+		default: // already requested
 		}
 	}
 }
