@@ -32,8 +32,14 @@ var appends = []Mutant{
 	{
 		Name:  "shared_no_lock_limit",
 		What:  "appends that share a transaction wait without limit for a lock of one of them",
-		Edits: []Edit{{File: "providers/postgres/append_shared.go", Old: `'lock_timeout', '100ms'`, New: `'lock_timeout', '0'`}},
+		Edits: []Edit{{File: "providers/postgres/append_shared.go", Old: `b.Queue(db.q(lockTimeoutSQL), shareLock.String())`, New: `b.Queue(db.q(lockTimeoutSQL), "0")`}},
 		Tests: []Test{{"./providers/postgres", "TestALockedStreamDelaysNoOtherAppendForLong"}},
+	},
+	{
+		Name:  "shared_alone_keeps_place",
+		What:  "an append that runs alone and waits for a lock keeps others from running",
+		Edits: []Edit{{File: "providers/postgres/append_shared.go", Old: `time.AfterFunc(shareLock, end)`, New: `time.AfterFunc(time.Hour, end)`}},
+		Tests: []Test{{"./providers/postgres", "TestLockedStreamsStopNoOtherAppend"}},
 	},
 	{
 		Name:  "batch_overtaken",

@@ -32,18 +32,15 @@ const (
 	sharedBytes   = 32 << 10 // of the data of one append
 )
 
-// shareLock is how long an append may wait for a lock while it keeps others from running.
+// shareLock is how long an append may wait for a lock while it keeps others from running, for example for
+// the row of a stream that another transaction has updated. Then the appends of its transaction run alone.
 const shareLock = 100 * time.Millisecond
 
-// shareLockSQL limits how long one append makes the others wait, for example for the row of a stream that
-// another transaction has updated. Then each runs alone.
-const shareLockSQL = `select set_config('lock_timeout', '100ms', true)`
-
-// sharedAppend is an append that waits for others.
+// sharedAppend is an append in the queue, or in a transaction with others.
 type sharedAppend struct {
 	*appending
 	done   chan struct{} // closed after the transaction
-	left   bool          // its caller has left before it was sent
+	left   bool          // its caller left before it was sent
 	group  *shareGroup   // nil while it waits
 	at     eventstore.Appended
 	err    error // of the transaction
@@ -244,7 +241,7 @@ func (db *Provider) appendTogether(g *shareGroup) {
 // sendTogether sends the statements in one round trip, which is one transaction without BEGIN.
 func (db *Provider) sendTogether(ctx context.Context, conn *pgx.Conn, order []*sharedAppend) error {
 	b := &pgx.Batch{}
-	b.Queue(shareLockSQL)
+	b.Queue(db.q(lockTimeoutSQL), shareLock.String())
 	for _, s := range order {
 		b.Queue(s.sql, s.args...)
 	}

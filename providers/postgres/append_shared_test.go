@@ -202,18 +202,25 @@ func requireShared(t *testing.T, db *postgres.DB, callers []*appender) {
 	require.Equal(t, events, count(t, db, `select count(*) from kinora.outbox where message_id in (select id::text from kinora.events)`), "entries of events")
 }
 
-// TestALockedStreamDelaysNoOtherAppendForLong: the transactions of appends wait for the row of a stream,
-// which another transaction has locked.
-func TestALockedStreamDelaysNoOtherAppendForLong(t *testing.T) {
-	t.Parallel()
-	db := postgrestest.OpenBusy(t, nil)
+// locked returns a DB, and locks the row of the stream a-locked until unlock is called.
+func locked(t *testing.T) (db *postgres.DB, unlock func()) {
+	t.Helper()
+	db = postgrestest.OpenBusy(t, nil)
 	_, err := db.Append(t.Context(), "a-locked", eventstore.Any, drafts(t, 1))
 	require.NoError(t, err)
 	tx, err := db.Pool().Begin(t.Context())
 	require.NoError(t, err)
-	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
 	_, err = tx.Exec(t.Context(), `select from kinora.streams where stream = 'a-locked' for update`)
 	require.NoError(t, err)
+	return db, func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }
+}
+
+// TestALockedStreamDelaysNoOtherAppendForLong: the transactions of appends wait for the row of a stream,
+// which another transaction has locked.
+func TestALockedStreamDelaysNoOtherAppendForLong(t *testing.T) {
+	t.Parallel()
+	db, unlock := locked(t)
+	defer unlock()
 	ends := make(chan error, 100)
 	for i := range 100 {
 		stream := fmt.Sprint("a-", i)
@@ -234,7 +241,7 @@ func TestALockedStreamDelaysNoOtherAppendForLong(t *testing.T) {
 		}
 	}
 	require.Empty(t, ends)
-	require.NoError(t, tx.Rollback(t.Context()))
+	unlock()
 	require.NoError(t, <-ends)
 }
 
@@ -242,14 +249,8 @@ func TestALockedStreamDelaysNoOtherAppendForLong(t *testing.T) {
 // a time.
 func TestLockedStreamsStopNoOtherAppend(t *testing.T) {
 	t.Parallel()
-	db := postgrestest.OpenBusy(t, nil)
-	_, err := db.Append(t.Context(), "a-locked", eventstore.Any, drafts(t, 1))
-	require.NoError(t, err)
-	tx, err := db.Pool().Begin(t.Context())
-	require.NoError(t, err)
-	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
-	_, err = tx.Exec(t.Context(), `select from kinora.streams where stream = 'a-locked' for update`)
-	require.NoError(t, err)
+	db, unlock := locked(t)
+	defer unlock()
 	blocked := postgres.MostAppends(db)
 	ends := make(chan error, blocked)
 	for i := range blocked {
@@ -263,9 +264,9 @@ func TestLockedStreamsStopNoOtherAppend(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	_, err = db.Append(ctx, "a-other", eventstore.Any, drafts(t, 3))
+	_, err := db.Append(ctx, "a-other", eventstore.Any, drafts(t, 3))
 	require.NoError(t, err)
-	require.NoError(t, tx.Rollback(t.Context()))
+	unlock()
 	for range blocked {
 		require.NoError(t, <-ends)
 	}
