@@ -20,7 +20,8 @@ func (b suiteBroker) SubscribeInitialize(topic string) error {
 	return one.createTables(ctx)
 }
 
-// TestSQLBrokerConforms runs Watermill's suite, except for consumer groups: the broker has one.
+// TestSQLBrokerConforms runs Watermill's suite, except for consumer groups: the broker has one. The cases are
+// named here, because tests.TestPubSub skips those of other features, and no test may be skipped.
 func TestSQLBrokerConforms(t *testing.T) {
 	t.Parallel()
 	dsn := postgresDSN(t)
