@@ -164,7 +164,7 @@ func (w *pass[Tx, DB, Row]) append(n int) error {
 	return err
 }
 
-// apply appends and delivers an event, and returns when it is applied. After a crash it starts another runner.
+// apply appends and delivers an event, and returns when it is applied.
 func (w *pass[Tx, DB, Row]) apply(s step) error {
 	e := &w.events[s.event]
 	if !slices.Contains(w.p.Takes(), e.draft.Type) {
@@ -182,12 +182,18 @@ func (w *pass[Tx, DB, Row]) apply(s step) error {
 	if err := w.append(s.event); err != nil {
 		return err
 	}
+	return w.deliver(e, w.appended[s.event], toBoth)
+}
+
+// deliver delivers an event to the first runner, or to all, and returns when it is applied. After a crash it starts
+// another runner.
+func (w *pass[Tx, DB, Row]) deliver(e *prepared, at eventstore.Appended, toAll bool) error {
 	for {
 		targets := w.runners[:1]
-		if toBoth {
+		if toAll {
 			targets = w.runners
 		}
-		crashed, err := w.deliver(e, w.appended[s.event], targets)
+		crashed, err := w.deliverOnce(e, at, targets)
 		if err != nil || !crashed {
 			return err
 		}
@@ -200,8 +206,8 @@ func (w *pass[Tx, DB, Row]) apply(s step) error {
 	}
 }
 
-// deliver returns when an event is applied, and acked by each of the runners if it was delivered to them.
-func (w *pass[Tx, DB, Row]) deliver(e *prepared, at eventstore.Appended, to []*running[Tx]) (crashed bool, err error) {
+// deliverOnce returns when an event is applied, and acked by each of the runners if it was delivered to them.
+func (w *pass[Tx, DB, Row]) deliverOnce(e *prepared, at eventstore.Appended, to []*running[Tx]) (crashed bool, err error) {
 	var sent []*message.Message
 	if w.source == fromBroker {
 		m := messageOf(e, at, w.logID)
@@ -278,7 +284,8 @@ func (w *pass[Tx, DB, Row]) settle() error {
 			e := &prepared{Event{Stream: raw.Stream, Metadata: raw.Metadata, RecordedAt: raw.RecordedAt}, eventstore.Draft{
 				ID: raw.ID, Type: raw.Type, Schema: raw.Schema, Data: raw.Data, Metadata: raw.Metadata,
 			}}
-			if _, err := w.deliver(e, eventstore.Appended{Version: raw.Version, Position: raw.Position}, w.runners[:1]); err != nil {
+			// A runner that has crashed after its last commit is still the first one.
+			if err := w.deliver(e, eventstore.Appended{Version: raw.Version, Position: raw.Position}, false); err != nil {
 				return err
 			}
 		}
