@@ -26,13 +26,13 @@ import (
 type demo struct {
 	ledger
 	*fleet
-	one, two, read     *server
-	totals, charts     *model
-	billing            *postgres.DB
-	services           *kinora.Group
-	closers            []func() error
-	out                io.Writer
-	logger             *slog.Logger
+	one, two, read *server
+	totals, charts *model
+	billing        *postgres.DB
+	services       *kinora.Group
+	closers        []func() error
+	out            io.Writer
+	logger         *slog.Logger
 }
 
 // newDemo starts the servers, and creates the databases.

@@ -55,9 +55,15 @@ func (f *fleet) Running() <-chan struct{} { return f.running }
 func (f *fleet) Run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, f.stop()) }()
 	for started := false; ; {
-		if err := f.follow(ctx); err != nil && ctx.Err() == nil {
-			f.logger.Error("stores that are new are not read yet", "error", err) // for example, the directory is away
-		} else if !started {
+		err := f.follow(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, projector.ErrLogChanged):
+			return err
+		case err != nil: // for example, the directory is away
+			f.logger.Error("stores that are new are not read yet", "error", err)
+		case !started:
 			started = true
 			close(f.running)
 		}
