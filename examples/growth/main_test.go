@@ -25,7 +25,7 @@ func TestDemo(t *testing.T) {
 	t.Parallel()
 	testserver.Skip(t, "postgres")
 	var out bytes.Buffer
-	require.Zero(t, command([]string{"-events", "1000"}, &out), out.String())
+	require.Zero(t, command([]string{"-events", "400"}, &out), out.String())
 	require.Contains(t, out.String(), "totals, charts and billing are exact")
 	require.NotContains(t, out.String(), " and 0 appends", "no append was under way when its server crashed")
 }

@@ -66,7 +66,7 @@ func startServer(ctx context.Context, primary *server) (*server, error) {
 	return s, nil
 }
 
-// privateServer runs a server until standard input ends. A line of standard input crashes it: it ends
+// privateServer runs a server until standard input ends, and removes its data. A line of standard input crashes it: it ends
 // at once, without a checkpoint, and is started again.
 const privateServer = `
 bin=$1; dir=$2; port=$3
@@ -86,6 +86,7 @@ while read -r line; do
 	start
 done
 while kill -INT $pid 2> /dev/null; do sleep 0.1; done
+cd / && rm -rf "$dir"
 `
 
 func (s *server) dsn(database string) string {
