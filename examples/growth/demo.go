@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math/rand/v2"
 	"time"
 
 	"github.com/kinora-go/kinora"
@@ -25,7 +24,7 @@ import (
 // A real service uses another broker: see docs/brokers.md.
 type demo struct {
 	ledger
-	*fleet
+	fleet          *fleet
 	one, two, read *server
 	totals, charts *model
 	billing        *postgres.DB
@@ -135,6 +134,12 @@ func (d *demo) run(ctx context.Context, events int) error {
 // append appends events for some tenants, each from a goroutine of its own: at least a number of
 // events, and then fewer a second until over is closed.
 func (d *demo) append(ctx context.Context, events int, tenants []string, over <-chan struct{}) error {
+	for _, tenant := range tenants { // one after the other, so that the stores get the same number
+		err := patiently(ctx, func() error { _, err := d.fleet.directory.storeOf(ctx, tenant); return err })
+		if err != nil {
+			return err
+		}
+	}
 	done := make(chan error, len(tenants))
 	for _, tenant := range tenants {
 		go func() {
@@ -147,8 +152,8 @@ func (d *demo) append(ctx context.Context, events int, tenants []string, over <-
 					case <-time.After(20 * time.Millisecond):
 					}
 				}
-				p := product{tenant, fmt.Sprint("p", rand.N(3))}                                           //nolint:gosec // not a secret
-				if _, err := d.rate(ctx, d.fleet, p, 1+rand.N[int64](5), 1+rand.N[int64](5)); err != nil { //nolint:gosec // not a secret
+				p := product{tenant, fmt.Sprint("p", n%3)}
+				if _, err := d.rate(ctx, d.fleet, p, int64(1+n%5), int64(1+n%4)); err != nil {
 					done <- err
 					return
 				}
@@ -167,7 +172,7 @@ func (d *demo) grow(ctx context.Context) error {
 	if err := d.two.create(ctx, "store3", ""); err != nil {
 		return err
 	}
-	return d.directory.addStore(ctx, "store3", d.two.dsn("store3"))
+	return d.fleet.directory.addStore(ctx, "store3", d.two.dsn("store3"))
 }
 
 // readOwn appends an event, and reads its effect from a standby of the read model.
