@@ -41,8 +41,12 @@ func (r *reader) readAhead(ctx context.Context, after int64) *pageAhead {
 	}
 	a := &pageAhead{after: after, read: make(chan struct{})}
 	go func() {
-		if a.page, a.err = r.pageAfter(ctx, provider.LogQuery{After: after, Filter: r.filter, Limit: limit}); a.err == nil {
-			a.msgs = r.messages(a.page.Events)
+		q := provider.LogQuery{After: after, Filter: r.filter, Limit: limit}
+		if split := r.at.Split(); r.segment > 0 {
+			q.Share, q.Shares = r.segment-split.First, split.Count
+		}
+		if a.page, a.err = r.pageAfter(ctx, q); a.err == nil {
+			a.msgs = r.began(r.messages(r.own(a.page.Events)))
 			for _, m := range a.msgs {
 				m.ahead = &decoding{}
 			}
