@@ -35,6 +35,9 @@ type share struct {
 	stops       bool // stop was called
 }
 
+// fencedPause is the pause before a runner takes a segment again whose reader was fenced.
+const fencedPause = 50 * time.Millisecond
+
 // idleLook is the longest pause between two looks at the segments.
 const idleLook = 2 * time.Second
 
@@ -219,11 +222,14 @@ func (s *sharing) take(ctx, hard context.Context, g *generation, number int) (bo
 		defer r.endBackground()
 		err := r.serve(work, hard)
 		switch {
-		case err == nil, errors.Is(err, provider.ErrFenced), work.Err() != nil:
+		case err == nil, work.Err() != nil:
+		case errors.Is(err, provider.ErrFenced): // by a new split, for example
+			wait(work, fencedPause)
 		case errors.Is(err, ErrLogChanged):
 			s.runner.end(err)
 		case errors.Is(err, provider.ErrEnded):
 			s.runner.followNow()
+			wait(work, fencedPause)
 		default:
 			r.reportError(err)
 			wait(work, s.runner.cfg.Lease/10)
