@@ -293,32 +293,41 @@ func (r *reader) hasHandlers(recorded []provider.Began) bool {
 	})
 }
 
-// own returns the events of a page that are not applied, and that this reader is to apply: those of its
-// segment, or all if it has none.
-func (r *reader) own(events []eventstore.Raw) []eventstore.Raw {
-	split := r.at.Split()
-	if r.segment == 0 && r.before == nil {
+// ownEvents are the events that a reader is to apply, as of the moment when it begins to read a page.
+type ownEvents struct {
+	segment int // 0: all
+	split   provider.Split
+	before  *provider.Checkpoint
+	late    []provider.Began
+}
+
+func (r *reader) ownEvents() ownEvents { return ownEvents{r.segment, r.at.Split(), r.before, r.late} }
+
+// of returns those of the events that the reader is to apply: not applied yet, and of its segment.
+func (o *ownEvents) of(events []eventstore.Raw) []eventstore.Raw {
+	if o.segment == 0 && o.before == nil {
 		return events
 	}
 	return slices.DeleteFunc(slices.Clone(events), func(e eventstore.Raw) bool {
-		return r.segment > 0 && split.Of(e.Stream) != r.segment || r.before != nil && r.before.Applied(e.Stream, e.Position)
+		return o.segment > 0 && o.split.Of(e.Stream) != o.segment || o.before != nil && o.before.Applied(e.Stream, e.Position)
 	})
 }
 
-// began removes the handlers of messages that begin behind them: handlers that were added while some
-// segments were ahead of the checkpoint.
-func (r *reader) began(msgs []*inbound) []*inbound {
-	if len(r.late) == 0 {
+// taken removes the handlers of messages that begin behind them: handlers that were added while some
+// segments were ahead of the checkpoint. Messages without another handler are left out.
+func (o *ownEvents) taken(msgs []*inbound) []*inbound {
+	if len(o.late) == 0 {
 		return msgs
 	}
-	for _, m := range msgs {
+	return slices.DeleteFunc(msgs, func(m *inbound) bool {
+		had := len(m.handlers)
 		m.handlers = slices.DeleteFunc(slices.Clone(m.handlers), func(h provider.Handler) bool {
-			return slices.ContainsFunc(r.late, func(b provider.Began) bool {
+			return slices.ContainsFunc(o.late, func(b provider.Began) bool {
 				return b.Type == m.raw.Type && b.Handler == h.Name && m.position <= b.Position
 			})
 		})
-	}
-	return slices.DeleteFunc(msgs, func(m *inbound) bool { return len(m.handlers) == 0 && len(r.byType[m.raw.Type]) > 0 })
+		return had > 0 && len(m.handlers) == 0
+	})
 }
 
 // lateOf returns the handlers that begin behind the place of a checkpoint.

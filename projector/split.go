@@ -89,7 +89,7 @@ func (r *reader) setEarlier(ctx context.Context) error {
 		}
 		r.before = &provider.Checkpoint{Splits: r.at.Splits[1:], Segments: c.Segments}
 	}
-	r.projection.segmentsChanged()
+	r.segmentsChanged()
 	return nil
 }
 

@@ -32,7 +32,7 @@ var segments = []Mutant{
 	{
 		Name:  "segment_by_event",
 		What:  "the segment of an event is that of its id instead of its stream",
-		Edits: []Edit{{File: "projector/segment.go", Old: `split.Of(e.Stream) != r.segment`, New: `split.Of(e.ID) != r.segment`}},
+		Edits: []Edit{{File: "projector/segment.go", Old: `o.split.Of(e.Stream) != o.segment`, New: `o.split.Of(e.ID) != o.segment`}},
 		Tests: []Test{{"./projector", "TestSegmentsApplyEachStreamInOrderAndAreSharedFairly"}},
 	},
 	{

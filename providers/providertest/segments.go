@@ -269,7 +269,7 @@ func newSplitWaits(s *stage) {
 		}()
 		select {
 		case err := <-changed:
-			return provider.Closing{}, fmt.Errorf("the split was set while a unit was open: %v", err)
+			return provider.Closing{}, fmt.Errorf("the split was set while a unit was open: %w", err)
 		case <-time.After(200 * time.Millisecond):
 		}
 		return effects(o)
