@@ -56,6 +56,11 @@ func NewRelay(s provider.Outbox, p message.Publisher, cfg *RelayConfig) (*Relay,
 	return r, nil
 }
 
+// Wiring says what r reads, and where it publishes. kinora.Start calls it.
+func (r *Relay) Wiring() provider.RelayWiring {
+	return provider.RelayWiring{Store: r.store, Publisher: r.pub, Topics: r.cfg.Topics, Logger: r.log}
+}
+
 // Running returns a channel that is closed once Run has checked the store and started.
 func (r *Relay) Running() <-chan struct{} { return r.running }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -114,6 +115,23 @@ func (r *Runner) report(level slog.Level, what string, err error, attrs ...any) 
 		attrs = append(attrs, "err", err)
 	}
 	r.cfg.Logger.Log(context.Background(), level, what, attrs...)
+}
+
+// Wiring says what r reads and takes. kinora.Start calls it.
+func (r *Runner) Wiring() provider.RunnerWiring {
+	w := provider.RunnerWiring{
+		Log: r.log, FromLog: r.src.log != nil, Topics: r.src.topics, Decodes: r.cfg.Decode != nil, Logger: r.cfg.Logger,
+	}
+	if r.src.sub != nil {
+		w.Subscriber = r.src.sub
+	}
+	for _, p := range r.projections {
+		w.Emits = w.Emits || p.emits
+		w.Takes = slices.AppendSeq(w.Takes, maps.Keys(p.byType))
+	}
+	slices.Sort(w.Takes)
+	w.Takes = slices.Compact(w.Takes)
+	return w
 }
 
 // Running returns a channel that is closed once Run has subscribed to every topic.

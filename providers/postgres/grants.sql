@@ -38,8 +38,8 @@ grant execute on function kinora.held(text, int, bytea[]), kinora.unheld(text, i
 	kinora.advance_segment(text, int, int, bigint, text, uuid, bigint, text, timestamptz),
 	kinora.advance(text, int, bigint, text, uuid, bigint, text, timestamptz), kinora.marked(int, bigint, text[], text[], text[]),
 	kinora.unmarked(int, bigint, text[], text[], text[]), kinora.refuse_write() to kinora_projector;
-grant execute on function kinora.enqueue_tasks(text[], text[], jsonb[], bigint[], timestamptz[]),
-	kinora.enqueue_task_group(text, text, jsonb, text[], text[], jsonb[], bigint[], timestamptz[]),
+grant execute on function kinora.enqueue_tasks(text[], text[], jsonb[], bigint[], timestamptz[], jsonb),
+	kinora.enqueue_task_group(text, text, jsonb, text[], text[], jsonb[], bigint[], timestamptz[], jsonb),
 	kinora.answer_task(text, text, text, jsonb), kinora.postpone_task(text, timestamptz)
 	to kinora_appender, kinora_projector, kinora_worker;
 grant execute on function kinora.claim_tasks(text[], boolean, int, int, uuid, text, bigint),

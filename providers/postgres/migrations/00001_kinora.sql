@@ -432,6 +432,7 @@ create table kinora.tasks (
 	token      uuid,
 	claimed_by text collate "C" not null default '',
 	code       text collate "C" not null default '',
+	metadata   jsonb not null default '{}', -- what its handlers' events and messages inherit
 	next_at    timestamptz not null,
 	created_at timestamptz not null default clock_timestamp(),
 	ended_at   timestamptz,
@@ -477,7 +478,7 @@ create table kinora.task_trail (
 
 -- Adds tasks, in order of id. Returns false, and adds nothing, if one exists with another kind,
 -- input or group. Raises 40001 if another transaction added such a one at the same time.
-create function kinora.enqueue_tasks(ids text[], kinds text[], inputs jsonb[], afters bigint[], ats timestamptz[])
+create function kinora.enqueue_tasks(ids text[], kinds text[], inputs jsonb[], afters bigint[], ats timestamptz[], of_metadata jsonb)
 returns boolean language plpgsql set enable_seqscan = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -494,8 +495,8 @@ begin
 			raise exception 'another transaction added a task with one of these ids' using errcode = 'serialization_failure';
 		end if;
 		exit when pass = 2;
-		insert into kinora.tasks (id, kind, input, next_at, created_at)
-		select d.id, d.kind, d.input, greatest(ck.t + d.after * interval '1 microsecond', d.at), ck.t
+		insert into kinora.tasks (id, kind, input, metadata, next_at, created_at)
+		select d.id, d.kind, d.input, of_metadata, greatest(ck.t + d.after * interval '1 microsecond', d.at), ck.t
 		from (select clock_timestamp() t) ck, unnest(ids, kinds, inputs, afters, ats) d(id, kind, input, after, at)
 		order by d.id collate "C"
 		on conflict on constraint tasks_pkey do nothing;
@@ -508,7 +509,7 @@ $$;
 
 -- Adds a group with its tasks. Returns false, and adds nothing, if it exists with another kind,
 -- other data or other tasks, or if a task exists outside it. Raises 40001 as enqueue_tasks does.
-create function kinora.enqueue_task_group(of_id text, of_kind text, of_data jsonb, ids text[], kinds text[], inputs jsonb[], afters bigint[], ats timestamptz[])
+create function kinora.enqueue_task_group(of_id text, of_kind text, of_data jsonb, ids text[], kinds text[], inputs jsonb[], afters bigint[], ats timestamptz[], of_metadata jsonb)
 returns boolean language plpgsql set enable_seqscan = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -531,8 +532,8 @@ begin
 					select from unnest(ids, kinds, inputs) d(id, kind, input)
 					where d.id = t.id and d.kind = t.kind and d.input = t.input));
 	end if;
-	insert into kinora.tasks (id, kind, group_id, group_kind, input, next_at, created_at)
-	select d.id, d.kind, of_id, of_kind, d.input, greatest(ck.t + d.after * interval '1 microsecond', d.at), ck.t
+	insert into kinora.tasks (id, kind, group_id, group_kind, input, metadata, next_at, created_at)
+	select d.id, d.kind, of_id, of_kind, d.input, of_metadata, greatest(ck.t + d.after * interval '1 microsecond', d.at), ck.t
 	from (select clock_timestamp() t) ck, unnest(ids, kinds, inputs, afters, ats) d(id, kind, input, after, at)
 	order by d.id collate "C"
 	on conflict on constraint tasks_pkey do nothing;
@@ -587,7 +588,7 @@ $$;
 -- time in a row it becomes suspect, and is not taken.
 create function kinora.claim_tasks(kinds text[], alone boolean, most int, attempts_limit int, new_token uuid, holder text, lease bigint)
 returns table (id text, kind text, group_id text, group_kind text, input jsonb, state jsonb, result jsonb, undo boolean, why text, doubt boolean,
-	version bigint, attempts int, vanished int, suspect boolean, waits text, timed_out boolean, spent boolean, code text, next_at timestamptz, created_at timestamptz)
+	version bigint, attempts int, vanished int, suspect boolean, waits text, timed_out boolean, spent boolean, code text, metadata jsonb, next_at timestamptz, created_at timestamptz)
 language plpgsql set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_column
 declare
@@ -624,7 +625,7 @@ begin
 		where o.id = any(array(select p.id from picked p where not p.apart))
 		returning o.*)
 	select o.id, o.kind, o.group_id, o.group_kind, o.input, o.state, o.result, o.undo, o.why, p.doubt,
-		o.version, o.attempts, o.vanished, o.suspect, o.waits, coalesce(o.wait_until <= ck, false), p.spent, o.code, o.next_at, o.created_at
+		o.version, o.attempts, o.vanished, o.suspect, o.waits, coalesce(o.wait_until <= ck, false), p.spent, o.code, o.metadata, o.next_at, o.created_at
 	from taken o join picked p on p.id = o.id order by p.turn, p.next_at, p.id;
 end
 $$;

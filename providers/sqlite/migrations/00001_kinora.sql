@@ -242,6 +242,7 @@ create table kinora_tasks (
     next_at    integer check (next_at is not null or status = 'waiting'),
     created_at integer not null,
     ended_at   integer check ((ended_at is null) = open),
+    metadata   text not null default '{}', -- json: what its handlers' events and messages inherit
     input      text not null,              -- json
     state      text not null default '{}', -- json: the slots by name
     result     text                        -- json
