@@ -275,7 +275,7 @@ func (r *reader) step(ctx, hard context.Context) (more bool, err error) {
 	if err := r.showLive(ctx, hard); err != nil {
 		return false, err
 	}
-	if err := r.record(ctx); err != nil || r.serving.Paused && r.serving.isReplaying() {
+	if err := r.record(ctx); err != nil || r.serving.Paused && r.serving.isReplaying() || r.isPaused() {
 		return false, err
 	}
 	switch r.at.Mode {

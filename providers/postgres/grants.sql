@@ -1,6 +1,6 @@
 -- The rights of each role in Kinora's schema. Run it as the owner, after Migrate. It can be run
 -- again.
-revoke all on all tables in schema kinora from kinora_appender, kinora_relay, kinora_projector, kinora_worker, kinora_reader;
+revoke all on all tables in schema kinora from kinora_appender, kinora_relay, kinora_projector, kinora_worker, kinora_operator, kinora_reader;
 
 grant select, insert, update on kinora.streams to kinora_appender;
 grant select, insert on kinora.events to kinora_appender;
@@ -28,6 +28,19 @@ grant insert on kinora.task_trail to kinora_appender, kinora_projector;
 grant select, insert, update, delete on kinora.tasks, kinora.task_groups, kinora.leases to kinora_worker;
 grant select, insert, delete on kinora.task_trail to kinora_worker;
 grant insert, select (topic, message_id) on kinora.outbox to kinora_worker;
+
+-- to report that they are alive, to see what is paused, and to take requests up
+grant select, insert, update, delete on kinora.services to kinora_relay, kinora_projector, kinora_worker;
+grant select on kinora.pauses to kinora_relay, kinora_projector, kinora_worker;
+grant select, update on kinora.acts to kinora_projector;
+
+-- what a person may do with the command kinora
+grant select on all tables in schema kinora to kinora_operator;
+grant select, insert, update, delete on kinora.pauses, kinora.acts to kinora_operator;
+grant update on kinora.outbox, kinora.parked, kinora.tasks to kinora_operator;
+grant insert, update, delete on kinora.holds to kinora_operator;
+grant insert, update on kinora.generations, kinora.checkpoints to kinora_operator;
+grant insert on kinora.task_trail to kinora_operator;
 
 grant select on kinora.migrations to kinora_appender, kinora_relay, kinora_projector, kinora_worker;
 grant select on all tables in schema kinora to kinora_reader;
