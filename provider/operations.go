@@ -17,9 +17,38 @@ type Operations interface {
 	// Survey returns what is stored, as far as limit rows of each kind show it. Its cost does not
 	// depend on the number of events, entries, parked messages and tasks.
 	Survey(ctx context.Context, limit int) (Survey, error)
+	// Streams lists streams in order of their ids.
+	Streams(ctx context.Context, f StreamFilter) ([]Stream, error)
 	// SchemaVersion returns the version of the tables, 0 if there are none, and the version that this
 	// program knows. It needs no right on the tables except on that of the versions.
 	SchemaVersion(ctx context.Context) (database, program int64, err error)
+}
+
+// StreamFilter selects streams. The zero filter selects all. Text that is longer than 255 bytes, is not
+// UTF-8 or has a NUL is an *eventstore.InvalidError.
+type StreamFilter struct {
+	Category string // the part of the id before the first "-"
+	After    string // only greater ids; for the next page, the last ID of this one
+	Limit    int    // zero means 100
+}
+
+// CheckStreamFilter returns an error for a filter that no store can have.
+func CheckStreamFilter(f StreamFilter) error {
+	for _, t := range []struct{ field, text string }{{"filter.Category", f.Category}, {"filter.After", f.After}} {
+		if len(t.text) > MaxIDBytes {
+			return &eventstore.InvalidError{Field: t.field, Reason: "is longer than 255 bytes"}
+		}
+		if err := CheckStorable(t.field, t.text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Stream is a stream in a list.
+type Stream struct {
+	ID      string `json:"id"`
+	Version int64  `json:"version"` // the number of its events
 }
 
 // OperationsOf returns the Operations of a store: those of the store itself, or those of the second

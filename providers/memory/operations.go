@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora/provider"
@@ -174,4 +175,25 @@ func buildOfKey(key string) provider.Build {
 	projector := first(key)
 	number, _ := strconv.Atoi(key[len(pair(projector, "")):])
 	return provider.Build{Projector: projector, Generation: number}
+}
+
+// Streams implements provider.Operations.
+func (db *Provider) Streams(ctx context.Context, f provider.StreamFilter) ([]provider.Stream, error) {
+	if err := provider.CheckStreamFilter(f); err != nil {
+		return nil, fmt.Errorf("list streams: %w", err)
+	}
+	if f.Limit <= 0 {
+		f.Limit = 100
+	}
+	return query(ctx, db, "list streams", func(s *state, _ time.Time) (all []provider.Stream) {
+		for id, events := range s.streams.from(f.After) {
+			if len(all) == f.Limit {
+				break
+			}
+			if id != f.After && (f.Category == "" || strings.HasPrefix(id, f.Category+"-")) {
+				all = append(all, provider.Stream{ID: id, Version: events.last()})
+			}
+		}
+		return all
+	})
 }

@@ -242,3 +242,24 @@ func queueAll[T any](b *pgx.Batch, all *[]T, scan pgx.RowToFunc[T], sql string, 
 		return err
 	})
 }
+
+// The streams of a category are between "category-" and "category.", because "." follows "-".
+const streamsSQL = `
+select stream, version from kinora.streams
+where stream > $1::text and ($2::text = '' or stream >= $2::text || '-' and stream < $2::text || '.') order by stream limit $3::int`
+
+// Streams implements provider.Operations.
+func (db *Provider) Streams(ctx context.Context, f provider.StreamFilter) ([]provider.Stream, error) {
+	if err := provider.CheckStreamFilter(f); err != nil {
+		return nil, wrap("list streams", err)
+	}
+	if f.Limit <= 0 {
+		f.Limit = 100
+	}
+	var all []provider.Stream
+	b := &pgx.Batch{}
+	b.Queue(inOrderSQL)
+	queueAll(b, &all, pgx.RowToStructByPos[provider.Stream], db.q(streamsSQL), f.After, f.Category, f.Limit)
+	err := db.pool.SendBatch(ctx, b).Close()
+	return all, ofOwn(ctx, wrap("list streams", clear(err)))
+}

@@ -435,3 +435,25 @@ func (d *Provider) surveyBuild(ctx context.Context, s *provider.Survey, b *provi
 	}
 	return err
 }
+
+// The streams of a category are between "category-" and "category.", because "." follows "-".
+const listStreams = `
+select stream, version from kinora_streams
+where stream > ?1 and (?2 = '' or stream >= ?2 || '-' and stream < ?2 || '.') order by stream limit ?3`
+
+// Streams implements provider.Operations.
+func (d *Provider) Streams(ctx context.Context, f provider.StreamFilter) (all []provider.Stream, err error) {
+	if err := provider.CheckStreamFilter(f); err != nil {
+		return nil, wrap("list streams", err)
+	}
+	if f.Limit <= 0 {
+		f.Limit = defaultPage
+	}
+	err = each(ctx, d.reads, func(rows *sql.Rows) error {
+		var s provider.Stream
+		err := rows.Scan(&s.ID, &s.Version)
+		all = append(all, s)
+		return err
+	}, listStreams, f.After, f.Category, f.Limit)
+	return result(all, "list streams", err)
+}
