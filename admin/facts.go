@@ -257,3 +257,18 @@ func (a *Admin) unapplied(ctx context.Context, b provider.Build, events []events
 	}
 	return open, err
 }
+
+// Failed returns why a generation of a projector was given up, also one that is retired; empty if it was not.
+func (a *Admin) Failed(ctx context.Context, name string, generation int) (string, error) {
+	rows, err := a.store.Generations(ctx, name)
+	if err != nil {
+		return "", err
+	}
+	all, err := projector.ReadGenerations(rows)
+	for _, g := range all {
+		if g.Number == generation {
+			return g.Failed, err
+		}
+	}
+	return "", err
+}
