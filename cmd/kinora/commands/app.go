@@ -43,7 +43,8 @@ type App struct {
 	// the process is a terminal.
 	Terminal func() bool
 
-	flags Flags
+	flags  Flags
+	create bool
 }
 
 // Session is an open database.
@@ -65,6 +66,7 @@ type Database struct {
 	// Address is a connection string of PostgreSQL, or the path of a file.
 	Address string
 	Schema  string // of Kinora's tables on PostgreSQL
+	Create  bool   // a file that does not exist is created
 }
 
 // ParseDatabase reads "postgres://…" or "sqlite:PATH".
@@ -79,9 +81,12 @@ func ParseDatabase(text, schema string) (Database, error) {
 	return Database{}, errors.New(`--db: use "postgres://…" or "sqlite:PATH"`) // not the text: it may have a password
 }
 
-// Open opens a database without handlers. A file must exist, unless it is to be migrated.
+// Open opens a database without handlers.
 func Open(ctx context.Context, db Database) (*Session, error) {
 	if db.Kind == "sqlite" {
+		if _, err := os.Stat(db.Address); err != nil && !db.Create {
+			return nil, fmt.Errorf("open: %w: 'migrate up' creates the file", err)
+		}
 		file, err := sqlite.Open(ctx, db.Address, nil)
 		if err != nil {
 			return nil, err
@@ -214,6 +219,7 @@ func (a *App) with(ctx context.Context, do func(s *Session, ops *admin.Admin) er
 	if err != nil {
 		return usageError{err}
 	}
+	db.Create = a.create
 	open := a.Open
 	if open == nil {
 		open = Open

@@ -18,6 +18,7 @@ type migrateUpCmd struct{}
 
 // Run migrates.
 func (c *migrateUpCmd) Run(ctx context.Context, app *App) error {
+	app.create = true
 	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
 		if err := s.Migrate(ctx); err != nil {
 			return err
