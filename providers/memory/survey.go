@@ -83,6 +83,9 @@ func (s *state) surveyParked(all *provider.Survey, limit int) {
 		}
 		all.Builds = append(all.Builds, *b)
 	}
+	for i := range all.Stuck {
+		all.Stuck[i].Behind = upTo(limit, all.Stuck[i].Behind.N)
+	}
 	slices.SortStableFunc(all.Stuck, func(a, b provider.StuckLane) int { return cmp.Compare(a.First.Projector, b.First.Projector) })
 }
 
