@@ -80,6 +80,9 @@ func survey(s *stage) {
 	few := s.survey(2)
 	same(s, "parked, with a limit of 2", []any{few.Builds[1].Parked, few.Builds[1].StuckLanes}, []any{provider.Count{N: 2, AtLeast: true}, provider.Count{N: 1}})
 	same(s, "behind, with a limit of 2", few.Stuck[0].Behind, provider.Count{N: 2, AtLeast: true})
+	for _, e := range few.Entries { // two rows were looked at, of pending and claimed ones
+		s.require(e.AtLeast || e.Status != outbox.Claimed && e.Status != outbox.Pending, "more than two entries are open: %+v", e)
+	}
 	if s.tasks != nil {
 		s.surveyTasks()
 	}
