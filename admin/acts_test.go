@@ -148,7 +148,9 @@ func TestARequestIsTakenOver(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, taken)
 	w.start(w.runner(projector.RunnerConfig{}))
-	act, err := w.ops.Await(t.Context(), id, nil)
+	limited, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	act, err := w.ops.Await(limited, id, nil)
 	require.NoError(t, err)
 	require.Equal(t, provider.ActDone, act.State)
 	require.NotEqual(t, "a runner that was killed", act.Holder)
@@ -189,7 +191,7 @@ func TestACanceledRequestStops(t *testing.T) {
 	require.True(t, canceled)
 	select {
 	case <-ended:
-	case <-time.After(patience):
+	case <-time.After(patience / 2):
 		t.Fatal("the handler goes on")
 	}
 	act, err := w.ops.Await(t.Context(), id, nil)

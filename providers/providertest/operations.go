@@ -311,7 +311,9 @@ func refusedActs(s *stage) {
 		"verb": func(a *provider.Act) { a.Verb = "" }, "state": func(a *provider.Act) { a.State = provider.ActRunning }, "no state": func(a *provider.Act) { a.State = "" },
 		"by": func(a *provider.Act) { a.By = "" }, "reason": func(a *provider.Act) { a.Reason = "a\x00" }, "name": func(a *provider.Act) { a.Name = strings.Repeat("a", 256) },
 		"detail": func(a *provider.Act) { a.Detail = json.RawMessage(`{`) },
-		"long":   func(a *provider.Act) { a.Detail = json.RawMessage(`"` + strings.Repeat("a", provider.MaxActBytes) + `"`) },
+		"long": func(a *provider.Act) {
+			a.Detail = json.RawMessage(`"` + strings.Repeat("a", provider.MaxActBytes) + `"`)
+		},
 	} {
 		a := good
 		spoil(&a)
