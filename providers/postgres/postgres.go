@@ -93,6 +93,8 @@ var (
 	_ provider.TaskBatchClaimer      = (*DB)(nil)
 	_ provider.TaskInspector         = (*DB)(nil)
 	_ provider.TaskWaker             = (*DB)(nil)
+	_ provider.Operations            = (*DB)(nil)
+	_ provider.Diagnoser             = (*DB)(nil)
 	_ provider.ReadyChecker          = (*DB)(nil)
 	_ provider.ReadyChecker          = (*Batched)(nil)
 	_ provider.ReadyChecker          = (*SQL)(nil)

@@ -405,6 +405,54 @@ create table kinora.leases (
 	constraint leases_pkey primary key (name)
 ) with (fillfactor = 50);
 
+-- What services report about themselves, for operators. skew is how far the clock of the service was
+-- ahead, in microseconds. Unlogged: after a crash of the server, services report again within seconds.
+create unlogged table kinora.services (
+	id         text collate "C" not null,
+	kind       text collate "C" not null,
+	holder     text collate "C" not null, -- its name in claims and leases
+	data       jsonb not null,
+	skew       bigint not null,
+	started_at timestamptz not null,
+	seen_at    timestamptz not null,
+	expires_at timestamptz not null,
+	constraint services_pkey primary key (id)
+) with (fillfactor = 50);
+
+-- The projectors and topics that operators have paused.
+create table kinora.pauses (
+	kind      text collate "C" not null check (kind in ('projector', 'topic')),
+	name      text collate "C" not null,
+	paused_by text collate "C" not null,
+	reason    text collate "C" not null,
+	paused_at timestamptz not null,
+	constraint pauses_pkey primary key (kind, name)
+);
+
+-- What operators did, and requests that services take up. Decisions about parked messages, tasks and
+-- generations are in their own tables.
+create table kinora.acts (
+	id         bigint generated always as identity (cache 1),
+	verb       text collate "C" not null,
+	kind       text collate "C" not null, -- of the target
+	name       text collate "C" not null,
+	decided_by text collate "C" not null,
+	reason     text collate "C" not null,
+	detail     jsonb,
+	state      text collate "C" not null check (state in ('requested', 'running', 'done', 'failed', 'canceled')),
+	holder     text collate "C" not null default '', -- the service that has taken it up
+	applied    bigint not null default 0,
+	total      bigint not null default 0,
+	outcome    jsonb,
+	at         timestamptz not null,
+	expires_at timestamptz, -- the end of the lease of a running one
+	ended_at   timestamptz,
+	constraint acts_pkey primary key (id)
+) with (fillfactor = 70);
+
+create index acts_open_idx on kinora.acts (id) where state in ('requested', 'running');
+create index acts_ended_idx on kinora.acts (ended_at) where ended_at is not null;
+
 -- Durable tasks, one row each: the queue, the state and the outcome. state has the slots by name.
 -- next_at is when the task is due: the end of its lease, of its backoff or of its wait; infinity if
 -- the wait has no end. The table has no checks, because the server would parse them again in each
