@@ -296,11 +296,19 @@ func (b *batch) publishCall(call []*item) error {
 	for i, it := range call {
 		messages[i] = ToWatermill(*it.Entry)
 	}
-	report := b.cfg.Observer.Published
+	report, ended := b.cfg.Observer.Published, func(error) {}
 	begin := b.begin(report != nil)
+	if b.cfg.Observer.Publishing != nil {
+		if end := b.cfg.Observer.Publishing(call[0].Topic, messages); end != nil {
+			ended = end
+		}
+	}
+	b.pulse.Within(b.cfg.Clock(), 0)
 	crash.Point("publish: before")
 	err := b.pub.Publish(call[0].Topic, messages...)
 	crash.Point("publish: after")
+	b.pulse.Within(b.cfg.Clock(), storeLimit)
+	ended(err)
 	if report != nil {
 		report(call[0].Topic, len(call), b.since(begin), err)
 	}
@@ -389,6 +397,7 @@ func (b *batch) mark(marks []Mark) {
 		return
 	}
 	for pause := retryMin; ; pause = min(2*pause, retryMax) {
+		b.pulse.Within(b.cfg.Clock(), storeLimit)
 		late, err := b.markOnce(marks)
 		if err == nil {
 			b.forget(marks)
