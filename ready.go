@@ -192,6 +192,9 @@ func (h *ready) log(ctx context.Context, head int64) CheckState {
 			break
 		}
 	}
+	if h.settled >= head {
+		return is
+	}
 	held := since(h.movedAt)
 	if is.Age = held.Seconds(); held > h.cfg.Open {
 		is.OK, is.Reason = false, "an open append holds back the log"

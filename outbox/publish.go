@@ -369,7 +369,7 @@ func (b *batch) failureMark(f failure) Mark {
 // logFailure logs why e was not published.
 func (b *batch) logFailure(e Entry, m Mark, err error) {
 	attrs := []any{
-		"to", string(m.To), "topic", e.Topic, "key", e.Key, "message_id", e.ID, "attempt", e.Attempts, "class", m.Error,
+		"to", string(m.To), "topic", e.Topic, "message_id", e.ID, "attempt", e.Attempts, "class", m.Error,
 	}
 	if m.To == Failed {
 		attrs = append(attrs, "again_in", m.After)

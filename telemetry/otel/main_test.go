@@ -13,5 +13,5 @@ func TestMain(m *testing.M) {
 		consume(os.Getenv(childDSN), file)
 		return
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/kinora-go/kinora/internal/testserver.run.func1"))
 }

@@ -3,6 +3,7 @@ package otel_test
 import (
 	"bufio"
 	"context"
+	"database/sql"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -107,8 +108,7 @@ func named(all []span, name string) (found []span) {
 }
 
 // topics returns the publisher and the subscriber of Watermill's topics in a database.
-func topics(db *postgres.DB, group string) (message.Publisher, message.Subscriber, error) {
-	pool := stdlib.OpenDBFromPool(db.Pool())
+func topics(pool *sql.DB, group string) (message.Publisher, message.Subscriber, error) {
 	schema := wsql.DefaultPostgreSQLSchema{}
 	pub, err := wsql.NewPublisher(pool, wsql.PublisherConfig{SchemaAdapter: schema, AutoInitializeSchema: true}, watermill.NopLogger{})
 	if err != nil {
@@ -137,7 +137,7 @@ func consume(dsn, file string) {
 	must(err)
 	db, err := postgres.Open(ctx, dsn, &postgres.Config{Route: outbox.ByCategory})
 	must(err)
-	pub, sub, err := topics(db, "ratings")
+	pub, sub, err := topics(stdlib.OpenDBFromPool(db.Pool()), "ratings")
 	must(err)
 	ratings := projector.Define("ratings", types, projector.Options{Markers: true}, projector.OnEmit("posted",
 		func(ctx context.Context, _ pgx.Tx, _ eventstore.Event[posted]) ([]outbox.Message, error) {
@@ -182,7 +182,9 @@ func TestTheTraceOfACommandCrossesProcessesAndABroker(t *testing.T) {
 	db, err := postgres.Open(t.Context(), dsn, &postgres.Config{Route: outbox.ByCategory})
 	require.NoError(t, err)
 	t.Cleanup(db.Close)
-	pub, sub, err := topics(db, "test")
+	pool := stdlib.OpenDBFromPool(db.Pool())
+	t.Cleanup(func() { require.NoError(t, pool.Close()) })
+	pub, sub, err := topics(pool, "test")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, sub.Close()) })
 	moderation, err := sub.Subscribe(t.Context(), "moderation")
