@@ -38,7 +38,9 @@ func Healthy(late time.Duration, services ...Service) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		all := map[string]time.Duration{}
 		for _, s := range services {
-			if s, ok := s.(interface{ Late() map[string]time.Duration }); ok {
+			if s, ok := s.(interface {
+				Late() map[string]time.Duration
+			}); ok {
 				for name, d := range s.Late() {
 					all[name] = max(all[name], d)
 				}

@@ -186,7 +186,9 @@ func TestHealthyAfterAServiceHasEnded(t *testing.T) {
 		require.NoError(t, err)
 		rate(t, db, "review-1", 1)
 		p := projector.Define("ratings", rating, projector.Options{Parking: projector.Halt}, projector.On("rated",
-			func(context.Context, *memory.Model, eventstore.Event[rated]) error { return projector.Permanent(errors.New("no")) }))
+			func(context.Context, *memory.Model, eventstore.Event[rated]) error {
+				return projector.Permanent(errors.New("no"))
+			}))
 		runner, err := projector.NewRunner(db, projector.FromLog(db), projector.RunnerConfig{}, p)
 		require.NoError(t, err)
 		group, err := kinora.Start(t.Context(), runner)

@@ -75,6 +75,7 @@ func TestReadyOnPostgreSQL(t *testing.T) {
 	becomes(t, open, 200, ok)
 	tx, err := db.Pool().Begin(t.Context())
 	require.NoError(t, err)
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
 	rate(t, db.InTx(tx), "review-1", 1)
 	rate(t, db, "review-2", 1)
 	becomes(t, open, 503, `{"name":"log","ok":false,"age_seconds":.*"reason":"an open append holds back the log"}`)

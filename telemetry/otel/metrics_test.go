@@ -21,6 +21,7 @@ import (
 	"github.com/kinora-go/kinora/providers/memory"
 	"github.com/kinora-go/kinora/telemetry/otel"
 	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/promql/parser"
 	"github.com/stretchr/testify/require"
@@ -134,7 +135,7 @@ func (s series) missing(t *testing.T, expression string) (missing []string) {
 				if m.Type == labels.MatchEqual {
 					value = m.Value
 				}
-				if m.Name != labels.MetricName && !s.hasLabel(n.Name, m.Name, value) {
+				if m.Name != model.MetricNameLabel && !s.hasLabel(n.Name, m.Name, value) {
 					missing = append(missing, n.Name+"{"+m.String()+"}")
 				}
 			}
@@ -289,7 +290,8 @@ func TestTelemetryShowsNoSecrets(t *testing.T) {
 		require.NoError(t, err)
 		reported = fmt.Sprint(families, m.collect(t))
 		return strings.Contains(reported, "kinora_projector_parkings") && strings.Contains(reported, "kinora_relay_pauses") &&
-			strings.Contains(m.logs.String(), `"stuck"`) && strings.Contains(m.logs.String(), `"topic paused`)
+			strings.Contains(m.logs.String(), `"stuck"`) && strings.Contains(m.logs.String(), `"topic paused`) &&
+			strings.Contains(m.logs.String(), `"entry not published"`)
 	})
 	var spans strings.Builder
 	for _, s := range m.spans.Ended() {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -80,7 +81,7 @@ func newMeasured(t *testing.T) *measured {
 	return m
 }
 
-// broker loses the messages of the topic "lost", and refuses those of "down".
+// broker loses the messages of the topic "lost", and refuses those of "down" and those with the text "refuse".
 type broker struct{ message.Publisher }
 
 func (b broker) Publish(topic string, ms ...*message.Message) error {
@@ -88,6 +89,9 @@ func (b broker) Publish(topic string, ms ...*message.Message) error {
 	case "lost":
 		return nil
 	case "down":
+		return errors.New("refused: " + secret)
+	}
+	if slices.ContainsFunc(ms, func(m *message.Message) bool { return strings.Contains(string(m.Payload), "refuse") }) {
 		return errors.New("refused: " + secret)
 	}
 	return b.Publisher.Publish(topic, ms...)
@@ -164,6 +168,14 @@ func run(t *testing.T, until func(m *measured) bool) *measured {
 	}
 	require.NoError(t, db.Transact(t.Context(), func(ctx context.Context, tx *sql.Tx) error {
 		return db.TasksIn(tx).Enqueue(ctx, kind.New("1", "good"), kind.New("2", "bad"))
+	}))
+	require.NoError(t, db.Transact(ctx, func(ctx context.Context, tx *sql.Tx) error { // they are claimed together
+		for id, text := range map[string]string{"a": "refuse", "b": "good", "c": "good"} {
+			if _, err := repo.UpdateTx(ctx, db.InTx(tx), secret+id, post(text)); err != nil {
+				return err
+			}
+		}
+		return nil
 	}))
 	for began := time.Now(); !until(m); time.Sleep(20 * time.Millisecond) {
 		require.Less(t, time.Since(began), time.Minute, "still missing: %s", m.lacks)
