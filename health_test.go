@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -65,9 +66,10 @@ func TestHealthyWhileARelayPublishes(t *testing.T) {
 		db, err := memory.New(&memory.Config{Route: outbox.ByCategory})
 		require.NoError(t, err)
 		rate(t, db, "review-1", 20)
-		slow, release := true, make(chan struct{})
+		var stalls atomic.Bool
+		release := make(chan struct{})
 		relay, err := outbox.NewRelay(db, slowPublisher{func() error {
-			if slow {
+			if !stalls.Load() {
 				time.Sleep(50 * time.Second)
 				return nil
 			}
@@ -84,7 +86,7 @@ func TestHealthyWhileARelayPublishes(t *testing.T) {
 			status, body := probe(t, healthy)
 			require.Equal(t, 200, status, body)
 		}
-		slow = false
+		stalls.Store(true)
 		rate(t, db, "review-2", 1)
 		time.Sleep(55 * time.Second)
 		status, _ = probe(t, healthy)
