@@ -90,7 +90,7 @@ func TestReadyOnPostgreSQL(t *testing.T) {
 		return start(t, runner)
 	}
 	stop := run()
-	becomes(t, lag, 200, ok)
+	becomes(t, lag, 200, `{"name":"lag ratings","ok":true}`) // it has applied everything
 	stop()
 	rate(t, db, "review-1", 3)
 	becomes(t, lag, 503, `{"name":"lag ratings","ok":false,"age_seconds":[1-9].*,"events":3,"reason":"behind by more than 1s"}`)
