@@ -6,9 +6,10 @@ import (
 	"time"
 )
 
-// plot is a quantity in the last hour.
+// plot is a quantity in the last hour, or since the first sample.
 type plot struct {
 	Title, Now, Most string
+	Since            string
 	Lines            []string // of points; there is more than one if samples are missing between them
 }
 
@@ -44,20 +45,24 @@ func draw(title string, samples []sample, end time.Time, say func(float64) strin
 	}
 	var points []point
 	most := 0.0
+	whole := 2 * time.Minute // of the axis
+	if len(samples) > 0 {
+		whole = min(max(whole, end.Sub(samples[0].at)), samplesKept)
+	}
 	for i, is := range samples {
 		var before sample
 		if i > 0 {
 			before = samples[i-1]
 		}
 		v, ok := value(before, is)
-		x := plotWidth * (1 - end.Sub(is.at).Seconds()/samplesKept.Seconds())
+		x := plotWidth * (1 - end.Sub(is.at).Seconds()/whole.Seconds())
 		if !ok || x < 0 {
 			continue
 		}
 		most = max(most, v)
 		points = append(points, point{x, v, i == 0 || is.at.Sub(before.at) > 5*sampleEvery})
 	}
-	p := plot{Title: title, Now: "–", Most: say(most)}
+	p := plot{Title: title, Now: "–", Most: say(most), Since: span(whole) + " ago"}
 	var line strings.Builder
 	flush := func() {
 		if line.Len() > 0 {

@@ -15,8 +15,8 @@ import (
 const (
 	sampleEvery = 10 * time.Second
 	samplesKept = time.Hour
-	factsKept   = time.Second      // facts that are younger are shared by pages
-	doctorKept  = 15 * time.Second // so are findings
+	factsKept   = time.Second     // facts that are younger are shared by pages
+	doctorKept  = 5 * time.Second // so are findings
 )
 
 // state is what pages share.

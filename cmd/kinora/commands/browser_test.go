@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -45,7 +47,11 @@ func newBrowser(t *testing.T) context.Context {
 	t.Cleanup(stop)
 	ctx, stop = chromedp.NewContext(ctx)
 	t.Cleanup(stop)
-	ctx, stop = context.WithTimeout(ctx, 3*time.Minute)
+	limit := 3 * time.Minute
+	if os.Getenv("KINORA_SCREENSHOTS") != "" {
+		limit = 9 * time.Minute
+	}
+	ctx, stop = context.WithTimeout(ctx, limit)
 	t.Cleanup(stop)
 	return ctx
 }
@@ -161,29 +167,33 @@ func TestAPoisonedServiceIsRepairedFromThePage(t *testing.T) {
 	for _, scripts := range []bool{true, false} {
 		t.Run(fmt.Sprintf("scripts %t", scripts), func(t *testing.T) {
 			w := newWorld(t)
+			w.text = "It keeps the tea warm."
 			w.start(w.runner(), w.relay(&publisher{}))
 			p := &person{T: t, ctx: ctx, url: w.ui("--acts", "--payload", "--by", "ann"), scripts: scripts}
 			_, err := chromedp.Call(ctx, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: !scripts})
 			require.NoError(t, err)
 			p.open("")
 			p.sees("Nothing is wrong")
+			p.busy(w)
 			w.rate("cup-ann", 5, 0, 4, 3)
 			w.rate("tea-ben", 2)
 
 			p.sees("Messages of the projector ratings are stuck", "2 wait behind it", "kinora parked dry-run --projector ratings --key review-cup-ann")
+			p.screenshots("overview")
 			p.follows("Stuck messages")
 			p.sees("permanent", "ratings/rated", "review-cup-ann")
 			p.follows(firstNumber(t, w))
 			p.sees("when a person decides", "You act as ann.")
 			p.do(chromedp.Click(`//summary[normalize-space()="Error"]`))
-			p.sees("no stars: " + canary)
+			p.sees("no stars: " + w.text)
 
 			p.submits("dry-run", "reason", "look")
-			p.sees("Messages that would fail", "no stars: "+canary)
+			p.sees("Messages that would fail", "no stars: "+w.text)
 			require.Equal(t, 5, w.stars("review-cup-ann"), "a dry run changes nothing")
 			w.fixed.Store(true) // a fixed program is deployed
 			p.submits("dry-run", "reason", "look again")
 			p.sees("Would be applied\n3", "Would fail\n0", "stars: 5", "stars: 12", "Replay")
+			p.screenshots("dry-run")
 			require.Equal(t, 5, w.stars("review-cup-ann"), "a dry run changes nothing")
 
 			p.submits("replay", "reason", "fixed in 1.4")
@@ -203,4 +213,42 @@ func firstNumber(t *testing.T, w *world) string {
 	list := decode[[]struct{ Seq int64 }](w, w.ok("parked", "ls", "--state", "stuck", "--json"))
 	require.Len(t, list, 1)
 	return fmt.Sprint(list[0].Seq)
+}
+
+// busy is some work, so that the plots of screenshots have something to show.
+func (p *person) busy(w *world) {
+	p.Helper()
+	if os.Getenv("KINORA_SCREENSHOTS") == "" || !p.scripts {
+		return
+	}
+	for i := range 200 {
+		for range rand.IntN(8 + 6*(i/40%3)) {
+			w.rate(fmt.Sprintf("pot-%d", rand.IntN(500)), 1+rand.IntN(5))
+		}
+		time.Sleep(time.Second)
+	}
+}
+
+// screenshots saves the page, for a wide screen and for a phone, to the directory KINORA_SCREENSHOTS, if
+// that is set.
+func (p *person) screenshots(name string) {
+	p.Helper()
+	dir := os.Getenv("KINORA_SCREENSHOTS")
+	if dir == "" || !p.scripts {
+		return
+	}
+	for _, screen := range []struct {
+		name          string
+		width, height int64
+		scheme        string
+	}{{"", 1100, 760, "light"}, {"-dark", 1100, 760, "dark"}, {"-phone", 390, 844, "light"}} {
+		_, err := chromedp.Call(p.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: screen.scheme}}})
+		require.NoError(p, err)
+		p.do(chromedp.EmulateViewport(screen.width, screen.height))
+		picture, err := chromedp.Run(p.ctx, chromedp.CaptureScreenshot())
+		require.NoError(p, err)
+		require.Less(p, len(picture), 150_000)
+		require.NoError(p, os.WriteFile(filepath.Join(dir, "operators-"+name+screen.name+".png"), picture, 0o600))
+	}
+	p.do(chromedp.EmulateViewport(1100, 900))
 }
