@@ -14,8 +14,8 @@ import (
 )
 
 // Doctor returns what is wrong, the most urgent first. A healthy service has no findings. It changes
-// nothing. If a projector lags, it looks twice, limits.Watch apart. Of a database that is not migrated it
-// returns only that, and what does not depend on the tables.
+// nothing. If a projector lags, it looks twice, limits.Watch apart. If a finding has Blocks, such as that of
+// a database that is not migrated, other checks are left out.
 func (a *Admin) Doctor(ctx context.Context, limits provider.DiagnosisLimits) ([]provider.Finding, error) {
 	found, err := a.doctor(ctx, limits.WithDefaults())
 	if err != nil {
@@ -33,7 +33,7 @@ func (a *Admin) doctor(ctx context.Context, l provider.DiagnosisLimits) (found [
 	} else if found, err = a.findSchema(ctx); err != nil {
 		return nil, err
 	}
-	if slices.ContainsFunc(found, func(f provider.Finding) bool { return f.Check == provider.FindingSchema }) {
+	if slices.ContainsFunc(found, func(f provider.Finding) bool { return f.Blocks }) {
 		return found, nil
 	}
 	f, err := a.facts(ctx)
@@ -63,7 +63,7 @@ func (a *Admin) doctor(ctx context.Context, l provider.DiagnosisLimits) (found [
 
 func (a *Admin) findSchema(ctx context.Context) ([]provider.Finding, error) {
 	is, known, err := a.store.SchemaVersion(ctx)
-	f := provider.Finding{Check: provider.FindingSchema, Facts: facts("database", fmt.Sprint(is), "program", fmt.Sprint(known))}
+	f := provider.Finding{Check: provider.FindingSchema, Blocks: true, Facts: facts("database", fmt.Sprint(is), "program", fmt.Sprint(known))}
 	switch {
 	case err != nil || is == known:
 		return nil, err

@@ -328,7 +328,8 @@ func TestDoctorNamesAPoolerThatLosesStatements(t *testing.T) {
 		}
 		return list
 	}
-	// The doctor's own statements are sent in a mode that works, except for the pool's.
+	lost := found(pooler.DSN(t, dsn))
+	require.Equal(t, []string{"A pooler on the way loses prepared statements", "A pooler on the way loses notifications"}, lost)
 	require.Equal(t, []string{"A pooler on the way loses notifications"}, found(pooler.DSN(t, dsn, "default_query_exec_mode=cache_describe")))
 	require.Empty(t, found(dsn))
 }

@@ -13,7 +13,7 @@ import (
 
 const (
 	// countLimit is the most rows that are counted of each kind.
-	countLimit = 10_000
+	countLimit = 2000
 	// lagPage is the most events that are looked at for the lag of a generation.
 	lagPage = 1000
 	// listed is the most projectors whose lag is looked at.
@@ -79,7 +79,7 @@ type Rebuild struct {
 	Failed    string  `json:"failed,omitempty"` // why it waits for a person
 }
 
-// Facts returns the state of the service. It changes nothing. Numbers up to 10,000 are exact, and the
+// Facts returns the state of the service. It changes nothing. Numbers up to 2,000 are exact, and the
 // lag of a generation up to 1,000 events.
 func (a *Admin) Facts(ctx context.Context) (*Facts, error) {
 	f, err := a.facts(ctx)

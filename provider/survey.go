@@ -117,6 +117,8 @@ type Finding struct {
 	Meaning string   `json:"meaning"`
 	Facts   []Fact   `json:"facts,omitempty"`
 	Remedy  []string `json:"remedy"` // lines to copy
+	// Blocks: the other checks cannot be made before this is repaired, so they were left out.
+	Blocks bool `json:"blocks,omitempty"`
 	// Private has facts that may be data of users, such as the text of a statement.
 	Private []Fact `json:"private,omitempty"`
 }

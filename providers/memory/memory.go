@@ -95,7 +95,7 @@ type state struct {
 	views    *tree[string, string]             // the tables that views show
 	work     work                              // the tasks
 	services *tree[string, provider.ServiceReport]
-	pauses   *tree[string, provider.Pause] // by kind and name
+	pauses   *tree[string, provider.Pause] // by kind, NUL and name
 	acts     *tree[int64, provider.Act]    // by ID
 	act      int64                         // the last ID
 	// closed when a later state has more entries, more events, or more tasks to claim

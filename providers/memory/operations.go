@@ -52,7 +52,7 @@ func (db *Provider) SetPause(ctx context.Context, p provider.Pause, paused bool)
 		return false, fmt.Errorf("pause: %w", err)
 	}
 	return update(ctx, db, "pause", func(s *state, now time.Time) bool {
-		key := pair(p.Kind, p.Name)
+		key := p.Kind + "\x00" + p.Name
 		if s.pauses.has(key) == paused {
 			return false
 		}

@@ -20,7 +20,7 @@ func (db *Provider) Survey(ctx context.Context, limit int) (provider.Survey, err
 			all.Settled = e.Position
 		}
 		s.surveyParked(&all, limit)
-		all.Entries = counted(limit, entryCounts(s))
+		all.Entries = entryCounts(s, limit)
 		all.Tasks, all.DueTasks = s.surveyTasks(now, limit)
 		for _, r := range s.services.from("") {
 			all.Services = append(all.Services, r)
@@ -83,6 +83,9 @@ func (s *state) surveyParked(all *provider.Survey, limit int) {
 		}
 		all.Builds = append(all.Builds, *b)
 	}
+	for i := range all.Stuck {
+		all.Stuck[i].Behind = upTo(limit, all.Stuck[i].Behind.N)
+	}
 	slices.SortStableFunc(all.Stuck, func(a, b provider.StuckLane) int { return cmp.Compare(a.First.Projector, b.First.Projector) })
 }
 
@@ -91,15 +94,9 @@ func upTo(limit int, n int64) provider.Count {
 	return provider.Count{N: min(n, int64(limit)), AtLeast: n >= int64(limit)}
 }
 
-// counted applies the limit to counts.
-func counted(limit int, all []provider.EntryCount) []provider.EntryCount {
-	for i := range all {
-		all[i].Count = upTo(limit, all[i].N)
-	}
-	return all
-}
-
-func entryCounts(s *state) (all []provider.EntryCount) {
+// entryCounts counts entries. Those that claims may take are counted together up to the limit, and so are
+// those that failed or are abandoned.
+func entryCounts(s *state, limit int) (all []provider.EntryCount) {
 	for _, e := range s.entries.from(0) {
 		if !e.Status.Open() {
 			continue
@@ -114,6 +111,18 @@ func entryCounts(s *state) (all []provider.EntryCount) {
 		}
 		all[i].N++
 		all[i].Oldest, all[i].Until = earlier(all[i].Oldest, e.CreatedAt), later(all[i].Until, until)
+	}
+	group := func(status provider.EntryStatus) int {
+		return slices.IndexFunc([]bool{
+			status == provider.EntryPending || status == provider.EntryClaimed, status == provider.EntryFailed || status == provider.EntryAbandoned, true,
+		}, func(is bool) bool { return is })
+	}
+	sums := map[int]int64{}
+	for _, c := range all {
+		sums[group(c.Status)] += c.N
+	}
+	for i := range all {
+		all[i].Count = provider.Count{N: min(all[i].N, int64(limit)), AtLeast: sums[group(all[i].Status)] >= int64(limit)}
 	}
 	slices.SortFunc(all, func(a, b provider.EntryCount) int {
 		return cmp.Or(cmp.Compare(a.Status, b.Status), cmp.Compare(a.Holder, b.Holder))

@@ -59,20 +59,23 @@ order by 1, 2, 3`
 func (db *Provider) Diagnose(ctx context.Context, l provider.DiagnosisLimits) (found []provider.Finding, err error) {
 	l = l.WithDefaults()
 	for _, check := range []func(context.Context, provider.DiagnosisLimits) ([]provider.Finding, error){
-		db.findSchema, db.findSnapshots, db.findRights, db.findPooler, db.findSequences,
+		db.findPooler, db.findSchema, db.findSnapshots, db.findRights, db.findSequences,
 	} {
 		some, err := check(ctx, l)
 		if err != nil {
 			return nil, ofOwn(ctx, fmt.Errorf("diagnose: %w", clear(err)))
 		}
 		found = append(found, some...)
+		if slices.ContainsFunc(some, func(f provider.Finding) bool { return f.Blocks && f.Check == provider.FindingPooler }) {
+			break
+		}
 	}
 	return found, nil
 }
 
 func (db *Provider) findSchema(ctx context.Context, _ provider.DiagnosisLimits) ([]provider.Finding, error) {
 	fault, err := db.check(ctx, provider.AnyService)
-	f := provider.Finding{Check: provider.FindingSchema, Facts: []provider.Fact{{Name: "schema", Value: db.cfg.Schema}}}
+	f := provider.Finding{Check: provider.FindingSchema, Blocks: true, Facts: []provider.Fact{{Name: "schema", Value: db.cfg.Schema}}}
 	var newer *NewerError
 	switch {
 	case err != nil:

@@ -39,7 +39,8 @@ func (db *Provider) findPooler(ctx context.Context, _ provider.DiagnosisLimits) 
 	mode := db.pool.Config().ConnConfig.DefaultQueryExecMode
 	if mode == pgx.QueryExecModeCacheStatement || mode == pgx.QueryExecModeDescribeExec {
 		found = append(found, provider.Finding{
-			Check: provider.FindingPooler, Title: "A pooler on the way loses prepared statements",
+			Blocks: true, // they would fail at random too
+			Check:  provider.FindingPooler, Title: "A pooler on the way loses prepared statements",
 			Meaning: "The pooler is in transaction mode and does not support prepared statements. Statements fail at random, or another client's statement runs.",
 			Facts:   []provider.Fact{{Name: "default_query_exec_mode", Value: mode.String()}},
 			Remedy:  []string{"add default_query_exec_mode=cache_describe to the connection string", "or use pgbouncer 1.21 or later with max_prepared_statements, or connect to the server"},

@@ -70,20 +70,20 @@ order by b.o, p.id`
 	surveyEntriesSQL = `
 select status, holder, count(*), min(created_at) filter (where isfinite(created_at)), max(until) filter (where isfinite(until)), max(n) from (
 	select status, case when status = 'claimed' then claimed_by else '' end as holder, created_at,
-		case when status = 'claimed' then next_attempt_at end as until, count(*) over () as n
-	from (select * from kinora.outbox where open and id > 0 order by id limit $1::int) o where status in ('pending', 'claimed')
+		case when status = 'claimed' then next_attempt_at end as until, n
+	from (select o.*, count(*) over () as n from (select * from kinora.outbox where open and id > 0 order by id limit $1::int) o) o where status in ('pending', 'claimed')
 	union all
 	select status, '', created_at, null, count(*) over () from (select * from kinora.outbox where stuck order by topic, key, id limit $1::int) o
 	union all
-	select status, '', created_at, null, count(*) over () from (
-		select * from kinora.outbox where held and id > 0 order by id limit $1::int) o where status = 'held') e
+	select status, '', created_at, null, n from (
+		select o.*, count(*) over () as n from (select * from kinora.outbox where held and id > 0 order by id limit $1::int) o) o where status = 'held') e
 group by status, holder order by status, holder`
 
 	surveyTasksSQL = `
 select status, holder, count(*), min(created_at) filter (where isfinite(created_at)), max(until) filter (where isfinite(until)), max(n) from (
 	select status, case when status = 'claimed' then claimed_by else '' end as holder, created_at,
-		case when status = 'claimed' then next_at end as until, count(*) over () as n
-	from (select * from kinora.tasks where open order by suspect, kind, next_at, id limit $1::int) t where status <> 'failed'
+		case when status = 'claimed' then next_at end as until, n
+	from (select t.*, count(*) over () as n from (select * from kinora.tasks where open order by suspect, kind, next_at, id limit $1::int) t) t where status <> 'failed'
 	union all
 	select status, '', created_at, null, count(*) over () from (
 		select * from kinora.tasks where status in ('failed', 'abandoned') order by kind, id limit $1::int) t) e

@@ -280,8 +280,8 @@ select count(*) from (
 
 	surveyEntries = `
 select status, holder, count(*), min(created_at), max(until), max(n) from (
-	select status, iif(status = 'claimed', claimed_by, '') as holder, created_at, iif(status = 'claimed', next_attempt_at, null) as until, count(*) over () as n
-	from (select * from kinora_outbox indexed by kinora_outbox_open where open = 1 order by id limit ?1) where status in ('pending', 'claimed')
+	select status, iif(status = 'claimed', claimed_by, '') as holder, created_at, iif(status = 'claimed', next_attempt_at, null) as until, n
+	from (select *, count(*) over () as n from (select * from kinora_outbox indexed by kinora_outbox_open where open = 1 order by id limit ?1)) where status in ('pending', 'claimed')
 	union all
 	select status, '', created_at, null, count(*) over () from (
 		select * from kinora_outbox indexed by kinora_outbox_stuck where status in ('failed', 'abandoned') limit ?1)
@@ -292,11 +292,11 @@ group by status, holder order by status, holder`
 
 	surveyTasks = `
 select status, holder, count(*), min(created_at), max(until), max(n) from (
-	select status, iif(status = 'claimed', claimed_by, '') as holder, created_at, iif(status = 'claimed', next_at, null) as until, count(*) over () as n
-	from (select * from kinora_tasks indexed by kinora_tasks_due where open = 1 and suspect = 0 limit ?1) where status <> 'failed'
+	select status, iif(status = 'claimed', claimed_by, '') as holder, created_at, iif(status = 'claimed', next_at, null) as until, n
+	from (select *, count(*) over () as n from (select * from kinora_tasks indexed by kinora_tasks_due where open = 1 and suspect = 0 limit ?1)) where status <> 'failed'
 	union all
-	select status, iif(status = 'claimed', claimed_by, ''), created_at, iif(status = 'claimed', next_at, null), count(*) over ()
-	from (select * from kinora_tasks indexed by kinora_tasks_suspect where open = 1 and suspect = 1 limit ?1) where status <> 'failed'
+	select status, iif(status = 'claimed', claimed_by, ''), created_at, iif(status = 'claimed', next_at, null), n
+	from (select *, count(*) over () as n from (select * from kinora_tasks indexed by kinora_tasks_suspect where open = 1 and suspect = 1 limit ?1)) where status <> 'failed'
 	union all
 	select status, '', created_at, null, count(*) over () from (
 		select * from kinora_tasks indexed by kinora_tasks_stuck where status in ('failed', 'abandoned') limit ?1))
