@@ -85,12 +85,12 @@ func (h *Handler) carryOut(w http.ResponseWriter, r *http.Request, v viewer, do 
 	w.WriteHeader(http.StatusSeeOther)
 }
 
-// confirmed reports whether the form is valid so far and the person has typed what it asked for.
+// confirmed reports whether the form is valid so far and the person has typed what it shows.
 func (q *query) confirmed(want string) bool {
 	if q.err == nil && want == "" {
 		q.refuse("confirm", "cannot be checked: nothing is selected")
 	}
-	if q.err == nil && strings.TrimSpace(q.long("confirm", maxBody)) != strings.TrimSpace(want) {
+	if q.err == nil && show(strings.TrimSpace(q.long("confirm", maxBody))) != show(strings.TrimSpace(want)) {
 		q.refuse("confirm", fmt.Sprintf("must be %q: nothing was changed", show(want)))
 	}
 	return q.err == nil

@@ -28,7 +28,7 @@ func (h *Handler) overview(ctx context.Context, _ *query, v viewer) (*view, erro
 		return nil, err
 	}
 	p.Live = append(p.Live,
-		block{Title: "The last hour", Plots: h.state.plots(f.At)},
+		block{Title: "The last hour", Plots: h.state.plots(sampleOf(f))},
 		block{Title: "Now", Fields: summary(f)},
 		block{Title: "Projectors", Table: projectorTable(f)})
 	if len(f.Requests) > 0 {

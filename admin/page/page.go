@@ -182,6 +182,9 @@ func (h *Handler) read(r *http.Request, v viewer, read pageFunc) (*view, error) 
 	if err == nil {
 		page.Notice = noticeOf(q)
 		page.At = r.URL.Path
+		for i := range page.Forms {
+			page.Forms[i].Confirm = show(page.Forms[i].Confirm)
+		}
 	}
 	return page, err
 }

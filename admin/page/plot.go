@@ -15,11 +15,15 @@ type plot struct {
 
 const plotWidth, plotHeight = 360.0, 64.0
 
-// plots draws the samples of the last hour before end.
-func (s *state) plots(end time.Time) []plot {
+// plots draws the samples of the hour before last, which is the last point.
+func (s *state) plots(last sample) []plot {
 	s.mu.Lock()
 	samples := append([]sample(nil), s.samples...)
 	s.mu.Unlock()
+	end := last.at
+	if n := len(samples); n > 0 && samples[n-1].at.Before(end) {
+		samples = append(samples, last)
+	}
 	whole := func(v float64) string { return digits(int64(v + .5)) }
 	return []plot{
 		draw("Appended per second", samples, end, func(v float64) string {
@@ -29,9 +33,9 @@ func (s *state) plots(end time.Time) []plot {
 			return whole(v)
 		}, func(before, is sample) (float64, bool) {
 			seconds := is.at.Sub(before.at).Seconds()
-			return max(float64(is.head-before.head), 0) / seconds, !before.at.IsZero() && seconds > 0 && seconds < 5*sampleEvery.Seconds()
+			return max(float64(is.head-before.head), 0) / seconds, !before.at.IsZero() && seconds >= 1 && seconds < 5*sampleEvery.Seconds()
 		}),
-		draw("Oldest event not applied", samples, end, func(v float64) string { return span(time.Duration(v * float64(time.Second))) },
+		draw("Lag of projectors", samples, end, func(v float64) string { return span(time.Duration(v * float64(time.Second))) },
 			func(_, is sample) (float64, bool) { return is.lag, true }),
 		draw("Parked messages", samples, end, whole, func(_, is sample) (float64, bool) { return float64(is.parked), true }),
 		draw("Entries not published", samples, end, whole, func(_, is sample) (float64, bool) { return float64(is.open), true }),

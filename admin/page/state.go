@@ -71,7 +71,7 @@ func (h *Handler) facts(ctx context.Context) (*admin.Facts, error) {
 	return h.state.facts.get(ctx, factsKept, func(ctx context.Context) (*admin.Facts, error) {
 		f, err := h.ops.Facts(ctx)
 		if err == nil {
-			h.state.add(f)
+			h.state.add(sampleOf(f))
 		}
 		return f, err
 	})
@@ -122,8 +122,7 @@ func (h *Handler) look(ctx context.Context) error {
 // Running is closed once Run has started.
 func (h *Handler) Running() <-chan struct{} { return h.running }
 
-// add adds a sample, unless there is one of the last seconds.
-func (s *state) add(f *admin.Facts) {
+func sampleOf(f *admin.Facts) sample {
 	one := sample{at: f.At, head: f.Log.Head}
 	for _, p := range f.Projectors {
 		one.parked += p.Parked.N
@@ -134,6 +133,11 @@ func (s *state) add(f *admin.Facts) {
 	for _, e := range f.Outbox {
 		one.open += e.N
 	}
+	return one
+}
+
+// add adds a sample, unless there is one of the last seconds.
+func (s *state) add(one sample) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if n := len(s.samples); n > 0 && one.at.Sub(s.samples[n-1].at) < sampleEvery*9/10 {

@@ -121,6 +121,12 @@ func (w *world) rate(stream, text string, stars ...int) (ids []string) {
 	return ids
 }
 
+// stars is the sum of the read model; 0 before its table exists.
+func (w *world) stars() (n int) {
+	_ = w.db.SQL().QueryRowContext(w.Context(), `select coalesce(sum(stars), 0) from ratings_g1`).Scan(&n)
+	return n
+}
+
 func (w *world) runner() kinora.Service {
 	w.Helper()
 	r, err := projector.NewRunner(w.db, projector.FromLog(w.db), projector.RunnerConfig{Logger: slog.New(slog.DiscardHandler)}, w.ratings())
