@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -204,7 +205,29 @@ func TestAPoisonedServiceIsRepairedFromThePage(t *testing.T) {
 			p.open("acts")
 			p.sees("dry-run", "look again", "ann")
 			require.Contains(t, w.ok("parked", "ls", "--state", "replayed"), "ann", "who decided")
+			p.isNotFooled(w)
 		})
+	}
+}
+
+// isNotFooled: markup in names, payloads and texts of errors is text in the browser.
+func (p *person) isNotFooled(w *world) {
+	p.Helper()
+	const markup = `<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>`
+	w.text = markup
+	w.fixed.Store(false)
+	w.rate(markup, 0, 1)
+	w.shows([]string{"parked", "ls"}, "stuck", "waiting")
+	for _, path := range []string{"parked", "message?seq=" + firstNumber(p.T, w), "stream?id=" + url.QueryEscape("review-"+markup), "streams", "outbox?status=published", ""} {
+		p.open(path)
+		if path == "" {
+			p.sees("are stuck")
+		} else if !strings.HasPrefix(path, "outbox") {
+			p.sees(markup)
+		}
+		fooled, err := chromedp.Run(p.ctx, chromedp.Evaluate[bool](`window.pwned === 1 || document.querySelector("main img, main script") !== null`))
+		require.NoError(p, err)
+		require.False(p, fooled, path)
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/admin"
-	operators "github.com/kinora-go/kinora/admin/page"
+	"github.com/kinora-go/kinora/admin/adminpage"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -39,11 +39,11 @@ func (c *uiCmd) Validate() error {
 func (c *uiCmd) Run(ctx context.Context, app *App) error {
 	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
 		logger := slog.New(slog.NewTextHandler(app.err(), nil))
-		cfg := operators.Config{Limits: provider.DiagnosisLimits{Lag: c.Lag}, Logger: logger, Payloads: func(*http.Request) bool { return c.Payload }}
+		cfg := adminpage.Config{Limits: provider.DiagnosisLimits{Lag: c.Lag}, Logger: logger, Payloads: func(*http.Request) bool { return c.Payload }}
 		if c.Acts {
 			cfg.Who = func(*http.Request) string { return c.By }
 		}
-		handler, err := operators.New(s.Store, cfg)
+		handler, err := adminpage.New(s.Store, cfg)
 		if err != nil {
 			return err
 		}
@@ -62,7 +62,7 @@ func (c *uiCmd) Run(ctx context.Context, app *App) error {
 }
 
 // serve serves a page, and takes its samples, until ctx ends.
-func serve(ctx context.Context, listener net.Listener, handler *operators.Handler, logger *slog.Logger) error {
+func serve(ctx context.Context, listener net.Listener, handler *adminpage.Handler, logger *slog.Logger) error {
 	server := &http.Server{
 		Handler: ownHost(listener.Addr(), handler), ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		ErrorLog: slog.NewLogLogger(logger.Handler(), slog.LevelWarn),

@@ -1,4 +1,4 @@
-package page_test
+package adminpage_test
 
 import (
 	"fmt"
@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/kinora-go/kinora/admin"
-	"github.com/kinora-go/kinora/admin/page"
+	"github.com/kinora-go/kinora/admin/adminpage"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
@@ -66,7 +66,7 @@ func TestDataOfUsersIsHiddenUnlessItIsAllowed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.full("review-cup-ann", "reviews", "greet-1", canary, by)
-	hidden := w.crawl(w.serve(page.Config{Who: everyone("ann")}, ""))
+	hidden := w.crawl(w.serve(adminpage.Config{Who: everyone("ann")}, ""))
 	for address, text := range hidden {
 		require.False(t, strings.Contains(text, canary), address)
 		if path, _, _ := strings.Cut(address, "?"); len(regexp.MustCompile(`id="live"`).FindString(text)) > 0 && !strings.HasSuffix(path, "/services") {
@@ -74,7 +74,7 @@ func TestDataOfUsersIsHiddenUnlessItIsAllowed(t *testing.T) {
 		}
 	}
 	shown := map[string]bool{}
-	for address, text := range w.crawl(w.serve(page.Config{Payloads: allowed}, "")) {
+	for address, text := range w.crawl(w.serve(adminpage.Config{Payloads: allowed}, "")) {
 		if u, err := url.Parse(address); err == nil && strings.Contains(text, canary) {
 			shown[u.Path] = true
 		}
@@ -90,7 +90,7 @@ func TestTextOfUsersIsText(t *testing.T) {
 	w := newWorld(t)
 	w.full("review-"+hostile, hostile+"\u202e", "greet-"+hostile, hostile, provider.Decision{By: hostile, Reason: hostile})
 	seen := map[string]bool{}
-	for address, text := range w.crawl(w.serve(page.Config{Name: hostile, Who: everyone(hostile), Payloads: allowed}, "")) {
+	for address, text := range w.crawl(w.serve(adminpage.Config{Name: hostile, Who: everyone(hostile), Payloads: allowed}, "")) {
 		require.Equal(t, 1, strings.Count(text, "<script"), address)
 		require.False(t, strings.Contains(text, "<img"), address)
 		require.False(t, strings.Contains(text, `href="javascript:`), address)
@@ -114,7 +114,7 @@ func TestAnyPrefix(t *testing.T) {
 	for _, prefix := range []string{"", "/operator", "/a/b%20c"} {
 		plain, err := url.PathUnescape(prefix)
 		require.NoError(t, err)
-		from := w.serve(page.Config{Who: everyone("ann")}, plain)
+		from := w.serve(adminpage.Config{Who: everyone("ann")}, plain)
 		all := w.crawl(from)
 		require.Greater(t, len(all), 10)
 		got := w.post(from+"pause", "kind", "topic", "name", "a/b?c&d", "reason", "r")
@@ -123,7 +123,7 @@ func TestAnyPrefix(t *testing.T) {
 		require.Contains(t, got.body, "a/b?c&amp;d")
 		require.Equal(t, http.StatusOK, w.post(from+"resume", "kind", "topic", "name", "a/b?c&d", "reason", "r").status)
 	}
-	h, err := page.New(w.db, page.Config{})
+	h, err := adminpage.New(w.db, adminpage.Config{})
 	require.NoError(t, err)
 	got := record(http.StripPrefix("/operator", h), http.MethodGet, "/operator?x", "")
 	require.Equal(t, http.StatusTemporaryRedirect, got.Code)
@@ -135,7 +135,7 @@ func TestAnyPrefix(t *testing.T) {
 func TestEveryAnswerIsGuarded(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	at := w.serve(page.Config{Who: everyone("ann")}, "")
+	at := w.serve(adminpage.Config{Who: everyone("ann")}, "")
 	for _, got := range []answer{w.get(at), w.get(at + "nothing"), w.post(at + "pause"), w.post(at), w.get(at + "parked?class=x")} {
 		policy := got.header.Get("Content-Security-Policy")
 		require.True(t, strings.HasPrefix(policy, "default-src 'none'; script-src 'sha256-"), policy)
@@ -152,7 +152,7 @@ func TestEveryAnswerIsGuarded(t *testing.T) {
 func TestRequestsThatAreNotValid(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	at := w.serve(page.Config{Who: everyone("ann")}, "/x")
+	at := w.serve(adminpage.Config{Who: everyone("ann")}, "/x")
 	long := strings.Repeat("a", 300)
 	for path, status := range map[string]int{
 		"nothing": 404, "parked/": 404, "static/../parked": 404, "%2e%2e/parked": 404, "%70arked": 404, "parked%2f": 404, "/parked": 404, "..%2fparked": 404, "parked%00": 404,
@@ -181,7 +181,7 @@ func TestForeignFormsDoNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	who := "ann"
-	at := w.serve(page.Config{Who: func(r *http.Request) string {
+	at := w.serve(adminpage.Config{Who: func(r *http.Request) string {
 		if r.Header.Get("X-User") == "reader" {
 			return ""
 		}
@@ -208,7 +208,7 @@ func TestForeignFormsDoNothing(t *testing.T) {
 		require.Contains(t, []int{http.StatusForbidden, http.StatusUnsupportedMediaType, http.StatusBadRequest}, got.status, name)
 		require.Zero(t, pauses(), name)
 	}
-	require.Equal(t, http.StatusForbidden, w.send(http.MethodPost, w.serve(page.Config{}, "")+"pause", form).status, "read-only by default")
+	require.Equal(t, http.StatusForbidden, w.send(http.MethodPost, w.serve(adminpage.Config{}, "")+"pause", form).status, "read-only by default")
 	require.Equal(t, http.StatusRequestEntityTooLarge, w.send(http.MethodPost, at+"pause", form+"&x="+strings.Repeat("a", 1<<20)).status)
 	require.Equal(t, http.StatusBadRequest, w.send(http.MethodPost, at+"pause?reason=r", "kind=projector&name=ratings").status, "the query is no form")
 	require.Equal(t, http.StatusBadRequest, w.send(http.MethodPost, at+"pause", form+"%zz").status)
@@ -232,7 +232,7 @@ func TestSomeActsAreConfirmed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.full("review-cup-ann", "reviews", "greet-1", "x", by)
-	at := w.serve(page.Config{Who: everyone("ann")}, "")
+	at := w.serve(adminpage.Config{Who: everyone("ann")}, "")
 	parked := func(states ...projector.ParkedState) int {
 		all, err := w.db.Parked(t.Context(), projector.ParkedFilter{States: states})
 		require.NoError(t, err)
@@ -298,7 +298,7 @@ func TestCausesAreFollowed(t *testing.T) {
 	far := add("mail-1", eventstore.Metadata{CorrelationID: "c", CausationID: leaf})
 	add("sms-1", eventstore.Metadata{CorrelationID: "c"})
 	foreign := add("x-1", eventstore.Metadata{CausationID: "a message of others"})
-	at := w.serve(page.Config{}, "")
+	at := w.serve(adminpage.Config{}, "")
 	links := func(body string) (ids []string) {
 		for _, m := range regexp.MustCompile(`href="\./event\?id=([^"&]*)"`).FindAllStringSubmatch(body, -1) {
 			ids = append(ids, m[1])
@@ -329,7 +329,7 @@ func TestListsHavePages(t *testing.T) {
 	for range 110 {
 		w.rate("review-000", "x", 1)
 	}
-	at := w.serve(page.Config{}, "")
+	at := w.serve(adminpage.Config{}, "")
 	for _, path := range []string{"streams", "outbox", "stream?id=review-000"} {
 		next, rows := path, []string(nil)
 		for n := 0; next != ""; n++ {

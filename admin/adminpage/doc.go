@@ -1,7 +1,7 @@
-// Package page is the page for operators: an http.Handler that shows the state of a service, what is
+// Package adminpage is the page for operators: an http.Handler that shows the state of a service, what is
 // wrong, and what to do about it.
 //
-//	ops, err := page.New(db, page.Config{})
+//	ops, err := adminpage.New(db, adminpage.Config{})
 //	mux.Handle("/operator/", signedIn(http.StripPrefix("/operator", ops)))
 //	kinora.Run(ctx, runner, relay, ops)
 //
@@ -13,4 +13,4 @@
 // and tasks, keys and topics are always shown.
 //
 // Each request reads a limited number of rows, and ends after five seconds.
-package page
+package adminpage

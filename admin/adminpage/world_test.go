@@ -1,4 +1,4 @@
-package page_test
+package adminpage_test
 
 import (
 	"bufio"
@@ -23,7 +23,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/kinora-go/kinora"
-	"github.com/kinora-go/kinora/admin/page"
+	"github.com/kinora-go/kinora/admin/adminpage"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/outbox"
@@ -188,10 +188,10 @@ func everyone(name string) func(*http.Request) string {
 func allowed(*http.Request) bool { return true }
 
 // serve serves the page under a prefix, and returns its address.
-func (w *world) serve(cfg page.Config, prefix string) string {
+func (w *world) serve(cfg adminpage.Config, prefix string) string {
 	w.Helper()
 	cfg.Logger = w.logger()
-	h, err := page.New(w.db, cfg)
+	h, err := adminpage.New(w.db, cfg)
 	require.NoError(w, err)
 	server := httptest.NewServer(http.StripPrefix(prefix, h))
 	w.Cleanup(server.Close)

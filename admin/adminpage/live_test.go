@@ -1,4 +1,4 @@
-package page_test
+package adminpage_test
 
 import (
 	"bufio"
@@ -11,7 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/kinora-go/kinora/admin/page"
+	"github.com/kinora-go/kinora/admin/adminpage"
 )
 
 func record(h http.Handler, method, target, body string) *httptest.ResponseRecorder {
@@ -27,15 +27,15 @@ func record(h http.Handler, method, target, body string) *httptest.ResponseRecor
 func TestLivePages(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	h, err := page.New(w.db, page.Config{Logger: w.logger()})
+	h, err := adminpage.New(w.db, adminpage.Config{Logger: w.logger()})
 	require.NoError(t, err)
+	server := httptest.NewServer(h)
+	defer server.Close()
 	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
+	defer stop() // first: it ends the live pages
 	done := make(chan error, 1)
 	go func() { done <- h.Run(ctx) }()
 	<-h.Running()
-	server := httptest.NewServer(h)
-	defer server.Close()
 	open := func() *http.Response {
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL+"/streams", nil)
 		require.NoError(t, err)
@@ -83,7 +83,7 @@ func TestLivePages(t *testing.T) {
 func TestAClosedDatabase(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	at := w.serve(page.Config{}, "")
+	at := w.serve(adminpage.Config{}, "")
 	require.NoError(t, w.db.Close())
 	begin := time.Now()
 	for _, path := range []string{"", "projectors", "parked", "streams", "event?id=x"} {
@@ -98,6 +98,6 @@ func TestAClosedDatabase(t *testing.T) {
 
 func TestNewRefusesNoStore(t *testing.T) {
 	t.Parallel()
-	_, err := page.New(nil, page.Config{})
+	_, err := adminpage.New(nil, adminpage.Config{})
 	require.Error(t, err)
 }
