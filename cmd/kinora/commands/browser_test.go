@@ -271,7 +271,7 @@ func (p *person) screenshots(name string) {
 		picture, err := chromedp.Run(p.ctx, chromedp.CaptureScreenshot())
 		require.NoError(p, err)
 		require.Less(p, len(picture), 150_000)
-		require.NoError(p, os.WriteFile(filepath.Join(dir, "operators-"+name+screen.name+".png"), picture, 0o600))
+		require.NoError(p, os.WriteFile(filepath.Join(dir, "operators-"+name+screen.name+".png"), picture, 0o644))
 	}
 	p.do(chromedp.EmulateViewport(1100, 900))
 }
