@@ -76,6 +76,7 @@ long: server pgbouncer ## the long form of the tests that have one (see internal
 	KINORA_LONG=1 go test -count=1 -timeout 30m ./outbox ./providers/postgres/pooled ./internal/mutant
 	KINORA_LONG=1 go test -count=1 -run TestNoEventIsSkippedWhateverTheOrderOfCommits ./providers/postgres
 	KINORA_LONG=1 go test -count=1 -timeout 30m ./examples/distributed/...
+	go run ./examples/growth -events 50000 -limit 20m
 
 fault-short: ## each fault for some seconds, in three minutes (CELL=, SEED=)
 	@mkdir -p $(BIN)

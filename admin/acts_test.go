@@ -138,8 +138,9 @@ func follow(t *testing.T, db *memory.DB) {
 	})
 }
 
-// A request whose runner was killed is answered by another one, at the end of its lease.
-func TestARequestIsTakenOver(t *testing.T) {
+// A request whose runner was killed fails at the end of its lease. It is not begun again: a message that ends its
+// process would end each runner in turn.
+func TestARequestOfAKilledRunnerFails(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	id, err := w.ops.DryRun(t.Context(), projector.ParkedFilter{Projector: "prices"}, by)
@@ -152,12 +153,12 @@ func TestARequestIsTakenOver(t *testing.T) {
 	defer cancel()
 	act, err := w.ops.Await(limited, id, nil)
 	require.NoError(t, err)
-	require.Equal(t, provider.ActDone, act.State)
+	require.Equal(t, provider.ActFailed, act.State)
 	require.NotEqual(t, "a runner that was killed", act.Holder)
 	require.True(t, act.EndedAt.Sub(act.At) >= 3*time.Second, "not before the end of the lease")
 	var report provider.DryRunReport
 	require.NoError(t, json.Unmarshal(act.Outcome, &report))
-	require.Zero(t, report.Messages)
+	require.Contains(t, report.Error, "has ended")
 }
 
 // A request that is canceled stops: the context of its handlers ends.

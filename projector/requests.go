@@ -14,8 +14,8 @@ import (
 
 const (
 	requestEvery = time.Second
-	// requestLease is how long a request waits for another runner after the process of the one that
-	// has taken it up was killed.
+	// requestLease is how long after the end of the runner that has taken a request up another one
+	// ends it.
 	requestLease = 30 * time.Second
 )
 
@@ -69,10 +69,27 @@ func (r *Runner) takeRequests(ctx, hard context.Context) {
 			crash.Point("request: before")
 			taken, err := r.operations.TakeAct(limited, a.ID, r.id, requestLease)
 			cancel()
-			if err == nil && taken {
+			switch {
+			case err != nil || !taken:
+			case a.State == provider.ActRunning:
+				r.endRequest(hard, p, a, provider.ActChange{State: provider.ActFailed, Outcome: lostRequest})
+			default:
 				all.Go(func() { r.answer(ctx, hard, p, a) })
 			}
 		}
+	}
+}
+
+// lostRequest is the outcome of a request whose runner has ended. It is not begun again: if a message ends
+// its process, each runner would end in turn.
+var lostRequest = provider.DryRunReport{Error: "the runner that worked on it has ended, perhaps because of a message: see its log, and ask again"}.Outcome()
+
+// endRequest stores the outcome of a request.
+func (r *Runner) endRequest(hard context.Context, p *projection, a provider.Act, c provider.ActChange) {
+	ctx, cancel := context.WithTimeout(hard, r.cfg.Timeout)
+	defer cancel()
+	if _, err := r.operations.ChangeAct(ctx, a.ID, r.id, c, requestLease); err != nil {
+		r.report(slog.LevelWarn, "the outcome of a request not stored", err, "projector", p.name, "request", a.ID)
 	}
 }
 
@@ -104,7 +121,7 @@ func (p *progressOf) change(state provider.ActState, outcome json.RawMessage) pr
 }
 
 // answer does what a request asks for, and stores the outcome. If the request is canceled, it stops. If
-// the runner stops, the lease of the request expires, and another runner takes it up.
+// the runner stops, the lease of the request expires, and another runner ends it.
 func (r *Runner) answer(ctx, hard context.Context, p *projection, a provider.Act) {
 	work, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -139,11 +156,7 @@ func (r *Runner) answer(ctx, hard context.Context, p *projection, a provider.Act
 	}
 	cancel()
 	renewing.Wait()
-	limited, end := context.WithTimeout(hard, r.cfg.Timeout)
-	defer end()
-	if _, err := r.operations.ChangeAct(limited, a.ID, r.id, progress.change(state, outcome), requestLease); err != nil {
-		r.report(slog.LevelWarn, "the outcome of a request not stored", err, "projector", p.name, "request", a.ID)
-	}
+	r.endRequest(hard, p, a, progress.change(state, outcome))
 }
 
 func (p *projection) answer(ctx context.Context, a provider.Act, progress *progressOf) (outcome json.RawMessage, err error) {

@@ -34,9 +34,15 @@ var operations = []Mutant{
 	},
 	{
 		Name:  "request_kept",
-		What:  "a request whose runner was killed is never taken up again",
+		What:  "a request whose runner was killed never ends",
 		Edits: []Edit{{File: "providers/postgres/operations.go", Old: ` or state = 'running' and expires_at < clock_timestamp()`, New: ``}},
 		Tests: []Test{{"./providers/postgres", "TestConformance/Operations/Acts/taken_once"}},
+	},
+	{
+		Name:  "request_again",
+		What:  "a request whose runner was killed is begun again by another one",
+		Edits: []Edit{{File: "projector/requests.go", Old: `case a.State == provider.ActRunning:`, New: `case a.State == provider.ActCanceled:`}},
+		Tests: []Test{{"./admin", "TestARequestOfAKilledRunnerFails"}},
 	},
 	{
 		Name:  "request_any_holder",

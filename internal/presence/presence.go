@@ -31,6 +31,7 @@ type Presence struct {
 	report func() provider.ServiceReport
 	paused atomic.Pointer[[]provider.Pause]
 	warn   func(error)
+	failed atomic.Bool // the last call of the store failed
 }
 
 // New returns the presence of a service in a store, which reports what report returns. An empty ID gets
@@ -64,16 +65,24 @@ func (p *Presence) IsPaused(kind, name string) bool {
 }
 
 // Follow reads what is paused once. Services call it before they begin.
-func (p *Presence) Follow(ctx context.Context) {
+func (p *Presence) Follow(outer context.Context) {
 	if p.store == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, limit)
+	ctx, cancel := context.WithTimeout(outer, limit)
 	defer cancel()
 	all, err := p.store.Pauses(ctx)
 	if err == nil {
 		p.paused.Store(&all)
-	} else if ctx.Err() == nil {
+	}
+	if outer.Err() == nil {
+		p.note(err)
+	}
+}
+
+// note warns of the first of several failures. Until the store answers again, what was paused stays paused.
+func (p *Presence) note(err error) {
+	if failed := p.failed.Swap(err != nil); err != nil && !failed {
 		p.warn(err)
 	}
 }
@@ -109,13 +118,14 @@ func (p *Presence) idOf(r provider.ServiceReport) string {
 	return p.id
 }
 
-func (p *Presence) send(ctx context.Context, lease time.Duration) {
-	p.Follow(ctx)
-	ctx, cancel := context.WithTimeout(ctx, limit)
+func (p *Presence) send(outer context.Context, lease time.Duration) {
+	p.Follow(outer)
+	ctx, cancel := context.WithTimeout(outer, limit)
 	defer cancel()
 	r := p.report()
 	r.ID, r.Process, r.Clock = p.idOf(r), Process(), p.clock()
-	if err := p.store.Report(ctx, r, lease); err != nil && ctx.Err() == nil {
-		p.warn(err)
+	err := p.store.Report(ctx, r, lease)
+	if outer.Err() == nil {
+		p.note(err)
 	}
 }

@@ -54,3 +54,4 @@ grant execute on function kinora.enqueue_tasks(text[], text[], jsonb[], bigint[]
 	to kinora_appender, kinora_projector, kinora_worker;
 grant execute on function kinora.claim_tasks(text[], boolean, int, int, uuid, text, bigint),
 	kinora.change_tasks(text[], uuid[], text[], bigint[], jsonb[], text[], boolean[], text[], boolean[], jsonb[], text[]) to kinora_worker;
+grant execute on function kinora.checkpoint(text, int, text) to kinora_operator;
