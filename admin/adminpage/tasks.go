@@ -37,9 +37,7 @@ func (h *Handler) tasks(ctx context.Context, q *query, v viewer) (*view, error) 
 	f.After, f.Limit = q.text("after"), rows
 	if status == "" || status == "open" {
 		status = "open"
-		for _, s := range []task.Status{task.Pending, task.Claimed, task.Failed, task.Waiting, task.Abandoned} {
-			f.Status = append(f.Status, s)
-		}
+		f.Status = []task.Status{task.Pending, task.Claimed, task.Failed, task.Waiting, task.Abandoned}
 	} else {
 		f.Status = []task.Status{task.Status(status)}
 	}

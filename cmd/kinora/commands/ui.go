@@ -84,7 +84,9 @@ func serve(ctx context.Context, listener net.Listener, handler *adminpage.Handle
 	if server.Shutdown(end) != nil {
 		err = errors.Join(err, server.Close())
 	}
-	<-served
+	if failed := <-served; !errors.Is(failed, http.ErrServerClosed) {
+		err = errors.Join(err, failed)
+	}
 	return err
 }
 
