@@ -61,6 +61,11 @@ func NewRelay(s provider.Outbox, p message.Publisher, cfg *RelayConfig) (*Relay,
 	return r, nil
 }
 
+// Wiring says what r reads, and where it publishes. kinora.Start calls it.
+func (r *Relay) Wiring() provider.RelayWiring {
+	return provider.RelayWiring{Store: r.store, Publisher: r.pub, Topics: r.cfg.Topics, Logger: r.log}
+}
+
 // report returns what the relay reports about itself.
 func (r *Relay) report() provider.ServiceReport {
 	report := provider.ServiceReport{Kind: "relay", Holder: r.cfg.Holder}

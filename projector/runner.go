@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -86,6 +87,9 @@ func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ..
 		if err := p.check(u.Keeps()); err != nil {
 			return nil, fmt.Errorf("runner: %w", err)
 		}
+		if err := p.opts.checkSegments(src); err != nil {
+			return nil, fmt.Errorf("runner: projector %s: %w", p.name, err)
+		}
 		if p.opts.BrokerOnly && src.log != nil {
 			return nil, fmt.Errorf("runner: projector %s: options.BrokerOnly is for brokers, and this runner reads FromLog", p.name)
 		}
@@ -126,6 +130,23 @@ func (r *Runner) report(level slog.Level, what string, err error, attrs ...any) 
 		attrs = append(attrs, "err", err)
 	}
 	r.cfg.Logger.Log(context.Background(), level, what, attrs...)
+}
+
+// Wiring says what r reads and takes. kinora.Start calls it.
+func (r *Runner) Wiring() provider.RunnerWiring {
+	w := provider.RunnerWiring{
+		Log: r.log, FromLog: r.src.log != nil, Topics: r.src.topics, Decodes: r.cfg.Decode != nil, Logger: r.cfg.Logger,
+	}
+	if r.src.sub != nil {
+		w.Subscriber = r.src.sub
+	}
+	for _, p := range r.projections {
+		w.Emits = w.Emits || p.emits
+		w.Takes = slices.AppendSeq(w.Takes, maps.Keys(p.byType))
+	}
+	slices.Sort(w.Takes)
+	w.Takes = slices.Compact(w.Takes)
+	return w
 }
 
 // Running returns a channel that is closed once Run has subscribed to every topic.
@@ -241,6 +262,9 @@ func (p *projection) start(work, hard context.Context, all *sync.WaitGroup) {
 	}
 	if p.reader != nil {
 		all.Go(func() { p.reader.run(work, hard) })
+		if p.opts.Segments > 1 && !p.runner.assigned {
+			all.Go(func() { p.share(work, hard) })
+		}
 	}
 }
 

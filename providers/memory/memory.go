@@ -53,6 +53,7 @@ type DB struct{ *Provider }
 
 // Provider has the methods of a DB that relays and runners call. Applications do not need them.
 type Provider struct {
+	*provider.Routes
 	cfg       Config
 	committed atomic.Pointer[state]
 	lock      chan struct{} // write lock, of capacity 1: an open transaction has one element in it
@@ -108,6 +109,7 @@ func New(cfg *Config) (*DB, error) {
 	if cfg != nil {
 		db.cfg = *cfg
 	}
+	db.Routes = provider.NewRoutes(db.cfg.Route)
 	if db.cfg.MaxPayload < 0 {
 		return nil, fmt.Errorf("memory: MaxPayload is %d: it must not be negative; zero means 1 MiB", db.cfg.MaxPayload)
 	}

@@ -55,6 +55,7 @@ type DB struct{ *Provider }
 
 // Provider has the methods of a DB that relays and runners call. Applications do not need them.
 type Provider struct {
+	*provider.Routes
 	pool     *pgxpool.Pool
 	owned    bool
 	cfg      Config
@@ -147,6 +148,7 @@ func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 	if cfg != nil {
 		db.cfg = *cfg
 	}
+	db.Routes = provider.NewRoutes(db.cfg.Route)
 	if db.cfg.Schema == "" {
 		db.cfg.Schema = defaultSchema
 	}

@@ -233,7 +233,21 @@ create table kinora.checkpoints (
 	mode        text collate "C" not null check (mode in ('catch-up', 'closing', 'live', 'ended')),
 	token       uuid not null,
 	handlers    jsonb not null,
+	splits      jsonb not null default '[]', -- the ranges of its segments, the current one first
 	constraint checkpoints_pkey primary key (projector, generation)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+
+-- How far each segment of a generation, a share of the streams, has applied the events of the log. The
+-- token fences earlier readers of the segment.
+create table kinora.segments (
+	projector   text collate "C" not null,
+	generation  int not null,
+	segment     int not null,
+	position    bigint not null,
+	event_id    text collate "C" not null,
+	recorded_at timestamptz,
+	token       uuid not null,
+	constraint segments_pkey primary key (projector, generation, segment)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
 -- The functions of checkpoints. Each statement of a volatile function has a new snapshot. Scans
@@ -241,7 +255,7 @@ create table kinora.checkpoints (
 
 -- Returns a checkpoint. locked locks it until the transaction ends.
 create function kinora.checkpoint(of_projector text, of_generation int, locked text)
-returns table (projector text, generation int, "position" bigint, event_id text, recorded_at timestamptz, lineage text, mode text, token uuid, handlers jsonb)
+returns table (projector text, generation int, "position" bigint, event_id text, recorded_at timestamptz, lineage text, mode text, token uuid, handlers jsonb, splits jsonb)
 language plpgsql set enable_seqscan = off as $$
 begin
 	if locked = 'move' then
@@ -254,6 +268,26 @@ begin
 		return query select * from kinora.checkpoints c
 			where c.projector = of_projector and c.generation = of_generation;
 	end if;
+end
+$$;
+
+-- Returns a segment, locked until the transaction ends.
+create function kinora.segment(of_projector text, of_generation int, of_segment int)
+returns table (segment int, "position" bigint, event_id text, recorded_at timestamptz, token uuid)
+language plpgsql set enable_seqscan = off as $$
+begin
+	return query select s.segment, s.position, s.event_id, s.recorded_at, s.token from kinora.segments s
+		where s.projector = of_projector and s.generation = of_generation and s.segment = of_segment for no key update;
+end
+$$;
+
+-- Returns the segments of a generation as a JSON array, in order.
+create function kinora.segments_of(of_projector text, of_generation int) returns jsonb
+language plpgsql stable set enable_seqscan = off as $$
+begin
+	return (select coalesce(jsonb_agg(jsonb_build_object('segment', s.segment, 'position', s.position, 'event_id', s.event_id,
+		'recorded_at', s.recorded_at, 'token', s.token) order by s.segment), '[]')
+		from kinora.segments s where s.projector = of_projector and s.generation = of_generation);
 end
 $$;
 
@@ -315,6 +349,29 @@ begin
 			raise exception 'the generation is retired' using errcode = 'KN002';
 		end if;
 		raise exception 'another reader changed the checkpoint' using errcode = 'KN003';
+	end if;
+	if current_setting('transaction_isolation') <> 'read committed' then
+		raise exception 'the transaction is not READ COMMITTED' using errcode = 'KN002';
+	end if;
+end
+$$;
+
+-- Moves a segment. Raises KN003 also if the checkpoint does not have this mode, or if its current range
+-- of segments does not have the segment.
+create function kinora.advance_segment(of_projector text, of_generation int, of_segment int, was bigint, of_mode text, of_token uuid, moved bigint, event text, recorded timestamptz)
+returns void language plpgsql set enable_seqscan = off as $$
+begin
+	if exists (select from kinora.checkpoints c where c.projector = of_projector and c.generation = of_generation and c.mode = 'ended') then
+		raise exception 'the generation is retired' using errcode = 'KN002';
+	end if;
+	update kinora.segments s set position = moved, event_id = event, recorded_at = recorded
+	where s.projector = of_projector and s.generation = of_generation and s.segment = of_segment
+		and s.position = was and s.token = of_token
+		and exists (select from kinora.checkpoints c
+			where c.projector = of_projector and c.generation = of_generation and c.mode = of_mode
+				and of_segment - (c.splits -> 0 ->> 'first')::int between 0 and (c.splits -> 0 ->> 'count')::int - 1);
+	if not found then
+		raise exception 'another reader changed the segment' using errcode = 'KN003';
 	end if;
 	if current_setting('transaction_isolation') <> 'read committed' then
 		raise exception 'the transaction is not READ COMMITTED' using errcode = 'KN002';
@@ -423,6 +480,7 @@ create table kinora.tasks (
 	token      uuid,
 	claimed_by text collate "C" not null default '',
 	code       text collate "C" not null default '',
+	metadata   jsonb not null default '{}', -- what its handlers' events and messages inherit
 	next_at    timestamptz not null,
 	created_at timestamptz not null default clock_timestamp(),
 	ended_at   timestamptz,
@@ -468,7 +526,7 @@ create table kinora.task_trail (
 
 -- Adds tasks, in order of id. Returns false, and adds nothing, if one exists with another kind,
 -- input or group. Raises 40001 if another transaction added such a one at the same time.
-create function kinora.enqueue_tasks(ids text[], kinds text[], inputs jsonb[], afters bigint[], ats timestamptz[])
+create function kinora.enqueue_tasks(ids text[], kinds text[], inputs jsonb[], afters bigint[], ats timestamptz[], of_metadata jsonb)
 returns boolean language plpgsql set enable_seqscan = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -485,8 +543,8 @@ begin
 			raise exception 'another transaction added a task with one of these ids' using errcode = 'serialization_failure';
 		end if;
 		exit when pass = 2;
-		insert into kinora.tasks (id, kind, input, next_at, created_at)
-		select d.id, d.kind, d.input, greatest(ck.t + d.after * interval '1 microsecond', d.at), ck.t
+		insert into kinora.tasks (id, kind, input, metadata, next_at, created_at)
+		select d.id, d.kind, d.input, of_metadata, greatest(ck.t + d.after * interval '1 microsecond', d.at), ck.t
 		from (select clock_timestamp() t) ck, unnest(ids, kinds, inputs, afters, ats) d(id, kind, input, after, at)
 		order by d.id collate "C"
 		on conflict on constraint tasks_pkey do nothing;
@@ -499,7 +557,7 @@ $$;
 
 -- Adds a group with its tasks. Returns false, and adds nothing, if it exists with another kind,
 -- other data or other tasks, or if a task exists outside it. Raises 40001 as enqueue_tasks does.
-create function kinora.enqueue_task_group(of_id text, of_kind text, of_data jsonb, ids text[], kinds text[], inputs jsonb[], afters bigint[], ats timestamptz[])
+create function kinora.enqueue_task_group(of_id text, of_kind text, of_data jsonb, ids text[], kinds text[], inputs jsonb[], afters bigint[], ats timestamptz[], of_metadata jsonb)
 returns boolean language plpgsql set enable_seqscan = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -522,8 +580,8 @@ begin
 					select from unnest(ids, kinds, inputs) d(id, kind, input)
 					where d.id = t.id and d.kind = t.kind and d.input = t.input));
 	end if;
-	insert into kinora.tasks (id, kind, group_id, group_kind, input, next_at, created_at)
-	select d.id, d.kind, of_id, of_kind, d.input, greatest(ck.t + d.after * interval '1 microsecond', d.at), ck.t
+	insert into kinora.tasks (id, kind, group_id, group_kind, input, metadata, next_at, created_at)
+	select d.id, d.kind, of_id, of_kind, d.input, of_metadata, greatest(ck.t + d.after * interval '1 microsecond', d.at), ck.t
 	from (select clock_timestamp() t) ck, unnest(ids, kinds, inputs, afters, ats) d(id, kind, input, after, at)
 	order by d.id collate "C"
 	on conflict on constraint tasks_pkey do nothing;
@@ -578,7 +636,7 @@ $$;
 -- time in a row it becomes suspect, and is not taken.
 create function kinora.claim_tasks(kinds text[], alone boolean, most int, attempts_limit int, new_token uuid, holder text, lease bigint)
 returns table (id text, kind text, group_id text, group_kind text, input jsonb, state jsonb, result jsonb, undo boolean, why text, doubt boolean,
-	version bigint, attempts int, vanished int, suspect boolean, waits text, timed_out boolean, spent boolean, code text, next_at timestamptz, created_at timestamptz)
+	version bigint, attempts int, vanished int, suspect boolean, waits text, timed_out boolean, spent boolean, code text, metadata jsonb, next_at timestamptz, created_at timestamptz)
 language plpgsql set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_column
 declare
@@ -615,7 +673,7 @@ begin
 		where o.id = any(array(select p.id from picked p where not p.apart))
 		returning o.*)
 	select o.id, o.kind, o.group_id, o.group_kind, o.input, o.state, o.result, o.undo, o.why, p.doubt,
-		o.version, o.attempts, o.vanished, o.suspect, o.waits, coalesce(o.wait_until <= ck, false), p.spent, o.code, o.next_at, o.created_at
+		o.version, o.attempts, o.vanished, o.suspect, o.waits, coalesce(o.wait_until <= ck, false), p.spent, o.code, o.metadata, o.next_at, o.created_at
 	from taken o join picked p on p.id = o.id order by p.turn, p.next_at, p.id;
 end
 $$;
