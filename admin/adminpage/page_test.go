@@ -83,6 +83,9 @@ func TestDataOfUsersIsHiddenUnlessItIsAllowed(t *testing.T) {
 		require.True(t, shown[path], "%s shows nothing of it", path)
 	}
 	require.NotContains(t, w.logs.String(), canary)
+	at := w.serve(adminpage.Config{}, "")
+	require.Contains(t, w.get(at+"event?position=1").body, `<td class="good">applied</td>`)
+	require.Contains(t, w.get(at+"event?position=2").body, `">parked, stuck</a>`)
 }
 
 func TestTextOfUsersIsText(t *testing.T) {
