@@ -5,6 +5,8 @@ go 1.26.0
 require (
 	github.com/ThreeDotsLabs/watermill v1.5.1
 	github.com/alecthomas/kong v1.17.0
+	github.com/chromedp/cdproto v0.159.0
+	github.com/chromedp/chromedp v0.22.0
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/kinora-go/kinora v0.0.0
 	github.com/schollz/progressbar/v3 v3.19.1

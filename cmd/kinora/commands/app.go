@@ -126,6 +126,7 @@ type Commands struct {
 	Parked     parkedCmd     `cmd:"" help:"Parked messages (dead letters): list, try, replay or skip them."`
 	Tasks      tasksCmd      `cmd:"" help:"Tasks: list, requeue, cancel, complete or change them."`
 	Acts       actsCmd       `cmd:"" help:"What operators did, and requests that runners have not answered."`
+	UI         uiCmd         `cmd:"" help:"Serve a page for operators on this machine."`
 }
 
 // AfterApply is called by kong.

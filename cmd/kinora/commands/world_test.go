@@ -2,6 +2,7 @@ package commands_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -50,6 +51,7 @@ type world struct {
 	*testing.T
 	db       *postgres.DB
 	dsn      string
+	text     string // of reviews; empty: canary
 	fixed    atomic.Bool
 	handlers []commands.Handlers // of the binary; nil: kinora itself
 	terminal bool
@@ -134,7 +136,7 @@ func (w *world) rate(product string, stars ...int) {
 	w.Helper()
 	var events []any
 	for _, n := range stars {
-		events = append(events, Rated{n, canary})
+		events = append(events, Rated{n, cmp.Or(w.text, canary)})
 	}
 	drafts, err := types.Encode(w.Context(), events...)
 	require.NoError(w, err)
