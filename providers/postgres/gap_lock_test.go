@@ -65,7 +65,7 @@ func TestNoWriterCanForgetTheGapLock(t *testing.T) {
 			return err
 		},
 		"append ten": func(ctx context.Context, tx pgx.Tx) error {
-			_, err := db.InTx(tx).Append(ctx, "c-12", eventstore.Any, drafts(t, 10))
+			_, err := db.InTx(tx).Append(ctx, "c-12", eventstore.Any, drafts(t, make([]int, 10)...))
 			return err
 		},
 	} {
