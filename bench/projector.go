@@ -103,6 +103,7 @@ func (p *projectorBed) lines() ([]line, error) {
 		one("batch-markers", written(500, false), p.limit(500)),
 		newLine("projector/batch-checkpoint", name, program{p.begun, p.reads}, peer, program{p.begun, p.limitAdvance(500)}),
 		newLine("catchup/1M", "", program{p.begun, p.reads}, program{}, program{p.begun, p.readsByHand(500)}),
+		newLine("projector/segments-4", "", program{p.begun, p.readsWaiting(4)}, program{}, program{p.begun, p.readsWaiting(1)}),
 		newLine("projector/message-careful", "", program{p.empty, written(1, true)}, program{}, program{p.empty, written(1, false)}),
 		newLine("projector/in-flight-32-careful", "", program{p.empty, written(32, true)}, program{}, program{p.empty, written(32, false)}),
 	}, nil
@@ -114,7 +115,7 @@ func newLine(name, peerName string, ours, peer, limit program) line {
 
 // empty makes the projectors live at the end of the log.
 func (p *projectorBed) empty(ctx context.Context) error {
-	for _, stmt := range []string{"truncate kinora.checkpoints, model.totals, model.markers, kinora.markers, kinora.parked, kinora.holds, kinora.in_flight, kinora.runners", "vacuum analyze", "checkpoint"} {
+	for _, stmt := range []string{"truncate kinora.checkpoints, kinora.segments, model.totals, model.markers, kinora.markers, kinora.parked, kinora.holds, kinora.in_flight, kinora.runners", "vacuum analyze", "checkpoint"} {
 		if _, err := p.pool.Exec(ctx, stmt); err != nil {
 			return err
 		}
@@ -250,7 +251,7 @@ func (p *projectorBed) begun(ctx context.Context) error {
 		return err
 	}
 	for _, stmt := range []string{
-		`truncate kinora.checkpoints`,
+		`truncate kinora.checkpoints, kinora.segments, kinora.leases`,
 		`drop table if exists model.checkpoints`,
 		`create table model.checkpoints (projector text primary key, position bigint not null, token uuid) with (fillfactor = 50)`,
 		`insert into model.checkpoints values ('read', 0, null)`,
@@ -283,6 +284,32 @@ func (p *projectorBed) reads(ctx context.Context, _ *bed) (int64, error) {
 	}
 	err = runner.Run(ctx)
 	return done.Load(), err
+}
+
+// readsWaiting runs Kinora with a number of segments: each handler waits for its own statement, which
+// changes the row of its stream.
+func (p *projectorBed) readsWaiting(segments int) work {
+	return func(ctx context.Context, _ *bed) (int64, error) {
+		var done atomic.Int64
+		read := projector.Define("waits", ratings, projector.Options{Segments: segments},
+			projector.On("rated", func(ctx context.Context, tx pgx.Tx, e eventstore.Event[rated]) error {
+				_, err := tx.Exec(ctx, addOne, e.Stream)
+				return err
+			}))
+		cfg := projector.RunnerConfig{Logger: slog.New(slog.DiscardHandler), Observer: projector.RunnerObserver{
+			Unit: func(_ string, n int, _ time.Duration, err error) {
+				if err == nil {
+					done.Add(int64(n))
+				}
+			},
+		}}
+		runner, err := projector.NewRunner(p.db, projector.FromLog(p.db), cfg, read)
+		if err != nil {
+			return 0, err
+		}
+		err = runner.Run(ctx)
+		return done.Load(), err
+	}
 }
 
 // readsByHand reads a page while it applies the one before, with the checkpoint, in one round trip.

@@ -40,9 +40,13 @@ func (r *reader) readAhead(ctx context.Context, after int64) *pageAhead {
 		limit = min(limit, rate) // so that throttle waits for at most a second
 	}
 	a := &pageAhead{after: after, read: make(chan struct{})}
+	q, own := provider.LogQuery{After: after, Filter: r.filter, Limit: limit}, r.ownEvents()
+	if r.segment > 0 {
+		q.Share, q.Shares = r.segment-own.split.First, own.split.Count
+	}
 	go func() {
-		if a.page, a.err = r.pageAfter(ctx, provider.LogQuery{After: after, Filter: r.filter, Limit: limit}); a.err == nil {
-			a.msgs = r.messages(a.page.Events)
+		if a.page, a.err = r.pageAfter(ctx, q); a.err == nil {
+			a.msgs = own.taken(r.messages(own.of(a.page.Events)))
 			for _, m := range a.msgs {
 				m.ahead = &decoding{}
 			}

@@ -218,6 +218,9 @@ var errOlder = errors.New("handlers of another program are recorded")
 // restarted during a deployment: then attach returns errOlder, until no other reader has taken the
 // lease for some leases.
 func (r *reader) attach(ctx context.Context) error {
+	if r.segment > 0 {
+		return r.attachSegment(ctx)
+	}
 	c, err := r.begin(ctx, r.serving)
 	if err != nil {
 		return err
@@ -235,12 +238,21 @@ func (r *reader) attach(ctx context.Context) error {
 	if err := r.resetLost(ctx, c); err != nil {
 		return err
 	}
+	if c.Split().Count > 0 && !c.Restored && !r.hasHandlers(c.Handlers) {
+		// Handlers begin and end at a position that all segments stand still at.
+		if c, err = r.standStill(ctx, c); err != nil {
+			return err
+		}
+	}
 	to := c
+	if c.Restored && c.Split().Count > 0 {
+		to.Splits = splits(&c, 0)
+	}
 	if to.Lost, err = r.beginRestored(ctx, c); err != nil {
 		return err
 	}
 	to.Restoring = c.Restoring || c.Restored
-	to.Restored, to.Token, to.Handlers = false, r.terms.Token, r.handlersFrom(c.Handlers, c.Place.Position)
+	to.Restored, to.Token, to.Handlers = false, r.terms.Token, r.handlersFrom(c.Handlers, furthest(&c))
 	if r.isSource || !r.serving.isLive() {
 		to.Mode = provider.ModeCatchUp
 	}
@@ -255,12 +267,39 @@ func (r *reader) attach(ctx context.Context) error {
 	r.applied, r.chases = r.serving.Applied, false
 	r.stood, r.retrying = time.Time{}, time.Time{}
 	clear(r.waiting)
+	r.nearEnd, r.endSeen, r.late = false, time.Time{}, lateOf(&to)
+	if err := r.setEarlier(ctx); err != nil {
+		return err
+	}
 	r.moved = now.Add(limitAge + limitAge/4 - busyAge)     // busy until trail has looked at the live generation twice
 	if c.Token != (claim.Token{}) && c.Token != to.Token { // that reader did not detach
 		r.suspects = maxBatch
 	}
 	r.reportAdded(ctx, c.Handlers)
 	return r.checkServing(ctx)
+}
+
+// standStill ends the current split of a checkpoint. Its segments do not move any more.
+func (r *reader) standStill(ctx context.Context, c provider.Checkpoint) (provider.Checkpoint, error) {
+	to := c
+	to.Splits = splits(&c, 0)
+	ok, err := r.runner.store.SetCheckpoint(ctx, r.build(), c, to)
+	if err == nil && !ok {
+		err = provider.ErrFenced
+	}
+	if err != nil {
+		return c, err
+	}
+	return r.runner.store.Checkpoint(ctx, r.build())
+}
+
+// furthest returns the highest position of the checkpoint and its segments.
+func furthest(c *provider.Checkpoint) int64 {
+	position := c.Place.Position
+	for _, is := range c.Segments {
+		position = max(position, is.Place.Position)
+	}
+	return position
 }
 
 // checkServing returns ErrFenced if the generation has become live, or is no longer live, and this
@@ -277,6 +316,10 @@ func (r *reader) checkServing(ctx context.Context) error {
 // detach records that this reader ended cleanly, and releases its lease. If that fails, the lease
 // expires, and the next reader suspects the next events of having crashed this one.
 func (r *reader) detach(ctx context.Context) {
+	if r.segment > 0 {
+		r.detachSegment(ctx)
+		return
+	}
 	limited, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	if to := r.at; to.Token == r.terms.Token {

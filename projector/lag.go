@@ -3,6 +3,7 @@ package projector
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
@@ -58,7 +59,12 @@ func (p *Projector[Tx]) lag(ctx context.Context, s State) (Lag, error) {
 		if err != nil {
 			return Lag{}, err
 		}
-		missing, err := unapplied(ctx, s, provider.Build{Projector: p.name, Generation: c.Generation}, takers, page.Events)
+		last := page.End.Position
+		if n := len(page.Events); n > 0 {
+			last = max(last, page.Events[n-1].Position)
+		}
+		open := slices.DeleteFunc(page.Events, func(e eventstore.Raw) bool { return c.Applied(e.Stream, e.Position) })
+		missing, err := unapplied(ctx, s, provider.Build{Projector: p.name, Generation: c.Generation}, takers, open)
 		if err != nil {
 			return Lag{}, err
 		}
@@ -66,10 +72,6 @@ func (p *Projector[Tx]) lag(ctx context.Context, s State) (Lag, error) {
 			lag.Oldest = missing[0].RecordedAt
 		}
 		lag.Events += int64(len(missing))
-		last := page.End.Position
-		if n := len(page.Events); n > 0 {
-			last = max(last, page.Events[n-1].Position)
-		}
 		if !page.Full || last <= q.After {
 			return lag, nil
 		}

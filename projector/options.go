@@ -23,6 +23,12 @@ type Options struct {
 	// the log. Without it, an event that the broker lost is applied behind later ones of its
 	// stream. It requires Markers and a log.
 	Ordered bool
+	// Segments is into how many segments the projector is split, if a runner reads it FromLog: shares of
+	// the streams, at most 256. Runners with Segments in any number of processes each read a part of
+	// them. Events of one stream stay in order; those of different streams are applied at the same time. The
+	// number can be changed with any deployment: that of the runner that moves the checkpoint counts. A
+	// runner without Segments reads none of them. Zero and 1 mean one reader.
+	Segments int
 	// Version is that of the handlers. Raise it when they write other rows than before. Runners with
 	// different Versions feed different generations of the read model, if the newer one has
 	// RebuildOnChange. Zero means 1.

@@ -41,6 +41,7 @@ type projection struct {
 	retryAt      time.Time                  // of the next one
 	looked       time.Time                  // when retireAbandoned asked for the lease last
 	serial       atomic.Int64               // larger units run one at a time until then; Unix nanoseconds
+	resplits     chan struct{}              // receives when the segments change
 	revived      map[int64]int              // by Seq: how often a message that may be revived was seen
 
 	do func(context.Context, provider.Unit, func(context.Context, caller, provider.Found) (provider.Closing, error)) error
@@ -131,7 +132,7 @@ func (p *projection) in(g *generation, isLogged bool) *projection {
 	one := &projection{
 		runner: r, name: p.name, opts: p.opts, types: p.types, keeps: p.keeps, marks: p.marks, marked: p.marked, dryRuns: p.dryRuns,
 		byType: p.byType, takes: p.takes, emits: p.emits, creates: p.creates, resets: p.resets, do: p.do,
-		revived: map[int64]int{}, others: map[int]*other{}, fed: map[int]beat{},
+		resplits: make(chan struct{}, 1), revived: map[int64]int{}, others: map[int]*other{}, fed: map[int]beat{},
 	}
 	one.current.Store(g)
 	for range r.cfg.Concurrency {

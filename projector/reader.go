@@ -32,6 +32,13 @@ type reader struct {
 	categories []string
 	terms      claim.Terms // of its lease
 
+	segment int                  // the number of the segment that it reads; 0: all events, or none while there are segments
+	before  *provider.Checkpoint // has what the segments of earlier splits have applied; nil: nothing
+	late    []provider.Began     // handlers that begin behind the checkpoint
+	nearEnd bool                 // few events of a rebuild are left
+	endSeen time.Time            // when lookForEnd was called last
+	pushed  time.Time            // when it moved past events of others last
+
 	serving      *generation       // that it reads for
 	lease        string            // its name
 	limit        provider.LogPlace // the place of the live generation, if serving is another one
@@ -170,8 +177,10 @@ func (r *reader) serve(ctx, hard context.Context) error {
 	if err := r.attach(ctx); err != nil {
 		return err
 	}
-	if err := r.restore(ctx, hard); err != nil {
-		return err
+	if r.segment == 0 {
+		if err := r.restore(ctx, hard); err != nil {
+			return err
+		}
 	}
 	for tries, pause := 0, readMin; ctx.Err() == nil; {
 		var appended <-chan struct{}
@@ -275,8 +284,20 @@ func (r *reader) step(ctx, hard context.Context) (more bool, err error) {
 	if err := r.showLive(ctx, hard); err != nil {
 		return false, err
 	}
-	if err := r.record(ctx); err != nil || r.serving.Paused && r.serving.isReplaying() {
+	if err := r.record(ctx); err != nil {
 		return false, err
+	}
+	if r.at.Mode == provider.ModeCatchUp && r.segment == 0 {
+		is, err := r.resplit(ctx)
+		if err != nil {
+			return false, err
+		}
+		if is {
+			return r.followSegments(ctx)
+		}
+	}
+	if r.serving.Paused && r.serving.isReplaying() {
+		return false, nil
 	}
 	switch r.at.Mode {
 	case provider.ModeCatchUp:
@@ -320,7 +341,7 @@ func (r *reader) catchUpPage(ctx, hard context.Context) (more bool, err error) {
 		if r.at.Place != page.End {
 			return false, cmp.Or(ctx.Err(), provider.ErrFenced)
 		}
-	} else if page.End.Position-r.at.Place.Position >= idleAdvance {
+	} else if r.isToAdvance(page.End) {
 		if err := r.advance(hard, page.End); err != nil {
 			return false, err
 		}
@@ -332,6 +353,13 @@ func (r *reader) catchUpPage(ctx, hard context.Context) (more bool, err error) {
 	case r.read > before && page.More:
 		r.throttle(ctx, len(msgs), r.runner.cfg.Clock().Sub(began))
 		return true, nil
+	case r.segment > 0:
+		if len(page.Events) == 0 && r.read > before {
+			wait(ctx, readMin)
+		}
+		return false, nil
+	case r.before != nil: // until the checkpoint has passed the segments that were ahead
+		return r.read > before, nil
 	case !r.serving.isLive():
 		return r.reached(ctx, hard)
 	case r.isSource && r.serving.isReplaying():
@@ -356,6 +384,21 @@ func (r *reader) catchUpPage(ctx, hard context.Context) (more bool, err error) {
 		return false, nil
 	}
 	return true, r.setMode(ctx, provider.ModeClosing)
+}
+
+// isToAdvance reports whether the checkpoint moves to the end of a page without messages. A segment
+// moves soon, because the checkpoint waits for all of them.
+func (r *reader) isToAdvance(end provider.LogPlace) bool {
+	ahead := end.Position - r.at.Place.Position
+	if r.segment == 0 {
+		return ahead >= idleAdvance || ahead > 0 && r.before != nil
+	}
+	now := r.runner.cfg.Clock()
+	if ahead < idleAdvance && (ahead <= 0 || now.Sub(r.pushed) < time.Second) {
+		return false
+	}
+	r.pushed = now
+	return true
 }
 
 func (r *reader) pageAfter(ctx context.Context, q provider.LogQuery) (provider.LogPage, error) {
@@ -421,7 +464,7 @@ func (r *reader) prepare(u *unit) {
 	if u.intent.IsReplay() {
 		return
 	}
-	u.intent.Reader, u.intent.Restore = r.identity(), r.restores
+	u.intent.Reader, u.intent.Restore, u.intent.Segment = r.identity(), r.restores, r.segment
 	u.intent.Once = u.intent.Once || r.isRestored() // so that events that are still applied are not counted
 	if r.page == nil {
 		return
@@ -472,7 +515,7 @@ func (r *reader) committed(u *unit) {
 func (r *reader) advance(hard context.Context, to provider.LogPlace) error {
 	ctx, cancel := context.WithTimeout(hard, r.runner.cfg.Timeout)
 	defer cancel()
-	u := provider.Unit{Projector: r.name, Generation: r.build().Generation, Reader: r.identity(), Advance: r.advanceTo(to)}
+	u := provider.Unit{Projector: r.name, Generation: r.build().Generation, Reader: r.identity(), Advance: r.advanceTo(to), Segment: r.segment}
 	err := r.do(ctx, u, func(context.Context, caller, provider.Found) (provider.Closing, error) {
 		return provider.Closing{}, nil
 	})
@@ -496,6 +539,9 @@ func (r *reader) reportError(err error) {
 // reportWaiting logs an open append that delays the reader for more than a second, every ten
 // seconds.
 func (r *reader) reportWaiting(open []provider.OpenAppend) {
+	if r.segment > 0 && r.segment != r.at.Split().First {
+		return // one of the segments does it
+	}
 	now := r.runner.cfg.Clock()
 	if !slices.Contains(open, r.waitsFor) {
 		if r.waitsFor = (provider.OpenAppend{}); len(open) > 0 {

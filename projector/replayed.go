@@ -46,11 +46,11 @@ func (r *reader) setReplayed(ctx context.Context, msgs []*inbound) error {
 	return nil
 }
 
-// passed is what another generation has passed: every event up to a position is applied there, but
-// those that were parked. That stays true.
+// passed is what another generation has passed: every event up to its checkpoint, and those that its
+// segments have passed, is applied there, but those that were parked. That stays true.
 type passed struct {
-	position int64
-	parked   map[string]bool // by id
+	provider.Checkpoint
+	parked map[string]bool // by id; nil: it is not known which
 }
 
 // notPassed sets inbound.replayed of the events that another generation has passed: the live one if
@@ -59,14 +59,14 @@ func (r *reader) notPassed(ctx context.Context, msgs []*inbound, of int) (rest [
 	r.passing.Lock()
 	defer r.passing.Unlock()
 	p := r.passed[of]
-	if len(msgs) > 0 && msgs[len(msgs)-1].raw.Position > p.position {
+	if len(msgs) > 0 && msgs[len(msgs)-1].raw.Position > p.Place.Position {
 		if p, err = r.askPassed(ctx, of); err != nil {
 			return nil, err
 		}
 		r.passed[of] = p
 	}
 	for _, m := range msgs {
-		if m.replayed = m.raw.Position <= p.position && !p.parked[m.id]; !m.replayed {
+		if m.replayed = p.parked != nil && p.Applied(m.raw.Stream, m.raw.Position) && !p.parked[m.id]; !m.replayed {
 			rest = append(rest, m)
 		}
 	}
@@ -86,7 +86,7 @@ func (r *reader) askPassed(ctx context.Context, of int) (p passed, err error) {
 	if err != nil || len(rows) == most {
 		return p, err
 	}
-	p.position, p.parked = c.Place.Position, map[string]bool{}
+	p.Checkpoint, p.parked = c, map[string]bool{}
 	for _, row := range rows {
 		p.parked[row.MessageID] = true
 	}
@@ -176,11 +176,18 @@ func (p *projection) askReplayed(ctx context.Context, msgs []*inbound, of int, i
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.runner.cfg.Timeout)
 	defer cancel()
+	c, err := p.runner.store.Checkpoint(ctx, provider.Build{Projector: p.name, Generation: of})
+	if err != nil {
+		return err
+	}
 	outcomes, err := p.runner.store.Outcomes(ctx, questions)
 	if err != nil {
 		return err
 	}
 	for i, m := range asked {
+		if outcomes[i] == provider.OutcomeUnseen && len(c.Segments) > 0 && c.Applied(m.raw.Stream, m.raw.Position) {
+			outcomes[i] = provider.OutcomeApplied
+		}
 		if m.replayed = is(outcomes[i]); !m.replayed && isParked(outcomes[i]) {
 			if m.replayed, err = p.parkedAsReplayed(ctx, m, of); err != nil {
 				return err

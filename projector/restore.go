@@ -81,7 +81,7 @@ func (r *reader) checkModel(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, r.runner.cfg.Timeout)
 	defer cancel()
 	c, err := r.runner.store.Checkpoint(limited, r.build())
-	if err == nil && (c.Restored || c.Token != r.at.Token) {
+	if err == nil && (c.Restored || c.InSegment(r.segment).Token != r.at.Token) {
 		err = provider.ErrFenced
 	}
 	if err == nil && r.showsTables() && !r.unshown {

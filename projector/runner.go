@@ -83,6 +83,9 @@ func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ..
 		if err := p.check(u.Keeps()); err != nil {
 			return nil, fmt.Errorf("runner: %w", err)
 		}
+		if err := p.opts.checkSegments(src); err != nil {
+			return nil, fmt.Errorf("runner: projector %s: %w", p.name, err)
+		}
 		if p.opts.BrokerOnly && src.log != nil {
 			return nil, fmt.Errorf("runner: projector %s: options.BrokerOnly is for brokers, and this runner reads FromLog", p.name)
 		}
@@ -219,6 +222,9 @@ func (p *projection) start(work, hard context.Context, all *sync.WaitGroup) {
 	}
 	if p.reader != nil {
 		all.Go(func() { p.reader.run(work, hard) })
+		if p.opts.Segments > 1 && !p.runner.assigned {
+			all.Go(func() { p.share(work, hard) })
+		}
 	}
 }
 

@@ -140,6 +140,9 @@ func (r *reader) change(ctx context.Context, fn func(*generation)) (changed bool
 // feeds the generation. It also stores new schema versions.
 func (r *reader) record(ctx context.Context) error {
 	g, now, every := r.serving, r.runner.cfg.Clock(), time.Second
+	if r.segment > 0 {
+		return r.recordSeen(ctx)
+	}
 	if g.isLive() && !g.isReplaying() && len(r.unseen) == 0 {
 		return nil
 	}
@@ -167,6 +170,20 @@ func (r *reader) record(ctx context.Context) error {
 		g.Total, g.PerSecond, g.Applied = total, perSecond, r.applied
 		g.addSeen(r.unseen)
 	})
+	if changed {
+		r.unseen = nil
+	}
+	return err
+}
+
+// recordSeen stores new schema versions.
+func (r *reader) recordSeen(ctx context.Context) error {
+	now := r.runner.cfg.Clock()
+	if len(r.unseen) == 0 || now.Sub(r.recorded) < time.Second {
+		return nil
+	}
+	r.recorded = now
+	changed, err := r.change(ctx, func(g *generation) { g.addSeen(r.unseen) })
 	if changed {
 		r.unseen = nil
 	}
@@ -264,8 +281,8 @@ func inOrder(open map[string]bool, all, applied []eventstore.Raw) (kept []events
 	return kept
 }
 
-// appliedIn returns the events that a generation has applied or parked: those up to its checkpoint,
-// and those that have the markers of the handlers that it takes their types with.
+// appliedIn returns the events that a generation has applied or parked: those up to its checkpoint or
+// to the segment of their stream, and those that have the markers of the handlers that it takes their types with.
 func appliedIn(ctx context.Context, l provider.Live, events []eventstore.Raw) (applied []eventstore.Raw, err error) {
 	takers := map[string][]provider.Handler{}
 	for _, b := range l.Checkpoint.Handlers {
@@ -273,7 +290,7 @@ func appliedIn(ctx context.Context, l provider.Live, events []eventstore.Raw) (a
 	}
 	var asked []provider.Message
 	for _, e := range events {
-		if e.Position > l.Checkpoint.Place.Position && len(takers[e.Type]) > 0 {
+		if !l.Checkpoint.Applied(e.Stream, e.Position) && len(takers[e.Type]) > 0 {
 			asked = append(asked, provider.Message{ID: e.ID, Handlers: takers[e.Type], Position: e.Position})
 		}
 	}
@@ -288,6 +305,6 @@ func appliedIn(ctx context.Context, l provider.Live, events []eventstore.Raw) (a
 		}
 	}
 	return slices.DeleteFunc(slices.Clone(events), func(e eventstore.Raw) bool {
-		return e.Position > l.Checkpoint.Place.Position && (len(takers[e.Type]) == 0 || open[e.ID])
+		return !l.Checkpoint.Applied(e.Stream, e.Position) && (len(takers[e.Type]) == 0 || open[e.ID])
 	}), nil
 }

@@ -322,7 +322,9 @@ func TestConcurrencyKeepsTheOrderOfEachKey(t *testing.T) {
 				}
 				time.Sleep(2 * time.Minute)
 				require.NoError(t, stop())
-				require.EqualValues(t, workers, most)
+				require.LessOrEqual(t, most, int64(workers))
+				// A worker without keys in flight waits while another one's queue is full.
+				require.Greater(t, most, int64(workers/2))
 				require.Empty(t, parked(t, db))
 				for k := range keys {
 					require.Equal(t, upTo(each), noted(db, "a", fmt.Sprint("k", k)))

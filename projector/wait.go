@@ -73,7 +73,7 @@ func (p *Projector[Tx]) wait(ctx context.Context, s State, a eventstore.Appended
 	}
 	for page := range slices.Chunk(open, waitPage) {
 		for pause := waitMin; ; pause = min(2*pause, waitMax) {
-			if page, err = ask(ctx, s, page); err != nil {
+			if page, err = p.ask(ctx, s, a.Stream, page); err != nil {
 				return err
 			}
 			if len(page) == 0 {
@@ -127,8 +127,16 @@ func (p *Projector[Tx]) isRecorded(ctx context.Context, s State) error {
 	return err
 }
 
-// ask returns the questions whose events are not applied yet.
-func ask(ctx context.Context, s State, page []provider.Question) (open []provider.Question, err error) {
+// ask returns the questions, about events of a stream, whose events are not applied yet. The checkpoint
+// may be behind the segment of the stream. It is read first: an event that the segment has passed was
+// applied or parked before.
+func (p *Projector[Tx]) ask(ctx context.Context, s State, stream string, page []provider.Question) (open []provider.Question, err error) {
+	var c provider.Checkpoint
+	if p.opts.Segments > 1 {
+		if c, err = s.Checkpoint(ctx, provider.Build{Projector: p.name}); err != nil {
+			return nil, err
+		}
+	}
 	outcomes, err := s.Outcomes(ctx, page)
 	if err != nil {
 		return nil, err
@@ -136,7 +144,9 @@ func ask(ctx context.Context, s State, page []provider.Question) (open []provide
 	for i, o := range outcomes {
 		switch o {
 		case provider.OutcomeUnseen, provider.OutcomeWaiting:
-			open = append(open, page[i])
+			if o == provider.OutcomeWaiting || len(c.Segments) == 0 || !c.Applied(stream, page[i].Position) {
+				open = append(open, page[i])
+			}
 		case provider.OutcomeStuck:
 			return nil, ErrParked
 		case provider.OutcomeSkipped:

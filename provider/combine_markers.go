@@ -151,7 +151,7 @@ func (o *pairUnit[Tx, Outer]) do(ctx context.Context, run func(context.Context, 
 func (o *pairUnit[Tx, Outer]) split() (outer Unit) {
 	o.inner, outer = o.u, o.u
 	o.inner.Careful, o.inner.Serial = nil, false
-	outer.Reader, outer.Advance, outer.Restore, outer.Once = nil, nil, false, true
+	outer.Reader, outer.Advance, outer.Segment, outer.Restore, outer.Once = nil, nil, 0, false, true
 	outer.Messages = unmarked(o.u.Messages)
 	if o.u.Switch == nil {
 		return outer

@@ -86,6 +86,15 @@ func (p *markedPair[Tx, Outer]) SetCheckpoint(ctx context.Context, b Build, from
 	return p.units.SetCheckpoint(ctx, b, from, to)
 }
 
+// TakeSegment implements Progress.
+func (p *markedPair[Tx, Outer]) TakeSegment(ctx context.Context, b Build, number int, token claim.Token) (Segment, bool, error) {
+	b, err := p.live(ctx, b)
+	if err != nil {
+		return Segment{}, false, err
+	}
+	return p.units.TakeSegment(ctx, b, number, token)
+}
+
 // DropAhead implements Restorer.
 func (p *markedPair[Tx, Outer]) DropAhead(ctx context.Context, b Build, position int64, lost map[Lane]bool) error {
 	// Units that have looked at the read model before may still park messages: it waits for these.

@@ -43,8 +43,8 @@ type Builds interface {
 	//     requested or being built.
 	//
 	// In the same transaction it changes the checkpoint of the generation, if there is one and the
-	// State is new: with GenerationStandby its mode becomes ModeCatchUp and its token zero, with
-	// GenerationRetired its mode becomes ModeEnded. With GenerationRetired a checkpoint is created
+	// State is new: with GenerationStandby its mode becomes ModeCatchUp and its token zero, and those of
+	// its segments, with GenerationRetired its mode becomes ModeEnded. With GenerationRetired a checkpoint is created
 	// if there is none, so that no unit of the generation can begin.
 	SetGeneration(ctx context.Context, g Generation) (bool, error)
 

@@ -60,6 +60,9 @@ type LogQuery struct {
 	// moved by them.
 	Unsettled bool
 	NoData    bool // leave Data and Metadata empty
+	// Share and Shares, if Shares is not zero, leave out the events of streams that other shares have:
+	// SegmentOf(stream, Shares) is not Share. It is a hint: a log may return them.
+	Share, Shares int
 }
 
 // LogPage is a page of a log.

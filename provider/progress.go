@@ -11,15 +11,23 @@ import (
 // Progress records how far each projector has applied the events of a log. Each method is a
 // separate transaction.
 type Progress interface {
-	// Checkpoint returns the checkpoint of a generation. If it has none, only Generation is set.
+	// Checkpoint returns the checkpoint of a generation, with its Segments as of the same moment. If it
+	// has none, only Generation is set.
 	Checkpoint(ctx context.Context, b Build) (Checkpoint, error)
 
-	// SetCheckpoint replaces the checkpoint. A new mode, and the first checkpoint, are set while no
-	// unit of the projector is open: SetCheckpoint waits for open units, and units that open later
-	// see the new one. If the mode stays, it waits only for units with Unit.Reader or Unit.Advance.
+	// SetCheckpoint replaces the checkpoint. A new mode, a new Split, and the first checkpoint, are set
+	// while no unit of the projector is open: SetCheckpoint waits for open units, and units that open
+	// later see the new one. Otherwise it waits only for units with Unit.Reader or Unit.Advance.
 	// It returns false, and changes nothing, if the checkpoint has ModeEnded, or if its position,
-	// mode or token are not those of from. to must have a mode. Checkpoint.Generation is ignored.
+	// mode, token or Splits are not those of from. to must have a mode. Checkpoint.Generation and Segments are
+	// ignored. Segments with numbers below those of to.Splits are deleted.
 	SetCheckpoint(ctx context.Context, b Build, from, to Checkpoint) (bool, error)
+
+	// TakeSegment makes token the one that moves a segment of the current Split, and returns the segment
+	// as it was before. A segment that does not exist is created at the place of the checkpoint. It
+	// returns false, and changes nothing, if the Split does not have the segment, or if the mode is not
+	// ModeCatchUp. It waits for units with Unit.Segment of the same segment.
+	TakeSegment(ctx context.Context, b Build, number int, token claim.Token) (Segment, bool, error)
 
 	// Unapplied reports for each message whether a unit could find it fresh: it is behind the
 	// checkpoint or has no position, and one of its handlers has no marker of it. Message.Lane,
@@ -54,6 +62,13 @@ type Checkpoint struct {
 	// Handlers has the events that the projector takes, and the position behind which each
 	// handler began to take them.
 	Handlers []Began
+	// Splits are the ranges of segments that apply the events behind Place. The first one is current.
+	// The others were current before: their segments do not move any more, but what they have applied
+	// is not applied again. They stay until Place has passed their segments. Empty: the projector was
+	// never split.
+	Splits []Split
+	// Segments are those of Splits that exist, in order of number.
+	Segments []Segment
 }
 
 // Began says that a handler takes the events of a type behind a position.

@@ -2,6 +2,7 @@ package provider
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -123,6 +124,11 @@ func CheckSetCheckpoint(projector string, to Checkpoint) error {
 	}
 	if to.Place.Position < 0 {
 		return &eventstore.InvalidError{Field: "checkpoint.place.position", Reason: fmt.Sprintf("%d: must not be negative", to.Place.Position)}
+	}
+	for _, split := range to.Splits {
+		if split.First < 1 || split.Count < 0 || split.First > math.MaxInt32-split.Count {
+			return &eventstore.InvalidError{Field: "checkpoint.splits", Reason: fmt.Sprintf("%+v: First must be at least 1 and Count at least 0", split)}
+		}
 	}
 	return firstError(CheckStorable("projector", projector), CheckStorable("checkpoint.lineage", to.Lineage), CheckStorable("checkpoint.place.id", to.Place.ID))
 }

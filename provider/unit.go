@@ -18,6 +18,10 @@ type Unit struct {
 	// inserted: a message is fresh for a handler that has no marker of it. The unit may have no
 	// messages.
 	Advance *Advance
+	// Segment, if not zero, makes Reader and Advance concern a segment instead of the checkpoint:
+	// its position and its token. The mode is that of the checkpoint. The error is ErrFenced also if
+	// the current Split does not have the segment.
+	Segment int
 	// Restore: the messages are recorded as parked next to the read model, but they are not parked. They
 	// were applied once, and the read model has gone back to an earlier state. They are applied again.
 	Restore bool

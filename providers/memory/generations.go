@@ -80,7 +80,10 @@ func (s *state) setGeneration(g provider.Generation, now time.Time) {
 		c, has := s.checkpoints.get(key)
 		switch {
 		case g.State == provider.GenerationStandby && has:
-			c.Mode, c.Token = provider.ModeCatchUp, claim.Token{}
+			c.Mode, c.Token, c.Segments = provider.ModeCatchUp, claim.Token{}, slices.Clone(c.Segments)
+			for i := range c.Segments {
+				c.Segments[i].Token = claim.Token{}
+			}
 			s.checkpoints = s.checkpoints.put(key, c)
 		case g.State == provider.GenerationRetired:
 			c.Mode = provider.ModeEnded

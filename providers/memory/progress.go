@@ -1,9 +1,11 @@
 package memory
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
@@ -14,12 +16,47 @@ import (
 func (s *state) checkpoint(b provider.Build) provider.Checkpoint {
 	c, _ := s.checkpoints.get(buildKey(b))
 	c.Generation, c.Handlers = b.Number(), slices.Clone(c.Handlers)
+	c.Splits, c.Segments = slices.Clone(c.Splits), slices.Clone(c.Segments)
 	return c
 }
 
 func (s *state) setCheckpoint(b provider.Build, c provider.Checkpoint) {
-	c.Handlers = slices.Clone(c.Handlers)
+	c.Handlers, c.Splits, c.Segments = slices.Clone(c.Handlers), slices.Clone(c.Splits), slices.Clone(c.Segments)
 	s.checkpoints = s.checkpoints.put(buildKey(b), c)
+}
+
+// setSegment replaces a segment, or adds it.
+func (s *state) setSegment(b provider.Build, to provider.Segment) {
+	c := s.checkpoint(b)
+	i, has := slices.BinarySearchFunc(c.Segments, to.Number, func(is provider.Segment, n int) int { return cmp.Compare(is.Number, n) })
+	if !has {
+		c.Segments = slices.Insert(c.Segments, i, to)
+	}
+	c.Segments[i] = to
+	s.setCheckpoint(b, c)
+}
+
+// TakeSegment implements provider.Progress.
+func (db *Provider) TakeSegment(ctx context.Context, b provider.Build, number int, token claim.Token) (was provider.Segment, ok bool, err error) {
+	if err := provider.CheckStorable("projector", b.Projector); err != nil {
+		return was, false, fmt.Errorf("take a segment: %w", err)
+	}
+	ok, err = update(ctx, db, "take a segment", func(s *state, _ time.Time) bool {
+		b := s.build(b)
+		c := s.checkpoint(b)
+		if c.Mode != provider.ModeCatchUp || !c.Split().Has(number) {
+			return false
+		}
+		was = provider.Segment{Number: number, Place: c.Place}
+		for _, is := range c.Segments {
+			if is.Number == number {
+				was = is
+			}
+		}
+		s.setSegment(b, provider.Segment{Number: number, Place: was.Place, Token: token})
+		return true
+	})
+	return was, ok, err
 }
 
 // Checkpoint implements provider.Progress.
@@ -40,9 +77,12 @@ func (db *Provider) SetCheckpoint(ctx context.Context, b provider.Build, from, t
 	return update(ctx, db, "set the checkpoint", func(s *state, _ time.Time) bool {
 		b := s.build(b)
 		is := s.checkpoint(b)
-		if is.Mode == provider.ModeEnded || is.Place.Position != from.Place.Position || is.Mode != from.Mode || is.Token != from.Token {
+		if is.Mode == provider.ModeEnded || is.Place.Position != from.Place.Position || is.Mode != from.Mode || is.Token != from.Token ||
+			!slices.Equal(is.Splits, from.Splits) {
 			return false
 		}
+		oldest := to.Oldest()
+		to.Segments = slices.DeleteFunc(is.Segments, func(of provider.Segment) bool { return of.Number < oldest })
 		s.setCheckpoint(b, to)
 		return true
 	})
@@ -112,6 +152,24 @@ func (db *Provider) AcquireLease(ctx context.Context, name string, t claim.Terms
 		}
 		s.leases = s.leases.put(name, lease{t.Token, now.Add(t.Lease)})
 		return true
+	})
+}
+
+// LeaseNames implements claim.Leases.
+func (db *Provider) LeaseNames(ctx context.Context, prefix string) ([]string, error) {
+	if err := provider.CheckStorable("prefix", prefix); err != nil {
+		return nil, fmt.Errorf("list leases: %w", err)
+	}
+	return query(ctx, db, "list leases", func(s *state, now time.Time) (names []string) {
+		for name, l := range s.leases.from(prefix) {
+			if !strings.HasPrefix(name, prefix) {
+				break
+			}
+			if l.until.After(now) {
+				names = append(names, name)
+			}
+		}
+		return names
 	})
 }
 

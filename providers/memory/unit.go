@@ -108,7 +108,7 @@ func (db *Provider) unit(ctx context.Context, s *provider.Switch, fn func(tx *Mo
 // openUnit determines which handlers and messages u runs, and inserts its markers.
 func (s *state) openUnit(u *provider.Unit, now time.Time) (provider.Found, error) {
 	found, build := u.NewFound(false), u.Build()
-	checkpoint := s.checkpoint(build)
+	checkpoint := s.checkpoint(build).InSegment(u.Segment)
 	if err := found.SetProgress(u, checkpoint); err != nil {
 		return found, err
 	}
@@ -137,7 +137,9 @@ func (s *state) openUnit(u *provider.Unit, now time.Time) (provider.Found, error
 	if err := found.SetProgress(u, checkpoint); err != nil {
 		return found, err
 	}
-	if a := u.Advance; a != nil {
+	if a := u.Advance; a != nil && u.Segment > 0 {
+		s.setSegment(build, provider.Segment{Number: u.Segment, Place: a.To, Token: a.Token})
+	} else if a != nil {
 		checkpoint.Place = a.To
 		s.setCheckpoint(build, checkpoint)
 	}

@@ -34,6 +34,9 @@ put as (
 standby as (
 	update kinora.checkpoints set mode = 'catch-up', token = '00000000-0000-0000-0000-000000000000'
 	where projector = $1::text and generation = $2::int and $4::text = 'standby' and (select isnew from put)),
+segments as (
+	update kinora.segments set token = '00000000-0000-0000-0000-000000000000'
+	where projector = $1::text and generation = $2::int and $4::text = 'standby' and (select isnew from put)),
 retired as (
 	insert into kinora.checkpoints (projector, generation, position, event_id, lineage, mode, token, handlers)
 	select $1::text, $2::int, 0, '', '', 'ended', '00000000-0000-0000-0000-000000000000', '[]'

@@ -18,6 +18,7 @@ grant select, insert, update on kinora.generations to kinora_projector;
 grant select, insert, delete on kinora.markers to kinora_projector;
 grant select, insert, update on kinora.low_water_marks to kinora_projector;
 grant select, insert, update on kinora.checkpoints to kinora_projector;
+grant select, insert, update, delete on kinora.segments to kinora_projector;
 grant select, insert, update, delete on kinora.parked, kinora.holds, kinora.runners, kinora.in_flight, kinora.leases to kinora_projector;
 grant insert, select (topic, message_id) on kinora.outbox to kinora_projector;
 
@@ -33,6 +34,8 @@ grant select on kinora.migrations to kinora_appender, kinora_relay, kinora_proje
 grant select on all tables in schema kinora to kinora_reader;
 -- where execute was revoked from public
 grant execute on function kinora.held(text, int, bytea[]), kinora.unheld(text, int, bytea[], bigint), kinora.checkpoint(text, int, text),
+	kinora.segment(text, int, int), kinora.segments_of(text, int),
+	kinora.advance_segment(text, int, int, bigint, text, uuid, bigint, text, timestamptz),
 	kinora.advance(text, int, bigint, text, uuid, bigint, text, timestamptz), kinora.marked(int, bigint, text[], text[], text[]),
 	kinora.unmarked(int, bigint, text[], text[], text[]), kinora.refuse_write() to kinora_projector;
 grant execute on function kinora.enqueue_tasks(text[], text[], jsonb[], bigint[], timestamptz[]),

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/provider"
@@ -15,6 +16,8 @@ insert into kinora.leases as l (name, token, holder, expires_at)
 values ($1::text, $2::uuid, $3::text, clock_timestamp() + $4::bigint * interval '1 microsecond')
 on conflict on constraint leases_pkey do update set token = excluded.token, holder = excluded.holder, expires_at = excluded.expires_at
 where l.token = excluded.token or l.expires_at <= clock_timestamp()`
+
+	leaseNamesSQL = `select name from kinora.leases where starts_with(name, $1::text) and expires_at > clock_timestamp() order by name`
 
 	releaseLeaseSQL = `delete from kinora.leases where name = $1::text and token = $2::uuid`
 )
@@ -39,4 +42,13 @@ func (db *Provider) ReleaseLease(ctx context.Context, name string, token claim.T
 	_, err := db.pool.Exec(ctx, db.q(releaseLeaseSQL), name, uuid.UUID(token))
 	crash.Point("release lease: after")
 	return ofOwn(ctx, wrap("release a lease", err))
+}
+
+// LeaseNames implements claim.Leases.
+func (db *Provider) LeaseNames(ctx context.Context, prefix string) ([]string, error) {
+	if err := provider.CheckStorable("prefix", prefix); err != nil {
+		return nil, wrap("list leases", err)
+	}
+	names, err := collect(ctx, db.pool, pgx.RowTo[string], db.q(leaseNamesSQL), planned, prefix)
+	return names, ofOwn(ctx, wrap("list leases", err))
 }

@@ -65,7 +65,11 @@ select position, stream, version, id, type, schema_version, null::jsonb, null::j
 from kinora.events
 where position > $1::bigint and position <= case when ` + logScanned + ` < $2::bigint then ` + logScanned + ` else $5::bigint end
 	and ($6::text[] is null or split_part(stream, '-', 1) = any($6::text[])) and ($7::text[] is null or type = any($7::text[]))
+	and ($9::bigint = 0 or ` + shareOfStream + ` % $9::bigint = $8::bigint)
 order by position limit $4::int`
+
+	// The first four bytes of provider.LaneOfKey, as provider.SegmentOf.
+	shareOfStream = `('x' || encode(substr(sha256('\x6b657900'::bytea || convert_to(stream, 'UTF8')), 1, 4), 'hex'))::bit(32)::bigint`
 
 	// logOldSQL finds the last event behind $1 that is older than $2 microseconds. It reads the
 	// younger ones.
@@ -183,7 +187,9 @@ func (r *logRows) read(ctx context.Context, db *Provider) error {
 	return nil
 }
 
-func (r *logRows) filtered() bool { return r.Filter.Categories != nil || r.Filter.Types != nil }
+func (r *logRows) filtered() bool {
+	return r.Filter.Categories != nil || r.Filter.Types != nil || r.Shares > 0
+}
 
 // selectsNone reports whether no event can pass the filter.
 func (r *logRows) selectsNone() bool {
@@ -222,7 +228,7 @@ func (r *logRows) batch(db *Provider) *pgx.Batch {
 	})
 	if !r.selectsNone() {
 		b.Queue(db.q(pickData(r.NoData, logFilteredSQL, logFilteredNoDataSQL)),
-			r.After, r.settled, scan, r.limit+1, upper, r.Filter.Categories, r.Filter.Types).Query(r.scan)
+			r.After, r.settled, scan, r.limit+1, upper, r.Filter.Categories, r.Filter.Types, r.Share, r.Shares).Query(r.scan)
 	}
 	return b
 }

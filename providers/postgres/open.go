@@ -99,6 +99,7 @@ func (w *unit) open(ctx context.Context, conn *pgx.Conn) (tx pgx.Tx, err error) 
 	if err != nil {
 		return tx, ofOwn(ctx, wrap("open the unit", err))
 	}
+	w.checkpoint = w.checkpoint.InSegment(w.Segment)
 	w.found.SetFresh(&w.Unit, func(m provider.Marker) bool { return w.marked[m] })
 	return tx, ofOwn(ctx, wrap("open the unit", w.found.SetProgress(&w.Unit, w.checkpoint)))
 }
@@ -114,7 +115,12 @@ func (w *unit) queueOpen(b *pgx.Batch) {
 		locked = mustStay
 	}
 	if w.Advance != nil {
-		w.db.queueCheckpoint(b, w.Build(), isToBeSet, &w.checkpoint)
+		if w.Segment == 0 {
+			w.db.queueCheckpoint(b, w.Build(), isToBeSet, &w.checkpoint)
+		} else { // the fence keeps its split, and its mode
+			w.db.queueCheckpoint(b, w.Build(), unlocked, &w.checkpoint)
+			w.db.queueSegment(b, w.Build(), w.Segment, &w.checkpoint)
+		}
 		w.queueMarked(b)
 	} else {
 		w.queueMarkers(b, sql)

@@ -20,28 +20,48 @@ const (
 	liveGeneration = `(select generation from kinora.generations where projector = $1::text and state = 'live')`
 
 	checkpointSQL = `
-select generation, position, event_id, recorded_at, lineage, mode, token, handlers from kinora.checkpoint($1::text, $2::int, $3::text)`
+select generation, position, event_id, recorded_at, lineage, mode, token, handlers, splits, null::jsonb from kinora.checkpoint($1::text, $2::int, $3::text)`
 
 	checkpointOfSQL = `
-select b.generation, coalesce(c.position, 0), coalesce(c.event_id, ''), c.recorded_at, coalesce(c.lineage, ''), coalesce(c.mode, ''), c.token, c.handlers
+select b.generation, coalesce(c.position, 0), coalesce(c.event_id, ''), c.recorded_at, coalesce(c.lineage, ''), coalesce(c.mode, ''), c.token, c.handlers, c.splits,
+	case when jsonb_array_length(c.splits) > 0 then kinora.segments_of($1::text, b.generation) end
 from (select ` + build + ` as generation) b left join lateral kinora.checkpoint($1::text, b.generation, '') c on true`
+
+	segmentSQL = `select segment, position, event_id, recorded_at, token from kinora.segment($1::text, $2::int, $3::int)`
+
+	advanceSegmentSQL = `
+select kinora.advance_segment($1::text, $2::int, $9::int, $3::bigint, $4::text, $5::uuid, $6::bigint, $7::text, $8::timestamptz)`
+
+	// The checkpoint is locked, so that its current split stays.
+	takeSegmentSQL = `
+with c as materialized (
+	select c.generation, c.position, c.event_id, c.recorded_at from (select ` + build + ` as generation) b, lateral kinora.checkpoint($1::text, b.generation, 'stay') c
+	where c.mode = 'catch-up' and $3::int - (c.splits -> 0 ->> 'first')::int between 0 and (c.splits -> 0 ->> 'count')::int - 1)
+insert into kinora.segments as s (projector, generation, segment, position, event_id, recorded_at, token)
+select $1::text, c.generation, $3::int, c.position, c.event_id, c.recorded_at, $4::uuid from c
+on conflict on constraint segments_pkey do update set token = excluded.token
+returning position, event_id, recorded_at`
+
+	dropSegmentsSQL = `
+delete from kinora.segments s using (select ` + build + ` as generation) b
+where s.projector = $1::text and s.generation = b.generation and s.segment < $3::int`
 
 	advanceSQL = `select kinora.advance($1::text, $2::int, $3::bigint, $4::text, $5::uuid, $6::bigint, $7::text, $8::timestamptz)`
 
 	markedSQL   = `select handler, message_id from kinora.marked($1::int, $2::bigint, $3::text[], $4::text[], $5::text[])`
 	unmarkedSQL = `select kinora.unmarked($1::int, $2::bigint, $3::text[], $4::text[], $5::text[])`
 
-	// $10 to $12 are the position, the mode and the token of the current checkpoint.
+	// $10 to $12, and $14, are the position, the mode, the token and the splits of the current checkpoint.
 	setCheckpointSQL = `
-insert into kinora.checkpoints as c (projector, generation, position, event_id, recorded_at, lineage, mode, token, handlers)
-select $1::text, b.generation, $3::bigint, $4::text, $5::timestamptz, $6::text, $7::text, $8::uuid, $9::jsonb
+insert into kinora.checkpoints as c (projector, generation, position, event_id, recorded_at, lineage, mode, token, handlers, splits)
+select $1::text, b.generation, $3::bigint, $4::text, $5::timestamptz, $6::text, $7::text, $8::uuid, $9::jsonb, $13::jsonb
 from (select ` + build + ` as generation) b
 where ($10::bigint, $11::text, $12::uuid) = (0, '', '00000000-0000-0000-0000-000000000000')
 	or exists (select from kinora.checkpoint($1::text, b.generation, ''))
 on conflict on constraint checkpoints_pkey do update
-set (position, event_id, recorded_at, lineage, mode, token, handlers) =
-	(excluded.position, excluded.event_id, excluded.recorded_at, excluded.lineage, excluded.mode, excluded.token, excluded.handlers)
-where (c.position, c.mode, c.token) = ($10::bigint, $11::text, $12::uuid) and c.mode <> 'ended'`
+set (position, event_id, recorded_at, lineage, mode, token, handlers, splits) =
+	(excluded.position, excluded.event_id, excluded.recorded_at, excluded.lineage, excluded.mode, excluded.token, excluded.handlers, excluded.splits)
+where (c.position, c.mode, c.token, c.splits) = ($10::bigint, $11::text, $12::uuid, $14::jsonb) and c.mode <> 'ended'`
 
 	// One row for each name without a marker, unless the checkpoint has passed the message.
 	unappliedSQL = `
@@ -103,8 +123,8 @@ func scanCheckpoint(row pgx.CollectableRow) (c provider.Checkpoint, err error) {
 	var mode string
 	var token uuid.NullUUID
 	var recorded *time.Time
-	var handlers []byte
-	err = row.Scan(&c.Generation, &c.Place.Position, &c.Place.ID, &recorded, &c.Lineage, &mode, &token, &handlers)
+	var handlers, splits, segments []byte
+	err = row.Scan(&c.Generation, &c.Place.Position, &c.Place.ID, &recorded, &c.Lineage, &mode, &token, &handlers, &splits, &segments)
 	c.Mode, c.Token = provider.Mode(slices.Index(modes[:], mode)), claim.Token(token.UUID)
 	if recorded != nil {
 		c.Place.RecordedAt = recorded.UTC()
@@ -112,10 +132,78 @@ func scanCheckpoint(row pgx.CollectableRow) (c provider.Checkpoint, err error) {
 	if err == nil && handlers != nil {
 		err = json.Unmarshal(handlers, &c.Handlers)
 	}
+	if err == nil && splits != nil {
+		err = json.Unmarshal(splits, &c.Splits)
+	}
+	if err == nil && segments != nil {
+		c.Segments, err = segmentsOf(segments)
+	}
 	if len(c.Handlers) == 0 {
 		c.Handlers = nil
 	}
+	if len(c.Splits) == 0 {
+		c.Splits = nil
+	}
 	return c, err
+}
+
+// segmentsOf reads the result of kinora.segments_of.
+func segmentsOf(list []byte) (all []provider.Segment, err error) {
+	var rows []struct {
+		Segment    int
+		Position   int64
+		EventID    string     `json:"event_id"`
+		RecordedAt *time.Time `json:"recorded_at"`
+		Token      uuid.UUID
+	}
+	err = json.Unmarshal(list, &rows)
+	for _, row := range rows {
+		is := provider.Segment{Number: row.Segment, Place: provider.LogPlace{Position: row.Position, ID: row.EventID}, Token: claim.Token(row.Token)}
+		if row.RecordedAt != nil {
+			is.Place.RecordedAt = row.RecordedAt.UTC()
+		}
+		all = append(all, is)
+	}
+	return all, err
+}
+
+// queueSegment queues a statement that locks a segment and adds it to c.
+func (db *Provider) queueSegment(b *pgx.Batch, of provider.Build, number int, c *provider.Checkpoint) {
+	b.Queue(db.q(segmentSQL), of.Projector, of.Number(), number).Query(func(rows pgx.Rows) error {
+		var is provider.Segment
+		var recorded *time.Time
+		var token uuid.UUID
+		_, err := pgx.ForEachRow(rows, []any{&is.Number, &is.Place.Position, &is.Place.ID, &recorded, &token}, func() error {
+			is.Token = claim.Token(token)
+			c.Segments = append(c.Segments, is)
+			return nil
+		})
+		return err
+	})
+}
+
+// TakeSegment implements provider.Progress.
+func (db *Provider) TakeSegment(ctx context.Context, of provider.Build, number int, token claim.Token) (was provider.Segment, ok bool, err error) {
+	if err := provider.CheckStorable("projector", of.Projector); err != nil {
+		return was, false, wrap("take a segment", err)
+	}
+	crash.Point("set checkpoint: before")
+	var recorded *time.Time
+	was.Number = number
+	err = db.fenced(ctx, of.Projector, false, func(b *pgx.Batch) {
+		b.Queue(db.q(takeSegmentSQL), of.Projector, of.Generation, number, uuid.UUID(token)).Query(func(rows pgx.Rows) error {
+			_, err := pgx.ForEachRow(rows, []any{&was.Place.Position, &was.Place.ID, &recorded}, func() error {
+				ok = true
+				return nil
+			})
+			return err
+		})
+	})
+	crash.Point("set checkpoint: after")
+	if recorded != nil {
+		was.Place.RecordedAt = recorded.UTC()
+	}
+	return was, ok && err == nil, ofOwn(ctx, wrap("take a segment", err))
 }
 
 // Checkpoint implements provider.Progress.
@@ -144,13 +232,19 @@ func (db *Provider) SetCheckpoint(ctx context.Context, of provider.Build, from, 
 	// always has a JSON form
 	handlers, _ := json.Marshal(append([]provider.Began{}, to.Handlers...))
 	crash.Point("set checkpoint: before")
-	err = db.fenced(ctx, of.Projector, from.Mode != to.Mode, func(b *pgx.Batch) {
+	exclusive := from.Mode != to.Mode || from.Split() != to.Split()
+	splits, _ := json.Marshal(append([]provider.Split{}, to.Splits...))
+	was, _ := json.Marshal(append([]provider.Split{}, from.Splits...))
+	err = db.fenced(ctx, of.Projector, exclusive, func(b *pgx.Batch) {
 		b.Queue(db.q(setCheckpointSQL), of.Projector, of.Generation,
 			to.Place.Position, to.Place.ID, recordedAt(to.Place), to.Lineage, modeName(to.Mode), uuid.UUID(to.Token), string(handlers),
-			from.Place.Position, modeName(from.Mode), uuid.UUID(from.Token)).Exec(func(tag pgconn.CommandTag) error {
+			from.Place.Position, modeName(from.Mode), uuid.UUID(from.Token), string(splits), string(was)).Exec(func(tag pgconn.CommandTag) error {
 			set = tag.RowsAffected() == 1
 			return nil
 		})
+		if len(from.Splits) > 0 && from.Oldest() != to.Oldest() {
+			b.Queue(db.q(dropSegmentsSQL), of.Projector, of.Generation, to.Oldest())
+		}
 	})
 	crash.Point("set checkpoint: after")
 	return set && err == nil, ofOwn(ctx, wrap("set the checkpoint", err))

@@ -243,6 +243,7 @@ func Records[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 func Progress[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	runGroups(t, open, differences, []group{
 		{name: "Checkpoint", cases: checkpointCases}, {name: "Modes", cases: modeCases}, {name: "Advance", cases: advanceCases},
+		{name: "Segments", cases: segmentCases},
 		{name: "Applied", cases: appliedCases}, {name: "Concurrent", cases: progressCrowdCases}, {name: "Leases", cases: leaseCases},
 		{name: "DryRun", cases: dryAdvanceCases, needs: func(k provider.Keeps) bool { return k.DryRun }},
 	})

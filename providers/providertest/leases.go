@@ -25,6 +25,10 @@ var leaseCases = []testCase{
 		rule: "At most one token has a name at a time",
 	},
 	{
+		name: "names of leases", play: leaseNames,
+		rule: "LeaseNames returns the names, in order of their bytes, that begin with prefix and that a token has a lease on",
+	},
+	{
 		name: "a new handle knows the leases", unless: Volatile, play: newHandleKnowsLeases,
 		rule: "Leases are of the store: another process is refused too",
 	},
@@ -136,4 +140,27 @@ func newHandleKnowsLeases(s *stage) {
 	s.advance(2 * time.Hour)
 	later.leased("after its end", "", two, true)
 	s.leased("of the first handle", "", one, false)
+}
+
+func leaseNames(s *stage) {
+	one, two, short := terms(2*time.Hour), terms(2*time.Hour), terms(time.Minute)
+	for name, t := range map[string]claim.Terms{"a/2": one, "a/10": two, "a/B": two, "b/1": one, "a": one, "a/short": short, "A/2": one, "a%": one} {
+		s.leased("on "+name, name, t, true)
+	}
+	names := func(what, prefix string, want ...string) {
+		s.Helper()
+		got, err := s.db.LeaseNames(s.ctx, s.name+prefix)
+		s.ok(err, "list leases")
+		for i := range want {
+			want[i] = s.name + want[i]
+		}
+		same(s, what, append([]string{}, got...), append([]string{}, want...))
+	}
+	names("all of a prefix", "a/", "a/10", "a/2", "a/B", "a/short")
+	names("names that have a wildcard", "a%", "a%")
+	names("no names", "a_")
+	s.advance(time.Hour)
+	names("after the end of one", "a/", "a/10", "a/2", "a/B")
+	s.release("a/2", one)
+	names("after a release", "a/", "a/10", "a/B")
 }

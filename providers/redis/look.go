@@ -97,7 +97,7 @@ type looked struct {
 
 func (m *marked) lookUp(ctx context.Context) (is looked, err error) {
 	_, token := m.identity()
-	args := []any{token.String(), len(m.unit.Messages)}
+	args := []any{token.String(), m.unit.Segment, len(m.unit.Messages)}
 	for i := range m.unit.Messages {
 		args = m.addNames(append(args, member(m.unit.Messages[i].ID)), &m.unit.Messages[i])
 	}

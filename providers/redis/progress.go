@@ -1,6 +1,7 @@
 package redis
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"encoding/json"
@@ -8,8 +9,10 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
+	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/provider"
 	goredis "github.com/redis/go-redis/v9"
 )
@@ -44,10 +47,62 @@ func (u *Units) Checkpoint(ctx context.Context, b provider.Build) (c provider.Ch
 	if err := json.Unmarshal([]byte(is["handlers"]), &c.Handlers); err != nil {
 		return c, fmt.Errorf("read the checkpoint of %s: its handlers: %w", b, err)
 	}
+	if err := readSplits(is, &c); err != nil {
+		return c, fmt.Errorf("read the checkpoint of %s: its segments: %w", b, err)
+	}
 	if err := u.checkServer(ctx); err != nil {
 		return c, err
 	}
 	return c, nil
+}
+
+// readSplits reads the splits and the segments of a checkpoint from its fields.
+func readSplits(is map[string]string, c *provider.Checkpoint) error {
+	if is["splits"] == "" {
+		return nil
+	}
+	if err := json.Unmarshal([]byte(is["splits"]), &c.Splits); err != nil {
+		return err
+	}
+	if len(c.Splits) == 0 {
+		c.Splits = nil
+	}
+	for field := range is {
+		text, ok := strings.CutPrefix(field, "segment:")
+		text, isPosition := strings.CutSuffix(text, ":position")
+		number, err := strconv.Atoi(text)
+		if !ok || !isPosition || err != nil {
+			continue
+		}
+		own := "segment:" + text + ":"
+		s := provider.Segment{Number: number, Place: provider.LogPlace{ID: is[own+"id"], RecordedAt: timeOf(is[own+"recorded"])}}
+		_, _ = fmt.Sscan(is[own+"position"], &s.Place.Position)
+		_, _ = hex.Decode(s.Token[:], []byte(is[own+"token"]))
+		c.Segments = append(c.Segments, s)
+	}
+	slices.SortFunc(c.Segments, func(a, b provider.Segment) int { return cmp.Compare(a.Number, b.Number) })
+	return nil
+}
+
+func splitsText(all []provider.Split) string {
+	text, _ := json.Marshal(append([]provider.Split{}, all...)) // always has a JSON form
+	return string(text)
+}
+
+// TakeSegment implements provider.Progress. b has a number.
+func (u *Units) TakeSegment(ctx context.Context, b provider.Build, number int, token claim.Token) (was provider.Segment, ok bool, err error) {
+	if err := provider.CheckStorable("projector", b.Projector); err != nil {
+		return was, false, fmt.Errorf("take a segment: %w", err)
+	}
+	if err := u.checkServer(ctx); err != nil {
+		return was, false, err
+	}
+	a, err := u.run(ctx, takeSegmentScript, u.client, u.keysOf(b).list[:1], []any{number, token.String()})
+	if err != nil {
+		return was, false, fmt.Errorf("take a segment: %w", err)
+	}
+	was = provider.Segment{Number: number, Place: provider.LogPlace{Position: a.number(1), ID: a.text(2), RecordedAt: timeOf(a.text(3))}}
+	return was, a.number(0) == 1, nil
 }
 
 // SetCheckpoint implements provider.Progress. b has a number.
@@ -69,10 +124,10 @@ func (u *Units) SetCheckpoint(ctx context.Context, b provider.Build, from, to pr
 		}
 	}
 	a, err := u.run(ctx, setCheckpointScript, u.client, k.list[:1], []any{
-		modeText(from.Mode), from.Place.Position, from.Token.String(), bit(from.Restored),
+		modeText(from.Mode), from.Place.Position, from.Token.String(), bit(from.Restored), splitsText(from.Splits), to.Oldest(),
 		"mode", modeText(to.Mode), "position", to.Place.Position, "id", to.Place.ID, "recorded", timeText(to.Place.RecordedAt),
 		"lineage", to.Lineage, "token", to.Token.String(), "handlers", handlers, "lost", to.Lost,
-		"restoring", bit(to.Restoring),
+		"restoring", bit(to.Restoring), "splits", splitsText(to.Splits),
 	})
 	if err != nil {
 		return false, fmt.Errorf("set the checkpoint: %w", err)

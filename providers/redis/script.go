@@ -21,6 +21,8 @@ var (
 	recordLua string
 	//go:embed scripts/set_checkpoint.lua
 	setCheckpointLua string
+	//go:embed scripts/take_segment.lua
+	takeSegmentLua string
 	//go:embed scripts/get_checkpoint.lua
 	getCheckpointLua string
 	//go:embed scripts/prune_applied.lua
@@ -32,6 +34,7 @@ var (
 	lookScript          = goredis.NewScript(serverLua + lookLua)
 	recordScript        = goredis.NewScript(serverLua + recordLua)
 	setCheckpointScript = goredis.NewScript(serverLua + setCheckpointLua)
+	takeSegmentScript   = goredis.NewScript(serverLua + takeSegmentLua)
 	getCheckpointScript = goredis.NewScript(serverLua + getCheckpointLua)
 	pruneAppliedScript  = goredis.NewScript(serverLua + pruneAppliedLua)
 	stateScript         = goredis.NewScript(serverLua + stateLua)

@@ -110,7 +110,7 @@ func (m *marked) kind() string {
 func (m *marked) head() []any {
 	mode, token := m.identity()
 	now := time.Now().UnixMilli() //nolint:forbidigo // the age of markers of foreign messages is that of this process' clock
-	return []any{m.kind(), modeText(mode), token.String(), m.from, now, bit(m.unit.Checkpointed)}
+	return []any{m.kind(), modeText(mode), token.String(), m.from, now, bit(m.unit.Checkpointed), m.unit.Segment}
 }
 
 // identity returns the mode and the token that the checkpoint must have, or zero.

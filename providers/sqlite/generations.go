@@ -81,6 +81,8 @@ on conflict (projector, generation) do update set revision = excluded.revision, 
 
 	standBy = `update kinora_checkpoints set mode = 'catch-up', token = null where ` + ofBuild
 
+	standSegmentsBy = `update kinora_segments set token = null where ` + ofBuild
+
 	retire = `
 insert into kinora_checkpoints (projector, generation, position, event_id, lineage, mode, handlers)
 values (?1, ?2, 0, '', '', 'ended', 'null')
@@ -109,7 +111,9 @@ func (u *unit) setGenerations(ctx context.Context, stored []provider.Generation,
 		_, err := u.exec(ctx, setGeneration, g.Projector, g.Generation, g.Revision+1, string(g.State), string(g.Data), isNew)
 		switch {
 		case err == nil && isNew && g.State == provider.GenerationStandby:
-			_, err = u.exec(ctx, standBy, g.Projector, g.Generation)
+			if _, err = u.exec(ctx, standBy, g.Projector, g.Generation); err == nil {
+				_, err = u.exec(ctx, standSegmentsBy, g.Projector, g.Generation)
+			}
 		case err == nil && isNew && g.State == provider.GenerationRetired:
 			_, err = u.exec(ctx, retire, g.Projector, g.Generation)
 		}

@@ -48,7 +48,7 @@ on conflict do nothing`
 
 // mark inserts the markers that do not exist, except with Advance, and sets Fresh and Left.
 func (u *unit) mark(ctx context.Context, p *provider.Unit, found *provider.Found) error {
-	c, err := briefly(ctx, u, p.Build())
+	c, err := inSegment(ctx, u, p.Build(), p.Segment)
 	if err == nil {
 		err = found.SetProgress(p, c)
 	}

@@ -74,7 +74,7 @@ var inTransactions = []string{
 	findEvents, raiseStream, readVersion, insertEvent, insertEntry, readLineage,
 	candidates, candidatesUnordered, takeEntry, takeUnordered, markEntry, dropEntry, lanesOf, releaseEntries,
 	savepoint, release, readStream,
-	findMarked, insertMarkers, findHeld, findSuspects, findFront, parkMessage, keepReplayed, dropReplayed, dueNow, tryParked, readCheckpoint, moveCheckpoint,
+	findMarked, insertMarkers, findHeld, findSuspects, findFront, parkMessage, keepReplayed, dropReplayed, dueNow, tryParked, readCheckpoint, moveCheckpoint, readSplits, readSegment, moveSegment,
 	findTask, saveTask, insertTasks, takeTask, readClock, damageTask, insertTrail, insertGroup, findGroup, countGroup, renewTask, taskCandidates, suspectCandidates,
 	insertInFlight, clearInFlight, extendLease, deleteInFlight, deleteRunner, lastCrash, readLive,
 }

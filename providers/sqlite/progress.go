@@ -3,6 +3,7 @@ package sqlite
 import (
 	"context"
 	"database/sql"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"slices"
@@ -21,17 +22,29 @@ const (
 
 	readCheckpoint = `select position, mode, token from kinora_checkpoints where ` + ofBuild
 
+	readSplits  = `select splits from kinora_checkpoints where ` + ofBuild
+	readSegment = `select position, event_id, recorded_at, token from kinora_segments where ` + ofBuild + ` and segment = ?3`
+	moveSegment = `
+update kinora_segments set position = ?3, event_id = ?4, recorded_at = ?5 where ` + ofBuild + ` and segment = ?6`
+	takeSegment = `
+insert into kinora_segments (projector, generation, segment, position, event_id, recorded_at, token) values (?1, ?2, ?3, ?4, ?5, ?6, ?7)
+on conflict (projector, generation, segment) do update set token = excluded.token`
+	dropSegments = `delete from kinora_segments where ` + ofBuild + ` and segment < ?3`
+
 	readWholeCheckpoint = `
-select position, mode, token, event_id, recorded_at, lineage, handlers from kinora_checkpoints where ` + ofBuild
+select position, mode, token, event_id, recorded_at, lineage, handlers, splits,
+	(select coalesce(json_group_array(json_array(segment, position, event_id, recorded_at, hex(token)) order by segment), '[]')
+	from kinora_segments s where s.projector = ?1 and s.generation = ?2)
+from kinora_checkpoints where ` + ofBuild
 
 	moveCheckpoint = `update kinora_checkpoints set position = ?3, event_id = ?4, recorded_at = ?5 where ` + ofBuild
 
 	setCheckpoint = `
-insert into kinora_checkpoints (projector, generation, position, event_id, recorded_at, lineage, mode, token, handlers)
-values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)
+insert into kinora_checkpoints (projector, generation, position, event_id, recorded_at, lineage, mode, token, handlers, splits)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)
 on conflict (projector, generation) do update set position = excluded.position, event_id = excluded.event_id,
 	recorded_at = excluded.recorded_at, lineage = excluded.lineage, mode = excluded.mode, token = excluded.token,
-	handlers = excluded.handlers`
+	handlers = excluded.handlers, splits = excluded.splits`
 )
 
 // briefly returns the position, the mode and the token of a checkpoint. In a unit they do not
@@ -42,17 +55,116 @@ func briefly(ctx context.Context, q querier, b provider.Build) (provider.Checkpo
 
 // wholly returns a checkpoint.
 func wholly(ctx context.Context, q querier, b provider.Build) (provider.Checkpoint, error) {
-	var id, lineage, handlers string
+	var id, lineage, handlers, splits, segments string
 	var recorded sql.NullInt64
-	c, err := oneCheckpoint(ctx, q, readWholeCheckpoint, b, []any{&id, &recorded, &lineage, &handlers})
+	c, err := oneCheckpoint(ctx, q, readWholeCheckpoint, b, []any{&id, &recorded, &lineage, &handlers, &splits, &segments})
 	if err == nil && c.Mode != 0 {
 		c.Place.ID, c.Lineage = id, lineage
-		if recorded.Valid {
-			c.Place.RecordedAt = time.UnixMicro(recorded.Int64).UTC()
-		}
+		c.Place.RecordedAt = timeOfMicros(recorded)
 		err = json.Unmarshal([]byte(handlers), &c.Handlers)
+		if err == nil && splits != "[]" {
+			err = json.Unmarshal([]byte(splits), &c.Splits)
+		}
+		if err == nil {
+			c.Segments, err = segmentsOf(segments)
+		}
 	}
 	return c, err
+}
+
+func timeOfMicros(t sql.NullInt64) time.Time {
+	if !t.Valid {
+		return time.Time{}
+	}
+	return time.UnixMicro(t.Int64).UTC()
+}
+
+// segmentsOf reads the segments of readWholeCheckpoint.
+func segmentsOf(list string) (all []provider.Segment, err error) {
+	var rows [][5]json.RawMessage
+	if err := json.Unmarshal([]byte(list), &rows); err != nil {
+		return nil, err
+	}
+	for _, row := range rows {
+		var is provider.Segment
+		var recorded *int64
+		var token string
+		for i, to := range []any{&is.Number, &is.Place.Position, &is.Place.ID, &recorded, &token} {
+			if err := json.Unmarshal(row[i], to); err != nil {
+				return nil, err
+			}
+		}
+		if recorded != nil {
+			is.Place.RecordedAt = time.UnixMicro(*recorded).UTC()
+		}
+		raw, err := hex.DecodeString(token)
+		if err != nil {
+			return nil, err
+		}
+		copy(is.Token[:], raw)
+		all = append(all, is)
+	}
+	return all, nil
+}
+
+// inSegment returns the checkpoint that a unit is compared with.
+func inSegment(ctx context.Context, q querier, b provider.Build, segment int) (provider.Checkpoint, error) {
+	c, err := briefly(ctx, q, b)
+	if err != nil || segment == 0 || c.Mode == 0 {
+		return c, err
+	}
+	var splits string
+	if err := one(ctx, q, []any{&splits}, readSplits, b.Projector, b.Number()); err != nil {
+		return c, err
+	}
+	if err := json.Unmarshal([]byte(splits), &c.Splits); err != nil {
+		return c, err
+	}
+	is, err := oneSegment(ctx, q, b, segment)
+	if err == nil {
+		c.Segments = []provider.Segment{is}
+	}
+	if errors.Is(err, sql.ErrNoRows) {
+		err = nil
+	}
+	return c.InSegment(segment), err
+}
+
+func oneSegment(ctx context.Context, q querier, b provider.Build, number int) (is provider.Segment, err error) {
+	var recorded sql.NullInt64
+	var token []byte
+	is.Number = number
+	err = one(ctx, q, []any{&is.Place.Position, &is.Place.ID, &recorded, &token}, readSegment, b.Projector, b.Number(), number)
+	is.Place.RecordedAt = timeOfMicros(recorded)
+	copy(is.Token[:], token)
+	return is, err
+}
+
+// TakeSegment implements provider.Progress.
+func (d *Provider) TakeSegment(ctx context.Context, b provider.Build, number int, token claim.Token) (was provider.Segment, ok bool, err error) {
+	if err := provider.CheckStorable("projector", b.Projector); err != nil {
+		return was, false, wrap("take a segment", err)
+	}
+	err = d.writeTx(ctx, func(u *unit) error {
+		b, err := numbered(ctx, u, b)
+		if err != nil {
+			return err
+		}
+		c, err := wholly(ctx, u, b)
+		if ok = err == nil && c.Mode == provider.ModeCatchUp && c.Split().Has(number); !ok {
+			return err
+		}
+		was, err = oneSegment(ctx, u, b, number)
+		if errors.Is(err, sql.ErrNoRows) {
+			was, err = provider.Segment{Number: number, Place: c.Place}, nil
+		}
+		if err == nil {
+			to := was.Place
+			_, err = u.exec(ctx, takeSegment, b.Projector, b.Generation, number, to.Position, to.ID, microsOf(to.RecordedAt), tokenOf(token))
+		}
+		return err
+	})
+	return was, ok && err == nil, wrap("take a segment", err)
 }
 
 // oneCheckpoint scans the first columns of query, and the others into more.
@@ -72,6 +184,10 @@ func oneCheckpoint(ctx context.Context, q querier, query string, b provider.Buil
 // moveCheckpoint moves the checkpoint as p.Advance says. The opening has compared it.
 func (u *unit) moveCheckpoint(ctx context.Context, p *provider.Unit) error {
 	to := p.Advance.To
+	if p.Segment > 0 {
+		_, err := u.exec(ctx, moveSegment, p.Projector, p.Build().Generation, to.Position, to.ID, microsOf(to.RecordedAt), p.Segment)
+		return err
+	}
 	_, err := u.exec(ctx, moveCheckpoint, p.Projector, p.Build().Generation, to.Position, to.ID, microsOf(to.RecordedAt))
 	return err
 }
@@ -105,11 +221,15 @@ func (d *Provider) SetCheckpoint(ctx context.Context, b provider.Build, from, to
 		if err != nil {
 			return err
 		}
-		is, err := briefly(ctx, u, b)
-		set = is.Mode != provider.ModeEnded && is.Place.Position == from.Place.Position && is.Mode == from.Mode && is.Token == from.Token
+		is, err := wholly(ctx, u, b)
+		set = is.Mode != provider.ModeEnded && is.Place.Position == from.Place.Position && is.Mode == from.Mode && is.Token == from.Token &&
+			slices.Equal(is.Splits, from.Splits)
 		if err == nil && set {
 			_, err = u.exec(ctx, setCheckpoint, b.Projector, b.Generation, to.Place.Position, to.Place.ID, microsOf(to.Place.RecordedAt),
-				to.Lineage, modes[to.Mode], tokenOf(to.Token), jsonOf(to.Handlers))
+				to.Lineage, modes[to.Mode], tokenOf(to.Token), jsonOf(to.Handlers), jsonOf(append([]provider.Split{}, to.Splits...)))
+		}
+		if err == nil && set {
+			_, err = u.exec(ctx, dropSegments, b.Projector, b.Generation, to.Oldest())
 		}
 		return err
 	})
@@ -192,6 +312,8 @@ insert into kinora_leases (name, token, holder, expires_at) values (?1, ?2, ?3, 
 on conflict (name) do update set token = excluded.token, holder = excluded.holder, expires_at = excluded.expires_at
 where token = excluded.token or expires_at <= ` + clock
 
+	leaseNames = `select name from kinora_leases where name >= ?1 and substr(name, 1, length(?1)) = ?1 and expires_at > ` + clock + ` order by name`
+
 	releaseLease = `delete from kinora_leases where name = ?1 and token = ?2`
 )
 
@@ -206,6 +328,14 @@ func (d *Provider) AcquireLease(ctx context.Context, name string, t claim.Terms)
 		return err
 	})
 	return result(acquired, "acquire the lease on "+name, err)
+}
+
+// LeaseNames implements claim.Leases.
+func (d *Provider) LeaseNames(ctx context.Context, prefix string) (names []string, err error) {
+	if err = provider.CheckStorable("prefix", prefix); err == nil {
+		names, err = column[string](ctx, d.reads, leaseNames, prefix)
+	}
+	return result(names, "list leases", err)
 }
 
 // ReleaseLease implements claim.Leases. Its commit is not synced, except on a DB from New.

@@ -62,7 +62,7 @@ func runReaders(r *run) {
 	for _, p := range r.all {
 		p.awaitReady(30 * time.Second)
 	}
-	w := r.watchProgress()
+	w := r.watchProgress(readerProjectors)
 	lacks := func(kind string) bool { return r.kinds()[kind] == 0 }
 	begin := time.Now()
 	for n := 0; ; n++ {
@@ -120,6 +120,7 @@ func (r *run) stopReader(p *process, lease time.Duration) bool {
 // progress watches the checkpoints of the readers, and lets the producer wait for them.
 type progress struct {
 	r    *run
+	n    int         // number of projectors
 	fed  atomic.Bool // no more events are needed
 	all  sync.WaitGroup
 	done chan struct{}
@@ -132,8 +133,8 @@ type progress struct {
 	idle     bool                 // every projector is at the head
 }
 
-func (r *run) watchProgress() *progress {
-	w := &progress{r: r, done: make(chan struct{}), position: map[string]int64{}, since: map[string]time.Time{}}
+func (r *run) watchProgress(projectors int) *progress {
+	w := &progress{r: r, n: projectors, done: make(chan struct{}), position: map[string]int64{}, since: map[string]time.Time{}}
 	w.all.Go(func() {
 		for !isClosed(w.done) {
 			if err := w.look(r.suite.ctx); err != nil && !isClosed(w.done) {
@@ -195,7 +196,7 @@ func (w *progress) look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	w.idle = seen == readerProjectors && least >= head
+	w.idle = seen == w.n && least >= head
 	var open int64
 	if !w.fed.Load() && head-least < readerAhead {
 		open = 1
@@ -225,7 +226,7 @@ func (r *run) judgeReaders(w *progress, attempts int, lease time.Duration) {
 	ledger, h := r.judgeAppends(&v)
 	r.judgeProjectors(readerProjectors, true, h, &v)
 	r.judgePoisons(h, attempts)
-	r.shares()
+	r.shares(readerProjectors)
 	r.tally(ledger, &v)
 	w.judge(2 * lease)
 	r.inject("fenced", int(r.sum(reading, wordLate)))
@@ -327,10 +328,10 @@ func (r *run) judgePoisons(h history, attempts int) {
 }
 
 // shares checks that every process had some of the readers.
-func (r *run) shares() {
+func (r *run) shares(projectors int) {
 	for _, p := range r.of(reading) {
 		had := 0
-		for i := range readerProjectors {
+		for i := range projectors {
 			if p.status.get(wordRead+i) > 0 {
 				had++
 			}

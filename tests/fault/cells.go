@@ -25,6 +25,7 @@ var cells = []*cell{
 	newProjectorCell,
 	moveCell,
 	readersCell,
+	segmentsCell,
 	rebuildCell,
 	rebuildPointsCell,
 	rebuildDeployCell,

@@ -92,7 +92,9 @@ func (w *work) read(ctx context.Context) error {
 // readerOf returns the projector i of a reader. It appends to lists.
 func readerOf[Tx any](w *work, i int, exec func(context.Context, Tx, string, ...any) error) *projector.Projector[Tx] {
 	sql := fmt.Sprintf(readerSQL, readerPrefix(i))
-	return projector.Define(readerName(i), types, projector.Options{}, projector.OnEmit(movedAs,
+	var opts projector.Options
+	opts.Segments, _ = strconv.Atoi(w.More["segments"])
+	return projector.Define(readerName(i), types, opts, projector.OnEmit(movedAs,
 		func(ctx context.Context, tx Tx, e eventstore.Event[moved]) ([]outbox.Message, error) {
 			w.status.add(wordRead+i, 1)
 			if err := w.readerFails(i, e); err != nil {

@@ -73,7 +73,9 @@ type run struct {
 	past   int   // number of events that were never published
 	arms   []arm // further arms, which judge judges
 	asks   int64 // number of requests for rebuilds
-	result result
+	// fairAfter has the times until segments were shared fairly after each fault.
+	fairAfter []time.Duration
+	result    result
 }
 
 // intn draws from the cell's seed. Any goroutine may call it.

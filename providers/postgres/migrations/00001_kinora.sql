@@ -1,7 +1,7 @@
 -- Migration 1: all of Kinora's tables. "kinora." is replaced by the configured schema. The names of
 -- types are in quotes: see the function in of postgres.go.
 --
--- Operators: creates tables, indexes, four domains, thirteen functions and a trigger in one schema, and
+-- Operators: creates tables, indexes, four domains, seventeen functions and a trigger in one schema, and
 -- changes nothing else. It runs in one transaction and takes no lock on any existing table.
 
 -- Checks of columns that statements write often. The server parses a check of a table again in each
@@ -242,7 +242,21 @@ create table kinora.checkpoints (
 	mode        "kinora".checkpoint_mode not null,
 	token       uuid not null,
 	handlers    jsonb not null,
+	splits      jsonb not null default '[]', -- the ranges of its segments, the current one first
 	constraint checkpoints_pkey primary key (projector, generation)
+) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
+
+-- How far each segment of a generation, a share of the streams, has applied the events of the log. The
+-- token fences earlier readers of the segment.
+create table kinora.segments (
+	projector   text collate "C" not null,
+	generation  int not null,
+	segment     int not null,
+	position    bigint not null,
+	event_id    text collate "C" not null,
+	recorded_at timestamptz,
+	token       uuid not null,
+	constraint segments_pkey primary key (projector, generation, segment)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000);
 
 -- The functions of checkpoints. Each statement of a volatile function has a new snapshot. Scans
@@ -250,7 +264,7 @@ create table kinora.checkpoints (
 
 -- Returns a checkpoint. locked locks it until the transaction ends.
 create function kinora.checkpoint(of_projector text, of_generation int, locked text)
-returns table (projector text, generation int, "position" bigint, event_id text, recorded_at timestamptz, lineage text, mode "kinora".checkpoint_mode, token uuid, handlers jsonb)
+returns table (projector text, generation int, "position" bigint, event_id text, recorded_at timestamptz, lineage text, mode "kinora".checkpoint_mode, token uuid, handlers jsonb, splits jsonb)
 language plpgsql set enable_seqscan = off as $$
 begin
 	if locked = 'move' then
@@ -263,6 +277,26 @@ begin
 		return query select * from kinora.checkpoints c
 			where c.projector = of_projector and c.generation = of_generation;
 	end if;
+end
+$$;
+
+-- Returns a segment, locked until the transaction ends.
+create function kinora.segment(of_projector text, of_generation int, of_segment int)
+returns table (segment int, "position" bigint, event_id text, recorded_at timestamptz, token uuid)
+language plpgsql set enable_seqscan = off as $$
+begin
+	return query select s.segment, s.position, s.event_id, s.recorded_at, s.token from kinora.segments s
+		where s.projector = of_projector and s.generation = of_generation and s.segment = of_segment for no key update;
+end
+$$;
+
+-- Returns the segments of a generation as a JSON array, in order.
+create function kinora.segments_of(of_projector text, of_generation int) returns jsonb
+language plpgsql stable set enable_seqscan = off as $$
+begin
+	return (select coalesce(jsonb_agg(jsonb_build_object('segment', s.segment, 'position', s.position, 'event_id', s.event_id,
+		'recorded_at', s.recorded_at, 'token', s.token) order by s.segment), '[]')
+		from kinora.segments s where s.projector = of_projector and s.generation = of_generation);
 end
 $$;
 
@@ -324,6 +358,29 @@ begin
 			raise exception 'the generation is retired' using errcode = 'KN002';
 		end if;
 		raise exception 'another reader changed the checkpoint' using errcode = 'KN003';
+	end if;
+	if current_setting('transaction_isolation') <> 'read committed' then
+		raise exception 'the transaction is not READ COMMITTED' using errcode = 'KN002';
+	end if;
+end
+$$;
+
+-- Moves a segment. Raises KN003 also if the checkpoint does not have this mode, or if its current range
+-- of segments does not have the segment.
+create function kinora.advance_segment(of_projector text, of_generation int, of_segment int, was bigint, of_mode text, of_token uuid, moved bigint, event text, recorded timestamptz)
+returns void language plpgsql set enable_seqscan = off as $$
+begin
+	if exists (select from kinora.checkpoints c where c.projector = of_projector and c.generation = of_generation and c.mode = 'ended') then
+		raise exception 'the generation is retired' using errcode = 'KN002';
+	end if;
+	update kinora.segments s set position = moved, event_id = event, recorded_at = recorded
+	where s.projector = of_projector and s.generation = of_generation and s.segment = of_segment
+		and s.position = was and s.token = of_token
+		and exists (select from kinora.checkpoints c
+			where c.projector = of_projector and c.generation = of_generation and c.mode = of_mode
+				and of_segment - (c.splits -> 0 ->> 'first')::int between 0 and (c.splits -> 0 ->> 'count')::int - 1);
+	if not found then
+		raise exception 'another reader changed the segment' using errcode = 'KN003';
 	end if;
 	if current_setting('transaction_isolation') <> 'read committed' then
 		raise exception 'the transaction is not READ COMMITTED' using errcode = 'KN002';

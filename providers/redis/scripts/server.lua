@@ -23,3 +23,12 @@ local function arg()
   at = at + 1
   return ARGV[at]
 end
+
+-- segment returns the position and the token of a segment, or nothing if the checkpoint KEYS[1] has no such
+-- segment in its current split.
+local function segment(number)
+  local is = redis.call('HMGET', KEYS[1], 'splits', 'segment:' .. number .. ':position', 'segment:' .. number .. ':token')
+  local split = is[1] and cjson.decode(is[1])[1]
+  if not split or not is[2] or number < split.first or number >= split.first + split.count then return end
+  return tonumber(is[2]), is[3] or ''
+end

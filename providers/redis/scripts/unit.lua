@@ -4,7 +4,8 @@
 -- KEYS: the checkpoint, the records of parked messages, then the sets of markers, two for each name of
 -- a handler: of events, by position, and of other messages, by time.
 -- ARGV: kind, and for a reader the mode, token and position that the checkpoint must have; the time in
--- milliseconds; whether there must be a checkpoint; the number of messages, and for each: member,
+-- milliseconds; whether there must be a checkpoint; the segment that it moves instead of the checkpoint, or 0;
+-- the number of messages, and for each: member,
 -- position, shape, and the words of its commands; then the place to move to in the end. A shape has whether
 -- the message is marked, whether it may have been applied in part, whether the checkpoint moves to it, a
 -- word for each of its sets of events ('s' and the index), and the number of words of each command.
@@ -15,13 +16,19 @@ local mode, position, is, other, restoring = checkpoint()
 if mode == 'ended' or mode == 'emptied' then return {'ended', -1} end
 if kind == 'replay' and (other or restoring or mode == '' and checkpointed) then return {'changed', -1} end
 if other and kind ~= 'delivery' then return {'fenced', -1} end
+local number, fields = tonumber(ARGV[7]), ''
+if number > 0 then
+  fields = 'segment:' .. number .. ':'
+  position, is = segment(number)
+  if not position then return {'fenced', -1} end
+end
 if want ~= '' and (mode ~= want or is ~= token) then return {'fenced', -1} end
 if kind == 'advance' and tonumber(from) ~= position then return {'fenced', -1} end
 local again = kind == 'replay' or kind == 'restore'
 
 local moved -- the position to which messages have moved the checkpoint
 local function stop(...)
-  if moved then redis.call('HSET', KEYS[1], 'position', moved, 'id', '', 'recorded', '') end
+  if moved then redis.call('HSET', KEYS[1], fields .. 'position', moved, fields .. 'id', '', fields .. 'recorded', '') end
   return {...}
 end
 
@@ -69,7 +76,7 @@ local function undo(inserted, member)
   for _, key in ipairs(inserted or {}) do redis.call('ZREM', key, member) end
 end
 
-local at = 7
+local at = 8
 for message = 0, tonumber(ARGV[at]) - 1 do
   local member, text, shape = ARGV[at + 1], ARGV[at + 2], shape_of(ARGV[at + 3])
   local place, sets = tonumber(text), shape.sets
@@ -127,7 +134,7 @@ end
 
 local to = ARGV[at + 1]
 if to ~= '' then
-  redis.call('HSET', KEYS[1], 'position', to, 'id', ARGV[at + 2], 'recorded', ARGV[at + 3])
+  redis.call('HSET', KEYS[1], fields .. 'position', to, fields .. 'id', ARGV[at + 2], fields .. 'recorded', ARGV[at + 3])
   return {'applied', -1, to}
 end
 return stop('applied', -1, moved or from)

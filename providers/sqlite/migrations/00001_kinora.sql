@@ -101,7 +101,20 @@ create table kinora_checkpoints (
     mode        text not null check (mode in ('catch-up', 'closing', 'live', 'ended')),
     token       blob,          -- of the reader; only its units move the position
     handlers    text not null, -- json: where each handler began
+    splits      text not null default '[]', -- json: the ranges of its segments, the current one first
     primary key (projector, generation)
+) strict, without rowid;
+
+-- How far each segment of a generation has applied the events of its streams.
+create table kinora_segments (
+    projector   text not null,
+    generation  integer not null,
+    segment     integer not null,
+    position    integer not null,
+    event_id    text not null,
+    recorded_at integer, -- in microseconds
+    token       blob,    -- of the reader; only its units move the position
+    primary key (projector, generation, segment)
 ) strict, without rowid;
 
 -- Leases on names, such as those of the readers of the log. A loss of power may lose commits to

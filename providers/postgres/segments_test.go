@@ -1,0 +1,105 @@
+package postgres_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
+	"github.com/kinora-go/kinora/providers/postgres/postgrestest"
+	"github.com/stretchr/testify/require"
+)
+
+// Pages of a share have the events of its streams, and the shares together have all: SQL and
+// provider.SegmentOf agree.
+func TestPagesOfAShareHaveItsStreams(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.Open(t, nil)
+	streams := []string{"a-1", "a-日本", "a-o'hara", "b-2-x"}
+	for i := range 100 {
+		streams = append(streams, fmt.Sprintf("c-%d", i))
+	}
+	for _, stream := range streams {
+		appendOne(t, db, stream)
+	}
+	for _, filter := range []eventstore.LogFilter{{}, {Categories: []string{"a", "b", "c"}}} {
+		seen := map[string]int{}
+		for share := range 5 {
+			page, err := db.LogPage(t.Context(), provider.LogQuery{Filter: filter, Share: share, Shares: 5})
+			require.NoError(t, err)
+			require.EqualValues(t, len(streams), page.End.Position, "the page covers the events of others")
+			for _, e := range page.Events {
+				require.Equal(t, share, provider.SegmentOf(e.Stream, 5), e.Stream)
+				seen[e.Stream]++
+			}
+		}
+		require.Len(t, seen, len(streams))
+	}
+}
+
+// Runners with both kinds of transaction share the segments of a projector, and the number changes while
+// events come.
+func TestSegmentsFromTheLogOfPostgreSQL(t *testing.T) {
+	t.Parallel()
+	db := postgrestest.Open(t, nil)
+	_, err := db.Pool().Exec(t.Context(), `create table lists (key text primary key, items int[] not null)`)
+	require.NoError(t, err)
+	const streams, each = 20, 15
+	n := 0
+	more := func() (at eventstore.Appended) {
+		for range each {
+			n++
+			for i := range streams {
+				drafts, err := table.Encode(t.Context(), counted{N: n})
+				require.NoError(t, err)
+				at, err = db.Append(t.Context(), fmt.Sprintf("k-%d", i), eventstore.Any, drafts)
+				require.NoError(t, err)
+			}
+		}
+		return at
+	}
+	const upsert = `insert into lists as l (key, items) values ($1, array[$2::int])
+		on conflict (key) do update set items = l.items || excluded.items`
+	batched := func(o projector.Options) *projector.Projector[*pgx.Batch] {
+		return projector.Define("listed", table, o, projector.On("list", func(_ context.Context, b *pgx.Batch, e eventstore.Event[counted]) error {
+			b.Queue(upsert, e.Stream, e.Data.N)
+			return nil
+		}))
+	}
+	cfg := projector.RunnerConfig{Lease: time.Second, Batch: 7}
+	var stops []func() error
+	for _, count := range []int{4, 3} {
+		more()
+		o := projector.Options{Segments: count}
+		_, stopTx := runListed(t, db, projector.FromLog(db), cfg, listed(o))
+		_, stopBatch := runListed[*pgx.Batch](t, db.Batched(), projector.FromLog(db), cfg, batched(o))
+		for _, stop := range stops { // both numbers were there for some time
+			require.NoError(t, stop())
+		}
+		stops = []func() error{stopTx, stopBatch}
+		at := more()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		require.NoError(t, listed(o).Wait(ctx, db, at))
+		require.Eventually(t, func() bool {
+			c, err := db.Checkpoint(t.Context(), provider.Build{Projector: "listed"})
+			return err == nil && c.Split().Count == count && c.Place.Position == at.Position
+		}, time.Minute, 10*time.Millisecond)
+	}
+	for _, stop := range stops {
+		require.NoError(t, stop())
+	}
+	for i := range streams {
+		var items []int
+		require.NoError(t, db.Pool().QueryRow(t.Context(), `select items from lists where key = $1`, fmt.Sprintf("k-%d", i)).Scan(&items))
+		want := make([]int, n)
+		for at := range want {
+			want[at] = at + 1
+		}
+		require.Equal(t, want, items, "stream %d", i)
+	}
+}
