@@ -44,6 +44,11 @@ type started struct {
 // first and the relay last, so that nothing is published before there is a subscriber.
 //   - If a service fails, or ctx ends before all are running, Start stops the services that it
 //     has started, and returns the error.
+//   - If both relays and runners are among them, Start compares what the relays publish with what the
+//     runners subscribe to. ErrNoRoute: a relay's store has no Route, and a runner subscribes to
+//     the topics of its publisher. Warnings, one line each, list the categories of repositories that
+//     are routed to topics and that no projector takes, and subscribed topics that nothing is routed to.
+//     Another process may take or publish them.
 //   - The services see the values of ctx. Its end does not stop them: call Stop.
 func Start(ctx context.Context, services ...Service) (*Group, error) {
 	g, err := start(ctx, services...)
@@ -57,6 +62,9 @@ func Start(ctx context.Context, services ...Service) (*Group, error) {
 // failed.
 func start(ctx context.Context, services ...Service) (*Group, error) {
 	g := &Group{ended: make(chan struct{})}
+	if err := checkWiring(ctx, services); err != nil {
+		return nil, err
+	}
 	for _, s := range services {
 		if s == nil {
 			return nil, errors.Join(errors.New("start: a service is nil: leave it out"), g.Stop())

@@ -16,7 +16,9 @@ type Metadata struct {
 type metadataKey struct{}
 
 // WithMetadata returns a context with m. Types.Encode, and so Repository.Update, copies m to each
-// draft.
+// draft. Messages and tasks that are added with the context get its correlation id, causation id and
+// traceparent. A handler of a projector has a context with those of its event, and a task's handler with
+// those of the context that the task was added with.
 func WithMetadata(ctx context.Context, m Metadata) context.Context {
 	return context.WithValue(ctx, metadataKey{}, m)
 }

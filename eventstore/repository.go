@@ -51,6 +51,11 @@ func NewRepository[A Aggregate](
 	if err := invalid("category", check.Name(category)); err != nil {
 		return nil, err
 	}
+	if s, ok := store.(interface {
+		AppendsTo(category string, types []string)
+	}); ok {
+		s.AppendsTo(category, types.Names()) // for the warnings of kinora.Start
+	}
 	r := &Repository[A]{store: store, types: types, category: category, fresh: fresh, retries: 3}
 	if cfg != nil && cfg.Retries != 0 {
 		r.retries = max(cfg.Retries, 0)

@@ -123,7 +123,7 @@ func TestWireFormIsThatOfTheGoldenFiles(t *testing.T) {
 // published returns a message as a relay publishes it.
 func published(t *testing.T, m outbox.Message, at time.Time, e *wireEvent) wire {
 	t.Helper()
-	m, err := m.Normalize(0)
+	m, err := m.Normalize(t.Context(), 0)
 	require.NoError(t, err)
 	p := outbox.ToWatermill(outbox.Entry{OutboxMessage: m, CreatedAt: at})
 	return wire{p.UUID, m.Topic, p.Metadata, p.Payload, e}

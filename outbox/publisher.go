@@ -1,6 +1,9 @@
 package outbox
 
-import "github.com/ThreeDotsLabs/watermill/message"
+import (
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/kinora-go/kinora/eventstore"
+)
 
 // NewPublisher returns a Watermill publisher that adds messages to the outbox in the transaction of
 // tx (InTx of a provider). A relay publishes them after the commit. So it takes the place of the
@@ -12,7 +15,9 @@ import "github.com/ThreeDotsLabs/watermill/message"
 // Publish adds all its messages or none:
 //   - The UUID is the id of the message; if it is empty, the message gets a new one. A message whose id
 //     is already in the outbox for that topic is ignored.
-//   - The metadata are the headers, with the limits of Message.
+//   - The metadata are the headers, with the limits of Message. Each message inherits the correlation id,
+//     the causation id and the traceparent of its own context (Message.SetContext), and of that of the
+//     first message, unless it has these headers. In a handler, set the handler's context.
 //   - HeaderKey ("kinora_key") in the metadata is the ordering key: messages of a topic with this key are
 //     published in commit order (Message.OrderedKey). Without it, the message waits for no other, and
 //     others may be published before it.
@@ -34,6 +39,7 @@ func (p publisher) Publish(topic string, messages ...*message.Message) error {
 	for i, m := range messages {
 		key := m.Metadata[HeaderKey]
 		entries[i] = Message{ID: m.UUID, Topic: topic, Key: key, OrderedKey: key != "", Payload: m.Payload, Headers: m.Metadata}
+		entries[i] = entries[i].Inherit(eventstore.MetadataFrom(m.Context()))
 	}
 	return p.tx.Enqueue(messages[0].Context(), entries...)
 }

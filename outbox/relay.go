@@ -7,11 +7,13 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/internal/errclass"
+	"github.com/kinora-go/kinora/internal/presence"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -31,6 +33,8 @@ type Relay struct {
 	running  chan struct{}
 	breakers map[string]*breaker // by topic; used only by the goroutine that publishes
 	holdSoon chan struct{}       // requests that entries be held soon
+	presence *presence.Presence
+	outages  atomic.Pointer[[]provider.PausedTopic] // of the breakers, for reports
 }
 
 // NewRelay returns a relay that publishes the entries of s through p. A nil cfg means the
@@ -53,7 +57,22 @@ func NewRelay(s provider.Outbox, p message.Publisher, cfg *RelayConfig) (*Relay,
 	r.query = provider.EntryQuery{
 		Topics: r.cfg.Topics, Attempts: r.cfg.Backoff.Attempts, Unordered: r.cfg.Unordered, Bytes: r.cfg.Bytes,
 	}
+	r.presence = presence.New(s, r.cfg.Clock, func(err error) { r.log.Warn("relay not reported", "class", errclass.Of(err)) }, r.report)
 	return r, nil
+}
+
+// Wiring says what r reads, and where it publishes. kinora.Start calls it.
+func (r *Relay) Wiring() provider.RelayWiring {
+	return provider.RelayWiring{Store: r.store, Publisher: r.pub, Topics: r.cfg.Topics, Logger: r.log}
+}
+
+// report returns what the relay reports about itself.
+func (r *Relay) report() provider.ServiceReport {
+	report := provider.ServiceReport{Kind: "relay", Holder: r.cfg.Holder}
+	if outages := r.outages.Load(); outages != nil {
+		report.Paused = *outages
+	}
+	return report
 }
 
 // Running returns a channel that is closed once Run has checked the store and started.
@@ -92,7 +111,9 @@ func (r *Relay) Run(ctx context.Context) error {
 	go func() {
 		defer close(done)
 		var maintenance sync.WaitGroup
+		r.presence.Follow(ctx)
 		maintenance.Go(func() { r.maintain(ctx) })
+		maintenance.Go(func() { r.presence.Run(ctx) })
 		r.loop(ctx, hard)
 		maintenance.Wait()
 	}()
@@ -187,12 +208,18 @@ func (r *Relay) scan(ctx, hard context.Context, scans *scanner, at scan, begin t
 // nextQuery returns the query and the limit of the next claim, which depend on the breakers.
 func (r *Relay) nextQuery(now time.Time) (q provider.EntryQuery, limit int) {
 	q, depth := r.query, 0
+	q.Except = r.presence.Paused(provider.PauseTopic)
+	var outages []provider.PausedTopic
 	for topic, k := range r.breakers {
 		depth = max(depth, k.depth(now))
 		if k.paused(now) {
 			q.Except = append(q.Except, topic)
 		}
+		if k.down() {
+			outages = append(outages, provider.PausedTopic{Topic: topic, Class: k.class, Until: k.pausedUntil})
+		}
 	}
+	r.outages.Store(&outages)
 	slices.Sort(q.Except)
 	return q, r.cfg.Batch << depth
 }

@@ -83,7 +83,7 @@ func FuzzParseWatermill(f *testing.F) {
 func TestNormalize(t *testing.T) {
 	t.Parallel()
 	headers := map[string]string{"a": "b"}
-	m, err := outbox.Message{Topic: "t", Headers: headers}.Normalize(0)
+	m, err := outbox.Message{Topic: "t", Headers: headers}.Normalize(t.Context(), 0)
 	require.NoError(t, err)
 	require.Len(t, m.ID, 36)
 	require.Equal(t, m.ID, m.Key, "a message without a key waits for no other")
@@ -98,7 +98,7 @@ func TestNormalize(t *testing.T) {
 		"payload too long": {Topic: "t", Payload: make([]byte, 11)},
 		"header with NUL":  {Topic: "t", Headers: map[string]string{"a": "\x00"}},
 	} {
-		_, err := bad.Normalize(10)
+		_, err := bad.Normalize(t.Context(), 10)
 		require.ErrorIs(t, err, eventstore.ErrInvalid, name)
 	}
 }
@@ -136,7 +136,7 @@ func FuzzWireRoundTrip(f *testing.F) {
 			return
 		}
 		m := provider.FromEvent(stream, version, d, "t")
-		_, err := m.Normalize(0)
+		_, err := m.Normalize(t.Context(), 0)
 		require.NoError(t, err)
 		e := outbox.Entry{OutboxMessage: m, CreatedAt: time.Unix(1, 1)}
 		raw, err := outbox.ParseWatermill(outbox.ToWatermill(e))

@@ -39,6 +39,16 @@ func (h Handler[Tx]) Was(names ...string) Handler[Tx] {
 // fn must write only through its transaction. It may run again for the same event, after its
 // earlier writes were rolled back; its other effects may then happen twice. An error rolls the
 // transaction back; Class says what follows.
+//
+// To call another system, return a message (OnEmit), or add a task in the transaction
+// (TasksIn(tx).Enqueue of the database): it takes place if the transaction commits. Never call it in
+// fn: a call in a transaction that is rolled back has happened all the same, and happens again with
+// the next try; a rebuild calls it for every event of the past; and while it takes long, a connection
+// and the later messages wait.
+//
+// What fn appends (UpdateTx with InTx(tx) of the database), adds as a task, or publishes with its ctx
+// inherits from the event: its id as the causation id, and its correlation id and traceparent.
+// eventstore.WithMetadata in fn replaces these.
 func On[Tx, E any](name string, fn func(context.Context, Tx, eventstore.Event[E]) error) Handler[Tx] {
 	if fn == nil {
 		return Handler[Tx]{name: name} // NewRunner reports it
@@ -84,6 +94,7 @@ func OnEmit[Tx, E any](
 //   - If fn returns an error, the unit is rolled back, and fn runs again for fewer events, until only
 //     the one that fails is left. That one is parked.
 //   - RunnerConfig.Timeout is for one call of fn.
+//   - The ctx of fn has no metadata of the events, which may have different causes.
 //   - The store must undo a unit as a whole: NewRunner refuses Redis.
 func OnBatch[Tx, E any](name string, fn func(ctx context.Context, tx Tx, events []eventstore.Event[E]) error) Handler[Tx] {
 	if fn == nil {

@@ -3,7 +3,6 @@ package projector
 import (
 	"cmp"
 	"context"
-	"maps"
 	"slices"
 	"strconv"
 	"sync/atomic"
@@ -187,21 +186,22 @@ func completed(out []outbox.Message, handler string, cause eventstore.Raw) []out
 		if m.Key == "" && provider.CheckText("key", cause.Stream, provider.MaxIDBytes) == nil {
 			m.Key = cause.Stream
 		}
-		h := map[string]string{}
-		maps.Copy(h, m.Headers)
-		for name, value := range map[string]string{
-			outbox.HeaderCausation:   cause.ID,
-			outbox.HeaderCorrelation: cause.Metadata.CorrelationID,
-			outbox.HeaderTraceparent: cause.Metadata.Traceparent,
-		} {
-			if _, ok := h[name]; ok || value == "" {
-				continue
-			}
-			if h[name] = value; provider.CheckHeaders("headers", h) != nil {
-				delete(h, name)
-			}
-		}
-		m.Headers = h
+		*m = m.Inherit(caused(eventstore.Metadata{}, cause))
 	}
 	return out
+}
+
+// caused returns metadata whose cause is an event: the event's id, correlation id and traceparent
+// replace those of m.
+func caused(m eventstore.Metadata, by eventstore.Raw) eventstore.Metadata {
+	is := provider.Inherited(eventstore.Metadata{
+		CorrelationID: cmp.Or(by.Metadata.CorrelationID, m.CorrelationID), CausationID: by.ID, Traceparent: cmp.Or(by.Metadata.Traceparent, m.Traceparent),
+	})
+	m.CorrelationID, m.CausationID, m.Traceparent = is.CorrelationID, is.CausationID, is.Traceparent
+	return m
+}
+
+// withCause returns a context with which events, messages and tasks inherit from the event.
+func withCause(ctx context.Context, by eventstore.Raw) context.Context {
+	return eventstore.WithMetadata(ctx, caused(eventstore.MetadataFrom(ctx), by))
 }

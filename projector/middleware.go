@@ -161,7 +161,13 @@ func ownDeadline(of context.Context) (context.Context, context.CancelFunc) {
 func (o *once[Tx]) call(ctx context.Context, m *message.Message, h message.HandlerFunc) ([]outbox.Message, error) {
 	received := m.Context()
 	defer m.SetContext(received)
-	m.SetContext(ctx)
+	cause := eventstore.Raw{
+		ID: m.UUID, Stream: m.Metadata[outbox.HeaderKey],
+		Metadata: eventstore.Metadata{
+			CorrelationID: m.Metadata[outbox.HeaderCorrelation], Traceparent: m.Metadata[outbox.HeaderTraceparent],
+		},
+	}
+	m.SetContext(withCause(ctx, cause))
 	crash.Point("handler: before")
 	out, err := h(m)
 	crash.Point("handler: after")
@@ -176,12 +182,7 @@ func (o *once[Tx]) call(ctx context.Context, m *message.Message, h message.Handl
 	if err := outbox.NewPublisher(&c).Publish(topic, out...); err != nil {
 		return nil, err
 	}
-	return completed(c, o.name, eventstore.Raw{
-		ID: m.UUID, Stream: m.Metadata[outbox.HeaderKey],
-		Metadata: eventstore.Metadata{
-			CorrelationID: m.Metadata[outbox.HeaderCorrelation], Traceparent: m.Metadata[outbox.HeaderTraceparent],
-		},
-	}), nil
+	return completed(c, o.name, cause), nil
 }
 
 // collector is an outbox.Enqueuer that keeps the messages.

@@ -296,7 +296,7 @@ func (r *reader) step(ctx, hard context.Context) (more bool, err error) {
 			return r.followSegments(ctx)
 		}
 	}
-	if r.serving.Paused && r.serving.isReplaying() {
+	if r.serving.Paused && r.serving.isReplaying() || r.isPaused() {
 		return false, nil
 	}
 	switch r.at.Mode {

@@ -49,6 +49,9 @@ func (r *Runner) dispatchDue(ctx context.Context) (some bool, err error) {
 	batch := cmp.Or(r.cfg.Batch, deliveryBatch)
 	f := provider.DueFilter{Keys: 4 * batch, Each: batch}
 	for _, p := range r.feeding() {
+		if p.isPaused() {
+			continue
+		}
 		f.Builds = append(f.Builds, p.build())
 		some = some || slices.ContainsFunc(p.workers, func(w *worker) bool { return w.busy.Load() })
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/kinora-go/kinora/internal/presence"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -40,6 +42,8 @@ type Runner struct {
 	assigned    bool                    // it keeps the generation that its projector has
 	undecoded   atomic.Bool             // a parked message requires a Decoder
 	reached     func()                  // called when the reader of a scratch generation has caught up
+	presence    *presence.Presence
+	operations  provider.Operations // nil: the store has none
 }
 
 // NewRunner returns a runner that applies the messages of src to ps, in transactions of db. It
@@ -100,8 +104,20 @@ func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ..
 			return nil, fmt.Errorf("runner: projector %s: OnCreate requires a log: give it Markers, and not BrokerOnly, or a runner FromLog", p.name)
 		}
 		r.projections = append(r.projections, r.byName[p.name])
+		answer(r, u, p)
 	}
+	r.operations = provider.OperationsOf(u)
+	r.presence = presence.New(u, r.cfg.Clock, func(err error) { r.report(slog.LevelWarn, "runner not reported", err) }, r.reportSelf)
 	return r, nil
+}
+
+// reportSelf returns what the runner reports about itself.
+func (r *Runner) reportSelf() provider.ServiceReport {
+	report := provider.ServiceReport{ID: r.id, Kind: "runner", Holder: r.id, Version: r.cfg.Version}
+	for _, p := range r.projections {
+		report.Projectors = append(report.Projectors, p.name)
+	}
+	return report
 }
 
 func (r *Runner) nextWorker() int { return int(r.workers.Add(1)) - 1 }
@@ -114,6 +130,23 @@ func (r *Runner) report(level slog.Level, what string, err error, attrs ...any) 
 		attrs = append(attrs, "err", err)
 	}
 	r.cfg.Logger.Log(context.Background(), level, what, attrs...)
+}
+
+// Wiring says what r reads and takes. kinora.Start calls it.
+func (r *Runner) Wiring() provider.RunnerWiring {
+	w := provider.RunnerWiring{
+		Log: r.log, FromLog: r.src.log != nil, Topics: r.src.topics, Decodes: r.cfg.Decode != nil, Logger: r.cfg.Logger,
+	}
+	if r.src.sub != nil {
+		w.Subscriber = r.src.sub
+	}
+	for _, p := range r.projections {
+		w.Emits = w.Emits || p.emits
+		w.Takes = slices.AppendSeq(w.Takes, maps.Keys(p.byType))
+	}
+	slices.Sort(w.Takes)
+	w.Takes = slices.Compact(w.Takes)
+	return w
 }
 
 // Running returns a channel that is closed once Run has subscribed to every topic.
@@ -138,6 +171,9 @@ func (r *Runner) Run(ctx context.Context) error {
 	}
 	if err == nil {
 		err = r.choose(ctx)
+	}
+	if err == nil && !r.src.isZero() && !r.assigned {
+		r.presence.Follow(ctx)
 	}
 	if err == nil {
 		r.reportRenamed(ctx)
@@ -213,6 +249,10 @@ func (r *Runner) start(work, hard context.Context, subs []subscription, all *syn
 	all.Go(func() { r.poll(work) })
 	all.Go(func() { r.followGenerations(work, hard) })
 	all.Go(func() { r.maintain(work) })
+	if !r.assigned { // not a part of a verification
+		all.Go(func() { r.presence.Run(work) })
+		all.Go(func() { r.takeRequests(work, hard) })
+	}
 }
 
 // start starts the workers and the reader.

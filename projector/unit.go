@@ -289,7 +289,7 @@ func (u *unit) run(ctx context.Context, call caller, i int, m *inbound, fresh []
 		if values := m.msg.Context(); values != context.Background() {
 			parent = handlerContext{ctx, context.WithoutCancel(values)}
 		}
-		some, took, err := u.call(parent, call, &m.handlers[j], m.replayed, m, nil)
+		some, took, err := u.call(withCause(parent, m.raw), call, &m.handlers[j], m.replayed, m, nil)
 		if err != nil {
 			return nil, err
 		}

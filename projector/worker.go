@@ -41,10 +41,21 @@ func (w *worker) run(ctx, hard context.Context) {
 			w.busy.Store(false)
 		case m := <-w.in:
 			w.backOff(ctx)
+			w.awaitResume(ctx)
 			w.apply(ctx, hard, w.leave(ctx, w.locate(ctx, w.collect(m))))
 		}
 	}
 }
+
+// awaitResume waits while an operator has paused the projector, or until ctx ends.
+func (w *worker) awaitResume(ctx context.Context) {
+	for w.isPaused() && ctx.Err() == nil {
+		wait(ctx, pausedLook)
+	}
+}
+
+// pausedLook is the interval between two looks at whether a paused projector was resumed.
+const pausedLook = 100 * time.Millisecond
 
 // generation returns the generation that the units of the worker belong to.
 func (w *worker) generation() *generation {

@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -29,10 +30,11 @@ type OutboxMessage struct {
 	OrderedKey bool
 }
 
-// Normalize returns m with an ID, a Key and a copy of Headers. A message that no provider can
+// Normalize returns m with an ID, a Key and a copy of Headers, to which it adds the metadata of ctx that
+// messages inherit (Inherit). A message that no provider can
 // store is an *eventstore.InvalidError. A maxPayload ≤ 0 means DefaultMaxPayload. Providers call
 // it before any SQL.
-func (m OutboxMessage) Normalize(maxPayload int) (OutboxMessage, error) {
+func (m OutboxMessage) Normalize(ctx context.Context, maxPayload int) (OutboxMessage, error) {
 	if m.ID == "" {
 		id, err := uuid.NewV7()
 		if err != nil {
@@ -58,7 +60,7 @@ func (m OutboxMessage) Normalize(maxPayload int) (OutboxMessage, error) {
 		return m, err
 	}
 	m.Headers = maps.Clone(m.Headers)
-	return m, nil
+	return m.Inherit(eventstore.MetadataFrom(ctx)), nil
 }
 
 // Topics calls route for each draft, and returns the topics of each draft, without duplicates. A

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/eventstore"
 )
 
 // TaskStatus is the status of a task.
@@ -68,6 +69,9 @@ type Task struct {
 	Token     claim.Token
 	ClaimedBy string // the holder of the last claim
 	Code      string // of the last failure; a word or a class, never a text
+	// Metadata has the correlation id, the causation id and the traceparent of the context that it was
+	// added with. Its handlers run with it.
+	Metadata eventstore.Metadata
 	// NextAt is the end of the lease of a claimed task, and of the time of a waiting one; zero if
 	// that has no end. Any other open task cannot be claimed before it.
 	NextAt    time.Time

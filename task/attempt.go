@@ -7,6 +7,7 @@ import (
 	"runtime/debug"
 	"time"
 
+	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -69,7 +70,7 @@ func (a *attempt[Tx]) run() ending {
 	if _, ok := a.kinds.groups[t.GroupKind]; t.Group != "" && !ok {
 		return a.end(provider.TaskChange{To: Abandoned, Code: codeUnknownGroup, Doubt: t.Doubt})
 	}
-	ctx, cancel := context.WithCancelCause(a.work)
+	ctx, cancel := context.WithCancelCause(eventstore.WithMetadata(a.work, t.Metadata))
 	defer cancel(nil)
 	a.mu.Lock()
 	a.hold.lose = cancel

@@ -12,6 +12,7 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/internal/errclass"
+	"github.com/kinora-go/kinora/internal/presence"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -219,6 +220,10 @@ func (e *engine[Tx]) run(ctx context.Context, running chan<- struct{}) error {
 	defer stop()
 	var handlers, maintenance sync.WaitGroup
 	maintenance.Go(func() { e.maintain(ctx) })
+	maintenance.Go(func() {
+		presence.New(e.db, now, func(err error) { e.log.Warn("worker not reported", "class", errclass.Of(err)) },
+			func() provider.ServiceReport { return provider.ServiceReport{Kind: "worker", Holder: e.cfg.Holder} }).Run(ctx)
+	})
 	close(running)
 	e.loop(ctx, &handlers)
 	return e.drain(interrupt, e.ended(handlers.Wait, maintenance.Wait))

@@ -42,9 +42,9 @@ var units = []Mutant{
 	{
 		Name: "some_handlers",
 		What: "a message is applied if its first handler succeeds, although another handler fails",
-		Edits: []Edit{{File: "projector/unit.go", Old: `		some, took, err := u.call(parent, call, &m.handlers[j], m.replayed, m, nil)
+		Edits: []Edit{{File: "projector/unit.go", Old: `		some, took, err := u.call(withCause(parent, m.raw), call, &m.handlers[j], m.replayed, m, nil)
 		if err != nil {
-`, New: `		some, took, err := u.call(parent, call, &m.handlers[j], m.replayed, m, nil)
+`, New: `		some, took, err := u.call(withCause(parent, m.raw), call, &m.handlers[j], m.replayed, m, nil)
 		if err != nil && j == 0 {
 `}},
 		Tests: []Test{{"./projector", "TestMessageIsAppliedByAllItsHandlersOrNone"}},

@@ -319,3 +319,41 @@ func isPoison(err error) bool {
 	class := projector.ClassOf(err)
 	return (class == projector.ClassUnknown || class == projector.ClassPermanent) && !errors.Is(err, context.Canceled)
 }
+
+// What a handler adds with the context of its message has the message as the cause, and its correlation id and
+// traceparent.
+func TestMiddlewareContextFlows(t *testing.T) {
+	t.Parallel()
+	t.Run("sqlite", func(t *testing.T) {
+		t.Parallel()
+		contextFlows(t, newSQLite(t))
+	})
+	t.Run("postgres", func(t *testing.T) {
+		t.Parallel()
+		contextFlows(t, newPostgres(t))
+	})
+}
+
+func contextFlows[Tx any](t *testing.T, d *database[Tx]) {
+	handle := d.once(t)(func(m *message.Message) ([]*message.Message, error) {
+		tx, _ := projector.TxFrom[Tx](m.Context())
+		if err := d.enqueuer(tx).Enqueue(m.Context(), outbox.Message{Topic: "added"}); err != nil {
+			return nil, err
+		}
+		out := message.NewMessage("out", nil)
+		out.SetContext(m.Context())
+		return nil, outbox.NewPublisher(d.enqueuer(tx)).Publish("published", out)
+	})
+	m := message.NewMessage("m-1", nil)
+	m.Metadata[outbox.HeaderCorrelation], m.Metadata[outbox.HeaderTraceparent] = "c-1", "00-1"
+	_, err := handle(m)
+	require.NoError(t, err)
+	entries, err := d.entries(t.Context(), outbox.Filter{})
+	require.NoError(t, err)
+	require.Len(t, entries, 2)
+	for _, e := range entries {
+		require.Equal(t, map[string]string{
+			outbox.HeaderCorrelation: "c-1", outbox.HeaderCausation: "m-1", outbox.HeaderTraceparent: "00-1",
+		}, e.Headers, e.Topic)
+	}
+}

@@ -25,7 +25,7 @@ func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
 	ready := make([]outbox.Message, len(ms))
 	for i, m := range ms {
 		var err error
-		if ready[i], err = m.Normalize(t.db.cfg.MaxPayload); err != nil {
+		if ready[i], err = m.Normalize(ctx, t.db.cfg.MaxPayload); err != nil {
 			return fmt.Errorf("enqueue message %d: %w", i, err)
 		}
 	}

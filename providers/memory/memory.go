@@ -19,7 +19,7 @@
 // provider.Builds; parking.go implements the queues of parked messages
 // and provider.Parking; liveness.go implements provider.Liveness; records.go implements the
 // markers and provider.Records; progress.go implements provider.Progress and claim.Leases; log.go
-// implements provider.Log; tasks.go, task_changes.go and task_tx.go implement the tasks of workers.
+// implements provider.Log; operations.go and survey.go implement provider.Operations; tasks.go, task_changes.go and task_tx.go implement the tasks of workers.
 package memory
 
 import (
@@ -53,6 +53,7 @@ type DB struct{ *Provider }
 
 // Provider has the methods of a DB that relays and runners call. Applications do not need them.
 type Provider struct {
+	*provider.Routes
 	cfg       Config
 	committed atomic.Pointer[state]
 	lock      chan struct{} // write lock, of capacity 1: an open transaction has one element in it
@@ -94,6 +95,10 @@ type state struct {
 	tables   *tree[string, *tree[string, any]] // the read models
 	views    *tree[string, string]             // the tables that views show
 	work     work                              // the tasks
+	services *tree[string, provider.ServiceReport]
+	pauses   *tree[string, provider.Pause] // by kind, NUL and name
+	acts     *tree[int64, provider.Act]    // by ID
+	act      int64                         // the last ID
 	// closed when a later state has more entries, more events, or more tasks to claim
 	added, appended, tasksDue chan struct{}
 }
@@ -104,6 +109,7 @@ func New(cfg *Config) (*DB, error) {
 	if cfg != nil {
 		db.cfg = *cfg
 	}
+	db.Routes = provider.NewRoutes(db.cfg.Route)
 	if db.cfg.MaxPayload < 0 {
 		return nil, fmt.Errorf("memory: MaxPayload is %d: it must not be negative; zero means 1 MiB", db.cfg.MaxPayload)
 	}
@@ -268,4 +274,5 @@ var (
 	_ provider.TaskProvider[*Model] = (*DB)(nil)
 	_ provider.TaskInspector        = (*DB)(nil)
 	_ provider.TaskWaker            = (*DB)(nil)
+	_ provider.Operations           = (*DB)(nil)
 )

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/check"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -44,7 +45,7 @@ func (t taskTx) Enqueue(ctx context.Context, tasks ...provider.TaskDraft) error 
 				return false, fmt.Errorf("task %s: %w", d.ID, provider.ErrTaskIDReused)
 			}
 			if !known {
-				w.add(d, provider.TaskGroup{}, now)
+				w.add(ctx, d, provider.TaskGroup{}, now)
 			}
 		}
 		return true, nil
@@ -56,14 +57,14 @@ func sameDraft(a, b provider.TaskDraft) bool {
 	return a.ID == b.ID && a.Kind == b.Kind && check.SameJSON(a.Input, b.Input)
 }
 
-func (w *work) add(d provider.TaskDraft, of provider.TaskGroup, now time.Time) {
+func (w *work) add(ctx context.Context, d provider.TaskDraft, of provider.TaskGroup, now time.Time) {
 	due := now.Add(d.After)
 	if at := d.At.UTC().Round(0); at.After(due) {
 		due = at
 	}
 	w.put(task{}, task{Task: provider.Task{
 		ID: d.ID, Kind: d.Kind, Group: of.ID, GroupKind: of.Kind, Input: bytes.Clone(d.Input), State: map[string]provider.Slot{},
-		Status: provider.TaskPending, Version: 1, NextAt: due, CreatedAt: now,
+		Status: provider.TaskPending, Version: 1, Metadata: provider.Inherited(eventstore.MetadataFrom(ctx)), NextAt: due, CreatedAt: now,
 	}})
 }
 
@@ -85,7 +86,7 @@ func (t taskTx) EnqueueGroup(ctx context.Context, g provider.TaskGroupDraft) err
 				return false, fmt.Errorf("task %s: %w", d.ID, provider.ErrTaskIDReused)
 			}
 			added.drafts[i].Input = bytes.Clone(d.Input)
-			w.add(d, added.TaskGroup, now)
+			w.add(ctx, d, added.TaskGroup, now)
 		}
 		w.groups = w.groups.put(g.ID, added)
 		return true, nil

@@ -61,7 +61,7 @@ func (w *unit) inOneTrip(ctx context.Context, run queuing) (done bool, err error
 	case len(closing.Park) > 0:
 		return false, nil
 	}
-	if err := w.queueClosing(closing); err != nil {
+	if err := w.queueClosing(ctx, closing); err != nil {
 		return true, class(err)
 	}
 	conn, err := w.acquire(ctx)

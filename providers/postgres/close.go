@@ -1,6 +1,7 @@
 package postgres
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -69,9 +70,9 @@ delete from kinora.markers where ctid = any(array(
 )
 
 // queueClosing queues the unit's own writes: output, and the parking or resolving of messages.
-func (w *unit) queueClosing(c provider.Closing) error {
+func (w *unit) queueClosing(ctx context.Context, c provider.Closing) error {
 	w.begin(ofOutput)
-	if err := w.db.queueEnqueue(&w.Batch, c.Output); err != nil {
+	if err := w.db.queueEnqueue(ctx, &w.Batch, c.Output); err != nil {
 		return err
 	}
 	w.begin(ofUnit)

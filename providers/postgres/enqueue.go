@@ -45,8 +45,8 @@ func (db *Provider) orderedKeys(ms []outbox.Message) []int64 {
 }
 
 // queueEnqueue queues the statements that add messages to the outbox.
-func (db *Provider) queueEnqueue(b *pgx.Batch, ms []outbox.Message) error {
-	args, err := db.enqueueArgs(ms)
+func (db *Provider) queueEnqueue(ctx context.Context, b *pgx.Batch, ms []outbox.Message) error {
+	args, err := db.enqueueArgs(ctx, ms)
 	if err != nil || args == nil {
 		return err
 	}
@@ -66,7 +66,7 @@ func (db *Provider) queueEnqueue(b *pgx.Batch, ms []outbox.Message) error {
 // *eventstore.InvalidError.
 func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
 	b := &pgx.Batch{}
-	if err := t.db.queueEnqueue(b, ms); err != nil || b.Len() == 0 {
+	if err := t.db.queueEnqueue(ctx, b, ms); err != nil || b.Len() == 0 {
 		return err
 	}
 	crash.Point("enqueue: before")
@@ -80,7 +80,7 @@ func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
 
 // enqueueArgs returns the arguments of enqueueSQL or, for one message, of enqueueOneSQL. It returns nil if
 // there are no messages.
-func (db *Provider) enqueueArgs(ms []outbox.Message) ([]any, error) {
+func (db *Provider) enqueueArgs(ctx context.Context, ms []outbox.Message) ([]any, error) {
 	if len(ms) == 0 {
 		return nil, nil
 	}
@@ -88,7 +88,7 @@ func (db *Provider) enqueueArgs(ms []outbox.Message) ([]any, error) {
 	var payloads [][]byte
 	var headers []json.RawMessage
 	for i, m := range ms {
-		m, err := m.Normalize(db.cfg.MaxPayload)
+		m, err := m.Normalize(ctx, db.cfg.MaxPayload)
 		if err != nil {
 			return nil, fmt.Errorf("enqueue message %d: %w", i, err)
 		}

@@ -1,6 +1,6 @@
 -- The rights of each role in Kinora's schema. Run it as the owner, after Migrate. It can be run
 -- again.
-revoke all on all tables in schema kinora from kinora_appender, kinora_relay, kinora_projector, kinora_worker, kinora_reader;
+revoke all on all tables in schema kinora from kinora_appender, kinora_relay, kinora_projector, kinora_worker, kinora_operator, kinora_reader;
 
 grant select, insert, update on kinora.streams to kinora_appender;
 grant select, insert on kinora.events to kinora_appender;
@@ -30,6 +30,19 @@ grant select, insert, update, delete on kinora.tasks, kinora.task_groups, kinora
 grant select, insert, delete on kinora.task_trail to kinora_worker;
 grant insert, select (topic, message_id) on kinora.outbox to kinora_worker;
 
+-- to report that they are alive, to see what is paused, and to take requests up
+grant select, insert, update, delete on kinora.services to kinora_relay, kinora_projector, kinora_worker;
+grant select on kinora.pauses to kinora_relay, kinora_projector, kinora_worker;
+grant select, update on kinora.acts to kinora_projector;
+
+-- what a person may do with the command kinora
+grant select on all tables in schema kinora to kinora_operator;
+grant select, insert, update, delete on kinora.pauses, kinora.acts to kinora_operator;
+grant update on kinora.outbox, kinora.parked, kinora.tasks to kinora_operator;
+grant insert, update, delete on kinora.holds to kinora_operator;
+grant insert, update on kinora.generations, kinora.checkpoints to kinora_operator;
+grant insert on kinora.task_trail to kinora_operator;
+
 grant select on kinora.migrations to kinora_appender, kinora_relay, kinora_projector, kinora_worker;
 grant select on all tables in schema kinora to kinora_reader;
 -- where execute was revoked from public
@@ -38,9 +51,10 @@ grant execute on function kinora.held(text, int, bytea[]), kinora.unheld(text, i
 	kinora.advance_segment(text, int, int, bigint, text, uuid, bigint, text, timestamptz),
 	kinora.advance(text, int, bigint, text, uuid, bigint, text, timestamptz), kinora.marked(int, bigint, text[], text[], text[]),
 	kinora.unmarked(int, bigint, text[], text[], text[]), kinora.refuse_write() to kinora_projector;
-grant execute on function kinora.enqueue_tasks(text[], text[], jsonb[], bigint[], timestamptz[]),
-	kinora.enqueue_task_group(text, text, jsonb, text[], text[], jsonb[], bigint[], timestamptz[]),
+grant execute on function kinora.enqueue_tasks(text[], text[], jsonb[], bigint[], timestamptz[], jsonb),
+	kinora.enqueue_task_group(text, text, jsonb, text[], text[], jsonb[], bigint[], timestamptz[], jsonb),
 	kinora.answer_task(text, text, text, jsonb), kinora.postpone_task(text, timestamptz)
 	to kinora_appender, kinora_projector, kinora_worker;
 grant execute on function kinora.claim_tasks(text[], boolean, int, int, uuid, text, bigint),
 	kinora.change_tasks(text[], uuid[], text[], bigint[], jsonb[], text[], boolean[], text[], boolean[], jsonb[], text[]) to kinora_worker;
+grant execute on function kinora.checkpoint(text, int, text) to kinora_operator;

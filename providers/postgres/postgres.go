@@ -55,6 +55,7 @@ type DB struct{ *Provider }
 
 // Provider has the methods of a DB that relays and runners call. Applications do not need them.
 type Provider struct {
+	*provider.Routes
 	pool     *pgxpool.Pool
 	owned    bool
 	cfg      Config
@@ -92,6 +93,8 @@ var (
 	_ provider.TaskBatchClaimer      = (*DB)(nil)
 	_ provider.TaskInspector         = (*DB)(nil)
 	_ provider.TaskWaker             = (*DB)(nil)
+	_ provider.Operations            = (*DB)(nil)
+	_ provider.Diagnoser             = (*DB)(nil)
 	_ provider.ReadyChecker          = (*DB)(nil)
 	_ provider.ReadyChecker          = (*Batched)(nil)
 	_ provider.ReadyChecker          = (*SQL)(nil)
@@ -145,6 +148,7 @@ func New(pool *pgxpool.Pool, cfg *Config) (*DB, error) {
 	if cfg != nil {
 		db.cfg = *cfg
 	}
+	db.Routes = provider.NewRoutes(db.cfg.Route)
 	if db.cfg.Schema == "" {
 		db.cfg.Schema = defaultSchema
 	}

@@ -17,12 +17,12 @@ import (
 
 // The columns of a task.
 const taskColumns = `o.id, o.kind, o.group_id, o.group_kind, o.input, o.state, o.result, o.status, o.undo, o.why, o.doubt, o.version, o.attempts,
-	o.vanished, o.suspect, o.waits, o.token, o.claimed_by, o.code, o.next_at, o.created_at, o.ended_at`
+	o.vanished, o.suspect, o.waits, o.token, o.claimed_by, o.code, o.metadata, o.next_at, o.created_at, o.ended_at`
 
 // taskRow is a row of tasks as the driver reads it.
 type taskRow struct {
 	provider.Task
-	state                []byte
+	state, metadata      []byte
 	token                *uuid.UUID
 	next, created, ended pgtype.Timestamptz
 }
@@ -30,7 +30,7 @@ type taskRow struct {
 // columns are the destinations of taskColumns.
 func (r *taskRow) columns() []any {
 	return []any{&r.ID, &r.Kind, &r.Group, &r.GroupKind, &r.Input, &r.state, &r.Result, &r.Status, &r.Undo, &r.Why, &r.Doubt, &r.Version, &r.Attempts,
-		&r.Vanished, &r.Suspect, &r.Waits, &r.token, &r.ClaimedBy, &r.Code, &r.next, &r.created, &r.ended}
+		&r.Vanished, &r.Suspect, &r.Waits, &r.token, &r.ClaimedBy, &r.Code, &r.metadata, &r.next, &r.created, &r.ended}
 }
 
 // task returns the task. readable is false if its state is not an object of slots, because another
@@ -40,6 +40,7 @@ func (r *taskRow) task() (t provider.Task, readable bool) {
 	if r.token != nil {
 		t.Token = claim.Token(*r.token)
 	}
+	t.Metadata = provider.ParseTaskMetadata(r.metadata)
 	t.NextAt, t.CreatedAt, t.EndedAt = storedTime(r.next), storedTime(r.created), storedTime(r.ended)
 	if err := json.Unmarshal(r.state, &t.State); err != nil {
 		t.State = nil
@@ -65,7 +66,7 @@ func scanTask(row pgx.CollectableRow) (provider.Task, error) {
 }
 
 const claimTasksSQL = `
-select id, kind, group_id, group_kind, input, state, result, undo, why, doubt, version, attempts, vanished, suspect, waits, timed_out, spent, code, next_at, created_at
+select id, kind, group_id, group_kind, input, state, result, undo, why, doubt, version, attempts, vanished, suspect, waits, timed_out, spent, code, metadata, next_at, created_at
 from kinora.claim_tasks($1::text[], $2::boolean, $3::int, $4::int, $5::uuid, $6::text, $7::bigint)`
 
 // codeMalformed is the code of a task whose state cannot be read, because another program wrote it.
@@ -86,7 +87,7 @@ func (db *Provider) ClaimTasks(ctx context.Context, q provider.TaskQuery, t clai
 	tasks, err := collect(ctx, db.pool, func(row pgx.CollectableRow) (provider.Task, error) {
 		r := taskRow{Task: provider.Task{Status: provider.TaskClaimed, ClaimedBy: t.Holder}, token: (*uuid.UUID)(&t.Token)}
 		err := row.Scan(&r.ID, &r.Kind, &r.Group, &r.GroupKind, &r.Input, &r.state, &r.Result, &r.Undo, &r.Why, &r.Doubt, &r.Version, &r.Attempts,
-			&r.Vanished, &r.Suspect, &r.Waits, &r.TimedOut, &r.Spent, &r.Code, &r.next, &r.created)
+			&r.Vanished, &r.Suspect, &r.Waits, &r.TimedOut, &r.Spent, &r.Code, &r.metadata, &r.next, &r.created)
 		task, readable := r.task()
 		if err == nil && !readable {
 			malformed = append(malformed, abandonMalformed(task))

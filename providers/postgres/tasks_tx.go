@@ -23,15 +23,15 @@ func (db *DB) TasksIn(tx pgx.Tx) provider.TaskTx { return &taskTx{db: db.Provide
 const (
 	// One task, the usual case.
 	enqueueTaskSQL = `
-insert into kinora.tasks (id, kind, input, next_at, created_at)
-select $1::text, $2::text, $3::jsonb, greatest(ck.t + $4::bigint * interval '1 microsecond', $5::timestamptz), ck.t
+insert into kinora.tasks (id, kind, input, metadata, next_at, created_at)
+select $1::text, $2::text, $3::jsonb, $6::jsonb, greatest(ck.t + $4::bigint * interval '1 microsecond', $5::timestamptz), ck.t
 from (select clock_timestamp() t) ck
 on conflict on constraint tasks_pkey do nothing`
 
-	enqueueTasksSQL = `select kinora.enqueue_tasks($1::text[], $2::text[], $3::jsonb[], $4::bigint[], $5::timestamptz[])`
+	enqueueTasksSQL = `select kinora.enqueue_tasks($1::text[], $2::text[], $3::jsonb[], $4::bigint[], $5::timestamptz[], $6::jsonb)`
 
 	enqueueTaskGroupSQL = `
-select kinora.enqueue_task_group($1::text, $2::text, $3::jsonb, $4::text[], $5::text[], $6::jsonb[], $7::bigint[], $8::timestamptz[])`
+select kinora.enqueue_task_group($1::text, $2::text, $3::jsonb, $4::text[], $5::text[], $6::jsonb[], $7::bigint[], $8::timestamptz[], $9::jsonb)`
 )
 
 // Enqueue implements provider.TaskTx.
@@ -44,7 +44,7 @@ func (t *taskTx) Enqueue(ctx context.Context, tasks ...provider.TaskDraft) error
 		crash.Point("enqueue task: before")
 		var tag pgconn.CommandTag
 		err := t.in(ctx, func(q session) (err error) {
-			tag, err = q.Exec(ctx, t.db.q(enqueueTaskSQL), d.ID, d.Kind, string(d.Input), d.After.Microseconds(), dueAt(d))
+			tag, err = q.Exec(ctx, t.db.q(enqueueTaskSQL), d.ID, d.Kind, string(d.Input), d.After.Microseconds(), dueAt(d), provider.TaskMetadata(ctx))
 			return err
 		})
 		crash.Point("enqueue task: after")
@@ -52,7 +52,7 @@ func (t *taskTx) Enqueue(ctx context.Context, tasks ...provider.TaskDraft) error
 			return wrap("enqueue tasks", clear(err))
 		}
 	}
-	return t.add(ctx, "enqueue tasks", enqueueTasksSQL, draftArgs(tasks)...)
+	return t.add(ctx, "enqueue tasks", enqueueTasksSQL, draftArgs(ctx, tasks)...)
 }
 
 // EnqueueGroup implements provider.TaskTx.
@@ -61,7 +61,7 @@ func (t *taskTx) EnqueueGroup(ctx context.Context, g provider.TaskGroupDraft) er
 		return wrap("enqueue a group of tasks", err)
 	}
 	defer t.db.tasked.Add(1)
-	args := append([]any{g.ID, g.Kind, string(g.Data)}, draftArgs(g.Tasks)...)
+	args := append([]any{g.ID, g.Kind, string(g.Data)}, draftArgs(ctx, g.Tasks)...)
 	return t.add(ctx, "enqueue a group of tasks", enqueueTaskGroupSQL, args...)
 }
 
@@ -89,13 +89,14 @@ func dueAt(d *provider.TaskDraft) *time.Time {
 	return &d.At
 }
 
-func draftArgs(tasks []provider.TaskDraft) []any {
+func draftArgs(ctx context.Context, tasks []provider.TaskDraft) []any {
 	return []any{
 		each(tasks, func(d *provider.TaskDraft) string { return d.ID }),
 		each(tasks, func(d *provider.TaskDraft) string { return d.Kind }),
 		each(tasks, func(d *provider.TaskDraft) string { return string(d.Input) }),
 		each(tasks, func(d *provider.TaskDraft) int64 { return d.After.Microseconds() }),
 		each(tasks, dueAt),
+		provider.TaskMetadata(ctx),
 	}
 }
 

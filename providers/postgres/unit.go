@@ -149,7 +149,7 @@ func (w *unit) do(ctx context.Context, run func(tx pgx.Tx) (provider.Closing, er
 	if err := w.usable(ctx, conn.Conn); err != nil {
 		return err
 	}
-	if err := w.queueClosing(closing); err != nil {
+	if err := w.queueClosing(ctx, closing); err != nil {
 		return class(err)
 	}
 	if w.commits() {

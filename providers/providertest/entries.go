@@ -54,6 +54,10 @@ var entryCases = []testCase{
 		rule: "A message is published byte for byte, with its headers. An empty ID is replaced by a new one, an empty Key by the ID",
 	},
 	{
+		name: "a message inherits", play: messageInherits,
+		rule: "A message has the correlation id, the causation id and the traceparent of the metadata of ctx in its headers, unless it has these headers",
+	},
+	{
 		name: "a message is enqueued once", play: enqueuedOnce,
 		rule: "A message whose id is in the outbox for that topic already is ignored",
 	},
@@ -202,6 +206,26 @@ func enqueuedAtCommit(s *stage) {
 	}
 	same(s, "entries after the commit", len(s.entries(outbox.Filter{})), 3)
 }
+
+func messageInherits(s *stage) {
+	ctx := eventstore.WithMetadata(s.ctx, caused)
+	ms := line(3, "mail", "ann")
+	ms[1].Headers = map[string]string{outbox.HeaderCorrelation: "own", "more": "x"}
+	s.ok(s.inTx(ctx, func(view TxView, _ Add) error { return view.Enqueue(ctx, ms[:2]...) }), "enqueue with metadata")
+	ctx = eventstore.WithMetadata(s.ctx, eventstore.Metadata{CorrelationID: strings.Repeat("x", 1025), CausationID: "a\nb"})
+	s.ok(s.inTx(ctx, func(view TxView, _ Add) error { return view.Enqueue(ctx, ms[2]) }), "enqueue with metadata that cannot be a header")
+	entries := s.entries(outbox.Filter{})
+	same(s, "entries", len(entries), 3)
+	want := map[string]string{outbox.HeaderCorrelation: "c-1", outbox.HeaderCausation: "e-1", outbox.HeaderTraceparent: "00-1"}
+	same(s, "headers", entries[0].Headers, want)
+	want[outbox.HeaderCorrelation], want["more"] = "own", "x"
+	same(s, "headers of a message that has some", entries[1].Headers, want)
+	same(s, "headers from invalid metadata", len(entries[2].Headers), 0)
+	same(s, "headers of the caller", len(ms[1].Headers), 2)
+}
+
+// caused is metadata of an event that causes others.
+var caused = eventstore.Metadata{CorrelationID: "c-1", CausationID: "e-1", Traceparent: "00-1", Actor: "ann"}
 
 func messageKept(s *stage) {
 	binary := make([]byte, 256)

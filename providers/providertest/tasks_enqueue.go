@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -43,6 +44,10 @@ var taskEnqueueCases = []testCase{
 	{
 		name: "invalid groups", play: taskInvalidGroups,
 		rule: "An invalid group is an *InvalidError, nothing of it is added, and the transaction stays usable",
+	},
+	{
+		name: "tasks inherit", play: taskInherits,
+		rule: "A task has the correlation id, the causation id and the traceparent of the metadata of ctx; they are no part of what identifies it",
 	},
 	{
 		name: "a rollback", play: taskEnqueueRollback,
@@ -371,4 +376,21 @@ func taskKept(s *stage) {
 	d := provider.TaskDraft{ID: s.id("kind"), Kind: kind + "/" + kind, Input: json.RawMessage(`1`)}
 	s.addTasks(d)
 	same(s, "id of the task with the longest kind", taskIDs(s.claimAll(provider.TaskQuery{Kinds: []string{d.Kind}}, 10)), []string{d.ID})
+}
+
+func taskInherits(s *stage) {
+	ctx := eventstore.WithMetadata(s.ctx, caused)
+	s.ok(s.inTask(ctx, func(v taskView) error {
+		s.ok(v.Enqueue(ctx, s.draftTask("one")), "enqueue")
+		s.ok(v.Enqueue(ctx, s.draftTask("two"), s.draftTask("three")), "enqueue two")
+		s.ok(v.Enqueue(s.ctx, s.draftTask("one")), "enqueue again without metadata")
+		return v.EnqueueGroup(ctx, s.group("group", "four"))
+	}), "commit")
+	s.addTasks(s.draftTask("none"))
+	want := eventstore.Metadata{CorrelationID: "c-1", CausationID: "e-1", Traceparent: "00-1"}
+	for _, name := range []string{"one", "two", "three", "four"} {
+		same(s, "metadata of "+name, s.task(name).Metadata, want)
+		same(s, "metadata of "+name+" when it is claimed", s.take(name).Metadata, want)
+	}
+	same(s, "metadata without a cause", s.task("none").Metadata, eventstore.Metadata{})
 }

@@ -55,7 +55,7 @@ func (u *unit) work(ctx context.Context, p *provider.Unit, run runFunc) error {
 	if p.Switch != nil && len(closing.Park) > 0 {
 		return invalidSwitch(fmt.Errorf("%w: a unit with Switch cannot park messages", provider.ErrInput))
 	}
-	if closing.Output, err = u.db.normalize(closing.Output); err != nil {
+	if closing.Output, err = u.db.normalize(ctx, closing.Output); err != nil {
 		return err
 	}
 	return inStep("close", u.close(ctx, p, found, closing))

@@ -32,6 +32,7 @@ type DB struct{ *Provider }
 
 // Provider has the methods of a DB that relays and runners call. Applications do not need them.
 type Provider struct {
+	*provider.Routes
 	cfg  Config
 	path string // absolute path of the file
 	// Open made the pools; otherwise all three are the caller's pool
@@ -136,6 +137,7 @@ func newDB(cfg *Config) (*DB, error) {
 	if cfg != nil {
 		d.cfg = *cfg
 	}
+	d.Routes = provider.NewRoutes(d.cfg.Route)
 	if d.cfg.MaxPayload < 0 {
 		return nil, fmt.Errorf("sqlite: MaxPayload is %d: it must not be negative; zero means 1 MiB", d.cfg.MaxPayload)
 	}
@@ -188,4 +190,5 @@ var (
 	_ provider.TaskBatchClaimer      = (*DB)(nil)
 	_ provider.TaskInspector         = (*DB)(nil)
 	_ provider.TaskWaker             = (*DB)(nil)
+	_ provider.Operations            = (*DB)(nil)
 )

@@ -14,7 +14,7 @@ import (
 )
 
 const taskColumns = `id, kind, group_id, group_kind, status, undo, why, doubt, version, attempts, vanished, suspect,
-	waits, wait_until, token, claimed_by, code, next_at, created_at, ended_at, input, state, result`
+	waits, wait_until, token, claimed_by, code, next_at, created_at, ended_at, metadata, input, state, result`
 
 // errMalformed: another program changed a task, and its state is not an object of slots.
 var errMalformed = errors.New("its state is malformed: repair it with PatchTask")
@@ -25,16 +25,16 @@ const codeMalformed = "malformed"
 // scanTask scans taskColumns and then more. If the state of the task is malformed, State is nil and
 // the error is nil. A time outside the years 1 to 9999 is zero.
 func scanTask(rows *sql.Rows, more ...any) (r taskrow.Row, err error) {
-	var token, input, state, result []byte
+	var token, metadata, input, state, result []byte
 	var created int64
 	var wait, next, ended sql.NullInt64
 	err = rows.Scan(append([]any{&r.ID, &r.Kind, &r.Group, &r.GroupKind, &r.Status, &r.Undo, &r.Why, &r.Doubt, &r.Version, &r.Attempts,
-		&r.Vanished, &r.Suspect, &r.Waits, &wait, &token, &r.ClaimedBy, &r.Code, &next, &created, &ended, &input, &state, &result}, more...)...)
+		&r.Vanished, &r.Suspect, &r.Waits, &wait, &token, &r.ClaimedBy, &r.Code, &next, &created, &ended, &metadata, &input, &state, &result}, more...)...)
 	if err != nil {
 		return r, err
 	}
 	copy(r.Token[:], token)
-	r.Input, r.Result = input, result
+	r.Input, r.Result, r.Metadata = input, result, provider.ParseTaskMetadata(metadata)
 	if json.Unmarshal(state, &r.State) != nil {
 		r.State = nil
 	}

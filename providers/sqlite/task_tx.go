@@ -34,11 +34,11 @@ func (t taskTx) update(ctx context.Context, doing string, invalid error, change 
 	return wrap(doing, err)
 }
 
-// insertTasks adds the tasks ?1 of group ?2 and kind ?3: arrays of the id, the kind, the input, the
+// insertTasks adds the tasks ?1 of group ?2 and kind ?3, with the metadata ?4: arrays of the id, the kind, the input, the
 // delay and the earliest time. It returns the ids that no task had.
 const insertTasks = `
-insert into kinora_tasks (id, kind, group_id, group_kind, input, created_at, next_at)
-select value ->> 0, value ->> 1, ?2, ?3, value ->> 2, ` + clock + `, max(` + clock + ` + (value ->> 3), coalesce(value ->> 4, 0))
+insert into kinora_tasks (id, kind, group_id, group_kind, metadata, input, created_at, next_at)
+select value ->> 0, value ->> 1, ?2, ?3, ?4, value ->> 2, ` + clock + `, max(` + clock + ` + (value ->> 3), coalesce(value ->> 4, 0))
 from json_each(?1) where true
 on conflict (id) do nothing
 returning id`
@@ -50,7 +50,7 @@ func (s session) addTasks(ctx context.Context, tasks []provider.TaskDraft, group
 		rows[i] = []any{d.ID, d.Kind, string(d.Input), millis(d.After), msOf(d.At)}
 	}
 	added := map[string]bool{}
-	ids, err := column[string](ctx, s, insertTasks, jsonOf(rows), group, groupKind)
+	ids, err := column[string](ctx, s, insertTasks, jsonOf(rows), group, groupKind, provider.TaskMetadata(ctx))
 	for _, id := range ids {
 		added[id] = true
 	}

@@ -59,7 +59,7 @@ func (t *Tx) ReadStream(ctx context.Context, stream string, afterVersion int64) 
 // Enqueue implements outbox.Enqueuer. Message.OrderedKey needs no lock here: SQLite has one
 // writer, so every key is in the order of commits.
 func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
-	ready, err := t.db.normalize(ms)
+	ready, err := t.db.normalize(ctx, ms)
 	if err != nil {
 		return err
 	}
@@ -71,11 +71,11 @@ func (t *Tx) Enqueue(ctx context.Context, ms ...outbox.Message) error {
 	return nil
 }
 
-func (d *Provider) normalize(ms []outbox.Message) ([]outbox.Message, error) {
+func (d *Provider) normalize(ctx context.Context, ms []outbox.Message) ([]outbox.Message, error) {
 	ready := make([]outbox.Message, len(ms))
 	for i := range ms {
 		var err error
-		if ready[i], err = ms[i].Normalize(d.cfg.MaxPayload); err != nil {
+		if ready[i], err = ms[i].Normalize(ctx, d.cfg.MaxPayload); err != nil {
 			return nil, fmt.Errorf("message %d: %w", i, err)
 		}
 	}

@@ -414,6 +414,54 @@ create table kinora.leases (
 	constraint leases_pkey primary key (name)
 ) with (fillfactor = 50);
 
+-- What services report about themselves, for operators. skew is how far the clock of the service was
+-- ahead, in microseconds. Unlogged: after a crash of the server, services report again within seconds.
+create unlogged table kinora.services (
+	id         text collate "C" not null,
+	kind       text collate "C" not null,
+	holder     text collate "C" not null, -- its name in claims and leases
+	data       jsonb not null,
+	skew       bigint not null,
+	started_at timestamptz not null,
+	seen_at    timestamptz not null,
+	expires_at timestamptz not null,
+	constraint services_pkey primary key (id)
+) with (fillfactor = 50);
+
+-- The projectors and topics that operators have paused.
+create table kinora.pauses (
+	kind      text collate "C" not null check (kind in ('projector', 'topic')),
+	name      text collate "C" not null,
+	paused_by text collate "C" not null,
+	reason    text collate "C" not null,
+	paused_at timestamptz not null,
+	constraint pauses_pkey primary key (kind, name)
+);
+
+-- What operators did, and requests that services take up. Decisions about parked messages, tasks and
+-- generations are in their own tables.
+create table kinora.acts (
+	id         bigint generated always as identity (cache 1),
+	verb       text collate "C" not null,
+	kind       text collate "C" not null, -- of the target
+	name       text collate "C" not null,
+	decided_by text collate "C" not null,
+	reason     text collate "C" not null,
+	detail     jsonb,
+	state      text collate "C" not null check (state in ('requested', 'running', 'done', 'failed', 'canceled')),
+	holder     text collate "C" not null default '', -- the service that has taken it up
+	applied    bigint not null default 0,
+	total      bigint not null default 0,
+	outcome    jsonb,
+	at         timestamptz not null,
+	expires_at timestamptz, -- the end of the lease of a running one
+	ended_at   timestamptz,
+	constraint acts_pkey primary key (id)
+) with (fillfactor = 70);
+
+create index acts_open_idx on kinora.acts (id) where state in ('requested', 'running');
+create index acts_ended_idx on kinora.acts (ended_at) where ended_at is not null;
+
 -- Durable tasks, one row each: the queue, the state and the outcome. state has the slots by name.
 -- next_at is when the task is due: the end of its lease, of its backoff or of its wait; infinity if
 -- the wait has no end. The table has no checks, because the server would parse them again in each
@@ -441,6 +489,7 @@ create table kinora.tasks (
 	token      uuid,
 	claimed_by text collate "C" not null default '',
 	code       text collate "C" not null default '',
+	metadata   jsonb not null default '{}', -- what its handlers' events and messages inherit
 	next_at    timestamptz not null,
 	created_at timestamptz not null default clock_timestamp(),
 	ended_at   timestamptz,
@@ -486,7 +535,7 @@ create table kinora.task_trail (
 
 -- Adds tasks, in order of id. Returns false, and adds nothing, if one exists with another kind,
 -- input or group. Raises 40001 if another transaction added such a one at the same time.
-create function kinora.enqueue_tasks(ids text[], kinds text[], inputs jsonb[], afters bigint[], ats timestamptz[])
+create function kinora.enqueue_tasks(ids text[], kinds text[], inputs jsonb[], afters bigint[], ats timestamptz[], of_metadata jsonb)
 returns boolean language plpgsql set enable_seqscan = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -503,8 +552,8 @@ begin
 			raise exception 'another transaction added a task with one of these ids' using errcode = 'serialization_failure';
 		end if;
 		exit when pass = 2;
-		insert into kinora.tasks (id, kind, input, next_at, created_at)
-		select d.id, d.kind, d.input, greatest(ck.t + d.after * interval '1 microsecond', d.at), ck.t
+		insert into kinora.tasks (id, kind, input, metadata, next_at, created_at)
+		select d.id, d.kind, d.input, of_metadata, greatest(ck.t + d.after * interval '1 microsecond', d.at), ck.t
 		from (select clock_timestamp() t) ck, unnest(ids, kinds, inputs, afters, ats) d(id, kind, input, after, at)
 		order by d.id collate "C"
 		on conflict on constraint tasks_pkey do nothing;
@@ -517,7 +566,7 @@ $$;
 
 -- Adds a group with its tasks. Returns false, and adds nothing, if it exists with another kind,
 -- other data or other tasks, or if a task exists outside it. Raises 40001 as enqueue_tasks does.
-create function kinora.enqueue_task_group(of_id text, of_kind text, of_data jsonb, ids text[], kinds text[], inputs jsonb[], afters bigint[], ats timestamptz[])
+create function kinora.enqueue_task_group(of_id text, of_kind text, of_data jsonb, ids text[], kinds text[], inputs jsonb[], afters bigint[], ats timestamptz[], of_metadata jsonb)
 returns boolean language plpgsql set enable_seqscan = off set plan_cache_mode = force_generic_plan as $$
 #variable_conflict use_column
 declare
@@ -540,8 +589,8 @@ begin
 					select from unnest(ids, kinds, inputs) d(id, kind, input)
 					where d.id = t.id and d.kind = t.kind and d.input = t.input));
 	end if;
-	insert into kinora.tasks (id, kind, group_id, group_kind, input, next_at, created_at)
-	select d.id, d.kind, of_id, of_kind, d.input, greatest(ck.t + d.after * interval '1 microsecond', d.at), ck.t
+	insert into kinora.tasks (id, kind, group_id, group_kind, input, metadata, next_at, created_at)
+	select d.id, d.kind, of_id, of_kind, d.input, of_metadata, greatest(ck.t + d.after * interval '1 microsecond', d.at), ck.t
 	from (select clock_timestamp() t) ck, unnest(ids, kinds, inputs, afters, ats) d(id, kind, input, after, at)
 	order by d.id collate "C"
 	on conflict on constraint tasks_pkey do nothing;
@@ -596,7 +645,7 @@ $$;
 -- time in a row it becomes suspect, and is not taken.
 create function kinora.claim_tasks(kinds text[], alone boolean, most int, attempts_limit int, new_token uuid, holder text, lease bigint)
 returns table (id text, kind text, group_id text, group_kind text, input jsonb, state jsonb, result jsonb, undo boolean, why text, doubt boolean,
-	version bigint, attempts int, vanished int, suspect boolean, waits text, timed_out boolean, spent boolean, code text, next_at timestamptz, created_at timestamptz)
+	version bigint, attempts int, vanished int, suspect boolean, waits text, timed_out boolean, spent boolean, code text, metadata jsonb, next_at timestamptz, created_at timestamptz)
 language plpgsql set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_column
 declare
@@ -633,7 +682,7 @@ begin
 		where o.id = any(array(select p.id from picked p where not p.apart))
 		returning o.*)
 	select o.id, o.kind, o.group_id, o.group_kind, o.input, o.state, o.result, o.undo, o.why, p.doubt,
-		o.version, o.attempts, o.vanished, o.suspect, o.waits, coalesce(o.wait_until <= ck, false), p.spent, o.code, o.next_at, o.created_at
+		o.version, o.attempts, o.vanished, o.suspect, o.waits, coalesce(o.wait_until <= ck, false), p.spent, o.code, o.metadata, o.next_at, o.created_at
 	from taken o join picked p on p.id = o.id order by p.turn, p.next_at, p.id;
 end
 $$;
