@@ -14,6 +14,7 @@ import (
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/internal/errclass"
 	"github.com/kinora-go/kinora/internal/presence"
+	"github.com/kinora-go/kinora/internal/pulse"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -35,6 +36,8 @@ type Relay struct {
 	holdSoon chan struct{}       // requests that entries be held soon
 	presence *presence.Presence
 	outages  atomic.Pointer[[]provider.PausedTopic] // of the breakers, for reports
+	loops    pulse.Loops
+	pulse    *pulse.Loop // of the goroutine that publishes
 }
 
 // NewRelay returns a relay that publishes the entries of s through p. A nil cfg means the
@@ -47,6 +50,7 @@ func NewRelay(s provider.Outbox, p message.Publisher, cfg *RelayConfig) (*Relay,
 		store: s, pub: p, running: make(chan struct{}), breakers: map[string]*breaker{},
 		holdSoon: make(chan struct{}, 1),
 	}
+	r.pulse = r.loops.Add("relay")
 	if cfg != nil {
 		r.cfg = *cfg
 	}
@@ -78,6 +82,11 @@ func (r *Relay) report() provider.ServiceReport {
 // Running returns a channel that is closed once Run has checked the store and started.
 func (r *Relay) Running() <-chan struct{} { return r.running }
 
+// Late returns the relay's loop, by its name, and for how long it has not moved although it should
+// have: zero if it moves. A Publish call counts from its beginning. A Run that has returned an error
+// counts from its end. See kinora.Healthy.
+func (r *Relay) Late() map[string]time.Duration { return r.loops.Late(r.cfg.Clock()) }
+
 // Run publishes entries until ctx ends. Then it claims no more, finishes the Publish call in
 // flight, releases the entries that it has not started, and returns nil.
 //   - ErrDrain: that took longer than RelayConfig.Drain.
@@ -89,7 +98,7 @@ func (r *Relay) Running() <-chan struct{} { return r.running }
 // the fault of the messages: the topic pauses (1s doubling to 1m) and attempts are restored, so
 // an outage abandons nothing. The same holds for a message that fails alone, until other messages
 // of its topic have passed after its first failure.
-func (r *Relay) Run(ctx context.Context) error {
+func (r *Relay) Run(ctx context.Context) (err error) {
 	started := false
 	r.once.Do(func() { started = true })
 	if !started {
@@ -107,6 +116,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	// The end of ctx must not interrupt claims and marks. hard ends only after the drain.
 	hard, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
+	defer func() { r.loops.End(r.cfg.Clock(), "relay", err) }()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -151,6 +161,7 @@ func (r *Relay) loop(ctx, hard context.Context) {
 			hint = w.Enqueued()
 		}
 		now := r.cfg.Clock()
+		r.pulse.Within(now, r.cfg.Poll+storeLimit)
 		at, pause := scans.next(now)
 		if at == noScan {
 			if sleep(ctx, pause, hint) {

@@ -112,7 +112,11 @@ func newProjection[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx])
 				if err != nil || len(out) == 0 || scopeOf(ctx).replayed {
 					return nil, err
 				}
-				return completed(out, name, m.raw), nil
+				out = completed(out, name, m.raw)
+				if observe := r.cfg.Observer.Emitting; observe != nil {
+					observe(ctx, name, out)
+				}
+				return out, nil
 			}, found)
 		})
 	}

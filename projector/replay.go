@@ -19,7 +19,9 @@ const (
 
 // poll dispatches due parked messages to their workers until ctx ends.
 func (r *Runner) poll(ctx context.Context) {
+	loop := r.loops.Add("runner")
 	for ctx.Err() == nil {
+		loop.Within(r.cfg.Clock(), sum(r.cfg.Timeout, pollEvery))
 		if _, err := r.dispatchDue(ctx); err != nil && ctx.Err() == nil {
 			r.report(slog.LevelWarn, "parked messages not scanned", err)
 		}

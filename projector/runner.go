@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/kinora-go/kinora/internal/presence"
+	"github.com/kinora-go/kinora/internal/pulse"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -44,6 +45,7 @@ type Runner struct {
 	reached     func()                  // called when the reader of a scratch generation has caught up
 	presence    *presence.Presence
 	operations  provider.Operations // nil: the store has none
+	loops       pulse.Loops
 }
 
 // NewRunner returns a runner that applies the messages of src to ps, in transactions of db. It
@@ -152,6 +154,11 @@ func (r *Runner) Wiring() provider.RunnerWiring {
 // Running returns a channel that is closed once Run has subscribed to every topic.
 func (r *Runner) Running() <-chan struct{} { return r.running }
 
+// Late returns the runner's loops, by name, and for how long each has not moved although it should
+// have: zero if it moves. A handler that has not returned after the end of its context is one of them
+// until it returns. A Run that has returned an error counts from its end. See kinora.Healthy.
+func (r *Runner) Late() map[string]time.Duration { return r.loops.Late(r.cfg.Clock()) }
+
 // Run applies messages until ctx ends. Then it takes no more, finishes and acks the messages in
 // flight, and returns nil.
 //   - outbox.ErrDrain: that took longer than RunnerConfig.Drain. Units in flight are canceled,
@@ -160,12 +167,12 @@ func (r *Runner) Running() <-chan struct{} { return r.running }
 //   - ErrLogChanged: the log is not the one of a checkpoint, or no longer has its event.
 //   - It also returns an error if the store is not ready, for example not migrated, if a
 //     subscription fails or ends by itself, and on a second call.
-func (r *Runner) Run(ctx context.Context) error {
+func (r *Runner) Run(ctx context.Context) (err error) {
 	if r.started.Swap(true) {
 		return errors.New("runner: Run called twice: create a new runner")
 	}
 	defer close(r.ended)
-	var err error
+	defer func() { r.loops.End(r.cfg.Clock(), "runner", err) }()
 	if c, ok := r.store.(provider.ReadyChecker); ok {
 		err = c.ReadyFor(ctx, provider.RunnerService)
 	}

@@ -41,6 +41,7 @@ grant select, insert, update, delete on kinora.pauses, kinora.acts to kinora_ope
 grant update on kinora.outbox, kinora.parked, kinora.tasks to kinora_operator;
 grant insert, update, delete on kinora.holds to kinora_operator;
 grant insert, update on kinora.generations, kinora.checkpoints to kinora_operator;
+grant update on kinora.segments to kinora_operator;
 grant insert on kinora.task_trail to kinora_operator;
 
 grant select on kinora.migrations to kinora_appender, kinora_relay, kinora_projector, kinora_worker;

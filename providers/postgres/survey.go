@@ -29,7 +29,7 @@ builds as (
 	union
 	(select projector, generation from kinora.checkpoints where mode <> 'ended' order by projector, generation limit 1000))
 select b.projector, b.generation, b.generation, coalesce(c.position, 0), coalesce(c.event_id, ''), c.recorded_at, coalesce(c.lineage, ''), coalesce(c.mode, ''),
-	c.token, c.handlers, p.n, p.oldest, l.n, s.n
+	c.token, c.handlers, c.splits, null::jsonb, p.n, p.oldest, l.n, s.n
 from builds b
 	left join kinora.checkpoints c on c.projector = b.projector and c.generation = b.generation,
 	lateral (
