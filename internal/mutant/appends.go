@@ -42,6 +42,18 @@ var appends = []Mutant{
 		Tests: []Test{{"./providers/postgres", "TestLockedStreamsStopNoOtherAppend"}},
 	},
 	{
+		Name:  "gap_lock_not_taken",
+		What:  "the trigger of the log takes no lock",
+		Edits: []Edit{{File: "providers/postgres/migrations/00001_kinora.sql", Old: `when (pg_advisory_xact_lock_shared(1802661487, 'kinora.events'::regclass::oid::int) is null)`, New: `when (false)`}},
+		Tests: []Test{{"./providers/postgres", "TestNoWriterCanForgetTheGapLock"}, {"./providers/postgres", "TestNoEventIsSkippedWhateverTheOrderOfCommits"}},
+	},
+	{
+		Name:  "gap_lock_late",
+		What:  "the lock of the log is taken after positions are drawn",
+		Edits: []Edit{{File: "providers/postgres/migrations/00001_kinora.sql", Old: `create trigger hold_gap before insert`, New: `create trigger hold_gap after insert`}},
+		Tests: []Test{{"./providers/postgres", "TestNoWriterCanForgetTheGapLock"}},
+	},
+	{
 		Name:  "batch_overtaken",
 		What:  "a handler gets an event although another handler has not got an earlier one of its stream",
 		Edits: []Edit{{File: "projector/batch.go", Old: `if b.keys[m.orderedBy()] && (b.handler.Name != h.Name ||`, New: `if b.keys[m.orderedBy()] && (b.handler.Name == "" ||`}},

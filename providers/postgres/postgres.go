@@ -230,7 +230,7 @@ func (db *Provider) q(statement string) string {
 func in(schema, statement string) string {
 	// Unlike other names, the name of a type cannot begin with a keyword such as values without
 	// quotes.
-	return strings.NewReplacer("::"+defaultSchema+".", `::"`+schema+`".`, defaultSchema+".", schema+".").Replace(statement)
+	return strings.NewReplacer("::"+defaultSchema+".", `::"`+schema+`".`, `"`+defaultSchema+`".`, `"`+schema+`".`, defaultSchema+".", schema+".").Replace(statement)
 }
 
 // querier is a pool, a transaction, or a connection.
