@@ -75,6 +75,9 @@ func CheckAppend(stream string, expected eventstore.Expected, events []eventstor
 			return invalidf(at+"id", "an earlier event has the same id: give each event its own")
 		}
 		seen[d.ID] = struct{}{}
+		if d.Type == eventstore.TypeEnded && i < len(events)-1 {
+			return invalidf(at+"type", "%s ends the stream: it must be the last event", eventstore.TypeEnded)
+		}
 		if err := checkDraft(at, d, maxPayload); err != nil {
 			return err
 		}

@@ -9,6 +9,7 @@ create table kinora.streams (
 	stream   text collate "C" not null,
 	category text collate "C" not null,
 	version  bigint not null check (version > 0),
+	ended    boolean not null default false, -- its last event is kinora.ended: nothing can be appended
 	constraint streams_pkey primary key (stream)
 ) with (fillfactor = 50);
 
