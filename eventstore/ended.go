@@ -51,8 +51,8 @@ type NotPassedError struct {
 }
 
 func (e *NotPassedError) Error() string {
-	return fmt.Sprintf("archive %q: these projectors have not applied its events: %s. Wait for them, or name those that no longer run in Ignore",
-		e.Stream, strings.Join(e.Projectors, ", "))
+	return fmt.Sprintf("these projectors have not applied its events: %s. Wait for them, or name those that no longer run in Ignore",
+		strings.Join(e.Projectors, ", "))
 }
 
 // Is makes errors.Is(err, ErrNotPassed) true.
