@@ -94,6 +94,9 @@ server:
 bench: postgres ## measure against peers and hand-written limits (ONLY=append for a part); writes bench/results.json
 	cd bench && go run . -only "$(ONLY)" && go run ./plot
 
+screenshots: browser postgres ## make the pictures of the operators' page in docs/images again, in four minutes
+	cd cmd/kinora && KINORA_SCREENSHOTS=$(CURDIR)/docs/images go test -count=1 -run TestAPoisonedServiceIsRepairedFromThePage ./commands
+
 # The direct requirements of the root module, which every application inherits. A new one is a decision: see
 # docs/adr/0017-the-root-module-is-the-library.md. What only examples, tests/fault, tests/sqlkits or bench use belongs in their own go.mod.
 REQUIRES := github.com/ThreeDotsLabs/watermill github.com/ThreeDotsLabs/watermill-sql/v3 github.com/go-json-experiment/json \
@@ -102,7 +105,7 @@ REQUIRES := github.com/ThreeDotsLabs/watermill github.com/ThreeDotsLabs/watermil
 
 lint: $(BIN)/golangci-lint-$(GOLANGCI) ## formatting, vet, import arrows, the short list in .golangci.yaml, exported names, plain English, what each module requires
 	$(BIN)/golangci-lint-$(GOLANGCI) run $$(go list -m -f '{{.Dir}}/...')
-	go run ./internal/exported -max 489 eventstore outbox projector marker claim task
+	go run ./internal/exported -max 500 eventstore outbox projector marker claim task
 	go run ./internal/plainwords
 	@more=$$(GOWORK=off go list -m -f '{{if not (or .Main .Indirect)}}{{.Path}}{{end}}' all | grep -vxF "$$(printf '%s\n' '' $(REQUIRES))"); \
 	[ -z "$$more" ] || { echo "go.mod requires modules that are not in REQUIRES of the Makefile:"; echo "$$more"; exit 1; }
@@ -114,4 +117,4 @@ $(BIN)/golangci-lint-$(GOLANGCI):
 	GOBIN=$(BIN) GOFLAGS=-mod=mod go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI)
 	mv $(BIN)/golangci-lint $@
 
-.PHONY: help demo test race gcc postgres server redis pgbouncer browser fault long fault-short mutants bench lint
+.PHONY: help demo test race gcc postgres server redis pgbouncer browser fault long fault-short mutants bench screenshots lint

@@ -84,17 +84,17 @@ func (w wiring) withoutRoute(ctx context.Context, runner provider.RunnerWiring) 
 	return missing, nil
 }
 
-// answer says whether a relay publishes to a topic. Of several relays the greatest answer counts.
-type answer int
+// routing says whether a relay publishes to a topic. Of several relays the greatest one counts.
+type routing int
 
 const (
-	unknown answer = iota
+	unknown routing = iota
 	no
 	never // and the runner requires it: the store has no route
 	yes
 )
 
-func routed(ctx context.Context, relay provider.RelayWiring, runner provider.RunnerWiring, topic string) answer {
+func routed(ctx context.Context, relay provider.RelayWiring, runner provider.RunnerWiring, topic string) routing {
 	routes := provider.RoutesOf(relay.Store)
 	if routes == nil || isPattern(topic) {
 		return unknown

@@ -49,6 +49,7 @@ type bed struct {
 	profile string        // directory for Kinora's CPU profiles; empty writes none
 	data    string        // directory of the server's data
 	redis   int           // process of Redis; 0 before it is started
+	crowded int           // events of the schema with many
 }
 
 // result is a row of bench/results.json.
@@ -76,17 +77,18 @@ func main() {
 	only := flag.String("only", "", "run only lines whose name begins with this; the results of other lines are kept")
 	rounds := flag.Int("rounds", 5, "rounds of each program, after one warm-up round")
 	length := flag.Duration("length", 2*time.Second, "length of a round")
-	open := flag.Duration("open", 10*time.Minute, "how long a transaction stays open before relay/beside-open-transaction")
+	open := flag.Duration("open", 10*time.Minute, "how long a transaction stays open before relay/beside-open-transaction and flat/old-snapshot")
+	crowded := flag.Int("crowd", 10_000_000, "events of flat/crowd, with a tenth as many streams; needs 8 GB of disk")
 	out := flag.String("out", "results.json", "file for the results")
 	profile := flag.String("profile", "", "directory for CPU profiles of Kinora's last round of each line")
 	flag.Parse()
-	if err := run(ctx, *only, *rounds, *length, *open, *out, *profile); err != nil {
+	if err := run(ctx, *only, *rounds, *length, *open, *crowded, *out, *profile); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, only string, rounds int, length, open time.Duration, out, profile string) error {
+func run(ctx context.Context, only string, rounds int, length, open time.Duration, crowded int, out, profile string) error {
 	server, err := pgtest.Start("fsync=on", "full_page_writes=on", "synchronous_commit=on", "shared_buffers=512MB",
 		"max_wal_size=4GB", "checkpoint_timeout=30min", "autovacuum_naptime=1min")
 	if err != nil {
@@ -98,7 +100,7 @@ func run(ctx context.Context, only string, rounds int, length, open time.Duratio
 		return err
 	}
 	defer pool.Close()
-	b := &bed{server.DSN, pool, open, profile, server.Dir, 0}
+	b := &bed{server.DSN, pool, open, profile, server.Dir, 0, crowded}
 	r := report{Machine: machine(), Settings: map[string]string{"rounds": fmt.Sprint(rounds), "round": length.String()}}
 	for _, name := range []string{"server_version", "fsync", "synchronous_commit", "shared_buffers", "full_page_writes"} {
 		var v string
@@ -114,6 +116,11 @@ func run(ctx context.Context, only string, rounds int, length, open time.Duratio
 	inRedis := newRedisBed(projected)
 	defer inRedis.close()
 	lines = append(lines, inRedis.lines()...)
+	beds, err := newCrowdBeds(ctx, b)
+	if err != nil {
+		return err
+	}
+	lines = append(lines, beds.lines()...)
 	for _, l := range lines {
 		if !strings.HasPrefix(l.name, only) {
 			continue
@@ -128,6 +135,11 @@ func run(ctx context.Context, only string, rounds int, length, open time.Duratio
 			return err
 		}
 	}
+	idle, err := beds.idle(ctx, only)
+	if err != nil {
+		return err
+	}
+	r.Results = append(append(r.Results, beds.pageResults()...), idle...)
 	if strings.HasPrefix("prune", only) {
 		pruned, err := pruning(ctx, b)
 		if err != nil {

@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"go/format"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -40,18 +42,55 @@ func TestGuide(t *testing.T) {
 	slices.SortFunc(pages, func(a, b string) int { return number(a) - number(b) })
 	index, err := os.ReadFile("guide/README.md")
 	require.NoError(t, err)
-	r := newReader(t)
-	for i, path := range pages {
+	var parsed [][]any
+	for _, path := range pages {
 		name := filepath.Base(path)
-		require.Contains(t, string(index), fmt.Sprintf("| [%d. ", i+1))
+		require.Contains(t, string(index), fmt.Sprintf("| [%d. ", number(path)))
 		require.Contains(t, string(index), "]("+name+")")
 		text, err := os.ReadFile(path)
 		require.NoError(t, err)
 		blocks := parsePage(t, name, string(text))
 		require.NotEmpty(t, blocks, "%s has no code", name)
-		ok := t.Run(strings.TrimSuffix(name, ".md"), func(t *testing.T) { r.follow(t, blocks) })
+		parsed = append(parsed, blocks)
+	}
+	narrowBuilds(parsed)
+	r := newReader(t, "example.com/reviews")
+	for i, path := range pages {
+		ok := t.Run(strings.TrimSuffix(filepath.Base(path), ".md"), func(t *testing.T) { r.follow(t, parsed[i]) })
 		if !ok {
 			break // later pages build on this one
+		}
+	}
+}
+
+// narrowBuilds lets each build of all commands build those that the pages use before the next such build: to link all
+// of them each time would take a minute in all. The others are compiled by go vet.
+func narrowBuilds(pages [][]any) {
+	const all = "go build -o bin/ ./cmd/..."
+	commands := map[string]bool{}
+	for _, b := range slices.Concat(pages...) {
+		if f, ok := b.(file); ok {
+			commands[f.path] = true
+		}
+	}
+	uses := regexp.MustCompile(`\bbin/(\w+)`)
+	used := map[string]bool{}
+	for _, blocks := range slices.Backward(pages) {
+		for _, b := range slices.Backward(blocks) {
+			c, _ := b.(console)
+			for i, line := range slices.Backward(c.lines) {
+				if line[0] == all {
+					c.lines[i][0] = strings.Join(append([]string{"go build -o bin/"}, slices.Sorted(maps.Keys(used))...), " ")
+					clear(used)
+				} else if one, ok := strings.CutPrefix(line[0], "go build -o bin/ "); ok {
+					delete(used, one)
+				}
+				for _, m := range uses.FindAllStringSubmatch(line[0], -1) {
+					if commands["cmd/"+m[1]+"/main.go"] {
+						used["./cmd/"+m[1]] = true
+					}
+				}
+			}
 		}
 	}
 }
@@ -141,6 +180,7 @@ func parseConsole(t *testing.T, name, before, text string) console {
 
 // reader does what the guide says, in a directory of its own.
 type reader struct {
+	t       *testing.T // of all pages
 	dir     string
 	env     []string
 	running []*process
@@ -148,14 +188,14 @@ type reader struct {
 }
 
 // newReader creates a module with the requirements of Kinora's own, so that it needs no network.
-func newReader(t *testing.T) *reader {
+func newReader(t *testing.T, module string) *reader {
 	t.Helper()
 	root, err := filepath.Abs("..")
 	require.NoError(t, err)
-	r := &reader{dir: t.TempDir()}
+	r := &reader{t: t, dir: t.TempDir()}
 	mod, err := os.ReadFile(filepath.Join(root, "go.mod"))
 	require.NoError(t, err)
-	text := regexp.MustCompile(`(?m)^module .*$`).ReplaceAllString(string(mod), "module example.com/reviews")
+	text := regexp.MustCompile(`(?m)^module .*$`).ReplaceAllString(string(mod), "module "+module)
 	text += "\nrequire github.com/kinora-go/kinora v0.0.0\n\nreplace github.com/kinora-go/kinora => " + root + "\n"
 	require.NoError(t, os.WriteFile(filepath.Join(r.dir, "go.mod"), []byte(text), 0o600))
 	sum, err := os.ReadFile(filepath.Join(root, "go.sum"))
@@ -178,25 +218,32 @@ func newReader(t *testing.T) *reader {
 	return r
 }
 
-// follow creates the files and runs the consoles of a page. After a group of files it checks the module.
+// follow creates the files and runs the consoles of a page. It checks the module at the end, and before it replaces
+// a file that is not checked.
 func (r *reader) follow(t *testing.T, blocks []any) {
-	unchecked := false
+	unchecked := map[string]bool{}
 	check := func() {
-		if unchecked {
-			require.Empty(t, r.run(t, "gofmt -l ."))
+		if len(unchecked) > 0 {
 			require.Empty(t, r.run(t, "go vet ./..."))
 		}
-		unchecked = false
+		clear(unchecked)
 	}
 	for _, b := range blocks {
 		switch b := b.(type) {
 		case file:
-			unchecked = true
+			if strings.HasSuffix(b.path, ".go") {
+				formatted, err := format.Source([]byte(b.text))
+				require.NoError(t, err, b.path)
+				require.Equal(t, string(formatted), b.text, "%s is not formatted", b.path)
+				if unchecked[b.path] {
+					check()
+				}
+				unchecked[b.path] = true
+			}
 			path := filepath.Join(r.dir, b.path)
 			require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
 			require.NoError(t, os.WriteFile(path, []byte(b.text), 0o600))
 		case console:
-			check()
 			r.play(t, b)
 		}
 	}
@@ -209,7 +256,7 @@ func (r *reader) play(t *testing.T, c console) {
 		command, want := line[0], line[1]
 		// Tests of the guide take the server from KINORA_POSTGRES, or start one.
 		if strings.Contains(command, "bin/pg ") && !r.server {
-			r.env = append(r.env, "REVIEWS_DB="+postgrestest.DSN(t, &postgres.Config{Route: outbox.ByCategory}))
+			r.env = append(r.env, "REVIEWS_DB="+postgrestest.DSN(r.t, &postgres.Config{Route: outbox.ByCategory}))
 			r.server = true
 		}
 		var got string

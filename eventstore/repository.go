@@ -15,11 +15,12 @@ import (
 type RepositoryConfig struct {
 	Retries int // how often Update tries again after a conflict; zero means 3, negative means never
 
-	// OnUpdate is called at the end of each Update and UpdateTx, in the goroutine of the caller:
-	// it must be quick. Its arguments are the result (Count 0: nothing was appended), the number
-	// of conflicts, the duration, and the error. Nil costs nothing.
-	OnUpdate func(at Appended, conflicts int, took time.Duration, err error)
-	Clock    func() time.Time // measures that duration, and nothing else; nil means time.Now
+	// OnUpdate is called at the beginning of each Update and UpdateTx, in the goroutine of the
+	// caller: it must be quick. The update continues with the context that it returns, so its events
+	// get the Metadata of that context. The function that it returns, unless nil, is called at the
+	// end with the result (Count 0: nothing was appended), the number of conflicts, and the error.
+	// Nil costs nothing.
+	OnUpdate func(ctx context.Context, category string) (context.Context, func(at Appended, conflicts int, err error))
 
 	Snapshots Snapshots // for long streams; the zero value stores none
 }
@@ -33,8 +34,7 @@ type Repository[A Aggregate] struct {
 	retries  int
 	streams  keyedMutex
 	snaps    *snapshots // nil: none
-	observe  func(at Appended, conflicts int, took time.Duration, err error)
-	clock    func() time.Time
+	observe  func(ctx context.Context, category string) (context.Context, func(at Appended, conflicts int, err error))
 }
 
 // NewRepository returns a repository of the streams "category-id". fresh returns a new aggregate
@@ -61,15 +61,10 @@ func NewRepository[A Aggregate](
 		r.retries = max(cfg.Retries, 0)
 	}
 	if cfg != nil {
+		r.observe = cfg.OnUpdate
 		var err error
 		if r.snaps, err = newSnapshots(cfg.Snapshots, reflect.TypeFor[A](), store); err != nil {
 			return nil, fmt.Errorf("repository %s: %w", category, err)
-		}
-	}
-	if cfg != nil && cfg.OnUpdate != nil {
-		r.observe, r.clock = cfg.OnUpdate, cfg.Clock
-		if r.clock == nil {
-			r.clock = time.Now //nolint:forbidigo // a duration, as this process sees it
 		}
 	}
 	return r, nil
@@ -150,7 +145,8 @@ func (r *Repository[A]) apply(l *loaded[A], raw Raw) error {
 //     decided again.
 func (r *Repository[A]) Update(ctx context.Context, id string, decide func(A) ([]any, error), command ...CommandID) (at Appended, err error) {
 	conflicts := 0
-	defer r.report(&at, &conflicts, &err)()
+	ctx, end := r.begin(ctx)
+	defer func() { end(at, conflicts, err) }()
 	c, err := theCommand(command)
 	if err != nil {
 		return at, err
@@ -194,7 +190,8 @@ func (r *Repository[A]) UpdateTx(
 	ctx context.Context, tx TxStore, id string, decide func(A) ([]any, error), command ...CommandID,
 ) (at Appended, err error) {
 	conflicts := 0
-	defer r.report(&at, &conflicts, &err)()
+	ctx, end := r.begin(ctx)
+	defer func() { end(at, conflicts, err) }()
 	c, err := theCommand(command)
 	if err != nil {
 		return at, err
@@ -206,13 +203,18 @@ func (r *Repository[A]) UpdateTx(
 	return at, err
 }
 
-// report returns a function that calls OnUpdate, if there is one.
-func (r *Repository[A]) report(at *Appended, conflicts *int, err *error) func() {
+// begin calls OnUpdate, if there is one. It returns the context of an update, and a function to call
+// at its end.
+func (r *Repository[A]) begin(ctx context.Context) (context.Context, func(at Appended, conflicts int, err error)) {
+	end := func(Appended, int, error) {}
 	if r.observe == nil {
-		return func() {}
+		return ctx, end
 	}
-	begin := r.clock()
-	return func() { r.observe(*at, *conflicts, r.clock().Sub(begin), *err) }
+	ctx, observed := r.observe(ctx, r.category)
+	if observed == nil {
+		return ctx, end
+	}
+	return ctx, observed
 }
 
 // update is one attempt. stale reports a conflict, after which another attempt may succeed.

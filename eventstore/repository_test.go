@@ -165,19 +165,20 @@ func TestRepositoryReportsToItsObserver(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
 	type update struct {
+		category  string
 		version   int64
 		count     int
 		conflicts int
-		took      time.Duration
 		failed    bool
 	}
 	var all []update
-	now := time.Unix(0, 0)
 	r := repository(t, db, &eventstore.RepositoryConfig{
-		OnUpdate: func(at eventstore.Appended, conflicts int, took time.Duration, err error) {
-			all = append(all, update{at.Version, at.Count, conflicts, took, err != nil})
+		OnUpdate: func(ctx context.Context, category string) (context.Context, func(eventstore.Appended, int, error)) {
+			ctx = eventstore.WithMetadata(ctx, eventstore.Metadata{Traceparent: "00-1"})
+			return ctx, func(at eventstore.Appended, conflicts int, err error) {
+				all = append(all, update{category, at.Version, at.Count, conflicts, err != nil})
+			}
 		},
-		Clock: func() time.Time { now = now.Add(time.Second); return now },
 	})
 	other := repository(t, db, nil)
 	_, err := r.Update(t.Context(), "1", post(1))
@@ -196,7 +197,13 @@ func TestRepositoryReportsToItsObserver(t *testing.T) {
 	require.NoError(t, err)
 	_, err = r.Update(t.Context(), "1", func(*tally) ([]any, error) { return nil, errors.New("refused") })
 	require.Error(t, err)
-	require.Equal(t, []update{{1, 1, 0, time.Second, false}, {1, 0, 0, time.Second, false}, {4, 1, 2, time.Second, false}, {0, 0, 0, time.Second, true}}, all)
+	require.Equal(t, []update{{"tally", 1, 1, 0, false}, {"tally", 1, 0, 0, false}, {"tally", 4, 1, 2, false}, {"tally", 0, 0, 0, true}}, all)
+	var traces []string
+	for raw, err := range db.ReadStream(t.Context(), "tally-1", 0) {
+		require.NoError(t, err)
+		traces = append(traces, raw.Metadata.Traceparent)
+	}
+	require.Equal(t, []string{"00-1", "", "", "00-1"}, traces, "the events of observed updates have the metadata of the observer")
 }
 
 // A waiting update leaves the stream's queue when its context ends.

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
+	"github.com/kinora-go/kinora/internal/errclass"
 )
 
 const (
@@ -33,6 +34,7 @@ type breaker struct {
 	keys        map[lane]bool // keys that failed, at most failuresDown
 	pauses      int           // batches that ended as an outage
 	pausedUntil time.Time     // the topic is not claimed before
+	class       string        // of the last error
 	deepUntil   time.Time     // claims take more entries until then
 
 	// In the current batch.
@@ -72,6 +74,7 @@ func (k *breaker) pass(items []*item) {
 // fail records that e of lane l was not published.
 func (k *breaker) fail(e Entry, l lane, err error) {
 	k.failed = append(k.failed, failure{e, err})
+	k.class = errclass.Of(err)
 	k.inRow++
 	if len(k.keys) < failuresDown {
 		k.keys[l] = true

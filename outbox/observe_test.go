@@ -1,7 +1,9 @@
 package outbox_test
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -87,5 +89,44 @@ func TestRelayReportsToItsObserver(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, time.Second, paused)
 		require.NoError(t, stop())
+	})
+}
+
+type contextKey struct{}
+
+// The observer of a Publish call sees the messages before it, can add to their contexts, and gets the
+// error.
+func TestObserverSurroundsPublishCalls(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var log []string
+		pub := newPublisher(func(_ int, topic string, ms []*message.Message) error {
+			for _, m := range ms {
+				log = append(log, fmt.Sprint("publish ", m.UUID, " in ", m.Context().Value(contextKey{})))
+			}
+			if len(ms) == 1 {
+				return errors.New("no")
+			}
+			return nil
+		})
+		db := newDB(t)
+		enqueue(t, db, "a1", "b1")
+		stop := start(t, db, pub, outbox.RelayConfig{Observer: outbox.RelayObserver{
+			Publishing: func(topic string, ms []*message.Message) func(error) {
+				for _, m := range ms {
+					m.SetContext(context.WithValue(m.Context(), contextKey{}, topic))
+				}
+				if len(ms) == 1 {
+					return nil
+				}
+				return func(err error) { log = append(log, fmt.Sprint("ended ", len(ms), " ", err)) }
+			},
+		}})
+		synctest.Wait()
+		enqueue(t, db, "c1")
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.NoError(t, stop())
+		require.Equal(t, []string{"publish a1 in t", "publish b1 in t", "ended 2 <nil>", "publish c1 in t"}, log[:4])
 	})
 }

@@ -296,11 +296,19 @@ func (b *batch) publishCall(call []*item) error {
 	for i, it := range call {
 		messages[i] = ToWatermill(*it.Entry)
 	}
-	report := b.cfg.Observer.Published
+	report, ended := b.cfg.Observer.Published, func(error) {}
 	begin := b.begin(report != nil)
+	if b.cfg.Observer.Publishing != nil {
+		if end := b.cfg.Observer.Publishing(call[0].Topic, messages); end != nil {
+			ended = end
+		}
+	}
+	b.pulse.Within(b.cfg.Clock(), 0)
 	crash.Point("publish: before")
 	err := b.pub.Publish(call[0].Topic, messages...)
 	crash.Point("publish: after")
+	b.pulse.Within(b.cfg.Clock(), storeLimit)
+	ended(err)
 	if report != nil {
 		report(call[0].Topic, len(call), b.since(begin), err)
 	}
@@ -361,7 +369,7 @@ func (b *batch) failureMark(f failure) Mark {
 // logFailure logs why e was not published.
 func (b *batch) logFailure(e Entry, m Mark, err error) {
 	attrs := []any{
-		"to", string(m.To), "topic", e.Topic, "key", e.Key, "message_id", e.ID, "attempt", e.Attempts, "class", m.Error,
+		"to", string(m.To), "topic", e.Topic, "message_id", e.ID, "attempt", e.Attempts, "class", m.Error,
 	}
 	if m.To == Failed {
 		attrs = append(attrs, "again_in", m.After)
@@ -389,6 +397,7 @@ func (b *batch) mark(marks []Mark) {
 		return
 	}
 	for pause := retryMin; ; pause = min(2*pause, retryMax) {
+		b.pulse.Within(b.cfg.Clock(), storeLimit)
 		late, err := b.markOnce(marks)
 		if err == nil {
 			b.forget(marks)

@@ -7,11 +7,14 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/internal/errclass"
+	"github.com/kinora-go/kinora/internal/presence"
+	"github.com/kinora-go/kinora/internal/pulse"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -31,6 +34,10 @@ type Relay struct {
 	running  chan struct{}
 	breakers map[string]*breaker // by topic; used only by the goroutine that publishes
 	holdSoon chan struct{}       // requests that entries be held soon
+	presence *presence.Presence
+	outages  atomic.Pointer[[]provider.PausedTopic] // of the breakers, for reports
+	loops    pulse.Loops
+	pulse    *pulse.Loop // of the goroutine that publishes
 }
 
 // NewRelay returns a relay that publishes the entries of s through p. A nil cfg means the
@@ -43,6 +50,7 @@ func NewRelay(s provider.Outbox, p message.Publisher, cfg *RelayConfig) (*Relay,
 		store: s, pub: p, running: make(chan struct{}), breakers: map[string]*breaker{},
 		holdSoon: make(chan struct{}, 1),
 	}
+	r.pulse = r.loops.Add("relay")
 	if cfg != nil {
 		r.cfg = *cfg
 	}
@@ -53,6 +61,7 @@ func NewRelay(s provider.Outbox, p message.Publisher, cfg *RelayConfig) (*Relay,
 	r.query = provider.EntryQuery{
 		Topics: r.cfg.Topics, Attempts: r.cfg.Backoff.Attempts, Unordered: r.cfg.Unordered, Bytes: r.cfg.Bytes,
 	}
+	r.presence = presence.New(s, r.cfg.Clock, func(err error) { r.log.Warn("relay not reported", "class", errclass.Of(err)) }, r.report)
 	return r, nil
 }
 
@@ -61,8 +70,22 @@ func (r *Relay) Wiring() provider.RelayWiring {
 	return provider.RelayWiring{Store: r.store, Publisher: r.pub, Topics: r.cfg.Topics, Logger: r.log}
 }
 
+// report returns what the relay reports about itself.
+func (r *Relay) report() provider.ServiceReport {
+	report := provider.ServiceReport{Kind: "relay", Holder: r.cfg.Holder}
+	if outages := r.outages.Load(); outages != nil {
+		report.Paused = *outages
+	}
+	return report
+}
+
 // Running returns a channel that is closed once Run has checked the store and started.
 func (r *Relay) Running() <-chan struct{} { return r.running }
+
+// Late returns the relay's loop, by its name, and for how long it has not moved although it should
+// have: zero if it moves. A Publish call counts from its beginning. A Run that has returned an error
+// counts from its end. See kinora.Healthy.
+func (r *Relay) Late() map[string]time.Duration { return r.loops.Late(r.cfg.Clock()) }
 
 // Run publishes entries until ctx ends. Then it claims no more, finishes the Publish call in
 // flight, releases the entries that it has not started, and returns nil.
@@ -75,7 +98,7 @@ func (r *Relay) Running() <-chan struct{} { return r.running }
 // the fault of the messages: the topic pauses (1s doubling to 1m) and attempts are restored, so
 // an outage abandons nothing. The same holds for a message that fails alone, until other messages
 // of its topic have passed after its first failure.
-func (r *Relay) Run(ctx context.Context) error {
+func (r *Relay) Run(ctx context.Context) (err error) {
 	started := false
 	r.once.Do(func() { started = true })
 	if !started {
@@ -93,11 +116,14 @@ func (r *Relay) Run(ctx context.Context) error {
 	// The end of ctx must not interrupt claims and marks. hard ends only after the drain.
 	hard, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
+	defer func() { r.loops.End(r.cfg.Clock(), "relay", err) }()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		var maintenance sync.WaitGroup
+		r.presence.Follow(ctx)
 		maintenance.Go(func() { r.maintain(ctx) })
+		maintenance.Go(func() { r.presence.Run(ctx) })
 		r.loop(ctx, hard)
 		maintenance.Wait()
 	}()
@@ -135,6 +161,7 @@ func (r *Relay) loop(ctx, hard context.Context) {
 			hint = w.Enqueued()
 		}
 		now := r.cfg.Clock()
+		r.pulse.Within(now, r.cfg.Poll+storeLimit)
 		at, pause := scans.next(now)
 		if at == noScan {
 			if sleep(ctx, pause, hint) {
@@ -192,12 +219,18 @@ func (r *Relay) scan(ctx, hard context.Context, scans *scanner, at scan, begin t
 // nextQuery returns the query and the limit of the next claim, which depend on the breakers.
 func (r *Relay) nextQuery(now time.Time) (q provider.EntryQuery, limit int) {
 	q, depth := r.query, 0
+	q.Except = r.presence.Paused(provider.PauseTopic)
+	var outages []provider.PausedTopic
 	for topic, k := range r.breakers {
 		depth = max(depth, k.depth(now))
 		if k.paused(now) {
 			q.Except = append(q.Except, topic)
 		}
+		if k.down() {
+			outages = append(outages, provider.PausedTopic{Topic: topic, Class: k.class, Until: k.pausedUntil})
+		}
 	}
+	r.outages.Store(&outages)
 	slices.Sort(q.Except)
 	return q, r.cfg.Batch << depth
 }

@@ -13,7 +13,8 @@ import (
 // Generation is a generation of a projector's read model: one that is live, was live, or is being
 // built.
 type Generation struct {
-	Number int
+	Projector string
+	Number    int
 	// State is "requested", "building", "live", "standby" (it was live, and is kept up to date for
 	// Promote) or "retired" (its tables are being dropped).
 	State    string
@@ -62,11 +63,7 @@ func (p *Projector[Tx]) generations(ctx context.Context, s State) (shown []Gener
 		if g.Cleared && (g.Failed == "" || g.Generation < at.Generation) {
 			continue
 		}
-		one := Generation{
-			Number: g.Generation, State: string(g.state), How: g.How, Decision: Decision{By: g.By, Reason: g.Reason},
-			Oldest: g.Oldest, Newest: g.Newest, Paused: g.Paused, CaughtUp: g.Done, Failed: g.Failed,
-			Applied: g.Applied, Total: g.Total, PerSecond: g.PerSecond, Seen: g.Seen, ChangedAt: g.changed, CreatedAt: g.created,
-		}
+		one := g.shown()
 		c, err := s.Checkpoint(ctx, g.Build)
 		if err != nil {
 			return nil, err
@@ -83,6 +80,28 @@ func (p *Projector[Tx]) generations(ctx context.Context, s State) (shown []Gener
 		shown = append(shown, one)
 	}
 	return shown, nil
+}
+
+// ReadGenerations returns stored generations, for tools that do not have the projectors. Position, Behind
+// and Left are zero.
+func ReadGenerations(rows []provider.Generation) (all []Generation, err error) {
+	for _, row := range rows {
+		g, err := readGeneration(row)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, g.shown())
+	}
+	return all, nil
+}
+
+// shown returns the generation as it is shown to people.
+func (g *generation) shown() Generation {
+	return Generation{
+		Projector: g.Projector, Number: g.Generation, State: string(g.state), How: g.How, Decision: Decision{By: g.By, Reason: g.Reason},
+		Oldest: g.Oldest, Newest: g.Newest, Paused: g.Paused, CaughtUp: g.Done, Failed: g.Failed,
+		Applied: g.Applied, Total: g.Total, PerSecond: g.PerSecond, Seen: g.Seen, ChangedAt: g.changed, CreatedAt: g.created,
+	}
 }
 
 // GenerationAction is what Control does to a generation.

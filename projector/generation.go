@@ -126,6 +126,16 @@ func readGenerations(ctx context.Context, s provider.Builds, projector string) (
 	return generationsOf(projector, rows)
 }
 
+func readGeneration(row provider.Generation) (*generation, error) {
+	g := &generation{Build: row.Build, state: row.State, revision: row.Revision, created: row.CreatedAt, changed: row.ChangedAt}
+	if len(row.Data) > 0 {
+		if err := g.read(row.Data); err != nil {
+			return nil, fmt.Errorf("generation %s: %w", row.Build, err)
+		}
+	}
+	return g, nil
+}
+
 // generationsOf returns the generations of a projector, in order. The result has at least one.
 func generationsOf(projector string, rows []provider.Generation) ([]*generation, error) {
 	var all []*generation
@@ -133,11 +143,9 @@ func generationsOf(projector string, rows []provider.Generation) ([]*generation,
 		if row.Projector != projector {
 			continue
 		}
-		g := &generation{Build: row.Build, state: row.State, revision: row.Revision, created: row.CreatedAt, changed: row.ChangedAt}
-		if len(row.Data) > 0 {
-			if err := g.read(row.Data); err != nil {
-				return nil, fmt.Errorf("generation %s: %w", row.Build, err)
-			}
+		g, err := readGeneration(row)
+		if err != nil {
+			return nil, err
 		}
 		all = append(all, g)
 	}

@@ -155,9 +155,9 @@ func (p *projection) acceptParked(row Parked) *inbound {
 	return p.accept(d, &row)
 }
 
-// handlerContext ends with the unit, and has the values of the message's context. It does not end
-// with that context: some subscribers cancel the contexts of all messages at once when they
-// close.
+// handlerContext ends with the unit, and has the values of another context, such as that of the
+// message. It does not end with the other one: some subscribers cancel the contexts of all messages
+// at once when they close.
 type handlerContext struct {
 	context.Context
 	values context.Context

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/stretchr/testify/require"
 )
@@ -161,4 +162,55 @@ func TestErrorTextsAreLoggedOnlyOnRequest(t *testing.T) {
 			})
 		})
 	}
+}
+
+type contextKey struct{}
+
+type ownKey struct{}
+
+// The values that the observer of a unit returns reach its handlers, before those of the message, and it
+// gets the error of each attempt. The observer of output can change headers, which have the cause by
+// then.
+func TestObserverSurroundsUnits(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, f, d := newDB(t), make(subscription), &diary{}
+		tries := 0
+		p := projector.Define("p", types, projector.Options{Markers: true}, projector.OnEmit("a",
+			func(ctx context.Context, _ txn, e eventstore.Event[posted]) ([]outbox.Message, error) {
+				d.write("handler of %s in %v, %v", e.ID, ctx.Value(contextKey{}), ctx.Value(ownKey{}))
+				if tries++; tries == 1 {
+					return nil, errNo
+				}
+				return []outbox.Message{{Topic: "out"}}, nil
+			}))
+		stop := run(t, db, f, projector.RunnerConfig{Observer: projector.RunnerObserver{
+			Processing: func(projector string, messages []eventstore.Raw) (context.Context, func(error)) {
+				d.write("begin %s: %s %s", projector, messages[0].ID, messages[0].Metadata.Traceparent)
+				ctx, cancel := context.WithCancel(context.WithValue(context.Background(), contextKey{}, "unit"))
+				cancel() // its end does not matter
+				return ctx, func(err error) { d.write("end, failed %t", err != nil) }
+			},
+			Emitting: func(ctx context.Context, handler string, output []outbox.Message) {
+				d.write("emit %s in %v: %s", handler, ctx.Value(contextKey{}), output[0].Headers[outbox.HeaderTraceparent])
+				output[0].Headers[outbox.HeaderTraceparent] = "00-2"
+			},
+		}}, p)
+		m := keyed("k", 1)
+		m.Metadata[outbox.HeaderTraceparent] = "00-1"
+		m.SetContext(context.WithValue(context.WithValue(m.Context(), contextKey{}, "message"), ownKey{}, "kept"))
+		f <- m
+		acked(t, m)
+		time.Sleep(10 * time.Second)
+		require.Equal(t, []string{
+			"begin p: k-1 00-1", "handler of k-1 in unit, kept", "end, failed true",
+			"begin p: k-1 00-1", "end, failed false", // it is parked
+			"begin p: k-1 00-1", "handler of k-1 in unit, <nil>", "emit p/a in unit: 00-1", "end, failed false",
+		}, d.read())
+		entries, err := db.Entries(t.Context(), outbox.Filter{})
+		require.NoError(t, err)
+		require.Len(t, entries, 1)
+		require.Equal(t, "00-2", entries[0].Headers[outbox.HeaderTraceparent])
+		require.NoError(t, stop())
+	})
 }

@@ -44,6 +44,10 @@ type projection struct {
 	resplits     chan struct{}              // receives when the segments change
 	revived      map[int64]int              // by Seq: how often a message that may be revived was seen
 
+	// For requests of operators: as the methods of the Projector.
+	dryRun func(context.Context, ParkedFilter) (*DryRun, error)
+	verify func(context.Context, Verification) (*Verified, error)
+
 	do func(context.Context, provider.Unit, func(context.Context, caller, provider.Found) (provider.Closing, error)) error
 }
 
@@ -108,7 +112,11 @@ func newProjection[Tx any](r *Runner, u provider.Provider[Tx], p *Projector[Tx])
 				if err != nil || len(out) == 0 || scopeOf(ctx).replayed {
 					return nil, err
 				}
-				return completed(out, name, m.raw), nil
+				out = completed(out, name, m.raw)
+				if observe := r.cfg.Observer.Emitting; observe != nil {
+					observe(ctx, name, out)
+				}
+				return out, nil
 			}, found)
 		})
 	}
@@ -170,6 +178,11 @@ func (p *projection) handlersFor(eventType string, names []string) (found []prov
 // worker returns the worker of a lane.
 func (p *projection) worker(lane provider.Lane) *worker {
 	return p.workers[(int(lane[0])<<8|int(lane[1]))%len(p.workers)]
+}
+
+// isPaused reports whether an operator has paused the projector.
+func (p *projection) isPaused() bool {
+	return p.runner.presence.IsPaused(provider.PauseProjector, p.name)
 }
 
 // report logs what happened to a message.

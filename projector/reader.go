@@ -100,6 +100,7 @@ func newReader(p *projection, number int) *reader {
 // run reads the log while this reader has the lease, until ctx ends.
 func (r *reader) run(ctx, hard context.Context) {
 	defer r.endBackground()
+	defer r.beginLoop()()
 	cfg := &r.runner.cfg
 	for ctx.Err() == nil {
 		r.serving = r.current.Load()
@@ -193,6 +194,7 @@ func (r *reader) serve(ctx, hard context.Context) error {
 			r.serving = g
 		}
 		more, err := r.step(ctx, hard)
+		r.loop.Rest()
 		if tries++; err == nil {
 			tries = 0
 		}
@@ -296,7 +298,7 @@ func (r *reader) step(ctx, hard context.Context) (more bool, err error) {
 			return r.followSegments(ctx)
 		}
 	}
-	if r.serving.Paused && r.serving.isReplaying() {
+	if r.serving.Paused && r.serving.isReplaying() || r.isPaused() {
 		return false, nil
 	}
 	switch r.at.Mode {

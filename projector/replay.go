@@ -19,7 +19,9 @@ const (
 
 // poll dispatches due parked messages to their workers until ctx ends.
 func (r *Runner) poll(ctx context.Context) {
+	loop := r.loops.Add("runner")
 	for ctx.Err() == nil {
+		loop.Within(r.cfg.Clock(), sum(r.cfg.Timeout, pollEvery))
 		if _, err := r.dispatchDue(ctx); err != nil && ctx.Err() == nil {
 			r.report(slog.LevelWarn, "parked messages not scanned", err)
 		}
@@ -49,6 +51,9 @@ func (r *Runner) dispatchDue(ctx context.Context) (some bool, err error) {
 	batch := cmp.Or(r.cfg.Batch, deliveryBatch)
 	f := provider.DueFilter{Keys: 4 * batch, Each: batch}
 	for _, p := range r.feeding() {
+		if p.isPaused() {
+			continue
+		}
 		f.Builds = append(f.Builds, p.build())
 		some = some || slices.ContainsFunc(p.workers, func(w *worker) bool { return w.busy.Load() })
 	}

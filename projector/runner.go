@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/kinora-go/kinora/internal/presence"
+	"github.com/kinora-go/kinora/internal/pulse"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -41,6 +43,9 @@ type Runner struct {
 	assigned    bool                    // it keeps the generation that its projector has
 	undecoded   atomic.Bool             // a parked message requires a Decoder
 	reached     func()                  // called when the reader of a scratch generation has caught up
+	presence    *presence.Presence
+	operations  provider.Operations // nil: the store has none
+	loops       pulse.Loops
 }
 
 // NewRunner returns a runner that applies the messages of src to ps, in transactions of db. It
@@ -101,8 +106,20 @@ func newRunner[Tx any](u provider.Units[Tx], src Source, cfg RunnerConfig, ps ..
 			return nil, fmt.Errorf("runner: projector %s: OnCreate requires a log: give it Markers, and not BrokerOnly, or a runner FromLog", p.name)
 		}
 		r.projections = append(r.projections, r.byName[p.name])
+		answer(r, u, p)
 	}
+	r.operations = provider.OperationsOf(u)
+	r.presence = presence.New(u, r.cfg.Clock, func(err error) { r.report(slog.LevelWarn, "runner not reported", err) }, r.reportSelf)
 	return r, nil
+}
+
+// reportSelf returns what the runner reports about itself.
+func (r *Runner) reportSelf() provider.ServiceReport {
+	report := provider.ServiceReport{ID: r.id, Kind: "runner", Holder: r.id, Version: r.cfg.Version}
+	for _, p := range r.projections {
+		report.Projectors = append(report.Projectors, p.name)
+	}
+	return report
 }
 
 func (r *Runner) nextWorker() int { return int(r.workers.Add(1)) - 1 }
@@ -137,6 +154,11 @@ func (r *Runner) Wiring() provider.RunnerWiring {
 // Running returns a channel that is closed once Run has subscribed to every topic.
 func (r *Runner) Running() <-chan struct{} { return r.running }
 
+// Late returns the runner's loops, by name, and for how long each has not moved although it should
+// have: zero if it moves. A handler that has not returned after the end of its context is one of them
+// until it returns. A Run that has returned an error counts from its end. See kinora.Healthy.
+func (r *Runner) Late() map[string]time.Duration { return r.loops.Late(r.cfg.Clock()) }
+
 // Run applies messages until ctx ends. Then it takes no more, finishes and acks the messages in
 // flight, and returns nil.
 //   - outbox.ErrDrain: that took longer than RunnerConfig.Drain. Units in flight are canceled,
@@ -145,17 +167,20 @@ func (r *Runner) Running() <-chan struct{} { return r.running }
 //   - ErrLogChanged: the log is not the one of a checkpoint, or no longer has its event.
 //   - It also returns an error if the store is not ready, for example not migrated, if a
 //     subscription fails or ends by itself, and on a second call.
-func (r *Runner) Run(ctx context.Context) error {
+func (r *Runner) Run(ctx context.Context) (err error) {
 	if r.started.Swap(true) {
 		return errors.New("runner: Run called twice: create a new runner")
 	}
 	defer close(r.ended)
-	var err error
+	defer func() { r.loops.End(r.cfg.Clock(), "runner", err) }()
 	if c, ok := r.store.(provider.ReadyChecker); ok {
 		err = c.ReadyFor(ctx, provider.RunnerService)
 	}
 	if err == nil {
 		err = r.choose(ctx)
+	}
+	if err == nil && !r.src.isZero() && !r.assigned {
+		r.presence.Follow(ctx)
 	}
 	if err == nil {
 		r.reportRenamed(ctx)
@@ -231,6 +256,10 @@ func (r *Runner) start(work, hard context.Context, subs []subscription, all *syn
 	all.Go(func() { r.poll(work) })
 	all.Go(func() { r.followGenerations(work, hard) })
 	all.Go(func() { r.maintain(work) })
+	if !r.assigned { // not a part of a verification
+		all.Go(func() { r.presence.Run(work) })
+		all.Go(func() { r.takeRequests(work, hard) })
+	}
 }
 
 // start starts the workers and the reader.

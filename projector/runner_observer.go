@@ -1,11 +1,24 @@
 package projector
 
-import "time"
+import (
+	"context"
+	"time"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
+)
 
 // RunnerObserver has functions that a runner calls, for metrics. A nil function is not called and
 // costs nothing. Several goroutines of the runner call them at the same time: they must be quick,
 // and must not change their arguments.
 type RunnerObserver struct {
+	// Processing: a unit with these messages, at least one, begins. Handlers see the values of the
+	// context that it returns, before those of the message's own context. Its end does not matter.
+	// The function that it returns, unless nil, is called when the unit has ended.
+	Processing func(projector string, messages []eventstore.Raw) (values context.Context, ended func(err error))
+	// Emitting: a handler has returned output. It may change the Headers of the messages, which
+	// already have those of the cause. ctx is that of the handler.
+	Emitting func(ctx context.Context, handler string, output []outbox.Message)
 	// Handled: a handler has applied a message and its unit is committed, or the handler failed
 	// for this message alone. skipped: the marker says that the handler had applied the message
 	// before. waited is the time from the recording of the event to the end of the unit, by the

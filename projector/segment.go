@@ -219,6 +219,7 @@ func (s *sharing) take(ctx, hard context.Context, g *generation, number int) (bo
 	s.mine[number] = &share{projection: one, stop: stop}
 	s.readers.Go(func() {
 		defer stop()
+		defer r.beginLoop()()
 		defer r.endBackground()
 		err := r.serve(work, hard)
 		switch {

@@ -10,7 +10,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/internal/pulse"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -24,6 +26,7 @@ type unit struct {
 	over    atomic.Bool                      // a handler is running, or took too long
 	at      atomic.Int64                     // index of the message whose handler runs; -1: none
 	handler atomic.Pointer[provider.Handler] // the running handler; nil: none
+	stuck   pulse.Loop                       // added if the unit does not return in time
 
 	// Results of the last run of the handlers.
 	ran     bool       // a handler ran
@@ -39,6 +42,7 @@ type unit struct {
 	waiting []provider.Lane   // lanes of messages that a unit with Switch would have parked
 	setup   string            // the handler without events that it runs first
 	suffix  string            // of the tables; see Table
+	values  context.Context   // that the observer adds to the contexts of handlers; nil: none
 }
 
 func (w *worker) newUnit(msgs []*inbound) *unit {
@@ -65,7 +69,18 @@ func messagesOf(msgs []*inbound) []provider.Message {
 }
 
 // attempt runs the unit. If alone is set, the caller has locked the process.
-func (u *unit) attempt(hard context.Context, alone bool) error {
+func (u *unit) attempt(hard context.Context, alone bool) (err error) {
+	if observe := u.runner.cfg.Observer.Processing; observe != nil && len(u.msgs) > 0 {
+		raws := make([]eventstore.Raw, len(u.msgs))
+		for i, m := range u.msgs {
+			raws[i] = m.raw
+		}
+		var ended func(error)
+		if u.values, ended = observe(u.name, raws); ended != nil {
+			defer func() { ended(err) }()
+		}
+	}
+	u.loop.Rest() // the wait for other units
 	until := u.serial.Load()
 	u.intent.Serial = until > 0 && len(u.msgs) > 1 && u.runner.cfg.Clock().UnixNano() < until
 	if !alone {
@@ -94,10 +109,15 @@ func (u *unit) isSuspicious() bool {
 // return.
 func (u *unit) transact(hard context.Context) error {
 	ctx, cancel := context.WithCancel(hard)
+	if u.values != nil {
+		ctx = handlerContext{ctx, u.values}
+	}
 	u.timer = time.AfterFunc(u.limit(), cancel)
+	u.loop.Within(u.runner.cfg.Clock(), sum(u.limit(), grace))
 	ended, err := false, error(errGoexit)
 	done := make(chan struct{})
 	u.inBackground(func() {
+		defer u.runner.loops.Remove(&u.stuck)
 		defer close(done)
 		defer cancel()
 		defer u.timer.Stop()
@@ -111,10 +131,19 @@ func (u *unit) transact(hard context.Context) error {
 	})
 	if !returns(ctx, done) {
 		u.endBackground()
-		if u.handler.Load() == nil { // the store does not reply
-			return errBegin
+		name, err := "store of "+u.name, error(errBegin) // the store does not reply
+		if h := u.handler.Load(); h != nil {
+			name, err = "handler "+h.Name, errStuck
 		}
-		return errStuck
+		u.runner.loops.AddStuck(&u.stuck, name, u.runner.cfg.Clock(), func() bool {
+			select {
+			case <-done:
+				return true
+			default:
+				return false
+			}
+		})
+		return err
 	}
 	if err == errGoexit { //nolint:errorlint // it is never wrapped
 		u.endBackground()
@@ -288,6 +317,9 @@ func (u *unit) run(ctx context.Context, call caller, i int, m *inbound, fresh []
 		parent := ctx
 		if values := m.msg.Context(); values != context.Background() {
 			parent = handlerContext{ctx, context.WithoutCancel(values)}
+			if u.values != nil {
+				parent = handlerContext{parent, u.values}
+			}
 		}
 		some, took, err := u.call(withCause(parent, m.raw), call, &m.handlers[j], m.replayed, m, nil)
 		if err != nil {
@@ -312,6 +344,7 @@ func (u *unit) call(
 	if !u.timer.Reset(sum(each, each)) { // ends the unit if the handler ignores its context
 		return nil, 0, errBegin
 	}
+	u.loop.Within(began, sum(sum(each, each), grace))
 	u.ran = true
 	u.handler.Store(h)
 	u.over.Store(true)

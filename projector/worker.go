@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/kinora-go/kinora/internal/pulse"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -25,13 +26,16 @@ type worker struct {
 	fenced     bool            // a unit of a reader failed because another reader has taken over
 	seen       map[string]int  // used by collect
 	background chan func()     // functions for the background goroutine; see unit.transact
+	loop       *pulse.Loop     // nil: the worker does not run
 }
 
 // run applies messages until ctx ends. Messages that are not applied by then are not acked, so
 // they are redelivered.
 func (w *worker) run(ctx, hard context.Context) {
 	defer w.endBackground()
+	defer w.beginLoop()()
 	for ctx.Err() == nil {
+		w.loop.Rest()
 		select {
 		case <-ctx.Done():
 		case rows := <-w.due:
@@ -41,9 +45,27 @@ func (w *worker) run(ctx, hard context.Context) {
 			w.busy.Store(false)
 		case m := <-w.in:
 			w.backOff(ctx)
+			w.awaitResume(ctx)
 			w.apply(ctx, hard, w.leave(ctx, w.locate(ctx, w.collect(m))))
 		}
 	}
+}
+
+// awaitResume waits while an operator has paused the projector, or until ctx ends.
+func (w *worker) awaitResume(ctx context.Context) {
+	for w.isPaused() && ctx.Err() == nil {
+		w.loop.Rest()
+		wait(ctx, pausedLook)
+	}
+}
+
+// pausedLook is the interval between two looks at whether a paused projector was resumed.
+const pausedLook = 100 * time.Millisecond
+
+// beginLoop begins to record whether the worker moves, until the function that it returns is called.
+func (w *worker) beginLoop() (end func()) {
+	w.loop = w.runner.loops.Add("projector " + w.name)
+	return func() { w.runner.loops.Remove(w.loop) }
 }
 
 // generation returns the generation that the units of the worker belong to.
@@ -216,6 +238,7 @@ func (w *worker) backOffUnit(ctx context.Context, n, tries int, err error) {
 	}
 	w.runner.report(slog.LevelWarn, "unit failed", err,
 		"projector", w.name, "messages", n, "tries", tries, "again_in", delay)
+	w.loop.Rest()
 	wait(ctx, delay)
 }
 
@@ -301,6 +324,7 @@ func (m *inbound) waited(now time.Time) time.Duration {
 // service that the handlers need may be down, and then the backlog should stay in the broker.
 func (w *worker) backOff(ctx context.Context) {
 	if w.failed >= 3 {
+		w.loop.Rest()
 		wait(ctx, min(100*time.Millisecond<<min(w.failed-3, 10), 30*time.Second))
 	}
 }

@@ -70,50 +70,54 @@ func CheckAppend(stream string, expected eventstore.Expected, events []eventstor
 	}
 	seen := make(map[string]struct{}, len(events))
 	for i := range events {
-		d, at := &events[i], fmt.Sprintf("events[%d].", i)
+		d := &events[i]
+		err := checkDraft(d, maxPayload)
 		if _, ok := seen[d.ID]; ok {
-			return invalidf(at+"id", "an earlier event has the same id: give each event its own")
+			err = invalid("id", "an earlier event has the same id: give each event its own")
 		}
-		seen[d.ID] = struct{}{}
 		if d.Type == eventstore.TypeEnded && i < len(events)-1 {
-			return invalidf(at+"type", "%s ends the stream: it must be the last event", eventstore.TypeEnded)
+			err = invalid("type", eventstore.TypeEnded+" ends the stream: it must be the last event")
 		}
-		if err := checkDraft(at, d, maxPayload); err != nil {
+		if e, ok := errors.AsType[*eventstore.InvalidError](err); ok {
+			e.Field = fmt.Sprintf("events[%d].%s", i, e.Field)
+		}
+		if err != nil {
 			return err
 		}
+		seen[d.ID] = struct{}{}
 	}
 	return nil
 }
 
-func checkDraft(at string, d *eventstore.Draft, maxPayload int) error {
+func checkDraft(d *eventstore.Draft, maxPayload int) error {
 	if id, err := uuid.Parse(d.ID); err != nil || id.String() != d.ID {
-		return invalidf(at+"id", "must be a UUID in canonical lower case")
+		return invalid("id", "must be a UUID in canonical lower case")
 	}
-	if err := CheckText(at+"type", d.Type, MaxIDBytes); err != nil {
+	if err := CheckText("type", d.Type, MaxIDBytes); err != nil {
 		return err
 	}
 	if d.Schema < 1 || d.Schema > 1<<15-1 {
-		return invalidf(at+"schema", "%d: must be 1 to 32767", d.Schema)
+		return invalidf("schema", "%d: must be 1 to 32767", d.Schema)
 	}
-	if err := CheckJSON(at+"data", d.Data, maxPayload); err != nil {
+	if err := CheckJSON("data", d.Data, maxPayload); err != nil {
 		return err
 	}
-	return checkMetadata(at+"metadata.", &d.Metadata)
+	return checkMetadata(&d.Metadata)
 }
 
-func checkMetadata(at string, m *eventstore.Metadata) error {
-	for _, f := range []struct{ name, value string }{
+func checkMetadata(m *eventstore.Metadata) error {
+	for _, f := range [...]struct{ name, value string }{
 		{"correlation_id", m.CorrelationID}, {"causation_id", m.CausationID},
 		{"traceparent", m.Traceparent}, {"actor", m.Actor},
 	} {
 		if f.value == "" {
 			continue
 		}
-		if err := CheckText(at+f.name, f.value, maxHeaderValue); err != nil {
+		if err := CheckText("metadata."+f.name, f.value, maxHeaderValue); err != nil {
 			return err
 		}
 	}
-	return checkPairs(at+"extra", m.Extra, maxExtra, maxExtraKey)
+	return checkPairs("metadata.extra", m.Extra, maxExtra, maxExtraKey)
 }
 
 // CheckHeaders returns an *eventstore.InvalidError for more than 64 keys, a key that is empty or

@@ -72,6 +72,8 @@ func (b *combined[Tx, Outer]) Do(ctx context.Context, u Unit, run func(context.C
 
 func (b *combined[Tx, Outer]) Keeps() Keeps { return Keeps{} }
 
+func (b *combined[Tx, Outer]) recorder() any { return b.store }
+
 // LogOf returns the log of a store: the store itself, or the second store of Combine if the first one
 // keeps markers. It returns nil if there is none.
 func LogOf(store any) Log {

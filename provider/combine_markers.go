@@ -33,6 +33,8 @@ func newMarkedPair[Tx, Outer any](units MarkerUnits[Tx], store Provider[Outer]) 
 
 func (p *markedPair[Tx, Outer]) second() any { return p.store }
 
+func (p *markedPair[Tx, Outer]) recorder() any { return p.store }
+
 // Keeps implements Units. The output is kept by the second store.
 func (p *markedPair[Tx, Outer]) Keeps() Keeps {
 	k := p.units.Keeps()

@@ -10,7 +10,10 @@ import (
 
 // Decision is who decided about a parked message or a task, and why. It is stored with the message,
 // or in the trail of the task. The zero Decision is that of a runner; for tasks it is refused.
-type Decision struct{ By, Reason string }
+type Decision struct {
+	By     string `json:"by,omitempty"`
+	Reason string `json:"reason,omitempty"`
+}
 
 // Validate returns ErrInput unless both By (at most 255 bytes) and Reason (at most 1000 bytes)
 // are given.

@@ -46,6 +46,15 @@ func ParseClass(s string) Class {
 	return Class(max(slices.Index(classes[:], s), int(ClassUnknown)))
 }
 
+// MarshalText returns String.
+func (c Class) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
+
+// UnmarshalText is ParseClass.
+func (c *Class) UnmarshalText(text []byte) error {
+	*c = ParseClass(string(text))
+	return nil
+}
+
 // Codes of an Error that all providers use. Other codes are SQLSTATEs, codes of a database, or
 // words.
 const (

@@ -17,7 +17,7 @@ type Keeps struct {
 
 // Change is a row that a dry run inserted (no Before), updated, or deleted (no After).
 type Change struct {
-	Table  string          // with its schema unless that is the default schema
-	Before json.RawMessage // an object of the columns
-	After  json.RawMessage
+	Table  string          `json:"table"`            // with its schema unless that is the default schema
+	Before json.RawMessage `json:"before,omitempty"` // an object of the columns
+	After  json.RawMessage `json:"after,omitempty"`
 }

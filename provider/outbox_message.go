@@ -113,14 +113,12 @@ func FromEvent(stream string, version int64, d eventstore.Draft, topic string) O
 		HeaderStream:  stream,
 		HeaderVersion: strconv.FormatInt(version, 10),
 	}
-	for name, value := range map[string]string{
-		HeaderCorrelation: d.Metadata.CorrelationID,
-		HeaderCausation:   d.Metadata.CausationID,
-		HeaderTraceparent: d.Metadata.Traceparent,
-		HeaderActor:       d.Metadata.Actor,
+	for _, m := range [...]struct{ name, value string }{
+		{HeaderCorrelation, d.Metadata.CorrelationID}, {HeaderCausation, d.Metadata.CausationID},
+		{HeaderTraceparent, d.Metadata.Traceparent}, {HeaderActor, d.Metadata.Actor},
 	} {
-		if value != "" {
-			h[name] = value
+		if m.value != "" {
+			h[m.name] = m.value
 		}
 	}
 	for k, v := range d.Metadata.Extra {

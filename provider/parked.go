@@ -68,6 +68,15 @@ func ParseParkedState(s string) ParkedState {
 	return StateStuck
 }
 
+// MarshalText returns String.
+func (s ParkedState) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText is ParseParkedState.
+func (s *ParkedState) UnmarshalText(text []byte) error {
+	*s = ParseParkedState(string(text))
+	return nil
+}
+
 // ErrInput: an argument is invalid, and nothing was changed.
 var ErrInput = errors.New("invalid input")
 

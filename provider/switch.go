@@ -70,10 +70,10 @@ type Comparison struct {
 
 // Difference is a row that is missing (no Got), extra (no Want) or different in a read model.
 type Difference struct {
-	Table string          // TablePair.Other
-	Key   json.RawMessage // an object of the columns of the primary key; of all columns if there is none
-	Want  json.RawMessage // an object of the columns as they should be
-	Got   json.RawMessage // as they are
+	Table string          `json:"table"`          // TablePair.Other
+	Key   json.RawMessage `json:"key"`            // an object of the columns of the primary key; of all columns if there is none
+	Want  json.RawMessage `json:"want,omitempty"` // an object of the columns as they should be
+	Got   json.RawMessage `json:"got,omitempty"`  // as they are
 }
 
 // CodeBusy: other units of the projector did not end within a second, or a table was in use for

@@ -9,6 +9,7 @@ import (
 
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/internal/pulse"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -185,9 +186,11 @@ func (a *attempt[Tx]) guarded(ctx context.Context, clock *limit, f func() (json.
 		err error
 	}
 	done := make(chan result, 1)
+	call := &pulse.Loop{} // added if f does not return
 	a.live.Add(1)
 	go func() {
 		defer a.live.Add(-1)
+		defer a.loops.Remove(call)
 		r := result{err: errGoexit}
 		defer func() {
 			if p := recover(); p != nil {
@@ -214,6 +217,7 @@ func (a *attempt[Tx]) guarded(ctx context.Context, clock *limit, f func() (json.
 			ended = nil
 			time.AfterFunc(grace, clock.abandon)
 		case <-clock.stuck:
+			a.loops.AddStuck(call, "task "+a.task.Kind, now(), func() bool { return len(done) > 0 })
 			return nil, errStuck
 		}
 	}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/kinora-go/kinora/claim"
 	"github.com/kinora-go/kinora/internal/errclass"
+	"github.com/kinora-go/kinora/internal/presence"
+	"github.com/kinora-go/kinora/internal/pulse"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -24,6 +26,7 @@ type Worker struct {
 	running chan struct{}
 	run     func(ctx context.Context, running chan<- struct{}) error
 	runOnce func(ctx context.Context) (int, error)
+	late    func() map[string]time.Duration
 }
 
 // NewWorker returns a worker of the tasks and groups of these kinds. *postgres.DB is a
@@ -71,11 +74,16 @@ func NewWorker[Tx any](db provider.TaskProvider[Tx], cfg WorkerConfig, definitio
 	}
 	slices.Sort(e.names)
 	e.log = e.cfg.Logger.With("worker", e.cfg.Holder)
-	return &Worker{running: make(chan struct{}), run: e.run, runOnce: e.runOnce}, nil
+	return &Worker{running: make(chan struct{}), run: e.run, runOnce: e.runOnce, late: func() map[string]time.Duration { return e.loops.Late(now()) }}, nil
 }
 
 // Running returns a channel that is closed once Run has checked the store and started.
 func (w *Worker) Running() <-chan struct{} { return w.running }
+
+// Late returns the worker's loops, by name, and for how long each has not moved although it should
+// have: zero if it moves. A handler that has not returned after the end of its context is one of them
+// until it returns. A Run that has returned an error counts from its end. See kinora.Healthy.
+func (w *Worker) Late() map[string]time.Duration { return w.late() }
 
 // Run works until ctx ends. Then it claims no more, begins no new step, and returns nil after the
 // handlers have returned. Tasks that are not finished are released without counting an attempt.
@@ -136,6 +144,7 @@ type engine[Tx any] struct {
 
 	reached atomic.Int64 // when the store last replied
 	live    atomic.Int64 // handlers and sinks that have not returned
+	loops   pulse.Loops
 }
 
 // held is a task that this worker has claimed.
@@ -211,14 +220,19 @@ func (e *engine[Tx]) runOnce(ctx context.Context) (int, error) {
 	}
 }
 
-func (e *engine[Tx]) run(ctx context.Context, running chan<- struct{}) error {
+func (e *engine[Tx]) run(ctx context.Context, running chan<- struct{}) (err error) {
 	if err := e.ready(ctx); err != nil {
 		return err
 	}
+	defer func() { e.loops.End(now(), "worker", err) }()
 	stop, interrupt := e.start(ctx)
 	defer stop()
 	var handlers, maintenance sync.WaitGroup
 	maintenance.Go(func() { e.maintain(ctx) })
+	maintenance.Go(func() {
+		presence.New(e.db, now, func(err error) { e.log.Warn("worker not reported", "class", errclass.Of(err)) },
+			func() provider.ServiceReport { return provider.ServiceReport{Kind: "worker", Holder: e.cfg.Holder} }).Run(ctx)
+	})
 	close(running)
 	e.loop(ctx, &handlers)
 	return e.drain(interrupt, e.ended(handlers.Wait, maintenance.Wait))
@@ -267,7 +281,9 @@ func (e *engine[Tx]) loop(ctx context.Context, handlers *sync.WaitGroup) {
 	pause, retry := pauseMin, retryMin
 	next := false // the last suspect task may not have been the only one
 	waker, _ := e.db.(provider.TaskWaker)
+	loop := e.loops.Add("worker")
 	for ctx.Err() == nil {
+		loop.Within(now(), e.cfg.Poll+claimLimit)
 		running := e.running()
 		var due <-chan struct{}
 		if waker != nil { // requested before the claim, so that no task is missed
@@ -303,6 +319,7 @@ func (e *engine[Tx]) loop(ctx context.Context, handlers *sync.WaitGroup) {
 		retry = retryMin
 		if alone && running == 0 {
 			for e.running() > 0 && ctx.Err() == nil { // it runs alone
+				loop.Within(now(), e.cfg.Poll+claimLimit)
 				e.sleep(ctx, e.cfg.Poll, nil, e.freed)
 			}
 			continue

@@ -22,6 +22,17 @@ type ReviewPosted struct {
 
 var types = eventstore.NewTypes(eventstore.Type[ReviewPosted]("review.posted"))
 
+// A handler updates the read model in the transaction that it is given. The same transaction records
+// how far the projector has read, so each event takes effect exactly once. The names are stored: keep them.
+var ratings = projector.Define("product-ratings", types, projector.Options{},
+	projector.On("posted", func(ctx context.Context, tx *sql.Tx, e eventstore.Event[ReviewPosted]) error {
+		_, err := tx.ExecContext(ctx, `
+			insert into ratings (product, reviews, stars) values (?1, 1, ?2)
+			on conflict (product) do update set reviews = reviews + 1, stars = stars + ?2`,
+			e.Data.Product, e.Data.Stars)
+		return err
+	}))
+
 // An aggregate rebuilds its state in Apply. Its methods decide by returning new events.
 type Review struct{ posted bool }
 
@@ -40,19 +51,6 @@ func (r *Review) Post(product, author string, stars int) ([]any, error) {
 	}
 	return []any{ReviewPosted{product, author, stars}}, nil
 }
-
-// A handler updates the read model in the transaction that it is given. The same transaction
-// records how far the projector has read, so each event takes effect exactly once.
-func onPosted(ctx context.Context, tx *sql.Tx, e eventstore.Event[ReviewPosted]) error {
-	_, err := tx.ExecContext(ctx, `
-		insert into ratings (product, reviews, stars) values (?1, 1, ?2)
-		on conflict (product) do update set reviews = reviews + 1, stars = stars + ?2`,
-		e.Data.Product, e.Data.Stars)
-	return err
-}
-
-var ratings = projector.Define("product-ratings", types, projector.Options{},
-	projector.On("posted", onPosted)) // stored as "product-ratings/posted": keep the names
 
 func run(ctx context.Context, path string) (err error) {
 	db, err := sqlite.Open(ctx, path, nil)

@@ -11,6 +11,7 @@ require (
 	github.com/google/uuid v1.6.0
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/kinora-go/kinora v0.0.0
+	github.com/kinora-go/kinora/cmd/kinora v0.0.0
 	github.com/kinora-go/kinora/examples/distributed v0.0.0
 	github.com/nats-io/nats-server/v2 v2.15.2
 	github.com/redis/go-redis/v9 v9.23.0
@@ -89,5 +90,6 @@ require (
 
 replace (
 	github.com/kinora-go/kinora => ../..
+	github.com/kinora-go/kinora/cmd/kinora => ../../cmd/kinora
 	github.com/kinora-go/kinora/examples/distributed => ../distributed
 )

@@ -289,3 +289,22 @@ func (s *testService) exec(sqlite, postgres string) {
 	}
 	require.NoError(s, err)
 }
+
+// The commands of kinora in this program use its handlers.
+func TestTheCommandsOfKinoraUseTheHandlersOfTheProgram(t *testing.T) {
+	t.Parallel()
+	onEachDatabase(t, func(t *testing.T, d database) {
+		s := startService(t, d, overMemory, 20*time.Second)
+		s.enqueuePoison("review-tea-ann")
+		s.eventuallyParked(1)
+		o := runOperator(t, d, "ops", "doctor")
+		require.Equal(t, 1, o.code, o.stderr)
+		require.Contains(t, o.stdout, "Messages of the projector product-reviews are stuck")
+		o = runOperator(t, d, "ops", "parked", "dry-run", "--projector", "product-reviews", "--key", "review-tea-ann", "--reason", "look")
+		require.Equal(t, 1, o.code)
+		require.Contains(t, o.stdout, "would fail: permanent undecodable")
+		o = runOperator(t, d, "ops", "parked", "skip", "--seq", "1", "--reason", "a test message", "--yes")
+		require.Zero(t, o.code, o.stderr)
+		require.Zero(t, runOperator(t, d, "ops", "doctor").code)
+	})
+}

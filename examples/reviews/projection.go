@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/kinora-go/kinora/cmd/kinora/commands"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
@@ -31,6 +32,8 @@ type projection interface {
 	generations(ctx context.Context) ([]projector.Generation, error)
 	// verify compares the read model with the events, and repairs it.
 	verify(ctx context.Context, v projector.Verification) (*projector.Verified, error)
+	// handlers returns the handlers of the projector for the commands of kinora.
+	handlers() commands.Handlers
 	// wait returns when the read model shows the appended events.
 	wait(ctx context.Context, at eventstore.Appended) error
 	// lag returns how far the read model is behind the events. It returns
@@ -101,6 +104,10 @@ func (p *projectionOf[Tx]) generations(ctx context.Context) ([]projector.Generat
 
 func (p *projectionOf[Tx]) verify(ctx context.Context, v projector.Verification) (*projector.Verified, error) {
 	return p.reviews.Verify(ctx, p.db, v, nil)
+}
+
+func (p *projectionOf[Tx]) handlers() commands.Handlers {
+	return commands.HandlersOf(p.reviews, p.db, nil)
 }
 
 func (p *projectionOf[Tx]) wait(ctx context.Context, at eventstore.Appended) error {

@@ -11,6 +11,9 @@ import (
 	"os"
 	"time"
 
+	"github.com/kinora-go/kinora"
+	"github.com/kinora-go/kinora/admin"
+	"github.com/kinora-go/kinora/admin/adminpage"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/examples/reviews/review"
 	"github.com/kinora-go/kinora/task"
@@ -20,6 +23,8 @@ type serveCmd struct {
 	DB         database      `required:"" env:"REVIEWS_DB" placeholder:"sqlite:PATH" help:"The database: sqlite:PATH or postgres://…. Missing files and tables are created."`
 	Addr       string        `default:"127.0.0.1:8080" help:"Address to listen on."`
 	StrongWait time.Duration `default:"5s" help:"How long a write with strong consistency waits for the read model."`
+
+	Operator bool `help:"Serve the page for operators under /operator/, read-only."`
 
 	Moderator         string        `placeholder:"URL" help:"The moderator of new reviews, an HTTP endpoint. Without it a local rule hides reviews with links."`
 	ModerationTimeout time.Duration `default:"24h" help:"How long to wait for a verdict that the moderator sends later. After that the review stays visible."`
@@ -71,6 +76,21 @@ func (c *serveCmd) Run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	if c.Operator {
+		ops, err := newOperatorPage(db)
+		if err != nil {
+			return err
+		}
+		sampled, err := kinora.Start(stopping, ops)
+		if err != nil {
+			return err
+		}
+		defer func() { stop(); err = errors.Join(err, sampled.Stop()) }()
+		all := http.NewServeMux()
+		all.Handle("/", handler)
+		all.Handle("/operator/", knownHosts(c.Addr, http.StripPrefix("/operator", ops)))
+		handler = all
+	}
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", c.Addr)
 	if err != nil {
 		return err
@@ -98,6 +118,15 @@ func (c *serveCmd) Run(ctx context.Context) (err error) {
 		return server.Close()
 	}
 	return nil
+}
+
+// newOperatorPage returns the page for operators, which changes nothing.
+func newOperatorPage(db serviceStore) (*adminpage.Handler, error) {
+	store, ok := db.(admin.Store)
+	if !ok {
+		return nil, errors.New("--operator: this database has no facts for operators")
+	}
+	return adminpage.New(store, adminpage.Config{Name: "Reviews"})
 }
 
 // newService returns the handler of the whole service, which listens on the address listen. It

@@ -33,6 +33,9 @@ type serviceStore interface {
 	provider.Log
 	task.Inspector
 	projection
+	// operated returns the database for operators, and migrationSQL the statements of its Migrate.
+	operated() operated
+	migrationSQL() (string, error)
 	// inTx runs fn in a transaction, as Transact of a provider does: fn may run several times.
 	inTx(ctx context.Context, fn func(tx eventstore.TxStore) error) error
 	// moderation returns the services that moderate reviews.

@@ -45,6 +45,10 @@ func createPostgres(ctx context.Context, d database, route outbox.Route) (*postg
 	return newPostgresStore(ctx, d, db)
 }
 
+func (s *postgresStore) operated() operated { return s.DB }
+
+func (s *postgresStore) migrationSQL() (string, error) { return postgres.MigrationSQL("kinora") }
+
 // openPostgres opens a database that createPostgres prepared. It creates nothing.
 func openPostgres(ctx context.Context, d database) (*postgresStore, error) {
 	db, err := postgres.Open(ctx, d.path, nil)

@@ -40,6 +40,10 @@ func createSQLite(ctx context.Context, d database, route outbox.Route) (*sqliteS
 	return newSQLiteStore(ctx, d, db)
 }
 
+func (s *sqliteStore) operated() operated { return s.DB }
+
+func (s *sqliteStore) migrationSQL() (string, error) { return sqlite.MigrationSQL(), nil }
+
 // openSQLite opens a file that createSQLite prepared. It creates nothing.
 func openSQLite(ctx context.Context, d database) (*sqliteStore, error) {
 	if info, err := os.Stat(d.path); err != nil {

@@ -16,6 +16,44 @@ var appends = []Mutant{
 		Tests: []Test{{"./eventstore", "TestSnapshotsAreNotTrustedOverTheStream"}},
 	},
 	{
+		Name: "append_after_end",
+		What: "an append to a stream that has ended is not refused",
+		Edits: []Edit{
+			{File: "providers/memory/events.go", Old: `} else if s.ended(stream) {`, New: `} else if s.ended(stream) && stream == "" {`},
+			{File: "providers/sqlite/append.go", Old: `where not ended and (`, New: `where (`},
+			{File: "providers/postgres/append.go", Old: ` where not s.ended`, New: ``},
+		},
+		Tests: []Test{
+			{"./providers/memory", "TestConformance/EventStore/nothing_after_the_end"},
+			{"./providers/sqlite", "TestConformance/EventStore/nothing_after_the_end"},
+			{"./providers/postgres", "TestConformance/EventStore/nothing_after_the_end"},
+		},
+	},
+	{
+		Name:  "archive_ahead",
+		What:  "events are archived that a projector has not applied",
+		Edits: []Edit{{File: "provider/archive.go", Old: `if len(behind) == 0 {`, New: `if len(behind) < 1<<20 {`}},
+		Tests: []Test{
+			{"./providers/memory", "TestConformance/EventStore/archive_ahead_of_a_reader"},
+			{"./providers/sqlite", "TestConformance/EventStore/archive_ahead_of_a_reader"},
+			{"./providers/postgres", "TestConformance/EventStore/archive_ahead_of_a_reader"},
+		},
+	},
+	{
+		Name: "archive_keeps_snapshots",
+		What: "the snapshots of an archived stream stay",
+		Edits: []Edit{
+			{File: "providers/memory/archive.go", Old: `s.snapshots = s.snapshots.drop(stream)`, New: ``},
+			{File: "providers/sqlite/archive.go", Old: `delete from kinora_snapshots where stream = ?1`, New: `delete from kinora_snapshots where stream = ?1 and false`},
+			{File: "providers/postgres/archive.go", Old: `delete from kinora.snapshots where stream = $1::text`, New: `delete from kinora.snapshots where stream = $1::text and false`},
+		},
+		Tests: []Test{
+			{"./providers/memory", "TestConformance/EventStore/archive_a_stream"},
+			{"./providers/sqlite", "TestConformance/EventStore/archive_a_stream"},
+			{"./providers/postgres", "TestConformance/EventStore/archive_a_stream"},
+		},
+	},
+	{
 		Name: "command_decided_again",
 		What: "a command that has appended events is decided again",
 		Edits: []Edit{{File: "eventstore/repository.go", Old: `		if at.Count > 0 {
@@ -40,6 +78,18 @@ var appends = []Mutant{
 		What:  "an append that runs alone and waits for a lock keeps others from running",
 		Edits: []Edit{{File: "providers/postgres/append_shared.go", Old: `time.AfterFunc(shareLock, end)`, New: `time.AfterFunc(time.Hour, end)`}},
 		Tests: []Test{{"./providers/postgres", "TestLockedStreamsStopNoOtherAppend"}},
+	},
+	{
+		Name:  "gap_lock_not_taken",
+		What:  "the trigger of the log takes no lock",
+		Edits: []Edit{{File: "providers/postgres/migrations/00001_kinora.sql", Old: `when (pg_advisory_xact_lock_shared(1802661487, 'kinora.events'::regclass::oid::int) is null)`, New: `when (false)`}},
+		Tests: []Test{{"./providers/postgres", "TestNoWriterCanForgetTheGapLock"}, {"./providers/postgres", "TestNoEventIsSkippedWhateverTheOrderOfCommits"}},
+	},
+	{
+		Name:  "gap_lock_late",
+		What:  "the lock of the log is taken after positions are drawn",
+		Edits: []Edit{{File: "providers/postgres/migrations/00001_kinora.sql", Old: `create trigger hold_gap before insert`, New: `create trigger hold_gap after insert`}},
+		Tests: []Test{{"./providers/postgres", "TestNoWriterCanForgetTheGapLock"}},
 	},
 	{
 		Name:  "batch_overtaken",

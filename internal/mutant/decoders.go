@@ -65,7 +65,7 @@ var decoders = []Mutant{
 		What: "the database accepts an event whose time cannot be read",
 		Edits: []Edit{{
 			File: "providers/postgres/migrations/00001_kinora.sql",
-			Old:  " check (recorded_at between '0001-01-02 00:00Z' and '9999-12-30 00:00Z')", New: "",
+			Old:  " check (value between '0001-01-02 00:00Z' and '9999-12-30 00:00Z')", New: "",
 		}},
 		Tests: []Test{{"./docs", "TestWrongRowsOnPostgreSQL"}},
 	},

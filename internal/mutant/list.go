@@ -5,7 +5,7 @@ import "slices"
 // All lists the mutants. An edit's old text is short and part of the mechanism, so that other
 // changes of the file do not affect it. A mutant that no longer applies fails
 // TestEveryMutantApplies.
-var All = slices.Concat(stores, claims, units, progress, generations, readers, rebuilds, tasks, events, redis, routers, decoders, appends, segments, edges)
+var All = slices.Concat(stores, claims, units, progress, generations, readers, rebuilds, tasks, events, redis, routers, decoders, appends, segments, edges, operations, observers, pages)
 
 // stores lists the mutants of markers, generations, appends, the log and the outbox.
 var stores = []Mutant{

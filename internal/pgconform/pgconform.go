@@ -170,6 +170,9 @@ func Advance(t testing.TB, db *postgres.DB) func(time.Duration) {
 			"task_groups":     {"created_at", "completed_at"},
 			"task_trail":      {"at"},
 			"snapshots":       {"saved_at"},
+			"services":        {"started_at", "seen_at", "expires_at"},
+			"pauses":          {"paused_at"},
+			"acts":            {"at", "expires_at", "ended_at"},
 		} {
 			var back []string
 			for _, c := range columns {

@@ -19,7 +19,7 @@
 // provider.Builds; parking.go implements the queues of parked messages
 // and provider.Parking; liveness.go implements provider.Liveness; records.go implements the
 // markers and provider.Records; progress.go implements provider.Progress and claim.Leases; log.go
-// implements provider.Log; tasks.go, task_changes.go and task_tx.go implement the tasks of workers.
+// implements provider.Log; operations.go and survey.go implement provider.Operations; tasks.go, task_changes.go and task_tx.go implement the tasks of workers.
 package memory
 
 import (
@@ -95,6 +95,10 @@ type state struct {
 	tables   *tree[string, *tree[string, any]] // the read models
 	views    *tree[string, string]             // the tables that views show
 	work     work                              // the tasks
+	services *tree[string, provider.ServiceReport]
+	pauses   *tree[string, provider.Pause] // by kind, NUL and name
+	acts     *tree[int64, provider.Act]    // by ID
+	act      int64                         // the last ID
 	// closed when a later state has more entries, more events, or more tasks to claim
 	added, appended, tasksDue chan struct{}
 }
@@ -270,4 +274,5 @@ var (
 	_ provider.TaskProvider[*Model] = (*DB)(nil)
 	_ provider.TaskInspector        = (*DB)(nil)
 	_ provider.TaskWaker            = (*DB)(nil)
+	_ provider.Operations           = (*DB)(nil)
 )

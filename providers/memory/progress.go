@@ -137,8 +137,9 @@ func (db *Provider) PruneApplied(ctx context.Context, b provider.Build, handlers
 
 // lease is a lease on a name.
 type lease struct {
-	token claim.Token
-	until time.Time
+	token  claim.Token
+	holder string
+	until  time.Time
 }
 
 // AcquireLease implements claim.Leases.
@@ -150,7 +151,7 @@ func (db *Provider) AcquireLease(ctx context.Context, name string, t claim.Terms
 		if l, ok := s.leases.get(name); ok && l.token != t.Token && l.until.After(now) {
 			return false
 		}
-		s.leases = s.leases.put(name, lease{t.Token, now.Add(t.Lease)})
+		s.leases = s.leases.put(name, lease{t.Token, t.Holder, now.Add(t.Lease)})
 		return true
 	})
 }

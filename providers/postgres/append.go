@@ -58,15 +58,15 @@ known as materialized (select from kinora.events where id = $4::uuid limit 1),`
 ev as (
 	insert into kinora.events (stream, version, id, type, schema_version, data, metadata, recorded_at)
 	select $1::text, s.version, $4::uuid, $5::text, $6::int, $7::jsonb, $8::jsonb, ck.t from s, ck
-	returning position)`
+	returning version, position)`
 	appendOneEntry = `,
 ob as (
 	insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at)
-	select $4::uuid::text, $10::text, $1::text, $11::bytea, $12::jsonb || jsonb_build_object(` + positionHeader + `), ck.t, ck.t from s, ck, ev)`
+	select $4::uuid::text, $10::text, $1::text, $11::bytea, ($12::text` + headersPlace + `, ck.t, ck.t from s, ck, ev)`
 	appendOneEntryAny = `,
 ob as (
 	insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at)
-	select $4::uuid::text, $10::text, $1::text, $11::bytea, $12::jsonb || jsonb_build_object(` + positionHeader + `, ` + versionHeader + `), ck.t, ck.t from s, ck, ev)`
+	select $4::uuid::text, $10::text, $1::text, $11::bytea, ($12::text` + headersPlaceAny + `, ck.t, ck.t from s, ck, ev)`
 	appendOneTail = `
 select s.version, ev.position from s, ev`
 
@@ -86,22 +86,23 @@ ev as (
 	appendEntries = `,
 ob as (
 	insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at)
-	select n.id, n.topic, $1::text, n.payload, n.headers || jsonb_build_object(` + positionHeader + `), ck.t, ck.t
+	select n.id, n.topic, $1::text, n.payload, (n.headers` + headersPlace + `, ck.t, ck.t
 	from s, ck, ` + entriesOfEvents + `)`
 	appendEntriesAny = `,
 ob as (
 	insert into kinora.outbox (message_id, topic, key, payload, headers, next_attempt_at, created_at)
-	select n.id, n.topic, $1::text, n.payload, n.headers || jsonb_build_object(` + positionHeader + `, ` + versionsHeader + `), ck.t, ck.t
+	select n.id, n.topic, $1::text, n.payload, (n.headers` + headersPlaceAny + `, ck.t, ck.t
 	from s, ck, ` + entriesOfEvents + `)`
 	entriesOfEvents = `
-	unnest($10::text[], $11::text[], $12::bytea[], $13::jsonb[], $14::int[]) with ordinality n(id, topic, payload, headers, at, o)
+	unnest($10::text[], $11::text[], $12::bytea[], $13::text[], $14::int[]) with ordinality n(id, topic, payload, headers, at, o)
 	join ev on ev.version = (select version from s) - $3::bigint + n.at order by n.o`
 	appendTail = `
 select s.version, (select max(position) from ev) from s`
 
-	positionHeader = `'` + outbox.HeaderPosition + `', ev.position::text`
-	versionHeader  = `'` + outbox.HeaderVersion + `', s.version::text`
-	versionsHeader = `'` + outbox.HeaderVersion + `', ev.version::text`
+	// Headers are sent as the text of an object that ends in the middle: headersTail. Its end is added
+	// here. This takes half of the time of jsonb_build_object and the operator ||.
+	headersPlace    = ` || ev.position::text || '"}')::jsonb`
+	headersPlaceAny = ` || ev.position::text || '","` + outbox.HeaderVersion + `":"' || ev.version::text || '"}')::jsonb`
 )
 
 // The statements by expected version, without and with entries: for one event with at most one
@@ -168,7 +169,7 @@ func (db *Provider) newAppend(ctx context.Context, q querier, stream string, exp
 	var at []int32
 	var ids, topic []string
 	var payloads [][]byte
-	var headers []json.RawMessage
+	var headers []string
 	for i, d := range events {
 		id, err := uuid.Parse(d.ID)
 		if err != nil {
@@ -177,19 +178,16 @@ func (db *Provider) newAppend(ctx context.Context, q querier, stream string, exp
 		}
 		a.ids[i] = id.String()
 		types[i], schemas[i], data[i] = d.Type, int32(d.Schema), d.Data
-		if metadata[i], err = json.Marshal(d.Metadata); err != nil {
+		if metadata[i], err = metadataJSON(&d.Metadata); err != nil {
 			return nil, err
 		}
 		for _, t := range topics[i] {
 			// the statement sets the position and, with Any, the version
 			m := provider.FromEvent(stream, max(int64(expected), 0)+int64(i)+1, d, t)
 			m.Headers[outbox.HeaderLog] = log
-			h, err := json.Marshal(m.Headers)
-			if err != nil {
-				return nil, err
-			}
+			h := headersJSON(m.Headers)
 			at, ids = append(at, int32(i+1)), append(ids, m.ID)
-			topic, payloads, headers = append(topic, t), append(payloads, m.Payload), append(headers, h)
+			topic, payloads, headers = append(topic, t), append(payloads, m.Payload), append(headers, string(h[:len(h)-1])+headersTail)
 		}
 	}
 	a.entries = len(at) > 0
@@ -210,6 +208,16 @@ func (db *Provider) newAppend(ctx context.Context, q querier, stream string, exp
 	a.sql = db.q(pick(expected, a.entries, appendExactSQL, appendNoStreamSQL, appendAnySQL,
 		appendExactEntriesSQL, appendNoStreamEntriesSQL, appendAnyEntriesSQL))
 	return a, nil
+}
+
+// headersTail is the end of the headers that an append sends.
+const headersTail = `,"` + outbox.HeaderPosition + `":"`
+
+func metadataJSON(m *eventstore.Metadata) (json.RawMessage, error) {
+	if m.CorrelationID == "" && m.CausationID == "" && m.Traceparent == "" && m.Actor == "" && len(m.Extra) == 0 {
+		return json.RawMessage(`{}`), nil
+	}
+	return json.Marshal(m)
 }
 
 // pick returns the statement for exact, no stream or any; with entries, the second three.

@@ -72,7 +72,7 @@ func violates(err error, constraint string) bool {
 }
 
 // ours matches the server's error if one of Kinora's tables or functions is missing.
-var ours = regexp.MustCompile(`\.(streams|events|outbox|markers|low_water_marks|generations|parked|holds|runners|in_flight|checkpoints|leases|incarnation|migrations|tasks|task_groups|task_trail|snapshots)"|\.(un)?(held|marked)\(|\.(checkpoint|advance|(enqueue|claim|change)_tasks|enqueue_task_group|(answer|postpone)_task)\(`)
+var ours = regexp.MustCompile(`\.(streams|events|outbox|markers|low_water_marks|generations|parked|holds|runners|in_flight|checkpoints|leases|incarnation|migrations|tasks|task_groups|task_trail|snapshots|services|pauses|acts)"|\.(un)?(held|marked)\(|\.(checkpoint|advance|(enqueue|claim|change)_tasks|enqueue_task_group|(answer|postpone)_task)\(`)
 
 // clear adds ErrNotMigrated to the error of a missing table or function.
 func clear(err error) error {

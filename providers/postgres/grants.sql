@@ -1,6 +1,6 @@
 -- The rights of each role in Kinora's schema. Run it as the owner, after Migrate. It can be run
 -- again.
-revoke all on all tables in schema kinora from kinora_appender, kinora_relay, kinora_projector, kinora_worker, kinora_archiver, kinora_reader;
+revoke all on all tables in schema kinora from kinora_appender, kinora_relay, kinora_projector, kinora_worker, kinora_operator, kinora_archiver, kinora_reader;
 
 grant select, insert, update on kinora.streams to kinora_appender;
 grant select, insert on kinora.events to kinora_appender;
@@ -34,6 +34,20 @@ grant insert, select (topic, message_id) on kinora.outbox to kinora_worker;
 grant select on kinora.streams, kinora.checkpoints, kinora.incarnation to kinora_archiver;
 grant select, delete on kinora.events, kinora.snapshots to kinora_archiver;
 
+-- to report that they are alive, to see what is paused, and to take requests up
+grant select, insert, update, delete on kinora.services to kinora_relay, kinora_projector, kinora_worker;
+grant select on kinora.pauses to kinora_relay, kinora_projector, kinora_worker;
+grant select, update on kinora.acts to kinora_projector;
+
+-- what a person may do with the command kinora
+grant select on all tables in schema kinora to kinora_operator;
+grant select, insert, update, delete on kinora.pauses, kinora.acts to kinora_operator;
+grant update on kinora.outbox, kinora.parked, kinora.tasks to kinora_operator;
+grant insert, update, delete on kinora.holds to kinora_operator;
+grant insert, update on kinora.generations, kinora.checkpoints to kinora_operator;
+grant update on kinora.segments to kinora_operator;
+grant insert on kinora.task_trail to kinora_operator;
+
 grant select on kinora.migrations to kinora_appender, kinora_relay, kinora_projector, kinora_worker, kinora_archiver;
 grant select on all tables in schema kinora to kinora_reader;
 -- where execute was revoked from public
@@ -48,3 +62,4 @@ grant execute on function kinora.enqueue_tasks(text[], text[], jsonb[], bigint[]
 	to kinora_appender, kinora_projector, kinora_worker;
 grant execute on function kinora.claim_tasks(text[], boolean, int, int, uuid, text, bigint),
 	kinora.change_tasks(text[], uuid[], text[], bigint[], jsonb[], text[], boolean[], text[], boolean[], jsonb[], text[]) to kinora_worker;
+grant execute on function kinora.checkpoint(text, int, text) to kinora_operator;

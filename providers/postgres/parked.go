@@ -46,7 +46,9 @@ func inHeaders(h map[string]string, to func(string) string) map[string]string {
 }
 
 const (
-	parkedColumns = `p.id, p.projector, p.generation, p.handler, p.handlers, p.message_id, p.topic, p.key, p.lane, p.type, p.payload, p.headers,
+	parkedColumns = parkedNames + `p.payload, p.headers` + parkedFate
+	parkedNames   = `p.id, p.projector, p.generation, p.handler, p.handlers, p.message_id, p.topic, p.key, p.lane, p.type, `
+	parkedFate    = `,
 	p.class, p.code, p.error, p.attempts, p.version, p.parked_at, p.state, coalesce(p.resolved_at, ` + never + `), p.resolved_by, p.reason`
 
 	never = `'0001-01-01 00:00Z'::timestamptz` // the zero time

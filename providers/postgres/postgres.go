@@ -93,6 +93,8 @@ var (
 	_ provider.TaskBatchClaimer      = (*DB)(nil)
 	_ provider.TaskInspector         = (*DB)(nil)
 	_ provider.TaskWaker             = (*DB)(nil)
+	_ provider.Operations            = (*DB)(nil)
+	_ provider.Diagnoser             = (*DB)(nil)
 	_ provider.ReadyChecker          = (*DB)(nil)
 	_ provider.ReadyChecker          = (*Batched)(nil)
 	_ provider.ReadyChecker          = (*SQL)(nil)
@@ -228,7 +230,7 @@ func (db *Provider) q(statement string) string {
 func in(schema, statement string) string {
 	// Unlike other names, the name of a type cannot begin with a keyword such as values without
 	// quotes.
-	return strings.NewReplacer("::"+defaultSchema+".", `::"`+schema+`".`, defaultSchema+".", schema+".").Replace(statement)
+	return strings.NewReplacer("::"+defaultSchema+".", `::"`+schema+`".`, `"`+defaultSchema+`".`, `"`+schema+`".`, defaultSchema+".", schema+".").Replace(statement)
 }
 
 // querier is a pool, a transaction, or a connection.

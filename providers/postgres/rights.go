@@ -11,13 +11,16 @@ import (
 // required: inserts into the outbox by handlers that emit. An appender must have the rights to insert
 // into the outbox and to identify the log if the DB has a route.
 var (
-	relayNeeds  = rights("migrations: select", "outbox: select update delete", "leases: select insert update delete")
+	relayNeeds = rights("migrations: select", "outbox: select update delete", "leases: select insert update delete",
+		"services: select insert update delete", "pauses: select")
 	runnerNeeds = rights("migrations: select", "generations: select insert update", "markers: select insert delete", "low_water_marks: select insert update",
 		"parked: select insert update delete", "holds: select insert update delete", "runners: select insert update delete",
-		"in_flight: select insert update delete", "checkpoints: select insert update", "leases: select insert update delete")
+		"in_flight: select insert update delete", "checkpoints: select insert update", "leases: select insert update delete",
+		"services: select insert update delete", "pauses: select", "acts: select update")
 	appenderNeeds = rights("migrations: select", "streams: select insert update", "events: select insert", "snapshots: select insert update delete")
 	workerNeeds   = rights("migrations: select", "tasks: select insert update delete", "task_groups: select insert update delete",
-		"task_trail: select insert delete", "leases: select insert update delete")
+		"task_trail: select insert delete", "leases: select insert update delete",
+		"services: select insert update delete")
 	routeNeeds = rights("outbox: insert", "incarnation: select")
 )
 

@@ -185,6 +185,7 @@ func All[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 	t.Run("Progress", func(t *testing.T) { Progress(t, open, differences...) })
 	t.Run("Generations", func(t *testing.T) { Generations(t, open, differences...) })
 	t.Run("Tasks", func(t *testing.T) { Tasks(t, open, differences...) })
+	t.Run("Operations", func(t *testing.T) { Operations(t, open, differences...) })
 }
 
 // EventStore checks eventstore.Store, eventstore.TxStore, eventstore.SnapshotStore, eventstore.EventFinder, and Transact if the fixture has it.
@@ -277,6 +278,12 @@ func Tasks[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 		{name: "Races", cases: taskRaceCases}, {name: "Crowds", cases: taskGroupRaces}, {name: "Wakes", cases: taskWakeCases},
 		{name: "OneConnection", cases: taskGroupRaces, options: Options{Conns: 1}},
 	})
+}
+
+// Operations checks provider.Operations.
+func Operations[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
+	runGroups(t, open, differences, []group{{name: "Registry", cases: registryCases}, {name: "Acts", cases: actCases}, {name: "Streams", cases: streamCases}})
+	run(t, open, differences, provider.ClaimEntries, surveyCases)
 }
 
 func knows(differences []Difference, d Difference) bool { return slices.Contains(differences, d) }

@@ -267,6 +267,9 @@ func shiftBack(db *sql.DB, d time.Duration) error {
 		"kinora_task_groups":     {"completed_at"},
 		"kinora_task_trail":      {"at"},
 		"kinora_snapshots":       {"saved_at"},
+		"kinora_services":        {"started_at", "seen_at", "expires_at"},
+		"kinora_pauses":          {"paused_at"},
+		"kinora_acts":            {"at", "expires_at", "ended_at"},
 	} {
 		for _, column := range columns {
 			shift := fmt.Sprintf(`update %s set %[2]s = %[2]s - %d where %[2]s is not null`, table, column, d.Milliseconds())

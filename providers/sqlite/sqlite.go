@@ -190,4 +190,5 @@ var (
 	_ provider.TaskBatchClaimer      = (*DB)(nil)
 	_ provider.TaskInspector         = (*DB)(nil)
 	_ provider.TaskWaker             = (*DB)(nil)
+	_ provider.Operations            = (*DB)(nil)
 )

@@ -77,13 +77,38 @@ func reconnect(t *testing.T, b brokers.Broker, open func(*testing.T, string) (me
 	require.NoError(t, subscriber.Close())
 }
 
-// prepared calls Prepare for each topic of the suite.
+// prepared calls Prepare for each topic of the suite. Its Close returns after the channels are closed: the suite
+// looks at them at once, and Close of watermill-sql may return a moment earlier.
 type prepared struct {
 	message.Subscriber
 	broker brokers.Broker
+	mu     sync.Mutex
+	opened []<-chan *message.Message
 }
 
-func (p prepared) SubscribeInitialize(topic string) error {
+func (p *prepared) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
+	messages, err := p.Subscriber.Subscribe(ctx, topic)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.opened = append(p.opened, messages)
+	return messages, err
+}
+
+func (p *prepared) Close() error {
+	err := p.Subscriber.Close()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, messages := range p.opened {
+		for messages != nil {
+			if _, open := <-messages; !open {
+				break
+			}
+		}
+	}
+	return err
+}
+
+func (p *prepared) SubscribeInitialize(topic string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	return p.broker.Prepare(ctx, topic)
@@ -121,9 +146,12 @@ func conform(t *testing.T, address string, takeover time.Duration, restart func(
 		require.NoError(t, err)
 		s, err := b.Subscriber(group)
 		require.NoError(t, err)
-		return p, prepared{s, b}
+		return p, &prepared{Subscriber: s, broker: b}
 	}
-	one := func(t *testing.T) (message.Publisher, message.Subscriber) { t.Helper(); return open(t, "one") }
+	// Each case has a group of its own: Kafka stops all members of a group while one joins or leaves.
+	inGroup := func(name string) tests.PubSubConstructor {
+		return func(t *testing.T) (message.Publisher, message.Subscriber) { t.Helper(); return open(t, name) }
+	}
 	suite := func() tests.TestContext {
 		return tests.TestContext{TestID: tests.NewTestID(), Features: tests.Features{
 			ConsumerGroups: true, Persistent: true, GuaranteedOrder: true, GuaranteedOrderWithSingleSubscriber: true,
@@ -132,7 +160,7 @@ func conform(t *testing.T, address string, takeover time.Duration, restart func(
 	}
 	t.Run("Reconnect", func(t *testing.T) { reconnect(t, b, open, restart) }) // before the others, which run together
 	for name, test := range cases {
-		t.Run(name, func(t *testing.T) { t.Parallel(); test(t, suite(), one) })
+		t.Run(name, func(t *testing.T) { t.Parallel(); test(t, suite(), inGroup(name)) })
 	}
 	t.Run("ConsumerGroups", func(t *testing.T) { t.Parallel(); tests.TestConsumerGroups(t, suite(), open) })
 	t.Run("NewSubscriberReceivesOldMessages", func(t *testing.T) {

@@ -185,10 +185,11 @@ create table kinora_parked (
 create unique index kinora_parked_message on kinora_parked (projector, generation, message_id)
     where state <> 'replayed' and message_id <> '';
 
--- The first three are empty in normal operation.
+-- All but the last are empty in normal operation.
 create index kinora_parked_lane on kinora_parked (projector, generation, lane) where open = 1;
 create index kinora_parked_due on kinora_parked (projector, generation, due_at) where due_at is not null;
 create index kinora_parked_open on kinora_parked (projector) where open = 1;
+create index kinora_parked_stuck on kinora_parked (projector, generation, id) where state = 'stuck';
 create index kinora_parked_resolved on kinora_parked (projector, resolved_at) where open = 0;
 
 -- The end of each runner's lease. A loss of power, which ends the runners too, may lose commits
@@ -281,3 +282,48 @@ create table kinora_task_trail (
 ) strict;
 
 create index kinora_task_trail_task on kinora_task_trail (task);
+
+-- What services report about themselves, for operators. A loss of power may lose commits to this table.
+create table kinora_services (
+    id         text primary key,
+    kind       text not null,
+    holder     text not null, -- its name in claims and leases
+    data       text not null, -- json
+    skew       integer not null, -- how far its clock was ahead, in milliseconds
+    started_at integer not null,
+    seen_at    integer not null,
+    expires_at integer not null
+) strict, without rowid;
+
+-- The projectors and topics that operators have paused.
+create table kinora_pauses (
+    kind      text not null check (kind in ('projector', 'topic')),
+    name      text not null,
+    paused_by text not null,
+    reason    text not null,
+    paused_at integer not null,
+    primary key (kind, name)
+) strict, without rowid;
+
+-- What operators did, and requests that services take up. Decisions about parked messages, tasks and
+-- generations are in their own tables.
+create table kinora_acts (
+    id         integer primary key autoincrement,
+    verb       text not null,
+    kind       text not null, -- of the target
+    name       text not null,
+    decided_by text not null,
+    reason     text not null,
+    detail     text, -- json
+    state      text not null check (state in ('requested', 'running', 'done', 'failed', 'canceled')),
+    holder     text not null default '', -- the service that has taken it up
+    applied    integer not null default 0,
+    total      integer not null default 0,
+    outcome    text, -- json
+    at         integer not null,
+    expires_at integer, -- the end of the lease of a running one
+    ended_at   integer
+) strict;
+
+create index kinora_acts_open on kinora_acts (id) where state in ('requested', 'running');
+create index kinora_acts_ended on kinora_acts (ended_at) where ended_at is not null;

@@ -1,0 +1,183 @@
+package admin
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// Decision is who decides, and why. Both are required.
+type Decision = provider.Decision
+
+// Acts returns the acts that f selects, the newest first: what operators did with entries, what they
+// paused and resumed, and requests. Decisions about parked messages, tasks and generations are in these.
+func (a *Admin) Acts(ctx context.Context, f provider.ActFilter) ([]provider.Act, error) {
+	return a.store.Acts(ctx, f)
+}
+
+// Requeue does what Inspector.Requeue of the outbox does, and records it.
+func (a *Admin) Requeue(ctx context.Context, f outbox.Filter, d Decision) (int, error) {
+	return a.decide(ctx, "requeue", f, d, a.store.Requeue)
+}
+
+// SkipEntries does what Inspector.Skip of the outbox does, and records it. It cannot be undone.
+//   - provider.ErrInput: f is the zero filter.
+func (a *Admin) SkipEntries(ctx context.Context, f outbox.Filter, d Decision) (int, error) {
+	if f.Seqs == nil && f.Topic == "" && f.Key == "" && f.Stream == "" {
+		return 0, fmt.Errorf("%w: filter: select entries by Seqs, Topic, Key or Stream", provider.ErrInput)
+	}
+	return a.decide(ctx, "skip", f, d, a.store.Skip)
+}
+
+// decide stores the act before it is carried out, so that no change is without a record. The number of
+// changed entries, or the error, is added to the record.
+func (a *Admin) decide(ctx context.Context, verb string, f outbox.Filter, d Decision, do func(context.Context, outbox.Filter) (int, error)) (int, error) {
+	detail, err := json.Marshal(filterOf(f))
+	if err != nil {
+		return 0, err
+	}
+	id, err := a.store.AddAct(ctx, provider.Act{Verb: verb, Kind: "outbox", Name: f.Topic, Decision: d, Detail: detail, State: provider.ActRequested})
+	if err != nil {
+		return 0, err
+	}
+	const holder, lease = "admin", time.Minute
+	if _, err := a.store.TakeAct(ctx, id, holder, lease); err != nil {
+		return 0, err
+	}
+	n, err := do(ctx, f)
+	change := provider.ActChange{State: provider.ActDone, Applied: int64(n), Total: int64(n)}
+	if err != nil {
+		change.State = provider.ActFailed
+		change.Outcome, _ = json.Marshal(map[string]string{"error": err.Error()})
+	}
+	record, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	if _, unrecorded := a.store.ChangeAct(record, id, holder, change, lease); err == nil && unrecorded != nil {
+		err = fmt.Errorf("%d entries were changed, and their number was not recorded: %w", n, unrecorded)
+	}
+	return n, err
+}
+
+// entryFilter is a filter of entries in a record.
+type entryFilter struct {
+	Status []outbox.Status `json:"status,omitempty"`
+	Topic  string          `json:"topic,omitempty"`
+	Key    string          `json:"key,omitempty"`
+	Stream string          `json:"stream,omitempty"`
+	Seqs   []int64         `json:"seqs,omitzero"`
+	Older  string          `json:"older,omitempty"`
+	Force  bool            `json:"force,omitempty"`
+}
+
+func filterOf(f outbox.Filter) entryFilter {
+	e := entryFilter{Status: f.Status, Topic: f.Topic, Key: f.Key, Stream: f.Stream, Seqs: f.Seqs, Force: f.Force}
+	if f.Older > 0 {
+		e.Older = f.Older.String()
+	}
+	return e
+}
+
+// Replay is projector.Replay.
+func (a *Admin) Replay(ctx context.Context, f projector.ParkedFilter, d Decision) (int, error) {
+	return projector.Replay(ctx, a.store, f, d)
+}
+
+// SkipParked is projector.Skip. It cannot be undone.
+//   - provider.ErrInput: f selects the messages of all projectors, and no Seqs and no Key.
+func (a *Admin) SkipParked(ctx context.Context, f projector.ParkedFilter, d Decision) (int, error) {
+	if f.Projector == "" && f.Seqs == nil && f.Key == "" {
+		return 0, fmt.Errorf("%w: filter: select messages by Projector, Key or Seqs", provider.ErrInput)
+	}
+	return projector.Skip(ctx, a.store, f, d)
+}
+
+// Pause pauses a projector (provider.PauseProjector) or a topic (provider.PauseTopic). Runners and relays
+// follow within about a second; what they are applying or publishing ends first. It returns false if it is
+// paused already.
+//   - Nothing is applied to a paused projector: no event of the log, no delivery and no parked message. A
+//     delivery is not acked meanwhile. Runners that share a subscription among projectors
+//     (projector.Subscribe) therefore apply nothing of its topics to the others either.
+//   - Relays claim no entries of a paused topic. These wait, in order.
+func (a *Admin) Pause(ctx context.Context, kind, name string, d Decision) (bool, error) {
+	return a.store.SetPause(ctx, provider.Pause{Kind: kind, Name: name, Decision: d}, true)
+}
+
+// Resume ends a pause. It returns false if there is none.
+func (a *Admin) Resume(ctx context.Context, kind, name string, d Decision) (bool, error) {
+	return a.store.SetPause(ctx, provider.Pause{Kind: kind, Name: name, Decision: d}, false)
+}
+
+// Rebuild is projector.RequestRebuild: a running runner of the projector takes the request up.
+func (a *Admin) Rebuild(ctx context.Context, name string, r projector.Rebuild) (generation int, err error) {
+	return projector.RequestRebuild(ctx, a.store, name, r)
+}
+
+// Control is projector.Control: it pauses, resumes, cancels, promotes and drops generations.
+func (a *Admin) Control(ctx context.Context, name string, generation int, action projector.GenerationAction, d Decision) error {
+	return projector.Control(ctx, a.store, name, generation, action, d)
+}
+
+// DryRun requests a dry run of the parked messages that f selects, at most f.Limit (zero means 100), and
+// returns the number of the request. A running runner of the projector answers it with a
+// provider.DryRunReport. f.Projector is required.
+//   - The report has rows of the read model, which may be data of users. It is kept with the act for
+//     provider.ActsKept.
+func (a *Admin) DryRun(ctx context.Context, f projector.ParkedFilter, d Decision) (int64, error) {
+	return a.request(ctx, provider.VerbDryRun, f.Projector, provider.DryRunRequest{Filter: f}, d)
+}
+
+// Verify requests a comparison of the read model with the log, and returns the number of the request. A
+// running runner of the projector answers it with a provider.VerifyReport. See Projector.Verify.
+func (a *Admin) Verify(ctx context.Context, name string, r provider.VerifyRequest, d Decision) (int64, error) {
+	return a.request(ctx, provider.VerbVerify, name, r, d)
+}
+
+func (a *Admin) request(ctx context.Context, verb, name string, detail any, d Decision) (int64, error) {
+	if name == "" {
+		return 0, fmt.Errorf("%w: the projector is missing: name it", provider.ErrInput)
+	}
+	text, err := json.Marshal(detail)
+	if err != nil {
+		return 0, err
+	}
+	return a.store.AddAct(ctx, provider.Act{Verb: verb, Kind: provider.PauseProjector, Name: name, Decision: d, Detail: text, State: provider.ActRequested})
+}
+
+// Cancel cancels a request that is not over. The runner that has taken it up stops within about a second.
+// It returns false if the request is over.
+func (a *Admin) Cancel(ctx context.Context, request int64, d Decision) (bool, error) {
+	return a.store.CancelAct(ctx, request, d)
+}
+
+// awaitEvery is the interval between two looks at a request.
+const awaitEvery = 200 * time.Millisecond
+
+// Await waits until a request is over, and returns it. It calls progress, if that is not nil, with each
+// state that it sees. When ctx ends, it returns the last state and the error of ctx: the request goes on.
+func (a *Admin) Await(ctx context.Context, request int64, progress func(provider.Act)) (last provider.Act, err error) {
+	for {
+		found, err := a.store.Acts(ctx, provider.ActFilter{IDs: []int64{request}})
+		switch {
+		case err != nil:
+			return last, err
+		case len(found) == 0:
+			return last, fmt.Errorf("%w: request %d does not exist", provider.ErrInput, request)
+		}
+		if last = found[0]; progress != nil {
+			progress(last)
+		}
+		if last.State.IsOver() {
+			return last, nil
+		}
+		select {
+		case <-time.After(awaitEvery):
+		case <-ctx.Done():
+			return last, ctx.Err()
+		}
+	}
+}

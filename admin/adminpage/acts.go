@@ -1,0 +1,224 @@
+package adminpage
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"github.com/kinora-go/kinora/provider"
+)
+
+func actTable(acts []provider.Act) *table {
+	t := &table{Label: "Acts", Head: []string{"#Act", "At", "What", "Target", "State", "By", "Reason", "#Progress"}, Empty: "There are none."}
+	for _, a := range acts {
+		progress := ""
+		if a.Total > 0 {
+			progress = digits(a.Applied) + " of " + digits(a.Total)
+		}
+		t.Rows = append(t.Rows, []cell{to(fmt.Sprint(a.ID), link("act", "id", fmt.Sprint(a.ID))).marked("number"), at(a.At), plain(a.Verb), plain(a.Kind + " " + a.Name), actState(a.State),
+			plain(a.By), plain(a.Reason), marked(progress, "number")})
+	}
+	return t
+}
+
+func actState(s provider.ActState) cell {
+	switch s {
+	case provider.ActFailed:
+		return marked(string(s), "bad")
+	case provider.ActDone:
+		return marked(string(s), "good")
+	}
+	return plain(string(s))
+}
+
+func (h *Handler) acts(ctx context.Context, q *query, v viewer) (*view, error) {
+	f := provider.ActFilter{Before: q.number("before"), Limit: rows}
+	if q.err != nil {
+		return nil, q.err
+	}
+	found, err := h.ops.Acts(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	t := actTable(found)
+	if len(found) == rows {
+		t.More = link("acts", "before", fmt.Sprint(found[rows-1].ID))
+	}
+	return &view{Title: "Acts", Intro: "What operators did, and requests that runners answer. Decisions about parked messages and tasks are with these.", Live: []block{{Table: t}}}, nil
+}
+
+func (h *Handler) act(ctx context.Context, q *query, v viewer) (*view, error) {
+	id := q.number("id")
+	if q.err != nil {
+		return nil, q.err
+	}
+	found, err := h.ops.Acts(ctx, provider.ActFilter{IDs: []int64{id}, Limit: 1})
+	if err != nil {
+		return nil, err
+	}
+	if len(found) == 0 {
+		return nil, problem{404, "No act has this number. It may be over and deleted."}
+	}
+	a := found[0]
+	target := plain(a.Name)
+	if a.Kind == provider.PauseProjector {
+		target = to(a.Name, link("projector", "name", a.Name))
+	}
+	p := &view{Title: fmt.Sprintf("Act %d: %s", a.ID, show(a.Verb)), Live: []block{{Fields: fields(
+		field{"State", actState(a.State)}, field{"Target", target}, field{"By", plain(a.By)}, field{"Reason", plain(a.Reason)}, field{"At", at(a.At)}, field{"Ended", at(a.EndedAt)})}}}
+	if a.Total > 0 && !a.State.IsOver() {
+		p.Live[0].Progress = &progress{Value: min(a.Applied, a.Total), Max: a.Total, Text: digits(a.Applied) + " of " + digits(a.Total)}
+	}
+	if !a.State.IsOver() && (a.Verb == provider.VerbDryRun || a.Verb == provider.VerbVerify) {
+		f, err := h.facts(ctx)
+		if err != nil {
+			return nil, err
+		}
+		runs := slices.ContainsFunc(f.Services, func(s provider.ServiceReport) bool {
+			return s.ExpiresAt.After(f.At) && slices.Contains(s.Projectors, a.Name)
+		})
+		p.Live[0].Note = "A runner takes it up within about a second. This page shows the outcome; without JavaScript, reload it."
+		if !runs {
+			p.Live[0].Note = "No runner of this projector runs: the request waits for one."
+		}
+	}
+	switch a.Verb {
+	case provider.VerbDryRun:
+		h.dryRunOutcome(p, a, v)
+	case provider.VerbVerify:
+		h.verifyOutcome(p, a, v)
+	default:
+		p.Live = append(p.Live, v.private("Details", text{"Details", indented(a.Detail)}, text{"Outcome", indented(a.Outcome)}))
+	}
+	if v.by != "" && !a.State.IsOver() {
+		p.Forms = append(p.Forms, form{Title: "Cancel the request", Action: "cancel-act", Button: "Cancel", Hidden: [][2]string{{"id", fmt.Sprint(a.ID)}}, Inputs: []input{reason()}, Danger: true})
+	}
+	return p, nil
+}
+
+// outcome reads the report of an act that is over.
+func outcome[T any](p *view, a provider.Act) (r T, ok bool) {
+	if !a.State.IsOver() || len(a.Outcome) == 0 {
+		return r, false
+	}
+	if json.Unmarshal(a.Outcome, &r) != nil {
+		p.Live = append(p.Live, block{Title: "Outcome", Note: "The outcome cannot be read: another program has written it."})
+		return r, false
+	}
+	return r, true
+}
+
+func (h *Handler) dryRunOutcome(p *view, a provider.Act, v viewer) {
+	var request provider.DryRunRequest
+	if json.Unmarshal(a.Detail, &request) == nil {
+		p.Live[0].Fields = append(p.Live[0].Fields, field{"Selected", plain(selection(request.Filter))})
+	}
+	r, ok := outcome[provider.DryRunReport](p, a)
+	if ok {
+		p.Live = append(p.Live, dryRunBlocks(r, v)...)
+	}
+	f := request.Filter
+	if ok && v.by != "" && f.Projector != "" && len(f.Seqs) < 2 {
+		f.Limit, f.After = 0, 0
+		forms := decisionForms(f, "Selected: "+show(selection(f))+".")
+		p.Forms = append(p.Forms, forms[1], forms[0])
+	}
+}
+
+func dryRunBlocks(r provider.DryRunReport, v viewer) (all []block) {
+	if r.Error != "" {
+		if !v.payloads {
+			return append(all, block{Title: "Outcome", Note: "There is no result. The reason is hidden: it may have data of users."})
+		}
+		return append(all, block{Title: "Outcome", Note: "There is no result: " + show(r.Error)})
+	}
+	failing := num(int64(len(r.Failures)))
+	failing.Mark = ""
+	if len(r.Failures) > 0 {
+		failing.Mark = "bad"
+	}
+	all = append(all, block{Title: "Outcome", Fields: fields(field{"Would be applied", plain(digits(int64(r.Messages)))}, field{"Would fail", failing},
+		field{"Would wait", plain(digits(int64(r.Waiting)))}, field{"Rows would change", plain(digits(int64(len(r.Changes))))}, field{"Messages would be sent", plain(digits(int64(len(r.Output))))})})
+	if r.Cut {
+		all[0].Note = "The report was too long: the rest is left out."
+	}
+	if len(r.Failures) > 0 {
+		t := &table{Label: "Messages that would fail", Head: []string{"#Message", "Class", "Code", "Error"}}
+		for _, f := range r.Failures {
+			why := marked("hidden", "quiet")
+			if v.payloads {
+				why = plain(f.Error)
+			}
+			t.Rows = append(t.Rows, []cell{to(fmt.Sprint(f.Seq), link("message", "seq", fmt.Sprint(f.Seq))).marked("number"), plain(f.Class.String()), plain(f.Code), why})
+		}
+		all = append(all, block{Title: "Messages that would fail", Table: t})
+	}
+	if len(r.Changes) > 0 {
+		t := &table{Label: "Rows before and after", Head: []string{"Table", "Before", "After"}}
+		for _, c := range r.Changes {
+			before, after := hiddenRow(c.Before), hiddenRow(c.After)
+			if v.payloads {
+				before, after = sides(c.Before, c.After)
+			}
+			t.Rows = append(t.Rows, []cell{plain(c.Table), before, after})
+		}
+		all = append(all, block{Title: "Rows before and after", Table: t})
+	}
+	if len(r.Output) > 0 {
+		t := &table{Label: "Messages that would be sent", Head: []string{"Topic", "Message", "Key"}}
+		for _, o := range r.Output {
+			t.Rows = append(t.Rows, []cell{plain(o.Topic), plain(o.ID), plain(o.Key)})
+		}
+		all = append(all, block{Title: "Messages that would be sent", Table: t})
+	}
+	return all
+}
+
+func hiddenRow(row json.RawMessage) cell {
+	if len(row) == 0 || string(row) == "null" {
+		return marked("no row", "quiet")
+	}
+	return marked("hidden", "quiet")
+}
+
+func (h *Handler) verifyOutcome(p *view, a provider.Act, v viewer) {
+	r, ok := outcome[provider.VerifyReport](p, a)
+	switch {
+	case !ok:
+		return
+	case r.Error != "" && !v.payloads:
+		p.Live = append(p.Live, block{Title: "Outcome", Note: "There is no result. The reason is hidden: it may have data of users."})
+		return
+	case r.Error != "":
+		p.Live = append(p.Live, block{Title: "Outcome", Note: "There is no result: " + show(r.Error)})
+		return
+	}
+	rowsDiffer := plain(digits(int64(len(r.Differences))))
+	if len(r.Differences) > r.Repaired {
+		rowsDiffer.Mark = "bad"
+	}
+	b := block{Title: "Outcome", Fields: fields(field{"Rows that differ", rowsDiffer}, field{"Repaired", plain(digits(int64(r.Repaired)))},
+		field{"At position", plain(digits(r.Position))}, field{"Events applied", plain(digits(r.Events))}, field{"Messages that failed", plain(digits(int64(r.Parked)))})}
+	if r.Cut {
+		b.Note = "The report was too long: the rest is left out."
+	}
+	p.Live = append(p.Live, b)
+	if len(r.Differences) == 0 {
+		return
+	}
+	t := &table{Label: "Rows that differ", Head: []string{"Table", "Row", "It is", "It must be"}}
+	for _, d := range r.Differences {
+		key, is, must := marked("hidden", "quiet"), hiddenRow(d.Got), hiddenRow(d.Want)
+		if v.payloads {
+			key = plain(string(d.Key))
+			is, must = sides(d.Got, d.Want)
+		}
+		t.Rows = append(t.Rows, []cell{plain(d.Table), key, is, must})
+	}
+	p.Live = append(p.Live, block{Title: "Rows that differ", Table: t})
+	if v.by != "" && len(r.Differences) > r.Repaired {
+		p.Forms = append(p.Forms, form{Title: "Repair the rows that differ", Action: "verify", Button: "Repair", Hidden: [][2]string{{"projector", a.Name}, {"repair", "yes"}, {"ignore", ignored(a)}},
+			Note: "The read model is compared again, and rows that differ are changed to what they must be.", Inputs: []input{reason()}, Confirm: a.Name, Danger: true})
+	}
+}

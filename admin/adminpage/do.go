@@ -1,0 +1,297 @@
+package adminpage
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"mime"
+	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// doFunc carries out an act, and returns the page that follows.
+type doFunc func(h *Handler, ctx context.Context, q *query, d provider.Decision) (next string, err error)
+
+var acts = map[string]doFunc{
+	"/pause": (*Handler).pause, "/resume": (*Handler).resume, "/verify": (*Handler).verify, "/rebuild": (*Handler).rebuild, "/generation": (*Handler).generation,
+	"/dry-run": (*Handler).dryRun, "/replay": (*Handler).replay, "/skip": (*Handler).skip, "/requeue": (*Handler).requeue, "/skip-entries": (*Handler).skipEntries,
+	"/requeue-tasks": (*Handler).requeueTasks, "/cancel-tasks": (*Handler).cancelTasks, "/complete-task": (*Handler).completeTask, "/cancel-act": (*Handler).cancelAct,
+}
+
+// notices are what a page says after an act.
+var notices = map[string]string{
+	"paused": "Paused. Services follow within about a second.", "resumed": "Resumed. Services follow within about a second.", "unchanged": "That was so already: nothing was changed.",
+	"replayed": "messages are applied again by a running runner.", "skipped": "messages were skipped.", "requeued": "entries were requeued.", "skipped-entries": "entries were skipped.",
+	"requeued-tasks": "tasks were requeued.", "canceled-tasks": "tasks were canceled.", "completed": "The task is complete.", "requested": "The rebuild is requested: a running runner takes it up.",
+	"controlled": "Done. A running runner follows within about a second.", "canceled": "The request is canceled.",
+}
+
+var counted = []string{"replayed", "skipped", "requeued", "skipped-entries", "requeued-tasks", "canceled-tasks"}
+
+func noticeOf(q *query) string {
+	said := q.values.Get("said")
+	text := notices[said]
+	if slices.Contains(counted, said) {
+		return digits(q.number("n")) + " " + text
+	}
+	return text
+}
+
+// carryOut checks a form, carries out its act, and leads to the page that follows.
+func (h *Handler) carryOut(w http.ResponseWriter, r *http.Request, v viewer, do doFunc) {
+	kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	switch err := h.csrf.Check(r); {
+	case err != nil:
+		h.fail(w, r, v, problem{http.StatusForbidden, "Forms of other sites are refused."})
+		return
+	case v.by == "":
+		h.fail(w, r, v, problem{http.StatusForbidden, "This page is read-only."})
+		return
+	case kind != "application/x-www-form-urlencoded":
+		h.fail(w, r, v, problem{http.StatusUnsupportedMediaType, "This address takes forms."})
+		return
+	}
+	r.Body = http.MaxBytesReader(w, r.Body, maxBody)
+	if err := r.ParseForm(); err != nil {
+		p := problem{http.StatusBadRequest, "The form cannot be read."}
+		if _, long := errors.AsType[*http.MaxBytesError](err); long {
+			p = problem{http.StatusRequestEntityTooLarge, "The form is too long."}
+		}
+		h.fail(w, r, v, p)
+		return
+	}
+	// An act that has begun ends also if the browser goes away.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), actLimit)
+	defer cancel()
+	q := &query{values: r.PostForm}
+	d := provider.Decision{By: v.by, Reason: strings.TrimSpace(q.long("reason", 1000))}
+	if d.Reason == "" {
+		q.refuse("reason", "is missing: it is stored with the act")
+	}
+	next, err := do(h, ctx, q, d)
+	if q.err != nil {
+		err = q.err
+	}
+	if err != nil {
+		h.fail(w, r, v, err)
+		return
+	}
+	w.Header().Set("Location", next)
+	w.WriteHeader(http.StatusSeeOther)
+}
+
+// confirmed reports whether the form is valid so far and the person has typed what it shows.
+func (q *query) confirmed(want string) bool {
+	if q.err == nil && want == "" {
+		q.refuse("confirm", "cannot be checked: nothing is selected")
+	}
+	if q.err == nil && show(strings.TrimSpace(q.long("confirm", maxBody))) != show(strings.TrimSpace(want)) {
+		q.refuse("confirm", fmt.Sprintf("must be %q: nothing was changed", show(want)))
+	}
+	return q.err == nil
+}
+
+func said(page, what string, n int, pairs ...string) string {
+	return link(page, append(pairs, "said", what, "n", fmt.Sprint(n))...)
+}
+
+// single returns a sole value, and else "several".
+func single(values [][2]string) (first string) {
+	if len(values) > 0 {
+		first = values[0][1]
+	}
+	return first
+}
+
+func (h *Handler) setPause(ctx context.Context, q *query, d provider.Decision, paused bool) (string, error) {
+	kind, name := q.oneOf("kind", provider.PauseProjector, provider.PauseTopic), q.required("name")
+	if q.err != nil {
+		return "", q.err
+	}
+	do, what := h.ops.Resume, "resumed"
+	if paused {
+		do, what = h.ops.Pause, "paused"
+	}
+	changed, err := do(ctx, kind, name, d)
+	if err != nil {
+		return "", err
+	}
+	if !changed {
+		what = "unchanged"
+	}
+	if kind == provider.PauseTopic {
+		return said("outbox", what, 0, "topic", name), nil
+	}
+	return said("projector", what, 0, "name", name), nil
+}
+
+func (h *Handler) pause(ctx context.Context, q *query, d provider.Decision) (string, error) {
+	return h.setPause(ctx, q, d, true)
+}
+
+func (h *Handler) resume(ctx context.Context, q *query, d provider.Decision) (string, error) {
+	return h.setPause(ctx, q, d, false)
+}
+
+// ignored returns the columns that a verification did not compare.
+func ignored(a provider.Act) string {
+	var r provider.VerifyRequest
+	_ = json.Unmarshal(a.Detail, &r) // what cannot be read ignores nothing
+	return strings.Join(r.Ignore, ",")
+}
+
+func (h *Handler) verify(ctx context.Context, q *query, d provider.Decision) (string, error) {
+	name := q.required("projector")
+	r := provider.VerifyRequest{Repair: q.oneOf("repair", "yes") != ""}
+	for column := range strings.SplitSeq(q.long("ignore", 4096), ",") {
+		if column = strings.TrimSpace(column); column != "" {
+			r.Ignore = append(r.Ignore, column)
+		}
+	}
+	if r.Repair {
+		q.confirmed(name)
+	}
+	if q.err != nil {
+		return "", q.err
+	}
+	id, err := h.ops.Verify(ctx, name, r, d)
+	return link("act", "id", fmt.Sprint(id)), err
+}
+
+func (h *Handler) rebuild(ctx context.Context, q *query, d provider.Decision) (string, error) {
+	name := q.required("projector")
+	r := projector.Rebuild{How: projector.BlueGreen, Decision: d, Rate: int(min(q.number("rate"), 1<<31-1)), Check: q.oneOf("check", "yes") != ""}
+	if q.oneOf("how", "blue-green", "in-place") == "in-place" {
+		r.How = projector.InPlace
+	}
+	if r.How == projector.InPlace && r.Check {
+		q.refuse("check", "is for blue/green: in place there are no old tables")
+	}
+	if !q.confirmed(name) {
+		return "", q.err
+	}
+	_, err := h.ops.Rebuild(ctx, name, r)
+	return said("projector", "requested", 0, "name", name), err
+}
+
+func (h *Handler) generation(ctx context.Context, q *query, d provider.Decision) (string, error) {
+	name, n := q.required("projector"), q.number("generation")
+	actions := map[string]projector.GenerationAction{"pause": projector.Pause, "resume": projector.Resume, "cancel": projector.Cancel, "promote": projector.Promote, "drop": projector.Drop}
+	action := q.oneOf("action", "pause", "resume", "cancel", "promote", "drop")
+	if action == "" {
+		q.refuse("action", "is missing")
+	}
+	if action != "pause" && action != "resume" {
+		q.confirmed(name)
+	}
+	if q.err != nil {
+		return "", q.err
+	}
+	err := h.ops.Control(ctx, name, int(n), actions[action], d)
+	return said("projector", "controlled", 0, "name", name), err
+}
+
+func (h *Handler) dryRun(ctx context.Context, q *query, d provider.Decision) (string, error) {
+	f := q.parkedFilter()
+	if f.Projector == "" {
+		q.refuse("projector", "is missing")
+	}
+	if q.err != nil {
+		return "", q.err
+	}
+	id, err := h.ops.DryRun(ctx, f, d)
+	return link("act", "id", fmt.Sprint(id)), err
+}
+
+func (h *Handler) replay(ctx context.Context, q *query, d provider.Decision) (string, error) {
+	f := q.parkedFilter()
+	if !isOne(f) {
+		q.confirmed(f.Projector)
+	}
+	if q.err != nil {
+		return "", q.err
+	}
+	n, err := h.ops.Replay(ctx, f, d)
+	return said("parked", "replayed", n, "projector", f.Projector), err
+}
+
+func (h *Handler) skip(ctx context.Context, q *query, d provider.Decision) (string, error) {
+	f := q.parkedFilter()
+	if !q.confirmed(f.Projector) {
+		return "", q.err
+	}
+	n, err := h.ops.SkipParked(ctx, f, d)
+	return said("parked", "skipped", n, "projector", f.Projector), err
+}
+
+func (h *Handler) requeue(ctx context.Context, q *query, d provider.Decision) (string, error) {
+	f := q.entryFilter()
+	if len(f.Seqs) == 0 {
+		q.confirmed(single(entryValues(f)))
+	}
+	if q.err != nil {
+		return "", q.err
+	}
+	n, err := h.ops.Requeue(ctx, f, d)
+	return said("outbox", "requeued", n), err
+}
+
+func (h *Handler) skipEntries(ctx context.Context, q *query, d provider.Decision) (string, error) {
+	f := q.entryFilter()
+	if !q.confirmed(single(entryValues(f))) {
+		return "", q.err
+	}
+	n, err := h.ops.SkipEntries(ctx, f, d)
+	return said("outbox", "skipped-entries", n), err
+}
+
+func (h *Handler) requeueTasks(ctx context.Context, q *query, d provider.Decision) (string, error) {
+	f := q.taskFilter()
+	if len(f.IDs) == 0 {
+		q.confirmed(single(taskValues(f)))
+	}
+	if q.err != nil {
+		return "", q.err
+	}
+	n, err := h.store.RequeueTasks(ctx, f, d)
+	return said("tasks", "requeued-tasks", n), err
+}
+
+func (h *Handler) cancelTasks(ctx context.Context, q *query, d provider.Decision) (string, error) {
+	f := q.taskFilter()
+	if !q.confirmed(single(taskValues(f))) {
+		return "", q.err
+	}
+	n, err := h.store.CancelTasks(ctx, f, d)
+	return said("tasks", "canceled-tasks", n), err
+}
+
+func (h *Handler) completeTask(ctx context.Context, q *query, d provider.Decision) (string, error) {
+	id, result := q.required("id"), json.RawMessage(q.long("result", maxBody))
+	if q.err == nil && !json.Valid(result) {
+		q.refuse("result", "is not JSON")
+	}
+	if !q.confirmed(id) {
+		return "", q.err
+	}
+	err := h.store.CompleteTask(ctx, id, result, d)
+	return said("task", "completed", 0, "id", id), err
+}
+
+func (h *Handler) cancelAct(ctx context.Context, q *query, d provider.Decision) (string, error) {
+	id := q.number("id")
+	if q.err != nil {
+		return "", q.err
+	}
+	canceled, err := h.ops.Cancel(ctx, id, d)
+	what := "canceled"
+	if !canceled {
+		what = "unchanged"
+	}
+	return said("act", what, 0, "id", fmt.Sprint(id)), err
+}

@@ -1,0 +1,173 @@
+package adminpage
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/kinora-go/kinora/admin"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
+	"github.com/kinora-go/kinora/task"
+)
+
+func (h *Handler) overview(ctx context.Context, _ *query, v viewer) (*view, error) {
+	found, err := h.findings(ctx, doctorKept)
+	if err != nil {
+		return nil, err
+	}
+	p := &view{Title: "Overview"}
+	p.Live = append(p.Live, findingBlock(found, v))
+	for _, f := range found {
+		if f.Check == provider.FindingSchema { // the rest needs the tables
+			return p, nil
+		}
+	}
+	f, err := h.facts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p.Live = append(p.Live,
+		block{Title: "The last hour", Plots: h.state.plots(sampleOf(f))},
+		block{Title: "Now", Fields: summary(f)},
+		block{Title: "Projectors", Table: projectorTable(f)})
+	if len(f.Requests) > 0 {
+		p.Live = append(p.Live, block{Title: "Requests", Table: actTable(f.Requests)})
+	}
+	return p, nil
+}
+
+func summary(f *admin.Facts) []field {
+	alive := map[string]int{}
+	for _, s := range f.Services {
+		if s.ExpiresAt.After(f.At) {
+			alive[s.Kind]++
+		}
+	}
+	var tasks, abandoned provider.Count
+	for _, t := range f.Tasks {
+		into := &tasks
+		if t.Status == task.Abandoned {
+			into = &abandoned
+		}
+		into.N, into.AtLeast = into.N+t.N, into.AtLeast || t.AtLeast
+	}
+	waiting := open(f, outbox.Pending, outbox.Claimed, outbox.Failed)
+	stuck := open(f, outbox.Held, outbox.Abandoned)
+	bad := func(c provider.Count, href string) cell {
+		one := to(count(c), href)
+		if c.N > 0 {
+			one.Mark = "bad"
+		}
+		return one
+	}
+	log := "empty"
+	if f.Log.Head > 0 {
+		log = fmt.Sprintf("position %s, recorded %s", digits(f.Log.Head), at(f.Log.HeadAt).Text)
+	}
+	all := []field{
+		{"Log", to(log, link("event", "position", fmt.Sprint(f.Log.Head)))},
+		{"Outbox, to be published", to(count(waiting), "./outbox")},
+		{"Outbox, abandoned or held", bad(stuck, link("outbox", "status", "abandoned"))},
+		{"Tasks that are not over", to(count(tasks), "./tasks")},
+		{"Tasks, abandoned", bad(abandoned, link("tasks", "status", "abandoned"))},
+		{"Runners, relays, workers", to(fmt.Sprintf("%d, %d, %d", alive["runner"], alive["relay"], alive["worker"]), "./services")},
+	}
+	if f.Log.Head == 0 {
+		all[0].Value = plain(log)
+	}
+	if len(f.Log.Waiting) > 0 {
+		all = append(all, field{"Readers of the log wait for", to(strings.Join(f.Log.Waiting, ", "), "./services")})
+	}
+	return all
+}
+
+// findingLinks are the pages on which a finding can be followed.
+var findingLinks = map[provider.Urgency]cell{
+	provider.FindingWait: to("Who waits for whom", "./services"), provider.FindingGone: to("Services", "./services"), provider.FindingPaused: to("Projectors", "./projectors"),
+	provider.FindingParked: to("Stuck messages", link("parked", "state", "stuck")), provider.FindingLag: to("Projectors", "./projectors"),
+	provider.FindingClock: to("Services", "./services"), provider.FindingAbandoned: to("Outbox", link("outbox", "status", "abandoned")),
+}
+
+func findingBlock(found []provider.Finding, v viewer) block {
+	if len(found) == 0 {
+		return block{Title: "Nothing is wrong", Note: "All checks have passed."}
+	}
+	b := block{Title: fmt.Sprintf("%d things are wrong", len(found))}
+	if len(found) == 1 {
+		b.Title = "One thing is wrong"
+	}
+	for i, f := range found {
+		if !v.payloads {
+			f.Private = nil
+		}
+		one := finding{Number: i + 1, Link: findingLinks[f.Check], Finding: provider.Finding{Check: f.Check, Title: show(f.Title), Meaning: show(f.Meaning)}}
+		if f.Check == provider.FindingAbandoned && strings.HasPrefix(f.Title, "Tasks") {
+			one.Link = to("Tasks", link("tasks", "status", "abandoned"))
+		}
+		for _, fact := range f.Facts {
+			if fact.Value != "" {
+				one.Facts = append(one.Facts, provider.Fact{Name: show(fact.Name), Value: show(fact.Value)})
+			}
+		}
+		for _, fact := range f.Private {
+			one.Private = append(one.Private, provider.Fact{Name: show(fact.Name), Value: show(fact.Value)})
+		}
+		for _, line := range f.Remedy {
+			one.Remedy = append(one.Remedy, show(line))
+		}
+		b.Findings = append(b.Findings, one)
+	}
+	return b
+}
+
+func (h *Handler) services(ctx context.Context, _ *query, v viewer) (*view, error) {
+	f, err := h.facts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	services := &table{Label: "Services", Head: []string{"Kind", "Process", "State", "Version", "Started", "Seen", "Projectors", "Paused topics"}, Empty: "No service has reported in the last hour."}
+	for _, s := range f.Services {
+		state := marked("alive", "good")
+		if !s.ExpiresAt.After(f.At) {
+			state = marked("gone", "bad")
+		}
+		var topics []string
+		for _, t := range s.Paused {
+			topics = append(topics, t.Topic+" ("+t.Class+")")
+		}
+		services.Rows = append(services.Rows, []cell{plain(s.Kind), plain(s.Process), state, plain(s.Version), at(s.StartedAt), at(s.SeenAt),
+			plain(strings.Join(s.Projectors, ", ")), plain(strings.Join(topics, ", "))})
+	}
+	waits := &table{Label: "Who waits for whom", Head: []string{"Who", "Waits for", "Application", "User", "State", "Open since", "Ends it"}, Empty: "No one waits for an open transaction."}
+	if v.payloads {
+		waits.Head = append(waits.Head, "Its last statement")
+	}
+	for _, x := range f.Waits {
+		who := strings.TrimSpace(x.Waiter.Name + " " + x.Waiter.Application)
+		if x.What == "append" {
+			who = "readers of the log"
+		}
+		row := []cell{plain(who), plain(x.Blocker.Name), plain(x.Blocker.Application), plain(x.Blocker.User), plain(x.Blocker.State), at(x.Blocker.Since), plain(x.Blocker.End)}
+		if v.payloads {
+			row = append(row, plain(x.Blocker.Query))
+		}
+		waits.Rows = append(waits.Rows, row)
+	}
+	leases := &table{Label: "Leases", Head: []string{"Name", "Held by", "Until", "State"}, Empty: "There are no leases."}
+	for _, l := range f.Leases {
+		state := marked("held", "good")
+		if !l.ExpiresAt.After(f.At) {
+			state = marked("free", "quiet")
+		}
+		holder := l.Holder
+		for _, s := range f.Services {
+			if s.Holder == l.Holder {
+				holder = s.Process
+			}
+		}
+		leases.Rows = append(leases.Rows, []cell{plain(l.Name), plain(holder), at(l.ExpiresAt), state})
+	}
+	return &view{Title: "Services", Intro: "Runners, relays and workers that have reported in the last hour.", Live: []block{
+		{Table: services}, {Title: "Who waits for whom", Table: waits}, {Title: "Leases", Table: leases}}}, nil
+}

@@ -1,0 +1,240 @@
+package adminpage
+
+import (
+	"bytes"
+	"context"
+	_ "embed" // the template, the style and the script
+	"errors"
+	"html/template"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"path"
+	"strings"
+	"time"
+
+	"crypto/sha256"
+	"encoding/base64"
+
+	"github.com/kinora-go/kinora/admin"
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/internal/errclass"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
+)
+
+const (
+	readLimit = 5 * time.Second  // of a page
+	actLimit  = 30 * time.Second // of an act
+	maxBody   = 64 << 10         // bytes of a form
+	maxQuery  = 8 << 10          // bytes of a query
+	rows      = 50               // of a list
+)
+
+// Config is the configuration of a Handler. The zero value is read-only and hides data of users.
+type Config struct {
+	// Name of the service, in the title of the page. Empty means "Kinora".
+	Name string
+	// Who returns who sends a request that changes something. The name is stored with the act. Empty
+	// means that this person may only read. Nil means that nobody may change anything.
+	Who func(*http.Request) string
+	// Payloads reports whether who sends a request may see data of users. Nil means no.
+	Payloads func(*http.Request) bool
+	// Limits say from when on something is a finding. Watch is at most a second.
+	Limits provider.DiagnosisLimits
+	// Logger gets requests that fail, without texts of errors. Nil means slog.Default().
+	Logger *slog.Logger
+}
+
+// Handler serves the page. It is also a kinora.Service: while Run runs, the plots of the overview have no
+// gaps. Without Run they have a point for each time that the overview was read.
+type Handler struct {
+	cfg     Config
+	store   admin.Store
+	ops     *admin.Admin
+	csrf    *http.CrossOriginProtection
+	state   state
+	streams chan struct{} // a place for each live page
+	running chan struct{}
+	ended   chan struct{}
+}
+
+// New returns the page of a store. It sends no statement.
+func New(store admin.Store, cfg Config) (*Handler, error) {
+	ops, err := admin.New(store)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Name == "" {
+		cfg.Name = "Kinora"
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	cfg.Limits = cfg.Limits.WithDefaults()
+	cfg.Limits.Watch = min(cfg.Limits.Watch, time.Second)
+	return &Handler{
+		cfg: cfg, store: store, ops: ops, csrf: http.NewCrossOriginProtection(), state: newState(),
+		streams: make(chan struct{}, maxStreams), running: make(chan struct{}), ended: make(chan struct{}),
+	}, nil
+}
+
+var (
+	//go:embed page.gohtml
+	pageSource string
+	//go:embed page.css
+	style string
+	//go:embed page.js
+	script string
+
+	templates = template.Must(template.New("").Parse(pageSource))
+	policy    = "default-src 'none'; script-src " + hashOf(script) + "; style-src " + hashOf(style) +
+		"; img-src data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+
+func hashOf(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
+}
+
+// viewer is who sends a request.
+type viewer struct {
+	by       string // empty: may only read
+	payloads bool
+}
+
+func (h *Handler) viewer(r *http.Request) (v viewer) {
+	if h.cfg.Who != nil {
+		v.by = h.cfg.Who(r)
+	}
+	v.payloads = h.cfg.Payloads != nil && h.cfg.Payloads(r)
+	return v
+}
+
+// Every path of the handler is one word, so that relative links work under any prefix.
+type pageFunc func(h *Handler, ctx context.Context, q *query, v viewer) (*view, error)
+
+var pages = map[string]pageFunc{
+	"/": (*Handler).overview, "/projectors": (*Handler).projectors, "/projector": (*Handler).projector,
+	"/outbox": (*Handler).outbox, "/entry": (*Handler).entry, "/parked": (*Handler).parked, "/message": (*Handler).message,
+	"/streams": (*Handler).streamList, "/stream": (*Handler).stream, "/event": (*Handler).event,
+	"/tasks": (*Handler).tasks, "/task": (*Handler).task, "/services": (*Handler).services, "/acts": (*Handler).acts, "/act": (*Handler).act,
+}
+
+// ServeHTTP implements http.Handler.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	head := w.Header()
+	head.Set("Content-Security-Policy", policy)
+	head.Set("X-Content-Type-Options", "nosniff")
+	head.Set("X-Frame-Options", "DENY")
+	head.Set("Referrer-Policy", "same-origin")
+	head.Set("Cross-Origin-Opener-Policy", "same-origin")
+	head.Set("Cross-Origin-Resource-Policy", "same-origin")
+	head.Set("Cache-Control", "no-store")
+	if r.URL.Path == "" { // the prefix without its slash
+		to, _, _ := strings.Cut(r.RequestURI, "?")
+		head.Set("Location", "./"+url.PathEscape(path.Base(to))+"/")
+		w.WriteHeader(http.StatusTemporaryRedirect)
+		return
+	}
+	v := h.viewer(r)
+	read, isPage := pages[r.URL.Path]
+	do, isAct := acts[r.URL.Path]
+	switch {
+	case r.URL.RawPath != "" || !isPage && !isAct:
+		h.fail(w, r, v, problem{http.StatusNotFound, "This page does not exist."})
+	case len(r.URL.RawQuery) > maxQuery:
+		h.fail(w, r, v, problem{http.StatusRequestURITooLong, "The query is too long."})
+	case isPage && r.Method != http.MethodGet && r.Method != http.MethodHead:
+		head.Set("Allow", "GET, HEAD")
+		h.fail(w, r, v, problem{http.StatusMethodNotAllowed, "This page can only be read."})
+	case isAct && r.Method != http.MethodPost:
+		head.Set("Allow", "POST")
+		h.fail(w, r, v, problem{http.StatusMethodNotAllowed, "This address takes forms."})
+	case isAct:
+		h.carryOut(w, r, v, do)
+	case r.Method == http.MethodGet && strings.HasPrefix(r.Header.Get("Accept"), "text/event-stream"):
+		h.live(w, r, v, read)
+	default:
+		page, err := h.read(r, v, read)
+		if err != nil {
+			h.fail(w, r, v, err)
+			return
+		}
+		h.send(w, http.StatusOK, page, v)
+	}
+}
+
+// read returns a page.
+func (h *Handler) read(r *http.Request, v viewer, read pageFunc) (*view, error) {
+	ctx, cancel := context.WithTimeout(r.Context(), readLimit)
+	defer cancel()
+	values, err := url.ParseQuery(r.URL.RawQuery)
+	if err != nil {
+		return nil, problem{http.StatusBadRequest, "The query cannot be read."}
+	}
+	q := &query{values: values}
+	page, err := read(h, ctx, q, v)
+	if q.err != nil {
+		return nil, q.err
+	}
+	if err == nil {
+		page.Notice = noticeOf(q)
+		page.At = r.URL.Path
+		for i := range page.Forms {
+			page.Forms[i].Confirm = show(page.Forms[i].Confirm)
+		}
+	}
+	return page, err
+}
+
+func (h *Handler) send(w http.ResponseWriter, status int, page *view, v viewer) {
+	page.Name, page.Style, page.Script, page.By, page.Nav = h.cfg.Name, template.CSS(style), template.JS(script), v.by, nav //nolint:gosec // both are files of this package
+	var text bytes.Buffer
+	if err := templates.ExecuteTemplate(&text, "page", page); err != nil {
+		h.cfg.Logger.Error("page not rendered", "err", errclass.Of(err))
+		http.Error(w, "the page cannot be rendered", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = w.Write(text.Bytes()) // the reader may be gone
+}
+
+// problem is an error for the reader of a page.
+type problem struct {
+	status int
+	text   string
+}
+
+func (p problem) Error() string { return p.text }
+
+// problemOf returns what a reader may see of an error.
+func problemOf(err error) problem {
+	if p, ok := errors.AsType[problem](err); ok {
+		return p
+	}
+	switch {
+	case errors.Is(err, eventstore.ErrInvalid), errors.Is(err, provider.ErrInput):
+		return problem{http.StatusBadRequest, "The request is not valid: an id or a text is too long, is not UTF-8, or a part is missing."}
+	case errors.Is(err, outbox.ErrStale):
+		return problem{http.StatusConflict, "Nothing was changed: an entry was last attempted before the window in which consumers recognize it, so it may take effect again. If that is right, use kinora outbox requeue --force."}
+	case errors.Is(err, provider.ErrTaskVersion):
+		return problem{http.StatusConflict, "Nothing was changed: the task is not as you have seen it. Look at it again."}
+	case errors.Is(err, projector.ErrGeneration), errors.Is(err, projector.ErrNoCheckpoint), errors.Is(err, projector.ErrNoRebuild):
+		return problem{http.StatusConflict, "Nothing was changed: " + err.Error()}
+	case errors.Is(err, context.DeadlineExceeded):
+		return problem{http.StatusServiceUnavailable, "The database did not answer in time. Select less, or try again."}
+	}
+	return problem{http.StatusInternalServerError, "The database has returned an error. Its kind is in the log of the service."}
+}
+
+// fail sends a page with an error.
+func (h *Handler) fail(w http.ResponseWriter, r *http.Request, v viewer, err error) {
+	p := problemOf(err)
+	if p.status >= http.StatusInternalServerError && r.Context().Err() == nil {
+		h.cfg.Logger.Warn("page not served", "status", p.status, "err", errclass.Of(err))
+	}
+	h.send(w, p.status, &view{Title: http.StatusText(p.status), Error: p.text}, v)
+}

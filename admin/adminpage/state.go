@@ -1,0 +1,162 @@
+package adminpage
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/kinora-go/kinora/admin"
+	"github.com/kinora-go/kinora/internal/errclass"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
+)
+
+const (
+	sampleEvery = 10 * time.Second
+	samplesKept = time.Hour
+	factsKept   = time.Second     // facts that are younger are shared by pages
+	doctorKept  = 5 * time.Second // so are findings
+)
+
+// state is what pages share.
+type state struct {
+	facts   shared[*admin.Facts]
+	doctor  shared[[]provider.Finding]
+	mu      sync.Mutex
+	samples []sample
+}
+
+// sample is a point of the plots.
+type sample struct {
+	at     time.Time
+	head   int64   // of the log
+	lag    float64 // seconds, of the live generation that lags most
+	parked int64
+	open   int64 // entries
+}
+
+func newState() state {
+	return state{facts: shared[*admin.Facts]{turn: make(chan struct{}, 1)}, doctor: shared[[]provider.Finding]{turn: make(chan struct{}, 1)}}
+}
+
+// shared is a value that one reader at a time renews.
+type shared[T any] struct {
+	turn  chan struct{} // has a place for who renews it
+	value T
+	read  time.Time
+}
+
+// get returns a value that is at most as old as age.
+func (s *shared[T]) get(ctx context.Context, age time.Duration, renew func(context.Context) (T, error)) (value T, err error) {
+	select {
+	case s.turn <- struct{}{}:
+	case <-ctx.Done():
+		return value, ctx.Err()
+	}
+	defer func() { <-s.turn }()
+	if s.read.IsZero() || now().Sub(s.read) >= age {
+		if value, err = renew(ctx); err != nil {
+			return value, err
+		}
+		s.value, s.read = value, now()
+	}
+	return s.value, nil
+}
+
+func now() time.Time { return time.Now() } //nolint:forbidigo // not compared with the store's times
+
+// facts returns the state of the service, which callers must not change.
+func (h *Handler) facts(ctx context.Context) (*admin.Facts, error) {
+	return h.state.facts.get(ctx, factsKept, func(ctx context.Context) (*admin.Facts, error) {
+		f, err := h.ops.Facts(ctx)
+		if err == nil {
+			h.state.add(sampleOf(f))
+		}
+		return f, err
+	})
+}
+
+// findings returns what is wrong, which callers must not change.
+func (h *Handler) findings(ctx context.Context, age time.Duration) ([]provider.Finding, error) {
+	return h.state.doctor.get(ctx, age, func(ctx context.Context) ([]provider.Finding, error) {
+		return h.ops.Doctor(ctx, h.cfg.Limits)
+	})
+}
+
+// Run reads the state for the plots and the findings every ten seconds, until ctx ends. It runs once.
+func (h *Handler) Run(ctx context.Context) error {
+	select {
+	case <-h.running:
+		return fmt.Errorf("page: Run called twice")
+	default:
+		close(h.running)
+	}
+	defer close(h.ended)
+	tick := time.NewTicker(sampleEvery)
+	defer tick.Stop()
+	for failed := false; ; {
+		err := h.look(ctx)
+		if err != nil && !failed && ctx.Err() == nil {
+			h.cfg.Logger.Warn("page: state not read", "err", errclass.Of(err))
+		}
+		failed = err != nil
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func (h *Handler) look(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, readLimit)
+	defer cancel()
+	if _, err := h.facts(ctx); err != nil {
+		return err
+	}
+	_, err := h.findings(ctx, sampleEvery)
+	return err
+}
+
+// Running is closed once Run has started.
+func (h *Handler) Running() <-chan struct{} { return h.running }
+
+func sampleOf(f *admin.Facts) sample {
+	one := sample{at: f.At, head: f.Log.Head}
+	for _, p := range f.Projectors {
+		one.parked += p.Parked.N
+		if p.State == "live" {
+			one.lag = max(one.lag, p.LagSeconds)
+		}
+	}
+	for _, e := range f.Outbox {
+		one.open += e.N
+	}
+	return one
+}
+
+// add adds a sample, unless there is one of the last seconds.
+func (s *state) add(one sample) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := len(s.samples); n > 0 && one.at.Sub(s.samples[n-1].at) < sampleEvery*9/10 {
+		return
+	}
+	s.samples = append(s.samples, one)
+	for len(s.samples) > 0 && one.at.Sub(s.samples[0].at) > samplesKept || len(s.samples) > int(samplesKept/sampleEvery)+1 {
+		s.samples = s.samples[1:]
+	}
+}
+
+// open returns the number of entries that are not published.
+func open(f *admin.Facts, of ...outbox.Status) (n provider.Count) {
+	for _, e := range f.Outbox {
+		for _, s := range of {
+			if e.Status == s {
+				n.N, n.AtLeast = n.N+e.N, n.AtLeast || e.AtLeast
+			}
+		}
+	}
+	return n
+}

@@ -1,0 +1,140 @@
+package adminpage
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+
+	"github.com/kinora-go/kinora/task"
+)
+
+var taskStatuses = []string{"open", "pending", "claimed", "failed", "waiting", "abandoned", "done", "undone"}
+
+func (q *query) taskFilter() task.Filter {
+	f := task.Filter{Kind: q.text("kind"), Group: q.text("group"), Code: q.text("code")}
+	if id := q.text("id"); id != "" {
+		f.IDs = []string{id}
+	}
+	return f
+}
+
+func taskValues(f task.Filter) (pairs [][2]string) {
+	id := ""
+	if len(f.IDs) == 1 {
+		id = f.IDs[0]
+	}
+	for _, p := range [][2]string{{"kind", f.Kind}, {"group", f.Group}, {"code", f.Code}, {"id", id}} {
+		if p[1] != "" {
+			pairs = append(pairs, p)
+		}
+	}
+	return pairs
+}
+
+func (h *Handler) tasks(ctx context.Context, q *query, v viewer) (*view, error) {
+	f := q.taskFilter()
+	status := q.oneOf("status", taskStatuses...)
+	f.After, f.Limit = q.text("after"), rows
+	if status == "" || status == "open" {
+		status = "open"
+		f.Status = []task.Status{task.Pending, task.Claimed, task.Failed, task.Waiting, task.Abandoned}
+	} else {
+		f.Status = []task.Status{task.Status(status)}
+	}
+	if q.err != nil {
+		return nil, q.err
+	}
+	facts, err := h.facts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	found, err := h.store.Tasks(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	counts := &table{Label: "Tasks by status", Head: []string{"Status", "#Tasks", "Oldest", "Claimed by", "Until"}, Empty: "Every task is over."}
+	for _, c := range facts.Tasks {
+		counts.Rows = append(counts.Rows, []cell{to(string(c.Status), link("tasks", "status", string(c.Status))), marked(count(c.Count), "number"), at(c.Oldest), plain(c.Holder), at(c.Until)})
+	}
+	t := &table{Label: "Tasks", Head: []string{"Task", "Kind", "Status", "Code", "#Attempts", "Waits for", "Created", "Next"}, Empty: "No task has these values."}
+	for _, one := range found {
+		t.Rows = append(t.Rows, []cell{to(one.ID, link("task", "id", one.ID)), plain(one.Kind), taskCell(one.Status), plain(one.Code), num(int64(one.Attempts)), plain(one.Waits), at(one.CreatedAt), at(one.NextAt)})
+	}
+	values := taskValues(f)
+	if len(found) == rows {
+		t.More = link("tasks", flat(values, "status", status, "after", found[rows-1].ID)...)
+	}
+	p := &view{Title: "Tasks", Intro: "Calls to other systems, timers and processes. An abandoned task needs a decision.", Live: []block{{Table: counts}, {Title: "Tasks", Table: t}}}
+	p.Forms = []form{{Title: "Find", Method: "get", Action: "tasks", Button: "Find", Inputs: []input{{Name: "kind", Label: "Kind", Value: f.Kind}, {Name: "group", Label: "Group", Value: f.Group},
+		{Name: "code", Label: "Code", Value: f.Code}, choice("status", "Status", [][2]string{{"status", status}}, taskStatuses...)}}}
+	if v.by != "" && len(values) > 0 {
+		p.Forms = append(p.Forms, taskForms(values, "All tasks with the "+values[0][0]+" "+show(values[0][1])+", and the other values.", values[0][1])...)
+	}
+	return p, nil
+}
+
+func taskCell(s task.Status) cell {
+	if s == task.Abandoned {
+		return marked(string(s), "bad")
+	}
+	return plain(string(s))
+}
+
+func taskForms(hidden [][2]string, note, confirm string) []form {
+	return []form{
+		{Title: "Run again", Action: "requeue-tasks", Button: "Requeue", Hidden: hidden, Inputs: []input{reason()}, Confirm: confirm,
+			Note: note + " Abandoned and failed ones run again, perhaps at once. Recorded steps do not run again."},
+		{Title: "Give up", Action: "cancel-tasks", Button: "Cancel", Hidden: hidden, Inputs: []input{reason()}, Confirm: confirm, Danger: true,
+			Note: note + " Their recorded steps are undone. This cannot be undone."},
+	}
+}
+
+func (h *Handler) task(ctx context.Context, q *query, v viewer) (*view, error) {
+	id := q.required("id")
+	if q.err != nil {
+		return nil, q.err
+	}
+	found, err := h.store.Tasks(ctx, task.Filter{IDs: []string{id}, Limit: 1})
+	if err != nil {
+		return nil, err
+	}
+	if len(found) == 0 {
+		return nil, problem{404, "No task has this id. It may be over and deleted."}
+	}
+	trail, err := h.store.TaskTrail(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	t := found[0]
+	direction := ""
+	if t.Undo {
+		direction = "its steps are being undone: " + t.Why
+	}
+	history := &table{Label: "What happened", Head: []string{"At", "What", "Detail", "By", "Reason"}, Empty: "Nothing is recorded yet."}
+	if n := len(trail); n > 500 {
+		trail = trail[n-500:]
+	}
+	for _, r := range trail {
+		history.Rows = append(history.Rows, []cell{at(r.At), plain(r.What), plain(r.Detail), plain(r.By), plain(r.Reason)})
+	}
+	state, err := json.Marshal(t.State)
+	if err != nil {
+		return nil, err
+	}
+	p := &view{Title: "Task " + show(t.ID), Live: []block{{Fields: fields(
+		field{"Status", taskCell(t.Status)}, field{"Kind", to(t.Kind, link("tasks", "kind", t.Kind))}, field{"Group", to(t.Group, link("tasks", "group", t.Group, "status", "open"))}, field{"Direction", plain(direction)},
+		field{"Version", plain(fmt.Sprint(t.Version))}, field{"Attempts", plain(fmt.Sprint(t.Attempts))}, field{"Waits for", plain(t.Waits)}, field{"Code", plain(t.Code)},
+		field{"Claimed by", plain(t.ClaimedBy)}, field{"Created", at(t.CreatedAt)}, field{"Next", at(t.NextAt)}, field{"Ended", at(t.EndedAt)})},
+		{Title: "What happened", Table: history},
+		v.private("Input, steps and result", text{"Input", indented(t.Input)}, text{"Steps", indented(state)}, text{"Result", indented(t.Result)})}}
+	if v.by != "" && !t.Status.Final() {
+		p.Forms = taskForms([][2]string{{"id", t.ID}}, "This task.", "")
+		p.Forms[1].Confirm = t.ID
+		if t.Status == task.Abandoned {
+			p.Forms = append(p.Forms, form{Title: "Its work was done by hand", Action: "complete-task", Button: "Complete", Hidden: [][2]string{{"id", t.ID}}, Confirm: t.ID, Danger: true,
+				Note:   "The task ends with this result, without running.",
+				Inputs: []input{{Name: "result", Label: "Result, as JSON", Type: "area", Value: "null", Required: true}, reason()}})
+		}
+	}
+	return p, nil
+}

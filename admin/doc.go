@@ -1,0 +1,16 @@
+// Package admin has the facts and the acts of operators. The command kinora uses it, and so can a page
+// or a health check of a service.
+//
+//	ops, err := admin.New(db)
+//	facts, err := ops.Facts(ctx)
+//	findings, err := ops.Doctor(ctx, provider.DiagnosisLimits{})
+//	n, err := ops.Replay(ctx, projector.ParkedFilter{Key: "review-42-ann"}, projector.Decision{By: "ann", Reason: "fixed in 1.4"})
+//
+// Facts changes nothing, and its cost does not depend on how much is stored: numbers above the limit of
+// a count have AtLeast. Its JSON form is stable: fields may be added.
+//
+// Each act requires a Decision: who decides, and why. It is stored with the parked message, the task or
+// the generation, and for everything else in a list of acts (Acts). Acts that need the handlers of a
+// projector are requests: a running runner of the projector takes them up within about a second (DryRun,
+// Verify, Rebuild). Await waits for the outcome.
+package admin

@@ -1,0 +1,397 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
+	"github.com/kinora-go/kinora/task"
+)
+
+// Doctor returns what is wrong, the most urgent first. A healthy service has no findings. It changes
+// nothing. If a projector lags, it looks twice, limits.Watch apart. If a finding has Blocks, such as that of
+// a database that is not migrated, other checks are left out.
+func (a *Admin) Doctor(ctx context.Context, limits provider.DiagnosisLimits) ([]provider.Finding, error) {
+	found, err := a.doctor(ctx, limits.WithDefaults())
+	if err != nil {
+		return nil, fmt.Errorf("doctor: %w", err)
+	}
+	slices.SortStableFunc(found, func(a, b provider.Finding) int { return cmp.Compare(a.Check, b.Check) })
+	return found, nil
+}
+
+func (a *Admin) doctor(ctx context.Context, l provider.DiagnosisLimits) (found []provider.Finding, err error) {
+	if d, ok := a.store.(provider.Diagnoser); ok {
+		if found, err = d.Diagnose(ctx, l); err != nil {
+			return nil, err
+		}
+	} else if found, err = a.findSchema(ctx); err != nil {
+		return nil, err
+	}
+	if slices.ContainsFunc(found, func(f provider.Finding) bool { return f.Blocks }) {
+		return found, nil
+	}
+	f, err := a.facts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	found = append(found, f.findWaits(l)...)
+	found = append(found, f.findGone(l)...)
+	found = append(found, f.findPaused()...)
+	found = append(found, f.findParked()...)
+	found = append(found, f.findClocks(l)...)
+	found = append(found, f.findAbandoned()...)
+	if len(f.lagging(l)) == 0 {
+		return found, nil
+	}
+	select {
+	case <-time.After(l.Watch):
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	later, err := a.facts(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return append(found, f.findLags(later, l)...), nil
+}
+
+func (a *Admin) findSchema(ctx context.Context) ([]provider.Finding, error) {
+	is, known, err := a.store.SchemaVersion(ctx)
+	f := provider.Finding{Check: provider.FindingSchema, Blocks: true, Facts: facts("database", fmt.Sprint(is), "program", fmt.Sprint(known))}
+	switch {
+	case err != nil || is == known:
+		return nil, err
+	case is < known:
+		f.Title, f.Meaning = "The tables are missing, or older than this program requires", "Services of this version refuse to start."
+		f.Remedy = []string{"kinora migrate up"}
+	default:
+		f.Title = "A newer program has migrated the database"
+		f.Meaning = "Services of this version refuse to start. The other checks may be wrong."
+		f.Remedy = []string{"deploy the program that migrated the database, or a later one; use its version of kinora"}
+	}
+	return []provider.Finding{f}, nil
+}
+
+// facts returns facts from pairs of a name and a value, without those that have no value.
+func facts(pairs ...string) (all []provider.Fact) {
+	for i := 0; i+1 < len(pairs); i += 2 {
+		if pairs[i+1] != "" {
+			all = append(all, provider.Fact{Name: pairs[i], Value: pairs[i+1]})
+		}
+	}
+	return all
+}
+
+func (f *Facts) ago(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return f.At.Sub(t).Round(time.Second).String() + " (since " + t.UTC().Format(time.RFC3339) + ")"
+}
+
+// number returns a count for people.
+func number(n provider.Count) string {
+	if n.AtLeast {
+		return fmt.Sprintf("at least %d", n.N)
+	}
+	return fmt.Sprint(n.N)
+}
+
+func (f *Facts) findWaits(l provider.DiagnosisLimits) (found []provider.Finding) {
+	seen := map[string]int{} // the finding of a blocker
+	for _, w := range f.Waits {
+		b := w.Blocker
+		since := b.Since
+		if w.What == "lock" {
+			since = w.Waiter.Since
+		}
+		if since.IsZero() || f.At.Sub(since) < l.OpenTransaction {
+			continue
+		}
+		i, known := seen[b.Name]
+		if !known {
+			i = len(found)
+			seen[b.Name] = i
+			found = append(found, provider.Finding{
+				Check: provider.FindingWait, Title: "Others wait for an open transaction: " + b.Name,
+				Meaning: "Until it ends, sessions that need its locks wait.",
+				Facts:   facts("application", b.Application, "user", b.User, "state", b.State, "open for", f.ago(b.Since)),
+				Remedy:  []string{b.End},
+			})
+			if b.Query != "" {
+				found[i].Private = facts("query", b.Query)
+			}
+		}
+		if w.What == "append" {
+			found[i].Meaning = "It has appended events and has not ended. Readers of the log, and so projectors, do not pass the positions that it may still fill."
+			continue
+		}
+		found[i].Facts = append(found[i].Facts, facts("keeps waiting", strings.TrimSpace(w.Waiter.Name+" "+w.Waiter.Application)+", for "+f.ago(w.Waiter.Since))...)
+		if w.Waiter.Query != "" {
+			found[i].Private = append(found[i].Private, facts("waiting query", w.Waiter.Query)...)
+		}
+	}
+	return found
+}
+
+// alive returns the number of services of a kind that report.
+func (f *Facts) alive(kind string) (n int) {
+	for _, s := range f.Services {
+		if s.Kind == kind && s.ExpiresAt.After(f.At) {
+			n++
+		}
+	}
+	return n
+}
+
+// isAlive reports whether a service with this name in claims and leases reports.
+func (f *Facts) isAlive(holder string) bool {
+	return slices.ContainsFunc(f.Services, func(s provider.ServiceReport) bool { return s.Holder == holder && s.ExpiresAt.After(f.At) })
+}
+
+func (f *Facts) findGone(l provider.DiagnosisLimits) (found []provider.Finding) {
+	for _, s := range f.Services {
+		if s.ExpiresAt.After(f.At) || f.isAlive(s.Holder) {
+			continue
+		}
+		hands := f.hands(s.Holder)
+		if len(hands) == 0 {
+			continue
+		}
+		other := "start another " + s.Kind + ", and look for the end of " + s.Process + " in the log of its machine"
+		if n := f.alive(s.Kind); n > 0 {
+			other = fmt.Sprintf("nothing: %d other %s take over at that time. Look for the end of %s in the log of its machine", n, plural(n, s.Kind), s.Process)
+		}
+		found = append(found, provider.Finding{
+			Check: provider.FindingGone, Title: "A " + s.Kind + " has ended with work in its hands: " + s.Process,
+			Meaning: "It was killed or has crashed. Its work waits until its leases end.",
+			Facts:   append(facts("last seen", f.ago(s.SeenAt)), hands...), Remedy: []string{other},
+		})
+	}
+	for _, e := range f.Outbox {
+		waits := e.Status == outbox.Claimed && f.At.Sub(e.Until) > l.OpenTransaction && !e.Until.IsZero() ||
+			e.Status == outbox.Pending && f.At.Sub(e.Oldest) > l.Lag
+		if waits && f.alive("relay") == 0 {
+			found = append(found, provider.Finding{
+				Check: provider.FindingGone, Title: "Entries wait, and no relay runs", Meaning: "Consumers do not get these messages.",
+				Facts: facts("status", string(e.Status), "entries", number(e.Count), "oldest", f.ago(e.Oldest), "claimed by", e.Holder), Remedy: []string{"start a relay"},
+			})
+		}
+	}
+	for _, d := range f.DueTasks {
+		if f.At.Sub(d.Due) > l.Lag && f.alive("worker") == 0 {
+			found = append(found, provider.Finding{
+				Check: provider.FindingGone, Title: "Tasks are due, and no worker runs: " + d.Kind, Meaning: "These tasks, and the groups that they belong to, stand still.",
+				Facts: facts("due", f.ago(d.Due)), Remedy: []string{"start a worker that defines " + d.Kind},
+			})
+		}
+	}
+	return found
+}
+
+func plural(n int, word string) string {
+	if n == 1 {
+		return word
+	}
+	return word + "s"
+}
+
+// hands returns what a service has claimed.
+func (f *Facts) hands(holder string) (all []provider.Fact) {
+	left := func(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+	for _, e := range f.Outbox {
+		if e.Status == outbox.Claimed && e.Holder == holder {
+			all = append(all, facts("claimed entries", number(e.Count)+", until "+left(e.Until))...)
+		}
+	}
+	for _, t := range f.Tasks {
+		if t.Status == task.Claimed && t.Holder == holder {
+			all = append(all, facts("claimed tasks", number(t.Count)+", until "+left(t.Until))...)
+		}
+	}
+	for _, lease := range f.Leases {
+		if lease.Holder == holder && lease.ExpiresAt.After(f.At) {
+			all = append(all, facts("lease", lease.Name+", until "+left(lease.ExpiresAt))...)
+		}
+	}
+	if n := f.inFlight[holder]; n > 0 && len(all) > 0 {
+		all = append(all, facts("messages in flight", fmt.Sprint(n))...)
+	}
+	return all
+}
+
+func (f *Facts) findPaused() (found []provider.Finding) {
+	for _, p := range f.Pauses {
+		meaning := "Relays claim none of its entries. They wait, in order."
+		if p.Kind == provider.PauseProjector {
+			meaning = "Runners apply nothing to it. Events and messages wait."
+		}
+		found = append(found, provider.Finding{
+			Check: provider.FindingPaused, Title: "The " + p.Kind + " " + p.Name + " is paused", Meaning: meaning,
+			Facts:  facts("by", p.By, "reason", p.Reason, "paused", f.ago(p.At)),
+			Remedy: []string{"kinora " + resumes[p.Kind] + " resume " + quote(p.Name) + ` --reason "…"`},
+		})
+	}
+	type outage struct{ topic, class string }
+	relays := map[outage][]string{}
+	for _, s := range f.Services {
+		for _, t := range s.Paused {
+			if s.ExpiresAt.After(f.At) {
+				relays[outage{t.Topic, t.Class}] = append(relays[outage{t.Topic, t.Class}], s.Process)
+			}
+		}
+	}
+	var outages []outage
+	for o := range relays {
+		outages = append(outages, o)
+	}
+	slices.SortFunc(outages, func(a, b outage) int { return cmp.Or(cmp.Compare(a.topic, b.topic), cmp.Compare(a.class, b.class)) })
+	for _, o := range outages {
+		found = append(found, provider.Finding{
+			Check: provider.FindingPaused, Title: "Every publish to the topic " + o.topic + " fails",
+			Meaning: "Relays pause the topic and try again after at most a minute. No attempt is counted, and nothing is lost.",
+			Facts:   facts("error", o.class, "relays", strings.Join(relays[o], ", ")),
+			Remedy:  []string{"check the broker and the rights of the relay; with RelayConfig.LogErrors its log has the text of the error"},
+		})
+	}
+	return found
+}
+
+var resumes = map[string]string{provider.PauseProjector: "projectors", provider.PauseTopic: "outbox"}
+
+// quote returns a word for a shell.
+func quote(word string) string {
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./:@", r)
+	}
+	if word != "" && !strings.ContainsFunc(word, func(r rune) bool { return !plain(r) }) {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
+
+func (f *Facts) findParked() (found []provider.Finding) {
+	for _, p := range f.Projectors {
+		if p.StuckKeys.N == 0 {
+			continue
+		}
+		one := provider.Finding{
+			Check: provider.FindingParked, Title: fmt.Sprintf("Messages of the projector %s are stuck", p.Name),
+			Meaning: "A handler cannot apply them, and nobody retries them. Later messages of their keys wait, so the read model lacks all of these.",
+			Facts:   facts("keys that wait for a person", number(p.StuckKeys), "messages of all keys", number(p.Parked), "oldest", f.ago(p.Oldest)),
+		}
+		if p.Generation > 1 {
+			one.Facts = append(one.Facts, facts("generation", fmt.Sprint(p.Generation))...)
+		}
+		for _, s := range f.stuck {
+			if s.First.Projector != p.Name || max(s.First.Generation, 1) != p.Generation {
+				continue
+			}
+			one.Facts = append(one.Facts, facts(fmt.Sprintf("message %d", s.First.Seq), fmt.Sprintf("key %s, type %s, handler %s, class %s, code %s, %d attempts; %s wait behind it",
+				quote(s.First.Key), s.First.Type, cmp.Or(s.First.Handler, "none"), s.First.Class, cmp.Or(s.First.Code, "none"), s.First.Attempts, number(s.Behind)))...)
+			if len(one.Remedy) == 0 {
+				which := fmt.Sprintf(" --seq %d", s.First.Seq)
+				if s.First.Key != "" {
+					which = " --key " + quote(s.First.Key)
+				}
+				one.Remedy = []string{
+					fmt.Sprintf("kinora parked show %d", s.First.Seq),
+					"kinora parked dry-run --projector " + p.Name + which + ` --reason "…"`,
+					"kinora parked replay --projector " + p.Name + which + ` --reason "…"`,
+				}
+			}
+		}
+		if len(one.Remedy) == 0 {
+			one.Remedy = []string{"kinora parked ls --projector " + p.Name}
+		}
+		found = append(found, one)
+	}
+	return found
+}
+
+// lagging returns the live generations that are behind, and that nobody has paused.
+func (f *Facts) lagging(l provider.DiagnosisLimits) (all []Projector) {
+	for _, p := range f.Projectors {
+		// What an open append delays is not the projector's fault.
+		delayed := len(f.Log.Waiting) > 0 && p.Position >= f.Log.Settled
+		if p.State == "live" && p.Rebuild == nil && !p.Paused && !delayed && p.Lag.N > 0 && p.LagSeconds > l.Lag.Seconds() {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+func (f *Facts) findLags(later *Facts, l provider.DiagnosisLimits) (found []provider.Finding) {
+	before := f.lagging(l)
+	for _, p := range later.lagging(l) {
+		i := slices.IndexFunc(before, func(b Projector) bool { return b.Name == p.Name && b.Generation == p.Generation })
+		if i < 0 || later.Log.Head-p.Position < f.Log.Head-before[i].Position {
+			continue // it catches up
+		}
+		moved := p.Position - before[i].Position
+		one := provider.Finding{
+			Check: provider.FindingLag, Title: "The projector " + p.Name + " lags, and its lag grows",
+			Meaning: "It applies events more slowly than they are appended. Readers see an old state.",
+			Facts: facts("events not applied", number(p.Lag), "oldest", fmt.Sprintf("%.0f s", p.LagSeconds), "runners", fmt.Sprint(p.Runners),
+				"reader", p.Reader, "moved", fmt.Sprintf("%d positions in %s", moved, later.At.Sub(f.At).Round(100*time.Millisecond))),
+			Remedy: []string{"raise RunnerConfig.Concurrency or Batch, or make the handlers faster (projector.OnBatch)"},
+		}
+		switch {
+		case p.Runners == 0:
+			one.Meaning = "No runner of it runs. Readers see an old state."
+			one.Remedy = []string{"start a runner of " + p.Name}
+		case moved == 0:
+			one.Meaning = "It stands still. Readers see an old state."
+			one.Remedy = []string{"read the log of the runner: \"unit failed\" with the class transient says what it waits for", "kinora status"}
+		}
+		found = append(found, one)
+	}
+	return found
+}
+
+func (f *Facts) findClocks(l provider.DiagnosisLimits) (found []provider.Finding) {
+	for _, s := range f.Services {
+		if s.Skew.Abs() <= l.Skew || !s.ExpiresAt.After(f.At) {
+			continue
+		}
+		which := "ahead of"
+		if s.Skew < 0 {
+			which = "behind"
+		}
+		found = append(found, provider.Finding{
+			Check: provider.FindingClock, Title: fmt.Sprintf("The clock of a %s differs: %s", s.Kind, s.Process),
+			Meaning: "Leases and retries use the database's clock, so nothing breaks. But the times in its log, and the waits that it measures, are wrong. A machine or a network that is very slow looks the same.",
+			Facts:   facts("clock", s.Skew.Abs().Round(time.Millisecond).String()+" "+which+" that of the database", "reported", f.ago(s.SeenAt)),
+			Remedy:  []string{"synchronize the clock of its machine, for example with chrony: timedatectl set-ntp true"},
+		})
+	}
+	return found
+}
+
+func (f *Facts) findAbandoned() (found []provider.Finding) {
+	for _, e := range f.Outbox {
+		if e.Status == outbox.Abandoned {
+			found = append(found, provider.Finding{
+				Check: provider.FindingAbandoned, Title: "Entries of the outbox are abandoned", Meaning: "Their attempts are exhausted. Their messages, and the later ones of their keys, are not published.",
+				Facts:  facts("entries", number(e.Count), "oldest", f.ago(e.Oldest)),
+				Remedy: []string{"kinora outbox ls --status abandoned", `kinora outbox requeue --seq N --reason "…"`, `kinora outbox skip --seq N --reason "…"`},
+			})
+		}
+	}
+	for _, t := range f.Tasks {
+		if t.Status == task.Abandoned {
+			found = append(found, provider.Finding{
+				Check: provider.FindingAbandoned, Title: "Tasks are abandoned", Meaning: "Their attempts are exhausted, or no retry can help. Their groups wait for them.",
+				Facts:  facts("tasks", number(t.Count), "oldest", f.ago(t.Oldest)),
+				Remedy: []string{"kinora tasks ls --status abandoned", `kinora tasks requeue --id ID --reason "…"`, `kinora tasks cancel --id ID --reason "…"`},
+			})
+		}
+	}
+	return found
+}

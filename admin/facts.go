@@ -1,0 +1,274 @@
+package admin
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
+)
+
+const (
+	// countLimit is the most rows that are counted of each kind.
+	countLimit = 2000
+	// lagPage is the most events that are looked at for the lag of a generation.
+	lagPage = 1000
+	// listed is the most projectors whose lag is looked at.
+	listed = 200
+)
+
+// Facts are the state of a service, as of about one moment. Times are on the store's clock, UTC.
+type Facts struct {
+	At         time.Time                `json:"at"`
+	Log        Log                      `json:"log"`
+	Projectors []Projector              `json:"projectors"`
+	Outbox     []provider.EntryCount    `json:"outbox"` // open entries, by status
+	Tasks      []provider.TaskCount     `json:"tasks"`  // tasks that are neither done nor undone, by status
+	DueTasks   []provider.DueTask       `json:"due_tasks"`
+	Services   []provider.ServiceReport `json:"services"` // relays, runners and workers
+	Leases     []provider.NamedLease    `json:"leases"`
+	Waits      []provider.Wait          `json:"waits"`    // who waits for whom
+	Pauses     []provider.Pause         `json:"pauses"`   // by persons
+	Requests   []provider.Act           `json:"requests"` // that are not over
+
+	stuck    []provider.StuckLane
+	inFlight map[string]int64
+}
+
+// Log is the state of the log.
+type Log struct {
+	Head    int64     `json:"head"`              // position of the last visible event; 0: the log is empty
+	HeadAt  time.Time `json:"head_at,omitzero"`  // when it was recorded
+	Settled int64     `json:"settled"`           // no event at or before it can still become visible
+	Waiting []string  `json:"waiting,omitempty"` // the open appends that keep Settled behind Head
+}
+
+// Projector is a generation of a projector that has a checkpoint or parked messages.
+type Projector struct {
+	Name       string `json:"name"`
+	Generation int    `json:"generation"`
+	// State is "live", "building", "standby", "requested" or "retired".
+	State      string         `json:"state"`
+	Mode       string         `json:"mode,omitempty"` // "catch-up", "closing" or "live"; empty: it has read no log
+	Position   int64          `json:"position"`       // every event up to it is applied or parked
+	Lag        provider.Count `json:"lag"`            // events that are neither applied nor parked
+	LagSeconds float64        `json:"lag_seconds"`    // age of the first of them; 0 if there is none
+	Runners    int            `json:"runners"`        // that are alive and have this projector
+	Reader     string         `json:"reader,omitempty"`
+	Paused     bool           `json:"paused,omitempty"`    // by a person
+	Parked     provider.Count `json:"parked"`              // messages that are waiting or stuck
+	Keys       provider.Count `json:"keys"`                // keys with such messages
+	StuckKeys  provider.Count `json:"stuck_keys"`          // keys that wait for a person
+	Oldest     time.Time      `json:"oldest,omitzero"`     // when the first of Parked was parked
+	Rebuild    *Rebuild       `json:"rebuild,omitempty"`   // nil: it was not built by a rebuild, or that is over
+	OtherLog   bool           `json:"other_log,omitempty"` // it reads another log, so its lag is not known
+}
+
+// Rebuild is the progress of a rebuild.
+type Rebuild struct {
+	How       string  `json:"how"`
+	By        string  `json:"by,omitempty"`
+	Reason    string  `json:"reason,omitempty"`
+	Applied   int64   `json:"applied"`
+	Total     int64   `json:"total"`
+	PerSecond float64 `json:"per_second"`
+	Paused    bool    `json:"paused,omitempty"`
+	Failed    string  `json:"failed,omitempty"` // why it waits for a person
+}
+
+// Facts returns the state of the service. It changes nothing. Numbers up to 2,000 are exact, and the
+// lag of a generation up to 1,000 events.
+func (a *Admin) Facts(ctx context.Context) (*Facts, error) {
+	f, err := a.facts(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("facts: %w", err)
+	}
+	return f, nil
+}
+
+func (a *Admin) facts(ctx context.Context) (*Facts, error) {
+	s, err := a.store.Survey(ctx, countLimit)
+	if err != nil {
+		return nil, err
+	}
+	f := &Facts{
+		At: s.Now, Outbox: s.Entries, Tasks: s.Tasks, DueTasks: s.DueTasks, Services: s.Services, Leases: s.Leases, Waits: s.Waits,
+		Log:   Log{Head: s.Head.Position, HeadAt: s.Head.RecordedAt, Settled: s.Settled},
+		stuck: s.Stuck, inFlight: s.InFlight,
+	}
+	for _, open := range s.Waiting {
+		f.Log.Waiting = append(f.Log.Waiting, open.String())
+	}
+	if f.Pauses, err = a.store.Pauses(ctx); err != nil {
+		return nil, err
+	}
+	if f.Requests, err = a.Acts(ctx, provider.ActFilter{States: []provider.ActState{provider.ActRequested, provider.ActRunning}}); err != nil {
+		return nil, err
+	}
+	rows, err := a.store.Generations(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	generations, err := projector.ReadGenerations(rows)
+	if err != nil {
+		return nil, err
+	}
+	id, err := a.store.LogID(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for i, b := range s.Builds {
+		p := f.projector(b, generations)
+		if p.OtherLog = b.Checkpoint.Lineage != "" && b.Checkpoint.Lineage != id.Lineage; !p.OtherLog && i < listed {
+			if err := a.lag(ctx, &p, b, s); err != nil {
+				return nil, err
+			}
+		}
+		f.Projectors = append(f.Projectors, p)
+	}
+	f.addRequested(generations)
+	return f, nil
+}
+
+// projector returns the facts of a generation without its lag.
+func (f *Facts) projector(b provider.SurveyedBuild, generations []projector.Generation) Projector {
+	p := Projector{
+		Name: b.Projector, Generation: b.Number(), State: "live", Mode: modeOf(b.Checkpoint.Mode), Position: b.Checkpoint.Place.Position,
+		Parked: b.Parked, Keys: b.Lanes, StuckKeys: b.StuckLanes, Oldest: b.Oldest,
+		Paused: f.isPaused(provider.PauseProjector, b.Projector),
+	}
+	if len(ofProjector(generations, b.Projector)) > 0 {
+		p.State = "retired"
+	}
+	for _, g := range ofProjector(generations, b.Projector) {
+		if g.Number == p.Generation {
+			p.State, p.Rebuild = g.State, rebuildOf(g)
+		}
+	}
+	for _, l := range f.Leases {
+		if l.Name == "reader/"+b.String() && l.ExpiresAt.After(f.At) {
+			p.Reader = l.Holder
+		}
+	}
+	for _, s := range f.Services {
+		if s.ExpiresAt.After(f.At) && slices.Contains(s.Projectors, b.Projector) {
+			p.Runners++
+			if s.Holder == p.Reader {
+				p.Reader = s.Process
+			}
+		}
+	}
+	return p
+}
+
+func ofProjector(all []projector.Generation, name string) (found []projector.Generation) {
+	for _, g := range all {
+		if g.Projector == name {
+			found = append(found, g)
+		}
+	}
+	return found
+}
+
+func rebuildOf(g projector.Generation) *Rebuild {
+	if g.How == projector.NoRebuild || g.CaughtUp && g.Failed == "" && g.State != "building" {
+		return nil
+	}
+	return &Rebuild{
+		How: g.How.String(), By: g.By, Reason: g.Reason, Applied: g.Applied, Total: g.Total, PerSecond: g.PerSecond, Paused: g.Paused, Failed: g.Failed,
+	}
+}
+
+// addRequested adds the rebuilds that no runner has taken up, and failed ones: they have no checkpoint.
+func (f *Facts) addRequested(generations []projector.Generation) {
+	for _, g := range generations {
+		known := slices.ContainsFunc(f.Projectors, func(p Projector) bool { return p.Name == g.Projector && p.Generation == g.Number })
+		if !known && (g.State == "requested" || g.State == "building") {
+			f.Projectors = append(f.Projectors, Projector{Name: g.Projector, Generation: g.Number, State: g.State, Rebuild: rebuildOf(g)})
+		}
+	}
+}
+
+func (f *Facts) isPaused(kind, name string) bool {
+	return slices.ContainsFunc(f.Pauses, func(p provider.Pause) bool { return p.Kind == kind && p.Name == name })
+}
+
+func modeOf(m provider.Mode) string {
+	if names := [...]string{"", "catch-up", "closing", "live", "ended"}; m > 0 && int(m) < len(names) {
+		return names[m]
+	}
+	return ""
+}
+
+// lag counts the events that a generation has neither applied nor parked, of the next thousand.
+func (a *Admin) lag(ctx context.Context, p *Projector, b provider.SurveyedBuild, s provider.Survey) error {
+	c := b.Checkpoint
+	if c.Mode == 0 || len(c.Handlers) == 0 || c.Place.Position >= s.Head.Position {
+		return nil
+	}
+	takers := map[string][]provider.Began{}
+	q := provider.LogQuery{After: c.Place.Position, Limit: lagPage, NoData: true, Unsettled: len(s.Waiting) > 0}
+	for _, began := range c.Handlers {
+		if takers[began.Type] == nil {
+			q.Filter.Types = append(q.Filter.Types, began.Type)
+		}
+		takers[began.Type] = append(takers[began.Type], began)
+	}
+	page, err := a.store.LogPage(ctx, q)
+	if err != nil {
+		return err
+	}
+	open, err := a.unapplied(ctx, b.Build, page.Events, takers)
+	if err != nil {
+		return err
+	}
+	p.Lag = provider.Count{N: int64(len(open)), AtLeast: page.Full}
+	if len(open) > 0 {
+		p.LagSeconds = max(s.Now.Sub(open[0].RecordedAt).Seconds(), 0)
+	}
+	return nil
+}
+
+func (a *Admin) unapplied(ctx context.Context, b provider.Build, events []eventstore.Raw, takers map[string][]provider.Began) (open []eventstore.Raw, err error) {
+	var asked []provider.Message
+	var of []eventstore.Raw
+	for _, e := range events {
+		m := provider.Message{ID: e.ID, Position: e.Position}
+		for _, began := range takers[e.Type] {
+			if e.Position > began.Position {
+				m.Handlers = append(m.Handlers, provider.Handler{Name: began.Handler})
+			}
+		}
+		if len(m.Handlers) > 0 {
+			asked, of = append(asked, m), append(of, e)
+		}
+	}
+	if len(asked) == 0 {
+		return nil, nil
+	}
+	is, err := a.store.Unapplied(ctx, b, asked)
+	for i := range is {
+		if is[i] {
+			open = append(open, of[i])
+		}
+	}
+	return open, err
+}
+
+// Failed returns why a generation of a projector was given up, also one that is retired; empty if it was not.
+func (a *Admin) Failed(ctx context.Context, name string, generation int) (string, error) {
+	rows, err := a.store.Generations(ctx, name)
+	if err != nil {
+		return "", err
+	}
+	all, err := projector.ReadGenerations(rows)
+	for _, g := range all {
+		if g.Number == generation {
+			return g.Failed, err
+		}
+	}
+	return "", err
+}

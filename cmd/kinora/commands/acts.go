@@ -1,0 +1,75 @@
+package commands
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/kinora-go/kinora/admin"
+	"github.com/kinora-go/kinora/provider"
+)
+
+type actsCmd struct {
+	Ls     actsLsCmd     `cmd:"" help:"List acts, the newest first. Decisions about parked messages and tasks are with these."`
+	Cancel actsCancelCmd `cmd:"" help:"Cancel a request that is not over."`
+}
+
+type actsLsCmd struct {
+	Open    bool  `help:"Only requests that are not over."`
+	Before  int64 `placeholder:"N" help:"Only smaller numbers: the next page."`
+	Payload bool  `help:"With --json: also the details and outcomes, which may have data of users."`
+	page    `embed:""`
+}
+
+const actHead = "act | at (UTC) | what | target | state | by | reason | progress"
+
+func actRows(acts []provider.Act) (rows [][]string) {
+	for _, a := range acts {
+		progress := ""
+		if a.Total > 0 {
+			progress = fmt.Sprintf("%d of %d", a.Applied, a.Total)
+		}
+		rows = append(rows, []string{fmt.Sprint(a.ID), at(a.At), a.Verb, a.Kind + " " + a.Name, string(a.State), a.By, a.Reason, progress})
+	}
+	return rows
+}
+
+// Run prints the list.
+func (c *actsLsCmd) Run(ctx context.Context, app *App) error {
+	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
+		f := provider.ActFilter{Before: c.Before, Limit: c.Limit}
+		if c.Open {
+			f.States = []provider.ActState{provider.ActRequested, provider.ActRunning}
+		}
+		list, err := ops.Acts(ctx, f)
+		if err != nil {
+			return err
+		}
+		for i := range list {
+			if !c.Payload {
+				list[i].Detail, list[i].Outcome = nil, nil
+			}
+		}
+		return app.show(orEmpty(list), func(w io.Writer) { table(w, actHead, actRows(list)) })
+	})
+}
+
+type actsCancelCmd struct {
+	Act      int64 `arg:"" help:"The number of the request."`
+	decision `embed:""`
+}
+
+// Run cancels a request.
+func (c *actsCancelCmd) Run(ctx context.Context, app *App) error {
+	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
+		canceled, err := ops.Cancel(ctx, c.Act, c.decision.decision())
+		if err == nil && !canceled {
+			err = errors.New("the request is over, or does not exist")
+		}
+		if err != nil {
+			return err
+		}
+		return app.changed(1, "canceled")
+	})
+}

@@ -1,0 +1,224 @@
+package commands
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/kinora-go/kinora/admin"
+	"github.com/kinora-go/kinora/outbox"
+	"github.com/kinora-go/kinora/provider"
+)
+
+type outboxCmd struct {
+	Ls      outboxLsCmd      `cmd:"" help:"List entries, the oldest first."`
+	Show    outboxShowCmd    `cmd:"" help:"Show an entry."`
+	Requeue outboxRequeueCmd `cmd:"" help:"Publish abandoned and failed entries again."`
+	Skip    outboxSkipCmd    `cmd:"" help:"Give entries up: they are never published."`
+	Pause   outboxPauseCmd   `cmd:"" help:"Pause a topic: relays claim none of its entries."`
+	Resume  outboxResumeCmd  `cmd:"" help:"Resume a topic."`
+}
+
+type entryFlags struct {
+	Topic  string  `help:"Only this topic."`
+	Key    string  `help:"Only this ordering key."`
+	Stream string  `help:"Only entries of the events of this stream."`
+	Seq    []int64 `placeholder:"N" help:"Only these numbers."`
+}
+
+func (f entryFlags) filter() outbox.Filter {
+	return outbox.Filter{Topic: f.Topic, Key: f.Key, Stream: f.Stream, Seqs: f.Seq}
+}
+
+func (f entryFlags) selects() bool { return f.Topic+f.Key+f.Stream != "" || len(f.Seq) > 0 }
+
+type outboxLsCmd struct {
+	entryFlags `embed:""`
+	Status     []string      `enum:"pending,claimed,published,failed,held,abandoned,skipped" default:"pending,claimed,failed,held,abandoned" help:"Only these statuses. By default those that are open."`
+	Older      time.Duration `help:"Only entries that are older than this."`
+	After      int64         `placeholder:"N" help:"Only greater numbers: the next page."`
+	page       `embed:""`
+}
+
+// entry is an entry as JSON.
+type entry struct {
+	Seq       int64             `json:"seq"`
+	Status    outbox.Status     `json:"status"`
+	Topic     string            `json:"topic"`
+	Key       string            `json:"key"`
+	MessageID string            `json:"message_id"`
+	Attempts  int               `json:"attempts"`
+	ClaimedBy string            `json:"claimed_by,omitempty"`
+	LastError string            `json:"last_error,omitempty"`
+	Malformed bool              `json:"malformed,omitempty"`
+	CreatedAt time.Time         `json:"created_at"`
+	NextAt    time.Time         `json:"next_at,omitzero"`
+	LastAt    time.Time         `json:"last_attempted_at,omitzero"`
+	Published time.Time         `json:"published_at,omitzero"`
+	Headers   map[string]string `json:"headers,omitempty"`
+	Payload   string            `json:"payload,omitempty"`
+}
+
+func entryOf(e outbox.Entry, payload bool) entry {
+	one := entry{
+		Seq: e.Seq, Status: e.Status, Topic: e.Topic, Key: e.Key, MessageID: e.ID, Attempts: e.Attempts, ClaimedBy: e.ClaimedBy, LastError: e.LastError,
+		Malformed: e.Malformed, CreatedAt: e.CreatedAt, NextAt: e.NextAttemptAt, LastAt: e.LastAttemptedAt, Published: e.PublishedAt,
+	}
+	if payload {
+		one.Headers, one.Payload = e.Headers, string(e.Payload)
+	}
+	return one
+}
+
+// Run prints the list.
+func (c *outboxLsCmd) Run(ctx context.Context, app *App) error {
+	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
+		f := c.filter()
+		f.Older, f.After, f.Limit = c.Older, c.After, c.Limit
+		for _, status := range c.Status {
+			f.Status = append(f.Status, outbox.Status(status))
+		}
+		found, err := s.Store.Entries(ctx, f)
+		if err != nil {
+			return err
+		}
+		list := []entry{}
+		var rows [][]string
+		for _, e := range found {
+			list = append(list, entryOf(e, false))
+			rows = append(rows, []string{fmt.Sprint(e.Seq), string(e.Status), e.Topic, e.Key, e.ID, fmt.Sprint(e.Attempts), e.LastError, at(e.CreatedAt), at(e.NextAttemptAt)})
+		}
+		return app.show(list, func(w io.Writer) {
+			table(w, "seq | status | topic | key | message | attempts | last error | created (UTC) | next (UTC)", rows)
+		})
+	})
+}
+
+type outboxShowCmd struct {
+	Seq     int64 `arg:"" help:"The number of the entry."`
+	Payload bool  `help:"Show the payload and the headers, which may be data of users."`
+}
+
+// Run prints an entry.
+func (c *outboxShowCmd) Run(ctx context.Context, app *App) error {
+	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
+		found, err := s.Store.Entries(ctx, outbox.Filter{Seqs: []int64{c.Seq}})
+		if err != nil {
+			return err
+		}
+		if len(found) == 0 {
+			return fmt.Errorf("entry %d does not exist: it may be published and deleted", c.Seq)
+		}
+		e := entryOf(found[0], c.Payload)
+		return app.show(e, func(w io.Writer) {
+			fields(w, "seq", fmt.Sprint(e.Seq), "status", string(e.Status), "topic", e.Topic, "key", e.Key, "message", e.MessageID, "attempts", fmt.Sprint(e.Attempts),
+				"claimed by", e.ClaimedBy, "last error", e.LastError, "created", at(e.CreatedAt), "next", at(e.NextAt), "last attempt", at(e.LastAt), "published", at(e.Published))
+			if c.Payload {
+				fields(w, "headers", fmt.Sprint(e.Headers), "payload", e.Payload)
+			}
+		})
+	})
+}
+
+type outboxRequeueCmd struct {
+	entryFlags `embed:""`
+	All        bool `help:"All abandoned and failed entries."`
+	Force      bool `help:"Also entries whose last attempt is older than the window of the consumers' markers: they may take effect again."`
+	decision   `embed:""`
+}
+
+// Validate is called by kong.
+func (c *outboxRequeueCmd) Validate() error {
+	if c.selects() == c.All {
+		return errors.New("select entries with --seq, --key, --topic or --stream, or use --all alone")
+	}
+	return nil
+}
+
+// Run requeues entries.
+func (c *outboxRequeueCmd) Run(ctx context.Context, app *App) error {
+	if err := c.confirm(app, "The selected entries are published again, perhaps at once"); err != nil {
+		return err
+	}
+	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
+		f := c.filter()
+		f.Force = c.Force
+		n, err := ops.Requeue(ctx, f, c.decision.decision())
+		if errors.Is(err, outbox.ErrStale) {
+			return fmt.Errorf("%w (--force)", err)
+		}
+		if err != nil {
+			return err
+		}
+		return app.changed(n, "requeued")
+	})
+}
+
+type outboxSkipCmd struct {
+	entryFlags `embed:""`
+	decision   `embed:""`
+}
+
+// Validate is called by kong.
+func (c *outboxSkipCmd) Validate() error {
+	if !c.selects() {
+		return errors.New("select entries with --seq, --key, --topic or --stream")
+	}
+	return nil
+}
+
+// Run skips entries.
+func (c *outboxSkipCmd) Run(ctx context.Context, app *App) error {
+	if err := c.confirm(app, "The selected open entries are never published"); err != nil {
+		return err
+	}
+	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
+		n, err := ops.SkipEntries(ctx, c.filter(), c.decision.decision())
+		if err != nil {
+			return err
+		}
+		return app.changed(n, "skipped")
+	})
+}
+
+type outboxPauseCmd struct {
+	Topic    string `arg:"" help:"The topic."`
+	decision `embed:""`
+}
+
+// Run pauses a topic.
+func (c *outboxPauseCmd) Run(ctx context.Context, app *App) error {
+	return app.pause(ctx, provider.PauseTopic, c.Topic, true, c.decision)
+}
+
+type outboxResumeCmd struct {
+	Topic    string `arg:"" help:"The topic."`
+	decision `embed:""`
+}
+
+// Run resumes a topic.
+func (c *outboxResumeCmd) Run(ctx context.Context, app *App) error {
+	return app.pause(ctx, provider.PauseTopic, c.Topic, false, c.decision)
+}
+
+// pause pauses or resumes a projector or a topic. It is no error if that is so already.
+func (a *App) pause(ctx context.Context, kind, name string, paused bool, d decision) error {
+	return a.with(ctx, func(_ *Session, ops *admin.Admin) error {
+		do, done, already := ops.Resume, "resumed", "was not paused"
+		if paused {
+			do, done, already = ops.Pause, "paused: services follow within about a second", "was paused already"
+		}
+		changed, err := do(ctx, kind, name, d.decision())
+		if err != nil {
+			return err
+		}
+		return a.show(map[string]bool{"changed": changed}, func(w io.Writer) {
+			if !changed {
+				done = already
+			}
+			_, _ = fmt.Fprintln(w, kind, printable(name), done)
+		})
+	})
+}

@@ -1,0 +1,166 @@
+package commands
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+	"unicode"
+
+	"github.com/schollz/progressbar/v3"
+	"golang.org/x/term"
+
+	"github.com/kinora-go/kinora/provider"
+)
+
+// printable replaces characters that would change the terminal, such as escape sequences in the data of
+// users.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r != ' ' && !unicode.IsGraphic(r) || unicode.Is(unicode.Bidi_Control, r) {
+			return '\uFFFD'
+		}
+		return r
+	}, strings.ToValidUTF8(s, "\uFFFD"))
+}
+
+// show prints v as JSON with --json, and calls text otherwise.
+func (a *App) show(v any, text func(w io.Writer)) error {
+	if !a.flags.JSON {
+		text(a.out())
+		return nil
+	}
+	enc := json.NewEncoder(a.out())
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
+}
+
+// table prints rows whose columns are aligned. The cells are made printable.
+func table(w io.Writer, head string, rows [][]string) {
+	if len(rows) == 0 {
+		_, _ = fmt.Fprintln(w, "none")
+		return
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	_, _ = fmt.Fprintln(t, strings.ReplaceAll(head, " | ", "\t"))
+	for _, row := range rows {
+		for i := range row {
+			row[i] = printable(row[i])
+		}
+		_, _ = fmt.Fprintln(t, strings.Join(row, "\t"))
+	}
+	_ = t.Flush()
+}
+
+// fields prints names and values, one a line, without those that have no value.
+func fields(w io.Writer, pairs ...string) {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for i := 0; i+1 < len(pairs); i += 2 {
+		if pairs[i+1] != "" {
+			_, _ = fmt.Fprintf(t, "%s\t%s\n", pairs[i], printable(pairs[i+1]))
+		}
+	}
+	_ = t.Flush()
+}
+
+func number(c provider.Count) string {
+	if c.AtLeast {
+		return fmt.Sprintf("≥%d", c.N)
+	}
+	return fmt.Sprint(c.N)
+}
+
+func at(t time.Time) string {
+	if t.IsZero() {
+		return ""
+	}
+	return t.UTC().Format(time.DateTime)
+}
+
+// decision are the flags of everything that changes something.
+type decision struct {
+	By     string `default:"${user}" help:"Who decides. It is stored."`
+	Reason string `required:"" help:"Why. It is stored."`
+	Yes    bool   `short:"y" help:"Do not ask for confirmation."`
+}
+
+func (d decision) decision() provider.Decision { return provider.Decision{By: d.By, Reason: d.Reason} }
+
+// confirm asks before something that cannot be undone.
+func (d decision) confirm(a *App, what string) error {
+	if d.Yes {
+		return nil
+	}
+	if !a.isTerminal() {
+		return usageError{fmt.Errorf("%s: this cannot be undone: add --yes", what)}
+	}
+	_, _ = fmt.Fprintf(a.err(), "%s.\nThis cannot be undone. Type yes to continue: ", printable(what))
+	var in io.Reader = os.Stdin
+	if a.In != nil {
+		in = a.In
+	}
+	answer, _ := bufio.NewReader(in).ReadString('\n')
+	if strings.TrimSpace(answer) != "yes" {
+		return errors.New("nothing was changed")
+	}
+	return nil
+}
+
+// changed prints how many rows were changed.
+func (a *App) changed(n int, what string) error {
+	if err := a.show(map[string]int{"changed": n}, func(w io.Writer) { _, _ = fmt.Fprintln(w, n, what) }); err != nil {
+		return err
+	}
+	if n == 0 {
+		return errors.New("nothing was selected")
+	}
+	return nil
+}
+
+// meter shows progress: a bar on a terminal, else a line about every two seconds.
+type meter struct {
+	app  *App
+	what string
+	bar  *progressbar.ProgressBar
+	last time.Time
+	said int64
+}
+
+func (a *App) meter(what string) *meter { return &meter{app: a, what: what} }
+
+func (m *meter) show(applied, total int64) {
+	if total <= 0 {
+		return
+	}
+	if m.app.Err == nil && term.IsTerminal(int(os.Stderr.Fd())) {
+		if m.bar == nil {
+			m.bar = progressbar.NewOptions64(total, progressbar.OptionSetWriter(os.Stderr), progressbar.OptionSetWidth(30),
+				progressbar.OptionSetPredictTime(true), progressbar.OptionShowCount(), progressbar.OptionSetDescription(m.what))
+		}
+		m.bar.ChangeMax64(total)
+		_ = m.bar.Set64(min(applied, total))
+		return
+	}
+	if now := time.Now(); applied != m.said && now.Sub(m.last) >= 2*time.Second {
+		m.last, m.said = now, applied
+		_, _ = fmt.Fprintf(m.app.err(), "%s: %d of %d events\n", m.what, applied, total)
+	}
+}
+
+func (m *meter) clear() {
+	if m.bar != nil {
+		_ = m.bar.Clear()
+	}
+}
+
+// timeLeft ends a context after a --wait; zero means at once.
+func timeLeft(ctx context.Context, wait time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, max(wait, time.Millisecond))
+}

@@ -1,0 +1,347 @@
+package commands
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/kinora-go/kinora/admin"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
+)
+
+type parkedCmd struct {
+	Ls     parkedLsCmd     `cmd:"" help:"List parked messages, in the order of parking."`
+	Show   parkedShowCmd   `cmd:"" help:"Show a parked message."`
+	DryRun parkedDryRunCmd `cmd:"" help:"Show what a replay would do. Changes nothing. The exit status is 1 if a message would fail."`
+	Replay parkedReplayCmd `cmd:"" help:"Apply parked messages again."`
+	Skip   parkedSkipCmd   `cmd:"" help:"Give parked messages up, so that the messages behind them are applied."`
+}
+
+type parkedFlags struct {
+	Projector  string  `help:"Only messages of this projector."`
+	Generation int     `help:"Only messages of this generation. Zero means all."`
+	Handler    string  `help:"Only messages that failed in this handler: projector/handler."`
+	Key        string  `help:"Only this ordering key."`
+	Class      string  `enum:",permanent,unknown,transient,held" default:"" placeholder:"CLASS" help:"Only this class: permanent, unknown, transient or held."`
+	Code       string  `help:"Only this code."`
+	Seq        []int64 `placeholder:"N" help:"Only these numbers."`
+}
+
+func (f parkedFlags) filter() projector.ParkedFilter {
+	p := projector.ParkedFilter{Projector: f.Projector, Generation: f.Generation, Handler: f.Handler, Key: f.Key, Code: f.Code, Seqs: f.Seq}
+	if f.Class != "" {
+		class := provider.ParseClass(f.Class)
+		p.Class = &class
+	}
+	return p
+}
+
+// selects reports whether the flags select some of the messages of a projector.
+func (f parkedFlags) selects() bool {
+	return f.Handler+f.Key+f.Class+f.Code != "" || len(f.Seq) > 0
+}
+
+var errSelect = errors.New("select messages with --seq, --key, --class, --code or --handler, or use --all")
+
+type parkedLsCmd struct {
+	parkedFlags `embed:""`
+	State       string `enum:"open,waiting,stuck,replayed,skipped" default:"open" help:"Only this state: waiting (retried automatically), stuck (a person must decide), open (both), replayed or skipped."`
+	After       int64  `placeholder:"N" help:"Only greater numbers: the next page."`
+	page        `embed:""`
+}
+
+// message is a parked message as JSON.
+type message struct {
+	Seq        int64             `json:"seq"`
+	Projector  string            `json:"projector"`
+	Generation int               `json:"generation"`
+	Handler    string            `json:"handler,omitempty"`
+	State      string            `json:"state"`
+	Class      string            `json:"class"`
+	Code       string            `json:"code,omitempty"`
+	Key        string            `json:"key,omitempty"`
+	MessageID  string            `json:"message_id,omitempty"`
+	Topic      string            `json:"topic,omitempty"`
+	Type       string            `json:"type,omitempty"`
+	Attempts   int               `json:"attempts"`
+	Version    string            `json:"version,omitempty"`
+	At         time.Time         `json:"at"`
+	DueAt      time.Time         `json:"due_at,omitzero"`
+	ResolvedAt time.Time         `json:"resolved_at,omitzero"`
+	By         string            `json:"by,omitempty"`
+	Reason     string            `json:"reason,omitempty"`
+	Error      string            `json:"error,omitempty"`
+	Headers    map[string]string `json:"headers,omitempty"`
+	Payload    string            `json:"payload,omitempty"`
+}
+
+func messageOf(p projector.Parked, payload bool) message {
+	m := message{
+		Seq: p.Seq, Projector: p.Projector, Generation: p.Generation, Handler: p.Handler, State: p.State.String(), Class: p.Class.String(), Code: p.Code,
+		Key: p.Key, MessageID: p.MessageID, Topic: p.Topic, Type: p.Type, Attempts: p.Attempts, Version: p.Version, At: p.At, DueAt: p.DueAt,
+		ResolvedAt: p.ResolvedAt, By: p.By, Reason: p.Reason,
+	}
+	if payload {
+		m.Error, m.Headers, m.Payload = p.Error, p.Headers, string(p.Payload)
+	}
+	return m
+}
+
+// Run prints the list.
+func (c *parkedLsCmd) Run(ctx context.Context, app *App) error {
+	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
+		f := c.filter()
+		f.After, f.Limit = c.After, c.Limit
+		if c.State != "open" {
+			f.States = []projector.ParkedState{provider.ParseParkedState(c.State)}
+		}
+		found, err := s.Store.Parked(ctx, f)
+		if err != nil {
+			return err
+		}
+		list := []message{}
+		var rows [][]string
+		for _, p := range found {
+			list = append(list, messageOf(p, false))
+			rows = append(rows, []string{fmt.Sprint(p.Seq), at(p.At), cmp.Or(p.Handler, p.Projector), fmt.Sprint(p.Generation), p.State.String(), p.Class.String(), p.Code,
+				p.Key, p.Type, fmt.Sprint(p.Attempts), p.By})
+		}
+		return app.show(list, func(w io.Writer) {
+			table(w, "seq | parked (UTC) | handler | generation | state | class | code | key | type | attempts | by", rows)
+		})
+	})
+}
+
+type parkedShowCmd struct {
+	Seq     int64 `arg:"" help:"The number of the message."`
+	Payload bool  `help:"Show the payload, the headers and the text of the error, which may have data of users."`
+}
+
+// Run prints a message.
+func (c *parkedShowCmd) Run(ctx context.Context, app *App) error {
+	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
+		found, err := s.Store.Parked(ctx, projector.ParkedFilter{Seqs: []int64{c.Seq}, States: []projector.ParkedState{
+			projector.StateWaiting, projector.StateStuck, projector.StateReplayed, projector.StateSkipped,
+		}})
+		if err != nil {
+			return err
+		}
+		if len(found) == 0 {
+			return fmt.Errorf("message %d is not parked: it may have been applied", c.Seq)
+		}
+		m := messageOf(found[0], c.Payload)
+		return app.show(m, func(w io.Writer) {
+			fields(w, "seq", fmt.Sprint(m.Seq), "projector", m.Projector, "generation", fmt.Sprint(m.Generation), "handler", m.Handler, "state", m.State, "class", m.Class,
+				"code", m.Code, "key", m.Key, "message", m.MessageID, "topic", m.Topic, "type", m.Type, "attempts", fmt.Sprint(m.Attempts), "version", m.Version,
+				"parked", at(m.At), "due", at(m.DueAt), "resolved", at(m.ResolvedAt), "by", m.By, "reason", m.Reason)
+			if c.Payload {
+				fields(w, "error", m.Error, "headers", fmt.Sprint(m.Headers), "payload", m.Payload)
+			}
+		})
+	})
+}
+
+type parkedDryRunCmd struct {
+	parkedFlags `embed:""`
+	All         bool          `help:"All parked messages of the projector, at most --limit."`
+	Payload     bool          `help:"Show the rows that would change, and the texts of errors, which may have data of users."`
+	Wait        time.Duration `default:"1m" help:"How long to wait for a runner."`
+	page        `embed:""`
+	decision    `embed:""`
+}
+
+// Validate is called by kong.
+func (c *parkedDryRunCmd) Validate() error {
+	switch {
+	case c.Projector == "":
+		return errors.New("--projector is missing")
+	case c.selects() == c.All:
+		return errSelect
+	}
+	return c.page.Validate()
+}
+
+// Run prints what a replay would do.
+func (c *parkedDryRunCmd) Run(ctx context.Context, app *App) error {
+	return app.with(ctx, func(s *Session, ops *admin.Admin) error {
+		f := c.filter()
+		f.Limit = c.Limit
+		report, err := c.dryRun(ctx, app, s, ops, f)
+		if err != nil {
+			return err
+		}
+		tables, count := []string{}, map[string]int{}
+		for i, change := range report.Changes {
+			if count[change.Table]++; count[change.Table] == 1 {
+				tables = append(tables, change.Table)
+			}
+			if !c.Payload {
+				report.Changes[i] = provider.Change{Table: change.Table}
+			}
+		}
+		for i := range report.Failures {
+			if !c.Payload {
+				report.Failures[i].Error = ""
+			}
+		}
+		err = app.show(report, func(w io.Writer) {
+			for _, change := range report.Changes {
+				if c.Payload {
+					_, _ = fmt.Fprintf(w, "%s\n  - %s\n  + %s\n", printable(change.Table), rowOr(change.Before, "none"), rowOr(change.After, "none"))
+				}
+			}
+			for _, name := range tables {
+				_, _ = fmt.Fprintf(w, "%s: %d rows would change\n", printable(name), count[name])
+			}
+			for _, failure := range report.Failures {
+				_, _ = fmt.Fprintf(w, "message %d would fail: %s %s %s\n", failure.Seq, failure.Class, printable(failure.Code), printable(failure.Error))
+			}
+			_, _ = fmt.Fprintf(w, "%d would be applied, %d would fail, %d would wait, %d messages would be sent; nothing is changed\n",
+				report.Messages, len(report.Failures), report.Waiting, len(report.Output))
+		})
+		switch {
+		case err != nil:
+		case len(report.Failures) > 0:
+			err = foundError{}
+		case report.Messages+report.Waiting == 0:
+			err = errors.New("no message was selected")
+		}
+		return err
+	})
+}
+
+// dryRun uses the handlers of this binary, or asks a running runner.
+func (c *parkedDryRunCmd) dryRun(ctx context.Context, app *App, s *Session, ops *admin.Admin, f projector.ParkedFilter) (report provider.DryRunReport, err error) {
+	if h := s.handlers(c.Projector); h != nil {
+		return h.DryRun(ctx, f)
+	}
+	id, err := ops.DryRun(ctx, f, c.decision.decision())
+	if err != nil {
+		return report, err
+	}
+	err = app.answer(ctx, ops, id, c.Projector, c.Wait, app.meter("dry run"), &report)
+	if err == nil && report.Error != "" {
+		err = errors.New(report.Error)
+	}
+	return report, err
+}
+
+type parkedReplayCmd struct {
+	parkedFlags `embed:""`
+	All         bool          `help:"All parked messages of the projector."`
+	Wait        time.Duration `default:"1m" help:"How long to wait until they are applied. Zero means not at all."`
+	decision    `embed:""`
+}
+
+// Validate is called by kong.
+func (c *parkedReplayCmd) Validate() error {
+	switch {
+	case c.Projector == "" && len(c.Seq) == 0:
+		return errors.New("--projector is missing, or --seq")
+	case c.selects() == c.All:
+		return errSelect
+	}
+	return nil
+}
+
+// Run makes the messages due, and waits until they are applied: by the handlers of this binary, or by a
+// running runner.
+func (c *parkedReplayCmd) Run(ctx context.Context, app *App) error {
+	return app.with(ctx, func(s *Session, ops *admin.Admin) error {
+		f := c.filter()
+		n, err := ops.Replay(ctx, f, c.decision.decision())
+		if err != nil {
+			return err
+		}
+		if n == 0 {
+			return errors.New("no message was selected: list them with 'parked ls'")
+		}
+		f.Class, f.Code, f.Handler = nil, "", "" // they change when a message fails for another reason
+		waiting, stuck, err := c.finish(ctx, s, f)
+		if err != nil {
+			return err
+		}
+		err = app.show(map[string]int{"replayed": n, "waiting": waiting, "stuck": stuck}, func(w io.Writer) {
+			_, _ = fmt.Fprintf(w, "%d selected: %d still waiting, %d stuck\n", n, waiting, stuck)
+		})
+		if err == nil && c.Wait > 0 && waiting+stuck > 0 {
+			err = errors.New("some messages were not applied: 'parked ls' lists them, and a runner of the projector must run")
+		}
+		return err
+	})
+}
+
+// finish waits until no selected message is waiting, or --wait is over.
+func (c *parkedReplayCmd) finish(ctx context.Context, s *Session, f projector.ParkedFilter) (waiting, stuck int, err error) {
+	limited, cancel := timeLeft(ctx, c.Wait)
+	defer cancel()
+	for {
+		if h := s.handlers(c.Projector); h != nil && limited.Err() == nil {
+			if err := h.ApplyParked(limited); err != nil && limited.Err() == nil {
+				return 0, 0, err
+			}
+		}
+		if waiting, stuck, err = count(ctx, s, f); err != nil || waiting == 0 || limited.Err() != nil {
+			return waiting, stuck, err
+		}
+		select {
+		case <-time.After(followEvery):
+		case <-limited.Done():
+		}
+	}
+}
+
+// count counts the messages that are still parked, at most 10,000.
+func count(ctx context.Context, s *Session, f projector.ParkedFilter) (waiting, stuck int, err error) {
+	f.Limit = 1000
+	for waiting+stuck < 10_000 {
+		list, err := s.Store.Parked(ctx, f)
+		if err != nil || len(list) == 0 {
+			return waiting, stuck, err
+		}
+		for _, p := range list {
+			f.After = p.Seq
+			if p.State == projector.StateStuck || p.DueAt.IsZero() { // or it waits behind a stuck one
+				stuck++
+			} else {
+				waiting++
+			}
+		}
+	}
+	return waiting, stuck, nil
+}
+
+type parkedSkipCmd struct {
+	parkedFlags `embed:""`
+	All         bool `help:"All parked messages of the projector."`
+	decision    `embed:""`
+}
+
+// Validate is called by kong.
+func (c *parkedSkipCmd) Validate() error {
+	switch {
+	case c.Projector == "" && len(c.Seq) == 0:
+		return errors.New("--projector is missing, or --seq")
+	case c.selects() == c.All:
+		return errSelect
+	}
+	return nil
+}
+
+// Run skips the messages.
+func (c *parkedSkipCmd) Run(ctx context.Context, app *App) error {
+	if err := c.confirm(app, "The selected messages are never applied"); err != nil {
+		return err
+	}
+	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
+		n, err := ops.SkipParked(ctx, c.filter(), c.decision.decision())
+		if err != nil {
+			return err
+		}
+		return app.changed(n, "skipped")
+	})
+}

@@ -1,0 +1,145 @@
+package commands
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/kinora-go/kinora/admin"
+	"github.com/kinora-go/kinora/provider"
+)
+
+type statusCmd struct{}
+
+// Run prints the state.
+func (c *statusCmd) Run(ctx context.Context, app *App) error {
+	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
+		f, err := ops.Facts(ctx)
+		if err != nil {
+			return err
+		}
+		for i := range f.Waits { // the text of statements may have data
+			f.Waits[i].Blocker.Query, f.Waits[i].Waiter.Query = "", ""
+		}
+		return app.show(f, func(w io.Writer) { printStatus(w, f) })
+	})
+}
+
+func printStatus(w io.Writer, f *admin.Facts) {
+	_, _ = fmt.Fprintf(w, "log         position %d, recorded %s; settled up to %d\n", f.Log.Head, orNever(f.Log.HeadAt), f.Log.Settled)
+	for _, open := range f.Log.Waiting {
+		_, _ = fmt.Fprintln(w, "            waits for the append of", printable(open))
+	}
+	_, _ = fmt.Fprintln(w, "\nPROJECTORS")
+	table(w, projectorHead, projectorRows(f.Projectors))
+	_, _ = fmt.Fprintln(w, "\nOUTBOX")
+	var rows [][]string
+	for _, e := range f.Outbox {
+		rows = append(rows, []string{string(e.Status), number(e.Count), at(e.Oldest), e.Holder, at(e.Until)})
+	}
+	table(w, "status | entries | oldest (UTC) | claimed by | until (UTC)", rows)
+	_, _ = fmt.Fprintln(w, "\nTASKS")
+	rows = nil
+	for _, t := range f.Tasks {
+		rows = append(rows, []string{string(t.Status), number(t.Count), at(t.Oldest), t.Holder, at(t.Until)})
+	}
+	table(w, "status | tasks | oldest (UTC) | claimed by | until (UTC)", rows)
+	_, _ = fmt.Fprintln(w, "\nSERVICES")
+	rows = nil
+	for _, s := range f.Services {
+		state := "alive"
+		if !s.ExpiresAt.After(f.At) {
+			state = "gone"
+		}
+		rows = append(rows, []string{s.Kind, s.Process, state, s.Version, at(s.StartedAt), at(s.SeenAt), strings.Join(s.Projectors, ", ")})
+	}
+	table(w, "kind | process | state | version | started (UTC) | seen (UTC) | projectors", rows)
+	if len(f.Waits) > 0 {
+		_, _ = fmt.Fprintln(w, "\nWHO WAITS FOR WHOM")
+		rows = nil
+		for _, x := range f.Waits {
+			waiter := x.Waiter.Name
+			if x.What == "append" {
+				waiter = "readers of the log"
+			}
+			rows = append(rows, []string{waiter, x.Blocker.Name, x.Blocker.Application, x.Blocker.State, at(x.Blocker.Since)})
+		}
+		table(w, "who | waits for | application | state | since (UTC)", rows)
+	}
+	if len(f.Pauses) > 0 {
+		_, _ = fmt.Fprintln(w, "\nPAUSED")
+		rows = nil
+		for _, p := range f.Pauses {
+			rows = append(rows, []string{p.Kind, p.Name, p.By, p.Reason, at(p.At)})
+		}
+		table(w, "what | name | by | reason | since (UTC)", rows)
+	}
+	if len(f.Requests) > 0 {
+		_, _ = fmt.Fprintln(w, "\nREQUESTS")
+		table(w, actHead, actRows(f.Requests))
+	}
+}
+
+func orNever(t time.Time) string {
+	if t.IsZero() {
+		return "never"
+	}
+	return at(t) + " UTC"
+}
+
+type doctorCmd struct {
+	Payload         bool          `help:"Show the text of statements too, which may have data of users."`
+	OpenTransaction time.Duration `default:"5s" help:"How long a transaction may keep others waiting."`
+	Snapshot        time.Duration `default:"10m" help:"How long a transaction may keep dead rows."`
+	Lag             time.Duration `default:"30s" help:"How old the first event that is not applied may be."`
+	Watch           time.Duration `default:"2s" help:"How long to watch whether a lag grows."`
+	Skew            time.Duration `default:"2s" help:"How much clocks may differ."`
+}
+
+// Run prints the findings.
+func (c *doctorCmd) Run(ctx context.Context, app *App) error {
+	return app.with(ctx, func(_ *Session, ops *admin.Admin) error {
+		found, err := ops.Doctor(ctx, provider.DiagnosisLimits{OpenTransaction: c.OpenTransaction, Snapshot: c.Snapshot, Lag: c.Lag, Watch: c.Watch, Skew: c.Skew})
+		if err != nil {
+			return err
+		}
+		for i := range found {
+			if !c.Payload {
+				found[i].Private = nil
+			}
+		}
+		if found == nil {
+			found = []provider.Finding{}
+		}
+		if err := app.show(found, func(w io.Writer) { printFindings(w, found) }); err != nil {
+			return err
+		}
+		if len(found) > 0 {
+			return foundError{}
+		}
+		return nil
+	})
+}
+
+func printFindings(w io.Writer, found []provider.Finding) {
+	if len(found) == 0 {
+		_, _ = fmt.Fprintln(w, "Nothing is wrong.")
+		return
+	}
+	for i, f := range found {
+		if i > 0 {
+			_, _ = fmt.Fprintln(w)
+		}
+		_, _ = fmt.Fprintf(w, "%d. %s\n   %s\n", i+1, printable(f.Title), printable(f.Meaning))
+		for _, fact := range append(f.Facts, f.Private...) {
+			if fact.Value != "" {
+				_, _ = fmt.Fprintf(w, "   - %s: %s\n", printable(fact.Name), printable(fact.Value))
+			}
+		}
+		for _, line := range f.Remedy {
+			_, _ = fmt.Fprintf(w, "   > %s\n", printable(line))
+		}
+	}
+}

@@ -1,0 +1,269 @@
+package commands
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/kinora-go/kinora/admin"
+	"github.com/kinora-go/kinora/provider"
+	"github.com/kinora-go/kinora/task"
+)
+
+type tasksCmd struct {
+	Ls       tasksLsCmd       `cmd:"" help:"List tasks in order of their ids."`
+	Show     tasksShowCmd     `cmd:"" help:"Show a task and what happened to it."`
+	Requeue  tasksRequeueCmd  `cmd:"" help:"Run abandoned and failed tasks again."`
+	Cancel   tasksCancelCmd   `cmd:"" help:"Give tasks up: what their steps did is undone."`
+	Complete tasksCompleteCmd `cmd:"" help:"End an abandoned task whose work was done by hand."`
+	Patch    tasksPatchCmd    `cmd:"" help:"Change the recorded results of a task."`
+}
+
+type taskFlags struct {
+	ID    []string `placeholder:"ID" help:"Only these ids."`
+	Kind  string   `help:"Only this kind: domain/name."`
+	Group string   `help:"Only tasks of this group."`
+	Code  string   `help:"Only tasks whose last failure has this code."`
+}
+
+func (f taskFlags) filter() task.Filter {
+	return task.Filter{IDs: f.ID, Kind: f.Kind, Group: f.Group, Code: f.Code}
+}
+
+func (f taskFlags) selects() bool { return len(f.ID) > 0 || f.Kind+f.Group+f.Code != "" }
+
+type tasksLsCmd struct {
+	taskFlags `embed:""`
+	Status    []string `enum:"pending,claimed,failed,waiting,done,undone,abandoned" default:"pending,claimed,failed,waiting,abandoned" help:"Only these statuses. By default those that are not over."`
+	After     string   `placeholder:"ID" help:"Only greater ids: the next page."`
+	page      `embed:""`
+}
+
+// taskRow is a task as JSON.
+type taskRow struct {
+	ID        string          `json:"id"`
+	Kind      string          `json:"kind"`
+	Group     string          `json:"group,omitempty"`
+	Status    task.Status     `json:"status"`
+	Undo      bool            `json:"undo,omitempty"`
+	Why       string          `json:"why,omitempty"`
+	Version   int64           `json:"version"`
+	Attempts  int             `json:"attempts"`
+	Suspect   bool            `json:"suspect,omitempty"`
+	Waits     string          `json:"waits,omitempty"`
+	Code      string          `json:"code,omitempty"`
+	ClaimedBy string          `json:"claimed_by,omitempty"`
+	CreatedAt time.Time       `json:"created_at"`
+	NextAt    time.Time       `json:"next_at,omitzero"`
+	Input     json.RawMessage `json:"input,omitempty"`
+	State     any             `json:"state,omitempty"`
+	Result    json.RawMessage `json:"result,omitempty"`
+	Trail     []trailRow      `json:"trail,omitempty"`
+}
+
+type trailRow struct {
+	At     time.Time `json:"at"`
+	What   string    `json:"what"`
+	Detail string    `json:"detail,omitempty"`
+	By     string    `json:"by,omitempty"`
+	Reason string    `json:"reason,omitempty"`
+}
+
+func taskOf(t task.Task, payload bool) taskRow {
+	row := taskRow{
+		ID: t.ID, Kind: t.Kind, Group: t.Group, Status: t.Status, Undo: t.Undo, Why: t.Why, Version: t.Version, Attempts: t.Attempts, Suspect: t.Suspect,
+		Waits: t.Waits, Code: t.Code, ClaimedBy: t.ClaimedBy, CreatedAt: t.CreatedAt, NextAt: t.NextAt,
+	}
+	if payload {
+		row.Input, row.State, row.Result = t.Input, t.State, t.Result
+	}
+	return row
+}
+
+// Run prints the list.
+func (c *tasksLsCmd) Run(ctx context.Context, app *App) error {
+	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
+		f := c.filter()
+		f.After, f.Limit = c.After, c.Limit
+		for _, status := range c.Status {
+			f.Status = append(f.Status, task.Status(status))
+		}
+		found, err := s.Store.Tasks(ctx, f)
+		if err != nil {
+			return err
+		}
+		list := []taskRow{}
+		var rows [][]string
+		for _, t := range found {
+			list = append(list, taskOf(t, false))
+			rows = append(rows, []string{t.ID, t.Kind, string(t.Status), t.Code, fmt.Sprint(t.Attempts), t.Waits, at(t.CreatedAt), at(t.NextAt)})
+		}
+		return app.show(list, func(w io.Writer) {
+			table(w, "id | kind | status | code | attempts | waits for | created (UTC) | next (UTC)", rows)
+		})
+	})
+}
+
+type tasksShowCmd struct {
+	ID      string `arg:"" help:"The id of the task."`
+	Payload bool   `help:"Show the input, the recorded results and the result, which may be data of users."`
+}
+
+// Run prints a task.
+func (c *tasksShowCmd) Run(ctx context.Context, app *App) error {
+	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
+		found, err := s.Store.Tasks(ctx, task.Filter{IDs: []string{c.ID}})
+		if err != nil {
+			return err
+		}
+		if len(found) == 0 {
+			return fmt.Errorf("the task %s does not exist: it may be over and deleted", c.ID)
+		}
+		t := taskOf(found[0], c.Payload)
+		trail, err := s.Store.TaskTrail(ctx, c.ID)
+		if err != nil {
+			return err
+		}
+		var rows [][]string
+		for _, r := range trail {
+			t.Trail = append(t.Trail, trailRow{r.At, r.What, r.Detail, r.By, r.Reason})
+			rows = append(rows, []string{at(r.At), r.What, r.Detail, r.By, r.Reason})
+		}
+		return app.show(t, func(w io.Writer) {
+			undo := ""
+			if t.Undo {
+				undo = "its steps are being undone: " + t.Why
+			}
+			fields(w, "id", t.ID, "kind", t.Kind, "group", t.Group, "status", string(t.Status), "direction", undo, "version", fmt.Sprint(t.Version), "attempts", fmt.Sprint(t.Attempts),
+				"waits for", t.Waits, "code", t.Code, "claimed by", t.ClaimedBy, "created", at(t.CreatedAt), "next", at(t.NextAt))
+			if c.Payload {
+				state, _ := json.Marshal(t.State)
+				fields(w, "input", string(t.Input), "state", string(state), "result", string(t.Result))
+			}
+			if len(rows) > 0 {
+				table(w, "at (UTC) | what | detail | by | reason", rows)
+			}
+		})
+	})
+}
+
+type tasksRequeueCmd struct {
+	taskFlags `embed:""`
+	All       bool `help:"All abandoned and failed tasks."`
+	decision  `embed:""`
+}
+
+// Validate is called by kong.
+func (c *tasksRequeueCmd) Validate() error {
+	if c.selects() == c.All {
+		return errors.New("select tasks with --id, --kind, --group or --code, or use --all alone")
+	}
+	return nil
+}
+
+// Run requeues tasks.
+func (c *tasksRequeueCmd) Run(ctx context.Context, app *App) error {
+	if err := c.confirm(app, "The selected tasks run again, perhaps at once"); err != nil {
+		return err
+	}
+	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
+		n, err := s.Store.RequeueTasks(ctx, c.filter(), c.decision.decision())
+		if err != nil {
+			return err
+		}
+		return app.changed(n, "requeued")
+	})
+}
+
+type tasksCancelCmd struct {
+	taskFlags `embed:""`
+	decision  `embed:""`
+}
+
+// Validate is called by kong.
+func (c *tasksCancelCmd) Validate() error {
+	if !c.selects() {
+		return errors.New("select tasks with --id, --kind, --group or --code")
+	}
+	return nil
+}
+
+// Run cancels tasks.
+func (c *tasksCancelCmd) Run(ctx context.Context, app *App) error {
+	if err := c.confirm(app, "The selected tasks are given up, and what their steps did is undone"); err != nil {
+		return err
+	}
+	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
+		n, err := s.Store.CancelTasks(ctx, c.filter(), c.decision.decision())
+		if err != nil {
+			return err
+		}
+		return app.changed(n, "canceled")
+	})
+}
+
+type tasksCompleteCmd struct {
+	ID       string `arg:"" help:"The id of the task."`
+	Result   string `default:"null" help:"Its result, as JSON."`
+	decision `embed:""`
+}
+
+// Validate is called by kong.
+func (c *tasksCompleteCmd) Validate() error {
+	if !json.Valid([]byte(c.Result)) {
+		return errors.New("--result is not JSON")
+	}
+	return nil
+}
+
+// Run completes a task.
+func (c *tasksCompleteCmd) Run(ctx context.Context, app *App) error {
+	if err := c.confirm(app, "The task "+c.ID+" ends with this result, without running"); err != nil {
+		return err
+	}
+	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
+		if err := s.Store.CompleteTask(ctx, c.ID, json.RawMessage(c.Result), c.decision.decision()); err != nil {
+			return notAsRead(err)
+		}
+		return app.changed(1, "completed")
+	})
+}
+
+// notAsRead explains that a task is not as a person has seen it.
+func notAsRead(err error) error {
+	if errors.Is(err, provider.ErrTaskVersion) {
+		return fmt.Errorf("%w: look at it again with 'tasks show'", err)
+	}
+	return err
+}
+
+type tasksPatchCmd struct {
+	ID       string `arg:"" help:"The id of the task."`
+	Patch    string `arg:"" help:"A JSON merge patch of its state: {\"step\":{\"out\":1}}. A null removes a slot, so that its step runs again."`
+	Version  int64  `required:"" help:"The version that 'tasks show' has shown."`
+	decision `embed:""`
+}
+
+// Validate is called by kong.
+func (c *tasksPatchCmd) Validate() error {
+	if !json.Valid([]byte(c.Patch)) {
+		return errors.New("the patch is not JSON")
+	}
+	return nil
+}
+
+// Run changes the state of a task.
+func (c *tasksPatchCmd) Run(ctx context.Context, app *App) error {
+	if err := c.confirm(app, "Recorded results of the task "+c.ID+" are changed"); err != nil {
+		return err
+	}
+	return app.with(ctx, func(s *Session, _ *admin.Admin) error {
+		if err := s.Store.PatchTask(ctx, c.ID, c.Version, json.RawMessage(c.Patch), c.decision.decision()); err != nil {
+			return notAsRead(err)
+		}
+		return app.changed(1, "changed")
+	})
+}

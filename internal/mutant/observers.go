@@ -1,0 +1,83 @@
+package mutant
+
+// observers lists the mutants of telemetry and health.
+var observers = []Mutant{
+	{
+		Name:  "publish_unwatched",
+		What:  "a Publish call that does not return is not late",
+		Edits: []Edit{{File: "outbox/publish.go", Old: "b.pulse.Within(b.cfg.Clock(), 0)", New: "b.pulse.Rest()"}},
+		Tests: []Test{{".", "TestHealthyWhileARelayPublishes"}},
+	},
+	{
+		Name:  "stuck_unwatched",
+		What:  "a handler that the runner or worker has given up is not late",
+		Edits: []Edit{{File: "internal/pulse/pulse.go", Old: "	l.put(call, name)\n", New: ""}},
+		Tests: []Test{{".", "TestHealthyWhileHandlersRun"}, {".", "TestHealthyWhileTasksRun"}},
+	},
+	{
+		Name:  "handler_limit",
+		What:  "a handler counts from its beginning as late, not from its deadline",
+		Edits: []Edit{{File: "projector/unit.go", Old: "u.loop.Within(began, sum(sum(each, each), grace))", New: "u.loop.Within(began, -each)"}},
+		Tests: []Test{{".", "TestHealthyWhileHandlersRun"}},
+	},
+	{
+		Name:  "ended_unwatched",
+		What:  "a service that has ended with an error is not late",
+		Edits: []Edit{{File: "internal/pulse/pulse.go", Old: "l.Add(name).Within(now, 0)", New: "_ = name"}},
+		Tests: []Test{{".", "TestHealthyAfterAServiceHasEnded"}},
+	},
+	{
+		Name:  "probes_apart",
+		What:  "each readiness probe starts a check of its own",
+		Edits: []Edit{{File: "ready.go", Old: "if h.running == nil {", New: "if h.running == nil || len(h.running) == 0 {"}},
+		Tests: []Test{{".", "TestReadyIsBounded"}},
+	},
+	{
+		Name:  "ready_held_log",
+		What:  "an append that holds back the log does not count",
+		Edits: []Edit{{File: "ready.go", Old: "held > h.cfg.Open", New: "held < 0"}},
+		Tests: []Test{{".", "TestReadyOnPostgreSQL"}},
+	},
+	{
+		Name:  "ready_schema",
+		What:  "a service is ready although its schema is not migrated",
+		Edits: []Edit{{File: "ready.go", Old: "fault != nil {", New: "fault != nil && ctx == nil {"}},
+		Tests: []Test{{".", "TestReadyOnSQLite"}},
+	},
+	{
+		Name:  "unit_context",
+		What:  "handlers do not see the context of the observer of their unit",
+		Edits: []Edit{{File: "projector/unit.go", Old: "ctx = handlerContext{ctx, u.values}", New: "_ = u.values"}},
+		Tests: []Test{{"./projector", "TestObserverSurroundsUnits"}},
+	},
+	{
+		Name:  "update_trace",
+		What:  "events do not get the trace context of their update",
+		Edits: []Edit{{File: "telemetry/otel/otel.go", Old: "meta.Traceparent = header", New: "_ = header"}},
+		Tests: []Test{{"./telemetry/otel", "TestTheTraceOfACommandCrossesProcessesAndABroker"}},
+	},
+	{
+		Name:  "output_trace",
+		What:  "output does not get the trace context of its span",
+		Edits: []Edit{{File: "telemetry/otel/runner.go", Old: "m.Headers[header] = traceparent", New: "_ = traceparent"}},
+		Tests: []Test{{"./telemetry/otel", "TestTheTraceOfACommandCrossesProcessesAndABroker"}},
+	},
+	{
+		Name:  "error_texts",
+		What:  "spans and metrics have the texts of errors",
+		Edits: []Edit{{File: "telemetry/otel/attributes.go", Old: `return fmt.Sprintf("%T", err)`, New: `return fmt.Sprint(err)`}},
+		Tests: []Test{{"./telemetry/otel", "TestTelemetryShowsNoSecrets"}},
+	},
+	{
+		Name:  "keys_logged",
+		What:  "relays log the keys of entries that are not published",
+		Edits: []Edit{{File: "outbox/publish.go", Old: `"topic", e.Topic, "message_id", e.ID`, New: `"topic", e.Topic, "key", e.Key, "message_id", e.ID`}},
+		Tests: []Test{{"./telemetry/otel", "TestTelemetryShowsNoSecrets"}},
+	},
+	{
+		Name:  "gauges_kept",
+		What:  "a gauge keeps its value after its query has failed",
+		Edits: []Edit{{File: "telemetry/otel/watch.go", Old: "	w.values = nil\n", New: ""}},
+		Tests: []Test{{"./telemetry/otel", "TestWatchQueriesSeldomAndShowsNoOldValues"}},
+	},
+}

@@ -1,0 +1,60 @@
+package mutant
+
+// operations lists the mutants of pauses, requests and surveys.
+var operations = []Mutant{
+	{
+		Name:  "pause_reader",
+		What:  "the reader of the log applies events to a paused projector",
+		Edits: []Edit{{File: "projector/reader.go", Old: ` || r.isPaused()`, New: ``}},
+		Tests: []Test{{"./admin", "TestAPausedProjectorAppliesNothing/log"}},
+	},
+	{
+		Name:  "pause_worker",
+		What:  "deliveries are applied to a paused projector",
+		Edits: []Edit{{File: "projector/worker.go", Old: "\t\t\tw.awaitResume(ctx)\n", New: ``}},
+		Tests: []Test{{"./admin", "TestAPausedProjectorAppliesNothing/broker"}},
+	},
+	{
+		Name:  "pause_parked",
+		What:  "parked messages are applied to a paused projector",
+		Edits: []Edit{{File: "projector/replay.go", Old: `if p.isPaused() {`, New: `if p.name == "" {`}},
+		Tests: []Test{{"./admin", "TestAPausedProjectorAppliesNothing/parked"}},
+	},
+	{
+		Name:  "pause_topic",
+		What:  "relays claim the entries of a paused topic",
+		Edits: []Edit{{File: "outbox/relay.go", Old: `q.Except = r.presence.Paused(provider.PauseTopic)`, New: `_ = provider.PauseTopic`}},
+		Tests: []Test{{"./admin", "TestAPausedTopicIsNotPublished"}},
+	},
+	{
+		Name:  "request_not_stopped",
+		What:  "a runner goes on with a request that was canceled",
+		Edits: []Edit{{File: "projector/requests.go", Old: `if err == nil && !has || r.cfg.Clock()`, New: `if err == nil && !has && a.ID < 0 || r.cfg.Clock()`}},
+		Tests: []Test{{"./admin", "TestACanceledRequestStops"}},
+	},
+	{
+		Name:  "request_kept",
+		What:  "a request whose runner was killed never ends",
+		Edits: []Edit{{File: "providers/postgres/operations.go", Old: ` or state = 'running' and expires_at < clock_timestamp()`, New: ``}},
+		Tests: []Test{{"./providers/postgres", "TestConformance/Operations/Acts/taken_once"}},
+	},
+	{
+		Name:  "request_again",
+		What:  "a request whose runner was killed is begun again by another one",
+		Edits: []Edit{{File: "projector/requests.go", Old: `case a.State == provider.ActRunning:`, New: `case a.State == provider.ActCanceled:`}},
+		Tests: []Test{{"./admin", "TestARequestOfAKilledRunnerFails"}},
+	},
+	{
+		Name:  "request_any_holder",
+		What:  "a runner that has lost a request stores its outcome",
+		Edits: []Edit{{File: "providers/postgres/operations.go", Old: ` and state = 'running' and holder = $2::text`, New: ` and state = 'running' and $2::text <> ''`}},
+		Tests: []Test{{"./providers/postgres", "TestConformance/Operations/Acts/changed_by_its_holder"}},
+	},
+	{
+		Name: "survey_reads_all",
+		What: "a survey counts all parked messages",
+		Edits: []Edit{{File: "providers/postgres/survey.go", Old: `order by o.projector, o.generation, o.id limit $1::int) p) p`,
+			New: `order by o.projector, o.generation, o.id) p) p`}},
+		Tests: []Test{{"./providers/postgres", "TestTheCostOfASurveyIsFlat"}},
+	},
+}

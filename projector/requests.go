@@ -1,0 +1,207 @@
+package projector
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/provider"
+)
+
+const (
+	requestEvery = time.Second
+	// requestLease is how long after the end of the runner that has taken a request up another one
+	// ends it.
+	requestLease = 30 * time.Second
+)
+
+// Report returns the result in the form that is stored with a request (provider.Act).
+func (d *DryRun) Report() provider.DryRunReport {
+	report := provider.DryRunReport{Messages: d.Messages, Waiting: d.Waiting, Changes: d.Changes}
+	for _, f := range d.Failures {
+		report.Failures = append(report.Failures, provider.DryRunFailure{
+			Seq: f.Parked.Seq, Class: provider.ClassOf(f.Err), Code: provider.CodeOf(f.Err), Error: f.Err.Error(),
+		})
+	}
+	for _, m := range d.Output {
+		report.Output = append(report.Output, provider.DryRunOutput{Topic: m.Topic, ID: m.ID, Key: m.Key})
+	}
+	return report
+}
+
+// Report returns the result in the form that is stored with a request (provider.Act).
+func (v *Verified) Report() provider.VerifyReport {
+	return provider.VerifyReport{Position: v.Position, Events: v.Events, Parked: v.Parked, Differences: v.Differences, Repaired: len(v.Repaired)}
+}
+
+// answer makes the runner answer requests of operators about p.
+func answer[Tx any](r *Runner, u provider.Units[Tx], p *Projector[Tx]) {
+	one := r.byName[p.name]
+	cfg := r.cfg
+	cfg.Observer, cfg.Log = RunnerObserver{}, r.log
+	one.dryRun = func(ctx context.Context, f ParkedFilter) (*DryRun, error) { return p.DryRun(ctx, u, f, &cfg) }
+	one.verify = func(ctx context.Context, v Verification) (*Verified, error) { return p.Verify(ctx, u, v, &cfg) }
+}
+
+// takeRequests looks for requests of operators about the projectors of this runner, and answers them,
+// until ctx ends.
+func (r *Runner) takeRequests(ctx, hard context.Context) {
+	if r.operations == nil {
+		return
+	}
+	var all sync.WaitGroup
+	defer all.Wait()
+	for ; ctx.Err() == nil; wait(ctx, requestEvery) {
+		open, err := r.requests(ctx)
+		if err != nil && ctx.Err() == nil {
+			r.report(slog.LevelWarn, "requests not read", err)
+		}
+		for _, a := range open {
+			p := r.byName[a.Name]
+			if p == nil || a.State == provider.ActRunning && a.Holder == r.id {
+				continue
+			}
+			limited, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+			crash.Point("request: before")
+			taken, err := r.operations.TakeAct(limited, a.ID, r.id, requestLease)
+			cancel()
+			switch {
+			case err != nil || !taken:
+			case a.State == provider.ActRunning:
+				r.endRequest(hard, p, a, provider.ActChange{State: provider.ActFailed, Outcome: lostRequest})
+			default:
+				all.Go(func() { r.answer(ctx, hard, p, a) })
+			}
+		}
+	}
+}
+
+// lostRequest is the outcome of a request whose runner has ended. It is not begun again: if a message ends
+// its process, each runner would end in turn.
+var lostRequest = provider.DryRunReport{Error: "the runner that worked on it has ended, perhaps because of a message: see its log, and ask again"}.Outcome()
+
+// endRequest stores the outcome of a request.
+func (r *Runner) endRequest(hard context.Context, p *projection, a provider.Act, c provider.ActChange) {
+	ctx, cancel := context.WithTimeout(hard, r.cfg.Timeout)
+	defer cancel()
+	if _, err := r.operations.ChangeAct(ctx, a.ID, r.id, c, requestLease); err != nil {
+		r.report(slog.LevelWarn, "the outcome of a request not stored", err, "projector", p.name, "request", a.ID)
+	}
+}
+
+func (r *Runner) requests(ctx context.Context) ([]provider.Act, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+	defer cancel()
+	return r.operations.Acts(ctx, provider.ActFilter{
+		Verbs: []string{provider.VerbDryRun, provider.VerbVerify}, Kind: provider.PauseProjector,
+		States: []provider.ActState{provider.ActRequested, provider.ActRunning},
+	})
+}
+
+// progressOf is the progress of a request.
+type progressOf struct {
+	mu             sync.Mutex
+	applied, total int64
+}
+
+func (p *progressOf) set(applied, total int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.applied, p.total = applied, total
+}
+
+func (p *progressOf) change(state provider.ActState, outcome json.RawMessage) provider.ActChange {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return provider.ActChange{State: state, Applied: p.applied, Total: p.total, Outcome: outcome}
+}
+
+// answer does what a request asks for, and stores the outcome. If the request is canceled, it stops. If
+// the runner stops, the lease of the request expires, and another runner ends it.
+func (r *Runner) answer(ctx, hard context.Context, p *projection, a provider.Act) {
+	work, cancel := context.WithCancel(ctx)
+	defer cancel()
+	progress := &progressOf{}
+	var renewing sync.WaitGroup
+	defer renewing.Wait()
+	renewing.Go(func() {
+		for last := r.cfg.Clock(); ; {
+			if wait(work, requestEvery); work.Err() != nil {
+				return
+			}
+			limited, end := context.WithTimeout(work, requestLease/3)
+			has, err := r.operations.ChangeAct(limited, a.ID, r.id, progress.change(provider.ActRunning, nil), requestLease)
+			end()
+			if err == nil {
+				last = r.cfg.Clock()
+			}
+			if err == nil && !has || r.cfg.Clock().Sub(last) > requestLease*2/3 {
+				cancel()
+				return
+			}
+		}
+	})
+	outcome, err := p.answer(work, a, progress)
+	if work.Err() != nil {
+		return
+	}
+	state := provider.ActDone
+	if err != nil {
+		state = provider.ActFailed
+		r.report(slog.LevelWarn, "a request of an operator failed", err, "projector", p.name, "request", a.ID, "verb", a.Verb)
+	}
+	cancel()
+	renewing.Wait()
+	r.endRequest(hard, p, a, progress.change(state, outcome))
+}
+
+func (p *projection) answer(ctx context.Context, a provider.Act, progress *progressOf) (outcome json.RawMessage, err error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			err = fmt.Errorf("panic: %v", cause)
+			outcome = provider.VerifyReport{Error: err.Error()}.Outcome()
+		}
+	}()
+	if a.Verb == provider.VerbDryRun {
+		var q provider.DryRunRequest
+		report := provider.DryRunReport{}
+		if err = json.Unmarshal(orObject(a.Detail), &q); err == nil {
+			var d *DryRun
+			if d, err = p.dryRun(ctx, q.Filter); err == nil {
+				report = d.Report()
+			}
+		}
+		if err != nil {
+			report.Error = textOf(err)
+		}
+		return report.Outcome(), err
+	}
+	var q provider.VerifyRequest
+	report := provider.VerifyReport{}
+	if err = json.Unmarshal(orObject(a.Detail), &q); err == nil {
+		v := Verification{Ignore: q.Ignore, Limit: q.Limit, Rate: q.Rate, Progress: progress.set}
+		if q.Repair {
+			v.Repair = a.Decision
+		}
+		var done *Verified
+		if done, err = p.verify(ctx, v); err == nil {
+			report = done.Report()
+			progress.set(done.Events, done.Events)
+		}
+	}
+	if err != nil {
+		report.Error = textOf(err)
+	}
+	return report.Outcome(), err
+}
+
+func orObject(detail json.RawMessage) json.RawMessage {
+	if len(detail) == 0 {
+		return json.RawMessage("{}")
+	}
+	return detail
+}

@@ -1,0 +1,252 @@
+package provider
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/kinora-go/kinora/eventstore"
+)
+
+// Operations is a capability of a provider: what tools for operators read, and the records of what
+// operators do. Package admin uses it.
+type Operations interface {
+	Registry
+	Acts
+	// Survey returns what is stored, as far as limit rows of each kind show it. Its cost does not
+	// depend on the number of events, entries, parked messages and tasks.
+	Survey(ctx context.Context, limit int) (Survey, error)
+	// Streams lists streams in order of their ids.
+	Streams(ctx context.Context, f StreamFilter) ([]Stream, error)
+	// SchemaVersion returns the version of the tables, 0 if there are none, and the version that this
+	// program knows. It needs no right on the tables except on that of the versions.
+	SchemaVersion(ctx context.Context) (database, program int64, err error)
+}
+
+// StreamFilter selects streams. The zero filter selects all. Text that is longer than 255 bytes, is not
+// UTF-8 or has a NUL is an *eventstore.InvalidError.
+type StreamFilter struct {
+	Category string // the part of the id before the first "-"
+	After    string // only greater ids; for the next page, the last ID of this one
+	Limit    int    // zero means 100
+}
+
+// CheckStreamFilter returns an error for a filter that no store can have.
+func CheckStreamFilter(f StreamFilter) error {
+	for _, t := range []struct{ field, text string }{{"filter.Category", f.Category}, {"filter.After", f.After}} {
+		if len(t.text) > MaxIDBytes {
+			return &eventstore.InvalidError{Field: t.field, Reason: "is longer than 255 bytes"}
+		}
+		if err := CheckStorable(t.field, t.text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Stream is a stream in a list.
+type Stream struct {
+	ID      string `json:"id"`
+	Version int64  `json:"version"` // the number of its events
+}
+
+// OperationsOf returns the Operations of a store: those of the store itself, or those of the second
+// store of Combine. It returns nil if there are none.
+func OperationsOf(store any) Operations {
+	if pair, ok := store.(interface{ recorder() any }); ok {
+		store = pair.recorder()
+	}
+	o, _ := store.(Operations)
+	return o
+}
+
+// Registry records which services are alive, and which projectors and topics are paused. Each method
+// is a separate transaction.
+type Registry interface {
+	// Report records that a service is alive until lease from now, on the store's clock. A lease of
+	// zero records a clean end: the row is deleted. Rows of other services are deleted when their
+	// leases ended longer than ReportKept ago. A crash of the database may lose the rows.
+	Report(ctx context.Context, r ServiceReport, lease time.Duration) error
+	// Pauses returns what is paused, in order of kind and name.
+	Pauses(ctx context.Context) ([]Pause, error)
+	// SetPause pauses p, or resumes it if paused is false. It returns false, and changes nothing, if
+	// that is so already. In the same transaction it adds an Act, which is done.
+	//   - ErrInput: p has no valid Kind, no name, or an invalid Decision.
+	SetPause(ctx context.Context, p Pause, paused bool) (bool, error)
+}
+
+// ReportKept is how long the report of a service is kept after it ended without a clean end.
+const ReportKept = time.Hour
+
+// ServiceReport is what a service reports about itself.
+type ServiceReport struct {
+	ID         string        `json:"id"`
+	Kind       string        `json:"kind"`    // "relay", "runner" or "worker"
+	Holder     string        `json:"holder"`  // its name in claims and leases
+	Process    string        `json:"process"` // host and process id
+	Version    string        `json:"version,omitempty"`
+	Projectors []string      `json:"projectors,omitempty"` // that a runner applies messages to
+	Paused     []PausedTopic `json:"paused,omitempty"`     // topics that a relay does not claim, because every publish fails
+	// Clock is the time of the service when it sent the report. In a Survey it is Skew: how far that
+	// clock was ahead of the store's when the report arrived. The way to the store is part of it.
+	Clock time.Time     `json:"-"`
+	Skew  time.Duration `json:"skew_ns"`
+	// On the store's clock; set by the store.
+	StartedAt time.Time `json:"started_at"`
+	SeenAt    time.Time `json:"seen_at"`
+	ExpiresAt time.Time `json:"expires_at"` // in the past: it ended without a clean end
+}
+
+// PausedTopic is a topic that a relay has paused by itself.
+type PausedTopic struct {
+	Topic string    `json:"topic"`
+	Class string    `json:"class"` // of the last error
+	Until time.Time `json:"until"` // when it is tried again, on the relay's clock
+}
+
+// What can be paused.
+const (
+	PauseProjector = "projector" // runners apply nothing to it
+	PauseTopic     = "topic"     // relays claim none of its entries
+)
+
+// Pause is a projector or a topic that a person has paused.
+type Pause struct {
+	Kind string    `json:"kind"` // PauseProjector or PauseTopic
+	Name string    `json:"name"`
+	At   time.Time `json:"at"`
+	Decision
+}
+
+// CheckPause returns ErrInput for a pause that no store can have.
+func CheckPause(p Pause) error {
+	if p.Kind != PauseProjector && p.Kind != PauseTopic || p.Name == "" || len(p.Name) > MaxIDBytes {
+		return fmt.Errorf("%w: pause.Kind is %q and Name has %d bytes: use a constant, and a name of 1 to %d bytes", ErrInput, p.Kind, len(p.Name), MaxIDBytes)
+	}
+	if err := CheckStorable("pause.Name", p.Name); err != nil {
+		return err
+	}
+	return checkDecision(p.Decision)
+}
+
+func checkDecision(d Decision) error {
+	if err := d.Validate(); err != nil {
+		return err
+	}
+	return CheckDecision(StateWaiting, d)
+}
+
+// Acts stores what operators did, and requests that services take up. What has a record of its own
+// (parked messages, tasks, generations) is not stored here. Each method is a separate transaction.
+type Acts interface {
+	// AddAct stores an act, and returns its number. In the same transaction it deletes at most 100
+	// acts that ended longer than ActsKept ago.
+	//   - ErrInput: a has no Verb, another state than requested and done, or an invalid Decision; or
+	//     Detail is not JSON, or longer than MaxActBytes.
+	AddAct(ctx context.Context, a Act) (int64, error)
+	// Acts returns the acts that f selects, the newest first.
+	Acts(ctx context.Context, f ActFilter) ([]Act, error)
+	// TakeAct takes a requested act, or a running one whose lease ended, for lease. It returns false
+	// if the act is in another state.
+	TakeAct(ctx context.Context, id int64, holder string, lease time.Duration) (bool, error)
+	// ChangeAct stores the progress of a running act and renews its lease, or ends the act if state is
+	// done or failed. It returns false, and changes nothing, if the holder does not have the act any
+	// more, for example because an operator has canceled it.
+	ChangeAct(ctx context.Context, id int64, holder string, c ActChange, lease time.Duration) (bool, error)
+	// CancelAct cancels a requested or running act. It returns false if it is over.
+	CancelAct(ctx context.Context, id int64, d Decision) (bool, error)
+}
+
+const (
+	// ActsKept is how long acts are kept after their end.
+	ActsKept = 90 * 24 * time.Hour
+	// MaxActBytes is the most bytes of Act.Detail and of Act.Outcome.
+	MaxActBytes = 1 << 20
+)
+
+// ActState is the state of an act.
+type ActState string
+
+// The states of an act.
+const (
+	ActRequested ActState = "requested" // no service has taken it up
+	ActRunning   ActState = "running"
+	ActDone      ActState = "done"
+	ActFailed    ActState = "failed"
+	ActCanceled  ActState = "canceled"
+)
+
+// IsOver reports whether the act never changes again.
+func (s ActState) IsOver() bool { return s != ActRequested && s != ActRunning }
+
+// Act is something that an operator did or asked for.
+type Act struct {
+	ID   int64  `json:"id"`
+	Verb string `json:"verb"` // "pause", "resume", "requeue", "skip", "verify", "dry-run"
+	// Kind and Name are the target: "projector" and its name, "topic", or "outbox".
+	Kind string `json:"kind"`
+	Name string `json:"name"`
+	Decision
+	Detail    json.RawMessage `json:"detail,omitempty"` // what exactly: a JSON object
+	State     ActState        `json:"state"`
+	Holder    string          `json:"holder,omitempty"` // of a running act
+	Applied   int64           `json:"applied,omitempty"`
+	Total     int64           `json:"total,omitempty"`
+	Outcome   json.RawMessage `json:"outcome,omitempty"` // of an act that is over: a JSON object
+	At        time.Time       `json:"at"`
+	ExpiresAt time.Time       `json:"expires_at,omitzero"` // the end of the lease of a running act
+	EndedAt   time.Time       `json:"ended_at,omitzero"`
+}
+
+// ActChange is a change of a running act.
+type ActChange struct {
+	State          ActState // ActRunning, ActDone or ActFailed
+	Applied, Total int64
+	Outcome        json.RawMessage // stored if the act is over
+}
+
+// ActFilter selects acts. The zero filter selects all.
+type ActFilter struct {
+	IDs    []int64 // nil means all, empty means none
+	Verbs  []string
+	Kind   string
+	Name   string
+	States []ActState
+	Before int64 // only smaller numbers; for the next page, the last ID of this one
+	Limit  int   // zero means 100
+}
+
+// CheckAct returns an error for an act that Acts.AddAct refuses.
+func CheckAct(a Act) error {
+	if a.Verb == "" || a.State != ActRequested && a.State != ActDone {
+		return fmt.Errorf("%w: act.Verb is %q and State %q: give a verb, and requested or done", ErrInput, a.Verb, a.State)
+	}
+	if err := checkDecision(a.Decision); err != nil {
+		return err
+	}
+	for _, f := range []struct{ field, text string }{{"act.Verb", a.Verb}, {"act.Kind", a.Kind}, {"act.Name", a.Name}} {
+		if len(f.text) > MaxIDBytes {
+			return fmt.Errorf("%w: %w", ErrInput, &eventstore.InvalidError{Field: f.field, Reason: "is too long"})
+		}
+		if err := CheckStorable(f.field, f.text); err != nil {
+			return err
+		}
+	}
+	return checkActJSON("act.Detail", a.Detail)
+}
+
+// CheckActChange returns an error for a change that Acts.ChangeAct refuses.
+func CheckActChange(c ActChange) error {
+	if c.State != ActRunning && c.State != ActDone && c.State != ActFailed {
+		return fmt.Errorf("%w: act.State is %q: a service can set running, done and failed", ErrInput, c.State)
+	}
+	return checkActJSON("act.Outcome", c.Outcome)
+}
+
+func checkActJSON(field string, text json.RawMessage) error {
+	if len(text) == 0 {
+		return nil
+	}
+	return CheckJSON(field, text, MaxActBytes)
+}

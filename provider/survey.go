@@ -1,0 +1,157 @@
+package provider
+
+import "time"
+
+// Survey is what a store has, for operators. Numbers are exact up to the limit of the survey. Times
+// are on the store's clock, UTC.
+type Survey struct {
+	Now      time.Time
+	Head     LogPlace     // the last visible event
+	Settled  int64        // no event at or before it is missing
+	Waiting  []OpenAppend // what keeps Settled behind Head
+	Builds   []SurveyedBuild
+	Stuck    []StuckLane // the first of each projector, at most 10
+	Entries  []EntryCount
+	Tasks    []TaskCount
+	DueTasks []DueTask // of each kind that has a task that is due, the first one
+	Services []ServiceReport
+	Leases   []NamedLease
+	InFlight map[string]int64 // messages in flight, by the id of their runner
+	Waits    []Wait
+}
+
+// Count is a number of rows. AtLeast: there are more than were counted.
+type Count struct {
+	N       int64 `json:"n"`
+	AtLeast bool  `json:"at_least,omitempty"`
+}
+
+// SurveyedBuild is a generation of a projector that has a checkpoint or parked messages.
+type SurveyedBuild struct {
+	Build
+	Checkpoint Checkpoint
+	Parked     Count     // messages that are waiting or stuck
+	Lanes      Count     // keys with such messages
+	StuckLanes Count     // keys that wait for an operator
+	Oldest     time.Time // when the first of Parked was parked; zero if there is none
+}
+
+// StuckLane is a key that waits for an operator.
+type StuckLane struct {
+	First  Parked // the message that is stuck, without Payload and Headers
+	Behind Count  // messages that wait behind it
+}
+
+// EntryCount is the number of entries with a status. Published and skipped entries are not counted.
+type EntryCount struct {
+	Status EntryStatus `json:"status"`
+	Holder string      `json:"holder,omitempty"` // of claimed entries
+	Count
+	Oldest time.Time `json:"oldest"`         // when the first was created
+	Until  time.Time `json:"until,omitzero"` // of claimed entries: the end of the last lease
+}
+
+// TaskCount is the number of tasks with a status. Done and undone tasks are not counted.
+type TaskCount struct {
+	Status TaskStatus `json:"status"`
+	Holder string     `json:"holder,omitempty"` // of claimed tasks
+	Count
+	Oldest time.Time `json:"oldest"`         // when the first was created
+	Until  time.Time `json:"until,omitzero"` // of claimed tasks: the end of the last lease
+}
+
+// DueTask is the first task of a kind that is due.
+type DueTask struct {
+	Kind string    `json:"kind"`
+	Due  time.Time `json:"due"`
+}
+
+// NamedLease is a lease on a name. It has expired if ExpiresAt is in the past.
+type NamedLease struct {
+	Name      string    `json:"name"`
+	Holder    string    `json:"holder"`
+	ExpiresAt time.Time `json:"expires_at"`
+}
+
+// Wait is a transaction that others wait for.
+type Wait struct {
+	What    string  `json:"what"` // "append": readers of the log wait; "lock": Waiter waits for a lock
+	Blocker Backend `json:"blocker"`
+	Waiter  Backend `json:"waiter,omitzero"`
+}
+
+// Backend is a session of the server, or a prepared transaction.
+type Backend struct {
+	Name        string    `json:"name"` // the server's name of it, such as the pid
+	Application string    `json:"application,omitempty"`
+	User        string    `json:"user,omitempty"`
+	State       string    `json:"state,omitempty"`
+	Query       string    `json:"query,omitempty"` // the last statement, which may have data
+	Since       time.Time `json:"since,omitzero"`  // the begin of its transaction; of a Waiter, of its wait
+	End         string    `json:"end,omitempty"`   // the statement that ends it
+}
+
+// Urgency of a Finding: a smaller one comes first.
+type Urgency int
+
+// The checks of a diagnosis, the most urgent first.
+const (
+	FindingWait Urgency = iota + 1
+	FindingGone
+	FindingPaused
+	FindingParked
+	FindingLag
+	FindingSnapshot
+	FindingSchema
+	FindingRights
+	FindingPooler
+	FindingClock
+	FindingSequence
+	FindingAbandoned
+)
+
+// Finding is something that is wrong.
+type Finding struct {
+	Check   Urgency  `json:"check"`
+	Title   string   `json:"title"`
+	Meaning string   `json:"meaning"`
+	Facts   []Fact   `json:"facts,omitempty"`
+	Remedy  []string `json:"remedy"` // lines to copy
+	// Blocks: the other checks cannot be made before this is repaired, so they were left out.
+	Blocks bool `json:"blocks,omitempty"`
+	// Private has facts that may be data of users, such as the text of a statement.
+	Private []Fact `json:"private,omitempty"`
+}
+
+// Fact is a named fact of a finding.
+type Fact struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+}
+
+// DiagnosisLimits say from when on something is a finding. Zero means the default.
+type DiagnosisLimits struct {
+	// OpenTransaction is how long a transaction may keep others waiting. Zero means 5s.
+	OpenTransaction time.Duration
+	// Snapshot is how long a transaction may keep dead rows. Zero means 10m.
+	Snapshot time.Duration
+	// Lag is how old the first event that is not applied may be. Zero means 30s.
+	Lag time.Duration
+	// Watch is how long a lag is watched, to see whether it grows. Zero means 2s.
+	Watch time.Duration
+	// Skew is how much clocks may differ. Zero means 2s.
+	Skew time.Duration
+}
+
+// WithDefaults returns l with its zero fields filled in.
+func (l DiagnosisLimits) WithDefaults() DiagnosisLimits {
+	for _, d := range []struct {
+		of  *time.Duration
+		def time.Duration
+	}{{&l.OpenTransaction, 5 * time.Second}, {&l.Snapshot, 10 * time.Minute}, {&l.Lag, 30 * time.Second}, {&l.Watch, 2 * time.Second}, {&l.Skew, 2 * time.Second}} {
+		if *d.of <= 0 {
+			*d.of = d.def
+		}
+	}
+	return l
+}

@@ -1,0 +1,253 @@
+package postgres
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/provider"
+)
+
+const (
+	// What keeps the server from removing dead rows: sessions with a snapshot, in any database for
+	// walsenders, prepared transactions, and replication slots.
+	snapshotsSQL = `
+select 'pid ' || pid, application_name, coalesce(usename::text, ''), coalesce(state, ''), query, xact_start, 'select pg_terminate_backend(' || pid || ');'
+from pg_stat_activity
+where (datname = current_database() or datname is null) and pid <> pg_backend_pid() and backend_type in ('client backend', 'walsender', 'background worker', 'parallel worker')
+	and (backend_xmin is not null or backend_xid is not null) and xact_start < clock_timestamp() - $1::bigint * interval '1 microsecond'
+union all
+select 'prepared transaction ' || gid, '', owner::text, 'prepared', '', prepared, 'rollback prepared ' || quote_literal(gid) || ';'
+from pg_prepared_xacts where database = current_database() and prepared < clock_timestamp() - $1::bigint * interval '1 microsecond'
+order by 6 limit 10`
+
+	// Slots have no time: an inactive one keeps rows until it is used or dropped.
+	slotsSQL = `
+select slot_name::text, coalesce(age(xmin), age(catalog_xmin), 0)::bigint from pg_replication_slots
+where not active and xmin is not null and age(xmin) > 1000000 order by 2 desc limit 10`
+
+	deadRowsSQL = `
+select relname::text, n_dead_tup from pg_stat_user_tables
+where schemaname = $1::text and n_dead_tup > 0 order by n_dead_tup desc limit 5`
+
+	sequencesSQL = `
+select c.relname::text, a.attname::text, s.seqcache, s.seqincrement, s.seqcycle
+from pg_sequence s
+	join pg_depend d on d.objid = s.seqrelid and d.classid = 'pg_class'::regclass and d.refclassid = 'pg_class'::regclass and d.deptype in ('a', 'i')
+	join pg_class c on c.oid = d.refobjid join pg_namespace n on n.oid = c.relnamespace
+	join pg_attribute a on a.attrelid = c.oid and a.attnum = d.refobjsubid
+where n.nspname = $1::text and c.relname in ('events', 'outbox', 'parked', 'task_trail', 'acts')
+	and (s.seqcache <> 1 or s.seqincrement <> 1 or s.seqcycle) order by 1`
+
+	// The rights of roles other than the owner. Rights on columns count.
+	grantsSQL = `
+select case when x.grantee = 0 then 'public' else pg_get_userbyid(x.grantee)::text end, c.relname::text, lower(x.privilege_type)
+from pg_class c join pg_namespace n on n.oid = c.relnamespace, aclexplode(c.relacl) x
+where n.nspname = $1::text and c.relkind in ('r', 'p') and x.grantee <> c.relowner
+union
+select case when x.grantee = 0 then 'public' else pg_get_userbyid(x.grantee)::text end, c.relname::text, lower(x.privilege_type)
+from pg_class c join pg_namespace n on n.oid = c.relnamespace join pg_attribute t on t.attrelid = c.oid, aclexplode(t.attacl) x
+where n.nspname = $1::text and c.relkind in ('r', 'p') and x.grantee <> c.relowner
+order by 1, 2, 3`
+)
+
+// Diagnose implements provider.Diagnoser.
+func (db *Provider) Diagnose(ctx context.Context, l provider.DiagnosisLimits) (found []provider.Finding, err error) {
+	l = l.WithDefaults()
+	for _, check := range []func(context.Context, provider.DiagnosisLimits) ([]provider.Finding, error){
+		db.findPooler, db.findSchema, db.findSnapshots, db.findRights, db.findSequences,
+	} {
+		some, err := check(ctx, l)
+		if err != nil {
+			return nil, ofOwn(ctx, fmt.Errorf("diagnose: %w", clear(err)))
+		}
+		found = append(found, some...)
+		if slices.ContainsFunc(some, func(f provider.Finding) bool { return f.Blocks && f.Check == provider.FindingPooler }) {
+			break
+		}
+	}
+	return found, nil
+}
+
+func (db *Provider) findSchema(ctx context.Context, _ provider.DiagnosisLimits) ([]provider.Finding, error) {
+	fault, err := db.check(ctx, provider.AnyService)
+	f := provider.Finding{Check: provider.FindingSchema, Blocks: true, Facts: []provider.Fact{{Name: "schema", Value: db.cfg.Schema}}}
+	var newer *NewerError
+	switch {
+	case err != nil:
+		return nil, err
+	case errors.Is(fault, ErrNotMigrated):
+		f.Title = "The tables are missing, or older than this program requires"
+		f.Meaning = "Services of this version refuse to start."
+		f.Remedy = []string{"kinora migrate up"}
+	case errors.As(fault, &newer):
+		f.Title = "A newer program has migrated the database"
+		f.Meaning = "Services of this version refuse to start. The other checks may be wrong."
+		f.Facts = append(f.Facts, provider.Fact{Name: "database", Value: itoa(newer.Database)}, provider.Fact{Name: "program", Value: itoa(newer.Program)})
+		f.Remedy = []string{"deploy the program that migrated the database, or a later one; use its version of kinora"}
+	case errors.Is(fault, ErrEncoding):
+		f.Title, f.Meaning = "The database is not in UTF-8", "It refuses some text, or sorts it in another order."
+		f.Remedy = []string{"create database … encoding 'UTF8' template template0"}
+	case errors.Is(fault, ErrReadOnly):
+		f.Title, f.Meaning = "The database is read-only", "Services cannot run on it."
+		f.Remedy = []string{"connect to the primary: add target_session_attrs=read-write to the connection string"}
+	case errors.Is(fault, ErrIsolation):
+		f.Title, f.Meaning = "Sessions do not begin at read committed", "Services refuse to start."
+		f.Remedy = []string{"remove default_transaction_isolation from the role, the database and the connection string"}
+	default:
+		return nil, nil // missing rights: see findRights
+	}
+	return []provider.Finding{f}, nil
+}
+
+func (db *Provider) findSnapshots(ctx context.Context, l provider.DiagnosisLimits) (found []provider.Finding, err error) {
+	type snapshot struct {
+		name, application, user, state, query, end string
+		since                                      time.Time
+	}
+	type named struct {
+		name string
+		n    int64
+	}
+	var snapshots []snapshot
+	var slots, dead []named
+	scanNamed := func(row pgx.CollectableRow) (d named, err error) {
+		err = row.Scan(&d.name, &d.n)
+		return d, err
+	}
+	b := &pgx.Batch{}
+	queueAll(b, &snapshots, func(row pgx.CollectableRow) (s snapshot, err error) {
+		err = row.Scan(&s.name, &s.application, &s.user, &s.state, &s.query, &s.since, &s.end)
+		return s, err
+	}, snapshotsSQL, l.Snapshot.Microseconds())
+	queueAll(b, &slots, scanNamed, slotsSQL)
+	queueAll(b, &dead, scanNamed, deadRowsSQL, db.cfg.Schema)
+	if err := db.pool.SendBatch(ctx, b).Close(); err != nil {
+		return nil, err
+	}
+	const meaning = "PostgreSQL cannot remove rows that it might still see. Published entries and done tasks stay as dead rows, and scans past them become slow."
+	var rows []provider.Fact
+	for _, d := range dead {
+		rows = append(rows, provider.Fact{Name: "dead rows in " + d.name, Value: itoa(d.n)})
+	}
+	for _, s := range snapshots {
+		f := provider.Finding{
+			Check: provider.FindingSnapshot, Title: "An old transaction keeps dead rows: " + s.name, Meaning: meaning, Remedy: []string{s.end},
+			Facts: append([]provider.Fact{
+				{Name: "application", Value: s.application}, {Name: "user", Value: s.user}, {Name: "state", Value: s.state},
+				{Name: "since", Value: s.since.UTC().Format(time.RFC3339)},
+			}, rows...),
+		}
+		if s.query != "" {
+			f.Private = []provider.Fact{{Name: "query", Value: s.query}}
+		}
+		found = append(found, f)
+	}
+	for _, s := range slots {
+		found = append(found, provider.Finding{
+			Check: provider.FindingSnapshot, Title: "A replication slot that nobody uses keeps dead rows: " + s.name, Meaning: meaning,
+			Facts:  append([]provider.Fact{{Name: "transactions since", Value: itoa(s.n)}}, rows...),
+			Remedy: []string{"select pg_drop_replication_slot('" + strings.ReplaceAll(s.name, "'", "''") + "');"},
+		})
+	}
+	return found, nil
+}
+
+func (db *Provider) findSequences(ctx context.Context, _ provider.DiagnosisLimits) (found []provider.Finding, err error) {
+	b := &pgx.Batch{}
+	queueAll(b, &found, func(row pgx.CollectableRow) (f provider.Finding, err error) {
+		var table, column string
+		var cache, increment int64
+		var cycle bool
+		err = row.Scan(&table, &column, &cache, &increment, &cycle)
+		f = provider.Finding{
+			Check: provider.FindingSequence, Title: "The sequence of " + db.cfg.Schema + "." + table + " draws numbers out of order",
+			Meaning: "Sessions take numbers in advance and use them later, so a later row may get a smaller number. Readers of the log refuse such a table, and entries and parked messages lose their order.",
+			Facts:   []provider.Fact{{Name: "cache", Value: itoa(cache)}, {Name: "increment", Value: itoa(increment)}, {Name: "cycle", Value: fmt.Sprint(cycle)}},
+			Remedy: []string{
+				fmt.Sprintf("alter table %s.%s alter %s set cache 1 set increment 1 set no cycle;", db.cfg.Schema, table, column),
+				"then restart the services, because sessions keep the numbers that they have taken",
+			},
+		}
+		return f, err
+	}, sequencesSQL, db.cfg.Schema)
+	return found, db.pool.SendBatch(ctx, b).Close()
+}
+
+// roleNeeds are the rights that the roles of RolesSQL cannot do without.
+var roleNeeds = map[string][]right{
+	"kinora_appender": slices.Concat(appenderNeeds, routeNeeds), "kinora_relay": relayNeeds,
+	"kinora_projector": runnerNeeds, "kinora_worker": workerNeeds,
+}
+
+// forbidden are rights that no role but the owner needs: they would change events or versions.
+var forbidden = rights("events: update delete truncate", "streams: delete truncate", "migrations: insert update delete truncate",
+	"outbox: truncate", "markers: update truncate", "checkpoints: delete truncate", "parked: truncate", "tasks: truncate", "task_trail: update truncate")
+
+func (db *Provider) findRights(ctx context.Context, _ provider.DiagnosisLimits) (found []provider.Finding, err error) {
+	has := map[string][]right{}
+	var role string
+	var r right
+	b := &pgx.Batch{}
+	queueRows(b, []any{&role, &r.table, &r.right}, func() { has[role] = append(has[role], r) }, grantsSQL, db.cfg.Schema)
+	if err := db.pool.SendBatch(ctx, b).Close(); err != nil {
+		return nil, err
+	}
+	var names []string
+	for name := range has {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		var many, few []string
+		for _, r := range has[name] {
+			if slices.Contains(forbidden, r) || name == "public" && r.right != "select" {
+				many = append(many, r.right+" on "+db.cfg.Schema+"."+r.table)
+			}
+		}
+		for _, need := range roleNeeds[name] {
+			if !slices.Contains(has[name], need) {
+				few = append(few, need.right+" on "+db.cfg.Schema+"."+need.table)
+			}
+		}
+		if f := db.rightsFinding(name, many, "may do too much", "It can change what was recorded, or skip the rules of the tables.", "revoke", "from"); len(many) > 0 {
+			found = append(found, f)
+		}
+		if f := db.rightsFinding(name, few, "lacks rights", "Services that log in with it refuse to start, or fail.", "grant", "to"); len(few) > 0 {
+			found = append(found, f)
+		}
+	}
+	fault, err := db.check(ctx, provider.AnyService)
+	if e := (*RightsError)(nil); err == nil && errors.As(fault, &e) && !isOperator(has, e.Role) {
+		found = append(found, db.rightsFinding(e.Role, e.Missing, "lacks rights", "A service that connects as this role refuses to start.", "grant", "to"))
+	}
+	return found, err
+}
+
+// isOperator reports whether a role is that of a person: it reads, and runs no service.
+func isOperator(has map[string][]right, role string) bool {
+	return role == "kinora_operator" || role == "kinora_reader" || len(has[role]) == 0
+}
+
+func (db *Provider) rightsFinding(role string, rights []string, what, meaning, verb, to string) provider.Finding {
+	f := provider.Finding{
+		Check: provider.FindingRights, Title: "The role " + role + " " + what, Meaning: meaning,
+		Facts: []provider.Fact{{Name: "rights", Value: strings.Join(rights, ", ")}},
+	}
+	for _, r := range rights {
+		if strings.HasPrefix(r, "usage on schema ") {
+			f.Remedy = append(f.Remedy, fmt.Sprintf("grant %s to %s;", r, pgx.Identifier{role}.Sanitize()))
+			continue
+		}
+		name := role
+		if name != "public" {
+			name = pgx.Identifier{role}.Sanitize()
+		}
+		f.Remedy = append(f.Remedy, fmt.Sprintf("%s %s %s %s;", verb, r, to, name))
+	}
+	return f
+}

@@ -1,0 +1,240 @@
+package postgres
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/internal/crash"
+	"github.com/kinora-go/kinora/provider"
+)
+
+const (
+	// skew is the time of the service minus that of the store. Like those of Liveness, this
+	// statement skips rows that others have locked.
+	reportSQL = `
+with ck as materialized (select clock_timestamp() t),
+old as (
+	delete from kinora.services where ctid = any(array(
+		select s.ctid from kinora.services s, ck
+		where case when s.id = $1::text then $5::bigint <= 0 else s.expires_at < ck.t - $7::bigint * interval '1 microsecond' end
+		for update of s skip locked)))
+insert into kinora.services as s (id, kind, holder, data, skew, started_at, seen_at, expires_at)
+select $1::text, $2::text, $3::text, $4::jsonb, (extract(epoch from $6::timestamptz - ck.t) * 1000000)::bigint, ck.t, ck.t, ck.t + $5::bigint * interval '1 microsecond'
+from ck where $5::bigint > 0
+on conflict on constraint services_pkey do update set
+	kind = excluded.kind, holder = excluded.holder, data = excluded.data, skew = excluded.skew, seen_at = excluded.seen_at, expires_at = excluded.expires_at`
+
+	servicesSQL = `
+select id, kind, holder, data, skew, started_at, seen_at, expires_at from kinora.services order by kind, holder, id limit $1::int`
+
+	pausesSQL = `select kind, name, paused_by, reason, paused_at from kinora.pauses order by kind, name`
+
+	pauseSQL = `
+with put as (
+	insert into kinora.pauses (kind, name, paused_by, reason, paused_at) values ($1::text, $2::text, $3::text, $4::text, clock_timestamp())
+	on conflict on constraint pauses_pkey do nothing returning paused_at)
+insert into kinora.acts (verb, kind, name, decided_by, reason, state, at, ended_at)
+select 'pause', $1::text, $2::text, $3::text, $4::text, 'done', paused_at, paused_at from put`
+
+	resumeSQL = `
+with gone as (
+	delete from kinora.pauses where kind = $1::text and name = $2::text returning clock_timestamp() t)
+insert into kinora.acts (verb, kind, name, decided_by, reason, state, at, ended_at)
+select 'resume', $1::text, $2::text, $3::text, $4::text, 'done', t, t from gone`
+)
+
+// Report implements provider.Registry.
+func (db *Provider) Report(ctx context.Context, r provider.ServiceReport, lease time.Duration) error {
+	data, err := json.Marshal(r)
+	if err != nil {
+		return wrap("report a service", err)
+	}
+	crash.Point("report: before")
+	_, err = db.pool.Exec(ctx, db.q(reportSQL), planned, r.ID, r.Kind, r.Holder, string(data), lease.Microseconds(), r.Clock, provider.ReportKept.Microseconds())
+	return ofOwn(ctx, wrap("report a service", clear(err)))
+}
+
+func scanService(row pgx.CollectableRow) (r provider.ServiceReport, err error) {
+	var data []byte
+	var skew int64
+	var id, kind, holder string
+	var started, seen, expires time.Time
+	if err = row.Scan(&id, &kind, &holder, &data, &skew, &started, &seen, &expires); err != nil {
+		return r, err
+	}
+	_ = json.Unmarshal(data, &r) // a row that another program wrote shows less
+	r.ID, r.Kind, r.Holder, r.Skew = id, kind, holder, time.Duration(skew)*time.Microsecond
+	r.StartedAt, r.SeenAt, r.ExpiresAt = started.UTC(), seen.UTC(), expires.UTC()
+	return r, nil
+}
+
+// Pauses implements provider.Registry.
+func (db *Provider) Pauses(ctx context.Context) ([]provider.Pause, error) {
+	all, err := collect(ctx, db.pool, func(row pgx.CollectableRow) (p provider.Pause, err error) {
+		err = row.Scan(&p.Kind, &p.Name, &p.By, &p.Reason, &p.At)
+		p.At = p.At.UTC()
+		return p, err
+	}, db.q(pausesSQL), planned)
+	return all, ofOwn(ctx, wrap("list pauses", clear(err)))
+}
+
+// SetPause implements provider.Registry.
+func (db *Provider) SetPause(ctx context.Context, p provider.Pause, paused bool) (bool, error) {
+	if err := provider.CheckPause(p); err != nil {
+		return false, wrap("pause", err)
+	}
+	sql := resumeSQL
+	if paused {
+		sql = pauseSQL
+	}
+	crash.Point("pause: before")
+	tag, err := db.pool.Exec(ctx, db.q(sql), planned, p.Kind, p.Name, p.By, p.Reason)
+	return tag.RowsAffected() == 1, ofOwn(ctx, wrap("pause", clear(err)))
+}
+
+const (
+	addActSQL = `
+with ck as materialized (select clock_timestamp() t),
+old as (
+	delete from kinora.acts where id = any(array(
+		select a.id from kinora.acts a, ck where a.ended_at < ck.t - $8::bigint * interval '1 microsecond' order by a.ended_at limit 100 for update of a skip locked)))
+insert into kinora.acts (verb, kind, name, decided_by, reason, detail, state, outcome, at, ended_at)
+select $1::text, $2::text, $3::text, $4::text, $5::text, $6::jsonb, $7::text, $9::jsonb, t, case when $7::text = 'done' then t end from ck
+returning id`
+
+	actsSQL = `
+select id, verb, kind, name, decided_by, reason, detail, state, holder, applied, total, outcome, at, expires_at, ended_at from kinora.acts
+where id < $1::bigint and ($2::bigint[] is null or id = any($2::bigint[])) and ($3::text[] is null or verb = any($3::text[]))
+	and ($4::text = '' or kind = $4::text) and ($5::text = '' or name = $5::text) and ($6::text[] is null or state = any($6::text[]))`
+
+	allActsSQL  = actsSQL + ` order by id desc limit $7::int`
+	openActsSQL = actsSQL + ` and state in ('requested', 'running') order by id desc limit $7::int`
+
+	takeActSQL = `
+update kinora.acts set state = 'running', holder = $2::text, expires_at = clock_timestamp() + $3::bigint * interval '1 microsecond'
+where id = $1::bigint and (state = 'requested' or state = 'running' and expires_at < clock_timestamp())`
+
+	changeActSQL = `
+update kinora.acts set state = $3::text, applied = $4::bigint, total = $5::bigint, outcome = $6::jsonb,
+	expires_at = case when $3::text = 'running' then clock_timestamp() + $7::bigint * interval '1 microsecond' end,
+	ended_at = case when $3::text <> 'running' then clock_timestamp() end
+where id = $1::bigint and state = 'running' and holder = $2::text`
+
+	cancelActSQL = `
+with gone as (
+	update kinora.acts set state = 'canceled', expires_at = null, ended_at = clock_timestamp()
+	where id = $1::bigint and state in ('requested', 'running') returning kind, name, ended_at)
+insert into kinora.acts (verb, kind, name, decided_by, reason, detail, state, at, ended_at)
+select 'cancel', kind, name, $2::text, $3::text, jsonb_build_object('act', $1::bigint), 'done', ended_at, ended_at from gone`
+)
+
+// jsonArg returns an argument for jsonb: null if there is no text.
+func jsonArg(text json.RawMessage) any {
+	if len(text) == 0 {
+		return nil
+	}
+	return string(text)
+}
+
+// AddAct implements provider.Acts.
+func (db *Provider) AddAct(ctx context.Context, a provider.Act) (id int64, err error) {
+	if err := provider.CheckAct(a); err != nil {
+		return 0, wrap("record an act", err)
+	}
+	crash.Point("add act: before")
+	err = db.pool.QueryRow(ctx, db.q(addActSQL), planned, a.Verb, a.Kind, a.Name, a.By, a.Reason, jsonArg(a.Detail), string(a.State),
+		provider.ActsKept.Microseconds(), jsonArg(a.Outcome)).Scan(&id)
+	return id, ofOwn(ctx, wrap("record an act", clear(err)))
+}
+
+// Acts implements provider.Acts.
+func (db *Provider) Acts(ctx context.Context, f provider.ActFilter) ([]provider.Act, error) {
+	before, limit := f.Before, f.Limit
+	if before <= 0 {
+		before = noLimit
+	}
+	if limit <= 0 {
+		limit = 100
+	}
+	states := each(f.States, func(s *provider.ActState) string { return string(*s) })
+	sql := allActsSQL
+	if len(f.States) > 0 && !containsOver(f.States) {
+		sql = openActsSQL
+	}
+	all, err := collect(ctx, db.pool, scanAct, db.q(sql), planned, before, f.IDs, f.Verbs, f.Kind, f.Name, states, limit)
+	return all, ofOwn(ctx, wrap("list acts", clear(err)))
+}
+
+func containsOver(states []provider.ActState) bool {
+	for _, s := range states {
+		if s.IsOver() {
+			return true
+		}
+	}
+	return false
+}
+
+func scanAct(row pgx.CollectableRow) (a provider.Act, err error) {
+	var detail, outcome []byte
+	var expires, ended *time.Time
+	err = row.Scan(&a.ID, &a.Verb, &a.Kind, &a.Name, &a.By, &a.Reason, &detail, &a.State, &a.Holder, &a.Applied, &a.Total, &outcome, &a.At, &expires, &ended)
+	a.Detail, a.Outcome, a.At = detail, outcome, a.At.UTC()
+	if expires != nil {
+		a.ExpiresAt = expires.UTC()
+	}
+	if ended != nil {
+		a.EndedAt = ended.UTC()
+	}
+	return a, err
+}
+
+// TakeAct implements provider.Acts.
+func (db *Provider) TakeAct(ctx context.Context, id int64, holder string, lease time.Duration) (bool, error) {
+	crash.Point("take act: before")
+	tag, err := db.pool.Exec(ctx, db.q(takeActSQL), planned, id, holder, lease.Microseconds())
+	return tag.RowsAffected() == 1, ofOwn(ctx, wrap("take an act", clear(err)))
+}
+
+// ChangeAct implements provider.Acts.
+func (db *Provider) ChangeAct(ctx context.Context, id int64, holder string, c provider.ActChange, lease time.Duration) (bool, error) {
+	if err := provider.CheckActChange(c); err != nil {
+		return false, wrap("change an act", err)
+	}
+	outcome := c.Outcome
+	if !c.State.IsOver() {
+		outcome = nil
+	}
+	crash.Point("change act: before")
+	tag, err := db.pool.Exec(ctx, db.q(changeActSQL), planned, id, holder, string(c.State), c.Applied, c.Total, jsonArg(outcome), lease.Microseconds())
+	return tag.RowsAffected() == 1, ofOwn(ctx, wrap("change an act", clear(err)))
+}
+
+// CancelAct implements provider.Acts.
+func (db *Provider) CancelAct(ctx context.Context, id int64, d provider.Decision) (bool, error) {
+	if err := provider.CheckDecision(provider.StateWaiting, d); err != nil {
+		return false, wrap("cancel an act", err)
+	}
+	if err := d.Validate(); err != nil {
+		return false, wrap("cancel an act", err)
+	}
+	crash.Point("cancel act: before")
+	tag, err := db.pool.Exec(ctx, db.q(cancelActSQL), planned, id, d.By, d.Reason)
+	return tag.RowsAffected() == 1, ofOwn(ctx, wrap("cancel an act", clear(err)))
+}
+
+// SchemaVersion implements provider.Operations.
+func (db *Provider) SchemaVersion(ctx context.Context) (database, program int64, err error) {
+	is, err := db.state(ctx, db.pool)
+	if e := pgError(err); e != nil && strings.HasPrefix(e.Code, "42") {
+		err = fmt.Errorf("schema %s: %w: %w", db.cfg.Schema, ErrNotMigrated, err)
+	}
+	if err == nil && is.hidden {
+		err = errors.New("the role may not read the version of the schema: grant select on " + db.cfg.Schema + ".migrations")
+	}
+	return is.version, known(), ofOwn(ctx, wrap("read the version of the schema", err))
+}

@@ -1,0 +1,265 @@
+package postgres
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// Each statement of a survey reads at most $1 rows of a table, in the order of an index.
+const (
+	surveyHeadSQL = `
+select clock_timestamp(), e.position, e.id::text, e.recorded_at from (select) one left join lateral (
+	select position, id, recorded_at from kinora.events order by position desc limit 1) e on true`
+
+	// The generations that have a checkpoint or held keys: b walks the index of holds from one
+	// generation to the next.
+	surveyBuildsSQL = `
+with recursive b as (
+	(select projector, generation from kinora.holds order by projector, generation limit 1)
+	union all
+	select n.* from b, lateral (
+		select projector, generation from kinora.holds where (projector, generation) > (b.projector, b.generation) order by projector, generation limit 1) n),
+builds as (
+	select projector, generation from b
+	union
+	(select projector, generation from kinora.checkpoints where mode <> 'ended' order by projector, generation limit 1000))
+select b.projector, b.generation, b.generation, coalesce(c.position, 0), coalesce(c.event_id, ''), c.recorded_at, coalesce(c.lineage, ''), coalesce(c.mode, ''),
+	c.token, c.handlers, c.splits, null::jsonb, p.n, p.oldest, l.n, s.n
+from builds b
+	left join kinora.checkpoints c on c.projector = b.projector and c.generation = b.generation,
+	lateral (
+		select count(*) as n, (
+			select parked_at from kinora.parked f
+			where f.projector = b.projector and f.generation = b.generation and f.state in ('waiting', 'stuck') and f.id > 0 order by f.id limit 1) as oldest
+		from (
+			select from kinora.parked o
+			where o.projector = b.projector and o.generation = b.generation and o.state in ('waiting', 'stuck') and o.id > 0
+			order by o.projector, o.generation, o.id limit $1::int) p) p,
+	lateral (
+		select count(*) as n from (
+			select from kinora.holds o where o.projector = b.projector and o.generation = b.generation and o.due_at > '-infinity'
+			order by o.projector, o.generation, o.due_at limit $1::int) l) l,
+	lateral (
+		select count(*) as n from (
+			select from kinora.holds o where o.projector = b.projector and o.generation = b.generation and o.due_at = 'infinity' and o.due_at > '-infinity'
+			order by o.projector, o.generation, o.due_at limit $1::int) s) s
+order by b.projector, b.generation`
+
+	surveyStuckSQL = `
+select ` + parkedNames + `''::bytea, '{}'::jsonb` + parkedFate + `, ` + never + `, behind.n
+from unnest($2::text[], $3::int[]) with ordinality b(projector, generation, o),
+	lateral (
+		select lane from kinora.holds h where h.projector = b.projector and h.generation = b.generation and h.due_at = 'infinity' and h.due_at > '-infinity'
+		order by h.projector, h.generation, h.due_at limit 10) h,
+	lateral (
+		select * from kinora.parked f
+		where f.projector = b.projector and f.generation = b.generation and f.lane = h.lane and f.lane <> '' and f.state in ('waiting', 'stuck')
+		order by f.id limit 1) p,
+	lateral (
+		select count(*) - 1 as n from (
+			select from kinora.parked o
+			where o.projector = b.projector and o.generation = b.generation and o.lane = h.lane and o.lane <> '' and o.state in ('waiting', 'stuck')
+			order by o.id limit $1::int + 1) q) behind
+order by b.o, p.id`
+
+	surveyEntriesSQL = `
+select status, holder, count(*), min(created_at) filter (where isfinite(created_at)), max(until) filter (where isfinite(until)), max(n) from (
+	select status, case when status = 'claimed' then claimed_by else '' end as holder, created_at,
+		case when status = 'claimed' then next_attempt_at end as until, n
+	from (select o.*, count(*) over () as n from (select * from kinora.outbox where open and id > 0 order by id limit $1::int) o) o where status in ('pending', 'claimed')
+	union all
+	select status, '', created_at, null, count(*) over () from (select * from kinora.outbox where stuck order by topic, key, id limit $1::int) o
+	union all
+	select status, '', created_at, null, n from (
+		select o.*, count(*) over () as n from (select * from kinora.outbox where held and id > 0 order by id limit $1::int) o) o where status = 'held') e
+group by status, holder order by status, holder`
+
+	surveyTasksSQL = `
+select status, holder, count(*), min(created_at) filter (where isfinite(created_at)), max(until) filter (where isfinite(until)), max(n) from (
+	select status, case when status = 'claimed' then claimed_by else '' end as holder, created_at,
+		case when status = 'claimed' then next_at end as until, n
+	from (select t.*, count(*) over () as n from (select * from kinora.tasks where open order by suspect, kind, next_at, id limit $1::int) t) t where status <> 'failed'
+	union all
+	select status, '', created_at, null, count(*) over () from (
+		select * from kinora.tasks where status in ('failed', 'abandoned') order by kind, id limit $1::int) t) e
+group by status, holder order by status, holder`
+
+	// k walks the index from one kind to the next.
+	surveyDueSQL = `
+with recursive k as (
+	(select kind, next_at from kinora.tasks where open and not suspect order by suspect, kind, next_at, id limit 1)
+	union all
+	select n.* from k, lateral (
+		select kind, next_at from kinora.tasks where open and not suspect and kind > k.kind order by suspect, kind, next_at, id limit 1) n)
+select kind, next_at from k where next_at <= clock_timestamp() and isfinite(next_at) limit 100`
+
+	surveyLeasesSQL = `select name, holder, expires_at from kinora.leases order by name limit $1::int`
+
+	surveyInFlightSQL = `
+select runner, count(*) from (select runner from kinora.in_flight order by runner, worker limit $1::int) f group by runner`
+)
+
+// Survey implements provider.Operations.
+func (db *Provider) Survey(ctx context.Context, limit int) (s provider.Survey, err error) {
+	limit = max(limit, 1)
+	s, err = db.survey(ctx, limit)
+	if err != nil {
+		return provider.Survey{}, ofOwn(ctx, fmt.Errorf("survey: %w", clear(err)))
+	}
+	return s, nil
+}
+
+func (db *Provider) survey(ctx context.Context, limit int) (s provider.Survey, err error) {
+	b := &pgx.Batch{}
+	b.Queue(inOrderSQL)
+	b.Queue(db.q(surveyHeadSQL)).QueryRow(func(row pgx.Row) error {
+		var position *int64
+		var id *string
+		var at *time.Time
+		err := row.Scan(&s.Now, &position, &id, &at)
+		if s.Now = s.Now.UTC(); position != nil {
+			s.Head = provider.LogPlace{Position: *position, ID: *id, RecordedAt: at.UTC()}
+		}
+		return err
+	})
+	queueAll(b, &s.Builds, func(row pgx.CollectableRow) (provider.SurveyedBuild, error) { return scanBuild(row, limit) }, db.q(surveyBuildsSQL), limit)
+	queueAll(b, &s.Entries, func(row pgx.CollectableRow) (e provider.EntryCount, err error) {
+		var oldest, until *time.Time
+		var seen int64
+		err = row.Scan(&e.Status, &e.Holder, &e.N, &oldest, &until, &seen)
+		e.AtLeast, e.Oldest, e.Until = seen >= int64(limit), timeAt(oldest), timeAt(until)
+		return e, err
+	}, db.q(surveyEntriesSQL), limit)
+	queueAll(b, &s.Tasks, func(row pgx.CollectableRow) (e provider.TaskCount, err error) {
+		var oldest, until *time.Time
+		var seen int64
+		err = row.Scan(&e.Status, &e.Holder, &e.N, &oldest, &until, &seen)
+		e.AtLeast, e.Oldest, e.Until = seen >= int64(limit), timeAt(oldest), timeAt(until)
+		return e, err
+	}, db.q(surveyTasksSQL), limit)
+	queueAll(b, &s.DueTasks, func(row pgx.CollectableRow) (d provider.DueTask, err error) {
+		err = row.Scan(&d.Kind, &d.Due)
+		d.Due = d.Due.UTC()
+		return d, err
+	}, db.q(surveyDueSQL))
+	queueAll(b, &s.Services, scanService, db.q(servicesSQL), limit)
+	queueAll(b, &s.Leases, func(row pgx.CollectableRow) (l provider.NamedLease, err error) {
+		err = row.Scan(&l.Name, &l.Holder, &l.ExpiresAt)
+		l.ExpiresAt = l.ExpiresAt.UTC()
+		return l, err
+	}, db.q(surveyLeasesSQL), limit)
+	var runner string
+	var n int64
+	s.InFlight = map[string]int64{}
+	queueRows(b, []any{&runner, &n}, func() { s.InFlight[runner] = n }, db.q(surveyInFlightSQL), limit)
+	if err := db.pool.SendBatch(ctx, b).Close(); err != nil {
+		return s, err
+	}
+	if err := db.surveyStuck(ctx, &s, limit); err != nil {
+		return s, err
+	}
+	if s.Waits, err = db.waits(ctx); err != nil {
+		return s, err
+	}
+	return s, db.surveySettled(ctx, &s)
+}
+
+// surveySettled sets Settled and Waiting. The events up to a checkpoint are settled.
+func (db *Provider) surveySettled(ctx context.Context, s *provider.Survey) (err error) {
+	after := int64(0)
+	for _, b := range s.Builds {
+		after = max(after, b.Checkpoint.Place.Position)
+	}
+	if after >= s.Head.Position {
+		after = s.Head.Position
+	}
+	_, s.Settled, s.Waiting, err = db.settle(ctx, after)
+	s.Settled = min(max(s.Settled, after), s.Head.Position)
+	if len(s.Waiting) == 0 {
+		s.Settled = s.Head.Position
+	}
+	return err
+}
+
+func (db *Provider) surveyStuck(ctx context.Context, s *provider.Survey, limit int) error {
+	var projectors []string
+	var generations []int
+	for _, b := range s.Builds {
+		if b.StuckLanes.N > 0 {
+			projectors, generations = append(projectors, b.Projector), append(generations, b.Generation)
+		}
+	}
+	if len(projectors) == 0 {
+		return nil
+	}
+	b := &pgx.Batch{}
+	b.Queue(inOrderSQL)
+	queueAll(b, &s.Stuck, func(row pgx.CollectableRow) (l provider.StuckLane, err error) {
+		l.First, err = scanParked(wider{row, nil, []any{&l.Behind.N}})
+		l.First.Payload, l.First.Headers = nil, nil
+		l.Behind.AtLeast = l.Behind.N >= int64(limit)
+		return l, err
+	}, db.q(surveyStuckSQL), limit, projectors, generations)
+	return db.pool.SendBatch(ctx, b).Close()
+}
+
+// wider is a row with more columns before and after those that a function scans.
+type wider struct {
+	pgx.CollectableRow
+	before, after []any
+}
+
+func (r wider) Scan(dest ...any) error {
+	return r.CollectableRow.Scan(slices.Concat(r.before, dest, r.after)...)
+}
+
+func scanBuild(row pgx.CollectableRow, limit int) (b provider.SurveyedBuild, err error) {
+	var oldest *time.Time
+	b.Checkpoint, err = scanCheckpoint(wider{row, []any{&b.Projector, &b.Generation}, []any{&b.Parked.N, &oldest, &b.Lanes.N, &b.StuckLanes.N}})
+	b.Oldest = timeAt(oldest)
+	for _, n := range []*provider.Count{&b.Parked, &b.Lanes, &b.StuckLanes} {
+		n.AtLeast = n.N >= int64(limit)
+	}
+	return b, err
+}
+
+func timeAt(t *time.Time) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return t.UTC()
+}
+
+// queueAll queues a statement whose rows are appended to all.
+func queueAll[T any](b *pgx.Batch, all *[]T, scan pgx.RowToFunc[T], sql string, args ...any) {
+	b.Queue(sql, args...).Query(func(rows pgx.Rows) (err error) {
+		*all, err = pgx.CollectRows(rows, scan)
+		return err
+	})
+}
+
+// The streams of a category are between "category-" and "category.", because "." follows "-".
+const streamsSQL = `
+select stream, version from kinora.streams
+where stream > $1::text and ($2::text = '' or stream >= $2::text || '-' and stream < $2::text || '.') order by stream limit $3::int`
+
+// Streams implements provider.Operations.
+func (db *Provider) Streams(ctx context.Context, f provider.StreamFilter) ([]provider.Stream, error) {
+	if err := provider.CheckStreamFilter(f); err != nil {
+		return nil, wrap("list streams", err)
+	}
+	if f.Limit <= 0 {
+		f.Limit = 100
+	}
+	var all []provider.Stream
+	b := &pgx.Batch{}
+	b.Queue(inOrderSQL)
+	queueAll(b, &all, pgx.RowToStructByPos[provider.Stream], db.q(streamsSQL), f.After, f.Category, f.Limit)
+	err := db.pool.SendBatch(ctx, b).Close()
+	return all, ofOwn(ctx, wrap("list streams", clear(err)))
+}

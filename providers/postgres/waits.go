@@ -1,0 +1,83 @@
+package postgres
+
+import (
+	"context"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora/provider"
+)
+
+const (
+	// The transactions that hold the gap lock, and so delay readers of the log, the oldest first. Of
+	// a prepared one the process has gone.
+	appendsSQL = `
+select distinct coalesce(l.pid, 0), coalesce(p.gid, ''), coalesce(a.application_name, ''), coalesce(a.usename::text, p.owner::text, ''), coalesce(a.state, 'prepared'),
+	coalesce(a.query, ''), coalesce(a.xact_start, p.prepared) as since
+from pg_locks l
+	left join pg_stat_activity a on a.pid = l.pid
+	left join pg_locks x on l.pid is null and x.pid is null and x.locktype = 'transactionid' and x.virtualtransaction = l.virtualtransaction
+	left join pg_prepared_xacts p on p.transaction = x.transactionid
+where ` + gapLock + ` and l.pid is distinct from pg_backend_pid()
+order by since limit 20`
+
+	// Sessions of this database that wait for a lock, each with those that it waits for.
+	blockedSQL = `
+select w.pid, w.application_name, coalesce(w.usename::text, ''), coalesce(w.state, ''), w.query,
+	coalesce((select min(l.waitstart) from pg_locks l where l.pid = w.pid and not l.granted), w.query_start) as since,
+	coalesce(b.pid, 0), coalesce(p.gid, ''), coalesce(b.application_name, ''), coalesce(b.usename::text, p.owner::text, ''), coalesce(b.state, 'prepared'),
+	coalesce(b.query, ''), coalesce(b.xact_start, p.prepared)
+from (select * from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock' order by query_start limit 50) w,
+	unnest(pg_blocking_pids(w.pid)) x(pid)
+	left join pg_stat_activity b on b.pid = x.pid
+	left join pg_prepared_xacts p on x.pid = 0 and p.database = current_database()
+order by since limit 50`
+)
+
+// backendOf returns a session, or a prepared transaction if pid is zero.
+func backendOf(pid int, gid, application, user, state, query string, since *time.Time) provider.Backend {
+	b := provider.Backend{Application: application, User: user, State: state, Query: query, Since: timeAt(since)}
+	switch {
+	case pid != 0:
+		b.Name = "pid " + itoa(int64(pid))
+		b.End = "select pg_terminate_backend(" + itoa(int64(pid)) + ");"
+	case gid != "":
+		b.Name = "prepared transaction " + gid
+		b.End = "rollback prepared '" + strings.ReplaceAll(gid, "'", "''") + "';"
+	default:
+		b.Name = "prepared transaction"
+		b.End = "select * from pg_prepared_xacts;"
+	}
+	return b
+}
+
+// waits returns who keeps others waiting. A role that may not see other sessions gets less.
+func (db *Provider) waits(ctx context.Context) (all []provider.Wait, err error) {
+	b := &pgx.Batch{}
+	var appends, blocked []provider.Wait
+	queueAll(b, &appends, func(row pgx.CollectableRow) (w provider.Wait, err error) {
+		var pid int
+		var gid, application, user, state, query string
+		var since *time.Time
+		err = row.Scan(&pid, &gid, &application, &user, &state, &query, &since)
+		w.What, w.Blocker = "append", backendOf(pid, gid, application, user, state, query, since)
+		return w, err
+	}, db.q(appendsSQL))
+	queueAll(b, &blocked, func(row pgx.CollectableRow) (w provider.Wait, err error) {
+		var waiter, pid int
+		var gid string
+		var x, y provider.Backend
+		var waits, since *time.Time
+		err = row.Scan(&waiter, &y.Application, &y.User, &y.State, &y.Query, &waits, &pid, &gid, &x.Application, &x.User, &x.State, &x.Query, &since)
+		w.What = "lock"
+		w.Waiter = backendOf(waiter, "", y.Application, y.User, y.State, y.Query, waits)
+		w.Blocker = backendOf(pid, gid, x.Application, x.User, x.State, x.Query, since)
+		return w, err
+	}, db.q(blockedSQL))
+	err = db.pool.SendBatch(ctx, b).Close()
+	return append(appends, blocked...), err
+}
+
+func itoa(n int64) string { return strconv.FormatInt(n, 10) }

@@ -1,0 +1,459 @@
+package sqlite
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/kinora-go/kinora/provider"
+)
+
+const (
+	reportService = `
+insert into kinora_services (id, kind, holder, data, skew, started_at, seen_at, expires_at)
+values (?1, ?2, ?3, ?4, ?5 - ` + clock + `, ` + clock + `, ` + clock + `, ` + clock + ` + ?6)
+on conflict (id) do update set kind = excluded.kind, holder = excluded.holder, data = excluded.data, skew = excluded.skew,
+	seen_at = excluded.seen_at, expires_at = excluded.expires_at`
+
+	forgetServices = `delete from kinora_services where (id = ?1 and ?2) or (id <> ?1 and expires_at < ` + clock + ` - ?3)`
+
+	listServices = `select id, kind, holder, data, skew, started_at, seen_at, expires_at from kinora_services order by kind, holder, id limit ?1`
+
+	listPauses = `select kind, name, paused_by, reason, paused_at from kinora_pauses order by kind, name`
+
+	insertPause = `
+insert into kinora_pauses (kind, name, paused_by, reason, paused_at) values (?1, ?2, ?3, ?4, ` + clock + `) on conflict do nothing`
+
+	deletePause = `delete from kinora_pauses where kind = ?1 and name = ?2`
+)
+
+// Report implements provider.Registry. Its commit is not synced, except on a DB from New.
+func (d *Provider) Report(ctx context.Context, r provider.ServiceReport, lease time.Duration) error {
+	err := d.writeTx(unsynced(ctx), func(u *unit) error {
+		_, err := u.exec(ctx, forgetServices, r.ID, lease <= 0, millis(provider.ReportKept))
+		if err == nil && lease > 0 {
+			_, err = u.exec(ctx, reportService, r.ID, r.Kind, r.Holder, jsonOf(r), r.Clock.UnixMilli(), millis(lease))
+		}
+		return err
+	})
+	return wrap("report a service", err)
+}
+
+func servicesOf(ctx context.Context, q querier, limit int) (all []provider.ServiceReport, err error) {
+	err = each(ctx, q, func(rows *sql.Rows) error {
+		var r provider.ServiceReport
+		var id, kind, holder, data string
+		var skew, started, seen, expires int64
+		err := rows.Scan(&id, &kind, &holder, &data, &skew, &started, &seen, &expires)
+		_ = json.Unmarshal([]byte(data), &r) // a row that another program wrote shows less
+		r.ID, r.Kind, r.Holder, r.Skew = id, kind, holder, time.Duration(skew)*time.Millisecond
+		r.StartedAt, r.SeenAt, r.ExpiresAt = timeOf(started), timeOf(seen), timeOf(expires)
+		all = append(all, r)
+		return err
+	}, listServices, limit)
+	return all, err
+}
+
+// Pauses implements provider.Registry.
+func (d *Provider) Pauses(ctx context.Context) (all []provider.Pause, err error) {
+	err = each(ctx, d.reads, func(rows *sql.Rows) error {
+		var p provider.Pause
+		var at int64
+		err := rows.Scan(&p.Kind, &p.Name, &p.By, &p.Reason, &at)
+		p.At = timeOf(at)
+		all = append(all, p)
+		return err
+	}, listPauses)
+	return result(all, "list pauses", err)
+}
+
+// SetPause implements provider.Registry.
+func (d *Provider) SetPause(ctx context.Context, p provider.Pause, paused bool) (set bool, err error) {
+	if err := provider.CheckPause(p); err != nil {
+		return false, wrap("pause", err)
+	}
+	err = d.writeTx(ctx, func(u *unit) error {
+		verb, n := "resume", 0
+		var err error
+		if paused {
+			verb = "pause"
+			n, err = u.changed(ctx, insertPause, p.Kind, p.Name, p.By, p.Reason)
+		} else {
+			n, err = u.changed(ctx, deletePause, p.Kind, p.Name)
+		}
+		if set = n == 1; err != nil || !set {
+			return err
+		}
+		_, err = u.addAct(ctx, provider.Act{Verb: verb, Kind: p.Kind, Name: p.Name, Decision: p.Decision, State: provider.ActDone})
+		return err
+	})
+	return result(set, "pause", err)
+}
+
+const (
+	insertAct = `
+insert into kinora_acts (verb, kind, name, decided_by, reason, detail, state, outcome, at, ended_at)
+values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ` + clock + `, iif(?7 = 'done', ` + clock + `, null)) returning id`
+
+	forgetActs = `
+delete from kinora_acts where id in (
+	select id from kinora_acts where ended_at < ` + clock + ` - ?1 order by ended_at limit 100)`
+
+	listActs = `
+select id, verb, kind, name, decided_by, reason, detail, state, holder, applied, total, outcome, at, expires_at, ended_at from kinora_acts
+where id < ?1 and (?2 is null or id in (select value from json_each(?2))) and (?3 is null or verb in (select value from json_each(?3)))
+	and (?4 = '' or kind = ?4) and (?5 = '' or name = ?5) and (?6 is null or state in (select value from json_each(?6)))
+order by id desc limit ?7`
+
+	listOpenActs = `
+select id, verb, kind, name, decided_by, reason, detail, state, holder, applied, total, outcome, at, expires_at, ended_at
+from kinora_acts indexed by kinora_acts_open
+where state in ('requested', 'running') and id < ?1 and (?2 is null or id in (select value from json_each(?2)))
+	and (?3 is null or verb in (select value from json_each(?3)))
+	and (?4 = '' or kind = ?4) and (?5 = '' or name = ?5) and (?6 is null or state in (select value from json_each(?6)))
+order by id desc limit ?7`
+
+	takeAct = `
+update kinora_acts set state = 'running', holder = ?2, expires_at = ` + clock + ` + ?3
+where id = ?1 and (state = 'requested' or state = 'running' and expires_at < ` + clock + `)`
+
+	changeAct = `
+update kinora_acts set state = ?3, applied = ?4, total = ?5, outcome = ?6, expires_at = iif(?3 = 'running', ` + clock + ` + ?7, null),
+	ended_at = iif(?3 = 'running', null, ` + clock + `)
+where id = ?1 and state = 'running' and holder = ?2`
+
+	cancelAct = `
+update kinora_acts set state = 'canceled', expires_at = null, ended_at = ` + clock + `
+where id = ?1 and state in ('requested', 'running') returning kind, name`
+)
+
+func (u *unit) addAct(ctx context.Context, a provider.Act) (id int64, err error) {
+	err = one(ctx, u, []any{&id}, insertAct, a.Verb, a.Kind, a.Name, a.By, a.Reason, jsonArg(a.Detail), string(a.State), jsonArg(a.Outcome))
+	return id, err
+}
+
+// jsonArg returns null if there is no text.
+func jsonArg(text json.RawMessage) any {
+	if len(text) == 0 {
+		return nil
+	}
+	return string(text)
+}
+
+// AddAct implements provider.Acts.
+func (d *Provider) AddAct(ctx context.Context, a provider.Act) (id int64, err error) {
+	if err := provider.CheckAct(a); err != nil {
+		return 0, wrap("record an act", err)
+	}
+	err = d.writeTx(ctx, func(u *unit) error {
+		if _, err := u.exec(ctx, forgetActs, millis(provider.ActsKept)); err != nil {
+			return err
+		}
+		id, err = u.addAct(ctx, a)
+		return err
+	})
+	return result(id, "record an act", err)
+}
+
+// Acts implements provider.Acts.
+func (d *Provider) Acts(ctx context.Context, f provider.ActFilter) (all []provider.Act, err error) {
+	before, limit, query := f.Before, f.Limit, listActs
+	if before <= 0 {
+		before = math.MaxInt64
+	}
+	if limit <= 0 {
+		limit = defaultPage
+	}
+	if len(f.States) > 0 && !slices.ContainsFunc(f.States, provider.ActState.IsOver) {
+		query = listOpenActs
+	}
+	err = each(ctx, d.reads, func(rows *sql.Rows) error {
+		var a provider.Act
+		var detail, outcome sql.NullString
+		var at int64
+		var expires, ended sql.NullInt64
+		err := rows.Scan(&a.ID, &a.Verb, &a.Kind, &a.Name, &a.By, &a.Reason, &detail, &a.State, &a.Holder, &a.Applied, &a.Total, &outcome, &at, &expires, &ended)
+		if detail.Valid {
+			a.Detail = json.RawMessage(detail.String)
+		}
+		if outcome.Valid {
+			a.Outcome = json.RawMessage(outcome.String)
+		}
+		a.At, a.ExpiresAt, a.EndedAt = timeOf(at), timeOrZero(expires), timeOrZero(ended)
+		all = append(all, a)
+		return err
+	}, query, before, anyOf(f.IDs), anyOf(f.Verbs), f.Kind, f.Name, anyOf(f.States), limit)
+	return result(all, "list acts", err)
+}
+
+// TakeAct implements provider.Acts.
+func (d *Provider) TakeAct(ctx context.Context, id int64, holder string, lease time.Duration) (bool, error) {
+	n := 0
+	err := d.writeTx(ctx, func(u *unit) (err error) {
+		n, err = u.changed(ctx, takeAct, id, holder, millis(lease))
+		return err
+	})
+	return result(n == 1, "take an act", err)
+}
+
+// ChangeAct implements provider.Acts.
+func (d *Provider) ChangeAct(ctx context.Context, id int64, holder string, c provider.ActChange, lease time.Duration) (bool, error) {
+	if err := provider.CheckActChange(c); err != nil {
+		return false, wrap("change an act", err)
+	}
+	n, outcome := 0, c.Outcome
+	if !c.State.IsOver() {
+		outcome = nil
+	}
+	err := d.writeTx(ctx, func(u *unit) (err error) {
+		n, err = u.changed(ctx, changeAct, id, holder, string(c.State), c.Applied, c.Total, jsonArg(outcome), millis(lease))
+		return err
+	})
+	return result(n == 1, "change an act", err)
+}
+
+// CancelAct implements provider.Acts.
+func (d *Provider) CancelAct(ctx context.Context, id int64, by provider.Decision) (canceled bool, err error) {
+	if err := provider.CheckAct(provider.Act{Verb: "cancel", State: provider.ActDone, Decision: by}); err != nil {
+		return false, wrap("cancel an act", err)
+	}
+	err = d.writeTx(ctx, func(u *unit) error {
+		a := provider.Act{Verb: "cancel", Decision: by, State: provider.ActDone, Detail: json.RawMessage(jsonOf(map[string]int64{"act": id}))}
+		err := one(ctx, u, []any{&a.Kind, &a.Name}, cancelAct, id)
+		if errors.Is(err, sql.ErrNoRows) {
+			return nil
+		}
+		if err == nil {
+			_, err = u.addAct(ctx, a)
+		}
+		canceled = err == nil
+		return err
+	})
+	return result(canceled, "cancel an act", err)
+}
+
+// SchemaVersion implements provider.Operations.
+func (d *Provider) SchemaVersion(ctx context.Context) (database, program int64, err error) {
+	err = one(ctx, d.reads, []any{&database}, migrationVersion)
+	if errors.Is(err, ErrNotMigrated) {
+		err = nil
+	}
+	return database, int64(len(scripts())), wrap("read the version of the schema", err)
+}
+
+const (
+	surveyHead = `select ` + clock + `, coalesce(max(position), 0) from kinora_events`
+
+	surveyHeadEvent = `select id, recorded_at from kinora_events where position = ?1`
+
+	// The generations with a checkpoint, or with parked messages: b walks the index of lanes from one
+	// generation to the next.
+	surveyBuilds = `
+with recursive b (projector, generation) as (
+	select * from (select projector, generation from kinora_parked indexed by kinora_parked_lane where open = 1 order by projector, generation limit 1)
+	union all
+	select n.projector, n.generation from b join kinora_parked n on n.id = (
+		select id from kinora_parked indexed by kinora_parked_lane
+		where open = 1 and (projector, generation) > (b.projector, b.generation) order by projector, generation limit 1))
+select projector, generation from b
+union
+select projector, generation from (select projector, generation from kinora_checkpoints where mode <> 'ended' order by 1, 2 limit 1000)
+order by 1, 2`
+
+	surveyParked = `
+select (select count(*) from (select 1 from kinora_parked indexed by kinora_parked_lane where open = 1 and ` + ofBuild + ` limit ?3)),
+	(select count(*) from (select 1 from kinora_parked indexed by kinora_parked_due where due_at is not null and ` + ofBuild + ` limit ?3)),
+	(select count(*) from (select 1 from kinora_parked indexed by kinora_parked_stuck where state = 'stuck' and ` + ofBuild + ` limit ?3)),
+	(select min(parked_at) from (select parked_at from kinora_parked indexed by kinora_parked_lane where open = 1 and ` + ofBuild + ` limit ?3))`
+
+	surveyStuck = `
+select ` + parkedColumns + ` from kinora_parked p where p.id in (
+	select id from kinora_parked indexed by kinora_parked_stuck where state = 'stuck' and ` + ofBuild + ` order by id limit 10) order by p.id`
+
+	surveyBehind = `
+select count(*) from (
+	select 1 from kinora_parked indexed by kinora_parked_lane where open = 1 and ` + ofBuild + ` and lane = ?3 and id > ?4 limit ?5)`
+
+	surveyEntries = `
+select status, holder, count(*), min(created_at), max(until), max(n) from (
+	select status, iif(status = 'claimed', claimed_by, '') as holder, created_at, iif(status = 'claimed', next_attempt_at, null) as until, n
+	from (select *, count(*) over () as n from (select * from kinora_outbox indexed by kinora_outbox_open where open = 1 order by id limit ?1)) where status in ('pending', 'claimed')
+	union all
+	select status, '', created_at, null, count(*) over () from (
+		select * from kinora_outbox indexed by kinora_outbox_stuck where status in ('failed', 'abandoned') limit ?1)
+	union all
+	select status, '', created_at, null, count(*) over () from (
+		select * from kinora_outbox indexed by kinora_outbox_held_id where status = 'held' order by id limit ?1))
+group by status, holder order by status, holder`
+
+	surveyTasks = `
+select status, holder, count(*), min(created_at), max(until), max(n) from (
+	select status, iif(status = 'claimed', claimed_by, '') as holder, created_at, iif(status = 'claimed', next_at, null) as until, n
+	from (select *, count(*) over () as n from (select * from kinora_tasks indexed by kinora_tasks_due where open = 1 and suspect = 0 limit ?1)) where status <> 'failed'
+	union all
+	select status, iif(status = 'claimed', claimed_by, ''), created_at, iif(status = 'claimed', next_at, null), n
+	from (select *, count(*) over () as n from (select * from kinora_tasks indexed by kinora_tasks_suspect where open = 1 and suspect = 1 limit ?1)) where status <> 'failed'
+	union all
+	select status, '', created_at, null, count(*) over () from (
+		select * from kinora_tasks indexed by kinora_tasks_stuck where status in ('failed', 'abandoned') limit ?1))
+group by status, holder order by status, holder`
+
+	surveyDue = `
+with recursive k (kind, next_at) as (
+	select * from (select kind, next_at from kinora_tasks indexed by kinora_tasks_due where open = 1 and suspect = 0 and next_at is not null order by kind, next_at limit 1)
+	union all
+	select n.kind, n.next_at from k join kinora_tasks n on n.id = (
+		select id from kinora_tasks indexed by kinora_tasks_due
+		where open = 1 and suspect = 0 and kind > k.kind and next_at is not null order by kind, next_at limit 1))
+select kind, next_at from k where next_at <= ` + clock + ` limit 100`
+
+	surveyLeases = `select name, holder, expires_at from kinora_leases order by name limit ?1`
+
+	surveyInFlight = `select runner, count(*) from (select runner from kinora_in_flight limit ?1) group by runner`
+)
+
+// Survey implements provider.Operations. Its statements do not see the same moment.
+func (d *Provider) Survey(ctx context.Context, limit int) (provider.Survey, error) {
+	s, err := d.survey(ctx, max(limit, 1))
+	return result(s, "survey", err)
+}
+
+func (d *Provider) survey(ctx context.Context, limit int) (s provider.Survey, err error) {
+	var now, recorded int64
+	if err := one(ctx, d.reads, []any{&now, &s.Head.Position}, surveyHead); err != nil {
+		return s, err
+	}
+	s.Now, s.Settled = timeOf(now), s.Head.Position
+	if s.Head.Position > 0 {
+		if err := one(ctx, d.reads, []any{&s.Head.ID, &recorded}, surveyHeadEvent, s.Head.Position); err != nil {
+			return s, err
+		}
+		s.Head.RecordedAt = timeOf(recorded)
+	}
+	err = each(ctx, d.reads, func(rows *sql.Rows) error {
+		var b provider.SurveyedBuild
+		err := rows.Scan(&b.Projector, &b.Generation)
+		s.Builds = append(s.Builds, b)
+		return err
+	}, surveyBuilds)
+	for i := range s.Builds {
+		if err == nil {
+			err = d.surveyBuild(ctx, &s, &s.Builds[i], limit)
+		}
+	}
+	if err == nil {
+		err = each(ctx, d.reads, func(rows *sql.Rows) error {
+			var e provider.EntryCount
+			seen, err := scanCount(rows, &e.Status, &e.Holder, &e.Count, &e.Oldest, &e.Until)
+			e.AtLeast = seen >= limit
+			s.Entries = append(s.Entries, e)
+			return err
+		}, surveyEntries, limit)
+	}
+	if err == nil {
+		err = each(ctx, d.reads, func(rows *sql.Rows) error {
+			var e provider.TaskCount
+			seen, err := scanCount(rows, &e.Status, &e.Holder, &e.Count, &e.Oldest, &e.Until)
+			e.AtLeast = seen >= limit
+			s.Tasks = append(s.Tasks, e)
+			return err
+		}, surveyTasks, limit)
+	}
+	if err == nil {
+		err = each(ctx, d.reads, func(rows *sql.Rows) error {
+			var t provider.DueTask
+			var due int64
+			err := rows.Scan(&t.Kind, &due)
+			t.Due = timeOf(due)
+			s.DueTasks = append(s.DueTasks, t)
+			return err
+		}, surveyDue)
+	}
+	if err == nil {
+		err = each(ctx, d.reads, func(rows *sql.Rows) error {
+			var l provider.NamedLease
+			var expires int64
+			err := rows.Scan(&l.Name, &l.Holder, &expires)
+			l.ExpiresAt = timeOf(expires)
+			s.Leases = append(s.Leases, l)
+			return err
+		}, surveyLeases, limit)
+	}
+	s.InFlight = map[string]int64{}
+	if err == nil {
+		err = each(ctx, d.reads, func(rows *sql.Rows) error {
+			var runner string
+			var n int64
+			err := rows.Scan(&runner, &n)
+			s.InFlight[runner] = n
+			return err
+		}, surveyInFlight, limit)
+	}
+	if err == nil {
+		s.Services, err = servicesOf(ctx, d.reads, limit)
+	}
+	return s, err
+}
+
+// scanCount scans a number of rows with a status. It returns the number of rows that were looked at.
+func scanCount(rows *sql.Rows, status any, holder *string, n *provider.Count, oldest, until *time.Time) (seen int, err error) {
+	var first, last sql.NullInt64
+	err = rows.Scan(status, holder, &n.N, &first, &last, &seen)
+	*oldest, *until = timeOrZero(first), timeOrZero(last)
+	return seen, err
+}
+
+func (d *Provider) surveyBuild(ctx context.Context, s *provider.Survey, b *provider.SurveyedBuild, limit int) (err error) {
+	if b.Checkpoint, err = d.Checkpoint(ctx, b.Build); err != nil {
+		return err
+	}
+	var oldest sql.NullInt64
+	if err = one(ctx, d.reads, []any{&b.Parked.N, &b.Lanes.N, &b.StuckLanes.N, &oldest}, surveyParked, b.Projector, b.Generation, limit); err != nil {
+		return err
+	}
+	b.Oldest, b.Lanes.N = timeOrZero(oldest), b.Lanes.N+b.StuckLanes.N
+	for _, n := range []*provider.Count{&b.Parked, &b.Lanes, &b.StuckLanes} {
+		n.AtLeast = n.N >= int64(limit)
+	}
+	if b.StuckLanes.N == 0 {
+		return nil
+	}
+	stuck, err := parkedOf(ctx, d.reads, surveyStuck, b.Projector, b.Generation)
+	for _, p := range stuck {
+		if err != nil {
+			break
+		}
+		l := provider.StuckLane{First: p}
+		l.First.Payload, l.First.Headers = nil, nil
+		err = one(ctx, d.reads, []any{&l.Behind.N}, surveyBehind, b.Projector, b.Generation, p.Lane[:], p.Seq, limit)
+		l.Behind.AtLeast = l.Behind.N >= int64(limit)
+		s.Stuck = append(s.Stuck, l)
+	}
+	return err
+}
+
+// The streams of a category are between "category-" and "category.", because "." follows "-".
+const listStreams = `
+select stream, version from kinora_streams
+where stream > ?1 and (?2 = '' or stream >= ?2 || '-' and stream < ?2 || '.') order by stream limit ?3`
+
+// Streams implements provider.Operations.
+func (d *Provider) Streams(ctx context.Context, f provider.StreamFilter) (all []provider.Stream, err error) {
+	if err := provider.CheckStreamFilter(f); err != nil {
+		return nil, wrap("list streams", err)
+	}
+	if f.Limit <= 0 {
+		f.Limit = defaultPage
+	}
+	err = each(ctx, d.reads, func(rows *sql.Rows) error {
+		var s provider.Stream
+		err := rows.Scan(&s.ID, &s.Version)
+		all = append(all, s)
+		return err
+	}, listStreams, f.After, f.Category, f.Limit)
+	return result(all, "list streams", err)
+}

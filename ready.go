@@ -1,0 +1,252 @@
+package kinora
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/projector"
+	"github.com/kinora-go/kinora/provider"
+)
+
+// Projector is a *projector.Projector of any type of transaction.
+type Projector interface {
+	Name() string
+	Lag(ctx context.Context, s projector.State) (projector.Lag, error)
+}
+
+// ReadyConfig says what Ready checks.
+type ReadyConfig struct {
+	// Store is the database, such as a *postgres.DB. It is required. For read models whose events are
+	// in another database it is projector.StateOf of both.
+	Store projector.State
+	// Projectors are those whose lag is checked. A projector that reads no log has none, and would
+	// never be ready: see Projector.Lag.
+	Projectors []Projector
+	// Lag is the greatest age of an event that a projector has neither applied nor parked. Zero means
+	// 1m. The age is that on the clocks of the store and of this process.
+	Lag time.Duration
+	// Open is how long an append may stay open and hold back the log. Zero means 1m.
+	Open time.Duration
+	// Timeout is how long a probe may take. Zero means 2s.
+	Timeout time.Duration
+	// Again is how long an answer is used again. Zero means 1s.
+	Again time.Duration
+}
+
+// CheckState is the result of a check, as the body of Ready has it.
+type CheckState struct {
+	Name   string  `json:"name"` // "database", "schema", "log", "lag <projector>"
+	OK     bool    `json:"ok"`
+	Age    float64 `json:"age_seconds,omitempty"` // of the oldest event that waits, or since when the log has not advanced
+	Events int64   `json:"events,omitempty"`      // that wait
+	Reason string  `json:"reason,omitempty"`      // why it is not ok
+}
+
+// Ready returns a handler for readiness probes: it replies 200 if the service can work, and 503
+// otherwise.
+//   - database: the store replies.
+//   - schema: the store can be used by this program (provider.ReadyChecker): it is migrated, and the
+//     role has the rights of a service.
+//   - log: events become settled. An append that stays open holds them back.
+//   - lag: no event waits for a projector for longer than ReadyConfig.Lag.
+//
+// The body is JSON: {"ok":true,"checks":[{"name":"database","ok":true}]}. It has names of projectors,
+// and no texts of errors.
+//
+// A probe takes at most the Timeout. Probes at the same time share one check, and a check that does
+// not return keeps others from starting. Lag is counted in the store, a second per million events. A
+// count that takes longer than the Timeout is a failed check.
+//
+// Ready returns an error if the Store is nil, a projector is nil, or a duration is negative.
+func Ready(cfg ReadyConfig) (http.Handler, error) {
+	if cfg.Store == nil {
+		return nil, errors.New("ready: the store is nil: give one")
+	}
+	for _, p := range cfg.Projectors {
+		if p == nil {
+			return nil, errors.New("ready: a projector is nil: leave it out")
+		}
+	}
+	for _, d := range []struct {
+		is   *time.Duration
+		zero time.Duration
+	}{{&cfg.Lag, time.Minute}, {&cfg.Open, time.Minute}, {&cfg.Timeout, 2 * time.Second}, {&cfg.Again, time.Second}} {
+		if *d.is < 0 {
+			return nil, fmt.Errorf("ready: a duration is %s: must not be negative", *d.is)
+		}
+		if *d.is == 0 {
+			*d.is = d.zero
+		}
+	}
+	return &ready{cfg: cfg}, nil
+}
+
+// ready answers readiness probes.
+type ready struct {
+	cfg ReadyConfig
+
+	mu      sync.Mutex
+	running chan struct{} // closed when the check that runs has ended; nil: none runs
+	last    readiness
+
+	// Only the running check uses these.
+	settled int64     // a settled position of the log
+	movedAt time.Time // when it was seen to move, or to be the last one
+}
+
+type readiness struct {
+	at     time.Time
+	OK     bool         `json:"ok"`
+	Checks []CheckState `json:"checks"`
+}
+
+// ServeHTTP implements http.Handler.
+func (h *ready) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h.mu.Lock()
+	if !h.last.at.IsZero() && since(h.last.at) < h.cfg.Again {
+		last := h.last
+		h.mu.Unlock()
+		reply(w, r, last.OK, last)
+		return
+	}
+	if h.running == nil {
+		h.running = make(chan struct{})
+		go h.check(h.running)
+	}
+	running := h.running
+	h.mu.Unlock()
+	late := time.NewTimer(h.cfg.Timeout)
+	defer late.Stop()
+	var a readiness
+	select {
+	case <-running:
+		h.mu.Lock()
+		a = h.last
+		h.mu.Unlock()
+	case <-r.Context().Done():
+		return
+	case <-late.C:
+		a.Checks = []CheckState{{Name: "database", Reason: reasonTimeout}}
+	}
+	reply(w, r, a.OK, a)
+}
+
+// check checks everything once, and stores the answer.
+func (h *ready) check(done chan struct{}) {
+	ctx, cancel := context.WithTimeout(context.Background(), h.cfg.Timeout)
+	defer cancel()
+	a := readiness{OK: true, Checks: h.checks(ctx)}
+	for _, c := range a.Checks {
+		a.OK = a.OK && c.OK
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	a.at = now()
+	h.last, h.running = a, nil
+	close(done)
+}
+
+func (h *ready) checks(ctx context.Context) []CheckState {
+	head, err := h.cfg.Store.LogPosition(ctx, eventstore.From{Now: true})
+	database := CheckState{Name: "database", OK: err == nil, Reason: reasonOf(err)}
+	schema := CheckState{Name: "schema", OK: true}
+	if c, ok := h.cfg.Store.(provider.ReadyChecker); ok {
+		if fault := c.ReadyFor(ctx, provider.AnyService); fault != nil {
+			schema.OK, schema.Reason = false, "the database does not fit the program: the services return the error when they start"
+			database.OK, database.Reason = true, ""
+		}
+	}
+	all := []CheckState{database, schema}
+	if !database.OK || !schema.OK {
+		return all
+	}
+	all = append(all, h.log(ctx, head))
+	for _, p := range h.cfg.Projectors {
+		all = append(all, h.lag(ctx, p))
+	}
+	return all
+}
+
+// log checks that the settled position follows the last visible event. At the first check it is not
+// known which earlier events are settled.
+func (h *ready) log(ctx context.Context, head int64) CheckState {
+	is := CheckState{Name: "log", OK: true}
+	if h.movedAt.IsZero() {
+		h.settled, h.movedAt = head, now()
+	}
+	q := provider.LogQuery{After: h.settled, Limit: logPage, NoData: true}
+	for range logPages {
+		page, err := h.cfg.Store.LogPage(ctx, q)
+		if err != nil {
+			return CheckState{Name: "log", Reason: reasonOf(err)}
+		}
+		if page.End.Position > h.settled || page.End.Position >= head {
+			h.settled, h.movedAt = page.End.Position, now()
+		}
+		if q.After = h.settled; !page.Full {
+			break
+		}
+	}
+	if h.settled >= head {
+		return is
+	}
+	held := since(h.movedAt)
+	if is.Age = held.Seconds(); held > h.cfg.Open {
+		is.OK, is.Reason = false, "an open append holds back the log"
+	}
+	return is
+}
+
+// A check reads at most this number of pages of events without their data. If there are more, the
+// log is advancing.
+const (
+	logPage  = 10_000
+	logPages = 10
+)
+
+func (h *ready) lag(ctx context.Context, p Projector) CheckState {
+	is := CheckState{Name: "lag " + p.Name(), OK: true}
+	lag, err := p.Lag(ctx, h.cfg.Store)
+	if err != nil {
+		is.OK, is.Reason = false, reasonOf(err)
+		return is
+	}
+	if is.Events = lag.Events; lag.Events > 0 {
+		behind := since(lag.Oldest)
+		if is.Age = max(behind, 0).Seconds(); behind > h.cfg.Lag {
+			is.OK, is.Reason = false, "behind by more than "+h.cfg.Lag.String()
+		}
+	}
+	return is
+}
+
+const reasonTimeout = "no reply in time"
+
+// reasonOf returns the reason of a failed query, without the text of the error.
+func reasonOf(err error) string {
+	switch {
+	case err == nil:
+		return ""
+	case errors.Is(err, context.DeadlineExceeded):
+		return reasonTimeout
+	case errors.Is(err, projector.ErrNoCheckpoint):
+		return "no runner has read the log for it"
+	case errors.Is(err, projector.ErrOtherLog):
+		return "it reads another log"
+	case errors.Is(err, eventstore.ErrUnsafeLog):
+		return "the log cannot be read safely here"
+	}
+	if code := provider.CodeOf(err); code != "" {
+		return "error " + code
+	}
+	return "unreachable"
+}
+
+func now() time.Time { return time.Now() } //nolint:forbidigo // the time between two probes
+
+func since(t time.Time) time.Duration { return now().Sub(t) }

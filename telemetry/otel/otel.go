@@ -1,0 +1,107 @@
+package otel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/kinora-go/kinora/eventstore"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+)
+
+// Config configures a Telemetry. The zero value is the default.
+type Config struct {
+	MeterProvider  metric.MeterProvider // nil means otel.GetMeterProvider()
+	TracerProvider trace.TracerProvider // nil means otel.GetTracerProvider()
+	// System is the attribute messaging.system: the broker, such as "kafka". Empty means "kinora".
+	System string
+	// Every is the shortest time between two queries of Watch. Zero means 15s.
+	Every time.Duration
+	// Timeout is how long the queries of Watch for one collection may take together. Zero means 5s.
+	Timeout time.Duration
+}
+
+// Telemetry reports to OpenTelemetry. Create it with New. Any number of services may share it.
+type Telemetry struct {
+	cfg    Config
+	tracer trace.Tracer
+	m      instruments
+}
+
+// scope is the name of the instrumentation.
+const scope = "github.com/kinora-go/kinora/telemetry/otel"
+
+// New returns a Telemetry. It returns an error if a duration is negative, or if the MeterProvider
+// refuses an instrument.
+func New(cfg Config) (*Telemetry, error) {
+	if cfg.Every < 0 || cfg.Timeout < 0 {
+		return nil, fmt.Errorf("telemetry: every %s, timeout %s: must not be negative", cfg.Every, cfg.Timeout)
+	}
+	if cfg.MeterProvider == nil {
+		cfg.MeterProvider = otel.GetMeterProvider()
+	}
+	if cfg.TracerProvider == nil {
+		cfg.TracerProvider = otel.GetTracerProvider()
+	}
+	if cfg.System == "" {
+		cfg.System = "kinora"
+	}
+	if cfg.Every == 0 {
+		cfg.Every = 15 * time.Second
+	}
+	if cfg.Timeout == 0 {
+		cfg.Timeout = 5 * time.Second
+	}
+	t := &Telemetry{cfg: cfg, tracer: cfg.TracerProvider.Tracer(scope)}
+	if err := t.m.create(cfg.MeterProvider.Meter(scope)); err != nil {
+		return nil, fmt.Errorf("telemetry: %w", err)
+	}
+	return t, nil
+}
+
+// Update implements eventstore.RepositoryConfig.OnUpdate. The events get the trace context of its span.
+// The parent is the span of ctx or, without one, the Traceparent of the Metadata of ctx.
+func (t *Telemetry) Update(ctx context.Context, category string) (context.Context, func(at eventstore.Appended, conflicts int, err error)) {
+	began := time.Now() //nolint:forbidigo // a duration, as this process sees it
+	meta := eventstore.MetadataFrom(ctx)
+	if !trace.SpanContextFromContext(ctx).IsValid() {
+		ctx = trace.ContextWithRemoteSpanContext(ctx, parse(meta.Traceparent))
+	}
+	in := attribute.String(attrCategory, category)
+	ctx, span := t.tracer.Start(ctx, "append "+category, trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(
+		t.system(), attribute.String(attrOperation, "append"), attribute.String(attrOperationType, "create"), in))
+	if header := format(span.SpanContext()); header != "" {
+		meta.Traceparent = header
+		ctx = eventstore.WithMetadata(ctx, meta)
+	}
+	return ctx, func(at eventstore.Appended, conflicts int, err error) {
+		set := []attribute.KeyValue{in}
+		if err != nil {
+			set = append(set, attribute.String(attrError, updateError(err)))
+		}
+		t.m.updateTime.Record(ctx, time.Since(began).Seconds(), metric.WithAttributes(set...)) //nolint:forbidigo // as above
+		t.m.conflicts.Add(ctx, int64(conflicts), metric.WithAttributes(in))
+		if err == nil && !at.Replayed {
+			t.m.appended.Add(ctx, int64(at.Count), metric.WithAttributes(in))
+		}
+		span.SetAttributes(attribute.Int(attrCount, at.Count))
+		end(span, set[1:])
+	}
+}
+
+// updateError returns a word for the error of an update. It may be an error of the caller.
+func updateError(err error) string {
+	switch {
+	case errors.Is(err, eventstore.ErrConflict):
+		return "conflict"
+	case errors.Is(err, eventstore.ErrInvalid):
+		return "invalid"
+	}
+	return typeOf(err)
+}
+
+func (t *Telemetry) system() attribute.KeyValue { return attribute.String(attrSystem, t.cfg.System) }
