@@ -56,7 +56,7 @@ func GoldenTypes(t TestingT, types *Types, dir string) {
 	}
 	g := &goldenRun{dir: dir, files: files, update: mode == "update", readOnly: mode == "" && os.Getenv("CI") != ""}
 	g.checkNames(types)
-	for _, name := range slices.Sorted(maps.Keys(types.byName)) {
+	for _, name := range types.Names() {
 		if d := types.byName[name]; d.name == name {
 			(&goldenType{goldenRun: g, d: d, used: map[string]bool{}}).check()
 		}

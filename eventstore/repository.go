@@ -84,6 +84,7 @@ type loaded[A Aggregate] struct {
 	at        Appended // the place of the last event
 	eventID   string   // its id
 	applied   int64    // events that were read after the snapshot
+	ended     bool
 }
 
 // load returns the aggregate of a stream. Its at has the stream also with an error.
@@ -118,6 +119,7 @@ func (r *Repository[A]) apply(l *loaded[A], raw Raw) error {
 	l.aggregate.Apply(e.Data)
 	l.at.Version, l.at.Position, l.eventID = raw.Version, raw.Position, raw.ID
 	l.applied++
+	l.ended = raw.Type == TypeEnded
 	return nil
 }
 
@@ -136,6 +138,7 @@ func (r *Repository[A]) apply(l *loaded[A], raw Raw) error {
 //   - ErrAmbiguous: the events may be stored. Call Update again with the same CommandID. Without one it
 //     decides again, and may append twice.
 //   - An error of decide is returned unchanged.
+//   - ErrStreamEnded: the stream has ended (Ended). decide is not called.
 //   - With a CommandID, the ids of the events are derived from it. If the command has already appended
 //     events to the stream, whenever that was, decide is not called, and the result is their place with
 //     Replayed set. So a command may be sent again after any error. A command that has appended nothing is
@@ -235,10 +238,16 @@ func (r *Repository[A]) update(
 	if err != nil {
 		return Appended{}, false, err
 	}
+	if l.ended {
+		return l.at, false, fmt.Errorf("update %s: %w", l.at.Stream, ErrStreamEnded)
+	}
 	due := r.snapshot(id, &l) // before decide, which may change the aggregate
 	events, err := decide(l.aggregate)
 	if err != nil {
 		return Appended{}, false, err
+	}
+	if ends(events) {
+		due = Snapshot{}
 	}
 	if at = l.at; len(events) > 0 {
 		drafts, err := r.types.Encode(ctx, events...)

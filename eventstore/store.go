@@ -15,6 +15,8 @@ type Store interface {
 	//     version expected+1 on (for Any: anywhere), nothing is written. The result is their
 	//     place with Replayed set, even if later events were appended. If only some ids are
 	//     stored, or one is stored elsewhere, the error is ErrEventIDReused.
+	//   - If the stream has ended, and the events are not stored in it, the error is ErrStreamEnded. An
+	//     append ends the stream with an event of TypeEnded, which must be its last one.
 	//   - Input that no database can store is an *InvalidError (errors.Is ErrInvalid), before any
 	//     SQL.
 	//   - If the stream's row is missing or behind its events, because a person changed it, the

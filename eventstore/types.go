@@ -21,9 +21,11 @@ type Types struct {
 	err    error
 }
 
-// NewTypes returns a table of defs. Err returns their errors.
+// NewTypes returns a table of defs and of Ended. Err returns their errors.
 func NewTypes(defs ...TypeDef) *Types {
 	t := &Types{byName: map[string]*TypeDef{}, byGo: map[reflect.Type]*TypeDef{}}
+	ended := Type[Ended](TypeEnded)
+	t.add(&ended)
 	for i := range defs {
 		t.add(&defs[i])
 	}
@@ -73,8 +75,11 @@ func (t *Types) Err() error {
 // Has reports whether name is a stored name of the table, current or earlier.
 func (t *Types) Has(name string) bool { _, ok := t.byName[name]; return ok }
 
-// Names returns all stored names of the table, including earlier ones, sorted.
-func (t *Types) Names() []string { return slices.Sorted(maps.Keys(t.byName)) }
+// Names returns the stored names of the registered types, including earlier ones, sorted. TypeEnded is not
+// among them.
+func (t *Types) Names() []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(t.byName)), func(name string) bool { return name == TypeEnded })
+}
 
 // Encode returns drafts of events, with new ids (UUID version 7) and the metadata of ctx
 // (WithMetadata). A value of an unregistered type, or a pointer to a registered one, is
@@ -101,12 +106,13 @@ func (t *Types) Encode(ctx context.Context, events ...any) ([]Draft, error) {
 }
 
 // Matching returns the stored names of the events that a handler of E takes, sorted and including
-// earlier names: those of E, or of every type that implements E if E is an interface.
+// earlier names: those of E, or of every registered type that implements E if E is an
+// interface.
 func Matching[E any](t *Types) []string {
 	want := reflect.TypeFor[E]()
 	var names []string
 	for n, d := range t.byName {
-		if d.goType == want || want.Kind() == reflect.Interface && d.goType.Implements(want) {
+		if d.goType == want || want.Kind() == reflect.Interface && d.goType != endedType && d.goType.Implements(want) {
 			names = append(names, n)
 		}
 	}

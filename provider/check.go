@@ -75,6 +75,9 @@ func CheckAppend(stream string, expected eventstore.Expected, events []eventstor
 		if _, ok := seen[d.ID]; ok {
 			err = invalid("id", "an earlier event has the same id: give each event its own")
 		}
+		if d.Type == eventstore.TypeEnded && i < len(events)-1 {
+			err = invalid("type", eventstore.TypeEnded+" ends the stream: it must be the last event")
+		}
 		if e, ok := errors.AsType[*eventstore.InvalidError](err); ok {
 			e.Field = fmt.Sprintf("events[%d].%s", i, e.Field)
 		}

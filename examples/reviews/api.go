@@ -77,12 +77,16 @@ func (a *api) post(w http.ResponseWriter, r *http.Request) error {
 	return writeJSON(w, http.StatusOK, done)
 }
 
+// withdraw withdraws a review. With the query parameter forever it cannot be posted again.
 func (a *api) withdraw(w http.ResponseWriter, r *http.Request) error {
 	strong, err := strongRequested(r)
 	if err != nil {
 		return err
 	}
 	done, err := a.do(r.Context(), r.PathValue("id"), r.PathValue("author"), strong, func(ctx context.Context, product, author string) (eventstore.Appended, error) {
+		if r.URL.Query().Has("forever") {
+			return a.commands.Erase(ctx, product, author, a.clock(), commandID(r)...)
+		}
 		return a.commands.Withdraw(ctx, product, author, a.clock(), commandID(r)...)
 	})
 	if err != nil {

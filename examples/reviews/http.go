@@ -37,6 +37,8 @@ func asHTTP(err error) *httpError {
 	switch {
 	case errors.Is(err, review.ErrNoReview):
 		return &httpError{Status: http.StatusNotFound, Code: "no_review", Message: err.Error()}
+	case errors.Is(err, eventstore.ErrStreamEnded):
+		return &httpError{Status: http.StatusGone, Code: "erased", Message: "this review is erased for ever: nothing was written"}
 	case errors.Is(err, review.ErrRejected), errors.Is(err, eventstore.ErrInvalid):
 		return &httpError{Status: http.StatusUnprocessableEntity, Code: "rejected", Message: err.Error()}
 	case errors.Is(err, eventstore.ErrConflict):

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
@@ -121,6 +122,16 @@ func productReviews[Tx any](
 				return err
 			}
 			return m.remove(ctx, tx, d.Product, d.Author)
+		}),
+		// Withdrawn or Hidden comes before it, so the review is removed already, unless only the end of the
+		// stream is left after an archive.
+		projector.On("ended", func(ctx context.Context, tx Tx, e eventstore.Event[eventstore.Ended]) error {
+			_, id, _ := strings.Cut(e.Stream, "-")
+			parts, err := eventstore.SplitID(id)
+			if err != nil || len(parts) != 2 {
+				return nil // not a stream of a review
+			}
+			return m.remove(ctx, tx, parts[0], parts[1])
 		}),
 		projector.On("hidden", func(ctx context.Context, tx Tx, e eventstore.Event[review.Hidden]) error {
 			d := e.Data

@@ -16,6 +16,44 @@ var appends = []Mutant{
 		Tests: []Test{{"./eventstore", "TestSnapshotsAreNotTrustedOverTheStream"}},
 	},
 	{
+		Name: "append_after_end",
+		What: "an append to a stream that has ended is not refused",
+		Edits: []Edit{
+			{File: "providers/memory/events.go", Old: `} else if s.ended(stream) {`, New: `} else if s.ended(stream) && stream == "" {`},
+			{File: "providers/sqlite/append.go", Old: `where not ended and (`, New: `where (`},
+			{File: "providers/postgres/append.go", Old: ` where not s.ended`, New: ``},
+		},
+		Tests: []Test{
+			{"./providers/memory", "TestConformance/EventStore/nothing_after_the_end"},
+			{"./providers/sqlite", "TestConformance/EventStore/nothing_after_the_end"},
+			{"./providers/postgres", "TestConformance/EventStore/nothing_after_the_end"},
+		},
+	},
+	{
+		Name:  "archive_ahead",
+		What:  "events are archived that a projector has not applied",
+		Edits: []Edit{{File: "provider/archive.go", Old: `if len(behind) == 0 {`, New: `if len(behind) < 1<<20 {`}},
+		Tests: []Test{
+			{"./providers/memory", "TestConformance/EventStore/archive_ahead_of_a_reader"},
+			{"./providers/sqlite", "TestConformance/EventStore/archive_ahead_of_a_reader"},
+			{"./providers/postgres", "TestConformance/EventStore/archive_ahead_of_a_reader"},
+		},
+	},
+	{
+		Name: "archive_keeps_snapshots",
+		What: "the snapshots of an archived stream stay",
+		Edits: []Edit{
+			{File: "providers/memory/archive.go", Old: `s.snapshots = s.snapshots.drop(stream)`, New: ``},
+			{File: "providers/sqlite/archive.go", Old: `delete from kinora_snapshots where stream = ?1`, New: `delete from kinora_snapshots where stream = ?1 and false`},
+			{File: "providers/postgres/archive.go", Old: `delete from kinora.snapshots where stream = $1::text`, New: `delete from kinora.snapshots where stream = $1::text and false`},
+		},
+		Tests: []Test{
+			{"./providers/memory", "TestConformance/EventStore/archive_a_stream"},
+			{"./providers/sqlite", "TestConformance/EventStore/archive_a_stream"},
+			{"./providers/postgres", "TestConformance/EventStore/archive_a_stream"},
+		},
+	},
+	{
 		Name: "command_decided_again",
 		What: "a command that has appended events is decided again",
 		Edits: []Edit{{File: "eventstore/repository.go", Old: `		if at.Count > 0 {

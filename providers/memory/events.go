@@ -71,10 +71,12 @@ func (t *Tx) append(ctx context.Context, stream string, expected eventstore.Expe
 	}
 	// a copy, which replaces the staged state once all events are added
 	s := t.tx.staged
-	if at, known, err := s.known(stream, expected, events); known || err != nil {
-		if known {
-			at.Log = t.db.lineage
-		}
+	if at, known, err := s.known(stream, expected, events); known {
+		at.Log = t.db.lineage
+		return at, nil
+	} else if s.ended(stream) {
+		return eventstore.Appended{}, eventstore.ErrStreamEnded
+	} else if err != nil {
 		return at, err
 	}
 	version := s.version(stream)
@@ -142,6 +144,12 @@ func (s *state) known(stream string, expected eventstore.Expected, events []even
 	return eventstore.Appended{
 		Stream: stream, Version: last.version, Position: last.position, Count: len(events), Replayed: true,
 	}, true, nil
+}
+
+func (s *state) ended(stream string) bool {
+	events, _ := s.streams.get(stream)
+	last, _ := events.get(events.last())
+	return last.Type == eventstore.TypeEnded
 }
 
 func (s *state) version(stream string) int64 {

@@ -43,6 +43,9 @@ func (t *Tx) SaveSnapshot(ctx context.Context, stream string, s eventstore.Snaps
 		return fmt.Errorf("save the snapshot of %s: %w", stream, err)
 	}
 	now, to := t.db.now(), &t.tx.staged
+	if to.ended(stream) {
+		return nil
+	}
 	s.State = slices.Clone(s.State)
 	all, _ := to.snapshots.get(stream)
 	for schema, old := range all.from("") {

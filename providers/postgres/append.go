@@ -34,24 +34,25 @@ with ck as materialized (
 	// The stream's row: $2 is the category, $3 the number of events, $9 the expected version.
 	appendExact = `
 s as (
-	update kinora.streams set version = version + $3::bigint
-	where stream = $1::text and version = $9::bigint and $2::text <> '' and not exists (select from known)
+	update kinora.streams s set version = version + $3::bigint, ended = e.ended from e
+	where stream = $1::text and version = $9::bigint and not s.ended and $2::text <> '' and not exists (select from known)
 	returning version),`
 	appendNoStream = `
 s as (
-	insert into kinora.streams (stream, category, version)
-	select $1::text, $2::text, $3::bigint where $9::bigint = 0 and not exists (select from known)
+	insert into kinora.streams (stream, category, version, ended)
+	select $1::text, $2::text, $3::bigint, e.ended from e where $9::bigint = 0 and not exists (select from known)
 	on conflict (stream) do nothing
 	returning version),`
 	appendAny = `
 s as (
-	insert into kinora.streams as s (stream, category, version)
-	select $1::text, $2::text, $3::bigint where $9::bigint = -1 and not exists (select from known)
-	on conflict (stream) do update set version = s.version + excluded.version
+	insert into kinora.streams as s (stream, category, version, ended)
+	select $1::text, $2::text, $3::bigint, e.ended from e where $9::bigint = -1 and not exists (select from known)
+	on conflict (stream) do update set version = s.version + excluded.version, ended = excluded.ended where not s.ended
 	returning version),`
 
 	// One event, the usual case, is sent as scalars: see docs/adr/0004.
 	appendOneKnown = `
+e as (select $5::text = 'kinora.ended' as ended),
 known as materialized (select from kinora.events where id = $4::uuid limit 1),`
 	appendOneEvent = `
 ev as (
@@ -70,6 +71,7 @@ ob as (
 select s.version, ev.position from s, ev`
 
 	appendKnown = `
+e as (select 'kinora.ended' = any($5::text[]) as ended),
 i as (
 	select * from unnest($4::text[]::uuid[], $5::text[], $6::int[], $7::jsonb[], $8::jsonb[])
 		with ordinality u(id, type, schema_version, data, metadata, o)),
@@ -130,7 +132,8 @@ with known as materialized (
 		lateral (select stream, version, position from kinora.events where id = i.id limit 1) e)
 select (select count(*) from known),
 	(select case when bool_and(stream = $1::text) and min(version - o) = max(version - o) then min(version - o) end from known),
-	(select max(position) from known), coalesce((select version from kinora.streams where stream = $1::text), 0)`
+	(select max(position) from known), coalesce((select version from kinora.streams where stream = $1::text), 0),
+	coalesce((select ended from kinora.streams where stream = $1::text), false)`
 
 // appending is one append in progress.
 type appending struct {
@@ -261,15 +264,19 @@ func (a *appending) refused(ctx context.Context, q querier) (eventstore.Appended
 	var known int
 	var base, last *int64
 	var actual int64
-	if err := q.QueryRow(ctx, a.db.q(whereSQL), a.stream, a.ids).Scan(&known, &base, &last, &actual); err != nil {
+	var ended bool
+	if err := q.QueryRow(ctx, a.db.q(whereSQL), a.stream, a.ids).Scan(&known, &base, &last, &actual, &ended); err != nil {
 		return eventstore.Appended{}, fmt.Errorf("append to %s: %w", a.stream, clear(err))
 	}
+	isRepeat := known == len(a.ids) && base != nil && (a.expected == eventstore.Any || *base == int64(a.expected))
 	switch {
+	case ended && !isRepeat:
+		return eventstore.Appended{}, fmt.Errorf("append to %s: %w", a.stream, eventstore.ErrStreamEnded)
 	case known == 0 && int64(a.expected) > actual: // a reader has seen no more events than the row counts, unless the row is damaged
 		return eventstore.Appended{}, a.ahead(ctx, q, actual)
 	case known == 0:
 		return eventstore.Appended{}, &eventstore.ConflictError{Stream: a.stream, Expected: a.expected, Actual: actual}
-	case known == len(a.ids) && base != nil && (a.expected == eventstore.Any || *base == int64(a.expected)):
+	case isRepeat:
 		n := len(a.ids)
 		return eventstore.Appended{Stream: a.stream, Version: *base + int64(n), Position: *last, Count: n, Log: a.log, Replayed: true}, nil
 	}
@@ -295,9 +302,9 @@ func (a *appending) ahead(ctx context.Context, q querier, actual int64) error {
 
 // damaged says how to restore the stream's row.
 func (a *appending) damaged() error {
-	return fmt.Errorf("append to %s: %w: restore the row: insert into %[3]s.streams as s (stream, category, version) "+
-		"select stream, '%[4]s', max(version) from %[3]s.events where stream = '%[5]s' group by stream "+
-		"on conflict (stream) do update set version = greatest(s.version, excluded.version)", a.stream, eventstore.ErrDamaged,
+	return fmt.Errorf("append to %s: %w: restore the row: insert into %[3]s.streams as s (stream, category, version, ended) "+
+		"select stream, '%[4]s', max(version), bool_or(type = 'kinora.ended') from %[3]s.events where stream = '%[5]s' group by stream "+
+		"on conflict (stream) do update set version = greatest(s.version, excluded.version), ended = excluded.ended", a.stream, eventstore.ErrDamaged,
 		a.db.cfg.Schema, eventstore.Category(a.stream), strings.ReplaceAll(a.stream, "'", "''"))
 }
 
@@ -363,7 +370,8 @@ func (db *DB) Append(ctx context.Context, stream string, expected eventstore.Exp
 				db.appended(a.entries)
 			}
 			return at, nil
-		case errors.Is(err, eventstore.ErrConflict), errors.Is(err, eventstore.ErrEventIDReused), errors.Is(err, eventstore.ErrDamaged):
+		case errors.Is(err, eventstore.ErrConflict), errors.Is(err, eventstore.ErrEventIDReused), errors.Is(err, eventstore.ErrDamaged),
+			errors.Is(err, eventstore.ErrStreamEnded):
 			return eventstore.Appended{}, err // the server has replied so
 		case violates(err, "events_id_key") && try <= resolveTries:
 			// a concurrent append of these ids: the next try finds them

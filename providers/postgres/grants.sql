@@ -1,6 +1,6 @@
 -- The rights of each role in Kinora's schema. Run it as the owner, after Migrate. It can be run
 -- again.
-revoke all on all tables in schema kinora from kinora_appender, kinora_relay, kinora_projector, kinora_worker, kinora_operator, kinora_reader;
+revoke all on all tables in schema kinora from kinora_appender, kinora_relay, kinora_projector, kinora_worker, kinora_operator, kinora_archiver, kinora_reader;
 
 grant select, insert, update on kinora.streams to kinora_appender;
 grant select, insert on kinora.events to kinora_appender;
@@ -30,6 +30,10 @@ grant select, insert, update, delete on kinora.tasks, kinora.task_groups, kinora
 grant select, insert, delete on kinora.task_trail to kinora_worker;
 grant insert, select (topic, message_id) on kinora.outbox to kinora_worker;
 
+-- to archive ended streams
+grant select on kinora.streams, kinora.checkpoints, kinora.incarnation to kinora_archiver;
+grant select, delete on kinora.events, kinora.snapshots to kinora_archiver;
+
 -- to report that they are alive, to see what is paused, and to take requests up
 grant select, insert, update, delete on kinora.services to kinora_relay, kinora_projector, kinora_worker;
 grant select on kinora.pauses to kinora_relay, kinora_projector, kinora_worker;
@@ -44,7 +48,7 @@ grant insert, update on kinora.generations, kinora.checkpoints to kinora_operato
 grant update on kinora.segments to kinora_operator;
 grant insert on kinora.task_trail to kinora_operator;
 
-grant select on kinora.migrations to kinora_appender, kinora_relay, kinora_projector, kinora_worker;
+grant select on kinora.migrations to kinora_appender, kinora_relay, kinora_projector, kinora_worker, kinora_archiver;
 grant select on all tables in schema kinora to kinora_reader;
 -- where execute was revoked from public
 grant execute on function kinora.held(text, int, bytea[]), kinora.unheld(text, int, bytea[], bigint), kinora.checkpoint(text, int, text),

@@ -59,7 +59,7 @@ func TestThePlansOfTheLog(t *testing.T) {
 				exec("vacuum analyze kinora.events")
 			}
 			check(t, byIndex, batched)
-			exec(`insert into kinora.streams select 'b-' || g, 'b', 1 from generate_series(1, 50000) g`)
+			exec(`insert into kinora.streams (stream, category, version) select 'b-' || g, 'b', 1 from generate_series(1, 50000) g`)
 			exec(`insert into kinora.events (stream, version, id, type, schema_version, data, metadata, recorded_at)
 				select 'b-' || g, 1, gen_random_uuid(), 't', 1, '{}', '{}', clock_timestamp() from generate_series(1, 50000) g`)
 			if when == "after" {
@@ -87,7 +87,7 @@ func TestTheCostOfALogPageIsFlat(t *testing.T) {
 			page(t, one, q)
 		}
 	}
-	_, err = db.Pool().Exec(t.Context(), `insert into kinora.streams select 'b-' || g, 'b', 1 from generate_series(1, 60000) g`)
+	_, err = db.Pool().Exec(t.Context(), `insert into kinora.streams (stream, category, version) select 'b-' || g, 'b', 1 from generate_series(1, 60000) g`)
 	require.NoError(t, err)
 	_, err = db.Pool().Exec(t.Context(), `insert into kinora.events (stream, version, id, type, schema_version, data, metadata, recorded_at)
 		select 'b-' || g, 1, gen_random_uuid(), 'counted', 1, '{}', '{}', clock_timestamp() from generate_series(1, 60000) g`)

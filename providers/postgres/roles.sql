@@ -16,6 +16,7 @@
 --                     and creates views: grant it truncate, or let it own them.
 --   kinora_worker     claims, changes, starts, answers and deletes tasks, decides about them, and
 --                     emits. If its handlers append events, grant it kinora_appender too.
+--   kinora_archiver   reads ended streams, and deletes their events before the last one
 --   kinora_operator   reads everything, and decides: requeues, skips, replays, pauses, requests
 --                     rebuilds and verifications. For people, with the command kinora
 --   kinora_reader     reads everything, changes nothing
@@ -23,7 +24,7 @@ do $$
 declare
 	name text;
 begin
-	foreach name in array array['owner', 'migrator', 'appender', 'relay', 'projector', 'worker', 'operator', 'reader'] loop
+	foreach name in array array['owner', 'migrator', 'appender', 'relay', 'projector', 'worker', 'operator', 'archiver', 'reader'] loop
 		begin
 			execute format('create role kinora_%s nologin', name);
 		exception when duplicate_object or unique_violation then null;
@@ -35,4 +36,4 @@ $$;
 grant kinora_owner to kinora_migrator;
 create schema if not exists kinora authorization kinora_owner;
 alter schema kinora owner to kinora_owner;
-grant usage on schema kinora to kinora_appender, kinora_relay, kinora_projector, kinora_worker, kinora_operator, kinora_reader;
+grant usage on schema kinora to kinora_appender, kinora_relay, kinora_projector, kinora_worker, kinora_operator, kinora_archiver, kinora_reader;

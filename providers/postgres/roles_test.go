@@ -104,8 +104,12 @@ func roleOps(t *testing.T) map[string]func(ctx context.Context, db *postgres.DB)
 			_, err := db.Parked(ctx, provider.ParkedFilter{})
 			return err
 		},
+		"archive": func(ctx context.Context, db *postgres.DB) error {
+			_, err := db.Archive(ctx, "b-1", eventstore.ArchiveOptions{})
+			return err
+		},
 		"change events":   exec(`update kinora.events set data = '{}'`),
-		"delete events":   exec(`delete from kinora.events`),
+		"delete events":   exec(`delete from kinora.events where false`),
 		"delete markers":  exec(`delete from kinora.markers`),
 		"delete entries":  exec(`delete from kinora.outbox`),
 		"delete streams":  exec(`delete from kinora.streams`),
@@ -121,6 +125,7 @@ func TestRolesHaveExactlyTheirRights(t *testing.T) {
 		"kinora_relay":     {"relay", "delete entries"},
 		"kinora_projector": {"project", "decide", "prune", "delete markers", "read streams", "read the log", "start and answer tasks"},
 		"kinora_worker":    {"work", "start and answer tasks"},
+		"kinora_archiver":  {"archive", "delete events", "read streams", "read the log"},
 		"kinora_reader":    {"read streams", "read the log", "inspect"},
 	}
 	for role, can := range may {
@@ -132,6 +137,10 @@ func TestRolesHaveExactlyTheirRights(t *testing.T) {
 				require.NoError(t, err)
 			}
 			_, err := db.Append(t.Context(), "a-1", eventstore.NoStream, drafts(t, 1))
+			require.NoError(t, err)
+			ended := append(drafts(t, 1), drafts(t, 1)...)
+			ended[1].Type = eventstore.TypeEnded
+			_, err = db.Append(t.Context(), "b-1", eventstore.NoStream, ended)
 			require.NoError(t, err)
 			mine := as(t, db, role)
 			for name, op := range roleOps(t) {

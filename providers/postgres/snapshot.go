@@ -17,7 +17,8 @@ select version, event_id, state from kinora.snapshots where stream = $1::text an
 	saveSnapshotSQL = `
 with saved as (
 	insert into kinora.snapshots (stream, schema, version, event_id, state, saved_at)
-	values ($1::text, $2::text, $3::bigint, $4::text, $5::bytea, clock_timestamp())
+	select $1::text, $2::text, $3::bigint, $4::text, $5::bytea, clock_timestamp()
+	where not exists (select from kinora.streams where stream = $1::text and ended)
 	on conflict (stream, schema) do update set
 		version = excluded.version, event_id = excluded.event_id, state = excluded.state, saved_at = excluded.saved_at)
 delete from kinora.snapshots

@@ -190,7 +190,7 @@ func All[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
 
 // EventStore checks eventstore.Store, eventstore.TxStore, eventstore.SnapshotStore, eventstore.EventFinder, and Transact if the fixture has it.
 func EventStore[Tx any](t *testing.T, open Open[Tx], differences ...Difference) {
-	run(t, open, differences, nil, slices.Concat(appendCases, againCases, readCases, inputCases, txCases, transactCases, snapshotCases, commandCases))
+	run(t, open, differences, nil, slices.Concat(appendCases, againCases, readCases, inputCases, txCases, transactCases, snapshotCases, commandCases, streamEndCases, archiveCases))
 }
 
 // Log checks eventstore.Log, provider.Log, provider.LogWaker and provider.LogCounter.

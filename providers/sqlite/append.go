@@ -45,7 +45,8 @@ func (d *Provider) append(ctx context.Context, a *appending) (at eventstore.Appe
 func (d *Provider) resolve(ctx context.Context, a *appending, lost error) (eventstore.Appended, error) {
 	at, err := d.append(ctx, a)
 	switch {
-	case errors.Is(err, eventstore.ErrConflict), errors.Is(err, eventstore.ErrEventIDReused), errors.Is(err, eventstore.ErrDamaged):
+	case errors.Is(err, eventstore.ErrConflict), errors.Is(err, eventstore.ErrEventIDReused), errors.Is(err, eventstore.ErrDamaged),
+		errors.Is(err, eventstore.ErrStreamEnded):
 		return at, err // the first commit did not succeed
 	case err != nil:
 		return at, fmt.Errorf("%w: %w; then %w", eventstore.ErrAmbiguous, lost, err)
@@ -104,6 +105,10 @@ func (a *appending) run(ctx context.Context, s session) (eventstore.Appended, er
 	at, known, err := a.find(ctx, s)
 	if err == nil && !known {
 		at, err = a.writeEvents(ctx, s)
+	} else if errors.Is(err, eventstore.ErrEventIDReused) { // perhaps the others are archived
+		if e := a.conflict(ctx, s); errors.Is(e, eventstore.ErrStreamEnded) {
+			err = e
+		}
 	}
 	at.Log, _, _ = strings.Cut(log, "/")
 	if err != nil || known {
@@ -151,14 +156,15 @@ func (a *appending) find(ctx context.Context, s session) (at eventstore.Appended
 }
 
 // raiseStream raises the version of stream ?1 by ?3 if the version is ?4, or if ?4 is -1 (any).
-// It inserts a missing stream, unless ?4 is above 0. No row: a conflict.
+// It inserts a missing stream, unless ?4 is above 0. ?5 says whether the append ends the stream. No row:
+// a conflict, or the stream has ended.
 const raiseStream = `
-insert into kinora_streams (stream, category, version)
-select ?1, ?2, ?3 where ?4 <= 0 or exists (select 1 from kinora_streams where stream = ?1)
-on conflict (stream) do update set version = version + ?3 where ?4 = -1 or version = ?4
+insert into kinora_streams (stream, category, version, ended)
+select ?1, ?2, ?3, ?5 where ?4 <= 0 or exists (select 1 from kinora_streams where stream = ?1)
+on conflict (stream) do update set version = version + ?3, ended = ?5 where not ended and (?4 = -1 or version = ?4)
 returning version, ` + clock
 
-const readVersion = `select version from kinora_streams where stream = ?1`
+const readVersion = `select version, ended from kinora_streams where stream = ?1`
 
 const insertEvent = `
 insert into kinora_events (stream, version, id, type, schema_version, data, metadata, recorded_at)
@@ -166,7 +172,8 @@ values (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)`
 
 func (a *appending) writeEvents(ctx context.Context, s session) (at eventstore.Appended, err error) {
 	n := int64(len(a.events))
-	err = one(ctx, s, []any{&at.Version, &a.at}, raiseStream, a.stream, eventstore.Category(a.stream), n, int64(a.expected))
+	err = one(ctx, s, []any{&at.Version, &a.at}, raiseStream, a.stream, eventstore.Category(a.stream), n, int64(a.expected),
+		a.events[n-1].Type == eventstore.TypeEnded)
 	if errors.Is(err, sql.ErrNoRows) {
 		return at, a.conflict(ctx, s)
 	}
@@ -195,9 +202,13 @@ func (a *appending) writeEvents(ctx context.Context, s session) (at eventstore.A
 
 func (a *appending) conflict(ctx context.Context, s session) error {
 	c := &eventstore.ConflictError{Stream: a.stream, Expected: a.expected}
-	err := one(ctx, s, []any{&c.Actual}, readVersion, a.stream)
+	var ended bool
+	err := one(ctx, s, []any{&c.Actual, &ended}, readVersion, a.stream)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return err
+	}
+	if ended {
+		return eventstore.ErrStreamEnded
 	}
 	if int64(a.expected) > c.Actual { // a reader has seen no more events than the row counts, unless the row is damaged
 		var beyond bool
@@ -221,8 +232,8 @@ func isVersionTaken(err error) bool {
 
 // damaged says how to restore the stream's row.
 func (a *appending) damaged() error {
-	return fmt.Errorf("%w: restore the row: insert into kinora_streams (stream, category, version) select stream, '%s', max(version) "+
-		"from kinora_events where stream = '%s' group by stream on conflict (stream) do update set version = max(version, excluded.version)",
+	return fmt.Errorf("%w: restore the row: insert into kinora_streams (stream, category, version, ended) select stream, '%s', max(version), max(type = 'kinora.ended') "+
+		"from kinora_events where stream = '%s' group by stream on conflict (stream) do update set version = max(version, excluded.version), ended = excluded.ended",
 		eventstore.ErrDamaged, eventstore.Category(a.stream), strings.ReplaceAll(a.stream, "'", "''"))
 }
 

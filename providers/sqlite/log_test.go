@@ -87,7 +87,7 @@ func TestAFilteredPageIsBounded(t *testing.T) {
 	db := openAt(t, migrated(t), nil)
 	const n = 45_000
 	_, err := db.SQL().Exec(`with recursive g (value) as (select 1 union all select value + 1 from g where value < ?)
-		insert into kinora_streams select 'review-' || value, 'review', 1 from g`, n)
+		insert into kinora_streams (stream, category, version) select 'review-' || value, 'review', 1 from g`, n)
 	require.NoError(t, err)
 	_, err = db.SQL().Exec(`insert into kinora_events (stream, version, id, type, schema_version, data, metadata, recorded_at)
 		select stream, 1, printf('00000000-0000-7000-8000-%012d', n), 'review.posted', 1, '{}', '{}', 0 from (select stream, row_number() over () n from kinora_streams)`)

@@ -16,7 +16,7 @@ select version, event_id, state from kinora_snapshots where stream = ?1 and sche
 
 	saveSnapshot = `
 insert into kinora_snapshots (stream, schema, version, event_id, state, saved_at)
-values (?1, ?2, ?3, ?4, ?5, ` + clock + `)
+select ?1, ?2, ?3, ?4, ?5, ` + clock + ` where not exists (select 1 from kinora_streams where stream = ?1 and ended)
 on conflict (stream, schema) do update set
 	version = excluded.version, event_id = excluded.event_id, state = excluded.state, saved_at = excluded.saved_at`
 

@@ -40,6 +40,14 @@ func (c *Commands) Withdraw(
 	return c.update(ctx, product, author, func(r *Review) ([]any, error) { return r.Withdraw(at) }, command...)
 }
 
+// Erase withdraws the review of product by author for ever. After it every command on the review is
+// eventstore.ErrStreamEnded. See Review.Erase.
+func (c *Commands) Erase(
+	ctx context.Context, product, author string, at time.Time, command ...eventstore.CommandID,
+) (eventstore.Appended, error) {
+	return c.update(ctx, product, author, func(r *Review) ([]any, error) { return r.Erase(at) }, command...)
+}
+
 // PostAsOf posts a historical record. See Review.PostAsOf.
 func (c *Commands) PostAsOf(ctx context.Context, product, author string, content Content, at time.Time) (eventstore.Appended, error) {
 	return c.update(ctx, product, author, func(r *Review) ([]any, error) { return r.PostAsOf(content, at) })

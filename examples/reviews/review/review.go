@@ -177,6 +177,16 @@ func (r *Review) Withdraw(at time.Time) ([]any, error) {
 	return []any{Withdrawn{r.product, r.author, r.content.Stars, at.UTC()}}, nil
 }
 
+// Erase withdraws the review if it is posted, and ends its stream for ever: it cannot be posted again.
+// It returns ErrNoReview if the review was never posted.
+func (r *Review) Erase(at time.Time) ([]any, error) {
+	events, err := r.Withdraw(at)
+	if err != nil {
+		return nil, err
+	}
+	return append(events, eventstore.Ended{}), nil
+}
+
 // Hide hides a review that a moderator has rejected. It returns no event if the review has other
 // content by now, or is not posted.
 func (r *Review) Hide(rejected Content, reason string, at time.Time) ([]any, error) {

@@ -19,6 +19,7 @@ create table kinora.streams (
 	stream   text collate "C" not null,
 	category text collate "C" not null,
 	version  "kinora".stream_version not null,
+	ended    boolean not null default false, -- its last event is kinora.ended: nothing can be appended
 	constraint streams_pkey primary key (stream)
 ) with (fillfactor = 50);
 

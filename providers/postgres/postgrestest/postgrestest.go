@@ -115,8 +115,10 @@ func schema(cfg *postgres.Config) string {
 const versions = `
 select count(*) from (
 	select s.stream from kinora.streams s full join (
-		select stream, count(*) n, min(version) low, max(version) high from kinora.events group by stream) e using (stream)
-	where s.version is distinct from e.n or e.low <> 1 or e.high <> e.n) broken`
+		select stream, count(*) n, min(version) low, max(version) high, bool_or(type = 'kinora.ended') ended
+		from kinora.events group by stream) e using (stream)
+	where s.version is distinct from e.high or s.ended is distinct from e.ended
+		or (e.low <> 1 or e.high <> e.n) and not (s.ended and e.n = 1)) broken -- only the end of an archived stream is left`
 
 var atRest = map[string]string{
 	"no claim is live": `select count(*) from kinora.outbox where status = 'claimed' and next_attempt_at > clock_timestamp()`,

@@ -4,7 +4,8 @@
 create table kinora_streams (
     stream   text primary key,
     category text not null,
-    version  integer not null check (version > 0)
+    version  integer not null check (version > 0),
+    ended    integer not null default 0 check (ended in (0, 1)) -- its last event is kinora.ended: nothing can be appended
 ) strict, without rowid;
 
 -- The log of events. Positions are assigned after the version check by the only writer, so they

@@ -1,0 +1,19 @@
+package provider
+
+import (
+	"slices"
+
+	"github.com/kinora-go/kinora/eventstore"
+)
+
+// Passed is the check of Archive in a store. behind has the projectors that take an event of the stream
+// that is to be deleted, and whose checkpoint is before it, except those of retired generations. If
+// ArchiveOptions.Ignore does not have all of them, the error is an *eventstore.NotPassedError.
+func Passed(stream string, behind []string, o eventstore.ArchiveOptions) error {
+	behind = slices.DeleteFunc(slices.Clone(behind), func(name string) bool { return slices.Contains(o.Ignore, name) })
+	if len(behind) == 0 {
+		return nil
+	}
+	slices.Sort(behind)
+	return &eventstore.NotPassedError{Stream: stream, Projectors: slices.Compact(behind)}
+}
