@@ -99,6 +99,9 @@ func (m *moderate[Tx]) run(ctx context.Context, r *task.Run[Tx], q question) (st
 	return task.StepTx(ctx, r, "hide", func(ctx context.Context, tx Tx) (string, []outbox.Message, error) {
 		content := review.Content{Stars: q.Stars, Summary: q.Summary, Text: q.Text}
 		_, err := m.commands.HideTx(ctx, m.inTx(tx), q.Product, q.Author, content, v.Reason, m.clock())
+		if errors.Is(err, eventstore.ErrStreamEnded) { // it is erased: there is nothing to hide
+			err = nil
+		}
 		return hidden, nil, err
 	}, nil)
 }

@@ -205,7 +205,7 @@ func (db *Provider) findRights(ctx context.Context, _ provider.DiagnosisLimits) 
 	for _, name := range names {
 		var many, few []string
 		for _, r := range has[name] {
-			if slices.Contains(forbidden, r) || name == "public" && r.right != "select" {
+			if slices.Contains(forbidden, r) && !isArchiving(name, r) || name == "public" && r.right != "select" {
 				many = append(many, r.right+" on "+db.cfg.Schema+"."+r.table)
 			}
 		}
@@ -228,9 +228,14 @@ func (db *Provider) findRights(ctx context.Context, _ provider.DiagnosisLimits) 
 	return found, err
 }
 
+// isArchiving reports whether a right is what the role of Archive is for.
+func isArchiving(role string, r right) bool {
+	return role == "kinora_archiver" && r == right{"delete", "events"}
+}
+
 // isOperator reports whether a role is that of a person: it reads, and runs no service.
 func isOperator(has map[string][]right, role string) bool {
-	return role == "kinora_operator" || role == "kinora_reader" || len(has[role]) == 0
+	return role == "kinora_operator" || role == "kinora_archiver" || role == "kinora_reader" || len(has[role]) == 0
 }
 
 func (db *Provider) rightsFinding(role string, rights []string, what, meaning, verb, to string) provider.Finding {

@@ -48,6 +48,7 @@ func TestProgressPlans(t *testing.T) {
 	const (
 		marked     = "SEARCH kinora_markers EXISTS USING PRIMARY KEY (handler=? AND generation=? AND message_id=?)"
 		checkpoint = "SEARCH kinora_checkpoints USING PRIMARY KEY (projector=? AND generation=?)"
+		segments   = "SEARCH kinora_segments USING PRIMARY KEY (projector=? AND generation=? AND segment<?)"
 		applied    = "SEARCH kinora_markers USING COVERING INDEX kinora_markers_position (handler=? AND position<?)"
 		byKey      = "SEARCH kinora_markers USING PRIMARY KEY (handler=? AND generation=? AND message_id=?)"
 	)
@@ -60,7 +61,7 @@ func TestProgressPlans(t *testing.T) {
 		run   func()
 		plans [][]string // of the statements, in order; nil: not checked
 	}{
-		{"set the checkpoint", func() { ok(db.SetCheckpoint(ctx, totals, provider.Checkpoint{}, live(5))) }, [][]string{nil, {checkpoint}, nil, nil}},
+		{"set the checkpoint", func() { ok(db.SetCheckpoint(ctx, totals, provider.Checkpoint{}, live(5))) }, [][]string{nil, {checkpoint}, nil, {segments}, nil}},
 		{"deliver", func() { ok(nil, db.Do(ctx, placed(6, 7), nil0)) }, [][]string{nil, nil, {checkpoint}, {marked}, nil, nil}},
 		{"deliver what the checkpoint covers", func() { ok(nil, db.Do(ctx, placed(4, 5), nil0)) }, [][]string{nil, nil, {checkpoint}, nil}},
 		{"move", func() { ok(nil, db.Do(ctx, moving(5, 9, 8, 9), nil0)) }, [][]string{nil, nil, {checkpoint}, {marked}, {checkpoint}, nil}},
