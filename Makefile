@@ -19,11 +19,13 @@ test: race fault-short ## every test, the race detector on, some mutants include
 #
 # A program with the race detector sleeps for a second before it exits. Tests end programs often, so they sleep less.
 #
+# The packages that take longest begin first.
+#
 # If Redis, pgbouncer or a browser is missing and cannot be installed, its tests are skipped, and reported as skipped.
 race: gcc postgres
 	@mkdir -p $(BIN)
 	@for tool in redis pgbouncer browser; do $(MAKE) -s $$tool || KINORA_SKIP="$$KINORA_SKIP,$$tool"; done; export KINORA_SKIP; \
-	GORACE=atexit_sleep_ms=100 go test -race -p 4 -gcflags=modernc.org/sqlite/lib=-race=false -v -timeout 30m work > $(BIN)/test.log 2>&1; status=$$?; \
+	GORACE=atexit_sleep_ms=100 go test -race -p 4 -gcflags=modernc.org/sqlite/lib=-race=false -v -timeout 30m ./providers/postgres/... ./examples/reviews/... work > $(BIN)/test.log 2>&1; status=$$?; \
 	if [ $$status -ne 0 ]; then grep -vE '^(=== |\s*--- PASS|\s*--- SKIP|redis: )' $(BIN)/test.log; \
 	echo "What failed:"; grep -E -A14 '^\s*--- FAIL|^\s+Error Trace:|^panic: |DATA RACE' $(BIN)/test.log | tail -300; \
 	else grep -E '^(ok|FAIL|\?)' $(BIN)/test.log; fi; \

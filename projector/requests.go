@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kinora-go/kinora/internal/crash"
 	"github.com/kinora-go/kinora/provider"
 )
 
@@ -66,7 +65,6 @@ func (r *Runner) takeRequests(ctx, hard context.Context) {
 				continue
 			}
 			limited, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
-			crash.Point("request: before")
 			taken, err := r.operations.TakeAct(limited, a.ID, r.id, requestLease)
 			cancel()
 			switch {
