@@ -56,6 +56,7 @@ func (db *Provider) Report(ctx context.Context, r provider.ServiceReport, lease 
 	}
 	crash.Point("report: before")
 	_, err = db.pool.Exec(ctx, db.q(reportSQL), planned, r.ID, r.Kind, r.Holder, string(data), lease.Microseconds(), r.Clock, provider.ReportKept.Microseconds())
+	crash.Point("report: after")
 	return ofOwn(ctx, wrap("report a service", clear(err)))
 }
 
@@ -94,6 +95,7 @@ func (db *Provider) SetPause(ctx context.Context, p provider.Pause, paused bool)
 	}
 	crash.Point("pause: before")
 	tag, err := db.pool.Exec(ctx, db.q(sql), planned, p.Kind, p.Name, p.By, p.Reason)
+	crash.Point("pause: after")
 	return tag.RowsAffected() == 1, ofOwn(ctx, wrap("pause", clear(err)))
 }
 
@@ -149,6 +151,7 @@ func (db *Provider) AddAct(ctx context.Context, a provider.Act) (id int64, err e
 	crash.Point("add act: before")
 	err = db.pool.QueryRow(ctx, db.q(addActSQL), planned, a.Verb, a.Kind, a.Name, a.By, a.Reason, jsonArg(a.Detail), string(a.State),
 		provider.ActsKept.Microseconds(), jsonArg(a.Outcome)).Scan(&id)
+	crash.Point("add act: after")
 	return id, ofOwn(ctx, wrap("record an act", clear(err)))
 }
 
@@ -197,6 +200,7 @@ func scanAct(row pgx.CollectableRow) (a provider.Act, err error) {
 func (db *Provider) TakeAct(ctx context.Context, id int64, holder string, lease time.Duration) (bool, error) {
 	crash.Point("take act: before")
 	tag, err := db.pool.Exec(ctx, db.q(takeActSQL), planned, id, holder, lease.Microseconds())
+	crash.Point("take act: after")
 	return tag.RowsAffected() == 1, ofOwn(ctx, wrap("take an act", clear(err)))
 }
 
@@ -211,6 +215,7 @@ func (db *Provider) ChangeAct(ctx context.Context, id int64, holder string, c pr
 	}
 	crash.Point("change act: before")
 	tag, err := db.pool.Exec(ctx, db.q(changeActSQL), planned, id, holder, string(c.State), c.Applied, c.Total, jsonArg(outcome), lease.Microseconds())
+	crash.Point("change act: after")
 	return tag.RowsAffected() == 1, ofOwn(ctx, wrap("change an act", clear(err)))
 }
 
@@ -224,6 +229,7 @@ func (db *Provider) CancelAct(ctx context.Context, id int64, d provider.Decision
 	}
 	crash.Point("cancel act: before")
 	tag, err := db.pool.Exec(ctx, db.q(cancelActSQL), planned, id, d.By, d.Reason)
+	crash.Point("cancel act: after")
 	return tag.RowsAffected() == 1, ofOwn(ctx, wrap("cancel an act", clear(err)))
 }
 
