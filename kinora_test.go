@@ -139,7 +139,10 @@ func TestRunEndsWithItsFirstFailure(t *testing.T) {
 	t.Parallel()
 	j, broken := &journal{}, errors.New("broken")
 	a, b := newService(j, "runner"), newService(j, "relay")
-	go func() { a.fail <- broken }()
+	go func() {
+		<-b.running // b is started after a
+		a.fail <- broken
+	}()
 	require.ErrorIs(t, kinora.Run(t.Context(), a, b), broken)
 	require.Contains(t, j.lines, "relay down")
 }
