@@ -21,7 +21,7 @@ type LoopState struct {
 // Healthy returns a handler for liveness probes: it replies 200 while the loops of the services move,
 // and 503 if one is late for longer than late. Zero means 1m. Restart the process then: nothing else
 // ends a call that does not return.
-//   - A relay is late during a Publish call. Each call begins anew, so a slow broker is not late.
+//   - A relay is late during a Publish call. The time of each call counts alone, so a slow broker is not late.
 //   - A runner or a worker is late if a handler has not returned after the end of its context, and if
 //     an observer does not return. A slow handler is not late, and a database that is down makes
 //     nothing late.

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// followEvery is how often what is paused is read.
+	// followEvery is the interval between two reads of the pauses.
 	followEvery = time.Second
 	// reportEvery is the number of reads between two reports.
 	reportEvery = 5
@@ -64,7 +64,7 @@ func (p *Presence) IsPaused(kind, name string) bool {
 	return all != nil && slices.ContainsFunc(*all, func(one provider.Pause) bool { return one.Kind == kind && one.Name == name })
 }
 
-// Follow reads what is paused once. Services call it before they begin.
+// Follow reads the pauses once. Services call it before they begin.
 func (p *Presence) Follow(outer context.Context) {
 	if p.store == nil {
 		return
@@ -80,7 +80,7 @@ func (p *Presence) Follow(outer context.Context) {
 	}
 }
 
-// note warns of the first of several failures. Until the store answers again, what was paused stays paused.
+// note warns of the first of several failures. Until the store answers again, the pauses stay as they are.
 func (p *Presence) note(err error) {
 	if failed := p.failed.Swap(err != nil); err != nil && !failed {
 		p.warn(err)

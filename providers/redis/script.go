@@ -69,7 +69,7 @@ func (a answer) number(i int) int64 {
 	return 0
 }
 
-// errReply: a script did not return what it returns.
+// errReply: the reply of a script does not have the form that its script returns.
 var errReply = errors.New("a script of Kinora has an unexpected reply")
 
 // run runs a script. The client does not notice that a context is canceled, so run waits for the
