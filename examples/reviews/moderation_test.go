@@ -168,13 +168,20 @@ func TestModeration(t *testing.T) {
 		s.post("eve", "good", task.Done) // a hidden review may be posted again
 		s.visible("ann", "dee", "fay", "eve")
 
+		// The author erases the review before the verdict.
+		erased := s.post("hal", "later", task.Waiting)
+		require.Equal(t, http.StatusOK, call(t, "DELETE", s.url+"/products/p/reviews/hal?forever", "", strong).status)
+		require.Equal(t, "200 taken", s.send(erased.ID, "m1", "hide"))
+		s.task(erased.ID, task.Done)
+		s.visible("ann", "dee", "fay", "eve")
+
 		require.Equal(t, http.StatusCreated, call(t, "POST", s.url+"/products/p/reviews", reviewJSON("gil", 5, ""), strong).status)
 		tasks, err := s.db.Tasks(t.Context(), task.Filter{})
 		require.NoError(t, err)
-		require.Len(t, tasks, 8, "one for each text")
+		require.Len(t, tasks, 9, "one for each text")
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		require.Len(t, m.calls, 8, "one key for each task")
+		require.Len(t, m.calls, 9, "one key for each task")
 		require.Equal(t, 3, m.calls[m.asked["cy"].Task+"/ask"], "the key stays the same")
 		require.NotContains(t, m.asked, "gil")
 	})
