@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/kinora-go/kinora/eventstore"
+	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
 )
@@ -15,6 +16,9 @@ import (
 // retryPatience is how long waitCaughtUp waits while none of the messages that are tried again is
 // applied. It is longer than all attempts at a message, and than the lease of a killed runner.
 const retryPatience = time.Minute
+
+// errPipelineEnded says that nothing more will come. Stop of the pipeline returns the reason.
+var errPipelineEnded = errors.New("the pipeline ended unexpectedly")
 
 // waitCaughtUp returns when each event is applied or stuck, and the number of messages that are
 // stuck or wait behind a stuck one. The runner may be in another process.
@@ -54,9 +58,28 @@ func waitCaughtUp(ctx context.Context, s serviceStore, ended <-chan struct{}, re
 		select {
 		case <-time.After(pause):
 		case <-ended:
-			return 0, errors.New("the pipeline ended unexpectedly") // Stop returns the reason
+			return 0, errPipelineEnded
 		case <-ctx.Done():
 			return 0, ctx.Err()
+		}
+	}
+}
+
+// waitPublished returns when each entry of the outbox is published or abandoned. The read models may be
+// complete before: their runner reads what it lacks from the log. It returns an error if ended is closed
+// first.
+func waitPublished(ctx context.Context, s outbox.Inspector, ended <-chan struct{}) error {
+	for {
+		counts, err := s.StatusCounts(ctx, outbox.Pending, outbox.Claimed, outbox.Failed)
+		if err != nil || counts[outbox.Pending]+counts[outbox.Claimed]+counts[outbox.Failed] == 0 {
+			return err
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-ended:
+			return errPipelineEnded
+		case <-ctx.Done():
+			return ctx.Err()
 		}
 	}
 }

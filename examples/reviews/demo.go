@@ -236,7 +236,7 @@ func (d *demo) issueAndWait(ctx context.Context) error {
 	d.logf("all commands issued: %d accepted, %d rejected, %d events", d.commander.tally.accepted,
 		d.commander.tally.rejected, d.commander.events.Load())
 	// ctx ends with the worker.
-	if err := waitPublished(ctx, d.db); err != nil {
+	if err := waitPublished(ctx, d.db, nil); err != nil {
 		return err
 	}
 	if err := waitDrained(ctx, d.broker, d.db); err != nil {

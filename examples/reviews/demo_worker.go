@@ -129,19 +129,6 @@ type parkedCounter interface {
 	ParkedCount(ctx context.Context, projector string) (int64, error)
 }
 
-// waitPublished waits until every outbox entry is published.
-func waitPublished(ctx context.Context, s outbox.Inspector) error {
-	for {
-		counts, err := s.StatusCounts(ctx, outbox.Pending, outbox.Claimed, outbox.Failed)
-		if err != nil || counts[outbox.Pending]+counts[outbox.Claimed]+counts[outbox.Failed] == 0 {
-			return err
-		}
-		if err := sleep(ctx, 20*time.Millisecond); err != nil {
-			return err
-		}
-	}
-}
-
 // waitDrained waits until every published message is acked and no message is parked.
 func waitDrained(ctx context.Context, u unconsumedCounter, p parkedCounter) error {
 	for {

@@ -102,7 +102,10 @@ func (im *importer) apply(ctx context.Context, d database, flags pipelineFlags, 
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, pipe.Stop()) }()
-	return waitCaughtUp(ctx, db, pipe.Ended(), im.open.Store)
+	if stuck, err = waitCaughtUp(ctx, db, pipe.Ended(), im.open.Store); err != nil || pipe.broker == nil {
+		return stuck, err
+	}
+	return stuck, waitPublished(ctx, db, pipe.Ended())
 }
 
 // Limits of the lines that share a transaction, and so one write to the disk. A service on the same
