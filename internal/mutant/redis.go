@@ -75,7 +75,7 @@ var redis = []Mutant{
 	{
 		Name:  "redis_partly_forgotten",
 		What:  "a message that was applied in part is tried again",
-		Edits: []Edit{{File: "providers/redis/scripts/unit.lua", Old: "      redis.call('HSET', KEYS[2], member, 'partly ' .. text)\n", New: "      for _, set in ipairs(sets) do redis.call('ZREM', KEYS[set], member) end\n"}},
+		Edits: []Edit{{File: "providers/redis/scripts/unit.lua", Old: "      call('HSET', KEYS[2], member, 'partly ' .. text)\n", New: "      for _, set in ipairs(sets) do redis.call('ZREM', KEYS[set], member) end\n"}},
 		Tests: []Test{{"./providers/redis", "TestAMessageThatWasPartlyAppliedIsStuck/log"}},
 	},
 	{

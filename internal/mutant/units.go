@@ -140,6 +140,12 @@ var units = []Mutant{
 		Tests: []Test{{"./providers/postgres", "TestHoldsAreReadAfterTheWaitForMarkers/tx"}},
 	},
 	{
+		Name:  "many_lanes_not_held",
+		What:  "a unit of many lanes does not look up which ones are held",
+		Edits: []Edit{{File: "providers/postgres/open.go", Old: "	if w.mayHold {\n", New: "	if w.mayHold && false {\n"}},
+		Tests: []Test{{"./providers/postgres", "TestHoldsAreReadAfterTheWaitForMarkers/tx_of_many_lanes"}},
+	},
+	{
 		Name: "hold_not_locked",
 		What: "a unit that finds a lane held does not lock the hold: it may park behind a message that has left",
 		Edits: []Edit{{

@@ -51,7 +51,7 @@ grant insert on kinora.task_trail to kinora_operator;
 grant select on kinora.migrations to kinora_appender, kinora_relay, kinora_projector, kinora_worker, kinora_archiver;
 grant select on all tables in schema kinora to kinora_reader;
 -- where execute was revoked from public
-grant execute on function kinora.held(text, int, bytea[]), kinora.unheld(text, int, bytea[], bigint), kinora.checkpoint(text, int, text),
+grant execute on function kinora.may_hold(text, int), kinora.held(text, int, bytea[]), kinora.unheld(text, int, bytea[], bigint), kinora.checkpoint(text, int, text),
 	kinora.segment(text, int, int), kinora.segments_of(text, int),
 	kinora.advance_segment(text, int, int, bigint, text, uuid, bigint, text, timestamptz),
 	kinora.advance(text, int, bigint, text, uuid, bigint, text, timestamptz), kinora.marked(int, bigint, text[], text[], text[]),

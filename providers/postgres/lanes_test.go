@@ -69,16 +69,21 @@ func asides(u provider.Unit) func(provider.Found) provider.Closing {
 }
 
 // A unit that waited for the marker of one message finds the hold that the other unit has left,
-// in both forms.
+// in both forms. One of many lanes looks them up in a round trip of its own.
 func TestHoldsAreReadAfterTheWaitForMarkers(t *testing.T) {
 	t.Parallel()
-	for name, batched := range map[string]bool{"tx": false, "batch": true} {
+	for name, others := range map[string]int{"tx": 0, "tx of many lanes": 20, "batch": 0} {
+		batched := name == "batch"
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := postgrestest.OpenBusy(t, nil, totals)
 			lane := provider.LaneOfKey("k")
 			one, both := marked("first"), marked("first", "second")
 			one.Messages[0].Lane, both.Messages[0].Lane, both.Messages[1].Lane = lane, lane, lane
+			for i := range others {
+				id := fmt.Sprint("other ", i)
+				both.Messages = append(both.Messages, provider.Message{ID: id, Lane: provider.LaneOfKey(id)})
+			}
 			end := paused(t, db, one, asides(one))
 			found, done := make(chan provider.Found, 10), make(chan error, 1)
 			go func() {
@@ -101,8 +106,8 @@ func TestHoldsAreReadAfterTheWaitForMarkers(t *testing.T) {
 				<-found // before a statement was sent
 			}
 			f := <-found
-			require.Equal(t, [][]bool{{false}, {true}}, f.Fresh)
-			require.Equal(t, []bool{true, true}, f.Held)
+			require.Equal(t, [][]bool{{false}, {true}}, f.Fresh[:2])
+			require.Equal(t, append([]bool{true, true}, make([]bool, others)...), f.Held)
 		})
 	}
 }

@@ -37,6 +37,8 @@ select n.handler, $1::int, n.message_id, nullif(n.position, 0) from unnest($2::t
 
 	newMarkers = ` on conflict on constraint markers_pkey do nothing returning handler, message_id`
 
+	mayHoldSQL = `select kinora.may_hold($1::text, $2::int)`
+
 	heldSQL   = `select kinora.held($1::text, $2::int, $3::bytea[])`
 	unheldSQL = `select kinora.unheld($1::text, $2::int, $3::bytea[], $4::bigint)`
 
@@ -77,7 +79,7 @@ select p.id, p.lane, p.attempts, p.state, p.handlers from (select lane, count(*)
 	order by id limit l.n for no key update) p`
 )
 
-// open begins the transaction and opens the unit, in one round trip unless it has a Switch. The
+// open begins the transaction and opens the unit. Usually this takes one round trip. The
 // transaction is not nil if it has begun, also with an error.
 func (w *unit) open(ctx context.Context, conn *pgx.Conn) (tx pgx.Tx, err error) {
 	b := &pgx.Batch{}
@@ -98,6 +100,13 @@ func (w *unit) open(ctx context.Context, conn *pgx.Conn) (tx pgx.Tx, err error) 
 	}
 	if err != nil {
 		return tx, ofOwn(ctx, wrap("open the unit", err))
+	}
+	if w.mayHold {
+		b := &pgx.Batch{}
+		w.queueLanesHeld(b)
+		if err := conn.SendBatch(ctx, b).Close(); err != nil {
+			return tx, ofOwn(ctx, wrap("open the unit", err))
+		}
 	}
 	w.checkpoint = w.checkpoint.InSegment(w.Segment)
 	w.found.SetFresh(&w.Unit, func(m provider.Marker) bool { return w.marked[m] })
@@ -142,6 +151,11 @@ func (w *unit) queueOpen(b *pgx.Batch) {
 		b.Queue(scanAgainSQL)
 	}
 }
+
+// fewLanes is how many lanes a unit looks up in its first round trip. One of more lanes first asks whether
+// its projector has any that is held, and looks them up in a second one: to send and to look up 500 lanes
+// took a tenth of the time of a unit whose read model is in Redis.
+const fewLanes = 16
 
 // queueRows queues a statement. It calls found for each row of the result, with the row's columns
 // in row.
@@ -247,7 +261,16 @@ func (w *unit) lanes() [][]byte {
 	return each(w.Lanes(), func(l *provider.Lane) []byte { return l[:] })
 }
 
+// queueHeld queues the question which lanes are held, or whether any may be.
 func (w *unit) queueHeld(b *pgx.Batch) {
+	if len(w.Messages) <= fewLanes {
+		w.queueLanesHeld(b)
+		return
+	}
+	b.Queue(w.db.q(mayHoldSQL), w.Projector, w.Generation).QueryRow(func(row pgx.Row) error { return row.Scan(&w.mayHold) })
+}
+
+func (w *unit) queueLanesHeld(b *pgx.Batch) {
 	var lane provider.Lane
 	queueRows(b, []any{&lane}, func() { w.found.SetHeld(&w.Unit, lane) }, w.db.q(heldSQL), w.Projector, w.Generation, w.lanes())
 }

@@ -258,7 +258,7 @@ func TestTheFunctionsNeverScan(t *testing.T) {
 	require.NoError(t, err)
 	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[struct{ Name, Config string }])
 	require.NoError(t, err)
-	require.Len(t, all, 17)
+	require.Len(t, all, 18)
 	for _, f := range all {
 		if f.Name != "hold_gap" && f.Name != "refuse_write" && f.Name != "unmarked" {
 			require.Contains(t, f.Config, "enable_seqscan=off", f.Name)

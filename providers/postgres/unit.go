@@ -26,6 +26,7 @@ type unit struct {
 	// the markers that the opening inserted, or with Advance those that do not exist
 	marked     map[provider.Marker]bool
 	checkpoint provider.Checkpoint
+	mayHold    bool // the projector has held lanes: those of the messages must be looked up
 	advanced   bool // the statement that moves the checkpoint is queued
 	// message whose handlers run, or in which the transaction failed; -1: none
 	now      int
@@ -73,8 +74,9 @@ func (db *Provider) Keeps() provider.Keeps {
 	return provider.Keeps{Atomic: true, Markers: true, Output: true, DryRun: true, Tables: true, Reset: true}
 }
 
-// Do implements provider.Units at READ COMMITTED. One round trip opens the unit. run's tx refuses
-// Commit and Rollback; its Begin makes savepoints. For a unit with Switch:
+// Do implements provider.Units at READ COMMITTED. One round trip opens the unit, or two if it has more than 16
+// messages and a lane of its projector is held. run's tx refuses Commit and Rollback; its Begin makes
+// savepoints. For a unit with Switch:
 //   - With Snapshot the transaction is REPEATABLE READ.
 //   - A lock that is not free within a second is CodeBusy, and one of a table of Reset, Rename and
 //     Show within 300 ms: less than the default of deadlock_timeout, so that a reader who has locked

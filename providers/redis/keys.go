@@ -56,7 +56,7 @@ func (k *keys) set(name string) int {
 
 // member returns the form of a message's id in sets: a UUID in 16 bytes.
 func member(id string) string {
-	if parsed, err := uuid.Parse(id); err == nil && len(id) == 36 && id == strings.ToLower(id) {
+	if parsed, err := uuid.Parse(id); err == nil && len(id) == 36 && !strings.ContainsAny(id, "ABCDEF") {
 		return "u" + string(parsed[:])
 	}
 	return "t" + id

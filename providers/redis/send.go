@@ -7,6 +7,7 @@ import (
 	"iter"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/kinora-go/kinora/claim"
@@ -168,18 +169,22 @@ func addPlace(args []any, to *provider.LogPlace) []any {
 
 // sendPart runs a script for some messages. moves: it also moves the checkpoint to Advance.To.
 func (m *marked) sendPart(ctx context.Context, part []entry, moves bool) error {
-	size := 16 + 3*len(part)
+	size := 18 + 2*len(part)
 	for _, e := range part {
 		size += 4 * (e.last - e.first)
 	}
-	args := append(append(make([]any, 0, size), m.head()...), len(part))
-	var shape []byte
-	var last any // the shape of the message before
+	list := argLists.Get().(*[]any)
+	args := append(append(slices.Grow(*list, size), m.head()...), len(part))
+	var shape, last []byte // of a message, and of the one before
+	run, count := 0, 0     // messages of the same shape: the index of their number in args, and the number
 	for _, e := range part {
-		if shape = m.appendShape(shape[:0], e); last == nil || last.(string) != string(shape) {
-			last = string(shape)
+		if shape = m.appendShape(shape[:0], e); run == 0 || string(shape) != string(last) {
+			args = append(args, string(shape), 0)
+			run, count, last = len(args)-1, 0, append(last[:0], shape...)
 		}
-		args = append(args, member(m.unit.Messages[e.message].ID), m.place(e.message), last)
+		count++
+		args[run] = count
+		args = append(args, member(m.unit.Messages[e.message].ID), m.place(e.message))
 		for _, cmd := range m.tx.Cmds()[e.first:e.last] {
 			args = append(args, cmd.Args()...)
 		}
@@ -199,11 +204,19 @@ func (m *marked) sendPart(ctx context.Context, part []entry, moves bool) error {
 	} else {
 		a, err = m.Units.run(ctx, unitScript, m.client, m.keys.list, args)
 	}
+	if provider.ClassOf(err) != provider.ClassAmbiguous { // otherwise the client may still read args
+		clear(args)
+		*list = args[:0]
+		argLists.Put(list)
+	}
 	if err != nil {
 		return err
 	}
 	return m.result(part, a)
 }
+
+// argLists has lists of arguments for scripts.
+var argLists = sync.Pool{New: func() any { return new([]any) }}
 
 func bit(b bool) int {
 	if b {

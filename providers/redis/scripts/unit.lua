@@ -5,12 +5,14 @@
 -- a handler: of events, by position, and of other messages, by time.
 -- ARGV: kind, and for a reader the mode, token and position that the checkpoint must have; the time in
 -- milliseconds; whether there must be a checkpoint; the segment that it moves instead of the checkpoint, or 0;
--- the number of messages, and for each: member,
--- position, shape, and the words of its commands; then the place to move to in the end. A shape has whether
--- the message is marked, whether it may have been applied in part, whether the checkpoint moves to it, a
--- word for each of its sets of events ('s' and the index), and the number of words of each command.
+-- the number of messages; then for each run of messages of one shape: the shape, the number of these
+-- messages, and for each: member, position, and the words of its commands; then the place to move to in the
+-- end. A shape has whether the message is marked, whether it may have been applied in part, whether the
+-- checkpoint moves to it, a word for each of its sets of events ('s' and the index), and the number of words
+-- of each command.
 -- Returns a word, the index of the message that it is about, and details. The messages before it are
 -- applied.
+local call, pcall, unpack, tonumber, type, KEYS, ARGV = redis.call, redis.pcall, unpack, tonumber, type, KEYS, ARGV
 local kind, want, token, from, now, checkpointed = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6] == '1'
 local mode, position, is, other, restoring = checkpoint()
 if mode == 'ended' or mode == 'emptied' then return {'ended', -1} end
@@ -28,7 +30,7 @@ local again = kind == 'replay' or kind == 'restore'
 
 local moved -- the position to which messages have moved the checkpoint
 local function stop(...)
-  if moved then redis.call('HSET', KEYS[1], fields .. 'position', moved, fields .. 'id', '', fields .. 'recorded', '') end
+  if moved then call('HSET', KEYS[1], fields .. 'position', moved, fields .. 'id', '', fields .. 'recorded', '') end
   return {...}
 end
 
@@ -36,51 +38,51 @@ end
 -- unit has no id twice.
 local empty = {}
 local function has(set, member)
-  if empty[set] == nil then empty[set] = redis.call('EXISTS', KEYS[set]) == 0 end
-  return not empty[set] and redis.call('ZSCORE', KEYS[set], member)
+  if empty[set] == nil then empty[set] = call('EXISTS', KEYS[set]) == 0 end
+  return not empty[set] and call('ZSCORE', KEYS[set], member)
 end
 
--- Messages of one type usually have the same shape.
-local shapes = {}
 local function shape_of(text)
-  local is = shapes[text]
-  if is then return is end
-  is = {mark = string.sub(text, 1, 1) == '1', may_be_partly = string.sub(text, 2, 2) == '1', moves = string.sub(text, 3, 3) == '1', sets = {}, commands = {}}
+  local is = {mark = string.sub(text, 1, 1) == '1', may_be_partly = string.sub(text, 2, 2) == '1', moves = string.sub(text, 3, 3) == '1', sets = {}, commands = {}}
   for set in string.gmatch(text, 's(%d+)') do is.sets[#is.sets + 1] = tonumber(set) end
   for size in string.gmatch(text, ' (%d+)') do is.commands[#is.commands + 1] = tonumber(size) end
-  shapes[text] = is
   return is
 end
 
--- insert inserts the markers of a message in sets. It returns how many there were already, and the keys of
--- the others.
+-- insert inserts the markers of a message in sets, and returns how many there were already. The keys of the
+-- others are the first ones of inserted.
+local inserted, count = {}, 0
 local function insert(member, place, text, sets)
-  local markers, inserted = 0, nil
-  for _, set in ipairs(sets) do
-    local own, other_set, score = set, set + 1, text
-    if place == 0 then own, other_set, score = set + 1, set, now end
-    if has(other_set, member) then
+  local markers = 0
+  count = 0
+  for i = 1, #sets do
+    local own, other_set, score = sets[i], sets[i] + 1, text
+    if place == 0 then own, other_set, score = other_set, own, now end
+    if has(other_set, member) or call('ZADD', KEYS[own], 'NX', score, member) == 0 then
       markers = markers + 1
-    elseif redis.call('ZADD', KEYS[own], 'NX', score, member) == 0 then
-      markers = markers + 1
-    elseif inserted then
-      inserted[#inserted + 1] = KEYS[own]
     else
-      inserted = {KEYS[own]}
+      count = count + 1
+      inserted[count] = KEYS[own]
     end
   end
-  return markers, inserted
+  return markers
 end
 
-local function undo(inserted, member)
-  for _, key in ipairs(inserted or {}) do redis.call('ZREM', key, member) end
+local function undo(member)
+  for i = 1, count do call('ZREM', inserted[i], member) end
 end
 
-local at = 8
+local at, run, shape, sets, sizes = 8, 0, nil, nil, nil
 for message = 0, tonumber(ARGV[at]) - 1 do
-  local member, text, shape = ARGV[at + 1], ARGV[at + 2], shape_of(ARGV[at + 3])
-  local place, sets = tonumber(text), shape.sets
-  at = at + 3
+  if run == 0 then
+    shape, run = shape_of(ARGV[at + 1]), tonumber(ARGV[at + 2])
+    sets, sizes = shape.sets, shape.commands
+    at = at + 2
+  end
+  run = run - 1
+  local member, text = ARGV[at + 1], ARGV[at + 2]
+  local place = tonumber(text)
+  at = at + 2
 
   local covered = place > 0 and place <= position
   if kind == 'delivery' and place > 0 then
@@ -90,16 +92,17 @@ for message = 0, tonumber(ARGV[at]) - 1 do
   end
   if covered and (kind == 'delivery' or kind == 'reader') then return stop('changed', message) end
 
-  local markers, inserted = 0, nil
+  local markers = 0
+  count = 0
   if shape.mark then
-    markers, inserted = insert(member, place, text, sets)
+    markers = insert(member, place, text, sets)
   else
     for _, set in ipairs(sets) do
       if has(set, member) or has(set + 1, member) then markers = markers + 1 end
     end
   end
   local record, skip = false, false
-  if markers > 0 or again then record = redis.call('HGET', KEYS[2], member) end
+  if markers > 0 or again then record = call('HGET', KEYS[2], member) end
   local changed = false
   if again then
     changed = (markers > 0 or covered) and not record
@@ -110,22 +113,23 @@ for message = 0, tonumber(ARGV[at]) - 1 do
     skip = not changed
   end
   if changed then
-    undo(inserted, member)
+    undo(member)
     return stop('changed', message)
   end
-  if record then redis.call('HDEL', KEYS[2], member) end
+  if record then call('HDEL', KEYS[2], member) end
 
-  for command, size in ipairs(shape.commands) do
-    local reply = not skip and redis.pcall(unpack(ARGV, at + 1, at + size))
+  for command = 1, #sizes do
+    local size = sizes[command]
+    local reply = not skip and pcall(unpack(ARGV, at + 1, at + size))
     at = at + size
     if type(reply) == 'table' and reply.err then
       if command == 1 then -- nothing has happened
-        undo(inserted, member)
-        if record then redis.call('HSET', KEYS[2], member, record) end
+        undo(member)
+        if record then call('HSET', KEYS[2], member, record) end
         return stop('failed', message, command - 1, reply.err)
       end
       if not shape.mark then insert(member, place, text, sets) end
-      redis.call('HSET', KEYS[2], member, 'partly ' .. text)
+      call('HSET', KEYS[2], member, 'partly ' .. text)
       return stop('partly', message, command - 1, reply.err)
     end
   end
@@ -134,7 +138,7 @@ end
 
 local to = ARGV[at + 1]
 if to ~= '' then
-  redis.call('HSET', KEYS[1], fields .. 'position', to, fields .. 'id', ARGV[at + 2], fields .. 'recorded', ARGV[at + 3])
+  call('HSET', KEYS[1], fields .. 'position', to, fields .. 'id', ARGV[at + 2], fields .. 'recorded', ARGV[at + 3])
   return {'applied', -1, to}
 end
 return stop('applied', -1, moved or from)
