@@ -293,7 +293,7 @@ func (f *Facts) findParked() (found []provider.Finding) {
 			if s.First.Projector != p.Name || max(s.First.Generation, 1) != p.Generation {
 				continue
 			}
-			one.Facts = append(one.Facts, facts(fmt.Sprintf("message %d", s.First.Seq), fmt.Sprintf("key %s, type %s, handler %s, class %s, code %s, %d attempts; %s wait behind it",
+			one.Facts = append(one.Facts, facts(fmt.Sprintf("message %d", s.First.Seq), fmt.Sprintf("key %s, type %s, handler %s, class %s, code %s, attempt %d; %s wait behind it",
 				quote(s.First.Key), s.First.Type, cmp.Or(s.First.Handler, "none"), s.First.Class, cmp.Or(s.First.Code, "none"), s.First.Attempts, number(s.Behind)))...)
 			if len(one.Remedy) == 0 {
 				which := fmt.Sprintf(" --seq %d", s.First.Seq)

@@ -54,6 +54,16 @@ func TestTheRolesOfPersons(t *testing.T) {
 	require.NoError(t, err)
 	w.fixed.Store(true)
 
+	w.exec(`do $$ begin create role kinora_test_nobody; exception when duplicate_object or unique_violation then null; end $$`)
+	for role, unread := range map[string]string{"kinora_test_nobody": "every table", "kinora_appender": "parked"} {
+		found, err := adminOf(t, w.as(role)).Doctor(t.Context(), provider.DiagnosisLimits{})
+		require.NoError(t, err)
+		require.Len(t, found, 1)
+		require.Equal(t, provider.FindingRights, found[0].Check)
+		require.Contains(t, found[0].Facts[0].Value, unread)
+		require.Contains(t, found[0].Remedy[0], "grant kinora_reader to")
+	}
+
 	for _, role := range []string{"kinora_reader", "kinora_operator"} {
 		db, allowed := w.as(role), role == "kinora_operator"
 		ops := adminOf(t, db)

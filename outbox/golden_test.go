@@ -52,6 +52,9 @@ func wireEvents() map[string]wireEvent {
 	delete(many, "key A0")
 	many[strings.Repeat("k", 240)] = long
 	return map[string]wireEvent{
+		"event-that-ends-its-stream": {
+			ID: wireID + "4", Stream: "review-42-ann", Version: 3, Position: 19, Type: eventstore.TypeEnded, Schema: 1, Data: `{}`, RecordedAt: at,
+		},
 		"event": {
 			ID: wireID + "1", Stream: "review-42-ann", Version: 1, Position: 17, Type: "review.posted", Schema: 1,
 			Data: `{"stars": 5}`, RecordedAt: at,

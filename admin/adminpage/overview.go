@@ -3,6 +3,7 @@ package adminpage
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/kinora-go/kinora/admin"
@@ -12,20 +13,18 @@ import (
 )
 
 func (h *Handler) overview(ctx context.Context, _ *query, v viewer) (*view, error) {
-	found, err := h.findings(ctx, doctorKept)
+	f, failed := h.facts(ctx) // before the findings, which may be read again beside it
+	found, err := h.findings(ctx)
 	if err != nil {
 		return nil, err
 	}
 	p := &view{Title: "Overview"}
 	p.Live = append(p.Live, findingBlock(found, v))
-	for _, f := range found {
-		if f.Check == provider.FindingSchema { // the rest needs the tables
-			return p, nil
-		}
+	if slices.ContainsFunc(found, func(f provider.Finding) bool { return f.Blocks }) { // the rest needs the tables
+		return p, nil
 	}
-	f, err := h.facts(ctx)
-	if err != nil {
-		return nil, err
+	if failed != nil {
+		return nil, failed
 	}
 	p.Live = append(p.Live,
 		block{Title: "The last hour", Plots: h.state.plots(sampleOf(f))},

@@ -74,10 +74,12 @@ func New(store admin.Store, cfg Config) (*Handler, error) {
 	}
 	cfg.Limits = cfg.Limits.WithDefaults()
 	cfg.Limits.Watch = min(cfg.Limits.Watch, time.Second)
-	return &Handler{
-		cfg: cfg, store: store, ops: ops, csrf: http.NewCrossOriginProtection(), state: newState(),
+	h := &Handler{
+		cfg: cfg, store: store, ops: ops, csrf: http.NewCrossOriginProtection(),
 		streams: make(chan struct{}, maxStreams), running: make(chan struct{}), ended: make(chan struct{}),
-	}, nil
+	}
+	h.state.init()
+	return h, nil
 }
 
 var (

@@ -16,7 +16,8 @@ const (
 	sampleEvery = 10 * time.Second
 	samplesKept = time.Hour
 	factsKept   = time.Second     // facts that are younger are shared by pages
-	doctorKept  = 5 * time.Second // so are findings
+	doctorKept  = 5 * time.Second // findings that are older are read again
+	doctorShown = 3 * sampleEvery // and are not shown any more
 )
 
 // state is what pages share.
@@ -36,18 +37,36 @@ type sample struct {
 	open   int64 // entries
 }
 
-func newState() state {
-	return state{facts: shared[*admin.Facts]{turn: make(chan struct{}, 1)}, doctor: shared[[]provider.Finding]{turn: make(chan struct{}, 1)}}
+func (s *state) init() {
+	s.facts.turn, s.doctor.turn = make(chan struct{}, 1), make(chan struct{}, 1)
 }
 
 // shared is a value that one reader at a time renews.
 type shared[T any] struct {
 	turn  chan struct{} // has a place for who renews it
+	mu    sync.Mutex
 	value T
 	read  time.Time
 }
 
-// get returns a value that is at most as old as age.
+// last returns the value, and how old it is. There is none: it is very old.
+func (s *shared[T]) last() (value T, age time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.value, now().Sub(s.read)
+}
+
+// renewed sets the value, if renew returns no error. The caller has the turn.
+func (s *shared[T]) renewed(ctx context.Context, renew func(context.Context) (T, error)) (value T, err error) {
+	if value, err = renew(ctx); err == nil {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.value, s.read = value, now()
+	}
+	return value, err
+}
+
+// get returns a value that is younger than age.
 func (s *shared[T]) get(ctx context.Context, age time.Duration, renew func(context.Context) (T, error)) (value T, err error) {
 	select {
 	case s.turn <- struct{}{}:
@@ -55,13 +74,32 @@ func (s *shared[T]) get(ctx context.Context, age time.Duration, renew func(conte
 		return value, ctx.Err()
 	}
 	defer func() { <-s.turn }()
-	if s.read.IsZero() || now().Sub(s.read) >= age {
-		if value, err = renew(ctx); err != nil {
-			return value, err
-		}
-		s.value, s.read = value, now()
+	if value, is := s.last(); is < age {
+		return value, nil
 	}
-	return s.value, nil
+	return s.renewed(ctx, renew)
+}
+
+// soon returns a value that is younger than most, as get does. If it is not younger than age, it is renewed
+// for the next call.
+func (s *shared[T]) soon(ctx context.Context, age, most time.Duration, renew func(context.Context) (T, error)) (T, error) {
+	value, is := s.last()
+	if is >= most {
+		return s.get(ctx, most, renew)
+	}
+	if is >= age {
+		select {
+		case s.turn <- struct{}{}:
+			go func() {
+				defer func() { <-s.turn }()
+				ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readLimit)
+				defer cancel()
+				_, _ = s.renewed(ctx, renew) // an error shows when the value is too old
+			}()
+		default: // it is being renewed
+		}
+	}
+	return value, nil
 }
 
 func now() time.Time { return time.Now() } //nolint:forbidigo // not compared with the store's times
@@ -77,11 +115,14 @@ func (h *Handler) facts(ctx context.Context) (*admin.Facts, error) {
 	})
 }
 
-// findings returns what is wrong, which callers must not change.
-func (h *Handler) findings(ctx context.Context, age time.Duration) ([]provider.Finding, error) {
-	return h.state.doctor.get(ctx, age, func(ctx context.Context) ([]provider.Finding, error) {
-		return h.ops.Doctor(ctx, h.cfg.Limits)
-	})
+// findings returns what was wrong at most doctorShown ago, which callers must not change. To look again takes
+// more than a second if a projector lags, so only the first page waits for it.
+func (h *Handler) findings(ctx context.Context) ([]provider.Finding, error) {
+	return h.state.doctor.soon(ctx, doctorKept, doctorShown, h.diagnose)
+}
+
+func (h *Handler) diagnose(ctx context.Context) ([]provider.Finding, error) {
+	return h.ops.Doctor(ctx, h.cfg.Limits)
 }
 
 // Run reads the state for the plots and the findings every ten seconds, until ctx ends. It runs once.
@@ -115,7 +156,7 @@ func (h *Handler) look(ctx context.Context) error {
 	if _, err := h.facts(ctx); err != nil {
 		return err
 	}
-	_, err := h.findings(ctx, sampleEvery)
+	_, err := h.state.doctor.get(ctx, sampleEvery, h.diagnose)
 	return err
 }
 

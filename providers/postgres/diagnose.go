@@ -43,6 +43,13 @@ from pg_sequence s
 where n.nspname = $1::text and c.relname in ('events', 'outbox', 'parked', 'task_trail', 'acts')
 	and (s.seqcache <> 1 or s.seqincrement <> 1 or s.seqcycle) order by 1`
 
+	// What this session may not read. A schema that is missing has no rows.
+	unreadableSQL = `
+select current_user::text, case when has_schema_privilege(n.oid, 'usage') then array(
+		select c.relname::text from pg_class c where c.relnamespace = n.oid and c.relkind in ('r', 'p') and not has_any_column_privilege(c.oid, 'select') order by 1 limit 10)
+	else array['every table'] end
+from pg_namespace n where n.nspname = $1::text`
+
 	// The rights of roles other than the owner. Rights on columns count.
 	grantsSQL = `
 select case when x.grantee = 0 then 'public' else pg_get_userbyid(x.grantee)::text end, c.relname::text, lower(x.privilege_type)
@@ -59,18 +66,33 @@ order by 1, 2, 3`
 func (db *Provider) Diagnose(ctx context.Context, l provider.DiagnosisLimits) (found []provider.Finding, err error) {
 	l = l.WithDefaults()
 	for _, check := range []func(context.Context, provider.DiagnosisLimits) ([]provider.Finding, error){
-		db.findPooler, db.findSchema, db.findSnapshots, db.findRights, db.findSequences,
+		db.findPooler, db.findUnreadable, db.findSchema, db.findSnapshots, db.findRights, db.findSequences,
 	} {
 		some, err := check(ctx, l)
 		if err != nil {
 			return nil, ofOwn(ctx, fmt.Errorf("diagnose: %w", clear(err)))
 		}
 		found = append(found, some...)
-		if slices.ContainsFunc(some, func(f provider.Finding) bool { return f.Blocks && f.Check == provider.FindingPooler }) {
-			break
+		if slices.ContainsFunc(some, func(f provider.Finding) bool { return f.Blocks && f.Check != provider.FindingSchema }) {
+			break // the next checks would fail
 		}
 	}
 	return found, nil
+}
+
+func (db *Provider) findUnreadable(ctx context.Context, _ provider.DiagnosisLimits) ([]provider.Finding, error) {
+	var role string
+	var tables []string
+	err := db.pool.QueryRow(ctx, unreadableSQL, db.cfg.Schema).Scan(&role, &tables)
+	if errors.Is(err, pgx.ErrNoRows) || err == nil && len(tables) == 0 {
+		return nil, nil // findSchema reports a schema that is missing
+	}
+	return []provider.Finding{{
+		Check: provider.FindingRights, Blocks: true, Title: "This session may not read the tables: it is " + role,
+		Meaning: "The other checks need them.",
+		Facts:   []provider.Fact{{Name: "not readable", Value: strings.Join(tables, ", ")}},
+		Remedy:  []string{"grant kinora_reader to " + pgx.Identifier{role}.Sanitize() + "; or kinora_operator, to repair as well; or use the database of another role"},
+	}}, err
 }
 
 func (db *Provider) findSchema(ctx context.Context, _ provider.DiagnosisLimits) ([]provider.Finding, error) {

@@ -3,10 +3,14 @@ package postgres_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/kinora-go/kinora"
 	"github.com/kinora-go/kinora/eventstore"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
@@ -101,5 +105,67 @@ func TestSegmentsFromTheLogOfPostgreSQL(t *testing.T) {
 			want[at] = at + 1
 		}
 		require.Equal(t, want, items, "stream %d", i)
+	}
+}
+
+// Two runners share the segments of a rebuild while events come, next to the live read model and in place.
+func TestARebuildOfSegmentsOnPostgreSQL(t *testing.T) {
+	t.Parallel()
+	for _, how := range []projector.RebuildHow{projector.BlueGreen, projector.InPlace} {
+		t.Run(how.String(), func(t *testing.T) {
+			t.Parallel()
+			db := postgrestest.Open(t, nil)
+			n := 0
+			more := func(count int) {
+				for range count {
+					n++
+					drafts, err := table.Encode(t.Context(), counted{N: n})
+					require.NoError(t, err)
+					_, err = db.Append(t.Context(), fmt.Sprint("c-", (n-1)%3), eventstore.Any, drafts)
+					require.NoError(t, err)
+				}
+			}
+			applied := func() bool { return maps.EqualFunc(listedUpTo(n), listsOf(t, db), slices.Equal) }
+			p := projector.Define("listed", table, projector.Options{Segments: 3, Tables: []string{"lists"}},
+				projector.OnCreate(func(ctx context.Context, tx pgx.Tx) error {
+					_, err := tx.Exec(ctx, `create table `+projector.Table(ctx, "lists")+` (key text primary key, items int[] not null)`)
+					return err
+				}),
+				projector.On("list", func(ctx context.Context, tx pgx.Tx, e eventstore.Event[counted]) error {
+					_, err := tx.Exec(ctx, `insert into `+projector.Table(ctx, "lists")+` as l (key, items) values ($1, array[$2::int])
+						on conflict (key) do update set items = l.items || excluded.items`, e.Stream, e.Data.N)
+					return err
+				}))
+			cfg := projector.RunnerConfig{Lease: time.Second, Batch: 7, Logger: slog.New(slog.DiscardHandler)}
+			runner, err := projector.NewRunner(db, projector.FromLog(db), cfg, p)
+			require.NoError(t, err)
+			other, err := projector.NewRunner(db, projector.FromLog(db), cfg, p)
+			require.NoError(t, err)
+			group, err := kinora.Start(t.Context(), runner, other)
+			require.NoError(t, err)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			more(300)
+			require.Eventually(t, applied, time.Minute, 10*time.Millisecond)
+			_, err = db.Pool().Exec(t.Context(), `update lists_g1 set items = '{0}'`) // what the rebuild repairs
+			require.NoError(t, err)
+			done := make(chan error, 1)
+			go func() {
+				done <- runner.Rebuild(ctx, "listed", projector.Rebuild{How: how, Decision: projector.Decision{By: "ann", Reason: "a bug"}})
+			}()
+			for rebuilt := false; !rebuilt; {
+				more(3)
+				select {
+				case err := <-done:
+					require.NoError(t, err)
+					rebuilt = true
+				case <-time.After(100 * time.Millisecond):
+				}
+			}
+			more(30)
+			require.Eventually(t, applied, time.Minute, 10*time.Millisecond)
+			require.NoError(t, group.Stop())
+			require.True(t, applied())
+		})
 	}
 }

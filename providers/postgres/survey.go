@@ -10,7 +10,9 @@ import (
 	"github.com/kinora-go/kinora/provider"
 )
 
-// Each statement of a survey reads at most $1 rows of a table, in the order of an index.
+// Each statement of a survey reads at most $1 rows of a table, in the order of an index. The last
+// column before the id is compared with >= and <=: with = the order would be one by id alone, and the planner
+// may walk the primary key past all messages of others.
 const (
 	surveyHeadSQL = `
 select clock_timestamp(), e.position, e.id::text, e.recorded_at from (select) one left join lateral (
@@ -29,17 +31,14 @@ builds as (
 	union
 	(select projector, generation from kinora.checkpoints where mode <> 'ended' order by projector, generation limit 1000))
 select b.projector, b.generation, b.generation, coalesce(c.position, 0), coalesce(c.event_id, ''), c.recorded_at, coalesce(c.lineage, ''), coalesce(c.mode, ''),
-	c.token, c.handlers, c.splits, null::jsonb, p.n, p.oldest, l.n, s.n
+	c.token, c.handlers, c.splits, null::jsonb, p.n, (select f.parked_at from kinora.parked f where f.id = p.first), l.n, s.n
 from builds b
 	left join kinora.checkpoints c on c.projector = b.projector and c.generation = b.generation,
 	lateral (
-		select count(*) as n, (
-			select parked_at from kinora.parked f
-			where f.projector = b.projector and f.generation = b.generation and f.state in ('waiting', 'stuck') and f.id > 0 order by f.id limit 1) as oldest
-		from (
-			select from kinora.parked o
-			where o.projector = b.projector and o.generation = b.generation and o.state in ('waiting', 'stuck') and o.id > 0
-			order by o.projector, o.generation, o.id limit $1::int) p) p,
+		select count(*) as n, min(id) as first from (
+			select o.id from kinora.parked o
+			where o.projector = b.projector and o.generation >= b.generation and o.generation <= b.generation and o.state in ('waiting', 'stuck') and o.id > 0
+			order by o.generation, o.id limit $1::int) p) p,
 	lateral (
 		select count(*) as n from (
 			select from kinora.holds o where o.projector = b.projector and o.generation = b.generation and o.due_at > '-infinity'
@@ -58,13 +57,13 @@ from unnest($2::text[], $3::int[]) with ordinality b(projector, generation, o),
 		order by h.projector, h.generation, h.due_at limit 10) h,
 	lateral (
 		select * from kinora.parked f
-		where f.projector = b.projector and f.generation = b.generation and f.lane = h.lane and f.lane <> '' and f.state in ('waiting', 'stuck')
-		order by f.id limit 1) p,
+		where f.projector = b.projector and f.generation = b.generation and f.lane >= h.lane and f.lane <= h.lane and f.lane <> '' and f.state in ('waiting', 'stuck')
+		order by f.lane, f.id limit 1) p,
 	lateral (
 		select count(*) - 1 as n from (
 			select from kinora.parked o
-			where o.projector = b.projector and o.generation = b.generation and o.lane = h.lane and o.lane <> '' and o.state in ('waiting', 'stuck')
-			order by o.id limit $1::int + 1) q) behind
+			where o.projector = b.projector and o.generation = b.generation and o.lane >= h.lane and o.lane <= h.lane and o.lane <> '' and o.state in ('waiting', 'stuck')
+			order by o.lane, o.id limit $1::int + 1) q) behind
 order by b.o, p.id`
 
 	surveyEntriesSQL = `

@@ -131,10 +131,10 @@ func (s *switchFails) Do(ctx context.Context, u provider.Unit, run func(context.
 var because = projector.Decision{By: "ann", Reason: "a bug"}
 
 // A rebuild next to the live read model, a switch, and a return to the old one, while events come all the
-// time, with both sources. A reader never sees a half-built read model.
+// time, with both sources, and from the log with segments. A reader never sees a half-built read model.
 func TestRebuildsNextToTheLiveReadModel(t *testing.T) {
 	t.Parallel()
-	for _, source := range []string{"log", "broker"} {
+	for _, source := range []string{"log", "log in segments", "broker"} {
 		t.Run(source, func(t *testing.T) {
 			t.Parallel()
 			b, db := newBuilt(t), &switchFails{DB: newRouted(t)}
@@ -144,8 +144,11 @@ func TestRebuildsNextToTheLiveReadModel(t *testing.T) {
 			// Three times a lease, the live reader shows its own tables again if the switch is not committed.
 			cfg := projector.RunnerConfig{Lease: 10 * time.Second, Grace: 100 * time.Millisecond, Logger: slog.New(slog.DiscardHandler)}
 			src, opts := projector.FromLog(db), projector.Options{}
-			if source == "broker" {
+			switch source {
+			case "broker":
 				src, opts = projector.Subscribe(f, "review"), marked
+			case "log in segments":
+				opts.Segments = 3
 			}
 			r, err := projector.NewRunner(u, src, cfg, b.define(opts, 1))
 			require.NoError(t, err)

@@ -61,3 +61,31 @@ func TestSegmentsGoBackWithTheReadModel(t *testing.T) {
 		})
 	}
 }
+
+// Without OwnMarkers, the positions of segments are in the second store. Nothing is lost or doubled while the
+// processes run, also if the number of segments changes.
+func TestSegmentsWithoutOwnMarkers(t *testing.T) {
+	t.Parallel()
+	const n = 12
+	s, db := sharedSpace(t), newRouted(t)
+	w, u := newWriter(t, db), provider.Combine(s.units(t), db)
+	var stops []func()
+	for _, count := range []int{4, 3} {
+		w.write(20, streams(n)...)
+		p := define(projector.Options{Segments: count}, s.list)
+		for _, stop := range stops {
+			stop()
+		}
+		stops = nil
+		for range 2 {
+			stops = append(stops, fromLog(t, u, db, projector.RunnerConfig{Lease: time.Second, Batch: 5}, p))
+		}
+		at := w.write(20, streams(n)...)
+		require.NoError(t, p.Wait(t.Context(), projector.StateOf(u, db), at))
+		eventually(t, "it is split", func() bool {
+			c, err := u.Checkpoint(t.Context(), provider.Build{Projector: "stars"})
+			return err == nil && c.Split().Count == count && c.Place.Position == at.Position
+		})
+		s.requireLists(t, w.n)
+	}
+}

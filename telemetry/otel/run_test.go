@@ -138,7 +138,9 @@ func run(t *testing.T, until func(m *measured) bool) *measured {
 	})
 	worker, err := task.NewWorker(db, task.WorkerConfig{Observer: m.tel.Worker(), Logger: log, Backoff: claim.Backoff{Base: time.Hour}}, kind)
 	require.NoError(t, err)
-	stop, err := m.tel.Watch(db, ratings, unread) // without a checkpoint, unread has no lag
+	stop, err := m.tel.Watch(db, ratings)
+	require.NoError(t, err)
+	stopFailing, err := m.tel.Watch(&stubborn{State: db, fails: true}, unread)
 	require.NoError(t, err)
 	group, err := kinora.Start(t.Context(), runner, worker, relay)
 	require.NoError(t, err)
@@ -181,6 +183,7 @@ func run(t *testing.T, until func(m *measured) bool) *measured {
 		require.Less(t, time.Since(began), time.Minute, "still missing: %s", m.lacks)
 	}
 	require.NoError(t, stop())
+	require.NoError(t, stopFailing())
 	require.NoError(t, group.Stop())
 	require.NoError(t, channel.Close())
 	return m

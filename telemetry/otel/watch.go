@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/kinora-go/kinora"
+	"github.com/kinora-go/kinora/admin"
 	"github.com/kinora-go/kinora/outbox"
 	"github.com/kinora-go/kinora/projector"
 	"github.com/kinora-go/kinora/provider"
@@ -15,13 +17,18 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// Watch adds gauges of what waits in a store: the lag of projectors and their parked messages, and, if
-// the store has them, the outbox and the tasks. Call it in one process of the service: each process
+// Watch adds gauges of what waits in a store: the lag of projectors and their parked messages, the outbox
+// and the tasks. Call it in one process of the service: each process
 // that watches queries the store.
 //
 // A collection of metrics queries the store, but not again within Config.Every: then it uses the last
 // values. The queries end after Config.Timeout. A gauge whose query has failed has no value until one
-// succeeds, and kinora.watch.errors counts it. Lag is counted, a second per million events.
+// succeeds, and kinora.watch.errors counts it.
+//
+// With a store of package admin, which a DB of package postgres or sqlite is, the values are those of
+// [admin.Admin.Facts]: a number of more than 2,000 is shown as 2,000, and a lag of more than 1,000 events as
+// at most 1,000. The ages are exact. With another store, such as one of [provider.Combine], there
+// are only the lags, and these are counted: a second per million events.
 //
 // stop removes the gauges. Watch returns an error if the store or a projector is nil, or if the
 // MeterProvider refuses an instrument.
@@ -103,40 +110,79 @@ func (w *watch) query(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, w.t.cfg.Timeout)
 	defer cancel()
 	w.values = nil
+	if store, ok := w.store.(admin.Store); ok {
+		w.facts(ctx, store)
+		return
+	}
 	for _, p := range w.projectors {
-		in := metric.WithAttributes(attribute.String(attrProjector, p.Name()))
 		lag, err := p.Lag(ctx, w.store)
 		if w.succeeded("lag", err) {
 			age := 0.0
 			if lag.Events > 0 {
-				age = sinceRecorded(lag.Oldest)
+				age = max(time.Since(lag.Oldest), 0).Seconds() //nolint:forbidigo // the age, as this process sees it
 			}
-			w.values = append(w.values, func(o metric.Observer) {
-				o.ObserveInt64(w.lagEvents, lag.Events, in)
-				o.ObserveFloat64(w.lagTime, age, in)
-			})
-		}
-		if c, ok := w.store.(interface {
-			ParkedCount(ctx context.Context, projector string) (int64, error)
-		}); ok {
-			n, err := c.ParkedCount(ctx, p.Name())
-			w.gauge("parked", w.parked, n, err, in)
-		}
-	}
-	if i, ok := w.store.(outbox.Inspector); ok {
-		counts, err := i.StatusCounts(ctx, open...)
-		for _, status := range open {
-			w.gauge("outbox", w.entries, counts[status], err, metric.WithAttributes(attribute.String(attrStatus, string(status))))
-		}
-		w.age(ctx, i)
-	}
-	if i, ok := w.store.(provider.TaskInspector); ok {
-		counts, err := i.TaskCounts(ctx, "")
-		for _, status := range unended {
-			w.gauge("tasks", w.tasks, counts[status], err, metric.WithAttributes(attribute.String(attrStatus, string(status))))
+			w.lag(p.Name(), lag.Events, age)
 		}
 	}
 }
+
+// facts sets the values from the facts of a store.
+func (w *watch) facts(ctx context.Context, store admin.Store) {
+	ops, err := admin.New(store)
+	var f *admin.Facts
+	if err == nil {
+		f, err = ops.Facts(ctx)
+	}
+	if !w.succeeded("facts", err) {
+		return
+	}
+	for _, p := range w.projectors {
+		var parked int64
+		for _, is := range f.Projectors {
+			if is.Name == p.Name() && is.State == "live" {
+				parked += is.Parked.N
+				if is.Mode != "" && !is.OtherLog {
+					w.lag(is.Name, is.Lag.N, is.LagSeconds)
+				}
+			}
+		}
+		w.gauge(w.parked, parked, attribute.String(attrProjector, p.Name()))
+	}
+	entries, tasks := map[outbox.Status]int64{}, map[provider.TaskStatus]int64{}
+	var oldest time.Time
+	for _, c := range f.Outbox {
+		entries[c.Status] += c.N
+		if slices.Contains(toPublish, c.Status) && (oldest.IsZero() || c.Oldest.Before(oldest)) {
+			oldest = c.Oldest
+		}
+	}
+	for _, status := range open {
+		w.gauge(w.entries, entries[status], attribute.String(attrStatus, string(status)))
+	}
+	age := 0.0
+	if !oldest.IsZero() {
+		age = max(f.At.Sub(oldest), 0).Seconds()
+	}
+	w.values = append(w.values, func(o metric.Observer) { o.ObserveFloat64(w.oldest, age) })
+	for _, c := range f.Tasks {
+		tasks[c.Status] += c.N
+	}
+	for _, status := range unended {
+		w.gauge(w.tasks, tasks[status], attribute.String(attrStatus, string(status)))
+	}
+}
+
+// lag sets the gauges of a projector's lag.
+func (w *watch) lag(projector string, events int64, age float64) {
+	in := metric.WithAttributes(attribute.String(attrProjector, projector))
+	w.values = append(w.values, func(o metric.Observer) {
+		o.ObserveInt64(w.lagEvents, events, in)
+		o.ObserveFloat64(w.lagTime, age, in)
+	})
+}
+
+// toPublish are the statuses of entries that relays will publish.
+var toPublish = []outbox.Status{outbox.Pending, outbox.Claimed, outbox.Failed}
 
 // open are the statuses of entries that are not published.
 var open = []outbox.Status{outbox.Pending, outbox.Claimed, outbox.Failed, outbox.Held, outbox.Abandoned}
@@ -144,23 +190,9 @@ var open = []outbox.Status{outbox.Pending, outbox.Claimed, outbox.Failed, outbox
 // unended are the statuses of tasks that have not ended well.
 var unended = []provider.TaskStatus{provider.TaskPending, provider.TaskClaimed, provider.TaskFailed, provider.TaskWaiting, provider.TaskAbandoned}
 
-// age adds the age of the oldest entry that relays will publish.
-func (w *watch) age(ctx context.Context, i outbox.Inspector) {
-	first, err := i.Entries(ctx, outbox.Filter{Status: []outbox.Status{outbox.Pending, outbox.Claimed, outbox.Failed}, Limit: 1})
-	if !w.succeeded("oldest", err) {
-		return
-	}
-	age := 0.0
-	if len(first) > 0 && !first[0].CreatedAt.IsZero() {
-		age = sinceRecorded(first[0].CreatedAt)
-	}
-	w.values = append(w.values, func(o metric.Observer) { o.ObserveFloat64(w.oldest, age) })
-}
-
-func (w *watch) gauge(query string, to metric.Int64ObservableGauge, n int64, err error, in metric.MeasurementOption) {
-	if w.succeeded(query, err) {
-		w.values = append(w.values, func(o metric.Observer) { o.ObserveInt64(to, n, in) })
-	}
+func (w *watch) gauge(to metric.Int64ObservableGauge, n int64, of attribute.KeyValue) {
+	in := metric.WithAttributes(of)
+	w.values = append(w.values, func(o metric.Observer) { o.ObserveInt64(to, n, in) })
 }
 
 // succeeded counts a query that has failed.
@@ -169,9 +201,4 @@ func (w *watch) succeeded(query string, err error) bool {
 		w.t.m.watchErrors.Add(context.Background(), 1, metric.WithAttributes(attribute.String(attrQuery, query)))
 	}
 	return err == nil
-}
-
-// sinceRecorded returns the seconds since a time on the store's clock.
-func sinceRecorded(at time.Time) float64 {
-	return max(time.Since(at), 0).Seconds() //nolint:forbidigo // the age, as this process sees it
 }
