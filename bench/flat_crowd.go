@@ -78,6 +78,20 @@ func (c *crowdBeds) lines() []line {
 	return append(c.crowded.lines(crowdName, c.lone), c.aged.lines(agedName, c.lone)...)
 }
 
+// others are the results beside those of the lines.
+func (c *crowdBeds) others(ctx context.Context, only string) ([]result, error) {
+	idle, err := c.idle(ctx, only)
+	if err != nil {
+		return nil, err
+	}
+	all := append(c.pageResults(), idle...)
+	if !strings.HasPrefix("admin", only) && !strings.HasPrefix(only, "admin") {
+		return all, nil
+	}
+	operated, err := c.crowded.operated(ctx)
+	return append(all, operated...), err
+}
+
 // idle compares the statements of a relay and a runner that have nothing to do.
 func (c *crowdBeds) idle(ctx context.Context, only string) (all []result, err error) {
 	for name, f := range map[string]*flatBed{crowdName: c.crowded, agedName: c.aged} {

@@ -135,18 +135,11 @@ func run(ctx context.Context, only string, rounds int, length, open time.Duratio
 			return err
 		}
 	}
-	idle, err := beds.idle(ctx, only)
+	others, err := beds.others(ctx, only)
 	if err != nil {
 		return err
 	}
-	r.Results = append(append(r.Results, beds.pageResults()...), idle...)
-	if strings.HasPrefix("admin", only) || strings.HasPrefix(only, "admin") {
-		operated, err := beds.crowded.operated(ctx)
-		if err != nil {
-			return err
-		}
-		r.Results = append(r.Results, operated...)
-	}
+	r.Results = append(r.Results, others...)
 	if strings.HasPrefix("prune", only) {
 		pruned, err := pruning(ctx, b)
 		if err != nil {
