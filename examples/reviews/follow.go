@@ -40,7 +40,7 @@ func follow(ctx context.Context, db serviceStore, n int) (err error) {
 		g, err := generation(ctx, db, n)
 		switch {
 		case ctx.Err() != nil:
-			return errors.New("interrupted: a process that updates the read model continues the rebuild; see 'reviews rebuild list'")
+			return errInterrupted
 		case err != nil:
 			return err
 		case g.State == "live" && g.CaughtUp:
@@ -58,11 +58,11 @@ func follow(ctx context.Context, db serviceStore, n int) (err error) {
 		}
 		if own == nil && time.Since(moved) > followPatience {
 			if err := checkVersion(ctx, db, g); err != nil {
-				return err
+				return orInterrupted(ctx, err)
 			}
 			slog.Info("no other process does the work: this one does", "generation", n, "state", g.State)
 			if own, err = startRunner(ctx, db); err != nil {
-				return err
+				return orInterrupted(ctx, err)
 			}
 			ended = own.Ended()
 		}
@@ -75,7 +75,18 @@ func follow(ctx context.Context, db serviceStore, n int) (err error) {
 	}
 }
 
-var errCanceled = errors.New("the rebuild was canceled")
+var (
+	errCanceled    = errors.New("the rebuild was canceled")
+	errInterrupted = errors.New("interrupted: a process that updates the read model continues the rebuild; see 'reviews rebuild list'")
+)
+
+// orInterrupted returns errInterrupted if ctx has ended, which is then the cause of err.
+func orInterrupted(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return errInterrupted
+	}
+	return err
+}
 
 // checkVersion returns an error if this program cannot do the work for a generation: each generation
 // is fed by programs of its version, and a request is taken up by a program that is not older than

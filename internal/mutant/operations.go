@@ -53,8 +53,8 @@ var operations = []Mutant{
 	{
 		Name: "survey_reads_all",
 		What: "a survey counts all parked messages",
-		Edits: []Edit{{File: "providers/postgres/survey.go", Old: `order by o.projector, o.generation, o.id limit $1::int) p) p`,
-			New: `order by o.projector, o.generation, o.id) p) p`}},
+		Edits: []Edit{{File: "providers/postgres/survey.go", Old: `order by o.generation, o.id limit $1::int) p) p`,
+			New: `order by o.generation, o.id) p) p`}},
 		Tests: []Test{{"./providers/postgres", "TestTheCostOfASurveyIsFlat"}},
 	},
 }
