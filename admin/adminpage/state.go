@@ -16,8 +16,8 @@ const (
 	sampleEvery = 10 * time.Second
 	samplesKept = time.Hour
 	factsKept   = time.Second     // facts that are younger are shared by pages
-	doctorKept  = 5 * time.Second // findings that are older are read again
-	doctorShown = 3 * sampleEvery // and are not shown any more
+	doctorKept  = 5 * time.Second // findings that are older are shown, and are read again for the next page
+	doctorShown = 3 * sampleEvery // findings that are older are not shown: the page waits for new ones
 )
 
 // state is what pages share.
@@ -49,7 +49,7 @@ type shared[T any] struct {
 	read  time.Time
 }
 
-// last returns the value, and how old it is. There is none: it is very old.
+// last returns the value, and how old it is: hundreds of years if there is none yet.
 func (s *shared[T]) last() (value T, age time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

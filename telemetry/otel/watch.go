@@ -18,8 +18,7 @@ import (
 )
 
 // Watch adds gauges of what waits in a store: the lag of projectors and their parked messages, the outbox
-// and the tasks. Call it in one process of the service: each process
-// that watches queries the store.
+// and the tasks. Call it in one process of the service: each process that watches queries the store.
 //
 // A collection of metrics queries the store, but not again within Config.Every: then it uses the last
 // values. The queries end after Config.Timeout. A gauge whose query has failed has no value until one
@@ -27,8 +26,8 @@ import (
 //
 // With a store of package admin, which a DB of package postgres or sqlite is, the values are those of
 // [admin.Admin.Facts]: a number of more than 2,000 is shown as 2,000, and a lag of more than 1,000 events as
-// at most 1,000. The ages are exact. With another store, such as one of [provider.Combine], there
-// are only the lags, and these are counted: a second per million events.
+// at most 1,000. The ages are exact. With another store, such as one of [provider.Combine], there are only
+// the lags, and these are counted: a second per million events.
 //
 // stop removes the gauges. Watch returns an error if the store or a projector is nil, or if the
 // MeterProvider refuses an instrument.
